@@ -1,0 +1,34 @@
+// Reductions over a work-group whose size WG is a multiple of 8. Every work-item calls, every work-item gets
+// the result. Two short levels instead of a tree: three barriers, which is what CPU drivers pay for.
+// `scratch` holds WG + WG / 8 values and may be used again after the call.
+inline float wg_sum(float v, __local float *scratch) {
+  uint lid = get_local_id(0);
+  scratch[lid] = v;
+  barrier(CLK_LOCAL_MEM_FENCE);
+  if (lid < WG / 8) {
+    float s = 0.0f;
+    for (uint i = 0; i < 8; i++) s += scratch[lid * 8 + i];
+    scratch[WG + lid] = s;
+  }
+  barrier(CLK_LOCAL_MEM_FENCE);
+  float total = 0.0f;
+  for (uint i = 0; i < WG / 8; i++) total += scratch[WG + i];
+  barrier(CLK_LOCAL_MEM_FENCE);
+  return total;
+}
+
+inline float wg_max(float v, __local float *scratch) {
+  uint lid = get_local_id(0);
+  scratch[lid] = v;
+  barrier(CLK_LOCAL_MEM_FENCE);
+  if (lid < WG / 8) {
+    float s = scratch[lid * 8];
+    for (uint i = 1; i < 8; i++) s = fmax(s, scratch[lid * 8 + i]);
+    scratch[WG + lid] = s;
+  }
+  barrier(CLK_LOCAL_MEM_FENCE);
+  float total = scratch[WG];
+  for (uint i = 1; i < WG / 8; i++) total = fmax(total, scratch[WG + i]);
+  barrier(CLK_LOCAL_MEM_FENCE);
+  return total;
+}

@@ -1,0 +1,33 @@
+// Reductions over a work-group whose size WG is a multiple of 8. Every work-item calls, every work-item gets
+// the result. Two short levels instead of a tree: three barriers, which is what CPU drivers pay for.
+var<workgroup> scratch: array<f32, WG + WG / 8u>;
+
+fn wg_sum(v: f32, lid: u32) -> f32 {
+  scratch[lid] = v;
+  workgroupBarrier();
+  if (lid < WG / 8u) {
+    var s = 0.0;
+    for (var i = 0u; i < 8u; i++) { s += scratch[lid * 8u + i]; }
+    scratch[WG + lid] = s;
+  }
+  workgroupBarrier();
+  var total = 0.0;
+  for (var i = 0u; i < WG / 8u; i++) { total += scratch[WG + i]; }
+  workgroupBarrier();
+  return total;
+}
+
+fn wg_max(v: f32, lid: u32) -> f32 {
+  scratch[lid] = v;
+  workgroupBarrier();
+  if (lid < WG / 8u) {
+    var s = scratch[lid * 8u];
+    for (var i = 1u; i < 8u; i++) { s = max(s, scratch[lid * 8u + i]); }
+    scratch[WG + lid] = s;
+  }
+  workgroupBarrier();
+  var total = scratch[WG];
+  for (var i = 1u; i < WG / 8u; i++) { total = max(total, scratch[WG + i]); }
+  workgroupBarrier();
+  return total;
+}

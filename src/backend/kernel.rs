@@ -1,0 +1,491 @@
+//! Kernels as data: descriptors, specialisation, and the expansion of both source languages.
+//!
+//! A kernel is a pair `cl/<name>.cl` and `shaders/<name>.wgsl` with one descriptor. The parameter struct, the
+//! operand declarations and the accessors of both languages are generated from the descriptor, so the
+//! two texts cannot disagree about them:
+//!
+//! | operand type | OpenCL C | WGSL | in the kernel text |
+//! |---|---|---|---|
+//! | [`Ty::Elem`] `f16` | `half *` | `array<u32>` | `x_at(i)`, `x_at2(i)`, `x_at4(i)`, `y_put2(i, v)`, `y_put4(i, v)` in `f32` |
+//! | [`Ty::Elem`] `f32` | `float *` | `array<f32>` | the same |
+//! | [`Ty::Elem`] integer, `bool` | `int *` | `array<i32>` | the same in `i32` |
+//! | [`Ty::Words`] | `uint *` | `array<u32>` | `w[i]` |
+//! | [`Ty::Words4`] | `uint4 *` | `array<vec4<u32>>` | `w[i]` |
+//!
+//! `at2(i)` reads elements `2i` and `2i + 1`, `at4(i)` reads `4i ..= 4i + 3`. There is no store of one half:
+//! WGSL has no 16-bit store without an extension, so a work-item always owns an aligned pair. A
+//! tensor with an odd number of elements is followed by padding up to a multiple of 4 bytes.
+//!
+//! The preprocessor knows `#ifdef`, `#ifndef`, `#else`, `#endif` and `#include "common/<file>"`. Numeric
+//! defines become `#define` and `const`; a define is also visible to `#ifdef`. An optional operand `b` that
+//! is bound defines `HAS_B`; an output that shares the binding of input `x` defines `IN_PLACE`.
+
+use crate::tensor::DType;
+use std::collections::BTreeMap;
+use std::fmt::{self, Write as _};
+
+/// Type of a parameter field; each is 4 bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FieldTy {
+    /// `uint` and `u32`.
+    U32,
+    /// `int` and `i32`.
+    I32,
+    /// `float` and `f32`.
+    F32,
+}
+
+/// The fields of a kernel's parameter struct, in order.
+#[derive(Debug)]
+pub struct Params {
+    /// Name and type of each field.
+    pub fields: &'static [(&'static str, FieldTy)],
+}
+
+/// How a kernel uses an operand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// Read; arena, state or constant.
+    In,
+    /// Read; may be left out.
+    OptionalIn,
+    /// Read only, and its buffer is bound to nothing else in the dispatch.
+    Weight,
+    /// Every element is written.
+    Out,
+    /// Read and partly written.
+    InOut,
+}
+
+/// How a kernel sees an operand's bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ty {
+    /// Elements of the operand's data type through accessors.
+    Elem,
+    /// 32-bit words.
+    Words,
+    /// Vectors of four 32-bit words.
+    Words4,
+}
+
+/// One operand of a kernel.
+#[derive(Debug)]
+pub struct Arg {
+    /// Name in the kernel text.
+    pub name: &'static str,
+    /// Use.
+    pub role: Role,
+    /// Form.
+    pub ty: Ty,
+}
+
+/// A kernel in both languages.
+#[derive(Debug)]
+pub struct Kernel {
+    /// File stem and entry point.
+    pub name: &'static str,
+    /// OpenCL C text before expansion.
+    pub cl: &'static str,
+    /// WGSL text before expansion.
+    pub wgsl: &'static str,
+    /// Parameters, called `p` in the text.
+    pub params: Params,
+    /// Operands in order.
+    pub args: &'static [Arg],
+}
+
+/// Declares a kernel: `kernel!(softmax { rows: U32, cols: U32 } [x: In Elem, y: Out Elem])`. A missing file of the
+/// pair is a compile error.
+#[macro_export]
+macro_rules! kernel {
+    ($name:ident { $($field:ident : $fty:ident),* $(,)? } [ $($arg:ident : $role:ident $ty:ident),* $(,)? ]) => {
+        $crate::backend::kernel::Kernel {
+            name: stringify!($name),
+            cl: include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/cl/", stringify!($name), ".cl")),
+            wgsl: include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/shaders/", stringify!($name), ".wgsl")),
+            params: $crate::backend::kernel::Params {
+                fields: &[$((stringify!($field), $crate::backend::kernel::FieldTy::$fty)),*],
+            },
+            args: &[$($crate::backend::kernel::Arg {
+                name: stringify!($arg),
+                role: $crate::backend::kernel::Role::$role,
+                ty: $crate::backend::kernel::Ty::$ty,
+            }),*],
+        }
+    };
+}
+
+/// Generated text that a kernel calls, such as the `apply` function of `pointwise`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
+pub struct Snippet {
+    /// OpenCL C.
+    pub cl: String,
+    /// WGSL.
+    pub wgsl: String,
+}
+
+/// A kernel with everything that its compilation depends on.
+#[derive(Clone, Debug)]
+pub struct KernelSpec {
+    /// The kernel.
+    pub kernel: &'static Kernel,
+    /// Work-items in a work-group (one-dimensional).
+    pub workgroup: u32,
+    /// Numeric constants by name.
+    pub defines: BTreeMap<&'static str, i64>,
+    /// Data type bound to each operand of the descriptor; `None` leaves an optional operand out.
+    pub operands: Vec<Option<DType>>,
+    /// Operand that the [`Role::Out`] operand shares its binding with; that operand has then no view of its own.
+    pub in_place: Option<usize>,
+    /// Generated functions.
+    pub snippet: Snippet,
+}
+
+impl PartialEq for KernelSpec {
+    fn eq(&self, o: &Self) -> bool {
+        self.kernel.name == o.kernel.name
+            && self.workgroup == o.workgroup
+            && self.defines == o.defines
+            && self.operands == o.operands
+            && self.in_place == o.in_place
+            && self.snippet == o.snippet
+    }
+}
+
+impl Eq for KernelSpec {}
+
+impl std::hash::Hash for KernelSpec {
+    fn hash<H: std::hash::Hasher>(&self, h: &mut H) {
+        self.kernel.name.hash(h);
+        self.workgroup.hash(h);
+        self.defines.hash(h);
+        self.operands.hash(h);
+        self.in_place.hash(h);
+        self.snippet.hash(h);
+    }
+}
+
+impl fmt::Display for KernelSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}<WG={}", self.kernel.name, self.workgroup)?;
+        for (k, v) in &self.defines {
+            write!(f, " {k}={v}")?;
+        }
+        for (arg, dtype) in self.bound() {
+            if arg.ty == Ty::Elem {
+                write!(f, " {}:{dtype}", arg.name)?;
+            }
+        }
+        if let Some(i) = self.in_place.and_then(|i| self.kernel.args.get(i)) {
+            write!(f, " in place of {}", i.name)?;
+        }
+        f.write_str(">")
+    }
+}
+
+/// A source language.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Language {
+    /// OpenCL C 1.2.
+    OpenCl,
+    /// WGSL without extensions.
+    Wgsl,
+}
+
+/// Why a kernel text cannot be expanded: a mistake in the text or its spec.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("kernel {kernel}: {why}")]
+pub struct ExpandError {
+    /// Kernel name.
+    pub kernel: &'static str,
+    /// What is wrong.
+    pub why: String,
+}
+
+/// Shared helper files: name, OpenCL C, WGSL.
+const COMMON: &[(&str, &str, &str)] = &[
+    ("reduce", include_str!("../../cl/common/reduce.cl"), include_str!("../../shaders/common/reduce.wgsl")),
+    ("e0m4", include_str!("../../cl/common/e0m4.cl"), include_str!("../../shaders/common/e0m4.wgsl")),
+];
+
+/// A finite value that behaves like minus infinity in a softmax and fits binary16.
+pub const MASK_MIN: f32 = -65504.0;
+
+impl KernelSpec {
+    /// Operands that have a view of their own, in binding order, with their data types.
+    pub fn bound(&self) -> impl Iterator<Item = (&'static Arg, DType)> + '_ {
+        self.kernel.args.iter().zip(&self.operands).filter_map(|(arg, dtype)| {
+            let shared = self.in_place.is_some() && arg.role == Role::Out;
+            dtype.filter(|_| !shared).map(|d| (arg, d))
+        })
+    }
+
+    /// Bytes of the parameter struct.
+    pub fn params_bytes(&self) -> u32 {
+        u32::try_from(self.kernel.params.fields.len() * 4).unwrap_or(u32::MAX)
+    }
+
+    /// The whole text to give to the compiler.
+    pub fn expand(&self, language: Language) -> Result<String, ExpandError> {
+        let error = |why: String| ExpandError { kernel: self.kernel.name, why };
+        if self.operands.len() != self.kernel.args.len() {
+            return Err(error(format!(
+                "{} operands declared, {} data types given",
+                self.kernel.args.len(),
+                self.operands.len()
+            )));
+        }
+        let mut names: Vec<String> = self.defines.keys().map(|k| (*k).to_owned()).collect();
+        for (arg, dtype) in self.kernel.args.iter().zip(&self.operands) {
+            match (dtype, arg.role) {
+                (Some(_), Role::OptionalIn) => names.push(format!("HAS_{}", arg.name.to_uppercase())),
+                (None, Role::OptionalIn) | (Some(_), _) => {}
+                (None, _) => return Err(error(format!("operand `{}` is missing", arg.name))),
+            }
+        }
+        if self.in_place.is_some() {
+            names.push("IN_PLACE".to_owned());
+        }
+        let mut out = match language {
+            Language::OpenCl => self.prelude_cl(&names),
+            Language::Wgsl => self.prelude_wgsl(),
+        };
+        let (snippet, body) = match language {
+            Language::OpenCl => (&self.snippet.cl, self.kernel.cl),
+            Language::Wgsl => (&self.snippet.wgsl, self.kernel.wgsl),
+        };
+        out.push_str(snippet);
+        preprocess(body, language, &names, 0, &mut out).map_err(error)?;
+        Ok(out)
+    }
+
+    fn prelude_cl(&self, names: &[String]) -> String {
+        let mut s = String::new();
+        let _ = writeln!(s, "#define WG {}", self.workgroup);
+        let _ = writeln!(s, "#define MASK_MIN ({MASK_MIN:.1}f)");
+        for (k, v) in &self.defines {
+            let _ = writeln!(s, "#define {k} {v}");
+        }
+        for n in names.iter().filter(|n| !self.defines.contains_key(n.as_str())) {
+            let _ = writeln!(s, "#define {n}");
+        }
+        s.push_str("typedef struct {");
+        for (name, ty) in self.kernel.params.fields {
+            let ty = match ty {
+                FieldTy::U32 => "uint",
+                FieldTy::I32 => "int",
+                FieldTy::F32 => "float",
+            };
+            let _ = write!(s, " {ty} {name};");
+        }
+        s.push_str(" } Params;\n");
+        let mut signature = Vec::new();
+        for (arg, dtype) in self.bound() {
+            let base = match (arg.ty, dtype) {
+                (Ty::Words, _) => "uint",
+                (Ty::Words4, _) => "uint4",
+                (Ty::Elem, DType::F16) => "half",
+                (Ty::Elem, DType::F32) => "float",
+                (Ty::Elem, _) => "int",
+            };
+            let shared = self.in_place.and_then(|i| self.kernel.args.get(i)).is_some_and(|a| a.name == arg.name);
+            let writes = matches!(arg.role, Role::Out | Role::InOut) || shared;
+            let constant = if writes { "" } else { "const " };
+            signature.push(format!("__global {constant}{base} *restrict {}", arg.name));
+        }
+        for (arg, dtype) in self.kernel.args.iter().zip(&self.operands) {
+            let Some(dtype) = dtype.filter(|_| arg.ty == Ty::Elem) else { continue };
+            let n = arg.name;
+            let m = self.storage_of(arg);
+            if matches!(arg.role, Role::Out | Role::InOut) {
+                let _ = match dtype {
+                    DType::F16 => writeln!(
+                        s,
+                        "#define {n}_put2(i, v) vstore_half2(v, (size_t)(i), {m})\n#define {n}_put4(i, v) vstore_half4(v, (size_t)(i), {m})"
+                    ),
+                    _ => writeln!(
+                        s,
+                        "#define {n}_put2(i, v) vstore2(v, (size_t)(i), {m})\n#define {n}_put4(i, v) vstore4(v, (size_t)(i), {m})"
+                    ),
+                };
+            }
+            if arg.role != Role::Out {
+                let _ = match dtype {
+                    DType::F16 => writeln!(
+                        s,
+                        "#define {n}_at(i) vload_half((size_t)(i), {m})\n#define {n}_at2(i) vload_half2((size_t)(i), {m})\n#define {n}_at4(i) vload_half4((size_t)(i), {m})"
+                    ),
+                    _ => writeln!(
+                        s,
+                        "#define {n}_at(i) ({m}[i])\n#define {n}_at2(i) vload2((size_t)(i), {m})\n#define {n}_at4(i) vload4((size_t)(i), {m})"
+                    ),
+                };
+            }
+        }
+        signature.push("const Params p".to_owned());
+        let _ = writeln!(
+            s,
+            "#define KERNEL __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void {}({})",
+            self.kernel.name,
+            signature.join(", ")
+        );
+        s
+    }
+
+    /// Name of the variable that holds `arg`'s bytes.
+    fn storage_of(&self, arg: &Arg) -> &'static str {
+        match self.in_place.and_then(|i| self.kernel.args.get(i)) {
+            Some(shared) if arg.role == Role::Out => shared.name,
+            _ => arg_name(self.kernel, arg),
+        }
+    }
+
+    fn prelude_wgsl(&self) -> String {
+        let mut s = String::new();
+        let _ = writeln!(s, "const WG: u32 = {}u;", self.workgroup);
+        let _ = writeln!(s, "const MASK_MIN: f32 = {MASK_MIN:.1};");
+        for (k, v) in &self.defines {
+            let _ = if *v < 0 { writeln!(s, "const {k}: i32 = {v};") } else { writeln!(s, "const {k}: u32 = {v}u;") };
+        }
+        s.push_str("struct Params {");
+        for (name, ty) in self.kernel.params.fields {
+            let ty = match ty {
+                FieldTy::U32 => "u32",
+                FieldTy::I32 => "i32",
+                FieldTy::F32 => "f32",
+            };
+            let _ = write!(s, " {name}: {ty},");
+        }
+        s.push_str(" }\n@group(0) @binding(0) var<uniform> p: Params;\n");
+        for (i, (arg, dtype)) in self.bound().enumerate() {
+            let ty = match (arg.ty, dtype) {
+                (Ty::Words, _) | (Ty::Elem, DType::F16) => "u32",
+                (Ty::Words4, _) => "vec4<u32>",
+                (Ty::Elem, DType::F32) => "f32",
+                (Ty::Elem, _) => "i32",
+            };
+            let access = if arg.role == Role::Weight { "read" } else { "read_write" };
+            let _ = writeln!(s, "@group(0) @binding({}) var<storage, {access}> {}: array<{ty}>;", i + 1, arg.name);
+        }
+        for (arg, dtype) in self.kernel.args.iter().zip(&self.operands) {
+            let Some(dtype) = dtype.filter(|_| arg.ty == Ty::Elem) else { continue };
+            let n = arg.name;
+            let m = self.storage_of(arg);
+            let t = if dtype.is_float() { "f32" } else { "i32" };
+            if matches!(arg.role, Role::Out | Role::InOut) {
+                if dtype == DType::F16 {
+                    let _ = writeln!(
+                        s,
+                        "fn {n}_put2(i: u32, v: vec2<f32>) {{ {m}[i] = pack2x16float(v); }}\nfn {n}_put4(i: u32, v: vec4<f32>) {{ {m}[2u * i] = pack2x16float(v.xy); {m}[2u * i + 1u] = pack2x16float(v.zw); }}"
+                    );
+                } else {
+                    let _ = writeln!(
+                        s,
+                        "fn {n}_put2(i: u32, v: vec2<{t}>) {{ {m}[2u * i] = v.x; {m}[2u * i + 1u] = v.y; }}\nfn {n}_put4(i: u32, v: vec4<{t}>) {{ {m}[4u * i] = v.x; {m}[4u * i + 1u] = v.y; {m}[4u * i + 2u] = v.z; {m}[4u * i + 3u] = v.w; }}"
+                    );
+                }
+            }
+            if arg.role != Role::Out {
+                if dtype == DType::F16 {
+                    let _ = writeln!(
+                        s,
+                        "fn {n}_at(i: u32) -> f32 {{ let v = unpack2x16float({m}[i >> 1u]); return select(v.x, v.y, (i & 1u) == 1u); }}\nfn {n}_at2(i: u32) -> vec2<f32> {{ return unpack2x16float({m}[i]); }}\nfn {n}_at4(i: u32) -> vec4<f32> {{ return vec4<f32>(unpack2x16float({m}[2u * i]), unpack2x16float({m}[2u * i + 1u])); }}"
+                    );
+                } else {
+                    let _ = writeln!(
+                        s,
+                        "fn {n}_at(i: u32) -> {t} {{ return {m}[i]; }}\nfn {n}_at2(i: u32) -> vec2<{t}> {{ return vec2<{t}>({m}[2u * i], {m}[2u * i + 1u]); }}\nfn {n}_at4(i: u32) -> vec4<{t}> {{ return vec4<{t}>({m}[4u * i], {m}[4u * i + 1u], {m}[4u * i + 2u], {m}[4u * i + 3u]); }}"
+                    );
+                }
+            }
+        }
+        s
+    }
+}
+
+fn arg_name(kernel: &'static Kernel, arg: &Arg) -> &'static str {
+    kernel.args.iter().find(|a| a.name == arg.name).map_or("", |a| a.name)
+}
+
+fn preprocess(
+    text: &str,
+    language: Language,
+    names: &[String],
+    depth: usize,
+    out: &mut String,
+) -> Result<(), String> {
+    if depth > 4 {
+        return Err("#include nested more than 4 deep".to_owned());
+    }
+    // For each open conditional: the branch is taken, and `#else` has been seen.
+    let mut open: Vec<(bool, bool)> = Vec::new();
+    for (number, line) in text.lines().enumerate() {
+        let at = |why: &str| format!("line {}: {why}: {line}", number + 1);
+        let live = open.iter().all(|(taken, _)| *taken);
+        let mut words = line.split_whitespace();
+        match words.next() {
+            Some(directive @ ("#ifdef" | "#ifndef")) => {
+                let name = words.next().ok_or_else(|| at("name missing"))?;
+                open.push((names.iter().any(|n| n == name) == (directive == "#ifdef"), false));
+            }
+            Some("#else") => {
+                let (taken, seen) = open.last_mut().ok_or_else(|| at("no open conditional"))?;
+                if *seen {
+                    return Err(at("second #else"));
+                }
+                (*taken, *seen) = (!*taken, true);
+            }
+            Some("#endif") => {
+                open.pop().ok_or_else(|| at("no open conditional"))?;
+            }
+            Some("#include") if live => {
+                let name = words
+                    .next()
+                    .and_then(|w| w.trim_matches('"').strip_prefix("common/"))
+                    .ok_or_else(|| at("expected \"common/<file>\""))?;
+                let (_, cl, wgsl) =
+                    COMMON.iter().find(|(n, _, _)| *n == name).ok_or_else(|| at("no such file"))?;
+                let text = if language == Language::OpenCl { cl } else { wgsl };
+                preprocess(text, language, names, depth + 1, out)?;
+            }
+            _ if live => {
+                out.push_str(line);
+                out.push('\n');
+            }
+            _ => {}
+        }
+    }
+    if open.is_empty() { Ok(()) } else { Err("a conditional is not closed".to_owned()) }
+}
+
+/// `source` around line `line` (1-based) with line numbers, or its start when the line is unknown.
+pub fn excerpt(source: &str, line: Option<usize>) -> String {
+    let first = line.map_or(1, |l| l.saturating_sub(4).max(1));
+    let mut s = String::new();
+    for (n, text) in source.lines().enumerate().skip(first - 1).take(if line.is_some() { 9 } else { 60 }) {
+        let mark = if Some(n + 1) == line { '>' } else { ' ' };
+        let _ = writeln!(s, "{mark}{:4} | {text}", n + 1);
+    }
+    s
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn conditionals_nest_and_mistakes_are_named() {
+        let run = |text: &str, names: &[&str]| {
+            let mut out = String::new();
+            let names: Vec<String> = names.iter().map(|s| (*s).to_owned()).collect();
+            preprocess(text, Language::Wgsl, &names, 0, &mut out).map(|()| out)
+        };
+        let text = "#ifdef A\n1\n#ifdef B\n2\n#else\n3\n#endif\n#else\n4\n#endif";
+        assert_eq!(run(text, &["A"]).unwrap(), "1\n3\n");
+        assert_eq!(run(text, &["A", "B"]).unwrap(), "1\n2\n");
+        assert_eq!(run(text, &["B"]).unwrap(), "4\n");
+        assert!(run("#endif", &[]).unwrap_err().contains("line 1"));
+        assert!(run("#ifdef A", &[]).is_err());
+        assert!(run("#include \"common/none\"", &[]).unwrap_err().contains("no such file"));
+    }
+}

@@ -1,0 +1,329 @@
+//! What a device must offer: buffers, views of buffers, kernels, recordings.
+//!
+//! Contract shared by all backends:
+//!
+//! * **[`crate::session::Session`] validates, backends trust.** Bounds, alignment, argument counts, access
+//!   conflicts and grid limits are checked once there. A backend reports only what could not be
+//!   foreseen: build failure, out of memory, device lost, a driver's error code.
+//! * **Order.** Commands of one recording see all writes of earlier commands, and a submission sees all
+//!   writes of earlier submissions. There is no barrier command.
+//! * **Views** are one level deep: a range of a buffer, `offset` a multiple of [`Caps::view_align`], `len`
+//!   a multiple of 4 and at most [`Caps::max_view_bytes`].
+//! * **Access.** Within one dispatch a buffer is bound either only through [`kernel::Role::Weight`]
+//!   operands (read only) or only through the others. Two operands of one dispatch never overlap: a kernel that
+//!   works in place has one binding for both.
+//! * **Parameters** travel by value: the bytes `params` of [`Launch::params`] named by the command.
+
+pub mod kernel;
+#[cfg(feature = "opencl")]
+pub mod opencl;
+#[cfg(feature = "wgpu")]
+pub mod wgpu;
+
+use kernel::KernelSpec;
+use std::fmt;
+use std::ops::Range;
+
+/// Kind of processor behind a driver.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DeviceKind {
+    /// A GPU with memory of its own.
+    Discrete,
+    /// A GPU that shares the host's memory.
+    Integrated,
+    /// A driver that runs kernels on the CPU (PoCL, lavapipe, Intel's CPU runtime).
+    Cpu,
+    /// Not said by the driver.
+    Other,
+}
+
+/// What a device offers, as far as planning and kernel choice need it.
+#[derive(Clone, Debug, PartialEq, serde::Serialize)]
+pub struct Caps {
+    /// `opencl` or `wgpu`.
+    pub backend: &'static str,
+    /// Device name as the driver prints it.
+    pub device: String,
+    /// Driver name and version.
+    pub driver: String,
+    /// Kind of processor.
+    pub kind: DeviceKind,
+    /// Required alignment of a view's offset, in bytes; a power of two.
+    pub view_align: u64,
+    /// Required alignment of each dispatch's parameters within [`Launch::params`], in bytes; a power of two.
+    pub params_align: u64,
+    /// Largest view that a kernel may bind, in bytes.
+    pub max_view_bytes: u64,
+    /// Largest buffer, in bytes.
+    pub max_buffer_bytes: u64,
+    /// Device memory in bytes; 0 when the driver does not say.
+    pub memory_bytes: u64,
+    /// Work-group (local, shared) memory in bytes.
+    pub local_bytes: u32,
+    /// Largest number of work-items in a work-group.
+    pub max_workgroup: u32,
+    /// Largest grid on each axis, in work-groups.
+    pub max_grid: u32,
+    /// Sub-group size where the driver has sub-groups; the smallest where it varies.
+    pub subgroup: Option<u32>,
+    /// Half-precision arithmetic is offered.
+    pub f16_math: bool,
+    /// Times of single dispatches can be measured.
+    pub profiling: bool,
+}
+
+/// What went wrong below the session.
+#[derive(Debug, thiserror::Error)]
+pub enum BackendError {
+    /// No driver, or the driver's library cannot be loaded.
+    #[error("{backend}: {why}")]
+    NoDriver {
+        /// Backend name.
+        backend: &'static str,
+        /// What was looked for and what was found, with the remedy.
+        why: String,
+    },
+    /// No device matches.
+    #[error("no device matches `{asked}`; found: {found}")]
+    NoDevice {
+        /// What was asked for.
+        asked: String,
+        /// The devices there are.
+        found: String,
+    },
+    /// A kernel did not compile.
+    #[error("kernel {kernel} does not compile on {device}:\n{log}\n{source_excerpt}")]
+    Build {
+        /// Kernel and defines.
+        kernel: String,
+        /// Device and driver.
+        device: String,
+        /// The compiler's words.
+        log: String,
+        /// Expanded source around the place, with line numbers.
+        source_excerpt: String,
+    },
+    /// An allocation failed.
+    #[error("out of device memory: {label} needs {bytes} bytes ({why})")]
+    OutOfMemory {
+        /// Buffer label.
+        label: String,
+        /// Size asked for.
+        bytes: u64,
+        /// Limit or driver code.
+        why: String,
+    },
+    /// The device is gone; nothing on it can be used again.
+    #[error("device lost: {0}")]
+    Lost(String),
+    /// Any other refusal of the driver.
+    #[error("{call}: {why}")]
+    Driver {
+        /// The call, and the buffer or kernel that it was about.
+        call: String,
+        /// The driver's code or words.
+        why: String,
+    },
+}
+
+/// A buffer of one backend.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct BufferId(pub u32);
+
+/// A compiled kernel of one backend.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct KernelId(pub u32);
+
+/// A list of commands prepared for repeated submission.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct RecordingId(pub u32);
+
+/// A range of a buffer, in bytes. Plain data, never nested.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct View {
+    /// The buffer.
+    pub buffer: BufferId,
+    /// First byte.
+    pub offset: u64,
+    /// Number of bytes.
+    pub len: u64,
+}
+
+/// One step of a recording.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Command {
+    /// Runs a kernel over `launch.grids[step]` work-groups.
+    Dispatch {
+        /// The kernel.
+        kernel: KernelId,
+        /// One view for each operand that the kernel's spec binds, in the order of its descriptor.
+        args: Vec<View>,
+        /// Index into [`Launch::grids`]. A grid with a zero runs nothing.
+        step: u32,
+        /// Bytes of [`Launch::params`] that hold this dispatch's parameter struct.
+        params: Range<u32>,
+    },
+    /// Copies `src` to `dst`; equal lengths, different buffers or disjoint ranges.
+    Copy {
+        /// Source.
+        src: View,
+        /// Target.
+        dst: View,
+    },
+    /// Sets every byte.
+    Fill {
+        /// Target.
+        dst: View,
+        /// Value.
+        byte: u8,
+    },
+}
+
+/// The values that change from one submission to the next.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Launch {
+    /// Parameter structs of all dispatches.
+    pub params: Vec<u8>,
+    /// Number of work-groups of each dispatch.
+    pub grids: Vec<[u32; 3]>,
+}
+
+/// Running totals of a backend since it was opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct Stats {
+    /// Device buffers and sub-buffers created, staging buffers included.
+    pub allocations: u64,
+    /// Bytes of device buffers alive, staging buffers included.
+    pub bytes: u64,
+    /// Kernels compiled.
+    pub compiles: u64,
+    /// Recordings made.
+    pub recordings: u64,
+    /// Recordings submitted.
+    pub submits: u64,
+}
+
+/// A device opened for work. See the module documentation for the contract.
+pub trait Backend: Send {
+    /// What the device offers.
+    fn caps(&self) -> &Caps;
+
+    /// A new buffer of `bytes` (a multiple of 4, above 0) with undefined contents. `label` names it in errors.
+    fn create_buffer(&mut self, label: &str, bytes: u64) -> Result<BufferId, BackendError>;
+
+    /// Frees a buffer. Recordings that use it must have been released.
+    fn destroy_buffer(&mut self, buffer: BufferId);
+
+    /// Writes `bytes` to the start of `dst`, after all work submitted before. `bytes.len()` is a multiple of 4.
+    fn write(&mut self, dst: View, bytes: &[u8]) -> Result<(), BackendError>;
+
+    /// Reads the start of `src` into `out` once all work submitted before is done. `out.len()` is a
+    /// multiple of 4.
+    fn read(&mut self, src: View, out: &mut [u8]) -> Result<(), BackendError>;
+
+    /// Compiles, or finds in the cache, the kernel for `spec`.
+    fn compile(&mut self, spec: &KernelSpec) -> Result<KernelId, BackendError>;
+
+    /// Prepares commands for submission.
+    fn record(&mut self, commands: &[Command]) -> Result<RecordingId, BackendError>;
+
+    /// Queues a recording with these launch values. Returns before the device is done.
+    fn submit(&mut self, recording: RecordingId, launch: &Launch) -> Result<(), BackendError>;
+
+    /// Runs a recording and returns the device time of each command in nanoseconds, 0 for one that did not
+    /// run. An error where [`Caps::profiling`] is false.
+    fn profile(&mut self, recording: RecordingId, launch: &Launch) -> Result<Vec<u64>, BackendError>;
+
+    /// Waits until all submitted work is done.
+    fn wait(&mut self) -> Result<(), BackendError>;
+
+    /// Frees a recording.
+    fn release(&mut self, recording: RecordingId);
+
+    /// Running totals.
+    fn stats(&self) -> Stats;
+}
+
+/// The backends compiled in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BackendKind {
+    /// OpenCL 1.2 or later, loaded at run time.
+    OpenCl,
+    /// WGSL through wgpu.
+    Wgpu,
+}
+
+impl fmt::Display for BackendKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::OpenCl => "opencl",
+            Self::Wgpu => "wgpu",
+        })
+    }
+}
+
+/// Backends of this build, in order of preference.
+pub const COMPILED: &[BackendKind] = &[
+    #[cfg(feature = "opencl")]
+    BackendKind::OpenCl,
+    #[cfg(feature = "wgpu")]
+    BackendKind::Wgpu,
+];
+
+/// Capabilities of every device of one backend, without opening them for work.
+pub fn list(kind: BackendKind) -> Result<Vec<Caps>, BackendError> {
+    match kind {
+        #[cfg(feature = "opencl")]
+        BackendKind::OpenCl => opencl::list(),
+        #[cfg(feature = "wgpu")]
+        BackendKind::Wgpu => wgpu::list(),
+        #[cfg(not(all(feature = "opencl", feature = "wgpu")))]
+        _ => Err(not_compiled(kind)),
+    }
+}
+
+/// Opens the first device of `kind` whose name or driver contains `device` (ASCII case ignored), or the best one:
+/// discrete before integrated before CPU.
+pub fn open(kind: BackendKind, device: Option<&str>) -> Result<Box<dyn Backend>, BackendError> {
+    match kind {
+        #[cfg(feature = "opencl")]
+        BackendKind::OpenCl => Ok(Box::new(opencl::OpenCl::open(device)?)),
+        #[cfg(feature = "wgpu")]
+        BackendKind::Wgpu => Ok(Box::new(wgpu::Wgpu::open(device)?)),
+        #[cfg(not(all(feature = "opencl", feature = "wgpu")))]
+        _ => Err(not_compiled(kind)),
+    }
+}
+
+#[cfg(not(all(feature = "opencl", feature = "wgpu")))]
+fn not_compiled(kind: BackendKind) -> BackendError {
+    let backend = match kind {
+        BackendKind::OpenCl => "opencl",
+        BackendKind::Wgpu => "wgpu",
+    };
+    BackendError::NoDriver { backend, why: format!("not in this build; build with `--features {backend}`") }
+}
+
+/// Index of the device to open among `all`: the first that matches `asked`, else the best kind.
+pub(crate) fn choose(all: &[Caps], asked: Option<&str>) -> Result<usize, BackendError> {
+    let matches = |caps: &Caps| {
+        asked.is_none_or(|a| {
+            let a = a.to_ascii_lowercase();
+            caps.device.to_ascii_lowercase().contains(&a) || caps.driver.to_ascii_lowercase().contains(&a)
+        })
+    };
+    let rank = |kind| match kind {
+        DeviceKind::Discrete => 0,
+        DeviceKind::Integrated => 1,
+        DeviceKind::Other => 2,
+        DeviceKind::Cpu => 3,
+    };
+    all.iter().enumerate().filter(|(_, c)| matches(c)).min_by_key(|(i, c)| (rank(c.kind), *i)).map(|(i, _)| i).ok_or_else(|| {
+        let names: Vec<_> = all.iter().map(|c| c.device.as_str()).collect();
+        BackendError::NoDevice {
+            asked: asked.unwrap_or("any").to_owned(),
+            found: if names.is_empty() { "none".to_owned() } else { names.join(", ") },
+        }
+    })
+}

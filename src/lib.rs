@@ -1,0 +1,6 @@
+//! Transformer-Lite: ONNX models on phone and desktop GPUs, through OpenCL and through WGSL.
+pub mod backend;
+pub mod error;
+pub mod llm;
+pub mod shape;
+pub mod tensor;

@@ -1,0 +1,28 @@
+//! From tokens to tokens: everything between a prompt and a stream of text.
+
+use crate::error::Result;
+
+/// A causal language model with its KV cache, as generation sees it.
+pub trait Model {
+    /// Number of entries of a logits row.
+    fn vocab(&self) -> usize;
+
+    /// Largest number of tokens that the cache holds.
+    fn context(&self) -> usize;
+
+    /// Number of tokens in the cache.
+    fn len(&self) -> usize;
+
+    /// True when the cache is empty.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Appends `tokens` (at least one) to the cache and writes the logits that follow the last one into
+    /// `logits`, which is resized to [`Model::vocab`]. An error leaves the cache at an unspecified length
+    /// not above the old one plus `tokens.len()`.
+    fn forward(&mut self, tokens: &[u32], logits: &mut Vec<f32>) -> Result<()>;
+
+    /// Forgets all but the first `len` tokens.
+    fn truncate(&mut self, len: usize);
+}

@@ -1,0 +1,130 @@
+//! Shapes as algebra: symbolic integers, shapes of them, and what is known of a value before it exists.
+
+pub mod dim;
+pub mod rules;
+pub mod symbol;
+
+pub use dim::{Dim, DimError};
+pub use symbol::{Bindings, Symbol};
+
+use crate::tensor::{DType, HostTensor};
+use std::fmt;
+use std::sync::Arc;
+
+/// Sizes of a tensor, outermost first.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Default)]
+pub struct Shape(pub Vec<Dim>);
+
+impl Shape {
+    /// A shape of numbers.
+    pub fn fixed(dims: &[usize]) -> Self {
+        Self(dims.iter().map(|&d| Dim::from(i64::try_from(d).unwrap_or(i64::MAX))).collect())
+    }
+
+    /// Number of axes.
+    pub fn rank(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Number of elements.
+    pub fn count(&self) -> Result<Dim, DimError> {
+        product(&self.0)
+    }
+
+    /// The sizes as numbers, when every one is constant.
+    pub fn as_fixed(&self) -> Option<Vec<usize>> {
+        self.0.iter().map(|d| d.as_const().and_then(|v| usize::try_from(v).ok())).collect()
+    }
+
+    /// The sizes under `bindings`; a negative size is an overflow error.
+    pub fn eval(&self, bindings: &Bindings) -> Result<Vec<usize>, DimError> {
+        self.0
+            .iter()
+            .map(|d| d.eval(bindings).and_then(|v| usize::try_from(v).map_err(|_| DimError::Overflow(d.to_string()))))
+            .collect()
+    }
+
+    /// Replaces bound symbols by their values.
+    pub fn substitute(&self, bindings: &Bindings) -> Result<Self, DimError> {
+        Ok(Self(self.0.iter().map(|d| d.substitute(bindings)).collect::<Result<_, _>>()?))
+    }
+}
+
+/// Product of dims; 1 when there is none.
+pub fn product(dims: &[Dim]) -> Result<Dim, DimError> {
+    dims.iter().try_fold(Dim::from(1), |p, d| p.mul(d))
+}
+
+impl fmt::Display for Shape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("[")?;
+        for (i, d) in self.0.iter().enumerate() {
+            if i > 0 {
+                f.write_str(", ")?;
+            }
+            write!(f, "{d}")?;
+        }
+        f.write_str("]")
+    }
+}
+
+/// What is known of a value's contents before the model runs.
+#[derive(Clone, Debug, PartialEq, Default)]
+pub enum Known {
+    /// Nothing.
+    #[default]
+    No,
+    /// The whole tensor: an initialiser or a folded constant.
+    Const(Arc<HostTensor>),
+    /// Every element of an integer tensor of rank 0 or 1 as an expression (shape computations).
+    Dims(Vec<Dim>),
+}
+
+/// Element type, shape and known contents of a value.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Fact {
+    /// Element type.
+    pub dtype: DType,
+    /// Symbolic shape.
+    pub shape: Shape,
+    /// Contents, as far as known.
+    pub known: Known,
+}
+
+impl Fact {
+    /// A fact without known contents.
+    pub fn new(dtype: DType, shape: Shape) -> Self {
+        Self { dtype, shape, known: Known::No }
+    }
+
+    /// The fact of a constant.
+    pub fn of(tensor: Arc<HostTensor>) -> Self {
+        Self { dtype: tensor.dtype(), shape: Shape::fixed(tensor.shape()), known: Known::Const(tensor) }
+    }
+
+    /// The constant, if the whole tensor is known as data.
+    pub fn as_const(&self) -> Option<&Arc<HostTensor>> {
+        match &self.known {
+            Known::Const(t) => Some(t),
+            _ => None,
+        }
+    }
+
+    /// Elements of an integer tensor as expressions, from either form of knowledge. `None` when they
+    /// are unknown, not integers, or more than 64.
+    pub fn as_dims(&self) -> Option<Vec<Dim>> {
+        match &self.known {
+            Known::Dims(d) => Some(d.clone()),
+            Known::Const(t) if t.len() <= 64 && t.shape().len() <= 1 && t.dtype().is_int() => {
+                t.to_i64().ok().map(|v| v.into_iter().map(Dim::from).collect())
+            }
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for Fact {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}{}", self.dtype, self.shape)
+    }
+}
