@@ -16,6 +16,8 @@
 //! WGSL has no 16-bit store without an extension, so a work-item always owns an aligned pair. A
 //! tensor with an odd number of elements is followed by padding up to a multiple of 4 bytes.
 //!
+//! `ELEM` (in OpenCL C also `ELEM2` and `ELEM4`) is the accessor type of the first element operand: a float or an `int`.
+//!
 //! The preprocessor knows `#ifdef`, `#ifndef`, `#else`, `#endif` and `#include "common/<file>"`. Numeric
 //! defines become `#define` and `const`; a define is also visible to `#ifdef`. An optional operand `b` that
 //! is bound defines `HAS_B`; an output that shares the binding of input `x` defines `IN_PLACE`.
@@ -269,6 +271,8 @@ impl KernelSpec {
         for n in names.iter().filter(|n| !self.defines.contains_key(n.as_str())) {
             let _ = writeln!(s, "#define {n}");
         }
+        let elem = if self.first_is_float() { "float" } else { "int" };
+        let _ = writeln!(s, "#define ELEM {elem}\n#define ELEM2 {elem}2\n#define ELEM4 {elem}4");
         s.push_str("typedef struct {");
         for (name, ty) in self.kernel.params.fields {
             let ty = match ty {
@@ -332,6 +336,12 @@ impl KernelSpec {
         s
     }
 
+    /// True when the accessors of the first element operand work in floats.
+    fn first_is_float(&self) -> bool {
+        let elems = self.kernel.args.iter().zip(&self.operands).filter(|(a, _)| a.ty == Ty::Elem);
+        elems.filter_map(|(_, d)| *d).next().is_none_or(DType::is_float)
+    }
+
     /// Name of the variable that holds `arg`'s bytes.
     fn storage_of(&self, arg: &Arg) -> &'static str {
         match self.in_place.and_then(|i| self.kernel.args.get(i)) {
@@ -347,6 +357,7 @@ impl KernelSpec {
         for (k, v) in &self.defines {
             let _ = if *v < 0 { writeln!(s, "const {k}: i32 = {v};") } else { writeln!(s, "const {k}: u32 = {v}u;") };
         }
+        let _ = writeln!(s, "alias ELEM = {};", if self.first_is_float() { "f32" } else { "i32" });
         s.push_str("struct Params {");
         for (name, ty) in self.kernel.params.fields {
             let ty = match ty {

@@ -85,6 +85,11 @@ impl Dim {
         (&Symbol::new(name)).into()
     }
 
+    /// The number `v`; saturates above `i64`.
+    pub fn from_usize(v: usize) -> Self {
+        i64::try_from(v).unwrap_or(i64::MAX).into()
+    }
+
     /// Reads `text`: identifiers, integers, `+ - *`, `/` or `//` (floor division by a positive
     /// integer), unary minus, `min(a, b)`, `max(a, b)` and parentheses.
     pub fn parse(text: &str) -> Result<Self, DimError> {

@@ -1,0 +1,27 @@
+// y[r, :] = exp(x[r, :] - max) / sum. One work-group a row, or a pair of rows where an odd row length could make two
+// rows share a 32-bit word (ROWS = 2).
+#include "common/reduce"
+
+@compute @workgroup_size(WG)
+fn softmax(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
+  let first = group.x * ROWS;
+  var top: array<f32, ROWS>;
+  var inverse: array<f32, ROWS>;
+  for (var j = 0u; j < ROWS; j++) {
+    let n = select(0u, p.cols, first + j < p.rows);
+    var m = -3.0e38;
+    for (var i = lid; i < n; i += WG) { m = max(m, x_at((first + j) * p.cols + i)); }
+    top[j] = wg_max(m, lid);
+    var s = 0.0;
+    for (var i = lid; i < n; i += WG) { s += exp(x_at((first + j) * p.cols + i) - top[j]); }
+    inverse[j] = 1.0 / max(wg_sum(s, lid), 1.0e-30);
+  }
+  let begin = first * p.cols;
+  let end = min((first + ROWS) * p.cols, p.rows * p.cols);
+  for (var i = begin / 2u + lid; 2u * i < end; i += WG) {
+    let v = x_at2(i);
+    let a = select(0u, ROWS - 1u, 2u * i - begin >= p.cols);
+    let b = select(0u, ROWS - 1u, 2u * i + 1u - begin >= p.cols);
+    y_put2(i, vec2<f32>(exp(v.x - top[a]) * inverse[a], exp(min(v.y - top[b], 0.0)) * inverse[b]));
+  }
+}

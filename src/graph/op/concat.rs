@@ -1,0 +1,124 @@
+//! Concatenation along one axis. ONNX `Concat` from opset 13.
+//!
+//! On a device each operand after the first is one dispatch that joins it to what is there already.
+
+use super::case::{Case, input};
+use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, axis, onnx, operand, split_at};
+use crate::backend::kernel::Kernel;
+use crate::plan::lower::{Call, LowerCx};
+use crate::shape::{Dim, Fact, Known, product};
+use crate::tensor::HostTensor;
+
+static KERNEL: Kernel = crate::kernel!(concat { count: U32, a_len: U32, b_len: U32 } [a: In Elem, b: In Elem, y: Out Elem]);
+
+/// See the module documentation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Concat {
+    /// The axis that grows; negative counts from the end.
+    pub axis: i64,
+}
+
+impl Op for Concat {
+    fn name(&self) -> &str {
+        "Concat"
+    }
+
+    fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
+        let first = cx.fact(0)?;
+        let a = axis(self.axis, first.shape.rank())?;
+        let mut shape = first.shape.clone();
+        for i in 1..cx.inputs.len() {
+            let f = cx.fact(i)?;
+            if f.dtype != first.dtype {
+                return Err(OpError::mismatch("element types", first.dtype, f.dtype));
+            }
+            let same = f.shape.rank() == shape.rank()
+                && f.shape.0.iter().zip(&shape.0).enumerate().all(|(i, (x, y))| i == a || x == y);
+            if !same {
+                return Err(OpError::mismatch("shapes outside the joined axis", &first.shape, &f.shape));
+            }
+            shape.0[a] = shape.0[a].add(&f.shape.0[a])?;
+        }
+        let mut fact = Fact::new(first.dtype, shape);
+        if first.dtype.is_int() && fact.shape.rank() == 1 {
+            let parts: Option<Vec<Vec<Dim>>> = (0..cx.inputs.len()).map(|i| cx.opt(i).and_then(Fact::as_dims)).collect();
+            if let Some(parts) = parts {
+                fact.known = Known::Dims(parts.concat());
+            }
+        }
+        Ok(vec![fact])
+    }
+
+    fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
+        let first = operand(inputs, 0)?;
+        let a = axis(self.axis, first.shape().len())?;
+        let mut shape = first.shape().to_vec();
+        shape[a] = 0;
+        let mut rows = Vec::new();
+        for i in 0..inputs.len() {
+            let x = operand(inputs, i)?;
+            let row = x.shape()[a..].iter().product::<usize>() * x.dtype().size();
+            shape[a] += x.shape()[a];
+            rows.push((x.bytes(), row));
+        }
+        let outer: usize = shape[..a].iter().product();
+        let mut out = Vec::new();
+        for o in 0..outer {
+            for (bytes, row) in &rows {
+                out.extend_from_slice(bytes.get(o * row..(o + 1) * row).unwrap_or_default());
+            }
+        }
+        Ok(vec![HostTensor::from_bytes(first.dtype(), &shape, &out)?])
+    }
+
+    fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
+        let n = cx.input_count();
+        if n == 1 {
+            return cx.alias(0, 0);
+        }
+        let a = axis(self.axis, cx.shape(0)?.rank())?;
+        let (outer, mut have, inner) = split_at(&cx.shape(0)?, a)?;
+        let out = cx.output(0)?;
+        let mut joined = cx.input(0)?;
+        for i in 1..n {
+            let b = cx.input(i)?;
+            let add = cx.shape(i)?.0[a].clone();
+            let both = have.add(&add)?;
+            let count = product(&[outer.clone(), both.clone(), inner.clone()])?;
+            let y = if i + 1 == n { out } else { cx.temp(out.dtype, count.clone()) };
+            let call = Call::new(&KERNEL, 64)
+                .operand(joined)
+                .operand(b)
+                .operand(y)
+                .grid(count.ceil_div(2 * 64)?, 1, 1)
+                .field(&count)
+                .field(have.mul(&inner)?)
+                .field(add.mul(&inner)?);
+            cx.emit(call)?;
+            (joined, have) = (y, both);
+        }
+        Ok(())
+    }
+
+    fn keeps_precision(&self) -> bool {
+        true
+    }
+}
+
+fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
+    let axis = a.int("axis")?.ok_or_else(|| OpError::expected("attribute `axis`", "an integer", "nothing"))?;
+    Ok(Box::new(Concat { axis }))
+}
+
+/// The registry's entry.
+pub static DEF: OpDef = OpDef { onnx: &[onnx("Concat", 13)], import, kernels: &[&KERNEL], cases };
+
+fn cases() -> Vec<Case> {
+    let case = |axis, shapes: &[&[usize]]| Case::new(Concat { axis }, shapes.iter().map(|s| input(s)).collect());
+    vec![
+        case(-1, &[&[3, 5, 32], &[3, 5, 32]]),
+        case(0, &[&[3, 5], &[4, 5]]),
+        case(1, &[&[2, 1, 3], &[2, 2, 3], &[2, 3, 3]]),
+        case(-1, &[&[7], &[1], &[33]]),
+    ]
+}

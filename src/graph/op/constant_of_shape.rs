@@ -1,0 +1,73 @@
+//! A tensor of one repeated value. ONNX `ConstantOfShape` from opset 9. On the host; a constant shape is folded.
+
+use super::case::{Case, input};
+use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, onnx, operand};
+use crate::plan::lower::LowerCx;
+use crate::shape::{Dim, Fact, Known, Shape};
+use crate::tensor::HostTensor;
+
+/// See the module documentation.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ConstantOfShape {
+    /// One element: the value.
+    pub value: HostTensor,
+}
+
+impl Op for ConstantOfShape {
+    fn name(&self) -> &str {
+        "ConstantOfShape"
+    }
+
+    fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
+        let shape = Shape(cx.dims(0)?);
+        let mut fact = Fact::new(self.value.dtype(), shape);
+        if self.value.dtype().is_int()
+            && let [n] = fact.shape.0.as_slice()
+            && let Some(n) = n.as_const().and_then(|n| usize::try_from(n).ok()).filter(|n| *n <= 64)
+        {
+            let value = self.value.to_i64()?.first().copied().unwrap_or(0);
+            fact.known = Known::Dims(vec![Dim::from(value); n]);
+        }
+        Ok(vec![fact])
+    }
+
+    fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
+        let shape = operand(inputs, 0)?
+            .to_i64()?
+            .into_iter()
+            .map(|d| usize::try_from(d).map_err(|_| OpError::expected("size", "0 or more", d)))
+            .collect::<OpResult<Vec<_>>>()?;
+        Ok(vec![super::gather_strided(&self.value, &shape, 0, &vec![0; shape.len()])?])
+    }
+
+    fn lower(&self, _: &mut LowerCx<'_>) -> OpResult<()> {
+        Err(OpError::Unsupported("a filled tensor whose shape is not constant, on a device".to_owned()))
+    }
+
+    fn reads(&self, _: usize) -> bool {
+        false
+    }
+}
+
+fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
+    let value = match a.tensor("value")? {
+        Some(t) if t.len() == 1 => t.reshape(&[1])?,
+        Some(t) => return Err(OpError::expected("attribute `value`", "one element", format!("{t:?}"))),
+        None => HostTensor::from_f32(&[1], &[0.0])?,
+    };
+    Ok(Box::new(ConstantOfShape { value }))
+}
+
+/// The registry's entry.
+pub static DEF: OpDef = OpDef { onnx: &[onnx("ConstantOfShape", 9)], import, kernels: &[], cases };
+
+fn cases() -> Vec<Case> {
+    let value = HostTensor::from_ints(crate::tensor::DType::I64, &[1], &[7]);
+    value.map_or_else(
+        |_| Vec::new(),
+        |value| {
+            let shape = input(&[2]).values(&[2, 3]).constant();
+            vec![Case::new(ConstantOfShape { value }, vec![shape]).host_only("folded when planning")]
+        },
+    )
+}

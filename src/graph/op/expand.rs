@@ -1,0 +1,62 @@
+//! Broadcast to a shape. ONNX `Expand` from opset 13; the shape may hold expressions of symbols.
+
+use super::case::{Case, input};
+use super::{Attributes, InferCx, Inputs, Op, OpDef, OpResult, onnx, operand, pointwise, transpose};
+use crate::plan::lower::LowerCx;
+use crate::shape::{Dim, Fact, Shape, rules};
+use crate::tensor::HostTensor;
+
+/// See the module documentation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Expand;
+
+impl Op for Expand {
+    fn name(&self) -> &str {
+        "Expand"
+    }
+
+    fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
+        let x = cx.fact(0)?;
+        Ok(vec![Fact::new(x.dtype, rules::broadcast(&x.shape.0, &cx.dims(1)?)?)])
+    }
+
+    fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
+        let x = operand(inputs, 0)?;
+        let to: Vec<Dim> = operand(inputs, 1)?.to_i64()?.into_iter().map(Dim::from).collect();
+        let shape = rules::broadcast(&Shape::fixed(x.shape()).0, &to)?;
+        Ok(vec![pointwise::broadcast_to(x, &shape.as_fixed().unwrap_or_default())?])
+    }
+
+    fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
+        let (x, out) = (cx.shape(0)?, cx.out_fact(0)?.shape.clone());
+        let from = transpose::dim_strides(&x.0)?;
+        let lead = out.rank() - x.rank();
+        let step: Vec<Dim> = (0..out.rank())
+            .map(|i| match i.checked_sub(lead) {
+                Some(j) if !x.0[j].is(1) => from[j].clone(),
+                _ => 0.into(),
+            })
+            .collect();
+        transpose::emit_strided(cx, &out.0, &0.into(), &step)
+    }
+
+    fn reads(&self, input: usize) -> bool {
+        input == 0
+    }
+
+    fn keeps_precision(&self) -> bool {
+        true
+    }
+}
+
+fn import(_: &dyn Attributes) -> OpResult<Box<dyn Op>> {
+    Ok(Box::new(Expand))
+}
+
+/// The registry's entry.
+pub static DEF: OpDef = OpDef { onnx: &[onnx("Expand", 13)], import, kernels: &[], cases };
+
+fn cases() -> Vec<Case> {
+    let case = |x: &[usize], to: &[i64]| Case::new(Expand, vec![input(x), input(&[to.len()]).values(to).constant()]);
+    vec![case(&[3, 1], &[2, 3, 5]), case(&[1, 3, 1, 5, 7], &[1, 3, 3, 5, 7]), case(&[1], &[129])]
+}

@@ -1,0 +1,237 @@
+//! Matrix product over the last two axes with broadcast leading axes.
+//!
+//! ONNX `MatMul` from opset 13. `trans_b` is set by a pass when the second operand is only transposed for the
+//! product. A constant second operand of rank 2 is stored once in the plan's float type, split by columns
+//! where it exceeds what a kernel can bind.
+
+use super::case::{Case, input};
+use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, onnx, operand, pointwise};
+use crate::backend::kernel::Kernel;
+use crate::plan::lower::{Call, LowerCx, Pack};
+use crate::shape::{Dim, Fact, Shape, product, rules};
+use crate::tensor::{DType, HostTensor};
+
+static KERNEL: Kernel = crate::kernel!(matmul {
+    m: U32, n: U32, k: U32, b_stride: U32, y_stride: U32, column: U32, batches: U32,
+    n1: U32, n2: U32,
+    a0: U32, a1: U32, a2: U32,
+    b0: U32, b1: U32, b2: U32,
+} [a: In Elem, b: In Elem, y: InOut Elem]);
+
+/// Rows that one work-item computes when there are many.
+const ROWS: i64 = 4;
+
+/// See the module documentation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MatMul {
+    /// The second operand is stored `[.., N, K]`.
+    pub trans_b: bool,
+}
+
+impl Op for MatMul {
+    fn name(&self) -> &str {
+        "MatMul"
+    }
+
+    fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
+        let (a, b) = (cx.fact(0)?, cx.fact(1)?);
+        if a.dtype != b.dtype || !a.dtype.is_float() {
+            return Err(OpError::mismatch("element types (both f32 or both f16)", a.dtype, b.dtype));
+        }
+        Ok(vec![Fact::new(a.dtype, rules::matmul(&a.shape, &b.shape, self.trans_b)?)])
+    }
+
+    fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
+        let (a, b) = (operand(inputs, 0)?, operand(inputs, 1)?);
+        let shape = rules::matmul(&Shape::fixed(a.shape()), &Shape::fixed(b.shape()), self.trans_b)?;
+        let shape = shape.as_fixed().unwrap_or_default();
+        let (batch, m, n) = match shape.as_slice() {
+            [batch @ .., m, n] => (batch, *m, *n),
+            _ => return Err(OpError::expected("rank", "2 or more", shape.len())),
+        };
+        let k = a.shape().last().copied().unwrap_or(0);
+        let with_tail = |x: &HostTensor| {
+            let tail = x.shape().get(x.shape().len() - 2..).unwrap_or_default().to_vec();
+            let mut full = batch.to_vec();
+            full.extend(tail);
+            // A broadcast of leading axes only; the product then walks equal batches.
+            pointwise::broadcast_to(x, &full)
+        };
+        let (fa, fb) = if b.shape().len() == 2 { (a.clone(), b.clone()) } else { (with_tail(a)?, with_tail(b)?) };
+        let (da, db) = (fa.to_f32()?, fb.to_f32()?);
+        let count: usize = shape.iter().product();
+        let mut y = vec![0f32; count];
+        // With one matrix on the right, all rows of the left form one product.
+        let (batches, rows) = if b.shape().len() == 2 {
+            (1, count.checked_div(n).unwrap_or(0))
+        } else {
+            (batch.iter().product::<usize>(), m)
+        };
+        for i in 0..batches {
+            let (Some(a), Some(b), Some(y)) =
+                (da.get(i * rows * k..), db.get(i * k * n..), y.get_mut(i * rows * n..(i + 1) * rows * n))
+            else {
+                continue;
+            };
+            gemm(rows, n, k, a, b, self.trans_b, y);
+        }
+        Ok(vec![HostTensor::from_floats(a.dtype(), &shape, &y)?])
+    }
+
+    fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
+        let (out, a, b) = (cx.out_fact(0)?.shape.clone(), cx.shape(0)?, cx.fact(1)?.clone());
+        let ([batch_out @ .., m, n], [batch_a @ .., _, k]) = (out.0.as_slice(), a.0.as_slice()) else {
+            return Err(OpError::expected("rank", "2 or more", out.rank()));
+        };
+        let one_matrix = b.shape.rank() == 2;
+        // With one matrix on the right, the rows of all batches are the rows of one product.
+        let rows = if one_matrix { product(batch_out)?.mul(m)? } else { m.clone() };
+        let walk = if one_matrix {
+            BatchWalk::default()
+        } else {
+            let (batch_b, tail_b) = b.shape.0.split_at(b.shape.rank() - 2);
+            BatchWalk::new(batch_out, batch_a, &m.mul(k)?, batch_b, &product(tail_b)?)?
+        };
+        let constant = one_matrix && b.as_const().is_some();
+        let odd = n.exact_div(&2.into()).is_none();
+        let tile = if odd || rows.is(1) { 1 } else { ROWS };
+        let mut parts = Vec::new();
+        if let (true, Some(columns), Some(depth)) = (constant, as_usize(n), as_usize(k)) {
+            let size = if cx.float() == DType::F16 { 2 } else { 4 };
+            for (first, count) in cx.split(columns, depth * size, 2)? {
+                let stride = count.next_multiple_of(2);
+                let pack = Pack::Columns { dtype: cx.float(), transpose: self.trans_b, first, count, stride };
+                parts.push((cx.weight(1, pack)?, first, Dim::from_usize(count), Dim::from_usize(stride)));
+            }
+        } else {
+            let stride = if self.trans_b { k } else { n };
+            parts.push((cx.input(1)?, 0, n.clone(), stride.clone()));
+        }
+        if odd && parts.len() > 1 {
+            return Err(OpError::Unsupported(format!("a weight of {n} columns, an odd number, above the binding limit")));
+        }
+        for (weight, first, count, stride) in parts {
+            let mut call = Call::new(&KERNEL, 64)
+                .operand(cx.input(0)?)
+                .operand(weight)
+                .operand(cx.output(0)?)
+                .define("ROWS", tile)
+                .field(&rows)
+                .field(&count)
+                .field(k)
+                .field(stride)
+                .field(n)
+                .field(Dim::from_usize(first))
+                .field(&walk.count);
+            for d in walk.sizes.iter().chain(&walk.a).chain(&walk.b) {
+                call = call.field(d);
+            }
+            call = if odd {
+                call.define("ODD", 1).grid(walk.count.mul(&rows)?.mul(&count)?.ceil_div(2 * 64)?, 1, 1)
+            } else {
+                call.grid(count.ceil_div(2 * 64)?, rows.ceil_div(tile)?, walk.count.clone())
+            };
+            if self.trans_b && !constant {
+                call = call.define("TRANS_B", 1);
+            }
+            cx.emit(call)?;
+        }
+        Ok(())
+    }
+}
+
+fn as_usize(d: &Dim) -> Option<usize> {
+    d.as_const().and_then(|v| usize::try_from(v).ok())
+}
+
+/// How the batch index walks both operands: up to three joined batch axes.
+struct BatchWalk {
+    count: Dim,
+    /// Sizes of the two inner axes.
+    sizes: [Dim; 2],
+    a: [Dim; 3],
+    b: [Dim; 3],
+}
+
+impl Default for BatchWalk {
+    fn default() -> Self {
+        let zeros = || [0, 0, 0].map(Dim::from);
+        Self { count: 1.into(), sizes: [1, 1].map(Dim::from), a: zeros(), b: zeros() }
+    }
+}
+
+impl BatchWalk {
+    /// `tail` is the number of elements of one matrix.
+    fn new(out: &[Dim], a: &[Dim], tail_a: &Dim, b: &[Dim], tail_b: &Dim) -> OpResult<Self> {
+        let (a, b, out) = (Shape(a.to_vec()), Shape(b.to_vec()), Shape(out.to_vec()));
+        let joined = pointwise::join_axes(&out, &[&a, &b])?;
+        if joined.sizes.len() > 3 {
+            return Err(OpError::Unsupported(format!("{} batch axes that cannot be joined; at most 3", joined.sizes.len())));
+        }
+        let mut walk = Self { count: out.count()?, ..Self::default() };
+        for i in 0..joined.sizes.len() {
+            if let Some(size) = walk.sizes.get_mut(i) {
+                *size = joined.sizes[i].clone();
+            }
+            walk.a[i] = joined.strides[0][i].mul(tail_a)?;
+            walk.b[i] = joined.strides[1][i].mul(tail_b)?;
+        }
+        Ok(walk)
+    }
+}
+
+/// `y = a * b` for row-major `a` of `m x k` and `b` of `k x n`, or `n x k` when `trans_b`.
+pub fn gemm(m: usize, n: usize, k: usize, a: &[f32], b: &[f32], trans_b: bool, y: &mut [f32]) {
+    assert!(a.len() >= m * k && b.len() >= k * n && y.len() >= m * n, "operands cover the product");
+    let stride = |v: usize| isize::try_from(v).unwrap_or(isize::MAX);
+    let (b_column, b_row) = if trans_b { (stride(k), 1) } else { (1, stride(n)) };
+    // SAFETY: the three slices cover the addressed elements, as asserted, and `y` does not alias the operands.
+    unsafe {
+        gemm::gemm(
+            m,
+            n,
+            k,
+            y.as_mut_ptr(),
+            1,
+            stride(n),
+            false,
+            a.as_ptr(),
+            1,
+            stride(k),
+            b.as_ptr(),
+            b_column,
+            b_row,
+            0.0f32,
+            1.0f32,
+            false,
+            false,
+            false,
+            gemm::Parallelism::Rayon(0),
+        );
+    }
+}
+
+fn import(_: &dyn Attributes) -> OpResult<Box<dyn Op>> {
+    Ok(Box::new(MatMul { trans_b: false }))
+}
+
+/// The registry's entry.
+pub static DEF: OpDef = OpDef { onnx: &[onnx("MatMul", 13)], import, kernels: &[&KERNEL], cases };
+
+fn cases() -> Vec<Case> {
+    let case = |a: &[usize], b: &[usize], trans_b| Case::new(MatMul { trans_b }, vec![input(a), input(b)]);
+    let weight = |a: &[usize], b: &[usize], trans_b| Case::new(MatMul { trans_b }, vec![input(a), input(b).constant()]);
+    vec![
+        case(&[5, 33], &[33, 130], false),
+        case(&[1, 64], &[64, 66], false),
+        case(&[3, 7], &[7, 11], false),
+        case(&[2, 3, 5, 13], &[2, 1, 13, 6], false),
+        case(&[1, 3, 2, 4, 16], &[1, 3, 1, 16, 10], false),
+        case(&[2, 5, 16], &[2, 9, 16], true),
+        case(&[7, 12], &[10, 12], true),
+        weight(&[1, 1, 96], &[96, 130], false),
+        weight(&[1, 9, 96], &[96, 128], false),
+        weight(&[2, 3, 31], &[31, 7], false),
+        weight(&[4, 24], &[50, 24], true),
+    ]
+}

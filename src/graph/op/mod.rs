@@ -1,0 +1,302 @@
+//! Operators: shape rule, reference evaluation and kernel choice of each in one file.
+//!
+//! Adding one is a file here, a word in the [`ops!`] list below, and its kernel pair.
+
+use crate::backend::kernel::Kernel;
+use crate::plan::lower::LowerCx;
+use crate::shape::{Dim, DimError, Fact, Shape};
+use crate::tensor::{DType, HostTensor, TensorError};
+use std::any::Any;
+use std::fmt::Debug;
+
+/// Why an operator cannot be imported, derived, evaluated or lowered. The loop over nodes adds the place.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum OpError {
+    /// Two things that must agree do not.
+    #[error("{what} differ: {left} (left) and {right} (right)")]
+    Mismatch {
+        /// What was compared, in the plural.
+        what: &'static str,
+        /// First value.
+        left: String,
+        /// Second value.
+        right: String,
+    },
+    /// Something is not as the operator demands.
+    #[error("{what}: expected {expected}, found {found}")]
+    Expected {
+        /// What was looked at.
+        what: String,
+        /// What would be right.
+        expected: String,
+        /// What is there.
+        found: String,
+    },
+    /// Legal, but outside what this engine does.
+    #[error("not supported: {0}")]
+    Unsupported(String),
+    /// A shape expression failed.
+    #[error(transparent)]
+    Dim(#[from] DimError),
+    /// A host tensor failed.
+    #[error(transparent)]
+    Tensor(#[from] TensorError),
+}
+
+impl OpError {
+    /// [`OpError::Expected`] from displayable parts.
+    pub fn expected(what: impl Into<String>, expected: impl ToString, found: impl ToString) -> Self {
+        Self::Expected { what: what.into(), expected: expected.to_string(), found: found.to_string() }
+    }
+
+    /// [`OpError::Mismatch`] from displayable parts.
+    pub fn mismatch(what: &'static str, left: impl ToString, right: impl ToString) -> Self {
+        Self::Mismatch { what, left: left.to_string(), right: right.to_string() }
+    }
+}
+
+/// Result of an operator's functions.
+pub type OpResult<T> = Result<T, OpError>;
+
+/// What [`Op::infer`] sees.
+#[derive(Debug)]
+pub struct InferCx<'a> {
+    /// Facts of the operands.
+    pub inputs: &'a [Option<&'a Fact>],
+}
+
+impl InferCx<'_> {
+    /// The fact of operand `i`, which must be there.
+    pub fn fact(&self, i: usize) -> OpResult<&Fact> {
+        self.opt(i).ok_or_else(|| OpError::expected(format!("input {i}"), "a value", "nothing"))
+    }
+
+    /// The fact of operand `i`, if given.
+    pub fn opt(&self, i: usize) -> Option<&Fact> {
+        self.inputs.get(i).copied().flatten()
+    }
+
+    /// The elements of integer operand `i` (rank 0 or 1) as expressions, which must be known.
+    pub fn dims(&self, i: usize) -> OpResult<Vec<Dim>> {
+        self.fact(i)?.as_dims().ok_or_else(|| {
+            OpError::Unsupported(format!("input {i} depends on data; its values are not known before the run"))
+        })
+    }
+
+    /// The elements of integer operand `i` as numbers, which must be constant.
+    pub fn ints(&self, i: usize) -> OpResult<Vec<i64>> {
+        self.dims(i)?
+            .iter()
+            .map(|d| d.as_const().ok_or_else(|| OpError::expected(format!("input {i}"), "constant integers", d)))
+            .collect()
+    }
+}
+
+/// Operands of [`Op::eval`]; `None` where an optional one is left out.
+pub type Inputs<'a> = [Option<&'a HostTensor>];
+
+/// Operand `i` of an evaluation, which must be there.
+pub fn operand<'a>(inputs: &Inputs<'a>, i: usize) -> OpResult<&'a HostTensor> {
+    inputs
+        .get(i)
+        .copied()
+        .flatten()
+        .ok_or_else(|| OpError::expected(format!("input {i}"), "a value", "nothing"))
+}
+
+/// Object-safe equality, cloning and down-casting; implemented for every operator by the compiler.
+pub trait DynOp {
+    /// For down-casting.
+    fn as_any(&self) -> &dyn Any;
+    /// Same operator with the same attributes.
+    fn dyn_eq(&self, other: &dyn Op) -> bool;
+    /// A copy.
+    fn boxed(&self) -> Box<dyn Op>;
+}
+
+impl<T: Op + PartialEq + Clone + 'static> DynOp for T {
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+    fn dyn_eq(&self, other: &dyn Op) -> bool {
+        other.as_any().downcast_ref::<T>().is_some_and(|o| o == self)
+    }
+    fn boxed(&self) -> Box<dyn Op> {
+        Box::new(self.clone())
+    }
+}
+
+impl Clone for Box<dyn Op> {
+    fn clone(&self) -> Self {
+        self.as_ref().boxed()
+    }
+}
+
+impl dyn Op {
+    /// The operator as `T`, if it is one.
+    pub fn downcast<T: 'static>(&self) -> Option<&T> {
+        self.as_any().downcast_ref()
+    }
+}
+
+/// An operator with its attributes.
+pub trait Op: DynOp + Debug + Send + Sync {
+    /// ONNX operator type, or the name in our own domain.
+    fn name(&self) -> &str;
+
+    /// Types, shapes and known contents of the results.
+    fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>>;
+
+    /// The results on the host: the reference for every kernel.
+    fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>>;
+
+    /// Chooses kernels and emits their dispatches.
+    fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()>;
+
+    /// False for an operand that is used only through what derivation knows of it (shapes, axes): its data
+    /// need not exist at run time.
+    fn reads(&self, _input: usize) -> bool {
+        true
+    }
+
+    /// True when a result is stored in 32 bits wherever an operand is: operators that move or transform single
+    /// elements. Others return to the plan's storage type.
+    fn keeps_precision(&self) -> bool {
+        false
+    }
+}
+
+/// Attributes of a node under import, with typed access. Every attribute must be read, else import fails.
+pub trait Attributes {
+    /// Operator type in the file.
+    fn op_type(&self) -> &str;
+    /// Opset version of the operator's domain that the model declares.
+    fn opset(&self) -> i64;
+    /// Number of operands, trailing omitted ones not counted.
+    fn input_count(&self) -> usize;
+    /// An integer.
+    fn int(&self, name: &str) -> OpResult<Option<i64>>;
+    /// A float.
+    fn float(&self, name: &str) -> OpResult<Option<f32>>;
+    /// A list of integers.
+    fn ints(&self, name: &str) -> OpResult<Option<Vec<i64>>>;
+    /// A tensor.
+    fn tensor(&self, name: &str) -> OpResult<Option<HostTensor>>;
+    /// A string.
+    fn string(&self, name: &str) -> OpResult<Option<String>>;
+}
+
+/// An operator name of a domain in a range of opset versions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OnnxName {
+    /// Domain; empty for the standard one.
+    pub domain: &'static str,
+    /// Operator type.
+    pub name: &'static str,
+    /// First version with the semantics that the import function reads.
+    pub since: i64,
+}
+
+/// The domain of operators that only this engine knows.
+pub const OWN_DOMAIN: &str = "ai.transformer_lite";
+
+/// A standard operator from opset `since` on.
+pub const fn onnx(name: &'static str, since: i64) -> OnnxName {
+    OnnxName { domain: "", name, since }
+}
+
+/// An operator of our own domain.
+pub const fn own(name: &'static str) -> OnnxName {
+    OnnxName { domain: OWN_DOMAIN, name, since: 1 }
+}
+
+/// What the registry holds of one operator file.
+#[derive(Debug)]
+pub struct OpDef {
+    /// Names under which models call it.
+    pub onnx: &'static [OnnxName],
+    /// Makes the operator from a node's attributes.
+    pub import: fn(&dyn Attributes) -> OpResult<Box<dyn Op>>,
+    /// Kernels that it may emit.
+    pub kernels: &'static [&'static Kernel],
+    /// Conformance cases; also benchmarks and self-test.
+    pub cases: fn() -> Vec<case::Case>,
+}
+
+/// Declares the operator modules and the list of their definitions.
+macro_rules! ops {
+    ($($module:ident),* $(,)?) => {
+        $(pub mod $module;)*
+        /// Every operator of this build.
+        pub const ALL: &[&OpDef] = &[$(&$module::DEF),*];
+    };
+}
+
+pub mod case;
+
+ops! {
+    attention, concat, constant_of_shape, expand, gather, gather_e0m, kv_append, matmul, matmul_e0m, pointwise, range,
+    reduce, reshape, rms_norm, rotary, shape_of, slice, softmax, transpose,
+}
+
+/// A non-negative axis below `rank` from ONNX's signed form.
+pub fn axis(axis: i64, rank: usize) -> OpResult<usize> {
+    let r = i64::try_from(rank).unwrap_or(i64::MAX);
+    let a = if axis < 0 { axis + r } else { axis };
+    usize::try_from(a)
+        .ok()
+        .filter(|a| *a < rank)
+        .ok_or_else(|| OpError::expected("axis", format!("-{rank} to {}", rank.saturating_sub(1)), axis))
+}
+
+/// Row-major strides of a shape, in elements.
+pub fn strides(shape: &[usize]) -> Vec<usize> {
+    let mut out = vec![1; shape.len()];
+    for i in (1..shape.len()).rev() {
+        out[i - 1] = out[i] * shape[i];
+    }
+    out
+}
+
+/// `x` gathered element by element: result element at multi-index `m` of `shape` is `x[start + sum(m * stride)]`.
+pub fn gather_strided(x: &HostTensor, shape: &[usize], start: usize, step: &[isize]) -> OpResult<HostTensor> {
+    let size = x.dtype().size();
+    let count: usize = shape.iter().product();
+    let mut out = Vec::with_capacity(count * size);
+    let bytes = x.bytes();
+    let mut index = vec![0usize; shape.len()];
+    let mut at = isize::try_from(start).unwrap_or(isize::MAX);
+    for _ in 0..count {
+        let from = usize::try_from(at).unwrap_or(usize::MAX).saturating_mul(size);
+        let element = bytes
+            .get(from..from.saturating_add(size))
+            .ok_or_else(|| OpError::expected("element", format!("below {}", x.len()), at))?;
+        out.extend_from_slice(element);
+        for axis in (0..shape.len()).rev() {
+            index[axis] += 1;
+            at += step[axis];
+            if index[axis] < shape[axis] {
+                break;
+            }
+            at -= step[axis] * isize::try_from(shape[axis]).unwrap_or(0);
+            index[axis] = 0;
+        }
+    }
+    Ok(HostTensor::from_bytes(x.dtype(), shape, &out)?)
+}
+
+/// The dtype that device memory uses for a host dtype, given the storage type of floats.
+pub fn device_dtype(dtype: DType, float: DType) -> DType {
+    match dtype {
+        DType::F32 | DType::F16 => float,
+        DType::U32 => DType::U32,
+        DType::I64 | DType::I32 | DType::U8 | DType::I8 | DType::Bool => DType::I32,
+    }
+}
+
+/// The shape's sizes before, at and after `axis` as products.
+pub fn split_at(shape: &Shape, axis: usize) -> OpResult<(Dim, Dim, Dim)> {
+    let (before, rest) = shape.0.split_at(axis);
+    let (at, after) = rest.split_first().ok_or_else(|| OpError::expected("axis", "inside the shape", axis))?;
+    Ok((crate::shape::product(before)?, at.clone(), crate::shape::product(after)?))
+}

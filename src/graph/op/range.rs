@@ -1,0 +1,103 @@
+//! `start, start + delta, ...` below `limit`. ONNX `Range` from opset 11.
+//!
+//! On a device for integers whose operands are known as expressions.
+
+use super::case::{Case, input};
+use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, onnx, operand};
+use crate::backend::kernel::Kernel;
+use crate::plan::lower::{Call, LowerCx};
+use crate::shape::{Dim, Fact, Known, Shape};
+use crate::tensor::HostTensor;
+
+static KERNEL: Kernel = crate::kernel!(range { count: U32, start: I32, delta: I32 } [y: Out Elem]);
+
+/// See the module documentation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Range;
+
+/// Start, step and number of elements.
+fn parts(start: &[Dim], limit: &[Dim], delta: &[Dim]) -> OpResult<(Dim, i64, Dim)> {
+    let ([start], [limit], [delta]) = (start, limit, delta) else {
+        return Err(OpError::expected("operands", "scalars", "lists"));
+    };
+    let step = delta.as_const().filter(|d| *d != 0).ok_or_else(|| OpError::expected("delta", "a constant other than 0", delta))?;
+    let span = if step > 0 { limit.sub(start)? } else { start.sub(limit)? };
+    let count = span.ceil_div(step.checked_abs().unwrap_or(i64::MAX))?;
+    Ok((start.clone(), step, count.as_const().map_or(count, |n| n.max(0).into())))
+}
+
+impl Op for Range {
+    fn name(&self) -> &str {
+        "Range"
+    }
+
+    fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
+        let dtype = cx.fact(0)?.dtype;
+        if dtype.is_float() {
+            let all: Option<Vec<_>> = (0..3).map(|i| cx.opt(i).and_then(Fact::as_const).map(std::convert::AsRef::as_ref)).collect();
+            let all = all.ok_or_else(|| OpError::Unsupported("a float range that is not constant".to_owned()))?;
+            let inputs: Vec<_> = all.into_iter().map(Some).collect();
+            let y = self.eval(&inputs)?;
+            return Ok(y.iter().map(|t| Fact::new(dtype, Shape::fixed(t.shape()))).collect());
+        }
+        let (start, step, count) = parts(&cx.dims(0)?, &cx.dims(1)?, &cx.dims(2)?)?;
+        let mut fact = Fact::new(dtype, Shape(vec![count.clone()]));
+        if let Some(n) = count.as_const().filter(|n| *n <= 64) {
+            fact.known = Known::Dims((0..n).map(|i| start.add(&(i * step).into())).collect::<Result<_, _>>()?);
+        }
+        Ok(vec![fact])
+    }
+
+    fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
+        let (start, limit, delta) = (operand(inputs, 0)?, operand(inputs, 1)?, operand(inputs, 2)?);
+        let dtype = start.dtype();
+        if dtype.is_float() {
+            let one = |t: &HostTensor| -> OpResult<f32> {
+                t.to_f32()?.first().copied().ok_or_else(|| OpError::expected("operand", "a scalar", "nothing"))
+            };
+            let (start, limit, delta) = (one(start)?, one(limit)?, one(delta)?);
+            let n = ((limit - start) / delta).ceil();
+            if !(0.0..=1e9).contains(&n) {
+                return Err(OpError::expected("number of elements", "0 to 1e9", n));
+            }
+            #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked above")]
+            let n = n as usize;
+            #[expect(clippy::cast_precision_loss, reason = "as the operator is defined")]
+            let data: Vec<f32> = (0..n).map(|i| start + i as f32 * delta).collect();
+            return Ok(vec![HostTensor::from_floats(dtype, &[n], &data)?]);
+        }
+        let list = |t: &HostTensor| -> OpResult<Vec<Dim>> { Ok(t.to_i64()?.into_iter().map(Dim::from).collect()) };
+        let (start, step, count) = parts(&list(start)?, &list(limit)?, &list(delta)?)?;
+        let (start, count) = (start.as_const().unwrap_or(0), count.as_const().unwrap_or(0));
+        let data: Vec<i64> = (0..count).map(|i| start.wrapping_add(i.wrapping_mul(step))).collect();
+        Ok(vec![HostTensor::from_ints(dtype, &[data.len()], &data)?])
+    }
+
+    fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
+        let (start, step, count) = parts(&cx.dims(0)?, &cx.dims(1)?, &cx.dims(2)?)?;
+        let call = Call::new(&KERNEL, 64)
+            .operand(cx.output(0)?)
+            .grid(count.ceil_div(2 * 64)?, 1, 1)
+            .field(&count)
+            .field(start)
+            .field(Dim::from(step));
+        cx.emit(call)
+    }
+
+    fn reads(&self, _: usize) -> bool {
+        false
+    }
+}
+
+fn import(_: &dyn Attributes) -> OpResult<Box<dyn Op>> {
+    Ok(Box::new(Range))
+}
+
+/// The registry's entry.
+pub static DEF: OpDef = OpDef { onnx: &[onnx("Range", 11)], import, kernels: &[&KERNEL], cases };
+
+fn cases() -> Vec<Case> {
+    let one = |v: i64| input(&[]).values(&[v]).constant();
+    let case = |a, b, c| Case::new(Range, vec![one(a), one(b), one(c)]);
+    vec![case(0, 129, 1), case(5, 6, 1), case(-3, 200, 7), case(9, -9, -2)]
+}

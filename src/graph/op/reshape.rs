@@ -1,0 +1,203 @@
+//! Operators that give the same bytes another shape: nothing runs on a device.
+//!
+//! ONNX `Reshape` (13; `allowzero` from 14), `Unsqueeze` and `Squeeze` (13, axes as an operand), `Flatten` (13), `Identity`.
+
+use super::case::{Case, input};
+use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, axis, onnx, operand};
+use crate::plan::lower::LowerCx;
+use crate::shape::{Dim, Fact, Known, Shape, product};
+use crate::tensor::HostTensor;
+
+/// Which rule gives the new shape.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Reshape {
+    /// Operand 1 is the shape: -1 is what remains, 0 copies the input's size unless `allow_zero`.
+    Reshape {
+        /// 0 means 0.
+        allow_zero: bool,
+    },
+    /// Operand 1 lists axes of the result that have size 1.
+    Unsqueeze,
+    /// Operand 1 lists axes of size 1 to remove; without it all of them.
+    Squeeze,
+    /// Two axes: those before `axis` and the rest.
+    Flatten {
+        /// First axis of the second part.
+        axis: i64,
+    },
+    /// The same shape.
+    Identity,
+}
+
+impl Reshape {
+    /// `axes` are the values of operand 1, if there is one.
+    fn shape(&self, x: &[Dim], operand: Option<Vec<Dim>>) -> OpResult<Vec<Dim>> {
+        let needs = || operand.clone().ok_or_else(|| OpError::expected("input 1", "known integers", "unknown values"));
+        let axes = |rank: usize| -> OpResult<Vec<usize>> {
+            let mut out = Vec::new();
+            for d in needs()? {
+                let a = d.as_const().ok_or_else(|| OpError::expected("axes", "constants", &d))?;
+                out.push(axis(a, rank)?);
+            }
+            out.sort_unstable();
+            if out.windows(2).any(|w| w[0] == w[1]) {
+                return Err(OpError::expected("axes", "distinct", format!("{out:?}")));
+            }
+            Ok(out)
+        };
+        match self {
+            Self::Identity => Ok(x.to_vec()),
+            Self::Flatten { axis: a } => {
+                let at = if usize::try_from(*a).ok() == Some(x.len()) { x.len() } else { axis(*a, x.len())? };
+                Ok(vec![product(&x[..at])?, product(&x[at..])?])
+            }
+            Self::Unsqueeze => {
+                let rank = x.len() + needs()?.len();
+                let new = axes(rank)?;
+                let mut rest = x.iter();
+                Ok((0..rank).filter_map(|i| if new.contains(&i) { Some(1.into()) } else { rest.next().cloned() }).collect())
+            }
+            Self::Squeeze => {
+                let gone = match operand {
+                    Some(_) => axes(x.len())?,
+                    None => (0..x.len()).filter(|i| x[*i].is(1)).collect(),
+                };
+                if let Some(i) = gone.iter().find(|i| !x[**i].is(1)) {
+                    return Err(OpError::expected(format!("size of axis {i}"), 1, &x[*i]));
+                }
+                Ok((0..x.len()).filter(|i| !gone.contains(i)).map(|i| x[i].clone()).collect())
+            }
+            Self::Reshape { allow_zero } => {
+                let mut out = Vec::new();
+                let mut hole = None;
+                for (i, d) in needs()?.into_iter().enumerate() {
+                    if d.is(-1) {
+                        if hole.replace(i).is_some() {
+                            return Err(OpError::expected("shape", "one -1 at most", "two"));
+                        }
+                        out.push(1.into());
+                    } else if d.is(0) && !allow_zero {
+                        out.push(x.get(i).cloned().ok_or_else(|| OpError::expected("rank of the input", format!("above {i}"), x.len()))?);
+                    } else {
+                        out.push(d);
+                    }
+                }
+                let (have, want) = (product(x)?, product(&out)?);
+                if let Some(i) = hole {
+                    out[i] = have
+                        .exact_div(&want)
+                        .ok_or_else(|| OpError::mismatch("element counts (no whole number fills the -1)", &have, &want))?;
+                } else if have != want {
+                    return Err(OpError::mismatch("element counts", have, want));
+                }
+                Ok(out)
+            }
+        }
+    }
+}
+
+impl Op for Reshape {
+    fn name(&self) -> &str {
+        match self {
+            Self::Reshape { .. } => "Reshape",
+            Self::Unsqueeze => "Unsqueeze",
+            Self::Squeeze => "Squeeze",
+            Self::Flatten { .. } => "Flatten",
+            Self::Identity => "Identity",
+        }
+    }
+
+    fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
+        let x = cx.fact(0)?;
+        let operand = if cx.opt(1).is_some() { Some(cx.dims(1)?) } else { None };
+        let mut fact = Fact::new(x.dtype, Shape(self.shape(&x.shape.0, operand)?));
+        if let Known::Dims(d) = &x.known
+            && fact.shape.rank() <= 1
+        {
+            fact.known = Known::Dims(d.clone());
+        }
+        Ok(vec![fact])
+    }
+
+    fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
+        let x = operand(inputs, 0)?;
+        let list = match inputs.get(1).copied().flatten() {
+            Some(t) => Some(t.to_i64()?.into_iter().map(Dim::from).collect()),
+            None => None,
+        };
+        let shape = Shape(self.shape(&Shape::fixed(x.shape()).0, list)?);
+        let fixed = shape.as_fixed().ok_or_else(|| OpError::expected("shape", "sizes of 0 or more", &shape))?;
+        Ok(vec![x.reshape(&fixed)?])
+    }
+
+    fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
+        cx.alias(0, 0)
+    }
+
+    fn reads(&self, input: usize) -> bool {
+        input == 0
+    }
+
+    fn keeps_precision(&self) -> bool {
+        true
+    }
+}
+
+fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
+    Ok(Box::new(match a.op_type() {
+        "Reshape" => Reshape::Reshape { allow_zero: a.int("allowzero")?.unwrap_or(0) != 0 },
+        "Unsqueeze" => Reshape::Unsqueeze,
+        "Squeeze" => Reshape::Squeeze,
+        "Flatten" => Reshape::Flatten { axis: a.int("axis")?.unwrap_or(1) },
+        _ => Reshape::Identity,
+    }))
+}
+
+/// The registry's entry.
+pub static DEF: OpDef = OpDef {
+    onnx: &[
+        onnx("Reshape", 13),
+        onnx("Unsqueeze", 13),
+        onnx("Squeeze", 13),
+        onnx("Flatten", 13),
+        onnx("Identity", 1),
+    ],
+    import,
+    kernels: &[],
+    cases,
+};
+
+fn cases() -> Vec<Case> {
+    // On a device a reshape alone runs nothing; these check the rules on the host.
+    let case = |op, x: &[usize], list: Vec<i64>| {
+        Case::new(op, vec![input(x), input(&[list.len()]).values(&list)]).host_only("runs nothing on a device")
+    };
+    vec![
+        case(Reshape::Reshape { allow_zero: false }, &[2, 3, 4], vec![0, -1]),
+        case(Reshape::Unsqueeze, &[2, 3], vec![0, -1]),
+        case(Reshape::Squeeze, &[1, 3, 1], vec![-1]),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn dims(text: &str) -> Vec<Dim> {
+        text.split(',').map(|d| Dim::parse(d).unwrap()).collect()
+    }
+
+    #[test]
+    fn symbolic_reshape() {
+        let r = Reshape::Reshape { allow_zero: false };
+        let shape = |x: &str, s: &str| r.shape(&dims(x), Some(dims(s)));
+        assert_eq!(shape("1,N,4096", "1,-1,32,128").unwrap(), dims("1,N,32,128"), "the paper's example");
+        assert_eq!(shape("b,9,s,64", "0,9,-1,64").unwrap(), dims("b,9,s,64"));
+        assert!(shape("2,3", "4,2").is_err());
+        assert!(shape("2,3", "-1,-1").is_err());
+        assert!(shape("2,3", "0,0,0").is_err());
+        assert_eq!(Reshape::Unsqueeze.shape(&dims("s"), Some(dims("0,-1"))).unwrap(), dims("1,s,1"));
+        assert!(Reshape::Unsqueeze.shape(&dims("s"), Some(dims("0,0"))).is_err());
+        assert!(Reshape::Squeeze.shape(&dims("s,1"), Some(dims("0"))).is_err());
+    }
+}

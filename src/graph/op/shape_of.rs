@@ -1,0 +1,65 @@
+//! The shape of a value as integers. ONNX `Shape` from opset 13; `start` and `end` from 15.
+
+use super::case::{Case, input};
+use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, onnx, operand};
+use crate::plan::lower::LowerCx;
+use crate::shape::{Fact, Known, Shape};
+use crate::tensor::{DType, HostTensor};
+use std::ops::Range;
+
+/// See the module documentation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ShapeOf {
+    /// First axis; negative counts from the end.
+    pub start: i64,
+    /// Axis after the last; `None` is the rank.
+    pub end: Option<i64>,
+}
+
+impl ShapeOf {
+    fn range(&self, rank: usize) -> Range<usize> {
+        let r = i64::try_from(rank).unwrap_or(i64::MAX);
+        let clamp = |v: i64| usize::try_from(if v < 0 { v + r } else { v }.clamp(0, r)).unwrap_or(0);
+        let start = clamp(self.start);
+        start..self.end.map_or(rank, clamp).max(start)
+    }
+}
+
+impl Op for ShapeOf {
+    fn name(&self) -> &str {
+        "Shape"
+    }
+
+    fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
+        let shape = &cx.fact(0)?.shape;
+        let dims = shape.0[self.range(shape.rank())].to_vec();
+        let mut fact = Fact::new(DType::I64, Shape::fixed(&[dims.len()]));
+        fact.known = Known::Dims(dims);
+        Ok(vec![fact])
+    }
+
+    fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
+        let shape = operand(inputs, 0)?.shape();
+        let list: Vec<i64> = shape[self.range(shape.len())].iter().map(|d| i64::try_from(*d).unwrap_or(i64::MAX)).collect();
+        Ok(vec![HostTensor::from_i64(&[list.len()], &list)?])
+    }
+
+    fn lower(&self, _: &mut LowerCx<'_>) -> OpResult<()> {
+        Err(OpError::Unsupported("a shape read as data by a device kernel".to_owned()))
+    }
+
+    fn reads(&self, _: usize) -> bool {
+        false
+    }
+}
+
+fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
+    Ok(Box::new(ShapeOf { start: a.int("start")?.unwrap_or(0), end: a.int("end")? }))
+}
+
+/// The registry's entry.
+pub static DEF: OpDef = OpDef { onnx: &[onnx("Shape", 13)], import, kernels: &[], cases };
+
+fn cases() -> Vec<Case> {
+    vec![Case::new(ShapeOf { start: -2, end: None }, vec![input(&[2, 3, 4])]).host_only("shapes are known when planning")]
+}

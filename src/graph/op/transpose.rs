@@ -1,0 +1,134 @@
+//! Permutation of axes; also the strided copy that slicing and expanding share.
+//!
+//! ONNX `Transpose` from opset 13.
+
+use super::case::{Case, input};
+use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, gather_strided, onnx, operand, strides};
+use crate::backend::kernel::Kernel;
+use crate::plan::lower::{Call, LowerCx};
+use crate::shape::{Dim, Fact, Shape, product};
+use crate::tensor::HostTensor;
+
+static KERNEL: Kernel = crate::kernel!(strided {
+    count: U32, start: I32, n1: U32, n2: U32, n3: U32, n4: U32,
+    s0: I32, s1: I32, s2: I32, s3: I32, s4: I32,
+} [x: In Elem, y: Out Elem]);
+
+const MAX_RANK: usize = 5;
+
+/// Emits `y[m] = x[start + sum(m * step)]` over multi-indices `m` of `shape`, from operand 0 to result 0.
+pub(super) fn emit_strided(cx: &mut LowerCx<'_>, shape: &[Dim], start: &Dim, step: &[Dim]) -> OpResult<()> {
+    // Joined axes, innermost first: size and step.
+    let mut joined: Vec<(Dim, Dim)> = Vec::new();
+    for (size, step) in shape.iter().zip(step).rev() {
+        if size.is(1) {
+            continue;
+        }
+        match joined.last_mut() {
+            Some((inner, inner_step)) if inner_step.mul(inner)? == *step => *inner = inner.mul(size)?,
+            _ => joined.push((size.clone(), step.clone())),
+        }
+    }
+    if joined.len() > MAX_RANK {
+        return Err(OpError::Unsupported(format!("a copy over {} axes that cannot be joined; at most {MAX_RANK}", joined.len())));
+    }
+    let count = product(shape)?;
+    let mut call = Call::new(&KERNEL, 64)
+        .operand(cx.input(0)?)
+        .operand(cx.output(0)?)
+        .grid(count.ceil_div(2 * 64)?, 1, 1)
+        .field(&count)
+        .field(start);
+    for i in 0..MAX_RANK - 1 {
+        call = call.field(joined.get(i).map_or_else(|| 1.into(), |(n, _)| n.clone()));
+    }
+    for i in 0..MAX_RANK {
+        call = call.field(joined.get(i).map_or_else(|| 0.into(), |(_, s)| s.clone()));
+    }
+    cx.emit(call)
+}
+
+/// Row-major strides of a symbolic shape, in elements.
+pub(super) fn dim_strides(shape: &[Dim]) -> OpResult<Vec<Dim>> {
+    let mut out = vec![Dim::from(1); shape.len()];
+    for i in (1..shape.len()).rev() {
+        out[i - 1] = out[i].mul(&shape[i])?;
+    }
+    Ok(out)
+}
+
+/// See the module documentation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Transpose {
+    /// Axis of the operand for each axis of the result; `None` reverses.
+    pub perm: Option<Vec<i64>>,
+}
+
+impl Transpose {
+    /// The permutation for operands of `rank` axes.
+    pub fn axes(&self, rank: usize) -> OpResult<Vec<usize>> {
+        let Some(perm) = &self.perm else { return Ok((0..rank).rev().collect()) };
+        let axes: Vec<usize> = perm.iter().map(|a| super::axis(*a, rank)).collect::<OpResult<_>>()?;
+        let mut sorted = axes.clone();
+        sorted.sort_unstable();
+        if sorted != (0..rank).collect::<Vec<_>>() {
+            return Err(OpError::expected("attribute `perm`", format!("a permutation of {rank} axes"), format!("{perm:?}")));
+        }
+        Ok(axes)
+    }
+}
+
+impl Op for Transpose {
+    fn name(&self) -> &str {
+        "Transpose"
+    }
+
+    fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
+        let x = cx.fact(0)?;
+        let axes = self.axes(x.shape.rank())?;
+        Ok(vec![Fact::new(x.dtype, Shape(axes.iter().map(|a| x.shape.0[*a].clone()).collect()))])
+    }
+
+    fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
+        let x = operand(inputs, 0)?;
+        let axes = self.axes(x.shape().len())?;
+        let from = strides(x.shape());
+        let shape: Vec<usize> = axes.iter().map(|a| x.shape()[*a]).collect();
+        let step: Vec<isize> = axes.iter().map(|a| isize::try_from(from[*a]).unwrap_or(0)).collect();
+        Ok(vec![gather_strided(x, &shape, 0, &step)?])
+    }
+
+    fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
+        let x = cx.shape(0)?;
+        let axes = self.axes(x.rank())?;
+        let moved: Vec<usize> = axes.iter().copied().filter(|a| !x.0[*a].is(1)).collect();
+        if moved.is_sorted() {
+            return cx.alias(0, 0);
+        }
+        let from = dim_strides(&x.0)?;
+        let step: Vec<Dim> = axes.iter().map(|a| from[*a].clone()).collect();
+        let shape = cx.out_fact(0)?.shape.0.clone();
+        emit_strided(cx, &shape, &0.into(), &step)
+    }
+
+    fn keeps_precision(&self) -> bool {
+        true
+    }
+}
+
+fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
+    Ok(Box::new(Transpose { perm: a.ints("perm")? }))
+}
+
+/// The registry's entry.
+pub static DEF: OpDef = OpDef { onnx: &[onnx("Transpose", 13)], import, kernels: &[&KERNEL], cases };
+
+fn cases() -> Vec<Case> {
+    let case = |x: &[usize], perm: &[i64]| Case::new(Transpose { perm: Some(perm.to_vec()) }, vec![input(x)]);
+    vec![
+        case(&[3, 5], &[1, 0]),
+        case(&[1, 5, 9, 64], &[0, 2, 1, 3]),
+        case(&[2, 3, 5, 7, 2], &[4, 2, 0, 3, 1]),
+        Case::new(Transpose { perm: None }, vec![input(&[7, 2, 3]).ints(-5, 5)]),
+    ]
+}

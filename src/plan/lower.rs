@@ -1,0 +1,390 @@
+//! What an operator sees when it chooses its kernels.
+
+use crate::backend::Caps;
+use crate::backend::kernel::{FieldTy, Kernel, Role, Snippet};
+use crate::graph::op::{OpError, OpResult};
+use crate::graph::{Graph, Node, ValueId};
+use crate::shape::{Dim, Fact, Shape};
+use crate::tensor::DType;
+use std::collections::{BTreeMap, HashMap};
+
+/// A part of a constant in the form that a kernel wants. The constant is seen as a matrix: all axes but the last as rows,
+/// except that the items of a packed tensor are 4-byte words whatever its element type.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Pack {
+    /// The whole tensor, row-major.
+    Plain {
+        /// Element type on the device.
+        dtype: DType,
+    },
+    /// Rows `first .. first + count`.
+    Rows {
+        /// Element type on the device.
+        dtype: DType,
+        /// First row.
+        first: usize,
+        /// Number of rows.
+        count: usize,
+    },
+    /// Columns `first .. first + count`, rows padded with zeros to `stride` elements.
+    Columns {
+        /// Element type on the device; [`DType::U32`] takes 4-byte items as they are.
+        dtype: DType,
+        /// Rows and columns are swapped first.
+        transpose: bool,
+        /// First column.
+        first: usize,
+        /// Number of columns.
+        count: usize,
+        /// Elements of a stored row.
+        stride: usize,
+    },
+}
+
+/// A constant in packed form; equal keys share one device buffer.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct WeightKey {
+    /// The constant.
+    pub value: ValueId,
+    /// Its form.
+    pub pack: Pack,
+}
+
+/// Where an operand lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Home {
+    /// An activation: a slot of the arena.
+    Value(ValueId),
+    /// Scratch memory of one node.
+    Temp(usize),
+    /// A packed constant, by index into the plan's weights.
+    Weight(usize),
+    /// A state, by index into the graph's states.
+    State(usize),
+}
+
+/// An operand of a dispatch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Operand {
+    /// Place.
+    pub home: Home,
+    /// Element type on the device.
+    pub dtype: DType,
+}
+
+/// A field of a kernel's parameter struct.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Field {
+    /// An integer, evaluated at each bind.
+    Dim(Dim),
+    /// A float known now.
+    F32(f32),
+}
+
+impl From<Dim> for Field {
+    fn from(d: Dim) -> Self {
+        Self::Dim(d)
+    }
+}
+
+impl From<&Dim> for Field {
+    fn from(d: &Dim) -> Self {
+        Self::Dim(d.clone())
+    }
+}
+
+impl From<f32> for Field {
+    fn from(v: f32) -> Self {
+        Self::F32(v)
+    }
+}
+
+/// One dispatch under construction.
+#[derive(Clone, Debug)]
+pub struct Call {
+    pub(super) kernel: &'static Kernel,
+    pub(super) workgroup: u32,
+    pub(super) defines: BTreeMap<&'static str, i64>,
+    pub(super) operands: Vec<Option<Operand>>,
+    pub(super) grid: [Dim; 3],
+    pub(super) fields: Vec<Field>,
+    pub(super) snippet: Snippet,
+    pub(super) in_place: bool,
+}
+
+impl Call {
+    /// A dispatch of `kernel` in work-groups of `workgroup` items, over one work-group until told otherwise.
+    pub fn new(kernel: &'static Kernel, workgroup: u32) -> Self {
+        Self {
+            kernel,
+            workgroup,
+            defines: BTreeMap::new(),
+            operands: Vec::new(),
+            grid: [1.into(), 1.into(), 1.into()],
+            fields: Vec::new(),
+            snippet: Snippet::default(),
+            in_place: false,
+        }
+    }
+
+    /// Sets a numeric constant of the kernel text.
+    #[must_use]
+    pub fn define(mut self, name: &'static str, value: i64) -> Self {
+        self.defines.insert(name, value);
+        self
+    }
+
+    /// Adds the next operand of the descriptor.
+    #[must_use]
+    pub fn operand(mut self, operand: Operand) -> Self {
+        self.operands.push(Some(operand));
+        self
+    }
+
+    /// Adds the next operand, or leaves an optional one out.
+    #[must_use]
+    pub fn optional(mut self, operand: Option<Operand>) -> Self {
+        self.operands.push(operand);
+        self
+    }
+
+    /// Number of work-groups on each axis.
+    #[must_use]
+    pub fn grid(mut self, x: impl Into<Dim>, y: impl Into<Dim>, z: impl Into<Dim>) -> Self {
+        self.grid = [x.into(), y.into(), z.into()];
+        self
+    }
+
+    /// Adds the next field of the parameter struct.
+    #[must_use]
+    pub fn field(mut self, field: impl Into<Field>) -> Self {
+        self.fields.push(field.into());
+        self
+    }
+
+    /// Sets the generated functions.
+    #[must_use]
+    pub fn snippet(mut self, snippet: Snippet) -> Self {
+        self.snippet = snippet;
+        self
+    }
+
+    /// The kernel reads element `i` of its inputs only to compute element `i` of its output, so that the output may
+    /// take the place of an input that nothing reads later.
+    #[must_use]
+    pub fn may_work_in_place(mut self) -> Self {
+        self.in_place = true;
+        self
+    }
+}
+
+/// A dispatch as emitted, with the node that it belongs to.
+#[derive(Debug)]
+pub(super) struct Emitted {
+    pub call: Call,
+    pub node: usize,
+}
+
+/// What lowering collects over all nodes.
+#[derive(Debug, Default)]
+pub(super) struct Collected {
+    /// Device element type of each value, set when its producer is lowered.
+    pub storage: HashMap<ValueId, DType>,
+    /// A value that is only another name of the bytes of an earlier one.
+    pub alias: HashMap<ValueId, ValueId>,
+    pub calls: Vec<Emitted>,
+    pub weights: Vec<WeightKey>,
+    pub temps: Vec<(DType, Dim)>,
+}
+
+/// The view of one node during lowering.
+#[derive(Debug)]
+pub struct LowerCx<'a> {
+    pub(super) graph: &'a Graph,
+    pub(super) node: &'a Node,
+    pub(super) index: usize,
+    pub(super) facts: &'a [Option<Fact>],
+    pub(super) caps: &'a Caps,
+    pub(super) float: DType,
+    pub(super) out: &'a mut Collected,
+}
+
+impl LowerCx<'_> {
+    /// Number of operands, left-out ones counted.
+    pub fn input_count(&self) -> usize {
+        self.node.inputs.len()
+    }
+
+    /// The device.
+    pub fn caps(&self) -> &Caps {
+        self.caps
+    }
+
+    /// The plan's storage type of floats.
+    pub fn float(&self) -> DType {
+        self.float
+    }
+
+    fn input_id(&self, i: usize) -> OpResult<ValueId> {
+        self.node
+            .inputs
+            .get(i)
+            .copied()
+            .flatten()
+            .ok_or_else(|| OpError::expected(format!("input {i}"), "a value", "nothing"))
+    }
+
+    fn output_id(&self, i: usize) -> OpResult<ValueId> {
+        self.node
+            .outputs
+            .get(i)
+            .copied()
+            .ok_or_else(|| OpError::expected(format!("output {i}"), "a value", "nothing"))
+    }
+
+    fn fact_of(&self, id: ValueId) -> OpResult<&Fact> {
+        self.facts
+            .get(id.index())
+            .and_then(Option::as_ref)
+            .ok_or_else(|| OpError::expected("shape", "derived", "unknown"))
+    }
+
+    /// True when operand `i` is given.
+    pub fn has(&self, i: usize) -> bool {
+        self.input_id(i).is_ok()
+    }
+
+    /// The fact of operand `i` with the plan's fixed symbols replaced.
+    pub fn fact(&self, i: usize) -> OpResult<&Fact> {
+        self.fact_of(self.input_id(i)?)
+    }
+
+    /// The fact of result `i` with the plan's fixed symbols replaced.
+    pub fn out_fact(&self, i: usize) -> OpResult<&Fact> {
+        self.fact_of(self.output_id(i)?)
+    }
+
+    /// The shape of operand `i`.
+    pub fn shape(&self, i: usize) -> OpResult<Shape> {
+        Ok(self.fact(i)?.shape.clone())
+    }
+
+    /// The integer elements of operand `i` as expressions, which must be known.
+    pub fn dims(&self, i: usize) -> OpResult<Vec<Dim>> {
+        self.fact(i)?
+            .as_dims()
+            .ok_or_else(|| OpError::Unsupported(format!("input {i} depends on data that only the device has")))
+    }
+
+    fn root(&self, mut id: ValueId) -> ValueId {
+        while let Some(next) = self.out.alias.get(&id) {
+            id = *next;
+        }
+        id
+    }
+
+    fn resolve(&mut self, id: ValueId) -> OpResult<Operand> {
+        let root = self.root(id);
+        if let Some(i) = self.graph.states().iter().position(|s| s.input == root || s.output == root) {
+            return Ok(Operand { home: Home::State(i), dtype: self.float });
+        }
+        let fact = self.fact_of(root)?;
+        if fact.as_const().is_some() {
+            let dtype = crate::graph::op::device_dtype(fact.dtype, DType::F32);
+            return Ok(self.packed(root, Pack::Plain { dtype }, dtype));
+        }
+        let dtype = self
+            .out
+            .storage
+            .get(&root)
+            .copied()
+            .ok_or_else(|| OpError::Unsupported("data that is known only as expressions".to_owned()))?;
+        Ok(Operand { home: Home::Value(root), dtype })
+    }
+
+    fn packed(&mut self, value: ValueId, pack: Pack, dtype: DType) -> Operand {
+        let key = WeightKey { value, pack };
+        let i = self.out.weights.iter().position(|w| *w == key).unwrap_or_else(|| {
+            self.out.weights.push(key);
+            self.out.weights.len() - 1
+        });
+        Operand { home: Home::Weight(i), dtype }
+    }
+
+    /// Operand `i` as it lies in memory. A constant is uploaded whole, floats in `f32`.
+    pub fn input(&mut self, i: usize) -> OpResult<Operand> {
+        let id = self.input_id(i)?;
+        self.resolve(id)
+    }
+
+    /// Result `i`.
+    pub fn output(&mut self, i: usize) -> OpResult<Operand> {
+        let id = self.output_id(i)?;
+        self.resolve(id)
+    }
+
+    /// Constant operand `i` in packed form.
+    pub fn weight(&mut self, i: usize, pack: Pack) -> OpResult<Operand> {
+        let id = self.input_id(i)?;
+        let root = self.root(id);
+        if self.fact_of(root)?.as_const().is_none() {
+            return Err(OpError::expected(format!("input {i}"), "a constant", "a computed value"));
+        }
+        let dtype = match &pack {
+            Pack::Plain { dtype } | Pack::Rows { dtype, .. } | Pack::Columns { dtype, .. } => *dtype,
+        };
+        Ok(self.packed(root, pack, dtype))
+    }
+
+    /// Splits `count` items of `bytes` each into ranges (first, count) that a kernel can bind, each but the last a
+    /// multiple of `unit` items.
+    pub fn split(&self, count: usize, bytes: usize, unit: usize) -> OpResult<Vec<(usize, usize)>> {
+        let limit = usize::try_from(self.caps.max_view_bytes).unwrap_or(usize::MAX);
+        let most = (limit / bytes.max(1) / unit).saturating_mul(unit);
+        if most == 0 {
+            return Err(OpError::Unsupported(format!(
+                "{unit} items of {bytes} bytes exceed the device's largest view of {limit} bytes"
+            )));
+        }
+        Ok((0..count.div_ceil(most)).map(|i| (i * most, most.min(count - i * most))).collect())
+    }
+
+    /// Scratch memory of this node.
+    pub fn temp(&mut self, dtype: DType, count: Dim) -> Operand {
+        self.out.temps.push((dtype, count));
+        Operand { home: Home::Temp(self.out.temps.len() - 1), dtype }
+    }
+
+    /// Declares that result `o` is the bytes of operand `i` under another shape: nothing runs.
+    pub fn alias(&mut self, o: usize, i: usize) -> OpResult<()> {
+        let (out, input) = (self.output_id(o)?, self.input_id(i)?);
+        let root = self.root(input);
+        self.out.alias.insert(out, root);
+        self.out.storage.remove(&out);
+        Ok(())
+    }
+
+    /// Emits a dispatch.
+    pub fn emit(&mut self, call: Call) -> OpResult<()> {
+        let k = call.kernel;
+        if call.operands.len() != k.args.len() || call.fields.len() != k.params.fields.len() {
+            return Err(OpError::expected(
+                format!("call of kernel {}", k.name),
+                format!("{} operands and {} fields", k.args.len(), k.params.fields.len()),
+                format!("{} and {}", call.operands.len(), call.fields.len()),
+            ));
+        }
+        for (field, (name, ty)) in call.fields.iter().zip(k.params.fields) {
+            if matches!(field, Field::F32(_)) != (*ty == FieldTy::F32) {
+                return Err(OpError::expected(format!("field {name} of kernel {}", k.name), format!("{ty:?}"), format!("{field:?}")));
+            }
+        }
+        for (operand, arg) in call.operands.iter().zip(k.args) {
+            if operand.is_none() && arg.role != Role::OptionalIn {
+                return Err(OpError::expected(format!("operand {} of kernel {}", arg.name, k.name), "a view", "nothing"));
+            }
+        }
+        self.out.calls.push(Emitted { call, node: self.index });
+        Ok(())
+    }
+}

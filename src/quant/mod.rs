@@ -1,0 +1,3 @@
+//! Weight quantization: the E0M formats.
+
+pub mod e0m;
