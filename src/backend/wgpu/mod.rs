@@ -153,7 +153,7 @@ impl Wgpu {
             label: Some("transformer-lite"),
             required_features: adapter.features() & ::wgpu::Features::TIMESTAMP_QUERY,
             required_limits: adapter.limits(),
-            // A model is a few large buffers: growing blocks by half the device's memory would waste most of it.
+            // A model is a few large buffers; large blocks for sharing would mostly stay empty.
             memory_hints: ::wgpu::MemoryHints::MemoryUsage,
             ..Default::default()
         };
@@ -306,7 +306,7 @@ impl Wgpu {
         }
     }
 
-    /// Pushes the staging buffer for reads up to `bytes` (at most [`PIECE`]).
+    /// The staging buffer for reads, of at least `bytes` (at most [`PIECE`]).
     fn readback(&mut self, bytes: u64) -> Result<::wgpu::Buffer, BackendError> {
         if let Some(buffer) = self.readback.as_ref().filter(|b| b.size() >= bytes) {
             return Ok(buffer.clone());
@@ -381,9 +381,9 @@ impl Wgpu {
         checks.int_div_checks = true;
         let mut info = None;
         let module = self.scoped(|device| {
-            // SAFETY: the text is one of this crate's kernels. Its loops end, the session has checked that
-            // every view covers what the kernel reads and writes for the given parameters, and there are
-            // no ray queries and no mesh shaders in it.
+            // SAFETY: the text is one of this crate's kernels: its loops end, and it has no ray queries and no
+            // mesh shaders. The session has checked that every view covers what the kernel touches for the
+            // given parameters; the pad word after a tensor with an odd number of words is inside the buffer.
             let module = unsafe { device.create_shader_module_trusted(descriptor, checks) };
             info = pollster::block_on(module.get_compilation_info())
                 .messages
@@ -471,7 +471,12 @@ impl Backend for Wgpu {
         self.check("create buffer")?;
         let usage =
             ::wgpu::BufferUsages::STORAGE | ::wgpu::BufferUsages::COPY_SRC | ::wgpu::BufferUsages::COPY_DST;
-        let buffer = self.allocate(label, bytes, usage, None)?;
+        // Kernels store pairs, so the last one of a tensor with an odd number of words ends one word behind it.
+        let padded = bytes
+            .next_multiple_of(16)
+            .min(self.caps.max_buffer_bytes)
+            .max(bytes);
+        let buffer = self.allocate(label, padded, usage, None)?;
         let id = self.next_buffer;
         self.next_buffer += 1;
         self.buffers.insert(id, buffer);
@@ -531,12 +536,12 @@ impl Backend for Wgpu {
 
     fn record(&mut self, commands: &[Command]) -> Result<RecordingId, BackendError> {
         self.check("record")?;
-        let before = (self.stats.bytes, self.stats.allocations);
+        let bytes = self.stats.bytes;
         let recording = match record::Recording::new(self, commands) {
             Ok(recording) => recording,
             Err(e) => {
                 // Buffers made for the failed recording are gone.
-                self.stats.bytes = before.0;
+                self.stats.bytes = bytes;
                 return Err(e);
             }
         };

@@ -232,6 +232,7 @@ impl Recording {
                 format!("expected {} bytes of parameters, found {found}", self.params_used),
             )
         })?;
+        // One copy through wgpu's staging memory; a mapped buffer of ours would first have to be free again.
         queue.write_buffer(buffer, 0, used);
         Ok(())
     }
