@@ -197,7 +197,7 @@ fn adapters_are_listed_without_being_opened() {
     assert!(all.contains(w.caps()));
     let caps = w.caps();
     assert!(caps.view_align.is_power_of_two() && caps.params_align.is_power_of_two());
-    assert!(caps.max_view_bytes >= 1 << 20 && caps.max_view_bytes % 4 == 0);
+    assert!(caps.max_view_bytes >= 1 << 20 && caps.max_view_bytes.is_multiple_of(4));
     assert!(caps.max_workgroup >= 64 && caps.max_grid >= 1024 && caps.local_bytes >= 16384);
     assert!(Wgpu::open(Some(&caps.device.to_ascii_uppercase())).is_ok());
 }
@@ -245,7 +245,7 @@ fn transfers_longer_than_a_piece_arrive_whole() {
     let mut w = open();
     let n = PIECE as usize + 4096;
     let b = w.create_buffer("large", n as u64).unwrap();
-    let data: Vec<u8> = (0..n).map(|i| (i * 31 >> 7) as u8).collect();
+    let data: Vec<u8> = (0..n).map(|i| ((i * 31) >> 7) as u8).collect();
     w.write(view(b, 0, n), &data).unwrap();
     let mut out = vec![0; n];
     w.read(view(b, 0, n), &mut out).unwrap();
