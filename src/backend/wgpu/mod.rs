@@ -1,1 +1,614 @@
-//! stub
+//! The wgpu backend: WGSL on Vulkan, Metal and Direct3D 12.
+//!
+//! Operand `i` of [`KernelSpec::bound`] is `@group(0) @binding(i + 1)`; binding 0 is the parameter struct in
+//! a uniform buffer of the recording, bound with a dynamic offset. wgpu itself orders the dispatches of a
+//! pass and the submissions of a queue, so there are no barriers here.
+//!
+//! wgpu reports most errors through callbacks. Whatever arrives there outside an error scope is kept in
+//! [`Fault`] and returned by the call that caused it or by the next one.
+
+mod record;
+#[cfg(test)]
+mod tests;
+
+use super::kernel::{Language, Role, Ty, excerpt};
+use super::{Backend, BackendError, BufferId, Caps, Command, DeviceKind, KernelId, KernelSpec, Launch};
+use super::{RecordingId, Stats, View, choose};
+use std::collections::HashMap;
+use std::num::NonZeroU64;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
+
+const NAME: &str = "wgpu";
+
+/// Bytes that may wait in staging memory before they are flushed, and the largest staging buffer for reads.
+const PIECE: u64 = 64 << 20;
+
+/// What the device reported outside any call's own error scope.
+#[derive(Debug, Default)]
+struct Fault {
+    lost: Option<String>,
+    first: Option<String>,
+}
+
+/// A device opened through wgpu.
+pub struct Wgpu {
+    device: ::wgpu::Device,
+    queue: ::wgpu::Queue,
+    caps: Caps,
+    fault: Arc<Mutex<Fault>>,
+    buffers: HashMap<u32, ::wgpu::Buffer>,
+    next_buffer: u32,
+    kernels: Vec<Compiled>,
+    cache: HashMap<KernelSpec, KernelId>,
+    recordings: HashMap<u32, record::Recording>,
+    next_recording: u32,
+    readback: Option<::wgpu::Buffer>,
+    timers: Option<record::Timers>,
+    /// Bytes written since the last submission; wgpu holds them in staging memory until then.
+    pending: u64,
+    /// The submission that carried the last flushed piece of writes.
+    flushed: Option<::wgpu::SubmissionIndex>,
+    stats: Stats,
+}
+
+/// A compiled kernel with what bind groups need.
+struct Compiled {
+    name: String,
+    pipeline: ::wgpu::ComputePipeline,
+    layout: ::wgpu::BindGroupLayout,
+    /// Size of the uniform binding: the parameter struct rounded up to 16 bytes.
+    params: u64,
+    /// Bytes of the parameter struct.
+    params_exact: u32,
+    operands: usize,
+}
+
+fn adapters() -> Result<Vec<(::wgpu::Adapter, Caps)>, BackendError> {
+    let none = |why: &str| BackendError::NoDriver {
+        backend: NAME,
+        why: why.to_owned(),
+    };
+    let wanted = ::wgpu::Backends::VULKAN | ::wgpu::Backends::METAL | ::wgpu::Backends::DX12;
+    // `Instance::new` panics where no backend is compiled in.
+    if !::wgpu::Instance::enabled_backend_features().intersects(wanted) {
+        return Err(none(
+            "this build has no Vulkan, Metal or Direct3D 12 support for this platform",
+        ));
+    }
+    let instance = ::wgpu::Instance::new(::wgpu::InstanceDescriptor {
+        backends: wanted,
+        // Validation layers and debug names only on demand, through wgpu's own environment variables.
+        flags: ::wgpu::InstanceFlags::empty().with_env(),
+        ..::wgpu::InstanceDescriptor::new_without_display_handle()
+    });
+    let found: Vec<_> = pollster::block_on(instance.enumerate_adapters(wanted))
+        .into_iter()
+        .map(|adapter| {
+            let caps = caps_of(&adapter);
+            (adapter, caps)
+        })
+        .collect();
+    if found.is_empty() {
+        return Err(none(
+            "no Vulkan, Metal or Direct3D 12 adapter found; install the GPU's Vulkan driver, or the CPU driver \
+             with `apt install mesa-vulkan-drivers`",
+        ));
+    }
+    Ok(found)
+}
+
+fn caps_of(adapter: &::wgpu::Adapter) -> Caps {
+    let (info, limits, features) = (adapter.get_info(), adapter.limits(), adapter.features());
+    let driver: Vec<_> = [info.driver.trim(), info.driver_info.trim()]
+        .into_iter()
+        .filter(|s| !s.is_empty())
+        .collect();
+    Caps {
+        backend: NAME,
+        driver: format!("{} ({})", driver.join(" "), info.backend)
+            .trim_start()
+            .to_owned(),
+        kind: match info.device_type {
+            ::wgpu::DeviceType::DiscreteGpu => DeviceKind::Discrete,
+            ::wgpu::DeviceType::IntegratedGpu => DeviceKind::Integrated,
+            ::wgpu::DeviceType::Cpu => DeviceKind::Cpu,
+            ::wgpu::DeviceType::VirtualGpu | ::wgpu::DeviceType::Other => DeviceKind::Other,
+        },
+        device: info.name,
+        // At least a vector of four words, which also keeps the pad word of an odd tensor out of its neighbour.
+        view_align: u64::from(limits.min_storage_buffer_offset_alignment).max(16),
+        params_align: u64::from(limits.min_uniform_buffer_offset_alignment).max(16),
+        max_view_bytes: limits.max_storage_buffer_binding_size & !3,
+        max_buffer_bytes: limits.max_buffer_size & !3,
+        memory_bytes: 0,
+        local_bytes: limits.max_compute_workgroup_storage_size,
+        max_workgroup: limits
+            .max_compute_invocations_per_workgroup
+            .min(limits.max_compute_workgroup_size_x),
+        max_grid: limits.max_compute_workgroups_per_dimension,
+        subgroup: features
+            .contains(::wgpu::Features::SUBGROUP)
+            .then_some(info.subgroup_min_size),
+        f16_math: features.contains(::wgpu::Features::SHADER_F16),
+        profiling: features.contains(::wgpu::Features::TIMESTAMP_QUERY),
+    }
+}
+
+/// Capabilities of every Vulkan, Metal and Direct3D 12 adapter; [`BackendError::NoDriver`] when there is none.
+pub fn list() -> Result<Vec<Caps>, BackendError> {
+    Ok(adapters()?.into_iter().map(|(_, caps)| caps).collect())
+}
+
+impl Wgpu {
+    /// Opens the first adapter whose name or driver contains `device` (ASCII case ignored), or the best one.
+    /// Errors: [`BackendError::NoDriver`], [`BackendError::NoDevice`], or the driver's refusal.
+    pub fn open(device: Option<&str>) -> Result<Self, BackendError> {
+        let (adapters, all): (Vec<_>, Vec<_>) = adapters()?.into_iter().unzip();
+        let chosen = choose(&all, device)?;
+        let (Some(adapter), Some(caps)) = (adapters.get(chosen), all.into_iter().nth(chosen)) else {
+            return Err(driver("choose adapter", "index out of range"));
+        };
+        let request = ::wgpu::DeviceDescriptor {
+            label: Some("transformer-lite"),
+            required_features: adapter.features() & ::wgpu::Features::TIMESTAMP_QUERY,
+            required_limits: adapter.limits(),
+            // A model is a few large buffers; large blocks for sharing would mostly stay empty.
+            memory_hints: ::wgpu::MemoryHints::MemoryUsage,
+            ..Default::default()
+        };
+        let (device, queue) = pollster::block_on(adapter.request_device(&request))
+            .map_err(|e| driver(format!("request device {}", caps.device), e))?;
+        let fault = Arc::new(Mutex::new(Fault::default()));
+        let store = Arc::clone(&fault);
+        device.on_uncaptured_error(Arc::new(move |e: ::wgpu::Error| {
+            lock(&store).first.get_or_insert_with(|| words(&e));
+        }));
+        let store = Arc::clone(&fault);
+        device.set_device_lost_callback(move |reason, why| {
+            lock(&store)
+                .lost
+                .get_or_insert_with(|| format!("{why} ({reason:?})"));
+        });
+        Ok(Self {
+            device,
+            queue,
+            caps,
+            fault,
+            buffers: HashMap::new(),
+            next_buffer: 0,
+            kernels: Vec::new(),
+            cache: HashMap::new(),
+            recordings: HashMap::new(),
+            next_recording: 0,
+            readback: None,
+            timers: None,
+            pending: 0,
+            flushed: None,
+            stats: Stats::default(),
+        })
+    }
+
+    /// The stored fault, if any, as the error of `call`. A lost device stays lost; other faults are told once.
+    fn check(&self, call: &str) -> Result<(), BackendError> {
+        let mut fault = lock(&self.fault);
+        if let Some(why) = &fault.lost {
+            return Err(BackendError::Lost(format!(
+                "{} during {call}: {why}",
+                self.caps.device
+            )));
+        }
+        fault.first.take().map_or(Ok(()), |why| Err(driver(call, why)))
+    }
+
+    /// Runs `f` and returns its result, or the first error that wgpu reported meanwhile.
+    fn scoped<T>(&self, f: impl FnOnce(&::wgpu::Device) -> T) -> Result<T, ::wgpu::Error> {
+        let filters = [
+            ::wgpu::ErrorFilter::Internal,
+            ::wgpu::ErrorFilter::OutOfMemory,
+            ::wgpu::ErrorFilter::Validation,
+        ];
+        let scopes = filters.map(|filter| self.device.push_error_scope(filter));
+        let value = f(&self.device);
+        let mut first = None;
+        // Scopes are a stack.
+        for scope in scopes.into_iter().rev() {
+            let error = pollster::block_on(scope.pop());
+            first = first.or(error);
+        }
+        first.map_or(Ok(value), Err)
+    }
+
+    /// A buffer of any use, counted in the statistics.
+    fn allocate(
+        &mut self,
+        label: &str,
+        bytes: u64,
+        usage: ::wgpu::BufferUsages,
+        contents: Option<u8>,
+    ) -> Result<::wgpu::Buffer, BackendError> {
+        let out_of_memory = |why: String| BackendError::OutOfMemory {
+            label: label.to_owned(),
+            bytes,
+            why,
+        };
+        if bytes > self.caps.max_buffer_bytes {
+            return Err(out_of_memory(format!(
+                "the largest buffer has {} bytes",
+                self.caps.max_buffer_bytes
+            )));
+        }
+        let descriptor = ::wgpu::BufferDescriptor {
+            label: Some(label),
+            size: bytes,
+            usage,
+            mapped_at_creation: contents.is_some(),
+        };
+        let buffer = self
+            .scoped(|device| device.create_buffer(&descriptor))
+            .map_err(|e| match e {
+                ::wgpu::Error::OutOfMemory { .. } => out_of_memory(words(&e)),
+                e => driver(format!("create buffer {label}"), words(&e)),
+            })?;
+        self.check("create buffer")?;
+        if let Some(byte) = contents {
+            let call = || format!("map new buffer {label}");
+            let mut view = buffer.get_mapped_range_mut(..).map_err(|e| driver(call(), e))?;
+            view.slice(..).fill(byte);
+            drop(view);
+            buffer.unmap();
+            self.check("unmap new buffer")?;
+        }
+        self.stats.allocations += 1;
+        self.stats.bytes += bytes;
+        Ok(buffer)
+    }
+
+    fn forget(&mut self, buffer: &::wgpu::Buffer) {
+        self.stats.bytes = self.stats.bytes.saturating_sub(buffer.size());
+    }
+
+    fn buffer(&self, call: &str, id: BufferId) -> Result<&::wgpu::Buffer, BackendError> {
+        self.buffers
+            .get(&id.0)
+            .ok_or_else(|| driver(call, format!("there is no buffer {}", id.0)))
+    }
+
+    fn kernel(&self, call: &str, id: KernelId) -> Result<&Compiled, BackendError> {
+        usize::try_from(id.0)
+            .ok()
+            .and_then(|i| self.kernels.get(i))
+            .ok_or_else(|| driver(call, format!("there is no kernel {}", id.0)))
+    }
+
+    /// Submits, which also carries all pending writes.
+    fn queue_submit(&mut self, commands: Option<::wgpu::CommandBuffer>) -> ::wgpu::SubmissionIndex {
+        self.pending = 0;
+        self.queue.submit(commands)
+    }
+
+    /// Blocks until `index`, or the last submission, is done.
+    fn poll(&self, call: &str, index: Option<::wgpu::SubmissionIndex>) -> Result<(), BackendError> {
+        let kind = ::wgpu::PollType::Wait {
+            submission_index: index,
+            timeout: None,
+        };
+        // wgpu panics here when the device is lost while waiting; it holds no lock at that point.
+        let answer = catch_unwind(AssertUnwindSafe(|| self.device.poll(kind)));
+        self.check(call)?;
+        match answer {
+            Ok(Ok(_)) => Ok(()),
+            Ok(Err(e)) => Err(driver(call, e)),
+            Err(_) => Err(BackendError::Lost(format!(
+                "{} during {call}: wgpu gave up waiting",
+                self.caps.device
+            ))),
+        }
+    }
+
+    /// The staging buffer for reads, of at least `bytes` (at most [`PIECE`]).
+    fn readback(&mut self, bytes: u64) -> Result<::wgpu::Buffer, BackendError> {
+        if let Some(buffer) = self.readback.as_ref().filter(|b| b.size() >= bytes) {
+            return Ok(buffer.clone());
+        }
+        if let Some(old) = self.readback.take() {
+            self.forget(&old);
+        }
+        let size = bytes
+            .next_power_of_two()
+            .max(4096)
+            .min(self.caps.max_buffer_bytes)
+            .max(bytes);
+        let usage = ::wgpu::BufferUsages::MAP_READ | ::wgpu::BufferUsages::COPY_DST;
+        let buffer = self.allocate("readback", size, usage, None)?;
+        self.readback = Some(buffer.clone());
+        Ok(buffer)
+    }
+
+    /// Copies `len` bytes of `source` into `out` once all earlier work is done.
+    fn download(&mut self, source: &::wgpu::Buffer, offset: u64, out: &mut [u8]) -> Result<(), BackendError> {
+        let len = out.len() as u64;
+        let staging = self.readback(len)?;
+        let mut encoder = self
+            .device
+            .create_command_encoder(&::wgpu::CommandEncoderDescriptor::default());
+        encoder.copy_buffer_to_buffer(source, offset, &staging, 0, Some(len));
+        let index = self.queue_submit(Some(encoder.finish()));
+        let slice = staging.slice(..len);
+        let (done, answer) = mpsc::channel();
+        slice.map_async(::wgpu::MapMode::Read, move |result| {
+            // The receiver is gone only when this call has already failed.
+            let _ = done.send(result);
+        });
+        let read = self
+            .poll("read", Some(index))
+            .and_then(|()| match answer.try_recv() {
+                Ok(Ok(())) => {
+                    let view = slice
+                        .get_mapped_range()
+                        .map_err(|e| driver("map readback buffer", e))?;
+                    out.copy_from_slice(&view);
+                    Ok(())
+                }
+                Ok(Err(e)) => Err(driver("map readback buffer", e)),
+                Err(_) => Err(driver("map readback buffer", "no answer")),
+            });
+        if read.is_ok() {
+            staging.unmap();
+        } else if let Some(broken) = self.readback.take() {
+            self.forget(&broken);
+        }
+        read.and_then(|()| self.check("read"))
+    }
+
+    fn build(&self, spec: &KernelSpec) -> Result<Compiled, BackendError> {
+        let failed = |log: String, source_excerpt: String| BackendError::Build {
+            kernel: spec.to_string(),
+            device: format!("{}, {}", self.caps.device, self.caps.driver),
+            log,
+            source_excerpt,
+        };
+        let source = spec
+            .expand(Language::Wgsl)
+            .map_err(|e| failed(e.to_string(), excerpt(spec.kernel.wgsl, None)))?;
+
+        let descriptor = ::wgpu::ShaderModuleDescriptor {
+            label: Some(spec.kernel.name),
+            source: ::wgpu::ShaderSource::Wgsl(source.as_str().into()),
+        };
+        let mut checks = ::wgpu::ShaderRuntimeChecks::unchecked();
+        // Divisors can be elements of a model's tensors.
+        checks.int_div_checks = true;
+        let mut info = None;
+        let module = self.scoped(|device| {
+            // SAFETY: the text is one of this crate's kernels: its loops end, and it has no ray queries and no
+            // mesh shaders. The session has checked that every view covers what the kernel touches for the
+            // given parameters; the pad word after a tensor with an odd number of words is inside the buffer.
+            let module = unsafe { device.create_shader_module_trusted(descriptor, checks) };
+            info = pollster::block_on(module.get_compilation_info())
+                .messages
+                .into_iter()
+                .next();
+            module
+        });
+        let module = module.map_err(|e| {
+            let line = info
+                .as_ref()
+                .and_then(|m| m.location)
+                .and_then(|l| usize::try_from(l.line_number).ok());
+            failed(
+                info.as_ref().map_or_else(|| words(&e), |m| m.message.clone()),
+                excerpt(&source, line),
+            )
+        })?;
+
+        let params_exact = spec.params_bytes();
+        let params = u64::from(params_exact).next_multiple_of(16).max(16);
+        let uniform = ::wgpu::BindingType::Buffer {
+            ty: ::wgpu::BufferBindingType::Uniform,
+            has_dynamic_offset: true,
+            min_binding_size: NonZeroU64::new(params),
+        };
+        let storage = spec.bound().map(|(arg, _)| ::wgpu::BindingType::Buffer {
+            ty: ::wgpu::BufferBindingType::Storage {
+                read_only: arg.role == Role::Weight,
+            },
+            has_dynamic_offset: false,
+            min_binding_size: NonZeroU64::new(if arg.ty == Ty::Words4 { 16 } else { 4 }),
+        });
+        let entries: Vec<_> = (0..)
+            .zip(std::iter::once(uniform).chain(storage))
+            .map(|(binding, ty)| ::wgpu::BindGroupLayoutEntry {
+                binding,
+                visibility: ::wgpu::ShaderStages::COMPUTE,
+                ty,
+                count: None,
+            })
+            .collect();
+        let (layout, pipeline) = self
+            .scoped(|device| {
+                let layout = device.create_bind_group_layout(&::wgpu::BindGroupLayoutDescriptor {
+                    label: Some(spec.kernel.name),
+                    entries: &entries,
+                });
+                let whole = device.create_pipeline_layout(&::wgpu::PipelineLayoutDescriptor {
+                    label: Some(spec.kernel.name),
+                    bind_group_layouts: &[Some(&layout)],
+                    immediate_size: 0,
+                });
+                let pipeline = device.create_compute_pipeline(&::wgpu::ComputePipelineDescriptor {
+                    label: Some(spec.kernel.name),
+                    layout: Some(&whole),
+                    module: &module,
+                    entry_point: Some(spec.kernel.name),
+                    compilation_options: ::wgpu::PipelineCompilationOptions {
+                        constants: &[],
+                        zero_initialize_workgroup_memory: false,
+                    },
+                    cache: None,
+                });
+                (layout, pipeline)
+            })
+            .map_err(|e| failed(words(&e), excerpt(&source, None)))?;
+        self.check("compile")?;
+        Ok(Compiled {
+            name: spec.to_string(),
+            pipeline,
+            layout,
+            params,
+            params_exact,
+            operands: entries.len() - 1,
+        })
+    }
+}
+
+impl Backend for Wgpu {
+    fn caps(&self) -> &Caps {
+        &self.caps
+    }
+
+    fn create_buffer(&mut self, label: &str, bytes: u64) -> Result<BufferId, BackendError> {
+        self.check("create buffer")?;
+        let usage =
+            ::wgpu::BufferUsages::STORAGE | ::wgpu::BufferUsages::COPY_SRC | ::wgpu::BufferUsages::COPY_DST;
+        // Kernels store pairs, so the last one of a tensor with an odd number of words ends one word behind it.
+        let padded = bytes
+            .next_multiple_of(16)
+            .min(self.caps.max_buffer_bytes)
+            .max(bytes);
+        let buffer = self.allocate(label, padded, usage, None)?;
+        let id = self.next_buffer;
+        self.next_buffer += 1;
+        self.buffers.insert(id, buffer);
+        Ok(BufferId(id))
+    }
+
+    fn destroy_buffer(&mut self, buffer: BufferId) {
+        if let Some(old) = self.buffers.remove(&buffer.0) {
+            self.forget(&old);
+        }
+    }
+
+    fn write(&mut self, dst: View, bytes: &[u8]) -> Result<(), BackendError> {
+        self.check("write")?;
+        let buffer = self.buffer("write", dst.buffer)?.clone();
+        let mut offset = dst.offset;
+        for piece in bytes.chunks(PIECE as usize) {
+            let len = piece.len() as u64;
+            // wgpu copies the bytes into staging memory that lives until the next submission is done. One
+            // piece may travel while the next one is filled.
+            if self.pending + len > PIECE {
+                let index = self.queue_submit(None);
+                if let Some(previous) = self.flushed.replace(index) {
+                    self.poll("write", Some(previous))?;
+                }
+            }
+            self.queue.write_buffer(&buffer, offset, piece);
+            self.pending += len;
+            offset += len;
+        }
+        self.check("write")
+    }
+
+    fn read(&mut self, src: View, out: &mut [u8]) -> Result<(), BackendError> {
+        self.check("read")?;
+        let buffer = self.buffer("read", src.buffer)?.clone();
+        let mut offset = src.offset;
+        for piece in out.chunks_mut(PIECE as usize) {
+            self.download(&buffer, offset, piece)?;
+            offset += piece.len() as u64;
+        }
+        Ok(())
+    }
+
+    fn compile(&mut self, spec: &KernelSpec) -> Result<KernelId, BackendError> {
+        if let Some(id) = self.cache.get(spec) {
+            return Ok(*id);
+        }
+        self.check("compile")?;
+        let compiled = self.build(spec)?;
+        let id = u32::try_from(self.kernels.len()).map_err(|_| driver("compile", "too many kernels"))?;
+        self.kernels.push(compiled);
+        self.cache.insert(spec.clone(), KernelId(id));
+        self.stats.compiles += 1;
+        Ok(KernelId(id))
+    }
+
+    fn record(&mut self, commands: &[Command]) -> Result<RecordingId, BackendError> {
+        self.check("record")?;
+        let bytes = self.stats.bytes;
+        let recording = match record::Recording::new(self, commands) {
+            Ok(recording) => recording,
+            Err(e) => {
+                // Buffers made for the failed recording are gone.
+                self.stats.bytes = bytes;
+                return Err(e);
+            }
+        };
+        let id = self.next_recording;
+        self.next_recording += 1;
+        self.recordings.insert(id, recording);
+        self.stats.recordings += 1;
+        Ok(RecordingId(id))
+    }
+
+    fn submit(&mut self, recording: RecordingId, launch: &Launch) -> Result<(), BackendError> {
+        self.check("submit")?;
+        let Some(recording) = self.recordings.get(&recording.0) else {
+            return Err(driver("submit", format!("there is no recording {}", recording.0)));
+        };
+        let commands = recording.encode(&self.device, &self.queue, launch)?;
+        self.queue_submit(Some(commands));
+        self.stats.submits += 1;
+        self.check("submit")
+    }
+
+    fn profile(&mut self, recording: RecordingId, launch: &Launch) -> Result<Vec<u64>, BackendError> {
+        self.check("profile")?;
+        record::profile(self, recording, launch)
+    }
+
+    fn wait(&mut self) -> Result<(), BackendError> {
+        self.check("wait")?;
+        if self.pending > 0 {
+            self.queue_submit(None);
+        }
+        self.poll("wait", None)
+    }
+
+    fn release(&mut self, recording: RecordingId) {
+        if let Some(old) = self.recordings.remove(&recording.0) {
+            self.stats.bytes = self.stats.bytes.saturating_sub(old.bytes());
+        }
+    }
+
+    fn stats(&self) -> Stats {
+        self.stats
+    }
+}
+
+fn driver(call: impl Into<String>, why: impl ToString) -> BackendError {
+    BackendError::Driver {
+        call: call.into(),
+        why: why.to_string(),
+    }
+}
+
+/// The lock's content; a panic of another holder leaves it usable, since it is only ever assigned whole.
+fn lock(fault: &Mutex<Fault>) -> std::sync::MutexGuard<'_, Fault> {
+    fault.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// wgpu's error with its causes.
+fn words(error: &::wgpu::Error) -> String {
+    let mut text = error.to_string();
+    if matches!(error, ::wgpu::Error::OutOfMemory { .. }) {
+        let mut cause = std::error::Error::source(error);
+        while let Some(e) = cause {
+            text.push_str(": ");
+            text.push_str(&e.to_string());
+            cause = e.source();
+        }
+    }
+    text
+}
