@@ -38,7 +38,7 @@ struct Buffer {
     whole: Arc<Block>,
 }
 
-struct Kernel {
+struct Compiled {
     program: Program,
     entry: CString,
     /// Kernel and defines, for errors.
@@ -54,7 +54,7 @@ pub struct OpenCl {
     // Fields are dropped in this order: users of an object before the object.
     recordings: HashMap<RecordingId, Vec<Step>>,
     buffers: HashMap<BufferId, Buffer>,
-    kernels: Vec<Kernel>,
+    kernels: Vec<Compiled>,
     cache: HashMap<KernelSpec, KernelId>,
     queue: Queue,
     timed_queue: Option<Queue>,
@@ -152,7 +152,7 @@ impl OpenCl {
         Ok(part)
     }
 
-    fn build(&self, spec: &KernelSpec) -> Result<Kernel, BackendError> {
+    fn build(&self, spec: &KernelSpec) -> Result<Compiled, BackendError> {
         let name = spec.to_string();
         let driver_words = format!("{} ({})", self.caps.device, self.caps.driver);
         let refused = |why: String| BackendError::Driver {
@@ -232,7 +232,7 @@ impl OpenCl {
                 self.caps.device, self.caps.local_bytes
             )));
         }
-        Ok(Kernel {
+        Ok(Compiled {
             program,
             entry,
             name: name.into(),
