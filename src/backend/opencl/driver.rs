@@ -315,16 +315,34 @@ impl Queue {
         .map_err(Code)
     }
 
+    /// Queues a command through `call`, which is given the function table and the place for the event.
+    /// `opencl3` makes an event for every command, which is a large part of the cost of queueing on some drivers, so
+    /// the table is used directly and an event is made only where `timed`.
+    fn enqueue(
+        timed: bool,
+        call: impl FnOnce(&cl3::OpenCl, *mut cl_event) -> Option<cl_int>,
+    ) -> Result<Option<Event>, Code> {
+        let library = cl3::load_library()
+            .as_ref()
+            .map_err(|_| Code(codes::DLOPEN_RUNTIME_LOAD_FAILED))?;
+        let mut event = ptr::null_mut();
+        match call(library, if timed { &raw mut event } else { ptr::null_mut() }) {
+            Some(codes::CL_SUCCESS) => Ok(timed.then(|| Event(event))),
+            Some(code) => Err(Code(code)),
+            None => Err(Code(codes::DLOPEN_FUNCTION_NOT_AVAILABLE)),
+        }
+    }
+
+    /// Queues a kernel whose arguments are all set. The event is made only where `timed`.
     pub(super) fn dispatch(
         &self,
         kernel: &KernelObject,
         global: [usize; 3],
         local: [usize; 3],
-    ) -> Result<Event, Code> {
-        // SAFETY: both sizes have as many entries as the dimensions given; every argument of the kernel has
-        // been set and its buffers are kept alive by the recording.
-        unsafe {
-            queue_api::enqueue_nd_range_kernel(
+        timed: bool,
+    ) -> Result<Option<Event>, Code> {
+        Self::enqueue(timed, |cl, event| {
+            cl.clEnqueueNDRangeKernel(
                 self.0,
                 kernel.0,
                 3,
@@ -333,39 +351,58 @@ impl Queue {
                 local.as_ptr(),
                 0,
                 ptr::null(),
+                event,
             )
-        }
-        .map(Event)
-        .map_err(Code)
+        })
     }
 
-    pub(super) fn copy(&self, src: (&Mem, usize), dst: (&Mem, usize), bytes: usize) -> Result<Event, Code> {
-        // SAFETY: the handles are live; the driver checks the ranges.
-        unsafe {
-            queue_api::enqueue_copy_buffer(self.0, src.0.0, dst.0.0, src.1, dst.1, bytes, 0, ptr::null())
-        }
-        .map(Event)
-        .map_err(Code)
+    /// Queues a copy. The event is made only where `timed`.
+    pub(super) fn copy(
+        &self,
+        src: (&Mem, usize),
+        dst: (&Mem, usize),
+        bytes: usize,
+        timed: bool,
+    ) -> Result<Option<Event>, Code> {
+        Self::enqueue(timed, |cl, event| {
+            cl.clEnqueueCopyBuffer(
+                self.0,
+                src.0.0,
+                dst.0.0,
+                src.1,
+                dst.1,
+                bytes,
+                0,
+                ptr::null(),
+                event,
+            )
+        })
     }
 
-    /// Fills `bytes` bytes, a multiple of 4.
-    pub(super) fn fill(&self, mem: &Mem, offset: usize, bytes: usize, byte: u8) -> Result<Event, Code> {
+    /// Queues a fill of `bytes` bytes, a multiple of 4. The event is made only where `timed`.
+    pub(super) fn fill(
+        &self,
+        mem: &Mem,
+        offset: usize,
+        bytes: usize,
+        byte: u8,
+        timed: bool,
+    ) -> Result<Option<Event>, Code> {
         let pattern = [byte; 4];
-        // SAFETY: the driver copies the pattern of the size given before it returns.
-        unsafe {
-            queue_api::enqueue_fill_buffer(
+        Self::enqueue(timed, |cl, event| {
+            let start = pattern.as_ptr().cast::<c_void>();
+            cl.clEnqueueFillBuffer(
                 self.0,
                 mem.0,
-                pattern.as_ptr().cast::<c_void>(),
+                start,
                 pattern.len(),
                 offset,
                 bytes,
                 0,
                 ptr::null(),
+                event,
             )
-        }
-        .map(Event)
-        .map_err(Code)
+        })
     }
 }
 

@@ -473,7 +473,7 @@ impl Backend for OpenCl {
             .get_mut(&recording)
             .ok_or_else(|| unknown("recording", recording.0))?;
         for step in steps {
-            step.enqueue(&self.queue, launch)?;
+            step.enqueue(&self.queue, launch, false)?;
         }
         self.stats.submits += 1;
         self.queue.flush().map_err(|code| code.while_waiting("clFlush"))
@@ -496,7 +496,7 @@ impl Backend for OpenCl {
         let mut events = Vec::with_capacity(steps.len());
         let mut failure = None;
         for step in steps.iter_mut() {
-            match step.enqueue(queue, launch) {
+            match step.enqueue(queue, launch, true) {
                 Ok(event) => events.push(event),
                 Err(error) => {
                     failure = Some(error);

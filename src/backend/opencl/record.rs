@@ -64,18 +64,21 @@ pub(super) enum Step {
 }
 
 impl Step {
-    /// Queues the command. `None` when there is nothing to run.
-    pub(super) fn enqueue(&mut self, queue: &Queue, launch: &Launch) -> Result<Option<Event>, BackendError> {
+    /// Queues the command. Its event, when `timed` and there is something to run.
+    pub(super) fn enqueue(
+        &mut self,
+        queue: &Queue,
+        launch: &Launch,
+        timed: bool,
+    ) -> Result<Option<Event>, BackendError> {
         match self {
-            Self::Dispatch(dispatch) => dispatch.enqueue(queue, launch),
+            Self::Dispatch(dispatch) => dispatch.enqueue(queue, launch, timed),
             Self::Copy { bytes: 0, .. } | Self::Fill { bytes: 0, .. } => Ok(None),
             Self::Copy { src, dst, bytes } => queue
-                .copy((&src.0.mem, src.1), (&dst.0.mem, dst.1), *bytes)
-                .map(Some)
+                .copy((&src.0.mem, src.1), (&dst.0.mem, dst.1), *bytes, timed)
                 .map_err(|code| dst.0.error("clEnqueueCopyBuffer", code)),
             Self::Fill { dst, bytes, byte } => queue
-                .fill(&dst.0.mem, dst.1, *bytes, *byte)
-                .map(Some)
+                .fill(&dst.0.mem, dst.1, *bytes, *byte, timed)
                 .map_err(|code| dst.0.error("clEnqueueFillBuffer", code)),
         }
     }
@@ -91,7 +94,12 @@ impl Step {
 }
 
 impl Dispatch {
-    fn enqueue(&mut self, queue: &Queue, launch: &Launch) -> Result<Option<Event>, BackendError> {
+    fn enqueue(
+        &mut self,
+        queue: &Queue,
+        launch: &Launch,
+        timed: bool,
+    ) -> Result<Option<Event>, BackendError> {
         let refused = |name: &str, why: String| BackendError::Driver {
             call: format!("kernel {name}"),
             why,
@@ -135,8 +143,7 @@ impl Dispatch {
             )
         })?;
         queue
-            .dispatch(&self.object, [x, y, z], [local, 1, 1])
-            .map(Some)
+            .dispatch(&self.object, [x, y, z], [local, 1, 1], timed)
             .map_err(|code| {
                 if code.is_out_of_memory() {
                     BackendError::OutOfMemory {
