@@ -1,0 +1,268 @@
+//! Which devices there are and what they offer.
+
+use super::driver::{Code, DeviceHandle, number, text};
+use crate::backend::{BackendError, Caps, DeviceKind};
+use opencl3::device as api;
+use opencl3::error_codes as codes;
+use opencl3::platform::platform as platform_api;
+use opencl3::types::cl_platform_id;
+use std::sync::{Mutex, PoisonError};
+
+/// `CL_DEVICE_SUB_GROUP_SIZES_INTEL` of `cl_intel_required_subgroup_size`.
+const SUB_GROUP_SIZES_INTEL: u32 = 0x4108;
+
+/// Held while platforms and devices are asked for: PoCL starts its devices at the first question, and a
+/// second thread that asks meanwhile is told that there are none.
+static LISTING: Mutex<()> = Mutex::new(());
+
+/// Names the loader library and where it is looked for, by system.
+const LIBRARY: &str = if cfg!(target_os = "windows") {
+    "OpenCL.dll"
+} else if cfg!(target_os = "macos") {
+    "/System/Library/Frameworks/OpenCL.framework/OpenCL"
+} else {
+    "libOpenCL.so.1"
+};
+
+/// What to do when there is no usable driver.
+const REMEDY: &str = if cfg!(target_os = "android") {
+    "set OPENCL_DYLIB_PATH to the vendor's library, usually /vendor/lib64/libOpenCL.so"
+} else if cfg!(target_os = "linux") {
+    "install the GPU vendor's OpenCL driver, or run on the CPU after \
+     `apt install ocl-icd-libopencl1 pocl-opencl-icd`; OPENCL_DYLIB_PATH names another library"
+} else {
+    "install the GPU vendor's OpenCL driver; OPENCL_DYLIB_PATH names another library"
+};
+
+fn no_driver(found: &str) -> BackendError {
+    BackendError::NoDriver {
+        backend: "opencl",
+        why: format!("{found}; {REMEDY}"),
+    }
+}
+
+/// The error for a failed listing of platforms.
+pub(super) fn platforms_error(code: Code) -> BackendError {
+    match code.0 {
+        codes::DLOPEN_RUNTIME_LOAD_FAILED => no_driver(&match std::env::var("OPENCL_DYLIB_PATH") {
+            Ok(path) => format!("can load neither `{path}` (OPENCL_DYLIB_PATH) nor `{LIBRARY}`"),
+            Err(_) => format!("cannot load the library `{LIBRARY}`"),
+        }),
+        codes::DLOPEN_FUNCTION_NOT_AVAILABLE => {
+            no_driver(&format!("the library `{LIBRARY}` lacks clGetPlatformIDs"))
+        }
+        codes::CL_PLATFORM_NOT_FOUND_KHR => {
+            no_driver(&format!("`{LIBRARY}` is there but finds no platform: {code}"))
+        }
+        _ => BackendError::Driver {
+            call: "clGetPlatformIDs".to_owned(),
+            why: code.to_string(),
+        },
+    }
+}
+
+/// Every usable device of every platform, in the order of the driver. A device that two platforms offer is
+/// listed twice. One that cannot be used is left out with a warning in the log; when nothing is left, the
+/// error says why.
+pub(super) fn enumerate() -> Result<Vec<(DeviceHandle, Caps)>, BackendError> {
+    let _listing = LISTING.lock().unwrap_or_else(PoisonError::into_inner);
+    let platforms = platform_api::get_platform_ids().map_err(|code| platforms_error(Code(code)))?;
+    if platforms.is_empty() {
+        return Err(platforms_error(Code(codes::CL_PLATFORM_NOT_FOUND_KHR)));
+    }
+    let mut devices = Vec::new();
+    let mut left_out = Vec::new();
+    for platform in platforms {
+        let name = platform_text(platform, platform_api::CL_PLATFORM_NAME);
+        let version = platform_text(platform, platform_api::CL_PLATFORM_VERSION);
+        let ids = match api::get_device_ids(platform, api::CL_DEVICE_TYPE_ALL) {
+            Ok(ids) if ids.is_empty() => {
+                left_out.push(format!("platform {name} has no device"));
+                continue;
+            }
+            Ok(ids) => ids,
+            Err(code) => {
+                left_out.push(format!("platform {name}: clGetDeviceIDs: {}", Code(code)));
+                continue;
+            }
+        };
+        for device in ids.into_iter().map(DeviceHandle) {
+            match caps_of(device, &name, &version) {
+                Ok(caps) => devices.push((device, caps)),
+                Err(why) => left_out.push(format!("a device of platform {name}: {why}")),
+            }
+        }
+    }
+    for why in &left_out {
+        log::warn!("opencl: {why}");
+    }
+    if devices.is_empty() {
+        return Err(no_driver(&format!("no usable device: {}", left_out.join("; "))));
+    }
+    Ok(devices)
+}
+
+fn platform_text(platform: cl_platform_id, name: u32) -> String {
+    platform_api::get_platform_data(platform, name)
+        .map_or_else(|code| Code(code).to_string(), |bytes| text(&bytes))
+}
+
+/// Why a device cannot be used.
+#[derive(Debug, thiserror::Error)]
+enum Unfit {
+    #[error("clGetDeviceInfo({property}): {code}")]
+    Query { property: &'static str, code: Code },
+    #[error("{device}: {why}")]
+    Lacks { device: String, why: String },
+}
+
+fn caps_of(device: DeviceHandle, platform: &str, platform_version: &str) -> Result<Caps, Unfit> {
+    let bytes =
+        |property: &'static str, name| device.info(name).map_err(|code| Unfit::Query { property, code });
+    let words = |property, name| bytes(property, name).map(|b| text(&b));
+    let value = |property, name| bytes(property, name).map(|b| number(&b));
+
+    let name = words("CL_DEVICE_NAME", api::CL_DEVICE_NAME)?;
+    let lacks = |why: String| Unfit::Lacks {
+        device: name.clone(),
+        why,
+    };
+    let version = words("CL_DEVICE_VERSION", api::CL_DEVICE_VERSION)?;
+    let number_of_version =
+        version_of(&version).ok_or_else(|| lacks(format!("unreadable version `{version}`")))?;
+    if number_of_version < (1, 2) {
+        return Err(lacks(format!("OpenCL 1.2 is needed, found `{version}`")));
+    }
+    if value("CL_DEVICE_AVAILABLE", api::CL_DEVICE_AVAILABLE)? == 0 {
+        return Err(lacks("the driver says that it is not available".to_owned()));
+    }
+    if value("CL_DEVICE_COMPILER_AVAILABLE", api::CL_DEVICE_COMPILER_AVAILABLE)? == 0 {
+        return Err(lacks("the driver has no compiler".to_owned()));
+    }
+    if value("CL_DEVICE_ENDIAN_LITTLE", api::CL_DEVICE_ENDIAN_LITTLE)? == 0 {
+        return Err(lacks("little-endian is needed".to_owned()));
+    }
+    let driver = words("CL_DRIVER_VERSION", api::CL_DRIVER_VERSION)?;
+    let extensions = words("CL_DEVICE_EXTENSIONS", api::CL_DEVICE_EXTENSIONS)?;
+    let has = |extension: &str| extensions.split_whitespace().any(|e| e == extension);
+    let kinds = value("CL_DEVICE_TYPE", api::CL_DEVICE_TYPE)?;
+    // Deprecated since OpenCL 2.0; a driver that refuses it is taken for one with memory of its own.
+    let unified = device
+        .info(api::CL_DEVICE_HOST_UNIFIED_MEMORY)
+        .is_ok_and(|b| number(&b) != 0);
+    let kind = if kinds & api::CL_DEVICE_TYPE_CPU != 0 {
+        DeviceKind::Cpu
+    } else if kinds & api::CL_DEVICE_TYPE_GPU == 0 {
+        DeviceKind::Other
+    } else if unified {
+        DeviceKind::Integrated
+    } else {
+        DeviceKind::Discrete
+    };
+    let max_bytes = value("CL_DEVICE_MAX_MEM_ALLOC_SIZE", api::CL_DEVICE_MAX_MEM_ALLOC_SIZE)?;
+    let sizes = bytes(
+        "CL_DEVICE_MAX_WORK_ITEM_SIZES",
+        api::CL_DEVICE_MAX_WORK_ITEM_SIZES,
+    )?;
+    let size_on_x = sizes.get(..size_of::<usize>()).map_or(0, number);
+    let max_workgroup = clamp(
+        value(
+            "CL_DEVICE_MAX_WORK_GROUP_SIZE",
+            api::CL_DEVICE_MAX_WORK_GROUP_SIZE,
+        )?
+        .min(size_on_x),
+    )
+    .max(1);
+    let sub_groups = has("cl_khr_subgroups")
+        || (number_of_version >= (2, 1)
+            && device
+                .info(api::CL_DEVICE_MAX_NUM_SUB_GROUPS)
+                .is_ok_and(|b| number(&b) != 0));
+
+    Ok(Caps {
+        backend: "opencl",
+        device: name.clone(),
+        driver: format!("{platform} ({platform_version}), driver {driver}"),
+        kind,
+        view_align: view_align(value(
+            "CL_DEVICE_MEM_BASE_ADDR_ALIGN",
+            api::CL_DEVICE_MEM_BASE_ADDR_ALIGN,
+        )?),
+        params_align: 4,
+        max_view_bytes: max_bytes,
+        max_buffer_bytes: max_bytes,
+        memory_bytes: value("CL_DEVICE_GLOBAL_MEM_SIZE", api::CL_DEVICE_GLOBAL_MEM_SIZE)?,
+        local_bytes: clamp(value("CL_DEVICE_LOCAL_MEM_SIZE", api::CL_DEVICE_LOCAL_MEM_SIZE)?),
+        max_workgroup,
+        // Work-item numbers are kept in 32 bits by the kernels.
+        max_grid: u32::MAX / max_workgroup,
+        subgroup: if sub_groups {
+            smallest_sub_group(device)
+        } else {
+            None
+        },
+        f16_math: has("cl_khr_fp16"),
+        profiling: true,
+    })
+}
+
+/// The smallest sub-group size where the driver tells it for the device; else it depends on the kernel.
+fn smallest_sub_group(device: DeviceHandle) -> Option<u32> {
+    let bytes = device.info(SUB_GROUP_SIZES_INTEL).ok()?;
+    bytes
+        .chunks_exact(size_of::<usize>())
+        .map(|b| clamp(number(b)))
+        .filter(|n| *n > 0)
+        .min()
+}
+
+/// Bytes from the alignment in bits that drivers give.
+fn view_align(bits: u64) -> u64 {
+    (bits / 8).max(4).checked_next_power_of_two().unwrap_or(1 << 63)
+}
+
+fn clamp(value: u64) -> u32 {
+    u32::try_from(value).unwrap_or(u32::MAX)
+}
+
+/// Major and minor number of `OpenCL 3.0 ...`.
+fn version_of(version: &str) -> Option<(u32, u32)> {
+    let (major, minor) = version
+        .strip_prefix("OpenCL ")?
+        .split_whitespace()
+        .next()?
+        .split_once('.')?;
+    Some((major.parse().ok()?, minor.parse().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_and_alignments_are_read() {
+        assert_eq!(version_of("OpenCL 3.0 PoCL HSTR: x"), Some((3, 0)));
+        assert_eq!(version_of("OpenCL 1.2"), Some((1, 2)));
+        assert_eq!(version_of("1.2"), None);
+        assert_eq!(view_align(1024), 128);
+        assert_eq!(view_align(0), 4);
+        assert_eq!(view_align(u64::MAX), 1 << 61);
+    }
+
+    #[test]
+    fn a_missing_platform_is_a_missing_driver_with_a_remedy() {
+        for code in [
+            codes::CL_PLATFORM_NOT_FOUND_KHR,
+            codes::DLOPEN_RUNTIME_LOAD_FAILED,
+            codes::DLOPEN_FUNCTION_NOT_AVAILABLE,
+        ] {
+            match platforms_error(Code(code)) {
+                BackendError::NoDriver { backend, why } => {
+                    assert_eq!(backend, "opencl");
+                    assert!(why.contains(LIBRARY) && why.contains(REMEDY), "{why}");
+                }
+                other => panic!("{other}"),
+            }
+        }
+    }
+}

@@ -1,0 +1,445 @@
+//! The driver boundary: owned handles, the calls that the backend makes, and error codes.
+//!
+//! The safe wrappers of `opencl3` panic when a release fails, as it does on a lost device, so the handles
+//! here are our own.
+
+use crate::backend::BackendError;
+use opencl3::command_queue as queue_api;
+use opencl3::context::context as context_api;
+use opencl3::device as device_api;
+use opencl3::error_codes as codes;
+use opencl3::event as event_api;
+use opencl3::kernel as kernel_api;
+use opencl3::memory as memory_api;
+use opencl3::program as program_api;
+use opencl3::types::{
+    CL_BLOCKING, cl_command_queue, cl_context, cl_device_id, cl_event, cl_int, cl_kernel, cl_mem, cl_program,
+};
+use std::ffi::{CStr, c_void};
+use std::fmt;
+use std::ptr;
+
+/// OpenCL C 1.2 is the common ground of phone drivers; math stays exact but for fused multiply-add.
+const BUILD_OPTIONS: &CStr = c"-cl-std=CL1.2 -cl-mad-enable";
+
+/// NVIDIA's answer after a kernel has touched memory that is not its own. Not in any header.
+const NV_ILLEGAL_ACCESS: cl_int = -9999;
+
+/// An OpenCL error code.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Code(pub(super) cl_int);
+
+impl fmt::Display for Code {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            NV_ILLEGAL_ACCESS => write!(f, "illegal read or write by a kernel ({NV_ILLEGAL_ACCESS})"),
+            code => write!(f, "{} ({code})", codes::error_text(code)),
+        }
+    }
+}
+
+impl Code {
+    /// The driver could not find room for memory. Only meaningful where memory is allocated or first used.
+    pub(super) fn is_out_of_memory(self) -> bool {
+        matches!(
+            self.0,
+            codes::CL_MEM_OBJECT_ALLOCATION_FAILURE | codes::CL_OUT_OF_HOST_MEMORY
+        )
+    }
+
+    /// The device or its context is gone, whatever the call was. Our handles are valid by construction, so a
+    /// driver that calls one invalid has torn its context down.
+    fn is_lost(self) -> bool {
+        matches!(
+            self.0,
+            NV_ILLEGAL_ACCESS
+                | codes::CL_DEVICE_NOT_AVAILABLE
+                | codes::CL_INVALID_COMMAND_QUEUE
+                | codes::CL_INVALID_CONTEXT
+                | codes::CL_CONTEXT_TERMINATED_KHR
+                | codes::CL_COMMAND_TERMINATED_ITSELF_WITH_FAILURE_ARM
+                | codes::CL_PAGE_FAULT_IMG
+                | codes::CL_ECC_UNRECOVERED_IMG
+                | codes::CL_GENERAL_FAULT_IMG
+                | codes::CL_SAFETY_FAULT_IMG
+        )
+    }
+
+    /// The error for a failure of `call` that only queues or creates.
+    pub(super) fn at(self, call: impl Into<String>) -> BackendError {
+        let call = call.into();
+        if self.is_lost() {
+            BackendError::Lost(format!("{call}: {self}"))
+        } else {
+            BackendError::Driver {
+                call,
+                why: self.to_string(),
+            }
+        }
+    }
+
+    /// The error for a failure of `call` that waits: a command queued before may be the cause.
+    pub(super) fn while_waiting(self, call: impl Into<String>) -> BackendError {
+        match self.0 {
+            codes::CL_OUT_OF_RESOURCES | codes::CL_EXEC_STATUS_ERROR_FOR_EVENTS_IN_WAIT_LIST => {
+                BackendError::Lost(format!("{}: {self}", call.into()))
+            }
+            _ => self.at(call),
+        }
+    }
+}
+
+macro_rules! handle {
+    ($(#[$doc:meta])* $name:ident, $raw:ty, $release:path) => {
+        $(#[$doc])*
+        #[derive(Debug)]
+        pub(super) struct $name($raw);
+
+        // SAFETY: OpenCL objects belong to no thread. The one call that is not thread-safe, setting kernel
+        // arguments, is made through `&mut`.
+        unsafe impl Send for $name {}
+        // SAFETY: as above.
+        unsafe impl Sync for $name {}
+
+        impl Drop for $name {
+            fn drop(&mut self) {
+                // SAFETY: this value owns one reference to a live object and gives it up here.
+                if let Err(code) = unsafe { $release(self.0) } {
+                    log::warn!(concat!("opencl: release of ", stringify!($name), ": {}"), Code(code));
+                }
+            }
+        }
+    };
+}
+
+handle!(
+    /// A context of one device.
+    Context, cl_context, context_api::release_context
+);
+handle!(
+    /// An in-order queue.
+    Queue, cl_command_queue, queue_api::release_command_queue
+);
+handle!(
+    /// A buffer or sub-buffer.
+    Mem, cl_mem, memory_api::release_mem_object
+);
+handle!(
+    /// A program.
+    Program, cl_program, program_api::release_program
+);
+handle!(
+    /// A kernel object: an entry point and its argument values.
+    KernelObject, cl_kernel, kernel_api::release_kernel
+);
+handle!(
+    /// The state of one queued command.
+    Event, cl_event, event_api::release_event
+);
+
+/// A device of a platform. Root devices live as long as the library is loaded.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct DeviceHandle(pub(super) cl_device_id);
+
+// SAFETY: a root device is an identifier that every thread may use.
+unsafe impl Send for DeviceHandle {}
+// SAFETY: as above.
+unsafe impl Sync for DeviceHandle {}
+
+impl DeviceHandle {
+    /// The bytes of a device property.
+    pub(super) fn info(self, name: device_api::cl_device_info) -> Result<Vec<u8>, Code> {
+        device_api::get_device_data(self.0, name).map_err(Code)
+    }
+}
+
+impl Context {
+    pub(super) fn new(device: DeviceHandle) -> Result<Self, Code> {
+        context_api::create_context(&[device.0], ptr::null(), None, ptr::null_mut())
+            .map(Self)
+            .map_err(Code)
+    }
+
+    pub(super) fn queue(&self, device: DeviceHandle, profiling: bool) -> Result<Queue, Code> {
+        let properties = if profiling {
+            queue_api::CL_QUEUE_PROFILING_ENABLE
+        } else {
+            0
+        };
+        // SAFETY: the context was made for this device.
+        unsafe { queue_api::create_command_queue(self.0, device.0, properties) }
+            .map(Queue)
+            .map_err(Code)
+    }
+
+    pub(super) fn buffer(&self, bytes: usize) -> Result<Mem, Code> {
+        // SAFETY: the flags are a plain device buffer's, which takes no host pointer.
+        unsafe { memory_api::create_buffer(self.0, memory_api::CL_MEM_READ_WRITE, bytes, ptr::null_mut()) }
+            .map(Mem)
+            .map_err(Code)
+    }
+
+    pub(super) fn program(&self, source: &str) -> Result<Program, Code> {
+        program_api::create_program_with_source(self.0, &[source])
+            .map(Program)
+            .map_err(Code)
+    }
+}
+
+impl Mem {
+    /// A sub-buffer of this buffer, which must not be one itself. The driver keeps the parent alive.
+    pub(super) fn sub_buffer(&self, offset: usize, bytes: usize) -> Result<Self, Code> {
+        let region = memory_api::cl_buffer_region {
+            origin: offset,
+            size: bytes,
+        };
+        // SAFETY: the creation type says that the last argument points to a region.
+        unsafe {
+            memory_api::create_sub_buffer(
+                self.0,
+                memory_api::CL_MEM_READ_WRITE,
+                memory_api::CL_BUFFER_CREATE_TYPE_REGION,
+                ptr::from_ref(&region).cast::<c_void>(),
+            )
+        }
+        .map(Self)
+        .map_err(Code)
+    }
+}
+
+impl Program {
+    pub(super) fn build(&self, device: DeviceHandle) -> Result<(), Code> {
+        program_api::build_program(self.0, &[device.0], BUILD_OPTIONS, None, ptr::null_mut()).map_err(Code)
+    }
+
+    /// What the compiler said; may be empty.
+    pub(super) fn build_log(&self, device: DeviceHandle) -> Result<String, Code> {
+        program_api::get_program_build_data(self.0, device.0, program_api::CL_PROGRAM_BUILD_LOG)
+            .map(|bytes| text(&bytes))
+            .map_err(Code)
+    }
+
+    pub(super) fn kernel(&self, name: &CStr) -> Result<KernelObject, Code> {
+        kernel_api::create_kernel(self.0, name)
+            .map(KernelObject)
+            .map_err(Code)
+    }
+}
+
+impl KernelObject {
+    /// Largest work-group that this kernel can run with.
+    pub(super) fn max_workgroup(&self, device: DeviceHandle) -> Result<u64, Code> {
+        kernel_api::get_kernel_work_group_data(self.0, device.0, kernel_api::CL_KERNEL_WORK_GROUP_SIZE)
+            .map(|bytes| number(&bytes))
+            .map_err(Code)
+    }
+
+    /// Local memory that this kernel needs, in bytes.
+    pub(super) fn local_bytes(&self, device: DeviceHandle) -> Result<u64, Code> {
+        kernel_api::get_kernel_work_group_data(self.0, device.0, kernel_api::CL_KERNEL_LOCAL_MEM_SIZE)
+            .map(|bytes| number(&bytes))
+            .map_err(Code)
+    }
+
+    /// Number of parameters in the kernel's signature.
+    pub(super) fn arg_count(&self) -> Result<u64, Code> {
+        kernel_api::get_kernel_data(self.0, kernel_api::CL_KERNEL_NUM_ARGS)
+            .map(|bytes| number(&bytes))
+            .map_err(Code)
+    }
+
+    pub(super) fn set_mem(&mut self, index: u32, mem: &Mem) -> Result<(), Code> {
+        // SAFETY: a buffer argument's value is the handle, which is live; the driver checks index and size.
+        unsafe {
+            kernel_api::set_kernel_arg(
+                self.0,
+                index,
+                size_of::<cl_mem>(),
+                ptr::from_ref(&mem.0).cast::<c_void>(),
+            )
+        }
+        .map_err(Code)
+    }
+
+    pub(super) fn set_bytes(&mut self, index: u32, bytes: &[u8]) -> Result<(), Code> {
+        // SAFETY: the driver copies `bytes.len()` bytes from a slice of that length.
+        unsafe { kernel_api::set_kernel_arg(self.0, index, bytes.len(), bytes.as_ptr().cast::<c_void>()) }
+            .map_err(Code)
+    }
+}
+
+impl Queue {
+    pub(super) fn flush(&self) -> Result<(), Code> {
+        queue_api::flush(self.0).map_err(Code)
+    }
+
+    pub(super) fn finish(&self) -> Result<(), Code> {
+        queue_api::finish(self.0).map_err(Code)
+    }
+
+    /// Writes to `mem` at `offset` and waits until `bytes` has been read.
+    pub(super) fn write(&self, mem: &Mem, offset: usize, bytes: &[u8]) -> Result<(), Code> {
+        // SAFETY: the call blocks, so the slice outlives the driver's use of it. The pointer is only read.
+        unsafe {
+            queue_api::enqueue_write_buffer(
+                self.0,
+                mem.0,
+                CL_BLOCKING,
+                offset,
+                bytes.len(),
+                bytes.as_ptr().cast_mut().cast::<c_void>(),
+                0,
+                ptr::null(),
+            )
+        }
+        .map(|event| drop(Event(event)))
+        .map_err(Code)
+    }
+
+    /// Reads from `mem` at `offset` and waits until `out` is full.
+    pub(super) fn read(&self, mem: &Mem, offset: usize, out: &mut [u8]) -> Result<(), Code> {
+        // SAFETY: the call blocks, so the slice outlives the driver's use of it.
+        unsafe {
+            queue_api::enqueue_read_buffer(
+                self.0,
+                mem.0,
+                CL_BLOCKING,
+                offset,
+                out.len(),
+                out.as_mut_ptr().cast::<c_void>(),
+                0,
+                ptr::null(),
+            )
+        }
+        .map(|event| drop(Event(event)))
+        .map_err(Code)
+    }
+
+    /// Queues a command through `call`, which is given the function table and the place for the event.
+    /// `opencl3` makes an event for every command, which is a large part of the cost of queueing on some drivers, so
+    /// the table is used directly and an event is made only where `timed`.
+    fn enqueue(
+        timed: bool,
+        call: impl FnOnce(&cl3::OpenCl, *mut cl_event) -> Option<cl_int>,
+    ) -> Result<Option<Event>, Code> {
+        let library = cl3::load_library()
+            .as_ref()
+            .map_err(|_| Code(codes::DLOPEN_RUNTIME_LOAD_FAILED))?;
+        let mut event = ptr::null_mut();
+        match call(library, if timed { &raw mut event } else { ptr::null_mut() }) {
+            Some(codes::CL_SUCCESS) => Ok(timed.then(|| Event(event))),
+            Some(code) => Err(Code(code)),
+            None => Err(Code(codes::DLOPEN_FUNCTION_NOT_AVAILABLE)),
+        }
+    }
+
+    /// Queues a kernel whose arguments are all set. The event is made only where `timed`.
+    pub(super) fn dispatch(
+        &self,
+        kernel: &KernelObject,
+        global: [usize; 3],
+        local: [usize; 3],
+        timed: bool,
+    ) -> Result<Option<Event>, Code> {
+        Self::enqueue(timed, |cl, event| {
+            cl.clEnqueueNDRangeKernel(
+                self.0,
+                kernel.0,
+                3,
+                ptr::null(),
+                global.as_ptr(),
+                local.as_ptr(),
+                0,
+                ptr::null(),
+                event,
+            )
+        })
+    }
+
+    /// Queues a copy. The event is made only where `timed`.
+    pub(super) fn copy(
+        &self,
+        src: (&Mem, usize),
+        dst: (&Mem, usize),
+        bytes: usize,
+        timed: bool,
+    ) -> Result<Option<Event>, Code> {
+        Self::enqueue(timed, |cl, event| {
+            cl.clEnqueueCopyBuffer(
+                self.0,
+                src.0.0,
+                dst.0.0,
+                src.1,
+                dst.1,
+                bytes,
+                0,
+                ptr::null(),
+                event,
+            )
+        })
+    }
+
+    /// Queues a fill of `bytes` bytes, a multiple of 4. The event is made only where `timed`.
+    pub(super) fn fill(
+        &self,
+        mem: &Mem,
+        offset: usize,
+        bytes: usize,
+        byte: u8,
+        timed: bool,
+    ) -> Result<Option<Event>, Code> {
+        let pattern = [byte; 4];
+        Self::enqueue(timed, |cl, event| {
+            let start = pattern.as_ptr().cast::<c_void>();
+            cl.clEnqueueFillBuffer(
+                self.0,
+                mem.0,
+                start,
+                pattern.len(),
+                offset,
+                bytes,
+                0,
+                ptr::null(),
+                event,
+            )
+        })
+    }
+}
+
+impl Event {
+    /// Nanoseconds from start to end of a command that is done.
+    pub(super) fn nanoseconds(&self) -> Result<u64, Code> {
+        let time = |name| {
+            event_api::get_event_profiling_data(self.0, name)
+                .map(|b| number(&b))
+                .map_err(Code)
+        };
+        let start = time(event_api::CL_PROFILING_COMMAND_START)?;
+        Ok(time(event_api::CL_PROFILING_COMMAND_END)?.saturating_sub(start))
+    }
+
+    /// Fails with the command's own error code, if it has one.
+    pub(super) fn check(&self) -> Result<(), Code> {
+        let bytes =
+            event_api::get_event_data(self.0, event_api::CL_EVENT_COMMAND_EXECUTION_STATUS).map_err(Code)?;
+        let status = bytes.first_chunk::<4>().map_or(0, |b| cl_int::from_ne_bytes(*b));
+        if status < 0 { Err(Code(status)) } else { Ok(()) }
+    }
+}
+
+/// Text of an information query: without the closing zero and outer blanks.
+pub(super) fn text(bytes: &[u8]) -> String {
+    let end = bytes.iter().position(|b| *b == 0).unwrap_or(bytes.len());
+    String::from_utf8_lossy(&bytes[..end]).trim().to_owned()
+}
+
+/// Unsigned number of an information query, whatever its width up to 8 bytes; 0 when there is none.
+pub(super) fn number(bytes: &[u8]) -> u64 {
+    if let Some(b) = bytes.first_chunk::<8>() {
+        u64::from_ne_bytes(*b)
+    } else if let Some(b) = bytes.first_chunk::<4>() {
+        u64::from(u32::from_ne_bytes(*b))
+    } else {
+        0
+    }
+}
