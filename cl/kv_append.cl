@@ -1,0 +1,5 @@
+// state[start + i] = x[i]; start is even. A work-item copies two neighbouring elements.
+KERNEL {
+  uint pair = get_global_id(0);
+  if (2 * pair < p.count) state_put2(p.start / 2 + pair, x_at2(pair));
+}

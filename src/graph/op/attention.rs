@@ -1,0 +1,144 @@
+//! Scaled dot-product attention with grouped heads (own domain, made by the `attention` pass):
+//! `softmax(scale * q k^T + mask) v` for each query head.
+//!
+//! Operands: q `[b, s, heads, d]`, k and v `[b, t, kv_heads, d]`, and an optional mask that is added to the scores, whose last
+//! two axes are `[s, t]` and whose other axes have size 1, or the batch's first. The result is `[b, s, heads, d]`. Softmax is
+//! in `f32`; no matrix of scores exists. Kernels take a batch of 1 and an even d.
+
+use super::case::{Case, input};
+use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, operand, own};
+use crate::backend::kernel::Kernel;
+use crate::plan::lower::{Call, LowerCx};
+use crate::shape::{Dim, Fact, Shape, product};
+use crate::tensor::HostTensor;
+
+static KERNEL: Kernel = crate::kernel!(attention {
+    heads: U32, kv_heads: U32, keys: U32, scale: F32,
+} [q: In Elem, k: In Elem, v: In Elem, mask: OptionalIn Elem, y: Out Elem]);
+
+/// See the module documentation.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Attention {
+    /// Factor on the scores.
+    pub scale: f32,
+}
+
+fn check(q: &Shape, k: &Shape, v: &Shape, mask: Option<&Shape>) -> OpResult<()> {
+    let ([b, s, h, d], [kb, t, kvh, kd]) = (q.0.as_slice(), k.0.as_slice()) else {
+        return Err(OpError::mismatch("ranks (4 each)", q, k));
+    };
+    if b != kb || d != kd || k != v || h.exact_div(kvh).is_none() {
+        return Err(OpError::mismatch("q [b, s, h, d] and k, v [b, t, h / groups, d]", q, format!("{k}, {v}")));
+    }
+    match mask.map(|m| m.0.as_slice()) {
+        None => Ok(()),
+        Some([first, rest @ .., ms, mt]) if ms == s && mt == t && (first.is(1) || first == b) && rest.iter().all(|d| d.is(1)) => Ok(()),
+        Some([ms, mt]) if ms == s && mt == t => Ok(()),
+        Some(m) => Err(OpError::mismatch("scores and mask", format!("[{s}, {t}]"), Shape(m.to_vec()))),
+    }
+}
+
+impl Op for Attention {
+    fn name(&self) -> &str {
+        "Attention"
+    }
+
+    fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
+        let q = cx.fact(0)?;
+        check(&q.shape, &cx.fact(1)?.shape, &cx.fact(2)?.shape, cx.opt(3).map(|f| &f.shape))?;
+        Ok(vec![Fact::new(q.dtype, q.shape.clone())])
+    }
+
+    fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
+        let (q, k, v) = (operand(inputs, 0)?, operand(inputs, 1)?, operand(inputs, 2)?);
+        let mask = inputs.get(3).copied().flatten();
+        let fixed = |t: &HostTensor| Shape::fixed(t.shape());
+        check(&fixed(q), &fixed(k), &fixed(v), mask.map(fixed).as_ref())?;
+        let &[batch, s, heads, d] = q.shape() else { return Err(OpError::expected("rank of q", 4, q.shape().len())) };
+        let (t, kv_heads) = (k.shape()[1], k.shape()[2]);
+        let (qd, kd, vd) = (q.to_f32()?, k.to_f32()?, v.to_f32()?);
+        let bias = match mask {
+            Some(m) => Some((m.to_f32()?, if m.len() > s * t { s * t } else { 0 })),
+            None => None,
+        };
+        let group = heads / kv_heads;
+        let mut y = vec![0f32; qd.len()];
+        let mut scores = vec![0f64; t];
+        for b in 0..batch {
+            for (i, h) in (0..s).flat_map(|i| (0..heads).map(move |h| (i, h))) {
+                let at = ((b * s + i) * heads + h) * d;
+                let row = |j: usize| ((b * t + j) * kv_heads + h / group) * d;
+                for (j, score) in scores.iter_mut().enumerate() {
+                    let dot: f32 = qd[at..at + d].iter().zip(&kd[row(j)..row(j) + d]).map(|(x, y)| x * y).sum();
+                    let extra = bias.as_ref().map_or(0.0, |(m, step)| m[b * step + i * t + j]);
+                    *score = f64::from(dot) * f64::from(self.scale) + f64::from(extra);
+                }
+                let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+                let sum: f64 = scores.iter().map(|x| (x - max).exp()).sum();
+                for (j, score) in scores.iter().enumerate() {
+                    #[expect(clippy::cast_possible_truncation, reason = "rounding to the result type is meant")]
+                    let weight = ((score - max).exp() / sum) as f32;
+                    for (y, v) in y[at..at + d].iter_mut().zip(&vd[row(j)..row(j) + d]) {
+                        *y += weight * v;
+                    }
+                }
+            }
+        }
+        Ok(vec![HostTensor::from_floats(q.dtype(), q.shape(), &y)?])
+    }
+
+    fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
+        let (q, k) = (cx.shape(0)?, cx.shape(1)?);
+        let dim = q.0[3].as_const().filter(|d| d % 2 == 0 && *d <= 512);
+        let (true, Some(dim)) = (q.0[0].is(1), dim) else {
+            return Err(OpError::Unsupported(format!("attention of {q}; kernels take a batch of 1 and an even head size up to 512")));
+        };
+        let mask = if cx.has(3) {
+            let m = cx.shape(3)?;
+            if !product(&m.0[..m.rank() - 2])?.is(1) {
+                return Err(OpError::Unsupported(format!("a mask of {m}")));
+            }
+            Some(cx.input(3)?)
+        } else {
+            None
+        };
+        let call = Call::new(&KERNEL, 64)
+            .define("DIM", dim)
+            .operand(cx.input(0)?)
+            .operand(cx.input(1)?)
+            .operand(cx.input(2)?)
+            .optional(mask)
+            .operand(cx.output(0)?)
+            .grid(q.0[2].clone(), q.0[1].clone(), Dim::from(1))
+            .field(&q.0[2])
+            .field(&k.0[2])
+            .field(&k.0[1])
+            .field(self.scale);
+        cx.emit(call)
+    }
+}
+
+fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
+    Ok(Box::new(Attention { scale: a.float("scale")?.unwrap_or(1.0) }))
+}
+
+/// The registry's entry.
+pub static DEF: OpDef = OpDef { onnx: &[own("Attention")], import, kernels: &[&KERNEL], cases };
+
+fn cases() -> Vec<Case> {
+    let case = |s, t, h, kv, d, mask: bool| {
+        let mut inputs = vec![input(&[1, s, h, d]).range(-2.0, 2.0), input(&[1, t, kv, d]), input(&[1, t, kv, d])];
+        if mask {
+            inputs.push(input(&[1, 1, 1, s, t]).range(-4.0, 0.0));
+        }
+        Case::new(Attention { scale: 0.25 }, inputs)
+    };
+    vec![
+        case(1, 1, 2, 1, 64, false),
+        case(1, 130, 9, 3, 64, true),
+        case(5, 65, 4, 2, 64, true),
+        case(3, 7, 2, 2, 6, true),
+        case(2, 64, 3, 1, 130, false),
+        case(1, 200, 2, 2, 256, true),
+    ]
+}

@@ -1,0 +1,146 @@
+//! Conformance cases: an operator with operands, compared between a device and [`Op::eval`].
+
+use super::Op;
+use crate::tensor::{DType, HostTensor, TensorError};
+
+/// How an operand of a case is filled.
+#[derive(Clone, Debug, PartialEq)]
+enum Fill {
+    Range(f32, f32),
+    Ints(i64, i64),
+    Bools,
+    Values(Vec<i64>),
+    Tensor(HostTensor),
+}
+
+/// An operand of a case.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Input {
+    shape: Vec<usize>,
+    fill: Fill,
+    /// Known when planning, as an initialiser is.
+    pub is_const: bool,
+}
+
+/// An operand of floats in -1 to 1.
+pub fn input(shape: &[usize]) -> Input {
+    Input { shape: shape.to_vec(), fill: Fill::Range(-1.0, 1.0), is_const: false }
+}
+
+/// An operand with these contents, known when planning.
+pub fn constant(tensor: HostTensor) -> Input {
+    Input { shape: tensor.shape().to_vec(), fill: Fill::Tensor(tensor), is_const: true }
+}
+
+impl Input {
+    /// Floats between `low` and `high`.
+    #[must_use]
+    pub fn range(self, low: f32, high: f32) -> Self {
+        Self { fill: Fill::Range(low, high), ..self }
+    }
+
+    /// `i64` between `low` and `high`, both included.
+    #[must_use]
+    pub fn ints(self, low: i64, high: i64) -> Self {
+        Self { fill: Fill::Ints(low, high), ..self }
+    }
+
+    /// Truth values.
+    #[must_use]
+    pub fn bools(self) -> Self {
+        Self { fill: Fill::Bools, ..self }
+    }
+
+    /// These `i64`.
+    #[must_use]
+    pub fn values(self, values: &[i64]) -> Self {
+        Self { fill: Fill::Values(values.to_vec()), ..self }
+    }
+
+    /// Known when planning.
+    #[must_use]
+    pub fn constant(self) -> Self {
+        Self { is_const: true, ..self }
+    }
+
+    /// The operand, filled from `seed`. Floats are exact in `f16`, so that storage does not count as error.
+    pub fn make(&self, seed: u64) -> Result<HostTensor, TensorError> {
+        let count = self.shape.iter().product::<usize>();
+        let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15).wrapping_add(0x1234_5678);
+        // A 64-bit linear congruential generator (Knuth's MMIX constants); the top bits are used.
+        let mut next = || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            u32::try_from(state >> 40).unwrap_or(0)
+        };
+        match &self.fill {
+            #[expect(clippy::cast_precision_loss, reason = "24 bits fit a float")]
+            Fill::Range(low, high) => {
+                let data: Vec<f32> = (0..count)
+                    .map(|_| half::f16::from_f32(low + (high - low) * (next() as f32 / 16_777_216.0)).to_f32())
+                    .collect();
+                HostTensor::from_f32(&self.shape, &data)
+            }
+            Fill::Ints(low, high) => {
+                let span = high - low + 1;
+                let data: Vec<i64> = (0..count).map(|_| low + i64::from(next()) % span).collect();
+                HostTensor::from_i64(&self.shape, &data)
+            }
+            Fill::Bools => {
+                let data: Vec<bool> = (0..count).map(|_| next() & 64 != 0).collect();
+                HostTensor::from_bool(&self.shape, &data)
+            }
+            Fill::Values(v) => HostTensor::from_ints(DType::I64, &self.shape, v),
+            Fill::Tensor(t) => Ok(t.clone()),
+        }
+    }
+
+    /// Shape and filling as text.
+    fn describe(&self) -> String {
+        let sizes: Vec<String> = self.shape.iter().map(ToString::to_string).collect();
+        let kind = match &self.fill {
+            Fill::Range(..) => "",
+            Fill::Ints(..) | Fill::Values(_) => "i",
+            Fill::Bools => "b",
+            Fill::Tensor(_) => "t",
+        };
+        format!("{kind}{}{}", if sizes.is_empty() { "scalar".to_owned() } else { sizes.join("x") }, if self.is_const { "c" } else { "" })
+    }
+}
+
+/// An operator with its operands.
+#[derive(Clone, Debug)]
+pub struct Case {
+    /// The operator with its attributes.
+    pub op: Box<dyn Op>,
+    /// Its operands.
+    pub inputs: Vec<Input>,
+    /// Why no device runs it; `None` for a case that devices must pass.
+    pub host_only: Option<&'static str>,
+    /// Factor on the default error bound, for long sums.
+    pub slack: f64,
+}
+
+impl Case {
+    /// A case that every device must pass.
+    pub fn new(op: impl Op + 'static, inputs: Vec<Input>) -> Self {
+        Self { op: Box::new(op), inputs, host_only: None, slack: 1.0 }
+    }
+
+    /// Says why devices do not run it; planning must then refuse it or emit nothing.
+    #[must_use]
+    pub fn host_only(self, reason: &'static str) -> Self {
+        Self { host_only: Some(reason), ..self }
+    }
+
+    /// A name that tells it from the others of its operator.
+    pub fn name(&self) -> String {
+        let shapes: Vec<String> = self.inputs.iter().map(Input::describe).collect();
+        let attributes: String = format!("{:?}", self.op)
+            .chars()
+            .filter(|c| !c.is_whitespace())
+            .map(|c| if c == '/' { '_' } else { c })
+            .take(60)
+            .collect();
+        format!("{}/{}/{attributes}", self.op.name(), shapes.join(","))
+    }
+}

@@ -1,0 +1,141 @@
+//! Picks slices along an axis. ONNX `Gather` from opset 13; negative indices count from the end.
+//!
+//! On a device: axis 0 of a float table. A constant table is split by rows where it exceeds what a kernel can
+//! bind. An index outside the table gives an error on the host and zeros on a device, which cannot report it.
+
+use super::case::{Case, input};
+use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, axis, onnx, operand};
+use crate::backend::kernel::Kernel;
+use crate::plan::lower::{Call, LowerCx, Pack};
+use crate::shape::{Dim, Fact, Known, Shape, product};
+use crate::tensor::{DType, HostTensor};
+
+static KERNEL: Kernel = crate::kernel!(gather {
+    count: U32, row: U32, table_rows: I32, first: I32, part_rows: I32,
+} [table: In Elem, index: In Elem, y: InOut Elem]);
+
+/// See the module documentation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Gather {
+    /// The axis picked from; negative counts from the end.
+    pub axis: i64,
+}
+
+impl Op for Gather {
+    fn name(&self) -> &str {
+        "Gather"
+    }
+
+    fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
+        let (x, index) = (cx.fact(0)?, cx.fact(1)?);
+        if !index.dtype.is_int() {
+            return Err(OpError::expected("indices", "integers", index.dtype));
+        }
+        let a = axis(self.axis, x.shape.rank())?;
+        let mut shape = x.shape.0[..a].to_vec();
+        shape.extend(index.shape.0.iter().cloned());
+        shape.extend(x.shape.0[a + 1..].iter().cloned());
+        let mut fact = Fact::new(x.dtype, Shape(shape));
+        if x.shape.rank() == 1
+            && index.shape.rank() <= 1
+            && let (Some(dims), Some(at)) = (x.as_dims(), index.as_dims())
+        {
+            let len = i64::try_from(dims.len()).unwrap_or(0);
+            let pick = |i: &Dim| {
+                let i = i.as_const()?;
+                usize::try_from(if i < 0 { i + len } else { i }).ok().and_then(|i| dims.get(i).cloned())
+            };
+            if let Some(d) = at.iter().map(pick).collect() {
+                fact.known = Known::Dims(d);
+            }
+        }
+        Ok(vec![fact])
+    }
+
+    fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
+        let (x, index) = (operand(inputs, 0)?, operand(inputs, 1)?);
+        let a = axis(self.axis, x.shape().len())?;
+        let n = x.shape()[a];
+        let outer: usize = x.shape()[..a].iter().product();
+        let row = x.shape()[a + 1..].iter().product::<usize>() * x.dtype().size();
+        let mut out = Vec::new();
+        let at: Vec<usize> = index
+            .to_i64()?
+            .into_iter()
+            .map(|i| {
+                let signed = i64::try_from(n).unwrap_or(i64::MAX);
+                usize::try_from(if i < 0 { i + signed } else { i })
+                    .ok()
+                    .filter(|i| *i < n)
+                    .ok_or_else(|| OpError::expected("index", format!("-{n} to {}", n.saturating_sub(1)), i))
+            })
+            .collect::<OpResult<_>>()?;
+        for o in 0..outer {
+            for i in &at {
+                let from = (o * n + i) * row;
+                out.extend_from_slice(x.bytes().get(from..from + row).unwrap_or_default());
+            }
+        }
+        let mut shape = x.shape()[..a].to_vec();
+        shape.extend(index.shape());
+        shape.extend(&x.shape()[a + 1..]);
+        Ok(vec![HostTensor::from_bytes(x.dtype(), &shape, &out)?])
+    }
+
+    fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
+        let table = cx.fact(0)?.clone();
+        if axis(self.axis, table.shape.rank())? != 0 || !table.dtype.is_float() {
+            return Err(OpError::Unsupported(format!("gathering from axis {} of {table}; kernels take axis 0 of floats", self.axis)));
+        }
+        let out = cx.out_fact(0)?.shape.clone();
+        let (rows, row) = (table.shape.0[0].clone(), product(&table.shape.0[1..])?);
+        let mut parts = Vec::new();
+        if table.as_const().is_some()
+            && let Some([rows, row]) = [&rows, &row].map(|d| d.as_const().and_then(|v| usize::try_from(v).ok())).into_iter().collect::<Option<Vec<_>>>().and_then(|v| v.try_into().ok())
+        {
+            let size = if cx.float() == DType::F16 { 2 } else { 4 };
+            for (first, count) in cx.split(rows, row * size, 1)? {
+                let pack = Pack::Rows { dtype: cx.float(), first, count };
+                parts.push((cx.weight(0, pack)?, Dim::from_usize(first), Dim::from_usize(count)));
+            }
+        } else {
+            parts.push((cx.input(0)?, 0.into(), rows.clone()));
+        }
+        let count = out.count()?;
+        for (part, first, part_rows) in parts {
+            let call = Call::new(&KERNEL, 64)
+                .operand(part)
+                .operand(cx.input(1)?)
+                .operand(cx.output(0)?)
+                .grid(count.ceil_div(2 * 64)?, 1, 1)
+                .field(&count)
+                .field(&row)
+                .field(&rows)
+                .field(first)
+                .field(part_rows);
+            cx.emit(call)?;
+        }
+        Ok(())
+    }
+}
+
+fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
+    Ok(Box::new(Gather { axis: a.int("axis")?.unwrap_or(0) }))
+}
+
+/// The registry's entry.
+pub static DEF: OpDef = OpDef { onnx: &[onnx("Gather", 13)], import, kernels: &[&KERNEL], cases };
+
+fn cases() -> Vec<Case> {
+    let case = |table: &[usize], index: &[usize]| {
+        let n = i64::try_from(table[0]).unwrap_or(1);
+        Case::new(Gather { axis: 0 }, vec![input(table).constant(), input(index).ints(-n, n - 1)])
+    };
+    vec![
+        case(&[50, 64], &[1, 7]),
+        case(&[9, 33], &[2, 5]),
+        case(&[5, 2, 3], &[1]),
+        Case::new(Gather { axis: 0 }, vec![input(&[6, 10]), input(&[4]).ints(0, 5)]),
+        Case::new(Gather { axis: 1 }, vec![input(&[3, 5]), input(&[2]).ints(0, 4)]).host_only("gathering from an inner axis"),
+    ]
+}

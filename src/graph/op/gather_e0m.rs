@@ -1,0 +1,108 @@
+//! Rows of a table stored as the transpose of an E0M weight (own domain, `GatherE0M`): operands indices, codes, scales. Row
+//! `i` of the result is column `index[i]` of the packed K x N matrix, so that an embedding and a tied output
+//! head share one tensor. Attributes as for `MatMulE0M`. Indices as for `Gather`.
+
+use super::case::{Case, constant, input};
+use super::matmul_e0m::{import_format, packed_case, packed_part, packed_size, scale_pairs};
+use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, operand, own};
+use crate::backend::kernel::Kernel;
+use crate::plan::lower::{Call, LowerCx};
+use crate::quant::e0m::{Bits, decode};
+use crate::shape::{Dim, Fact, Shape};
+use crate::tensor::{DType, HostTensor};
+
+static KERNEL: Kernel = crate::kernel!(gather_e0m {
+    count: U32, k: U32, stride: U32, table_rows: I32, first: I32, part_rows: I32,
+} [codes: Weight Words, scales: In Elem, index: In Elem, y: InOut Elem]);
+
+/// See the module documentation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GatherE0m {
+    /// Format.
+    pub bits: Bits,
+    /// Weights of a group.
+    pub group: usize,
+}
+
+impl Op for GatherE0m {
+    fn name(&self) -> &str {
+        "GatherE0M"
+    }
+
+    fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
+        let index = cx.fact(0)?;
+        let (k, _) = packed_size(self.bits, self.group, cx.fact(1)?, cx.fact(2)?)?;
+        let mut shape = index.shape.0.clone();
+        shape.push(Dim::from_usize(k));
+        Ok(vec![Fact::new(DType::F32, Shape(shape))])
+    }
+
+    fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
+        let (index, codes, scales) = (operand(inputs, 0)?, operand(inputs, 1)?, operand(inputs, 2)?);
+        let facts = [codes, scales].map(|t| Fact::new(t.dtype(), Shape::fixed(t.shape())));
+        let (k, n) = packed_size(self.bits, self.group, &facts[0], &facts[1])?;
+        let (words, pairs, per) = (codes.u32s()?, scale_pairs(scales)?, self.bits.per_word());
+        let mut y = Vec::new();
+        for i in index.to_i64()? {
+            let signed = i64::try_from(n).unwrap_or(i64::MAX);
+            let j = usize::try_from(if i < 0 { i + signed } else { i })
+                .ok()
+                .filter(|j| *j < n)
+                .ok_or_else(|| OpError::expected("index", format!("-{n} to {}", n - 1), i))?;
+            let mask = u32::MAX >> (32 - self.bits.count());
+            y.extend((0..k).map(|t| {
+                let [s, b] = pairs[t / self.group * n + j];
+                let code = words[t / per * n + j] >> self.bits.shift(t % per) & mask;
+                decode(self.bits, s, b, u8::try_from(code).unwrap_or(0))
+            }));
+        }
+        let mut shape = index.shape().to_vec();
+        shape.push(k);
+        Ok(vec![HostTensor::from_f32(&shape, &y)?])
+    }
+
+    fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
+        let (k, n) = packed_size(self.bits, self.group, cx.fact(1)?, cx.fact(2)?)?;
+        let count = cx.out_fact(0)?.shape.count()?;
+        // The same parts as the matrix product takes, so that a tied head shares them.
+        for (first, part) in cx.split(n, k / self.bits.per_word() * 4, 64)? {
+            let (codes, scales) = packed_part(cx, 1, first, part)?;
+            let call = Call::new(&KERNEL, 64)
+                .define("BITS", i64::from(self.bits.count()))
+                .define("GROUP", i64::try_from(self.group).unwrap_or(i64::MAX))
+                .operand(codes)
+                .operand(scales)
+                .operand(cx.input(0)?)
+                .operand(cx.output(0)?)
+                .grid(count.ceil_div(2 * 64)?, 1, 1)
+                .field(&count)
+                .field(Dim::from_usize(k))
+                .field(Dim::from_usize(part))
+                .field(Dim::from_usize(n))
+                .field(Dim::from_usize(first))
+                .field(Dim::from_usize(part));
+            cx.emit(call)?;
+        }
+        Ok(())
+    }
+}
+
+fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
+    let (bits, group) = import_format(a)?;
+    Ok(Box::new(GatherE0m { bits, group }))
+}
+
+/// The registry's entry.
+pub static DEF: OpDef = OpDef { onnx: &[own("GatherE0M")], import, kernels: &[&KERNEL], cases };
+
+fn cases() -> Vec<Case> {
+    let case = |bits, group, k, n: usize, rows| {
+        let (codes, scales) = packed_case(bits, group, k, n)?;
+        let top = i64::try_from(n).ok()?;
+        Some(Case::new(GatherE0m { bits, group }, vec![input(&[1, rows]).ints(-top, top - 1), constant(codes), constant(scales)]))
+    };
+    [(Bits::Eight, 64, 576, 130, 5), (Bits::Four, 32, 64, 50, 1), (Bits::Four, 128, 136, 10, 3)]
+        .into_iter()
+        .filter_map(|(b, g, k, n, r)| case(b, g, k, n, r))
+        .collect()
+}

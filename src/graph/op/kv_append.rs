@@ -1,0 +1,74 @@
+//! Appends rows to a state in place (own domain, made by the `kv_cache` pass; paper, section 2.3 "KV cache copy
+//! optimization": the in-place operator that takes the place of the concatenation).
+//!
+//! Operands: the state `[1, past, ..]` and new rows `[1, n, ..]`; the result is the state with `past + n` rows, in the same
+//! memory. The write position comes from the sizes, so nothing but a parameter changes from token to token.
+
+use super::case::{Case, input};
+use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, concat::Concat, own};
+use crate::backend::kernel::Kernel;
+use crate::plan::lower::{Call, Home, LowerCx};
+use crate::shape::{Fact, product};
+use crate::tensor::HostTensor;
+
+static KERNEL: Kernel = crate::kernel!(kv_append { count: U32, start: U32 } [x: In Elem, state: InOut Elem]);
+
+/// See the module documentation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KvAppend {
+    /// The axis that grows; all axes before it have size 1.
+    pub axis: usize,
+}
+
+impl KvAppend {
+    fn as_concat(&self) -> Concat {
+        Concat { axis: i64::try_from(self.axis).unwrap_or(i64::MAX) }
+    }
+}
+
+impl Op for KvAppend {
+    fn name(&self) -> &str {
+        "KvAppend"
+    }
+
+    fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
+        self.as_concat().infer(cx)
+    }
+
+    fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
+        self.as_concat().eval(inputs)
+    }
+
+    fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
+        let (state, new) = (cx.shape(0)?, cx.shape(1)?);
+        let target = cx.output(0)?;
+        if !matches!(target.home, Home::State(_)) {
+            return Err(OpError::expected("result", "a state", "an activation"));
+        }
+        let row = product(&state.0[self.axis + 1..])?;
+        if !product(&state.0[..self.axis])?.is(1) || row.exact_div(&2.into()).is_none() {
+            return Err(OpError::Unsupported(format!("appending to {state} along axis {}; rows must be contiguous and even", self.axis)));
+        }
+        let count = new.count()?;
+        let call = Call::new(&KERNEL, 64)
+            .operand(cx.input(1)?)
+            .operand(target)
+            .grid(count.ceil_div(2 * 64)?, 1, 1)
+            .field(&count)
+            .field(state.0[self.axis].mul(&row)?);
+        cx.emit(call)
+    }
+}
+
+fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
+    let axis = a.int("axis")?.and_then(|v| usize::try_from(v).ok());
+    Ok(Box::new(KvAppend { axis: axis.ok_or_else(|| OpError::expected("attribute `axis`", "0 or more", "nothing"))? }))
+}
+
+/// The registry's entry.
+pub static DEF: OpDef = OpDef { onnx: &[own("KvAppend")], import, kernels: &[&KERNEL], cases };
+
+fn cases() -> Vec<Case> {
+    let case = Case::new(KvAppend { axis: 1 }, vec![input(&[1, 5, 3, 64]), input(&[1, 2, 3, 64])]);
+    vec![case.host_only("needs a state; the model tests append on every device")]
+}

@@ -1,0 +1,214 @@
+//! Matrix product with an E0M4 or E0M8 weight (own domain, `MatMulE0M`): operands `x [.., K]`, codes, scales in the layout of
+//! [`crate::quant::e0m`]; attributes `bits`, `group_size`.
+//!
+//! Two kernel families (paper, section 2.2): `matvec_e0m` for one row (decode), `matmul_e0m` for many (prefill). A weight above
+//! what a kernel can bind is split by columns.
+
+use super::case::{Case, constant, input};
+use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, matmul, operand, own};
+use crate::backend::DeviceKind;
+use crate::backend::kernel::Kernel;
+use crate::plan::lower::{Call, LowerCx, Operand, Pack};
+use crate::quant::e0m::{Bits, Packed, decode_rows};
+use crate::shape::{Dim, Fact, Shape, product};
+use crate::tensor::{DType, HostTensor};
+use half::f16;
+
+static VECTOR: Kernel = crate::kernel!(matvec_e0m {
+    n: U32, words: U32, stride: U32, column: U32,
+} [x: In Elem, codes: Weight Words, scales: In Elem, y: InOut Elem]);
+
+static MATRIX: Kernel = crate::kernel!(matmul_e0m {
+    m: U32, n: U32, k: U32, stride: U32, y_stride: U32, column: U32,
+} [x: In Elem, codes: Weight Words, scales: In Elem, y: InOut Elem]);
+
+/// Rows that one work-item of the matrix kernel computes.
+const ROWS: i64 = 8;
+
+/// See the module documentation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MatMulE0m {
+    /// Format.
+    pub bits: Bits,
+    /// Weights of a group.
+    pub group: usize,
+}
+
+/// Bits and group size of a node of our domain.
+pub(super) fn import_format(a: &dyn Attributes) -> OpResult<(Bits, usize)> {
+    let need = |name: &str| -> OpResult<i64> {
+        a.int(name)?.ok_or_else(|| OpError::expected(format!("attribute `{name}`"), "an integer", "nothing"))
+    };
+    let bits = need("bits")?;
+    let bits = Bits::new(bits).ok_or_else(|| OpError::expected("attribute `bits`", "4 or 8", bits))?;
+    let group = need("group_size")?;
+    let group = usize::try_from(group)
+        .ok()
+        .filter(|g| *g > 0 && g.is_multiple_of(bits.per_word()))
+        .ok_or_else(|| OpError::expected("attribute `group_size`", format!("a multiple of {}", bits.per_word()), group))?;
+    Ok((bits, group))
+}
+
+/// K and N of packed operands, checked against each other.
+pub(super) fn packed_size(bits: Bits, group: usize, codes: &Fact, scales: &Fact) -> OpResult<(usize, usize)> {
+    let shapes = (codes.shape.as_fixed(), scales.shape.as_fixed());
+    let (Some(c), Some(s)) = shapes else {
+        return Err(OpError::expected("codes and scales", "constant shapes", format!("{codes} and {scales}")));
+    };
+    match (c.as_slice(), s.as_slice()) {
+        ([words, n], [groups, n2, 2])
+            if n == n2
+                && *groups == (words * bits.per_word()).div_ceil(group)
+                && n.is_multiple_of(2)
+                && *n > 0
+                && codes.dtype == DType::U32
+                && scales.dtype == DType::F16 =>
+        {
+            Ok((words * bits.per_word(), *n))
+        }
+        _ => Err(OpError::mismatch("codes (u32[K / per, N]) and scales (f16[groups, N, 2])", codes, scales)),
+    }
+}
+
+/// The scales as pairs.
+pub(super) fn scale_pairs(scales: &HostTensor) -> OpResult<Vec<[f16; 2]>> {
+    Ok(scales.f16s()?.chunks_exact(2).map(|p| [p[0], p[1]]).collect())
+}
+
+/// Codes and scales of columns `first .. first + count` as device operands.
+pub(super) fn packed_part(cx: &mut LowerCx<'_>, codes: usize, first: usize, count: usize) -> OpResult<(Operand, Operand)> {
+    let part = |dtype| Pack::Columns { dtype, transpose: false, first, count, stride: count };
+    let words = cx.weight(codes, part(DType::U32))?;
+    // A pair of halves is one word of the packed table, read as two elements.
+    let scales = cx.weight(codes + 1, part(DType::U32))?;
+    Ok((words, Operand { dtype: DType::F16, ..scales }))
+}
+
+impl Op for MatMulE0m {
+    fn name(&self) -> &str {
+        "MatMulE0M"
+    }
+
+    fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
+        let x = cx.fact(0)?;
+        let (k, n) = packed_size(self.bits, self.group, cx.fact(1)?, cx.fact(2)?)?;
+        let Some((last, before)) = x.shape.0.split_last() else {
+            return Err(OpError::expected("rank of x", "1 or more", 0));
+        };
+        if !x.dtype.is_float() || *last != Dim::from_usize(k) {
+            return Err(OpError::mismatch("inner dims", x, k));
+        }
+        let mut shape = before.to_vec();
+        shape.push(Dim::from_usize(n));
+        Ok(vec![Fact::new(x.dtype, Shape(shape))])
+    }
+
+    fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
+        let (x, codes, scales) = (operand(inputs, 0)?, operand(inputs, 1)?, operand(inputs, 2)?);
+        let facts = [codes, scales].map(|t| Fact::new(t.dtype(), Shape::fixed(t.shape())));
+        let (k, n) = packed_size(self.bits, self.group, &facts[0], &facts[1])?;
+        let (data, words, pairs) = (x.to_f32()?, codes.u32s()?, scale_pairs(scales)?);
+        let rows = data.len() / k;
+        let mut y = vec![0f32; rows * n];
+        // A band of rows at a time, so that the whole weight is never unpacked at once.
+        let band = (1 << 22usize).div_ceil(n).next_multiple_of(self.bits.per_word()).min(k);
+        let (mut unpacked, mut part, mut sum) = (vec![0f32; band * n], vec![0f32; rows * band], vec![0f32; rows * n]);
+        for first in (0..k).step_by(band) {
+            let count = band.min(k - first);
+            decode_rows(self.bits, self.group, n, &words, &pairs, first, count, &mut unpacked[..count * n]);
+            for (to, from) in part.chunks_exact_mut(count).zip(data.chunks_exact(k)) {
+                to.copy_from_slice(&from[first..first + count]);
+            }
+            matmul::gemm(rows, n, count, &part[..rows * count], &unpacked[..count * n], false, &mut sum);
+            for (y, s) in y.iter_mut().zip(&sum) {
+                *y += s;
+            }
+        }
+        let mut shape = x.shape().to_vec();
+        if let Some(last) = shape.last_mut() {
+            *last = n;
+        }
+        Ok(vec![HostTensor::from_floats(x.dtype(), &shape, &y)?])
+    }
+
+    fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
+        let (k, n) = packed_size(self.bits, self.group, cx.fact(1)?, cx.fact(2)?)?;
+        let x = cx.shape(0)?;
+        let rows = product(x.0.split_last().map_or(&[][..], |(_, before)| before))?;
+        let words = k / self.bits.per_word();
+        for (first, count) in cx.split(n, words * 4, 64)? {
+            let (codes, scales) = packed_part(cx, 1, first, count)?;
+            let (wide, part) = (Dim::from_usize(n), Dim::from_usize(count));
+            let vector = rows.is(1);
+            let call = Call::new(if vector { &VECTOR } else { &MATRIX }, 64)
+                .define("BITS", i64::from(self.bits.count()))
+                .define("GROUP", i64::try_from(self.group).unwrap_or(i64::MAX))
+                .operand(cx.input(0)?)
+                .operand(codes)
+                .operand(scales)
+                .operand(cx.output(0)?);
+            let call = if self.bits == Bits::Eight { call.define("PER4", 1) } else { call };
+            let call = if vector {
+                // On a GPU several work-items share a column, so that short matrices fill it too.
+                let lanes = if cx.caps().kind == DeviceKind::Cpu { 64 } else { 16 };
+                call.define("LANES", lanes)
+                    .grid(part.ceil_div(lanes)?, 1, 1)
+                    .field(&part)
+                    .field(Dim::from_usize(words))
+                    .field(&part)
+                    .field(Dim::from_usize(first))
+            } else {
+                call.define("ROWS", ROWS)
+                    .grid(part.ceil_div(64)?, rows.ceil_div(ROWS)?, 1)
+                    .field(&rows)
+                    .field(&part)
+                    .field(Dim::from_usize(k))
+                    .field(&part)
+                    .field(&wide)
+                    .field(Dim::from_usize(first))
+            };
+            cx.emit(call)?;
+        }
+        Ok(())
+    }
+}
+
+fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
+    let (bits, group) = import_format(a)?;
+    Ok(Box::new(MatMulE0m { bits, group }))
+}
+
+/// The registry's entry.
+pub static DEF: OpDef = OpDef { onnx: &[own("MatMulE0M")], import, kernels: &[&VECTOR, &MATRIX], cases };
+
+/// Packed operands of a pseudo-random K x N matrix.
+pub(super) fn packed_case(bits: Bits, group: usize, k: usize, n: usize) -> Option<(HostTensor, HostTensor)> {
+    #[expect(clippy::cast_precision_loss, reason = "small test numbers")]
+    let at = |i: usize, j: usize| ((i * 37 + j * 101 + i * j % 13) % 257) as f32 / 128.0 - 0.9;
+    let p = Packed::quantize(bits, group, k, n, &at).ok()?;
+    let codes = HostTensor::from_u32(&[k / bits.per_word(), n], &p.codes).ok()?;
+    let flat: Vec<f16> = p.scales.iter().flatten().copied().collect();
+    Some((codes, HostTensor::from_f16(&[k.div_ceil(group), n, 2], &flat).ok()?))
+}
+
+fn cases() -> Vec<Case> {
+    let case = |bits, group, rows: usize, k, n| {
+        let (codes, scales) = packed_case(bits, group, k, n)?;
+        Some(Case::new(MatMulE0m { bits, group }, vec![input(&[1, rows, k]), constant(codes), constant(scales)]))
+    };
+    use Bits::{Eight, Four};
+    [
+        (Four, 32, 1, 64, 64),
+        (Four, 32, 1, 576, 130),
+        (Four, 64, 1, 192, 66),
+        (Four, 128, 1, 136, 10),
+        (Eight, 64, 1, 96, 190),
+        (Four, 32, 2, 64, 64),
+        (Four, 32, 9, 96, 130),
+        (Four, 128, 17, 136, 66),
+        (Eight, 64, 5, 100, 34),
+    ]
+    .into_iter()
+    .filter_map(|(b, g, r, k, n)| case(b, g, r, k, n))
+    .collect()
+}
