@@ -1,0 +1,3 @@
+//! Models as graphs of operators.
+
+pub mod onnx;
