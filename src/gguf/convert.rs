@@ -44,6 +44,9 @@ pub struct Summary {
 /// Converts the GGUF file `input` to the folder `output`, which holds `model.onnx`, `model.onnx.data` (weights
 /// as `f32`), `tokenizer.json`, `tokenizer_config.json`, `config.json` and `generation_config.json`.
 ///
+/// The rotary frequencies are constants of the graph; factors that the file has for them one by one are not
+/// repeated in `config.json`.
+///
 /// `output` must not exist or be an empty folder, and the folder that is to hold it must exist. The files are
 /// made in a temporary folder beside it, which takes its place at the end; after an error nothing is left.
 ///

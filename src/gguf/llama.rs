@@ -157,10 +157,19 @@ impl Params {
             }
         };
 
+        g.check_types()?;
         let embedding = g
             .tensor("token_embd.weight")
             .ok_or_else(|| missing(g, "token_embd.weight"))?;
         let vocab = embedding.dims.get(1).copied().unwrap_or(1);
+        let stated = size("vocab_size")?.unwrap_or(vocab);
+        expect_dims(g, embedding, &[hidden, stated])?;
+        // The tensors bound the sizes that the metadata claim before anything is allocated by them.
+        for (name, count) in [("attn_q", heads), ("attn_k", kv_heads)] {
+            let name = format!("blk.0.{name}.weight");
+            let info = g.tensor(&name).ok_or_else(|| missing(g, &name))?;
+            expect_dims(g, info, &[hidden, count.saturating_mul(head_dim)])?;
+        }
         let bias = |name: &str| g.tensor(&format!("blk.0.{name}.bias")).is_some();
         let params = Self {
             architecture: architecture.to_owned(),
@@ -180,20 +189,22 @@ impl Params {
             output_bias: bias("attn_output"),
             mlp_bias: bias("ffn_gate"),
         };
-        for (width, what) in [(heads, "query heads"), (kv_heads, "key heads")] {
-            if width
-                .checked_mul(head_dim)
-                .is_none_or(|n| i64::try_from(n).is_err())
-            {
-                return Err(g.bad(format!("{width} {what} of width {head_dim} are too large")));
-            }
-        }
         // A count that the tensor table cannot hold is refused before anything is sized by it.
         if layers > g.tensors().len() {
             return Err(g.bad(format!("{layers} layers, but only {} tensors", g.tensors().len())));
         }
         Ok(params)
     }
+}
+
+fn expect_dims(g: &Gguf, info: &TensorInfo, dims: &[usize]) -> Result<()> {
+    if info.dims == dims {
+        return Ok(());
+    }
+    let (name, found) = (&info.name, &info.dims);
+    Err(g.bad(format!(
+        "tensor \"{name}\": expected sizes {dims:?} by the metadata, found {found:?}"
+    )))
 }
 
 fn missing(g: &Gguf, name: &str) -> Error {
@@ -265,12 +276,7 @@ impl<'a> Builder<'a> {
 
     fn find(&mut self, name: &str, dims: &[usize]) -> Result<&'a TensorInfo> {
         let info = self.gguf.tensor(name).ok_or_else(|| missing(self.gguf, name))?;
-        if info.dims != dims {
-            return Err(self.gguf.bad(format!(
-                "tensor \"{name}\": expected sizes {dims:?} by the metadata, found {:?}",
-                info.dims
-            )));
-        }
+        expect_dims(self.gguf, info, dims)?;
         self.used.insert(name.to_owned());
         Ok(info)
     }

@@ -7,6 +7,10 @@ mod convert;
 pub mod dequant;
 mod llama;
 pub mod read;
+#[cfg(test)]
+mod testing;
+#[cfg(test)]
+mod tests;
 mod tokenizer;
 
 pub use convert::{Progress, Summary, convert};

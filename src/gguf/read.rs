@@ -2,8 +2,10 @@
 
 use super::dequant::{self, GgmlType};
 use crate::error::{Error, Result, Stage};
+use crate::tensor::Bytes;
 use memmap2::Mmap;
 use std::collections::{HashMap, HashSet};
+use std::fmt;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
@@ -161,11 +163,19 @@ pub struct TensorInfo {
     bytes: Option<usize>,
 }
 
+/// A mapped file as bytes.
+struct Mapped(Mmap);
+
+impl Bytes for Mapped {
+    fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+}
+
 /// An open GGUF file.
-#[derive(Debug)]
 pub struct Gguf {
     path: PathBuf,
-    map: Mmap,
+    source: Box<dyn Bytes>,
     version: u32,
     metadata: Vec<(String, Value)>,
     keys: HashMap<String, usize>,
@@ -202,7 +212,7 @@ macro_rules! scalars {
 }
 
 impl<'a> Cursor<'a> {
-    fn bad(&self, what: impl std::fmt::Display) -> Error {
+    fn bad(&self, what: impl fmt::Display) -> Error {
         Error::file(Stage::Convert, self.path, format!("at byte {}: {what}", self.at))
     }
 
@@ -370,6 +380,16 @@ impl<'a> Cursor<'a> {
     }
 }
 
+impl fmt::Debug for Gguf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (path, tensors) = (&self.path, self.tensors.len());
+        f.debug_struct("Gguf")
+            .field("path", path)
+            .field("tensors", &tensors)
+            .finish_non_exhaustive()
+    }
+}
+
 impl Gguf {
     /// Opens a file and reads its metadata and tensor table; tensor data are only mapped.
     ///
@@ -396,15 +416,13 @@ impl Gguf {
         // SAFETY: the mapping is read-only and private to this value. The contract above forbids changes of
         // the file by others while it lives.
         let map = unsafe { Mmap::map(&file) }.map_err(|e| Error::io("cannot map", path, e))?;
-        Self::parse(path, map)
+        Self::from_bytes(path, Box::new(Mapped(map)))
     }
 
-    fn parse(path: &Path, map: Mmap) -> Result<Self> {
-        let mut c = Cursor {
-            path,
-            bytes: &map,
-            at: 0,
-        };
+    /// Reads a file that lies in memory; errors name it `path`.
+    pub fn from_bytes(path: &Path, source: Box<dyn Bytes>) -> Result<Self> {
+        let bytes = source.bytes();
+        let mut c = Cursor { path, bytes, at: 0 };
         let magic = c.take(4, "magic number")?;
         if magic != MAGIC {
             return Err(Error::file(
@@ -455,7 +473,7 @@ impl Gguf {
             entries.push((info, offset));
         }
         let data_start = (c.at as u64).next_multiple_of(alignment);
-        let size = map.len() as u64;
+        let size = bytes.len() as u64;
         let mut tensors = Vec::new();
         for (mut info, offset) in entries {
             let bad =
@@ -480,7 +498,7 @@ impl Gguf {
         }
         Ok(Self {
             path: path.to_owned(),
-            map,
+            source,
             version,
             metadata,
             keys,
@@ -580,7 +598,7 @@ impl Gguf {
     /// The stored bytes of a tensor. An error for a type whose layout is not known.
     pub fn data(&self, info: &TensorInfo) -> Result<&[u8]> {
         info.bytes
-            .and_then(|n| self.map.get(info.start..info.start.checked_add(n)?))
+            .and_then(|n| self.source.bytes().get(info.start..info.start.checked_add(n)?))
             .ok_or_else(|| self.unsupported(info))
     }
 
@@ -614,6 +632,15 @@ impl Gguf {
         } else {
             Err(self.unsupported(info))
         }
+    }
+
+    /// An error naming a tensor that cannot be decoded, if there is one.
+    pub fn check_types(&self) -> Result<()> {
+        let unknown = |t: &&TensorInfo| !dequant::SUPPORTED.contains(&t.ggml_type);
+        self.tensors
+            .iter()
+            .find(unknown)
+            .map_or(Ok(()), |t| Err(self.unsupported(t)))
     }
 
     /// An error naming a tensor that is not in `used`, if there is one.

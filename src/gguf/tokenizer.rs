@@ -93,7 +93,7 @@ pub struct Vocabulary {
     chat_template: Option<String>,
 }
 
-fn missing_or<'a, T>(g: &'a Gguf, key: &str, value: Result<Option<T>>) -> Result<T> {
+fn missing_or<T>(g: &Gguf, key: &str, value: Result<Option<T>>) -> Result<T> {
     g.required(key, value?)
 }
 
@@ -463,7 +463,7 @@ pub fn config_json(v: &Vocabulary, context: usize) -> Value {
     let decoder: Map<String, Value> = added_tokens(v)
         .map(|(id, mut token)| {
             if let Some(map) = token.as_object_mut() {
-                map.remove("id");
+                map.shift_remove("id");
             }
             (id.to_string(), token)
         })

@@ -277,7 +277,7 @@ impl ModelWriter {
     }
 
     /// Adds a constant in the data file. `fill` writes exactly as many bytes as `dtype` and `shape` need;
-    /// any other number is an error.
+    /// any other number is an error. After an error the writer is of no more use.
     pub fn add_initializer_external(
         &mut self,
         name: &str,
@@ -466,5 +466,236 @@ impl ModelWriter {
             nodes,
             initializers,
         })
+    }
+}
+
+/// Reading of written files in tests of other modules, without their seeing the messages.
+#[cfg(test)]
+pub(crate) mod read_back {
+    use super::proto;
+    use prost::Message;
+    use std::path::Path;
+
+    /// A model file with its data, as tests look at it.
+    pub struct Model {
+        /// Names and sizes, as `name[a,b]`.
+        pub inputs: Vec<String>,
+        /// Names and sizes, as `name[a,b]`.
+        pub outputs: Vec<String>,
+        graph: proto::GraphProto,
+        data: Vec<u8>,
+    }
+
+    fn shown(v: &proto::ValueInfoProto) -> String {
+        let shape = v
+            .r#type
+            .as_ref()
+            .unwrap()
+            .tensor_type
+            .as_ref()
+            .unwrap()
+            .shape
+            .as_ref()
+            .unwrap();
+        let size = |d: &proto::DimensionProto| match d.value.as_ref().unwrap() {
+            proto::DimensionValue::Value(v) => v.to_string(),
+            proto::DimensionValue::Param(s) => s.clone(),
+        };
+        format!(
+            "{}[{}]",
+            v.name,
+            shape.dim.iter().map(size).collect::<Vec<_>>().join(",")
+        )
+    }
+
+    /// Reads `path` and the data file beside it.
+    pub fn open(path: &Path) -> Model {
+        let model = proto::ModelProto::decode(std::fs::read(path).unwrap().as_slice()).unwrap();
+        assert_eq!(model.ir_version, super::IR_VERSION);
+        let graph = model.graph.unwrap();
+        let data = std::fs::read(path.with_extension("onnx.data")).unwrap();
+        let inputs = graph.input.iter().map(shown).collect();
+        let outputs = graph.output.iter().map(shown).collect();
+        Model {
+            inputs,
+            outputs,
+            graph,
+            data,
+        }
+    }
+
+    impl Model {
+        /// Number of nodes of an operator type.
+        pub fn count(&self, op: &str) -> usize {
+            self.graph.node.iter().filter(|n| n.op_type == op).count()
+        }
+
+        /// Inputs of a node.
+        pub fn node_inputs(&self, name: &str) -> &[String] {
+            &self.graph.node.iter().find(|n| n.name == name).unwrap().input
+        }
+
+        /// Offset in the data file, shape and bytes of an initialiser; no offset when it is inline.
+        pub fn tensor(&self, name: &str) -> (Option<usize>, Vec<usize>, &[u8]) {
+            let t = self.graph.initializer.iter().find(|t| t.name == name).unwrap();
+            let shape = t.dims.iter().map(|d| *d as usize).collect();
+            if t.data_location == 0 {
+                return (None, shape, &t.raw_data);
+            }
+            let entry = |key: &str| &t.external_data.iter().find(|e| e.key == key).unwrap().value;
+            assert_eq!(entry("location"), "model.onnx.data");
+            let (offset, length): (usize, usize) =
+                (entry("offset").parse().unwrap(), entry("length").parse().unwrap());
+            (Some(offset), shape, &self.data[offset..offset + length])
+        }
+
+        /// Shape and elements of an `f32` initialiser.
+        pub fn f32s(&self, name: &str) -> (Vec<usize>, Vec<f32>) {
+            let (_, shape, bytes) = self.tensor(name);
+            (
+                shape,
+                bytes
+                    .as_chunks::<4>()
+                    .0
+                    .iter()
+                    .map(|b| f32::from_le_bytes(*b))
+                    .collect(),
+            )
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn writer(folder: &Path) -> ModelWriter {
+        let mut w = ModelWriter::create(Stage::Quantize, folder, "model.onnx", "g").unwrap();
+        w.opset("", 18);
+        w.opset("custom", 1);
+        w.add_input("x", DType::F16, &["n".into(), 4.into()]).unwrap();
+        w.add_output("y", DType::F16, &["n".into(), 4.into()]).unwrap();
+        w
+    }
+
+    fn node<'a>(inputs: &'a [&'a str], outputs: &'a [&'a str]) -> NodeSpec<'a> {
+        NodeSpec {
+            domain: "custom",
+            op: "Op",
+            name: outputs[0],
+            inputs,
+            outputs,
+            attributes: &[],
+        }
+    }
+
+    #[test]
+    fn tensors_of_any_type_are_aligned_and_read_back() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut w = writer(folder.path());
+        let small = HostTensor::from_f16(&[3], &[half::f16::ONE; 3]).unwrap();
+        let medium = HostTensor::from_u32(&[300], &[0xdead_beef; 300]).unwrap();
+        let large = HostTensor::from_f32(&[1 << 14, 1], &vec![1.5; 1 << 14]).unwrap();
+        for (name, tensor) in [
+            ("small", &small),
+            ("a", &medium),
+            ("b", &medium),
+            ("large", &large),
+        ] {
+            w.add_initializer(name, tensor).unwrap();
+        }
+        let attributes = [("bits", Attr::Int(4)), ("t", Attr::Tensor(small.clone()))];
+        let inputs = ["x", "small", "a", "", "large"];
+        w.add_node(NodeSpec {
+            attributes: &attributes,
+            ..node(&inputs, &["y"])
+        })
+        .unwrap();
+        let done = w.finish().unwrap();
+        assert_eq!((done.nodes, done.initializers), (1, 4));
+        let model = read_back::open(&folder.path().join("model.onnx"));
+        assert_eq!(model.inputs, ["x[n,4]"]);
+        assert_eq!(model.tensor("small"), (None, vec![3], small.bytes()));
+        let (offset, shape, bytes) = model.tensor("b");
+        assert_eq!((offset, shape, bytes), (Some(1216), vec![300], medium.bytes()));
+        let (offset, shape, bytes) = model.tensor("large");
+        assert_eq!(
+            (offset, shape, bytes),
+            (Some(4096), vec![1 << 14, 1], large.bytes())
+        );
+        assert_eq!(done.data_bytes, 4096 + (4 << 14));
+    }
+
+    #[test]
+    fn wrong_lengths_are_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut w = writer(folder.path());
+        let error = w
+            .add_initializer_external("t", DType::U32, &[2], |out| out.write(&[0; 7]))
+            .unwrap_err();
+        assert!(
+            error.to_string().contains("tensor \"t\" needs 8 bytes, got 7"),
+            "{error}"
+        );
+        let error = w
+            .add_initializer_external("t", DType::U32, &[2], |out| out.write(&[0; 9]))
+            .unwrap_err();
+        assert!(
+            error
+                .to_string()
+                .contains("tensor \"t\": 1 bytes more than its shape needs"),
+            "{error}"
+        );
+        let error = w
+            .add_initializer_external("t", DType::U32, &[usize::MAX, 2], |_| Ok(()))
+            .unwrap_err();
+        assert!(error.to_string().contains("too large"), "{error}");
+    }
+
+    #[test]
+    fn graphs_that_do_not_hold_together_are_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let finish = |build: &dyn Fn(&mut ModelWriter)| {
+            let mut w = writer(folder.path());
+            build(&mut w);
+            w.finish().unwrap_err().to_string()
+        };
+        let text = finish(&|w| w.add_node(node(&["z"], &["y"])).unwrap());
+        assert!(
+            text.contains("node \"y\" reads \"z\", which nothing before it makes"),
+            "{text}"
+        );
+        let text = finish(&|_| ());
+        assert!(text.contains("nothing makes the graph output \"y\""), "{text}");
+        let text = finish(&|w| w.add_node(node(&["x"], &["x"])).unwrap());
+        assert!(text.contains("value \"x\" is defined twice"), "{text}");
+        let text = finish(&|w| {
+            w.add_node(NodeSpec {
+                domain: "other",
+                ..node(&["x"], &["y"])
+            })
+            .unwrap()
+        });
+        assert!(
+            text.contains("no operator set announced for domain \"other\""),
+            "{text}"
+        );
+        let text = finish(&|w| {
+            w.add_node(NodeSpec {
+                name: "n",
+                ..node(&["x"], &["y"])
+            })
+            .unwrap();
+            w.add_node(NodeSpec {
+                name: "n",
+                ..node(&["x"], &["z"])
+            })
+            .unwrap();
+        });
+        assert!(text.contains("two nodes are named \"n\""), "{text}");
+        assert!(
+            !folder.path().join("model.onnx").exists(),
+            "a refused graph is not written"
+        );
     }
 }
