@@ -1,0 +1,18 @@
+//! GGUF files: reading them, and converting the models in them to folders of standard files.
+//!
+//! [`convert`] turns a model of a supported architecture into a folder with `model.onnx`, its weights and the
+//! tokenizer and configuration files that Hugging Face checkpoints have.
+
+mod convert;
+pub mod dequant;
+mod llama;
+pub mod read;
+#[cfg(test)]
+mod testing;
+#[cfg(test)]
+mod tests;
+mod tokenizer;
+
+pub use convert::{Progress, Summary, convert};
+pub use dequant::GgmlType;
+pub use read::{Array, Gguf, TensorInfo, Value};

@@ -1,0 +1,653 @@
+//! Reading of GGUF files, versions 2 and 3, through a memory map.
+
+use super::dequant::{self, GgmlType};
+use crate::error::{Error, Result, Stage};
+use crate::tensor::Bytes;
+use memmap2::Mmap;
+use std::collections::{HashMap, HashSet};
+use std::fmt;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+const MAGIC: [u8; 4] = *b"GGUF";
+const DEFAULT_ALIGNMENT: u64 = 32;
+/// Arrays may hold arrays, up to this depth.
+const MAX_DEPTH: usize = 4;
+/// A tensor has at most this many sizes.
+const MAX_DIMS: u32 = 4;
+/// Fewest bytes of a metadata entry: length of the key, type, value.
+const MIN_ENTRY: u64 = 8 + 4 + 1;
+/// Fewest bytes of a tensor entry: length of the name, number of sizes, one size, type, offset.
+const MIN_TENSOR: u64 = 8 + 4 + 8 + 4 + 8;
+
+/// A metadata value.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Value {
+    /// Unsigned, 8 bits.
+    U8(u8),
+    /// Signed, 8 bits.
+    I8(i8),
+    /// Unsigned, 16 bits.
+    U16(u16),
+    /// Signed, 16 bits.
+    I16(i16),
+    /// Unsigned, 32 bits.
+    U32(u32),
+    /// Signed, 32 bits.
+    I32(i32),
+    /// IEEE binary32.
+    F32(f32),
+    /// Truth value.
+    Bool(bool),
+    /// Text.
+    String(String),
+    /// Values of one type.
+    Array(Array),
+    /// Unsigned, 64 bits.
+    U64(u64),
+    /// Signed, 64 bits.
+    I64(i64),
+    /// IEEE binary64.
+    F64(f64),
+}
+
+/// A metadata array.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Array {
+    /// Unsigned, 8 bits.
+    U8(Vec<u8>),
+    /// Signed, 8 bits.
+    I8(Vec<i8>),
+    /// Unsigned, 16 bits.
+    U16(Vec<u16>),
+    /// Signed, 16 bits.
+    I16(Vec<i16>),
+    /// Unsigned, 32 bits.
+    U32(Vec<u32>),
+    /// Signed, 32 bits.
+    I32(Vec<i32>),
+    /// IEEE binary32.
+    F32(Vec<f32>),
+    /// Truth values.
+    Bool(Vec<bool>),
+    /// Texts.
+    String(Vec<String>),
+    /// Arrays.
+    Array(Vec<Array>),
+    /// Unsigned, 64 bits.
+    U64(Vec<u64>),
+    /// Signed, 64 bits.
+    I64(Vec<i64>),
+    /// IEEE binary64.
+    F64(Vec<f64>),
+}
+
+impl Value {
+    /// Name of the value's type.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::U8(_) => "u8",
+            Self::I8(_) => "i8",
+            Self::U16(_) => "u16",
+            Self::I16(_) => "i16",
+            Self::U32(_) => "u32",
+            Self::I32(_) => "i32",
+            Self::F32(_) => "f32",
+            Self::Bool(_) => "bool",
+            Self::String(_) => "string",
+            Self::Array(_) => "array",
+            Self::U64(_) => "u64",
+            Self::I64(_) => "i64",
+            Self::F64(_) => "f64",
+        }
+    }
+
+    /// A non-negative integer of any width.
+    pub fn as_u64(&self) -> Option<u64> {
+        match *self {
+            Self::U8(v) => Some(v.into()),
+            Self::U16(v) => Some(v.into()),
+            Self::U32(v) => Some(v.into()),
+            Self::U64(v) => Some(v),
+            Self::I8(v) => v.try_into().ok(),
+            Self::I16(v) => v.try_into().ok(),
+            Self::I32(v) => v.try_into().ok(),
+            Self::I64(v) => v.try_into().ok(),
+            _ => None,
+        }
+    }
+
+    /// A number with a fractional part, rounded to `f32`.
+    pub fn as_f32(&self) -> Option<f32> {
+        match *self {
+            Self::F32(v) => Some(v),
+            Self::F64(v) => Some(v as f32),
+            _ => None,
+        }
+    }
+
+    /// A truth value.
+    pub fn as_bool(&self) -> Option<bool> {
+        if let Self::Bool(v) = self { Some(*v) } else { None }
+    }
+
+    /// Text.
+    pub fn as_str(&self) -> Option<&str> {
+        if let Self::String(v) = self { Some(v) } else { None }
+    }
+
+    /// Texts.
+    pub fn as_strings(&self) -> Option<&[String]> {
+        if let Self::Array(Array::String(v)) = self {
+            Some(v)
+        } else {
+            None
+        }
+    }
+}
+
+/// An entry of the tensor table. Its data are known to lie inside the file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorInfo {
+    /// Name, unique in the file.
+    pub name: String,
+    /// Sizes in the order of the file: the innermost first.
+    pub dims: Vec<usize>,
+    /// Type of the stored blocks.
+    pub ggml_type: GgmlType,
+    /// Number of elements.
+    pub elements: usize,
+    /// First byte in the file.
+    start: usize,
+    /// Length in bytes; none when the layout of the type is not known.
+    bytes: Option<usize>,
+}
+
+/// A mapped file as bytes.
+struct Mapped(Mmap);
+
+impl Bytes for Mapped {
+    fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+/// An open GGUF file.
+pub struct Gguf {
+    path: PathBuf,
+    source: Box<dyn Bytes>,
+    version: u32,
+    metadata: Vec<(String, Value)>,
+    keys: HashMap<String, usize>,
+    tensors: Vec<TensorInfo>,
+    names: HashMap<String, usize>,
+}
+
+/// Reads the header front to back; every error tells the position.
+struct Cursor<'a> {
+    path: &'a Path,
+    bytes: &'a [u8],
+    at: usize,
+}
+
+macro_rules! scalar {
+    ($self:ident, $t:ty, $what:expr) => {{
+        let mut raw = [0u8; size_of::<$t>()];
+        raw.copy_from_slice($self.take(size_of::<$t>() as u64, $what)?);
+        <$t>::from_le_bytes(raw)
+    }};
+}
+
+macro_rules! scalars {
+    ($self:ident, $t:ty, $count:expr, $what:expr) => {{
+        const SIZE: usize = size_of::<$t>();
+        let length = $self.array_bytes($count, SIZE as u64, $what)?;
+        let raw = $self.take(length, $what)?;
+        raw.as_chunks::<SIZE>()
+            .0
+            .iter()
+            .map(|b| <$t>::from_le_bytes(*b))
+            .collect()
+    }};
+}
+
+impl<'a> Cursor<'a> {
+    fn bad(&self, what: impl fmt::Display) -> Error {
+        Error::file(Stage::Convert, self.path, format!("at byte {}: {what}", self.at))
+    }
+
+    fn left(&self) -> u64 {
+        self.bytes.len().saturating_sub(self.at) as u64
+    }
+
+    fn take(&mut self, length: u64, what: &str) -> Result<&'a [u8]> {
+        let slice = usize::try_from(length)
+            .ok()
+            .and_then(|n| self.at.checked_add(n))
+            .and_then(|end| self.bytes.get(self.at..end))
+            .ok_or_else(|| {
+                self.bad(format!(
+                    "{what} needs {length} bytes, the file has {} more; it is cut off or damaged",
+                    self.left()
+                ))
+            })?;
+        self.at += slice.len();
+        Ok(slice)
+    }
+
+    fn u32(&mut self, what: &str) -> Result<u32> {
+        Ok(scalar!(self, u32, what))
+    }
+
+    fn u64(&mut self, what: &str) -> Result<u64> {
+        Ok(scalar!(self, u64, what))
+    }
+
+    fn bool(&mut self, what: &str) -> Result<bool> {
+        match scalar!(self, u8, what) {
+            0 => Ok(false),
+            1 => Ok(true),
+            v => Err(self.bad(format!("{what}: expected the truth value 0 or 1, found {v}"))),
+        }
+    }
+
+    fn string(&mut self, what: &str) -> Result<String> {
+        let length = self.u64(what)?;
+        let raw = self.take(length, what)?;
+        std::str::from_utf8(raw)
+            .map(str::to_owned)
+            .map_err(|e| self.bad(format!("{what}: expected UTF-8 text: {e}")))
+    }
+
+    /// Bytes of `count` items of at least `size` bytes, when the file has that many.
+    fn array_bytes(&self, count: u64, size: u64, what: &str) -> Result<u64> {
+        count
+            .checked_mul(size)
+            .filter(|n| *n <= self.left())
+            .ok_or_else(|| {
+                self.bad(format!(
+                    "{what}: {count} items of {size} bytes or more, the file has {} bytes more",
+                    self.left()
+                ))
+            })
+    }
+
+    fn value(&mut self, what: &str) -> Result<Value> {
+        let code = self.u32(what)?;
+        Ok(match code {
+            0 => Value::U8(scalar!(self, u8, what)),
+            1 => Value::I8(scalar!(self, i8, what)),
+            2 => Value::U16(scalar!(self, u16, what)),
+            3 => Value::I16(scalar!(self, i16, what)),
+            4 => Value::U32(scalar!(self, u32, what)),
+            5 => Value::I32(scalar!(self, i32, what)),
+            6 => Value::F32(scalar!(self, f32, what)),
+            7 => Value::Bool(self.bool(what)?),
+            8 => Value::String(self.string(what)?),
+            9 => Value::Array(self.array(what, 1)?),
+            10 => Value::U64(scalar!(self, u64, what)),
+            11 => Value::I64(scalar!(self, i64, what)),
+            12 => Value::F64(scalar!(self, f64, what)),
+            _ => return Err(self.bad(format!("{what}: expected a value type of 0 to 12, found {code}"))),
+        })
+    }
+
+    fn array(&mut self, what: &str, depth: usize) -> Result<Array> {
+        if depth > MAX_DEPTH {
+            return Err(self.bad(format!("{what}: arrays are nested more than {MAX_DEPTH} deep")));
+        }
+        let code = self.u32(what)?;
+        let count = self.u64(what)?;
+        Ok(match code {
+            0 => Array::U8(scalars!(self, u8, count, what)),
+            1 => Array::I8(scalars!(self, i8, count, what)),
+            2 => Array::U16(scalars!(self, u16, count, what)),
+            3 => Array::I16(scalars!(self, i16, count, what)),
+            4 => Array::U32(scalars!(self, u32, count, what)),
+            5 => Array::I32(scalars!(self, i32, count, what)),
+            6 => Array::F32(scalars!(self, f32, count, what)),
+            7 => {
+                self.array_bytes(count, 1, what)?;
+                Array::Bool((0..count).map(|_| self.bool(what)).collect::<Result<_>>()?)
+            }
+            8 => {
+                self.array_bytes(count, 8, what)?;
+                Array::String((0..count).map(|_| self.string(what)).collect::<Result<_>>()?)
+            }
+            9 => {
+                self.array_bytes(count, 12, what)?;
+                Array::Array(
+                    (0..count)
+                        .map(|_| self.array(what, depth + 1))
+                        .collect::<Result<_>>()?,
+                )
+            }
+            10 => Array::U64(scalars!(self, u64, count, what)),
+            11 => Array::I64(scalars!(self, i64, count, what)),
+            12 => Array::F64(scalars!(self, f64, count, what)),
+            _ => return Err(self.bad(format!("{what}: expected an item type of 0 to 12, found {code}"))),
+        })
+    }
+
+    /// A table entry, with the offset inside the data section in place of the position in the file.
+    fn tensor(&mut self, index: u64) -> Result<(TensorInfo, u64)> {
+        let name = self.string(&format!("name of tensor {index}"))?;
+        let what = format!("tensor \"{name}\"");
+        let rank = self.u32(&what)?;
+        if rank == 0 || rank > MAX_DIMS {
+            return Err(self.bad(format!("{what}: expected 1 to {MAX_DIMS} sizes, found {rank}")));
+        }
+        let sizes = (0..rank).map(|_| self.u64(&what)).collect::<Result<Vec<_>>>()?;
+        let dims: Option<Vec<usize>> = sizes
+            .iter()
+            .map(|d| usize::try_from(*d).ok().filter(|d| *d > 0))
+            .collect();
+        let dims = dims.ok_or_else(|| self.bad(format!("{what}: sizes {sizes:?} cannot be used")))?;
+        let elements = dims
+            .iter()
+            .try_fold(1usize, |n, d| n.checked_mul(*d))
+            .filter(|n| {
+                n.checked_mul(size_of::<f64>())
+                    .is_some_and(|b| isize::try_from(b).is_ok())
+            })
+            .ok_or_else(|| self.bad(format!("{what}: sizes {dims:?} are too large")))?;
+        let ggml_type = GgmlType(self.u32(&what)?);
+        let offset = self.u64(&what)?;
+        let bytes = match ggml_type.block() {
+            None => None,
+            Some((per_block, size)) => {
+                let row = dims.first().copied().unwrap_or(1);
+                if row % per_block != 0 {
+                    return Err(self.bad(format!(
+                        "{what}: rows of {row} elements are not a multiple of the {per_block} of a {ggml_type} block"
+                    )));
+                }
+                let bytes = (elements / per_block).checked_mul(size);
+                Some(bytes.ok_or_else(|| self.bad(format!("{what}: sizes {dims:?} are too large")))?)
+            }
+        };
+        Ok((
+            TensorInfo {
+                name,
+                dims,
+                ggml_type,
+                elements,
+                start: 0,
+                bytes,
+            },
+            offset,
+        ))
+    }
+}
+
+impl fmt::Debug for Gguf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (path, tensors) = (&self.path, self.tensors.len());
+        f.debug_struct("Gguf")
+            .field("path", path)
+            .field("tensors", &tensors)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Gguf {
+    /// Opens a file and reads its metadata and tensor table; tensor data are only mapped.
+    ///
+    /// An error for anything but a complete little-endian GGUF file of version 2 or 3: every length, count and
+    /// offset is compared with the size of the file before it is used. The file must not be changed by others
+    /// while it is open.
+    pub fn open(path: &Path) -> Result<Self> {
+        let file = File::open(path).map_err(|e| Error::io("cannot read", path, e))?;
+        let meta = file.metadata().map_err(|e| Error::io("cannot read", path, e))?;
+        if !meta.is_file() {
+            return Err(Error::file(
+                Stage::Convert,
+                path,
+                "expected a GGUF file, found a folder or device",
+            ));
+        }
+        if meta.len() < 24 {
+            let what = format!(
+                "expected a GGUF header of 24 bytes, found a file of {}",
+                meta.len()
+            );
+            return Err(Error::file(Stage::Convert, path, what));
+        }
+        // SAFETY: the mapping is read-only and private to this value. The contract above forbids changes of
+        // the file by others while it lives.
+        let map = unsafe { Mmap::map(&file) }.map_err(|e| Error::io("cannot map", path, e))?;
+        Self::from_bytes(path, Box::new(Mapped(map)))
+    }
+
+    /// Reads a file that lies in memory; errors name it `path`.
+    pub fn from_bytes(path: &Path, source: Box<dyn Bytes>) -> Result<Self> {
+        let bytes = source.bytes();
+        let mut c = Cursor { path, bytes, at: 0 };
+        let magic = c.take(4, "magic number")?;
+        if magic != MAGIC {
+            return Err(Error::file(
+                Stage::Convert,
+                path,
+                format!("expected the magic number \"GGUF\", found {magic:?}"),
+            ));
+        }
+        let version = c.u32("version")?;
+        if !(2..=3).contains(&version) {
+            let order = if (2..=3).contains(&version.swap_bytes()) {
+                " (a big-endian file)"
+            } else {
+                ""
+            };
+            return Err(c.bad(format!("expected GGUF version 2 or 3, found {version}{order}")));
+        }
+        let tensor_count = c.u64("tensor count")?;
+        let entry_count = c.u64("metadata count")?;
+        c.array_bytes(tensor_count, MIN_TENSOR, "tensor table")?;
+        c.array_bytes(entry_count, MIN_ENTRY, "metadata")?;
+
+        let mut metadata = Vec::new();
+        let mut keys = HashMap::new();
+        for index in 0..entry_count {
+            let key = c.string(&format!("key {index}"))?;
+            let value = c.value(&format!("value of \"{key}\""))?;
+            if keys.insert(key.clone(), metadata.len()).is_some() {
+                return Err(c.bad(format!("the key \"{key}\" occurs twice")));
+            }
+            metadata.push((key, value));
+        }
+        let alignment = match keys.get("general.alignment").and_then(|i| metadata.get(*i)) {
+            None => DEFAULT_ALIGNMENT,
+            Some((_, v)) => v
+                .as_u64()
+                .filter(|a| a.is_power_of_two() && *a <= 1 << 30)
+                .ok_or_else(|| c.bad(format!("general.alignment: expected a power of two, found {v:?}")))?,
+        };
+
+        let mut entries = Vec::new();
+        let mut names = HashMap::new();
+        for index in 0..tensor_count {
+            let (info, offset) = c.tensor(index)?;
+            if names.insert(info.name.clone(), entries.len()).is_some() {
+                return Err(c.bad(format!("the tensor \"{}\" occurs twice", info.name)));
+            }
+            entries.push((info, offset));
+        }
+        let data_start = (c.at as u64).next_multiple_of(alignment);
+        let size = bytes.len() as u64;
+        let mut tensors = Vec::new();
+        for (mut info, offset) in entries {
+            let bad =
+                |what: String| Error::file(Stage::Convert, path, format!("tensor \"{}\": {what}", info.name));
+            if offset % alignment != 0 {
+                return Err(bad(format!(
+                    "offset {offset} is not a multiple of the alignment {alignment}"
+                )));
+            }
+            let length = info.bytes.unwrap_or(0) as u64;
+            let start = data_start
+                .checked_add(offset)
+                .filter(|s| s.checked_add(length).is_some_and(|e| e <= size));
+            let start = start.and_then(|s| usize::try_from(s).ok()).ok_or_else(|| {
+                bad(format!(
+                    "{length} bytes at offset {offset} of the data, which start at {data_start}, end after the file \
+                     of {size} bytes; it is cut off or damaged"
+                ))
+            })?;
+            info.start = start;
+            tensors.push(info);
+        }
+        Ok(Self {
+            path: path.to_owned(),
+            source,
+            version,
+            metadata,
+            keys,
+            tensors,
+            names,
+        })
+    }
+
+    /// The file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Version of the format.
+    pub fn version(&self) -> u32 {
+        self.version
+    }
+
+    /// Metadata in the order of the file.
+    pub fn metadata(&self) -> &[(String, Value)] {
+        &self.metadata
+    }
+
+    /// Tensor table in the order of the file.
+    pub fn tensors(&self) -> &[TensorInfo] {
+        &self.tensors
+    }
+
+    /// The value of a key, if present.
+    pub fn get(&self, key: &str) -> Option<&Value> {
+        self.keys
+            .get(key)
+            .and_then(|i| self.metadata.get(*i))
+            .map(|(_, v)| v)
+    }
+
+    /// A tensor by name, if present.
+    pub fn tensor(&self, name: &str) -> Option<&TensorInfo> {
+        self.names.get(name).and_then(|i| self.tensors.get(*i))
+    }
+
+    /// An error that names this file.
+    pub fn bad(&self, what: impl Into<String>) -> Error {
+        Error::file(Stage::Convert, &self.path, what)
+    }
+
+    fn typed<'a, T>(
+        &'a self,
+        key: &str,
+        expected: &str,
+        get: impl FnOnce(&'a Value) -> Option<T>,
+    ) -> Result<Option<T>> {
+        self.get(key)
+            .map(|v| {
+                get(v).ok_or_else(|| {
+                    self.bad(format!(
+                        "metadata \"{key}\": expected {expected}, found a value of type {}",
+                        v.kind()
+                    ))
+                })
+            })
+            .transpose()
+    }
+
+    /// A non-negative integer, if the key is present; an error for another type.
+    pub fn opt_usize(&self, key: &str) -> Result<Option<usize>> {
+        self.typed(key, "a non-negative integer", |v| {
+            v.as_u64().and_then(|v| usize::try_from(v).ok())
+        })
+    }
+
+    /// A number, if the key is present; an error for another type.
+    pub fn opt_f32(&self, key: &str) -> Result<Option<f32>> {
+        self.typed(key, "a floating-point number", Value::as_f32)
+    }
+
+    /// A truth value, if the key is present; an error for another type.
+    pub fn opt_bool(&self, key: &str) -> Result<Option<bool>> {
+        self.typed(key, "a truth value", Value::as_bool)
+    }
+
+    /// Text, if the key is present; an error for another type.
+    pub fn opt_str(&self, key: &str) -> Result<Option<&str>> {
+        self.typed(key, "a string", Value::as_str)
+    }
+
+    /// Texts, if the key is present; an error for another type.
+    pub fn opt_strings(&self, key: &str) -> Result<Option<&[String]>> {
+        self.typed(key, "an array of strings", Value::as_strings)
+    }
+
+    /// The value that a getter found, or an error that names the missing key.
+    pub fn required<T>(&self, key: &str, value: Option<T>) -> Result<T> {
+        value.ok_or_else(|| self.bad(format!("metadata \"{key}\" is missing")))
+    }
+
+    /// The stored bytes of a tensor. An error for a type whose layout is not known.
+    pub fn data(&self, info: &TensorInfo) -> Result<&[u8]> {
+        info.bytes
+            .and_then(|n| self.source.bytes().get(info.start..info.start.checked_add(n)?))
+            .ok_or_else(|| self.unsupported(info))
+    }
+
+    fn unsupported(&self, info: &TensorInfo) -> Error {
+        self.bad(format!(
+            "tensor \"{}\" is of type {}; supported are {}",
+            info.name,
+            info.ggml_type,
+            dequant::SUPPORTED.map(|t| t.to_string()).join(", ")
+        ))
+    }
+
+    /// The elements `first..first + out.len()` of a tensor as `f32`, the innermost size varying fastest. Both
+    /// ends must be multiples of the type's block length, which every row is. An error for a type that
+    /// cannot be decoded.
+    pub fn read_f32(&self, info: &TensorInfo, first: usize, out: &mut [f32]) -> Result<()> {
+        let data = self.data(info)?;
+        let (per_block, size) = info.ggml_type.block().ok_or_else(|| self.unsupported(info))?;
+        let part = (first.is_multiple_of(per_block) && out.len().is_multiple_of(per_block))
+            .then(|| data.get(first / per_block * size..first.checked_add(out.len())? / per_block * size))
+            .flatten()
+            .ok_or_else(|| {
+                self.bad(format!(
+                    "tensor \"{}\": no elements {first} to {}",
+                    info.name,
+                    first.saturating_add(out.len())
+                ))
+            })?;
+        if dequant::dequantize(info.ggml_type, part, out) {
+            Ok(())
+        } else {
+            Err(self.unsupported(info))
+        }
+    }
+
+    /// An error naming a tensor that cannot be decoded, if there is one.
+    pub fn check_types(&self) -> Result<()> {
+        let unknown = |t: &&TensorInfo| !dequant::SUPPORTED.contains(&t.ggml_type);
+        self.tensors
+            .iter()
+            .find(unknown)
+            .map_or(Ok(()), |t| Err(self.unsupported(t)))
+    }
+
+    /// An error naming a tensor that is not in `used`, if there is one.
+    pub fn check_all_used(&self, used: &HashSet<String>) -> Result<()> {
+        match self.tensors.iter().find(|t| !used.contains(&t.name)) {
+            Some(t) => Err(self.bad(format!("tensor \"{}\" has no place in this architecture", t.name))),
+            None => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,604 @@
+//! Reading, decoding and conversion, on golden files and tiny random models.
+
+use super::convert::convert;
+use super::dequant::{GgmlType, SUPPORTED, dequantize};
+use super::llama::Params;
+use super::read::{Array, Gguf, Value};
+use super::testing::{self, File, HEAD_DIM, HEADS, HIDDEN, KV_HEADS, Traits, VOCAB, tiny};
+use super::tokenizer::Vocabulary;
+use crate::error::Error;
+use crate::graph::onnx::write::read_back::{self, Model};
+use std::path::Path;
+use tokenizers::Tokenizer;
+
+fn golden() -> Gguf {
+    Gguf::open(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/gguf/dequant.gguf")).unwrap()
+}
+
+fn message<T>(result: Result<T, Error>) -> String {
+    result
+        .err()
+        .map(|e| e.to_string())
+        .unwrap_or_else(|| panic!("expected an error"))
+}
+
+#[test]
+fn metadata_of_another_writer_is_read() {
+    let g = golden();
+    assert_eq!(g.version(), 3);
+    assert_eq!(g.opt_str("golden.text").unwrap(), Some("naïve"));
+    assert_eq!(g.opt_strings("golden.texts").unwrap().unwrap(), ["a", "", "ccc"]);
+    assert_eq!(
+        g.get("golden.numbers"),
+        Some(&Value::Array(Array::I32(vec![1, -2, 3])))
+    );
+    assert_eq!(g.get("golden.u64"), Some(&Value::U64((1 << 63) + 1)));
+    assert_eq!(g.get("golden.i8"), Some(&Value::I8(-5)));
+    assert_eq!(g.get("golden.f64"), Some(&Value::F64(0.1)));
+    assert_eq!(g.opt_bool("golden.bool").unwrap(), Some(true));
+    assert!(message(g.opt_bool("golden.i8")).contains("metadata \"golden.i8\": expected a truth value"));
+}
+
+#[test]
+fn blocks_decode_to_the_golden_values() {
+    let g = golden();
+    for kind in SUPPORTED {
+        let blocks = g.tensor(&format!("{kind}.blocks")).unwrap();
+        assert_eq!(blocks.ggml_type, kind);
+        let expected = g.tensor(&format!("{kind}.values")).unwrap();
+        let mut found = vec![0.0; blocks.elements];
+        let mut wanted = vec![0.0; blocks.elements];
+        g.read_f32(blocks, 0, &mut found).unwrap();
+        g.read_f32(expected, 0, &mut wanted).unwrap();
+        assert!(wanted.iter().any(|v| *v != 0.0));
+        assert_eq!(found, wanted, "{kind}");
+        let row = blocks.dims[0];
+        let mut second = vec![0.0; row];
+        g.read_f32(blocks, row, &mut second).unwrap();
+        assert_eq!(second, wanted[row..], "{kind}, second row");
+        assert!(
+            g.read_f32(blocks, 2 * row, &mut second).is_err(),
+            "{kind}, beyond the end"
+        );
+    }
+}
+
+#[test]
+fn wrong_lengths_and_types_are_not_decoded() {
+    assert!(!dequantize(GgmlType::Q8_0, &[0; 33], &mut [0.0; 32]));
+    assert!(!dequantize(GgmlType::Q8_0, &[0; 34], &mut [0.0; 31]));
+    assert!(!dequantize(GgmlType(10), &[0; 84], &mut [0.0; 256]));
+    assert!(!dequantize(GgmlType(77), &[0; 4], &mut [0.0; 1]));
+}
+
+#[test]
+fn every_value_type_survives() {
+    let mut file = File::default();
+    let values = [
+        Value::U8(200),
+        Value::I8(-3),
+        Value::U16(60_000),
+        Value::I16(-300),
+        Value::U32(4_000_000_000),
+        Value::I32(-70_000),
+        Value::F32(0.5),
+        Value::Bool(true),
+        Value::String("ü".to_owned()),
+        Value::U64(u64::MAX),
+        Value::I64(i64::MIN),
+        Value::F64(1e300),
+        Value::Array(Array::U8(vec![1, 2])),
+        Value::Array(Array::I8(vec![-1])),
+        Value::Array(Array::U16(vec![])),
+        Value::Array(Array::I16(vec![-2])),
+        Value::Array(Array::U32(vec![3])),
+        Value::Array(Array::F32(vec![0.25, -1.0])),
+        Value::Array(Array::Bool(vec![true, false])),
+        Value::Array(Array::U64(vec![9])),
+        Value::Array(Array::I64(vec![-9])),
+        Value::Array(Array::F64(vec![2.5])),
+        Value::Array(Array::Array(vec![
+            Array::I32(vec![1]),
+            Array::String(vec!["x".to_owned()]),
+        ])),
+    ];
+    for (i, v) in values.iter().enumerate() {
+        file.set(&format!("key.{i}"), v.clone());
+    }
+    let g = file.open().unwrap();
+    for (i, v) in values.iter().enumerate() {
+        assert_eq!(g.get(&format!("key.{i}")), Some(v));
+    }
+}
+
+#[test]
+fn impossible_headers_are_named() {
+    let good = tiny("llama", Traits::default()).bytes();
+    let with = |at: usize, bytes: &[u8]| {
+        let mut b = good.clone();
+        b[at..at + bytes.len()].copy_from_slice(bytes);
+        message(testing::open(b))
+    };
+    assert!(with(0, b"GGML").contains("memory.gguf: expected the magic number"));
+    assert!(with(4, &1u32.to_le_bytes()).contains("expected GGUF version 2 or 3, found 1"));
+    assert!(with(4, &3u32.to_be_bytes()).contains("big-endian"));
+    assert!(with(8, &u64::MAX.to_le_bytes()).contains("tensor table: 18446744073709551615 items"));
+    assert!(with(16, &(u64::MAX / 2).to_le_bytes()).contains("metadata:"));
+    assert!(with(24, &u64::MAX.to_le_bytes()).contains("key 0 needs 18446744073709551615 bytes"));
+
+    let mut nested = Array::U8(vec![]);
+    for _ in 0..9 {
+        nested = Array::Array(vec![nested]);
+    }
+    let mut file = File::default();
+    file.set("deep", Value::Array(nested));
+    assert!(message(file.open()).contains("nested"));
+
+    let mut file = tiny("llama", Traits::default());
+    file.tensors.push(file.tensors[0].clone());
+    assert!(message(file.open()).contains("the tensor \"token_embd.weight\" occurs twice"));
+    let mut file = tiny("llama", Traits::default());
+    file.tensor("output_norm.weight").dims = vec![usize::MAX, 2];
+    assert!(message(file.open()).contains("too large"));
+    let mut file = tiny("llama", Traits::default());
+    file.tensor("output_norm.weight").ggml_type = GgmlType::Q4_K.0;
+    assert!(
+        message(file.open()).contains("rows of 32 elements are not a multiple of the 256 of a Q4_K block")
+    );
+    let mut file = tiny("llama", Traits::default());
+    file.set("general.alignment", Value::U32(24));
+    assert!(message(file.open()).contains("power of two"));
+}
+
+/// Everything of a conversion that depends on the file's content, without writing.
+fn inspect(bytes: Vec<u8>) -> Result<(), Error> {
+    let g = testing::open(bytes)?;
+    let params = Params::read(&g)?;
+    Vocabulary::read(&g)?;
+    let mut row = vec![0.0; params.hidden];
+    for t in g.tensors().iter().filter(|t| t.elements >= params.hidden) {
+        g.read_f32(t, 0, &mut row)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn cut_files_are_errors() {
+    let good = tiny("qwen2", Traits::default()).bytes();
+    inspect(good.clone()).unwrap();
+    let data = good.len() - 100_000;
+    let lengths = (0..8_000)
+        .chain((data..good.len()).step_by(997))
+        .chain([good.len() - 1]);
+    for length in lengths.filter(|n| *n < good.len()) {
+        let error = message(inspect(good[..length].to_vec()));
+        assert!(error.contains("memory.gguf"), "{length}: {error}");
+    }
+}
+
+#[test]
+fn flipped_bytes_never_panic() {
+    let good = tiny(
+        "llama",
+        Traits {
+            untied: true,
+            rope_freqs: true,
+        },
+    )
+    .bytes();
+    let header = 10_000.min(good.len());
+    let mut errors = 0;
+    for at in 0..header {
+        for flip in [0x01, 0x80, 0xff] {
+            let mut bad = good.clone();
+            bad[at] ^= flip;
+            errors += usize::from(inspect(bad).is_err());
+        }
+    }
+    assert!(errors > header, "{errors} of {} flips were found", 3 * header);
+}
+
+fn written(file: &File) -> (tempfile::TempDir, std::path::PathBuf) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.gguf");
+    std::fs::write(&path, file.bytes()).unwrap();
+    (folder, path)
+}
+
+fn converted(file: &File) -> (tempfile::TempDir, Model) {
+    let (folder, path) = written(file);
+    let out = folder.path().join("out");
+    let mut last = (0, 0);
+    convert(&path, &out, &mut |p| {
+        assert!(p.done > last.0 && p.done <= p.total);
+        last = (p.done, p.total);
+    })
+    .unwrap();
+    assert_eq!(last.0, last.1, "progress ends at the total");
+    let model = read_back::open(&out.join("model.onnx"));
+    (folder, model)
+}
+
+fn floats(t: &testing::Tensor) -> Vec<f32> {
+    t.data
+        .as_chunks::<4>()
+        .0
+        .iter()
+        .map(|b| f32::from_le_bytes(*b))
+        .collect()
+}
+
+#[test]
+fn weights_are_transposed_and_query_rows_reordered() {
+    for architecture in ["llama", "qwen2"] {
+        let mut file = tiny(
+            architecture,
+            Traits {
+                untied: true,
+                rope_freqs: false,
+            },
+        );
+        let (_folder, model) = converted(&file);
+        for (source, target, heads) in [
+            ("attn_q", "q_proj", HEADS),
+            ("attn_k", "k_proj", KV_HEADS),
+            ("attn_v", "v_proj", KV_HEADS),
+        ] {
+            let rows = heads * HEAD_DIM;
+            let stored = floats(file.tensor(&format!("blk.1.{source}.weight")));
+            let (shape, found) = model.f32s(&format!("model.layers.1.self_attn.{target}.weight"));
+            assert_eq!(shape, [HIDDEN, rows]);
+            // The files of `llama` were made by splitting each head's rows into two halves and swapping the
+            // axes (half, index): row (index, half) of the file is row (half, index) of the graph.
+            let mut of_file = vec![0; rows];
+            for head in 0..heads {
+                for index in 0..HEAD_DIM / 2 {
+                    for half in 0..2 {
+                        let interleaved = head * HEAD_DIM + index * 2 + half;
+                        let split = head * HEAD_DIM + half * (HEAD_DIM / 2) + index;
+                        let permuted = architecture == "llama" && source != "attn_v";
+                        of_file[split] = if permuted { interleaved } else { split };
+                    }
+                }
+            }
+            for row in 0..rows {
+                for column in 0..HIDDEN {
+                    assert_eq!(found[column * rows + row], stored[of_file[row] * HIDDEN + column]);
+                }
+            }
+        }
+        let (shape, found) = model.f32s("model.embed_tokens.weight");
+        assert_eq!(shape, [VOCAB, HIDDEN]);
+        assert_eq!(found, floats(file.tensor("token_embd.weight")));
+        let (shape, found) = model.f32s("lm_head.weight");
+        assert_eq!(shape, [HIDDEN, VOCAB]);
+        assert_eq!(
+            found[3 * VOCAB + 5],
+            floats(file.tensor("output.weight"))[5 * HIDDEN + 3]
+        );
+    }
+}
+
+#[test]
+fn graphs_have_the_inputs_and_operators_of_their_architecture() {
+    let (_folder, llama) = converted(&tiny(
+        "llama",
+        Traits {
+            untied: false,
+            rope_freqs: true,
+        },
+    ));
+    assert_eq!(llama.inputs.len(), 3 + 4);
+    assert_eq!(llama.inputs[0], "input_ids[batch_size,sequence_length]");
+    assert_eq!(
+        llama.inputs[1],
+        "attention_mask[batch_size,past_sequence_length + sequence_length]"
+    );
+    assert_eq!(
+        llama.inputs[3],
+        "past_key_values.0.key[batch_size,2,past_sequence_length,8]"
+    );
+    assert_eq!(llama.outputs[0], "logits[batch_size,sequence_length,270]");
+    assert_eq!(
+        llama.outputs[4],
+        "present.1.value[batch_size,2,past_sequence_length + sequence_length,8]"
+    );
+    assert_eq!(llama.count("MatMul"), 2 * 9 + 1);
+    assert_eq!(
+        llama.count("Add"),
+        2 * (2 + 2 + 2 + 1) + 1 + 1,
+        "norms, rotary, residuals, mask; last norm; length"
+    );
+    assert_eq!(
+        llama.node_inputs("/lm_head/MatMul")[1],
+        "/lm_head/Transpose_output_0"
+    );
+    let (shape, found) = llama.f32s("model.rotary_emb.inv_freq");
+    assert_eq!(shape, [1, 1, HEAD_DIM / 2]);
+    for (found, expected) in found.iter().zip([1.0, 0.1, 0.01 / 2.0, 0.001 / 8.0]) {
+        assert!(
+            (found / expected - 1.0).abs() < 1e-6,
+            "{found} instead of {expected}"
+        );
+    }
+
+    let (_folder, qwen) = converted(&tiny(
+        "qwen2",
+        Traits {
+            untied: true,
+            rope_freqs: false,
+        },
+    ));
+    assert_eq!(
+        qwen.count("Add"),
+        llama.count("Add") + 2 * 3,
+        "three biases a layer"
+    );
+    assert_eq!(qwen.node_inputs("/lm_head/MatMul")[1], "lm_head.weight");
+    assert_eq!(
+        qwen.node_inputs("/model/layers.1/self_attn/k_proj/Add")[1],
+        "model.layers.1.self_attn.k_proj.bias"
+    );
+}
+
+#[test]
+fn quantized_weights_are_decoded() {
+    let mut file = tiny("llama", Traits::default());
+    let t = file.tensor("blk.0.ffn_up.weight");
+    t.ggml_type = GgmlType::Q8_0.0;
+    // Row r has scale 1 and the values r, r + 1, ...
+    t.data = (0..t.dims[1] as u8)
+        .flat_map(|r| [0, 0x3c].into_iter().chain((0..32).map(move |c| r + c)))
+        .collect();
+    let (_folder, model) = converted(&file);
+    let (shape, found) = model.f32s("model.layers.0.mlp.up_proj.weight");
+    assert_eq!(found[7 * shape[1] + 11], 18.0);
+}
+
+#[test]
+fn configuration_files_tell_the_metadata() {
+    let mut file = tiny("qwen2", Traits::default());
+    file.set("tokenizer.ggml.eot_token_id", Value::U32(0));
+    let (folder, _) = converted(&file);
+    let json = |name: &str| -> serde_json::Value {
+        serde_json::from_slice(&std::fs::read(folder.path().join("out").join(name)).unwrap()).unwrap()
+    };
+    let config = json("config.json");
+    assert_eq!(config["model_type"], "qwen2");
+    assert_eq!(config["architectures"][0], "Qwen2ForCausalLM");
+    assert_eq!(config["num_key_value_heads"], 2);
+    assert_eq!(config["head_dim"], 8);
+    assert_eq!(config["rms_norm_eps"], 1e-5);
+    assert_eq!(config["tie_word_embeddings"], true);
+    assert_eq!(config["vocab_size"], VOCAB);
+    let generation = json("generation_config.json");
+    assert_eq!(generation["eos_token_id"], serde_json::json!([2, 0]));
+    assert_eq!(generation["pad_token_id"], 2);
+    let tokenizer = json("tokenizer_config.json");
+    assert_eq!(tokenizer["tokenizer_class"], "Qwen2Tokenizer");
+    assert_eq!(tokenizer["chat_template"], "{{ messages }}");
+    assert_eq!(tokenizer["eos_token"], "<|im_end|>");
+    assert_eq!(tokenizer["bos_token"], "<|im_start|>");
+    assert_eq!(tokenizer["add_bos_token"], false);
+    assert_eq!(tokenizer["unk_token"], serde_json::Value::Null);
+}
+
+/// The error of a conversion, after a check that it left nothing behind.
+fn failure(file: &File) -> String {
+    let (folder, path) = written(file);
+    let error = message(convert(&path, &folder.path().join("out"), &mut |_| ()));
+    let left: Vec<_> = std::fs::read_dir(folder.path())
+        .unwrap()
+        .map(|e| e.unwrap().file_name())
+        .collect();
+    assert_eq!(left, ["model.gguf"], "{error}");
+    error
+}
+
+#[test]
+fn what_cannot_be_converted_is_named_and_leaves_nothing() {
+    let base = || tiny("llama", Traits::default());
+    let without = |key: &str| {
+        let mut f = base();
+        f.unset(key);
+        failure(&f)
+    };
+    for key in [
+        "general.architecture",
+        "llama.block_count",
+        "llama.context_length",
+        "llama.attention.layer_norm_rms_epsilon",
+        "tokenizer.ggml.model",
+        "tokenizer.ggml.pre",
+        "tokenizer.ggml.merges",
+    ] {
+        assert!(without(key).contains(&format!("metadata \"{key}\" is missing")));
+    }
+    let with = |key: &str, value: Value| {
+        let mut f = base();
+        f.set(key, value);
+        failure(&f)
+    };
+    let text = |s: &str| Value::String(s.to_owned());
+    assert!(
+        with("general.architecture", text("mamba"))
+            .contains("\"mamba\" cannot be converted; supported are llama, qwen2")
+    );
+    assert!(with("tokenizer.ggml.pre", text("chameleon")).contains("pre-tokenizer \"chameleon\""));
+    assert!(with("tokenizer.ggml.model", text("bert")).contains("tokenizer \"bert\""));
+    assert!(with("llama.rope.scaling.type", text("yarn")).contains("rotary scaling \"yarn\""));
+    assert!(with("llama.rope.dimension_count", Value::U32(4)).contains("expected the head width 8, found 4"));
+    assert!(with("llama.expert_count", Value::U32(8)).contains("llama.expert_count"));
+    assert!(with("llama.attention.head_count_kv", Value::U32(3)).contains("not a multiple of 3"));
+    assert!(
+        with(
+            "llama.attention.head_count_kv",
+            Value::Array(Array::I32(vec![2, 2]))
+        )
+        .contains("of type array")
+    );
+    assert!(with("llama.attention.key_length", Value::U64(1 << 62)).contains("expected sizes"));
+    assert!(
+        with("llama.embedding_length", Value::U32(64))
+            .contains("expected sizes [64, 270] by the metadata, found [32, 270]")
+    );
+    assert!(
+        with("llama.feed_forward_length", Value::U32(32))
+            .contains("tensor \"blk.0.ffn_gate.weight\": expected sizes")
+    );
+    assert!(
+        with("llama.block_count", Value::U32(3)).contains("tensor \"blk.2.attn_norm.weight\" is missing")
+    );
+    assert!(with("llama.block_count", Value::U32(1)).contains("tensor \"blk.1."));
+    assert!(with("llama.block_count", Value::U64(u64::MAX)).contains("layers"));
+    assert!(
+        with("tokenizer.ggml.eos_token_id", Value::U32(VOCAB as u32)).contains("expected an id below 270")
+    );
+    assert!(
+        with("tokenizer.ggml.merges", testing::strings(&["h q"])).contains("\"hq\" is not in the vocabulary")
+    );
+    assert!(with("tokenizer.ggml.merges", testing::strings(&["hq"])).contains("expected two tokens"));
+    assert!(with("tokenizer.ggml.tokens", testing::strings(&["a", "b", "a"])).contains("tokens 0 and 2"));
+
+    let mut f = base();
+    let t = f.tensor("blk.1.attn_v.weight");
+    (t.ggml_type, t.dims) = (10, vec![256, 2]);
+    let error = failure(&f);
+    assert!(
+        error.contains("\"blk.1.attn_v.weight\" is of type Q2_K; supported are F32, F16"),
+        "{error}"
+    );
+    f.tensor("blk.1.attn_v.weight").ggml_type = 200;
+    assert!(failure(&f).contains("\"blk.1.attn_v.weight\" is of type 200 (unknown)"));
+    let mut f = base();
+    f.add_f32("blk.0.attn_sinks.weight", &[4], &[0.0; 4]);
+    assert!(failure(&f).contains("\"blk.0.attn_sinks.weight\" has no place"));
+}
+
+#[test]
+fn an_output_in_the_way_is_refused() {
+    let (folder, path) = written(&tiny("llama", Traits::default()));
+    let full = folder.path().join("full");
+    std::fs::create_dir(&full).unwrap();
+    std::fs::write(full.join("kept"), "x").unwrap();
+    let error = convert(&path, &full, &mut |_| ()).unwrap_err();
+    assert!(
+        error.is_usage() && error.to_string().contains("is not empty"),
+        "{error}"
+    );
+    assert!(full.join("kept").exists());
+    let error = convert(&path, &full.join("kept"), &mut |_| ()).unwrap_err();
+    assert!(
+        error.is_usage() && error.to_string().contains("not a folder"),
+        "{error}"
+    );
+    assert!(
+        message(convert(&path, &folder.path().join("no/such"), &mut |_| ()))
+            .contains("cannot make a folder in")
+    );
+    let empty = folder.path().join("empty");
+    std::fs::create_dir(&empty).unwrap();
+    convert(&path, &empty, &mut |_| ()).unwrap();
+    assert!(empty.join("model.onnx").exists());
+    assert!(
+        message(convert(
+            &folder.path().join("none"),
+            &folder.path().join("o"),
+            &mut |_| ()
+        ))
+        .contains("cannot read")
+    );
+}
+
+fn load(file: &File) -> Tokenizer {
+    let v = Vocabulary::read(&file.open().unwrap()).unwrap();
+    Tokenizer::from_bytes(serde_json::to_vec(&super::tokenizer::tokenizer_json(&v)).unwrap()).unwrap()
+}
+
+fn encode(t: &Tokenizer, text: &str) -> Vec<String> {
+    t.encode(text, true).unwrap().get_tokens().to_vec()
+}
+
+#[test]
+fn byte_level_tokenizers_split_and_round_trip() {
+    for pre in ["smollm", "qwen2", "gpt-2", "default", "llama-bpe"] {
+        let mut file = File::default();
+        testing::byte_vocabulary(&mut file, pre);
+        let t = load(&file);
+        for text in [
+            "hello world",
+            "  two\n\n lines\t",
+            "naïve 日本 🙂",
+            "12 1 2",
+            "x[user]y<|im_end|>\nI'll",
+            "",
+        ] {
+            let ids = t.encode(text, true).unwrap();
+            assert_eq!(t.decode(ids.get_ids(), false).unwrap(), text, "{pre}");
+        }
+        assert_eq!(encode(&t, "hello world"), ["hello", "Ġwor", "ld"], "{pre}");
+        let digits: &[&str] = if ["smollm", "qwen2"].contains(&pre) {
+            &["1", "2"]
+        } else {
+            &["12"]
+        };
+        assert_eq!(encode(&t, "12"), digits, "{pre}");
+        assert_eq!(
+            encode(&t, "<|im_start|>hello[user]"),
+            ["<|im_start|>", "hello", "[user]"],
+            "{pre}"
+        );
+        let ids = t.encode("<|im_start|>hello[user]", true).unwrap();
+        assert_eq!(
+            t.decode(ids.get_ids(), true).unwrap(),
+            "hello[user]",
+            "only control tokens are special"
+        );
+    }
+}
+
+#[test]
+fn a_first_token_is_added_when_asked() {
+    let mut file = File::default();
+    testing::byte_vocabulary(&mut file, "smollm");
+    file.set("tokenizer.ggml.add_bos_token", Value::Bool(true));
+    assert_eq!(encode(&load(&file), "hello"), ["<|im_start|>", "hello"]);
+    file.set("tokenizer.ggml.add_eos_token", Value::Bool(true));
+    assert_eq!(
+        encode(&load(&file), "hello"),
+        ["<|im_start|>", "hello", "<|im_end|>"]
+    );
+    file.unset("tokenizer.ggml.bos_token_id");
+    assert!(message(Vocabulary::read(&file.open().unwrap())).contains("tokenizer.ggml.bos_token_id"));
+}
+
+#[test]
+fn sentence_piece_vocabularies_merge_by_score() {
+    let mut tokens: Vec<String> = ["<unk>", "<s>", "</s>"].map(str::to_owned).to_vec();
+    tokens.extend((0..256).map(|b| format!("<0x{b:02X}>")));
+    let pieces = ["▁", "a", "b", "c", "bc", "ab", "▁a", "abc"];
+    tokens.extend(pieces.map(str::to_owned));
+    let mut roles = vec![6; tokens.len()];
+    roles[..3].copy_from_slice(&[2, 3, 3]);
+    roles[259..].fill(1);
+    let mut scores = vec![0.0; tokens.len()];
+    scores[259..].copy_from_slice(&[-10.0, -11.0, -12.0, -13.0, -1.0, -2.0, -3.0, -4.0]);
+    let mut file = File::default();
+    file.set("tokenizer.ggml.model", Value::String("llama".to_owned()));
+    file.set("tokenizer.ggml.tokens", Value::Array(Array::String(tokens)));
+    file.set("tokenizer.ggml.scores", Value::Array(Array::F32(scores)));
+    file.set("tokenizer.ggml.token_type", Value::Array(Array::I32(roles)));
+    file.set("tokenizer.ggml.bos_token_id", Value::U32(1));
+    let t = load(&file);
+    assert_eq!(encode(&t, "abc"), ["<s>", "▁a", "bc"]);
+    assert_eq!(encode(&t, "ab"), ["<s>", "▁", "ab"], "the better score wins");
+    assert_eq!(encode(&t, "é"), ["<s>", "▁", "<0xC3>", "<0xA9>"]);
+    for text in ["abc abc", " a", "é\n日"] {
+        let ids = t.encode(text, true).unwrap();
+        assert_eq!(t.decode(ids.get_ids(), true).unwrap(), text);
+    }
+    file.set("tokenizer.ggml.add_space_prefix", Value::Bool(false));
+    assert_eq!(encode(&load(&file), "abc"), ["<s>", "abc"]);
+    file.unset("tokenizer.ggml.scores");
+    assert!(message(Vocabulary::read(&file.open().unwrap())).contains("tokenizer.ggml.scores"));
+}

@@ -1,0 +1,4 @@
+//! ONNX files.
+
+pub mod proto;
+pub mod write;

@@ -1,0 +1,701 @@
+//! Writes ONNX models: the graph in one file, the weights beside it in a second one.
+//!
+//! A [`ModelWriter`] collects nodes, inputs, outputs and small constants, and streams large tensors straight
+//! to the data file, so that a model of any size passes through a small amount of memory.
+
+use super::proto;
+use crate::error::{Error, Result, Stage};
+use crate::tensor::{DType, HostTensor};
+use prost::Message;
+use std::collections::HashSet;
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+/// Version of the ONNX file format that [`ModelWriter`] writes.
+pub const IR_VERSION: i64 = 9;
+
+/// Largest tensor, in bytes, that [`ModelWriter::add_initializer`] stores inside the model file.
+pub const INLINE_LIMIT: usize = 1024;
+
+/// Every external tensor starts at a multiple of this number of bytes.
+const ALIGN: u64 = 64;
+/// External tensors of at least [`LARGE`] bytes start at a multiple of this, so that they can be mapped alone.
+const PAGE: u64 = 4096;
+const LARGE: u64 = 64 * 1024;
+/// Protocol buffers cannot be longer than this.
+const MESSAGE_LIMIT: usize = i32::MAX as usize;
+
+/// A size in the declared shape of a graph input or output.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Size {
+    /// A number.
+    Fixed(usize),
+    /// A symbol or an expression of symbols.
+    Symbol(String),
+}
+
+impl From<usize> for Size {
+    fn from(v: usize) -> Self {
+        Self::Fixed(v)
+    }
+}
+
+impl From<&str> for Size {
+    fn from(v: &str) -> Self {
+        Self::Symbol(v.to_owned())
+    }
+}
+
+/// Value of a node attribute.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Attr {
+    /// One integer.
+    Int(i64),
+    /// One number.
+    Float(f32),
+    /// Text.
+    Str(String),
+    /// Integers.
+    Ints(Vec<i64>),
+    /// Numbers.
+    Floats(Vec<f32>),
+    /// Texts.
+    Strs(Vec<String>),
+    /// A tensor, stored inside the model file.
+    Tensor(HostTensor),
+}
+
+/// A node as [`ModelWriter::add_node`] takes it.
+#[derive(Clone, Copy, Debug)]
+pub struct NodeSpec<'a> {
+    /// Operator set; empty for that of ONNX. Must be announced with [`ModelWriter::opset`].
+    pub domain: &'a str,
+    /// Operator type.
+    pub op: &'a str,
+    /// Name of the node, unique in the graph.
+    pub name: &'a str,
+    /// Values read; an empty name leaves an optional input out.
+    pub inputs: &'a [&'a str],
+    /// Values made.
+    pub outputs: &'a [&'a str],
+    /// Attributes.
+    pub attributes: &'a [(&'a str, Attr)],
+}
+
+/// What [`ModelWriter::finish`] wrote.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Written {
+    /// Bytes of the model file.
+    pub model_bytes: u64,
+    /// Bytes of the data file.
+    pub data_bytes: u64,
+    /// Nodes of the graph.
+    pub nodes: usize,
+    /// Initialisers of the graph.
+    pub initializers: usize,
+}
+
+/// The code of an element type in ONNX files.
+pub fn type_code(dtype: DType) -> i32 {
+    match dtype {
+        DType::F32 => 1,
+        DType::U8 => 2,
+        DType::I8 => 3,
+        DType::I32 => 6,
+        DType::I64 => 7,
+        DType::Bool => 9,
+        DType::F16 => 10,
+        DType::U32 => 12,
+    }
+}
+
+/// Writes one model: `<folder>/<name>` and `<folder>/<name>.data`.
+///
+/// Weight matrices of `MatMul` are by convention stored as `[in, out]`, the second operand as it is used,
+/// under the names of Hugging Face checkpoints, whose own matrices are `[out, in]`.
+pub struct ModelWriter {
+    stage: Stage,
+    model_path: PathBuf,
+    data_path: PathBuf,
+    data_name: String,
+    data: BufWriter<File>,
+    position: u64,
+    model: proto::ModelProto,
+    graph: proto::GraphProto,
+}
+
+/// Receives the little-endian, row-major bytes of one external tensor, in order.
+pub struct ExternalData<'a> {
+    data: &'a mut BufWriter<File>,
+    path: &'a Path,
+    stage: Stage,
+    name: &'a str,
+    left: u64,
+}
+
+impl ExternalData<'_> {
+    /// Appends `bytes`. An error when the tensor would become longer than announced.
+    pub fn write(&mut self, bytes: &[u8]) -> Result<()> {
+        self.left = self.left.checked_sub(bytes.len() as u64).ok_or_else(|| {
+            Error::file(
+                self.stage,
+                self.path,
+                format!(
+                    "tensor \"{}\": {} bytes more than its shape needs",
+                    self.name,
+                    bytes.len() as u64 - self.left
+                ),
+            )
+        })?;
+        self.data
+            .write_all(bytes)
+            .map_err(|e| Error::io("cannot write", self.path, e))
+    }
+}
+
+impl ModelWriter {
+    /// Starts the model file `name` in the existing `folder`; `stage` is named by errors. The data file is
+    /// created at once, the model file by [`ModelWriter::finish`]; both replace existing files.
+    pub fn create(stage: Stage, folder: &Path, name: &str, graph_name: &str) -> Result<Self> {
+        let data_name = format!("{name}.data");
+        let data_path = folder.join(&data_name);
+        let file = File::create(&data_path).map_err(|e| Error::io("cannot write", &data_path, e))?;
+        Ok(Self {
+            stage,
+            model_path: folder.join(name),
+            data_path,
+            data_name,
+            data: BufWriter::with_capacity(1 << 20, file),
+            position: 0,
+            model: proto::ModelProto {
+                ir_version: IR_VERSION,
+                producer_name: env!("CARGO_PKG_NAME").to_owned(),
+                producer_version: env!("CARGO_PKG_VERSION").to_owned(),
+                ..Default::default()
+            },
+            graph: proto::GraphProto {
+                name: graph_name.to_owned(),
+                ..Default::default()
+            },
+        })
+    }
+
+    fn bad(&self, what: impl Into<String>) -> Error {
+        Error::file(self.stage, &self.model_path, what)
+    }
+
+    /// Announces an operator set; the empty domain is that of ONNX.
+    pub fn opset(&mut self, domain: &str, version: i64) {
+        self.model.opset_import.push(proto::OperatorSetIdProto {
+            domain: domain.to_owned(),
+            version,
+        });
+    }
+
+    /// Adds an entry to the model's metadata.
+    pub fn metadata(&mut self, key: &str, value: &str) {
+        self.model.metadata_props.push(proto::StringStringEntryProto {
+            key: key.to_owned(),
+            value: value.to_owned(),
+        });
+    }
+
+    fn value_info(&self, name: &str, dtype: DType, shape: &[Size]) -> Result<proto::ValueInfoProto> {
+        let dim = shape
+            .iter()
+            .map(|size| {
+                let value = match size {
+                    Size::Fixed(v) => proto::DimensionValue::Value(
+                        i64::try_from(*v)
+                            .map_err(|_| self.bad(format!("size {v} of \"{name}\" is too large")))?,
+                    ),
+                    Size::Symbol(s) => proto::DimensionValue::Param(s.clone()),
+                };
+                Ok(proto::DimensionProto { value: Some(value) })
+            })
+            .collect::<Result<_>>()?;
+        let tensor_type = proto::TensorTypeProto {
+            elem_type: type_code(dtype),
+            shape: Some(proto::TensorShapeProto { dim }),
+        };
+        Ok(proto::ValueInfoProto {
+            name: name.to_owned(),
+            r#type: Some(proto::TypeProto {
+                tensor_type: Some(tensor_type),
+            }),
+        })
+    }
+
+    /// Adds a graph input.
+    pub fn add_input(&mut self, name: &str, dtype: DType, shape: &[Size]) -> Result<()> {
+        let info = self.value_info(name, dtype, shape)?;
+        self.graph.input.push(info);
+        Ok(())
+    }
+
+    /// Adds a graph output.
+    pub fn add_output(&mut self, name: &str, dtype: DType, shape: &[Size]) -> Result<()> {
+        let info = self.value_info(name, dtype, shape)?;
+        self.graph.output.push(info);
+        Ok(())
+    }
+
+    fn inline(&self, name: &str, tensor: &HostTensor) -> Result<proto::TensorProto> {
+        let dims = self.dims(name, tensor.shape())?;
+        Ok(proto::TensorProto {
+            dims,
+            data_type: type_code(tensor.dtype()),
+            name: name.to_owned(),
+            raw_data: tensor.bytes().to_vec(),
+            ..Default::default()
+        })
+    }
+
+    fn dims(&self, name: &str, shape: &[usize]) -> Result<Vec<i64>> {
+        shape
+            .iter()
+            .map(|d| i64::try_from(*d).map_err(|_| self.bad(format!("size {d} of \"{name}\" is too large"))))
+            .collect()
+    }
+
+    /// Adds a constant that is stored inside the model file.
+    pub fn add_constant(&mut self, name: &str, tensor: &HostTensor) -> Result<()> {
+        let tensor = self.inline(name, tensor)?;
+        self.graph.initializer.push(tensor);
+        Ok(())
+    }
+
+    /// Adds a constant: inside the model file up to [`INLINE_LIMIT`] bytes, else in the data file.
+    pub fn add_initializer(&mut self, name: &str, tensor: &HostTensor) -> Result<()> {
+        if tensor.bytes().len() <= INLINE_LIMIT {
+            return self.add_constant(name, tensor);
+        }
+        self.add_initializer_external(name, tensor.dtype(), tensor.shape(), |out| {
+            out.write(tensor.bytes())
+        })
+    }
+
+    /// Adds a constant in the data file. `fill` writes exactly as many bytes as `dtype` and `shape` need;
+    /// any other number is an error. After an error the writer is of no more use.
+    pub fn add_initializer_external(
+        &mut self,
+        name: &str,
+        dtype: DType,
+        shape: &[usize],
+        fill: impl FnOnce(&mut ExternalData<'_>) -> Result<()>,
+    ) -> Result<()> {
+        let dims = self.dims(name, shape)?;
+        let length = shape
+            .iter()
+            .try_fold(dtype.size() as u64, |n, d| n.checked_mul(*d as u64))
+            .filter(|n| i64::try_from(*n).is_ok())
+            .ok_or_else(|| self.bad(format!("tensor \"{name}\" of shape {shape:?} is too large")))?;
+        let align = if length >= LARGE { PAGE } else { ALIGN };
+        let offset = self.position.next_multiple_of(align);
+        let padding = [0u8; PAGE as usize];
+        let pad = padding
+            .get(..(offset - self.position) as usize)
+            .unwrap_or_default();
+        self.data
+            .write_all(pad)
+            .map_err(|e| Error::io("cannot write", &self.data_path, e))?;
+        let mut sink = ExternalData {
+            data: &mut self.data,
+            path: &self.data_path,
+            stage: self.stage,
+            name,
+            left: length,
+        };
+        fill(&mut sink)?;
+        if sink.left != 0 {
+            let what = format!(
+                "tensor \"{name}\" needs {length} bytes, got {}",
+                length - sink.left
+            );
+            return Err(Error::file(self.stage, &self.data_path, what));
+        }
+        self.position = offset + length;
+        let entry = |key: &str, value: String| proto::StringStringEntryProto {
+            key: key.to_owned(),
+            value,
+        };
+        self.graph.initializer.push(proto::TensorProto {
+            dims,
+            data_type: type_code(dtype),
+            name: name.to_owned(),
+            external_data: vec![
+                entry("location", self.data_name.clone()),
+                entry("offset", offset.to_string()),
+                entry("length", length.to_string()),
+            ],
+            data_location: 1,
+            ..Default::default()
+        });
+        Ok(())
+    }
+
+    /// Adds a node. Nodes come in an order in which every value is made before it is read.
+    pub fn add_node(&mut self, node: NodeSpec<'_>) -> Result<()> {
+        let owned = |names: &[&str]| names.iter().map(|s| (*s).to_owned()).collect();
+        let attribute = node
+            .attributes
+            .iter()
+            .map(|(name, value)| {
+                let mut a = proto::AttributeProto {
+                    name: (*name).to_owned(),
+                    ..Default::default()
+                };
+                a.r#type = match value {
+                    Attr::Float(v) => {
+                        a.f = *v;
+                        1
+                    }
+                    Attr::Int(v) => {
+                        a.i = *v;
+                        2
+                    }
+                    Attr::Str(v) => {
+                        a.s = v.as_bytes().to_vec();
+                        3
+                    }
+                    Attr::Tensor(v) => {
+                        a.t = Some(self.inline(name, v)?);
+                        4
+                    }
+                    Attr::Floats(v) => {
+                        a.floats = v.clone();
+                        6
+                    }
+                    Attr::Ints(v) => {
+                        a.ints = v.clone();
+                        7
+                    }
+                    Attr::Strs(v) => {
+                        a.strings = v.iter().map(|s| s.as_bytes().to_vec()).collect();
+                        8
+                    }
+                };
+                Ok(a)
+            })
+            .collect::<Result<_>>()?;
+        self.graph.node.push(proto::NodeProto {
+            input: owned(node.inputs),
+            output: owned(node.outputs),
+            name: node.name.to_owned(),
+            op_type: node.op.to_owned(),
+            attribute,
+            domain: node.domain.to_owned(),
+        });
+        Ok(())
+    }
+
+    /// Checks that values have one origin each and are made before they are read, that node names are unique
+    /// and operator sets announced.
+    fn check(&self) -> Result<()> {
+        let mut known: HashSet<&str> = HashSet::new();
+        let sources = self
+            .graph
+            .input
+            .iter()
+            .map(|v| &v.name)
+            .chain(self.graph.initializer.iter().map(|t| &t.name));
+        for name in sources {
+            if !known.insert(name) {
+                return Err(self.bad(format!("value \"{name}\" is defined twice")));
+            }
+        }
+        let mut node_names: HashSet<&str> = HashSet::new();
+        for node in &self.graph.node {
+            if !node_names.insert(&node.name) {
+                return Err(self.bad(format!("two nodes are named \"{}\"", node.name)));
+            }
+            if !self.model.opset_import.iter().any(|o| o.domain == node.domain) {
+                let what = format!(
+                    "node \"{}\": no operator set announced for domain \"{}\"",
+                    node.name, node.domain
+                );
+                return Err(self.bad(what));
+            }
+            if let Some(name) = node
+                .input
+                .iter()
+                .find(|n| !n.is_empty() && !known.contains(n.as_str()))
+            {
+                return Err(self.bad(format!(
+                    "node \"{}\" reads \"{name}\", which nothing before it makes",
+                    node.name
+                )));
+            }
+            for name in node.output.iter().filter(|n| !n.is_empty()) {
+                if !known.insert(name) {
+                    return Err(self.bad(format!("value \"{name}\" is defined twice")));
+                }
+            }
+        }
+        match self
+            .graph
+            .output
+            .iter()
+            .find(|v| !known.contains(v.name.as_str()))
+        {
+            Some(v) => Err(self.bad(format!("nothing makes the graph output \"{}\"", v.name))),
+            None => Ok(()),
+        }
+    }
+
+    /// Checks the graph and writes the model file.
+    pub fn finish(mut self) -> Result<Written> {
+        self.check()?;
+        self.data
+            .flush()
+            .map_err(|e| Error::io("cannot write", &self.data_path, e))?;
+        let (nodes, initializers) = (self.graph.node.len(), self.graph.initializer.len());
+        self.model.graph = Some(std::mem::take(&mut self.graph));
+        let length = self.model.encoded_len();
+        if length > MESSAGE_LIMIT {
+            return Err(self.bad(format!(
+                "a graph of {length} bytes; the format allows {MESSAGE_LIMIT}"
+            )));
+        }
+        std::fs::write(&self.model_path, self.model.encode_to_vec())
+            .map_err(|e| Error::io("cannot write", &self.model_path, e))?;
+        Ok(Written {
+            model_bytes: length as u64,
+            data_bytes: self.position,
+            nodes,
+            initializers,
+        })
+    }
+}
+
+/// Reading of written files in tests of other modules, without their seeing the messages.
+#[cfg(test)]
+pub(crate) mod read_back {
+    use super::proto;
+    use prost::Message;
+    use std::path::Path;
+
+    /// A model file with its data, as tests look at it.
+    pub struct Model {
+        /// Names and sizes, as `name[a,b]`.
+        pub inputs: Vec<String>,
+        /// Names and sizes, as `name[a,b]`.
+        pub outputs: Vec<String>,
+        graph: proto::GraphProto,
+        data: Vec<u8>,
+    }
+
+    fn shown(v: &proto::ValueInfoProto) -> String {
+        let shape = v
+            .r#type
+            .as_ref()
+            .unwrap()
+            .tensor_type
+            .as_ref()
+            .unwrap()
+            .shape
+            .as_ref()
+            .unwrap();
+        let size = |d: &proto::DimensionProto| match d.value.as_ref().unwrap() {
+            proto::DimensionValue::Value(v) => v.to_string(),
+            proto::DimensionValue::Param(s) => s.clone(),
+        };
+        format!(
+            "{}[{}]",
+            v.name,
+            shape.dim.iter().map(size).collect::<Vec<_>>().join(",")
+        )
+    }
+
+    /// Reads `path` and the data file beside it.
+    pub fn open(path: &Path) -> Model {
+        let model = proto::ModelProto::decode(std::fs::read(path).unwrap().as_slice()).unwrap();
+        assert_eq!(model.ir_version, super::IR_VERSION);
+        let graph = model.graph.unwrap();
+        let data = std::fs::read(path.with_extension("onnx.data")).unwrap();
+        let inputs = graph.input.iter().map(shown).collect();
+        let outputs = graph.output.iter().map(shown).collect();
+        Model {
+            inputs,
+            outputs,
+            graph,
+            data,
+        }
+    }
+
+    impl Model {
+        /// Number of nodes of an operator type.
+        pub fn count(&self, op: &str) -> usize {
+            self.graph.node.iter().filter(|n| n.op_type == op).count()
+        }
+
+        /// Inputs of a node.
+        pub fn node_inputs(&self, name: &str) -> &[String] {
+            &self.graph.node.iter().find(|n| n.name == name).unwrap().input
+        }
+
+        /// Offset in the data file, shape and bytes of an initialiser; no offset when it is inline.
+        pub fn tensor(&self, name: &str) -> (Option<usize>, Vec<usize>, &[u8]) {
+            let t = self.graph.initializer.iter().find(|t| t.name == name).unwrap();
+            let shape = t.dims.iter().map(|d| *d as usize).collect();
+            if t.data_location == 0 {
+                return (None, shape, &t.raw_data);
+            }
+            let entry = |key: &str| &t.external_data.iter().find(|e| e.key == key).unwrap().value;
+            assert_eq!(entry("location"), "model.onnx.data");
+            let (offset, length): (usize, usize) =
+                (entry("offset").parse().unwrap(), entry("length").parse().unwrap());
+            (Some(offset), shape, &self.data[offset..offset + length])
+        }
+
+        /// Shape and elements of an `f32` initialiser.
+        pub fn f32s(&self, name: &str) -> (Vec<usize>, Vec<f32>) {
+            let (_, shape, bytes) = self.tensor(name);
+            (
+                shape,
+                bytes
+                    .as_chunks::<4>()
+                    .0
+                    .iter()
+                    .map(|b| f32::from_le_bytes(*b))
+                    .collect(),
+            )
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn writer(folder: &Path) -> ModelWriter {
+        let mut w = ModelWriter::create(Stage::Quantize, folder, "model.onnx", "g").unwrap();
+        w.opset("", 18);
+        w.opset("custom", 1);
+        w.add_input("x", DType::F16, &["n".into(), 4.into()]).unwrap();
+        w.add_output("y", DType::F16, &["n".into(), 4.into()]).unwrap();
+        w
+    }
+
+    fn node<'a>(inputs: &'a [&'a str], outputs: &'a [&'a str]) -> NodeSpec<'a> {
+        NodeSpec {
+            domain: "custom",
+            op: "Op",
+            name: outputs[0],
+            inputs,
+            outputs,
+            attributes: &[],
+        }
+    }
+
+    #[test]
+    fn tensors_of_any_type_are_aligned_and_read_back() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut w = writer(folder.path());
+        let small = HostTensor::from_f16(&[3], &[half::f16::ONE; 3]).unwrap();
+        let medium = HostTensor::from_u32(&[300], &[0xdead_beef; 300]).unwrap();
+        let large = HostTensor::from_f32(&[1 << 14, 1], &vec![1.5; 1 << 14]).unwrap();
+        for (name, tensor) in [
+            ("small", &small),
+            ("a", &medium),
+            ("b", &medium),
+            ("large", &large),
+        ] {
+            w.add_initializer(name, tensor).unwrap();
+        }
+        let attributes = [("bits", Attr::Int(4)), ("t", Attr::Tensor(small.clone()))];
+        let inputs = ["x", "small", "a", "", "large"];
+        w.add_node(NodeSpec {
+            attributes: &attributes,
+            ..node(&inputs, &["y"])
+        })
+        .unwrap();
+        let done = w.finish().unwrap();
+        assert_eq!((done.nodes, done.initializers), (1, 4));
+        let model = read_back::open(&folder.path().join("model.onnx"));
+        assert_eq!(model.inputs, ["x[n,4]"]);
+        assert_eq!(model.tensor("small"), (None, vec![3], small.bytes()));
+        let (offset, shape, bytes) = model.tensor("b");
+        assert_eq!((offset, shape, bytes), (Some(1216), vec![300], medium.bytes()));
+        let (offset, shape, bytes) = model.tensor("large");
+        assert_eq!(
+            (offset, shape, bytes),
+            (Some(4096), vec![1 << 14, 1], large.bytes())
+        );
+        assert_eq!(done.data_bytes, 4096 + (4 << 14));
+    }
+
+    #[test]
+    fn wrong_lengths_are_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut w = writer(folder.path());
+        let error = w
+            .add_initializer_external("t", DType::U32, &[2], |out| out.write(&[0; 7]))
+            .unwrap_err();
+        assert!(
+            error.to_string().contains("tensor \"t\" needs 8 bytes, got 7"),
+            "{error}"
+        );
+        let error = w
+            .add_initializer_external("t", DType::U32, &[2], |out| out.write(&[0; 9]))
+            .unwrap_err();
+        assert!(
+            error
+                .to_string()
+                .contains("tensor \"t\": 1 bytes more than its shape needs"),
+            "{error}"
+        );
+        let error = w
+            .add_initializer_external("t", DType::U32, &[usize::MAX, 2], |_| Ok(()))
+            .unwrap_err();
+        assert!(error.to_string().contains("too large"), "{error}");
+    }
+
+    #[test]
+    fn graphs_that_do_not_hold_together_are_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let finish = |build: &dyn Fn(&mut ModelWriter)| {
+            let mut w = writer(folder.path());
+            build(&mut w);
+            w.finish().unwrap_err().to_string()
+        };
+        let text = finish(&|w| w.add_node(node(&["z"], &["y"])).unwrap());
+        assert!(
+            text.contains("node \"y\" reads \"z\", which nothing before it makes"),
+            "{text}"
+        );
+        let text = finish(&|_| ());
+        assert!(text.contains("nothing makes the graph output \"y\""), "{text}");
+        let text = finish(&|w| w.add_node(node(&["x"], &["x"])).unwrap());
+        assert!(text.contains("value \"x\" is defined twice"), "{text}");
+        let text = finish(&|w| {
+            w.add_node(NodeSpec {
+                domain: "other",
+                ..node(&["x"], &["y"])
+            })
+            .unwrap()
+        });
+        assert!(
+            text.contains("no operator set announced for domain \"other\""),
+            "{text}"
+        );
+        let text = finish(&|w| {
+            w.add_node(NodeSpec {
+                name: "n",
+                ..node(&["x"], &["y"])
+            })
+            .unwrap();
+            w.add_node(NodeSpec {
+                name: "n",
+                ..node(&["x"], &["z"])
+            })
+            .unwrap();
+        });
+        assert!(text.contains("two nodes are named \"n\""), "{text}");
+        assert!(
+            !folder.path().join("model.onnx").exists(),
+            "a refused graph is not written"
+        );
+    }
+}
