@@ -253,12 +253,10 @@ mod tests {
     }
 
     fn bytes(text: &str) -> Vec<u32> {
-        let ids = text
-            .replace("<end>", "\u{1}")
+        text.replace("<end>", "\u{1}")
             .bytes()
             .map(|b| if b == 1 { 257 } else { u32::from(b) })
-            .collect();
-        ids
+            .collect()
     }
 
     /// Says `ok` and ends the turn.

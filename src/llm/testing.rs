@@ -64,11 +64,13 @@ pub fn write_byte_fallback_tokenizer(dir: &Path) {
     std::fs::write(dir.join("tokenizer.json"), json.to_string()).unwrap();
 }
 
+type Next = dyn Fn(&[u32]) -> u32;
+
 /// A model whose next token is a function of all tokens in its cache.
 pub struct FakeModel {
     vocab: usize,
     context: usize,
-    next: Box<dyn Fn(&[u32]) -> u32>,
+    next: Box<Next>,
     /// Tokens in the cache.
     pub cache: Vec<u32>,
     /// Tokens of each forward call.

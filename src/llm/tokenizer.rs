@@ -1,6 +1,7 @@
 //! Text to tokens and back, from `tokenizer.json`.
 
-use crate::error::{Error, Result, Stage};
+use crate::error::{Cause, Error, Result, Stage};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
 /// A tokenizer as `tokenizer.json` describes it.
@@ -16,7 +17,7 @@ impl Tokenizer {
     pub fn load(dir: &Path) -> Result<Self> {
         let path = dir.join("tokenizer.json");
         let bytes = std::fs::read(&path).map_err(|e| Error::io("cannot read", &path, e))?;
-        let mut inner = tokenizers::Tokenizer::from_bytes(&bytes)
+        let mut inner = contained(|| tokenizers::Tokenizer::from_bytes(&bytes))
             .map_err(|e| Error::parse(Stage::Text, &path, "not a tokenizer description", e))?;
         inner.with_padding(None);
         inner
@@ -34,9 +35,7 @@ impl Tokenizer {
     /// The tokens of `text`. Special tokens written in `text` are recognized in either case;
     /// `add_special` also adds those that the description puts around every text, such as the start token.
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>> {
-        let encoding = self
-            .inner
-            .encode_fast(text, add_special)
+        let encoding = contained(|| self.inner.encode_fast(text, add_special))
             .map_err(|e| Error::parse(Stage::Text, &self.path, "the text cannot be encoded", e))?;
         Ok(encoding.get_ids().to_vec())
     }
@@ -44,8 +43,7 @@ impl Tokenizer {
     /// The text of `ids`, without special tokens. Bytes that are no UTF-8 become U+FFFD; ids that the
     /// description does not have become nothing.
     pub fn decode(&self, ids: &[u32]) -> Result<String> {
-        self.inner
-            .decode(ids, true)
+        contained(|| self.inner.decode(ids, true))
             .map_err(|e| Error::parse(Stage::Text, &self.path, "the tokens cannot be decoded", e))
     }
 
@@ -84,6 +82,22 @@ impl Tokenizer {
                 .id_to_token(id)
                 .is_some_and(|t| t.len() == 6 && t.starts_with("<0x") && t.ends_with('>'))
     }
+}
+
+/// Runs `work` of the tokenizer library, which panics on some contradictory descriptions, and makes a panic
+/// an error. `work` changes nothing but the library's cache of finished words, so the tokenizer stays usable.
+fn contained<T>(work: impl FnOnce() -> Result<T, Cause>) -> Result<T, Cause> {
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
+        let words = panic
+            .downcast_ref::<String>()
+            .map(String::as_str)
+            .or(panic.downcast_ref::<&str>().copied());
+        Err(format!(
+            "the description contradicts itself: {}",
+            words.unwrap_or("no reason given")
+        )
+        .into())
+    })
 }
 
 /// Decodes tokens one at a time. The pieces of [`TextStream::push`] and [`TextStream::finish`], joined,
@@ -266,6 +280,27 @@ mod tests {
                 "{e}"
             );
         }
+    }
+
+    #[test]
+    fn contradictions_are_errors() {
+        let dir = tempfile::tempdir().unwrap();
+        testing::write_byte_level_tokenizer(dir.path());
+        let path = dir.path().join("tokenizer.json");
+        let mut json: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+        json["post_processor"]["special_tokens"] = serde_json::json!({});
+        std::fs::write(&path, json.to_string()).unwrap();
+        let tokenizer = Tokenizer::load(dir.path()).unwrap();
+        assert_eq!(tokenizer.encode("a", false).unwrap(), [97]);
+        let e = tokenizer.encode("a", true).unwrap_err();
+        assert!(e.to_string().contains("tokenizer.json"), "{e}");
+        testing::write_byte_fallback_tokenizer(dir.path());
+        let mut json: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+        json["decoder"]["decoders"][3]["stop"] = serde_json::json!(9);
+        std::fs::write(&path, json.to_string()).unwrap();
+        let tokenizer = Tokenizer::load(dir.path()).unwrap();
+        let decoded = tokenizer.decode(&[2]);
+        assert!(decoded.is_err_and(|e| e.to_string().contains("tokenizer.json")));
     }
 
     #[test]
