@@ -254,3 +254,42 @@ fn a_closed_standard_output_is_no_failure() {
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     assert_eq!(stderr(&output), "");
 }
+
+/// Outside of generation Ctrl-C ends the program.
+#[cfg(target_os = "linux")]
+#[test]
+fn interrupt_exits_130() {
+    use std::time::{Duration, Instant};
+    const SIGINT: u32 = 2;
+    let folder = model_folder();
+    let mut child = Command::new(env!("CARGO_BIN_EXE_tlite"))
+        .args(["generate", path(folder.path()), "--prompt", "-"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let status = format!("/proc/{}/status", child.id());
+    let handled = || {
+        let text = std::fs::read_to_string(&status).unwrap();
+        let mask = text.lines().find_map(|l| l.strip_prefix("SigCgt:")).unwrap();
+        u64::from_str_radix(mask.trim(), 16).unwrap() & (1 << (SIGINT - 1)) != 0
+    };
+    let start = Instant::now();
+    while !handled() {
+        assert!(start.elapsed() < Duration::from_secs(20), "no handler was set");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    // Until its standard input ends the command waits for the prompt.
+    let input = child.stdin.take();
+    assert!(
+        Command::new("kill")
+            .args(["-INT", &child.id().to_string()])
+            .status()
+            .unwrap()
+            .success()
+    );
+    let output = child.wait_with_output().unwrap();
+    drop(input);
+    assert_eq!(output.status.code(), Some(130));
+    assert!(output.stdout.is_empty());
+}
