@@ -204,16 +204,8 @@ pub struct ExpandError {
 
 /// Shared helper files: name, OpenCL C, WGSL.
 const COMMON: &[(&str, &str, &str)] = &[
-    (
-        "reduce",
-        include_str!("../../cl/common/reduce.cl"),
-        include_str!("../../shaders/common/reduce.wgsl"),
-    ),
-    (
-        "e0m4",
-        include_str!("../../cl/common/e0m4.cl"),
-        include_str!("../../shaders/common/e0m4.wgsl"),
-    ),
+    ("reduce", include_str!("../../cl/common/reduce.cl"), include_str!("../../shaders/common/reduce.wgsl")),
+    ("e0m4", include_str!("../../cl/common/e0m4.cl"), include_str!("../../shaders/common/e0m4.wgsl")),
 ];
 
 /// A finite value that behaves like minus infinity in a softmax and fits binary16.
@@ -222,14 +214,10 @@ pub const MASK_MIN: f32 = -65504.0;
 impl KernelSpec {
     /// Operands that have a view of their own, in binding order, with their data types.
     pub fn bound(&self) -> impl Iterator<Item = (&'static Arg, DType)> + '_ {
-        self.kernel
-            .args
-            .iter()
-            .zip(&self.operands)
-            .filter_map(|(arg, dtype)| {
-                let shared = self.in_place.is_some() && arg.role == Role::Out;
-                dtype.filter(|_| !shared).map(|d| (arg, d))
-            })
+        self.kernel.args.iter().zip(&self.operands).filter_map(|(arg, dtype)| {
+            let shared = self.in_place.is_some() && arg.role == Role::Out;
+            dtype.filter(|_| !shared).map(|d| (arg, d))
+        })
     }
 
     /// Bytes of the parameter struct.
@@ -239,10 +227,7 @@ impl KernelSpec {
 
     /// The whole text to give to the compiler.
     pub fn expand(&self, language: Language) -> Result<String, ExpandError> {
-        let error = |why: String| ExpandError {
-            kernel: self.kernel.name,
-            why,
-        };
+        let error = |why: String| ExpandError { kernel: self.kernel.name, why };
         if self.operands.len() != self.kernel.args.len() {
             return Err(error(format!(
                 "{} operands declared, {} data types given",
@@ -303,18 +288,13 @@ impl KernelSpec {
                 (Ty::Elem, DType::F32) => "float",
                 (Ty::Elem, _) => "int",
             };
-            let shared = self
-                .in_place
-                .and_then(|i| self.kernel.args.get(i))
-                .is_some_and(|a| a.name == arg.name);
+            let shared = self.in_place.and_then(|i| self.kernel.args.get(i)).is_some_and(|a| a.name == arg.name);
             let writes = matches!(arg.role, Role::Out | Role::InOut) || shared;
             let constant = if writes { "" } else { "const " };
             signature.push(format!("__global {constant}{base} *restrict {}", arg.name));
         }
         for (arg, dtype) in self.kernel.args.iter().zip(&self.operands) {
-            let Some(dtype) = dtype.filter(|_| arg.ty == Ty::Elem) else {
-                continue;
-            };
+            let Some(dtype) = dtype.filter(|_| arg.ty == Ty::Elem) else { continue };
             let n = arg.name;
             let m = self.storage_of(arg);
             if matches!(arg.role, Role::Out | Role::InOut) {
@@ -365,11 +345,7 @@ impl KernelSpec {
         let _ = writeln!(s, "const WG: u32 = {}u;", self.workgroup);
         let _ = writeln!(s, "const MASK_MIN: f32 = {MASK_MIN:.1};");
         for (k, v) in &self.defines {
-            let _ = if *v < 0 {
-                writeln!(s, "const {k}: i32 = {v};")
-            } else {
-                writeln!(s, "const {k}: u32 = {v}u;")
-            };
+            let _ = if *v < 0 { writeln!(s, "const {k}: i32 = {v};") } else { writeln!(s, "const {k}: u32 = {v}u;") };
         }
         s.push_str("struct Params {");
         for (name, ty) in self.kernel.params.fields {
@@ -388,22 +364,11 @@ impl KernelSpec {
                 (Ty::Elem, DType::F32) => "f32",
                 (Ty::Elem, _) => "i32",
             };
-            let access = if arg.role == Role::Weight {
-                "read"
-            } else {
-                "read_write"
-            };
-            let _ = writeln!(
-                s,
-                "@group(0) @binding({}) var<storage, {access}> {}: array<{ty}>;",
-                i + 1,
-                arg.name
-            );
+            let access = if arg.role == Role::Weight { "read" } else { "read_write" };
+            let _ = writeln!(s, "@group(0) @binding({}) var<storage, {access}> {}: array<{ty}>;", i + 1, arg.name);
         }
         for (arg, dtype) in self.kernel.args.iter().zip(&self.operands) {
-            let Some(dtype) = dtype.filter(|_| arg.ty == Ty::Elem) else {
-                continue;
-            };
+            let Some(dtype) = dtype.filter(|_| arg.ty == Ty::Elem) else { continue };
             let n = arg.name;
             let m = self.storage_of(arg);
             let t = if dtype.is_float() { "f32" } else { "i32" };
@@ -439,11 +404,7 @@ impl KernelSpec {
 }
 
 fn arg_name(kernel: &'static Kernel, arg: &Arg) -> &'static str {
-    kernel
-        .args
-        .iter()
-        .find(|a| a.name == arg.name)
-        .map_or("", |a| a.name)
+    kernel.args.iter().find(|a| a.name == arg.name).map_or("", |a| a.name)
 }
 
 fn preprocess(
@@ -482,10 +443,8 @@ fn preprocess(
                     .next()
                     .and_then(|w| w.trim_matches('"').strip_prefix("common/"))
                     .ok_or_else(|| at("expected \"common/<file>\""))?;
-                let (_, cl, wgsl) = COMMON
-                    .iter()
-                    .find(|(n, _, _)| *n == name)
-                    .ok_or_else(|| at("no such file"))?;
+                let (_, cl, wgsl) =
+                    COMMON.iter().find(|(n, _, _)| *n == name).ok_or_else(|| at("no such file"))?;
                 let text = if language == Language::OpenCl { cl } else { wgsl };
                 preprocess(text, language, names, depth + 1, out)?;
             }
@@ -496,23 +455,14 @@ fn preprocess(
             _ => {}
         }
     }
-    if open.is_empty() {
-        Ok(())
-    } else {
-        Err("a conditional is not closed".to_owned())
-    }
+    if open.is_empty() { Ok(()) } else { Err("a conditional is not closed".to_owned()) }
 }
 
 /// `source` around line `line` (1-based) with line numbers, or its start when the line is unknown.
 pub fn excerpt(source: &str, line: Option<usize>) -> String {
     let first = line.map_or(1, |l| l.saturating_sub(4).max(1));
     let mut s = String::new();
-    for (n, text) in source
-        .lines()
-        .enumerate()
-        .skip(first - 1)
-        .take(if line.is_some() { 9 } else { 60 })
-    {
+    for (n, text) in source.lines().enumerate().skip(first - 1).take(if line.is_some() { 9 } else { 60 }) {
         let mark = if Some(n + 1) == line { '>' } else { ' ' };
         let _ = writeln!(s, "{mark}{:4} | {text}", n + 1);
     }
@@ -536,10 +486,6 @@ mod tests {
         assert_eq!(run(text, &["B"]).unwrap(), "4\n");
         assert!(run("#endif", &[]).unwrap_err().contains("line 1"));
         assert!(run("#ifdef A", &[]).is_err());
-        assert!(
-            run("#include \"common/none\"", &[])
-                .unwrap_err()
-                .contains("no such file")
-        );
+        assert!(run("#include \"common/none\"", &[]).unwrap_err().contains("no such file"));
     }
 }
