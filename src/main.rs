@@ -1,1 +1,52 @@
-fn main() {}
+//! The command `tlite`: parses, runs, reports errors. Exit code 0 done, 1 failed, 2 wrong usage.
+
+use clap::Parser;
+use std::error::Error as _;
+use std::process::ExitCode;
+use transformer_lite::cli;
+use transformer_lite::error::Error;
+
+fn main() -> ExitCode {
+    env_logger::Builder::from_env(
+        env_logger::Env::default().default_filter_or("error,transformer_lite=warn"),
+    )
+    .init();
+    let parsed = match cli::Cli::try_parse() {
+        Ok(parsed) => parsed,
+        Err(e) => {
+            // With its stream closed there is nobody to tell.
+            let _closed = e.print();
+            return u8::try_from(e.exit_code()).map_or(ExitCode::FAILURE, ExitCode::from);
+        }
+    };
+    match cli::run(parsed) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) if cli::is_broken_pipe(&e) => ExitCode::SUCCESS,
+        Err(e) => {
+            report(&e);
+            if e.is_usage() {
+                ExitCode::from(2)
+            } else {
+                ExitCode::FAILURE
+            }
+        }
+    }
+}
+
+/// The error and its causes on standard error, without those that the line before already quotes.
+fn report(error: &Error) {
+    use std::io::Write;
+    let mut last = error.to_string();
+    let mut text = format!("error: {last}\n");
+    let mut cause = error.source();
+    while let Some(e) = cause {
+        let line = e.to_string();
+        if !last.contains(&line) {
+            text.push_str(&format!("  caused by: {line}\n"));
+        }
+        last = line;
+        cause = e.source();
+    }
+    // With standard error closed the exit code has to do.
+    let _closed = std::io::stderr().write_all(text.as_bytes());
+}

@@ -1,5 +1,21 @@
 //! From tokens to tokens: everything between a prompt and a stream of text.
 
+pub mod folder;
+pub mod generator;
+pub mod metrics;
+pub mod sampler;
+pub mod template;
+#[cfg(test)]
+pub(crate) mod testing;
+pub mod tokenizer;
+
+pub use folder::ModelFolder;
+pub use generator::{Finish, Generator, Limits, Token};
+pub use metrics::Metrics;
+pub use sampler::{Sampler, SamplerConfig};
+pub use template::{ChatTemplate, Message};
+pub use tokenizer::Tokenizer;
+
 use crate::error::Result;
 
 /// A causal language model with its KV cache, as generation sees it.

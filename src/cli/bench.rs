@@ -1,0 +1,310 @@
+//! `tlite bench`.
+
+use super::load::{LoadedModel, load};
+use super::options::{ExecOptions, check_fits};
+use super::output::{bar, put, put_json, spinner, table};
+use crate::error::{Error, Result};
+use crate::llm::metrics::rate;
+use crate::llm::sampler::SplitMix64;
+use crate::llm::{Model, ModelFolder};
+use serde::Serialize;
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+use std::time::Instant;
+
+/// Measure the speed of a model
+///
+/// Test ppN feeds N tokens at once into an empty cache; test tgN feeds N tokens one by one into an empty
+/// cache. Each is run once to warm up and then --repeat times.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Folder with model.onnx and the config files
+    model: PathBuf,
+    /// Lengths of prompts, separated by commas
+    #[arg(
+        long,
+        value_name = "N,...",
+        value_delimiter = ',',
+        default_value = "128,512",
+        allow_negative_numbers = true
+    )]
+    prefill: Vec<NonZeroUsize>,
+    /// Numbers of tokens to decode, separated by commas
+    #[arg(
+        long,
+        value_name = "N,...",
+        value_delimiter = ',',
+        default_value = "64",
+        allow_negative_numbers = true
+    )]
+    decode: Vec<NonZeroUsize>,
+    /// Number of measured runs of each test
+    #[arg(long, value_name = "N", default_value = "5", allow_negative_numbers = true)]
+    repeat: NonZeroUsize,
+    /// Print one JSON object instead of the table
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    exec: ExecOptions,
+}
+
+/// One kind of measurement with its number of tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Test {
+    Prefill(usize),
+    Decode(usize),
+}
+
+impl Test {
+    fn tokens(self) -> usize {
+        match self {
+            Self::Prefill(n) | Self::Decode(n) => n,
+        }
+    }
+
+    fn name(self) -> String {
+        match self {
+            Self::Prefill(n) => format!("pp{n}"),
+            Self::Decode(n) => format!("tg{n}"),
+        }
+    }
+
+    fn option(self) -> &'static str {
+        match self {
+            Self::Prefill(_) => "--prefill",
+            Self::Decode(_) => "--decode",
+        }
+    }
+}
+
+/// Tokens per second over the measured runs.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+struct Line {
+    test: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prefill_tokens_per_s: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    decode_tokens_per_s: Option<f64>,
+    min: f64,
+    max: f64,
+}
+
+impl Line {
+    fn median(&self) -> f64 {
+        self.prefill_tokens_per_s
+            .or(self.decode_tokens_per_s)
+            .unwrap_or(f64::NAN)
+    }
+}
+
+#[derive(Debug, Serialize)]
+struct Report<'a> {
+    backend: &'a str,
+    device: &'a str,
+    driver: &'a str,
+    results: &'a [Line],
+}
+
+/// Tokens per second of one run.
+fn measure(model: &mut dyn Model, test: Test, tokens: &[u32]) -> Result<f64> {
+    let mut logits = Vec::new();
+    model.truncate(0);
+    let start = Instant::now();
+    match test {
+        Test::Prefill(_) => model.forward(tokens, &mut logits)?,
+        Test::Decode(_) => {
+            for token in tokens {
+                model.forward(std::slice::from_ref(token), &mut logits)?;
+            }
+        }
+    }
+    let time = start.elapsed();
+    model.truncate(0);
+    // A clock too coarse to see the run gives no finite speed; one nanosecond bounds it.
+    Ok(rate(tokens.len(), time.max(std::time::Duration::from_nanos(1))).unwrap_or(0.0))
+}
+
+fn line(test: Test, speeds: &mut [f64]) -> Option<Line> {
+    speeds.sort_by(f64::total_cmp);
+    let middle = speeds.len() / 2;
+    let upper = *speeds.get(middle)?;
+    let median = match speeds.len() % 2 {
+        0 => (speeds.get(middle.checked_sub(1)?)? + upper) / 2.0,
+        _ => upper,
+    };
+    Some(Line {
+        test: test.name(),
+        prefill_tokens_per_s: matches!(test, Test::Prefill(_)).then_some(median),
+        decode_tokens_per_s: matches!(test, Test::Decode(_)).then_some(median),
+        min: *speeds.first()?,
+        max: *speeds.last()?,
+    })
+}
+
+/// Runs all tests; `step` hears the name of each run before it starts. Usage errors, before anything runs,
+/// for tests that do not fit the context.
+fn bench(
+    model: &mut dyn Model,
+    tests: &[Test],
+    repeat: NonZeroUsize,
+    step: &mut dyn FnMut(&str),
+) -> Result<Vec<Line>> {
+    for test in tests {
+        check_fits(test.option(), test.tokens(), model.context())?;
+    }
+    let vocab = u64::try_from(model.vocab()).unwrap_or(u64::MAX);
+    if vocab == 0 {
+        return Err(Error::other(crate::error::Stage::Run, "the model has no tokens"));
+    }
+    let mut lines = Vec::new();
+    for &test in tests {
+        let mut random = SplitMix64::new(0);
+        let tokens: Vec<u32> = (0..test.tokens())
+            .map(|_| u32::try_from(random.next_u64() % vocab).unwrap_or(0))
+            .collect();
+        let mut speeds = Vec::new();
+        for run in 0..=repeat.get() {
+            step(&test.name());
+            let speed = measure(model, test, &tokens)?;
+            if run > 0 {
+                speeds.push(speed);
+            }
+        }
+        lines.extend(line(test, &mut speeds));
+    }
+    Ok(lines)
+}
+
+fn text(name: &str, loaded: &LoadedModel, lines: &[Line]) -> String {
+    let mut rows = vec![
+        ["model", "backend", "device", "test", "tokens/s", "min", "max"]
+            .map(str::to_owned)
+            .to_vec(),
+    ];
+    rows.extend(lines.iter().map(|l| {
+        let speeds = [l.median(), l.min, l.max].map(|s| format!("{s:.2}"));
+        let names = [name, &loaded.backend, &loaded.device, &l.test].map(str::to_owned);
+        names.into_iter().chain(speeds).collect()
+    }));
+    table(&rows, 4)
+}
+
+/// Runs the command.
+pub fn run(args: &Args) -> Result<()> {
+    let folder = ModelFolder::open(&args.model)?;
+    let progress = spinner(format!("loading {}", folder.name()));
+    let loaded = load(folder.dir(), &args.exec);
+    progress.finish_and_clear();
+    let mut loaded = loaded?;
+
+    let prefill = args.prefill.iter().map(|n| Test::Prefill(n.get()));
+    let tests: Vec<Test> = prefill
+        .chain(args.decode.iter().map(|n| Test::Decode(n.get())))
+        .collect();
+    let progress = bar(tests.len().saturating_mul(args.repeat.get().saturating_add(1)));
+    let lines = bench(loaded.model.as_mut(), &tests, args.repeat, &mut |name| {
+        progress.set_message(name.to_owned());
+        progress.inc(1);
+    });
+    progress.finish_and_clear();
+    let lines = lines?;
+
+    let mut out = std::io::stdout().lock();
+    if args.json {
+        let LoadedModel {
+            backend,
+            device,
+            driver,
+            ..
+        } = &loaded;
+        put_json(
+            &mut out,
+            &Report {
+                backend,
+                device,
+                driver,
+                results: &lines,
+            },
+        )
+    } else {
+        put(&mut out, &text(&folder.name(), &loaded, &lines))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::llm::testing::FakeModel;
+
+    fn model(context: usize) -> FakeModel {
+        FakeModel::new(10, context, |cache| *cache.last().unwrap())
+    }
+
+    const TESTS: [Test; 2] = [Test::Prefill(6), Test::Decode(3)];
+
+    #[test]
+    fn every_test_is_warmed_up_and_repeated() {
+        let mut model = model(6);
+        let mut names = Vec::new();
+        let lines = bench(&mut model, &TESTS, NonZeroUsize::new(2).unwrap(), &mut |n| {
+            names.push(n.to_owned())
+        })
+        .unwrap();
+        assert_eq!(names, ["pp6", "pp6", "pp6", "tg3", "tg3", "tg3"]);
+        let lengths: Vec<usize> = model.calls.iter().map(Vec::len).collect();
+        assert_eq!(lengths, [6, 6, 6, 1, 1, 1, 1, 1, 1, 1, 1, 1]);
+        assert!(model.calls.iter().flatten().all(|id| *id < 10));
+        assert!(model.cache.is_empty());
+        for l in &lines {
+            assert!(
+                l.min > 0.0 && l.min <= l.median() && l.median() <= l.max && l.max.is_finite(),
+                "{l:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn tests_that_do_not_fit_name_their_option() {
+        let mut model = model(5);
+        let one = NonZeroUsize::MIN;
+        let e = bench(&mut model, &[Test::Decode(5), Test::Prefill(6)], one, &mut |_| ()).unwrap_err();
+        assert!(
+            e.is_usage() && e.to_string().starts_with("--prefill: 6 tokens"),
+            "{e}"
+        );
+        assert!(model.calls.is_empty());
+    }
+
+    #[test]
+    fn medians() {
+        let l = line(Test::Decode(64), &mut [3.0, 1.0, 2.0]).unwrap();
+        assert_eq!((l.median(), l.min, l.max), (2.0, 1.0, 3.0));
+        let json = serde_json::to_value(&l).unwrap();
+        assert_eq!(
+            json,
+            serde_json::json!({"test": "tg64", "decode_tokens_per_s": 2.0, "min": 1.0, "max": 3.0})
+        );
+        let l = line(Test::Prefill(8), &mut [4.0, 1.0, 2.0, 3.0]).unwrap();
+        assert_eq!(serde_json::to_value(&l).unwrap()["prefill_tokens_per_s"], 2.5);
+        assert!(line(Test::Prefill(1), &mut []).is_none());
+    }
+
+    #[test]
+    fn the_table_has_a_row_for_each_test() {
+        let loaded = LoadedModel {
+            model: Box::new(model(1)),
+            backend: "wgpu".to_owned(),
+            device: "Card".to_owned(),
+            driver: "d".to_owned(),
+            load_ms: 1.0,
+        };
+        let lines = [
+            line(Test::Prefill(128), &mut [1000.0]).unwrap(),
+            line(Test::Decode(8), &mut [9.5]).unwrap(),
+        ];
+        let expected = "model  backend  device  test   tokens/s      min      max\n\
+                        m      wgpu     Card    pp128   1000.00  1000.00  1000.00\n\
+                        m      wgpu     Card    tg8        9.50     9.50     9.50\n";
+        assert_eq!(text("m", &loaded, &lines), expected);
+    }
+}

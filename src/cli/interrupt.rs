@@ -1,0 +1,153 @@
+//! Ctrl-C: ends a generation first, the program next.
+
+use crate::error::{Error, Result, Stage};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Exit code of a program that Ctrl-C ended: 128 and the number of the signal.
+const INTERRUPTED: i32 = 130;
+
+#[derive(Default)]
+struct State {
+    generating: AtomicBool,
+    cancel: Arc<AtomicBool>,
+    scratch: Mutex<Vec<PathBuf>>,
+}
+
+impl State {
+    /// True when this signal was one for the running generation, false when the program is to end.
+    fn signal(&self) -> bool {
+        self.generating.load(Ordering::SeqCst) && !self.cancel.swap(true, Ordering::SeqCst)
+    }
+
+    fn remove_scratch(&self) {
+        for path in self
+            .scratch
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .drain(..)
+        {
+            // The program ends; what cannot be removed cannot be reported better than by its presence.
+            let _gone = if path.is_dir() {
+                std::fs::remove_dir_all(&path)
+            } else {
+                std::fs::remove_file(&path)
+            };
+        }
+    }
+}
+
+/// The handler of Ctrl-C.
+pub struct Interrupt(Arc<State>);
+
+impl Interrupt {
+    /// Sets the handler; once in a process.
+    pub fn install() -> Result<Self> {
+        let state = Arc::new(State::default());
+        let seen = state.clone();
+        let handler = move || {
+            if !seen.signal() {
+                seen.remove_scratch();
+                std::process::exit(INTERRUPTED);
+            }
+        };
+        ctrlc::set_handler(handler).map_err(|e| Error::Other {
+            stage: Stage::Run,
+            what: "the handler of Ctrl-C cannot be set".to_owned(),
+            source: Some(e.into()),
+        })?;
+        Ok(Self(state))
+    }
+
+    /// Until the guard is dropped the first Ctrl-C sets the guard's flag instead of ending the program.
+    pub fn generating(&self) -> Generating<'_> {
+        self.0.cancel.store(false, Ordering::SeqCst);
+        self.0.generating.store(true, Ordering::SeqCst);
+        Generating(&self.0)
+    }
+
+    /// Until the guard is dropped `path`, an unfinished file or folder, is removed when Ctrl-C ends the
+    /// program. Dropping the guard removes nothing.
+    pub fn scratch(&self, path: &Path) -> Scratch<'_> {
+        self.0
+            .scratch
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(path.to_owned());
+        Scratch {
+            state: &self.0,
+            path: path.to_owned(),
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn without_handler() -> Self {
+        Self(Arc::default())
+    }
+}
+
+/// A generation that Ctrl-C may stop.
+pub struct Generating<'a>(&'a State);
+
+impl Generating<'_> {
+    /// Set by the first Ctrl-C.
+    pub fn flag(&self) -> Arc<AtomicBool> {
+        self.0.cancel.clone()
+    }
+}
+
+impl Drop for Generating<'_> {
+    fn drop(&mut self) {
+        self.0.generating.store(false, Ordering::SeqCst);
+    }
+}
+
+/// A path that is unfinished.
+pub struct Scratch<'a> {
+    state: &'a State,
+    path: PathBuf,
+}
+
+impl Drop for Scratch<'_> {
+    fn drop(&mut self) {
+        let mut paths = self.state.scratch.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(at) = paths.iter().position(|p| *p == self.path) {
+            paths.swap_remove(at);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_signal_ends_a_generation_and_the_second_the_program() {
+        let interrupt = Interrupt::without_handler();
+        assert!(!interrupt.0.signal(), "outside of generation");
+        for _ in 0..2 {
+            let generating = interrupt.generating();
+            let flag = generating.flag();
+            assert!(!flag.load(Ordering::SeqCst), "an old signal does not count");
+            assert!(interrupt.0.signal() && flag.load(Ordering::SeqCst));
+            assert!(!interrupt.0.signal());
+        }
+        assert!(!interrupt.0.signal());
+    }
+
+    #[test]
+    fn unfinished_output_is_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let paths = ["folder", "file", "finished"].map(|n| dir.path().join(n));
+        std::fs::create_dir(&paths[0]).unwrap();
+        std::fs::write(paths[0].join("inside"), "").unwrap();
+        std::fs::write(&paths[1], "").unwrap();
+        std::fs::write(&paths[2], "").unwrap();
+        let interrupt = Interrupt::without_handler();
+        let mut guards: Vec<_> = paths.iter().map(|p| interrupt.scratch(p)).collect();
+        drop(guards.pop());
+        interrupt.0.remove_scratch();
+        assert_eq!(paths.map(|p| p.exists()), [false, false, true]);
+    }
+}

@@ -1,0 +1,62 @@
+//! The command line. Results go to standard output; progress and notes go to standard error.
+
+mod bench;
+mod chat;
+mod devices;
+mod generate;
+pub mod interrupt;
+pub mod load;
+mod options;
+mod output;
+
+pub use options::{BackendChoice, ExecOptions, SamplingOptions};
+pub use output::is_broken_pipe;
+
+use crate::error::Result;
+use clap::{Parser, Subcommand};
+use interrupt::Interrupt;
+
+/// ONNX models on phone and desktop GPUs.
+#[derive(Debug, Parser)]
+#[command(
+    name = "tlite",
+    version,
+    about,
+    propagate_version = true,
+    arg_required_else_help = false
+)]
+pub struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Devices(devices::Args),
+    Generate(generate::Args),
+    Chat(chat::Args),
+    Bench(bench::Args),
+}
+
+/// Runs the command that was asked for. Errors for which [`crate::error::Error::is_usage`] holds are wrong
+/// usage, others are failures.
+pub fn run(cli: Cli) -> Result<()> {
+    let interrupt = Interrupt::install()?;
+    match cli.command {
+        Command::Devices(args) => devices::run(&args),
+        Command::Generate(args) => generate::run(&args, &interrupt),
+        Command::Chat(args) => chat::run(&args, &interrupt),
+        Command::Bench(args) => bench::run(&args),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_description_is_consistent() {
+        Cli::command().debug_assert();
+    }
+}

@@ -1,0 +1,120 @@
+//! Options that several commands share, and the checks of their values.
+
+use crate::error::{Error, Result};
+use crate::llm::SamplerConfig;
+use clap::ValueEnum;
+use std::fmt;
+use std::num::NonZeroUsize;
+
+/// Where a model runs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum BackendChoice {
+    /// The first of the others that has a device.
+    #[default]
+    Auto,
+    /// OpenCL.
+    Opencl,
+    /// WGSL through wgpu.
+    Wgpu,
+    /// The interpreter on the CPU: slow, for comparison.
+    Host,
+}
+
+impl fmt::Display for BackendChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Auto => "auto",
+            Self::Opencl => "opencl",
+            Self::Wgpu => "wgpu",
+            Self::Host => "host",
+        })
+    }
+}
+
+/// Options of every command that executes a model.
+#[derive(Clone, Debug, Default, clap::Args)]
+#[command(next_help_heading = "Execution")]
+pub struct ExecOptions {
+    /// Where the model runs
+    #[arg(long, value_enum, default_value_t, value_name = "NAME")]
+    pub backend: BackendChoice,
+    /// First device whose name or driver contains this text; see `tlite devices`
+    #[arg(long, value_name = "SUBSTRING")]
+    pub device: Option<String>,
+    /// Number of tokens to hold in the cache [default: what the model was made for]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub context: Option<NonZeroUsize>,
+}
+
+/// Options of every command that samples tokens.
+#[derive(Clone, Debug, clap::Args)]
+#[command(next_help_heading = "Sampling")]
+pub struct SamplingOptions {
+    /// Largest number of tokens to generate
+    #[arg(long, value_name = "N", default_value = "256", allow_negative_numbers = true)]
+    pub max_tokens: NonZeroUsize,
+    /// 0 takes the most likely token always; higher values take others more often
+    #[arg(long, value_name = "F", default_value = "0", allow_negative_numbers = true, value_parser = temperature)]
+    pub temperature: f32,
+    /// Choose among the N most likely tokens; 0 is off
+    #[arg(long, value_name = "N", default_value = "0", allow_negative_numbers = true)]
+    pub top_k: usize,
+    /// Choose among the fewest tokens whose probabilities sum to F; 1 is off
+    #[arg(long, value_name = "F", default_value = "1", allow_negative_numbers = true, value_parser = top_p)]
+    pub top_p: f32,
+    /// Start of the random sequence; equal seeds give equal texts
+    #[arg(long, value_name = "N", default_value = "0", allow_negative_numbers = true)]
+    pub seed: u64,
+}
+
+impl SamplingOptions {
+    /// The sampler's part.
+    pub fn sampler(&self) -> SamplerConfig {
+        let Self {
+            temperature,
+            top_k,
+            top_p,
+            seed,
+            ..
+        } = *self;
+        SamplerConfig {
+            temperature,
+            top_k,
+            top_p,
+            seed,
+        }
+    }
+}
+
+fn number(text: &str) -> Result<f32, String> {
+    text.parse().map_err(|_| "not a number".to_owned())
+}
+
+fn temperature(text: &str) -> Result<f32, String> {
+    let value = number(text)?;
+    if value.is_finite() && value >= 0.0 {
+        Ok(value)
+    } else {
+        Err("must be finite and at least 0".to_owned())
+    }
+}
+
+fn top_p(text: &str) -> Result<f32, String> {
+    let value = number(text)?;
+    if value > 0.0 && value <= 1.0 {
+        Ok(value)
+    } else {
+        Err("must be above 0 and at most 1".to_owned())
+    }
+}
+
+/// A usage error when `tokens`, asked for by `option`, do not fit `context`.
+pub fn check_fits(option: &str, tokens: usize, context: usize) -> Result<()> {
+    if tokens <= context {
+        return Ok(());
+    }
+    Err(Error::usage(
+        option,
+        format!("{tokens} tokens are more than the context of {context}; see --context"),
+    ))
+}

@@ -1,0 +1,253 @@
+//! The folder of a model: its paths and its small JSON files.
+
+use super::tokenizer::Tokenizer;
+use crate::error::{Error, Result, Stage};
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+/// One token id or several, as `eos_token_id` is written.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(untagged, expecting = "expected a token id or a list of token ids")]
+pub enum TokenIds {
+    /// A number.
+    One(u32),
+    /// A list of numbers.
+    Many(Vec<u32>),
+}
+
+impl TokenIds {
+    /// The ids in the order of the file.
+    pub fn as_slice(&self) -> &[u32] {
+        match self {
+            Self::One(id) => std::slice::from_ref(id),
+            Self::Many(ids) => ids,
+        }
+    }
+}
+
+/// The entries of `config.json` that generation needs. Others are ignored.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+pub struct Config {
+    /// Architecture, such as `llama`.
+    pub model_type: Option<String>,
+    /// Number of entries of a logits row.
+    pub vocab_size: Option<usize>,
+    /// Largest number of tokens that the model was made for.
+    pub max_position_embeddings: Option<usize>,
+    /// Ids that end a text.
+    pub eos_token_id: Option<TokenIds>,
+}
+
+/// The entries of `generation_config.json` that generation needs. Others are ignored.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+pub struct GenerationConfig {
+    /// Ids that end a text; they stand before those of [`Config`].
+    pub eos_token_id: Option<TokenIds>,
+}
+
+/// A special token in `tokenizer_config.json`: its text, or an object that holds it.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(untagged, expecting = "expected a token's text or an object with `content`")]
+pub enum TokenText {
+    /// The text.
+    Plain(String),
+    /// An object with the text.
+    Object {
+        /// The text.
+        content: String,
+    },
+}
+
+impl TokenText {
+    /// The token's text.
+    pub fn as_str(&self) -> &str {
+        match self {
+            Self::Plain(text) | Self::Object { content: text } => text,
+        }
+    }
+}
+
+/// `chat_template` in `tokenizer_config.json`.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(
+    untagged,
+    expecting = "expected a template or a list of objects with `name` and `template`"
+)]
+pub enum TemplateSource {
+    /// One template.
+    One(String),
+    /// Templates with names, of which `default` is the one for plain chats.
+    Named(Vec<NamedTemplate>),
+}
+
+/// One entry of a list of templates.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+pub struct NamedTemplate {
+    /// Name, such as `default` or `tool_use`.
+    pub name: String,
+    /// Jinja text.
+    pub template: String,
+}
+
+/// The entries of `tokenizer_config.json` that chats need. Others are ignored.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+pub struct TokenizerConfig {
+    /// Token at the start of a text.
+    pub bos_token: Option<TokenText>,
+    /// Token at the end of a text or of a turn.
+    pub eos_token: Option<TokenText>,
+    /// Chat template.
+    pub chat_template: Option<TemplateSource>,
+}
+
+/// A model's folder with its small JSON files read. A missing JSON file counts as one without entries.
+#[derive(Clone, Debug)]
+pub struct ModelFolder {
+    dir: PathBuf,
+    /// `config.json`.
+    pub config: Config,
+    /// `generation_config.json`.
+    pub generation: GenerationConfig,
+    /// `tokenizer_config.json`.
+    pub tokenizer: TokenizerConfig,
+}
+
+impl ModelFolder {
+    /// Reads the JSON files of `dir`. A usage error when `dir` is no folder; an error that names the file
+    /// when one of them cannot be read or has an entry of the wrong form.
+    pub fn open(dir: &Path) -> Result<Self> {
+        let meta = match std::fs::metadata(dir) {
+            Ok(meta) => meta,
+            Err(e) if e.kind() == ErrorKind::NotFound => {
+                return Err(Error::usage(
+                    "MODEL",
+                    format!("there is no folder {}", dir.display()),
+                ));
+            }
+            Err(e) => return Err(Error::io("cannot open", dir, e)),
+        };
+        if !meta.is_dir() {
+            let what = format!(
+                "{} is a file; expected a folder with model.onnx and tokenizer.json",
+                dir.display()
+            );
+            return Err(Error::usage("MODEL", what));
+        }
+        Ok(Self {
+            config: read_json(&dir.join("config.json"))?,
+            generation: read_json(&dir.join("generation_config.json"))?,
+            tokenizer: read_json(&dir.join("tokenizer_config.json"))?,
+            dir: dir.to_owned(),
+        })
+    }
+
+    /// The folder.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Path of the graph, whether or not it exists.
+    pub fn onnx(&self) -> PathBuf {
+        self.dir.join("model.onnx")
+    }
+
+    /// Name of the model for tables: the last part of the path.
+    pub fn name(&self) -> String {
+        let full = std::fs::canonicalize(&self.dir).unwrap_or_else(|_| self.dir.clone());
+        full.file_name().map_or_else(
+            || self.dir.display().to_string(),
+            |n| n.to_string_lossy().into_owned(),
+        )
+    }
+
+    /// Ids at which generation stops, ascending: those of `generation_config.json`, else those of
+    /// `config.json`; and the tokenizer's end token, which is the end of a turn in many chat models whose
+    /// `config.json` names the end of a document only.
+    pub fn eos_ids(&self, tokenizer: &Tokenizer) -> Vec<u32> {
+        let written = self
+            .generation
+            .eos_token_id
+            .as_ref()
+            .or(self.config.eos_token_id.as_ref());
+        let mut ids = written.map_or_else(Vec::new, |ids| ids.as_slice().to_vec());
+        ids.extend(
+            self.tokenizer
+                .eos_token
+                .as_ref()
+                .and_then(|t| tokenizer.token_id(t.as_str())),
+        );
+        ids.sort_unstable();
+        ids.dedup();
+        ids
+    }
+}
+
+fn read_json<T: DeserializeOwned + Default>(path: &Path) -> Result<T> {
+    let bytes = match std::fs::read(path) {
+        Ok(bytes) => bytes,
+        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(T::default()),
+        Err(e) => return Err(Error::io("cannot read", path, e)),
+    };
+    serde_json::from_slice(&bytes)
+        .map_err(|e| Error::parse(Stage::Text, path, "not JSON of the expected form", e))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::llm::testing;
+
+    #[test]
+    fn missing_folder_and_file_are_usage_errors() {
+        let dir = tempfile::tempdir().unwrap();
+        let missing = dir.path().join("absent");
+        let e = ModelFolder::open(&missing).unwrap_err();
+        assert!(e.is_usage() && e.to_string().contains("absent"), "{e}");
+        let file = dir.path().join("model.onnx");
+        std::fs::write(&file, b"x").unwrap();
+        let e = ModelFolder::open(&file).unwrap_err();
+        assert!(e.is_usage() && e.to_string().contains("is a file"), "{e}");
+    }
+
+    #[test]
+    fn eos_ids_take_numbers_lists_and_the_tokenizer() {
+        let dir = tempfile::tempdir().unwrap();
+        testing::write_byte_level_tokenizer(dir.path());
+        let tokenizer = Tokenizer::load(dir.path()).unwrap();
+        let end = tokenizer.token_id("<end>").unwrap();
+        let open = || ModelFolder::open(dir.path()).unwrap().eos_ids(&tokenizer);
+        assert!(open().is_empty());
+        std::fs::write(
+            dir.path().join("config.json"),
+            r#"{"eos_token_id": 2, "other": []}"#,
+        )
+        .unwrap();
+        assert_eq!(open(), [2]);
+        std::fs::write(
+            dir.path().join("generation_config.json"),
+            r#"{"eos_token_id": [7, 3, 7]}"#,
+        )
+        .unwrap();
+        assert_eq!(open(), [3, 7]);
+        let config = r#"{"eos_token": {"content": "<end>", "lstrip": false}}"#;
+        std::fs::write(dir.path().join("tokenizer_config.json"), config).unwrap();
+        assert_eq!(open(), [3, 7, end]);
+    }
+
+    #[test]
+    fn bad_entries_name_the_file() {
+        let dir = tempfile::tempdir().unwrap();
+        for text in [
+            "{",
+            r#"{"eos_token_id": "two"}"#,
+            r#"{"eos_token_id": -1}"#,
+            "\u{feff}{}",
+        ] {
+            std::fs::write(dir.path().join("generation_config.json"), text).unwrap();
+            let e = ModelFolder::open(dir.path()).unwrap_err();
+            assert!(e.to_string().contains("generation_config.json"), "{e}");
+        }
+    }
+}

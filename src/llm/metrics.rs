@@ -1,0 +1,76 @@
+//! How fast a generation was.
+
+use std::fmt;
+use std::time::Duration;
+
+/// Counts and times of one generation. Times cover the model and the sampler, not what the caller does
+/// between tokens.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Metrics {
+    /// Tokens fed before the first one was sampled; tokens kept in the cache do not count.
+    pub prompt_tokens: usize,
+    /// Time from the start of the prompt to the first sampled token; zero before it.
+    pub first_token: Duration,
+    /// Tokens sampled after the first one, an end token included.
+    pub decode_tokens: usize,
+    /// Time that they took.
+    pub decode: Duration,
+}
+
+impl Metrics {
+    /// Prompt tokens per second; `None` before the first token.
+    pub fn prefill_tokens_per_s(&self) -> Option<f64> {
+        rate(self.prompt_tokens, self.first_token)
+    }
+
+    /// Tokens per second after the first one; `None` when there is none.
+    pub fn decode_tokens_per_s(&self) -> Option<f64> {
+        rate(self.decode_tokens, self.decode)
+    }
+}
+
+/// `count` per second of `time`; `None` when either is zero.
+pub fn rate(count: usize, time: Duration) -> Option<f64> {
+    (count > 0 && !time.is_zero()).then(|| count as f64 / time.as_secs_f64())
+}
+
+impl fmt::Display for Metrics {
+    /// One line for people.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let first = self.first_token.as_secs_f64() * 1e3;
+        write!(f, "prompt {} tokens", self.prompt_tokens)?;
+        if let Some(r) = self.prefill_tokens_per_s() {
+            write!(f, ", first token after {first:.0} ms, prefill {r:.1} tokens/s")?;
+        }
+        if let Some(r) = self.decode_tokens_per_s() {
+            write!(f, ", decode {r:.1} tokens/s")?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rates_are_counts_over_times() {
+        let m = Metrics {
+            prompt_tokens: 50,
+            first_token: Duration::from_millis(200),
+            decode_tokens: 3,
+            decode: Duration::from_millis(1500),
+        };
+        assert_eq!(m.prefill_tokens_per_s(), Some(250.0));
+        assert_eq!(m.decode_tokens_per_s(), Some(2.0));
+        let line = "prompt 50 tokens, first token after 200 ms, prefill 250.0 tokens/s, decode 2.0 tokens/s";
+        assert_eq!(m.to_string(), line);
+    }
+
+    #[test]
+    fn nothing_measured_is_no_rate() {
+        let m = Metrics::default();
+        assert_eq!((m.prefill_tokens_per_s(), m.decode_tokens_per_s()), (None, None));
+        assert_eq!(m.to_string(), "prompt 0 tokens");
+    }
+}

@@ -1,0 +1,320 @@
+//! Text to tokens and back, from `tokenizer.json`.
+
+use crate::error::{Cause, Error, Result, Stage};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+
+/// A tokenizer as `tokenizer.json` describes it.
+pub struct Tokenizer {
+    inner: tokenizers::Tokenizer,
+    path: PathBuf,
+    byte_fallback: bool,
+}
+
+impl Tokenizer {
+    /// Reads `tokenizer.json` of a model's folder. Padding and truncation settings of the file are not
+    /// used: a prompt keeps its length.
+    pub fn load(dir: &Path) -> Result<Self> {
+        let path = dir.join("tokenizer.json");
+        let bytes = std::fs::read(&path).map_err(|e| Error::io("cannot read", &path, e))?;
+        let mut inner = contained(|| tokenizers::Tokenizer::from_bytes(&bytes))
+            .map_err(|e| Error::parse(Stage::Text, &path, "not a tokenizer description", e))?;
+        inner.with_padding(None);
+        inner
+            .with_truncation(None)
+            .map_err(|e| Error::parse(Stage::Text, &path, "truncation cannot be turned off", e))?;
+        let decoder = serde_json::to_string(&inner.get_decoder())
+            .map_err(|e| Error::parse(Stage::Text, &path, "the decoder cannot be read back", e))?;
+        Ok(Self {
+            inner,
+            path,
+            byte_fallback: decoder.contains("\"ByteFallback\""),
+        })
+    }
+
+    /// The tokens of `text`. Special tokens written in `text` are recognized in either case;
+    /// `add_special` also adds those that the description puts around every text, such as the start token.
+    pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>> {
+        let encoding = contained(|| self.inner.encode_fast(text, add_special))
+            .map_err(|e| Error::parse(Stage::Text, &self.path, "the text cannot be encoded", e))?;
+        Ok(encoding.get_ids().to_vec())
+    }
+
+    /// The text of `ids`, without special tokens. Bytes that are no UTF-8 become U+FFFD; ids that the
+    /// description does not have become nothing.
+    pub fn decode(&self, ids: &[u32]) -> Result<String> {
+        contained(|| self.inner.decode(ids, true))
+            .map_err(|e| Error::parse(Stage::Text, &self.path, "the tokens cannot be decoded", e))
+    }
+
+    /// A decoder for tokens that arrive one at a time.
+    pub fn stream(&self) -> TextStream<'_> {
+        TextStream {
+            tokenizer: self,
+            context: Vec::new(),
+            shown: String::new(),
+            pending: Vec::new(),
+        }
+    }
+
+    /// Id of a token by its exact text.
+    pub fn token_id(&self, token: &str) -> Option<u32> {
+        self.inner.token_to_id(token)
+    }
+
+    /// Number of tokens, added ones included.
+    pub fn vocab(&self) -> usize {
+        self.inner.get_vocab_size(true)
+    }
+
+    /// False for the tokens that decoding leaves out: special and unknown ones.
+    fn has_text(&self, id: u32) -> bool {
+        self.inner
+            .id_to_token(id)
+            .is_some_and(|t| !self.inner.get_added_vocabulary().is_special_token(&t))
+    }
+
+    /// True for a token that stands for one byte and joins its neighbours of the same kind.
+    fn is_byte(&self, id: u32) -> bool {
+        self.byte_fallback
+            && self
+                .inner
+                .id_to_token(id)
+                .is_some_and(|t| t.len() == 6 && t.starts_with("<0x") && t.ends_with('>'))
+    }
+}
+
+/// Runs `work` of the tokenizer library, which panics on some contradictory descriptions, and makes a panic
+/// an error. `work` changes nothing but the library's cache of finished words, so the tokenizer stays usable.
+fn contained<T>(work: impl FnOnce() -> Result<T, Cause>) -> Result<T, Cause> {
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
+        let words = panic
+            .downcast_ref::<String>()
+            .map(String::as_str)
+            .or(panic.downcast_ref::<&str>().copied());
+        Err(format!(
+            "the description contradicts itself: {}",
+            words.unwrap_or("no reason given")
+        )
+        .into())
+    })
+}
+
+/// Decodes tokens one at a time. The pieces of [`TextStream::push`] and [`TextStream::finish`], joined,
+/// equal [`Tokenizer::decode`] of all tokens, and no piece ends within a character.
+pub struct TextStream<'a> {
+    tokenizer: &'a Tokenizer,
+    /// Tokens already shown in full that the next ones are decoded after, so that what a decoder does at
+    /// the start of a text is done there only.
+    context: Vec<u32>,
+    /// How much of the text of `context` and `pending` together has been shown.
+    shown: String,
+    /// Tokens of which something is still to show.
+    pending: Vec<u32>,
+}
+
+impl TextStream<'_> {
+    /// Takes the next token and returns the text that is now certain; empty while a character is incomplete.
+    pub fn push(&mut self, id: u32) -> Result<String> {
+        if !self.tokenizer.has_text(id) {
+            return Ok(String::new());
+        }
+        self.pending.push(id);
+        // One bad byte changes how all bytes of an unbroken run are decoded, so a run waits for its end.
+        if self.tokenizer.is_byte(id) {
+            return Ok(String::new());
+        }
+        let text = self.text()?;
+        let certain = text.strip_suffix(char::REPLACEMENT_CHARACTER).unwrap_or(&text);
+        let piece = self.unseen(certain)?.to_owned();
+        if certain.len() < text.len() {
+            self.shown.push_str(&piece);
+            return Ok(piece);
+        }
+        // Where the new tokens alone give no text, a decoder would take them for the start of the text
+        // once more; those before them stay too.
+        let alone = self.tokenizer.decode(&self.pending)?;
+        if alone.is_empty() {
+            self.context.append(&mut self.pending);
+            self.shown = text;
+        } else {
+            self.context = std::mem::take(&mut self.pending);
+            self.shown = alone;
+        }
+        Ok(piece)
+    }
+
+    /// Ends the text and returns what was held back.
+    pub fn finish(self) -> Result<String> {
+        let text = self.text()?;
+        Ok(self.unseen(&text)?.to_owned())
+    }
+
+    fn text(&self) -> Result<String> {
+        let ids: Vec<u32> = self.context.iter().chain(&self.pending).copied().collect();
+        self.tokenizer.decode(&ids)
+    }
+
+    fn unseen<'t>(&self, text: &'t str) -> Result<&'t str> {
+        if let Some(rest) = text.strip_prefix(&self.shown) {
+            return Ok(rest);
+        }
+        let what = format!(
+            "the decoder changed text that it had given out: {:?} became {text:?}",
+            self.shown
+        );
+        Err(Error::file(Stage::Text, &self.tokenizer.path, what))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::llm::testing;
+
+    fn streamed(tokenizer: &Tokenizer, ids: &[u32]) -> (Vec<String>, String) {
+        let mut stream = tokenizer.stream();
+        let mut pieces: Vec<String> = ids.iter().map(|id| stream.push(*id).unwrap()).collect();
+        pieces.push(stream.finish().unwrap());
+        let joined = pieces.concat();
+        (pieces, joined)
+    }
+
+    fn byte_level() -> (tempfile::TempDir, Tokenizer) {
+        let dir = tempfile::tempdir().unwrap();
+        testing::write_byte_level_tokenizer(dir.path());
+        let tokenizer = Tokenizer::load(dir.path()).unwrap();
+        (dir, tokenizer)
+    }
+
+    fn byte_fallback() -> (tempfile::TempDir, Tokenizer) {
+        let dir = tempfile::tempdir().unwrap();
+        testing::write_byte_fallback_tokenizer(dir.path());
+        let tokenizer = Tokenizer::load(dir.path()).unwrap();
+        (dir, tokenizer)
+    }
+
+    #[test]
+    fn split_characters_wait() {
+        let (_dir, tokenizer) = byte_level();
+        let text = "aé€😀 b";
+        let ids = tokenizer.encode(text, false).unwrap();
+        assert_eq!(ids.len(), text.len(), "one token for each byte");
+        let (pieces, joined) = streamed(&tokenizer, &ids);
+        assert_eq!(joined, text);
+        assert_eq!(
+            pieces,
+            ["a", "", "é", "", "", "€", "", "", "", "😀", " ", "b", ""]
+        );
+    }
+
+    #[test]
+    fn special_tokens_are_added_on_request_and_not_shown() {
+        let (_dir, tokenizer) = byte_level();
+        let start = tokenizer.token_id("<start>").unwrap();
+        let plain = tokenizer.encode("hi", false).unwrap();
+        let added = tokenizer.encode("hi", true).unwrap();
+        assert_eq!(added.split_first().unwrap(), (&start, plain.as_slice()));
+        assert_eq!(
+            tokenizer.encode("<start>hi", false).unwrap(),
+            added,
+            "written tokens are recognized"
+        );
+        assert_eq!(streamed(&tokenizer, &added).1, "hi");
+        assert_eq!(tokenizer.decode(&[u32::MAX]).unwrap(), "");
+    }
+
+    /// Every short sequence over tokens that interact: halves of characters, bad bytes, leading spaces,
+    /// tokens without text.
+    #[test]
+    fn stream_equals_whole() {
+        let (_a, level) = byte_level();
+        let (_b, fallback) = byte_fallback();
+        let level_ids: Vec<u32> = ["a", "Ġ", "Ã", "©", "ð", "Ł", "ÿ", "<end>"]
+            .iter()
+            .map(|t| level.token_id(t).unwrap())
+            .collect();
+        let fallback_ids: Vec<u32> = ["▁", "a", "▁a", "<0xC3>", "<0xA9>", "<0x41>", "<0xFF>", "</s>"]
+            .iter()
+            .map(|t| fallback.token_id(t).unwrap())
+            .collect();
+        for (tokenizer, set) in [(&level, level_ids), (&fallback, fallback_ids)] {
+            for code in 0..8usize.pow(5) {
+                let ids: Vec<u32> = (0..5).map(|i| set[code / 8usize.pow(i) % 8]).collect();
+                assert_eq!(
+                    streamed(tokenizer, &ids).1,
+                    tokenizer.decode(&ids).unwrap(),
+                    "{ids:?}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn spaces_survive_streaming() {
+        let (_dir, tokenizer) = byte_fallback();
+        let ids: Vec<u32> = ["▁a", "▁", "▁", "▁a"]
+            .iter()
+            .map(|t| tokenizer.token_id(t).unwrap())
+            .collect();
+        assert_eq!(tokenizer.decode(&ids).unwrap(), "a   a");
+        assert_eq!(streamed(&tokenizer, &ids).0, ["a", " ", " ", " a", ""]);
+    }
+
+    #[test]
+    fn corrupt_files_are_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let e = Tokenizer::load(dir.path()).err().unwrap();
+        assert!(
+            matches!(&e, Error::Io { .. }) && e.to_string().contains("tokenizer.json"),
+            "{e}"
+        );
+        testing::write_byte_level_tokenizer(dir.path());
+        let good = std::fs::read(dir.path().join("tokenizer.json")).unwrap();
+        let half = good.get(..good.len() / 2).unwrap();
+        for bad in [half, b"", b"null", b"{\"version\": \"1.0\"}", b"\xff\xfe"] {
+            std::fs::write(dir.path().join("tokenizer.json"), bad).unwrap();
+            let e = Tokenizer::load(dir.path()).err().unwrap();
+            assert!(
+                matches!(&e, Error::File { .. }) && e.to_string().contains("tokenizer.json"),
+                "{e}"
+            );
+        }
+    }
+
+    #[test]
+    fn contradictions_are_errors() {
+        let dir = tempfile::tempdir().unwrap();
+        testing::write_byte_level_tokenizer(dir.path());
+        let path = dir.path().join("tokenizer.json");
+        let mut json: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+        json["post_processor"]["special_tokens"] = serde_json::json!({});
+        std::fs::write(&path, json.to_string()).unwrap();
+        let tokenizer = Tokenizer::load(dir.path()).unwrap();
+        assert_eq!(tokenizer.encode("a", false).unwrap(), [97]);
+        let e = tokenizer.encode("a", true).unwrap_err();
+        assert!(e.to_string().contains("tokenizer.json"), "{e}");
+        testing::write_byte_fallback_tokenizer(dir.path());
+        let mut json: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+        json["decoder"]["decoders"][3]["stop"] = serde_json::json!(9);
+        std::fs::write(&path, json.to_string()).unwrap();
+        let tokenizer = Tokenizer::load(dir.path()).unwrap();
+        let decoded = tokenizer.decode(&[2]);
+        assert!(decoded.is_err_and(|e| e.to_string().contains("tokenizer.json")));
+    }
+
+    #[test]
+    fn truncation_and_padding_of_the_file_are_off() {
+        let dir = tempfile::tempdir().unwrap();
+        testing::write_byte_level_tokenizer(dir.path());
+        let path = dir.path().join("tokenizer.json");
+        let mut json: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+        json["truncation"] = serde_json::json!({"direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0});
+        json["padding"] = serde_json::json!({"strategy": {"Fixed": 9}, "direction": "Right",
+            "pad_to_multiple_of": null, "pad_id": 0, "pad_type_id": 0, "pad_token": "!"});
+        std::fs::write(&path, json.to_string()).unwrap();
+        let tokenizer = Tokenizer::load(dir.path()).unwrap();
+        assert_eq!(tokenizer.encode("abcdef", false).unwrap().len(), 6);
+        assert_eq!(tokenizer.encode("a", false).unwrap().len(), 1);
+    }
+}
