@@ -104,20 +104,24 @@ impl<'a> Edit<'a> {
         }
     }
 
-    /// Every reader of `old`, graph outputs included, reads `new` instead.
-    pub fn replace_uses(&mut self, old: ValueId, new: ValueId) {
-        for node in self.graph.nodes.iter_mut().flatten() {
-            for v in node.inputs.iter_mut().flatten() {
-                if *v == old {
-                    *v = new;
-                }
-            }
-        }
-        for v in &mut self.graph.outputs {
+    /// Every node that reads `old` reads `new` instead.
+    pub fn replace_readers(&mut self, old: ValueId, new: ValueId) {
+        for v in self.graph.nodes.iter_mut().flatten().flat_map(|n| n.inputs.iter_mut().flatten()) {
             if *v == old {
                 *v = new;
             }
         }
+    }
+
+    /// Gives symbols of inputs and states a value; shapes must be derived again.
+    pub fn fix_symbols(&mut self, bindings: &crate::shape::Bindings) -> Result<(), crate::shape::DimError> {
+        let given = self.graph.inputs.iter().chain(self.graph.states.iter().map(|s| &s.input));
+        for v in given.copied().collect::<Vec<_>>() {
+            if let Some(fact) = &mut self.graph.values[v.index()].fact {
+                fact.shape = fact.shape.substitute(bindings)?;
+            }
+        }
+        Ok(())
     }
 
     /// Sets what is known of a value.

@@ -1,4 +1,44 @@
-//! ONNX files.
+//! ONNX files: reading, writing and quantizing them. No type of the wire format leaves this folder.
 
-pub mod proto;
+mod import;
+mod proto;
+pub mod quantize;
+mod weights;
 pub mod write;
+
+pub use import::import;
+
+use super::op::{OpError, OpResult};
+use crate::tensor::DType;
+
+/// The element type with this code of `TensorProto.DataType`.
+pub fn dtype_of(code: i64) -> OpResult<DType> {
+    Ok(match code {
+        1 => DType::F32,
+        2 => DType::U8,
+        3 => DType::I8,
+        6 => DType::I32,
+        7 => DType::I64,
+        9 => DType::Bool,
+        10 => DType::F16,
+        12 => DType::U32,
+        _ => return Err(OpError::Unsupported(format!("element type {code} ({})", type_name(code)))),
+    })
+}
+
+fn type_name(code: i64) -> &'static str {
+    match code {
+        4 => "uint16",
+        5 => "int16",
+        8 => "string",
+        11 => "double",
+        13 => "uint64",
+        14 => "complex64",
+        15 => "complex128",
+        16 => "bfloat16",
+        17..=20 => "an 8-bit float",
+        21 => "uint4",
+        22 => "int4",
+        _ => "unknown",
+    }
+}

@@ -1,0 +1,110 @@
+//! Runs [`Op::eval`](super::op::Op::eval) over a graph: the oracle of all tests, and `--backend host`.
+
+use super::{Graph, NodeId, ValueId};
+use crate::error::{Error, Result, Stage};
+use crate::shape::Known;
+use crate::tensor::HostTensor;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// A graph prepared for repeated evaluation on the host.
+#[derive(Debug)]
+pub struct Interpreter {
+    graph: Arc<Graph>,
+    order: Vec<NodeId>,
+    /// For each step, the values that nothing reads afterwards.
+    last_use: Vec<Vec<ValueId>>,
+}
+
+impl Interpreter {
+    /// Prepares `graph`.
+    pub fn new(graph: Arc<Graph>) -> Result<Self> {
+        let order: Vec<NodeId> =
+            graph.order()?.into_iter().filter(|id| graph.node(*id).is_some_and(|n| !is_known(&graph, n.outputs.as_slice()))).collect();
+        let mut last: HashMap<ValueId, usize> = HashMap::new();
+        for (step, id) in order.iter().enumerate() {
+            for v in graph.node(*id).iter().flat_map(|n| n.inputs.iter().flatten().chain(&n.outputs)) {
+                last.insert(*v, step);
+            }
+        }
+        for v in graph.outputs().iter().chain(graph.states().iter().map(|s| &s.output)) {
+            last.insert(*v, usize::MAX);
+        }
+        let mut last_use = vec![Vec::new(); order.len()];
+        for (v, step) in last {
+            if let Some(list) = last_use.get_mut(step) {
+                list.push(v);
+            }
+        }
+        Ok(Self { graph, order, last_use })
+    }
+
+    /// The graph.
+    pub fn graph(&self) -> &Graph {
+        &self.graph
+    }
+
+    /// Evaluates the graph. `given` holds every input and state; returned are all outputs and the states after the run, by
+    /// value.
+    pub fn run(&self, given: HashMap<ValueId, HostTensor>) -> Result<HashMap<ValueId, HostTensor>> {
+        let graph = &self.graph;
+        let mut values = given;
+        for v in graph.inputs().iter().copied().chain(graph.states().iter().map(|s| s.input)) {
+            if !values.contains_key(&v) {
+                return Err(Error::other(Stage::Run, format!("input \"{}\" is not given", graph.value(v).name)));
+            }
+        }
+        for (id, done) in self.order.iter().zip(&self.last_use) {
+            let Some(node) = graph.node(*id) else { continue };
+            let mut inputs = Vec::with_capacity(node.inputs.len());
+            for v in &node.inputs {
+                inputs.push(match v {
+                    None => None,
+                    Some(v) => match values.get(v) {
+                        Some(t) => Some(t),
+                        None => Some(constant(graph, *v)?),
+                    },
+                });
+            }
+            let results = node.op.eval(&inputs).map_err(|e| {
+                let facts: Vec<String> = inputs.iter().map(|t| t.map_or_else(|| "-".to_owned(), |t| format!("{t:?}"))).collect();
+                Error::Node {
+                    stage: Stage::Run,
+                    op: node.op.name().to_owned(),
+                    node: node.name.clone(),
+                    inputs: facts.join(", "),
+                    source: e.into(),
+                }
+            })?;
+            for (v, t) in node.outputs.iter().zip(results) {
+                values.insert(*v, t);
+            }
+            for v in done {
+                values.remove(v);
+            }
+        }
+        let mut out = HashMap::new();
+        for v in graph.outputs().iter().copied().chain(graph.states().iter().map(|s| s.output)) {
+            let tensor = match values.remove(&v) {
+                Some(t) => t,
+                None => constant(graph, v)?.clone(),
+            };
+            out.insert(v, tensor);
+        }
+        Ok(out)
+    }
+}
+
+fn is_known(graph: &Graph, outputs: &[ValueId]) -> bool {
+    outputs.iter().all(|v| graph.value(*v).fact.as_ref().is_some_and(|f| matches!(f.known, Known::Const(_))))
+}
+
+fn constant(graph: &Graph, v: ValueId) -> Result<&HostTensor> {
+    let value = graph.value(v);
+    value
+        .fact
+        .as_ref()
+        .and_then(|f| f.as_const())
+        .map(Arc::as_ref)
+        .ok_or_else(|| Error::other(Stage::Run, format!("value \"{}\" is read before it is computed", value.name)))
+}

@@ -1,0 +1,103 @@
+//! Pairs of past and present become state that is appended to in place (paper, section 2.3).
+//!
+//! A pair is a graph input that only a concatenation reads, whose result is a graph output. The state holds one sequence,
+//! sequence first: rows `[heads, dim]` one after another, so that appending is one contiguous write. A cache laid
+//! out `[batch, heads, sequence, dim]` is turned around; its other readers see a transpose, which the attention
+//! pass removes.
+
+use super::pattern::{input, shape, transposed};
+use crate::error::Result;
+use crate::graph::op::concat::Concat;
+use crate::graph::op::kv_append::KvAppend;
+use crate::graph::op::transpose::Transpose;
+use crate::graph::{Edit, Graph, NodeId, State, ValueId};
+use crate::shape::{Fact, Shape, Symbol};
+
+struct Pair {
+    node: NodeId,
+    past: ValueId,
+    new: ValueId,
+    present: ValueId,
+    /// The new rows `[b, s, heads, d]`, where the pair is `[b, heads, s, d]`.
+    turned: bool,
+    symbol: Symbol,
+}
+
+const SWAP: [usize; 4] = [0, 2, 1, 3];
+
+pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
+    let consumers = edit.consumers();
+    let mut pairs = Vec::new();
+    for past in edit.inputs().iter().copied() {
+        let [reader] = consumers[past.index()].as_slice() else { continue };
+        match find(edit, *reader, past) {
+            Ok(Some(p)) => pairs.push(p),
+            Ok(None) => {}
+            Err(why) => log::debug!("\"{}\" stays an input: {why}", edit.value(past).name),
+        }
+    }
+    for p in pairs {
+        let name = edit.value(p.past).name.clone();
+        if edit.begin(&format!("\"{name}\" becomes state")) {
+            rewrite(edit, p)?;
+        }
+    }
+    Ok(())
+}
+
+fn find(g: &Graph, reader: NodeId, past: ValueId) -> Result<Option<Pair>, String> {
+    let Some(node) = g.node(reader) else { return Ok(None) };
+    let Some(concat) = node.op.downcast::<Concat>() else { return Ok(None) };
+    let [present] = node.outputs.as_slice() else { return Ok(None) };
+    if node.inputs.len() != 2 || input(node, 0) != Some(past) || !g.outputs().contains(present) {
+        return Ok(None);
+    }
+    let (Some(new), Some(dims)) = (input(node, 1), shape(g, past)) else { return Ok(None) };
+    let axis = crate::graph::op::axis(concat.axis, dims.len()).map_err(|e| e.to_string())?;
+    let mut symbols = std::collections::BTreeSet::new();
+    dims[axis].symbols(&mut symbols);
+    let symbol = symbols.pop_first().filter(|s| dims[axis] == s.into());
+    let symbol = symbol.ok_or_else(|| format!("its size along axis {axis} is {}, not a symbol", dims[axis]))?;
+    let one = |d: &[crate::shape::Dim]| d.iter().all(|d| d.is(1));
+    if one(&dims[..axis]) {
+        return Ok(Some(Pair { node: reader, past, new, present: *present, turned: false, symbol }));
+    }
+    if dims.len() == 4 && axis == 2 && one(&dims[..1]) {
+        return Ok(Some(Pair { node: reader, past, new, present: *present, turned: true, symbol }));
+    }
+    Err(format!("it grows along axis {axis} of {}, and more than one sequence or an unknown layout is in it", Shape(dims.to_vec())))
+}
+
+fn rewrite(edit: &mut Edit<'_>, p: Pair) -> Result<()> {
+    let Some(node) = edit.node(p.node) else { return Ok(()) };
+    let (name, origin) = (node.name.clone(), node.origin.clone());
+    let axis = crate::graph::op::axis(
+        node.op.downcast::<Concat>().map_or(0, |c| c.axis),
+        shape(edit, p.past).map_or(0, <[_]>::len),
+    )
+    .unwrap_or(0);
+    if !p.turned {
+        let inputs = vec![Some(p.past), Some(p.new)];
+        edit.replace_node(p.node, Box::new(KvAppend { axis }), inputs, origin);
+        edit.add_state(State { input: p.past, output: p.present, axis, past: p.symbol });
+        return Ok(());
+    }
+    let perm = Some(vec![0, 2, 1, 3]);
+    let new = match transposed(edit, p.new, &SWAP) {
+        Some(source) => source,
+        None => {
+            let v = edit.add_value(&format!("{name}/rows"), None);
+            edit.add_node(&format!("{name}/rows"), origin.clone(), Box::new(Transpose { perm: perm.clone() }), vec![Some(p.new)], vec![v]);
+            v
+        }
+    };
+    let fact = edit.fact(p.past)?.clone();
+    let swapped = |f: &Fact| Fact::new(f.dtype, Shape(SWAP.iter().map(|a| f.shape.0[*a].clone()).collect()));
+    edit.set_fact(p.past, swapped(&fact));
+    let whole = edit.add_value(&format!("{}/heads_first", edit.value(p.present).name), None);
+    edit.replace_readers(p.present, whole);
+    edit.replace_node(p.node, Box::new(KvAppend { axis: 1 }), vec![Some(p.past), Some(new)], origin.clone());
+    edit.add_node(&format!("{name}/heads_first"), origin, Box::new(Transpose { perm }), vec![Some(p.present)], vec![whole]);
+    edit.add_state(State { input: p.past, output: p.present, axis: 1, past: p.symbol });
+    Ok(())
+}

@@ -1,0 +1,96 @@
+//! Graph passes: each changes the graph through [`Edit`], names what it refuses, and is checked afterwards.
+
+mod attention;
+mod fold;
+mod fuse;
+mod kv_cache;
+mod last_row;
+pub mod pattern;
+mod rms_norm;
+mod rotary;
+mod trans_b;
+
+use super::{Edit, Graph, derive};
+use crate::error::Result;
+
+/// One rewrite of a graph.
+#[derive(Clone, Copy, Debug)]
+pub struct Pass {
+    /// Name in reports and options.
+    pub name: &'static str,
+    /// Makes all its rewrites.
+    pub run: fn(&mut Edit<'_>) -> Result<()>,
+}
+
+/// Constants are computed, shape arithmetic becomes known.
+pub const FOLD: Pass = Pass { name: "fold", run: fold::run };
+/// `x / sqrt(mean(x^2) + e) * w` becomes [`super::op::rms_norm::RmsNorm`].
+pub const RMS_NORM: Pass = Pass { name: "rms_norm", run: rms_norm::run };
+/// `x * cos + rotate_half(x) * sin` becomes [`super::op::rotary::Rotary`].
+pub const ROTARY: Pass = Pass { name: "rotary", run: rotary::run };
+/// A product with a transposed operand reads it transposed.
+pub const TRANS_B: Pass = Pass { name: "trans_b", run: trans_b::run };
+/// Pairs of past and present become state that is appended to in place.
+pub const KV_CACHE: Pass = Pass { name: "kv_cache", run: kv_cache::run };
+/// Scores, softmax and weighted sum become [`super::op::attention::Attention`].
+pub const ATTENTION: Pass = Pass { name: "attention", run: attention::run };
+/// Elementwise chains become one operator.
+pub const FUSE: Pass = Pass { name: "fuse", run: fuse::run };
+/// Only the last row of the output `logits` is computed.
+pub const LAST_ROW: Pass = Pass { name: "last_row", run: last_row::run };
+
+/// Every pass of [`Pipeline::standard`], in order.
+pub const STANDARD: &[Pass] = &[FOLD, RMS_NORM, ROTARY, TRANS_B, KV_CACHE, ATTENTION, FUSE];
+
+/// What one pass did.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct PassReport {
+    /// Its name.
+    pub pass: &'static str,
+    /// Rewrites made.
+    pub edits: usize,
+    /// Nodes before it.
+    pub nodes_before: usize,
+    /// Nodes after it and the removal of dead nodes.
+    pub nodes_after: usize,
+}
+
+/// Passes in order.
+#[derive(Clone, Debug)]
+pub struct Pipeline {
+    /// The passes.
+    pub passes: Vec<Pass>,
+    /// Rewrites allowed over all passes; for bisecting a wrong result to one rewrite.
+    pub edit_limit: usize,
+}
+
+impl Pipeline {
+    /// What devices want.
+    pub fn standard() -> Self {
+        Self { passes: STANDARD.to_vec(), edit_limit: usize::MAX }
+    }
+
+    /// What the host interpreter wants: the state form of the cache, nothing that only kernels need.
+    pub fn host() -> Self {
+        Self { passes: vec![FOLD, TRANS_B, KV_CACHE], edit_limit: usize::MAX }
+    }
+
+    /// Runs the passes; before the first and after each the shapes are derived and the graph is checked.
+    pub fn run(&self, graph: &mut Graph) -> Result<Vec<PassReport>> {
+        derive::derive(graph)?;
+        let mut reports = Vec::new();
+        let mut left = self.edit_limit;
+        for pass in &self.passes {
+            let nodes_before = graph.nodes().count();
+            let mut edit = Edit::with_limit(graph, left);
+            (pass.run)(&mut edit)?;
+            let edits = edit.count();
+            left -= edits;
+            edit.remove_dead();
+            derive::derive(graph)?;
+            graph.check()?;
+            reports.push(PassReport { pass: pass.name, edits, nodes_before, nodes_after: graph.nodes().count() });
+        }
+        Ok(reports)
+    }
+}

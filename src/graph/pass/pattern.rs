@@ -1,0 +1,87 @@
+//! Small questions that patterns are made of.
+
+use crate::graph::op::pointwise::{Binary, Expr, Pointwise, Unary};
+use crate::graph::op::reshape::Reshape;
+use crate::graph::op::transpose::Transpose;
+use crate::graph::{Graph, Node, NodeId, ValueId};
+use crate::shape::Dim;
+
+/// The node that computes `v` and its operator, if it is a `T`.
+pub fn producer<T: 'static>(g: &Graph, v: ValueId) -> Option<(NodeId, &Node, &T)> {
+    let (id, node) = g.producer(v)?;
+    node.op.downcast::<T>().map(|op| (id, node, op))
+}
+
+/// Operand `i` of a node.
+pub fn input(node: &Node, i: usize) -> Option<ValueId> {
+    node.inputs.get(i).copied().flatten()
+}
+
+/// Operands of the plain binary function `f` that computes `v`.
+pub fn binary(g: &Graph, v: ValueId, f: Binary) -> Option<[ValueId; 2]> {
+    let (_, node, op) = producer::<Pointwise>(g, v)?;
+    match &op.expr {
+        Expr::Binary(h, a, b) if *h == f && **a == Expr::Input(0) && **b == Expr::Input(1) => {
+            Some([input(node, 0)?, input(node, 1)?])
+        }
+        _ => None,
+    }
+}
+
+/// Operand of the plain unary function `f` that computes `v`.
+pub fn unary(g: &Graph, v: ValueId, f: Unary) -> Option<ValueId> {
+    let (_, node, op) = producer::<Pointwise>(g, v)?;
+    match &op.expr {
+        Expr::Unary(h, x) if *h == f && **x == Expr::Input(0) => input(node, 0),
+        _ => None,
+    }
+}
+
+/// The value of a constant of one float.
+pub fn scalar(g: &Graph, v: ValueId) -> Option<f32> {
+    let t = g.value(v).fact.as_ref()?.as_const()?;
+    if t.len() == 1 { t.to_f32().ok()?.first().copied() } else { None }
+}
+
+/// For a commutative pair: the constant scalar and the other operand.
+pub fn with_scalar(g: &Graph, [a, b]: [ValueId; 2]) -> Option<(ValueId, f32)> {
+    scalar(g, b).map(|s| (a, s)).or_else(|| scalar(g, a).map(|s| (b, s)))
+}
+
+/// The sizes of `v`.
+pub fn shape(g: &Graph, v: ValueId) -> Option<&[Dim]> {
+    g.value(v).fact.as_ref().map(|f| f.shape.0.as_slice())
+}
+
+/// Operand of the transpose by `perm` that computes `v`.
+pub fn transposed(g: &Graph, v: ValueId, perm: &[usize]) -> Option<ValueId> {
+    let (_, node, op) = producer::<Transpose>(g, v)?;
+    (op.axes(perm.len()).ok()? == perm && shape(g, v)?.len() == perm.len()).then(|| input(node, 0))?
+}
+
+/// Operand of the reshape (of any kind) that computes `v`.
+pub fn reshaped(g: &Graph, v: ValueId) -> Option<ValueId> {
+    producer::<Reshape>(g, v).and_then(|(_, node, _)| input(node, 0))
+}
+
+/// The only reader of `v`, which is no output of the graph.
+pub fn only_reader(g: &Graph, consumers: &[Vec<NodeId>], v: ValueId) -> Option<NodeId> {
+    let kept = g.outputs().contains(&v) || g.states().iter().any(|s| s.output == v);
+    match consumers.get(v.index()).map(Vec::as_slice) {
+        Some([one]) if !kept => Some(*one),
+        _ => None,
+    }
+}
+
+/// Names of the model's nodes behind the producers of these values.
+pub fn origin(g: &Graph, values: &[ValueId]) -> Vec<String> {
+    let mut names = Vec::new();
+    for v in values {
+        for n in g.producer(*v).map(|(_, n)| n.origin.as_slice()).unwrap_or_default() {
+            if !names.contains(n) {
+                names.push(n.clone());
+            }
+        }
+    }
+    names
+}
