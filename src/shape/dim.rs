@@ -365,7 +365,7 @@ impl fmt::Display for Atom {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Symbol(s) => write!(f, "{s}"),
-            Self::FloorDiv(d, n) => write!(f, "({d})/{n}"),
+            Self::FloorDiv(d, n) => write!(f, "(({d})/{n})"),
             Self::Min(a, b) => write!(f, "min({a}, {b})"),
             Self::Max(a, b) => write!(f, "max({a}, {b})"),
         }

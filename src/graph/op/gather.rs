@@ -90,9 +90,8 @@ impl Op for Gather {
         let out = cx.out_fact(0)?.shape.clone();
         let (rows, row) = (table.shape.0[0].clone(), product(&table.shape.0[1..])?);
         let mut parts = Vec::new();
-        if table.as_const().is_some()
-            && let Some([rows, row]) = [&rows, &row].map(|d| d.as_const().and_then(|v| usize::try_from(v).ok())).into_iter().collect::<Option<Vec<_>>>().and_then(|v| v.try_into().ok())
-        {
+        let number = |d: &Dim| d.as_const().and_then(|v| usize::try_from(v).ok());
+        if let (Some(_), Some(rows), Some(row)) = (table.as_const(), number(&rows), number(&row)) {
             let size = if cx.float() == DType::F16 { 2 } else { 4 };
             for (first, count) in cx.split(rows, row * size, 1)? {
                 let pack = Pack::Rows { dtype: cx.float(), first, count };

@@ -111,7 +111,7 @@ impl Op for MatMulE0m {
         let rows = data.len() / k;
         let mut y = vec![0f32; rows * n];
         // A band of rows at a time, so that the whole weight is never unpacked at once.
-        let band = (1 << 22usize).div_ceil(n).next_multiple_of(self.bits.per_word()).min(k);
+        let band = (1usize << 22).div_ceil(n).next_multiple_of(self.bits.per_word()).min(k);
         let (mut unpacked, mut part, mut sum) = (vec![0f32; band * n], vec![0f32; rows * band], vec![0f32; rows * n]);
         for first in (0..k).step_by(band) {
             let count = band.min(k - first);

@@ -81,11 +81,10 @@ impl Op for Reduce {
             None => None,
         };
         let axes = self.axes(x.shape().len(), list)?;
-        let step = strides(x.shape());
         let (mut outer, mut inner) = (vec![0usize], vec![0usize]);
-        for (i, n) in x.shape().iter().enumerate() {
+        for (i, (n, step)) in x.shape().iter().zip(strides(x.shape())).enumerate() {
             let target = if axes.contains(&i) { &mut inner } else { &mut outer };
-            *target = target.iter().flat_map(|base| (0..*n).map(move |j| base + j * step[i])).collect();
+            *target = target.iter().flat_map(|base| (0..*n).map(move |j| base + j * step)).collect();
         }
         let shape = self.shape(&Shape::fixed(x.shape()).0, &axes);
         let shape = Shape(shape).as_fixed().unwrap_or_default();
