@@ -256,7 +256,7 @@ fn one_sided(lo: f32, hi: f32, span: f64) -> Option<(f16, f16)> {
 
 /// Scale and bias of a uniform grid on which all weights lie, if there is one.
 fn source_grid(bits: Bits, weights: &[f32], lo: f32, hi: f32, sorted: &mut Vec<f32>) -> Option<(f16, f16)> {
-    // Rounding of the bias to a half must stay far below a level.
+    // Part of a level; the weights carry the rounding of the arithmetic that made them.
     const TOLERANCE: f32 = 1.0 / 64.0;
     sorted.clear();
     sorted.extend_from_slice(weights);
@@ -279,23 +279,45 @@ fn source_grid(bits: Bits, weights: &[f32], lo: f32, hi: f32, sorted: &mut Vec<f
             (q - q.round()).abs() < TOLERANCE / 2.0
         });
         if on_grid {
-            let scale = f16::from_f32(distance / bits.step());
-            let s = scale.to_f32();
-            // The grid must survive the rounding of its distance to a half, over all its levels.
-            if s < f16::MIN_POSITIVE.to_f32() || s > f16::MAX.to_f32() || ((distance / bits.step() / s - 1.0) * count).abs() > TOLERANCE {
-                return None;
-            }
-            let mut bias = 2.0 - lo / s;
-            if sorted.contains(&0.0) {
-                bias = (bias / bits.step()).round() * bits.step();
-            }
-            let rounded = f16::from_f32(bias);
-            let fits = (rounded.to_f32() - bias).abs() <= bits.step() * TOLERANCE * 8.0 && bias.abs() < 1024.0;
-            return fits.then_some((scale, rounded));
+            return half_grid(bits, lo, distance, count, sorted.contains(&0.0));
         }
         parts += 1.0;
     }
     None
+}
+
+/// Scale and bias of the grid `lo + q * distance`, `q` up to `count`, where halves can tell them.
+fn half_grid(bits: Bits, lo: f32, distance: f32, count: f32, holds_zero: bool) -> Option<(f16, f16)> {
+    /// Part of a level by which the grid may grow over all its levels.
+    const GROWTH: f32 = 1.0 / 64.0;
+    /// Part of a level by which it may be shifted; and that with which a finer grid is not looked for.
+    const SHIFT: (f32, f32) = (1.0 / 8.0, 1.0 / 64.0);
+    let step = bits.step();
+    let mut best: Option<(f32, (f16, f16))> = None;
+    // A finer grid holds this one, and a half tells its bias at less cost.
+    let mut fine = 1.0;
+    while count * fine <= bits.top() as f32 {
+        let wanted = distance / fine / step;
+        let scale = f16::from_f32(wanted);
+        let s = scale.to_f32();
+        if !scale.is_normal() || ((wanted / s - 1.0) * count * fine).abs() > GROWTH {
+            break;
+        }
+        let mut bias = 2.0 - lo / s;
+        if holds_zero {
+            bias = (bias / step).round() * step;
+        }
+        let rounded = f16::from_f32(bias);
+        let shift = (rounded.to_f32() - bias).abs();
+        if shift <= step * SHIFT.0 && best.is_none_or(|(least, _)| shift * s < least) {
+            best = Some((shift * s, (scale, rounded)));
+        }
+        if shift <= step * SHIFT.1 {
+            break;
+        }
+        fine *= 2.0;
+    }
+    best.map(|(_, found)| found)
 }
 
 /// A quantized matrix in the layout of the module documentation.
@@ -495,8 +517,8 @@ mod tests {
     #[test]
     fn golden_group_without_a_grid() {
         let g = quantize_group(Bits::Four, &[-1.0, 0.0, 0.013, 0.4, 0.93]).unwrap();
-        // 1.93 over 15.5 half-open levels fits best, and w1 = 2.9638 before clearing; zero is code 8 of bias 3.
-        assert_eq!((g.scale, g.bias), (f16::from_f32(1.93 / 1.9375), f16::from_f32(3.0)));
+        // 15 steps span 1.93; a free bias would be 2.97, and clearing upwards costs less than to 2.875. Zero is code 8.
+        assert_eq!((g.scale, g.bias), (f16::from_f32(1.030_273_4), f16::from_f32(3.0)));
         assert_eq!(g.codes, [0, 8, 8, 11, 15]);
         assert_eq!(decode(Bits::Four, g.scale, g.bias, 8), 0.0);
     }
@@ -521,7 +543,7 @@ mod tests {
                     assert!((w - y).abs() <= bound, "{bits:?}: {w} became {y}, bound {bound}");
                 }
             }
-            for v in [1e5f32, 2e-7, -1e-8] {
+            for v in [1e5f32, -70000.0, 2e-6, -2e-7] {
                 let y = back(bits, &[v; 4])[0];
                 assert!((y - v).abs() <= v.abs() / 2000.0, "{v} became {y}");
             }

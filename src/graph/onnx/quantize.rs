@@ -8,7 +8,8 @@ mod plan;
 mod tests;
 mod wire;
 
-use super::proto::{ModelProto, OperatorSetIdProto, TensorProto};
+use super::import;
+use super::proto::{GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto};
 use super::weights::{Weights, map};
 use super::write::ModelWriter;
 use crate::error::{Error, Result, Stage};
@@ -125,8 +126,8 @@ pub struct Summary {
 /// `output` must not exist or be an empty folder, and the folder that is to hold it must exist. The files are
 /// made in a temporary folder beside it, which takes its place at the end; after an error nothing is left.
 ///
-/// Errors: no such model, an output in the way, an option out of range ([`Error::is_usage`]); a damaged model or
-/// missing data; a weight with NaN or infinity, or out of the range of halves; a model without a weight that
+/// Errors: no such model, an output in the way, an option out of range ([`Error::is_usage`]); a model that
+/// [`import`] refuses; a weight with NaN or infinity, or out of the range of halves; a model without a weight that
 /// can be quantized, or quantized before; a failure to write.
 pub fn quantize(
     input: &Path,
@@ -162,6 +163,8 @@ pub fn quantize_into(
             format!("there is no file {}", path.display()),
         ));
     }
+    // A model that cannot run, for whatever reason, is told from one that can before anything is written.
+    import(&path)?;
     let source = Source::open(path)?;
     let plan = plan(&source.graph, options);
     source.check(&plan)?;
@@ -243,7 +246,7 @@ struct Source {
     path: PathBuf,
     bytes: Vec<u8>,
     file_bytes: u64,
-    graph: super::proto::GraphProto,
+    graph: GraphProto,
     opsets: Vec<OperatorSetIdProto>,
 }
 
@@ -275,25 +278,19 @@ impl Source {
     }
 
     fn check(&self, plan: &Plan) -> Result<()> {
-        let mut names = HashSet::new();
-        if let Some(t) = self.graph.initializer.iter().find(|t| !names.insert(&t.name)) {
-            return Err(self.bad(format!("value \"{}\" is defined twice", t.name)));
-        }
         // Nodes are copied as they are, their tensors with them.
-        let external = |t: &TensorProto| t.data_location == 1;
-        for n in &self.graph.node {
-            let inner = |a: &super::proto::AttributeProto| {
-                a.t.as_ref().is_some_and(external)
-                    || a.g
-                        .as_ref()
-                        .is_some_and(|g| g.initializer.iter().any(external))
-            };
-            if let Some(a) = n.attribute.iter().find(|a| inner(a)) {
-                return Err(self.bad(format!(
-                    "{} \"{}\": attribute `{}` has external data, which only initialisers may have here",
-                    n.op_type, n.name, a.name
-                )));
-            }
+        let outside = |t: &TensorProto| t.data_location == 1;
+        let inner = |g: &GraphProto| g.initializer.iter().any(outside);
+        let carries = |n: &NodeProto| {
+            n.attribute
+                .iter()
+                .any(|a| a.t.as_ref().is_some_and(outside) || a.g.as_ref().is_some_and(inner))
+        };
+        if let Some(n) = self.graph.node.iter().find(|n| carries(n)) {
+            return Err(self.bad(format!(
+                "{} \"{}\": an attribute has external data, which only initialisers may have here",
+                n.op_type, n.name
+            )));
         }
         if let Some(n) = self
             .graph

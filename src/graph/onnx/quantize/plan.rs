@@ -92,10 +92,10 @@ pub fn plan(graph: &GraphProto, options: &Options) -> Plan {
             });
             let bits = if large { options.head_bits } else { options.bits };
             if !k.is_multiple_of(bits.per_word()) || k == 0 {
-                return Err(format!("its {k} rows are no multiple of {}, the codes of a word", bits.per_word()));
+                return Err(format!("K is {k}, no multiple of {}, the codes of a word", bits.per_word()));
             }
             if !n.is_multiple_of(2) || n == 0 {
-                return Err(format!("its {n} columns are no multiple of 2"));
+                return Err(format!("N is {n}, no multiple of 2"));
             }
             let mut fresh = |suffix: &str| {
                 let mut name = format!("{}.{suffix}", t.name);
