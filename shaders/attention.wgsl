@@ -20,9 +20,9 @@ fn attention(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_
     let key = first + lid;
     var score = -3.0e38;
     if (key < p.keys) {
-      let from = (key * p.kv_heads + kv) * (DIM / 2u);
+      let base = (key * p.kv_heads + kv) * (DIM / 2u);
       score = 0.0;
-      for (var i = 0u; i < DIM / 2u; i++) { score += dot(k_at2(from + i), query[i]); }
+      for (var i = 0u; i < DIM / 2u; i++) { score += dot(k_at2(base + i), query[i]); }
 #ifdef HAS_MASK
       score += mask_at(row * p.keys + key);
 #endif

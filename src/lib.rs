@@ -10,6 +10,7 @@
 //! * [`quant`]: the E0M weight formats;
 //! * [`plan`]: one static plan of a graph for a device;
 //! * [`backend`]: OpenCL and wgpu behind one trait;
+//! * [`session`]: plans on a device;
 //! * [`llm`]: tokens in, tokens out;
 //! * [`gguf`]: conversion of GGUF files;
 //! * [`cli`]: the command `tlite`.
@@ -22,5 +23,6 @@ pub mod llm;
 pub mod new_folder;
 pub mod plan;
 pub mod quant;
+pub mod session;
 pub mod shape;
 pub mod tensor;

@@ -1,9 +1,18 @@
 //! One place where commands get a model that can run.
 
-use super::options::ExecOptions;
+use super::options::{BackendChoice, ExecOptions};
+use super::output;
+use crate::backend::{self, Backend, BackendKind};
 use crate::error::{Error, Result, Stage};
+use crate::graph::pass::Pipeline;
 use crate::llm::Model;
-use std::path::Path;
+use crate::llm::engine::{Decoder, DeviceModel, HostModel, Logits};
+use crate::llm::folder::ModelFolder;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+/// Context used when none is asked for, if the model was made for more: a cache of this length fits small devices.
+const DEFAULT_CONTEXT: usize = 4096;
 
 /// A model ready to run, and where it runs.
 pub struct LoadedModel {
@@ -19,20 +28,87 @@ pub struct LoadedModel {
     pub load_ms: f64,
 }
 
+/// Opens the device that `options` name; `None` is the host. `auto` takes the first backend with a device, and the host only
+/// when there is none, saying so on stderr.
+fn open(options: &ExecOptions) -> Result<Option<Box<dyn Backend>>> {
+    let device = options.device.as_deref();
+    let failed = |e| match e {
+        e @ backend::BackendError::NoDevice { .. } => Error::usage("--device", e.to_string()),
+        e => Error::device(Stage::Plan, "opening a device", e),
+    };
+    match options.backend {
+        BackendChoice::Host if device.is_some() => Err(Error::usage("--device", "the host has no devices to choose from")),
+        BackendChoice::Host => Ok(None),
+        BackendChoice::Opencl => backend::open(BackendKind::OpenCl, device).map(Some).map_err(failed),
+        BackendChoice::Wgpu => backend::open(BackendKind::Wgpu, device).map(Some).map_err(failed),
+        BackendChoice::Auto => {
+            let mut reasons = Vec::new();
+            for kind in backend::COMPILED {
+                match backend::open(*kind, device) {
+                    Ok(b) => return Ok(Some(b)),
+                    Err(e) => reasons.push(format!("{kind}: {e}")),
+                }
+            }
+            let reasons = reasons.join("; ");
+            match device {
+                Some(_) => Err(Error::usage("--device", reasons)),
+                None => {
+                    output::note(&mut std::io::stderr(), &format!("no device ({reasons}); running on the host, slowly"));
+                    Ok(None)
+                }
+            }
+        }
+    }
+}
+
+/// The model file of `folder` and the number of tokens to hold.
+fn model_and_context(folder: &ModelFolder, options: &ExecOptions) -> Result<(PathBuf, usize)> {
+    let path = folder.onnx();
+    if !path.is_file() {
+        return Err(Error::usage("MODEL", format!("there is no file {}", path.display())));
+    }
+    let longest = folder.config.max_position_embeddings;
+    let context = match (options.context.map(usize::from), longest) {
+        (Some(asked), Some(most)) if asked > most => {
+            return Err(Error::usage("--context", format!("{asked}: the model was made for at most {most} tokens")));
+        }
+        (Some(asked), _) => asked,
+        (None, most) => most.unwrap_or(DEFAULT_CONTEXT).min(DEFAULT_CONTEXT),
+    };
+    Ok((path, context))
+}
+
+/// Loads the model for the device that `options` name; `None` where they mean the host. Errors as for [`load`].
+pub fn load_device(folder: &ModelFolder, options: &ExecOptions) -> Result<Option<DeviceModel>> {
+    let (path, context) = model_and_context(folder, options)?;
+    let Some(backend) = open(options)? else { return Ok(None) };
+    let decoder = Decoder::load(&path, &Pipeline::standard(), Logits::Last)?;
+    DeviceModel::new(decoder, backend, context).map(Some)
+}
+
 /// Loads `model.onnx` of `dir` for the device that `options` name. Usage errors: no such file, no such
 /// device, a context that the model does not have.
 pub fn load(dir: &Path, options: &ExecOptions) -> Result<LoadedModel> {
-    let graph = dir.join("model.onnx");
-    if !graph.is_file() {
-        return Err(Error::usage(
-            "MODEL",
-            format!("there is no file {}", graph.display()),
-        ));
+    let start = Instant::now();
+    let folder = ModelFolder::open(dir)?;
+    let since = |start: Instant| start.elapsed().as_secs_f64() * 1e3;
+    if let Some(model) = load_device(&folder, options)? {
+        let caps = model.caps().clone();
+        return Ok(LoadedModel {
+            model: Box::new(model),
+            backend: caps.backend.to_owned(),
+            device: caps.device,
+            driver: caps.driver,
+            load_ms: since(start),
+        });
     }
-    let what = format!(
-        "{}: this build has no engine for backend {}",
-        graph.display(),
-        options.backend
-    );
-    Err(Error::other(Stage::Plan, what))
+    let (path, context) = model_and_context(&folder, options)?;
+    let decoder = Decoder::load(&path, &Pipeline::host(), Logits::Last)?;
+    Ok(LoadedModel {
+        model: Box::new(HostModel::new(decoder, context)?),
+        backend: "host".to_owned(),
+        device: "interpreter".to_owned(),
+        driver: format!("tlite {}", env!("CARGO_PKG_VERSION")),
+        load_ms: since(start),
+    })
 }

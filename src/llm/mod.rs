@@ -1,5 +1,6 @@
 //! From tokens to tokens: everything between a prompt and a stream of text.
 
+pub mod engine;
 pub mod folder;
 pub mod generator;
 pub mod metrics;

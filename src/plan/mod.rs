@@ -128,8 +128,8 @@ pub struct Plan {
 
 fn device_bytes(dtype: DType, count: u64) -> u64 {
     let size = if dtype == DType::F16 { 2 } else { 4 };
-    // An even number of elements: work-items store pairs.
-    count.next_multiple_of(2).saturating_mul(size).max(4)
+    // An even number of elements, since work-items store pairs; whole 8 bytes, since halves are read as such.
+    count.saturating_mul(size).next_multiple_of(8).max(8)
 }
 
 impl Plan {

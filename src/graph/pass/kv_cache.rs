@@ -29,7 +29,10 @@ pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
     let consumers = edit.consumers();
     let mut pairs = Vec::new();
     for past in edit.inputs().iter().copied() {
-        let [reader] = consumers[past.index()].as_slice() else { continue };
+        // Readers of nothing but the shape may stay.
+        let reads = |id: &NodeId| edit.node(*id).is_some_and(|n| n.inputs.iter().enumerate().any(|(i, v)| *v == Some(past) && n.op.reads(i)));
+        let readers: Vec<NodeId> = consumers[past.index()].iter().copied().filter(reads).collect();
+        let [reader] = readers.as_slice() else { continue };
         match find(edit, *reader, past) {
             Ok(Some(p)) => pairs.push(p),
             Ok(None) => {}
@@ -93,7 +96,10 @@ fn rewrite(edit: &mut Edit<'_>, p: Pair) -> Result<()> {
     };
     let fact = edit.fact(p.past)?.clone();
     let swapped = |f: &Fact| Fact::new(f.dtype, Shape(SWAP.iter().map(|a| f.shape.0[*a].clone()).collect()));
+    let before = edit.add_value(&format!("{}/heads_first", edit.value(p.past).name), Some(fact.clone()));
+    edit.replace_readers(p.past, before);
     edit.set_fact(p.past, swapped(&fact));
+    edit.add_node(&format!("{name}/past_heads_first"), origin.clone(), Box::new(Transpose { perm: perm.clone() }), vec![Some(p.past)], vec![before]);
     let whole = edit.add_value(&format!("{}/heads_first", edit.value(p.present).name), None);
     edit.replace_readers(p.present, whole);
     edit.replace_node(p.node, Box::new(KvAppend { axis: 1 }), vec![Some(p.past), Some(new)], origin.clone());

@@ -1,0 +1,342 @@
+//! ONNX decoders as [`Model`]s: on a device through a [`Session`], and on the host through the interpreter.
+//!
+//! The graph is one that takes `input_ids [batch, sequence]`, perhaps `position_ids` and `attention_mask`, and returns `logits`;
+//! every other input must have become state (pass `kv_cache`). One sequence is run (`batch = 1`).
+
+use super::Model;
+use crate::backend::{Backend, Caps, Stats};
+use crate::error::{Error, Result, Stage};
+use crate::graph::interp::Interpreter;
+use crate::graph::onnx;
+use crate::graph::pass::{LAST_ROW, PassReport, Pipeline};
+use crate::graph::{Edit, Graph, ValueId};
+use crate::plan::{MemoryReport, Options, Plan};
+use crate::session::Session;
+use crate::shape::{Bindings, Symbol};
+use crate::tensor::{DType, HostTensor};
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::Arc;
+
+/// Largest number of tokens of one prefill run.
+pub const CHUNK: usize = 128;
+
+/// Which rows of the logits are computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Logits {
+    /// The last of each run: generation.
+    Last,
+    /// All of them: evaluation.
+    All,
+}
+
+/// A decoder's graph with its roles found.
+#[derive(Debug)]
+pub struct Decoder {
+    graph: Arc<Graph>,
+    sequence: Symbol,
+    past: Symbol,
+    vocab: usize,
+    /// What the passes did.
+    pub passes: Vec<PassReport>,
+}
+
+fn bad(what: impl Into<String>) -> Error {
+    Error::other(Stage::Import, what)
+}
+
+impl Decoder {
+    /// Reads a model and prepares its graph by `pipeline`.
+    pub fn load(path: &Path, pipeline: &Pipeline, logits: Logits) -> Result<Self> {
+        let mut graph = onnx::import(path)?;
+        let ids = graph.input("input_ids").ok_or_else(|| bad(format!("{}: no input \"input_ids\"; not a decoder", path.display())))?;
+        let [batch, sequence] = graph.fact(ids)?.shape.0.as_slice() else {
+            return Err(bad(format!("input_ids: expected [batch, sequence], found {}", graph.fact(ids)?)));
+        };
+        let symbol = |d: &crate::shape::Dim| {
+            let mut all = std::collections::BTreeSet::new();
+            d.symbols(&mut all);
+            all.pop_first().filter(|s| *d == s.into())
+        };
+        let sequence = symbol(sequence).ok_or_else(|| bad(format!("input_ids: sequence length {sequence} is not a symbol")))?;
+        if let Some(batch) = symbol(batch) {
+            let mut one = Bindings::new();
+            one.set(&batch, 1);
+            Edit::new(&mut graph).fix_symbols(&one).map_err(|e| bad(e.to_string()))?;
+        }
+        let mut pipeline = pipeline.clone();
+        if logits == Logits::Last {
+            pipeline.passes.push(LAST_ROW);
+        }
+        let passes = pipeline.run(&mut graph)?;
+        const KNOWN: [&str; 3] = ["input_ids", "position_ids", "attention_mask"];
+        if let Some(v) = graph.inputs().iter().find(|v| !KNOWN.contains(&graph.value(**v).name.as_str())) {
+            let name = &graph.value(*v).name;
+            return Err(bad(format!("input \"{name}\" is neither {} nor a cache that could become state", KNOWN.join(", "))));
+        }
+        let past = match graph.states().first() {
+            Some(s) if graph.states().iter().all(|o| o.past == s.past) => s.past.clone(),
+            Some(_) => return Err(bad("the caches grow from different lengths")),
+            None => return Err(bad("the model has no KV cache inputs and outputs; generation needs them")),
+        };
+        let out = graph.output("logits").ok_or_else(|| bad("no output \"logits\""))?;
+        let vocab = graph.fact(out)?.shape.0.last().and_then(crate::shape::Dim::as_const).and_then(|v| usize::try_from(v).ok());
+        let vocab = vocab.ok_or_else(|| bad(format!("logits: expected [batch, sequence, vocabulary], found {}", graph.fact(out).map_or(String::new(), ToString::to_string))))?;
+        Ok(Self { graph: Arc::new(graph), sequence, past, vocab, passes })
+    }
+
+    /// The prepared graph.
+    pub fn graph(&self) -> &Graph {
+        &self.graph
+    }
+
+    fn bindings(&self, sequence: usize, past: usize) -> Bindings {
+        let number = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
+        let mut b = Bindings::new();
+        b.set(&self.sequence, number(sequence)).set(&self.past, number(past));
+        b
+    }
+
+    /// Plans for prefill (up to `chunk` tokens a run) and decode (one token), for a cache of `context` tokens.
+    pub fn plans(&self, caps: &Caps, chunk: usize, context: usize) -> Result<[Plan; 2]> {
+        let number = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
+        let base = Options { float: DType::F16, fixed: Bindings::new(), bounds: Bindings::new(), state_rows: number(context) };
+        let mut prefill = base.clone();
+        prefill.bounds = self.bindings(chunk, context);
+        let mut decode = base;
+        decode.fixed.set(&self.sequence, 1);
+        decode.bounds.set(&self.past, number(context));
+        Ok([Plan::compile(&self.graph, caps, &prefill)?, Plan::compile(&self.graph, caps, &decode)?])
+    }
+
+    /// The inputs that the graph has, for `tokens` after `past` others.
+    fn inputs(&self, tokens: &[u32], past: usize) -> Result<Vec<(&'static str, HostTensor)>> {
+        let made = |r: Result<HostTensor, crate::tensor::TensorError>| r.map_err(|e| Error::other(Stage::Run, e.to_string()));
+        let n = tokens.len();
+        if let Some(t) = tokens.iter().find(|t| usize::try_from(**t).map_or(true, |t| t >= self.vocab)) {
+            return Err(Error::other(Stage::Run, format!("token {t} is outside the vocabulary of {}", self.vocab)));
+        }
+        let ids: Vec<i64> = tokens.iter().map(|t| i64::from(*t)).collect();
+        let positions: Vec<i64> = (past..past + n).map(|p| i64::try_from(p).unwrap_or(i64::MAX)).collect();
+        let mut out = vec![
+            ("input_ids", made(HostTensor::from_i64(&[1, n], &ids))?),
+            ("position_ids", made(HostTensor::from_i64(&[1, n], &positions))?),
+        ];
+        if self.graph.input("attention_mask").is_some() {
+            out.push(("attention_mask", made(HostTensor::from_i64(&[1, past + n], &vec![1; past + n]))?));
+        }
+        Ok(out)
+    }
+}
+
+fn check_room(have: usize, more: usize, context: usize) -> Result<()> {
+    if have + more > context {
+        return Err(Error::other(Stage::Run, format!("{have} tokens in the cache and {more} more exceed the context of {context}")));
+    }
+    if more == 0 {
+        return Err(Error::other(Stage::Run, "no tokens to run"));
+    }
+    Ok(())
+}
+
+/// A decoder on a device.
+#[derive(Debug)]
+pub struct DeviceModel {
+    decoder: Decoder,
+    session: Session,
+    chunk: usize,
+    context: usize,
+    len: usize,
+}
+
+const PREFILL: usize = 0;
+const DECODE: usize = 1;
+
+impl DeviceModel {
+    /// Plans `decoder` for `backend` with room for `context` tokens and uploads its weights.
+    pub fn new(decoder: Decoder, backend: Box<dyn Backend>, context: usize) -> Result<Self> {
+        let chunk = CHUNK.min(context);
+        let plans = decoder.plans(backend.caps(), chunk, context)?;
+        let session = Session::new(backend, decoder.graph(), plans.into())?;
+        Ok(Self { decoder, session, chunk, context, len: 0 })
+    }
+
+    /// What the device offers.
+    pub fn caps(&self) -> &Caps {
+        self.session.caps()
+    }
+
+    /// Running totals of the backend.
+    pub fn stats(&self) -> Stats {
+        self.session.stats()
+    }
+
+    /// Sizes of the prefill and of the decode plan, and their numbers of dispatches.
+    pub fn memory(&self) -> [(MemoryReport, usize); 2] {
+        [PREFILL, DECODE].map(|p| self.session.plan(p).map_or_else(Default::default, |p| (p.memory, p.steps.len())))
+    }
+
+    /// Queues one run over `tokens`, at most a chunk, and returns the plan that ran.
+    fn step(&mut self, tokens: &[u32]) -> Result<usize> {
+        let (plan, bindings) = self.prepare(tokens)?;
+        self.session.run(plan, &bindings)?;
+        self.len += tokens.len();
+        Ok(plan)
+    }
+
+    fn prepare(&mut self, tokens: &[u32]) -> Result<(usize, Bindings)> {
+        let plan = if tokens.len() == 1 { DECODE } else { PREFILL };
+        for (name, tensor) in self.decoder.inputs(tokens, self.len)? {
+            self.session.write(plan, name, &tensor)?;
+        }
+        let mut bindings = self.decoder.bindings(tokens.len(), self.len);
+        if plan == DECODE {
+            bindings = Bindings::new();
+            bindings.set(&self.decoder.past, i64::try_from(self.len).unwrap_or(i64::MAX));
+        }
+        Ok((plan, bindings))
+    }
+
+    /// Appends `tokens` and returns the logits after each of them, row by row. The decoder must have been loaded with
+    /// [`Logits::All`].
+    pub fn forward_all(&mut self, tokens: &[u32]) -> Result<Vec<f32>> {
+        check_room(self.len, tokens.len(), self.context)?;
+        let mut all = Vec::with_capacity(tokens.len() * self.decoder.vocab);
+        for part in tokens.chunks(self.chunk) {
+            let plan = self.step(part)?;
+            let mut rows = vec![0f32; part.len() * self.decoder.vocab];
+            self.session.read_f32(plan, "logits", &mut rows)?;
+            all.extend(rows);
+        }
+        Ok(all)
+    }
+
+    /// Runs one chunk of `tokens` with timing and returns kernel, nodes and nanoseconds of each dispatch.
+    pub fn profile(&mut self, tokens: &[u32]) -> Result<Vec<(String, Vec<String>, u64)>> {
+        check_room(self.len, tokens.len(), self.context)?;
+        let (plan, bindings) = self.prepare(tokens)?;
+        let times = self.session.profile(plan, &bindings)?;
+        self.len += tokens.len();
+        Ok(times)
+    }
+}
+
+impl Model for DeviceModel {
+    fn vocab(&self) -> usize {
+        self.decoder.vocab
+    }
+
+    fn context(&self) -> usize {
+        self.context
+    }
+
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    fn forward(&mut self, tokens: &[u32], logits: &mut Vec<f32>) -> Result<()> {
+        check_room(self.len, tokens.len(), self.context)?;
+        let mut plan = DECODE;
+        for part in tokens.chunks(self.chunk) {
+            plan = self.step(part)?;
+        }
+        logits.resize(self.decoder.vocab, 0.0);
+        self.session.read_f32(plan, "logits", logits)
+    }
+
+    fn truncate(&mut self, len: usize) {
+        self.len = self.len.min(len);
+    }
+}
+
+/// A decoder in the interpreter.
+#[derive(Debug)]
+pub struct HostModel {
+    decoder: Decoder,
+    interpreter: Interpreter,
+    states: HashMap<ValueId, HostTensor>,
+    context: usize,
+    len: usize,
+}
+
+impl HostModel {
+    /// Prepares `decoder` for the interpreter.
+    pub fn new(decoder: Decoder, context: usize) -> Result<Self> {
+        let interpreter = Interpreter::new(decoder.graph.clone())?;
+        let mut model = Self { decoder, interpreter, states: HashMap::new(), context, len: 0 };
+        model.clear()?;
+        Ok(model)
+    }
+
+    fn clear(&mut self) -> Result<()> {
+        let none = self.decoder.bindings(0, 0);
+        for s in self.decoder.graph.states() {
+            let fact = self.decoder.graph.fact(s.input)?;
+            let shape = fact.shape.eval(&none).map_err(|e| Error::other(Stage::Run, e.to_string()))?;
+            let empty = HostTensor::zeros(fact.dtype, &shape).map_err(|e| Error::other(Stage::Run, e.to_string()))?;
+            self.states.insert(s.input, empty);
+        }
+        self.len = 0;
+        Ok(())
+    }
+
+    /// Appends `tokens` and returns the logits that the graph computes: of all rows or of the last.
+    pub fn forward_all(&mut self, tokens: &[u32]) -> Result<Vec<f32>> {
+        check_room(self.len, tokens.len(), self.context)?;
+        let mut given = self.states.clone();
+        for (name, tensor) in self.decoder.inputs(tokens, self.len)? {
+            if let Some(id) = self.decoder.graph.input(name) {
+                given.insert(id, tensor);
+            }
+        }
+        let mut results = self.interpreter.run(given)?;
+        for s in self.decoder.graph.states() {
+            if let Some(t) = results.remove(&s.output) {
+                self.states.insert(s.input, t);
+            }
+        }
+        self.len += tokens.len();
+        let logits = self.decoder.graph.output("logits").and_then(|v| results.remove(&v));
+        let logits = logits.ok_or_else(|| Error::other(Stage::Run, "no logits"))?;
+        Ok(logits.to_f32().map_err(|e| Error::other(Stage::Run, e.to_string()))?.into_owned())
+    }
+}
+
+impl Model for HostModel {
+    fn vocab(&self) -> usize {
+        self.decoder.vocab
+    }
+
+    fn context(&self) -> usize {
+        self.context
+    }
+
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    fn forward(&mut self, tokens: &[u32], logits: &mut Vec<f32>) -> Result<()> {
+        let all = self.forward_all(tokens)?;
+        logits.clear();
+        logits.extend_from_slice(&all[all.len() - self.decoder.vocab..]);
+        Ok(())
+    }
+
+    fn truncate(&mut self, len: usize) {
+        if len >= self.len {
+            return;
+        }
+        let graph = self.decoder.graph.clone();
+        for s in graph.states() {
+            let Some(t) = self.states.get(&s.input) else { continue };
+            // All axes before the growing one have size 1: the first rows are a prefix of the bytes.
+            let mut shape = t.shape().to_vec();
+            let row = t.bytes().len().checked_div(shape[s.axis]).unwrap_or(0);
+            shape[s.axis] = len;
+            if let Some(Ok(part)) = t.bytes().get(..row * len).map(|b| HostTensor::from_bytes(t.dtype(), &shape, b)) {
+                self.states.insert(s.input, part);
+            }
+        }
+        self.len = len;
+    }
+}
