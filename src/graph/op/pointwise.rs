@@ -453,15 +453,15 @@ pub fn broadcast_to(x: &HostTensor, shape: &[usize]) -> OpResult<HostTensor> {
 /// Largest number of operands of one kernel.
 pub const MAX_INPUTS: usize = 4;
 /// Largest number of axes left after joining those that every operand walks alike.
-const MAX_RANK: usize = 4;
+const MAX_RANK: usize = 5;
 const NAMES: [&str; MAX_INPUTS] = ["a", "b", "c", "d"];
 
 static KERNEL: Kernel = crate::kernel!(pointwise {
-    count: U32, n1: U32, n2: U32, n3: U32,
-    a0: U32, a1: U32, a2: U32, a3: U32,
-    b0: U32, b1: U32, b2: U32, b3: U32,
-    c0: U32, c1: U32, c2: U32, c3: U32,
-    d0: U32, d1: U32, d2: U32, d3: U32,
+    count: U32, n1: U32, n2: U32, n3: U32, n4: U32,
+    a0: U32, a1: U32, a2: U32, a3: U32, a4: U32,
+    b0: U32, b1: U32, b2: U32, b3: U32, b4: U32,
+    c0: U32, c1: U32, c2: U32, c3: U32, c4: U32,
+    d0: U32, d1: U32, d2: U32, d3: U32, d4: U32,
 } [a: In Elem, b: OptionalIn Elem, c: OptionalIn Elem, d: OptionalIn Elem, y: Out Elem]);
 
 /// An elementwise operator.
