@@ -8,6 +8,7 @@ pub mod dequant;
 mod llama;
 pub mod read;
 #[cfg(test)]
+#[path = "../../tests/support/gguf.rs"]
 mod testing;
 #[cfg(test)]
 mod tests;
@@ -16,3 +17,6 @@ mod tokenizer;
 pub use convert::{Progress, Summary, convert};
 pub use dequant::GgmlType;
 pub use read::{Array, Gguf, TensorInfo, Value};
+
+#[cfg(test)]
+use crate::error::Result;

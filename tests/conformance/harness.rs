@@ -4,7 +4,7 @@ use crate::compare::{bound, compare};
 use crate::support::{Device, POISON};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
-use transformer_lite::backend::kernel::Role;
+use transformer_lite::backend::kernel::{KernelSpec, Role};
 use transformer_lite::backend::{Caps, View};
 use transformer_lite::error::Result as LibResult;
 use transformer_lite::graph::derive::derive;
@@ -180,6 +180,18 @@ pub fn plan(scenario: &Scenario, caps: &Caps) -> LibResult<usize> {
     Ok(Plan::compile(&graph, caps, &scenario.options(DType::F16))?
         .steps
         .len())
+}
+
+/// The kernels of all plans of `scenario` on a device with these capabilities.
+pub fn specs(scenario: &Scenario, caps: &Caps) -> LibResult<Vec<KernelSpec>> {
+    let mut all = Vec::new();
+    for storage in [DType::F16, DType::F32] {
+        for (alias, keep) in [(false, false), (false, true), (true, false), (true, true)] {
+            let graph = scenario.graph(Form { alias, keep }, storage)?;
+            all.extend(Plan::compile(&graph, caps, &scenario.options(storage))?.kernels);
+        }
+    }
+    Ok(all)
 }
 
 /// Gives every place of the arena one of its own, with a guard zone before the first and after each.

@@ -2,13 +2,20 @@
 //! several sessions use one after another.
 #![allow(dead_code, reason = "each test file uses a part")]
 
+pub mod gguf;
+
 use std::collections::HashMap;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use transformer_lite::backend::kernel::KernelSpec;
 use transformer_lite::backend::{
     self, Backend, BackendError, BackendKind, BufferId, COMPILED, Caps, Command, DeviceKind, KernelId,
     Launch, RecordingId, Stats, View,
 };
+
+// For `gguf`, which the library's own tests include too.
+use transformer_lite::error::Result;
+use transformer_lite::gguf::{Array, GgmlType, Gguf, Value};
 
 /// Byte of memory that nothing has written: every type of float made of it is not a number.
 pub const POISON: u8 = 0xff;
@@ -326,4 +333,14 @@ pub fn fake_caps() -> Caps {
         f16_math: false,
         profiling: false,
     }
+}
+
+/// The converted folder of a tiny random model; it lives as long as the returned value.
+pub fn tiny_model(architecture: &str, traits: gguf::Traits) -> (tempfile::TempDir, PathBuf) {
+    let dir = tempfile::tempdir().expect("a folder for temporary files");
+    let file = dir.path().join("tiny.gguf");
+    std::fs::write(&file, gguf::tiny(architecture, traits).bytes()).expect("room for a tiny model");
+    let out = dir.path().join("onnx");
+    transformer_lite::gguf::convert(&file, &out, &mut |_| {}).expect("the tiny model converts");
+    (dir, out)
 }
