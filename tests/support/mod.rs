@@ -6,6 +6,7 @@ pub mod gguf;
 
 use std::collections::HashMap;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use transformer_lite::backend::kernel::KernelSpec;
 use transformer_lite::backend::{
@@ -133,6 +134,7 @@ impl Device {
             shift: 0,
             buffers: Arc::default(),
             recordings: Vec::new(),
+            copies: Arc::default(),
         }
     }
 }
@@ -147,6 +149,7 @@ pub struct Shared {
     shift: u64,
     buffers: Buffers,
     recordings: Vec<RecordingId>,
+    copies: Arc<AtomicUsize>,
 }
 
 /// Looks at the guard zones of a [`Shared`] that a session owns.
@@ -160,6 +163,12 @@ impl Shared {
     /// Reports other capabilities than the device's.
     pub fn with_caps(mut self, change: impl FnOnce(&mut Caps)) -> Self {
         change(&mut self.caps);
+        self
+    }
+
+    /// Counts the commands of recordings that run no kernel.
+    pub fn counting_copies(mut self, counter: Arc<AtomicUsize>) -> Self {
+        self.copies = counter;
         self
     }
 
@@ -248,6 +257,11 @@ impl Backend for Shared {
     }
 
     fn record(&mut self, commands: &[Command]) -> Result<RecordingId, BackendError> {
+        let copies = commands
+            .iter()
+            .filter(|c| !matches!(c, Command::Dispatch { .. }))
+            .count();
+        self.copies.fetch_add(copies, Ordering::Relaxed);
         let moved: Vec<Command> = commands
             .iter()
             .cloned()
