@@ -8,6 +8,7 @@ pub mod dequant;
 mod llama;
 pub mod read;
 #[cfg(test)]
+#[path = "../../tests/support/gguf.rs"]
 mod testing;
 #[cfg(test)]
 mod tests;
@@ -17,3 +18,6 @@ pub(crate) use convert::TEMPORARY;
 pub use convert::{Progress, Summary, convert, convert_into};
 pub use dequant::GgmlType;
 pub use read::{Array, Gguf, TensorInfo, Value};
+
+#[cfg(test)]
+use crate::error::Result;
