@@ -10,9 +10,10 @@ KERNEL {
   if (at < 0) at += p.table_rows;
   int j = at - p.first;
   if (j >= 0 && j < p.part_rows) {
-    float2 s = scales_at2(k / GROUP * p.stride + (uint)j);
-    uint word = codes[k / PER * p.stride + (uint)j] >> (k % PER / 2 * BITS);
-    y_put2(pair, s.x * (e0m_pair(word, 0) - s.y));
+    uint s = ((__global const uint *)scales)[k / GROUP * p.stride + (uint)j];
+    uint word = ((__global const uint *)codes)[k / PER * p.stride + (uint)j] >> (k % PER / 2 * BITS);
+    float2 level = (float2)(as_float(E0M_LEVEL(word, 0)), as_float(E0M_LEVEL(word, 1)));
+    y_put2(pair, E0M_HALF(float, s) * (level - E0M_HALF(float, s >> 16u)));
   } else if (p.first == 0) {
     y_put2(pair, (float2)(0.0f));
   }

@@ -1,44 +1,49 @@
-// y[column + j] = sum_k x[k] * w[k, j] for one row x and an E0M weight. A work-group takes LANES columns; WG / LANES
-// work-items share a column, each taking every so many groups of weights.
+// y[column + j] = sum_k x[k] * w[k, j] for one row x and an E0M weight. A work-item takes COLS neighbouring columns, LANES of them
+// lie side by side in a work-group, and WG / LANES share a column block, each taking every so many groups of weights.
 //
 // With w = s * (w1 - b): sum x * w = s * (sum x * w1 - b * sum x), so the bias costs nothing a weight.
 #include "common/e0m4"
 #define SLICES (WG / LANES)
+#define UINTS E0M_CAT(uint, COLS)
+#define FLOATS E0M_CAT(float, COLS)
+#define AS_FLOATS E0M_CAT(as_float, COLS)
+#define LOAD E0M_CAT(vload, COLS)
+#define STORE E0M_CAT(vstore, COLS)
+#define HALVES(h) (AS_FLOATS((((h) & 0x7FFFu) << 13u) | (((h) & 0x8000u) << 16u)) * 0x1p112f)
+#define TERM(v, k) dots += (v) * AS_FLOATS(E0M_LEVEL(word, k))
 
 KERNEL {
-  __local float part[WG];
+  __local float part[WG * COLS];
   uint lid = get_local_id(0), lane = lid % LANES;
-  uint first = get_group_id(0) * LANES;
-  uint j = min(first + lane, p.n - 1);
-  float total = 0.0f;
+  uint first = get_group_id(0) * (LANES * COLS);
+  uint j = min(first + lane * COLS, p.stride - COLS);
+  FLOATS total = (FLOATS)(0.0f);
   uint groups = (p.words + GROUP / PER - 1) / (GROUP / PER);
   for (uint g = lid / LANES; g < groups; g += SLICES) {
-    float dot_w = 0.0f, sum = 0.0f;
+    FLOATS dots = (FLOATS)(0.0f);
+    float sum = 0.0f;
     uint end = min((g + 1) * (GROUP / PER), p.words);
     for (uint r = g * (GROUP / PER); r < end; r++) {
-      uint word = codes[r * p.stride + j];
+      UINTS word = LOAD(0, (__global const uint *)codes + r * p.stride + j);
 #ifdef PER4
       float4 a = x_at4(r);
       sum += a.x + a.y + a.z + a.w;
-      float2 w0 = e0m_pair(word, 0), w1 = e0m_pair(word, 1);
-      dot_w += a.x * w0.x + a.y * w0.y + a.z * w1.x + a.w * w1.y;
+      TERM(a.x, 0); TERM(a.y, 1); TERM(a.z, 2); TERM(a.w, 3);
 #else
       float4 a = x_at4(2 * r), b = x_at4(2 * r + 1);
       sum += a.x + a.y + a.z + a.w + b.x + b.y + b.z + b.w;
-      float2 w0 = e0m_pair(word, 0), w1 = e0m_pair(word, 1), w2 = e0m_pair(word, 2), w3 = e0m_pair(word, 3);
-      dot_w += a.x * w0.x + a.y * w0.y + a.z * w1.x + a.w * w1.y;
-      dot_w += b.x * w2.x + b.y * w2.y + b.z * w3.x + b.w * w3.y;
+      TERM(a.x, 0); TERM(a.y, 1); TERM(a.z, 2); TERM(a.w, 3);
+      TERM(b.x, 4); TERM(b.y, 5); TERM(b.z, 6); TERM(b.w, 7);
 #endif
     }
-    float2 s = scales_at2(g * p.stride + j);
-    total += s.x * (dot_w - s.y * sum);
+    UINTS pair = LOAD(0, (__global const uint *)scales + g * p.stride + j);
+    total += HALVES(pair) * (dots - HALVES(pair >> 16u) * sum);
   }
-  part[lid] = total;
+  STORE(total, lid, part);
   barrier(CLK_LOCAL_MEM_FENCE);
-  uint at = first + 2 * lid;
-  if (2 * lid < LANES && at < p.n) {
+  for (uint t = 2 * lid; t < LANES * COLS && first + t < p.n; t += 2 * WG) {
     float2 v = (float2)(0.0f);
-    for (uint i = 0; i < SLICES; i++) v += (float2)(part[i * LANES + 2 * lid], part[i * LANES + 2 * lid + 1]);
-    y_put2((p.column + at) / 2, v);
+    for (uint i = 0; i < SLICES; i++) v += vload2((i * LANES * COLS + t) / 2, part);
+    y_put2((p.column + first + t) / 2, v);
   }
 }

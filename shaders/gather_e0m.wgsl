@@ -12,9 +12,11 @@ fn gather_e0m(@builtin(global_invocation_id) id: vec3<u32>) {
   if (at < 0) { at += p.table_rows; }
   let j = at - p.first;
   if (j >= 0 && j < p.part_rows) {
-    let s = scales_at2(k / GROUP * p.stride + u32(j));
-    let word = codes[k / PER * p.stride + u32(j)] >> (k % PER / 2u * BITS);
-    y_put2(pair, s.x * (e0m_pair(word, 0u) - s.y));
+    let column = u32(j);
+    let s = unpack2x16float(scales[k / GROUP * (p.stride / 4u) + column / 4u][column % 4u]);
+    let word = codes[k / PER * (p.stride / 4u) + column / 4u][column % 4u] >> (k % PER / 2u * BITS);
+    let levels = vec2<f32>(e0m_levels(vec4<u32>(word), 0u).x, e0m_levels(vec4<u32>(word), 1u).x);
+    y_put2(pair, s.x * (levels - s.y));
   } else if (p.first == 0) {
     y_put2(pair, vec2<f32>());
   }

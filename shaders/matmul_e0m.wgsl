@@ -1,15 +1,17 @@
-// y[i, column + j] = sum_k x[i, k] * w[k, j] for many rows and an E0M weight. A work-item computes ROWS rows of one column; a
-// group of x is shared by the work-group, and each weight is unpacked once for all rows.
+// y[i, column + j] = sum_k x[i, k] * w[k, j] for many rows and an E0M weight. A work-item computes ROWS rows of COLS neighbouring
+// columns; a group of x is shared by the work-group, and each weight is unpacked once for all rows.
 #include "common/e0m4"
+const QUADS: u32 = COLS / 4u;
 var<workgroup> xs: array<vec4<f32>, ROWS * GROUP / 4u>;
-var<workgroup> out: array<f32, ROWS * WG>;
 
 @compute @workgroup_size(WG)
 fn matmul_e0m(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
-  let first = group.x * WG;
+  let first = group.x * (WG * COLS);
   let i0 = group.y * ROWS;
-  let j = min(first + lid, p.n - 1u);
-  var total: array<f32, ROWS>;
+  let stride = p.stride / 4u;
+  let column = first + lid * COLS;
+  let j = min(column / 4u, stride - QUADS);
+  var total: array<array<vec4<f32>, QUADS>, ROWS>;
   var g = 0u;
   for (var k0 = 0u; k0 < p.k; k0 += GROUP) {
     let len = min(GROUP, p.k - k0);
@@ -21,33 +23,41 @@ fn matmul_e0m(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation
       xs[t] = v;
     }
     workgroupBarrier();
-    let s = scales_at2(g * p.stride + j);
-    let offset = -s.x * s.y;
-    for (var c = 0u; c < len; c += PER) {
-      let word = codes[(k0 + c) / PER * p.stride + j];
-      let a = vec4<f32>(e0m_pair(word, 0u), e0m_pair(word, 1u)) * s.x + offset;
+    for (var q = 0u; q < QUADS; q++) {
+      let s = e0m_scales(scales[g * stride + j + q]);
+      let offset = s.scale * s.bias;
+      for (var c = 0u; c < len; c += PER) {
+        let word = codes[(k0 + c) / PER * stride + j + q];
+        let w0 = e0m_levels(word, 0u) * s.scale - offset;
+        let w1 = e0m_levels(word, 1u) * s.scale - offset;
+        let w2 = e0m_levels(word, 2u) * s.scale - offset;
+        let w3 = e0m_levels(word, 3u) * s.scale - offset;
 #ifndef PER4
-      let b = vec4<f32>(e0m_pair(word, 2u), e0m_pair(word, 3u)) * s.x + offset;
+        let w4 = e0m_levels(word, 4u) * s.scale - offset;
+        let w5 = e0m_levels(word, 5u) * s.scale - offset;
+        let w6 = e0m_levels(word, 6u) * s.scale - offset;
+        let w7 = e0m_levels(word, 7u) * s.scale - offset;
 #endif
-      for (var r = 0u; r < ROWS; r++) {
-        let at = (r * GROUP + c) / 4u;
-#ifdef PER4
-        total[r] += dot(a, xs[at]);
-#else
-        total[r] += dot(a, xs[at]) + dot(b, xs[at + 1u]);
+        for (var r = 0u; r < ROWS; r++) {
+          let a = xs[(r * GROUP + c) / 4u];
+          var t = a.x * w0 + a.y * w1 + a.z * w2 + a.w * w3;
+#ifndef PER4
+          let b = xs[(r * GROUP + c) / 4u + 1u];
+          t += b.x * w4 + b.y * w5 + b.z * w6 + b.w * w7;
 #endif
+          total[r][q] += t;
+        }
       }
     }
     workgroupBarrier();
     g++;
   }
-  for (var r = 0u; r < ROWS; r++) { out[r * WG + lid] = total[r]; }
-  workgroupBarrier();
-  for (var t = lid; t < ROWS * WG / 2u; t += WG) {
-    let r = t / (WG / 2u);
-    let c = 2u * (t % (WG / 2u));
-    if (i0 + r < p.m && first + c < p.n) {
-      y_put2(((i0 + r) * p.y_stride + p.column + first + c) / 2u, vec2<f32>(out[2u * t], out[2u * t + 1u]));
+  for (var r = 0u; r < ROWS; r++) {
+    for (var q = 0u; q < QUADS; q++) {
+      let at = column + 4u * q;
+      let to = ((i0 + r) * p.y_stride + p.column + at) / 2u;
+      if (i0 + r < p.m && at < p.n) { y_put2(to, total[r][q].xy); }
+      if (i0 + r < p.m && at + 2u < p.n) { y_put2(to + 1u, total[r][q].zw); }
     }
   }
 }

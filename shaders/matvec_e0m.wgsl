@@ -1,45 +1,55 @@
-// y[column + j] = sum_k x[k] * w[k, j] for one row x and an E0M weight. A work-group takes LANES columns; WG / LANES
-// work-items share a column, each taking every so many groups of weights.
+// y[column + j] = sum_k x[k] * w[k, j] for one row x and an E0M weight. A work-item takes COLS neighbouring columns, LANES of them
+// lie side by side in a work-group, and WG / LANES share a column block, each taking every so many groups of weights.
 //
 // With w = s * (w1 - b): sum x * w = s * (sum x * w1 - b * sum x), so the bias costs nothing a weight.
 #include "common/e0m4"
 const SLICES: u32 = WG / LANES;
-var<workgroup> part: array<f32, WG>;
+const QUADS: u32 = COLS / 4u;
+var<workgroup> part: array<vec4<f32>, WG * QUADS>;
 
 @compute @workgroup_size(WG)
 fn matvec_e0m(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let lane = lid % LANES;
-  let first = group.x * LANES;
-  let j = min(first + lane, p.n - 1u);
-  var total = 0.0;
+  let first = group.x * (LANES * COLS);
+  let stride = p.stride / 4u;
+  let j = min(first / 4u + lane * QUADS, stride - QUADS);
+  var total: array<vec4<f32>, QUADS>;
   let groups = (p.words + GROUP / PER - 1u) / (GROUP / PER);
   for (var g = lid / LANES; g < groups; g += SLICES) {
-    var dot_w = 0.0;
+    var dots: array<vec4<f32>, QUADS>;
     var sum = 0.0;
     let end = min((g + 1u) * (GROUP / PER), p.words);
     for (var r = g * (GROUP / PER); r < end; r++) {
-      let word = codes[r * p.stride + j];
 #ifdef PER4
       let a = x_at4(r);
       sum += dot(a, vec4<f32>(1.0));
-      dot_w += dot(a, vec4<f32>(e0m_pair(word, 0u), e0m_pair(word, 1u)));
 #else
       let a = x_at4(2u * r);
       let b = x_at4(2u * r + 1u);
       sum += dot(a + b, vec4<f32>(1.0));
-      dot_w += dot(a, vec4<f32>(e0m_pair(word, 0u), e0m_pair(word, 1u)));
-      dot_w += dot(b, vec4<f32>(e0m_pair(word, 2u), e0m_pair(word, 3u)));
 #endif
+      for (var q = 0u; q < QUADS; q++) {
+        let word = codes[r * stride + j + q];
+        var d = dots[q];
+        d += a.x * e0m_levels(word, 0u) + a.y * e0m_levels(word, 1u) + a.z * e0m_levels(word, 2u) + a.w * e0m_levels(word, 3u);
+#ifndef PER4
+        d += b.x * e0m_levels(word, 4u) + b.y * e0m_levels(word, 5u) + b.z * e0m_levels(word, 6u) + b.w * e0m_levels(word, 7u);
+#endif
+        dots[q] = d;
+      }
     }
-    let s = scales_at2(g * p.stride + j);
-    total += s.x * (dot_w - s.y * sum);
+    for (var q = 0u; q < QUADS; q++) {
+      let s = e0m_scales(scales[g * stride + j + q]);
+      total[q] += s.scale * (dots[q] - s.bias * sum);
+    }
   }
-  part[lid] = total;
+  for (var q = 0u; q < QUADS; q++) { part[lid * QUADS + q] = total[q]; }
   workgroupBarrier();
-  let at = first + 2u * lid;
-  if (2u * lid < LANES && at < p.n) {
-    var v = vec2<f32>();
-    for (var i = 0u; i < SLICES; i++) { v += vec2<f32>(part[i * LANES + 2u * lid], part[i * LANES + 2u * lid + 1u]); }
-    y_put2((p.column + at) / 2u, v);
+  for (var t = lid; 4u * t < LANES * COLS && first + 4u * t < p.n; t += WG) {
+    var v = vec4<f32>();
+    for (var i = 0u; i < SLICES; i++) { v += part[i * LANES * QUADS + t]; }
+    let at = first + 4u * t;
+    y_put2((p.column + at) / 2u, v.xy);
+    if (at + 2u < p.n) { y_put2((p.column + at) / 2u + 1u, v.zw); }
   }
 }

@@ -68,13 +68,8 @@
     clippy::unwrap_used
 )]
 #![cfg_attr(
-    test,
-    allow(
-        clippy::cast_possible_truncation,
-        clippy::cast_possible_wrap,
-        clippy::cast_sign_loss,
-        reason = "the numbers of tests are small"
-    )
+    not(test),
+    warn(clippy::cast_possible_truncation, clippy::cast_possible_wrap, clippy::cast_sign_loss)
 )]
 pub mod backend;
 pub mod cli;

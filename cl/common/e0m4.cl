@@ -3,13 +3,13 @@
 #define E0M_TOP (23 - BITS)
 #define E0M_MASK (((1u << BITS) - 1u) << E0M_TOP)
 
-// w1 of the code whose lowest bit is `bit`, a constant: one shift and one AND-OR on the bits of a float.
-inline float e0m_level(uint word, int bit) {
-  uint moved = bit <= E0M_TOP ? word << (E0M_TOP - bit) : word >> (bit - E0M_TOP);
-  return as_float((moved & E0M_MASK) | 0x40000000u);
-}
+#define E0M_CAT_(a, b) a##b
+#define E0M_CAT(a, b) E0M_CAT_(a, b)
 
-// Levels of weights 2j and 2j + 1.
-inline float2 e0m_pair(uint word, int j) {
-  return (float2)(e0m_level(word, j * BITS), e0m_level(word, j * BITS + 16));
-}
+// Bits of w1 of weight k, a constant: one shift and one AND-OR; `word` may be a vector.
+#define E0M_FIELD(k) (((k) / 2 + (k) % 2 * (PER / 2)) * BITS)
+#define E0M_LEVEL(word, k) \
+  (((E0M_FIELD(k) <= E0M_TOP ? (word) << (uint)(E0M_TOP - E0M_FIELD(k)) : (word) >> (uint)(E0M_FIELD(k) - E0M_TOP)) & E0M_MASK) | 0x40000000u)
+
+// Finite halves in the low 16 bits of each element, as floats, by integer arithmetic: CPU compilers make vectors of it.
+#define E0M_HALF(type, h) (as_##type((((h) & 0x7FFFu) << 13u) | (((h) & 0x8000u) << 16u)) * 0x1p112f)

@@ -3,12 +3,19 @@ const PER: u32 = 32u / BITS;
 const E0M_TOP: u32 = 23u - BITS;
 const E0M_MASK: u32 = ((1u << BITS) - 1u) << E0M_TOP;
 
-// w1 of the code whose lowest bit is `bit`: a shift and an AND-OR on the bits of a float.
-fn e0m_level(word: u32, bit: u32) -> f32 {
-  return bitcast<f32>((((word >> bit) << E0M_TOP) & E0M_MASK) | 0x40000000u);
+// w1 of weight k of four words: shifts and an AND-OR on the bits of a float.
+fn e0m_levels(words: vec4<u32>, k: u32) -> vec4<f32> {
+  let field = (k / 2u + k % 2u * (PER / 2u)) * BITS;
+  return bitcast<vec4<f32>>((((words >> vec4<u32>(field)) << vec4<u32>(E0M_TOP)) & vec4<u32>(E0M_MASK)) | vec4<u32>(0x40000000u));
 }
 
-// Levels of weights 2j and 2j + 1.
-fn e0m_pair(word: u32, j: u32) -> vec2<f32> {
-  return vec2<f32>(e0m_level(word, j * BITS), e0m_level(word, j * BITS + 16u));
+// Scale (x) and bias (y) of four columns, each from a packed pair of halves.
+struct E0mScales { scale: vec4<f32>, bias: vec4<f32> }
+
+fn e0m_scales(pairs: vec4<u32>) -> E0mScales {
+  let a = unpack2x16float(pairs.x);
+  let b = unpack2x16float(pairs.y);
+  let c = unpack2x16float(pairs.z);
+  let d = unpack2x16float(pairs.w);
+  return E0mScales(vec4<f32>(a.x, b.x, c.x, d.x), vec4<f32>(a.y, b.y, c.y, d.y));
 }

@@ -8,7 +8,7 @@ use crate::graph::pass::Pipeline;
 use crate::llm::Model;
 use crate::llm::engine::{Decoder, DeviceModel, HostModel, Logits};
 use crate::llm::folder::ModelFolder;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 /// Context used when none is asked for, if the model was made for more: a cache of this length fits small devices.
@@ -61,11 +61,8 @@ fn open(options: &ExecOptions) -> Result<Option<Box<dyn Backend>>> {
     }
 }
 
-/// Loads `model.onnx` of `dir` for the device that `options` name. Usage errors: no such file, no such
-/// device, a context that the model does not have.
-pub fn load(dir: &Path, options: &ExecOptions) -> Result<LoadedModel> {
-    let start = Instant::now();
-    let folder = ModelFolder::open(dir)?;
+/// The model file of `folder` and the number of tokens to hold.
+fn model_and_context(folder: &ModelFolder, options: &ExecOptions) -> Result<(PathBuf, usize)> {
     let path = folder.onnx();
     if !path.is_file() {
         return Err(Error::usage("MODEL", format!("there is no file {}", path.display())));
@@ -78,25 +75,40 @@ pub fn load(dir: &Path, options: &ExecOptions) -> Result<LoadedModel> {
         (Some(asked), _) => asked,
         (None, most) => most.unwrap_or(DEFAULT_CONTEXT).min(DEFAULT_CONTEXT),
     };
-    let Some(backend) = open(options)? else {
-        let decoder = Decoder::load(&path, &Pipeline::host(), Logits::Last)?;
-        let model = HostModel::new(decoder, context)?;
+    Ok((path, context))
+}
+
+/// Loads the model for the device that `options` name; `None` where they mean the host. Errors as for [`load`].
+pub fn load_device(folder: &ModelFolder, options: &ExecOptions) -> Result<Option<DeviceModel>> {
+    let (path, context) = model_and_context(folder, options)?;
+    let Some(backend) = open(options)? else { return Ok(None) };
+    let decoder = Decoder::load(&path, &Pipeline::standard(), Logits::Last)?;
+    DeviceModel::new(decoder, backend, context).map(Some)
+}
+
+/// Loads `model.onnx` of `dir` for the device that `options` name. Usage errors: no such file, no such
+/// device, a context that the model does not have.
+pub fn load(dir: &Path, options: &ExecOptions) -> Result<LoadedModel> {
+    let start = Instant::now();
+    let folder = ModelFolder::open(dir)?;
+    let since = |start: Instant| start.elapsed().as_secs_f64() * 1e3;
+    if let Some(model) = load_device(&folder, options)? {
+        let caps = model.caps().clone();
         return Ok(LoadedModel {
             model: Box::new(model),
-            backend: "host".to_owned(),
-            device: "interpreter".to_owned(),
-            driver: format!("tlite {}", env!("CARGO_PKG_VERSION")),
-            load_ms: start.elapsed().as_secs_f64() * 1e3,
+            backend: caps.backend.to_owned(),
+            device: caps.device,
+            driver: caps.driver,
+            load_ms: since(start),
         });
-    };
-    let caps = backend.caps().clone();
-    let decoder = Decoder::load(&path, &Pipeline::standard(), Logits::Last)?;
-    let model = DeviceModel::new(decoder, backend, context)?;
+    }
+    let (path, context) = model_and_context(&folder, options)?;
+    let decoder = Decoder::load(&path, &Pipeline::host(), Logits::Last)?;
     Ok(LoadedModel {
-        model: Box::new(model),
-        backend: caps.backend.to_owned(),
-        device: caps.device,
-        driver: caps.driver,
-        load_ms: start.elapsed().as_secs_f64() * 1e3,
+        model: Box::new(HostModel::new(decoder, context)?),
+        backend: "host".to_owned(),
+        device: "interpreter".to_owned(),
+        driver: format!("tlite {}", env!("CARGO_PKG_VERSION")),
+        load_ms: since(start),
     })
 }

@@ -8,6 +8,7 @@ pub mod interrupt;
 pub mod load;
 mod options;
 mod output;
+mod profile;
 
 pub use options::{BackendChoice, ExecOptions, SamplingOptions};
 pub use output::is_broken_pipe;
@@ -36,6 +37,7 @@ enum Command {
     Generate(generate::Args),
     Chat(chat::Args),
     Bench(bench::Args),
+    Profile(profile::Args),
 }
 
 /// Runs the command that was asked for. Errors for which [`crate::error::Error::is_usage`] holds are wrong
@@ -47,6 +49,7 @@ pub fn run(cli: Cli) -> Result<()> {
         Command::Generate(args) => generate::run(&args, &interrupt),
         Command::Chat(args) => chat::run(&args, &interrupt),
         Command::Bench(args) => bench::run(&args),
+        Command::Profile(args) => profile::run(&args),
     }
 }
 

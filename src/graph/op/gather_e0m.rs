@@ -3,7 +3,7 @@
 //! head share one tensor. Attributes as for `MatMulE0M`. Indices as for `Gather`.
 
 use super::case::{Case, constant, input};
-use super::matmul_e0m::{import_format, packed_case, packed_part, packed_size, scale_pairs};
+use super::matmul_e0m::{import_format, packed_case, packed_parts, packed_size, scale_pairs};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, operand, own};
 use crate::backend::kernel::Kernel;
 use crate::plan::lower::{Call, LowerCx};
@@ -13,7 +13,7 @@ use crate::tensor::{DType, HostTensor};
 
 static KERNEL: Kernel = crate::kernel!(gather_e0m {
     count: U32, k: U32, stride: U32, table_rows: I32, first: I32, part_rows: I32,
-} [codes: Weight Words, scales: In Elem, index: In Elem, y: InOut Elem]);
+} [codes: Weight Words4, scales: Weight Words4, index: In Elem, y: InOut Elem]);
 
 /// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -65,22 +65,21 @@ impl Op for GatherE0m {
         let (k, n) = packed_size(self.bits, self.group, cx.fact(1)?, cx.fact(2)?)?;
         let count = cx.out_fact(0)?.shape.count()?;
         // The same parts as the matrix product takes, so that a tied head shares them.
-        for (first, part) in cx.split(n, k / self.bits.per_word() * 4, 64)? {
-            let (codes, scales) = packed_part(cx, 1, first, part)?;
+        for part in packed_parts(cx, 1, k / self.bits.per_word(), n)? {
             let call = Call::new(&KERNEL, 64)
                 .define("BITS", i64::from(self.bits.count()))
                 .define("GROUP", i64::try_from(self.group).unwrap_or(i64::MAX))
-                .operand(codes)
-                .operand(scales)
+                .operand(part.codes)
+                .operand(part.scales)
                 .operand(cx.input(0)?)
                 .operand(cx.output(0)?)
                 .grid(count.ceil_div(2 * 64)?, 1, 1)
                 .field(&count)
                 .field(Dim::from_usize(k))
-                .field(Dim::from_usize(part))
+                .field(Dim::from_usize(part.stride))
                 .field(Dim::from_usize(n))
-                .field(Dim::from_usize(first))
-                .field(Dim::from_usize(part));
+                .field(Dim::from_usize(part.first))
+                .field(Dim::from_usize(part.count));
             cx.emit(call)?;
         }
         Ok(())

@@ -6,7 +6,7 @@
 
 use super::case::{Case, constant, input};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, matmul, operand, own};
-use crate::backend::DeviceKind;
+use crate::backend::{Caps, DeviceKind};
 use crate::backend::kernel::Kernel;
 use crate::plan::lower::{Call, LowerCx, Operand, Pack};
 use crate::quant::e0m::{Bits, Packed, decode_rows};
@@ -16,14 +16,11 @@ use half::f16;
 
 static VECTOR: Kernel = crate::kernel!(matvec_e0m {
     n: U32, words: U32, stride: U32, column: U32,
-} [x: In Elem, codes: Weight Words, scales: In Elem, y: InOut Elem]);
+} [x: In Elem, codes: Weight Words4, scales: Weight Words4, y: InOut Elem]);
 
 static MATRIX: Kernel = crate::kernel!(matmul_e0m {
     m: U32, n: U32, k: U32, stride: U32, y_stride: U32, column: U32,
-} [x: In Elem, codes: Weight Words, scales: In Elem, y: InOut Elem]);
-
-/// Rows that one work-item of the matrix kernel computes.
-const ROWS: i64 = 8;
+} [x: In Elem, codes: Weight Words4, scales: Weight Words4, y: InOut Elem]);
 
 /// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -75,13 +72,32 @@ pub(super) fn scale_pairs(scales: &HostTensor) -> OpResult<Vec<[f16; 2]>> {
     Ok(scales.f16s()?.chunks_exact(2).map(|p| [p[0], p[1]]).collect())
 }
 
-/// Codes and scales of columns `first .. first + count` as device operands.
-pub(super) fn packed_part(cx: &mut LowerCx<'_>, codes: usize, first: usize, count: usize) -> OpResult<(Operand, Operand)> {
-    let part = |dtype| Pack::Columns { dtype, transpose: false, first, count, stride: count };
-    let words = cx.weight(codes, part(DType::U32))?;
-    // A pair of halves is one word of the packed table, read as two elements.
-    let scales = cx.weight(codes + 1, part(DType::U32))?;
-    Ok((words, Operand { dtype: DType::F16, ..scales }))
+/// Columns of stored rows are padded to this number, so that work-items read whole vectors.
+const PAD: usize = 16;
+
+/// A range of columns of a packed matrix on the device.
+pub(super) struct Part {
+    /// Words of codes.
+    pub codes: Operand,
+    /// Pairs of scale and bias, a word each.
+    pub scales: Operand,
+    /// First column.
+    pub first: usize,
+    /// Number of columns.
+    pub count: usize,
+    /// Words of a stored row.
+    pub stride: usize,
+}
+
+/// The packed matrix in operands `codes` and `codes + 1`, split where it exceeds what a kernel can bind.
+pub(super) fn packed_parts(cx: &mut LowerCx<'_>, codes: usize, words: usize, n: usize) -> OpResult<Vec<Part>> {
+    let mut parts = Vec::new();
+    for (first, count) in cx.split(n, words * 4, 64)? {
+        let stride = count.next_multiple_of(PAD);
+        let pack = Pack::Columns { dtype: DType::U32, transpose: false, first, count, stride };
+        parts.push(Part { codes: cx.weight(codes, pack.clone())?, scales: cx.weight(codes + 1, pack)?, first, count, stride });
+    }
+    Ok(parts)
 }
 
 impl Op for MatMulE0m {
@@ -136,40 +152,75 @@ impl Op for MatMulE0m {
         let x = cx.shape(0)?;
         let rows = product(x.0.split_last().map_or(&[][..], |(_, before)| before))?;
         let words = k / self.bits.per_word();
-        for (first, count) in cx.split(n, words * 4, 64)? {
-            let (codes, scales) = packed_part(cx, 1, first, count)?;
-            let (wide, part) = (Dim::from_usize(n), Dim::from_usize(count));
+        let tile = Tile::of(cx.caps());
+        for part in packed_parts(cx, 1, words, n)? {
             let vector = rows.is(1);
-            let call = Call::new(if vector { &VECTOR } else { &MATRIX }, 64)
+            let (stride, count) = (Dim::from_usize(part.stride), Dim::from_usize(part.count));
+            let columns = if vector { tile.lanes * tile.vector_columns } else { tile.matrix_items * tile.matrix_columns };
+            let call = if vector { Call::new(&VECTOR, tile.vector_items) } else { Call::new(&MATRIX, tile.matrix_items) };
+            let call = call
                 .define("BITS", i64::from(self.bits.count()))
                 .define("GROUP", i64::try_from(self.group).unwrap_or(i64::MAX))
                 .operand(cx.input(0)?)
-                .operand(codes)
-                .operand(scales)
+                .operand(part.codes)
+                .operand(part.scales)
                 .operand(cx.output(0)?);
             let call = if self.bits == Bits::Eight { call.define("PER4", 1) } else { call };
+            let groups = count.ceil_div(i64::from(columns))?;
             let call = if vector {
-                // On a GPU several work-items share a column, so that short matrices fill it too.
-                let lanes = if cx.caps().kind == DeviceKind::Cpu { 64 } else { 16 };
-                call.define("LANES", lanes)
-                    .grid(part.ceil_div(lanes)?, 1, 1)
-                    .field(&part)
+                call.define("LANES", i64::from(tile.lanes))
+                    .define("COLS", i64::from(tile.vector_columns))
+                    .grid(groups, 1, 1)
+                    .field(count)
                     .field(Dim::from_usize(words))
-                    .field(&part)
-                    .field(Dim::from_usize(first))
+                    .field(stride)
+                    .field(Dim::from_usize(part.first))
             } else {
-                call.define("ROWS", ROWS)
-                    .grid(part.ceil_div(64)?, rows.ceil_div(ROWS)?, 1)
+                call.define("ROWS", tile.rows)
+                    .define("COLS", i64::from(tile.matrix_columns))
+                    .grid(groups, rows.ceil_div(tile.rows)?, 1)
                     .field(&rows)
-                    .field(&part)
+                    .field(count)
                     .field(Dim::from_usize(k))
-                    .field(&part)
-                    .field(&wide)
-                    .field(Dim::from_usize(first))
+                    .field(stride)
+                    .field(Dim::from_usize(n))
+                    .field(Dim::from_usize(part.first))
             };
             cx.emit(call)?;
         }
         Ok(())
+    }
+}
+
+/// Work-group shapes of the two kernels for a device.
+struct Tile {
+    /// Work-items of the vector kernel.
+    vector_items: u32,
+    /// Of these, neighbours along the columns; the others split K.
+    lanes: u32,
+    /// Columns of a work-item of the vector kernel.
+    vector_columns: u32,
+    /// Work-items of the matrix kernel.
+    matrix_items: u32,
+    /// Columns of a work-item of the matrix kernel.
+    matrix_columns: u32,
+    /// Rows of a work-item of the matrix kernel.
+    rows: i64,
+}
+
+impl Tile {
+    fn of(caps: &Caps) -> Self {
+        match (caps.kind, caps.backend) {
+            // A work-item is a loop iteration on a core: explicit vectors, no splitting of K.
+            (DeviceKind::Cpu, "opencl") => {
+                Self { vector_items: 8, lanes: 8, vector_columns: 16, matrix_items: 8, matrix_columns: 16, rows: 8 }
+            }
+            // Work-items are the elements of vectors, and every load is a gather: few loads a weight.
+            (DeviceKind::Cpu, _) => {
+                Self { vector_items: 16, lanes: 16, vector_columns: 8, matrix_items: 16, matrix_columns: 8, rows: 8 }
+            }
+            _ => Self { vector_items: 64, lanes: 8, vector_columns: 4, matrix_items: 32, matrix_columns: 4, rows: 8 },
+        }
     }
 }
 
