@@ -10,8 +10,9 @@ KERNEL {
   if (at < 0) at += p.table_rows;
   int j = at - p.first;
   if (j >= 0 && j < p.part_rows) {
-    uint s = ((__global const uint *)scales)[k / GROUP * p.stride + (uint)j];
-    uint word = ((__global const uint *)codes)[k / PER * p.stride + (uint)j] >> (k % PER / 2 * BITS);
+    uint block = (uint)j / p.panel, column = (uint)j % p.panel;
+    uint s = ((__global const uint *)scales)[(block * ((p.k + GROUP - 1) / GROUP) + k / GROUP) * p.panel + column];
+    uint word = ((__global const uint *)codes)[(block * (p.k / PER) + k / PER) * p.panel + column] >> (k % PER / 2 * BITS);
     float2 level = (float2)(as_float(E0M_LEVEL(word, 0)), as_float(E0M_LEVEL(word, 1)));
     y_put2(pair, E0M_HALF(float, s) * (level - E0M_HALF(float, s >> 16u)));
   } else if (p.first == 0) {

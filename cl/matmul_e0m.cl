@@ -17,7 +17,11 @@ KERNEL {
   __local float out[WG * COLS];
   uint lid = get_local_id(0);
   uint first = get_group_id(0) * (WG * COLS), i0 = get_group_id(1) * ROWS;
-  uint j = min(first + lid * COLS, p.stride - COLS);
+  uint j = first + lid * COLS;
+  j = j < p.n ? j : 0;
+  uint words = p.k / PER, groups = (p.k + GROUP - 1) / GROUP;
+  __global const uint *word_at = (__global const uint *)codes + j / p.panel * words * p.panel + j % p.panel;
+  __global const uint *pair_at = (__global const uint *)scales + j / p.panel * groups * p.panel + j % p.panel;
   FLOATS total[ROWS];
   for (uint r = 0; r < ROWS; r++) total[r] = (FLOATS)(0.0f);
   for (uint k0 = 0, g = 0; k0 < p.k; k0 += GROUP, g++) {
@@ -29,10 +33,10 @@ KERNEL {
       vstore4(v, t, xs);
     }
     barrier(CLK_LOCAL_MEM_FENCE);
-    UINTS pair = LOAD(0, (__global const uint *)scales + g * p.stride + j);
+    UINTS pair = LOAD(0, pair_at + g * p.panel);
     FLOATS scale = HALVES(pair), offset = scale * HALVES(pair >> 16u);
     for (uint c = 0; c < len; c += PER) {
-      UINTS word = LOAD(0, (__global const uint *)codes + (k0 + c) / PER * p.stride + j);
+      UINTS word = LOAD(0, word_at + (k0 + c) / PER * p.panel);
       TERM(0) TERM(1) TERM(2) TERM(3)
 #ifndef PER4
       TERM(4) TERM(5) TERM(6) TERM(7)

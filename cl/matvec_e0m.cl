@@ -16,15 +16,18 @@ KERNEL {
   __local float part[WG * COLS];
   uint lid = get_local_id(0), lane = lid % LANES;
   uint first = get_group_id(0) * (LANES * COLS);
-  uint j = min(first + lane * COLS, p.stride - COLS);
+  uint j = first + lane * COLS;
+  j = j < p.n ? j : 0;
   FLOATS total = (FLOATS)(0.0f);
   uint groups = (p.words + GROUP / PER - 1) / (GROUP / PER);
+  __global const uint *word_at = (__global const uint *)codes + j / p.panel * p.words * p.panel + j % p.panel;
+  __global const uint *pair_at = (__global const uint *)scales + j / p.panel * groups * p.panel + j % p.panel;
   for (uint g = lid / LANES; g < groups; g += SLICES) {
     FLOATS dots = (FLOATS)(0.0f);
     float sum = 0.0f;
     uint end = min((g + 1) * (GROUP / PER), p.words);
     for (uint r = g * (GROUP / PER); r < end; r++) {
-      UINTS word = LOAD(0, (__global const uint *)codes + r * p.stride + j);
+      UINTS word = LOAD(0, word_at + r * p.panel);
 #ifdef PER4
       float4 a = x_at4(r);
       sum += a.x + a.y + a.z + a.w;
@@ -36,7 +39,7 @@ KERNEL {
       TERM(b.x, 4); TERM(b.y, 5); TERM(b.z, 6); TERM(b.w, 7);
 #endif
     }
-    UINTS pair = LOAD(0, (__global const uint *)scales + g * p.stride + j);
+    UINTS pair = LOAD(0, pair_at + g * p.panel);
     total += HALVES(pair) * (dots - HALVES(pair >> 16u) * sum);
   }
   STORE(total, lid, part);

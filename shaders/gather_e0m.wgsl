@@ -12,9 +12,10 @@ fn gather_e0m(@builtin(global_invocation_id) id: vec3<u32>) {
   if (at < 0) { at += p.table_rows; }
   let j = at - p.first;
   if (j >= 0 && j < p.part_rows) {
-    let column = u32(j);
-    let s = unpack2x16float(scales[k / GROUP * (p.stride / 4u) + column / 4u][column % 4u]);
-    let word = codes[k / PER * (p.stride / 4u) + column / 4u][column % 4u] >> (k % PER / 2u * BITS);
+    let block = u32(j) / p.panel;
+    let column = u32(j) % p.panel;
+    let s = unpack2x16float(scales[((block * ((p.k + GROUP - 1u) / GROUP) + k / GROUP) * p.panel + column) / 4u][column % 4u]);
+    let word = codes[((block * (p.k / PER) + k / PER) * p.panel + column) / 4u][column % 4u] >> (k % PER / 2u * BITS);
     let levels = vec2<f32>(e0m_levels(vec4<u32>(word), 0u).x, e0m_levels(vec4<u32>(word), 1u).x);
     y_put2(pair, s.x * (levels - s.y));
   } else if (p.first == 0) {

@@ -8,9 +8,11 @@ var<workgroup> xs: array<vec4<f32>, ROWS * GROUP / 4u>;
 fn matmul_e0m(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let first = group.x * (WG * COLS);
   let i0 = group.y * ROWS;
-  let stride = p.stride / 4u;
   let column = first + lid * COLS;
-  let j = min(column / 4u, stride - QUADS);
+  let j = select(0u, column, column < p.n);
+  let panel = p.panel / 4u;
+  let word_at = j / p.panel * (p.k / PER) * panel + j % p.panel / 4u;
+  let pair_at = j / p.panel * ((p.k + GROUP - 1u) / GROUP) * panel + j % p.panel / 4u;
   var total: array<array<vec4<f32>, QUADS>, ROWS>;
   var g = 0u;
   for (var k0 = 0u; k0 < p.k; k0 += GROUP) {
@@ -24,10 +26,10 @@ fn matmul_e0m(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation
     }
     workgroupBarrier();
     for (var q = 0u; q < QUADS; q++) {
-      let s = e0m_scales(scales[g * stride + j + q]);
+      let s = e0m_scales(scales[pair_at + g * panel + q]);
       let offset = s.scale * s.bias;
       for (var c = 0u; c < len; c += PER) {
-        let word = codes[(k0 + c) / PER * stride + j + q];
+        let word = codes[word_at + (k0 + c) / PER * panel + q];
         let w0 = e0m_levels(word, 0u) * s.scale - offset;
         let w1 = e0m_levels(word, 1u) * s.scale - offset;
         let w2 = e0m_levels(word, 2u) * s.scale - offset;

@@ -11,10 +11,12 @@ var<workgroup> part: array<vec4<f32>, WG * QUADS>;
 fn matvec_e0m(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let lane = lid % LANES;
   let first = group.x * (LANES * COLS);
-  let stride = p.stride / 4u;
-  let j = min(first / 4u + lane * QUADS, stride - QUADS);
+  let j = select(0u, first + lane * COLS, first + lane * COLS < p.n);
+  let panel = p.panel / 4u;
   var total: array<vec4<f32>, QUADS>;
   let groups = (p.words + GROUP / PER - 1u) / (GROUP / PER);
+  let word_at = j / p.panel * p.words * panel + j % p.panel / 4u;
+  let pair_at = j / p.panel * groups * panel + j % p.panel / 4u;
   for (var g = lid / LANES; g < groups; g += SLICES) {
     var dots: array<vec4<f32>, QUADS>;
     var sum = 0.0;
@@ -29,7 +31,7 @@ fn matvec_e0m(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation
       sum += dot(a + b, vec4<f32>(1.0));
 #endif
       for (var q = 0u; q < QUADS; q++) {
-        let word = codes[r * stride + j + q];
+        let word = codes[word_at + r * panel + q];
         var d = dots[q];
         d += a.x * e0m_levels(word, 0u) + a.y * e0m_levels(word, 1u) + a.z * e0m_levels(word, 2u) + a.w * e0m_levels(word, 3u);
 #ifndef PER4
@@ -39,7 +41,7 @@ fn matvec_e0m(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation
       }
     }
     for (var q = 0u; q < QUADS; q++) {
-      let s = e0m_scales(scales[g * stride + j + q]);
+      let s = e0m_scales(scales[pair_at + g * panel + q]);
       total[q] += s.scale * (dots[q] - s.bias * sum);
     }
   }

@@ -347,18 +347,24 @@ fn pack(t: &HostTensor, pack: &Pack) -> Result<Vec<u8>, String> {
             let part = HostTensor::from_bytes(t.dtype(), &[*count, last], bytes).map_err(|e| e.to_string())?;
             to_device(&part, *dtype)
         }
-        Pack::Columns { dtype: DType::U32, transpose: false, first, count, stride } => {
+        Pack::Columns { dtype: DType::U32, transpose: false, first, count, stride, panel } => {
             // Items of 4 bytes: words of codes `[rows, columns]`, or pairs of halves `[rows, columns, 2]`.
             let rows = t.shape().first().copied().unwrap_or(1).max(1);
             let columns = t.bytes().len() / 4 / rows;
             let mut out = vec![0u8; (rows * stride * 4).next_multiple_of(8)];
-            for (to, from) in out.chunks_exact_mut(stride * 4).zip(t.bytes().chunks_exact(columns * 4)) {
+            for (r, from) in t.bytes().chunks_exact(columns * 4).enumerate() {
                 let part = from.get(first * 4..(first + count) * 4).ok_or("columns outside the tensor")?;
-                to[..count * 4].copy_from_slice(part);
+                for (i, piece) in part.chunks(panel * 4).enumerate() {
+                    let at = (i * rows + r) * panel * 4;
+                    out.get_mut(at..at + piece.len()).ok_or("panels outside the packed form")?.copy_from_slice(piece);
+                }
             }
             Ok(out)
         }
-        Pack::Columns { dtype, transpose, first, count, stride } => {
+        Pack::Columns { dtype, transpose, first, count, stride, panel } => {
+            if panel != stride {
+                return Err("floats are packed in one panel".to_owned());
+            }
             let data = t.to_f32().map_err(|e| e.to_string())?;
             // Logical rows and the strides of a logical (row, column).
             let (depth, row_step, column_step) = if *transpose { (last, 1, last) } else { (rows, last, 1) };

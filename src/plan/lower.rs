@@ -26,7 +26,8 @@ pub enum Pack {
         /// Number of rows.
         count: usize,
     },
-    /// Columns `first .. first + count`, rows padded with zeros to `stride` elements.
+    /// Columns `first .. first + count`, padded with zeros to `stride`, cut into panels of `panel` columns: one panel after
+    /// another, each row-major. With `panel == stride` it is one row-major matrix.
     Columns {
         /// Element type on the device; [`DType::U32`] takes 4-byte items as they are.
         dtype: DType,
@@ -36,8 +37,10 @@ pub enum Pack {
         first: usize,
         /// Number of columns.
         count: usize,
-        /// Elements of a stored row.
+        /// Number of columns with padding, a multiple of `panel`.
         stride: usize,
+        /// Columns of a panel.
+        panel: usize,
     },
 }
 

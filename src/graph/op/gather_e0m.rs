@@ -12,7 +12,7 @@ use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::{DType, HostTensor};
 
 static KERNEL: Kernel = crate::kernel!(gather_e0m {
-    count: U32, k: U32, stride: U32, table_rows: I32, first: I32, part_rows: I32,
+    count: U32, k: U32, panel: U32, table_rows: I32, first: I32, part_rows: I32,
 } [codes: Weight Words4, scales: Weight Words4, index: In Elem, y: InOut Elem]);
 
 /// See the module documentation.
@@ -76,7 +76,7 @@ impl Op for GatherE0m {
                 .grid(count.ceil_div(2 * 64)?, 1, 1)
                 .field(&count)
                 .field(Dim::from_usize(k))
-                .field(Dim::from_usize(part.stride))
+                .field(Dim::from_usize(part.panel))
                 .field(Dim::from_usize(n))
                 .field(Dim::from_usize(part.first))
                 .field(Dim::from_usize(part.count));

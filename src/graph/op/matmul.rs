@@ -100,7 +100,7 @@ impl Op for MatMul {
             let size = if cx.float() == DType::F16 { 2 } else { 4 };
             for (first, count) in cx.split(columns, depth * size, 2)? {
                 let stride = count.next_multiple_of(2);
-                let pack = Pack::Columns { dtype: cx.float(), transpose: self.trans_b, first, count, stride };
+                let pack = Pack::Columns { dtype: cx.float(), transpose: self.trans_b, first, count, stride, panel: stride };
                 parts.push((cx.weight(1, pack)?, first, Dim::from_usize(count), Dim::from_usize(stride)));
             }
         } else {

@@ -15,11 +15,11 @@ use crate::tensor::{DType, HostTensor};
 use half::f16;
 
 static VECTOR: Kernel = crate::kernel!(matvec_e0m {
-    n: U32, words: U32, stride: U32, column: U32,
+    n: U32, words: U32, panel: U32, column: U32,
 } [x: In Elem, codes: Weight Words4, scales: Weight Words4, y: InOut Elem]);
 
 static MATRIX: Kernel = crate::kernel!(matmul_e0m {
-    m: U32, n: U32, k: U32, stride: U32, y_stride: U32, column: U32,
+    m: U32, n: U32, k: U32, panel: U32, y_stride: U32, column: U32,
 } [x: In Elem, codes: Weight Words4, scales: Weight Words4, y: InOut Elem]);
 
 /// See the module documentation.
@@ -85,8 +85,8 @@ pub(super) struct Part {
     pub first: usize,
     /// Number of columns.
     pub count: usize,
-    /// Words of a stored row.
-    pub stride: usize,
+    /// Columns of a panel (see [`Pack::Columns`]).
+    pub panel: usize,
 }
 
 /// The packed matrix in operands `codes` and `codes + 1`, split where it exceeds what a kernel can bind.
@@ -94,8 +94,9 @@ pub(super) fn packed_parts(cx: &mut LowerCx<'_>, codes: usize, words: usize, n: 
     let mut parts = Vec::new();
     for (first, count) in cx.split(n, words * 4, 64)? {
         let stride = count.next_multiple_of(PAD);
-        let pack = Pack::Columns { dtype: DType::U32, transpose: false, first, count, stride };
-        parts.push(Part { codes: cx.weight(codes, pack.clone())?, scales: cx.weight(codes + 1, pack)?, first, count, stride });
+        let panel = Tile::of(cx.caps()).panel.unwrap_or(stride);
+        let pack = Pack::Columns { dtype: DType::U32, transpose: false, first, count, stride, panel };
+        parts.push(Part { codes: cx.weight(codes, pack.clone())?, scales: cx.weight(codes + 1, pack)?, first, count, panel });
     }
     Ok(parts)
 }
@@ -155,7 +156,7 @@ impl Op for MatMulE0m {
         let tile = Tile::of(cx.caps());
         for part in packed_parts(cx, 1, words, n)? {
             let vector = rows.is(1);
-            let (stride, count) = (Dim::from_usize(part.stride), Dim::from_usize(part.count));
+            let (panel, count) = (Dim::from_usize(part.panel), Dim::from_usize(part.count));
             let columns = if vector { tile.lanes * tile.vector_columns } else { tile.matrix_items * tile.matrix_columns };
             let call = if vector { Call::new(&VECTOR, tile.vector_items) } else { Call::new(&MATRIX, tile.matrix_items) };
             let call = call
@@ -173,7 +174,7 @@ impl Op for MatMulE0m {
                     .grid(groups, 1, 1)
                     .field(count)
                     .field(Dim::from_usize(words))
-                    .field(stride)
+                    .field(panel)
                     .field(Dim::from_usize(part.first))
             } else {
                 call.define("ROWS", tile.rows)
@@ -182,7 +183,7 @@ impl Op for MatMulE0m {
                     .field(&rows)
                     .field(count)
                     .field(Dim::from_usize(k))
-                    .field(stride)
+                    .field(panel)
                     .field(Dim::from_usize(n))
                     .field(Dim::from_usize(part.first))
             };
@@ -206,20 +207,43 @@ struct Tile {
     matrix_columns: u32,
     /// Rows of a work-item of the matrix kernel.
     rows: i64,
+    /// Columns of a panel of the stored weight; `None` keeps neighbouring columns side by side over the whole weight, as
+    /// neighbouring lanes of a GPU want it.
+    panel: Option<usize>,
 }
 
 impl Tile {
     fn of(caps: &Caps) -> Self {
         match (caps.kind, caps.backend) {
-            // A work-item is a loop iteration on a core: explicit vectors, no splitting of K.
-            (DeviceKind::Cpu, "opencl") => {
-                Self { vector_items: 8, lanes: 8, vector_columns: 16, matrix_items: 8, matrix_columns: 16, rows: 8 }
-            }
+            // A work-item is a loop iteration on a core: explicit vectors, no splitting of K, weights read in sequence.
+            (DeviceKind::Cpu, "opencl") => Self {
+                vector_items: 4,
+                lanes: 4,
+                vector_columns: 16,
+                matrix_items: 8,
+                matrix_columns: 16,
+                rows: 8,
+                panel: Some(16),
+            },
             // Work-items are the elements of vectors, and every load is a gather: few loads a weight.
-            (DeviceKind::Cpu, _) => {
-                Self { vector_items: 16, lanes: 16, vector_columns: 8, matrix_items: 16, matrix_columns: 8, rows: 8 }
-            }
-            _ => Self { vector_items: 64, lanes: 8, vector_columns: 4, matrix_items: 32, matrix_columns: 4, rows: 8 },
+            (DeviceKind::Cpu, _) => Self {
+                vector_items: 16,
+                lanes: 16,
+                vector_columns: 8,
+                matrix_items: 16,
+                matrix_columns: 8,
+                rows: 8,
+                panel: Some(8),
+            },
+            _ => Self {
+                vector_items: 64,
+                lanes: 8,
+                vector_columns: 4,
+                matrix_items: 32,
+                matrix_columns: 4,
+                rows: 8,
+                panel: None,
+            },
         }
     }
 }
