@@ -122,7 +122,10 @@ mod tests {
             assert!(e.is_usage() && e.to_string().contains(words), "{e}");
         }
         let e = NewFolder::create(&dir.path().join("no/such"), ".new-").unwrap_err();
-        assert!(!e.is_usage() && e.to_string().contains("cannot make a folder in"), "{e}");
+        assert!(
+            !e.is_usage() && e.to_string().contains("cannot make a folder in"),
+            "{e}"
+        );
 
         // Something that comes into the way later is not replaced.
         let out = dir.path().join("out");

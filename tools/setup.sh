@@ -151,7 +151,7 @@ prepare_model() {
     "$TLITE" convert "$gguf" -o "$MODEL_DIR/onnx" >"$MODEL_DIR/convert.txt"
     say "Quantizing it to 4 bits"
     "$TLITE" quantize "$MODEL_DIR/onnx" -o "$MODEL_DIR/e0m4" --format e0m4 --group-size 32 >"$MODEL_DIR/quantize.txt"
-    say "Quantized: $(tail -n 1 "$MODEL_DIR/quantize.txt")"
+    say "Quantized, $(tail -n 1 "$MODEL_DIR/quantize.txt")"
     model_stamp >"$MODEL_DIR/stamp"
 }
 

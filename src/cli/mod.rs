@@ -9,8 +9,8 @@ pub mod interrupt;
 pub mod load;
 mod options;
 mod output;
-mod quantize;
 mod profile;
+mod quantize;
 
 pub use options::{BackendChoice, ExecOptions, SamplingOptions};
 pub use output::is_broken_pipe;

@@ -1,14 +1,14 @@
 //! `tlite quantize`.
 
 use super::interrupt::Interrupt;
-use super::output::{byte_bar, note, put, put_json, size_text, table};
+use super::output::{byte_bar, put, put_json, size_text, table};
 use crate::error::Result;
 use crate::graph::onnx::quantize::{self, GROUP_SIZES, GROUP_STEP, Options, Summary, quantize_into};
 use crate::new_folder::NewFolder;
 use crate::quant::e0m::Bits;
 use clap::ValueEnum;
 use serde::Serialize;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Formats of weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -43,7 +43,10 @@ pub struct Args {
 }
 
 fn group_size(text: &str) -> Result<usize, String> {
-    let value = text.parse().ok().filter(|v: &usize| GROUP_SIZES.contains(v) && v.is_multiple_of(GROUP_STEP));
+    let value = text
+        .parse()
+        .ok()
+        .filter(|v: &usize| GROUP_SIZES.contains(v) && v.is_multiple_of(GROUP_STEP));
     let (first, last) = (GROUP_SIZES.start(), GROUP_SIZES.end());
     value.ok_or_else(|| format!("must be a multiple of {GROUP_STEP} from {first} to {last}"))
 }
@@ -96,7 +99,11 @@ impl<'a> Report<'a> {
             bytes_before: w.bytes_before,
             bytes_after: w.bytes_after,
         });
-        let left = s.left.iter().map(|l| LeftRow { name: &l.name, shape: &l.shape, reason: &l.reason });
+        let left = s.left.iter().map(|l| LeftRow {
+            name: &l.name,
+            shape: &l.shape,
+            reason: &l.reason,
+        });
         Self {
             weights: weights.collect(),
             left: left.collect(),
@@ -112,8 +119,17 @@ fn shape_text(shape: &[usize]) -> String {
 }
 
 /// The table for people: a line a weight, then those left as they are, then the totals.
-fn report(s: &Summary) -> String {
-    let head = ["weight", "shape", "bits", "group", "max error", "rel. error", "before", "after"];
+fn report(s: &Summary, output: &Path) -> String {
+    let head = [
+        "weight",
+        "shape",
+        "bits",
+        "group",
+        "max error",
+        "rel. error",
+        "before",
+        "after",
+    ];
     let mut rows = vec![head.map(str::to_owned).to_vec()];
     for w in &s.weights {
         rows.push(vec![
@@ -129,15 +145,21 @@ fn report(s: &Summary) -> String {
     }
     let mut out = table(&rows, 1);
     for l in &s.left {
-        out.push_str(&format!("left as it is: {} ({}): {}\n", l.name, shape_text(&l.shape), l.reason));
+        out.push_str(&format!(
+            "left as it is: {} ({}): {}\n",
+            l.name,
+            shape_text(&l.shape),
+            l.reason
+        ));
     }
     out.push_str(&format!(
-        "total: {} of {} weights quantized, relative error {:.4} %, {} -> {}\n",
+        "total: {} of {} weights quantized, relative error {:.4} %, {} -> {}, written to {}\n",
         s.weights.len(),
         s.weights.len() + s.left.len(),
         s.relative_error * 100.0,
         size_text(s.bytes_before),
-        size_text(s.bytes_after)
+        size_text(s.bytes_after),
+        output.display()
     ));
     out
 }
@@ -147,7 +169,11 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     let Format::E0m4 = args.format;
     let options = Options {
         group_size: args.group_size,
-        head_bits: if args.head_bits == 4 { Bits::Four } else { Bits::Eight },
+        head_bits: if args.head_bits == 4 {
+            Bits::Four
+        } else {
+            Bits::Eight
+        },
         bits: Bits::Four,
     };
     let new = NewFolder::create(&args.output, quantize::TEMPORARY)?;
@@ -165,9 +191,7 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     if args.json {
         put_json(&mut out, &Report::new(&summary))
     } else {
-        put(&mut out, &report(&summary))?;
-        note(&mut std::io::stderr(), &format!("written: {}", args.output.display()));
-        Ok(())
+        put(&mut out, &report(&summary, &args.output))
     }
 }
 
@@ -185,7 +209,11 @@ mod tests {
             assert!(group_size(bad).is_err(), "{bad}");
         }
         assert_eq!((head_bits("4"), head_bits("8")), (Ok(4), Ok(8)));
-        assert!(["0", "5", "16", "-4", "four"].iter().all(|b| head_bits(b).is_err()));
+        assert!(
+            ["0", "5", "16", "-4", "four"]
+                .iter()
+                .all(|b| head_bits(b).is_err())
+        );
     }
 
     #[test]
@@ -200,7 +228,11 @@ mod tests {
             bytes_before: 442_368,
             bytes_after: 62_208,
         };
-        let left = Left { name: "odd".to_owned(), shape: vec![3, 5], reason: "why".to_owned() };
+        let left = Left {
+            name: "odd".to_owned(),
+            shape: vec![3, 5],
+            reason: "why".to_owned(),
+        };
         let summary = Summary {
             weights: vec![weight("a", Bits::Four), weight("layers.0.b", Bits::Eight)],
             left: vec![left],
@@ -208,14 +240,26 @@ mod tests {
             bytes_after: 900,
             relative_error: 0.125,
         };
-        let text = report(&summary);
+        let text = report(&summary, Path::new("out"));
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines.len(), 5);
-        assert_eq!(lines[1], "a           576 x 192     4     32   1.234e-2    5.0000 %  442.4 kB  62.2 kB");
+        assert_eq!(
+            lines[1],
+            "a           576 x 192     4     32   1.234e-2    5.0000 %  442.4 kB  62.2 kB"
+        );
         assert_eq!(lines[1].len(), lines[2].len());
         assert_eq!(lines[3], "left as it is: odd (3 x 5): why");
-        assert_eq!(lines[4], "total: 2 of 3 weights quantized, relative error 12.5000 %, 2.0 MB -> 900 B");
+        assert_eq!(
+            lines[4],
+            "total: 2 of 3 weights quantized, relative error 12.5000 %, 2.0 MB -> 900 B, written to out"
+        );
         let json = serde_json::to_value(Report::new(&summary)).unwrap();
-        assert_eq!((json["weights"][1]["bits"].as_u64(), json["left"][0]["reason"].as_str()), (Some(8), Some("why")));
+        assert_eq!(
+            (
+                json["weights"][1]["bits"].as_u64(),
+                json["left"][0]["reason"].as_str()
+            ),
+            (Some(8), Some("why"))
+        );
     }
 }

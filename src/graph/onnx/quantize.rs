@@ -465,7 +465,10 @@ impl Job<'_> {
             place(&mut scales, &at.packed.scales, w.n, at.first, width);
             self.advance(name, (width * w.k * element) as u64);
         })
-        .map_err(|(first, width, e)| self.source.bad(format!("weight \"{name}\": {}", explain(w, first, width, e))))?;
+        .map_err(|(first, width, e)| {
+            self.source
+                .bad(format!("weight \"{name}\": {}", explain(w, first, width, e)))
+        })?;
         debug_assert_eq!(self.done - start, tensor.bytes().len() as u64);
         let (codes, scales): (&[u8], &[u8]) = (bytemuck::cast_slice(&codes), bytemuck::cast_slice(&scales));
         let shape = [w.k / w.bits.per_word(), w.n];
@@ -494,7 +497,11 @@ fn explain(w: &Weight, first: usize, width: usize, e: QuantError) -> String {
     match e {
         QuantError::NotFinite { index, value } => {
             let (row, column) = (index / width.max(1), first + index % width.max(1));
-            let at = if w.transposed { [column, row] } else { [row, column] };
+            let at = if w.transposed {
+                [column, row]
+            } else {
+                [row, column]
+            };
             format!("element {at:?} is {value}")
         }
         other => other.to_string(),
@@ -583,7 +590,9 @@ fn read_columns(tensor: &HostTensor, w: &Weight, first: usize, wide: usize, colu
     columns.resize(wide * w.k, 0.0);
     let bytes = tensor.bytes();
     if tensor.dtype() == DType::F16 {
-        spread(bytes.as_chunks().0, w, first, wide, columns, |b| f16::from_le_bytes(b).to_f32());
+        spread(bytes.as_chunks().0, w, first, wide, columns, |b| {
+            f16::from_le_bytes(b).to_f32()
+        });
     } else {
         spread(bytes.as_chunks().0, w, first, wide, columns, f32::from_le_bytes);
     }

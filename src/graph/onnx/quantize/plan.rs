@@ -70,10 +70,16 @@ pub fn plan(graph: &GraphProto, options: &Options) -> Plan {
     let facts = Facts::new(graph);
     let head = facts.head();
     let mut names: HashSet<String> = facts.names();
-    let mut out = Plan { weights: Vec::new(), left: Vec::new(), nodes: vec![Change::Keep; graph.node.len()] };
+    let mut out = Plan {
+        weights: Vec::new(),
+        left: Vec::new(),
+        nodes: vec![Change::Keep; graph.node.len()],
+    };
     for (i, t) in graph.initializer.iter().enumerate() {
         let [rows, columns] = t.dims[..] else { continue };
-        let (Ok(rows), Ok(columns)) = (usize::try_from(rows), usize::try_from(columns)) else { continue };
+        let (Ok(rows), Ok(columns)) = (usize::try_from(rows), usize::try_from(columns)) else {
+            continue;
+        };
         let (uses, transposes) = facts.uses(&t.name);
         let candidate = uses.iter().any(|(u, _)| match u {
             Use::Product(_) | Use::Rows(_) => true,
@@ -85,14 +91,21 @@ pub fn plan(graph: &GraphProto, options: &Options) -> Plan {
         }
         let mut decide = || -> Result<Weight, String> {
             let transposed = facts.orientation(&t.name, t.data_type, &uses, &transposes)?;
-            let (k, n) = if transposed { (columns, rows) } else { (rows, columns) };
+            let (k, n) = if transposed {
+                (columns, rows)
+            } else {
+                (rows, columns)
+            };
             let large = uses.iter().any(|(u, _)| match u {
                 Use::Rows(_) => true,
                 Use::Product(n) | Use::Other(n) => Some(*n) == head,
             });
             let bits = if large { options.head_bits } else { options.bits };
             if !k.is_multiple_of(bits.per_word()) || k == 0 {
-                return Err(format!("K is {k}, no multiple of {}, the codes of a word", bits.per_word()));
+                return Err(format!(
+                    "K is {k}, no multiple of {}, the codes of a word",
+                    bits.per_word()
+                ));
             }
             if !n.is_multiple_of(2) || n == 0 {
                 return Err(format!("N is {n}, no multiple of 2"));
@@ -105,7 +118,16 @@ pub fn plan(graph: &GraphProto, options: &Options) -> Plan {
                 name
             };
             let (codes, scales) = (fresh("codes"), fresh("scales"));
-            Ok(Weight { initializer: i, transposed, bits, group: group_size(options.group_size, k), k, n, codes, scales })
+            Ok(Weight {
+                initializer: i,
+                transposed,
+                bits,
+                group: group_size(options.group_size, k),
+                k,
+                n,
+                codes,
+                scales,
+            })
         };
         match decide() {
             Ok(weight) => {
@@ -119,7 +141,11 @@ pub fn plan(graph: &GraphProto, options: &Options) -> Plan {
                 }
                 out.weights.push(weight);
             }
-            Err(reason) => out.left.push(Left { name: t.name.clone(), shape: vec![rows, columns], reason }),
+            Err(reason) => out.left.push(Left {
+                name: t.name.clone(),
+                shape: vec![rows, columns],
+                reason,
+            }),
         }
     }
     out
@@ -137,7 +163,12 @@ fn attribute<'a>(n: &'a NodeProto, name: &str) -> Option<&'a AttributeProto> {
 fn replacement(n: &NodeProto, w: &Weight) -> NodeProto {
     let product = n.op_type == "MatMul";
     let operand = n.input.get(usize::from(!product)).cloned().unwrap_or_default();
-    let int = |name: &str, i: i64| AttributeProto { name: name.to_owned(), i, r#type: 2, ..Default::default() };
+    let int = |name: &str, i: i64| AttributeProto {
+        name: name.to_owned(),
+        i,
+        r#type: 2,
+        ..Default::default()
+    };
     NodeProto {
         input: vec![operand, w.codes.clone(), w.scales.clone()],
         output: n.output.clone(),
@@ -160,8 +191,16 @@ impl<'a> Facts<'a> {
             outside: HashSet::new(),
             constants: HashMap::new(),
         };
-        facts.constants.extend(graph.initializer.iter().enumerate().map(|(i, t)| (t.name.as_str(), i)));
-        facts.outside.extend(graph.input.iter().chain(&graph.output).map(|v| v.name.as_str()));
+        facts.constants.extend(
+            graph
+                .initializer
+                .iter()
+                .enumerate()
+                .map(|(i, t)| (t.name.as_str(), i)),
+        );
+        facts
+            .outside
+            .extend(graph.input.iter().chain(&graph.output).map(|v| v.name.as_str()));
         for (i, n) in graph.node.iter().enumerate() {
             for (at, name) in n.input.iter().enumerate() {
                 facts.readers.entry(name).or_default().push((i, at));
@@ -186,7 +225,11 @@ impl<'a> Facts<'a> {
     }
 
     fn names(&self) -> HashSet<String> {
-        let known = self.producers.keys().chain(self.constants.keys()).chain(&self.outside);
+        let known = self
+            .producers
+            .keys()
+            .chain(self.constants.keys())
+            .chain(&self.outside);
         known.map(|n| (*n).to_owned()).collect()
     }
 
@@ -197,7 +240,12 @@ impl<'a> Facts<'a> {
             let n = &self.graph.node[i];
             let swaps = attribute(n, "perm").is_none_or(|p| p.ints == [1, 0]);
             match n.output.first() {
-                Some(out) if standard(n) && n.op_type == "Transpose" && swaps && !self.outside.contains(out.as_str()) => {
+                Some(out)
+                    if standard(n)
+                        && n.op_type == "Transpose"
+                        && swaps
+                        && !self.outside.contains(out.as_str()) =>
+                {
                     transposes.push(i);
                     let through = self.readers.get(out.as_str()).into_iter().flatten();
                     uses.extend(through.map(|&(j, at)| (self.usage(j, at), true)));
@@ -221,30 +269,52 @@ impl<'a> Facts<'a> {
     }
 
     /// Whether the matrix to pack is the transpose of the constant; the reason when there is none.
-    fn orientation(&self, name: &str, data_type: i32, uses: &[Reader], transposes: &[usize]) -> Result<bool, String> {
+    fn orientation(
+        &self,
+        name: &str,
+        data_type: i32,
+        uses: &[Reader],
+        transposes: &[usize],
+    ) -> Result<bool, String> {
         if self.outside.contains(name) {
             return Err("it is also an input or output of the graph, or read by an inner graph".to_owned());
         }
         let dtype = dtype_of(i64::from(data_type)).ok().filter(|d| d.is_float());
         let Some(dtype) = dtype else {
-            return Err(format!("its elements are of type {}", type_name(i64::from(data_type))));
+            return Err(format!(
+                "its elements are of type {}",
+                type_name(i64::from(data_type))
+            ));
         };
         let mut found = None;
         for (u, through) in uses {
             let wanted = match u {
                 Use::Product(_) => *through,
                 Use::Rows(n) if dtype != DType::F32 => {
-                    return Err(format!("rows of {dtype} are read by \"{}\"; GatherE0M gives f32", self.shown(*n)));
+                    return Err(format!(
+                        "rows of {dtype} are read by \"{}\"; GatherE0M gives f32",
+                        self.shown(*n)
+                    ));
                 }
                 Use::Rows(_) => !*through,
-                Use::Other(n) => return Err(format!("it is also read by {} \"{}\"", self.graph.node[*n].op_type, self.shown(*n))),
+                Use::Other(n) => {
+                    return Err(format!(
+                        "it is also read by {} \"{}\"",
+                        self.graph.node[*n].op_type,
+                        self.shown(*n)
+                    ));
+                }
             };
             if *found.get_or_insert(wanted) != wanted {
                 return Err("it is read both as it is and transposed".to_owned());
             }
         }
         let rows_only = uses.iter().all(|(u, _)| matches!(u, Use::Rows(_)));
-        if rows_only && !uses.iter().any(|(u, _)| matches!(u, Use::Rows(n) if self.by_tokens(*n))) {
+        if rows_only
+            && !uses
+                .iter()
+                .any(|(u, _)| matches!(u, Use::Rows(n) if self.by_tokens(*n)))
+        {
             return Err("its rows are positions, not tokens".to_owned());
         }
         // A transpose that nothing else reads goes with its readers.
@@ -253,7 +323,11 @@ impl<'a> Facts<'a> {
 
     fn shown(&self, node: usize) -> String {
         let n = &self.graph.node[node];
-        if n.name.is_empty() { format!("{}_{node}", n.op_type) } else { n.name.clone() }
+        if n.name.is_empty() {
+            format!("{}_{node}", n.op_type)
+        } else {
+            n.name.clone()
+        }
     }
 
     /// True when the indices of a `Gather` come straight from an input of the graph that does not hold positions. Tables
@@ -264,8 +338,13 @@ impl<'a> Facts<'a> {
             if self.graph.input.iter().any(|v| v.name == value) {
                 return !value.contains("position");
             }
-            let Some(n) = self.producers.get(value).map(|i| &self.graph.node[*i]) else { return false };
-            if !matches!(n.op_type.as_str(), "Cast" | "Identity" | "Reshape" | "Squeeze" | "Unsqueeze" | "Flatten") {
+            let Some(n) = self.producers.get(value).map(|i| &self.graph.node[*i]) else {
+                return false;
+            };
+            if !matches!(
+                n.op_type.as_str(),
+                "Cast" | "Identity" | "Reshape" | "Squeeze" | "Unsqueeze" | "Flatten"
+            ) {
                 return false;
             }
             value = n.input.first().map_or("", String::as_str);
@@ -275,15 +354,23 @@ impl<'a> Facts<'a> {
 
     /// The matrix product from which the output `logits` comes, through operators that keep it a row of logits.
     fn head(&self) -> Option<usize> {
-        let mut value = self.graph.output.iter().find(|v| v.name == "logits")?.name.as_str();
+        let mut value = self
+            .graph
+            .output
+            .iter()
+            .find(|v| v.name == "logits")?
+            .name
+            .as_str();
         for _ in 0..self.graph.node.len() {
             let at = *self.producers.get(value)?;
             let n = &self.graph.node[at];
             value = match n.op_type.as_str() {
                 "MatMul" => return Some(at),
-                "Cast" | "Identity" | "Reshape" | "Squeeze" | "Unsqueeze" | "Tanh" | "Add" | "Mul" | "Div" => {
-                    n.input.iter().find(|i| !self.constants.contains_key(i.as_str()))?
-                }
+                "Cast" | "Identity" | "Reshape" | "Squeeze" | "Unsqueeze" | "Tanh" | "Add" | "Mul"
+                | "Div" => n
+                    .input
+                    .iter()
+                    .find(|i| !self.constants.contains_key(i.as_str()))?,
                 _ => return None,
             };
         }

@@ -103,7 +103,12 @@ fn tied() -> tempfile::TempDir {
 }
 
 fn run(dir: &tempfile::TempDir, options: &Options) -> Result<Summary> {
-    quantize(&dir.path().join("in"), &dir.path().join("out"), options, &mut |_| ())
+    quantize(
+        &dir.path().join("in"),
+        &dir.path().join("out"),
+        options,
+        &mut |_| (),
+    )
 }
 
 fn quantized(dir: &tempfile::TempDir) -> Model {
@@ -115,13 +120,19 @@ fn logits(folder: &Path) -> Vec<f32> {
     derive(&mut graph).unwrap();
     let (input, output) = (graph.input("input_ids").unwrap(), graph.output("logits").unwrap());
     let ids = HostTensor::from_i64(&[1, 5], &[0, 7, 129, 64, 7]).unwrap();
-    let result = Interpreter::new(Arc::new(graph)).unwrap().run(HashMap::from([(input, ids)])).unwrap();
+    let result = Interpreter::new(Arc::new(graph))
+        .unwrap()
+        .run(HashMap::from([(input, ids)]))
+        .unwrap();
     result[&output].to_f32().unwrap().into_owned()
 }
 
 /// Nothing but the input is there.
 fn nothing_left(dir: &tempfile::TempDir) {
-    let names: Vec<_> = std::fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
+    let names: Vec<_> = std::fs::read_dir(dir.path())
+        .unwrap()
+        .map(|e| e.unwrap().file_name())
+        .collect();
     assert_eq!(names, ["in"]);
 }
 
@@ -132,25 +143,54 @@ fn a_model_survives_and_tied_weights_are_packed_once() {
     std::fs::create_dir(dir.path().join("in/folder")).unwrap();
     let mut last = 0;
     let mut total = 0;
-    let summary = quantize(&dir.path().join("in"), &dir.path().join("out"), &Options::default(), &mut |p| {
-        assert!(p.done >= last && !p.tensor.is_empty());
-        (last, total) = (p.done, p.total);
-    })
+    let summary = quantize(
+        &dir.path().join("in"),
+        &dir.path().join("out"),
+        &Options::default(),
+        &mut |p| {
+            assert!(p.done >= last && !p.tensor.is_empty());
+            (last, total) = (p.done, p.total);
+        },
+    )
     .unwrap();
     assert_eq!(last, total, "progress ends at its total");
-    let lines: Vec<_> = summary.weights.iter().map(|w| (w.name.as_str(), w.bits, w.group)).collect();
-    assert_eq!(lines, [("embed", Bits::Eight, 128), ("up", Bits::Four, 128), ("down", Bits::Four, 32)]);
+    let lines: Vec<_> = summary
+        .weights
+        .iter()
+        .map(|w| (w.name.as_str(), w.bits, w.group))
+        .collect();
+    assert_eq!(
+        lines,
+        [
+            ("embed", Bits::Eight, 128),
+            ("up", Bits::Four, 128),
+            ("down", Bits::Four, 32)
+        ]
+    );
     assert_eq!(summary.left, []);
     let up = &summary.weights[1];
-    assert_eq!((up.shape.as_slice(), up.bytes_before), (&[HIDDEN, INNER][..], 4 * 40 * 96));
+    assert_eq!(
+        (up.shape.as_slice(), up.bytes_before),
+        (&[HIDDEN, INNER][..], 4 * 40 * 96)
+    );
     assert_eq!(up.bytes_after, 40 * 96 / 2 + 4 * 96);
-    assert!(up.relative_error > 0.01 && up.relative_error < 0.12, "{}", up.relative_error);
+    assert!(
+        up.relative_error > 0.01 && up.relative_error < 0.12,
+        "{}",
+        up.relative_error
+    );
     assert!(summary.weights[0].relative_error < 0.007);
 
     let model = quantized(&dir);
     let count = |op| model.count(op);
-    assert_eq!(["MatMul", "Gather", "Transpose", "MatMulE0M", "GatherE0M", "Add"].map(count), [0, 0, 0, 3, 1, 1]);
-    assert_eq!(model.node_inputs("x"), ["input_ids", "embed.codes", "embed.scales"]);
+    assert_eq!(
+        ["MatMul", "Gather", "Transpose", "MatMulE0M", "GatherE0M", "Add"].map(count),
+        [0, 0, 0, 3, 1, 1]
+    );
+    assert_eq!(
+        model.node_inputs("x"),
+        ["input_ids", "embed.codes", "embed.scales"]
+    );
     assert_eq!(model.node_inputs("logits"), ["y", "embed.codes", "embed.scales"]);
     assert_eq!(model.inputs, ["input_ids[1,sequence]"]);
     let (_, shape, codes) = model.tensor("up.codes");
@@ -159,10 +199,17 @@ fn a_model_survives_and_tied_weights_are_packed_once() {
     assert_eq!(std::fs::read(out.join("config.json")).unwrap(), b"{}");
     assert!(!out.join("folder").exists());
     let bytes = |folder: &str| -> u64 {
-        let size = |name| std::fs::metadata(dir.path().join(folder).join(name)).unwrap().len();
+        let size = |name| {
+            std::fs::metadata(dir.path().join(folder).join(name))
+                .unwrap()
+                .len()
+        };
         size(MODEL) + size("model.onnx.data")
     };
-    assert_eq!((summary.bytes_before, summary.bytes_after), (bytes("in"), bytes("out")));
+    assert_eq!(
+        (summary.bytes_before, summary.bytes_after),
+        (bytes("in"), bytes("out"))
+    );
 
     let norm = |v: &mut dyn Iterator<Item = f32>| v.map(|x| f64::from(x).powi(2)).sum::<f64>().sqrt();
     let given = logits(&dir.path().join("in"));
@@ -171,7 +218,10 @@ fn a_model_survives_and_tied_weights_are_packed_once() {
         norm(&mut given.iter().zip(&found).map(|(a, b)| a - b)) / norm(&mut given.iter().copied())
     };
     let eight = dir.path().join("eight");
-    let options = Options { bits: Bits::Eight, ..Options::default() };
+    let options = Options {
+        bits: Bits::Eight,
+        ..Options::default()
+    };
     quantize(&dir.path().join("in"), &eight, &options, &mut |_| ()).unwrap();
     let (four, eight) = (relative(&out), relative(&eight));
     assert!(four < 0.12 && eight < 0.008 && eight > 1e-6, "{four} {eight}");
@@ -180,13 +230,32 @@ fn a_model_survives_and_tied_weights_are_packed_once() {
 #[test]
 fn packed_columns_are_those_of_the_reference() {
     let dir = tied();
-    run(&dir, &Options { group_size: 16, ..Options::default() }).unwrap();
+    run(
+        &dir,
+        &Options {
+            group_size: 16,
+            ..Options::default()
+        },
+    )
+    .unwrap();
     let model = quantized(&dir);
     let check = |name: &str, bits, weight: &HostTensor, transposed: bool| {
         let data = weight.to_f32().unwrap();
-        let [rows, columns] = weight.shape()[..] else { panic!() };
-        let (k, n) = if transposed { (columns, rows) } else { (rows, columns) };
-        let at = |i: usize, j: usize| if transposed { data[j * columns + i] } else { data[i * columns + j] };
+        let [rows, columns] = weight.shape()[..] else {
+            panic!()
+        };
+        let (k, n) = if transposed {
+            (columns, rows)
+        } else {
+            (rows, columns)
+        };
+        let at = |i: usize, j: usize| {
+            if transposed {
+                data[j * columns + i]
+            } else {
+                data[i * columns + j]
+            }
+        };
         // 40 is no multiple of 16 and less than 32: the last group is short.
         let p = Packed::quantize(bits, 16, k, n, &at).unwrap();
         let (_, shape, codes) = model.tensor(&format!("{name}.codes"));
@@ -252,7 +321,11 @@ fn refusals_are_listed() {
     let summary = run(&dir, &Options::default()).unwrap();
     let names: Vec<&str> = summary.weights.iter().map(|w| w.name.as_str()).collect();
     assert_eq!(names, ["embed", "up", "down"]);
-    let left: HashMap<&str, &str> = summary.left.iter().map(|l| (l.name.as_str(), l.reason.as_str())).collect();
+    let left: HashMap<&str, &str> = summary
+        .left
+        .iter()
+        .map(|l| (l.name.as_str(), l.reason.as_str()))
+        .collect();
     for (name, words) in [
         ("odd", "N is 7, no multiple of 2"),
         ("short", "K is 7, no multiple of 8"),
@@ -274,7 +347,12 @@ fn refusals_are_listed() {
 #[test]
 fn half_precision_products_and_head_bits() {
     let mut tiny = Tiny::new();
-    let data: Vec<f16> = noise(&[HIDDEN, VOCAB], 9).to_f32().unwrap().iter().map(|v| f16::from_f32(*v)).collect();
+    let data: Vec<f16> = noise(&[HIDDEN, VOCAB], 9)
+        .to_f32()
+        .unwrap()
+        .iter()
+        .map(|v| f16::from_f32(*v))
+        .collect();
     let halves = HostTensor::from_f16(&[HIDDEN, VOCAB], &data).unwrap();
     tiny.weight("head", &halves);
     tiny.weight("embed", &noise(&[VOCAB, HIDDEN], 1));
@@ -291,11 +369,25 @@ fn half_precision_products_and_head_bits() {
     tiny.output("logits", VOCAB);
     let dir = tiny.finish();
     let summary = run(&dir, &Options::default()).unwrap();
-    assert_eq!(summary.weights.iter().map(|w| w.bits).collect::<Vec<_>>(), [Bits::Eight; 2], "the head is found behind a cast");
+    assert_eq!(
+        summary.weights.iter().map(|w| w.bits).collect::<Vec<_>>(),
+        [Bits::Eight; 2],
+        "the head is found behind a cast"
+    );
     assert!(summary.weights[0].relative_error < 0.007);
     std::fs::remove_dir_all(dir.path().join("out")).unwrap();
-    let summary = run(&dir, &Options { head_bits: Bits::Four, ..Options::default() }).unwrap();
-    assert_eq!(summary.weights.iter().map(|w| w.bits).collect::<Vec<_>>(), [Bits::Four; 2]);
+    let summary = run(
+        &dir,
+        &Options {
+            head_bits: Bits::Four,
+            ..Options::default()
+        },
+    )
+    .unwrap();
+    assert_eq!(
+        summary.weights.iter().map(|w| w.bits).collect::<Vec<_>>(),
+        [Bits::Four; 2]
+    );
     assert_eq!(logits(&dir.path().join("out")).len(), 5 * VOCAB);
 }
 
@@ -303,7 +395,11 @@ fn half_precision_products_and_head_bits() {
 fn bad_weights_are_named_and_nothing_is_left() {
     for (bad, at, words) in [
         (f32::NAN, 3 * INNER + 17, "weight \"up\": element [3, 17] is NaN"),
-        (f32::INFINITY, 39 * INNER + 95, "weight \"up\": element [39, 95] is inf"),
+        (
+            f32::INFINITY,
+            39 * INNER + 95,
+            "weight \"up\": element [39, 95] is inf",
+        ),
         (1e30, 5, "weight \"up\": a group spans"),
     ] {
         let mut tiny = Tiny::new();
@@ -368,7 +464,15 @@ fn damaged_models_and_impossible_outputs() {
     refused(&input, &input, &options, "not empty");
     refused(&dir.path().join("none"), &out, &options, "there is no file");
     for group_size in [0, 8, 20, 264, usize::MAX] {
-        refused(&input, &out, &Options { group_size, ..options }, "--group-size");
+        refused(
+            &input,
+            &out,
+            &Options {
+                group_size,
+                ..options
+            },
+            "--group-size",
+        );
     }
     let e = quantize(&input, &dir.path().join("no/out"), &options, &mut |_| ()).unwrap_err();
     assert!(e.to_string().contains("cannot make a folder in"), "{e}");
@@ -386,6 +490,10 @@ fn a_model_without_matrices_is_refused() {
     tiny.output("logits", 7);
     let dir = tiny.finish();
     let e = run(&dir, &Options::default()).unwrap_err();
-    assert!(e.to_string().contains("no weight can be quantized; \"odd\": K is 7"), "{e}");
+    assert!(
+        e.to_string()
+            .contains("no weight can be quantized; \"odd\": K is 7"),
+        "{e}"
+    );
     nothing_left(&dir);
 }

@@ -33,7 +33,11 @@ pub fn fields(message: &[u8]) -> Option<Vec<Field<'_>>> {
             _ => return None,
         }
         let whole = start.get(..start.len() - rest.len())?;
-        out.push(Field { tag: key >> 3, whole, content });
+        out.push(Field {
+            tag: key >> 3,
+            whole,
+            content,
+        });
     }
     Some(out)
 }
@@ -79,9 +83,13 @@ mod tests {
         assert_eq!(split.iter().map(|f| f.tag).collect::<Vec<_>>(), [1, 2, 300, 3]);
         assert_eq!(split[0].whole, [0x08, 0xac, 0x02]);
         assert_eq!(split[2].content, [7; 200]);
-        assert_eq!(split.iter().flat_map(|f| f.whole).copied().collect::<Vec<_>>(), message);
+        assert_eq!(
+            split.iter().flat_map(|f| f.whole).copied().collect::<Vec<_>>(),
+            message
+        );
         for cut in 1..message.len() {
-            let whole = fields(&message[..cut]).is_some_and(|f| f.iter().map(|f| f.whole.len()).sum::<usize>() == cut);
+            let whole = fields(&message[..cut])
+                .is_some_and(|f| f.iter().map(|f| f.whole.len()).sum::<usize>() == cut);
             assert_eq!(whole, [3, 12, 216].contains(&cut), "{cut}");
         }
         assert_eq!(fields(&[0x0b, 0x0c]), None);
