@@ -48,9 +48,10 @@ pub fn print(plan: &Plan, graph: &Graph) -> String {
                 first,
                 count,
                 stride,
+                panel,
             } => {
                 let turned = if *transpose { " of the transpose" } else { "" };
-                format!("{dtype} columns {first}+{count}{turned}, stride {stride}")
+                format!("{dtype} columns {first}+{count}{turned}, stride {stride}, panels of {panel}")
             }
         };
         let _ = writeln!(out, "weight {i} \"{}\": {form}", graph.value(w.value).name);
