@@ -51,7 +51,7 @@ pub fn print(plan: &Plan, graph: &Graph) -> String {
                 panel,
             } => {
                 let turned = if *transpose { " of the transpose" } else { "" };
-                format!("{dtype} columns {first}+{count}{turned}, padded to {stride} in panels of {panel}")
+                format!("{dtype} columns {first}+{count}{turned}, stride {stride}, panels of {panel}")
             }
         };
         let _ = writeln!(out, "weight {i} \"{}\": {form}", graph.value(w.value).name);

@@ -1,4 +1,5 @@
 //! Runs one scenario on one device with every check that the module documentation of the test names.
+#![allow(clippy::result_large_err, reason = "the library's error, on no hot path")]
 
 use crate::compare::{bound, compare};
 use crate::support::{Device, POISON};
@@ -183,6 +184,7 @@ pub fn plan(scenario: &Scenario, caps: &Caps) -> LibResult<usize> {
 }
 
 /// The kernels of all plans of `scenario` on a device with these capabilities.
+#[allow(dead_code, reason = "for the checks of kernel texts, which include this file")]
 pub fn specs(scenario: &Scenario, caps: &Caps) -> LibResult<Vec<KernelSpec>> {
     let mut all = Vec::new();
     for storage in [DType::F16, DType::F32] {

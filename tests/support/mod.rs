@@ -2,6 +2,7 @@
 //! several sessions use one after another.
 #![allow(dead_code, reason = "each test file uses a part")]
 
+#[allow(clippy::result_large_err, reason = "the library's error, on no hot path")]
 pub mod gguf;
 
 use std::collections::HashMap;

@@ -176,7 +176,7 @@ impl Expr {
         })
     }
 
-    fn eval(&self, inputs: &Inputs<'_>, types: &[DType], shape: &[usize]) -> OpResult<Buffer> {
+    fn eval(&self, inputs: &Inputs<'_>, shape: &[usize]) -> OpResult<Buffer> {
         let count: usize = shape.iter().product();
         Ok(match self {
             Self::Input(i) => {
@@ -192,7 +192,7 @@ impl Expr {
             Self::Const(v, t) if t.is_float() => Buffer::Floats(vec![*v as f32; count]),
             #[expect(clippy::cast_possible_truncation, reason = "constants are stored widened from these types")]
             Self::Const(v, _) => Buffer::Ints(vec![*v as i64; count]),
-            Self::Unary(f, x) => match x.eval(inputs, types, shape)? {
+            Self::Unary(f, x) => match x.eval(inputs, shape)? {
                 Buffer::Floats(v) => Buffer::Floats(v.into_iter().map(|x| f.apply(x)).collect()),
                 Buffer::Ints(v) => Buffer::Ints(match f {
                     Unary::Neg => v.into_iter().map(i64::wrapping_neg).collect(),
@@ -200,12 +200,12 @@ impl Expr {
                     _ => return Err(OpError::Unsupported(format!("{f:?} of integers"))),
                 }),
             },
-            Self::Not(x) => match x.eval(inputs, types, shape)? {
+            Self::Not(x) => match x.eval(inputs, shape)? {
                 Buffer::Ints(v) => Buffer::Ints(v.into_iter().map(|x| i64::from(x == 0)).collect()),
                 Buffer::Floats(_) => return Err(OpError::expected("operand of Not", DType::Bool, "a float")),
             },
             Self::Binary(f, a, b) => {
-                match (a.eval(inputs, types, shape)?, b.eval(inputs, types, shape)?) {
+                match (a.eval(inputs, shape)?, b.eval(inputs, shape)?) {
                     (Buffer::Floats(a), Buffer::Floats(b)) if f.is_comparison() => {
                         Buffer::Ints(a.iter().zip(&b).map(|(a, b)| i64::from(f.compare(a, b))).collect())
                     }
@@ -228,10 +228,10 @@ impl Expr {
                 }
             }
             Self::Select(c, a, b) => {
-                let Buffer::Ints(c) = c.eval(inputs, types, shape)? else {
+                let Buffer::Ints(c) = c.eval(inputs, shape)? else {
                     return Err(OpError::expected("condition", DType::Bool, "a float"));
                 };
-                match (a.eval(inputs, types, shape)?, b.eval(inputs, types, shape)?) {
+                match (a.eval(inputs, shape)?, b.eval(inputs, shape)?) {
                     (Buffer::Floats(a), Buffer::Floats(b)) => {
                         Buffer::Floats(c.iter().zip(a.iter().zip(&b)).map(|(c, (a, b))| if *c != 0 { *a } else { *b }).collect())
                     }
@@ -241,7 +241,7 @@ impl Expr {
                     _ => return Err(OpError::mismatch("element types", "float", "integer")),
                 }
             }
-            Self::Cast(t, x) => match (x.eval(inputs, types, shape)?, t) {
+            Self::Cast(t, x) => match (x.eval(inputs, shape)?, t) {
                 (Buffer::Floats(v), DType::Bool) => Buffer::Ints(v.iter().map(|x| i64::from(*x != 0.0)).collect()),
                 (Buffer::Ints(v), DType::Bool) => Buffer::Ints(v.iter().map(|x| i64::from(*x != 0)).collect()),
                 (Buffer::Floats(v), DType::F32) => Buffer::Floats(v),
@@ -571,7 +571,7 @@ impl Op for Pointwise {
         }
         let shape = shape.as_fixed().unwrap_or_default();
         let dtype = self.expr.dtype(&types)?;
-        Ok(vec![match self.expr.eval(inputs, &types, &shape)? {
+        Ok(vec![match self.expr.eval(inputs, &shape)? {
             Buffer::Floats(v) => HostTensor::from_floats(dtype, &shape, &v)?,
             Buffer::Ints(v) => HostTensor::from_ints(dtype, &shape, &v)?,
         }])

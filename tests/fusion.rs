@@ -1,0 +1,575 @@
+//! Patterns on small graphs: each fires on its own form, computing the same, and on nothing that only looks like it.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use transformer_lite::graph::interp::Interpreter;
+use transformer_lite::graph::op::case::input as filled;
+use transformer_lite::graph::op::concat::Concat;
+use transformer_lite::graph::op::matmul::MatMul;
+use transformer_lite::graph::op::pointwise::{Binary, Expr, Pointwise, Unary};
+use transformer_lite::graph::op::reduce::{Kind, Reduce};
+use transformer_lite::graph::op::shape_of::ShapeOf;
+use transformer_lite::graph::op::slice::Slice;
+use transformer_lite::graph::op::softmax::Softmax;
+use transformer_lite::graph::op::transpose::Transpose;
+use transformer_lite::graph::pass::{ATTENTION, FUSE, KV_CACHE, Pass, Pipeline, RMS_NORM, ROTARY, TRANS_B};
+use transformer_lite::graph::{Edit, Graph, Op, ValueId};
+use transformer_lite::shape::{Bindings, Dim, Fact, Shape};
+use transformer_lite::tensor::{DType, HostTensor};
+
+/// A graph under construction.
+#[derive(Default)]
+struct Build(Graph);
+
+impl Build {
+    /// An input of floats with these sizes.
+    fn input(&mut self, name: &str, sizes: &str) -> ValueId {
+        let dims = sizes.split(',').map(|d| Dim::parse(d.trim()).unwrap()).collect();
+        let mut edit = Edit::new(&mut self.0);
+        let v = edit.add_value(name, Some(Fact::new(DType::F32, Shape(dims))));
+        edit.add_input(v);
+        v
+    }
+
+    fn floats(&mut self, shape: &[usize], data: &[f32]) -> ValueId {
+        Edit::new(&mut self.0).add_const("number", Arc::new(HostTensor::from_f32(shape, data).unwrap()))
+    }
+
+    fn list(&mut self, data: &[i64]) -> ValueId {
+        Edit::new(&mut self.0).add_const(
+            "list",
+            Arc::new(HostTensor::from_i64(&[data.len()], data).unwrap()),
+        )
+    }
+
+    fn node(&mut self, op: impl Op + 'static, inputs: &[ValueId]) -> ValueId {
+        let mut edit = Edit::new(&mut self.0);
+        let y = edit.add_value("v", None);
+        let name = edit.value(y).name.clone();
+        let inputs = inputs.iter().map(|v| Some(*v)).collect();
+        edit.add_node(&name, vec![name.clone()], Box::new(op), inputs, vec![y]);
+        y
+    }
+
+    fn unary(&mut self, f: Unary, x: ValueId) -> ValueId {
+        let op = Pointwise {
+            name: format!("{f:?}"),
+            expr: Expr::Unary(f, Box::new(Expr::Input(0))),
+        };
+        self.node(op, &[x])
+    }
+
+    fn binary(&mut self, f: Binary, a: ValueId, b: ValueId) -> ValueId {
+        self.node(Pointwise::binary(&format!("{f:?}"), f), &[a, b])
+    }
+
+    fn swap(&mut self, x: ValueId, perm: &[i64]) -> ValueId {
+        self.node(
+            Transpose {
+                perm: Some(perm.to_vec()),
+            },
+            &[x],
+        )
+    }
+
+    /// Elements `from .. to` of the last axis.
+    fn part(&mut self, x: ValueId, from: i64, to: i64) -> ValueId {
+        let (from, to, axes) = (self.list(&[from]), self.list(&[to]), self.list(&[-1]));
+        self.node(Slice, &[x, from, to, axes])
+    }
+
+    fn output(&mut self, v: ValueId) {
+        Edit::new(&mut self.0).add_output(v);
+    }
+
+    /// Values of all outputs and states under these sizes; inputs are filled by their place.
+    fn run(&self, bindings: &Bindings) -> Vec<HostTensor> {
+        let graph = &self.0;
+        let mut given = HashMap::new();
+        let states = graph.states().iter().map(|s| s.input);
+        let mut all: Vec<ValueId> = graph.inputs().iter().copied().chain(states).collect();
+        all.sort();
+        for (v, seed) in all.iter().zip(1..) {
+            let shape = graph.fact(*v).unwrap().shape.eval(bindings).unwrap();
+            given.insert(*v, filled(&shape).make(seed).unwrap());
+        }
+        let results = Interpreter::new(Arc::new(graph.clone()))
+            .unwrap()
+            .run(given)
+            .unwrap();
+        graph.outputs().iter().map(|v| results[v].clone()).collect()
+    }
+
+    /// Runs one pass; the graph computes the same before and after. Returns the number of rewrites.
+    fn pass(&mut self, pass: Pass, bindings: &[(&str, i64)]) -> usize {
+        let none = Pipeline {
+            passes: Vec::new(),
+            edit_limit: usize::MAX,
+        };
+        none.run(&mut self.0).unwrap();
+        let mut sizes = Bindings::new();
+        for (name, v) in bindings {
+            sizes.set(&transformer_lite::shape::Symbol::new(name), *v);
+        }
+        let before = self.run(&sizes);
+        let reports = Pipeline {
+            passes: vec![pass],
+            edit_limit: usize::MAX,
+        }
+        .run(&mut self.0)
+        .unwrap();
+        let after = self.run(&sizes);
+        assert_eq!(before.len(), after.len());
+        for (b, a) in before.iter().zip(&after) {
+            assert_eq!(b.shape(), a.shape(), "{} changed a shape", pass.name);
+            for (x, y) in b.to_f32().unwrap().iter().zip(a.to_f32().unwrap().iter()) {
+                assert!(
+                    (x - y).abs() <= 1e-5 * x.abs().max(1.0),
+                    "{} changed {x} to {y}",
+                    pass.name
+                );
+            }
+        }
+        reports[0].edits
+    }
+
+    fn has(&self, name: &str) -> bool {
+        self.0.nodes().any(|(_, n)| n.op.name() == name)
+    }
+
+    fn nodes(&self) -> usize {
+        self.0.nodes().count()
+    }
+}
+
+/// `x / sqrt(mean(square^2) + e) * w` with the mean over `axes`.
+fn normalisation(axes: &[i64], kind: Kind, own_square: bool, inverse: bool) -> Build {
+    let mut b = Build::default();
+    let (x, other) = (b.input("x", "2,s,8"), b.input("other", "2,s,8"));
+    let of = if own_square { x } else { other };
+    let square = b.binary(Binary::Mul, of, of);
+    let reduce = Reduce {
+        kind,
+        axes: Some(axes.to_vec()),
+        keep: true,
+        noop_without_axes: false,
+    };
+    let mean = b.node(reduce, &[square]);
+    let epsilon = b.floats(&[1], &[0.01]);
+    let sum = b.binary(Binary::Add, epsilon, mean);
+    let root = b.unary(Unary::Sqrt, sum);
+    let normed = if inverse {
+        let r = b.unary(Unary::Reciprocal, root);
+        b.binary(Binary::Mul, r, x)
+    } else {
+        b.binary(Binary::Div, x, root)
+    };
+    let scale = b.floats(&[8], &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]);
+    let y = b.binary(Binary::Mul, normed, scale);
+    b.output(y);
+    b
+}
+
+#[test]
+fn normalisations() {
+    for inverse in [false, true] {
+        let mut b = normalisation(&[-1], Kind::Mean, true, inverse);
+        assert_eq!(b.pass(RMS_NORM, &[("s", 3)]), 1);
+        assert!(b.has("RMSNormalization") && b.nodes() == 1);
+        let other_forms: [(&str, &[i64], Kind, bool); 4] = [
+            ("another axis", &[1], Kind::Mean, true),
+            ("two axes", &[1, 2], Kind::Mean, true),
+            ("a sum", &[-1], Kind::Sum, true),
+            ("the mean of another value", &[-1], Kind::Mean, false),
+        ];
+        for (what, axes, kind, own) in other_forms {
+            let mut b = normalisation(axes, kind, own, inverse);
+            assert_eq!(b.pass(RMS_NORM, &[("s", 3)]), 0, "{what}");
+        }
+    }
+}
+
+/// What a rotary embedding may have wrong.
+#[derive(Clone, Copy, Default)]
+struct Turn {
+    half: Option<i64>,
+    negate_low: bool,
+    low_first: bool,
+    other: bool,
+    swapped_angles: bool,
+    per_head: bool,
+}
+
+/// `x * cos + concat(-x[h..], x[..h]) * sin`, or something like it.
+fn rotary(t: Turn) -> Build {
+    let mut b = Build::default();
+    let (x, z) = (b.input("x", "1,s,3,8"), b.input("z", "1,s,3,8"));
+    let angles = if t.per_head { "1,s,3,8" } else { "1,s,1,8" };
+    let (cos, sin) = (b.input("cos", angles), b.input("sin", angles));
+    let half = t.half.unwrap_or(4);
+    let from = if t.other { z } else { x };
+    let (low, high) = (b.part(from, 0, half), b.part(from, half, 8));
+    let (low, high) = if t.negate_low {
+        (b.unary(Unary::Neg, low), high)
+    } else {
+        (low, b.unary(Unary::Neg, high))
+    };
+    let halves = if t.low_first { [low, high] } else { [high, low] };
+    let turned = b.node(Concat { axis: -1 }, &halves);
+    let plain = b.binary(Binary::Mul, x, cos);
+    let turned = if t.swapped_angles {
+        b.binary(Binary::Mul, turned, cos)
+    } else {
+        b.binary(Binary::Mul, sin, turned)
+    };
+    let y = b.binary(Binary::Add, turned, plain);
+    b.output(y);
+    b
+}
+
+#[test]
+fn rotary_embeddings() {
+    let mut b = rotary(Turn::default());
+    assert_eq!(b.pass(ROTARY, &[("s", 3)]), 1);
+    assert!(b.has("Rotary") && b.nodes() == 1);
+    let wrong = [
+        (
+            "a split off the middle",
+            Turn {
+                half: Some(3),
+                ..Turn::default()
+            },
+        ),
+        (
+            "the other half negated",
+            Turn {
+                negate_low: true,
+                ..Turn::default()
+            },
+        ),
+        (
+            "halves not exchanged",
+            Turn {
+                low_first: true,
+                ..Turn::default()
+            },
+        ),
+        (
+            "halves of another value",
+            Turn {
+                other: true,
+                ..Turn::default()
+            },
+        ),
+        (
+            "angles of each head",
+            Turn {
+                per_head: true,
+                ..Turn::default()
+            },
+        ),
+    ];
+    for (what, turn) in wrong {
+        assert_eq!(rotary(turn).pass(ROTARY, &[("s", 3)]), 0, "{what}");
+    }
+    // One angle for both is odd, and still the same sum of products.
+    let mut b = rotary(Turn {
+        swapped_angles: true,
+        ..Turn::default()
+    });
+    assert_eq!(b.pass(ROTARY, &[("s", 3)]), 1);
+}
+
+/// What an attention may have wrong.
+#[derive(Clone, Copy)]
+struct Heads {
+    softmax: i64,
+    mask: Option<&'static str>,
+    swapped: bool,
+    back: bool,
+    scale: bool,
+    masked_after: bool,
+}
+
+const PLAIN: Heads = Heads {
+    softmax: -1,
+    mask: Some("1,1,s,t"),
+    swapped: true,
+    back: true,
+    scale: true,
+    masked_after: false,
+};
+
+/// `softmax(scale * q k^T + mask) v` over transposed heads, or something like it.
+fn attention(h: Heads) -> Build {
+    let mut b = Build::default();
+    let mut heads = |name, sizes: &str, heads_first: &str| {
+        if h.swapped {
+            let x = b.input(name, sizes);
+            b.swap(x, &[0, 2, 1, 3])
+        } else {
+            b.input(name, heads_first)
+        }
+    };
+    let q = heads("q", "1,s,3,4", "1,3,s,4");
+    let (k, v) = (heads("k", "1,t,3,4", "1,3,t,4"), heads("v", "1,t,3,4", "1,3,t,4"));
+    let mut scores = b.node(MatMul { trans_b: true }, &[q, k]);
+    if h.scale {
+        let s = b.floats(&[], &[0.5]);
+        scores = b.binary(Binary::Mul, scores, s);
+    }
+    let mask = h.mask.map(|m| b.input("mask", m));
+    if let (Some(m), false) = (mask, h.masked_after) {
+        scores = b.binary(Binary::Add, scores, m);
+    }
+    let mut weights = b.node(Softmax { axis: h.softmax }, &[scores]);
+    if let (Some(m), true) = (mask, h.masked_after) {
+        weights = b.binary(Binary::Add, weights, m);
+    }
+    let mut y = b.node(MatMul { trans_b: false }, &[weights, v]);
+    if h.back {
+        y = b.swap(y, &[0, 2, 1, 3]);
+    }
+    b.output(y);
+    b
+}
+
+#[test]
+fn attentions() {
+    let sizes = [("s", 3), ("t", 5)];
+    for right in [
+        PLAIN,
+        Heads { mask: None, ..PLAIN },
+        Heads {
+            scale: false,
+            softmax: 3,
+            ..PLAIN
+        },
+    ] {
+        let mut b = attention(right);
+        assert_eq!(b.pass(ATTENTION, &sizes), 1);
+        assert!(b.has("Attention") && b.nodes() == 1);
+    }
+    let wrong = [
+        ("softmax over queries", Heads { softmax: -2, ..PLAIN }),
+        ("softmax over heads", Heads { softmax: 1, ..PLAIN }),
+        (
+            "a mask of each head",
+            Heads {
+                mask: Some("1,3,s,t"),
+                ..PLAIN
+            },
+        ),
+        (
+            "a mask of keys",
+            Heads {
+                mask: Some("1,1,1,t"),
+                ..PLAIN
+            },
+        ),
+        (
+            "a mask after the softmax",
+            Heads {
+                masked_after: true,
+                ..PLAIN
+            },
+        ),
+        (
+            "operands with heads first",
+            Heads {
+                swapped: false,
+                ..PLAIN
+            },
+        ),
+        ("a result with heads first", Heads { back: false, ..PLAIN }),
+    ];
+    for (what, heads) in wrong {
+        assert_eq!(attention(heads).pass(ATTENTION, &sizes), 0, "{what}");
+    }
+}
+
+#[test]
+fn an_attention_whose_product_is_read_elsewhere_stays() {
+    let mut b = attention(Heads { back: false, ..PLAIN });
+    let product = b.0.outputs()[0];
+    let y = b.swap(product, &[0, 2, 1, 3]);
+    b.output(y);
+    assert_eq!(b.pass(ATTENTION, &[("s", 3), ("t", 5)]), 0);
+}
+
+#[test]
+fn elementwise_chains() {
+    let chain = |b: &mut Build| {
+        let (x, w) = (b.input("x", "2,s"), b.input("w", "2,s"));
+        let inner = b.unary(Unary::Sigmoid, x);
+        let y = b.binary(Binary::Mul, inner, w);
+        b.output(y);
+        (inner, y)
+    };
+    let mut b = Build::default();
+    chain(&mut b);
+    assert_eq!((b.pass(FUSE, &[("s", 5)]), b.nodes()), (1, 1));
+
+    let mut b = Build::default();
+    let (inner, _) = chain(&mut b);
+    let other = b.unary(Unary::Exp, inner);
+    b.output(other);
+    assert_eq!(
+        (b.pass(FUSE, &[("s", 5)]), b.nodes()),
+        (0, 3),
+        "a value read twice is computed once"
+    );
+
+    let mut b = Build::default();
+    let (inner, _) = chain(&mut b);
+    b.output(inner);
+    assert_eq!(
+        (b.pass(FUSE, &[("s", 5)]), b.nodes()),
+        (0, 2),
+        "an output of the graph stays one"
+    );
+
+    for sizes in ["s", "2,1", "1,s"] {
+        let mut b = Build::default();
+        let (x, w) = (b.input("x", sizes), b.input("w", "2,s"));
+        let inner = b.unary(Unary::Exp, x);
+        let y = b.binary(Binary::Mul, inner, w);
+        b.output(y);
+        assert_eq!(
+            (b.pass(FUSE, &[("s", 5)]), b.nodes()),
+            (0, 2),
+            "{sizes} is broadcast and computed once"
+        );
+    }
+
+    // Leading axes of size 1 are no broadcast.
+    let mut b = Build::default();
+    let (x, w) = (b.input("x", "2,s"), b.input("w", "1,2,s"));
+    let inner = b.unary(Unary::Exp, x);
+    let y = b.binary(Binary::Mul, inner, w);
+    b.output(y);
+    assert_eq!((b.pass(FUSE, &[("s", 5)]), b.nodes()), (1, 1));
+
+    // Five operands do not fit one kernel.
+    let mut b = Build::default();
+    let mut sum = b.input("x", "s");
+    for i in 0..4 {
+        let x = b.input(&format!("x{i}"), "s");
+        sum = b.binary(Binary::Add, sum, x);
+    }
+    b.output(sum);
+    assert_eq!((b.pass(FUSE, &[("s", 5)]), b.nodes()), (2, 2));
+}
+
+/// A cache `past` of `sizes` that grows along `axis` by `new`; its readers are the concatenation and a product.
+fn cache(sizes: &str, more: &str, axis: i64, past_first: bool, is_output: bool) -> (Build, ValueId) {
+    let mut b = Build::default();
+    let (past, new) = (b.input("past", sizes), b.input("new", more));
+    let new = b.unary(Unary::Abs, new);
+    let operands = if past_first { [past, new] } else { [new, past] };
+    let present = b.node(Concat { axis }, &operands);
+    let y = b.unary(Unary::Neg, present);
+    b.output(y);
+    if is_output {
+        b.output(present);
+    }
+    (b, past)
+}
+
+#[test]
+fn caches() {
+    let sizes = [("t", 4), ("s", 2)];
+    let state = |b: &mut Build| {
+        // Outputs that became states are none any more; what reads them stays.
+        Pipeline {
+            passes: vec![KV_CACHE],
+            edit_limit: usize::MAX,
+        }
+        .run(&mut b.0)
+        .unwrap();
+        let values = b.run(&Bindings::from([("t", 4), ("s", 2)]));
+        (b.0.states().len(), values)
+    };
+    for (past, new, axis) in [
+        ("1,t,3,4", "1,s,3,4", 1),
+        ("1,3,t,4", "1,3,s,4", 2),
+        ("1,3,t,4", "1,3,s,4", -2),
+    ] {
+        let (mut b, _) = cache(past, new, axis, true, true);
+        Pipeline {
+            passes: Vec::new(),
+            edit_limit: usize::MAX,
+        }
+        .run(&mut b.0)
+        .unwrap();
+        let before = b.run(&Bindings::from(sizes));
+        let (states, after) = state(&mut b);
+        assert_eq!((states, b.0.inputs().len()), (1, 1), "{past} along {axis}");
+        assert_eq!(after.len(), 1);
+        // The state may lie sequence first, so that the same numbers come in another order.
+        let sum = |t: &HostTensor| t.to_f32().unwrap().iter().map(|v| f64::from(*v)).sum::<f64>();
+        assert!((sum(&before[0]) - sum(&after[0])).abs() < 1e-4 && before[0].shape() == after[0].shape());
+    }
+    let wrong: [(&str, (Build, ValueId)); 5] = [
+        (
+            "new rows before the old",
+            cache("1,t,3,4", "1,s,3,4", 1, false, true),
+        ),
+        (
+            "a result that is no output",
+            cache("1,t,3,4", "1,s,3,4", 1, true, false),
+        ),
+        ("several sequences", cache("2,t,3,4", "2,s,3,4", 1, true, true)),
+        (
+            "growth along the heads' size",
+            cache("1,3,4,t", "1,3,4,s", 3, true, true),
+        ),
+        (
+            "a length that is no symbol",
+            cache("1,t+1,3,4", "1,s,3,4", 1, true, true),
+        ),
+    ];
+    for (what, (mut b, past)) in wrong {
+        assert_eq!(state(&mut b).0, 0, "{what}");
+        assert!(b.0.inputs().contains(&past), "{what}");
+    }
+}
+
+#[test]
+fn a_cache_with_two_readers_of_data_stays_an_input() {
+    let (mut b, past) = cache("1,t,3,4", "1,s,3,4", 1, true, true);
+    let extra = b.unary(Unary::Exp, past);
+    b.output(extra);
+    assert_eq!(b.pass(KV_CACHE, &[("t", 4), ("s", 2)]), 0);
+    assert!(b.0.states().is_empty() && b.0.inputs().contains(&past));
+    // A reader of the shape alone does no harm.
+    let (mut b, past) = cache("1,t,3,4", "1,s,3,4", 1, true, true);
+    b.node(ShapeOf { start: 0, end: None }, &[past]);
+    Pipeline {
+        passes: vec![KV_CACHE],
+        edit_limit: usize::MAX,
+    }
+    .run(&mut b.0)
+    .unwrap();
+    assert_eq!(b.0.states().len(), 1);
+}
+
+#[test]
+fn transposed_products() {
+    for (perm, fires) in [(&[0, 2, 1][..], 1), (&[1, 0, 2], 0), (&[2, 1, 0], 0)] {
+        let mut b = Build::default();
+        let x = b.input("x", "4,4,4");
+        let w = b.input("w", "4,4,4");
+        let turned = b.swap(w, perm);
+        let y = b.node(MatMul { trans_b: false }, &[x, turned]);
+        b.output(y);
+        assert_eq!(b.pass(TRANS_B, &[]), fires, "{perm:?}");
+    }
+    // Transposed twice.
+    let mut b = Build::default();
+    let (x, w) = (b.input("x", "4,4"), b.input("w", "4,4"));
+    let turned = b.swap(w, &[1, 0]);
+    let y = b.node(MatMul { trans_b: true }, &[x, turned]);
+    b.output(y);
+    assert_eq!(b.pass(TRANS_B, &[]), 0);
+}
