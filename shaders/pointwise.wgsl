@@ -1,6 +1,6 @@
 // y = apply(a, b, ...) over broadcast operands. A work-item computes two neighbouring results. The result index
-// is split by the sizes n1 (innermost) to n3 and the rest; each operand has a stride for each part.
-fn walk(index: u32, s0: u32, s1: u32, s2: u32, s3: u32) -> u32 {
+// is split by the sizes n1 (innermost) to n4 and the rest; each operand has a stride for each part.
+fn walk(index: u32, s0: u32, s1: u32, s2: u32, s3: u32, s4: u32) -> u32 {
 #ifdef FLAT
   return index;
 #else
@@ -12,21 +12,23 @@ fn walk(index: u32, s0: u32, s1: u32, s2: u32, s3: u32) -> u32 {
   i /= p.n1;
   at += (i % p.n2) * s1;
   i /= p.n2;
-  return at + (i % p.n3) * s2 + (i / p.n3) * s3;
+  at += (i % p.n3) * s2;
+  i /= p.n3;
+  return at + (i % p.n4) * s3 + (i / p.n4) * s4;
 #endif
 #endif
 }
 
 fn element(i: u32) -> Y {
-  let va = a_at(walk(i, p.a0, p.a1, p.a2, p.a3));
+  let va = a_at(walk(i, p.a0, p.a1, p.a2, p.a3, p.a4));
 #ifdef HAS_B
-  let vb = b_at(walk(i, p.b0, p.b1, p.b2, p.b3));
+  let vb = b_at(walk(i, p.b0, p.b1, p.b2, p.b3, p.b4));
 #endif
 #ifdef HAS_C
-  let vc = c_at(walk(i, p.c0, p.c1, p.c2, p.c3));
+  let vc = c_at(walk(i, p.c0, p.c1, p.c2, p.c3, p.c4));
 #endif
 #ifdef HAS_D
-  let vd = d_at(walk(i, p.d0, p.d1, p.d2, p.d3));
+  let vd = d_at(walk(i, p.d0, p.d1, p.d2, p.d3, p.d4));
 #endif
 #ifdef HAS_D
   return apply(va, vb, vc, vd);

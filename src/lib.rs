@@ -77,6 +77,7 @@ pub mod error;
 pub mod gguf;
 pub mod graph;
 pub mod llm;
+pub mod new_folder;
 pub mod plan;
 pub mod quant;
 pub mod session;

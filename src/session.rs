@@ -342,9 +342,12 @@ fn pack(t: &HostTensor, pack: &Pack) -> Result<Vec<u8>, String> {
     match pack {
         Pack::Plain { dtype } => to_device(t, *dtype),
         Pack::Rows { dtype, first, count } => {
-            let size = t.dtype().size() * last;
+            let mut shape = t.shape().to_vec();
+            let axis = shape.first_mut().ok_or("a tensor without axes has no rows")?;
+            let size = t.bytes().len().checked_div(*axis).unwrap_or(0);
             let bytes = t.bytes().get(first * size..(first + count) * size).ok_or("rows outside the tensor")?;
-            let part = HostTensor::from_bytes(t.dtype(), &[*count, last], bytes).map_err(|e| e.to_string())?;
+            *axis = *count;
+            let part = HostTensor::from_bytes(t.dtype(), &shape, bytes).map_err(|e| e.to_string())?;
             to_device(&part, *dtype)
         }
         Pack::Columns { dtype: DType::U32, transpose: false, first, count, stride, panel } => {

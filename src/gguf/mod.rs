@@ -8,11 +8,16 @@ pub mod dequant;
 mod llama;
 pub mod read;
 #[cfg(test)]
+#[path = "../../tests/support/gguf.rs"]
 mod testing;
 #[cfg(test)]
 mod tests;
 mod tokenizer;
 
-pub use convert::{Progress, Summary, convert};
+pub(crate) use convert::TEMPORARY;
+pub use convert::{Progress, Summary, convert, convert_into};
 pub use dequant::GgmlType;
 pub use read::{Array, Gguf, TensorInfo, Value};
+
+#[cfg(test)]
+use crate::error::Result;

@@ -17,7 +17,7 @@ pub enum Pack {
         /// Element type on the device.
         dtype: DType,
     },
-    /// Rows `first .. first + count`.
+    /// Slices `first .. first + count` along the first axis, whatever the others.
     Rows {
         /// Element type on the device.
         dtype: DType,

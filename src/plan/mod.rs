@@ -2,6 +2,7 @@
 
 pub mod lower;
 pub mod memory;
+pub mod text;
 
 use crate::backend::kernel::{FieldTy, KernelSpec, Role, Ty};
 use crate::backend::{Caps, Launch};

@@ -442,6 +442,15 @@ impl ModelWriter {
         }
     }
 
+    /// Completes the data file and hands back the constants added, for a model file that is put together elsewhere; and
+    /// the length of the data file.
+    pub(super) fn into_initializers(mut self) -> Result<(Vec<proto::TensorProto>, u64)> {
+        self.data
+            .flush()
+            .map_err(|e| Error::io("cannot write", &self.data_path, e))?;
+        Ok((std::mem::take(&mut self.graph.initializer), self.position))
+    }
+
     /// Checks the graph and writes the model file.
     pub fn finish(mut self) -> Result<Written> {
         self.check()?;

@@ -134,6 +134,8 @@ fn cases() -> Vec<Case> {
         case(&[50, 64], &[1, 7]),
         case(&[9, 33], &[2, 5]),
         case(&[5, 2, 3], &[1]),
+        case(&[5, 2, 3], &[7]),
+        case(&[41], &[3]),
         Case::new(Gather { axis: 0 }, vec![input(&[6, 10]), input(&[4]).ints(0, 5)]),
         Case::new(Gather { axis: 1 }, vec![input(&[3, 5]), input(&[2]).ints(0, 4)]).host_only("gathering from an inner axis"),
     ]

@@ -318,8 +318,12 @@ impl Expr {
         Ok(match self {
             Self::Input(i) => NAMES.get(*i).map_or_else(String::new, |n| format!("v{n}")),
             Self::Const(v, t) if t.is_float() => {
+                if v.is_nan() {
+                    return Err(OpError::Unsupported("a constant that is not a number".to_owned()));
+                }
                 let v = v.clamp(f64::from(f32::MIN), f64::from(f32::MAX));
-                if wgsl { format!("f32({v:e})") } else { format!("((float){v:e})") }
+                // A literal without suffix is a double in OpenCL C, which many devices lack.
+                if wgsl { format!("f32({v:e})") } else { format!("({v:e}f)") }
             }
             Self::Const(v, _) => {
                 if wgsl {
@@ -453,15 +457,15 @@ pub fn broadcast_to(x: &HostTensor, shape: &[usize]) -> OpResult<HostTensor> {
 /// Largest number of operands of one kernel.
 pub const MAX_INPUTS: usize = 4;
 /// Largest number of axes left after joining those that every operand walks alike.
-const MAX_RANK: usize = 4;
+const MAX_RANK: usize = 5;
 const NAMES: [&str; MAX_INPUTS] = ["a", "b", "c", "d"];
 
 static KERNEL: Kernel = crate::kernel!(pointwise {
-    count: U32, n1: U32, n2: U32, n3: U32,
-    a0: U32, a1: U32, a2: U32, a3: U32,
-    b0: U32, b1: U32, b2: U32, b3: U32,
-    c0: U32, c1: U32, c2: U32, c3: U32,
-    d0: U32, d1: U32, d2: U32, d3: U32,
+    count: U32, n1: U32, n2: U32, n3: U32, n4: U32,
+    a0: U32, a1: U32, a2: U32, a3: U32, a4: U32,
+    b0: U32, b1: U32, b2: U32, b3: U32, b4: U32,
+    c0: U32, c1: U32, c2: U32, c3: U32, c4: U32,
+    d0: U32, d1: U32, d2: U32, d3: U32, d4: U32,
 } [a: In Elem, b: OptionalIn Elem, c: OptionalIn Elem, d: OptionalIn Elem, y: Out Elem]);
 
 /// An elementwise operator.
@@ -770,6 +774,24 @@ mod cases {
         let select = Expr::Select(a.clone(), b, c);
         let inputs = vec![input(&[2, 1, 9]).bools(), input(&[1]), input(&[5, 1])];
         all.push(Case::new(Pointwise { name: "Where".into(), expr: select }, inputs));
+        let pick = |i| Box::new(Expr::Input(i));
+        // Squares and cubes of negative numbers, as normalisations have them.
+        for exponent in [2.0, 3.0] {
+            let expr = Expr::Binary(Binary::Pow, pick(0), Box::new(Expr::Const(exponent, DType::F32)));
+            all.push(Case::new(Pointwise { name: "Fused".into(), expr }, vec![input(&[5, 9]).range(-3.0, 3.0)]));
+        }
+        for f in [Unary::Neg, Unary::Abs] {
+            let op = Pointwise { name: format!("{f:?}"), expr: Expr::Unary(f, pick(0)) };
+            all.push(Case::new(op, vec![input(&[3, 11]).ints(-9, 9)]));
+        }
+        let choose = Pointwise { name: "Where".into(), expr: Expr::Select(pick(0), pick(1), pick(2)) };
+        all.push(Case::new(choose, vec![input(&[3, 7]).bools(), input(&[7]).ints(-5, 5), input(&[3, 1]).ints(-5, 5)]));
+        // All four operands, each with a broadcast of its own.
+        let sum = Expr::Binary(Binary::Add, Box::new(Expr::Binary(Binary::Mul, pick(0), pick(1))), pick(2));
+        let scaled = Expr::Binary(Binary::Mul, Box::new(sum), Box::new(Expr::Const(-0.1, DType::F32)));
+        let expr = Expr::Binary(Binary::Max, Box::new(scaled), pick(3));
+        let shapes: [&[usize]; 4] = [&[2, 3, 5], &[3, 1], &[5], &[2, 1, 1]];
+        all.push(Case::new(Pointwise { name: "Fused".into(), expr }, shapes.iter().map(|s| input(s)).collect()));
         for (to, from) in [
             (DType::I32, input(&[33]).range(-5.0, 5.0)),
             (DType::F32, input(&[33]).ints(-5, 5)),

@@ -1,7 +1,7 @@
-//! GGUF files for tests: any content, and tiny random models.
+//! GGUF files for tests: any content, and tiny random models. The library's own tests include this file too; the parent
+//! module gives it the names of the library.
 
-use super::dequant::GgmlType;
-use super::read::{Array, Gguf, Value};
+use super::{Array, GgmlType, Gguf, Value};
 use std::path::Path;
 
 /// A file under construction. Everything may be changed before [`File::bytes`].
@@ -134,7 +134,7 @@ impl File {
     }
 
     /// The file, opened from memory.
-    pub fn open(&self) -> crate::error::Result<Gguf> {
+    pub fn open(&self) -> super::Result<Gguf> {
         open(self.bytes())
     }
 
@@ -167,7 +167,7 @@ impl File {
 }
 
 /// Opens a file's bytes.
-pub fn open(bytes: Vec<u8>) -> crate::error::Result<Gguf> {
+pub fn open(bytes: Vec<u8>) -> super::Result<Gguf> {
     Gguf::from_bytes(Path::new("memory.gguf"), Box::new(bytes))
 }
 

@@ -1,0 +1,144 @@
+//! Every case of every operator on every device, against `Op::eval`.
+//!
+//! A trial is named `softmax/3x130/.../f16@opencl`, so that filters work. Operators write only the cases; to each of them
+//! this harness adds what breaks kernels in practice:
+//!
+//! * both storage types; for `f16` the result is stored once as `f16`, once (as an output of the model) as `f32`;
+//! * operands at non-zero offsets of an arena, and of buffers, whose every other byte is poison: not a number;
+//! * the padding behind odd tensors poisoned too, since a real arena holds anything there;
+//! * all bytes compared after the run: nothing but results is written, each up to its padding;
+//! * a second run of the same recording, whose results must be the same bits;
+//! * the form that works in place, wherever the planner finds one, and the form that does not;
+//! * weights split in parts, as for a device that binds less at once.
+//!
+//! A backend without a device is an ignored trial, or a failing one when `REQUIRE_BACKENDS` names it.
+//! `tests/expected_failures.txt` lists known failures; one that passes fails. With `CONFORMANCE_ERRORS` set, each
+//! comparison prints its error and its bound.
+
+#[path = "conformance/compare.rs"]
+mod compare;
+#[path = "conformance/expected.rs"]
+mod expected;
+#[path = "conformance/harness.rs"]
+mod harness;
+mod support;
+#[path = "conformance/symbolic.rs"]
+mod symbolic;
+
+use expected::Expectations;
+use harness::Scenario;
+use libtest_mimic::{Arguments, Failed, Trial};
+use std::process::ExitCode;
+use std::sync::Arc;
+use support::Device;
+use transformer_lite::graph::op::{ALL, case::Case};
+use transformer_lite::tensor::DType;
+
+fn main() -> ExitCode {
+    let arguments = Arguments::from_args();
+    let (devices, missing) = support::devices();
+    let expectations = Arc::new(Expectations::load());
+    let mut trials = Vec::new();
+    let (mut device_cases, mut host_cases) = (0, 0);
+    for case in ALL.iter().flat_map(|def| (def.cases)()) {
+        if case.host_only.is_some() {
+            host_cases += 1;
+            let name = format!("{}@host", case.name());
+            trials.push(Trial::test(name, move || Ok(host_only(&case)?)).with_kind("host only"));
+            continue;
+        }
+        device_cases += 1;
+        for device in &devices {
+            let (name, case) = (case.name(), case.clone());
+            add(&mut trials, &expectations, device, &devices, &name, move || {
+                Scenario::of(&case)
+            });
+        }
+    }
+    for (name, make) in symbolic::scenarios() {
+        for device in &devices {
+            add(
+                &mut trials,
+                &expectations,
+                device,
+                &devices,
+                &format!("symbolic/{name}"),
+                make,
+            );
+        }
+    }
+    for device in &devices {
+        for storage in [DType::F16, DType::F32] {
+            let name = format!("symbolic/kv_append/{storage}@{}", device.label(&devices));
+            let device = device.clone();
+            trials.push(Trial::test(name, move || {
+                Ok(symbolic::kv_append(&device, storage)?)
+            }));
+        }
+    }
+    for m in missing {
+        let required = m.is_required();
+        let name = format!("NO DEVICE FOR BACKEND {}: {}", m.backend, m.why);
+        let why = m.why.clone();
+        let trial = Trial::test(name, move || Err(Failed::from(why))).with_kind("missing");
+        trials.push(trial.with_ignored_flag(!required));
+    }
+    let lists = expectations.clone();
+    let names: Vec<String> = trials.iter().map(|t| t.name().to_owned()).collect();
+    let present: Vec<_> = devices
+        .iter()
+        .map(|d| (d.kind.to_string(), d.caps.driver.clone()))
+        .collect();
+    trials.push(Trial::test("expected_failures", move || {
+        Ok(lists.check(&names, &present)?)
+    }));
+    if !arguments.list {
+        for d in &devices {
+            eprintln!("{}: {} ({})", d.kind, d.caps.device, d.caps.driver);
+        }
+        eprintln!("{device_cases} cases for devices, {host_cases} for the host only");
+    }
+    libtest_mimic::run(&arguments, trials).exit_code()
+}
+
+/// One trial for each storage type.
+fn add(
+    trials: &mut Vec<Trial>,
+    expectations: &Arc<Expectations>,
+    device: &Device,
+    all: &[Device],
+    name: &str,
+    make: impl Fn() -> Result<Scenario, String> + Clone + Send + 'static,
+) {
+    for storage in [DType::F16, DType::F32] {
+        let name = format!("{name}/{storage}@{}", device.label(all));
+        let expected = expectations.find(&device.kind.to_string(), &device.caps.driver, &name);
+        let (device, make) = (device.clone(), make.clone());
+        trials.push(Trial::test(name, move || {
+            let result = make().and_then(|s| harness::run(&device, &s, storage));
+            match (result, expected) {
+                (result, None) => Ok(result?),
+                (Err(e), Some(reason)) => {
+                    eprintln!("expected failure ({reason}): {e}");
+                    Ok(())
+                }
+                (Ok(()), Some(reason)) => {
+                    Err(format!("passes, but tests/expected_failures.txt has it: {reason}").into())
+                }
+            }
+        }));
+    }
+}
+
+/// The reference runs; planning refuses with an error of its own or emits nothing.
+fn host_only(case: &Case) -> Result<(), String> {
+    let scenario = Scenario::of(case)?;
+    scenario.reference(&scenario.runs[0].1)?;
+    match harness::plan(&scenario, &support::fake_caps()) {
+        Ok(steps) if steps > 0 => Err(format!(
+            "marked `host_only`, yet planning emits {steps} dispatches"
+        )),
+        Ok(_) | Err(transformer_lite::error::Error::Node { .. }) => Ok(()),
+        Err(e) => Err(format!("planning fails without naming the node: {e}")),
+    }
+}

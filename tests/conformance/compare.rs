@@ -1,0 +1,90 @@
+//! Errors of a result against the reference.
+
+use transformer_lite::tensor::{DType, HostTensor};
+
+/// Bound on the normalised mean square error of a result that is stored as `stored`, where no sum has more than
+/// `terms` terms.
+///
+/// Storage: rounding to `f16` errs by at most 2^-11 of the value, so by 2^-22 = 2.4e-7 of the square; a store and the
+/// different roundings on the way to it leave room up to 1e-6. `f32`: functions such as `exp`, `pow` and division are
+/// within 16 units of 2^-24 in OpenCL, and within about 2^-19 in WGSL for arguments of these cases, so 1e-11 of the
+/// square. Sums: each of n additions errs by 2^-24 of a partial sum; the reference adds in another order. For terms
+/// of random sign the square of the error is about n 2^-48 of the square of the result; a factor of 16 covers
+/// sums that happen to be small.
+pub fn bound(stored: DType, terms: usize) -> f64 {
+    #[expect(clippy::cast_precision_loss, reason = "sizes of test tensors")]
+    let sums = 16.0 * terms as f64 * (-48f64).exp2();
+    sums + if stored == DType::F16 { 1e-6 } else { 1e-11 }
+}
+
+/// The coordinates of element `i`.
+fn coordinates(shape: &[usize], mut i: usize) -> Vec<usize> {
+    let mut out = vec![0; shape.len()];
+    for (o, d) in out.iter_mut().zip(shape).rev() {
+        *o = i % d;
+        i /= d;
+    }
+    out
+}
+
+/// Compares `found` with `wanted`, whose shapes may differ by axes of size 1. Returns the normalised mean square
+/// error.
+pub fn compare(wanted: &HostTensor, found: &HostTensor, bound: f64) -> Result<f64, String> {
+    if wanted.len() != found.len() || wanted.dtype() != found.dtype() {
+        return Err(format!("expected {wanted:?}, found {found:?}"));
+    }
+    let shape = wanted.shape();
+    if !wanted.dtype().is_float() {
+        let (w, f) = (
+            wanted.to_i64().map_err(|e| e.to_string())?,
+            found.to_i64().map_err(|e| e.to_string())?,
+        );
+        let wrong: Vec<usize> = (0..w.len()).filter(|i| w[*i] != f[*i]).collect();
+        return match wrong.first() {
+            None => Ok(0.0),
+            Some(i) => Err(format!(
+                "{} of {} integers differ; first at {:?}: expected {}, found {}",
+                wrong.len(),
+                w.len(),
+                coordinates(shape, *i),
+                w[*i],
+                f[*i]
+            )),
+        };
+    }
+    let (w, f) = (
+        wanted.to_f32().map_err(|e| e.to_string())?,
+        found.to_f32().map_err(|e| e.to_string())?,
+    );
+    let odd: Vec<usize> = (0..w.len())
+        .filter(|i| !(w[*i].is_finite() && f[*i].is_finite()) && w[*i].to_bits() != f[*i].to_bits())
+        .collect();
+    if let Some(i) = odd.first() {
+        return Err(format!(
+            "{} of {} elements are not finite on one side only; first at {:?}: expected {}, found {}",
+            odd.len(),
+            w.len(),
+            coordinates(shape, *i),
+            w[*i],
+            f[*i]
+        ));
+    }
+    let error = |i: usize| (f64::from(w[i]) - f64::from(f[i])).powi(2);
+    let finite = || (0..w.len()).filter(|i| w[*i].is_finite());
+    let sum: f64 = finite().map(error).sum();
+    let norm: f64 = finite().map(|i| f64::from(w[i]).powi(2)).sum();
+    let nmse = if norm > 0.0 { sum / norm } else { sum };
+    if nmse <= bound {
+        return Ok(nmse);
+    }
+    let worst = finite()
+        .max_by(|a, b| error(*a).total_cmp(&error(*b)))
+        .unwrap_or(0);
+    Err(format!(
+        "NMSE {nmse:.3e} is above {bound:.3e}; worst of {} elements at {:?}: expected {}, found {}",
+        w.len(),
+        coordinates(shape, worst),
+        w[worst],
+        f[worst]
+    ))
+}

@@ -1,0 +1,468 @@
+//! Runs one scenario on one device with every check that the module documentation of the test names.
+
+use crate::compare::{bound, compare};
+use crate::support::{Device, POISON};
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use transformer_lite::backend::kernel::{KernelSpec, Role};
+use transformer_lite::backend::{Caps, View};
+use transformer_lite::error::Result as LibResult;
+use transformer_lite::graph::derive::derive;
+use transformer_lite::graph::op::case::Case;
+use transformer_lite::graph::op::reshape::Reshape;
+use transformer_lite::graph::{Edit, Graph, Op};
+use transformer_lite::plan::{Options, Place, Plan};
+use transformer_lite::session::Session;
+use transformer_lite::shape::{Bindings, Dim, Fact, Known, Shape};
+use transformer_lite::tensor::{DType, HostTensor};
+
+/// An operator with operands, whose sizes may be symbols, and values of them for several runs of one plan.
+pub struct Scenario {
+    pub op: Box<dyn Op>,
+    /// One fact for each operand. Those whose contents are unknown are inputs of the graph.
+    pub operands: Vec<Fact>,
+    /// Largest values of the symbols.
+    pub bounds: Bindings,
+    /// Values of the symbols, and all operands.
+    pub runs: Vec<(Bindings, Vec<HostTensor>)>,
+    /// Factor on the error bound.
+    pub slack: f64,
+}
+
+/// What surrounds the operator.
+#[derive(Clone, Copy, Debug)]
+struct Form {
+    /// The result is no output of the graph itself, so that it is stored as the plan stores floats.
+    alias: bool,
+    /// Operands are outputs too, so that nothing may overwrite them.
+    keep: bool,
+}
+
+/// Rounds floats to what `storage` holds.
+fn rounded(t: &HostTensor, storage: DType) -> Result<HostTensor, String> {
+    if t.dtype() != DType::F32 || storage != DType::F16 {
+        return Ok(t.clone());
+    }
+    let data: Vec<f32> = t
+        .f32s()
+        .map_err(|e| e.to_string())?
+        .iter()
+        .map(|v| half::f16::from_f32(*v).to_f32())
+        .collect();
+    HostTensor::from_f32(t.shape(), &data).map_err(|e| e.to_string())
+}
+
+impl Scenario {
+    /// A conformance case. Where every operand is constant, which derivation would fold, integers are known as
+    /// expressions instead, as they are in a model with symbols.
+    pub fn of(case: &Case) -> Result<Self, String> {
+        let tensors: Vec<HostTensor> = (1..)
+            .zip(&case.inputs)
+            .map(|(seed, i)| i.make(seed).map_err(|e| e.to_string()))
+            .collect::<Result<_, _>>()?;
+        let folds = case.inputs.iter().all(|i| i.is_const);
+        let operands = case
+            .inputs
+            .iter()
+            .zip(&tensors)
+            .map(|(i, t)| {
+                let mut fact = Fact::new(t.dtype(), Shape::fixed(t.shape()));
+                if folds && t.dtype().is_int() {
+                    let list = t.to_i64().map_err(|e| e.to_string())?;
+                    fact.known = Known::Dims(list.into_iter().map(Dim::from).collect());
+                } else if i.is_const {
+                    fact = Fact::of(Arc::new(t.clone()));
+                }
+                Ok(fact)
+            })
+            .collect::<Result<_, String>>()?;
+        Ok(Self {
+            op: case.op.clone(),
+            operands,
+            bounds: Bindings::new(),
+            runs: vec![(Bindings::new(), tensors)],
+            slack: case.slack,
+        })
+    }
+
+    /// The operator's result on the host.
+    pub fn reference(&self, operands: &[HostTensor]) -> Result<HostTensor, String> {
+        let inputs: Vec<Option<&HostTensor>> = operands.iter().map(Some).collect();
+        let mut results = self.op.eval(&inputs).map_err(|e| format!("reference: {e}"))?;
+        if results.len() != 1 {
+            Err("reference: expected one result".to_owned())
+        } else {
+            Ok(results.remove(0))
+        }
+    }
+
+    fn graph(&self, form: Form, storage: DType) -> LibResult<Graph> {
+        let mut graph = Graph::default();
+        let mut edit = Edit::new(&mut graph);
+        let mut inputs = Vec::new();
+        for (i, fact) in self.operands.iter().enumerate() {
+            let mut fact = fact.clone();
+            if let Known::Const(t) = &fact.known {
+                fact = Fact::of(Arc::new(
+                    rounded(t, storage).unwrap_or_else(|_| t.as_ref().clone()),
+                ));
+            }
+            let data = fact.known == Known::No;
+            let v = edit.add_value(&format!("x{i}"), Some(fact));
+            if data {
+                edit.add_input(v);
+                if form.keep {
+                    edit.add_output(v);
+                }
+            }
+            inputs.push(Some(v));
+        }
+        let y = edit.add_value("y", None);
+        edit.add_node("node", Vec::new(), self.op.clone(), inputs, vec![y]);
+        if form.alias {
+            let axis = HostTensor::from_i64(&[1], &[0]).map_err(|e| {
+                transformer_lite::error::Error::other(transformer_lite::error::Stage::Run, e.to_string())
+            })?;
+            let (axis, out) = (
+                edit.add_const("axis", Arc::new(axis)),
+                edit.add_value("out", None),
+            );
+            edit.add_node(
+                "alias",
+                Vec::new(),
+                Box::new(Reshape::Unsqueeze),
+                vec![Some(y), Some(axis)],
+                vec![out],
+            );
+            edit.add_output(out);
+        } else {
+            edit.add_output(y);
+        }
+        derive(&mut graph)?;
+        Ok(graph)
+    }
+
+    fn options(&self, storage: DType) -> Options {
+        Options {
+            float: storage,
+            fixed: Bindings::new(),
+            bounds: self.bounds.clone(),
+            state_rows: 0,
+        }
+    }
+
+    /// Upper bound on the number of terms of any sum: the largest axis or, for reductions over several, the largest
+    /// operand over the result.
+    fn terms(tensors: &[HostTensor], result: &HostTensor) -> usize {
+        let axis = tensors
+            .iter()
+            .flat_map(|t| t.shape().iter().copied())
+            .max()
+            .unwrap_or(1);
+        let fold = tensors
+            .iter()
+            .map(|t| t.len() / result.len().max(1))
+            .max()
+            .unwrap_or(1);
+        axis.max(fold)
+    }
+}
+
+/// The number of dispatches of a plan of `scenario`.
+pub fn plan(scenario: &Scenario, caps: &Caps) -> LibResult<usize> {
+    let graph = scenario.graph(
+        Form {
+            alias: false,
+            keep: false,
+        },
+        DType::F16,
+    )?;
+    Ok(Plan::compile(&graph, caps, &scenario.options(DType::F16))?
+        .steps
+        .len())
+}
+
+/// The kernels of all plans of `scenario` on a device with these capabilities.
+pub fn specs(scenario: &Scenario, caps: &Caps) -> LibResult<Vec<KernelSpec>> {
+    let mut all = Vec::new();
+    for storage in [DType::F16, DType::F32] {
+        for (alias, keep) in [(false, false), (false, true), (true, false), (true, true)] {
+            let graph = scenario.graph(Form { alias, keep }, storage)?;
+            all.extend(Plan::compile(&graph, caps, &scenario.options(storage))?.kernels);
+        }
+    }
+    Ok(all)
+}
+
+/// Gives every place of the arena one of its own, with a guard zone before the first and after each.
+pub fn spread(plan: &mut Plan, align: u64) -> Vec<Place> {
+    let guard = align.max(64);
+    let mut next = guard;
+    let mut moved: BTreeMap<(u64, u64), u64> = BTreeMap::new();
+    let places = plan.steps.iter_mut().flat_map(|s| &mut s.args);
+    for place in places.chain(
+        plan.inputs
+            .iter_mut()
+            .chain(&mut plan.outputs)
+            .map(|p| &mut p.place),
+    ) {
+        if let Place::Arena { offset, len } = place {
+            let at = *moved.entry((*offset, *len)).or_insert_with(|| {
+                let at = next;
+                next = (at + *len + guard).next_multiple_of(align);
+                at
+            });
+            *offset = at;
+        }
+    }
+    plan.memory.arena = next;
+    moved
+        .iter()
+        .map(|((_, len), at)| Place::Arena {
+            offset: *at,
+            len: *len,
+        })
+        .collect()
+}
+
+/// Runs `scenario` in every form.
+pub fn run(device: &Device, scenario: &Scenario, storage: DType) -> Result<(), String> {
+    let _turn = device.turn();
+    let forms: &[Form] = match storage {
+        DType::F16 => &[
+            Form {
+                alias: true,
+                keep: false,
+            },
+            Form {
+                alias: true,
+                keep: true,
+            },
+            Form {
+                alias: false,
+                keep: false,
+            },
+        ],
+        _ => &[
+            Form {
+                alias: false,
+                keep: false,
+            },
+            Form {
+                alias: false,
+                keep: true,
+            },
+        ],
+    };
+    // A weight that exceeds what a device binds is split; limits that no weight reaches change nothing.
+    let weight = scenario
+        .operands
+        .iter()
+        .filter_map(Fact::as_const)
+        .map(|t| t.bytes().len() as u64)
+        .max();
+    let limits = weight.into_iter().flat_map(|w| [w / 2, w / 3, w / 5]).map(Some);
+    let mut seen: Vec<String> = Vec::new();
+    for (form, limit) in forms
+        .iter()
+        .map(|f| (f, None))
+        .chain(limits.map(|l| (&forms[0], l)))
+    {
+        let graph = scenario.graph(*form, storage).map_err(|e| e.to_string())?;
+        let mut caps = device.caps.clone();
+        caps.max_view_bytes = limit.unwrap_or(caps.max_view_bytes);
+        let plan = match Plan::compile(&graph, &caps, &scenario.options(storage)) {
+            Ok(plan) => plan,
+            // The smallest part that a kernel takes is larger.
+            Err(_) if limit.is_some() => continue,
+            Err(e) => return Err(e.to_string()),
+        };
+        if plan.steps.is_empty() {
+            return Err("planning emits no dispatch: nothing is tested on a device".to_owned());
+        }
+        let what = plan
+            .steps
+            .iter()
+            .map(|s| plan.kernels[s.kernel].to_string())
+            .collect::<Vec<_>>()
+            .join(", ");
+        if seen.contains(&what) {
+            continue;
+        }
+        one_form(device, scenario, storage, &graph, plan)
+            .map_err(|e| format!("{form:?}, views of {limit:?} bytes, {what}: {e}"))?;
+        seen.push(what);
+    }
+    Ok(())
+}
+
+/// Bytes that `count` elements take with their padding.
+fn padded(dtype: DType, count: usize) -> usize {
+    (count * if dtype == DType::F16 { 2 } else { 4 })
+        .next_multiple_of(8)
+        .max(8)
+}
+
+/// Memory of the arena before and after a run.
+struct Arena {
+    view: View,
+    bytes: Vec<u8>,
+}
+
+impl Arena {
+    fn read(session: &mut Session) -> Result<Self, String> {
+        let view = session.arena();
+        let mut bytes = vec![0; usize::try_from(view.len).unwrap_or(0)];
+        session
+            .backend()
+            .read(view, &mut bytes)
+            .map_err(|e| e.to_string())?;
+        Ok(Self { view, bytes })
+    }
+
+    fn write(&self, session: &mut Session) -> Result<(), String> {
+        session
+            .backend()
+            .write(self.view, &self.bytes)
+            .map_err(|e| e.to_string())
+    }
+}
+
+fn one_form(
+    device: &Device,
+    scenario: &Scenario,
+    storage: DType,
+    graph: &Graph,
+    mut plan: Plan,
+) -> Result<(), String> {
+    let places = spread(&mut plan, device.caps.view_align);
+    // Slots that some step writes: their whole length is allowed, that of outputs only up to the padding.
+    let mut written: HashMap<u64, u64> = HashMap::new();
+    for step in &plan.steps {
+        let spec = &plan.kernels[step.kernel];
+        let shared = spec.in_place.map(|i| spec.kernel.args[i].name);
+        for (place, (arg, _)) in step.args.iter().zip(spec.bound()) {
+            let writes = matches!(arg.role, Role::Out | Role::InOut) || shared == Some(arg.name);
+            if let (true, Place::Arena { offset, len }) = (writes, place) {
+                written.insert(*offset, *len);
+            }
+        }
+    }
+    let name = graph
+        .value(*graph.outputs().last().ok_or("no output")?)
+        .name
+        .clone();
+    let output = plan.output(&name).ok_or("no output port")?.clone();
+    let Place::Arena {
+        offset: result_at, ..
+    } = output.place
+    else {
+        return Err("a result outside the arena".into());
+    };
+    let inputs = plan.inputs.clone();
+    let (shared, guards) = device.share().guarded();
+    let mut session = Session::new(Box::new(shared), graph, vec![plan]).map_err(|e| e.to_string())?;
+    let stats = session.stats();
+    for (bindings, operands) in &scenario.runs {
+        let operands: Vec<HostTensor> = operands
+            .iter()
+            .map(|t| rounded(t, storage))
+            .collect::<Result<_, _>>()?;
+        let wanted = scenario.reference(&operands)?;
+        written.insert(result_at, padded(output.device, wanted.len()) as u64);
+        let mut first: Option<HostTensor> = None;
+        for again in [false, true] {
+            let at = |e: String| {
+                if again {
+                    format!("second run, {bindings:?}: {e}")
+                } else {
+                    format!("{bindings:?}: {e}")
+                }
+            };
+            let mut before = Arena {
+                view: session.arena(),
+                bytes: Vec::new(),
+            };
+            before.bytes = vec![POISON; usize::try_from(before.view.len).unwrap_or(0)];
+            before.write(&mut session)?;
+            for (i, tensor) in operands.iter().enumerate() {
+                session
+                    .write(0, &format!("x{i}"), tensor)
+                    .map_err(|e| e.to_string())?;
+            }
+            before = Arena::read(&mut session)?;
+            for port in &inputs {
+                let Place::Arena { offset, .. } = port.place else {
+                    continue;
+                };
+                let count: usize = port
+                    .shape
+                    .eval(bindings)
+                    .map_err(|e| e.to_string())?
+                    .iter()
+                    .product();
+                let from = usize::try_from(offset).unwrap_or(0)
+                    + count * if port.device == DType::F16 { 2 } else { 4 };
+                let to = usize::try_from(offset).unwrap_or(0) + padded(port.device, count);
+                before.bytes[from..to].fill(POISON);
+            }
+            before.write(&mut session)?;
+            session.run(0, bindings).map_err(|e| e.to_string())?;
+            let found = session.read(0, &name, bindings).map_err(|e| e.to_string())?;
+            let after = Arena::read(&mut session)?;
+            untouched(&before.bytes, &after.bytes, &written, &places).map_err(at)?;
+            let limit = bound(output.device, Scenario::terms(&operands, &wanted)) * scenario.slack;
+            let nmse = compare(&wanted, &found, limit).map_err(at)?;
+            if std::env::var_os("CONFORMANCE_ERRORS").is_some() {
+                eprintln!(
+                    "{:.2e} of {limit:.2e}: {:?} stored as {}",
+                    nmse, scenario.op, output.device
+                );
+            }
+            match &first {
+                Some(f) if f.bytes() != found.bytes() => {
+                    return Err(at("results differ from the first run's".into()));
+                }
+                Some(_) => {}
+                None => first = Some(found),
+            }
+        }
+    }
+    guards.check()?;
+    let now = session.stats();
+    if (now.compiles, now.recordings) != (stats.compiles, stats.recordings) {
+        return Err("a run compiled or recorded again".to_owned());
+    }
+    Ok(())
+}
+
+/// An error for a changed byte outside of `written` (offset and length).
+fn untouched(
+    before: &[u8],
+    after: &[u8],
+    written: &HashMap<u64, u64>,
+    places: &[Place],
+) -> Result<(), String> {
+    let changed = before.iter().zip(after).enumerate().filter(|(_, (b, a))| b != a);
+    for (i, _) in changed {
+        let i = i as u64;
+        if written.iter().any(|(at, len)| (*at..at + len).contains(&i)) {
+            continue;
+        }
+        let slot = places.iter().filter_map(|p| match p {
+            Place::Arena { offset, len } if *offset <= i => Some((*offset, *len)),
+            _ => None,
+        });
+        let (at, len) = slot.max().unwrap_or((0, 0));
+        let kind = if written.contains_key(&at) {
+            "a result"
+        } else {
+            "an operand"
+        };
+        return Err(format!(
+            "byte {} of the slot of {kind} of {len} bytes was written",
+            i - at
+        ));
+    }
+    Ok(())
+}

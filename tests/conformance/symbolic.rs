@@ -1,0 +1,361 @@
+//! Operators over symbolic sizes: one plan, one recording, several values of the symbols, odd and even.
+
+use crate::compare::{bound, compare};
+use crate::harness::Scenario;
+use crate::support::Device;
+use std::sync::Arc;
+use transformer_lite::graph::derive::derive;
+use transformer_lite::graph::op::attention::Attention;
+use transformer_lite::graph::op::case::{Input, input};
+use transformer_lite::graph::op::concat::Concat;
+use transformer_lite::graph::op::expand::Expand;
+use transformer_lite::graph::op::gather::Gather;
+use transformer_lite::graph::op::kv_append::KvAppend;
+use transformer_lite::graph::op::matmul::MatMul;
+use transformer_lite::graph::op::pointwise::{Binary, Expr, Pointwise, Unary};
+use transformer_lite::graph::op::range::Range;
+use transformer_lite::graph::op::reduce::{Kind, Reduce};
+use transformer_lite::graph::op::rms_norm::RmsNorm;
+use transformer_lite::graph::op::rotary::Rotary;
+use transformer_lite::graph::op::slice::Slice;
+use transformer_lite::graph::op::softmax::Softmax;
+use transformer_lite::graph::op::transpose::Transpose;
+use transformer_lite::graph::{Edit, Graph, Op, State};
+use transformer_lite::plan::{Options, Plan};
+use transformer_lite::session::Session;
+use transformer_lite::shape::{Bindings, Dim, Fact, Known, Shape, Symbol};
+use transformer_lite::tensor::{DType, HostTensor};
+
+type Make = fn() -> Result<Scenario, String>;
+
+/// An operand: its sizes as text, and how it is filled.
+enum Operand {
+    /// Data of the run.
+    Data(&'static str, fn(Input) -> Input),
+    /// A constant of these sizes.
+    Constant(&'static [usize]),
+    /// A list of integers known as expressions.
+    List(&'static str),
+    /// One integer known as an expression, of rank 0.
+    Number(&'static str),
+}
+
+use Operand::{Constant, Data, List, Number};
+
+fn plain(i: Input) -> Input {
+    i
+}
+
+fn dims(text: &str) -> Result<Vec<Dim>, String> {
+    text.split(',')
+        .map(|d| Dim::parse(d.trim()).map_err(|e| format!("{d}: {e}")))
+        .collect()
+}
+
+/// Symbols `s` and `t` take the values of `runs`; the bounds are the largest.
+fn scenario(op: impl Op + 'static, operands: &[Operand], runs: &[(i64, i64)]) -> Result<Scenario, String> {
+    let mut facts = Vec::new();
+    for (o, seed) in operands.iter().zip(1..) {
+        facts.push(match o {
+            Data(shape, fill) => {
+                let made = fill(input(&[1])).make(0).map_err(|e| e.to_string())?;
+                Fact::new(made.dtype(), Shape(dims(shape)?))
+            }
+            Constant(shape) => Fact::of(Arc::new(input(shape).make(seed).map_err(|e| e.to_string())?)),
+            List(text) => {
+                let known = dims(text)?;
+                Fact {
+                    known: Known::Dims(known.clone()),
+                    ..Fact::new(DType::I64, Shape::fixed(&[known.len()]))
+                }
+            }
+            Number(text) => Fact {
+                known: Known::Dims(dims(text)?),
+                ..Fact::new(DType::I64, Shape::fixed(&[]))
+            },
+        });
+    }
+    let mut all = Vec::new();
+    for (s, t) in runs {
+        let bindings = Bindings::from([("s", *s), ("t", *t)]);
+        let mut tensors = Vec::new();
+        for ((o, fact), seed) in operands.iter().zip(&facts).zip(1..) {
+            let shape = fact.shape.eval(&bindings).map_err(|e| e.to_string())?;
+            let made = match (o, &fact.known) {
+                (Data(_, fill), _) => fill(input(&shape)).make(seed),
+                (_, Known::Const(t)) => Ok(t.as_ref().clone()),
+                (_, Known::Dims(d)) => {
+                    let list: Result<Vec<i64>, _> = d.iter().map(|d| d.eval(&bindings)).collect();
+                    HostTensor::from_i64(&shape, &list.map_err(|e| e.to_string())?)
+                }
+                (_, Known::No) => return Err("an operand without contents".to_owned()),
+            };
+            tensors.push(made.map_err(|e| e.to_string())?);
+        }
+        all.push((bindings, tensors));
+    }
+    let most = |f: fn(&(i64, i64)) -> i64| runs.iter().map(f).max().unwrap_or(0);
+    let bounds = Bindings::from([("s", most(|r| r.0)), ("t", most(|r| r.1))]);
+    Ok(Scenario {
+        op: Box::new(op),
+        operands: facts,
+        bounds,
+        runs: all,
+        slack: 1.0,
+    })
+}
+
+/// Values of `s` and `t`: growing, shrinking, odd, even, one, above a work-group.
+const RUNS: &[(i64, i64)] = &[(1, 1), (5, 9), (2, 4), (7, 70), (1, 131), (4, 7)];
+
+/// All scenarios by name.
+pub fn scenarios() -> Vec<(&'static str, Make)> {
+    vec![
+        ("matmul/s,33xt", || {
+            scenario(
+                MatMul { trans_b: false },
+                &[Data("3,s,33", plain), Data("3,33,t", plain)],
+                RUNS,
+            )
+        }),
+        ("matmul/odd_weight", || {
+            scenario(
+                MatMul { trans_b: false },
+                &[Data("1,s,31", plain), Constant(&[31, 7])],
+                RUNS,
+            )
+        }),
+        ("matmul/even_weight", || {
+            scenario(
+                MatMul { trans_b: false },
+                &[Data("1,s,64", plain), Constant(&[64, 130])],
+                RUNS,
+            )
+        }),
+        ("matmul/inner_symbol", || {
+            scenario(
+                MatMul { trans_b: false },
+                &[Data("2,s,t", plain), Data("2,t,6", plain)],
+                RUNS,
+            )
+        }),
+        ("matmul/transposed", || {
+            scenario(
+                MatMul { trans_b: true },
+                &[Data("1,3,s,8", plain), Data("1,1,t,8", plain)],
+                RUNS,
+            )
+        }),
+        ("softmax/s,t", || {
+            scenario(
+                Softmax { axis: -1 },
+                &[Data("1,3,s,t", |i| i.range(-8.0, 8.0))],
+                RUNS,
+            )
+        }),
+        ("softmax/one_row", || {
+            scenario(Softmax { axis: -1 }, &[Data("1,t", plain)], RUNS)
+        }),
+        ("pointwise/mask", || {
+            let add = Pointwise::binary("Add", Binary::Add);
+            scenario(add, &[Data("1,3,s,t", plain), Data("1,1,s,t", plain)], RUNS)
+        }),
+        ("pointwise/outer", || {
+            let less = Pointwise::binary("Less", Binary::Less);
+            scenario(
+                less,
+                &[Data("s,1", |i| i.ints(0, 9)), Data("t", |i| i.ints(0, 9))],
+                RUNS,
+            )
+        }),
+        ("pointwise/flat", || {
+            let op = Pointwise {
+                name: "Neg".into(),
+                expr: Expr::Unary(Unary::Neg, Box::new(Expr::Input(0))),
+            };
+            scenario(op, &[Data("s,t", plain)], RUNS)
+        }),
+        ("attention/mask", || {
+            let op = Attention { scale: 0.3 };
+            let mask = Data("1,1,s,s+t", |i| i.range(-4.0, 0.0));
+            scenario(
+                op,
+                &[
+                    Data("1,s,4,8", plain),
+                    Data("1,s+t,2,8", plain),
+                    Data("1,s+t,2,8", plain),
+                    mask,
+                ],
+                RUNS,
+            )
+        }),
+        ("attention/decode", || {
+            let op = Attention { scale: 0.125 };
+            let kv = || Data("1,t,3,64", plain);
+            scenario(op, &[Data("1,1,9,64", plain), kv(), kv()], RUNS)
+        }),
+        ("concat/inner", || {
+            scenario(
+                Concat { axis: -1 },
+                &[Data("3,s", plain), Data("3,t", plain)],
+                RUNS,
+            )
+        }),
+        ("concat/outer", || {
+            scenario(
+                Concat { axis: 0 },
+                &[Data("s,3", plain), Data("t,3", plain), Data("1,3", plain)],
+                RUNS,
+            )
+        }),
+        ("rms_norm/odd", || {
+            scenario(
+                RmsNorm { epsilon: 1e-5 },
+                &[Data("1,s,33", plain), Constant(&[33])],
+                RUNS,
+            )
+        }),
+        ("rms_norm/even", || {
+            scenario(
+                RmsNorm { epsilon: 1e-5 },
+                &[Data("1,s,130", plain), Constant(&[130])],
+                RUNS,
+            )
+        }),
+        ("rotary/s", || {
+            let angles = || Data("1,s,1,6", plain);
+            scenario(Rotary, &[Data("1,s,3,6", plain), angles(), angles()], RUNS)
+        }),
+        ("reduce/sum", || {
+            let op = Reduce {
+                kind: Kind::Sum,
+                axes: Some(vec![-1]),
+                keep: true,
+                noop_without_axes: false,
+            };
+            scenario(op, &[Data("s,t", plain)], RUNS)
+        }),
+        ("reduce/mean", || {
+            let op = Reduce {
+                kind: Kind::Mean,
+                axes: Some(vec![-1]),
+                keep: false,
+                noop_without_axes: false,
+            };
+            scenario(op, &[Data("s,t,5", plain)], RUNS)
+        }),
+        ("transpose/heads", || {
+            scenario(
+                Transpose {
+                    perm: Some(vec![0, 2, 1, 3]),
+                },
+                &[Data("1,s,3,t", plain)],
+                RUNS,
+            )
+        }),
+        ("transpose/all", || {
+            scenario(
+                Transpose { perm: None },
+                &[Data("s,2,t", |i| i.ints(-9, 9))],
+                RUNS,
+            )
+        }),
+        ("slice/last_row", || {
+            let lists = [List("s-1"), List("9223372036854775807"), List("1")];
+            let [start, end, axes] = lists;
+            scenario(Slice, &[Data("1,s,33", plain), start, end, axes], RUNS)
+        }),
+        ("slice/from_end", || {
+            scenario(
+                Slice,
+                &[Data("s,2*t", plain), List("t"), List("2*t"), List("1")],
+                RUNS,
+            )
+        }),
+        ("gather/table", || {
+            scenario(
+                Gather { axis: 0 },
+                &[Constant(&[9, 33]), Data("1,s", |i| i.ints(-9, 8))],
+                RUNS,
+            )
+        }),
+        ("gather/computed", || {
+            scenario(
+                Gather { axis: 0 },
+                &[Data("t,6", plain), Data("s", |i| i.ints(-1, 0))],
+                RUNS,
+            )
+        }),
+        ("range/past", || {
+            scenario(Range, &[Number("t"), Number("s+t"), Number("1")], RUNS)
+        }),
+        ("expand/groups", || {
+            scenario(Expand, &[Data("1,2,1,t,3", plain), List("1,2,s,t,3")], RUNS)
+        }),
+    ]
+}
+
+/// Rows are appended to a state, some of them after a step back; what a later node reads is always their
+/// concatenation.
+pub fn kv_append(device: &Device, storage: DType) -> Result<(), String> {
+    let _turn = device.turn();
+    let error = |e: transformer_lite::error::Error| e.to_string();
+    let mut graph = Graph::default();
+    let mut edit = Edit::new(&mut graph);
+    let past = edit.add_value("past", Some(Fact::new(DType::F32, Shape(dims("1,t,3,2")?))));
+    let new = edit.add_value("new", Some(Fact::new(DType::F32, Shape(dims("1,s,3,2")?))));
+    edit.add_input(new);
+    let [present, out] = ["present", "out"].map(|n| edit.add_value(n, None));
+    edit.add_node(
+        "append",
+        Vec::new(),
+        Box::new(KvAppend { axis: 1 }),
+        vec![Some(past), Some(new)],
+        vec![present],
+    );
+    let negate = Pointwise {
+        name: "Neg".into(),
+        expr: Expr::Unary(Unary::Neg, Box::new(Expr::Input(0))),
+    };
+    edit.add_node(
+        "negate",
+        Vec::new(),
+        Box::new(negate),
+        vec![Some(present)],
+        vec![out],
+    );
+    edit.add_output(out);
+    edit.add_state(State {
+        input: past,
+        output: present,
+        axis: 1,
+        past: Symbol::new("t"),
+    });
+    derive(&mut graph).map_err(error)?;
+    let rows = 12;
+    let bounds = Bindings::from([("s", 5), ("t", rows)]);
+    let options = Options {
+        float: storage,
+        fixed: Bindings::new(),
+        bounds,
+        state_rows: rows,
+    };
+    let plan = Plan::compile(&graph, &device.caps, &options).map_err(error)?;
+    let (shared, guards) = device.share().guarded();
+    let mut session = Session::new(Box::new(shared), &graph, vec![plan]).map_err(error)?;
+    let mut kept: Vec<f32> = Vec::new();
+    for (seed, (t, s)) in (1..).zip([(0, 3), (3, 1), (4, 1), (2, 5), (7, 5), (0, 1)]) {
+        let tensor = input(&[1, s, 3, 2]).make(seed).map_err(|e| e.to_string())?;
+        kept.truncate(t * 6);
+        kept.extend(tensor.f32s().map_err(|e| e.to_string())?.iter().map(|v| -v));
+        session.write(0, "new", &tensor).map_err(error)?;
+        let count = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
+        let bindings = Bindings::from([("s", count(s)), ("t", count(t))]);
+        session.run(0, &bindings).map_err(error)?;
+        let found = session.read(0, "out", &bindings).map_err(error)?;
+        let wanted = HostTensor::from_f32(&[1, s + t, 3, 2], &kept).map_err(|e| e.to_string())?;
+        compare(&wanted, &found, bound(storage, 1)).map_err(|e| format!("{t} + {s} rows: {e}"))?;
+        guards.check()?;
+    }
+    Ok(())
+}

@@ -1,0 +1,84 @@
+//! Texts that change on purpose only: the graph after the standard passes and the plans of a tiny model. Set
+//! `UPDATE_GOLDEN` to write them anew and review the difference.
+
+mod support;
+
+use std::path::Path;
+use transformer_lite::graph::pass::Pipeline;
+use transformer_lite::graph::text;
+use transformer_lite::llm::engine::{Decoder, Logits};
+use transformer_lite::plan;
+
+/// Compares `found` with `tests/golden/<name>`.
+fn golden(name: &str, found: &str) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/golden")
+        .join(name);
+    if std::env::var_os("UPDATE_GOLDEN").is_some() {
+        std::fs::write(&path, found).unwrap();
+        return;
+    }
+    let wanted = std::fs::read_to_string(&path)
+        .unwrap_or_else(|e| panic!("{}: {e}; UPDATE_GOLDEN=1 writes it", path.display()));
+    let differs = wanted.lines().zip(found.lines()).position(|(w, f)| w != f);
+    let (w, f) = (wanted.lines().count(), found.lines().count());
+    if let Some(line) = differs.or((w != f).then_some(w.min(f))) {
+        panic!(
+            "{}, line {}:\n  wanted: {}\n  found:  {}\nUPDATE_GOLDEN=1 writes it anew",
+            path.display(),
+            line + 1,
+            wanted.lines().nth(line).unwrap_or("(end)"),
+            found.lines().nth(line).unwrap_or("(end)"),
+        );
+    }
+}
+
+#[test]
+fn graph_and_plans_of_a_tiny_llama() {
+    let (_dir, model) = support::tiny_model("llama", Default::default());
+    let decoder = Decoder::load(&model.join("model.onnx"), &Pipeline::standard(), Logits::Last).unwrap();
+    golden("tiny_llama.graph.txt", &text::print(decoder.graph()).unwrap());
+    let [prefill, decode] = decoder.plans(&support::fake_caps(), 16, 48).unwrap();
+    golden(
+        "tiny_llama.prefill.txt",
+        &plan::text::print(&prefill, decoder.graph()),
+    );
+    golden(
+        "tiny_llama.decode.txt",
+        &plan::text::print(&decode, decoder.graph()),
+    );
+}
+
+/// What the standard passes do to each kind of model, so that a pattern cannot stop to fire unseen.
+#[test]
+fn every_pass_fires() {
+    for architecture in ["llama", "qwen2"] {
+        let (_dir, model) = support::tiny_model(architecture, Default::default());
+        let decoder = Decoder::load(&model.join("model.onnx"), &Pipeline::standard(), Logits::Last).unwrap();
+        let edits = |name| decoder.passes.iter().find(|p| p.pass == name).map(|p| p.edits);
+        // Two layers: two normalisations each and one at the end, queries and keys, keys and values.
+        assert_eq!(edits("rms_norm"), Some(5), "{architecture}");
+        assert_eq!(edits("rotary"), Some(4), "{architecture}");
+        assert_eq!(edits("kv_cache"), Some(4), "{architecture}");
+        assert_eq!(edits("attention"), Some(2), "{architecture}");
+        assert_eq!(edits("last_row"), Some(1), "{architecture}");
+        assert!(edits("fuse") > Some(0), "{architecture}");
+    }
+}
+
+/// The same model converts to the same text: no order of a hash map shows.
+#[test]
+fn texts_are_stable() {
+    let (_dir, model) = support::tiny_model("qwen2", Default::default());
+    let make = || {
+        let decoder = Decoder::load(&model.join("model.onnx"), &Pipeline::standard(), Logits::All).unwrap();
+        let [prefill, decode] = decoder.plans(&support::fake_caps(), 16, 48).unwrap();
+        let graph = decoder.graph();
+        [
+            text::print(graph).unwrap(),
+            plan::text::print(&prefill, graph),
+            plan::text::print(&decode, graph),
+        ]
+    };
+    assert_eq!(make(), make());
+}

@@ -1,0 +1,460 @@
+//! Kernel texts against their descriptors: both languages of every kernel, as planning specialises them for several kinds
+//! of device.
+
+#[path = "conformance/compare.rs"]
+#[allow(dead_code, reason = "a part of the conformance harness")]
+mod compare;
+#[path = "conformance/harness.rs"]
+#[allow(dead_code, reason = "the conformance harness; only its planning is used here")]
+mod harness;
+mod support;
+
+use harness::Scenario;
+use naga::valid::{Capabilities, ValidationFlags, Validator};
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::sync::OnceLock;
+use transformer_lite::backend::kernel::{FieldTy, Kernel, KernelSpec, Language, Role, Ty};
+use transformer_lite::backend::{Backend, BackendKind, Caps, DeviceKind};
+use transformer_lite::graph::op::ALL;
+use transformer_lite::graph::pass::Pipeline;
+use transformer_lite::llm::engine::{Decoder, Logits};
+use transformer_lite::tensor::DType;
+
+/// Devices that planning may tell apart.
+fn kinds_of_device() -> Vec<Caps> {
+    let base = support::fake_caps();
+    let mut all = Vec::new();
+    for backend in ["opencl", "wgpu"] {
+        for kind in [
+            DeviceKind::Cpu,
+            DeviceKind::Integrated,
+            DeviceKind::Discrete,
+            DeviceKind::Other,
+        ] {
+            all.push(Caps {
+                backend,
+                kind,
+                ..base.clone()
+            });
+            all.push(Caps {
+                backend,
+                kind,
+                subgroup: Some(32),
+                f16_math: true,
+                profiling: true,
+                ..base.clone()
+            });
+        }
+    }
+    all.push(Caps {
+        local_bytes: 1 << 14,
+        max_workgroup: 128,
+        ..base.clone()
+    });
+    // Small views split weights; too small ones are refused, which conformance looks at.
+    all.push(Caps {
+        max_view_bytes: 20_000,
+        ..base
+    });
+    all
+}
+
+/// Every specialisation that the cases and a tiny model need, on every kind of device.
+fn specs() -> &'static [KernelSpec] {
+    static ALL_SPECS: OnceLock<Vec<KernelSpec>> = OnceLock::new();
+    ALL_SPECS.get_or_init(|| {
+        let mut seen = BTreeMap::new();
+        let mut add = |specs: Vec<KernelSpec>| {
+            for s in specs {
+                // The name leaves generated text out.
+                seen.entry((s.to_string(), s.snippet.clone())).or_insert(s);
+            }
+        };
+        for case in ALL
+            .iter()
+            .flat_map(|d| (d.cases)())
+            .filter(|c| c.host_only.is_none())
+        {
+            let scenario = Scenario::of(&case).unwrap();
+            for caps in kinds_of_device() {
+                match harness::specs(&scenario, &caps) {
+                    Ok(found) => add(found),
+                    Err(e) if caps.max_view_bytes < support::fake_caps().max_view_bytes => {
+                        assert!(e.to_string().contains("exceed"), "{}: {e}", case.name());
+                    }
+                    Err(e) => panic!("{}: {e}", case.name()),
+                }
+            }
+        }
+        let (_dir, model) = support::tiny_model("llama", Default::default());
+        for logits in [Logits::All, Logits::Last] {
+            let decoder = Decoder::load(&model.join("model.onnx"), &Pipeline::standard(), logits).unwrap();
+            for caps in kinds_of_device() {
+                for plan in decoder.plans(&caps, 16, 32).unwrap() {
+                    add(plan.kernels);
+                }
+            }
+        }
+        seen.into_values().collect()
+    })
+}
+
+fn kernels() -> BTreeMap<&'static str, &'static Kernel> {
+    ALL.iter().flat_map(|d| d.kernels).map(|k| (k.name, *k)).collect()
+}
+
+#[test]
+fn every_kernel_is_planned_and_in_place_forms_exist() {
+    let planned: BTreeSet<&str> = specs().iter().map(|s| s.kernel.name).collect();
+    let declared: BTreeSet<&str> = kernels().keys().copied().collect();
+    assert_eq!(
+        planned, declared,
+        "kernels that no case plans, or that no operator declares"
+    );
+    for name in ["pointwise", "softmax", "rms_norm"] {
+        for dtype in [DType::F16, DType::F32] {
+            let found = specs()
+                .iter()
+                .any(|s| s.kernel.name == name && s.in_place.is_some_and(|i| s.operands[i] == Some(dtype)));
+            assert!(found, "no case plans {name} in place on {dtype}");
+        }
+    }
+}
+
+/// Name of a WGSL scalar.
+fn scalar(module: &naga::Module, ty: naga::Handle<naga::Type>) -> String {
+    match &module.types[ty].inner {
+        naga::TypeInner::Scalar(naga::Scalar { kind, width: 4 }) => match kind {
+            naga::ScalarKind::Uint => "u32".to_owned(),
+            naga::ScalarKind::Sint => "i32".to_owned(),
+            naga::ScalarKind::Float => "f32".to_owned(),
+            other => format!("{other:?}"),
+        },
+        naga::TypeInner::Vector {
+            size: naga::VectorSize::Quad,
+            scalar: naga::Scalar::U32,
+        } => "vec4<u32>".to_owned(),
+        other => format!("{other:?}"),
+    }
+}
+
+#[test]
+fn wgsl_validates_and_its_bindings_are_the_descriptors() {
+    for spec in specs() {
+        let text = spec.expand(Language::Wgsl).unwrap();
+        let module = naga::front::wgsl::parse_str(&text)
+            .unwrap_or_else(|e| panic!("{spec}: {}", e.emit_to_string(&text)));
+        // `unpack2x16float` is core WGSL; naga counts it apart for the sake of old OpenGL.
+        Validator::new(ValidationFlags::all(), Capabilities::SHADER_FLOAT16_IN_FLOAT32)
+            .validate(&module)
+            .unwrap_or_else(|e| panic!("{spec}: {}", e.emit_to_string(&text)));
+
+        let [entry] = module.entry_points.as_slice() else {
+            panic!("{spec}: one entry point expected")
+        };
+        assert_eq!(entry.name, spec.kernel.name);
+        assert_eq!(entry.workgroup_size, [spec.workgroup, 1, 1], "{spec}");
+
+        let mut wanted = vec![(0, "p".to_owned(), "uniform", "Params".to_owned())];
+        for (i, (arg, dtype)) in (1..).zip(spec.bound()) {
+            let access = if arg.role == Role::Weight {
+                "read"
+            } else {
+                "read_write"
+            };
+            let ty = match (arg.ty, dtype) {
+                (Ty::Words, _) | (Ty::Elem, DType::F16) => "u32",
+                (Ty::Words4, _) => "vec4<u32>",
+                (Ty::Elem, DType::F32) => "f32",
+                (Ty::Elem, _) => "i32",
+            };
+            wanted.push((i, arg.name.to_owned(), access, ty.to_owned()));
+        }
+        let mut found = Vec::new();
+        let mut local = 0;
+        for (_, v) in module.global_variables.iter() {
+            let inner = &module.types[v.ty].inner;
+            let name = v.name.clone().unwrap_or_default();
+            match (v.space, &v.binding) {
+                (naga::AddressSpace::Uniform, Some(b)) => {
+                    let naga::TypeInner::Struct { members, .. } = inner else {
+                        panic!("{spec}: {inner:?}")
+                    };
+                    let fields: Vec<(String, String)> = members
+                        .iter()
+                        .map(|m| (m.name.clone().unwrap_or_default(), scalar(&module, m.ty)))
+                        .collect();
+                    let declared: Vec<(String, String)> = spec
+                        .kernel
+                        .params
+                        .fields
+                        .iter()
+                        .map(|(n, t)| {
+                            let ty = match t {
+                                FieldTy::U32 => "u32",
+                                FieldTy::I32 => "i32",
+                                FieldTy::F32 => "f32",
+                            };
+                            ((*n).to_owned(), ty.to_owned())
+                        })
+                        .collect();
+                    assert_eq!(fields, declared, "{spec}");
+                    for (i, m) in (0u32..).zip(members) {
+                        assert_eq!(m.offset, 4 * i, "{spec}: {:?}", m.name);
+                    }
+                    found.push((b.binding, name, "uniform", "Params".to_owned()));
+                }
+                (naga::AddressSpace::Storage { access }, Some(b)) => {
+                    assert_eq!(b.group, 0, "{spec}");
+                    let naga::TypeInner::Array {
+                        base,
+                        size: naga::ArraySize::Dynamic,
+                        ..
+                    } = inner
+                    else {
+                        panic!("{spec}: {name} is {inner:?}")
+                    };
+                    let writes = access.contains(naga::StorageAccess::STORE);
+                    let access = if writes { "read_write" } else { "read" };
+                    found.push((b.binding, name, access, scalar(&module, *base)));
+                }
+                (naga::AddressSpace::WorkGroup, None) => local += inner.size(module.to_ctx()),
+                (naga::AddressSpace::Private, None) => {}
+                other => panic!("{spec}: variable {name} in {other:?}"),
+            }
+        }
+        found.sort();
+        assert_eq!(found, wanted, "{spec}");
+        // What every WebGPU implementation has.
+        assert!(local <= 16_384, "{spec} takes {local} bytes of work-group memory");
+    }
+}
+
+/// A device of `kind`, or none with the reason printed; missing though required is a failure.
+fn device(kind: BackendKind) -> Option<support::Device> {
+    let (found, missing) = support::devices();
+    for m in missing.iter().filter(|m| m.backend == kind.to_string()) {
+        assert!(
+            !m.is_required(),
+            "REQUIRE_BACKENDS names {}: {}",
+            m.backend,
+            m.why
+        );
+        eprintln!("NOT CHECKED, no device for {}: {}", m.backend, m.why);
+    }
+    found.into_iter().find(|d| d.kind == kind)
+}
+
+#[test]
+fn every_specialisation_compiles_on_the_device() {
+    for kind in transformer_lite::backend::COMPILED {
+        let Some(device) = device(*kind) else { continue };
+        let mut backend = device.share();
+        let start = std::time::Instant::now();
+        for spec in specs() {
+            if let Err(e) = backend.compile(spec) {
+                panic!("{e}");
+            }
+        }
+        eprintln!(
+            "{kind}: {} kernels compiled in {:.1} s",
+            specs().len(),
+            start.elapsed().as_secs_f64()
+        );
+    }
+}
+
+#[cfg(feature = "opencl")]
+#[test]
+fn opencl_arguments_are_the_descriptors() {
+    use opencl3::{
+        context::Context, device::Device, kernel::Kernel, platform::get_platforms, program::Program,
+    };
+    if device(BackendKind::OpenCl).is_none() {
+        return;
+    }
+    let platforms = get_platforms().unwrap();
+    let id = platforms.iter().find_map(|p| {
+        p.get_devices(opencl3::device::CL_DEVICE_TYPE_ALL)
+            .ok()?
+            .first()
+            .copied()
+    });
+    let context = Context::from_device(&Device::new(id.unwrap())).unwrap();
+    let mut checked = BTreeSet::new();
+    for spec in specs() {
+        // Names depend on the operands that are bound and on their types, not on numbers.
+        let key = (spec.kernel.name, spec.operands.clone(), spec.in_place);
+        if !checked.insert(key) {
+            continue;
+        }
+        let text = spec.expand(Language::OpenCl).unwrap();
+        let program =
+            Program::create_and_build_from_source(&context, &text, "-cl-std=CL1.2 -cl-kernel-arg-info")
+                .unwrap_or_else(|log| panic!("{spec}: {log}"));
+        let kernel = Kernel::create(&program, spec.kernel.name).unwrap();
+        let mut wanted: Vec<(String, String)> = spec
+            .bound()
+            .map(|(arg, dtype)| {
+                let ty = match (arg.ty, dtype) {
+                    (Ty::Words, _) => "uint*",
+                    (Ty::Words4, _) => "uint4*",
+                    (Ty::Elem, DType::F16) => "half*",
+                    (Ty::Elem, DType::F32) => "float*",
+                    (Ty::Elem, _) => "int*",
+                };
+                (arg.name.to_owned(), ty.to_owned())
+            })
+            .collect();
+        wanted.push(("p".to_owned(), "Params".to_owned()));
+        let found: Vec<(String, String)> = (0..kernel.num_args().unwrap())
+            .map(|i| {
+                (
+                    kernel.get_arg_name(i).unwrap(),
+                    kernel.get_arg_type_name(i).unwrap(),
+                )
+            })
+            .collect();
+        assert_eq!(found, wanted, "{spec}");
+    }
+    assert!(checked.len() >= kernels().len());
+}
+
+/// File stems of a folder of the repository, by extension; any other file is a mistake.
+fn stems(folder: &str, extension: &str) -> BTreeSet<String> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(folder);
+    let mut found = BTreeSet::new();
+    for entry in std::fs::read_dir(&path).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            assert!(
+                path.ends_with("common"),
+                "{} is a folder of no kernel",
+                path.display()
+            );
+            continue;
+        }
+        assert_eq!(
+            path.extension().and_then(|e| e.to_str()),
+            Some(extension),
+            "{}",
+            path.display()
+        );
+        found.insert(path.file_stem().unwrap().to_str().unwrap().to_owned());
+    }
+    found
+}
+
+#[test]
+fn files_and_descriptors_pair_up() {
+    let declared: BTreeSet<String> = kernels().keys().map(|k| (*k).to_owned()).collect();
+    assert_eq!(stems("cl", "cl"), declared);
+    assert_eq!(stems("shaders", "wgsl"), declared);
+    let (cl, wgsl) = (stems("cl/common", "cl"), stems("shaders/common", "wgsl"));
+    assert_eq!(cl, wgsl);
+    for name in cl {
+        let line = format!("#include \"common/{name}\"");
+        for kernel in [true, false] {
+            let text = |k: &&Kernel| if kernel { k.cl } else { k.wgsl };
+            let all = kernels();
+            assert!(
+                all.values().any(|k| text(k).contains(&line)),
+                "no kernel includes common/{name}"
+            );
+        }
+    }
+}
+
+/// Helpers that suit one language: CPU compilers make vectors of macros over any type, which WGSL does not have.
+const NOT_TWINS: &[&str] = &["e0m4"];
+
+/// Common helpers have the same names in both languages.
+#[test]
+fn helpers_have_the_same_names() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    for name in stems("cl/common", "cl")
+        .iter()
+        .filter(|n| !NOT_TWINS.contains(&n.as_str()))
+    {
+        let read = |path: String| std::fs::read_to_string(root.join(path)).unwrap();
+        let cl = read(format!("cl/common/{name}.cl"));
+        let wgsl = read(format!("shaders/common/{name}.wgsl"));
+        let functions = |text: &str, before: &str| -> BTreeSet<String> {
+            text.lines()
+                .filter(|l| l.starts_with(before))
+                .filter_map(|l| l.split_once('(')?.0.split_whitespace().last().map(str::to_owned))
+                .collect()
+        };
+        let (a, b) = (functions(&cl, "inline "), functions(&wgsl, "fn "));
+        assert!(
+            !a.is_empty() && a == b,
+            "common/{name}: {a:?} in OpenCL C, {b:?} in WGSL"
+        );
+    }
+}
+
+/// What no driver has to honour, or what is an extension.
+const FORBIDDEN: &[&str] = &[
+    "INFINITY",
+    "NAN",
+    "HUGE_VAL",
+    "#pragma",
+    "#extension",
+    "enable f16",
+    "enable subgroups",
+    "requires ",
+    "isnan",
+    "isinf",
+    "fast_",
+    "native_",
+    "cl_khr_",
+    "cl_qcom",
+    "cl_arm",
+    "double",
+    "half2",
+    "subgroup",
+    "sub_group",
+];
+
+#[test]
+fn kernel_texts_hold_no_forbidden_words() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut files = 0;
+    for folder in ["cl", "cl/common", "shaders", "shaders/common"] {
+        for entry in std::fs::read_dir(root.join(folder))
+            .unwrap()
+            .map(|e| e.unwrap().path())
+            .filter(|p| p.is_file())
+        {
+            let text = std::fs::read_to_string(&entry).unwrap();
+            for (number, line) in text.lines().enumerate() {
+                // Words of comments do no harm; accessors such as `vload_half2` are core.
+                let code = line
+                    .split("//")
+                    .next()
+                    .unwrap_or_default()
+                    .replace("vload_half2", "")
+                    .replace("vstore_half2", "");
+                for word in FORBIDDEN {
+                    assert!(
+                        !code.contains(word),
+                        "{}:{}: {word}: {line}",
+                        entry.display(),
+                        number + 1
+                    );
+                }
+            }
+            files += 1;
+        }
+    }
+    assert!(files > 20);
+    for spec in specs() {
+        for language in [Language::OpenCl, Language::Wgsl] {
+            let text = spec.expand(language).unwrap();
+            for word in ["INFINITY", "NAN", "NaN", "inff", "#pragma", "enable "] {
+                assert!(!text.contains(word), "{spec}: {word} in the generated text");
+            }
+        }
+    }
+}

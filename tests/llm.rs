@@ -1,0 +1,470 @@
+//! Decoders on the host and on every device: cache, counters, split weights, and a real model.
+//!
+//! The real model is a folder named by `TLITE_TEST_MODEL_DIR` that holds `e0m4`, a quantized model. Without the
+//! variable these trials are ignored, or fail when `REQUIRE_BACKENDS` is set.
+
+mod support;
+
+use libtest_mimic::{Arguments, Failed, Trial};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use support::Device;
+use support::gguf::{Traits, VOCAB};
+use transformer_lite::backend::kernel::Role;
+use transformer_lite::graph::pass::Pipeline;
+use transformer_lite::llm::engine::{Decoder, DeviceModel, HostModel, Logits};
+use transformer_lite::llm::{
+    ChatTemplate, Generator, Limits, Message, Model, ModelFolder, Sampler, SamplerConfig, Tokenizer,
+};
+use transformer_lite::plan::Place;
+
+/// Result of a trial.
+type Outcome = Result<(), String>;
+
+/// Any displayable error as a trial's.
+trait Text<T> {
+    fn text(self) -> Result<T, String>;
+}
+
+impl<T, E: std::fmt::Display> Text<T> for Result<T, E> {
+    fn text(self) -> Result<T, String> {
+        self.map_err(|e| e.to_string())
+    }
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::from_args();
+    let (devices, missing) = support::devices();
+    let mut trials = Vec::new();
+    let mut add = |name: String, run: Box<dyn FnOnce() -> Outcome + Send>| {
+        trials.push(Trial::test(name, move || Ok(run()?)));
+    };
+    for architecture in ["llama", "qwen2"] {
+        add(
+            format!("tiny/{architecture}@host"),
+            Box::new(move || tiny_host(architecture)),
+        );
+        for d in &devices {
+            let name = d.label(&devices);
+            let device = d.clone();
+            add(
+                format!("tiny/{architecture}@{name}"),
+                Box::new(move || tiny_device(&device, architecture)),
+            );
+        }
+    }
+    add(
+        "states_are_appended_in_place".to_owned(),
+        Box::new(states_are_appended_in_place),
+    );
+    for d in &devices {
+        let name = d.label(&devices);
+        let device = d.clone();
+        add(
+            format!("decode_allocates_nothing@{name}"),
+            Box::new(move || decode_allocates_nothing(&device)),
+        );
+        let device = d.clone();
+        add(
+            format!("split_weights@{name}"),
+            Box::new(move || split_weights(&device)),
+        );
+    }
+    match std::env::var_os("TLITE_TEST_MODEL_DIR") {
+        Some(dir) => {
+            let dir = Arc::new(PathBuf::from(dir).join("e0m4"));
+            let model = dir.clone();
+            add(
+                "real/paris@host".to_owned(),
+                Box::new(move || paris(&model, None)),
+            );
+            for d in &devices {
+                let name = d.label(&devices);
+                let (model, device) = (dir.clone(), d.clone());
+                add(
+                    format!("real/agreement@{name}"),
+                    Box::new(move || agreement(&model, &device)),
+                );
+                let (model, device) = (dir.clone(), d.clone());
+                add(
+                    format!("real/paris@{name}"),
+                    Box::new(move || paris(&model, Some(&device))),
+                );
+            }
+        }
+        None => {
+            let required = !support::required().is_empty();
+            let why = "TLITE_TEST_MODEL_DIR names no folder with a model";
+            let trial = Trial::test(format!("NO REAL MODEL TESTED: {why}"), move || {
+                Err(Failed::from(why))
+            });
+            trials.push(trial.with_ignored_flag(!required));
+        }
+    }
+    for m in missing {
+        let required = m.is_required();
+        let name = format!("NO DEVICE FOR BACKEND {}: {}", m.backend, m.why);
+        let trial = Trial::test(name, move || Err(Failed::from(m.why)));
+        trials.push(trial.with_ignored_flag(!required));
+    }
+    libtest_mimic::run(&arguments, trials).exit_code()
+}
+
+/// Square of the distance of two rows over the square of the first.
+fn nmse(wanted: &[f32], found: &[f32]) -> f64 {
+    let square = |v: f64| v * v;
+    let norm: f64 = wanted.iter().map(|v| square(f64::from(*v))).sum();
+    let error: f64 = wanted
+        .iter()
+        .zip(found)
+        .map(|(a, b)| square(f64::from(*a) - f64::from(*b)))
+        .sum();
+    if wanted.len() == found.len() {
+        error / norm
+    } else {
+        f64::NAN
+    }
+}
+
+#[track_caller]
+fn close(what: &str, wanted: &[f32], found: &[f32], bound: f64) -> Outcome {
+    let e = nmse(wanted, found);
+    if std::env::var_os("CONFORMANCE_ERRORS").is_some() {
+        eprintln!("{what}: {e:.2e} of {bound:.0e}");
+    }
+    if e <= bound {
+        Ok(())
+    } else {
+        Err(format!("{what}: NMSE {e:.3e} is above {bound:.0e}"))
+    }
+}
+
+/// Different tokens of the tiny vocabulary.
+fn tokens(count: usize) -> Vec<u32> {
+    (0..count)
+        .map(|i| u32::try_from((i * 89 + i * i * 7 + 5) % VOCAB).unwrap_or(0))
+        .collect()
+}
+
+fn decoder(model: &Path, pipeline: &Pipeline, logits: Logits) -> Result<Decoder, String> {
+    Decoder::load(&model.join("model.onnx"), pipeline, logits).text()
+}
+
+fn on_device(model: &Path, device: &Device, logits: Logits, context: usize) -> Result<DeviceModel, String> {
+    let decoder = decoder(model, &Pipeline::standard(), logits)?;
+    DeviceModel::new(decoder, Box::new(device.share()), context).text()
+}
+
+/// Logits after each of `tokens` on the host, row by row.
+fn host_rows(model: &Path, tokens: &[u32]) -> Result<Vec<Vec<f32>>, String> {
+    let mut host = HostModel::new(decoder(model, &Pipeline::host(), Logits::All)?, tokens.len()).text()?;
+    let all = host.forward_all(tokens).text()?;
+    Ok(all.chunks(host.vocab()).map(<[f32]>::to_vec).collect())
+}
+
+/// Feeds `tokens` to an empty cache in runs of these lengths and returns the last logits.
+fn feed(model: &mut dyn Model, tokens: &[u32], lengths: &[usize]) -> Result<Vec<f32>, String> {
+    model.truncate(0);
+    let (mut rest, mut logits) = (tokens, Vec::new());
+    for n in lengths {
+        let (part, after) = rest.split_at(*n);
+        model.forward(part, &mut logits).text()?;
+        rest = after;
+    }
+    if rest.is_empty() && model.len() == tokens.len() {
+        Ok(logits)
+    } else {
+        Err(format!("{} tokens in the cache of {}", model.len(), tokens.len()))
+    }
+}
+
+/// Ways to cut 29 tokens in runs: at once, one by one, odd and even parts, single tokens in between.
+const CUTS: &[&[usize]] = &[
+    &[29],
+    &[1; 29],
+    &[7, 1, 21],
+    &[2, 27],
+    &[13, 16],
+    &[28, 1],
+    &[1, 28],
+    &[3, 3, 3, 1, 1, 8, 10],
+];
+
+/// The same result however `tokens` reach the cache; and after steps back.
+fn any_cut(model: &mut dyn Model, rows: &[Vec<f32>], same: f64, wanted: f64) -> Outcome {
+    let tokens = tokens(29);
+    let whole = feed(model, &tokens, CUTS[0])?;
+    close("against the host", &rows[28], &whole, wanted)?;
+    for cut in CUTS {
+        let found = feed(model, &tokens, cut)?;
+        close(&format!("29 tokens in runs of {cut:?}"), &whole, &found, same)?;
+    }
+    for n in [1, 2, 3, 5, 8, 17, 28] {
+        let found = feed(model, &tokens[..n], &[n])?;
+        close(&format!("{n} tokens"), &rows[n - 1], &found, wanted)?;
+    }
+    let mut logits = Vec::new();
+    feed(model, &tokens, CUTS[0])?;
+    for (keep, upto) in [(11, 20), (20, 21), (3, 29), (28, 29)] {
+        model.truncate(keep);
+        model.forward(&tokens[keep..upto], &mut logits).text()?;
+        close(
+            &format!("{keep} tokens kept, then up to {upto}"),
+            &rows[upto - 1],
+            &logits,
+            wanted,
+        )?;
+    }
+    if model.forward(&tokens[..1], &mut logits).is_ok() && model.len() <= 29 {
+        return Err("a token was lost".to_owned());
+    }
+    Ok(())
+}
+
+/// Room for 29 tokens, and one more.
+const CONTEXT: usize = 30;
+
+/// The host stores `f32`: cuts differ by the order of sums only.
+fn tiny_host(architecture: &str) -> Outcome {
+    let (_dir, model) = support::tiny_model(architecture, Traits::default());
+    let rows = host_rows(&model, &tokens(29))?;
+    let mut host = HostModel::new(decoder(&model, &Pipeline::host(), Logits::Last)?, CONTEXT).text()?;
+    any_cut(&mut host, &rows, 1e-10, 1e-10)?;
+    // What devices run, on the host: the passes change nothing.
+    let mut passes = HostModel::new(decoder(&model, &Pipeline::standard(), Logits::Last)?, CONTEXT).text()?;
+    any_cut(&mut passes, &rows, 1e-10, 1e-10)
+}
+
+/// Bound on the NMSE between a device and the host. Each of some ten roundings to `f16` on the way through a layer errs by
+/// 2^-12 of the value on average, 6e-8 of its square; two layers with sums that cancel stay below this.
+const AGAINST_HOST: f64 = 1e-5;
+/// Bound between two runs on one device, whose roundings are mostly the same ones.
+const AGAINST_ITSELF: f64 = 1e-5;
+
+fn tiny_device(device: &Device, architecture: &str) -> Outcome {
+    let _turn = device.turn();
+    let traits = Traits {
+        untied: architecture == "qwen2",
+        rope_freqs: architecture == "llama",
+    };
+    let (_dir, model) = support::tiny_model(architecture, traits);
+    let long = tokens(200);
+    let rows = host_rows(&model, &long)?;
+    let mut last = on_device(&model, device, Logits::Last, CONTEXT)?;
+    any_cut(&mut last, &rows, AGAINST_ITSELF, AGAINST_HOST)?;
+    // More than one chunk, and a context that is no multiple of one.
+    let mut chunks = on_device(&model, device, Logits::Last, 201)?;
+    let found = feed(&mut chunks, &long, &[200])?;
+    close("200 tokens", &rows[199], &found, AGAINST_HOST)?;
+    let found = feed(&mut chunks, &long, &[1, 130, 69])?;
+    close("200 tokens in odd runs", &rows[199], &found, AGAINST_HOST)?;
+    let mut all = on_device(&model, device, Logits::All, 201)?;
+    let found = all.forward_all(&long).text()?;
+    for (i, (wanted, found)) in rows.iter().zip(found.chunks(VOCAB)).enumerate() {
+        close(&format!("row {i}"), wanted, found, AGAINST_HOST)?;
+    }
+    if found.len() == rows.len() * VOCAB {
+        Ok(())
+    } else {
+        Err(format!("{} logits", found.len()))
+    }
+}
+
+/// In every plan, states are written by `kv_append` only, once each.
+fn states_are_appended_in_place() -> Outcome {
+    let (_dir, model) = support::tiny_model("llama", Traits::default());
+    let decoder = decoder(&model, &Pipeline::standard(), Logits::Last)?;
+    let states = decoder.graph().states().len();
+    if states != 4 {
+        return Err(format!("{states} states; two layers have four"));
+    }
+    for plan in decoder.plans(&support::fake_caps(), 8, 16).text()? {
+        let mut written = vec![0; states];
+        for step in &plan.steps {
+            let spec = &plan.kernels[step.kernel];
+            let shared = spec.in_place.map(|i| spec.kernel.args[i].name);
+            for (place, (arg, _)) in step.args.iter().zip(spec.bound()) {
+                let writes = matches!(arg.role, Role::Out | Role::InOut) || shared == Some(arg.name);
+                if let (true, Place::State(i)) = (writes, place) {
+                    if spec.kernel.name != "kv_append" {
+                        return Err(format!("{spec} writes state {i}"));
+                    }
+                    written[*i] += 1;
+                }
+            }
+        }
+        if written.iter().any(|n| *n != 1) {
+            return Err(format!("states are written {written:?} times"));
+        }
+        if let Some(p) = plan
+            .inputs
+            .iter()
+            .chain(&plan.outputs)
+            .find(|p| matches!(p.place, Place::State(_)))
+        {
+            return Err(format!("\"{}\" is a state and passes through the host", p.name));
+        }
+    }
+    Ok(())
+}
+
+fn decode_allocates_nothing(device: &Device) -> Outcome {
+    let _turn = device.turn();
+    let (_dir, model) = support::tiny_model("llama", Traits::default());
+    let decoder = decoder(&model, &Pipeline::standard(), Logits::Last)?;
+    let copies = Arc::new(AtomicUsize::new(0));
+    let shared = device.share().counting_copies(copies.clone());
+    let mut model = DeviceModel::new(decoder, Box::new(shared), 64).text()?;
+    let mut logits = Vec::new();
+    model.forward(&tokens(5), &mut logits).text()?;
+    model.forward(&[7], &mut logits).text()?;
+    let before = model.stats();
+    for t in tokens(20) {
+        model.forward(&[t], &mut logits).text()?;
+    }
+    let after = model.stats();
+    let counters = |s: &transformer_lite::backend::Stats| (s.allocations, s.bytes, s.compiles, s.recordings);
+    if counters(&before) != counters(&after) {
+        return Err(format!(
+            "decoding changed the counters: {before:?}, then {after:?}"
+        ));
+    }
+    if after.submits != before.submits + 20 {
+        return Err(format!(
+            "20 tokens took {} submissions",
+            after.submits - before.submits
+        ));
+    }
+    match copies.load(Ordering::Relaxed) {
+        0 => Ok(()),
+        n => Err(format!("{n} copies or fills in the recordings")),
+    }
+}
+
+/// Embedding and head above what a device binds are cut in parts; the result is the same.
+fn split_weights(device: &Device) -> Outcome {
+    let _turn = device.turn();
+    let (_dir, model) = support::tiny_model("llama", Traits::default());
+    let (tokens, context) = (tokens(13), 16);
+    let limit = 6 << 10;
+    let count = |name: &str, bytes: u64| -> Result<usize, String> {
+        let mut caps = device.caps.clone();
+        caps.max_view_bytes = bytes;
+        let decoder = decoder(&model, &Pipeline::standard(), Logits::Last)?;
+        let [plan, _] = decoder.plans(&caps, context, context).text()?;
+        Ok(plan
+            .steps
+            .iter()
+            .filter(|s| plan.kernels[s.kernel].kernel.name == name)
+            .count())
+    };
+    for name in ["gather", "matmul"] {
+        // 270 rows or columns of 32 halves: 17 280 bytes.
+        let (whole, parts) = (count(name, device.caps.max_view_bytes)?, count(name, limit)?);
+        if parts != whole + 2 {
+            return Err(format!(
+                "{whole} dispatches of {name}, {parts} with small views; expected 2 more"
+            ));
+        }
+    }
+    let whole = feed(
+        &mut on_device(&model, device, Logits::Last, context)?,
+        &tokens,
+        &[12, 1],
+    )?;
+    let small = device.share().with_caps(|c| c.max_view_bytes = limit);
+    let decoder = decoder(&model, &Pipeline::standard(), Logits::Last)?;
+    let mut split = DeviceModel::new(decoder, Box::new(small), context).text()?;
+    let found = feed(&mut split, &tokens, &[12, 1])?;
+    if whole == found {
+        Ok(())
+    } else {
+        close("split weights", &whole, &found, 0.0)
+    }
+}
+
+/// Teacher-forced over real text: mean divergence from the host and agreement of the best token.
+fn agreement(dir: &Path, device: &Device) -> Outcome {
+    let _turn = device.turn();
+    let tokenizer = Tokenizer::load(dir).text()?;
+    let ids = tokenizer
+        .encode(include_str!("data/pride_and_prejudice.txt"), true)
+        .text()?;
+    if ids.len() < 256 {
+        return Err(format!("the text has only {} tokens", ids.len()));
+    }
+    let rows = host_rows(dir, &ids)?;
+    let mut model = on_device(dir, device, Logits::All, ids.len())?;
+    let all = model.forward_all(&ids).text()?;
+    let (mut divergence, mut agree) = (0.0, 0usize);
+    for (p, q) in rows.iter().zip(all.chunks(model.vocab())) {
+        let (lp, lq) = (log_softmax(p), log_softmax(q));
+        divergence += lp.iter().zip(&lq).map(|(a, b)| a.exp() * (a - b)).sum::<f64>();
+        agree += usize::from(best(p) == best(q));
+    }
+    #[expect(clippy::cast_precision_loss, reason = "a few hundred tokens")]
+    let (mean, share) = (divergence / ids.len() as f64, agree as f64 / ids.len() as f64);
+    eprintln!(
+        "{}: mean divergence {mean:.2e}, best token agrees at {:.1} % of {}",
+        device.kind,
+        100.0 * share,
+        ids.len()
+    );
+    if mean < 1e-3 && share >= 0.98 {
+        Ok(())
+    } else {
+        Err(format!(
+            "mean divergence {mean:.2e} (below 1e-3 wanted), agreement {share:.3} (0.98 wanted)"
+        ))
+    }
+}
+
+fn log_softmax(row: &[f32]) -> Vec<f64> {
+    let max = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let sum: f64 = row.iter().map(|v| f64::from(*v - max).exp()).sum();
+    row.iter().map(|v| f64::from(*v - max) - sum.ln()).collect()
+}
+
+fn best(row: &[f32]) -> usize {
+    row.iter()
+        .enumerate()
+        .max_by(|a, b| a.1.total_cmp(b.1))
+        .map_or(0, |(i, _)| i)
+}
+
+/// The greedy answer through the chat template names the capital.
+fn paris(dir: &Path, device: Option<&Device>) -> Outcome {
+    let _turn = device.map(Device::turn);
+    let folder = ModelFolder::open(dir).text()?;
+    let tokenizer = Tokenizer::load(dir).text()?;
+    let question = [Message::user("What is the capital of France?")];
+    let prompt = ChatTemplate::load(&folder)
+        .text()?
+        .render(&question, true)
+        .text()?;
+    let prompt = tokenizer.encode(&prompt, false).text()?;
+    let limits = Limits {
+        max_tokens: 24,
+        eos: folder.eos_ids(&tokenizer),
+        ..Limits::default()
+    };
+    let context = prompt.len() + limits.max_tokens;
+    let mut model: Box<dyn Model> = match device {
+        Some(d) => Box::new(on_device(dir, d, Logits::Last, context)?),
+        None => Box::new(HostModel::new(decoder(dir, &Pipeline::host(), Logits::Last)?, context).text()?),
+    };
+    let mut sampler = Sampler::new(SamplerConfig::default()).text()?;
+    let generator = Generator::new(model.as_mut(), &mut sampler, &prompt, limits).text()?;
+    let ids: Vec<u32> = generator
+        .map(|t| t.map(|t| t.id))
+        .collect::<Result<_, _>>()
+        .text()?;
+    let answer = tokenizer.decode(&ids).text()?;
+    if answer.contains("Paris") {
+        Ok(())
+    } else {
+        Err(format!("the answer is \"{answer}\""))
+    }
+}

@@ -1,0 +1,360 @@
+//! What the integration tests share: the devices of this machine, which of them must be there, and a backend that
+//! several sessions use one after another.
+#![allow(dead_code, reason = "each test file uses a part")]
+
+pub mod gguf;
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use transformer_lite::backend::kernel::KernelSpec;
+use transformer_lite::backend::{
+    self, Backend, BackendError, BackendKind, BufferId, COMPILED, Caps, Command, DeviceKind, KernelId,
+    Launch, RecordingId, Stats, View,
+};
+
+// For `gguf`, which the library's own tests include too.
+use transformer_lite::error::Result;
+use transformer_lite::gguf::{Array, GgmlType, Gguf, Value};
+
+/// Byte of memory that nothing has written: every type of float made of it is not a number.
+pub const POISON: u8 = 0xff;
+
+/// Backend names in the environment variable `REQUIRE_BACKENDS`, a list with commas.
+pub fn required() -> Vec<String> {
+    let list = std::env::var("REQUIRE_BACKENDS").unwrap_or_default();
+    list.split(',')
+        .map(|s| s.trim().to_owned())
+        .filter(|s| !s.is_empty())
+        .collect()
+}
+
+/// A backend that has no device here.
+pub struct Missing {
+    /// `opencl` or `wgpu`, or an unknown name in `REQUIRE_BACKENDS`.
+    pub backend: String,
+    /// The driver's or our words.
+    pub why: String,
+}
+
+impl Missing {
+    /// True when `REQUIRE_BACKENDS` names it.
+    pub fn is_required(&self) -> bool {
+        required().contains(&self.backend)
+    }
+}
+
+/// All devices of all backends, and the backends that have none, those that `REQUIRE_BACKENDS` asks for included.
+pub fn devices() -> (Vec<Device>, Vec<Missing>) {
+    let (mut found, mut missing): (Vec<Device>, Vec<Missing>) = (Vec::new(), Vec::new());
+    for kind in COMPILED {
+        let before = found.len();
+        let mut why = "the driver lists no device".to_owned();
+        match backend::list(*kind) {
+            Err(e) => why = e.to_string(),
+            Ok(all) => {
+                for caps in all {
+                    if found[before..].iter().any(|d| d.caps.device == caps.device) {
+                        continue;
+                    }
+                    match backend::open(*kind, Some(&caps.device)) {
+                        Ok(backend) => found.push(Device::new(*kind, backend)),
+                        Err(e) => missing.push(Missing {
+                            backend: kind.to_string(),
+                            why: format!("{}: {e}", caps.device),
+                        }),
+                    }
+                }
+            }
+        }
+        if found.len() == before && !missing.iter().any(|m| m.backend == kind.to_string()) {
+            missing.push(Missing {
+                backend: kind.to_string(),
+                why,
+            });
+        }
+    }
+    for name in required() {
+        let known = COMPILED.iter().any(|k| k.to_string() == name);
+        if !known {
+            missing.push(Missing {
+                backend: name,
+                why: "not in this build".to_owned(),
+            });
+        }
+    }
+    (found, missing)
+}
+
+/// A device opened once for all tests of a program.
+#[derive(Clone)]
+pub struct Device {
+    pub kind: BackendKind,
+    pub caps: Caps,
+    backend: Arc<Mutex<Box<dyn Backend>>>,
+    turn: Arc<Mutex<()>>,
+}
+
+fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
+    // A failed test leaves nothing half done that the next one would see: each has buffers of its own.
+    m.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Device {
+    fn new(kind: BackendKind, backend: Box<dyn Backend>) -> Self {
+        let caps = backend.caps().clone();
+        Self {
+            kind,
+            caps,
+            backend: Arc::new(Mutex::new(backend)),
+            turn: Arc::default(),
+        }
+    }
+
+    /// Backend name, and the device's where the backend has several.
+    pub fn label(&self, all: &[Self]) -> String {
+        if all.iter().filter(|d| d.kind == self.kind).count() == 1 {
+            self.kind.to_string()
+        } else {
+            format!("{}:{}", self.kind, self.caps.device.replace(' ', "_"))
+        }
+    }
+
+    /// Waits for other tests on this device, so that counters stand still.
+    pub fn turn(&self) -> MutexGuard<'_, ()> {
+        lock(&self.turn)
+    }
+
+    /// A backend for one session. Its buffers and recordings are freed with it.
+    pub fn share(&self) -> Shared {
+        Shared {
+            inner: self.backend.clone(),
+            caps: self.caps.clone(),
+            shift: 0,
+            buffers: Arc::default(),
+            recordings: Vec::new(),
+            copies: Arc::default(),
+        }
+    }
+}
+
+/// The buffers of a [`Shared`] with their sizes as the session asked for them.
+type Buffers = Arc<Mutex<HashMap<BufferId, u64>>>;
+
+/// A device's backend in the hands of one session.
+pub struct Shared {
+    inner: Arc<Mutex<Box<dyn Backend>>>,
+    caps: Caps,
+    shift: u64,
+    buffers: Buffers,
+    recordings: Vec<RecordingId>,
+    copies: Arc<AtomicUsize>,
+}
+
+/// Looks at the guard zones of a [`Shared`] that a session owns.
+pub struct Guards {
+    inner: Arc<Mutex<Box<dyn Backend>>>,
+    shift: u64,
+    buffers: Buffers,
+}
+
+impl Shared {
+    /// Reports other capabilities than the device's.
+    pub fn with_caps(mut self, change: impl FnOnce(&mut Caps)) -> Self {
+        change(&mut self.caps);
+        self
+    }
+
+    /// Counts the commands of recordings that run no kernel.
+    pub fn counting_copies(mut self, counter: Arc<AtomicUsize>) -> Self {
+        self.copies = counter;
+        self
+    }
+
+    /// Puts a guard zone before and after each buffer, so that every view has an offset, and poisons new buffers.
+    pub fn guarded(mut self) -> (Self, Guards) {
+        self.shift = self.caps.view_align.max(64);
+        let guards = Guards {
+            inner: self.inner.clone(),
+            shift: self.shift,
+            buffers: self.buffers.clone(),
+        };
+        (self, guards)
+    }
+
+    fn moved(&self, v: View) -> View {
+        View {
+            offset: v.offset + self.shift,
+            ..v
+        }
+    }
+}
+
+impl Guards {
+    /// An error that names the first byte outside of a buffer that was written.
+    pub fn check(&self) -> Result<(), String> {
+        let mut inner = lock(&self.inner);
+        for (buffer, bytes) in lock(&self.buffers).iter() {
+            for (offset, where_) in [(0, "before"), (self.shift + bytes, "after")] {
+                let mut zone = vec![0; usize::try_from(self.shift).unwrap_or(0)];
+                let view = View {
+                    buffer: *buffer,
+                    offset,
+                    len: self.shift,
+                };
+                inner.read(view, &mut zone).map_err(|e| e.to_string())?;
+                if let Some(i) = zone.iter().position(|b| *b != POISON) {
+                    return Err(format!(
+                        "byte {i} of the guard zone {where_} a buffer of {bytes} bytes was written"
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Backend for Shared {
+    fn caps(&self) -> &Caps {
+        &self.caps
+    }
+
+    fn create_buffer(&mut self, label: &str, bytes: u64) -> Result<BufferId, BackendError> {
+        let mut inner = lock(&self.inner);
+        let whole = bytes + 2 * self.shift;
+        let id = inner.create_buffer(label, whole)?;
+        lock(&self.buffers).insert(id, bytes);
+        if self.shift > 0 {
+            let poison = vec![POISON; usize::try_from(whole).unwrap_or(0)];
+            inner.write(
+                View {
+                    buffer: id,
+                    offset: 0,
+                    len: whole,
+                },
+                &poison,
+            )?;
+        }
+        Ok(id)
+    }
+
+    fn destroy_buffer(&mut self, buffer: BufferId) {
+        lock(&self.buffers).remove(&buffer);
+        lock(&self.inner).destroy_buffer(buffer);
+    }
+
+    fn write(&mut self, dst: View, bytes: &[u8]) -> Result<(), BackendError> {
+        lock(&self.inner).write(self.moved(dst), bytes)
+    }
+
+    fn read(&mut self, src: View, out: &mut [u8]) -> Result<(), BackendError> {
+        lock(&self.inner).read(self.moved(src), out)
+    }
+
+    fn compile(&mut self, spec: &KernelSpec) -> Result<KernelId, BackendError> {
+        lock(&self.inner).compile(spec)
+    }
+
+    fn record(&mut self, commands: &[Command]) -> Result<RecordingId, BackendError> {
+        let copies = commands
+            .iter()
+            .filter(|c| !matches!(c, Command::Dispatch { .. }))
+            .count();
+        self.copies.fetch_add(copies, Ordering::Relaxed);
+        let moved: Vec<Command> = commands
+            .iter()
+            .cloned()
+            .map(|c| match c {
+                Command::Dispatch {
+                    kernel,
+                    args,
+                    step,
+                    params,
+                } => Command::Dispatch {
+                    kernel,
+                    args: args.into_iter().map(|v| self.moved(v)).collect(),
+                    step,
+                    params,
+                },
+                Command::Copy { src, dst } => Command::Copy {
+                    src: self.moved(src),
+                    dst: self.moved(dst),
+                },
+                Command::Fill { dst, byte } => Command::Fill {
+                    dst: self.moved(dst),
+                    byte,
+                },
+            })
+            .collect();
+        let id = lock(&self.inner).record(&moved)?;
+        self.recordings.push(id);
+        Ok(id)
+    }
+
+    fn submit(&mut self, recording: RecordingId, launch: &Launch) -> Result<(), BackendError> {
+        lock(&self.inner).submit(recording, launch)
+    }
+
+    fn profile(&mut self, recording: RecordingId, launch: &Launch) -> Result<Vec<u64>, BackendError> {
+        lock(&self.inner).profile(recording, launch)
+    }
+
+    fn wait(&mut self) -> Result<(), BackendError> {
+        lock(&self.inner).wait()
+    }
+
+    fn release(&mut self, recording: RecordingId) {
+        self.recordings.retain(|r| *r != recording);
+        lock(&self.inner).release(recording);
+    }
+
+    fn stats(&self) -> Stats {
+        lock(&self.inner).stats()
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        let mut inner = lock(&self.inner);
+        // The device may be lost; what it holds is then lost too.
+        let _ = inner.wait();
+        for r in self.recordings.drain(..) {
+            inner.release(r);
+        }
+        for b in lock(&self.buffers).drain() {
+            inner.destroy_buffer(b.0);
+        }
+    }
+}
+
+/// Capabilities of a device that does not exist, for planning without a driver.
+pub fn fake_caps() -> Caps {
+    Caps {
+        backend: "opencl",
+        device: "none".to_owned(),
+        driver: "none".to_owned(),
+        kind: DeviceKind::Cpu,
+        view_align: 128,
+        params_align: 4,
+        max_view_bytes: 1 << 27,
+        max_buffer_bytes: 1 << 31,
+        memory_bytes: 0,
+        local_bytes: 1 << 15,
+        max_workgroup: 1024,
+        max_grid: 65_535,
+        subgroup: None,
+        f16_math: false,
+        profiling: false,
+    }
+}
+
+/// The converted folder of a tiny random model; it lives as long as the returned value.
+pub fn tiny_model(architecture: &str, traits: gguf::Traits) -> (tempfile::TempDir, PathBuf) {
+    let dir = tempfile::tempdir().expect("a folder for temporary files");
+    let file = dir.path().join("tiny.gguf");
+    std::fs::write(&file, gguf::tiny(architecture, traits).bytes()).expect("room for a tiny model");
+    let out = dir.path().join("onnx");
+    transformer_lite::gguf::convert(&file, &out, &mut |_| {}).expect("the tiny model converts");
+    (dir, out)
+}
