@@ -5,7 +5,7 @@
 //! pass and the submissions of a queue, so there are no barriers here.
 //!
 //! wgpu reports most errors through callbacks. Whatever arrives there outside an error scope is kept in
-//! [`Fault`] and returned by the call that caused it or by the next one.
+//! `Fault` and returned by the call that caused it or by the next one.
 
 mod record;
 #[cfg(test)]
