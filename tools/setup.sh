@@ -35,6 +35,21 @@ may_install() {
     have apt-get && { [ "$(id -u)" -eq 0 ] || { have sudo && sudo -n true 2>/dev/null; }; }
 }
 
+# Reads the lists of packages, once.
+update_packages() {
+    [ -n "${PACKAGES_UPDATED:-}" ] || as_root apt-get -qq update || return 1
+    PACKAGES_UPDATED=1
+}
+
+# True when apt has the package.
+offers() {
+    local policy
+    have apt-cache || return 1
+    ! may_install || update_packages >/dev/null 2>&1 || true
+    policy=$(apt-cache policy "$1" 2>/dev/null)
+    [[ $policy == *"Candidate: "[0-9]* ]]
+}
+
 # Installs packages, or says what to type. Never ends the script: what is missing then is told by who needs it.
 install() {
     local line="sudo apt-get install -y $*" log
@@ -48,7 +63,7 @@ install() {
     fi
     say "Installing $*"
     log=$(mktemp)
-    if ! { as_root apt-get -qq update && as_root env DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends "$@"; } >"$log" 2>&1; then
+    if ! { update_packages && as_root env DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends "$@"; } >"$log" 2>&1; then
         tail -n 5 "$log" >&2
         say "That failed. To try it by hand, type:  $line"
     fi
@@ -101,7 +116,7 @@ setup_rust() {
     have cargo || PATH=$PATH:$HOME/.cargo/bin
     have cc || install gcc libc6-dev
     cargo_is_new_enough && return 0
-    if ! have rustup && have apt-cache && apt-cache show rustup >/dev/null 2>&1; then
+    if ! have rustup && offers rustup; then
         install rustup
     fi
     if have rustup; then
@@ -137,7 +152,7 @@ model_stamp() {
 
 # Puts the demo model into $MODEL_DIR/onnx and, quantized, into $MODEL_DIR/e0m4.
 prepare_model() {
-    local gguf=$MODEL_DIR/SmolLM2-135M-Instruct.Q4_1.gguf
+    local gguf=$MODEL_DIR/SmolLM2-135M-Instruct.Q4_1.gguf total
     if [ -f "$MODEL_DIR/onnx/model.onnx" ] && [ -f "$MODEL_DIR/e0m4/model.onnx" ] && [ "$(cat "$MODEL_DIR/stamp" 2>/dev/null)" = "$(model_stamp)" ]; then
         say "The model is ready in $MODEL_DIR"
         return 0
@@ -151,7 +166,8 @@ prepare_model() {
     "$TLITE" convert "$gguf" -o "$MODEL_DIR/onnx" >"$MODEL_DIR/convert.txt"
     say "Quantizing it to 4 bits"
     "$TLITE" quantize "$MODEL_DIR/onnx" -o "$MODEL_DIR/e0m4" --format e0m4 --group-size 32 >"$MODEL_DIR/quantize.txt"
-    say "Quantized, $(tail -n 1 "$MODEL_DIR/quantize.txt")"
+    total=$(tail -n 1 "$MODEL_DIR/quantize.txt")
+    say "Done: ${total#total: }"
     model_stamp >"$MODEL_DIR/stamp"
 }
 
