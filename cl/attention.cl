@@ -1,53 +1,86 @@
-// One query row of one head a work-group: softmax(scale * q k^T + mask) v over tiles of WG keys, with a running maximum and sum,
-// so that no row of scores is stored. Work-items first own keys, then pairs of result elements.
-#include "common/reduce"
-#define PAIRS ((DIM / 2 + WG - 1) / WG)
+// softmax(scale * q k^T + mask) v for ROWS query rows of one head a work-group, over tiles of KEYS keys with a running maximum, so
+// that no row of scores leaves the work-group. Work-items first own keys, then parts (2 or 4 elements) of result rows.
+#ifdef WIDE
+#define VEC float4
+#define V 4
+#define K_AT k_at4
+#define V_AT v_at4
+#define PUT y_put4
+#else
+#define VEC float2
+#define V 2
+#define K_AT k_at2
+#define V_AT v_at2
+#define PUT y_put2
+#endif
+#define PARTS (DIM / V)
+#define OWNED ((ROWS * PARTS + WG - 1) / WG)
 
 KERNEL {
-  __local float scratch[WG + WG / 8];
-  __local float weight[WG];
-  __local float query[DIM];
-  uint lid = get_local_id(0), head = get_group_id(0), row = get_group_id(1);
-  uint kv = head / (p.heads / p.kv_heads), at = (row * p.heads + head) * DIM;
-  for (uint i = lid; i < DIM; i += WG) query[i] = q_at(at + i) * p.scale;
+  __local VEC query[ROWS * PARTS];
+  __local float weight[ROWS * KEYS];
+  uint lid = get_local_id(0), head = get_group_id(0), row0 = get_group_id(1) * ROWS;
+  uint kv = head / (p.heads / p.kv_heads);
+  for (uint i = lid; i < ROWS * DIM; i += WG) {
+    uint row = min(row0 + i / DIM, p.rows - 1);
+    ((__local float *)query)[i] = q_at((row * p.heads + head) * DIM + i % DIM) * p.scale;
+  }
   barrier(CLK_LOCAL_MEM_FENCE);
-  float top = -3.0e38f, total = 0.0f;
-  float2 sum[PAIRS];
-  for (uint i = 0; i < PAIRS; i++) sum[i] = (float2)(0.0f);
-  for (uint first = 0; first < p.keys; first += WG) {
-    uint key = first + lid;
-    float score = -3.0e38f;
-    if (key < p.keys) {
-      uint from = (key * p.kv_heads + kv) * (DIM / 2);
-      score = 0.0f;
-      for (uint i = 0; i < DIM / 2; i++) {
-        float2 x = k_at2(from + i);
-        score += x.x * query[2 * i] + x.y * query[2 * i + 1];
+  float top[ROWS];
+  for (uint r = 0; r < ROWS; r++) top[r] = -3.0e38f;
+  VEC sum[OWNED];
+  float total[OWNED];
+  for (uint i = 0; i < OWNED; i++) {
+    sum[i] = (VEC)(0.0f);
+    total[i] = 0.0f;
+  }
+  for (uint first = 0; first < p.keys; first += KEYS) {
+    for (uint t = lid; t < KEYS; t += WG) {
+      uint key = min(first + t, p.keys - 1), base = (key * p.kv_heads + kv) * PARTS;
+      VEC dots[ROWS];
+      for (uint r = 0; r < ROWS; r++) dots[r] = (VEC)(0.0f);
+      for (uint i = 0; i < PARTS; i++) {
+        VEC x = K_AT(base + i);
+        for (uint r = 0; r < ROWS; r++) dots[r] += x * query[r * PARTS + i];
       }
+      for (uint r = 0; r < ROWS; r++) {
+        float score = dot(dots[r], (VEC)(1.0f));
 #ifdef HAS_MASK
-      score += mask_at(row * p.keys + key);
+        score += mask_at(min(row0 + r, p.rows - 1) * p.keys + key);
 #endif
-    }
-    float next = fmax(top, wg_max(score, scratch));
-    float e = key < p.keys ? exp(score - next) : 0.0f;
-    weight[lid] = e;
-    float keep = exp(top - next);
-    // The reduction's barriers also publish `weight`.
-    total = total * keep + wg_sum(e, scratch);
-    top = next;
-    uint count = min((uint)WG, p.keys - first);
-    for (uint i = 0; i < PAIRS; i++) {
-      uint pair = lid + i * WG;
-      if (pair < DIM / 2) {
-        float2 s = sum[i] * keep;
-        for (uint j = 0; j < count; j++) s += weight[j] * v_at2(((first + j) * p.kv_heads + kv) * (DIM / 2) + pair);
-        sum[i] = s;
+        weight[r * KEYS + t] = first + t < p.keys ? score : -3.0e38f;
       }
     }
     barrier(CLK_LOCAL_MEM_FENCE);
+    float keep[ROWS];
+    for (uint r = 0; r < ROWS; r++) {
+      float4 high = (float4)(top[r]);
+      for (uint t = 0; t < KEYS / 4; t++) high = fmax(high, vload4(r * (KEYS / 4) + t, weight));
+      float next = fmax(fmax(high.x, high.y), fmax(high.z, high.w));
+      keep[r] = exp(top[r] - next);
+      top[r] = next;
+    }
+    barrier(CLK_LOCAL_MEM_FENCE);
+    for (uint r = 0; r < ROWS; r++)
+      for (uint t = lid; t < KEYS; t += WG) weight[r * KEYS + t] = exp(weight[r * KEYS + t] - top[r]);
+    barrier(CLK_LOCAL_MEM_FENCE);
+    uint count = min((uint)KEYS, p.keys - first);
+    for (uint i = 0; i < OWNED; i++) {
+      uint r = min((lid + i * WG) / PARTS, (uint)(ROWS - 1)), part = (lid + i * WG) % PARTS;
+      VEC s = sum[i] * keep[r];
+      float l = total[i] * keep[r];
+      for (uint t = 0; t < count; t++) {
+        float w = weight[r * KEYS + t];
+        s += w * V_AT(((first + t) * p.kv_heads + kv) * PARTS + part);
+        l += w;
+      }
+      sum[i] = s;
+      total[i] = l;
+    }
+    barrier(CLK_LOCAL_MEM_FENCE);
   }
-  for (uint i = 0; i < PAIRS; i++) {
-    uint pair = lid + i * WG;
-    if (pair < DIM / 2) y_put2(at / 2 + pair, sum[i] / total);
+  for (uint i = 0; i < OWNED; i++) {
+    uint r = (lid + i * WG) / PARTS, part = (lid + i * WG) % PARTS;
+    if (r < ROWS && row0 + r < p.rows) PUT(((row0 + r) * p.heads + head) * PARTS + part, sum[i] / total[i]);
   }
 }

@@ -1,52 +1,102 @@
-// One query row of one head a work-group: softmax(scale * q k^T + mask) v over tiles of WG keys, with a running maximum and sum,
-// so that no row of scores is stored. Work-items first own keys, then pairs of result elements.
-#include "common/reduce"
-const PAIRS: u32 = (DIM / 2u + WG - 1u) / WG;
-var<workgroup> weight: array<f32, WG>;
-var<workgroup> query: array<vec2<f32>, DIM / 2u>;
+// softmax(scale * q k^T + mask) v for ROWS query rows of one head a work-group, over tiles of KEYS keys with a running maximum, so
+// that no row of scores leaves the work-group. Work-items first own keys, then parts (2 or 4 elements) of result rows.
+#ifdef WIDE
+alias VEC = vec4<f32>;
+const V: u32 = 4u;
+#else
+alias VEC = vec2<f32>;
+const V: u32 = 2u;
+#endif
+const PARTS: u32 = DIM / V;
+const OWNED: u32 = (ROWS * PARTS + WG - 1u) / WG;
+var<workgroup> query: array<VEC, ROWS * PARTS>;
+var<workgroup> weight: array<f32, ROWS * KEYS>;
 
 @compute @workgroup_size(WG)
 fn attention(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let head = group.x;
-  let row = group.y;
+  let row0 = group.y * ROWS;
   let kv = head / (p.heads / p.kv_heads);
-  let at = (row * p.heads + head) * DIM;
-  for (var i = lid; i < DIM / 2u; i += WG) { query[i] = q_at2(at / 2u + i) * p.scale; }
-  workgroupBarrier();
-  var top = -3.0e38;
-  var total = 0.0;
-  var sum: array<vec2<f32>, PAIRS>;
-  for (var first = 0u; first < p.keys; first += WG) {
-    let key = first + lid;
-    var score = -3.0e38;
-    if (key < p.keys) {
-      let base = (key * p.kv_heads + kv) * (DIM / 2u);
-      score = 0.0;
-      for (var i = 0u; i < DIM / 2u; i++) { score += dot(k_at2(base + i), query[i]); }
-#ifdef HAS_MASK
-      score += mask_at(row * p.keys + key);
+  for (var i = lid; i < ROWS * PARTS; i += WG) {
+    let row = min(row0 + i / PARTS, p.rows - 1u);
+    let at = (row * p.heads + head) * PARTS + i % PARTS;
+#ifdef WIDE
+    query[i] = q_at4(at) * p.scale;
+#else
+    query[i] = q_at2(at) * p.scale;
 #endif
-    }
-    let next = max(top, wg_max(score, lid));
-    let e = select(0.0, exp(min(score - next, 0.0)), key < p.keys);
-    weight[lid] = e;
-    let keep = exp(top - next);
-    // The reduction's barriers also publish `weight`.
-    total = total * keep + wg_sum(e, lid);
-    top = next;
-    let count = min(WG, p.keys - first);
-    for (var i = 0u; i < PAIRS; i++) {
-      let pair = lid + i * WG;
-      if (pair < DIM / 2u) {
-        var s = sum[i] * keep;
-        for (var j = 0u; j < count; j++) { s += weight[j] * v_at2(((first + j) * p.kv_heads + kv) * (DIM / 2u) + pair); }
-        sum[i] = s;
+  }
+  workgroupBarrier();
+  var top: array<f32, ROWS>;
+  for (var r = 0u; r < ROWS; r++) { top[r] = -3.0e38; }
+  var sum: array<VEC, OWNED>;
+  var total: array<f32, OWNED>;
+  for (var first = 0u; first < p.keys; first += KEYS) {
+    for (var t = lid; t < KEYS; t += WG) {
+      let key = min(first + t, p.keys - 1u);
+      let base = (key * p.kv_heads + kv) * PARTS;
+      var dots: array<VEC, ROWS>;
+      for (var i = 0u; i < PARTS; i++) {
+#ifdef WIDE
+        let x = k_at4(base + i);
+#else
+        let x = k_at2(base + i);
+#endif
+        for (var r = 0u; r < ROWS; r++) { dots[r] += x * query[r * PARTS + i]; }
+      }
+      for (var r = 0u; r < ROWS; r++) {
+        var score = dot(dots[r], VEC(1.0));
+#ifdef HAS_MASK
+        score += mask_at(min(row0 + r, p.rows - 1u) * p.keys + key);
+#endif
+        weight[r * KEYS + t] = select(-3.0e38, score, first + t < p.keys);
       }
     }
     workgroupBarrier();
+    var keep: array<f32, ROWS>;
+    for (var r = 0u; r < ROWS; r++) {
+      var next = top[r];
+      for (var t = 0u; t < KEYS; t++) { next = max(next, weight[r * KEYS + t]); }
+      keep[r] = exp(max(top[r] - next, -80.0));
+      top[r] = next;
+    }
+    workgroupBarrier();
+    for (var r = 0u; r < ROWS; r++) {
+      for (var t = lid; t < KEYS; t += WG) {
+        let d = weight[r * KEYS + t] - top[r];
+        weight[r * KEYS + t] = select(0.0, exp(d), d > -80.0);
+      }
+    }
+    workgroupBarrier();
+    let count = min(KEYS, p.keys - first);
+    for (var i = 0u; i < OWNED; i++) {
+      let r = min((lid + i * WG) / PARTS, ROWS - 1u);
+      let part = (lid + i * WG) % PARTS;
+      var s = sum[i] * keep[r];
+      var l = total[i] * keep[r];
+      for (var t = 0u; t < count; t++) {
+        let w = weight[r * KEYS + t];
+#ifdef WIDE
+        s += w * v_at4(((first + t) * p.kv_heads + kv) * PARTS + part);
+#else
+        s += w * v_at2(((first + t) * p.kv_heads + kv) * PARTS + part);
+#endif
+        l += w;
+      }
+      sum[i] = s;
+      total[i] = l;
+    }
+    workgroupBarrier();
   }
-  for (var i = 0u; i < PAIRS; i++) {
-    let pair = lid + i * WG;
-    if (pair < DIM / 2u) { y_put2(at / 2u + pair, sum[i] / total); }
+  for (var i = 0u; i < OWNED; i++) {
+    let r = (lid + i * WG) / PARTS;
+    let part = (lid + i * WG) % PARTS;
+    if (r < ROWS && row0 + r < p.rows) {
+#ifdef WIDE
+      y_put4(((row0 + r) * p.heads + head) * PARTS + part, sum[i] / total[i]);
+#else
+      y_put2(((row0 + r) * p.heads + head) * PARTS + part, sum[i] / total[i]);
+#endif
+    }
   }
 }

@@ -1,19 +1,68 @@
-// y[i, column + j] = sum_k x[i, k] * w[k, j] for many rows and an E0M weight. A work-item computes ROWS rows of COLS neighbouring
-// columns; a group of x is shared by the work-group, and each weight is unpacked once for all rows.
+// y[i, column + j] = sum_k x[i, k] * w[k, j] for many rows and an E0M weight. A work-item computes ROWS (8) rows of COLS (4)
+// neighbouring columns; a group of x is shared by the work-group, and each weight is unpacked once for all rows.
+// The sums are variables of their own: an array that a compiler does not unroll lives in memory.
 #include "common/e0m4"
-const QUADS: u32 = COLS / 4u;
 var<workgroup> xs: array<vec4<f32>, ROWS * GROUP / 4u>;
+
+// Weights of PER neighbouring rows and four columns.
+struct Weights {
+  a: mat4x4<f32>,
+#ifndef PER4
+  b: mat4x4<f32>,
+#endif
+}
+
+fn unpack(word: vec4<u32>, scale: vec4<f32>, offset: vec4<f32>) -> Weights {
+  var w: Weights;
+  w.a = mat4x4<f32>(
+    e0m_levels(word, 0u) * scale - offset,
+    e0m_levels(word, 1u) * scale - offset,
+    e0m_levels(word, 2u) * scale - offset,
+    e0m_levels(word, 3u) * scale - offset,
+  );
+#ifndef PER4
+  w.b = mat4x4<f32>(
+    e0m_levels(word, 4u) * scale - offset,
+    e0m_levels(word, 5u) * scale - offset,
+    e0m_levels(word, 6u) * scale - offset,
+    e0m_levels(word, 7u) * scale - offset,
+  );
+#endif
+  return w;
+}
+
+// Products of the shared x of one row, from column c of the group, with w.
+fn row_product(row: u32, c: u32, w: Weights) -> vec4<f32> {
+  let at = (row * GROUP + c) / 4u;
+#ifdef PER4
+  return w.a * xs[at];
+#else
+  return w.a * xs[at] + w.b * xs[at + 1u];
+#endif
+}
+
+fn put(row: u32, at: u32, v: vec4<f32>) {
+  let to = (row * p.y_stride + p.column + at) / 2u;
+  if (row < p.m && at < p.n) { y_put2(to, v.xy); }
+  if (row < p.m && at + 2u < p.n) { y_put2(to + 1u, v.zw); }
+}
 
 @compute @workgroup_size(WG)
 fn matmul_e0m(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
-  let first = group.x * (WG * COLS);
   let i0 = group.y * ROWS;
-  let column = first + lid * COLS;
+  let column = (group.x * WG + lid) * COLS;
   let j = select(0u, column, column < p.n);
   let panel = p.panel / 4u;
   let word_at = j / p.panel * (p.k / PER) * panel + j % p.panel / 4u;
   let pair_at = j / p.panel * ((p.k + GROUP - 1u) / GROUP) * panel + j % p.panel / 4u;
-  var total: array<array<vec4<f32>, QUADS>, ROWS>;
+  var t0 = vec4<f32>();
+  var t1 = vec4<f32>();
+  var t2 = vec4<f32>();
+  var t3 = vec4<f32>();
+  var t4 = vec4<f32>();
+  var t5 = vec4<f32>();
+  var t6 = vec4<f32>();
+  var t7 = vec4<f32>();
   var g = 0u;
   for (var k0 = 0u; k0 < p.k; k0 += GROUP) {
     let len = min(GROUP, p.k - k0);
@@ -25,41 +74,28 @@ fn matmul_e0m(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation
       xs[t] = v;
     }
     workgroupBarrier();
-    for (var q = 0u; q < QUADS; q++) {
-      let s = e0m_scales(scales[pair_at + g * panel + q]);
-      let offset = s.scale * s.bias;
-      for (var c = 0u; c < len; c += PER) {
-        let word = codes[word_at + (k0 + c) / PER * panel + q];
-        let w0 = e0m_levels(word, 0u) * s.scale - offset;
-        let w1 = e0m_levels(word, 1u) * s.scale - offset;
-        let w2 = e0m_levels(word, 2u) * s.scale - offset;
-        let w3 = e0m_levels(word, 3u) * s.scale - offset;
-#ifndef PER4
-        let w4 = e0m_levels(word, 4u) * s.scale - offset;
-        let w5 = e0m_levels(word, 5u) * s.scale - offset;
-        let w6 = e0m_levels(word, 6u) * s.scale - offset;
-        let w7 = e0m_levels(word, 7u) * s.scale - offset;
-#endif
-        for (var r = 0u; r < ROWS; r++) {
-          let a = xs[(r * GROUP + c) / 4u];
-          var t = a.x * w0 + a.y * w1 + a.z * w2 + a.w * w3;
-#ifndef PER4
-          let b = xs[(r * GROUP + c) / 4u + 1u];
-          t += b.x * w4 + b.y * w5 + b.z * w6 + b.w * w7;
-#endif
-          total[r][q] += t;
-        }
-      }
+    let s = e0m_scales(scales[pair_at + g * panel]);
+    let offset = s.scale * s.bias;
+    for (var c = 0u; c < len; c += PER) {
+      let w = unpack(codes[word_at + (k0 + c) / PER * panel], s.scale, offset);
+      t0 += row_product(0u, c, w);
+      t1 += row_product(1u, c, w);
+      t2 += row_product(2u, c, w);
+      t3 += row_product(3u, c, w);
+      t4 += row_product(4u, c, w);
+      t5 += row_product(5u, c, w);
+      t6 += row_product(6u, c, w);
+      t7 += row_product(7u, c, w);
     }
     workgroupBarrier();
     g++;
   }
-  for (var r = 0u; r < ROWS; r++) {
-    for (var q = 0u; q < QUADS; q++) {
-      let at = column + 4u * q;
-      let to = ((i0 + r) * p.y_stride + p.column + at) / 2u;
-      if (i0 + r < p.m && at < p.n) { y_put2(to, total[r][q].xy); }
-      if (i0 + r < p.m && at + 2u < p.n) { y_put2(to + 1u, total[r][q].zw); }
-    }
-  }
+  put(i0, column, t0);
+  put(i0 + 1u, column, t1);
+  put(i0 + 2u, column, t2);
+  put(i0 + 3u, column, t3);
+  put(i0 + 4u, column, t4);
+  put(i0 + 5u, column, t5);
+  put(i0 + 6u, column, t6);
+  put(i0 + 7u, column, t7);
 }

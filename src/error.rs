@@ -39,7 +39,7 @@ impl fmt::Display for Stage {
     }
 }
 
-/// A cause of any type, as [`Error::source`] returns it.
+/// A cause of any type, as [`std::error::Error::source`] returns it.
 pub type Cause = Box<dyn std::error::Error + Send + Sync + 'static>;
 
 /// Any failure of this library.

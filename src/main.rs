@@ -1,4 +1,12 @@
 //! The command `tlite`: parses, runs, reports errors. Exit code 0 done, 1 failed, 2 wrong usage.
+#![warn(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stderr,
+    clippy::print_stdout,
+    clippy::unreachable,
+    clippy::unwrap_used
+)]
 
 use clap::Parser;
 use std::error::Error as _;

@@ -2,6 +2,9 @@
 
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
+use transformer_lite::error::Stage;
+use transformer_lite::graph::onnx::write::{ModelWriter, NodeSpec};
+use transformer_lite::tensor::{DType, HostTensor};
 
 fn tlite(args: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_tlite"))
@@ -44,7 +47,15 @@ fn path(dir: &Path) -> &str {
 
 #[test]
 fn help_and_version() {
-    for command in [&[][..], &["devices"], &["generate"], &["chat"], &["bench"]] {
+    for command in [
+        &[][..],
+        &["devices"],
+        &["convert"],
+        &["quantize"],
+        &["generate"],
+        &["chat"],
+        &["bench"],
+    ] {
         let output = tlite(&[command, &["--help"]].concat());
         assert_eq!(output.status.code(), Some(0), "{command:?}");
         assert!(output.stderr.is_empty(), "{command:?}: {}", stderr(&output));
@@ -238,6 +249,230 @@ fn devices() {
     }
 }
 
+/// A folder `in` with a small model whose weights are outside of the model file.
+fn onnx_folder() -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path().join("in");
+    std::fs::create_dir(&folder).unwrap();
+    let mut w = ModelWriter::create(Stage::Convert, &folder, "model.onnx", "g").unwrap();
+    w.opset("", 18);
+    w.add_input("x", DType::F32, &["n".into(), 64.into()]).unwrap();
+    w.add_output("logits", DType::F32, &["n".into(), 64.into()])
+        .unwrap();
+    for (name, from, to, head) in [("first", "x", "y", false), ("second", "y", "logits", true)] {
+        let data: Vec<f32> = (0..64 * 64)
+            .map(|i| (i as f32 * 0.37 + f32::from(head)).sin())
+            .collect();
+        w.add_initializer(name, &HostTensor::from_f32(&[64, 64], &data).unwrap())
+            .unwrap();
+        w.add_node(NodeSpec {
+            domain: "",
+            op: "MatMul",
+            name: to,
+            inputs: &[from, name],
+            outputs: &[to],
+            attributes: &[],
+        })
+        .unwrap();
+    }
+    w.finish().unwrap();
+    std::fs::write(folder.join("tokenizer.json"), "{}").unwrap();
+    dir
+}
+
+/// Names in a folder, sorted; hidden ones too.
+fn names(dir: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(dir).unwrap();
+    let mut names: Vec<String> = entries
+        .map(|e| e.unwrap().file_name().into_string().unwrap())
+        .collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn quantize_writes_a_folder_and_a_table() {
+    let dir = onnx_folder();
+    let (input, out) = (dir.path().join("in"), dir.path().join("out"));
+    let output = tlite(&["quantize", path(&input), "-o", path(&out), "--format", "e0m4"]);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let text = String::from_utf8(output.stdout).unwrap();
+    let lines: Vec<&str> = text.lines().collect();
+    assert_eq!(lines.len(), 4, "{text}");
+    assert!(
+        lines[1].starts_with("first ") && lines[1].contains(" 4 ") && lines[2].contains(" 8 "),
+        "{text}"
+    );
+    assert!(lines[3].starts_with("total: 2 of 2 weights"), "{text}");
+    assert_eq!(names(&out), ["model.onnx", "model.onnx.data", "tokenizer.json"]);
+    assert_eq!(names(dir.path()), ["in", "out"]);
+
+    let second = dir.path().join("second");
+    let command = ["quantize", path(&input), "-o", path(&second), "--format", "e0m4"];
+    let output = tlite(
+        &[
+            &command[..],
+            &["--json", "--group-size", "32", "--head-bits", "4"],
+        ]
+        .concat(),
+    );
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let rows = json["weights"].as_array().unwrap();
+    let first = &rows[0];
+    assert_eq!(
+        (first["name"].as_str(), first["shape"][1].as_u64()),
+        (Some("first"), Some(64))
+    );
+    assert!(rows.iter().all(|r| r["bits"] == 4 && r["group_size"] == 32));
+    assert!(json["relative_error"].as_f64().unwrap() < 0.1);
+    assert!(json["bytes_after"].as_u64() < json["bytes_before"].as_u64());
+    fails(&command, 2, &["output", "second", "not empty"]);
+}
+
+#[test]
+fn quantize_and_convert_usage() {
+    let dir = onnx_folder();
+    let (input, out) = (dir.path().join("in"), dir.path().join("out"));
+    let base = ["quantize", path(&input), "-o", path(&out)];
+    let with = |more: &[&str], words: &[&str]| {
+        fails(&[&base[..], more].concat(), 2, words);
+        assert_eq!(names(dir.path()), ["in"]);
+    };
+    with(&[], &["--format"]);
+    with(&["--format", "q4"], &["--format", "q4", "e0m4"]);
+    for (option, values) in [
+        ("--group-size", &["0", "8", "20", "264", "-32", "many"][..]),
+        ("--head-bits", &["0", "5", "16", "-4", "all"]),
+    ] {
+        for value in values {
+            with(&["--format", "e0m4", option, value], &[option, value]);
+        }
+    }
+    fails(&["quantize", path(&input), "--format", "e0m4"], 2, &["--output"]);
+    fails(&["convert", path(&input)], 2, &["--output"]);
+    let absent = dir.path().join("absent");
+    fails(
+        &["quantize", path(&absent), "-o", path(&out), "--format", "e0m4"],
+        2,
+        &["absent", "model.onnx"],
+    );
+    fails(
+        &["quantize", path(&input), "-o", path(&input), "--format", "e0m4"],
+        2,
+        &["output", "not empty"],
+    );
+    fails(
+        &["convert", path(&absent), "-o", path(&out)],
+        1,
+        &["cannot read", "absent"],
+    );
+    fails(
+        &["convert", path(&absent), "-o", path(&input)],
+        2,
+        &["output", "not empty"],
+    );
+    let nowhere = absent.join("out");
+    fails(
+        &["quantize", path(&input), "-o", path(&nowhere), "--format", "e0m4"],
+        1,
+        &["cannot make a folder in"],
+    );
+    assert_eq!(names(dir.path()), ["in"]);
+}
+
+#[test]
+fn damaged_models_are_named_and_leave_nothing() {
+    let dir = onnx_folder();
+    let (input, out) = (dir.path().join("in"), dir.path().join("out"));
+    let (model, data) = (input.join("model.onnx"), input.join("model.onnx.data"));
+    let (good, weights) = (std::fs::read(&model).unwrap(), std::fs::read(&data).unwrap());
+    let refused = |words: &[&str]| {
+        let args = ["quantize", path(&input), "-o", path(&out), "--format", "e0m4"];
+        fails(&args, 1, words);
+        assert_eq!(stderr(&tlite(&args)).matches("error: ").count(), 1);
+        assert_eq!(names(dir.path()), ["in"]);
+    };
+    std::fs::write(&model, &good[..good.len() / 2]).unwrap();
+    refused(&["model.onnx", "not an ONNX model, or damaged"]);
+    std::fs::write(&model, "just text").unwrap();
+    refused(&["model.onnx"]);
+    std::fs::write(&model, "").unwrap();
+    refused(&["model.onnx"]);
+
+    let place = b"model.onnx.data";
+    let moved = |to: &[u8; 15]| {
+        let mut bytes = good.clone();
+        while let Some(at) = bytes.windows(place.len()).position(|w| w == place) {
+            bytes[at..at + place.len()].copy_from_slice(to);
+        }
+        std::fs::write(&model, bytes).unwrap();
+    };
+    std::fs::write(dir.path().join("in/other"), &weights).unwrap();
+    for to in [b"../in/./a.data1", b"/tmp/absolute.x", b"a/../../../data"] {
+        moved(to);
+        refused(&[
+            "first",
+            std::str::from_utf8(to).unwrap(),
+            "outside the model's folder",
+        ]);
+    }
+    moved(b"other-file.data");
+    refused(&["cannot open", "other-file.data"]);
+    std::fs::write(&model, &good).unwrap();
+    std::fs::write(&data, &weights[..weights.len() - 1]).unwrap();
+    refused(&["second", "model.onnx.data", "which has"]);
+    std::fs::remove_file(&data).unwrap();
+    refused(&["cannot open", "model.onnx.data"]);
+}
+
+#[test]
+fn damaged_gguf_files_are_named_and_leave_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let (file, out) = (dir.path().join("m.gguf"), dir.path().join("out"));
+    let golden = std::fs::read("tests/golden/gguf/dequant.gguf").unwrap();
+    for (bytes, words) in [
+        (&golden[..], &["m.gguf", "architecture", "llama"][..]),
+        (&golden[..golden.len() - 1], &["m.gguf"]),
+        (&golden[..100], &["m.gguf"]),
+        (b"PK\x03\x04 another format", &["m.gguf", "GGUF"]),
+        (b"GG", &["m.gguf"]),
+        (b"", &["m.gguf"]),
+    ] {
+        std::fs::write(&file, bytes).unwrap();
+        let args = ["convert", path(&file), "-o", path(&out)];
+        fails(&args, 1, words);
+        assert_eq!(stderr(&tlite(&args)).matches("error: ").count(), 1);
+        assert_eq!(names(dir.path()), ["m.gguf"]);
+    }
+}
+
+/// A limit on the size of files stands for a full disk.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_full_disk_is_an_error_and_leaves_nothing() {
+    let dir = onnx_folder();
+    let (input, out) = (dir.path().join("in"), dir.path().join("out"));
+    let script = "trap '' XFSZ; ulimit -f 4; exec \"$0\" quantize \"$1\" -o \"$2\" --format e0m4";
+    let output = Command::new("sh")
+        .args([
+            "-c",
+            script,
+            env!("CARGO_BIN_EXE_tlite"),
+            path(&input),
+            path(&out),
+        ])
+        .output()
+        .unwrap();
+    let text = stderr(&output);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(
+        text.starts_with("error: cannot write ") && text.contains("model.onnx.data"),
+        "{text}"
+    );
+    assert_eq!(names(dir.path()), ["in"]);
+}
+
 /// As with `| head`, once head is gone.
 #[test]
 fn a_closed_standard_output_is_no_failure() {
@@ -245,6 +480,8 @@ fn a_closed_standard_output_is_no_failure() {
     drop(reader);
     let output = Command::new(env!("CARGO_BIN_EXE_tlite"))
         .args(["devices", "--json"])
+        // Without it a library under the Vulkan drivers complains.
+        .env("XDG_RUNTIME_DIR", std::env::temp_dir())
         .stdout(writer)
         .stderr(Stdio::piped())
         .spawn()
@@ -253,6 +490,67 @@ fn a_closed_standard_output_is_no_failure() {
         .unwrap();
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     assert_eq!(stderr(&output), "");
+}
+
+/// Ctrl-C in the middle of the work.
+#[cfg(target_os = "linux")]
+#[test]
+fn interrupted_work_leaves_nothing() {
+    use std::time::{Duration, Instant};
+    let dir = tempfile::tempdir().unwrap();
+    let input = dir.path().join("in");
+    std::fs::create_dir(&input).unwrap();
+    let mut w = ModelWriter::create(Stage::Convert, &input, "model.onnx", "g").unwrap();
+    w.opset("", 18);
+    w.add_input("x", DType::F32, &["n".into(), 4096.into()]).unwrap();
+    w.add_output("y", DType::F32, &["n".into(), 2048.into()]).unwrap();
+    let data: Vec<f32> = (0..1 << 23)
+        .map(|i: u32| (i.wrapping_mul(2_654_435_761) >> 8) as f32 * 1e-7)
+        .collect();
+    let weight = HostTensor::from_f32(&[4096, 2048], &data).unwrap();
+    w.add_initializer("w", &weight).unwrap();
+    w.add_node(NodeSpec {
+        domain: "",
+        op: "MatMul",
+        name: "n",
+        inputs: &["x", "w"],
+        outputs: &["y"],
+        attributes: &[],
+    })
+    .unwrap();
+    w.finish().unwrap();
+    let child = Command::new(env!("CARGO_BIN_EXE_tlite"))
+        .args([
+            "quantize",
+            path(&input),
+            "-o",
+            path(&dir.path().join("out")),
+            "--format",
+            "e0m4",
+        ])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let start = Instant::now();
+    // The data file is there from the first weight on.
+    let begun = || {
+        let made = |name: &String| {
+            name.starts_with(".quantize-") && dir.path().join(name).join("model.onnx.data").exists()
+        };
+        names(dir.path()).iter().any(made)
+    };
+    while !begun() {
+        assert!(start.elapsed() < Duration::from_secs(20), "no temporary folder");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let sent = Command::new("kill")
+        .args(["-INT", &child.id().to_string()])
+        .status()
+        .unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert!(sent.success());
+    assert_eq!(output.status.code(), Some(130));
+    assert_eq!(names(dir.path()), ["in"]);
 }
 
 /// Outside of generation Ctrl-C ends the program.

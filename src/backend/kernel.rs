@@ -210,6 +210,9 @@ const COMMON: &[(&str, &str, &str)] = &[
     ("e0m4", include_str!("../../cl/common/e0m4.cl"), include_str!("../../shaders/common/e0m4.wgsl")),
 ];
 
+/// Loads and stores of halves in OpenCL C, behind the accessors.
+const HALF: &str = include_str!("../../cl/common/half.cl");
+
 /// A finite value that behaves like minus infinity in a softmax and fits binary16.
 pub const MASK_MIN: f32 = -65504.0;
 
@@ -283,6 +286,9 @@ impl KernelSpec {
             let _ = write!(s, " {ty} {name};");
         }
         s.push_str(" } Params;\n");
+        if self.bound().any(|(a, d)| a.ty == Ty::Elem && d == DType::F16) {
+            s.push_str(HALF);
+        }
         let mut signature = Vec::new();
         for (arg, dtype) in self.bound() {
             let base = match (arg.ty, dtype) {
@@ -305,7 +311,7 @@ impl KernelSpec {
                 let _ = match dtype {
                     DType::F16 => writeln!(
                         s,
-                        "#define {n}_put2(i, v) vstore_half2(v, (size_t)(i), {m})\n#define {n}_put4(i, v) vstore_half4(v, (size_t)(i), {m})"
+                        "#define {n}_put2(i, v) half_store2(v, (size_t)(i), {m})\n#define {n}_put4(i, v) half_store4(v, (size_t)(i), {m})"
                     ),
                     _ => writeln!(
                         s,
@@ -317,7 +323,7 @@ impl KernelSpec {
                 let _ = match dtype {
                     DType::F16 => writeln!(
                         s,
-                        "#define {n}_at(i) vload_half((size_t)(i), {m})\n#define {n}_at2(i) vload_half2((size_t)(i), {m})\n#define {n}_at4(i) vload_half4((size_t)(i), {m})"
+                        "#define {n}_at(i) half_load((size_t)(i), {m})\n#define {n}_at2(i) half_load2((size_t)(i), {m})\n#define {n}_at4(i) half_load4((size_t)(i), {m})"
                     ),
                     _ => writeln!(
                         s,

@@ -286,6 +286,8 @@ pub fn list(kind: BackendKind) -> Result<Vec<Caps>, BackendError> {
 /// Opens the first device of `kind` whose name or driver contains `device` (ASCII case ignored), or the best one:
 /// discrete before integrated before CPU.
 pub fn open(kind: BackendKind, device: Option<&str>) -> Result<Box<dyn Backend>, BackendError> {
+    #[cfg(not(any(feature = "opencl", feature = "wgpu")))]
+    let _unused = device;
     match kind {
         #[cfg(feature = "opencl")]
         BackendKind::OpenCl => Ok(Box::new(opencl::OpenCl::open(device)?)),
@@ -306,6 +308,7 @@ fn not_compiled(kind: BackendKind) -> BackendError {
 }
 
 /// Index of the device to open among `all`: the first that matches `asked`, else the best kind.
+#[cfg(any(feature = "opencl", feature = "wgpu"))]
 pub(crate) fn choose(all: &[Caps], asked: Option<&str>) -> Result<usize, BackendError> {
     let matches = |caps: &Caps| {
         asked.is_none_or(|a| {

@@ -247,7 +247,7 @@ mod tests {
         let mut model = model(6);
         let mut names = Vec::new();
         let lines = bench(&mut model, &TESTS, NonZeroUsize::new(2).unwrap(), &mut |n| {
-            names.push(n.to_owned())
+            names.push(n.to_owned());
         })
         .unwrap();
         assert_eq!(names, ["pp6", "pp6", "pp6", "tg3", "tg3", "tg3"]);

@@ -7,6 +7,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 /// Exit code of a program that Ctrl-C ended: 128 and the number of the signal.
 const INTERRUPTED: i32 = 130;
+/// How often an unfinished path is removed.
+const ATTEMPTS: usize = 100;
 
 #[derive(Default)]
 struct State {
@@ -28,12 +30,18 @@ impl State {
             .unwrap_or_else(PoisonError::into_inner)
             .drain(..)
         {
-            // The program ends; what cannot be removed cannot be reported better than by its presence.
-            let _gone = if path.is_dir() {
-                std::fs::remove_dir_all(&path)
-            } else {
-                std::fs::remove_file(&path)
-            };
+            // A folder can gain a file while it is being removed, as the work goes on until the program ends.
+            for _ in 0..ATTEMPTS {
+                // What cannot be removed cannot be reported better than by its presence.
+                let _gone = if path.is_dir() {
+                    std::fs::remove_dir_all(&path)
+                } else {
+                    std::fs::remove_file(&path)
+                };
+                if !path.exists() {
+                    break;
+                }
+            }
         }
     }
 }

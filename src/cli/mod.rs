@@ -2,6 +2,7 @@
 
 mod bench;
 mod chat;
+mod convert;
 mod devices;
 mod generate;
 pub mod interrupt;
@@ -9,6 +10,7 @@ pub mod load;
 mod options;
 mod output;
 mod profile;
+mod quantize;
 
 pub use options::{BackendChoice, ExecOptions, SamplingOptions};
 pub use output::is_broken_pipe;
@@ -34,6 +36,8 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     Devices(devices::Args),
+    Convert(convert::Args),
+    Quantize(quantize::Args),
     Generate(generate::Args),
     Chat(chat::Args),
     Bench(bench::Args),
@@ -46,6 +50,8 @@ pub fn run(cli: Cli) -> Result<()> {
     let interrupt = Interrupt::install()?;
     match cli.command {
         Command::Devices(args) => devices::run(&args),
+        Command::Convert(args) => convert::run(&args, &interrupt),
+        Command::Quantize(args) => quantize::run(&args, &interrupt),
         Command::Generate(args) => generate::run(&args, &interrupt),
         Command::Chat(args) => chat::run(&args, &interrupt),
         Command::Bench(args) => bench::run(&args),

@@ -5,6 +5,7 @@ use super::read::Gguf;
 use super::tokenizer::{self, Vocabulary};
 use crate::error::{Error, Result, Stage};
 use crate::graph::onnx::write::ModelWriter;
+use crate::new_folder::NewFolder;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -53,6 +54,21 @@ pub struct Summary {
 /// Errors: an architecture, tensor type, tokenizer or other trait of the model that is not supported; a damaged
 /// or contradictory file; an output that is in the way ([`Error::is_usage`]); a failure to write.
 pub fn convert(input: &Path, output: &Path, progress: &mut dyn FnMut(Progress<'_>)) -> Result<Summary> {
+    let new = NewFolder::create(output, TEMPORARY)?;
+    let summary = convert_into(input, new.path(), progress)?;
+    new.commit()?;
+    Ok(summary)
+}
+
+/// How the name of the temporary folder starts.
+pub(crate) const TEMPORARY: &str = ".convert-";
+
+/// As [`convert`], but writes into the existing folder `folder`, and leaves there what it wrote before an error.
+pub fn convert_into(
+    input: &Path,
+    folder: &Path,
+    progress: &mut dyn FnMut(Progress<'_>),
+) -> Result<Summary> {
     let gguf = Gguf::open(input)?;
     let params = Params::read(&gguf)?;
     let vocabulary = Vocabulary::read(&gguf)?;
@@ -63,55 +79,7 @@ pub fn convert(input: &Path, output: &Path, progress: &mut dyn FnMut(Progress<'_
             params.vocab
         )));
     }
-
-    let replace = check_output(output)?;
-    let parent = output
-        .parent()
-        .filter(|p| !p.as_os_str().is_empty())
-        .unwrap_or(Path::new("."));
-    let mut builder = tempfile::Builder::new();
-    builder.prefix(".convert-");
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::PermissionsExt;
-        builder.permissions(std::fs::Permissions::from_mode(0o777));
-    }
-    let temporary = builder
-        .tempdir_in(parent)
-        .map_err(|e| Error::io("cannot make a folder in", parent, e))?;
-    let summary = write_all(&gguf, &params, &vocabulary, temporary.path(), progress)?;
-
-    if replace {
-        std::fs::remove_dir(output).map_err(|e| Error::io("cannot replace", output, e))?;
-    }
-    std::fs::rename(temporary.path(), output)
-        .map_err(|e| Error::io("cannot move the result to", output, e))?;
-    // Its folder has moved away: there is nothing left to delete.
-    let _ = temporary.keep();
-    Ok(summary)
-}
-
-/// True when an empty folder has to be replaced; an error when anything else is in the way.
-fn check_output(output: &Path) -> Result<bool> {
-    let in_the_way = |what: &str| {
-        Err(Error::usage(
-            format!("output {}", output.display()),
-            format!("{what}; give a folder that does not exist yet or is empty"),
-        ))
-    };
-    match std::fs::symlink_metadata(output) {
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(false),
-        Err(e) => Err(Error::io("cannot read", output, e)),
-        Ok(meta) if !meta.is_dir() => in_the_way("exists and is not a folder"),
-        Ok(_) => {
-            let mut entries = std::fs::read_dir(output).map_err(|e| Error::io("cannot read", output, e))?;
-            if entries.next().is_some() {
-                in_the_way("the folder is not empty")
-            } else {
-                Ok(true)
-            }
-        }
-    }
+    write_all(&gguf, &params, &vocabulary, folder, progress)
 }
 
 fn write_all(

@@ -159,7 +159,7 @@ fn q8_0(b: &[u8; 34], y: &mut [f32; QK]) {
     }
 }
 
-/// Scale and minimum of part `j` (0 to 7) of a Q4_K or Q5_K block: six bits each, packed in twelve bytes.
+/// Scale and minimum of part `j` (0 to 7) of a `Q4_K` or `Q5_K` block: six bits each, packed in twelve bytes.
 fn scale_min(j: usize, q: &[u8; 12]) -> (f32, f32) {
     let (scale, min) = if j < 4 {
         (q[j] & 63, q[j + 4] & 63)
@@ -169,7 +169,7 @@ fn scale_min(j: usize, q: &[u8; 12]) -> (f32, f32) {
     (f32::from(scale), f32::from(min))
 }
 
-/// Decodes the 4 low bits of a Q4_K or Q5_K block; `high(part, l)` is the fifth bit, worth 16.
+/// Decodes the 4 low bits of a `Q4_K` or `Q5_K` block; `high(part, l)` is the fifth bit, worth 16.
 fn k4(head: &[u8; 16], low: &[u8], y: &mut [f32; QK_K], high: impl Fn(usize, usize) -> u8) {
     let (d, dmin) = (half(head[0], head[1]), half(head[2], head[3]));
     let mut scales = [0u8; 12];

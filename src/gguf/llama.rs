@@ -423,7 +423,10 @@ impl<'a> Builder<'a> {
         let theta = f64::from(p.rope_theta);
         let frequency = |(i, factor): (usize, &f32)| {
             let exponent = 2.0 * i as f64 / p.head_dim as f64;
-            (1.0 / theta.powf(exponent) / f64::from(p.rope_factor) / f64::from(*factor)) as f32
+            #[expect(clippy::cast_possible_truncation, reason = "frequencies are f32 in the graph")]
+            let frequency =
+                (1.0 / theta.powf(exponent) / f64::from(p.rope_factor) / f64::from(*factor)) as f32;
+            frequency
         };
         Ok(factors.iter().enumerate().map(frequency).collect())
     }
@@ -731,7 +734,7 @@ struct Shared {
 impl Shared {
     fn add(b: &mut Builder<'_>) -> Result<Self> {
         let p = b.params;
-        let int = |v: usize| v as i64;
+        let int = |v: usize| i64::try_from(v).unwrap_or(i64::MAX);
         let (heads, kv_heads, dim) = (int(p.heads), int(p.kv_heads), int(p.head_dim));
         let axis_2 = b.ints("/model/constants/axis_2", &[2])?;
         let (cos, sin) = rotary(b, &axis_2)?;

@@ -14,7 +14,8 @@ mod testing;
 mod tests;
 mod tokenizer;
 
-pub use convert::{Progress, Summary, convert};
+pub(crate) use convert::TEMPORARY;
+pub use convert::{Progress, Summary, convert, convert_into};
 pub use dequant::GgmlType;
 pub use read::{Array, Gguf, TensorInfo, Value};
 

@@ -121,6 +121,7 @@ impl Value {
     pub fn as_f32(&self) -> Option<f32> {
         match *self {
             Self::F32(v) => Some(v),
+            #[expect(clippy::cast_possible_truncation, reason = "rounding is meant")]
             Self::F64(v) => Some(v as f32),
             _ => None,
         }

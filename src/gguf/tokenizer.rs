@@ -165,7 +165,7 @@ impl Vocabulary {
             eos.extend(id(name)?.filter(|v| !eos.contains(v)));
         }
         for id in ENDS.iter().filter_map(|text| index.get(text)) {
-            let v = *id as u32;
+            let v = u32::try_from(*id).unwrap_or(u32::MAX);
             if roles.get(*id) == Some(&Role::Control) && !eos.contains(&v) {
                 eos.push(v);
             }
@@ -187,7 +187,10 @@ impl Vocabulary {
             ));
         }
         let unk = match id("unknown")? {
-            None if sentence_piece => roles.iter().position(|r| *r == Role::Unknown).map(|id| id as u32),
+            None if sentence_piece => roles
+                .iter()
+                .position(|r| *r == Role::Unknown)
+                .and_then(|id| u32::try_from(id).ok()),
             v => v,
         };
         let chat_template = g.opt_str("tokenizer.chat_template")?.map(str::to_owned);

@@ -1,4 +1,4 @@
-//! Shape derivation: the one loop that calls [`Op::infer`] and adds node names to its errors.
+//! Shape derivation: the one loop that calls [`Op::infer`](super::Op::infer) and adds node names to its errors.
 
 use super::op::InferCx;
 use super::{Graph, NodeId};

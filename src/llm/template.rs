@@ -191,7 +191,11 @@ fn without_generation_blocks(text: &str) -> String {
 }
 
 /// Prints `True`, `False` and `None` as Jinja does.
-fn format_like_python(out: &mut Output, state: &mut State, value: &Value) -> Result<(), minijinja::Error> {
+fn format_like_python(
+    out: &mut Output<'_>,
+    state: &mut State<'_, '_>,
+    value: &Value,
+) -> Result<(), minijinja::Error> {
     match value.kind() {
         ValueKind::None => out.write_str("None").map_err(minijinja::Error::from),
         ValueKind::Bool => out

@@ -13,7 +13,7 @@ mod record;
 mod tests;
 
 use super::kernel::{self, KernelSpec, Language};
-use super::{
+use super::{DeviceKind, 
     Backend, BackendError, BufferId, Caps, Command, KernelId, Launch, RecordingId, Stats, View, choose,
 };
 use driver::{Context, DeviceHandle, Program, Queue};
@@ -181,9 +181,13 @@ impl OpenCl {
             ));
         }
         check_workgroup(u64::from(self.caps.max_workgroup))?;
-        let source = spec
+        let mut source = spec
             .expand(Language::OpenCl)
             .map_err(|error| failed(error.why, kernel::excerpt(spec.kernel.cl, None)))?;
+        if self.caps.kind == DeviceKind::Cpu && !self.caps.f16_math {
+            // Such compilers convert halves in software, one at a time (cl/common/half.cl).
+            source.insert_str(0, "#define SOFT_HALF\n");
+        }
         let entry = CString::new(spec.kernel.name)
             .map_err(|_| refused("the kernel's name contains a zero byte".to_owned()))?;
         let call = |call: &str| format!("{call} of kernel {name}");

@@ -5,7 +5,7 @@
 //! pass and the submissions of a queue, so there are no barriers here.
 //!
 //! wgpu reports most errors through callbacks. Whatever arrives there outside an error scope is kept in
-//! [`Fault`] and returned by the call that caused it or by the next one.
+//! `Fault` and returned by the call that caused it or by the next one.
 
 mod record;
 #[cfg(test)]
@@ -22,7 +22,7 @@ use std::sync::{Arc, Mutex, PoisonError, mpsc};
 const NAME: &str = "wgpu";
 
 /// Bytes that may wait in staging memory before they are flushed, and the largest staging buffer for reads.
-const PIECE: u64 = 64 << 20;
+const PIECE: usize = 64 << 20;
 
 /// What the device reported outside any call's own error scope.
 #[derive(Debug, Default)]
@@ -493,11 +493,11 @@ impl Backend for Wgpu {
         self.check("write")?;
         let buffer = self.buffer("write", dst.buffer)?.clone();
         let mut offset = dst.offset;
-        for piece in bytes.chunks(PIECE as usize) {
+        for piece in bytes.chunks(PIECE) {
             let len = piece.len() as u64;
             // wgpu copies the bytes into staging memory that lives until the next submission is done. One
             // piece may travel while the next one is filled.
-            if self.pending + len > PIECE {
+            if self.pending + len > PIECE as u64 {
                 let index = self.queue_submit(None);
                 if let Some(previous) = self.flushed.replace(index) {
                     self.poll("write", Some(previous))?;
@@ -514,7 +514,7 @@ impl Backend for Wgpu {
         self.check("read")?;
         let buffer = self.buffer("read", src.buffer)?.clone();
         let mut offset = src.offset;
-        for piece in out.chunks_mut(PIECE as usize) {
+        for piece in out.chunks_mut(PIECE) {
             self.download(&buffer, offset, piece)?;
             offset += piece.len() as u64;
         }

@@ -431,7 +431,13 @@ pub(super) fn profile(
         let (begin, end) = pair.split_at(8);
         let tick = |b: &[u8]| b.try_into().map_or(0, u64::from_le_bytes);
         if let Some(time) = result.get_mut(command) {
-            *time = (tick(end).saturating_sub(tick(begin)) as f64 * period) as u64;
+            #[expect(
+                clippy::cast_possible_truncation,
+                clippy::cast_sign_loss,
+                reason = "a time of at least 0, far below 2^63 ns"
+            )]
+            let nanoseconds = (tick(end).saturating_sub(tick(begin)) as f64 * period) as u64;
+            *time = nanoseconds;
         }
     }
     Ok(result)

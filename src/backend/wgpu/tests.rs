@@ -243,7 +243,7 @@ fn bytes_come_back_from_an_offset() {
 #[test]
 fn transfers_longer_than_a_piece_arrive_whole() {
     let mut w = open();
-    let n = PIECE as usize + 4096;
+    let n = PIECE + 4096;
     let b = w.create_buffer("large", n as u64).unwrap();
     let data: Vec<u8> = (0..n).map(|i| ((i * 31) >> 7) as u8).collect();
     w.write(view(b, 0, n), &data).unwrap();

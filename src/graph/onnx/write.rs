@@ -293,12 +293,10 @@ impl ModelWriter {
             .ok_or_else(|| self.bad(format!("tensor \"{name}\" of shape {shape:?} is too large")))?;
         let align = if length >= LARGE { PAGE } else { ALIGN };
         let offset = self.position.next_multiple_of(align);
-        let padding = [0u8; PAGE as usize];
-        let pad = padding
-            .get(..(offset - self.position) as usize)
-            .unwrap_or_default();
+        // Less than a page.
+        let padding = vec![0u8; usize::try_from(offset - self.position).unwrap_or_default()];
         self.data
-            .write_all(pad)
+            .write_all(&padding)
             .map_err(|e| Error::io("cannot write", &self.data_path, e))?;
         let mut sink = ExternalData {
             data: &mut self.data,
@@ -442,6 +440,15 @@ impl ModelWriter {
             Some(v) => Err(self.bad(format!("nothing makes the graph output \"{}\"", v.name))),
             None => Ok(()),
         }
+    }
+
+    /// Completes the data file and hands back the constants added, for a model file that is put together elsewhere; and
+    /// the length of the data file.
+    pub(super) fn into_initializers(mut self) -> Result<(Vec<proto::TensorProto>, u64)> {
+        self.data
+            .flush()
+            .map_err(|e| Error::io("cannot write", &self.data_path, e))?;
+        Ok((std::mem::take(&mut self.graph.initializer), self.position))
     }
 
     /// Checks the graph and writes the model file.
@@ -667,14 +674,16 @@ mod tests {
         );
         let text = finish(&|_| ());
         assert!(text.contains("nothing makes the graph output \"y\""), "{text}");
-        let text = finish(&|w| w.add_node(node(&["x"], &["x"])).unwrap());
+        let text = finish(&|w| {
+            w.add_node(node(&["x"], &["x"])).unwrap();
+        });
         assert!(text.contains("value \"x\" is defined twice"), "{text}");
         let text = finish(&|w| {
             w.add_node(NodeSpec {
                 domain: "other",
                 ..node(&["x"], &["y"])
             })
-            .unwrap()
+            .unwrap();
         });
         assert!(
             text.contains("no operator set announced for domain \"other\""),

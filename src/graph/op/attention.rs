@@ -7,14 +7,20 @@
 
 use super::case::{Case, input};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, operand, own};
+use crate::backend::DeviceKind;
 use crate::backend::kernel::Kernel;
 use crate::plan::lower::{Call, LowerCx};
 use crate::shape::{Dim, Fact, Shape, product};
 use crate::tensor::HostTensor;
 
 static KERNEL: Kernel = crate::kernel!(attention {
-    heads: U32, kv_heads: U32, keys: U32, scale: F32,
+    heads: U32, kv_heads: U32, rows: U32, keys: U32, scale: F32,
 } [q: In Elem, k: In Elem, v: In Elem, mask: OptionalIn Elem, y: Out Elem]);
+
+/// Query rows of one work-group when there are many: keys and values are read once for all of them.
+const ROWS: i64 = 4;
+/// Keys of a tile.
+const KEYS: i64 = 64;
 
 /// See the module documentation.
 #[derive(Clone, Debug, PartialEq)]
@@ -102,18 +108,25 @@ impl Op for Attention {
         } else {
             None
         };
-        let call = Call::new(&KERNEL, 64)
+        // On a CPU driver a work-item is a loop iteration: just enough of them to own a result row.
+        let items = if cx.caps().kind == DeviceKind::Cpu { 16 } else { 64 };
+        let rows = if q.0[1].is(1) { 1 } else { ROWS };
+        let call = Call::new(&KERNEL, items)
             .define("DIM", dim)
+            .define("ROWS", rows)
+            .define("KEYS", KEYS)
             .operand(cx.input(0)?)
             .operand(cx.input(1)?)
             .operand(cx.input(2)?)
             .optional(mask)
             .operand(cx.output(0)?)
-            .grid(q.0[2].clone(), q.0[1].clone(), Dim::from(1))
+            .grid(q.0[2].clone(), q.0[1].ceil_div(rows)?, Dim::from(1))
             .field(&q.0[2])
             .field(&k.0[2])
+            .field(&q.0[1])
             .field(&k.0[1])
             .field(self.scale);
+        let call = if dim % 4 == 0 { call.define("WIDE", 1) } else { call };
         cx.emit(call)
     }
 }

@@ -231,7 +231,7 @@ impl Tile {
                 lanes: 16,
                 vector_columns: 8,
                 matrix_items: 16,
-                matrix_columns: 8,
+                matrix_columns: 4,
                 rows: 8,
                 panel: Some(8),
             },

@@ -1,0 +1,30 @@
+// Loads and stores of halves as floats. CPU compilers without half arithmetic convert one half at a time in software;
+// with SOFT_HALF (set by the backend for such devices) the bits are moved by vector integer operations instead. Infinities and
+// NaN do not occur (numeric contract); results are rounded to nearest even, as by the built-in functions.
+#ifdef SOFT_HALF
+#define HALF_SOFT_FORMS(n) \
+  inline float##n half_load##n(size_t i, const __global half *x) { \
+    uint##n h = convert_uint##n(vload##n(i, (const __global ushort *)x)); \
+    return as_float##n(((h & 0x7FFFu) << 13u) | ((h & 0x8000u) << 16u)) * 0x1p112f; \
+  } \
+  inline void half_store##n(float##n v, size_t i, __global half *y) { \
+    uint##n f = as_uint##n(v), sign = (f >> 16u) & 0x8000u; \
+    f &= 0x7FFFFFFFu; \
+    uint##n normal = (f - 0x38000000u + 0xFFFu + ((f >> 13u) & 1u)) >> 13u; \
+    uint##n tiny = as_uint##n(as_float##n(f) + 0.5f) - 0x3F000000u; \
+    uint##n bits = select(normal, tiny, (f < 0x38800000u)); \
+    vstore##n(convert_ushort##n(min(bits, 0x7BFFu) | sign), i, (__global ushort *)y); \
+  }
+HALF_SOFT_FORMS(2)
+HALF_SOFT_FORMS(4)
+inline float half_load(size_t i, const __global half *x) {
+  uint h = ((const __global ushort *)x)[i];
+  return as_float(((h & 0x7FFFu) << 13u) | ((h & 0x8000u) << 16u)) * 0x1p112f;
+}
+#else
+#define half_load(i, x) vload_half(i, x)
+#define half_load2(i, x) vload_half2(i, x)
+#define half_load4(i, x) vload_half4(i, x)
+#define half_store2(v, i, y) vstore_half2(v, i, y)
+#define half_store4(v, i, y) vstore_half4(v, i, y)
+#endif

@@ -1,0 +1,83 @@
+//! `tlite convert`.
+
+use super::interrupt::Interrupt;
+use super::output::{byte_bar, put, size_text};
+use crate::error::Result;
+use crate::gguf::{self, Summary, convert_into};
+use crate::new_folder::NewFolder;
+use std::path::{Path, PathBuf};
+
+/// Make a model folder of a GGUF file
+///
+/// Writes an ordinary ONNX model with its weights as f32, and the tokenizer and config files beside it.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The GGUF file
+    file: PathBuf,
+    /// Folder to write; must not exist yet or be empty
+    #[arg(short, long, value_name = "DIR")]
+    output: PathBuf,
+}
+
+/// One line on what was made.
+fn closing(s: &Summary, input_bytes: u64, output_bytes: u64, output: &Path) -> String {
+    let types: Vec<String> = s.source_types.iter().map(|(t, n)| format!("{n} {t}")).collect();
+    format!(
+        "{}: {}, {} layers, {:.1} M weights ({}), {} -> {}, written to {}\n",
+        s.name.as_deref().unwrap_or("model"),
+        s.architecture,
+        s.layers,
+        s.parameters as f64 / 1e6,
+        types.join(", "),
+        size_text(input_bytes),
+        size_text(output_bytes),
+        output.display()
+    )
+}
+
+/// Bytes of the files of a folder.
+fn folder_bytes(folder: &Path) -> u64 {
+    let files = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    files.filter_map(|e| e.metadata().ok()).map(|m| m.len()).sum()
+}
+
+/// Runs the command.
+pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
+    let new = NewFolder::create(&args.output, gguf::TEMPORARY)?;
+    let _unfinished = interrupt.scratch(new.path());
+    let bar = byte_bar();
+    let result = convert_into(&args.file, new.path(), &mut |p| {
+        bar.set_length(p.total);
+        bar.set_position(p.done);
+        bar.set_message(p.tensor.to_owned());
+    });
+    bar.finish_and_clear();
+    let summary = result?;
+    new.commit()?;
+    let before = std::fs::metadata(&args.file).map_or(0, |m| m.len());
+    let text = closing(&summary, before, folder_bytes(&args.output), &args.output);
+    put(&mut std::io::stdout().lock(), &text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_closing_line_tells_sizes() {
+        let summary = Summary {
+            architecture: "llama".to_owned(),
+            name: Some("Tiny".to_owned()),
+            layers: 2,
+            parameters: 1_250_000,
+            source_types: [("F32".to_owned(), 3), ("Q4_1".to_owned(), 5)].into(),
+            vocab: 10,
+            context: 20,
+            data_bytes: 5_000_000,
+        };
+        assert_eq!(
+            closing(&summary, 98_400_000, 5_020_000, Path::new("out")),
+            "Tiny: llama, 2 layers, 1.2 M weights (3 F32, 5 Q4_1), 98.4 MB -> 5.0 MB, written to out\n"
+        );
+    }
+}

@@ -1,0 +1,379 @@
+//! Which weights of a graph are quantized, and what becomes of the nodes that read them.
+
+use super::super::proto::{AttributeProto, GraphProto, NodeProto};
+use super::super::{dtype_of, type_name};
+use super::{Left, Options};
+use crate::graph::op::OWN_DOMAIN;
+use crate::quant::e0m::{Bits, group_size};
+use crate::tensor::DType;
+use std::collections::{HashMap, HashSet};
+
+/// A weight to quantize, as a `k` x `n` matrix.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Weight {
+    /// Its place among the initialisers.
+    pub initializer: usize,
+    /// The matrix is the transpose of the initialiser.
+    pub transposed: bool,
+    pub bits: Bits,
+    pub group: usize,
+    pub k: usize,
+    pub n: usize,
+    /// Names of the new initialisers.
+    pub codes: String,
+    pub scales: String,
+}
+
+/// What becomes of a node.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Change {
+    Keep,
+    Drop,
+    Replace(NodeProto),
+}
+
+/// What is done to a graph.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// In the order of the initialisers.
+    pub weights: Vec<Weight>,
+    pub left: Vec<Left>,
+    /// One a node.
+    pub nodes: Vec<Change>,
+}
+
+/// How a node reads a weight.
+#[derive(Clone, Copy)]
+enum Use {
+    /// As second operand of a matrix product.
+    Product(usize),
+    /// Rows of it, chosen by indices.
+    Rows(usize),
+    Other(usize),
+}
+
+/// A reader of a weight and whether it reads the transpose.
+type Reader = (Use, bool);
+
+struct Facts<'a> {
+    graph: &'a GraphProto,
+    /// Nodes that read a value, and as which operand.
+    readers: HashMap<&'a str, Vec<(usize, usize)>>,
+    producers: HashMap<&'a str, usize>,
+    /// Values that are needed by something other than the graph's own nodes.
+    outside: HashSet<&'a str>,
+    constants: HashMap<&'a str, usize>,
+}
+
+/// Decides. The names of `graph` are those of a valid graph; a damaged one yields a plan of no use, which the importer refuses.
+pub fn plan(graph: &GraphProto, options: &Options) -> Plan {
+    let facts = Facts::new(graph);
+    let head = facts.head();
+    let mut names: HashSet<String> = facts.names();
+    let mut out = Plan {
+        weights: Vec::new(),
+        left: Vec::new(),
+        nodes: vec![Change::Keep; graph.node.len()],
+    };
+    for (i, t) in graph.initializer.iter().enumerate() {
+        let [rows, columns] = t.dims[..] else { continue };
+        let (Ok(rows), Ok(columns)) = (usize::try_from(rows), usize::try_from(columns)) else {
+            continue;
+        };
+        let (uses, transposes) = facts.uses(&t.name);
+        let candidate = uses.iter().any(|(u, _)| match u {
+            Use::Product(_) | Use::Rows(_) => true,
+            Use::Other(n) => graph.node[*n].op_type == "Gemm",
+        });
+        let float = matches!(t.data_type, 1 | 10 | 11 | 16);
+        if !candidate || !float {
+            continue;
+        }
+        let mut decide = || -> Result<Weight, String> {
+            let transposed = facts.orientation(&t.name, t.data_type, &uses, &transposes)?;
+            let (k, n) = if transposed {
+                (columns, rows)
+            } else {
+                (rows, columns)
+            };
+            let large = uses.iter().any(|(u, _)| match u {
+                Use::Rows(_) => true,
+                Use::Product(n) | Use::Other(n) => Some(*n) == head,
+            });
+            let bits = if large { options.head_bits } else { options.bits };
+            if !k.is_multiple_of(bits.per_word()) || k == 0 {
+                return Err(format!(
+                    "K is {k}, no multiple of {}, the codes of a word",
+                    bits.per_word()
+                ));
+            }
+            if !n.is_multiple_of(2) || n == 0 {
+                return Err(format!("N is {n}, no multiple of 2"));
+            }
+            let mut fresh = |suffix: &str| {
+                let mut name = format!("{}.{suffix}", t.name);
+                while !names.insert(name.clone()) {
+                    name.push('_');
+                }
+                name
+            };
+            let (codes, scales) = (fresh("codes"), fresh("scales"));
+            Ok(Weight {
+                initializer: i,
+                transposed,
+                bits,
+                group: group_size(options.group_size, k),
+                k,
+                n,
+                codes,
+                scales,
+            })
+        };
+        match decide() {
+            Ok(weight) => {
+                for (u, _) in &uses {
+                    if let Use::Product(n) | Use::Rows(n) = *u {
+                        out.nodes[n] = Change::Replace(replacement(&graph.node[n], &weight));
+                    }
+                }
+                for n in transposes {
+                    out.nodes[n] = Change::Drop;
+                }
+                out.weights.push(weight);
+            }
+            Err(reason) => out.left.push(Left {
+                name: t.name.clone(),
+                shape: vec![rows, columns],
+                reason,
+            }),
+        }
+    }
+    out
+}
+
+fn standard(n: &NodeProto) -> bool {
+    n.domain.is_empty() || n.domain == "ai.onnx"
+}
+
+fn attribute<'a>(n: &'a NodeProto, name: &str) -> Option<&'a AttributeProto> {
+    n.attribute.iter().find(|a| a.name == name)
+}
+
+/// The node that reads the packed weight in place of `n`.
+fn replacement(n: &NodeProto, w: &Weight) -> NodeProto {
+    let product = n.op_type == "MatMul";
+    let operand = n.input.get(usize::from(!product)).cloned().unwrap_or_default();
+    let int = |name: &str, i: i64| AttributeProto {
+        name: name.to_owned(),
+        i,
+        r#type: 2,
+        ..Default::default()
+    };
+    NodeProto {
+        input: vec![operand, w.codes.clone(), w.scales.clone()],
+        output: n.output.clone(),
+        name: n.name.clone(),
+        op_type: if product { "MatMulE0M" } else { "GatherE0M" }.to_owned(),
+        attribute: vec![
+            int("bits", i64::from(w.bits.count())),
+            int("group_size", i64::try_from(w.group).unwrap_or(i64::MAX)),
+        ],
+        domain: OWN_DOMAIN.to_owned(),
+    }
+}
+
+impl<'a> Facts<'a> {
+    fn new(graph: &'a GraphProto) -> Self {
+        let mut facts = Self {
+            graph,
+            readers: HashMap::new(),
+            producers: HashMap::new(),
+            outside: HashSet::new(),
+            constants: HashMap::new(),
+        };
+        facts.constants.extend(
+            graph
+                .initializer
+                .iter()
+                .enumerate()
+                .map(|(i, t)| (t.name.as_str(), i)),
+        );
+        facts
+            .outside
+            .extend(graph.input.iter().chain(&graph.output).map(|v| v.name.as_str()));
+        for (i, n) in graph.node.iter().enumerate() {
+            for (at, name) in n.input.iter().enumerate() {
+                facts.readers.entry(name).or_default().push((i, at));
+            }
+            facts.producers.extend(n.output.iter().map(|o| (o.as_str(), i)));
+            for inner in n.attribute.iter().filter_map(|a| a.g.as_ref()) {
+                facts.inner(inner);
+            }
+        }
+        facts
+    }
+
+    /// Notes what the body of a loop or branch reads; names that it defines itself are noted too, which is harmless.
+    fn inner(&mut self, graph: &'a GraphProto) {
+        self.outside.extend(graph.output.iter().map(|v| v.name.as_str()));
+        for n in &graph.node {
+            self.outside.extend(n.input.iter().map(String::as_str));
+            for g in n.attribute.iter().filter_map(|a| a.g.as_ref()) {
+                self.inner(g);
+            }
+        }
+    }
+
+    fn names(&self) -> HashSet<String> {
+        let known = self
+            .producers
+            .keys()
+            .chain(self.constants.keys())
+            .chain(&self.outside);
+        known.map(|n| (*n).to_owned()).collect()
+    }
+
+    /// Readers of a rank-2 constant, through transposes of it too; and those transposes.
+    fn uses(&self, name: &str) -> (Vec<Reader>, Vec<usize>) {
+        let (mut uses, mut transposes) = (Vec::new(), Vec::new());
+        for &(i, at) in self.readers.get(name).into_iter().flatten() {
+            let n = &self.graph.node[i];
+            let swaps = attribute(n, "perm").is_none_or(|p| p.ints == [1, 0]);
+            match n.output.first() {
+                Some(out)
+                    if standard(n)
+                        && n.op_type == "Transpose"
+                        && swaps
+                        && !self.outside.contains(out.as_str()) =>
+                {
+                    transposes.push(i);
+                    let through = self.readers.get(out.as_str()).into_iter().flatten();
+                    uses.extend(through.map(|&(j, at)| (self.usage(j, at), true)));
+                }
+                _ => uses.push((self.usage(i, at), false)),
+            }
+        }
+        (uses, transposes)
+    }
+
+    fn usage(&self, node: usize, operand: usize) -> Use {
+        let n = &self.graph.node[node];
+        let axis = || attribute(n, "axis").map_or(0, |a| a.i);
+        match (n.op_type.as_str(), operand) {
+            _ if !standard(n) => Use::Other(node),
+            // A product of the weight with itself reads it twice.
+            ("MatMul", 1) if n.input.first() != n.input.get(1) => Use::Product(node),
+            ("Gather", 0) if matches!(axis(), 0 | -2) => Use::Rows(node),
+            _ => Use::Other(node),
+        }
+    }
+
+    /// Whether the matrix to pack is the transpose of the constant; the reason when there is none.
+    fn orientation(
+        &self,
+        name: &str,
+        data_type: i32,
+        uses: &[Reader],
+        transposes: &[usize],
+    ) -> Result<bool, String> {
+        if self.outside.contains(name) {
+            return Err("it is also an input or output of the graph, or read by an inner graph".to_owned());
+        }
+        let dtype = dtype_of(i64::from(data_type)).ok().filter(|d| d.is_float());
+        let Some(dtype) = dtype else {
+            return Err(format!(
+                "its elements are of type {}",
+                type_name(i64::from(data_type))
+            ));
+        };
+        let mut found = None;
+        for (u, through) in uses {
+            let wanted = match u {
+                Use::Product(_) => *through,
+                Use::Rows(n) if dtype != DType::F32 => {
+                    return Err(format!(
+                        "rows of {dtype} are read by \"{}\"; GatherE0M gives f32",
+                        self.shown(*n)
+                    ));
+                }
+                Use::Rows(_) => !*through,
+                Use::Other(n) => {
+                    return Err(format!(
+                        "it is also read by {} \"{}\"",
+                        self.graph.node[*n].op_type,
+                        self.shown(*n)
+                    ));
+                }
+            };
+            if *found.get_or_insert(wanted) != wanted {
+                return Err("it is read both as it is and transposed".to_owned());
+            }
+        }
+        let rows_only = uses.iter().all(|(u, _)| matches!(u, Use::Rows(_)));
+        if rows_only
+            && !uses
+                .iter()
+                .any(|(u, _)| matches!(u, Use::Rows(n) if self.by_tokens(*n)))
+        {
+            return Err("its rows are positions, not tokens".to_owned());
+        }
+        // A transpose that nothing else reads goes with its readers.
+        found.ok_or_else(|| format!("{} transposes of it are read by nothing", transposes.len()))
+    }
+
+    fn shown(&self, node: usize) -> String {
+        let n = &self.graph.node[node];
+        if n.name.is_empty() {
+            format!("{}_{node}", n.op_type)
+        } else {
+            n.name.clone()
+        }
+    }
+
+    /// True when the indices of a `Gather` come straight from an input of the graph that does not hold positions. Tables
+    /// of rotary angles and the like are read by position and need their precision.
+    fn by_tokens(&self, node: usize) -> bool {
+        let mut value = self.graph.node[node].input.get(1).map_or("", String::as_str);
+        for _ in 0..self.graph.node.len() {
+            if self.graph.input.iter().any(|v| v.name == value) {
+                return !value.contains("position");
+            }
+            let Some(n) = self.producers.get(value).map(|i| &self.graph.node[*i]) else {
+                return false;
+            };
+            if !matches!(
+                n.op_type.as_str(),
+                "Cast" | "Identity" | "Reshape" | "Squeeze" | "Unsqueeze" | "Flatten"
+            ) {
+                return false;
+            }
+            value = n.input.first().map_or("", String::as_str);
+        }
+        false
+    }
+
+    /// The matrix product from which the output `logits` comes, through operators that keep it a row of logits.
+    fn head(&self) -> Option<usize> {
+        let mut value = self
+            .graph
+            .output
+            .iter()
+            .find(|v| v.name == "logits")?
+            .name
+            .as_str();
+        for _ in 0..self.graph.node.len() {
+            let at = *self.producers.get(value)?;
+            let n = &self.graph.node[at];
+            value = match n.op_type.as_str() {
+                "MatMul" => return Some(at),
+                "Cast" | "Identity" | "Reshape" | "Squeeze" | "Unsqueeze" | "Tanh" | "Add" | "Mul"
+                | "Div" => n
+                    .input
+                    .iter()
+                    .find(|i| !self.constants.contains_key(i.as_str()))?,
+                _ => return None,
+            };
+        }
+        None
+    }
+}

@@ -1,0 +1,499 @@
+use super::*;
+use crate::graph::derive::derive;
+use crate::graph::interp::Interpreter;
+use crate::graph::onnx::import;
+use crate::graph::onnx::write::read_back::{self, Model};
+use crate::graph::onnx::write::{Attr, NodeSpec};
+use std::collections::HashMap;
+use std::sync::Arc;
+
+const VOCAB: usize = 130;
+const HIDDEN: usize = 40;
+const INNER: usize = 96;
+
+fn node<'a>(op: &'a str, inputs: &'a [&'a str], output: &'a [&'a str]) -> NodeSpec<'a> {
+    NodeSpec {
+        domain: "",
+        op,
+        name: output[0],
+        inputs,
+        outputs: output,
+        attributes: &[],
+    }
+}
+
+/// Smooth pseudo-random weights, near what trained ones look like.
+fn noise(shape: &[usize], seed: u32) -> HostTensor {
+    let mut state = seed.wrapping_mul(2_654_435_761) | 1;
+    let mut uniform = || {
+        state ^= state << 13;
+        state ^= state >> 17;
+        state ^= state << 5;
+        state as f32 / u32::MAX as f32 - 0.5
+    };
+    let data: Vec<f32> = (0..shape.iter().product())
+        .map(|_| (0..4).map(|_| uniform()).sum::<f32>() * 0.3)
+        .collect();
+    HostTensor::from_f32(shape, &data).unwrap()
+}
+
+/// A model under construction: tokens to logits.
+struct Tiny {
+    dir: tempfile::TempDir,
+    writer: ModelWriter,
+}
+
+impl Tiny {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let folder = dir.path().join("in");
+        std::fs::create_dir(&folder).unwrap();
+        let mut writer = ModelWriter::create(Stage::Convert, &folder, MODEL, "tiny").unwrap();
+        writer.opset("", 18);
+        writer.metadata("license", "none");
+        writer
+            .add_input("input_ids", DType::I64, &[1.into(), "sequence".into()])
+            .unwrap();
+        Self { dir, writer }
+    }
+
+    fn weight(&mut self, name: &str, tensor: &HostTensor) {
+        self.writer.add_initializer(name, tensor).unwrap();
+    }
+
+    fn node(&mut self, n: NodeSpec<'_>) {
+        self.writer.add_node(n).unwrap();
+    }
+
+    fn output(&mut self, name: &str, last: usize) {
+        self.writer
+            .add_output(name, DType::F32, &[1.into(), "sequence".into(), last.into()])
+            .unwrap();
+    }
+
+    /// Embedding, two products with a nonlinearity between, and the tied head.
+    fn body(&mut self) {
+        self.weight("embed", &noise(&[VOCAB, HIDDEN], 1));
+        self.weight("up", &noise(&[HIDDEN, INNER], 2));
+        self.weight("down", &noise(&[INNER, HIDDEN], 3));
+        self.weight("bias", &noise(&[HIDDEN], 4));
+        self.node(node("Gather", &["embed", "input_ids"], &["x"]));
+        self.node(node("MatMul", &["x", "up"], &["u"]));
+        self.node(node("Sigmoid", &["u"], &["s"]));
+        self.node(node("MatMul", &["s", "down"], &["d"]));
+        self.node(node("Add", &["d", "bias"], &["y"]));
+        self.node(NodeSpec {
+            attributes: &[("perm", Attr::Ints(vec![1, 0]))],
+            ..node("Transpose", &["embed"], &["head"])
+        });
+        self.node(node("MatMul", &["y", "head"], &["logits"]));
+        self.output("logits", VOCAB);
+    }
+
+    fn finish(self) -> tempfile::TempDir {
+        self.writer.finish().unwrap();
+        self.dir
+    }
+}
+
+fn tied() -> tempfile::TempDir {
+    let mut tiny = Tiny::new();
+    tiny.body();
+    tiny.finish()
+}
+
+fn run(dir: &tempfile::TempDir, options: &Options) -> Result<Summary> {
+    quantize(
+        &dir.path().join("in"),
+        &dir.path().join("out"),
+        options,
+        &mut |_| (),
+    )
+}
+
+fn quantized(dir: &tempfile::TempDir) -> Model {
+    read_back::open(&dir.path().join("out").join(MODEL))
+}
+
+fn logits(folder: &Path) -> Vec<f32> {
+    let mut graph = import(&folder.join(MODEL)).unwrap();
+    derive(&mut graph).unwrap();
+    let (input, output) = (graph.input("input_ids").unwrap(), graph.output("logits").unwrap());
+    let ids = HostTensor::from_i64(&[1, 5], &[0, 7, 129, 64, 7]).unwrap();
+    let result = Interpreter::new(Arc::new(graph))
+        .unwrap()
+        .run(HashMap::from([(input, ids)]))
+        .unwrap();
+    result[&output].to_f32().unwrap().into_owned()
+}
+
+/// Nothing but the input is there.
+fn nothing_left(dir: &tempfile::TempDir) {
+    let names: Vec<_> = std::fs::read_dir(dir.path())
+        .unwrap()
+        .map(|e| e.unwrap().file_name())
+        .collect();
+    assert_eq!(names, ["in"]);
+}
+
+#[test]
+fn a_model_survives_and_tied_weights_are_packed_once() {
+    let dir = tied();
+    std::fs::write(dir.path().join("in/config.json"), "{}").unwrap();
+    std::fs::create_dir(dir.path().join("in/folder")).unwrap();
+    let mut last = 0;
+    let mut total = 0;
+    let summary = quantize(
+        &dir.path().join("in"),
+        &dir.path().join("out"),
+        &Options::default(),
+        &mut |p| {
+            assert!(p.done >= last && !p.tensor.is_empty());
+            (last, total) = (p.done, p.total);
+        },
+    )
+    .unwrap();
+    assert_eq!(last, total, "progress ends at its total");
+    let lines: Vec<_> = summary
+        .weights
+        .iter()
+        .map(|w| (w.name.as_str(), w.bits, w.group))
+        .collect();
+    assert_eq!(
+        lines,
+        [
+            ("embed", Bits::Eight, 128),
+            ("up", Bits::Four, 128),
+            ("down", Bits::Four, 32)
+        ]
+    );
+    assert_eq!(summary.left, []);
+    let up = &summary.weights[1];
+    assert_eq!(
+        (up.shape.as_slice(), up.bytes_before),
+        (&[HIDDEN, INNER][..], 4 * 40 * 96)
+    );
+    assert_eq!(up.bytes_after, 40 * 96 / 2 + 4 * 96);
+    assert!(
+        up.relative_error > 0.01 && up.relative_error < 0.12,
+        "{}",
+        up.relative_error
+    );
+    assert!(summary.weights[0].relative_error < 0.007);
+
+    let model = quantized(&dir);
+    let count = |op| model.count(op);
+    assert_eq!(
+        ["MatMul", "Gather", "Transpose", "MatMulE0M", "GatherE0M", "Add"].map(count),
+        [0, 0, 0, 3, 1, 1]
+    );
+    assert_eq!(
+        model.node_inputs("x"),
+        ["input_ids", "embed.codes", "embed.scales"]
+    );
+    assert_eq!(model.node_inputs("logits"), ["y", "embed.codes", "embed.scales"]);
+    assert_eq!(model.inputs, ["input_ids[1,sequence]"]);
+    let (_, shape, codes) = model.tensor("up.codes");
+    assert_eq!((shape, codes.len()), (vec![5, INNER], 5 * INNER * 4));
+    let out = dir.path().join("out");
+    assert_eq!(std::fs::read(out.join("config.json")).unwrap(), b"{}");
+    assert!(!out.join("folder").exists());
+    let bytes = |folder: &str| -> u64 {
+        let size = |name| {
+            std::fs::metadata(dir.path().join(folder).join(name))
+                .unwrap()
+                .len()
+        };
+        size(MODEL) + size("model.onnx.data")
+    };
+    assert_eq!(
+        (summary.bytes_before, summary.bytes_after),
+        (bytes("in"), bytes("out"))
+    );
+
+    let norm = |v: &mut dyn Iterator<Item = f32>| v.map(|x| f64::from(x).powi(2)).sum::<f64>().sqrt();
+    let given = logits(&dir.path().join("in"));
+    let relative = |folder: &Path| {
+        let found = logits(folder);
+        norm(&mut given.iter().zip(&found).map(|(a, b)| a - b)) / norm(&mut given.iter().copied())
+    };
+    let eight = dir.path().join("eight");
+    let options = Options {
+        bits: Bits::Eight,
+        ..Options::default()
+    };
+    quantize(&dir.path().join("in"), &eight, &options, &mut |_| ()).unwrap();
+    let (four, eight) = (relative(&out), relative(&eight));
+    assert!(four < 0.12 && eight < 0.008 && eight > 1e-6, "{four} {eight}");
+}
+
+#[test]
+fn packed_columns_are_those_of_the_reference() {
+    let dir = tied();
+    run(
+        &dir,
+        &Options {
+            group_size: 16,
+            ..Options::default()
+        },
+    )
+    .unwrap();
+    let model = quantized(&dir);
+    let check = |name: &str, bits, weight: &HostTensor, transposed: bool| {
+        let data = weight.to_f32().unwrap();
+        let [rows, columns] = weight.shape()[..] else {
+            panic!()
+        };
+        let (k, n) = if transposed {
+            (columns, rows)
+        } else {
+            (rows, columns)
+        };
+        let at = |i: usize, j: usize| {
+            if transposed {
+                data[j * columns + i]
+            } else {
+                data[i * columns + j]
+            }
+        };
+        // 40 is no multiple of 16 and less than 32: the last group is short.
+        let p = Packed::quantize(bits, 16, k, n, &at).unwrap();
+        let (_, shape, codes) = model.tensor(&format!("{name}.codes"));
+        assert_eq!(shape, [k / bits.per_word(), n]);
+        assert_eq!(codes, bytemuck::cast_slice::<u32, u8>(&p.codes), "{name}");
+        let (_, shape, scales) = model.tensor(&format!("{name}.scales"));
+        assert_eq!(shape, [k.div_ceil(16), n, 2]);
+        assert_eq!(scales, bytemuck::cast_slice::<[f16; 2], u8>(&p.scales), "{name}");
+    };
+    check("embed", Bits::Eight, &noise(&[VOCAB, HIDDEN], 1), true);
+    check("up", Bits::Four, &noise(&[HIDDEN, INNER], 2), false);
+    check("down", Bits::Four, &noise(&[INNER, HIDDEN], 3), false);
+}
+
+#[test]
+fn what_is_not_replaced_is_copied_byte_by_byte() {
+    let dir = tied();
+    // A field that this engine does not know, in the model and in the graph.
+    let path = dir.path().join("in").join(MODEL);
+    let mut bytes = std::fs::read(&path).unwrap();
+    wire::put(&mut bytes, 500, b"of the model");
+    let mut graph = Vec::new();
+    wire::put(&mut graph, 10, b"doc of the graph");
+    wire::put(&mut bytes, 7, &graph);
+    std::fs::write(&path, bytes).unwrap();
+    run(&dir, &Options::default()).unwrap();
+    let bytes = std::fs::read(dir.path().join("out").join(MODEL)).unwrap();
+    for kept in [&b"of the model"[..], b"doc of the graph", b"license"] {
+        assert!(bytes.windows(kept.len()).any(|w| w == kept), "{kept:?}");
+    }
+    let model = quantized(&dir);
+    let (offset, shape, bias) = model.tensor("bias");
+    assert_eq!((offset, shape), (None, vec![HIDDEN]));
+    assert_eq!(bias, noise(&[HIDDEN], 4).bytes());
+}
+
+#[test]
+fn refusals_are_listed() {
+    let mut tiny = Tiny::new();
+    tiny.body();
+    let mut product = |name: &str, shape: &[usize], from: &str| {
+        tiny.weight(name, &noise(shape, 5));
+        let out = format!("{name}_out");
+        tiny.node(node("MatMul", &[from, name], &[&out]));
+        out
+    };
+    let odd = product("odd", &[HIDDEN, 7], "y");
+    product("short", &[7, 8], &odd);
+    let shared = product("shared", &[HIDDEN, 8], "y");
+    product("both", &[HIDDEN, HIDDEN], "y");
+    product("out", &[HIDDEN, 8], "y");
+    tiny.node(node("Add", &[&shared, "shared"], &["sum"]));
+    tiny.node(node("Transpose", &["both"], &["both_t"]));
+    tiny.node(node("MatMul", &["y", "both_t"], &["both_t_out"]));
+    tiny.output("out", 8);
+    tiny.weight("angles", &noise(&[64, 8], 6));
+    tiny.node(node("Shape", &["y"], &["shape"]));
+    tiny.node(node("Gather", &["angles", "shape"], &["rotary"]));
+    let halves = HostTensor::from_f16(&[VOCAB, 8], &vec![f16::ONE; VOCAB * 8]).unwrap();
+    tiny.weight("halves", &halves);
+    tiny.node(node("Gather", &["halves", "input_ids"], &["h"]));
+    let dir = tiny.finish();
+    let summary = run(&dir, &Options::default()).unwrap();
+    let names: Vec<&str> = summary.weights.iter().map(|w| w.name.as_str()).collect();
+    assert_eq!(names, ["embed", "up", "down"]);
+    let left: HashMap<&str, &str> = summary
+        .left
+        .iter()
+        .map(|l| (l.name.as_str(), l.reason.as_str()))
+        .collect();
+    for (name, words) in [
+        ("odd", "N is 7, no multiple of 2"),
+        ("short", "K is 7, no multiple of 8"),
+        ("shared", "also read by Add \"sum\""),
+        ("both", "both as it is and transposed"),
+        ("out", "input or output of the graph"),
+        ("angles", "positions, not tokens"),
+        ("halves", "rows of f16 are read by \"h\""),
+    ] {
+        assert!(left[name].contains(words), "{name}: {}", left[name]);
+    }
+    assert_eq!(left.len(), 7);
+    let model = quantized(&dir);
+    assert_eq!((model.count("MatMul"), model.count("Transpose")), (6, 1));
+    assert_eq!(model.tensor("halves").2, halves.bytes());
+    assert_eq!(model.tensor("shared").2, noise(&[HIDDEN, 8], 5).bytes());
+}
+
+#[test]
+fn half_precision_products_and_head_bits() {
+    let mut tiny = Tiny::new();
+    let data: Vec<f16> = noise(&[HIDDEN, VOCAB], 9)
+        .to_f32()
+        .unwrap()
+        .iter()
+        .map(|v| f16::from_f32(*v))
+        .collect();
+    let halves = HostTensor::from_f16(&[HIDDEN, VOCAB], &data).unwrap();
+    tiny.weight("head", &halves);
+    tiny.weight("embed", &noise(&[VOCAB, HIDDEN], 1));
+    tiny.node(node("Gather", &["embed", "input_ids"], &["x"]));
+    tiny.node(NodeSpec {
+        attributes: &[("to", Attr::Int(10))],
+        ..node("Cast", &["x"], &["x16"])
+    });
+    tiny.node(node("MatMul", &["x16", "head"], &["l16"]));
+    tiny.node(NodeSpec {
+        attributes: &[("to", Attr::Int(1))],
+        ..node("Cast", &["l16"], &["logits"])
+    });
+    tiny.output("logits", VOCAB);
+    let dir = tiny.finish();
+    let summary = run(&dir, &Options::default()).unwrap();
+    assert_eq!(
+        summary.weights.iter().map(|w| w.bits).collect::<Vec<_>>(),
+        [Bits::Eight; 2],
+        "the head is found behind a cast"
+    );
+    assert!(summary.weights[0].relative_error < 0.007);
+    std::fs::remove_dir_all(dir.path().join("out")).unwrap();
+    let summary = run(
+        &dir,
+        &Options {
+            head_bits: Bits::Four,
+            ..Options::default()
+        },
+    )
+    .unwrap();
+    assert_eq!(
+        summary.weights.iter().map(|w| w.bits).collect::<Vec<_>>(),
+        [Bits::Four; 2]
+    );
+    assert_eq!(logits(&dir.path().join("out")).len(), 5 * VOCAB);
+}
+
+#[test]
+fn bad_weights_are_named_and_nothing_is_left() {
+    for (bad, at, words) in [
+        (f32::NAN, 3 * INNER + 17, "weight \"up\": element [3, 17] is NaN"),
+        (
+            f32::INFINITY,
+            39 * INNER + 95,
+            "weight \"up\": element [39, 95] is inf",
+        ),
+        (1e30, 5, "weight \"up\": a group spans"),
+    ] {
+        let mut tiny = Tiny::new();
+        let mut data = noise(&[HIDDEN, INNER], 2).to_f32().unwrap().into_owned();
+        data[at] = bad;
+        tiny.weight("up", &HostTensor::from_f32(&[HIDDEN, INNER], &data).unwrap());
+        tiny.weight("embed", &noise(&[VOCAB, HIDDEN], 1));
+        tiny.node(node("Gather", &["embed", "input_ids"], &["x"]));
+        tiny.node(node("MatMul", &["x", "up"], &["logits"]));
+        tiny.output("logits", INNER);
+        let dir = tiny.finish();
+        let e = run(&dir, &Options::default()).unwrap_err();
+        assert!(!e.is_usage() && e.to_string().contains(words), "{e}");
+        assert!(e.to_string().contains(MODEL), "{e}");
+        nothing_left(&dir);
+    }
+    let mut tiny = Tiny::new();
+    let mut data = noise(&[VOCAB, HIDDEN], 1).to_f32().unwrap().into_owned();
+    (data[129 * HIDDEN + 2], data[70 * HIDDEN + 5]) = (f32::NAN, f32::NEG_INFINITY);
+    tiny.weight("embed", &HostTensor::from_f32(&[VOCAB, HIDDEN], &data).unwrap());
+    tiny.node(node("Gather", &["embed", "input_ids"], &["logits"]));
+    tiny.output("logits", HIDDEN);
+    let dir = tiny.finish();
+    for _ in 0..5 {
+        let e = run(&dir, &Options::default()).unwrap_err().to_string();
+        assert!(e.contains("element [70, 5] is -inf"), "{e}");
+    }
+}
+
+#[test]
+fn damaged_models_and_impossible_outputs() {
+    let dir = tied();
+    let model = dir.path().join("in").join(MODEL);
+    let data = dir.path().join("in/model.onnx.data");
+    let good = std::fs::read(&model).unwrap();
+    let failure = |words: &str| {
+        let e = run(&dir, &Options::default()).unwrap_err();
+        assert!(!e.is_usage() && e.to_string().contains(words), "{e}");
+        nothing_left(&dir);
+    };
+    // At the very end stands the metadata, which a model can do without.
+    for cut in (0..good.len() - 20).step_by(13) {
+        std::fs::write(&model, &good[..cut]).unwrap();
+        assert!(run(&dir, &Options::default()).is_err(), "cut at {cut}");
+        nothing_left(&dir);
+    }
+    std::fs::write(&model, &good).unwrap();
+    let weights = std::fs::read(&data).unwrap();
+    std::fs::write(&data, &weights[..weights.len() - 1]).unwrap();
+    failure("which has");
+    std::fs::remove_file(&data).unwrap();
+    failure("cannot open");
+    std::fs::write(&data, &weights).unwrap();
+
+    let (input, out) = (dir.path().join("in"), dir.path().join("out"));
+    let refused = |input: &Path, out: &Path, options: &Options, words: &str| {
+        let e = quantize(input, out, options, &mut |_| ()).unwrap_err();
+        assert!(e.is_usage() && e.to_string().contains(words), "{e}");
+        nothing_left(&dir);
+    };
+    let options = Options::default();
+    refused(&input, &input, &options, "not empty");
+    refused(&dir.path().join("none"), &out, &options, "there is no file");
+    for group_size in [0, 8, 20, 264, usize::MAX] {
+        refused(
+            &input,
+            &out,
+            &Options {
+                group_size,
+                ..options
+            },
+            "--group-size",
+        );
+    }
+    let e = quantize(&input, &dir.path().join("no/out"), &options, &mut |_| ()).unwrap_err();
+    assert!(e.to_string().contains("cannot make a folder in"), "{e}");
+    run(&dir, &options).unwrap();
+    let again = quantize(&out, &dir.path().join("twice"), &options, &mut |_| ()).unwrap_err();
+    assert!(again.to_string().contains("quantized already"), "{again}");
+    assert!(!dir.path().join("twice").exists());
+}
+
+#[test]
+fn a_model_without_matrices_is_refused() {
+    let mut tiny = Tiny::new();
+    tiny.weight("odd", &noise(&[VOCAB, 7], 1));
+    tiny.node(node("Gather", &["odd", "input_ids"], &["logits"]));
+    tiny.output("logits", 7);
+    let dir = tiny.finish();
+    let e = run(&dir, &Options::default()).unwrap_err();
+    assert!(
+        e.to_string()
+            .contains("no weight can be quantized; \"odd\": K is 7"),
+        "{e}"
+    );
+    nothing_left(&dir);
+}

@@ -1,0 +1,98 @@
+//! Fields of a serialized message, so that what is not changed is copied byte by byte, known to this engine or not.
+
+/// One field of a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Field<'a> {
+    /// Field number.
+    pub tag: u64,
+    /// Key and value.
+    pub whole: &'a [u8],
+    /// Content of a length-delimited field; empty for others.
+    pub content: &'a [u8],
+}
+
+/// Splits a message into its fields; none when it is damaged or uses groups.
+pub fn fields(message: &[u8]) -> Option<Vec<Field<'_>>> {
+    let mut out = Vec::new();
+    let mut rest = message;
+    while !rest.is_empty() {
+        let start = rest;
+        let key = varint(&mut rest)?;
+        let mut content: &[u8] = &[];
+        match key & 7 {
+            0 => {
+                varint(&mut rest)?;
+            }
+            1 => rest = rest.get(8..)?,
+            2 => {
+                let length = usize::try_from(varint(&mut rest)?).ok()?;
+                content = rest.get(..length)?;
+                rest = rest.get(length..)?;
+            }
+            5 => rest = rest.get(4..)?,
+            _ => return None,
+        }
+        let whole = start.get(..start.len() - rest.len())?;
+        out.push(Field {
+            tag: key >> 3,
+            whole,
+            content,
+        });
+    }
+    Some(out)
+}
+
+fn varint(rest: &mut &[u8]) -> Option<u64> {
+    let mut value = 0u64;
+    for shift in (0..64).step_by(7) {
+        let (first, after) = rest.split_first()?;
+        *rest = after;
+        value |= u64::from(first & 0x7f) << shift;
+        if first & 0x80 == 0 {
+            return Some(value);
+        }
+    }
+    None
+}
+
+/// Appends a length-delimited field.
+pub fn put(out: &mut Vec<u8>, tag: u64, content: &[u8]) {
+    put_varint(out, tag << 3 | 2);
+    put_varint(out, content.len() as u64);
+    out.extend_from_slice(content);
+}
+
+fn put_varint(out: &mut Vec<u8>, mut v: u64) {
+    while v >= 0x80 {
+        out.push((v & 0x7f) as u8 | 0x80);
+        v >>= 7;
+    }
+    out.push(v as u8);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields_of_each_wire_type() {
+        let mut message = vec![0x08, 0xac, 0x02, 0x11, 1, 2, 3, 4, 5, 6, 7, 8];
+        put(&mut message, 300, &[7; 200]);
+        message.extend([0x1d, 1, 2, 3, 4]);
+        let split = fields(&message).unwrap();
+        assert_eq!(split.iter().map(|f| f.tag).collect::<Vec<_>>(), [1, 2, 300, 3]);
+        assert_eq!(split[0].whole, [0x08, 0xac, 0x02]);
+        assert_eq!(split[2].content, [7; 200]);
+        assert_eq!(
+            split.iter().flat_map(|f| f.whole).copied().collect::<Vec<_>>(),
+            message
+        );
+        for cut in 1..message.len() {
+            let whole = fields(&message[..cut])
+                .is_some_and(|f| f.iter().map(|f| f.whole.len()).sum::<usize>() == cut);
+            assert_eq!(whole, [3, 12, 216].contains(&cut), "{cut}");
+        }
+        assert_eq!(fields(&[0x0b, 0x0c]), None);
+        assert_eq!(fields(&[0xff; 11]), None);
+    }
+}

@@ -1,0 +1,139 @@
+//! Output folders that appear whole or not at all.
+
+use crate::error::{Error, Result};
+use std::path::{Path, PathBuf};
+
+/// A temporary folder that takes the place of the output folder when it is complete. Dropped before
+/// [`NewFolder::commit`], it is removed with all that it holds.
+#[derive(Debug)]
+pub struct NewFolder {
+    output: PathBuf,
+    replace: bool,
+    temporary: tempfile::TempDir,
+}
+
+impl NewFolder {
+    /// Makes an empty temporary folder beside `output`, whose name starts with `prefix`.
+    ///
+    /// `output` must not exist or be an empty folder, and the folder that is to hold it must exist. Errors:
+    /// something in the way ([`Error::is_usage`]); a folder that cannot be made.
+    pub fn create(output: &Path, prefix: &str) -> Result<Self> {
+        let replace = check(output)?;
+        let parent = match output.parent() {
+            Some(p) if !p.as_os_str().is_empty() => p,
+            _ => Path::new("."),
+        };
+        let mut builder = tempfile::Builder::new();
+        builder.prefix(prefix);
+        #[cfg(unix)]
+        {
+            use std::os::unix::fs::PermissionsExt;
+            builder.permissions(std::fs::Permissions::from_mode(0o777));
+        }
+        let temporary = builder
+            .tempdir_in(parent)
+            .map_err(|e| Error::io("cannot make a folder in", parent, e))?;
+        Ok(Self {
+            output: output.to_owned(),
+            replace,
+            temporary,
+        })
+    }
+
+    /// The temporary folder.
+    pub fn path(&self) -> &Path {
+        self.temporary.path()
+    }
+
+    /// Gives the folder the output's name.
+    pub fn commit(self) -> Result<()> {
+        let Self {
+            output,
+            replace,
+            temporary,
+        } = self;
+        if replace {
+            std::fs::remove_dir(&output).map_err(|e| Error::io("cannot replace", &output, e))?;
+        }
+        std::fs::rename(temporary.path(), &output)
+            .map_err(|e| Error::io("cannot move the result to", &output, e))?;
+        // The folder has moved away: there is nothing left to delete.
+        let _moved = temporary.keep();
+        Ok(())
+    }
+}
+
+/// True when an empty folder has to be replaced; an error when anything else is in the way.
+fn check(output: &Path) -> Result<bool> {
+    let in_the_way = |what: &str| {
+        Err(Error::usage(
+            format!("output {}", output.display()),
+            format!("{what}; give a folder that does not exist yet or is empty"),
+        ))
+    };
+    match std::fs::symlink_metadata(output) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(false),
+        Err(e) => Err(Error::io("cannot read", output, e)),
+        Ok(meta) if !meta.is_dir() => in_the_way("exists and is not a folder"),
+        Ok(_) => {
+            let mut entries = std::fs::read_dir(output).map_err(|e| Error::io("cannot read", output, e))?;
+            if entries.next().is_some() {
+                in_the_way("the folder is not empty")
+            } else {
+                Ok(true)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entries(dir: &Path) -> usize {
+        std::fs::read_dir(dir).unwrap().count()
+    }
+
+    #[test]
+    fn appears_whole_or_not_at_all() {
+        let dir = tempfile::tempdir().unwrap();
+        let out = dir.path().join("out");
+        let new = NewFolder::create(&out, ".new-").unwrap();
+        std::fs::write(new.path().join("file"), "x").unwrap();
+        assert!(!out.exists());
+        drop(new);
+        assert_eq!(entries(dir.path()), 0);
+
+        std::fs::create_dir(&out).unwrap();
+        let new = NewFolder::create(&out, ".new-").unwrap();
+        std::fs::write(new.path().join("file"), "x").unwrap();
+        new.commit().unwrap();
+        assert_eq!(std::fs::read(out.join("file")).unwrap(), b"x");
+        assert_eq!(entries(dir.path()), 1);
+    }
+
+    #[test]
+    fn what_is_in_the_way_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("file");
+        std::fs::write(&file, "x").unwrap();
+        for (output, words) in [(file.as_path(), "not a folder"), (dir.path(), "not empty")] {
+            let e = NewFolder::create(output, ".new-").unwrap_err();
+            assert!(e.is_usage() && e.to_string().contains(words), "{e}");
+        }
+        let e = NewFolder::create(&dir.path().join("no/such"), ".new-").unwrap_err();
+        assert!(
+            !e.is_usage() && e.to_string().contains("cannot make a folder in"),
+            "{e}"
+        );
+
+        // Something that comes into the way later is not replaced.
+        let out = dir.path().join("out");
+        let new = NewFolder::create(&out, ".new-").unwrap();
+        std::fs::create_dir(&out).unwrap();
+        std::fs::write(out.join("theirs"), "x").unwrap();
+        assert!(new.commit().is_err());
+        assert!(out.join("theirs").exists());
+        assert_eq!(entries(dir.path()), 2);
+    }
+}

@@ -1,0 +1,26 @@
+#!/usr/bin/env bash
+# Sets everything up and lets the model answer.
+#
+#   ./tools/demo.sh                            asks for the capital of France
+#   ./tools/demo.sh "Why is the sky blue?"     asks something else
+#   ./tools/demo.sh "Hello" --backend wgpu     passes options on to `tlite generate`
+set -euo pipefail
+
+case ${1:-} in
+-h | --help)
+    sed -n '2,6s/^# \{0,1\}//p' "$0"
+    exit 0
+    ;;
+esac
+prompt=${1:-What is the capital of France?}
+[ $# -eq 0 ] || shift
+
+# shellcheck source=tools/setup.sh
+. "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
+
+setup_drivers
+setup_rust
+build_tlite
+prepare_model
+say "$prompt"
+exec "$TLITE" generate "$MODEL_DIR/e0m4" --prompt "$prompt" "$@"

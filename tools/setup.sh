@@ -1,0 +1,164 @@
+#!/usr/bin/env bash
+# Finds or installs what the demo and the tests need. Sourced by demo.sh and test.sh; run alone it sets up and stops.
+set -euo pipefail
+
+ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+CACHE=${TLITE_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/transformer-lite}
+MODEL_DIR=$CACHE/smollm2-135m
+RUSTUP_LINE="curl --proto '=https' --tlsv1.2 -sSf https://sh.rustup.rs | sh -s -- -y"
+# A library under the Vulkan drivers complains where this is not set, as in containers.
+export XDG_RUNTIME_DIR=${XDG_RUNTIME_DIR:-${TMPDIR:-/tmp}}
+
+say() {
+    printf '==> %s\n' "$*" >&2
+}
+
+fail() {
+    printf 'error: %s\n' "$*" >&2
+    exit 1
+}
+
+have() {
+    command -v "$1" >/dev/null 2>&1
+}
+
+# Runs a command as root, where that needs no password.
+as_root() {
+    if [ "$(id -u)" -eq 0 ]; then
+        "$@"
+    else
+        sudo -n "$@"
+    fi
+}
+
+may_install() {
+    have apt-get && { [ "$(id -u)" -eq 0 ] || { have sudo && sudo -n true 2>/dev/null; }; }
+}
+
+# Installs packages, or says what to type. Never ends the script: what is missing then is told by who needs it.
+install() {
+    local line="sudo apt-get install -y $*" log
+    if ! may_install; then
+        if have apt-get; then
+            say "Missing: $*. To install, type:  $line"
+        else
+            say "Missing, to be installed with this system's own package manager (Debian's names): $*"
+        fi
+        return 0
+    fi
+    say "Installing $*"
+    log=$(mktemp)
+    if ! { as_root apt-get -qq update && as_root env DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends "$@"; } >"$log" 2>&1; then
+        tail -n 5 "$log" >&2
+        say "That failed. To try it by hand, type:  $line"
+    fi
+    rm -f "$log"
+}
+
+any_file() {
+    local f
+    for f in "$@"; do
+        [ -e "$f" ] && return 0
+    done
+    return 1
+}
+
+has_library() {
+    local known
+    known=$(ldconfig -p 2>/dev/null || /sbin/ldconfig -p 2>/dev/null || true)
+    [[ $known == *"$1"* ]] || any_file "/usr/lib/$1" /usr/lib/*/"$1" "/usr/lib64/$1"
+}
+
+setup_drivers() {
+    local missing=()
+    has_library libOpenCL.so.1 || missing+=(ocl-icd-libopencl1)
+    any_file "${OCL_ICD_VENDORS:-/etc/OpenCL/vendors}"/*.icd || missing+=(pocl-opencl-icd)
+    has_library libvulkan.so.1 || missing+=(libvulkan1)
+    any_file /usr/share/vulkan/icd.d/*.json /etc/vulkan/icd.d/*.json || missing+=(mesa-vulkan-drivers)
+    [ "$(uname -s)" = Linux ] || return 0
+    [ ${#missing[@]} -eq 0 ] || install "${missing[@]}"
+}
+
+# Versions of the packaged drivers, for a report.
+driver_versions() {
+    local package
+    have dpkg-query || return 0
+    for package in ocl-icd-libopencl1 pocl-opencl-icd libvulkan1 mesa-vulkan-drivers; do
+        dpkg-query -W -f '    ${Package} ${Version}\n' "$package" 2>/dev/null || echo "    $package is not installed"
+    done
+}
+
+# True when cargo is there and at least as new as Cargo.toml asks.
+cargo_is_new_enough() {
+    local wanted found
+    have cargo || return 1
+    wanted=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' "$ROOT/Cargo.toml")
+    found=$(cargo --version 2>/dev/null | cut -d ' ' -f 2) || return 1
+    [ -n "$found" ] && [ "$(printf '%s\n%s\n' "$wanted" "$found" | sort -V | head -n 1)" = "$wanted" ]
+}
+
+setup_rust() {
+    have cargo || PATH=$PATH:$HOME/.cargo/bin
+    have cc || install gcc libc6-dev
+    cargo_is_new_enough && return 0
+    if ! have rustup && have apt-cache && apt-cache show rustup >/dev/null 2>&1; then
+        install rustup
+    fi
+    if have rustup; then
+        say "Installing the stable Rust toolchain with rustup"
+        rustup -q toolchain install stable --profile minimal --component clippy --component rustfmt >&2 || true
+        export RUSTUP_TOOLCHAIN=stable
+        cargo_is_new_enough && return 0
+    fi
+    fail "Rust $(sed -n 's/^rust-version = "\(.*\)"/\1/p' "$ROOT/Cargo.toml") or newer is needed. To install it, type:  $RUSTUP_LINE"
+}
+
+setup_python() {
+    have python3 && python3 -m pip --version >/dev/null 2>&1 && return 0
+    install python3 python3-pip
+}
+
+# Builds the command and sets TLITE to its path.
+build_tlite() {
+    local target
+    say "Building tlite (some minutes the first time)"
+    cargo build --release --locked --bin tlite --manifest-path "$ROOT/Cargo.toml"
+    target=$(cargo metadata --no-deps --format-version 1 --manifest-path "$ROOT/Cargo.toml" | sed 's/.*"target_directory":"\([^"]*\)".*/\1/')
+    TLITE=$target/release/tlite
+    [ -x "$TLITE" ] || fail "cargo has built no $TLITE"
+}
+
+# What the prepared model depends on: a change of it makes the model anew.
+model_stamp() {
+    "$TLITE" --version
+    echo "e0m4, group 32, head 8"
+    (cd "$ROOT" && find src/gguf src/quant src/graph/onnx tools/fetch_model.py -type f -print0 | LC_ALL=C sort -z | xargs -0 cat | cksum)
+}
+
+# Puts the demo model into $MODEL_DIR/onnx and, quantized, into $MODEL_DIR/e0m4.
+prepare_model() {
+    local gguf=$MODEL_DIR/SmolLM2-135M-Instruct.Q4_1.gguf
+    if [ -f "$MODEL_DIR/onnx/model.onnx" ] && [ -f "$MODEL_DIR/e0m4/model.onnx" ] && [ "$(cat "$MODEL_DIR/stamp" 2>/dev/null)" = "$(model_stamp)" ]; then
+        say "The model is ready in $MODEL_DIR"
+        return 0
+    fi
+    mkdir -p "$MODEL_DIR"
+    setup_python
+    have python3 || fail "python3 is needed to fetch the model"
+    python3 "$ROOT/tools/fetch_model.py" "$gguf"
+    rm -rf "$MODEL_DIR/stamp" "$MODEL_DIR/onnx" "$MODEL_DIR/e0m4"
+    say "Converting it to ONNX"
+    "$TLITE" convert "$gguf" -o "$MODEL_DIR/onnx" >"$MODEL_DIR/convert.txt"
+    say "Quantizing it to 4 bits"
+    "$TLITE" quantize "$MODEL_DIR/onnx" -o "$MODEL_DIR/e0m4" --format e0m4 --group-size 32 >"$MODEL_DIR/quantize.txt"
+    say "Quantized, $(tail -n 1 "$MODEL_DIR/quantize.txt")"
+    model_stamp >"$MODEL_DIR/stamp"
+}
+
+if [ "${BASH_SOURCE[0]}" = "$0" ]; then
+    setup_drivers
+    setup_rust
+    build_tlite
+    prepare_model
+    say "All is set up"
+fi

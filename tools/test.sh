@@ -1,0 +1,41 @@
+#!/usr/bin/env bash
+# Sets up what the tests need and runs all of them: format, lints, features, tests in release, documentation.
+set -euo pipefail
+
+# shellcheck source=tools/setup.sh
+. "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
+cd "$ROOT"
+
+# One line before a step and its time after it.
+step() {
+    local name=$1 start=$SECONDS
+    shift
+    say "$name"
+    "$@" || fail "$name: failed"
+    say "$name: $((SECONDS - start)) s"
+}
+
+setup_drivers
+setup_rust
+cargo fmt --version >/dev/null 2>&1 && cargo clippy --version >/dev/null 2>&1 ||
+    { have rustup && rustup -q component add rustfmt clippy >&2; } || install rustfmt rust-clippy
+
+say "$(cargo --version), $(rustc --version), drivers:"
+driver_versions >&2
+
+# All in release, so that the steps share what they build.
+step "Format" cargo fmt --check
+step "Lints: library and command" cargo clippy --release --locked --lib --bins -- -D warnings
+step "Lints: tests and benches" cargo clippy --release --locked --tests --benches -- -D warnings
+step "No backend" cargo check --release --locked --no-default-features
+step "OpenCL alone" cargo check --release --locked --no-default-features --features opencl
+step "wgpu alone" cargo check --release --locked --no-default-features --features wgpu
+build_tlite
+prepare_model
+"$TLITE" devices >&2
+export TLITE_TEST_MODEL_DIR=$MODEL_DIR
+# A driver that is missing fails the tests instead of leaving some of them out.
+export REQUIRE_BACKENDS=${REQUIRE_BACKENDS:-opencl,wgpu}
+step "Tests" cargo test --release --locked
+RUSTDOCFLAGS="-D warnings" step "Documentation" cargo doc --release --locked --no-deps
+say "All passed in $SECONDS s"
