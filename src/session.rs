@@ -168,7 +168,7 @@ impl Session {
         self.view(&loaded.plan, port.place).ok_or_else(|| Error::other(Stage::Run, format!("\"{}\" has no place", port.name)))
     }
 
-    /// Writes an input of `plan`. An input that no step reads is accepted and ignored. Integers are range-checked to
+    /// Writes an input of `plan`, before every run: a step may work in place of it. An input that no step reads is accepted and ignored. Integers are range-checked to
     /// 32 bits, floats become the device's storage type.
     pub fn write(&mut self, plan: usize, name: &str, tensor: &HostTensor) -> Result<()> {
         let loaded = self.loaded(plan)?;

@@ -7,7 +7,7 @@
 //! * operands at non-zero offsets of an arena, and of buffers, whose every other byte is poison: not a number;
 //! * the padding behind odd tensors poisoned too, since a real arena holds anything there;
 //! * all bytes compared after the run: nothing but results is written, each up to its padding;
-//! * a second run of the same recording, whose results must be the same bits;
+//! * two more runs of the same recording amid large numbers, whose results must be the same bits;
 //! * the form that works in place, wherever the planner finds one, and the form that does not;
 //! * weights split in parts, as for a device that binds less at once.
 //!
