@@ -19,7 +19,13 @@ use transformer_lite::shape::{Bindings, Fact, Shape};
 use transformer_lite::tensor::{DType, HostTensor};
 
 /// A session over one product of `rows` rows.
-fn product(kind: BackendKind, op: Box<dyn Op>, rows: usize, k: usize, weights: Vec<HostTensor>) -> Option<Session> {
+fn product(
+    kind: BackendKind,
+    op: Box<dyn Op>,
+    rows: usize,
+    k: usize,
+    weights: Vec<HostTensor>,
+) -> Option<Session> {
     let backend = backend::open(kind, None).ok()?;
     let mut graph = Graph::default();
     let mut edit = Edit::new(&mut graph);
@@ -33,28 +39,43 @@ fn product(kind: BackendKind, op: Box<dyn Op>, rows: usize, k: usize, weights: V
     edit.add_node("product", Vec::new(), op, inputs, vec![y]);
     edit.add_output(y);
     derive::derive(&mut graph).ok()?;
-    let options = Options { float: DType::F16, fixed: Bindings::new(), bounds: Bindings::new(), state_rows: 0 };
+    let options = Options {
+        float: DType::F16,
+        fixed: Bindings::new(),
+        bounds: Bindings::new(),
+        state_rows: 0,
+    };
     let plan = Plan::compile(&graph, backend.caps(), &options).ok()?;
     let mut session = Session::new(backend, &graph, vec![plan]).ok()?;
     let data: Vec<f32> = (0..rows * k).map(|i| (i % 17) as f32 / 16.0 - 0.5).collect();
-    session.write(0, "x", &HostTensor::from_f32(&[rows, k], &data).ok()?).ok()?;
+    session
+        .write(0, "x", &HostTensor::from_f32(&[rows, k], &data).ok()?)
+        .ok()?;
     Some(session)
 }
 
 fn packed(bits: Bits, group: usize, k: usize, n: usize) -> Vec<HostTensor> {
-    let words: Vec<u32> =
-        (0..k / bits.per_word() * n).map(|i| u32::try_from(i & 0xFFFF).unwrap_or(0).wrapping_mul(0x9E37_79B9)).collect();
-    let scales: Vec<f16> = (0..k.div_ceil(group) * n).flat_map(|_| [f16::from_f32(0.01), f16::from_f32(2.9)]).collect();
-    [HostTensor::from_u32(&[k / bits.per_word(), n], &words), HostTensor::from_f16(&[k.div_ceil(group), n, 2], &scales)]
-        .into_iter()
-        .filter_map(Result::ok)
-        .collect()
+    let words: Vec<u32> = (0..k / bits.per_word() * n)
+        .map(|i| u32::try_from(i & 0xFFFF).unwrap_or(0).wrapping_mul(0x9E37_79B9))
+        .collect();
+    let scales: Vec<f16> = (0..k.div_ceil(group) * n)
+        .flat_map(|_| [f16::from_f32(0.01), f16::from_f32(2.9)])
+        .collect();
+    [
+        HostTensor::from_u32(&[k / bits.per_word(), n], &words),
+        HostTensor::from_f16(&[k.div_ceil(group), n, 2], &scales),
+    ]
+    .into_iter()
+    .filter_map(Result::ok)
+    .collect()
 }
 
 fn run(c: &mut Criterion, group: &str, throughput: &Throughput, session: Option<Session>, name: &str) {
     let Some(mut session) = session else { return };
     let mut g = c.benchmark_group(group);
-    g.warm_up_time(Duration::from_millis(300)).measurement_time(Duration::from_secs(1)).sample_size(10);
+    g.warm_up_time(Duration::from_millis(300))
+        .measurement_time(Duration::from_secs(1))
+        .sample_size(10);
     g.throughput(throughput.clone());
     g.bench_function(name, |b| {
         b.iter_custom(|n| {
@@ -75,17 +96,51 @@ fn benches(c: &mut Criterion) {
     for kind in backend::COMPILED {
         for (k, n) in sizes {
             let bytes = Throughput::Bytes((k * n / 2) as u64);
-            let op = || Box::new(MatMulE0m { bits: Bits::Four, group: 32 });
-            run(c, "matvec_e0m4", &bytes, product(*kind, op(), 1, k, packed(Bits::Four, 32, k, n)), &format!("{kind}/{k}x{n}"));
+            let op = || {
+                Box::new(MatMulE0m {
+                    bits: Bits::Four,
+                    group: 32,
+                })
+            };
+            run(
+                c,
+                "matvec_e0m4",
+                &bytes,
+                product(*kind, op(), 1, k, packed(Bits::Four, 32, k, n)),
+                &format!("{kind}/{k}x{n}"),
+            );
             let macs = Throughput::Elements((64 * k * n) as u64);
-            run(c, "matmul_e0m4/64 rows", &macs, product(*kind, op(), 64, k, packed(Bits::Four, 32, k, n)), &format!("{kind}/{k}x{n}"));
+            run(
+                c,
+                "matmul_e0m4/64 rows",
+                &macs,
+                product(*kind, op(), 64, k, packed(Bits::Four, 32, k, n)),
+                &format!("{kind}/{k}x{n}"),
+            );
         }
         let bytes = Throughput::Bytes(576 * 49152);
-        let op = Box::new(MatMulE0m { bits: Bits::Eight, group: 32 });
-        run(c, "matvec_e0m8", &bytes, product(*kind, op, 1, 576, packed(Bits::Eight, 32, 576, 49152)), &format!("{kind}/576x49152"));
-        let w = HostTensor::from_f32(&[576, 1536], &vec![0.5; 576 * 1536]).into_iter().collect();
+        let op = Box::new(MatMulE0m {
+            bits: Bits::Eight,
+            group: 32,
+        });
+        run(
+            c,
+            "matvec_e0m8",
+            &bytes,
+            product(*kind, op, 1, 576, packed(Bits::Eight, 32, 576, 49152)),
+            &format!("{kind}/576x49152"),
+        );
+        let w = HostTensor::from_f32(&[576, 1536], &vec![0.5; 576 * 1536])
+            .into_iter()
+            .collect();
         let op = Box::new(MatMul { trans_b: false });
-        run(c, "matvec_f16", &Throughput::Bytes(576 * 1536 * 2), product(*kind, op, 1, 576, w), &format!("{kind}/576x1536"));
+        run(
+            c,
+            "matvec_f16",
+            &Throughput::Bytes(576 * 1536 * 2),
+            product(*kind, op, 1, 576, w),
+            &format!("{kind}/576x1536"),
+        );
     }
 }
 

@@ -20,9 +20,14 @@ fn main() -> Result<(), Box<dyn Error>> {
     let path = Path::new(model).join("model.onnx");
     let context = tokens.len().max(2);
     let logits = match backend {
-        "host" => HostModel::new(Decoder::load(&path, &Pipeline::host(), Logits::All)?, context)?.forward_all(&tokens)?,
+        "host" => HostModel::new(Decoder::load(&path, &Pipeline::host(), Logits::All)?, context)?
+            .forward_all(&tokens)?,
         "opencl" | "wgpu" => {
-            let kind = if backend == "opencl" { BackendKind::OpenCl } else { BackendKind::Wgpu };
+            let kind = if backend == "opencl" {
+                BackendKind::OpenCl
+            } else {
+                BackendKind::Wgpu
+            };
             let decoder = Decoder::load(&path, &Pipeline::standard(), Logits::All)?;
             DeviceModel::new(decoder, backend::open(kind, None)?, context)?.forward_all(&tokens)?
         }

@@ -115,39 +115,68 @@ struct Inputs<'a>(&'a str);
 
 impl fmt::Display for Inputs<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.0.is_empty() { Ok(()) } else { write!(f, "\n  inputs: {}", self.0) }
+        if self.0.is_empty() {
+            Ok(())
+        } else {
+            write!(f, "\n  inputs: {}", self.0)
+        }
     }
 }
 
 impl Error {
     /// An I/O failure on `path`.
     pub fn io(action: &'static str, path: &Path, source: std::io::Error) -> Self {
-        Self::Io { action, path: path.to_owned(), source }
+        Self::Io {
+            action,
+            path: path.to_owned(),
+            source,
+        }
     }
 
     /// Bad content of `path`.
     pub fn file(stage: Stage, path: &Path, what: impl Into<String>) -> Self {
-        Self::File { stage, path: path.to_owned(), what: what.into(), source: None }
+        Self::File {
+            stage,
+            path: path.to_owned(),
+            what: what.into(),
+            source: None,
+        }
     }
 
     /// Bad content of `path`, with the parser's error.
     pub fn parse(stage: Stage, path: &Path, what: impl Into<String>, source: impl Into<Cause>) -> Self {
-        Self::File { stage, path: path.to_owned(), what: what.into(), source: Some(source.into()) }
+        Self::File {
+            stage,
+            path: path.to_owned(),
+            what: what.into(),
+            source: Some(source.into()),
+        }
     }
 
     /// A failure with a sentence of its own.
     pub fn other(stage: Stage, what: impl Into<String>) -> Self {
-        Self::Other { stage, what: what.into(), source: None }
+        Self::Other {
+            stage,
+            what: what.into(),
+            source: None,
+        }
     }
 
     /// A failed device call; `what` says what was being done.
     pub fn device(stage: Stage, what: impl Into<String>, source: crate::backend::BackendError) -> Self {
-        Self::Device { stage, what: what.into(), source }
+        Self::Device {
+            stage,
+            what: what.into(),
+            source,
+        }
     }
 
     /// A bad option value.
     pub fn usage(option: impl Into<String>, what: impl Into<String>) -> Self {
-        Self::Usage { option: option.into(), what: what.into() }
+        Self::Usage {
+            option: option.into(),
+            what: what.into(),
+        }
     }
 
     /// True when the caller asked for something impossible, rather than something failing: exit code 2.

@@ -4,7 +4,9 @@
 //! operands, access conflicts; and at each run the limits of the grid.
 
 use crate::backend::kernel::Role;
-use crate::backend::{Backend, BackendError, BufferId, Caps, Command, KernelId, Launch, RecordingId, Stats, View};
+use crate::backend::{
+    Backend, BackendError, BufferId, Caps, Command, KernelId, Launch, RecordingId, Stats, View,
+};
 use crate::error::{Error, Result, Stage};
 use crate::graph::Graph;
 use crate::plan::lower::{Pack, WeightKey};
@@ -43,7 +45,12 @@ fn compile(backend: &mut dyn Backend, plan: &Plan) -> Result<Vec<KernelId>> {
     let mut ids = Vec::with_capacity(plan.kernels.len());
     for (i, spec) in plan.kernels.iter().enumerate() {
         let id = backend.compile(spec).map_err(|e| {
-            let nodes = plan.steps.iter().find(|s| s.kernel == i).map(|s| s.nodes.join("\", \"")).unwrap_or_default();
+            let nodes = plan
+                .steps
+                .iter()
+                .find(|s| s.kernel == i)
+                .map(|s| s.nodes.join("\", \""))
+                .unwrap_or_default();
             Error::device(Stage::Plan, format!("kernel {spec} for nodes \"{nodes}\""), e)
         })?;
         ids.push(id);
@@ -54,18 +61,41 @@ fn compile(backend: &mut dyn Backend, plan: &Plan) -> Result<Vec<KernelId>> {
 impl Session {
     /// Loads `plans` of `graph` on `backend`.
     pub fn new(mut backend: Box<dyn Backend>, graph: &Graph, plans: Vec<Plan>) -> Result<Self> {
-        let arena_bytes = plans.iter().map(|p| p.memory.arena).max().unwrap_or(4).next_multiple_of(16);
+        let arena_bytes = plans
+            .iter()
+            .map(|p| p.memory.arena)
+            .max()
+            .unwrap_or(4)
+            .next_multiple_of(16);
         let arena = create(backend.as_mut(), "arena", arena_bytes)?;
         let mut states = Vec::new();
-        for (i, state) in plans.first().map(|p| p.states.as_slice()).unwrap_or_default().iter().enumerate() {
+        for (i, state) in plans
+            .first()
+            .map(|p| p.states.as_slice())
+            .unwrap_or_default()
+            .iter()
+            .enumerate()
+        {
             // Plans of one graph may differ in nothing that concerns states.
-            if plans.iter().any(|p| p.states.get(i).map(|s| s.bytes) != Some(state.bytes)) {
-                return Err(Error::other(Stage::Plan, format!("plans disagree about the size of state \"{}\"", state.name)));
+            if plans
+                .iter()
+                .any(|p| p.states.get(i).map(|s| s.bytes) != Some(state.bytes))
+            {
+                return Err(Error::other(
+                    Stage::Plan,
+                    format!("plans disagree about the size of state \"{}\"", state.name),
+                ));
             }
             states.push(create(backend.as_mut(), &state.name, state.bytes)?);
         }
-        let mut session =
-            Self { backend, weights: HashMap::new(), states, arena, plans: Vec::new(), bytes: Vec::new() };
+        let mut session = Self {
+            backend,
+            weights: HashMap::new(),
+            states,
+            arena,
+            plans: Vec::new(),
+            bytes: Vec::new(),
+        };
         session.upload(graph, &plans)?;
         for plan in plans {
             session.load(plan)?;
@@ -83,9 +113,12 @@ impl Session {
         for key in keys {
             let name = &graph.value(key.value).name;
             let tensor = constant(graph, key)?;
-            let bytes = pack(tensor, &key.pack).map_err(|e| Error::other(Stage::Plan, format!("weight \"{name}\": {e}")))?;
+            let bytes = pack(tensor, &key.pack)
+                .map_err(|e| Error::other(Stage::Plan, format!("weight \"{name}\": {e}")))?;
             let view = create(self.backend.as_mut(), name, bytes.len() as u64)?;
-            self.backend.write(view, &bytes).map_err(|e| Error::device(Stage::Plan, format!("uploading \"{name}\""), e))?;
+            self.backend
+                .write(view, &bytes)
+                .map_err(|e| Error::device(Stage::Plan, format!("uploading \"{name}\""), e))?;
             self.weights.insert(key.clone(), view);
         }
         Ok(())
@@ -93,7 +126,11 @@ impl Session {
 
     fn view(&self, plan: &Plan, place: Place) -> Option<View> {
         match place {
-            Place::Arena { offset, len } => Some(View { buffer: self.arena.buffer, offset, len: len.next_multiple_of(4) }),
+            Place::Arena { offset, len } => Some(View {
+                buffer: self.arena.buffer,
+                offset,
+                len: len.next_multiple_of(4),
+            }),
             Place::Weight(i) => self.weights.get(plan.weights.get(i)?).copied(),
             Place::State(i) => self.states.get(i).copied(),
         }
@@ -106,19 +143,38 @@ impl Session {
         for (step, i) in plan.steps.iter().zip(0u32..) {
             let spec = &plan.kernels[step.kernel];
             let wrong = |what: String| {
-                Error::other(Stage::Plan, format!("step {i}, kernel {spec}, nodes \"{}\": {what}", step.nodes.join("\", \"")))
+                Error::other(
+                    Stage::Plan,
+                    format!(
+                        "step {i}, kernel {spec}, nodes \"{}\": {what}",
+                        step.nodes.join("\", \"")
+                    ),
+                )
             };
             let views: Vec<View> = step
                 .args
                 .iter()
-                .map(|p| self.view(&plan, *p).ok_or_else(|| wrong(format!("{p:?} does not exist"))))
+                .map(|p| {
+                    self.view(&plan, *p)
+                        .ok_or_else(|| wrong(format!("{p:?} does not exist")))
+                })
                 .collect::<Result<_>>()?;
             if views.len() != spec.bound().count() {
-                return Err(wrong(format!("{} operands, the kernel binds {}", views.len(), spec.bound().count())));
+                return Err(wrong(format!(
+                    "{} operands, the kernel binds {}",
+                    views.len(),
+                    spec.bound().count()
+                )));
             }
             for (n, (view, (arg, _))) in views.iter().zip(spec.bound()).enumerate() {
-                if !view.offset.is_multiple_of(caps.view_align) || !view.len.is_multiple_of(4) || view.len == 0 {
-                    return Err(wrong(format!("operand {} at {view:?} is not aligned to {} bytes", arg.name, caps.view_align)));
+                if !view.offset.is_multiple_of(caps.view_align)
+                    || !view.len.is_multiple_of(4)
+                    || view.len == 0
+                {
+                    return Err(wrong(format!(
+                        "operand {} at {view:?} is not aligned to {} bytes",
+                        arg.name, caps.view_align
+                    )));
                 }
                 if view.len > caps.max_view_bytes {
                     return Err(wrong(format!(
@@ -127,21 +183,45 @@ impl Session {
                     )));
                 }
                 if view.buffer == self.arena.buffer && view.offset + view.len > self.arena.len {
-                    return Err(wrong(format!("operand {} ends at {}, the arena at {}", arg.name, view.offset + view.len, self.arena.len)));
+                    return Err(wrong(format!(
+                        "operand {} ends at {}, the arena at {}",
+                        arg.name,
+                        view.offset + view.len,
+                        self.arena.len
+                    )));
                 }
                 for (other, (arg2, _)) in views.iter().zip(spec.bound()).take(n) {
                     let writes = |a: &crate::backend::kernel::Arg| matches!(a.role, Role::Out | Role::InOut);
-                    let overlap = other.buffer == view.buffer && other.offset < view.offset + view.len && view.offset < other.offset + other.len;
-                    let mixed = other.buffer == view.buffer && (arg.role == Role::Weight) != (arg2.role == Role::Weight);
+                    let overlap = other.buffer == view.buffer
+                        && other.offset < view.offset + view.len
+                        && view.offset < other.offset + other.len;
+                    let mixed = other.buffer == view.buffer
+                        && (arg.role == Role::Weight) != (arg2.role == Role::Weight);
                     if mixed || overlap && (writes(arg) || writes(arg2)) {
-                        return Err(wrong(format!("operands {} and {} conflict: {view:?} and {other:?}", arg.name, arg2.name)));
+                        return Err(wrong(format!(
+                            "operands {} and {} conflict: {view:?} and {other:?}",
+                            arg.name, arg2.name
+                        )));
                     }
                 }
             }
-            commands.push(Command::Dispatch { kernel: kernels[step.kernel], args: views, step: i, params: step.params.clone() });
+            commands.push(Command::Dispatch {
+                kernel: kernels[step.kernel],
+                args: views,
+                step: i,
+                params: step.params.clone(),
+            });
         }
-        let recording = self.backend.record(&commands).map_err(|e| Error::device(Stage::Plan, "recording", e))?;
-        self.plans.push(Loaded { plan, recording, launch: Launch::default(), scratch: Vec::new() });
+        let recording = self
+            .backend
+            .record(&commands)
+            .map_err(|e| Error::device(Stage::Plan, "recording", e))?;
+        self.plans.push(Loaded {
+            plan,
+            recording,
+            launch: Launch::default(),
+            scratch: Vec::new(),
+        });
         Ok(())
     }
 
@@ -161,26 +241,44 @@ impl Session {
     }
 
     fn loaded(&self, plan: usize) -> Result<&Loaded> {
-        self.plans.get(plan).ok_or_else(|| Error::other(Stage::Run, format!("no plan {plan}; {} are loaded", self.plans.len())))
+        self.plans.get(plan).ok_or_else(|| {
+            Error::other(
+                Stage::Run,
+                format!("no plan {plan}; {} are loaded", self.plans.len()),
+            )
+        })
     }
 
     fn port_view(&self, loaded: &Loaded, port: &Port) -> Result<View> {
-        self.view(&loaded.plan, port.place).ok_or_else(|| Error::other(Stage::Run, format!("\"{}\" has no place", port.name)))
+        self.view(&loaded.plan, port.place)
+            .ok_or_else(|| Error::other(Stage::Run, format!("\"{}\" has no place", port.name)))
     }
 
     /// Writes an input of `plan`, before every run: a step may work in place of it. An input that no step reads is accepted and ignored. Integers are range-checked to
     /// 32 bits, floats become the device's storage type.
     pub fn write(&mut self, plan: usize, name: &str, tensor: &HostTensor) -> Result<()> {
         let loaded = self.loaded(plan)?;
-        let Some(port) = loaded.plan.input(name) else { return Ok(()) };
+        let Some(port) = loaded.plan.input(name) else {
+            return Ok(());
+        };
         let mut view = self.port_view(loaded, port)?;
         let device = port.device;
-        let bytes = to_device(tensor, device).map_err(|e| Error::other(Stage::Run, format!("input \"{name}\": {e}")))?;
+        let bytes = to_device(tensor, device)
+            .map_err(|e| Error::other(Stage::Run, format!("input \"{name}\": {e}")))?;
         if bytes.len() as u64 > view.len {
-            return Err(Error::other(Stage::Run, format!("input \"{name}\" is {} bytes, the plan has room for {}", bytes.len(), view.len)));
+            return Err(Error::other(
+                Stage::Run,
+                format!(
+                    "input \"{name}\" is {} bytes, the plan has room for {}",
+                    bytes.len(),
+                    view.len
+                ),
+            ));
         }
         view.len = bytes.len() as u64;
-        self.backend.write(view, &bytes).map_err(|e| Error::device(Stage::Run, format!("writing \"{name}\""), e))
+        self.backend
+            .write(view, &bytes)
+            .map_err(|e| Error::device(Stage::Run, format!("writing \"{name}\""), e))
     }
 
     fn bind(&mut self, plan: usize, bindings: &Bindings) -> Result<()> {
@@ -189,13 +287,18 @@ impl Session {
             .plans
             .get_mut(plan)
             .ok_or_else(|| Error::other(Stage::Run, format!("no plan {plan}")))?;
-        loaded.plan.bind(bindings, &mut loaded.scratch, &mut loaded.launch)?;
+        loaded
+            .plan
+            .bind(bindings, &mut loaded.scratch, &mut loaded.launch)?;
         for (grid, step) in loaded.launch.grids.iter().zip(&loaded.plan.steps) {
             if grid.iter().any(|g| *g > max_grid) {
                 let spec = &loaded.plan.kernels[step.kernel];
                 return Err(Error::other(
                     Stage::Run,
-                    format!("kernel {spec}, nodes \"{}\": grid {grid:?}, the device's limit is {max_grid}", step.nodes.join("\", \"")),
+                    format!(
+                        "kernel {spec}, nodes \"{}\": grid {grid:?}, the device's limit is {max_grid}",
+                        step.nodes.join("\", \"")
+                    ),
                 ));
             }
         }
@@ -206,33 +309,49 @@ impl Session {
     pub fn run(&mut self, plan: usize, bindings: &Bindings) -> Result<()> {
         self.bind(plan, bindings)?;
         let loaded = &self.plans[plan];
-        self.backend.submit(loaded.recording, &loaded.launch).map_err(|e| Error::device(Stage::Run, "submitting", e))
+        self.backend
+            .submit(loaded.recording, &loaded.launch)
+            .map_err(|e| Error::device(Stage::Run, "submitting", e))
     }
 
     /// Runs `plan` and returns for each step its kernel, nodes and device time in nanoseconds.
     pub fn profile(&mut self, plan: usize, bindings: &Bindings) -> Result<Vec<(String, Vec<String>, u64)>> {
         self.bind(plan, bindings)?;
         let loaded = &self.plans[plan];
-        let times = self.backend.profile(loaded.recording, &loaded.launch).map_err(|e| Error::device(Stage::Run, "profiling", e))?;
+        let times = self
+            .backend
+            .profile(loaded.recording, &loaded.launch)
+            .map_err(|e| Error::device(Stage::Run, "profiling", e))?;
         let named = loaded.plan.steps.iter().zip(times);
-        Ok(named.map(|(s, t)| (loaded.plan.kernels[s.kernel].to_string(), s.nodes.clone(), t)).collect())
+        Ok(named
+            .map(|(s, t)| (loaded.plan.kernels[s.kernel].to_string(), s.nodes.clone(), t))
+            .collect())
     }
 
     /// Reads the first elements of a float output of `plan` as `f32`, as many as `out` holds, once queued runs are done.
     pub fn read_f32(&mut self, plan: usize, name: &str, out: &mut [f32]) -> Result<()> {
         let loaded = self.loaded(plan)?;
-        let port = loaded.plan.output(name).ok_or_else(|| Error::other(Stage::Run, format!("no output \"{name}\"")))?;
+        let port = loaded
+            .plan
+            .output(name)
+            .ok_or_else(|| Error::other(Stage::Run, format!("no output \"{name}\"")))?;
         let mut view = self.port_view(loaded, port)?;
         let device = port.device;
         let size = if device == DType::F16 { 2 } else { 4 };
         let len = (out.len() * size).next_multiple_of(4);
         if len as u64 > view.len {
-            return Err(Error::other(Stage::Run, format!("output \"{name}\" is {} bytes, {len} asked for", view.len)));
+            return Err(Error::other(
+                Stage::Run,
+                format!("output \"{name}\" is {} bytes, {len} asked for", view.len),
+            ));
         }
         view.len = len as u64;
         let failed = |e: BackendError| Error::device(Stage::Run, format!("reading \"{name}\""), e);
         match device {
-            DType::F32 => self.backend.read(view, bytemuck::cast_slice_mut(out)).map_err(failed)?,
+            DType::F32 => self
+                .backend
+                .read(view, bytemuck::cast_slice_mut(out))
+                .map_err(failed)?,
             DType::F16 => {
                 self.bytes.resize(len, 0);
                 self.backend.read(view, &mut self.bytes).map_err(failed)?;
@@ -240,7 +359,12 @@ impl Session {
                     *o = f16::from_le_bytes([h[0], h[1]]).to_f32();
                 }
             }
-            other => return Err(Error::other(Stage::Run, format!("output \"{name}\" is {other} on the device, not a float"))),
+            other => {
+                return Err(Error::other(
+                    Stage::Run,
+                    format!("output \"{name}\" is {other} on the device, not a float"),
+                ));
+            }
         }
         Ok(())
     }
@@ -248,14 +372,22 @@ impl Session {
     /// Reads a whole output of `plan` under `bindings` in its host type.
     pub fn read(&mut self, plan: usize, name: &str, bindings: &Bindings) -> Result<HostTensor> {
         let loaded = self.loaded(plan)?;
-        let port = loaded.plan.output(name).ok_or_else(|| Error::other(Stage::Run, format!("no output \"{name}\"")))?.clone();
+        let port = loaded
+            .plan
+            .output(name)
+            .ok_or_else(|| Error::other(Stage::Run, format!("no output \"{name}\"")))?
+            .clone();
         let tensor_error = |e: String| Error::other(Stage::Run, format!("output \"{name}\": {e}"));
-        let shape = port.shape.eval(bindings).map_err(|e| tensor_error(e.to_string()))?;
+        let shape = port
+            .shape
+            .eval(bindings)
+            .map_err(|e| tensor_error(e.to_string()))?;
         let count: usize = shape.iter().product();
         if port.device.is_float() {
             let mut data = vec![0f32; count];
             self.read_f32(plan, name, &mut data)?;
-            return HostTensor::from_floats(port.dtype, &shape, &data).map_err(|e| tensor_error(e.to_string()));
+            return HostTensor::from_floats(port.dtype, &shape, &data)
+                .map_err(|e| tensor_error(e.to_string()));
         }
         let mut view = self.port_view(self.loaded(plan)?, &port)?;
         view.len = (count * 4) as u64;
@@ -269,7 +401,9 @@ impl Session {
 
     /// Waits until all queued runs are done.
     pub fn wait(&mut self) -> Result<()> {
-        self.backend.wait().map_err(|e| Error::device(Stage::Run, "waiting", e))
+        self.backend
+            .wait()
+            .map_err(|e| Error::device(Stage::Run, "waiting", e))
     }
 
     /// The backend, for tests that look at raw memory.
@@ -295,7 +429,11 @@ fn create(backend: &mut dyn Backend, label: &str, bytes: u64) -> Result<View> {
         }));
     }
     let buffer: BufferId = backend.create_buffer(label, bytes).map_err(failed)?;
-    Ok(View { buffer, offset: 0, len: bytes })
+    Ok(View {
+        buffer,
+        offset: 0,
+        len: bytes,
+    })
 }
 
 fn constant<'a>(graph: &'a Graph, key: &WeightKey) -> Result<&'a Arc<HostTensor>> {
@@ -317,7 +455,8 @@ fn to_device(t: &HostTensor, device: DType) -> Result<Vec<u8>, String> {
         _ => {
             let mut out = Vec::with_capacity(t.len() * 4);
             for v in t.to_i64().map_err(|e| e.to_string())? {
-                let v = i32::try_from(v).map_err(|_| format!("{v} does not fit the 32 bits of integers on a device"))?;
+                let v = i32::try_from(v)
+                    .map_err(|_| format!("{v} does not fit the 32 bits of integers on a device"))?;
                 out.extend_from_slice(&v.to_le_bytes());
             }
             out
@@ -330,7 +469,9 @@ fn to_device(t: &HostTensor, device: DType) -> Result<Vec<u8>, String> {
 /// Halves of `data`; values beyond the range of a half become its largest.
 fn floats_to_halves(data: &[f32]) -> Vec<u8> {
     let max = f16::MAX.to_f32();
-    data.iter().flat_map(|v| f16::from_f32(v.clamp(-max, max)).to_le_bytes()).collect()
+    data.iter()
+        .flat_map(|v| f16::from_f32(v.clamp(-max, max)).to_le_bytes())
+        .collect()
 }
 
 /// The bytes of a constant in the form `pack`.
@@ -345,38 +486,65 @@ fn pack(t: &HostTensor, pack: &Pack) -> Result<Vec<u8>, String> {
             let mut shape = t.shape().to_vec();
             let axis = shape.first_mut().ok_or("a tensor without axes has no rows")?;
             let size = t.bytes().len().checked_div(*axis).unwrap_or(0);
-            let bytes = t.bytes().get(first * size..(first + count) * size).ok_or("rows outside the tensor")?;
+            let bytes = t
+                .bytes()
+                .get(first * size..(first + count) * size)
+                .ok_or("rows outside the tensor")?;
             *axis = *count;
             let part = HostTensor::from_bytes(t.dtype(), &shape, bytes).map_err(|e| e.to_string())?;
             to_device(&part, *dtype)
         }
-        Pack::Columns { dtype: DType::U32, transpose: false, first, count, stride, panel } => {
+        Pack::Columns {
+            dtype: DType::U32,
+            transpose: false,
+            first,
+            count,
+            stride,
+            panel,
+        } => {
             // Items of 4 bytes: words of codes `[rows, columns]`, or pairs of halves `[rows, columns, 2]`.
             let rows = t.shape().first().copied().unwrap_or(1).max(1);
             let columns = t.bytes().len() / 4 / rows;
             let mut out = vec![0u8; (rows * stride * 4).next_multiple_of(8)];
             for (r, from) in t.bytes().chunks_exact(columns * 4).enumerate() {
-                let part = from.get(first * 4..(first + count) * 4).ok_or("columns outside the tensor")?;
+                let part = from
+                    .get(first * 4..(first + count) * 4)
+                    .ok_or("columns outside the tensor")?;
                 for (i, piece) in part.chunks(panel * 4).enumerate() {
                     let at = (i * rows + r) * panel * 4;
-                    out.get_mut(at..at + piece.len()).ok_or("panels outside the packed form")?.copy_from_slice(piece);
+                    out.get_mut(at..at + piece.len())
+                        .ok_or("panels outside the packed form")?
+                        .copy_from_slice(piece);
                 }
             }
             Ok(out)
         }
-        Pack::Columns { dtype, transpose, first, count, stride, panel } => {
+        Pack::Columns {
+            dtype,
+            transpose,
+            first,
+            count,
+            stride,
+            panel,
+        } => {
             if panel != stride {
                 return Err("floats are packed in one panel".to_owned());
             }
             let data = t.to_f32().map_err(|e| e.to_string())?;
             // Logical rows and the strides of a logical (row, column).
-            let (depth, row_step, column_step) = if *transpose { (last, 1, last) } else { (rows, last, 1) };
+            let (depth, row_step, column_step) = if *transpose {
+                (last, 1, last)
+            } else {
+                (rows, last, 1)
+            };
             let size = if *dtype == DType::F16 { 2 } else { 4 };
             let mut out = vec![0u8; (depth * stride * size).next_multiple_of(8)];
             let max = f16::MAX.to_f32();
             for (r, row) in out.chunks_exact_mut(stride * size).take(depth).enumerate() {
                 for (c, item) in row.chunks_exact_mut(size).take(*count).enumerate() {
-                    let v = *data.get(r * row_step + (first + c) * column_step).ok_or("columns outside the tensor")?;
+                    let v = *data
+                        .get(r * row_step + (first + c) * column_step)
+                        .ok_or("columns outside the tensor")?;
                     if *dtype == DType::F16 {
                         item.copy_from_slice(&f16::from_f32(v.clamp(-max, max)).to_le_bytes());
                     } else {

@@ -151,11 +151,21 @@ impl HostTensor {
 
     fn view<T: bytemuck::Pod>(&self, dtype: DType, name: &'static str) -> Result<Cow<'_, [T]>, TensorError> {
         if self.dtype != dtype {
-            return Err(TensorError::Type { expected: name, found: self.dtype });
+            return Err(TensorError::Type {
+                expected: name,
+                found: self.dtype,
+            });
         }
         let bytes = self.bytes();
         Ok(bytemuck::try_cast_slice(bytes).map_or_else(
-            |_| Cow::Owned(bytes.chunks_exact(size_of::<T>()).map(bytemuck::pod_read_unaligned).collect()),
+            |_| {
+                Cow::Owned(
+                    bytes
+                        .chunks_exact(size_of::<T>())
+                        .map(bytemuck::pod_read_unaligned)
+                        .collect(),
+                )
+            },
             Cow::Borrowed,
         ))
     }
@@ -164,13 +174,23 @@ impl HostTensor {
     pub fn from_bytes(dtype: DType, shape: &[usize], bytes: &[u8]) -> Result<Self, TensorError> {
         let expected = byte_len(dtype, shape)?;
         if bytes.len() != expected {
-            return Err(TensorError::Length { dtype, shape: shape.to_vec(), expected, found: bytes.len() });
+            return Err(TensorError::Length {
+                dtype,
+                shape: shape.to_vec(),
+                expected,
+                found: bytes.len(),
+            });
         }
         let mut words = vec![0u64; expected.div_ceil(8)];
         if let Some(target) = bytemuck::cast_slice_mut::<u64, u8>(&mut words).get_mut(..expected) {
             target.copy_from_slice(bytes);
         }
-        Ok(Self { dtype, shape: shape.to_vec(), bytes: expected, storage: Storage::Owned(Arc::new(words)) })
+        Ok(Self {
+            dtype,
+            shape: shape.to_vec(),
+            bytes: expected,
+            storage: Storage::Owned(Arc::new(words)),
+        })
     }
 
     /// A tensor over a part of shared little-endian bytes, without copying.
@@ -183,9 +203,19 @@ impl HostTensor {
         let expected = byte_len(dtype, shape)?;
         let found = source.bytes().len().saturating_sub(start);
         if found < expected {
-            return Err(TensorError::Length { dtype, shape: shape.to_vec(), expected, found });
+            return Err(TensorError::Length {
+                dtype,
+                shape: shape.to_vec(),
+                expected,
+                found,
+            });
         }
-        Ok(Self { dtype, shape: shape.to_vec(), bytes: expected, storage: Storage::Shared { source, start } })
+        Ok(Self {
+            dtype,
+            shape: shape.to_vec(),
+            bytes: expected,
+            storage: Storage::Shared { source, start },
+        })
     }
 
     /// A truth-value tensor.
@@ -198,7 +228,12 @@ impl HostTensor {
     pub fn zeros(dtype: DType, shape: &[usize]) -> Result<Self, TensorError> {
         let bytes = byte_len(dtype, shape)?;
         let words = vec![0u64; bytes.div_ceil(8)];
-        Ok(Self { dtype, shape: shape.to_vec(), bytes, storage: Storage::Owned(Arc::new(words)) })
+        Ok(Self {
+            dtype,
+            shape: shape.to_vec(),
+            bytes,
+            storage: Storage::Owned(Arc::new(words)),
+        })
     }
 
     /// Element type.
@@ -241,7 +276,10 @@ impl HostTensor {
                 found: self.bytes,
             });
         }
-        Ok(Self { shape: shape.to_vec(), ..self.clone() })
+        Ok(Self {
+            shape: shape.to_vec(),
+            ..self.clone()
+        })
     }
 
     /// Float elements as `f32`.
@@ -249,7 +287,10 @@ impl HostTensor {
         match self.dtype {
             DType::F32 => self.f32s(),
             DType::F16 => Ok(Cow::Owned(self.f16s()?.iter().map(|v| v.to_f32()).collect())),
-            found => Err(TensorError::Type { expected: "f32 or f16", found }),
+            found => Err(TensorError::Type {
+                expected: "f32 or f16",
+                found,
+            }),
         }
     }
 
@@ -260,8 +301,17 @@ impl HostTensor {
             DType::I32 => self.i32s()?.iter().map(|v| i64::from(*v)).collect(),
             DType::U32 => self.u32s()?.iter().map(|v| i64::from(*v)).collect(),
             DType::U8 | DType::Bool => self.bytes().iter().map(|v| i64::from(*v)).collect(),
-            DType::I8 => self.bytes().iter().map(|v| i64::from(i8::from_le_bytes([*v]))).collect(),
-            found => return Err(TensorError::Type { expected: "an integer type", found }),
+            DType::I8 => self
+                .bytes()
+                .iter()
+                .map(|v| i64::from(i8::from_le_bytes([*v])))
+                .collect(),
+            found => {
+                return Err(TensorError::Type {
+                    expected: "an integer type",
+                    found,
+                });
+            }
         })
     }
 
@@ -273,7 +323,10 @@ impl HostTensor {
                 let halves: Vec<f16> = data.iter().map(|v| f16::from_f32(*v)).collect();
                 Self::from_f16(shape, &halves)
             }
-            found => Err(TensorError::Type { expected: "f32 or f16", found }),
+            found => Err(TensorError::Type {
+                expected: "f32 or f16",
+                found,
+            }),
         }
     }
 
@@ -286,7 +339,12 @@ impl HostTensor {
             match dtype {
                 DType::Bool => bytes.push(u8::from(*v != 0)),
                 d if d.is_int() => bytes.extend(le.iter().take(d.size())),
-                found => return Err(TensorError::Type { expected: "an integer type", found }),
+                found => {
+                    return Err(TensorError::Type {
+                        expected: "an integer type",
+                        found,
+                    });
+                }
             }
         }
         Self::from_bytes(dtype, shape, &bytes)
@@ -316,7 +374,11 @@ mod tests {
         let source: Arc<dyn Bytes> = Arc::new(vec![0u8; 9]);
         assert!(HostTensor::from_shared(DType::F32, &[2], source.clone(), 2).is_err());
         let t = HostTensor::from_shared(DType::F32, &[2], source, 1).unwrap();
-        assert_eq!(t.f32s().unwrap().as_ref(), &[0.0, 0.0], "unaligned bytes are copied");
+        assert_eq!(
+            t.f32s().unwrap().as_ref(),
+            &[0.0, 0.0],
+            "unaligned bytes are copied"
+        );
     }
 
     #[test]

@@ -119,7 +119,7 @@ impl Build {
         .run(&mut self.0)
         .unwrap();
         let after = self.run(&sizes);
-        assert_eq!(before.len(), after.len());
+        assert_eq!(before.len(), after.len(), "the same results");
         for (b, a) in before.iter().zip(&after) {
             assert_eq!(b.shape(), a.shape(), "{} changed a shape", pass.name);
             for (x, y) in b.to_f32().unwrap().iter().zip(a.to_f32().unwrap().iter()) {

@@ -206,8 +206,16 @@ pub struct ExpandError {
 
 /// Shared helper files: name, OpenCL C, WGSL.
 const COMMON: &[(&str, &str, &str)] = &[
-    ("reduce", include_str!("../../cl/common/reduce.cl"), include_str!("../../shaders/common/reduce.wgsl")),
-    ("e0m4", include_str!("../../cl/common/e0m4.cl"), include_str!("../../shaders/common/e0m4.wgsl")),
+    (
+        "reduce",
+        include_str!("../../cl/common/reduce.cl"),
+        include_str!("../../shaders/common/reduce.wgsl"),
+    ),
+    (
+        "e0m4",
+        include_str!("../../cl/common/e0m4.cl"),
+        include_str!("../../shaders/common/e0m4.wgsl"),
+    ),
 ];
 
 /// Loads and stores of halves in OpenCL C, behind the accessors.
@@ -219,10 +227,14 @@ pub const MASK_MIN: f32 = -65504.0;
 impl KernelSpec {
     /// Operands that have a view of their own, in binding order, with their data types.
     pub fn bound(&self) -> impl Iterator<Item = (&'static Arg, DType)> + '_ {
-        self.kernel.args.iter().zip(&self.operands).filter_map(|(arg, dtype)| {
-            let shared = self.in_place.is_some() && arg.role == Role::Out;
-            dtype.filter(|_| !shared).map(|d| (arg, d))
-        })
+        self.kernel
+            .args
+            .iter()
+            .zip(&self.operands)
+            .filter_map(|(arg, dtype)| {
+                let shared = self.in_place.is_some() && arg.role == Role::Out;
+                dtype.filter(|_| !shared).map(|d| (arg, d))
+            })
     }
 
     /// Bytes of the parameter struct.
@@ -232,7 +244,10 @@ impl KernelSpec {
 
     /// The whole text to give to the compiler.
     pub fn expand(&self, language: Language) -> Result<String, ExpandError> {
-        let error = |why: String| ExpandError { kernel: self.kernel.name, why };
+        let error = |why: String| ExpandError {
+            kernel: self.kernel.name,
+            why,
+        };
         if self.operands.len() != self.kernel.args.len() {
             return Err(error(format!(
                 "{} operands declared, {} data types given",
@@ -275,7 +290,10 @@ impl KernelSpec {
             let _ = writeln!(s, "#define {n}");
         }
         let elem = if self.first_is_float() { "float" } else { "int" };
-        let _ = writeln!(s, "#define ELEM {elem}\n#define ELEM2 {elem}2\n#define ELEM4 {elem}4");
+        let _ = writeln!(
+            s,
+            "#define ELEM {elem}\n#define ELEM2 {elem}2\n#define ELEM4 {elem}4"
+        );
         s.push_str("typedef struct {");
         for (name, ty) in self.kernel.params.fields {
             let ty = match ty {
@@ -298,13 +316,18 @@ impl KernelSpec {
                 (Ty::Elem, DType::F32) => "float",
                 (Ty::Elem, _) => "int",
             };
-            let shared = self.in_place.and_then(|i| self.kernel.args.get(i)).is_some_and(|a| a.name == arg.name);
+            let shared = self
+                .in_place
+                .and_then(|i| self.kernel.args.get(i))
+                .is_some_and(|a| a.name == arg.name);
             let writes = matches!(arg.role, Role::Out | Role::InOut) || shared;
             let constant = if writes { "" } else { "const " };
             signature.push(format!("__global {constant}{base} *restrict {}", arg.name));
         }
         for (arg, dtype) in self.kernel.args.iter().zip(&self.operands) {
-            let Some(dtype) = dtype.filter(|_| arg.ty == Ty::Elem) else { continue };
+            let Some(dtype) = dtype.filter(|_| arg.ty == Ty::Elem) else {
+                continue;
+            };
             let n = arg.name;
             let m = self.storage_of(arg);
             if matches!(arg.role, Role::Out | Role::InOut) {
@@ -344,7 +367,12 @@ impl KernelSpec {
 
     /// True when the accessors of the first element operand work in floats.
     fn first_is_float(&self) -> bool {
-        let elems = self.kernel.args.iter().zip(&self.operands).filter(|(a, _)| a.ty == Ty::Elem);
+        let elems = self
+            .kernel
+            .args
+            .iter()
+            .zip(&self.operands)
+            .filter(|(a, _)| a.ty == Ty::Elem);
         elems.filter_map(|(_, d)| *d).next().is_none_or(DType::is_float)
     }
 
@@ -361,9 +389,17 @@ impl KernelSpec {
         let _ = writeln!(s, "const WG: u32 = {}u;", self.workgroup);
         let _ = writeln!(s, "const MASK_MIN: f32 = {MASK_MIN:.1};");
         for (k, v) in &self.defines {
-            let _ = if *v < 0 { writeln!(s, "const {k}: i32 = {v};") } else { writeln!(s, "const {k}: u32 = {v}u;") };
+            let _ = if *v < 0 {
+                writeln!(s, "const {k}: i32 = {v};")
+            } else {
+                writeln!(s, "const {k}: u32 = {v}u;")
+            };
         }
-        let _ = writeln!(s, "alias ELEM = {};", if self.first_is_float() { "f32" } else { "i32" });
+        let _ = writeln!(
+            s,
+            "alias ELEM = {};",
+            if self.first_is_float() { "f32" } else { "i32" }
+        );
         s.push_str("struct Params {");
         for (name, ty) in self.kernel.params.fields {
             let ty = match ty {
@@ -381,11 +417,22 @@ impl KernelSpec {
                 (Ty::Elem, DType::F32) => "f32",
                 (Ty::Elem, _) => "i32",
             };
-            let access = if arg.role == Role::Weight { "read" } else { "read_write" };
-            let _ = writeln!(s, "@group(0) @binding({}) var<storage, {access}> {}: array<{ty}>;", i + 1, arg.name);
+            let access = if arg.role == Role::Weight {
+                "read"
+            } else {
+                "read_write"
+            };
+            let _ = writeln!(
+                s,
+                "@group(0) @binding({}) var<storage, {access}> {}: array<{ty}>;",
+                i + 1,
+                arg.name
+            );
         }
         for (arg, dtype) in self.kernel.args.iter().zip(&self.operands) {
-            let Some(dtype) = dtype.filter(|_| arg.ty == Ty::Elem) else { continue };
+            let Some(dtype) = dtype.filter(|_| arg.ty == Ty::Elem) else {
+                continue;
+            };
             let n = arg.name;
             let m = self.storage_of(arg);
             let t = if dtype.is_float() { "f32" } else { "i32" };
@@ -421,7 +468,11 @@ impl KernelSpec {
 }
 
 fn arg_name(kernel: &'static Kernel, arg: &Arg) -> &'static str {
-    kernel.args.iter().find(|a| a.name == arg.name).map_or("", |a| a.name)
+    kernel
+        .args
+        .iter()
+        .find(|a| a.name == arg.name)
+        .map_or("", |a| a.name)
 }
 
 fn preprocess(
@@ -460,8 +511,10 @@ fn preprocess(
                     .next()
                     .and_then(|w| w.trim_matches('"').strip_prefix("common/"))
                     .ok_or_else(|| at("expected \"common/<file>\""))?;
-                let (_, cl, wgsl) =
-                    COMMON.iter().find(|(n, _, _)| *n == name).ok_or_else(|| at("no such file"))?;
+                let (_, cl, wgsl) = COMMON
+                    .iter()
+                    .find(|(n, _, _)| *n == name)
+                    .ok_or_else(|| at("no such file"))?;
                 let text = if language == Language::OpenCl { cl } else { wgsl };
                 preprocess(text, language, names, depth + 1, out)?;
             }
@@ -472,14 +525,23 @@ fn preprocess(
             _ => {}
         }
     }
-    if open.is_empty() { Ok(()) } else { Err("a conditional is not closed".to_owned()) }
+    if open.is_empty() {
+        Ok(())
+    } else {
+        Err("a conditional is not closed".to_owned())
+    }
 }
 
 /// `source` around line `line` (1-based) with line numbers, or its start when the line is unknown.
 pub fn excerpt(source: &str, line: Option<usize>) -> String {
     let first = line.map_or(1, |l| l.saturating_sub(4).max(1));
     let mut s = String::new();
-    for (n, text) in source.lines().enumerate().skip(first - 1).take(if line.is_some() { 9 } else { 60 }) {
+    for (n, text) in source
+        .lines()
+        .enumerate()
+        .skip(first - 1)
+        .take(if line.is_some() { 9 } else { 60 })
+    {
         let mark = if Some(n + 1) == line { '>' } else { ' ' };
         let _ = writeln!(s, "{mark}{:4} | {text}", n + 1);
     }
@@ -503,6 +565,10 @@ mod tests {
         assert_eq!(run(text, &["B"]).unwrap(), "4\n");
         assert!(run("#endif", &[]).unwrap_err().contains("line 1"));
         assert!(run("#ifdef A", &[]).is_err());
-        assert!(run("#include \"common/none\"", &[]).unwrap_err().contains("no such file"));
+        assert!(
+            run("#include \"common/none\"", &[])
+                .unwrap_err()
+                .contains("no such file")
+        );
     }
 }

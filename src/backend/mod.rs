@@ -304,7 +304,10 @@ fn not_compiled(kind: BackendKind) -> BackendError {
         BackendKind::OpenCl => "opencl",
         BackendKind::Wgpu => "wgpu",
     };
-    BackendError::NoDriver { backend, why: format!("not in this build; build with `--features {backend}`") }
+    BackendError::NoDriver {
+        backend,
+        why: format!("not in this build; build with `--features {backend}`"),
+    }
 }
 
 /// Index of the device to open among `all`: the first that matches `asked`, else the best kind.
@@ -322,11 +325,20 @@ pub(crate) fn choose(all: &[Caps], asked: Option<&str>) -> Result<usize, Backend
         DeviceKind::Other => 2,
         DeviceKind::Cpu => 3,
     };
-    all.iter().enumerate().filter(|(_, c)| matches(c)).min_by_key(|(i, c)| (rank(c.kind), *i)).map(|(i, _)| i).ok_or_else(|| {
-        let names: Vec<_> = all.iter().map(|c| c.device.as_str()).collect();
-        BackendError::NoDevice {
-            asked: asked.unwrap_or("any").to_owned(),
-            found: if names.is_empty() { "none".to_owned() } else { names.join(", ") },
-        }
-    })
+    all.iter()
+        .enumerate()
+        .filter(|(_, c)| matches(c))
+        .min_by_key(|(i, c)| (rank(c.kind), *i))
+        .map(|(i, _)| i)
+        .ok_or_else(|| {
+            let names: Vec<_> = all.iter().map(|c| c.device.as_str()).collect();
+            BackendError::NoDevice {
+                asked: asked.unwrap_or("any").to_owned(),
+                found: if names.is_empty() {
+                    "none".to_owned()
+                } else {
+                    names.join(", ")
+                },
+            }
+        })
 }

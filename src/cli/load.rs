@@ -37,9 +37,13 @@ fn open(options: &ExecOptions) -> Result<Option<Box<dyn Backend>>> {
         e => Error::device(Stage::Plan, "opening a device", e),
     };
     match options.backend {
-        BackendChoice::Host if device.is_some() => Err(Error::usage("--device", "the host has no devices to choose from")),
+        BackendChoice::Host if device.is_some() => {
+            Err(Error::usage("--device", "the host has no devices to choose from"))
+        }
         BackendChoice::Host => Ok(None),
-        BackendChoice::Opencl => backend::open(BackendKind::OpenCl, device).map(Some).map_err(failed),
+        BackendChoice::Opencl => backend::open(BackendKind::OpenCl, device)
+            .map(Some)
+            .map_err(failed),
         BackendChoice::Wgpu => backend::open(BackendKind::Wgpu, device).map(Some).map_err(failed),
         BackendChoice::Auto => {
             let mut reasons = Vec::new();
@@ -53,7 +57,10 @@ fn open(options: &ExecOptions) -> Result<Option<Box<dyn Backend>>> {
             match device {
                 Some(_) => Err(Error::usage("--device", reasons)),
                 None => {
-                    output::note(&mut std::io::stderr(), &format!("no device ({reasons}); running on the host, slowly"));
+                    output::note(
+                        &mut std::io::stderr(),
+                        &format!("no device ({reasons}); running on the host, slowly"),
+                    );
                     Ok(None)
                 }
             }
@@ -65,12 +72,18 @@ fn open(options: &ExecOptions) -> Result<Option<Box<dyn Backend>>> {
 fn model_and_context(folder: &ModelFolder, options: &ExecOptions) -> Result<(PathBuf, usize)> {
     let path = folder.onnx();
     if !path.is_file() {
-        return Err(Error::usage("MODEL", format!("there is no file {}", path.display())));
+        return Err(Error::usage(
+            "MODEL",
+            format!("there is no file {}", path.display()),
+        ));
     }
     let longest = folder.config.max_position_embeddings;
     let context = match (options.context.map(usize::from), longest) {
         (Some(asked), Some(most)) if asked > most => {
-            return Err(Error::usage("--context", format!("{asked}: the model was made for at most {most} tokens")));
+            return Err(Error::usage(
+                "--context",
+                format!("{asked}: the model was made for at most {most} tokens"),
+            ));
         }
         (Some(asked), _) => asked,
         (None, most) => most.unwrap_or(DEFAULT_CONTEXT).min(DEFAULT_CONTEXT),
@@ -81,7 +94,9 @@ fn model_and_context(folder: &ModelFolder, options: &ExecOptions) -> Result<(Pat
 /// Loads the model for the device that `options` name; `None` where they mean the host. Errors as for [`load`].
 pub fn load_device(folder: &ModelFolder, options: &ExecOptions) -> Result<Option<DeviceModel>> {
     let (path, context) = model_and_context(folder, options)?;
-    let Some(backend) = open(options)? else { return Ok(None) };
+    let Some(backend) = open(options)? else {
+        return Ok(None);
+    };
     let decoder = Decoder::load(&path, &Pipeline::standard(), Logits::Last)?;
     DeviceModel::new(decoder, backend, context).map(Some)
 }

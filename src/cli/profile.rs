@@ -64,7 +64,12 @@ fn measure(model: &mut DeviceModel, run: &'static str, past: usize, tokens: usiz
                     l.dispatches += 1;
                     l.microseconds += time;
                 }
-                None => lines.push(Line { run, kernel, dispatches: 1, microseconds: time }),
+                None => lines.push(Line {
+                    run,
+                    kernel,
+                    dispatches: 1,
+                    microseconds: time,
+                }),
             }
         }
         let total = |l: &[Line]| l.iter().map(|l| l.microseconds).sum::<f64>();
@@ -81,32 +86,63 @@ fn measure(model: &mut DeviceModel, run: &'static str, past: usize, tokens: usiz
 pub fn run(args: &Args) -> Result<()> {
     let (prefill, past) = (args.prefill.get(), args.past.get());
     if prefill > CHUNK {
-        return Err(Error::usage("--prefill", format!("{prefill}: one run takes at most {CHUNK} tokens")));
+        return Err(Error::usage(
+            "--prefill",
+            format!("{prefill}: one run takes at most {CHUNK} tokens"),
+        ));
     }
     let folder = ModelFolder::open(&args.model)?;
     let Some(mut model) = load_device(&folder, &args.exec)? else {
         return Err(Error::usage("--backend", "the host has no kernels to time"));
     };
     if past >= model.context() {
-        return Err(Error::usage("--past", format!("{past} tokens leave no room in a context of {}", model.context())));
+        return Err(Error::usage(
+            "--past",
+            format!("{past} tokens leave no room in a context of {}", model.context()),
+        ));
     }
     let mut lines = measure(&mut model, "prefill", 0, prefill)?;
     lines.extend(measure(&mut model, "decode", past, 1)?);
     let caps = model.caps().clone();
     let mut out = std::io::stdout().lock();
     if args.json {
-        let report = Report { backend: caps.backend, device: &caps.device, driver: &caps.driver, kernels: lines };
+        let report = Report {
+            backend: caps.backend,
+            device: &caps.device,
+            driver: &caps.driver,
+            kernels: lines,
+        };
         return put_json(&mut out, &report);
     }
-    let mut rows = vec![["run", "kernel", "dispatches", "us", "share"].map(str::to_owned).to_vec()];
+    let mut rows = vec![
+        ["run", "kernel", "dispatches", "us", "share"]
+            .map(str::to_owned)
+            .to_vec(),
+    ];
     for run in ["prefill", "decode"] {
-        let total: f64 = lines.iter().filter(|l| l.run == run).map(|l| l.microseconds).sum();
+        let total: f64 = lines
+            .iter()
+            .filter(|l| l.run == run)
+            .map(|l| l.microseconds)
+            .sum();
         for l in lines.iter().filter(|l| l.run == run) {
             let share = format!("{:.1} %", 100.0 * l.microseconds / total.max(1e-9));
-            rows.push(vec![run.to_owned(), l.kernel.clone(), l.dispatches.to_string(), format!("{:.0}", l.microseconds), share]);
+            rows.push(vec![
+                run.to_owned(),
+                l.kernel.clone(),
+                l.dispatches.to_string(),
+                format!("{:.0}", l.microseconds),
+                share,
+            ]);
         }
         let dispatches: usize = lines.iter().filter(|l| l.run == run).map(|l| l.dispatches).sum();
-        rows.push(vec![run.to_owned(), "all".to_owned(), dispatches.to_string(), format!("{total:.0}"), "100.0 %".to_owned()]);
+        rows.push(vec![
+            run.to_owned(),
+            "all".to_owned(),
+            dispatches.to_string(),
+            format!("{total:.0}"),
+            "100.0 %".to_owned(),
+        ]);
     }
     put(&mut out, &table(&rows, 2))
 }

@@ -64,11 +64,7 @@ pub fn convert(input: &Path, output: &Path, progress: &mut dyn FnMut(Progress<'_
 pub(crate) const TEMPORARY: &str = ".convert-";
 
 /// As [`convert`], but writes into the existing folder `folder`, and leaves there what it wrote before an error.
-pub fn convert_into(
-    input: &Path,
-    folder: &Path,
-    progress: &mut dyn FnMut(Progress<'_>),
-) -> Result<Summary> {
+pub fn convert_into(input: &Path, folder: &Path, progress: &mut dyn FnMut(Progress<'_>)) -> Result<Summary> {
     let gguf = Gguf::open(input)?;
     let params = Params::read(&gguf)?;
     let vocabulary = Vocabulary::read(&gguf)?;

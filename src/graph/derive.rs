@@ -25,7 +25,9 @@ pub fn derive(graph: &mut Graph) -> Result<()> {
 }
 
 fn infer(graph: &Graph, id: NodeId) -> Result<Vec<Fact>> {
-    let Some(node) = graph.node(id) else { return Ok(Vec::new()) };
+    let Some(node) = graph.node(id) else {
+        return Ok(Vec::new());
+    };
     let mut inputs = Vec::with_capacity(node.inputs.len());
     for v in &node.inputs {
         inputs.push(match v {
@@ -34,16 +36,27 @@ fn infer(graph: &Graph, id: NodeId) -> Result<Vec<Fact>> {
         });
     }
     let cx = InferCx { inputs: &inputs };
-    let mut facts = node.op.infer(&cx).map_err(|e| graph.node_error(Stage::Shape, node, e))?;
+    let mut facts = node
+        .op
+        .infer(&cx)
+        .map_err(|e| graph.node_error(Stage::Shape, node, e))?;
     let constant = inputs.iter().flatten().all(|f| f.as_const().is_some()) && !node.inputs.is_empty();
     let small = facts.iter().all(|f| {
         f.shape.as_fixed().is_some_and(|s| {
-            s.iter().try_fold(f.dtype.size(), |n, d| n.checked_mul(*d)).is_some_and(|n| n <= FOLD_BYTES)
+            s.iter()
+                .try_fold(f.dtype.size(), |n, d| n.checked_mul(*d))
+                .is_some_and(|n| n <= FOLD_BYTES)
         })
     });
     if constant && small {
-        let tensors: Vec<_> = inputs.iter().map(|f| f.and_then(|f| f.as_const()).map(Arc::as_ref)).collect();
-        let results = node.op.eval(&tensors).map_err(|e| graph.node_error(Stage::Shape, node, e))?;
+        let tensors: Vec<_> = inputs
+            .iter()
+            .map(|f| f.and_then(|f| f.as_const()).map(Arc::as_ref))
+            .collect();
+        let results = node
+            .op
+            .eval(&tensors)
+            .map_err(|e| graph.node_error(Stage::Shape, node, e))?;
         for (fact, tensor) in facts.iter_mut().zip(results) {
             fact.known = Known::Const(Arc::new(tensor));
         }

@@ -23,12 +23,20 @@ impl std::ops::Deref for Edit<'_> {
 impl<'a> Edit<'a> {
     /// Begins to edit without a limit.
     pub fn new(graph: &'a mut Graph) -> Self {
-        Self { graph, count: 0, limit: usize::MAX }
+        Self {
+            graph,
+            count: 0,
+            limit: usize::MAX,
+        }
     }
 
     /// Begins to edit; at most `limit` rewrites are allowed.
     pub fn with_limit(graph: &'a mut Graph, limit: usize) -> Self {
-        Self { graph, count: 0, limit }
+        Self {
+            graph,
+            count: 0,
+            limit,
+        }
     }
 
     /// Number of rewrites made.
@@ -60,7 +68,11 @@ impl<'a> Edit<'a> {
     /// A new value whose name the caller knows to be free.
     pub(crate) fn push_value(&mut self, name: String, fact: Option<Fact>) -> ValueId {
         let id = ValueId(u32::try_from(self.graph.values.len()).unwrap_or(u32::MAX));
-        self.graph.values.push(Value { name, fact, producer: None });
+        self.graph.values.push(Value {
+            name,
+            fact,
+            producer: None,
+        });
         id
     }
 
@@ -82,7 +94,13 @@ impl<'a> Edit<'a> {
         for out in &outputs {
             self.graph.values[out.index()].producer = Some(id);
         }
-        self.graph.nodes.push(Some(Node { name: name.to_owned(), origin, op, inputs, outputs }));
+        self.graph.nodes.push(Some(Node {
+            name: name.to_owned(),
+            origin,
+            op,
+            inputs,
+            outputs,
+        }));
         id
     }
 
@@ -96,7 +114,13 @@ impl<'a> Edit<'a> {
     }
 
     /// Replaces the node that computes `outputs[0]` of `old` by `op` over `inputs`, keeping the output values.
-    pub fn replace_node(&mut self, old: NodeId, op: Box<dyn Op>, inputs: Vec<Option<ValueId>>, origin: Vec<String>) {
+    pub fn replace_node(
+        &mut self,
+        old: NodeId,
+        op: Box<dyn Op>,
+        inputs: Vec<Option<ValueId>>,
+        origin: Vec<String>,
+    ) {
         if let Some(node) = self.graph.nodes.get_mut(old.index()).and_then(Option::as_mut) {
             node.op = op;
             node.inputs = inputs;
@@ -106,7 +130,13 @@ impl<'a> Edit<'a> {
 
     /// Every node that reads `old` reads `new` instead.
     pub fn replace_readers(&mut self, old: ValueId, new: ValueId) {
-        for v in self.graph.nodes.iter_mut().flatten().flat_map(|n| n.inputs.iter_mut().flatten()) {
+        for v in self
+            .graph
+            .nodes
+            .iter_mut()
+            .flatten()
+            .flat_map(|n| n.inputs.iter_mut().flatten())
+        {
             if *v == old {
                 *v = new;
             }
@@ -115,7 +145,11 @@ impl<'a> Edit<'a> {
 
     /// Gives symbols of inputs and states a value; shapes must be derived again.
     pub fn fix_symbols(&mut self, bindings: &crate::shape::Bindings) -> Result<(), crate::shape::DimError> {
-        let given = self.graph.inputs.iter().chain(self.graph.states.iter().map(|s| &s.input));
+        let given = self
+            .graph
+            .inputs
+            .iter()
+            .chain(self.graph.states.iter().map(|s| &s.input));
         for v in given.copied().collect::<Vec<_>>() {
             if let Some(fact) = &mut self.graph.values[v.index()].fact {
                 fact.shape = fact.shape.substitute(bindings)?;
@@ -135,7 +169,12 @@ impl<'a> Edit<'a> {
             let alone = self.graph.node(p).is_none_or(|n| {
                 n.outputs.iter().all(|o| {
                     *o == id
-                        || self.graph.value(*o).fact.as_ref().is_some_and(|f| matches!(f.known, Known::Const(_)))
+                        || self
+                            .graph
+                            .value(*o)
+                            .fact
+                            .as_ref()
+                            .is_some_and(|f| matches!(f.known, Known::Const(_)))
                 })
             });
             if alone {
@@ -169,15 +208,27 @@ impl<'a> Edit<'a> {
     /// Removes nodes that no output and no state needs.
     pub fn remove_dead(&mut self) -> usize {
         let mut live = vec![false; self.graph.nodes.len()];
-        let mut work: Vec<ValueId> =
-            self.graph.outputs.iter().copied().chain(self.graph.states.iter().map(|s| s.output)).collect();
+        let mut work: Vec<ValueId> = self
+            .graph
+            .outputs
+            .iter()
+            .copied()
+            .chain(self.graph.states.iter().map(|s| s.output))
+            .collect();
         while let Some(v) = work.pop() {
-            let Some((id, node)) = self.graph.producer(v) else { continue };
+            let Some((id, node)) = self.graph.producer(v) else {
+                continue;
+            };
             if !std::mem::replace(&mut live[id.index()], true) {
                 work.extend(node.inputs.iter().flatten());
             }
         }
-        let dead: Vec<NodeId> = self.graph.nodes().map(|(id, _)| id).filter(|id| !live[id.index()]).collect();
+        let dead: Vec<NodeId> = self
+            .graph
+            .nodes()
+            .map(|(id, _)| id)
+            .filter(|id| !live[id.index()])
+            .collect();
         for id in &dead {
             self.remove_node(*id);
         }

@@ -19,15 +19,30 @@ pub struct Interpreter {
 impl Interpreter {
     /// Prepares `graph`.
     pub fn new(graph: Arc<Graph>) -> Result<Self> {
-        let order: Vec<NodeId> =
-            graph.order()?.into_iter().filter(|id| graph.node(*id).is_some_and(|n| !is_known(&graph, n.outputs.as_slice()))).collect();
+        let order: Vec<NodeId> = graph
+            .order()?
+            .into_iter()
+            .filter(|id| {
+                graph
+                    .node(*id)
+                    .is_some_and(|n| !is_known(&graph, n.outputs.as_slice()))
+            })
+            .collect();
         let mut last: HashMap<ValueId, usize> = HashMap::new();
         for (step, id) in order.iter().enumerate() {
-            for v in graph.node(*id).iter().flat_map(|n| n.inputs.iter().flatten().chain(&n.outputs)) {
+            for v in graph
+                .node(*id)
+                .iter()
+                .flat_map(|n| n.inputs.iter().flatten().chain(&n.outputs))
+            {
                 last.insert(*v, step);
             }
         }
-        for v in graph.outputs().iter().chain(graph.states().iter().map(|s| &s.output)) {
+        for v in graph
+            .outputs()
+            .iter()
+            .chain(graph.states().iter().map(|s| &s.output))
+        {
             last.insert(*v, usize::MAX);
         }
         let mut last_use = vec![Vec::new(); order.len()];
@@ -36,7 +51,11 @@ impl Interpreter {
                 list.push(v);
             }
         }
-        Ok(Self { graph, order, last_use })
+        Ok(Self {
+            graph,
+            order,
+            last_use,
+        })
     }
 
     /// The graph.
@@ -49,9 +68,17 @@ impl Interpreter {
     pub fn run(&self, given: HashMap<ValueId, HostTensor>) -> Result<HashMap<ValueId, HostTensor>> {
         let graph = &self.graph;
         let mut values = given;
-        for v in graph.inputs().iter().copied().chain(graph.states().iter().map(|s| s.input)) {
+        for v in graph
+            .inputs()
+            .iter()
+            .copied()
+            .chain(graph.states().iter().map(|s| s.input))
+        {
             if !values.contains_key(&v) {
-                return Err(Error::other(Stage::Run, format!("input \"{}\" is not given", graph.value(v).name)));
+                return Err(Error::other(
+                    Stage::Run,
+                    format!("input \"{}\" is not given", graph.value(v).name),
+                ));
             }
         }
         for (id, done) in self.order.iter().zip(&self.last_use) {
@@ -67,7 +94,10 @@ impl Interpreter {
                 });
             }
             let results = node.op.eval(&inputs).map_err(|e| {
-                let facts: Vec<String> = inputs.iter().map(|t| t.map_or_else(|| "-".to_owned(), |t| format!("{t:?}"))).collect();
+                let facts: Vec<String> = inputs
+                    .iter()
+                    .map(|t| t.map_or_else(|| "-".to_owned(), |t| format!("{t:?}")))
+                    .collect();
                 Error::Node {
                     stage: Stage::Run,
                     op: node.op.name().to_owned(),
@@ -84,7 +114,12 @@ impl Interpreter {
             }
         }
         let mut out = HashMap::new();
-        for v in graph.outputs().iter().copied().chain(graph.states().iter().map(|s| s.output)) {
+        for v in graph
+            .outputs()
+            .iter()
+            .copied()
+            .chain(graph.states().iter().map(|s| s.output))
+        {
             let tensor = match values.remove(&v) {
                 Some(t) => t,
                 None => constant(graph, v)?.clone(),
@@ -96,7 +131,13 @@ impl Interpreter {
 }
 
 fn is_known(graph: &Graph, outputs: &[ValueId]) -> bool {
-    outputs.iter().all(|v| graph.value(*v).fact.as_ref().is_some_and(|f| matches!(f.known, Known::Const(_))))
+    outputs.iter().all(|v| {
+        graph
+            .value(*v)
+            .fact
+            .as_ref()
+            .is_some_and(|f| matches!(f.known, Known::Const(_)))
+    })
 }
 
 fn constant(graph: &Graph, v: ValueId) -> Result<&HostTensor> {
@@ -106,5 +147,10 @@ fn constant(graph: &Graph, v: ValueId) -> Result<&HostTensor> {
         .as_ref()
         .and_then(|f| f.as_const())
         .map(Arc::as_ref)
-        .ok_or_else(|| Error::other(Stage::Run, format!("value \"{}\" is read before it is computed", value.name)))
+        .ok_or_else(|| {
+            Error::other(
+                Stage::Run,
+                format!("value \"{}\" is read before it is computed", value.name),
+            )
+        })
 }

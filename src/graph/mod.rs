@@ -95,7 +95,9 @@ impl Graph {
     /// The fact of a value; an error that names it before derivation.
     pub fn fact(&self, id: ValueId) -> Result<&Fact> {
         let v = self.value(id);
-        v.fact.as_ref().ok_or_else(|| Error::other(Stage::Shape, format!("value \"{}\" has no shape yet", v.name)))
+        v.fact
+            .as_ref()
+            .ok_or_else(|| Error::other(Stage::Shape, format!("value \"{}\" has no shape yet", v.name)))
     }
 
     /// The node behind an id, unless it was removed.
@@ -105,7 +107,9 @@ impl Graph {
 
     /// All nodes, in the order of their ids.
     pub fn nodes(&self) -> impl Iterator<Item = (NodeId, &Node)> {
-        (0u32..).zip(&self.nodes).filter_map(|(i, n)| n.as_ref().map(|n| (NodeId(i), n)))
+        (0u32..)
+            .zip(&self.nodes)
+            .filter_map(|(i, n)| n.as_ref().map(|n| (NodeId(i), n)))
     }
 
     /// Values that the caller supplies at each run.
@@ -156,7 +160,12 @@ impl Graph {
         let mut missing: Vec<usize> = vec![0; self.nodes.len()];
         let mut ready = BTreeSet::new();
         for (id, node) in self.nodes() {
-            let n = node.inputs.iter().flatten().filter(|v| self.value(**v).producer.is_some()).count();
+            let n = node
+                .inputs
+                .iter()
+                .flatten()
+                .filter(|v| self.value(**v).producer.is_some())
+                .count();
             missing[id.index()] = n;
             if n == 0 {
                 ready.insert(id);
@@ -175,8 +184,14 @@ impl Graph {
             }
         }
         if order.len() != self.nodes().count() {
-            let stuck = self.nodes().find(|(id, _)| !order.contains(id)).map_or("", |(_, n)| n.name.as_str());
-            return Err(Error::other(Stage::Import, format!("the graph has a cycle through node \"{stuck}\"")));
+            let stuck = self
+                .nodes()
+                .find(|(id, _)| !order.contains(id))
+                .map_or("", |(_, n)| n.name.as_str());
+            return Err(Error::other(
+                Stage::Import,
+                format!("the graph has a cycle through node \"{stuck}\""),
+            ));
         }
         Ok(order)
     }
@@ -199,7 +214,11 @@ impl Graph {
         for (id, node) in self.nodes() {
             for out in &node.outputs {
                 if self.value(*out).producer != Some(id) {
-                    return bad(format!("node \"{}\" does not own its output \"{}\"", node.name, self.value(*out).name));
+                    return bad(format!(
+                        "node \"{}\" does not own its output \"{}\"",
+                        node.name,
+                        self.value(*out).name
+                    ));
                 }
             }
             for v in node.inputs.iter().flatten() {
@@ -214,12 +233,18 @@ impl Graph {
 
     fn check_available(&self, id: ValueId, reader: &str) -> Result<()> {
         let v = self.value(id);
-        let constant = v.fact.as_ref().is_some_and(|f| matches!(f.known, Known::Const(_)));
+        let constant = v
+            .fact
+            .as_ref()
+            .is_some_and(|f| matches!(f.known, Known::Const(_)));
         let state = self.states.iter().any(|s| s.input == id);
         if v.producer.is_some() || constant || state || self.inputs.contains(&id) {
             return Ok(());
         }
-        Err(Error::other(Stage::Pass, format!("\"{reader}\" reads \"{}\", which nothing computes", v.name)))
+        Err(Error::other(
+            Stage::Pass,
+            format!("\"{reader}\" reads \"{}\", which nothing computes", v.name),
+        ))
     }
 
     /// Facts of a node's inputs as text, for error messages.
@@ -228,7 +253,11 @@ impl Graph {
             .inputs
             .iter()
             .map(|v| match v {
-                Some(v) => self.value(*v).fact.as_ref().map_or_else(|| "?".to_owned(), ToString::to_string),
+                Some(v) => self
+                    .value(*v)
+                    .fact
+                    .as_ref()
+                    .map_or_else(|| "?".to_owned(), ToString::to_string),
                 None => "-".to_owned(),
             })
             .collect();

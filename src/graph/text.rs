@@ -11,7 +11,9 @@ pub fn print(graph: &Graph) -> Result<String> {
     let mut out = String::new();
     let fact = |v| {
         let v = graph.value(v);
-        v.fact.as_ref().map_or_else(|| "?".to_owned(), ToString::to_string)
+        v.fact
+            .as_ref()
+            .map_or_else(|| "?".to_owned(), ToString::to_string)
     };
     for v in graph.inputs() {
         let _ = writeln!(out, "input {}: {}", graph.value(*v).name, fact(*v));
@@ -46,9 +48,19 @@ pub fn print(graph: &Graph) -> Result<String> {
                 }
             })
             .collect();
-        let outs: Vec<String> =
-            node.outputs.iter().map(|v| format!("{}: {}", graph.value(*v).name, fact(*v))).collect();
-        let _ = writeln!(out, "{} = {} {:?} ({})", outs.join(", "), node.op.name(), node.op, names.join(", "));
+        let outs: Vec<String> = node
+            .outputs
+            .iter()
+            .map(|v| format!("{}: {}", graph.value(*v).name, fact(*v)))
+            .collect();
+        let _ = writeln!(
+            out,
+            "{} = {} {:?} ({})",
+            outs.join(", "),
+            node.op.name(),
+            node.op,
+            names.join(", ")
+        );
     }
     for v in graph.outputs() {
         let _ = writeln!(out, "output {}: {}", graph.value(*v).name, fact(*v));

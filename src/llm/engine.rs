@@ -49,20 +49,31 @@ impl Decoder {
     /// Reads a model and prepares its graph by `pipeline`.
     pub fn load(path: &Path, pipeline: &Pipeline, logits: Logits) -> Result<Self> {
         let mut graph = onnx::import(path)?;
-        let ids = graph.input("input_ids").ok_or_else(|| bad(format!("{}: no input \"input_ids\"; not a decoder", path.display())))?;
+        let ids = graph.input("input_ids").ok_or_else(|| {
+            bad(format!(
+                "{}: no input \"input_ids\"; not a decoder",
+                path.display()
+            ))
+        })?;
         let [batch, sequence] = graph.fact(ids)?.shape.0.as_slice() else {
-            return Err(bad(format!("input_ids: expected [batch, sequence], found {}", graph.fact(ids)?)));
+            return Err(bad(format!(
+                "input_ids: expected [batch, sequence], found {}",
+                graph.fact(ids)?
+            )));
         };
         let symbol = |d: &crate::shape::Dim| {
             let mut all = std::collections::BTreeSet::new();
             d.symbols(&mut all);
             all.pop_first().filter(|s| *d == s.into())
         };
-        let sequence = symbol(sequence).ok_or_else(|| bad(format!("input_ids: sequence length {sequence} is not a symbol")))?;
+        let sequence = symbol(sequence)
+            .ok_or_else(|| bad(format!("input_ids: sequence length {sequence} is not a symbol")))?;
         if let Some(batch) = symbol(batch) {
             let mut one = Bindings::new();
             one.set(&batch, 1);
-            Edit::new(&mut graph).fix_symbols(&one).map_err(|e| bad(e.to_string()))?;
+            Edit::new(&mut graph)
+                .fix_symbols(&one)
+                .map_err(|e| bad(e.to_string()))?;
         }
         let mut pipeline = pipeline.clone();
         if logits == Logits::Last {
@@ -70,19 +81,49 @@ impl Decoder {
         }
         let passes = pipeline.run(&mut graph)?;
         const KNOWN: [&str; 3] = ["input_ids", "position_ids", "attention_mask"];
-        if let Some(v) = graph.inputs().iter().find(|v| !KNOWN.contains(&graph.value(**v).name.as_str())) {
+        if let Some(v) = graph
+            .inputs()
+            .iter()
+            .find(|v| !KNOWN.contains(&graph.value(**v).name.as_str()))
+        {
             let name = &graph.value(*v).name;
-            return Err(bad(format!("input \"{name}\" is neither {} nor a cache that could become state", KNOWN.join(", "))));
+            return Err(bad(format!(
+                "input \"{name}\" is neither {} nor a cache that could become state",
+                KNOWN.join(", ")
+            )));
         }
         let past = match graph.states().first() {
             Some(s) if graph.states().iter().all(|o| o.past == s.past) => s.past.clone(),
             Some(_) => return Err(bad("the caches grow from different lengths")),
-            None => return Err(bad("the model has no KV cache inputs and outputs; generation needs them")),
+            None => {
+                return Err(bad(
+                    "the model has no KV cache inputs and outputs; generation needs them",
+                ));
+            }
         };
-        let out = graph.output("logits").ok_or_else(|| bad("no output \"logits\""))?;
-        let vocab = graph.fact(out)?.shape.0.last().and_then(crate::shape::Dim::as_const).and_then(|v| usize::try_from(v).ok());
-        let vocab = vocab.ok_or_else(|| bad(format!("logits: expected [batch, sequence, vocabulary], found {}", graph.fact(out).map_or(String::new(), ToString::to_string))))?;
-        Ok(Self { graph: Arc::new(graph), sequence, past, vocab, passes })
+        let out = graph
+            .output("logits")
+            .ok_or_else(|| bad("no output \"logits\""))?;
+        let vocab = graph
+            .fact(out)?
+            .shape
+            .0
+            .last()
+            .and_then(crate::shape::Dim::as_const)
+            .and_then(|v| usize::try_from(v).ok());
+        let vocab = vocab.ok_or_else(|| {
+            bad(format!(
+                "logits: expected [batch, sequence, vocabulary], found {}",
+                graph.fact(out).map_or(String::new(), ToString::to_string)
+            ))
+        })?;
+        Ok(Self {
+            graph: Arc::new(graph),
+            sequence,
+            past,
+            vocab,
+            passes,
+        })
     }
 
     /// The prepared graph.
@@ -93,37 +134,59 @@ impl Decoder {
     fn bindings(&self, sequence: usize, past: usize) -> Bindings {
         let number = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
         let mut b = Bindings::new();
-        b.set(&self.sequence, number(sequence)).set(&self.past, number(past));
+        b.set(&self.sequence, number(sequence))
+            .set(&self.past, number(past));
         b
     }
 
     /// Plans for prefill (up to `chunk` tokens a run) and decode (one token), for a cache of `context` tokens.
     pub fn plans(&self, caps: &Caps, chunk: usize, context: usize) -> Result<[Plan; 2]> {
         let number = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
-        let base = Options { float: DType::F16, fixed: Bindings::new(), bounds: Bindings::new(), state_rows: number(context) };
+        let base = Options {
+            float: DType::F16,
+            fixed: Bindings::new(),
+            bounds: Bindings::new(),
+            state_rows: number(context),
+        };
         let mut prefill = base.clone();
         prefill.bounds = self.bindings(chunk, context);
         let mut decode = base;
         decode.fixed.set(&self.sequence, 1);
         decode.bounds.set(&self.past, number(context));
-        Ok([Plan::compile(&self.graph, caps, &prefill)?, Plan::compile(&self.graph, caps, &decode)?])
+        Ok([
+            Plan::compile(&self.graph, caps, &prefill)?,
+            Plan::compile(&self.graph, caps, &decode)?,
+        ])
     }
 
     /// The inputs that the graph has, for `tokens` after `past` others.
     fn inputs(&self, tokens: &[u32], past: usize) -> Result<Vec<(&'static str, HostTensor)>> {
-        let made = |r: Result<HostTensor, crate::tensor::TensorError>| r.map_err(|e| Error::other(Stage::Run, e.to_string()));
+        let made = |r: Result<HostTensor, crate::tensor::TensorError>| {
+            r.map_err(|e| Error::other(Stage::Run, e.to_string()))
+        };
         let n = tokens.len();
-        if let Some(t) = tokens.iter().find(|t| usize::try_from(**t).map_or(true, |t| t >= self.vocab)) {
-            return Err(Error::other(Stage::Run, format!("token {t} is outside the vocabulary of {}", self.vocab)));
+        if let Some(t) = tokens
+            .iter()
+            .find(|t| usize::try_from(**t).map_or(true, |t| t >= self.vocab))
+        {
+            return Err(Error::other(
+                Stage::Run,
+                format!("token {t} is outside the vocabulary of {}", self.vocab),
+            ));
         }
         let ids: Vec<i64> = tokens.iter().map(|t| i64::from(*t)).collect();
-        let positions: Vec<i64> = (past..past + n).map(|p| i64::try_from(p).unwrap_or(i64::MAX)).collect();
+        let positions: Vec<i64> = (past..past + n)
+            .map(|p| i64::try_from(p).unwrap_or(i64::MAX))
+            .collect();
         let mut out = vec![
             ("input_ids", made(HostTensor::from_i64(&[1, n], &ids))?),
             ("position_ids", made(HostTensor::from_i64(&[1, n], &positions))?),
         ];
         if self.graph.input("attention_mask").is_some() {
-            out.push(("attention_mask", made(HostTensor::from_i64(&[1, past + n], &vec![1; past + n]))?));
+            out.push((
+                "attention_mask",
+                made(HostTensor::from_i64(&[1, past + n], &vec![1; past + n]))?,
+            ));
         }
         Ok(out)
     }
@@ -131,7 +194,10 @@ impl Decoder {
 
 fn check_room(have: usize, more: usize, context: usize) -> Result<()> {
     if have + more > context {
-        return Err(Error::other(Stage::Run, format!("{have} tokens in the cache and {more} more exceed the context of {context}")));
+        return Err(Error::other(
+            Stage::Run,
+            format!("{have} tokens in the cache and {more} more exceed the context of {context}"),
+        ));
     }
     if more == 0 {
         return Err(Error::other(Stage::Run, "no tokens to run"));
@@ -158,7 +224,13 @@ impl DeviceModel {
         let chunk = CHUNK.min(context);
         let plans = decoder.plans(backend.caps(), chunk, context)?;
         let session = Session::new(backend, decoder.graph(), plans.into())?;
-        Ok(Self { decoder, session, chunk, context, len: 0 })
+        Ok(Self {
+            decoder,
+            session,
+            chunk,
+            context,
+            len: 0,
+        })
     }
 
     /// What the device offers.
@@ -173,7 +245,11 @@ impl DeviceModel {
 
     /// Sizes of the prefill and of the decode plan, and their numbers of dispatches.
     pub fn memory(&self) -> [(MemoryReport, usize); 2] {
-        [PREFILL, DECODE].map(|p| self.session.plan(p).map_or_else(Default::default, |p| (p.memory, p.steps.len())))
+        [PREFILL, DECODE].map(|p| {
+            self.session
+                .plan(p)
+                .map_or_else(Default::default, |p| (p.memory, p.steps.len()))
+        })
     }
 
     /// Queues one run over `tokens`, at most a chunk, and returns the plan that ran.
@@ -263,7 +339,13 @@ impl HostModel {
     /// Prepares `decoder` for the interpreter.
     pub fn new(decoder: Decoder, context: usize) -> Result<Self> {
         let interpreter = Interpreter::new(decoder.graph.clone())?;
-        let mut model = Self { decoder, interpreter, states: HashMap::new(), context, len: 0 };
+        let mut model = Self {
+            decoder,
+            interpreter,
+            states: HashMap::new(),
+            context,
+            len: 0,
+        };
         model.clear()?;
         Ok(model)
     }
@@ -272,8 +354,12 @@ impl HostModel {
         let none = self.decoder.bindings(0, 0);
         for s in self.decoder.graph.states() {
             let fact = self.decoder.graph.fact(s.input)?;
-            let shape = fact.shape.eval(&none).map_err(|e| Error::other(Stage::Run, e.to_string()))?;
-            let empty = HostTensor::zeros(fact.dtype, &shape).map_err(|e| Error::other(Stage::Run, e.to_string()))?;
+            let shape = fact
+                .shape
+                .eval(&none)
+                .map_err(|e| Error::other(Stage::Run, e.to_string()))?;
+            let empty =
+                HostTensor::zeros(fact.dtype, &shape).map_err(|e| Error::other(Stage::Run, e.to_string()))?;
             self.states.insert(s.input, empty);
         }
         self.len = 0;
@@ -296,9 +382,16 @@ impl HostModel {
             }
         }
         self.len += tokens.len();
-        let logits = self.decoder.graph.output("logits").and_then(|v| results.remove(&v));
+        let logits = self
+            .decoder
+            .graph
+            .output("logits")
+            .and_then(|v| results.remove(&v));
         let logits = logits.ok_or_else(|| Error::other(Stage::Run, "no logits"))?;
-        Ok(logits.to_f32().map_err(|e| Error::other(Stage::Run, e.to_string()))?.into_owned())
+        Ok(logits
+            .to_f32()
+            .map_err(|e| Error::other(Stage::Run, e.to_string()))?
+            .into_owned())
     }
 }
 
@@ -328,12 +421,18 @@ impl Model for HostModel {
         }
         let graph = self.decoder.graph.clone();
         for s in graph.states() {
-            let Some(t) = self.states.get(&s.input) else { continue };
+            let Some(t) = self.states.get(&s.input) else {
+                continue;
+            };
             // All axes before the growing one have size 1: the first rows are a prefix of the bytes.
             let mut shape = t.shape().to_vec();
             let row = t.bytes().len().checked_div(shape[s.axis]).unwrap_or(0);
             shape[s.axis] = len;
-            if let Some(Ok(part)) = t.bytes().get(..row * len).map(|b| HostTensor::from_bytes(t.dtype(), &shape, b)) {
+            if let Some(Ok(part)) = t
+                .bytes()
+                .get(..row * len)
+                .map(|b| HostTensor::from_bytes(t.dtype(), &shape, b))
+            {
                 self.states.insert(s.input, part);
             }
         }

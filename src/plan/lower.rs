@@ -274,9 +274,9 @@ impl LowerCx<'_> {
 
     /// The integer elements of operand `i` as expressions, which must be known.
     pub fn dims(&self, i: usize) -> OpResult<Vec<Dim>> {
-        self.fact(i)?
-            .as_dims()
-            .ok_or_else(|| OpError::Unsupported(format!("input {i} depends on data that only the device has")))
+        self.fact(i)?.as_dims().ok_or_else(|| {
+            OpError::Unsupported(format!("input {i} depends on data that only the device has"))
+        })
     }
 
     fn root(&self, mut id: ValueId) -> ValueId {
@@ -288,8 +288,16 @@ impl LowerCx<'_> {
 
     fn resolve(&mut self, id: ValueId) -> OpResult<Operand> {
         let root = self.root(id);
-        if let Some(i) = self.graph.states().iter().position(|s| s.input == root || s.output == root) {
-            return Ok(Operand { home: Home::State(i), dtype: self.float });
+        if let Some(i) = self
+            .graph
+            .states()
+            .iter()
+            .position(|s| s.input == root || s.output == root)
+        {
+            return Ok(Operand {
+                home: Home::State(i),
+                dtype: self.float,
+            });
         }
         let fact = self.fact_of(root)?;
         if fact.as_const().is_some() {
@@ -302,16 +310,27 @@ impl LowerCx<'_> {
             .get(&root)
             .copied()
             .ok_or_else(|| OpError::Unsupported("data that is known only as expressions".to_owned()))?;
-        Ok(Operand { home: Home::Value(root), dtype })
+        Ok(Operand {
+            home: Home::Value(root),
+            dtype,
+        })
     }
 
     fn packed(&mut self, value: ValueId, pack: Pack, dtype: DType) -> Operand {
         let key = WeightKey { value, pack };
-        let i = self.out.weights.iter().position(|w| *w == key).unwrap_or_else(|| {
-            self.out.weights.push(key);
-            self.out.weights.len() - 1
-        });
-        Operand { home: Home::Weight(i), dtype }
+        let i = self
+            .out
+            .weights
+            .iter()
+            .position(|w| *w == key)
+            .unwrap_or_else(|| {
+                self.out.weights.push(key);
+                self.out.weights.len() - 1
+            });
+        Operand {
+            home: Home::Weight(i),
+            dtype,
+        }
     }
 
     /// Operand `i` as it lies in memory. A constant is uploaded whole, floats in `f32`.
@@ -331,7 +350,11 @@ impl LowerCx<'_> {
         let id = self.input_id(i)?;
         let root = self.root(id);
         if self.fact_of(root)?.as_const().is_none() {
-            return Err(OpError::expected(format!("input {i}"), "a constant", "a computed value"));
+            return Err(OpError::expected(
+                format!("input {i}"),
+                "a constant",
+                "a computed value",
+            ));
         }
         let dtype = match &pack {
             Pack::Plain { dtype } | Pack::Rows { dtype, .. } | Pack::Columns { dtype, .. } => *dtype,
@@ -349,13 +372,18 @@ impl LowerCx<'_> {
                 "{unit} items of {bytes} bytes exceed the device's largest view of {limit} bytes"
             )));
         }
-        Ok((0..count.div_ceil(most)).map(|i| (i * most, most.min(count - i * most))).collect())
+        Ok((0..count.div_ceil(most))
+            .map(|i| (i * most, most.min(count - i * most)))
+            .collect())
     }
 
     /// Scratch memory of this node.
     pub fn temp(&mut self, dtype: DType, count: Dim) -> Operand {
         self.out.temps.push((dtype, count));
-        Operand { home: Home::Temp(self.out.temps.len() - 1), dtype }
+        Operand {
+            home: Home::Temp(self.out.temps.len() - 1),
+            dtype,
+        }
     }
 
     /// Declares that result `o` is the bytes of operand `i` under another shape: nothing runs.
@@ -379,15 +407,26 @@ impl LowerCx<'_> {
         }
         for (field, (name, ty)) in call.fields.iter().zip(k.params.fields) {
             if matches!(field, Field::F32(_)) != (*ty == FieldTy::F32) {
-                return Err(OpError::expected(format!("field {name} of kernel {}", k.name), format!("{ty:?}"), format!("{field:?}")));
+                return Err(OpError::expected(
+                    format!("field {name} of kernel {}", k.name),
+                    format!("{ty:?}"),
+                    format!("{field:?}"),
+                ));
             }
         }
         for (operand, arg) in call.operands.iter().zip(k.args) {
             if operand.is_none() && arg.role != Role::OptionalIn {
-                return Err(OpError::expected(format!("operand {} of kernel {}", arg.name, k.name), "a view", "nothing"));
+                return Err(OpError::expected(
+                    format!("operand {} of kernel {}", arg.name, k.name),
+                    "a view",
+                    "nothing",
+                ));
             }
         }
-        self.out.calls.push(Emitted { call, node: self.index });
+        self.out.calls.push(Emitted {
+            call,
+            node: self.index,
+        });
         Ok(())
     }
 }

@@ -45,7 +45,13 @@ pub fn place(slots: &[Slot], align: u64) -> (Vec<u64>, u64) {
 pub fn lower_bound(slots: &[Slot]) -> u64 {
     let steps = slots.iter().map(|s| s.last).max().map_or(0, |l| l + 1);
     (0..steps)
-        .map(|t| slots.iter().filter(|s| s.first <= t && t <= s.last).map(|s| s.bytes).sum())
+        .map(|t| {
+            slots
+                .iter()
+                .filter(|s| s.first <= t && t <= s.last)
+                .map(|s| s.bytes)
+                .sum()
+        })
         .max()
         .unwrap_or(0)
 }

@@ -140,10 +140,15 @@ impl Plan {
         for v in &graph.values {
             let mut fact = v.fact.clone();
             if let Some(f) = &mut fact {
-                f.shape = f.shape.substitute(&options.fixed).map_err(|e| Error::other(Stage::Plan, e.to_string()))?;
+                f.shape = f
+                    .shape
+                    .substitute(&options.fixed)
+                    .map_err(|e| Error::other(Stage::Plan, e.to_string()))?;
                 if let crate::shape::Known::Dims(d) = &mut f.known {
                     for d in d {
-                        *d = d.substitute(&options.fixed).map_err(|e| Error::other(Stage::Plan, e.to_string()))?;
+                        *d = d
+                            .substitute(&options.fixed)
+                            .map_err(|e| Error::other(Stage::Plan, e.to_string()))?;
                     }
                 }
             }
@@ -159,7 +164,15 @@ impl Plan {
         for id in order.iter().filter(|id| needed_nodes[id.index()]) {
             lower_node(graph, *id, &facts, caps, options.float, &mut collected)?;
         }
-        Assembler { graph, facts: &facts, caps, options, collected: &collected, needed: &needed_values }.assemble()
+        Assembler {
+            graph,
+            facts: &facts,
+            caps,
+            options,
+            collected: &collected,
+            needed: &needed_values,
+        }
+        .assemble()
     }
 
     /// Writes the parameters and grids of one run into `launch`, whose memory is reused. Every symbol must be
@@ -169,32 +182,41 @@ impl Plan {
             match bindings.get(symbol) {
                 Some(v) if (0..=bound).contains(&v) => {}
                 Some(v) => {
-                    return Err(Error::other(Stage::Run, format!("{symbol} = {v} is outside 0..={bound} of this plan")));
+                    return Err(Error::other(
+                        Stage::Run,
+                        format!("{symbol} = {v} is outside 0..={bound} of this plan"),
+                    ));
                 }
                 None => return Err(Error::other(Stage::Run, format!("symbol {symbol} has no value"))),
             }
         }
         scratch.clear();
         for e in &self.exprs {
-            scratch.push(e.eval(bindings).map_err(|e| Error::other(Stage::Run, e.to_string()))?);
+            scratch.push(
+                e.eval(bindings)
+                    .map_err(|e| Error::other(Stage::Run, e.to_string()))?,
+            );
         }
         launch.params.clear();
         launch.params.resize(self.params_bytes as usize, 0);
         launch.grids.clear();
         let range = |step: &Step, v: i64| {
-            Error::other(Stage::Run, format!("{v} is out of range in a step of {}", step.nodes.join(", ")))
+            Error::other(
+                Stage::Run,
+                format!("{v} is out of range in a step of {}", step.nodes.join(", ")),
+            )
         };
         for step in &self.steps {
             let mut at = step.params.start as usize;
             for (ty, value) in &step.fields {
                 let bytes = match (ty, value) {
                     (_, Value::F32(v)) => v.to_le_bytes(),
-                    (FieldTy::I32, Value::Expr(e)) => {
-                        i32::try_from(scratch[*e]).map_err(|_| range(step, scratch[*e]))?.to_le_bytes()
-                    }
-                    (_, Value::Expr(e)) => {
-                        u32::try_from(scratch[*e]).map_err(|_| range(step, scratch[*e]))?.to_le_bytes()
-                    }
+                    (FieldTy::I32, Value::Expr(e)) => i32::try_from(scratch[*e])
+                        .map_err(|_| range(step, scratch[*e]))?
+                        .to_le_bytes(),
+                    (_, Value::Expr(e)) => u32::try_from(scratch[*e])
+                        .map_err(|_| range(step, scratch[*e]))?
+                        .to_le_bytes(),
                 };
                 if let Some(slot) = launch.params.get_mut(at..at + 4) {
                     slot.copy_from_slice(&bytes);
@@ -230,13 +252,22 @@ impl Plan {
 fn needed(graph: &Graph) -> (Vec<bool>, Vec<bool>) {
     let mut nodes = vec![false; graph.nodes.len()];
     let mut values = vec![false; graph.values.len()];
-    let mut work: Vec<ValueId> =
-        graph.outputs().iter().copied().chain(graph.states().iter().map(|s| s.output)).collect();
+    let mut work: Vec<ValueId> = graph
+        .outputs()
+        .iter()
+        .copied()
+        .chain(graph.states().iter().map(|s| s.output))
+        .collect();
     while let Some(v) = work.pop() {
         if std::mem::replace(&mut values[v.index()], true) {
             continue;
         }
-        if graph.value(v).fact.as_ref().is_some_and(|f| f.as_const().is_some()) {
+        if graph
+            .value(v)
+            .fact
+            .as_ref()
+            .is_some_and(|f| f.as_const().is_some())
+        {
             continue;
         }
         if let Some((id, node)) = graph.producer(v)
@@ -259,7 +290,12 @@ fn lower_node(
 ) -> Result<()> {
     let Some(node) = graph.node(id) else { return Ok(()) };
     let precise = node.op.keeps_precision() && {
-        let data: Vec<_> = node.inputs.iter().flatten().filter(|v| facts[v.index()].as_ref().is_some_and(|f| f.as_const().is_none())).collect();
+        let data: Vec<_> = node
+            .inputs
+            .iter()
+            .flatten()
+            .filter(|v| facts[v.index()].as_ref().is_some_and(|f| f.as_const().is_none()))
+            .collect();
         let root = |v: &ValueId| {
             let mut v = *v;
             while let Some(next) = collected.alias.get(&v) {
@@ -267,18 +303,36 @@ fn lower_node(
             }
             v
         };
-        let float_inputs: Vec<_> =
-            data.iter().filter(|v| facts[v.index()].as_ref().is_some_and(|f| f.dtype.is_float())).collect();
+        let float_inputs: Vec<_> = data
+            .iter()
+            .filter(|v| facts[v.index()].as_ref().is_some_and(|f| f.dtype.is_float()))
+            .collect();
         // An integer made a float keeps its 24 bits: positions exceed what f16 counts.
-        float_inputs.is_empty() || float_inputs.iter().any(|v| collected.storage.get(&root(v)) == Some(&DType::F32))
+        float_inputs.is_empty()
+            || float_inputs
+                .iter()
+                .any(|v| collected.storage.get(&root(v)) == Some(&DType::F32))
     };
     for out in &node.outputs {
         let Some(fact) = &facts[out.index()] else { continue };
         let wide = precise || graph.outputs().contains(out);
-        collected.storage.insert(*out, device_dtype(fact.dtype, if wide { DType::F32 } else { float }));
+        collected.storage.insert(
+            *out,
+            device_dtype(fact.dtype, if wide { DType::F32 } else { float }),
+        );
     }
-    let mut cx = LowerCx { graph, node, index: id.index(), facts, caps, float, out: collected };
-    node.op.lower(&mut cx).map_err(|e| graph.node_error(Stage::Plan, node, e))
+    let mut cx = LowerCx {
+        graph,
+        node,
+        index: id.index(),
+        facts,
+        caps,
+        float,
+        out: collected,
+    };
+    node.op
+        .lower(&mut cx)
+        .map_err(|e| graph.node_error(Stage::Plan, node, e))
 }
 
 /// Turns collected calls into a plan.
@@ -304,7 +358,9 @@ impl Assembler<'_> {
     }
 
     fn bytes(&self, dtype: DType, count: &Dim) -> Result<u64> {
-        let n = count.upper_bound(&self.options.bounds).map_err(|e| Self::dim_error(&e))?;
+        let n = count
+            .upper_bound(&self.options.bounds)
+            .map_err(|e| Self::dim_error(&e))?;
         Ok(device_bytes(dtype, u64::try_from(n).unwrap_or(0)))
     }
 
@@ -335,7 +391,11 @@ impl Assembler<'_> {
         let next = lives.slots.len();
         let i = *lives.index.entry(operand.home).or_insert(next);
         if i == next {
-            lives.slots.push(Slot { first: step, last: step, bytes });
+            lives.slots.push(Slot {
+                first: step,
+                last: step,
+                bytes,
+            });
         }
         lives.slots[i].last = lives.slots[i].last.max(step);
         Ok(())
@@ -350,10 +410,20 @@ impl Assembler<'_> {
             return None;
         }
         call.operands.iter().enumerate().position(|(i, o)| {
-            let Some(x) = o.filter(|_| i != out && call.kernel.args[i].ty == Ty::Elem) else { return false };
-            let Some(slot) = lives.index.get(&x.home) else { return false };
+            let Some(x) = o.filter(|_| i != out && call.kernel.args[i].ty == Ty::Elem) else {
+                return false;
+            };
+            let Some(slot) = lives.index.get(&x.home) else {
+                return false;
+            };
             let slot = &lives.slots[*slot];
-            let once = call.operands.iter().flatten().filter(|o| o.home == x.home).count() == 1;
+            let once = call
+                .operands
+                .iter()
+                .flatten()
+                .filter(|o| o.home == x.home)
+                .count()
+                == 1;
             once && slot.last == step && x.dtype == y.dtype && slot.bytes == y_slot.bytes
         })
     }
@@ -362,11 +432,23 @@ impl Assembler<'_> {
         let calls = &self.collected.calls;
         let end = calls.len();
         let mut lives = Lives::default();
-        let input_ports: Vec<ValueId> =
-            self.graph.inputs().iter().copied().filter(|v| self.needed[v.index()]).collect();
+        let input_ports: Vec<ValueId> = self
+            .graph
+            .inputs()
+            .iter()
+            .copied()
+            .filter(|v| self.needed[v.index()])
+            .collect();
         for v in &input_ports {
             let dtype = self.collected.storage.get(v).copied().unwrap_or(DType::F32);
-            self.touch(&mut lives, Operand { home: Home::Value(*v), dtype }, 0)?;
+            self.touch(
+                &mut lives,
+                Operand {
+                    home: Home::Value(*v),
+                    dtype,
+                },
+                0,
+            )?;
         }
         for (step, emitted) in calls.iter().enumerate() {
             for operand in emitted.call.operands.iter().flatten() {
@@ -376,19 +458,34 @@ impl Assembler<'_> {
         for v in self.graph.outputs() {
             let root = self.root(*v);
             let dtype = self.collected.storage.get(&root).copied().unwrap_or(DType::F32);
-            if !self.graph.states().iter().any(|s| s.input == root || s.output == root) {
-                self.touch(&mut lives, Operand { home: Home::Value(root), dtype }, end)?;
+            if !self
+                .graph
+                .states()
+                .iter()
+                .any(|s| s.input == root || s.output == root)
+            {
+                self.touch(
+                    &mut lives,
+                    Operand {
+                        home: Home::Value(root),
+                        dtype,
+                    },
+                    end,
+                )?;
             }
         }
         // In-place results join the slot of the input that they overwrite.
         let mut joined: HashMap<Home, Home> = HashMap::new();
         let mut in_place = vec![None; calls.len()];
         for (step, emitted) in calls.iter().enumerate() {
-            let Some(i) = self.in_place(&lives, &emitted.call, step) else { continue };
+            let Some(i) = self.in_place(&lives, &emitted.call, step) else {
+                continue;
+            };
             let out = emitted.call.kernel.args.iter().position(|a| a.role == Role::Out);
-            let (Some(x), Some(y)) =
-                (emitted.call.operands[i], out.and_then(|o| emitted.call.operands[o]))
-            else {
+            let (Some(x), Some(y)) = (
+                emitted.call.operands[i],
+                out.and_then(|o| emitted.call.operands[o]),
+            ) else {
                 continue;
             };
             let mut home = x.home;
@@ -419,10 +516,13 @@ impl Assembler<'_> {
             match root {
                 Home::Weight(i) => Place::Weight(i),
                 Home::State(i) => Place::State(i),
-                _ => lives.index.get(&root).map_or(Place::Arena { offset: 0, len: 4 }, |i| Place::Arena {
-                    offset: offsets[*i],
-                    len: lives.slots[*i].bytes,
-                }),
+                _ => lives
+                    .index
+                    .get(&root)
+                    .map_or(Place::Arena { offset: 0, len: 4 }, |i| Place::Arena {
+                        offset: offsets[*i],
+                        len: lives.slots[*i].bytes,
+                    }),
             }
         };
         let mut plan = Plan {
@@ -454,12 +554,18 @@ impl Assembler<'_> {
     fn port(&self, v: ValueId, place: &dyn Fn(Home) -> Place) -> Result<Port> {
         let fact = self.graph.fact(v)?;
         let root = self.root(v);
-        let state = self.graph.states().iter().position(|s| s.input == root || s.output == root);
+        let state = self
+            .graph
+            .states()
+            .iter()
+            .position(|s| s.input == root || s.output == root);
         Ok(Port {
             name: self.graph.value(v).name.clone(),
             dtype: fact.dtype,
             device: self.collected.storage.get(&root).copied().unwrap_or(DType::F32),
-            shape: self.facts[v.index()].as_ref().map_or_else(Shape::default, |f| f.shape.clone()),
+            shape: self.facts[v.index()]
+                .as_ref()
+                .map_or_else(Shape::default, |f| f.shape.clone()),
             place: state.map_or_else(|| place(Home::Value(root)), Place::State),
         })
     }
@@ -475,7 +581,9 @@ impl Assembler<'_> {
                     row = row.mul(d).map_err(|e| Self::dim_error(&e))?;
                 }
             }
-            let count = row.mul(&self.options.state_rows.into()).map_err(|e| Self::dim_error(&e))?;
+            let count = row
+                .mul(&self.options.state_rows.into())
+                .map_err(|e| Self::dim_error(&e))?;
             out.push(StateSlot {
                 name: self.graph.value(s.input).name.clone(),
                 dtype: self.options.float,
@@ -527,14 +635,21 @@ impl Assembler<'_> {
             .iter()
             .zip(&call.fields)
             .map(|((_, ty), f)| {
-                (*ty, match f {
-                    Field::Dim(d) => Value::Expr(expr(&mut plan.exprs, d)),
-                    Field::F32(v) => Value::F32(*v),
-                })
+                (
+                    *ty,
+                    match f {
+                        Field::Dim(d) => Value::Expr(expr(&mut plan.exprs, d)),
+                        Field::F32(v) => Value::F32(*v),
+                    },
+                )
             })
             .collect();
         let [x, y, z] = &call.grid;
-        let grid = [expr(&mut plan.exprs, x), expr(&mut plan.exprs, y), expr(&mut plan.exprs, z)];
+        let grid = [
+            expr(&mut plan.exprs, x),
+            expr(&mut plan.exprs, y),
+            expr(&mut plan.exprs, z),
+        ];
         let params = start..start + spec.params_bytes();
         let kernel = plan.kernels.iter().position(|k| *k == spec).unwrap_or_else(|| {
             plan.kernels.push(spec);
@@ -544,7 +659,15 @@ impl Assembler<'_> {
             kernel,
             args,
             params,
-            nodes: node.map(|n| if n.origin.is_empty() { vec![n.name.clone()] } else { n.origin.clone() }).unwrap_or_default(),
+            nodes: node
+                .map(|n| {
+                    if n.origin.is_empty() {
+                        vec![n.name.clone()]
+                    } else {
+                        n.origin.clone()
+                    }
+                })
+                .unwrap_or_default(),
             grid,
             fields,
         });
@@ -555,7 +678,12 @@ impl Assembler<'_> {
 /// The symbols of a graph's inputs and states.
 pub fn symbols(graph: &Graph) -> Result<Vec<Symbol>> {
     let mut all = std::collections::BTreeSet::new();
-    for v in graph.inputs().iter().copied().chain(graph.states().iter().map(|s| s.input)) {
+    for v in graph
+        .inputs()
+        .iter()
+        .copied()
+        .chain(graph.states().iter().map(|s| s.input))
+    {
         for d in &graph.fact(v)?.shape.0 {
             d.symbols(&mut all);
         }

@@ -152,7 +152,11 @@ fn shifted(w: f32, s: f32, b: f32) -> f32 {
 /// The smallest half not below `v`, which is positive; none above the largest half.
 fn half_above(v: f64) -> Option<f16> {
     let h = f16::from_f64(v);
-    let h = if h.to_f64() < v { f16::from_bits(h.to_bits() + 1) } else { h };
+    let h = if h.to_f64() < v {
+        f16::from_bits(h.to_bits() + 1)
+    } else {
+        h
+    };
     h.is_finite().then_some(h)
 }
 
@@ -164,8 +168,17 @@ pub fn quantize_group(bits: Bits, weights: &[f32]) -> Result<Group, QuantError> 
 }
 
 /// Scale, bias and, in `codes`, codes of a group; `sorted` is room to work in.
-fn group_into(bits: Bits, weights: &[f32], sorted: &mut Vec<f32>, codes: &mut [u8]) -> Result<(f16, f16), QuantError> {
-    let (lo, hi) = weights.iter().fold((f32::INFINITY, f32::NEG_INFINITY), |(l, h), w| (l.min(*w), h.max(*w)));
+fn group_into(
+    bits: Bits,
+    weights: &[f32],
+    sorted: &mut Vec<f32>,
+    codes: &mut [u8],
+) -> Result<(f16, f16), QuantError> {
+    let (lo, hi) = weights
+        .iter()
+        .fold((f32::INFINITY, f32::NEG_INFINITY), |(l, h), w| {
+            (l.min(*w), h.max(*w))
+        });
     let found = if weights.is_empty() {
         constant(0.0)
     } else if lo == hi {
@@ -173,7 +186,9 @@ fn group_into(bits: Bits, weights: &[f32], sorted: &mut Vec<f32>, codes: &mut [u
     } else {
         source_grid(bits, weights, lo, hi, sorted).or_else(|| nearest(bits, weights, lo, hi))
     };
-    let (scale, bias) = found.ok_or_else(|| QuantError::Range { range: format!("{lo:e} to {hi:e}") })?;
+    let (scale, bias) = found.ok_or_else(|| QuantError::Range {
+        range: format!("{lo:e} to {hi:e}"),
+    })?;
     let (s, b) = (scale.to_f32(), bias.to_f32());
     for (code, w) in codes.iter_mut().zip(weights) {
         *code = encode(bits, shifted(*w, s, b));
@@ -194,7 +209,9 @@ fn constant(value: f32) -> Option<(f16, f16)> {
     if scale == f16::ZERO {
         return Some((f16::ONE, f16::from_f32(2.0)));
     }
-    scale.is_finite().then(|| (scale, f16::from_f32(2.0 - distance.copysign(value))))
+    scale
+        .is_finite()
+        .then(|| (scale, f16::from_f32(2.0 - distance.copysign(value))))
 }
 
 /// Scale and bias that map `[lo, hi]` into the interval, those of least squared error among a few.
@@ -347,7 +364,11 @@ struct Work {
 /// The group size used where `asked` is asked for: the largest of it, 64 and 32 that divides `k`, else `asked` with a
 /// short last group.
 pub fn group_size(asked: usize, k: usize) -> usize {
-    [asked, 64, 32].into_iter().filter(|g| *g <= asked).find(|g| k.is_multiple_of(*g)).unwrap_or(asked)
+    [asked, 64, 32]
+        .into_iter()
+        .filter(|g| *g <= asked)
+        .find(|g| k.is_multiple_of(*g))
+        .unwrap_or(asked)
 }
 
 /// How far quantized weights are from the given ones.
@@ -371,7 +392,11 @@ impl Loss {
 
     /// Norm of the differences divided by the norm of the given weights; 0 for weights that are all 0.
     pub fn relative_rms(&self) -> f64 {
-        if self.squared == 0.0 { 0.0 } else { (self.squared / self.weights_squared).sqrt() }
+        if self.squared == 0.0 {
+            0.0
+        } else {
+            (self.squared / self.weights_squared).sqrt()
+        }
     }
 }
 
@@ -396,7 +421,12 @@ impl Packed {
     }
 
     /// Quantizes a matrix of `k` rows that is given column after column, and tells the loss.
-    pub fn from_columns(bits: Bits, group: usize, k: usize, columns: &[f32]) -> Result<(Self, Loss), QuantError> {
+    pub fn from_columns(
+        bits: Bits,
+        group: usize,
+        k: usize,
+        columns: &[f32],
+    ) -> Result<(Self, Loss), QuantError> {
         let n = columns.len() / k.max(1);
         let mut out = Self::empty(bits, group, k, n)?;
         let (mut work, mut loss) = (Work::default(), Loss::default());
@@ -424,9 +454,18 @@ impl Packed {
         })
     }
 
-    fn set_column(&mut self, j: usize, column: &[f32], work: &mut Work, loss: &mut Loss) -> Result<(), QuantError> {
+    fn set_column(
+        &mut self,
+        j: usize,
+        column: &[f32],
+        work: &mut Work,
+        loss: &mut Loss,
+    ) -> Result<(), QuantError> {
         if let Some(i) = column.iter().position(|w| !w.is_finite()) {
-            return Err(QuantError::NotFinite { index: i * self.n + j, value: column[i].to_string() });
+            return Err(QuantError::NotFinite {
+                index: i * self.n + j,
+                value: column[i].to_string(),
+            });
         }
         let (bits, n, per) = (self.bits, self.n, self.bits.per_word());
         work.codes.resize(self.group, 0);
@@ -435,7 +474,10 @@ impl Packed {
             let (scale, bias) = group_into(bits, weights, &mut work.sorted, codes)?;
             self.scales[g * n + j] = [scale, bias];
             for (r, part) in codes.chunks_exact(per).enumerate() {
-                let word = part.iter().enumerate().map(|(k, code)| u32::from(*code) << bits.shift(k));
+                let word = part
+                    .iter()
+                    .enumerate()
+                    .map(|(k, code)| u32::from(*code) << bits.shift(k));
                 self.codes[(g * self.group / per + r) * n + j] = word.fold(0, |word, code| word | code);
             }
             let mut max = 0f32;
@@ -461,7 +503,10 @@ impl Packed {
 
 /// Dequantizes rows `first .. first + count` of packed `codes` and `scales` into `out`, row-major `count x n`. `first` is a
 /// multiple of the codes in a word.
-#[expect(clippy::too_many_arguments, reason = "the parts of a matrix that lies in a tensor")]
+#[expect(
+    clippy::too_many_arguments,
+    reason = "the parts of a matrix that lies in a tensor"
+)]
 pub fn decode_rows(
     bits: Bits,
     group: usize,
@@ -499,7 +544,10 @@ mod tests {
 
     fn back(bits: Bits, weights: &[f32]) -> Vec<f32> {
         let g = quantize_group(bits, weights).unwrap();
-        g.codes.iter().map(|c| decode(bits, g.scale, g.bias, *c)).collect()
+        g.codes
+            .iter()
+            .map(|c| decode(bits, g.scale, g.bias, *c))
+            .collect()
     }
 
     #[test]
@@ -518,7 +566,10 @@ mod tests {
     fn golden_group_without_a_grid() {
         let g = quantize_group(Bits::Four, &[-1.0, 0.0, 0.013, 0.4, 0.93]).unwrap();
         // 15 steps span 1.93; a free bias would be 2.97, and clearing upwards costs less than to 2.875. Zero is code 8.
-        assert_eq!((g.scale, g.bias), (f16::from_f32(1.030_273_4), f16::from_f32(3.0)));
+        assert_eq!(
+            (g.scale, g.bias),
+            (f16::from_f32(1.030_273_4), f16::from_f32(3.0))
+        );
         assert_eq!(g.codes, [0, 8, 8, 11, 15]);
         assert_eq!(decode(Bits::Four, g.scale, g.bias, 8), 0.0);
     }
@@ -526,7 +577,14 @@ mod tests {
     #[test]
     fn rounding_and_clamping() {
         let top = f32::from_bits(4.0f32.to_bits() - 1);
-        for (w1, code) in [(2.0, 0), (2.0624, 0), (2.0625, 1), (3.9374, 15), (3.9375, 15), (top, 15)] {
+        for (w1, code) in [
+            (2.0, 0),
+            (2.0624, 0),
+            (2.0625, 1),
+            (3.9374, 15),
+            (3.9375, 15),
+            (top, 15),
+        ] {
             assert_eq!(encode(Bits::Four, w1), code, "{w1}");
         }
         assert_eq!((shifted(-9.0, 1.0, 2.0), shifted(9.0, 1.0, 2.0)), (2.0, top));
@@ -535,8 +593,19 @@ mod tests {
     #[test]
     fn groups_far_from_zero_tiny_and_large() {
         for (bits, levels) in [(Bits::Four, 15.0), (Bits::Eight, 255.0)] {
-            for (at, range) in [(10.0f32, 1.0f32), (-300.0, 1.0), (1e3, 1.0), (-6e4, 1.0), (9e4, 3.0), (1.0, 1e-4), (1e-5, 1e-6), (-2e-6, 1e-6)] {
-                let weights: Vec<f32> = (0..32).map(|i| at + range * ((i * 7 % 32) as f32 / 31.0).powi(2)).collect();
+            for (at, range) in [
+                (10.0f32, 1.0f32),
+                (-300.0, 1.0),
+                (1e3, 1.0),
+                (-6e4, 1.0),
+                (9e4, 3.0),
+                (1.0, 1e-4),
+                (1e-5, 1e-6),
+                (-2e-6, 1e-6),
+            ] {
+                let weights: Vec<f32> = (0..32)
+                    .map(|i| at + range * ((i * 7 % 32) as f32 / 31.0).powi(2))
+                    .collect();
                 // Half a level, a coarser scale far from zero, and a scale below the normal halves.
                 let bound = range / levels * 0.6 + at.abs() / 512.0 / levels + 6e-8 * 2.0;
                 for (w, y) in weights.iter().zip(back(bits, &weights)) {
@@ -548,8 +617,17 @@ mod tests {
                 assert!((y - v).abs() <= v.abs() / 2000.0, "{v} became {y}");
             }
             assert_eq!(back(bits, &[1e-20; 4]), [0.0; 4]);
-            for far in [[2e5; 2], [-1e38, -1e38], [1e8, 1.1e8], [0.0, 2e5], [f32::MIN, f32::MAX]] {
-                assert!(matches!(quantize_group(bits, &far), Err(QuantError::Range { .. })), "{far:?}");
+            for far in [
+                [2e5; 2],
+                [-1e38, -1e38],
+                [1e8, 1.1e8],
+                [0.0, 2e5],
+                [f32::MIN, f32::MAX],
+            ] {
+                assert!(
+                    matches!(quantize_group(bits, &far), Err(QuantError::Range { .. })),
+                    "{far:?}"
+                );
             }
             assert!(quantize_group(bits, &[]).unwrap().codes.is_empty());
         }
@@ -569,7 +647,9 @@ mod tests {
         let off = |c: usize| columns[c] - p.get(c % 40, c / 40);
         assert_eq!(loss.max, (0..240).map(|c| off(c).abs()).fold(0.0, f32::max));
         let squared: f64 = (0..240).map(|c| f64::from(off(c)).powi(2)).sum();
-        assert!((loss.squared - squared).abs() < 1e-9 && loss.relative_rms() > 0.01 && loss.relative_rms() < 0.1);
+        assert!(
+            (loss.squared - squared).abs() < 1e-9 && loss.relative_rms() > 0.01 && loss.relative_rms() < 0.1
+        );
         assert_eq!(Loss::default().relative_rms(), 0.0);
     }
 
@@ -596,7 +676,16 @@ mod tests {
 
     #[test]
     fn group_sizes() {
-        assert_eq!([group_size(128, 4096), group_size(128, 576), group_size(128, 96), group_size(32, 576), group_size(128, 40)], [128, 64, 32, 32, 128]);
+        assert_eq!(
+            [
+                group_size(128, 4096),
+                group_size(128, 576),
+                group_size(128, 96),
+                group_size(32, 576),
+                group_size(128, 40)
+            ],
+            [128, 64, 32, 32, 128]
+        );
     }
 
     proptest! {

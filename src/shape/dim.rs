@@ -93,11 +93,18 @@ impl Dim {
     /// Reads `text`: identifiers, integers, `+ - *`, `/` or `//` (floor division by a positive
     /// integer), unary minus, `min(a, b)`, `max(a, b)` and parentheses.
     pub fn parse(text: &str) -> Result<Self, DimError> {
-        Parser { text, at: 0, depth: 0 }.whole()
+        Parser {
+            text,
+            at: 0,
+            depth: 0,
+        }
+        .whole()
     }
 
     fn atom(a: Atom) -> Self {
-        Self { terms: BTreeMap::from([(vec![a], 1)]) }
+        Self {
+            terms: BTreeMap::from([(vec![a], 1)]),
+        }
     }
 
     /// The number, when the expression is constant.
@@ -181,8 +188,12 @@ impl Dim {
         // A constant multiple, or a multiple by one product: guess from the first terms, then check.
         let (m0, c0) = other.terms.iter().next()?;
         for (tm, tc) in &self.terms {
-            let lead = Self { terms: BTreeMap::from([(tm.clone(), *tc)]) };
-            let div = Self { terms: BTreeMap::from([(m0.clone(), *c0)]) };
+            let lead = Self {
+                terms: BTreeMap::from([(tm.clone(), *tc)]),
+            };
+            let div = Self {
+                terms: BTreeMap::from([(m0.clone(), *c0)]),
+            };
             if let Some(q) = lead.exact_div(&div)
                 && q.mul(other).is_ok_and(|p| p == *self)
             {
@@ -235,7 +246,11 @@ impl Dim {
             Some(d) if d <= 0 => self.clone(),
             Some(_) => other.clone(),
             None => {
-                let (a, b) = if self <= other { (self, other) } else { (other, self) };
+                let (a, b) = if self <= other {
+                    (self, other)
+                } else {
+                    (other, self)
+                };
                 Self::atom(Atom::Min(Box::new(a.clone()), Box::new(b.clone())))
             }
         })
@@ -247,7 +262,11 @@ impl Dim {
             Some(d) if d >= 0 => self.clone(),
             Some(_) => other.clone(),
             None => {
-                let (a, b) = if self <= other { (self, other) } else { (other, self) };
+                let (a, b) = if self <= other {
+                    (self, other)
+                } else {
+                    (other, self)
+                };
                 Self::atom(Atom::Max(Box::new(a.clone()), Box::new(b.clone())))
             }
         })
@@ -260,9 +279,13 @@ impl Dim {
             let mut product = *c;
             for atom in m {
                 let v = atom.eval(bindings)?;
-                product = product.checked_mul(v).ok_or_else(|| DimError::Overflow(self.to_string()))?;
+                product = product
+                    .checked_mul(v)
+                    .ok_or_else(|| DimError::Overflow(self.to_string()))?;
             }
-            sum = sum.checked_add(product).ok_or_else(|| DimError::Overflow(self.to_string()))?;
+            sum = sum
+                .checked_add(product)
+                .ok_or_else(|| DimError::Overflow(self.to_string()))?;
         }
         Ok(sum)
     }
@@ -378,7 +401,10 @@ impl fmt::Display for Dim {
         if self.terms.is_empty() {
             return f.write_str("0");
         }
-        let constant_last = self.terms.iter().skip(usize::from(self.terms.contains_key(&Vec::new() as &Monomial)));
+        let constant_last = self
+            .terms
+            .iter()
+            .skip(usize::from(self.terms.contains_key(&Vec::new() as &Monomial)));
         let constant = self.terms.get(&Vec::new() as &Monomial).map(|c| (Vec::new(), *c));
         let mut first = true;
         for (m, c) in constant_last.map(|(m, c)| (m.clone(), *c)).chain(constant) {
@@ -415,7 +441,11 @@ const MAX_DEPTH: usize = 64;
 
 impl Parser<'_> {
     fn error(&self, why: &'static str) -> DimError {
-        DimError::Parse { text: self.text.to_owned(), why, at: self.at }
+        DimError::Parse {
+            text: self.text.to_owned(),
+            why,
+            at: self.at,
+        }
     }
 
     fn peek(&mut self) -> Option<u8> {
@@ -434,7 +464,10 @@ impl Parser<'_> {
 
     fn word(&mut self) -> &str {
         let rest = self.text.get(self.at..).unwrap_or("");
-        let n = rest.bytes().take_while(|b| b.is_ascii_alphanumeric() || *b == b'_').count();
+        let n = rest
+            .bytes()
+            .take_while(|b| b.is_ascii_alphanumeric() || *b == b'_')
+            .count();
         let word = rest.get(..n).unwrap_or("");
         self.at += n;
         word
@@ -442,7 +475,11 @@ impl Parser<'_> {
 
     fn whole(mut self) -> Result<Dim, DimError> {
         let d = self.sum()?;
-        if self.peek().is_some() { Err(self.error("unexpected character")) } else { Ok(d) }
+        if self.peek().is_some() {
+            Err(self.error("unexpected character"))
+        } else {
+            Ok(d)
+        }
     }
 
     fn sum(&mut self) -> Result<Dim, DimError> {
@@ -470,7 +507,10 @@ impl Parser<'_> {
                 d = d.mul(&self.factor()?)?;
             } else if self.take(b'/') {
                 self.take(b'/');
-                let n = self.factor()?.as_const().ok_or_else(|| self.error("divisor is not a number"))?;
+                let n = self
+                    .factor()?
+                    .as_const()
+                    .ok_or_else(|| self.error("divisor is not a number"))?;
                 d = d.floor_div(n)?;
             } else {
                 return Ok(d);
@@ -493,11 +533,17 @@ impl Parser<'_> {
             Some(b'(') => {
                 self.at += 1;
                 let d = self.sum()?;
-                if self.take(b')') { Ok(d) } else { Err(self.error("expected `)`")) }
+                if self.take(b')') {
+                    Ok(d)
+                } else {
+                    Err(self.error("expected `)`"))
+                }
             }
             Some(c) if c.is_ascii_digit() => {
                 let word = self.word().to_owned();
-                word.parse::<i64>().map(Dim::from).map_err(|_| self.error("not a 64-bit integer"))
+                word.parse::<i64>()
+                    .map(Dim::from)
+                    .map_err(|_| self.error("not a 64-bit integer"))
             }
             Some(c) if c.is_ascii_alphabetic() || c == b'_' => {
                 let word = self.word().to_owned();
@@ -510,7 +556,11 @@ impl Parser<'_> {
                     if !self.take(b')') {
                         return Err(self.error("expected `)`"));
                     }
-                    return if word == "min" { a.minimum(&b) } else { a.maximum(&b) };
+                    return if word == "min" {
+                        a.minimum(&b)
+                    } else {
+                        a.maximum(&b)
+                    };
                 }
                 Ok(Dim::symbol(&word))
             }
@@ -531,18 +581,34 @@ mod tests {
 
     #[test]
     fn normal_form_decides_equality() {
-        assert_eq!(d("sumN-N").add(&d("N")).unwrap(), d("sumN"), "the paper's concatenation example");
+        assert_eq!(
+            d("sumN-N").add(&d("N")).unwrap(),
+            d("sumN"),
+            "the paper's concatenation example"
+        );
         assert_eq!(d("2*h + h"), d("3*h"));
         assert_eq!(d("(a+b)*(a-b)"), d("a*a - b*b"));
         assert_eq!(d("(2*n+4)/2"), d("n+2"));
-        assert_eq!(d("N*4096").exact_div(&d("N*32*128")), Some(1.into()), "the paper's reuse example");
+        assert_eq!(
+            d("N*4096").exact_div(&d("N*32*128")),
+            Some(1.into()),
+            "the paper's reuse example"
+        );
         assert_eq!(d("N*4096").exact_div(&d("sumN*256")), None);
         assert_eq!(d("a*c + b*c").exact_div(&d("a + b")), Some(d("c")));
     }
 
     #[test]
     fn text_round_trips() {
-        for s in ["0", "-3", "past + seq", "2*N - 1", "(N + 3)/4", "min(a, b)*2", "a*b - c"] {
+        for s in [
+            "0",
+            "-3",
+            "past + seq",
+            "2*N - 1",
+            "(N + 3)/4",
+            "min(a, b)*2",
+            "a*b - c",
+        ] {
             let e = d(s);
             assert_eq!(d(&e.to_string()), e, "{s} printed as {e}");
         }
@@ -552,7 +618,17 @@ mod tests {
 
     #[test]
     fn bad_text_is_refused() {
-        for s in ["", "a+", "(a", "a b", "1/0", "a/b", "99999999999999999999", "min(a)", "é"] {
+        for s in [
+            "",
+            "a+",
+            "(a",
+            "a b",
+            "1/0",
+            "a/b",
+            "99999999999999999999",
+            "min(a)",
+            "é",
+        ] {
             assert!(Dim::parse(s).is_err(), "{s} was accepted");
         }
         assert!(Dim::parse(&"(".repeat(10_000)).is_err());
@@ -573,7 +649,11 @@ mod tests {
         ];
         leaf.prop_recursive(4, 24, 2, |inner| {
             prop_oneof![
-                (inner.clone(), inner.clone(), prop_oneof![Just("+"), Just("-"), Just("*")])
+                (
+                    inner.clone(),
+                    inner.clone(),
+                    prop_oneof![Just("+"), Just("-"), Just("*")]
+                )
                     .prop_map(|(x, y, o)| format!("({x}{o}{y})")),
                 (inner.clone(), 1i64..6).prop_map(|(x, n)| format!("({x}/{n})")),
                 (inner.clone(), inner).prop_map(|(x, y)| format!("min({x}, {y})")),
@@ -590,10 +670,22 @@ mod tests {
                     let negative = p.take(b'-');
                     let x = go(p, b) * if negative { -1 } else { 1 };
                     let v = match p.peek() {
-                        Some(b'+') => { p.at += 1; x + go(p, b) }
-                        Some(b'-') => { p.at += 1; x - go(p, b) }
-                        Some(b'*') => { p.at += 1; x * go(p, b) }
-                        Some(b'/') => { p.at += 1; x.div_euclid(go(p, b)) }
+                        Some(b'+') => {
+                            p.at += 1;
+                            x + go(p, b)
+                        }
+                        Some(b'-') => {
+                            p.at += 1;
+                            x - go(p, b)
+                        }
+                        Some(b'*') => {
+                            p.at += 1;
+                            x * go(p, b)
+                        }
+                        Some(b'/') => {
+                            p.at += 1;
+                            x.div_euclid(go(p, b))
+                        }
                         _ => x,
                     };
                     assert!(p.take(b')'), "test grammar");
@@ -612,7 +704,14 @@ mod tests {
                 },
             }
         }
-        go(&mut Parser { text, at: 0, depth: 0 }, b)
+        go(
+            &mut Parser {
+                text,
+                at: 0,
+                depth: 0,
+            },
+            b,
+        )
     }
 
     proptest! {

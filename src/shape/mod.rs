@@ -18,7 +18,11 @@ pub struct Shape(pub Vec<Dim>);
 impl Shape {
     /// A shape of numbers.
     pub fn fixed(dims: &[usize]) -> Self {
-        Self(dims.iter().map(|&d| Dim::from(i64::try_from(d).unwrap_or(i64::MAX))).collect())
+        Self(
+            dims.iter()
+                .map(|&d| Dim::from(i64::try_from(d).unwrap_or(i64::MAX)))
+                .collect(),
+        )
     }
 
     /// Number of axes.
@@ -33,20 +37,31 @@ impl Shape {
 
     /// The sizes as numbers, when every one is constant.
     pub fn as_fixed(&self) -> Option<Vec<usize>> {
-        self.0.iter().map(|d| d.as_const().and_then(|v| usize::try_from(v).ok())).collect()
+        self.0
+            .iter()
+            .map(|d| d.as_const().and_then(|v| usize::try_from(v).ok()))
+            .collect()
     }
 
     /// The sizes under `bindings`; a negative size is an overflow error.
     pub fn eval(&self, bindings: &Bindings) -> Result<Vec<usize>, DimError> {
         self.0
             .iter()
-            .map(|d| d.eval(bindings).and_then(|v| usize::try_from(v).map_err(|_| DimError::Overflow(d.to_string()))))
+            .map(|d| {
+                d.eval(bindings)
+                    .and_then(|v| usize::try_from(v).map_err(|_| DimError::Overflow(d.to_string())))
+            })
             .collect()
     }
 
     /// Replaces bound symbols by their values.
     pub fn substitute(&self, bindings: &Bindings) -> Result<Self, DimError> {
-        Ok(Self(self.0.iter().map(|d| d.substitute(bindings)).collect::<Result<_, _>>()?))
+        Ok(Self(
+            self.0
+                .iter()
+                .map(|d| d.substitute(bindings))
+                .collect::<Result<_, _>>()?,
+        ))
     }
 }
 
@@ -94,12 +109,20 @@ pub struct Fact {
 impl Fact {
     /// A fact without known contents.
     pub fn new(dtype: DType, shape: Shape) -> Self {
-        Self { dtype, shape, known: Known::No }
+        Self {
+            dtype,
+            shape,
+            known: Known::No,
+        }
     }
 
     /// The fact of a constant.
     pub fn of(tensor: Arc<HostTensor>) -> Self {
-        Self { dtype: tensor.dtype(), shape: Shape::fixed(tensor.shape()), known: Known::Const(tensor) }
+        Self {
+            dtype: tensor.dtype(),
+            shape: Shape::fixed(tensor.shape()),
+            known: Known::Const(tensor),
+        }
     }
 
     /// The constant, if the whole tensor is known as data.

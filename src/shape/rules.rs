@@ -19,15 +19,29 @@ pub fn broadcast_dim(a: &Dim, b: &Dim) -> OpResult<Dim> {
 pub fn broadcast(a: &[Dim], b: &[Dim]) -> OpResult<Shape> {
     let rank = a.len().max(b.len());
     let one = Dim::from(1);
-    let at = |s: &[Dim], i: usize| (i + s.len()).checked_sub(rank).and_then(|j| s.get(j)).unwrap_or(&one).clone();
-    Ok(Shape((0..rank).map(|i| broadcast_dim(&at(a, i), &at(b, i))).collect::<OpResult<_>>()?))
+    let at = |s: &[Dim], i: usize| {
+        (i + s.len())
+            .checked_sub(rank)
+            .and_then(|j| s.get(j))
+            .unwrap_or(&one)
+            .clone()
+    };
+    Ok(Shape(
+        (0..rank)
+            .map(|i| broadcast_dim(&at(a, i), &at(b, i)))
+            .collect::<OpResult<_>>()?,
+    ))
 }
 
 /// Result shape of a matrix product with broadcast leading axes. `trans_b` swaps the last two axes of `b`.
 /// One-dimensional operands are not promoted.
 pub fn matmul(a: &Shape, b: &Shape, trans_b: bool) -> OpResult<Shape> {
     let ([batch_a @ .., m, k], [batch_b @ .., b0, b1]) = (a.0.as_slice(), b.0.as_slice()) else {
-        return Err(OpError::mismatch("ranks of a matrix product (each at least 2)", a, b));
+        return Err(OpError::mismatch(
+            "ranks of a matrix product (each at least 2)",
+            a,
+            b,
+        ));
     };
     let (kb, n) = if trans_b { (b1, b0) } else { (b0, b1) };
     if k != kb {
@@ -51,7 +65,10 @@ mod tests {
         assert_eq!(broadcast(&s("b,1,n").0, &s("4,n").0).unwrap(), s("b,4,n"));
         assert_eq!(broadcast(&s("1").0, &s("n").0).unwrap(), s("n"));
         assert!(broadcast(&s("2").0, &s("3").0).is_err());
-        assert!(broadcast(&s("n").0, &s("m").0).is_err(), "undecided sizes are refused");
+        assert!(
+            broadcast(&s("n").0, &s("m").0).is_err(),
+            "undecided sizes are refused"
+        );
     }
 
     #[test]

@@ -13,8 +13,16 @@ pub struct Symbol(Arc<str>);
 impl Symbol {
     /// Makes a symbol, replacing every character that a C identifier cannot hold by `_`.
     pub fn new(name: &str) -> Self {
-        let mut out: String =
-            name.chars().map(|c| if c.is_ascii_alphanumeric() || c == '_' { c } else { '_' }).collect();
+        let mut out: String = name
+            .chars()
+            .map(|c| {
+                if c.is_ascii_alphanumeric() || c == '_' {
+                    c
+                } else {
+                    '_'
+                }
+            })
+            .collect();
         if out.is_empty() || out.starts_with(|c: char| c.is_ascii_digit()) {
             out.insert(0, '_');
         }

@@ -210,7 +210,7 @@ pub fn byte_vocabulary(file: &mut File, pre: &str) {
     let mut roles = vec![1; tokens.len()];
     roles[..3].fill(3);
     roles[VOCAB - 1] = 4;
-    assert_eq!(tokens.len(), VOCAB);
+    assert_eq!(tokens.len(), VOCAB, "the vocabulary is full");
     file.set("tokenizer.ggml.model", Value::String("gpt2".to_owned()));
     file.set("tokenizer.ggml.pre", Value::String(pre.to_owned()));
     file.set("tokenizer.ggml.tokens", Value::Array(Array::String(tokens)));

@@ -13,8 +13,9 @@ mod record;
 mod tests;
 
 use super::kernel::{self, KernelSpec, Language};
-use super::{DeviceKind, 
-    Backend, BackendError, BufferId, Caps, Command, KernelId, Launch, RecordingId, Stats, View, choose,
+use super::{
+    Backend, BackendError, BufferId, Caps, Command, DeviceKind, KernelId, Launch, RecordingId, Stats, View,
+    choose,
 };
 use driver::{Context, DeviceHandle, Program, Queue};
 use record::{Block, Dispatch, Step};

@@ -1,8 +1,8 @@
 //! `ModelProto` to [`Graph`].
 
+use super::dtype_of;
 use super::proto::{AttributeProto, DimensionValue, GraphProto, ModelProto, NodeProto, TypeProto};
 use super::weights::{Weights, map};
-use super::dtype_of;
 use crate::error::{Error, Result, Stage};
 use crate::graph::op::{ALL, Attributes, Op, OpError, OpResult};
 use crate::graph::{Edit, Graph, ValueId};
@@ -24,10 +24,17 @@ pub fn import(path: &Path) -> Result<Graph> {
     let file = map(path)?;
     let model = ModelProto::decode(file.bytes())
         .map_err(|e| Error::parse(Stage::Import, path, "not an ONNX model, or damaged", e))?;
-    let proto = model.graph.as_ref().ok_or_else(|| Error::file(Stage::Import, path, "no graph in the model; not an ONNX model?"))?;
+    let proto = model
+        .graph
+        .as_ref()
+        .ok_or_else(|| Error::file(Stage::Import, path, "no graph in the model; not an ONNX model?"))?;
     let mut opsets = HashMap::new();
     for o in &model.opset_import {
-        let domain = if o.domain == "ai.onnx" { "" } else { o.domain.as_str() };
+        let domain = if o.domain == "ai.onnx" {
+            ""
+        } else {
+            o.domain.as_str()
+        };
         opsets.insert(domain, o.version);
     }
     match opsets.get("") {
@@ -39,7 +46,13 @@ pub fn import(path: &Path) -> Result<Graph> {
                 format!("opset {v}; this engine reads opsets {OLDEST_OPSET} to {NEWEST_OPSET}"),
             ));
         }
-        None => return Err(Error::file(Stage::Import, path, "the model declares no opset of the standard domain")),
+        None => {
+            return Err(Error::file(
+                Stage::Import,
+                path,
+                "the model declares no opset of the standard domain",
+            ));
+        }
     }
     let mut graph = Graph::default();
     let mut importer = Importer {
@@ -77,7 +90,10 @@ impl Importer<'_> {
     }
 
     fn lookup(&self, name: &str, reader: &str) -> Result<ValueId> {
-        self.names.get(name).copied().ok_or_else(|| self.bad(format!("{reader} reads \"{name}\", which nothing defines")))
+        self.names
+            .get(name)
+            .copied()
+            .ok_or_else(|| self.bad(format!("{reader} reads \"{name}\", which nothing defines")))
     }
 
     fn graph(&mut self, proto: &GraphProto) -> Result<()> {
@@ -87,7 +103,11 @@ impl Importer<'_> {
             self.define(&t.name, Some(Fact::of(Arc::new(tensor))))?;
         }
         let constants: HashSet<&str> = proto.initializer.iter().map(|t| t.name.as_str()).collect();
-        for v in proto.input.iter().filter(|v| !constants.contains(v.name.as_str())) {
+        for v in proto
+            .input
+            .iter()
+            .filter(|v| !constants.contains(v.name.as_str()))
+        {
             let fact = self.declared(&v.name, v.r#type.as_ref())?;
             let id = self.define(&v.name, Some(fact))?;
             self.edit.add_input(id);
@@ -112,14 +132,20 @@ impl Importer<'_> {
         let tensor = ty
             .and_then(|t| t.tensor_type.as_ref())
             .ok_or_else(|| self.bad(format!("input \"{name}\" is not a tensor")))?;
-        let dtype = dtype_of(i64::from(tensor.elem_type)).map_err(|e| self.bad(format!("input \"{name}\": {e}")))?;
-        let shape = tensor.shape.as_ref().ok_or_else(|| self.bad(format!("input \"{name}\" has no rank")))?;
+        let dtype =
+            dtype_of(i64::from(tensor.elem_type)).map_err(|e| self.bad(format!("input \"{name}\": {e}")))?;
+        let shape = tensor
+            .shape
+            .as_ref()
+            .ok_or_else(|| self.bad(format!("input \"{name}\" has no rank")))?;
         let mut dims = Vec::new();
         for (i, d) in shape.dim.iter().enumerate() {
             dims.push(match &d.value {
                 Some(DimensionValue::Value(v)) if *v >= 0 => Dim::from(*v),
                 // An expression such as `past + seq` keeps its meaning; any other text is a symbol of its own.
-                Some(DimensionValue::Param(p)) if !p.is_empty() => Dim::parse(p).unwrap_or_else(|_| Dim::symbol(p)),
+                Some(DimensionValue::Param(p)) if !p.is_empty() => {
+                    Dim::parse(p).unwrap_or_else(|_| Dim::symbol(p))
+                }
                 _ => Dim::symbol(&format!("{name}_{i}")),
             });
         }
@@ -127,8 +153,16 @@ impl Importer<'_> {
     }
 
     fn node(&mut self, n: &NodeProto, position: usize) -> Result<()> {
-        let name = if n.name.is_empty() { format!("{}_{position}", n.op_type) } else { n.name.clone() };
-        let domain = if n.domain == "ai.onnx" { "" } else { n.domain.as_str() };
+        let name = if n.name.is_empty() {
+            format!("{}_{position}", n.op_type)
+        } else {
+            n.name.clone()
+        };
+        let domain = if n.domain == "ai.onnx" {
+            ""
+        } else {
+            n.domain.as_str()
+        };
         let fail = |source: OpError| Error::Node {
             stage: Stage::Import,
             op: n.op_type.clone(),
@@ -137,10 +171,17 @@ impl Importer<'_> {
             source: source.into(),
         };
         let opset = self.opsets.get(domain).copied().ok_or_else(|| {
-            fail(OpError::Unsupported(format!("domain \"{domain}\", for which the model declares no version")))
+            fail(OpError::Unsupported(format!(
+                "domain \"{domain}\", for which the model declares no version"
+            )))
         })?;
         let weights = RefCell::new(&mut self.weights);
-        let attributes = NodeAttributes { node: n, opset, weights: &weights, read: RefCell::new(HashSet::new()) };
+        let attributes = NodeAttributes {
+            node: n,
+            opset,
+            weights: &weights,
+            read: RefCell::new(HashSet::new()),
+        };
         if n.op_type == "Constant" && domain.is_empty() {
             let tensor = attributes.constant().map_err(fail)?;
             attributes.all_read().map_err(fail)?;
@@ -149,8 +190,15 @@ impl Importer<'_> {
             self.edit.set_fact(id, Fact::of(Arc::new(tensor)));
             return Ok(());
         }
-        let names = || ALL.iter().flat_map(|d| d.onnx.iter().map(move |o| (d, o))).filter(|(_, o)| o.domain == domain && o.name == n.op_type);
-        let def = names().filter(|(_, o)| o.since <= opset).max_by_key(|(_, o)| o.since).map(|(d, _)| d);
+        let names = || {
+            ALL.iter()
+                .flat_map(|d| d.onnx.iter().map(move |o| (d, o)))
+                .filter(|(_, o)| o.domain == domain && o.name == n.op_type)
+        };
+        let def = names()
+            .filter(|(_, o)| o.since <= opset)
+            .max_by_key(|(_, o)| o.since)
+            .map(|(d, _)| d);
         let Some(def) = def else {
             let why = match names().map(|(_, o)| o.since).min() {
                 Some(since) => format!("it needs opset {since} or later, this model declares {opset}"),
@@ -164,7 +212,11 @@ impl Importer<'_> {
         let count = attributes.input_count();
         let mut inputs = Vec::with_capacity(count);
         for i in n.input.iter().take(count) {
-            inputs.push(if i.is_empty() { None } else { Some(self.lookup(i, &name)?) });
+            inputs.push(if i.is_empty() {
+                None
+            } else {
+                Some(self.lookup(i, &name)?)
+            });
         }
         let mut outputs = Vec::new();
         for o in n.output.iter().filter(|o| !o.is_empty()) {
@@ -196,13 +248,22 @@ impl NodeAttributes<'_, '_> {
         match self.find(name) {
             // Some writers leave the type out.
             Some(a) if a.r#type == code || a.r#type == 0 => Ok(Some(a)),
-            Some(a) => Err(OpError::expected(format!("attribute `{name}`"), what, format!("attribute type {}", a.r#type))),
+            Some(a) => Err(OpError::expected(
+                format!("attribute `{name}`"),
+                what,
+                format!("attribute type {}", a.r#type),
+            )),
             None => Ok(None),
         }
     }
 
     fn all_read(&self) -> OpResult<()> {
-        match self.node.attribute.iter().find(|a| !self.read.borrow().contains(&a.name)) {
+        match self
+            .node
+            .attribute
+            .iter()
+            .find(|a| !self.read.borrow().contains(&a.name))
+        {
             Some(a) => Err(OpError::Unsupported(format!("attribute `{}`", a.name))),
             None => Ok(()),
         }
@@ -225,7 +286,9 @@ impl NodeAttributes<'_, '_> {
         if let Some(a) = self.typed("value_floats", 6, "floats")? {
             return Ok(HostTensor::from_f32(&[a.floats.len()], &a.floats)?);
         }
-        Err(OpError::Unsupported("a constant that is neither numbers nor a dense tensor".to_owned()))
+        Err(OpError::Unsupported(
+            "a constant that is neither numbers nor a dense tensor".to_owned(),
+        ))
     }
 }
 
@@ -239,7 +302,11 @@ impl Attributes for NodeAttributes<'_, '_> {
     }
 
     fn input_count(&self) -> usize {
-        self.node.input.iter().rposition(|i| !i.is_empty()).map_or(0, |i| i + 1)
+        self.node
+            .input
+            .iter()
+            .rposition(|i| !i.is_empty())
+            .map_or(0, |i| i + 1)
     }
 
     fn int(&self, name: &str) -> OpResult<Option<i64>> {
@@ -258,7 +325,9 @@ impl Attributes for NodeAttributes<'_, '_> {
         match self.typed(name, 4, "a tensor")?.and_then(|a| a.t.as_ref()) {
             Some(t) => {
                 let tensor = self.weights.borrow_mut().tensor(t);
-                tensor.map(Some).map_err(|e| OpError::expected(format!("attribute `{name}`"), "a readable tensor", e))
+                tensor
+                    .map(Some)
+                    .map_err(|e| OpError::expected(format!("attribute `{name}`"), "a readable tensor", e))
             }
             None => Ok(None),
         }

@@ -22,7 +22,12 @@ pub fn dtype_of(code: i64) -> OpResult<DType> {
         9 => DType::Bool,
         10 => DType::F16,
         12 => DType::U32,
-        _ => return Err(OpError::Unsupported(format!("element type {code} ({})", type_name(code)))),
+        _ => {
+            return Err(OpError::Unsupported(format!(
+                "element type {code} ({})",
+                type_name(code)
+            )));
+        }
     })
 }
 

@@ -469,7 +469,11 @@ impl Job<'_> {
             self.source
                 .bad(format!("weight \"{name}\": {}", explain(w, first, width, e)))
         })?;
-        debug_assert_eq!(self.done - start, tensor.bytes().len() as u64);
+        debug_assert_eq!(
+            self.done - start,
+            tensor.bytes().len() as u64,
+            "every byte counts once"
+        );
         let (codes, scales): (&[u8], &[u8]) = (bytemuck::cast_slice(&codes), bytemuck::cast_slice(&scales));
         let shape = [w.k / w.bits.per_word(), w.n];
         self.writer

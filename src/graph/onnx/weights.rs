@@ -36,7 +36,11 @@ pub(super) struct Weights {
 impl Weights {
     pub fn new(model: &Path) -> Self {
         let folder = model.parent().map_or_else(PathBuf::new, Path::to_owned);
-        Self { folder, model: model.to_owned(), files: HashMap::new() }
+        Self {
+            folder,
+            model: model.to_owned(),
+            files: HashMap::new(),
+        }
     }
 
     /// The file that holds a tensor's data, if it is outside the model file.
@@ -45,7 +49,9 @@ impl Weights {
             return Ok(f.clone());
         }
         let relative = Path::new(location);
-        let inside = relative.components().all(|c| matches!(c, Component::Normal(_) | Component::CurDir));
+        let inside = relative
+            .components()
+            .all(|c| matches!(c, Component::Normal(_) | Component::CurDir));
         if !inside || location.is_empty() {
             return Err(Error::file(
                 Stage::Import,
@@ -54,9 +60,17 @@ impl Weights {
             ));
         }
         let path = self.folder.join(relative);
-        let resolved = path.canonicalize().map_err(|e| Error::io("cannot open external data", &path, e))?;
-        let root = if self.folder.as_os_str().is_empty() { Path::new(".") } else { &self.folder };
-        let root = root.canonicalize().map_err(|e| Error::io("cannot open", root, e))?;
+        let resolved = path
+            .canonicalize()
+            .map_err(|e| Error::io("cannot open external data", &path, e))?;
+        let root = if self.folder.as_os_str().is_empty() {
+            Path::new(".")
+        } else {
+            &self.folder
+        };
+        let root = root
+            .canonicalize()
+            .map_err(|e| Error::io("cannot open", root, e))?;
         if !resolved.starts_with(&root) {
             return Err(Error::file(
                 Stage::Import,
@@ -71,14 +85,23 @@ impl Weights {
 
     /// The tensor of an initialiser or attribute.
     pub fn tensor(&mut self, t: &proto::TensorProto) -> Result<HostTensor> {
-        let bad = |what: String| Error::file(Stage::Import, &self.model, format!("tensor \"{}\": {what}", t.name));
+        let bad = |what: String| {
+            Error::file(
+                Stage::Import,
+                &self.model,
+                format!("tensor \"{}\": {what}", t.name),
+            )
+        };
         let dtype = dtype_of(i64::from(t.data_type)).map_err(|e| bad(e.to_string()))?;
         let shape: Vec<usize> = t
             .dims
             .iter()
             .map(|d| usize::try_from(*d).map_err(|_| bad(format!("size {d} is negative"))))
             .collect::<Result<_>>()?;
-        let count = shape.iter().try_fold(1usize, |n, d| n.checked_mul(*d)).ok_or_else(|| bad(format!("shape {shape:?} is too large")))?;
+        let count = shape
+            .iter()
+            .try_fold(1usize, |n, d| n.checked_mul(*d))
+            .ok_or_else(|| bad(format!("shape {shape:?} is too large")))?;
         if t.data_location == 1 {
             return self.external_tensor(t, dtype, &shape, count);
         }
@@ -89,17 +112,27 @@ impl Weights {
                 DType::F32 => HostTensor::from_f32(&shape, &t.float_data),
                 DType::I64 => HostTensor::from_i64(&shape, &t.int64_data),
                 DType::U32 => {
-                    let words: Vec<u32> = t.uint64_data.iter().map(|v| u32::try_from(*v).unwrap_or(u32::MAX)).collect();
+                    let words: Vec<u32> = t
+                        .uint64_data
+                        .iter()
+                        .map(|v| u32::try_from(*v).unwrap_or(u32::MAX))
+                        .collect();
                     HostTensor::from_u32(&shape, &words)
                 }
                 DType::F16 => {
-                    let halves: Vec<half::f16> =
-                        t.int32_data.iter().map(|v| half::f16::from_bits(u16::try_from(*v).unwrap_or(0))).collect();
+                    let halves: Vec<half::f16> = t
+                        .int32_data
+                        .iter()
+                        .map(|v| half::f16::from_bits(u16::try_from(*v).unwrap_or(0)))
+                        .collect();
                     HostTensor::from_f16(&shape, &halves)
                 }
                 DType::I32 | DType::U8 | DType::I8 | DType::Bool => {
                     if t.int32_data.len() != count {
-                        return Err(bad(format!("{count} elements declared, {} present", t.int32_data.len())));
+                        return Err(bad(format!(
+                            "{count} elements declared, {} present",
+                            t.int32_data.len()
+                        )));
                     }
                     let ints: Vec<i64> = t.int32_data.iter().map(|v| i64::from(*v)).collect();
                     HostTensor::from_ints(dtype, &shape, &ints)
@@ -109,24 +142,45 @@ impl Weights {
         tensor.map_err(|e| bad(e.to_string()))
     }
 
-    fn external_tensor(&mut self, t: &proto::TensorProto, dtype: DType, shape: &[usize], count: usize) -> Result<HostTensor> {
-        let key = |name: &str| t.external_data.iter().find(|e| e.key == name).map(|e| e.value.as_str());
+    fn external_tensor(
+        &mut self,
+        t: &proto::TensorProto,
+        dtype: DType,
+        shape: &[usize],
+        count: usize,
+    ) -> Result<HostTensor> {
+        let key = |name: &str| {
+            t.external_data
+                .iter()
+                .find(|e| e.key == name)
+                .map(|e| e.value.as_str())
+        };
         let location = key("location").unwrap_or("").to_owned();
         let model = self.model.clone();
         let bad = |what: String| Error::file(Stage::Import, &model, format!("tensor \"{}\": {what}", t.name));
         let number = |name: &str| match key(name) {
             None => Ok(None),
-            Some(v) => v.parse::<usize>().map(Some).map_err(|_| bad(format!("external data {name} \"{v}\" is not a number"))),
+            Some(v) => v
+                .parse::<usize>()
+                .map(Some)
+                .map_err(|_| bad(format!("external data {name} \"{v}\" is not a number"))),
         };
         let (offset, length) = (number("offset")?.unwrap_or(0), number("length")?);
-        let bytes = count.checked_mul(dtype.size()).ok_or_else(|| bad(format!("shape {shape:?} is too large")))?;
+        let bytes = count
+            .checked_mul(dtype.size())
+            .ok_or_else(|| bad(format!("shape {shape:?} is too large")))?;
         if let Some(length) = length.filter(|l| *l != bytes) {
-            return Err(bad(format!("{dtype}{shape:?} needs {bytes} bytes, its external data has {length}")));
+            return Err(bad(format!(
+                "{dtype}{shape:?} needs {bytes} bytes, its external data has {length}"
+            )));
         }
         let file = self.external(&t.name, &location)?;
         let have = file.bytes().len();
         if offset.checked_add(bytes).is_none_or(|end| end > have) {
-            return Err(bad(format!("needs bytes {offset} to {} of \"{location}\", which has {have}", offset.saturating_add(bytes))));
+            return Err(bad(format!(
+                "needs bytes {offset} to {} of \"{location}\", which has {have}",
+                offset.saturating_add(bytes)
+            )));
         }
         HostTensor::from_shared(dtype, shape, file, offset).map_err(|e| bad(e.to_string()))
     }

@@ -24,43 +24,66 @@ pub struct Input {
 
 /// An operand of floats in -1 to 1.
 pub fn input(shape: &[usize]) -> Input {
-    Input { shape: shape.to_vec(), fill: Fill::Range(-1.0, 1.0), is_const: false }
+    Input {
+        shape: shape.to_vec(),
+        fill: Fill::Range(-1.0, 1.0),
+        is_const: false,
+    }
 }
 
 /// An operand with these contents, known when planning.
 pub fn constant(tensor: HostTensor) -> Input {
-    Input { shape: tensor.shape().to_vec(), fill: Fill::Tensor(tensor), is_const: true }
+    Input {
+        shape: tensor.shape().to_vec(),
+        fill: Fill::Tensor(tensor),
+        is_const: true,
+    }
 }
 
 impl Input {
     /// Floats between `low` and `high`.
     #[must_use]
     pub fn range(self, low: f32, high: f32) -> Self {
-        Self { fill: Fill::Range(low, high), ..self }
+        Self {
+            fill: Fill::Range(low, high),
+            ..self
+        }
     }
 
     /// `i64` between `low` and `high`, both included.
     #[must_use]
     pub fn ints(self, low: i64, high: i64) -> Self {
-        Self { fill: Fill::Ints(low, high), ..self }
+        Self {
+            fill: Fill::Ints(low, high),
+            ..self
+        }
     }
 
     /// Truth values.
     #[must_use]
     pub fn bools(self) -> Self {
-        Self { fill: Fill::Bools, ..self }
+        Self {
+            fill: Fill::Bools,
+            ..self
+        }
     }
 
     /// These `i64`.
     #[must_use]
     pub fn values(self, values: &[i64]) -> Self {
-        Self { fill: Fill::Values(values.to_vec()), ..self }
+        Self {
+            fill: Fill::Values(values.to_vec()),
+            ..self
+        }
     }
 
     /// Known when planning.
     #[must_use]
     pub fn constant(self) -> Self {
-        Self { is_const: true, ..self }
+        Self {
+            is_const: true,
+            ..self
+        }
     }
 
     /// The operand, filled from `seed`. Floats are exact in `f16`, so that storage does not count as error.
@@ -69,14 +92,18 @@ impl Input {
         let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15).wrapping_add(0x1234_5678);
         // A 64-bit linear congruential generator (Knuth's MMIX constants); the top bits are used.
         let mut next = || {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
             u32::try_from(state >> 40).unwrap_or(0)
         };
         match &self.fill {
             #[expect(clippy::cast_precision_loss, reason = "24 bits fit a float")]
             Fill::Range(low, high) => {
                 let data: Vec<f32> = (0..count)
-                    .map(|_| half::f16::from_f32(low + (high - low) * (next() as f32 / 16_777_216.0)).to_f32())
+                    .map(|_| {
+                        half::f16::from_f32(low + (high - low) * (next() as f32 / 16_777_216.0)).to_f32()
+                    })
                     .collect();
                 HostTensor::from_f32(&self.shape, &data)
             }
@@ -103,7 +130,15 @@ impl Input {
             Fill::Bools => "b",
             Fill::Tensor(_) => "t",
         };
-        format!("{kind}{}{}", if sizes.is_empty() { "scalar".to_owned() } else { sizes.join("x") }, if self.is_const { "c" } else { "" })
+        format!(
+            "{kind}{}{}",
+            if sizes.is_empty() {
+                "scalar".to_owned()
+            } else {
+                sizes.join("x")
+            },
+            if self.is_const { "c" } else { "" }
+        )
     }
 }
 
@@ -123,13 +158,21 @@ pub struct Case {
 impl Case {
     /// A case that every device must pass.
     pub fn new(op: impl Op + 'static, inputs: Vec<Input>) -> Self {
-        Self { op: Box::new(op), inputs, host_only: None, slack: 1.0 }
+        Self {
+            op: Box::new(op),
+            inputs,
+            host_only: None,
+            slack: 1.0,
+        }
     }
 
     /// Says why devices do not run it; planning must then refuse it or emit nothing.
     #[must_use]
     pub fn host_only(self, reason: &'static str) -> Self {
-        Self { host_only: Some(reason), ..self }
+        Self {
+            host_only: Some(reason),
+            ..self
+        }
     }
 
     /// A name that tells it from the others of its operator.

@@ -46,12 +46,20 @@ pub enum OpError {
 impl OpError {
     /// [`OpError::Expected`] from displayable parts.
     pub fn expected(what: impl Into<String>, expected: impl ToString, found: impl ToString) -> Self {
-        Self::Expected { what: what.into(), expected: expected.to_string(), found: found.to_string() }
+        Self::Expected {
+            what: what.into(),
+            expected: expected.to_string(),
+            found: found.to_string(),
+        }
     }
 
     /// [`OpError::Mismatch`] from displayable parts.
     pub fn mismatch(what: &'static str, left: impl ToString, right: impl ToString) -> Self {
-        Self::Mismatch { what, left: left.to_string(), right: right.to_string() }
+        Self::Mismatch {
+            what,
+            left: left.to_string(),
+            right: right.to_string(),
+        }
     }
 }
 
@@ -68,7 +76,8 @@ pub struct InferCx<'a> {
 impl InferCx<'_> {
     /// The fact of operand `i`, which must be there.
     pub fn fact(&self, i: usize) -> OpResult<&Fact> {
-        self.opt(i).ok_or_else(|| OpError::expected(format!("input {i}"), "a value", "nothing"))
+        self.opt(i)
+            .ok_or_else(|| OpError::expected(format!("input {i}"), "a value", "nothing"))
     }
 
     /// The fact of operand `i`, if given.
@@ -79,7 +88,9 @@ impl InferCx<'_> {
     /// The elements of integer operand `i` (rank 0 or 1) as expressions, which must be known.
     pub fn dims(&self, i: usize) -> OpResult<Vec<Dim>> {
         self.fact(i)?.as_dims().ok_or_else(|| {
-            OpError::Unsupported(format!("input {i} depends on data; its values are not known before the run"))
+            OpError::Unsupported(format!(
+                "input {i} depends on data; its values are not known before the run"
+            ))
         })
     }
 
@@ -87,7 +98,10 @@ impl InferCx<'_> {
     pub fn ints(&self, i: usize) -> OpResult<Vec<i64>> {
         self.dims(i)?
             .iter()
-            .map(|d| d.as_const().ok_or_else(|| OpError::expected(format!("input {i}"), "constant integers", d)))
+            .map(|d| {
+                d.as_const()
+                    .ok_or_else(|| OpError::expected(format!("input {i}"), "constant integers", d))
+            })
             .collect()
     }
 }
@@ -202,12 +216,20 @@ pub const OWN_DOMAIN: &str = "ai.transformer_lite";
 
 /// A standard operator from opset `since` on.
 pub const fn onnx(name: &'static str, since: i64) -> OnnxName {
-    OnnxName { domain: "", name, since }
+    OnnxName {
+        domain: "",
+        name,
+        since,
+    }
 }
 
 /// An operator of our own domain.
 pub const fn own(name: &'static str) -> OnnxName {
-    OnnxName { domain: OWN_DOMAIN, name, since: 1 }
+    OnnxName {
+        domain: OWN_DOMAIN,
+        name,
+        since: 1,
+    }
 }
 
 /// What the registry holds of one operator file.
@@ -297,6 +319,12 @@ pub fn device_dtype(dtype: DType, float: DType) -> DType {
 /// The shape's sizes before, at and after `axis` as products.
 pub fn split_at(shape: &Shape, axis: usize) -> OpResult<(Dim, Dim, Dim)> {
     let (before, rest) = shape.0.split_at(axis);
-    let (at, after) = rest.split_first().ok_or_else(|| OpError::expected("axis", "inside the shape", axis))?;
-    Ok((crate::shape::product(before)?, at.clone(), crate::shape::product(after)?))
+    let (at, after) = rest
+        .split_first()
+        .ok_or_else(|| OpError::expected("axis", "inside the shape", axis))?;
+    Ok((
+        crate::shape::product(before)?,
+        at.clone(),
+        crate::shape::product(after)?,
+    ))
 }

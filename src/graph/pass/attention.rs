@@ -3,7 +3,9 @@
 //! The form: `Transpose(softmax(scale * q k^T + mask) v)` with `q`, `k`, `v` transposed from `[b, s, heads, d]`; with grouped
 //! heads q is reshaped to `[b, kv_heads, group, s, d]` and k, v have a size-1 axis put in.
 
-use super::pattern::{binary, input, only_reader, origin, producer, reshaped, shape, transposed, with_scalar};
+use super::pattern::{
+    binary, input, only_reader, origin, producer, reshaped, shape, transposed, with_scalar,
+};
 use crate::error::Result;
 use crate::graph::op::attention::Attention;
 use crate::graph::op::matmul::MatMul;
@@ -17,10 +19,17 @@ pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
     let consumers = edit.consumers();
     let ids: Vec<_> = edit.nodes().map(|(id, _)| id).collect();
     for id in ids {
-        let Some(found) = find(edit, &consumers, id) else { continue };
+        let Some(found) = find(edit, &consumers, id) else {
+            continue;
+        };
         let name = edit.value(found.out).name.clone();
         if edit.begin(&format!("attention at \"{name}\"")) {
-            edit.replace_node(found.node, Box::new(Attention { scale: found.scale }), found.inputs, found.origin);
+            edit.replace_node(
+                found.node,
+                Box::new(Attention { scale: found.scale }),
+                found.inputs,
+                found.origin,
+            );
         }
     }
     Ok(())
@@ -36,15 +45,23 @@ struct Found {
 
 /// `[b, s, heads, d]` behind `v`, which is that transposed, perhaps reshaped for grouped heads.
 fn rows(g: &Graph, v: ValueId) -> Option<ValueId> {
-    let v = if shape(g, v)?.len() == 5 { reshaped(g, v)? } else { v };
+    let v = if shape(g, v)?.len() == 5 {
+        reshaped(g, v)?
+    } else {
+        v
+    };
     transposed(g, v, &SWAP)
 }
 
 fn find(g: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Option<Found> {
     // From the second product backwards.
     let node = g.node(id)?;
-    let MatMul { trans_b: false } = node.op.downcast::<MatMul>()? else { return None };
-    let [product] = node.outputs.as_slice() else { return None };
+    let MatMul { trans_b: false } = node.op.downcast::<MatMul>()? else {
+        return None;
+    };
+    let [product] = node.outputs.as_slice() else {
+        return None;
+    };
     let weights = input(node, 0)?;
     let (_, softmax_node, softmax) = producer::<Softmax>(g, weights)?;
     let rank = shape(g, weights)?.len();
@@ -61,7 +78,9 @@ fn find(g: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Option<Found> {
         Some((_, n, MatMul { trans_b: true })) => Some((input(n, 0)?, input(n, 1)?, 1.0)),
         _ => {
             let (inner, scale) = with_scalar(g, binary(g, v, Binary::Mul)?)?;
-            let (_, n, MatMul { trans_b: true }) = producer::<MatMul>(g, inner)? else { return None };
+            let (_, n, MatMul { trans_b: true }) = producer::<MatMul>(g, inner)? else {
+                return None;
+            };
             Some((input(n, 0)?, input(n, 1)?, scale))
         }
     };
@@ -89,12 +108,16 @@ fn find(g: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Option<Found> {
     let back = only_reader(g, consumers, out)?;
     let last = *g.node(back)?.outputs.first()?;
     transposed(g, last, &SWAP)?;
-    let ([b, s, h, d], [_, t, kvh, _]) = (shape(g, q)?, shape(g, k)?) else { return None };
+    let ([b, s, h, d], [_, t, kvh, _]) = (shape(g, q)?, shape(g, k)?) else {
+        return None;
+    };
     let fits = shape(g, last)? == [b.clone(), s.clone(), h.clone(), d.clone()]
         && shape(g, k)? == shape(g, v)?
         && h.exact_div(kvh).is_some();
     let mask_fits = mask.is_none_or(|m| {
-        shape(g, m).is_some_and(|m| m.len() >= 2 && m.ends_with(&[s.clone(), t.clone()]) && m[..m.len() - 2].iter().all(|d| d.is(1)))
+        shape(g, m).is_some_and(|m| {
+            m.len() >= 2 && m.ends_with(&[s.clone(), t.clone()]) && m[..m.len() - 2].iter().all(|d| d.is(1))
+        })
     });
     if !fits || !mask_fits {
         return refuse("shapes of heads or mask do not fit");
@@ -102,5 +125,11 @@ fn find(g: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Option<Found> {
     steps.extend([out, last]);
     let mut inputs = vec![Some(q), Some(k), Some(v)];
     inputs.extend(mask.map(Some));
-    Some(Found { node: back, out: last, inputs, scale, origin: origin(g, &steps) })
+    Some(Found {
+        node: back,
+        out: last,
+        inputs,
+        scale,
+        origin: origin(g, &steps),
+    })
 }

@@ -7,7 +7,12 @@ pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
     let known: Vec<ValueId> = edit
         .nodes()
         .flat_map(|(_, n)| n.outputs.iter().copied())
-        .filter(|v| edit.value(*v).fact.as_ref().is_some_and(|f| f.as_const().is_some()))
+        .filter(|v| {
+            edit.value(*v)
+                .fact
+                .as_ref()
+                .is_some_and(|f| f.as_const().is_some())
+        })
         .collect();
     for v in known {
         let what = format!("fold \"{}\"", edit.value(v).name);

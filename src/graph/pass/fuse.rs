@@ -20,10 +20,18 @@ pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
         for id in edit.order()? {
             while let Some((producer, fused, inputs, origin)) = find(edit, id) {
                 let name = edit.node(id).map(|n| n.name.clone()).unwrap_or_default();
-                if !edit.begin(&format!("\"{}\" joins \"{name}\"", edit.node(producer).map_or("", |n| &n.name))) {
+                if !edit.begin(&format!(
+                    "\"{}\" joins \"{name}\"",
+                    edit.node(producer).map_or("", |n| &n.name)
+                )) {
                     return Ok(());
                 }
-                edit.replace_node(id, Box::new(fused), inputs.into_iter().map(Some).collect(), origin);
+                edit.replace_node(
+                    id,
+                    Box::new(fused),
+                    inputs.into_iter().map(Some).collect(),
+                    origin,
+                );
                 edit.remove_node(producer);
             }
         }
@@ -38,15 +46,26 @@ fn tidy(g: &Graph, expr: &Expr, inputs: &[ValueId]) -> (Expr, Vec<ValueId>) {
     let rank = |v: ValueId| g.value(v).fact.as_ref().map_or(usize::MAX, |f| f.shape.rank());
     let number = |v: ValueId| -> Option<Expr> {
         let t = g.value(v).fact.as_ref()?.as_const()?;
-        if t.len() != 1 || inputs.iter().all(|o| rank(*o) <= rank(v) && g.value(*o).fact.as_ref().is_some_and(|f| f.as_const().is_some())) {
+        if t.len() != 1
+            || inputs.iter().all(|o| {
+                rank(*o) <= rank(v) && g.value(*o).fact.as_ref().is_some_and(|f| f.as_const().is_some())
+            })
+        {
             return None;
         }
         // Taking a constant of higher rank out would change the shape of the result.
         if inputs.iter().all(|o| *o == v || rank(*o) < rank(v)) {
             return None;
         }
-        #[expect(clippy::cast_precision_loss, reason = "constants of shape arithmetic are small")]
-        let value = if t.dtype().is_float() { f64::from(*t.to_f32().ok()?.first()?) } else { *t.to_i64().ok()?.first()? as f64 };
+        #[expect(
+            clippy::cast_precision_loss,
+            reason = "constants of shape arithmetic are small"
+        )]
+        let value = if t.dtype().is_float() {
+            f64::from(*t.to_f32().ok()?.first()?)
+        } else {
+            *t.to_i64().ok()?.first()? as f64
+        };
         Some(Expr::Const(value, t.dtype()))
     };
     let mut kept: Vec<ValueId> = Vec::new();
@@ -62,19 +81,29 @@ fn tidy(g: &Graph, expr: &Expr, inputs: &[ValueId]) -> (Expr, Vec<ValueId>) {
             })
         })
         .collect();
-    (expr.map_inputs(&mut |i| places.get(i).cloned().unwrap_or(Expr::Input(i))), kept)
+    (
+        expr.map_inputs(&mut |i| places.get(i).cloned().unwrap_or(Expr::Input(i))),
+        kept,
+    )
 }
 
 fn simplify(edit: &mut Edit<'_>, id: NodeId) {
     let Some(node) = edit.node(id) else { return };
-    let Some(op) = node.op.downcast::<Pointwise>() else { return };
+    let Some(op) = node.op.downcast::<Pointwise>() else {
+        return;
+    };
     let inputs: Vec<ValueId> = node.inputs.iter().flatten().copied().collect();
     let (expr, kept) = tidy(edit, &op.expr, &inputs);
     if kept.len() < inputs.len() {
         let (name, origin) = (op.name.clone(), node.origin.clone());
         let what = format!("constants into \"{}\"", node.name);
         if edit.begin(&what) {
-            edit.replace_node(id, Box::new(Pointwise { name, expr }), kept.into_iter().map(Some).collect(), origin);
+            edit.replace_node(
+                id,
+                Box::new(Pointwise { name, expr }),
+                kept.into_iter().map(Some).collect(),
+                origin,
+            );
         }
     }
 }
@@ -95,7 +124,9 @@ fn find(g: &Graph, id: NodeId) -> Option<Fusion> {
     let out = *node.outputs.first()?;
     let consumers = g.consumers();
     for v in node.inputs.iter().flatten() {
-        let Some((from, source, inner)) = producer::<Pointwise>(g, *v) else { continue };
+        let Some((from, source, inner)) = producer::<Pointwise>(g, *v) else {
+            continue;
+        };
         let mut readers = consumers[v.index()].clone();
         readers.dedup();
         if readers.as_slice() != [id] || only_reader(g, &[], *v).is_some() || g.outputs().contains(v) {
@@ -113,18 +144,38 @@ fn find(g: &Graph, id: NodeId) -> Option<Fusion> {
             })
         };
         let inner_places: Vec<usize> = source.inputs.iter().flatten().map(|i| place(*i)).collect();
-        let inner_expr = inner.expr.map_inputs(&mut |i| Expr::Input(inner_places.get(i).copied().unwrap_or(i)));
+        let inner_expr = inner
+            .expr
+            .map_inputs(&mut |i| Expr::Input(inner_places.get(i).copied().unwrap_or(i)));
         let outer: Vec<ValueId> = node.inputs.iter().flatten().copied().collect();
-        let outer_places: Vec<Expr> =
-            outer.iter().map(|i| if i == v { inner_expr.clone() } else { Expr::Input(place(*i)) }).collect();
-        let expr = op.expr.map_inputs(&mut |i| outer_places.get(i).cloned().unwrap_or(Expr::Input(i)));
+        let outer_places: Vec<Expr> = outer
+            .iter()
+            .map(|i| {
+                if i == v {
+                    inner_expr.clone()
+                } else {
+                    Expr::Input(place(*i))
+                }
+            })
+            .collect();
+        let expr = op
+            .expr
+            .map_inputs(&mut |i| outer_places.get(i).cloned().unwrap_or(Expr::Input(i)));
         let (expr, inputs) = tidy(g, &expr, &inputs);
         if inputs.len() > MAX_INPUTS || expr.size() > MAX_SIZE {
             continue;
         }
         let mut origin = source.origin.clone();
         origin.extend(node.origin.iter().cloned());
-        return Some((from, Pointwise { name: "Fused".to_owned(), expr }, inputs, origin));
+        return Some((
+            from,
+            Pointwise {
+                name: "Fused".to_owned(),
+                expr,
+            },
+            inputs,
+            origin,
+        ));
     }
     None
 }

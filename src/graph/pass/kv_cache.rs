@@ -30,7 +30,14 @@ pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
     let mut pairs = Vec::new();
     for past in edit.inputs().iter().copied() {
         // Readers of nothing but the shape may stay.
-        let reads = |id: &NodeId| edit.node(*id).is_some_and(|n| n.inputs.iter().enumerate().any(|(i, v)| *v == Some(past) && n.op.reads(i)));
+        let reads = |id: &NodeId| {
+            edit.node(*id).is_some_and(|n| {
+                n.inputs
+                    .iter()
+                    .enumerate()
+                    .any(|(i, v)| *v == Some(past) && n.op.reads(i))
+            })
+        };
         let readers: Vec<NodeId> = consumers[past.index()].iter().copied().filter(reads).collect();
         let [reader] = readers.as_slice() else { continue };
         match find(edit, *reader, past) {
@@ -49,30 +56,58 @@ pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
 }
 
 fn find(g: &Graph, reader: NodeId, past: ValueId) -> Result<Option<Pair>, String> {
-    let Some(node) = g.node(reader) else { return Ok(None) };
-    let Some(concat) = node.op.downcast::<Concat>() else { return Ok(None) };
-    let [present] = node.outputs.as_slice() else { return Ok(None) };
+    let Some(node) = g.node(reader) else {
+        return Ok(None);
+    };
+    let Some(concat) = node.op.downcast::<Concat>() else {
+        return Ok(None);
+    };
+    let [present] = node.outputs.as_slice() else {
+        return Ok(None);
+    };
     if node.inputs.len() != 2 || input(node, 0) != Some(past) || !g.outputs().contains(present) {
         return Ok(None);
     }
-    let (Some(new), Some(dims)) = (input(node, 1), shape(g, past)) else { return Ok(None) };
+    let (Some(new), Some(dims)) = (input(node, 1), shape(g, past)) else {
+        return Ok(None);
+    };
     let axis = crate::graph::op::axis(concat.axis, dims.len()).map_err(|e| e.to_string())?;
     let mut symbols = std::collections::BTreeSet::new();
     dims[axis].symbols(&mut symbols);
     let symbol = symbols.pop_first().filter(|s| dims[axis] == s.into());
-    let symbol = symbol.ok_or_else(|| format!("its size along axis {axis} is {}, not a symbol", dims[axis]))?;
+    let symbol =
+        symbol.ok_or_else(|| format!("its size along axis {axis} is {}, not a symbol", dims[axis]))?;
     let one = |d: &[crate::shape::Dim]| d.iter().all(|d| d.is(1));
     if one(&dims[..axis]) {
-        return Ok(Some(Pair { node: reader, past, new, present: *present, turned: false, symbol }));
+        return Ok(Some(Pair {
+            node: reader,
+            past,
+            new,
+            present: *present,
+            turned: false,
+            symbol,
+        }));
     }
     if dims.len() == 4 && axis == 2 && one(&dims[..1]) {
-        return Ok(Some(Pair { node: reader, past, new, present: *present, turned: true, symbol }));
+        return Ok(Some(Pair {
+            node: reader,
+            past,
+            new,
+            present: *present,
+            turned: true,
+            symbol,
+        }));
     }
-    Err(format!("it grows along axis {axis} of {}, and more than one sequence or an unknown layout is in it", Shape(dims.to_vec())))
+    Err(format!(
+        "it grows along axis {axis} of {}, and more than one sequence or an unknown layout is in it",
+        Shape(dims.to_vec())
+    ))
 }
 
 fn rewrite(edit: &mut Edit<'_>, p: Pair) -> Result<()> {
-    let Some(node) = edit.node(p.node) else { return Ok(()) };
+    let Some(node) = edit.node(p.node) else {
+        return Ok(());
+    };
     let (name, origin) = (node.name.clone(), node.origin.clone());
     let axis = crate::graph::op::axis(
         node.op.downcast::<Concat>().map_or(0, |c| c.axis),
@@ -82,7 +117,12 @@ fn rewrite(edit: &mut Edit<'_>, p: Pair) -> Result<()> {
     if !p.turned {
         let inputs = vec![Some(p.past), Some(p.new)];
         edit.replace_node(p.node, Box::new(KvAppend { axis }), inputs, origin);
-        edit.add_state(State { input: p.past, output: p.present, axis, past: p.symbol });
+        edit.add_state(State {
+            input: p.past,
+            output: p.present,
+            axis,
+            past: p.symbol,
+        });
         return Ok(());
     }
     let perm = Some(vec![0, 2, 1, 3]);
@@ -90,20 +130,56 @@ fn rewrite(edit: &mut Edit<'_>, p: Pair) -> Result<()> {
         Some(source) => source,
         None => {
             let v = edit.add_value(&format!("{name}/rows"), None);
-            edit.add_node(&format!("{name}/rows"), origin.clone(), Box::new(Transpose { perm: perm.clone() }), vec![Some(p.new)], vec![v]);
+            edit.add_node(
+                &format!("{name}/rows"),
+                origin.clone(),
+                Box::new(Transpose { perm: perm.clone() }),
+                vec![Some(p.new)],
+                vec![v],
+            );
             v
         }
     };
     let fact = edit.fact(p.past)?.clone();
-    let swapped = |f: &Fact| Fact::new(f.dtype, Shape(SWAP.iter().map(|a| f.shape.0[*a].clone()).collect()));
-    let before = edit.add_value(&format!("{}/heads_first", edit.value(p.past).name), Some(fact.clone()));
+    let swapped = |f: &Fact| {
+        Fact::new(
+            f.dtype,
+            Shape(SWAP.iter().map(|a| f.shape.0[*a].clone()).collect()),
+        )
+    };
+    let before = edit.add_value(
+        &format!("{}/heads_first", edit.value(p.past).name),
+        Some(fact.clone()),
+    );
     edit.replace_readers(p.past, before);
     edit.set_fact(p.past, swapped(&fact));
-    edit.add_node(&format!("{name}/past_heads_first"), origin.clone(), Box::new(Transpose { perm: perm.clone() }), vec![Some(p.past)], vec![before]);
+    edit.add_node(
+        &format!("{name}/past_heads_first"),
+        origin.clone(),
+        Box::new(Transpose { perm: perm.clone() }),
+        vec![Some(p.past)],
+        vec![before],
+    );
     let whole = edit.add_value(&format!("{}/heads_first", edit.value(p.present).name), None);
     edit.replace_readers(p.present, whole);
-    edit.replace_node(p.node, Box::new(KvAppend { axis: 1 }), vec![Some(p.past), Some(new)], origin.clone());
-    edit.add_node(&format!("{name}/heads_first"), origin, Box::new(Transpose { perm }), vec![Some(p.present)], vec![whole]);
-    edit.add_state(State { input: p.past, output: p.present, axis: 1, past: p.symbol });
+    edit.replace_node(
+        p.node,
+        Box::new(KvAppend { axis: 1 }),
+        vec![Some(p.past), Some(new)],
+        origin.clone(),
+    );
+    edit.add_node(
+        &format!("{name}/heads_first"),
+        origin,
+        Box::new(Transpose { perm }),
+        vec![Some(p.present)],
+        vec![whole],
+    );
+    edit.add_state(State {
+        input: p.past,
+        output: p.present,
+        axis: 1,
+        past: p.symbol,
+    });
     Ok(())
 }

@@ -2,18 +2,23 @@
 
 use super::pattern::{input, shape};
 use crate::error::{Error, Result, Stage};
+use crate::graph::Edit;
 use crate::graph::op::matmul::MatMul;
 use crate::graph::op::matmul_e0m::MatMulE0m;
 use crate::graph::op::slice::Slice;
-use crate::graph::Edit;
 use crate::tensor::HostTensor;
 use std::sync::Arc;
 
 pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
-    let found = edit.output("logits").and_then(|v| edit.producer(v)).filter(|(_, n)| {
-        (n.op.downcast::<MatMul>().is_some() || n.op.downcast::<MatMulE0m>().is_some())
-            && input(n, 0).and_then(|x| shape(edit, x)).is_some_and(|s| s.len() == 3)
-    });
+    let found = edit
+        .output("logits")
+        .and_then(|v| edit.producer(v))
+        .filter(|(_, n)| {
+            (n.op.downcast::<MatMul>().is_some() || n.op.downcast::<MatMulE0m>().is_some())
+                && input(n, 0)
+                    .and_then(|x| shape(edit, x))
+                    .is_some_and(|s| s.len() == 3)
+        });
     let Some((id, node)) = found else {
         log::debug!("all rows of the logits are computed: no product of rank 3 makes an output \"logits\"");
         return Ok(());
@@ -25,11 +30,19 @@ pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
     }
     let mut list = |suffix: &str, v: i64| -> Result<_> {
         let t = HostTensor::from_i64(&[1], &[v]).map_err(|e| Error::other(Stage::Pass, e.to_string()))?;
-        Ok(Some(edit.add_const(&format!("{name}/last_row/{suffix}"), Arc::new(t))))
+        Ok(Some(
+            edit.add_const(&format!("{name}/last_row/{suffix}"), Arc::new(t)),
+        ))
     };
     let (start, end, axes) = (list("start", -1)?, list("end", i64::MAX)?, list("axes", 1)?);
     let row = edit.add_value(&format!("{name}/last_row"), None);
-    edit.add_node(&format!("{name}/last_row"), origin.clone(), Box::new(Slice), vec![x, start, end, axes], vec![row]);
+    edit.add_node(
+        &format!("{name}/last_row"),
+        origin.clone(),
+        Box::new(Slice),
+        vec![x, start, end, axes],
+        vec![row],
+    );
     if let Some(first) = inputs.first_mut() {
         *first = Some(row);
     }

@@ -23,21 +23,45 @@ pub struct Pass {
 }
 
 /// Constants are computed, shape arithmetic becomes known.
-pub const FOLD: Pass = Pass { name: "fold", run: fold::run };
+pub const FOLD: Pass = Pass {
+    name: "fold",
+    run: fold::run,
+};
 /// `x / sqrt(mean(x^2) + e) * w` becomes [`super::op::rms_norm::RmsNorm`].
-pub const RMS_NORM: Pass = Pass { name: "rms_norm", run: rms_norm::run };
+pub const RMS_NORM: Pass = Pass {
+    name: "rms_norm",
+    run: rms_norm::run,
+};
 /// `x * cos + rotate_half(x) * sin` becomes [`super::op::rotary::Rotary`].
-pub const ROTARY: Pass = Pass { name: "rotary", run: rotary::run };
+pub const ROTARY: Pass = Pass {
+    name: "rotary",
+    run: rotary::run,
+};
 /// A product with a transposed operand reads it transposed.
-pub const TRANS_B: Pass = Pass { name: "trans_b", run: trans_b::run };
+pub const TRANS_B: Pass = Pass {
+    name: "trans_b",
+    run: trans_b::run,
+};
 /// Pairs of past and present become state that is appended to in place.
-pub const KV_CACHE: Pass = Pass { name: "kv_cache", run: kv_cache::run };
+pub const KV_CACHE: Pass = Pass {
+    name: "kv_cache",
+    run: kv_cache::run,
+};
 /// Scores, softmax and weighted sum become [`super::op::attention::Attention`].
-pub const ATTENTION: Pass = Pass { name: "attention", run: attention::run };
+pub const ATTENTION: Pass = Pass {
+    name: "attention",
+    run: attention::run,
+};
 /// Elementwise chains become one operator.
-pub const FUSE: Pass = Pass { name: "fuse", run: fuse::run };
+pub const FUSE: Pass = Pass {
+    name: "fuse",
+    run: fuse::run,
+};
 /// Only the last row of the output `logits` is computed.
-pub const LAST_ROW: Pass = Pass { name: "last_row", run: last_row::run };
+pub const LAST_ROW: Pass = Pass {
+    name: "last_row",
+    run: last_row::run,
+};
 
 /// Every pass of [`Pipeline::standard`], in order.
 pub const STANDARD: &[Pass] = &[FOLD, RMS_NORM, ROTARY, TRANS_B, KV_CACHE, ATTENTION, FUSE];
@@ -67,12 +91,18 @@ pub struct Pipeline {
 impl Pipeline {
     /// What devices want.
     pub fn standard() -> Self {
-        Self { passes: STANDARD.to_vec(), edit_limit: usize::MAX }
+        Self {
+            passes: STANDARD.to_vec(),
+            edit_limit: usize::MAX,
+        }
     }
 
     /// What the host interpreter wants: the state form of the cache, nothing that only kernels need.
     pub fn host() -> Self {
-        Self { passes: vec![FOLD, TRANS_B, KV_CACHE], edit_limit: usize::MAX }
+        Self {
+            passes: vec![FOLD, TRANS_B, KV_CACHE],
+            edit_limit: usize::MAX,
+        }
     }
 
     /// Runs the passes; before the first and after each the shapes are derived and the graph is checked.
@@ -89,7 +119,12 @@ impl Pipeline {
             edit.remove_dead();
             derive::derive(graph)?;
             graph.check()?;
-            reports.push(PassReport { pass: pass.name, edits, nodes_before, nodes_after: graph.nodes().count() });
+            reports.push(PassReport {
+                pass: pass.name,
+                edits,
+                nodes_before,
+                nodes_after: graph.nodes().count(),
+            });
         }
         Ok(reports)
     }

@@ -40,12 +40,18 @@ pub fn unary(g: &Graph, v: ValueId, f: Unary) -> Option<ValueId> {
 /// The value of a constant of one float.
 pub fn scalar(g: &Graph, v: ValueId) -> Option<f32> {
     let t = g.value(v).fact.as_ref()?.as_const()?;
-    if t.len() == 1 { t.to_f32().ok()?.first().copied() } else { None }
+    if t.len() == 1 {
+        t.to_f32().ok()?.first().copied()
+    } else {
+        None
+    }
 }
 
 /// For a commutative pair: the constant scalar and the other operand.
 pub fn with_scalar(g: &Graph, [a, b]: [ValueId; 2]) -> Option<(ValueId, f32)> {
-    scalar(g, b).map(|s| (a, s)).or_else(|| scalar(g, a).map(|s| (b, s)))
+    scalar(g, b)
+        .map(|s| (a, s))
+        .or_else(|| scalar(g, a).map(|s| (b, s)))
 }
 
 /// The sizes of `v`.
@@ -77,7 +83,11 @@ pub fn only_reader(g: &Graph, consumers: &[Vec<NodeId>], v: ValueId) -> Option<N
 pub fn origin(g: &Graph, values: &[ValueId]) -> Vec<String> {
     let mut names = Vec::new();
     for v in values {
-        for n in g.producer(*v).map(|(_, n)| n.origin.as_slice()).unwrap_or_default() {
+        for n in g
+            .producer(*v)
+            .map(|(_, n)| n.origin.as_slice())
+            .unwrap_or_default()
+        {
             if !names.contains(n) {
                 names.push(n.clone());
             }

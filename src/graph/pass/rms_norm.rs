@@ -15,7 +15,14 @@ pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
         let Some(found) = find(edit, *y) else { continue };
         let name = edit.value(*y).name.clone();
         if edit.begin(&format!("root-mean-square normalisation at \"{name}\"")) {
-            edit.replace_node(id, Box::new(RmsNorm { epsilon: found.epsilon }), vec![Some(found.x), Some(found.scale)], found.origin);
+            edit.replace_node(
+                id,
+                Box::new(RmsNorm {
+                    epsilon: found.epsilon,
+                }),
+                vec![Some(found.x), Some(found.scale)],
+                found.origin,
+            );
         }
     }
     Ok(())
@@ -41,8 +48,11 @@ fn find(g: &Graph, y: ValueId) -> Option<Found> {
     } else {
         let [p, q] = binary(g, normed, Binary::Mul)?;
         let inverse = |v: ValueId| {
-            unary(g, v, Unary::Reciprocal)
-                .or_else(|| binary(g, v, Binary::Div).filter(|[one, _]| scalar(g, *one) == Some(1.0)).map(|[_, r]| r))
+            unary(g, v, Unary::Reciprocal).or_else(|| {
+                binary(g, v, Binary::Div)
+                    .filter(|[one, _]| scalar(g, *one) == Some(1.0))
+                    .map(|[_, r]| r)
+            })
         };
         match (inverse(p), inverse(q)) {
             (_, Some(root)) => (p, root, vec![y, normed, q]),
@@ -55,20 +65,36 @@ fn find(g: &Graph, y: ValueId) -> Option<Found> {
     let (_, node, reduce) = producer::<Reduce>(g, mean)?;
     let square = input(node, 0)?;
     let rank = shape(g, square)?.len();
-    let axes = reduce.axes.clone().or_else(|| input(node, 1).and_then(|v| g.value(v).fact.as_ref()?.as_const()?.to_i64().ok()))?;
+    let axes = reduce
+        .axes
+        .clone()
+        .or_else(|| input(node, 1).and_then(|v| g.value(v).fact.as_ref()?.as_const()?.to_i64().ok()))?;
     let last = i64::try_from(rank).ok()? - 1;
     if reduce.kind != Kind::Mean || !(axes == [-1] || axes == [last]) {
-        log::debug!("no root-mean-square normalisation at \"{}\": it reduces axes {axes:?}", g.value(y).name);
+        log::debug!(
+            "no root-mean-square normalisation at \"{}\": it reduces axes {axes:?}",
+            g.value(y).name
+        );
         return None;
     }
     let squared = match binary(g, square, Binary::Mul) {
         Some([p, q]) if p == q => p,
-        _ => binary(g, square, Binary::Pow).filter(|[_, e]| scalar(g, *e) == Some(2.0)).map(|[p, _]| p)?,
+        _ => binary(g, square, Binary::Pow)
+            .filter(|[_, e]| scalar(g, *e) == Some(2.0))
+            .map(|[p, _]| p)?,
     };
     if squared != x || shape(g, x)?.last() != shape(g, scale)?.first() {
-        log::debug!("no root-mean-square normalisation at \"{}\": it normalises one value by another's mean", g.value(y).name);
+        log::debug!(
+            "no root-mean-square normalisation at \"{}\": it normalises one value by another's mean",
+            g.value(y).name
+        );
         return None;
     }
     steps.extend([root, sum, mean, square]);
-    Some(Found { x, scale, epsilon, origin: origin(g, &steps) })
+    Some(Found {
+        x,
+        scale,
+        epsilon,
+        origin: origin(g, &steps),
+    })
 }

@@ -13,10 +13,17 @@ pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
     let ids: Vec<_> = edit.nodes().map(|(id, n)| (id, n.outputs.clone())).collect();
     for (id, outputs) in ids {
         let [y] = outputs.as_slice() else { continue };
-        let Some((inputs, names)) = find(edit, *y) else { continue };
+        let Some((inputs, names)) = find(edit, *y) else {
+            continue;
+        };
         let name = edit.value(*y).name.clone();
         if edit.begin(&format!("rotary embedding at \"{name}\"")) {
-            edit.replace_node(id, Box::new(Rotary), inputs.into_iter().map(Some).collect(), names);
+            edit.replace_node(
+                id,
+                Box::new(Rotary),
+                inputs.into_iter().map(Some).collect(),
+                names,
+            );
         }
     }
     Ok(())
@@ -27,17 +34,24 @@ fn find(g: &Graph, y: ValueId) -> Option<([ValueId; 3], Vec<String>)> {
     let (p, q) = (binary(g, a, Binary::Mul)?, binary(g, b, Binary::Mul)?);
     for (plain, turned) in [(p, q), (q, p)] {
         for (half, sin) in [(turned[0], turned[1]), (turned[1], turned[0])] {
-            let Some((x, mut steps)) = rotate_half(g, half) else { continue };
+            let Some((x, mut steps)) = rotate_half(g, half) else {
+                continue;
+            };
             let cos = match plain {
                 [v, c] | [c, v] if v == x => c,
                 _ => continue,
             };
             let fits = match (shape(g, x)?, shape(g, cos)?, shape(g, sin)?) {
-                ([b, s, _, d], [cb, cs, one, cd], angles) => b == cb && s == cs && one.is(1) && d == cd && angles == shape(g, cos)?,
+                ([b, s, _, d], [cb, cs, one, cd], angles) => {
+                    b == cb && s == cs && one.is(1) && d == cd && angles == shape(g, cos)?
+                }
                 _ => false,
             };
             if !fits {
-                log::debug!("no rotary embedding at \"{}\": angles are not [b, s, 1, d]", g.value(y).name);
+                log::debug!(
+                    "no rotary embedding at \"{}\": angles are not [b, s, 1, d]",
+                    g.value(y).name
+                );
                 return None;
             }
             steps.extend([y, a, b]);

@@ -2,14 +2,18 @@
 
 use super::pattern::{input, shape, transposed};
 use crate::error::Result;
-use crate::graph::op::matmul::MatMul;
 use crate::graph::Edit;
+use crate::graph::op::matmul::MatMul;
 
 pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
     let mut found = Vec::new();
     for (id, node) in edit.nodes() {
-        let Some(MatMul { trans_b: false }) = node.op.downcast::<MatMul>() else { continue };
-        let (Some(a), Some(b)) = (input(node, 0), input(node, 1)) else { continue };
+        let Some(MatMul { trans_b: false }) = node.op.downcast::<MatMul>() else {
+            continue;
+        };
+        let (Some(a), Some(b)) = (input(node, 0), input(node, 1)) else {
+            continue;
+        };
         let rank = shape(edit, b).map_or(0, <[_]>::len);
         let mut perm: Vec<usize> = (0..rank).collect();
         if rank < 2 {
@@ -22,7 +26,12 @@ pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
     }
     for (id, a, b, name, origin) in found {
         if edit.begin(&format!("product \"{name}\" reads its operand transposed")) {
-            edit.replace_node(id, Box::new(MatMul { trans_b: true }), vec![Some(a), Some(b)], origin);
+            edit.replace_node(
+                id,
+                Box::new(MatMul { trans_b: true }),
+                vec![Some(a), Some(b)],
+                origin,
+            );
         }
     }
     Ok(())
