@@ -14,7 +14,18 @@ use std::process::ExitCode;
 use transformer_lite::cli;
 use transformer_lite::error::Error;
 
+/// Without a session's runtime folder, Mesa's device-select layer complains on standard error of every program. The
+/// layer only reorders devices, which `--device` does here.
+fn silence_device_select() {
+    let set = |name| std::env::var_os(name).is_some();
+    if !set("XDG_RUNTIME_DIR") && !set("NODEVICE_SELECT") {
+        // SAFETY: called first in `main`, before any other thread exists that could read the environment.
+        unsafe { std::env::set_var("NODEVICE_SELECT", "1") };
+    }
+}
+
 fn main() -> ExitCode {
+    silence_device_select();
     env_logger::Builder::from_env(
         env_logger::Env::default().default_filter_or("error,transformer_lite=warn"),
     )

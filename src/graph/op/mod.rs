@@ -1,6 +1,6 @@
 //! Operators: shape rule, reference evaluation and kernel choice of each in one file.
 //!
-//! Adding one is a file here, a word in the [`ops!`] list below, and its kernel pair.
+//! Adding one is a file here, a word in the `ops!` list below, and its kernel pair.
 
 use crate::backend::kernel::Kernel;
 use crate::plan::lower::LowerCx;

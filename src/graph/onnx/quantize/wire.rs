@@ -62,12 +62,8 @@ pub fn put(out: &mut Vec<u8>, tag: u64, content: &[u8]) {
     out.extend_from_slice(content);
 }
 
-fn put_varint(out: &mut Vec<u8>, mut v: u64) {
-    while v >= 0x80 {
-        out.push((v & 0x7f) as u8 | 0x80);
-        v >>= 7;
-    }
-    out.push(v as u8);
+fn put_varint(out: &mut Vec<u8>, v: u64) {
+    prost::encoding::encode_varint(v, out);
 }
 
 #[cfg(test)]
