@@ -780,6 +780,11 @@ mod cases {
             let expr = Expr::Binary(Binary::Pow, pick(0), Box::new(Expr::Const(exponent, DType::F32)));
             all.push(Case::new(Pointwise { name: "Fused".into(), expr }, vec![input(&[5, 9]).range(-3.0, 3.0)]));
         }
+        // Halves below the smallest normal one, around it, and large ones.
+        for (low, high) in [(-6e-5, 6e-5), (-2e-4, 2e-4), (-6e4, 6e4)] {
+            let expr = Expr::Binary(Binary::Mul, pick(0), Box::new(Expr::Const(0.7, DType::F32)));
+            all.push(Case::new(Pointwise { name: "Fused".into(), expr }, vec![input(&[7, 37]).range(low, high)]));
+        }
         for f in [Unary::Neg, Unary::Abs] {
             let op = Pointwise { name: format!("{f:?}"), expr: Expr::Unary(f, pick(0)) };
             all.push(Case::new(op, vec![input(&[3, 11]).ints(-9, 9)]));
