@@ -33,10 +33,18 @@ pub fn list() -> Result<Vec<Caps>, BackendError> {
     Ok(device::enumerate()?.into_iter().map(|(_, caps)| caps).collect())
 }
 
-/// A buffer and its sub-buffers by offset and length.
+/// A buffer and its sub-buffers by offset and length, in order of creation.
 struct Buffer {
-    parts: HashMap<(u64, u64), Arc<Block>>,
+    parts: Vec<((u64, u64), Arc<Block>)>,
     whole: Arc<Block>,
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        // Last made, first released: NVIDIA's driver 580 crashes when many sub-buffers with one origin go in another
+        // order.
+        while self.parts.pop().is_some() {}
+    }
 }
 
 struct Compiled {
@@ -131,7 +139,11 @@ impl OpenCl {
         if view.offset == 0 && view.len == whole.bytes {
             return Ok(Arc::clone(whole));
         }
-        if let Some(part) = buffer.parts.get(&(view.offset, view.len)) {
+        if let Some((_, part)) = buffer
+            .parts
+            .iter()
+            .find(|(range, _)| *range == (view.offset, view.len))
+        {
             return Ok(Arc::clone(part));
         }
         let mem = whole
@@ -148,7 +160,7 @@ impl OpenCl {
             label: Arc::clone(&whole.label),
             bytes: view.len,
         });
-        buffer.parts.insert((view.offset, view.len), Arc::clone(&part));
+        buffer.parts.push(((view.offset, view.len), Arc::clone(&part)));
         self.stats.allocations += 1;
         Ok(part)
     }
@@ -376,7 +388,7 @@ impl Backend for OpenCl {
         self.buffers.insert(
             id,
             Buffer {
-                parts: HashMap::new(),
+                parts: Vec::new(),
                 whole,
             },
         );
