@@ -2,7 +2,7 @@
 
 use super::options::{BackendChoice, ExecOptions};
 use super::output;
-use crate::backend::{self, Backend, BackendKind};
+use crate::backend::{self, Backend, BackendKind, DeviceKind};
 use crate::error::{Error, Result, Stage};
 use crate::graph::pass::Pipeline;
 use crate::llm::Model;
@@ -28,8 +28,8 @@ pub struct LoadedModel {
     pub load_ms: f64,
 }
 
-/// Opens the device that `options` name; `None` is the host. `auto` takes the first backend with a device, and the host only
-/// when there is none, saying so on stderr.
+/// Opens the device that `options` name; `None` is the host. `auto` takes the first backend with a GPU, else the first with any
+/// device, and the host only when there is none, saying so on stderr.
 fn open(options: &ExecOptions) -> Result<Option<Box<dyn Backend>>> {
     let device = options.device.as_deref();
     let failed = |e| match e {
@@ -47,11 +47,16 @@ fn open(options: &ExecOptions) -> Result<Option<Box<dyn Backend>>> {
         BackendChoice::Wgpu => backend::open(BackendKind::Wgpu, device).map(Some).map_err(failed),
         BackendChoice::Auto => {
             let mut reasons = Vec::new();
+            let mut on_cpu = None;
             for kind in backend::COMPILED {
                 match backend::open(*kind, device) {
-                    Ok(b) => return Ok(Some(b)),
+                    Ok(b) if b.caps().kind != DeviceKind::Cpu => return Ok(Some(b)),
+                    Ok(b) => on_cpu = on_cpu.or(Some(b)),
                     Err(e) => reasons.push(format!("{kind}: {e}")),
                 }
+            }
+            if on_cpu.is_some() {
+                return Ok(on_cpu);
             }
             let reasons = reasons.join("; ");
             match device {

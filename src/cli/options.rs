@@ -9,7 +9,7 @@ use std::num::NonZeroUsize;
 /// Where a model runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum BackendChoice {
-    /// The first of the others that has a device.
+    /// OpenCL or wgpu, whichever has a GPU; else whichever has a device; else the host.
     #[default]
     Auto,
     /// OpenCL.
