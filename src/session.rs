@@ -259,7 +259,13 @@ impl Session {
     pub fn write(&mut self, plan: usize, name: &str, tensor: &HostTensor) -> Result<()> {
         let loaded = self.loaded(plan)?;
         let Some(port) = loaded.plan.input(name) else {
-            return Ok(());
+            if loaded.plan.unread.iter().any(|n| n == name) {
+                return Ok(());
+            }
+            return Err(Error::other(
+                Stage::Run,
+                format!("the model has no input \"{name}\""),
+            ));
         };
         let mut view = self.port_view(loaded, port)?;
         let device = port.device;
@@ -328,8 +334,9 @@ impl Session {
             .collect())
     }
 
-    /// Reads the first elements of a float output of `plan` as `f32`, as many as `out` holds, once queued runs are done.
-    pub fn read_f32(&mut self, plan: usize, name: &str, out: &mut [f32]) -> Result<()> {
+    /// Reads elements `first ..` of a float output of `plan` as `f32`, as many as `out` holds, once queued runs are done.
+    /// `first` is even.
+    pub fn read_f32(&mut self, plan: usize, name: &str, first: usize, out: &mut [f32]) -> Result<()> {
         let loaded = self.loaded(plan)?;
         let port = loaded
             .plan
@@ -338,13 +345,17 @@ impl Session {
         let mut view = self.port_view(loaded, port)?;
         let device = port.device;
         let size = if device == DType::F16 { 2 } else { 4 };
-        let len = (out.len() * size).next_multiple_of(4);
-        if len as u64 > view.len {
+        let (start, len) = (first * size, (out.len() * size).next_multiple_of(4));
+        if (start + len) as u64 > view.len || !first.is_multiple_of(2) {
             return Err(Error::other(
                 Stage::Run,
-                format!("output \"{name}\" is {} bytes, {len} asked for", view.len),
+                format!(
+                    "output \"{name}\" is {} bytes, {len} asked for from byte {start}",
+                    view.len
+                ),
             ));
         }
+        view.offset += start as u64;
         view.len = len as u64;
         let failed = |e: BackendError| Error::device(Stage::Run, format!("reading \"{name}\""), e);
         match device {
@@ -385,11 +396,18 @@ impl Session {
         let count: usize = shape.iter().product();
         if port.device.is_float() {
             let mut data = vec![0f32; count];
-            self.read_f32(plan, name, &mut data)?;
+            self.read_f32(plan, name, 0, &mut data)?;
             return HostTensor::from_floats(port.dtype, &shape, &data)
                 .map_err(|e| tensor_error(e.to_string()));
         }
         let mut view = self.port_view(self.loaded(plan)?, &port)?;
+        if (count * 4) as u64 > view.len {
+            return Err(tensor_error(format!(
+                "{} bytes, {} asked for",
+                view.len,
+                count * 4
+            )));
+        }
         view.len = (count * 4) as u64;
         let mut data = vec![0i32; count];
         self.backend

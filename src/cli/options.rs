@@ -41,7 +41,7 @@ pub struct ExecOptions {
     /// First device whose name or driver contains this text; see `tlite devices`
     #[arg(long, value_name = "SUBSTRING")]
     pub device: Option<String>,
-    /// Number of tokens to hold in the cache [default: what the model was made for]
+    /// Number of tokens to hold in the cache [default: what the model was made for, at most 4096]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub context: Option<NonZeroUsize>,
 }

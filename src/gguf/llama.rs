@@ -147,7 +147,10 @@ impl Params {
         let eps_key = "attention.layer_norm_rms_epsilon";
         let eps = g.required(&key(eps_key), number(eps_key)?)?;
         let rope_factor = match g.opt_str(&key("rope.scaling.type"))? {
-            None => number("rope.scale_linear")?.unwrap_or(1.0),
+            // A factor without a type is a linear one.
+            None => number("rope.scaling.factor")?
+                .or(number("rope.scale_linear")?)
+                .unwrap_or(1.0),
             Some("none") => 1.0,
             Some("linear") => g.required(&key("rope.scaling.factor"), number("rope.scaling.factor")?)?,
             Some(other) => {

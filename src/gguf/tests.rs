@@ -521,7 +521,7 @@ fn encode(t: &Tokenizer, text: &str) -> Vec<String> {
 
 #[test]
 fn byte_level_tokenizers_split_and_round_trip() {
-    for pre in ["smollm", "qwen2", "gpt-2", "default", "llama-bpe"] {
+    for pre in ["smollm", "qwen2", "gpt-2", "llama-bpe"] {
         let mut file = File::default();
         testing::byte_vocabulary(&mut file, pre);
         let t = load(&file);

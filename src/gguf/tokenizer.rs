@@ -6,15 +6,7 @@ use serde_json::{Map, Value, json};
 use std::collections::HashMap;
 
 /// Values of `tokenizer.ggml.pre` that are known.
-const PRES: [&str; 7] = [
-    "smollm",
-    "qwen2",
-    "gpt-2",
-    "default",
-    "llama-bpe",
-    "llama3",
-    "llama-v3",
-];
+const PRES: [&str; 6] = ["smollm", "qwen2", "gpt-2", "llama-bpe", "llama3", "llama-v3"];
 
 /// Control tokens with one of these texts end an answer, whatever else the file says of them.
 const ENDS: [&str; 9] = [
@@ -120,7 +112,7 @@ impl Vocabulary {
                 let pre = missing_or(g, key, g.opt_str(key))?;
                 let (kind, class) = match pre {
                     "smollm" => (Kind::SmolLm, "GPT2Tokenizer"),
-                    "gpt-2" | "default" => (Kind::Gpt2, "GPT2Tokenizer"),
+                    "gpt-2" => (Kind::Gpt2, "GPT2Tokenizer"),
                     "qwen2" => (Kind::Qwen2, "Qwen2Tokenizer"),
                     "llama-bpe" | "llama3" | "llama-v3" => (Kind::Llama3, "PreTrainedTokenizerFast"),
                     _ => {

@@ -101,6 +101,11 @@ impl Decoder {
                 ));
             }
         };
+        if past == sequence {
+            return Err(bad(format!(
+                "the new tokens and the cache have one length, {past}; they must be two symbols"
+            )));
+        }
         let out = graph
             .output("logits")
             .ok_or_else(|| bad("no output \"logits\""))?;
@@ -178,10 +183,10 @@ impl Decoder {
         let positions: Vec<i64> = (past..past + n)
             .map(|p| i64::try_from(p).unwrap_or(i64::MAX))
             .collect();
-        let mut out = vec![
-            ("input_ids", made(HostTensor::from_i64(&[1, n], &ids))?),
-            ("position_ids", made(HostTensor::from_i64(&[1, n], &positions))?),
-        ];
+        let mut out = vec![("input_ids", made(HostTensor::from_i64(&[1, n], &ids))?)];
+        if self.graph.input("position_ids").is_some() {
+            out.push(("position_ids", made(HostTensor::from_i64(&[1, n], &positions))?));
+        }
         if self.graph.input("attention_mask").is_some() {
             out.push((
                 "attention_mask",
@@ -252,12 +257,25 @@ impl DeviceModel {
         })
     }
 
-    /// Queues one run over `tokens`, at most a chunk, and returns the plan that ran.
-    fn step(&mut self, tokens: &[u32]) -> Result<usize> {
+    /// Queues one run over `tokens`, at most a chunk. Returns the plan that ran and the number of rows of its logits: 1
+    /// where only the last is computed.
+    fn step(&mut self, tokens: &[u32]) -> Result<(usize, usize)> {
         let (plan, bindings) = self.prepare(tokens)?;
         self.session.run(plan, &bindings)?;
         self.len += tokens.len();
-        Ok(plan)
+        let port = self.session.plan(plan).and_then(|p| p.output("logits"));
+        let shape = port.map(|p| p.shape.eval(&bindings)).transpose();
+        let shape = shape
+            .map_err(|e| Error::other(Stage::Run, e.to_string()))?
+            .unwrap_or_default();
+        let rows = shape.iter().product::<usize>() / self.decoder.vocab.max(1);
+        if rows == 0 {
+            return Err(Error::other(
+                Stage::Run,
+                format!("logits of shape {shape:?} hold no row"),
+            ));
+        }
+        Ok((plan, rows))
     }
 
     fn prepare(&mut self, tokens: &[u32]) -> Result<(usize, Bindings)> {
@@ -279,10 +297,10 @@ impl DeviceModel {
         check_room(self.len, tokens.len(), self.context)?;
         let mut all = Vec::with_capacity(tokens.len() * self.decoder.vocab);
         for part in tokens.chunks(self.chunk) {
-            let plan = self.step(part)?;
-            let mut rows = vec![0f32; part.len() * self.decoder.vocab];
-            self.session.read_f32(plan, "logits", &mut rows)?;
-            all.extend(rows);
+            let (plan, rows) = self.step(part)?;
+            let mut data = vec![0f32; rows * self.decoder.vocab];
+            self.session.read_f32(plan, "logits", 0, &mut data)?;
+            all.extend(data);
         }
         Ok(all)
     }
@@ -312,12 +330,13 @@ impl Model for DeviceModel {
 
     fn forward(&mut self, tokens: &[u32], logits: &mut Vec<f32>) -> Result<()> {
         check_room(self.len, tokens.len(), self.context)?;
-        let mut plan = DECODE;
+        let (mut plan, mut rows) = (DECODE, 1);
         for part in tokens.chunks(self.chunk) {
-            plan = self.step(part)?;
+            (plan, rows) = self.step(part)?;
         }
         logits.resize(self.decoder.vocab, 0.0);
-        self.session.read_f32(plan, "logits", logits)
+        self.session
+            .read_f32(plan, "logits", (rows - 1) * self.decoder.vocab, logits)
     }
 
     fn truncate(&mut self, len: usize) {

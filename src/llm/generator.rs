@@ -7,6 +7,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
+/// Tokens of a prompt that are run between two looks at the cancel flag: one prefill run of a device.
+const PROMPT_PART: usize = super::engine::CHUNK;
+
 /// When generation stops.
 #[derive(Clone, Debug, Default)]
 pub struct Limits {
@@ -129,7 +132,13 @@ impl<'a, M: Model + ?Sized> Generator<'a, M> {
             return Ok(Err(Finish::ContextFull));
         }
         let start = Instant::now();
-        self.model.forward(&self.pending, &mut self.logits)?;
+        // In parts, so that a cancelled prompt ends soon.
+        for part in self.pending.chunks(PROMPT_PART) {
+            if self.limits.cancel.load(Ordering::Relaxed) {
+                return Ok(Err(Finish::Cancelled));
+            }
+            self.model.forward(part, &mut self.logits)?;
+        }
         if self.logits.len() != self.model.vocab() {
             let what = format!(
                 "the model gave {} logits, expected {}",

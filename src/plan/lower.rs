@@ -198,6 +198,8 @@ pub(super) struct Collected {
     pub calls: Vec<Emitted>,
     pub weights: Vec<WeightKey>,
     pub temps: Vec<(DType, Dim)>,
+    /// What operators assume of the symbols: expressions that are 0 or more, and what a negative one means.
+    pub conditions: Vec<(Dim, String)>,
 }
 
 /// The view of one node during lowering.
@@ -383,6 +385,15 @@ impl LowerCx<'_> {
         Operand {
             home: Home::Temp(self.out.temps.len() - 1),
             dtype,
+        }
+    }
+
+    /// States that `dim` is not negative in any run; binding refuses a run that breaks it, with `meaning` and the node's name.
+    pub fn require(&mut self, dim: Dim, meaning: &str) {
+        if dim.as_const().is_none_or(|v| v < 0) {
+            self.out
+                .conditions
+                .push((dim, format!("node \"{}\": {meaning}", self.node.name)));
         }
     }
 

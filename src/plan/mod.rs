@@ -118,11 +118,15 @@ pub struct Plan {
     pub states: Vec<StateSlot>,
     /// Graph inputs that some step reads.
     pub inputs: Vec<Port>,
+    /// Names of graph inputs that no step reads.
+    pub unread: Vec<String>,
     /// Graph outputs.
     pub outputs: Vec<Port>,
     /// Sizes.
     pub memory: MemoryReport,
     bounds: Bindings,
+    /// Expressions that must not be negative in any run, with what a negative one means.
+    conditions: Vec<(Dim, String)>,
     exprs: Vec<Dim>,
     params_bytes: u32,
 }
@@ -188,6 +192,14 @@ impl Plan {
                     ));
                 }
                 None => return Err(Error::other(Stage::Run, format!("symbol {symbol} has no value"))),
+            }
+        }
+        for (dim, meaning) in &self.conditions {
+            let v = dim
+                .eval(bindings)
+                .map_err(|e| Error::other(Stage::Run, e.to_string()))?;
+            if v < 0 {
+                return Err(Error::other(Stage::Run, format!("{meaning}: {dim} is {v}")));
             }
         }
         scratch.clear();
@@ -531,8 +543,10 @@ impl Assembler<'_> {
             weights: self.collected.weights.clone(),
             states: self.states()?,
             inputs: Vec::new(),
+            unread: self.unread(),
             outputs: Vec::new(),
             memory,
+            conditions: self.conditions()?,
             bounds: self.options.bounds.clone(),
             exprs: Vec::new(),
             params_bytes: 0,
@@ -553,6 +567,13 @@ impl Assembler<'_> {
 
     fn port(&self, v: ValueId, place: &dyn Fn(Home) -> Place) -> Result<Port> {
         let fact = self.graph.fact(v)?;
+        if fact.as_const().is_some() {
+            let name = &self.graph.value(v).name;
+            return Err(Error::other(
+                Stage::Plan,
+                format!("output \"{name}\" is a constant of the model; there is nothing to run for it"),
+            ));
+        }
         let root = self.root(v);
         let state = self
             .graph
@@ -568,6 +589,31 @@ impl Assembler<'_> {
                 .map_or_else(Shape::default, |f| f.shape.clone()),
             place: state.map_or_else(|| place(Home::Value(root)), Place::State),
         })
+    }
+
+    fn unread(&self) -> Vec<String> {
+        let unread = self.graph.inputs().iter().filter(|v| !self.needed[v.index()]);
+        unread.map(|v| self.graph.value(*v).name.clone()).collect()
+    }
+
+    /// What the operators assumed, and that every state has room for its rows.
+    fn conditions(&self) -> Result<Vec<(Dim, String)>> {
+        let mut all = self.collected.conditions.clone();
+        for s in self.graph.states() {
+            let rows = self.facts[s.output.index()]
+                .as_ref()
+                .and_then(|f| f.shape.0.get(s.axis).cloned());
+            if let Some(rows) = rows {
+                let left = Dim::from(self.options.state_rows)
+                    .sub(&rows)
+                    .map_err(|e| Self::dim_error(&e))?;
+                let condition = (left, "the rows exceed the room of the states".to_owned());
+                if !all.contains(&condition) {
+                    all.push(condition);
+                }
+            }
+        }
+        Ok(all)
     }
 
     fn states(&self) -> Result<Vec<StateSlot>> {

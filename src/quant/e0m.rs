@@ -361,10 +361,10 @@ struct Work {
     codes: Vec<u8>,
 }
 
-/// The group size used where `asked` is asked for: the largest of it, 64 and 32 that divides `k`, else `asked` with a
+/// The group size used where `asked` is asked for: the largest of it, 128, 64 and 32 that divides `k`, else `asked` with a
 /// short last group.
 pub fn group_size(asked: usize, k: usize) -> usize {
-    [asked, 64, 32]
+    [asked, 128, 64, 32]
         .into_iter()
         .filter(|g| *g <= asked)
         .find(|g| k.is_multiple_of(*g))

@@ -135,6 +135,11 @@ impl Dim {
                 terms.remove(m);
             }
         }
+        if terms.len() > MAX_TERMS {
+            return Err(DimError::Overflow(format!(
+                "an expression of more than {MAX_TERMS} terms"
+            )));
+        }
         Ok(Self { terms })
     }
 
@@ -270,6 +275,17 @@ impl Dim {
                 Self::atom(Atom::Max(Box::new(a.clone()), Box::new(b.clone())))
             }
         })
+    }
+
+    /// True when no binding of symbols to 0 or more makes it negative, by the signs of its terms alone.
+    pub fn is_non_negative(&self) -> bool {
+        let atom = |a: &Atom| match a {
+            Atom::Symbol(_) => true,
+            Atom::FloorDiv(d, _) => d.is_non_negative(),
+            Atom::Min(x, y) => x.is_non_negative() && y.is_non_negative(),
+            Atom::Max(x, y) => x.is_non_negative() || y.is_non_negative(),
+        };
+        self.terms.iter().all(|(m, c)| *c >= 0 && m.iter().all(atom))
     }
 
     /// The value under `bindings`.
@@ -435,6 +451,9 @@ struct Parser<'a> {
     at: usize,
     depth: usize,
 }
+
+/// Expressions with more terms are refused, so that products in hostile text cannot fill the memory.
+const MAX_TERMS: usize = 256;
 
 /// Nesting deeper than this is refused, so that hostile text cannot exhaust the stack.
 const MAX_DEPTH: usize = 64;

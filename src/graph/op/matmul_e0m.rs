@@ -58,6 +58,7 @@ pub(super) fn packed_size(bits: Bits, group: usize, codes: &Fact, scales: &Fact)
                 && *groups == (words * bits.per_word()).div_ceil(group)
                 && n.is_multiple_of(2)
                 && *n > 0
+                && *words > 0
                 && codes.dtype == DType::U32
                 && scales.dtype == DType::F16 =>
         {

@@ -274,8 +274,8 @@ impl Expr {
                     Binary::Mul => a.mul(&b).ok(),
                     Binary::Min => a.minimum(&b).ok(),
                     Binary::Max => a.maximum(&b).ok(),
-                    // Sizes are not negative, so truncation and flooring agree.
-                    Binary::Div => b.as_const().and_then(|n| a.floor_div(n).ok()),
+                    // Truncation and flooring agree on what is not negative.
+                    Binary::Div if a.is_non_negative() => b.as_const().and_then(|n| a.floor_div(n).ok()),
                     _ => None,
                 }
             }
@@ -716,6 +716,9 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
             Expr::Cast(crate::graph::onnx::dtype_of(code)?, input(0))
         }
         "Min" | "Max" => {
+            if a.input_count() > 64 {
+                return Err(OpError::Unsupported(format!("{name} of {} operands; at most 64", a.input_count())));
+            }
             let f = if name == "Min" { Binary::Min } else { Binary::Max };
             (1..a.input_count()).fold(Expr::Input(0), |e, i| Expr::Binary(f, Box::new(e), input(i)))
         }

@@ -26,6 +26,21 @@ fn parts(start: &[Dim], limit: &[Dim], delta: &[Dim]) -> OpResult<(Dim, i64, Dim
     Ok((start.clone(), step, count.as_const().map_or(count, |n| n.max(0).into())))
 }
 
+/// Start, step and number of elements of a float range.
+fn float_parts(start: &HostTensor, limit: &HostTensor, delta: &HostTensor) -> OpResult<(f32, f32, usize)> {
+    let one = |t: &HostTensor| -> OpResult<f32> {
+        t.to_f32()?.first().copied().ok_or_else(|| OpError::expected("operand", "a scalar", "nothing"))
+    };
+    let (start, limit, delta) = (one(start)?, one(limit)?, one(delta)?);
+    let n = ((limit - start) / delta).ceil().max(0.0);
+    if !(0.0..=1e9).contains(&n) {
+        return Err(OpError::expected("number of elements", "0 to 1e9", n));
+    }
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked above")]
+    let n = n as usize;
+    Ok((start, delta, n))
+}
+
 impl Op for Range {
     fn name(&self) -> &str {
         "Range"
@@ -36,9 +51,8 @@ impl Op for Range {
         if dtype.is_float() {
             let all: Option<Vec<_>> = (0..3).map(|i| cx.opt(i).and_then(Fact::as_const).map(std::convert::AsRef::as_ref)).collect();
             let all = all.ok_or_else(|| OpError::Unsupported("a float range that is not constant".to_owned()))?;
-            let inputs: Vec<_> = all.into_iter().map(Some).collect();
-            let y = self.eval(&inputs)?;
-            return Ok(y.iter().map(|t| Fact::new(dtype, Shape::fixed(t.shape()))).collect());
+            let (_, _, n) = float_parts(all[0], all[1], all[2])?;
+            return Ok(vec![Fact::new(dtype, Shape::fixed(&[n]))]);
         }
         let (start, step, count) = parts(&cx.dims(0)?, &cx.dims(1)?, &cx.dims(2)?)?;
         let mut fact = Fact::new(dtype, Shape(vec![count.clone()]));
@@ -52,16 +66,7 @@ impl Op for Range {
         let (start, limit, delta) = (operand(inputs, 0)?, operand(inputs, 1)?, operand(inputs, 2)?);
         let dtype = start.dtype();
         if dtype.is_float() {
-            let one = |t: &HostTensor| -> OpResult<f32> {
-                t.to_f32()?.first().copied().ok_or_else(|| OpError::expected("operand", "a scalar", "nothing"))
-            };
-            let (start, limit, delta) = (one(start)?, one(limit)?, one(delta)?);
-            let n = ((limit - start) / delta).ceil();
-            if !(0.0..=1e9).contains(&n) {
-                return Err(OpError::expected("number of elements", "0 to 1e9", n));
-            }
-            #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked above")]
-            let n = n as usize;
+            let (start, delta, n) = float_parts(start, limit, delta)?;
             #[expect(clippy::cast_precision_loss, reason = "as the operator is defined")]
             let data: Vec<f32> = (0..n).map(|i| start + i as f32 * delta).collect();
             return Ok(vec![HostTensor::from_floats(dtype, &[n], &data)?]);

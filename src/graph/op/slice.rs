@@ -23,26 +23,29 @@ struct Part {
 /// An end beyond every size means "to the end".
 const FAR: i64 = 1 << 31;
 
-/// A bound made non-negative and clamped to `low..=size + high`, where that can be decided.
+/// A bound made non-negative and clamped to `low..=size + high`.
+///
+/// Symbolic sizes are at least 1. A symbolic bound is taken as inside the size; [`Op::lower`] makes that a condition of every
+/// run, and the host, which slices by numbers, does not need it.
 fn clamp(bound: &Dim, size: &Dim, low: i64, high: i64) -> OpResult<Dim> {
-    if let Some(v) = bound.as_const() {
-        if v >= FAR - 1 {
-            return Ok(size.add(&high.into())?);
-        }
-        if v <= -FAR + 1 {
-            return Ok(low.into());
-        }
-        if let Some(n) = size.as_const() {
-            let v = if v < 0 { v + n } else { v };
-            return Ok(v.clamp(low, n + high).into());
-        }
-        if v < 0 {
-            // Sizes are assumed to reach a constant offset from the end.
-            return Ok(size.add(bound)?);
-        }
+    let top = size.add(&high.into())?;
+    let Some(v) = bound.as_const() else { return Ok(bound.clone()) };
+    if v >= FAR - 1 {
+        return Ok(top);
     }
-    // A symbolic bound is taken as inside the size; a run that breaks this fails its view checks.
-    Ok(bound.clone())
+    if v <= -FAR + 1 {
+        return Ok(low.into());
+    }
+    if let (Some(n), Some(top)) = (size.as_const(), top.as_const()) {
+        let v = if v < 0 { v.saturating_add(n) } else { v };
+        return Ok(v.min(top).max(low).into());
+    }
+    Ok(match v {
+        -1 => size.add(bound)?,
+        0 | 1 if high == 0 => v.into(),
+        v if v < 0 => size.add(bound)?.maximum(&low.into())?,
+        v => top.minimum(&v.into())?,
+    })
 }
 
 fn parts(shape: &[Dim], starts: &[Dim], ends: &[Dim], axes: Option<&[Dim]>, steps: Option<&[Dim]>) -> OpResult<Vec<Part>> {
@@ -137,6 +140,13 @@ impl Op for Slice {
         let parts = parts(&shape.0, &cx.dims(1)?, &cx.dims(2)?, axes.as_deref(), steps.as_deref())?;
         if parts.iter().zip(&shape.0).all(|(p, d)| p.step == 1 && p.start.is(0) && p.count == *d) {
             return cx.alias(0, 0);
+        }
+        for (p, size) in parts.iter().zip(&shape.0) {
+            let last = p.start.add(&p.count.sub(&1.into())?.mul(&p.step.into())?)?;
+            let (low, high) = if p.step > 0 { (&p.start, &last) } else { (&last, &p.start) };
+            cx.require(p.count.clone(), "a slice ends before it starts");
+            cx.require(low.clone(), "a slice starts before its operand");
+            cx.require(size.sub(&1.into())?.sub(high)?, "a slice ends behind its operand");
         }
         let (mut start, mut sizes, mut step) = (Dim::from(0), Vec::new(), Vec::new());
         for (p, s) in parts.iter().zip(transpose::dim_strides(&shape.0)?) {

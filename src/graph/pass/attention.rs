@@ -43,14 +43,19 @@ struct Found {
     origin: Vec<String>,
 }
 
-/// `[b, s, heads, d]` behind `v`, which is that transposed, perhaps reshaped for grouped heads.
+/// `[b, s, heads, d]` behind `v`, which is that transposed to `[b, heads, s, d]`, and for grouped heads reshaped to
+/// `[b, kv_heads, group, s, d]`: heads of one group next to each other, a group of 1 for keys and values.
 fn rows(g: &Graph, v: ValueId) -> Option<ValueId> {
-    let v = if shape(g, v)?.len() == 5 {
-        reshaped(g, v)?
-    } else {
-        v
+    let grouped = shape(g, v)?;
+    if grouped.len() != 5 {
+        return transposed(g, v, &SWAP);
+    }
+    let plain = reshaped(g, v)?;
+    let ([b, kv, group, s, d], [b4, h, s4, d4]) = (grouped, shape(g, plain)?) else {
+        return None;
     };
-    transposed(g, v, &SWAP)
+    let fits = b == b4 && s == s4 && d == d4 && kv.mul(group).is_ok_and(|all| all == *h);
+    fits.then(|| transposed(g, plain, &SWAP))?
 }
 
 fn find(g: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Option<Found> {
@@ -96,7 +101,8 @@ fn find(g: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Option<Found> {
             }
         }
     };
-    let (Some(q), Some(k), Some(v)) = (rows(g, q), rows(g, k), rows(g, input(node, 1)?)) else {
+    let (q5, k5, v5) = (q, k, input(node, 1)?);
+    let (Some(q), Some(k), Some(v)) = (rows(g, q5), rows(g, k5), rows(g, v5)) else {
         return refuse("its operands are not transposed from [b, s, heads, d]");
     };
     // Forwards to the transpose back to rows.
@@ -111,6 +117,14 @@ fn find(g: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Option<Found> {
     let ([b, s, h, d], [_, t, kvh, _]) = (shape(g, q)?, shape(g, k)?) else {
         return None;
     };
+    // Heads of q must be grouped as k's are, and k and v must not repeat: [b, kv_heads, 1, t, d].
+    if rank == 5 {
+        let grouped = |v: ValueId| shape(g, v).is_some_and(|s| s.len() == 5 && s[1] == *kvh);
+        let single = |v: ValueId| shape(g, v).is_some_and(|s| s[2].is(1));
+        if ![q5, k5, v5].into_iter().all(grouped) || !single(k5) || !single(v5) {
+            return refuse("its heads are not grouped as [b, kv_heads, group, s, d]");
+        }
+    }
     let fits = shape(g, last)? == [b.clone(), s.clone(), h.clone(), d.clone()]
         && shape(g, k)? == shape(g, v)?
         && h.exact_div(kvh).is_some();

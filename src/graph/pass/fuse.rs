@@ -1,7 +1,7 @@
 //! Elementwise operators join their elementwise readers: one kernel for a chain or a small tree (paper, section 2.2:
 //! "we automatically fuse the elementary-wise operator with other operators").
 
-use super::pattern::{only_reader, producer};
+use super::pattern::producer;
 use crate::error::Result;
 use crate::graph::op::pointwise::{Expr, MAX_INPUTS, Pointwise};
 use crate::graph::{Edit, Graph, NodeId, ValueId};
@@ -44,27 +44,29 @@ pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
 /// Equal operands become one, constants of one element become numbers of the expression.
 fn tidy(g: &Graph, expr: &Expr, inputs: &[ValueId]) -> (Expr, Vec<ValueId>) {
     let rank = |v: ValueId| g.value(v).fact.as_ref().map_or(usize::MAX, |f| f.shape.rank());
+    let single = |v: ValueId| {
+        g.value(v)
+            .fact
+            .as_ref()
+            .and_then(|f| f.as_const())
+            .filter(|t| t.len() == 1)
+    };
+    // Operands that stay decide the shape of the result: a constant with more axes than all of them stays too.
+    let Some(axes) = inputs
+        .iter()
+        .filter(|v| single(**v).is_none())
+        .map(|v| rank(*v))
+        .max()
+    else {
+        return (expr.clone(), inputs.to_vec());
+    };
     let number = |v: ValueId| -> Option<Expr> {
-        let t = g.value(v).fact.as_ref()?.as_const()?;
-        if t.len() != 1
-            || inputs.iter().all(|o| {
-                rank(*o) <= rank(v) && g.value(*o).fact.as_ref().is_some_and(|f| f.as_const().is_some())
-            })
-        {
-            return None;
-        }
-        // Taking a constant of higher rank out would change the shape of the result.
-        if inputs.iter().all(|o| *o == v || rank(*o) < rank(v)) {
-            return None;
-        }
-        #[expect(
-            clippy::cast_precision_loss,
-            reason = "constants of shape arithmetic are small"
-        )]
+        let t = single(v).filter(|_| rank(v) <= axes)?;
         let value = if t.dtype().is_float() {
             f64::from(*t.to_f32().ok()?.first()?)
         } else {
-            *t.to_i64().ok()?.first()? as f64
+            // As an operand, a constant beyond the 32 bits of a device's integers is refused by name.
+            f64::from(i32::try_from(*t.to_i64().ok()?.first()?).ok()?)
         };
         Some(Expr::Const(value, t.dtype()))
     };
@@ -129,7 +131,7 @@ fn find(g: &Graph, id: NodeId) -> Option<Fusion> {
         };
         let mut readers = consumers[v.index()].clone();
         readers.dedup();
-        if readers.as_slice() != [id] || only_reader(g, &[], *v).is_some() || g.outputs().contains(v) {
+        if readers.as_slice() != [id] || g.outputs().contains(v) {
             continue;
         }
         // A broadcast result would be computed anew for each of its repetitions.

@@ -37,10 +37,10 @@ pub fn unary(g: &Graph, v: ValueId, f: Unary) -> Option<ValueId> {
     }
 }
 
-/// The value of a constant of one float.
+/// The value of a constant of one float that adds no axes to a result.
 pub fn scalar(g: &Graph, v: ValueId) -> Option<f32> {
     let t = g.value(v).fact.as_ref()?.as_const()?;
-    if t.len() == 1 {
+    if t.len() == 1 && t.shape().len() <= 1 {
         t.to_f32().ok()?.first().copied()
     } else {
         None

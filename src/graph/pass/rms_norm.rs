@@ -70,7 +70,7 @@ fn find(g: &Graph, y: ValueId) -> Option<Found> {
         .clone()
         .or_else(|| input(node, 1).and_then(|v| g.value(v).fact.as_ref()?.as_const()?.to_i64().ok()))?;
     let last = i64::try_from(rank).ok()? - 1;
-    if reduce.kind != Kind::Mean || !(axes == [-1] || axes == [last]) {
+    if reduce.kind != Kind::Mean || !reduce.keep || !(axes == [-1] || axes == [last]) {
         log::debug!(
             "no root-mean-square normalisation at \"{}\": it reduces axes {axes:?}",
             g.value(y).name
