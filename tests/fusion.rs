@@ -573,3 +573,103 @@ fn transposed_products() {
     b.output(y);
     assert_eq!(b.pass(TRANS_B, &[]), 0);
 }
+
+#[test]
+fn a_mean_that_loses_its_axis_is_no_normalisation_of_rows() {
+    let mut b = Build::default();
+    let x = b.input("x", "8,8");
+    let square = b.binary(Binary::Mul, x, x);
+    let reduce = Reduce {
+        kind: Kind::Mean,
+        axes: Some(vec![-1]),
+        keep: false,
+        noop_without_axes: false,
+    };
+    let mean = b.node(reduce, &[square]);
+    let epsilon = b.floats(&[1], &[0.01]);
+    let sum = b.binary(Binary::Add, mean, epsilon);
+    let root = b.unary(Unary::Sqrt, sum);
+    let normed = b.binary(Binary::Div, x, root);
+    let scale = b.floats(&[8], &[1.0; 8]);
+    let y = b.binary(Binary::Mul, normed, scale);
+    b.output(y);
+    assert_eq!(b.pass(RMS_NORM, &[]), 0, "the mean of row j divides column j");
+}
+
+#[test]
+fn constants_with_the_most_axes_keep_the_shape() {
+    let mut b = Build::default();
+    let x = b.input("x", "4");
+    let (p, q) = (b.floats(&[1, 1], &[2.0]), b.floats(&[1, 1], &[3.0]));
+    let product = b.binary(Binary::Mul, x, p);
+    let y = b.binary(Binary::Add, product, q);
+    b.output(y);
+    // `pass` compares the shapes of the results.
+    b.pass(FUSE, &[]);
+}
+
+#[test]
+fn integers_beyond_32_bits_stay_operands() {
+    let mut b = Build::default();
+    let x = b.input("x", "4");
+    let whole = b.node(
+        Pointwise {
+            name: "Cast".to_owned(),
+            expr: Expr::Cast(DType::I64, Box::new(Expr::Input(0))),
+        },
+        &[x],
+    );
+    let far = b.list(&[i64::MAX]);
+    let low = b.binary(Binary::Min, whole, far);
+    let y = b.node(
+        Pointwise {
+            name: "Cast".to_owned(),
+            expr: Expr::Cast(DType::F32, Box::new(Expr::Input(0))),
+        },
+        &[low],
+    );
+    b.output(y);
+    b.pass(FUSE, &[]);
+    let reads_far = b.0.nodes().any(|(_, n)| n.inputs.contains(&Some(far)));
+    assert!(reads_far, "a device would cut the number to 32 bits");
+}
+
+/// Grouped heads as `[b, kv, group, s, d]`, or with the two axes of heads the wrong way round.
+fn grouped(kv_first: bool) -> Build {
+    use transformer_lite::graph::op::reshape::Reshape;
+    let mut b = Build::default();
+    let (q, k, v) = (
+        b.input("q", "1,s,4,6"),
+        b.input("k", "1,t,2,6"),
+        b.input("v", "1,t,2,6"),
+    );
+    let q4 = b.swap(q, &[0, 2, 1, 3]);
+    let sizes = b.list(&[0, 2, 2, -1, 6]);
+    let q5 = b.node(Reshape::Reshape { allow_zero: false }, &[q4, sizes]);
+    let at = b.list(&[if kv_first { 2 } else { 1 }]);
+    let [k5, v5] = [k, v].map(|x| {
+        let x = b.swap(x, &[0, 2, 1, 3]);
+        b.node(Reshape::Unsqueeze, &[x, at])
+    });
+    let scores = b.node(MatMul { trans_b: true }, &[q5, k5]);
+    let weights = b.node(Softmax { axis: -1 }, &[scores]);
+    let sum = b.node(MatMul { trans_b: false }, &[weights, v5]);
+    let back = b.list(&[0, 4, -1, 6]);
+    let heads = b.node(Reshape::Reshape { allow_zero: false }, &[sum, back]);
+    let y = b.swap(heads, &[0, 2, 1, 3]);
+    b.output(y);
+    b
+}
+
+#[test]
+fn grouped_heads_are_neighbours() {
+    let sizes = [("s", 3), ("t", 5)];
+    let mut right = grouped(true);
+    assert_eq!(right.pass(ATTENTION, &sizes), 1);
+    let mut wrong = grouped(false);
+    assert_eq!(
+        wrong.pass(ATTENTION, &sizes),
+        0,
+        "query head h uses key head h % 2 here"
+    );
+}

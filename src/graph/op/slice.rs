@@ -65,6 +65,9 @@ fn parts(shape: &[Dim], starts: &[Dim], ends: &[Dim], axes: Option<&[Dim]>, step
         let a = axis(number(axes, i64::try_from(i).unwrap_or(i64::MAX), "axes")?, shape.len())?;
         let step = number(steps, 1, "steps")?;
         let size = &shape[a];
+        if size.is(0) {
+            continue;
+        }
         let span = match step {
             0 => return Err(OpError::expected("step", "not 0", 0)),
             s if s > 0 => {

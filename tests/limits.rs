@@ -1,0 +1,136 @@
+//! What a plan or an import refuses instead of computing something else.
+
+use std::sync::Arc;
+use transformer_lite::backend::{Caps, DeviceKind, Launch};
+use transformer_lite::graph::op::pointwise::{Binary, Pointwise};
+use transformer_lite::graph::op::slice::Slice;
+use transformer_lite::graph::{Edit, Graph, ValueId, derive};
+use transformer_lite::plan::{Options, Plan};
+use transformer_lite::shape::{Bindings, Dim, Fact, Shape};
+use transformer_lite::tensor::{DType, HostTensor};
+
+fn caps() -> Caps {
+    Caps {
+        backend: "none",
+        device: "none".to_owned(),
+        driver: "none".to_owned(),
+        kind: DeviceKind::Discrete,
+        view_align: 256,
+        params_align: 256,
+        max_view_bytes: 1 << 27,
+        max_buffer_bytes: 1 << 30,
+        memory_bytes: 0,
+        local_bytes: 1 << 15,
+        max_workgroup: 256,
+        max_grid: 65_535,
+        subgroup: None,
+        f16_math: false,
+        profiling: false,
+    }
+}
+
+fn list(edit: &mut Edit<'_>, name: &str, data: &[i64]) -> ValueId {
+    edit.add_const(name, Arc::new(HostTensor::from_i64(&[data.len()], data).unwrap()))
+}
+
+fn options(bounds: &[(&str, i64)]) -> Options {
+    let mut all = Bindings::new();
+    for (name, v) in bounds {
+        all.set(&transformer_lite::shape::Symbol::new(name), *v);
+    }
+    Options {
+        float: DType::F16,
+        fixed: Bindings::new(),
+        bounds: all,
+        state_rows: 0,
+    }
+}
+
+/// `x[:, from..to]` of `x [2, s]`, planned for up to 64 columns.
+fn sliced(from: i64, to: i64) -> (Plan, Shape) {
+    let mut graph = Graph::default();
+    let mut edit = Edit::new(&mut graph);
+    let dims = vec![Dim::from(2), Dim::symbol("s")];
+    let x = edit.add_value("x", Some(Fact::new(DType::F32, Shape(dims))));
+    edit.add_input(x);
+    let (from, to, axes) = (
+        list(&mut edit, "from", &[from]),
+        list(&mut edit, "to", &[to]),
+        list(&mut edit, "axes", &[1]),
+    );
+    let y = edit.add_value("y", None);
+    let inputs = [x, from, to, axes].map(Some).to_vec();
+    edit.add_node("slice", Vec::new(), Box::new(Slice), inputs, vec![y]);
+    edit.add_output(y);
+    derive::derive(&mut graph).unwrap();
+    let shape = graph.fact(y).unwrap().shape.clone();
+    (
+        Plan::compile(&graph, &caps(), &options(&[("s", 64)])).unwrap(),
+        shape,
+    )
+}
+
+#[test]
+fn slices_end_with_their_operand() {
+    for (from, to, sizes) in [(0, 10, [(5, 5), (30, 10)]), (-5, i64::MAX, [(3, 3), (30, 5)])] {
+        let (plan, shape) = sliced(from, to);
+        for (s, expected) in sizes {
+            let bindings = Bindings::from([("s", s)]);
+            assert_eq!(
+                shape.eval(&bindings).unwrap(),
+                [2, expected],
+                "x[:, {from}:{to}] of {s} columns"
+            );
+            plan.bind(&bindings, &mut Vec::new(), &mut Launch::default())
+                .unwrap();
+        }
+    }
+    let (plan, _) = sliced(2, -1);
+    let bind = |s| {
+        plan.bind(
+            &Bindings::from([("s", s)]),
+            &mut Vec::new(),
+            &mut Launch::default(),
+        )
+    };
+    bind(5).unwrap();
+    assert!(bind(65).unwrap_err().to_string().contains("outside 0..=64"));
+}
+
+#[test]
+fn a_flip_of_nothing_is_nothing() {
+    let x = HostTensor::zeros(DType::F32, &[0]).unwrap();
+    let list = |v: i64| HostTensor::from_i64(&[1], &[v]).unwrap();
+    let (from, to, axes, steps) = (list(-1), list(i64::MIN), list(0), list(-1));
+    let inputs = [Some(&x), Some(&from), Some(&to), Some(&axes), Some(&steps)];
+    use transformer_lite::graph::Op;
+    assert_eq!(Slice.eval(&inputs).unwrap()[0].shape(), [0]);
+}
+
+#[test]
+fn an_output_that_is_a_constant_is_refused_by_name() {
+    let mut graph = Graph::default();
+    let mut edit = Edit::new(&mut graph);
+    let one = edit.add_const("one", Arc::new(HostTensor::from_f32(&[2], &[1.0, 2.0]).unwrap()));
+    let y = edit.add_value("total", None);
+    let op = Pointwise::binary("Add", Binary::Add);
+    edit.add_node(
+        "add",
+        Vec::new(),
+        Box::new(op),
+        vec![Some(one), Some(one)],
+        vec![y],
+    );
+    edit.add_output(y);
+    derive::derive(&mut graph).unwrap();
+    let error = Plan::compile(&graph, &caps(), &options(&[]))
+        .unwrap_err()
+        .to_string();
+    assert!(error.contains("\"total\""), "{error}");
+}
+
+#[test]
+fn hostile_expressions_end_soon() {
+    let text: Vec<String> = (0..30).map(|i| format!("(a{i}+b{i})")).collect();
+    assert!(Dim::parse(&text.join("*")).is_err());
+}
