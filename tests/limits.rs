@@ -86,15 +86,18 @@ fn slices_end_with_their_operand() {
         }
     }
     let (plan, _) = sliced(2, -1);
-    let bind = |s| {
-        plan.bind(
+    let message = |s| {
+        let bound = plan.bind(
             &Bindings::from([("s", s)]),
             &mut Vec::new(),
             &mut Launch::default(),
-        )
+        );
+        bound.err().map_or_else(String::new, |e| e.to_string())
     };
-    bind(5).unwrap();
-    assert!(bind(65).unwrap_err().to_string().contains("outside 0..=64"));
+    assert_eq!(message(5), "");
+    assert!(message(65).contains("outside 0..=64"), "{}", message(65));
+    // Columns 2 to the last but one of two: the slice would end before it starts.
+    assert!(message(2).contains("slice"), "{}", message(2));
 }
 
 #[test]
