@@ -12,8 +12,15 @@ case ${1:-} in
     exit 0
     ;;
 esac
-prompt=${1:-What is the capital of France?}
-[ $# -eq 0 ] || shift
+prompt="What is the capital of France?"
+case ${1:-} in
+"") [ $# -eq 0 ] || shift ;;
+--*) ;;
+*)
+    prompt=$1
+    shift
+    ;;
+esac
 
 # shellcheck source=tools/setup.sh
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh"

@@ -20,7 +20,7 @@ pub struct Args {
     /// Folder with model.onnx, tokenizer.json and the config files
     model: PathBuf,
     /// The prompt; `-` reads it from standard input
-    #[arg(long, value_name = "TEXT")]
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     prompt: String,
     /// Feed the prompt as it is, without the chat template
     #[arg(long)]
