@@ -377,10 +377,10 @@ impl KernelSpec {
     }
 
     /// Name of the variable that holds `arg`'s bytes.
-    fn storage_of(&self, arg: &Arg) -> &'static str {
+    fn storage_of(&self, arg: &'static Arg) -> &'static str {
         match self.in_place.and_then(|i| self.kernel.args.get(i)) {
             Some(shared) if arg.role == Role::Out => shared.name,
-            _ => arg_name(self.kernel, arg),
+            _ => arg.name,
         }
     }
 
@@ -465,14 +465,6 @@ impl KernelSpec {
         }
         s
     }
-}
-
-fn arg_name(kernel: &'static Kernel, arg: &Arg) -> &'static str {
-    kernel
-        .args
-        .iter()
-        .find(|a| a.name == arg.name)
-        .map_or("", |a| a.name)
 }
 
 fn preprocess(

@@ -124,14 +124,12 @@ fn find(g: &Graph, id: NodeId) -> Option<Fusion> {
     let node = g.node(id)?;
     let op = node.op.downcast::<Pointwise>()?;
     let out = *node.outputs.first()?;
-    let consumers = g.consumers();
     for v in node.inputs.iter().flatten() {
         let Some((from, source, inner)) = producer::<Pointwise>(g, *v) else {
             continue;
         };
-        let mut readers = consumers[v.index()].clone();
-        readers.dedup();
-        if readers.as_slice() != [id] || g.outputs().contains(v) {
+        let read_elsewhere = g.nodes().any(|(n, node)| n != id && node.inputs.contains(&Some(*v)));
+        if read_elsewhere || g.outputs().contains(v) {
             continue;
         }
         // A broadcast result would be computed anew for each of its repetitions.
