@@ -81,6 +81,7 @@ pub mod error;
 pub mod gguf;
 pub mod graph;
 pub mod llm;
+mod mapped;
 pub mod new_folder;
 pub mod plan;
 pub mod quant;

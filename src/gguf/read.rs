@@ -2,8 +2,8 @@
 
 use super::dequant::{self, GgmlType};
 use crate::error::{Error, Result, Stage};
+use crate::mapped::Mapped;
 use crate::tensor::Bytes;
-use memmap2::Mmap;
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::fs::File;
@@ -162,15 +162,6 @@ pub struct TensorInfo {
     start: usize,
     /// Length in bytes; none when the layout of the type is not known.
     bytes: Option<usize>,
-}
-
-/// A mapped file as bytes.
-struct Mapped(Mmap);
-
-impl Bytes for Mapped {
-    fn bytes(&self) -> &[u8] {
-        &self.0
-    }
 }
 
 /// An open GGUF file.
@@ -414,10 +405,8 @@ impl Gguf {
             );
             return Err(Error::file(Stage::Convert, path, what));
         }
-        // SAFETY: the mapping is read-only and private to this value. The contract above forbids changes of
-        // the file by others while it lives.
-        let map = unsafe { Mmap::map(&file) }.map_err(|e| Error::io("cannot map", path, e))?;
-        Self::from_bytes(path, Box::new(Mapped(map)))
+        let map = Mapped::new(&file).map_err(|e| Error::io("cannot map", path, e))?;
+        Self::from_bytes(path, Box::new(map))
     }
 
     /// Reads a file that lies in memory; errors name it `path`.

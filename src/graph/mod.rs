@@ -6,6 +6,7 @@ pub mod interp;
 pub mod onnx;
 pub mod op;
 pub mod pass;
+pub mod rules;
 pub mod text;
 
 pub use edit::Edit;

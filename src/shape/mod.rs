@@ -1,7 +1,6 @@
 //! Shapes as algebra: symbolic integers, shapes of them, and what is known of a value before it exists.
 
 pub mod dim;
-pub mod rules;
 pub mod symbol;
 
 pub use dim::{Dim, DimError};

@@ -2,28 +2,17 @@
 
 use super::{dtype_of, proto};
 use crate::error::{Error, Result, Stage};
+use crate::mapped::Mapped;
 use crate::tensor::{Bytes, DType, HostTensor};
 use std::collections::HashMap;
 use std::fs::File;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
-/// A file mapped for reading.
-pub(super) struct Mapped(memmap2::Mmap);
-
-impl Bytes for Mapped {
-    fn bytes(&self) -> &[u8] {
-        &self.0
-    }
-}
-
 /// Maps a whole file.
 pub(super) fn map(path: &Path) -> Result<Mapped> {
     let file = File::open(path).map_err(|e| Error::io("cannot open", path, e))?;
-    // SAFETY: the map is only read. A file that another process truncates meanwhile can end this process with a
-    // bus error; model files are not rewritten in place by any tool of ours (write beside, then rename).
-    let map = unsafe { memmap2::Mmap::map(&file) }.map_err(|e| Error::io("cannot map", path, e))?;
-    Ok(Mapped(map))
+    Mapped::new(&file).map_err(|e| Error::io("cannot map", path, e))
 }
 
 /// Reads tensors of one model.

@@ -3,7 +3,8 @@
 use super::case::{Case, input};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpResult, onnx, operand, pointwise, transpose};
 use crate::plan::lower::LowerCx;
-use crate::shape::{Dim, Fact, Shape, rules};
+use crate::graph::rules;
+use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::HostTensor;
 
 /// See the module documentation.

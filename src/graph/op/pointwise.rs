@@ -9,7 +9,8 @@
 use super::{Attributes, InferCx, Inputs, OnnxName, Op, OpDef, OpError, OpResult, onnx, operand, own};
 use crate::backend::kernel::{Kernel, Snippet};
 use crate::plan::lower::{Call, LowerCx};
-use crate::shape::{Dim, Fact, Known, Shape, rules};
+use crate::graph::rules;
+use crate::shape::{Dim, Fact, Known, Shape};
 use crate::tensor::{DType, HostTensor};
 use std::fmt;
 

@@ -128,7 +128,9 @@ fn find(g: &Graph, id: NodeId) -> Option<Fusion> {
         let Some((from, source, inner)) = producer::<Pointwise>(g, *v) else {
             continue;
         };
-        let read_elsewhere = g.nodes().any(|(n, node)| n != id && node.inputs.contains(&Some(*v)));
+        let read_elsewhere = g
+            .nodes()
+            .any(|(n, node)| n != id && node.inputs.contains(&Some(*v)));
         if read_elsewhere || g.outputs().contains(v) {
             continue;
         }

@@ -1,7 +1,7 @@
 //! Shape rules that several operators share.
 
-use super::{Dim, Shape};
 use crate::graph::op::{OpError, OpResult};
+use crate::shape::{Dim, Shape};
 
 /// One axis under multidirectional broadcasting (ONNX "Broadcasting", NumPy rules). Two sizes of which neither
 /// is 1 must be provably equal.
