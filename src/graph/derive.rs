@@ -1,8 +1,8 @@
 //! Shape derivation: the one loop that calls [`Op::infer`](super::Op::infer) and adds node names to its errors.
 
-use super::op::InferCx;
-use super::{Graph, NodeId};
-use crate::error::{Result, Stage};
+use super::op::{Assumed, InferCx, Made, Source};
+use super::{Assumption, Graph, MadeSymbol, NodeId, Part, ValueId};
+use crate::error::{Error, Result, Stage};
 use crate::shape::{Fact, Known};
 use std::sync::Arc;
 
@@ -14,19 +14,66 @@ pub const FOLD_BYTES: usize = 1 << 20;
 /// through shape computations. A node whose inputs are all constant and whose results are small is
 /// evaluated.
 pub fn derive(graph: &mut Graph) -> Result<()> {
+    graph.made.clear();
+    graph.assumed.clear();
     for id in graph.order()? {
-        let facts = infer(graph, id)?;
-        let outputs = graph.node(id).map(|n| n.outputs.clone()).unwrap_or_default();
-        for (out, fact) in outputs.into_iter().zip(facts) {
+        let derived = infer(graph, id)?;
+        let node = graph.node(id);
+        let inputs = node.map(|n| n.inputs.clone()).unwrap_or_default();
+        let outputs = node.map(|n| n.outputs.clone()).unwrap_or_default();
+        for made in derived.made {
+            let (value, part) = match made.source {
+                Source::Element { input, index } => {
+                    (inputs.get(input).copied().flatten(), Part::Element(index))
+                }
+                Source::Size { output, axis } => (outputs.get(output).copied(), Part::Size(axis)),
+            };
+            let Some(value) = value else { continue };
+            match graph.made.iter().find(|m| m.symbol == made.symbol) {
+                None => graph.made.push(MadeSymbol {
+                    symbol: made.symbol,
+                    value,
+                    part,
+                    at_most: made.at_most,
+                }),
+                Some(m) if m.value == value && m.part == part => {}
+                Some(m) => {
+                    return Err(Error::other(
+                        Stage::Shape,
+                        format!(
+                            "the values \"{}\" and \"{}\" would both define a symbol `{}`",
+                            graph.value(m.value).name,
+                            graph.value(value).name,
+                            made.symbol
+                        ),
+                    ));
+                }
+            }
+        }
+        let assumed = derived.assumed.into_iter();
+        graph
+            .assumed
+            .extend(assumed.map(|assumed| Assumption { node: id, assumed }));
+        for (out, fact) in outputs.into_iter().zip(derived.facts) {
             graph.values[out.index()].fact = Some(fact);
         }
     }
     Ok(())
 }
 
-fn infer(graph: &Graph, id: NodeId) -> Result<Vec<Fact>> {
+struct Derived {
+    facts: Vec<Fact>,
+    made: Vec<Made>,
+    assumed: Vec<Assumed>,
+}
+
+fn infer(graph: &Graph, id: NodeId) -> Result<Derived> {
     let Some(node) = graph.node(id) else {
-        return Ok(Vec::new());
+        return Ok(Derived {
+            facts: Vec::new(),
+            made: Vec::new(),
+            assumed: Vec::new(),
+        });
     };
     let mut inputs = Vec::with_capacity(node.inputs.len());
     for v in &node.inputs {
@@ -35,11 +82,15 @@ fn infer(graph: &Graph, id: NodeId) -> Result<Vec<Fact>> {
             None => None,
         });
     }
-    let cx = InferCx { inputs: &inputs };
+    let name = |v: &ValueId| graph.value(*v).name.as_str();
+    let input_names: Vec<&str> = node.inputs.iter().map(|v| v.as_ref().map_or("", name)).collect();
+    let output_names: Vec<&str> = node.outputs.iter().map(name).collect();
+    let cx = InferCx::new(&inputs, &graph.constraints).named(&input_names, &output_names);
     let mut facts = node
         .op
         .infer(&cx)
         .map_err(|e| graph.node_error(Stage::Shape, node, e))?;
+    let (made, assumed) = cx.finish();
     let constant = inputs.iter().flatten().all(|f| f.as_const().is_some()) && !node.inputs.is_empty();
     let small = facts.iter().all(|f| {
         f.shape.as_fixed().is_some_and(|s| {
@@ -61,5 +112,5 @@ fn infer(graph: &Graph, id: NodeId) -> Result<Vec<Fact>> {
             fact.known = Known::Const(Arc::new(tensor));
         }
     }
-    Ok(facts)
+    Ok(Derived { facts, made, assumed })
 }

@@ -13,7 +13,7 @@ pub use edit::Edit;
 pub use op::{Op, OpError};
 
 use crate::error::{Error, Result, Stage};
-use crate::shape::{Fact, Known, Symbol};
+use crate::shape::{Constraints, Dim, Fact, Known, Symbol};
 use std::collections::BTreeSet;
 
 /// A value of one graph.
@@ -85,6 +85,43 @@ pub struct Graph {
     pub(crate) inputs: Vec<ValueId>,
     pub(crate) outputs: Vec<ValueId>,
     pub(crate) states: Vec<State>,
+    /// What is known of the symbols of inputs and states.
+    pub(crate) constraints: Constraints,
+    /// Symbols whose values are data of the run; from derivation.
+    pub(crate) made: Vec<MadeSymbol>,
+    /// What the derived shapes rest on beside the constraints; from derivation.
+    pub(crate) assumed: Vec<Assumption>,
+}
+
+/// A symbol whose value is read from the data of the run; see [`op::Source`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MadeSymbol {
+    /// The symbol.
+    pub symbol: Symbol,
+    /// The tensor that tells it.
+    pub value: ValueId,
+    /// Whether it is an element of that tensor or one of its sizes, and which.
+    pub part: Part,
+    /// The largest value that it can take, when known.
+    pub at_most: Option<Dim>,
+}
+
+/// What of a tensor a [`MadeSymbol`] is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// The element at this position, row-major.
+    Element(usize),
+    /// The size along this axis.
+    Size(usize),
+}
+
+/// A condition on the symbols that a shape rests on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Assumption {
+    /// The node whose shape rule asks for it.
+    pub node: NodeId,
+    /// The condition.
+    pub assumed: op::Assumed,
 }
 
 impl Graph {
@@ -126,6 +163,21 @@ impl Graph {
     /// Tensors that persist from run to run.
     pub fn states(&self) -> &[State] {
         &self.states
+    }
+
+    /// What is known of the symbols of inputs and states.
+    pub fn constraints(&self) -> &Constraints {
+        &self.constraints
+    }
+
+    /// Symbols whose values are data of the run.
+    pub fn made(&self) -> &[MadeSymbol] {
+        &self.made
+    }
+
+    /// What the derived shapes rest on beside the constraints.
+    pub fn assumptions(&self) -> &[Assumption] {
+        &self.assumed
     }
 
     /// The input of this name.

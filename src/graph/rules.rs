@@ -3,20 +3,33 @@
 use crate::graph::op::{OpError, OpResult};
 use crate::shape::{Dim, Shape};
 
-/// One axis under multidirectional broadcasting (ONNX "Broadcasting", NumPy rules). Two sizes of which neither
-/// is 1 must be provably equal.
-pub fn broadcast_dim(a: &Dim, b: &Dim) -> OpResult<Dim> {
-    if a == b || b.is(1) {
+/// Decides that two sizes are equal and returns one of them: [`InferCx::same`](crate::graph::op::InferCx::same) where shapes
+/// are derived, [`equal`] where they are numbers.
+pub type Same<'a> = &'a dyn Fn(&'static str, &Dim, &Dim) -> OpResult<Dim>;
+
+/// [`Same`] for sizes that must be equal as they stand.
+pub fn equal(what: &'static str, a: &Dim, b: &Dim) -> OpResult<Dim> {
+    if a == b {
+        Ok(a.clone())
+    } else {
+        Err(OpError::mismatch(what, a, b))
+    }
+}
+
+/// One axis under multidirectional broadcasting (ONNX "Broadcasting", NumPy rules). Two sizes of which neither is the
+/// number 1 must be equal.
+pub fn broadcast_dim(a: &Dim, b: &Dim, same: Same<'_>) -> OpResult<Dim> {
+    if b.is(1) {
         Ok(a.clone())
     } else if a.is(1) {
         Ok(b.clone())
     } else {
-        Err(OpError::mismatch("broadcast sizes", a, b))
+        same("broadcast sizes", a, b)
     }
 }
 
 /// Two shapes under multidirectional broadcasting.
-pub fn broadcast(a: &[Dim], b: &[Dim]) -> OpResult<Shape> {
+pub fn broadcast(a: &[Dim], b: &[Dim], same: Same<'_>) -> OpResult<Shape> {
     let rank = a.len().max(b.len());
     let one = Dim::from(1);
     let at = |s: &[Dim], i: usize| {
@@ -28,14 +41,14 @@ pub fn broadcast(a: &[Dim], b: &[Dim]) -> OpResult<Shape> {
     };
     Ok(Shape(
         (0..rank)
-            .map(|i| broadcast_dim(&at(a, i), &at(b, i)))
+            .map(|i| broadcast_dim(&at(a, i), &at(b, i), same))
             .collect::<OpResult<_>>()?,
     ))
 }
 
 /// Result shape of a matrix product with broadcast leading axes. `trans_b` swaps the last two axes of `b`.
 /// One-dimensional operands are not promoted.
-pub fn matmul(a: &Shape, b: &Shape, trans_b: bool) -> OpResult<Shape> {
+pub fn matmul(a: &Shape, b: &Shape, trans_b: bool, same: Same<'_>) -> OpResult<Shape> {
     let ([batch_a @ .., m, k], [batch_b @ .., b0, b1]) = (a.0.as_slice(), b.0.as_slice()) else {
         return Err(OpError::mismatch(
             "ranks of a matrix product (each at least 2)",
@@ -44,10 +57,8 @@ pub fn matmul(a: &Shape, b: &Shape, trans_b: bool) -> OpResult<Shape> {
         ));
     };
     let (kb, n) = if trans_b { (b1, b0) } else { (b0, b1) };
-    if k != kb {
-        return Err(OpError::mismatch("inner dims", k, kb));
-    }
-    let mut out = broadcast(batch_a, batch_b)?;
+    same("inner dims", k, kb)?;
+    let mut out = broadcast(batch_a, batch_b, same)?;
     out.0.extend([m.clone(), n.clone()]);
     Ok(out)
 }
@@ -62,21 +73,24 @@ mod tests {
 
     #[test]
     fn broadcasting() {
-        assert_eq!(broadcast(&s("b,1,n").0, &s("4,n").0).unwrap(), s("b,4,n"));
-        assert_eq!(broadcast(&s("1").0, &s("n").0).unwrap(), s("n"));
-        assert!(broadcast(&s("2").0, &s("3").0).is_err());
+        assert_eq!(broadcast(&s("b,1,n").0, &s("4,n").0, &equal).unwrap(), s("b,4,n"));
+        assert_eq!(broadcast(&s("1").0, &s("n").0, &equal).unwrap(), s("n"));
+        assert!(broadcast(&s("2").0, &s("3").0, &equal).is_err());
         assert!(
-            broadcast(&s("n").0, &s("m").0).is_err(),
+            broadcast(&s("n").0, &s("m").0, &equal).is_err(),
             "undecided sizes are refused"
         );
     }
 
     #[test]
     fn products() {
-        assert_eq!(matmul(&s("b,9,n,64"), &s("1,64,t"), false).unwrap(), s("b,9,n,t"));
-        assert_eq!(matmul(&s("n,64"), &s("t,64"), true).unwrap(), s("n,t"));
-        let e = matmul(&s("1,8,seq,64"), &s("1,8,80,t"), false).unwrap_err();
+        assert_eq!(
+            matmul(&s("b,9,n,64"), &s("1,64,t"), false, &equal).unwrap(),
+            s("b,9,n,t")
+        );
+        assert_eq!(matmul(&s("n,64"), &s("t,64"), true, &equal).unwrap(), s("n,t"));
+        let e = matmul(&s("1,8,seq,64"), &s("1,8,80,t"), false, &equal).unwrap_err();
         assert_eq!(e.to_string(), "inner dims differ: 64 (left) and 80 (right)");
-        assert!(matmul(&s("4"), &s("4,4"), false).is_err());
+        assert!(matmul(&s("4"), &s("4,4"), false, &equal).is_err());
     }
 }

@@ -1,8 +1,10 @@
 //! Shapes as algebra: symbolic integers, shapes of them, and what is known of a value before it exists.
 
+pub mod constraints;
 pub mod dim;
 pub mod symbol;
 
+pub use constraints::Constraints;
 pub use dim::{Dim, DimError};
 pub use symbol::{Bindings, Symbol};
 
@@ -64,6 +66,9 @@ impl Shape {
     }
 }
 
+/// Contents of integer tensors of up to this many elements are followed through shape computations.
+pub const MAX_KNOWN: usize = 64;
+
 /// Product of dims; 1 when there is none.
 pub fn product(dims: &[Dim]) -> Result<Dim, DimError> {
     dims.iter().try_fold(Dim::from(1), |p, d| p.mul(d))
@@ -90,7 +95,8 @@ pub enum Known {
     No,
     /// The whole tensor: an initialiser or a folded constant.
     Const(Arc<HostTensor>),
-    /// Every element of an integer tensor of rank 0 or 1 as an expression (shape computations).
+    /// Every element of an integer or `bool` tensor of any rank, row-major, as an expression (shape computations); at most
+    /// [`MAX_KNOWN`].
     Dims(Vec<Dim>),
 }
 
@@ -132,12 +138,12 @@ impl Fact {
         }
     }
 
-    /// Elements of an integer tensor as expressions, from either form of knowledge. `None` when they
-    /// are unknown, not integers, or more than 64.
+    /// Elements of an integer or `bool` tensor as expressions, row-major, from either form of knowledge. `None` when they
+    /// are unknown, of another type, or more than [`MAX_KNOWN`].
     pub fn as_dims(&self) -> Option<Vec<Dim>> {
         match &self.known {
             Known::Dims(d) => Some(d.clone()),
-            Known::Const(t) if t.len() <= 64 && t.shape().len() <= 1 && t.dtype().is_int() => {
+            Known::Const(t) if t.len() <= MAX_KNOWN && (t.dtype().is_int() || t.dtype() == DType::Bool) => {
                 t.to_i64().ok().map(|v| v.into_iter().map(Dim::from).collect())
             }
             _ => None,

@@ -209,7 +209,7 @@ impl Importer<'_> {
         };
         let op: Box<dyn Op> = (def.import)(&attributes).map_err(fail)?;
         attributes.all_read().map_err(fail)?;
-        let count = attributes.input_count();
+        let (count, results) = (attributes.input_count(), attributes.output_count());
         let mut inputs = Vec::with_capacity(count);
         for i in n.input.iter().take(count) {
             inputs.push(if i.is_empty() {
@@ -219,8 +219,13 @@ impl Importer<'_> {
             });
         }
         let mut outputs = Vec::new();
-        for o in n.output.iter().filter(|o| !o.is_empty()) {
-            outputs.push(self.lookup(o, &name)?);
+        for (i, o) in n.output.iter().take(results).enumerate() {
+            outputs.push(if o.is_empty() {
+                // A result between others that nobody reads; names of the file cannot be empty, so this one is free.
+                self.define(&format!("{name}#{i}"), None)?
+            } else {
+                self.lookup(o, &name)?
+            });
         }
         self.edit.add_node(&name, vec![name.clone()], op, inputs, outputs);
         Ok(())
@@ -283,8 +288,8 @@ impl NodeAttributes<'_, '_> {
         if let Some(v) = self.float("value_float")? {
             return Ok(HostTensor::from_f32(&[], &[v])?);
         }
-        if let Some(a) = self.typed("value_floats", 6, "floats")? {
-            return Ok(HostTensor::from_f32(&[a.floats.len()], &a.floats)?);
+        if let Some(v) = self.floats("value_floats")? {
+            return Ok(HostTensor::from_f32(&[v.len()], &v)?);
         }
         Err(OpError::Unsupported(
             "a constant that is neither numbers nor a dense tensor".to_owned(),
@@ -307,6 +312,18 @@ impl Attributes for NodeAttributes<'_, '_> {
             .iter()
             .rposition(|i| !i.is_empty())
             .map_or(0, |i| i + 1)
+    }
+
+    fn output_count(&self) -> usize {
+        self.node
+            .output
+            .iter()
+            .rposition(|o| !o.is_empty())
+            .map_or(0, |i| i + 1)
+    }
+
+    fn floats(&self, name: &str) -> OpResult<Option<Vec<f32>>> {
+        Ok(self.typed(name, 6, "floats")?.map(|a| a.floats.clone()))
     }
 
     fn int(&self, name: &str) -> OpResult<Option<i64>> {

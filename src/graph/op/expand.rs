@@ -18,13 +18,13 @@ impl Op for Expand {
 
     fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
         let x = cx.fact(0)?;
-        Ok(vec![Fact::new(x.dtype, rules::broadcast(&x.shape.0, &cx.dims(1)?)?)])
+        Ok(vec![Fact::new(x.dtype, cx.broadcast(&x.shape.0, &cx.sizes(1)?)?)])
     }
 
     fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
         let x = operand(inputs, 0)?;
         let to: Vec<Dim> = operand(inputs, 1)?.to_i64()?.into_iter().map(Dim::from).collect();
-        let shape = rules::broadcast(&Shape::fixed(x.shape()).0, &to)?;
+        let shape = rules::broadcast(&Shape::fixed(x.shape()).0, &to, &rules::equal)?;
         Ok(vec![pointwise::broadcast_to(x, &shape.as_fixed().unwrap_or_default())?])
     }
 

@@ -39,12 +39,12 @@ impl Op for MatMul {
         if a.dtype != b.dtype || !a.dtype.is_float() {
             return Err(OpError::mismatch("element types (both f32 or both f16)", a.dtype, b.dtype));
         }
-        Ok(vec![Fact::new(a.dtype, rules::matmul(&a.shape, &b.shape, self.trans_b)?)])
+        Ok(vec![Fact::new(a.dtype, rules::matmul(&a.shape, &b.shape, self.trans_b, &|what, a, b| cx.same(what, a, b))?)])
     }
 
     fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
         let (a, b) = (operand(inputs, 0)?, operand(inputs, 1)?);
-        let shape = rules::matmul(&Shape::fixed(a.shape()), &Shape::fixed(b.shape()), self.trans_b)?;
+        let shape = rules::matmul(&Shape::fixed(a.shape()), &Shape::fixed(b.shape()), self.trans_b, &rules::equal)?;
         let shape = shape.as_fixed().unwrap_or_default();
         let (batch, m, n) = match shape.as_slice() {
             [batch @ .., m, n] => (batch, *m, *n),

@@ -3,10 +3,12 @@
 //! Adding one is a file here, a word in the `ops!` list below, and its kernel pair.
 
 use crate::backend::kernel::Kernel;
+use crate::graph::rules;
 use crate::plan::lower::LowerCx;
-use crate::shape::{Dim, DimError, Fact, Shape};
+use crate::shape::{Constraints, Dim, DimError, Fact, MAX_KNOWN, Shape, Symbol};
 use crate::tensor::{DType, HostTensor, TensorError};
 use std::any::Any;
+use std::cell::RefCell;
 use std::fmt::Debug;
 
 /// Why an operator cannot be imported, derived, evaluated or lowered. The loop over nodes adds the place.
@@ -35,6 +37,9 @@ pub enum OpError {
     /// Legal, but outside what this engine does.
     #[error("not supported: {0}")]
     Unsupported(String),
+    /// No kernel for these operands; the host can run the node.
+    #[error("no kernel: {0}")]
+    NoKernel(String),
     /// A shape expression failed.
     #[error(transparent)]
     Dim(#[from] DimError),
@@ -66,14 +71,93 @@ impl OpError {
 /// Result of an operator's functions.
 pub type OpResult<T> = Result<T, OpError>;
 
+/// Where the value of a symbol comes from that derivation had to make up: data of the run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// Element `index` of an integer operand.
+    Element {
+        /// The node's operand.
+        input: usize,
+        /// Position, row-major.
+        index: usize,
+    },
+    /// The size of a result, known once the node has run on the host.
+    Size {
+        /// The node's result.
+        output: usize,
+        /// The axis.
+        axis: usize,
+    },
+}
+
+/// A symbol that a node defines; see [`Source`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Made {
+    /// The symbol.
+    pub symbol: Symbol,
+    /// Where its value comes from.
+    pub source: Source,
+    /// The largest value that it can take, when the operator knows one.
+    pub at_most: Option<Dim>,
+}
+
+/// Something that derivation could not decide and the shapes depend on; checked at each run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Assumed {
+    /// Not negative in any run; zero where `equal`.
+    pub dim: Dim,
+    /// The expression must be zero.
+    pub equal: bool,
+    /// What a violation means, with both sides as the model gives them.
+    pub meaning: String,
+}
+
 /// What [`Op::infer`] sees.
 #[derive(Debug)]
 pub struct InferCx<'a> {
     /// Facts of the operands.
     pub inputs: &'a [Option<&'a Fact>],
+    /// Names of the operands and results, of which symbols for unknown sizes are made.
+    names: Option<(&'a [&'a str], &'a [&'a str])>,
+    constraints: &'a Constraints,
+    made: RefCell<Vec<Made>>,
+    assumed: RefCell<Vec<Assumed>>,
 }
 
-impl InferCx<'_> {
+impl<'a> InferCx<'a> {
+    /// A context for operands of these facts, about whose symbols `constraints` are known.
+    pub fn new(inputs: &'a [Option<&'a Fact>], constraints: &'a Constraints) -> Self {
+        Self {
+            inputs,
+            names: None,
+            constraints,
+            made: RefCell::default(),
+            assumed: RefCell::default(),
+        }
+    }
+
+    /// Sets the names of operands and results.
+    #[must_use]
+    pub fn named(mut self, inputs: &'a [&'a str], outputs: &'a [&'a str]) -> Self {
+        self.names = Some((inputs, outputs));
+        self
+    }
+
+    /// The symbols that were made and the assumptions, once [`Op::infer`] is done.
+    pub fn finish(self) -> (Vec<Made>, Vec<Assumed>) {
+        (self.made.into_inner(), self.assumed.into_inner())
+    }
+
+    /// What is known of the symbols.
+    pub fn constraints(&self) -> &Constraints {
+        self.constraints
+    }
+
+    /// Number of results that somebody reads, when known.
+    pub fn output_count(&self) -> Option<usize> {
+        self.names.map(|(_, outputs)| outputs.len())
+    }
+
     /// The fact of operand `i`, which must be there.
     pub fn fact(&self, i: usize) -> OpResult<&Fact> {
         self.opt(i)
@@ -85,13 +169,116 @@ impl InferCx<'_> {
         self.inputs.get(i).copied().flatten()
     }
 
-    /// The elements of integer operand `i` (rank 0 or 1) as expressions, which must be known.
+    /// The elements of integer operand `i` as expressions, which must be known.
     pub fn dims(&self, i: usize) -> OpResult<Vec<Dim>> {
         self.fact(i)?.as_dims().ok_or_else(|| {
             OpError::Unsupported(format!(
                 "input {i} depends on data; its values are not known before the run"
             ))
         })
+    }
+
+    /// The elements of integer operand `i`, which are sizes. Each that depends on data is a new symbol, whose value the
+    /// run reads before it needs it; only their number must be known.
+    pub fn sizes(&self, i: usize) -> OpResult<Vec<Dim>> {
+        let fact = self.fact(i)?;
+        if let Some(dims) = fact.as_dims() {
+            return Ok(dims);
+        }
+        let count = fact
+            .shape
+            .count()?
+            .as_const()
+            .and_then(|n| usize::try_from(n).ok());
+        let count = count
+            .filter(|n| *n <= MAX_KNOWN && fact.dtype.is_int())
+            .ok_or_else(|| {
+                OpError::expected(
+                    format!("input {i}"),
+                    format!("at most {MAX_KNOWN} integers, as many in every run"),
+                    fact,
+                )
+            })?;
+        let name = self
+            .names
+            .and_then(|(inputs, _)| inputs.get(i).copied())
+            .unwrap_or("data");
+        let make = |index| {
+            self.make(
+                &format!("{name}_{index}"),
+                Source::Element { input: i, index },
+                None,
+            )
+        };
+        Ok((0..count).map(make).collect())
+    }
+
+    /// The size of result `output` along `axis`, which only the run tells. The node then runs on the host. `at_most` is
+    /// the largest that it can be, when that is known.
+    pub fn unknown(&self, output: usize, axis: usize, at_most: Option<Dim>) -> Dim {
+        let name = self
+            .names
+            .and_then(|(_, outputs)| outputs.get(output).copied())
+            .unwrap_or("result");
+        self.make(&format!("{name}_{axis}"), Source::Size { output, axis }, at_most)
+    }
+
+    fn make(&self, name: &str, source: Source, at_most: Option<Dim>) -> Dim {
+        let symbol = Symbol::new(name);
+        let dim = Dim::from(&symbol);
+        let mut made = self.made.borrow_mut();
+        if made.iter().all(|m| m.source != source) {
+            made.push(Made {
+                symbol,
+                source,
+                at_most,
+            });
+        }
+        dim
+    }
+
+    /// One of two sizes that must be equal. A difference that depends on the symbols becomes an assumption, which every run
+    /// checks; `what` names the two, in the plural.
+    pub fn same(&self, what: &'static str, a: &Dim, b: &Dim) -> OpResult<Dim> {
+        match self.constraints.equal(a, b) {
+            Some(true) => Ok(a.clone()),
+            Some(false) => Err(OpError::mismatch(what, a, b)),
+            None => {
+                let meaning = format!("{what} differ: {a} (left) and {b} (right)");
+                self.assumed.borrow_mut().push(Assumed {
+                    dim: a.sub(b)?,
+                    equal: true,
+                    meaning,
+                });
+                // A number says more than an expression.
+                Ok(if b.as_const().is_some() {
+                    b.clone()
+                } else {
+                    a.clone()
+                })
+            }
+        }
+    }
+
+    /// Two shapes under multidirectional broadcasting, as [`rules::broadcast`].
+    pub fn broadcast(&self, a: &[Dim], b: &[Dim]) -> OpResult<Shape> {
+        rules::broadcast(a, b, &|what, a, b| self.same(what, a, b))
+    }
+
+    /// States that `dim` is not negative in any run; `meaning` says what it is otherwise.
+    pub fn require(&self, dim: Dim, meaning: &str) -> OpResult<()> {
+        match self.constraints.at_least(&dim, 0) {
+            Some(true) => Ok(()),
+            Some(false) => Err(OpError::expected(meaning, "0 or more", &dim)),
+            None => {
+                self.assumed.borrow_mut().push(Assumed {
+                    dim,
+                    equal: false,
+                    meaning: meaning.to_owned(),
+                });
+                Ok(())
+            }
+        }
     }
 
     /// The elements of integer operand `i` as numbers, which must be constant.
@@ -164,8 +351,11 @@ pub trait Op: DynOp + Debug + Send + Sync {
     /// The results on the host: the reference for every kernel.
     fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>>;
 
-    /// Chooses kernels and emits their dispatches.
-    fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()>;
+    /// Chooses kernels and emits their dispatches. An operator without a kernel for its operands answers
+    /// [`OpError::NoKernel`]; it then runs on the host.
+    fn lower(&self, _cx: &mut LowerCx<'_>) -> OpResult<()> {
+        Err(OpError::NoKernel(format!("{} has no kernel", self.name())))
+    }
 
     /// False for an operand that is used only through what derivation knows of it (shapes, axes): its data
     /// need not exist at run time.
@@ -198,6 +388,10 @@ pub trait Attributes {
     fn tensor(&self, name: &str) -> OpResult<Option<HostTensor>>;
     /// A string.
     fn string(&self, name: &str) -> OpResult<Option<String>>;
+    /// A list of floats.
+    fn floats(&self, name: &str) -> OpResult<Option<Vec<f32>>>;
+    /// Number of results, trailing omitted ones not counted.
+    fn output_count(&self) -> usize;
 }
 
 /// An operator name of a domain in a range of opset versions.
@@ -257,8 +451,25 @@ macro_rules! ops {
 pub mod case;
 
 ops! {
-    attention, concat, constant_of_shape, expand, gather, gather_e0m, kv_append, matmul, matmul_e0m, pointwise, range,
-    reduce, reshape, rms_norm, rotary, shape_of, slice, softmax, transpose,
+    attention,
+    concat,
+    constant_of_shape,
+    expand,
+    gather,
+    gather_e0m,
+    kv_append,
+    matmul,
+    matmul_e0m,
+    pointwise,
+    range,
+    reduce,
+    reshape,
+    rms_norm,
+    rotary,
+    shape_of,
+    slice,
+    softmax,
+    transpose,
 }
 
 /// A non-negative axis below `rank` from ONNX's signed form.

@@ -546,7 +546,7 @@ impl Op for Pointwise {
         let mut types = vec![cx.fact(0)?.dtype];
         for i in 1..cx.inputs.len() {
             let f = cx.fact(i)?;
-            shape = rules::broadcast(&shape.0, &f.shape.0)?;
+            shape = cx.broadcast(&shape.0, &f.shape.0)?;
             types.push(f.dtype);
         }
         let dtype = self.expr.dtype(&types)?;
@@ -567,7 +567,7 @@ impl Op for Pointwise {
         let mut types = Vec::new();
         for i in 0..inputs.len() {
             let x = operand(inputs, i)?;
-            shape = rules::broadcast(&shape.0, &Shape::fixed(x.shape()).0)?;
+            shape = rules::broadcast(&shape.0, &Shape::fixed(x.shape()).0, &rules::equal)?;
             types.push(x.dtype());
         }
         let shape = shape.as_fixed().unwrap_or_default();
