@@ -17,7 +17,7 @@ use std::sync::Arc;
 /// Highest opset version of the standard domain whose changes are known here.
 const NEWEST_OPSET: i64 = 27;
 /// Lowest opset version that is read.
-const OLDEST_OPSET: i64 = 13;
+const OLDEST_OPSET: i64 = 6;
 
 /// Reads an ONNX model. Weights in external files are mapped, not read. Shapes are not derived yet.
 pub fn import(path: &Path) -> Result<Graph> {
