@@ -10,7 +10,7 @@ use crate::graph::interp::Interpreter;
 use crate::graph::onnx;
 use crate::graph::pass::{LAST_ROW, PassReport, Pipeline};
 use crate::graph::{Edit, Graph, ValueId};
-use crate::plan::{MemoryReport, Options, Plan};
+use crate::plan::{MemoryReport, Options, Padding, Plan};
 use crate::session::Session;
 use crate::shape::{Bindings, Symbol};
 use crate::tensor::{DType, HostTensor};
@@ -20,6 +20,9 @@ use std::sync::Arc;
 
 /// Largest number of tokens of one prefill run.
 pub const CHUNK: usize = 128;
+
+/// Lengths of decoding are padded to multiples of this.
+pub const PADDING: i64 = 64;
 
 /// Which rows of the logits are computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -149,15 +152,20 @@ impl Decoder {
         let number = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
         let base = Options {
             float: DType::F16,
-            fixed: Bindings::new(),
-            bounds: Bindings::new(),
             state_rows: number(context),
+            ..Options::default()
         };
         let mut prefill = base.clone();
         prefill.bounds = self.bindings(chunk, context);
         let mut decode = base;
         decode.fixed.set(&self.sequence, 1);
-        decode.bounds.set(&self.past, number(context));
+        decode.padding = Some(Padding {
+            symbol: self.past.clone(),
+            beyond: 1,
+            multiple: PADDING,
+        });
+        // The token of the run needs a row too; and padded lengths must not reach behind the state.
+        decode.bounds.set(&self.past, number(context.saturating_sub(1)));
         Ok([
             Plan::compile(&self.graph, caps, &prefill)?,
             Plan::compile(&self.graph, caps, &decode)?,
@@ -253,7 +261,7 @@ impl DeviceModel {
         [PREFILL, DECODE].map(|p| {
             self.session
                 .plan(p)
-                .map_or_else(Default::default, |p| (p.memory, p.steps.len()))
+                .map_or_else(Default::default, |p| (p.memory.clone(), p.steps.len()))
         })
     }
 

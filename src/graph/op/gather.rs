@@ -85,7 +85,7 @@ impl Op for Gather {
     fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
         let table = cx.fact(0)?.clone();
         if axis(self.axis, table.shape.rank())? != 0 || !table.dtype.is_float() {
-            return Err(OpError::Unsupported(format!("gathering from axis {} of {table}; kernels take axis 0 of floats", self.axis)));
+            return Err(OpError::NoKernel(format!("gathering from axis {} of {table}; kernels take axis 0 of floats", self.axis)));
         }
         let out = cx.out_fact(0)?.shape.clone();
         let (rows, row) = (table.shape.0[0].clone(), product(&table.shape.0[1..])?);

@@ -320,7 +320,7 @@ impl Expr {
             Self::Input(i) => NAMES.get(*i).map_or_else(String::new, |n| format!("v{n}")),
             Self::Const(v, t) if t.is_float() => {
                 if v.is_nan() {
-                    return Err(OpError::Unsupported("a constant that is not a number".to_owned()));
+                    return Err(OpError::NoKernel("a constant that is not a number".to_owned()));
                 }
                 let v = v.clamp(f64::from(f32::MIN), f64::from(f32::MAX));
                 // A literal without suffix is a double in OpenCL C, which many devices lack.
@@ -340,7 +340,7 @@ impl Expr {
                     (Unary::Neg, false) => format!("(-{inner})"),
                     (Unary::Abs, false) if wgsl => format!("abs({inner})"),
                     (Unary::Abs, false) => format!("((int)abs({inner}))"),
-                    (_, false) => return Err(OpError::Unsupported(format!("{f:?} of integers"))),
+                    (_, false) => return Err(OpError::NoKernel(format!("{f:?} of integers"))),
                     _ => {
                         let (cl, w) = f.text();
                         replace_variable(if wgsl { w } else { cl }, &inner)
@@ -374,7 +374,7 @@ impl Expr {
                     Binary::Pow => {
                         let cast = if wgsl { "f32" } else { "(float)" };
                         if !float {
-                            return Err(OpError::Unsupported("Pow of integers".to_owned()));
+                            return Err(OpError::NoKernel("Pow of integers".to_owned()));
                         }
                         if !tb.is_float() {
                             b = format!("{cast}({b})");
@@ -581,7 +581,7 @@ impl Op for Pointwise {
     fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
         let n = cx.input_count();
         if n > MAX_INPUTS {
-            return Err(OpError::Unsupported(format!("{n} elementwise operands; at most {MAX_INPUTS}")));
+            return Err(OpError::NoKernel(format!("{n} elementwise operands; at most {MAX_INPUTS}")));
         }
         let out = cx.out_fact(0)?.shape.clone();
         let mut shapes = Vec::new();
@@ -593,7 +593,7 @@ impl Op for Pointwise {
         }
         let walk = join_axes(&out, &shapes.iter().collect::<Vec<_>>())?;
         if walk.sizes.len() > MAX_RANK {
-            return Err(OpError::Unsupported(format!(
+            return Err(OpError::NoKernel(format!(
                 "a broadcast over {} axes that cannot be joined; at most {MAX_RANK}",
                 walk.sizes.len()
             )));
@@ -612,7 +612,7 @@ impl Op for Pointwise {
                 call = call.field(walk.strides.get(input).and_then(|s| s.get(i)).unwrap_or(&zero));
             }
         }
-        call = call.operand(cx.output(0)?);
+        call = call.operand(cx.output(0)?).may_be_padded();
         if flat {
             call = call.define("FLAT", 1).may_work_in_place();
         }

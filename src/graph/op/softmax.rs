@@ -50,7 +50,7 @@ impl Op for Softmax {
     fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
         let shape = cx.shape(0)?;
         if axis(self.axis, shape.rank())? + 1 != shape.rank() {
-            return Err(OpError::Unsupported(format!("softmax over axis {} of {shape}; kernels take the last", self.axis)));
+            return Err(OpError::NoKernel(format!("softmax over axis {} of {shape}; kernels take the last", self.axis)));
         }
         let Some((cols, before)) = shape.0.split_last() else {
             return Err(OpError::expected("rank", "1 or more", 0));
