@@ -25,4 +25,14 @@ impl Constraints {
             None => None,
         }
     }
+
+    /// Declares `lo <= symbol <= hi`.
+    pub fn bound(
+        &mut self,
+        _symbol: &super::Symbol,
+        _lo: Option<i64>,
+        _hi: Option<i64>,
+    ) -> Result<(), super::DimError> {
+        Ok(())
+    }
 }
