@@ -13,7 +13,7 @@ use crate::shape::{Bindings, Dim, Fact, Shape, Symbol};
 use crate::tensor::DType;
 use lower::{Collected, Field, Home, LowerCx, Operand, WeightKey};
 use memory::Slot;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 /// What a plan is made for.
 #[derive(Clone, Debug)]
@@ -258,6 +258,22 @@ impl Plan {
     pub fn bounds(&self) -> &Bindings {
         &self.bounds
     }
+}
+
+/// Bytes of the packed constants of `plans` of one graph on the device; what several of them read is there once.
+pub fn weight_bytes(graph: &Graph, plans: &[Plan]) -> Result<u64> {
+    let keys: HashSet<&WeightKey> = plans.iter().flat_map(|p| &p.weights).collect();
+    keys.into_iter().try_fold(0u64, |sum, key| {
+        let value = graph.value(key.value);
+        let shape = graph.fact(key.value)?.shape.as_fixed();
+        let bytes = shape.and_then(|s| key.pack.bytes(&s));
+        bytes.and_then(|n| sum.checked_add(n)).ok_or_else(|| {
+            Error::other(
+                Stage::Plan,
+                format!("the bytes of weight \"{}\" cannot be counted", value.name),
+            )
+        })
+    })
 }
 
 /// Nodes and values that the outputs and states need as data.
