@@ -14,6 +14,8 @@ use crate::shape::{Dim, Fact, Known, Shape};
 use crate::tensor::{DType, HostTensor};
 use std::fmt;
 
+mod dims;
+
 /// Declares the functions of one argument: name, reference, and one expression for both languages in `x`.
 macro_rules! unary {
     ($($name:ident $reference:expr, $cl:literal, $wgsl:literal;)*) => {
@@ -256,44 +258,6 @@ impl Expr {
                 (Buffer::Ints(v), _) => Buffer::Ints(v),
             },
         })
-    }
-
-    /// The value over integer expressions, where the functions allow it.
-    fn dims(&self, inputs: &[Option<&Fact>], at: usize) -> Option<Dim> {
-        let pick = |v: &[Dim]| if v.len() == 1 { v.first().cloned() } else { v.get(at).cloned() };
-        match self {
-            Self::Input(i) => pick(&inputs.get(*i).copied().flatten()?.as_dims()?),
-            #[expect(clippy::cast_possible_truncation, reason = "integer constants are stored widened")]
-            Self::Const(v, t) if t.is_int() => Some(Dim::from(*v as i64)),
-            Self::Cast(t, x) if t.is_int() => x.dims(inputs, at),
-            Self::Unary(Unary::Neg, x) => x.dims(inputs, at)?.mul(&(-1).into()).ok(),
-            Self::Binary(f, a, b) => {
-                let (a, b) = (a.dims(inputs, at)?, b.dims(inputs, at)?);
-                match f {
-                    Binary::Add => a.add(&b).ok(),
-                    Binary::Sub => a.sub(&b).ok(),
-                    Binary::Mul => a.mul(&b).ok(),
-                    Binary::Min => a.minimum(&b).ok(),
-                    Binary::Max => a.maximum(&b).ok(),
-                    // Truncation and flooring agree on what is not negative.
-                    Binary::Div if a.is_non_negative() => b.as_const().and_then(|n| a.floor_div(n).ok()),
-                    Binary::Equal => {
-                        let apart = |a: &Dim, b: &Dim| a.is_non_negative() && b.as_const().is_some_and(|b| b < 0);
-                        match a.sub(&b).ok()?.as_const() {
-                            Some(d) => Some(i64::from(d == 0).into()),
-                            None if apart(&a, &b) || apart(&b, &a) => Some(0.into()),
-                            None => None,
-                        }
-                    }
-                    _ => None,
-                }
-            }
-            Self::Select(c, a, b) => match c.dims(inputs, at)?.as_const()? {
-                0 => b.dims(inputs, at),
-                _ => a.dims(inputs, at),
-            },
-            _ => None,
-        }
     }
 
     /// The expression with operand `i` replaced by `with(i)`.
@@ -563,13 +527,8 @@ impl Op for Pointwise {
         }
         let dtype = self.expr.dtype(&types)?;
         let mut fact = Fact::new(dtype, shape);
-        if (dtype.is_int() || dtype == DType::Bool)
-            && fact.shape.rank() <= 1
-            && let Some(count) = fact.shape.count()?.as_const().and_then(|n| usize::try_from(n).ok())
-            && count <= 64
-            && let Some(dims) = (0..count).map(|i| self.expr.dims(cx.inputs, i)).collect()
-        {
-            fact.known = Known::Dims(dims);
+        if let Some(elements) = dims::known(&self.expr, cx, &fact)? {
+            fact.known = Known::Dims(elements);
         }
         Ok(vec![fact])
     }
