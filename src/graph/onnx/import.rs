@@ -9,7 +9,7 @@ use crate::graph::{Edit, Graph, ValueId};
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::{Bytes, HostTensor};
 use prost::Message;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use std::sync::Arc;
 /// Highest opset version of the standard domain whose changes are known here.
 const NEWEST_OPSET: i64 = 27;
 /// Lowest opset version that is read.
-const OLDEST_OPSET: i64 = 13;
+const OLDEST_OPSET: i64 = 6;
 
 /// Reads an ONNX model. Weights in external files are mapped, not read. Shapes are not derived yet.
 pub fn import(path: &Path) -> Result<Graph> {
@@ -181,6 +181,8 @@ impl Importer<'_> {
             opset,
             weights: &weights,
             read: RefCell::new(HashSet::new()),
+            drop_omitted: Cell::new(false),
+            added: RefCell::default(),
         };
         if n.op_type == "Constant" && domain.is_empty() {
             let tensor = attributes.constant().map_err(fail)?;
@@ -210,13 +212,21 @@ impl Importer<'_> {
         let op: Box<dyn Op> = (def.import)(&attributes).map_err(fail)?;
         attributes.all_read().map_err(fail)?;
         let (count, results) = (attributes.input_count(), attributes.output_count());
+        let (drop_omitted, added) = (attributes.drop_omitted.get(), attributes.added.take());
         let mut inputs = Vec::with_capacity(count);
         for i in n.input.iter().take(count) {
-            inputs.push(if i.is_empty() {
+            inputs.push(if i.is_empty() && drop_omitted {
+                continue;
+            } else if i.is_empty() {
                 None
             } else {
                 Some(self.lookup(i, &name)?)
             });
+        }
+        for tensor in added {
+            // No name of the file is like this one.
+            let id = self.define(&format!("{name}#operand{}", inputs.len()), Some(Fact::of(Arc::new(tensor))))?;
+            inputs.push(Some(id));
         }
         let mut outputs = Vec::new();
         for (i, o) in n.output.iter().take(results).enumerate() {
@@ -238,6 +248,8 @@ struct NodeAttributes<'a, 'w> {
     opset: i64,
     weights: &'a RefCell<&'w mut Weights>,
     read: RefCell<HashSet<String>>,
+    drop_omitted: Cell<bool>,
+    added: RefCell<Vec<HostTensor>>,
 }
 
 impl NodeAttributes<'_, '_> {
@@ -312,6 +324,18 @@ impl Attributes for NodeAttributes<'_, '_> {
             .iter()
             .rposition(|i| !i.is_empty())
             .map_or(0, |i| i + 1)
+    }
+
+    fn has_input(&self, i: usize) -> bool {
+        self.node.input.get(i).is_some_and(|i| !i.is_empty())
+    }
+
+    fn add_operand(&self, tensor: HostTensor) {
+        self.added.borrow_mut().push(tensor);
+    }
+
+    fn drop_omitted(&self) {
+        self.drop_omitted.set(true);
     }
 
     fn output_count(&self) -> usize {

@@ -1,4 +1,4 @@
-//! Concatenation along one axis. ONNX `Concat` from opset 13.
+//! Concatenation along one axis. ONNX `Concat` from opset 4.
 //!
 //! On a device each operand after the first is one dispatch that joins it to what is there already.
 
@@ -32,12 +32,12 @@ impl Op for Concat {
             if f.dtype != first.dtype {
                 return Err(OpError::mismatch("element types", first.dtype, f.dtype));
             }
-            let same = f.shape.rank() == shape.rank()
-                && f.shape.0.iter().zip(&shape.0).enumerate().all(|(i, (x, y))| i == a || x == y);
-            if !same {
-                return Err(OpError::mismatch("shapes outside the joined axis", &first.shape, &f.shape));
+            if f.shape.rank() != shape.rank() {
+                return Err(OpError::mismatch("ranks", shape.rank(), f.shape.rank()));
             }
-            shape.0[a] = shape.0[a].add(&f.shape.0[a])?;
+            for (i, (x, y)) in shape.0.iter_mut().zip(&f.shape.0).enumerate() {
+                *x = if i == a { x.add(y)? } else { cx.same("sizes outside the joined axis", x, y)? };
+            }
         }
         let mut fact = Fact::new(first.dtype, shape);
         if first.dtype.is_int() && fact.shape.rank() == 1 {
@@ -57,6 +57,10 @@ impl Op for Concat {
         let mut rows = Vec::new();
         for i in 0..inputs.len() {
             let x = operand(inputs, i)?;
+            let fits = x.shape().len() == shape.len() && x.shape().iter().zip(&shape).enumerate().all(|(i, (x, y))| i == a || x == y);
+            if !fits {
+                return Err(OpError::mismatch("shapes outside the joined axis", format!("{:?}", first.shape()), format!("{:?}", x.shape())));
+            }
             let row = x.shape()[a..].iter().product::<usize>() * x.dtype().size();
             shape[a] += x.shape()[a];
             rows.push((x.bytes(), row));
@@ -111,7 +115,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 /// The registry's entry.
-pub static DEF: OpDef = OpDef { onnx: &[onnx("Concat", 13)], import, kernels: &[&KERNEL], cases };
+pub static DEF: OpDef = OpDef { onnx: &[onnx("Concat", 4)], import, kernels: &[&KERNEL], cases };
 
 fn cases() -> Vec<Case> {
     let case = |axis, shapes: &[&[usize]]| Case::new(Concat { axis }, shapes.iter().map(|s| input(s)).collect());

@@ -1,4 +1,4 @@
-//! Picks slices along an axis. ONNX `Gather` from opset 13; negative indices count from the end.
+//! Picks slices along an axis. ONNX `Gather` from opset 1; negative indices count from the end.
 //!
 //! On a device: axis 0 of a float table. A constant table is split by rows where it exceeds what a kernel can
 //! bind. An index outside the table gives an error on the host and zeros on a device, which cannot report it.
@@ -123,7 +123,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 /// The registry's entry.
-pub static DEF: OpDef = OpDef { onnx: &[onnx("Gather", 13)], import, kernels: &[&KERNEL], cases };
+pub static DEF: OpDef = OpDef { onnx: &[onnx("Gather", 1)], import, kernels: &[&KERNEL], cases };
 
 fn cases() -> Vec<Case> {
     let case = |table: &[usize], index: &[usize]| {

@@ -1,6 +1,6 @@
 //! Matrix product over the last two axes with broadcast leading axes.
 //!
-//! ONNX `MatMul` from opset 13. `trans_b` is set by a pass when the second operand is only transposed for the
+//! ONNX `MatMul` from opset 1. `trans_b` is set by a pass when the second operand is only transposed for the
 //! product. A constant second operand of rank 2 is stored once in the plan's float type, split by columns
 //! where it exceeds what a kernel can bind.
 
@@ -217,7 +217,7 @@ fn import(_: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 /// The registry's entry.
-pub static DEF: OpDef = OpDef { onnx: &[onnx("MatMul", 13)], import, kernels: &[&KERNEL], cases };
+pub static DEF: OpDef = OpDef { onnx: &[onnx("MatMul", 1)], import, kernels: &[&KERNEL], cases };
 
 fn cases() -> Vec<Case> {
     let case = |a: &[usize], b: &[usize], trans_b| Case::new(MatMul { trans_b }, vec![input(a), input(b)]);

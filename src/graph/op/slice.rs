@@ -1,6 +1,6 @@
 //! Slices along axes with starts, ends and steps as operands.
 //!
-//! ONNX `Slice` from opset 13. Starts and ends may be expressions of symbols.
+//! ONNX `Slice` from opset 1 (starts, ends and axes as attributes) and 10 (as operands). Starts and ends may be expressions of symbols.
 
 use super::case::{Case, input};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, axis, gather_strided, onnx, operand, strides, transpose};
@@ -169,12 +169,22 @@ impl Op for Slice {
     }
 }
 
-fn import(_: &dyn Attributes) -> OpResult<Box<dyn Op>> {
+fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
+    if a.opset() < 10 {
+        let mut lists = Vec::new();
+        for name in ["starts", "ends"] {
+            lists.push(a.ints(name)?.ok_or_else(|| OpError::expected(format!("attribute `{name}`"), "integers", "nothing"))?);
+        }
+        lists.extend(a.ints("axes")?);
+        for list in lists {
+            a.add_operand(HostTensor::from_i64(&[list.len()], &list)?);
+        }
+    }
     Ok(Box::new(Slice))
 }
 
 /// The registry's entry.
-pub static DEF: OpDef = OpDef { onnx: &[onnx("Slice", 13)], import, kernels: &[], cases };
+pub static DEF: OpDef = OpDef { onnx: &[onnx("Slice", 1)], import, kernels: &[], cases };
 
 fn cases() -> Vec<Case> {
     let list = |v: &[i64]| input(&[v.len()]).values(v).constant();
