@@ -9,7 +9,7 @@ use crate::graph::{Edit, Graph, ValueId};
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::{Bytes, HostTensor};
 use prost::Message;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
 use std::sync::Arc;
@@ -197,6 +197,8 @@ impl Importer<'_> {
             opset,
             weights: &weights,
             read: RefCell::new(HashSet::new()),
+            drop_omitted: Cell::new(false),
+            added: RefCell::default(),
         };
         if n.op_type == "Constant" && domain.is_empty() {
             let tensor = attributes.constant().map_err(fail)?;
@@ -226,13 +228,24 @@ impl Importer<'_> {
         let op: Box<dyn Op> = (def.import)(&attributes).map_err(fail)?;
         attributes.all_read().map_err(fail)?;
         let (count, results) = (attributes.input_count(), attributes.output_count());
+        let (drop_omitted, added) = (attributes.drop_omitted.get(), attributes.added.take());
         let mut inputs = Vec::with_capacity(count);
         for i in n.input.iter().take(count) {
-            inputs.push(if i.is_empty() {
+            inputs.push(if i.is_empty() && drop_omitted {
+                continue;
+            } else if i.is_empty() {
                 None
             } else {
                 Some(self.lookup(i, &name)?)
             });
+        }
+        for tensor in added {
+            // No name of the file is like this one.
+            let id = self.define(
+                &format!("{name}#operand{}", inputs.len()),
+                Some(Fact::of(Arc::new(tensor))),
+            )?;
+            inputs.push(Some(id));
         }
         let mut outputs = Vec::new();
         for (i, o) in n.output.iter().take(results).enumerate() {
@@ -254,6 +267,8 @@ struct NodeAttributes<'a, 'w> {
     opset: i64,
     weights: &'a RefCell<&'w mut Weights>,
     read: RefCell<HashSet<String>>,
+    drop_omitted: Cell<bool>,
+    added: RefCell<Vec<HostTensor>>,
 }
 
 impl NodeAttributes<'_, '_> {
@@ -328,6 +343,18 @@ impl Attributes for NodeAttributes<'_, '_> {
             .iter()
             .rposition(|i| !i.is_empty())
             .map_or(0, |i| i + 1)
+    }
+
+    fn has_input(&self, i: usize) -> bool {
+        self.node.input.get(i).is_some_and(|i| !i.is_empty())
+    }
+
+    fn add_operand(&self, tensor: HostTensor) {
+        self.added.borrow_mut().push(tensor);
+    }
+
+    fn drop_omitted(&self) {
+        self.drop_omitted.set(true);
     }
 
     fn output_count(&self) -> usize {

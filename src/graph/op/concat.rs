@@ -50,6 +50,10 @@ impl Op for Concat {
         let mut rows = Vec::new();
         for i in 0..inputs.len() {
             let x = operand(inputs, i)?;
+            let fits = x.shape().len() == shape.len() && x.shape().iter().zip(&shape).enumerate().all(|(i, (x, y))| i == a || x == y);
+            if !fits {
+                return Err(OpError::mismatch("shapes outside the joined axis", format!("{:?}", first.shape()), format!("{:?}", x.shape())));
+            }
             let row = x.shape()[a..].iter().product::<usize>() * x.dtype().size();
             shape[a] += x.shape()[a];
             rows.push((x.bytes()?, row));

@@ -384,6 +384,12 @@ pub trait Attributes {
     fn opset(&self) -> i64;
     /// Number of operands, trailing omitted ones not counted.
     fn input_count(&self) -> usize;
+    /// Operand `i` is given.
+    fn has_input(&self, i: usize) -> bool;
+    /// Leaves omitted operands out of the node: those behind them move forward.
+    fn drop_omitted(&self);
+    /// Adds a constant operand behind the others: older forms become newer ones by it.
+    fn add_operand(&self, tensor: HostTensor);
     /// An integer.
     fn int(&self, name: &str) -> OpResult<Option<i64>>;
     /// A float.
@@ -455,24 +461,35 @@ macro_rules! ops {
 }
 
 pub mod case;
+pub mod window;
 
 ops! {
     attention,
+    batch_norm,
     cast_like,
     concat,
     constant_of_shape,
+    conv,
+    conv_transpose,
+    dropout,
     expand,
     gather,
     gather_e0m,
+    gemm,
+    global_pool,
     kv_append,
+    log_softmax,
     matmul,
     matmul_e0m,
     matmul_integer,
+    pad,
     pointwise,
+    pool,
     quantize_linear,
     range,
     reduce,
     reshape,
+    resize,
     rms_norm,
     rotary,
     shape_of,

@@ -1,6 +1,7 @@
 //! Operators that give the same bytes another shape: nothing runs on a device.
 //!
-//! ONNX `Reshape` (13; `allowzero` from 14), `Unsqueeze` and `Squeeze` (13, axes as an operand), `Flatten` (13), `Identity`.
+//! ONNX `Reshape` (5; `allowzero` from 14), `Unsqueeze` and `Squeeze` (1 with axes as an attribute, 13 as an operand), `Flatten` (1),
+//! `Identity` (1).
 
 use super::case::{Case, input};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, axis, onnx, operand};
@@ -178,6 +179,12 @@ impl Op for Reshape {
 }
 
 fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
+    if matches!(a.op_type(), "Unsqueeze" | "Squeeze")
+        && a.opset() < 13
+        && let Some(axes) = a.ints("axes")?
+    {
+        a.add_operand(HostTensor::from_i64(&[axes.len()], &axes)?);
+    }
     Ok(Box::new(match a.op_type() {
         "Reshape" => Reshape::Reshape { allow_zero: a.int("allowzero")?.unwrap_or(0) != 0 },
         "Unsqueeze" => Reshape::Unsqueeze,
@@ -190,10 +197,10 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 /// The registry's entry.
 pub static DEF: OpDef = OpDef {
     onnx: &[
-        onnx("Reshape", 13),
-        onnx("Unsqueeze", 13),
-        onnx("Squeeze", 13),
-        onnx("Flatten", 13),
+        onnx("Reshape", 5),
+        onnx("Unsqueeze", 1),
+        onnx("Squeeze", 1),
+        onnx("Flatten", 1),
         onnx("Identity", 1),
     ],
     import,
