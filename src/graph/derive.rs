@@ -1,10 +1,10 @@
 //! Shape derivation: the one loop that calls [`Op::infer`](super::Op::infer) and adds node names to its errors.
 
-use super::op::{Assumed, InferCx, Made, OpResult, Source};
+use super::op::{Assumed, InferCx, Made, OpError, OpResult, Source};
 use super::{Assumption, Graph, MadeSymbol, Node, NodeId, Part, ValueId};
 use crate::error::{Error, Result, Stage};
 use crate::shape::{Dim, Fact, Known, MAX_KNOWN};
-use crate::tensor::{DType, HostTensor};
+use crate::tensor::{DType, HostTensor, TensorError};
 use std::sync::Arc;
 
 /// Constants whose results are at most this many bytes are computed during derivation. Shape arithmetic and
@@ -13,7 +13,7 @@ pub const FOLD_BYTES: usize = 1 << 20;
 
 /// Derives the facts of all values from those of inputs, states and constants, and follows integer values
 /// through shape computations. A node whose inputs are all constant and whose results are small is
-/// evaluated.
+/// evaluated; what it computes of absent constants is absent.
 pub fn derive(graph: &mut Graph) -> Result<()> {
     graph.made.clear();
     graph.assumed.clear();
@@ -60,6 +60,14 @@ pub fn derive(graph: &mut Graph) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// A constant of this fact whose elements are not known.
+fn absent(graph: &Graph, value: ValueId, fact: &Fact) -> Result<HostTensor> {
+    let what = format!("value \"{}\"", graph.value(value).name);
+    let shape = fact.shape.as_fixed().unwrap_or_default();
+    HostTensor::absent(fact.dtype, &shape, &what)
+        .map_err(|e| Error::other(Stage::Shape, format!("{what}: {e}")))
 }
 
 /// Follows small integers through a node that moves them: it is evaluated over positions instead of elements. Results of
@@ -179,12 +187,19 @@ fn infer(graph: &Graph, id: NodeId) -> Result<Derived> {
             .iter()
             .map(|f| f.and_then(|f| f.as_const()).map(Arc::as_ref))
             .collect();
-        let results = node
-            .op
-            .eval(&tensors)
-            .map_err(|e| graph.node_error(Stage::Shape, node, e))?;
-        for (fact, tensor) in facts.iter_mut().zip(results) {
-            fact.known = Known::Const(Arc::new(tensor));
+        match node.op.eval(&tensors) {
+            Ok(results) => {
+                for (fact, tensor) in facts.iter_mut().zip(results) {
+                    fact.known = Known::Const(Arc::new(tensor));
+                }
+            }
+            // What is computed of weights that are not loaded is a constant too, so that the graph is that of the whole model.
+            Err(OpError::Tensor(TensorError::Absent(_))) => {
+                for (fact, out) in facts.iter_mut().zip(&node.outputs) {
+                    fact.known = Known::Const(Arc::new(absent(graph, *out, fact)?));
+                }
+            }
+            Err(e) => return Err(graph.node_error(Stage::Shape, node, e)),
         }
     } else {
         follow(node, &inputs, &mut facts).map_err(|e| graph.node_error(Stage::Shape, node, e))?;

@@ -10,7 +10,7 @@ use crate::graph::{Edit, Graph, ValueId};
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::{Bytes, HostTensor};
 use prost::Message;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
 use std::sync::Arc;
@@ -20,8 +20,21 @@ const NEWEST_OPSET: i64 = 27;
 /// Lowest opset version that is read.
 const OLDEST_OPSET: i64 = 6;
 
+/// How a model is read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ImportOptions {
+    /// Constants in external files that do not exist are [absent](HostTensor::absent) instead of an error: the graph can be
+    /// derived and planned, and what needs their elements is an error that names them. Files that exist are mapped.
+    pub absent_weights: bool,
+}
+
 /// Reads an ONNX model. Weights in external files are mapped, not read. Shapes are not derived yet.
 pub fn import(path: &Path) -> Result<Graph> {
+    import_with(path, ImportOptions::default())
+}
+
+/// As [`import`], with options.
+pub fn import_with(path: &Path, options: ImportOptions) -> Result<Graph> {
     let file = map(path)?;
     let model = ModelProto::decode(file.bytes())
         .map_err(|e| Error::parse(Stage::Import, path, "not an ONNX model, or damaged", e))?;
@@ -49,7 +62,7 @@ pub fn import(path: &Path) -> Result<Graph> {
             return Err(unsupported(path, OpError::Unsupported(why)));
         }
     }
-    let weights = RefCell::new(Weights::new(path));
+    let weights = RefCell::new(Weights::new(path).may_be_absent(options.absent_weights));
     let file = ModelFile {
         path,
         opsets: &opsets,
@@ -212,7 +225,9 @@ impl<'a> Importer<'a> {
             opset,
             file: self.file,
             read: RefCell::new(HashSet::new()),
-            outer: RefCell::new(Vec::new()),
+            drop_omitted: Cell::new(false),
+            added: RefCell::default(),
+            outer: RefCell::default(),
         };
         if n.op_type == "Constant" && domain.is_empty() {
             let tensor = attributes.constant().map_err(fail)?;
@@ -242,16 +257,27 @@ impl<'a> Importer<'a> {
         let op: Box<dyn Op> = (def.import)(&attributes).map_err(fail)?;
         attributes.all_read().map_err(fail)?;
         let (count, results) = (attributes.input_count(), attributes.output_count());
+        let (drop_omitted, added) = (attributes.drop_omitted.get(), attributes.added.take());
         let mut inputs = Vec::with_capacity(count);
         for i in n.input.iter().take(count) {
-            inputs.push(if i.is_empty() {
+            inputs.push(if i.is_empty() && drop_omitted {
+                continue;
+            } else if i.is_empty() {
                 None
             } else {
                 Some(self.lookup(i, &name)?)
             });
         }
-        for i in attributes.outer.into_inner() {
+        for i in attributes.outer.take() {
             inputs.push(i.map(|i| self.lookup(&i, &name)).transpose()?);
+        }
+        for tensor in added {
+            // No name of the file is like this one.
+            let id = self.define(
+                &format!("{name}#operand{}", inputs.len()),
+                Some(Fact::of(Arc::new(tensor))),
+            )?;
+            inputs.push(Some(id));
         }
         let mut outputs = Vec::new();
         for (i, o) in n.output.iter().take(results).enumerate() {
@@ -294,6 +320,8 @@ struct NodeAttributes<'a> {
     opset: i64,
     file: ModelFile<'a>,
     read: RefCell<HashSet<String>>,
+    drop_omitted: Cell<bool>,
+    added: RefCell<Vec<HostTensor>>,
     /// The operands behind the node's own: what bodies read of the graphs around them.
     outer: RefCell<Vec<Option<String>>>,
 }
@@ -370,6 +398,18 @@ impl Attributes for NodeAttributes<'_> {
             .iter()
             .rposition(|i| !i.is_empty())
             .map_or(0, |i| i + 1)
+    }
+
+    fn has_input(&self, i: usize) -> bool {
+        self.node.input.get(i).is_some_and(|i| !i.is_empty())
+    }
+
+    fn add_operand(&self, tensor: HostTensor) {
+        self.added.borrow_mut().push(tensor);
+    }
+
+    fn drop_omitted(&self) {
+        self.drop_omitted.set(true);
     }
 
     fn output_count(&self) -> usize {

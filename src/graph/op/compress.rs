@@ -55,7 +55,7 @@ impl Op for Compress {
         for o in 0..outer {
             for (j, _) in keep.iter().enumerate().filter(|(_, keep)| **keep) {
                 let from = (o * n + j) * row;
-                out.extend_from_slice(x.bytes().get(from..from + row).unwrap_or_default());
+                out.extend_from_slice(x.bytes()?.get(from..from + row).unwrap_or_default());
             }
         }
         if let Some(slot) = shape.get_mut(a) {

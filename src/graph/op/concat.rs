@@ -3,10 +3,10 @@
 //! On a device each operand after the first is one dispatch that joins it to what is there already.
 
 use super::case::{Case, input};
-use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, axis, onnx, operand, split_at};
+use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, axis, onnx, operand, split_at, transpose};
 use crate::backend::kernel::Kernel;
 use crate::plan::lower::{Call, LowerCx};
-use crate::shape::{Fact, product};
+use crate::shape::{Dim, Fact, product};
 use crate::tensor::HostTensor;
 
 static KERNEL: Kernel = crate::kernel!(concat { count: U32, a_len: U32, b_len: U32 } [a: In Elem, b: In Elem, y: Out Elem]);
@@ -50,9 +50,13 @@ impl Op for Concat {
         let mut rows = Vec::new();
         for i in 0..inputs.len() {
             let x = operand(inputs, i)?;
+            let fits = x.shape().len() == shape.len() && x.shape().iter().zip(&shape).enumerate().all(|(i, (x, y))| i == a || x == y);
+            if !fits {
+                return Err(OpError::mismatch("shapes outside the joined axis", format!("{:?}", first.shape()), format!("{:?}", x.shape())));
+            }
             let row = x.shape()[a..].iter().product::<usize>() * x.dtype().size();
             shape[a] += x.shape()[a];
-            rows.push((x.bytes(), row));
+            rows.push((x.bytes()?, row));
         }
         let outer: usize = shape[..a].iter().product();
         let mut out = Vec::new();
@@ -71,6 +75,9 @@ impl Op for Concat {
         }
         let a = axis(self.axis, cx.shape(0)?.rank())?;
         let (outer, mut have, inner) = split_at(&cx.shape(0)?, a)?;
+        if outer.is(1) && self.place_parts(cx, a, &inner)? {
+            return Ok(());
+        }
         let out = cx.output(0)?;
         let mut joined = cx.input(0)?;
         for i in 1..n {
@@ -99,6 +106,31 @@ impl Op for Concat {
 
     fn keeps_precision(&self) -> bool {
         true
+    }
+}
+
+impl Concat {
+    /// Where each part is contiguous in the result at a place where a view can begin, the producers of the parts write them
+    /// there; a part that cannot be moved is copied. False, and nothing is done, otherwise.
+    fn place_parts(&self, cx: &mut LowerCx<'_>, a: usize, inner: &Dim) -> OpResult<bool> {
+        let (mut start, mut starts) = (Dim::from(0), Vec::new());
+        for i in 0..cx.input_count() {
+            if !cx.is_view_start(0, &start)? {
+                return Ok(false);
+            }
+            starts.push(start.clone());
+            start = start.add(&cx.shape(i)?.0[a].mul(inner)?)?;
+        }
+        for (i, start) in starts.iter().enumerate() {
+            if cx.join(i, 0, start)? {
+                continue;
+            }
+            let count = cx.shape(i)?.count()?;
+            let (from, to) = (cx.input(i)?, cx.window(0, start, count.clone())?);
+            let to = to.ok_or_else(|| OpError::NoKernel(format!("part {i} at {start}")))?;
+            transpose::emit_copy(cx, from, to, &[count], &Dim::from(0), &[1.into()])?;
+        }
+        Ok(true)
     }
 }
 

@@ -2,7 +2,6 @@
 
 use super::case::{Case, input};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, onnx, operand};
-use crate::plan::lower::LowerCx;
 use crate::shape::{Dim, Fact, Known, MAX_KNOWN, Shape};
 use crate::tensor::HostTensor;
 
@@ -37,10 +36,6 @@ impl Op for ConstantOfShape {
             .map(|d| usize::try_from(d).map_err(|_| OpError::expected("size", "0 or more", d)))
             .collect::<OpResult<Vec<_>>>()?;
         Ok(vec![super::gather_strided(&self.value, &shape, 0, &vec![0; shape.len()])?])
-    }
-
-    fn lower(&self, _: &mut LowerCx<'_>) -> OpResult<()> {
-        Err(OpError::Unsupported("a filled tensor whose shape is not constant, on a device".to_owned()))
     }
 
     fn reads(&self, _: usize) -> bool {

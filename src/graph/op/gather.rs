@@ -59,7 +59,7 @@ impl Op for Gather {
         for o in 0..outer {
             for i in &at {
                 let from = (o * n + i) * row;
-                out.extend_from_slice(x.bytes().get(from..from + row).unwrap_or_default());
+                out.extend_from_slice(x.bytes()?.get(from..from + row).unwrap_or_default());
             }
         }
         let mut shape = x.shape()[..a].to_vec();
@@ -71,7 +71,7 @@ impl Op for Gather {
     fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
         let table = cx.fact(0)?.clone();
         if axis(self.axis, table.shape.rank())? != 0 || !table.dtype.is_float() {
-            return Err(OpError::Unsupported(format!("gathering from axis {} of {table}; kernels take axis 0 of floats", self.axis)));
+            return Err(OpError::NoKernel(format!("gathering from axis {} of {table}; kernels take axis 0 of floats", self.axis)));
         }
         let out = cx.out_fact(0)?.shape.clone();
         let (rows, row) = (table.shape.0[0].clone(), product(&table.shape.0[1..])?);

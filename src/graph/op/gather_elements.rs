@@ -58,7 +58,7 @@ impl Op for GatherElements {
         let size = x.dtype().size();
         let mut out = Vec::with_capacity(index.len() * size);
         for at in targets(x.shape(), index, a)? {
-            out.extend_from_slice(x.bytes().get(at * size..(at + 1) * size).unwrap_or_default());
+            out.extend_from_slice(x.bytes()?.get(at * size..(at + 1) * size).unwrap_or_default());
         }
         Ok(vec![HostTensor::from_bytes(x.dtype(), index.shape(), &out)?])
     }

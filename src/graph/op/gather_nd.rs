@@ -70,7 +70,7 @@ impl Op for GatherNd {
         let mut out = Vec::new();
         for at in starts(x.shape(), index, self.batch_dims)? {
             let from = at * x.dtype().size();
-            out.extend_from_slice(x.bytes().get(from..from + row).unwrap_or_default());
+            out.extend_from_slice(x.bytes()?.get(from..from + row).unwrap_or_default());
         }
         let mut shape = index.shape().to_vec();
         shape.pop();

@@ -51,7 +51,7 @@ pub(super) fn stack(parts: &[HostTensor]) -> OpResult<Option<HostTensor>> {
         if part.dtype() != first.dtype() || part.shape() != first.shape() {
             return Err(OpError::mismatch("stacked values", format!("{first:?}"), format!("{part:?}")));
         }
-        bytes.extend_from_slice(part.bytes());
+        bytes.extend_from_slice(part.bytes()?);
     }
     let shape = [&[parts.len()], first.shape()].concat();
     Ok(Some(HostTensor::from_bytes(first.dtype(), &shape, &bytes)?))

@@ -130,7 +130,7 @@ impl Op for MatMul {
             parts.push((cx.input(1)?, 0, n.clone(), stride.clone()));
         }
         if odd && parts.len() > 1 {
-            return Err(OpError::Unsupported(format!("a weight of {n} columns, an odd number, above the binding limit")));
+            return Err(OpError::NoKernel(format!("a weight of {n} columns, an odd number, above the binding limit")));
         }
         for (weight, first, count, stride) in parts {
             let mut call = Call::new(&KERNEL, 64)
@@ -188,7 +188,7 @@ impl BatchWalk {
         let (a, b, out) = (Shape(a.to_vec()), Shape(b.to_vec()), Shape(out.to_vec()));
         let joined = pointwise::join_axes(&out, &[&a, &b])?;
         if joined.sizes.len() > 3 {
-            return Err(OpError::Unsupported(format!("{} batch axes that cannot be joined; at most 3", joined.sizes.len())));
+            return Err(OpError::NoKernel(format!("{} batch axes that cannot be joined; at most 3", joined.sizes.len())));
         }
         let mut walk = Self { count: out.count()?, ..Self::default() };
         for i in 0..joined.sizes.len() {

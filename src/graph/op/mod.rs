@@ -388,6 +388,12 @@ pub trait Attributes {
     fn opset(&self) -> i64;
     /// Number of operands, trailing omitted ones not counted.
     fn input_count(&self) -> usize;
+    /// Operand `i` is given.
+    fn has_input(&self, i: usize) -> bool;
+    /// Leaves omitted operands out of the node: those behind them move forward.
+    fn drop_omitted(&self);
+    /// Adds a constant operand behind the others: older forms become newer ones by it.
+    fn add_operand(&self, tensor: HostTensor);
     /// An integer.
     fn int(&self, name: &str) -> OpResult<Option<i64>>;
     /// A float.
@@ -464,16 +470,21 @@ macro_rules! ops {
 }
 
 pub mod case;
+pub mod window;
 
 ops! {
     arg_max,
     attention,
+    batch_norm,
     cast_like,
     compress,
     concat,
     constant_of_shape,
+    conv,
+    conv_transpose,
     cumulative,
     det,
+    dropout,
     einsum,
     expand,
     eye_like,
@@ -481,8 +492,11 @@ ops! {
     gather_e0m,
     gather_elements,
     gather_nd,
+    gemm,
+    global_pool,
     if_else,
     kv_append,
+    log_softmax,
     loop_body,
     matmul,
     matmul_e0m,
@@ -490,12 +504,15 @@ ops! {
     non_max_suppression,
     non_zero,
     one_hot,
+    pad,
     pointwise,
+    pool,
     quantize_linear,
     range,
     recurrent,
     reduce,
     reshape,
+    resize,
     reverse_sequence,
     rms_norm,
     rotary,
@@ -570,7 +587,7 @@ pub fn gather_strided(x: &HostTensor, shape: &[usize], start: usize, step: &[isi
     let mut out = Vec::new();
     out.try_reserve_exact(count.checked_mul(size).ok_or_else(too_large)?)
         .map_err(|_| too_large())?;
-    let bytes = x.bytes();
+    let bytes = x.bytes()?;
     let mut index = vec![0usize; shape.len()];
     let mut at = isize::try_from(start).unwrap_or(isize::MAX);
     for _ in 0..count {

@@ -58,7 +58,7 @@ impl Op for OneHot {
         if values.len() != 2 {
             return Err(OpError::expected("values", "two, off and on", format!("{values:?}")));
         }
-        let (off, on) = values.bytes().split_at(values.dtype().size());
+        let (off, on) = values.bytes()?.split_at(values.dtype().size());
         let mut shape = index.shape().to_vec();
         shape.insert(a, depth);
         let (outer, _, inner) = super::around(&shape, a)?;

@@ -9,7 +9,7 @@ use crate::plan::lower::{Call, LowerCx};
 use crate::shape::{Dim, Fact, Known, MAX_KNOWN, Shape};
 use crate::tensor::HostTensor;
 
-static KERNEL: Kernel = crate::kernel!(range { count: U32, start: I32, delta: I32 } [y: Out Elem]);
+static KERNEL: Kernel = crate::kernel!(range { count: U32, start: U32, delta: I32 } [live: Weight Elem, y: Out Elem]);
 
 /// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -93,12 +93,15 @@ impl Op for Range {
     fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
         let (start, step, _) = parts(&cx.dims(0)?, &cx.dims(1)?, &cx.dims(2)?)?;
         let count = cx.out_fact(0)?.shape.count()?;
+        let (live, start) = cx.live(&start);
         let call = Call::new(&KERNEL, 64)
+            .operand(live)
             .operand(cx.output(0)?)
             .grid(count.ceil_div(2 * 64)?, 1, 1)
             .field(&count)
             .field(start)
-            .field(Dim::from(step));
+            .field(Dim::from(step))
+            .may_be_padded();
         cx.emit(call)
     }
 

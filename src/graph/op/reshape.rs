@@ -1,6 +1,7 @@
 //! Operators that give the same bytes another shape: nothing runs on a device.
 //!
-//! ONNX `Reshape` (13; `allowzero` from 14), `Unsqueeze` and `Squeeze` (13, axes as an operand), `Flatten` (13), `Identity`.
+//! ONNX `Reshape` (5; `allowzero` from 14), `Unsqueeze` and `Squeeze` (1 with axes as an attribute, 13 as an operand), `Flatten` (1),
+//! `Identity` (1).
 
 use super::case::{Case, input};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, axis, onnx, operand};
@@ -73,8 +74,8 @@ impl Reshape {
                     Some(_) => axes(x.len())?,
                     None => (0..x.len()).filter(|i| x[*i].is(1)).collect(),
                 };
-                if let Some(i) = gone.iter().find(|i| !x[**i].is(1)) {
-                    return Err(OpError::expected(format!("size of axis {i}"), 1, &x[*i]));
+                for i in &gone {
+                    same("a squeezed size and 1", &x[*i], &1.into())?;
                 }
                 Ok((0..x.len()).filter(|i| !gone.contains(i)).map(|i| x[i].clone()).collect())
             }
@@ -136,15 +137,19 @@ impl Op for Reshape {
             (Self::Reshape { .. }, Some(list)) if list.as_dims().is_none() => return Ok(vec![unknown(cx, x, list)?]),
             (_, Some(_)) => Some(cx.dims(1)?),
         };
-        let fill: Fill<'_> = &|axis, have, want| match (have.exact_div(want), want.as_const()) {
-            (Some(size), _) => Ok(size),
-            (None, Some(n)) if n > 0 => {
-                let size = have.floor_div(n)?;
-                cx.same("element counts", have, &size.mul(want)?)?;
-                Ok(size)
+        let fill: Fill<'_> = &|axis, have, want| {
+            if let Some(size) = cx.constraints().divide(have, want) {
+                return Ok(size);
             }
-            (None, Some(_)) => quotient(axis, have, want),
-            (None, None) => Ok(cx.unknown(0, axis, Some(have.clone()))),
+            match cx.constraints().at_least(want, 1) {
+                Some(true) => {
+                    let size = have.div_floor(want)?;
+                    cx.same("element counts", have, &size.mul(want)?)?;
+                    Ok(size)
+                }
+                Some(false) => quotient(axis, have, want),
+                None => Ok(cx.unknown(0, axis, Some(have.clone()))),
+            }
         };
         Ok(vec![Fact::new(x.dtype, Shape(self.shape(&x.shape.0, operand, same, fill)?))])
     }
@@ -178,6 +183,12 @@ impl Op for Reshape {
 }
 
 fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
+    if matches!(a.op_type(), "Unsqueeze" | "Squeeze")
+        && a.opset() < 13
+        && let Some(axes) = a.ints("axes")?
+    {
+        a.add_operand(HostTensor::from_i64(&[axes.len()], &axes)?);
+    }
     Ok(Box::new(match a.op_type() {
         "Reshape" => Reshape::Reshape { allow_zero: a.int("allowzero")?.unwrap_or(0) != 0 },
         "Unsqueeze" => Reshape::Unsqueeze,
@@ -190,10 +201,10 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 /// The registry's entry.
 pub static DEF: OpDef = OpDef {
     onnx: &[
-        onnx("Reshape", 13),
-        onnx("Unsqueeze", 13),
-        onnx("Squeeze", 13),
-        onnx("Flatten", 13),
+        onnx("Reshape", 5),
+        onnx("Unsqueeze", 1),
+        onnx("Squeeze", 1),
+        onnx("Flatten", 1),
         onnx("Identity", 1),
     ],
     import,

@@ -43,12 +43,12 @@ impl Op for ReverseSequence {
             return Err(OpError::expected("length", format!("at most {}", shape[time]), n));
         }
         let (steps, size) = (strides(shape), x.dtype().size());
-        let mut out = Vec::with_capacity(x.bytes().len());
+        let mut out = Vec::with_capacity(x.bytes()?.len());
         for i in 0..x.len() {
             let (b, t) = (i / steps[batch] % shape[batch], i / steps[time] % shape[time]);
             let n = lengths.get(b).copied().unwrap_or(0);
             let from = if t < n { i - t * steps[time] + (n - 1 - t) * steps[time] } else { i };
-            out.extend_from_slice(x.bytes().get(from * size..(from + 1) * size).unwrap_or_default());
+            out.extend_from_slice(x.bytes()?.get(from * size..(from + 1) * size).unwrap_or_default());
         }
         Ok(vec![HostTensor::from_bytes(x.dtype(), shape, &out)?])
     }

@@ -88,8 +88,8 @@ impl Op for Scatter {
         let places = self.places(x, operand(inputs, 1)?, updates)?;
         if self.reduction == Reduction::Replace {
             let size = x.dtype().size();
-            let mut bytes = x.bytes().to_vec();
-            for (at, new) in places.into_iter().zip(updates.bytes().chunks_exact(size)) {
+            let mut bytes = x.bytes()?.to_vec();
+            for (at, new) in places.into_iter().zip(updates.bytes()?.chunks_exact(size)) {
                 if let Some(slot) = bytes.get_mut(at * size..(at + 1) * size) {
                     slot.copy_from_slice(new);
                 }

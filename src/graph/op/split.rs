@@ -115,7 +115,7 @@ impl Op for Split {
             let mut bytes = Vec::with_capacity(outer * part * row);
             for o in 0..outer {
                 let from = (o * n + first) * row;
-                bytes.extend_from_slice(x.bytes().get(from..from + part * row).unwrap_or_default());
+                bytes.extend_from_slice(x.bytes()?.get(from..from + part * row).unwrap_or_default());
             }
             let mut shape = x.shape().to_vec();
             if let Some(slot) = shape.get_mut(a) {

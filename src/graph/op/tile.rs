@@ -37,7 +37,7 @@ impl Op for Tile {
         let mut out = Vec::new();
         for i in 0..count(&shape)? {
             let at: usize = (0..own.len()).map(|a| i / to[a] % shape[a] % own[a] * from[a]).sum();
-            out.extend_from_slice(x.bytes().get(at * element..(at + 1) * element).unwrap_or_default());
+            out.extend_from_slice(x.bytes()?.get(at * element..(at + 1) * element).unwrap_or_default());
         }
         Ok(vec![HostTensor::from_bytes(x.dtype(), &shape, &out)?])
     }

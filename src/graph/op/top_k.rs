@@ -90,7 +90,7 @@ impl Op for TopK {
         for (i, j) in indices.iter().enumerate() {
             let (o, inside) = (i / (k * inner).max(1), i % inner.max(1));
             let at = (o * n + usize::try_from(*j).unwrap_or(0)) * inner + inside;
-            values.extend_from_slice(x.bytes().get(at * size..(at + 1) * size).unwrap_or_default());
+            values.extend_from_slice(x.bytes()?.get(at * size..(at + 1) * size).unwrap_or_default());
         }
         Ok(vec![HostTensor::from_bytes(x.dtype(), &shape, &values)?, HostTensor::from_i64(&shape, &indices)?])
     }

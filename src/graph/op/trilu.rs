@@ -30,7 +30,7 @@ impl Op for Trilu {
         let diagonal = inputs.get(1).copied().flatten().map_or(Ok(0), |k| one_int(k, "diagonal"))?;
         let [.., rows, cols] = x.shape() else { return Err(OpError::expected("rank", "2 or more", x.shape().len())) };
         let number = |v: usize| i64::try_from(v).unwrap_or(i64::MAX);
-        let mut bytes = x.bytes().to_vec();
+        let mut bytes = x.bytes()?.to_vec();
         for (i, element) in bytes.chunks_exact_mut(x.dtype().size()).enumerate() {
             let (row, col) = (number(i / cols % rows), number(i % cols));
             let above = (col - row).saturating_sub(diagonal);
