@@ -481,6 +481,7 @@ ops! {
     concat,
     constant_of_shape,
     conv,
+    conv_integer,
     conv_transpose,
     cumulative,
     det,
