@@ -87,8 +87,6 @@ fn more_symbols_than_bits() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(512))]
-
     #[test]
     fn programs_agree_with_expressions(
         exprs in prop::collection::vec(expr(), 1..6),
