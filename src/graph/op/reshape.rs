@@ -5,6 +5,7 @@
 
 use super::case::{Case, input};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, axis, onnx, operand};
+use crate::graph::rules::{self, Same};
 use crate::plan::lower::LowerCx;
 use crate::shape::{Dim, Fact, Known, Shape, product};
 use crate::tensor::HostTensor;
@@ -31,8 +32,8 @@ pub enum Reshape {
 }
 
 impl Reshape {
-    /// `axes` are the values of operand 1, if there is one.
-    fn shape(&self, x: &[Dim], operand: Option<Vec<Dim>>) -> OpResult<Vec<Dim>> {
+    /// `operand` holds the values of operand 1, if there is one; `same` decides that element counts are equal.
+    fn shape(&self, x: &[Dim], operand: Option<Vec<Dim>>, same: Same<'_>) -> OpResult<Vec<Dim>> {
         let needs = || operand.clone().ok_or_else(|| OpError::expected("input 1", "known integers", "unknown values"));
         let axes = |rank: usize| -> OpResult<Vec<usize>> {
             let mut out = Vec::new();
@@ -88,8 +89,8 @@ impl Reshape {
                     out[i] = have
                         .exact_div(&want)
                         .ok_or_else(|| OpError::mismatch("element counts (no whole number fills the -1)", &have, &want))?;
-                } else if have != want {
-                    return Err(OpError::mismatch("element counts", have, want));
+                } else {
+                    same("element counts", &have, &want)?;
                 }
                 Ok(out)
             }
@@ -111,7 +112,7 @@ impl Op for Reshape {
     fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
         let x = cx.fact(0)?;
         let operand = if cx.opt(1).is_some() { Some(cx.dims(1)?) } else { None };
-        let mut fact = Fact::new(x.dtype, Shape(self.shape(&x.shape.0, operand)?));
+        let mut fact = Fact::new(x.dtype, Shape(self.shape(&x.shape.0, operand, &|what, a, b| cx.same(what, a, b))?));
         if let Known::Dims(d) = &x.known
             && fact.shape.rank() <= 1
         {
@@ -126,7 +127,7 @@ impl Op for Reshape {
             Some(t) => Some(t.to_i64()?.into_iter().map(Dim::from).collect()),
             None => None,
         };
-        let shape = Shape(self.shape(&Shape::fixed(x.shape()).0, list)?);
+        let shape = Shape(self.shape(&Shape::fixed(x.shape()).0, list, &rules::equal)?);
         let fixed = shape.as_fixed().ok_or_else(|| OpError::expected("shape", "sizes of 0 or more", &shape))?;
         Ok(vec![x.reshape(&fixed)?])
     }
@@ -197,14 +198,14 @@ mod tests {
     #[test]
     fn symbolic_reshape() {
         let r = Reshape::Reshape { allow_zero: false };
-        let shape = |x: &str, s: &str| r.shape(&dims(x), Some(dims(s)));
+        let shape = |x: &str, s: &str| r.shape(&dims(x), Some(dims(s)), &rules::equal);
         assert_eq!(shape("1,N,4096", "1,-1,32,128").unwrap(), dims("1,N,32,128"), "the paper's example");
         assert_eq!(shape("b,9,s,64", "0,9,-1,64").unwrap(), dims("b,9,s,64"));
         assert!(shape("2,3", "4,2").is_err());
         assert!(shape("2,3", "-1,-1").is_err());
         assert!(shape("2,3", "0,0,0").is_err());
-        assert_eq!(Reshape::Unsqueeze.shape(&dims("s"), Some(dims("0,-1"))).unwrap(), dims("1,s,1"));
-        assert!(Reshape::Unsqueeze.shape(&dims("s"), Some(dims("0,0"))).is_err());
-        assert!(Reshape::Squeeze.shape(&dims("s,1"), Some(dims("0"))).is_err());
+        assert_eq!(Reshape::Unsqueeze.shape(&dims("s"), Some(dims("0,-1")), &rules::equal).unwrap(), dims("1,s,1"));
+        assert!(Reshape::Unsqueeze.shape(&dims("s"), Some(dims("0,0")), &rules::equal).is_err());
+        assert!(Reshape::Squeeze.shape(&dims("s,1"), Some(dims("0")), &rules::equal).is_err());
     }
 }

@@ -117,8 +117,7 @@ impl Resize {
                 Mode::Cubic => cubic(self.cubic, distance),
                 _ => (1.0 - distance).max(0.0),
             };
-            // Antialiasing spreads over elements that exist.
-            if !(0..=last).contains(&at) && (self.exclude_outside || stretch > 1.0 && self.mode == Mode::Linear) {
+            if self.exclude_outside && !(0..=last).contains(&at) {
                 weight = 0.0;
             }
             sum += f64::from(weight);
