@@ -15,7 +15,7 @@ import sys
 import tempfile
 import zipfile
 
-from fetch_model import download, say
+from fetch_model import Failure, download, say
 
 PACKAGE = "onnx==1.22.0"
 PREFIX = "onnx/backend/test/data/node/"
@@ -41,7 +41,7 @@ def fetch(target):
     os.makedirs(folder, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder) as scratch:
         say(f"Fetching the node cases of ONNX, 18 MB (Python package {PACKAGE})")
-        path = download(PACKAGE, scratch)
+        path = download(f"pip:{PACKAGE}", scratch)
         part = os.path.join(scratch, "part")
         with zipfile.ZipFile(path) as wheel:
             for member in wheel.infolist():
@@ -72,7 +72,7 @@ def main():
         say(f"{target} is damaged and is fetched again")
     try:
         fetch(target)
-    except (OSError, zipfile.BadZipFile) as e:
+    except (Failure, OSError, zipfile.BadZipFile) as e:
         sys.exit(f"error: {e}")
 
 

@@ -7,10 +7,10 @@ use super::Model;
 use crate::backend::{Backend, Caps, Stats};
 use crate::error::{Error, Result, Stage};
 use crate::graph::interp::Interpreter;
-use crate::graph::onnx;
+use crate::graph::onnx::{self, ImportOptions};
 use crate::graph::pass::{LAST_ROW, PassReport, Pipeline};
 use crate::graph::{Edit, Graph, ValueId};
-use crate::plan::{MemoryReport, Options, Plan};
+use crate::plan::{MemoryReport, Options, Padding, Plan};
 use crate::session::Session;
 use crate::shape::{Bindings, Symbol};
 use crate::tensor::{DType, HostTensor};
@@ -20,6 +20,9 @@ use std::sync::Arc;
 
 /// Largest number of tokens of one prefill run.
 pub const CHUNK: usize = 128;
+
+/// Lengths of decoding are padded to multiples of this.
+pub const PADDING: i64 = 64;
 
 /// Which rows of the logits are computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,7 +51,17 @@ fn bad(what: impl Into<String>) -> Error {
 impl Decoder {
     /// Reads a model and prepares its graph by `pipeline`.
     pub fn load(path: &Path, pipeline: &Pipeline, logits: Logits) -> Result<Self> {
-        let mut graph = onnx::import(path)?;
+        Self::load_with(path, ImportOptions::default(), pipeline, logits)
+    }
+
+    /// As [`Decoder::load`], with options for reading the model. Without its weights a decoder can be planned, not run.
+    pub fn load_with(
+        path: &Path,
+        options: ImportOptions,
+        pipeline: &Pipeline,
+        logits: Logits,
+    ) -> Result<Self> {
+        let mut graph = onnx::import_with(path, options)?;
         let ids = graph.input("input_ids").ok_or_else(|| {
             bad(format!(
                 "{}: no input \"input_ids\"; not a decoder",
@@ -149,15 +162,20 @@ impl Decoder {
         let number = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
         let base = Options {
             float: DType::F16,
-            fixed: Bindings::new(),
-            bounds: Bindings::new(),
             state_rows: number(context),
+            ..Options::default()
         };
         let mut prefill = base.clone();
         prefill.bounds = self.bindings(chunk, context);
         let mut decode = base;
         decode.fixed.set(&self.sequence, 1);
-        decode.bounds.set(&self.past, number(context));
+        decode.padding = Some(Padding {
+            symbol: self.past.clone(),
+            beyond: 1,
+            multiple: PADDING,
+        });
+        // The token of the run needs a row too; and padded lengths must not reach behind the state.
+        decode.bounds.set(&self.past, number(context.saturating_sub(1)));
         Ok([
             Plan::compile(&self.graph, caps, &prefill)?,
             Plan::compile(&self.graph, caps, &decode)?,
@@ -253,7 +271,7 @@ impl DeviceModel {
         [PREFILL, DECODE].map(|p| {
             self.session
                 .plan(p)
-                .map_or_else(Default::default, |p| (p.memory, p.steps.len()))
+                .map_or_else(Default::default, |p| (p.memory.clone(), p.steps.len()))
         })
     }
 
@@ -445,13 +463,10 @@ impl Model for HostModel {
             };
             // All axes before the growing one have size 1: the first rows are a prefix of the bytes.
             let mut shape = t.shape().to_vec();
-            let row = t.bytes().len().checked_div(shape[s.axis]).unwrap_or(0);
+            let row = t.byte_len().checked_div(shape[s.axis]).unwrap_or(0);
             shape[s.axis] = len;
-            if let Some(Ok(part)) = t
-                .bytes()
-                .get(..row * len)
-                .map(|b| HostTensor::from_bytes(t.dtype(), &shape, b))
-            {
+            let bytes = t.bytes().ok().and_then(|b| b.get(..row * len));
+            if let Some(Ok(part)) = bytes.map(|b| HostTensor::from_bytes(t.dtype(), &shape, b)) {
                 self.states.insert(s.input, part);
             }
         }

@@ -45,6 +45,10 @@ impl Op for Expand {
         input == 0
     }
 
+    fn moves(&self, input: usize) -> bool {
+        input == 0
+    }
+
     fn keeps_precision(&self) -> bool {
         true
     }

@@ -108,6 +108,7 @@ fn cases() -> Vec<Case> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::shape::Dim;
     use crate::shape::Constraints;
     use crate::tensor::DType;
 

@@ -97,9 +97,9 @@ impl Op for Pad {
         let pads = self.pads(x.shape().len(), given.into_iter().map(Dim::from).collect(), list(3)?.as_deref())?;
         let size = x.dtype().size();
         let fill = match inputs.get(2).copied().flatten() {
-            Some(v) if v.dtype() == x.dtype() => v.bytes().get(..size).map(<[u8]>::to_vec),
+            Some(v) if v.dtype() == x.dtype() => v.bytes()?.get(..size).map(<[u8]>::to_vec),
             Some(v) => return Err(OpError::mismatch("element types", x.dtype(), v.dtype())),
-            None if x.dtype().is_float() => Some(HostTensor::from_floats(x.dtype(), &[], &[self.value])?.bytes().to_vec()),
+            None if x.dtype().is_float() => Some(HostTensor::from_floats(x.dtype(), &[], &[self.value])?.bytes()?.to_vec()),
             None => Some(vec![0; size]),
         };
         let fill = fill.ok_or_else(|| OpError::expected("value of the padding", "one element", "none"))?;
@@ -126,6 +126,7 @@ impl Op for Pad {
             None => (vec![Some(0)], Vec::new()),
         };
         let steps = strides(x.shape());
+        let data = x.bytes()?;
         let rows = window::indices(&outer.iter().map(Vec::len).collect::<Vec<_>>());
         for (index, row) in rows.zip(bytes.chunks_exact_mut((last.len() * size).max(1))) {
             let start: Option<usize> = outer
@@ -135,7 +136,7 @@ impl Op for Pad {
                 .map(|((places, i), step)| places.get(*i).copied().flatten().map(|p| p * step))
                 .sum();
             for (to, place) in row.chunks_exact_mut(size).zip(&last) {
-                let from = start.zip(*place).and_then(|(s, p)| x.bytes().get((s + p) * size..(s + p + 1) * size));
+                let from = start.zip(*place).and_then(|(s, p)| data.get((s + p) * size..(s + p + 1) * size));
                 to.copy_from_slice(from.unwrap_or(&fill));
             }
         }

@@ -16,6 +16,7 @@ use crate::tensor::{DType, HostTensor};
 use std::fmt;
 
 mod cases;
+mod dims;
 mod functions;
 mod import;
 mod legacy;
@@ -208,40 +209,6 @@ impl Expr {
         })
     }
 
-    /// The value over integer expressions, where the functions allow it.
-    fn dims(&self, inputs: &[Option<&Fact>], at: usize) -> Option<Dim> {
-        let pick = |v: &[Dim]| if v.len() == 1 { v.first().cloned() } else { v.get(at).cloned() };
-        match self {
-            Self::Input(i) => pick(&inputs.get(*i).copied().flatten()?.as_dims()?),
-            #[expect(clippy::cast_possible_truncation, reason = "integer constants are stored widened")]
-            Self::Const(v, t) if t.is_int() => Some(Dim::from(*v as i64)),
-            Self::Cast(t, x) if t.is_int() => x.dims(inputs, at),
-            Self::Unary(Unary::Neg, x) => x.dims(inputs, at)?.mul(&(-1).into()).ok(),
-            Self::Binary(f, a, b) => {
-                let (a, b) = (a.dims(inputs, at)?, b.dims(inputs, at)?);
-                match f {
-                    Binary::Add => a.add(&b).ok(),
-                    Binary::Sub => a.sub(&b).ok(),
-                    Binary::Mul => a.mul(&b).ok(),
-                    Binary::Min => a.minimum(&b).ok(),
-                    Binary::Max => a.maximum(&b).ok(),
-                    // Truncation and flooring agree on what is not negative.
-                    Binary::Div if a.is_non_negative() => b.as_const().and_then(|n| a.floor_div(n).ok()),
-                    Binary::Mod => Self::remainder(&a, &b),
-                    Binary::FMod if a.is_non_negative() => Self::remainder(&a, &b),
-                    _ => None,
-                }
-            }
-            _ => None,
-        }
-    }
-
-    /// `a - b * floor(a / b)` for a constant `b` above 0.
-    fn remainder(a: &Dim, b: &Dim) -> Option<Dim> {
-        let n = b.as_const().filter(|n| *n > 0)?;
-        a.sub(&a.floor_div(n).ok()?.mul(b).ok()?).ok()
-    }
-
     /// The expression with operand `i` replaced by `with(i)`.
     pub fn map_inputs(&self, with: &mut dyn FnMut(usize) -> Expr) -> Expr {
         let mut go = |e: &Expr| Box::new(e.map_inputs(with));
@@ -279,7 +246,7 @@ impl Expr {
             Self::Input(i) => NAMES.get(*i).map_or_else(String::new, |n| format!("v{n}")),
             Self::Const(v, t) if t.is_float() => {
                 if v.is_nan() {
-                    return Err(OpError::Unsupported("a constant that is not a number".to_owned()));
+                    return Err(OpError::NoKernel("a constant that is not a number".to_owned()));
                 }
                 let v = v.clamp(f64::from(f32::MIN), f64::from(f32::MAX));
                 // A literal without suffix is a double in OpenCL C, which many devices lack.
@@ -302,7 +269,7 @@ impl Expr {
                     (Unary::Sign, false) if wgsl => format!("sign({inner})"),
                     (Unary::Sign, false) => format!("clamp({inner}, -1, 1)"),
                     (Unary::Relu, false) => format!("max({inner}, 0)"),
-                    (_, false) => return Err(OpError::Unsupported(format!("{f:?} of integers"))),
+                    (_, false) => return Err(OpError::NoKernel(format!("{f:?} of integers"))),
                     _ => {
                         let (cl, w) = f.text();
                         replace_variable(if wgsl { w } else { cl }, &inner)
@@ -347,7 +314,7 @@ impl Expr {
                     Binary::Pow => {
                         let cast = if wgsl { "f32" } else { "(float)" };
                         if !float {
-                            return Err(OpError::Unsupported("Pow of integers".to_owned()));
+                            return Err(OpError::NoKernel("Pow of integers".to_owned()));
                         }
                         if !tb.is_float() {
                             b = format!("{cast}({b})");
@@ -525,13 +492,8 @@ impl Op for Pointwise {
         }
         let dtype = self.expr.dtype(&types)?;
         let mut fact = Fact::new(dtype, shape);
-        if dtype.is_int()
-            && fact.shape.rank() <= 1
-            && let Some(count) = fact.shape.count()?.as_const().and_then(|n| usize::try_from(n).ok())
-            && count <= 64
-            && let Some(dims) = (0..count).map(|i| self.expr.dims(cx.inputs, i)).collect()
-        {
-            fact.known = Known::Dims(dims);
+        if let Some(elements) = dims::known(&self.expr, cx, &fact)? {
+            fact.known = Known::Dims(elements);
         }
         Ok(vec![fact])
     }
@@ -555,7 +517,7 @@ impl Op for Pointwise {
     fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
         let n = cx.input_count();
         if n > MAX_INPUTS {
-            return Err(OpError::Unsupported(format!("{n} elementwise operands; at most {MAX_INPUTS}")));
+            return Err(OpError::NoKernel(format!("{n} elementwise operands; at most {MAX_INPUTS}")));
         }
         let out = cx.out_fact(0)?.shape.clone();
         let mut shapes = Vec::new();
@@ -567,7 +529,7 @@ impl Op for Pointwise {
         }
         let walk = join_axes(&out, &shapes.iter().collect::<Vec<_>>())?;
         if walk.sizes.len() > MAX_RANK {
-            return Err(OpError::Unsupported(format!(
+            return Err(OpError::NoKernel(format!(
                 "a broadcast over {} axes that cannot be joined; at most {MAX_RANK}",
                 walk.sizes.len()
             )));
@@ -586,7 +548,7 @@ impl Op for Pointwise {
                 call = call.field(walk.strides.get(input).and_then(|s| s.get(i)).unwrap_or(&zero));
             }
         }
-        call = call.operand(cx.output(0)?);
+        call = call.operand(cx.output(0)?).may_be_padded();
         if flat {
             call = call.define("FLAT", 1).may_work_in_place();
         }

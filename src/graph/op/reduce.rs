@@ -183,13 +183,13 @@ impl Op for Reduce {
         }
         let first = x.shape.rank() - axes.len();
         if axes.iter().enumerate().any(|(i, a)| *a != first + i) || !x.dtype.is_float() {
-            return Err(OpError::Unsupported(format!("{} over axes {axes:?} of {x}; kernels take trailing axes of floats", self.name())));
+            return Err(OpError::NoKernel(format!("{} over axes {axes:?} of {x}; kernels take trailing axes of floats", self.name())));
         }
         let (rows, cols) = (product(&x.shape.0[..first])?, product(&x.shape.0[first..])?);
         #[expect(clippy::cast_precision_loss, reason = "a size far below 2^24 in practice")]
         let factor = match (self.kind, cols.as_const()) {
             (Kind::Mean, Some(n)) => 1.0 / n as f32,
-            (Kind::Mean, None) => return Err(OpError::Unsupported(format!("a mean over {cols} elements, not a constant number"))),
+            (Kind::Mean, None) => return Err(OpError::NoKernel(format!("a mean over {cols} elements, not a constant number"))),
             (Kind::Min, _) => -1.0,
             _ => 1.0,
         };

@@ -334,7 +334,7 @@ impl Resize {
 
 /// Elements moved without arithmetic, of any type.
 fn pick(x: &HostTensor, axes: &[Axis], tables: &[Option<Taps>]) -> OpResult<HostTensor> {
-    let (mut bytes, mut shape) = (x.bytes().to_vec(), x.shape().to_vec());
+    let (mut bytes, mut shape) = (x.bytes()?.to_vec(), x.shape().to_vec());
     for (i, (table, axis)) in tables.iter().zip(axes).enumerate() {
         let Some(table) = table else { continue };
         let inner = shape.iter().skip(i + 1).product::<usize>() * x.dtype().size();

@@ -1,8 +1,7 @@
 //! The shape of a value as integers. ONNX `Shape` from opset 1; `start` and `end` from 15.
 
 use super::case::{Case, input};
-use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, onnx, operand};
-use crate::plan::lower::LowerCx;
+use super::{Attributes, InferCx, Inputs, Op, OpDef, OpResult, onnx, operand};
 use crate::shape::{Fact, Known, Shape};
 use crate::tensor::{DType, HostTensor};
 use std::ops::Range;
@@ -42,10 +41,6 @@ impl Op for ShapeOf {
         let shape = operand(inputs, 0)?.shape();
         let list: Vec<i64> = shape[self.range(shape.len())].iter().map(|d| i64::try_from(*d).unwrap_or(i64::MAX)).collect();
         Ok(vec![HostTensor::from_i64(&[list.len()], &list)?])
-    }
-
-    fn lower(&self, _: &mut LowerCx<'_>) -> OpResult<()> {
-        Err(OpError::Unsupported("a shape read as data by a device kernel".to_owned()))
     }
 
     fn reads(&self, _: usize) -> bool {

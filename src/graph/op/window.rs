@@ -64,7 +64,11 @@ pub(super) fn number(d: &Dim) -> OpResult<usize> {
 pub(super) fn list(a: &dyn Attributes, name: &str, low: i64) -> OpResult<Vec<i64>> {
     let list = a.ints(name)?.unwrap_or_default();
     match list.iter().find(|v| **v < low || **v > i64::from(i32::MAX)) {
-        Some(v) => Err(OpError::expected(format!("attribute `{name}`"), format!("numbers from {low} on"), v)),
+        Some(v) => Err(OpError::expected(
+            format!("attribute `{name}`"),
+            format!("numbers from {low} on"),
+            v,
+        )),
         None => Ok(list),
     }
 }
@@ -114,12 +118,20 @@ impl Window {
             return Err(OpError::expected("spatial axes", "1 or more", 0));
         }
         if kernel.len() != rank {
-            return Err(OpError::mismatch("numbers of window sizes and of spatial axes", kernel.len(), rank));
+            return Err(OpError::mismatch(
+                "numbers of window sizes and of spatial axes",
+                kernel.len(),
+                rank,
+            ));
         }
         for (what, list, want) in [
             ("numbers of strides and of spatial axes", &self.strides, rank),
             ("numbers of dilations and of spatial axes", &self.dilations, rank),
-            ("numbers of pads and of ends of spatial axes", &self.pads, 2 * rank),
+            (
+                "numbers of pads and of ends of spatial axes",
+                &self.pads,
+                2 * rank,
+            ),
         ] {
             if !list.is_empty() && list.len() != want {
                 return Err(OpError::mismatch(what, list.len(), want));
@@ -199,20 +211,30 @@ impl Window {
                 OpError::expected(
                     "padded size",
                     format!("at least the window's {}", self.extent(i, *k)),
-                    format!("{size} with {} too few", Dim::from(0).sub(&room).unwrap_or_default()),
+                    format!(
+                        "{size} with {} too few",
+                        Dim::from(0).sub(&room).unwrap_or_default()
+                    ),
                 )
             })?;
             let out = number(&out)?;
             let (mut before, mut after) = self.explicit(i, sizes.len());
             if matches!(self.auto_pad, AutoPad::SameUpper | AutoPad::SameLower) {
-                let last = i64::try_from(out).unwrap_or(0).saturating_sub(1).max(0).saturating_mul(self.stride(i));
+                let last = i64::try_from(out)
+                    .unwrap_or(0)
+                    .saturating_sub(1)
+                    .max(0)
+                    .saturating_mul(self.stride(i));
                 let total = last
                     .saturating_add(self.extent(i, *k))
                     .saturating_sub(i64::try_from(*size).unwrap_or(i64::MAX))
                     .max(0);
                 let (small, large) = (total / 2, total - total / 2);
-                (before, after) =
-                    if self.auto_pad == AutoPad::SameUpper { (small, large) } else { (large, small) };
+                (before, after) = if self.auto_pad == AutoPad::SameUpper {
+                    (small, large)
+                } else {
+                    (large, small)
+                };
             }
             axes.push(Axis {
                 size: *size,
@@ -233,7 +255,10 @@ impl Axis {
     fn inside(&self, tap: usize) -> Range<usize> {
         let shift = tap * self.dilation;
         let first = self.before.saturating_sub(shift).div_ceil(self.stride);
-        let last = (self.size + self.before).saturating_sub(shift).div_ceil(self.stride).min(self.out);
+        let last = (self.size + self.before)
+            .saturating_sub(shift)
+            .div_ceil(self.stride)
+            .min(self.out);
         first.min(last)..last
     }
 
@@ -244,9 +269,18 @@ impl Axis {
 
     /// How many taps of window `at` lie inside the operand, its padding included if asked.
     pub fn taps(&self, at: usize, padding: bool) -> usize {
-        let (low, high) = if padding { (0, self.before + self.size + self.after) } else { (self.before, self.before + self.size) };
+        let (low, high) = if padding {
+            (0, self.before + self.size + self.after)
+        } else {
+            (self.before, self.before + self.size)
+        };
         let start = at * self.stride;
-        let below = |limit: usize| limit.saturating_sub(start).div_ceil(self.dilation).min(self.kernel);
+        let below = |limit: usize| {
+            limit
+                .saturating_sub(start)
+                .div_ceil(self.dilation)
+                .min(self.kernel)
+        };
         below(high).saturating_sub(below(low))
     }
 }
@@ -254,7 +288,11 @@ impl Axis {
 /// Every combination of indices below `sizes`, the last one fastest.
 pub fn indices(sizes: &[usize]) -> impl Iterator<Item = Vec<usize>> + use<> {
     let sizes = sizes.to_vec();
-    let mut next = if sizes.contains(&0) { None } else { Some(vec![0; sizes.len()]) };
+    let mut next = if sizes.contains(&0) {
+        None
+    } else {
+        Some(vec![0; sizes.len()])
+    };
     std::iter::from_fn(move || {
         let now = next.take()?;
         let mut after = now.clone();
@@ -281,8 +319,12 @@ pub fn taps(axes: &[Axis]) -> impl Iterator<Item = Vec<usize>> + use<> {
 /// `each(window, element, count)`, where `count` windows from `window` on meet the elements `element`, `element + stride`, ...
 /// with the stride of the last axis.
 pub fn walk(axes: &[Axis], tap: &[usize], part: Range<usize>, mut each: impl FnMut(usize, usize, usize)) {
-    let Some((last, outer)) = axes.split_last() else { return };
-    let Some((tap_last, tap_outer)) = tap.split_last() else { return };
+    let Some((last, outer)) = axes.split_last() else {
+        return;
+    };
+    let Some((tap_last, tap_outer)) = tap.split_last() else {
+        return;
+    };
     let inside = last.inside(*tap_last);
     if inside.is_empty() || last.out == 0 || part.is_empty() {
         return;
@@ -312,7 +354,10 @@ pub fn walk(axes: &[Axis], tap: &[usize], part: Range<usize>, mut each: impl FnM
 /// `count` zeros, or an error where memory does not hold them.
 pub(super) fn filled<T: Clone>(shape: &[usize], value: T) -> OpResult<Vec<T>> {
     let too_large = || OpError::expected("result", "a tensor that fits the memory", format!("{shape:?}"));
-    let count = shape.iter().try_fold(1usize, |n, d| n.checked_mul(*d)).ok_or_else(too_large)?;
+    let count = shape
+        .iter()
+        .try_fold(1usize, |n, d| n.checked_mul(*d))
+        .ok_or_else(too_large)?;
     let mut out = Vec::new();
     out.try_reserve_exact(count).map_err(|_| too_large())?;
     out.resize(count, value);
@@ -360,12 +405,19 @@ mod tests {
 
     #[test]
     fn same_padding_keeps_the_ratio() {
-        let w = |auto_pad| Window { auto_pad, strides: vec![2], ..Window::new(&[3]) };
+        let w = |auto_pad| Window {
+            auto_pad,
+            strides: vec![2],
+            ..Window::new(&[3])
+        };
         let upper = w(AutoPad::SameUpper).axes(&[3], &[6]).unwrap();
         assert_eq!((upper[0].out, upper[0].before, upper[0].after), (3, 0, 1));
         let lower = w(AutoPad::SameLower).axes(&[3], &[6]).unwrap();
         assert_eq!((lower[0].out, lower[0].before, lower[0].after), (3, 1, 0));
-        assert!(Window::new(&[3]).axes(&[3], &[2]).is_err(), "a window larger than its operand");
+        assert!(
+            Window::new(&[3]).axes(&[3], &[2]).is_err(),
+            "a window larger than its operand"
+        );
         assert!(Window::new(&[3]).axes(&[3, 3], &[2]).is_err());
     }
 }
