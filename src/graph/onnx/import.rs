@@ -187,6 +187,8 @@ impl<'a> Importer<'a> {
         for (i, d) in shape.dim.iter().enumerate() {
             dims.push(match &d.value {
                 Some(DimensionValue::Value(v)) if *v >= 0 => Dim::from(*v),
+                // Writers put it where they know nothing: two of them need not be equal.
+                Some(DimensionValue::Param(p)) if p == "?" => Dim::symbol(&format!("{name}_{i}")),
                 // An expression such as `past + seq` keeps its meaning; any other text is a symbol of its own.
                 Some(DimensionValue::Param(p)) if !p.is_empty() => {
                     Dim::parse(p).unwrap_or_else(|_| Dim::symbol(p))
