@@ -133,6 +133,14 @@ impl Session {
             let tensor = constant(graph, key)?;
             let bytes = pack(tensor, &key.pack)
                 .map_err(|e| Error::other(Stage::Plan, format!("weight \"{name}\": {e}")))?;
+            let planned = key.pack.bytes(tensor.shape());
+            if planned != Some(bytes.len() as u64) {
+                let what = format!(
+                    "weight \"{name}\": planned with {planned:?} bytes, packed into {}",
+                    bytes.len()
+                );
+                return Err(Error::other(Stage::Plan, what));
+            }
             let view = create(self.backend.as_mut(), name, bytes.len() as u64)?;
             self.backend
                 .write(view, &bytes)
@@ -754,7 +762,7 @@ fn to_device(t: &HostTensor, device: DType) -> Result<Vec<u8>, String> {
     let mut bytes = match device {
         DType::F32 => bytemuck::cast_slice(&t.to_f32().map_err(|e| e.to_string())?).to_vec(),
         DType::F16 => floats_to_halves(&t.to_f32().map_err(|e| e.to_string())?),
-        DType::U32 => t.bytes().to_vec(),
+        DType::U32 => t.bytes().map_err(|e| e.to_string())?.to_vec(),
         _ => {
             let mut out = Vec::with_capacity(t.len() * 4);
             for v in t.to_i64().map_err(|e| e.to_string())? {
@@ -788,9 +796,10 @@ fn pack(t: &HostTensor, pack: &Pack) -> Result<Vec<u8>, String> {
         Pack::Rows { dtype, first, count } => {
             let mut shape = t.shape().to_vec();
             let axis = shape.first_mut().ok_or("a tensor without axes has no rows")?;
-            let size = t.bytes().len().checked_div(*axis).unwrap_or(0);
+            let size = t.byte_len().checked_div(*axis).unwrap_or(0);
             let bytes = t
                 .bytes()
+                .map_err(|e| e.to_string())?
                 .get(first * size..(first + count) * size)
                 .ok_or("rows outside the tensor")?;
             *axis = *count;
@@ -807,9 +816,10 @@ fn pack(t: &HostTensor, pack: &Pack) -> Result<Vec<u8>, String> {
         } => {
             // Items of 4 bytes: words of codes `[rows, columns]`, or pairs of halves `[rows, columns, 2]`.
             let rows = t.shape().first().copied().unwrap_or(1).max(1);
-            let columns = t.bytes().len() / 4 / rows;
+            let bytes = t.bytes().map_err(|e| e.to_string())?;
+            let columns = bytes.len() / 4 / rows;
             let mut out = vec![0u8; (rows * stride * 4).next_multiple_of(8)];
-            for (r, from) in t.bytes().chunks_exact(columns * 4).enumerate() {
+            for (r, from) in bytes.chunks_exact(columns * 4).enumerate() {
                 let part = from
                     .get(first * 4..(first + count) * 4)
                     .ok_or("columns outside the tensor")?;

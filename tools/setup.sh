@@ -160,7 +160,7 @@ prepare_model() {
     mkdir -p "$MODEL_DIR"
     setup_python
     have python3 || fail "python3 is needed to fetch the model"
-    python3 "$ROOT/tools/fetch_model.py" "$gguf"
+    python3 "$ROOT/tools/fetch_model.py" "$(basename "$MODEL_DIR")" --dir "$(dirname "$MODEL_DIR")" >/dev/null
     rm -rf "$MODEL_DIR/stamp" "$MODEL_DIR/onnx" "$MODEL_DIR/e0m4"
     say "Converting it to ONNX"
     "$TLITE" convert "$gguf" -o "$MODEL_DIR/onnx" >"$MODEL_DIR/convert.txt"

@@ -1,9 +1,10 @@
 //! Shape derivation: the one loop that calls [`Op::infer`](super::Op::infer) and adds node names to its errors.
 
-use super::op::{Assumed, InferCx, Made, Source};
+use super::op::{Assumed, InferCx, Made, OpError, Source};
 use super::{Assumption, Graph, MadeSymbol, NodeId, Part, ValueId};
 use crate::error::{Error, Result, Stage};
 use crate::shape::{Fact, Known};
+use crate::tensor::{HostTensor, TensorError};
 use std::sync::Arc;
 
 /// Constants whose results are at most this many bytes are computed during derivation. Shape arithmetic and
@@ -12,7 +13,7 @@ pub const FOLD_BYTES: usize = 1 << 20;
 
 /// Derives the facts of all values from those of inputs, states and constants, and follows integer values
 /// through shape computations. A node whose inputs are all constant and whose results are small is
-/// evaluated.
+/// evaluated; what it computes of absent constants is absent.
 pub fn derive(graph: &mut Graph) -> Result<()> {
     graph.made.clear();
     graph.assumed.clear();
@@ -61,6 +62,14 @@ pub fn derive(graph: &mut Graph) -> Result<()> {
     Ok(())
 }
 
+/// A constant of this fact whose elements are not known.
+fn absent(graph: &Graph, value: ValueId, fact: &Fact) -> Result<HostTensor> {
+    let what = format!("value \"{}\"", graph.value(value).name);
+    let shape = fact.shape.as_fixed().unwrap_or_default();
+    HostTensor::absent(fact.dtype, &shape, &what)
+        .map_err(|e| Error::other(Stage::Shape, format!("{what}: {e}")))
+}
+
 struct Derived {
     facts: Vec<Fact>,
     made: Vec<Made>,
@@ -104,12 +113,19 @@ fn infer(graph: &Graph, id: NodeId) -> Result<Derived> {
             .iter()
             .map(|f| f.and_then(|f| f.as_const()).map(Arc::as_ref))
             .collect();
-        let results = node
-            .op
-            .eval(&tensors)
-            .map_err(|e| graph.node_error(Stage::Shape, node, e))?;
-        for (fact, tensor) in facts.iter_mut().zip(results) {
-            fact.known = Known::Const(Arc::new(tensor));
+        match node.op.eval(&tensors) {
+            Ok(results) => {
+                for (fact, tensor) in facts.iter_mut().zip(results) {
+                    fact.known = Known::Const(Arc::new(tensor));
+                }
+            }
+            // What is computed of weights that are not loaded is a constant too, so that the graph is that of the whole model.
+            Err(OpError::Tensor(TensorError::Absent(_))) => {
+                for (fact, out) in facts.iter_mut().zip(&node.outputs) {
+                    fact.known = Known::Const(Arc::new(absent(graph, *out, fact)?));
+                }
+            }
+            Err(e) => return Err(graph.node_error(Stage::Shape, node, e)),
         }
     }
     Ok(Derived { facts, made, assumed })

@@ -7,7 +7,7 @@ use super::Model;
 use crate::backend::{Backend, Caps, Stats};
 use crate::error::{Error, Result, Stage};
 use crate::graph::interp::Interpreter;
-use crate::graph::onnx;
+use crate::graph::onnx::{self, ImportOptions};
 use crate::graph::pass::{LAST_ROW, PassReport, Pipeline};
 use crate::graph::{Edit, Graph, ValueId};
 use crate::plan::{MemoryReport, Options, Padding, Plan};
@@ -51,7 +51,17 @@ fn bad(what: impl Into<String>) -> Error {
 impl Decoder {
     /// Reads a model and prepares its graph by `pipeline`.
     pub fn load(path: &Path, pipeline: &Pipeline, logits: Logits) -> Result<Self> {
-        let mut graph = onnx::import(path)?;
+        Self::load_with(path, ImportOptions::default(), pipeline, logits)
+    }
+
+    /// As [`Decoder::load`], with options for reading the model. Without its weights a decoder can be planned, not run.
+    pub fn load_with(
+        path: &Path,
+        options: ImportOptions,
+        pipeline: &Pipeline,
+        logits: Logits,
+    ) -> Result<Self> {
+        let mut graph = onnx::import_with(path, options)?;
         let ids = graph.input("input_ids").ok_or_else(|| {
             bad(format!(
                 "{}: no input \"input_ids\"; not a decoder",
@@ -453,13 +463,10 @@ impl Model for HostModel {
             };
             // All axes before the growing one have size 1: the first rows are a prefix of the bytes.
             let mut shape = t.shape().to_vec();
-            let row = t.bytes().len().checked_div(shape[s.axis]).unwrap_or(0);
+            let row = t.byte_len().checked_div(shape[s.axis]).unwrap_or(0);
             shape[s.axis] = len;
-            if let Some(Ok(part)) = t
-                .bytes()
-                .get(..row * len)
-                .map(|b| HostTensor::from_bytes(t.dtype(), &shape, b))
-            {
+            let bytes = t.bytes().ok().and_then(|b| b.get(..row * len));
+            if let Some(Ok(part)) = bytes.map(|b| HostTensor::from_bytes(t.dtype(), &shape, b)) {
                 self.states.insert(s.input, part);
             }
         }

@@ -45,6 +45,48 @@ pub enum Pack {
     },
 }
 
+impl Pack {
+    /// Bytes on the device of a constant of this shape; `None` beyond what can be counted.
+    pub fn bytes(&self, shape: &[usize]) -> Option<u64> {
+        let count = |sizes: &[usize]| {
+            sizes
+                .iter()
+                .try_fold(1u64, |n, d| n.checked_mul(u64::try_from(*d).ok()?))
+        };
+        let (last, before) = match shape.split_last() {
+            Some((last, before)) => (u64::try_from(*last).ok()?, count(before)?),
+            None => (1, 1),
+        };
+        let size = |dtype: DType| if dtype == DType::F16 { 2 } else { 4 };
+        let bytes = match self {
+            Self::Plain { dtype } => count(shape)?.checked_mul(size(*dtype))?,
+            Self::Rows {
+                dtype, count: rows, ..
+            } => {
+                let row = count(shape.get(1..)?)?;
+                row.checked_mul(u64::try_from(*rows).ok()?)?
+                    .checked_mul(size(*dtype))?
+            }
+            Self::Columns {
+                dtype: device,
+                transpose,
+                stride,
+                ..
+            } => {
+                let rows = match (*device, *transpose) {
+                    // The items of a packed tensor are 4 bytes, whatever its last axis says.
+                    (DType::U32, _) => u64::try_from(*shape.first().unwrap_or(&1)).ok()?.max(1),
+                    (_, true) => last,
+                    (_, false) => before,
+                };
+                rows.checked_mul(u64::try_from(*stride).ok()?)?
+                    .checked_mul(size(*device))?
+            }
+        };
+        Some(bytes.checked_next_multiple_of(8)?.max(8))
+    }
+}
+
 /// A constant in packed form; equal keys share one device buffer.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct WeightKey {

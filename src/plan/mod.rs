@@ -20,7 +20,7 @@ use crate::graph::Graph;
 use crate::shape::{Bindings, Dim, Shape, Symbol};
 use crate::tensor::DType;
 use lower::WeightKey;
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 use std::ops::Range;
 
 /// What a plan is made for.
@@ -284,6 +284,22 @@ impl Plan {
             .next_multiple_of(16)
             .max(16)
     }
+}
+
+/// Bytes of the packed constants of `plans` of one graph on the device; what several of them read is there once.
+pub fn weight_bytes(graph: &Graph, plans: &[Plan]) -> Result<u64> {
+    let keys: HashSet<&WeightKey> = plans.iter().flat_map(|p| &p.weights).collect();
+    keys.into_iter().try_fold(0u64, |sum, key| {
+        let value = graph.value(key.value);
+        let shape = graph.fact(key.value)?.shape.as_fixed();
+        let bytes = shape.and_then(|s| key.pack.bytes(&s));
+        bytes.and_then(|n| sum.checked_add(n)).ok_or_else(|| {
+            Error::other(
+                Stage::Plan,
+                format!("the bytes of weight \"{}\" cannot be counted", value.name),
+            )
+        })
+    })
 }
 
 fn dim_error(e: &crate::shape::DimError) -> Error {

@@ -266,7 +266,7 @@ pub fn run(device: &Device, scenario: &Scenario, storage: DType) -> Result<(), S
         .operands
         .iter()
         .filter_map(Fact::as_const)
-        .map(|t| t.bytes().len() as u64)
+        .map(|t| t.byte_len() as u64)
         .max();
     let limits = weight.into_iter().flat_map(|w| [w / 2, w / 3, w / 5]).map(Some);
     let mut seen: Vec<String> = Vec::new();

@@ -19,8 +19,21 @@ const NEWEST_OPSET: i64 = 27;
 /// Lowest opset version that is read.
 const OLDEST_OPSET: i64 = 13;
 
+/// How a model is read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ImportOptions {
+    /// Constants in external files that do not exist are [absent](HostTensor::absent) instead of an error: the graph can be
+    /// derived and planned, and what needs their elements is an error that names them. Files that exist are mapped.
+    pub absent_weights: bool,
+}
+
 /// Reads an ONNX model. Weights in external files are mapped, not read. Shapes are not derived yet.
 pub fn import(path: &Path) -> Result<Graph> {
+    import_with(path, ImportOptions::default())
+}
+
+/// As [`import`], with options.
+pub fn import_with(path: &Path, options: ImportOptions) -> Result<Graph> {
     let file = map(path)?;
     let model = ModelProto::decode(file.bytes())
         .map_err(|e| Error::parse(Stage::Import, path, "not an ONNX model, or damaged", e))?;
@@ -58,7 +71,7 @@ pub fn import(path: &Path) -> Result<Graph> {
     let mut importer = Importer {
         path,
         opsets: &opsets,
-        weights: Weights::new(path),
+        weights: Weights::new(path).may_be_absent(options.absent_weights),
         edit: Edit::new(&mut graph),
         names: HashMap::new(),
     };

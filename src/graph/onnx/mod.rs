@@ -6,7 +6,7 @@ pub mod quantize;
 mod weights;
 pub mod write;
 
-pub use import::import;
+pub use import::{ImportOptions, import, import_with};
 
 use super::op::{OpError, OpResult};
 use crate::tensor::DType;

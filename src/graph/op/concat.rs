@@ -59,7 +59,7 @@ impl Op for Concat {
             let x = operand(inputs, i)?;
             let row = x.shape()[a..].iter().product::<usize>() * x.dtype().size();
             shape[a] += x.shape()[a];
-            rows.push((x.bytes(), row));
+            rows.push((x.bytes()?, row));
         }
         let outer: usize = shape[..a].iter().product();
         let mut out = Vec::new();

@@ -496,7 +496,7 @@ pub fn gather_strided(x: &HostTensor, shape: &[usize], start: usize, step: &[isi
     let size = x.dtype().size();
     let count: usize = shape.iter().product();
     let mut out = Vec::with_capacity(count * size);
-    let bytes = x.bytes();
+    let bytes = x.bytes()?;
     let mut index = vec![0usize; shape.len()];
     let mut at = isize::try_from(start).unwrap_or(isize::MAX);
     for _ in 0..count {

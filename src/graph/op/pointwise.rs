@@ -277,9 +277,21 @@ impl Expr {
                     Binary::Max => a.maximum(&b).ok(),
                     // Truncation and flooring agree on what is not negative.
                     Binary::Div if a.is_non_negative() => b.as_const().and_then(|n| a.floor_div(n).ok()),
+                    Binary::Equal => {
+                        let apart = |a: &Dim, b: &Dim| a.is_non_negative() && b.as_const().is_some_and(|b| b < 0);
+                        match a.sub(&b).ok()?.as_const() {
+                            Some(d) => Some(i64::from(d == 0).into()),
+                            None if apart(&a, &b) || apart(&b, &a) => Some(0.into()),
+                            None => None,
+                        }
+                    }
                     _ => None,
                 }
             }
+            Self::Select(c, a, b) => match c.dims(inputs, at)?.as_const()? {
+                0 => b.dims(inputs, at),
+                _ => a.dims(inputs, at),
+            },
             _ => None,
         }
     }
@@ -551,7 +563,7 @@ impl Op for Pointwise {
         }
         let dtype = self.expr.dtype(&types)?;
         let mut fact = Fact::new(dtype, shape);
-        if dtype.is_int()
+        if (dtype.is_int() || dtype == DType::Bool)
             && fact.shape.rank() <= 1
             && let Some(count) = fact.shape.count()?.as_const().and_then(|n| usize::try_from(n).ok())
             && count <= 64
