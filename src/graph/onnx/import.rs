@@ -76,6 +76,9 @@ pub fn import_with(path: &Path, options: ImportOptions) -> Result<Graph> {
         names: HashMap::new(),
     };
     importer.graph(proto)?;
+    let mut versions: Vec<(String, i64)> = opsets.iter().map(|(d, v)| ((*d).to_owned(), *v)).collect();
+    versions.sort();
+    importer.edit.set_opsets(versions);
     graph.check()?;
     Ok(graph)
 }
