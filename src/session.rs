@@ -25,6 +25,9 @@ struct Loaded {
     live: View,
     /// Values that the host keeps during a run.
     host: Vec<Option<HostTensor>>,
+    kernels: Vec<KernelId>,
+    /// Inputs of a plan whose memory is taken when their sizes are known.
+    pending: Vec<Option<HostTensor>>,
     /// Shapes of the inputs as last written, in the order of the plan's inputs and unread inputs.
     written: Vec<Option<Vec<usize>>>,
 }
@@ -152,7 +155,7 @@ impl Session {
 
     fn view(&self, plan: &Plan, live: View, place: Place) -> Option<View> {
         match place {
-            Place::Arena { offset, len } => Some(View {
+            Place::Arena { offset, len, .. } => Some(View {
                 buffer: self.arena.buffer,
                 offset,
                 len: len.next_multiple_of(4),
@@ -166,6 +169,57 @@ impl Session {
     fn load(&mut self, plan: Plan) -> Result<()> {
         let kernels = compile(self.backend.as_mut(), &plan)?;
         let live = create(self.backend.as_mut(), "live values", plan.live_bytes())?;
+        let ports = plan.inputs.len() + plan.unread.len();
+        self.plans.push(Loaded {
+            recordings: Vec::new(),
+            bound: Bound::default(),
+            live,
+            host: vec![None; plan.host_values()],
+            kernels,
+            pending: vec![None; ports],
+            written: vec![None; ports],
+            plan,
+        });
+        let last = self.plans.len() - 1;
+        if self.plans[last].plan.is_open() {
+            Ok(())
+        } else {
+            self.record(last)
+        }
+    }
+
+    /// Takes memory for an open plan, for values up to `bindings`, and records again what the old memory was bound to.
+    fn grow(&mut self, plan: usize, bindings: &Bindings) -> Result<()> {
+        let Some(loaded) = self.plans.get_mut(plan) else {
+            return Ok(());
+        };
+        loaded.plan.reserve(bindings)?;
+        loaded.bound = Bound::default();
+        let bytes = loaded.plan.memory.arena.next_multiple_of(16);
+        let mut again = vec![plan];
+        if bytes > self.arena.len {
+            again = (0..self.plans.len())
+                .filter(|i| *i == plan || !self.plans[*i].recordings.is_empty())
+                .collect();
+        }
+        for i in &again {
+            for r in std::mem::take(&mut self.plans[*i].recordings) {
+                self.backend.release(r);
+            }
+        }
+        if bytes > self.arena.len {
+            self.backend.destroy_buffer(self.arena.buffer);
+            self.arena = create(self.backend.as_mut(), "arena", bytes)?;
+        }
+        again.into_iter().try_for_each(|i| self.record(i))
+    }
+
+    /// Checks every dispatch of a plan and records its segments.
+    fn record(&mut self, index: usize) -> Result<()> {
+        let Some(loaded) = self.plans.get(index) else {
+            return Ok(());
+        };
+        let (plan, kernels, live) = (&loaded.plan, &loaded.kernels, loaded.live);
         let caps = self.backend.caps().clone();
         let mut commands = Vec::with_capacity(plan.steps.len());
         for (step, i) in plan.steps.iter().zip(0u32..) {
@@ -240,21 +294,16 @@ impl Session {
                 params: step.params.clone(),
             });
         }
-        let mut recordings = Vec::new();
-        for segment in &plan.segments {
-            let Segment::Device(range) = segment else { continue };
-            let part = commands.get(range.clone()).unwrap_or_default();
-            let recording = self.backend.record(part);
-            recordings.push(recording.map_err(|e| Error::device(Stage::Plan, "recording", e))?);
-        }
-        self.plans.push(Loaded {
-            recordings,
-            bound: Bound::default(),
-            live,
-            host: vec![None; plan.host_values()],
-            written: vec![None; plan.inputs.len() + plan.unread.len()],
-            plan,
+        let segments = plan.segments.iter().filter_map(|s| match s {
+            Segment::Device(range) => Some(range.clone()),
+            Segment::Host(_) => None,
         });
+        for range in segments.collect::<Vec<_>>() {
+            let part = commands.get(range).unwrap_or_default();
+            let recording = self.backend.record(part);
+            let recording = recording.map_err(|e| Error::device(Stage::Plan, "recording", e))?;
+            self.plans[index].recordings.push(recording);
+        }
         Ok(())
     }
 
@@ -331,7 +380,8 @@ impl Session {
                 tensor.shape()
             )));
         }
-        if port.place.is_some() {
+        let later = loaded.plan.is_open();
+        if port.place.is_some() && !later {
             self.upload(plan, &port, tensor).map_err(|e| match e {
                 Upload::Wrong(what) => wrong(what),
                 Upload::Failed(e) => e,
@@ -340,6 +390,9 @@ impl Session {
         let Some(loaded) = self.plans.get_mut(plan) else {
             return Ok(());
         };
+        if let Some(slot) = loaded.pending.get_mut(at).filter(|_| later) {
+            *slot = Some(tensor.clone());
+        }
         if let Some(slot) = port.host.and_then(|i| loaded.host.get_mut(i)) {
             *slot = Some(tensor.clone());
         }
@@ -380,6 +433,9 @@ impl Session {
     }
 
     fn bind(&mut self, plan: usize, bindings: &Bindings) -> Result<()> {
+        if self.loaded(plan)?.plan.must_grow(bindings) {
+            self.grow(plan, bindings)?;
+        }
         let Some(loaded) = self.plans.get_mut(plan) else {
             return Err(Error::other(Stage::Run, format!("no plan {plan}")));
         };
@@ -407,6 +463,20 @@ impl Session {
                 )
             })?;
             p.define(symbol, value, bound)?;
+        }
+        for at in 0..self.loaded(plan)?.pending.len() {
+            let Some(loaded) = self.plans.get_mut(plan) else {
+                return Ok(());
+            };
+            let Some(tensor) = loaded.pending[at].take() else {
+                continue;
+            };
+            let port = loaded.plan.inputs.get(at).filter(|p| p.place.is_some()).cloned();
+            let Some(port) = port else { continue };
+            self.upload(plan, &port, &tensor).map_err(|e| match e {
+                Upload::Wrong(what) => Error::other(Stage::Run, format!("input \"{}\": {what}", port.name)),
+                Upload::Failed(e) => e,
+            })?;
         }
         self.refresh(plan)
     }

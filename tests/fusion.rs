@@ -322,7 +322,13 @@ fn attention(h: Heads) -> Build {
     if let (Some(m), false) = (mask, h.masked_after) {
         scores = b.binary(Binary::Add, scores, m);
     }
-    let mut weights = b.node(Softmax { axis: h.softmax }, &[scores]);
+    let mut weights = b.node(
+        Softmax {
+            axis: h.softmax,
+            flatten: false,
+        },
+        &[scores],
+    );
     if let (Some(m), true) = (mask, h.masked_after) {
         weights = b.binary(Binary::Add, weights, m);
     }
@@ -652,7 +658,13 @@ fn grouped(kv_first: bool) -> Build {
         b.node(Reshape::Unsqueeze, &[x, at])
     });
     let scores = b.node(MatMul { trans_b: true }, &[q5, k5]);
-    let weights = b.node(Softmax { axis: -1 }, &[scores]);
+    let weights = b.node(
+        Softmax {
+            axis: -1,
+            flatten: false,
+        },
+        &[scores],
+    );
     let sum = b.node(MatMul { trans_b: false }, &[weights, v5]);
     let back = b.list(&[0, 4, -1, 6]);
     let heads = b.node(Reshape::Reshape { allow_zero: false }, &[sum, back]);

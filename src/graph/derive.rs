@@ -1,10 +1,10 @@
 //! Shape derivation: the one loop that calls [`Op::infer`](super::Op::infer) and adds node names to its errors.
 
-use super::op::{Assumed, InferCx, Made, OpError, Source};
-use super::{Assumption, Graph, MadeSymbol, NodeId, Part, ValueId};
+use super::op::{Assumed, InferCx, Made, OpError, OpResult, Source};
+use super::{Assumption, Graph, MadeSymbol, Node, NodeId, Part, ValueId};
 use crate::error::{Error, Result, Stage};
-use crate::shape::{Fact, Known};
-use crate::tensor::{HostTensor, TensorError};
+use crate::shape::{Dim, Fact, Known, MAX_KNOWN};
+use crate::tensor::{DType, HostTensor, TensorError};
 use std::sync::Arc;
 
 /// Constants whose results are at most this many bytes are computed during derivation. Shape arithmetic and
@@ -70,6 +70,80 @@ fn absent(graph: &Graph, value: ValueId, fact: &Fact) -> Result<HostTensor> {
         .map_err(|e| Error::other(Stage::Shape, format!("{what}: {e}")))
 }
 
+/// Follows small integers through a node that moves them: it is evaluated over positions instead of elements. Results of
+/// which every element is a number become constants.
+fn follow(node: &Node, inputs: &[Option<&Fact>], facts: &mut [Fact]) -> OpResult<()> {
+    let open = |fact: &Fact| {
+        let small = || {
+            fact.shape
+                .as_fixed()
+                .is_some_and(|s| s.iter().product::<usize>() <= MAX_KNOWN)
+        };
+        fact.known == Known::No && (fact.dtype.is_int() || fact.dtype == DType::Bool) && small()
+    };
+    if facts.iter().any(open)
+        && let Some((operands, elements)) = positions(node, inputs)?
+    {
+        let operands: Vec<_> = operands.iter().map(Option::as_ref).collect();
+        for (fact, moved) in facts.iter_mut().zip(node.op.eval(&operands)?) {
+            let pick = |i: i64| usize::try_from(i).ok().and_then(|i| elements.get(i).cloned());
+            if open(fact)
+                && moved.len() <= MAX_KNOWN
+                && let Some(known) = moved.to_i64()?.into_iter().map(pick).collect()
+            {
+                fact.known = Known::Dims(known);
+            }
+        }
+    }
+    for fact in facts {
+        if let Known::Dims(elements) = &fact.known
+            && let Some(numbers) = elements.iter().map(Dim::as_const).collect::<Option<Vec<_>>>()
+            && let Some(shape) = fact.shape.as_fixed()
+        {
+            fact.known = Known::Const(Arc::new(HostTensor::from_ints(fact.dtype, &shape, &numbers)?));
+        }
+    }
+    Ok(())
+}
+
+/// Operands with positions in the returned list in place of the elements that the node moves; position 0 is the number 0.
+/// `None` when one of them is not known.
+#[expect(clippy::type_complexity, reason = "two lists, used at one place")]
+fn positions(node: &Node, inputs: &[Option<&Fact>]) -> OpResult<Option<(Vec<Option<HostTensor>>, Vec<Dim>)>> {
+    let mut elements = vec![Dim::from(0)];
+    let mut operands = Vec::with_capacity(inputs.len());
+    for (i, fact) in inputs.iter().enumerate() {
+        let Some(fact) = fact else {
+            operands.push(None);
+            continue;
+        };
+        let moves = node.op.moves(i);
+        if let (false, Some(tensor)) = (moves, fact.as_const()) {
+            operands.push(Some(tensor.as_ref().clone()));
+            continue;
+        }
+        let (Some(known), Some(shape)) = (fact.as_dims(), fact.shape.as_fixed()) else {
+            return Ok(None);
+        };
+        operands.push(Some(if moves {
+            let first = i64::try_from(elements.len()).unwrap_or(i64::MAX);
+            let at: Vec<i64> = (first..).take(known.len()).collect();
+            elements.extend(known);
+            HostTensor::from_i64(&shape, &at)?
+        } else {
+            let Some(numbers) = known.iter().map(Dim::as_const).collect::<Option<Vec<_>>>() else {
+                return Ok(None);
+            };
+            HostTensor::from_ints(fact.dtype, &shape, &numbers)?
+        }));
+    }
+    Ok(if elements.len() > 1 {
+        Some((operands, elements))
+    } else {
+        None
+    })
+}
+
 struct Derived {
     facts: Vec<Fact>,
     made: Vec<Made>,
@@ -127,6 +201,8 @@ fn infer(graph: &Graph, id: NodeId) -> Result<Derived> {
             }
             Err(e) => return Err(graph.node_error(Stage::Shape, node, e)),
         }
+    } else {
+        follow(node, &inputs, &mut facts).map_err(|e| graph.node_error(Stage::Shape, node, e))?;
     }
     Ok(Derived { facts, made, assumed })
 }

@@ -3,10 +3,10 @@
 use super::compile::{Compiler, Item, host_lives, host_results};
 use super::lower::{Call, Home, Operand};
 use super::memory::{self, Slot};
-use super::{MemoryReport, Place, Shared, Tensor, dim_error};
+use super::{MemoryReport, Open, Place, Shared, Tensor, dim_error};
 use crate::backend::kernel::{Role, Ty};
-use crate::error::Result;
-use crate::shape::Dim;
+use crate::error::{Error, Result, Stage};
+use crate::shape::{Bindings, Dim, DimError};
 use crate::tensor::DType;
 use std::collections::HashMap;
 
@@ -24,6 +24,8 @@ pub(super) struct Arena {
     /// By position in the order: the operand that a dispatch works in place of.
     in_place: Vec<Option<usize>>,
     pub report: MemoryReport,
+    /// How the plan is placed when a symbol has no bound.
+    pub open: Option<Open>,
 }
 
 /// A tensor while lifetimes are collected.
@@ -58,6 +60,15 @@ fn device_size(dtype: DType, count: &Dim) -> Result<Dim> {
     words.mul(&8.into()).map_err(|e| dim_error(&e))
 }
 
+/// Bytes at the bounds; 0 for a size that has none.
+fn most_bytes(c: &Compiler<'_>, size: &Dim) -> Result<u64> {
+    match size.upper_bound(&c.options.bounds) {
+        Ok(v) => Ok(u64::try_from(v).unwrap_or(0)),
+        Err(DimError::Unbound(s)) if c.open.contains(&s) => Ok(0),
+        Err(e) => Err(dim_error(&e)),
+    }
+}
+
 impl Records<'_, '_> {
     fn record(&mut self, home: Home, dtype: DType, at: usize) -> Result<usize> {
         if let Some(i) = self.index.get(&home) {
@@ -72,10 +83,7 @@ impl Records<'_, '_> {
             Home::Weight(_) | Home::State(_) | Home::Live => Dim::from(0),
         };
         let size = device_size(dtype, &count)?;
-        let most = size
-            .upper_bound(&self.c.options.bounds)
-            .map_err(|e| dim_error(&e))?;
-        let bytes = u64::try_from(most).unwrap_or(0).max(8);
+        let bytes = most_bytes(self.c, &size)?.max(8);
         let parent = match self.c.collected.parts.get(&home) {
             Some(part) => Some((self.record(part.of, dtype, at)?, part.offset)),
             None => None,
@@ -225,7 +233,18 @@ impl Arena {
             }
         }
         let align = c.caps.view_align.max(8);
+        let mut constraints = c.graph.constraints().clone();
+        for (s, v) in c.options.bounds.iter() {
+            let known = constraints.bound(s, None, Some(v));
+            known.map_err(|e| Error::other(Stage::Plan, e.to_string()))?;
+        }
         let packed = memory::pack(&slots, align);
+        let pools = if c.open.is_empty() {
+            None
+        } else {
+            Some(memory::by_proof(&slots, align, &constraints).map_err(|e| dim_error(&e))?)
+        };
+        let mut places = Vec::with_capacity(records.all.len());
         let name = |home: Home| match home {
             Home::Value(v) => c.graph.value(v).name.clone(),
             Home::Temp(t) => format!("scratch {t}"),
@@ -239,6 +258,8 @@ impl Arena {
                 (top, offset) = (p, offset + o);
             }
             let slot = slot_of.get(&records.bottom(top)).copied().unwrap_or(0);
+            let pool = pools.as_ref().and_then(|p| p.pool.get(slot).copied());
+            places.push((pool.unwrap_or(0), offset));
             report.without_reuse += r.bytes;
             let shared = match (r.parent, r.over) {
                 (Some((p, _)), _) => {
@@ -271,8 +292,7 @@ impl Arena {
                 .unwrap_or(DType::F32);
             if let Some(f) = c.fact(*v).filter(|_| !c.is_kept_elsewhere(c.collected.root(*v))) {
                 let size = device_size(dtype, &f.shape.count().map_err(|e| dim_error(&e))?)?;
-                let most = size.upper_bound(&c.options.bounds).map_err(|e| dim_error(&e))?;
-                let bytes = u64::try_from(most).unwrap_or(0);
+                let bytes = most_bytes(c, &size)?;
                 report.without_reuse += bytes;
                 report.gained_by_views += bytes;
             }
@@ -281,12 +301,34 @@ impl Arena {
         report.lower_bound = memory::lower_bound(&slots);
         let sum: u64 = slots.iter().map(|s| s.bytes).sum();
         report.gained_by_packing = sum.saturating_sub(report.arena);
-        report.formula = memory::formula(&slots, &packed, align, c.graph.constraints()).to_string();
+        let sum = |sizes: &[Dim]| {
+            let total = sizes.iter().try_fold(Dim::from(0), |a, b| a.add(b));
+            total.map_err(|e| dim_error(&e))
+        };
+        let formula = match &pools {
+            Some(p) => Some(sum(&p.sizes)?),
+            None => memory::formula(&slots, &packed, align, &constraints),
+        };
+        report.formula = match formula {
+            Some(f) => f.to_string(),
+            // What cannot be said shortly is said by the pools that proof alone allows: never less.
+            None => {
+                let p = memory::by_proof(&slots, align, &constraints).map_err(|e| dim_error(&e))?;
+                sum(&p.sizes)?.to_string()
+            }
+        };
+        let open = pools.map(|p| Open {
+            symbols: c.open.iter().cloned().collect(),
+            reserved: Bindings::new(),
+            pools: p.sizes,
+            tensors: places,
+        });
         Ok(Self {
             index: records.index,
             tensors,
             in_place,
             report,
+            open,
         })
     }
 
@@ -295,8 +337,10 @@ impl Arena {
     }
 
     pub fn place_of(&self, home: Home) -> Option<Place> {
-        let t = self.tensors.get(*self.index.get(&home)?)?;
+        let tensor = *self.index.get(&home)?;
+        let t = self.tensors.get(tensor)?;
         Some(Place::Arena {
+            tensor,
             offset: t.offset,
             len: t.bytes,
         })
@@ -304,9 +348,6 @@ impl Arena {
 
     /// Bytes of `count` elements at the bounds.
     pub fn bytes(c: &Compiler<'_>, dtype: DType, count: &Dim) -> Result<u64> {
-        let most = device_size(dtype, count)?
-            .upper_bound(&c.options.bounds)
-            .map_err(|e| dim_error(&e))?;
-        Ok(u64::try_from(most).unwrap_or(0).max(8))
+        Ok(most_bytes(c, &device_size(dtype, count)?)?.max(8))
     }
 }

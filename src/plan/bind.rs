@@ -115,9 +115,12 @@ impl From<DimError> for Failure {
 
 impl Formulas {
     /// Begins with the symbols of a plan.
-    pub fn new(bounds: &Bindings, made: &[Symbol], padding: Option<&Padding>) -> Self {
+    pub fn new(bounds: &Bindings, open: &[Symbol], made: &[Symbol], padding: Option<&Padding>) -> Self {
         let mut symbols: Vec<Symbol> = bounds.iter().map(|(s, _)| s.clone()).collect();
         let mut limits: Vec<Option<i64>> = bounds.iter().map(|(_, v)| Some(v)).collect();
+        symbols.extend(open.iter().cloned());
+        // Nothing but zero until memory is reserved.
+        limits.resize(symbols.len(), Some(0));
         symbols.extend(made.iter().cloned());
         limits.resize(symbols.len(), None);
         let padded = padding.and_then(|p| Some((symbols.iter().position(|s| *s == p.symbol)?, p.clone())));
@@ -138,6 +141,15 @@ impl Formulas {
             at.ok_or(DimError::Unbound(s))
         };
         all.into_iter().map(slot).collect()
+    }
+
+    /// Sets the largest value of a symbol.
+    pub fn set_limit(&mut self, symbol: &Symbol, limit: i64) {
+        if let Some(slot) = self.symbols.iter().position(|s| s == symbol)
+            && let Some(bound) = self.bounds.get_mut(slot)
+        {
+            *bound = Some(limit);
+        }
     }
 
     /// The index of an expression, which is added when it is new.

@@ -41,6 +41,8 @@ pub(super) struct Compiler<'a> {
     pub options: &'a Options,
     /// Facts with the fixed symbols replaced, by value.
     pub facts: Vec<Option<Fact>>,
+    /// Symbols that have no bound and no data defines.
+    pub open: BTreeSet<Symbol>,
     /// Nodes that run on the host, with the reason.
     pub host: BTreeMap<NodeId, String>,
     /// Nodes and values that the outputs, states and shapes need as data.
@@ -73,6 +75,7 @@ impl<'a> Compiler<'a> {
             caps,
             options,
             facts,
+            open: BTreeSet::new(),
             host: BTreeMap::new(),
             needed_nodes: Vec::new(),
             needed_values: Vec::new(),
@@ -109,14 +112,16 @@ impl<'a> Compiler<'a> {
         self.graph.states().iter().any(|s| s.input == v || s.output == v)
     }
 
-    /// An upper bound of a value's size exists.
+    /// The arena can have room for a value: no symbol of its size is defined by data without a bound.
     fn is_bounded(&self, v: ValueId) -> bool {
-        let fact = self.fact(v);
-        fact.is_some_and(|f| {
-            f.shape
-                .count()
-                .is_ok_and(|c| c.upper_bound(&self.options.bounds).is_ok())
-        })
+        let mut symbols = BTreeSet::new();
+        if let Some(f) = self.fact(v) {
+            f.shape.0.iter().for_each(|d| d.symbols(&mut symbols));
+        }
+        let made = |s: &Symbol| self.graph.made().iter().any(|m| m.symbol == *s);
+        symbols
+            .iter()
+            .all(|s| self.options.bounds.get(s).is_some() || !made(s))
     }
 
     /// Finds what is needed as data. A node on the host needs every operand that derivation does not know; a symbol that data
@@ -217,7 +222,6 @@ impl<'a> Compiler<'a> {
                     // The arena has no room for what has no bound.
                     let size = self.fact(*v).map(|f| f.shape.to_string()).unwrap_or_default();
                     let value = &self.graph.value(*v).name;
-                    self.check_bounded(*v)?;
                     self.host
                         .insert(*id, format!("\"{value}\" of shape {size} has no bound"));
                     continue;
@@ -236,24 +240,22 @@ impl<'a> Compiler<'a> {
         }
     }
 
-    /// A size may lack a bound only through symbols that data defines.
-    fn check_bounded(&self, v: ValueId) -> Result<()> {
+    /// Symbols of what is needed that are neither bounded nor defined by data.
+    fn find_open(&self) -> BTreeSet<Symbol> {
         let mut symbols = BTreeSet::new();
-        self.symbols(v, &mut symbols);
-        let made = |s: &Symbol| self.graph.made().iter().any(|m| m.symbol == *s);
-        match symbols
-            .iter()
-            .find(|s| self.options.bounds.get(s).is_none() && !made(s))
-        {
-            Some(s) => Err(Error::other(
-                Stage::Plan,
-                format!(
-                    "symbol {s} of \"{}\" has no bound; give its largest value",
-                    self.graph.value(v).name
-                ),
-            )),
-            None => Ok(()),
+        let mut all = |v: ValueId| self.symbols(v, &mut symbols);
+        self.graph.inputs().iter().copied().for_each(&mut all);
+        for (_, node) in self.graph.nodes().filter(|(id, _)| self.needed_nodes[id.index()]) {
+            node.inputs
+                .iter()
+                .flatten()
+                .chain(&node.outputs)
+                .copied()
+                .for_each(&mut all);
         }
+        let made = |s: &Symbol| self.graph.made().iter().any(|m| m.symbol == *s);
+        symbols.retain(|s| self.options.bounds.get(s).is_none() && !made(s));
+        symbols
     }
 
     /// Sets the device element types of a node's results.
@@ -461,12 +463,14 @@ impl<'a> Compiler<'a> {
     fn compile(mut self) -> Result<Plan> {
         let order = self.graph.order()?;
         self.lower(&order)?;
+        self.open = self.find_open();
         let items = self.order_items(&order)?;
         let arena = Arena::new(&self, &items)?;
         let made: Vec<Symbol> = self.made.iter().map(|m| m.symbol.clone()).collect();
+        let open: Vec<Symbol> = self.open.iter().cloned().collect();
         let padding = self.padding();
         let mut build = Build {
-            formulas: Formulas::new(&self.options.bounds, &made, padding.as_ref().ok()),
+            formulas: Formulas::new(&self.options.bounds, &open, &made, padding.as_ref().ok()),
             arena: &arena,
             c: &self,
             host_index: HashMap::new(),
@@ -553,6 +557,7 @@ impl<'a> Compiler<'a> {
             padding,
             defined_by_inputs,
             bounds: self.options.bounds.clone(),
+            open: arena.open.clone(),
             conditions,
             host_values,
             formulas,
@@ -650,8 +655,11 @@ impl<'a> Compiler<'a> {
             }
         }
         // A condition on a symbol that no needed shape has cannot be checked, and need not be.
-        let known =
-            |s: &Symbol| self.options.bounds.get(s).is_some() || self.made.iter().any(|m| m.symbol == *s);
+        let known = |s: &Symbol| {
+            self.options.bounds.get(s).is_some()
+                || self.open.contains(s)
+                || self.made.iter().any(|m| m.symbol == *s)
+        };
         all.retain(|c| {
             let mut symbols = BTreeSet::new();
             c.dim.symbols(&mut symbols);

@@ -52,6 +52,15 @@ pub struct HostStep {
 }
 
 impl HostStep {
+    /// The values that it reads from and writes to the device.
+    pub(super) fn ports(&mut self) -> impl Iterator<Item = &mut super::Port> {
+        let reads = self.reads.iter_mut().flatten().filter_map(|r| match r {
+            HostRead::Device(port) => Some(port),
+            _ => None,
+        });
+        reads.chain(self.writes.iter_mut().map(|w| &mut w.port))
+    }
+
     /// Number of operands that are read back from the device.
     pub fn read_backs(&self) -> usize {
         self.reads

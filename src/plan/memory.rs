@@ -1,6 +1,6 @@
 //! Placement of tensors with known lifetimes in one arena.
 
-use crate::shape::{Constraints, Dim};
+use crate::shape::{Constraints, Dim, DimError};
 
 /// A tensor to be placed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -142,16 +142,154 @@ pub fn lower_bound(slots: &[Slot]) -> u64 {
     u64::try_from(most).unwrap_or(0)
 }
 
-/// The arena as an expression: every slot above those that it lies above in `packed` and lives with. With the sizes of any
-/// binding, offsets computed so do not overlap; at the bounds the value is that of the packing.
-pub fn formula(slots: &[Slot], packed: &Packed, align: u64, constraints: &Constraints) -> Dim {
-    let _ = (slots, align, constraints);
-    Dim::from(i64::try_from(packed.total).unwrap_or(i64::MAX))
+/// Sums that [`formula`] compares at most for one slot.
+const ALTERNATIVES: usize = 24;
+
+fn aligned(size: &Dim, align: u64) -> Result<Dim, DimError> {
+    let align = Dim::from(i64::try_from(align).unwrap_or(i64::MAX));
+    let units = size.ceil_div(align.as_const().unwrap_or(1))?;
+    units.mul(&align)
+}
+
+/// Leaves out of `all` what another one is never less than.
+fn prune(all: &mut Vec<Dim>, constraints: &Constraints) {
+    let mut kept: Vec<Dim> = Vec::with_capacity(all.len());
+    let covers =
+        |a: &Dim, b: &Dim| a == b || a.sub(b).is_ok_and(|d| constraints.at_least(&d, 0) == Some(true));
+    for d in all.drain(..) {
+        if !kept.iter().any(|k| covers(k, &d)) {
+            kept.retain(|k| !covers(&d, k));
+            kept.push(d);
+        }
+    }
+    *all = kept;
+}
+
+/// The arena as an expression: every slot lies above those that it lies above in `packed` and lives with. With the sizes of any
+/// binding, offsets computed so do not overlap; at the bounds the value is that of the packing. `None` when the expression
+/// would be long.
+pub fn formula(slots: &[Slot], packed: &Packed, align: u64, constraints: &Constraints) -> Option<Dim> {
+    let mut order: Vec<usize> = (0..slots.len()).collect();
+    order.sort_by_key(|i| packed.offsets[*i]);
+    // For each slot the sums of which its end is the largest.
+    let mut ends: Vec<Vec<Dim>> = vec![Vec::new(); slots.len()];
+    let mut total = vec![Dim::from(0)];
+    for (k, i) in order.iter().enumerate() {
+        let below = order[..k].iter().filter(|j| {
+            slots[**j].meets(&slots[*i]) && packed.offsets[**j] + slots[**j].bytes <= packed.offsets[*i]
+        });
+        let mut starts: Vec<Dim> = Vec::new();
+        for j in below {
+            for e in &ends[*j] {
+                if !starts.contains(e) {
+                    starts.push(e.clone());
+                }
+            }
+        }
+        prune(&mut starts, constraints);
+        if starts.is_empty() {
+            starts.push(Dim::from(0));
+        }
+        if starts.len() > ALTERNATIVES {
+            return None;
+        }
+        let size = aligned(&slots[*i].size, align).ok()?;
+        ends[*i] = starts
+            .iter()
+            .map(|s| s.add(&size))
+            .collect::<Result<_, _>>()
+            .ok()?;
+        total.extend(
+            ends[*i]
+                .iter()
+                .filter(|e| !total.contains(e))
+                .cloned()
+                .collect::<Vec<_>>(),
+        );
+        if total.len() > 2 * ALTERNATIVES {
+            prune(&mut total, constraints);
+        }
+    }
+    prune(&mut total, constraints);
+    if total.len() > ALTERNATIVES {
+        return None;
+    }
+    total
+        .into_iter()
+        .try_fold(Dim::from(0), |a, b| a.maximum(&b))
+        .ok()
+}
+
+/// Slots that share memory in pools, by proof alone (paper, section 2.1 "Memory reuse").
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pools {
+    /// The pool of each slot.
+    pub pool: Vec<usize>,
+    /// Size of each pool, a multiple of the alignment.
+    pub sizes: Vec<Dim>,
+}
+
+/// Gives every slot a pool, none of which holds two slots at a time. A slot takes a pool only if one of the two sizes is known to
+/// be at least the other for every binding; the pool then has the larger size. For sizes without bounds.
+pub fn by_proof(slots: &[Slot], align: u64, constraints: &Constraints) -> Result<Pools, DimError> {
+    let mut order: Vec<usize> = (0..slots.len()).collect();
+    order.sort_by_key(|i| slots[*i].first);
+    let mut pools = Pools {
+        pool: vec![0; slots.len()],
+        sizes: Vec::new(),
+    };
+    let mut busy: Vec<usize> = Vec::new();
+    let fits = |d: &Dim| constraints.at_least(d, 0) == Some(true);
+    for i in order {
+        let size = aligned(&slots[i].size, align)?;
+        let (mut best, mut room, mut growing) = (None, None::<Dim>, false);
+        for (p, have) in pools
+            .sizes
+            .iter()
+            .enumerate()
+            .filter(|(p, _)| busy[*p] < slots[i].first)
+        {
+            let spare = have.sub(&size)?;
+            if fits(&spare) {
+                // Of pools that are large enough the one with the least to spare, as far as that is known.
+                let better = growing
+                    || room
+                        .as_ref()
+                        .is_none_or(|r| r.sub(&spare).is_ok_and(|d| fits(&d)));
+                if better {
+                    (best, room, growing) = (Some(p), Some(spare), false);
+                }
+            } else if (best.is_none() || growing) && fits(&size.sub(have)?) {
+                // Of pools that must grow the one that lacks least.
+                let lack = size.sub(have)?;
+                if room.as_ref().is_none_or(|r| r.sub(&lack).is_ok_and(|d| fits(&d))) {
+                    (best, room, growing) = (Some(p), Some(lack), true);
+                }
+            }
+        }
+        let p = match best {
+            Some(p) => {
+                if growing {
+                    pools.sizes[p] = size;
+                }
+                p
+            }
+            None => {
+                pools.sizes.push(size);
+                busy.push(0);
+                busy.len() - 1
+            }
+        };
+        busy[p] = slots[i].last;
+        pools.pool[i] = p;
+    }
+    Ok(pools)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::shape::Bindings;
     use proptest::prelude::*;
 
     proptest! {
@@ -169,5 +307,69 @@ mod tests {
             }
             prop_assert!(total >= lower_bound(&slots));
         }
+
+        /// Random lifetimes with sizes that are products of symbols: neither the formula's stacking nor pools let two live
+        /// slots share bytes at any binding, and the formula is the arena.
+        #[test]
+        fn no_binding_makes_live_slots_overlap(
+            raw in prop::collection::vec((0usize..12, 0usize..5, 0usize..6, 1i64..5), 1..14),
+            n in 1i64..40, m in 1i64..40,
+        ) {
+            let terms = ["n*64", "m*64", "n*m*32", "n*64 + 128", "m*96 + n*32", "4096"];
+            let bounds = Bindings::from([("n", 40), ("m", 40)]);
+            let here = Bindings::from([("n", n), ("m", m)]);
+            let slots: Vec<Slot> = raw.iter().map(|(first, life, t, k)| {
+                let size = Dim::parse(terms[*t]).unwrap().mul(&(*k).into()).unwrap();
+                let bytes = u64::try_from(size.upper_bound(&bounds).unwrap()).unwrap();
+                Slot { first: *first, last: first + life, bytes, size }
+            }).collect();
+            let constraints = Constraints::default();
+            let at = |d: &Dim, b: &Bindings| u64::try_from(d.eval(b).unwrap()).unwrap();
+            let packed = pack(&slots, 64);
+            if let Some(f) = formula(&slots, &packed, 64, &constraints) {
+                prop_assert_eq!(at(&f, &bounds), packed.total, "{}", f);
+                // The stacking at this binding, computed slot by slot.
+                let mut order: Vec<usize> = (0..slots.len()).collect();
+                order.sort_by_key(|i| packed.offsets[*i]);
+                let mut place: Vec<(usize, u64, u64)> = Vec::new();
+                for i in order {
+                    let size = at(&slots[i].size, &here).next_multiple_of(64);
+                    let low = |j: usize| slots[j].meets(&slots[i]) && packed.offsets[j] + slots[j].bytes <= packed.offsets[i];
+                    let start = place.iter().filter(|(j, ..)| low(*j)).map(|(_, _, e)| *e).max().unwrap_or(0);
+                    for (j, s, e) in &place {
+                        prop_assert!(!slots[*j].meets(&slots[i]) || *e <= start || start + size <= *s);
+                    }
+                    place.push((i, start, start + size));
+                }
+                prop_assert_eq!(place.iter().map(|p| p.2).max().unwrap(), at(&f, &here));
+                prop_assert!(at(&f, &here) <= packed.total);
+            }
+            let pools = by_proof(&slots, 64, &constraints).unwrap();
+            for (i, a) in slots.iter().enumerate() {
+                prop_assert!(at(&pools.sizes[pools.pool[i]], &here) >= at(&a.size, &here));
+                for (j, b) in slots.iter().enumerate().skip(i + 1) {
+                    prop_assert!(pools.pool[i] != pools.pool[j] || !a.meets(b));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_papers_examples_of_reuse() {
+        let slot = |first, size: &str| Slot {
+            first,
+            last: first,
+            bytes: 0,
+            size: Dim::parse(size).unwrap(),
+        };
+        let pools = |a: &str, b: &str| {
+            by_proof(&[slot(0, a), slot(1, b)], 8, &Constraints::default())
+                .unwrap()
+                .sizes
+                .len()
+        };
+        assert_eq!(pools("N*4096", "N*32*128"), 1);
+        assert_eq!(pools("N*4096", "N*2048"), 1);
+        assert_eq!(pools("N*4096", "sumN*2*128"), 2);
     }
 }

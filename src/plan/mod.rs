@@ -30,7 +30,9 @@ pub struct Options {
     pub float: DType,
     /// Symbols replaced by numbers before lowering (`batch = 1`, `sequence = 1` for decode).
     pub fixed: Bindings,
-    /// Largest values of the other symbols. Memory is placed for them; binding more is an error.
+    /// Largest values of the other symbols. Memory is placed for them; binding more is an error. A symbol that has none leaves
+    /// the plan open: values share memory only where their sizes are proved to fit, and [`Plan::reserve`] takes it for the
+    /// values that come.
     pub bounds: Bindings,
     /// Rows that each state has room for.
     pub state_rows: i64,
@@ -82,6 +84,8 @@ impl Padding {
 pub enum Place {
     /// Bytes of the arena.
     Arena {
+        /// The tensor, by index into [`Plan::tensors`].
+        tensor: usize,
         /// First byte, aligned to [`crate::backend::Caps::view_align`].
         offset: u64,
         /// Length.
@@ -216,6 +220,19 @@ pub struct Condition {
     pub meaning: String,
 }
 
+/// How an open plan is placed.
+#[derive(Clone, Debug)]
+struct Open {
+    /// Symbols without a bound.
+    symbols: Vec<Symbol>,
+    /// What memory was taken for.
+    reserved: Bindings,
+    /// Sizes of the pools that values share, in their order.
+    pools: Vec<Dim>,
+    /// For each tensor its pool, and its first byte there.
+    tensors: Vec<(usize, u64)>,
+}
+
 /// A compiled graph; see the module documentation.
 #[derive(Clone, Debug)]
 pub struct Plan {
@@ -248,6 +265,8 @@ pub struct Plan {
     /// Symbols that elements or sizes of inputs define, with the position of the input in `inputs`.
     pub defined_by_inputs: Vec<(usize, Symbol, crate::graph::Part)>,
     bounds: Bindings,
+    /// Symbols without a bound, and where the slots lie for them.
+    open: Option<Open>,
     conditions: Vec<Condition>,
     /// Number of values on the host.
     host_values: usize,
@@ -275,6 +294,72 @@ impl Plan {
         &self.bounds
     }
 
+    /// True when memory must be taken anew before a run with these values: a symbol without a bound exceeds what
+    /// [`Plan::reserve`] was asked for.
+    pub fn must_grow(&self, bindings: &Bindings) -> bool {
+        let exceeds = |o: &Open, s: &Symbol| {
+            bindings
+                .get(s)
+                .is_some_and(|v| o.reserved.get(s).is_none_or(|r| v > r))
+        };
+        self.open
+            .as_ref()
+            .is_some_and(|o| o.symbols.iter().any(|s| exceeds(o, s)))
+    }
+
+    /// True when symbols have no bound and nothing is reserved for them yet.
+    pub fn is_open(&self) -> bool {
+        self.open.is_some()
+    }
+
+    /// Places an open plan for values up to `bindings`, and up to what was reserved before.
+    pub fn reserve(&mut self, bindings: &Bindings) -> Result<()> {
+        let Some(open) = &mut self.open else { return Ok(()) };
+        for s in &open.symbols {
+            let v = bindings
+                .get(s)
+                .ok_or_else(|| Error::other(Stage::Run, format!("symbol {s} has no value")))?;
+            let v = open.reserved.get(s).map_or(v, |r| r.max(v));
+            open.reserved.set(s, v);
+            self.formulas.set_limit(s, v);
+        }
+        let mut bounds = self.bounds.clone();
+        for (s, v) in open.reserved.iter() {
+            bounds.set(s, v);
+        }
+        let at = |d: &Dim| -> Result<u64> {
+            let v = d.upper_bound(&bounds).map_err(|e| dim_error(&e))?;
+            Ok(u64::try_from(v).unwrap_or(0))
+        };
+        let (mut starts, mut total) = (Vec::with_capacity(open.pools.len()), 0u64);
+        for p in &open.pools {
+            starts.push(total);
+            total = total.saturating_add(at(p)?);
+        }
+        for (t, (pool, within)) in self.tensors.iter_mut().zip(&open.tensors) {
+            t.offset = starts.get(*pool).copied().unwrap_or(0) + within;
+            t.bytes = at(&t.size)?.max(8);
+        }
+        self.memory.arena = total.max(16);
+        let tensors = &self.tensors;
+        let steps = self.steps.iter_mut().flat_map(|s| &mut s.args);
+        let host = self.host.iter_mut().flat_map(HostStep::ports);
+        let ports = self
+            .inputs
+            .iter_mut()
+            .chain(&mut self.unread)
+            .chain(&mut self.outputs)
+            .chain(host);
+        for place in steps.chain(ports.filter_map(|p| p.place.as_mut())) {
+            if let Place::Arena { tensor, offset, len } = place
+                && let Some(t) = tensors.get(*tensor)
+            {
+                (*offset, *len) = (t.offset, t.bytes);
+            }
+        }
+        Ok(())
+    }
+
     /// What every run is checked for.
     pub fn conditions(&self) -> &[Condition] {
         &self.conditions
@@ -293,6 +378,10 @@ impl Plan {
     }
 }
 
+fn dim_error(e: &crate::shape::DimError) -> Error {
+    Error::other(Stage::Plan, e.to_string())
+}
+
 /// Bytes of the packed constants of `plans` of one graph on the device; what several of them read is there once.
 pub fn weight_bytes(graph: &Graph, plans: &[Plan]) -> Result<u64> {
     let keys: HashSet<&WeightKey> = plans.iter().flat_map(|p| &p.weights).collect();
@@ -307,10 +396,6 @@ pub fn weight_bytes(graph: &Graph, plans: &[Plan]) -> Result<u64> {
             )
         })
     })
-}
-
-fn dim_error(e: &crate::shape::DimError) -> Error {
-    Error::other(Stage::Plan, e.to_string())
 }
 
 /// The symbols of a graph's inputs and states.

@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 
 fn place(p: Place) -> String {
     match p {
-        Place::Arena { offset, len } => format!("arena {offset}+{len}"),
+        Place::Arena { offset, len, .. } => format!("arena {offset}+{len}"),
         Place::Weight(i) => format!("weight {i}"),
         Place::State(i) => format!("state {i}"),
         Place::Live => "live".to_owned(),

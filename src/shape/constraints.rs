@@ -1,28 +1,895 @@
 //! What is known of the symbols of a model beside their names: bounds, and equations between them.
+//!
+//! A symbol without a declared lower bound is a size: 0 or more. A question about expressions is answered for every binding
+//! that keeps to the constraints; [`Constraints::check`] tells whether a binding does. Subtraction and division are combined
+//! as the paper has it (section 2.1): the difference of two sizes is bounded, after what is known of the symbols is put in
+//! their place, and a quotient that is a whole expression decides where the difference does not.
 
-use super::dim::Dim;
+use super::bounds::{Interval, Question};
+use super::dim::{Atom, Dim, DimError, Term, gcd};
+use super::symbol::{Bindings, Symbol, shortened};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+/// Why constraints cannot hold, or a binding does not keep to them.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ConstraintError {
+    /// No binding satisfies both.
+    #[error("{added} contradicts {known}")]
+    Contradiction {
+        /// The constraint that was to be added.
+        added: String,
+        /// What is known.
+        known: String,
+    },
+    /// A symbol's value is outside of its bounds.
+    #[error("{symbol} is {value}, which breaks {bound}")]
+    Bound {
+        /// The symbol.
+        symbol: Symbol,
+        /// Its value.
+        value: i64,
+        /// The bounds as text.
+        bound: String,
+    },
+    /// A relation does not hold.
+    #[error("{relation} does not hold: {left} (left) and {right} (right) with {bindings}")]
+    Broken {
+        /// Both expressions and the sign between them.
+        relation: String,
+        /// The value of the first.
+        left: i64,
+        /// The value of the second.
+        right: i64,
+        /// The symbols in it and their values.
+        bindings: String,
+    },
+    /// No integer value of a symbol satisfies an equation.
+    #[error("{relation} has no integer solution for {symbol} with {bindings}")]
+    NoSolution {
+        /// Both expressions.
+        relation: String,
+        /// The symbol that has no value yet.
+        symbol: Symbol,
+        /// The other symbols in it and their values.
+        bindings: String,
+    },
+    /// Text that is no constraint.
+    #[error("`{text}` is not a constraint: {why}")]
+    Parse {
+        /// The text, shortened when it is long.
+        text: String,
+        /// What is wrong with it.
+        why: &'static str,
+    },
+    /// An expression in a constraint is illegal or has no value.
+    #[error(transparent)]
+    Dim(#[from] DimError),
+}
+
+/// How the values of two expressions relate in every run, as far as it is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Relation {
+    /// The same value in every run.
+    Equal,
+    /// Never the same value; which one is larger may change.
+    NotEqual,
+    /// The first is never larger; they may be equal.
+    LessOrEqual,
+    /// The first is never smaller; they may be equal.
+    GreaterOrEqual,
+    /// The first is always smaller.
+    Less,
+    /// The first is always larger.
+    Greater,
+    /// Not known, or different from run to run.
+    Unknown,
+}
+
+/// Declared bounds of one symbol, both inclusive.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Bounds {
+    lo: Option<i64>,
+    hi: Option<i64>,
+}
+
+/// `left == right`, or `left <= right`, as it was given.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Given {
+    left: Dim,
+    right: Dim,
+    equal: bool,
+}
+
+impl fmt::Display for Given {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let sign = if self.equal { "==" } else { "<=" };
+        write!(f, "{} {sign} {}", self.left, self.right)
+    }
+}
+
+/// An expression that is 0 or more, and the constraint that says so.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Fact {
+    dim: Dim,
+    text: String,
+}
+
+/// A hidden symbol stands for a declared one divided by a number.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Part {
+    base: Symbol,
+    by: i64,
+}
+
+/// More relations than this are refused.
+const MAX_RELATIONS: usize = 256;
 
 /// Bounds and equations of symbols, and the questions that they decide.
+///
+/// ```
+/// use transformer_lite::shape::{Constraints, Dim};
+///
+/// let known = Constraints::parse("1 <= N <= 2048, sumN == past + N, N % 64 == 0")?;
+/// let d = |text| Dim::parse(text).unwrap();
+/// assert_eq!(known.equal(&d("sumN - N"), &d("past")), Some(true));
+/// assert_eq!(known.le(&d("N*N"), &d("2048*N")), Some(true));
+/// assert_eq!(known.le(&d("N*4096"), &d("sumN*256")), None);
+/// assert_eq!(known.divide(&d("N*3"), &d("32")), Some(d("3*(N/32)")));
+/// # Ok::<(), transformer_lite::shape::constraints::ConstraintError>(())
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Constraints {}
+pub struct Constraints {
+    bounds: BTreeMap<Symbol, Bounds>,
+    given: Vec<Given>,
+    /// Symbols with an expression in their place, which holds none of these symbols.
+    solved: BTreeMap<Symbol, Dim>,
+    /// Symbols that stand in `solved` for a whole part of another: where `N` is a multiple of 64, it is 64 times one.
+    hidden: BTreeMap<Symbol, Part>,
+    /// What the relations and the bounds of solved symbols say beyond `bounds`.
+    facts: Vec<Fact>,
+    /// The same expressions, as questions use them.
+    positive: Vec<Dim>,
+}
 
 impl Constraints {
+    /// Nothing known, but that sizes are not negative.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The constraints of `text`: relations of [`Dim`] expressions by `==`, `=`, `<=`, `<`, `>=`, `>`, which may be chained,
+    /// separated by commas or semicolons: `1 <= N <= 2048, sumN == past + N, N % 64 == 0`.
+    pub fn parse(text: &str) -> Result<Self, ConstraintError> {
+        let mut out = Self::default();
+        out.add_text(text)?;
+        Ok(out)
+    }
+
+    /// Adds the constraints of `text`; see [`Constraints::parse`]. After an error nothing is added.
+    pub fn add_text(&mut self, text: &str) -> Result<(), ConstraintError> {
+        let mut next = self.clone();
+        if !text.trim().is_empty() {
+            for part in split(text, |c| matches!(c, ',' | ';')) {
+                next.add_relation(part)?;
+            }
+        }
+        *self = next;
+        Ok(())
+    }
+
+    fn add_relation(&mut self, text: &str) -> Result<(), ConstraintError> {
+        let bad = |why| ConstraintError::Parse {
+            text: shortened(text.trim()),
+            why,
+        };
+        // Expressions, and the signs between them.
+        let mut rest = text;
+        let (mut dims, mut signs) = (Vec::new(), Vec::new());
+        while let Some(at) = rest.find(['<', '>', '=', '!']) {
+            let (before, after) = rest.split_at(at);
+            let sign = ["<=", ">=", "==", "<", ">", "="]
+                .into_iter()
+                .find(|s| after.starts_with(s));
+            let sign = sign.ok_or_else(|| bad("the sign is none of `==`, `<=`, `<`, `>=`, `>`"))?;
+            dims.push(Dim::parse(before)?);
+            signs.push(sign);
+            rest = after.get(sign.len()..).unwrap_or_default();
+        }
+        dims.push(Dim::parse(rest)?);
+        if signs.is_empty() {
+            return Err(bad("there is no `==`, `<=`, `<`, `>=` or `>`"));
+        }
+        for (sign, pair) in signs.iter().zip(dims.windows(2)) {
+            let [a, b] = pair else { continue };
+            match *sign {
+                "<=" => self.at_most(a, b)?,
+                "<" => self.at_most(&a.add(&1.into())?, b)?,
+                ">=" => self.at_most(b, a)?,
+                ">" => self.at_most(&b.add(&1.into())?, a)?,
+                _ => self.equate(a, b)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Declares `lo <= symbol <= hi`; a side that is left out stays as it is. Bounds that are declared twice are intersected.
+    /// The first lower bound takes the place of the default, 0, and may be below it.
+    pub fn bound(
+        &mut self,
+        symbol: &Symbol,
+        lo: Option<i64>,
+        hi: Option<i64>,
+    ) -> Result<(), ConstraintError> {
+        let mut next = self.clone();
+        let own = next.bounds.entry(symbol.clone()).or_default();
+        own.lo = own.lo.max(lo);
+        own.hi = match (own.hi, hi) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        };
+        let own = *own;
+        let added = text_of(symbol, Bounds { lo, hi });
+        let interval = next.interval(symbol);
+        if let (Some(l), Some(h)) = (interval.lo, interval.hi)
+            && l > h
+        {
+            let known = match self.bounds.get(symbol) {
+                Some(b) => text_of(symbol, *b),
+                None => format!("{symbol} >= 0"),
+            };
+            return Err(ConstraintError::Contradiction { added, known });
+        }
+        if let Some(e) = next.solved.get(symbol).cloned() {
+            next.add_bound_facts(&e, own, &added)?;
+        }
+        next.finish(&added, self)?;
+        *self = next;
+        Ok(())
+    }
+
+    /// States `left == right`. A symbol that occurs once, with factor 1 or -1, is solved for and replaced everywhere; of others
+    /// the equation is kept as a fact.
+    pub fn equate(&mut self, left: &Dim, right: &Dim) -> Result<(), ConstraintError> {
+        let given = Given {
+            left: left.clone(),
+            right: right.clone(),
+            equal: true,
+        };
+        let added = given.to_string();
+        let mut next = self.with(given)?;
+        let d = left.sub(right)?.replace(&self.solved)?;
+        let content = i64::try_from(d.content()).unwrap_or(1).max(1);
+        let d = match d.exact_div(&content.into()) {
+            Some(d) => d,
+            None => {
+                // The terms are multiples of a number that the constant is not a multiple of.
+                let known = format!("({left}) - ({right}) == {d}, which is 0 for no integers");
+                return Err(ConstraintError::Contradiction { added, known });
+            }
+        };
+        if let Some(v) = d.as_const() {
+            if v == 0 {
+                *self = next;
+                return Ok(());
+            }
+            let known = format!("({left}) - ({right}) == {v}");
+            return Err(ConstraintError::Contradiction { added, known });
+        }
+        next.solve(&d, left, right, &added)?;
+        next.finish(&added, self)?;
+        *self = next;
+        Ok(())
+    }
+
+    /// States `left <= right`. Between a symbol and a number that is a bound.
+    pub fn at_most(&mut self, left: &Dim, right: &Dim) -> Result<(), ConstraintError> {
+        match (
+            left.as_symbol(),
+            right.as_const(),
+            left.as_const(),
+            right.as_symbol(),
+        ) {
+            (Some(s), Some(v), _, _) => return self.bound(s, None, Some(v)),
+            (_, _, Some(v), Some(s)) => return self.bound(s, Some(v), None),
+            _ => {}
+        }
+        let given = Given {
+            left: left.clone(),
+            right: right.clone(),
+            equal: false,
+        };
+        let added = given.to_string();
+        let mut next = self.with(given)?;
+        next.add_fact(right.sub(left)?.replace(&self.solved)?, &added)?;
+        next.finish(&added, self)?;
+        *self = next;
+        Ok(())
+    }
+
+    fn with(&self, given: Given) -> Result<Self, ConstraintError> {
+        if self.given.len() >= MAX_RELATIONS {
+            return Err(ConstraintError::Parse {
+                text: shortened(&given.to_string()),
+                why: "there are too many constraints",
+            });
+        }
+        let mut next = self.clone();
+        next.given.push(given);
+        Ok(next)
+    }
+
+    /// Uses `d == 0`.
+    fn solve(&mut self, d: &Dim, left: &Dim, right: &Dim, added: &str) -> Result<(), ConstraintError> {
+        if let Some((s, n)) = multiple(d) {
+            let part = match self.hidden.get(&s) {
+                Some(p) => Part {
+                    base: p.base.clone(),
+                    by: p
+                        .by
+                        .checked_mul(n)
+                        .ok_or_else(|| DimError::Overflow(added.to_owned()))?,
+                },
+                None => Part {
+                    base: s.clone(),
+                    by: n,
+                },
+            };
+            let h = Symbol::hidden(&format!("{}/{}", part.base, part.by));
+            self.hidden.insert(h.clone(), part);
+            return self.put(&s, Dim::from(&h).mul(&n.into())?, true, added);
+        }
+        // The symbol alone on a side is what the equation defines, unless the other form shows better that it is a size.
+        let mut best: Option<((bool, bool, bool, bool), Symbol, Dim)> = None;
+        for t in d.terms() {
+            let ([Atom::Symbol(s)], 1 | -1) = (t.product.as_ref(), t.factor) else {
+                continue;
+            };
+            let others = d.sub(&Dim::of_term(t))?;
+            if others
+                .terms()
+                .iter()
+                .flat_map(|t| t.product.iter())
+                .any(|a| a.holds(s))
+            {
+                continue;
+            }
+            let expression = others.scale(-t.factor)?;
+            let alone = |side: &Dim| side.as_symbol() == Some(s);
+            let rank = (
+                !self.hidden.contains_key(s),
+                expression.is_non_negative(),
+                alone(left),
+                alone(right),
+            );
+            if best.as_ref().is_none_or(|(r, _, _)| rank > *r) {
+                best = Some((rank, s.clone(), expression));
+            }
+        }
+        if let Some((_, s, expression)) = best {
+            return self.put(&s, expression, false, added);
+        }
+        self.add_fact(d.clone(), added)?;
+        self.add_fact(d.scale(-1)?, added)
+    }
+
+    /// Puts `expression` in the place of `symbol`. `same` when its bounds are those of the symbol already.
+    fn put(
+        &mut self,
+        symbol: &Symbol,
+        expression: Dim,
+        same: bool,
+        added: &str,
+    ) -> Result<(), ConstraintError> {
+        let with = BTreeMap::from([(symbol.clone(), expression.clone())]);
+        for e in self.solved.values_mut() {
+            *e = e.replace(&with)?;
+        }
+        for f in std::mem::take(&mut self.facts) {
+            self.add_fact(f.dim.replace(&with)?, &f.text)?;
+        }
+        self.solved.insert(symbol.clone(), expression.clone());
+        if same {
+            return Ok(());
+        }
+        let interval = self.interval(symbol);
+        let small = |v: Option<i128>| v.and_then(|v| i64::try_from(v).ok());
+        let own = Bounds {
+            lo: small(interval.lo),
+            hi: small(interval.hi),
+        };
+        let text = match self.bounds.get(symbol) {
+            Some(b) => text_of(symbol, *b),
+            None => added.to_owned(),
+        };
+        self.add_bound_facts(&expression, own, &text)
+    }
+
+    fn add_bound_facts(&mut self, expression: &Dim, own: Bounds, text: &str) -> Result<(), ConstraintError> {
+        if let Some(lo) = own.lo {
+            self.add_fact(expression.sub(&lo.into())?, text)?;
+        }
+        if let Some(hi) = own.hi {
+            self.add_fact(Dim::from(hi).sub(expression)?, text)?;
+        }
+        Ok(())
+    }
+
+    /// Adds `dim >= 0`, unless the bounds of the symbols say it already.
+    fn add_fact(&mut self, dim: Dim, text: &str) -> Result<(), ConstraintError> {
+        let content = i64::try_from(dim.content()).unwrap_or(1).max(1);
+        let dim = if dim.as_const().is_some() {
+            dim
+        } else {
+            dim.reduced(content)?
+        };
+        let bound = |s: &Symbol| self.interval(s);
+        let known = Question::new(&bound, &[]).at_least(&dim, 0);
+        if !known && self.facts.iter().all(|f| f.dim != dim) {
+            self.facts.push(Fact {
+                dim,
+                text: text.to_owned(),
+            });
+        }
+        Ok(())
+    }
+
+    /// Looks for a fact that can no longer be after `added`, and makes the facts ready for questions.
+    fn finish(&mut self, added: &str, before: &Self) -> Result<(), ConstraintError> {
+        self.positive = self.facts.iter().map(|f| f.dim.clone()).collect();
+        for f in &self.facts {
+            let hi = self.question(|q| q.range(&f.dim).hi);
+            if hi.is_some_and(|v| v < 0) {
+                let known = if f.text == added {
+                    before.known()
+                } else {
+                    f.text.clone()
+                };
+                return Err(ConstraintError::Contradiction {
+                    added: added.to_owned(),
+                    known,
+                });
+            }
+        }
+        for (h, part) in &self.hidden {
+            let i = self.interval(h);
+            if let (Some(l), Some(hi)) = (i.lo, i.hi)
+                && l > hi
+            {
+                let own = self.bounds.get(&part.base).copied().unwrap_or_default();
+                return Err(ConstraintError::Contradiction {
+                    added: added.to_owned(),
+                    known: format!("{}, {} % {} == 0", text_of(&part.base, own), part.base, part.by),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// The constraints as text, for an error.
+    fn known(&self) -> String {
+        if self.is_empty() {
+            "that sizes are 0 or more".to_owned()
+        } else {
+            shortened(&self.to_string())
+        }
+    }
+
+    /// Bounds of a symbol without what the equations say.
+    fn interval(&self, symbol: &Symbol) -> Interval {
+        let (base, by) = match self.hidden.get(symbol) {
+            Some(p) => (&p.base, i128::from(p.by)),
+            None => (symbol, 1),
+        };
+        let own = self.bounds.get(base).copied().unwrap_or_default();
+        Interval {
+            lo: Some(-(-i128::from(own.lo.unwrap_or(0))).div_euclid(by)),
+            hi: own.hi.map(|h| i128::from(h).div_euclid(by)),
+        }
+    }
+
+    fn question<T>(&self, ask: impl FnOnce(&Question<'_>) -> T) -> T {
+        let bound = |s: &Symbol| self.interval(s);
+        ask(&Question::new(&bound, &self.positive))
+    }
+
+    /// `dim` with solved symbols replaced.
+    fn forward(&self, dim: &Dim) -> Option<Dim> {
+        dim.replace(&self.solved).ok()
+    }
+
+    /// `dim` without hidden symbols.
+    fn backward(&self, dim: &Dim) -> Result<Dim, DimError> {
+        if self.hidden.is_empty() {
+            return Ok(dim.clone());
+        }
+        let mut out = Dim::from(dim.constant());
+        for t in dim.terms() {
+            let (mut factor, mut product) = (t.factor, Dim::from(1));
+            for atom in t.product.iter() {
+                let with = match atom {
+                    Atom::Symbol(s) => match self.hidden.get(s) {
+                        // k*(N/n) is (k/g)*floor(N*g/n), which is N itself where n divides k.
+                        Some(part) => {
+                            let g = gcd(factor.unsigned_abs(), part.by.unsigned_abs());
+                            let g = i64::try_from(g).unwrap_or(1).max(1);
+                            factor /= g;
+                            Dim::from(&part.base).floor_div(part.by / g)?
+                        }
+                        None => s.into(),
+                    },
+                    other => self.rebuilt(other, &|d| self.backward(d))?,
+                };
+                product = product.mul(&with)?;
+            }
+            out = out.add(&product.scale(factor)?)?;
+        }
+        Ok(out)
+    }
+
+    /// An atom with `change` made to the expressions inside.
+    fn rebuilt(&self, atom: &Atom, change: &dyn Fn(&Dim) -> Result<Dim, DimError>) -> Result<Dim, DimError> {
+        let all = |args: &[Dim]| args.iter().map(change).collect::<Result<Vec<_>, _>>();
+        match atom {
+            Atom::Symbol(s) => Ok(s.into()),
+            Atom::Floor(f) => change(&f.num)?.div_floor(&change(&f.den)?),
+            Atom::Min(c) => Dim::choose(self.pruned(all(&c.args)?, true), true),
+            Atom::Max(c) => Dim::choose(self.pruned(all(&c.args)?, false), false),
+        }
+    }
+
+    /// The operands of a `min` or `max` that can decide it.
+    fn pruned(&self, mut args: Vec<Dim>, smallest: bool) -> Vec<Dim> {
+        let mut i = 0;
+        while i < args.len() {
+            let beaten = |(j, other): (usize, &Dim)| {
+                let d = if smallest {
+                    args[i].sub(other)
+                } else {
+                    other.sub(&args[i])
+                };
+                j != i && d.is_ok_and(|d| self.question(|q| q.at_least(&d, 0)))
+            };
+            if args.iter().enumerate().any(beaten) {
+                args.remove(i);
+            } else {
+                i += 1;
+            }
+        }
+        args
+    }
+
+    /// `dim` without solved symbols, with what the bounds decide inside of `floor`, `min` and `max`.
+    fn decided(&self, dim: &Dim) -> Result<Dim, DimError> {
+        let plain = |t: &Term| t.product.iter().all(|a| matches!(a, Atom::Symbol(_)));
+        if dim.terms().iter().all(plain) {
+            return Ok(dim.clone());
+        }
+        let mut out = Dim::from(dim.constant());
+        for t in dim.terms() {
+            let mut product = Dim::from(t.factor);
+            for atom in t.product.iter() {
+                let mut new = self.rebuilt(atom, &|d| self.decided(d))?;
+                if matches!(atom, Atom::Floor(_))
+                    && let (Some(l), Some(h)) = self.whole(&new)
+                    && l == h
+                {
+                    new = l.into();
+                }
+                product = product.mul(&new)?;
+            }
+            out = out.add(&product)?;
+        }
+        Ok(out)
+    }
+
+    fn whole(&self, dim: &Dim) -> (Option<i64>, Option<i64>) {
+        let i = self.question(|q| q.range(dim));
+        let small = |v: Option<i128>| v.and_then(|v| i64::try_from(v).ok());
+        (small(i.lo), small(i.hi))
+    }
+
+    /// `dim` in the form that the constraints give it: solved symbols replaced, and what the bounds decide decided. Equal for
+    /// every binding that keeps to the constraints.
+    pub fn apply(&self, dim: &Dim) -> Dim {
+        if dim.as_const().is_some() {
+            return dim.clone();
+        }
+        let new = dim
+            .replace(&self.solved)
+            .and_then(|d| self.decided(&d))
+            .and_then(|d| self.backward(&d));
+        new.unwrap_or_else(|_| dim.clone())
+    }
+
+    /// Bounds of `dim` over all bindings that keep to the constraints; `None` where none is known.
+    pub fn range(&self, dim: &Dim) -> (Option<i64>, Option<i64>) {
+        match self.forward(dim) {
+            Some(d) => self.whole(&d),
+            None => (None, None),
+        }
+    }
+
+    /// The difference after replacement, or the answer when it is plain.
+    fn difference(&self, a: &Dim, b: &Dim) -> Option<Dim> {
+        if a == b {
+            return Some(0.into());
+        }
+        let d = a.sub(b).ok()?;
+        if d.as_const().is_some() {
+            Some(d)
+        } else {
+            self.forward(&d)
+        }
+    }
+
     /// Whether the two have the same value in every run (`Some(true)`), in none (`Some(false)`), or that is not known.
     pub fn equal(&self, a: &Dim, b: &Dim) -> Option<bool> {
-        let difference = a.sub(b).ok()?;
-        match difference.as_const() {
-            Some(v) => Some(v == 0),
-            None => None,
+        match self.compare(a, b) {
+            Relation::Equal => Some(true),
+            Relation::NotEqual | Relation::Less | Relation::Greater => Some(false),
+            _ => None,
         }
     }
 
     /// Whether `dim >= v` holds in every run (`Some(true)`), in none (`Some(false)`), or that is not known.
     pub fn at_least(&self, dim: &Dim, v: i64) -> Option<bool> {
-        let rest = dim.sub(&v.into()).ok()?;
-        match rest.as_const() {
-            Some(v) => Some(v >= 0),
-            None if rest.is_non_negative() => Some(true),
-            None => None,
+        self.le(&v.into(), dim)
+    }
+
+    /// Whether `a <= b` holds in every run (`Some(true)`), in none (`Some(false)`), or that is not known.
+    pub fn le(&self, a: &Dim, b: &Dim) -> Option<bool> {
+        let d = self.difference(a, b)?;
+        if let Some(v) = d.as_const() {
+            return Some(v <= 0);
         }
+        let minus = d.scale(-1).ok()?;
+        if self.question(|q| q.at_least(&minus, 0)) {
+            return Some(true);
+        }
+        if self.question(|q| q.at_least(&d, 1)) {
+            return Some(false);
+        }
+        self.by_quotient(a, b)
+    }
+
+    /// Whether `a <= b` by division: `b == q*a` with `a >= 0` and `q >= 1`, or the other way round.
+    fn by_quotient(&self, a: &Dim, b: &Dim) -> Option<bool> {
+        let (a, b) = (self.forward(a)?, self.forward(b)?);
+        let least = |d: &Dim, v: i128| self.question(|q| q.at_least(d, v));
+        if let Some(q) = b.exact_div(&a)
+            && least(&q, 1)
+            && least(&a, 0)
+        {
+            return Some(true);
+        }
+        // a == q*b with q >= 2 and b >= 1 is larger.
+        let q = a.exact_div(&b)?;
+        (least(&q, 2) && least(&b, 1)).then_some(false)
+    }
+
+    /// The quotient, when `b` divides `a` without remainder in every run.
+    pub fn divide(&self, a: &Dim, b: &Dim) -> Option<Dim> {
+        if let Some(q) = a.exact_div(b) {
+            return Some(q);
+        }
+        let q = self.forward(a)?.exact_div(&self.forward(b)?)?;
+        self.backward(&q).ok()
+    }
+
+    /// How the two relate in every run.
+    pub fn compare(&self, a: &Dim, b: &Dim) -> Relation {
+        let Some(d) = self.difference(a, b) else {
+            return Relation::Unknown;
+        };
+        let range = if let Some(v) = d.as_const() {
+            Interval::number(v.into())
+        } else {
+            self.question(|q| q.range(&d))
+        };
+        match (range.lo, range.hi) {
+            (Some(0), Some(0)) => Relation::Equal,
+            (Some(1..), _) => Relation::Greater,
+            (_, Some(h)) if h < 0 => Relation::Less,
+            _ if d.constant() != 0 && d.constant().unsigned_abs() % d.content().max(1) != 0 => {
+                Relation::NotEqual
+            }
+            (Some(0), _) => Relation::GreaterOrEqual,
+            (_, Some(0)) => Relation::LessOrEqual,
+            _ if self.by_quotient(a, b) == Some(true) => Relation::LessOrEqual,
+            _ if self.by_quotient(b, a) == Some(true) => Relation::GreaterOrEqual,
+            _ => Relation::Unknown,
+        }
+    }
+
+    /// Whether `bindings` keep to the constraints. Relations in which a symbol has no value are not looked at.
+    pub fn check(&self, bindings: &Bindings) -> Result<(), ConstraintError> {
+        for (symbol, value) in bindings.iter() {
+            let own = self.bounds.get(symbol).copied().unwrap_or_default();
+            if value < own.lo.unwrap_or(0) || own.hi.is_some_and(|h| value > h) {
+                return Err(ConstraintError::Bound {
+                    symbol: symbol.clone(),
+                    value,
+                    bound: text_of(
+                        symbol,
+                        Bounds {
+                            lo: own.lo.or(Some(0)),
+                            ..own
+                        },
+                    ),
+                });
+            }
+        }
+        for g in &self.given {
+            let (left, right) = match (g.left.eval(bindings), g.right.eval(bindings)) {
+                (Err(DimError::Unbound(_)), _) | (_, Err(DimError::Unbound(_))) => continue,
+                (left, right) => (left?, right?),
+            };
+            let holds = if g.equal { left == right } else { left <= right };
+            if !holds {
+                return Err(ConstraintError::Broken {
+                    relation: g.to_string(),
+                    left,
+                    right,
+                    bindings: g.values(bindings),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// `bindings` and what the equations say of symbols without a value: of `sumN == past + N` any two give the third.
+    pub fn complete(&self, bindings: &Bindings) -> Result<Bindings, ConstraintError> {
+        let mut out = bindings.clone();
+        loop {
+            let mut changed = false;
+            for g in self.given.iter().filter(|g| g.equal) {
+                let rest = g.left.sub(&g.right)?.substitute(&out)?;
+                let [t] = rest.terms() else { continue };
+                let [Atom::Symbol(s)] = t.product.as_ref() else {
+                    continue;
+                };
+                // factor*s + constant == 0
+                let value = rest.constant().checked_neg().and_then(|v| {
+                    let divides = v.checked_rem(t.factor)? == 0;
+                    divides.then(|| v.checked_div(t.factor))?
+                });
+                let value = value.ok_or_else(|| ConstraintError::NoSolution {
+                    relation: g.to_string(),
+                    symbol: s.clone(),
+                    bindings: g.values(&out),
+                })?;
+                out.set(s, value);
+                changed = true;
+            }
+            if !changed {
+                return Ok(out);
+            }
+        }
+    }
+
+    /// The largest value of every symbol that has one, for planning; with what the equations say.
+    pub fn bounds_high(&self) -> Bindings {
+        let mut out = Bindings::new();
+        for s in self.symbols() {
+            if let (_, Some(hi)) = self.range(&(&s).into()) {
+                out.set(&s, hi);
+            }
+        }
+        out
+    }
+
+    /// Every symbol that has bounds or stands in a relation.
+    pub fn symbols(&self) -> BTreeSet<Symbol> {
+        let mut out: BTreeSet<Symbol> = self.bounds.keys().cloned().collect();
+        for g in &self.given {
+            g.left.symbols(&mut out);
+            g.right.symbols(&mut out);
+        }
+        out
+    }
+
+    /// Declared bounds, in order of name: lower and upper, both inclusive.
+    pub fn bounds(&self) -> impl Iterator<Item = (&Symbol, Option<i64>, Option<i64>)> {
+        self.bounds.iter().map(|(s, b)| (s, b.lo, b.hi))
+    }
+
+    /// The equations, as given.
+    pub fn equations(&self) -> impl Iterator<Item = (&Dim, &Dim)> {
+        self.given.iter().filter(|g| g.equal).map(|g| (&g.left, &g.right))
+    }
+
+    /// The relations `left <= right`, as given, that are more than bounds of one symbol.
+    pub fn inequalities(&self) -> impl Iterator<Item = (&Dim, &Dim)> {
+        self.given
+            .iter()
+            .filter(|g| !g.equal)
+            .map(|g| (&g.left, &g.right))
+    }
+
+    /// True when nothing is known.
+    pub fn is_empty(&self) -> bool {
+        self.bounds.is_empty() && self.given.is_empty()
+    }
+}
+
+impl Given {
+    /// `N=3, past=5`: the symbols of both sides that have a value.
+    fn values(&self, bindings: &Bindings) -> String {
+        let mut symbols = BTreeSet::new();
+        self.left.symbols(&mut symbols);
+        self.right.symbols(&mut symbols);
+        let one = |s: &Symbol| bindings.get(s).map(|v| format!("{s}={v}"));
+        symbols.iter().filter_map(one).collect::<Vec<_>>().join(", ")
+    }
+}
+
+impl Dim {
+    /// The least value that `known` proves, over all bindings that keep to it.
+    pub fn lower(&self, known: &Constraints) -> Option<i64> {
+        known.range(self).0
+    }
+
+    /// The largest value that `known` proves, over all bindings that keep to it.
+    pub fn upper(&self, known: &Constraints) -> Option<i64> {
+        known.range(self).1
+    }
+}
+
+/// `(s, n)` when `d == 0` says that the symbol `s` is a multiple of `n`.
+fn multiple(d: &Dim) -> Option<(Symbol, i64)> {
+    let (1 | -1, [x, y], 0) = (d.terms().first()?.factor.signum(), d.terms(), d.constant()) else {
+        return None;
+    };
+    let (s, f, n) = match (x.product.as_ref(), y.product.as_ref()) {
+        ([Atom::Symbol(s)], [Atom::Floor(f)]) if x.factor.abs() == 1 => {
+            (s, f, y.factor.checked_mul(-x.factor)?)
+        }
+        ([Atom::Floor(f)], [Atom::Symbol(s)]) if y.factor.abs() == 1 => {
+            (s, f, x.factor.checked_mul(-y.factor)?)
+        }
+        _ => return None,
+    };
+    (n > 1 && f.num.as_symbol() == Some(s) && f.den.is(n)).then(|| (s.clone(), n))
+}
+
+/// The parts of `text` between the separators outside of parentheses.
+fn split(text: &str, separator: fn(char) -> bool) -> Vec<&str> {
+    let (mut depth, mut start, mut out) = (0usize, 0, Vec::new());
+    for (at, c) in text.char_indices() {
+        match c {
+            '(' => depth += 1,
+            ')' => depth = depth.saturating_sub(1),
+            c if depth == 0 && separator(c) => {
+                out.extend(text.get(start..at));
+                start = at + c.len_utf8();
+            }
+            _ => {}
+        }
+    }
+    out.extend(text.get(start..));
+    out
+}
+
+fn text_of(symbol: &Symbol, b: Bounds) -> String {
+    match (b.lo, b.hi) {
+        (Some(l), Some(h)) => format!("{l} <= {symbol} <= {h}"),
+        (Some(l), None) => format!("{symbol} >= {l}"),
+        (None, Some(h)) => format!("{symbol} <= {h}"),
+        (None, None) => format!("{symbol} >= 0"),
+    }
+}
+
+impl fmt::Display for Constraints {
+    /// Bounds, then relations: `1 <= N <= 2048, sumN == past + N`. The text parses back to equal constraints, but for the
+    /// order in which they were given.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let bounds = self.bounds.iter().map(|(s, b)| text_of(s, *b));
+        let relations = self.given.iter().map(Given::to_string);
+        for (i, text) in bounds.chain(relations).enumerate() {
+            f.write_str(if i > 0 { ", " } else { "" })?;
+            f.write_str(&text)?;
+        }
+        Ok(())
     }
 }

@@ -1,10 +1,15 @@
 //! Shapes as algebra: symbolic integers, shapes of them, and what is known of a value before it exists.
 
+mod bounds;
 pub mod constraints;
 pub mod dim;
+mod normal;
+mod parse;
 pub mod symbol;
+#[cfg(test)]
+mod tests;
 
-pub use constraints::Constraints;
+pub use constraints::{ConstraintError, Constraints, Relation};
 pub use dim::{Dim, DimError};
 pub use symbol::{Bindings, Symbol};
 

@@ -1,8 +1,21 @@
 //! Symbols of a model (`batch`, `sequence_length`, ...) and values bound to them.
 
+use super::dim::DimError;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
+
+/// Longer names are refused by [`Symbol::parse`].
+const MAX_NAME: usize = 256;
+
+/// `text` for an error message: what is very long ends in `...`.
+pub(super) fn shortened(text: &str) -> String {
+    const KEPT: usize = 160;
+    match text.char_indices().nth(KEPT) {
+        Some((at, _)) => format!("{}...", text.get(..at).unwrap_or_default()),
+        None => text.to_owned(),
+    }
+}
 
 /// A named unknown integer. Two symbols are equal when their names are equal.
 ///
@@ -27,6 +40,24 @@ impl Symbol {
             out.insert(0, '_');
         }
         Self(out.into())
+    }
+
+    /// The symbol of this name, which must be a C identifier: letters, digits and `_`, no digit first, at most 256 bytes.
+    pub fn parse(name: &str) -> Result<Self, DimError> {
+        let legal = name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_');
+        if !legal
+            || name.is_empty()
+            || name.len() > MAX_NAME
+            || name.starts_with(|c: char| c.is_ascii_digit())
+        {
+            return Err(DimError::Symbol(shortened(name)));
+        }
+        Ok(Self(name.into()))
+    }
+
+    /// A symbol that no text can name, for use inside of a decision.
+    pub(super) fn hidden(name: &str) -> Self {
+        Self(format!("`{name}`").into())
     }
 
     /// The name as written in expressions.

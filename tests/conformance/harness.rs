@@ -212,7 +212,7 @@ pub fn spread(plan: &mut Plan, align: u64) -> Vec<Place> {
     let places = plan.steps.iter_mut().flat_map(|s| &mut s.args);
     let ports = plan.inputs.iter_mut().chain(&mut plan.outputs);
     for place in places.chain(ports.filter_map(|p| p.place.as_mut())) {
-        if let Place::Arena { offset, len } = place {
+        if let Place::Arena { offset, len, .. } = place {
             let (from, size) = whole(*offset, *len).unwrap_or((*offset, *len));
             let at = *moved.entry((from, size)).or_insert_with(|| {
                 let at = next;
@@ -226,6 +226,7 @@ pub fn spread(plan: &mut Plan, align: u64) -> Vec<Place> {
     moved
         .iter()
         .map(|((_, len), at)| Place::Arena {
+            tensor: 0,
             offset: *at,
             len: *len,
         })
@@ -353,7 +354,7 @@ fn one_form(
         let shared = spec.in_place.map(|i| spec.kernel.args[i].name);
         for (place, (arg, _)) in step.args.iter().zip(spec.bound()) {
             let writes = matches!(arg.role, Role::Out | Role::InOut) || shared == Some(arg.name);
-            if let (true, Place::Arena { offset, len }) = (writes, place) {
+            if let (true, Place::Arena { offset, len, .. }) = (writes, place) {
                 written.insert(*offset, *len);
             }
         }
@@ -456,7 +457,7 @@ fn untouched(
             continue;
         }
         let slot = places.iter().filter_map(|p| match p {
-            Place::Arena { offset, len } if *offset <= i => Some((*offset, *len)),
+            Place::Arena { offset, len, .. } if *offset <= i => Some((*offset, *len)),
             _ => None,
         });
         let (at, len) = slot.max().unwrap_or((0, 0));

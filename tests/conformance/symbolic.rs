@@ -148,13 +148,23 @@ pub fn scenarios() -> Vec<(&'static str, Make)> {
         }),
         ("softmax/s,t", || {
             scenario(
-                Softmax { axis: -1 },
+                Softmax {
+                    axis: -1,
+                    flatten: false,
+                },
                 &[Data("1,3,s,t", |i| i.range(-8.0, 8.0))],
                 RUNS,
             )
         }),
         ("softmax/one_row", || {
-            scenario(Softmax { axis: -1 }, &[Data("1,t", plain)], RUNS)
+            scenario(
+                Softmax {
+                    axis: -1,
+                    flatten: false,
+                },
+                &[Data("1,t", plain)],
+                RUNS,
+            )
         }),
         ("pointwise/mask", || {
             let add = Pointwise::binary("Add", Binary::Add);

@@ -9,7 +9,7 @@ use crate::graph::{Edit, Graph, ValueId};
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::{Bytes, HostTensor};
 use prost::Message;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use std::sync::Arc;
 /// Highest opset version of the standard domain whose changes are known here.
 const NEWEST_OPSET: i64 = 27;
 /// Lowest opset version that is read.
-const OLDEST_OPSET: i64 = 13;
+const OLDEST_OPSET: i64 = 6;
 
 /// How a model is read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -53,18 +53,12 @@ pub fn import_with(path: &Path, options: ImportOptions) -> Result<Graph> {
     match opsets.get("") {
         Some(v) if (OLDEST_OPSET..=NEWEST_OPSET).contains(v) => {}
         Some(v) => {
-            return Err(Error::file(
-                Stage::Import,
-                path,
-                format!("opset {v}; this engine reads opsets {OLDEST_OPSET} to {NEWEST_OPSET}"),
-            ));
+            let why = format!("opset {v}; this engine reads opsets {OLDEST_OPSET} to {NEWEST_OPSET}");
+            return Err(unsupported(path, OpError::Unsupported(why)));
         }
         None => {
-            return Err(Error::file(
-                Stage::Import,
-                path,
-                "the model declares no opset of the standard domain",
-            ));
+            let why = "the model declares no opset of the standard domain".to_owned();
+            return Err(unsupported(path, OpError::Unsupported(why)));
         }
     }
     let mut graph = Graph::default();
@@ -83,6 +77,11 @@ pub fn import_with(path: &Path, options: ImportOptions) -> Result<Graph> {
     Ok(graph)
 }
 
+/// A model that is in order, but uses what this engine does not have. The cause is [`OpError::Unsupported`].
+fn unsupported(path: &Path, why: OpError) -> Error {
+    Error::parse(Stage::Import, path, "the model cannot be read", why)
+}
+
 struct Importer<'a> {
     path: &'a Path,
     opsets: &'a HashMap<&'a str, i64>,
@@ -94,6 +93,10 @@ struct Importer<'a> {
 impl Importer<'_> {
     fn bad(&self, what: impl Into<String>) -> Error {
         Error::file(Stage::Import, self.path, what)
+    }
+
+    fn unsupported(&self, why: String) -> Error {
+        unsupported(self.path, OpError::Unsupported(why))
     }
 
     fn define(&mut self, name: &str, fact: Option<Fact>) -> Result<ValueId> {
@@ -147,13 +150,13 @@ impl Importer<'_> {
     fn declared(&self, name: &str, ty: Option<&TypeProto>) -> Result<Fact> {
         let tensor = ty
             .and_then(|t| t.tensor_type.as_ref())
-            .ok_or_else(|| self.bad(format!("input \"{name}\" is not a tensor")))?;
-        let dtype =
-            dtype_of(i64::from(tensor.elem_type)).map_err(|e| self.bad(format!("input \"{name}\": {e}")))?;
+            .ok_or_else(|| self.unsupported(format!("input \"{name}\" is not a tensor")))?;
+        let dtype = dtype_of(i64::from(tensor.elem_type))
+            .map_err(|e| self.unsupported(format!("input \"{name}\": {e}")))?;
         let shape = tensor
             .shape
             .as_ref()
-            .ok_or_else(|| self.bad(format!("input \"{name}\" has no rank")))?;
+            .ok_or_else(|| self.unsupported(format!("input \"{name}\" has no rank")))?;
         let mut dims = Vec::new();
         for (i, d) in shape.dim.iter().enumerate() {
             dims.push(match &d.value {
@@ -197,6 +200,8 @@ impl Importer<'_> {
             opset,
             weights: &weights,
             read: RefCell::new(HashSet::new()),
+            drop_omitted: Cell::new(false),
+            added: RefCell::default(),
         };
         if n.op_type == "Constant" && domain.is_empty() {
             let tensor = attributes.constant().map_err(fail)?;
@@ -226,13 +231,24 @@ impl Importer<'_> {
         let op: Box<dyn Op> = (def.import)(&attributes).map_err(fail)?;
         attributes.all_read().map_err(fail)?;
         let (count, results) = (attributes.input_count(), attributes.output_count());
+        let (drop_omitted, added) = (attributes.drop_omitted.get(), attributes.added.take());
         let mut inputs = Vec::with_capacity(count);
         for i in n.input.iter().take(count) {
-            inputs.push(if i.is_empty() {
+            inputs.push(if i.is_empty() && drop_omitted {
+                continue;
+            } else if i.is_empty() {
                 None
             } else {
                 Some(self.lookup(i, &name)?)
             });
+        }
+        for tensor in added {
+            // No name of the file is like this one.
+            let id = self.define(
+                &format!("{name}#operand{}", inputs.len()),
+                Some(Fact::of(Arc::new(tensor))),
+            )?;
+            inputs.push(Some(id));
         }
         let mut outputs = Vec::new();
         for (i, o) in n.output.iter().take(results).enumerate() {
@@ -254,6 +270,8 @@ struct NodeAttributes<'a, 'w> {
     opset: i64,
     weights: &'a RefCell<&'w mut Weights>,
     read: RefCell<HashSet<String>>,
+    drop_omitted: Cell<bool>,
+    added: RefCell<Vec<HostTensor>>,
 }
 
 impl NodeAttributes<'_, '_> {
@@ -330,6 +348,18 @@ impl Attributes for NodeAttributes<'_, '_> {
             .map_or(0, |i| i + 1)
     }
 
+    fn has_input(&self, i: usize) -> bool {
+        self.node.input.get(i).is_some_and(|i| !i.is_empty())
+    }
+
+    fn add_operand(&self, tensor: HostTensor) {
+        self.added.borrow_mut().push(tensor);
+    }
+
+    fn drop_omitted(&self) {
+        self.drop_omitted.set(true);
+    }
+
     fn output_count(&self) -> usize {
         self.node
             .output
@@ -357,6 +387,7 @@ impl Attributes for NodeAttributes<'_, '_> {
     fn tensor(&self, name: &str) -> OpResult<Option<HostTensor>> {
         match self.typed(name, 4, "a tensor")?.and_then(|a| a.t.as_ref()) {
             Some(t) => {
+                dtype_of(i64::from(t.data_type))?;
                 let tensor = self.weights.borrow_mut().tensor(t);
                 tensor
                     .map(Some)

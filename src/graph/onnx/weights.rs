@@ -94,7 +94,10 @@ impl Weights {
                 format!("tensor \"{}\": {what}", t.name),
             )
         };
-        let dtype = dtype_of(i64::from(t.data_type)).map_err(|e| bad(e.to_string()))?;
+        let dtype = dtype_of(i64::from(t.data_type)).map_err(|e| {
+            let what = format!("tensor \"{}\" cannot be read", t.name);
+            Error::parse(Stage::Import, &self.model, what, e)
+        })?;
         let shape: Vec<usize> = t
             .dims
             .iter()

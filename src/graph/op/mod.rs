@@ -363,6 +363,12 @@ pub trait Op: DynOp + Debug + Send + Sync {
         true
     }
 
+    /// True for an operand whose elements the operator only moves, repeats or leaves out, where its other operands say, so
+    /// that results hold nothing but such elements and zeros. Derivation then follows small integers through it.
+    fn moves(&self, _input: usize) -> bool {
+        false
+    }
+
     /// True when a result is stored in 32 bits wherever an operand is: operators that move or transform single
     /// elements. Others return to the plan's storage type.
     fn keeps_precision(&self) -> bool {
@@ -378,6 +384,12 @@ pub trait Attributes {
     fn opset(&self) -> i64;
     /// Number of operands, trailing omitted ones not counted.
     fn input_count(&self) -> usize;
+    /// Operand `i` is given.
+    fn has_input(&self, i: usize) -> bool;
+    /// Leaves omitted operands out of the node: those behind them move forward.
+    fn drop_omitted(&self);
+    /// Adds a constant operand behind the others: older forms become newer ones by it.
+    fn add_operand(&self, tensor: HostTensor);
     /// An integer.
     fn int(&self, name: &str) -> OpResult<Option<i64>>;
     /// A float.
@@ -449,26 +461,44 @@ macro_rules! ops {
 }
 
 pub mod case;
+pub mod window;
 
 ops! {
     attention,
+    batch_norm,
+    cast_like,
     concat,
     constant_of_shape,
+    conv,
+    conv_transpose,
+    dropout,
     expand,
     gather,
     gather_e0m,
+    gemm,
+    global_pool,
     kv_append,
+    log_softmax,
     matmul,
     matmul_e0m,
+    matmul_integer,
+    pad,
     pointwise,
+    pool,
+    quantize_linear,
     range,
     reduce,
     reshape,
+    resize,
     rms_norm,
     rotary,
     shape_of,
+    size_of,
     slice,
     softmax,
+    split,
+    tile,
+    top_k,
     transpose,
 }
 
@@ -480,6 +510,34 @@ pub fn axis(axis: i64, rank: usize) -> OpResult<usize> {
         .ok()
         .filter(|a| *a < rank)
         .ok_or_else(|| OpError::expected("axis", format!("-{rank} to {}", rank.saturating_sub(1)), axis))
+}
+
+/// Number of elements of a shape.
+pub fn count(shape: &[usize]) -> OpResult<usize> {
+    let count = shape.iter().try_fold(1usize, |n, d| n.checked_mul(*d));
+    Ok(count.ok_or_else(|| TensorError::TooLarge(shape.to_vec()))?)
+}
+
+/// The elements of an integer tensor as sizes, none negative.
+pub fn to_sizes(list: &HostTensor) -> OpResult<Vec<usize>> {
+    let size = |d| usize::try_from(d).map_err(|_| OpError::expected("size", "0 or more", d));
+    list.to_i64()?.into_iter().map(size).collect()
+}
+
+/// The only element of an integer tensor, an operand called `what`.
+pub fn one_int(tensor: &HostTensor, what: &str) -> OpResult<i64> {
+    match tensor.to_i64()?.as_slice() {
+        [one] => Ok(*one),
+        _ => Err(OpError::expected(what, "one integer", format!("{tensor:?}"))),
+    }
+}
+
+/// `shape` as the product of the sizes before, the size at, and the product of the sizes after `axis`.
+pub fn around(shape: &[usize], axis: usize) -> OpResult<(usize, usize, usize)> {
+    match shape.split_at_checked(axis) {
+        Some((before, [at, after @ ..])) => Ok((count(before)?, *at, count(after)?)),
+        _ => Err(OpError::expected("axis", "inside the shape", axis)),
+    }
 }
 
 /// Row-major strides of a shape, in elements.
@@ -494,8 +552,11 @@ pub fn strides(shape: &[usize]) -> Vec<usize> {
 /// `x` gathered element by element: result element at multi-index `m` of `shape` is `x[start + sum(m * stride)]`.
 pub fn gather_strided(x: &HostTensor, shape: &[usize], start: usize, step: &[isize]) -> OpResult<HostTensor> {
     let size = x.dtype().size();
-    let count: usize = shape.iter().product();
-    let mut out = Vec::with_capacity(count * size);
+    let count = count(shape)?;
+    let too_large = || TensorError::TooLarge(shape.to_vec());
+    let mut out = Vec::new();
+    out.try_reserve_exact(count.checked_mul(size).ok_or_else(too_large)?)
+        .map_err(|_| too_large())?;
     let bytes = x.bytes()?;
     let mut index = vec![0usize; shape.len()];
     let mut at = isize::try_from(start).unwrap_or(isize::MAX);

@@ -6,7 +6,7 @@ use super::case::{Case, input};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, onnx, operand};
 use crate::backend::kernel::Kernel;
 use crate::plan::lower::{Call, LowerCx};
-use crate::shape::{Dim, Fact, Known, Shape};
+use crate::shape::{Dim, Fact, Known, MAX_KNOWN, Shape};
 use crate::tensor::HostTensor;
 
 static KERNEL: Kernel = crate::kernel!(range { count: U32, start: U32, delta: I32 } [live: Weight Elem, y: Out Elem]);
@@ -48,15 +48,27 @@ impl Op for Range {
 
     fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
         let dtype = cx.fact(0)?.dtype;
+        let scalars = || (0..3).map(|i| cx.opt(i).and_then(Fact::as_const).map(AsRef::as_ref)).collect::<Option<Vec<_>>>();
+        let lists = || (0..3).map(|i| cx.opt(i).and_then(Fact::as_dims)).collect::<Option<Vec<_>>>();
         if dtype.is_float() {
-            let all: Option<Vec<_>> = (0..3).map(|i| cx.opt(i).and_then(Fact::as_const).map(std::convert::AsRef::as_ref)).collect();
-            let all = all.ok_or_else(|| OpError::Unsupported("a float range that is not constant".to_owned()))?;
-            let (_, _, n) = float_parts(all[0], all[1], all[2])?;
-            return Ok(vec![Fact::new(dtype, Shape::fixed(&[n]))]);
+            let n = match scalars().as_deref() {
+                Some([start, limit, delta]) => Dim::from_usize(float_parts(start, limit, delta)?.2),
+                _ => cx.unknown(0, 0, None),
+            };
+            return Ok(vec![Fact::new(dtype, Shape(vec![n]))]);
         }
-        let (start, step, count) = parts(&cx.dims(0)?, &cx.dims(1)?, &cx.dims(2)?)?;
+        let lists = lists();
+        let Some([start, limit, delta]) = lists.as_deref() else {
+            return Ok(vec![Fact::new(dtype, Shape(vec![cx.unknown(0, 0, None)]))]);
+        };
+        if !matches!(delta.as_slice(), [d] if d.as_const().is_some()) {
+            return Ok(vec![Fact::new(dtype, Shape(vec![cx.unknown(0, 0, None)]))]);
+        }
+        let (start, step, count) = parts(start, limit, delta)?;
+        // A range whose limit lies before its start is empty.
+        let count = if cx.constraints().at_least(&count, 0) == Some(true) { count } else { count.maximum(&0.into())? };
         let mut fact = Fact::new(dtype, Shape(vec![count.clone()]));
-        if let Some(n) = count.as_const().filter(|n| *n <= 64) {
+        if let Some(n) = count.as_const().filter(|n| usize::try_from(*n).is_ok_and(|n| n <= MAX_KNOWN)) {
             fact.known = Known::Dims((0..n).map(|i| start.add(&(i * step).into())).collect::<Result<_, _>>()?);
         }
         Ok(vec![fact])
@@ -79,7 +91,8 @@ impl Op for Range {
     }
 
     fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
-        let (start, step, count) = parts(&cx.dims(0)?, &cx.dims(1)?, &cx.dims(2)?)?;
+        let (start, step, _) = parts(&cx.dims(0)?, &cx.dims(1)?, &cx.dims(2)?)?;
+        let count = cx.out_fact(0)?.shape.count()?;
         let (live, start) = cx.live(&start);
         let call = Call::new(&KERNEL, 64)
             .operand(live)

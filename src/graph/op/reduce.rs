@@ -1,6 +1,7 @@
-//! Reductions: `ReduceMean`, `ReduceSum`, `ReduceMax`, `ReduceMin`.
+//! Reductions: `ReduceMean`, `ReduceSum`, `ReduceMax`, `ReduceMin`, `ReduceProd`, `ReduceL1`, `ReduceL2`, `ReduceLogSum`,
+//! `ReduceLogSumExp`, `ReduceSumSquare`.
 //!
-//! ONNX opsets 13 (axes as attribute, `ReduceSum` as operand) and 18 (axes as operand). Kernels reduce trailing axes of
+//! ONNX opset 1 on, with axes as an attribute until 12 (`ReduceSum`) or 17 (others), then as an operand. Kernels reduce trailing axes of
 //! floats; other axes are for the host.
 
 use super::case::{Case, input};
@@ -20,6 +21,12 @@ pub enum Kind {
     Sum,
     Max,
     Min,
+    Prod,
+    L1,
+    L2,
+    LogSum,
+    LogSumExp,
+    SumSquare,
 }
 
 /// See the module documentation.
@@ -64,6 +71,12 @@ impl Op for Reduce {
             Kind::Sum => "ReduceSum",
             Kind::Max => "ReduceMax",
             Kind::Min => "ReduceMin",
+            Kind::Prod => "ReduceProd",
+            Kind::L1 => "ReduceL1",
+            Kind::L2 => "ReduceL2",
+            Kind::LogSum => "ReduceLogSum",
+            Kind::LogSumExp => "ReduceLogSumExp",
+            Kind::SumSquare => "ReduceSumSquare",
         }
     }
 
@@ -94,8 +107,17 @@ impl Op for Reduce {
             let of = |base: &usize| {
                 let all = inner.iter().map(|i| data[base + i]);
                 match self.kind {
-                    Kind::Sum => all.sum(),
-                    Kind::Mean => all.sum::<i64>() / count,
+                    Kind::Sum => all.fold(0, i64::wrapping_add),
+                    Kind::Mean => all.fold(0, i64::wrapping_add) / count,
+                    Kind::Prod => all.fold(1, i64::wrapping_mul),
+                    Kind::L1 => all.fold(0, |s: i64, v| s.wrapping_add(v.wrapping_abs())),
+                    Kind::SumSquare => all.fold(0, |s: i64, v| s.wrapping_add(v.wrapping_mul(v))),
+                    #[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, reason = "ONNX returns to the operand's type")]
+                    Kind::L2 => all.map(|v| (v as f64).powi(2)).sum::<f64>().sqrt() as i64,
+                    #[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, reason = "ONNX returns to the operand's type")]
+                    Kind::LogSum => all.map(|v| v as f64).sum::<f64>().ln() as i64,
+                    #[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, reason = "ONNX returns to the operand's type")]
+                    Kind::LogSumExp => all.map(|v| (v as f64).exp()).sum::<f64>().ln() as i64,
                     Kind::Max => all.max().unwrap_or(i64::MIN),
                     Kind::Min => all.min().unwrap_or(i64::MAX),
                 }
@@ -112,6 +134,17 @@ impl Op for Reduce {
                 Kind::Mean => (all.map(f64::from).sum::<f64>() / inner.len() as f64) as f32,
                 Kind::Max => all.fold(f32::NEG_INFINITY, f32::max),
                 Kind::Min => all.fold(f32::INFINITY, f32::min),
+                Kind::Prod => all.map(f64::from).product::<f64>() as f32,
+                Kind::L1 => all.map(|v| f64::from(v).abs()).sum::<f64>() as f32,
+                Kind::L2 => all.map(|v| f64::from(v).powi(2)).sum::<f64>().sqrt() as f32,
+                Kind::LogSum => all.map(f64::from).sum::<f64>().ln() as f32,
+                Kind::LogSumExp => {
+                    // About the largest, so that the exponentials stay finite.
+                    let most = all.clone().fold(f32::NEG_INFINITY, f32::max);
+                    let most = f64::from(if most.is_finite() { most } else { 0.0 });
+                    (all.map(|v| (f64::from(v) - most).exp()).sum::<f64>().ln() + most) as f32
+                }
+                Kind::SumSquare => all.map(|v| f64::from(v).powi(2)).sum::<f64>() as f32,
             }
         };
         let y: Vec<f32> = outer.iter().map(of).collect();
@@ -119,6 +152,9 @@ impl Op for Reduce {
     }
 
     fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
+        if !matches!(self.kind, Kind::Mean | Kind::Sum | Kind::Max | Kind::Min) {
+            return Err(OpError::NoKernel(format!("{} has no kernel", self.name())));
+        }
         let x = cx.fact(0)?.clone();
         let list = if cx.has(1) { Some(cx.dims(1)?.iter().filter_map(Dim::as_const).collect()) } else { None };
         let axes = self.axes(x.shape.rank(), list)?;
@@ -164,7 +200,13 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
         "ReduceMean" => Kind::Mean,
         "ReduceSum" => Kind::Sum,
         "ReduceMax" => Kind::Max,
-        _ => Kind::Min,
+        "ReduceMin" => Kind::Min,
+        "ReduceProd" => Kind::Prod,
+        "ReduceL1" => Kind::L1,
+        "ReduceL2" => Kind::L2,
+        "ReduceLogSum" => Kind::LogSum,
+        "ReduceLogSumExp" => Kind::LogSumExp,
+        _ => Kind::SumSquare,
     };
     Ok(Box::new(Reduce {
         kind,
@@ -176,7 +218,18 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 
 /// The registry's entry.
 pub static DEF: OpDef = OpDef {
-    onnx: &[onnx("ReduceMean", 13), onnx("ReduceSum", 13), onnx("ReduceMax", 13), onnx("ReduceMin", 13)],
+    onnx: &[
+        onnx("ReduceMean", 1),
+        onnx("ReduceSum", 1),
+        onnx("ReduceMax", 1),
+        onnx("ReduceMin", 1),
+        onnx("ReduceProd", 1),
+        onnx("ReduceL1", 1),
+        onnx("ReduceL2", 1),
+        onnx("ReduceLogSum", 1),
+        onnx("ReduceLogSumExp", 1),
+        onnx("ReduceSumSquare", 1),
+    ],
     import,
     kernels: &[&KERNEL],
     cases,
@@ -184,7 +237,16 @@ pub static DEF: OpDef = OpDef {
 
 fn cases() -> Vec<Case> {
     let op = |kind, axes: &[i64], keep| Reduce { kind, axes: Some(axes.to_vec()), keep, noop_without_axes: false };
+    let host = |kind, axes: &[i64], x: &[usize]| {
+        Case::new(op(kind, axes, true), vec![input(x).range(0.25, 2.0)]).host_only("no kernel yet")
+    };
     vec![
+        host(Kind::Prod, &[1], &[3, 5, 2]),
+        host(Kind::L1, &[0, 2], &[3, 5, 2]),
+        host(Kind::L2, &[-1], &[3, 7]),
+        host(Kind::LogSum, &[-1], &[3, 7]),
+        host(Kind::LogSumExp, &[0], &[4, 3]),
+        host(Kind::SumSquare, &[1, 2], &[2, 3, 4]),
         Case::new(op(Kind::Mean, &[-1], true), vec![input(&[3, 130])]),
         Case::new(op(Kind::Sum, &[-1], false), vec![input(&[5, 33])]),
         Case::new(op(Kind::Max, &[1, 2], true), vec![input(&[7, 5, 9])]),

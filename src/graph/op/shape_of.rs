@@ -1,4 +1,4 @@
-//! The shape of a value as integers. ONNX `Shape` from opset 13; `start` and `end` from 15.
+//! The shape of a value as integers. ONNX `Shape` from opset 1; `start` and `end` from 15.
 
 use super::case::{Case, input};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpResult, onnx, operand};
@@ -53,7 +53,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 /// The registry's entry.
-pub static DEF: OpDef = OpDef { onnx: &[onnx("Shape", 13)], import, kernels: &[], cases };
+pub static DEF: OpDef = OpDef { onnx: &[onnx("Shape", 1)], import, kernels: &[], cases };
 
 fn cases() -> Vec<Case> {
     vec![Case::new(ShapeOf { start: -2, end: None }, vec![input(&[2, 3, 4])]).host_only("shapes are known when planning")]

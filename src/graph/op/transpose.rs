@@ -1,6 +1,6 @@
 //! Permutation of axes; also the strided copy that slicing and expanding share.
 //!
-//! ONNX `Transpose` from opset 13.
+//! ONNX `Transpose` from opset 1.
 
 use super::case::{Case, input};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, gather_strided, onnx, operand, strides};
@@ -133,6 +133,10 @@ impl Op for Transpose {
         emit_strided(cx, &shape, &0.into(), &step)
     }
 
+    fn moves(&self, input: usize) -> bool {
+        input == 0
+    }
+
     fn keeps_precision(&self) -> bool {
         true
     }
@@ -143,7 +147,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 /// The registry's entry.
-pub static DEF: OpDef = OpDef { onnx: &[onnx("Transpose", 13)], import, kernels: &[&KERNEL], cases };
+pub static DEF: OpDef = OpDef { onnx: &[onnx("Transpose", 1)], import, kernels: &[&KERNEL], cases };
 
 fn cases() -> Vec<Case> {
     let case = |x: &[usize], perm: &[i64]| Case::new(Transpose { perm: Some(perm.to_vec()) }, vec![input(x)]);
