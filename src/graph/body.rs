@@ -121,7 +121,9 @@ impl Body {
     pub fn infer(&self, cx: &InferCx<'_>, given: &[Fact]) -> OpResult<Derived> {
         let graph = self.derived(cx, given)?;
         let facts = graph.outputs().iter().map(|v| graph.fact(*v).cloned());
-        let facts = facts.collect::<Result<_>>().map_err(|e| OpError::Body(chain(&e)))?;
+        let facts = facts
+            .collect::<Result<_>>()
+            .map_err(|e| OpError::Body(chain(&e)))?;
         let inner = graph.made().iter().map(|m| m.symbol.clone()).collect();
         Ok(Derived { facts, inner })
     }
@@ -137,7 +139,10 @@ impl Body {
         after: &[Fact],
         first: usize,
     ) -> OpResult<Derived> {
-        let mut carried: Vec<Fact> = carried.iter().map(|f| Fact::new(f.dtype, f.shape.clone())).collect();
+        let mut carried: Vec<Fact> = carried
+            .iter()
+            .map(|f| Fact::new(f.dtype, f.shape.clone()))
+            .collect();
         let mut taken = BTreeSet::new();
         for size in cx.inputs.iter().flatten().flat_map(|f| &f.shape.0) {
             size.symbols(&mut taken);
@@ -151,7 +156,11 @@ impl Body {
                 let missing = || OpError::expected("result of the body", first + i, derived.facts.len());
                 let result = derived.facts.get(first + i).ok_or_else(missing)?;
                 if result.dtype != fact.dtype || result.shape.rank() != fact.shape.rank() {
-                    return Err(OpError::mismatch("a value before and after the body", &*fact, result));
+                    return Err(OpError::mismatch(
+                        "a value before and after the body",
+                        &*fact,
+                        result,
+                    ));
                 }
                 for (axis, (size, next)) in fact.shape.0.iter_mut().zip(&result.shape.0).enumerate() {
                     let varies = derived.is_outer(size) && (size != next || !derived.is_outer(next));
@@ -181,7 +190,11 @@ impl Body {
         }
         let results = self.run.run(values).map_err(|e| OpError::Body(chain(&e)))?;
         let missing = || OpError::expected("result of the body", "a value", "nothing");
-        graph.outputs().iter().map(|v| results.get(v).cloned().ok_or_else(missing)).collect()
+        graph
+            .outputs()
+            .iter()
+            .map(|v| results.get(v).cloned().ok_or_else(missing))
+            .collect()
     }
 }
 

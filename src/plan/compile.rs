@@ -835,6 +835,7 @@ impl Build<'_, '_> {
             args,
             params,
             nodes: self.nodes(emitted.node),
+            node: emitted.node,
             grid,
             fields,
         })

@@ -16,7 +16,7 @@ pub use host::HostStep;
 
 use crate::backend::kernel::{FieldTy, KernelSpec};
 use crate::error::{Error, Result, Stage};
-use crate::graph::Graph;
+use crate::graph::{Graph, NodeId};
 use crate::shape::{Bindings, Dim, Shape, Symbol};
 use crate::tensor::DType;
 use lower::WeightKey;
@@ -117,6 +117,8 @@ pub struct Step {
     pub params: Range<u32>,
     /// Names of the model's nodes that this step computes.
     pub nodes: Vec<String>,
+    /// The graph's node that it belongs to.
+    pub node: NodeId,
     grid: [usize; 3],
     fields: Vec<(FieldTy, Value)>,
 }
@@ -280,6 +282,11 @@ impl Plan {
     /// The output port of this name.
     pub fn output(&self, name: &str) -> Option<&Port> {
         self.outputs.iter().find(|p| p.name == name)
+    }
+
+    /// Work-groups on each axis of the dispatch at `step` of [`Plan::steps`], as expressions.
+    pub fn grid(&self, step: usize) -> Option<[&Dim; 3]> {
+        Some(self.steps.get(step)?.grid.map(|e| self.formulas.at(e)))
     }
 
     /// Symbols that every run must bind, with their largest values.

@@ -70,6 +70,9 @@ pub fn import_with(path: &Path, options: ImportOptions) -> Result<Graph> {
     };
     let mut graph = Graph::default();
     Importer::new(file, &mut graph, false).graph(proto)?;
+    let mut versions: Vec<(String, i64)> = opsets.iter().map(|(d, v)| ((*d).to_owned(), *v)).collect();
+    versions.sort();
+    Edit::new(&mut graph).set_opsets(versions);
     graph.check()?;
     Ok(graph)
 }
