@@ -36,6 +36,8 @@ pub struct Options {
     pub bounds: Bindings,
     /// Rows that each state has room for.
     pub state_rows: i64,
+    /// Memory is planned as if every node had a kernel: for reports about a device that does not exist. Such a plan is not run.
+    pub every_on_device: bool,
     /// A length whose every change would change sizes, and how it is padded so that it does not.
     pub padding: Option<Padding>,
 }
@@ -48,6 +50,7 @@ impl Default for Options {
             fixed: Bindings::new(),
             bounds: Bindings::new(),
             state_rows: 0,
+            every_on_device: false,
             padding: None,
         }
     }
