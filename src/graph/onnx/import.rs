@@ -158,8 +158,9 @@ impl Importer<'_> {
         for (i, d) in shape.dim.iter().enumerate() {
             dims.push(match &d.value {
                 Some(DimensionValue::Value(v)) if *v >= 0 => Dim::from(*v),
-                // An expression such as `past + seq` keeps its meaning; any other text is a symbol of its own.
-                Some(DimensionValue::Param(p)) if !p.is_empty() => {
+                // An expression such as `past + seq` keeps its meaning; other text with a name in it is a symbol. What some
+                // writers put for sizes that they do not know, such as `?`, says nothing of two being equal.
+                Some(DimensionValue::Param(p)) if p.contains(char::is_alphanumeric) => {
                     Dim::parse(p).unwrap_or_else(|_| Dim::symbol(p))
                 }
                 _ => Dim::symbol(&format!("{name}_{i}")),
