@@ -14,9 +14,10 @@ use transformer_lite::graph::op::reshape::Reshape;
 use transformer_lite::graph::op::shape_of::ShapeOf;
 use transformer_lite::graph::op::slice::Slice;
 use transformer_lite::graph::op::softmax::Softmax;
+use transformer_lite::graph::op::split::Split;
 use transformer_lite::graph::op::transpose::Transpose;
 use transformer_lite::graph::pass::{
-    ATTENTION, FOLD, FUSE, KV_CACHE, LAST_ROW, OUTER, PICK, Pass, Pipeline, RMS_NORM, ROTARY, TRANS_B,
+    ATTENTION, FOLD, FUSE, KV_CACHE, LAST_ROW, OUTER, PICK, Pass, Pipeline, RMS_NORM, ROTARY, SPLIT, TRANS_B,
 };
 use transformer_lite::graph::{Edit, Graph, Op, ValueId};
 use transformer_lite::shape::{Bindings, Dim, Fact, Shape};
@@ -734,7 +735,13 @@ fn repeated(after: bool, sequence_first: bool) -> Build {
     let scores = b.node(MatMul { trans_b: true }, &[q, k]);
     let two = b.floats(&[], &[2.0]);
     let scores = b.binary(Binary::Div, scores, two);
-    let weights = b.node(Softmax { axis: -1 }, &[scores]);
+    let weights = b.node(
+        Softmax {
+            axis: -1,
+            flatten: false,
+        },
+        &[scores],
+    );
     let sum = b.node(MatMul { trans_b: false }, &[weights, v]);
     let y = b.swap(sum, back);
     b.output(y);
@@ -765,7 +772,13 @@ fn a_number_divided_by_scores_is_no_scale() {
     let scores = b.node(MatMul { trans_b: true }, &[q, k]);
     let two = b.floats(&[], &[2.0]);
     let scores = b.binary(Binary::Div, two, scores);
-    let weights = b.node(Softmax { axis: -1 }, &[scores]);
+    let weights = b.node(
+        Softmax {
+            axis: -1,
+            flatten: false,
+        },
+        &[scores],
+    );
     let sum = b.node(MatMul { trans_b: false }, &[weights, v]);
     let y = b.swap(sum, &[0, 2, 1, 3]);
     b.output(y);
@@ -905,4 +918,37 @@ fn one_place_of_an_inner_axis_is_sliced() {
     }
     assert_eq!(gather(0, 0, &[1]).pass(PICK, &sizes), 0, "rows of a table");
     assert_eq!(gather(2, 1, &[1, 0]).pass(PICK, &sizes), 0, "two places");
+}
+
+#[test]
+fn parts_of_a_split_are_sliced() {
+    let split = |x: &str, axis: i64, sizes: &[i64]| {
+        let mut b = Build::default();
+        let (x, list) = (b.input("x", x), b.list(sizes));
+        let op = Split {
+            axis,
+            sizes: None,
+            parts: sizes.len(),
+            uneven: false,
+        };
+        let mut edit = Edit::new(&mut b.0);
+        let parts: Vec<ValueId> = sizes.iter().map(|_| edit.add_value("part", None)).collect();
+        edit.add_node(
+            "split",
+            Vec::new(),
+            Box::new(op),
+            vec![Some(x), Some(list)],
+            parts.clone(),
+        );
+        parts.into_iter().for_each(|p| edit.add_output(p));
+        b
+    };
+    for (x, axis, sizes) in [
+        ("s,6", -1, [1, 3, 2]),
+        ("2,6,s", 1, [2, 2, 2]),
+        ("6,s", 0, [5, 1, 0]),
+    ] {
+        let mut b = split(x, axis, &sizes);
+        assert_eq!((b.pass(SPLIT, &[("s", 3)]), b.has("Split")), (1, false), "{x}");
+    }
 }

@@ -381,6 +381,24 @@ impl Builder<'_> {
         self.node("Slice", scope, &[x, &from, &to, &a, &step], &[])
     }
 
+    /// The parts of these sizes along the last axis.
+    fn split<const N: usize>(&mut self, scope: &str, x: &str, sizes: [usize; N]) -> Result<[String; N]> {
+        let list: Vec<i64> = sizes.iter().map(|s| *s as i64).collect();
+        let list = self.ints(&list)?;
+        let name = self.name("Split", scope);
+        let parts: [String; N] = std::array::from_fn(|i| format!("{name}_output_{i}"));
+        let outputs: Vec<&str> = parts.iter().map(String::as_str).collect();
+        self.out.add_node(NodeSpec {
+            domain: "",
+            op: "Split",
+            name: &name,
+            inputs: &[x, &list],
+            outputs: &outputs,
+            attributes: &axis(-1),
+        })?;
+        Ok(parts)
+    }
+
     fn cast(&mut self, scope: &str, x: &str, to: DType) -> Result<String> {
         let code = transformer_lite::graph::onnx::write::type_code(to);
         self.node("Cast", scope, &[x], &[("to", Attr::Int(code.into()))])
@@ -961,20 +979,20 @@ impl Builder<'_> {
             true,
         )?;
         let (sequence, batch) = (self.size(scope, &fused, 0)?, self.size(scope, &fused, 1)?);
-        let mut heads = |from: usize, heads: usize| -> Result<String> {
-            let part = self.part(scope, &fused, 2, from as i64, (from + heads * dim) as i64)?;
+        let [q, k, v] = self.split(scope, &fused, [q_width, kv_width, kv_width])?;
+        let mut heads = |part: &str, heads: usize| -> Result<String> {
             let sizes = [
                 Part::Of(&sequence),
                 Part::Of(&batch),
                 Part::Is(heads as i64),
                 Part::Is(dim as i64),
             ];
-            self.view(scope, &part, &sizes)
+            self.view(scope, part, &sizes)
         };
         let (q, k, v) = (
-            heads(0, s.heads)?,
-            heads(q_width, s.kv_heads)?,
-            heads(q_width + kv_width, s.kv_heads)?,
+            heads(&q, s.heads)?,
+            heads(&k, s.kv_heads)?,
+            heads(&v, s.kv_heads)?,
         );
         let q = self.rotate_neighbours(scope, &q, s.heads, cache)?;
         let k = self.rotate_neighbours(scope, &k, s.kv_heads, cache)?;
@@ -1024,9 +1042,7 @@ impl Builder<'_> {
             [s.hidden, 2 * s.inner],
             false,
         )?;
-        let inner = s.inner as i64;
-        let gate = self.part(scope, &fused, 2, 0, inner)?;
-        let up = self.part(scope, &fused, 2, inner, 2 * inner)?;
+        let [gate, up] = self.split(scope, &fused, [s.inner, s.inner])?;
         let sigmoid = self.node("Sigmoid", scope, &[&gate], &[])?;
         let gate = self.node("Mul", scope, &[&gate, &sigmoid], &[])?;
         let gated = self.node("Mul", scope, &[&gate, &up], &[])?;

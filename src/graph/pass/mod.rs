@@ -10,6 +10,7 @@ pub mod pattern;
 mod pick;
 mod rms_norm;
 mod rotary;
+mod split;
 mod trans_b;
 
 use super::{Edit, Graph, derive};
@@ -33,6 +34,11 @@ pub const FOLD: Pass = Pass {
 pub const OUTER: Pass = Pass {
     name: "outer",
     run: outer::run,
+};
+/// The parts of a split are slices.
+pub const SPLIT: Pass = Pass {
+    name: "split",
+    run: split::run,
 };
 /// One known place of an inner axis is sliced, not gathered.
 pub const PICK: Pass = Pass {
@@ -77,7 +83,7 @@ pub const LAST_ROW: Pass = Pass {
 
 /// Every pass of [`Pipeline::standard`], in order.
 pub const STANDARD: &[Pass] = &[
-    FOLD, OUTER, PICK, RMS_NORM, ROTARY, TRANS_B, KV_CACHE, ATTENTION, FUSE,
+    FOLD, OUTER, PICK, SPLIT, RMS_NORM, ROTARY, TRANS_B, KV_CACHE, ATTENTION, FUSE,
 ];
 
 /// What one pass did.
