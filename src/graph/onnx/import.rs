@@ -70,6 +70,9 @@ pub fn import_with(path: &Path, options: ImportOptions) -> Result<Graph> {
     };
     let mut graph = Graph::default();
     Importer::new(file, &mut graph, false).graph(proto)?;
+    let mut versions: Vec<(String, i64)> = opsets.iter().map(|(d, v)| ((*d).to_owned(), *v)).collect();
+    versions.sort();
+    Edit::new(&mut graph).set_opsets(versions);
     graph.check()?;
     Ok(graph)
 }
@@ -187,14 +190,24 @@ impl<'a> Importer<'a> {
         for (i, d) in shape.dim.iter().enumerate() {
             dims.push(match &d.value {
                 Some(DimensionValue::Value(v)) if *v >= 0 => Dim::from(*v),
-                // An expression such as `past + seq` keeps its meaning; any other text is a symbol of its own.
-                Some(DimensionValue::Param(p)) if !p.is_empty() => {
-                    Dim::parse(p).unwrap_or_else(|_| Dim::symbol(p))
+                // What some writers put for sizes that they do not know, such as `?`, says nothing of two being equal.
+                Some(DimensionValue::Param(p)) if p.contains(char::is_alphanumeric) => {
+                    self.size(name, i, p)?
                 }
                 _ => Dim::symbol(&format!("{name}_{i}")),
             });
         }
         Ok(Fact::new(dtype, Shape(dims)))
+    }
+
+    /// A size given as text: an expression such as `past + seq`, or a name. Names that exporters make of paths, such as
+    /// `x.DynamicDimension.0`, become identifiers; other text is an error.
+    fn size(&self, input: &str, axis: usize, text: &str) -> Result<Dim> {
+        match Dim::parse(text) {
+            Ok(d) => Ok(d),
+            Err(_) if text.split(['.', ':', '#', '@']).all(is_word) => Ok(Dim::symbol(text)),
+            Err(e) => Err(self.bad(format!("input \"{input}\", axis {axis}: {e}"))),
+        }
     }
 
     fn node(&mut self, n: &NodeProto, position: usize) -> Result<()> {
@@ -312,6 +325,10 @@ fn is_unsupported(error: &Error) -> bool {
         cause = e.source();
     }
     false
+}
+
+fn is_word(text: &str) -> bool {
+    !text.is_empty() && text.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
 }
 
 /// Attributes of one node; notes which are read.

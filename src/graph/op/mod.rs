@@ -475,8 +475,10 @@ pub mod window;
 ops! {
     arg_max,
     attention,
+    axes_norm,
     batch_norm,
     cast_like,
+    col2im,
     compress,
     concat,
     constant_of_shape,
@@ -484,6 +486,7 @@ ops! {
     conv_integer,
     conv_transpose,
     cumulative,
+    depth_to_space,
     det,
     dropout,
     einsum,
@@ -495,15 +498,18 @@ ops! {
     gather_nd,
     gemm,
     global_pool,
+    grid_sample,
     if_else,
     kv_append,
     log_softmax,
     loop_body,
+    lrn,
     matmul,
     matmul_e0m,
     matmul_integer,
     non_max_suppression,
     non_zero,
+    norm,
     one_hot,
     pad,
     pointwise,
@@ -516,6 +522,7 @@ ops! {
     resize,
     reverse_sequence,
     rms_norm,
+    roi_align,
     rotary,
     rotary_embedding,
     scan,
@@ -589,22 +596,54 @@ pub fn gather_strided(x: &HostTensor, shape: &[usize], start: usize, step: &[isi
     out.try_reserve_exact(count.checked_mul(size).ok_or_else(too_large)?)
         .map_err(|_| too_large())?;
     let bytes = x.bytes()?;
-    let mut index = vec![0usize; shape.len()];
-    let mut at = isize::try_from(start).unwrap_or(isize::MAX);
-    for _ in 0..count {
-        let from = usize::try_from(at).unwrap_or(usize::MAX).saturating_mul(size);
-        let element = bytes
-            .get(from..from.saturating_add(size))
-            .ok_or_else(|| OpError::expected("element", format!("below {}", x.len()), at))?;
-        out.extend_from_slice(element);
-        for axis in (0..shape.len()).rev() {
-            index[axis] += 1;
-            at += step[axis];
-            if index[axis] < shape[axis] {
+    if count == 0 {
+        return Ok(HostTensor::from_bytes(x.dtype(), shape, &out)?);
+    }
+    let length = |n: usize| isize::try_from(n).unwrap_or(isize::MAX);
+    // Neighbouring axes that are walked as one are one.
+    let mut axes: Vec<(usize, isize)> = Vec::new();
+    for (n, step) in shape.iter().zip(step).filter(|(n, _)| **n != 1) {
+        match axes.last_mut() {
+            Some(outer) if outer.1 == step.saturating_mul(length(*n)) => *outer = (outer.0 * n, *step),
+            _ => axes.push((*n, *step)),
+        }
+    }
+    let (inner, inner_step) = axes.pop().unwrap_or((1, 1));
+    let mut index = vec![0usize; axes.len()];
+    let mut at = length(start);
+    for _ in 0..count / inner {
+        let last = at.saturating_add(inner_step.saturating_mul(length(inner - 1)));
+        let (low, high) = (at.min(last), at.max(last));
+        let range = usize::try_from(low)
+            .ok()
+            .zip(usize::try_from(high).ok())
+            .and_then(|(low, high)| {
+                bytes.get(low.checked_mul(size)?..high.checked_add(1)?.checked_mul(size)?)
+            });
+        let row = range.ok_or_else(|| OpError::expected("element", format!("below {}", x.len()), last))?;
+        match inner_step {
+            1 => out.extend_from_slice(row),
+            0 => (0..inner).for_each(|_| out.extend_from_slice(row)),
+            s => {
+                let apart = s.unsigned_abs() * size;
+                let from = |i: usize| row.get(i..i + size).unwrap_or_default();
+                if s > 0 {
+                    (0..inner).for_each(|i| out.extend_from_slice(from(i * apart)));
+                } else {
+                    (0..inner)
+                        .rev()
+                        .for_each(|i| out.extend_from_slice(from(i * apart)));
+                }
+            }
+        }
+        for (i, (n, step)) in index.iter_mut().zip(&axes).rev() {
+            *i += 1;
+            at += step;
+            if *i < *n {
                 break;
             }
-            at -= step[axis] * isize::try_from(shape[axis]).unwrap_or(0);
-            index[axis] = 0;
+            at -= step * length(*n);
+            *i = 0;
         }
     }
     Ok(HostTensor::from_bytes(x.dtype(), shape, &out)?)

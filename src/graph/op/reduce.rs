@@ -66,6 +66,22 @@ impl Reduce {
     }
 }
 
+impl Reduce {
+    /// The result over axes that only the run tells; their number is known.
+    fn undecided(&self, cx: &InferCx<'_>, x: &Fact, axes: &Fact) -> OpResult<Fact> {
+        let count = axes.shape.count()?;
+        let count = count.as_const().and_then(|n| usize::try_from(n).ok());
+        let rank = x.shape.rank();
+        let shape = match count {
+            Some(0) => self.shape(&x.shape.0, &self.axes(rank, None)?),
+            _ if self.keep => (0..rank).map(|i| cx.unknown(0, i, x.shape.0.get(i).filter(|d| !d.is(0)).cloned())).collect(),
+            Some(n) if n <= rank => (0..rank - n).map(|i| cx.unknown(0, i, None)).collect(),
+            _ => return Err(OpError::expected("number of axes", format!("at most {rank}, the same in every run"), axes)),
+        };
+        Ok(Fact::new(x.dtype, Shape(shape)))
+    }
+}
+
 impl Op for Reduce {
     fn name(&self) -> &str {
         match self.kind {
@@ -84,7 +100,11 @@ impl Op for Reduce {
 
     fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
         let x = cx.fact(0)?;
-        let list = if cx.opt(1).is_some() { Some(cx.ints(1)?) } else { None };
+        let list = match cx.opt(1) {
+            Some(f) if f.as_dims().is_none() && self.axes.is_none() => return Ok(vec![self.undecided(cx, x, f)?]),
+            Some(_) => Some(cx.ints(1)?),
+            None => None,
+        };
         let axes = self.axes(x.shape.rank(), list)?;
         let mut fact = Fact::new(x.dtype, Shape(self.shape(&x.shape.0, &axes)));
         if let Some(elements) = dims::known(self.kind, cx, x, &axes) {

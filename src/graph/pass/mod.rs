@@ -6,9 +6,12 @@ mod fuse;
 mod inline_if;
 mod kv_cache;
 mod last_row;
+mod outer;
 pub mod pattern;
+mod pick;
 mod rms_norm;
 mod rotary;
+mod split;
 mod trans_b;
 
 use super::{Edit, Graph, derive};
@@ -32,6 +35,21 @@ pub const INLINE_IF: Pass = Pass {
 pub const FOLD: Pass = Pass {
     name: "fold",
     run: fold::run,
+};
+/// A matrix product over one element becomes a multiplication.
+pub const OUTER: Pass = Pass {
+    name: "outer",
+    run: outer::run,
+};
+/// The parts of a split are slices.
+pub const SPLIT: Pass = Pass {
+    name: "split",
+    run: split::run,
+};
+/// One known place of an inner axis is sliced, not gathered.
+pub const PICK: Pass = Pass {
+    name: "pick",
+    run: pick::run,
 };
 /// `x / sqrt(mean(x^2) + e) * w` becomes [`super::op::rms_norm::RmsNorm`].
 pub const RMS_NORM: Pass = Pass {
@@ -71,7 +89,7 @@ pub const LAST_ROW: Pass = Pass {
 
 /// Every pass of [`Pipeline::standard`], in order.
 pub const STANDARD: &[Pass] = &[
-    INLINE_IF, FOLD, RMS_NORM, ROTARY, TRANS_B, KV_CACHE, ATTENTION, FUSE,
+    INLINE_IF, FOLD, OUTER, PICK, SPLIT, RMS_NORM, ROTARY, TRANS_B, KV_CACHE, ATTENTION, FUSE,
 ];
 
 /// What one pass did.

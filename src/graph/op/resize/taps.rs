@@ -117,8 +117,7 @@ impl Resize {
                 Mode::Cubic => cubic(self.cubic, distance),
                 _ => (1.0 - distance).max(0.0),
             };
-            // Antialiasing spreads over elements that exist.
-            if !(0..=last).contains(&at) && (self.exclude_outside || stretch > 1.0 && self.mode == Mode::Linear) {
+            if self.exclude_outside && !(0..=last).contains(&at) {
                 weight = 0.0;
             }
             sum += f64::from(weight);
@@ -148,7 +147,7 @@ fn nearest(rule: Nearest, x: f32, scale: f32, size: usize) -> usize {
 }
 
 /// The cubic convolution kernel with parameter `a` (Keys, 1981).
-fn cubic(a: f32, d: f32) -> f32 {
+pub(in crate::graph::op) fn cubic(a: f32, d: f32) -> f32 {
     if d <= 1.0 {
         ((a + 2.0) * d - (a + 3.0)) * d * d + 1.0
     } else if d < 2.0 {
