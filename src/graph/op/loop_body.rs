@@ -146,3 +146,59 @@ fn cases() -> Vec<Case> {
     // Graphs come from models: `tests/onnx_nodes.rs`.
     Vec::new()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::graph::op::concat::Concat;
+    use crate::graph::op::pointwise::{Binary, Pointwise};
+    use crate::graph::op::reshape::Reshape;
+    use crate::graph::{Edit, Graph};
+
+    /// A loop that goes on as long as it may and gives what `op` makes of the carried value and itself, twice.
+    fn double(op: impl Op + 'static) -> Loop {
+        let mut graph = Graph::default();
+        let mut edit = Edit::new(&mut graph);
+        let [run, go, x] = ["run", "go", "x"].map(|n| edit.add_value(n, None));
+        [run, go, x].into_iter().for_each(|v| edit.add_input(v));
+        let (next, y) = (edit.add_value("next", None), edit.add_value("y", None));
+        edit.add_node("same", vec![], Box::new(Reshape::Identity), vec![Some(go)], vec![next]);
+        edit.add_node("op", vec![], Box::new(op), vec![Some(x), Some(x)], vec![y]);
+        [next, y, y].into_iter().for_each(|v| edit.add_output(v));
+        Loop { body: Body::new(graph, 3..3).unwrap(), carried: 1 }
+    }
+
+    fn shapes(op: &Loop, most: Option<i64>) -> Vec<String> {
+        let count = Fact::new(DType::I64, Shape::default());
+        let count = most.map_or(count, |n| Fact::of(Arc::new(HostTensor::from_i64(&[], &[n]).unwrap())));
+        let x = Fact::new(DType::F32, Shape(vec![Dim::symbol("s")]));
+        let (inputs, known) = ([Some(&count), None, Some(&x)], Constraints::default());
+        let cx = InferCx::new(&inputs, &known).named(&["n", "", "x"], &["last", "all"]);
+        op.infer(&cx).unwrap().iter().map(|f| f.shape.to_string()).collect()
+    }
+
+    #[test]
+    fn sizes_that_every_run_keeps_are_known() {
+        let op = double(Pointwise::binary("Add", Binary::Add));
+        assert_eq!(shapes(&op, Some(3)), ["[s]", "[3, s]"]);
+        assert_eq!(shapes(&op, None), ["[s]", "[all_0, s]"], "how many runs there are is data");
+    }
+
+    #[test]
+    fn sizes_that_a_run_changes_are_not() {
+        let op = double(Concat { axis: 0 });
+        assert_eq!(shapes(&op, Some(3)), ["[last_0]", "[3, all_1]"]);
+    }
+
+    #[test]
+    fn runs_carry_and_stack() {
+        let x = HostTensor::from_f32(&[2], &[1.0, -3.0]).unwrap();
+        let run = |n| {
+            let most = HostTensor::from_i64(&[], &[n]).unwrap();
+            let results = double(Pointwise::binary("Add", Binary::Add)).eval(&[Some(&most), None, Some(&x)]).unwrap();
+            results.iter().map(|t| (t.shape().to_vec(), t.f32s().unwrap().into_owned())).collect::<Vec<_>>()
+        };
+        assert_eq!(run(2), [(vec![2], vec![4.0, -12.0]), (vec![2, 2], vec![2.0, -6.0, 4.0, -12.0])]);
+        assert_eq!(run(0), [(vec![2], vec![1.0, -3.0]), (vec![0, 2], vec![])], "no run stacks nothing");
+    }
+}
