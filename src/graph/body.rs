@@ -60,9 +60,12 @@ impl Derived {
                     *size = cx.unknown(output, axis, None);
                 }
             }
-            if let Known::Dims(elements) = &fact.known
-                && elements.iter().any(|e| !self.is_outer(e))
-            {
+            let inner = match &fact.known {
+                Known::Dims(elements) => elements.iter().any(|e| !self.is_outer(e)),
+                Known::Quotients(elements) => elements.iter().any(|q| !self.is_outer(&q.num)),
+                _ => false,
+            };
+            if inner {
                 fact.known = Known::No;
             }
         }

@@ -62,10 +62,13 @@ impl<'a> Compiler<'a> {
             let mut fact = v.fact.clone();
             if let Some(f) = &mut fact {
                 f.shape = f.shape.substitute(&options.fixed).map_err(|e| dim_error(&e))?;
-                if let Known::Dims(dims) = &mut f.known {
-                    for d in dims {
-                        *d = d.substitute(&options.fixed).map_err(|e| dim_error(&e))?;
-                    }
+                let known: Vec<&mut Dim> = match &mut f.known {
+                    Known::Dims(dims) => dims.iter_mut().collect(),
+                    Known::Quotients(all) => all.iter_mut().map(|q| &mut q.num).collect(),
+                    _ => Vec::new(),
+                };
+                for d in known {
+                    *d = d.substitute(&options.fixed).map_err(|e| dim_error(&e))?;
                 }
             }
             facts.push(fact);
@@ -93,8 +96,10 @@ impl<'a> Compiler<'a> {
     fn symbols(&self, v: ValueId, out: &mut BTreeSet<Symbol>) {
         if let Some(f) = self.fact(v) {
             f.shape.0.iter().for_each(|d| d.symbols(out));
-            if let Known::Dims(dims) = &f.known {
-                dims.iter().for_each(|d| d.symbols(out));
+            match &f.known {
+                Known::Dims(dims) => dims.iter().for_each(|d| d.symbols(out)),
+                Known::Quotients(all) => all.iter().for_each(|q| q.num.symbols(out)),
+                _ => {}
             }
         }
     }

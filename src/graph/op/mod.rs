@@ -483,6 +483,7 @@ ops! {
     concat,
     constant_of_shape,
     conv,
+    conv_integer,
     conv_transpose,
     cumulative,
     depth_to_space,

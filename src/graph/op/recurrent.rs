@@ -170,7 +170,6 @@ impl Recurrent {
                 r: r.get(d * gates * hidden * hidden..).unwrap_or_default(),
                 b: b.get(d * 2 * gates * hidden..).unwrap_or_default(),
                 p: p.get(d * 3 * hidden..).unwrap_or_default(),
-                width,
                 hidden,
                 gates,
             };
@@ -241,7 +240,6 @@ struct Weights<'a> {
     r: &'a [f64],
     b: &'a [f64],
     p: &'a [f64],
-    width: usize,
     hidden: usize,
     gates: usize,
 }
@@ -254,7 +252,6 @@ impl Weights<'_> {
 
     /// The input's part of a gate.
     fn input(&self, gate: usize, j: usize, x: &[f64]) -> f64 {
-        debug_assert_eq!(x.len(), self.width, "one element of the sequence");
         let line = gate * self.hidden + j;
         Self::dot(self.w, line, x) + self.b.get(line).copied().unwrap_or(0.0)
     }

@@ -105,8 +105,8 @@ impl Mask {
     }
 
     fn at(&self, index: [usize; 4]) -> f32 {
-        // A mask may end before the keys do; the rest is hidden.
-        if self.shape[3] != 1 && index[3] >= self.shape[3] {
+        // A mask may end before the keys do; the rest is hidden. Its last axis never broadcasts.
+        if index[3] >= self.shape[3] {
             return f32::NEG_INFINITY;
         }
         let place = index.iter().zip(self.shape).fold(0, |p, (i, n)| p * n + if n == 1 { 0 } else { *i });

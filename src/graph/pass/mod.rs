@@ -3,6 +3,7 @@
 mod attention;
 mod fold;
 mod fuse;
+mod inline_if;
 mod kv_cache;
 mod last_row;
 mod outer;
@@ -25,6 +26,11 @@ pub struct Pass {
     pub run: fn(&mut Edit<'_>) -> Result<()>,
 }
 
+/// Branches of known conditions take the place of their `If`.
+pub const INLINE_IF: Pass = Pass {
+    name: "inline_if",
+    run: inline_if::run,
+};
 /// Constants are computed, shape arithmetic becomes known.
 pub const FOLD: Pass = Pass {
     name: "fold",
@@ -83,7 +89,7 @@ pub const LAST_ROW: Pass = Pass {
 
 /// Every pass of [`Pipeline::standard`], in order.
 pub const STANDARD: &[Pass] = &[
-    FOLD, OUTER, PICK, SPLIT, RMS_NORM, ROTARY, TRANS_B, KV_CACHE, ATTENTION, FUSE,
+    INLINE_IF, FOLD, OUTER, PICK, SPLIT, RMS_NORM, ROTARY, TRANS_B, KV_CACHE, ATTENTION, FUSE,
 ];
 
 /// What one pass did.
@@ -120,7 +126,7 @@ impl Pipeline {
     /// What the host interpreter wants: the state form of the cache, nothing that only kernels need.
     pub fn host() -> Self {
         Self {
-            passes: vec![FOLD, TRANS_B, KV_CACHE],
+            passes: vec![INLINE_IF, FOLD, TRANS_B, KV_CACHE],
             edit_limit: usize::MAX,
         }
     }
