@@ -583,9 +583,12 @@ pub fn gather_strided(x: &HostTensor, shape: &[usize], start: usize, step: &[isi
     for _ in 0..count / inner {
         let last = at.saturating_add(inner_step.saturating_mul(length(inner - 1)));
         let (low, high) = (at.min(last), at.max(last));
-        let range = usize::try_from(low).ok().zip(usize::try_from(high).ok()).and_then(|(low, high)| {
-            bytes.get(low.checked_mul(size)?..high.checked_add(1)?.checked_mul(size)?)
-        });
+        let range = usize::try_from(low)
+            .ok()
+            .zip(usize::try_from(high).ok())
+            .and_then(|(low, high)| {
+                bytes.get(low.checked_mul(size)?..high.checked_add(1)?.checked_mul(size)?)
+            });
         let row = range.ok_or_else(|| OpError::expected("element", format!("below {}", x.len()), last))?;
         match inner_step {
             1 => out.extend_from_slice(row),
@@ -596,7 +599,9 @@ pub fn gather_strided(x: &HostTensor, shape: &[usize], start: usize, step: &[isi
                 if s > 0 {
                     (0..inner).for_each(|i| out.extend_from_slice(from(i * apart)));
                 } else {
-                    (0..inner).rev().for_each(|i| out.extend_from_slice(from(i * apart)));
+                    (0..inner)
+                        .rev()
+                        .for_each(|i| out.extend_from_slice(from(i * apart)));
                 }
             }
         }
