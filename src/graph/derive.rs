@@ -5,6 +5,7 @@ use super::{Assumption, Graph, MadeSymbol, Node, NodeId, Part, ValueId};
 use crate::error::{Error, Result, Stage};
 use crate::shape::{Dim, Fact, Known, MAX_KNOWN};
 use crate::tensor::{DType, HostTensor, TensorError};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 /// Constants whose results are at most this many bytes are computed during derivation. Shape arithmetic and
@@ -59,7 +60,47 @@ pub fn derive(graph: &mut Graph) -> Result<()> {
             graph.values[out.index()].fact = Some(fact);
         }
     }
+    prune(graph);
     Ok(())
+}
+
+/// Leaves out assumptions that follow from others: of many about sizes of later layers, few about symbols remain.
+fn prune(graph: &mut Graph) {
+    let mut known = graph.constraints.clone();
+    let mut all = std::mem::take(&mut graph.assumed);
+    let least = |a: &Assumption| {
+        let mut symbols = BTreeSet::new();
+        a.assumed.dim.symbols(&mut symbols);
+        let symbol = symbols
+            .pop_first()
+            .filter(|_| symbols.is_empty() && !a.assumed.equal)?;
+        let beyond = a.assumed.dim.sub(&(&symbol).into()).ok()?.as_const()?;
+        Some((symbol, beyond.checked_neg()?))
+    };
+    // Bounds of one symbol first, since the others follow from them.
+    all.sort_by_key(|a| least(a).is_none());
+    for a in all {
+        let c = &a.assumed;
+        let zero = Dim::from(0);
+        let follows = if c.equal {
+            known.equal(&c.dim, &zero)
+        } else {
+            known.at_least(&c.dim, 0)
+        };
+        let again = graph
+            .assumed
+            .iter()
+            .any(|o| o.assumed.equal == c.equal && o.assumed.dim == c.dim);
+        if follows == Some(true) || again {
+            continue;
+        }
+        if let Some((symbol, lo)) = least(&a)
+            && let Err(e) = known.bound(&symbol, Some(lo), None)
+        {
+            log::debug!("{e}");
+        }
+        graph.assumed.push(a);
+    }
 }
 
 /// A constant of this fact whose elements are not known.

@@ -8,8 +8,9 @@ use crate::backend::{Backend, Caps, Stats};
 use crate::error::{Error, Result, Stage};
 use crate::graph::interp::Interpreter;
 use crate::graph::onnx::{self, ImportOptions};
+use crate::graph::op::concat::Concat;
 use crate::graph::pass::{LAST_ROW, PassReport, Pipeline};
-use crate::graph::{Edit, Graph, ValueId};
+use crate::graph::{Edit, Graph, Node, ValueId};
 use crate::plan::{MemoryReport, Options, Padding, Plan};
 use crate::session::Session;
 use crate::shape::{Bindings, Symbol};
@@ -61,13 +62,21 @@ impl Decoder {
         pipeline: &Pipeline,
         logits: Logits,
     ) -> Result<Self> {
-        let mut graph = onnx::import_with(path, options)?;
-        let ids = graph.input("input_ids").ok_or_else(|| {
-            bad(format!(
+        let graph = onnx::import_with(path, options)?;
+        if graph.input("input_ids").is_none() {
+            return Err(bad(format!(
                 "{}: no input \"input_ids\"; not a decoder",
                 path.display()
-            ))
-        })?;
+            )));
+        }
+        Self::of(graph, pipeline, logits)
+    }
+
+    /// Prepares an imported graph by `pipeline`.
+    pub fn of(mut graph: Graph, pipeline: &Pipeline, logits: Logits) -> Result<Self> {
+        let ids = graph
+            .input("input_ids")
+            .ok_or_else(|| bad("no input \"input_ids\"; not a decoder"))?;
         let [batch, sequence] = graph.fact(ids)?.shape.0.as_slice() else {
             return Err(bad(format!(
                 "input_ids: expected [batch, sequence], found {}",
@@ -144,9 +153,35 @@ impl Decoder {
         })
     }
 
+    /// True for a graph that has the form of a decoder before any pass: tokens go in, logits come out, and an input that is
+    /// concatenated with something is an output again.
+    pub fn is_form_of(graph: &Graph) -> bool {
+        let grows = |node: &Node| {
+            let past = node.inputs.first().copied().flatten();
+            let present = node.outputs.first();
+            node.op.downcast::<Concat>().is_some()
+                && past.is_some_and(|v| graph.inputs().contains(&v))
+                && present.is_some_and(|v| graph.outputs().contains(v))
+        };
+        let ids = graph.input("input_ids").and_then(|v| graph.fact(v).ok());
+        ids.is_some_and(|f| f.shape.rank() == 2)
+            && graph.output("logits").is_some()
+            && graph.nodes().any(|(_, n)| grows(n))
+    }
+
     /// The prepared graph.
     pub fn graph(&self) -> &Graph {
         &self.graph
+    }
+
+    /// The symbol that counts the tokens of a run.
+    pub fn sequence(&self) -> &Symbol {
+        &self.sequence
+    }
+
+    /// The symbol that counts the tokens in the cache before a run.
+    pub fn past(&self) -> &Symbol {
+        &self.past
     }
 
     fn bindings(&self, sequence: usize, past: usize) -> Bindings {
@@ -157,8 +192,9 @@ impl Decoder {
         b
     }
 
-    /// Plans for prefill (up to `chunk` tokens a run) and decode (one token), for a cache of `context` tokens.
-    pub fn plans(&self, caps: &Caps, chunk: usize, context: usize) -> Result<[Plan; 2]> {
+    /// What the plans of prefill (up to `chunk` tokens a run) and decode (one token) are made for, with a cache of `context`
+    /// tokens.
+    pub fn options(&self, chunk: usize, context: usize) -> [Options; 2] {
         let number = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
         let base = Options {
             float: DType::F16,
@@ -176,6 +212,12 @@ impl Decoder {
         });
         // The token of the run needs a row too; and padded lengths must not reach behind the state.
         decode.bounds.set(&self.past, number(context.saturating_sub(1)));
+        [prefill, decode]
+    }
+
+    /// Plans for prefill and decode; see [`Decoder::options`].
+    pub fn plans(&self, caps: &Caps, chunk: usize, context: usize) -> Result<[Plan; 2]> {
+        let [prefill, decode] = self.options(chunk, context);
         Ok([
             Plan::compile(&self.graph, caps, &prefill)?,
             Plan::compile(&self.graph, caps, &decode)?,

@@ -188,6 +188,24 @@ impl Arena {
             }
         }
         let end = items.len();
+        if c.options.every_on_device {
+            for (at, item) in items.iter().enumerate() {
+                let Item::Host(id) = item else { continue };
+                let Some(node) = c.graph.node(*id) else { continue };
+                let read = node
+                    .inputs
+                    .iter()
+                    .enumerate()
+                    .filter(|(i, _)| node.op.reads(*i))
+                    .filter_map(|(_, v)| *v);
+                for v in read.chain(node.outputs.iter().copied()) {
+                    let root = c.collected.root(v);
+                    if !c.is_kept_elsewhere(root) && c.is_bounded(root) {
+                        records.touch(Home::Value(root), dtype_of(root), at)?;
+                    }
+                }
+            }
+        }
         for v in c.graph.inputs() {
             let home = Home::Value(*v);
             if records.index.contains_key(&home) {

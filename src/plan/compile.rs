@@ -113,7 +113,7 @@ impl<'a> Compiler<'a> {
     }
 
     /// The arena can have room for a value: no symbol of its size is defined by data without a bound.
-    fn is_bounded(&self, v: ValueId) -> bool {
+    pub fn is_bounded(&self, v: ValueId) -> bool {
         let mut symbols = BTreeSet::new();
         if let Some(f) = self.fact(v) {
             f.shape.0.iter().for_each(|d| d.symbols(&mut symbols));
@@ -835,6 +835,7 @@ impl Build<'_, '_> {
             args,
             params,
             nodes: self.nodes(emitted.node),
+            node: emitted.node,
             grid,
             fields,
         })

@@ -16,7 +16,7 @@ pub use host::HostStep;
 
 use crate::backend::kernel::{FieldTy, KernelSpec};
 use crate::error::{Error, Result, Stage};
-use crate::graph::Graph;
+use crate::graph::{Graph, NodeId};
 use crate::shape::{Bindings, Dim, Shape, Symbol};
 use crate::tensor::DType;
 use lower::WeightKey;
@@ -36,6 +36,8 @@ pub struct Options {
     pub bounds: Bindings,
     /// Rows that each state has room for.
     pub state_rows: i64,
+    /// Memory is planned as if every node had a kernel: for reports about a device that does not exist. Such a plan is not run.
+    pub every_on_device: bool,
     /// A length whose every change would change sizes, and how it is padded so that it does not.
     pub padding: Option<Padding>,
 }
@@ -48,6 +50,7 @@ impl Default for Options {
             fixed: Bindings::new(),
             bounds: Bindings::new(),
             state_rows: 0,
+            every_on_device: false,
             padding: None,
         }
     }
@@ -117,6 +120,8 @@ pub struct Step {
     pub params: Range<u32>,
     /// Names of the model's nodes that this step computes.
     pub nodes: Vec<String>,
+    /// The graph's node that it belongs to.
+    pub node: NodeId,
     grid: [usize; 3],
     fields: Vec<(FieldTy, Value)>,
 }
@@ -280,6 +285,11 @@ impl Plan {
     /// The output port of this name.
     pub fn output(&self, name: &str) -> Option<&Port> {
         self.outputs.iter().find(|p| p.name == name)
+    }
+
+    /// Work-groups on each axis of the dispatch at `step` of [`Plan::steps`], as expressions.
+    pub fn grid(&self, step: usize) -> Option<[&Dim; 3]> {
+        Some(self.steps.get(step)?.grid.map(|e| self.formulas.at(e)))
     }
 
     /// Symbols that every run must bind, with their largest values.

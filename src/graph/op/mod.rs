@@ -3,6 +3,7 @@
 //! Adding one is a file here, a word in the `ops!` list below, and its kernel pair.
 
 use crate::backend::kernel::Kernel;
+use crate::graph::body::Body;
 use crate::graph::rules;
 use crate::plan::lower::LowerCx;
 use crate::shape::{Constraints, Dim, DimError, Fact, MAX_KNOWN, Shape, Symbol};
@@ -40,6 +41,9 @@ pub enum OpError {
     /// No kernel for these operands; the host can run the node.
     #[error("no kernel: {0}")]
     NoKernel(String),
+    /// The body of a node failed.
+    #[error("{0}")]
+    Body(String),
     /// A shape expression failed.
     #[error(transparent)]
     Dim(#[from] DimError),
@@ -400,8 +404,13 @@ pub trait Attributes {
     fn tensor(&self, name: &str) -> OpResult<Option<HostTensor>>;
     /// A string.
     fn string(&self, name: &str) -> OpResult<Option<String>>;
+    /// A list of strings.
+    fn strings(&self, name: &str) -> OpResult<Option<Vec<String>>>;
     /// A list of floats.
     fn floats(&self, name: &str) -> OpResult<Option<Vec<f32>>>;
+    /// A graph that the node runs. What it reads of the graphs around it becomes further operands of the node, behind those
+    /// that [`Attributes::input_count`] counts and behind the first `after`.
+    fn graph(&self, name: &str, after: usize) -> OpResult<Option<Body>>;
     /// Number of results, trailing omitted ones not counted.
     fn output_count(&self) -> usize;
 }
@@ -464,41 +473,60 @@ pub mod case;
 pub mod window;
 
 ops! {
+    arg_max,
     attention,
     axes_norm,
     batch_norm,
     cast_like,
     col2im,
+    compress,
     concat,
     constant_of_shape,
     conv,
     conv_transpose,
+    cumulative,
     depth_to_space,
+    det,
     dropout,
+    einsum,
     expand,
+    eye_like,
     gather,
     gather_e0m,
+    gather_elements,
+    gather_nd,
     gemm,
     global_pool,
     grid_sample,
+    if_else,
     kv_append,
     log_softmax,
+    loop_body,
     lrn,
     matmul,
     matmul_e0m,
     matmul_integer,
+    non_max_suppression,
+    non_zero,
     norm,
+    one_hot,
     pad,
     pointwise,
     pool,
     quantize_linear,
     range,
+    recurrent,
     reduce,
     reshape,
     resize,
+    reverse_sequence,
     rms_norm,
     roi_align,
     rotary,
+    rotary_embedding,
+    scan,
+    scatter,
+    sdpa,
     shape_of,
     size_of,
     slice,
@@ -507,6 +535,8 @@ ops! {
     tile,
     top_k,
     transpose,
+    trilu,
+    unique,
 }
 
 /// A non-negative axis below `rank` from ONNX's signed form.

@@ -147,6 +147,10 @@ impl Op for Pad {
         matches!(input, 0 | 2)
     }
 
+    fn moves(&self, input: usize) -> bool {
+        matches!(input, 0 | 2) && self.value == 0.0
+    }
+
     fn keeps_precision(&self) -> bool {
         true
     }

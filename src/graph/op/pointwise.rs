@@ -21,6 +21,7 @@ mod functions;
 mod import;
 mod legacy;
 
+pub(super) use dims::arithmetic;
 pub use functions::{Binary, Unary};
 pub use legacy::AxisBroadcast;
 

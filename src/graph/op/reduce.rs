@@ -8,8 +8,10 @@ use super::case::{Case, input};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, axis, onnx, operand, strides};
 use crate::backend::kernel::Kernel;
 use crate::plan::lower::{Call, LowerCx};
-use crate::shape::{Dim, Fact, Shape, product};
+use crate::shape::{Dim, Fact, Known, Shape, product};
 use crate::tensor::HostTensor;
+
+mod dims;
 
 static KERNEL: Kernel = crate::kernel!(reduce { rows: U32, cols: U32, factor: F32 } [x: In Elem, y: Out Elem]);
 
@@ -104,7 +106,11 @@ impl Op for Reduce {
             None => None,
         };
         let axes = self.axes(x.shape.rank(), list)?;
-        Ok(vec![Fact::new(x.dtype, Shape(self.shape(&x.shape.0, &axes)))])
+        let mut fact = Fact::new(x.dtype, Shape(self.shape(&x.shape.0, &axes)));
+        if let Some(elements) = dims::known(self.kind, cx, x, &axes) {
+            fact.known = Known::Dims(elements);
+        }
+        Ok(vec![fact])
     }
 
     fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {

@@ -118,7 +118,8 @@ fn compare(known: &Constraints, f: Binary, a: &Dim, b: &Dim) -> Option<bool> {
     }
 }
 
-fn arithmetic(known: &Constraints, f: Binary, a: &Dim, b: &Dim) -> Option<Dim> {
+/// A function of two integers other than a comparison.
+pub(in crate::graph::op) fn arithmetic(known: &Constraints, f: Binary, a: &Dim, b: &Dim) -> Option<Dim> {
     match f {
         Binary::Add => a.add(b).ok(),
         Binary::Sub => a.sub(b).ok(),
@@ -143,10 +144,21 @@ fn arithmetic(known: &Constraints, f: Binary, a: &Dim, b: &Dim) -> Option<Dim> {
                 return None;
             }
             // Truncation and flooring agree on what is not negative, and where nothing remains.
-            a.exact_div(b).or_else(|| {
-                let divisor = b.as_const()?;
-                if at_least(known, a, 0) == Some(true) { a.floor_div(divisor).ok() } else { None }
-            })
+            known.divide(a, b).or_else(|| if at_least(known, a, 0) == Some(true) { a.div_floor(b).ok() } else { None })
+        }
+        Binary::Mod | Binary::FMod => {
+            if let (Some(_), Some(_)) = (a.as_const(), b.as_const()) {
+                return Some(f.ints(a.as_const()?, b.as_const()?).into()).filter(|_| !b.is(0));
+            }
+            if at_least(known, b, 1) != Some(true) {
+                return None;
+            }
+            if known.divide(a, b).is_some() {
+                return Some(0.into());
+            }
+            // The two differ where the dividend is negative.
+            let plain = f == Binary::Mod || at_least(known, a, 0) == Some(true);
+            if plain { a.modulo(b).ok() } else { None }
         }
         Binary::Pow => {
             let exponent = b.as_const().filter(|n| (0..=8).contains(n))?;
