@@ -185,8 +185,14 @@ fn group_into(
         constant(lo)
     } else {
         // A grid of few levels far apart may be met less well than its weights are without it.
-        let candidates = [source_grid(bits, weights, lo, hi, sorted), nearest(bits, weights, lo, hi)];
-        let found = candidates.into_iter().flatten().map(|c| (largest_error(bits, weights, c), c));
+        let candidates = [
+            source_grid(bits, weights, lo, hi, sorted),
+            nearest(bits, weights, lo, hi),
+        ];
+        let found = candidates
+            .into_iter()
+            .flatten()
+            .map(|c| (largest_error(bits, weights, c), c));
         found.reduce(|a, b| if b.0 < a.0 { b } else { a }).map(|(_, c)| c)
     };
     let (scale, bias) = found.ok_or_else(|| QuantError::Range {
@@ -674,7 +680,10 @@ mod tests {
             let y = back(bits, &[0.0, 1e-7, 3e-7]);
             assert_eq!(y[0], 0.0);
             let y = back(bits, &[4.6420607e-4, -1.5007236e-3]);
-            assert!((y[0] - 4.6420607e-4).abs() < 1.4e-4 / if bits == Bits::Four { 1.0 } else { 16.0 }, "{y:?}");
+            assert!(
+                (y[0] - 4.6420607e-4).abs() < 1.4e-4 / if bits == Bits::Four { 1.0 } else { 16.0 },
+                "{y:?}"
+            );
             let y = back(bits, &[0.01, -0.02, 100.0, 0.0]);
             assert!((y[2] - 100.0).abs() < 7.0 && y[3] == 0.0);
             assert!(quantize_group(bits, &[-3e38, 3e38]).is_err());
