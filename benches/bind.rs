@@ -55,7 +55,13 @@ fn bind(c: &mut Criterion) {
     for spec in [SMOLLM2, llama] {
         let [_, decode] = plan(write(&spec).path(), 2048);
         assert!(decode.padding.is_ok(), "{:?}", decode.padding);
-        let past = decode.bounds().iter().next().expect("the length of the cache").0.clone();
+        let past = decode
+            .bounds()
+            .iter()
+            .next()
+            .expect("the length of the cache")
+            .0
+            .clone();
         let at = |v: i64| {
             let mut b = Bindings::new();
             b.set(&past, v);
@@ -67,15 +73,21 @@ fn bind(c: &mut Criterion) {
         let mut group = c.benchmark_group(format!("bind {}, {} steps", spec.name, decode.steps.len()));
         for (name, values) in [("within a block", block.as_slice()), ("across its end", &ends)] {
             let mut bound = Bound::default();
-            values.iter().for_each(|b| decode.bind(b, &mut bound).expect("a length within bounds"));
+            values
+                .iter()
+                .for_each(|b| decode.bind(b, &mut bound).expect("a length within bounds"));
             let before = bound.evaluated();
-            values.iter().for_each(|b| decode.bind(b, &mut bound).expect("a length within bounds"));
+            values
+                .iter()
+                .for_each(|b| decode.bind(b, &mut bound).expect("a length within bounds"));
             let each = (bound.evaluated() - before) as f64 / values.len() as f64;
             let mut i = 0;
             group.bench_function(format!("{name}, {each:.1} expressions"), |b| {
                 b.iter(|| {
                     i = (i + 1) % values.len();
-                    decode.bind(black_box(&values[i]), &mut bound).expect("a length within bounds");
+                    decode
+                        .bind(black_box(&values[i]), &mut bound)
+                        .expect("a length within bounds");
                 });
             });
         }
