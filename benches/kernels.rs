@@ -41,9 +41,8 @@ fn product(
     derive::derive(&mut graph).ok()?;
     let options = Options {
         float: DType::F16,
-        fixed: Bindings::new(),
         bounds: Bindings::new(),
-        state_rows: 0,
+        ..Options::default()
     };
     let plan = Plan::compile(&graph, backend.caps(), &options).ok()?;
     let mut session = Session::new(backend, &graph, vec![plan]).ok()?;

@@ -20,6 +20,7 @@ KERNEL {
   __local VEC query[ROWS * PARTS];
   __local float weight[ROWS * KEYS];
   uint lid = get_local_id(0), head = get_group_id(0), row0 = get_group_id(1) * ROWS;
+  uint keys = live_at(p.live_keys);
   uint kv = head / (p.heads / p.kv_heads);
   for (uint i = lid; i < ROWS * DIM; i += WG) {
     uint row = min(row0 + i / DIM, p.rows - 1);
@@ -34,9 +35,9 @@ KERNEL {
     sum[i] = (VEC)(0.0f);
     total[i] = 0.0f;
   }
-  for (uint first = 0; first < p.keys; first += KEYS) {
+  for (uint first = 0; first < keys; first += KEYS) {
     for (uint t = lid; t < KEYS; t += WG) {
-      uint key = min(first + t, p.keys - 1), base = (key * p.kv_heads + kv) * PARTS;
+      uint key = min(first + t, keys - 1), base = (key * p.kv_heads + kv) * PARTS;
       VEC dots[ROWS];
       for (uint r = 0; r < ROWS; r++) dots[r] = (VEC)(0.0f);
       for (uint i = 0; i < PARTS; i++) {
@@ -48,7 +49,7 @@ KERNEL {
 #ifdef HAS_MASK
         score += mask_at(min(row0 + r, p.rows - 1) * p.keys + key);
 #endif
-        weight[r * KEYS + t] = first + t < p.keys ? score : -3.0e38f;
+        weight[r * KEYS + t] = first + t < keys ? score : -3.0e38f;
       }
     }
     barrier(CLK_LOCAL_MEM_FENCE);
@@ -64,7 +65,7 @@ KERNEL {
     for (uint r = 0; r < ROWS; r++)
       for (uint t = lid; t < KEYS; t += WG) weight[r * KEYS + t] = exp(weight[r * KEYS + t] - top[r]);
     barrier(CLK_LOCAL_MEM_FENCE);
-    uint count = min((uint)KEYS, p.keys - first);
+    uint count = min((uint)KEYS, keys - first);
     for (uint i = 0; i < OWNED; i++) {
       uint r = min((lid + i * WG) / PARTS, (uint)(ROWS - 1)), part = (lid + i * WG) % PARTS;
       VEC s = sum[i] * keep[r];

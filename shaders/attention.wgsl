@@ -16,6 +16,7 @@ var<workgroup> weight: array<f32, ROWS * KEYS>;
 fn attention(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let head = group.x;
   let row0 = group.y * ROWS;
+  let keys = u32(live_at(p.live_keys));
   let kv = head / (p.heads / p.kv_heads);
   for (var i = lid; i < ROWS * PARTS; i += WG) {
     let row = min(row0 + i / PARTS, p.rows - 1u);
@@ -31,9 +32,9 @@ fn attention(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_
   for (var r = 0u; r < ROWS; r++) { top[r] = -3.0e38; }
   var sum: array<VEC, OWNED>;
   var total: array<f32, OWNED>;
-  for (var first = 0u; first < p.keys; first += KEYS) {
+  for (var first = 0u; first < keys; first += KEYS) {
     for (var t = lid; t < KEYS; t += WG) {
-      let key = min(first + t, p.keys - 1u);
+      let key = min(first + t, keys - 1u);
       let base = (key * p.kv_heads + kv) * PARTS;
       var dots: array<VEC, ROWS>;
       for (var i = 0u; i < PARTS; i++) {
@@ -49,7 +50,7 @@ fn attention(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_
 #ifdef HAS_MASK
         score += mask_at(min(row0 + r, p.rows - 1u) * p.keys + key);
 #endif
-        weight[r * KEYS + t] = select(-3.0e38, score, first + t < p.keys);
+        weight[r * KEYS + t] = select(-3.0e38, score, first + t < keys);
       }
     }
     workgroupBarrier();
@@ -68,7 +69,7 @@ fn attention(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_
       }
     }
     workgroupBarrier();
-    let count = min(KEYS, p.keys - first);
+    let count = min(KEYS, keys - first);
     for (var i = 0u; i < OWNED; i++) {
       let r = min((lid + i * WG) / PARTS, ROWS - 1u);
       let part = (lid + i * WG) % PARTS;

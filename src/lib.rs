@@ -52,6 +52,7 @@
 //! * [`backend`]: OpenCL and wgpu behind one trait, and the kernels as data;
 //! * [`session`]: plans on a device;
 //! * [`llm`]: tokens in, tokens out;
+//! * [`inspect`]: what running a model takes, from its file alone;
 //! * [`cli`]: the command `tlite`;
 //! * [`mod@tensor`], [`mod@error`]: host values, and errors that name their place.
 //!
@@ -80,6 +81,7 @@ pub mod cli;
 pub mod error;
 pub mod gguf;
 pub mod graph;
+pub mod inspect;
 pub mod llm;
 mod mapped;
 pub mod new_folder;

@@ -4,13 +4,12 @@
 //! operands, access conflicts; and at each run the limits of the grid.
 
 use crate::backend::kernel::Role;
-use crate::backend::{
-    Backend, BackendError, BufferId, Caps, Command, KernelId, Launch, RecordingId, Stats, View,
-};
+use crate::backend::{Backend, BackendError, BufferId, Caps, Command, KernelId, RecordingId, Stats, View};
 use crate::error::{Error, Result, Stage};
-use crate::graph::Graph;
+use crate::graph::{Graph, OpError};
+use crate::plan::host::{self, HostRead};
 use crate::plan::lower::{Pack, WeightKey};
-use crate::plan::{Place, Plan, Port};
+use crate::plan::{Bound, Place, Plan, Port, Segment, bind};
 use crate::shape::Bindings;
 use crate::tensor::{DType, HostTensor};
 use half::f16;
@@ -19,9 +18,18 @@ use std::sync::Arc;
 
 struct Loaded {
     plan: Plan,
-    recording: RecordingId,
-    launch: Launch,
-    scratch: Vec<i64>,
+    /// One for each segment on the device, in order.
+    recordings: Vec<RecordingId>,
+    bound: Bound,
+    /// The table of values that change at every step.
+    live: View,
+    /// Values that the host keeps during a run.
+    host: Vec<Option<HostTensor>>,
+    kernels: Vec<KernelId>,
+    /// Inputs of a plan whose memory is taken when their sizes are known.
+    pending: Vec<Option<HostTensor>>,
+    /// Shapes of the inputs as last written, in the order of the plan's inputs and unread inputs.
+    written: Vec<Option<Vec<usize>>>,
 }
 
 /// One graph on one device, with several plans that share weights and states.
@@ -37,6 +45,19 @@ pub struct Session {
 impl std::fmt::Debug for Session {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Session on {}", self.backend.caps().device)
+    }
+}
+
+/// Why a tensor did not get to the device.
+enum Upload {
+    /// It does not fit; the caller knows its name.
+    Wrong(String),
+    Failed(Error),
+}
+
+impl From<Error> for Upload {
+    fn from(e: Error) -> Self {
+        Self::Failed(e)
     }
 }
 
@@ -96,14 +117,14 @@ impl Session {
             plans: Vec::new(),
             bytes: Vec::new(),
         };
-        session.upload(graph, &plans)?;
+        session.upload_weights(graph, &plans)?;
         for plan in plans {
             session.load(plan)?;
         }
         Ok(session)
     }
 
-    fn upload(&mut self, graph: &Graph, plans: &[Plan]) -> Result<()> {
+    fn upload_weights(&mut self, graph: &Graph, plans: &[Plan]) -> Result<()> {
         let mut keys: Vec<&WeightKey> = Vec::new();
         for key in plans.iter().flat_map(|p| &p.weights) {
             if !keys.contains(&key) {
@@ -115,6 +136,14 @@ impl Session {
             let tensor = constant(graph, key)?;
             let bytes = pack(tensor, &key.pack)
                 .map_err(|e| Error::other(Stage::Plan, format!("weight \"{name}\": {e}")))?;
+            let planned = key.pack.bytes(tensor.shape());
+            if planned != Some(bytes.len() as u64) {
+                let what = format!(
+                    "weight \"{name}\": planned with {planned:?} bytes, packed into {}",
+                    bytes.len()
+                );
+                return Err(Error::other(Stage::Plan, what));
+            }
             let view = create(self.backend.as_mut(), name, bytes.len() as u64)?;
             self.backend
                 .write(view, &bytes)
@@ -124,20 +153,73 @@ impl Session {
         Ok(())
     }
 
-    fn view(&self, plan: &Plan, place: Place) -> Option<View> {
+    fn view(&self, plan: &Plan, live: View, place: Place) -> Option<View> {
         match place {
-            Place::Arena { offset, len } => Some(View {
+            Place::Arena { offset, len, .. } => Some(View {
                 buffer: self.arena.buffer,
                 offset,
                 len: len.next_multiple_of(4),
             }),
             Place::Weight(i) => self.weights.get(plan.weights.get(i)?).copied(),
             Place::State(i) => self.states.get(i).copied(),
+            Place::Live => Some(live),
         }
     }
 
     fn load(&mut self, plan: Plan) -> Result<()> {
         let kernels = compile(self.backend.as_mut(), &plan)?;
+        let live = create(self.backend.as_mut(), "live values", plan.live_bytes())?;
+        let ports = plan.inputs.len() + plan.unread.len();
+        self.plans.push(Loaded {
+            recordings: Vec::new(),
+            bound: Bound::default(),
+            live,
+            host: vec![None; plan.host_values()],
+            kernels,
+            pending: vec![None; ports],
+            written: vec![None; ports],
+            plan,
+        });
+        let last = self.plans.len() - 1;
+        if self.plans[last].plan.is_open() {
+            Ok(())
+        } else {
+            self.record(last)
+        }
+    }
+
+    /// Takes memory for an open plan, for values up to `bindings`, and records again what the old memory was bound to.
+    fn grow(&mut self, plan: usize, bindings: &Bindings) -> Result<()> {
+        let Some(loaded) = self.plans.get_mut(plan) else {
+            return Ok(());
+        };
+        loaded.plan.reserve(bindings)?;
+        loaded.bound = Bound::default();
+        let bytes = loaded.plan.memory.arena.next_multiple_of(16);
+        let mut again = vec![plan];
+        if bytes > self.arena.len {
+            again = (0..self.plans.len())
+                .filter(|i| *i == plan || !self.plans[*i].recordings.is_empty())
+                .collect();
+        }
+        for i in &again {
+            for r in std::mem::take(&mut self.plans[*i].recordings) {
+                self.backend.release(r);
+            }
+        }
+        if bytes > self.arena.len {
+            self.backend.destroy_buffer(self.arena.buffer);
+            self.arena = create(self.backend.as_mut(), "arena", bytes)?;
+        }
+        again.into_iter().try_for_each(|i| self.record(i))
+    }
+
+    /// Checks every dispatch of a plan and records its segments.
+    fn record(&mut self, index: usize) -> Result<()> {
+        let Some(loaded) = self.plans.get(index) else {
+            return Ok(());
+        };
+        let (plan, kernels, live) = (&loaded.plan, &loaded.kernels, loaded.live);
         let caps = self.backend.caps().clone();
         let mut commands = Vec::with_capacity(plan.steps.len());
         for (step, i) in plan.steps.iter().zip(0u32..) {
@@ -155,7 +237,7 @@ impl Session {
                 .args
                 .iter()
                 .map(|p| {
-                    self.view(&plan, *p)
+                    self.view(&plan, live, *p)
                         .ok_or_else(|| wrong(format!("{p:?} does not exist")))
                 })
                 .collect::<Result<_>>()?;
@@ -212,16 +294,16 @@ impl Session {
                 params: step.params.clone(),
             });
         }
-        let recording = self
-            .backend
-            .record(&commands)
-            .map_err(|e| Error::device(Stage::Plan, "recording", e))?;
-        self.plans.push(Loaded {
-            plan,
-            recording,
-            launch: Launch::default(),
-            scratch: Vec::new(),
+        let segments = plan.segments.iter().filter_map(|s| match s {
+            Segment::Device(range) => Some(range.clone()),
+            Segment::Host(_) => None,
         });
+        for range in segments.collect::<Vec<_>>() {
+            let part = commands.get(range).unwrap_or_default();
+            let recording = self.backend.record(part);
+            let recording = recording.map_err(|e| Error::device(Stage::Plan, "recording", e))?;
+            self.plans[index].recordings.push(recording);
+        }
         Ok(())
     }
 
@@ -250,84 +332,339 @@ impl Session {
     }
 
     fn port_view(&self, loaded: &Loaded, port: &Port) -> Result<View> {
-        self.view(&loaded.plan, port.place)
-            .ok_or_else(|| Error::other(Stage::Run, format!("\"{}\" has no place", port.name)))
+        port.place
+            .and_then(|place| self.view(&loaded.plan, loaded.live, place))
+            .ok_or_else(|| {
+                Error::other(
+                    Stage::Run,
+                    format!("\"{}\" has no place on the device", port.name),
+                )
+            })
     }
 
-    /// Writes an input of `plan`, before every run: a step may work in place of it. An input that no step reads is accepted and ignored. Integers are range-checked to
-    /// 32 bits, floats become the device's storage type.
+    /// Writes an input of `plan`, before every run: a step may work in place of it. An input that nothing reads is only
+    /// checked. Integers are range-checked to 32 bits, floats become the device's storage type. The run checks the shape.
     pub fn write(&mut self, plan: usize, name: &str, tensor: &HostTensor) -> Result<()> {
         let loaded = self.loaded(plan)?;
-        let Some(port) = loaded.plan.input(name) else {
-            if loaded.plan.unread.iter().any(|n| n == name) {
-                return Ok(());
-            }
+        let p = &loaded.plan;
+        let Some(at) = p.inputs.iter().chain(&p.unread).position(|p| p.name == name) else {
+            let known: Vec<&str> = p
+                .inputs
+                .iter()
+                .chain(&p.unread)
+                .map(|p| p.name.as_str())
+                .collect();
             return Err(Error::other(
                 Stage::Run,
-                format!("the model has no input \"{name}\""),
+                format!("the model has no input \"{name}\"; it has {}", known.join(", ")),
             ));
         };
-        let mut view = self.port_view(loaded, port)?;
-        let device = port.device;
-        let bytes = to_device(tensor, device)
-            .map_err(|e| Error::other(Stage::Run, format!("input \"{name}\": {e}")))?;
-        if bytes.len() as u64 > view.len {
-            return Err(Error::other(
-                Stage::Run,
-                format!(
-                    "input \"{name}\" is {} bytes, the plan has room for {}",
-                    bytes.len(),
-                    view.len
-                ),
-            ));
+        let wrong = |what: String| Error::other(Stage::Run, format!("input \"{name}\": {what}"));
+        let port = p
+            .inputs
+            .get(at)
+            .or_else(|| p.unread.get(at - p.inputs.len()))
+            .cloned();
+        let port = port.ok_or_else(|| wrong("no port".to_owned()))?;
+        if port.dtype != tensor.dtype() {
+            return Err(wrong(format!(
+                "expected elements of type {}, found {}",
+                port.dtype,
+                tensor.dtype()
+            )));
         }
-        view.len = bytes.len() as u64;
-        self.backend
-            .write(view, &bytes)
-            .map_err(|e| Error::device(Stage::Run, format!("writing \"{name}\""), e))
-    }
-
-    fn bind(&mut self, plan: usize, bindings: &Bindings) -> Result<()> {
-        let max_grid = self.backend.caps().max_grid;
-        let loaded = self
-            .plans
-            .get_mut(plan)
-            .ok_or_else(|| Error::other(Stage::Run, format!("no plan {plan}")))?;
-        loaded
-            .plan
-            .bind(bindings, &mut loaded.scratch, &mut loaded.launch)?;
-        for (grid, step) in loaded.launch.grids.iter().zip(&loaded.plan.steps) {
-            if grid.iter().any(|g| *g > max_grid) {
-                let spec = &loaded.plan.kernels[step.kernel];
-                return Err(Error::other(
-                    Stage::Run,
-                    format!(
-                        "kernel {spec}, nodes \"{}\": grid {grid:?}, the device's limit is {max_grid}",
-                        step.nodes.join("\", \"")
-                    ),
-                ));
+        if port.shape.rank() != tensor.shape().len() {
+            return Err(wrong(format!(
+                "expected shape {}, found {:?}",
+                port.shape,
+                tensor.shape()
+            )));
+        }
+        let later = loaded.plan.is_open();
+        if port.place.is_some() && !later {
+            self.upload(plan, &port, tensor).map_err(|e| match e {
+                Upload::Wrong(what) => wrong(what),
+                Upload::Failed(e) => e,
+            })?;
+        }
+        let Some(loaded) = self.plans.get_mut(plan) else {
+            return Ok(());
+        };
+        if let Some(slot) = loaded.pending.get_mut(at).filter(|_| later) {
+            *slot = Some(tensor.clone());
+        }
+        if let Some(slot) = port.host.and_then(|i| loaded.host.get_mut(i)) {
+            *slot = Some(tensor.clone());
+        }
+        if let Some(slot) = loaded.written.get_mut(at) {
+            match slot {
+                Some(shape) => {
+                    shape.clear();
+                    shape.extend_from_slice(tensor.shape());
+                }
+                None => *slot = Some(tensor.shape().to_vec()),
             }
         }
         Ok(())
     }
 
-    /// Queues one run of `plan`.
-    pub fn run(&mut self, plan: usize, bindings: &Bindings) -> Result<()> {
-        self.bind(plan, bindings)?;
-        let loaded = &self.plans[plan];
-        self.backend
-            .submit(loaded.recording, &loaded.launch)
-            .map_err(|e| Error::device(Stage::Run, "submitting", e))
+    /// Writes a tensor to the place of a port.
+    fn upload(&mut self, plan: usize, port: &Port, tensor: &HostTensor) -> Result<(), Upload> {
+        let mut view = self.port_view(self.loaded(plan)?, port)?;
+        let bytes = to_device(tensor, port.device).map_err(Upload::Wrong)?;
+        if bytes.len() as u64 > view.len {
+            let what = format!("{} bytes, the plan has room for {}", bytes.len(), view.len);
+            return Err(Upload::Wrong(what));
+        }
+        view.len = bytes.len() as u64;
+        let name = &port.name;
+        let written = self.backend.write(view, &bytes);
+        Ok(written.map_err(|e| Error::device(Stage::Run, format!("writing \"{name}\""), e))?)
     }
 
-    /// Runs `plan` and returns for each step its kernel, nodes and device time in nanoseconds.
+    /// The values of all symbols that the shapes of inputs determine, from the tensors written last.
+    pub fn bindings(&self, plan: usize) -> Result<Bindings> {
+        let loaded = self.loaded(plan)?;
+        let ports = loaded.plan.inputs.iter().chain(&loaded.plan.unread);
+        let shapes = ports
+            .zip(&loaded.written)
+            .filter_map(|(p, s)| Some((p, s.as_deref()?)));
+        bind::solve(shapes)
+    }
+
+    fn bind(&mut self, plan: usize, bindings: &Bindings) -> Result<()> {
+        if self.loaded(plan)?.plan.must_grow(bindings) {
+            self.grow(plan, bindings)?;
+        }
+        let Some(loaded) = self.plans.get_mut(plan) else {
+            return Err(Error::other(Stage::Run, format!("no plan {plan}")));
+        };
+        let (p, bound) = (&loaded.plan, &mut loaded.bound);
+        p.bind(bindings, bound)?;
+        for (port, shape) in p.inputs.iter().chain(&p.unread).zip(&loaded.written) {
+            let Some(shape) = shape else { continue };
+            bind::check_shape(
+                &format_args!("input \"{}\"", port.name),
+                &port.shape,
+                shape,
+                bound.bindings(),
+            )?;
+        }
+        for (i, symbol, part) in &p.defined_by_inputs {
+            let value = p
+                .inputs
+                .get(*i)
+                .and_then(|p| p.host)
+                .and_then(|h| loaded.host.get(h)?.as_ref());
+            let value = value.and_then(|t| host::part(t, *part)).ok_or_else(|| {
+                Error::other(
+                    Stage::Run,
+                    format!("the input that defines {symbol} was not written"),
+                )
+            })?;
+            p.define(symbol, value, bound)?;
+        }
+        for at in 0..self.loaded(plan)?.pending.len() {
+            let Some(loaded) = self.plans.get_mut(plan) else {
+                return Ok(());
+            };
+            let Some(tensor) = loaded.pending[at].take() else {
+                continue;
+            };
+            let port = loaded.plan.inputs.get(at).filter(|p| p.place.is_some()).cloned();
+            let Some(port) = port else { continue };
+            self.upload(plan, &port, &tensor).map_err(|e| match e {
+                Upload::Wrong(what) => Error::other(Stage::Run, format!("input \"{}\": {what}", port.name)),
+                Upload::Failed(e) => e,
+            })?;
+        }
+        self.refresh(plan)
+    }
+
+    /// Checks the grids and writes the table of live values, where they changed.
+    fn refresh(&mut self, plan: usize) -> Result<()> {
+        let max_grid = self.backend.caps().max_grid;
+        let Some(loaded) = self.plans.get_mut(plan) else {
+            return Ok(());
+        };
+        if loaded.bound.take_grids() {
+            for (grid, step) in loaded.bound.launch.grids.iter().zip(&loaded.plan.steps) {
+                if grid.iter().any(|g| *g > max_grid) {
+                    let spec = &loaded.plan.kernels[step.kernel];
+                    return Err(Error::other(
+                        Stage::Run,
+                        format!(
+                            "kernel {spec}, nodes \"{}\": grid {grid:?}, the device's limit is {max_grid}",
+                            step.nodes.join("\", \"")
+                        ),
+                    ));
+                }
+            }
+        }
+        if loaded.bound.take_live() && !loaded.bound.live.is_empty() {
+            let written = self
+                .backend
+                .write(loaded.live, bytemuck::cast_slice(&loaded.bound.live));
+            written.map_err(|e| Error::device(Stage::Run, "writing the live values", e))?;
+        }
+        Ok(())
+    }
+
+    /// Runs `plan`: segments on the device are queued, nodes on the host wait for the values that they read.
+    pub fn run(&mut self, plan: usize, bindings: &Bindings) -> Result<()> {
+        self.bind(plan, bindings)?;
+        self.walk(plan, &mut |session, recording| {
+            let launch = &session.plans[plan].bound.launch;
+            session
+                .backend
+                .submit(recording, launch)
+                .map_err(|e| Error::device(Stage::Run, "submitting", e))
+        })
+    }
+
+    /// Walks through the segments of a plan, which is bound; `submit` gets each recording.
+    fn walk(
+        &mut self,
+        plan: usize,
+        submit: &mut dyn FnMut(&mut Self, RecordingId) -> Result<()>,
+    ) -> Result<()> {
+        let (mut recording, mut segment) = (0, 0);
+        loop {
+            let Some(next) = self.loaded(plan)?.plan.segments.get(segment).cloned() else {
+                return Ok(());
+            };
+            match next {
+                Segment::Device(_) => {
+                    self.refresh(plan)?;
+                    let id = self.loaded(plan)?.recordings.get(recording).copied();
+                    let id = id.ok_or_else(|| Error::other(Stage::Run, "a segment without a recording"))?;
+                    submit(self, id)?;
+                    recording += 1;
+                }
+                Segment::Host(i) => self.run_on_host(plan, i)?,
+            }
+            segment += 1;
+        }
+    }
+
+    /// Runs one node on the host: reads back what only the device has, evaluates, uploads what kernels read.
+    fn run_on_host(&mut self, plan: usize, step: usize) -> Result<()> {
+        let Some(step) = self.loaded(plan)?.plan.host.get(step).cloned() else {
+            return Ok(());
+        };
+        let fail = |source: OpError, inputs: &[Option<HostTensor>]| {
+            let facts: Vec<String> = inputs
+                .iter()
+                .map(|t| t.as_ref().map_or_else(|| "-".to_owned(), |t| format!("{t:?}")))
+                .collect();
+            Error::Node {
+                stage: Stage::Run,
+                op: step.op.as_ref().map_or("value", |o| o.name()).to_owned(),
+                node: step.name.clone(),
+                inputs: facts.join(", "),
+                source: source.into(),
+            }
+        };
+        let mut inputs = Vec::with_capacity(step.reads.len());
+        for read in &step.reads {
+            inputs.push(match read {
+                None => None,
+                Some(read) => Some(self.host_operand(plan, &step.name, read)?),
+            });
+        }
+        let results = match &step.op {
+            Some(op) => {
+                let operands: Vec<Option<&HostTensor>> = inputs.iter().map(Option::as_ref).collect();
+                op.eval(&operands).map_err(|e| fail(e, &inputs))?
+            }
+            None => inputs.iter().flatten().cloned().collect(),
+        };
+        if results.len() < step.writes.len() {
+            return Err(fail(
+                OpError::expected("results", step.writes.len(), results.len()),
+                &inputs,
+            ));
+        }
+        for (write, tensor) in step.writes.iter().zip(results) {
+            let Some(loaded) = self.plans.get_mut(plan) else {
+                return Ok(());
+            };
+            for (symbol, part) in &write.defines {
+                let value = host::part(&tensor, *part).ok_or_else(|| {
+                    fail(
+                        OpError::expected(
+                            format!("result for {symbol}"),
+                            format!("{part:?}"),
+                            format!("{tensor:?}"),
+                        ),
+                        &inputs,
+                    )
+                })?;
+                loaded.plan.define(symbol, value, &mut loaded.bound)?;
+            }
+            let name = format_args!("result \"{}\" of node \"{}\"", write.port.name, step.name);
+            bind::check_shape(&name, &write.port.shape, tensor.shape(), loaded.bound.bindings())?;
+            let computed =
+                step.op.is_some() || matches!(step.reads.first(), Some(Some(HostRead::Dims { .. })));
+            if write.port.place.is_some() && computed {
+                self.upload(plan, &write.port, &tensor).map_err(|e| match e {
+                    Upload::Wrong(what) => {
+                        Error::other(Stage::Run, format!("result \"{}\": {what}", write.port.name))
+                    }
+                    Upload::Failed(e) => e,
+                })?;
+            }
+            let host = self
+                .plans
+                .get_mut(plan)
+                .and_then(|l| l.host.get_mut(write.port.host?));
+            if let Some(slot) = host {
+                *slot = Some(tensor);
+            }
+        }
+        Ok(())
+    }
+
+    fn host_operand(&mut self, plan: usize, node: &str, read: &HostRead) -> Result<HostTensor> {
+        let loaded = self.loaded(plan)?;
+        let missing = || {
+            Error::other(
+                Stage::Run,
+                format!("node \"{node}\" reads a value that was not written"),
+            )
+        };
+        match read {
+            HostRead::Const(t) => Ok(t.as_ref().clone()),
+            HostRead::Host(i) => loaded.host.get(*i).and_then(Clone::clone).ok_or_else(missing),
+            HostRead::Dims {
+                dtype,
+                shape,
+                elements,
+            } => {
+                let failed = |e: String| Error::other(Stage::Run, format!("node \"{node}\": {e}"));
+                let shape = shape
+                    .eval(loaded.bound.bindings())
+                    .map_err(|e| failed(e.to_string()))?;
+                let values: Option<Vec<i64>> = elements.iter().map(|e| loaded.bound.value(*e)).collect();
+                HostTensor::from_ints(*dtype, &shape, &values.ok_or_else(missing)?)
+                    .map_err(|e| failed(e.to_string()))
+            }
+            HostRead::Device(port) => self.download(plan, port),
+        }
+    }
+
+    /// Runs `plan` and returns for each step its kernel, nodes and device time in nanoseconds; for a node on the host the
+    /// time that it took here, with its transfers.
     pub fn profile(&mut self, plan: usize, bindings: &Bindings) -> Result<Vec<(String, Vec<String>, u64)>> {
         self.bind(plan, bindings)?;
-        let loaded = &self.plans[plan];
-        let times = self
-            .backend
-            .profile(loaded.recording, &loaded.launch)
-            .map_err(|e| Error::device(Stage::Run, "profiling", e))?;
+        let mut times = Vec::new();
+        self.walk(plan, &mut |session, recording| {
+            let launch = &session.plans[plan].bound.launch;
+            let part = session.backend.profile(recording, launch);
+            times.extend(part.map_err(|e| Error::device(Stage::Run, "profiling", e))?);
+            Ok(())
+        })?;
+        let loaded = self.loaded(plan)?;
         let named = loaded.plan.steps.iter().zip(times);
         Ok(named
             .map(|(s, t)| (loaded.plan.kernels[s.kernel].to_string(), s.nodes.clone(), t))
@@ -341,8 +678,21 @@ impl Session {
         let port = loaded
             .plan
             .output(name)
-            .ok_or_else(|| Error::other(Stage::Run, format!("no output \"{name}\"")))?;
-        let mut view = self.port_view(loaded, port)?;
+            .ok_or_else(|| Error::other(Stage::Run, format!("no output \"{name}\"")))?
+            .clone();
+        if let Some(tensor) = port.host.and_then(|i| loaded.host.get(i)?.as_ref()) {
+            let wrong = |e: String| Error::other(Stage::Run, format!("output \"{name}\": {e}"));
+            let data = tensor.to_f32().map_err(|e| wrong(e.to_string()))?;
+            let part = data.get(first..first + out.len());
+            out.copy_from_slice(part.ok_or_else(|| wrong(format!("{} elements, too few", data.len())))?);
+            return Ok(());
+        }
+        let view = self.port_view(loaded, &port)?;
+        self.read_floats(view, &port, first, out)
+    }
+
+    fn read_floats(&mut self, mut view: View, port: &Port, first: usize, out: &mut [f32]) -> Result<()> {
+        let name = &port.name;
         let device = port.device;
         let size = if device == DType::F16 { 2 } else { 4 };
         let (start, len) = (first * size, (out.len() * size).next_multiple_of(4));
@@ -350,7 +700,7 @@ impl Session {
             return Err(Error::other(
                 Stage::Run,
                 format!(
-                    "output \"{name}\" is {} bytes, {len} asked for from byte {start}",
+                    "\"{name}\" is {} bytes, {len} asked for from byte {start}",
                     view.len
                 ),
             ));
@@ -373,34 +723,47 @@ impl Session {
             other => {
                 return Err(Error::other(
                     Stage::Run,
-                    format!("output \"{name}\" is {other} on the device, not a float"),
+                    format!("\"{name}\" is {other} on the device, not a float"),
                 ));
             }
         }
         Ok(())
     }
 
-    /// Reads a whole output of `plan` under `bindings` in its host type.
-    pub fn read(&mut self, plan: usize, name: &str, bindings: &Bindings) -> Result<HostTensor> {
+    /// Reads a whole output of `plan` in its host type, with the shape of the last run.
+    pub fn read(&mut self, plan: usize, name: &str) -> Result<HostTensor> {
         let loaded = self.loaded(plan)?;
         let port = loaded
             .plan
             .output(name)
             .ok_or_else(|| Error::other(Stage::Run, format!("no output \"{name}\"")))?
             .clone();
-        let tensor_error = |e: String| Error::other(Stage::Run, format!("output \"{name}\": {e}"));
+        if let Some(tensor) = port.host.and_then(|i| loaded.host.get(i)?.clone()) {
+            return Ok(tensor);
+        }
+        self.download(plan, &port)
+    }
+
+    /// Reads the tensor at the place of a port, with its shape in the current run.
+    fn download(&mut self, plan: usize, port: &Port) -> Result<HostTensor> {
+        let loaded = self.loaded(plan)?;
+        let tensor_error = |e: String| Error::other(Stage::Run, format!("\"{}\": {e}", port.name));
         let shape = port
             .shape
-            .eval(bindings)
+            .eval(loaded.bound.bindings())
             .map_err(|e| tensor_error(e.to_string()))?;
         let count: usize = shape.iter().product();
+        if count == 0 {
+            return HostTensor::zeros(port.dtype, &shape).map_err(|e| tensor_error(e.to_string()));
+        }
+        let view = self.port_view(loaded, port)?;
         if port.device.is_float() {
             let mut data = vec![0f32; count];
-            self.read_f32(plan, name, 0, &mut data)?;
+            self.read_floats(view, port, 0, &mut data)?;
             return HostTensor::from_floats(port.dtype, &shape, &data)
                 .map_err(|e| tensor_error(e.to_string()));
         }
-        let mut view = self.port_view(self.loaded(plan)?, &port)?;
+        let mut view = view;
         if (count * 4) as u64 > view.len {
             return Err(tensor_error(format!(
                 "{} bytes, {} asked for",
@@ -412,7 +775,7 @@ impl Session {
         let mut data = vec![0i32; count];
         self.backend
             .read(view, bytemuck::cast_slice_mut(&mut data))
-            .map_err(|e| Error::device(Stage::Run, format!("reading \"{name}\""), e))?;
+            .map_err(|e| Error::device(Stage::Run, format!("reading \"{}\"", port.name), e))?;
         let wide: Vec<i64> = data.iter().map(|v| i64::from(*v)).collect();
         HostTensor::from_ints(port.dtype, &shape, &wide).map_err(|e| tensor_error(e.to_string()))
     }
@@ -469,7 +832,7 @@ fn to_device(t: &HostTensor, device: DType) -> Result<Vec<u8>, String> {
     let mut bytes = match device {
         DType::F32 => bytemuck::cast_slice(&t.to_f32().map_err(|e| e.to_string())?).to_vec(),
         DType::F16 => floats_to_halves(&t.to_f32().map_err(|e| e.to_string())?),
-        DType::U32 => t.bytes().to_vec(),
+        DType::U32 => t.bytes().map_err(|e| e.to_string())?.to_vec(),
         _ => {
             let mut out = Vec::with_capacity(t.len() * 4);
             for v in t.to_i64().map_err(|e| e.to_string())? {
@@ -503,9 +866,10 @@ fn pack(t: &HostTensor, pack: &Pack) -> Result<Vec<u8>, String> {
         Pack::Rows { dtype, first, count } => {
             let mut shape = t.shape().to_vec();
             let axis = shape.first_mut().ok_or("a tensor without axes has no rows")?;
-            let size = t.bytes().len().checked_div(*axis).unwrap_or(0);
+            let size = t.byte_len().checked_div(*axis).unwrap_or(0);
             let bytes = t
                 .bytes()
+                .map_err(|e| e.to_string())?
                 .get(first * size..(first + count) * size)
                 .ok_or("rows outside the tensor")?;
             *axis = *count;
@@ -522,9 +886,10 @@ fn pack(t: &HostTensor, pack: &Pack) -> Result<Vec<u8>, String> {
         } => {
             // Items of 4 bytes: words of codes `[rows, columns]`, or pairs of halves `[rows, columns, 2]`.
             let rows = t.shape().first().copied().unwrap_or(1).max(1);
-            let columns = t.bytes().len() / 4 / rows;
+            let bytes = t.bytes().map_err(|e| e.to_string())?;
+            let columns = bytes.len() / 4 / rows;
             let mut out = vec![0u8; (rows * stride * 4).next_multiple_of(8)];
-            for (r, from) in t.bytes().chunks_exact(columns * 4).enumerate() {
+            for (r, from) in bytes.chunks_exact(columns * 4).enumerate() {
                 let part = from
                     .get(first * 4..(first + count) * 4)
                     .ok_or("columns outside the tensor")?;

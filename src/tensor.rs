@@ -86,6 +86,9 @@ pub enum TensorError {
         /// What the tensor holds.
         found: DType,
     },
+    /// The bytes were not loaded; see [`HostTensor::absent`].
+    #[error("{0} is not loaded: the model was read without its weights")]
+    Absent(Arc<str>),
     /// The shape has more elements than this machine can address.
     #[error("shape {0:?} is too large")]
     TooLarge(Vec<usize>),
@@ -109,6 +112,8 @@ enum Storage {
     Owned(Arc<Vec<u64>>),
     /// A part of a shared byte source; may be unaligned.
     Shared { source: Arc<dyn Bytes>, start: usize },
+    /// None; the text says which bytes these would be. Two texts are equal when the bytes are.
+    Absent(Arc<str>),
 }
 
 /// A dense row-major tensor in host memory. Cloning shares the data.
@@ -156,7 +161,7 @@ impl HostTensor {
                 found: self.dtype,
             });
         }
-        let bytes = self.bytes();
+        let bytes = self.bytes()?;
         Ok(bytemuck::try_cast_slice(bytes).map_or_else(
             |_| {
                 Cow::Owned(
@@ -236,6 +241,23 @@ impl HostTensor {
         })
     }
 
+    /// A tensor of which only type and shape are known, for work that needs no more. `what` names the bytes for errors and
+    /// tells them from others: tensors of one `what`, type and shape are equal. Every access to elements is
+    /// [`TensorError::Absent`].
+    pub fn absent(dtype: DType, shape: &[usize], what: &str) -> Result<Self, TensorError> {
+        Ok(Self {
+            dtype,
+            shape: shape.to_vec(),
+            bytes: byte_len(dtype, shape)?,
+            storage: Storage::Absent(what.into()),
+        })
+    }
+
+    /// True when the elements cannot be read; see [`HostTensor::absent`].
+    pub fn is_absent(&self) -> bool {
+        matches!(self.storage, Storage::Absent(_))
+    }
+
     /// Element type.
     pub fn dtype(&self) -> DType {
         self.dtype
@@ -256,13 +278,19 @@ impl HostTensor {
         self.bytes == 0
     }
 
-    /// The little-endian bytes.
-    pub fn bytes(&self) -> &[u8] {
+    /// Number of bytes of the elements.
+    pub fn byte_len(&self) -> usize {
+        self.bytes
+    }
+
+    /// The little-endian bytes; an error for an [absent](HostTensor::absent) tensor.
+    pub fn bytes(&self) -> Result<&[u8], TensorError> {
         let (all, start) = match &self.storage {
             Storage::Owned(words) => (bytemuck::cast_slice::<u64, u8>(words), 0),
             Storage::Shared { source, start } => (source.bytes(), *start),
+            Storage::Absent(what) => return Err(TensorError::Absent(what.clone())),
         };
-        all.get(start..start + self.bytes).unwrap_or(&[])
+        Ok(all.get(start..start + self.bytes).unwrap_or(&[]))
     }
 
     /// The same data under another shape of equal element count.
@@ -300,9 +328,9 @@ impl HostTensor {
             DType::I64 => self.i64s()?.into_owned(),
             DType::I32 => self.i32s()?.iter().map(|v| i64::from(*v)).collect(),
             DType::U32 => self.u32s()?.iter().map(|v| i64::from(*v)).collect(),
-            DType::U8 | DType::Bool => self.bytes().iter().map(|v| i64::from(*v)).collect(),
+            DType::U8 | DType::Bool => self.bytes()?.iter().map(|v| i64::from(*v)).collect(),
             DType::I8 => self
-                .bytes()
+                .bytes()?
                 .iter()
                 .map(|v| i64::from(i8::from_le_bytes([*v])))
                 .collect(),
@@ -353,6 +381,7 @@ impl HostTensor {
 
 impl PartialEq for HostTensor {
     fn eq(&self, other: &Self) -> bool {
+        // The errors of absent tensors say what is absent.
         self.dtype == other.dtype && self.shape == other.shape && self.bytes() == other.bytes()
     }
 }
@@ -388,5 +417,36 @@ mod tests {
         assert!(t.to_f32().is_err());
         assert_eq!(t.reshape(&[1, 2]).unwrap().shape(), [1, 2]);
         assert!(t.reshape(&[3]).is_err());
+    }
+
+    #[test]
+    fn absent_elements_are_never_read_as_zeros() {
+        let t = HostTensor::absent(DType::F32, &[2, 3], "\"w\"").unwrap();
+        let absent = TensorError::Absent("\"w\"".into());
+        assert_eq!(
+            (t.shape(), t.len(), t.byte_len(), t.is_absent()),
+            (&[2, 3][..], 6, 24, true)
+        );
+        assert_eq!(t.bytes(), Err(absent.clone()));
+        assert_eq!(t.f32s(), Err(absent.clone()));
+        assert_eq!(t.to_f32(), Err(absent.clone()));
+        assert_eq!(t.reshape(&[6]).unwrap().f32s(), Err(absent.clone()));
+        for dtype in [
+            DType::I64,
+            DType::I32,
+            DType::U32,
+            DType::U8,
+            DType::I8,
+            DType::Bool,
+        ] {
+            assert_eq!(
+                HostTensor::absent(dtype, &[1], "\"w\"").unwrap().to_i64(),
+                Err(absent.clone())
+            );
+        }
+        assert_eq!(t, HostTensor::absent(DType::F32, &[2, 3], "\"w\"").unwrap());
+        assert_ne!(t, HostTensor::absent(DType::F32, &[2, 3], "\"v\"").unwrap());
+        assert_ne!(t, HostTensor::zeros(DType::F32, &[2, 3]).unwrap());
+        assert!(HostTensor::absent(DType::F32, &[usize::MAX, 2], "\"w\"").is_err());
     }
 }

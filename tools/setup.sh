@@ -5,6 +5,7 @@ set -euo pipefail
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 CACHE=${TLITE_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/transformer-lite}
 MODEL_DIR=$CACHE/smollm2-135m
+ONNX_NODES=$CACHE/onnx-1.22.0-nodes
 RUSTUP_LINE="curl --proto '=https' --tlsv1.2 -sSf https://sh.rustup.rs | sh -s -- -y"
 # A library under the Vulkan drivers complains where this is not set, as in containers.
 export XDG_RUNTIME_DIR=${XDG_RUNTIME_DIR:-${TMPDIR:-/tmp}}
@@ -160,7 +161,7 @@ prepare_model() {
     mkdir -p "$MODEL_DIR"
     setup_python
     have python3 || fail "python3 is needed to fetch the model"
-    python3 "$ROOT/tools/fetch_model.py" "$gguf"
+    python3 "$ROOT/tools/fetch_model.py" "$(basename "$MODEL_DIR")" --dir "$(dirname "$MODEL_DIR")" >/dev/null
     rm -rf "$MODEL_DIR/stamp" "$MODEL_DIR/onnx" "$MODEL_DIR/e0m4"
     say "Converting it to ONNX"
     "$TLITE" convert "$gguf" -o "$MODEL_DIR/onnx" >"$MODEL_DIR/convert.txt"
@@ -171,10 +172,18 @@ prepare_model() {
     model_stamp >"$MODEL_DIR/stamp"
 }
 
+# Puts the node cases of ONNX into $ONNX_NODES.
+prepare_onnx_nodes() {
+    setup_python
+    have python3 || fail "python3 is needed to fetch the node cases of ONNX"
+    python3 "$ROOT/tools/fetch_onnx_nodes.py" "$ONNX_NODES"
+}
+
 if [ "${BASH_SOURCE[0]}" = "$0" ]; then
     setup_drivers
     setup_rust
     build_tlite
     prepare_model
+    prepare_onnx_nodes
     say "All is set up"
 fi

@@ -32,8 +32,10 @@ step "OpenCL alone" cargo check --release --locked --no-default-features --featu
 step "wgpu alone" cargo check --release --locked --no-default-features --features wgpu
 build_tlite
 prepare_model
+prepare_onnx_nodes
 "$TLITE" devices >&2
 export TLITE_TEST_MODEL_DIR=$MODEL_DIR
+export TLITE_ONNX_NODES=$ONNX_NODES
 # A driver that is missing fails the tests instead of leaving some of them out.
 export REQUIRE_BACKENDS=${REQUIRE_BACKENDS:-opencl,wgpu}
 step "Tests" cargo test --release --locked

@@ -73,6 +73,30 @@ pub struct Caps {
     pub profiling: bool,
 }
 
+impl Caps {
+    /// A device that does not exist, for planning where there is no driver: a GPU that shares the host's memory, with
+    /// limits that phones keep to, reached through OpenCL.
+    pub fn neutral() -> Self {
+        Self {
+            backend: "opencl",
+            device: "none".to_owned(),
+            driver: "none".to_owned(),
+            kind: DeviceKind::Integrated,
+            view_align: 128,
+            params_align: 4,
+            max_view_bytes: 1 << 27,
+            max_buffer_bytes: 1 << 31,
+            memory_bytes: 0,
+            local_bytes: 1 << 15,
+            max_workgroup: 1024,
+            max_grid: 65_535,
+            subgroup: None,
+            f16_math: false,
+            profiling: false,
+        }
+    }
+}
+
 /// What went wrong below the session.
 #[derive(Debug, thiserror::Error)]
 pub enum BackendError {
@@ -310,8 +334,13 @@ fn not_compiled(kind: BackendKind) -> BackendError {
     }
 }
 
+/// The device among `all` that [`open`] would take.
+pub fn pick(mut all: Vec<Caps>, device: Option<&str>) -> Result<Caps, BackendError> {
+    let i = choose(&all, device)?;
+    Ok(all.swap_remove(i))
+}
+
 /// Index of the device to open among `all`: the first that matches `asked`, else the best kind.
-#[cfg(any(feature = "opencl", feature = "wgpu"))]
 pub(crate) fn choose(all: &[Caps], asked: Option<&str>) -> Result<usize, BackendError> {
     let matches = |caps: &Caps| {
         asked.is_none_or(|a| {

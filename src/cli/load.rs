@@ -2,7 +2,7 @@
 
 use super::options::{BackendChoice, ExecOptions};
 use super::output;
-use crate::backend::{self, Backend, BackendKind, DeviceKind};
+use crate::backend::{self, Backend, BackendKind, Caps, DeviceKind};
 use crate::error::{Error, Result, Stage};
 use crate::graph::pass::Pipeline;
 use crate::llm::Model;
@@ -10,9 +10,6 @@ use crate::llm::engine::{Decoder, DeviceModel, HostModel, Logits};
 use crate::llm::folder::ModelFolder;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
-
-/// Context used when none is asked for, if the model was made for more: a cache of this length fits small devices.
-const DEFAULT_CONTEXT: usize = 4096;
 
 /// A model ready to run, and where it runs.
 pub struct LoadedModel {
@@ -73,6 +70,38 @@ fn open(options: &ExecOptions) -> Result<Option<Box<dyn Backend>>> {
     }
 }
 
+/// Capabilities of the device that `options` name, without opening it for work; `None` where they name none.
+pub fn caps(options: &ExecOptions) -> Result<Option<Caps>> {
+    let kinds: &[BackendKind] = match options.backend {
+        BackendChoice::Auto if options.device.is_none() => return Ok(None),
+        BackendChoice::Auto => backend::COMPILED,
+        BackendChoice::Opencl => &[BackendKind::OpenCl],
+        BackendChoice::Wgpu => &[BackendKind::Wgpu],
+        BackendChoice::Host => {
+            return Err(Error::usage(
+                "--backend",
+                "the host has no plan; give opencl or wgpu, or nothing for a device that does not exist",
+            ));
+        }
+    };
+    let mut reasons = Vec::new();
+    for kind in kinds {
+        let found = backend::list(*kind).and_then(|all| backend::pick(all, options.device.as_deref()));
+        match found {
+            Ok(caps) => return Ok(Some(caps)),
+            Err(e) => reasons.push(format!("{kind}: {e}")),
+        }
+    }
+    Err(Error::usage(
+        if options.device.is_some() {
+            "--device"
+        } else {
+            "--backend"
+        },
+        reasons.join("; "),
+    ))
+}
+
 /// The model file of `folder` and the number of tokens to hold.
 fn model_and_context(folder: &ModelFolder, options: &ExecOptions) -> Result<(PathBuf, usize)> {
     let path = folder.onnx();
@@ -82,17 +111,7 @@ fn model_and_context(folder: &ModelFolder, options: &ExecOptions) -> Result<(Pat
             format!("there is no file {}", path.display()),
         ));
     }
-    let longest = folder.config.max_position_embeddings;
-    let context = match (options.context.map(usize::from), longest) {
-        (Some(asked), Some(most)) if asked > most => {
-            return Err(Error::usage(
-                "--context",
-                format!("{asked}: the model was made for at most {most} tokens"),
-            ));
-        }
-        (Some(asked), _) => asked,
-        (None, most) => most.unwrap_or(DEFAULT_CONTEXT).min(DEFAULT_CONTEXT),
-    };
+    let context = folder.context(options.context.map(usize::from))?;
     Ok((path, context))
 }
 

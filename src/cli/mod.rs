@@ -5,6 +5,7 @@ mod chat;
 mod convert;
 mod devices;
 mod generate;
+mod inspect;
 pub mod interrupt;
 pub mod load;
 mod options;
@@ -42,6 +43,7 @@ enum Command {
     Chat(chat::Args),
     Bench(bench::Args),
     Profile(profile::Args),
+    Inspect(inspect::Args),
 }
 
 /// Runs the command that was asked for. Errors for which [`crate::error::Error::is_usage`] holds are wrong
@@ -56,6 +58,7 @@ pub fn run(cli: Cli) -> Result<()> {
         Command::Chat(args) => chat::run(&args, &interrupt),
         Command::Bench(args) => bench::run(&args),
         Command::Profile(args) => profile::run(&args),
+        Command::Inspect(args) => inspect::run(&args),
     }
 }
 

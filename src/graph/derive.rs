@@ -1,9 +1,11 @@
 //! Shape derivation: the one loop that calls [`Op::infer`](super::Op::infer) and adds node names to its errors.
 
-use super::op::{Assumed, InferCx, Made, Source};
-use super::{Assumption, Graph, MadeSymbol, NodeId, Part, ValueId};
+use super::op::{Assumed, InferCx, Made, OpError, OpResult, Source};
+use super::{Assumption, Graph, MadeSymbol, Node, NodeId, Part, ValueId};
 use crate::error::{Error, Result, Stage};
-use crate::shape::{Fact, Known};
+use crate::shape::{Dim, Fact, Known, MAX_KNOWN, Quotient};
+use crate::tensor::{DType, HostTensor, TensorError};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 /// Constants whose results are at most this many bytes are computed during derivation. Shape arithmetic and
@@ -12,7 +14,7 @@ pub const FOLD_BYTES: usize = 1 << 20;
 
 /// Derives the facts of all values from those of inputs, states and constants, and follows integer values
 /// through shape computations. A node whose inputs are all constant and whose results are small is
-/// evaluated.
+/// evaluated; what it computes of absent constants is absent.
 pub fn derive(graph: &mut Graph) -> Result<()> {
     graph.made.clear();
     graph.assumed.clear();
@@ -58,7 +60,152 @@ pub fn derive(graph: &mut Graph) -> Result<()> {
             graph.values[out.index()].fact = Some(fact);
         }
     }
+    prune(graph);
     Ok(())
+}
+
+/// Leaves out assumptions that follow from others: of many about sizes of later layers, few about symbols remain.
+fn prune(graph: &mut Graph) {
+    let mut known = graph.constraints.clone();
+    let mut all = std::mem::take(&mut graph.assumed);
+    let least = |a: &Assumption| {
+        let mut symbols = BTreeSet::new();
+        a.assumed.dim.symbols(&mut symbols);
+        let symbol = symbols
+            .pop_first()
+            .filter(|_| symbols.is_empty() && !a.assumed.equal)?;
+        let beyond = a.assumed.dim.sub(&(&symbol).into()).ok()?.as_const()?;
+        Some((symbol, beyond.checked_neg()?))
+    };
+    // Bounds of one symbol first, since the others follow from them.
+    all.sort_by_key(|a| least(a).is_none());
+    for a in all {
+        let c = &a.assumed;
+        let zero = Dim::from(0);
+        let follows = if c.equal {
+            known.equal(&c.dim, &zero)
+        } else {
+            known.at_least(&c.dim, 0)
+        };
+        let again = graph
+            .assumed
+            .iter()
+            .any(|o| o.assumed.equal == c.equal && o.assumed.dim == c.dim);
+        if follows == Some(true) || again {
+            continue;
+        }
+        if let Some((symbol, lo)) = least(&a)
+            && let Err(e) = known.bound(&symbol, Some(lo), None)
+        {
+            log::debug!("{e}");
+        }
+        graph.assumed.push(a);
+    }
+}
+
+/// A constant of this fact whose elements are not known.
+fn absent(graph: &Graph, value: ValueId, fact: &Fact) -> Result<HostTensor> {
+    let what = format!("value \"{}\"", graph.value(value).name);
+    let shape = fact.shape.as_fixed().unwrap_or_default();
+    HostTensor::absent(fact.dtype, &shape, &what)
+        .map_err(|e| Error::other(Stage::Shape, format!("{what}: {e}")))
+}
+
+/// Follows small integers and quotients through a node that moves them: it is evaluated over positions instead of elements.
+/// Results of which every element is a number become constants.
+fn follow(node: &Node, inputs: &[Option<&Fact>], facts: &mut [Fact]) -> OpResult<()> {
+    let quotients = inputs
+        .iter()
+        .flatten()
+        .any(|f| matches!(f.known, Known::Quotients(_)));
+    let open = |fact: &Fact| {
+        let small = || {
+            fact.shape
+                .as_fixed()
+                .is_some_and(|s| s.iter().product::<usize>() <= MAX_KNOWN)
+        };
+        fact.known == Known::No
+            && (!fact.dtype.is_float() || quotients && fact.dtype == DType::F32)
+            && small()
+    };
+    if facts.iter().any(open)
+        && let Some((operands, elements)) = positions(node, inputs)?
+    {
+        let operands: Vec<_> = operands.iter().map(Option::as_ref).collect();
+        for (fact, moved) in facts.iter_mut().zip(node.op.eval(&operands)?) {
+            let pick = |i: i64| usize::try_from(i).ok().and_then(|i| elements.get(i).cloned());
+            if open(fact)
+                && moved.len() <= MAX_KNOWN
+                && let Some(known) = moved.to_i64()?.into_iter().map(pick).collect::<Option<Vec<_>>>()
+            {
+                fact.known = if fact.dtype.is_float() {
+                    Known::Quotients(known)
+                } else {
+                    Known::Dims(known.into_iter().map(|q| q.num).collect())
+                };
+            }
+        }
+    }
+    for fact in facts {
+        if let Known::Dims(elements) = &fact.known
+            && let Some(numbers) = elements.iter().map(Dim::as_const).collect::<Option<Vec<_>>>()
+            && let Some(shape) = fact.shape.as_fixed()
+        {
+            fact.known = Known::Const(Arc::new(HostTensor::from_ints(fact.dtype, &shape, &numbers)?));
+        }
+    }
+    Ok(())
+}
+
+/// Operands with positions in the returned list in place of the elements that the node moves; position 0 is the number 0.
+/// `None` when one of them is not known.
+#[expect(clippy::type_complexity, reason = "two lists, used at one place")]
+fn positions(
+    node: &Node,
+    inputs: &[Option<&Fact>],
+) -> OpResult<Option<(Vec<Option<HostTensor>>, Vec<Quotient>)>> {
+    let mut elements = vec![Quotient::whole(0.into())];
+    let mut operands = Vec::with_capacity(inputs.len());
+    for (i, fact) in inputs.iter().enumerate() {
+        let Some(fact) = fact else {
+            operands.push(None);
+            continue;
+        };
+        let moves = node.op.moves(i);
+        if let (false, Some(tensor)) = (moves, fact.as_const()) {
+            operands.push(Some(tensor.as_ref().clone()));
+            continue;
+        }
+        let known = if fact.dtype.is_float() {
+            fact.as_quotients()
+        } else {
+            fact.as_dims()
+                .map(|d| d.into_iter().map(Quotient::whole).collect())
+        };
+        let (Some(known), Some(shape)) = (known, fact.shape.as_fixed()) else {
+            return Ok(None);
+        };
+        operands.push(Some(if moves {
+            let first = i64::try_from(elements.len()).unwrap_or(i64::MAX);
+            let at: Vec<i64> = (first..).take(known.len()).collect();
+            elements.extend(known);
+            HostTensor::from_i64(&shape, &at)?
+        } else {
+            let numbers = known.iter().map(|q| q.num.as_const().filter(|_| q.den == 1));
+            let Some(numbers) = numbers
+                .collect::<Option<Vec<_>>>()
+                .filter(|_| !fact.dtype.is_float())
+            else {
+                return Ok(None);
+            };
+            HostTensor::from_ints(fact.dtype, &shape, &numbers)?
+        }));
+    }
+    Ok(if elements.len() > 1 {
+        Some((operands, elements))
+    } else {
+        None
+    })
 }
 
 struct Derived {
@@ -104,13 +251,22 @@ fn infer(graph: &Graph, id: NodeId) -> Result<Derived> {
             .iter()
             .map(|f| f.and_then(|f| f.as_const()).map(Arc::as_ref))
             .collect();
-        let results = node
-            .op
-            .eval(&tensors)
-            .map_err(|e| graph.node_error(Stage::Shape, node, e))?;
-        for (fact, tensor) in facts.iter_mut().zip(results) {
-            fact.known = Known::Const(Arc::new(tensor));
+        match node.op.eval(&tensors) {
+            Ok(results) => {
+                for (fact, tensor) in facts.iter_mut().zip(results) {
+                    fact.known = Known::Const(Arc::new(tensor));
+                }
+            }
+            // What is computed of weights that are not loaded is a constant too, so that the graph is that of the whole model.
+            Err(OpError::Tensor(TensorError::Absent(_))) => {
+                for (fact, out) in facts.iter_mut().zip(&node.outputs) {
+                    fact.known = Known::Const(Arc::new(absent(graph, *out, fact)?));
+                }
+            }
+            Err(e) => return Err(graph.node_error(Stage::Shape, node, e)),
         }
+    } else {
+        follow(node, &inputs, &mut facts).map_err(|e| graph.node_error(Stage::Shape, node, e))?;
     }
     Ok(Derived { facts, made, assumed })
 }

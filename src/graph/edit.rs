@@ -200,6 +200,16 @@ impl<'a> Edit<'a> {
         self.graph.states.push(state);
     }
 
+    /// Sets the versions of operator sets that the model's file declares.
+    pub fn set_opsets(&mut self, opsets: Vec<(String, i64)>) {
+        self.graph.opsets = opsets;
+    }
+
+    /// Sets what is known of the symbols of inputs and states; shapes must be derived again.
+    pub fn set_constraints(&mut self, constraints: crate::shape::Constraints) {
+        self.graph.constraints = constraints;
+    }
+
     /// Sets the name of the graph.
     pub fn set_name(&mut self, name: String) {
         self.graph.name = name;

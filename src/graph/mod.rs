@@ -1,5 +1,7 @@
 //! The graph: values, nodes that hold operators, and the state that outlives a run.
 
+pub mod body;
+pub mod class;
 pub mod derive;
 pub mod edit;
 pub mod interp;
@@ -85,6 +87,8 @@ pub struct Graph {
     pub(crate) inputs: Vec<ValueId>,
     pub(crate) outputs: Vec<ValueId>,
     pub(crate) states: Vec<State>,
+    /// Versions of the operator sets that the model file declares, by domain.
+    pub(crate) opsets: Vec<(String, i64)>,
     /// What is known of the symbols of inputs and states.
     pub(crate) constraints: Constraints,
     /// Symbols whose values are data of the run; from derivation.
@@ -163,6 +167,11 @@ impl Graph {
     /// Tensors that persist from run to run.
     pub fn states(&self) -> &[State] {
         &self.states
+    }
+
+    /// Versions of the operator sets that the model file declares, by domain; that of standard operators is "".
+    pub fn opsets(&self) -> &[(String, i64)] {
+        &self.opsets
     }
 
     /// What is known of the symbols of inputs and states.

@@ -46,20 +46,24 @@ pub fn broadcast(a: &[Dim], b: &[Dim], same: Same<'_>) -> OpResult<Shape> {
     ))
 }
 
-/// Result shape of a matrix product with broadcast leading axes. `trans_b` swaps the last two axes of `b`.
-/// One-dimensional operands are not promoted.
+/// Result shape of a matrix product with broadcast leading axes. `trans_b` swaps the last two axes of `b`. An operand of one
+/// axis is a row on the left, a column on the right; the result is without that axis.
 pub fn matmul(a: &Shape, b: &Shape, trans_b: bool, same: Same<'_>) -> OpResult<Shape> {
-    let ([batch_a @ .., m, k], [batch_b @ .., b0, b1]) = (a.0.as_slice(), b.0.as_slice()) else {
-        return Err(OpError::mismatch(
-            "ranks of a matrix product (each at least 2)",
-            a,
-            b,
-        ));
+    let ranks = || OpError::mismatch("ranks of a matrix product (each at least 1)", a, b);
+    let (batch_a, m, k) = match a.0.as_slice() {
+        [] => return Err(ranks()),
+        [k] => (&[] as &[Dim], None, k),
+        [batch @ .., m, k] => (batch, Some(m), k),
     };
-    let (kb, n) = if trans_b { (b1, b0) } else { (b0, b1) };
+    let (batch_b, kb, n) = match b.0.as_slice() {
+        [] => return Err(ranks()),
+        [k] => (&[] as &[Dim], k, None),
+        [batch @ .., n, k] if trans_b => (batch, k, Some(n)),
+        [batch @ .., k, n] => (batch, k, Some(n)),
+    };
     same("inner dims", k, kb)?;
     let mut out = broadcast(batch_a, batch_b, same)?;
-    out.0.extend([m.clone(), n.clone()]);
+    out.0.extend(m.into_iter().chain(n).cloned());
     Ok(out)
 }
 
@@ -91,6 +95,9 @@ mod tests {
         assert_eq!(matmul(&s("n,64"), &s("t,64"), true, &equal).unwrap(), s("n,t"));
         let e = matmul(&s("1,8,seq,64"), &s("1,8,80,t"), false, &equal).unwrap_err();
         assert_eq!(e.to_string(), "inner dims differ: 64 (left) and 80 (right)");
-        assert!(matmul(&s("4"), &s("4,4"), false, &equal).is_err());
+        assert_eq!(matmul(&s("4"), &s("b,4,n"), false, &equal).unwrap(), s("b,n"));
+        assert_eq!(matmul(&s("b,m,4"), &s("4"), false, &equal).unwrap(), s("b,m"));
+        assert_eq!(matmul(&s("4"), &s("4"), false, &equal).unwrap().rank(), 0);
+        assert!(matmul(&Shape::default(), &s("4,4"), false, &equal).is_err());
     }
 }

@@ -7,10 +7,11 @@ use super::Model;
 use crate::backend::{Backend, Caps, Stats};
 use crate::error::{Error, Result, Stage};
 use crate::graph::interp::Interpreter;
-use crate::graph::onnx;
+use crate::graph::onnx::{self, ImportOptions};
+use crate::graph::op::concat::Concat;
 use crate::graph::pass::{LAST_ROW, PassReport, Pipeline};
-use crate::graph::{Edit, Graph, ValueId};
-use crate::plan::{MemoryReport, Options, Plan};
+use crate::graph::{Edit, Graph, Node, ValueId};
+use crate::plan::{MemoryReport, Options, Padding, Plan};
 use crate::session::Session;
 use crate::shape::{Bindings, Symbol};
 use crate::tensor::{DType, HostTensor};
@@ -20,6 +21,9 @@ use std::sync::Arc;
 
 /// Largest number of tokens of one prefill run.
 pub const CHUNK: usize = 128;
+
+/// Lengths of decoding are padded to multiples of this.
+pub const PADDING: i64 = 64;
 
 /// Which rows of the logits are computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,13 +52,31 @@ fn bad(what: impl Into<String>) -> Error {
 impl Decoder {
     /// Reads a model and prepares its graph by `pipeline`.
     pub fn load(path: &Path, pipeline: &Pipeline, logits: Logits) -> Result<Self> {
-        let mut graph = onnx::import(path)?;
-        let ids = graph.input("input_ids").ok_or_else(|| {
-            bad(format!(
+        Self::load_with(path, ImportOptions::default(), pipeline, logits)
+    }
+
+    /// As [`Decoder::load`], with options for reading the model. Without its weights a decoder can be planned, not run.
+    pub fn load_with(
+        path: &Path,
+        options: ImportOptions,
+        pipeline: &Pipeline,
+        logits: Logits,
+    ) -> Result<Self> {
+        let graph = onnx::import_with(path, options)?;
+        if graph.input("input_ids").is_none() {
+            return Err(bad(format!(
                 "{}: no input \"input_ids\"; not a decoder",
                 path.display()
-            ))
-        })?;
+            )));
+        }
+        Self::of(graph, pipeline, logits)
+    }
+
+    /// Prepares an imported graph by `pipeline`.
+    pub fn of(mut graph: Graph, pipeline: &Pipeline, logits: Logits) -> Result<Self> {
+        let ids = graph
+            .input("input_ids")
+            .ok_or_else(|| bad("no input \"input_ids\"; not a decoder"))?;
         let [batch, sequence] = graph.fact(ids)?.shape.0.as_slice() else {
             return Err(bad(format!(
                 "input_ids: expected [batch, sequence], found {}",
@@ -131,9 +153,35 @@ impl Decoder {
         })
     }
 
+    /// True for a graph that has the form of a decoder before any pass: tokens go in, logits come out, and an input that is
+    /// concatenated with something is an output again.
+    pub fn is_form_of(graph: &Graph) -> bool {
+        let grows = |node: &Node| {
+            let past = node.inputs.first().copied().flatten();
+            let present = node.outputs.first();
+            node.op.downcast::<Concat>().is_some()
+                && past.is_some_and(|v| graph.inputs().contains(&v))
+                && present.is_some_and(|v| graph.outputs().contains(v))
+        };
+        let ids = graph.input("input_ids").and_then(|v| graph.fact(v).ok());
+        ids.is_some_and(|f| f.shape.rank() == 2)
+            && graph.output("logits").is_some()
+            && graph.nodes().any(|(_, n)| grows(n))
+    }
+
     /// The prepared graph.
     pub fn graph(&self) -> &Graph {
         &self.graph
+    }
+
+    /// The symbol that counts the tokens of a run.
+    pub fn sequence(&self) -> &Symbol {
+        &self.sequence
+    }
+
+    /// The symbol that counts the tokens in the cache before a run.
+    pub fn past(&self) -> &Symbol {
+        &self.past
     }
 
     fn bindings(&self, sequence: usize, past: usize) -> Bindings {
@@ -144,20 +192,32 @@ impl Decoder {
         b
     }
 
-    /// Plans for prefill (up to `chunk` tokens a run) and decode (one token), for a cache of `context` tokens.
-    pub fn plans(&self, caps: &Caps, chunk: usize, context: usize) -> Result<[Plan; 2]> {
+    /// What the plans of prefill (up to `chunk` tokens a run) and decode (one token) are made for, with a cache of `context`
+    /// tokens.
+    pub fn options(&self, chunk: usize, context: usize) -> [Options; 2] {
         let number = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
         let base = Options {
             float: DType::F16,
-            fixed: Bindings::new(),
-            bounds: Bindings::new(),
             state_rows: number(context),
+            ..Options::default()
         };
         let mut prefill = base.clone();
         prefill.bounds = self.bindings(chunk, context);
         let mut decode = base;
         decode.fixed.set(&self.sequence, 1);
-        decode.bounds.set(&self.past, number(context));
+        decode.padding = Some(Padding {
+            symbol: self.past.clone(),
+            beyond: 1,
+            multiple: PADDING,
+        });
+        // The token of the run needs a row too; and padded lengths must not reach behind the state.
+        decode.bounds.set(&self.past, number(context.saturating_sub(1)));
+        [prefill, decode]
+    }
+
+    /// Plans for prefill and decode; see [`Decoder::options`].
+    pub fn plans(&self, caps: &Caps, chunk: usize, context: usize) -> Result<[Plan; 2]> {
+        let [prefill, decode] = self.options(chunk, context);
         Ok([
             Plan::compile(&self.graph, caps, &prefill)?,
             Plan::compile(&self.graph, caps, &decode)?,
@@ -253,7 +313,7 @@ impl DeviceModel {
         [PREFILL, DECODE].map(|p| {
             self.session
                 .plan(p)
-                .map_or_else(Default::default, |p| (p.memory, p.steps.len()))
+                .map_or_else(Default::default, |p| (p.memory.clone(), p.steps.len()))
         })
     }
 
@@ -445,13 +505,10 @@ impl Model for HostModel {
             };
             // All axes before the growing one have size 1: the first rows are a prefix of the bytes.
             let mut shape = t.shape().to_vec();
-            let row = t.bytes().len().checked_div(shape[s.axis]).unwrap_or(0);
+            let row = t.byte_len().checked_div(shape[s.axis]).unwrap_or(0);
             shape[s.axis] = len;
-            if let Some(Ok(part)) = t
-                .bytes()
-                .get(..row * len)
-                .map(|b| HostTensor::from_bytes(t.dtype(), &shape, b))
-            {
+            let bytes = t.bytes().ok().and_then(|b| b.get(..row * len));
+            if let Some(Ok(part)) = bytes.map(|b| HostTensor::from_bytes(t.dtype(), &shape, b)) {
                 self.states.insert(s.input, part);
             }
         }

@@ -7,6 +7,9 @@ use serde::de::DeserializeOwned;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
+/// Context used when none is asked for, if the model was made for more: a cache of this length fits small devices.
+pub const DEFAULT_CONTEXT: usize = 4096;
+
 /// One token id or several, as `eos_token_id` is written.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(untagged, expecting = "expected a token id or a list of token ids")]
@@ -160,6 +163,19 @@ impl ModelFolder {
             || self.dir.display().to_string(),
             |n| n.to_string_lossy().into_owned(),
         )
+    }
+
+    /// Number of tokens to hold: those `asked` for, else what the model was made for, at most [`DEFAULT_CONTEXT`]. A usage error
+    /// when more are asked for than the model was made for.
+    pub fn context(&self, asked: Option<usize>) -> Result<usize> {
+        match (asked, self.config.max_position_embeddings) {
+            (Some(asked), Some(most)) if asked > most => Err(Error::usage(
+                "--context",
+                format!("{asked}: the model was made for at most {most} tokens"),
+            )),
+            (Some(asked), _) => Ok(asked),
+            (None, most) => Ok(most.unwrap_or(DEFAULT_CONTEXT).min(DEFAULT_CONTEXT)),
+        }
     }
 
     /// Ids at which generation stops, ascending: those of `generation_config.json`, else those of

@@ -1,9 +1,10 @@
 //! What an operator sees when it chooses its kernels.
 
+use super::Condition;
 use crate::backend::Caps;
 use crate::backend::kernel::{FieldTy, Kernel, Role, Snippet};
 use crate::graph::op::{OpError, OpResult};
-use crate::graph::{Graph, Node, ValueId};
+use crate::graph::{Graph, Node, NodeId, ValueId};
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::DType;
 use std::collections::{BTreeMap, HashMap};
@@ -44,6 +45,48 @@ pub enum Pack {
     },
 }
 
+impl Pack {
+    /// Bytes on the device of a constant of this shape; `None` beyond what can be counted.
+    pub fn bytes(&self, shape: &[usize]) -> Option<u64> {
+        let count = |sizes: &[usize]| {
+            sizes
+                .iter()
+                .try_fold(1u64, |n, d| n.checked_mul(u64::try_from(*d).ok()?))
+        };
+        let (last, before) = match shape.split_last() {
+            Some((last, before)) => (u64::try_from(*last).ok()?, count(before)?),
+            None => (1, 1),
+        };
+        let size = |dtype: DType| if dtype == DType::F16 { 2 } else { 4 };
+        let bytes = match self {
+            Self::Plain { dtype } => count(shape)?.checked_mul(size(*dtype))?,
+            Self::Rows {
+                dtype, count: rows, ..
+            } => {
+                let row = count(shape.get(1..)?)?;
+                row.checked_mul(u64::try_from(*rows).ok()?)?
+                    .checked_mul(size(*dtype))?
+            }
+            Self::Columns {
+                dtype: device,
+                transpose,
+                stride,
+                ..
+            } => {
+                let rows = match (*device, *transpose) {
+                    // The items of a packed tensor are 4 bytes, whatever its last axis says.
+                    (DType::U32, _) => u64::try_from(*shape.first().unwrap_or(&1)).ok()?.max(1),
+                    (_, true) => last,
+                    (_, false) => before,
+                };
+                rows.checked_mul(u64::try_from(*stride).ok()?)?
+                    .checked_mul(size(*device))?
+            }
+        };
+        Some(bytes.checked_next_multiple_of(8)?.max(8))
+    }
+}
+
 /// A constant in packed form; equal keys share one device buffer.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct WeightKey {
@@ -64,6 +107,17 @@ pub enum Home {
     Weight(usize),
     /// A state, by index into the graph's states.
     State(usize),
+    /// The plan's table of values that change at every step; see [`LowerCx::live`].
+    Live,
+}
+
+/// Where something lies inside something else.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Part {
+    /// What it lies in, itself perhaps a part.
+    pub of: Home,
+    /// Bytes from its start.
+    pub offset: u64,
 }
 
 /// An operand of a dispatch.
@@ -113,6 +167,7 @@ pub struct Call {
     pub(super) fields: Vec<Field>,
     pub(super) snippet: Snippet,
     pub(super) in_place: bool,
+    pub(super) padded: bool,
 }
 
 impl Call {
@@ -127,6 +182,7 @@ impl Call {
             fields: Vec::new(),
             snippet: Snippet::default(),
             in_place: false,
+            padded: false,
         }
     }
 
@@ -179,13 +235,22 @@ impl Call {
         self.in_place = true;
         self
     }
+
+    /// The dispatch stays right when a length in its sizes is padded: what lies behind the live elements of its operands
+    /// reaches only what lies behind those of its results. A plan pads a length only if every dispatch that depends on it
+    /// says so.
+    #[must_use]
+    pub fn may_be_padded(mut self) -> Self {
+        self.padded = true;
+        self
+    }
 }
 
 /// A dispatch as emitted, with the node that it belongs to.
 #[derive(Debug)]
 pub(super) struct Emitted {
     pub call: Call,
-    pub node: usize,
+    pub node: NodeId,
 }
 
 /// What lowering collects over all nodes.
@@ -195,11 +260,24 @@ pub(super) struct Collected {
     pub storage: HashMap<ValueId, DType>,
     /// A value that is only another name of the bytes of an earlier one.
     pub alias: HashMap<ValueId, ValueId>,
+    /// What lies inside something else.
+    pub parts: HashMap<Home, Part>,
     pub calls: Vec<Emitted>,
     pub weights: Vec<WeightKey>,
     pub temps: Vec<(DType, Dim)>,
-    /// What operators assume of the symbols: expressions that are 0 or more, and what a negative one means.
-    pub conditions: Vec<(Dim, String)>,
+    /// What operators assume of the symbols.
+    pub conditions: Vec<Condition>,
+    /// The table of [`LowerCx::live`].
+    pub live: Vec<Dim>,
+}
+
+impl Collected {
+    pub fn root(&self, mut id: ValueId) -> ValueId {
+        while let Some(next) = self.alias.get(&id) {
+            id = *next;
+        }
+        id
+    }
 }
 
 /// The view of one node during lowering.
@@ -207,7 +285,7 @@ pub(super) struct Collected {
 pub struct LowerCx<'a> {
     pub(super) graph: &'a Graph,
     pub(super) node: &'a Node,
-    pub(super) index: usize,
+    pub(super) id: NodeId,
     pub(super) facts: &'a [Option<Fact>],
     pub(super) caps: &'a Caps,
     pub(super) float: DType,
@@ -276,16 +354,13 @@ impl LowerCx<'_> {
 
     /// The integer elements of operand `i` as expressions, which must be known.
     pub fn dims(&self, i: usize) -> OpResult<Vec<Dim>> {
-        self.fact(i)?.as_dims().ok_or_else(|| {
-            OpError::Unsupported(format!("input {i} depends on data that only the device has"))
-        })
+        self.fact(i)?
+            .as_dims()
+            .ok_or_else(|| OpError::NoKernel(format!("input {i} depends on data")))
     }
 
-    fn root(&self, mut id: ValueId) -> ValueId {
-        while let Some(next) = self.out.alias.get(&id) {
-            id = *next;
-        }
-        id
+    fn root(&self, id: ValueId) -> ValueId {
+        self.out.root(id)
     }
 
     fn resolve(&mut self, id: ValueId) -> OpResult<Operand> {
@@ -391,10 +466,92 @@ impl LowerCx<'_> {
     /// States that `dim` is not negative in any run; binding refuses a run that breaks it, with `meaning` and the node's name.
     pub fn require(&mut self, dim: Dim, meaning: &str) {
         if dim.as_const().is_none_or(|v| v < 0) {
-            self.out
-                .conditions
-                .push((dim, format!("node \"{}\": {meaning}", self.node.name)));
+            let meaning = format!("node \"{}\": {meaning}", self.node.name);
+            self.out.conditions.push(Condition {
+                dim,
+                equal: false,
+                meaning,
+            });
         }
+    }
+
+    /// An integer that the kernel reads from a small buffer, exact at every step, and the position of it there: for values
+    /// such as a write position or a live length, which change from token to token while sizes, being padded, do not.
+    pub fn live(&mut self, dim: &Dim) -> (Operand, Dim) {
+        let at = self.out.live.iter().position(|d| d == dim).unwrap_or_else(|| {
+            self.out.live.push(dim.clone());
+            self.out.live.len() - 1
+        });
+        let operand = Operand {
+            home: Home::Live,
+            dtype: DType::I32,
+        };
+        (operand, Dim::from_usize(at))
+    }
+
+    /// Bytes from element 0 to element `start` of a tensor of `dtype` on the device, when that is one number in all runs and
+    /// a view can begin there.
+    fn view_offset(&self, dtype: DType, start: &Dim) -> Option<u64> {
+        let size = if dtype == DType::F16 { 2 } else { 4 };
+        let bytes = u64::try_from(start.as_const()?).ok()?.checked_mul(size)?;
+        bytes.is_multiple_of(self.caps.view_align.max(8)).then_some(bytes)
+    }
+
+    /// Whether a view can begin at element `start` of result `o` in all runs.
+    pub fn is_view_start(&mut self, o: usize, start: &Dim) -> OpResult<bool> {
+        let to = self.output(o)?;
+        Ok(matches!(to.home, Home::Value(_)) && self.view_offset(to.dtype, start).is_some())
+    }
+
+    /// Declares that result `o` is the elements of operand `i` from `start` on, contiguous. False, and nothing is done, where
+    /// a view cannot begin there; then the elements must be copied.
+    pub fn view(&mut self, o: usize, i: usize, start: &Dim) -> OpResult<bool> {
+        let (out, input) = (self.output_id(o)?, self.input_id(i)?);
+        let from = self.resolve(input)?;
+        if !matches!(from.home, Home::Value(_)) {
+            return Ok(false);
+        }
+        let Some(offset) = self.view_offset(from.dtype, start) else {
+            return Ok(false);
+        };
+        if self.graph.outputs().contains(&out) && self.out.storage.get(&out) != Some(&from.dtype) {
+            return Ok(false);
+        }
+        let of = from.home;
+        self.out.parts.insert(Home::Value(out), Part { of, offset });
+        self.out.storage.insert(out, from.dtype);
+        Ok(true)
+    }
+
+    /// Asks that operand `i` be written where result `o` has its elements from `start` on. False where that cannot be; then
+    /// the elements must be copied. Nothing may be emitted that reads operand `i` as if it were elsewhere.
+    pub fn join(&mut self, i: usize, o: usize, start: &Dim) -> OpResult<bool> {
+        let (out, input) = (self.output_id(o)?, self.input_id(i)?);
+        let (to, from) = (self.resolve(out)?, self.resolve(input)?);
+        let (Home::Value(_), Home::Value(root)) = (to.home, from.home) else {
+            return Ok(false);
+        };
+        let Some(offset) = self.view_offset(to.dtype, start) else {
+            return Ok(false);
+        };
+        let given = self.graph.inputs().contains(&root) || self.graph.outputs().contains(&root);
+        if given || from.dtype != to.dtype || self.out.parts.contains_key(&from.home) {
+            return Ok(false);
+        }
+        let of = to.home;
+        self.out.parts.insert(from.home, Part { of, offset });
+        Ok(true)
+    }
+
+    /// The `count` elements of result `o` from `start` on, to be written on their own. `None` where a view cannot begin there.
+    pub fn window(&mut self, o: usize, start: &Dim, count: Dim) -> OpResult<Option<Operand>> {
+        let to = self.output(o)?;
+        let (Home::Value(_), Some(offset)) = (to.home, self.view_offset(to.dtype, start)) else {
+            return Ok(None);
+        };
+        let window = self.temp(to.dtype, count);
+        self.out.parts.insert(window.home, Part { of: to.home, offset });
+        Ok(Some(window))
     }
 
     /// Declares that result `o` is the bytes of operand `i` under another shape: nothing runs.
@@ -434,10 +591,7 @@ impl LowerCx<'_> {
                 ));
             }
         }
-        self.out.calls.push(Emitted {
-            call,
-            node: self.index,
-        });
+        self.out.calls.push(Emitted { call, node: self.id });
         Ok(())
     }
 }

@@ -1,19 +1,28 @@
-//! One static plan of a graph for a device: steps, places, and formulas for what changes from run to run.
+//! One static plan of a graph for a device: work in order, places, and formulas for what changes from run to run.
+//!
+//! A plan is made for all lengths within its bounds. What a run changes is the values of symbols; from them
+//! [`Plan::bind`] computes parameters and grids, and nothing else.
 
+mod arena;
+pub mod bind;
+mod compile;
+pub mod host;
 pub mod lower;
 pub mod memory;
 pub mod text;
 
-use crate::backend::kernel::{FieldTy, KernelSpec, Role, Ty};
-use crate::backend::{Caps, Launch};
+pub use bind::Bound;
+pub use host::{HostRead, HostStep};
+
+use crate::backend::kernel::{FieldTy, KernelSpec};
 use crate::error::{Error, Result, Stage};
-use crate::graph::op::device_dtype;
-use crate::graph::{Graph, NodeId, ValueId};
-use crate::shape::{Bindings, Dim, Fact, Shape, Symbol};
-use crate::tensor::DType;
-use lower::{Collected, Field, Home, LowerCx, Operand, WeightKey};
-use memory::Slot;
-use std::collections::HashMap;
+use crate::graph::{Graph, NodeId};
+use crate::shape::{Bindings, Dim, Shape, Symbol};
+use crate::tensor::{DType, HostTensor};
+use lower::WeightKey;
+use std::collections::{BTreeSet, HashSet};
+use std::ops::Range;
+use std::sync::Arc;
 
 /// What a plan is made for.
 #[derive(Clone, Debug)]
@@ -22,10 +31,56 @@ pub struct Options {
     pub float: DType,
     /// Symbols replaced by numbers before lowering (`batch = 1`, `sequence = 1` for decode).
     pub fixed: Bindings,
-    /// Largest values of all other symbols. Memory is placed for them; binding more is an error.
+    /// Largest values of the other symbols. Memory is placed for them; binding more is an error. A symbol that has none leaves
+    /// the plan open: values share memory only where their sizes are proved to fit, and [`Plan::reserve`] takes it for the
+    /// values that come.
     pub bounds: Bindings,
     /// Rows that each state has room for.
     pub state_rows: i64,
+    /// Memory is planned as if every node had a kernel: for reports about a device that does not exist. Such a plan is not run.
+    pub every_on_device: bool,
+    /// A length whose every change would change sizes, and how it is padded so that it does not.
+    pub padding: Option<Padding>,
+}
+
+impl Default for Options {
+    /// Floats in `f32`, no symbol fixed, bounded or padded, no room in states.
+    fn default() -> Self {
+        Self {
+            float: DType::F32,
+            fixed: Bindings::new(),
+            bounds: Bindings::new(),
+            state_rows: 0,
+            every_on_device: false,
+            padding: None,
+        }
+    }
+}
+
+/// Sizes are computed as if `symbol + beyond` were the next multiple (paper, section 2.1, "Reduce shape updating time
+/// consumption"); the exact value is what kernels read from the table of [`lower::LowerCx::live`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Padding {
+    /// The symbol, a number of tokens.
+    pub symbol: Symbol,
+    /// What is added to it before rounding up: the tokens of this run.
+    pub beyond: i64,
+    /// The multiple, above 0.
+    pub multiple: i64,
+}
+
+impl Padding {
+    /// The value that sizes are computed with for `value`, at most `bound`.
+    pub fn apply(&self, value: i64, bound: i64) -> i64 {
+        let up = |v: i64| {
+            Some(
+                v.checked_add(self.beyond + self.multiple - 1)?
+                    .div_euclid(self.multiple)
+                    * self.multiple,
+            )
+        };
+        up(value).map_or(value, |v| v - self.beyond).min(bound).max(value)
+    }
 }
 
 /// Where an operand of a step lies.
@@ -33,7 +88,9 @@ pub struct Options {
 pub enum Place {
     /// Bytes of the arena.
     Arena {
-        /// First byte, aligned to [`Caps::view_align`].
+        /// The tensor, by index into [`Plan::tensors`].
+        tensor: usize,
+        /// First byte, aligned to [`crate::backend::Caps::view_align`].
         offset: u64,
         /// Length.
         len: u64,
@@ -42,6 +99,8 @@ pub enum Place {
     Weight(usize),
     /// A state, whole.
     State(usize),
+    /// The table of values that change at every step, whole.
+    Live,
 }
 
 /// The value of one parameter field.
@@ -58,16 +117,27 @@ pub struct Step {
     pub kernel: usize,
     /// Places of the bound operands, in binding order.
     pub args: Vec<Place>,
-    /// Byte range of this step's parameters in [`Launch::params`].
-    pub params: std::ops::Range<u32>,
+    /// Byte range of this step's parameters in [`crate::backend::Launch::params`].
+    pub params: Range<u32>,
     /// Names of the model's nodes that this step computes.
     pub nodes: Vec<String>,
+    /// The graph's node that it belongs to.
+    pub node: NodeId,
     grid: [usize; 3],
     fields: Vec<(FieldTy, Value)>,
 }
 
-/// A value that the caller writes or reads.
+/// A part of a plan that runs in one go.
 #[derive(Clone, Debug)]
+pub enum Segment {
+    /// Dispatches, by index into [`Plan::steps`], with no synchronisation between them.
+    Device(Range<usize>),
+    /// A node on the host, by index into [`Plan::host`].
+    Host(usize),
+}
+
+/// A value that the caller, or a step on the host, writes or reads.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Port {
     /// Name in the model.
     pub name: String,
@@ -77,8 +147,10 @@ pub struct Port {
     pub device: DType,
     /// Shape with the fixed symbols replaced.
     pub shape: Shape,
-    /// Place.
-    pub place: Place,
+    /// Place on the device, if a kernel reads or writes it.
+    pub place: Option<Place>,
+    /// Place among the values on the host, if a step on the host reads or writes it.
+    pub host: Option<usize>,
 }
 
 /// A state's device form.
@@ -92,17 +164,77 @@ pub struct StateSlot {
     pub bytes: u64,
 }
 
+/// Why a value needs no memory of its own.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Shared {
+    /// It is a part, or all, of this value's bytes.
+    View(String),
+    /// It overwrites this value, which is read for the last time there.
+    InPlace(String),
+}
+
+/// A value in the arena over time.
+#[derive(Clone, Debug)]
+pub struct Tensor {
+    /// Name in the model, or `scratch` and a number.
+    pub name: String,
+    /// First position in the plan's order at which it holds data.
+    pub first: usize,
+    /// Last position at which it is read or written.
+    pub last: usize,
+    /// Bytes as an expression of the symbols, rounded up to whole pairs.
+    pub size: Dim,
+    /// Bytes at the plan's bounds.
+    pub bytes: u64,
+    /// First byte in the arena.
+    pub offset: u64,
+    /// Memory that it shares.
+    pub shared: Option<Shared>,
+}
+
 /// Sizes that `inspect` and tests look at, in bytes, at the plan's bounds.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MemoryReport {
-    /// Sum of all activations without any reuse.
+    /// Sum of all activations, each with memory of its own.
     pub without_reuse: u64,
+    /// Saved because a value is a part of another one's bytes.
+    pub gained_by_views: u64,
+    /// Saved because a result overwrites an operand.
+    pub gained_in_place: u64,
+    /// Saved because values that do not live at one time share bytes.
+    pub gained_by_packing: u64,
     /// The arena.
     pub arena: u64,
-    /// Largest live set: no plan needs less.
+    /// Largest live set: no plan of these steps in this order needs less.
     pub lower_bound: u64,
+    /// The arena as an expression of the symbols.
+    pub formula: String,
     /// All states.
     pub states: u64,
+}
+
+/// Something that must hold in every run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Condition {
+    /// 0 or more; 0 where `equal`.
+    pub dim: Dim,
+    /// The expression must be 0.
+    pub equal: bool,
+    /// What it means when it is not.
+    pub meaning: String,
+}
+
+/// How an open plan is placed.
+#[derive(Clone, Debug)]
+struct Open {
+    /// Symbols without a bound.
+    symbols: Vec<Symbol>,
+    /// What memory was taken for.
+    reserved: Bindings,
+    /// Sizes of the pools that values share, in their order.
+    pools: Vec<Dim>,
+    /// For each tensor its pool, and its first byte there.
+    tensors: Vec<(usize, u64)>,
 }
 
 /// A compiled graph; see the module documentation.
@@ -110,141 +242,43 @@ pub struct MemoryReport {
 pub struct Plan {
     /// Dispatches in order.
     pub steps: Vec<Step>,
+    /// Nodes that the host runs.
+    pub host: Vec<HostStep>,
+    /// What runs, in order.
+    pub segments: Vec<Segment>,
     /// Specialised kernels.
     pub kernels: Vec<KernelSpec>,
     /// Packed constants.
     pub weights: Vec<WeightKey>,
     /// States, in the graph's order.
     pub states: Vec<StateSlot>,
-    /// Graph inputs that some step reads.
+    /// Graph inputs that something reads.
     pub inputs: Vec<Port>,
-    /// Names of graph inputs that no step reads.
-    pub unread: Vec<String>,
+    /// Graph inputs that nothing reads; only their shapes matter.
+    pub unread: Vec<Port>,
     /// Graph outputs.
     pub outputs: Vec<Port>,
+    /// Everything that lies in the arena.
+    pub tensors: Vec<Tensor>,
     /// Sizes.
     pub memory: MemoryReport,
+    /// Symbols whose values come from the data of a run, in the order in which they become known.
+    pub made: Vec<Symbol>,
+    /// The length that is padded, or why none is.
+    pub padding: Result<Padding, String>,
+    /// Symbols that elements or sizes of inputs define, with the position of the input in `inputs`.
+    pub defined_by_inputs: Vec<(usize, Symbol, crate::graph::Part)>,
     bounds: Bindings,
-    /// Expressions that must not be negative in any run, with what a negative one means.
-    conditions: Vec<(Dim, String)>,
-    exprs: Vec<Dim>,
-    params_bytes: u32,
-}
-
-fn device_bytes(dtype: DType, count: u64) -> u64 {
-    let size = if dtype == DType::F16 { 2 } else { 4 };
-    // An even number of elements, since work-items store pairs; whole 8 bytes, since halves are read as such.
-    count.saturating_mul(size).next_multiple_of(8).max(8)
+    /// Symbols without a bound, and where the slots lie for them.
+    open: Option<Open>,
+    conditions: Vec<Condition>,
+    /// Number of values on the host.
+    host_values: usize,
+    formulas: bind::Formulas,
 }
 
 impl Plan {
-    /// Plans `graph`, whose facts are derived, for a device.
-    pub fn compile(graph: &Graph, caps: &Caps, options: &Options) -> Result<Self> {
-        let mut facts = Vec::with_capacity(graph.values.len());
-        for v in &graph.values {
-            let mut fact = v.fact.clone();
-            if let Some(f) = &mut fact {
-                f.shape = f
-                    .shape
-                    .substitute(&options.fixed)
-                    .map_err(|e| Error::other(Stage::Plan, e.to_string()))?;
-                if let crate::shape::Known::Dims(d) = &mut f.known {
-                    for d in d {
-                        *d = d
-                            .substitute(&options.fixed)
-                            .map_err(|e| Error::other(Stage::Plan, e.to_string()))?;
-                    }
-                }
-            }
-            facts.push(fact);
-        }
-        let order = graph.order()?;
-        let (needed_nodes, needed_values) = needed(graph);
-        let mut collected = Collected::default();
-        for id in graph.inputs() {
-            let dtype = graph.fact(*id)?.dtype;
-            collected.storage.insert(*id, device_dtype(dtype, options.float));
-        }
-        for id in order.iter().filter(|id| needed_nodes[id.index()]) {
-            lower_node(graph, *id, &facts, caps, options.float, &mut collected)?;
-        }
-        Assembler {
-            graph,
-            facts: &facts,
-            caps,
-            options,
-            collected: &collected,
-            needed: &needed_values,
-        }
-        .assemble()
-    }
-
-    /// Writes the parameters and grids of one run into `launch`, whose memory is reused. Every symbol must be
-    /// bound within the plan's bounds.
-    pub fn bind(&self, bindings: &Bindings, scratch: &mut Vec<i64>, launch: &mut Launch) -> Result<()> {
-        for (symbol, bound) in self.bounds.iter() {
-            match bindings.get(symbol) {
-                Some(v) if (0..=bound).contains(&v) => {}
-                Some(v) => {
-                    return Err(Error::other(
-                        Stage::Run,
-                        format!("{symbol} = {v} is outside 0..={bound} of this plan"),
-                    ));
-                }
-                None => return Err(Error::other(Stage::Run, format!("symbol {symbol} has no value"))),
-            }
-        }
-        for (dim, meaning) in &self.conditions {
-            let v = dim
-                .eval(bindings)
-                .map_err(|e| Error::other(Stage::Run, e.to_string()))?;
-            if v < 0 {
-                return Err(Error::other(Stage::Run, format!("{meaning}: {dim} is {v}")));
-            }
-        }
-        scratch.clear();
-        for e in &self.exprs {
-            scratch.push(
-                e.eval(bindings)
-                    .map_err(|e| Error::other(Stage::Run, e.to_string()))?,
-            );
-        }
-        launch.params.clear();
-        launch.params.resize(self.params_bytes as usize, 0);
-        launch.grids.clear();
-        let range = |step: &Step, v: i64| {
-            Error::other(
-                Stage::Run,
-                format!("{v} is out of range in a step of {}", step.nodes.join(", ")),
-            )
-        };
-        for step in &self.steps {
-            let mut at = step.params.start as usize;
-            for (ty, value) in &step.fields {
-                let bytes = match (ty, value) {
-                    (_, Value::F32(v)) => v.to_le_bytes(),
-                    (FieldTy::I32, Value::Expr(e)) => i32::try_from(scratch[*e])
-                        .map_err(|_| range(step, scratch[*e]))?
-                        .to_le_bytes(),
-                    (_, Value::Expr(e)) => u32::try_from(scratch[*e])
-                        .map_err(|_| range(step, scratch[*e]))?
-                        .to_le_bytes(),
-                };
-                if let Some(slot) = launch.params.get_mut(at..at + 4) {
-                    slot.copy_from_slice(&bytes);
-                }
-                at += 4;
-            }
-            let mut grid = [0u32; 3];
-            for (g, e) in grid.iter_mut().zip(step.grid) {
-                *g = u32::try_from(scratch[e]).map_err(|_| range(step, scratch[e]))?;
-            }
-            launch.grids.push(grid);
-        }
-        Ok(())
-    }
-
-    /// The input port of this name, if any step reads it.
+    /// The input port of this name, if anything reads it.
     pub fn input(&self, name: &str) -> Option<&Port> {
         self.inputs.iter().find(|p| p.name == name)
     }
@@ -254,476 +288,133 @@ impl Plan {
         self.outputs.iter().find(|p| p.name == name)
     }
 
+    /// Work-groups on each axis of the dispatch at `step` of [`Plan::steps`], as expressions.
+    pub fn grid(&self, step: usize) -> Option<[&Dim; 3]> {
+        Some(self.steps.get(step)?.grid.map(|e| self.formulas.at(e)))
+    }
+
     /// Symbols that every run must bind, with their largest values.
     pub fn bounds(&self) -> &Bindings {
         &self.bounds
     }
-}
 
-/// Nodes and values that the outputs and states need as data.
-fn needed(graph: &Graph) -> (Vec<bool>, Vec<bool>) {
-    let mut nodes = vec![false; graph.nodes.len()];
-    let mut values = vec![false; graph.values.len()];
-    let mut work: Vec<ValueId> = graph
-        .outputs()
-        .iter()
-        .copied()
-        .chain(graph.states().iter().map(|s| s.output))
-        .collect();
-    while let Some(v) = work.pop() {
-        if std::mem::replace(&mut values[v.index()], true) {
-            continue;
-        }
-        if graph
-            .value(v)
-            .fact
+    /// True when memory must be taken anew before a run with these values: a symbol without a bound exceeds what
+    /// [`Plan::reserve`] was asked for.
+    pub fn must_grow(&self, bindings: &Bindings) -> bool {
+        let exceeds = |o: &Open, s: &Symbol| {
+            bindings
+                .get(s)
+                .is_some_and(|v| o.reserved.get(s).is_none_or(|r| v > r))
+        };
+        self.open
             .as_ref()
-            .is_some_and(|f| f.as_const().is_some())
-        {
-            continue;
-        }
-        if let Some((id, node)) = graph.producer(v)
-            && !std::mem::replace(&mut nodes[id.index()], true)
-        {
-            let read = node.inputs.iter().enumerate().filter(|(i, _)| node.op.reads(*i));
-            work.extend(read.filter_map(|(_, v)| *v));
-        }
+            .is_some_and(|o| o.symbols.iter().any(|s| exceeds(o, s)))
     }
-    (nodes, values)
-}
 
-fn lower_node(
-    graph: &Graph,
-    id: NodeId,
-    facts: &[Option<Fact>],
-    caps: &Caps,
-    float: DType,
-    collected: &mut Collected,
-) -> Result<()> {
-    let Some(node) = graph.node(id) else { return Ok(()) };
-    let precise = node.op.keeps_precision() && {
-        let data: Vec<_> = node
+    /// True when symbols have no bound and nothing is reserved for them yet.
+    pub fn is_open(&self) -> bool {
+        self.open.is_some()
+    }
+
+    /// Places an open plan for values up to `bindings`, and up to what was reserved before.
+    pub fn reserve(&mut self, bindings: &Bindings) -> Result<()> {
+        let Some(open) = &mut self.open else { return Ok(()) };
+        for s in &open.symbols {
+            let v = bindings
+                .get(s)
+                .ok_or_else(|| Error::other(Stage::Run, format!("symbol {s} has no value")))?;
+            let v = open.reserved.get(s).map_or(v, |r| r.max(v));
+            open.reserved.set(s, v);
+            self.formulas.set_limit(s, v);
+        }
+        let mut bounds = self.bounds.clone();
+        for (s, v) in open.reserved.iter() {
+            bounds.set(s, v);
+        }
+        let at = |d: &Dim| -> Result<u64> {
+            let v = d.upper_bound(&bounds).map_err(|e| dim_error(&e))?;
+            Ok(u64::try_from(v).unwrap_or(0))
+        };
+        let (mut starts, mut total) = (Vec::with_capacity(open.pools.len()), 0u64);
+        for p in &open.pools {
+            starts.push(total);
+            total = total.saturating_add(at(p)?);
+        }
+        for (t, (pool, within)) in self.tensors.iter_mut().zip(&open.tensors) {
+            t.offset = starts.get(*pool).copied().unwrap_or(0) + within;
+            t.bytes = at(&t.size)?.max(8);
+        }
+        self.memory.arena = total.max(16);
+        let tensors = &self.tensors;
+        let steps = self.steps.iter_mut().flat_map(|s| &mut s.args);
+        let host = self.host.iter_mut().flat_map(HostStep::ports);
+        let ports = self
             .inputs
-            .iter()
-            .flatten()
-            .filter(|v| facts[v.index()].as_ref().is_some_and(|f| f.as_const().is_none()))
-            .collect();
-        let root = |v: &ValueId| {
-            let mut v = *v;
-            while let Some(next) = collected.alias.get(&v) {
-                v = *next;
-            }
-            v
-        };
-        let float_inputs: Vec<_> = data
-            .iter()
-            .filter(|v| facts[v.index()].as_ref().is_some_and(|f| f.dtype.is_float()))
-            .collect();
-        // An integer made a float keeps its 24 bits: positions exceed what f16 counts.
-        float_inputs.is_empty()
-            || float_inputs
-                .iter()
-                .any(|v| collected.storage.get(&root(v)) == Some(&DType::F32))
-    };
-    for out in &node.outputs {
-        let Some(fact) = &facts[out.index()] else { continue };
-        let wide = precise || graph.outputs().contains(out);
-        collected.storage.insert(
-            *out,
-            device_dtype(fact.dtype, if wide { DType::F32 } else { float }),
-        );
-    }
-    let mut cx = LowerCx {
-        graph,
-        node,
-        index: id.index(),
-        facts,
-        caps,
-        float,
-        out: collected,
-    };
-    node.op
-        .lower(&mut cx)
-        .map_err(|e| graph.node_error(Stage::Plan, node, e))
-}
-
-/// Turns collected calls into a plan.
-struct Assembler<'a> {
-    graph: &'a Graph,
-    facts: &'a [Option<Fact>],
-    caps: &'a Caps,
-    options: &'a Options,
-    collected: &'a Collected,
-    needed: &'a [bool],
-}
-
-/// Lifetimes of everything that lies in the arena.
-#[derive(Default)]
-struct Lives {
-    index: HashMap<Home, usize>,
-    slots: Vec<Slot>,
-}
-
-impl Assembler<'_> {
-    fn dim_error(e: &crate::shape::DimError) -> Error {
-        Error::other(Stage::Plan, e.to_string())
-    }
-
-    fn bytes(&self, dtype: DType, count: &Dim) -> Result<u64> {
-        let n = count
-            .upper_bound(&self.options.bounds)
-            .map_err(|e| Self::dim_error(&e))?;
-        Ok(device_bytes(dtype, u64::try_from(n).unwrap_or(0)))
-    }
-
-    fn home_bytes(&self, home: Home, dtype: DType) -> Result<u64> {
-        let count = match home {
-            Home::Value(v) => match &self.facts[v.index()] {
-                Some(f) => f.shape.count().map_err(|e| Self::dim_error(&e))?,
-                None => Dim::from(0),
-            },
-            Home::Temp(t) => self.collected.temps[t].1.clone(),
-            Home::Weight(_) | Home::State(_) => Dim::from(0),
-        };
-        self.bytes(dtype, &count)
-    }
-
-    fn root(&self, mut v: ValueId) -> ValueId {
-        while let Some(next) = self.collected.alias.get(&v) {
-            v = *next;
-        }
-        v
-    }
-
-    fn touch(&self, lives: &mut Lives, operand: Operand, step: usize) -> Result<()> {
-        if !matches!(operand.home, Home::Value(_) | Home::Temp(_)) {
-            return Ok(());
-        }
-        let bytes = self.home_bytes(operand.home, operand.dtype)?;
-        let next = lives.slots.len();
-        let i = *lives.index.entry(operand.home).or_insert(next);
-        if i == next {
-            lives.slots.push(Slot {
-                first: step,
-                last: step,
-                bytes,
-            });
-        }
-        lives.slots[i].last = lives.slots[i].last.max(step);
-        Ok(())
-    }
-
-    /// An input that the output of `call` may overwrite: same size and type, an arena slot, read for the last time here.
-    fn in_place(&self, lives: &Lives, call: &lower::Call, step: usize) -> Option<usize> {
-        let out = call.kernel.args.iter().position(|a| a.role == Role::Out)?;
-        let y = call.operands.get(out).copied().flatten()?;
-        let y_slot = &lives.slots[*lives.index.get(&y.home)?];
-        if !call.in_place || y_slot.first != step {
-            return None;
-        }
-        call.operands.iter().enumerate().position(|(i, o)| {
-            let Some(x) = o.filter(|_| i != out && call.kernel.args[i].ty == Ty::Elem) else {
-                return false;
-            };
-            let Some(slot) = lives.index.get(&x.home) else {
-                return false;
-            };
-            let slot = &lives.slots[*slot];
-            let once = call
-                .operands
-                .iter()
-                .flatten()
-                .filter(|o| o.home == x.home)
-                .count()
-                == 1;
-            once && slot.last == step && x.dtype == y.dtype && slot.bytes == y_slot.bytes
-        })
-    }
-
-    fn assemble(&self) -> Result<Plan> {
-        let calls = &self.collected.calls;
-        let end = calls.len();
-        let mut lives = Lives::default();
-        let input_ports: Vec<ValueId> = self
-            .graph
-            .inputs()
-            .iter()
-            .copied()
-            .filter(|v| self.needed[v.index()])
-            .collect();
-        for v in &input_ports {
-            let dtype = self.collected.storage.get(v).copied().unwrap_or(DType::F32);
-            self.touch(
-                &mut lives,
-                Operand {
-                    home: Home::Value(*v),
-                    dtype,
-                },
-                0,
-            )?;
-        }
-        for (step, emitted) in calls.iter().enumerate() {
-            for operand in emitted.call.operands.iter().flatten() {
-                self.touch(&mut lives, *operand, step)?;
-            }
-        }
-        for v in self.graph.outputs() {
-            let root = self.root(*v);
-            let dtype = self.collected.storage.get(&root).copied().unwrap_or(DType::F32);
-            if !self
-                .graph
-                .states()
-                .iter()
-                .any(|s| s.input == root || s.output == root)
+            .iter_mut()
+            .chain(&mut self.unread)
+            .chain(&mut self.outputs)
+            .chain(host);
+        for place in steps.chain(ports.filter_map(|p| p.place.as_mut())) {
+            if let Place::Arena { tensor, offset, len } = place
+                && let Some(t) = tensors.get(*tensor)
             {
-                self.touch(
-                    &mut lives,
-                    Operand {
-                        home: Home::Value(root),
-                        dtype,
-                    },
-                    end,
-                )?;
+                (*offset, *len) = (t.offset, t.bytes);
             }
         }
-        // In-place results join the slot of the input that they overwrite.
-        let mut joined: HashMap<Home, Home> = HashMap::new();
-        let mut in_place = vec![None; calls.len()];
-        for (step, emitted) in calls.iter().enumerate() {
-            let Some(i) = self.in_place(&lives, &emitted.call, step) else {
-                continue;
-            };
-            let out = emitted.call.kernel.args.iter().position(|a| a.role == Role::Out);
-            let (Some(x), Some(y)) = (
-                emitted.call.operands[i],
-                out.and_then(|o| emitted.call.operands[o]),
-            ) else {
-                continue;
-            };
-            let mut home = x.home;
-            while let Some(h) = joined.get(&home) {
-                home = *h;
-            }
-            joined.insert(y.home, home);
-            let (xi, yi) = (lives.index[&home], lives.index[&y.home]);
-            lives.slots[xi].last = lives.slots[xi].last.max(lives.slots[yi].last);
-            in_place[step] = Some(i);
-        }
-        let mut memory = MemoryReport {
-            without_reuse: lives.slots.iter().map(|s| s.bytes).sum(),
-            ..MemoryReport::default()
-        };
-        for home in joined.keys() {
-            // Placed with its partner.
-            lives.slots[lives.index[home]].bytes = 0;
-        }
-        memory.lower_bound = memory::lower_bound(&lives.slots);
-        let (offsets, arena) = memory::place(&lives.slots, self.caps.view_align.max(4));
-        memory.arena = arena.max(4);
-        let place = |home: Home| -> Place {
-            let mut root = home;
-            while let Some(h) = joined.get(&root) {
-                root = *h;
-            }
-            match root {
-                Home::Weight(i) => Place::Weight(i),
-                Home::State(i) => Place::State(i),
-                _ => lives
-                    .index
-                    .get(&root)
-                    .map_or(Place::Arena { offset: 0, len: 4 }, |i| Place::Arena {
-                        offset: offsets[*i],
-                        len: lives.slots[*i].bytes,
-                    }),
-            }
-        };
-        let mut plan = Plan {
-            steps: Vec::with_capacity(calls.len()),
-            kernels: Vec::new(),
-            weights: self.collected.weights.clone(),
-            states: self.states()?,
-            inputs: Vec::new(),
-            unread: self.unread(),
-            outputs: Vec::new(),
-            memory,
-            conditions: self.conditions()?,
-            bounds: self.options.bounds.clone(),
-            exprs: Vec::new(),
-            params_bytes: 0,
-        };
-        plan.memory.states = plan.states.iter().map(|s| s.bytes).sum();
-        let mut expr_index: HashMap<Dim, usize> = HashMap::new();
-        for (step, emitted) in calls.iter().enumerate() {
-            self.step(&mut plan, &mut expr_index, emitted, in_place[step], &place)?;
-        }
-        for v in input_ports {
-            plan.inputs.push(self.port(v, &place)?);
-        }
-        for v in self.graph.outputs() {
-            plan.outputs.push(self.port(*v, &place)?);
-        }
-        Ok(plan)
-    }
-
-    fn port(&self, v: ValueId, place: &dyn Fn(Home) -> Place) -> Result<Port> {
-        let fact = self.graph.fact(v)?;
-        if fact.as_const().is_some() {
-            let name = &self.graph.value(v).name;
-            return Err(Error::other(
-                Stage::Plan,
-                format!("output \"{name}\" is a constant of the model; there is nothing to run for it"),
-            ));
-        }
-        let root = self.root(v);
-        let state = self
-            .graph
-            .states()
-            .iter()
-            .position(|s| s.input == root || s.output == root);
-        Ok(Port {
-            name: self.graph.value(v).name.clone(),
-            dtype: fact.dtype,
-            device: self.collected.storage.get(&root).copied().unwrap_or(DType::F32),
-            shape: self.facts[v.index()]
-                .as_ref()
-                .map_or_else(Shape::default, |f| f.shape.clone()),
-            place: state.map_or_else(|| place(Home::Value(root)), Place::State),
-        })
-    }
-
-    fn unread(&self) -> Vec<String> {
-        let unread = self.graph.inputs().iter().filter(|v| !self.needed[v.index()]);
-        unread.map(|v| self.graph.value(*v).name.clone()).collect()
-    }
-
-    /// What the operators assumed, and that every state has room for its rows.
-    fn conditions(&self) -> Result<Vec<(Dim, String)>> {
-        let mut all = self.collected.conditions.clone();
-        for s in self.graph.states() {
-            let rows = self.facts[s.output.index()]
-                .as_ref()
-                .and_then(|f| f.shape.0.get(s.axis).cloned());
-            if let Some(rows) = rows {
-                let left = Dim::from(self.options.state_rows)
-                    .sub(&rows)
-                    .map_err(|e| Self::dim_error(&e))?;
-                let condition = (left, "the rows exceed the room of the states".to_owned());
-                if !all.contains(&condition) {
-                    all.push(condition);
-                }
-            }
-        }
-        Ok(all)
-    }
-
-    fn states(&self) -> Result<Vec<StateSlot>> {
-        let mut out = Vec::new();
-        for s in self.graph.states() {
-            let fact = self.facts[s.input.index()].as_ref();
-            let shape = fact.map(|f| f.shape.0.clone()).unwrap_or_default();
-            let mut row = Dim::from(1);
-            for (i, d) in shape.iter().enumerate() {
-                if i != s.axis {
-                    row = row.mul(d).map_err(|e| Self::dim_error(&e))?;
-                }
-            }
-            let count = row
-                .mul(&self.options.state_rows.into())
-                .map_err(|e| Self::dim_error(&e))?;
-            out.push(StateSlot {
-                name: self.graph.value(s.input).name.clone(),
-                dtype: self.options.float,
-                bytes: self.bytes(self.options.float, &count)?.next_multiple_of(4),
-            });
-        }
-        Ok(out)
-    }
-
-    fn step(
-        &self,
-        plan: &mut Plan,
-        expr_index: &mut HashMap<Dim, usize>,
-        emitted: &lower::Emitted,
-        in_place: Option<usize>,
-        place: &dyn Fn(Home) -> Place,
-    ) -> Result<()> {
-        let call = &emitted.call;
-        let mut expr = |exprs: &mut Vec<Dim>, d: &Dim| -> usize {
-            *expr_index.entry(d.clone()).or_insert_with(|| {
-                exprs.push(d.clone());
-                exprs.len() - 1
-            })
-        };
-        let spec = KernelSpec {
-            kernel: call.kernel,
-            workgroup: call.workgroup,
-            defines: call.defines.clone(),
-            operands: call.operands.iter().map(|o| o.map(|o| o.dtype)).collect(),
-            in_place,
-            snippet: call.snippet.clone(),
-        };
-        let args = spec
-            .kernel
-            .args
-            .iter()
-            .zip(&call.operands)
-            .filter(|(a, _)| !(in_place.is_some() && a.role == Role::Out))
-            .filter_map(|(_, o)| o.map(|o| place(o.home)))
-            .collect();
-        let start = plan.params_bytes;
-        let align = u32::try_from(self.caps.params_align).unwrap_or(4).max(4);
-        plan.params_bytes = (start + spec.params_bytes()).next_multiple_of(align);
-        let node = self.graph.nodes[emitted.node].as_ref();
-        let fields = call
-            .kernel
-            .params
-            .fields
-            .iter()
-            .zip(&call.fields)
-            .map(|((_, ty), f)| {
-                (
-                    *ty,
-                    match f {
-                        Field::Dim(d) => Value::Expr(expr(&mut plan.exprs, d)),
-                        Field::F32(v) => Value::F32(*v),
-                    },
-                )
-            })
-            .collect();
-        let [x, y, z] = &call.grid;
-        let grid = [
-            expr(&mut plan.exprs, x),
-            expr(&mut plan.exprs, y),
-            expr(&mut plan.exprs, z),
-        ];
-        let params = start..start + spec.params_bytes();
-        let kernel = plan.kernels.iter().position(|k| *k == spec).unwrap_or_else(|| {
-            plan.kernels.push(spec);
-            plan.kernels.len() - 1
-        });
-        plan.steps.push(Step {
-            kernel,
-            args,
-            params,
-            nodes: node
-                .map(|n| {
-                    if n.origin.is_empty() {
-                        vec![n.name.clone()]
-                    } else {
-                        n.origin.clone()
-                    }
-                })
-                .unwrap_or_default(),
-            grid,
-            fields,
-        });
         Ok(())
     }
+
+    /// What every run is checked for.
+    pub fn conditions(&self) -> &[Condition] {
+        &self.conditions
+    }
+
+    /// Number of values that the host keeps during a run.
+    pub fn host_values(&self) -> usize {
+        self.host_values
+    }
+
+    /// Bytes of the table of values that change at every step; a multiple of 16, above 0.
+    pub fn live_bytes(&self) -> u64 {
+        (self.formulas.live_count() as u64 * 4)
+            .next_multiple_of(16)
+            .max(16)
+    }
+}
+
+fn dim_error(e: &crate::shape::DimError) -> Error {
+    Error::other(Stage::Plan, e.to_string())
+}
+
+/// Bytes of the constants of `plans` of one graph, packed on the device or kept by the host; what several of them read is there once.
+pub fn weight_bytes(graph: &Graph, plans: &[Plan]) -> Result<u64> {
+    let keys: HashSet<&WeightKey> = plans.iter().flat_map(|p| &p.weights).collect();
+    // What only the host reads stays in its memory, in the model's own type.
+    let mut kept: Vec<&Arc<HostTensor>> = Vec::new();
+    for read in plans.iter().flat_map(|p| &p.host).flat_map(|h| h.reads.iter().flatten()) {
+        if let HostRead::Const(t) = read
+            && !kept.iter().any(|k| Arc::ptr_eq(k, t))
+        {
+            kept.push(t);
+        }
+    }
+    let host: u64 = kept.iter().map(|t| (t.len() * t.dtype().size()) as u64).sum();
+    keys.into_iter().try_fold(host, |sum, key| {
+        let value = graph.value(key.value);
+        let shape = graph.fact(key.value)?.shape.as_fixed();
+        let bytes = shape.and_then(|s| key.pack.bytes(&s));
+        bytes.and_then(|n| sum.checked_add(n)).ok_or_else(|| {
+            Error::other(
+                Stage::Plan,
+                format!("the bytes of weight \"{}\" cannot be counted", value.name),
+            )
+        })
+    })
 }
 
 /// The symbols of a graph's inputs and states.
 pub fn symbols(graph: &Graph) -> Result<Vec<Symbol>> {
-    let mut all = std::collections::BTreeSet::new();
+    let mut all = BTreeSet::new();
     for v in graph
         .inputs()
         .iter()

@@ -7,9 +7,10 @@ use std::fmt::Write as _;
 
 fn place(p: Place) -> String {
     match p {
-        Place::Arena { offset, len } => format!("arena {offset}+{len}"),
+        Place::Arena { offset, len, .. } => format!("arena {offset}+{len}"),
         Place::Weight(i) => format!("weight {i}"),
         Place::State(i) => format!("state {i}"),
+        Place::Live => "live".to_owned(),
     }
 }
 
@@ -21,7 +22,7 @@ fn port(out: &mut String, kind: &str, p: &Port) {
         p.dtype,
         p.shape,
         p.device,
-        place(p.place)
+        p.place.map_or_else(|| "host memory".to_owned(), place)
     );
 }
 
@@ -56,9 +57,38 @@ pub fn print(plan: &Plan, graph: &Graph) -> String {
         };
         let _ = writeln!(out, "weight {i} \"{}\": {form}", graph.value(w.value).name);
     }
+    for (i, d) in plan.formulas.live().iter().enumerate() {
+        let _ = writeln!(out, "live {i} = {d}");
+    }
+    let _ = match &plan.padding {
+        Ok(p) => writeln!(
+            out,
+            "{} + {} is padded to multiples of {}",
+            p.symbol, p.beyond, p.multiple
+        ),
+        Err(why) => writeln!(out, "no length is padded: {why}"),
+    };
+    for c in &plan.conditions {
+        let _ = writeln!(
+            out,
+            "{} {} 0, else {}",
+            c.dim,
+            if c.equal { "=" } else { ">=" },
+            c.meaning
+        );
+    }
+    for h in &plan.host {
+        let _ = writeln!(
+            out,
+            "host {} \"{}\": {}",
+            h.op.as_ref().map_or("value", |o| o.name()),
+            h.name,
+            h.why
+        );
+    }
     for (i, step) in plan.steps.iter().enumerate() {
         let spec = &plan.kernels[step.kernel];
-        let [x, y, z] = step.grid.map(|e| &plan.exprs[e]);
+        let [x, y, z] = step.grid.map(|e| plan.formulas.at(e));
         let _ = writeln!(out, "step {i} {spec} grid [{x}, {y}, {z}]");
         let operands: Vec<String> = spec
             .bound()
@@ -73,7 +103,7 @@ pub fn print(plan: &Plan, graph: &Graph) -> String {
             .iter()
             .zip(&step.fields)
             .map(|((name, _), (_, value))| match value {
-                Value::Expr(e) => format!("{name} = {}", plan.exprs[*e]),
+                Value::Expr(e) => format!("{name} = {}", plan.formulas.at(*e)),
                 Value::F32(v) => format!("{name} = {v:?}"),
             })
             .collect();
@@ -88,13 +118,22 @@ pub fn print(plan: &Plan, graph: &Graph) -> String {
     }
     let MemoryReport {
         without_reuse,
+        gained_by_views,
+        gained_in_place,
+        gained_by_packing,
         arena,
         lower_bound,
+        formula,
         states,
-    } = plan.memory;
+    } = &plan.memory;
     let _ = writeln!(
         out,
-        "memory: arena {arena} bytes (lower bound {lower_bound}, without reuse {without_reuse}), states {states}"
+        "memory: arena {arena} bytes = {formula} (lower bound {lower_bound}), states {states}"
+    );
+    let _ = writeln!(
+        out,
+        "without reuse {without_reuse}; gained {gained_by_views} by views, {gained_in_place} in place, \
+         {gained_by_packing} by packing"
     );
     out
 }

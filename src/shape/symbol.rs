@@ -94,6 +94,11 @@ impl Bindings {
         self
     }
 
+    /// Takes the value of `symbol` away.
+    pub fn remove(&mut self, symbol: &Symbol) {
+        self.0.remove(symbol);
+    }
+
     /// The value of `symbol`, if bound.
     pub fn get(&self, symbol: &Symbol) -> Option<i64> {
         self.0.get(symbol).copied()

@@ -12,7 +12,7 @@ use transformer_lite::graph::derive::derive;
 use transformer_lite::graph::op::case::Case;
 use transformer_lite::graph::op::reshape::Reshape;
 use transformer_lite::graph::{Edit, Graph, Op};
-use transformer_lite::plan::{Options, Place, Plan};
+use transformer_lite::plan::{Options, Place, Plan, Shared};
 use transformer_lite::session::Session;
 use transformer_lite::shape::{Bindings, Dim, Fact, Known, Shape};
 use transformer_lite::tensor::{DType, HostTensor};
@@ -146,9 +146,8 @@ impl Scenario {
     fn options(&self, storage: DType) -> Options {
         Options {
             float: storage,
-            fixed: Bindings::new(),
             bounds: self.bounds.clone(),
-            state_rows: 0,
+            ..Options::default()
         }
     }
 
@@ -201,26 +200,33 @@ pub fn spread(plan: &mut Plan, align: u64) -> Vec<Place> {
     let guard = align.max(64);
     let mut next = guard;
     let mut moved: BTreeMap<(u64, u64), u64> = BTreeMap::new();
+    // A view moves with what it is a part of.
+    let tensors = plan.tensors.clone();
+    let whole = |offset: u64, len: u64| {
+        let mut t = tensors.iter().find(|t| (t.offset, t.bytes) == (offset, len))?;
+        while let Some(Shared::View(of)) = &t.shared {
+            t = tensors.iter().find(|t| t.name == *of)?;
+        }
+        Some((t.offset, t.bytes))
+    };
     let places = plan.steps.iter_mut().flat_map(|s| &mut s.args);
-    for place in places.chain(
-        plan.inputs
-            .iter_mut()
-            .chain(&mut plan.outputs)
-            .map(|p| &mut p.place),
-    ) {
-        if let Place::Arena { offset, len } = place {
-            let at = *moved.entry((*offset, *len)).or_insert_with(|| {
+    let ports = plan.inputs.iter_mut().chain(&mut plan.outputs);
+    for place in places.chain(ports.filter_map(|p| p.place.as_mut())) {
+        if let Place::Arena { offset, len, .. } = place {
+            let (from, size) = whole(*offset, *len).unwrap_or((*offset, *len));
+            let at = *moved.entry((from, size)).or_insert_with(|| {
                 let at = next;
-                next = (at + *len + guard).next_multiple_of(align);
+                next = (at + size + guard).next_multiple_of(align);
                 at
             });
-            *offset = at;
+            *offset = at + (*offset - from);
         }
     }
     plan.memory.arena = next;
     moved
         .iter()
         .map(|((_, len), at)| Place::Arena {
+            tensor: 0,
             offset: *at,
             len: *len,
         })
@@ -261,7 +267,7 @@ pub fn run(device: &Device, scenario: &Scenario, storage: DType) -> Result<(), S
         .operands
         .iter()
         .filter_map(Fact::as_const)
-        .map(|t| t.bytes().len() as u64)
+        .map(|t| t.byte_len() as u64)
         .max();
     let limits = weight.into_iter().flat_map(|w| [w / 2, w / 3, w / 5]).map(Some);
     let mut seen: Vec<String> = Vec::new();
@@ -337,6 +343,9 @@ fn one_form(
     graph: &Graph,
     mut plan: Plan,
 ) -> Result<(), String> {
+    if let Some(step) = plan.host.first() {
+        return Err(format!("\"{}\" runs on the host: {}", step.name, step.why));
+    }
     let places = spread(&mut plan, device.caps.view_align);
     // Slots that some step writes: their whole length is allowed, that of outputs only up to the padding.
     let mut written: HashMap<u64, u64> = HashMap::new();
@@ -345,7 +354,7 @@ fn one_form(
         let shared = spec.in_place.map(|i| spec.kernel.args[i].name);
         for (place, (arg, _)) in step.args.iter().zip(spec.bound()) {
             let writes = matches!(arg.role, Role::Out | Role::InOut) || shared == Some(arg.name);
-            if let (true, Place::Arena { offset, len }) = (writes, place) {
+            if let (true, Place::Arena { offset, len, .. }) = (writes, place) {
                 written.insert(*offset, *len);
             }
         }
@@ -355,9 +364,9 @@ fn one_form(
         .name
         .clone();
     let output = plan.output(&name).ok_or("no output port")?.clone();
-    let Place::Arena {
+    let Some(Place::Arena {
         offset: result_at, ..
-    } = output.place
+    }) = output.place
     else {
         return Err("a result outside the arena".into());
     };
@@ -390,7 +399,7 @@ fn one_form(
             }
             before = Arena::read(&mut session)?;
             for port in &inputs {
-                let Place::Arena { offset, .. } = port.place else {
+                let Some(Place::Arena { offset, .. }) = port.place else {
                     continue;
                 };
                 let count: usize = port
@@ -406,7 +415,7 @@ fn one_form(
             }
             before.write(&mut session)?;
             session.run(0, bindings).map_err(|e| e.to_string())?;
-            let found = session.read(0, &name, bindings).map_err(|e| e.to_string())?;
+            let found = session.read(0, &name).map_err(|e| e.to_string())?;
             let after = Arena::read(&mut session)?;
             untouched(&before.bytes, &after.bytes, &written, &places).map_err(at)?;
             let limit = bound(output.device, Scenario::terms(&operands, &wanted)) * scenario.slack;
@@ -448,7 +457,7 @@ fn untouched(
             continue;
         }
         let slot = places.iter().filter_map(|p| match p {
-            Place::Arena { offset, len } if *offset <= i => Some((*offset, *len)),
+            Place::Arena { offset, len, .. } if *offset <= i => Some((*offset, *len)),
             _ => None,
         });
         let (at, len) = slot.max().unwrap_or((0, 0));

@@ -148,13 +148,23 @@ pub fn scenarios() -> Vec<(&'static str, Make)> {
         }),
         ("softmax/s,t", || {
             scenario(
-                Softmax { axis: -1 },
+                Softmax {
+                    axis: -1,
+                    flatten: false,
+                },
                 &[Data("1,3,s,t", |i| i.range(-8.0, 8.0))],
                 RUNS,
             )
         }),
         ("softmax/one_row", || {
-            scenario(Softmax { axis: -1 }, &[Data("1,t", plain)], RUNS)
+            scenario(
+                Softmax {
+                    axis: -1,
+                    flatten: false,
+                },
+                &[Data("1,t", plain)],
+                RUNS,
+            )
         }),
         ("pointwise/mask", || {
             let add = Pointwise::binary("Add", Binary::Add);
@@ -336,9 +346,9 @@ pub fn kv_append(device: &Device, storage: DType) -> Result<(), String> {
     let bounds = Bindings::from([("s", 5), ("t", rows)]);
     let options = Options {
         float: storage,
-        fixed: Bindings::new(),
         bounds,
         state_rows: rows,
+        ..Options::default()
     };
     let plan = Plan::compile(&graph, &device.caps, &options).map_err(error)?;
     let (shared, guards) = device.share().guarded();
@@ -352,7 +362,7 @@ pub fn kv_append(device: &Device, storage: DType) -> Result<(), String> {
         let count = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
         let bindings = Bindings::from([("s", count(s)), ("t", count(t))]);
         session.run(0, &bindings).map_err(error)?;
-        let found = session.read(0, "out", &bindings).map_err(error)?;
+        let found = session.read(0, "out").map_err(error)?;
         let wanted = HostTensor::from_f32(&[1, s + t, 3, 2], &kept).map_err(|e| e.to_string())?;
         compare(&wanted, &found, bound(storage, 1)).map_err(|e| format!("{t} + {s} rows: {e}"))?;
         guards.check()?;

@@ -331,23 +331,7 @@ impl Drop for Shared {
 
 /// Capabilities of a device that does not exist, for planning without a driver.
 pub fn fake_caps() -> Caps {
-    Caps {
-        backend: "opencl",
-        device: "none".to_owned(),
-        driver: "none".to_owned(),
-        kind: DeviceKind::Cpu,
-        view_align: 128,
-        params_align: 4,
-        max_view_bytes: 1 << 27,
-        max_buffer_bytes: 1 << 31,
-        memory_bytes: 0,
-        local_bytes: 1 << 15,
-        max_workgroup: 1024,
-        max_grid: 65_535,
-        subgroup: None,
-        f16_math: false,
-        profiling: false,
-    }
+    Caps::neutral()
 }
 
 /// The converted folder of a tiny random model; it lives as long as the returned value.

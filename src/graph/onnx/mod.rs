@@ -6,10 +6,21 @@ pub mod quantize;
 mod weights;
 pub mod write;
 
-pub use import::import;
+pub use import::{ImportOptions, import, import_with};
 
 use super::op::{OpError, OpResult};
-use crate::tensor::DType;
+use crate::error::{Error, Result, Stage};
+use crate::tensor::{Bytes, DType, HostTensor};
+use prost::Message;
+use std::path::Path;
+
+/// Reads a file that holds one tensor, a `TensorProto` on its own, as test data of ONNX does.
+pub fn read_tensor(path: &Path) -> Result<HostTensor> {
+    let file = weights::map(path)?;
+    let proto = proto::TensorProto::decode(file.bytes())
+        .map_err(|e| Error::parse(Stage::Import, path, "not an ONNX tensor, or damaged", e))?;
+    weights::Weights::new(path).tensor(&proto)
+}
 
 /// The element type with this code of `TensorProto.DataType`.
 pub fn dtype_of(code: i64) -> OpResult<DType> {

@@ -16,7 +16,7 @@ use crate::error::{Error, Result, Stage};
 use crate::graph::op::OWN_DOMAIN;
 use crate::new_folder::NewFolder;
 use crate::quant::e0m::{Bits, Loss, Packed, QuantError};
-use crate::tensor::{Bytes, DType, HostTensor};
+use crate::tensor::{Bytes, DType, HostTensor, TensorError};
 use half::f16;
 use plan::{Change, Plan, Weight, plan};
 use prost::Message;
@@ -432,11 +432,7 @@ impl Job<'_> {
                 continue;
             }
             if t.data_location == 1 {
-                let tensor = self.weights.tensor(t)?;
-                self.writer
-                    .add_initializer_external(&t.name, tensor.dtype(), tensor.shape(), |out| {
-                        out.write(tensor.bytes())
-                    })?;
+                self.writer.add_external(&t.name, &self.weights.tensor(t)?)?;
                 new(&mut origins);
             } else {
                 origins.push(Origin::Old(i));
@@ -459,7 +455,12 @@ impl Job<'_> {
         );
         let element = tensor.dtype().size();
         let start = self.done;
-        let loss = panels(tensor, w, &mut |at: Panel| {
+        let unread = |e: TensorError| self.source.bad(format!("weight \"{name}\": {e}"));
+        let elements = Elements {
+            dtype: tensor.dtype(),
+            bytes: tensor.bytes().map_err(unread)?,
+        };
+        let loss = panels(elements, w, &mut |at: Panel| {
             let width = at.packed.n;
             place(&mut codes, &at.packed.codes, w.n, at.first, width);
             place(&mut scales, &at.packed.scales, w.n, at.first, width);
@@ -471,7 +472,7 @@ impl Job<'_> {
         })?;
         debug_assert_eq!(
             self.done - start,
-            tensor.bytes().len() as u64,
+            tensor.byte_len() as u64,
             "every byte counts once"
         );
         let (codes, scales): (&[u8], &[u8]) = (bytemuck::cast_slice(&codes), bytemuck::cast_slice(&scales));
@@ -488,7 +489,7 @@ impl Job<'_> {
             group: w.group,
             max_error: loss.max,
             relative_error: loss.relative_rms(),
-            bytes_before: tensor.bytes().len() as u64,
+            bytes_before: tensor.byte_len() as u64,
             bytes_after: (codes.len() + scales.len()) as u64,
         });
         self.loss.add(&loss);
@@ -528,9 +529,16 @@ struct Panel {
 /// First column and width of a panel that failed, and why.
 type PanelError = (usize, usize, QuantError);
 
+/// A weight as it is stored.
+#[derive(Clone, Copy)]
+struct Elements<'a> {
+    dtype: DType,
+    bytes: &'a [u8],
+}
+
 /// Quantizes a weight in panels of columns on all cores, and hands them over as they get done. The result does not
 /// depend on the number of cores; of several errors the one of the first panel is told.
-fn panels(tensor: &HostTensor, w: &Weight, take: &mut dyn FnMut(Panel)) -> Result<Loss, PanelError> {
+fn panels(tensor: Elements<'_>, w: &Weight, take: &mut dyn FnMut(Panel)) -> Result<Loss, PanelError> {
     /// Floats in a panel: enough to keep a core busy, few enough to stay in its cache.
     const PANEL: usize = 1 << 16;
     let width = (PANEL / w.k).clamp(1, 64).next_multiple_of(2).min(w.n);
@@ -589,16 +597,16 @@ fn panels(tensor: &HostTensor, w: &Weight, take: &mut dyn FnMut(Panel)) -> Resul
 }
 
 /// Columns `first .. first + wide` of the matrix to pack, one after the other.
-fn read_columns(tensor: &HostTensor, w: &Weight, first: usize, wide: usize, columns: &mut Vec<f32>) {
+fn read_columns(tensor: Elements<'_>, w: &Weight, first: usize, wide: usize, columns: &mut Vec<f32>) {
     columns.clear();
     columns.resize(wide * w.k, 0.0);
-    let bytes = tensor.bytes();
-    if tensor.dtype() == DType::F16 {
-        spread(bytes.as_chunks().0, w, first, wide, columns, |b| {
+    let chunks = tensor.bytes;
+    if tensor.dtype == DType::F16 {
+        spread(chunks.as_chunks().0, w, first, wide, columns, |b| {
             f16::from_le_bytes(b).to_f32()
         });
     } else {
-        spread(bytes.as_chunks().0, w, first, wide, columns, f32::from_le_bytes);
+        spread(chunks.as_chunks().0, w, first, wide, columns, f32::from_le_bytes);
     }
 }
 

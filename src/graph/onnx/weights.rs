@@ -19,7 +19,9 @@ pub(super) fn map(path: &Path) -> Result<Mapped> {
 pub(super) struct Weights {
     folder: PathBuf,
     model: PathBuf,
-    files: HashMap<String, Arc<dyn Bytes>>,
+    /// `None` where the file is absent, and may be.
+    files: HashMap<String, Option<Arc<dyn Bytes>>>,
+    may_be_absent: bool,
 }
 
 impl Weights {
@@ -29,11 +31,18 @@ impl Weights {
             folder,
             model: model.to_owned(),
             files: HashMap::new(),
+            may_be_absent: false,
         }
     }
 
-    /// The file that holds a tensor's data, if it is outside the model file.
-    fn external(&mut self, name: &str, location: &str) -> Result<Arc<dyn Bytes>> {
+    /// Tensors in files that do not exist are [absent](HostTensor::absent) instead of an error, if `allowed`.
+    pub fn may_be_absent(mut self, allowed: bool) -> Self {
+        self.may_be_absent = allowed;
+        self
+    }
+
+    /// The file that holds a tensor's data, if it is outside the model file. `None` where it does not exist and need not.
+    fn external(&mut self, name: &str, location: &str) -> Result<Option<Arc<dyn Bytes>>> {
         if let Some(f) = self.files.get(location) {
             return Ok(f.clone());
         }
@@ -49,6 +58,10 @@ impl Weights {
             ));
         }
         let path = self.folder.join(relative);
+        if self.may_be_absent && path.try_exists().is_ok_and(|there| !there) {
+            self.files.insert(location.to_owned(), None);
+            return Ok(None);
+        }
         let resolved = path
             .canonicalize()
             .map_err(|e| Error::io("cannot open external data", &path, e))?;
@@ -68,8 +81,8 @@ impl Weights {
             ));
         }
         let file: Arc<dyn Bytes> = Arc::new(map(&path)?);
-        self.files.insert(location.to_owned(), file.clone());
-        Ok(file)
+        self.files.insert(location.to_owned(), Some(file.clone()));
+        Ok(Some(file))
     }
 
     /// The tensor of an initialiser or attribute.
@@ -81,7 +94,10 @@ impl Weights {
                 format!("tensor \"{}\": {what}", t.name),
             )
         };
-        let dtype = dtype_of(i64::from(t.data_type)).map_err(|e| bad(e.to_string()))?;
+        let dtype = dtype_of(i64::from(t.data_type)).map_err(|e| {
+            let what = format!("tensor \"{}\" cannot be read", t.name);
+            Error::parse(Stage::Import, &self.model, what, e)
+        })?;
         let shape: Vec<usize> = t
             .dims
             .iter()
@@ -163,7 +179,10 @@ impl Weights {
                 "{dtype}{shape:?} needs {bytes} bytes, its external data has {length}"
             )));
         }
-        let file = self.external(&t.name, &location)?;
+        let Some(file) = self.external(&t.name, &location)? else {
+            let what = format!("tensor \"{}\"", t.name);
+            return HostTensor::absent(dtype, shape, &what).map_err(|e| bad(e.to_string()));
+        };
         let have = file.bytes().len();
         if offset.checked_add(bytes).is_none_or(|end| end > have) {
             return Err(bad(format!(

@@ -88,7 +88,7 @@ pub struct NodeSpec<'a> {
 pub struct Written {
     /// Bytes of the model file.
     pub model_bytes: u64,
-    /// Bytes of the data file.
+    /// Bytes of the data file, also where none was made.
     pub data_bytes: u64,
     /// Nodes of the graph.
     pub nodes: usize,
@@ -110,7 +110,7 @@ pub fn type_code(dtype: DType) -> i32 {
     }
 }
 
-/// Writes one model: `<folder>/<name>` and `<folder>/<name>.data`.
+/// Writes one model: `<folder>/<name>` and `<folder>/<name>.data`, or the former alone.
 ///
 /// Weight matrices of `MatMul` are by convention stored as `[in, out]`, the second operand as it is used,
 /// under the names of Hugging Face checkpoints, whose own matrices are `[out, in]`.
@@ -119,7 +119,8 @@ pub struct ModelWriter {
     model_path: PathBuf,
     data_path: PathBuf,
     data_name: String,
-    data: BufWriter<File>,
+    /// `None` where no data file is made.
+    data: Option<BufWriter<File>>,
     position: u64,
     model: proto::ModelProto,
     graph: proto::GraphProto,
@@ -158,15 +159,23 @@ impl ModelWriter {
     /// Starts the model file `name` in the existing `folder`; `stage` is named by errors. The data file is
     /// created at once, the model file by [`ModelWriter::finish`]; both replace existing files.
     pub fn create(stage: Stage, folder: &Path, name: &str, graph_name: &str) -> Result<Self> {
+        let mut writer = Self::without_data(stage, folder, name, graph_name);
+        let file =
+            File::create(&writer.data_path).map_err(|e| Error::io("cannot write", &writer.data_path, e))?;
+        writer.data = Some(BufWriter::with_capacity(1 << 20, file));
+        Ok(writer)
+    }
+
+    /// As [`ModelWriter::create`], but makes no data file: constants that would lie there are announced, with type, shape and
+    /// place, and their bytes are not asked for. The model is one that can be looked at and planned, not run.
+    pub fn without_data(stage: Stage, folder: &Path, name: &str, graph_name: &str) -> Self {
         let data_name = format!("{name}.data");
-        let data_path = folder.join(&data_name);
-        let file = File::create(&data_path).map_err(|e| Error::io("cannot write", &data_path, e))?;
-        Ok(Self {
+        Self {
             stage,
             model_path: folder.join(name),
-            data_path,
+            data_path: folder.join(&data_name),
             data_name,
-            data: BufWriter::with_capacity(1 << 20, file),
+            data: None,
             position: 0,
             model: proto::ModelProto {
                 ir_version: IR_VERSION,
@@ -178,7 +187,7 @@ impl ModelWriter {
                 name: graph_name.to_owned(),
                 ..Default::default()
             },
-        })
+        }
     }
 
     fn bad(&self, what: impl Into<String>) -> Error {
@@ -247,7 +256,7 @@ impl ModelWriter {
             dims,
             data_type: type_code(tensor.dtype()),
             name: name.to_owned(),
-            raw_data: tensor.bytes().to_vec(),
+            raw_data: self.bytes_of(name, tensor)?.to_vec(),
             ..Default::default()
         })
     }
@@ -268,16 +277,29 @@ impl ModelWriter {
 
     /// Adds a constant: inside the model file up to [`INLINE_LIMIT`] bytes, else in the data file.
     pub fn add_initializer(&mut self, name: &str, tensor: &HostTensor) -> Result<()> {
-        if tensor.bytes().len() <= INLINE_LIMIT {
+        if tensor.byte_len() <= INLINE_LIMIT {
             return self.add_constant(name, tensor);
         }
-        self.add_initializer_external(name, tensor.dtype(), tensor.shape(), |out| {
-            out.write(tensor.bytes())
-        })
+        self.add_external(name, tensor)
+    }
+
+    /// Adds a constant in the data file.
+    pub fn add_external(&mut self, name: &str, tensor: &HostTensor) -> Result<()> {
+        let bytes = match self.data {
+            Some(_) => self.bytes_of(name, tensor)?,
+            None => &[],
+        };
+        self.add_initializer_external(name, tensor.dtype(), tensor.shape(), |out| out.write(bytes))
+    }
+
+    fn bytes_of<'a>(&self, name: &str, tensor: &'a HostTensor) -> Result<&'a [u8]> {
+        tensor
+            .bytes()
+            .map_err(|e| self.bad(format!("tensor \"{name}\": {e}")))
     }
 
     /// Adds a constant in the data file. `fill` writes exactly as many bytes as `dtype` and `shape` need;
-    /// any other number is an error. After an error the writer is of no more use.
+    /// any other number is an error. A writer without a data file does not call it. After an error the writer is of no more use.
     pub fn add_initializer_external(
         &mut self,
         name: &str,
@@ -293,25 +315,26 @@ impl ModelWriter {
             .ok_or_else(|| self.bad(format!("tensor \"{name}\" of shape {shape:?} is too large")))?;
         let align = if length >= LARGE { PAGE } else { ALIGN };
         let offset = self.position.next_multiple_of(align);
-        // Less than a page.
-        let padding = vec![0u8; usize::try_from(offset - self.position).unwrap_or_default()];
-        self.data
-            .write_all(&padding)
-            .map_err(|e| Error::io("cannot write", &self.data_path, e))?;
-        let mut sink = ExternalData {
-            data: &mut self.data,
-            path: &self.data_path,
-            stage: self.stage,
-            name,
-            left: length,
-        };
-        fill(&mut sink)?;
-        if sink.left != 0 {
-            let what = format!(
-                "tensor \"{name}\" needs {length} bytes, got {}",
-                length - sink.left
-            );
-            return Err(Error::file(self.stage, &self.data_path, what));
+        if let Some(data) = &mut self.data {
+            // Less than a page.
+            let padding = vec![0u8; usize::try_from(offset - self.position).unwrap_or_default()];
+            data.write_all(&padding)
+                .map_err(|e| Error::io("cannot write", &self.data_path, e))?;
+            let mut sink = ExternalData {
+                data,
+                path: &self.data_path,
+                stage: self.stage,
+                name,
+                left: length,
+            };
+            fill(&mut sink)?;
+            if sink.left != 0 {
+                let what = format!(
+                    "tensor \"{name}\" needs {length} bytes, got {}",
+                    length - sink.left
+                );
+                return Err(Error::file(self.stage, &self.data_path, what));
+            }
         }
         self.position = offset + length;
         let entry = |key: &str, value: String| proto::StringStringEntryProto {
@@ -442,21 +465,26 @@ impl ModelWriter {
         }
     }
 
+    fn flush(&mut self) -> Result<()> {
+        match &mut self.data {
+            Some(data) => data
+                .flush()
+                .map_err(|e| Error::io("cannot write", &self.data_path, e)),
+            None => Ok(()),
+        }
+    }
+
     /// Completes the data file and hands back the constants added, for a model file that is put together elsewhere; and
     /// the length of the data file.
     pub(super) fn into_initializers(mut self) -> Result<(Vec<proto::TensorProto>, u64)> {
-        self.data
-            .flush()
-            .map_err(|e| Error::io("cannot write", &self.data_path, e))?;
+        self.flush()?;
         Ok((std::mem::take(&mut self.graph.initializer), self.position))
     }
 
     /// Checks the graph and writes the model file.
     pub fn finish(mut self) -> Result<Written> {
         self.check()?;
-        self.data
-            .flush()
-            .map_err(|e| Error::io("cannot write", &self.data_path, e))?;
+        self.flush()?;
         let (nodes, initializers) = (self.graph.node.len(), self.graph.initializer.len());
         self.model.graph = Some(std::mem::take(&mut self.graph));
         let length = self.model.encoded_len();
@@ -622,13 +650,16 @@ mod tests {
         assert_eq!((done.nodes, done.initializers), (1, 4));
         let model = read_back::open(&folder.path().join("model.onnx"));
         assert_eq!(model.inputs, ["x[n,4]"]);
-        assert_eq!(model.tensor("small"), (None, vec![3], small.bytes()));
+        assert_eq!(model.tensor("small"), (None, vec![3], small.bytes().unwrap()));
         let (offset, shape, bytes) = model.tensor("b");
-        assert_eq!((offset, shape, bytes), (Some(1216), vec![300], medium.bytes()));
+        assert_eq!(
+            (offset, shape, bytes),
+            (Some(1216), vec![300], medium.bytes().unwrap())
+        );
         let (offset, shape, bytes) = model.tensor("large");
         assert_eq!(
             (offset, shape, bytes),
-            (Some(4096), vec![1 << 14, 1], large.bytes())
+            (Some(4096), vec![1 << 14, 1], large.bytes().unwrap())
         );
         assert_eq!(done.data_bytes, 4096 + (4 << 14));
     }

@@ -14,8 +14,8 @@ use crate::shape::{Dim, Fact, Shape, product};
 use crate::tensor::HostTensor;
 
 static KERNEL: Kernel = crate::kernel!(attention {
-    heads: U32, kv_heads: U32, rows: U32, keys: U32, scale: F32,
-} [q: In Elem, k: In Elem, v: In Elem, mask: OptionalIn Elem, y: Out Elem]);
+    heads: U32, kv_heads: U32, rows: U32, keys: U32, live_keys: U32, scale: F32,
+} [q: In Elem, k: In Elem, v: In Elem, mask: OptionalIn Elem, live: Weight Elem, y: Out Elem]);
 
 /// Query rows of one work-group when there are many: keys and values are read once for all of them.
 const ROWS: i64 = 4;
@@ -97,17 +97,19 @@ impl Op for Attention {
         let (q, k) = (cx.shape(0)?, cx.shape(1)?);
         let dim = q.0[3].as_const().filter(|d| d % 2 == 0 && *d <= 512);
         let (true, Some(dim)) = (q.0[0].is(1), dim) else {
-            return Err(OpError::Unsupported(format!("attention of {q}; kernels take a batch of 1 and an even head size up to 512")));
+            return Err(OpError::NoKernel(format!("attention of {q}; kernels take a batch of 1 and an even head size up to 512")));
         };
         let mask = if cx.has(3) {
             let m = cx.shape(3)?;
             if !product(&m.0[..m.rank() - 2])?.is(1) {
-                return Err(OpError::Unsupported(format!("a mask of {m}")));
+                return Err(OpError::NoKernel(format!("a mask of {m}")));
             }
             Some(cx.input(3)?)
         } else {
             None
         };
+        // Keys behind the live ones, there because lengths are padded, are not read.
+        let (live, live_keys) = cx.live(&k.0[1]);
         // On a CPU driver a work-item is a loop iteration: just enough of them to own a result row.
         let items = if cx.caps().kind == DeviceKind::Cpu { 16 } else { 64 };
         let rows = if q.0[1].is(1) { 1 } else { ROWS };
@@ -119,13 +121,16 @@ impl Op for Attention {
             .operand(cx.input(1)?)
             .operand(cx.input(2)?)
             .optional(mask)
+            .operand(live)
             .operand(cx.output(0)?)
             .grid(q.0[2].clone(), q.0[1].ceil_div(rows)?, Dim::from(1))
             .field(&q.0[2])
             .field(&k.0[2])
             .field(&q.0[1])
             .field(&k.0[1])
-            .field(self.scale);
+            .field(live_keys)
+            .field(self.scale)
+            .may_be_padded();
         let call = if dim % 4 == 0 { call.define("WIDE", 1) } else { call };
         cx.emit(call)
     }

@@ -1,12 +1,12 @@
-//! Concatenation along one axis. ONNX `Concat` from opset 13.
+//! Concatenation along one axis. ONNX `Concat` from opset 4.
 //!
 //! On a device each operand after the first is one dispatch that joins it to what is there already.
 
 use super::case::{Case, input};
-use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, axis, onnx, operand, split_at};
+use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, axis, onnx, operand, split_at, transpose};
 use crate::backend::kernel::Kernel;
 use crate::plan::lower::{Call, LowerCx};
-use crate::shape::{Dim, Fact, Known, product};
+use crate::shape::{Dim, Fact, product};
 use crate::tensor::HostTensor;
 
 static KERNEL: Kernel = crate::kernel!(concat { count: U32, a_len: U32, b_len: U32 } [a: In Elem, b: In Elem, y: Out Elem]);
@@ -32,21 +32,14 @@ impl Op for Concat {
             if f.dtype != first.dtype {
                 return Err(OpError::mismatch("element types", first.dtype, f.dtype));
             }
-            let same = f.shape.rank() == shape.rank()
-                && f.shape.0.iter().zip(&shape.0).enumerate().all(|(i, (x, y))| i == a || x == y);
-            if !same {
-                return Err(OpError::mismatch("shapes outside the joined axis", &first.shape, &f.shape));
+            if f.shape.rank() != shape.rank() {
+                return Err(OpError::mismatch("ranks", &first.shape, &f.shape));
             }
-            shape.0[a] = shape.0[a].add(&f.shape.0[a])?;
-        }
-        let mut fact = Fact::new(first.dtype, shape);
-        if first.dtype.is_int() && fact.shape.rank() == 1 {
-            let parts: Option<Vec<Vec<Dim>>> = (0..cx.inputs.len()).map(|i| cx.opt(i).and_then(Fact::as_dims)).collect();
-            if let Some(parts) = parts {
-                fact.known = Known::Dims(parts.concat());
+            for (i, (have, add)) in shape.0.iter_mut().zip(&f.shape.0).enumerate() {
+                *have = if i == a { have.add(add)? } else { cx.same("sizes outside the joined axis", have, add)? };
             }
         }
-        Ok(vec![fact])
+        Ok(vec![Fact::new(first.dtype, shape)])
     }
 
     fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
@@ -57,9 +50,13 @@ impl Op for Concat {
         let mut rows = Vec::new();
         for i in 0..inputs.len() {
             let x = operand(inputs, i)?;
+            let fits = x.shape().len() == shape.len() && x.shape().iter().zip(&shape).enumerate().all(|(i, (x, y))| i == a || x == y);
+            if !fits {
+                return Err(OpError::mismatch("shapes outside the joined axis", format!("{:?}", first.shape()), format!("{:?}", x.shape())));
+            }
             let row = x.shape()[a..].iter().product::<usize>() * x.dtype().size();
             shape[a] += x.shape()[a];
-            rows.push((x.bytes(), row));
+            rows.push((x.bytes()?, row));
         }
         let outer: usize = shape[..a].iter().product();
         let mut out = Vec::new();
@@ -78,6 +75,9 @@ impl Op for Concat {
         }
         let a = axis(self.axis, cx.shape(0)?.rank())?;
         let (outer, mut have, inner) = split_at(&cx.shape(0)?, a)?;
+        if outer.is(1) && self.place_parts(cx, a, &inner)? {
+            return Ok(());
+        }
         let out = cx.output(0)?;
         let mut joined = cx.input(0)?;
         for i in 1..n {
@@ -100,8 +100,37 @@ impl Op for Concat {
         Ok(())
     }
 
+    fn moves(&self, _: usize) -> bool {
+        true
+    }
+
     fn keeps_precision(&self) -> bool {
         true
+    }
+}
+
+impl Concat {
+    /// Where each part is contiguous in the result at a place where a view can begin, the producers of the parts write them
+    /// there; a part that cannot be moved is copied. False, and nothing is done, otherwise.
+    fn place_parts(&self, cx: &mut LowerCx<'_>, a: usize, inner: &Dim) -> OpResult<bool> {
+        let (mut start, mut starts) = (Dim::from(0), Vec::new());
+        for i in 0..cx.input_count() {
+            if !cx.is_view_start(0, &start)? {
+                return Ok(false);
+            }
+            starts.push(start.clone());
+            start = start.add(&cx.shape(i)?.0[a].mul(inner)?)?;
+        }
+        for (i, start) in starts.iter().enumerate() {
+            if cx.join(i, 0, start)? {
+                continue;
+            }
+            let count = cx.shape(i)?.count()?;
+            let (from, to) = (cx.input(i)?, cx.window(0, start, count.clone())?);
+            let to = to.ok_or_else(|| OpError::NoKernel(format!("part {i} at {start}")))?;
+            transpose::emit_copy(cx, from, to, &[count], &Dim::from(0), &[1.into()])?;
+        }
+        Ok(true)
     }
 }
 
@@ -111,7 +140,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 /// The registry's entry.
-pub static DEF: OpDef = OpDef { onnx: &[onnx("Concat", 13)], import, kernels: &[&KERNEL], cases };
+pub static DEF: OpDef = OpDef { onnx: &[onnx("Concat", 4)], import, kernels: &[&KERNEL], cases };
 
 fn cases() -> Vec<Case> {
     let case = |axis, shapes: &[&[usize]]| Case::new(Concat { axis }, shapes.iter().map(|s| input(s)).collect());

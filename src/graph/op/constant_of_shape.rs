@@ -2,8 +2,7 @@
 
 use super::case::{Case, input};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, onnx, operand};
-use crate::plan::lower::LowerCx;
-use crate::shape::{Dim, Fact, Known, Shape};
+use crate::shape::{Dim, Fact, Known, MAX_KNOWN, Shape};
 use crate::tensor::HostTensor;
 
 /// See the module documentation.
@@ -19,11 +18,10 @@ impl Op for ConstantOfShape {
     }
 
     fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
-        let shape = Shape(cx.dims(0)?);
-        let mut fact = Fact::new(self.value.dtype(), shape);
-        if self.value.dtype().is_int()
-            && let [n] = fact.shape.0.as_slice()
-            && let Some(n) = n.as_const().and_then(|n| usize::try_from(n).ok()).filter(|n| *n <= 64)
+        let mut fact = Fact::new(self.value.dtype(), Shape(cx.sizes(0)?));
+        if !self.value.dtype().is_float()
+            && let Some(shape) = fact.shape.as_fixed()
+            && let Some(n) = shape.iter().try_fold(1usize, |n, d| n.checked_mul(*d)).filter(|n| *n <= MAX_KNOWN)
         {
             let value = self.value.to_i64()?.first().copied().unwrap_or(0);
             fact.known = Known::Dims(vec![Dim::from(value); n]);
@@ -38,10 +36,6 @@ impl Op for ConstantOfShape {
             .map(|d| usize::try_from(d).map_err(|_| OpError::expected("size", "0 or more", d)))
             .collect::<OpResult<Vec<_>>>()?;
         Ok(vec![super::gather_strided(&self.value, &shape, 0, &vec![0; shape.len()])?])
-    }
-
-    fn lower(&self, _: &mut LowerCx<'_>) -> OpResult<()> {
-        Err(OpError::Unsupported("a filled tensor whose shape is not constant, on a device".to_owned()))
     }
 
     fn reads(&self, _: usize) -> bool {

@@ -1,4 +1,4 @@
-//! Broadcast to a shape. ONNX `Expand` from opset 13; the shape may hold expressions of symbols.
+//! Broadcast to a shape. ONNX `Expand` from opset 8; the shape may hold expressions of symbols.
 
 use super::case::{Case, input};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpResult, onnx, operand, pointwise, transpose};
@@ -45,6 +45,10 @@ impl Op for Expand {
         input == 0
     }
 
+    fn moves(&self, input: usize) -> bool {
+        input == 0
+    }
+
     fn keeps_precision(&self) -> bool {
         true
     }
@@ -55,7 +59,7 @@ fn import(_: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 /// The registry's entry.
-pub static DEF: OpDef = OpDef { onnx: &[onnx("Expand", 13)], import, kernels: &[], cases };
+pub static DEF: OpDef = OpDef { onnx: &[onnx("Expand", 8)], import, kernels: &[], cases };
 
 fn cases() -> Vec<Case> {
     let case = |x: &[usize], to: &[i64]| Case::new(Expand, vec![input(x), input(&[to.len()]).values(to).constant()]);

@@ -1,4 +1,4 @@
-//! Picks slices along an axis. ONNX `Gather` from opset 13; negative indices count from the end.
+//! Picks slices along an axis. ONNX `Gather` from opset 1; negative indices count from the end.
 //!
 //! On a device: axis 0 of a float table. A constant table is split by rows where it exceeds what a kernel can
 //! bind. An index outside the table gives an error on the host and zeros on a device, which cannot report it.
@@ -7,7 +7,7 @@ use super::case::{Case, input};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, axis, onnx, operand};
 use crate::backend::kernel::Kernel;
 use crate::plan::lower::{Call, LowerCx, Pack};
-use crate::shape::{Dim, Fact, Known, Shape, product};
+use crate::shape::{Dim, Fact, Shape, product};
 use crate::tensor::{DType, HostTensor};
 
 static KERNEL: Kernel = crate::kernel!(gather {
@@ -35,21 +35,7 @@ impl Op for Gather {
         let mut shape = x.shape.0[..a].to_vec();
         shape.extend(index.shape.0.iter().cloned());
         shape.extend(x.shape.0[a + 1..].iter().cloned());
-        let mut fact = Fact::new(x.dtype, Shape(shape));
-        if x.shape.rank() == 1
-            && index.shape.rank() <= 1
-            && let (Some(dims), Some(at)) = (x.as_dims(), index.as_dims())
-        {
-            let len = i64::try_from(dims.len()).unwrap_or(0);
-            let pick = |i: &Dim| {
-                let i = i.as_const()?;
-                usize::try_from(if i < 0 { i + len } else { i }).ok().and_then(|i| dims.get(i).cloned())
-            };
-            if let Some(d) = at.iter().map(pick).collect() {
-                fact.known = Known::Dims(d);
-            }
-        }
-        Ok(vec![fact])
+        Ok(vec![Fact::new(x.dtype, Shape(shape))])
     }
 
     fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
@@ -73,7 +59,7 @@ impl Op for Gather {
         for o in 0..outer {
             for i in &at {
                 let from = (o * n + i) * row;
-                out.extend_from_slice(x.bytes().get(from..from + row).unwrap_or_default());
+                out.extend_from_slice(x.bytes()?.get(from..from + row).unwrap_or_default());
             }
         }
         let mut shape = x.shape()[..a].to_vec();
@@ -85,7 +71,7 @@ impl Op for Gather {
     fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
         let table = cx.fact(0)?.clone();
         if axis(self.axis, table.shape.rank())? != 0 || !table.dtype.is_float() {
-            return Err(OpError::Unsupported(format!("gathering from axis {} of {table}; kernels take axis 0 of floats", self.axis)));
+            return Err(OpError::NoKernel(format!("gathering from axis {} of {table}; kernels take axis 0 of floats", self.axis)));
         }
         let out = cx.out_fact(0)?.shape.clone();
         let (rows, row) = (table.shape.0[0].clone(), product(&table.shape.0[1..])?);
@@ -116,6 +102,10 @@ impl Op for Gather {
         }
         Ok(())
     }
+
+    fn moves(&self, input: usize) -> bool {
+        input == 0
+    }
 }
 
 fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
@@ -123,7 +113,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 /// The registry's entry.
-pub static DEF: OpDef = OpDef { onnx: &[onnx("Gather", 13)], import, kernels: &[&KERNEL], cases };
+pub static DEF: OpDef = OpDef { onnx: &[onnx("Gather", 1)], import, kernels: &[&KERNEL], cases };
 
 fn cases() -> Vec<Case> {
     let case = |table: &[usize], index: &[usize]| {

@@ -2,7 +2,7 @@
 //! optimization": the in-place operator that takes the place of the concatenation).
 //!
 //! Operands: the state `[1, past, ..]` and new rows `[1, n, ..]`; the result is the state with `past + n` rows, in the same
-//! memory. The write position comes from the sizes, so nothing but a parameter changes from token to token.
+//! memory. The write position is a live value: nothing else changes from token to token.
 
 use super::case::{Case, input};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, concat::Concat, own};
@@ -11,7 +11,7 @@ use crate::plan::lower::{Call, Home, LowerCx};
 use crate::shape::{Fact, product};
 use crate::tensor::HostTensor;
 
-static KERNEL: Kernel = crate::kernel!(kv_append { count: U32, start: U32 } [x: In Elem, state: InOut Elem]);
+static KERNEL: Kernel = crate::kernel!(kv_append { count: U32, start: U32 } [x: In Elem, live: Weight Elem, state: InOut Elem]);
 
 /// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,12 +50,15 @@ impl Op for KvAppend {
             return Err(OpError::Unsupported(format!("appending to {state} along axis {}; rows must be contiguous and even", self.axis)));
         }
         let count = new.count()?;
+        let (live, start) = cx.live(&state.0[self.axis].mul(&row)?);
         let call = Call::new(&KERNEL, 64)
             .operand(cx.input(1)?)
+            .operand(live)
             .operand(target)
             .grid(count.ceil_div(2 * 64)?, 1, 1)
             .field(&count)
-            .field(state.0[self.axis].mul(&row)?);
+            .field(start)
+            .may_be_padded();
         cx.emit(call)
     }
 }

@@ -1,6 +1,6 @@
 //! Matrix product over the last two axes with broadcast leading axes.
 //!
-//! ONNX `MatMul` from opset 13. `trans_b` is set by a pass when the second operand is only transposed for the
+//! ONNX `MatMul` from opset 1. `trans_b` is set by a pass when the second operand is only transposed for the
 //! product. A constant second operand of rank 2 is stored once in the plan's float type, split by columns
 //! where it exceeds what a kernel can bind.
 
@@ -29,6 +29,21 @@ pub struct MatMul {
     pub trans_b: bool,
 }
 
+impl MatMul {
+    /// The product where an operand has one axis.
+    fn with_vector(&self, a: &HostTensor, b: &HostTensor) -> OpResult<Vec<HostTensor>> {
+        let shape = rules::matmul(&Shape::fixed(a.shape()), &Shape::fixed(b.shape()), self.trans_b, &rules::equal)?;
+        let row = if let [k] = a.shape() { a.reshape(&[1, *k])? } else { a.clone() };
+        let column = match b.shape() {
+            [k] if self.trans_b => b.reshape(&[1, *k])?,
+            [k] => b.reshape(&[*k, 1])?,
+            _ => b.clone(),
+        };
+        let full = self.eval(&[Some(&row), Some(&column)])?;
+        full.iter().map(|y| Ok(y.reshape(&shape.as_fixed().unwrap_or_default())?)).collect()
+    }
+}
+
 impl Op for MatMul {
     fn name(&self) -> &str {
         "MatMul"
@@ -44,6 +59,9 @@ impl Op for MatMul {
 
     fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
         let (a, b) = (operand(inputs, 0)?, operand(inputs, 1)?);
+        if let (None, _) | (_, None) = (a.shape().get(1), b.shape().get(1)) {
+            return self.with_vector(a, b);
+        }
         let shape = rules::matmul(&Shape::fixed(a.shape()), &Shape::fixed(b.shape()), self.trans_b, &rules::equal)?;
         let shape = shape.as_fixed().unwrap_or_default();
         let (batch, m, n) = match shape.as_slice() {
@@ -81,6 +99,9 @@ impl Op for MatMul {
 
     fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
         let (out, a, b) = (cx.out_fact(0)?.shape.clone(), cx.shape(0)?, cx.fact(1)?.clone());
+        if a.rank() < 2 || b.shape.rank() < 2 {
+            return Err(OpError::NoKernel(format!("a product of {a} and {}, of one axis", b.shape)));
+        }
         let ([batch_out @ .., m, n], [batch_a @ .., _, k]) = (out.0.as_slice(), a.0.as_slice()) else {
             return Err(OpError::expected("rank", "2 or more", out.rank()));
         };
@@ -109,7 +130,7 @@ impl Op for MatMul {
             parts.push((cx.input(1)?, 0, n.clone(), stride.clone()));
         }
         if odd && parts.len() > 1 {
-            return Err(OpError::Unsupported(format!("a weight of {n} columns, an odd number, above the binding limit")));
+            return Err(OpError::NoKernel(format!("a weight of {n} columns, an odd number, above the binding limit")));
         }
         for (weight, first, count, stride) in parts {
             let mut call = Call::new(&KERNEL, 64)
@@ -167,7 +188,7 @@ impl BatchWalk {
         let (a, b, out) = (Shape(a.to_vec()), Shape(b.to_vec()), Shape(out.to_vec()));
         let joined = pointwise::join_axes(&out, &[&a, &b])?;
         if joined.sizes.len() > 3 {
-            return Err(OpError::Unsupported(format!("{} batch axes that cannot be joined; at most 3", joined.sizes.len())));
+            return Err(OpError::NoKernel(format!("{} batch axes that cannot be joined; at most 3", joined.sizes.len())));
         }
         let mut walk = Self { count: out.count()?, ..Self::default() };
         for i in 0..joined.sizes.len() {
@@ -217,7 +238,7 @@ fn import(_: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 /// The registry's entry.
-pub static DEF: OpDef = OpDef { onnx: &[onnx("MatMul", 13)], import, kernels: &[&KERNEL], cases };
+pub static DEF: OpDef = OpDef { onnx: &[onnx("MatMul", 1)], import, kernels: &[&KERNEL], cases };
 
 fn cases() -> Vec<Case> {
     let case = |a: &[usize], b: &[usize], trans_b| Case::new(MatMul { trans_b }, vec![input(a), input(b)]);

@@ -4,135 +4,38 @@
 //! An expression has one evaluator (the reference) and two printers (OpenCL C and WGSL). A plain function is
 //! one line of a table below.
 //!
-//! Opsets: all from 13, where broadcasting is multidirectional. `Cast` from 13; to and from strings is refused.
+//! Opsets from 6 on. Before 7 the second operand has the axis that it is aligned with as an attribute; from 7 on broadcasting is
+//! multidirectional. `Cast` to and from strings is refused.
 
-use super::{Attributes, InferCx, Inputs, OnnxName, Op, OpDef, OpError, OpResult, onnx, operand, own};
+use super::{InferCx, Inputs, Op, OpDef, OpError, OpResult, operand};
 use crate::backend::kernel::{Kernel, Snippet};
 use crate::plan::lower::{Call, LowerCx};
 use crate::graph::rules;
-use crate::shape::{Dim, Fact, Known, Shape};
+use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::{DType, HostTensor};
 use std::fmt;
 
-/// Declares the functions of one argument: name, reference, and one expression for both languages in `x`.
-macro_rules! unary {
-    ($($name:ident $reference:expr, $cl:literal, $wgsl:literal;)*) => {
-        /// A function of one float.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-        pub enum Unary { $(#[doc = stringify!($name)] $name),* }
-        const UNARY: &[Unary] = &[$(Unary::$name),*];
-        impl Unary {
-            fn apply(self, x: f32) -> f32 {
-                match self { $(Self::$name => { let f: fn(f32) -> f32 = $reference; f(x) })* }
-            }
-            /// OpenCL C and WGSL texts with `x` for the argument.
-            fn text(self) -> (&'static str, &'static str) {
-                match self { $(Self::$name => ($cl, $wgsl)),* }
-            }
-        }
-    };
-}
+mod cases;
+mod dims;
+mod functions;
+mod import;
+mod legacy;
 
-// The bounds keep every intermediate finite, since WGSL may assume that no infinity occurs.
-unary! {
-    Neg |x| -x, "(-x)", "(-x)";
-    Abs f32::abs, "fabs(x)", "abs(x)";
-    Exp f32::exp, "exp(fmin(x, 88.0f))", "exp(min(x, 88.0))";
-    Log f32::ln, "log(x)", "log(x)";
-    Sqrt f32::sqrt, "sqrt(x)", "sqrt(x)";
-    Reciprocal f32::recip, "(1.0f / x)", "(1.0 / x)";
-    Sigmoid |x| 1.0 / (1.0 + (-x).exp()), "(1.0f / (1.0f + exp(fmin(-x, 80.0f))))", "(1.0 / (1.0 + exp(min(-x, 80.0))))";
-    Tanh f32::tanh, "tanh(clamp(x, -20.0f, 20.0f))", "tanh(clamp(x, -20.0, 20.0))";
-    Relu |x| x.max(0.0), "fmax(x, 0.0f)", "max(x, 0.0)";
-    Sin f32::sin, "sin(x)", "sin(x)";
-    Cos f32::cos, "cos(x)", "cos(x)";
-    Floor f32::floor, "floor(x)", "floor(x)";
-    Ceil f32::ceil, "ceil(x)", "ceil(x)";
-}
-
-/// A function of two arguments of one type.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[allow(missing_docs, reason = "the names are the ONNX operators")]
-pub enum Binary {
-    Add,
-    Sub,
-    Mul,
-    Div,
-    Pow,
-    Min,
-    Max,
-    Less,
-    LessOrEqual,
-    Greater,
-    GreaterOrEqual,
-    Equal,
-    And,
-    Or,
-}
-
-const BINARY: &[Binary] = {
-    use Binary::*;
-    &[Add, Sub, Mul, Div, Pow, Min, Max, Less, LessOrEqual, Greater, GreaterOrEqual, Equal, And, Or]
-};
-
-impl Binary {
-    fn is_comparison(self) -> bool {
-        use Binary::*;
-        matches!(self, Less | LessOrEqual | Greater | GreaterOrEqual | Equal)
-    }
-
-    fn is_logical(self) -> bool {
-        matches!(self, Self::And | Self::Or)
-    }
-
-    fn floats(self, a: f32, b: f32) -> f32 {
-        match self {
-            Self::Add => a + b,
-            Self::Sub => a - b,
-            Self::Mul => a * b,
-            Self::Div => a / b,
-            Self::Pow => a.powf(b),
-            Self::Min => a.min(b),
-            Self::Max => a.max(b),
-            _ => f32::NAN,
-        }
-    }
-
-    fn ints(self, a: i64, b: i64) -> i64 {
-        match self {
-            Self::Add => a.wrapping_add(b),
-            Self::Sub => a.wrapping_sub(b),
-            Self::Mul => a.wrapping_mul(b),
-            Self::Div => a.checked_div(b).unwrap_or(0),
-            Self::Pow => a.wrapping_pow(u32::try_from(b).unwrap_or(0)),
-            Self::Min => a.min(b),
-            Self::Max => a.max(b),
-            Self::And => i64::from(a != 0 && b != 0),
-            Self::Or => i64::from(a != 0 || b != 0),
-            _ => 0,
-        }
-    }
-
-    fn compare<T: PartialOrd>(self, a: &T, b: &T) -> bool {
-        match self {
-            Self::Less => a < b,
-            Self::LessOrEqual => a <= b,
-            Self::Greater => a > b,
-            Self::GreaterOrEqual => a >= b,
-            _ => a == b,
-        }
-    }
-}
+pub(super) use dims::arithmetic;
+pub use functions::{Binary, Unary};
+pub use legacy::AxisBroadcast;
 
 /// An elementwise expression.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Expr {
     /// Operand by index.
     Input(usize),
-    /// A number, as a float or, with an integer type, as an integer.
+    /// A number, as a float or, with an integer type, as an integer. Beside another float (integer) type it takes that one.
     Const(f64, DType),
     /// A function of one float.
     Unary(Unary, Box<Expr>),
+    /// A question about one float, whose answer is a truth value.
+    Test(Test, Box<Expr>),
     /// Logical negation.
     Not(Box<Expr>),
     /// A function of two.
@@ -141,6 +44,43 @@ pub enum Expr {
     Select(Box<Expr>, Box<Expr>, Box<Expr>),
     /// Conversion: float to integer truncates, anything to `bool` is `!= 0`.
     Cast(DType, Box<Expr>),
+}
+
+/// A question about a float.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Test {
+    /// Not a number.
+    Nan,
+    /// Infinite, of the signs that count.
+    Infinite {
+        /// Minus infinity counts.
+        negative: bool,
+        /// Plus infinity counts.
+        positive: bool,
+    },
+}
+
+impl Test {
+    fn holds(self, x: f32) -> bool {
+        match self {
+            Self::Nan => x.is_nan(),
+            Self::Infinite { negative, positive } => x.is_infinite() && if x < 0.0 { negative } else { positive },
+        }
+    }
+}
+
+/// The type that two values share; a constant gives way.
+fn common(a: (&Expr, DType), b: (&Expr, DType)) -> OpResult<DType> {
+    let gives_way = |(e, t): (&Expr, DType), to: DType| {
+        matches!(e, Expr::Const(..)) && (t.is_float() && to.is_float() || t.is_int() && to.is_int())
+    };
+    if a.1 == b.1 || gives_way(b, a.1) {
+        Ok(a.1)
+    } else if gives_way(a, b.1) {
+        Ok(b.1)
+    } else {
+        Err(OpError::mismatch("element types", a.1, b.1))
+    }
 }
 
 /// A dense intermediate of the evaluator.
@@ -157,22 +97,27 @@ impl Expr {
             Self::Const(_, t) | Self::Cast(t, _) => *t,
             Self::Unary(_, x) => x.dtype(inputs)?,
             Self::Not(_) => DType::Bool,
+            Self::Test(_, x) => match x.dtype(inputs)? {
+                t if t.is_float() => DType::Bool,
+                t => return Err(OpError::expected("element type", "f32 or f16", t)),
+            },
             Self::Binary(f, a, b) => {
                 let (ta, tb) = (a.dtype(inputs)?, b.dtype(inputs)?);
-                if ta != tb && *f != Binary::Pow {
-                    return Err(OpError::mismatch("element types", ta, tb));
+                if *f == Binary::Pow {
+                    return Ok(ta);
                 }
-                if f.is_comparison() || f.is_logical() { DType::Bool } else { ta }
+                let t = common((a, ta), (b, tb))?;
+                if f.is_bitwise() && !t.is_int() {
+                    return Err(OpError::expected("element type", "an integer type", t));
+                }
+                if f.is_comparison() || f.is_logical() { DType::Bool } else { t }
             }
             Self::Select(c, a, b) => {
                 let (tc, ta, tb) = (c.dtype(inputs)?, a.dtype(inputs)?, b.dtype(inputs)?);
                 if tc != DType::Bool {
                     return Err(OpError::expected("condition", DType::Bool, tc));
                 }
-                if ta != tb {
-                    return Err(OpError::mismatch("element types", ta, tb));
-                }
-                ta
+                common((a, ta), (b, tb))?
             }
         })
     }
@@ -198,12 +143,18 @@ impl Expr {
                 Buffer::Ints(v) => Buffer::Ints(match f {
                     Unary::Neg => v.into_iter().map(i64::wrapping_neg).collect(),
                     Unary::Abs => v.into_iter().map(i64::wrapping_abs).collect(),
+                    Unary::Sign => v.into_iter().map(i64::signum).collect(),
+                    Unary::Relu => v.into_iter().map(|x| x.max(0)).collect(),
                     _ => return Err(OpError::Unsupported(format!("{f:?} of integers"))),
                 }),
             },
             Self::Not(x) => match x.eval(inputs, shape)? {
                 Buffer::Ints(v) => Buffer::Ints(v.into_iter().map(|x| i64::from(x == 0)).collect()),
                 Buffer::Floats(_) => return Err(OpError::expected("operand of Not", DType::Bool, "a float")),
+            },
+            Self::Test(test, x) => match x.eval(inputs, shape)? {
+                Buffer::Floats(v) => Buffer::Ints(v.into_iter().map(|x| i64::from(test.holds(x))).collect()),
+                Buffer::Ints(_) => return Err(OpError::expected("operand of a test", "a float", "an integer")),
             },
             Self::Binary(f, a, b) => {
                 match (a.eval(inputs, shape)?, b.eval(inputs, shape)?) {
@@ -223,8 +174,9 @@ impl Expr {
                     (Buffer::Floats(a), Buffer::Ints(b)) => {
                         Buffer::Floats(a.iter().zip(&b).map(|(a, b)| f.floats(*a, *b as f32)).collect())
                     }
-                    (Buffer::Ints(_), Buffer::Floats(_)) => {
-                        return Err(OpError::Unsupported("integer base with a float exponent".to_owned()));
+                    #[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, reason = "ONNX Pow returns to the base's type")]
+                    (Buffer::Ints(a), Buffer::Floats(b)) => {
+                        Buffer::Ints(a.iter().zip(&b).map(|(a, b)| (*a as f64).powf(f64::from(*b)) as i64).collect())
                     }
                 }
             }
@@ -258,32 +210,6 @@ impl Expr {
         })
     }
 
-    /// The value over integer expressions, where the functions allow it.
-    fn dims(&self, inputs: &[Option<&Fact>], at: usize) -> Option<Dim> {
-        let pick = |v: &[Dim]| if v.len() == 1 { v.first().cloned() } else { v.get(at).cloned() };
-        match self {
-            Self::Input(i) => pick(&inputs.get(*i).copied().flatten()?.as_dims()?),
-            #[expect(clippy::cast_possible_truncation, reason = "integer constants are stored widened")]
-            Self::Const(v, t) if t.is_int() => Some(Dim::from(*v as i64)),
-            Self::Cast(t, x) if t.is_int() => x.dims(inputs, at),
-            Self::Unary(Unary::Neg, x) => x.dims(inputs, at)?.mul(&(-1).into()).ok(),
-            Self::Binary(f, a, b) => {
-                let (a, b) = (a.dims(inputs, at)?, b.dims(inputs, at)?);
-                match f {
-                    Binary::Add => a.add(&b).ok(),
-                    Binary::Sub => a.sub(&b).ok(),
-                    Binary::Mul => a.mul(&b).ok(),
-                    Binary::Min => a.minimum(&b).ok(),
-                    Binary::Max => a.maximum(&b).ok(),
-                    // Truncation and flooring agree on what is not negative.
-                    Binary::Div if a.is_non_negative() => b.as_const().and_then(|n| a.floor_div(n).ok()),
-                    _ => None,
-                }
-            }
-            _ => None,
-        }
-    }
-
     /// The expression with operand `i` replaced by `with(i)`.
     pub fn map_inputs(&self, with: &mut dyn FnMut(usize) -> Expr) -> Expr {
         let mut go = |e: &Expr| Box::new(e.map_inputs(with));
@@ -292,6 +218,7 @@ impl Expr {
             Self::Const(..) => self.clone(),
             Self::Unary(f, x) => Self::Unary(*f, go(x)),
             Self::Not(x) => Self::Not(go(x)),
+            Self::Test(t, x) => Self::Test(*t, go(x)),
             Self::Binary(f, a, b) => {
                 let a = go(a);
                 Self::Binary(*f, a, go(b))
@@ -308,7 +235,7 @@ impl Expr {
     pub fn size(&self) -> usize {
         1 + match self {
             Self::Input(_) | Self::Const(..) => 0,
-            Self::Unary(_, x) | Self::Not(x) | Self::Cast(_, x) => x.size(),
+            Self::Unary(_, x) | Self::Not(x) | Self::Test(_, x) | Self::Cast(_, x) => x.size(),
             Self::Binary(_, a, b) => a.size() + b.size(),
             Self::Select(c, a, b) => c.size() + a.size() + b.size(),
         }
@@ -320,7 +247,7 @@ impl Expr {
             Self::Input(i) => NAMES.get(*i).map_or_else(String::new, |n| format!("v{n}")),
             Self::Const(v, t) if t.is_float() => {
                 if v.is_nan() {
-                    return Err(OpError::Unsupported("a constant that is not a number".to_owned()));
+                    return Err(OpError::NoKernel("a constant that is not a number".to_owned()));
                 }
                 let v = v.clamp(f64::from(f32::MIN), f64::from(f32::MAX));
                 // A literal without suffix is a double in OpenCL C, which many devices lack.
@@ -340,7 +267,10 @@ impl Expr {
                     (Unary::Neg, false) => format!("(-{inner})"),
                     (Unary::Abs, false) if wgsl => format!("abs({inner})"),
                     (Unary::Abs, false) => format!("((int)abs({inner}))"),
-                    (_, false) => return Err(OpError::Unsupported(format!("{f:?} of integers"))),
+                    (Unary::Sign, false) if wgsl => format!("sign({inner})"),
+                    (Unary::Sign, false) => format!("clamp({inner}, -1, 1)"),
+                    (Unary::Relu, false) => format!("max({inner}, 0)"),
+                    (_, false) => return Err(OpError::NoKernel(format!("{f:?} of integers"))),
                     _ => {
                         let (cl, w) = f.text();
                         replace_variable(if wgsl { w } else { cl }, &inner)
@@ -348,6 +278,9 @@ impl Expr {
                 }
             }
             Self::Not(x) => format!("(1 - {})", x.print(types, wgsl)?),
+            Self::Test(..) => {
+                return Err(OpError::NoKernel("kernels may assume that every float is a finite number".to_owned()));
+            }
             Self::Binary(f, a, b) => {
                 let float = a.dtype(types)?.is_float();
                 let (mut a, mut b, tb) = (a.print(types, wgsl)?, b.print(types, wgsl)?, b.dtype(types)?);
@@ -360,8 +293,16 @@ impl Expr {
                     Binary::Sub => infix("-"),
                     Binary::Mul => infix("*"),
                     Binary::Div => infix("/"),
-                    Binary::And => infix("&"),
-                    Binary::Or => infix("|"),
+                    Binary::And | Binary::BitwiseAnd => infix("&"),
+                    Binary::Or | Binary::BitwiseOr => infix("|"),
+                    Binary::Xor | Binary::BitwiseXor => infix("^"),
+                    Binary::FMod if float => format!("float_mod({a}, {b})"),
+                    Binary::FMod => format!("trunc_mod({a}, {b})"),
+                    Binary::Mod if !float => format!("floor_mod({a}, {b})"),
+                    // Devices have 32 bits for each integer, whatever its type is.
+                    Binary::Mod | Binary::ShiftLeft | Binary::ShiftRight => {
+                        return Err(OpError::NoKernel(format!("{f:?} has no kernel for {}", self.dtype(types)?)));
+                    }
                     Binary::Less => truth("<"),
                     Binary::LessOrEqual => truth("<="),
                     Binary::Greater => truth(">"),
@@ -374,7 +315,7 @@ impl Expr {
                     Binary::Pow => {
                         let cast = if wgsl { "f32" } else { "(float)" };
                         if !float {
-                            return Err(OpError::Unsupported("Pow of integers".to_owned()));
+                            return Err(OpError::NoKernel("Pow of integers".to_owned()));
                         }
                         if !tb.is_float() {
                             b = format!("{cast}({b})");
@@ -427,6 +368,7 @@ impl fmt::Display for Expr {
             Self::Const(v, _) => write!(f, "{v}"),
             Self::Unary(u, x) => write!(f, "{u:?}({x})"),
             Self::Not(x) => write!(f, "Not({x})"),
+            Self::Test(t, x) => write!(f, "{t:?}({x})"),
             Self::Binary(b, x, y) => write!(f, "{b:?}({x}, {y})"),
             Self::Select(c, a, b) => write!(f, "Where({c}, {a}, {b})"),
             Self::Cast(t, x) => write!(f, "Cast<{t}>({x})"),
@@ -551,14 +493,7 @@ impl Op for Pointwise {
         }
         let dtype = self.expr.dtype(&types)?;
         let mut fact = Fact::new(dtype, shape);
-        if dtype.is_int()
-            && fact.shape.rank() <= 1
-            && let Some(count) = fact.shape.count()?.as_const().and_then(|n| usize::try_from(n).ok())
-            && count <= 64
-            && let Some(dims) = (0..count).map(|i| self.expr.dims(cx.inputs, i)).collect()
-        {
-            fact.known = Known::Dims(dims);
-        }
+        fact.known = dims::known(&self.expr, cx, &fact)?;
         Ok(vec![fact])
     }
 
@@ -581,7 +516,7 @@ impl Op for Pointwise {
     fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
         let n = cx.input_count();
         if n > MAX_INPUTS {
-            return Err(OpError::Unsupported(format!("{n} elementwise operands; at most {MAX_INPUTS}")));
+            return Err(OpError::NoKernel(format!("{n} elementwise operands; at most {MAX_INPUTS}")));
         }
         let out = cx.out_fact(0)?.shape.clone();
         let mut shapes = Vec::new();
@@ -593,7 +528,7 @@ impl Op for Pointwise {
         }
         let walk = join_axes(&out, &shapes.iter().collect::<Vec<_>>())?;
         if walk.sizes.len() > MAX_RANK {
-            return Err(OpError::Unsupported(format!(
+            return Err(OpError::NoKernel(format!(
                 "a broadcast over {} axes that cannot be joined; at most {MAX_RANK}",
                 walk.sizes.len()
             )));
@@ -612,7 +547,7 @@ impl Op for Pointwise {
                 call = call.field(walk.strides.get(input).and_then(|s| s.get(i)).unwrap_or(&zero));
             }
         }
-        call = call.operand(cx.output(0)?);
+        call = call.operand(cx.output(0)?).may_be_padded();
         if flat {
             call = call.define("FLAT", 1).may_work_in_place();
         }
@@ -657,8 +592,8 @@ impl Pointwise {
                     name(dtype)
                 )
             };
-            if body.contains("signed_pow") {
-                out.insert_str(0, if wgsl { POW_WGSL } else { POW_CL });
+            for (_, cl, text) in functions::HELPERS.iter().filter(|h| body.contains(h.0)) {
+                out.insert_str(0, if wgsl { text } else { cl });
             }
         }
         let [cl, wgsl] = texts;
@@ -666,150 +601,5 @@ impl Pointwise {
     }
 }
 
-// WGSL's pow is undefined for a negative base; an odd integer exponent keeps the sign.
-const POW_WGSL: &str = "fn signed_pow(x: f32, y: f32) -> f32 { let r = pow(abs(x), y); return select(r, -r, x < 0.0 && fract(y * 0.5) != 0.0); }\n";
-const POW_CL: &str = "inline float signed_pow(float x, float y) { return pow(x, y); }\n";
-
-const ONNX: &[OnnxName] = &[
-    onnx("Neg", 13),
-    onnx("Abs", 13),
-    onnx("Exp", 13),
-    onnx("Log", 13),
-    onnx("Sqrt", 13),
-    onnx("Reciprocal", 13),
-    onnx("Sigmoid", 13),
-    onnx("Tanh", 13),
-    onnx("Relu", 13),
-    onnx("Sin", 7),
-    onnx("Cos", 7),
-    onnx("Floor", 13),
-    onnx("Ceil", 13),
-    onnx("Add", 13),
-    onnx("Sub", 13),
-    onnx("Mul", 13),
-    onnx("Div", 13),
-    onnx("Pow", 13),
-    onnx("Min", 13),
-    onnx("Max", 13),
-    onnx("Less", 13),
-    onnx("LessOrEqual", 12),
-    onnx("Greater", 13),
-    onnx("GreaterOrEqual", 12),
-    onnx("Equal", 13),
-    onnx("And", 7),
-    onnx("Or", 7),
-    onnx("Not", 1),
-    onnx("Where", 9),
-    onnx("Cast", 13),
-    own("Fused"),
-];
-
-fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
-    let name = a.op_type();
-    let input = |i| Box::new(Expr::Input(i));
-    let expr = match name {
-        "Not" => Expr::Not(input(0)),
-        "Where" => Expr::Select(input(0), input(1), input(2)),
-        "Cast" => {
-            let code = a.int("to")?.ok_or_else(|| OpError::expected("attribute `to`", "an element type", "nothing"))?;
-            // Concerns only conversion to 8-bit floats, which are refused.
-            a.int("saturate")?;
-            Expr::Cast(crate::graph::onnx::dtype_of(code)?, input(0))
-        }
-        "Min" | "Max" => {
-            if a.input_count() > 64 {
-                return Err(OpError::Unsupported(format!("{name} of {} operands; at most 64", a.input_count())));
-            }
-            let f = if name == "Min" { Binary::Min } else { Binary::Max };
-            (1..a.input_count()).fold(Expr::Input(0), |e, i| Expr::Binary(f, Box::new(e), input(i)))
-        }
-        _ => {
-            if let Some(f) = UNARY.iter().find(|f| format!("{f:?}") == name) {
-                Expr::Unary(*f, input(0))
-            } else if let Some(f) = BINARY.iter().find(|f| format!("{f:?}") == name) {
-                Expr::Binary(*f, input(0), input(1))
-            } else {
-                return Err(OpError::Unsupported(format!("elementwise function {name}")));
-            }
-        }
-    };
-    Ok(Box::new(Pointwise { name: name.to_owned(), expr }))
-}
-
 /// The registry's entry.
-pub static DEF: OpDef = OpDef { onnx: ONNX, import, kernels: &[&KERNEL], cases: cases::cases };
-
-mod cases {
-    use super::*;
-    use crate::graph::op::case::{Case, input};
-
-    /// Broadcasts of every kind, odd counts, every function.
-    pub fn cases() -> Vec<Case> {
-        let mut all = Vec::new();
-        for f in UNARY {
-            let low = if matches!(f, Unary::Log | Unary::Sqrt | Unary::Reciprocal) { 0.25 } else { -3.0 };
-            let op = Pointwise { name: format!("{f:?}"), expr: Expr::Unary(*f, Box::new(Expr::Input(0))) };
-            all.push(Case::new(op, vec![input(&[3, 43]).range(low, 4.0)]));
-        }
-        for f in BINARY {
-            let op = Pointwise::binary(&format!("{f:?}"), *f);
-            if f.is_logical() {
-                all.push(Case::new(op, vec![input(&[2, 5, 7]).bools(), input(&[5, 1]).bools()]));
-                continue;
-            }
-            let base = if *f == Binary::Pow { 0.25 } else { -3.0 };
-            all.push(Case::new(op.clone(), vec![input(&[2, 5, 7]).range(base, 3.0), input(&[5, 1]).range(0.5, 3.0)]));
-            if !matches!(f, Binary::Pow) {
-                all.push(Case::new(op, vec![input(&[129]).ints(-9, 9), input(&[1]).ints(1, 9)]));
-            }
-        }
-        let add = |a: &[usize], b: &[usize]| Case::new(Pointwise::binary("Add", Binary::Add), vec![input(a), input(b)]);
-        all.extend([
-            add(&[1], &[1]),
-            add(&[1025], &[1025]),
-            add(&[4, 1, 3], &[1, 5, 1]),
-            add(&[2, 1, 3, 1, 5], &[2, 4, 1, 3, 1]),
-            add(&[3, 2, 2], &[]),
-        ]);
-        let [a, b, c] = [0, 1, 2].map(|i| Box::new(Expr::Input(i)));
-        let silu = Expr::Binary(Binary::Mul, Box::new(Expr::Unary(Unary::Sigmoid, a.clone())), a.clone());
-        let gated = Expr::Binary(Binary::Mul, Box::new(silu), b.clone());
-        all.push(Case::new(Pointwise { name: "Fused".into(), expr: gated }, vec![input(&[3, 1537]), input(&[3, 1537])]));
-        let select = Expr::Select(a.clone(), b, c);
-        let inputs = vec![input(&[2, 1, 9]).bools(), input(&[1]), input(&[5, 1])];
-        all.push(Case::new(Pointwise { name: "Where".into(), expr: select }, inputs));
-        let pick = |i| Box::new(Expr::Input(i));
-        // Squares and cubes of negative numbers, as normalisations have them.
-        for exponent in [2.0, 3.0] {
-            let expr = Expr::Binary(Binary::Pow, pick(0), Box::new(Expr::Const(exponent, DType::F32)));
-            all.push(Case::new(Pointwise { name: "Fused".into(), expr }, vec![input(&[5, 9]).range(-3.0, 3.0)]));
-        }
-        // Halves below the smallest normal one, around it, and large ones.
-        for (low, high) in [(-6e-5, 6e-5), (-2e-4, 2e-4), (-6e4, 6e4)] {
-            let expr = Expr::Binary(Binary::Mul, pick(0), Box::new(Expr::Const(0.7, DType::F32)));
-            all.push(Case::new(Pointwise { name: "Fused".into(), expr }, vec![input(&[7, 37]).range(low, high)]));
-        }
-        for f in [Unary::Neg, Unary::Abs] {
-            let op = Pointwise { name: format!("{f:?}"), expr: Expr::Unary(f, pick(0)) };
-            all.push(Case::new(op, vec![input(&[3, 11]).ints(-9, 9)]));
-        }
-        let choose = Pointwise { name: "Where".into(), expr: Expr::Select(pick(0), pick(1), pick(2)) };
-        all.push(Case::new(choose, vec![input(&[3, 7]).bools(), input(&[7]).ints(-5, 5), input(&[3, 1]).ints(-5, 5)]));
-        // All four operands, each with a broadcast of its own.
-        let sum = Expr::Binary(Binary::Add, Box::new(Expr::Binary(Binary::Mul, pick(0), pick(1))), pick(2));
-        let scaled = Expr::Binary(Binary::Mul, Box::new(sum), Box::new(Expr::Const(-0.1, DType::F32)));
-        let expr = Expr::Binary(Binary::Max, Box::new(scaled), pick(3));
-        let shapes: [&[usize]; 4] = [&[2, 3, 5], &[3, 1], &[5], &[2, 1, 1]];
-        all.push(Case::new(Pointwise { name: "Fused".into(), expr }, shapes.iter().map(|s| input(s)).collect()));
-        for (to, from) in [
-            (DType::I32, input(&[33]).range(-5.0, 5.0)),
-            (DType::F32, input(&[33]).ints(-5, 5)),
-            (DType::Bool, input(&[33]).ints(-1, 1)),
-            (DType::Bool, input(&[33])),
-        ] {
-            all.push(Case::new(Pointwise { name: "Cast".into(), expr: Expr::Cast(to, a.clone()) }, vec![from]));
-        }
-        all.push(Case::new(Pointwise { name: "Not".into(), expr: Expr::Not(a) }, vec![input(&[7, 3]).bools()]));
-        all
-    }
-}
+pub static DEF: OpDef = OpDef { onnx: import::ONNX, import: import::import, kernels: &[&KERNEL], cases: cases::cases };

@@ -1,14 +1,17 @@
-//! Reductions: `ReduceMean`, `ReduceSum`, `ReduceMax`, `ReduceMin`.
+//! Reductions: `ReduceMean`, `ReduceSum`, `ReduceMax`, `ReduceMin`, `ReduceProd`, `ReduceL1`, `ReduceL2`, `ReduceLogSum`,
+//! `ReduceLogSumExp`, `ReduceSumSquare`.
 //!
-//! ONNX opsets 13 (axes as attribute, `ReduceSum` as operand) and 18 (axes as operand). Kernels reduce trailing axes of
+//! ONNX opset 1 on, with axes as an attribute until 12 (`ReduceSum`) or 17 (others), then as an operand. Kernels reduce trailing axes of
 //! floats; other axes are for the host.
 
 use super::case::{Case, input};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, axis, onnx, operand, strides};
 use crate::backend::kernel::Kernel;
 use crate::plan::lower::{Call, LowerCx};
-use crate::shape::{Dim, Fact, Shape, product};
+use crate::shape::{Dim, Fact, Known, Shape, product};
 use crate::tensor::HostTensor;
+
+mod dims;
 
 static KERNEL: Kernel = crate::kernel!(reduce { rows: U32, cols: U32, factor: F32 } [x: In Elem, y: Out Elem]);
 
@@ -20,6 +23,12 @@ pub enum Kind {
     Sum,
     Max,
     Min,
+    Prod,
+    L1,
+    L2,
+    LogSum,
+    LogSumExp,
+    SumSquare,
 }
 
 /// See the module documentation.
@@ -57,6 +66,22 @@ impl Reduce {
     }
 }
 
+impl Reduce {
+    /// The result over axes that only the run tells; their number is known.
+    fn undecided(&self, cx: &InferCx<'_>, x: &Fact, axes: &Fact) -> OpResult<Fact> {
+        let count = axes.shape.count()?;
+        let count = count.as_const().and_then(|n| usize::try_from(n).ok());
+        let rank = x.shape.rank();
+        let shape = match count {
+            Some(0) => self.shape(&x.shape.0, &self.axes(rank, None)?),
+            _ if self.keep => (0..rank).map(|i| cx.unknown(0, i, x.shape.0.get(i).filter(|d| !d.is(0)).cloned())).collect(),
+            Some(n) if n <= rank => (0..rank - n).map(|i| cx.unknown(0, i, None)).collect(),
+            _ => return Err(OpError::expected("number of axes", format!("at most {rank}, the same in every run"), axes)),
+        };
+        Ok(Fact::new(x.dtype, Shape(shape)))
+    }
+}
+
 impl Op for Reduce {
     fn name(&self) -> &str {
         match self.kind {
@@ -64,14 +89,28 @@ impl Op for Reduce {
             Kind::Sum => "ReduceSum",
             Kind::Max => "ReduceMax",
             Kind::Min => "ReduceMin",
+            Kind::Prod => "ReduceProd",
+            Kind::L1 => "ReduceL1",
+            Kind::L2 => "ReduceL2",
+            Kind::LogSum => "ReduceLogSum",
+            Kind::LogSumExp => "ReduceLogSumExp",
+            Kind::SumSquare => "ReduceSumSquare",
         }
     }
 
     fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
         let x = cx.fact(0)?;
-        let list = if cx.opt(1).is_some() { Some(cx.ints(1)?) } else { None };
+        let list = match cx.opt(1) {
+            Some(f) if f.as_dims().is_none() && self.axes.is_none() => return Ok(vec![self.undecided(cx, x, f)?]),
+            Some(_) => Some(cx.ints(1)?),
+            None => None,
+        };
         let axes = self.axes(x.shape.rank(), list)?;
-        Ok(vec![Fact::new(x.dtype, Shape(self.shape(&x.shape.0, &axes)))])
+        let mut fact = Fact::new(x.dtype, Shape(self.shape(&x.shape.0, &axes)));
+        if let Some(elements) = dims::known(self.kind, cx, x, &axes) {
+            fact.known = Known::Dims(elements);
+        }
+        Ok(vec![fact])
     }
 
     fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
@@ -94,8 +133,17 @@ impl Op for Reduce {
             let of = |base: &usize| {
                 let all = inner.iter().map(|i| data[base + i]);
                 match self.kind {
-                    Kind::Sum => all.sum(),
-                    Kind::Mean => all.sum::<i64>() / count,
+                    Kind::Sum => all.fold(0, i64::wrapping_add),
+                    Kind::Mean => all.fold(0, i64::wrapping_add) / count,
+                    Kind::Prod => all.fold(1, i64::wrapping_mul),
+                    Kind::L1 => all.fold(0, |s: i64, v| s.wrapping_add(v.wrapping_abs())),
+                    Kind::SumSquare => all.fold(0, |s: i64, v| s.wrapping_add(v.wrapping_mul(v))),
+                    #[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, reason = "ONNX returns to the operand's type")]
+                    Kind::L2 => all.map(|v| (v as f64).powi(2)).sum::<f64>().sqrt() as i64,
+                    #[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, reason = "ONNX returns to the operand's type")]
+                    Kind::LogSum => all.map(|v| v as f64).sum::<f64>().ln() as i64,
+                    #[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, reason = "ONNX returns to the operand's type")]
+                    Kind::LogSumExp => all.map(|v| (v as f64).exp()).sum::<f64>().ln() as i64,
                     Kind::Max => all.max().unwrap_or(i64::MIN),
                     Kind::Min => all.min().unwrap_or(i64::MAX),
                 }
@@ -112,6 +160,17 @@ impl Op for Reduce {
                 Kind::Mean => (all.map(f64::from).sum::<f64>() / inner.len() as f64) as f32,
                 Kind::Max => all.fold(f32::NEG_INFINITY, f32::max),
                 Kind::Min => all.fold(f32::INFINITY, f32::min),
+                Kind::Prod => all.map(f64::from).product::<f64>() as f32,
+                Kind::L1 => all.map(|v| f64::from(v).abs()).sum::<f64>() as f32,
+                Kind::L2 => all.map(|v| f64::from(v).powi(2)).sum::<f64>().sqrt() as f32,
+                Kind::LogSum => all.map(f64::from).sum::<f64>().ln() as f32,
+                Kind::LogSumExp => {
+                    // About the largest, so that the exponentials stay finite.
+                    let most = all.clone().fold(f32::NEG_INFINITY, f32::max);
+                    let most = f64::from(if most.is_finite() { most } else { 0.0 });
+                    (all.map(|v| (f64::from(v) - most).exp()).sum::<f64>().ln() + most) as f32
+                }
+                Kind::SumSquare => all.map(|v| f64::from(v).powi(2)).sum::<f64>() as f32,
             }
         };
         let y: Vec<f32> = outer.iter().map(of).collect();
@@ -119,6 +178,9 @@ impl Op for Reduce {
     }
 
     fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
+        if !matches!(self.kind, Kind::Mean | Kind::Sum | Kind::Max | Kind::Min) {
+            return Err(OpError::NoKernel(format!("{} has no kernel", self.name())));
+        }
         let x = cx.fact(0)?.clone();
         let list = if cx.has(1) { Some(cx.dims(1)?.iter().filter_map(Dim::as_const).collect()) } else { None };
         let axes = self.axes(x.shape.rank(), list)?;
@@ -127,13 +189,13 @@ impl Op for Reduce {
         }
         let first = x.shape.rank() - axes.len();
         if axes.iter().enumerate().any(|(i, a)| *a != first + i) || !x.dtype.is_float() {
-            return Err(OpError::Unsupported(format!("{} over axes {axes:?} of {x}; kernels take trailing axes of floats", self.name())));
+            return Err(OpError::NoKernel(format!("{} over axes {axes:?} of {x}; kernels take trailing axes of floats", self.name())));
         }
         let (rows, cols) = (product(&x.shape.0[..first])?, product(&x.shape.0[first..])?);
         #[expect(clippy::cast_precision_loss, reason = "a size far below 2^24 in practice")]
         let factor = match (self.kind, cols.as_const()) {
             (Kind::Mean, Some(n)) => 1.0 / n as f32,
-            (Kind::Mean, None) => return Err(OpError::Unsupported(format!("a mean over {cols} elements, not a constant number"))),
+            (Kind::Mean, None) => return Err(OpError::NoKernel(format!("a mean over {cols} elements, not a constant number"))),
             (Kind::Min, _) => -1.0,
             _ => 1.0,
         };
@@ -164,7 +226,13 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
         "ReduceMean" => Kind::Mean,
         "ReduceSum" => Kind::Sum,
         "ReduceMax" => Kind::Max,
-        _ => Kind::Min,
+        "ReduceMin" => Kind::Min,
+        "ReduceProd" => Kind::Prod,
+        "ReduceL1" => Kind::L1,
+        "ReduceL2" => Kind::L2,
+        "ReduceLogSum" => Kind::LogSum,
+        "ReduceLogSumExp" => Kind::LogSumExp,
+        _ => Kind::SumSquare,
     };
     Ok(Box::new(Reduce {
         kind,
@@ -176,7 +244,18 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 
 /// The registry's entry.
 pub static DEF: OpDef = OpDef {
-    onnx: &[onnx("ReduceMean", 13), onnx("ReduceSum", 13), onnx("ReduceMax", 13), onnx("ReduceMin", 13)],
+    onnx: &[
+        onnx("ReduceMean", 1),
+        onnx("ReduceSum", 1),
+        onnx("ReduceMax", 1),
+        onnx("ReduceMin", 1),
+        onnx("ReduceProd", 1),
+        onnx("ReduceL1", 1),
+        onnx("ReduceL2", 1),
+        onnx("ReduceLogSum", 1),
+        onnx("ReduceLogSumExp", 1),
+        onnx("ReduceSumSquare", 1),
+    ],
     import,
     kernels: &[&KERNEL],
     cases,
@@ -184,7 +263,16 @@ pub static DEF: OpDef = OpDef {
 
 fn cases() -> Vec<Case> {
     let op = |kind, axes: &[i64], keep| Reduce { kind, axes: Some(axes.to_vec()), keep, noop_without_axes: false };
+    let host = |kind, axes: &[i64], x: &[usize]| {
+        Case::new(op(kind, axes, true), vec![input(x).range(0.25, 2.0)]).host_only("no kernel yet")
+    };
     vec![
+        host(Kind::Prod, &[1], &[3, 5, 2]),
+        host(Kind::L1, &[0, 2], &[3, 5, 2]),
+        host(Kind::L2, &[-1], &[3, 7]),
+        host(Kind::LogSum, &[-1], &[3, 7]),
+        host(Kind::LogSumExp, &[0], &[4, 3]),
+        host(Kind::SumSquare, &[1, 2], &[2, 3, 4]),
         Case::new(op(Kind::Mean, &[-1], true), vec![input(&[3, 130])]),
         Case::new(op(Kind::Sum, &[-1], false), vec![input(&[5, 33])]),
         Case::new(op(Kind::Max, &[1, 2], true), vec![input(&[7, 5, 9])]),

@@ -1,11 +1,13 @@
 //! Operators that give the same bytes another shape: nothing runs on a device.
 //!
-//! ONNX `Reshape` (13; `allowzero` from 14), `Unsqueeze` and `Squeeze` (13, axes as an operand), `Flatten` (13), `Identity`.
+//! ONNX `Reshape` (5; `allowzero` from 14), `Unsqueeze` and `Squeeze` (1 with axes as an attribute, 13 as an operand), `Flatten` (1),
+//! `Identity` (1).
 
 use super::case::{Case, input};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, axis, onnx, operand};
 use crate::plan::lower::LowerCx;
-use crate::shape::{Dim, Fact, Known, Shape, product};
+use crate::graph::rules::{self, Same};
+use crate::shape::{Dim, Fact, MAX_KNOWN, Shape, product};
 use crate::tensor::HostTensor;
 
 /// Which rule gives the new shape.
@@ -29,9 +31,19 @@ pub enum Reshape {
     Identity,
 }
 
+/// See [`Reshape::shape`].
+type Fill<'a> = &'a dyn Fn(usize, &Dim, &Dim) -> OpResult<Dim>;
+
+/// [`Fill`] where the quotient must be known.
+fn quotient(_: usize, have: &Dim, want: &Dim) -> OpResult<Dim> {
+    have.exact_div(want)
+        .ok_or_else(|| OpError::mismatch("element counts (no whole number fills the -1)", have, want))
+}
+
 impl Reshape {
-    /// `axes` are the values of operand 1, if there is one.
-    fn shape(&self, x: &[Dim], operand: Option<Vec<Dim>>) -> OpResult<Vec<Dim>> {
+    /// `operand` are the values of operand 1, if there is one; `fill` gives the size at a position that -1 stands for, from
+    /// the counts of all elements and of those of the other axes.
+    fn shape(&self, x: &[Dim], operand: Option<Vec<Dim>>, same: Same<'_>, fill: Fill<'_>) -> OpResult<Vec<Dim>> {
         let needs = || operand.clone().ok_or_else(|| OpError::expected("input 1", "known integers", "unknown values"));
         let axes = |rank: usize| -> OpResult<Vec<usize>> {
             let mut out = Vec::new();
@@ -62,8 +74,8 @@ impl Reshape {
                     Some(_) => axes(x.len())?,
                     None => (0..x.len()).filter(|i| x[*i].is(1)).collect(),
                 };
-                if let Some(i) = gone.iter().find(|i| !x[**i].is(1)) {
-                    return Err(OpError::expected(format!("size of axis {i}"), 1, &x[*i]));
+                for i in &gone {
+                    same("a squeezed size and 1", &x[*i], &1.into())?;
                 }
                 Ok((0..x.len()).filter(|i| !gone.contains(i)).map(|i| x[i].clone()).collect())
             }
@@ -84,16 +96,26 @@ impl Reshape {
                 }
                 let (have, want) = (product(x)?, product(&out)?);
                 if let Some(i) = hole {
-                    out[i] = have
-                        .exact_div(&want)
-                        .ok_or_else(|| OpError::mismatch("element counts (no whole number fills the -1)", &have, &want))?;
-                } else if have != want {
-                    return Err(OpError::mismatch("element counts", have, want));
+                    out[i] = fill(i, &have, &want)?;
+                } else {
+                    same("element counts", &have, &want)?;
                 }
                 Ok(out)
             }
         }
     }
+}
+
+/// The result of a shape that is data of the run: only the number of its axes is known.
+fn unknown(cx: &InferCx<'_>, x: &Fact, list: &Fact) -> OpResult<Fact> {
+    let rank = match list.shape.0.as_slice() {
+        [n] => n.as_const().and_then(|n| usize::try_from(n).ok()).filter(|n| *n <= MAX_KNOWN),
+        _ => None,
+    };
+    let rank = rank.ok_or_else(|| OpError::expected("shape", format!("a list of at most {MAX_KNOWN} integers"), list))?;
+    let count = x.shape.count()?;
+    let sizes = (0..rank).map(|axis| cx.unknown(0, axis, Some(count.clone()))).collect();
+    Ok(Fact::new(x.dtype, Shape(sizes)))
 }
 
 impl Op for Reshape {
@@ -109,14 +131,27 @@ impl Op for Reshape {
 
     fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
         let x = cx.fact(0)?;
-        let operand = if cx.opt(1).is_some() { Some(cx.dims(1)?) } else { None };
-        let mut fact = Fact::new(x.dtype, Shape(self.shape(&x.shape.0, operand)?));
-        if let Known::Dims(d) = &x.known
-            && fact.shape.rank() <= 1
-        {
-            fact.known = Known::Dims(d.clone());
-        }
-        Ok(vec![fact])
+        let same: Same<'_> = &|what, a, b| cx.same(what, a, b);
+        let operand = match (self, cx.opt(1)) {
+            (_, None) => None,
+            (Self::Reshape { .. }, Some(list)) if list.as_dims().is_none() => return Ok(vec![unknown(cx, x, list)?]),
+            (_, Some(_)) => Some(cx.dims(1)?),
+        };
+        let fill: Fill<'_> = &|axis, have, want| {
+            if let Some(size) = cx.constraints().divide(have, want) {
+                return Ok(size);
+            }
+            match cx.constraints().at_least(want, 1) {
+                Some(true) => {
+                    let size = have.div_floor(want)?;
+                    cx.same("element counts", have, &size.mul(want)?)?;
+                    Ok(size)
+                }
+                Some(false) => quotient(axis, have, want),
+                None => Ok(cx.unknown(0, axis, Some(have.clone()))),
+            }
+        };
+        Ok(vec![Fact::new(x.dtype, Shape(self.shape(&x.shape.0, operand, same, fill)?))])
     }
 
     fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
@@ -125,7 +160,7 @@ impl Op for Reshape {
             Some(t) => Some(t.to_i64()?.into_iter().map(Dim::from).collect()),
             None => None,
         };
-        let shape = Shape(self.shape(&Shape::fixed(x.shape()).0, list)?);
+        let shape = Shape(self.shape(&Shape::fixed(x.shape()).0, list, &rules::equal, &quotient)?);
         let fixed = shape.as_fixed().ok_or_else(|| OpError::expected("shape", "sizes of 0 or more", &shape))?;
         Ok(vec![x.reshape(&fixed)?])
     }
@@ -138,12 +173,22 @@ impl Op for Reshape {
         input == 0
     }
 
+    fn moves(&self, input: usize) -> bool {
+        input == 0
+    }
+
     fn keeps_precision(&self) -> bool {
         true
     }
 }
 
 fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
+    if matches!(a.op_type(), "Unsqueeze" | "Squeeze")
+        && a.opset() < 13
+        && let Some(axes) = a.ints("axes")?
+    {
+        a.add_operand(HostTensor::from_i64(&[axes.len()], &axes)?);
+    }
     Ok(Box::new(match a.op_type() {
         "Reshape" => Reshape::Reshape { allow_zero: a.int("allowzero")?.unwrap_or(0) != 0 },
         "Unsqueeze" => Reshape::Unsqueeze,
@@ -156,10 +201,10 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 /// The registry's entry.
 pub static DEF: OpDef = OpDef {
     onnx: &[
-        onnx("Reshape", 13),
-        onnx("Unsqueeze", 13),
-        onnx("Squeeze", 13),
-        onnx("Flatten", 13),
+        onnx("Reshape", 5),
+        onnx("Unsqueeze", 1),
+        onnx("Squeeze", 1),
+        onnx("Flatten", 1),
         onnx("Identity", 1),
     ],
     import,
@@ -190,14 +235,14 @@ mod tests {
     #[test]
     fn symbolic_reshape() {
         let r = Reshape::Reshape { allow_zero: false };
-        let shape = |x: &str, s: &str| r.shape(&dims(x), Some(dims(s)));
+        let shape = |x: &str, s: &str| r.shape(&dims(x), Some(dims(s)), &rules::equal, &quotient);
         assert_eq!(shape("1,N,4096", "1,-1,32,128").unwrap(), dims("1,N,32,128"), "the paper's example");
         assert_eq!(shape("b,9,s,64", "0,9,-1,64").unwrap(), dims("b,9,s,64"));
         assert!(shape("2,3", "4,2").is_err());
         assert!(shape("2,3", "-1,-1").is_err());
         assert!(shape("2,3", "0,0,0").is_err());
-        assert_eq!(Reshape::Unsqueeze.shape(&dims("s"), Some(dims("0,-1"))).unwrap(), dims("1,s,1"));
-        assert!(Reshape::Unsqueeze.shape(&dims("s"), Some(dims("0,0"))).is_err());
-        assert!(Reshape::Squeeze.shape(&dims("s,1"), Some(dims("0"))).is_err());
+        assert_eq!(Reshape::Unsqueeze.shape(&dims("s"), Some(dims("0,-1")), &rules::equal, &quotient).unwrap(), dims("1,s,1"));
+        assert!(Reshape::Unsqueeze.shape(&dims("s"), Some(dims("0,0")), &rules::equal, &quotient).is_err());
+        assert!(Reshape::Squeeze.shape(&dims("s,1"), Some(dims("0")), &rules::equal, &quotient).is_err());
     }
 }

@@ -1,8 +1,7 @@
-//! The shape of a value as integers. ONNX `Shape` from opset 13; `start` and `end` from 15.
+//! The shape of a value as integers. ONNX `Shape` from opset 1; `start` and `end` from 15.
 
 use super::case::{Case, input};
-use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, onnx, operand};
-use crate::plan::lower::LowerCx;
+use super::{Attributes, InferCx, Inputs, Op, OpDef, OpResult, onnx, operand};
 use crate::shape::{Fact, Known, Shape};
 use crate::tensor::{DType, HostTensor};
 use std::ops::Range;
@@ -44,10 +43,6 @@ impl Op for ShapeOf {
         Ok(vec![HostTensor::from_i64(&[list.len()], &list)?])
     }
 
-    fn lower(&self, _: &mut LowerCx<'_>) -> OpResult<()> {
-        Err(OpError::Unsupported("a shape read as data by a device kernel".to_owned()))
-    }
-
     fn reads(&self, _: usize) -> bool {
         false
     }
@@ -58,7 +53,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 /// The registry's entry.
-pub static DEF: OpDef = OpDef { onnx: &[onnx("Shape", 13)], import, kernels: &[], cases };
+pub static DEF: OpDef = OpDef { onnx: &[onnx("Shape", 1)], import, kernels: &[], cases };
 
 fn cases() -> Vec<Case> {
     vec![Case::new(ShapeOf { start: -2, end: None }, vec![input(&[2, 3, 4])]).host_only("shapes are known when planning")]

@@ -1,11 +1,11 @@
 //! Slices along axes with starts, ends and steps as operands.
 //!
-//! ONNX `Slice` from opset 13. Starts and ends may be expressions of symbols.
+//! ONNX `Slice` from opset 1 (starts, ends and axes as attributes) and 10 (as operands). Starts and ends may be expressions of symbols.
 
 use super::case::{Case, input};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, axis, gather_strided, onnx, operand, strides, transpose};
 use crate::plan::lower::LowerCx;
-use crate::shape::{Dim, Fact, Known, Shape};
+use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::HostTensor;
 
 /// See the module documentation.
@@ -91,43 +91,34 @@ fn parts(shape: &[Dim], starts: &[Dim], ends: &[Dim], axes: Option<&[Dim]>, step
     Ok(out)
 }
 
-impl Op for Slice {
-    fn name(&self) -> &str {
-        "Slice"
+/// Starts, ends, axes and steps. Axes and steps may be left out.
+struct Lists {
+    starts: Vec<Dim>,
+    ends: Vec<Dim>,
+    axes: Option<Vec<Dim>>,
+    steps: Option<Vec<Dim>>,
+}
+
+impl Lists {
+    /// Of operands 1 to 4, each by `get`, where `has` says that it is there.
+    fn of(has: impl Fn(usize) -> bool, get: impl Fn(usize) -> OpResult<Vec<Dim>>) -> OpResult<Self> {
+        let optional = |i| if has(i) { get(i).map(Some) } else { Ok(None) };
+        Ok(Self { starts: get(1)?, ends: get(2)?, axes: optional(3)?, steps: optional(4)? })
     }
 
-    fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
-        let x = cx.fact(0)?;
-        let optional = |i| if cx.opt(i).is_some() { cx.dims(i).map(Some) } else { Ok(None) };
-        let (axes, steps) = (optional(3)?, optional(4)?);
-        let parts = parts(&x.shape.0, &cx.dims(1)?, &cx.dims(2)?, axes.as_deref(), steps.as_deref())?;
-        let mut fact = Fact::new(x.dtype, Shape(parts.iter().map(|p| p.count.clone()).collect()));
-        if let (Some(dims), [p]) = (x.as_dims(), parts.as_slice())
-            && let (Some(start), Some(count)) = (p.start.as_const(), p.count.as_const())
-        {
-            let pick = |i: i64| usize::try_from(start + i * p.step).ok().and_then(|i| dims.get(i).cloned());
-            if let Some(d) = (0..count).map(pick).collect() {
-                fact.known = Known::Dims(d);
-            }
-        }
-        Ok(vec![fact])
+    fn parts(&self, shape: &[Dim]) -> OpResult<Vec<Part>> {
+        parts(shape, &self.starts, &self.ends, self.axes.as_deref(), self.steps.as_deref())
     }
 
-    fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
-        let x = operand(inputs, 0)?;
-        let list = |i: usize| -> OpResult<Option<Vec<Dim>>> {
-            Ok(match inputs.get(i).copied().flatten() {
-                Some(t) => Some(t.to_i64()?.into_iter().map(Dim::from).collect()),
-                None => None,
-            })
-        };
-        let (starts, ends, axes, steps) = (list(1)?, list(2)?, list(3)?, list(4)?);
-        let shape = Shape::fixed(x.shape());
-        let parts =
-            parts(&shape.0, &starts.unwrap_or_default(), &ends.unwrap_or_default(), axes.as_deref(), steps.as_deref())?;
-        let from = strides(x.shape());
+    fn infer(&self, x: &Fact) -> OpResult<Vec<Fact>> {
+        let parts = self.parts(&x.shape.0)?;
+        Ok(vec![Fact::new(x.dtype, Shape(parts.into_iter().map(|p| p.count).collect()))])
+    }
+
+    fn eval(&self, x: &HostTensor) -> OpResult<Vec<HostTensor>> {
+        let parts = self.parts(&Shape::fixed(x.shape()).0)?;
         let (mut start, mut sizes, mut step) = (0usize, Vec::new(), Vec::new());
-        for (p, s) in parts.iter().zip(from) {
+        for (p, s) in parts.iter().zip(strides(x.shape())) {
             let number = |d: &Dim| d.as_const().and_then(|v| usize::try_from(v).ok()).unwrap_or(0);
             sizes.push(number(&p.count));
             start += number(&p.start) * s;
@@ -138,9 +129,7 @@ impl Op for Slice {
 
     fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
         let shape = cx.shape(0)?;
-        let optional = |cx: &LowerCx<'_>, i| if cx.has(i) { cx.dims(i).map(Some) } else { Ok(None) };
-        let (axes, steps) = (optional(cx, 3)?, optional(cx, 4)?);
-        let parts = parts(&shape.0, &cx.dims(1)?, &cx.dims(2)?, axes.as_deref(), steps.as_deref())?;
+        let parts = self.parts(&shape.0)?;
         if parts.iter().zip(&shape.0).all(|(p, d)| p.step == 1 && p.start.is(0) && p.count == *d) {
             return cx.alias(0, 0);
         }
@@ -152,15 +141,66 @@ impl Op for Slice {
             cx.require(size.sub(&1.into())?.sub(high)?, "a slice ends behind its operand");
         }
         let (mut start, mut sizes, mut step) = (Dim::from(0), Vec::new(), Vec::new());
+        let cut = parts.iter().zip(&shape.0).position(|(p, d)| p.count != *d || p.step != 1);
+        let one_cut = cut.is_some_and(|a| {
+            let whole = |(p, d): (&Part, &Dim)| p.step == 1 && p.count == *d;
+            parts[a].step == 1
+                && shape.0[..a].iter().all(|d| d.is(1))
+                && parts[a + 1..].iter().zip(&shape.0[a + 1..]).all(whole)
+        });
         for (p, s) in parts.iter().zip(transpose::dim_strides(&shape.0)?) {
             start = start.add(&p.start.mul(&s)?)?;
             sizes.push(p.count.clone());
             step.push(s.mul(&p.step.into())?);
         }
+        if one_cut && cx.view(0, 0, &start)? {
+            return Ok(());
+        }
         transpose::emit_strided(cx, &sizes, &start, &step)
+    }
+}
+
+/// The result where bounds are data of the run: the sizes along the sliced axes are not known.
+fn unknown(cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
+    let x = cx.fact(0)?;
+    let rank = x.shape.rank();
+    let starts = cx.fact(1)?.shape.0.first().and_then(Dim::as_const).unwrap_or(0);
+    let axes: Vec<usize> = match cx.opt(3) {
+        None => (0..rank).take(usize::try_from(starts).unwrap_or(0)).collect(),
+        Some(list) if list.as_dims().is_some() => cx.ints(3)?.into_iter().map(|a| axis(a, rank)).collect::<OpResult<_>>()?,
+        Some(_) => (0..rank).collect(),
+    };
+    let size = |(i, n): (usize, &Dim)| if axes.contains(&i) { cx.unknown(0, i, Some(n.clone())) } else { n.clone() };
+    Ok(vec![Fact::new(x.dtype, Shape(x.shape.0.iter().enumerate().map(size).collect()))])
+}
+
+impl Op for Slice {
+    fn name(&self) -> &str {
+        "Slice"
+    }
+
+    fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
+        if (1..=4).any(|i| cx.opt(i).is_some_and(|f| f.as_dims().is_none())) {
+            return unknown(cx);
+        }
+        Lists::of(|i| cx.opt(i).is_some(), |i| cx.dims(i))?.infer(cx.fact(0)?)
+    }
+
+    fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
+        let has = |i: usize| inputs.get(i).copied().flatten().is_some();
+        let list = |i| Ok(operand(inputs, i)?.to_i64()?.into_iter().map(Dim::from).collect());
+        Lists::of(has, list)?.eval(operand(inputs, 0)?)
+    }
+
+    fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
+        Lists::of(|i| cx.has(i), |i| cx.dims(i))?.lower(cx)
     }
 
     fn reads(&self, input: usize) -> bool {
+        input == 0
+    }
+
+    fn moves(&self, input: usize) -> bool {
         input == 0
     }
 
@@ -169,12 +209,22 @@ impl Op for Slice {
     }
 }
 
-fn import(_: &dyn Attributes) -> OpResult<Box<dyn Op>> {
+fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
+    if a.opset() < 10 {
+        let mut lists = Vec::new();
+        for name in ["starts", "ends"] {
+            lists.push(a.ints(name)?.ok_or_else(|| OpError::expected(format!("attribute `{name}`"), "integers", "nothing"))?);
+        }
+        lists.extend(a.ints("axes")?);
+        for list in lists {
+            a.add_operand(HostTensor::from_i64(&[list.len()], &list)?);
+        }
+    }
     Ok(Box::new(Slice))
 }
 
 /// The registry's entry.
-pub static DEF: OpDef = OpDef { onnx: &[onnx("Slice", 13)], import, kernels: &[], cases };
+pub static DEF: OpDef = OpDef { onnx: &[onnx("Slice", 1)], import, kernels: &[], cases };
 
 fn cases() -> Vec<Case> {
     let list = |v: &[i64]| input(&[v.len()]).values(v).constant();

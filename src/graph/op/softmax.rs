@@ -1,9 +1,10 @@
-//! Softmax over one axis. ONNX opset 13 on; earlier opsets flatten to two axes and are refused at import.
+//! Softmax over one axis, or over all axes from one on.
 //!
-//! Kernels reduce the last axis; another axis is for the host.
+//! ONNX `Softmax` from opset 1 (over all axes from `axis` on, 1 by default) and 13 (over `axis`, the last by default). Kernels
+//! reduce trailing axes; others are for the host.
 
 use super::case::{Case, input};
-use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, axis, onnx, operand, strides};
+use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, axis, onnx, operand};
 use crate::backend::kernel::Kernel;
 use crate::plan::lower::{Call, LowerCx};
 use crate::shape::{Fact, product};
@@ -16,6 +17,21 @@ static KERNEL: Kernel = crate::kernel!(softmax { rows: U32, cols: U32 } [x: In E
 pub struct Softmax {
     /// The axis whose elements sum to 1; negative counts from the end.
     pub axis: i64,
+    /// The elements of all axes from that one on sum to 1.
+    pub flatten: bool,
+}
+
+/// Softmax, or what is like it, in rows: `f` is called with each one, of elements `step` apart from `start` on, `count` of them.
+/// Axes from `at` on are one when `flatten`.
+pub(super) fn rows(shape: &[usize], at: usize, flatten: bool, mut f: impl FnMut(&dyn Fn(usize) -> usize, usize)) {
+    let at_most = if flatten { shape.len() } else { at + 1 };
+    let product = |s: Option<&[usize]>| s.unwrap_or_default().iter().product::<usize>();
+    let (outer, count, step) = (product(shape.get(..at)), product(shape.get(at..at_most)), product(shape.get(at_most..)));
+    for o in 0..outer {
+        for s in 0..step {
+            f(&|i| (o * count + i) * step + s, count);
+        }
+    }
 }
 
 impl Op for Softmax {
@@ -32,10 +48,8 @@ impl Op for Softmax {
     fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
         let x = operand(inputs, 0)?;
         let a = axis(self.axis, x.shape().len())?;
-        let (n, step) = (x.shape()[a], strides(x.shape())[a]);
         let mut y = x.to_f32()?.into_owned();
-        for start in (0..y.len()).filter(|i| i / step % n == 0) {
-            let at = |i: usize| start + i * step;
+        rows(x.shape(), a, self.flatten, |at, n| {
             let max = (0..n).map(|i| y[at(i)]).fold(f32::NEG_INFINITY, f32::max);
             let sum: f64 = (0..n).map(|i| f64::from(y[at(i)] - max).exp()).sum();
             for i in 0..n {
@@ -43,19 +57,18 @@ impl Op for Softmax {
                 let v = (f64::from(y[at(i)] - max).exp() / sum) as f32;
                 y[at(i)] = v;
             }
-        }
+        });
         Ok(vec![HostTensor::from_floats(x.dtype(), x.shape(), &y)?])
     }
 
     fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
         let shape = cx.shape(0)?;
-        if axis(self.axis, shape.rank())? + 1 != shape.rank() {
-            return Err(OpError::Unsupported(format!("softmax over axis {} of {shape}; kernels take the last", self.axis)));
+        let a = axis(self.axis, shape.rank())?;
+        if a + 1 != shape.rank() && !self.flatten {
+            return Err(OpError::NoKernel(format!("softmax over axis {} of {shape}; kernels take the last", self.axis)));
         }
-        let Some((cols, before)) = shape.0.split_last() else {
-            return Err(OpError::expected("rank", "1 or more", 0));
-        };
-        let rows = product(before)?;
+        let (before, behind) = shape.0.split_at(a);
+        let (rows, cols) = (product(before)?, product(behind)?);
         let tile = if rows.is(1) || cols.exact_div(&2.into()).is_some() { 1 } else { 2 };
         let call = Call::new(&KERNEL, 64)
             .operand(cx.input(0)?)
@@ -63,27 +76,30 @@ impl Op for Softmax {
             .define("ROWS", tile)
             .grid(rows.ceil_div(tile)?, 1, 1)
             .field(&rows)
-            .field(cols)
+            .field(&cols)
             .may_work_in_place();
         cx.emit(call)
     }
 }
 
 fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
-    Ok(Box::new(Softmax { axis: a.int("axis")?.unwrap_or(-1) }))
+    let flatten = a.opset() < 13;
+    Ok(Box::new(Softmax { axis: a.int("axis")?.unwrap_or(if flatten { 1 } else { -1 }), flatten }))
 }
 
 /// The registry's entry.
-pub static DEF: OpDef = OpDef { onnx: &[onnx("Softmax", 13)], import, kernels: &[&KERNEL], cases };
+pub static DEF: OpDef = OpDef { onnx: &[onnx("Softmax", 1)], import, kernels: &[&KERNEL], cases };
 
 fn cases() -> Vec<Case> {
-    let case = |x: &[usize], axis| Case::new(Softmax { axis }, vec![input(x).range(-8.0, 8.0)]);
+    let case = |x: &[usize], axis| Case::new(Softmax { axis, flatten: false }, vec![input(x).range(-8.0, 8.0)]);
     vec![
         case(&[3, 130], -1),
         case(&[2, 5, 7], -1),
         case(&[1, 1025], -1),
         case(&[4, 1], -1),
         case(&[9, 33], 1),
-        Case::new(Softmax { axis: 1 }, vec![input(&[2, 5, 7])]).host_only("softmax over an inner axis"),
+        Case::new(Softmax { axis: 1, flatten: true }, vec![input(&[3, 5, 7])]),
+        Case::new(Softmax { axis: 0, flatten: true }, vec![input(&[2, 33])]),
+        Case::new(Softmax { axis: 1, flatten: false }, vec![input(&[2, 5, 7])]).host_only("softmax over an inner axis"),
     ]
 }

@@ -1,23 +1,36 @@
 //! Permutation of axes; also the strided copy that slicing and expanding share.
 //!
-//! ONNX `Transpose` from opset 13.
+//! ONNX `Transpose` from opset 1.
 
 use super::case::{Case, input};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, gather_strided, onnx, operand, strides};
 use crate::backend::kernel::Kernel;
-use crate::plan::lower::{Call, LowerCx};
+use crate::plan::lower::{Call, LowerCx, Operand};
 use crate::shape::{Dim, Fact, Shape, product};
 use crate::tensor::HostTensor;
 
 static KERNEL: Kernel = crate::kernel!(strided {
     count: U32, start: I32, n1: U32, n2: U32, n3: U32, n4: U32,
     s0: I32, s1: I32, s2: I32, s3: I32, s4: I32,
-} [x: In Elem, y: Out Elem]);
+} [x: In Elem, live: OptionalIn Elem, y: Out Elem]);
 
 const MAX_RANK: usize = 5;
 
 /// Emits `y[m] = x[start + sum(m * step)]` over multi-indices `m` of `shape`, from operand 0 to result 0.
 pub(super) fn emit_strided(cx: &mut LowerCx<'_>, shape: &[Dim], start: &Dim, step: &[Dim]) -> OpResult<()> {
+    let (from, to) = (cx.input(0)?, cx.output(0)?);
+    emit_copy(cx, from, to, shape, start, step)
+}
+
+/// [`emit_strided`] between any two operands.
+pub(super) fn emit_copy(
+    cx: &mut LowerCx<'_>,
+    from: Operand,
+    to: Operand,
+    shape: &[Dim],
+    start: &Dim,
+    step: &[Dim],
+) -> OpResult<()> {
     // Joined axes, innermost first: size and step.
     let mut joined: Vec<(Dim, Dim)> = Vec::new();
     for (size, step) in shape.iter().zip(step).rev() {
@@ -30,15 +43,24 @@ pub(super) fn emit_strided(cx: &mut LowerCx<'_>, shape: &[Dim], start: &Dim, ste
         }
     }
     if joined.len() > MAX_RANK {
-        return Err(OpError::Unsupported(format!("a copy over {} axes that cannot be joined; at most {MAX_RANK}", joined.len())));
+        return Err(OpError::NoKernel(format!("a copy over {} axes that cannot be joined; at most {MAX_RANK}", joined.len())));
     }
     let count = product(shape)?;
+    // Where the copy begins may change at every step.
+    let (live, start) = if start.as_const().is_some() {
+        (None, start.clone())
+    } else {
+        let (live, at) = cx.live(start);
+        (Some(live), at)
+    };
     let mut call = Call::new(&KERNEL, 64)
-        .operand(cx.input(0)?)
-        .operand(cx.output(0)?)
+        .operand(from)
+        .optional(live)
+        .operand(to)
         .grid(count.ceil_div(2 * 64)?, 1, 1)
         .field(&count)
-        .field(start);
+        .field(start)
+        .may_be_padded();
     for i in 0..MAX_RANK - 1 {
         call = call.field(joined.get(i).map_or_else(|| 1.into(), |(n, _)| n.clone()));
     }
@@ -111,6 +133,10 @@ impl Op for Transpose {
         emit_strided(cx, &shape, &0.into(), &step)
     }
 
+    fn moves(&self, input: usize) -> bool {
+        input == 0
+    }
+
     fn keeps_precision(&self) -> bool {
         true
     }
@@ -121,7 +147,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 /// The registry's entry.
-pub static DEF: OpDef = OpDef { onnx: &[onnx("Transpose", 13)], import, kernels: &[&KERNEL], cases };
+pub static DEF: OpDef = OpDef { onnx: &[onnx("Transpose", 1)], import, kernels: &[&KERNEL], cases };
 
 fn cases() -> Vec<Case> {
     let case = |x: &[usize], perm: &[i64]| Case::new(Transpose { perm: Some(perm.to_vec()) }, vec![input(x)]);

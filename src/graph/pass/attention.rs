@@ -1,17 +1,21 @@
 //! Scores, mask, softmax and weighted sum become one operator that reads keys and values sequence first.
 //!
 //! The form: `Transpose(softmax(scale * q k^T + mask) v)` with `q`, `k`, `v` transposed from `[b, s, heads, d]`; with grouped
-//! heads q is reshaped to `[b, kv_heads, group, s, d]` and k, v have a size-1 axis put in.
+//! heads either q is reshaped to `[b, kv_heads, group, s, d]` and k, v have a size-1 axis put in, or k and v are repeated for
+//! each query head of their group. One sequence may also lie as `[s, 1, heads, d]`.
 
 use super::pattern::{
-    binary, input, only_reader, origin, producer, reshaped, shape, transposed, with_scalar,
+    binary, input, only_reader, origin, producer, reshaped, scalar, shape, transposed, with_scalar,
 };
 use crate::error::Result;
 use crate::graph::op::attention::Attention;
+use crate::graph::op::expand::Expand;
 use crate::graph::op::matmul::MatMul;
 use crate::graph::op::pointwise::Binary;
 use crate::graph::op::softmax::Softmax;
+use crate::graph::op::transpose::Transpose;
 use crate::graph::{Edit, Graph, NodeId, ValueId};
+use crate::shape::Dim;
 
 const SWAP: [usize; 4] = [0, 2, 1, 3];
 
@@ -23,39 +27,131 @@ pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
             continue;
         };
         let name = edit.value(found.out).name.clone();
-        if edit.begin(&format!("attention at \"{name}\"")) {
-            edit.replace_node(
-                found.node,
-                Box::new(Attention { scale: found.scale }),
-                found.inputs,
-                found.origin,
-            );
+        if !edit.begin(&format!("attention at \"{name}\"")) {
+            continue;
         }
+        let op = Box::new(Attention { scale: found.scale });
+        let mut inputs: Vec<Option<ValueId>> = found.rows.into_iter().chain(found.mask).map(Some).collect();
+        if !found.sequence_first {
+            edit.replace_node(found.node, op, inputs, found.origin);
+            continue;
+        }
+        // With one sequence, batch and sequence change places without moving anything.
+        for (input, part) in inputs.iter_mut().zip(["queries", "keys", "values"]) {
+            let part = format!("{name}/{part}");
+            let v = edit.add_value(&part, None);
+            let operand = vec![*input];
+            edit.add_node(
+                &part,
+                found.origin.clone(),
+                Box::new(exchange()),
+                operand,
+                vec![v],
+            );
+            *input = Some(v);
+        }
+        let y = edit.add_value(&format!("{name}/attention"), None);
+        edit.add_node(
+            &format!("{name}/attention"),
+            found.origin.clone(),
+            op,
+            inputs,
+            vec![y],
+        );
+        edit.replace_node(found.node, Box::new(exchange()), vec![Some(y)], found.origin);
     }
     Ok(())
+}
+
+fn exchange() -> Transpose {
+    Transpose {
+        perm: Some(vec![1, 0, 2, 3]),
+    }
 }
 
 struct Found {
     node: NodeId,
     out: ValueId,
-    inputs: Vec<Option<ValueId>>,
+    /// Queries, keys and values.
+    rows: [ValueId; 3],
+    mask: Option<ValueId>,
+    /// Rows and result are `[s, 1, heads, d]`.
+    sequence_first: bool,
     scale: f32,
     origin: Vec<String>,
 }
 
-/// `[b, s, heads, d]` behind `v`, which is that transposed to `[b, heads, s, d]`, and for grouped heads reshaped to
-/// `[b, kv_heads, group, s, d]`: heads of one group next to each other, a group of 1 for keys and values.
-fn rows(g: &Graph, v: ValueId) -> Option<ValueId> {
-    let grouped = shape(g, v)?;
-    if grouped.len() != 5 {
-        return transposed(g, v, &SWAP);
-    }
-    let plain = reshaped(g, v)?;
-    let ([b, kv, group, s, d], [b4, h, s4, d4]) = (grouped, shape(g, plain)?) else {
+/// Keys or values behind `v`, which repeats each of their heads, on axis `at`, for the query heads of its group: made by a
+/// size-1 axis after the heads, its expansion, and a reshape that joins the two.
+fn single(g: &Graph, v: ValueId, at: usize) -> Option<ValueId> {
+    let wide = reshaped(g, v)?;
+    let (_, expand, _) = producer::<Expand>(g, wide)?;
+    let one = input(expand, 0)?;
+    let x = reshaped(g, one)?;
+    let (sizes, expanded) = (shape(g, x)?, shape(g, wide)?);
+    if sizes.len() != 4 || expanded.len() != 5 {
         return None;
+    }
+    let mut separate = sizes.to_vec();
+    separate.insert(at + 1, 1.into());
+    let mut joined = sizes.to_vec();
+    joined[at] = sizes[at].mul(&expanded[at + 1]).ok()?;
+    let mut rest = expanded.to_vec();
+    rest[at + 1] = 1.into();
+    (shape(g, one)? == separate && rest == separate && shape(g, v)? == joined).then_some(x)
+}
+
+/// Rows behind `v`, which is those with heads first.
+#[derive(Clone, Copy)]
+struct Rows {
+    value: ValueId,
+    /// The rows are `[s, b, heads, d]`, with a batch of 1, instead of `[b, s, heads, d]`.
+    sequence_first: bool,
+}
+
+/// The rows behind `v`, which is them transposed to `[b, heads, s, d]`, and for grouped heads reshaped to
+/// `[b, kv_heads, group, s, d]`: heads of one group next to each other, a group of 1 for keys and values.
+fn rows(g: &Graph, v: ValueId) -> Option<Rows> {
+    let grouped = shape(g, v)?;
+    let mut plain = v;
+    if let [b, kv, group, s, d] = grouped {
+        plain = reshaped(g, v)?;
+        let [b4, h, s4, d4] = shape(g, plain)? else {
+            return None;
+        };
+        let fits = b == b4 && s == s4 && d == d4 && kv.mul(group).is_ok_and(|all| all == *h);
+        fits.then_some(())?;
+    }
+    let batch_first = transposed(g, plain, &SWAP).map(|value| Rows {
+        value,
+        sequence_first: false,
+    });
+    let sequence_first = || {
+        let value = transposed(g, plain, &[1, 2, 0, 3])?;
+        shape(g, plain)?.first()?.is(1).then_some(Rows {
+            value,
+            sequence_first: true,
+        })
     };
-    let fits = b == b4 && s == s4 && d == d4 && kv.mul(group).is_ok_and(|all| all == *h);
-    fits.then(|| transposed(g, plain, &SWAP))?
+    batch_first.or_else(sequence_first)
+}
+
+/// The rows of keys or values behind `v`, each head once.
+fn cached(g: &Graph, v: ValueId) -> Option<Rows> {
+    let found = rows(g, single(g, v, 1).unwrap_or(v))?;
+    let value = single(g, found.value, 2).unwrap_or(found.value);
+    Some(Rows { value, ..found })
+}
+
+impl Rows {
+    /// Sizes as `[b, s, heads, d]`.
+    fn sizes(self, g: &Graph) -> Option<[Dim; 4]> {
+        let mut sizes: [Dim; 4] = shape(g, self.value)?.to_vec().try_into().ok()?;
+        if self.sequence_first {
+            sizes.swap(0, 1);
+        }
+        Some(sizes)
+    }
 }
 
 fn find(g: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Option<Found> {
@@ -82,7 +178,12 @@ fn find(g: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Option<Found> {
     let is_scores = |v: ValueId| match producer::<MatMul>(g, v) {
         Some((_, n, MatMul { trans_b: true })) => Some((input(n, 0)?, input(n, 1)?, 1.0)),
         _ => {
-            let (inner, scale) = with_scalar(g, binary(g, v, Binary::Mul)?)?;
+            let scaled = binary(g, v, Binary::Mul).and_then(|pair| with_scalar(g, pair));
+            let divided = || {
+                let [x, divisor] = binary(g, v, Binary::Div)?;
+                Some((x, 1.0 / scalar(g, divisor).filter(|d| *d != 0.0)?))
+            };
+            let (inner, scale) = scaled.or_else(divided)?;
             let (_, n, MatMul { trans_b: true }) = producer::<MatMul>(g, inner)? else {
                 return None;
             };
@@ -102,9 +203,13 @@ fn find(g: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Option<Found> {
         }
     };
     let (q5, k5, v5) = (q, k, input(node, 1)?);
-    let (Some(q), Some(k), Some(v)) = (rows(g, q5), rows(g, k5), rows(g, v5)) else {
+    let (Some(q), Some(k), Some(v)) = (rows(g, q5), cached(g, k5), cached(g, v5)) else {
         return refuse("its operands are not transposed from [b, s, heads, d]");
     };
+    let sequence_first = q.sequence_first;
+    if [k, v].iter().any(|r| r.sequence_first != sequence_first) {
+        return refuse("some of its operands are [s, b, heads, d]");
+    }
     // Forwards to the transpose back to rows.
     let mut out = *product;
     if rank == 5 {
@@ -113,10 +218,10 @@ fn find(g: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Option<Found> {
     }
     let back = only_reader(g, consumers, out)?;
     let last = *g.node(back)?.outputs.first()?;
-    transposed(g, last, &SWAP)?;
-    let ([b, s, h, d], [_, t, kvh, _]) = (shape(g, q)?, shape(g, k)?) else {
-        return None;
-    };
+    let backwards: &[usize] = if sequence_first { &[2, 0, 1, 3] } else { &SWAP };
+    transposed(g, last, backwards)?;
+    let ([b, s, h, d], k_sizes) = (q.sizes(g)?, k.sizes(g)?);
+    let [_, t, kvh, _] = &k_sizes;
     // Heads of q must be grouped as k's are, and k and v must not repeat: [b, kv_heads, 1, t, d].
     if rank == 5 {
         let grouped = |v: ValueId| shape(g, v).is_some_and(|s| s.len() == 5 && s[1] == *kvh);
@@ -125,8 +230,12 @@ fn find(g: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Option<Found> {
             return refuse("its heads are not grouped as [b, kv_heads, group, s, d]");
         }
     }
-    let fits = shape(g, last)? == [b.clone(), s.clone(), h.clone(), d.clone()]
-        && shape(g, k)? == shape(g, v)?
+    let result = Rows {
+        value: last,
+        sequence_first,
+    };
+    let fits = result.sizes(g)? == [b, s.clone(), h.clone(), d]
+        && k_sizes == v.sizes(g)?
         && h.exact_div(kvh).is_some();
     let mask_fits = mask.is_none_or(|m| {
         shape(g, m).is_some_and(|m| {
@@ -137,12 +246,12 @@ fn find(g: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Option<Found> {
         return refuse("shapes of heads or mask do not fit");
     }
     steps.extend([out, last]);
-    let mut inputs = vec![Some(q), Some(k), Some(v)];
-    inputs.extend(mask.map(Some));
     Some(Found {
         node: back,
         out: last,
-        inputs,
+        rows: [q.value, k.value, v.value],
+        mask,
+        sequence_first,
         scale,
         origin: origin(g, &steps),
     })

@@ -78,23 +78,15 @@ fn find(g: &Graph, reader: NodeId, past: ValueId) -> Result<Option<Pair>, String
     let symbol =
         symbol.ok_or_else(|| format!("its size along axis {axis} is {}, not a symbol", dims[axis]))?;
     let one = |d: &[crate::shape::Dim]| d.iter().all(|d| d.is(1));
-    if one(&dims[..axis]) {
+    // Of one head too: the attention pass looks for rows before heads.
+    let turned = dims.len() == 4 && axis == 2 && one(&dims[..1]);
+    if turned || one(&dims[..axis]) {
         return Ok(Some(Pair {
             node: reader,
             past,
             new,
             present: *present,
-            turned: false,
-            symbol,
-        }));
-    }
-    if dims.len() == 4 && axis == 2 && one(&dims[..1]) {
-        return Ok(Some(Pair {
-            node: reader,
-            past,
-            new,
-            present: *present,
-            turned: true,
+            turned,
             symbol,
         }));
     }

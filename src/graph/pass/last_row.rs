@@ -1,6 +1,6 @@
 //! Generation needs the logits after the last token only: the product that makes the output `logits` gets the last row.
 
-use super::pattern::{input, shape};
+use super::pattern::{input, shape, transposed};
 use crate::error::{Error, Result, Stage};
 use crate::graph::Edit;
 use crate::graph::op::matmul::MatMul;
@@ -10,8 +10,12 @@ use crate::tensor::HostTensor;
 use std::sync::Arc;
 
 pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
-    let found = edit
-        .output("logits")
+    let logits = edit.output("logits");
+    // A model that works sequence first exchanges batch and sequence at the end.
+    let exchanged = logits.and_then(|v| transposed(edit, v, &[1, 0, 2]));
+    let axis = if exchanged.is_some() { 0 } else { 1 };
+    let found = exchanged
+        .or(logits)
         .and_then(|v| edit.producer(v))
         .filter(|(_, n)| {
             (n.op.downcast::<MatMul>().is_some() || n.op.downcast::<MatMulE0m>().is_some())
@@ -34,7 +38,7 @@ pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
             edit.add_const(&format!("{name}/last_row/{suffix}"), Arc::new(t)),
         ))
     };
-    let (start, end, axes) = (list("start", -1)?, list("end", i64::MAX)?, list("axes", 1)?);
+    let (start, end, axes) = (list("start", -1)?, list("end", i64::MAX)?, list("axes", axis)?);
     let row = edit.add_value(&format!("{name}/last_row"), None);
     edit.add_node(
         &format!("{name}/last_row"),

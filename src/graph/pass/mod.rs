@@ -3,11 +3,15 @@
 mod attention;
 mod fold;
 mod fuse;
+mod inline_if;
 mod kv_cache;
 mod last_row;
+mod outer;
 pub mod pattern;
+mod pick;
 mod rms_norm;
 mod rotary;
+mod split;
 mod trans_b;
 
 use super::{Edit, Graph, derive};
@@ -22,10 +26,30 @@ pub struct Pass {
     pub run: fn(&mut Edit<'_>) -> Result<()>,
 }
 
+/// Branches of known conditions take the place of their `If`.
+pub const INLINE_IF: Pass = Pass {
+    name: "inline_if",
+    run: inline_if::run,
+};
 /// Constants are computed, shape arithmetic becomes known.
 pub const FOLD: Pass = Pass {
     name: "fold",
     run: fold::run,
+};
+/// A matrix product over one element becomes a multiplication.
+pub const OUTER: Pass = Pass {
+    name: "outer",
+    run: outer::run,
+};
+/// The parts of a split are slices.
+pub const SPLIT: Pass = Pass {
+    name: "split",
+    run: split::run,
+};
+/// One known place of an inner axis is sliced, not gathered.
+pub const PICK: Pass = Pass {
+    name: "pick",
+    run: pick::run,
 };
 /// `x / sqrt(mean(x^2) + e) * w` becomes [`super::op::rms_norm::RmsNorm`].
 pub const RMS_NORM: Pass = Pass {
@@ -64,7 +88,9 @@ pub const LAST_ROW: Pass = Pass {
 };
 
 /// Every pass of [`Pipeline::standard`], in order.
-pub const STANDARD: &[Pass] = &[FOLD, RMS_NORM, ROTARY, TRANS_B, KV_CACHE, ATTENTION, FUSE];
+pub const STANDARD: &[Pass] = &[
+    INLINE_IF, FOLD, OUTER, PICK, SPLIT, RMS_NORM, ROTARY, TRANS_B, KV_CACHE, ATTENTION, FUSE,
+];
 
 /// What one pass did.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
@@ -100,7 +126,7 @@ impl Pipeline {
     /// What the host interpreter wants: the state form of the cache, nothing that only kernels need.
     pub fn host() -> Self {
         Self {
-            passes: vec![FOLD, TRANS_B, KV_CACHE],
+            passes: vec![INLINE_IF, FOLD, TRANS_B, KV_CACHE],
             edit_limit: usize::MAX,
         }
     }

@@ -1,35 +1,73 @@
 //! The rotary embedding of exporters: `x * cos + concat(-x[h..], x[..h]) * sin` over `[b, s, heads, d]` with angles
-//! `[b, s, 1, d]`, operands in either order.
+//! `[b, s, 1, d]`, operands in either order; or over these heads transposed to `[b, heads, s, d]` with angles `[b, 1, s, d]`,
+//! where the transpose moves behind the embedding.
 
-use super::pattern::{binary, input, origin, producer, shape, unary};
+use super::pattern::{binary, input, origin, producer, shape, transposed, unary};
 use crate::error::Result;
 use crate::graph::op::concat::Concat;
 use crate::graph::op::pointwise::{Binary, Unary};
 use crate::graph::op::rotary::Rotary;
 use crate::graph::op::slice::Slice;
+use crate::graph::op::transpose::Transpose;
 use crate::graph::{Edit, Graph, ValueId};
+use std::collections::HashMap;
 
 pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
     let ids: Vec<_> = edit.nodes().map(|(id, n)| (id, n.outputs.clone())).collect();
+    // The angles of all layers are the same values.
+    let mut turned: HashMap<ValueId, ValueId> = HashMap::new();
     for (id, outputs) in ids {
         let [y] = outputs.as_slice() else { continue };
-        let Some((inputs, names)) = find(edit, *y) else {
+        let Some((inputs, heads_first, names)) = find(edit, *y) else {
             continue;
         };
         let name = edit.value(*y).name.clone();
-        if edit.begin(&format!("rotary embedding at \"{name}\"")) {
-            edit.replace_node(
-                id,
-                Box::new(Rotary),
-                inputs.into_iter().map(Some).collect(),
-                names,
-            );
+        if !edit.begin(&format!("rotary embedding at \"{name}\"")) {
+            continue;
         }
+        let [x, mut cos, mut sin] = inputs;
+        if !heads_first {
+            let inputs = [x, cos, sin].map(Some).to_vec();
+            edit.replace_node(id, Box::new(Rotary), inputs, names);
+            continue;
+        }
+        for angle in [&mut cos, &mut sin] {
+            *angle = *turned
+                .entry(*angle)
+                .or_insert_with(|| swap(edit, *angle, "rows", &names));
+        }
+        let rows = edit.add_value(&format!("{name}/rows"), None);
+        let inputs = [x, cos, sin].map(Some).to_vec();
+        let node = format!("{name}/rotary");
+        edit.add_node(&node, names.clone(), Box::new(Rotary), inputs, vec![rows]);
+        edit.replace_node(id, Box::new(transpose()), vec![Some(rows)], names);
     }
     Ok(())
 }
 
-fn find(g: &Graph, y: ValueId) -> Option<([ValueId; 3], Vec<String>)> {
+fn transpose() -> Transpose {
+    Transpose {
+        perm: Some(vec![0, 2, 1, 3]),
+    }
+}
+
+/// `v` with its middle axes exchanged.
+fn swap(edit: &mut Edit<'_>, v: ValueId, suffix: &str, origin: &[String]) -> ValueId {
+    let name = format!("{}/{suffix}", edit.value(v).name);
+    let out = edit.add_value(&name, None);
+    edit.add_node(
+        &name,
+        origin.to_vec(),
+        Box::new(transpose()),
+        vec![Some(v)],
+        vec![out],
+    );
+    out
+}
+
+/// Operands of the rotary embedding that makes `y`, whether they and `y` have heads before rows (the first operand is the one
+/// with rows before heads also then), and the names of the nodes.
+fn find(g: &Graph, y: ValueId) -> Option<([ValueId; 3], bool, Vec<String>)> {
     let [a, b] = binary(g, y, Binary::Add)?;
     let (p, q) = (binary(g, a, Binary::Mul)?, binary(g, b, Binary::Mul)?);
     for (plain, turned) in [(p, q), (q, p)] {
@@ -41,21 +79,27 @@ fn find(g: &Graph, y: ValueId) -> Option<([ValueId; 3], Vec<String>)> {
                 [v, c] | [c, v] if v == x => c,
                 _ => continue,
             };
-            let fits = match (shape(g, x)?, shape(g, cos)?, shape(g, sin)?) {
-                ([b, s, _, d], [cb, cs, one, cd], angles) => {
-                    b == cb && s == cs && one.is(1) && d == cd && angles == shape(g, cos)?
-                }
-                _ => false,
+            let refuse = |why: &str| {
+                log::debug!("no rotary embedding at \"{}\": {why}", g.value(y).name);
+                None
             };
-            if !fits {
-                log::debug!(
-                    "no rotary embedding at \"{}\": angles are not [b, s, 1, d]",
-                    g.value(y).name
-                );
-                return None;
+            let ([b0, s0, s1, d], [cb, c0, c1, cd]) = (shape(g, x)?, shape(g, cos)?) else {
+                return refuse("heads or angles have no four axes");
+            };
+            if b0 != cb || d != cd || shape(g, sin)? != shape(g, cos)? {
+                return refuse("angles do not fit the heads");
             }
             steps.extend([y, a, b]);
-            return Some(([x, cos, sin], origin(g, &steps)));
+            if s0 == c0 && c1.is(1) {
+                return Some(([x, cos, sin], false, origin(g, &steps)));
+            }
+            if !(s1 == c1 && c0.is(1)) {
+                return refuse("angles are neither [b, s, 1, d] nor [b, 1, s, d]");
+            }
+            let Some(rows) = transposed(g, x, &[0, 2, 1, 3]) else {
+                return refuse("heads are not transposed from [b, s, heads, d]");
+            };
+            return Some(([rows, cos, sin], true, origin(g, &steps)));
         }
     }
     None

@@ -371,6 +371,16 @@ impl<'a> Facts<'a> {
                     .input
                     .iter()
                     .find(|i| !self.constants.contains_key(i.as_str()))?,
+                // One that keeps the vocabulary last.
+                "Transpose"
+                    if attribute(n, "perm").is_some_and(|p| {
+                        p.ints
+                            .last()
+                            .is_some_and(|l| usize::try_from(*l).is_ok_and(|l| l + 1 == p.ints.len()))
+                    }) =>
+                {
+                    n.input.first()?
+                }
                 _ => return None,
             };
         }

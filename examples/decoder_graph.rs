@@ -1,0 +1,58 @@
+//! Writes the graph of a decoder at the true sizes of a known model, without weights, as 4-bit or float:
+//! `cargo run --release --example decoder_graph -- llama2-7b OUT_DIR [--float f16|f32] [--small] [--weights SEED]`.
+//!
+//! `--small` keeps the form and shrinks the sizes; `--weights` makes random weights, which only small models should have.
+
+#[path = "../tests/support/decoders.rs"]
+#[allow(dead_code, reason = "tests use another part")]
+#[allow(clippy::result_large_err, reason = "the library's error, on no hot path")]
+mod decoders;
+
+use decoders::{Form, SPECS, Spec};
+use transformer_lite::tensor::DType;
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let mut args = std::env::args().skip(1);
+    let (mut form, mut small, mut weights, mut places) = (Form::E0m4(128), false, None, Vec::new());
+    while let Some(arg) = args.next() {
+        match arg.as_str() {
+            "--small" => small = true,
+            "--weights" => weights = Some(args.next().ok_or("--weights needs a number")?.parse()?),
+            "--float" => {
+                form = match args.next().as_deref() {
+                    Some("f16") => Form::Float(DType::F16),
+                    Some("f32") => Form::Float(DType::F32),
+                    other => return Err(format!("--float takes f16 or f32, not {other:?}").into()),
+                }
+            }
+            _ => places.push(arg),
+        }
+    }
+    let names: Vec<&str> = SPECS.iter().map(|s| s.name).collect();
+    let [name, folder] = places.as_slice() else {
+        return Err(format!(
+            "usage: decoder_graph MODEL OUT_DIR [--float f16|f32] [--small] [--weights SEED], with a MODEL of {}",
+            names.join(", ")
+        )
+        .into());
+    };
+    let mut spec =
+        Spec::find(name).ok_or_else(|| format!("no model \"{name}\"; there are {}", names.join(", ")))?;
+    if small {
+        spec = spec.small();
+    }
+    std::fs::create_dir_all(folder)?;
+    let written = decoders::write(&spec, form, weights, folder.as_ref())?;
+    println!(
+        "{} nodes, {} weights of {} bytes{}",
+        written.nodes,
+        written.initializers,
+        written.data_bytes,
+        if weights.is_some() {
+            ""
+        } else {
+            ", which are absent"
+        }
+    );
+    Ok(())
+}

@@ -1,0 +1,49 @@
+//! Conversion to the element type of another value. ONNX `CastLike` from opset 15.
+
+use super::case::{Case, input};
+use super::pointwise::{Expr, Pointwise};
+use super::{Attributes, InferCx, Inputs, Op, OpDef, OpResult, onnx, operand};
+use crate::shape::Fact;
+use crate::tensor::{DType, HostTensor};
+
+/// Operand 0 as elements of the type of operand 1, of which nothing else is used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CastLike;
+
+/// The conversion once the type is known.
+fn cast(to: DType) -> Pointwise {
+    Pointwise { name: "Cast".to_owned(), expr: Expr::Cast(to, Box::new(Expr::Input(0))) }
+}
+
+impl Op for CastLike {
+    fn name(&self) -> &str {
+        "CastLike"
+    }
+
+    fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
+        let first = [Some(cx.fact(0)?)];
+        cast(cx.fact(1)?.dtype).infer(&InferCx::new(&first, cx.constraints()))
+    }
+
+    fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
+        cast(operand(inputs, 1)?.dtype()).eval(&[Some(operand(inputs, 0)?)])
+    }
+
+    fn keeps_precision(&self) -> bool {
+        true
+    }
+}
+
+fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
+    // Both concern only conversion to 8-bit floats, which are refused.
+    a.int("saturate")?;
+    a.string("round_mode")?;
+    Ok(Box::new(CastLike))
+}
+
+/// The registry's entry.
+pub static DEF: OpDef = OpDef { onnx: &[onnx("CastLike", 15)], import, kernels: &[], cases };
+
+fn cases() -> Vec<Case> {
+    vec![Case::new(CastLike, vec![input(&[3, 5]).range(-5.0, 5.0), input(&[1]).ints(0, 1)]).host_only("no kernel")]
+}

@@ -1,0 +1,315 @@
+//! Convolution over any number of spatial axes, in groups.
+//!
+//! ONNX `Conv` from opset 1 (11 and 22 change texts and types only): `x [n, c, ..]`, `w [m, c / group, kernel..]`, optional
+//! `bias [m]`; the result is `[n, m, windows..]`. Spatial sizes may be symbols, those of the window are numbers.
+
+use super::case::{Case, input};
+use super::window::{self, AutoPad, Axis, Window};
+use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, matmul, onnx, operand};
+use crate::shape::{Dim, Fact, Shape};
+use crate::tensor::HostTensor;
+
+/// See the module documentation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Conv {
+    /// The window; its sizes are those of the weights.
+    pub window: Window,
+    /// Number of groups of channels that do not see each other.
+    pub group: i64,
+}
+
+/// Elements of the matrix of patches that are held at a time.
+const PATCHES: usize = 1 << 20;
+
+/// Reads attribute `group`.
+pub(super) fn group(a: &dyn Attributes) -> OpResult<i64> {
+    let group = a.int("group")?.unwrap_or(1);
+    if !(1..=i64::from(i32::MAX)).contains(&group) {
+        return Err(OpError::expected("attribute `group`", "1 or more", group));
+    }
+    Ok(group)
+}
+
+/// The window's sizes: those of the weights, behind their two leading axes, which the attribute must repeat if it is there.
+pub(super) fn kernel(window: &Window, w: &[Dim]) -> OpResult<Vec<i64>> {
+    let sizes: Vec<i64> = w
+        .get(2..)
+        .unwrap_or_default()
+        .iter()
+        .map(|d| d.as_const().ok_or_else(|| OpError::expected("window size", "a number", d)))
+        .collect::<OpResult<_>>()?;
+    if !window.kernel.is_empty() && window.kernel != sizes {
+        return Err(OpError::mismatch(
+            "window sizes of attribute and weights",
+            format!("{:?}", window.kernel),
+            format!("{sizes:?}"),
+        ));
+    }
+    Ok(sizes)
+}
+
+/// Batch, channels and spatial sizes.
+pub(super) fn parts<'a>(what: &'static str, shape: &'a [Dim]) -> OpResult<(&'a Dim, &'a Dim, &'a [Dim])> {
+    match shape {
+        [n, c, rest @ ..] if !rest.is_empty() => Ok((n, c, rest)),
+        _ => Err(OpError::expected(format!("rank of {what}"), "3 or more", shape.len())),
+    }
+}
+
+/// The same of a tensor.
+pub(super) fn sizes(x: &HostTensor) -> OpResult<(usize, usize, &[usize])> {
+    match x.shape() {
+        [n, c, rest @ ..] if !rest.is_empty() => Ok((*n, *c, rest)),
+        s => Err(OpError::expected("rank", "3 or more", s.len())),
+    }
+}
+
+/// The element type, which all operands share.
+pub(super) fn floats(cx: &InferCx<'_>) -> OpResult<crate::tensor::DType> {
+    let dtype = cx.fact(0)?.dtype;
+    if !dtype.is_float() {
+        return Err(OpError::expected("element type", "f32 or f16", dtype));
+    }
+    for f in cx.inputs.iter().flatten() {
+        if f.dtype != dtype {
+            return Err(OpError::mismatch("element types", dtype, f.dtype));
+        }
+    }
+    Ok(dtype)
+}
+
+/// `y[m, ..] += bias[m]` for planes of `area` elements.
+pub(super) fn add_bias(bias: Option<&HostTensor>, channels: usize, area: usize, y: &mut [f32]) -> OpResult<()> {
+    let Some(bias) = bias else { return Ok(()) };
+    let bias = bias.to_f32()?;
+    if bias.len() != channels {
+        return Err(OpError::mismatch("channels of bias and result", bias.len(), channels));
+    }
+    for (plane, b) in y.chunks_exact_mut(area.max(1)).zip(bias.iter().cycle()) {
+        for v in plane {
+            *v += b;
+        }
+    }
+    Ok(())
+}
+
+impl Op for Conv {
+    fn name(&self) -> &str {
+        "Conv"
+    }
+
+    fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
+        let dtype = floats(cx)?;
+        let (x, w) = (&cx.fact(0)?.shape.0, &cx.fact(1)?.shape.0);
+        let ((n, c, spatial), (m, per_group, _)) = (parts("the input", x)?, parts("the weights", w)?);
+        cx.same("channels of the input and of the weights' groups", c, &per_group.mul(&self.group.into())?)?;
+        if m.exact_div(&self.group.into()).is_none() {
+            return Err(OpError::expected("output channels", format!("a multiple of {} groups", self.group), m));
+        }
+        if let Some(b) = cx.opt(2) {
+            if b.shape.rank() != 1 {
+                return Err(OpError::expected("rank of the bias", 1, b.shape.rank()));
+            }
+            cx.same("channels of bias and result", &b.shape.0[0], m)?;
+        }
+        let kernel = kernel(&self.window, w)?;
+        let mut out = vec![n.clone(), m.clone()];
+        out.extend(self.window.derive(cx, &kernel, spatial)?);
+        Ok(vec![Fact::new(dtype, Shape(out))])
+    }
+
+    fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
+        let (x, w) = (operand(inputs, 0)?, operand(inputs, 1)?);
+        let ((n, c, spatial), (m, per_group, _)) = (sizes(x)?, sizes(w)?);
+        let kernel = kernel(&self.window, &Shape::fixed(w.shape()).0)?;
+        let axes = self.window.axes(&kernel, spatial)?;
+        let group = usize::try_from(self.group).unwrap_or(1);
+        if per_group.checked_mul(group) != Some(c) || m % group != 0 {
+            return Err(OpError::mismatch("channels of input and weights", c, format!("{per_group} in {group} groups")));
+        }
+        let mut shape = vec![n, m];
+        shape.extend(axes.iter().map(|a| a.out));
+        let mut y = window::filled(&shape, 0f32)?;
+        let area: usize = axes.iter().map(|a| a.out).product();
+        let (plane, taps): (usize, usize) = (spatial.iter().product(), axes.iter().map(|a| a.kernel).product());
+        let (dx, dw) = (x.to_f32()?, w.to_f32()?);
+        let rows = m / group;
+        if area > 0 && plane > 0 && taps > 0 && per_group > 0 && rows > 0 {
+            let images = dx.chunks_exact(plane * per_group).zip(y.chunks_exact_mut(area * rows));
+            for ((x, y), w) in images.zip(dw.chunks_exact(rows * per_group * taps).cycle()) {
+                if per_group == 1 {
+                    for (y, w) in y.chunks_exact_mut(area).zip(w.chunks_exact(taps)) {
+                        depthwise(&axes, x, w, y);
+                    }
+                } else {
+                    patches(&axes, per_group, rows, x, w, y)?;
+                }
+            }
+        }
+        add_bias(inputs.get(2).copied().flatten(), m, area, &mut y)?;
+        Ok(vec![HostTensor::from_floats(x.dtype(), &shape, &y)?])
+    }
+}
+
+/// One channel with its own weights.
+fn depthwise(axes: &[Axis], x: &[f32], w: &[f32], y: &mut [f32]) {
+    let stride = axes.last().map_or(1, |a| a.stride);
+    for (tap, w) in window::taps(axes).zip(w) {
+        window::walk(axes, &tap, 0..y.len(), |o, i, n| {
+            let (Some(y), Some(x)) = (y.get_mut(o..o + n), x.get(i..)) else { return };
+            if stride == 1 {
+                for (y, x) in y.iter_mut().zip(x) {
+                    *y += w * x;
+                }
+            } else {
+                for (y, x) in y.iter_mut().zip(x.iter().step_by(stride)) {
+                    *y += w * x;
+                }
+            }
+        });
+    }
+}
+
+/// One group as products of its weights `[rows, channels * taps]` with a matrix of patches, some windows at a time.
+fn patches(axes: &[Axis], channels: usize, rows: usize, x: &[f32], w: &[f32], y: &mut [f32]) -> OpResult<()> {
+    let area = y.len() / rows;
+    let plane = x.len() / channels;
+    let stride = axes.last().map_or(1, |a| a.stride);
+    let as_it_is = axes.iter().all(|a| a.kernel == 1 && a.stride == 1 && a.before == 0 && a.after == 0);
+    if as_it_is {
+        matmul::gemm(rows, area, channels, w, x, false, y);
+        return Ok(());
+    }
+    let taps: Vec<Vec<usize>> = window::taps(axes).collect();
+    let depth = channels * taps.len();
+    let step = (PATCHES / depth).clamp(64, area.max(64)).min(area);
+    let mut columns = window::filled(&[depth, step], 0f32)?;
+    let mut part = window::filled(&[rows, step], 0f32)?;
+    for start in (0..area).step_by(step) {
+        let count = step.min(area - start);
+        columns.fill(0.0);
+        for (x, block) in x.chunks_exact(plane).zip(columns.chunks_exact_mut(taps.len() * count)) {
+            for (tap, row) in taps.iter().zip(block.chunks_exact_mut(count)) {
+                window::walk(axes, tap, start..start + count, |o, i, n| {
+                    let (Some(row), Some(x)) = (row.get_mut(o - start..o - start + n), x.get(i..)) else { return };
+                    if stride == 1 {
+                        if let Some(x) = x.get(..n) {
+                            row.copy_from_slice(x);
+                        }
+                    } else {
+                        for (to, x) in row.iter_mut().zip(x.iter().step_by(stride)) {
+                            *to = *x;
+                        }
+                    }
+                });
+            }
+        }
+        matmul::gemm(rows, count, depth, w, &columns, false, &mut part);
+        for (y, part) in y.chunks_exact_mut(area).zip(part.chunks_exact(count)) {
+            if let Some(y) = y.get_mut(start..start + count) {
+                y.copy_from_slice(part);
+            }
+        }
+    }
+    Ok(())
+}
+
+fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
+    Ok(Box::new(Conv { window: Window::import(a)?, group: group(a)? }))
+}
+
+/// The registry's entry.
+pub static DEF: OpDef = OpDef { onnx: &[onnx("Conv", 1)], import, kernels: &[], cases };
+
+fn cases() -> Vec<Case> {
+    let case = |group, x: &[usize], w: &[usize], window: Window| {
+        Case::new(Conv { window, group }, vec![input(x), input(w)]).host_only("no kernel yet")
+    };
+    let plain = || Window::new(&[]);
+    vec![
+        case(1, &[2, 3, 9, 7], &[5, 3, 3, 3], Window { pads: vec![1, 1, 1, 1], strides: vec![2, 2], ..plain() }),
+        case(1, &[1, 4, 5, 6], &[6, 4, 1, 1], plain()),
+        case(4, &[1, 4, 11, 8], &[4, 1, 3, 5], Window { pads: vec![0, 2, 1, 3], strides: vec![1, 2], ..plain() }),
+        case(2, &[1, 6, 7, 7], &[4, 3, 3, 2], Window { dilations: vec![2, 3], pads: vec![2, 1, 2, 1], ..plain() }),
+        case(3, &[2, 3, 8], &[6, 1, 4], Window { strides: vec![3], ..plain() }),
+        case(1, &[1, 2, 4, 5, 6], &[3, 2, 2, 3, 2], Window { pads: vec![1, 0, 1, 0, 1, 0], ..plain() }),
+        case(1, &[1, 2, 6, 9], &[2, 2, 3, 4], Window { auto_pad: AutoPad::SameUpper, strides: vec![2, 2], ..plain() }),
+        case(1, &[1, 2, 6, 9], &[2, 2, 3, 4], Window { auto_pad: AutoPad::SameLower, strides: vec![2, 2], ..plain() }),
+        case(1, &[1, 2, 6, 9], &[2, 2, 3, 4], Window { auto_pad: AutoPad::Valid, ..plain() }),
+        Case::new(Conv { window: Window::new(&[3, 3]), group: 1 }, vec![input(&[1, 2, 5, 5]), input(&[3, 2, 3, 3]), input(&[3])])
+            .host_only("no kernel yet"),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::shape::Constraints;
+    use crate::tensor::DType;
+
+    /// The definition, one element at a time.
+    fn direct(op: &Conv, x: &HostTensor, w: &HostTensor) -> Vec<f32> {
+        let (dx, dw) = (x.to_f32().unwrap(), w.to_f32().unwrap());
+        let ((n, _, spatial), (m, per_group, k)) = (sizes(x).unwrap(), sizes(w).unwrap());
+        let kernel: Vec<i64> = k.iter().map(|v| i64::try_from(*v).unwrap()).collect();
+        let axes = op.window.axes(&kernel, spatial).unwrap();
+        let group = usize::try_from(op.group).unwrap();
+        let flat = |index: &[usize], sizes: &[usize]| index.iter().zip(sizes).fold(0, |at, (i, s)| at * s + i);
+        let outs: Vec<usize> = axes.iter().map(|a| a.out).collect();
+        let mut y = Vec::new();
+        for image in 0..n {
+            for row in 0..m {
+                for o in window::indices(&outs) {
+                    let mut sum = 0f64;
+                    for c in 0..per_group {
+                        let channel = row / (m / group) * per_group + c;
+                        for t in window::taps(&axes) {
+                            let at: Option<Vec<usize>> = axes
+                                .iter()
+                                .zip(o.iter().zip(&t))
+                                .map(|(a, (o, t))| (o * a.stride + t * a.dilation).checked_sub(a.before).filter(|i| *i < a.size))
+                                .collect();
+                            if let Some(at) = at {
+                                let xi = (image * per_group * group + channel) * spatial.iter().product::<usize>() + flat(&at, spatial);
+                                let wi = (row * per_group + c) * k.iter().product::<usize>() + flat(&t, k);
+                                sum += f64::from(dx[xi]) * f64::from(dw[wi]);
+                            }
+                        }
+                    }
+                    #[allow(clippy::cast_possible_truncation, reason = "a test")]
+                    y.push(sum as f32);
+                }
+            }
+        }
+        y
+    }
+
+    #[test]
+    fn products_of_patches_are_convolutions() {
+        for case in cases().iter().filter(|c| c.inputs.len() == 2) {
+            let tensors: Vec<HostTensor> = (1..).zip(&case.inputs).map(|(s, i)| i.make(s).unwrap()).collect();
+            let op = case.op.downcast::<Conv>().unwrap();
+            let y = case.op.eval(&[Some(&tensors[0]), Some(&tensors[1])]).unwrap();
+            let (y, want) = (y[0].to_f32().unwrap().into_owned(), direct(op, &tensors[0], &tensors[1]));
+            assert_eq!(y.len(), want.len());
+            assert!(y.iter().zip(&want).all(|(a, b)| (a - b).abs() < 1e-5), "{}", case.name());
+        }
+    }
+
+    #[test]
+    fn symbolic_sizes() {
+        let fact = |t: &str| Fact::new(DType::F32, Shape(t.split(',').map(|d| Dim::parse(d).unwrap()).collect()));
+        let (x, w, constraints) = (fact("n,3,h,w"), fact("8,3,3,3"), Constraints::default());
+        let inputs = [Some(&x), Some(&w)];
+        let op = |window| Conv { window, group: 1 };
+        let cx = InferCx::new(&inputs, &constraints);
+        let half = op(Window { pads: vec![1; 4], strides: vec![2, 2], ..Window::new(&[]) });
+        assert_eq!(half.infer(&cx).unwrap()[0].shape, fact("n,8,(h-1)//2+1,(w-1)//2+1").shape);
+        assert_eq!(cx.finish().1.len(), 2, "each size must leave room for a window");
+        let cx = InferCx::new(&inputs, &constraints);
+        let same = op(Window { auto_pad: AutoPad::SameUpper, strides: vec![2, 2], ..Window::new(&[]) });
+        assert_eq!(same.infer(&cx).unwrap()[0].shape, fact("n,8,(h+1)//2,(w+1)//2").shape);
+        assert!(Conv { window: Window::new(&[5, 5]), group: 1 }.infer(&cx).is_err());
+        assert!(Conv { window: Window::new(&[]), group: 2 }.infer(&cx).is_err());
+    }
+}

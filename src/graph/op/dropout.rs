@@ -1,0 +1,81 @@
+//! Dropout in inference, which drops nothing.
+//!
+//! ONNX `Dropout` from opset 6 (`is_test`), 7 (ratio as attribute), 12 (ratio and training mode as operands) to 22. The mask, where
+//! it is asked for, is true everywhere: of the operand's type until opset 9, `bool` from 10 on.
+
+use super::case::{Case, input};
+use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, onnx, operand};
+use crate::plan::lower::LowerCx;
+use crate::shape::{Fact, Known};
+use crate::tensor::{DType, HostTensor};
+
+/// See the module documentation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Dropout {
+    /// The mask is of the operand's type.
+    pub float_mask: bool,
+    /// Result 1, the mask, is there.
+    pub mask: bool,
+}
+
+impl Op for Dropout {
+    fn name(&self) -> &str {
+        "Dropout"
+    }
+
+    fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
+        let x = cx.fact(0)?;
+        if let Some(training) = cx.opt(2) {
+            match training.as_dims().as_deref() {
+                Some([v]) if v.is(0) => {}
+                _ => return Err(OpError::Unsupported("dropout in training".to_owned())),
+            }
+        }
+        let mut facts = vec![Fact { known: Known::No, ..x.clone() }];
+        if self.mask {
+            facts.push(Fact::new(if self.float_mask { x.dtype } else { DType::Bool }, x.shape.clone()));
+        }
+        Ok(facts)
+    }
+
+    fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
+        let x = operand(inputs, 0)?;
+        let mut out = vec![x.clone()];
+        if self.mask && self.float_mask {
+            out.push(HostTensor::from_floats(x.dtype(), x.shape(), &vec![1.0; x.len()])?);
+        } else if self.mask {
+            out.push(HostTensor::from_bool(x.shape(), &vec![true; x.len()])?);
+        }
+        Ok(out)
+    }
+
+    fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
+        if self.mask {
+            return Err(OpError::NoKernel("the mask of Dropout has no kernel".to_owned()));
+        }
+        cx.alias(0, 0)
+    }
+
+    fn reads(&self, input: usize) -> bool {
+        input == 0
+    }
+
+    fn keeps_precision(&self) -> bool {
+        true
+    }
+}
+
+fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
+    // What training would do.
+    a.float("ratio")?;
+    a.int("is_test")?;
+    a.int("seed")?;
+    Ok(Box::new(Dropout { float_mask: a.opset() < 10, mask: a.output_count() > 1 }))
+}
+
+/// The registry's entry.
+pub static DEF: OpDef = OpDef { onnx: &[onnx("Dropout", 6)], import, kernels: &[], cases };
+
+fn cases() -> Vec<Case> {
+    vec![Case::new(Dropout { float_mask: false, mask: false }, vec![input(&[3, 5])]).host_only("runs nothing on a device")]
+}

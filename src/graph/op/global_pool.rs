@@ -1,0 +1,93 @@
+//! Pooling over all spatial axes: `GlobalAveragePool`, `GlobalMaxPool` (ONNX opset 1 on), `GlobalLpPool` (2 on). Each spatial
+//! axis stays with size 1.
+
+use super::case::{Case, input};
+use super::pool::{power, root};
+use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, onnx, operand};
+use crate::shape::{Dim, Fact, Shape};
+use crate::tensor::HostTensor;
+
+/// See the module documentation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GlobalPool {
+    /// The mean.
+    Average,
+    /// The largest element.
+    Max,
+    /// The p-th root of the sum of p-th powers of magnitudes.
+    Lp {
+        /// The power.
+        p: i64,
+    },
+}
+
+impl Op for GlobalPool {
+    fn name(&self) -> &str {
+        match self {
+            Self::Average => "GlobalAveragePool",
+            Self::Max => "GlobalMaxPool",
+            Self::Lp { .. } => "GlobalLpPool",
+        }
+    }
+
+    fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
+        let x = cx.fact(0)?;
+        if !x.dtype.is_float() {
+            return Err(OpError::expected("element type", "f32 or f16", x.dtype));
+        }
+        if x.shape.rank() < 2 {
+            return Err(OpError::expected("rank", "2 or more", x.shape.rank()));
+        }
+        let shape = x.shape.0.iter().enumerate().map(|(i, d)| if i < 2 { d.clone() } else { Dim::from(1) });
+        Ok(vec![Fact::new(x.dtype, Shape(shape.collect()))])
+    }
+
+    fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
+        let x = operand(inputs, 0)?;
+        let [n, c, spatial @ ..] = x.shape() else {
+            return Err(OpError::expected("rank", "2 or more", x.shape().len()));
+        };
+        let plane: usize = spatial.iter().product();
+        let shape: Vec<usize> = [*n, *c].into_iter().chain(spatial.iter().map(|_| 1)).collect();
+        if plane == 0 {
+            return Err(OpError::expected("spatial sizes", "1 or more", format!("{spatial:?}")));
+        }
+        let data = x.to_f32()?;
+        let of = |x: &[f32]| -> f32 {
+            #[expect(clippy::cast_possible_truncation, clippy::cast_precision_loss, reason = "rounding to the result type is meant")]
+            match self {
+                Self::Average => (x.iter().map(|v| f64::from(*v)).sum::<f64>() / plane as f64) as f32,
+                Self::Max => x.iter().copied().fold(f32::NEG_INFINITY, f32::max),
+                Self::Lp { p } => root(x.iter().map(|v| f64::from(v.abs()).powf(*p as f64)).sum::<f64>() as f32, *p),
+            }
+        };
+        let y: Vec<f32> = data.chunks_exact(plane).map(of).collect();
+        Ok(vec![HostTensor::from_floats(x.dtype(), &shape, &y)?])
+    }
+}
+
+fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
+    Ok(Box::new(match a.op_type() {
+        "GlobalAveragePool" => GlobalPool::Average,
+        "GlobalMaxPool" => GlobalPool::Max,
+        _ => GlobalPool::Lp { p: power(a)? },
+    }))
+}
+
+/// The registry's entry.
+pub static DEF: OpDef = OpDef {
+    onnx: &[onnx("GlobalAveragePool", 1), onnx("GlobalMaxPool", 1), onnx("GlobalLpPool", 2)],
+    import,
+    kernels: &[],
+    cases,
+};
+
+fn cases() -> Vec<Case> {
+    let case = |op, x: &[usize]| Case::new(op, vec![input(x)]).host_only("no kernel yet");
+    vec![
+        case(GlobalPool::Average, &[2, 3, 7, 5]),
+        case(GlobalPool::Average, &[1, 4, 9]),
+        case(GlobalPool::Max, &[2, 3, 4, 3, 2]),
+        case(GlobalPool::Lp { p: 3 }, &[1, 2, 3, 3]),
+    ]
+}

@@ -1,0 +1,93 @@
+//! The relatives of softmax: its logarithm, and the indicator of the largest element.
+//!
+//! ONNX `LogSoftmax` and `Hardmax` from opset 1 (over all axes from `axis` on, 1 by default) and 13 (over `axis`, the last by
+//! default).
+
+use super::case::{Case, input};
+use super::softmax::rows;
+use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, axis, onnx, operand};
+use crate::shape::Fact;
+use crate::tensor::HostTensor;
+
+/// See the module documentation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LogSoftmax {
+    /// 1 where the first of the largest elements is, else 0, instead of the logarithm.
+    pub hard: bool,
+    /// The axis; negative counts from the end.
+    pub axis: i64,
+    /// All axes from that one on are taken as one.
+    pub flatten: bool,
+}
+
+impl Op for LogSoftmax {
+    fn name(&self) -> &str {
+        if self.hard { "Hardmax" } else { "LogSoftmax" }
+    }
+
+    fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
+        let x = cx.fact(0)?;
+        axis(self.axis, x.shape.rank())?;
+        if !x.dtype.is_float() {
+            return Err(OpError::expected("element type", "f32 or f16", x.dtype));
+        }
+        Ok(vec![Fact::new(x.dtype, x.shape.clone())])
+    }
+
+    fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
+        let x = operand(inputs, 0)?;
+        let a = axis(self.axis, x.shape().len())?;
+        let mut y = x.to_f32()?.into_owned();
+        rows(x.shape(), a, self.flatten, |at, n| {
+            let most = (0..n).map(|i| y[at(i)]).fold(f32::NEG_INFINITY, f32::max);
+            if self.hard {
+                let first = (0..n).find(|i| y[at(*i)] == most);
+                for i in 0..n {
+                    y[at(i)] = f32::from(u8::from(Some(i) == first));
+                }
+                return;
+            }
+            let sum: f64 = (0..n).map(|i| f64::from(y[at(i)] - most).exp()).sum();
+            for i in 0..n {
+                #[expect(clippy::cast_possible_truncation, reason = "rounding to the result type is meant")]
+                let v = (f64::from(y[at(i)] - most) - sum.ln()) as f32;
+                y[at(i)] = v;
+            }
+        });
+        Ok(vec![HostTensor::from_floats(x.dtype(), x.shape(), &y)?])
+    }
+}
+
+fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
+    let flatten = a.opset() < 13;
+    let axis = a.int("axis")?.unwrap_or(if flatten { 1 } else { -1 });
+    Ok(Box::new(LogSoftmax { hard: a.op_type() == "Hardmax", axis, flatten }))
+}
+
+/// The registry's entry.
+pub static DEF: OpDef =
+    OpDef { onnx: &[onnx("LogSoftmax", 1), onnx("Hardmax", 1)], import, kernels: &[], cases };
+
+fn cases() -> Vec<Case> {
+    let case = |hard, axis, flatten| {
+        Case::new(LogSoftmax { hard, axis, flatten }, vec![input(&[3, 5, 7]).range(-8.0, 8.0)]).host_only("no kernel yet")
+    };
+    vec![case(false, -1, false), case(false, 0, false), case(false, 1, true), case(true, 1, false), case(true, 1, true)]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values() {
+        let x = HostTensor::from_f32(&[1, 3], &[0.0, 1.0, 1.0]).unwrap();
+        let run = |hard| {
+            let op = LogSoftmax { hard, axis: -1, flatten: false };
+            op.eval(&[Some(&x)]).unwrap()[0].to_f32().unwrap().into_owned()
+        };
+        assert_eq!(run(true), [0.0, 1.0, 0.0]);
+        let sum: f32 = run(false).iter().map(|v| v.exp()).sum();
+        assert!((sum - 1.0).abs() < 1e-6);
+    }
+}

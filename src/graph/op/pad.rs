@@ -1,0 +1,233 @@
+//! Padding, or cropping where a pad is negative.
+//!
+//! ONNX `Pad` from opset 2 (pads and value as attributes), 11 (as operands), 18 (axes), 19 (mode `wrap`) to 27. Pads may be
+//! expressions of symbols, or data.
+
+use super::case::{Case, input};
+use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, axis, onnx, operand, strides, window};
+use crate::shape::{Dim, Fact, Shape};
+use crate::tensor::HostTensor;
+
+/// What the padding holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// One value.
+    Constant,
+    /// The nearest element.
+    Edge,
+    /// The elements mirrored at the outermost one, which is not repeated.
+    Reflect,
+    /// The elements from the other end.
+    Wrap,
+}
+
+/// Operands: the tensor; pads before each axis, then behind each; a value; axes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Pad {
+    /// What the padding holds.
+    pub mode: Mode,
+    /// Pads from the attribute; `None` reads operand 1.
+    pub pads: Option<Vec<i64>>,
+    /// Value from the attribute, where operand 2 is left out.
+    pub value: f32,
+}
+
+impl Pad {
+    /// Pads before and behind each axis of a tensor of `rank` axes.
+    fn pads(&self, rank: usize, pads: Vec<Dim>, axes: Option<&[i64]>) -> OpResult<Vec<(Dim, Dim)>> {
+        let axes: Vec<usize> = match axes {
+            Some(list) => list.iter().map(|a| axis(*a, rank)).collect::<OpResult<_>>()?,
+            None => (0..rank).collect(),
+        };
+        if pads.len() != 2 * axes.len() {
+            return Err(OpError::mismatch("numbers of pads and of ends of axes", pads.len(), 2 * axes.len()));
+        }
+        let mut out = vec![(Dim::from(0), Dim::from(0)); rank];
+        let (before, after) = pads.split_at(axes.len());
+        for ((a, before), after) in axes.into_iter().zip(before).zip(after) {
+            if let Some(slot) = out.get_mut(a) {
+                *slot = (before.clone(), after.clone());
+            }
+        }
+        Ok(out)
+    }
+}
+
+impl Op for Pad {
+    fn name(&self) -> &str {
+        "Pad"
+    }
+
+    fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
+        let x = cx.fact(0)?;
+        let given = match &self.pads {
+            Some(list) => list.iter().copied().map(Dim::from).collect(),
+            None => cx.sizes(1)?,
+        };
+        if let Some(value) = cx.opt(2)
+            && value.dtype != x.dtype
+        {
+            return Err(OpError::mismatch("element types", x.dtype, value.dtype));
+        }
+        let axes = match cx.opt(3) {
+            Some(f) if f.as_dims().is_none() => {
+                // Which sizes grow is known to the run alone.
+                let shape = (0..x.shape.rank()).map(|i| cx.unknown(0, i, None)).collect();
+                return Ok(vec![Fact::new(x.dtype, Shape(shape))]);
+            }
+            Some(_) => Some(cx.ints(3)?),
+            None => None,
+        };
+        let mut shape = Vec::new();
+        for (d, (before, after)) in x.shape.0.iter().zip(self.pads(x.shape.rank(), given, axes.as_deref())?) {
+            let size = d.add(&before)?.add(&after)?;
+            cx.require(size.clone(), "padded size")?;
+            shape.push(size);
+        }
+        Ok(vec![Fact::new(x.dtype, Shape(shape))])
+    }
+
+    fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
+        let x = operand(inputs, 0)?;
+        let list = |i: usize| inputs.get(i).copied().flatten().map(HostTensor::to_i64).transpose();
+        let given = match &self.pads {
+            Some(list) => list.clone(),
+            None => operand(inputs, 1)?.to_i64()?,
+        };
+        let pads = self.pads(x.shape().len(), given.into_iter().map(Dim::from).collect(), list(3)?.as_deref())?;
+        let size = x.dtype().size();
+        let fill = match inputs.get(2).copied().flatten() {
+            Some(v) if v.dtype() == x.dtype() => v.bytes()?.get(..size).map(<[u8]>::to_vec),
+            Some(v) => return Err(OpError::mismatch("element types", x.dtype(), v.dtype())),
+            None if x.dtype().is_float() => Some(HostTensor::from_floats(x.dtype(), &[], &[self.value])?.bytes()?.to_vec()),
+            None => Some(vec![0; size]),
+        };
+        let fill = fill.ok_or_else(|| OpError::expected("value of the padding", "one element", "none"))?;
+        // For each axis the element that each place takes; `None` takes the value.
+        let mut places: Vec<Vec<Option<usize>>> = Vec::new();
+        for (n, (before, after)) in x.shape().iter().zip(&pads) {
+            let (before, after) = (before.as_const().unwrap_or(0), after.as_const().unwrap_or(0));
+            let n = i64::try_from(*n).unwrap_or(i64::MAX);
+            let out = n
+                .checked_add(before)
+                .and_then(|v| v.checked_add(after))
+                .filter(|v| *v >= 0)
+                .ok_or_else(|| OpError::expected("padded size", "0 or more", format!("{n} + {before} + {after}")))?;
+            let mut list = window::filled(&[usize::try_from(out).unwrap_or(0)], None)?;
+            for (i, slot) in (0..out).zip(&mut list) {
+                *slot = self.source(i - before, n)?;
+            }
+            places.push(list);
+        }
+        let shape: Vec<usize> = places.iter().map(Vec::len).collect();
+        let mut bytes = window::filled(&[shape.iter().try_fold(1usize, |n, d| n.checked_mul(*d)).unwrap_or(usize::MAX), size], 0u8)?;
+        let (last, outer) = match places.split_last() {
+            Some((last, outer)) => (last.clone(), outer.to_vec()),
+            None => (vec![Some(0)], Vec::new()),
+        };
+        let steps = strides(x.shape());
+        let data = x.bytes()?;
+        let rows = window::indices(&outer.iter().map(Vec::len).collect::<Vec<_>>());
+        for (index, row) in rows.zip(bytes.chunks_exact_mut((last.len() * size).max(1))) {
+            let start: Option<usize> = outer
+                .iter()
+                .zip(&index)
+                .zip(&steps)
+                .map(|((places, i), step)| places.get(*i).copied().flatten().map(|p| p * step))
+                .sum();
+            for (to, place) in row.chunks_exact_mut(size).zip(&last) {
+                let from = start.zip(*place).and_then(|(s, p)| data.get((s + p) * size..(s + p + 1) * size));
+                to.copy_from_slice(from.unwrap_or(&fill));
+            }
+        }
+        Ok(vec![HostTensor::from_bytes(x.dtype(), &shape, &bytes)?])
+    }
+
+    fn reads(&self, input: usize) -> bool {
+        matches!(input, 0 | 2)
+    }
+
+    fn moves(&self, input: usize) -> bool {
+        matches!(input, 0 | 2) && self.value == 0.0
+    }
+
+    fn keeps_precision(&self) -> bool {
+        true
+    }
+}
+
+impl Pad {
+    /// The element of an axis of `n` that stands at `i`, counted from its first element.
+    fn source(&self, i: i64, n: i64) -> OpResult<Option<usize>> {
+        let inside = (0..n).contains(&i);
+        if n == 0 && self.mode != Mode::Constant {
+            return Err(OpError::expected("size to pad by its own elements", "1 or more", 0));
+        }
+        let at = match self.mode {
+            _ if inside => i,
+            Mode::Constant => return Ok(None),
+            Mode::Edge => i.clamp(0, n - 1),
+            Mode::Wrap => i.rem_euclid(n),
+            Mode::Reflect if n == 1 => 0,
+            Mode::Reflect => {
+                let period = 2 * (n - 1);
+                let at = i.rem_euclid(period);
+                at.min(period - at)
+            }
+        };
+        Ok(usize::try_from(at).ok())
+    }
+}
+
+fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
+    let mode = match a.string("mode")?.as_deref() {
+        None | Some("constant") => Mode::Constant,
+        Some("edge") => Mode::Edge,
+        Some("reflect") => Mode::Reflect,
+        Some("wrap") => Mode::Wrap,
+        Some(other) => return Err(OpError::expected("attribute `mode`", "constant, edge, reflect or wrap", other)),
+    };
+    let (pads, value) = if a.opset() < 11 { (a.ints("pads")?, a.float("value")?) } else { (None, None) };
+    if a.opset() < 11 && pads.is_none() {
+        return Err(OpError::expected("attribute `pads`", "integers", "nothing"));
+    }
+    Ok(Box::new(Pad { mode, pads, value: value.unwrap_or(0.0) }))
+}
+
+/// The registry's entry.
+pub static DEF: OpDef = OpDef { onnx: &[onnx("Pad", 2)], import, kernels: &[], cases };
+
+fn cases() -> Vec<Case> {
+    let op = |mode| Pad { mode, pads: None, value: 0.0 };
+    let list = |v: &[i64]| input(&[v.len()]).values(v).constant();
+    let case = |mode, x: &[usize], pads: &[i64]| Case::new(op(mode), vec![input(x), list(pads)]).host_only("no kernel yet");
+    let mut all = vec![
+        case(Mode::Constant, &[2, 3, 5], &[0, 1, 2, 3, 0, 0]),
+        case(Mode::Constant, &[4, 7], &[-1, 2, 1, -3]),
+        Case::new(Pad { mode: Mode::Constant, pads: Some(vec![1, 0, 0, 2]), value: 1.5 }, vec![input(&[3, 2])]).host_only("no kernel yet"),
+        Case::new(op(Mode::Constant), vec![input(&[3, 4]), list(&[2, 1]), input(&[]), list(&[-1])]).host_only("no kernel yet"),
+    ];
+    all.extend([Mode::Edge, Mode::Reflect, Mode::Wrap].map(|m| case(m, &[1, 2, 5, 4], &[0, 0, 2, 3, 0, 1, 4, 1])));
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn modes() {
+        let x = HostTensor::from_i64(&[4], &[1, 2, 3, 4]).unwrap();
+        let pads = HostTensor::from_i64(&[2], &[2, 3]).unwrap();
+        let run = |mode| {
+            let op = Pad { mode, pads: None, value: 0.0 };
+            op.eval(&[Some(&x), Some(&pads)]).unwrap()[0].to_i64().unwrap()
+        };
+        assert_eq!(run(Mode::Constant), [0, 0, 1, 2, 3, 4, 0, 0, 0]);
+        assert_eq!(run(Mode::Edge), [1, 1, 1, 2, 3, 4, 4, 4, 4]);
+        assert_eq!(run(Mode::Reflect), [3, 2, 1, 2, 3, 4, 3, 2, 1]);
+        assert_eq!(run(Mode::Wrap), [3, 4, 1, 2, 3, 4, 1, 2, 3]);
+        let none = HostTensor::from_i64(&[0], &[]).unwrap();
+        assert!(Pad { mode: Mode::Edge, pads: None, value: 0.0 }.eval(&[Some(&none), Some(&pads)]).is_err());
+    }
+}

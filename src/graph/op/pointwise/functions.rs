@@ -1,0 +1,290 @@
+//! The tables of functions of one and two arguments.
+//!
+//! A text may call a helper of [`HELPERS`]; a kernel gets those that its expression names.
+
+/// Declares the functions of one argument: name, reference, and one expression for both languages in `x`.
+macro_rules! unary {
+    ($($name:ident $reference:expr, $cl:literal, $wgsl:literal;)*) => {
+        /// A function of one float.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        pub enum Unary { $(#[doc = stringify!($name)] $name),* }
+        pub(super) const UNARY: &[Unary] = &[$(Unary::$name),*];
+        impl Unary {
+            pub(super) fn apply(self, x: f32) -> f32 {
+                match self { $(Self::$name => { let f: fn(f32) -> f32 = $reference; f(x) })* }
+            }
+            /// OpenCL C and WGSL texts with `x` for the argument.
+            pub(super) fn text(self) -> (&'static str, &'static str) {
+                match self { $(Self::$name => ($cl, $wgsl)),* }
+            }
+        }
+    };
+}
+
+// The bounds keep every intermediate finite, since WGSL may assume that no infinity occurs.
+unary! {
+    Neg |x| -x, "(-x)", "(-x)";
+    Abs f32::abs, "fabs(x)", "abs(x)";
+    Exp f32::exp, "exp(fmin(x, 88.0f))", "exp(min(x, 88.0))";
+    Log f32::ln, "log(x)", "log(x)";
+    Sqrt f32::sqrt, "sqrt(x)", "sqrt(x)";
+    Reciprocal f32::recip, "(1.0f / x)", "(1.0 / x)";
+    Sigmoid |x| 1.0 / (1.0 + (-x).exp()), "(1.0f / (1.0f + exp(fmin(-x, 80.0f))))", "(1.0 / (1.0 + exp(min(-x, 80.0))))";
+    Tanh f32::tanh, "tanh(clamp(x, -20.0f, 20.0f))", "tanh(clamp(x, -20.0, 20.0))";
+    Relu |x| x.max(0.0), "fmax(x, 0.0f)", "max(x, 0.0)";
+    Sin f32::sin, "sin(x)", "sin(x)";
+    Cos f32::cos, "cos(x)", "cos(x)";
+    Floor f32::floor, "floor(x)", "floor(x)";
+    Ceil f32::ceil, "ceil(x)", "ceil(x)";
+    Round f32::round_ties_even, "rint(x)", "round(x)";
+    Sign |x| if x == 0.0 || x.is_nan() { x } else { x.signum() }, "sign(x)", "sign(x)";
+    Erf erf, "erf_of(x)", "erf_of(x)";
+    Softplus |x| x.max(0.0) + (-x.abs()).exp().ln_1p(), "softplus_of(x)", "softplus_of(x)";
+    Softsign |x| x / (1.0 + x.abs()), "softsign_of(x)", "softsign_of(x)";
+    HardSwish |x| x * (x / 6.0 + 0.5).clamp(0.0, 1.0), "hard_swish_of(x)", "hard_swish_of(x)";
+    Tan f32::tan, "tan(x)", "tan(x)";
+    Asin f32::asin, "asin(clamp(x, -1.0f, 1.0f))", "asin_of(x)";
+    Acos f32::acos, "acos(clamp(x, -1.0f, 1.0f))", "acos_of(x)";
+    Atan f32::atan, "atan(x)", "atan(x)";
+    Sinh f32::sinh, "sinh(clamp(x, -88.0f, 88.0f))", "sinh(clamp(x, -88.0, 88.0))";
+    Cosh f32::cosh, "cosh(clamp(x, -88.0f, 88.0f))", "cosh(clamp(x, -88.0, 88.0))";
+    Asinh f32::asinh, "asinh(x)", "asinh_of(x)";
+    Acosh f32::acosh, "acosh(fmax(x, 1.0f))", "acosh(max(x, 1.0))";
+    Atanh f32::atanh, "atanh(clamp(x, -0.99999994f, 0.99999994f))", "atanh(clamp(x, -0.99999994, 0.99999994))";
+}
+
+/// A function of two arguments of one type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(missing_docs, reason = "the names are the ONNX operators")]
+pub enum Binary {
+    Add,
+    Sub,
+    Mul,
+    Div,
+    Pow,
+    Min,
+    Max,
+    Less,
+    LessOrEqual,
+    Greater,
+    GreaterOrEqual,
+    Equal,
+    And,
+    Or,
+    Xor,
+    /// The remainder with the divisor's sign.
+    Mod,
+    /// The remainder with the dividend's sign: `Mod` where `fmod` is 1.
+    FMod,
+    BitwiseAnd,
+    BitwiseOr,
+    BitwiseXor,
+    /// `BitShift` to the left.
+    ShiftLeft,
+    /// `BitShift` to the right, of values that are not negative.
+    ShiftRight,
+}
+
+pub(super) const BINARY: &[Binary] = {
+    use Binary::*;
+    &[
+        Add, Sub, Mul, Div, Pow, Min, Max, Less, LessOrEqual, Greater, GreaterOrEqual, Equal, And, Or, Xor, Mod, FMod, BitwiseAnd,
+        BitwiseOr, BitwiseXor, ShiftLeft, ShiftRight,
+    ]
+};
+
+impl Binary {
+    pub(super) fn is_comparison(self) -> bool {
+        use Binary::*;
+        matches!(self, Less | LessOrEqual | Greater | GreaterOrEqual | Equal)
+    }
+
+    pub(super) fn is_logical(self) -> bool {
+        matches!(self, Self::And | Self::Or | Self::Xor)
+    }
+
+    /// True for what only integers have.
+    pub(super) fn is_bitwise(self) -> bool {
+        matches!(self, Self::BitwiseAnd | Self::BitwiseOr | Self::BitwiseXor | Self::ShiftLeft | Self::ShiftRight)
+    }
+
+    pub(super) fn floats(self, a: f32, b: f32) -> f32 {
+        match self {
+            Self::Add => a + b,
+            Self::Sub => a - b,
+            Self::Mul => a * b,
+            Self::Div => a / b,
+            Self::Pow => a.powf(b),
+            Self::Min => a.min(b),
+            Self::Max => a.max(b),
+            Self::FMod => a % b,
+            Self::Mod => a - b * (a / b).floor(),
+            _ => f32::NAN,
+        }
+    }
+
+    pub(super) fn ints(self, a: i64, b: i64) -> i64 {
+        match self {
+            Self::Add => a.wrapping_add(b),
+            Self::Sub => a.wrapping_sub(b),
+            Self::Mul => a.wrapping_mul(b),
+            Self::Div => a.checked_div(b).unwrap_or(0),
+            Self::Pow => a.wrapping_pow(u32::try_from(b).unwrap_or(0)),
+            Self::Min => a.min(b),
+            Self::Max => a.max(b),
+            Self::And => i64::from(a != 0 && b != 0),
+            Self::Or => i64::from(a != 0 || b != 0),
+            Self::Xor => i64::from((a != 0) != (b != 0)),
+            Self::FMod => a.checked_rem(b).unwrap_or(0),
+            Self::Mod => match a.checked_rem(b) {
+                Some(r) if r != 0 && (r < 0) != (b < 0) => r + b,
+                r => r.unwrap_or(0),
+            },
+            Self::BitwiseAnd => a & b,
+            Self::BitwiseOr => a | b,
+            Self::BitwiseXor => a ^ b,
+            // The result's type keeps the low bits.
+            Self::ShiftLeft => u32::try_from(b).ok().and_then(|b| a.checked_shl(b)).unwrap_or(0),
+            Self::ShiftRight => u32::try_from(b).ok().and_then(|b| a.checked_shr(b)).unwrap_or(0),
+            _ => 0,
+        }
+    }
+
+    pub(super) fn compare<T: PartialOrd>(self, a: &T, b: &T) -> bool {
+        match self {
+            Self::Less => a < b,
+            Self::LessOrEqual => a <= b,
+            Self::Greater => a > b,
+            Self::GreaterOrEqual => a >= b,
+            _ => a == b,
+        }
+    }
+}
+
+
+/// The error function, to about one unit in the last place: an odd polynomial near 0, elsewhere 1 minus the exponential of a
+/// polynomial (the form of N. Juffa's `erff`; the kernels have the same text).
+fn erf(x: f32) -> f32 {
+    let (t, s) = (x.abs(), x * x);
+    if t > 0.927_734_4 {
+        let t = t.min(10.0);
+        let s = t * t;
+        let r = (-1.728_534_7e-5 * t + 3.831_972e-4) * s + (-3.883_964_7e-3 * t + 2.425_462_2e-2);
+        let r = ((r * t - 1.067_778_8e-1) * t - 6.348_467e-1) * t - 1.287_175_1e-1;
+        (1.0 - (r * t - t).exp()).copysign(x)
+    } else {
+        let r = (((-5.967_617e-4 * s + 4.991_194e-3) * s - 2.676_813_5e-2) * s + 1.128_199_3e-1) * s - 3.761_253_4e-1;
+        (r * s + 1.283_791_7e-1) * x + x
+    }
+}
+
+/// Functions that texts call: name, OpenCL C, WGSL.
+pub(super) const HELPERS: &[(&str, &str, &str)] = &[
+    // WGSL's pow is undefined for a negative base; an odd integer exponent keeps the sign.
+    (
+        "signed_pow",
+        "inline float signed_pow(float x, float y) { return pow(x, y); }\n",
+        "fn signed_pow(x: f32, y: f32) -> f32 { let r = pow(abs(x), y); return select(r, -r, x < 0.0 && fract(y * 0.5) != 0.0); }\n",
+    ),
+    (
+        "erf_of",
+        "inline float erf_of(float x) {
+  float t = fmin(fabs(x), 10.0f), s = t * t;
+  float r = (-1.7285347e-5f * t + 3.831972e-4f) * s + (-3.8839647e-3f * t + 2.4254622e-2f);
+  r = ((r * t - 1.0677788e-1f) * t - 6.3484669e-1f) * t - 1.2871751e-1f;
+  float far = copysign(1.0f - exp(r * t - t), x);
+  float n = (((-5.967617e-4f * s + 4.991194e-3f) * s - 2.6768135e-2f) * s + 1.1281993e-1f) * s - 3.7612534e-1f;
+  return t > 0.9277344f ? far : (n * s + 1.2837917e-1f) * x + x;
+}\n",
+        "fn erf_of(x: f32) -> f32 {
+  let t = min(abs(x), 10.0);
+  let s = t * t;
+  var r = (-1.7285347e-5 * t + 3.831972e-4) * s + (-3.8839647e-3 * t + 2.4254622e-2);
+  r = ((r * t - 1.0677788e-1) * t - 6.3484669e-1) * t - 1.2871751e-1;
+  let far = 1.0 - exp(r * t - t);
+  let n = (((-5.967617e-4 * s + 4.991194e-3) * s - 2.6768135e-2) * s + 1.1281993e-1) * s - 3.7612534e-1;
+  return select((n * s + 1.2837917e-1) * x + x, select(far, -far, x < 0.0), t > 0.9277344);
+}\n",
+    ),
+    (
+        "softplus_of",
+        "inline float softplus_of(float x) { return fmax(x, 0.0f) + log1p(exp(-fabs(x))); }\n",
+        // Near 0 the logarithm loses what is added to 1; the series does not.
+        "fn softplus_of(x: f32) -> f32 { let e = exp(-abs(x)); return max(x, 0.0) + select(log(1.0 + e), e - 0.5 * e * e, e < 1e-3); }\n",
+    ),
+    (
+        "softsign_of",
+        "inline float softsign_of(float x) { return x / (1.0f + fabs(x)); }\n",
+        "fn softsign_of(x: f32) -> f32 { return x / (1.0 + abs(x)); }\n",
+    ),
+    (
+        "hard_swish_of",
+        "inline float hard_swish_of(float x) { return x * clamp(x * (1.0f / 6.0f) + 0.5f, 0.0f, 1.0f); }\n",
+        "fn hard_swish_of(x: f32) -> f32 { return x * clamp(x * (1.0 / 6.0) + 0.5, 0.0, 1.0); }\n",
+    ),
+    // WGSL's asin and acos may be off by thousands of units in the last place; atan2 is not.
+    (
+        "asin_of",
+        "",
+        "fn asin_of(x: f32) -> f32 { let v = clamp(x, -1.0, 1.0); return atan2(v, sqrt((1.0 - v) * (1.0 + v))); }\n",
+    ),
+    (
+        "acos_of",
+        "",
+        "fn acos_of(x: f32) -> f32 { let v = clamp(x, -1.0, 1.0); return atan2(sqrt((1.0 - v) * (1.0 + v)), v); }\n",
+    ),
+    (
+        "asinh_of",
+        "",
+        "fn asinh_of(x: f32) -> f32 { return sign(x) * asinh(abs(x)); }\n",
+    ),
+    (
+        "floor_mod",
+        "inline int floor_mod(int x, int y) { int d = y == 0 ? 1 : y, r = x % d; return r != 0 && (r < 0) != (d < 0) ? r + d : r; }\n",
+        "fn floor_mod(x: i32, y: i32) -> i32 { let d = select(y, 1, y == 0); let r = x % d; return select(r, r + d, r != 0 && (r < 0) != (d < 0)); }\n",
+    ),
+    (
+        "trunc_mod",
+        "inline int trunc_mod(int x, int y) { return x % (y == 0 ? 1 : y); }\n",
+        "fn trunc_mod(x: i32, y: i32) -> i32 { return x % select(y, 1, y == 0); }\n",
+    ),
+    (
+        "float_mod",
+        "inline float float_mod(float x, float y) { return fmod(x, y); }\n",
+        "fn float_mod(x: f32, y: f32) -> f32 { return x - y * trunc(x / y); }\n",
+    ),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn error_function() {
+        // Values of the error function to 17 digits.
+        for (x, y) in [
+            (0.0f32, 0.0f64),
+            (0.1, 0.112_462_916_018_284_89),
+            (0.5, 0.520_499_877_813_046_5),
+            (0.9, 0.796_908_212_422_832_1),
+            (1.0, 0.842_700_792_949_714_9),
+            (1.5, 0.966_105_146_475_310_8),
+            (2.5, 0.999_593_047_982_555),
+            (3.5, 0.999_999_256_901_627_7),
+            (30.0, 1.0),
+        ] {
+            for (x, y) in [(x, y), (-x, -y)] {
+                let found = f64::from(erf(x));
+                assert!((found - y).abs() <= 2e-7 * y.abs(), "erf({x}) = {y}, found {found}");
+            }
+        }
+        assert_eq!(erf(f32::INFINITY), 1.0);
+    }
+
+    #[test]
+    fn remainders() {
+        let pairs = [(7, 3), (-7, 3), (7, -3), (-7, -3), (6, 3), (5, 0)];
+        assert_eq!(pairs.map(|(a, b)| Binary::Mod.ints(a, b)), [1, 2, -2, -1, 0, 0]);
+        assert_eq!(pairs.map(|(a, b)| Binary::FMod.ints(a, b)), [1, -1, 1, -1, 0, 0]);
+    }
+}

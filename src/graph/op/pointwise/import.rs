@@ -1,0 +1,274 @@
+//! Elementwise operators of ONNX as expressions.
+
+use super::functions::{BINARY, UNARY};
+use super::{AxisBroadcast, Binary, Expr, Pointwise, Test, Unary};
+use crate::graph::op::{Attributes, OnnxName, Op, OpError, OpResult, onnx, own};
+use crate::tensor::DType;
+
+pub(super) const ONNX: &[OnnxName] = &[
+    onnx("Neg", 6),
+    onnx("Abs", 6),
+    onnx("Exp", 6),
+    onnx("Log", 6),
+    onnx("Sqrt", 6),
+    onnx("Reciprocal", 6),
+    onnx("Sigmoid", 6),
+    onnx("Tanh", 6),
+    onnx("Relu", 6),
+    onnx("Floor", 6),
+    onnx("Ceil", 6),
+    onnx("Round", 11),
+    onnx("Sign", 9),
+    onnx("Erf", 9),
+    onnx("Softplus", 1),
+    onnx("Softsign", 1),
+    onnx("HardSwish", 14),
+    onnx("Sin", 7),
+    onnx("Cos", 7),
+    onnx("Tan", 7),
+    onnx("Asin", 7),
+    onnx("Acos", 7),
+    onnx("Atan", 7),
+    onnx("Sinh", 9),
+    onnx("Cosh", 9),
+    onnx("Asinh", 9),
+    onnx("Acosh", 9),
+    onnx("Atanh", 9),
+    onnx("Add", 6),
+    onnx("Sub", 6),
+    onnx("Mul", 6),
+    onnx("Div", 6),
+    onnx("Pow", 1),
+    onnx("Min", 6),
+    onnx("Max", 6),
+    onnx("Sum", 6),
+    onnx("Mean", 6),
+    onnx("Less", 1),
+    onnx("LessOrEqual", 12),
+    onnx("Greater", 1),
+    onnx("GreaterOrEqual", 12),
+    onnx("Equal", 1),
+    onnx("And", 1),
+    onnx("Or", 1),
+    onnx("Xor", 1),
+    onnx("Not", 1),
+    onnx("Mod", 10),
+    onnx("BitShift", 11),
+    onnx("BitwiseAnd", 18),
+    onnx("BitwiseOr", 18),
+    onnx("BitwiseXor", 18),
+    onnx("BitwiseNot", 18),
+    onnx("IsNaN", 9),
+    onnx("IsInf", 10),
+    onnx("Where", 9),
+    onnx("Cast", 6),
+    onnx("Clip", 6),
+    onnx("LeakyRelu", 6),
+    onnx("PRelu", 6),
+    onnx("Elu", 6),
+    onnx("Selu", 6),
+    onnx("Celu", 12),
+    onnx("ThresholdedRelu", 10),
+    onnx("HardSigmoid", 6),
+    onnx("Shrink", 9),
+    onnx("Mish", 18),
+    onnx("Gelu", 20),
+    onnx("Swish", 24),
+    own("Fused"),
+];
+
+/// Largest number of operands of the operators that take any number.
+const MAX_VARIADIC: usize = 64;
+
+fn boxed(e: Expr) -> Box<Expr> {
+    Box::new(e)
+}
+
+fn input(i: usize) -> Expr {
+    Expr::Input(i)
+}
+
+/// A float, of the other operand's type.
+fn number(v: f32) -> Expr {
+    Expr::Const(f64::from(v), DType::F32)
+}
+
+fn unary(f: Unary, x: Expr) -> Expr {
+    Expr::Unary(f, boxed(x))
+}
+
+fn binary(f: Binary, a: Expr, b: Expr) -> Expr {
+    Expr::Binary(f, boxed(a), boxed(b))
+}
+
+fn scale(x: Expr, by: f32) -> Expr {
+    binary(Binary::Mul, x, number(by))
+}
+
+/// `max(x, 0)` and `min(x, 0)`.
+fn halves() -> (Expr, Expr) {
+    (unary(Unary::Relu, input(0)), unary(Unary::Neg, unary(Unary::Relu, unary(Unary::Neg, input(0)))))
+}
+
+/// `max(x, 0) + factor * (exp(min(x, 0) * inner) - 1)`.
+fn exponential(factor: f32, inner: f32) -> Expr {
+    let (above, below) = halves();
+    let below = if inner == 1.0 { below } else { scale(below, inner) };
+    let bend = binary(Binary::Sub, unary(Unary::Exp, below), number(1.0));
+    binary(Binary::Add, above, scale(bend, factor))
+}
+
+pub(super) fn selu(alpha: f32, gamma: f32) -> Expr {
+    scale(exponential(alpha, 1.0), gamma)
+}
+
+pub(super) fn elu(alpha: f32) -> Expr {
+    exponential(alpha, 1.0)
+}
+
+pub(super) fn celu(alpha: f32) -> Expr {
+    exponential(alpha, 1.0 / alpha)
+}
+
+pub(super) fn prelu(slope: Expr) -> Expr {
+    let (above, below) = halves();
+    binary(Binary::Add, above, binary(Binary::Mul, slope, below))
+}
+
+pub(super) fn hard_sigmoid(alpha: f32, beta: f32) -> Expr {
+    let line = binary(Binary::Add, scale(input(0), alpha), number(beta));
+    binary(Binary::Max, binary(Binary::Min, line, number(1.0)), number(0.0))
+}
+
+pub(super) fn thresholded_relu(alpha: f32) -> Expr {
+    let above = binary(Binary::Greater, input(0), number(alpha));
+    Expr::Select(boxed(above), boxed(input(0)), boxed(number(0.0)))
+}
+
+pub(super) fn shrink(lambda: f32, bias: f32) -> Expr {
+    let below = binary(Binary::Less, input(0), number(-lambda));
+    let above = binary(Binary::Greater, input(0), number(lambda));
+    // The zero is of the operand's type.
+    let rest = Expr::Select(boxed(above), boxed(binary(Binary::Sub, input(0), number(bias))), boxed(number(0.0)));
+    Expr::Select(boxed(below), boxed(binary(Binary::Add, input(0), number(bias))), boxed(rest))
+}
+
+pub(super) fn mish() -> Expr {
+    binary(Binary::Mul, input(0), unary(Unary::Tanh, unary(Unary::Softplus, input(0))))
+}
+
+pub(super) fn gelu(tanh: bool) -> Expr {
+    let bend = if tanh {
+        let square = binary(Binary::Mul, input(0), input(0));
+        let inner = binary(Binary::Add, scale(square, 0.044_715), number(1.0));
+        let root_of_two_over_pi = 0.797_884_6;
+        unary(Unary::Tanh, scale(binary(Binary::Mul, input(0), inner), root_of_two_over_pi))
+    } else {
+        unary(Unary::Erf, scale(input(0), std::f32::consts::FRAC_1_SQRT_2))
+    };
+    binary(Binary::Mul, scale(input(0), 0.5), binary(Binary::Add, bend, number(1.0)))
+}
+
+pub(super) fn swish(alpha: f32) -> Expr {
+    let inner = if alpha == 1.0 { input(0) } else { scale(input(0), alpha) };
+    binary(Binary::Mul, input(0), unary(Unary::Sigmoid, inner))
+}
+
+/// `x` between bounds that may be missing.
+pub(super) fn clip(low: Option<Expr>, high: Option<Expr>) -> Expr {
+    let x = low.into_iter().fold(input(0), |x, low| binary(Binary::Max, x, low));
+    high.into_iter().fold(x, |x, high| binary(Binary::Min, x, high))
+}
+
+fn clip_of(a: &dyn Attributes) -> OpResult<Expr> {
+    if a.opset() < 11 {
+        return Ok(clip(a.float("min")?.map(number), a.float("max")?.map(number)));
+    }
+    let (low, high) = (a.has_input(1), a.has_input(2));
+    a.drop_omitted();
+    Ok(clip(low.then(|| input(1)), high.then(|| input(1 + usize::from(low)))))
+}
+
+fn variadic(a: &dyn Attributes, f: Binary) -> OpResult<Expr> {
+    let n = a.input_count();
+    if !(1..=MAX_VARIADIC).contains(&n) {
+        return Err(OpError::Unsupported(format!("{} of {n} operands; 1 to {MAX_VARIADIC} are", a.op_type())));
+    }
+    Ok((1..n).fold(input(0), |e, i| binary(f, e, input(i))))
+}
+
+pub(super) fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
+    let name = a.op_type();
+    let float = |name: &str, default: f32| Ok::<_, OpError>(a.float(name)?.unwrap_or(default));
+    let expr = match name {
+        "Not" => Expr::Not(boxed(input(0))),
+        "Where" => Expr::Select(boxed(input(0)), boxed(input(1)), boxed(input(2))),
+        "Cast" => {
+            let code = a.int("to")?.ok_or_else(|| OpError::expected("attribute `to`", "an element type", "nothing"))?;
+            // These concern only conversion to 8-bit floats, which are refused.
+            a.int("saturate")?;
+            a.string("round_mode")?;
+            Expr::Cast(crate::graph::onnx::dtype_of(code)?, boxed(input(0)))
+        }
+        "Min" => variadic(a, Binary::Min)?,
+        "Max" => variadic(a, Binary::Max)?,
+        "Sum" => variadic(a, Binary::Add)?,
+        #[expect(clippy::cast_precision_loss, reason = "a number of operands")]
+        "Mean" => match a.input_count() {
+            1 => variadic(a, Binary::Add)?,
+            n => binary(Binary::Div, variadic(a, Binary::Add)?, number(n as f32)),
+        },
+        "Mod" => binary(if a.int("fmod")?.unwrap_or(0) != 0 { Binary::FMod } else { Binary::Mod }, input(0), input(1)),
+        "BitShift" => match a.string("direction")?.as_deref() {
+            Some("LEFT") => binary(Binary::ShiftLeft, input(0), input(1)),
+            Some("RIGHT") => binary(Binary::ShiftRight, input(0), input(1)),
+            found => return Err(OpError::expected("attribute `direction`", "LEFT or RIGHT", format!("{found:?}"))),
+        },
+        // In two's complement.
+        "BitwiseNot" => binary(Binary::Sub, Expr::Const(-1.0, DType::I64), input(0)),
+        "IsNaN" => Expr::Test(Test::Nan, boxed(input(0))),
+        "IsInf" => {
+            let flag = |name| Ok::<_, OpError>(a.int(name)?.unwrap_or(1) != 0);
+            let test = Test::Infinite { negative: flag("detect_negative")?, positive: flag("detect_positive")? };
+            Expr::Test(test, boxed(input(0)))
+        }
+        "Clip" => clip_of(a)?,
+        "LeakyRelu" => prelu(number(float("alpha", 0.01)?)),
+        "PRelu" => prelu(input(1)),
+        "Elu" => elu(float("alpha", 1.0)?),
+        "Selu" => selu(float("alpha", 1.673_263_2)?, float("gamma", 1.050_701)?),
+        "Celu" => match float("alpha", 1.0)? {
+            alpha if alpha > 0.0 => celu(alpha),
+            alpha => return Err(OpError::expected("attribute `alpha`", "above 0", alpha)),
+        },
+        "ThresholdedRelu" => thresholded_relu(float("alpha", 1.0)?),
+        "HardSigmoid" => hard_sigmoid(float("alpha", 0.2)?, float("beta", 0.5)?),
+        "Shrink" => shrink(float("lambd", 0.5)?, float("bias", 0.0)?),
+        "Mish" => mish(),
+        "Gelu" => match a.string("approximate")?.as_deref() {
+            None | Some("none") => gelu(false),
+            Some("tanh") => gelu(true),
+            Some(other) => return Err(OpError::expected("attribute `approximate`", "none or tanh", other)),
+        },
+        "Swish" => swish(float("alpha", 1.0)?),
+        _ => {
+            if let Some(f) = UNARY.iter().find(|f| format!("{f:?}") == name) {
+                unary(*f, input(0))
+            } else if let Some(f) = BINARY.iter().find(|f| format!("{f:?}") == name) {
+                binary(*f, input(0), input(1))
+            } else {
+                return Err(OpError::Unsupported(format!("elementwise function {name}")));
+            }
+        }
+    };
+    let op = Pointwise { name: name.to_owned(), expr };
+    if a.opset() < 7 && a.input_count() == 2 {
+        // A slope for each channel stands at axis 1; other operators say where the second operand stands.
+        let axis = if name == "PRelu" { Some(1) } else { a.int("axis")? };
+        let broadcast = a.int("broadcast")?.unwrap_or(0) != 0 || name == "PRelu";
+        if let Some(axis) = axis.filter(|_| broadcast) {
+            return Ok(Box::new(AxisBroadcast { op, axis }));
+        }
+    }
+    Ok(Box::new(op))
+}

@@ -1,0 +1,288 @@
+//! Pooling by windows: `MaxPool`, `AveragePool`, `LpPool`.
+//!
+//! ONNX `MaxPool` from opset 1 (8: indices and `storage_order`; 10: `ceil_mode`, dilations; 12: bytes), `AveragePool` from 1
+//! (7: `count_include_pad`; 10: `ceil_mode`; 19: dilations), `LpPool` from 2 (18: `ceil_mode`, dilations). In every version
+//! a window in ceil mode begins before the padding at the end, and what lies behind that padding is not counted.
+
+use super::case::{Case, input};
+use super::conv::{parts, sizes};
+use super::window::{self, AutoPad, Axis, Window};
+use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, onnx, operand};
+use crate::shape::{Fact, Shape};
+use crate::tensor::{DType, HostTensor};
+
+/// What is computed over a window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// The largest element.
+    Max {
+        /// Result 1 is the position of each maximum in the whole operand.
+        indices: bool,
+        /// Positions count the first spatial axis fastest, instead of the last.
+        column_major: bool,
+    },
+    /// The mean.
+    Average {
+        /// Padding counts as zeros.
+        include_pad: bool,
+    },
+    /// The p-th root of the sum of p-th powers of magnitudes.
+    Lp {
+        /// The power.
+        p: i64,
+    },
+}
+
+/// See the module documentation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pool {
+    /// What is computed.
+    pub kind: Kind,
+    /// The window.
+    pub window: Window,
+}
+
+impl Op for Pool {
+    fn name(&self) -> &str {
+        match self.kind {
+            Kind::Max { .. } => "MaxPool",
+            Kind::Average { .. } => "AveragePool",
+            Kind::Lp { .. } => "LpPool",
+        }
+    }
+
+    fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
+        let x = cx.fact(0)?;
+        if !(x.dtype.is_float() || x.dtype.is_int() && matches!(self.kind, Kind::Max { .. })) {
+            return Err(OpError::expected("element type", "a float type", x.dtype));
+        }
+        let (n, c, spatial) = parts("the input", &x.shape.0)?;
+        let (w, k) = (&self.window, &self.window.kernel);
+        let windows = w.derive(cx, k, spatial)?;
+        for (i, kernel) in k.iter().enumerate() {
+            let (before, after) = w.explicit(i, k.len());
+            if before.max(after) >= w.extent(i, *kernel) {
+                return Err(OpError::expected("pads", format!("less than the window's {kernel}"), before.max(after)));
+            }
+        }
+        let mut out = vec![n.clone(), c.clone()];
+        out.extend(windows);
+        let shape = Shape(out);
+        let mut facts = vec![Fact::new(x.dtype, shape.clone())];
+        if matches!(self.kind, Kind::Max { indices: true, .. }) {
+            facts.push(Fact::new(DType::I64, shape));
+        }
+        Ok(facts)
+    }
+
+    fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
+        let x = operand(inputs, 0)?;
+        let (n, c, spatial) = sizes(x)?;
+        let axes = self.window.axes(&self.window.kernel, spatial)?;
+        let mut shape = vec![n, c];
+        shape.extend(axes.iter().map(|a| a.out));
+        if !x.dtype().is_float() {
+            let Kind::Max { indices, column_major } = self.kind else {
+                return Err(OpError::expected("element type", "a float type", x.dtype()));
+            };
+            let (y, at) = maxima(&axes, &x.to_i64()?, &shape, i64::MIN)?;
+            let mut out = vec![HostTensor::from_ints(x.dtype(), &shape, &y)?];
+            if indices {
+                out.push(positions(&axes, &shape, at, column_major)?);
+            }
+            return Ok(out);
+        }
+        let data = x.to_f32()?;
+        let y = match self.kind {
+            Kind::Max { indices, column_major } => {
+                let (y, at) = maxima(&axes, &data, &shape, f32::NEG_INFINITY)?;
+                if indices {
+                    let y = HostTensor::from_floats(x.dtype(), &shape, &y)?;
+                    return Ok(vec![y, positions(&axes, &shape, at, column_major)?]);
+                }
+                y
+            }
+            Kind::Average { include_pad } => {
+                let mut y = sums(&axes, &data, &shape, |v| v)?;
+                let counts = counts(&axes, include_pad);
+                for (y, n) in y.iter_mut().zip(counts.iter().cycle()) {
+                    *y /= n;
+                }
+                y
+            }
+            Kind::Lp { p } => {
+                let mut y = match p {
+                    1 => sums(&axes, &data, &shape, f32::abs)?,
+                    2 => sums(&axes, &data, &shape, |v| v * v)?,
+                    #[expect(clippy::cast_precision_loss, reason = "a small power")]
+                    _ => sums(&axes, &data, &shape, |v| v.abs().powf(p as f32))?,
+                };
+                for v in &mut y {
+                    *v = root(*v, p);
+                }
+                y
+            }
+        };
+        Ok(vec![HostTensor::from_floats(x.dtype(), &shape, &y)?])
+    }
+}
+
+/// The p-th root.
+pub(super) fn root(v: f32, p: i64) -> f32 {
+    match p {
+        1 => v,
+        2 => v.sqrt(),
+        #[expect(clippy::cast_precision_loss, reason = "a small power")]
+        _ => v.powf(1.0 / p as f32),
+    }
+}
+
+/// For each plane of `x`, `each(plane, window, element)` for every pair of a window and one of its elements.
+fn every<T>(axes: &[Axis], x: &[T], mut each: impl FnMut(usize, usize, usize)) {
+    let plane: usize = axes.iter().map(|a| a.size).product();
+    let area: usize = axes.iter().map(|a| a.out).product();
+    let stride = axes.last().map_or(1, |a| a.stride);
+    let taps: Vec<Vec<usize>> = window::taps(axes).collect();
+    for i in 0..x.len().checked_div(plane).unwrap_or(0) {
+        for tap in &taps {
+            window::walk(axes, tap, 0..area, |o, at, n| {
+                for j in 0..n {
+                    each(i, i * area + o + j, i * plane + at + j * stride);
+                }
+            });
+        }
+    }
+}
+
+/// The maxima, and where each one is.
+fn maxima<T: Copy + PartialOrd>(axes: &[Axis], x: &[T], shape: &[usize], least: T) -> OpResult<(Vec<T>, Vec<usize>)> {
+    let mut y = window::filled(shape, least)?;
+    let mut at = window::filled(shape, usize::MAX)?;
+    every(axes, x, |_, o, i| {
+        if let (Some(y), Some(at), Some(x)) = (y.get_mut(o), at.get_mut(o), x.get(i))
+            && (*x > *y || *at == usize::MAX)
+        {
+            (*y, *at) = (*x, i);
+        }
+    });
+    Ok((y, at))
+}
+
+fn positions(axes: &[Axis], shape: &[usize], at: Vec<usize>, column_major: bool) -> OpResult<HostTensor> {
+    let plane: usize = axes.iter().map(|a| a.size).product();
+    let turned = |at: usize| {
+        if !column_major {
+            return at;
+        }
+        let (mut rest, mut out, mut step) = (at % plane, 0, plane);
+        for a in axes.iter().rev() {
+            step /= a.size;
+            out += rest % a.size * step;
+            rest /= a.size;
+        }
+        at / plane * plane + out
+    };
+    let at: Vec<i64> = at.into_iter().map(|a| i64::try_from(turned(a)).unwrap_or(-1)).collect();
+    Ok(HostTensor::from_i64(shape, &at)?)
+}
+
+fn sums(axes: &[Axis], x: &[f32], shape: &[usize], f: impl Fn(f32) -> f32) -> OpResult<Vec<f32>> {
+    let mut y = window::filled(shape, 0f32)?;
+    every(axes, x, |_, o, i| {
+        if let (Some(y), Some(x)) = (y.get_mut(o), x.get(i)) {
+            *y += f(*x);
+        }
+    });
+    Ok(y)
+}
+
+/// The number of elements of each window of a plane, at least 1.
+fn counts(axes: &[Axis], padding: bool) -> Vec<f32> {
+    let outs: Vec<usize> = axes.iter().map(|a| a.out).collect();
+    #[expect(clippy::cast_precision_loss, reason = "a window is small")]
+    window::indices(&outs)
+        .map(|o| axes.iter().zip(&o).map(|(a, o)| a.taps(*o, padding)).product::<usize>().max(1) as f32)
+        .collect()
+}
+
+fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
+    let kind = match a.op_type() {
+        "MaxPool" => Kind::Max { indices: a.output_count() > 1, column_major: a.int("storage_order")?.unwrap_or(0) != 0 },
+        "AveragePool" => Kind::Average { include_pad: a.int("count_include_pad")?.unwrap_or(0) != 0 },
+        _ => Kind::Lp { p: power(a)? },
+    };
+    let window = Window::import(a)?;
+    if window.kernel.is_empty() {
+        return Err(OpError::expected("attribute `kernel_shape`", "sizes", "nothing"));
+    }
+    Ok(Box::new(Pool { kind, window }))
+}
+
+/// Attribute `p`, 2 by default.
+pub(super) fn power(a: &dyn Attributes) -> OpResult<i64> {
+    let p = a.int("p")?.unwrap_or(2);
+    if !(1..=64).contains(&p) {
+        return Err(OpError::expected("attribute `p`", "1 to 64", p));
+    }
+    Ok(p)
+}
+
+/// The registry's entry.
+pub static DEF: OpDef =
+    OpDef { onnx: &[onnx("MaxPool", 1), onnx("AveragePool", 1), onnx("LpPool", 2)], import, kernels: &[], cases };
+
+fn cases() -> Vec<Case> {
+    let case = |kind, x: &[usize], window: Window| Case::new(Pool { kind, window }, vec![input(x)]).host_only("no kernel yet");
+    let max = Kind::Max { indices: false, column_major: false };
+    let average = |include_pad| Kind::Average { include_pad };
+    let window = |kernel: &[i64], strides: &[i64], pads: &[i64], ceil| Window {
+        strides: strides.to_vec(),
+        pads: pads.to_vec(),
+        ceil,
+        ..Window::new(kernel)
+    };
+    let mut all = Vec::new();
+    for kind in [max, average(false), average(true), Kind::Lp { p: 2 }] {
+        all.extend([
+            case(kind, &[1, 3, 9, 8], window(&[3, 3], &[2, 2], &[1, 1, 1, 1], false)),
+            case(kind, &[2, 2, 7, 10], window(&[3, 2], &[2, 3], &[1, 0, 0, 1], true)),
+            case(kind, &[1, 2, 7], window(&[2], &[4], &[], true)),
+            case(kind, &[1, 2, 5, 6], Window { auto_pad: AutoPad::SameUpper, ..window(&[3, 2], &[2, 2], &[], false) }),
+            case(kind, &[1, 2, 5, 6], Window { auto_pad: AutoPad::SameLower, ..window(&[3, 2], &[2, 2], &[], true) }),
+            case(kind, &[1, 1, 4, 5, 6], window(&[2, 2, 3], &[1, 2, 1], &[], false)),
+        ]);
+    }
+    all.push(case(max, &[1, 2, 9, 9], Window { dilations: vec![2, 3], ..window(&[3, 3], &[1, 2], &[], false) }));
+    all.push(case(Kind::Lp { p: 3 }, &[1, 2, 6], window(&[3], &[1], &[1, 1], false)));
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn positions_of_maxima() {
+        let x = HostTensor::from_f32(&[1, 1, 2, 3], &[0.0, 5.0, 1.0, 7.0, 2.0, 7.0]).unwrap();
+        let at = |column_major| {
+            let op = Pool { kind: Kind::Max { indices: true, column_major }, window: Window::new(&[2, 2]) };
+            let y = op.eval(&[Some(&x)]).unwrap();
+            (y[0].to_f32().unwrap().into_owned(), y[1].to_i64().unwrap())
+        };
+        assert_eq!(at(false), (vec![7.0, 7.0], vec![3, 5]));
+        assert_eq!(at(true), (vec![7.0, 7.0], vec![1, 5]));
+    }
+
+    #[test]
+    fn averages_count_what_is_there() {
+        let x = HostTensor::from_f32(&[1, 1, 4], &[1.0, 2.0, 3.0, 4.0]).unwrap();
+        let mean = |include_pad, ceil| {
+            let window = Window { strides: vec![2], pads: vec![1, 0], ceil, ..Window::new(&[3]) };
+            let op = Pool { kind: Kind::Average { include_pad }, window };
+            op.eval(&[Some(&x)]).unwrap()[0].to_f32().unwrap().into_owned()
+        };
+        assert_eq!(mean(false, false), [1.5, 3.0]);
+        assert_eq!(mean(true, false), [1.0, 3.0]);
+        assert_eq!(mean(true, true), [1.0, 3.0, 4.0], "the last window holds one element");
+    }
+}

@@ -1,0 +1,291 @@
+//! Conversion between floats and scaled integers.
+//!
+//! ONNX `QuantizeLinear` and `DequantizeLinear` from opset 10: one scale, from 13 one for each index of an axis, from 21 one
+//! for each block of an axis; `DynamicQuantizeLinear` from 11. Integers of 8 bits, and of 32 for `DequantizeLinear`.
+
+use super::case::{Case, constant, input};
+use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, around, axis, onnx, operand};
+use crate::graph::onnx::dtype_of;
+use crate::shape::{Fact, Shape};
+use crate::tensor::{DType, HostTensor};
+
+/// Where the scale of an element stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Grid {
+    /// Axis with more than one scale; negative counts from the end.
+    pub axis: i64,
+    /// Elements along the axis that share a scale; 0 where each index has its own.
+    pub block: i64,
+}
+
+impl Grid {
+    /// Shapes of operand and scale fit each other.
+    fn check(self, cx: &InferCx<'_>, x: &Shape, scale: &Shape) -> OpResult<()> {
+        if self.block == 0 && (scale.rank() == 0 || scale.0.as_slice() == [1.into()]) {
+            return Ok(());
+        }
+        let a = axis(self.axis, x.rank())?;
+        if self.block == 0 {
+            let ([n], Some(size)) = (scale.0.as_slice(), x.0.get(a)) else {
+                return Err(OpError::expected("scale", "one axis at most", scale));
+            };
+            cx.same("scales and sizes", n, size)?;
+            return Ok(());
+        }
+        if scale.rank() != x.rank() {
+            return Err(OpError::mismatch("ranks", x, scale));
+        }
+        for (i, (size, n)) in x.0.iter().zip(&scale.0).enumerate() {
+            let wanted = if i == a { size.ceil_div(self.block)? } else { size.clone() };
+            cx.same("scales and sizes", n, &wanted)?;
+        }
+        Ok(())
+    }
+
+    /// For each element of `x`, the position of its scale.
+    fn positions(self, x: &[usize], scale: &HostTensor) -> OpResult<Vec<usize>> {
+        let count = super::count(x)?;
+        if scale.len() == 1 && self.block == 0 {
+            return Ok(vec![0; count]);
+        }
+        let (_, n, inner) = around(x, axis(self.axis, x.len())?)?;
+        let block = usize::try_from(self.block).map_err(|_| OpError::expected("block size", "0 or more", self.block))?;
+        let (blocks, wanted) = match block {
+            0 => (n, n),
+            block => (n.div_ceil(block), count.checked_div(n).unwrap_or(0) * n.div_ceil(block)),
+        };
+        if scale.len() != wanted {
+            return Err(OpError::expected("scale", format!("{wanted} elements"), format!("{scale:?}")));
+        }
+        let inner = inner.max(1);
+        Ok((0..count)
+            .map(|i| {
+                let (outer, at, inside) = (i / (n * inner), i / inner % n, i % inner);
+                if block == 0 { at } else { (outer * blocks + at / block) * inner + inside }
+            })
+            .collect())
+    }
+}
+
+/// The lowest and highest value of an integer type of 8 bits.
+fn limits(dtype: DType) -> OpResult<(i64, i64)> {
+    match dtype {
+        DType::U8 => Ok((0, 255)),
+        DType::I8 => Ok((-128, 127)),
+        other => Err(OpError::Unsupported(format!("quantization to {other}"))),
+    }
+}
+
+/// `round(x / scale) + zero`, kept inside the type; halves go to the even side.
+pub(super) fn quantize(x: f32, scale: f32, zero: i64, (low, high): (i64, i64)) -> i64 {
+    #[expect(clippy::cast_possible_truncation, reason = "saturates, as is meant; not a number becomes 0")]
+    let rounded = (x / scale).round_ties_even() as i64;
+    rounded.saturating_add(zero).clamp(low, high)
+}
+
+/// The zero point of an operand that may be left out.
+fn zeros(inputs: &Inputs<'_>, i: usize, count: usize) -> OpResult<Vec<i64>> {
+    let zeros = match inputs.get(i).copied().flatten() {
+        Some(t) => t.to_i64()?,
+        None => vec![0; count],
+    };
+    if zeros.len() != count {
+        return Err(OpError::mismatch("numbers of scales and of zero points", count, zeros.len()));
+    }
+    Ok(zeros)
+}
+
+/// Zero points have the shape of the scales.
+fn check_zero(cx: &InferCx<'_>, scale: &Fact) -> OpResult<()> {
+    let Some(zero) = cx.opt(2) else { return Ok(()) };
+    if zero.shape.rank() != scale.shape.rank() {
+        return Err(OpError::mismatch("shapes of scale and zero point", &scale.shape, &zero.shape));
+    }
+    for (a, b) in scale.shape.0.iter().zip(&zero.shape.0) {
+        cx.same("shapes of scale and zero point", a, b)?;
+    }
+    Ok(())
+}
+
+/// Floats, or 32-bit integers, to integers of 8 bits.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct QuantizeLinear {
+    /// Where scales and zero points stand.
+    pub grid: Grid,
+    /// Type of the result; `None` takes that of the zero point, or `u8`.
+    pub dtype: Option<DType>,
+}
+
+/// Integers to floats.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DequantizeLinear {
+    /// Where scales and zero points stand.
+    pub grid: Grid,
+    /// Type of the result; `None` takes that of the scale.
+    pub dtype: Option<DType>,
+}
+
+/// Floats to `u8` with a scale and zero point made of their range; those are results 1 and 2.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DynamicQuantizeLinear;
+
+impl Op for QuantizeLinear {
+    fn name(&self) -> &str {
+        "QuantizeLinear"
+    }
+
+    fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
+        let (x, scale) = (cx.fact(0)?, cx.fact(1)?);
+        let dtype = self.dtype.or_else(|| cx.opt(2).map(|z| z.dtype)).unwrap_or(DType::U8);
+        limits(dtype)?;
+        if let Some(zero) = cx.opt(2).filter(|z| z.dtype != dtype) {
+            return Err(OpError::mismatch("types of result and zero point", dtype, zero.dtype));
+        }
+        self.grid.check(cx, &x.shape, &scale.shape)?;
+        check_zero(cx, scale)?;
+        Ok(vec![Fact::new(dtype, x.shape.clone())])
+    }
+
+    fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
+        let (x, scale) = (operand(inputs, 0)?, operand(inputs, 1)?);
+        let zero = inputs.get(2).copied().flatten();
+        let dtype = self.dtype.or_else(|| zero.map(HostTensor::dtype)).unwrap_or(DType::U8);
+        let (bounds, zeros) = (limits(dtype)?, zeros(inputs, 2, scale.len())?);
+        let (scales, at) = (scale.to_f32()?, self.grid.positions(x.shape(), scale)?);
+        #[expect(clippy::cast_precision_loss, reason = "integers are quantized as floats")]
+        let data = if x.dtype().is_float() {
+            x.to_f32()?.into_owned()
+        } else {
+            x.to_i64()?.into_iter().map(|v| v as f32).collect()
+        };
+        let y: Vec<i64> = data.iter().zip(at).map(|(v, g)| quantize(*v, scales[g], zeros[g], bounds)).collect();
+        Ok(vec![HostTensor::from_ints(dtype, x.shape(), &y)?])
+    }
+}
+
+impl Op for DequantizeLinear {
+    fn name(&self) -> &str {
+        "DequantizeLinear"
+    }
+
+    fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
+        let (x, scale) = (cx.fact(0)?, cx.fact(1)?);
+        let dtype = self.dtype.unwrap_or(scale.dtype);
+        if !x.dtype.is_int() || !dtype.is_float() {
+            return Err(OpError::expected("types", "integers to floats", format!("{} to {dtype}", x.dtype)));
+        }
+        self.grid.check(cx, &x.shape, &scale.shape)?;
+        check_zero(cx, scale)?;
+        Ok(vec![Fact::new(dtype, x.shape.clone())])
+    }
+
+    fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
+        let (x, scale) = (operand(inputs, 0)?, operand(inputs, 1)?);
+        let (zeros, at) = (zeros(inputs, 2, scale.len())?, self.grid.positions(x.shape(), scale)?);
+        let scales = scale.to_f32()?;
+        #[expect(clippy::cast_precision_loss, reason = "rounding to the result type is meant")]
+        let y: Vec<f32> =
+            x.to_i64()?.into_iter().zip(at).map(|(v, g)| v.saturating_sub(zeros[g]) as f32 * scales[g]).collect();
+        Ok(vec![HostTensor::from_floats(self.dtype.unwrap_or(scale.dtype()), x.shape(), &y)?])
+    }
+}
+
+impl Op for DynamicQuantizeLinear {
+    fn name(&self) -> &str {
+        "DynamicQuantizeLinear"
+    }
+
+    fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
+        let x = cx.fact(0)?;
+        let scalar = |dtype| Fact::new(dtype, Shape::default());
+        Ok(vec![Fact::new(DType::U8, x.shape.clone()), scalar(DType::F32), scalar(DType::U8)])
+    }
+
+    fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
+        let x = operand(inputs, 0)?;
+        let data = x.to_f32()?;
+        // The range holds 0, so that 0 is exact.
+        let (low, high) = data.iter().fold((0.0f32, 0.0f32), |(l, h), v| (l.min(*v), h.max(*v)));
+        let scale = (high - low) / 255.0;
+        // All zeros: any scale is right.
+        let zero = if scale == 0.0 { 0 } else { quantize(-low, scale, 0, (0, 255)) };
+        let scale_or_1 = if scale == 0.0 { 1.0 } else { scale };
+        let y: Vec<i64> = data.iter().map(|v| quantize(*v, scale_or_1, zero, (0, 255))).collect();
+        Ok(vec![
+            HostTensor::from_ints(DType::U8, x.shape(), &y)?,
+            HostTensor::from_f32(&[], &[scale])?,
+            HostTensor::from_ints(DType::U8, &[], &[zero])?,
+        ])
+    }
+}
+
+fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
+    if a.op_type() == "DynamicQuantizeLinear" {
+        return Ok(Box::new(DynamicQuantizeLinear));
+    }
+    let grid = Grid { axis: a.int("axis")?.unwrap_or(1), block: a.int("block_size")?.unwrap_or(0) };
+    if grid.block < 0 {
+        return Err(OpError::expected("attribute `block_size`", "0 or more", grid.block));
+    }
+    let dtype = a.int("output_dtype")?.filter(|code| *code != 0).map(dtype_of).transpose()?;
+    // Concerns only 8-bit floats, which are refused.
+    a.int("saturate")?;
+    // Type of the division: always `f32` here.
+    if let Some(code) = a.int("precision")?.filter(|code| *code != 0) {
+        dtype_of(code)?;
+    }
+    if a.op_type() == "DequantizeLinear" {
+        return Ok(Box::new(DequantizeLinear { grid, dtype }));
+    }
+    if let Some(dtype) = dtype {
+        limits(dtype)?;
+    }
+    Ok(Box::new(QuantizeLinear { grid, dtype }))
+}
+
+/// The registry's entry.
+pub static DEF: OpDef = OpDef {
+    onnx: &[onnx("QuantizeLinear", 10), onnx("DequantizeLinear", 10), onnx("DynamicQuantizeLinear", 11)],
+    import,
+    kernels: &[],
+    cases,
+};
+
+fn cases() -> Vec<Case> {
+    let scale = |shape: &[usize]| input(shape).range(0.01, 0.1);
+    let whole = Grid { axis: 1, block: 0 };
+    let ints = |dtype, shape: &[usize]| {
+        let data: Vec<i64> = (0i64..).take(shape.iter().product()).map(|v| v * 37 % 101).collect();
+        HostTensor::from_ints(dtype, shape, &data).ok().map(constant)
+    };
+    let mut all = vec![
+        Case::new(QuantizeLinear { grid: whole, dtype: None }, vec![input(&[3, 5]), scale(&[])]),
+        Case::new(QuantizeLinear { grid: whole, dtype: Some(DType::I8) }, vec![input(&[3, 5, 2]), scale(&[5])]),
+        Case::new(DynamicQuantizeLinear, vec![input(&[7, 3])]),
+    ];
+    if let (Some(x), Some(zero)) = (ints(DType::U8, &[2, 7]), ints(DType::U8, &[2, 3])) {
+        let op = DequantizeLinear { grid: Grid { axis: 1, block: 3 }, dtype: None };
+        all.push(Case::new(op, vec![x, scale(&[2, 3]), zero]));
+    }
+    all.into_iter().map(|case| case.host_only("no kernel")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rounding_and_limits() {
+        let q = |x| quantize(x, 2.0, 10, (0, 255));
+        assert_eq!([1.0, 3.0, 5.0, -1.0].map(q), [10, 12, 12, 10], "halves go to the even side");
+        assert_eq!([1e9, -1e9, f32::INFINITY, f32::NAN].map(q), [255, 0, 255, 10]);
+    }
+
+    #[test]
+    fn scales_of_blocks() {
+        let scale = HostTensor::from_f32(&[2, 2, 1], &[1.0; 4]).unwrap();
+        let grid = Grid { axis: 1, block: 2 };
+        assert_eq!(grid.positions(&[2, 3, 1], &scale).unwrap(), [0, 0, 1, 2, 2, 3]);
+        assert!(grid.positions(&[2, 5, 1], &scale).is_err(), "three blocks a row");
+    }
+}

@@ -1,0 +1,487 @@
+//! Resampling along axes.
+//!
+//! ONNX `Upsample` 7 (scales as attribute), 9 (as operand); `Resize` 10 (as `Upsample`), 11 (coordinate modes, cubic, sizes), 13,
+//! 18 (antialias, axes, aspect ratio), 19 (`half_pixel_symmetric`) to 27. Scales are constants, sizes may be expressions of
+//! symbols or data.
+
+use super::case::{Case, Input, constant, input};
+use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, axis, onnx, operand, window};
+use crate::shape::{Dim, Fact};
+use crate::tensor::HostTensor;
+use taps::Taps;
+
+mod taps;
+
+pub(super) use taps::cubic;
+
+/// How elements between the given ones are found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// The nearest one.
+    Nearest(Nearest),
+    /// Two along each axis.
+    Linear,
+    /// Four along each axis.
+    Cubic,
+}
+
+/// Which neighbour is the nearest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Nearest {
+    /// Halves go down.
+    RoundPreferFloor,
+    /// Halves go up.
+    RoundPreferCeil,
+    /// The lower.
+    Floor,
+    /// The upper.
+    Ceil,
+    /// The upper where an axis shrinks, else the lower: opset 10 and before.
+    Simple,
+}
+
+/// How a place in the result becomes one in the operand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Coordinates {
+    /// Centres of elements are half way between whole numbers.
+    HalfPixel,
+    /// The same about the middle of the result, whose size is rounded.
+    HalfPixelSymmetric,
+    /// As `HalfPixel`, and 0 in a result of one element.
+    PytorchHalfPixel,
+    /// The outermost elements fall on each other.
+    AlignCorners,
+    /// The first elements fall on each other.
+    Asymmetric,
+    /// Centres as in `HalfPixel`, not moved back.
+    TfHalfPixelForNn,
+    /// A region of the operand, given as operand 1.
+    TfCropAndResize,
+}
+
+/// What sizes become when the ratio of the operand's is kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Policy {
+    /// Those that are given.
+    Stretch,
+    /// The largest that are not larger than those.
+    NotLarger,
+    /// The smallest that are not smaller.
+    NotSmaller,
+}
+
+/// Operands from opset 11 on: the tensor, a region, scales, sizes. Before: the tensor and scales.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Resize {
+    /// `Upsample` or `Resize`, for messages.
+    pub name: &'static str,
+    /// The operand that holds scales.
+    pub scales_at: usize,
+    /// Scales as an attribute.
+    pub scales: Option<Vec<f32>>,
+    /// Interpolation.
+    pub mode: Mode,
+    /// Coordinates.
+    pub coordinates: Coordinates,
+    /// Where an axis shrinks, the interpolation is over as many elements as become one.
+    pub antialias: bool,
+    /// The axes that scales, sizes and region speak of; all by default.
+    pub axes: Option<Vec<i64>>,
+    /// Sizes at another ratio than the operand's.
+    pub policy: Policy,
+    /// The parameter of cubic interpolation.
+    pub cubic: f32,
+    /// Weights of elements outside are 0, and the others sum to 1.
+    pub exclude_outside: bool,
+    /// What stands outside of the operand for [`Coordinates::TfCropAndResize`].
+    pub outside: f32,
+}
+
+/// One axis, when it is resized.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Axis {
+    size: usize,
+    out: usize,
+    scale: f32,
+    region: (f32, f32),
+}
+
+/// Largest denominator of a scale that is taken as a fraction.
+const DENOMINATORS: i64 = 64;
+/// Sizes up to this one are checked to agree between a fraction and the scale that it stands for.
+const CHECKED: i64 = 4096;
+
+/// The fraction `p / q` for which `floor(n * p / q)` is `floor(n * scale)`, in the arithmetic of `f32`, for all sizes that matter.
+#[expect(clippy::cast_possible_truncation, clippy::cast_precision_loss, reason = "the arithmetic of f32 is what is compared")]
+fn fraction(scale: f32) -> Option<(i64, i64)> {
+    if !(scale.is_finite() && scale > 0.0 && scale < 1e6) {
+        return None;
+    }
+    (1..=DENOMINATORS).find_map(|q| {
+        let p = (f64::from(scale) * q as f64).round() as i64;
+        let close = p > 0 && ((p as f64 / q as f64) as f32 - scale).abs() <= scale * 4.0 * f32::EPSILON;
+        let agrees = || (1..=CHECKED).all(|n| n * p / q == (n as f32 * scale).floor() as i64);
+        (close && agrees()).then_some((p, q))
+    })
+}
+
+/// `floor(size * scale)`; `None` for a symbolic size and a scale that is no simple fraction.
+fn scaled(size: &Dim, scale: f32) -> OpResult<Option<Dim>> {
+    if let Some((p, q)) = fraction(scale) {
+        return Ok(Some(size.mul(&p.into())?.floor_div(q)?));
+    }
+    if !(scale.is_finite() && scale > 0.0) {
+        return Err(OpError::expected("scale", "a number above 0", scale));
+    }
+    #[expect(clippy::cast_possible_truncation, clippy::cast_precision_loss, reason = "ONNX multiplies and rounds in f32")]
+    Ok(size.as_const().map(|n| Dim::from((n as f32 * scale).floor() as i64)))
+}
+
+impl Resize {
+    fn axes(&self, rank: usize) -> OpResult<Vec<usize>> {
+        match &self.axes {
+            None => Ok((0..rank).collect()),
+            Some(list) => list.iter().map(|a| axis(*a, rank)).collect(),
+        }
+    }
+
+    /// True when operand `i` is given and holds elements; an empty one stands for none.
+    fn given(cx: &InferCx<'_>, i: usize) -> bool {
+        cx.opt(i).is_some_and(|f| !f.shape.0.iter().any(|d| d.is(0)))
+    }
+
+    /// The scale that keeps the ratio, for numbers.
+    fn uniform(&self, axes: &[usize], shape: &[usize], sizes: &[i64]) -> Option<f32> {
+        #[expect(clippy::cast_precision_loss, reason = "ONNX divides in f32")]
+        let ratios = || {
+            axes.iter().zip(sizes).filter_map(|(a, s)| shape.get(*a).map(|n| *s as f32 / *n as f32))
+        };
+        match self.policy {
+            Policy::Stretch => None,
+            Policy::NotLarger => ratios().reduce(f32::min),
+            Policy::NotSmaller => ratios().reduce(f32::max),
+        }
+    }
+}
+
+/// The size at a scale that keeps the ratio: rounded, halves up.
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss, reason = "ONNX rounds in f32")]
+fn rounded(size: usize, scale: f32) -> usize {
+    (size as f32 * scale + 0.5).floor() as usize
+}
+
+impl Op for Resize {
+    fn name(&self) -> &str {
+        self.name
+    }
+
+    fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
+        let x = cx.fact(0)?;
+        let axes = self.axes(x.shape.rank())?;
+        if !x.dtype.is_float() && !matches!(self.mode, Mode::Nearest(_)) {
+            return Err(OpError::Unsupported(format!("interpolation of {}", x.dtype)));
+        }
+        let mut shape = x.shape.clone();
+        let count = |found: usize| {
+            if found == axes.len() {
+                Ok(())
+            } else {
+                Err(OpError::mismatch("numbers of scales or sizes and of axes", found, axes.len()))
+            }
+        };
+        let scales = match &self.scales {
+            Some(list) => Some(list.clone()),
+            None if Self::given(cx, self.scales_at) => {
+                let fact = cx.fact(self.scales_at)?;
+                match fact.as_const() {
+                    Some(t) => Some(t.to_f32()?.into_owned()),
+                    None => {
+                        // Which sizes the scales make is known to the run alone.
+                        for a in &axes {
+                            shape.0[*a] = cx.unknown(0, *a, None);
+                        }
+                        return Ok(vec![Fact::new(x.dtype, shape)]);
+                    }
+                }
+            }
+            None => None,
+        };
+        if let Some(scales) = scales {
+            count(scales.len())?;
+            for (a, scale) in axes.iter().zip(scales) {
+                shape.0[*a] = match scaled(&shape.0[*a], scale)? {
+                    Some(size) => size,
+                    None => cx.unknown(0, *a, None),
+                };
+            }
+            return Ok(vec![Fact::new(x.dtype, shape)]);
+        }
+        if !Self::given(cx, self.scales_at + 1) {
+            return Err(OpError::expected("scales or sizes", "one of them", "neither"));
+        }
+        let sizes = cx.sizes(self.scales_at + 1)?;
+        count(sizes.len())?;
+        if self.policy == Policy::Stretch {
+            for (a, size) in axes.iter().zip(sizes) {
+                cx.require(size.clone(), "size to resize to")?;
+                shape.0[*a] = size;
+            }
+            return Ok(vec![Fact::new(x.dtype, shape)]);
+        }
+        let numbers: Option<Vec<i64>> = sizes.iter().map(Dim::as_const).collect();
+        let fixed: Option<Vec<usize>> = axes.iter().map(|a| x.shape.0[*a].as_const().and_then(|v| usize::try_from(v).ok())).collect();
+        let known = fixed.zip(numbers).and_then(|(fixed, sizes)| {
+            let all: Vec<usize> = (0..fixed.len()).collect();
+            let scale = self.uniform(&all, &fixed, &sizes)?;
+            Some(fixed.into_iter().map(|n| rounded(n, scale)).collect::<Vec<_>>())
+        });
+        for (i, a) in axes.iter().enumerate() {
+            shape.0[*a] = match known.as_ref().and_then(|k| k.get(i)) {
+                Some(n) => Dim::from_usize(*n),
+                None => cx.unknown(0, *a, None),
+            };
+        }
+        Ok(vec![Fact::new(x.dtype, shape)])
+    }
+
+    fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
+        let x = operand(inputs, 0)?;
+        let list = self.axes(x.shape().len())?;
+        let given = |i: usize| inputs.get(i).copied().flatten().filter(|t| !t.is_empty());
+        let scales = match (&self.scales, given(self.scales_at)) {
+            (Some(list), _) => Some(list.clone()),
+            (None, Some(t)) => Some(t.to_f32()?.into_owned()),
+            (None, None) => None,
+        };
+        let mut axes: Vec<Axis> =
+            x.shape().iter().map(|n| Axis { size: *n, out: *n, scale: 1.0, region: (0.0, 1.0) }).collect();
+        let count = |found: usize| {
+            if found == list.len() {
+                Ok(())
+            } else {
+                Err(OpError::mismatch("numbers of scales or sizes and of axes", found, list.len()))
+            }
+        };
+        if let Some(scales) = scales {
+            count(scales.len())?;
+            for (a, scale) in list.iter().zip(scales) {
+                let out = scaled(&Dim::from_usize(axes[*a].size), scale)?.unwrap_or_default();
+                axes[*a].out = window::number(&out)?;
+                axes[*a].scale = scale;
+            }
+        } else {
+            let sizes = operand(inputs, self.scales_at + 1)?.to_i64()?;
+            count(sizes.len())?;
+            let uniform = self.uniform(&list, x.shape(), &sizes);
+            for (a, size) in list.iter().zip(sizes) {
+                let axis = &mut axes[*a];
+                #[expect(clippy::cast_precision_loss, reason = "ONNX divides in f32")]
+                match uniform {
+                    Some(scale) => (axis.out, axis.scale) = (rounded(axis.size, scale), scale),
+                    None => {
+                        axis.out = window::number(&Dim::from(size))?;
+                        axis.scale = size as f32 / axis.size as f32;
+                    }
+                }
+            }
+        }
+        if self.coordinates == Coordinates::TfCropAndResize {
+            let region = given(1).ok_or_else(|| OpError::expected("region", "a start and an end for each axis", "nothing"))?;
+            let region = region.to_f32()?;
+            if region.len() != 2 * list.len() {
+                return Err(OpError::mismatch("numbers of region bounds and of ends of axes", region.len(), 2 * list.len()));
+            }
+            let (starts, ends) = region.split_at(list.len());
+            for (a, bounds) in list.iter().zip(starts.iter().copied().zip(ends.iter().copied())) {
+                axes[*a].region = bounds;
+            }
+        }
+        if let Some(a) = axes.iter().find(|a| a.size == 0 && a.out > 0) {
+            return Err(OpError::expected("size to resize from", "1 or more", a.size));
+        }
+        let tables: Vec<Option<Taps>> = axes
+            .iter()
+            .enumerate()
+            .map(|(i, a)| (list.contains(&i) && !self.is_identity(a)).then(|| self.taps(a)).transpose())
+            .collect::<OpResult<_>>()?;
+        if !x.dtype().is_float() || matches!(self.mode, Mode::Nearest(_)) && tables.iter().flatten().all(|t| t.is_pick()) {
+            return Ok(vec![pick(x, &axes, &tables)?]);
+        }
+        let (mut data, mut shape) = (x.to_f32()?.into_owned(), x.shape().to_vec());
+        for (i, table) in tables.iter().enumerate() {
+            let Some(table) = table else { continue };
+            (data, shape) = interpolate(&data, &shape, i, table)?;
+        }
+        if tables.iter().flatten().any(Taps::leaves_operand) {
+            let inside = |at: &[usize]| tables.iter().zip(at).all(|(t, i)| t.as_ref().is_none_or(|t| t.is_inside(*i)));
+            for (at, v) in window::indices(&shape).zip(&mut data) {
+                if !inside(&at) {
+                    *v = self.outside;
+                }
+            }
+        }
+        Ok(vec![HostTensor::from_floats(x.dtype(), &shape, &data)?])
+    }
+
+    fn reads(&self, input: usize) -> bool {
+        input <= 1
+    }
+}
+
+impl Resize {
+    fn is_identity(&self, a: &Axis) -> bool {
+        a.size == a.out && a.scale == 1.0 && self.coordinates != Coordinates::TfCropAndResize && self.coordinates != Coordinates::TfHalfPixelForNn
+    }
+}
+
+/// Elements moved without arithmetic, of any type.
+fn pick(x: &HostTensor, axes: &[Axis], tables: &[Option<Taps>]) -> OpResult<HostTensor> {
+    let (mut bytes, mut shape) = (x.bytes()?.to_vec(), x.shape().to_vec());
+    for (i, (table, axis)) in tables.iter().zip(axes).enumerate() {
+        let Some(table) = table else { continue };
+        let inner = shape.iter().skip(i + 1).product::<usize>() * x.dtype().size();
+        shape[i] = axis.out;
+        let mut out = window::filled(&[shape.iter().take(i + 1).product(), inner], 0u8)?;
+        if inner > 0 && axis.out > 0 {
+            for (from, to) in bytes.chunks_exact(axis.size * inner).zip(out.chunks_exact_mut(axis.out * inner)) {
+                for (o, to) in to.chunks_exact_mut(inner).enumerate() {
+                    let at = table.first(o) * inner;
+                    to.copy_from_slice(from.get(at..at + inner).unwrap_or_default());
+                }
+            }
+        }
+        bytes = out;
+    }
+    Ok(HostTensor::from_bytes(x.dtype(), &shape, &bytes)?)
+}
+
+fn interpolate(x: &[f32], shape: &[usize], axis: usize, table: &Taps) -> OpResult<(Vec<f32>, Vec<usize>)> {
+    let (size, inner) = (shape[axis], shape.iter().skip(axis + 1).product::<usize>());
+    let mut shape = shape.to_vec();
+    shape[axis] = table.len();
+    let mut y = window::filled(&shape, 0f32)?;
+    if size * inner == 0 || y.is_empty() {
+        return Ok((y, shape));
+    }
+    for (x, y) in x.chunks_exact(size * inner).zip(y.chunks_exact_mut(table.len() * inner)) {
+        for (o, y) in y.chunks_exact_mut(inner).enumerate() {
+            for (i, w) in table.of(o) {
+                for (y, x) in y.iter_mut().zip(x.get(i * inner..).unwrap_or_default()) {
+                    *y += w * x;
+                }
+            }
+        }
+    }
+    Ok((y, shape))
+}
+
+fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
+    let name = if a.op_type() == "Upsample" { "Upsample" } else { "Resize" };
+    let old = name == "Upsample" || a.opset() < 11;
+    let bad = |what: &str, found: &str| Err(OpError::expected(format!("attribute `{what}`"), "a mode of ONNX", found));
+    let nearest = match a.string("nearest_mode")?.as_deref() {
+        _ if old => Nearest::Simple,
+        None | Some("round_prefer_floor") => Nearest::RoundPreferFloor,
+        Some("round_prefer_ceil") => Nearest::RoundPreferCeil,
+        Some("floor") => Nearest::Floor,
+        Some("ceil") => Nearest::Ceil,
+        Some(other) => return bad("nearest_mode", other),
+    };
+    let mode = match a.string("mode")?.as_deref() {
+        None | Some("nearest") => Mode::Nearest(nearest),
+        Some("linear" | "bilinear") => Mode::Linear,
+        Some("cubic") => Mode::Cubic,
+        Some(other) => return bad("mode", other),
+    };
+    let coordinates = match a.string("coordinate_transformation_mode")?.as_deref() {
+        _ if old => Coordinates::Asymmetric,
+        None | Some("half_pixel") => Coordinates::HalfPixel,
+        Some("half_pixel_symmetric") => Coordinates::HalfPixelSymmetric,
+        Some("pytorch_half_pixel") => Coordinates::PytorchHalfPixel,
+        Some("align_corners") => Coordinates::AlignCorners,
+        Some("asymmetric") => Coordinates::Asymmetric,
+        Some("tf_half_pixel_for_nn") => Coordinates::TfHalfPixelForNn,
+        Some("tf_crop_and_resize") => Coordinates::TfCropAndResize,
+        Some(other) => return bad("coordinate_transformation_mode", other),
+    };
+    let policy = match a.string("keep_aspect_ratio_policy")?.as_deref() {
+        None | Some("stretch") => Policy::Stretch,
+        Some("not_larger") => Policy::NotLarger,
+        Some("not_smaller") => Policy::NotSmaller,
+        Some(other) => return bad("keep_aspect_ratio_policy", other),
+    };
+    let scales = if name == "Upsample" && a.opset() < 9 {
+        Some(a.floats("scales")?.ok_or_else(|| OpError::expected("attribute `scales`", "floats", "nothing"))?)
+    } else {
+        None
+    };
+    let flag = |name| Ok::<_, OpError>(a.int(name)?.unwrap_or(0) != 0);
+    Ok(Box::new(Resize {
+        name,
+        scales_at: if old { 1 } else { 2 },
+        scales,
+        mode,
+        coordinates,
+        antialias: flag("antialias")?,
+        axes: a.ints("axes")?,
+        policy,
+        cubic: a.float("cubic_coeff_a")?.unwrap_or(-0.75),
+        exclude_outside: flag("exclude_outside")?,
+        outside: a.float("extrapolation_value")?.unwrap_or(0.0),
+    }))
+}
+
+/// The registry's entry.
+pub static DEF: OpDef = OpDef { onnx: &[onnx("Upsample", 7), onnx("Resize", 10)], import, kernels: &[], cases };
+
+fn plain(mode: Mode, coordinates: Coordinates) -> Resize {
+    Resize {
+        name: "Resize",
+        scales_at: 1,
+        scales: None,
+        mode,
+        coordinates,
+        antialias: false,
+        axes: None,
+        policy: Policy::Stretch,
+        cubic: -0.75,
+        exclude_outside: false,
+        outside: 0.0,
+    }
+}
+
+fn cases() -> Vec<Case> {
+    let floats = |v: &[f32]| HostTensor::from_f32(&[v.len()], v).map_or_else(|_| input(&[v.len()]), constant);
+    let sizes = |v: &[i64]| input(&[v.len()]).values(v).constant();
+    let case = |op, inputs: Vec<Input>| Case::new(op, inputs).host_only("no kernel yet");
+    let nearest = Mode::Nearest(Nearest::Floor);
+    // The operand of sizes follows that of scales, which is empty then.
+    let by_sizes = |op, x: &[usize], v: &[i64]| case(op, vec![input(x), floats(&[]), sizes(v)]);
+    vec![
+        case(plain(nearest, Coordinates::Asymmetric), vec![input(&[1, 2, 3, 5]), floats(&[1.0, 1.0, 2.0, 2.0])]),
+        case(plain(nearest, Coordinates::Asymmetric), vec![input(&[1, 2, 6, 9]), floats(&[1.0, 1.0, 0.5, 1.0 / 3.0])]),
+        case(plain(Mode::Linear, Coordinates::HalfPixel), vec![input(&[1, 2, 3, 5]), floats(&[1.0, 1.0, 1.5, 2.5])]),
+        case(plain(Mode::Cubic, Coordinates::HalfPixel), vec![input(&[1, 1, 4, 5]), floats(&[1.0, 1.0, 2.0, 0.75])]),
+        by_sizes(plain(Mode::Linear, Coordinates::AlignCorners), &[1, 2, 3, 4], &[1, 2, 7, 5]),
+        by_sizes(Resize { axes: Some(vec![-1, 1]), ..plain(Mode::Cubic, Coordinates::PytorchHalfPixel) }, &[2, 4, 6], &[3, 5]),
+        by_sizes(Resize { antialias: true, ..plain(Mode::Linear, Coordinates::HalfPixel) }, &[1, 1, 9, 8], &[1, 1, 4, 3]),
+        by_sizes(Resize { policy: Policy::NotLarger, axes: Some(vec![2, 3]), ..plain(nearest, Coordinates::HalfPixel) }, &[1, 1, 4, 6], &[9, 8]),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scales_are_fractions() {
+        assert_eq!(fraction(2.0), Some((2, 1)));
+        assert_eq!(fraction(0.75), Some((3, 4)));
+        assert_eq!(fraction(1.0 / 3.0), Some((1, 3)));
+        assert_eq!(fraction(std::f32::consts::PI), None);
+        assert_eq!(scaled(&Dim::symbol("h"), 1.5).unwrap(), Some(Dim::parse("3*h//2").unwrap()));
+        assert_eq!(scaled(&Dim::symbol("h"), std::f32::consts::PI).unwrap(), None);
+        assert!(scaled(&Dim::symbol("h"), -1.0).is_err());
+        assert!(scaled(&Dim::symbol("h"), f32::NAN).is_err());
+    }
+}

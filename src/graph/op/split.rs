@@ -1,0 +1,187 @@
+//! Parts of a tensor along one axis.
+//!
+//! ONNX `Split` from opset 1: sizes as an attribute (before 13) or operand 1, else equal parts, as many as there are results
+//! or, from opset 18, as `num_outputs` says; from 18 the last part may be smaller.
+
+use super::case::{Case, input};
+use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, around, axis, onnx, operand};
+use crate::shape::{Dim, Fact, Shape};
+use crate::tensor::HostTensor;
+
+/// See the module documentation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Split {
+    /// The axis; negative counts from the end.
+    pub axis: i64,
+    /// Sizes of the parts; `None` reads operand 1 or makes equal parts.
+    pub sizes: Option<Vec<i64>>,
+    /// Number of parts.
+    pub parts: usize,
+    /// Equal parts need not divide the size.
+    pub uneven: bool,
+}
+
+impl Split {
+    /// Sizes of equal parts of `n`, and what the parts hold that `n` has not: 0, or the parts cannot be.
+    fn equal(&self, n: &Dim) -> OpResult<(Vec<Dim>, Dim)> {
+        let parts = i64::try_from(self.parts).ok().filter(|p| *p > 0);
+        let parts = parts.ok_or_else(|| OpError::expected("number of parts", "1 or more", self.parts))?;
+        if !self.uneven {
+            let size = n.floor_div(parts)?;
+            return Ok((vec![size.clone(); self.parts], n.sub(&size.mul(&parts.into())?)?));
+        }
+        let size = n.ceil_div(parts)?;
+        let mut sizes = vec![size.clone(); self.parts];
+        if let Some(last) = sizes.last_mut() {
+            *last = n.sub(&size.mul(&(parts - 1).into())?)?;
+        }
+        Ok((sizes, 0.into()))
+    }
+
+    fn check(&self, given: &[Dim]) -> OpResult<()> {
+        if given.len() == self.parts {
+            return Ok(());
+        }
+        Err(OpError::mismatch("numbers of sizes and of results", given.len(), self.parts))
+    }
+}
+
+impl Op for Split {
+    fn name(&self) -> &str {
+        "Split"
+    }
+
+    fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
+        let x = cx.fact(0)?;
+        let a = axis(self.axis, x.shape.rank())?;
+        let n = x.shape.0.get(a).cloned().unwrap_or_default();
+        let given = match (&self.sizes, cx.opt(1)) {
+            (Some(list), _) => Some(list.iter().map(|s| Dim::from(*s)).collect()),
+            (None, Some(_)) => Some(cx.sizes(1)?),
+            (None, None) => None,
+        };
+        let sizes = match given {
+            Some(sizes) => {
+                self.check(&sizes)?;
+                let sum = sizes.iter().try_fold(Dim::from(0), |sum, s| sum.add(s))?;
+                cx.same("sum of the parts and size", &sum, &n)?;
+                sizes
+            }
+            None => {
+                let (sizes, rest) = self.equal(&n)?;
+                cx.same("rest of equal parts and 0", &rest, &0.into())?;
+                sizes
+            }
+        };
+        let mut facts = Vec::with_capacity(sizes.len());
+        for size in sizes {
+            cx.require(size.clone(), "size of a part")?;
+            let mut shape = x.shape.0.clone();
+            if let Some(slot) = shape.get_mut(a) {
+                *slot = size;
+            }
+            facts.push(Fact::new(x.dtype, Shape(shape)));
+        }
+        Ok(facts)
+    }
+
+    fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
+        let x = operand(inputs, 0)?;
+        let a = axis(self.axis, x.shape().len())?;
+        let (outer, n, inner) = around(x.shape(), a)?;
+        let size = Dim::from_usize(n);
+        let given = match (&self.sizes, inputs.get(1).copied().flatten()) {
+            (Some(list), _) => Some(list.clone()),
+            (None, Some(t)) => Some(t.to_i64()?),
+            (None, None) => None,
+        };
+        let (sizes, rest) = match given {
+            Some(list) => {
+                let list: Vec<Dim> = list.into_iter().map(Dim::from).collect();
+                let sum = list.iter().try_fold(Dim::from(0), |sum, s| sum.add(s))?;
+                self.check(&list)?;
+                (list, sum.sub(&size)?)
+            }
+            None => self.equal(&size)?,
+        };
+        let number = |d: &Dim| d.as_const().and_then(|v| usize::try_from(v).ok());
+        let numbers: Option<Vec<usize>> = sizes.iter().map(number).collect();
+        let numbers = numbers
+            .filter(|_| rest.is(0))
+            .ok_or_else(|| OpError::expected("parts", format!("a sum of {n}, none negative"), Shape(sizes)))?;
+        let row = inner * x.dtype().size();
+        let (mut first, mut out) = (0, Vec::with_capacity(numbers.len()));
+        for part in numbers {
+            let mut bytes = Vec::with_capacity(outer * part * row);
+            for o in 0..outer {
+                let from = (o * n + first) * row;
+                bytes.extend_from_slice(x.bytes()?.get(from..from + part * row).unwrap_or_default());
+            }
+            let mut shape = x.shape().to_vec();
+            if let Some(slot) = shape.get_mut(a) {
+                *slot = part;
+            }
+            out.push(HostTensor::from_bytes(x.dtype(), &shape, &bytes)?);
+            first += part;
+        }
+        Ok(out)
+    }
+
+    fn reads(&self, input: usize) -> bool {
+        input == 0
+    }
+
+    fn moves(&self, input: usize) -> bool {
+        input == 0
+    }
+
+    fn keeps_precision(&self) -> bool {
+        true
+    }
+}
+
+fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
+    let parts = match a.int("num_outputs")? {
+        None => a.output_count(),
+        Some(n) => match usize::try_from(n) {
+            Ok(n) if n >= a.output_count() => n,
+            _ => return Err(OpError::expected("attribute `num_outputs`", format!("{} or more", a.output_count()), n)),
+        },
+    };
+    Ok(Box::new(Split {
+        axis: a.int("axis")?.unwrap_or(0),
+        sizes: a.ints("split")?,
+        parts,
+        uneven: a.opset() >= 18,
+    }))
+}
+
+/// The registry's entry.
+pub static DEF: OpDef = OpDef { onnx: &[onnx("Split", 1)], import, kernels: &[], cases };
+
+fn cases() -> Vec<Case> {
+    let op = |axis, sizes: Option<&[i64]>, parts, uneven| Split { axis, sizes: sizes.map(<[i64]>::to_vec), parts, uneven };
+    let host = |op, x: &[usize]| Case::new(op, vec![input(x)]).host_only("no kernel");
+    vec![
+        host(op(-1, None, 2, false), &[3, 5, 8]),
+        host(op(0, Some(&[1, 0, 4]), 3, false), &[5, 2]),
+        host(op(1, None, 3, true), &[2, 7]),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn symbolic_sizes() {
+        let op = |uneven| Split { axis: 0, sizes: None, parts: 4, uneven };
+        let text = |op: Split, n: &str| {
+            let (sizes, rest) = op.equal(&Dim::parse(n).unwrap()).unwrap();
+            (Shape(sizes).to_string(), rest.to_string())
+        };
+        assert_eq!(text(op(false), "8*s"), ("[2*s, 2*s, 2*s, 2*s]".into(), "0".into()));
+        assert_eq!(text(op(true), "10"), ("[3, 3, 3, 1]".into(), "0".into()));
+        assert_eq!(text(op(false), "10").1, "2", "opsets before 18 refuse a rest");
+    }
+}

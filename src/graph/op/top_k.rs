@@ -1,0 +1,122 @@
+//! The k largest or smallest elements along an axis, and where they are.
+//!
+//! ONNX `TopK` from opset 1: k as an attribute (before 10) or operand 1; `largest` and `sorted` from 11. Equal elements come
+//! in the order of their indices; results are sorted whether asked for or not.
+
+use super::case::{Case, input};
+use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, around, axis, one_int, onnx, operand};
+use crate::shape::{Dim, Fact};
+use crate::tensor::{DType, HostTensor};
+use std::cmp::Ordering;
+
+/// See the module documentation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TopK {
+    /// The axis searched; negative counts from the end.
+    pub axis: i64,
+    /// Number of elements; `None` reads operand 1.
+    pub k: Option<i64>,
+    /// The largest, else the smallest.
+    pub largest: bool,
+}
+
+/// Positions of the elements of every row along the axis, best first, as (position in the tensor, position in the row).
+fn ranked<T>(data: &[T], shape: &[usize], a: usize, better: impl Fn(&T, &T) -> Ordering) -> OpResult<Vec<Vec<usize>>> {
+    let (outer, n, inner) = around(shape, a)?;
+    let mut rows = Vec::with_capacity(outer * inner);
+    for (o, i) in (0..outer).flat_map(|o| (0..inner).map(move |i| (o, i))) {
+        let mut row: Vec<usize> = (0..n).collect();
+        let at = |j: &usize| data.get((o * n + j) * inner + i);
+        row.sort_by(|x, y| match (at(x), at(y)) {
+            (Some(x), Some(y)) => better(x, y),
+            _ => Ordering::Equal,
+        });
+        rows.push(row);
+    }
+    Ok(rows)
+}
+
+impl Op for TopK {
+    fn name(&self) -> &str {
+        "TopK"
+    }
+
+    fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
+        let x = cx.fact(0)?;
+        let a = axis(self.axis, x.shape.rank())?;
+        let k = match self.k {
+            Some(k) => k.into(),
+            None => match cx.sizes(1)?.as_slice() {
+                [k] => k.clone(),
+                list => return Err(OpError::expected("k", "one integer", format!("{} of them", list.len()))),
+            },
+        };
+        let mut shape = x.shape.clone();
+        if let Some(n) = shape.0.get_mut(a) {
+            cx.require(k.clone(), "number of elements asked for")?;
+            cx.require(n.sub(&k)?, "size less the number of elements asked for")?;
+            *n = k;
+        }
+        Ok(vec![Fact::new(x.dtype, shape.clone()), Fact::new(DType::I64, shape)])
+    }
+
+    fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
+        let x = operand(inputs, 0)?;
+        let a = axis(self.axis, x.shape().len())?;
+        let k = self.k.map_or_else(|| one_int(operand(inputs, 1)?, "k"), Ok)?;
+        let (_, n, inner) = around(x.shape(), a)?;
+        let k = usize::try_from(k).ok().filter(|k| *k <= n);
+        let k = k.ok_or_else(|| OpError::expected("k", format!("0 to {n}"), Dim::from_usize(n)))?;
+        let turn = |o: Ordering| if self.largest { o.reverse() } else { o };
+        let rows = if x.dtype().is_float() {
+            ranked(&x.to_f32()?, x.shape(), a, |p, q| turn(p.total_cmp(q)))?
+        } else {
+            ranked(&x.to_i64()?, x.shape(), a, |p, q| turn(p.cmp(q)))?
+        };
+        let mut shape = x.shape().to_vec();
+        if let Some(slot) = shape.get_mut(a) {
+            *slot = k;
+        }
+        let size = x.dtype().size();
+        let (mut values, mut indices) = (Vec::new(), Vec::new());
+        // Rows are numbered outer first, results lie with the axis between.
+        for group in rows.chunks(inner.max(1)) {
+            for rank in 0..k {
+                for row in group {
+                    indices.push(row.get(rank).map_or(0, |j| i64::try_from(*j).unwrap_or(i64::MAX)));
+                }
+            }
+        }
+        for (i, j) in indices.iter().enumerate() {
+            let (o, inside) = (i / (k * inner).max(1), i % inner.max(1));
+            let at = (o * n + usize::try_from(*j).unwrap_or(0)) * inner + inside;
+            values.extend_from_slice(x.bytes()?.get(at * size..(at + 1) * size).unwrap_or_default());
+        }
+        Ok(vec![HostTensor::from_bytes(x.dtype(), &shape, &values)?, HostTensor::from_i64(&shape, &indices)?])
+    }
+
+    fn reads(&self, input: usize) -> bool {
+        input == 0
+    }
+}
+
+fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
+    // Sorted results are a valid answer to `sorted = 0`.
+    a.int("sorted")?;
+    let k = a.int("k")?;
+    if a.opset() < 10 && k.is_none() {
+        return Err(OpError::expected("attribute `k`", "an integer", "nothing"));
+    }
+    Ok(Box::new(TopK { axis: a.int("axis")?.unwrap_or(-1), k, largest: a.int("largest")?.unwrap_or(1) != 0 }))
+}
+
+/// The registry's entry.
+pub static DEF: OpDef = OpDef { onnx: &[onnx("TopK", 1)], import, kernels: &[], cases };
+
+fn cases() -> Vec<Case> {
+    let case = |x: &[usize], axis, largest, k| {
+        let inputs = vec![input(x), input(&[1]).values(&[k]).constant()];
+        Case::new(TopK { axis, k: None, largest }, inputs).host_only("no kernel")
+    };
+    vec![case(&[3, 9], -1, true, 4), case(&[5, 2, 3], 0, false, 5), case(&[7], 0, true, 0)]
+}

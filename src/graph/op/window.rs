@@ -1,0 +1,423 @@
+//! Windows that slide over spatial axes: the sizes and the walks that convolutions and pooling share.
+
+use super::{Attributes, InferCx, OpError, OpResult};
+use crate::shape::Dim;
+use std::ops::Range;
+
+/// How the padding is found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AutoPad {
+    /// The `pads` attribute.
+    Explicit,
+    /// None at all.
+    Valid,
+    /// As much as makes `ceil(size / stride)` windows; an odd one stands at the end.
+    SameUpper,
+    /// The same with an odd one at the beginning.
+    SameLower,
+}
+
+/// Attributes of a sliding window. An empty list stands for the default on every axis.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Window {
+    /// Sizes; empty when the weights have them.
+    pub kernel: Vec<i64>,
+    /// Distances of neighbouring windows; 1 by default.
+    pub strides: Vec<i64>,
+    /// Distances of neighbouring taps; 1 by default.
+    pub dilations: Vec<i64>,
+    /// Padding before each axis, then behind each; 0 by default.
+    pub pads: Vec<i64>,
+    /// Where the padding comes from.
+    pub auto_pad: AutoPad,
+    /// A last window that is not whole counts, if it begins before the padding at the end.
+    pub ceil: bool,
+}
+
+/// A window along one axis whose sizes are numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Axis {
+    /// Size of the operand.
+    pub size: usize,
+    /// Number of windows.
+    pub out: usize,
+    /// Number of taps.
+    pub kernel: usize,
+    /// Distance of windows.
+    pub stride: usize,
+    /// Distance of taps.
+    pub dilation: usize,
+    /// Padding before the first element.
+    pub before: usize,
+    /// Padding behind the last element.
+    pub after: usize,
+}
+
+/// The number that `d` is.
+pub(super) fn number(d: &Dim) -> OpResult<usize> {
+    d.as_const()
+        .and_then(|v| usize::try_from(v).ok())
+        .ok_or_else(|| OpError::expected("size", "0 or more", d))
+}
+
+/// A list attribute whose numbers lie within `low..=i32::MAX`; empty when it is left out.
+pub(super) fn list(a: &dyn Attributes, name: &str, low: i64) -> OpResult<Vec<i64>> {
+    let list = a.ints(name)?.unwrap_or_default();
+    match list.iter().find(|v| **v < low || **v > i64::from(i32::MAX)) {
+        Some(v) => Err(OpError::expected(
+            format!("attribute `{name}`"),
+            format!("numbers from {low} on"),
+            v,
+        )),
+        None => Ok(list),
+    }
+}
+
+impl Window {
+    /// A window of these sizes that moves by 1 without padding.
+    pub fn new(kernel: &[i64]) -> Self {
+        Self {
+            kernel: kernel.to_vec(),
+            strides: Vec::new(),
+            dilations: Vec::new(),
+            pads: Vec::new(),
+            auto_pad: AutoPad::Explicit,
+            ceil: false,
+        }
+    }
+
+    /// Reads `kernel_shape`, `strides`, `dilations`, `pads`, `auto_pad` and `ceil_mode`.
+    pub fn import(a: &dyn Attributes) -> OpResult<Self> {
+        let auto_pad = match a.string("auto_pad")?.as_deref() {
+            None | Some("NOTSET" | "") => AutoPad::Explicit,
+            Some("VALID") => AutoPad::Valid,
+            Some("SAME_UPPER") => AutoPad::SameUpper,
+            Some("SAME_LOWER") => AutoPad::SameLower,
+            Some(other) => {
+                return Err(OpError::expected(
+                    "attribute `auto_pad`",
+                    "NOTSET, VALID, SAME_UPPER or SAME_LOWER",
+                    other,
+                ));
+            }
+        };
+        Ok(Self {
+            kernel: list(a, "kernel_shape", 1)?,
+            strides: list(a, "strides", 1)?,
+            dilations: list(a, "dilations", 1)?,
+            pads: list(a, "pads", 0)?,
+            auto_pad,
+            ceil: a.int("ceil_mode")?.unwrap_or(0) != 0,
+        })
+    }
+
+    /// Fails unless the lists have one entry for each of `rank` axes (two for pads), `kernel` has that many, and there is an
+    /// axis.
+    pub fn check(&self, kernel: &[i64], rank: usize) -> OpResult<()> {
+        if rank == 0 {
+            return Err(OpError::expected("spatial axes", "1 or more", 0));
+        }
+        if kernel.len() != rank {
+            return Err(OpError::mismatch(
+                "numbers of window sizes and of spatial axes",
+                kernel.len(),
+                rank,
+            ));
+        }
+        for (what, list, want) in [
+            ("numbers of strides and of spatial axes", &self.strides, rank),
+            ("numbers of dilations and of spatial axes", &self.dilations, rank),
+            (
+                "numbers of pads and of ends of spatial axes",
+                &self.pads,
+                2 * rank,
+            ),
+        ] {
+            if !list.is_empty() && list.len() != want {
+                return Err(OpError::mismatch(what, list.len(), want));
+            }
+        }
+        if let Some(k) = kernel.iter().find(|k| !(1..=i64::from(i32::MAX)).contains(*k)) {
+            return Err(OpError::expected("window size", "1 or more", k));
+        }
+        Ok(())
+    }
+
+    /// Stride along axis `i`.
+    pub fn stride(&self, i: usize) -> i64 {
+        self.strides.get(i).copied().unwrap_or(1)
+    }
+
+    /// Dilation along axis `i`.
+    pub fn dilation(&self, i: usize) -> i64 {
+        self.dilations.get(i).copied().unwrap_or(1)
+    }
+
+    /// Elements from the first to the last tap along axis `i`, for a window of `kernel` taps.
+    pub fn extent(&self, i: usize, kernel: i64) -> i64 {
+        (kernel - 1) * self.dilation(i) + 1
+    }
+
+    /// The attribute's padding before and behind axis `i` of `rank`.
+    pub fn explicit(&self, i: usize, rank: usize) -> (i64, i64) {
+        if self.auto_pad == AutoPad::Valid {
+            return (0, 0);
+        }
+        let at = |j: usize| self.pads.get(j).copied().unwrap_or(0);
+        (at(i), at(i + rank))
+    }
+
+    /// Number of windows along axis `i`, and what must not be negative for there to be one.
+    fn count(&self, i: usize, kernel: &[i64], size: &Dim) -> OpResult<(Dim, Dim)> {
+        let stride = self.stride(i);
+        if matches!(self.auto_pad, AutoPad::SameUpper | AutoPad::SameLower) {
+            return Ok((size.ceil_div(stride)?, 0.into()));
+        }
+        let extent = self.extent(i, kernel.get(i).copied().unwrap_or(1));
+        let (before, after) = self.explicit(i, kernel.len());
+        let room = size.add(&(before + after - extent).into())?;
+        let out = if !self.ceil {
+            room.floor_div(stride)?.add(&1.into())?
+        } else if after + stride >= extent {
+            // Of the two conditions, not more than fit and beginning before the padding at the end, the latter is the
+            // stronger for any size.
+            size.add(&before.into())?.ceil_div(stride)?
+        } else {
+            room.ceil_div(stride)?.add(&1.into())?
+        };
+        Ok((out, room))
+    }
+
+    /// Numbers of windows over axes of these sizes.
+    pub fn derive(&self, cx: &InferCx<'_>, kernel: &[i64], sizes: &[Dim]) -> OpResult<Vec<Dim>> {
+        self.check(kernel, sizes.len())?;
+        let mut out = Vec::with_capacity(sizes.len());
+        for (i, size) in sizes.iter().enumerate() {
+            let (count, room) = self.count(i, kernel, size)?;
+            cx.require(room, "room that a padded size leaves beside its window")?;
+            out.push(count);
+        }
+        Ok(out)
+    }
+
+    /// The axes, for sizes that are numbers.
+    pub fn axes(&self, kernel: &[i64], sizes: &[usize]) -> OpResult<Vec<Axis>> {
+        self.check(kernel, sizes.len())?;
+        let to = |v: i64| usize::try_from(v).unwrap_or(0);
+        let mut axes = Vec::with_capacity(sizes.len());
+        for (i, (size, k)) in sizes.iter().zip(kernel).enumerate() {
+            let (out, room) = self.count(i, kernel, &Dim::from_usize(*size))?;
+            number(&room).map_err(|_| {
+                OpError::expected(
+                    "padded size",
+                    format!("at least the window's {}", self.extent(i, *k)),
+                    format!(
+                        "{size} with {} too few",
+                        Dim::from(0).sub(&room).unwrap_or_default()
+                    ),
+                )
+            })?;
+            let out = number(&out)?;
+            let (mut before, mut after) = self.explicit(i, sizes.len());
+            if matches!(self.auto_pad, AutoPad::SameUpper | AutoPad::SameLower) {
+                let last = i64::try_from(out)
+                    .unwrap_or(0)
+                    .saturating_sub(1)
+                    .max(0)
+                    .saturating_mul(self.stride(i));
+                let total = last
+                    .saturating_add(self.extent(i, *k))
+                    .saturating_sub(i64::try_from(*size).unwrap_or(i64::MAX))
+                    .max(0);
+                let (small, large) = (total / 2, total - total / 2);
+                (before, after) = if self.auto_pad == AutoPad::SameUpper {
+                    (small, large)
+                } else {
+                    (large, small)
+                };
+            }
+            axes.push(Axis {
+                size: *size,
+                out,
+                kernel: to(*k),
+                stride: to(self.stride(i)),
+                dilation: to(self.dilation(i)),
+                before: to(before),
+                after: to(after),
+            });
+        }
+        Ok(axes)
+    }
+}
+
+impl Axis {
+    /// The windows whose tap `tap` lies inside the operand.
+    fn inside(&self, tap: usize) -> Range<usize> {
+        let shift = tap * self.dilation;
+        let first = self.before.saturating_sub(shift).div_ceil(self.stride);
+        let last = (self.size + self.before)
+            .saturating_sub(shift)
+            .div_ceil(self.stride)
+            .min(self.out);
+        first.min(last)..last
+    }
+
+    /// The operand's index under tap `tap` of window `at`, which is inside.
+    fn index(&self, at: usize, tap: usize) -> usize {
+        (at * self.stride + tap * self.dilation).saturating_sub(self.before)
+    }
+
+    /// How many taps of window `at` lie inside the operand, its padding included if asked.
+    pub fn taps(&self, at: usize, padding: bool) -> usize {
+        let (low, high) = if padding {
+            (0, self.before + self.size + self.after)
+        } else {
+            (self.before, self.before + self.size)
+        };
+        let start = at * self.stride;
+        let below = |limit: usize| {
+            limit
+                .saturating_sub(start)
+                .div_ceil(self.dilation)
+                .min(self.kernel)
+        };
+        below(high).saturating_sub(below(low))
+    }
+}
+
+/// Every combination of indices below `sizes`, the last one fastest.
+pub fn indices(sizes: &[usize]) -> impl Iterator<Item = Vec<usize>> + use<> {
+    let sizes = sizes.to_vec();
+    let mut next = if sizes.contains(&0) {
+        None
+    } else {
+        Some(vec![0; sizes.len()])
+    };
+    std::iter::from_fn(move || {
+        let now = next.take()?;
+        let mut after = now.clone();
+        for (i, n) in sizes.iter().enumerate().rev() {
+            if let Some(v) = after.get_mut(i) {
+                *v += 1;
+                if v != n {
+                    next = Some(after);
+                    break;
+                }
+                *v = 0;
+            }
+        }
+        Some(now)
+    })
+}
+
+/// Sizes of the windows: one index list for every tap.
+pub fn taps(axes: &[Axis]) -> impl Iterator<Item = Vec<usize>> + use<> {
+    indices(&axes.iter().map(|a| a.kernel).collect::<Vec<_>>())
+}
+
+/// The runs of windows whose tap `tap` lies inside the operand, among the windows `part` in row-major order: calls
+/// `each(window, element, count)`, where `count` windows from `window` on meet the elements `element`, `element + stride`, ...
+/// with the stride of the last axis.
+pub fn walk(axes: &[Axis], tap: &[usize], part: Range<usize>, mut each: impl FnMut(usize, usize, usize)) {
+    let Some((last, outer)) = axes.split_last() else {
+        return;
+    };
+    let Some((tap_last, tap_outer)) = tap.split_last() else {
+        return;
+    };
+    let inside = last.inside(*tap_last);
+    if inside.is_empty() || last.out == 0 || part.is_empty() {
+        return;
+    }
+    let ranges: Vec<Range<usize>> = outer.iter().zip(tap_outer).map(|(a, t)| a.inside(*t)).collect();
+    for row in part.start / last.out..part.end.div_ceil(last.out) {
+        let (mut rest, mut element, mut step, mut hit) = (row, 0, last.size, true);
+        for ((a, t), r) in outer.iter().zip(tap_outer).zip(&ranges).rev() {
+            let at = rest % a.out;
+            rest /= a.out;
+            hit &= r.contains(&at);
+            element += a.index(at, *t) * step;
+            step *= a.size;
+        }
+        if !hit {
+            continue;
+        }
+        let first = row * last.out;
+        let from = (first + inside.start).max(part.start);
+        let to = (first + inside.end).min(part.end);
+        if from < to {
+            each(from, element + last.index(from - first, *tap_last), to - from);
+        }
+    }
+}
+
+/// `count` zeros, or an error where memory does not hold them.
+pub(super) fn filled<T: Clone>(shape: &[usize], value: T) -> OpResult<Vec<T>> {
+    let too_large = || OpError::expected("result", "a tensor that fits the memory", format!("{shape:?}"));
+    let count = shape
+        .iter()
+        .try_fold(1usize, |n, d| n.checked_mul(*d))
+        .ok_or_else(too_large)?;
+    let mut out = Vec::new();
+    out.try_reserve_exact(count).map_err(|_| too_large())?;
+    out.resize(count, value);
+    Ok(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        /// The formulas count what enumeration counts, in floor and ceil mode.
+        #[test]
+        fn windows_are_counted(size in 1i64..40, kernel in 1i64..6, stride in 1i64..5, dilation in 1i64..4,
+                               before in 0i64..6, after in 0i64..6, ceil: bool) {
+            let w = Window { strides: vec![stride], dilations: vec![dilation], pads: vec![before, after], ceil, ..Window::new(&[kernel]) };
+            let extent = w.extent(0, kernel);
+            prop_assume!(size + before + after >= extent);
+            let mut want = 0;
+            while want * stride + extent <= size + before + after { want += 1; }
+            // One more window that is not whole, if the last one left something over.
+            if ceil && (want - 1) * stride + extent < size + before + after { want += 1; }
+            if ceil && (want - 1) * stride >= size + before { want -= 1; }
+            let sizes = [usize::try_from(size).unwrap()];
+            let axes = w.axes(&[kernel], &sizes).unwrap();
+            prop_assert_eq!(axes[0].out, usize::try_from(want).unwrap());
+            // The same from a symbol.
+            let (out, _) = w.count(0, &[kernel], &Dim::symbol("h")).unwrap();
+            let b = crate::shape::Bindings::from([("h", size)]);
+            prop_assert_eq!(out.eval(&b).unwrap(), want);
+            // Walks meet each tap inside the operand once.
+            for tap in taps(&axes) {
+                let mut met = Vec::new();
+                walk(&axes, &tap, 0..axes[0].out, |o, i, n| met.extend((0..n).map(|j| (o + j, i + j * axes[0].stride))));
+                let t = i64::try_from(tap[0]).unwrap();
+                let direct: Vec<(usize, usize)> = (0..want).filter_map(|o| {
+                    let i = o * stride + t * dilation - before;
+                    (0..size).contains(&i).then(|| (usize::try_from(o).unwrap(), usize::try_from(i).unwrap()))
+                }).collect();
+                prop_assert_eq!(met, direct);
+            }
+        }
+    }
+
+    #[test]
+    fn same_padding_keeps_the_ratio() {
+        let w = |auto_pad| Window {
+            auto_pad,
+            strides: vec![2],
+            ..Window::new(&[3])
+        };
+        let upper = w(AutoPad::SameUpper).axes(&[3], &[6]).unwrap();
+        assert_eq!((upper[0].out, upper[0].before, upper[0].after), (3, 0, 1));
+        let lower = w(AutoPad::SameLower).axes(&[3], &[6]).unwrap();
+        assert_eq!((lower[0].out, lower[0].before, lower[0].after), (3, 1, 0));
+        assert!(
+            Window::new(&[3]).axes(&[3], &[2]).is_err(),
+            "a window larger than its operand"
+        );
+        assert!(Window::new(&[3]).axes(&[3, 3], &[2]).is_err());
+    }
+}

@@ -1,0 +1,38 @@
+//! A matrix product whose inner size is 1 is a multiplication with broadcasting, `[.., m, 1] * [.., 1, n]`.
+//!
+//! Exporters write the angles of rotary embeddings so: frequencies times positions. As a multiplication of single elements it
+//! keeps the precision of positions, which products of matrices in `f16` do not.
+
+use super::pattern::{input, shape};
+use crate::error::Result;
+use crate::graph::Edit;
+use crate::graph::op::matmul::MatMul;
+use crate::graph::op::pointwise::{Binary, Pointwise};
+
+pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
+    let mut found = Vec::new();
+    for (id, node) in edit.nodes() {
+        let (Some(MatMul { trans_b: false }), Some(a), Some(b)) =
+            (node.op.downcast::<MatMul>(), input(node, 0), input(node, 1))
+        else {
+            continue;
+        };
+        let inner = |v, from_last: usize| {
+            let sizes = shape(edit, v)?;
+            sizes.get(sizes.len().checked_sub(from_last)?)
+        };
+        if let (Some(k), Some(k2), Some(_)) = (inner(a, 1), inner(b, 2), inner(a, 2))
+            && k.is(1)
+            && k2.is(1)
+        {
+            found.push((id, a, b, node.name.clone(), node.origin.clone()));
+        }
+    }
+    for (id, a, b, name, origin) in found {
+        if edit.begin(&format!("product \"{name}\" over one element")) {
+            let op = Pointwise::binary("Mul", Binary::Mul);
+            edit.replace_node(id, Box::new(op), vec![Some(a), Some(b)], origin);
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,393 @@
+//! What a model is and what running it takes, from its file alone: symbols, operators, passes, plans, memory. No weight is
+//! read and no device is opened. The command `tlite inspect` prints a [`Report`], as text, as JSON, or as a page to explore.
+
+mod nodes;
+pub mod page;
+mod plans;
+mod symbols;
+
+pub use nodes::{Becomes, How, NodeReport, Operator, Run};
+pub use plans::{Device, Gains, PaddingReport, PlanReport, SegmentReport, StepReport, TensorReport};
+pub use symbols::{BoundFrom, SymbolReport, parse_bind, parse_bounds};
+
+use crate::backend::Caps;
+use crate::error::{Error, Result, Stage};
+use crate::graph::onnx::{ImportOptions, import_with};
+use crate::graph::pass::{PassReport, Pipeline};
+use crate::graph::{Edit, Graph, ValueId, class, derive};
+use crate::llm::ModelFolder;
+use crate::llm::engine::{CHUNK, Decoder, Logits};
+use crate::plan::{Options, Plan, weight_bytes};
+use crate::shape::{Bindings, Constraints};
+use crate::tensor::DType;
+use serde::Serialize;
+use std::path::{Path, PathBuf};
+use symbols::Symbols;
+
+/// What is asked about a model.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// The device that is planned for.
+    pub caps: Caps,
+    /// Symbols with one value: shapes and plans are those for it.
+    pub bind: Bindings,
+    /// What is known of the symbols: bounds and equations.
+    pub bounds: Constraints,
+    /// Tokens that the cache of a decoder has room for; by default what the model was made for, at most 4096.
+    pub context: Option<usize>,
+    /// Tokens of one prefill run of a decoder.
+    pub chunk: usize,
+}
+
+impl Default for Request {
+    /// A device that does not exist, nothing bound or bounded.
+    fn default() -> Self {
+        Self {
+            caps: Caps::neutral(),
+            bind: Bindings::new(),
+            bounds: Constraints::default(),
+            context: None,
+            chunk: CHUNK,
+        }
+    }
+}
+
+/// Everything that `tlite inspect` says. Sizes are bytes at the bounds; shapes and formulas are expressions of the symbols, as
+/// [`crate::shape::Dim::parse`] reads them.
+#[derive(Clone, Debug, Serialize)]
+pub struct Report {
+    /// The file.
+    pub model: Model,
+    /// The device that was planned for.
+    pub device: Device,
+    /// Symbols of the inputs, and those that data defines.
+    pub symbols: Vec<SymbolReport>,
+    /// Relations between symbols that were given.
+    pub constraints: Vec<String>,
+    /// What the derived shapes rest on beside the constraints; every run checks it.
+    pub assumptions: Vec<AssumptionReport>,
+    /// Inputs of the file.
+    pub inputs: Vec<ValueReport>,
+    /// Outputs of the file.
+    pub outputs: Vec<ValueReport>,
+    /// Caches that became state.
+    pub states: Vec<StateReport>,
+    /// Nodes before and after each pass, and rewrites made.
+    pub passes: Vec<PassReport>,
+    /// Operators of the file that compute shapes.
+    pub shape_ops_total: usize,
+    /// Those of them for which something runs.
+    pub shape_ops_at_runtime: usize,
+    /// The arena: that of the plan that needs most.
+    pub arena_bytes: u64,
+    /// The largest live set of that plan; no placement needs less.
+    pub arena_lower_bound_bytes: u64,
+    /// Its activations, each with memory of its own.
+    pub arena_no_reuse_bytes: u64,
+    /// Its arena as an expression.
+    pub arena_formula: String,
+    /// What the rules of reuse save in it.
+    pub gained: Gains,
+    /// All states.
+    pub states_bytes: u64,
+    /// All packed constants.
+    pub weights_bytes: u64,
+    /// Weights, states and arena.
+    pub total_bytes: u64,
+    /// One plan, or for a decoder those of prefill and decode, which share arena, states and weights.
+    pub plans: Vec<PlanReport>,
+    /// The operators of the file, in an order in which they can run.
+    pub operators: Vec<Operator>,
+    /// The nodes after the passes, in the order of the plans.
+    pub nodes: Vec<NodeReport>,
+    /// All values of the file with derived shapes, before any pass.
+    pub values: Vec<ValueReport>,
+}
+
+/// A model file.
+#[derive(Clone, Debug, Serialize)]
+pub struct Model {
+    /// Name of its folder, or of the file.
+    pub name: String,
+    /// The file.
+    pub path: PathBuf,
+    /// Versions of operator sets, by domain.
+    pub opsets: Vec<(String, i64)>,
+    /// Roles found, if it is a decoder.
+    pub decoder: Option<DecoderReport>,
+}
+
+/// The lengths of a decoder.
+#[derive(Clone, Debug, Serialize)]
+pub struct DecoderReport {
+    /// Tokens that the cache has room for.
+    pub context: usize,
+    /// Tokens of one prefill run.
+    pub chunk: usize,
+    /// The symbol that counts the tokens of a run.
+    pub sequence: String,
+    /// The symbol that counts the tokens before it.
+    pub past: String,
+}
+
+/// A value with its type and shape.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct ValueReport {
+    /// Name.
+    pub name: String,
+    /// Element type.
+    pub dtype: String,
+    /// Sizes as expressions.
+    pub shape: Vec<String>,
+}
+
+/// A tensor that persists from run to run.
+#[derive(Clone, Debug, Serialize)]
+pub struct StateReport {
+    /// The input that it replaces.
+    pub name: String,
+    /// Sizes before a run.
+    pub shape: Vec<String>,
+    /// Element type on the device.
+    pub dtype: String,
+    /// Bytes with all rows.
+    pub bytes: u64,
+}
+
+/// Something that must hold for the shapes to be right.
+#[derive(Clone, Debug, Serialize)]
+pub struct AssumptionReport {
+    /// The node that asks for it.
+    pub node: String,
+    /// The condition.
+    pub condition: String,
+    /// What is wrong when it does not hold.
+    pub meaning: String,
+}
+
+/// The file that is meant by a folder with `model.onnx`, or by a file.
+fn model_file(path: &Path) -> Result<PathBuf> {
+    let file = if path.is_dir() {
+        path.join("model.onnx")
+    } else {
+        path.to_owned()
+    };
+    if file.is_file() {
+        return Ok(file);
+    }
+    Err(Error::usage(
+        "MODEL",
+        format!("there is no file {}", file.display()),
+    ))
+}
+
+fn named(path: &Path, file: &Path) -> String {
+    let whole = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    let name = if path.is_dir() {
+        whole.file_name()
+    } else {
+        file.file_stem()
+    };
+    name.map_or_else(
+        || file.display().to_string(),
+        |n| n.to_string_lossy().into_owned(),
+    )
+}
+
+pub(crate) fn value_report(graph: &Graph, v: ValueId) -> ValueReport {
+    let value = graph.value(v);
+    let fact = value.fact.as_ref();
+    ValueReport {
+        name: value.name.clone(),
+        dtype: fact.map_or_else(|| "?".to_owned(), |f| f.dtype.to_string()),
+        shape: fact.map(|f| texts(&f.shape.0)).unwrap_or_default(),
+    }
+}
+
+fn texts(dims: &[crate::shape::Dim]) -> Vec<String> {
+    dims.iter().map(ToString::to_string).collect()
+}
+
+/// A model prepared for planning.
+struct Prepared {
+    graph: Graph,
+    passes: Vec<PassReport>,
+    plans: Vec<(&'static str, Options)>,
+    decoder: Option<DecoderReport>,
+}
+
+/// Inspects the model in `path`: a folder with `model.onnx`, or a file. Usage errors: no such file; a symbol that the model does
+/// not have, or a value of one that is outside of its bounds, contradicts an equation or makes a size negative.
+pub fn inspect(path: &Path, request: &Request) -> Result<Report> {
+    let file = model_file(path)?;
+    let mut graph = import_with(&file, ImportOptions { absent_weights: true })?;
+    Edit::new(&mut graph).set_constraints(request.bounds.clone());
+    let mut raw = graph.clone();
+    derive::derive(&mut raw)?;
+    let mut symbols = Symbols::new(&raw, &request.bounds, &request.bind)?;
+    symbols.check_values(&raw)?;
+    let prepared = if Decoder::is_form_of(&graph) {
+        decoder(&file, graph, request, &mut symbols)?
+    } else {
+        plain(graph, request, &mut symbols)?
+    };
+    let Prepared {
+        graph,
+        passes,
+        plans: options,
+        decoder,
+    } = prepared;
+    symbols.check_sizes(&raw)?;
+    let mut plans = Vec::with_capacity(options.len());
+    for (_, options) in &options {
+        plans.push(Plan::compile(&graph, &request.caps, options)?);
+    }
+    for plan in &plans {
+        symbols.check_conditions(plan)?;
+    }
+    let weights_bytes = weight_bytes(&graph, &plans)?;
+    let reports: Vec<PlanReport> = options
+        .iter()
+        .zip(&plans)
+        .map(|((name, options), plan)| PlanReport::new(name, options, plan, &graph))
+        .collect();
+    let classes = class::classes(&raw)?;
+    let nodes = nodes::nodes(&graph, &plans, &reports)?;
+    let operators = nodes::operators(&raw, &classes, &nodes)?;
+    let shape_ops = operators.iter().filter(|o| o.class == class::Class::Shape);
+    let runs = |o: &&Operator| reports.iter().any(|p| p.runs(&o.name));
+    let largest = reports.iter().max_by_key(|p| p.arena_bytes);
+    let largest = largest.ok_or_else(|| Error::other(Stage::Plan, "there is no plan"))?;
+    let states_bytes = plans.first().map_or(0, |p| p.memory.states);
+    let total = [weights_bytes, states_bytes, largest.arena_bytes]
+        .iter()
+        .try_fold(0u64, |sum, n| sum.checked_add(*n));
+    let first = plans.first();
+    let report = Report {
+        model: Model {
+            name: named(path, &file),
+            path: file,
+            opsets: raw.opsets().to_vec(),
+            decoder,
+        },
+        device: Device::new(&request.caps),
+        symbols: symbols.reports(&graph, first),
+        constraints: symbols.relations(),
+        assumptions: assumptions(&raw),
+        inputs: raw.inputs().iter().map(|v| value_report(&raw, *v)).collect(),
+        outputs: raw.outputs().iter().map(|v| value_report(&raw, *v)).collect(),
+        states: states(&graph, first),
+        shape_ops_total: shape_ops.clone().count(),
+        shape_ops_at_runtime: shape_ops.filter(runs).count(),
+        passes,
+        arena_bytes: largest.arena_bytes,
+        arena_lower_bound_bytes: largest.arena_lower_bound_bytes,
+        arena_no_reuse_bytes: largest.arena_no_reuse_bytes,
+        arena_formula: largest.arena_formula.clone(),
+        gained: largest.gained,
+        states_bytes,
+        weights_bytes,
+        total_bytes: total
+            .ok_or_else(|| Error::other(Stage::Plan, "the sum of all memory exceeds what can be counted"))?,
+        operators,
+        nodes,
+        values: values(&raw)?,
+        plans: reports,
+    };
+    Ok(report)
+}
+
+/// Inputs, then the results of all nodes in order.
+fn values(graph: &Graph) -> Result<Vec<ValueReport>> {
+    let mut all: Vec<ValueId> = graph.inputs().to_vec();
+    for id in graph.order()? {
+        all.extend(graph.node(id).iter().flat_map(|n| &n.outputs));
+    }
+    Ok(all.into_iter().map(|v| value_report(graph, v)).collect())
+}
+
+fn states(graph: &Graph, plan: Option<&Plan>) -> Vec<StateReport> {
+    let slots = plan.map(|p| p.states.as_slice()).unwrap_or_default();
+    let states = graph.states().iter().zip(slots);
+    states
+        .map(|(s, slot)| StateReport {
+            name: slot.name.clone(),
+            shape: value_report(graph, s.input).shape,
+            dtype: slot.dtype.to_string(),
+            bytes: slot.bytes,
+        })
+        .collect()
+}
+
+fn assumptions(graph: &Graph) -> Vec<AssumptionReport> {
+    let all = graph.assumptions().iter();
+    all.map(|a| AssumptionReport {
+        node: graph.node(a.node).map_or(String::new(), |n| n.name.clone()),
+        condition: format!(
+            "{} {} 0",
+            a.assumed.dim,
+            if a.assumed.equal { "==" } else { ">=" }
+        ),
+        meaning: a.assumed.meaning.clone(),
+    })
+    .collect()
+}
+
+/// A decoder is planned as it is run: one sequence, prefill in chunks, decode with padded lengths.
+fn decoder(file: &Path, graph: Graph, request: &Request, symbols: &mut Symbols) -> Result<Prepared> {
+    let dir = file.parent().filter(|p| !p.as_os_str().is_empty());
+    let folder = ModelFolder::open(dir.unwrap_or(Path::new(".")))?;
+    let context = folder.context(request.context)?;
+    let chunk = request.chunk.min(context).max(1);
+    let batch = graph.input("input_ids").and_then(|v| graph.fact(v).ok());
+    let batch = batch.and_then(|f| f.shape.0.first()?.as_symbol().cloned());
+    let decoder = Decoder::of(graph, &Pipeline::standard(), Logits::Last)?;
+    if let Some(batch) = batch {
+        symbols.decide(&batch, 1, BoundFrom::OneSequence)?;
+    }
+    let number = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
+    symbols.decide(decoder.sequence(), number(chunk), BoundFrom::Chunk)?;
+    symbols.decide(decoder.past(), number(context), BoundFrom::Context)?;
+    symbols.assume_rest(decoder.graph(), Some(number(context)))?;
+    let mut plans = Vec::new();
+    for (name, mut options) in ["prefill", "decode"]
+        .into_iter()
+        .zip(decoder.options(chunk, context))
+    {
+        symbols.apply(&mut options);
+        plans.push((name, options));
+    }
+    Ok(Prepared {
+        passes: decoder.passes.clone(),
+        plans,
+        decoder: Some(DecoderReport {
+            context,
+            chunk,
+            sequence: decoder.sequence().to_string(),
+            past: decoder.past().to_string(),
+        }),
+        graph: decoder.graph().clone(),
+    })
+}
+
+/// Any other model has one plan, with floats in `f32`.
+fn plain(mut graph: Graph, request: &Request, symbols: &mut Symbols) -> Result<Prepared> {
+    let passes = Pipeline::standard().run(&mut graph)?;
+    symbols.assume_rest(&graph, None)?;
+let mut options = Options {
+        float: DType::F32,
+        // Without a device the question is what the model needs, not which kernels there are.
+        every_on_device: request.caps == Caps::neutral(),
+        state_rows: request
+            .context
+            .map_or(0, |n| i64::try_from(n).unwrap_or(i64::MAX)),
+        ..Options::default()
+    };
+    symbols.apply(&mut options);
+    Ok(Prepared {
+        graph,
+        passes,
+        plans: vec![("run", options)],
+        decoder: None,
+    })
+}

@@ -1,0 +1,194 @@
+//! Operators of the file and nodes after the passes, and what became of the one in the other.
+
+use super::plans::PlanReport;
+use super::{ValueReport, value_report};
+use crate::error::Result;
+use crate::graph::class::Class;
+use crate::graph::{Graph, Node, NodeId};
+use crate::plan::Plan;
+use serde::Serialize;
+use std::collections::HashMap;
+
+/// What became of an operator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum How {
+    /// It is a node of the plan.
+    Kept,
+    /// Another operator stands in its place.
+    Rewritten,
+    /// It is part of a node that stands for several.
+    Fused,
+    /// Its results are known from shapes and constants.
+    Folded,
+    /// Nothing needs it after the passes.
+    Removed,
+}
+
+/// What became of an operator, and where to find it.
+#[derive(Clone, Debug, Serialize)]
+pub struct Becomes {
+    /// What was done.
+    pub how: How,
+    /// Positions in [`super::Report::nodes`].
+    pub nodes: Vec<usize>,
+}
+
+/// An operator of the file.
+#[derive(Clone, Debug, Serialize)]
+pub struct Operator {
+    /// Its name.
+    pub name: String,
+    /// Its type.
+    pub op: String,
+    /// What it computes.
+    pub class: Class,
+    /// Operands; `None` where an optional one is left out.
+    pub inputs: Vec<Option<ValueReport>>,
+    /// Results.
+    pub outputs: Vec<ValueReport>,
+    /// What the passes made of it.
+    pub becomes: Becomes,
+}
+
+/// Steps of one plan.
+#[derive(Clone, Debug, Serialize)]
+pub struct Run {
+    /// Name of the plan.
+    pub plan: &'static str,
+    /// Positions in [`PlanReport::steps`].
+    pub steps: Vec<usize>,
+}
+
+/// A node after the passes.
+#[derive(Clone, Debug, Serialize)]
+pub struct NodeReport {
+    /// Its name.
+    pub name: String,
+    /// Its type.
+    pub op: String,
+    /// Names of the operators of the file that it stands for.
+    pub origin: Vec<String>,
+    /// Operands; `None` where an optional one is left out.
+    pub inputs: Vec<Option<ValueReport>>,
+    /// Results.
+    pub outputs: Vec<ValueReport>,
+    /// What runs for it in each plan; none where nothing does.
+    pub runs: Vec<Run>,
+    /// Why nothing runs for it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub nothing: Option<&'static str>,
+}
+
+fn operands(graph: &Graph, node: &Node) -> (Vec<Option<ValueReport>>, Vec<ValueReport>) {
+    let inputs = node.inputs.iter().map(|v| v.map(|v| value_report(graph, v)));
+    let outputs = node.outputs.iter().map(|v| value_report(graph, *v));
+    (inputs.collect(), outputs.collect())
+}
+
+fn is_known(graph: &Graph, node: &Node) -> bool {
+    let known = |v| {
+        let fact = graph.value(v).fact.as_ref();
+        fact.is_some_and(|f| f.as_const().is_some() || f.as_dims().is_some())
+    };
+    node.outputs.iter().all(|v| known(*v))
+}
+
+/// The nodes of the planned `graph`.
+pub(super) fn nodes(graph: &Graph, plans: &[Plan], reports: &[PlanReport]) -> Result<Vec<NodeReport>> {
+    // Positions of dispatches among all steps of a plan, by node.
+    let mut runs: HashMap<NodeId, Vec<Run>> = HashMap::new();
+    let mut on_host: HashMap<&str, Vec<Run>> = HashMap::new();
+    for (plan, report) in plans.iter().zip(reports) {
+        let mut dispatches = plan.steps.iter();
+        for (at, step) in report.steps.iter().enumerate() {
+            let all = if step.place == "host" {
+                on_host.entry(&step.node).or_default()
+            } else if let Some(s) = dispatches.next() {
+                runs.entry(s.node).or_default()
+            } else {
+                continue;
+            };
+            match all.last_mut() {
+                Some(r) if r.plan == report.name => r.steps.push(at),
+                _ => all.push(Run {
+                    plan: report.name,
+                    steps: vec![at],
+                }),
+            }
+        }
+    }
+    let mut out = Vec::new();
+    for id in graph.order()? {
+        let Some(node) = graph.node(id) else { continue };
+        let (inputs, outputs) = operands(graph, node);
+        let mut all = runs.remove(&id).unwrap_or_default();
+        let names = std::iter::once(node.name.as_str()).chain(outputs.iter().map(|v| v.name.as_str()));
+        for name in names {
+            for run in on_host.get(name).into_iter().flatten() {
+                match all.iter_mut().find(|r| r.plan == run.plan) {
+                    Some(r) if r.steps.contains(&run.steps[0]) => {}
+                    Some(r) => r.steps.extend(&run.steps),
+                    None => all.push(run.clone()),
+                }
+            }
+        }
+        let nothing = all.is_empty().then(|| {
+            if is_known(graph, node) {
+                "its results are known from the shapes"
+            } else {
+                "its result is the bytes of an operand, or nothing needs it"
+            }
+        });
+        out.push(NodeReport {
+            name: node.name.clone(),
+            op: node.op.name().to_owned(),
+            origin: node.origin.clone(),
+            inputs,
+            outputs,
+            runs: all,
+            nothing,
+        });
+    }
+    Ok(out)
+}
+
+/// The operators of `graph` as imported, with derived facts.
+pub(super) fn operators(
+    graph: &Graph,
+    classes: &HashMap<NodeId, Class>,
+    nodes: &[NodeReport],
+) -> Result<Vec<Operator>> {
+    let mut by_origin: HashMap<&str, Vec<usize>> = HashMap::new();
+    for (i, n) in nodes.iter().enumerate() {
+        for name in &n.origin {
+            by_origin.entry(name).or_default().push(i);
+        }
+    }
+    let mut out = Vec::new();
+    for id in graph.order()? {
+        let Some(node) = graph.node(id) else { continue };
+        let (inputs, outputs) = operands(graph, node);
+        let at = by_origin.get(node.name.as_str()).cloned().unwrap_or_default();
+        let found: Vec<&NodeReport> = at.iter().filter_map(|i| nodes.get(*i)).collect();
+        let how = match found.as_slice() {
+            [] if is_known(graph, node) => How::Folded,
+            [] => How::Removed,
+            [n] if n.origin.len() > 1 => How::Fused,
+            [n] if n.op == node.op.name() && n.runs.is_empty() && is_known(graph, node) => How::Folded,
+            [n] if n.op == node.op.name() => How::Kept,
+            [_] => How::Rewritten,
+            many if many.iter().any(|n| n.origin.len() > 1) => How::Fused,
+            _ => How::Rewritten,
+        };
+        out.push(Operator {
+            name: node.name.clone(),
+            op: node.op.name().to_owned(),
+            class: classes.get(&id).copied().unwrap_or(Class::Tensor),
+            inputs,
+            outputs,
+            becomes: Becomes { how, nodes: at },
+        });
+    }
+    Ok(out)
+}

@@ -1,0 +1,387 @@
+//! The symbols of a model: where they come from, which values they may take, and what is done where nobody says.
+
+use crate::error::{Error, Result};
+use crate::graph::{Graph, MadeSymbol, Part};
+use crate::plan::{self, Options, Plan};
+use crate::shape::{Bindings, Constraints, Dim, Symbol};
+use serde::Serialize;
+use std::collections::{BTreeMap, BTreeSet};
+
+const BIND: &str = "--bind";
+const BOUNDS: &str = "--bounds";
+
+/// Who set the largest value of a symbol.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum BoundFrom {
+    /// `--bind`: it is the only value.
+    Bind,
+    /// `--bounds`, perhaps through an equation.
+    Bounds,
+    /// The room of a decoder's cache.
+    Context,
+    /// The tokens of a decoder's prefill run.
+    Chunk,
+    /// A decoder runs one sequence.
+    OneSequence,
+    /// Nobody: a usual size was taken.
+    Assumed,
+    /// The data of a run, as far as its operator knows a limit.
+    Data,
+}
+
+/// A symbol.
+#[derive(Clone, Debug, Serialize)]
+pub struct SymbolReport {
+    /// Its name.
+    pub name: String,
+    /// Smallest value.
+    pub lower: i64,
+    /// Largest value; memory is placed for it.
+    pub upper: Option<i64>,
+    /// Who set `upper`.
+    pub bound_from: BoundFrom,
+    /// Where a run's value of it comes from.
+    pub source: String,
+}
+
+/// `NAME=VALUE` pairs with commas between them, as `--bind` takes them: `N=512,past=1024`. A usage error for a name that is no C
+/// identifier, a value that is no integer of 0 or more, and a name with two values.
+pub fn parse_bind(text: &str) -> Result<Bindings> {
+    let mut out = Bindings::new();
+    for part in text.split(',').map(str::trim) {
+        let bad = |what: String| Error::usage(BIND, what);
+        let (name, value) = part.split_once('=').ok_or_else(|| {
+            bad(format!(
+                "\"{part}\": expected NAME=VALUE pairs, as in N=512,past=1024"
+            ))
+        })?;
+        let symbol = Symbol::parse(name.trim()).map_err(|e| bad(format!("\"{part}\": {e}")))?;
+        let number: i64 = value.trim().parse().map_err(|_| {
+            bad(format!(
+                "\"{part}\": {} is not an integer from 0 to {}",
+                value.trim(),
+                i64::MAX
+            ))
+        })?;
+        if number < 0 {
+            return Err(bad(format!("\"{part}\": a size is not negative")));
+        }
+        if let Some(other) = out.get(&symbol).filter(|o| *o != number) {
+            return Err(bad(format!("{symbol} is both {other} and {number}")));
+        }
+        out.set(&symbol, number);
+    }
+    Ok(out)
+}
+
+/// Bounds and equations, as `--bounds` takes them; see [`Constraints::parse`]. A usage error for text that is no constraint, and
+/// for constraints that contradict each other.
+pub fn parse_bounds(text: &str) -> Result<Constraints> {
+    Constraints::parse(text).map_err(|e| Error::usage(BOUNDS, e.to_string()))
+}
+
+/// The symbols of one model and what was said of them.
+pub(super) struct Symbols {
+    constraints: Constraints,
+    /// Values given, and those that follow from equations.
+    fixed: Bindings,
+    /// Where each symbol of the inputs comes from, with the size to assume for it.
+    sources: BTreeMap<Symbol, (String, i64)>,
+    made: Vec<MadeSymbol>,
+    bounds: BTreeMap<Symbol, (i64, BoundFrom)>,
+}
+
+/// `name=1, other=2`.
+fn text_of(b: &Bindings) -> String {
+    let all: Vec<String> = b.iter().map(|(s, v)| format!("{s}={v}")).collect();
+    all.join(", ")
+}
+
+impl Symbols {
+    /// The symbols of `graph`, whose facts are derived. Usage errors: symbols that it does not have; values that contradict
+    /// `constraints`.
+    pub fn new(graph: &Graph, constraints: &Constraints, bind: &Bindings) -> Result<Self> {
+        let mut sources: BTreeMap<Symbol, (String, i64)> = BTreeMap::new();
+        for v in graph.inputs() {
+            let (name, fact) = (&graph.value(*v).name, graph.fact(*v)?);
+            let rank = fact.shape.rank();
+            for (axis, dim) in fact.shape.0.iter().enumerate() {
+                let usual = match (rank, axis) {
+                    (_, 0) if rank > 1 => 1,
+                    (4, 2 | 3) => 640,
+                    _ => 512,
+                };
+                match dim.as_symbol() {
+                    // A symbol that stands alone says more than one inside an expression.
+                    Some(s) if sources.get(s).is_none_or(|(text, _)| text.starts_with("within")) => {
+                        let text = format!("size of input \"{name}\" along axis {axis}");
+                        sources.insert(s.clone(), (text, usual));
+                    }
+                    Some(_) => {}
+                    None => {
+                        let mut all = BTreeSet::new();
+                        dim.symbols(&mut all);
+                        for s in all {
+                            let text = format!("within size {dim} of input \"{name}\" along axis {axis}");
+                            sources.entry(s).or_insert((text, usual));
+                        }
+                    }
+                }
+            }
+        }
+        let known = |s: &Symbol| sources.contains_key(s) || graph.made().iter().any(|m| m.symbol == *s);
+        let names = || {
+            let all: BTreeSet<&str> = sources
+                .keys()
+                .chain(graph.made().iter().map(|m| &m.symbol))
+                .map(Symbol::name)
+                .collect();
+            if all.is_empty() {
+                return "it has none".to_owned();
+            }
+            format!(
+                "its symbols are {}",
+                all.into_iter().collect::<Vec<_>>().join(", ")
+            )
+        };
+        if let Some((s, _)) = bind.iter().find(|(s, _)| !known(s)) {
+            return Err(Error::usage(
+                BIND,
+                format!("the model has no symbol {s}; {}", names()),
+            ));
+        }
+        if let Some(s) = constraints.symbols().iter().find(|s| !known(s)) {
+            return Err(Error::usage(
+                BOUNDS,
+                format!("the model has no symbol {s}; {}", names()),
+            ));
+        }
+        let wrong = |e: crate::shape::ConstraintError| Error::usage(BIND, format!("{e} ({})", text_of(bind)));
+        let fixed = constraints.complete(bind).map_err(wrong)?;
+        constraints.check(&fixed).map_err(wrong)?;
+        let mut bounds = BTreeMap::new();
+        for s in sources.keys() {
+            if let Some(v) = fixed.get(s) {
+                bounds.insert(s.clone(), (v, BoundFrom::Bind));
+            } else if let (_, Some(v)) = constraints.range(&s.into()) {
+                bounds.insert(s.clone(), (v, BoundFrom::Bounds));
+            }
+        }
+        Ok(Self {
+            constraints: constraints.clone(),
+            fixed,
+            sources,
+            made: graph.made().to_vec(),
+            bounds,
+        })
+    }
+
+    /// Sizes under the values given: none may be negative, and what the shapes rest on must hold.
+    pub fn check_values(&self, graph: &Graph) -> Result<()> {
+        if self.fixed.iter().next().is_none() {
+            return Ok(());
+        }
+        let with = text_of(&self.fixed);
+        for value in &graph.values {
+            let Some(fact) = &value.fact else { continue };
+            for dim in fact.shape.0.iter().filter(|d| d.as_const().is_none()) {
+                let broken = |what: String| {
+                    Error::usage(
+                        BIND,
+                        format!(
+                            "\"{}\" of shape {} would have a size {dim} that {what} with {with}",
+                            value.name, fact.shape
+                        ),
+                    )
+                };
+                let n = dim
+                    .substitute(&self.fixed)
+                    .map_err(|e| broken(format!("has no value ({e})")))?;
+                if let Some(n) = n.as_const().filter(|n| *n < 0) {
+                    return Err(broken(format!("is {n}")));
+                }
+            }
+        }
+        for a in graph.assumptions() {
+            let dim = a
+                .assumed
+                .dim
+                .substitute(&self.fixed)
+                .ok()
+                .and_then(|d| d.as_const());
+            let Some(n) = dim.filter(|n| *n < 0 || a.assumed.equal && *n != 0) else {
+                continue;
+            };
+            let node = graph.node(a.node).map_or("", |n| n.name.as_str());
+            let what = if a.assumed.equal { "0" } else { "0 or more" };
+            return Err(Error::usage(
+                BIND,
+                format!(
+                    "node \"{node}\": {}: {} is {n}, not {what}, with {with}",
+                    a.assumed.meaning, a.assumed.dim
+                ),
+            ));
+        }
+        Ok(())
+    }
+
+    /// What every run of `plan` is checked for must be possible with the values given.
+    pub fn check_conditions(&self, plan: &Plan) -> Result<()> {
+        for c in plan.conditions() {
+            if let Some(n) = c.dim.as_const().filter(|n| *n < 0 || c.equal && *n != 0) {
+                let what = if c.equal { "0" } else { "0 or more" };
+                let with = text_of(&self.fixed);
+                return Err(Error::usage(
+                    BIND,
+                    format!("{}: by {n}, which must be {what}, with {with}", c.meaning),
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Bytes at the largest values: all must be countable.
+    pub fn check_sizes(&self, graph: &Graph) -> Result<()> {
+        let mut most = Bindings::new();
+        let mut option = BOUNDS;
+        for (s, (v, from)) in &self.bounds {
+            most.set(s, *v);
+            if *from == BoundFrom::Bind {
+                option = BIND;
+            }
+        }
+        for value in &graph.values {
+            let Some(fact) = value.fact.as_ref().filter(|f| f.shape.as_fixed().is_none()) else {
+                continue;
+            };
+            let bytes = fact
+                .shape
+                .count()
+                .and_then(|c| c.mul(&8.into()))
+                .and_then(|c| c.upper_bound(&most));
+            match bytes {
+                Ok(_) | Err(crate::shape::DimError::Unbound(_)) => {}
+                Err(e) => {
+                    return Err(Error::usage(
+                        option,
+                        format!(
+                            "the bytes of \"{}\" of shape {} cannot be counted with up to {}: {e}",
+                            value.name,
+                            fact.shape,
+                            text_of(&most)
+                        ),
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Sets the largest value that the engine has for a symbol. What the caller gave may be smaller, and not larger.
+    pub fn decide(&mut self, symbol: &Symbol, most: i64, from: BoundFrom) -> Result<()> {
+        let why = match from {
+            BoundFrom::Context => "tokens that the cache has room for; see --context",
+            BoundFrom::Chunk => "tokens of a prefill run; see --chunk",
+            _ => "sequence that is run at a time",
+        };
+        match self.bounds.get(symbol) {
+            Some((v, BoundFrom::Bind)) if *v > most => Err(Error::usage(
+                BIND,
+                format!("{symbol} = {v} is more than {most}, the {why}"),
+            )),
+            Some((v, _)) if *v <= most => Ok(()),
+            _ => {
+                self.bounds.insert(symbol.clone(), (most, from));
+                Ok(())
+            }
+        }
+    }
+
+    /// Takes a usual size for every symbol of `graph` that has no bound: `length`, or by the form of the input.
+    pub fn assume_rest(&mut self, graph: &Graph, length: Option<i64>) -> Result<()> {
+        for s in plan::symbols(graph)? {
+            if self.bounds.contains_key(&s) {
+                continue;
+            }
+            let usual = self.sources.get(&s).map_or(512, |(_, v)| *v);
+            let (lo, _) = self.constraints.range(&(&s).into());
+            let most = length.unwrap_or(usual).max(lo.unwrap_or(0));
+            self.bounds.insert(s, (most, BoundFrom::Assumed));
+        }
+        Ok(())
+    }
+
+    /// Puts bounds and values into what a plan is made for. A value that the options fix stays; a decode plan runs one token
+    /// whatever the length of prefill is.
+    pub fn apply(&self, options: &mut Options) {
+        for (s, (most, from)) in &self.bounds {
+            if options.fixed.get(s).is_some() || *from == BoundFrom::OneSequence {
+                continue;
+            }
+            if *from == BoundFrom::Bind {
+                options.fixed.set(s, *most);
+                options.bounds.remove(s);
+            } else {
+                let most = options.bounds.get(s).map_or(*most, |b| b.min(*most));
+                options.bounds.set(s, most);
+            }
+        }
+    }
+
+    /// The equations and inequalities that were given.
+    pub fn relations(&self) -> Vec<String> {
+        let equations = self.constraints.equations().map(|(a, b)| format!("{a} == {b}"));
+        let others = self
+            .constraints
+            .inequalities()
+            .map(|(a, b)| format!("{a} <= {b}"));
+        equations.chain(others).collect()
+    }
+
+    /// All symbols: of inputs in order of name, then those that data defines and the plan needs.
+    pub fn reports(&self, graph: &Graph, plan: Option<&Plan>) -> Vec<SymbolReport> {
+        let lower = |s: &Symbol| {
+            let fixed = self.fixed.get(s);
+            fixed.unwrap_or_else(|| self.constraints.range(&s.into()).0.unwrap_or(0).max(0))
+        };
+        let mut out: Vec<SymbolReport> = Vec::new();
+        for (s, (source, _)) in &self.sources {
+            let bound = self.bounds.get(s);
+            out.push(SymbolReport {
+                name: s.to_string(),
+                lower: lower(s),
+                upper: bound.map(|(v, _)| *v),
+                bound_from: bound.map_or(BoundFrom::Assumed, |(_, from)| *from),
+                source: source.clone(),
+            });
+        }
+        let most: Bindings = self.bounds.iter().fold(Bindings::new(), |mut b, (s, (v, _))| {
+            b.set(s, *v);
+            b
+        });
+        let needed = plan.map(|p| p.made.as_slice()).unwrap_or_default();
+        let all = if graph.made().is_empty() {
+            &self.made
+        } else {
+            graph.made()
+        };
+        for m in all.iter().filter(|m| needed.contains(&m.symbol)) {
+            let value = &graph.value(m.value).name;
+            let limit = m.at_most.as_ref().and_then(|d: &Dim| d.upper_bound(&most).ok());
+            out.push(SymbolReport {
+                name: m.symbol.to_string(),
+                lower: 0,
+                upper: limit,
+                bound_from: BoundFrom::Data,
+                source: match m.part {
+                    Part::Element(i) => format!("element {i} of \"{value}\", data of the run"),
+                    Part::Size(axis) => {
+                        format!("size of \"{value}\" along axis {axis}, which depends on the data of the run")
+                    }
+                },
+            });
+        }
+        out
+    }
+}

@@ -1,0 +1,371 @@
+//! What lies in the arena: lifetimes, views, results in place, and the offsets that follow.
+
+use super::compile::{Compiler, Item, host_lives, host_results};
+use super::lower::{Call, Home, Operand};
+use super::memory::{self, Slot};
+use super::{MemoryReport, Open, Place, Shared, Tensor, dim_error};
+use crate::backend::kernel::{Role, Ty};
+use crate::error::{Error, Result, Stage};
+use crate::shape::{Bindings, Dim, DimError};
+use crate::tensor::DType;
+use std::collections::HashMap;
+
+/// Positions in a plan's order at which something is alive, both included.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Life {
+    pub first: usize,
+    pub last: usize,
+}
+
+/// The arena of a plan.
+pub(super) struct Arena {
+    index: HashMap<Home, usize>,
+    pub tensors: Vec<Tensor>,
+    /// By position in the order: the operand that a dispatch works in place of.
+    in_place: Vec<Option<usize>>,
+    pub report: MemoryReport,
+    /// How the plan is placed when a symbol has no bound.
+    pub open: Option<Open>,
+}
+
+/// A tensor while lifetimes are collected.
+struct Record {
+    home: Home,
+    life: Life,
+    size: Dim,
+    bytes: u64,
+    /// The record that it lies in, and its first byte there.
+    parent: Option<(usize, u64)>,
+    /// The record that it overwrites.
+    over: Option<usize>,
+}
+
+struct Records<'a, 'b> {
+    c: &'b Compiler<'a>,
+    index: HashMap<Home, usize>,
+    all: Vec<Record>,
+}
+
+/// Bytes of `count` elements on a device: an even number of elements, since work-items store pairs, and whole 8 bytes, since
+/// halves are read as such.
+fn device_size(dtype: DType, count: &Dim) -> Result<Dim> {
+    let size = if dtype == DType::F16 { 2 } else { 4 };
+    let bytes = count.mul(&size.into()).map_err(|e| dim_error(&e))?;
+    let words = bytes.ceil_div(8).map_err(|e| dim_error(&e))?;
+    let words = if words.as_const() == Some(0) {
+        1.into()
+    } else {
+        words
+    };
+    words.mul(&8.into()).map_err(|e| dim_error(&e))
+}
+
+/// Bytes at the bounds; 0 for a size that has none.
+fn most_bytes(c: &Compiler<'_>, size: &Dim) -> Result<u64> {
+    match size.upper_bound(&c.limits) {
+        Ok(v) => Ok(u64::try_from(v).unwrap_or(0)),
+        Err(DimError::Unbound(s)) if c.open.contains(&s) => Ok(0),
+        Err(e) => Err(dim_error(&e)),
+    }
+}
+
+impl Records<'_, '_> {
+    fn record(&mut self, home: Home, dtype: DType, at: usize) -> Result<usize> {
+        if let Some(i) = self.index.get(&home) {
+            return Ok(*i);
+        }
+        let count = match home {
+            Home::Value(v) => match self.c.fact(v) {
+                Some(f) => f.shape.count().map_err(|e| dim_error(&e))?,
+                None => Dim::from(0),
+            },
+            Home::Temp(t) => self.c.collected.temps[t].1.clone(),
+            Home::Weight(_) | Home::State(_) | Home::Live => Dim::from(0),
+        };
+        let size = device_size(dtype, &count)?;
+        let bytes = most_bytes(self.c, &size)?.max(8);
+        let parent = match self.c.collected.parts.get(&home) {
+            Some(part) => Some((self.record(part.of, dtype, at)?, part.offset)),
+            None => None,
+        };
+        let i = self.all.len();
+        self.index.insert(home, i);
+        self.all.push(Record {
+            home,
+            life: Life { first: at, last: at },
+            size,
+            bytes,
+            parent,
+            over: None,
+        });
+        Ok(i)
+    }
+
+    /// Notes that something is alive at a position, and with it what it lies in.
+    fn touch(&mut self, home: Home, dtype: DType, at: usize) -> Result<()> {
+        if !matches!(home, Home::Value(_) | Home::Temp(_)) {
+            return Ok(());
+        }
+        let mut next = Some(self.record(home, dtype, at)?);
+        while let Some(i) = next {
+            let r = &mut self.all[i];
+            r.life = Life {
+                first: r.life.first.min(at),
+                last: r.life.last.max(at),
+            };
+            next = r.parent.map(|(p, _)| p);
+        }
+        Ok(())
+    }
+
+    /// An operand that the result of `call` may overwrite: as large, of one type, read for the last time here.
+    fn candidate(&self, call: &Call, at: usize) -> Option<(usize, usize, usize)> {
+        let out = call.kernel.args.iter().position(|a| a.role == Role::Out)?;
+        let y: Operand = call.operands.get(out).copied().flatten()?;
+        let yi = *self.index.get(&y.home)?;
+        let yr = &self.all[yi];
+        if !call.in_place || yr.life.first != at || yr.parent.is_some() {
+            return None;
+        }
+        for (i, operand) in call.operands.iter().enumerate() {
+            let Some(x) = operand.filter(|_| i != out && call.kernel.args[i].ty == Ty::Elem) else {
+                continue;
+            };
+            let Some(&xi) = self.index.get(&x.home) else {
+                continue;
+            };
+            let xr = &self.all[xi];
+            let within = |o: &Operand| self.index.get(&o.home).is_some_and(|o| self.top(*o) == xi);
+            let once = call.operands.iter().flatten().filter(|o| within(o)).count() == 1;
+            let whole = xr.parent.is_none() && xr.size == yr.size && x.dtype == y.dtype;
+            if once && whole && self.all[self.bottom(xi)].life.last.max(xr.life.last) == at {
+                return Some((i, xi, yi));
+            }
+        }
+        None
+    }
+
+    /// The record that this one lies in, of all those around it the outermost.
+    fn top(&self, mut i: usize) -> usize {
+        while let Some((p, _)) = self.all[i].parent {
+            i = p;
+        }
+        i
+    }
+
+    /// The record whose slot this one takes over.
+    fn bottom(&self, mut i: usize) -> usize {
+        while let Some(o) = self.all[i].over {
+            i = o;
+        }
+        i
+    }
+}
+
+impl Arena {
+    pub fn new(c: &Compiler<'_>, items: &[Item]) -> Result<Self> {
+        let mut records = Records {
+            c,
+            index: HashMap::new(),
+            all: Vec::new(),
+        };
+        let dtype_of = |v| c.collected.storage.get(&v).copied().unwrap_or(DType::F32);
+        for (at, item) in items.iter().enumerate() {
+            let Item::Call(i) = item else { continue };
+            for o in c.collected.calls[*i].call.operands.iter().flatten() {
+                records.touch(o.home, o.dtype, at)?;
+            }
+        }
+        for (v, life) in host_lives(c, items) {
+            let root = c.collected.root(v);
+            records.touch(Home::Value(root), dtype_of(root), life.first)?;
+        }
+        let made_on_host = host_results(c, items);
+        for (v, at) in &made_on_host {
+            let home = Home::Value(c.collected.root(*v));
+            if records.index.contains_key(&home) {
+                records.touch(home, dtype_of(*v), *at)?;
+            }
+        }
+        let end = items.len();
+        if c.options.every_on_device {
+            for (at, item) in items.iter().enumerate() {
+                let Item::Host(id) = item else { continue };
+                let Some(node) = c.graph.node(*id) else { continue };
+                let read = node
+                    .inputs
+                    .iter()
+                    .enumerate()
+                    .filter(|(i, _)| node.op.reads(*i))
+                    .filter_map(|(_, v)| *v);
+                for v in read.chain(node.outputs.iter().copied()) {
+                    let root = c.collected.root(v);
+                    if !c.is_kept_elsewhere(root) && c.is_bounded(root) {
+                        records.touch(Home::Value(root), dtype_of(root), at)?;
+                    }
+                }
+            }
+        }
+        for v in c.graph.inputs() {
+            let home = Home::Value(*v);
+            if records.index.contains_key(&home) {
+                records.touch(home, dtype_of(*v), 0)?;
+            }
+        }
+        for v in c.graph.outputs() {
+            let root = c.collected.root(*v);
+            let elsewhere = c.is_kept_elsewhere(root) || made_on_host.iter().any(|(o, _)| *o == root);
+            if !elsewhere || records.index.contains_key(&Home::Value(root)) {
+                records.touch(Home::Value(root), dtype_of(root), end)?;
+            }
+        }
+        let mut in_place = vec![None; items.len()];
+        for (at, item) in items.iter().enumerate() {
+            let Item::Call(i) = item else { continue };
+            let Some((operand, x, y)) = records.candidate(&c.collected.calls[*i].call, at) else {
+                continue;
+            };
+            let slot = records.bottom(x);
+            let last = records.all[y].life.last;
+            let life = &mut records.all[slot].life;
+            life.last = life.last.max(last);
+            records.all[y].over = Some(x);
+            in_place[at] = Some(operand);
+        }
+        Self::place(c, records, in_place)
+    }
+
+    fn place(c: &Compiler<'_>, records: Records<'_, '_>, in_place: Vec<Option<usize>>) -> Result<Self> {
+        // One slot for each record that lies in nothing and overwrites nothing.
+        let mut slot_of: HashMap<usize, usize> = HashMap::new();
+        let mut slots = Vec::new();
+        for (i, r) in records.all.iter().enumerate() {
+            if r.parent.is_none() && r.over.is_none() {
+                slot_of.insert(i, slots.len());
+                slots.push(Slot {
+                    first: r.life.first,
+                    last: r.life.last,
+                    bytes: r.bytes,
+                    size: r.size.clone(),
+                });
+            }
+        }
+        let align = c.caps.view_align.max(8);
+        let mut constraints = c.graph.constraints().clone();
+        for (s, v) in c.limits.iter() {
+            let known = constraints.bound(s, None, Some(v));
+            known.map_err(|e| Error::other(Stage::Plan, e.to_string()))?;
+        }
+        let packed = memory::pack(&slots, align);
+        let pools = if c.open.is_empty() {
+            None
+        } else {
+            Some(memory::by_proof(&slots, align, &constraints).map_err(|e| dim_error(&e))?)
+        };
+        let mut places = Vec::with_capacity(records.all.len());
+        let name = |home: Home| match home {
+            Home::Value(v) => c.graph.value(v).name.clone(),
+            Home::Temp(t) => format!("scratch {t}"),
+            Home::Weight(_) | Home::State(_) | Home::Live => String::new(),
+        };
+        let mut report = MemoryReport::default();
+        let mut tensors = Vec::with_capacity(records.all.len());
+        for (i, r) in records.all.iter().enumerate() {
+            let (mut top, mut offset) = (i, 0);
+            while let Some((p, o)) = records.all[top].parent {
+                (top, offset) = (p, offset + o);
+            }
+            let slot = slot_of.get(&records.bottom(top)).copied().unwrap_or(0);
+            let pool = pools.as_ref().and_then(|p| p.pool.get(slot).copied());
+            places.push((pool.unwrap_or(0), offset));
+            report.without_reuse += r.bytes;
+            let shared = match (r.parent, r.over) {
+                (Some((p, _)), _) => {
+                    report.gained_by_views += r.bytes;
+                    Some(Shared::View(name(records.all[p].home)))
+                }
+                (None, Some(x)) => {
+                    report.gained_in_place += r.bytes;
+                    Some(Shared::InPlace(name(records.all[x].home)))
+                }
+                (None, None) => None,
+            };
+            tensors.push(Tensor {
+                name: name(r.home),
+                first: r.life.first,
+                last: r.life.last,
+                size: r.size.clone(),
+                bytes: r.bytes,
+                offset: packed.offsets.get(slot).copied().unwrap_or(0) + offset,
+                shared,
+            });
+        }
+        for v in c.collected.alias.keys() {
+            // Another shape of the same bytes; without views it would be a copy.
+            let dtype = c
+                .collected
+                .storage
+                .get(&c.collected.root(*v))
+                .copied()
+                .unwrap_or(DType::F32);
+            if let Some(f) = c.fact(*v).filter(|_| !c.is_kept_elsewhere(c.collected.root(*v))) {
+                let size = device_size(dtype, &f.shape.count().map_err(|e| dim_error(&e))?)?;
+                let bytes = most_bytes(c, &size)?;
+                report.without_reuse += bytes;
+                report.gained_by_views += bytes;
+            }
+        }
+        report.arena = packed.total.max(align);
+        report.lower_bound = memory::lower_bound(&slots);
+        let sum: u64 = slots.iter().map(|s| s.bytes).sum();
+        report.gained_by_packing = sum.saturating_sub(report.arena);
+        let sum = |sizes: &[Dim]| {
+            let total = sizes.iter().try_fold(Dim::from(0), |a, b| a.add(b));
+            total.map_err(|e| dim_error(&e))
+        };
+        let formula = match &pools {
+            Some(p) => Some(sum(&p.sizes)?),
+            None => memory::formula(&slots, &packed, align, &constraints),
+        };
+        report.formula = match formula {
+            Some(f) => f.to_string(),
+            // What cannot be said shortly is said by the pools that proof alone allows: never less.
+            None => {
+                let p = memory::by_proof(&slots, align, &constraints).map_err(|e| dim_error(&e))?;
+                sum(&p.sizes)?.to_string()
+            }
+        };
+        let open = pools.map(|p| Open {
+            symbols: c.open.iter().cloned().collect(),
+            reserved: Bindings::new(),
+            pools: p.sizes,
+            tensors: places,
+        });
+        Ok(Self {
+            index: records.index,
+            tensors,
+            in_place,
+            report,
+            open,
+        })
+    }
+
+    pub fn in_place(&self, time: usize) -> Option<usize> {
+        self.in_place.get(time).copied().flatten()
+    }
+
+    pub fn place_of(&self, home: Home) -> Option<Place> {
+        let tensor = *self.index.get(&home)?;
+        let t = self.tensors.get(tensor)?;
+        Some(Place::Arena {
+            tensor,
+            offset: t.offset,
+            len: t.bytes,
+        })
+    }
+
+    /// Bytes of `count` elements at the bounds.
+    pub fn bytes(c: &Compiler<'_>, dtype: DType, count: &Dim) -> Result<u64> {
+        Ok(most_bytes(c, &device_size(dtype, count)?)?.max(8))
+    }
+}

@@ -1,0 +1,557 @@
+//! From the values of symbols to the parameters, grids and live values of one run: without allocation, and only for the
+//! expressions that changed.
+
+use super::{Condition, Padding, Plan, Port};
+use crate::backend::Launch;
+use crate::backend::kernel::FieldTy;
+use crate::error::{Error, Result, Stage};
+use crate::shape::{Bindings, Dim, DimError, Shape, Symbol};
+use std::collections::{BTreeSet, HashMap};
+
+/// What an expression's value goes into.
+#[derive(Clone, Copy, Debug)]
+enum Use {
+    /// Four bytes of the parameters.
+    Param { at: u32, ty: FieldTy, step: u32 },
+    /// One axis of a grid.
+    Grid { step: u32, axis: u8 },
+    /// A number that the session reads by index.
+    Plain,
+}
+
+/// All expressions of a plan, and where their values go.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Formulas {
+    symbols: Vec<Symbol>,
+    /// The largest value of each symbol; `None` for one that data defines.
+    bounds: Vec<Option<i64>>,
+    /// Position in `symbols` of the padded one.
+    padded: Option<(usize, Padding)>,
+    /// Expressions of padded lengths.
+    pub exprs: Vec<Dim>,
+    index: HashMap<Dim, usize>,
+    uses: Vec<Vec<Use>>,
+    /// Expressions of exact lengths, for the table that kernels read.
+    live: Vec<Dim>,
+    /// For each symbol, the expressions, live expressions and conditions that it occurs in.
+    by_symbol: Vec<Readers>,
+    /// Symbols of each expression, live expression and condition, as positions in `symbols`.
+    expr_slots: Vec<Vec<usize>>,
+    live_slots: Vec<Vec<usize>>,
+    condition_slots: Vec<Vec<usize>>,
+    params_bytes: usize,
+    steps: usize,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Readers {
+    exprs: Vec<u32>,
+    live: Vec<u32>,
+    conditions: Vec<u32>,
+}
+
+/// The changing part of a plan: values of the last run, and what they make of parameters and grids.
+#[derive(Clone, Debug, Default)]
+pub struct Bound {
+    /// Parameters and grids.
+    pub launch: Launch,
+    /// The table that kernels read.
+    pub live: Vec<i32>,
+    /// The table changed since [`Bound::take_live`].
+    live_changed: bool,
+    /// A grid changed since [`Bound::take_grids`].
+    grids_changed: bool,
+    /// Values of symbols in this run; those that data defines come in during it.
+    exact: Bindings,
+    /// The same, with lengths padded.
+    padded: Bindings,
+    /// Whether the symbol has a value in this run.
+    known: Vec<bool>,
+    stale: Vec<bool>,
+    values: Vec<i64>,
+    ready: bool,
+    /// Number of expressions evaluated so far.
+    evaluated: u64,
+}
+
+impl Bound {
+    /// Number of expressions evaluated since the plan was loaded.
+    pub fn evaluated(&self) -> u64 {
+        self.evaluated
+    }
+
+    /// The values of this run.
+    pub fn bindings(&self) -> &Bindings {
+        &self.exact
+    }
+
+    /// True once after the table that kernels read has changed.
+    pub fn take_live(&mut self) -> bool {
+        std::mem::take(&mut self.live_changed)
+    }
+
+    /// True once after a grid has changed.
+    pub fn take_grids(&mut self) -> bool {
+        std::mem::take(&mut self.grids_changed)
+    }
+
+    /// The value of an expression, by index.
+    pub(crate) fn value(&self, expr: usize) -> Option<i64> {
+        (!*self.stale.get(expr)?).then(|| self.values.get(expr).copied())?
+    }
+}
+
+/// Why an expression cannot be put into its place.
+enum Failure {
+    Dim(DimError),
+    Range { value: i64, step: u32 },
+}
+
+impl From<DimError> for Failure {
+    fn from(e: DimError) -> Self {
+        Self::Dim(e)
+    }
+}
+
+impl Formulas {
+    /// Begins with the symbols of a plan.
+    pub fn new(bounds: &Bindings, open: &[Symbol], made: &[Symbol], padding: Option<&Padding>) -> Self {
+        let mut symbols: Vec<Symbol> = bounds.iter().map(|(s, _)| s.clone()).collect();
+        let mut limits: Vec<Option<i64>> = bounds.iter().map(|(_, v)| Some(v)).collect();
+        symbols.extend(open.iter().cloned());
+        // Nothing but zero until memory is reserved.
+        limits.resize(symbols.len(), Some(0));
+        symbols.extend(made.iter().cloned());
+        limits.resize(symbols.len(), None);
+        let padded = padding.and_then(|p| Some((symbols.iter().position(|s| *s == p.symbol)?, p.clone())));
+        Self {
+            by_symbol: vec![Readers::default(); symbols.len()],
+            symbols,
+            bounds: limits,
+            padded,
+            ..Self::default()
+        }
+    }
+
+    fn slots(&self, dim: &Dim) -> Result<Vec<usize>, DimError> {
+        let mut all = BTreeSet::new();
+        dim.symbols(&mut all);
+        let slot = |s: Symbol| {
+            let at = self.symbols.iter().position(|o| *o == s);
+            at.ok_or(DimError::Unbound(s))
+        };
+        all.into_iter().map(slot).collect()
+    }
+
+    /// Sets the largest value of a symbol.
+    pub fn set_limit(&mut self, symbol: &Symbol, limit: i64) {
+        if let Some(slot) = self.symbols.iter().position(|s| s == symbol)
+            && let Some(bound) = self.bounds.get_mut(slot)
+        {
+            *bound = Some(limit);
+        }
+    }
+
+    /// The index of an expression, which is added when it is new.
+    pub fn expr(&mut self, dim: &Dim) -> Result<usize, DimError> {
+        if let Some(i) = self.index.get(dim) {
+            return Ok(*i);
+        }
+        let slots = self.slots(dim)?;
+        let i = self.exprs.len();
+        for s in &slots {
+            self.by_symbol[*s]
+                .exprs
+                .push(u32::try_from(i).unwrap_or(u32::MAX));
+        }
+        self.exprs.push(dim.clone());
+        self.expr_slots.push(slots);
+        self.uses.push(vec![Use::Plain]);
+        self.index.insert(dim.clone(), i);
+        Ok(i)
+    }
+
+    /// Puts `dim` into the four bytes of the parameters from `at` on.
+    pub fn param(&mut self, dim: &Dim, at: u32, ty: FieldTy, step: u32) -> Result<usize, DimError> {
+        let i = self.expr(dim)?;
+        self.uses[i].push(Use::Param { at, ty, step });
+        Ok(i)
+    }
+
+    /// Puts `dim` into a grid.
+    pub fn grid(&mut self, dim: &Dim, step: u32, axis: u8) -> Result<usize, DimError> {
+        let i = self.expr(dim)?;
+        self.uses[i].push(Use::Grid { step, axis });
+        Ok(i)
+    }
+
+    /// Sets the table that kernels read, the number of parameter bytes and of steps, and what is checked.
+    pub fn finish(
+        &mut self,
+        live: Vec<Dim>,
+        conditions: &[Condition],
+        params_bytes: u32,
+        steps: usize,
+    ) -> Result<(), DimError> {
+        for (i, dim) in (0u32..).zip(&live) {
+            let slots = self.slots(dim)?;
+            for s in &slots {
+                self.by_symbol[*s].live.push(i);
+            }
+            self.live_slots.push(slots);
+        }
+        for (i, c) in (0u32..).zip(conditions) {
+            let slots = self.slots(&c.dim)?;
+            for s in &slots {
+                self.by_symbol[*s].conditions.push(i);
+            }
+            self.condition_slots.push(slots);
+        }
+        self.live = live;
+        self.params_bytes = params_bytes as usize;
+        self.steps = steps;
+        Ok(())
+    }
+
+    /// Number of values in the table that kernels read.
+    pub fn live_count(&self) -> usize {
+        self.live.len()
+    }
+
+    /// The expressions of that table.
+    pub fn live(&self) -> &[Dim] {
+        &self.live
+    }
+
+    /// The expression with this index.
+    pub fn at(&self, expr: usize) -> &Dim {
+        &self.exprs[expr]
+    }
+
+    fn evaluate(&self, bound: &mut Bound, expr: usize) -> Result<(), Failure> {
+        let value = self.exprs[expr].eval(&bound.padded)?;
+        bound.evaluated += 1;
+        bound.stale[expr] = false;
+        bound.values[expr] = value;
+        for u in &self.uses[expr] {
+            match *u {
+                Use::Plain => {}
+                Use::Param { at, ty, step } => {
+                    let range = |_| Failure::Range { value, step };
+                    let bytes = match ty {
+                        FieldTy::I32 => i32::try_from(value).map_err(range)?.to_le_bytes(),
+                        FieldTy::U32 | FieldTy::F32 => u32::try_from(value).map_err(range)?.to_le_bytes(),
+                    };
+                    if let Some(slot) = bound.launch.params.get_mut(at as usize..at as usize + 4) {
+                        slot.copy_from_slice(&bytes);
+                    }
+                }
+                Use::Grid { step, axis } => {
+                    let v = u32::try_from(value).map_err(|_| Failure::Range { value, step })?;
+                    if let Some(slot) = bound
+                        .launch
+                        .grids
+                        .get_mut(step as usize)
+                        .and_then(|g| g.get_mut(axis as usize))
+                        && *slot != v
+                    {
+                        *slot = v;
+                        bound.grids_changed = true;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Plan {
+    /// Computes parameters, grids and live values of one run into `bound`, which starts as its default and belongs to this
+    /// plan from then on. Every symbol of [`Plan::bounds`] must be bound within its bound; symbols that data defines
+    /// follow by [`Plan::define`]. Only expressions of symbols that changed are evaluated. Errors name symbol, node or
+    /// expression, and the values.
+    pub fn bind(&self, bindings: &Bindings, bound: &mut Bound) -> Result<()> {
+        let f = &self.formulas;
+        if !bound.ready {
+            self.prepare(bound)?;
+        }
+        // After an error nothing that was computed before can be relied on.
+        bound.ready = false;
+        for slot in 0..f.symbols.len() {
+            bound.known[slot] = false;
+        }
+        let mut changed = false;
+        for (slot, symbol) in f.symbols.iter().enumerate() {
+            let Some(limit) = f.bounds[slot] else {
+                bound.exact.remove(symbol);
+                continue;
+            };
+            match bindings.get(symbol) {
+                Some(v) if (0..=limit).contains(&v) => changed |= self.set(bound, slot, v),
+                Some(v) => {
+                    return Err(Error::other(
+                        Stage::Run,
+                        format!("{symbol} = {v} is outside 0..={limit}, the bounds of this plan"),
+                    ));
+                }
+                None => return Err(Error::other(Stage::Run, format!("symbol {symbol} has no value"))),
+            }
+        }
+        if changed {
+            for slot in 0..f.symbols.len() {
+                if bound.known[slot] {
+                    self.propagate(bound, slot)?;
+                }
+            }
+        }
+        bound.ready = true;
+        Ok(())
+    }
+
+    /// Gives a symbol that data defines its value in this run.
+    pub fn define(&self, symbol: &Symbol, value: i64, bound: &mut Bound) -> Result<()> {
+        let slot = self.formulas.symbols.iter().position(|s| s == symbol);
+        let Some(slot) = slot else { return Ok(()) };
+        if value < 0 {
+            return Err(Error::other(
+                Stage::Run,
+                format!("{symbol} = {value}: a size cannot be negative"),
+            ));
+        }
+        bound.ready = false;
+        self.set(bound, slot, value);
+        self.propagate(bound, slot)?;
+        bound.ready = true;
+        Ok(())
+    }
+
+    fn prepare(&self, bound: &mut Bound) -> Result<()> {
+        let f = &self.formulas;
+        let evaluated = bound.evaluated;
+        *bound = Bound {
+            known: vec![false; f.symbols.len()],
+            stale: vec![true; f.exprs.len()],
+            values: vec![0; f.exprs.len()],
+            live: vec![0; f.live.len()],
+            live_changed: true,
+            grids_changed: true,
+            evaluated,
+            ..Bound::default()
+        };
+        bound.launch.params.resize(f.params_bytes, 0);
+        bound.launch.grids.resize(f.steps, [0; 3]);
+        for step in &self.steps {
+            for (at, (_, value)) in (step.params.start as usize..).step_by(4).zip(&step.fields) {
+                if let (super::Value::F32(v), Some(slot)) = (value, bound.launch.params.get_mut(at..at + 4)) {
+                    slot.copy_from_slice(&v.to_le_bytes());
+                }
+            }
+        }
+        for i in (0..f.exprs.len()).filter(|i| f.expr_slots[*i].is_empty()) {
+            f.evaluate(bound, i).map_err(|e| self.failed(&e))?;
+        }
+        for (i, dim) in f.live.iter().enumerate() {
+            if let Some(v) = dim.as_const() {
+                self.set_live(bound, i, v)?;
+            }
+        }
+        for c in self.conditions.iter().filter(|c| c.dim.as_const().is_some()) {
+            self.check(c, bound)?;
+        }
+        Ok(())
+    }
+
+    /// Sets the value of a symbol; true when an expression of it must be evaluated.
+    fn set(&self, bound: &mut Bound, slot: usize, value: i64) -> bool {
+        let f = &self.formulas;
+        let symbol = &f.symbols[slot];
+        bound.known[slot] = true;
+        let padded = match &f.padded {
+            Some((at, p)) if *at == slot => p.apply(value, f.bounds[slot].unwrap_or(i64::MAX)),
+            _ => value,
+        };
+        let made = f.bounds[slot].is_none();
+        let moved = bound.exact.get(symbol) != Some(value);
+        if bound.padded.get(symbol) != Some(padded) {
+            bound.padded.set(symbol, padded);
+            for e in &f.by_symbol[slot].exprs {
+                bound.stale[*e as usize] = true;
+            }
+        }
+        bound.exact.set(symbol, value);
+        moved || made
+    }
+
+    /// Evaluates what depends on a symbol, as far as all symbols in it are known.
+    fn propagate(&self, bound: &mut Bound, slot: usize) -> Result<()> {
+        let f = &self.formulas;
+        let readers = &f.by_symbol[slot];
+        let known = |slots: &[usize], bound: &Bound| slots.iter().all(|s| bound.known[*s]);
+        for c in &readers.conditions {
+            let c = *c as usize;
+            if known(&f.condition_slots[c], bound) {
+                self.check(&self.conditions[c], bound)?;
+            }
+        }
+        for e in &readers.exprs {
+            let e = *e as usize;
+            if bound.stale[e] && known(&f.expr_slots[e], bound) {
+                f.evaluate(bound, e).map_err(|e| self.failed(&e))?;
+            }
+        }
+        for i in &readers.live {
+            let i = *i as usize;
+            if known(&f.live_slots[i], bound) {
+                let v = f.live[i].eval(&bound.exact).map_err(|e| self.failed(&e.into()))?;
+                self.set_live(bound, i, v)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn set_live(&self, bound: &mut Bound, i: usize, v: i64) -> Result<()> {
+        let v = i32::try_from(v).map_err(|_| {
+            let what = format!(
+                "{} = {v} does not fit the 32 bits of integers on a device",
+                self.formulas.live[i]
+            );
+            Error::other(Stage::Run, what)
+        })?;
+        if bound.live[i] != v {
+            bound.live[i] = v;
+            bound.live_changed = true;
+        }
+        Ok(())
+    }
+
+    fn check(&self, c: &Condition, bound: &Bound) -> Result<()> {
+        let v = c.dim.eval(&bound.exact).map_err(|e| self.failed(&e.into()))?;
+        if v < 0 || c.equal && v != 0 {
+            let mut symbols = BTreeSet::new();
+            c.dim.symbols(&mut symbols);
+            let at: Vec<String> = symbols
+                .iter()
+                .filter_map(|s| Some(format!("{s} = {}", bound.exact.get(s)?)))
+                .collect();
+            let expected = if c.equal { "0" } else { "0 or more" };
+            let what = format!(
+                "{}: {} is {v}, not {expected}, at {}",
+                c.meaning,
+                c.dim,
+                at.join(", ")
+            );
+            return Err(Error::other(Stage::Run, what));
+        }
+        Ok(())
+    }
+
+    fn failed(&self, failure: &Failure) -> Error {
+        match failure {
+            Failure::Dim(e) => Error::other(Stage::Run, e.to_string()),
+            Failure::Range { value, step } => {
+                let nodes = self
+                    .steps
+                    .get(*step as usize)
+                    .map(|s| s.nodes.join(", "))
+                    .unwrap_or_default();
+                Error::other(
+                    Stage::Run,
+                    format!("{value} is out of range in a step of {nodes}"),
+                )
+            }
+        }
+    }
+}
+
+/// Checks the shape that a tensor has against the one that it must have; `what` names the tensor.
+pub fn check_shape(
+    what: &dyn std::fmt::Display,
+    expected: &Shape,
+    found: &[usize],
+    bindings: &Bindings,
+) -> Result<()> {
+    let same = expected.rank() == found.len()
+        && expected
+            .0
+            .iter()
+            .zip(found)
+            .all(|(d, n)| d.eval(bindings).is_ok_and(|v| usize::try_from(v) == Ok(*n)));
+    if same {
+        return Ok(());
+    }
+    let mut symbols = BTreeSet::new();
+    expected.0.iter().for_each(|d| d.symbols(&mut symbols));
+    let at: Vec<String> = symbols
+        .iter()
+        .map(|s| {
+            bindings
+                .get(s)
+                .map_or_else(|| format!("{s} unknown"), |v| format!("{s} = {v}"))
+        })
+        .collect();
+    let at = if at.is_empty() {
+        String::new()
+    } else {
+        format!(", at {}", at.join(", "))
+    };
+    Err(Error::other(
+        Stage::Run,
+        format!("{what}: expected shape {expected}{at}, found {found:?}"),
+    ))
+}
+
+/// The values of the symbols in the shapes of these ports, for tensors of these shapes. An error names the input whose shape
+/// contradicts the model or another input's, with both sides.
+pub fn solve<'a>(shapes: impl Iterator<Item = (&'a Port, &'a [usize])>) -> Result<Bindings> {
+    let shapes: Vec<_> = shapes.collect();
+    let mut bindings = Bindings::new();
+    for (port, shape) in &shapes {
+        if port.shape.rank() != shape.len() {
+            let what = format!(
+                "input \"{}\": expected shape {}, found {shape:?}",
+                port.name, port.shape
+            );
+            return Err(Error::other(Stage::Run, what));
+        }
+    }
+    // Plain symbols first; then, as often as that helps, expressions with one unknown in which they are linear.
+    loop {
+        let mut found = false;
+        for (port, shape) in &shapes {
+            for (dim, size) in port.shape.0.iter().zip(*shape) {
+                let mut symbols = BTreeSet::new();
+                dim.symbols(&mut symbols);
+                symbols.retain(|s| bindings.get(s).is_none());
+                let (Some(symbol), 1) = (symbols.first(), symbols.len()) else {
+                    continue;
+                };
+                let at = |v: i64| {
+                    let mut b = bindings.clone();
+                    b.set(symbol, v);
+                    dim.eval(&b).ok()
+                };
+                let size = i64::try_from(*size).unwrap_or(i64::MAX);
+                let (Some(zero), Some(one)) = (at(0), at(1)) else {
+                    continue;
+                };
+                let slope = one - zero;
+                if slope != 0 && (size - zero) % slope == 0 && at((size - zero) / slope) == Some(size) {
+                    bindings.set(symbol, (size - zero) / slope);
+                    found = true;
+                }
+            }
+        }
+        if !found {
+            break;
+        }
+    }
+    for (port, shape) in &shapes {
+        check_shape(
+            &format_args!("input \"{}\"", port.name),
+            &port.shape,
+            shape,
+            &bindings,
+        )?;
+    }
+    Ok(bindings)
+}

