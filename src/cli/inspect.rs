@@ -7,8 +7,8 @@ use crate::backend::Caps;
 use crate::error::{Error, Result};
 use crate::graph::class::Class;
 use crate::inspect::{
-    BoundFrom, How, Operator, PlanReport, Report, Request, StepReport, ValueReport, inspect, page, parse_bind,
-    parse_bounds,
+    BoundFrom, How, Operator, PlanReport, Report, Request, StepReport, ValueReport, inspect, page,
+    parse_bind, parse_bounds,
 };
 use crate::llm::engine::CHUNK;
 use std::collections::BTreeMap;
@@ -211,7 +211,11 @@ fn values(report: &Report) -> String {
     for (title, all) in [("inputs", &report.inputs), ("outputs", &report.outputs)] {
         let _ok = writeln!(out, "\n{title}");
         let plain: Vec<&ValueReport> = all.iter().filter(|v| !caches(v)).collect();
-        let rows: Vec<_> = plain.iter().take(SHOWN).map(|v| vec![v.name.clone(), fact(v)]).collect();
+        let rows: Vec<_> = plain
+            .iter()
+            .take(SHOWN)
+            .map(|v| vec![v.name.clone(), fact(v)])
+            .collect();
         out.push_str(&indented(&rows, 2));
         if plain.len() > SHOWN {
             let _ok = writeln!(out, "  and {} more", plain.len() - SHOWN);
@@ -244,7 +248,12 @@ fn symbols(report: &Report) -> String {
                     Some(u) => format!("{}..{u}", s.lower),
                     None => format!("{}..", s.lower),
                 };
-                vec![s.name.clone(), range, bound_text(s.bound_from).to_owned(), s.source.clone()]
+                vec![
+                    s.name.clone(),
+                    range,
+                    bound_text(s.bound_from).to_owned(),
+                    s.source.clone(),
+                ]
             })
             .collect();
         out.push_str(&indented(&rows, 4));
@@ -273,13 +282,22 @@ fn operators(report: &Report) -> String {
     }
     let mut rows: Vec<_> = counts.into_iter().collect();
     rows.sort_by_key(|((name, class), (all, _))| (*class == Class::Shape, std::cmp::Reverse(*all), *name));
-    let mut lines = vec![["operator", "class", "count", "in the plan"].map(str::to_owned).to_vec()];
+    let mut lines = vec![
+        ["operator", "class", "count", "in the plan"]
+            .map(str::to_owned)
+            .to_vec(),
+    ];
     lines.extend(rows.iter().map(|((name, class), (all, kept))| {
         let class = match class {
             Class::Shape => "shape",
             Class::Tensor => "tensor",
         };
-        vec![(*name).to_owned(), class.to_owned(), all.to_string(), kept.to_string()]
+        vec![
+            (*name).to_owned(),
+            class.to_owned(),
+            all.to_string(),
+            kept.to_string(),
+        ]
     }));
     format!(
         "\noperators: {} of {} compute shapes, {} of these at run time\n{}",
@@ -291,7 +309,11 @@ fn operators(report: &Report) -> String {
 }
 
 fn passes(report: &Report) -> String {
-    let mut lines = vec![["pass", "rewrites", "nodes before", "after"].map(str::to_owned).to_vec()];
+    let mut lines = vec![
+        ["pass", "rewrites", "nodes before", "after"]
+            .map(str::to_owned)
+            .to_vec(),
+    ];
     lines.extend(report.passes.iter().map(|p| {
         vec![
             p.pass.to_owned(),

@@ -93,7 +93,11 @@ pub fn caps(options: &ExecOptions) -> Result<Option<Caps>> {
         }
     }
     Err(Error::usage(
-        if options.device.is_some() { "--device" } else { "--backend" },
+        if options.device.is_some() {
+            "--device"
+        } else {
+            "--backend"
+        },
         reasons.join("; "),
     ))
 }

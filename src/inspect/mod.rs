@@ -323,7 +323,11 @@ fn assumptions(graph: &Graph) -> Vec<AssumptionReport> {
     let all = graph.assumptions().iter();
     all.map(|a| AssumptionReport {
         node: graph.node(a.node).map_or(String::new(), |n| n.name.clone()),
-        condition: format!("{} {} 0", a.assumed.dim, if a.assumed.equal { "==" } else { ">=" }),
+        condition: format!(
+            "{} {} 0",
+            a.assumed.dim,
+            if a.assumed.equal { "==" } else { ">=" }
+        ),
         meaning: a.assumed.meaning.clone(),
     })
     .collect()
@@ -346,7 +350,10 @@ fn decoder(file: &Path, graph: Graph, request: &Request, symbols: &mut Symbols) 
     symbols.decide(decoder.past(), number(context), BoundFrom::Context)?;
     symbols.assume_rest(decoder.graph(), Some(number(context)))?;
     let mut plans = Vec::new();
-    for (name, mut options) in ["prefill", "decode"].into_iter().zip(decoder.options(chunk, context)) {
+    for (name, mut options) in ["prefill", "decode"]
+        .into_iter()
+        .zip(decoder.options(chunk, context))
+    {
         symbols.apply(&mut options);
         plans.push((name, options));
     }
@@ -369,7 +376,9 @@ fn plain(mut graph: Graph, request: &Request, symbols: &mut Symbols) -> Result<P
     symbols.assume_rest(&graph, None)?;
     let mut options = Options {
         float: DType::F32,
-        state_rows: request.context.map_or(0, |n| i64::try_from(n).unwrap_or(i64::MAX)),
+        state_rows: request
+            .context
+            .map_or(0, |n| i64::try_from(n).unwrap_or(i64::MAX)),
         ..Options::default()
     };
     symbols.apply(&mut options);

@@ -51,9 +51,11 @@ pub fn parse_bind(text: &str) -> Result<Bindings> {
     let mut out = Bindings::new();
     for part in text.split(',').map(str::trim) {
         let bad = |what: String| Error::usage(BIND, what);
-        let (name, value) = part
-            .split_once('=')
-            .ok_or_else(|| bad(format!("\"{part}\": expected NAME=VALUE pairs, as in N=512,past=1024")))?;
+        let (name, value) = part.split_once('=').ok_or_else(|| {
+            bad(format!(
+                "\"{part}\": expected NAME=VALUE pairs, as in N=512,past=1024"
+            ))
+        })?;
         let symbol = Symbol::parse(name.trim()).map_err(|e| bad(format!("\"{part}\": {e}")))?;
         let number: i64 = value.trim().parse().map_err(|_| {
             bad(format!(
@@ -138,7 +140,10 @@ impl Symbols {
             if all.is_empty() {
                 return "it has none".to_owned();
             }
-            format!("its symbols are {}", all.into_iter().collect::<Vec<_>>().join(", "))
+            format!(
+                "its symbols are {}",
+                all.into_iter().collect::<Vec<_>>().join(", ")
+            )
         };
         if let Some((s, _)) = bind.iter().find(|(s, _)| !known(s)) {
             return Err(Error::usage(
@@ -190,14 +195,21 @@ impl Symbols {
                         ),
                     )
                 };
-                let n = dim.substitute(&self.fixed).map_err(|e| broken(format!("has no value ({e})")))?;
+                let n = dim
+                    .substitute(&self.fixed)
+                    .map_err(|e| broken(format!("has no value ({e})")))?;
                 if let Some(n) = n.as_const().filter(|n| *n < 0) {
                     return Err(broken(format!("is {n}")));
                 }
             }
         }
         for a in graph.assumptions() {
-            let dim = a.assumed.dim.substitute(&self.fixed).ok().and_then(|d| d.as_const());
+            let dim = a
+                .assumed
+                .dim
+                .substitute(&self.fixed)
+                .ok()
+                .and_then(|d| d.as_const());
             let Some(n) = dim.filter(|n| *n < 0 || a.assumed.equal && *n != 0) else {
                 continue;
             };
@@ -320,7 +332,10 @@ impl Symbols {
     /// The equations and inequalities that were given.
     pub fn relations(&self) -> Vec<String> {
         let equations = self.constraints.equations().map(|(a, b)| format!("{a} == {b}"));
-        let others = self.constraints.inequalities().map(|(a, b)| format!("{a} <= {b}"));
+        let others = self
+            .constraints
+            .inequalities()
+            .map(|(a, b)| format!("{a} <= {b}"));
         equations.chain(others).collect()
     }
 
@@ -346,7 +361,11 @@ impl Symbols {
             b
         });
         let needed = plan.map(|p| p.made.as_slice()).unwrap_or_default();
-        let all = if graph.made().is_empty() { &self.made } else { graph.made() };
+        let all = if graph.made().is_empty() {
+            &self.made
+        } else {
+            graph.made()
+        };
         for m in all.iter().filter(|m| needed.contains(&m.symbol)) {
             let value = &graph.value(m.value).name;
             let limit = m.at_most.as_ref().and_then(|d: &Dim| d.upper_bound(&most).ok());
