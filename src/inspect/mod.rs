@@ -374,7 +374,7 @@ fn decoder(file: &Path, graph: Graph, request: &Request, symbols: &mut Symbols) 
 fn plain(mut graph: Graph, request: &Request, symbols: &mut Symbols) -> Result<Prepared> {
     let passes = Pipeline::standard().run(&mut graph)?;
     symbols.assume_rest(&graph, None)?;
-let mut options = Options {
+    let mut options = Options {
         float: DType::F32,
         // Without a device the question is what the model needs, not which kernels there are.
         every_on_device: request.caps == Caps::neutral(),

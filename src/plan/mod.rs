@@ -391,7 +391,11 @@ pub fn weight_bytes(graph: &Graph, plans: &[Plan]) -> Result<u64> {
     let keys: HashSet<&WeightKey> = plans.iter().flat_map(|p| &p.weights).collect();
     // What only the host reads stays in its memory, in the model's own type.
     let mut kept: Vec<&Arc<HostTensor>> = Vec::new();
-    for read in plans.iter().flat_map(|p| &p.host).flat_map(|h| h.reads.iter().flatten()) {
+    for read in plans
+        .iter()
+        .flat_map(|p| &p.host)
+        .flat_map(|h| h.reads.iter().flatten())
+    {
         if let HostRead::Const(t) = read
             && !kept.iter().any(|k| Arc::ptr_eq(k, t))
         {
