@@ -174,7 +174,13 @@ impl Writer<'_> {
         let (zero, axis) = (self.list(&[0]), self.list(&[3]));
         let part = self.node(Slice, &[mask, zero, length, axis]);
         let scores = self.binary(Binary::Add, scores, part);
-        let weights = self.node(Softmax { axis: -1, flatten: false }, &[scores]);
+        let weights = self.node(
+            Softmax {
+                axis: -1,
+                flatten: false,
+            },
+            &[scores],
+        );
         let y = self.matmul(weights, v);
         let y = self.transpose(y, [0, 2, 1, 3]);
         let y = self.reshape(y, &[HIDDEN]);
