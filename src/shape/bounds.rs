@@ -184,8 +184,7 @@ impl<'a> Question<'a> {
         if depth >= DEPTH {
             return best;
         }
-        let ways: [fn(&Self, &Dim, Search) -> Option<i128>; 3] =
-            [Self::factored, Self::eliminated, Self::by_facts];
+        let ways: [Way<'a>; 3] = [Self::factored, Self::eliminated, Self::by_facts];
         for way in ways {
             let done = best.is_some_and(|b| target.is_some_and(|t| b >= t));
             if done || self.steps.get() > STEPS {
@@ -433,6 +432,9 @@ impl<'a> Question<'a> {
         Some((rest, times.into()))
     }
 }
+
+/// A way to find a lower bound.
+type Way<'a> = fn(&Question<'a>, &Dim, Search) -> Option<i128>;
 
 /// What a way of search was asked.
 #[derive(Clone, Copy)]

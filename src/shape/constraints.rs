@@ -341,7 +341,7 @@ impl Constraints {
             return self.put(&s, Dim::from(&h).mul(&n.into())?, true, added);
         }
         // The symbol alone on a side is what the equation defines, unless the other form shows better that it is a size.
-        let mut best: Option<((bool, bool, bool, bool), Symbol, Dim)> = None;
+        let mut best: Option<([bool; 4], Symbol, Dim)> = None;
         for t in d.terms() {
             let ([Atom::Symbol(s)], 1 | -1) = (t.product.as_ref(), t.factor) else {
                 continue;
@@ -357,12 +357,12 @@ impl Constraints {
             }
             let expression = others.scale(-t.factor)?;
             let alone = |side: &Dim| side.as_symbol() == Some(s);
-            let rank = (
+            let rank = [
                 !self.hidden.contains_key(s),
                 expression.is_non_negative(),
                 alone(left),
                 alone(right),
-            );
+            ];
             if best.as_ref().is_none_or(|(r, _, _)| rank > *r) {
                 best = Some((rank, s.clone(), expression));
             }
