@@ -244,7 +244,7 @@ pub fn formula(slots: &[Slot], packed: &Packed, align: u64, constraints: &Constr
     order.sort_by_key(|i| packed.offsets[*i]);
     // For each slot the sums of which its end is the largest.
     let mut ends: Vec<Vec<Dim>> = vec![Vec::new(); slots.len()];
-    let mut total = vec![Dim::from(0)];
+    let mut total: Vec<Dim> = Vec::new();
     for (k, i) in order.iter().enumerate() {
         let below = order[..k].iter().filter(|j| {
             slots[**j].meets(&slots[*i]) && packed.offsets[**j] + slots[**j].bytes <= packed.offsets[*i]

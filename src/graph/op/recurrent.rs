@@ -220,10 +220,10 @@ impl Recurrent {
                 let peep = |gate: usize, j: usize| weights.p.get(gate * n + j).copied().unwrap_or(0.0);
                 let mut cells = Vec::with_capacity(n);
                 let mut states = Vec::with_capacity(n);
-                for j in 0..n {
-                    let i = act(0, both(0, j) + peep(0, j) * c[j]);
-                    let f = if coupled { 1.0 - i } else { act(0, both(2, j) + peep(2, j) * c[j]) };
-                    let cell = f * c[j] + i * act(1, both(3, j));
+                for (j, c) in c.iter().enumerate().take(n) {
+                    let i = act(0, both(0, j) + peep(0, j) * c);
+                    let f = if coupled { 1.0 - i } else { act(0, both(2, j) + peep(2, j) * c) };
+                    let cell = f * c + i * act(1, both(3, j));
                     let o = act(0, both(1, j) + peep(1, j) * cell);
                     cells.push(cell);
                     states.push(o * act(2, cell));

@@ -1,7 +1,6 @@
 //! Normal form, text and evaluation of [`Dim`] against brute force.
 
 mod constraints;
-mod program;
 
 use super::{Bindings, Dim, DimError, Symbol};
 use proptest::prelude::*;
