@@ -2,7 +2,7 @@
 //! symbols; and planning itself.
 //!
 //! `cargo bench --bench bind`. The graphs are those of known models, without weights. Bounds: a decode step within a padding block
-//! under 20 us for SmolLM2 135M and under 100 us for Llama-2 7B, across its end under 2 ms; planning Qwen1.5 14B from its file
+//! under 20 us for `smollm2-135m` and under 100 us for `llama2-7b`, across its end under 2 ms; planning `qwen1.5-14b` from its file
 //! under 2 s.
 
 #[path = "../tests/support/decoders.rs"]

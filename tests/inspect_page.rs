@@ -129,7 +129,8 @@ fn agrees(report: &Report, plan: usize, lengths: &[(&str, i64)]) {
     let dom = opened(&page::render(report), &place);
     let found = ["arena-now", "live-now", "sum-now"].map(|id| bytes(&dom, id));
     assert_eq!(found, wanted, "{place}: arena, live set, sum of tensors");
-    assert_eq!(bytes(&dom, "arena-reserved"), report.arena_bytes);
+    let reserved = bytes(&dom, "arena-reserved");
+    assert_eq!(reserved, report.arena_bytes, "{place}: memory at the bounds");
 }
 
 #[test]

@@ -296,6 +296,12 @@ pub fn scenarios() -> Vec<(&'static str, Make)> {
                 RUNS,
             )
         }),
+        ("range/down", || {
+            scenario(Range, &[Number("s+t"), Number("-3"), Number("-2")], RUNS)
+        }),
+        ("range/from_zero", || {
+            scenario(Range, &[Number("0"), Number("t+1"), Number("1")], RUNS)
+        }),
         ("range/past", || {
             scenario(Range, &[Number("t"), Number("s+t"), Number("1")], RUNS)
         }),
