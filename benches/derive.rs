@@ -1,4 +1,4 @@
-//! Shape derivation of a decoder of the size of a 7B model, decisions under constraints, and compiled expressions.
+//! Shape derivation of a decoder of the size of a 7B model, and decisions under constraints.
 //!
 //! `cargo bench --bench derive`. The graph has 32 layers as exporters write them: norms, rotary embedding and attention in small
 //! operators, and the shape of every `Reshape` computed by `Shape`, `Gather`, `Unsqueeze` and `Concat`. Weights are inputs of a
@@ -19,7 +19,7 @@ use transformer_lite::graph::op::slice::Slice;
 use transformer_lite::graph::op::softmax::Softmax;
 use transformer_lite::graph::op::transpose::Transpose;
 use transformer_lite::graph::{Edit, Graph, ValueId, derive};
-use transformer_lite::shape::{Constraints, Dim, Fact, Program, Shape, Symbol};
+use transformer_lite::shape::{Constraints, Dim, Fact, Shape};
 use transformer_lite::tensor::{DType, HostTensor};
 
 const LAYERS: usize = 32;
@@ -174,7 +174,13 @@ impl Writer<'_> {
         let (zero, axis) = (self.list(&[0]), self.list(&[3]));
         let part = self.node(Slice, &[mask, zero, length, axis]);
         let scores = self.binary(Binary::Add, scores, part);
-        let weights = self.node(Softmax { axis: -1 }, &[scores]);
+        let weights = self.node(
+            Softmax {
+                axis: -1,
+                flatten: false,
+            },
+            &[scores],
+        );
         let y = self.matmul(weights, v);
         let y = self.transpose(y, [0, 2, 1, 3]);
         let y = self.reshape(y, &[HIDDEN]);
@@ -239,34 +245,6 @@ fn benches(c: &mut Criterion) {
             bench.iter(|| known.compare(black_box(&a), black_box(&b)));
         });
     }
-
-    let symbols = ["N", "past", "batch"].map(Symbol::new);
-    let mut exprs = Vec::new();
-    for i in 0..400 {
-        let c = 1 + i % 40;
-        for e in [
-            format!("batch*N*{c}"),
-            format!("(past + N + 63)//64*64*{c}"),
-            format!("(N*{c} + 127)//128"),
-            format!("min(past + N, 4096)*{c}"),
-            format!("batch*((past + N + 63)//64)*{c}"),
-        ] {
-            exprs.push(dim(&e));
-        }
-    }
-    let mut program = Program::compile(&exprs, &symbols).expect("the symbols are given");
-    let (mut out, mut dirty) = (vec![0; exprs.len()], Vec::with_capacity(exprs.len()));
-    let size = format!("{} expressions, {} steps", exprs.len(), program.steps());
-    c.bench_function(&format!("program/all of {size}"), |b| {
-        b.iter(|| program.eval(black_box(&[1, 100, 1]), &mut out));
-    });
-    let mut past = 100;
-    c.bench_function(&format!("program/one length of {size}"), |b| {
-        b.iter(|| {
-            past ^= 1;
-            program.eval_changed(black_box(&[1, past, 1]), &mut out, &mut dirty)
-        });
-    });
 }
 
 criterion_group!(all, benches);

@@ -48,19 +48,6 @@ impl std::fmt::Debug for Session {
     }
 }
 
-/// Why a tensor did not get to the device.
-enum Upload {
-    /// It does not fit; the caller knows its name.
-    Wrong(String),
-    Failed(Error),
-}
-
-impl From<Error> for Upload {
-    fn from(e: Error) -> Self {
-        Self::Failed(e)
-    }
-}
-
 /// Kernels compiled for a plan, by position in [`Plan::kernels`].
 fn compile(backend: &mut dyn Backend, plan: &Plan) -> Result<Vec<KernelId>> {
     let mut ids = Vec::with_capacity(plan.kernels.len());
@@ -237,7 +224,7 @@ impl Session {
                 .args
                 .iter()
                 .map(|p| {
-                    self.view(&plan, live, *p)
+                    self.view(plan, live, *p)
                         .ok_or_else(|| wrong(format!("{p:?} does not exist")))
                 })
                 .collect::<Result<_>>()?;
@@ -382,10 +369,7 @@ impl Session {
         }
         let later = loaded.plan.is_open();
         if port.place.is_some() && !later {
-            self.upload(plan, &port, tensor).map_err(|e| match e {
-                Upload::Wrong(what) => wrong(what),
-                Upload::Failed(e) => e,
-            })?;
+            self.upload(plan, "input", &port, tensor)?;
         }
         let Some(loaded) = self.plans.get_mut(plan) else {
             return Ok(());
@@ -408,18 +392,22 @@ impl Session {
         Ok(())
     }
 
-    /// Writes a tensor to the place of a port.
-    fn upload(&mut self, plan: usize, port: &Port, tensor: &HostTensor) -> Result<(), Upload> {
+    /// Writes a tensor to the place of a port; `what` says in errors what it is.
+    fn upload(&mut self, plan: usize, what: &str, port: &Port, tensor: &HostTensor) -> Result<()> {
+        let name = &port.name;
+        let wrong = |why: String| Error::other(Stage::Run, format!("{what} \"{name}\": {why}"));
         let mut view = self.port_view(self.loaded(plan)?, port)?;
-        let bytes = to_device(tensor, port.device).map_err(Upload::Wrong)?;
+        let bytes = to_device(tensor, port.device).map_err(wrong)?;
         if bytes.len() as u64 > view.len {
-            let what = format!("{} bytes, the plan has room for {}", bytes.len(), view.len);
-            return Err(Upload::Wrong(what));
+            return Err(wrong(format!(
+                "{} bytes, the plan has room for {}",
+                bytes.len(),
+                view.len
+            )));
         }
         view.len = bytes.len() as u64;
-        let name = &port.name;
         let written = self.backend.write(view, &bytes);
-        Ok(written.map_err(|e| Error::device(Stage::Run, format!("writing \"{name}\""), e))?)
+        written.map_err(|e| Error::device(Stage::Run, format!("writing \"{name}\""), e))
     }
 
     /// The values of all symbols that the shapes of inputs determine, from the tensors written last.
@@ -473,10 +461,7 @@ impl Session {
             };
             let port = loaded.plan.inputs.get(at).filter(|p| p.place.is_some()).cloned();
             let Some(port) = port else { continue };
-            self.upload(plan, &port, &tensor).map_err(|e| match e {
-                Upload::Wrong(what) => Error::other(Stage::Run, format!("input \"{}\": {what}", port.name)),
-                Upload::Failed(e) => e,
-            })?;
+            self.upload(plan, "input", &port, &tensor)?;
         }
         self.refresh(plan)
     }
@@ -607,12 +592,7 @@ impl Session {
             let computed =
                 step.op.is_some() || matches!(step.reads.first(), Some(Some(HostRead::Dims { .. })));
             if write.port.place.is_some() && computed {
-                self.upload(plan, &write.port, &tensor).map_err(|e| match e {
-                    Upload::Wrong(what) => {
-                        Error::other(Stage::Run, format!("result \"{}\": {what}", write.port.name))
-                    }
-                    Upload::Failed(e) => e,
-                })?;
+                self.upload(plan, "result", &write.port, &tensor)?;
             }
             let host = self
                 .plans

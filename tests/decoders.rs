@@ -3,6 +3,7 @@
 
 #[path = "support/decoders.rs"]
 #[allow(dead_code, reason = "examples use another part")]
+#[allow(clippy::result_large_err, reason = "the library's error, on no hot path")]
 mod decoders;
 mod support;
 

@@ -3,6 +3,7 @@
 
 mod support;
 #[path = "support/tiny.rs"]
+#[allow(clippy::result_large_err, reason = "the library's error, on no hot path")]
 mod tiny;
 
 use std::path::Path;

@@ -95,6 +95,11 @@ setup_drivers() {
     [ ${#missing[@]} -eq 0 ] || install "${missing[@]}"
 }
 
+# The page of `tlite inspect` is tested in Chromium.
+setup_browser() {
+    have "${CHROMIUM:-chromium}" || install chromium
+}
+
 # Versions of the packaged drivers, for a report.
 driver_versions() {
     local package

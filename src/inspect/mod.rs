@@ -376,6 +376,8 @@ fn plain(mut graph: Graph, request: &Request, symbols: &mut Symbols) -> Result<P
     symbols.assume_rest(&graph, None)?;
     let mut options = Options {
         float: DType::F32,
+        // Without a device the question is what the model needs, not which kernels there are.
+        every_on_device: request.caps == Caps::neutral(),
         state_rows: request
             .context
             .map_or(0, |n| i64::try_from(n).unwrap_or(i64::MAX)),

@@ -33,12 +33,18 @@ pub struct Packed {
 
 /// Comparisons of slots that the search for a smaller arena may make in all.
 const EFFORT: usize = 20_000_000;
+/// Orders that it may try after the first few.
+const ROUNDS: usize = 256;
 
 /// Offsets for `slots`, each a multiple of `align`. Two slots whose lifetimes meet never overlap. Several orders are tried, each
 /// slot at the lowest offset or in the tightest gap where it fits; the best is kept. Slots that lie highest are then tried
 /// first, as long as that helps.
 pub fn pack(slots: &[Slot], align: u64) -> Packed {
-    let goal = lower_bound(slots).next_multiple_of(align);
+    let rounded = |s: &Slot| Slot {
+        bytes: s.bytes.next_multiple_of(align),
+        ..s.clone()
+    };
+    let goal = lower_bound(&slots.iter().map(rounded).collect::<Vec<_>>());
     let span = |s: &Slot| (s.last - s.first + 1) as u128;
     let mut orders: Vec<Vec<usize>> = Vec::new();
     let mut order: Vec<usize> = (0..slots.len()).collect();
@@ -76,7 +82,9 @@ pub fn pack(slots: &[Slot], align: u64) -> Packed {
             total: 0,
         };
     };
-    while packed.total > goal && effort < EFFORT {
+    let mut rounds = 0;
+    while packed.total > goal && effort < EFFORT && rounds < ROUNDS {
+        rounds += 1;
         let highest = (0..order.len()).max_by_key(|k| packed.offsets[order[*k]] + slots[order[*k]].bytes);
         let Some(k) = highest.filter(|k| *k > 0) else {
             break;
@@ -236,7 +244,7 @@ pub fn formula(slots: &[Slot], packed: &Packed, align: u64, constraints: &Constr
     order.sort_by_key(|i| packed.offsets[*i]);
     // For each slot the sums of which its end is the largest.
     let mut ends: Vec<Vec<Dim>> = vec![Vec::new(); slots.len()];
-    let mut total = vec![Dim::from(0)];
+    let mut total: Vec<Dim> = Vec::new();
     for (k, i) in order.iter().enumerate() {
         let below = order[..k].iter().filter(|j| {
             slots[**j].meets(&slots[*i]) && packed.offsets[**j] + slots[**j].bytes <= packed.offsets[*i]

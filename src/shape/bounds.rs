@@ -9,9 +9,9 @@
 //! * **Facts**, which are expressions known to be 0 or more: a multiple of one is subtracted so that a term disappears.
 
 use super::dim::{Atom, Choice, Dim, Term, gcd, without};
-use super::symbol::Symbol;
+use super::symbol::{Bindings, Symbol};
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// Least and largest value; `None` where there is no bound. Wider than `i64`, so that sums of bounds do not overflow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -77,7 +77,13 @@ fn ceil(a: i128, n: i128) -> i128 {
 }
 
 /// Steps of one question. Larger expressions than those of shapes end here, with a weaker answer.
-const STEPS: u32 = 150;
+const STEPS: u32 = 100;
+
+/// Bindings that [`Question::samples`] tries.
+const WITNESSES: usize = 5;
+
+/// A large size.
+const FAR: i128 = 1000;
 
 /// Depth of eliminations.
 const DEPTH: u32 = 10;
@@ -121,6 +127,38 @@ impl<'a> Question<'a> {
         self.low(d, Some(v), 0, 0).is_some_and(|l| l >= v)
     }
 
+    /// Values of `d` at a few bindings that keep to the bounds and the facts. They refute most claims sooner than the search for
+    /// a proof ends.
+    pub fn samples(&self, d: &Dim) -> Vec<i64> {
+        let mut symbols = BTreeSet::new();
+        d.symbols(&mut symbols);
+        self.facts.iter().for_each(|f| f.symbols(&mut symbols));
+        let mut out = Vec::with_capacity(WITNESSES);
+        for n in 0..WITNESSES {
+            let mut bindings = Bindings::new();
+            for (i, s) in symbols.iter().enumerate() {
+                let range = (self.bound)(s);
+                let lo = range.lo.unwrap_or(-FAR);
+                // Distinct numbers, for a symbol without an end.
+                let far = i128::try_from(i + 1).unwrap_or(1).saturating_mul(FAR);
+                let hi = range.hi.unwrap_or(lo.saturating_add(far));
+                let value = match n {
+                    0 => hi,
+                    1 => lo,
+                    2 => lo.saturating_add(1).min(hi),
+                    _ if (n + i) % 2 == 0 => lo,
+                    _ => hi,
+                };
+                bindings.set(s, i64::try_from(value).unwrap_or(0));
+            }
+            let kept = |f: &Dim| f.eval(&bindings).is_ok_and(|v| v >= 0);
+            if self.facts.iter().all(kept) {
+                out.extend(d.eval(&bindings).ok());
+            }
+        }
+        out
+    }
+
     fn high(&self, d: &Dim, depth: u32) -> Option<i128> {
         self.low(&d.scale(-1).ok()?, None, depth, 0)?.checked_neg()
     }
@@ -146,8 +184,7 @@ impl<'a> Question<'a> {
         if depth >= DEPTH {
             return best;
         }
-        let ways: [fn(&Self, &Dim, Search) -> Option<i128>; 3] =
-            [Self::factored, Self::eliminated, Self::by_facts];
+        let ways: [Way<'a>; 3] = [Self::factored, Self::eliminated, Self::by_facts];
         for way in ways {
             let done = best.is_some_and(|b| target.is_some_and(|t| b >= t));
             if done || self.steps.get() > STEPS {
@@ -395,6 +432,9 @@ impl<'a> Question<'a> {
         Some((rest, times.into()))
     }
 }
+
+/// A way to find a lower bound.
+type Way<'a> = fn(&Question<'a>, &Dim, Search) -> Option<i128>;
 
 /// What a way of search was asked.
 #[derive(Clone, Copy)]

@@ -341,7 +341,7 @@ impl Constraints {
             return self.put(&s, Dim::from(&h).mul(&n.into())?, true, added);
         }
         // The symbol alone on a side is what the equation defines, unless the other form shows better that it is a size.
-        let mut best: Option<((bool, bool, bool, bool), Symbol, Dim)> = None;
+        let mut best: Option<([bool; 4], Symbol, Dim)> = None;
         for t in d.terms() {
             let ([Atom::Symbol(s)], 1 | -1) = (t.product.as_ref(), t.factor) else {
                 continue;
@@ -357,12 +357,12 @@ impl Constraints {
             }
             let expression = others.scale(-t.factor)?;
             let alone = |side: &Dim| side.as_symbol() == Some(s);
-            let rank = (
+            let rank = [
                 !self.hidden.contains_key(s),
                 expression.is_non_negative(),
                 alone(left),
                 alone(right),
-            );
+            ];
             if best.as_ref().is_none_or(|(r, _, _)| rank > *r) {
                 best = Some((rank, s.clone(), expression));
             }
@@ -645,13 +645,19 @@ impl Constraints {
             return Some(v <= 0);
         }
         let minus = d.scale(-1).ok()?;
-        if self.question(|q| q.at_least(&minus, 0)) {
+        let samples = self.question(|q| q.samples(&d));
+        let (may, must) = (samples.iter().any(|v| *v <= 0), samples.iter().all(|v| *v <= 0));
+        if must && self.question(|q| q.at_least(&minus, 0)) {
             return Some(true);
         }
-        if self.question(|q| q.at_least(&d, 1)) {
+        if !may && self.question(|q| q.at_least(&d, 1)) {
             return Some(false);
         }
-        self.by_quotient(a, b)
+        if may && !must {
+            None
+        } else {
+            self.by_quotient(a, b)
+        }
     }
 
     /// Whether `a <= b` by division: `b == q*a` with `a >= 0` and `q >= 1`, or the other way round.
@@ -683,18 +689,25 @@ impl Constraints {
         let Some(d) = self.difference(a, b) else {
             return Relation::Unknown;
         };
+        let never = d.constant() != 0 && d.constant().unsigned_abs() % d.content().max(1) != 0;
         let range = if let Some(v) = d.as_const() {
             Interval::number(v.into())
         } else {
+            let samples = self.question(|q| q.samples(&d));
+            if samples.iter().any(|v| *v < 0) && samples.iter().any(|v| *v > 0) {
+                return if never {
+                    Relation::NotEqual
+                } else {
+                    Relation::Unknown
+                };
+            }
             self.question(|q| q.range(&d))
         };
         match (range.lo, range.hi) {
             (Some(0), Some(0)) => Relation::Equal,
             (Some(1..), _) => Relation::Greater,
             (_, Some(h)) if h < 0 => Relation::Less,
-            _ if d.constant() != 0 && d.constant().unsigned_abs() % d.content().max(1) != 0 => {
-                Relation::NotEqual
-            }
+            _ if never => Relation::NotEqual,
             (Some(0), _) => Relation::GreaterOrEqual,
             (_, Some(0)) => Relation::LessOrEqual,
             _ if self.by_quotient(a, b) == Some(true) => Relation::LessOrEqual,

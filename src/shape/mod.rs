@@ -5,14 +5,12 @@ pub mod constraints;
 pub mod dim;
 mod normal;
 mod parse;
-pub mod program;
 pub mod symbol;
 #[cfg(test)]
 mod tests;
 
 pub use constraints::{ConstraintError, Constraints, Relation};
 pub use dim::{Dim, DimError};
-pub use program::{Program, ProgramError};
 pub use symbol::{Bindings, Symbol};
 
 use crate::tensor::{DType, HostTensor};

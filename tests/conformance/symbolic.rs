@@ -88,7 +88,7 @@ fn scenario(op: impl Op + 'static, operands: &[Operand], runs: &[(i64, i64)]) ->
                     let list: Result<Vec<i64>, _> = d.iter().map(|d| d.eval(&bindings)).collect();
                     HostTensor::from_i64(&shape, &list.map_err(|e| e.to_string())?)
                 }
-                (_, Known::No) => return Err("an operand without contents".to_owned()),
+                (_, Known::No | Known::Quotients(_)) => return Err("an operand without contents".to_owned()),
             };
             tensors.push(made.map_err(|e| e.to_string())?);
         }
@@ -295,6 +295,12 @@ pub fn scenarios() -> Vec<(&'static str, Make)> {
                 &[Data("t,6", plain), Data("s", |i| i.ints(-1, 0))],
                 RUNS,
             )
+        }),
+        ("range/down", || {
+            scenario(Range, &[Number("s+t"), Number("-3"), Number("-2")], RUNS)
+        }),
+        ("range/from_zero", || {
+            scenario(Range, &[Number("0"), Number("t+1"), Number("1")], RUNS)
         }),
         ("range/past", || {
             scenario(Range, &[Number("t"), Number("s+t"), Number("1")], RUNS)

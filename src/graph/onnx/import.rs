@@ -205,7 +205,12 @@ impl<'a> Importer<'a> {
     fn size(&self, input: &str, axis: usize, text: &str) -> Result<Dim> {
         match Dim::parse(text) {
             Ok(d) => Ok(d),
-            Err(_) if text.split(['.', ':', '#', '@']).all(is_word) => Ok(Dim::symbol(text)),
+            Err(_)
+                if !text.starts_with(|c: char| c.is_ascii_digit())
+                    && text.split(['.', ':', '#', '@']).all(is_word) =>
+            {
+                Ok(Dim::symbol(text))
+            }
             Err(e) => Err(self.bad(format!("input \"{input}\", axis {axis}: {e}"))),
         }
     }

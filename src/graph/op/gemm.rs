@@ -123,7 +123,7 @@ mod tests {
         let (a, b, c) = (fact(&["n", "4"]), fact(&["4", "3"]), fact(&["2", "3"]));
         let constraints = Constraints::default();
         let plain = Gemm { trans_a: false, ..op };
-        assert!(plain.infer(&InferCx::new(&[Some(&b), Some(&a)], &constraints)).is_err());
+        assert!(plain.infer(&InferCx::new(&[Some(&b), Some(&b)], &constraints)).is_err(), "3 is not 4");
         assert_eq!(plain.infer(&InferCx::new(&[Some(&a), Some(&b)], &constraints)).unwrap()[0].shape, fact(&["n", "3"]).shape);
         let inputs = [Some(&a), Some(&b), Some(&c)];
         let cx = InferCx::new(&inputs, &constraints);

@@ -61,7 +61,7 @@ impl Grid {
         Ok((0..count)
             .map(|i| {
                 let (outer, at, inside) = (i / (n * inner), i / inner % n, i % inner);
-                if block == 0 { at } else { (outer * blocks + at / block) * inner + inside }
+                at.checked_div(block).map_or(at, |part| (outer * blocks + part) * inner + inside)
             })
             .collect())
     }

@@ -220,10 +220,10 @@ impl Recurrent {
                 let peep = |gate: usize, j: usize| weights.p.get(gate * n + j).copied().unwrap_or(0.0);
                 let mut cells = Vec::with_capacity(n);
                 let mut states = Vec::with_capacity(n);
-                for j in 0..n {
-                    let i = act(0, both(0, j) + peep(0, j) * c[j]);
-                    let f = if coupled { 1.0 - i } else { act(0, both(2, j) + peep(2, j) * c[j]) };
-                    let cell = f * c[j] + i * act(1, both(3, j));
+                for (j, c) in c.iter().enumerate().take(n) {
+                    let i = act(0, both(0, j) + peep(0, j) * c);
+                    let f = if coupled { 1.0 - i } else { act(0, both(2, j) + peep(2, j) * c) };
+                    let cell = f * c + i * act(1, both(3, j));
                     let o = act(0, both(1, j) + peep(1, j) * cell);
                     cells.push(cell);
                     states.push(o * act(2, cell));
@@ -289,6 +289,26 @@ impl Op for Recurrent {
         cx.same("lines of the recurrent weights", rows, &hidden.mul(&Dim::from_usize(self.gates()))?)?;
         cx.same("directions", directions, &Dim::from_usize(self.backwards.len()))?;
         let (sequence, batch) = if self.batch_first { (second, first) } else { (first, second) };
+        let lines = |n: usize| hidden.mul(&Dim::from_usize(n));
+        let state = if self.batch_first { [batch, directions, hidden] } else { [directions, batch, hidden] };
+        let state = state.map(Clone::clone).to_vec();
+        let others = [
+            (2, vec![directions.clone(), rows.clone(), hidden.clone()]),
+            (3, vec![directions.clone(), lines(2 * self.gates())?]),
+            (4, vec![batch.clone()]),
+            (5, state.clone()),
+            (6, state),
+            (7, vec![directions.clone(), lines(3)?]),
+        ];
+        for (i, wanted) in others {
+            let Some(given) = cx.opt(i) else { continue };
+            if given.shape.rank() != wanted.len() {
+                return Err(OpError::expected(format!("input {i}"), Shape(wanted), given));
+            }
+            for (have, want) in given.shape.0.iter().zip(&wanted) {
+                cx.same("sizes of the operands of a recurrent layer", have, want)?;
+            }
+        }
         let fact = |order: [&Dim; 3]| Fact::new(x.dtype, Shape(order.into_iter().cloned().collect()));
         let (all, last) = if self.batch_first {
             (fact([batch, sequence, directions]), fact([batch, directions, hidden]))

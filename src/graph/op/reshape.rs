@@ -106,15 +106,24 @@ impl Reshape {
     }
 }
 
-/// The result of a shape that is data of the run: only the number of its axes is known.
-fn unknown(cx: &InferCx<'_>, x: &Fact, list: &Fact) -> OpResult<Fact> {
-    let rank = match list.shape.0.as_slice() {
+/// The result where operand 1 is data of the run: only the number of its axes is known.
+fn unknown(cx: &InferCx<'_>, rule: &Reshape, x: &Fact, list: &Fact) -> OpResult<Fact> {
+    let length = match list.shape.0.as_slice() {
         [n] => n.as_const().and_then(|n| usize::try_from(n).ok()).filter(|n| *n <= MAX_KNOWN),
         _ => None,
     };
-    let rank = rank.ok_or_else(|| OpError::expected("shape", format!("a list of at most {MAX_KNOWN} integers"), list))?;
-    let count = x.shape.count()?;
-    let sizes = (0..rank).map(|axis| cx.unknown(0, axis, Some(count.clone()))).collect();
+    let length = length.ok_or_else(|| OpError::expected("input 1", format!("a list of at most {MAX_KNOWN} integers"), list))?;
+    let own = x.shape.rank();
+    let rank = match rule {
+        Reshape::Unsqueeze => own + length,
+        Reshape::Squeeze => {
+            own.checked_sub(length).ok_or_else(|| OpError::expected("axes", format!("at most {own}"), length))?
+        }
+        _ => length,
+    };
+    // Of no elements a size may be anything.
+    let most = Some(x.shape.count()?).filter(|count| !count.is(0));
+    let sizes = (0..rank).map(|axis| cx.unknown(0, axis, most.clone())).collect();
     Ok(Fact::new(x.dtype, Shape(sizes)))
 }
 
@@ -134,7 +143,7 @@ impl Op for Reshape {
         let same: Same<'_> = &|what, a, b| cx.same(what, a, b);
         let operand = match (self, cx.opt(1)) {
             (_, None) => None,
-            (Self::Reshape { .. }, Some(list)) if list.as_dims().is_none() => return Ok(vec![unknown(cx, x, list)?]),
+            (_, Some(list)) if list.as_dims().is_none() => return Ok(vec![unknown(cx, self, x, list)?]),
             (_, Some(_)) => Some(cx.dims(1)?),
         };
         let fill: Fill<'_> = &|axis, have, want| {

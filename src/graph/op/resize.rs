@@ -329,8 +329,9 @@ impl Op for Resize {
 }
 
 impl Resize {
+    /// True for an axis that stays as it is; ONNX Runtime takes scale 1 so in every mode but that of regions.
     fn is_identity(&self, a: &Axis) -> bool {
-        a.size == a.out && a.scale == 1.0 && self.coordinates != Coordinates::TfCropAndResize && self.coordinates != Coordinates::TfHalfPixelForNn
+        a.size == a.out && a.scale == 1.0 && self.coordinates != Coordinates::TfCropAndResize
     }
 }
 

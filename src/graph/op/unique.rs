@@ -63,7 +63,8 @@ impl Op for Unique {
             None => (vec![x.len()], 0),
         };
         let extents = around(&shape, a)?;
-        let (sorted, equal): (Vec<usize>, Box<dyn Fn(usize, usize) -> bool>) = if x.dtype().is_float() {
+        type Equal = Box<dyn Fn(usize, usize) -> bool>;
+        let (sorted, equal): (Vec<usize>, Equal) = if x.dtype().is_float() {
             let data = slices(&x.to_f32()?, extents);
             (order(&data, f32::total_cmp), Box::new(move |a, b| data.get(a) == data.get(b)))
         } else {

@@ -1,7 +1,6 @@
 //! Normal form, text and evaluation of [`Dim`] against brute force.
 
 mod constraints;
-mod program;
 
 use super::{Bindings, Dim, DimError, Symbol};
 use proptest::prelude::*;
@@ -113,7 +112,7 @@ fn text_is_stable() {
     }
 }
 
-/// YOLO11n declares its sizes as SymPy printed them; its convolutions of stride 2 compute the same.
+/// A detector declares its sizes as its exporter printed them; its convolutions of stride 2 compute the same.
 #[test]
 fn declared_and_computed_sizes_of_a_convolution_agree() {
     let (mut declared, mut computed) = ("height/2 - 1/2".to_owned(), d("height"));

@@ -108,7 +108,7 @@ impl Resize {
     #[expect(clippy::cast_possible_truncation, clippy::cast_precision_loss, reason = "an index near the operand")]
     fn weights(&self, x: f32, stretch: f32, size: usize, items: &mut [(usize, f32)]) {
         let last = i64::try_from(size).unwrap_or(i64::MAX) - 1;
-        let count = items.len() as i64;
+        let count = i64::try_from(items.len()).unwrap_or(i64::MAX);
         let first = x.floor() as i64 - (count - 1) / 2;
         let mut sum = 0f64;
         for (at, item) in (first..).zip(items.iter_mut()) {

@@ -1,0 +1,262 @@
+//! `tlite inspect`: its line for people, the keys of its JSON, and what it says to wrong questions.
+
+mod support;
+
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use transformer_lite::error::Stage;
+use transformer_lite::graph::onnx::write::{ModelWriter, NodeSpec, Size};
+use transformer_lite::tensor::{DType, HostTensor};
+
+fn tlite(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_tlite"))
+        .args(args)
+        .stdin(Stdio::null())
+        .output()
+        .unwrap()
+}
+
+fn inspect(model: &Path, more: &[&str]) -> Output {
+    tlite(&[&["inspect", model.to_str().unwrap()], more].concat())
+}
+
+#[track_caller]
+fn stdout(output: &Output) -> String {
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{errors}");
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+#[track_caller]
+fn json(model: &Path, more: &[&str]) -> Value {
+    let text = stdout(&inspect(model, &[more, &["--json"]].concat()));
+    assert_eq!(text.lines().count(), 1, "{text}");
+    serde_json::from_str(&text).unwrap()
+}
+
+/// Fails with wrong usage, nothing on standard output, and `words` on standard error.
+#[track_caller]
+fn refused(model: &Path, more: &[&str], words: &[&str]) {
+    let output = inspect(model, more);
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{more:?}: {text}");
+    assert!(output.stdout.is_empty(), "{more:?} wrote to standard output");
+    for word in words {
+        assert!(text.contains(word), "{more:?}: expected {word:?} in: {text}");
+    }
+}
+
+/// `y = relu(x[1..])` joined with its own half, of `x [N, 8]`; without weights.
+fn small(dir: &Path) -> PathBuf {
+    let mut w = ModelWriter::without_data(Stage::Convert, dir, "small.onnx", "small");
+    w.opset("", 17);
+    w.add_input("x", DType::F32, &["N".into(), Size::Fixed(8)])
+        .unwrap();
+    for (name, v) in [("one", 1), ("end", i64::MAX), ("axis", 0)] {
+        w.add_constant(name, &HostTensor::from_i64(&[1], &[v]).unwrap())
+            .unwrap();
+    }
+    let weight = HostTensor::absent(DType::F32, &[8, 512], "w").unwrap();
+    w.add_external("w", &weight).unwrap();
+    let mut node = |op: &str, inputs: &[&str], output: &str| {
+        let name = format!("make {output}");
+        w.add_node(NodeSpec {
+            domain: "",
+            op,
+            name: &name,
+            inputs,
+            outputs: &[output],
+            attributes: &[],
+        })
+        .unwrap();
+    };
+    node("Slice", &["x", "one", "end", "axis"], "rest");
+    node("Relu", &["rest"], "a");
+    node("MatMul", &["a", "w"], "y");
+    w.add_output("y", DType::F32, &["N - 1".into(), Size::Fixed(512)])
+        .unwrap();
+    w.finish().unwrap();
+    assert!(
+        !dir.join("small.onnx.data").exists(),
+        "there are no weights to read"
+    );
+    dir.join("small.onnx")
+}
+
+#[test]
+fn a_decoder_needs_so_many_bytes() {
+    let (_dir, model) = support::tiny_model("llama", Default::default());
+    let all = json(&model, &["--context", "64", "--chunk", "16"]);
+    let number = |key: &str| {
+        all[key]
+            .as_u64()
+            .unwrap_or_else(|| panic!("{key} is {}", all[key]))
+    };
+    let (arena, weights, states, total) = (
+        number("arena_bytes"),
+        number("weights_bytes"),
+        number("states_bytes"),
+        number("total_bytes"),
+    );
+    assert_eq!(total, arena + weights + states);
+    // Two layers, keys and values, 64 rows of 2 heads of 8 halves.
+    assert_eq!(states, 2 * 2 * 64 * 2 * 8 * 2);
+    assert!(number("arena_lower_bound_bytes") <= arena && arena <= number("arena_no_reuse_bytes"));
+    assert!(number("shape_ops_total") >= number("shape_ops_at_runtime"));
+    assert_eq!(number("shape_ops_at_runtime"), 0);
+    assert!(all["arena_formula"].as_str().unwrap().contains('*'));
+    let plans = all["plans"].as_array().unwrap();
+    assert_eq!(
+        plans
+            .iter()
+            .map(|p| p["name"].as_str().unwrap())
+            .collect::<Vec<_>>(),
+        ["prefill", "decode"]
+    );
+    assert_eq!(
+        arena,
+        plans
+            .iter()
+            .map(|p| p["arena_bytes"].as_u64().unwrap())
+            .max()
+            .unwrap()
+    );
+    let symbols: Vec<&str> = all["symbols"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|s| s["name"].as_str().unwrap())
+        .collect();
+    assert!(symbols.len() >= 2, "{symbols:?}");
+    for key in ["inputs", "outputs", "values", "operators", "nodes", "passes"] {
+        assert!(!all[key].as_array().unwrap().is_empty(), "{key}");
+    }
+    for value in all["values"].as_array().unwrap() {
+        assert!(value["name"].is_string() && value["dtype"].is_string(), "{value}");
+        assert!(
+            value["shape"].as_array().unwrap().iter().all(Value::is_string),
+            "{value}"
+        );
+    }
+    let text = stdout(&inspect(&model, &["--context", "64", "--chunk", "16"]));
+    let line = format!("This model at context 64 needs {total} bytes (weights ");
+    assert!(text.lines().any(|l| l.starts_with(&line)), "{text}");
+    // A longer context needs a larger cache and nothing else that counts.
+    let longer = json(&model, &["--context", "128", "--chunk", "16"]);
+    assert_eq!(longer["states_bytes"].as_u64().unwrap(), 2 * states);
+    assert_eq!(longer["weights_bytes"].as_u64().unwrap(), weights);
+}
+
+#[test]
+fn other_models_say_what_was_assumed() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = small(dir.path());
+    let text = stdout(&inspect(&model, &[]));
+    assert!(text.contains("assumed; see --bounds"), "{text}");
+    assert!(text.contains("This model at N="), "{text}");
+    let bounded = stdout(&inspect(&model, &["--bounds", "2 <= N <= 100"]));
+    assert!(
+        bounded.contains("This model at N=100 needs ") && !bounded.contains("assumed;"),
+        "{bounded}"
+    );
+    let all = json(&model, &["--bounds", "2 <= N <= 100"]);
+    assert_eq!(all["weights_bytes"], 8 * 512 * 4);
+    assert_eq!(all["plans"][0]["bounds"]["N"], 100);
+    assert_eq!(all["symbols"][0]["lower"], 2);
+    let y = all["values"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(|v| v["name"] == "y")
+        .unwrap();
+    assert_eq!(y["shape"], serde_json::json!(["N - 1", "512"]));
+    let nodes = stdout(&inspect(&model, &["--nodes"]));
+    assert!(
+        nodes.contains("tensor MatMul \"make y\": f32[N - 1, 8], f32[8, 512] -> f32[N - 1, 512]"),
+        "{nodes}"
+    );
+    // With a value there is nothing left to bound.
+    let bound = json(&model, &["--bind", "N=9"]);
+    assert_eq!(bound["plans"][0]["fixed"]["N"], 9);
+    assert!(bound["arena_bytes"].as_u64() < all["arena_bytes"].as_u64());
+}
+
+#[test]
+fn wrong_questions() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = small(dir.path());
+    for (more, words) in [
+        (
+            &["--bind", "M=3"][..],
+            &["--bind", "no symbol M", "its symbols are N"][..],
+        ),
+        (
+            &["--bounds", "M <= 3"],
+            &["--bounds", "no symbol M", "its symbols are N"],
+        ),
+        (&["--bind", "2N=3"], &["--bind", "2N", "identifier"]),
+        (&["--bind", "N"], &["--bind", "NAME=VALUE"]),
+        (&["--bind", "N=-4"], &["--bind", "N=-4", "not negative"]),
+        (&["--bind", "N=1.5"], &["--bind", "1.5", "not an integer"]),
+        (&["--bind", "N=3,N=4"], &["N is both 3 and 4"]),
+        (
+            &["--bind", "N=300", "--bounds", "N <= 200"],
+            &["--bind", "N is 300", "N <= 200"],
+        ),
+        (&["--bind", "N=0"], &["--bind", "rest", "N - 1", "-1", "N=0"]),
+        (&["--bounds", "N <"], &["--bounds"]),
+        (&["--bounds", "N"], &["--bounds", "`N` is not a constraint"]),
+        (&["--bounds", "N <= 4, N >= 5"], &["--bounds", "contradicts"]),
+        (
+            &["--bounds", "N <= 9000000000000000000"],
+            &["--bounds", "rest", "N - 1", "N=9000000000000000000"],
+        ),
+        (&["--context", "0"], &["--context"]),
+        (&["--backend", "host"], &["--backend"]),
+        (&["--json", "--nodes"], &["--nodes"]),
+    ] {
+        refused(&model, more, words);
+    }
+    refused(&dir.path().join("absent"), &[], &["MODEL", "absent"]);
+    let (_dir, decoder) = support::tiny_model("llama", Default::default());
+    let symbols = json(&decoder, &[])["model"]["decoder"].clone();
+    let past = symbols["past"].as_str().unwrap();
+    refused(
+        &decoder,
+        &["--context", "64", "--bind", &format!("{past}=65")],
+        &["--bind", "65", "--context"],
+    );
+    refused(
+        &decoder,
+        &["--context", "64", "--bind", &format!("{past}=64")],
+        &["--bind", "state"],
+    );
+}
+
+#[test]
+fn the_page_is_written_whole_or_not_at_all() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = small(dir.path());
+    let page = dir.path().join("page.html");
+    let path = page.to_str().unwrap();
+    stdout(&inspect(&model, &["--html", path]));
+    let text = std::fs::read_to_string(&page).unwrap();
+    assert!(text.starts_with("<!doctype html>") && text.trim_end().ends_with("</html>"));
+    // Another one takes its place.
+    stdout(&inspect(&model, &["--html", path, "--bind", "N=9"]));
+    assert_ne!(std::fs::read_to_string(&page).unwrap(), text);
+    let missing = dir.path().join("no/page.html");
+    let output = inspect(&model, &["--html", missing.to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(1));
+    refused(
+        &model,
+        &["--html", dir.path().to_str().unwrap()],
+        &["--html", "is a folder"],
+    );
+    assert_eq!(
+        std::fs::read_dir(dir.path()).unwrap().count(),
+        2,
+        "the model and the page"
+    );
+}

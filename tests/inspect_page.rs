@@ -1,0 +1,220 @@
+//! The page that `tlite inspect --html` writes, opened in headless Chromium: its numbers are those of the library at lengths that
+//! neither was printed for, and names from the model stay text.
+
+mod support;
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+use transformer_lite::error::Stage;
+use transformer_lite::graph::onnx::write::{ModelWriter, NodeSpec, Size};
+use transformer_lite::inspect::{PlanReport, Report, Request, inspect, page};
+use transformer_lite::plan::Padding;
+use transformer_lite::shape::{Bindings, Dim, Symbol};
+use transformer_lite::tensor::DType;
+
+/// The document after its script ran, as Chromium prints it. `place` is what follows the file's name: `#N=3`.
+fn opened(html: &str, place: &str) -> String {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("page.html");
+    std::fs::write(&file, html).unwrap();
+    let program = std::env::var("CHROMIUM").unwrap_or_else(|_| "chromium".to_owned());
+    let out = std::fs::File::create(dir.path().join("out")).unwrap();
+    let child = Command::new(&program)
+        .args([
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-quic",
+            "--no-first-run",
+            "--disable-background-networking",
+            "--disable-component-update",
+            "--disable-sync",
+            "--virtual-time-budget=5000",
+            "--dump-dom",
+        ])
+        .arg(format!(
+            "--user-data-dir={}",
+            dir.path().join("profile").display()
+        ))
+        .arg(format!("file://{}{place}", file.display()))
+        .stdin(Stdio::null())
+        .stderr(Stdio::null())
+        .stdout(out)
+        .spawn();
+    let mut child = child.unwrap_or_else(|e| {
+        panic!("{program}: {e}. The page is tested in Chromium: sudo apt-get install chromium, or set CHROMIUM to its path")
+    });
+    let start = Instant::now();
+    let status = loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            break status;
+        }
+        if start.elapsed() > Duration::from_secs(120) {
+            child.kill().unwrap();
+            panic!("{program} did not open the page in two minutes");
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    };
+    assert!(status.success(), "{program}: {status}");
+    let dom = std::fs::read_to_string(dir.path().join("out")).unwrap();
+    let body = dom.split("<body").nth(1).and_then(|b| b.split('>').next());
+    let body = body.unwrap_or_else(|| panic!("no body in {dom}"));
+    assert!(!body.contains("data-error"), "the script failed: {body}");
+    assert!(
+        body.contains("data-ready=\"yes\""),
+        "the script did not finish: {body}"
+    );
+    dom
+}
+
+/// The number of bytes that the element of this id shows.
+fn bytes(dom: &str, id: &str) -> u64 {
+    let element = dom
+        .split(&format!("id=\"{id}\""))
+        .nth(1)
+        .unwrap_or_else(|| panic!("no element {id}"));
+    let number = element
+        .split("data-bytes=\"")
+        .nth(1)
+        .and_then(|t| t.split('"').next());
+    number
+        .and_then(|n| n.parse().ok())
+        .unwrap_or_else(|| panic!("no bytes in {id}"))
+}
+
+/// Arena, largest live set and sum of all tensors of a plan with these lengths, from its expressions.
+fn expected(plan: &PlanReport, lengths: &[(&str, i64)]) -> [u64; 3] {
+    let mut bindings = Bindings::new();
+    for (name, v) in lengths {
+        bindings.set(&Symbol::parse(name).unwrap(), *v);
+    }
+    for (name, v) in &plan.fixed {
+        bindings.set(&Symbol::parse(name).unwrap(), *v);
+    }
+    if let Some(p) = &plan.padding {
+        let symbol = Symbol::parse(&p.symbol).unwrap();
+        let padding = Padding {
+            symbol: symbol.clone(),
+            beyond: p.beyond,
+            multiple: p.multiple,
+        };
+        let padded = padding.apply(bindings.get(&symbol).unwrap(), plan.bounds[&p.symbol]);
+        bindings.set(&symbol, padded);
+    }
+    let at = |text: &str| u64::try_from(Dim::parse(text).unwrap().eval(&bindings).unwrap()).unwrap();
+    let own = || {
+        plan.tensors
+            .iter()
+            .filter(|t| t.view_of.is_none() && t.in_place_of.is_none())
+    };
+    let live = (0..=plan.steps.len()).map(|s| {
+        own()
+            .filter(|t| t.first <= s && s <= t.last)
+            .map(|t| at(&t.size).max(8))
+            .sum::<u64>()
+    });
+    [
+        at(&plan.arena_formula),
+        live.max().unwrap(),
+        plan.tensors.iter().map(|t| at(&t.size).max(8)).sum(),
+    ]
+}
+
+#[track_caller]
+fn agrees(report: &Report, plan: usize, lengths: &[(&str, i64)]) {
+    let wanted = expected(&report.plans[plan], lengths);
+    let place: Vec<String> = lengths.iter().map(|(n, v)| format!("{n}={v}")).collect();
+    let place = format!("#plan={}&{}", report.plans[plan].name, place.join("&"));
+    let dom = opened(&page::render(report), &place);
+    let found = ["arena-now", "live-now", "sum-now"].map(|id| bytes(&dom, id));
+    assert_eq!(found, wanted, "{place}: arena, live set, sum of tensors");
+    let reserved = bytes(&dom, "arena-reserved");
+    assert_eq!(reserved, report.arena_bytes, "{place}: memory at the bounds");
+}
+
+#[test]
+fn a_decoder_at_other_lengths() {
+    let (_dir, model) = support::tiny_model("llama", Default::default());
+    let request = Request {
+        context: Some(200),
+        chunk: 32,
+        ..Request::default()
+    };
+    let report = inspect(&model, &request).unwrap();
+    let d = report.model.decoder.clone().unwrap();
+    agrees(&report, 0, &[(&d.past, 5), (&d.sequence, 7)]);
+    agrees(&report, 1, &[(&d.past, 100)]);
+    // What is moved beyond the bounds stays at them.
+    let dom = opened(&page::render(&report), &format!("#{}=100000", d.past));
+    assert_eq!(bytes(&dom, "arena-now"), report.plans[0].arena_bytes);
+}
+
+/// `y = relu(x) + relu(x) x w`, with names that would run if they were markup.
+fn small(dir: &Path, bad: &str) {
+    let mut w = ModelWriter::create(Stage::Convert, dir, "model.onnx", bad).unwrap();
+    w.opset("", 17);
+    let size = [Size::from("N"), Size::from(16)];
+    w.add_input(&format!("x{bad}"), DType::F32, &size).unwrap();
+    let weight: Vec<f32> = vec![0.5; 256];
+    let tensor = transformer_lite::tensor::HostTensor::from_f32(&[16, 16], &weight).unwrap();
+    w.add_external(&format!("w{bad}"), &tensor).unwrap();
+    let mut node = |op: &str, inputs: &[String], output: &str| {
+        let inputs: Vec<&str> = inputs.iter().map(String::as_str).collect();
+        let name = format!("{output} of {bad}");
+        let output = format!("{output}{bad}");
+        w.add_node(NodeSpec {
+            domain: "",
+            op,
+            name: &name,
+            inputs: &inputs,
+            outputs: &[&output],
+            attributes: &[],
+        })
+        .unwrap();
+    };
+    node("Relu", &[format!("x{bad}")], "a");
+    node("MatMul", &[format!("a{bad}"), format!("w{bad}")], "b");
+    node("Add", &[format!("a{bad}"), format!("b{bad}")], "y");
+    w.add_output(&format!("y{bad}"), DType::F32, &size).unwrap();
+    w.finish().unwrap();
+}
+
+#[test]
+fn names_stay_text() {
+    let dir = tempfile::tempdir().unwrap();
+    let bad = "</script><script>document.body.dataset.error='ran'</script><img src=x onerror=\"document.body.dataset.error='ran'\">{{data}}&lt;";
+    small(dir.path(), bad);
+    let report = inspect(dir.path(), &Request::default()).unwrap();
+    assert!(report.operators.iter().any(|o| o.name.contains("<img")));
+    let html = page::render(&report);
+    assert_eq!(
+        html.matches("</script>").count(),
+        2,
+        "the page's own data and script"
+    );
+    let dom = opened(&html, "#view=planned&N=3");
+    // It is shown, as text.
+    assert!(dom.contains("of &lt;/script&gt;&lt;script&gt;"), "{dom}");
+    assert!(!dom.contains("<img"));
+    agrees(&report, 0, &[("N", 3)]);
+}
+
+#[test]
+fn the_page_asks_for_nothing() {
+    let (_dir, model) = support::tiny_model("qwen2", Default::default());
+    let html = page::render(&inspect(&model, &Request::default()).unwrap());
+    for word in [
+        "http://",
+        "https://",
+        "src=",
+        "@import",
+        "url(",
+        "fetch(",
+        "XMLHttpRequest",
+        "WebSocket",
+        "import(",
+    ] {
+        assert!(!html.contains(word), "the page has {word}");
+    }
+}
