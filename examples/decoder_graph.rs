@@ -5,6 +5,7 @@
 
 #[path = "../tests/support/decoders.rs"]
 #[allow(dead_code, reason = "tests use another part")]
+#[allow(clippy::result_large_err, reason = "the library's error, on no hot path")]
 mod decoders;
 
 use decoders::{Form, SPECS, Spec};

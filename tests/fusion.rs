@@ -1,5 +1,8 @@
 //! Patterns on small graphs: each fires on its own form, computing the same, and on nothing that only looks like it.
 
+#[path = "fusion/exporters.rs"]
+mod exporters;
+
 use std::collections::HashMap;
 use std::sync::Arc;
 use transformer_lite::graph::interp::Interpreter;
@@ -14,9 +17,10 @@ use transformer_lite::graph::op::reshape::Reshape;
 use transformer_lite::graph::op::shape_of::ShapeOf;
 use transformer_lite::graph::op::slice::Slice;
 use transformer_lite::graph::op::softmax::Softmax;
+use transformer_lite::graph::op::split::Split;
 use transformer_lite::graph::op::transpose::Transpose;
 use transformer_lite::graph::pass::{
-    ATTENTION, FOLD, FUSE, KV_CACHE, LAST_ROW, OUTER, PICK, Pass, Pipeline, RMS_NORM, ROTARY, TRANS_B,
+    ATTENTION, FOLD, FUSE, KV_CACHE, LAST_ROW, OUTER, PICK, Pass, Pipeline, RMS_NORM, ROTARY, SPLIT, TRANS_B,
 };
 use transformer_lite::graph::{Edit, Graph, Op, ValueId};
 use transformer_lite::shape::{Bindings, Dim, Fact, Shape};
@@ -688,221 +692,4 @@ fn grouped_heads_are_neighbours() {
         0,
         "query head h uses key head h % 2 here"
     );
-}
-
-/// Keys and values repeated for the query heads of their group, after the heads' axis or before it; the heads lie before or
-/// after the sequence when they are repeated.
-fn repeated(after: bool, sequence_first: bool) -> Build {
-    let mut b = Build::default();
-    let orders = if sequence_first {
-        ["s,1,4,6", "t,1,2,6"]
-    } else {
-        ["1,s,4,6", "1,t,2,6"]
-    };
-    let (q, k, v) = (
-        b.input("q", orders[0]),
-        b.input("k", orders[1]),
-        b.input("v", orders[1]),
-    );
-    let (to_heads, back): (&[i64], &[i64]) = if sequence_first {
-        (&[1, 2, 0, 3], &[2, 0, 1, 3])
-    } else {
-        (&[0, 2, 1, 3], &[0, 2, 1, 3])
-    };
-    let q = b.swap(q, to_heads);
-    let [k, v] = [k, v].map(|x| {
-        let x = if sequence_first { x } else { b.swap(x, to_heads) };
-        let heads = if sequence_first { 2 } else { 1 };
-        let at = b.list(&[heads + i64::from(after)]);
-        let one = b.node(Reshape::Unsqueeze, &[x, at]);
-        let mut wide = [1; 5];
-        wide[usize::try_from(heads).unwrap() + usize::from(after)] = 2;
-        let wide = b.list(&wide);
-        let wide = b.node(Expand, &[one, wide]);
-        let joined = b.list(if sequence_first {
-            &[0, 0, 4, 6]
-        } else {
-            &[0, 4, -1, 6]
-        });
-        let all = b.node(Reshape::Reshape { allow_zero: false }, &[wide, joined]);
-        if sequence_first {
-            b.swap(all, to_heads)
-        } else {
-            all
-        }
-    });
-    let scores = b.node(MatMul { trans_b: true }, &[q, k]);
-    let two = b.floats(&[], &[2.0]);
-    let scores = b.binary(Binary::Div, scores, two);
-    let weights = b.node(Softmax { axis: -1 }, &[scores]);
-    let sum = b.node(MatMul { trans_b: false }, &[weights, v]);
-    let y = b.swap(sum, back);
-    b.output(y);
-    b
-}
-
-#[test]
-fn repeated_heads_are_read_once() {
-    let sizes = [("s", 3), ("t", 5)];
-    for sequence_first in [false, true] {
-        let mut right = repeated(true, sequence_first);
-        assert_eq!(right.pass(ATTENTION, &sizes), 1, "{sequence_first}");
-        assert!(right.has("Attention") && !right.has("Expand"));
-        // Query head h uses key head h % 2 here: at most the repeated heads are read as they are.
-        let mut other = repeated(false, sequence_first);
-        assert_eq!(other.pass(ATTENTION, &sizes), usize::from(sequence_first));
-        assert!(other.has("Expand"));
-    }
-}
-
-#[test]
-fn a_number_divided_by_scores_is_no_scale() {
-    let mut b = Build::default();
-    let [q, k, v] = [("q", "1,s,3,4"), ("k", "1,t,3,4"), ("v", "1,t,3,4")].map(|(name, sizes)| {
-        let x = b.input(name, sizes);
-        b.swap(x, &[0, 2, 1, 3])
-    });
-    let scores = b.node(MatMul { trans_b: true }, &[q, k]);
-    let two = b.floats(&[], &[2.0]);
-    let scores = b.binary(Binary::Div, two, scores);
-    let weights = b.node(Softmax { axis: -1 }, &[scores]);
-    let sum = b.node(MatMul { trans_b: false }, &[weights, v]);
-    let y = b.swap(sum, &[0, 2, 1, 3]);
-    b.output(y);
-    assert_eq!(b.pass(ATTENTION, &[("s", 3), ("t", 5)]), 0);
-}
-
-/// Two rotary embeddings by the same angles, over heads that lie before the rows.
-fn rotary_of_heads(transposed: bool, angles: &str) -> Build {
-    let mut b = Build::default();
-    let (cos, sin) = (b.input("cos", angles), b.input("sin", angles));
-    for (name, rows, heads) in [("q", "1,s,3,8", "1,3,s,8"), ("k", "1,s,2,8", "1,2,s,8")] {
-        let x = if transposed {
-            let x = b.input(name, rows);
-            b.swap(x, &[0, 2, 1, 3])
-        } else {
-            b.input(name, heads)
-        };
-        let (low, high) = (b.part(x, 0, 4), b.part(x, 4, i64::MAX));
-        let high = b.unary(Unary::Neg, high);
-        let turned = b.node(Concat { axis: -1 }, &[high, low]);
-        let (plain, turned) = (b.binary(Binary::Mul, x, cos), b.binary(Binary::Mul, turned, sin));
-        let y = b.binary(Binary::Add, plain, turned);
-        b.output(y);
-    }
-    b
-}
-
-#[test]
-fn rotary_embeddings_of_transposed_heads() {
-    let mut b = rotary_of_heads(true, "1,1,s,8");
-    assert_eq!(b.pass(ROTARY, &[("s", 3)]), 2);
-    // Each embedding and its transpose back, and the angles of both once.
-    assert_eq!((b.has("Rotary"), b.has("Concat"), b.nodes()), (true, false, 6));
-    let mut b = rotary_of_heads(false, "1,1,s,8");
-    assert_eq!(b.pass(ROTARY, &[("s", 3)]), 0, "heads that are not transposed");
-    let mut b = rotary_of_heads(true, "1,1,1,8");
-    assert_eq!(b.pass(ROTARY, &[("s", 3)]), 0, "one angle for all rows");
-}
-
-#[test]
-fn products_over_one_element() {
-    let product = |a: &str, c: &str, trans_b| {
-        let mut b = Build::default();
-        let (x, y) = (b.input("a", a), b.input("b", c));
-        let y = b.node(MatMul { trans_b }, &[x, y]);
-        b.output(y);
-        b
-    };
-    let mut b = product("2,5,1", "2,1,s", false);
-    assert_eq!((b.pass(OUTER, &[("s", 3)]), b.has("Mul")), (1, true));
-    assert_eq!(product("2,5,2", "2,2,s", false).pass(OUTER, &[("s", 3)]), 0);
-    assert_eq!(product("2,5,1", "2,s,1", true).pass(OUTER, &[("s", 3)]), 0);
-}
-
-/// A product that makes the output `logits`, through a transpose if there is one.
-fn logits(rows: &str, perm: Option<&[i64]>) -> Build {
-    let mut b = Build::default();
-    let (x, w) = (b.input("x", rows), b.input("w", "8,8"));
-    let mut edit = Edit::new(&mut b.0);
-    let (y, out) = (edit.add_value("product", None), edit.add_value("logits", None));
-    let product = if perm.is_some() { y } else { out };
-    let op = MatMul { trans_b: false };
-    edit.add_node(
-        "product",
-        Vec::new(),
-        Box::new(op),
-        vec![Some(x), Some(w)],
-        vec![product],
-    );
-    if let Some(perm) = perm {
-        let op = Transpose {
-            perm: Some(perm.to_vec()),
-        };
-        edit.add_node("end", Vec::new(), Box::new(op), vec![Some(y)], vec![out]);
-    }
-    edit.add_output(out);
-    b
-}
-
-#[test]
-fn the_last_row_of_logits() {
-    for (rows, perm, found) in [
-        ("1,s,8", None, "[1, 1, 8]"),
-        ("s,1,8", Some(&[1, 0, 2][..]), "[1, 1, 8]"),
-        ("1,8,8", Some(&[0, 2, 1]), "[1, 8, 8]"),
-    ] {
-        let mut b = logits(rows, perm);
-        let passes = vec![LAST_ROW];
-        let edit_limit = usize::MAX;
-        Pipeline { passes, edit_limit }.run(&mut b.0).unwrap();
-        let out = b.0.output("logits").unwrap();
-        assert_eq!(
-            b.0.fact(out).unwrap().shape.to_string(),
-            found,
-            "{rows}, {perm:?}"
-        );
-    }
-}
-
-#[test]
-fn sizes_that_are_numbers_become_constants() {
-    let mut b = Build::default();
-    let x = b.input("x", "s,6");
-    let shape = b.node(ShapeOf { start: 1, end: None }, &[x]);
-    let half = b.list(&[2]);
-    let half = b.node(Pointwise::binary("Div", Binary::Div), &[shape, half]);
-    let y = b.node(Reshape::Identity, &[half]);
-    b.output(y);
-    b.output(x);
-    let passes = vec![FOLD];
-    let edit_limit = usize::MAX;
-    let reports = Pipeline { passes, edit_limit }.run(&mut b.0).unwrap();
-    assert_eq!((reports[0].edits, b.nodes()), (3, 0));
-    let known = b.0.fact(y).unwrap().as_const().unwrap().to_i64().unwrap();
-    assert_eq!(known, [3]);
-}
-
-#[test]
-fn one_place_of_an_inner_axis_is_sliced() {
-    let gather = |axis: i64, rank: usize, index: &[i64]| {
-        let mut b = Build::default();
-        let x = b.input("x", "3,s,4");
-        let index = HostTensor::from_i64(&vec![index.len(); rank], index).unwrap();
-        let index = Edit::new(&mut b.0).add_const("index", Arc::new(index));
-        let y = b.node(Gather { axis }, &[x, index]);
-        b.output(y);
-        b
-    };
-    let sizes = [("s", 3)];
-    for (axis, rank, index) in [(-1, 0, 2), (2, 0, -1), (1, 0, 0), (-1, 1, -2), (1, 1, -1)] {
-        let mut b = gather(axis, rank, &[index]);
-        assert_eq!(
-            (b.pass(PICK, &sizes), b.has("Gather")),
-            (1, false),
-            "{index} of {axis}"
-        );
-    }
-    assert_eq!(gather(0, 0, &[1]).pass(PICK, &sizes), 0, "rows of a table");
-    assert_eq!(gather(2, 1, &[1, 0]).pass(PICK, &sizes), 0, "two places");
 }

@@ -2,12 +2,18 @@
 //! `UPDATE_GOLDEN` to write them anew and review the difference.
 
 mod support;
+#[path = "support/tiny.rs"]
+#[allow(clippy::result_large_err, reason = "the library's error, on no hot path")]
+mod tiny;
 
 use std::path::Path;
+use transformer_lite::graph::onnx::{ImportOptions, import_with};
 use transformer_lite::graph::pass::Pipeline;
 use transformer_lite::graph::text;
 use transformer_lite::llm::engine::{Decoder, Logits};
-use transformer_lite::plan;
+use transformer_lite::plan::{self, Options, Plan};
+use transformer_lite::shape::Bindings;
+use transformer_lite::tensor::DType;
 
 /// Compares `found` with `tests/golden/<name>`.
 fn golden(name: &str, found: &str) {
@@ -47,6 +53,46 @@ fn graph_and_plans_of_a_tiny_llama() {
         "tiny_llama.decode.txt",
         &plan::text::print(&decode, decoder.graph()),
     );
+}
+
+/// Writes a model by `write` and compares its derived graph, that after the standard passes, and the plan for `bounds`.
+fn golden_model(
+    name: &str,
+    write: fn(&Path) -> transformer_lite::error::Result<()>,
+    bounds: &[(&'static str, i64)],
+) {
+    let dir = tempfile::tempdir().unwrap();
+    write(dir.path()).unwrap();
+    let options = ImportOptions { absent_weights: true };
+    let mut graph = import_with(&dir.path().join("model.onnx"), options).unwrap();
+    let passes = Vec::new();
+    let edit_limit = usize::MAX;
+    Pipeline { passes, edit_limit }.run(&mut graph).unwrap();
+    golden(&format!("{name}.derived.txt"), &text::print(&graph).unwrap());
+    Pipeline::standard().run(&mut graph).unwrap();
+    golden(&format!("{name}.graph.txt"), &text::print(&graph).unwrap());
+    let mut sizes = Bindings::new();
+    for (symbol, bound) in bounds {
+        sizes.set(&transformer_lite::shape::Symbol::new(symbol), *bound);
+    }
+    let options = Options {
+        float: DType::F16,
+        bounds: sizes,
+        ..Options::default()
+    };
+    let plan = Plan::compile(&graph, &support::fake_caps(), &options).unwrap();
+    golden(&format!("{name}.plan.txt"), &plan::text::print(&plan, &graph));
+}
+
+#[test]
+fn graph_and_plan_of_a_tiny_classifier() {
+    let bounds = [("batch", 2), ("height", 64), ("width", 64)];
+    golden_model("tiny_classifier", tiny::classifier, &bounds);
+}
+
+#[test]
+fn graph_and_plan_of_a_tiny_encoder() {
+    golden_model("tiny_encoder", tiny::encoder, &[("batch", 2), ("sequence", 64)]);
 }
 
 /// What the standard passes do to each kind of model, so that a pattern cannot stop to fire unseen.

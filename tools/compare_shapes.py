@@ -13,11 +13,13 @@ COMMAND, to which the path is added, prints the derived shapes as JSON: {"inputs
 
 import argparse
 import json
+import math
 import os
 import re
 import shlex
 import subprocess
 import sys
+from fractions import Fraction
 
 OURS = "cargo run --quiet --release --example shapes --"
 DTYPES = {
@@ -41,8 +43,11 @@ def fail(text):
     sys.exit(f"error: {text}")
 
 
+FUNCTIONS = {"min": min, "max": max, "floor": math.floor, "ceil": math.ceil, "mod": lambda a, b: a % b}
+
+
 def symbols(expression):
-    return [w for w in re.findall(r"[A-Za-z_]\w*", expression) if w not in ("min", "max")]
+    return [w for w in re.findall(r"[A-Za-z_]\w*", expression) if w not in FUNCTIONS]
 
 
 def evaluate(expression, binding):
@@ -51,8 +56,13 @@ def evaluate(expression, binding):
         fail(f"shape expression {expression!r} has characters that are none of an expression's")
     if any(s not in binding for s in symbols(expression)):
         return None
-    text = re.sub(r"/+", "//", expression)
-    return eval(text, {"__builtins__": {}, "min": min, "max": max}, dict(binding))  # checked above
+    # Quotients are exact, and floor and ceil round them.
+    names = {name: Fraction(size) for name, size in binding.items()}
+    text = re.sub(r"\b(\d+)\b", r"Fraction(\1)", expression)
+    value = eval(text, {"__builtins__": {}, "Fraction": Fraction, **FUNCTIONS}, names)  # checked above
+    if value != int(value):
+        fail(f"{expression} is {value} at {binding}")
+    return int(value)
 
 
 def derived(command, model):

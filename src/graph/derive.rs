@@ -3,8 +3,9 @@
 use super::op::{Assumed, InferCx, Made, OpError, OpResult, Source};
 use super::{Assumption, Graph, MadeSymbol, Node, NodeId, Part, ValueId};
 use crate::error::{Error, Result, Stage};
-use crate::shape::{Dim, Fact, Known, MAX_KNOWN};
+use crate::shape::{Dim, Fact, Known, MAX_KNOWN, Quotient};
 use crate::tensor::{DType, HostTensor, TensorError};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 /// Constants whose results are at most this many bytes are computed during derivation. Shape arithmetic and
@@ -59,7 +60,47 @@ pub fn derive(graph: &mut Graph) -> Result<()> {
             graph.values[out.index()].fact = Some(fact);
         }
     }
+    prune(graph);
     Ok(())
+}
+
+/// Leaves out assumptions that follow from others: of many about sizes of later layers, few about symbols remain.
+fn prune(graph: &mut Graph) {
+    let mut known = graph.constraints.clone();
+    let mut all = std::mem::take(&mut graph.assumed);
+    let least = |a: &Assumption| {
+        let mut symbols = BTreeSet::new();
+        a.assumed.dim.symbols(&mut symbols);
+        let symbol = symbols
+            .pop_first()
+            .filter(|_| symbols.is_empty() && !a.assumed.equal)?;
+        let beyond = a.assumed.dim.sub(&(&symbol).into()).ok()?.as_const()?;
+        Some((symbol, beyond.checked_neg()?))
+    };
+    // Bounds of one symbol first, since the others follow from them.
+    all.sort_by_key(|a| least(a).is_none());
+    for a in all {
+        let c = &a.assumed;
+        let zero = Dim::from(0);
+        let follows = if c.equal {
+            known.equal(&c.dim, &zero)
+        } else {
+            known.at_least(&c.dim, 0)
+        };
+        let again = graph
+            .assumed
+            .iter()
+            .any(|o| o.assumed.equal == c.equal && o.assumed.dim == c.dim);
+        if follows == Some(true) || again {
+            continue;
+        }
+        if let Some((symbol, lo)) = least(&a)
+            && let Err(e) = known.bound(&symbol, Some(lo), None)
+        {
+            log::debug!("{e}");
+        }
+        graph.assumed.push(a);
+    }
 }
 
 /// A constant of this fact whose elements are not known.
@@ -70,16 +111,22 @@ fn absent(graph: &Graph, value: ValueId, fact: &Fact) -> Result<HostTensor> {
         .map_err(|e| Error::other(Stage::Shape, format!("{what}: {e}")))
 }
 
-/// Follows small integers through a node that moves them: it is evaluated over positions instead of elements. Results of
-/// which every element is a number become constants.
+/// Follows small integers and quotients through a node that moves them: it is evaluated over positions instead of elements.
+/// Results of which every element is a number become constants.
 fn follow(node: &Node, inputs: &[Option<&Fact>], facts: &mut [Fact]) -> OpResult<()> {
+    let quotients = inputs
+        .iter()
+        .flatten()
+        .any(|f| matches!(f.known, Known::Quotients(_)));
     let open = |fact: &Fact| {
         let small = || {
             fact.shape
                 .as_fixed()
                 .is_some_and(|s| s.iter().product::<usize>() <= MAX_KNOWN)
         };
-        fact.known == Known::No && (fact.dtype.is_int() || fact.dtype == DType::Bool) && small()
+        fact.known == Known::No
+            && (!fact.dtype.is_float() || quotients && fact.dtype == DType::F32)
+            && small()
     };
     if facts.iter().any(open)
         && let Some((operands, elements)) = positions(node, inputs)?
@@ -89,9 +136,13 @@ fn follow(node: &Node, inputs: &[Option<&Fact>], facts: &mut [Fact]) -> OpResult
             let pick = |i: i64| usize::try_from(i).ok().and_then(|i| elements.get(i).cloned());
             if open(fact)
                 && moved.len() <= MAX_KNOWN
-                && let Some(known) = moved.to_i64()?.into_iter().map(pick).collect()
+                && let Some(known) = moved.to_i64()?.into_iter().map(pick).collect::<Option<Vec<_>>>()
             {
-                fact.known = Known::Dims(known);
+                fact.known = if fact.dtype.is_float() {
+                    Known::Quotients(known)
+                } else {
+                    Known::Dims(known.into_iter().map(|q| q.num).collect())
+                };
             }
         }
     }
@@ -109,8 +160,11 @@ fn follow(node: &Node, inputs: &[Option<&Fact>], facts: &mut [Fact]) -> OpResult
 /// Operands with positions in the returned list in place of the elements that the node moves; position 0 is the number 0.
 /// `None` when one of them is not known.
 #[expect(clippy::type_complexity, reason = "two lists, used at one place")]
-fn positions(node: &Node, inputs: &[Option<&Fact>]) -> OpResult<Option<(Vec<Option<HostTensor>>, Vec<Dim>)>> {
-    let mut elements = vec![Dim::from(0)];
+fn positions(
+    node: &Node,
+    inputs: &[Option<&Fact>],
+) -> OpResult<Option<(Vec<Option<HostTensor>>, Vec<Quotient>)>> {
+    let mut elements = vec![Quotient::whole(0.into())];
     let mut operands = Vec::with_capacity(inputs.len());
     for (i, fact) in inputs.iter().enumerate() {
         let Some(fact) = fact else {
@@ -122,7 +176,13 @@ fn positions(node: &Node, inputs: &[Option<&Fact>]) -> OpResult<Option<(Vec<Opti
             operands.push(Some(tensor.as_ref().clone()));
             continue;
         }
-        let (Some(known), Some(shape)) = (fact.as_dims(), fact.shape.as_fixed()) else {
+        let known = if fact.dtype.is_float() {
+            fact.as_quotients()
+        } else {
+            fact.as_dims()
+                .map(|d| d.into_iter().map(Quotient::whole).collect())
+        };
+        let (Some(known), Some(shape)) = (known, fact.shape.as_fixed()) else {
             return Ok(None);
         };
         operands.push(Some(if moves {
@@ -131,7 +191,11 @@ fn positions(node: &Node, inputs: &[Option<&Fact>]) -> OpResult<Option<(Vec<Opti
             elements.extend(known);
             HostTensor::from_i64(&shape, &at)?
         } else {
-            let Some(numbers) = known.iter().map(Dim::as_const).collect::<Option<Vec<_>>>() else {
+            let numbers = known.iter().map(|q| q.num.as_const().filter(|_| q.den == 1));
+            let Some(numbers) = numbers
+                .collect::<Option<Vec<_>>>()
+                .filter(|_| !fact.dtype.is_float())
+            else {
                 return Ok(None);
             };
             HostTensor::from_ints(fact.dtype, &shape, &numbers)?

@@ -120,6 +120,10 @@ impl Interpreter {
             .copied()
             .chain(graph.states().iter().map(|s| s.output))
         {
+            // The body of a loop may return one value twice.
+            if out.contains_key(&v) {
+                continue;
+            }
             let tensor = match values.remove(&v) {
                 Some(t) => t,
                 None => constant(graph, v)?.clone(),

@@ -1,5 +1,6 @@
 //! The graph: values, nodes that hold operators, and the state that outlives a run.
 
+pub mod body;
 pub mod class;
 pub mod derive;
 pub mod edit;

@@ -62,7 +62,7 @@ fn device_size(dtype: DType, count: &Dim) -> Result<Dim> {
 
 /// Bytes at the bounds; 0 for a size that has none.
 fn most_bytes(c: &Compiler<'_>, size: &Dim) -> Result<u64> {
-    match size.upper_bound(&c.options.bounds) {
+    match size.upper_bound(&c.limits) {
         Ok(v) => Ok(u64::try_from(v).unwrap_or(0)),
         Err(DimError::Unbound(s)) if c.open.contains(&s) => Ok(0),
         Err(e) => Err(dim_error(&e)),
@@ -188,6 +188,24 @@ impl Arena {
             }
         }
         let end = items.len();
+        if c.options.every_on_device {
+            for (at, item) in items.iter().enumerate() {
+                let Item::Host(id) = item else { continue };
+                let Some(node) = c.graph.node(*id) else { continue };
+                let read = node
+                    .inputs
+                    .iter()
+                    .enumerate()
+                    .filter(|(i, _)| node.op.reads(*i))
+                    .filter_map(|(_, v)| *v);
+                for v in read.chain(node.outputs.iter().copied()) {
+                    let root = c.collected.root(v);
+                    if !c.is_kept_elsewhere(root) && c.is_bounded(root) {
+                        records.touch(Home::Value(root), dtype_of(root), at)?;
+                    }
+                }
+            }
+        }
         for v in c.graph.inputs() {
             let home = Home::Value(*v);
             if records.index.contains_key(&home) {
@@ -234,7 +252,7 @@ impl Arena {
         }
         let align = c.caps.view_align.max(8);
         let mut constraints = c.graph.constraints().clone();
-        for (s, v) in c.options.bounds.iter() {
+        for (s, v) in c.limits.iter() {
             let known = constraints.bound(s, None, Some(v));
             known.map_err(|e| Error::other(Stage::Plan, e.to_string()))?;
         }

@@ -10,7 +10,7 @@ use crate::backend::kernel::{KernelSpec, Role};
 use crate::error::{Error, Result, Stage};
 use crate::graph::op::device_dtype;
 use crate::graph::{Graph, MadeSymbol, Node, NodeId, OpError, Part, ValueId};
-use crate::shape::{Dim, Fact, Known, Symbol};
+use crate::shape::{Bindings, Dim, Fact, Known, Symbol};
 use crate::tensor::DType;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
@@ -41,6 +41,8 @@ pub(super) struct Compiler<'a> {
     pub options: &'a Options,
     /// Facts with the fixed symbols replaced, by value.
     pub facts: Vec<Option<Fact>>,
+    /// The largest values of symbols: the bounds, and what operators say of symbols that data defines.
+    pub limits: Bindings,
     /// Symbols that have no bound and no data defines.
     pub open: BTreeSet<Symbol>,
     /// Nodes that run on the host, with the reason.
@@ -62,19 +64,32 @@ impl<'a> Compiler<'a> {
             let mut fact = v.fact.clone();
             if let Some(f) = &mut fact {
                 f.shape = f.shape.substitute(&options.fixed).map_err(|e| dim_error(&e))?;
-                if let Known::Dims(dims) = &mut f.known {
-                    for d in dims {
-                        *d = d.substitute(&options.fixed).map_err(|e| dim_error(&e))?;
-                    }
+                let known: Vec<&mut Dim> = match &mut f.known {
+                    Known::Dims(dims) => dims.iter_mut().collect(),
+                    Known::Quotients(all) => all.iter_mut().map(|q| &mut q.num).collect(),
+                    _ => Vec::new(),
+                };
+                for d in known {
+                    *d = d.substitute(&options.fixed).map_err(|e| dim_error(&e))?;
                 }
             }
             facts.push(fact);
+        }
+        let mut limits = options.bounds.clone();
+        for m in graph.made() {
+            let most = m.at_most.as_ref().map(|d| d.substitute(&options.fixed));
+            if let Some(most) = most.transpose().map_err(|e| dim_error(&e))?
+                && let Ok(v) = most.upper_bound(&limits)
+            {
+                limits.set(&m.symbol, v);
+            }
         }
         Ok(Self {
             graph,
             caps,
             options,
             facts,
+            limits,
             open: BTreeSet::new(),
             host: BTreeMap::new(),
             needed_nodes: Vec::new(),
@@ -93,8 +108,10 @@ impl<'a> Compiler<'a> {
     fn symbols(&self, v: ValueId, out: &mut BTreeSet<Symbol>) {
         if let Some(f) = self.fact(v) {
             f.shape.0.iter().for_each(|d| d.symbols(out));
-            if let Known::Dims(dims) = &f.known {
-                dims.iter().for_each(|d| d.symbols(out));
+            match &f.known {
+                Known::Dims(dims) => dims.iter().for_each(|d| d.symbols(out)),
+                Known::Quotients(all) => all.iter().for_each(|q| q.num.symbols(out)),
+                _ => {}
             }
         }
     }
@@ -113,15 +130,13 @@ impl<'a> Compiler<'a> {
     }
 
     /// The arena can have room for a value: no symbol of its size is defined by data without a bound.
-    fn is_bounded(&self, v: ValueId) -> bool {
+    pub fn is_bounded(&self, v: ValueId) -> bool {
         let mut symbols = BTreeSet::new();
         if let Some(f) = self.fact(v) {
             f.shape.0.iter().for_each(|d| d.symbols(&mut symbols));
         }
         let made = |s: &Symbol| self.graph.made().iter().any(|m| m.symbol == *s);
-        symbols
-            .iter()
-            .all(|s| self.options.bounds.get(s).is_some() || !made(s))
+        symbols.iter().all(|s| self.limits.get(s).is_some() || !made(s))
     }
 
     /// Finds what is needed as data. A node on the host needs every operand that derivation does not know; a symbol that data
@@ -516,10 +531,14 @@ impl<'a> Compiler<'a> {
         for v in self.graph.outputs() {
             if self.is_const(*v) {
                 let name = &self.graph.value(*v).name;
-                return Err(Error::other(
-                    Stage::Plan,
-                    format!("output \"{name}\" is a constant of the model; there is nothing to run for it"),
-                ));
+                let what =
+                    format!("output \"{name}\" is a constant of the model; there is nothing to run for it");
+                return Err(match self.graph.producer(*v) {
+                    Some((_, node)) => self
+                        .graph
+                        .node_error(Stage::Plan, node, OpError::Unsupported(what)),
+                    None => Error::other(Stage::Plan, what),
+                });
             }
             outputs.push(build.port(*v)?);
         }

@@ -1,6 +1,7 @@
 //! Placement of tensors with known lifetimes in one arena.
 
-use crate::shape::{Constraints, Dim, DimError};
+use crate::shape::{Bindings, Constraints, Dim, DimError};
+use std::collections::{BTreeSet, HashMap};
 
 /// A tensor to be placed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,12 +33,18 @@ pub struct Packed {
 
 /// Comparisons of slots that the search for a smaller arena may make in all.
 const EFFORT: usize = 20_000_000;
+/// Orders that it may try after the first few.
+const ROUNDS: usize = 256;
 
 /// Offsets for `slots`, each a multiple of `align`. Two slots whose lifetimes meet never overlap. Several orders are tried, each
 /// slot at the lowest offset or in the tightest gap where it fits; the best is kept. Slots that lie highest are then tried
 /// first, as long as that helps.
 pub fn pack(slots: &[Slot], align: u64) -> Packed {
-    let goal = lower_bound(slots).next_multiple_of(align);
+    let rounded = |s: &Slot| Slot {
+        bytes: s.bytes.next_multiple_of(align),
+        ..s.clone()
+    };
+    let goal = lower_bound(&slots.iter().map(rounded).collect::<Vec<_>>());
     let span = |s: &Slot| (s.last - s.first + 1) as u128;
     let mut orders: Vec<Vec<usize>> = Vec::new();
     let mut order: Vec<usize> = (0..slots.len()).collect();
@@ -75,7 +82,9 @@ pub fn pack(slots: &[Slot], align: u64) -> Packed {
             total: 0,
         };
     };
-    while packed.total > goal && effort < EFFORT {
+    let mut rounds = 0;
+    while packed.total > goal && effort < EFFORT && rounds < ROUNDS {
+        rounds += 1;
         let highest = (0..order.len()).max_by_key(|k| packed.offsets[order[*k]] + slots[order[*k]].bytes);
         let Some(k) = highest.filter(|k| *k > 0) else {
             break;
@@ -151,24 +160,86 @@ fn aligned(size: &Dim, align: u64) -> Result<Dim, DimError> {
     units.mul(&align)
 }
 
-/// Leaves out of `all` what another one is never less than.
-fn prune(all: &mut Vec<Dim>, constraints: &Constraints) {
-    let mut kept: Vec<Dim> = Vec::with_capacity(all.len());
-    let covers =
-        |a: &Dim, b: &Dim| a == b || a.sub(b).is_ok_and(|d| constraints.at_least(&d, 0) == Some(true));
-    for d in all.drain(..) {
-        if !kept.iter().any(|k| covers(k, &d)) {
-            kept.retain(|k| !covers(&d, k));
-            kept.push(d);
+/// Proofs that a plan may cost.
+const PROOFS: usize = 20_000;
+
+/// Decides which of two sizes is never the smaller one. Values at a few bindings refute most claims without a proof, and a
+/// proof is made once.
+struct Order<'a> {
+    constraints: &'a Constraints,
+    samples: Vec<Bindings>,
+    values: HashMap<Dim, Vec<Option<i64>>>,
+    proofs: HashMap<(Dim, Dim), bool>,
+}
+
+impl<'a> Order<'a> {
+    fn new<'b>(constraints: &'a Constraints, sizes: impl Iterator<Item = &'b Dim>) -> Self {
+        let mut symbols = BTreeSet::new();
+        sizes.for_each(|d| d.symbols(&mut symbols));
+        let mut samples = vec![Bindings::new(), Bindings::new(), Bindings::new()];
+        for (n, s) in (1i64..).zip(&symbols) {
+            let (lo, hi) = constraints.range(&s.into());
+            let (lo, hi) = (lo.unwrap_or(0).max(1), hi.unwrap_or(1 << 12));
+            for (sample, v) in samples.iter_mut().zip([hi, lo, (hi / (n + 1)).max(lo)]) {
+                sample.set(s, v);
+            }
+        }
+        Self {
+            constraints,
+            samples,
+            values: HashMap::new(),
+            proofs: HashMap::new(),
         }
     }
-    *all = kept;
+
+    fn sampled(&mut self, d: &Dim) -> Vec<Option<i64>> {
+        if let Some(v) = self.values.get(d) {
+            return v.clone();
+        }
+        let v: Vec<_> = self.samples.iter().map(|b| d.eval(b).ok()).collect();
+        self.values.insert(d.clone(), v.clone());
+        v
+    }
+
+    /// `a >= b` for every binding, by proof.
+    fn covers(&mut self, a: &Dim, b: &Dim) -> bool {
+        if a == b {
+            return true;
+        }
+        let (x, y) = (self.sampled(a), self.sampled(b));
+        if x.iter().zip(&y).any(|(x, y)| x < y) {
+            return false;
+        }
+        let key = (a.clone(), b.clone());
+        if let Some(known) = self.proofs.get(&key) {
+            return *known;
+        }
+        let spent = self.proofs.len() >= PROOFS;
+        let proved = !spent
+            && a.sub(b)
+                .is_ok_and(|d| self.constraints.at_least(&d, 0) == Some(true));
+        self.proofs.insert(key, proved);
+        proved
+    }
+
+    /// Leaves out of `all` what another one is never less than.
+    fn prune(&mut self, all: &mut Vec<Dim>) {
+        let mut kept: Vec<Dim> = Vec::with_capacity(all.len());
+        for d in all.drain(..) {
+            if !kept.iter().any(|k| self.covers(k, &d)) {
+                kept.retain(|k| !self.covers(&d, k));
+                kept.push(d);
+            }
+        }
+        *all = kept;
+    }
 }
 
 /// The arena as an expression: every slot lies above those that it lies above in `packed` and lives with. With the sizes of any
 /// binding, offsets computed so do not overlap; at the bounds the value is that of the packing. `None` when the expression
 /// would be long.
 pub fn formula(slots: &[Slot], packed: &Packed, align: u64, constraints: &Constraints) -> Option<Dim> {
+    let mut sizes = Order::new(constraints, slots.iter().map(|s| &s.size));
     let mut order: Vec<usize> = (0..slots.len()).collect();
     order.sort_by_key(|i| packed.offsets[*i]);
     // For each slot the sums of which its end is the largest.
@@ -186,7 +257,7 @@ pub fn formula(slots: &[Slot], packed: &Packed, align: u64, constraints: &Constr
                 }
             }
         }
-        prune(&mut starts, constraints);
+        sizes.prune(&mut starts);
         if starts.is_empty() {
             starts.push(Dim::from(0));
         }
@@ -207,10 +278,10 @@ pub fn formula(slots: &[Slot], packed: &Packed, align: u64, constraints: &Constr
                 .collect::<Vec<_>>(),
         );
         if total.len() > 2 * ALTERNATIVES {
-            prune(&mut total, constraints);
+            sizes.prune(&mut total);
         }
     }
-    prune(&mut total, constraints);
+    sizes.prune(&mut total);
     if total.len() > ALTERNATIVES {
         return None;
     }
@@ -232,6 +303,7 @@ pub struct Pools {
 /// Gives every slot a pool, none of which holds two slots at a time. A slot takes a pool only if one of the two sizes is known to
 /// be at least the other for every binding; the pool then has the larger size. For sizes without bounds.
 pub fn by_proof(slots: &[Slot], align: u64, constraints: &Constraints) -> Result<Pools, DimError> {
+    let mut sizes = Order::new(constraints, slots.iter().map(|s| &s.size));
     let mut order: Vec<usize> = (0..slots.len()).collect();
     order.sort_by_key(|i| slots[*i].first);
     let mut pools = Pools {
@@ -239,42 +311,27 @@ pub fn by_proof(slots: &[Slot], align: u64, constraints: &Constraints) -> Result
         sizes: Vec::new(),
     };
     let mut busy: Vec<usize> = Vec::new();
-    let fits = |d: &Dim| constraints.at_least(d, 0) == Some(true);
     for i in order {
         let size = aligned(&slots[i].size, align)?;
-        let (mut best, mut room, mut growing) = (None, None::<Dim>, false);
-        for (p, have) in pools
-            .sizes
-            .iter()
-            .enumerate()
-            .filter(|(p, _)| busy[*p] < slots[i].first)
-        {
-            let spare = have.sub(&size)?;
-            if fits(&spare) {
-                // Of pools that are large enough the one with the least to spare, as far as that is known.
-                let better = growing
-                    || room
-                        .as_ref()
-                        .is_none_or(|r| r.sub(&spare).is_ok_and(|d| fits(&d)));
-                if better {
-                    (best, room, growing) = (Some(p), Some(spare), false);
+        // Of pools that are large enough the smallest, else of those that must grow the largest, as far as that is known.
+        let (mut enough, mut small): (Option<usize>, Option<usize>) = (None, None);
+        for p in (0..pools.sizes.len()).filter(|p| busy[*p] < slots[i].first) {
+            let have = &pools.sizes[p];
+            if sizes.covers(have, &size) {
+                if enough.is_none_or(|q| sizes.covers(&pools.sizes[q], have)) {
+                    enough = Some(p);
                 }
-            } else if (best.is_none() || growing) && fits(&size.sub(have)?) {
-                // Of pools that must grow the one that lacks least.
-                let lack = size.sub(have)?;
-                if room.as_ref().is_none_or(|r| r.sub(&lack).is_ok_and(|d| fits(&d))) {
-                    (best, room, growing) = (Some(p), Some(lack), true);
-                }
+            } else if sizes.covers(&size, have) && small.is_none_or(|q| sizes.covers(have, &pools.sizes[q])) {
+                small = Some(p);
             }
         }
-        let p = match best {
-            Some(p) => {
-                if growing {
-                    pools.sizes[p] = size;
-                }
+        let p = match (enough, small) {
+            (Some(p), _) => p,
+            (None, Some(p)) => {
+                pools.sizes[p] = size;
                 p
             }
-            None => {
+            (None, None) => {
                 pools.sizes.push(size);
                 busy.push(0);
                 busy.len() - 1
@@ -289,7 +346,6 @@ pub fn by_proof(slots: &[Slot], align: u64, constraints: &Constraints) -> Result
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::shape::Bindings;
     use proptest::prelude::*;
 
     proptest! {

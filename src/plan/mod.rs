@@ -12,16 +12,17 @@ pub mod memory;
 pub mod text;
 
 pub use bind::Bound;
-pub use host::HostStep;
+pub use host::{HostRead, HostStep};
 
 use crate::backend::kernel::{FieldTy, KernelSpec};
 use crate::error::{Error, Result, Stage};
 use crate::graph::{Graph, NodeId};
 use crate::shape::{Bindings, Dim, Shape, Symbol};
-use crate::tensor::DType;
+use crate::tensor::{DType, HostTensor};
 use lower::WeightKey;
 use std::collections::{BTreeSet, HashSet};
 use std::ops::Range;
+use std::sync::Arc;
 
 /// What a plan is made for.
 #[derive(Clone, Debug)]
@@ -36,6 +37,8 @@ pub struct Options {
     pub bounds: Bindings,
     /// Rows that each state has room for.
     pub state_rows: i64,
+    /// Memory is planned as if every node had a kernel: for reports about a device that does not exist. Such a plan is not run.
+    pub every_on_device: bool,
     /// A length whose every change would change sizes, and how it is padded so that it does not.
     pub padding: Option<Padding>,
 }
@@ -48,6 +51,7 @@ impl Default for Options {
             fixed: Bindings::new(),
             bounds: Bindings::new(),
             state_rows: 0,
+            every_on_device: false,
             padding: None,
         }
     }
@@ -382,10 +386,24 @@ fn dim_error(e: &crate::shape::DimError) -> Error {
     Error::other(Stage::Plan, e.to_string())
 }
 
-/// Bytes of the packed constants of `plans` of one graph on the device; what several of them read is there once.
+/// Bytes of the constants of `plans` of one graph, packed on the device or kept by the host; what several of them read is there once.
 pub fn weight_bytes(graph: &Graph, plans: &[Plan]) -> Result<u64> {
     let keys: HashSet<&WeightKey> = plans.iter().flat_map(|p| &p.weights).collect();
-    keys.into_iter().try_fold(0u64, |sum, key| {
+    // What only the host reads stays in its memory, in the model's own type.
+    let mut kept: Vec<&Arc<HostTensor>> = Vec::new();
+    for read in plans
+        .iter()
+        .flat_map(|p| &p.host)
+        .flat_map(|h| h.reads.iter().flatten())
+    {
+        if let HostRead::Const(t) = read
+            && !kept.iter().any(|k| Arc::ptr_eq(k, t))
+        {
+            kept.push(t);
+        }
+    }
+    let host: u64 = kept.iter().map(|t| (t.len() * t.dtype().size()) as u64).sum();
+    keys.into_iter().try_fold(host, |sum, key| {
         let value = graph.value(key.value);
         let shape = graph.fact(key.value)?.shape.as_fixed();
         let bytes = shape.and_then(|s| key.pack.bytes(&s));

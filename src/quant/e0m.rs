@@ -184,7 +184,16 @@ fn group_into(
     } else if lo == hi {
         constant(lo)
     } else {
-        source_grid(bits, weights, lo, hi, sorted).or_else(|| nearest(bits, weights, lo, hi))
+        // A grid of few levels far apart may be met less well than its weights are without it.
+        let candidates = [
+            source_grid(bits, weights, lo, hi, sorted),
+            nearest(bits, weights, lo, hi),
+        ];
+        let found = candidates
+            .into_iter()
+            .flatten()
+            .map(|c| (largest_error(bits, weights, c), c));
+        found.reduce(|a, b| if b.0 < a.0 { b } else { a }).map(|(_, c)| c)
     };
     let (scale, bias) = found.ok_or_else(|| QuantError::Range {
         range: format!("{lo:e} to {hi:e}"),
@@ -194,6 +203,13 @@ fn group_into(
         *code = encode(bits, shifted(*w, s, b));
     }
     Ok((scale, bias))
+}
+
+/// The largest difference that a scale and bias leave.
+fn largest_error(bits: Bits, weights: &[f32], (scale, bias): (f16, f16)) -> f32 {
+    let (s, b) = (scale.to_f32(), bias.to_f32());
+    let off = |w: &f32| (w - s * (level(bits, encode(bits, shifted(*w, s, b))) - b)).abs();
+    weights.iter().map(off).fold(0.0, f32::max)
 }
 
 /// Scale and bias with which code 0 is `value`, as well as a half can tell it.
@@ -663,6 +679,11 @@ mod tests {
             assert_eq!(y[1], 0.0);
             let y = back(bits, &[0.0, 1e-7, 3e-7]);
             assert_eq!(y[0], 0.0);
+            let y = back(bits, &[4.6420607e-4, -1.5007236e-3]);
+            assert!(
+                (y[0] - 4.6420607e-4).abs() < 1.4e-4 / if bits == Bits::Four { 1.0 } else { 16.0 },
+                "{y:?}"
+            );
             let y = back(bits, &[0.01, -0.02, 100.0, 0.0]);
             assert!((y[2] - 100.0).abs() < 7.0 && y[3] == 0.0);
             assert!(quantize_group(bits, &[-3e38, 3e38]).is_err());

@@ -10,8 +10,8 @@
 
 use super::dim::{Atom, Choice, Dim, Term, gcd, without};
 use super::symbol::Symbol;
-use std::cell::Cell;
-use std::collections::BTreeMap;
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, HashMap};
 
 /// Least and largest value; `None` where there is no bound. Wider than `i64`, so that sums of bounds do not overflow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -77,7 +77,7 @@ fn ceil(a: i128, n: i128) -> i128 {
 }
 
 /// Steps of one question. Larger expressions than those of shapes end here, with a weaker answer.
-const STEPS: u32 = 400;
+const STEPS: u32 = 150;
 
 /// Depth of eliminations.
 const DEPTH: u32 = 10;
@@ -93,6 +93,8 @@ pub(super) struct Question<'a> {
     bound: &'a dyn Fn(&Symbol) -> Interval,
     facts: &'a [Dim],
     steps: Cell<u32>,
+    /// Intervals of atoms found so far.
+    met: RefCell<HashMap<Atom, Interval>>,
 }
 
 impl<'a> Question<'a> {
@@ -101,6 +103,7 @@ impl<'a> Question<'a> {
             bound,
             facts,
             steps: Cell::new(0),
+            met: RefCell::default(),
         }
     }
 
@@ -179,6 +182,18 @@ impl<'a> Question<'a> {
     }
 
     fn atom(&self, atom: &Atom, depth: u32) -> Interval {
+        if let Atom::Symbol(s) = atom {
+            return (self.bound)(s);
+        }
+        if let Some(i) = self.met.borrow().get(atom) {
+            return *i;
+        }
+        let i = self.atom_anew(atom, depth);
+        self.met.borrow_mut().insert(atom.clone(), i);
+        i
+    }
+
+    fn atom_anew(&self, atom: &Atom, depth: u32) -> Interval {
         match atom {
             Atom::Symbol(s) => (self.bound)(s),
             Atom::Floor(f) => {

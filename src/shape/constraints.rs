@@ -264,7 +264,8 @@ impl Constraints {
             Some(d) => d,
             None => {
                 // The terms are multiples of a number that the constant is not a multiple of.
-                let known = format!("({left}) - ({right}) == {d}, which is 0 for no integers");
+                let shown = self.backward(&d).unwrap_or(d);
+                let known = format!("({left}) - ({right}) == {shown}, which is 0 for no integers");
                 return Err(ConstraintError::Contradiction { added, known });
             }
         };

@@ -5,12 +5,14 @@ pub mod constraints;
 pub mod dim;
 mod normal;
 mod parse;
+pub mod program;
 pub mod symbol;
 #[cfg(test)]
 mod tests;
 
 pub use constraints::{ConstraintError, Constraints, Relation};
 pub use dim::{Dim, DimError};
+pub use program::{Program, ProgramError};
 pub use symbol::{Bindings, Symbol};
 
 use crate::tensor::{DType, HostTensor};
@@ -103,6 +105,50 @@ pub enum Known {
     /// Every element of an integer or `bool` tensor of any rank, row-major, as an expression (shape computations); at most
     /// [`MAX_KNOWN`].
     Dims(Vec<Dim>),
+    /// Every element of an `f32` tensor, row-major, as a quotient (shape computations that pass through floats); at most
+    /// [`MAX_KNOWN`].
+    Quotients(Vec<Quotient>),
+}
+
+/// `num / den` as a float: exact where `den` is a power of two and `num` below [`EXACT`], else the one nearest to it. Who
+/// makes an integer of it requires that `num` is so small.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Quotient {
+    /// An integer.
+    pub num: Dim,
+    /// Positive.
+    pub den: i64,
+}
+
+/// An `f32` holds every integer up to this, and up to twice this, so that sums with small constants stay exact on the way.
+pub const EXACT: i64 = 1 << 23;
+
+impl Quotient {
+    /// An integer.
+    pub fn whole(num: Dim) -> Self {
+        Self { num, den: 1 }
+    }
+
+    /// A float with few binary digits behind the point.
+    pub fn of(v: f32) -> Option<Self> {
+        const PLACES: i16 = 1 << 10;
+        let num = v * f32::from(PLACES);
+        #[expect(clippy::cast_precision_loss, reason = "a power of two")]
+        let small = num.fract() == 0.0 && num.abs() < EXACT as f32;
+        #[expect(clippy::cast_possible_truncation, reason = "whole and small")]
+        let num = small.then_some(num as i64)?;
+        let den = i64::from(PLACES);
+        let twos = num.trailing_zeros().min(den.trailing_zeros());
+        Some(Self {
+            num: (num >> twos).into(),
+            den: den >> twos,
+        })
+    }
+
+    /// True when the float is the quotient itself, if `num` is small.
+    pub fn is_exact(&self) -> bool {
+        self.den.count_ones() == 1
+    }
 }
 
 /// Element type, shape and known contents of a value.
@@ -150,6 +196,20 @@ impl Fact {
             Known::Dims(d) => Some(d.clone()),
             Known::Const(t) if t.len() <= MAX_KNOWN && (t.dtype().is_int() || t.dtype() == DType::Bool) => {
                 t.to_i64().ok().map(|v| v.into_iter().map(Dim::from).collect())
+            }
+            _ => None,
+        }
+    }
+}
+
+impl Fact {
+    /// Elements of an `f32` tensor as quotients, row-major, from either form of knowledge. `None` when they are unknown, of
+    /// another type, or more than [`MAX_KNOWN`].
+    pub fn as_quotients(&self) -> Option<Vec<Quotient>> {
+        match &self.known {
+            Known::Quotients(q) => Some(q.clone()),
+            Known::Const(t) if t.len() <= MAX_KNOWN && t.dtype() == DType::F32 => {
+                t.f32s().ok()?.iter().map(|v| Quotient::of(*v)).collect()
             }
             _ => None,
         }

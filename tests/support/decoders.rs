@@ -1,9 +1,12 @@
-//! Decoder graphs as PyTorch's exporter writes them, at the sizes of known models or small ones, with random weights or none.
+//! Decoder graphs as exporters from Python write them, at the sizes of known models or small ones, with random weights or none.
 //!
 //! Shapes and plans need no weight bytes: without weights the data file is announced and not made, and the model is read with
 //! `ImportOptions { absent_weights: true }`. The forms follow the models' own Python code: sizes come from chains of
 //! `Shape`, `Gather`, `Concat`; `expand` is the exporter's chain around `Expand`; normalisation, rotary embedding, mask and
 //! attention are decomposed; the cache goes in as past and out as present.
+
+#[path = "decoders/chat_glm.rs"]
+mod chat_glm;
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -225,6 +228,9 @@ const TOTAL: &str = "past_sequence_length + sequence_length";
 
 type Attrs<'a> = [(&'a str, Attr)];
 
+/// Names of codes and scales, and the attributes of the node that reads them.
+type Packed = ([String; 2], [(&'static str, Attr); 2]);
+
 fn axis(a: i64) -> [(&'static str, Attr); 1] {
     [("axis", Attr::Int(a))]
 }
@@ -381,6 +387,24 @@ impl Builder<'_> {
         self.node("Slice", scope, &[x, &from, &to, &a, &step], &[])
     }
 
+    /// The parts of these sizes along the last axis.
+    fn split<const N: usize>(&mut self, scope: &str, x: &str, sizes: [usize; N]) -> Result<[String; N]> {
+        let list: Vec<i64> = sizes.iter().map(|s| *s as i64).collect();
+        let list = self.ints(&list)?;
+        let name = self.name("Split", scope);
+        let parts: [String; N] = std::array::from_fn(|i| format!("{name}_output_{i}"));
+        let outputs: Vec<&str> = parts.iter().map(String::as_str).collect();
+        self.out.add_node(NodeSpec {
+            domain: "",
+            op: "Split",
+            name: &name,
+            inputs: &[x, &list],
+            outputs: &outputs,
+            attributes: &axis(-1),
+        })?;
+        Ok(parts)
+    }
+
     fn cast(&mut self, scope: &str, x: &str, to: DType) -> Result<String> {
         let code = transformer_lite::graph::onnx::write::type_code(to);
         self.node("Cast", scope, &[x], &[("to", Attr::Int(code.into()))])
@@ -406,14 +430,7 @@ impl Builder<'_> {
     }
 
     /// The operands of a packed `k` x `n` matrix and the attributes of the node that reads them.
-    fn packed(
-        &mut self,
-        name: &str,
-        k: usize,
-        n: usize,
-        bits: Bits,
-        asked: usize,
-    ) -> Result<([String; 2], [(&'static str, Attr); 2])> {
+    fn packed(&mut self, name: &str, k: usize, n: usize, bits: Bits, asked: usize) -> Result<Packed> {
         let group = group_size(asked, k);
         let names = [format!("{name}.codes"), format!("{name}.scales")];
         let random = &mut self.random;
@@ -841,203 +858,6 @@ impl Builder<'_> {
         let sum = self.node("Add", scope, &[&one, &tanh], &[])?;
         let product = self.node("Mul", scope, &[x, &sum], &[])?;
         self.node("Mul", scope, &[&half, &product], &[])
-    }
-
-    // ---- ChatGLM ----
-
-    fn chat_glm(&mut self) -> Result<()> {
-        let s = self.spec;
-        self.inputs()?;
-        self.caches(|length| [length.into(), BATCH.into(), s.kv_heads.into(), s.head_dim.into()])?;
-        let root = "/transformer";
-        let embedding = "transformer.embedding.word_embeddings.weight";
-        let x = self.embed("/transformer/embedding", embedding, "input_ids")?;
-        let mut x = self.node("Transpose", root, &[&x], &perm(&[1, 0, 2]))?;
-        let past = self.size(root, "past_key_values.0.key", 0)?;
-        let mask = self.mask(root, &past)?;
-        let cache = self.neighbour_angles("/transformer/rotary_pos_emb")?;
-        for layer in 0..s.layers {
-            let (name, scope) = (
-                format!("transformer.encoder.layers.{layer}"),
-                format!("/transformer/encoder/layers.{layer}"),
-            );
-            let normed = self.norm(
-                &format!("{scope}/input_layernorm"),
-                &format!("{name}.input_layernorm"),
-                &x,
-            )?;
-            let mixed = self.glm_attention(layer, &normed, &mask, &cache)?;
-            x = self.node("Add", &scope, &[&x, &mixed], &[])?;
-            let after = "post_attention_layernorm";
-            let normed = self.norm(&format!("{scope}/{after}"), &format!("{name}.{after}"), &x)?;
-            let mlp = self.glm_mlp(&format!("{scope}/mlp"), &format!("{name}.mlp"), &normed)?;
-            x = self.node("Add", &scope, &[&mlp, &x], &[])?;
-        }
-        let x = self.norm(
-            "/transformer/encoder/final_layernorm",
-            "transformer.encoder.final_layernorm",
-            &x,
-        )?;
-        let logits = self.head("/transformer/output_layer", embedding, &x, None)?;
-        self.node_as("Transpose", "", &[&logits], &perm(&[1, 0, 2]), "logits")
-    }
-
-    /// Cosine and sine side by side, `[sequence, batch, head_dim / 4, 2]`.
-    fn neighbour_angles(&mut self, scope: &str) -> Result<String> {
-        let frequencies = self.frequencies(self.spec.head_dim / 2);
-        let shape = [1, 1, frequencies.len()];
-        let frequencies = self.constant("inv_freq".to_owned(), HostTensor::from_f32(&shape, &frequencies))?;
-        let positions = self.cast(scope, "position_ids", DType::F32)?;
-        let positions = self.node("Transpose", scope, &[&positions], &perm(&[1, 0]))?;
-        let positions = self.unsqueeze(scope, &positions, &[2])?;
-        let angles = self.node("Mul", scope, &[&positions, &frequencies], &[])?;
-        let mut parts = Vec::new();
-        for op in ["Cos", "Sin"] {
-            let v = self.node(op, scope, &[&angles], &[])?;
-            parts.push(self.unsqueeze(scope, &v, &[-1])?);
-        }
-        let cache = self.node("Concat", scope, &[&parts[0], &parts[1]], &axis(-1))?;
-        if self.float == DType::F32 {
-            return Ok(cache);
-        }
-        self.cast(scope, &cache, self.float)
-    }
-
-    /// Turns pairs of neighbours in the first half of each head of `[sequence, batch, heads, head_dim]`.
-    fn rotate_neighbours(&mut self, scope: &str, x: &str, heads: usize, cache: &str) -> Result<String> {
-        let dim = self.spec.head_dim as i64;
-        let half = dim / 2;
-        let sequence = self.size(scope, x, 0)?;
-        let turn = self.part(scope, x, 3, 0, half)?;
-        let keep = self.part(scope, x, 3, half, i64::MAX)?;
-        let sizes = |heads: i64| {
-            [
-                Part::Of(sequence.as_str()),
-                Part::Is(-1),
-                Part::Is(heads),
-                Part::Is(half / 2),
-                Part::Is(2),
-            ]
-        };
-        let pairs = self.view(scope, &turn, &sizes(heads as i64))?;
-        let cache = self.view(scope, cache, &sizes(1))?;
-        let mut pick = |v: &str, i: i64| -> Result<String> {
-            let i = self.int(i)?;
-            self.node("Gather", scope, &[v, &i], &axis(-1))
-        };
-        let (even, odd) = (pick(&pairs, 0)?, pick(&pairs, 1)?);
-        let (cos, sin) = (pick(&cache, 0)?, pick(&cache, 1)?);
-        let mut mul = |a: &str, b: &str| self.node("Mul", scope, &[a, b], &[]);
-        let (ec, os, oc, es) = (
-            mul(&even, &cos)?,
-            mul(&odd, &sin)?,
-            mul(&odd, &cos)?,
-            mul(&even, &sin)?,
-        );
-        let first = self.node("Sub", scope, &[&ec, &os], &[])?;
-        let second = self.node("Add", scope, &[&oc, &es], &[])?;
-        let first = self.unsqueeze(scope, &first, &[-1])?;
-        let second = self.unsqueeze(scope, &second, &[-1])?;
-        let both = self.node("Concat", scope, &[&first, &second], &axis(-1))?;
-        let flat = self.ints(&[0, 0, 0, -1])?;
-        let both = self.node("Reshape", scope, &[&both, &flat], &[])?;
-        self.node("Concat", scope, &[&both, &keep], &axis(-1))
-    }
-
-    fn glm_attention(&mut self, layer: usize, x: &str, mask: &str, cache: &str) -> Result<String> {
-        let s = self.spec;
-        let (name, scope) = (
-            format!("transformer.encoder.layers.{layer}.self_attention"),
-            format!("/transformer/encoder/layers.{layer}/self_attention"),
-        );
-        let scope = scope.as_str();
-        let dim = s.head_dim;
-        let (q_width, kv_width) = (s.heads * dim, s.kv_heads * dim);
-        let fused = self.linear(
-            &format!("{scope}/query_key_value"),
-            &format!("{name}.query_key_value"),
-            x,
-            [s.hidden, q_width + 2 * kv_width],
-            true,
-        )?;
-        let (sequence, batch) = (self.size(scope, &fused, 0)?, self.size(scope, &fused, 1)?);
-        let mut heads = |from: usize, heads: usize| -> Result<String> {
-            let part = self.part(scope, &fused, 2, from as i64, (from + heads * dim) as i64)?;
-            let sizes = [
-                Part::Of(&sequence),
-                Part::Of(&batch),
-                Part::Is(heads as i64),
-                Part::Is(dim as i64),
-            ];
-            self.view(scope, &part, &sizes)
-        };
-        let (q, k, v) = (
-            heads(0, s.heads)?,
-            heads(q_width, s.kv_heads)?,
-            heads(q_width + kv_width, s.kv_heads)?,
-        );
-        let q = self.rotate_neighbours(scope, &q, s.heads, cache)?;
-        let k = self.rotate_neighbours(scope, &k, s.kv_heads, cache)?;
-        let mut whole = Vec::new();
-        for (part, new) in [("key", &k), ("value", &v)] {
-            let (past, present) = (
-                format!("past_key_values.{layer}.{part}"),
-                format!("present.{layer}.{part}"),
-            );
-            self.node_as("Concat", scope, &[&past, new], &axis(0), &present)?;
-            let wide = self.unsqueeze(scope, &present, &[-2])?;
-            let times = Part::Is((s.heads / s.kv_heads) as i64);
-            let keep = || Part::Is(-1);
-            let wide = self.expand(scope, &wide, &[keep(), keep(), keep(), times, keep()])?;
-            let (t, b) = (self.size(scope, &present, 0)?, self.size(scope, &present, 1)?);
-            let sizes = [
-                Part::Of(&t),
-                Part::Of(&b),
-                Part::Is(s.heads as i64),
-                Part::Is(dim as i64),
-            ];
-            whole.push(self.view(scope, &wide, &sizes)?);
-        }
-        let turn = |b: &mut Self, v: &str| b.node("Transpose", scope, &[v], &perm(&[1, 2, 0, 3]));
-        let (q, k, v) = (turn(self, &q)?, turn(self, &whole[0])?, turn(self, &whole[1])?);
-        let turned = self.node("Transpose", scope, &[&k], &perm(&[0, 1, 3, 2]))?;
-        let scores = self.node("MatMul", scope, &[&q, &turned], &[])?;
-        let root = self.scalar((dim as f32).sqrt())?;
-        let scores = self.node("Div", scope, &[&scores, &root], &[])?;
-        let scores = self.node("Add", scope, &[&scores, mask], &[])?;
-        let weights = self.node("Softmax", scope, &[&scores], &axis(-1))?;
-        let mixed = self.node("MatMul", scope, &[&weights, &v], &[])?;
-        let mixed = self.node("Transpose", scope, &[&mixed], &perm(&[2, 0, 1, 3]))?;
-        let sizes = [Part::Of(&sequence), Part::Of(&batch), Part::Is(q_width as i64)];
-        let mixed = self.view(scope, &mixed, &sizes)?;
-        let out = format!("{scope}/dense");
-        self.linear(&out, &format!("{name}.dense"), &mixed, [q_width, s.hidden], false)
-    }
-
-    fn glm_mlp(&mut self, scope: &str, name: &str, x: &str) -> Result<String> {
-        let s = self.spec;
-        let up = format!("{scope}/dense_h_to_4h");
-        let fused = self.linear(
-            &up,
-            &format!("{name}.dense_h_to_4h"),
-            x,
-            [s.hidden, 2 * s.inner],
-            false,
-        )?;
-        let inner = s.inner as i64;
-        let gate = self.part(scope, &fused, 2, 0, inner)?;
-        let up = self.part(scope, &fused, 2, inner, 2 * inner)?;
-        let sigmoid = self.node("Sigmoid", scope, &[&gate], &[])?;
-        let gate = self.node("Mul", scope, &[&gate, &sigmoid], &[])?;
-        let gated = self.node("Mul", scope, &[&gate, &up], &[])?;
-        let down = format!("{scope}/dense_4h_to_h");
-        self.linear(
-            &down,
-            &format!("{name}.dense_4h_to_h"),
-            &gated,
-            [s.inner, s.hidden],
-            false,
-        )
     }
 }
 

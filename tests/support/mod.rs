@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use transformer_lite::backend::kernel::KernelSpec;
 use transformer_lite::backend::{
-    self, Backend, BackendError, BackendKind, BufferId, COMPILED, Caps, Command, DeviceKind, KernelId,
-    Launch, RecordingId, Stats, View,
+    self, Backend, BackendError, BackendKind, BufferId, COMPILED, Caps, Command, KernelId, Launch,
+    RecordingId, Stats, View,
 };
 
 // For `gguf`, which the library's own tests include too.

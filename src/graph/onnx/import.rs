@@ -4,6 +4,7 @@ use super::dtype_of;
 use super::proto::{AttributeProto, DimensionValue, GraphProto, ModelProto, NodeProto, TypeProto};
 use super::weights::{Weights, map};
 use crate::error::{Error, Result, Stage};
+use crate::graph::body::{Body, chain};
 use crate::graph::op::{ALL, Attributes, Op, OpError, OpResult};
 use crate::graph::{Edit, Graph, ValueId};
 use crate::shape::{Dim, Fact, Shape};
@@ -61,18 +62,17 @@ pub fn import_with(path: &Path, options: ImportOptions) -> Result<Graph> {
             return Err(unsupported(path, OpError::Unsupported(why)));
         }
     }
-    let mut graph = Graph::default();
-    let mut importer = Importer {
+    let weights = RefCell::new(Weights::new(path).may_be_absent(options.absent_weights));
+    let file = ModelFile {
         path,
         opsets: &opsets,
-        weights: Weights::new(path).may_be_absent(options.absent_weights),
-        edit: Edit::new(&mut graph),
-        names: HashMap::new(),
+        weights: &weights,
     };
-    importer.graph(proto)?;
+    let mut graph = Graph::default();
+    Importer::new(file, &mut graph, false).graph(proto)?;
     let mut versions: Vec<(String, i64)> = opsets.iter().map(|(d, v)| ((*d).to_owned(), *v)).collect();
     versions.sort();
-    importer.edit.set_opsets(versions);
+    Edit::new(&mut graph).set_opsets(versions);
     graph.check()?;
     Ok(graph)
 }
@@ -82,15 +82,34 @@ fn unsupported(path: &Path, why: OpError) -> Error {
     Error::parse(Stage::Import, path, "the model cannot be read", why)
 }
 
-struct Importer<'a> {
+/// What the graphs of one model share.
+#[derive(Clone, Copy)]
+struct ModelFile<'a> {
     path: &'a Path,
     opsets: &'a HashMap<&'a str, i64>,
-    weights: Weights,
-    edit: Edit<'a>,
-    names: HashMap<String, ValueId>,
+    weights: &'a RefCell<Weights>,
 }
 
-impl Importer<'_> {
+struct Importer<'a> {
+    path: &'a Path,
+    file: ModelFile<'a>,
+    edit: Edit<'a>,
+    names: HashMap<String, ValueId>,
+    /// For the body of a node: names that it reads of the graphs around it, which become inputs. `None` for a whole model.
+    outer: Option<Vec<String>>,
+}
+
+impl<'a> Importer<'a> {
+    fn new(file: ModelFile<'a>, graph: &'a mut Graph, is_body: bool) -> Self {
+        Self {
+            path: file.path,
+            file,
+            edit: Edit::new(graph),
+            names: HashMap::new(),
+            outer: is_body.then(Vec::new),
+        }
+    }
+
     fn bad(&self, what: impl Into<String>) -> Error {
         Error::file(Stage::Import, self.path, what)
     }
@@ -108,17 +127,23 @@ impl Importer<'_> {
         Ok(id)
     }
 
-    fn lookup(&self, name: &str, reader: &str) -> Result<ValueId> {
-        self.names
-            .get(name)
-            .copied()
-            .ok_or_else(|| self.bad(format!("{reader} reads \"{name}\", which nothing defines")))
+    fn lookup(&mut self, name: &str, reader: &str) -> Result<ValueId> {
+        if let Some(id) = self.names.get(name) {
+            return Ok(*id);
+        }
+        let Some(outer) = &mut self.outer else {
+            return Err(self.bad(format!("{reader} reads \"{name}\", which nothing defines")));
+        };
+        outer.push(name.to_owned());
+        let id = self.define(name, None)?;
+        self.edit.add_input(id);
+        Ok(id)
     }
 
     fn graph(&mut self, proto: &GraphProto) -> Result<()> {
         self.edit.set_name(proto.name.clone());
         for t in &proto.initializer {
-            let tensor = self.weights.tensor(t)?;
+            let tensor = self.file.weights.borrow_mut().tensor(t)?;
             self.define(&t.name, Some(Fact::of(Arc::new(tensor))))?;
         }
         let constants: HashSet<&str> = proto.initializer.iter().map(|t| t.name.as_str()).collect();
@@ -127,8 +152,12 @@ impl Importer<'_> {
             .iter()
             .filter(|v| !constants.contains(v.name.as_str()))
         {
-            let fact = self.declared(&v.name, v.r#type.as_ref())?;
-            let id = self.define(&v.name, Some(fact))?;
+            // The types of a body's inputs are those of its node's operands.
+            let fact = match &self.outer {
+                None => Some(self.declared(&v.name, v.r#type.as_ref())?),
+                Some(_) => None,
+            };
+            let id = self.define(&v.name, fact)?;
             self.edit.add_input(id);
         }
         // Producers may follow their readers in a damaged file only; still, names come first.
@@ -161,14 +190,29 @@ impl Importer<'_> {
         for (i, d) in shape.dim.iter().enumerate() {
             dims.push(match &d.value {
                 Some(DimensionValue::Value(v)) if *v >= 0 => Dim::from(*v),
-                // An expression such as `past + seq` keeps its meaning; any other text is a symbol of its own.
-                Some(DimensionValue::Param(p)) if !p.is_empty() => {
-                    Dim::parse(p).unwrap_or_else(|_| Dim::symbol(p))
+                // What some writers put for sizes that they do not know, such as `?`, says nothing of two being equal.
+                Some(DimensionValue::Param(p)) if p.contains(char::is_alphanumeric) => {
+                    self.size(name, i, p)?
                 }
                 _ => Dim::symbol(&format!("{name}_{i}")),
             });
         }
         Ok(Fact::new(dtype, Shape(dims)))
+    }
+
+    /// A size given as text: an expression such as `past + seq`, or a name. Names that exporters make of paths, such as
+    /// `x.DynamicDimension.0`, become identifiers; other text is an error.
+    fn size(&self, input: &str, axis: usize, text: &str) -> Result<Dim> {
+        match Dim::parse(text) {
+            Ok(d) => Ok(d),
+            Err(_)
+                if !text.starts_with(|c: char| c.is_ascii_digit())
+                    && text.split(['.', ':', '#', '@']).all(is_word) =>
+            {
+                Ok(Dim::symbol(text))
+            }
+            Err(e) => Err(self.bad(format!("input \"{input}\", axis {axis}: {e}"))),
+        }
     }
 
     fn node(&mut self, n: &NodeProto, position: usize) -> Result<()> {
@@ -189,19 +233,19 @@ impl Importer<'_> {
             inputs: String::new(),
             source: source.into(),
         };
-        let opset = self.opsets.get(domain).copied().ok_or_else(|| {
+        let opset = self.file.opsets.get(domain).copied().ok_or_else(|| {
             fail(OpError::Unsupported(format!(
                 "domain \"{domain}\", for which the model declares no version"
             )))
         })?;
-        let weights = RefCell::new(&mut self.weights);
         let attributes = NodeAttributes {
             node: n,
             opset,
-            weights: &weights,
+            file: self.file,
             read: RefCell::new(HashSet::new()),
             drop_omitted: Cell::new(false),
             added: RefCell::default(),
+            outer: RefCell::default(),
         };
         if n.op_type == "Constant" && domain.is_empty() {
             let tensor = attributes.constant().map_err(fail)?;
@@ -242,6 +286,9 @@ impl Importer<'_> {
                 Some(self.lookup(i, &name)?)
             });
         }
+        for i in attributes.outer.take() {
+            inputs.push(i.map(|i| self.lookup(&i, &name)).transpose()?);
+        }
         for tensor in added {
             // No name of the file is like this one.
             let id = self.define(
@@ -264,17 +311,44 @@ impl Importer<'_> {
     }
 }
 
+/// An error inside a body. What the engine has not, it has not there either.
+fn in_body(name: &str, error: &Error) -> OpError {
+    let text = format!("in `{name}`: {}", chain(error));
+    if is_unsupported(error) {
+        OpError::Unsupported(text)
+    } else {
+        OpError::Body(text)
+    }
+}
+
+fn is_unsupported(error: &Error) -> bool {
+    let mut cause = std::error::Error::source(error);
+    while let Some(e) = cause {
+        if matches!(e.downcast_ref(), Some(OpError::Unsupported(_))) {
+            return true;
+        }
+        cause = e.source();
+    }
+    false
+}
+
+fn is_word(text: &str) -> bool {
+    !text.is_empty() && text.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
+}
+
 /// Attributes of one node; notes which are read.
-struct NodeAttributes<'a, 'w> {
+struct NodeAttributes<'a> {
     node: &'a NodeProto,
     opset: i64,
-    weights: &'a RefCell<&'w mut Weights>,
+    file: ModelFile<'a>,
     read: RefCell<HashSet<String>>,
     drop_omitted: Cell<bool>,
     added: RefCell<Vec<HostTensor>>,
+    /// The operands behind the node's own: what bodies read of the graphs around them.
+    outer: RefCell<Vec<Option<String>>>,
 }
 
-impl NodeAttributes<'_, '_> {
+impl NodeAttributes<'_> {
     fn find(&self, name: &str) -> Option<&AttributeProto> {
         let found = self.node.attribute.iter().find(|a| a.name == name);
         if found.is_some() {
@@ -331,7 +405,7 @@ impl NodeAttributes<'_, '_> {
     }
 }
 
-impl Attributes for NodeAttributes<'_, '_> {
+impl Attributes for NodeAttributes<'_> {
     fn op_type(&self) -> &str {
         &self.node.op_type
     }
@@ -388,13 +462,42 @@ impl Attributes for NodeAttributes<'_, '_> {
         match self.typed(name, 4, "a tensor")?.and_then(|a| a.t.as_ref()) {
             Some(t) => {
                 dtype_of(i64::from(t.data_type))?;
-                let tensor = self.weights.borrow_mut().tensor(t);
+                let tensor = self.file.weights.borrow_mut().tensor(t);
                 tensor
                     .map(Some)
                     .map_err(|e| OpError::expected(format!("attribute `{name}`"), "a readable tensor", e))
             }
             None => Ok(None),
         }
+    }
+
+    fn graph(&self, name: &str, after: usize) -> OpResult<Option<Body>> {
+        let Some(proto) = self.typed(name, 5, "a graph")?.and_then(|a| a.g.as_ref()) else {
+            return Ok(None);
+        };
+        let mut graph = Graph::default();
+        let mut importer = Importer::new(self.file, &mut graph, true);
+        importer.graph(proto).map_err(|e| in_body(name, &e))?;
+        let read = importer.outer.take().unwrap_or_default();
+        graph.check().map_err(|e| in_body(name, &e))?;
+        let mut outer = self.outer.borrow_mut();
+        let missing = after.saturating_sub(self.input_count() + outer.len());
+        outer.extend(std::iter::repeat_n(None, missing));
+        let first = self.input_count() + outer.len();
+        let body = Body::new(graph, first..first + read.len()).map_err(|e| in_body(name, &e))?;
+        outer.extend(read.into_iter().map(Some));
+        Ok(Some(body))
+    }
+
+    fn strings(&self, name: &str) -> OpResult<Option<Vec<String>>> {
+        let Some(a) = self.typed(name, 8, "strings")? else {
+            return Ok(None);
+        };
+        let text = |s: &Vec<u8>| {
+            String::from_utf8(s.clone())
+                .map_err(|_| OpError::expected(format!("attribute `{name}`"), "UTF-8", "other bytes"))
+        };
+        a.strings.iter().map(text).collect::<OpResult<_>>().map(Some)
     }
 
     fn string(&self, name: &str) -> OpResult<Option<String>> {

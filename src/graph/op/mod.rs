@@ -3,6 +3,7 @@
 //! Adding one is a file here, a word in the `ops!` list below, and its kernel pair.
 
 use crate::backend::kernel::Kernel;
+use crate::graph::body::Body;
 use crate::graph::rules;
 use crate::plan::lower::LowerCx;
 use crate::shape::{Constraints, Dim, DimError, Fact, MAX_KNOWN, Shape, Symbol};
@@ -40,6 +41,9 @@ pub enum OpError {
     /// No kernel for these operands; the host can run the node.
     #[error("no kernel: {0}")]
     NoKernel(String),
+    /// The body of a node failed.
+    #[error("{0}")]
+    Body(String),
     /// A shape expression failed.
     #[error(transparent)]
     Dim(#[from] DimError),
@@ -400,8 +404,13 @@ pub trait Attributes {
     fn tensor(&self, name: &str) -> OpResult<Option<HostTensor>>;
     /// A string.
     fn string(&self, name: &str) -> OpResult<Option<String>>;
+    /// A list of strings.
+    fn strings(&self, name: &str) -> OpResult<Option<Vec<String>>>;
     /// A list of floats.
     fn floats(&self, name: &str) -> OpResult<Option<Vec<f32>>>;
+    /// A graph that the node runs. What it reads of the graphs around it becomes further operands of the node, behind those
+    /// that [`Attributes::input_count`] counts and behind the first `after`.
+    fn graph(&self, name: &str, after: usize) -> OpResult<Option<Body>>;
     /// Number of results, trailing omitted ones not counted.
     fn output_count(&self) -> usize;
 }
@@ -464,34 +473,61 @@ pub mod case;
 pub mod window;
 
 ops! {
+    arg_max,
     attention,
+    axes_norm,
     batch_norm,
     cast_like,
+    col2im,
+    compress,
     concat,
     constant_of_shape,
     conv,
+    conv_integer,
     conv_transpose,
+    cumulative,
+    depth_to_space,
+    det,
     dropout,
+    einsum,
     expand,
+    eye_like,
     gather,
     gather_e0m,
+    gather_elements,
+    gather_nd,
     gemm,
     global_pool,
+    grid_sample,
+    if_else,
     kv_append,
     log_softmax,
+    loop_body,
+    lrn,
     matmul,
     matmul_e0m,
     matmul_integer,
+    non_max_suppression,
+    non_zero,
+    norm,
+    one_hot,
     pad,
     pointwise,
     pool,
     quantize_linear,
     range,
+    recurrent,
     reduce,
     reshape,
     resize,
+    reverse_sequence,
     rms_norm,
+    roi_align,
     rotary,
+    rotary_embedding,
+    scan,
+    scatter,
+    sdpa,
     shape_of,
     size_of,
     slice,
@@ -500,6 +536,8 @@ ops! {
     tile,
     top_k,
     transpose,
+    trilu,
+    unique,
 }
 
 /// A non-negative axis below `rank` from ONNX's signed form.
@@ -558,22 +596,54 @@ pub fn gather_strided(x: &HostTensor, shape: &[usize], start: usize, step: &[isi
     out.try_reserve_exact(count.checked_mul(size).ok_or_else(too_large)?)
         .map_err(|_| too_large())?;
     let bytes = x.bytes()?;
-    let mut index = vec![0usize; shape.len()];
-    let mut at = isize::try_from(start).unwrap_or(isize::MAX);
-    for _ in 0..count {
-        let from = usize::try_from(at).unwrap_or(usize::MAX).saturating_mul(size);
-        let element = bytes
-            .get(from..from.saturating_add(size))
-            .ok_or_else(|| OpError::expected("element", format!("below {}", x.len()), at))?;
-        out.extend_from_slice(element);
-        for axis in (0..shape.len()).rev() {
-            index[axis] += 1;
-            at += step[axis];
-            if index[axis] < shape[axis] {
+    if count == 0 {
+        return Ok(HostTensor::from_bytes(x.dtype(), shape, &out)?);
+    }
+    let length = |n: usize| isize::try_from(n).unwrap_or(isize::MAX);
+    // Neighbouring axes that are walked as one are one.
+    let mut axes: Vec<(usize, isize)> = Vec::new();
+    for (n, step) in shape.iter().zip(step).filter(|(n, _)| **n != 1) {
+        match axes.last_mut() {
+            Some(outer) if outer.1 == step.saturating_mul(length(*n)) => *outer = (outer.0 * n, *step),
+            _ => axes.push((*n, *step)),
+        }
+    }
+    let (inner, inner_step) = axes.pop().unwrap_or((1, 1));
+    let mut index = vec![0usize; axes.len()];
+    let mut at = length(start);
+    for _ in 0..count / inner {
+        let last = at.saturating_add(inner_step.saturating_mul(length(inner - 1)));
+        let (low, high) = (at.min(last), at.max(last));
+        let range = usize::try_from(low)
+            .ok()
+            .zip(usize::try_from(high).ok())
+            .and_then(|(low, high)| {
+                bytes.get(low.checked_mul(size)?..high.checked_add(1)?.checked_mul(size)?)
+            });
+        let row = range.ok_or_else(|| OpError::expected("element", format!("below {}", x.len()), last))?;
+        match inner_step {
+            1 => out.extend_from_slice(row),
+            0 => (0..inner).for_each(|_| out.extend_from_slice(row)),
+            s => {
+                let apart = s.unsigned_abs() * size;
+                let from = |i: usize| row.get(i..i + size).unwrap_or_default();
+                if s > 0 {
+                    (0..inner).for_each(|i| out.extend_from_slice(from(i * apart)));
+                } else {
+                    (0..inner)
+                        .rev()
+                        .for_each(|i| out.extend_from_slice(from(i * apart)));
+                }
+            }
+        }
+        for (i, (n, step)) in index.iter_mut().zip(&axes).rev() {
+            *i += 1;
+            at += step;
+            if *i < *n {
                 break;
             }
-            at -= step[axis] * isize::try_from(shape[axis]).unwrap_or(0);
-            index[axis] = 0;
+            at -= step * length(*n);
+            *i = 0;
         }
     }
     Ok(HostTensor::from_bytes(x.dtype(), shape, &out)?)

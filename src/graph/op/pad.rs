@@ -69,7 +69,15 @@ impl Op for Pad {
         {
             return Err(OpError::mismatch("element types", x.dtype, value.dtype));
         }
-        let axes = if cx.opt(3).is_some() { Some(cx.ints(3)?) } else { None };
+        let axes = match cx.opt(3) {
+            Some(f) if f.as_dims().is_none() => {
+                // Which sizes grow is known to the run alone.
+                let shape = (0..x.shape.rank()).map(|i| cx.unknown(0, i, None)).collect();
+                return Ok(vec![Fact::new(x.dtype, Shape(shape))]);
+            }
+            Some(_) => Some(cx.ints(3)?),
+            None => None,
+        };
         let mut shape = Vec::new();
         for (d, (before, after)) in x.shape.0.iter().zip(self.pads(x.shape.rank(), given, axes.as_deref())?) {
             let size = d.add(&before)?.add(&after)?;
@@ -137,6 +145,10 @@ impl Op for Pad {
 
     fn reads(&self, input: usize) -> bool {
         matches!(input, 0 | 2)
+    }
+
+    fn moves(&self, input: usize) -> bool {
+        matches!(input, 0 | 2) && self.value == 0.0
     }
 
     fn keeps_precision(&self) -> bool {

@@ -11,7 +11,7 @@ use super::{InferCx, Inputs, Op, OpDef, OpError, OpResult, operand};
 use crate::backend::kernel::{Kernel, Snippet};
 use crate::plan::lower::{Call, LowerCx};
 use crate::graph::rules;
-use crate::shape::{Dim, Fact, Known, Shape};
+use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::{DType, HostTensor};
 use std::fmt;
 
@@ -21,6 +21,7 @@ mod functions;
 mod import;
 mod legacy;
 
+pub(super) use dims::arithmetic;
 pub use functions::{Binary, Unary};
 pub use legacy::AxisBroadcast;
 
@@ -492,9 +493,7 @@ impl Op for Pointwise {
         }
         let dtype = self.expr.dtype(&types)?;
         let mut fact = Fact::new(dtype, shape);
-        if let Some(elements) = dims::known(&self.expr, cx, &fact)? {
-            fact.known = Known::Dims(elements);
-        }
+        fact.known = dims::known(&self.expr, cx, &fact)?;
         Ok(vec![fact])
     }
 

@@ -1,12 +1,12 @@
 //! `start, start + delta, ...` below `limit`. ONNX `Range` from opset 11.
 //!
-//! On a device for integers whose operands are known as expressions.
+//! On a device where the operands are integers known as expressions, as floats too.
 
 use super::case::{Case, input};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, onnx, operand};
 use crate::backend::kernel::Kernel;
 use crate::plan::lower::{Call, LowerCx};
-use crate::shape::{Dim, Fact, Known, MAX_KNOWN, Shape};
+use crate::shape::{Dim, EXACT, Fact, Known, MAX_KNOWN, Shape};
 use crate::tensor::HostTensor;
 
 static KERNEL: Kernel = crate::kernel!(range { count: U32, start: U32, delta: I32 } [live: Weight Elem, y: Out Elem]);
@@ -41,6 +41,12 @@ fn float_parts(start: &HostTensor, limit: &HostTensor, delta: &HostTensor) -> Op
     Ok((start, delta, n))
 }
 
+/// The elements of an operand as integers, when they are known to be such.
+fn whole(fact: &Fact) -> Option<Vec<Dim>> {
+    let quotients = |f: &Fact| f.as_quotients()?.into_iter().map(|q| Some(q.num).filter(|_| q.den == 1)).collect();
+    fact.as_dims().or_else(|| quotients(fact))
+}
+
 impl Op for Range {
     fn name(&self) -> &str {
         "Range"
@@ -48,26 +54,27 @@ impl Op for Range {
 
     fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
         let dtype = cx.fact(0)?.dtype;
-        let scalars = || (0..3).map(|i| cx.opt(i).and_then(Fact::as_const).map(AsRef::as_ref)).collect::<Option<Vec<_>>>();
-        let lists = || (0..3).map(|i| cx.opt(i).and_then(Fact::as_dims)).collect::<Option<Vec<_>>>();
-        if dtype.is_float() {
-            let n = match scalars().as_deref() {
-                Some([start, limit, delta]) => Dim::from_usize(float_parts(start, limit, delta)?.2),
-                _ => cx.unknown(0, 0, None),
-            };
-            return Ok(vec![Fact::new(dtype, Shape(vec![n]))]);
+        let fact = |n: Dim| Fact::new(dtype, Shape(vec![n]));
+        let constants: Option<Vec<_>> = (0..3).map(|i| cx.opt(i).and_then(Fact::as_const).map(AsRef::as_ref)).collect();
+        if let (true, Some([start, limit, delta])) = (dtype.is_float(), constants.as_deref()) {
+            return Ok(vec![fact(Dim::from_usize(float_parts(start, limit, delta)?.2))]);
         }
-        let lists = lists();
-        let Some([start, limit, delta]) = lists.as_deref() else {
-            return Ok(vec![Fact::new(dtype, Shape(vec![cx.unknown(0, 0, None)]))]);
-        };
+        let lists: Option<Vec<_>> = (0..3).map(|i| cx.opt(i).and_then(whole)).collect();
+        let Some([start, limit, delta]) = lists.as_deref() else { return Ok(vec![fact(cx.unknown(0, 0, None))]) };
         if !matches!(delta.as_slice(), [d] if d.as_const().is_some()) {
-            return Ok(vec![Fact::new(dtype, Shape(vec![cx.unknown(0, 0, None)]))]);
+            return Ok(vec![fact(cx.unknown(0, 0, None))]);
         }
         let (start, step, count) = parts(start, limit, delta)?;
         // A range whose limit lies before its start is empty.
         let count = if cx.constraints().at_least(&count, 0) == Some(true) { count } else { count.maximum(&0.into())? };
-        let mut fact = Fact::new(dtype, Shape(vec![count.clone()]));
+        let mut fact = fact(count.clone());
+        if dtype.is_float() {
+            for end in [&start, &start.add(&count.mul(&step.into())?)?] {
+                let room = Dim::from(EXACT).sub(end)?;
+                cx.require(room, "what is left below the integers that a float may not hold")?;
+            }
+            return Ok(vec![fact]);
+        }
         if let Some(n) = count.as_const().filter(|n| usize::try_from(*n).is_ok_and(|n| n <= MAX_KNOWN)) {
             fact.known = Known::Dims((0..n).map(|i| start.add(&(i * step).into())).collect::<Result<_, _>>()?);
         }
@@ -91,7 +98,13 @@ impl Op for Range {
     }
 
     fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
-        let (start, step, _) = parts(&cx.dims(0)?, &cx.dims(1)?, &cx.dims(2)?)?;
+        let mut lists = Vec::new();
+        for i in 0..3 {
+            let list = whole(cx.fact(i)?);
+            lists.push(list.ok_or_else(|| OpError::NoKernel(format!("input {i} is data or no integer")))?);
+        }
+        let [start, limit, delta] = lists.as_slice() else { return Err(OpError::expected("operands", 3, lists.len())) };
+        let (start, step, _) = parts(start, limit, delta)?;
         let count = cx.out_fact(0)?.shape.count()?;
         let (live, start) = cx.live(&start);
         let call = Call::new(&KERNEL, 64)
@@ -108,6 +121,10 @@ impl Op for Range {
     fn reads(&self, _: usize) -> bool {
         false
     }
+
+    fn keeps_precision(&self) -> bool {
+        true
+    }
 }
 
 fn import(_: &dyn Attributes) -> OpResult<Box<dyn Op>> {
@@ -120,5 +137,11 @@ pub static DEF: OpDef = OpDef { onnx: &[onnx("Range", 11)], import, kernels: &[&
 fn cases() -> Vec<Case> {
     let one = |v: i64| input(&[]).values(&[v]).constant();
     let case = |a, b, c| Case::new(Range, vec![one(a), one(b), one(c)]);
-    vec![case(0, 129, 1), case(5, 6, 1), case(-3, 200, 7), case(9, -9, -2)]
+    let number = |v: f32| HostTensor::from_f32(&[], &[v]).map(super::case::constant).ok();
+    let floats = |a, b, c| Some(Case::new(Range, vec![number(a)?, number(b)?, number(c)?]));
+    let whole = [floats(0.0, 131.0, 1.0), floats(7.0, -60.0, -2.0)];
+    let parts = floats(0.5, 3.0, 0.25).map(|case| case.host_only("a step that is no integer"));
+    let mut all: Vec<Case> = whole.into_iter().chain([parts]).flatten().collect();
+    all.extend([case(0, 129, 1), case(5, 6, 1), case(-3, 200, 7), case(9, -9, -2)]);
+    all
 }

@@ -8,8 +8,10 @@ use super::case::{Case, input};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, axis, onnx, operand, strides};
 use crate::backend::kernel::Kernel;
 use crate::plan::lower::{Call, LowerCx};
-use crate::shape::{Dim, Fact, Shape, product};
+use crate::shape::{Dim, Fact, Known, Shape, product};
 use crate::tensor::HostTensor;
+
+mod dims;
 
 static KERNEL: Kernel = crate::kernel!(reduce { rows: U32, cols: U32, factor: F32 } [x: In Elem, y: Out Elem]);
 
@@ -64,6 +66,22 @@ impl Reduce {
     }
 }
 
+impl Reduce {
+    /// The result over axes that only the run tells; their number is known.
+    fn undecided(&self, cx: &InferCx<'_>, x: &Fact, axes: &Fact) -> OpResult<Fact> {
+        let count = axes.shape.count()?;
+        let count = count.as_const().and_then(|n| usize::try_from(n).ok());
+        let rank = x.shape.rank();
+        let shape = match count {
+            Some(0) => self.shape(&x.shape.0, &self.axes(rank, None)?),
+            _ if self.keep => (0..rank).map(|i| cx.unknown(0, i, x.shape.0.get(i).filter(|d| !d.is(0)).cloned())).collect(),
+            Some(n) if n <= rank => (0..rank - n).map(|i| cx.unknown(0, i, None)).collect(),
+            _ => return Err(OpError::expected("number of axes", format!("at most {rank}, the same in every run"), axes)),
+        };
+        Ok(Fact::new(x.dtype, Shape(shape)))
+    }
+}
+
 impl Op for Reduce {
     fn name(&self) -> &str {
         match self.kind {
@@ -82,9 +100,17 @@ impl Op for Reduce {
 
     fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
         let x = cx.fact(0)?;
-        let list = if cx.opt(1).is_some() { Some(cx.ints(1)?) } else { None };
+        let list = match cx.opt(1) {
+            Some(f) if f.as_dims().is_none() && self.axes.is_none() => return Ok(vec![self.undecided(cx, x, f)?]),
+            Some(_) => Some(cx.ints(1)?),
+            None => None,
+        };
         let axes = self.axes(x.shape.rank(), list)?;
-        Ok(vec![Fact::new(x.dtype, Shape(self.shape(&x.shape.0, &axes)))])
+        let mut fact = Fact::new(x.dtype, Shape(self.shape(&x.shape.0, &axes)));
+        if let Some(elements) = dims::known(self.kind, cx, x, &axes) {
+            fact.known = Known::Dims(elements);
+        }
+        Ok(vec![fact])
     }
 
     fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {

@@ -74,8 +74,8 @@ impl Reshape {
                     Some(_) => axes(x.len())?,
                     None => (0..x.len()).filter(|i| x[*i].is(1)).collect(),
                 };
-                if let Some(i) = gone.iter().find(|i| !x[**i].is(1)) {
-                    return Err(OpError::expected(format!("size of axis {i}"), 1, &x[*i]));
+                for i in &gone {
+                    same("a squeezed size and 1", &x[*i], &1.into())?;
                 }
                 Ok((0..x.len()).filter(|i| !gone.contains(i)).map(|i| x[i].clone()).collect())
             }
@@ -137,15 +137,19 @@ impl Op for Reshape {
             (Self::Reshape { .. }, Some(list)) if list.as_dims().is_none() => return Ok(vec![unknown(cx, x, list)?]),
             (_, Some(_)) => Some(cx.dims(1)?),
         };
-        let fill: Fill<'_> = &|axis, have, want| match (have.exact_div(want), want.as_const()) {
-            (Some(size), _) => Ok(size),
-            (None, Some(n)) if n > 0 => {
-                let size = have.floor_div(n)?;
-                cx.same("element counts", have, &size.mul(want)?)?;
-                Ok(size)
+        let fill: Fill<'_> = &|axis, have, want| {
+            if let Some(size) = cx.constraints().divide(have, want) {
+                return Ok(size);
             }
-            (None, Some(_)) => quotient(axis, have, want),
-            (None, None) => Ok(cx.unknown(0, axis, Some(have.clone()))),
+            match cx.constraints().at_least(want, 1) {
+                Some(true) => {
+                    let size = have.div_floor(want)?;
+                    cx.same("element counts", have, &size.mul(want)?)?;
+                    Ok(size)
+                }
+                Some(false) => quotient(axis, have, want),
+                None => Ok(cx.unknown(0, axis, Some(have.clone()))),
+            }
         };
         Ok(vec![Fact::new(x.dtype, Shape(self.shape(&x.shape.0, operand, same, fill)?))])
     }

@@ -12,6 +12,8 @@ use taps::Taps;
 
 mod taps;
 
+pub(super) use taps::cubic;
+
 /// How elements between the given ones are found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {

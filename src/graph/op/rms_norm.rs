@@ -1,10 +1,11 @@
-//! Root-mean-square normalisation over the last axis: `y = x / sqrt(mean(x^2) + epsilon) * scale`.
+//! Root-mean-square normalisation: `y = x / sqrt(mean(x^2) + epsilon) * scale`.
 //!
-//! ONNX `RMSNormalization`, opset 23, `axis = -1` only; also what the `rms_norm` pass makes of the
-//! decomposed form. The statistics are in `f32` whatever the storage type.
+//! ONNX `RMSNormalization` from opset 23. [`RmsNorm`], over the last axis, is also what the `rms_norm` pass makes of the
+//! decomposed form; [`RmsNormFrom`] has any first axis. The statistics are in `f32` whatever the storage type.
 
 use super::case::{Case, input};
-use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, onnx, operand};
+use super::pointwise::broadcast_to;
+use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, axis, onnx, operand};
 use crate::backend::kernel::Kernel;
 use crate::plan::lower::{Call, LowerCx};
 use crate::shape::{Fact, product};
@@ -12,11 +13,65 @@ use crate::tensor::HostTensor;
 
 static KERNEL: Kernel = crate::kernel!(rms_norm { rows: U32, cols: U32, epsilon: F32 } [x: In Elem, scale: In Elem, y: Out Elem]);
 
-/// See the module documentation.
+/// Over the last axis.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RmsNorm {
     /// Added to the mean of squares.
     pub epsilon: f32,
+}
+
+/// Over all axes from one on; the scale broadcasts to their shape.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RmsNormFrom {
+    /// First axis of those normalised over; negative counts from the end.
+    pub axis: i64,
+    /// Added to the mean of squares.
+    pub epsilon: f32,
+}
+
+/// Rows of `cols` elements normalised, with a factor for each column.
+fn normalise(x: &HostTensor, cols: usize, scale: &[f32], epsilon: f32) -> OpResult<HostTensor> {
+    let data = x.to_f32()?;
+    let mut y = Vec::with_capacity(data.len());
+    for row in data.chunks_exact(cols.max(1)) {
+        let squares: f64 = row.iter().map(|v| f64::from(*v) * f64::from(*v)).sum();
+        #[expect(clippy::cast_precision_loss, reason = "a row has far fewer than 2^52 elements")]
+        let inverse = 1.0 / (squares / cols as f64 + f64::from(epsilon)).sqrt();
+        #[expect(clippy::cast_possible_truncation, reason = "rounding to the result type is meant")]
+        y.extend(row.iter().zip(scale).map(|(v, s)| (f64::from(*v) * inverse * f64::from(*s)) as f32));
+    }
+    Ok(HostTensor::from_floats(x.dtype(), x.shape(), &y)?)
+}
+
+impl Op for RmsNormFrom {
+    fn name(&self) -> &str {
+        "RMSNormalization"
+    }
+
+    fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
+        let (x, scale) = (cx.fact(0)?, cx.fact(1)?);
+        let from = axis(self.axis, x.shape.rank())?;
+        let part = x.shape.0.get(from..).unwrap_or_default();
+        if cx.broadcast(part, &scale.shape.0)?.0 != part {
+            return Err(OpError::mismatch("normalised axes and scale", &x.shape, &scale.shape));
+        }
+        Ok(vec![Fact::new(x.dtype, x.shape.clone())])
+    }
+
+    fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
+        let x = operand(inputs, 0)?;
+        let part = x.shape().get(axis(self.axis, x.shape().len())?..).unwrap_or_default();
+        let scale = broadcast_to(operand(inputs, 1)?, part)?;
+        Ok(vec![normalise(x, scale.len(), &scale.to_f32()?, self.epsilon)?])
+    }
+
+    fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
+        let (x, scale) = (cx.shape(0)?, cx.shape(1)?);
+        if axis(self.axis, x.rank())? + 1 != x.rank() || scale.0.as_slice() != x.0.get(x.rank() - 1..).unwrap_or_default() {
+            return Err(OpError::NoKernel(format!("normalisation of {x} from axis {}", self.axis)));
+        }
+        RmsNorm { epsilon: self.epsilon }.lower(cx)
+    }
 }
 
 impl Op for RmsNorm {
@@ -34,17 +89,8 @@ impl Op for RmsNorm {
 
     fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
         let (x, scale) = (operand(inputs, 0)?, operand(inputs, 1)?);
-        let cols = x.shape().last().copied().unwrap_or(1).max(1);
-        let (data, scale) = (x.to_f32()?, scale.to_f32()?);
-        let mut y = Vec::with_capacity(data.len());
-        for row in data.chunks_exact(cols) {
-            let squares: f64 = row.iter().map(|v| f64::from(*v) * f64::from(*v)).sum();
-            #[expect(clippy::cast_precision_loss, reason = "a row has far fewer than 2^52 elements")]
-            let inverse = 1.0 / (squares / cols as f64 + f64::from(self.epsilon)).sqrt();
-            #[expect(clippy::cast_possible_truncation, reason = "rounding to the result type is meant")]
-            y.extend(row.iter().zip(scale.iter()).map(|(v, s)| (f64::from(*v) * inverse * f64::from(*s)) as f32));
-        }
-        Ok(vec![HostTensor::from_floats(x.dtype(), x.shape(), &y)?])
+        let cols = x.shape().last().copied().unwrap_or(1);
+        Ok(vec![normalise(x, cols, &scale.to_f32()?, self.epsilon)?])
     }
 
     fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
@@ -69,13 +115,13 @@ impl Op for RmsNorm {
 }
 
 fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
-    let axis = a.int("axis")?.unwrap_or(-1);
-    if axis != -1 {
-        return Err(OpError::Unsupported(format!("normalisation from axis {axis}; only the last axis (-1)")));
-    }
+    let (axis, epsilon) = (a.int("axis")?.unwrap_or(-1), a.float("epsilon")?.unwrap_or(1e-5));
     // The type of the statistics: always f32 or wider here.
     a.int("stash_type")?;
-    Ok(Box::new(RmsNorm { epsilon: a.float("epsilon")?.unwrap_or(1e-5) }))
+    if axis == -1 {
+        return Ok(Box::new(RmsNorm { epsilon }));
+    }
+    Ok(Box::new(RmsNormFrom { axis, epsilon }))
 }
 
 /// The registry's entry.
@@ -86,5 +132,7 @@ fn cases() -> Vec<Case> {
         let cols = x.last().copied().unwrap_or(1);
         Case::new(RmsNorm { epsilon: 1e-5 }, vec![input(x), input(&[cols]).constant()])
     };
-    vec![case(&[1, 576]), case(&[3, 130]), case(&[5, 33]), case(&[2, 3, 1]), case(&[1, 1, 1025]), case(&[1, 7])]
+    let from = RmsNormFrom { axis: 1, epsilon: 1e-5 };
+    let over_two = Case::new(from, vec![input(&[2, 3, 5]), input(&[3, 5]).constant()]).host_only("normalisation over two axes");
+    vec![over_two, case(&[1, 576]), case(&[3, 130]), case(&[5, 33]), case(&[2, 3, 1]), case(&[1, 1, 1025]), case(&[1, 7])]
 }

@@ -32,10 +32,11 @@ impl Op for Tile {
         }
         let size = |(n, r): (&usize, &usize)| n.checked_mul(*r).ok_or_else(|| TensorError::TooLarge(repeats.clone()));
         let shape: Vec<usize> = x.shape().iter().zip(&repeats).map(size).collect::<Result<_, _>>()?;
+        let total = count(&shape)?;
         let (own, from, to) = (x.shape(), strides(x.shape()), strides(&shape));
         let element = x.dtype().size();
         let mut out = Vec::new();
-        for i in 0..count(&shape)? {
+        for i in 0..total {
             let at: usize = (0..own.len()).map(|a| i / to[a] % shape[a] % own[a] * from[a]).sum();
             out.extend_from_slice(x.bytes()?.get(at * element..(at + 1) * element).unwrap_or_default());
         }

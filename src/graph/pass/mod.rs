@@ -3,6 +3,7 @@
 mod attention;
 mod fold;
 mod fuse;
+mod inline_if;
 mod kv_cache;
 mod last_row;
 mod outer;
@@ -10,6 +11,7 @@ pub mod pattern;
 mod pick;
 mod rms_norm;
 mod rotary;
+mod split;
 mod trans_b;
 
 use super::{Edit, Graph, derive};
@@ -24,6 +26,11 @@ pub struct Pass {
     pub run: fn(&mut Edit<'_>) -> Result<()>,
 }
 
+/// Branches of known conditions take the place of their `If`.
+pub const INLINE_IF: Pass = Pass {
+    name: "inline_if",
+    run: inline_if::run,
+};
 /// Constants are computed, shape arithmetic becomes known.
 pub const FOLD: Pass = Pass {
     name: "fold",
@@ -33,6 +40,11 @@ pub const FOLD: Pass = Pass {
 pub const OUTER: Pass = Pass {
     name: "outer",
     run: outer::run,
+};
+/// The parts of a split are slices.
+pub const SPLIT: Pass = Pass {
+    name: "split",
+    run: split::run,
 };
 /// One known place of an inner axis is sliced, not gathered.
 pub const PICK: Pass = Pass {
@@ -77,7 +89,7 @@ pub const LAST_ROW: Pass = Pass {
 
 /// Every pass of [`Pipeline::standard`], in order.
 pub const STANDARD: &[Pass] = &[
-    FOLD, OUTER, PICK, RMS_NORM, ROTARY, TRANS_B, KV_CACHE, ATTENTION, FUSE,
+    INLINE_IF, FOLD, OUTER, PICK, SPLIT, RMS_NORM, ROTARY, TRANS_B, KV_CACHE, ATTENTION, FUSE,
 ];
 
 /// What one pass did.
@@ -114,7 +126,7 @@ impl Pipeline {
     /// What the host interpreter wants: the state form of the cache, nothing that only kernels need.
     pub fn host() -> Self {
         Self {
-            passes: vec![FOLD, TRANS_B, KV_CACHE],
+            passes: vec![INLINE_IF, FOLD, TRANS_B, KV_CACHE],
             edit_limit: usize::MAX,
         }
     }

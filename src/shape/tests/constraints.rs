@@ -289,8 +289,6 @@ fn holds(text: &str, b: &Bindings, given: &[(&str, Expr, Expr)]) -> Option<bool>
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(512))]
-
     /// Every decision holds for every binding inside of the constraints.
     #[test]
     fn no_binding_contradicts_a_decision(

@@ -108,7 +108,7 @@ impl Resize {
     #[expect(clippy::cast_possible_truncation, clippy::cast_precision_loss, reason = "an index near the operand")]
     fn weights(&self, x: f32, stretch: f32, size: usize, items: &mut [(usize, f32)]) {
         let last = i64::try_from(size).unwrap_or(i64::MAX) - 1;
-        let count = items.len() as i64;
+        let count = i64::try_from(items.len()).unwrap_or(i64::MAX);
         let first = x.floor() as i64 - (count - 1) / 2;
         let mut sum = 0f64;
         for (at, item) in (first..).zip(items.iter_mut()) {
@@ -117,8 +117,7 @@ impl Resize {
                 Mode::Cubic => cubic(self.cubic, distance),
                 _ => (1.0 - distance).max(0.0),
             };
-            // Antialiasing spreads over elements that exist.
-            if !(0..=last).contains(&at) && (self.exclude_outside || stretch > 1.0 && self.mode == Mode::Linear) {
+            if self.exclude_outside && !(0..=last).contains(&at) {
                 weight = 0.0;
             }
             sum += f64::from(weight);
@@ -148,7 +147,7 @@ fn nearest(rule: Nearest, x: f32, scale: f32, size: usize) -> usize {
 }
 
 /// The cubic convolution kernel with parameter `a` (Keys, 1981).
-fn cubic(a: f32, d: f32) -> f32 {
+pub(in crate::graph::op) fn cubic(a: f32, d: f32) -> f32 {
     if d <= 1.0 {
         ((a + 2.0) * d - (a + 3.0)) * d * d + 1.0
     } else if d < 2.0 {

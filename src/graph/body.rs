@@ -1,0 +1,214 @@
+//! Graphs inside nodes: branches and bodies of loops.
+
+use super::interp::Interpreter;
+use super::op::{InferCx, Inputs, OpError, OpResult, operand};
+use super::{Graph, derive};
+use crate::error::{Error, Result};
+use crate::shape::{Dim, Fact, Known, Symbol};
+use crate::tensor::HostTensor;
+use std::collections::{BTreeSet, HashMap};
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// A graph that a node runs. Its inputs are what the node hands it, then what it reads of the graphs around it; those are
+/// operands of the node. Two bodies are equal when they are the same one.
+#[derive(Clone)]
+pub struct Body {
+    run: Arc<Interpreter>,
+    /// Operands of the node that are the last inputs.
+    outer: Range<usize>,
+}
+
+/// An error and its causes in one line.
+pub fn chain(error: &Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = std::error::Error::source(error);
+    while let Some(e) = cause {
+        let line = e.to_string();
+        if !text.contains(&line) {
+            text = format!("{text}: {line}");
+        }
+        cause = e.source();
+    }
+    text
+}
+
+/// What derivation tells of a body's results.
+#[derive(Debug)]
+pub struct Derived {
+    /// Facts of the results.
+    pub facts: Vec<Fact>,
+    /// Symbols that only the body's own run defines.
+    inner: BTreeSet<Symbol>,
+}
+
+impl Derived {
+    /// True when the size has a meaning outside of the body.
+    pub fn is_outer(&self, size: &Dim) -> bool {
+        let mut symbols = BTreeSet::new();
+        size.symbols(&mut symbols);
+        symbols.is_disjoint(&self.inner)
+    }
+
+    /// The fact of a result as the node's result `output`: sizes that only the body's run defines are unknown.
+    pub fn fact(&self, cx: &InferCx<'_>, output: usize) -> OpResult<Fact> {
+        let mut fact = self.facts.get(output).cloned();
+        if let Some(fact) = &mut fact {
+            for (axis, size) in fact.shape.0.iter_mut().enumerate() {
+                if !self.is_outer(size) {
+                    *size = cx.unknown(output, axis, None);
+                }
+            }
+            let inner = match &fact.known {
+                Known::Dims(elements) => elements.iter().any(|e| !self.is_outer(e)),
+                Known::Quotients(elements) => elements.iter().any(|q| !self.is_outer(&q.num)),
+                _ => false,
+            };
+            if inner {
+                fact.known = Known::No;
+            }
+        }
+        fact.ok_or_else(|| OpError::expected("result of the body", output, self.facts.len()))
+    }
+}
+
+impl Body {
+    /// A body whose last inputs are the operands `outer` of its node.
+    pub fn new(graph: Graph, outer: Range<usize>) -> Result<Self> {
+        let run = Arc::new(Interpreter::new(Arc::new(graph))?);
+        Ok(Self { run, outer })
+    }
+
+    /// The graph. The facts of its inputs are not set.
+    pub fn graph(&self) -> &Graph {
+        self.run.graph()
+    }
+
+    /// Operands of the node that are the last inputs.
+    pub fn outer(&self) -> Range<usize> {
+        self.outer.clone()
+    }
+
+    /// Number of inputs that the node hands over.
+    pub fn input_count(&self) -> usize {
+        self.graph().inputs().len().saturating_sub(self.outer.len())
+    }
+
+    /// Refuses a body with another number of inputs, or with fewer results.
+    pub fn check(&self, what: &str, inputs: usize, outputs: usize) -> OpResult<()> {
+        let found = (self.input_count(), self.graph().outputs().len());
+        if found.0 == inputs && found.1 >= outputs {
+            return Ok(());
+        }
+        let text = |(i, o)| format!("{i} inputs and {o} results");
+        Err(OpError::expected(what, text((inputs, outputs)), text(found)))
+    }
+
+    /// The graph with facts derived from those of the inputs that the node hands over and of the node's operands.
+    pub fn derived(&self, cx: &InferCx<'_>, given: &[Fact]) -> OpResult<Graph> {
+        let mut graph = self.graph().clone();
+        graph.constraints = cx.constraints().clone();
+        let mut facts = given.to_vec();
+        for i in self.outer.clone() {
+            facts.push(cx.fact(i)?.clone());
+        }
+        for (v, fact) in self.graph().inputs().iter().zip(facts) {
+            graph.values[v.index()].fact = Some(fact);
+        }
+        derive::derive(&mut graph).map_err(|e| OpError::Body(chain(&e)))?;
+        Ok(graph)
+    }
+
+    /// Facts of the results; see [`Body::derived`].
+    pub fn infer(&self, cx: &InferCx<'_>, given: &[Fact]) -> OpResult<Derived> {
+        let graph = self.derived(cx, given)?;
+        let facts = graph.outputs().iter().map(|v| graph.fact(*v).cloned());
+        let facts = facts
+            .collect::<Result<_>>()
+            .map_err(|e| OpError::Body(chain(&e)))?;
+        let inner = graph.made().iter().map(|m| m.symbol.clone()).collect();
+        Ok(Derived { facts, inner })
+    }
+
+    /// Facts of the results of a body that runs again and again: inputs `before`, then `carried`, which each run takes from
+    /// the results of the one before, from number `first` on, then `after`. A carried size that a run changes is not known
+    /// inside.
+    pub fn repeated(
+        &self,
+        cx: &InferCx<'_>,
+        before: &[Fact],
+        carried: &[Fact],
+        after: &[Fact],
+        first: usize,
+    ) -> OpResult<Derived> {
+        let mut carried: Vec<Fact> = carried
+            .iter()
+            .map(|f| Fact::new(f.dtype, f.shape.clone()))
+            .collect();
+        let mut taken = BTreeSet::new();
+        for size in cx.inputs.iter().flatten().flat_map(|f| &f.shape.0) {
+            size.symbols(&mut taken);
+        }
+        let mut changing: BTreeSet<Symbol> = BTreeSet::new();
+        loop {
+            let mut derived = self.infer(cx, &[before, &carried, after].concat())?;
+            derived.inner.extend(changing.iter().cloned());
+            let known = changing.len();
+            for (i, fact) in carried.iter_mut().enumerate() {
+                let missing = || OpError::expected("result of the body", first + i, derived.facts.len());
+                let result = derived.facts.get(first + i).ok_or_else(missing)?;
+                if result.dtype != fact.dtype || result.shape.rank() != fact.shape.rank() {
+                    return Err(OpError::mismatch(
+                        "a value before and after the body",
+                        &*fact,
+                        result,
+                    ));
+                }
+                for (axis, (size, next)) in fact.shape.0.iter_mut().zip(&result.shape.0).enumerate() {
+                    let varies = derived.is_outer(size) && (size != next || !derived.is_outer(next));
+                    if varies {
+                        let mut name = format!("each_{i}_{axis}");
+                        while taken.contains(&Symbol::new(&name)) {
+                            name.push('_');
+                        }
+                        changing.insert(Symbol::new(&name));
+                        *size = Dim::symbol(&name);
+                    }
+                }
+            }
+            if changing.len() == known {
+                return Ok(derived);
+            }
+        }
+    }
+
+    /// Results for the inputs that the node hands over and the node's operands.
+    pub fn eval(&self, given: Vec<HostTensor>, operands: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
+        let graph = self.graph();
+        let mut values = HashMap::new();
+        let outer = self.outer.clone().map(|i| operand(operands, i).cloned());
+        for (v, tensor) in graph.inputs().iter().zip(given.into_iter().map(Ok).chain(outer)) {
+            values.insert(*v, tensor?);
+        }
+        let results = self.run.run(values).map_err(|e| OpError::Body(chain(&e)))?;
+        let missing = || OpError::expected("result of the body", "a value", "nothing");
+        graph
+            .outputs()
+            .iter()
+            .map(|v| results.get(v).cloned().ok_or_else(missing))
+            .collect()
+    }
+}
+
+impl PartialEq for Body {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.run, &other.run) && self.outer == other.outer
+    }
+}
+
+impl fmt::Debug for Body {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Body({} nodes)", self.graph().nodes().count())
+    }
+}

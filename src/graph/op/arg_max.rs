@@ -1,0 +1,98 @@
+//! Where the largest or smallest element along an axis is.
+//!
+//! ONNX `ArgMax` and `ArgMin` from opset 1; `select_last_index` from 12. Of equal elements the first, or the last.
+
+use super::case::{Case, input};
+use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, around, axis, onnx, operand};
+use crate::shape::{Fact, Shape};
+use crate::tensor::{DType, HostTensor};
+
+/// See the module documentation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ArgMax {
+    /// The smallest, else the largest.
+    pub min: bool,
+    /// The axis searched; negative counts from the end.
+    pub axis: i64,
+    /// The axis stays with size 1.
+    pub keep: bool,
+    /// Of equal elements the last.
+    pub last: bool,
+}
+
+impl ArgMax {
+    fn find<T: PartialOrd>(&self, data: &[T], (outer, n, inner): (usize, usize, usize)) -> Vec<i64> {
+        let mut out = Vec::with_capacity(outer * inner);
+        for (o, i) in (0..outer).flat_map(|o| (0..inner).map(move |i| (o, i))) {
+            let mut best: Option<(usize, &T)> = None;
+            for (j, v) in (0..n).filter_map(|j| data.get((o * n + j) * inner + i).map(|v| (j, v))) {
+                let better = best.is_none_or(|(_, b)| {
+                    (if self.min { v < b } else { v > b }) || (self.last && v == b)
+                });
+                if better {
+                    best = Some((j, v));
+                }
+            }
+            out.push(best.map_or(0, |(j, _)| i64::try_from(j).unwrap_or(i64::MAX)));
+        }
+        out
+    }
+}
+
+impl Op for ArgMax {
+    fn name(&self) -> &str {
+        if self.min { "ArgMin" } else { "ArgMax" }
+    }
+
+    fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
+        let x = cx.fact(0)?;
+        let a = axis(self.axis, x.shape.rank())?;
+        let mut shape = x.shape.0.clone();
+        if self.keep {
+            shape.splice(a..=a, [1.into()]);
+        } else {
+            shape.remove(a);
+        }
+        Ok(vec![Fact::new(DType::I64, Shape(shape))])
+    }
+
+    fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
+        let x = operand(inputs, 0)?;
+        let a = axis(self.axis, x.shape().len())?;
+        let extents = around(x.shape(), a)?;
+        if extents.1 == 0 {
+            return Err(OpError::expected("size of the axis", "1 or more", 0));
+        }
+        let y = if x.dtype().is_float() {
+            self.find(&x.to_f32()?, extents)
+        } else {
+            self.find(&x.to_i64()?, extents)
+        };
+        let mut shape = x.shape().to_vec();
+        if self.keep {
+            shape.splice(a..=a, [1]);
+        } else {
+            shape.remove(a);
+        }
+        Ok(vec![HostTensor::from_i64(&shape, &y)?])
+    }
+}
+
+fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
+    Ok(Box::new(ArgMax {
+        min: a.op_type() == "ArgMin",
+        axis: a.int("axis")?.unwrap_or(0),
+        keep: a.int("keepdims")?.unwrap_or(1) != 0,
+        last: a.int("select_last_index")?.unwrap_or(0) != 0,
+    }))
+}
+
+/// The registry's entry.
+pub static DEF: OpDef = OpDef { onnx: &[onnx("ArgMax", 1), onnx("ArgMin", 1)], import, kernels: &[], cases };
+
+fn cases() -> Vec<Case> {
+    let case = |min, axis, keep, last, x: &[usize]| {
+        Case::new(ArgMax { min, axis, keep, last }, vec![input(x)]).host_only("no kernel")
+    };
+    vec![case(false, -1, true, false, &[3, 33]), case(true, 0, false, true, &[5, 2, 3])]
+}

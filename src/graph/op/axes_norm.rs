@@ -1,0 +1,122 @@
+//! Normalisation over some axes without parameters.
+//!
+//! ONNX `MeanVarianceNormalization` from opset 9 (subtract the mean, divide by the deviation plus 1e-9; axes 0, 2, 3 by default)
+//! and `LpNormalization` from 1 (divide by the norm; the last axis by default; where the norm is 0 the result is 0).
+
+use super::case::{Case, input};
+use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, axis, onnx, operand, strides};
+use crate::shape::Fact;
+use crate::tensor::HostTensor;
+
+/// See the module documentation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum AxesNorm {
+    /// Mean 0 and variance 1.
+    MeanVariance {
+        /// The axes that are normalised together; negative ones count from the end.
+        axes: Vec<i64>,
+    },
+    /// Norm 1.
+    Lp {
+        /// The axis.
+        axis: i64,
+        /// 1: the sum of magnitudes; 2: the Euclidean norm.
+        p: i64,
+    },
+}
+
+impl AxesNorm {
+    fn axes(&self, rank: usize) -> OpResult<Vec<usize>> {
+        match self {
+            Self::MeanVariance { axes } => axes.iter().map(|a| axis(*a, rank)).collect(),
+            Self::Lp { axis: a, .. } => Ok(vec![axis(*a, rank)?]),
+        }
+    }
+
+    fn apply(&self, part: &mut [f32]) {
+        #[expect(clippy::cast_possible_truncation, clippy::cast_precision_loss, reason = "rounding to the result type is meant")]
+        match self {
+            Self::MeanVariance { .. } => {
+                let n = part.len().max(1) as f64;
+                let mean = part.iter().map(|v| f64::from(*v)).sum::<f64>() / n;
+                let variance = part.iter().map(|v| (f64::from(*v) - mean).powi(2)).sum::<f64>() / n;
+                let deviation = variance.sqrt() + 1e-9;
+                part.iter_mut().for_each(|v| *v = ((f64::from(*v) - mean) / deviation) as f32);
+            }
+            Self::Lp { p, .. } => {
+                let norm = match p {
+                    1 => part.iter().map(|v| f64::from(v.abs())).sum::<f64>(),
+                    _ => part.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>().sqrt(),
+                };
+                part.iter_mut().for_each(|v| *v = if norm == 0.0 { 0.0 } else { (f64::from(*v) / norm) as f32 });
+            }
+        }
+    }
+}
+
+impl Op for AxesNorm {
+    fn name(&self) -> &str {
+        match self {
+            Self::MeanVariance { .. } => "MeanVarianceNormalization",
+            Self::Lp { .. } => "LpNormalization",
+        }
+    }
+
+    fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
+        let x = cx.fact(0)?;
+        if !x.dtype.is_float() {
+            return Err(OpError::expected("element type", "f32 or f16", x.dtype));
+        }
+        self.axes(x.shape.rank())?;
+        Ok(vec![Fact::new(x.dtype, x.shape.clone())])
+    }
+
+    fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
+        let x = operand(inputs, 0)?;
+        let axes = self.axes(x.shape().len())?;
+        let (mut outer, mut inner) = (vec![0usize], vec![0usize]);
+        for (i, (n, step)) in x.shape().iter().zip(strides(x.shape())).enumerate() {
+            let target = if axes.contains(&i) { &mut inner } else { &mut outer };
+            *target = target.iter().flat_map(|base| (0..*n).map(move |j| base + j * step)).collect();
+        }
+        let mut y = x.to_f32()?.into_owned();
+        for base in outer {
+            let mut part: Vec<f32> = inner.iter().filter_map(|i| y.get(base + i).copied()).collect();
+            self.apply(&mut part);
+            for (i, v) in inner.iter().zip(part) {
+                if let Some(y) = y.get_mut(base + i) {
+                    *y = v;
+                }
+            }
+        }
+        Ok(vec![HostTensor::from_floats(x.dtype(), x.shape(), &y)?])
+    }
+}
+
+fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
+    if a.op_type() == "MeanVarianceNormalization" {
+        return Ok(Box::new(AxesNorm::MeanVariance { axes: a.ints("axes")?.unwrap_or_else(|| vec![0, 2, 3]) }));
+    }
+    match a.int("p")?.unwrap_or(2) {
+        p @ 1..=2 => Ok(Box::new(AxesNorm::Lp { axis: a.int("axis")?.unwrap_or(-1), p })),
+        p => Err(OpError::expected("attribute `p`", "1 or 2", p)),
+    }
+}
+
+/// The registry's entry.
+pub static DEF: OpDef = OpDef {
+    onnx: &[onnx("MeanVarianceNormalization", 9), onnx("LpNormalization", 1)],
+    import,
+    kernels: &[],
+    cases,
+};
+
+fn cases() -> Vec<Case> {
+    let case = |op, x: &[usize]| Case::new(op, vec![input(x)]).host_only("no kernel yet");
+    vec![
+        case(AxesNorm::MeanVariance { axes: vec![0, 2, 3] }, &[2, 3, 5, 4]),
+        case(AxesNorm::MeanVariance { axes: vec![-1] }, &[3, 7]),
+        case(AxesNorm::Lp { axis: 1, p: 2 }, &[2, 5, 3]),
+        case(AxesNorm::Lp { axis: -1, p: 1 }, &[4, 9]),
+    ]
+}

@@ -1,0 +1,84 @@
+//! The slices along an axis, or the elements, for which a condition holds. ONNX `Compress` from opset 9.
+//!
+//! A condition shorter than the axis is false for the rest. How many there are, only the run tells, unless the condition is
+//! known.
+
+use super::case::{Case, input};
+use super::non_zero::{decided, truths};
+use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, around, axis, onnx, operand};
+use crate::shape::{Dim, Fact, Shape};
+use crate::tensor::{DType, HostTensor};
+
+/// See the module documentation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Compress {
+    /// The axis; `None` takes the elements of all axes in one.
+    pub axis: Option<i64>,
+}
+
+impl Op for Compress {
+    fn name(&self) -> &str {
+        "Compress"
+    }
+
+    fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
+        let (x, condition) = (cx.fact(0)?, cx.fact(1)?);
+        if condition.dtype != DType::Bool || condition.shape.rank() != 1 {
+            return Err(OpError::expected("condition", "truth values of one axis", condition));
+        }
+        let (mut shape, a) = match self.axis {
+            Some(a) => (x.shape.0.clone(), axis(a, x.shape.rank())?),
+            None => (vec![x.shape.count()?], 0),
+        };
+        if let Some(slot) = shape.get_mut(a) {
+            *slot = match decided(cx, condition) {
+                Some(list) => Dim::from_usize(list.into_iter().filter(|t| *t).count()),
+                None => cx.unknown(0, a, Some(slot.clone())),
+            };
+        }
+        Ok(vec![Fact::new(x.dtype, Shape(shape))])
+    }
+
+    fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
+        let x = operand(inputs, 0)?;
+        let keep = truths(operand(inputs, 1)?)?;
+        let (mut shape, a) = match self.axis {
+            Some(a) => (x.shape().to_vec(), axis(a, x.shape().len())?),
+            None => (vec![x.len()], 0),
+        };
+        let (outer, n, inner) = around(&shape, a)?;
+        if keep.len() > n {
+            return Err(OpError::expected("condition", format!("at most {n} truth values"), keep.len()));
+        }
+        let row = inner * x.dtype().size();
+        let mut out = Vec::new();
+        for o in 0..outer {
+            for (j, _) in keep.iter().enumerate().filter(|(_, keep)| **keep) {
+                let from = (o * n + j) * row;
+                out.extend_from_slice(x.bytes()?.get(from..from + row).unwrap_or_default());
+            }
+        }
+        if let Some(slot) = shape.get_mut(a) {
+            *slot = keep.into_iter().filter(|k| *k).count();
+        }
+        Ok(vec![HostTensor::from_bytes(x.dtype(), &shape, &out)?])
+    }
+
+    fn moves(&self, input: usize) -> bool {
+        input == 0
+    }
+}
+
+fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
+    Ok(Box::new(Compress { axis: a.int("axis")? }))
+}
+
+/// The registry's entry.
+pub static DEF: OpDef = OpDef { onnx: &[onnx("Compress", 9)], import, kernels: &[], cases };
+
+fn cases() -> Vec<Case> {
+    let case = |axis, x: &[usize], n: usize| {
+        Case::new(Compress { axis }, vec![input(x), input(&[n]).bools()]).host_only("the size of the result is data")
+    };
+    vec![case(Some(1), &[3, 5, 2], 4), case(None, &[3, 5], 15)]
+}

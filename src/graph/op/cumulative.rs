@@ -1,0 +1,102 @@
+//! Sums or products of all elements up to each along an axis.
+//!
+//! ONNX `CumSum` from opset 11 and `CumProd` from 26. The axis is operand 1.
+
+use super::case::{Case, input};
+use super::{Attributes, InferCx, Inputs, Op, OpDef, OpResult, around, axis, one_int, onnx, operand};
+use crate::shape::{Dim, Fact, Known};
+use crate::tensor::HostTensor;
+
+/// See the module documentation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cumulative {
+    /// Products, else sums.
+    pub product: bool,
+    /// Without the element itself.
+    pub exclusive: bool,
+    /// From the end.
+    pub reverse: bool,
+}
+
+impl Cumulative {
+    /// `data` of `shape` accumulated along axis `a`; `None` as soon as `join` is.
+    fn run<T: Clone>(
+        &self,
+        data: &[T],
+        shape: &[usize],
+        a: usize,
+        first: &T,
+        join: impl Fn(&T, &T) -> Option<T>,
+    ) -> OpResult<Option<Vec<T>>> {
+        let (outer, n, inner) = around(shape, a)?;
+        let mut out = data.to_vec();
+        for (o, i) in (0..outer).flat_map(|o| (0..inner).map(move |i| (o, i))) {
+            let mut sum = first.clone();
+            for step in 0..n {
+                let j = if self.reverse { n - 1 - step } else { step };
+                let Some(slot) = out.get_mut((o * n + j) * inner + i) else { return Ok(None) };
+                let Some(next) = join(&sum, slot) else { return Ok(None) };
+                *slot = if self.exclusive { sum } else { next.clone() };
+                sum = next;
+            }
+        }
+        Ok(Some(out))
+    }
+}
+
+impl Op for Cumulative {
+    fn name(&self) -> &str {
+        if self.product { "CumProd" } else { "CumSum" }
+    }
+
+    fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
+        let x = cx.fact(0)?;
+        let mut fact = Fact::new(x.dtype, x.shape.clone());
+        if let (Some(dims), Some(shape)) = (x.as_dims(), x.shape.as_fixed())
+            && let Some([a]) = cx.opt(1).and_then(Fact::as_dims).as_deref()
+            && let Some(a) = a.as_const()
+        {
+            let join = |a: &Dim, b: &Dim| if self.product { a.mul(b).ok() } else { a.add(b).ok() };
+            let first = Dim::from(i64::from(self.product));
+            if let Some(all) = self.run(&dims, &shape, axis(a, shape.len())?, &first, join)? {
+                fact.known = Known::Dims(all);
+            }
+        }
+        Ok(vec![fact])
+    }
+
+    fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
+        let x = operand(inputs, 0)?;
+        let a = axis(one_int(operand(inputs, 1)?, "axis")?, x.shape().len())?;
+        if x.dtype().is_float() {
+            let data: Vec<f64> = x.to_f32()?.iter().map(|v| f64::from(*v)).collect();
+            let (first, join) = if self.product { (1.0, 1) } else { (0.0, 0) };
+            let y = self.run(&data, x.shape(), a, &first, |a, b| Some(if join == 1 { a * b } else { a + b }))?;
+            #[expect(clippy::cast_possible_truncation, reason = "rounding to the result type is meant")]
+            let y: Vec<f32> = y.unwrap_or_default().into_iter().map(|v| v as f32).collect();
+            return Ok(vec![HostTensor::from_floats(x.dtype(), x.shape(), &y)?]);
+        }
+        let join = |a: &i64, b: &i64| Some(if self.product { a.wrapping_mul(*b) } else { a.wrapping_add(*b) });
+        let y = self.run(&x.to_i64()?, x.shape(), a, &i64::from(self.product), join)?;
+        Ok(vec![HostTensor::from_ints(x.dtype(), x.shape(), &y.unwrap_or_default())?])
+    }
+}
+
+fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
+    Ok(Box::new(Cumulative {
+        product: a.op_type() == "CumProd",
+        exclusive: a.int("exclusive")?.unwrap_or(0) != 0,
+        reverse: a.int("reverse")?.unwrap_or(0) != 0,
+    }))
+}
+
+/// The registry's entry.
+pub static DEF: OpDef = OpDef { onnx: &[onnx("CumSum", 11), onnx("CumProd", 26)], import, kernels: &[], cases };
+
+fn cases() -> Vec<Case> {
+    let case = |product, exclusive, reverse, x: &[usize], axis: i64| {
+        let inputs = vec![input(x), input(&[]).values(&[axis]).constant()];
+        Case::new(Cumulative { product, exclusive, reverse }, inputs).host_only("no kernel")
+    };
+    vec![case(false, false, false, &[3, 5], 1), case(false, true, true, &[2, 4, 3], -2), case(true, true, false, &[7], 0)]
+}

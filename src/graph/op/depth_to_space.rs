@@ -1,0 +1,135 @@
+//! Blocks of pixels from channels, and back.
+//!
+//! ONNX `DepthToSpace` (opset 1; 11: mode `CRD`) and `SpaceToDepth` (1): `[n, c, h, w]` with a block size.
+
+use super::case::{Case, input};
+use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, gather_strided, onnx, operand};
+use crate::shape::{Dim, Fact, Shape};
+use crate::tensor::HostTensor;
+
+/// See the module documentation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DepthToSpace {
+    /// Height and width of a block.
+    pub block: i64,
+    /// Pixels of a block to channels, instead of channels to pixels.
+    pub back: bool,
+    /// A channel's pixels stand side by side in the channels (`CRD`), instead of a pixel's channels (`DCR`).
+    pub channel_first: bool,
+}
+
+impl DepthToSpace {
+    fn shape(&self, x: &[Dim]) -> OpResult<Vec<Dim>> {
+        let [n, c, h, w] = x else { return Err(OpError::expected("rank", 4, x.len())) };
+        let b = Dim::from(self.block);
+        let area = b.mul(&b)?;
+        let part = |what: &str, d: &Dim, by: &Dim| {
+            d.exact_div(by).ok_or_else(|| OpError::expected(what.to_owned(), format!("a multiple of {by}"), d))
+        };
+        Ok(if self.back {
+            vec![n.clone(), c.mul(&area)?, part("height", h, &b)?, part("width", w, &b)?]
+        } else {
+            vec![n.clone(), part("channels", c, &area)?, h.mul(&b)?, w.mul(&b)?]
+        })
+    }
+}
+
+impl Op for DepthToSpace {
+    fn name(&self) -> &str {
+        if self.back { "SpaceToDepth" } else { "DepthToSpace" }
+    }
+
+    fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
+        let x = cx.fact(0)?;
+        if self.back
+            && let [n, c, h, w] = x.shape.0.as_slice()
+        {
+            // A size that no rule divides must be a multiple in every run.
+            let b = Dim::from(self.block);
+            let mut out = vec![n.clone(), c.mul(&b)?.mul(&b)?];
+            for d in [h, w] {
+                let size = match d.exact_div(&b) {
+                    Some(size) => size,
+                    None => {
+                        let size = d.floor_div(self.block)?;
+                        cx.same("sizes of image and of whole blocks", d, &size.mul(&b)?)?;
+                        size
+                    }
+                };
+                out.push(size);
+            }
+            return Ok(vec![Fact::new(x.dtype, Shape(out))]);
+        }
+        Ok(vec![Fact::new(x.dtype, Shape(self.shape(&x.shape.0)?))])
+    }
+
+    fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
+        let x = operand(inputs, 0)?;
+        let shape = Shape(self.shape(&Shape::fixed(x.shape()).0)?);
+        let shape = shape.as_fixed().ok_or_else(|| OpError::expected("shape", "sizes of 0 or more", &shape))?;
+        let ([n, c, h, w], [_, c_out, h_out, w_out]) = (x.shape(), shape.as_slice()) else {
+            return Err(OpError::expected("rank", 4, x.shape().len()));
+        };
+        let b = usize::try_from(self.block).unwrap_or(1);
+        let step = |v: usize| isize::try_from(v).unwrap_or(isize::MAX);
+        // Each result axis as its parts, and the stride of each part in the operand.
+        let (sizes, steps) = if self.back {
+            let sizes = vec![*n, b, b, *c, *h_out, *w_out];
+            (sizes, [c * h * w, *w, 1, h * w, b * w, b])
+        } else {
+            let (pixel_row, pixel, channel) =
+                if self.channel_first { (b * h * w, h * w, b * b * h * w) } else { (b * c_out * h * w, c_out * h * w, h * w) };
+            (vec![*n, *c_out, *h, b, *w, b], [c * h * w, channel, *w, pixel_row, 1, pixel])
+        };
+        debug_assert_eq!(sizes.iter().product::<usize>(), n * c_out * h_out * w_out, "every element moves");
+        Ok(vec![gather_strided(x, &sizes, 0, &steps.map(step))?.reshape(&shape)?])
+    }
+
+    fn keeps_precision(&self) -> bool {
+        true
+    }
+}
+
+fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
+    let block = a.int("blocksize")?.unwrap_or(0);
+    if !(1..=1 << 15).contains(&block) {
+        return Err(OpError::expected("attribute `blocksize`", "1 to 32768", block));
+    }
+    let back = a.op_type() == "SpaceToDepth";
+    let channel_first = match a.string("mode")?.as_deref() {
+        None | Some("DCR") => false,
+        Some("CRD") if !back => true,
+        Some(other) => return Err(OpError::expected("attribute `mode`", "DCR or CRD", other)),
+    };
+    Ok(Box::new(DepthToSpace { block, back, channel_first }))
+}
+
+/// The registry's entry.
+pub static DEF: OpDef = OpDef { onnx: &[onnx("DepthToSpace", 1), onnx("SpaceToDepth", 1)], import, kernels: &[], cases };
+
+fn cases() -> Vec<Case> {
+    let case = |back, channel_first, block, x: &[usize]| {
+        Case::new(DepthToSpace { block, back, channel_first }, vec![input(x)]).host_only("no kernel yet")
+    };
+    vec![
+        case(false, false, 2, &[2, 12, 3, 5]),
+        case(false, true, 2, &[1, 8, 3, 2]),
+        case(false, true, 3, &[1, 9, 2, 2]),
+        case(true, false, 2, &[2, 3, 6, 4]),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn there_and_back() {
+        let x = input(&[2, 3, 6, 4]).make(1).unwrap();
+        let there = DepthToSpace { block: 2, back: true, channel_first: false };
+        let back = DepthToSpace { back: false, ..there };
+        let y = there.eval(&[Some(&x)]).unwrap().remove(0);
+        assert_eq!(y.shape(), [2, 12, 3, 2]);
+        assert_eq!(back.eval(&[Some(&y)]).unwrap()[0], x);
+    }
+}

@@ -1,0 +1,61 @@
+//! A matrix with ones on a diagonal, of the shape of another. ONNX `EyeLike` from opset 9.
+
+use super::case::{Case, input};
+use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, onnx, operand};
+use crate::graph::onnx::dtype_of;
+use crate::shape::Fact;
+use crate::tensor::{DType, HostTensor};
+
+/// See the module documentation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EyeLike {
+    /// Type of the result; `None` takes that of the operand.
+    pub dtype: Option<DType>,
+    /// Columns by which the diagonal lies to the right.
+    pub diagonal: i64,
+}
+
+impl Op for EyeLike {
+    fn name(&self) -> &str {
+        "EyeLike"
+    }
+
+    fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
+        let x = cx.fact(0)?;
+        if x.shape.rank() != 2 {
+            return Err(OpError::expected("rank", 2, x));
+        }
+        Ok(vec![Fact::new(self.dtype.unwrap_or(x.dtype), x.shape.clone())])
+    }
+
+    fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
+        let x = operand(inputs, 0)?;
+        let [_, cols] = x.shape() else { return Err(OpError::expected("rank", 2, format!("{x:?}"))) };
+        let number = |v: usize| i64::try_from(v).unwrap_or(i64::MAX);
+        let one = |i: usize| number(i % cols) == number(i / cols).saturating_add(self.diagonal);
+        let dtype = self.dtype.unwrap_or(x.dtype());
+        Ok(vec![if dtype.is_float() {
+            let data: Vec<f32> = (0..x.len()).map(|i| f32::from(u8::from(one(i)))).collect();
+            HostTensor::from_floats(dtype, x.shape(), &data)?
+        } else {
+            let data: Vec<i64> = (0..x.len()).map(|i| i64::from(one(i))).collect();
+            HostTensor::from_ints(dtype, x.shape(), &data)?
+        }])
+    }
+
+    fn reads(&self, _: usize) -> bool {
+        false
+    }
+}
+
+fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
+    let dtype = a.int("dtype")?.map(dtype_of).transpose()?;
+    Ok(Box::new(EyeLike { dtype, diagonal: a.int("k")?.unwrap_or(0) }))
+}
+
+/// The registry's entry.
+pub static DEF: OpDef = OpDef { onnx: &[onnx("EyeLike", 9)], import, kernels: &[], cases };
+
+fn cases() -> Vec<Case> {
+    vec![Case::new(EyeLike { dtype: Some(DType::I32), diagonal: -1 }, vec![input(&[3, 4])]).host_only("no kernel")]
+}

@@ -1,0 +1,101 @@
+//! Slices picked by tuples of indices. ONNX `GatherND` from opset 11; `batch_dims` from 12. Negative indices count from the end.
+
+use super::case::{Case, input};
+use super::gather_elements::wrap;
+use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, count, onnx, operand, strides};
+use crate::shape::{Dim, Fact, Shape};
+use crate::tensor::HostTensor;
+
+/// See the module documentation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GatherNd {
+    /// Leading axes that operand and indices share.
+    pub batch_dims: usize,
+}
+
+/// Start of the slice, in elements, that each tuple of `indices` points to in a tensor of `shape`. The first `batch` axes
+/// of both are the same.
+pub(super) fn starts(shape: &[usize], indices: &HostTensor, batch: usize) -> OpResult<Vec<usize>> {
+    let bad = || OpError::mismatch("shapes of operand and indices", format!("{shape:?}"), format!("{indices:?}"));
+    let (tuple, lead) = indices.shape().split_last().ok_or_else(bad)?;
+    let (axes, steps) = (shape.get(batch..batch + tuple).ok_or_else(bad)?, strides(shape));
+    let groups = count(lead.get(..batch).ok_or_else(bad)?)?;
+    if lead.get(..batch) != shape.get(..batch) {
+        return Err(bad());
+    }
+    let each = count(lead.get(batch..).unwrap_or_default())?;
+    let row = count(shape.get(batch..).unwrap_or_default())?;
+    let data = indices.to_i64()?;
+    let mut out = Vec::with_capacity(groups * each);
+    for i in 0..groups * each {
+        let list = data.get(i * tuple..(i + 1) * tuple).unwrap_or_default();
+        let mut at = i / each.max(1) * row;
+        for ((index, n), step) in list.iter().zip(axes).zip(steps.get(batch..).unwrap_or_default()) {
+            at += wrap(*index, *n)? * step;
+        }
+        out.push(at);
+    }
+    Ok(out)
+}
+
+impl Op for GatherNd {
+    fn name(&self) -> &str {
+        "GatherND"
+    }
+
+    fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
+        let (x, index) = (cx.fact(0)?, cx.fact(1)?);
+        let bad = || OpError::mismatch("shapes of operand and indices", &x.shape, &index.shape);
+        let (tuple, lead) = index.shape.0.split_last().ok_or_else(bad)?;
+        let tuple = tuple.as_const().and_then(|n| usize::try_from(n).ok());
+        let tuple = tuple.ok_or_else(|| OpError::expected("last axis of the indices", "a number", &index.shape))?;
+        let rest = self.batch_dims.checked_add(tuple).and_then(|n| x.shape.0.get(n..)).ok_or_else(bad)?;
+        if lead.len() < self.batch_dims || !index.dtype.is_int() {
+            return Err(bad());
+        }
+        let mut shape: Vec<Dim> = Vec::new();
+        for (i, n) in lead.iter().enumerate() {
+            let other = if i < self.batch_dims { x.shape.0.get(i) } else { None };
+            shape.push(other.map_or_else(|| Ok(n.clone()), |x| cx.same("batch sizes", n, x))?);
+        }
+        shape.extend(rest.iter().cloned());
+        Ok(vec![Fact::new(x.dtype, Shape(shape))])
+    }
+
+    fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
+        let (x, index) = (operand(inputs, 0)?, operand(inputs, 1)?);
+        let tuple = index.shape().last().copied().unwrap_or(0);
+        let rest = self.batch_dims.checked_add(tuple).and_then(|n| x.shape().get(n..)).unwrap_or_default();
+        let row = count(rest)? * x.dtype().size();
+        let mut out = Vec::new();
+        for at in starts(x.shape(), index, self.batch_dims)? {
+            let from = at * x.dtype().size();
+            out.extend_from_slice(x.bytes()?.get(from..from + row).unwrap_or_default());
+        }
+        let mut shape = index.shape().to_vec();
+        shape.pop();
+        shape.extend(rest);
+        Ok(vec![HostTensor::from_bytes(x.dtype(), &shape, &out)?])
+    }
+
+    fn moves(&self, input: usize) -> bool {
+        input == 0
+    }
+}
+
+fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
+    let batch = a.int("batch_dims")?.unwrap_or(0);
+    let batch_dims = usize::try_from(batch).ok().filter(|b| *b < 64);
+    let batch_dims = batch_dims.ok_or_else(|| OpError::expected("attribute `batch_dims`", "0 to 63", batch))?;
+    Ok(Box::new(GatherNd { batch_dims }))
+}
+
+/// The registry's entry.
+pub static DEF: OpDef = OpDef { onnx: &[onnx("GatherND", 11)], import, kernels: &[], cases };
+
+fn cases() -> Vec<Case> {
+    let case = |batch_dims, x: &[usize], index: &[usize], n: i64| {
+        Case::new(GatherNd { batch_dims }, vec![input(x), input(index).ints(-n, n - 1)]).host_only("no kernel")
+    };
+    vec![case(0, &[3, 3, 2], &[5, 2], 3), case(1, &[2, 4, 3], &[2, 1], 4)]
+}

@@ -1,0 +1,91 @@
+//! Local response normalisation: `x / (bias + alpha / size * sum(x^2))^beta`, where the sum is over the `size` channels around.
+//!
+//! ONNX `LRN` from opset 1.
+
+use super::case::{Case, input};
+use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, onnx, operand};
+use crate::shape::Fact;
+use crate::tensor::HostTensor;
+
+/// See the module documentation.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Lrn {
+    /// Factor of the mean square.
+    pub alpha: f32,
+    /// The power.
+    pub beta: f32,
+    /// Added to the mean square.
+    pub bias: f32,
+    /// Number of channels that are summed.
+    pub size: i64,
+}
+
+impl Op for Lrn {
+    fn name(&self) -> &str {
+        "LRN"
+    }
+
+    fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
+        let x = cx.fact(0)?;
+        if !x.dtype.is_float() {
+            return Err(OpError::expected("element type", "f32 or f16", x.dtype));
+        }
+        if x.shape.rank() < 2 {
+            return Err(OpError::expected("rank", "2 or more", x.shape.rank()));
+        }
+        Ok(vec![Fact::new(x.dtype, x.shape.clone())])
+    }
+
+    fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
+        let x = operand(inputs, 0)?;
+        let [_, c, rest @ ..] = x.shape() else {
+            return Err(OpError::expected("rank", "2 or more", x.shape().len()));
+        };
+        let plane: usize = rest.iter().product();
+        let data = x.to_f32()?;
+        let mut y = data.to_vec();
+        // Of an even number of channels one more stands behind.
+        let size = usize::try_from(self.size).unwrap_or(1);
+        let (before, behind) = (size.saturating_sub(1) / 2, size / 2);
+        #[expect(clippy::cast_precision_loss, reason = "a number of channels")]
+        let factor = f64::from(self.alpha) / size as f64;
+        if plane * c > 0 {
+            for (x, y) in data.chunks_exact(plane * c).zip(y.chunks_exact_mut(plane * c)) {
+                for (channel, y) in y.chunks_exact_mut(plane).enumerate() {
+                    let range = channel.saturating_sub(before)..channel.saturating_add(behind).saturating_add(1).min(*c);
+                    for (i, y) in y.iter_mut().enumerate() {
+                        let square = |c: usize| x.get(c * plane + i).map_or(0.0, |v| f64::from(*v).powi(2));
+                        let sum: f64 = range.clone().map(square).sum();
+                        #[expect(clippy::cast_possible_truncation, reason = "rounding to the result type is meant")]
+                        let v = (f64::from(*y) / (f64::from(self.bias) + factor * sum).powf(f64::from(self.beta))) as f32;
+                        *y = v;
+                    }
+                }
+            }
+        }
+        Ok(vec![HostTensor::from_floats(x.dtype(), x.shape(), &y)?])
+    }
+}
+
+fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
+    let size = a.int("size")?.unwrap_or(0);
+    if !(1..=i64::from(i32::MAX)).contains(&size) {
+        return Err(OpError::expected("attribute `size`", "1 or more", size));
+    }
+    Ok(Box::new(Lrn {
+        alpha: a.float("alpha")?.unwrap_or(1e-4),
+        beta: a.float("beta")?.unwrap_or(0.75),
+        bias: a.float("bias")?.unwrap_or(1.0),
+        size,
+    }))
+}
+
+/// The registry's entry.
+pub static DEF: OpDef = OpDef { onnx: &[onnx("LRN", 1)], import, kernels: &[], cases };
+
+fn cases() -> Vec<Case> {
+    let case = |size, x: &[usize]| {
+        Case::new(Lrn { alpha: 0.5, beta: 0.75, bias: 1.0, size }, vec![input(x)]).host_only("no kernel yet")
+    };
+    vec![case(3, &[2, 5, 4, 3]), case(4, &[1, 7, 5]), case(9, &[1, 3, 2, 2])]
+}

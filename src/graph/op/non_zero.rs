@@ -1,0 +1,80 @@
+//! Positions of the elements that are not zero, in row-major order. ONNX `NonZero` from opset 9.
+//!
+//! The result has a row for each axis of the operand and a column for each position; how many there are, only the run
+//! tells, unless the elements are known.
+
+use super::case::{Case, input};
+use super::{Attributes, InferCx, Inputs, Op, OpDef, OpResult, onnx, operand, strides};
+use crate::shape::{Dim, Fact, Known, MAX_KNOWN, Shape};
+use crate::tensor::{DType, HostTensor};
+
+/// See the module documentation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NonZero;
+
+/// For each axis of `shape`, the index along it of each position.
+fn indices(shape: &[usize], positions: &[usize]) -> Vec<i64> {
+    let along = |(n, step): (&usize, usize)| {
+        let n = *n;
+        positions.iter().map(move |p| i64::try_from(p / step % n).unwrap_or(i64::MAX))
+    };
+    shape.iter().zip(strides(shape)).flat_map(along).collect()
+}
+
+/// Which elements are not zero.
+pub(super) fn truths(x: &HostTensor) -> OpResult<Vec<bool>> {
+    if x.dtype().is_float() {
+        return Ok(x.to_f32()?.iter().map(|v| *v != 0.0).collect());
+    }
+    Ok(x.to_i64()?.into_iter().map(|v| v != 0).collect())
+}
+
+/// Which elements of a small integer or truth value are not zero, when that is known of all.
+pub(super) fn decided(cx: &InferCx<'_>, fact: &Fact) -> Option<Vec<bool>> {
+    let zero = |d: &Dim| cx.constraints().equal(d, &0.into()).map(|zero| !zero);
+    fact.as_dims()?.iter().map(zero).collect()
+}
+
+fn positions(truths: &[bool]) -> Vec<usize> {
+    truths.iter().enumerate().filter(|(_, t)| **t).map(|(i, _)| i).collect()
+}
+
+impl Op for NonZero {
+    fn name(&self) -> &str {
+        "NonZero"
+    }
+
+    fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
+        let x = cx.fact(0)?;
+        let rank = Dim::from_usize(x.shape.rank());
+        let known = x.shape.as_fixed().zip(decided(cx, x));
+        let Some((shape, truths)) = known else {
+            let count = cx.unknown(0, 1, Some(x.shape.count()?));
+            return Ok(vec![Fact::new(DType::I64, Shape(vec![rank, count]))]);
+        };
+        let at = positions(&truths);
+        let mut fact = Fact::new(DType::I64, Shape(vec![rank, Dim::from_usize(at.len())]));
+        let list = indices(&shape, &at);
+        if list.len() <= MAX_KNOWN {
+            fact.known = Known::Dims(list.into_iter().map(Dim::from).collect());
+        }
+        Ok(vec![fact])
+    }
+
+    fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
+        let x = operand(inputs, 0)?;
+        let at = positions(&truths(x)?);
+        Ok(vec![HostTensor::from_i64(&[x.shape().len(), at.len()], &indices(x.shape(), &at))?])
+    }
+}
+
+fn import(_: &dyn Attributes) -> OpResult<Box<dyn Op>> {
+    Ok(Box::new(NonZero))
+}
+
+/// The registry's entry.
+pub static DEF: OpDef = OpDef { onnx: &[onnx("NonZero", 9)], import, kernels: &[], cases };
+
+fn cases() -> Vec<Case> {
+    vec![Case::new(NonZero, vec![input(&[3, 5]).bools()]).host_only("the size of the result is data")]
+}

@@ -1,0 +1,172 @@
+//! A graph that runs once for each index along an axis. ONNX `Scan` from opset 9.
+//!
+//! Operands: values that each run takes from the one before, then tensors of which each run gets one slice. The body gives
+//! the next values, and slices of results.
+
+use super::case::Case;
+use super::loop_body::{empty, stack};
+use super::transpose::Transpose;
+use super::{
+    Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, axis, gather_strided, onnx, operand, strides,
+};
+use crate::graph::body::Body;
+use crate::shape::{Dim, Fact, Shape};
+use crate::tensor::HostTensor;
+
+/// A list of axes with the direction of each.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Along {
+    axes: Vec<i64>,
+    backwards: Vec<bool>,
+}
+
+impl Along {
+    fn new(axes: Option<Vec<i64>>, directions: Option<Vec<i64>>, count: usize) -> OpResult<Self> {
+        let axes = axes.unwrap_or_else(|| vec![0; count]);
+        let backwards: Vec<bool> = directions.map_or_else(|| vec![false; count], |d| d.iter().map(|v| *v != 0).collect());
+        if axes.len() != count || backwards.len() != count {
+            let found = format!("{} and {}", axes.len(), backwards.len());
+            return Err(OpError::expected("axes and directions", format!("{count} of each"), found));
+        }
+        Ok(Self { axes, backwards })
+    }
+
+    fn iter(&self) -> impl Iterator<Item = (i64, bool)> {
+        self.axes.iter().copied().zip(self.backwards.iter().copied())
+    }
+}
+
+/// See the module documentation.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Scan {
+    /// What runs.
+    pub body: Body,
+    /// Number of values that a run takes from the one before.
+    pub carried: usize,
+    /// Axes of the operands that are sliced.
+    pub inputs: Along,
+    /// Axes of the results that are made of slices.
+    pub outputs: Along,
+}
+
+/// Slice `i` along axis `a`, without that axis.
+fn slice(x: &HostTensor, a: usize, i: usize) -> OpResult<HostTensor> {
+    let mut steps = strides(x.shape());
+    let mut shape = x.shape().to_vec();
+    let start = i * steps.remove(a);
+    shape.remove(a);
+    let steps: Vec<isize> = steps.into_iter().map(|s| isize::try_from(s).unwrap_or(0)).collect();
+    gather_strided(x, &shape, start, &steps)
+}
+
+impl Op for Scan {
+    fn name(&self) -> &str {
+        "Scan"
+    }
+
+    fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
+        let carried = (0..self.carried).map(|i| cx.fact(i).cloned()).collect::<OpResult<Vec<_>>>()?;
+        let (mut length, mut slices): (Option<Dim>, _) = (None, Vec::new());
+        for (i, (a, _)) in self.inputs.iter().enumerate() {
+            let x = cx.fact(self.carried + i)?;
+            let mut shape = x.shape.0.clone();
+            let own = shape.remove(axis(a, shape.len())?);
+            length = Some(match length {
+                Some(n) => cx.same("lengths", &n, &own)?,
+                None => own,
+            });
+            slices.push(Fact::new(x.dtype, Shape(shape)));
+        }
+        let length = length.ok_or_else(|| OpError::expected("sliced operands", "1 or more", 0))?;
+        let derived = self.body.repeated(cx, &[], &carried, &slices, 0)?;
+        let mut facts = Vec::new();
+        for (i, start) in carried.iter().enumerate() {
+            let mut fact = Fact::new(start.dtype, start.shape.clone());
+            let next = derived.facts.get(i);
+            for (axis, size) in fact.shape.0.iter_mut().enumerate() {
+                let same = next.and_then(|n| n.shape.0.get(axis)).is_some_and(|n| n == size && derived.is_outer(n));
+                if !same {
+                    *size = cx.unknown(i, axis, None);
+                }
+            }
+            facts.push(fact);
+        }
+        for ((a, _), each) in self.outputs.iter().zip(derived.facts.iter().skip(self.carried)) {
+            let output = facts.len();
+            let mut shape = each.shape.0.clone();
+            shape.insert(axis(a, shape.len() + 1)?, length.clone());
+            for (axis, size) in shape.iter_mut().enumerate() {
+                if !derived.is_outer(size) {
+                    *size = cx.unknown(output, axis, None);
+                }
+            }
+            facts.push(Fact::new(each.dtype, Shape(shape)));
+        }
+        Ok(facts)
+    }
+
+    fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
+        let mut carried = (0..self.carried).map(|i| operand(inputs, i).cloned()).collect::<OpResult<Vec<_>>>()?;
+        let mut sliced = Vec::new();
+        for (i, (a, backwards)) in self.inputs.iter().enumerate() {
+            let x = operand(inputs, self.carried + i)?;
+            sliced.push((x, axis(a, x.shape().len())?, backwards));
+        }
+        let length = |(x, a, _): &(&HostTensor, usize, bool)| x.shape().get(*a).copied().unwrap_or(0);
+        let n = sliced.first().map_or(0, length);
+        if let Some(other) = sliced.iter().map(length).find(|m| *m != n) {
+            return Err(OpError::mismatch("lengths", n, other));
+        }
+        let mut parts = vec![Vec::with_capacity(n); self.outputs.axes.len()];
+        for run in 0..n {
+            let mut given = std::mem::take(&mut carried);
+            for (x, a, backwards) in &sliced {
+                given.push(slice(x, *a, if *backwards { n - 1 - run } else { run })?);
+            }
+            let mut results = self.body.eval(given, inputs)?.into_iter();
+            carried = results.by_ref().take(self.carried).collect();
+            for (list, value) in parts.iter_mut().zip(results) {
+                list.push(value);
+            }
+        }
+        for (k, (mut list, (a, backwards))) in parts.into_iter().zip(self.outputs.iter()).enumerate() {
+            if backwards {
+                list.reverse();
+            }
+            let Some(all) = stack(&list)? else {
+                carried.push(empty(self, inputs, self.carried + k)?);
+                continue;
+            };
+            // The new axis is the first; it belongs at `to`.
+            let to = axis(a, all.shape().len())?;
+            let mut perm: Vec<i64> = (1i64..).take(all.shape().len() - 1).collect();
+            perm.insert(to, 0);
+            carried.extend(Transpose { perm: Some(perm) }.eval(&[Some(&all)])?);
+        }
+        Ok(carried)
+    }
+}
+
+fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
+    let count = a.int("num_scan_inputs")?.and_then(|n| usize::try_from(n).ok());
+    let count = count.filter(|n| (1..=a.input_count()).contains(n));
+    let count = count.ok_or_else(|| OpError::expected("attribute `num_scan_inputs`", "1 to the number of operands", "another"))?;
+    let carried = a.input_count() - count;
+    let body = a.graph("body", 0)?.ok_or_else(|| OpError::expected("attribute `body`", "a graph", "nothing"))?;
+    body.check("attribute `body`", a.input_count(), carried)?;
+    let results = body.graph().outputs().len() - carried;
+    Ok(Box::new(Scan {
+        body,
+        carried,
+        inputs: Along::new(a.ints("scan_input_axes")?, a.ints("scan_input_directions")?, count)?,
+        outputs: Along::new(a.ints("scan_output_axes")?, a.ints("scan_output_directions")?, results)?,
+    }))
+}
+
+/// The registry's entry.
+pub static DEF: OpDef = OpDef { onnx: &[onnx("Scan", 9)], import, kernels: &[], cases };
+
+fn cases() -> Vec<Case> {
+    // Graphs come from models: `tests/onnx_nodes.rs`.
+    Vec::new()
+}

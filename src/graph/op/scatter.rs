@@ -1,0 +1,167 @@
+//! A copy of a tensor with elements or slices written at given indices.
+//!
+//! ONNX `ScatterElements` and `ScatterND` from opset 11, `Scatter` from 9 (the older name of the former); `reduction` `add`
+//! and `mul` from 16, `max` and `min` from 18. Negative indices count from the end.
+
+use super::case::{Case, input};
+use super::gather_elements::targets;
+use super::gather_nd::starts;
+use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, axis, count, onnx, operand};
+use crate::shape::Fact;
+use crate::tensor::HostTensor;
+
+/// What becomes of the old element.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names say it")]
+pub enum Reduction {
+    Replace,
+    Add,
+    Mul,
+    Max,
+    Min,
+}
+
+/// See the module documentation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Scatter {
+    /// Elements along this axis (negative counts from the end); `None` writes slices by tuples of indices.
+    pub axis: Option<i64>,
+    /// What becomes of the old element.
+    pub reduction: Reduction,
+}
+
+impl Scatter {
+    /// For each element of the updates, the element that it goes to.
+    fn places(&self, x: &HostTensor, index: &HostTensor, updates: &HostTensor) -> OpResult<Vec<usize>> {
+        let places = match self.axis {
+            Some(a) => targets(x.shape(), index, axis(a, x.shape().len())?)?,
+            None => {
+                let tuple = index.shape().last().copied().unwrap_or(0);
+                let row = count(x.shape().get(tuple..).unwrap_or_default())?;
+                starts(x.shape(), index, 0)?.into_iter().flat_map(|start| start..start + row).collect()
+            }
+        };
+        if places.len() != updates.len() {
+            return Err(OpError::mismatch("numbers of places and of updates", places.len(), updates.len()));
+        }
+        Ok(places)
+    }
+}
+
+impl Op for Scatter {
+    fn name(&self) -> &str {
+        if self.axis.is_some() { "ScatterElements" } else { "ScatterND" }
+    }
+
+    fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
+        let (x, index, updates) = (cx.fact(0)?, cx.fact(1)?, cx.fact(2)?);
+        if x.dtype != updates.dtype {
+            return Err(OpError::mismatch("element types", x.dtype, updates.dtype));
+        }
+        if !index.dtype.is_int() {
+            return Err(OpError::expected("indices", "integers", index));
+        }
+        let wanted = match self.axis {
+            Some(a) => {
+                axis(a, x.shape.rank())?;
+                index.shape.0.clone()
+            }
+            None => {
+                let bad = || OpError::mismatch("shapes of operand and indices", &x.shape, &index.shape);
+                let (tuple, lead) = index.shape.0.split_last().ok_or_else(bad)?;
+                let tuple = tuple.as_const().and_then(|n| usize::try_from(n).ok());
+                let rest = tuple.and_then(|n| x.shape.0.get(n..)).ok_or_else(bad)?;
+                [lead, rest].concat()
+            }
+        };
+        if wanted.len() != updates.shape.rank() {
+            return Err(OpError::mismatch("shapes of indices and updates", &index.shape, &updates.shape));
+        }
+        for (a, b) in wanted.iter().zip(&updates.shape.0) {
+            cx.same("shapes of indices and updates", a, b)?;
+        }
+        Ok(vec![Fact::new(x.dtype, x.shape.clone())])
+    }
+
+    fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
+        let (x, updates) = (operand(inputs, 0)?, operand(inputs, 2)?);
+        let places = self.places(x, operand(inputs, 1)?, updates)?;
+        if self.reduction == Reduction::Replace {
+            let size = x.dtype().size();
+            let mut bytes = x.bytes()?.to_vec();
+            for (at, new) in places.into_iter().zip(updates.bytes()?.chunks_exact(size)) {
+                if let Some(slot) = bytes.get_mut(at * size..(at + 1) * size) {
+                    slot.copy_from_slice(new);
+                }
+            }
+            return Ok(vec![HostTensor::from_bytes(x.dtype(), x.shape(), &bytes)?]);
+        }
+        if x.dtype().is_float() {
+            let (mut data, new) = (x.to_f32()?.into_owned(), updates.to_f32()?);
+            for (at, new) in places.into_iter().zip(new.iter()) {
+                if let Some(old) = data.get_mut(at) {
+                    *old = match self.reduction {
+                        Reduction::Replace => *new,
+                        Reduction::Add => *old + new,
+                        Reduction::Mul => *old * new,
+                        Reduction::Max => old.max(*new),
+                        Reduction::Min => old.min(*new),
+                    };
+                }
+            }
+            return Ok(vec![HostTensor::from_floats(x.dtype(), x.shape(), &data)?]);
+        }
+        let (mut data, new) = (x.to_i64()?, updates.to_i64()?);
+        for (at, new) in places.into_iter().zip(new) {
+            if let Some(old) = data.get_mut(at) {
+                *old = match self.reduction {
+                    Reduction::Replace => new,
+                    Reduction::Add => old.wrapping_add(new),
+                    Reduction::Mul => old.wrapping_mul(new),
+                    Reduction::Max => new.max(*old),
+                    Reduction::Min => new.min(*old),
+                };
+            }
+        }
+        Ok(vec![HostTensor::from_ints(x.dtype(), x.shape(), &data)?])
+    }
+
+    fn moves(&self, input: usize) -> bool {
+        // Where elements are combined the second operand is arithmetic; derivation then knows nothing.
+        self.reduction == Reduction::Replace && input != 1
+    }
+}
+
+fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
+    let elements = a.op_type() != "ScatterND";
+    let axis = if elements { Some(a.int("axis")?.unwrap_or(0)) } else { None };
+    let reduction = match a.string("reduction")?.as_deref() {
+        None | Some("none") => Reduction::Replace,
+        Some("add") => Reduction::Add,
+        Some("mul") => Reduction::Mul,
+        Some("max") => Reduction::Max,
+        Some("min") => Reduction::Min,
+        Some(other) => return Err(OpError::expected("attribute `reduction`", "none, add, mul, max or min", other)),
+    };
+    Ok(Box::new(Scatter { axis, reduction }))
+}
+
+/// The registry's entry.
+pub static DEF: OpDef = OpDef {
+    onnx: &[onnx("ScatterElements", 11), onnx("ScatterND", 11), onnx("Scatter", 9)],
+    import,
+    kernels: &[],
+    cases,
+};
+
+fn cases() -> Vec<Case> {
+    let case = |axis, reduction, x: &[usize], index: &[usize], updates: &[usize], n: i64| {
+        let inputs = vec![input(x), input(index).ints(-n, n - 1), input(updates)];
+        Case::new(Scatter { axis, reduction }, inputs).host_only("no kernel")
+    };
+    vec![
+        case(Some(1), Reduction::Add, &[3, 5], &[3, 2], &[3, 2], 5),
+        case(None, Reduction::Replace, &[4, 3, 2], &[2, 1], &[2, 3, 2], 4),
+        case(None, Reduction::Max, &[3, 3], &[4, 2], &[4], 3),
+    ]
+}

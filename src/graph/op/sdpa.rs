@@ -1,0 +1,265 @@
+//! Scaled dot product attention as a model writes it. ONNX `Attention` from opset 23; `nonpad_kv_seqlen` from 24.
+//!
+//! Operands: queries, keys and values of four axes `[batch, heads, sequence, size]`, or of three with the heads joined;
+//! then, each of which may be left out: a mask (truth values or what is added to the scores), past keys, past values, and
+//! the number of keys of each batch that count. Results: as the queries; keys and values with the past before them; scores.
+//! What devices run is `attention`, which a pass makes of its own pattern.
+
+use super::case::{Case, input};
+use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, concat::Concat, count, onnx, operand};
+use crate::shape::{Dim, Fact, Shape};
+use crate::tensor::{DType, HostTensor};
+
+/// See the module documentation.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sdpa {
+    /// A query sees no key behind its own place.
+    pub causal: bool,
+    /// Heads of queries, of keys and values, for operands of three axes.
+    pub heads: Option<(usize, usize)>,
+    /// Factor on the scores; `None` means one over the square root of the size of a head.
+    pub scale: Option<f32>,
+    /// Scores are bent to below this; 0 leaves them.
+    pub softcap: f32,
+    /// Which scores are result 3: products, with the mask, bent, or after the softmax.
+    pub scores: i64,
+}
+
+/// Sizes of one operand as batch, heads, sequence and size of a head.
+fn split(shape: &[Dim], heads: Option<usize>) -> OpResult<[Dim; 4]> {
+    match (shape, heads) {
+        ([b, h, s, n], _) => Ok([b.clone(), h.clone(), s.clone(), n.clone()]),
+        ([b, s, joined], Some(heads)) => {
+            let heads = Dim::from_usize(heads);
+            let size = joined.exact_div(&heads);
+            let size = size.ok_or_else(|| OpError::expected("last axis", format!("a multiple of {heads}"), joined))?;
+            Ok([b.clone(), heads, s.clone(), size])
+        }
+        _ => Err(OpError::expected("operand", "four axes, or three and the numbers of heads", Shape(shape.to_vec()))),
+    }
+}
+
+/// One operand on the host, with a way to its elements.
+struct Rows {
+    data: Vec<f32>,
+    heads: usize,
+    sequence: usize,
+    size: usize,
+    joined: bool,
+}
+
+impl Rows {
+    fn new(x: &HostTensor, heads: Option<usize>) -> OpResult<Self> {
+        let sizes = split(&Shape::fixed(x.shape()).0, heads)?;
+        let [_, heads, sequence, size] = sizes.map(|d| d.as_const().and_then(|v| usize::try_from(v).ok()).unwrap_or(0));
+        Ok(Self { data: x.to_f32()?.into_owned(), heads, sequence, size, joined: x.shape().len() == 3 })
+    }
+
+    fn start(&self, batch: usize, head: usize, at: usize) -> usize {
+        if self.joined {
+            ((batch * self.sequence + at) * self.heads + head) * self.size
+        } else {
+            ((batch * self.heads + head) * self.sequence + at) * self.size
+        }
+    }
+
+    fn row(&self, batch: usize, head: usize, at: usize) -> &[f32] {
+        let start = self.start(batch, head, at);
+        self.data.get(start..start + self.size).unwrap_or_default()
+    }
+
+    /// As four axes.
+    fn separate(&self, x: &HostTensor) -> OpResult<HostTensor> {
+        if !self.joined {
+            return Ok(x.clone());
+        }
+        let batches = x.shape().first().copied().unwrap_or(0);
+        let mut out = Vec::with_capacity(self.data.len());
+        for (b, h) in (0..batches).flat_map(|b| (0..self.heads).map(move |h| (b, h))) {
+            (0..self.sequence).for_each(|s| out.extend_from_slice(self.row(b, h, s)));
+        }
+        Ok(HostTensor::from_floats(x.dtype(), &[batches, self.heads, self.sequence, self.size], &out)?)
+    }
+}
+
+/// What is added to the scores: minus infinity hides a key.
+struct Mask {
+    data: Vec<f32>,
+    shape: [usize; 4],
+}
+
+impl Mask {
+    fn new(mask: &HostTensor) -> OpResult<Self> {
+        let data = if mask.dtype() == DType::Bool {
+            mask.to_i64()?.into_iter().map(|v| if v != 0 { 0.0 } else { f32::NEG_INFINITY }).collect()
+        } else {
+            mask.to_f32()?.into_owned()
+        };
+        let mut shape = [1; 4];
+        let lead = 4usize.checked_sub(mask.shape().len());
+        let lead = lead.ok_or_else(|| OpError::expected("mask", "four axes at most", format!("{mask:?}")))?;
+        for (slot, n) in shape.iter_mut().skip(lead).zip(mask.shape()) {
+            *slot = *n;
+        }
+        Ok(Self { data, shape })
+    }
+
+    fn at(&self, index: [usize; 4]) -> f32 {
+        // A mask may end before the keys do; the rest is hidden. Its last axis never broadcasts.
+        if index[3] >= self.shape[3] {
+            return f32::NEG_INFINITY;
+        }
+        let place = index.iter().zip(self.shape).fold(0, |p, (i, n)| p * n + if n == 1 { 0 } else { *i });
+        self.data.get(place).copied().unwrap_or(f32::NEG_INFINITY)
+    }
+}
+
+impl Sdpa {
+    fn heads_of(&self, i: usize) -> Option<usize> {
+        self.heads.map(|(q, kv)| if i == 0 { q } else { kv })
+    }
+}
+
+impl Op for Sdpa {
+    fn name(&self) -> &str {
+        "Attention"
+    }
+
+    fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
+        let (q, k, v) = (cx.fact(0)?, cx.fact(1)?, cx.fact(2)?);
+        let [batch, heads, queries, size] = split(&q.shape.0, self.heads_of(0))?;
+        let [k_batch, kv_heads, mut keys, k_size] = split(&k.shape.0, self.heads_of(1))?;
+        let [_, _, values, v_size] = split(&v.shape.0, self.heads_of(2))?;
+        cx.same("batches of queries and keys", &batch, &k_batch)?;
+        cx.same("sizes of a head of queries and keys", &size, &k_size)?;
+        cx.same("numbers of keys and values", &keys, &values)?;
+        let per = heads.exact_div(&kv_heads);
+        per.ok_or_else(|| OpError::mismatch("heads of queries and of keys", &heads, &kv_heads))?;
+        if let Some(past) = cx.opt(4) {
+            let [_, _, past, _] = split(&past.shape.0, None)?;
+            keys = keys.add(&past)?;
+        }
+        let joined = heads.mul(&v_size)?;
+        let y = match q.shape.rank() {
+            3 => vec![batch.clone(), queries.clone(), joined],
+            _ => vec![batch.clone(), heads.clone(), queries.clone(), v_size.clone()],
+        };
+        let fact = |x: &Fact, shape| Fact::new(x.dtype, Shape(shape));
+        Ok(vec![
+            fact(q, y),
+            fact(k, vec![batch.clone(), kv_heads.clone(), keys.clone(), size]),
+            fact(v, vec![batch.clone(), kv_heads, keys.clone(), v_size]),
+            fact(q, vec![batch, heads, queries, keys]),
+        ])
+    }
+
+    fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
+        let optional = |i: usize| inputs.get(i).copied().flatten();
+        let xq = operand(inputs, 0)?;
+        let q = Rows::new(xq, self.heads_of(0))?;
+        let mut past = 0;
+        let mut present = Vec::new();
+        for (i, before) in [(1, 4), (2, 5)] {
+            let x = operand(inputs, i)?;
+            let new = Rows::new(x, self.heads_of(i))?.separate(x)?;
+            present.push(match optional(before) {
+                Some(old) => {
+                    past = old.shape().get(2).copied().unwrap_or(0);
+                    Concat { axis: 2 }.eval(&[Some(old), Some(&new)])?.remove(0)
+                }
+                None => new,
+            });
+        }
+        let [xk, xv] = present.as_slice() else { return Err(OpError::expected("operands", 3, inputs.len())) };
+        let (k, v) = (Rows::new(xk, None)?, Rows::new(xv, None)?);
+        if k.heads == 0 || q.heads % k.heads != 0 || q.size != k.size || k.sequence != v.sequence || v.heads != k.heads {
+            return Err(OpError::mismatch("queries and keys", format!("{xq:?}"), format!("{xk:?} and {xv:?}")));
+        }
+        let mask = optional(3).map(Mask::new).transpose()?;
+        let lengths = optional(6).map(HostTensor::to_i64).transpose()?;
+        let batches = xq.shape().first().copied().unwrap_or(0);
+        #[expect(clippy::cast_precision_loss, reason = "the size of a head is small")]
+        let scale = self.scale.map_or_else(|| 1.0 / (q.size as f64).sqrt(), f64::from);
+        let (per, cap) = (q.heads / k.heads, f64::from(self.softcap));
+        let mut y = vec![0f32; count(&[batches, q.heads, q.sequence, v.size])?];
+        let target = Rows { data: Vec::new(), size: v.size, ..Rows::new(xq, self.heads_of(0))? };
+        let mut shown = Vec::with_capacity(count(&[batches, q.heads, q.sequence, k.sequence])?);
+        for (b, h, i) in (0..batches)
+            .flat_map(|b| (0..q.heads).map(move |h| (b, h)))
+            .flat_map(|(b, h)| (0..q.sequence).map(move |i| (b, h, i)))
+        {
+            let dot = |j: usize| -> f64 {
+                let pairs = q.row(b, h, i).iter().zip(k.row(b, h / per, j));
+                pairs.map(|(x, y)| f64::from(*x) * f64::from(*y)).sum::<f64>() * scale
+            };
+            let products: Vec<f64> = (0..k.sequence).map(dot).collect();
+            let bent: Vec<f64> =
+                products.iter().map(|x| if cap > 0.0 { cap * (x / cap).tanh() } else { *x }).collect();
+            let hidden = |j: usize| {
+                let length = lengths.as_ref().and_then(|l| l.get(b)).and_then(|n| usize::try_from(*n).ok());
+                (self.causal && j > i + past) || length.is_some_and(|n| j >= n)
+            };
+            let bias = |j: usize| {
+                let added = mask.as_ref().map_or(0.0, |m| f64::from(m.at([b, h, i, j])));
+                if hidden(j) { f64::NEG_INFINITY } else { added }
+            };
+            let masked: Vec<f64> = bent.iter().enumerate().map(|(j, x)| x + bias(j)).collect();
+            let top = masked.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let powers: Vec<f64> = masked.iter().map(|x| (x - top).exp()).collect();
+            let sum: f64 = powers.iter().sum();
+            let weights: Vec<f64> = powers.iter().map(|p| p / sum).collect();
+            let start = target.start(b, h, i);
+            for (slot, n) in y.iter_mut().skip(start).zip(0..v.size) {
+                let terms = weights.iter().enumerate();
+                let total: f64 = terms.map(|(j, w)| w * f64::from(v.row(b, h / per, j).get(n).copied().unwrap_or(0.0))).sum();
+                #[expect(clippy::cast_possible_truncation, reason = "rounding to the result type is meant")]
+                {
+                    *slot = total as f32;
+                }
+            }
+            let list = match self.scores {
+                0 => products,
+                1 => bent,
+                2 => masked,
+                _ => weights,
+            };
+            #[expect(clippy::cast_possible_truncation, reason = "rounding to the result type is meant")]
+            shown.extend(list.into_iter().map(|x| x as f32));
+        }
+        let shape = match xq.shape() {
+            [b, s, _] => vec![*b, *s, q.heads * v.size],
+            _ => vec![batches, q.heads, q.sequence, v.size],
+        };
+        let scores = HostTensor::from_floats(xq.dtype(), &[batches, q.heads, q.sequence, k.sequence], &shown)?;
+        Ok(vec![HostTensor::from_floats(xq.dtype(), &shape, &y)?, xk.clone(), xv.clone(), scores])
+    }
+}
+
+fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
+    let heads = |name: &str| {
+        let heads = a.int(name)?.map(|n| usize::try_from(n).ok().filter(|n| *n > 0).ok_or(n)).transpose();
+        heads.map_err(|n| OpError::expected(format!("attribute `{name}`"), "1 or more", n))
+    };
+    // The softmax is in `f64` here, whatever is asked for.
+    a.int("softmax_precision")?;
+    Ok(Box::new(Sdpa {
+        causal: a.int("is_causal")?.unwrap_or(0) != 0,
+        heads: heads("q_num_heads")?.zip(heads("kv_num_heads")?),
+        scale: a.float("scale")?,
+        softcap: a.float("softcap")?.unwrap_or(0.0),
+        scores: a.int("qk_matmul_output_mode")?.unwrap_or(0),
+    }))
+}
+
+/// The registry's entry.
+pub static DEF: OpDef = OpDef { onnx: &[onnx("Attention", 23)], import, kernels: &[], cases };
+
+fn cases() -> Vec<Case> {
+    let plain = Sdpa { causal: true, heads: None, scale: None, softcap: 0.0, scores: 0 };
+    let joined = Sdpa { heads: Some((4, 2)), causal: false, ..plain.clone() };
+    let four = |heads: usize, n: usize| input(&[2, heads, n, 8]);
+    vec![
+        Case::new(plain, vec![four(4, 3), four(2, 5), four(2, 5)]).host_only("no kernel"),
+        Case::new(joined, vec![input(&[1, 3, 32]), input(&[1, 5, 16]), input(&[1, 5, 16])]).host_only("no kernel"),
+    ]
+}

@@ -1,0 +1,128 @@
+//! The different elements of a tensor, or slices along an axis. ONNX `Unique` from opset 11.
+//!
+//! Results: the elements or slices, the first position of each, for each position which one it is, and how often each
+//! occurs. They are in ascending order, or in that of their first positions. How many there are, only the run tells.
+
+use super::case::{Case, input};
+use super::{Attributes, InferCx, Inputs, Op, OpDef, OpResult, around, axis, onnx, operand};
+use crate::shape::{Dim, Fact, Shape};
+use crate::tensor::{DType, HostTensor};
+use std::cmp::Ordering;
+
+/// See the module documentation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unique {
+    /// The axis; `None` takes the elements of all axes in one.
+    pub axis: Option<i64>,
+    /// In ascending order.
+    pub sorted: bool,
+}
+
+/// Compares slices element by element.
+fn order<T>(data: &[Vec<T>], compare: impl Fn(&T, &T) -> Ordering) -> Vec<usize> {
+    let mut at: Vec<usize> = (0..data.len()).collect();
+    at.sort_by(|a, b| {
+        let pairs = data.get(*a).into_iter().flatten().zip(data.get(*b).into_iter().flatten());
+        pairs.map(|(a, b)| compare(a, b)).find(|o| o.is_ne()).unwrap_or(Ordering::Equal)
+    });
+    at
+}
+
+/// The slices along an axis, each as a list.
+fn slices<T: Copy>(data: &[T], (outer, n, inner): (usize, usize, usize)) -> Vec<Vec<T>> {
+    let slice = |j| {
+        (0..outer).flat_map(|o| data.get((o * n + j) * inner..(o * n + j + 1) * inner).into_iter().flatten().copied()).collect()
+    };
+    (0..n).map(slice).collect()
+}
+
+impl Op for Unique {
+    fn name(&self) -> &str {
+        "Unique"
+    }
+
+    fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
+        let x = cx.fact(0)?;
+        let (mut shape, a) = match self.axis {
+            Some(a) => (x.shape.0.clone(), axis(a, x.shape.rank())?),
+            None => (vec![x.shape.count()?], 0),
+        };
+        let n = shape.get(a).cloned().unwrap_or_default();
+        let count = cx.unknown(0, a, Some(n.clone()));
+        if let Some(slot) = shape.get_mut(a) {
+            *slot = count.clone();
+        }
+        let list = |n: &Dim| Fact::new(DType::I64, Shape(vec![n.clone()]));
+        Ok(vec![Fact::new(x.dtype, Shape(shape)), list(&count), list(&n), list(&count)])
+    }
+
+    fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
+        let x = operand(inputs, 0)?;
+        let (mut shape, a) = match self.axis {
+            Some(a) => (x.shape().to_vec(), axis(a, x.shape().len())?),
+            None => (vec![x.len()], 0),
+        };
+        let extents = around(&shape, a)?;
+        let (sorted, equal): (Vec<usize>, Box<dyn Fn(usize, usize) -> bool>) = if x.dtype().is_float() {
+            let data = slices(&x.to_f32()?, extents);
+            (order(&data, f32::total_cmp), Box::new(move |a, b| data.get(a) == data.get(b)))
+        } else {
+            let data = slices(&x.to_i64()?, extents);
+            (order(&data, i64::cmp), Box::new(move |a, b| data.get(a) == data.get(b)))
+        };
+        // Runs of equal slices; a stable sort leaves the first position first.
+        let mut groups: Vec<Vec<usize>> = Vec::new();
+        for at in sorted {
+            match groups.last_mut() {
+                Some(group) if group.first().is_some_and(|first| equal(*first, at)) => group.push(at),
+                _ => groups.push(vec![at]),
+            }
+        }
+        if !self.sorted {
+            groups.sort_by_key(|group| group.first().copied());
+        }
+        let (outer, n, inner) = extents;
+        let row = inner * x.dtype().size();
+        let mut bytes = Vec::new();
+        for o in 0..outer {
+            for first in groups.iter().filter_map(|g| g.first()) {
+                let from = (o * n + first) * row;
+                bytes.extend_from_slice(x.bytes()?.get(from..from + row).unwrap_or_default());
+            }
+        }
+        if let Some(slot) = shape.get_mut(a) {
+            *slot = groups.len();
+        }
+        let number = |v: usize| i64::try_from(v).unwrap_or(i64::MAX);
+        let mut inverse = vec![0; n];
+        for (i, group) in groups.iter().enumerate() {
+            for at in group {
+                if let Some(slot) = inverse.get_mut(*at) {
+                    *slot = number(i);
+                }
+            }
+        }
+        let firsts: Vec<i64> = groups.iter().filter_map(|g| g.first()).map(|i| number(*i)).collect();
+        let counts: Vec<i64> = groups.iter().map(|g| number(g.len())).collect();
+        Ok(vec![
+            HostTensor::from_bytes(x.dtype(), &shape, &bytes)?,
+            HostTensor::from_i64(&[firsts.len()], &firsts)?,
+            HostTensor::from_i64(&[n], &inverse)?,
+            HostTensor::from_i64(&[counts.len()], &counts)?,
+        ])
+    }
+}
+
+fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
+    Ok(Box::new(Unique { axis: a.int("axis")?, sorted: a.int("sorted")?.unwrap_or(1) != 0 }))
+}
+
+/// The registry's entry.
+pub static DEF: OpDef = OpDef { onnx: &[onnx("Unique", 11)], import, kernels: &[], cases };
+
+fn cases() -> Vec<Case> {
+    let case = |axis, sorted, x: &[usize]| {
+        Case::new(Unique { axis, sorted }, vec![input(x).ints(0, 2)]).host_only("the size of the result is data")
+    };
+    vec![case(None, true, &[3, 5]), case(Some(0), false, &[9, 2])]
+}

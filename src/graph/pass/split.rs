@@ -1,0 +1,78 @@
+//! A `Split` becomes a slice for each of its parts, of which those that nobody reads go away.
+
+use super::pattern::input;
+use crate::error::{Error, Result, Stage};
+use crate::graph::op::slice::Slice;
+use crate::graph::op::split::Split;
+use crate::graph::{Edit, Graph, NodeId, ValueId};
+use crate::tensor::HostTensor;
+use std::sync::Arc;
+
+struct Found {
+    node: NodeId,
+    x: ValueId,
+    axis: i64,
+    /// Each part with its first and last place, the latter exclusive.
+    parts: Vec<(ValueId, [i64; 2])>,
+}
+
+pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
+    let ids: Vec<NodeId> = edit.nodes().map(|(id, _)| id).collect();
+    for f in ids
+        .into_iter()
+        .filter_map(|id| find(edit, id))
+        .collect::<Vec<_>>()
+    {
+        let Some(node) = edit.node(f.node) else { continue };
+        let (name, origin) = (node.name.clone(), node.origin.clone());
+        if !edit.begin(&format!("\"{name}\" becomes slices")) {
+            continue;
+        }
+        edit.remove_node(f.node);
+        for (i, (part, bounds)) in f.parts.iter().enumerate() {
+            let name = format!("{name}/{i}");
+            let mut operands = vec![Some(f.x)];
+            for (what, v) in [("start", bounds[0]), ("end", bounds[1]), ("axes", f.axis)] {
+                let t =
+                    HostTensor::from_i64(&[1], &[v]).map_err(|e| Error::other(Stage::Pass, e.to_string()))?;
+                operands.push(Some(edit.add_const(&format!("{name}/{what}"), Arc::new(t))));
+            }
+            edit.add_node(&name, origin.clone(), Box::new(Slice), operands, vec![*part]);
+        }
+    }
+    Ok(())
+}
+
+fn find(g: &Graph, id: NodeId) -> Option<Found> {
+    let node = g.node(id)?;
+    let split = node.op.downcast::<Split>()?;
+    let x = input(node, 0)?;
+    let fact = g.value(x).fact.as_ref()?;
+    if fact.as_const().is_some() || fact.as_dims().is_some() {
+        return None;
+    }
+    let axis = crate::graph::op::axis(split.axis, fact.shape.rank()).ok()?;
+    let mut parts = Vec::with_capacity(node.outputs.len());
+    let mut at = 0i64;
+    for part in &node.outputs {
+        let size = g.value(*part).fact.as_ref()?.shape.0.get(axis)?;
+        let Some(size) = size.as_const() else {
+            log::debug!("\"{}\" stays a split: a part of size {size}", node.name);
+            return None;
+        };
+        let end = at.checked_add(size)?;
+        parts.push((*part, [at, end]));
+        at = end;
+    }
+    // Where the parts are assumed to add up, a slice would assume other things.
+    if !fact.shape.0.get(axis)?.is(at) {
+        log::debug!("\"{}\" stays a split: its parts may not add up", node.name);
+        return None;
+    }
+    Some(Found {
+        node: id,
+        x,
+        axis: i64::try_from(axis).ok()?,
+        parts,
+    })
+}

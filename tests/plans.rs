@@ -1,0 +1,563 @@
+//! Plans: memory of random graphs, sizes that change from run to run, lengths that only data tells, wrong input.
+
+mod support;
+
+use proptest::prelude::*;
+use std::collections::HashMap;
+use std::sync::Arc;
+use support::{Device, fake_caps};
+use transformer_lite::graph::interp::Interpreter;
+use transformer_lite::graph::op::concat::Concat;
+use transformer_lite::graph::op::expand::Expand;
+use transformer_lite::graph::op::gather::Gather;
+use transformer_lite::graph::op::non_zero::NonZero;
+use transformer_lite::graph::op::pointwise::{Binary, Expr, Pointwise, Unary};
+use transformer_lite::graph::op::reshape::Reshape;
+use transformer_lite::graph::op::shape_of::ShapeOf;
+use transformer_lite::graph::op::slice::Slice;
+use transformer_lite::graph::op::softmax::Softmax;
+use transformer_lite::graph::op::top_k::TopK;
+use transformer_lite::graph::op::transpose::Transpose;
+use transformer_lite::graph::{Edit, Graph, Op, ValueId, derive};
+use transformer_lite::plan::{Bound, Options, Plan, Segment, Shared, Tensor};
+use transformer_lite::session::Session;
+use transformer_lite::shape::{Bindings, Dim, Fact, Shape};
+use transformer_lite::tensor::{DType, HostTensor};
+
+/// A graph under construction.
+#[derive(Default)]
+struct Build {
+    graph: Graph,
+    count: usize,
+}
+
+fn unary(f: Unary) -> Pointwise {
+    let expr = Expr::Unary(f, Box::new(Expr::Input(0)));
+    Pointwise {
+        name: format!("{f:?}"),
+        expr,
+    }
+}
+
+fn shape(text: &str) -> Shape {
+    Shape(text.split_whitespace().map(|d| Dim::parse(d).unwrap()).collect())
+}
+
+impl Build {
+    fn input(&mut self, name: &str, dtype: DType, sizes: &str) -> ValueId {
+        let mut edit = Edit::new(&mut self.graph);
+        let id = edit.add_value(name, Some(Fact::new(dtype, shape(sizes))));
+        edit.add_input(id);
+        id
+    }
+
+    fn ints(&mut self, values: &[i64]) -> ValueId {
+        let t = HostTensor::from_i64(&[values.len()], values).unwrap();
+        self.count += 1;
+        Edit::new(&mut self.graph).add_const(&format!("list{}", self.count), Arc::new(t))
+    }
+
+    fn nodes(&mut self, op: impl Op + 'static, inputs: &[ValueId], results: usize) -> Vec<ValueId> {
+        let mut edit = Edit::new(&mut self.graph);
+        self.count += 1;
+        let n = self.count;
+        let out: Vec<_> = (0..results)
+            .map(|i| edit.add_value(&format!("v{n}_{i}"), None))
+            .collect();
+        let inputs = inputs.iter().copied().map(Some).collect();
+        edit.add_node(&format!("node{n}"), Vec::new(), Box::new(op), inputs, out.clone());
+        out
+    }
+
+    fn node(&mut self, op: impl Op + 'static, inputs: &[ValueId]) -> ValueId {
+        self.nodes(op, inputs, 1)[0]
+    }
+
+    fn finish(mut self, outputs: &[ValueId]) -> Arc<Graph> {
+        for v in outputs {
+            Edit::new(&mut self.graph).add_output(*v);
+        }
+        derive::derive(&mut self.graph).unwrap();
+        Arc::new(self.graph)
+    }
+}
+
+fn options(bounds: &[(&str, i64)]) -> Options {
+    let mut all = Bindings::new();
+    for (name, v) in bounds {
+        all.set(&transformer_lite::shape::Symbol::new(name), *v);
+    }
+    Options {
+        bounds: all,
+        ..Options::default()
+    }
+}
+
+/// Devices of the backends that must be there; without `REQUIRE_BACKENDS`, those that are.
+fn devices() -> Vec<Device> {
+    let (found, missing) = support::devices();
+    let absent: Vec<_> = missing
+        .iter()
+        .filter(|m| m.is_required())
+        .map(|m| format!("{}: {}", m.backend, m.why))
+        .collect();
+    assert!(absent.is_empty(), "{}", absent.join("; "));
+    found
+}
+
+fn random(shape: &[usize], seed: u64) -> HostTensor {
+    let mut state = seed;
+    let count: usize = shape.iter().product();
+    HostTensor::from_f32(shape, &support::gguf::random(&mut state, count)).unwrap()
+}
+
+/// All outputs by name, from the interpreter.
+fn reference(graph: &Arc<Graph>, given: &[(&str, HostTensor)]) -> HashMap<String, HostTensor> {
+    let inputs = given
+        .iter()
+        .map(|(n, t)| (graph.input(n).unwrap(), t.clone()))
+        .collect();
+    let out = Interpreter::new(graph.clone()).unwrap().run(inputs).unwrap();
+    out.into_iter()
+        .map(|(v, t)| (graph.value(v).name.clone(), t))
+        .collect()
+}
+
+fn check(session: &mut Session, graph: &Arc<Graph>, given: &[(&str, HostTensor)]) {
+    for (name, tensor) in given {
+        session.write(0, name, tensor).unwrap();
+    }
+    let bindings = session.bindings(0).unwrap();
+    session.run(0, &bindings).unwrap();
+    for (name, wanted) in reference(graph, given) {
+        let found = session.read(0, &name).unwrap();
+        assert_eq!(found.shape(), wanted.shape(), "{name} at {bindings:?}");
+        if wanted.dtype().is_float() {
+            let (a, b) = (found.to_f32().unwrap(), wanted.to_f32().unwrap());
+            for (x, y) in a.iter().zip(b.iter()) {
+                assert!(
+                    (x - y).abs() <= 1e-4 * (1.0 + y.abs()),
+                    "{name} at {bindings:?}: {x} for {y}"
+                );
+            }
+        } else {
+            assert_eq!(
+                found.to_i64().unwrap(),
+                wanted.to_i64().unwrap(),
+                "{name} at {bindings:?}"
+            );
+        }
+    }
+}
+
+/// The tensor whose memory `t` shares.
+fn root<'a>(plan: &'a Plan, mut t: &'a Tensor) -> &'a Tensor {
+    while let Some(Shared::View(of) | Shared::InPlace(of)) = &t.shared {
+        t = plan.tensors.iter().find(|t| t.name == *of).unwrap();
+    }
+    t
+}
+
+/// A random graph over `x [1, n, 8]` and `y [1, m, 8]`, with symbols up to 24.
+fn random_graph(recipe: &[(u8, usize, usize)]) -> Arc<Graph> {
+    let mut b = Build::default();
+    // Values with the name of their number of rows, and whether rows are the second axis.
+    let mut values: Vec<(ValueId, String)> = vec![
+        (b.input("x", DType::F32, "1 n 8"), "n".to_owned()),
+        (b.input("y", DType::F32, "1 m 8"), "m".to_owned()),
+    ];
+    for (kind, i, j) in recipe {
+        let (v, rows) = values[i % values.len()].clone();
+        let (w, other) = values[j % values.len()].clone();
+        let made = match kind % 7 {
+            0 => (b.node(unary(Unary::Relu), &[v]), rows),
+            1 if rows == other => (b.node(Pointwise::binary("Add", Binary::Add), &[v, w]), rows),
+            2 if rows.len() + other.len() < 40 => {
+                (b.node(Concat { axis: 1 }, &[v, w]), format!("{rows}+{other}"))
+            }
+            3 => {
+                let lists = [b.ints(&[1]), b.ints(&[i64::MAX]), b.ints(&[1])];
+                let back = b.node(Slice, &[v, lists[0], lists[1], lists[2]]);
+                // Keeps at least one row: the first one again in front.
+                (b.node(Concat { axis: 1 }, &[back, v]), format!("{rows}-1+{rows}"))
+            }
+            4 => {
+                let turned = b.node(
+                    Transpose {
+                        perm: Some(vec![0, 2, 1]),
+                    },
+                    &[v],
+                );
+                let list = b.ints(&[1, -1, 8]);
+                (
+                    b.node(Reshape::Reshape { allow_zero: false }, &[turned, list]),
+                    rows,
+                )
+            }
+            5 => (
+                b.node(
+                    Softmax {
+                        axis: -1,
+                        flatten: false,
+                    },
+                    &[v],
+                ),
+                rows,
+            ),
+            _ => {
+                let (starts, ends, axes) = (b.ints(&[0]), b.ints(&[4]), b.ints(&[2]));
+                let half = b.node(Slice, &[v, starts, ends, axes]);
+                (b.node(Concat { axis: 2 }, &[half, half]), rows)
+            }
+        };
+        values.push(made);
+    }
+    let last = values.len() - 1;
+    let mut outputs = vec![values[last].0, values[last / 2].0];
+    outputs.retain(|v| b.graph.producer(*v).is_some());
+    outputs.dedup();
+    if outputs.is_empty() {
+        outputs.push(b.node(unary(Unary::Neg), &[values[0].0]));
+    }
+    b.finish(&outputs)
+}
+
+const SYMBOLS: [(&str, i64); 2] = [("n", 24), ("m", 24)];
+
+fn recipe() -> impl Strategy<Value = Vec<(u8, usize, usize)>> {
+    prop::collection::vec((0u8..7, 0usize..40, 0usize..40), 1..14)
+}
+
+proptest! {
+    /// No two tensors that live at one time share a byte, unless one is the other's view or overwrites it; and no tensor
+    /// outgrows its bytes within the bounds.
+    #[test]
+    fn live_tensors_never_overlap(recipe in recipe(), n in 1i64..25, m in 1i64..25) {
+        let graph = random_graph(&recipe);
+        let plan = Plan::compile(&graph, &fake_caps(), &options(&SYMBOLS)).unwrap();
+        let here = Bindings::from([("n", n), ("m", m)]);
+        for (i, a) in plan.tensors.iter().enumerate() {
+            prop_assert!(a.offset + a.bytes <= plan.memory.arena);
+            prop_assert!(a.size.eval(&here).unwrap() <= i64::try_from(a.bytes).unwrap(), "{} of {}", a.size, a.name);
+            for b in &plan.tensors[i + 1..] {
+                let meet = a.first <= b.last && b.first <= a.last;
+                let touch = a.offset < b.offset + b.bytes && b.offset < a.offset + a.bytes;
+                let kin = root(&plan, a).name == root(&plan, b).name;
+                prop_assert!(!(meet && touch) || kin, "{a:?} and {b:?}");
+            }
+        }
+        let memory = &plan.memory;
+        prop_assert!(memory.lower_bound <= memory.arena);
+        let gained = memory.gained_by_views + memory.gained_in_place + memory.gained_by_packing;
+        prop_assert_eq!(memory.without_reuse - gained, memory.arena.min(memory.without_reuse - gained));
+        let formula = Dim::parse(&memory.formula).unwrap();
+        let most = formula.eval(&Bindings::from(SYMBOLS)).unwrap();
+        prop_assert!(most >= i64::try_from(memory.arena).unwrap(), "{} for {}", formula, memory.arena);
+        plan.bind(&here, &mut Bound::default()).unwrap();
+    }
+}
+
+#[test]
+fn random_graphs_run_as_on_the_host() {
+    for device in devices() {
+        let _turn = device.turn();
+        let mut runner = proptest::test_runner::TestRunner::deterministic();
+        for case in 0..12 {
+            use proptest::strategy::ValueTree;
+            let graph = random_graph(&recipe().new_tree(&mut runner).unwrap().current());
+            for bounds in [&SYMBOLS[..], &[]] {
+                let plan = Plan::compile(&graph, &device.caps, &options(bounds)).unwrap();
+                let mut session = Session::new(Box::new(device.share()), &graph, vec![plan]).unwrap();
+                for (n, m) in [(3, 17), (24, 1), (1, 2), (24, 24)] {
+                    let given = [
+                        ("x", random(&[1, n, 8], case)),
+                        ("y", random(&[1, m, 8], case + 100)),
+                    ];
+                    check(&mut session, &graph, &given);
+                }
+            }
+        }
+    }
+}
+
+/// `softmax(relu(x) + x)` and the rows of both operands joined.
+fn mixed() -> Arc<Graph> {
+    let mut b = Build::default();
+    let (x, y) = (
+        b.input("x", DType::F32, "1 n 8"),
+        b.input("y", DType::F32, "1 m 8"),
+    );
+    let r = b.node(unary(Unary::Relu), &[x]);
+    let s = b.node(Pointwise::binary("Add", Binary::Add), &[r, x]);
+    let p = b.node(
+        Softmax {
+            axis: -1,
+            flatten: false,
+        },
+        &[s],
+    );
+    let j = b.node(Concat { axis: 1 }, &[p, y]);
+    b.finish(&[j])
+}
+
+#[test]
+fn ten_sizes_through_one_load() {
+    let sizes = [
+        (5, 9),
+        (17, 3),
+        (1, 1),
+        (40, 40),
+        (2, 31),
+        (33, 8),
+        (7, 7),
+        (40, 1),
+        (1, 40),
+        (12, 20),
+    ];
+    for device in devices() {
+        let _turn = device.turn();
+        let graph = mixed();
+        let plan = |bounds: &[(&str, i64)]| Plan::compile(&graph, &device.caps, &options(bounds)).unwrap();
+        let load = |plan| Session::new(Box::new(device.share()), &graph, vec![plan]).unwrap();
+        let run = |session: &mut Session, (n, m): (usize, usize)| {
+            let given = [("x", random(&[1, n, 8], 1)), ("y", random(&[1, m, 8], 2))];
+            check(session, &graph, &given);
+            session.read(0, &graph.value(graph.outputs()[0]).name).unwrap()
+        };
+        let (mut bounded, mut open) = (load(plan(&[("n", 40), ("m", 40)])), load(plan(&[])));
+        let loaded = bounded.stats();
+        for (i, size) in sizes.into_iter().enumerate() {
+            let fresh = run(&mut load(plan(&[("n", 40), ("m", 40)])), size);
+            let now = bounded.stats();
+            let shared = run(&mut bounded, size);
+            let after = bounded.stats();
+            assert_eq!(
+                (now.compiles, now.recordings),
+                (after.compiles, after.recordings),
+                "run {i}"
+            );
+            assert!(
+                i == 0 || now.allocations == after.allocations,
+                "run {i} takes memory"
+            );
+            assert_eq!(fresh.bytes().unwrap(), shared.bytes().unwrap());
+            assert_eq!(run(&mut open, size).bytes().unwrap(), shared.bytes().unwrap());
+        }
+        assert!(loaded.recordings > 0);
+        // Once the largest sizes were met, an open plan takes no more memory either.
+        let before = open.stats();
+        run(&mut open, (39, 40));
+        let after = open.stats();
+        assert_eq!(
+            (before.allocations, before.recordings),
+            (after.allocations, after.recordings)
+        );
+    }
+}
+
+#[test]
+fn lengths_that_data_tells() {
+    for device in devices() {
+        let _turn = device.turn();
+        // The rows of x at which mask is not zero, doubled.
+        let mut b = Build::default();
+        let (mask, x) = (b.input("mask", DType::I64, "n"), b.input("x", DType::F32, "n 6"));
+        let at = b.node(NonZero, &[mask]);
+        let minus = b.ints(&[-1]);
+        let flat = b.node(Reshape::Reshape { allow_zero: false }, &[at, minus]);
+        let rows = b.node(Gather { axis: 0 }, &[x, flat]);
+        let twice = b.node(Pointwise::binary("Add", Binary::Add), &[rows, rows]);
+        let graph = b.finish(&[twice]);
+        let plan = Plan::compile(&graph, &device.caps, &options(&[("n", 16)])).unwrap();
+        assert_eq!(
+            plan.host.iter().map(|h| h.name.as_str()).collect::<Vec<_>>(),
+            ["node1"]
+        );
+        assert!(plan.host[0].why.contains("data"), "{}", plan.host[0].why);
+        assert_eq!(plan.host[0].read_backs(), 0, "the mask is given, not computed");
+        assert!(
+            matches!(plan.segments.as_slice(), [Segment::Host(0), Segment::Device(_)]),
+            "{:?}",
+            plan.segments
+        );
+        let mut session = Session::new(Box::new(device.share()), &graph, vec![plan]).unwrap();
+        for mask in [
+            vec![0, 1, 1, 0, 5],
+            vec![1; 16],
+            vec![0, 0, 0, 2],
+            vec![0; 7],
+            vec![3],
+        ] {
+            let given = [
+                ("mask", HostTensor::from_i64(&[mask.len()], &mask).unwrap()),
+                ("x", random(&[mask.len(), 6], 3)),
+            ];
+            check(&mut session, &graph, &given);
+        }
+        // As many of the largest as an input says.
+        let mut b = Build::default();
+        let (x, k) = (b.input("x", DType::F32, "2 9"), b.input("k", DType::I64, "1"));
+        let y = b.node(unary(Unary::Neg), &[x]);
+        let top = b.nodes(
+            TopK {
+                axis: -1,
+                k: None,
+                largest: true,
+            },
+            &[y, k],
+            2,
+        );
+        let graph = b.finish(&top);
+        let plan = Plan::compile(&graph, &device.caps, &options(&[])).unwrap();
+        assert_eq!(plan.host.iter().map(|h| h.read_backs()).sum::<usize>(), 1);
+        let mut session = Session::new(Box::new(device.share()), &graph, vec![plan]).unwrap();
+        for k in [1, 4, 9] {
+            check(
+                &mut session,
+                &graph,
+                &[
+                    ("x", random(&[2, 9], 4)),
+                    ("k", HostTensor::from_i64(&[1], &[k]).unwrap()),
+                ],
+            );
+        }
+        // x expanded to a shape that the device computes.
+        let mut b = Build::default();
+        let (x, a) = (b.input("x", DType::F32, "1 4"), b.input("a", DType::I64, "2"));
+        let sizes = b.node(Pointwise::binary("Add", Binary::Add), &[a, a]);
+        let wide = b.node(Expand, &[x, sizes]);
+        let out = b.node(unary(Unary::Neg), &[wide]);
+        let graph = b.finish(&[out]);
+        let plan = Plan::compile(&graph, &device.caps, &options(&[])).unwrap();
+        let mut session = Session::new(Box::new(device.share()), &graph, vec![plan]).unwrap();
+        for n in [1, 3, 8] {
+            let a = HostTensor::from_i64(&[2], &[n, 2]).unwrap();
+            check(&mut session, &graph, &[("x", random(&[1, 4], 5)), ("a", a)]);
+        }
+    }
+}
+
+/// Figure 1 of the paper: tensors flow through Reshape and Transpose, whose shapes are computed by Shape, Gather, Mul,
+/// Unsqueeze and Concat.
+#[test]
+fn the_papers_demonstration_graph_leaves_no_shape_operator() {
+    let mut b = Build::default();
+    let x = b.input("x", DType::F32, "1 N 4096");
+    let shape_of = b.node(ShapeOf { start: 0, end: None }, &[x]);
+    let one = b.ints(&[1]);
+    let n = b.node(Gather { axis: 0 }, &[shape_of, one]);
+    let (lead, heads) = (b.ints(&[1]), b.ints(&[32, 128]));
+    let target = b.node(Concat { axis: 0 }, &[lead, n, heads]);
+    let split = b.node(Reshape::Reshape { allow_zero: false }, &[x, target]);
+    let turned = b.node(
+        Transpose {
+            perm: Some(vec![0, 2, 1, 3]),
+        },
+        &[split],
+    );
+    let out = b.node(
+        Softmax {
+            axis: -1,
+            flatten: false,
+        },
+        &[turned],
+    );
+    let graph = b.finish(&[out]);
+    assert_eq!(graph.fact(split).unwrap().shape, shape("1 N 32 128"));
+    assert_eq!(graph.fact(out).unwrap().shape, shape("1 32 N 128"));
+    let classes = transformer_lite::graph::class::classes(&graph).unwrap();
+    let of = |v: ValueId| classes[&graph.producer(v).unwrap().0];
+    use transformer_lite::graph::class::Class;
+    for v in [shape_of, n, target] {
+        assert_eq!(of(v), Class::Shape, "{}", graph.value(v).name);
+    }
+    for v in [split, turned, out] {
+        assert_eq!(of(v), Class::Tensor, "{}", graph.value(v).name);
+    }
+    let plan = Plan::compile(&graph, &fake_caps(), &options(&[("N", 512)])).unwrap();
+    assert!(plan.host.is_empty());
+    assert!(matches!(plan.segments.as_slice(), [Segment::Device(_)]));
+}
+
+#[test]
+fn wrong_input_is_refused_by_name() {
+    let graph = mixed();
+    let device = devices()
+        .into_iter()
+        .next()
+        .expect("a driver; see CONTRIBUTING.md");
+    let _turn = device.turn();
+    let plan = Plan::compile(&graph, &device.caps, &options(&[("n", 16), ("m", 16)])).unwrap();
+    let mut session = Session::new(Box::new(device.share()), &graph, vec![plan]).unwrap();
+    let message = |r: transformer_lite::error::Result<()>| r.unwrap_err().to_string();
+    let e = message(session.write(0, "z", &random(&[1], 1)));
+    assert!(e.contains("\"z\"") && e.contains("x, y"), "{e}");
+    let e = message(session.write(0, "x", &random(&[3, 8], 1)));
+    assert!(
+        e.contains("\"x\"") && e.contains("[1, n, 8]") && e.contains("[3, 8]"),
+        "{e}"
+    );
+    let e = message(session.write(0, "x", &HostTensor::from_i64(&[1, 1, 8], &[0; 8]).unwrap()));
+    assert!(
+        e.contains("\"x\"") && e.contains("f32") && e.contains("i64"),
+        "{e}"
+    );
+    session.write(0, "x", &random(&[1, 4, 8], 1)).unwrap();
+    session.write(0, "y", &random(&[1, 2, 8], 1)).unwrap();
+    let e = message(session.run(0, &Bindings::from([("n", 5), ("m", 2)])));
+    assert!(
+        e.contains("\"x\"") && e.contains("n = 5") && e.contains("[1, 4, 8]"),
+        "{e}"
+    );
+    let e = message(session.run(0, &Bindings::from([("n", 4)])));
+    assert!(e.contains("symbol m has no value"), "{e}");
+    let e = message(session.run(0, &Bindings::from([("n", 4), ("m", 17)])));
+    assert!(e.contains("m = 17") && e.contains("0..=16"), "{e}");
+    session.run(0, &Bindings::from([("n", 4), ("m", 2)])).unwrap();
+    // Sizes that the model says are equal, and are not.
+    let mut b = Build::default();
+    let (x, y) = (b.input("x", DType::F32, "p 8"), b.input("y", DType::F32, "q 8"));
+    let sum = b.node(Pointwise::binary("Add", Binary::Add), &[x, y]);
+    let graph = b.finish(&[sum]);
+    let plan = Plan::compile(&graph, &fake_caps(), &options(&[("p", 8), ("q", 8)])).unwrap();
+    let mut bound = Bound::default();
+    plan.bind(&Bindings::from([("p", 3), ("q", 3)]), &mut bound)
+        .unwrap();
+    let e = message(plan.bind(&Bindings::from([("p", 3), ("q", 4)]), &mut bound));
+    assert!(
+        e.contains("node1") && e.contains('p') && e.contains("q = 4"),
+        "{e}"
+    );
+    plan.bind(&Bindings::from([("p", 5), ("q", 5)]), &mut bound)
+        .unwrap();
+}
+
+#[test]
+fn parts_need_no_copies() {
+    // Two halves of 64 channels, one changed, joined again: the slice is a view and the parts are written in place.
+    let mut b = Build::default();
+    let x = b.input("x", DType::F32, "1 128 4 4");
+    let y = b.node(unary(Unary::Neg), &[x]);
+    let cut = |b: &mut Build, from, to| {
+        let lists = [b.ints(&[from]), b.ints(&[to]), b.ints(&[1])];
+        b.node(Slice, &[y, lists[0], lists[1], lists[2]])
+    };
+    let (front, back) = (cut(&mut b, 0, 64), cut(&mut b, 64, 128));
+    let front = b.node(unary(Unary::Relu), &[front]);
+    let back = b.node(unary(Unary::Sigmoid), &[back]);
+    let out = b.node(Concat { axis: 1 }, &[front, back]);
+    let graph = b.finish(&[out]);
+    let plan = Plan::compile(&graph, &fake_caps(), &options(&[])).unwrap();
+    assert_eq!(plan.steps.len(), 3, "a negation and two functions");
+    let views = plan
+        .tensors
+        .iter()
+        .filter(|t| matches!(t.shared, Some(Shared::View(_))));
+    assert_eq!(views.count(), 4);
+    for device in devices() {
+        let _turn = device.turn();
+        let plan = Plan::compile(&graph, &device.caps, &options(&[])).unwrap();
+        let mut session = Session::new(Box::new(device.share()), &graph, vec![plan]).unwrap();
+        check(&mut session, &graph, &[("x", random(&[1, 128, 4, 4], 6))]);
+    }
+}

@@ -1,0 +1,175 @@
+//! Derivation against evaluation: every conformance case with symbols in place of sizes, at random values of them.
+//!
+//! Where derivation succeeds and its assumptions hold, evaluation must succeed and give the derived shapes.
+
+use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
+use proptest::{prop_oneof, strategy::Just, strategy::Strategy, strategy::ValueTree};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use transformer_lite::graph::op::case::{Case, input};
+use transformer_lite::graph::op::{ALL, InferCx};
+use transformer_lite::shape::{Bindings, Constraints, Dim, Fact, Known, Shape};
+use transformer_lite::tensor::HostTensor;
+
+/// Which axes of the data become symbols.
+#[derive(Clone, Copy, Debug)]
+enum Axes {
+    All,
+    Batch,
+    Spatial,
+}
+
+impl Axes {
+    fn has(self, axis: usize) -> bool {
+        match self {
+            Self::All => true,
+            Self::Batch => axis == 0,
+            Self::Spatial => axis >= 2,
+        }
+    }
+}
+
+/// One symbol for each size that occurs, so that sizes which must be equal are.
+fn symbolic(tensor: &HostTensor, axes: Axes) -> Fact {
+    let sizes = tensor.shape().iter().enumerate().map(|(i, n)| {
+        if axes.has(i) && *n > 1 {
+            Dim::symbol(&format!("d{n}"))
+        } else {
+            Dim::from_usize(*n)
+        }
+    });
+    Fact::new(tensor.dtype(), Shape(sizes.collect()))
+}
+
+/// Evaluates once under `axes` with the values that `draw` gives; false where derivation refuses or an assumption fails.
+fn check(case: &Case, axes: Axes, data: usize, draw: &mut dyn FnMut() -> i64) -> Result<bool, String> {
+    let tensors: Vec<HostTensor> = (1..).zip(&case.inputs).map(|(s, i)| i.make(s).unwrap()).collect();
+    // The first operands are data; the others keep their sizes, as weights do.
+    let free = |i: usize| i < data && !case.inputs[i].is_const && tensors[i].dtype().is_float();
+    let facts: Vec<Fact> = tensors
+        .iter()
+        .enumerate()
+        .map(|(i, t)| match free(i) {
+            true => symbolic(t, axes),
+            false if case.inputs[i].is_const => Fact::of(Arc::new(t.clone())),
+            false => Fact {
+                known: Known::No,
+                ..Fact::of(Arc::new(t.clone()))
+            },
+        })
+        .collect();
+    let inputs: Vec<Option<&Fact>> = facts.iter().map(Some).collect();
+    let constraints = Constraints::default();
+    let cx = InferCx::new(&inputs, &constraints);
+    let Ok(derived) = case.op.infer(&cx) else {
+        return Ok(false);
+    };
+    let mut symbols = BTreeSet::new();
+    facts
+        .iter()
+        .flat_map(|f| &f.shape.0)
+        .for_each(|d| d.symbols(&mut symbols));
+    let mut bindings = Bindings::new();
+    for s in &symbols {
+        bindings.set(s, draw());
+    }
+    let (_, assumed) = cx.finish();
+    let holds = |dim: &Dim, equal: bool| {
+        dim.eval(&bindings)
+            .is_ok_and(|v| if equal { v == 0 } else { v >= 0 })
+    };
+    if !assumed.iter().all(|a| holds(&a.dim, a.equal)) {
+        return Ok(false);
+    }
+    let made: Vec<HostTensor> = facts
+        .iter()
+        .zip(&tensors)
+        .enumerate()
+        .map(|(i, (f, t))| match free(i) {
+            // Above 0, as logarithms and variances need it.
+            true => input(&f.shape.eval(&bindings).unwrap())
+                .range(0.25, 2.0)
+                .make(7)
+                .unwrap(),
+            false => t.clone(),
+        })
+        .collect();
+    let operands: Vec<Option<&HostTensor>> = made.iter().map(Some).collect();
+    let what = || {
+        format!(
+            "{} with {bindings:?} of {}",
+            case.name(),
+            facts
+                .iter()
+                .map(ToString::to_string)
+                .collect::<Vec<_>>()
+                .join(", ")
+        )
+    };
+    let results = match case.op.eval(&operands) {
+        Ok(results) => results,
+        // Indices may lie outside of the sizes that were drawn; derivation cannot know.
+        Err(_) if (0..made.len()).any(|i| !case.inputs[i].is_const && !made[i].dtype().is_float()) => {
+            return Ok(false);
+        }
+        Err(e) => return Err(format!("{}: {e}", what())),
+    };
+    for (fact, result) in derived.iter().zip(&results) {
+        if fact.dtype != result.dtype() || fact.shape.rank() != result.shape().len() {
+            return Err(format!("{}: derived {fact}, found {result:?}", what()));
+        }
+        for (d, n) in fact.shape.0.iter().zip(result.shape()) {
+            // A size that only the run tells has no value here.
+            if let Ok(v) = d.eval(&bindings)
+                && usize::try_from(v) != Ok(*n)
+            {
+                return Err(format!("{}: derived {fact}, found {result:?}", what()));
+            }
+        }
+    }
+    Ok(true)
+}
+
+#[test]
+fn cases_at_random_sizes() {
+    let mut runner = TestRunner::new_with_rng(
+        Config::default(),
+        TestRng::deterministic_rng(RngAlgorithm::ChaCha),
+    );
+    let sizes = prop_oneof![Just(1i64), 2i64..8, 8i64..24];
+    let mut draw = || sizes.new_tree(&mut runner).unwrap().current();
+    let (mut checked, mut never) = (0, Vec::new());
+    for case in ALL.iter().flat_map(|def| (def.cases)()) {
+        let mut seen = false;
+        for axes in [Axes::All, Axes::Batch, Axes::Spatial] {
+            for data in [1, usize::MAX] {
+                for _ in 0..6 {
+                    if check(&case, axes, data, &mut draw).unwrap_or_else(|e| panic!("{e}")) {
+                        (seen, checked) = (true, checked + 1);
+                    }
+                }
+            }
+        }
+        if !seen {
+            never.push(case.name());
+        }
+    }
+    eprintln!("{checked} evaluations; no symbols: {}", never.join(", "));
+    assert!(checked > 4000, "{checked} evaluations only");
+    let vision = [
+        "Conv",
+        "MaxPool",
+        "AveragePool",
+        "Resize",
+        "Pad",
+        "Gemm",
+        "BatchNorm",
+        "Softmax",
+        "GridSample",
+    ];
+    let missed: Vec<&String> = never
+        .iter()
+        .filter(|n| vision.iter().any(|v| n.starts_with(v)))
+        .collect();
+    assert!(missed.is_empty(), "no symbols in {missed:?}");
+}
