@@ -87,7 +87,7 @@ fn small(dir: &Path) -> PathBuf {
 #[test]
 fn a_decoder_needs_so_many_bytes() {
     let (_dir, model) = support::tiny_model("llama", Default::default());
-    let all = json(&model, &["--context", "64", "--chunk", "16"]);
+    let all = json(&model, &["--context", "32", "--chunk", "16"]);
     let number = |key: &str| {
         all[key]
             .as_u64()
@@ -100,8 +100,8 @@ fn a_decoder_needs_so_many_bytes() {
         number("total_bytes"),
     );
     assert_eq!(total, arena + weights + states);
-    // Two layers, keys and values, 64 rows of 2 heads of 8 halves.
-    assert_eq!(states, 2 * 2 * 64 * 2 * 8 * 2);
+    // Two layers, keys and values, 32 rows of 2 heads of 8 halves.
+    assert_eq!(states, 2 * 2 * 32 * 2 * 8 * 2);
     assert!(number("arena_lower_bound_bytes") <= arena && arena <= number("arena_no_reuse_bytes"));
     assert!(number("shape_ops_total") >= number("shape_ops_at_runtime"));
     assert_eq!(number("shape_ops_at_runtime"), 0);
@@ -139,11 +139,11 @@ fn a_decoder_needs_so_many_bytes() {
             "{value}"
         );
     }
-    let text = stdout(&inspect(&model, &["--context", "64", "--chunk", "16"]));
-    let line = format!("This model at context 64 needs {total} bytes (weights ");
+    let text = stdout(&inspect(&model, &["--context", "32", "--chunk", "16"]));
+    let line = format!("This model at context 32 needs {total} bytes (weights ");
     assert!(text.lines().any(|l| l.starts_with(&line)), "{text}");
     // A longer context needs a larger cache and nothing else that counts.
-    let longer = json(&model, &["--context", "128", "--chunk", "16"]);
+    let longer = json(&model, &["--context", "64", "--chunk", "16"]);
     assert_eq!(longer["states_bytes"].as_u64().unwrap(), 2 * states);
     assert_eq!(longer["weights_bytes"].as_u64().unwrap(), weights);
 }
@@ -210,7 +210,7 @@ fn wrong_questions() {
         (&["--bounds", "N <= 4, N >= 5"], &["--bounds", "contradicts"]),
         (
             &["--bounds", "N <= 9000000000000000000"],
-            &["--bounds", "rest", "N - 1", "N=9000000000000000000"],
+            &["--bounds", "shape [N, 8]", "overflow", "N=9000000000000000000"],
         ),
         (&["--context", "0"], &["--context"]),
         (&["--backend", "host"], &["--backend"]),

@@ -11,7 +11,7 @@ use crate::inspect::{
     parse_bind, parse_bounds,
 };
 use crate::llm::engine::CHUNK;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::fmt::Write as _;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
@@ -207,10 +207,14 @@ fn text(report: &Report) -> String {
 fn values(report: &Report) -> String {
     const SHOWN: usize = 6;
     let mut out = String::new();
-    let caches = |v: &&ValueReport| report.states.iter().any(|s| s.name == v.name);
+    let caches: HashSet<&str> = report
+        .states
+        .iter()
+        .flat_map(|s| [s.name.as_str(), s.output.as_str()])
+        .collect();
     for (title, all) in [("inputs", &report.inputs), ("outputs", &report.outputs)] {
         let _ok = writeln!(out, "\n{title}");
-        let plain: Vec<&ValueReport> = all.iter().filter(|v| !caches(v)).collect();
+        let plain: Vec<&ValueReport> = all.iter().filter(|v| !caches.contains(v.name.as_str())).collect();
         let rows: Vec<_> = plain
             .iter()
             .take(SHOWN)
@@ -450,7 +454,11 @@ fn became(report: &Report, o: &Operator) -> Vec<String> {
         How::Kept => {}
         How::Rewritten | How::Fused => {
             for n in nodes() {
-                let word = if n.origin.len() > 1 { "part of" } else { "becomes" };
+                let word = if o.becomes.how == How::Fused {
+                    "part of"
+                } else {
+                    "becomes"
+                };
                 let many = if n.origin.len() > 1 {
                     format!(", which stands for {} operators", n.origin.len())
                 } else {

@@ -21,6 +21,7 @@ use crate::plan::{Options, Plan, weight_bytes};
 use crate::shape::{Bindings, Constraints};
 use crate::tensor::DType;
 use serde::Serialize;
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use symbols::Symbols;
 
@@ -146,6 +147,8 @@ pub struct ValueReport {
 pub struct StateReport {
     /// The input that it replaces.
     pub name: String,
+    /// The output that it replaces.
+    pub output: String,
     /// Sizes before a run.
     pub shape: Vec<String>,
     /// Element type on the device.
@@ -255,7 +258,8 @@ pub fn inspect(path: &Path, request: &Request) -> Result<Report> {
     let nodes = nodes::nodes(&graph, &plans, &reports)?;
     let operators = nodes::operators(&raw, &classes, &nodes)?;
     let shape_ops = operators.iter().filter(|o| o.class == class::Class::Shape);
-    let runs = |o: &&Operator| reports.iter().any(|p| p.runs(&o.name));
+    let running: HashSet<&str> = reports.iter().flat_map(PlanReport::running).collect();
+    let runs = |o: &&Operator| running.contains(o.name.as_str());
     let largest = reports.iter().max_by_key(|p| p.arena_bytes);
     let largest = largest.ok_or_else(|| Error::other(Stage::Plan, "there is no plan"))?;
     let states_bytes = plans.first().map_or(0, |p| p.memory.states);
@@ -312,6 +316,7 @@ fn states(graph: &Graph, plan: Option<&Plan>) -> Vec<StateReport> {
     states
         .map(|(s, slot)| StateReport {
             name: slot.name.clone(),
+            output: graph.value(s.output).name.clone(),
             shape: value_report(graph, s.input).shape,
             dtype: slot.dtype.to_string(),
             bytes: slot.bytes,

@@ -165,7 +165,7 @@ pub(super) fn operators(
             by_origin.entry(name).or_default().push(i);
         }
     }
-    let mut out = Vec::new();
+    let mut out: Vec<Operator> = Vec::new();
     for id in graph.order()? {
         let Some(node) = graph.node(id) else { continue };
         let (inputs, outputs) = operands(graph, node);
@@ -190,5 +190,50 @@ pub(super) fn operators(
             becomes: Becomes { how, nodes: at },
         });
     }
+    absorb(&mut out, nodes);
     Ok(out)
+}
+
+/// An operator that is gone without a trace is part of what computes its result now, or of what read that.
+fn absorb(operators: &mut [Operator], nodes: &[NodeReport]) {
+    const MOST: usize = 4;
+    let mut makers: HashMap<&str, usize> = HashMap::new();
+    for (i, n) in nodes.iter().enumerate() {
+        makers.extend(n.outputs.iter().map(|v| (v.name.as_str(), i)));
+    }
+    // For each value the nodes that its readers became.
+    let mut readers: HashMap<String, Vec<usize>> = HashMap::new();
+    for o in operators.iter_mut().rev() {
+        if o.becomes.how == How::Removed {
+            let made = o
+                .outputs
+                .iter()
+                .filter_map(|v| makers.get(v.name.as_str()).copied());
+            let read = o
+                .outputs
+                .iter()
+                .filter_map(|v| readers.get(&v.name))
+                .flatten()
+                .copied();
+            let mut found: Vec<usize> = made.collect();
+            if found.is_empty() {
+                found.extend(read);
+            }
+            found.sort_unstable();
+            found.dedup();
+            found.truncate(MOST);
+            if !found.is_empty() {
+                o.becomes = Becomes {
+                    how: How::Fused,
+                    nodes: found,
+                };
+            }
+        }
+        if o.becomes.how != How::Folded {
+            for v in o.inputs.iter().flatten() {
+                let all = readers.entry(v.name.clone()).or_default();
+                all.extend(o.becomes.nodes.iter().take(MOST));
+            }
+        }
+    }
 }

@@ -230,9 +230,9 @@ impl PlanReport {
         }
     }
 
-    /// True when something runs for this node of the model.
-    pub fn runs(&self, node: &str) -> bool {
-        self.steps.iter().any(|s| s.nodes.iter().any(|n| n == node))
+    /// Names of the model's nodes for which something runs.
+    pub fn running(&self) -> impl Iterator<Item = &str> {
+        self.steps.iter().flat_map(|s| s.nodes.iter().map(String::as_str))
     }
 }
 

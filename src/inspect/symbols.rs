@@ -350,7 +350,11 @@ impl Symbols {
             let bound = self.bounds.get(s);
             out.push(SymbolReport {
                 name: s.to_string(),
-                lower: lower(s),
+                // One sequence is one, not none.
+                lower: match bound {
+                    Some((v, BoundFrom::OneSequence)) => *v,
+                    _ => lower(s),
+                },
                 upper: bound.map(|(v, _)| *v),
                 bound_from: bound.map_or(BoundFrom::Assumed, |(_, from)| *from),
                 source: source.clone(),

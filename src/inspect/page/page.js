@@ -204,8 +204,8 @@ function header() {
     ...data.opsets.map(([domain, v]) => domain ? `${domain} ${v}` : `opset ${v}`)].join(" \u00b7 ");
   const at = d ? `At context ${whole(d.context)}`
     : data.symbols.some((s) => s.bound_from !== "data") ? "At " + data.symbols.filter((s) => s.bound_from !== "data").map((s) => `${s.name} = ${whole(s.upper)}`).join(", ") : "";
-  $("headline").textContent = `${at ? at + " this" : "This"} model needs ${whole(data.total)} bytes of device memory, taken once, when it is loaded.`;
-  const parts = [["Weights", data.weights, "--weights", "constants in the form that kernels read"],
+  $("headline").textContent = `${at ? at + " this" : "This"} model needs ${whole(data.total)} bytes, taken once, when it is loaded.`;
+  const parts = [["Weights", data.weights, "--weights", "as kernels read them"],
     ["Cache", data.states, "--cache", `${whole(data.stateCount)} tensors`],
     ["Activations", data.arena, "--arena", "one arena for all plans"]].filter(([, n], i) => i !== 1 || data.stateCount > 0);
   $("split").setAttribute("aria-label", parts.map(([n, b]) => `${n} ${percent(b, data.total)}`).join(", "));
