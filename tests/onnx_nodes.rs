@@ -5,6 +5,8 @@
 //! as unsupported; any other failure must be listed in `tests/onnx_nodes_expected.txt`, and what is listed there must fail.
 //! With `TLITE_ONNX_NODES_REPORT` set to a file, that gets a line for each case.
 
+#![allow(clippy::result_large_err, reason = "the library's error, on no hot path")]
+
 use libtest_mimic::{Arguments, Failed, Trial};
 use std::collections::HashMap;
 use std::error::Error as _;
@@ -45,7 +47,9 @@ fn main() -> ExitCode {
     };
     let expected = Arc::new(Expected::parse(include_str!("onnx_nodes_expected.txt")));
     let names = cases(&folder);
-    let tally: Arc<Mutex<Vec<(String, &str, String)>>> = Arc::default();
+    /// Name, outcome and reason of each case.
+    type Tally = Mutex<Vec<(String, &'static str, String)>>;
+    let tally: Arc<Tally> = Arc::default();
     let mut trials = Vec::new();
     for name in &names {
         let (path, name) = (folder.join(name), name.clone());
