@@ -31,7 +31,7 @@ fn stdout(output: &Output) -> String {
 #[track_caller]
 fn json(model: &Path, more: &[&str]) -> Value {
     let text = stdout(&inspect(model, &[more, &["--json"]].concat()));
-    assert_eq!(text.lines().count(), 1);
+    assert_eq!(text.lines().count(), 1, "one object on one line");
     serde_json::from_str(&text).unwrap()
 }
 
@@ -77,7 +77,7 @@ fn small(dir: &Path) -> PathBuf {
     w.add_output("y", DType::F32, &["N - 1".into(), Size::Fixed(512)])
         .unwrap();
     w.finish().unwrap();
-    assert!(!dir.join("small.onnx.data").exists());
+    assert!(!dir.join("small.onnx.data").exists(), "there are no weights");
     dir.join("small.onnx")
 }
 

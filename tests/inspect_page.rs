@@ -129,7 +129,11 @@ fn agrees(report: &Report, plan: usize, lengths: &[(&str, i64)]) {
     let dom = opened(&page::render(report), &place);
     let found = ["arena-now", "live-now", "sum-now"].map(|id| bytes(&dom, id));
     assert_eq!(found, wanted, "{place}: arena, live set, sum of tensors");
-    assert_eq!(bytes(&dom, "arena-reserved"), report.arena_bytes);
+    assert_eq!(
+        bytes(&dom, "arena-reserved"),
+        report.arena_bytes,
+        "what is reserved stays"
+    );
 }
 
 #[test]
