@@ -55,6 +55,7 @@ fn help_and_version() {
         &["generate"],
         &["chat"],
         &["bench"],
+        &["inspect"],
     ] {
         let output = tlite(&[command, &["--help"]].concat());
         assert_eq!(output.status.code(), Some(0), "{command:?}");
