@@ -56,9 +56,10 @@ fn measure(model: &mut DeviceModel, run: &'static str, past: usize, tokens: usiz
             model.forward(&vec![1; past], &mut logits)?;
         }
         let mut lines: Vec<Line> = Vec::new();
-        for (kernel, _, nanoseconds) in model.profile(&vec![1; tokens])? {
+        for step in model.profile(&vec![1; tokens])? {
+            let kernel = step.kernel.unwrap_or_else(|| "host".to_owned());
             #[expect(clippy::cast_precision_loss, reason = "a run takes far less than 2^52 ns")]
-            let time = nanoseconds as f64 / 1e3;
+            let time = step.nanoseconds as f64 / 1e3;
             match lines.iter_mut().find(|l| l.kernel == kernel) {
                 Some(l) => {
                     l.dispatches += 1;

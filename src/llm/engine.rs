@@ -12,7 +12,7 @@ use crate::graph::op::concat::Concat;
 use crate::graph::pass::{LAST_ROW, PassReport, Pipeline};
 use crate::graph::{Edit, Graph, Node, ValueId};
 use crate::plan::{MemoryReport, Options, Padding, Plan};
-use crate::session::Session;
+use crate::session::{Session, Timing};
 use crate::shape::{Bindings, Symbol};
 use crate::tensor::{DType, HostTensor};
 use std::collections::HashMap;
@@ -365,8 +365,8 @@ impl DeviceModel {
         Ok(all)
     }
 
-    /// Runs one chunk of `tokens` with timing and returns kernel, nodes and nanoseconds of each dispatch.
-    pub fn profile(&mut self, tokens: &[u32]) -> Result<Vec<(String, Vec<String>, u64)>> {
+    /// Runs one chunk of `tokens` and returns what each step took.
+    pub fn profile(&mut self, tokens: &[u32]) -> Result<Vec<Timing>> {
         check_room(self.len, tokens.len(), self.context)?;
         let (plan, bindings) = self.prepare(tokens)?;
         let times = self.session.profile(plan, &bindings)?;

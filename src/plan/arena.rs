@@ -1,11 +1,12 @@
 //! What lies in the arena: lifetimes, views, results in place, and the offsets that follow.
 
-use super::compile::{Compiler, Item, host_lives, host_results};
+use super::compile::{Compiler, Item};
 use super::lower::{Call, Home, Operand};
 use super::memory::{self, Slot};
 use super::{MemoryReport, Open, Place, Shared, Tensor, dim_error};
 use crate::backend::kernel::{Role, Ty};
 use crate::error::{Error, Result, Stage};
+use crate::graph::ValueId;
 use crate::shape::{Bindings, Dim, DimError};
 use crate::tensor::DType;
 use std::collections::HashMap;
@@ -118,6 +119,54 @@ impl Records<'_, '_> {
         Ok(())
     }
 
+    fn touch_value(&mut self, v: ValueId, at: usize) -> Result<()> {
+        let root = self.c.collected.root(v);
+        self.touch(Home::Value(root), self.c.storage(root), at)
+    }
+
+    fn has(&self, v: ValueId) -> bool {
+        self.index.contains_key(&Home::Value(self.c.collected.root(v)))
+    }
+
+    /// Notes what work on the host reads from the device and writes to it; the dispatches are noted already.
+    fn touch_on_host(&mut self, item: Item, at: usize) -> Result<()> {
+        let c = self.c;
+        match item {
+            Item::Call(_) => {}
+            Item::Known(v) => {
+                if self.has(v) {
+                    self.touch_value(v, at)?;
+                }
+            }
+            Item::Observe(v) => self.touch_value(v, at)?,
+            Item::Host(id) => {
+                let Some(node) = c.graph.node(id) else {
+                    return Ok(());
+                };
+                for (i, v) in node.inputs.iter().enumerate() {
+                    let Some(v) = *v else { continue };
+                    let given = c.is_kept_elsewhere(v) || c.is_dims(v) || c.graph.inputs().contains(&v);
+                    let read_back = !given && !c.is_made_on_host(v);
+                    if read_back || node.op.reads(i) && self.as_if_on_device(v) {
+                        self.touch_value(v, at)?;
+                    }
+                }
+                for v in &node.outputs {
+                    if self.has(*v) || self.as_if_on_device(*v) {
+                        self.touch_value(*v, at)?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The plan is made as if every node had a kernel, and one could read or write this value.
+    fn as_if_on_device(&self, v: ValueId) -> bool {
+        let root = self.c.collected.root(v);
+        self.c.options.every_on_device && !self.c.is_kept_elsewhere(root) && self.c.is_bounded(root)
+    }
+
     /// An operand that the result of `call` may overwrite: as large, of one type, read for the last time here.
     fn candidate(&self, call: &Call, at: usize) -> Option<(usize, usize, usize)> {
         let out = call.kernel.args.iter().position(|a| a.role == Role::Out)?;
@@ -169,54 +218,29 @@ impl Arena {
             index: HashMap::new(),
             all: Vec::new(),
         };
-        let dtype_of = |v| c.collected.storage.get(&v).copied().unwrap_or(DType::F32);
         for (at, item) in items.iter().enumerate() {
             let Item::Call(i) = item else { continue };
             for o in c.collected.calls[*i].call.operands.iter().flatten() {
                 records.touch(o.home, o.dtype, at)?;
             }
         }
-        for (v, life) in host_lives(c, items) {
-            let root = c.collected.root(v);
-            records.touch(Home::Value(root), dtype_of(root), life.first)?;
+        for (at, item) in items.iter().enumerate() {
+            records.touch_on_host(*item, at)?;
         }
-        let made_on_host = host_results(c, items);
-        for (v, at) in &made_on_host {
-            let home = Home::Value(c.collected.root(*v));
-            if records.index.contains_key(&home) {
-                records.touch(home, dtype_of(*v), *at)?;
-            }
-        }
-        let end = items.len();
-        if c.options.every_on_device {
-            for (at, item) in items.iter().enumerate() {
-                let Item::Host(id) = item else { continue };
-                let Some(node) = c.graph.node(*id) else { continue };
-                let read = node
-                    .inputs
-                    .iter()
-                    .enumerate()
-                    .filter(|(i, _)| node.op.reads(*i))
-                    .filter_map(|(_, v)| *v);
-                for v in read.chain(node.outputs.iter().copied()) {
-                    let root = c.collected.root(v);
-                    if !c.is_kept_elsewhere(root) && c.is_bounded(root) {
-                        records.touch(Home::Value(root), dtype_of(root), at)?;
-                    }
-                }
-            }
-        }
-        for v in c.graph.inputs() {
-            let home = Home::Value(*v);
-            if records.index.contains_key(&home) {
-                records.touch(home, dtype_of(*v), 0)?;
-            }
+        for v in c
+            .graph
+            .inputs()
+            .iter()
+            .filter(|v| records.has(**v))
+            .copied()
+            .collect::<Vec<_>>()
+        {
+            records.touch_value(v, 0)?;
         }
         for v in c.graph.outputs() {
             let root = c.collected.root(*v);
-            let elsewhere = c.is_kept_elsewhere(root) || made_on_host.iter().any(|(o, _)| *o == root);
-            if !elsewhere || records.index.contains_key(&Home::Value(root)) {
-                records.touch(Home::Value(root), dtype_of(root), end)?;
+            if records.has(root) || !c.is_kept_elsewhere(root) && !c.is_made_on_host(root) {
+                records.touch_value(root, items.len())?;
             }
         }
         let mut in_place = vec![None; items.len()];
@@ -302,12 +326,7 @@ impl Arena {
         }
         for v in c.collected.alias.keys() {
             // Another shape of the same bytes; without views it would be a copy.
-            let dtype = c
-                .collected
-                .storage
-                .get(&c.collected.root(*v))
-                .copied()
-                .unwrap_or(DType::F32);
+            let dtype = c.storage(c.collected.root(*v));
             if let Some(f) = c.fact(*v).filter(|_| !c.is_kept_elsewhere(c.collected.root(*v))) {
                 let size = device_size(dtype, &f.shape.count().map_err(|e| dim_error(&e))?)?;
                 let bytes = most_bytes(c, &size)?;
@@ -319,10 +338,7 @@ impl Arena {
         report.lower_bound = memory::lower_bound(&slots);
         let sum: u64 = slots.iter().map(|s| s.bytes).sum();
         report.gained_by_packing = sum.saturating_sub(report.arena);
-        let sum = |sizes: &[Dim]| {
-            let total = sizes.iter().try_fold(Dim::from(0), |a, b| a.add(b));
-            total.map_err(|e| dim_error(&e))
-        };
+        let sum = |sizes: &[Dim]| Dim::sum(sizes).map_err(|e| dim_error(&e));
         let formula = match &pools {
             Some(p) => Some(sum(&p.sizes)?),
             None => memory::formula(&slots, &packed, align, &constraints),

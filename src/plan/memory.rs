@@ -285,10 +285,9 @@ pub fn formula(slots: &[Slot], packed: &Packed, align: u64, constraints: &Constr
     if total.len() > ALTERNATIVES {
         return None;
     }
-    total
-        .into_iter()
-        .try_fold(Dim::from(0), |a, b| a.maximum(&b))
-        .ok()
+    let mut total = total.into_iter();
+    let first = total.next().unwrap_or_default();
+    total.try_fold(first, |a, b| a.maximum(&b)).ok()
 }
 
 /// Slots that share memory in pools, by proof alone (paper, section 2.1 "Memory reuse").

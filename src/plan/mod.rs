@@ -9,6 +9,8 @@ mod compile;
 pub mod host;
 pub mod lower;
 pub mod memory;
+mod order;
+mod steps;
 pub mod text;
 
 pub use bind::Bound;

@@ -5,8 +5,12 @@
 //! as the paper has it (section 2.1): the difference of two sizes is bounded, after what is known of the symbols is put in
 //! their place, and a quotient that is a whole expression decides where the difference does not.
 
+mod decide;
+
+pub use decide::Relation;
+
 use super::bounds::{Interval, Question};
-use super::dim::{Atom, Dim, DimError, Term, gcd};
+use super::dim::{Atom, Dim, DimError};
 use super::symbol::{Bindings, Symbol, shortened};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -65,25 +69,6 @@ pub enum ConstraintError {
     /// An expression in a constraint is illegal or has no value.
     #[error(transparent)]
     Dim(#[from] DimError),
-}
-
-/// How the values of two expressions relate in every run, as far as it is known.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Relation {
-    /// The same value in every run.
-    Equal,
-    /// Never the same value; which one is larger may change.
-    NotEqual,
-    /// The first is never larger; they may be equal.
-    LessOrEqual,
-    /// The first is never smaller; they may be equal.
-    GreaterOrEqual,
-    /// The first is always smaller.
-    Less,
-    /// The first is always larger.
-    Greater,
-    /// Not known, or different from run to run.
-    Unknown,
 }
 
 /// Declared bounds of one symbol, both inclusive.
@@ -347,12 +332,7 @@ impl Constraints {
                 continue;
             };
             let others = d.sub(&Dim::of_term(t))?;
-            if others
-                .terms()
-                .iter()
-                .flat_map(|t| t.product.iter())
-                .any(|a| a.holds(s))
-            {
+            if others.depends_on(s) {
                 continue;
             }
             let expression = others.scale(-t.factor)?;
@@ -489,233 +469,6 @@ impl Constraints {
         }
     }
 
-    fn question<T>(&self, ask: impl FnOnce(&Question<'_>) -> T) -> T {
-        let bound = |s: &Symbol| self.interval(s);
-        ask(&Question::new(&bound, &self.positive))
-    }
-
-    /// `dim` with solved symbols replaced.
-    fn forward(&self, dim: &Dim) -> Option<Dim> {
-        dim.replace(&self.solved).ok()
-    }
-
-    /// `dim` without hidden symbols.
-    fn backward(&self, dim: &Dim) -> Result<Dim, DimError> {
-        if self.hidden.is_empty() {
-            return Ok(dim.clone());
-        }
-        let mut out = Dim::from(dim.constant());
-        for t in dim.terms() {
-            let (mut factor, mut product) = (t.factor, Dim::from(1));
-            for atom in t.product.iter() {
-                let with = match atom {
-                    Atom::Symbol(s) => match self.hidden.get(s) {
-                        // k*(N/n) is (k/g)*floor(N*g/n), which is N itself where n divides k.
-                        Some(part) => {
-                            let g = gcd(factor.unsigned_abs(), part.by.unsigned_abs());
-                            let g = i64::try_from(g).unwrap_or(1).max(1);
-                            factor /= g;
-                            Dim::from(&part.base).floor_div(part.by / g)?
-                        }
-                        None => s.into(),
-                    },
-                    other => self.rebuilt(other, &|d| self.backward(d))?,
-                };
-                product = product.mul(&with)?;
-            }
-            out = out.add(&product.scale(factor)?)?;
-        }
-        Ok(out)
-    }
-
-    /// An atom with `change` made to the expressions inside.
-    fn rebuilt(&self, atom: &Atom, change: &dyn Fn(&Dim) -> Result<Dim, DimError>) -> Result<Dim, DimError> {
-        let all = |args: &[Dim]| args.iter().map(change).collect::<Result<Vec<_>, _>>();
-        match atom {
-            Atom::Symbol(s) => Ok(s.into()),
-            Atom::Floor(f) => change(&f.num)?.div_floor(&change(&f.den)?),
-            Atom::Min(c) => Dim::choose(self.pruned(all(&c.args)?, true), true),
-            Atom::Max(c) => Dim::choose(self.pruned(all(&c.args)?, false), false),
-        }
-    }
-
-    /// The operands of a `min` or `max` that can decide it.
-    fn pruned(&self, mut args: Vec<Dim>, smallest: bool) -> Vec<Dim> {
-        let mut i = 0;
-        while i < args.len() {
-            let beaten = |(j, other): (usize, &Dim)| {
-                let d = if smallest {
-                    args[i].sub(other)
-                } else {
-                    other.sub(&args[i])
-                };
-                j != i && d.is_ok_and(|d| self.question(|q| q.at_least(&d, 0)))
-            };
-            if args.iter().enumerate().any(beaten) {
-                args.remove(i);
-            } else {
-                i += 1;
-            }
-        }
-        args
-    }
-
-    /// `dim` without solved symbols, with what the bounds decide inside of `floor`, `min` and `max`.
-    fn decided(&self, dim: &Dim) -> Result<Dim, DimError> {
-        let plain = |t: &Term| t.product.iter().all(|a| matches!(a, Atom::Symbol(_)));
-        if dim.terms().iter().all(plain) {
-            return Ok(dim.clone());
-        }
-        let mut out = Dim::from(dim.constant());
-        for t in dim.terms() {
-            let mut product = Dim::from(t.factor);
-            for atom in t.product.iter() {
-                let mut new = self.rebuilt(atom, &|d| self.decided(d))?;
-                if matches!(atom, Atom::Floor(_))
-                    && let (Some(l), Some(h)) = self.whole(&new)
-                    && l == h
-                {
-                    new = l.into();
-                }
-                product = product.mul(&new)?;
-            }
-            out = out.add(&product)?;
-        }
-        Ok(out)
-    }
-
-    fn whole(&self, dim: &Dim) -> (Option<i64>, Option<i64>) {
-        let i = self.question(|q| q.range(dim));
-        let small = |v: Option<i128>| v.and_then(|v| i64::try_from(v).ok());
-        (small(i.lo), small(i.hi))
-    }
-
-    /// `dim` in the form that the constraints give it: solved symbols replaced, and what the bounds decide decided. Equal for
-    /// every binding that keeps to the constraints.
-    pub fn apply(&self, dim: &Dim) -> Dim {
-        if dim.as_const().is_some() {
-            return dim.clone();
-        }
-        let new = dim
-            .replace(&self.solved)
-            .and_then(|d| self.decided(&d))
-            .and_then(|d| self.backward(&d));
-        new.unwrap_or_else(|_| dim.clone())
-    }
-
-    /// Bounds of `dim` over all bindings that keep to the constraints; `None` where none is known.
-    pub fn range(&self, dim: &Dim) -> (Option<i64>, Option<i64>) {
-        match self.forward(dim) {
-            Some(d) => self.whole(&d),
-            None => (None, None),
-        }
-    }
-
-    /// The difference after replacement, or the answer when it is plain.
-    fn difference(&self, a: &Dim, b: &Dim) -> Option<Dim> {
-        if a == b {
-            return Some(0.into());
-        }
-        let d = a.sub(b).ok()?;
-        if d.as_const().is_some() {
-            Some(d)
-        } else {
-            self.forward(&d)
-        }
-    }
-
-    /// Whether the two have the same value in every run (`Some(true)`), in none (`Some(false)`), or that is not known.
-    pub fn equal(&self, a: &Dim, b: &Dim) -> Option<bool> {
-        match self.compare(a, b) {
-            Relation::Equal => Some(true),
-            Relation::NotEqual | Relation::Less | Relation::Greater => Some(false),
-            _ => None,
-        }
-    }
-
-    /// Whether `dim >= v` holds in every run (`Some(true)`), in none (`Some(false)`), or that is not known.
-    pub fn at_least(&self, dim: &Dim, v: i64) -> Option<bool> {
-        self.le(&v.into(), dim)
-    }
-
-    /// Whether `a <= b` holds in every run (`Some(true)`), in none (`Some(false)`), or that is not known.
-    pub fn le(&self, a: &Dim, b: &Dim) -> Option<bool> {
-        let d = self.difference(a, b)?;
-        if let Some(v) = d.as_const() {
-            return Some(v <= 0);
-        }
-        let minus = d.scale(-1).ok()?;
-        let samples = self.question(|q| q.samples(&d));
-        let (may, must) = (samples.iter().any(|v| *v <= 0), samples.iter().all(|v| *v <= 0));
-        if must && self.question(|q| q.at_least(&minus, 0)) {
-            return Some(true);
-        }
-        if !may && self.question(|q| q.at_least(&d, 1)) {
-            return Some(false);
-        }
-        if may && !must {
-            None
-        } else {
-            self.by_quotient(a, b)
-        }
-    }
-
-    /// Whether `a <= b` by division: `b == q*a` with `a >= 0` and `q >= 1`, or the other way round.
-    fn by_quotient(&self, a: &Dim, b: &Dim) -> Option<bool> {
-        let (a, b) = (self.forward(a)?, self.forward(b)?);
-        let least = |d: &Dim, v: i128| self.question(|q| q.at_least(d, v));
-        if let Some(q) = b.exact_div(&a)
-            && least(&q, 1)
-            && least(&a, 0)
-        {
-            return Some(true);
-        }
-        // a == q*b with q >= 2 and b >= 1 is larger.
-        let q = a.exact_div(&b)?;
-        (least(&q, 2) && least(&b, 1)).then_some(false)
-    }
-
-    /// The quotient, when `b` divides `a` without remainder in every run.
-    pub fn divide(&self, a: &Dim, b: &Dim) -> Option<Dim> {
-        if let Some(q) = a.exact_div(b) {
-            return Some(q);
-        }
-        let q = self.forward(a)?.exact_div(&self.forward(b)?)?;
-        self.backward(&q).ok()
-    }
-
-    /// How the two relate in every run.
-    pub fn compare(&self, a: &Dim, b: &Dim) -> Relation {
-        let Some(d) = self.difference(a, b) else {
-            return Relation::Unknown;
-        };
-        let never = d.constant() != 0 && d.constant().unsigned_abs() % d.content().max(1) != 0;
-        let range = if let Some(v) = d.as_const() {
-            Interval::number(v.into())
-        } else {
-            let samples = self.question(|q| q.samples(&d));
-            if samples.iter().any(|v| *v < 0) && samples.iter().any(|v| *v > 0) {
-                return if never {
-                    Relation::NotEqual
-                } else {
-                    Relation::Unknown
-                };
-            }
-            self.question(|q| q.range(&d))
-        };
-        match (range.lo, range.hi) {
-            (Some(0), Some(0)) => Relation::Equal,
-            (Some(1..), _) => Relation::Greater,
-            (_, Some(h)) if h < 0 => Relation::Less,
-            _ if never => Relation::NotEqual,
-            (Some(0), _) => Relation::GreaterOrEqual,
-            (_, Some(0)) => Relation::LessOrEqual,
-            _ if self.by_quotient(a, b) == Some(true) => Relation::LessOrEqual,
-            _ if self.by_quotient(b, a) == Some(true) => Relation::GreaterOrEqual,
-            _ => Relation::Unknown,
-        }
-    }
-
     /// Whether `bindings` keep to the constraints. Relations in which a symbol has no value are not looked at.
     pub fn check(&self, bindings: &Bindings) -> Result<(), ConstraintError> {
         for (symbol, value) in bindings.iter() {
@@ -835,18 +588,6 @@ impl Given {
         self.right.symbols(&mut symbols);
         let one = |s: &Symbol| bindings.get(s).map(|v| format!("{s}={v}"));
         symbols.iter().filter_map(one).collect::<Vec<_>>().join(", ")
-    }
-}
-
-impl Dim {
-    /// The least value that `known` proves, over all bindings that keep to it.
-    pub fn lower(&self, known: &Constraints) -> Option<i64> {
-        known.range(self).0
-    }
-
-    /// The largest value that `known` proves, over all bindings that keep to it.
-    pub fn upper(&self, known: &Constraints) -> Option<i64> {
-        known.range(self).1
     }
 }
 

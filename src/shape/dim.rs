@@ -566,6 +566,19 @@ impl Dim {
             }
         }
     }
+
+    /// The sum of `dims`.
+    pub fn sum<'a>(dims: impl IntoIterator<Item = &'a Self>) -> Result<Self, DimError> {
+        dims.into_iter().try_fold(Self::default(), |sum, d| sum.add(d))
+    }
+
+    /// The symbol stands in the expression.
+    pub fn depends_on(&self, symbol: &Symbol) -> bool {
+        self.terms()
+            .iter()
+            .flat_map(|t| t.product.iter())
+            .any(|a| a.holds(symbol))
+    }
 }
 
 fn weigh(terms: &[Term]) -> Weight {

@@ -63,7 +63,7 @@ impl Op for Split {
         let sizes = match given {
             Some(sizes) => {
                 self.check(&sizes)?;
-                let sum = sizes.iter().try_fold(Dim::from(0), |sum, s| sum.add(s))?;
+                let sum = Dim::sum(&sizes)?;
                 cx.same("sum of the parts and size", &sum, &n)?;
                 sizes
             }
@@ -98,7 +98,7 @@ impl Op for Split {
         let (sizes, rest) = match given {
             Some(list) => {
                 let list: Vec<Dim> = list.into_iter().map(Dim::from).collect();
-                let sum = list.iter().try_fold(Dim::from(0), |sum, s| sum.add(s))?;
+                let sum = Dim::sum(&list)?;
                 self.check(&list)?;
                 (list, sum.sub(&size)?)
             }

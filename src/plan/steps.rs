@@ -1,0 +1,280 @@
+//! Ordered items of work as the steps of a plan.
+
+use super::arena::Arena;
+use super::bind::Formulas;
+use super::compile::{Compiler, Item};
+use super::host::{HostRead, HostStep, HostWrite};
+use super::lower::{Field, Home, Operand};
+use super::{Place, Port, Step, Value, dim_error};
+use crate::backend::kernel::{KernelSpec, Role};
+use crate::error::{Error, Result, Stage};
+use crate::graph::{NodeId, Part, ValueId};
+use crate::shape::Symbol;
+use std::collections::HashMap;
+
+/// Turns ordered items into steps.
+pub(super) struct Build<'a, 'b> {
+    c: &'b Compiler<'a>,
+    arena: &'b Arena,
+    pub formulas: Formulas,
+    /// Values that the host keeps.
+    pub host_index: HashMap<ValueId, usize>,
+    pub kernels: Vec<KernelSpec>,
+    kernel_index: HashMap<KernelSpec, usize>,
+    pub params_bytes: u32,
+}
+
+impl<'a, 'b> Build<'a, 'b> {
+    pub fn new(c: &'b Compiler<'a>, arena: &'b Arena, formulas: Formulas, items: &[Item]) -> Self {
+        let mut out = Self {
+            c,
+            arena,
+            formulas,
+            host_index: HashMap::new(),
+            kernels: Vec::new(),
+            kernel_index: HashMap::new(),
+            params_bytes: 0,
+        };
+        out.number_host_values(items);
+        out
+    }
+
+    fn place(&self, home: Home) -> Option<Place> {
+        match home {
+            Home::Weight(i) => Some(Place::Weight(i)),
+            Home::State(i) => Some(Place::State(i)),
+            Home::Live => Some(Place::Live),
+            Home::Value(_) | Home::Temp(_) => self.arena.place_of(home),
+        }
+    }
+
+    /// Values that a step on the host makes, or reads as the caller gave them, get a number each.
+    fn number_host_values(&mut self, items: &[Item]) {
+        let add = |v: ValueId, index: &mut HashMap<ValueId, usize>| {
+            let next = index.len();
+            index.entry(v).or_insert(next);
+        };
+        for item in items {
+            if let Item::Known(v) = item {
+                add(*v, &mut self.host_index);
+            }
+            let Item::Host(id) = item else { continue };
+            let Some(node) = self.c.graph.node(*id) else {
+                continue;
+            };
+            for v in node
+                .inputs
+                .iter()
+                .flatten()
+                .filter(|v| self.c.graph.inputs().contains(v))
+            {
+                add(*v, &mut self.host_index);
+            }
+            for v in &node.outputs {
+                add(*v, &mut self.host_index);
+            }
+        }
+        for m in self
+            .c
+            .made
+            .iter()
+            .filter(|m| self.c.graph.inputs().contains(&m.value))
+        {
+            add(m.value, &mut self.host_index);
+        }
+    }
+
+    pub fn port(&self, v: ValueId) -> Result<Port> {
+        let graph = self.c.graph;
+        let fact = graph.fact(v)?;
+        let root = self.c.collected.root(v);
+        let state = graph
+            .states()
+            .iter()
+            .position(|s| s.input == root || s.output == root);
+        Ok(Port {
+            name: graph.value(v).name.clone(),
+            dtype: fact.dtype,
+            device: match state {
+                Some(_) => self.c.options.float,
+                None => self.c.storage(root),
+            },
+            shape: self.c.fact(v).map(|f| f.shape.clone()).unwrap_or_default(),
+            place: state.map_or_else(
+                || self.arena.place_of(Home::Value(root)),
+                |i| Some(Place::State(i)),
+            ),
+            host: self.host_index.get(&v).copied(),
+        })
+    }
+
+    fn nodes(&self, id: NodeId) -> Vec<String> {
+        let node = self.c.graph.node(id);
+        node.map(|n| {
+            if n.origin.is_empty() {
+                vec![n.name.clone()]
+            } else {
+                n.origin.clone()
+            }
+        })
+        .unwrap_or_default()
+    }
+
+    pub fn step(&mut self, call: usize, in_place: Option<usize>, index: usize) -> Result<Step> {
+        let emitted = &self.c.collected.calls[call];
+        let call = &emitted.call;
+        let spec = KernelSpec {
+            kernel: call.kernel,
+            workgroup: call.workgroup,
+            defines: call.defines.clone(),
+            operands: call.operands.iter().map(|o| o.map(|o| o.dtype)).collect(),
+            in_place,
+            snippet: call.snippet.clone(),
+        };
+        let operands = spec.kernel.args.iter().zip(&call.operands);
+        let bound = operands
+            .filter(|(a, _)| !(in_place.is_some() && a.role == Role::Out))
+            .filter_map(|(_, o)| *o);
+        let args = bound
+            .map(|o: Operand| {
+                let what = || format!("an operand of kernel {} has no place", call.kernel.name);
+                self.place(o.home)
+                    .ok_or_else(|| Error::other(Stage::Plan, what()))
+            })
+            .collect::<Result<_>>()?;
+        let start = self.params_bytes;
+        let align = u32::try_from(self.c.caps.params_align).unwrap_or(4).max(4);
+        self.params_bytes = (start + spec.params_bytes()).next_multiple_of(align);
+        let step = u32::try_from(index).unwrap_or(u32::MAX);
+        let mut fields = Vec::with_capacity(call.fields.len());
+        for ((at, (_, ty)), field) in (start..)
+            .step_by(4)
+            .zip(call.kernel.params.fields)
+            .zip(&call.fields)
+        {
+            let value = match field {
+                Field::Dim(d) => {
+                    Value::Expr(self.formulas.param(d, at, *ty, step).map_err(|e| dim_error(&e))?)
+                }
+                Field::F32(v) => Value::F32(*v),
+            };
+            fields.push((*ty, value));
+        }
+        let mut grid = [0; 3];
+        for (axis, (slot, d)) in (0u8..).zip(grid.iter_mut().zip(&call.grid)) {
+            *slot = self.formulas.grid(d, step, axis).map_err(|e| dim_error(&e))?;
+        }
+        let params = start..start + spec.params_bytes();
+        let next = self.kernels.len();
+        let kernel = *self.kernel_index.entry(spec.clone()).or_insert(next);
+        if kernel == next {
+            self.kernels.push(spec);
+        }
+        Ok(Step {
+            kernel,
+            args,
+            params,
+            nodes: self.nodes(emitted.node),
+            node: emitted.node,
+            grid,
+            fields,
+        })
+    }
+
+    fn read(&mut self, v: ValueId) -> Result<HostRead> {
+        let fact = self.c.graph.fact(v)?;
+        if let Some(t) = fact.as_const() {
+            return Ok(HostRead::Const(t.clone()));
+        }
+        if let Some(i) = self.host_index.get(&v) {
+            return Ok(HostRead::Host(*i));
+        }
+        match self.dims(v)? {
+            Some(read) => Ok(read),
+            None => Ok(HostRead::Device(self.port(v)?)),
+        }
+    }
+
+    /// A value that derivation knows as expressions.
+    fn dims(&mut self, v: ValueId) -> Result<Option<HostRead>> {
+        let Some(fact) = self.c.fact(v) else {
+            return Ok(None);
+        };
+        let Some(dims) = fact.as_dims() else {
+            return Ok(None);
+        };
+        let elements = dims
+            .iter()
+            .map(|d| self.formulas.expr(d).map_err(|e| dim_error(&e)))
+            .collect::<Result<_>>()?;
+        Ok(Some(HostRead::Dims {
+            dtype: fact.dtype,
+            shape: fact.shape.clone(),
+            elements,
+        }))
+    }
+
+    fn defines(&self, v: ValueId) -> Vec<(Symbol, Part)> {
+        let made = self.c.made.iter().filter(|m| m.value == v);
+        made.map(|m| (m.symbol.clone(), m.part)).collect()
+    }
+
+    pub fn host_step(&mut self, id: NodeId) -> Result<HostStep> {
+        let graph = self.c.graph;
+        let node = graph
+            .node(id)
+            .ok_or_else(|| Error::other(Stage::Plan, "a node that was removed"))?;
+        let mut reads = Vec::with_capacity(node.inputs.len());
+        for v in &node.inputs {
+            reads.push(match v {
+                Some(v) => Some(self.read(*v)?),
+                None => None,
+            });
+        }
+        let mut writes = Vec::with_capacity(node.outputs.len());
+        for v in &node.outputs {
+            writes.push(HostWrite {
+                port: self.port(*v)?,
+                defines: self.defines(*v),
+            });
+        }
+        Ok(HostStep {
+            op: Some(node.op.clone()),
+            name: node.name.clone(),
+            nodes: self.nodes(id),
+            why: self.c.host.get(&id).cloned().unwrap_or_default(),
+            reads,
+            writes,
+        })
+    }
+
+    /// A step without an operator: reads a value of the device for its symbols, or computes a known one.
+    pub fn valued(&mut self, v: ValueId) -> Result<HostStep> {
+        let port = self.port(v)?;
+        let nodes = self
+            .c
+            .graph
+            .producer(v)
+            .map(|(id, _)| self.nodes(id))
+            .unwrap_or_default();
+        let (read, why) = if self.c.known.contains(&v) {
+            (self.dims(v)?, "its elements follow from the shapes")
+        } else {
+            (
+                Some(HostRead::Device(port.clone())),
+                "sizes depend on its elements",
+            )
+        };
+        Ok(HostStep {
+            op: None,
+            name: port.name.clone(),
+            nodes,
+            why: why.to_owned(),
+            reads: vec![read],
+            writes: vec![HostWrite {
+                port,
+                defines: self.defines(v),
+            }],
+        })
+    }
+}

@@ -1,0 +1,231 @@
+//! What happens before runs: memory is taken, weights are uploaded, kernels compiled, dispatches checked and recorded.
+
+use super::pack::pack;
+use super::{Loaded, Session};
+use crate::backend::kernel::Role;
+use crate::backend::{Backend, BackendError, BufferId, Command, KernelId, View};
+use crate::error::{Error, Result, Stage};
+use crate::graph::Graph;
+use crate::plan::lower::WeightKey;
+use crate::plan::{Bound, Plan, Segment};
+use crate::shape::Bindings;
+use crate::tensor::HostTensor;
+use std::sync::Arc;
+
+impl Session {
+    pub(super) fn upload_weights(&mut self, graph: &Graph, plans: &[Plan]) -> Result<()> {
+        let mut keys: Vec<&WeightKey> = Vec::new();
+        for key in plans.iter().flat_map(|p| &p.weights) {
+            if !keys.contains(&key) {
+                keys.push(key);
+            }
+        }
+        for key in keys {
+            let name = &graph.value(key.value).name;
+            let tensor = constant(graph, key)?;
+            let bytes = pack(tensor, &key.pack)
+                .map_err(|e| Error::other(Stage::Plan, format!("weight \"{name}\": {e}")))?;
+            let planned = key.pack.bytes(tensor.shape());
+            if planned != Some(bytes.len() as u64) {
+                let what = format!(
+                    "weight \"{name}\": planned with {planned:?} bytes, packed into {}",
+                    bytes.len()
+                );
+                return Err(Error::other(Stage::Plan, what));
+            }
+            let view = create(self.backend.as_mut(), name, bytes.len() as u64)?;
+            self.backend
+                .write(view, &bytes)
+                .map_err(|e| Error::device(Stage::Plan, format!("uploading \"{name}\""), e))?;
+            self.weights.insert(key.clone(), view);
+        }
+        Ok(())
+    }
+
+    pub(super) fn load(&mut self, plan: Plan) -> Result<()> {
+        let kernels = compile(self.backend.as_mut(), &plan)?;
+        let live = create(self.backend.as_mut(), "live values", plan.live_bytes())?;
+        let ports = plan.inputs.len() + plan.unread.len();
+        self.plans.push(Loaded {
+            recordings: Vec::new(),
+            bound: Bound::default(),
+            live,
+            host: vec![None; plan.host_values()],
+            kernels,
+            pending: vec![None; ports],
+            written: vec![None; ports],
+            plan,
+        });
+        let last = self.plans.len() - 1;
+        if self.plans[last].plan.is_open() {
+            Ok(())
+        } else {
+            self.record(last)
+        }
+    }
+
+    /// Takes memory for an open plan, for values up to `bindings`, and records again what the old memory was bound to.
+    pub(super) fn grow(&mut self, plan: usize, bindings: &Bindings) -> Result<()> {
+        let Some(loaded) = self.plans.get_mut(plan) else {
+            return Ok(());
+        };
+        loaded.plan.reserve(bindings)?;
+        loaded.bound = Bound::default();
+        let bytes = loaded.plan.memory.arena.next_multiple_of(16);
+        let mut again = vec![plan];
+        if bytes > self.arena.len {
+            again = (0..self.plans.len())
+                .filter(|i| *i == plan || !self.plans[*i].recordings.is_empty())
+                .collect();
+        }
+        for i in &again {
+            for r in std::mem::take(&mut self.plans[*i].recordings) {
+                self.backend.release(r);
+            }
+        }
+        if bytes > self.arena.len {
+            self.backend.destroy_buffer(self.arena.buffer);
+            self.arena = create(self.backend.as_mut(), "arena", bytes)?;
+        }
+        again.into_iter().try_for_each(|i| self.record(i))
+    }
+
+    /// Checks every dispatch of a plan and records its segments.
+    fn record(&mut self, index: usize) -> Result<()> {
+        let Some(loaded) = self.plans.get(index) else {
+            return Ok(());
+        };
+        let (plan, kernels, live) = (&loaded.plan, &loaded.kernels, loaded.live);
+        let caps = self.backend.caps().clone();
+        let mut commands = Vec::with_capacity(plan.steps.len());
+        for (step, i) in plan.steps.iter().zip(0u32..) {
+            let spec = &plan.kernels[step.kernel];
+            let wrong = |what: String| {
+                Error::other(
+                    Stage::Plan,
+                    format!(
+                        "step {i}, kernel {spec}, nodes \"{}\": {what}",
+                        step.nodes.join("\", \"")
+                    ),
+                )
+            };
+            let views: Vec<View> = step
+                .args
+                .iter()
+                .map(|p| {
+                    self.view(plan, live, *p)
+                        .ok_or_else(|| wrong(format!("{p:?} does not exist")))
+                })
+                .collect::<Result<_>>()?;
+            if views.len() != spec.bound().count() {
+                return Err(wrong(format!(
+                    "{} operands, the kernel binds {}",
+                    views.len(),
+                    spec.bound().count()
+                )));
+            }
+            for (n, (view, (arg, _))) in views.iter().zip(spec.bound()).enumerate() {
+                if !view.offset.is_multiple_of(caps.view_align)
+                    || !view.len.is_multiple_of(4)
+                    || view.len == 0
+                {
+                    return Err(wrong(format!(
+                        "operand {} at {view:?} is not aligned to {} bytes",
+                        arg.name, caps.view_align
+                    )));
+                }
+                if view.len > caps.max_view_bytes {
+                    return Err(wrong(format!(
+                        "operand {} is {} bytes, the device binds at most {}",
+                        arg.name, view.len, caps.max_view_bytes
+                    )));
+                }
+                if view.buffer == self.arena.buffer && view.offset + view.len > self.arena.len {
+                    return Err(wrong(format!(
+                        "operand {} ends at {}, the arena at {}",
+                        arg.name,
+                        view.offset + view.len,
+                        self.arena.len
+                    )));
+                }
+                for (other, (arg2, _)) in views.iter().zip(spec.bound()).take(n) {
+                    let writes = |a: &crate::backend::kernel::Arg| matches!(a.role, Role::Out | Role::InOut);
+                    let overlap = other.buffer == view.buffer
+                        && other.offset < view.offset + view.len
+                        && view.offset < other.offset + other.len;
+                    let mixed = other.buffer == view.buffer
+                        && (arg.role == Role::Weight) != (arg2.role == Role::Weight);
+                    if mixed || overlap && (writes(arg) || writes(arg2)) {
+                        return Err(wrong(format!(
+                            "operands {} and {} conflict: {view:?} and {other:?}",
+                            arg.name, arg2.name
+                        )));
+                    }
+                }
+            }
+            commands.push(Command::Dispatch {
+                kernel: kernels[step.kernel],
+                args: views,
+                step: i,
+                params: step.params.clone(),
+            });
+        }
+        let segments = plan.segments.iter().filter_map(|s| match s {
+            Segment::Device(range) => Some(range.clone()),
+            Segment::Host(_) => None,
+        });
+        for range in segments.collect::<Vec<_>>() {
+            let part = commands.get(range).unwrap_or_default();
+            let recording = self.backend.record(part);
+            let recording = recording.map_err(|e| Error::device(Stage::Plan, "recording", e))?;
+            self.plans[index].recordings.push(recording);
+        }
+        Ok(())
+    }
+}
+
+/// Kernels compiled for a plan, by position in [`Plan::kernels`].
+fn compile(backend: &mut dyn Backend, plan: &Plan) -> Result<Vec<KernelId>> {
+    let mut ids = Vec::with_capacity(plan.kernels.len());
+    for (i, spec) in plan.kernels.iter().enumerate() {
+        let id = backend.compile(spec).map_err(|e| {
+            let nodes = plan
+                .steps
+                .iter()
+                .find(|s| s.kernel == i)
+                .map(|s| s.nodes.join("\", \""))
+                .unwrap_or_default();
+            Error::device(Stage::Plan, format!("kernel {spec} for nodes \"{nodes}\""), e)
+        })?;
+        ids.push(id);
+    }
+    Ok(ids)
+}
+
+pub(super) fn create(backend: &mut dyn Backend, label: &str, bytes: u64) -> Result<View> {
+    let bytes = bytes.next_multiple_of(4).max(4);
+    let limit = backend.caps().max_buffer_bytes;
+    let failed = |e| Error::device(Stage::Plan, format!("allocating \"{label}\""), e);
+    if bytes > limit {
+        return Err(failed(BackendError::OutOfMemory {
+            label: label.to_owned(),
+            bytes,
+            why: format!("the device's largest buffer is {limit}"),
+        }));
+    }
+    let buffer: BufferId = backend.create_buffer(label, bytes).map_err(failed)?;
+    Ok(View {
+        buffer,
+        offset: 0,
+        len: bytes,
+    })
+}
+
+fn constant<'a>(graph: &'a Graph, key: &WeightKey) -> Result<&'a Arc<HostTensor>> {
+    let value = graph.value(key.value);
+    value
+        .fact
+        .as_ref()
+        .and_then(|f| f.as_const())
+        .ok_or_else(|| Error::other(Stage::Plan, format!("\"{}\" is not a constant", value.name)))
+}

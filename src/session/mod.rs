@@ -1,0 +1,365 @@
+//! Plans on a device: weights are packed and uploaded, kernels compiled, command lists recorded once; then runs.
+//!
+//! All checks that the backends rely on are made here, when a plan is loaded: bounds and alignment of views, numbers of
+//! operands, access conflicts; and at each run the limits of the grid.
+
+mod load;
+mod pack;
+mod run;
+
+pub use run::Timing;
+
+use crate::backend::{Backend, BackendError, Caps, KernelId, RecordingId, Stats, View};
+use crate::error::{Error, Result, Stage};
+use crate::graph::Graph;
+use crate::plan::lower::WeightKey;
+use crate::plan::{Bound, Place, Plan, Port, bind};
+use crate::shape::Bindings;
+use crate::tensor::{DType, HostTensor};
+use half::f16;
+use load::create;
+use pack::to_device;
+use std::collections::HashMap;
+
+struct Loaded {
+    plan: Plan,
+    /// One for each segment on the device, in order.
+    recordings: Vec<RecordingId>,
+    bound: Bound,
+    /// The table of values that change at every step.
+    live: View,
+    /// Values that the host keeps during a run.
+    host: Vec<Option<HostTensor>>,
+    kernels: Vec<KernelId>,
+    /// Inputs of a plan whose memory is taken when their sizes are known.
+    pending: Vec<Option<HostTensor>>,
+    /// Shapes of the inputs as last written, in the order of the plan's inputs and unread inputs.
+    written: Vec<Option<Vec<usize>>>,
+}
+
+/// One graph on one device, with several plans that share weights and states.
+pub struct Session {
+    backend: Box<dyn Backend>,
+    weights: HashMap<WeightKey, View>,
+    states: Vec<View>,
+    arena: View,
+    plans: Vec<Loaded>,
+    bytes: Vec<u8>,
+}
+
+impl std::fmt::Debug for Session {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Session on {}", self.backend.caps().device)
+    }
+}
+
+impl Session {
+    /// Loads `plans` of `graph` on `backend`.
+    pub fn new(mut backend: Box<dyn Backend>, graph: &Graph, plans: Vec<Plan>) -> Result<Self> {
+        let arena_bytes = plans
+            .iter()
+            .map(|p| p.memory.arena)
+            .max()
+            .unwrap_or(4)
+            .next_multiple_of(16);
+        let arena = create(backend.as_mut(), "arena", arena_bytes)?;
+        let mut states = Vec::new();
+        for (i, state) in plans
+            .first()
+            .map(|p| p.states.as_slice())
+            .unwrap_or_default()
+            .iter()
+            .enumerate()
+        {
+            // Plans of one graph may differ in nothing that concerns states.
+            if plans
+                .iter()
+                .any(|p| p.states.get(i).map(|s| s.bytes) != Some(state.bytes))
+            {
+                return Err(Error::other(
+                    Stage::Plan,
+                    format!("plans disagree about the size of state \"{}\"", state.name),
+                ));
+            }
+            states.push(create(backend.as_mut(), &state.name, state.bytes)?);
+        }
+        let mut session = Self {
+            backend,
+            weights: HashMap::new(),
+            states,
+            arena,
+            plans: Vec::new(),
+            bytes: Vec::new(),
+        };
+        session.upload_weights(graph, &plans)?;
+        for plan in plans {
+            session.load(plan)?;
+        }
+        Ok(session)
+    }
+
+    fn view(&self, plan: &Plan, live: View, place: Place) -> Option<View> {
+        match place {
+            Place::Arena { offset, len, .. } => Some(View {
+                buffer: self.arena.buffer,
+                offset,
+                len: len.next_multiple_of(4),
+            }),
+            Place::Weight(i) => self.weights.get(plan.weights.get(i)?).copied(),
+            Place::State(i) => self.states.get(i).copied(),
+            Place::Live => Some(live),
+        }
+    }
+
+    /// What the device offers.
+    pub fn caps(&self) -> &Caps {
+        self.backend.caps()
+    }
+
+    /// Running totals of the backend.
+    pub fn stats(&self) -> Stats {
+        self.backend.stats()
+    }
+
+    /// Plan `plan` as loaded.
+    pub fn plan(&self, plan: usize) -> Option<&Plan> {
+        self.plans.get(plan).map(|l| &l.plan)
+    }
+
+    fn loaded(&self, plan: usize) -> Result<&Loaded> {
+        self.plans.get(plan).ok_or_else(|| {
+            Error::other(
+                Stage::Run,
+                format!("no plan {plan}; {} are loaded", self.plans.len()),
+            )
+        })
+    }
+
+    fn port_view(&self, loaded: &Loaded, port: &Port) -> Result<View> {
+        port.place
+            .and_then(|place| self.view(&loaded.plan, loaded.live, place))
+            .ok_or_else(|| {
+                Error::other(
+                    Stage::Run,
+                    format!("\"{}\" has no place on the device", port.name),
+                )
+            })
+    }
+
+    /// Writes an input of `plan`, before every run: a step may work in place of it. An input that nothing reads is only
+    /// checked. Integers are range-checked to 32 bits, floats become the device's storage type. The run checks the shape.
+    pub fn write(&mut self, plan: usize, name: &str, tensor: &HostTensor) -> Result<()> {
+        let loaded = self.loaded(plan)?;
+        let p = &loaded.plan;
+        let Some(at) = p.inputs.iter().chain(&p.unread).position(|p| p.name == name) else {
+            let known: Vec<&str> = p
+                .inputs
+                .iter()
+                .chain(&p.unread)
+                .map(|p| p.name.as_str())
+                .collect();
+            return Err(Error::other(
+                Stage::Run,
+                format!("the model has no input \"{name}\"; it has {}", known.join(", ")),
+            ));
+        };
+        let wrong = |what: String| Error::other(Stage::Run, format!("input \"{name}\": {what}"));
+        let port = p
+            .inputs
+            .get(at)
+            .or_else(|| p.unread.get(at - p.inputs.len()))
+            .cloned();
+        let port = port.ok_or_else(|| wrong("no port".to_owned()))?;
+        if port.dtype != tensor.dtype() {
+            return Err(wrong(format!(
+                "expected elements of type {}, found {}",
+                port.dtype,
+                tensor.dtype()
+            )));
+        }
+        if port.shape.rank() != tensor.shape().len() {
+            return Err(wrong(format!(
+                "expected shape {}, found {:?}",
+                port.shape,
+                tensor.shape()
+            )));
+        }
+        let later = loaded.plan.is_open();
+        if port.place.is_some() && !later {
+            self.upload(plan, "input", &port, tensor)?;
+        }
+        let Some(loaded) = self.plans.get_mut(plan) else {
+            return Ok(());
+        };
+        if let Some(slot) = loaded.pending.get_mut(at).filter(|_| later) {
+            *slot = Some(tensor.clone());
+        }
+        if let Some(slot) = port.host.and_then(|i| loaded.host.get_mut(i)) {
+            *slot = Some(tensor.clone());
+        }
+        if let Some(slot) = loaded.written.get_mut(at) {
+            match slot {
+                Some(shape) => {
+                    shape.clear();
+                    shape.extend_from_slice(tensor.shape());
+                }
+                None => *slot = Some(tensor.shape().to_vec()),
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes a tensor to the place of a port; `what` says in errors what it is.
+    fn upload(&mut self, plan: usize, what: &str, port: &Port, tensor: &HostTensor) -> Result<()> {
+        let name = &port.name;
+        let wrong = |why: String| Error::other(Stage::Run, format!("{what} \"{name}\": {why}"));
+        let mut view = self.port_view(self.loaded(plan)?, port)?;
+        let bytes = to_device(tensor, port.device).map_err(wrong)?;
+        if bytes.len() as u64 > view.len {
+            return Err(wrong(format!(
+                "{} bytes, the plan has room for {}",
+                bytes.len(),
+                view.len
+            )));
+        }
+        view.len = bytes.len() as u64;
+        let written = self.backend.write(view, &bytes);
+        written.map_err(|e| Error::device(Stage::Run, format!("writing \"{name}\""), e))
+    }
+
+    /// The values of all symbols that the shapes of inputs determine, from the tensors written last.
+    pub fn bindings(&self, plan: usize) -> Result<Bindings> {
+        let loaded = self.loaded(plan)?;
+        let ports = loaded.plan.inputs.iter().chain(&loaded.plan.unread);
+        let shapes = ports
+            .zip(&loaded.written)
+            .filter_map(|(p, s)| Some((p, s.as_deref()?)));
+        bind::solve(shapes)
+    }
+
+    /// Reads elements `first ..` of a float output of `plan` as `f32`, as many as `out` holds, once queued runs are done.
+    /// `first` is even.
+    pub fn read_f32(&mut self, plan: usize, name: &str, first: usize, out: &mut [f32]) -> Result<()> {
+        let loaded = self.loaded(plan)?;
+        let port = loaded
+            .plan
+            .output(name)
+            .ok_or_else(|| Error::other(Stage::Run, format!("no output \"{name}\"")))?
+            .clone();
+        if let Some(tensor) = port.host.and_then(|i| loaded.host.get(i)?.as_ref()) {
+            let wrong = |e: String| Error::other(Stage::Run, format!("output \"{name}\": {e}"));
+            let data = tensor.to_f32().map_err(|e| wrong(e.to_string()))?;
+            let part = data.get(first..first + out.len());
+            out.copy_from_slice(part.ok_or_else(|| wrong(format!("{} elements, too few", data.len())))?);
+            return Ok(());
+        }
+        let view = self.port_view(loaded, &port)?;
+        self.read_floats(view, &port, first, out)
+    }
+
+    fn read_floats(&mut self, mut view: View, port: &Port, first: usize, out: &mut [f32]) -> Result<()> {
+        let name = &port.name;
+        let device = port.device;
+        let size = if device == DType::F16 { 2 } else { 4 };
+        let (start, len) = (first * size, (out.len() * size).next_multiple_of(4));
+        if (start + len) as u64 > view.len || !first.is_multiple_of(2) {
+            return Err(Error::other(
+                Stage::Run,
+                format!(
+                    "\"{name}\" is {} bytes, {len} asked for from byte {start}",
+                    view.len
+                ),
+            ));
+        }
+        view.offset += start as u64;
+        view.len = len as u64;
+        let failed = |e: BackendError| Error::device(Stage::Run, format!("reading \"{name}\""), e);
+        match device {
+            DType::F32 => self
+                .backend
+                .read(view, bytemuck::cast_slice_mut(out))
+                .map_err(failed)?,
+            DType::F16 => {
+                self.bytes.resize(len, 0);
+                self.backend.read(view, &mut self.bytes).map_err(failed)?;
+                for (o, h) in out.iter_mut().zip(self.bytes.chunks_exact(2)) {
+                    *o = f16::from_le_bytes([h[0], h[1]]).to_f32();
+                }
+            }
+            other => {
+                return Err(Error::other(
+                    Stage::Run,
+                    format!("\"{name}\" is {other} on the device, not a float"),
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads a whole output of `plan` in its host type, with the shape of the last run.
+    pub fn read(&mut self, plan: usize, name: &str) -> Result<HostTensor> {
+        let loaded = self.loaded(plan)?;
+        let port = loaded
+            .plan
+            .output(name)
+            .ok_or_else(|| Error::other(Stage::Run, format!("no output \"{name}\"")))?
+            .clone();
+        if let Some(tensor) = port.host.and_then(|i| loaded.host.get(i)?.clone()) {
+            return Ok(tensor);
+        }
+        self.download(plan, &port)
+    }
+
+    /// Reads the tensor at the place of a port, with its shape in the current run.
+    fn download(&mut self, plan: usize, port: &Port) -> Result<HostTensor> {
+        let loaded = self.loaded(plan)?;
+        let tensor_error = |e: String| Error::other(Stage::Run, format!("\"{}\": {e}", port.name));
+        let shape = port
+            .shape
+            .eval(loaded.bound.bindings())
+            .map_err(|e| tensor_error(e.to_string()))?;
+        let count: usize = shape.iter().product();
+        if count == 0 {
+            return HostTensor::zeros(port.dtype, &shape).map_err(|e| tensor_error(e.to_string()));
+        }
+        let view = self.port_view(loaded, port)?;
+        if port.device.is_float() {
+            let mut data = vec![0f32; count];
+            self.read_floats(view, port, 0, &mut data)?;
+            return HostTensor::from_floats(port.dtype, &shape, &data)
+                .map_err(|e| tensor_error(e.to_string()));
+        }
+        let mut view = view;
+        if (count * 4) as u64 > view.len {
+            return Err(tensor_error(format!(
+                "{} bytes, {} asked for",
+                view.len,
+                count * 4
+            )));
+        }
+        view.len = (count * 4) as u64;
+        let mut data = vec![0i32; count];
+        self.backend
+            .read(view, bytemuck::cast_slice_mut(&mut data))
+            .map_err(|e| Error::device(Stage::Run, format!("reading \"{}\"", port.name), e))?;
+        let wide: Vec<i64> = data.iter().map(|v| i64::from(*v)).collect();
+        HostTensor::from_ints(port.dtype, &shape, &wide).map_err(|e| tensor_error(e.to_string()))
+    }
+
+    /// Waits until all queued runs are done.
+    pub fn wait(&mut self) -> Result<()> {
+        self.backend
+            .wait()
+            .map_err(|e| Error::device(Stage::Run, "waiting", e))
+    }
+
+    /// The backend, for tests that look at raw memory.
+    pub fn backend(&mut self) -> &mut dyn Backend {
+        self.backend.as_mut()
+    }
+
+    /// The whole arena, for tests that poison it.
+    pub fn arena(&self) -> View {
+        self.arena
+    }
+}

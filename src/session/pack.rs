@@ -1,0 +1,119 @@
+//! Tensors in the form that a device stores: activations, constants, and weights packed for their kernels.
+
+use crate::plan::lower::Pack;
+use crate::tensor::{DType, HostTensor};
+use half::f16;
+
+/// A tensor's elements in device form: floats as `f16` or `f32`, everything else as 32-bit integers. The length is that of
+/// an even number of elements.
+pub(super) fn to_device(t: &HostTensor, device: DType) -> Result<Vec<u8>, String> {
+    let mut bytes = match device {
+        DType::F32 => bytemuck::cast_slice(&t.to_f32().map_err(|e| e.to_string())?).to_vec(),
+        DType::F16 => floats_to_halves(&t.to_f32().map_err(|e| e.to_string())?),
+        DType::U32 => t.bytes().map_err(|e| e.to_string())?.to_vec(),
+        _ => {
+            let mut out = Vec::with_capacity(t.len() * 4);
+            for v in t.to_i64().map_err(|e| e.to_string())? {
+                let v = i32::try_from(v)
+                    .map_err(|_| format!("{v} does not fit the 32 bits of integers on a device"))?;
+                out.extend_from_slice(&v.to_le_bytes());
+            }
+            out
+        }
+    };
+    bytes.resize(bytes.len().next_multiple_of(8).max(8), 0);
+    Ok(bytes)
+}
+
+/// Halves of `data`; values beyond the range of a half become its largest.
+fn floats_to_halves(data: &[f32]) -> Vec<u8> {
+    let max = f16::MAX.to_f32();
+    data.iter()
+        .flat_map(|v| f16::from_f32(v.clamp(-max, max)).to_le_bytes())
+        .collect()
+}
+
+/// The bytes of a constant in the form `pack`.
+pub(super) fn pack(t: &HostTensor, pack: &Pack) -> Result<Vec<u8>, String> {
+    let (last, rows) = match t.shape().split_last() {
+        Some((last, before)) => (*last, before.iter().product::<usize>()),
+        None => (1, 1),
+    };
+    match pack {
+        Pack::Plain { dtype } => to_device(t, *dtype),
+        Pack::Rows { dtype, first, count } => {
+            let mut shape = t.shape().to_vec();
+            let axis = shape.first_mut().ok_or("a tensor without axes has no rows")?;
+            let size = t.byte_len().checked_div(*axis).unwrap_or(0);
+            let bytes = t
+                .bytes()
+                .map_err(|e| e.to_string())?
+                .get(first * size..(first + count) * size)
+                .ok_or("rows outside the tensor")?;
+            *axis = *count;
+            let part = HostTensor::from_bytes(t.dtype(), &shape, bytes).map_err(|e| e.to_string())?;
+            to_device(&part, *dtype)
+        }
+        Pack::Columns {
+            dtype: DType::U32,
+            transpose: false,
+            first,
+            count,
+            stride,
+            panel,
+        } => {
+            // Items of 4 bytes: words of codes `[rows, columns]`, or pairs of halves `[rows, columns, 2]`.
+            let rows = t.shape().first().copied().unwrap_or(1).max(1);
+            let bytes = t.bytes().map_err(|e| e.to_string())?;
+            let columns = bytes.len() / 4 / rows;
+            let mut out = vec![0u8; (rows * stride * 4).next_multiple_of(8)];
+            for (r, from) in bytes.chunks_exact(columns * 4).enumerate() {
+                let part = from
+                    .get(first * 4..(first + count) * 4)
+                    .ok_or("columns outside the tensor")?;
+                for (i, piece) in part.chunks(panel * 4).enumerate() {
+                    let at = (i * rows + r) * panel * 4;
+                    out.get_mut(at..at + piece.len())
+                        .ok_or("panels outside the packed form")?
+                        .copy_from_slice(piece);
+                }
+            }
+            Ok(out)
+        }
+        Pack::Columns {
+            dtype,
+            transpose,
+            first,
+            count,
+            stride,
+            panel,
+        } => {
+            if panel != stride {
+                return Err("floats are packed in one panel".to_owned());
+            }
+            let data = t.to_f32().map_err(|e| e.to_string())?;
+            // Logical rows and the strides of a logical (row, column).
+            let (depth, row_step, column_step) = if *transpose {
+                (last, 1, last)
+            } else {
+                (rows, last, 1)
+            };
+            let size = if *dtype == DType::F16 { 2 } else { 4 };
+            let mut out = vec![0u8; (depth * stride * size).next_multiple_of(8)];
+            let max = f16::MAX.to_f32();
+            for (r, row) in out.chunks_exact_mut(stride * size).take(depth).enumerate() {
+                for (c, item) in row.chunks_exact_mut(size).take(*count).enumerate() {
+                    let v = *data
+                        .get(r * row_step + (first + c) * column_step)
+                        .ok_or("columns outside the tensor")?;
+                    if *dtype == DType::F16 {
+                        item.copy_from_slice(&f16::from_f32(v.clamp(-max, max)).to_le_bytes());
+                    } else {
+                        item.copy_from_slice(&v.to_le_bytes());
+                    }
+                }
+            }
+            Ok(out)
+        }
+    }
+}

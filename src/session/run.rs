@@ -1,0 +1,278 @@
+//! A run: symbols are bound, segments on the device queued, nodes on the host evaluated between them.
+
+use super::Session;
+use crate::backend::RecordingId;
+use crate::error::{Error, Result, Stage};
+use crate::graph::OpError;
+use crate::plan::host::{self, HostRead};
+use crate::plan::{Segment, bind};
+use crate::shape::Bindings;
+use crate::tensor::HostTensor;
+use std::ops::Range;
+use std::time::Instant;
+
+/// What one step of a run took.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Timing {
+    /// The kernel as its specialisation is shown; `None` for a node on the host.
+    pub kernel: Option<String>,
+    /// Names of the nodes of the model that the step computes.
+    pub nodes: Vec<String>,
+    /// The time.
+    pub nanoseconds: u64,
+}
+
+/// One segment of a plan.
+enum Work {
+    /// A recording, and the steps in it.
+    Device(RecordingId, Range<usize>),
+    /// A step on the host.
+    Host(usize),
+}
+
+impl Session {
+    fn bind(&mut self, plan: usize, bindings: &Bindings) -> Result<()> {
+        if self.loaded(plan)?.plan.must_grow(bindings) {
+            self.grow(plan, bindings)?;
+        }
+        let Some(loaded) = self.plans.get_mut(plan) else {
+            return Err(Error::other(Stage::Run, format!("no plan {plan}")));
+        };
+        let (p, bound) = (&loaded.plan, &mut loaded.bound);
+        p.bind(bindings, bound)?;
+        for (port, shape) in p.inputs.iter().chain(&p.unread).zip(&loaded.written) {
+            let Some(shape) = shape else { continue };
+            bind::check_shape(
+                &format_args!("input \"{}\"", port.name),
+                &port.shape,
+                shape,
+                bound.bindings(),
+            )?;
+        }
+        for (i, symbol, part) in &p.defined_by_inputs {
+            let value = p
+                .inputs
+                .get(*i)
+                .and_then(|p| p.host)
+                .and_then(|h| loaded.host.get(h)?.as_ref());
+            let value = value.and_then(|t| host::part(t, *part)).ok_or_else(|| {
+                Error::other(
+                    Stage::Run,
+                    format!("the input that defines {symbol} was not written"),
+                )
+            })?;
+            p.define(symbol, value, bound)?;
+        }
+        for at in 0..self.loaded(plan)?.pending.len() {
+            let Some(loaded) = self.plans.get_mut(plan) else {
+                return Ok(());
+            };
+            let Some(tensor) = loaded.pending[at].take() else {
+                continue;
+            };
+            let port = loaded.plan.inputs.get(at).filter(|p| p.place.is_some()).cloned();
+            let Some(port) = port else { continue };
+            self.upload(plan, "input", &port, &tensor)?;
+        }
+        self.refresh(plan)
+    }
+
+    /// Checks the grids and writes the table of live values, where they changed.
+    fn refresh(&mut self, plan: usize) -> Result<()> {
+        let max_grid = self.backend.caps().max_grid;
+        let Some(loaded) = self.plans.get_mut(plan) else {
+            return Ok(());
+        };
+        if loaded.bound.take_grids() {
+            for (grid, step) in loaded.bound.launch.grids.iter().zip(&loaded.plan.steps) {
+                if grid.iter().any(|g| *g > max_grid) {
+                    let spec = &loaded.plan.kernels[step.kernel];
+                    return Err(Error::other(
+                        Stage::Run,
+                        format!(
+                            "kernel {spec}, nodes \"{}\": grid {grid:?}, the device's limit is {max_grid}",
+                            step.nodes.join("\", \"")
+                        ),
+                    ));
+                }
+            }
+        }
+        if loaded.bound.take_live() && !loaded.bound.live.is_empty() {
+            let written = self
+                .backend
+                .write(loaded.live, bytemuck::cast_slice(&loaded.bound.live));
+            written.map_err(|e| Error::device(Stage::Run, "writing the live values", e))?;
+        }
+        Ok(())
+    }
+
+    /// Runs `plan`: segments on the device are queued, nodes on the host wait for the values that they read.
+    pub fn run(&mut self, plan: usize, bindings: &Bindings) -> Result<()> {
+        self.bind(plan, bindings)?;
+        self.walk(plan, &mut |session, work| match work {
+            Work::Device(recording, _) => {
+                let launch = &session.plans[plan].bound.launch;
+                let submitted = session.backend.submit(recording, launch);
+                submitted.map_err(|e| Error::device(Stage::Run, "submitting", e))
+            }
+            Work::Host(step) => session.run_on_host(plan, step),
+        })
+    }
+
+    /// Runs `plan` and returns what each of its steps took: dispatches on the device by its clock, nodes on the host with the
+    /// transfers of their operands and results.
+    pub fn profile(&mut self, plan: usize, bindings: &Bindings) -> Result<Vec<Timing>> {
+        self.bind(plan, bindings)?;
+        let mut all = Vec::new();
+        self.walk(plan, &mut |session, work| {
+            match work {
+                Work::Device(recording, steps) => {
+                    let launch = &session.plans[plan].bound.launch;
+                    let times = session.backend.profile(recording, launch);
+                    let times = times.map_err(|e| Error::device(Stage::Run, "profiling", e))?;
+                    let p = &session.plans[plan].plan;
+                    let steps = p.steps.get(steps).unwrap_or_default();
+                    all.extend(steps.iter().zip(times).map(|(s, nanoseconds)| Timing {
+                        kernel: Some(p.kernels[s.kernel].to_string()),
+                        nodes: s.nodes.clone(),
+                        nanoseconds,
+                    }));
+                }
+                Work::Host(step) => {
+                    let start = Instant::now();
+                    session.run_on_host(plan, step)?;
+                    let nodes = session.plans[plan].plan.host.get(step);
+                    all.push(Timing {
+                        kernel: None,
+                        nodes: nodes.map(|s| s.nodes.clone()).unwrap_or_default(),
+                        nanoseconds: u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX),
+                    });
+                }
+            }
+            Ok(())
+        })?;
+        Ok(all)
+    }
+
+    /// Walks through the segments of a plan, which is bound, and gives each to `run`.
+    fn walk(&mut self, plan: usize, run: &mut dyn FnMut(&mut Self, Work) -> Result<()>) -> Result<()> {
+        let (mut recording, mut segment) = (0, 0);
+        loop {
+            let Some(next) = self.loaded(plan)?.plan.segments.get(segment).cloned() else {
+                return Ok(());
+            };
+            match next {
+                Segment::Device(steps) => {
+                    self.refresh(plan)?;
+                    let id = self.loaded(plan)?.recordings.get(recording).copied();
+                    let id = id.ok_or_else(|| Error::other(Stage::Run, "a segment without a recording"))?;
+                    run(self, Work::Device(id, steps))?;
+                    recording += 1;
+                }
+                Segment::Host(step) => run(self, Work::Host(step))?,
+            }
+            segment += 1;
+        }
+    }
+
+    /// Runs one node on the host: reads back what only the device has, evaluates, uploads what kernels read.
+    fn run_on_host(&mut self, plan: usize, step: usize) -> Result<()> {
+        let Some(step) = self.loaded(plan)?.plan.host.get(step).cloned() else {
+            return Ok(());
+        };
+        let fail = |source: OpError, inputs: &[Option<HostTensor>]| {
+            let facts: Vec<String> = inputs
+                .iter()
+                .map(|t| t.as_ref().map_or_else(|| "-".to_owned(), |t| format!("{t:?}")))
+                .collect();
+            Error::Node {
+                stage: Stage::Run,
+                op: step.op.as_ref().map_or("value", |o| o.name()).to_owned(),
+                node: step.name.clone(),
+                inputs: facts.join(", "),
+                source: source.into(),
+            }
+        };
+        let mut inputs = Vec::with_capacity(step.reads.len());
+        for read in &step.reads {
+            inputs.push(match read {
+                None => None,
+                Some(read) => Some(self.host_operand(plan, &step.name, read)?),
+            });
+        }
+        let results = match &step.op {
+            Some(op) => {
+                let operands: Vec<Option<&HostTensor>> = inputs.iter().map(Option::as_ref).collect();
+                op.eval(&operands).map_err(|e| fail(e, &inputs))?
+            }
+            None => inputs.iter().flatten().cloned().collect(),
+        };
+        if results.len() < step.writes.len() {
+            return Err(fail(
+                OpError::expected("results", step.writes.len(), results.len()),
+                &inputs,
+            ));
+        }
+        for (write, tensor) in step.writes.iter().zip(results) {
+            let Some(loaded) = self.plans.get_mut(plan) else {
+                return Ok(());
+            };
+            for (symbol, part) in &write.defines {
+                let value = host::part(&tensor, *part).ok_or_else(|| {
+                    fail(
+                        OpError::expected(
+                            format!("result for {symbol}"),
+                            format!("{part:?}"),
+                            format!("{tensor:?}"),
+                        ),
+                        &inputs,
+                    )
+                })?;
+                loaded.plan.define(symbol, value, &mut loaded.bound)?;
+            }
+            let name = format_args!("result \"{}\" of node \"{}\"", write.port.name, step.name);
+            bind::check_shape(&name, &write.port.shape, tensor.shape(), loaded.bound.bindings())?;
+            let computed =
+                step.op.is_some() || matches!(step.reads.first(), Some(Some(HostRead::Dims { .. })));
+            if write.port.place.is_some() && computed {
+                self.upload(plan, "result", &write.port, &tensor)?;
+            }
+            let host = self
+                .plans
+                .get_mut(plan)
+                .and_then(|l| l.host.get_mut(write.port.host?));
+            if let Some(slot) = host {
+                *slot = Some(tensor);
+            }
+        }
+        Ok(())
+    }
+
+    fn host_operand(&mut self, plan: usize, node: &str, read: &HostRead) -> Result<HostTensor> {
+        let loaded = self.loaded(plan)?;
+        let missing = || {
+            Error::other(
+                Stage::Run,
+                format!("node \"{node}\" reads a value that was not written"),
+            )
+        };
+        match read {
+            HostRead::Const(t) => Ok(t.as_ref().clone()),
+            HostRead::Host(i) => loaded.host.get(*i).and_then(Clone::clone).ok_or_else(missing),
+            HostRead::Dims {
+                dtype,
+                shape,
+                elements,
+            } => {
+                let failed = |e: String| Error::other(Stage::Run, format!("node \"{node}\": {e}"));
+                let shape = shape
+                    .eval(loaded.bound.bindings())
+                    .map_err(|e| failed(e.to_string()))?;
+                let values: Option<Vec<i64>> = elements.iter().map(|e| loaded.bound.value(*e)).collect();
+                HostTensor::from_ints(*dtype, &shape, &values.ok_or_else(missing)?)
+                    .map_err(|e| failed(e.to_string()))
+            }
+            HostRead::Device(port) => self.download(plan, port),
+        }
+    }
+}
