@@ -124,6 +124,27 @@ impl fmt::Display for Inputs<'_> {
 }
 
 impl Error {
+    /// The message and those of its causes, without those that the one before already quotes.
+    pub fn lines(&self) -> Vec<String> {
+        let mut lines = vec![self.to_string()];
+        let mut last = self.to_string();
+        let mut cause = std::error::Error::source(self);
+        while let Some(e) = cause {
+            let line = e.to_string();
+            if !last.contains(&line) {
+                lines.push(line.clone());
+            }
+            last = line;
+            cause = e.source();
+        }
+        lines
+    }
+
+    /// The message and its causes in one line.
+    pub fn chain(&self) -> String {
+        self.lines().join(": ")
+    }
+
     /// An I/O failure on `path`.
     pub fn io(action: &'static str, path: &Path, source: std::io::Error) -> Self {
         Self::Io {

@@ -9,7 +9,6 @@
 )]
 
 use clap::Parser;
-use std::error::Error as _;
 use std::process::ExitCode;
 use transformer_lite::cli;
 use transformer_lite::error::Error;
@@ -52,20 +51,10 @@ fn main() -> ExitCode {
     }
 }
 
-/// The error and its causes on standard error, without those that the line before already quotes.
+/// The error and its causes on standard error.
 fn report(error: &Error) {
     use std::io::Write;
-    let mut last = error.to_string();
-    let mut text = format!("error: {last}\n");
-    let mut cause = error.source();
-    while let Some(e) = cause {
-        let line = e.to_string();
-        if !last.contains(&line) {
-            text.push_str(&format!("  caused by: {line}\n"));
-        }
-        last = line;
-        cause = e.source();
-    }
+    let text = format!("error: {}\n", error.lines().join("\n  caused by: "));
     // With standard error closed the exit code has to do.
     let _closed = std::io::stderr().write_all(text.as_bytes());
 }

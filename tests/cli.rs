@@ -1,18 +1,13 @@
 //! The built command: exit codes, and what goes to which stream.
 
+mod support;
+
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
+use support::tlite;
 use transformer_lite::error::Stage;
 use transformer_lite::graph::onnx::write::{ModelWriter, NodeSpec};
 use transformer_lite::tensor::{DType, HostTensor};
-
-fn tlite(args: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_tlite"))
-        .args(args)
-        .stdin(Stdio::null())
-        .output()
-        .unwrap()
-}
 
 fn stderr(output: &Output) -> &str {
     std::str::from_utf8(&output.stderr).unwrap()

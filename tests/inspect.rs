@@ -4,18 +4,11 @@ mod support;
 
 use serde_json::Value;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::Output;
+use support::tlite;
 use transformer_lite::error::Stage;
 use transformer_lite::graph::onnx::write::{ModelWriter, NodeSpec, Size};
 use transformer_lite::tensor::{DType, HostTensor};
-
-fn tlite(args: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_tlite"))
-        .args(args)
-        .stdin(Stdio::null())
-        .output()
-        .unwrap()
-}
 
 fn inspect(model: &Path, more: &[&str]) -> Output {
     tlite(&[&["inspect", model.to_str().unwrap()], more].concat())

@@ -124,20 +124,6 @@ fn cases(folder: &Path) -> Vec<String> {
     names
 }
 
-/// The error with its causes.
-fn chain(error: &Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(e) = cause {
-        let line = e.to_string();
-        if !text.contains(&line) {
-            text = format!("{text}: {line}");
-        }
-        cause = e.source();
-    }
-    text
-}
-
 /// True when an operator or type is missing here.
 fn is_unsupported(error: &Error) -> bool {
     let mut cause = error.source();
@@ -153,12 +139,12 @@ fn is_unsupported(error: &Error) -> bool {
 fn run(folder: &Path) -> Outcome {
     let mut graph = match onnx::import(&folder.join("model.onnx")) {
         Ok(graph) => graph,
-        Err(e) if is_unsupported(&e) => return Outcome::Unsupported(chain(&e)),
-        Err(e) => return Outcome::Failed(chain(&e)),
+        Err(e) if is_unsupported(&e) => return Outcome::Unsupported(e.chain()),
+        Err(e) => return Outcome::Failed(e.chain()),
     };
     let result = derive::derive(&mut graph)
         .and_then(|()| Interpreter::new(Arc::new(graph)))
-        .map_err(|e| chain(&e))
+        .map_err(|e| e.chain())
         .and_then(|interpreter| {
             let mut sets = 0;
             for i in 0.. {
@@ -183,18 +169,18 @@ fn run(folder: &Path) -> Outcome {
 
 fn run_set(interpreter: &Interpreter, set: &Path) -> Result<(), String> {
     let graph = interpreter.graph();
-    let read = |file: String| onnx::read_tensor(&set.join(file)).map_err(|e| chain(&e));
+    let read = |file: String| onnx::read_tensor(&set.join(file)).map_err(|e| e.chain());
     let mut given = HashMap::new();
     for (i, v) in graph.inputs().iter().enumerate() {
         given.insert(*v, read(format!("input_{i}.pb"))?);
     }
-    let results = interpreter.run(given).map_err(|e| chain(&e))?;
+    let results = interpreter.run(given).map_err(|e| e.chain())?;
     for (i, v) in graph.outputs().iter().enumerate() {
         let expected = read(format!("output_{i}.pb"))?;
         let found = results.get(v).ok_or("an output is missing")?;
         let name = &graph.value(*v).name;
         compare(found, &expected).map_err(|e| format!("output \"{name}\": {e}"))?;
-        let fact = graph.fact(*v).map_err(|e| chain(&e))?;
+        let fact = graph.fact(*v).map_err(|e| e.chain())?;
         // What derivation says must hold in the run.
         if fact.dtype != expected.dtype() || fact.shape.rank() != expected.shape().len() {
             return Err(format!(

@@ -3,7 +3,7 @@
 use super::interp::Interpreter;
 use super::op::{InferCx, Inputs, OpError, OpResult, operand};
 use super::{Graph, derive};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::shape::{Dim, Fact, Known, Symbol};
 use crate::tensor::HostTensor;
 use std::collections::{BTreeSet, HashMap};
@@ -18,20 +18,6 @@ pub struct Body {
     run: Arc<Interpreter>,
     /// Operands of the node that are the last inputs.
     outer: Range<usize>,
-}
-
-/// An error and its causes in one line.
-pub fn chain(error: &Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = std::error::Error::source(error);
-    while let Some(e) = cause {
-        let line = e.to_string();
-        if !text.contains(&line) {
-            text = format!("{text}: {line}");
-        }
-        cause = e.source();
-    }
-    text
 }
 
 /// What derivation tells of a body's results.
@@ -116,7 +102,7 @@ impl Body {
         for (v, fact) in self.graph().inputs().iter().zip(facts) {
             graph.values[v.index()].fact = Some(fact);
         }
-        derive::derive(&mut graph).map_err(|e| OpError::Body(chain(&e)))?;
+        derive::derive(&mut graph).map_err(|e| OpError::Body(e.chain()))?;
         Ok(graph)
     }
 
@@ -126,7 +112,7 @@ impl Body {
         let facts = graph.outputs().iter().map(|v| graph.fact(*v).cloned());
         let facts = facts
             .collect::<Result<_>>()
-            .map_err(|e| OpError::Body(chain(&e)))?;
+            .map_err(|e| OpError::Body(e.chain()))?;
         let inner = graph.made().iter().map(|m| m.symbol.clone()).collect();
         Ok(Derived { facts, inner })
     }
@@ -191,7 +177,7 @@ impl Body {
         for (v, tensor) in graph.inputs().iter().zip(given.into_iter().map(Ok).chain(outer)) {
             values.insert(*v, tensor?);
         }
-        let results = self.run.run(values).map_err(|e| OpError::Body(chain(&e)))?;
+        let results = self.run.run(values).map_err(|e| OpError::Body(e.chain()))?;
         let missing = || OpError::expected("result of the body", "a value", "nothing");
         graph
             .outputs()

@@ -1,7 +1,9 @@
 //! The only way to change a [`Graph`].
 
 use super::{Graph, Node, NodeId, Op, State, Value, ValueId};
+use crate::error::{Error, Result, Stage};
 use crate::shape::{Fact, Known};
+use crate::tensor::HostTensor;
 use std::sync::Arc;
 
 /// A session of changes to one graph. Every change of structure has a number, so that a wrong result can be
@@ -77,8 +79,15 @@ impl<'a> Edit<'a> {
     }
 
     /// A new constant.
-    pub fn add_const(&mut self, name: &str, tensor: Arc<crate::tensor::HostTensor>) -> ValueId {
+    pub fn add_const(&mut self, name: &str, tensor: Arc<HostTensor>) -> ValueId {
         self.add_value(name, Some(Fact::of(tensor)))
+    }
+
+    /// A new constant `[1]`, as operators take starts, ends and axes.
+    pub fn add_int(&mut self, name: &str, v: i64) -> Result<ValueId> {
+        let tensor = HostTensor::from_i64(&[1], &[v]);
+        let tensor = tensor.map_err(|e| Error::other(Stage::Pass, e.to_string()))?;
+        Ok(self.add_const(name, Arc::new(tensor)))
     }
 
     /// A new node over existing values; `outputs` must have no producer.

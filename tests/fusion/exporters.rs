@@ -46,17 +46,20 @@ fn repeated(after: bool, sequence_first: bool) -> Build {
     let scores = b.node(MatMul { trans_b: true }, &[q, k]);
     let two = b.floats(&[], &[2.0]);
     let scores = b.binary(Binary::Div, scores, two);
-    let weights = b.node(
-        Softmax {
-            axis: -1,
-            flatten: false,
-        },
-        &[scores],
-    );
+    attend(&mut b, scores, v, back);
+    b
+}
+
+/// The rest of attention: softmax, the sum of values, the order of axes at the end.
+fn attend(b: &mut Build, scores: ValueId, v: ValueId, back: &[i64]) {
+    let softmax = Softmax {
+        axis: -1,
+        flatten: false,
+    };
+    let weights = b.node(softmax, &[scores]);
     let sum = b.node(MatMul { trans_b: false }, &[weights, v]);
     let y = b.swap(sum, back);
     b.output(y);
-    b
 }
 
 #[test]
@@ -83,16 +86,7 @@ fn a_number_divided_by_scores_is_no_scale() {
     let scores = b.node(MatMul { trans_b: true }, &[q, k]);
     let two = b.floats(&[], &[2.0]);
     let scores = b.binary(Binary::Div, two, scores);
-    let weights = b.node(
-        Softmax {
-            axis: -1,
-            flatten: false,
-        },
-        &[scores],
-    );
-    let sum = b.node(MatMul { trans_b: false }, &[weights, v]);
-    let y = b.swap(sum, &[0, 2, 1, 3]);
-    b.output(y);
+    attend(&mut b, scores, v, &[0, 2, 1, 3]);
     assert_eq!(b.pass(ATTENTION, &[("s", 3), ("t", 5)]), 0);
 }
 

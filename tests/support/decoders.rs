@@ -484,14 +484,8 @@ impl Builder<'_> {
         match self.form {
             Form::E0m4(asked) => {
                 let ([codes, scales], attributes) = self.packed(weight, k, n, bits, asked)?;
-                self.node_of(
-                    OWN_DOMAIN,
-                    "MatMulE0M",
-                    scope,
-                    &[x, &codes, &scales],
-                    &attributes,
-                    output,
-                )
+                let operands = [x, &codes, &scales];
+                self.node_of(OWN_DOMAIN, "MatMulE0M", scope, &operands, &attributes, output)
             }
             Form::Float(_) => {
                 self.weight(weight, &[k, n], 0.0, 1.0 / (k as f32).sqrt())?;
@@ -506,14 +500,8 @@ impl Builder<'_> {
         match self.form {
             Form::E0m4(asked) => {
                 let ([codes, scales], attributes) = self.packed(weight, hidden, vocab, Bits::Eight, asked)?;
-                self.node_of(
-                    OWN_DOMAIN,
-                    "GatherE0M",
-                    scope,
-                    &[ids, &codes, &scales],
-                    &attributes,
-                    None,
-                )
+                let operands = [ids, &codes, &scales];
+                self.node_of(OWN_DOMAIN, "GatherE0M", scope, &operands, &attributes, None)
             }
             Form::Float(_) => {
                 self.weight(weight, &[vocab, hidden], 0.0, 1.0)?;
@@ -535,14 +523,8 @@ impl Builder<'_> {
                     ("group_size", Attr::Int(group_size(asked, size[0]) as i64)),
                 ];
                 let (codes, scales) = (format!("{embedding}.codes"), format!("{embedding}.scales"));
-                self.node_of(
-                    OWN_DOMAIN,
-                    "MatMulE0M",
-                    scope,
-                    &[x, &codes, &scales],
-                    &attributes,
-                    output,
-                )
+                let operands = [x, codes.as_str(), scales.as_str()];
+                self.node_of(OWN_DOMAIN, "MatMulE0M", scope, &operands, &attributes, output)
             }
             Form::Float(_) => {
                 let turned = self.node("Transpose", scope, &[embedding], &perm(&[1, 0]))?;

@@ -7,6 +7,7 @@ pub mod gguf;
 
 use std::collections::HashMap;
 use std::path::PathBuf;
+use std::process::{Output, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use transformer_lite::backend::kernel::KernelSpec;
@@ -18,6 +19,15 @@ use transformer_lite::backend::{
 // For `gguf`, which the library's own tests include too.
 use transformer_lite::error::Result;
 use transformer_lite::gguf::{Array, GgmlType, Gguf, Value};
+
+/// Runs the built command to its end, without standard input.
+pub fn tlite(args: &[&str]) -> Output {
+    std::process::Command::new(env!("CARGO_BIN_EXE_tlite"))
+        .args(args)
+        .stdin(Stdio::null())
+        .output()
+        .unwrap()
+}
 
 /// Byte of memory that nothing has written: every type of float made of it is not a number.
 pub const POISON: u8 = 0xff;

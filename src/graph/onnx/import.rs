@@ -4,7 +4,7 @@ use super::dtype_of;
 use super::proto::{AttributeProto, DimensionValue, GraphProto, ModelProto, NodeProto, TypeProto};
 use super::weights::{Weights, map};
 use crate::error::{Error, Result, Stage};
-use crate::graph::body::{Body, chain};
+use crate::graph::body::Body;
 use crate::graph::op::{ALL, Attributes, Op, OpError, OpResult};
 use crate::graph::{Edit, Graph, ValueId};
 use crate::shape::{Dim, Fact, Shape};
@@ -313,7 +313,7 @@ impl<'a> Importer<'a> {
 
 /// An error inside a body. What the engine has not, it has not there either.
 fn in_body(name: &str, error: &Error) -> OpError {
-    let text = format!("in `{name}`: {}", chain(error));
+    let text = format!("in `{name}`: {}", error.chain());
     if is_unsupported(error) {
         OpError::Unsupported(text)
     } else {

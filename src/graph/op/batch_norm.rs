@@ -21,19 +21,13 @@ impl Op for BatchNorm {
     }
 
     fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
-        let x = cx.fact(0)?;
-        if !x.dtype.is_float() {
-            return Err(OpError::expected("element type", "f32 or f16", x.dtype));
-        }
+        let x = cx.float(0)?;
         let c = x.shape.0.get(1).ok_or_else(|| OpError::expected("rank", "2 or more", x.shape.rank()))?;
         for i in 1..5 {
-            let f = cx.fact(i)?;
+            let f = cx.float(i)?;
             let [size] = f.shape.0.as_slice() else {
                 return Err(OpError::expected(format!("rank of input {i}"), 1, f.shape.rank()));
             };
-            if !f.dtype.is_float() {
-                return Err(OpError::expected(format!("element type of input {i}"), "f32 or f16", f.dtype));
-            }
             cx.same("channels of input and statistics", c, size)?;
         }
         Ok(vec![Fact::new(x.dtype, x.shape.clone())])

@@ -21,10 +21,7 @@ impl Op for Col2Im {
     }
 
     fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
-        let x = cx.fact(0)?;
-        if !x.dtype.is_float() {
-            return Err(OpError::expected("element type", "f32 or f16", x.dtype));
-        }
+        let x = cx.float(0)?;
         let [n, columns, count] = x.shape.0.as_slice() else {
             return Err(OpError::expected("rank", 3, x.shape.rank()));
         };

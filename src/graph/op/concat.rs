@@ -103,10 +103,6 @@ impl Op for Concat {
     fn moves(&self, _: usize) -> bool {
         true
     }
-
-    fn keeps_precision(&self) -> bool {
-        true
-    }
 }
 
 impl Concat {

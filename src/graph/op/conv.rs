@@ -66,10 +66,7 @@ pub(super) fn sizes(x: &HostTensor) -> OpResult<(usize, usize, &[usize])> {
 
 /// The element type, which all operands share.
 pub(super) fn floats(cx: &InferCx<'_>) -> OpResult<crate::tensor::DType> {
-    let dtype = cx.fact(0)?.dtype;
-    if !dtype.is_float() {
-        return Err(OpError::expected("element type", "f32 or f16", dtype));
-    }
+    let dtype = cx.float(0)?.dtype;
     for f in cx.inputs.iter().flatten() {
         if f.dtype != dtype {
             return Err(OpError::mismatch("element types", dtype, f.dtype));

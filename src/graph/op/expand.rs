@@ -48,10 +48,6 @@ impl Op for Expand {
     fn moves(&self, input: usize) -> bool {
         input == 0
     }
-
-    fn keeps_precision(&self) -> bool {
-        true
-    }
 }
 
 fn import(_: &dyn Attributes) -> OpResult<Box<dyn Op>> {

@@ -106,6 +106,11 @@ impl Op for Gather {
     fn moves(&self, input: usize) -> bool {
         input == 0
     }
+
+    // Rows of a table start a model's activations.
+    fn keeps_precision(&self) -> bool {
+        false
+    }
 }
 
 fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {

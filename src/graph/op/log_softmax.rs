@@ -4,8 +4,8 @@
 //! default).
 
 use super::case::{Case, input};
-use super::softmax::rows;
-use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, axis, onnx, operand};
+use super::softmax::{eval_rows, infer_rows};
+use super::{Attributes, InferCx, Inputs, Op, OpDef, OpResult, onnx};
 use crate::shape::Fact;
 use crate::tensor::HostTensor;
 
@@ -26,35 +26,24 @@ impl Op for LogSoftmax {
     }
 
     fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
-        let x = cx.fact(0)?;
-        axis(self.axis, x.shape.rank())?;
-        if !x.dtype.is_float() {
-            return Err(OpError::expected("element type", "f32 or f16", x.dtype));
-        }
-        Ok(vec![Fact::new(x.dtype, x.shape.clone())])
+        infer_rows(cx, self.axis)
     }
 
     fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
-        let x = operand(inputs, 0)?;
-        let a = axis(self.axis, x.shape().len())?;
-        let mut y = x.to_f32()?.into_owned();
-        rows(x.shape(), a, self.flatten, |at, n| {
-            let most = (0..n).map(|i| y[at(i)]).fold(f32::NEG_INFINITY, f32::max);
+        eval_rows(inputs, self.axis, self.flatten, |row| {
+            let max = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
             if self.hard {
-                let first = (0..n).find(|i| y[at(*i)] == most);
-                for i in 0..n {
-                    y[at(i)] = f32::from(u8::from(Some(i) == first));
-                }
+                let first = row.iter().position(|v| *v == max);
+                row.iter_mut().enumerate().for_each(|(i, v)| *v = f32::from(u8::from(Some(i) == first)));
                 return;
             }
-            let sum: f64 = (0..n).map(|i| f64::from(y[at(i)] - most).exp()).sum();
-            for i in 0..n {
+            let sum: f64 = row.iter().map(|v| f64::from(v - max).exp()).sum();
+            for v in row {
                 #[expect(clippy::cast_possible_truncation, reason = "rounding to the result type is meant")]
-                let v = (f64::from(y[at(i)] - most) - sum.ln()) as f32;
-                y[at(i)] = v;
+                let log = (f64::from(*v - max) - sum.ln()) as f32;
+                *v = log;
             }
-        });
-        Ok(vec![HostTensor::from_floats(x.dtype(), x.shape(), &y)?])
+        })
     }
 }
 

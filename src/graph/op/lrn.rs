@@ -26,10 +26,7 @@ impl Op for Lrn {
     }
 
     fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
-        let x = cx.fact(0)?;
-        if !x.dtype.is_float() {
-            return Err(OpError::expected("element type", "f32 or f16", x.dtype));
-        }
+        let x = cx.float(0)?;
         if x.shape.rank() < 2 {
             return Err(OpError::expected("rank", "2 or more", x.shape.rank()));
         }

@@ -168,6 +168,20 @@ impl<'a> InferCx<'a> {
             .ok_or_else(|| OpError::expected(format!("input {i}"), "a value", "nothing"))
     }
 
+    /// The fact of operand `i`, which must be given and be of floats.
+    pub fn float(&self, i: usize) -> OpResult<&Fact> {
+        let fact = self.fact(i)?;
+        if fact.dtype.is_float() {
+            return Ok(fact);
+        }
+        let what = if i == 0 {
+            "element type".to_owned()
+        } else {
+            format!("element type of input {i}")
+        };
+        Err(OpError::expected(what, "f32 or f16", fact.dtype))
+    }
+
     /// The fact of operand `i`, if given.
     pub fn opt(&self, i: usize) -> Option<&Fact> {
         self.inputs.get(i).copied().flatten()
@@ -376,7 +390,7 @@ pub trait Op: DynOp + Debug + Send + Sync {
     /// True when a result is stored in 32 bits wherever an operand is: operators that move or transform single
     /// elements. Others return to the plan's storage type.
     fn keeps_precision(&self) -> bool {
-        false
+        self.moves(0)
     }
 }
 

@@ -50,10 +50,7 @@ impl Op for Norm {
     }
 
     fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
-        let x = cx.fact(0)?;
-        if !x.dtype.is_float() {
-            return Err(OpError::expected("element type", "f32 or f16", x.dtype));
-        }
+        let x = cx.float(0)?;
         let mut facts = vec![Fact::new(x.dtype, x.shape.clone())];
         let given = (1..3).filter_map(|i| cx.opt(i));
         if let Over::Layer { axis: a } = self.over {

@@ -185,10 +185,6 @@ impl Op for Reshape {
     fn moves(&self, input: usize) -> bool {
         input == 0
     }
-
-    fn keeps_precision(&self) -> bool {
-        true
-    }
 }
 
 fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {

@@ -203,10 +203,6 @@ impl Op for Slice {
     fn moves(&self, input: usize) -> bool {
         input == 0
     }
-
-    fn keeps_precision(&self) -> bool {
-        true
-    }
 }
 
 fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {

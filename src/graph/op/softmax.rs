@@ -21,17 +21,39 @@ pub struct Softmax {
     pub flatten: bool,
 }
 
-/// Softmax, or what is like it, in rows: `f` is called with each one, of elements `step` apart from `start` on, `count` of them.
-/// Axes from `at` on are one when `flatten`.
-pub(super) fn rows(shape: &[usize], at: usize, flatten: bool, mut f: impl FnMut(&dyn Fn(usize) -> usize, usize)) {
-    let at_most = if flatten { shape.len() } else { at + 1 };
+/// The shape rule of softmax and what is like it.
+pub(super) fn infer_rows(cx: &InferCx<'_>, at: i64) -> OpResult<Vec<Fact>> {
+    let x = cx.float(0)?;
+    axis(at, x.shape.rank())?;
+    Ok(vec![Fact::new(x.dtype, x.shape.clone())])
+}
+
+/// Softmax, or what is like it, on the host: `f` changes each row in place. Rows lie along the axis `at`, or along all axes from
+/// that one on when `flatten`.
+pub(super) fn eval_rows(
+    inputs: &Inputs<'_>,
+    at: i64,
+    flatten: bool,
+    f: impl Fn(&mut [f32]),
+) -> OpResult<Vec<HostTensor>> {
+    let x = operand(inputs, 0)?;
+    let shape = x.shape();
+    let at = axis(at, shape.len())?;
+    let end = if flatten { shape.len() } else { at + 1 };
     let product = |s: Option<&[usize]>| s.unwrap_or_default().iter().product::<usize>();
-    let (outer, count, step) = (product(shape.get(..at)), product(shape.get(at..at_most)), product(shape.get(at_most..)));
-    for o in 0..outer {
+    let (count, step) = (product(shape.get(at..end)), product(shape.get(end..)));
+    let mut y = x.to_f32()?.into_owned();
+    let mut row = vec![0.0; count];
+    for block in y.chunks_exact_mut((count * step).max(1)) {
         for s in 0..step {
-            f(&|i| (o * count + i) * step + s, count);
+            let from = block.iter().skip(s).step_by(step);
+            row.iter_mut().zip(from).for_each(|(r, v)| *r = *v);
+            f(&mut row);
+            let to = block.iter_mut().skip(s).step_by(step);
+            to.zip(&row).for_each(|(v, r)| *v = *r);
         }
     }
+    Ok(vec![HostTensor::from_floats(x.dtype(), shape, &y)?])
 }
 
 impl Op for Softmax {
@@ -40,25 +62,19 @@ impl Op for Softmax {
     }
 
     fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
-        let x = cx.fact(0)?;
-        axis(self.axis, x.shape.rank())?;
-        Ok(vec![Fact::new(x.dtype, x.shape.clone())])
+        infer_rows(cx, self.axis)
     }
 
     fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
-        let x = operand(inputs, 0)?;
-        let a = axis(self.axis, x.shape().len())?;
-        let mut y = x.to_f32()?.into_owned();
-        rows(x.shape(), a, self.flatten, |at, n| {
-            let max = (0..n).map(|i| y[at(i)]).fold(f32::NEG_INFINITY, f32::max);
-            let sum: f64 = (0..n).map(|i| f64::from(y[at(i)] - max).exp()).sum();
-            for i in 0..n {
+        eval_rows(inputs, self.axis, self.flatten, |row| {
+            let max = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            let sum: f64 = row.iter().map(|v| f64::from(v - max).exp()).sum();
+            for v in row {
                 #[expect(clippy::cast_possible_truncation, reason = "rounding to the result type is meant")]
-                let v = (f64::from(y[at(i)] - max).exp() / sum) as f32;
-                y[at(i)] = v;
+                let part = (f64::from(*v - max).exp() / sum) as f32;
+                *v = part;
             }
-        });
-        Ok(vec![HostTensor::from_floats(x.dtype(), x.shape(), &y)?])
+        })
     }
 
     fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {

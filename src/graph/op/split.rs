@@ -134,10 +134,6 @@ impl Op for Split {
     fn moves(&self, input: usize) -> bool {
         input == 0
     }
-
-    fn keeps_precision(&self) -> bool {
-        true
-    }
 }
 
 fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {

@@ -50,10 +50,6 @@ impl Op for Tile {
     fn moves(&self, input: usize) -> bool {
         input == 0
     }
-
-    fn keeps_precision(&self) -> bool {
-        true
-    }
 }
 
 fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {

@@ -136,10 +136,6 @@ impl Op for Transpose {
     fn moves(&self, input: usize) -> bool {
         input == 0
     }
-
-    fn keeps_precision(&self) -> bool {
-        true
-    }
 }
 
 fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {

@@ -12,6 +12,11 @@ pub fn producer<T: 'static>(g: &Graph, v: ValueId) -> Option<(NodeId, &Node, &T)
     node.op.downcast::<T>().map(|op| (id, node, op))
 }
 
+/// What `find` finds among the nodes, as they are before anything is changed.
+pub fn all<T>(g: &Graph, find: impl Fn(&Graph, NodeId) -> Option<T>) -> Vec<T> {
+    g.nodes().filter_map(|(id, _)| find(g, id)).collect()
+}
+
 /// Operand `i` of a node.
 pub fn input(node: &Node, i: usize) -> Option<ValueId> {
     node.inputs.get(i).copied().flatten()

@@ -2,14 +2,12 @@
 //!
 //! Kernels gather rows of tables; a slice is a strided copy, or nothing at all.
 
-use super::pattern::input;
-use crate::error::{Error, Result, Stage};
+use super::pattern::{all, input};
+use crate::error::Result;
 use crate::graph::op::gather::Gather;
 use crate::graph::op::reshape::Reshape;
 use crate::graph::op::slice::Slice;
 use crate::graph::{Edit, Graph, NodeId, ValueId};
-use crate::tensor::HostTensor;
-use std::sync::Arc;
 
 struct Found {
     node: NodeId,
@@ -21,12 +19,7 @@ struct Found {
 }
 
 pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
-    let ids: Vec<NodeId> = edit.nodes().map(|(id, _)| id).collect();
-    for f in ids
-        .into_iter()
-        .filter_map(|id| find(edit, id))
-        .collect::<Vec<_>>()
-    {
+    for f in all(edit, find) {
         let Some(node) = edit.node(f.node) else { continue };
         let (name, origin) = (node.name.clone(), node.origin.clone());
         if edit.begin(&format!("\"{name}\" picks one place of an axis")) {
@@ -58,10 +51,7 @@ fn find(g: &Graph, id: NodeId) -> Option<Found> {
 }
 
 fn rewrite(edit: &mut Edit<'_>, f: &Found, name: &str, origin: Vec<String>) -> Result<()> {
-    let mut list = |what: &str, v: i64| -> Result<Option<ValueId>> {
-        let t = HostTensor::from_i64(&[1], &[v]).map_err(|e| Error::other(Stage::Pass, e.to_string()))?;
-        Ok(Some(edit.add_const(&format!("{name}/{what}"), Arc::new(t))))
-    };
+    let mut list = |what: &str, v: i64| edit.add_int(&format!("{name}/{what}"), v).map(Some);
     // The end behind the last place, counted from the end, cannot be written as a number from there.
     let end = if f.index == -1 {
         i64::MAX

@@ -1,12 +1,10 @@
 //! A `Split` becomes a slice for each of its parts, of which those that nobody reads go away.
 
-use super::pattern::input;
-use crate::error::{Error, Result, Stage};
+use super::pattern::{all, input};
+use crate::error::Result;
 use crate::graph::op::slice::Slice;
 use crate::graph::op::split::Split;
 use crate::graph::{Edit, Graph, NodeId, ValueId};
-use crate::tensor::HostTensor;
-use std::sync::Arc;
 
 struct Found {
     node: NodeId,
@@ -17,12 +15,7 @@ struct Found {
 }
 
 pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
-    let ids: Vec<NodeId> = edit.nodes().map(|(id, _)| id).collect();
-    for f in ids
-        .into_iter()
-        .filter_map(|id| find(edit, id))
-        .collect::<Vec<_>>()
-    {
+    for f in all(edit, find) {
         let Some(node) = edit.node(f.node) else { continue };
         let (name, origin) = (node.name.clone(), node.origin.clone());
         if !edit.begin(&format!("\"{name}\" becomes slices")) {
@@ -33,9 +26,7 @@ pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
             let name = format!("{name}/{i}");
             let mut operands = vec![Some(f.x)];
             for (what, v) in [("start", bounds[0]), ("end", bounds[1]), ("axes", f.axis)] {
-                let t =
-                    HostTensor::from_i64(&[1], &[v]).map_err(|e| Error::other(Stage::Pass, e.to_string()))?;
-                operands.push(Some(edit.add_const(&format!("{name}/{what}"), Arc::new(t))));
+                operands.push(Some(edit.add_int(&format!("{name}/{what}"), v)?));
             }
             edit.add_node(&name, origin.clone(), Box::new(Slice), operands, vec![*part]);
         }
