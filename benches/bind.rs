@@ -17,7 +17,7 @@ use std::path::Path;
 use transformer_lite::backend::Caps;
 use transformer_lite::graph::onnx::ImportOptions;
 use transformer_lite::graph::pass::Pipeline;
-use transformer_lite::llm::engine::{CHUNK, Decoder, Logits, PADDING};
+use transformer_lite::llm::engine::{Decoder, Lengths, Logits, PADDING};
 use transformer_lite::plan::{Bound, Plan};
 use transformer_lite::shape::Bindings;
 
@@ -47,7 +47,9 @@ fn plan(folder: &Path, context: usize) -> [Plan; 2] {
     let absent = ImportOptions { absent_weights: true };
     let path = folder.join("model.onnx");
     let decoder = Decoder::load_with(&path, absent, &Pipeline::standard(), Logits::Last).expect("a decoder");
-    decoder.plans(&Caps::neutral(), CHUNK, context).expect("a plan")
+    decoder
+        .plans(&Caps::neutral(), &Lengths::of(context))
+        .expect("a plan")
 }
 
 fn bind(c: &mut Criterion) {
@@ -67,9 +69,10 @@ fn bind(c: &mut Criterion) {
             b.set(&past, v);
             b
         };
+        let padding = i64::try_from(PADDING).expect("a small number");
         // Tokens of one block, and two on either side of its end.
-        let block: Vec<Bindings> = (PADDING..2 * PADDING - 1).map(at).collect();
-        let ends = [at(PADDING - 1), at(PADDING)];
+        let block: Vec<Bindings> = (padding..2 * padding - 1).map(at).collect();
+        let ends = [at(padding - 1), at(padding)];
         let mut group = c.benchmark_group(format!("bind {}, {} steps", spec.name, decode.steps.len()));
         for (name, values) in [("within a block", block.as_slice()), ("across its end", &ends)] {
             let mut bound = Bound::default();

@@ -7,7 +7,7 @@ use std::error::Error;
 use std::path::Path;
 use transformer_lite::backend::{self, BackendKind};
 use transformer_lite::graph::pass::Pipeline;
-use transformer_lite::llm::engine::{Decoder, DeviceModel, HostModel, Logits};
+use transformer_lite::llm::engine::{Decoder, DeviceModel, HostModel, Lengths, Logits};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -29,7 +29,8 @@ fn main() -> Result<(), Box<dyn Error>> {
                 BackendKind::Wgpu
             };
             let decoder = Decoder::load(&path, &Pipeline::standard(), Logits::All)?;
-            DeviceModel::new(decoder, backend::open(kind, None)?, context)?.forward_all(&tokens)?
+            DeviceModel::new(decoder, backend::open(kind, None)?, &Lengths::of(context))?
+                .forward_all(&tokens)?
         }
         other => return Err(format!("unknown backend {other}").into()),
     };

@@ -19,7 +19,7 @@
 //! use std::path::Path;
 //! use transformer_lite::backend::{self, BackendKind};
 //! use transformer_lite::graph::pass::Pipeline;
-//! use transformer_lite::llm::engine::{Decoder, DeviceModel, Logits};
+//! use transformer_lite::llm::engine::{Decoder, DeviceModel, Lengths, Logits};
 //! use transformer_lite::llm::{ChatTemplate, Generator, Limits, Message, ModelFolder, Sampler, SamplerConfig, Tokenizer};
 //!
 //! fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -27,7 +27,7 @@
 //!     let tokenizer = Tokenizer::load(folder.dir())?;
 //!     let decoder = Decoder::load(&folder.onnx(), &Pipeline::standard(), Logits::Last)?;
 //!     let device = backend::open(BackendKind::OpenCl, None)?;
-//!     let mut model = DeviceModel::new(decoder, device, 2048)?;
+//!     let mut model = DeviceModel::new(decoder, device, &Lengths::of(2048))?;
 //!
 //!     let question = [Message::user("What is the capital of France?")];
 //!     let prompt = tokenizer.encode(&ChatTemplate::load(&folder)?.render(&question, true)?, false)?;

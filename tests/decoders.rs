@@ -16,7 +16,7 @@ use transformer_lite::graph::onnx::{ImportOptions, import, import_with};
 use transformer_lite::graph::pass::Pipeline;
 use transformer_lite::graph::text;
 use transformer_lite::llm::Model;
-use transformer_lite::llm::engine::{CHUNK, Decoder, HostModel, Logits};
+use transformer_lite::llm::engine::{Decoder, HostModel, Lengths, Logits};
 use transformer_lite::plan::{Plan, weight_bytes};
 use transformer_lite::tensor::DType;
 
@@ -55,7 +55,9 @@ impl Planned {
         assert_eq!(files.len(), 1, "a model file alone");
         assert!(written.data_bytes > 1 << 16, "its weights would fill a file");
         let decoder = load(dir.path());
-        let plans = decoder.plans(&support::fake_caps(), CHUNK, context).unwrap();
+        let plans = decoder
+            .plans(&support::fake_caps(), &Lengths::of(context))
+            .unwrap();
         let weights = weight_bytes(decoder.graph(), &plans).unwrap();
         Self {
             decoder,

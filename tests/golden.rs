@@ -10,7 +10,7 @@ use std::path::Path;
 use transformer_lite::graph::onnx::{ImportOptions, import_with};
 use transformer_lite::graph::pass::Pipeline;
 use transformer_lite::graph::text;
-use transformer_lite::llm::engine::{Decoder, Logits};
+use transformer_lite::llm::engine::{Decoder, Lengths, Logits};
 use transformer_lite::plan::{self, Options, Plan};
 use transformer_lite::shape::Bindings;
 use transformer_lite::tensor::DType;
@@ -44,7 +44,15 @@ fn graph_and_plans_of_a_tiny_llama() {
     let (_dir, model) = support::tiny_model("llama", Default::default());
     let decoder = Decoder::load(&model.join("model.onnx"), &Pipeline::standard(), Logits::Last).unwrap();
     golden("tiny_llama.graph.txt", &text::print(decoder.graph()).unwrap());
-    let [prefill, decode] = decoder.plans(&support::fake_caps(), 16, 48).unwrap();
+    let [prefill, decode] = decoder
+        .plans(
+            &support::fake_caps(),
+            &Lengths {
+                chunk: 16,
+                ..Lengths::of(48)
+            },
+        )
+        .unwrap();
     golden(
         "tiny_llama.prefill.txt",
         &plan::text::print(&prefill, decoder.graph()),
@@ -118,7 +126,15 @@ fn texts_are_stable() {
     let (_dir, model) = support::tiny_model("qwen2", Default::default());
     let make = || {
         let decoder = Decoder::load(&model.join("model.onnx"), &Pipeline::standard(), Logits::All).unwrap();
-        let [prefill, decode] = decoder.plans(&support::fake_caps(), 16, 48).unwrap();
+        let [prefill, decode] = decoder
+            .plans(
+                &support::fake_caps(),
+                &Lengths {
+                    chunk: 16,
+                    ..Lengths::of(48)
+                },
+            )
+            .unwrap();
         let graph = decoder.graph();
         [
             text::print(graph).unwrap(),

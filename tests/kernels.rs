@@ -18,7 +18,7 @@ use transformer_lite::backend::kernel::{FieldTy, Kernel, KernelSpec, Language, R
 use transformer_lite::backend::{Backend, BackendKind, Caps, DeviceKind};
 use transformer_lite::graph::op::ALL;
 use transformer_lite::graph::pass::Pipeline;
-use transformer_lite::llm::engine::{Decoder, Logits};
+use transformer_lite::llm::engine::{Decoder, Lengths, Logits};
 use transformer_lite::tensor::DType;
 
 /// Devices that planning may tell apart.
@@ -91,7 +91,16 @@ fn specs() -> &'static [KernelSpec] {
         for logits in [Logits::All, Logits::Last] {
             let decoder = Decoder::load(&model.join("model.onnx"), &Pipeline::standard(), logits).unwrap();
             for caps in kinds_of_device() {
-                for plan in decoder.plans(&caps, 16, 32).unwrap() {
+                for plan in decoder
+                    .plans(
+                        &caps,
+                        &Lengths {
+                            chunk: 16,
+                            ..Lengths::of(32)
+                        },
+                    )
+                    .unwrap()
+                {
                     add(plan.kernels);
                 }
             }

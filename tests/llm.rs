@@ -15,7 +15,7 @@ use support::Device;
 use support::gguf::{Traits, VOCAB};
 use transformer_lite::backend::kernel::Role;
 use transformer_lite::graph::pass::Pipeline;
-use transformer_lite::llm::engine::{Decoder, DeviceModel, HostModel, Logits};
+use transformer_lite::llm::engine::{Decoder, DeviceModel, HostModel, Lengths, Logits};
 use transformer_lite::llm::{
     ChatTemplate, Generator, Limits, Message, Model, ModelFolder, Sampler, SamplerConfig, Tokenizer,
 };
@@ -66,6 +66,11 @@ fn main() -> ExitCode {
         add(
             format!("decode_allocates_nothing@{name}"),
             Box::new(move || decode_allocates_nothing(&device)),
+        );
+        let device = d.clone();
+        add(
+            format!("paddings_change_nothing@{name}"),
+            Box::new(move || paddings_change_nothing(&device)),
         );
         let device = d.clone();
         add(
@@ -155,7 +160,7 @@ fn decoder(model: &Path, pipeline: &Pipeline, logits: Logits) -> Result<Decoder,
 
 fn on_device(model: &Path, device: &Device, logits: Logits, context: usize) -> Result<DeviceModel, String> {
     let decoder = decoder(model, &Pipeline::standard(), logits)?;
-    DeviceModel::new(decoder, Box::new(device.share()), context).text()
+    DeviceModel::new(decoder, Box::new(device.share()), &Lengths::of(context)).text()
 }
 
 /// Logits after each of `tokens` on the host, row by row.
@@ -281,7 +286,16 @@ fn states_are_appended_in_place() -> Outcome {
     if states != 4 {
         return Err(format!("{states} states; two layers have four"));
     }
-    for plan in decoder.plans(&support::fake_caps(), 8, 16).text()? {
+    for plan in decoder
+        .plans(
+            &support::fake_caps(),
+            &Lengths {
+                chunk: 8,
+                ..Lengths::of(16)
+            },
+        )
+        .text()?
+    {
         let mut written = vec![0; states];
         for step in &plan.steps {
             let spec = &plan.kernels[step.kernel];
@@ -317,7 +331,7 @@ fn decode_allocates_nothing(device: &Device) -> Outcome {
     let decoder = decoder(&model, &Pipeline::standard(), Logits::Last)?;
     let copies = Arc::new(AtomicUsize::new(0));
     let shared = device.share().counting_copies(copies.clone());
-    let mut model = DeviceModel::new(decoder, Box::new(shared), 64).text()?;
+    let mut model = DeviceModel::new(decoder, Box::new(shared), &Lengths::of(64)).text()?;
     let mut logits = Vec::new();
     model.forward(&tokens(5), &mut logits).text()?;
     model.forward(&[7], &mut logits).text()?;
@@ -344,6 +358,34 @@ fn decode_allocates_nothing(device: &Device) -> Outcome {
     }
 }
 
+/// Decoding computes the same whatever multiple its lengths are padded to, also where the cache ends within one.
+fn paddings_change_nothing(device: &Device) -> Outcome {
+    let _turn = device.turn();
+    let (_dir, model) = support::tiny_model("llama", Traits::default());
+    let (tokens, context) = (tokens(100), 100);
+    let lengths = [&[27][..], &[1; 73]].concat();
+    let mut first: Option<Vec<f32>> = None;
+    for padding in [32, 64, 256] {
+        let lengths_of = Lengths {
+            padding,
+            ..Lengths::of(context)
+        };
+        let decoder = decoder(&model, &Pipeline::standard(), Logits::Last)?;
+        let [_, plan] = decoder.plans(&device.caps, &lengths_of).text()?;
+        let multiple = plan.padding.as_ref().map(|p| p.multiple);
+        if multiple != Ok(i64::try_from(padding).text()?) {
+            return Err(format!("asked for a padding of {padding}, planned {multiple:?}"));
+        }
+        let mut on_device = DeviceModel::new(decoder, Box::new(device.share()), &lengths_of).text()?;
+        let found = feed(&mut on_device, &tokens, &lengths)?;
+        match &first {
+            None => first = Some(found),
+            Some(wanted) => close(&format!("padding {padding}"), wanted, &found, 0.0)?,
+        }
+    }
+    Ok(())
+}
+
 /// Embedding and head above what a device binds are cut in parts; the result is the same.
 fn split_weights(device: &Device) -> Outcome {
     let _turn = device.turn();
@@ -354,7 +396,15 @@ fn split_weights(device: &Device) -> Outcome {
         let mut caps = device.caps.clone();
         caps.max_view_bytes = bytes;
         let decoder = decoder(&model, &Pipeline::standard(), Logits::Last)?;
-        let [plan, _] = decoder.plans(&caps, context, context).text()?;
+        let [plan, _] = decoder
+            .plans(
+                &caps,
+                &Lengths {
+                    chunk: context,
+                    ..Lengths::of(context)
+                },
+            )
+            .text()?;
         Ok(plan
             .steps
             .iter()
@@ -377,7 +427,7 @@ fn split_weights(device: &Device) -> Outcome {
     )?;
     let small = device.share().with_caps(|c| c.max_view_bytes = limit);
     let decoder = decoder(&model, &Pipeline::standard(), Logits::Last)?;
-    let mut split = DeviceModel::new(decoder, Box::new(small), context).text()?;
+    let mut split = DeviceModel::new(decoder, Box::new(small), &Lengths::of(context)).text()?;
     let found = feed(&mut split, &tokens, &[12, 1])?;
     if whole == found {
         Ok(())

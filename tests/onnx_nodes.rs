@@ -21,7 +21,7 @@ use transformer_lite::tensor::HostTensor;
 /// Cases of the package that `tools/fetch_onnx_nodes.py` names.
 const CASES: usize = 1765;
 /// A build in which fewer cases pass is broken.
-const PASSED_AT_LEAST: usize = 1191;
+const PASSED_AT_LEAST: usize = 1200;
 
 /// Error bounds of ONNX's own runner.
 const RELATIVE: f64 = 1e-3;

@@ -1,7 +1,7 @@
 //! `tlite inspect`.
 
 use super::load;
-use super::options::{BackendChoice, ExecOptions};
+use super::options::{BackendChoice, ExecOptions, padding};
 use super::output::{note, put, put_json, size_text, table};
 use crate::backend::Caps;
 use crate::error::{Error, Result};
@@ -10,7 +10,7 @@ use crate::inspect::{
     BoundFrom, How, Operator, PlanReport, Report, Request, StepReport, ValueReport, inspect, page,
     parse_bind, parse_bounds,
 };
-use crate::llm::engine::CHUNK;
+use crate::llm::engine::{CHUNK, PADDING};
 use std::collections::{BTreeMap, HashSet};
 use std::fmt::Write as _;
 use std::num::NonZeroUsize;
@@ -33,6 +33,9 @@ pub struct Args {
     /// Tokens of one prefill run of a language model
     #[arg(long, value_name = "N", default_value_t = CHUNK_TOKENS, allow_negative_numbers = true)]
     chunk: NonZeroUsize,
+    /// Pad the lengths of a language model's decoding to multiples of N, 32 to 256
+    #[arg(long, value_name = "N", default_value_t = PADDING, value_parser = padding, allow_negative_numbers = true)]
+    padding: usize,
     /// List every operator with its shapes and what became of it
     #[arg(long)]
     nodes: bool,
@@ -66,6 +69,7 @@ pub fn run(args: &Args) -> Result<()> {
         backend: args.backend.unwrap_or_default(),
         device: args.device.clone(),
         context: None,
+        padding: args.padding,
     })?;
     let request = Request {
         caps: caps.unwrap_or_else(Caps::neutral),
@@ -73,6 +77,7 @@ pub fn run(args: &Args) -> Result<()> {
         bounds: bounds.unwrap_or_default(),
         context: args.context.map(usize::from),
         chunk: args.chunk.into(),
+        padding: args.padding,
     };
     let report = inspect(&args.model, &request)?;
     if let Some(file) = &args.html {

@@ -6,7 +6,7 @@ use crate::backend::{self, Backend, BackendKind, Caps, DeviceKind};
 use crate::error::{Error, Result, Stage};
 use crate::graph::pass::Pipeline;
 use crate::llm::Model;
-use crate::llm::engine::{Decoder, DeviceModel, HostModel, Logits};
+use crate::llm::engine::{Decoder, DeviceModel, HostModel, Lengths, Logits};
 use crate::llm::folder::ModelFolder;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -122,7 +122,11 @@ pub fn load_device(folder: &ModelFolder, options: &ExecOptions) -> Result<Option
         return Ok(None);
     };
     let decoder = Decoder::load(&path, &Pipeline::standard(), Logits::Last)?;
-    DeviceModel::new(decoder, backend, context).map(Some)
+    let lengths = Lengths {
+        padding: options.padding,
+        ..Lengths::of(context)
+    };
+    DeviceModel::new(decoder, backend, &lengths).map(Some)
 }
 
 /// Loads `model.onnx` of `dir` for the device that `options` name. Usage errors: no such file, no such

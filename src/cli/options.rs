@@ -2,6 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::llm::SamplerConfig;
+use crate::llm::engine::PADDING;
 use clap::ValueEnum;
 use std::fmt;
 use std::num::NonZeroUsize;
@@ -44,6 +45,18 @@ pub struct ExecOptions {
     /// Number of tokens to hold in the cache [default: what the model was made for, at most 4096]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub context: Option<NonZeroUsize>,
+    /// Pad the lengths of decoding to multiples of N, 32 to 256
+    #[arg(long, value_name = "N", default_value_t = PADDING, value_parser = padding, allow_negative_numbers = true)]
+    pub padding: usize,
+}
+
+/// The value of an option `--padding`.
+pub fn padding(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(n) if (32..=256).contains(&n) => Ok(n),
+        Ok(n) => Err(format!("{n} is not in 32 to 256")),
+        Err(_) => Err("not a whole number".to_owned()),
+    }
 }
 
 /// Options of every command that samples tokens.

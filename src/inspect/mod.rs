@@ -16,7 +16,7 @@ use crate::graph::onnx::{ImportOptions, import_with};
 use crate::graph::pass::{PassReport, Pipeline};
 use crate::graph::{Edit, Graph, ValueId, class, derive};
 use crate::llm::ModelFolder;
-use crate::llm::engine::{CHUNK, Decoder, Logits};
+use crate::llm::engine::{CHUNK, Decoder, Lengths, Logits, PADDING};
 use crate::plan::{Options, Plan, weight_bytes};
 use crate::shape::{Bindings, Constraints};
 use crate::tensor::DType;
@@ -38,6 +38,8 @@ pub struct Request {
     pub context: Option<usize>,
     /// Tokens of one prefill run of a decoder.
     pub chunk: usize,
+    /// Lengths of decoding are padded to multiples of this.
+    pub padding: usize,
 }
 
 impl Default for Request {
@@ -49,6 +51,7 @@ impl Default for Request {
             bounds: Constraints::default(),
             context: None,
             chunk: CHUNK,
+            padding: PADDING,
         }
     }
 }
@@ -125,6 +128,8 @@ pub struct DecoderReport {
     pub context: usize,
     /// Tokens of one prefill run.
     pub chunk: usize,
+    /// Lengths of decoding are padded to multiples of this.
+    pub padding: usize,
     /// The symbol that counts the tokens of a run.
     pub sequence: String,
     /// The symbol that counts the tokens before it.
@@ -343,7 +348,11 @@ fn decoder(file: &Path, graph: Graph, request: &Request, symbols: &mut Symbols) 
     let dir = file.parent().filter(|p| !p.as_os_str().is_empty());
     let folder = ModelFolder::open(dir.unwrap_or(Path::new(".")))?;
     let context = folder.context(request.context)?;
-    let chunk = request.chunk.min(context).max(1);
+    let lengths = Lengths {
+        context,
+        chunk: request.chunk.min(context).max(1),
+        padding: request.padding,
+    };
     let batch = graph.input("input_ids").and_then(|v| graph.fact(v).ok());
     let batch = batch.and_then(|f| f.shape.0.first()?.as_symbol().cloned());
     let decoder = Decoder::of(graph, &Pipeline::standard(), Logits::Last)?;
@@ -351,14 +360,11 @@ fn decoder(file: &Path, graph: Graph, request: &Request, symbols: &mut Symbols) 
         symbols.decide(&batch, 1, BoundFrom::OneSequence)?;
     }
     let number = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
-    symbols.decide(decoder.sequence(), number(chunk), BoundFrom::Chunk)?;
+    symbols.decide(decoder.sequence(), number(lengths.chunk), BoundFrom::Chunk)?;
     symbols.decide(decoder.past(), number(context), BoundFrom::Context)?;
     symbols.assume_rest(decoder.graph(), Some(number(context)))?;
     let mut plans = Vec::new();
-    for (name, mut options) in ["prefill", "decode"]
-        .into_iter()
-        .zip(decoder.options(chunk, context))
-    {
+    for (name, mut options) in ["prefill", "decode"].into_iter().zip(decoder.options(&lengths)) {
         symbols.apply(&mut options);
         plans.push((name, options));
     }
@@ -367,7 +373,8 @@ fn decoder(file: &Path, graph: Graph, request: &Request, symbols: &mut Symbols) 
         plans,
         decoder: Some(DecoderReport {
             context,
-            chunk,
+            chunk: lengths.chunk,
+            padding: lengths.padding,
             sequence: decoder.sequence().to_string(),
             past: decoder.past().to_string(),
         }),

@@ -23,7 +23,30 @@ use std::sync::Arc;
 pub const CHUNK: usize = 128;
 
 /// Lengths of decoding are padded to multiples of this.
-pub const PADDING: i64 = 64;
+pub const PADDING: usize = 64;
+
+/// What a decoder is planned for, in tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lengths {
+    /// Tokens that the cache holds.
+    pub context: usize,
+    /// Most tokens of one prefill run.
+    pub chunk: usize,
+    /// In decoding, grids and parameters are those of the next multiple of this many tokens, so that they change only when
+    /// a multiple is crossed.
+    pub padding: usize,
+}
+
+impl Lengths {
+    /// A cache of `context` tokens, else what is usual.
+    pub fn of(context: usize) -> Self {
+        Self {
+            context,
+            chunk: CHUNK.min(context),
+            padding: PADDING,
+        }
+    }
+}
 
 /// Which rows of the logits are computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -192,9 +215,13 @@ impl Decoder {
         b
     }
 
-    /// What the plans of prefill (up to `chunk` tokens a run) and decode (one token) are made for, with a cache of `context`
-    /// tokens.
-    pub fn options(&self, chunk: usize, context: usize) -> [Options; 2] {
+    /// What the plans of prefill and decode (one token a run) are made for.
+    pub fn options(&self, lengths: &Lengths) -> [Options; 2] {
+        let Lengths {
+            context,
+            chunk,
+            padding,
+        } = *lengths;
         let number = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
         let base = Options {
             float: DType::F16,
@@ -208,7 +235,7 @@ impl Decoder {
         decode.padding = Some(Padding {
             symbol: self.past.clone(),
             beyond: 1,
-            multiple: PADDING,
+            multiple: number(padding),
         });
         // The token of the run needs a row too; and padded lengths must not reach behind the state.
         decode.bounds.set(&self.past, number(context.saturating_sub(1)));
@@ -216,8 +243,8 @@ impl Decoder {
     }
 
     /// Plans for prefill and decode; see [`Decoder::options`].
-    pub fn plans(&self, caps: &Caps, chunk: usize, context: usize) -> Result<[Plan; 2]> {
-        let [prefill, decode] = self.options(chunk, context);
+    pub fn plans(&self, caps: &Caps, lengths: &Lengths) -> Result<[Plan; 2]> {
+        let [prefill, decode] = self.options(lengths);
         Ok([
             Plan::compile(&self.graph, caps, &prefill)?,
             Plan::compile(&self.graph, caps, &decode)?,
@@ -275,8 +302,7 @@ fn check_room(have: usize, more: usize, context: usize) -> Result<()> {
 pub struct DeviceModel {
     decoder: Decoder,
     session: Session,
-    chunk: usize,
-    context: usize,
+    lengths: Lengths,
     len: usize,
 }
 
@@ -284,16 +310,14 @@ const PREFILL: usize = 0;
 const DECODE: usize = 1;
 
 impl DeviceModel {
-    /// Plans `decoder` for `backend` with room for `context` tokens and uploads its weights.
-    pub fn new(decoder: Decoder, backend: Box<dyn Backend>, context: usize) -> Result<Self> {
-        let chunk = CHUNK.min(context);
-        let plans = decoder.plans(backend.caps(), chunk, context)?;
+    /// Plans `decoder` for `backend` and `lengths` and uploads its weights.
+    pub fn new(decoder: Decoder, backend: Box<dyn Backend>, lengths: &Lengths) -> Result<Self> {
+        let plans = decoder.plans(backend.caps(), lengths)?;
         let session = Session::new(backend, decoder.graph(), plans.into())?;
         Ok(Self {
             decoder,
             session,
-            chunk,
-            context,
+            lengths: *lengths,
             len: 0,
         })
     }
@@ -354,9 +378,9 @@ impl DeviceModel {
     /// Appends `tokens` and returns the logits after each of them, row by row. The decoder must have been loaded with
     /// [`Logits::All`].
     pub fn forward_all(&mut self, tokens: &[u32]) -> Result<Vec<f32>> {
-        check_room(self.len, tokens.len(), self.context)?;
+        check_room(self.len, tokens.len(), self.lengths.context)?;
         let mut all = Vec::with_capacity(tokens.len() * self.decoder.vocab);
-        for part in tokens.chunks(self.chunk) {
+        for part in tokens.chunks(self.lengths.chunk) {
             let (plan, rows) = self.step(part)?;
             let mut data = vec![0f32; rows * self.decoder.vocab];
             self.session.read_f32(plan, "logits", 0, &mut data)?;
@@ -367,7 +391,7 @@ impl DeviceModel {
 
     /// Runs one chunk of `tokens` and returns what each step took.
     pub fn profile(&mut self, tokens: &[u32]) -> Result<Vec<Timing>> {
-        check_room(self.len, tokens.len(), self.context)?;
+        check_room(self.len, tokens.len(), self.lengths.context)?;
         let (plan, bindings) = self.prepare(tokens)?;
         let times = self.session.profile(plan, &bindings)?;
         self.len += tokens.len();
@@ -381,7 +405,7 @@ impl Model for DeviceModel {
     }
 
     fn context(&self) -> usize {
-        self.context
+        self.lengths.context
     }
 
     fn len(&self) -> usize {
@@ -389,9 +413,9 @@ impl Model for DeviceModel {
     }
 
     fn forward(&mut self, tokens: &[u32], logits: &mut Vec<f32>) -> Result<()> {
-        check_room(self.len, tokens.len(), self.context)?;
+        check_room(self.len, tokens.len(), self.lengths.context)?;
         let (mut plan, mut rows) = (DECODE, 1);
-        for part in tokens.chunks(self.chunk) {
+        for part in tokens.chunks(self.lengths.chunk) {
             (plan, rows) = self.step(part)?;
         }
         logits.resize(self.decoder.vocab, 0.0);
