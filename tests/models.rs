@@ -15,6 +15,7 @@ use support::{Device, Text};
 use transformer_lite::graph::interp::Interpreter;
 use transformer_lite::graph::pass::Pipeline;
 use transformer_lite::graph::{Edit, Graph, derive, onnx};
+use transformer_lite::inspect::{Request, inspect};
 use transformer_lite::llm::engine::{Decoder, HostModel, Lengths, Logits};
 use transformer_lite::plan::{Options, Plan};
 use transformer_lite::session::Session;
@@ -245,6 +246,15 @@ fn on_host(path: &Path, real: &Real) -> Outcome {
     let plain = derived(path, None)?;
     let folded = derived(path, Some(Pipeline::host().without(&["trans_b"])))?;
     let fused = derived(path, Some(Pipeline::standard()))?;
+    let report = inspect(path, &Request::default()).text()?;
+    if report.shape_ops_at_runtime > 0 {
+        let (total, left) = (report.shape_ops_total, report.shape_ops_at_runtime);
+        return Err(format!("of {total} operators that compute shapes {left} run"));
+    }
+    let (arena, least) = (report.arena_bytes, report.arena_lower_bound_bytes);
+    if arena * 10 > least * 11 {
+        return Err(format!("an arena of {arena} bytes, {least} are needed"));
+    }
     for sizes in real.sizes {
         let given = inputs(&plain, &bindings(sizes))?;
         shapes_hold(&plain, &given, &bindings(sizes))?;
