@@ -316,7 +316,7 @@ fn on_device(path: &Path, real: &Real, device: &Device) -> Outcome {
     Ok(())
 }
 
-/// MiniMind2: the form of its author without a cache, and that of the engine with one, fed in parts.
+/// `MiniMind2`: the form of its author without a cache, and that of the engine with one, fed in parts.
 fn decoder_of_integers(path: &Path, device: Option<&Device>) -> Outcome {
     let tokens: Vec<u32> = (0..12).map(|i| (i * 89 + 5) % VOCABULARY as u32).collect();
     let load = |pipeline: &Pipeline| Decoder::load(path, pipeline, Logits::All).text();
