@@ -126,6 +126,9 @@ pub struct HostTensor {
 }
 
 fn byte_len(dtype: DType, shape: &[usize]) -> Result<usize, TensorError> {
+    if shape.contains(&0) {
+        return Ok(0);
+    }
     shape
         .iter()
         .try_fold(dtype.size(), |n, d| n.checked_mul(*d))

@@ -203,7 +203,7 @@ impl Session {
         let results = match &step.op {
             Some(op) => {
                 let operands: Vec<Option<&HostTensor>> = inputs.iter().map(Option::as_ref).collect();
-                op.eval(&operands).map_err(|e| fail(e, &inputs))?
+                op.run(&operands).map_err(|e| fail(e, &inputs))?
             }
             None => inputs.iter().flatten().cloned().collect(),
         };

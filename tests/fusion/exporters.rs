@@ -173,6 +173,8 @@ fn the_last_row_of_logits() {
         let mut b = logits(rows, perm);
         let passes = vec![LAST_ROW];
         let edit_limit = usize::MAX;
+        // As a decoder states it.
+        Edit::new(&mut b.0).set_constraints(Constraints::parse("s >= 1").unwrap());
         Pipeline { passes, edit_limit }.run(&mut b.0).unwrap();
         let out = b.0.output("logits").unwrap();
         assert_eq!(

@@ -22,7 +22,7 @@ impl Op for CastLike {
 
     fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
         let first = [Some(cx.fact(0)?)];
-        cast(cx.fact(1)?.dtype).infer(&InferCx::new(&first, cx.constraints()))
+        cx.of(&cast(cx.fact(1)?.dtype), &first)
     }
 
     fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {

@@ -2,7 +2,7 @@
 
 use super::case::{Case, input};
 use super::gather_elements::wrap;
-use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, count, onnx, operand, strides};
+use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, as_usize, count, onnx, operand, strides};
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::HostTensor;
 
@@ -47,7 +47,7 @@ impl Op for GatherNd {
         let (x, index) = (cx.fact(0)?, cx.fact(1)?);
         let bad = || OpError::mismatch("shapes of operand and indices", &x.shape, &index.shape);
         let (tuple, lead) = index.shape.0.split_last().ok_or_else(bad)?;
-        let tuple = tuple.as_const().and_then(|n| usize::try_from(n).ok());
+        let tuple = as_usize(tuple);
         let tuple = tuple.ok_or_else(|| OpError::expected("last axis of the indices", "a number", &index.shape))?;
         let rest = self.batch_dims.checked_add(tuple).and_then(|n| x.shape.0.get(n..)).ok_or_else(bad)?;
         if lead.len() < self.batch_dims || !index.dtype.is_int() {

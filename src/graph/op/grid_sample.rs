@@ -61,6 +61,10 @@ impl Op for GridSample {
         let [n_grid, places @ .., axes] = grid.shape.0.as_slice() else {
             return Err(OpError::expected("rank of the grid", x.shape.rank(), grid.shape.rank()));
         };
+        // Every axis multiplies the neighbours of a place.
+        if spatial.len() > 3 {
+            return Err(OpError::Unsupported(format!("samples along {} axes, more than 3", spatial.len())));
+        }
         if places.len() != spatial.len() {
             return Err(OpError::mismatch("ranks of input and grid", x.shape.rank(), grid.shape.rank()));
         }
@@ -76,12 +80,12 @@ impl Op for GridSample {
         let [n_grid, places @ .., axes] = grid.shape() else {
             return Err(OpError::expected("rank of the grid", x.shape().len(), grid.shape().len()));
         };
-        if *n_grid != n || places.len() != spatial.len() || *axes != spatial.len() {
+        if *n_grid != n || spatial.len() > 3 || places.len() != spatial.len() || *axes != spatial.len() {
             return Err(OpError::mismatch("input and grid", format!("{x:?}"), format!("{grid:?}")));
         }
         let shape: Vec<usize> = [n, c].into_iter().chain(places.iter().copied()).collect();
         let mut y = filled(&shape, 0f32)?;
-        let (plane, area): (usize, usize) = (spatial.iter().product(), places.iter().product());
+        let (plane, area) = (super::count(spatial)?, super::count(places)?);
         if plane == 0 || area == 0 || c == 0 {
             return if y.is_empty() {
                 Ok(vec![HostTensor::from_floats(x.dtype(), &shape, &y)?])
