@@ -50,7 +50,7 @@ impl Op for ArgMax {
         let x = cx.fact(0)?;
         let a = axis(self.axis, x.shape.rank())?;
         let mut shape = x.shape.0.clone();
-        cx.require(shape[a].sub(&1.into())?, "elements beside the first to find one among")?;
+        cx.require(shape[a].sub(&1.into())?, "size of the axis, less 1")?;
         if self.keep {
             shape.splice(a..=a, [1.into()]);
         } else {

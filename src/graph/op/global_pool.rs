@@ -35,6 +35,9 @@ impl Op for GlobalPool {
         if x.shape.rank() < 2 {
             return Err(OpError::expected("rank", "2 or more", x.shape.rank()));
         }
+        for size in x.shape.0.iter().skip(2) {
+            cx.require(size.sub(&1.into())?, "a spatial size, less 1")?;
+        }
         let shape = x.shape.0.iter().enumerate().map(|(i, d)| if i < 2 { d.clone() } else { Dim::from(1) });
         Ok(vec![Fact::new(x.dtype, Shape(shape.collect()))])
     }

@@ -68,6 +68,9 @@ impl Op for GridSample {
         if places.len() != spatial.len() {
             return Err(OpError::mismatch("ranks of input and grid", x.shape.rank(), grid.shape.rank()));
         }
+        for size in spatial {
+            cx.require(size.sub(&1.into())?, "a size to sample from, less 1")?;
+        }
         cx.same("batches of input and grid", n, n_grid)?;
         cx.same("spatial axes of the input and coordinates of the grid", &Dim::from_usize(spatial.len()), axes)?;
         let out = [n.clone(), c.clone()].into_iter().chain(places.iter().cloned()).collect();

@@ -82,6 +82,8 @@ impl Reshape {
             Self::Reshape { allow_zero } => {
                 let mut out = Vec::new();
                 let mut hole = None;
+                // A size that is copied cancels, also where it is 0.
+                let (mut left, mut made) = (x.to_vec(), Vec::new());
                 for (i, d) in needs()?.into_iter().enumerate() {
                     if d.is(-1) {
                         if hole.replace(i).is_some() {
@@ -89,16 +91,18 @@ impl Reshape {
                         }
                         out.push(1.into());
                     } else if d.is(0) && !allow_zero {
-                        out.push(x.get(i).cloned().ok_or_else(|| OpError::expected("rank of the input", format!("above {i}"), x.len()))?);
+                        let size = x.get(i).ok_or_else(|| OpError::expected("rank of the input", format!("above {i}"), x.len()))?;
+                        out.push(size.clone());
+                        left[i] = 1.into();
                     } else {
+                        made.push(d.clone());
                         out.push(d);
                     }
                 }
-                let (have, want) = (product(x)?, product(&out)?);
                 if let Some(i) = hole {
-                    out[i] = fill(i, &have, &want)?;
+                    out[i] = fill(i, &product(&left)?, &product(&made)?)?;
                 } else {
-                    same("element counts", &have, &want)?;
+                    same("element counts", &product(x)?, &product(&out)?)?;
                 }
                 Ok(out)
             }

@@ -221,6 +221,12 @@ impl Op for Resize {
         }
         let sizes = cx.sizes(self.scales_at + 1)?;
         count(sizes.len())?;
+        for (a, size) in axes.iter().zip(&sizes).filter(|(_, size)| !size.is(0)) {
+            let from = &x.shape.0[*a];
+            if from != size {
+                cx.require(from.sub(&1.into())?, "a size to resize from, less 1")?;
+            }
+        }
         if self.policy == Policy::Stretch {
             for (a, size) in axes.iter().zip(sizes) {
                 cx.require(size.clone(), "size to resize to")?;
