@@ -6,7 +6,7 @@
 
 mod support;
 
-use libtest_mimic::{Arguments, Failed, Trial};
+use libtest_mimic::{Arguments, Trial};
 use std::collections::HashMap;
 use std::path::Path;
 use std::process::ExitCode;
@@ -14,8 +14,9 @@ use std::sync::Arc;
 use support::{Device, Text};
 use transformer_lite::graph::interp::Interpreter;
 use transformer_lite::graph::pass::Pipeline;
-use transformer_lite::graph::{Graph, derive, onnx};
-use transformer_lite::llm::engine::{Decoder, DeviceModel, HostModel, Lengths, Logits};
+use transformer_lite::graph::{Edit, Graph, derive, onnx};
+use transformer_lite::inspect::{Request, inspect};
+use transformer_lite::llm::engine::{Decoder, HostModel, Lengths, Logits};
 use transformer_lite::plan::{Options, Plan};
 use transformer_lite::session::Session;
 use transformer_lite::shape::{Bindings, Symbol};
@@ -35,6 +36,7 @@ const MODELS: &[Real] = &[
         sizes: &[
             &[("batch_size", 2), ("sequence_length", 19)],
             &[("batch_size", 1), ("sequence_length", 6)],
+            &[("batch_size", 2), ("sequence_length", 1)],
         ],
     },
     Real {
@@ -54,6 +56,11 @@ const MODELS: &[Real] = &[
                 ("p2o_DynamicDimension_1", 64),
                 ("p2o_DynamicDimension_2", 96),
             ],
+            &[
+                ("p2o_DynamicDimension_0", 1),
+                ("p2o_DynamicDimension_1", 32),
+                ("p2o_DynamicDimension_2", 128),
+            ],
         ],
     },
     Real {
@@ -69,6 +76,11 @@ const MODELS: &[Real] = &[
                 ("x_2", 48),
                 ("p2o_DynamicDimension_1", 64),
             ],
+            &[
+                ("p2o_DynamicDimension_0", 1),
+                ("x_2", 48),
+                ("p2o_DynamicDimension_1", 37),
+            ],
         ],
     },
     Real {
@@ -76,12 +88,17 @@ const MODELS: &[Real] = &[
         sizes: &[
             &[("batch", 1), ("height", 96), ("width", 128)],
             &[("batch", 1), ("height", 64), ("width", 64)],
+            &[("batch", 1), ("height", 32), ("width", 96)],
         ],
     },
 ];
 
 /// A decoder with integer products; see [`decoder_of_integers`].
 const DECODER: &str = "minimind2-small";
+const VOCABULARY: usize = 6400;
+/// Its products quantize their operands to 8 bits at run time: a last bit of difference moves some by a whole step, and logits by
+/// parts of their range. ONNX Runtime differs by as much from itself, between its levels of optimization.
+const OF_INTEGERS: f32 = 2.5e-2;
 
 fn main() -> ExitCode {
     let arguments = Arguments::from_args();
@@ -198,13 +215,49 @@ fn apart(found: &[f32], wanted: &[f32]) -> Result<f32, String> {
     }
 }
 
+/// Every value has the shape that was derived for it.
+fn shapes_hold(graph: &Arc<Graph>, given: &[(String, HostTensor)], sizes: &Bindings) -> Outcome {
+    let mut all = graph.as_ref().clone();
+    let made: Vec<_> = all.nodes().flat_map(|(_, n)| n.outputs.clone()).collect();
+    for v in made {
+        if !all.outputs().contains(&v) {
+            Edit::new(&mut all).add_output(v);
+        }
+    }
+    let all = Arc::new(all);
+    let mut checked = 0;
+    for (name, tensor) in interpret(&all, given)? {
+        let fact = all.output(&name).and_then(|v| all.fact(v).ok());
+        let fact = fact.ok_or_else(|| format!("no fact of \"{name}\""))?;
+        let wanted = fact.shape.eval(sizes).text()?;
+        if wanted != tensor.shape() || fact.dtype != tensor.dtype() {
+            return Err(format!(
+                "\"{name}\" at {sizes:?}: derived {fact}, found {tensor:?}"
+            ));
+        }
+        checked += 1;
+    }
+    eprintln!("{checked} shapes at {sizes:?}");
+    Ok(())
+}
+
 /// Folding and planning of shapes changes no bit; fused operators round otherwise.
 fn on_host(path: &Path, real: &Real) -> Outcome {
     let plain = derived(path, None)?;
-    let folded = derived(path, Some(Pipeline::host()))?;
+    let folded = derived(path, Some(Pipeline::host().without(&["trans_b"])))?;
     let fused = derived(path, Some(Pipeline::standard()))?;
+    let report = inspect(path, &Request::default()).text()?;
+    if report.shape_ops_at_runtime > 0 {
+        let (total, left) = (report.shape_ops_total, report.shape_ops_at_runtime);
+        return Err(format!("of {total} operators that compute shapes {left} run"));
+    }
+    let (arena, least) = (report.arena_bytes, report.arena_lower_bound_bytes);
+    if arena * 10 > least * 11 {
+        return Err(format!("an arena of {arena} bytes, {least} are needed"));
+    }
     for sizes in real.sizes {
         let given = inputs(&plain, &bindings(sizes))?;
+        shapes_hold(&plain, &given, &bindings(sizes))?;
         let wanted = interpret(&plain, &given)?;
         let (same, near) = (interpret(&folded, &given)?, interpret(&fused, &given)?);
         for (name, wanted) in &wanted {
@@ -214,7 +267,10 @@ fn on_host(path: &Path, real: &Real) -> Outcome {
                 near.get(name).ok_or_else(missing)?,
             );
             if same.bytes().text()? != wanted.bytes().text()? || same.shape() != wanted.shape() {
-                return Err(format!("\"{name}\" at {sizes:?}: folding changes {same:?}"));
+                let error = distance(same, wanted);
+                return Err(format!(
+                    "\"{name}\" at {sizes:?}: folding changes {same:?}: {error:?}"
+                ));
             }
             let error = distance(near, wanted)?;
             if error > 1e-5 {
@@ -235,7 +291,7 @@ fn on_device(path: &Path, real: &Real, device: &Device) -> Outcome {
     };
     let plan = Plan::compile(&graph, &device.caps, &options).text()?;
     let mut session = Session::new(Box::new(device.share()), &graph, vec![plan]).text()?;
-    let loaded = session.stats();
+    let mut before = None;
     for sizes in real.sizes {
         let given = inputs(&graph, &bindings(sizes))?;
         for (name, tensor) in &given {
@@ -250,18 +306,19 @@ fn on_device(path: &Path, real: &Real, device: &Device) -> Outcome {
                 return Err(format!("\"{name}\" at {sizes:?} is {error:.2e} apart"));
             }
         }
-    }
-    let now = session.stats();
-    let counters = |s: &transformer_lite::backend::Stats| (s.allocations, s.compiles, s.recordings);
-    if counters(&now) != counters(&loaded) {
-        return Err(format!("runs changed the counters: {loaded:?}, then {now:?}"));
+        // The first run may take staging memory for transfers.
+        let stats = session.stats();
+        let now = (stats.allocations, stats.compiles, stats.recordings);
+        if *before.get_or_insert(now) != now {
+            return Err(format!("a run changed the counters from {before:?} to {now:?}"));
+        }
     }
     Ok(())
 }
 
-/// MiniMind2: the form of its author without a cache, and that of the engine with one, fed in parts.
+/// `MiniMind2`: the form of its author without a cache, and that of the engine with one, fed in parts.
 fn decoder_of_integers(path: &Path, device: Option<&Device>) -> Outcome {
-    let tokens: Vec<u32> = (0..12).map(|i| (i * 89 + 5) % 6400).collect();
+    let tokens: Vec<u32> = (0..12).map(|i| (i * 89 + 5) % VOCABULARY as u32).collect();
     let load = |pipeline: &Pipeline| Decoder::load(path, pipeline, Logits::All).text();
     let lengths = Lengths::of(32);
     let Some(device) = device else {
@@ -291,15 +348,50 @@ fn decoder_of_integers(path: &Path, device: Option<&Device>) -> Outcome {
     };
     let _turn = device.turn();
     let mut host = HostModel::new(load(&Pipeline::host())?, lengths.context).text()?;
-    let mut model =
-        DeviceModel::new(load(&Pipeline::standard())?, Box::new(device.share()), &lengths).text()?;
+    let decoder = load(&Pipeline::standard())?;
+    let plans: Result<Vec<Plan>, _> = decoder
+        .options(&lengths)
+        .into_iter()
+        .map(|options| {
+            let options = Options {
+                float: DType::F32,
+                ..options
+            };
+            Plan::compile(decoder.graph(), &device.caps, &options)
+        })
+        .collect();
+    let graph = decoder.graph();
+    let mut session = Session::new(Box::new(device.share()), graph, plans.text()?).text()?;
+    let mut past = 0;
     for part in [&tokens[..9], &tokens[9..10], &tokens[10..11], &tokens[11..]] {
-        let (wanted, found) = (host.forward_all(part).text()?, model.forward_all(part).text()?);
+        let wanted = host.forward_all(part).text()?;
+        let plan = usize::from(part.len() == 1);
+        let list = |list: Vec<i64>| HostTensor::from_i64(&[1, list.len()], &list).text();
+        let total = past + part.len();
+        let count = |n: usize| i64::try_from(n).unwrap_or(0);
+        let given = [
+            ("input_ids", list(part.iter().map(|t| i64::from(*t)).collect())?),
+            ("position_ids", list((count(past)..count(total)).collect())?),
+            ("attention_mask", list(vec![1; total])?),
+        ];
+        for (name, tensor) in &given {
+            session.write(plan, name, tensor).text()?;
+        }
+        let mut bound = session.bindings(plan).text()?;
+        bound.set(decoder.past(), count(past));
+        session.run(plan, &bound).text()?;
+        past = total;
+        let found = session.read(plan, "logits").text()?;
+        let found = found.to_f32().text()?;
         let error = apart(&found, &wanted)?;
         eprintln!("{DECODER}, {} tokens: {error:.2e}", part.len());
-        // Activations in halves, quantized to 8 bits at run time.
-        if error > 2e-2 {
+        if error > OF_INTEGERS {
             return Err(format!("{} tokens: {error:.2e} apart", part.len()));
+        }
+        let best = |row: &[f32]| (0..row.len()).max_by(|i, j| row[*i].total_cmp(&row[*j]));
+        let rows = found.chunks(VOCABULARY).zip(wanted.chunks(VOCABULARY));
+        if let Some(i) = rows.into_iter().position(|(a, b)| best(a) != best(b)) {
+            return Err(format!("{} tokens: another best token in row {i}", part.len()));
         }
     }
     Ok(())

@@ -16,7 +16,8 @@
 //! WGSL has no 16-bit store without an extension, so a work-item always owns an aligned pair. A
 //! tensor with an odd number of elements is followed by padding up to a multiple of 4 bytes.
 //!
-//! `ELEM` (in OpenCL C also `ELEM2` and `ELEM4`) is the accessor type of the first element operand: a float or an `int`.
+//! `ELEM` (in OpenCL C also `ELEM2` and `ELEM4`) is the accessor type of the result, or without one of the first element
+//! operand: a float or an `int`.
 //!
 //! The preprocessor knows `#ifdef`, `#ifndef`, `#else`, `#endif` and `#include "common/<file>"`. Numeric
 //! defines become `#define` and `const`; a define is also visible to `#ifdef`. An optional operand `b` that
@@ -289,7 +290,7 @@ impl KernelSpec {
         for n in names.iter().filter(|n| !self.defines.contains_key(n.as_str())) {
             let _ = writeln!(s, "#define {n}");
         }
-        let elem = if self.first_is_float() { "float" } else { "int" };
+        let elem = if self.elem_is_float() { "float" } else { "int" };
         let _ = writeln!(
             s,
             "#define ELEM {elem}\n#define ELEM2 {elem}2\n#define ELEM4 {elem}4"
@@ -366,14 +367,12 @@ impl KernelSpec {
     }
 
     /// True when the accessors of the first element operand work in floats.
-    fn first_is_float(&self) -> bool {
-        let elems = self
-            .kernel
-            .args
-            .iter()
-            .zip(&self.operands)
-            .filter(|(a, _)| a.ty == Ty::Elem);
-        elems.filter_map(|(_, d)| *d).next().is_none_or(DType::is_float)
+    fn elem_is_float(&self) -> bool {
+        let args = self.kernel.args.iter().zip(&self.operands);
+        let elems = || args.clone().filter(|(a, _)| a.ty == Ty::Elem);
+        let result = elems().find(|(a, _)| a.role == Role::Out);
+        let elem = result.or_else(|| elems().find(|(_, d)| d.is_some()));
+        elem.and_then(|(_, d)| *d).is_none_or(DType::is_float)
     }
 
     /// Name of the variable that holds `arg`'s bytes.
@@ -398,7 +397,7 @@ impl KernelSpec {
         let _ = writeln!(
             s,
             "alias ELEM = {};",
-            if self.first_is_float() { "f32" } else { "i32" }
+            if self.elem_is_float() { "f32" } else { "i32" }
         );
         s.push_str("struct Params {");
         for (name, ty) in self.kernel.params.fields {

@@ -44,7 +44,7 @@ impl Op for Expand {
                 _ => 0.into(),
             })
             .collect();
-        transpose::emit_strided(cx, &out.0, &0.into(), &step)
+        transpose::emit_strided(cx, &out.0, &transpose::Start::first(), &step)
     }
 
     fn reads(&self, input: usize) -> bool {
