@@ -525,3 +525,6 @@ impl Attributes for NodeAttributes<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

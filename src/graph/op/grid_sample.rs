@@ -207,6 +207,18 @@ mod tests {
     use super::*;
 
     #[test]
+    fn many_axes_are_refused() {
+        let op = GridSample { mode: Mode::Cubic, padding: Padding::Zeros, align_corners: false };
+        let run = |axes: usize| {
+            let x = HostTensor::zeros(crate::tensor::DType::F32, &vec![1; axes + 2]).unwrap();
+            let shape = [vec![1; axes + 1], vec![axes]].concat();
+            let grid = HostTensor::zeros(crate::tensor::DType::F32, &shape).unwrap();
+            op.eval(&[Some(&x), Some(&grid)])
+        };
+        assert!(run(3).is_ok() && run(4).is_err());
+    }
+
+    #[test]
     fn the_identity_grid_gives_the_image() {
         let x = input(&[1, 2, 3, 4]).make(1).unwrap();
         let line = |n: u8| (0..n).map(move |i| 2.0 * f32::from(i) / f32::from(n - 1) - 1.0);

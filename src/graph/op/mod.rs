@@ -386,7 +386,7 @@ impl Clone for Box<dyn Op> {
     }
 }
 
-impl dyn Op {
+impl dyn Op + '_ {
     /// The results on the host, by [`Op::eval`] unless no result has an element: then types and shapes are all.
     pub fn run(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
         if inputs.iter().flatten().any(|x| x.is_empty()) && !self.runs_graphs() {
@@ -400,7 +400,9 @@ impl dyn Op {
         }
         self.eval(inputs)
     }
+}
 
+impl dyn Op {
     /// The operator as `T`, if it is one.
     pub fn downcast<T: 'static>(&self) -> Option<&T> {
         self.as_any().downcast_ref()
