@@ -123,7 +123,16 @@ fn tensors_without_elements_cost_nothing() {
         let inputs: Vec<Option<&HostTensor>> = inputs.iter().copied().map(Some).collect();
         op.run(&inputs).unwrap()[0].shape().to_vec()
     };
-    assert_eq!(run(&Softmax { axis: -1, flatten: false }, &[&x]), [far, 0, 2]);
+    assert_eq!(
+        run(
+            &Softmax {
+                axis: -1,
+                flatten: false
+            },
+            &[&x]
+        ),
+        [far, 0, 2]
+    );
     assert_eq!(run(&Concat { axis: 0 }, &[&x, &x]), [2 * far, 0, 2]);
     let at = HostTensor::from_i64(&[1], &[1]).unwrap();
     assert_eq!(run(&Gather { axis: 2 }, &[&x, &at]), [far, 0, 1]);
@@ -139,7 +148,11 @@ fn what_no_memory_holds_is_an_error() {
     let index = HostTensor::from_i64(&[1], &[0]).unwrap();
     assert!(Tile.eval(&[Some(&x), Some(&far)]).is_err());
     assert!(Expand.eval(&[Some(&x), Some(&far)]).is_err());
-    assert!(OneHot { axis: -1 }.eval(&[Some(&index), Some(&far), Some(&values)]).is_err());
+    assert!(
+        OneHot { axis: -1 }
+            .eval(&[Some(&index), Some(&far), Some(&values)])
+            .is_err()
+    );
 }
 
 #[test]

@@ -62,9 +62,12 @@ fn main() -> ExitCode {
                     let why = format!("passes, but tests/onnx_nodes_expected.txt has it: {reason}");
                     ("passed", why.clone(), Err(Failed::from(why)))
                 }
-                (Outcome::Unsupported(why), _) if expected.is_unsupported(&why) => ("unsupported", why, Ok(())),
+                (Outcome::Unsupported(why), _) if expected.is_unsupported(&why) => {
+                    ("unsupported", why, Ok(()))
+                }
                 (Outcome::Unsupported(why), _) => {
-                    let why = format!("unsupported, and tests/onnx_nodes_expected.txt does not have it: {why}");
+                    let why =
+                        format!("unsupported, and tests/onnx_nodes_expected.txt does not have it: {why}");
                     ("failed", why.clone(), Err(Failed::from(why)))
                 }
                 (Outcome::Failed(why), Some(_)) => ("expected failure", why, Ok(())),
@@ -153,7 +156,9 @@ fn run(folder: &Path) -> Outcome {
         Err(e) if is_unsupported(&e) => {
             let chain = e.chain();
             // Without the path, which is that of the machine.
-            let why = chain.split_once("model.onnx: ").map_or(chain.as_str(), |(_, why)| why);
+            let why = chain
+                .split_once("model.onnx: ")
+                .map_or(chain.as_str(), |(_, why)| why);
             return Outcome::Unsupported(why.to_owned());
         }
         Err(e) => return Outcome::Failed(e.chain()),
@@ -275,10 +280,12 @@ impl Expected {
         let (mut failures, mut unsupported) = (Vec::new(), Vec::new());
         for line in lines {
             match line.split_once('|') {
-                Some((glob, reason)) if !reason.trim().is_empty() => match glob.strip_prefix("unsupported:") {
-                    Some(glob) => unsupported.push(glob.trim().to_owned()),
-                    None => failures.push((glob.trim().to_owned(), reason.trim().to_owned())),
-                },
+                Some((glob, reason)) if !reason.trim().is_empty() => {
+                    match glob.strip_prefix("unsupported:") {
+                        Some(glob) => unsupported.push(glob.trim().to_owned()),
+                        None => failures.push((glob.trim().to_owned(), reason.trim().to_owned())),
+                    }
+                }
                 _ => panic!("onnx_nodes_expected.txt: no reason in \"{line}\""),
             }
         }

@@ -50,6 +50,24 @@ impl Derived {
         self.assumed.iter().all(|a| list.iter().any(|b| a.says(b)))
     }
 
+    /// Facts of the values `carried` after all runs, whose results of the body are those from number `first` on: sizes that
+    /// a run changes are unknown.
+    pub fn kept(&self, cx: &InferCx<'_>, carried: &[Fact], first: usize) -> Vec<Fact> {
+        let mut facts = Vec::with_capacity(carried.len());
+        for (i, start) in carried.iter().enumerate() {
+            let mut fact = Fact::new(start.dtype, start.shape.clone());
+            let next = self.facts.get(first + i);
+            for (axis, size) in fact.shape.0.iter_mut().enumerate() {
+                let after = next.and_then(|n| n.shape.0.get(axis));
+                if after.is_none_or(|n| n != size || !self.is_outer(n)) {
+                    *size = cx.unknown(i, axis, None);
+                }
+            }
+            facts.push(fact);
+        }
+        facts
+    }
+
     /// The fact of a result as the node's result `output`: sizes that only the body's run defines are unknown.
     pub fn fact(&self, cx: &InferCx<'_>, output: usize) -> OpResult<Fact> {
         let mut fact = self.facts.get(output).cloned();
@@ -128,7 +146,11 @@ impl Body {
             .map_err(|e| OpError::Body(e.chain()))?;
         let inner = graph.made().iter().map(|m| m.symbol.clone()).collect();
         let assumed = graph.assumptions().iter().map(|a| a.assumed.clone()).collect();
-        Ok(Derived { facts, inner, assumed })
+        Ok(Derived {
+            facts,
+            inner,
+            assumed,
+        })
     }
 
     /// Facts of the results of a body that runs again and again: inputs `before`, then `carried`, which each run takes from
@@ -186,24 +208,6 @@ impl Body {
                 return Ok(derived);
             }
         }
-    }
-
-    /// Facts of the values `carried` after all runs, whose results of the body are those from number `first` on: sizes that
-    /// a run changes are unknown.
-    pub fn kept(cx: &InferCx<'_>, derived: &Derived, carried: &[Fact], first: usize) -> Vec<Fact> {
-        let mut facts = Vec::with_capacity(carried.len());
-        for (i, start) in carried.iter().enumerate() {
-            let mut fact = Fact::new(start.dtype, start.shape.clone());
-            let next = derived.facts.get(first + i);
-            for (axis, size) in fact.shape.0.iter_mut().enumerate() {
-                let after = next.and_then(|n| n.shape.0.get(axis));
-                if after.is_none_or(|n| n != size || !derived.is_outer(n)) {
-                    *size = cx.unknown(i, axis, None);
-                }
-            }
-            facts.push(fact);
-        }
-        facts
     }
 
     /// Results for the inputs that the node hands over and the node's operands.

@@ -87,10 +87,7 @@ fn prune(graph: &mut Graph) {
         } else {
             known.at_least(&c.dim, 0)
         };
-        let again = graph
-            .assumed
-            .iter()
-            .any(|o| o.assumed.says(c));
+        let again = graph.assumed.iter().any(|o| o.assumed.says(c));
         if follows == Some(true) || again {
             continue;
         }
@@ -240,9 +237,9 @@ fn infer(graph: &Graph, id: NodeId) -> Result<Derived> {
     let (made, assumed) = cx.finish();
     let constant = inputs.iter().flatten().all(|f| f.as_const().is_some()) && !node.inputs.is_empty();
     let small = facts.iter().all(|f| {
-        f.shape.as_fixed().is_some_and(|s| {
-            count(&s).is_ok_and(|n| n.saturating_mul(f.dtype.size()) <= FOLD_BYTES)
-        })
+        f.shape
+            .as_fixed()
+            .is_some_and(|s| count(&s).is_ok_and(|n| n.saturating_mul(f.dtype.size()) <= FOLD_BYTES))
     });
     if constant && let Some(nothing) = nothing(&facts) {
         for (fact, tensor) in facts.iter_mut().zip(nothing) {

@@ -488,7 +488,10 @@ impl Attributes for NodeAttributes<'_> {
         let mut file = self.file;
         file.depth += 1;
         if file.depth > MAX_DEPTH {
-            let why = format!("graphs inside of graphs, {} deep; at most {MAX_DEPTH}", file.depth);
+            let why = format!(
+                "graphs inside of graphs, {} deep; at most {MAX_DEPTH}",
+                file.depth
+            );
             return Err(OpError::Unsupported(why));
         }
         let mut graph = Graph::default();

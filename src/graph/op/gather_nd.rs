@@ -2,7 +2,7 @@
 
 use super::case::{Case, input};
 use super::gather_elements::wrap;
-use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, as_usize, count, onnx, operand, strides};
+use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, as_usize, count, onnx, operand, room, strides};
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::HostTensor;
 
@@ -26,7 +26,7 @@ pub(super) fn starts(shape: &[usize], indices: &HostTensor, batch: usize) -> OpR
     let each = count(lead.get(batch..).unwrap_or_default())?;
     let row = count(shape.get(batch..).unwrap_or_default())?;
     let data = indices.to_i64()?;
-    let mut out = Vec::with_capacity(groups * each);
+    let mut out = room(&[groups, each])?;
     for i in 0..groups * each {
         let list = data.get(i * tuple..(i + 1) * tuple).unwrap_or_default();
         let mut at = i / each.max(1) * row;

@@ -69,7 +69,7 @@ impl Op for Loop {
         let before = [Fact::new(DType::I64, Shape::default()), yes];
         let carried = (0..self.carried).map(|i| cx.fact(2 + i).cloned()).collect::<OpResult<Vec<_>>>()?;
         let derived = self.body.repeated(cx, &before, &carried, &[], 1)?;
-        let mut facts = Body::kept(cx, &derived, &carried, 1);
+        let mut facts = derived.kept(cx, &carried, 1);
         let begins = cx.opt(1).is_none_or(|c| decided(c) == Some(true));
         let runs = match (cx.opt(0), &most) {
             (None, _) => true,
@@ -183,6 +183,25 @@ mod tests {
     fn sizes_that_a_run_changes_are_not() {
         let op = double(Concat { axis: 0 });
         assert_eq!(shapes(&op, Some(3)), ["[last_0]", "[3, all_1]"]);
+    }
+
+    #[test]
+    fn symbols_of_elements_are_taken_too() {
+        let op = double(Concat { axis: 0 });
+        let sizes = Fact {
+            known: crate::shape::Known::Dims(vec![Dim::symbol("each_0_0")]),
+            ..Fact::new(DType::I64, Shape::fixed(&[1]))
+        };
+        let x = Fact::new(DType::F32, Shape(vec![Dim::symbol("s")]));
+        let before = [Fact::new(DType::I64, Shape::default()), Fact::new(DType::Bool, Shape::default())];
+        let inner = |inputs: &[Option<&Fact>]| {
+            let known = Constraints::default();
+            let cx = InferCx::new(inputs, &known);
+            let derived = op.body.repeated(&cx, &before, std::slice::from_ref(&x), &[], 1).unwrap();
+            derived.is_outer(&Dim::symbol("each_0_0"))
+        };
+        assert!(!inner(&[None, None, Some(&x)]), "its name where it is free");
+        assert!(inner(&[None, None, Some(&x), Some(&sizes)]));
     }
 
     #[test]

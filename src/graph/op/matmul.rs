@@ -272,3 +272,18 @@ fn cases() -> Vec<Case> {
         Case::new(MatMul { trans_b: false }, vec![input(&[2, 3, 5]).ints(-9, 9), input(&[5, 4]).ints(-9, 9)]).host_only("no kernel of integers"),
     ]
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn products_of_integers() {
+        let tensor = |shape: &[usize], data: &[i64]| HostTensor::from_ints(DType::I32, shape, data).unwrap();
+        let a = tensor(&[2, 1, 2], &[1, -2, i64::from(i32::MAX), 1]);
+        let b = tensor(&[2, 2], &[3, 4, 5, 6]);
+        let run = |trans_b| MatMul { trans_b }.eval(&[Some(&a), Some(&b)]).unwrap()[0].to_i64().unwrap();
+        assert_eq!(run(false), [-7, -8, -2_147_483_646, 2], "the type keeps the low bits");
+        assert_eq!(run(true)[..2], [-5, -7]);
+    }
+}

@@ -390,7 +390,10 @@ impl dyn Op + '_ {
     /// The results on the host, by [`Op::eval`] unless no result has an element: then types and shapes are all.
     pub fn run(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
         if inputs.iter().flatten().any(|x| x.is_empty()) && !self.runs_graphs() {
-            let facts: Vec<Option<Fact>> = inputs.iter().map(|x| x.map(|x| Fact::of(x.clone().into()))).collect();
+            let facts: Vec<Option<Fact>> = inputs
+                .iter()
+                .map(|x| x.map(|x| Fact::of(x.clone().into())))
+                .collect();
             let facts: Vec<Option<&Fact>> = facts.iter().map(Option::as_ref).collect();
             // Where the rule of shapes fails, the evaluation tells why.
             let derived = self.infer(&InferCx::new(&facts, &Constraints::default()));
@@ -654,7 +657,11 @@ pub(super) fn filled<T: Clone>(shape: &[usize], value: T) -> OpResult<Vec<T>> {
 
 /// The larger number; what is no number stays so, as ONNX has it. Kernels get none: see the numeric contract.
 pub(super) fn max_nan(a: f32, b: f32) -> f32 {
-    if a.is_nan() || b.is_nan() { f32::NAN } else { a.max(b) }
+    if a.is_nan() || b.is_nan() {
+        f32::NAN
+    } else {
+        a.max(b)
+    }
 }
 
 /// The smaller number; see [`max_nan`].

@@ -87,7 +87,7 @@ impl Op for Scan {
         if cx.constraints().at_least(&length, 1) == Some(true) {
             cx.assume(derived.assumed().cloned());
         }
-        let mut facts = Body::kept(cx, &derived, &carried, 0);
+        let mut facts = derived.kept(cx, &carried, 0);
         for ((a, _), each) in self.outputs.iter().zip(derived.facts.iter().skip(self.carried)) {
             let output = facts.len();
             let mut shape = each.shape.0.clone();

@@ -273,7 +273,9 @@ impl Axis {
         for at in (0..self.out).rev() {
             let start = at * self.stride;
             let first = self.before.saturating_sub(start).div_ceil(self.dilation);
-            let end = (self.before + self.size).saturating_sub(start).div_ceil(self.dilation);
+            let end = (self.before + self.size)
+                .saturating_sub(start)
+                .div_ceil(self.dilation);
             let known = out.last().map_or(0, |t| t + 1);
             out.extend(first.max(known)..end.min(self.kernel));
         }
@@ -338,7 +340,13 @@ pub fn taps(axes: &[Axis]) -> impl Iterator<Item = Vec<usize>> + use<> {
 pub fn meeting(axes: &[Axis]) -> impl Iterator<Item = Vec<usize>> + use<> {
     let lists: Vec<Vec<usize>> = axes.iter().map(Axis::meeting).collect();
     let counts: Vec<usize> = lists.iter().map(Vec::len).collect();
-    let tap = move |at: Vec<usize>| lists.iter().zip(at).filter_map(|(l, i)| l.get(i).copied()).collect();
+    let tap = move |at: Vec<usize>| {
+        lists
+            .iter()
+            .zip(at)
+            .filter_map(|(l, i)| l.get(i).copied())
+            .collect()
+    };
     indices(&counts).map(tap)
 }
 
