@@ -3,7 +3,7 @@
 //! ONNX `ArgMax` and `ArgMin` from opset 1; `select_last_index` from 12. Of equal elements the first, or the last.
 
 use super::case::{Case, input};
-use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, around, axis, onnx, operand};
+use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, around, axis, no_number, onnx, operand};
 use crate::shape::{Fact, Shape};
 use crate::tensor::{DType, HostTensor};
 
@@ -26,8 +26,10 @@ impl ArgMax {
         for (o, i) in (0..outer).flat_map(|o| (0..inner).map(move |i| (o, i))) {
             let mut best: Option<(usize, &T)> = None;
             for (j, v) in (0..n).filter_map(|j| data.get((o * n + j) * inner + i).map(|v| (j, v))) {
-                let better = best.is_none_or(|(_, b)| {
-                    (if self.min { v < b } else { v > b }) || (self.last && v == b)
+                // What is no number is the largest, and the smallest.
+                let better = best.is_none_or(|(_, b)| match (no_number(v), no_number(b)) {
+                    (false, false) => (if self.min { v < b } else { v > b }) || (self.last && v == b),
+                    (new, old) => new && (self.last || !old),
                 });
                 if better {
                     best = Some((j, v));
@@ -48,6 +50,7 @@ impl Op for ArgMax {
         let x = cx.fact(0)?;
         let a = axis(self.axis, x.shape.rank())?;
         let mut shape = x.shape.0.clone();
+        cx.require(shape[a].sub(&1.into())?, "size of the axis, less 1")?;
         if self.keep {
             shape.splice(a..=a, [1.into()]);
         } else {
@@ -95,4 +98,18 @@ fn cases() -> Vec<Case> {
         Case::new(ArgMax { min, axis, keep, last }, vec![input(x)]).host_only("no kernel")
     };
     vec![case(false, -1, true, false, &[3, 33]), case(true, 0, false, true, &[5, 2, 3])]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_number_is_found() {
+        let x = HostTensor::from_f32(&[4], &[1.0, f32::NAN, 3.0, f32::NAN]).unwrap();
+        for min in [false, true] {
+            let find = |last| ArgMax { min, axis: 0, keep: false, last }.eval(&[Some(&x)]).unwrap()[0].to_i64().unwrap();
+            assert_eq!((find(false), find(true)), (vec![1], vec![3]));
+        }
+    }
 }

@@ -4,7 +4,7 @@
 //! and `LpNormalization` from 1 (divide by the norm; the last axis by default; where the norm is 0 the result is 0).
 
 use super::case::{Case, input};
-use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, axis, onnx, operand, strides};
+use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, axis, onnx, operand, places};
 use crate::shape::Fact;
 use crate::tensor::HostTensor;
 
@@ -71,11 +71,7 @@ impl Op for AxesNorm {
     fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
         let x = operand(inputs, 0)?;
         let axes = self.axes(x.shape().len())?;
-        let (mut outer, mut inner) = (vec![0usize], vec![0usize]);
-        for (i, (n, step)) in x.shape().iter().zip(strides(x.shape())).enumerate() {
-            let target = if axes.contains(&i) { &mut inner } else { &mut outer };
-            *target = target.iter().flat_map(|base| (0..*n).map(move |j| base + j * step)).collect();
-        }
+        let [outer, inner] = places(x.shape(), &axes)?;
         let mut y = x.to_f32()?.into_owned();
         for base in outer {
             let mut part: Vec<f32> = inner.iter().filter_map(|i| y.get(base + i).copied()).collect();

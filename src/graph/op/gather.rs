@@ -4,7 +4,7 @@
 //! bind. An index outside the table gives an error on the host and zeros on a device, which cannot report it.
 
 use super::case::{Case, input};
-use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, axis, onnx, operand};
+use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, as_usize, around, axis, onnx, operand, room};
 use crate::backend::kernel::Kernel;
 use crate::plan::lower::{Call, LowerCx, Pack};
 use crate::shape::{Dim, Fact, Shape, product};
@@ -42,9 +42,8 @@ impl Op for Gather {
         let (x, index) = (operand(inputs, 0)?, operand(inputs, 1)?);
         let a = axis(self.axis, x.shape().len())?;
         let n = x.shape()[a];
-        let outer: usize = x.shape()[..a].iter().product();
-        let row = x.shape()[a + 1..].iter().product::<usize>() * x.dtype().size();
-        let mut out = Vec::new();
+        let (outer, _, inner) = around(x.shape(), a)?;
+        let row = inner * x.dtype().size();
         let at: Vec<usize> = index
             .to_i64()?
             .into_iter()
@@ -56,6 +55,7 @@ impl Op for Gather {
                     .ok_or_else(|| OpError::expected("index", format!("-{n} to {}", n.saturating_sub(1)), i))
             })
             .collect::<OpResult<_>>()?;
+        let mut out: Vec<u8> = room(&[outer, at.len(), row])?;
         for o in 0..outer {
             for i in &at {
                 let from = (o * n + i) * row;
@@ -76,8 +76,7 @@ impl Op for Gather {
         let out = cx.out_fact(0)?.shape.clone();
         let (rows, row) = (table.shape.0[0].clone(), product(&table.shape.0[1..])?);
         let mut parts = Vec::new();
-        let number = |d: &Dim| d.as_const().and_then(|v| usize::try_from(v).ok());
-        if let (Some(_), Some(rows), Some(row)) = (table.as_const(), number(&rows), number(&row)) {
+                if let (Some(_), Some(rows), Some(row)) = (table.as_const(), as_usize(&rows), as_usize(&row)) {
             let size = if cx.float() == DType::F16 { 2 } else { 4 };
             for (first, count) in cx.split(rows, row * size, 1)? {
                 let pack = Pack::Rows { dtype: cx.float(), first, count };

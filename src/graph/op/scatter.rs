@@ -6,7 +6,7 @@
 use super::case::{Case, input};
 use super::gather_elements::targets;
 use super::gather_nd::starts;
-use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, axis, count, onnx, operand};
+use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, as_usize, axis, count, max_nan, min_nan, onnx, operand};
 use crate::shape::Fact;
 use crate::tensor::HostTensor;
 
@@ -69,7 +69,7 @@ impl Op for Scatter {
             None => {
                 let bad = || OpError::mismatch("shapes of operand and indices", &x.shape, &index.shape);
                 let (tuple, lead) = index.shape.0.split_last().ok_or_else(bad)?;
-                let tuple = tuple.as_const().and_then(|n| usize::try_from(n).ok());
+                let tuple = as_usize(tuple);
                 let rest = tuple.and_then(|n| x.shape.0.get(n..)).ok_or_else(bad)?;
                 [lead, rest].concat()
             }
@@ -104,8 +104,8 @@ impl Op for Scatter {
                         Reduction::Replace => *new,
                         Reduction::Add => *old + new,
                         Reduction::Mul => *old * new,
-                        Reduction::Max => old.max(*new),
-                        Reduction::Min => old.min(*new),
+                        Reduction::Max => max_nan(*old, *new),
+                        Reduction::Min => min_nan(*old, *new),
                     };
                 }
             }
