@@ -1,12 +1,16 @@
-//! The node cases of the ONNX project on the host interpreter: one model of one operator each, with operands and results.
+//! The node cases of the ONNX project on the host interpreter and on every device: one model of one operator each, with operands
+//! and results.
 //!
 //! `TLITE_ONNX_NODES` names the folder `onnx/backend/test/data/node` of the Python package `onnx`; `tools/setup.sh` fetches
-//! it. A trial is named as its folder. A model that the importer refuses because an operator or a type is not there counts
-//! as unsupported. What is unsupported and what fails is listed in `tests/onnx_nodes_expected.txt`, with reasons; all that is
-//! listed must be so.
+//! it. A trial is named as its folder, on a device with `@` and the backend behind. A model that the importer refuses because an
+//! operator or a type is not there counts as unsupported. What is unsupported and what fails is listed in
+//! `tests/onnx_nodes_expected.txt`, with reasons; all that is listed must be so. On a device a case counts as passed where the host runs
+//! nothing of it.
 //! With `TLITE_ONNX_NODES_REPORT` set to a file, that gets a line for each case.
 
 #![allow(clippy::result_large_err, reason = "the library's error, on no hot path")]
+
+mod support;
 
 use libtest_mimic::{Arguments, Failed, Trial};
 use std::collections::HashMap;
@@ -14,19 +18,26 @@ use std::error::Error as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex, PoisonError};
+use support::Device;
 use transformer_lite::error::Error;
 use transformer_lite::graph::interp::Interpreter;
-use transformer_lite::graph::{OpError, derive, onnx};
-use transformer_lite::tensor::HostTensor;
+use transformer_lite::graph::{Graph, OpError, derive, onnx};
+use transformer_lite::runner::{Named, Runner};
+use transformer_lite::shape::{Dim, Fact};
+use transformer_lite::tensor::{DType, HostTensor};
 
 /// Cases of the package that `tools/fetch_onnx_nodes.py` names.
 const CASES: usize = 1765;
-/// Cases that pass.
+/// Cases that pass on the host.
 const PASSED: usize = 1200;
+/// Cases of which a device runs all; of each backend.
+const ON_DEVICE: usize = 900;
 
 /// Error bounds of ONNX's own runner.
 const RELATIVE: f64 = 1e-3;
 const ABSOLUTE: f64 = 1e-7;
+/// On devices besides, in units of the largest element: exp and log of WGSL may be some last places off.
+const OF_LARGEST: f64 = 1e-5;
 
 const NO_FOLDER: &str = "TLITE_ONNX_NODES is not set: it must name the folder onnx/backend/test/data/node of the \
     Python package onnx 1.22.0, which tools/fetch_onnx_nodes.py FOLDER fetches (tools/test.sh does it by itself)";
@@ -34,6 +45,8 @@ const NO_FOLDER: &str = "TLITE_ONNX_NODES is not set: it must name the folder on
 /// What became of a case.
 enum Outcome {
     Passed,
+    /// On a device, with nodes on the host: the reasons.
+    PartlyOnHost(String),
     /// The importer's reason.
     Unsupported(String),
     /// What is wrong.
@@ -48,37 +61,33 @@ fn main() -> ExitCode {
     };
     let expected = Arc::new(Expected::parse(include_str!("onnx_nodes_expected.txt")));
     let names = cases(&folder);
-    /// Name, outcome and reason of each case.
-    type Tally = Mutex<Vec<(String, &'static str, String)>>;
+    /// Backend, name, outcome and reason of each case.
+    type Tally = Mutex<Vec<(String, String, &'static str, String)>>;
     let tally: Arc<Tally> = Arc::default();
-    let mut trials = Vec::new();
-    for name in &names {
-        let (path, name) = (folder.join(name), name.clone());
-        let (expected, tally) = (expected.clone(), tally.clone());
-        trials.push(Trial::test(name.clone(), move || {
-            let (kind, why, result) = match (run(&path), expected.find(&name)) {
-                (Outcome::Passed, None) => ("passed", String::new(), Ok(())),
-                (Outcome::Passed, Some(reason)) => {
-                    let why = format!("passes, but tests/onnx_nodes_expected.txt has it: {reason}");
-                    ("passed", why.clone(), Err(Failed::from(why)))
-                }
-                (Outcome::Unsupported(why), _) if expected.is_unsupported(&why) => {
-                    ("unsupported", why, Ok(()))
-                }
-                (Outcome::Unsupported(why), _) => {
-                    let why =
-                        format!("unsupported, and tests/onnx_nodes_expected.txt does not have it: {why}");
-                    ("failed", why.clone(), Err(Failed::from(why)))
-                }
-                (Outcome::Failed(why), Some(_)) => ("expected failure", why, Ok(())),
-                (Outcome::Failed(why), None) => ("failed", why.clone(), Err(Failed::from(why))),
+    let (devices, missing) = support::devices();
+    let mut trials = support::missing_trials(missing);
+    let places: Vec<(String, Option<Device>)> = std::iter::once(("host".to_owned(), None))
+        .chain(devices.iter().map(|d| (d.label(&devices), Some(d.clone()))))
+        .collect();
+    for (place, device) in &places {
+        for case in &names {
+            let path = folder.join(case);
+            let name = match device {
+                None => case.clone(),
+                Some(_) => format!("{case}@{place}"),
             };
-            let mut tally = tally.lock().unwrap_or_else(PoisonError::into_inner);
-            tally.push((name, kind, why));
-            result
-        }));
+            let (place, device) = (place.clone(), device.clone());
+            let (expected, tally, label) = (expected.clone(), tally.clone(), name.clone());
+            trials.push(Trial::test(name, move || {
+                let (kind, why, result) = expected.judge(&label, run(&path, device.as_ref()));
+                let mut tally = tally.lock().unwrap_or_else(PoisonError::into_inner);
+                tally.push((place, label, kind, why));
+                result
+            }));
+        }
     }
-    let (list, all) = (expected.clone(), names.clone());
+    let list = expected.clone();
+    let all: Vec<String> = trials.iter().map(|t| t.name().to_owned()).collect();
     trials.push(Trial::test("every_entry_of_the_list_names_a_case", move || {
         Ok(list.check(&all)?)
     }));
@@ -96,30 +105,41 @@ fn main() -> ExitCode {
     if let Some(file) = std::env::var_os("TLITE_ONNX_NODES_REPORT") {
         let lines: Vec<String> = tally
             .iter()
-            .map(|(name, kind, why)| format!("{kind}\t{name}\t{}\n", why.replace('\n', " ")))
+            .map(|(_, name, kind, why)| format!("{kind}\t{name}\t{}\n", why.replace('\n', " ")))
             .collect();
         std::fs::write(file, lines.concat()).unwrap_or_else(|e| panic!("TLITE_ONNX_NODES_REPORT: {e}"));
     }
     if !whole {
         return conclusion.exit_code();
     }
-    let of = |kind| tally.iter().filter(|(_, k, _)| *k == kind).count();
-    let passed = of("passed");
-    println!(
-        "{} cases: {passed} passed, {} unsupported, {} expected failures, {} failed",
-        names.len(),
-        of("unsupported"),
-        of("expected failure"),
-        of("failed")
-    );
-    if passed != PASSED {
-        println!("FAILED: {PASSED} cases passed when the test was last changed");
-        return ExitCode::FAILURE;
+    let mut broken = false;
+    for (place, device) in &places {
+        let of = |kind| {
+            let here = tally.iter().filter(|(p, _, k, _)| p == place && *k == kind);
+            here.count()
+        };
+        let passed = of("passed");
+        println!(
+            "{place}: of {} cases {passed} passed, {} partly on the host, {} unsupported, {} expected failures, {} failed",
+            names.len(),
+            of("partly on the host"),
+            of("unsupported"),
+            of("expected failure"),
+            of("failed")
+        );
+        let wanted = if device.is_some() { ON_DEVICE } else { PASSED };
+        if passed != wanted {
+            println!("FAILED: {place}: {wanted} cases passed when the test was last changed");
+            broken = true;
+        }
     }
-    let unsupported = tally.iter().filter(|(_, kind, _)| *kind == "unsupported");
-    let reasons: Vec<&str> = unsupported.map(|(_, _, why)| why.as_str()).collect();
+    let unsupported = tally.iter().filter(|(_, _, kind, _)| *kind == "unsupported");
+    let reasons: Vec<&str> = unsupported.map(|(_, _, _, why)| why.as_str()).collect();
     if let Some(glob) = expected.unused(&reasons) {
         println!("FAILED: onnx_nodes_expected.txt: no case is \"unsupported: {glob}\"");
+        broken = true;
+    }
+    if broken {
         return ExitCode::FAILURE;
     }
     conclusion.exit_code()
@@ -150,8 +170,8 @@ fn is_unsupported(error: &Error) -> bool {
     false
 }
 
-fn run(folder: &Path) -> Outcome {
-    let mut graph = match onnx::import(&folder.join("model.onnx")) {
+fn run(folder: &Path, device: Option<&Device>) -> Outcome {
+    let graph = match onnx::import(&folder.join("model.onnx")) {
         Ok(graph) => graph,
         Err(e) if is_unsupported(&e) => {
             let chain = e.chain();
@@ -163,75 +183,112 @@ fn run(folder: &Path) -> Outcome {
         }
         Err(e) => return Outcome::Failed(e.chain()),
     };
-    let result = derive::derive(&mut graph)
-        .and_then(|()| Interpreter::new(Arc::new(graph)))
-        .map_err(|e| e.chain())
-        .and_then(|interpreter| {
-            let mut sets = 0;
-            for i in 0.. {
-                let set = folder.join(format!("test_data_set_{i}"));
-                if !set.is_dir() {
-                    break;
-                }
-                sets += 1;
-                run_set(&interpreter, &set)?;
-            }
-            if sets == 0 {
-                Err("no test data".to_owned())
-            } else {
-                Ok(())
-            }
+    let result = match device {
+        None => on_host(graph, folder).map(|()| Outcome::Passed),
+        Some(device) => on_device(graph, folder, device),
+    };
+    result.unwrap_or_else(Outcome::Failed)
+}
+
+/// The data of a case: inputs and outputs in the order of the model.
+struct Set {
+    inputs: Vec<HostTensor>,
+    outputs: Vec<HostTensor>,
+}
+
+/// All sets of data of a case.
+fn sets(graph: &Graph, folder: &Path) -> Result<Vec<Set>, String> {
+    let mut out = Vec::new();
+    for i in 0.. {
+        let set = folder.join(format!("test_data_set_{i}"));
+        if !set.is_dir() {
+            break;
+        }
+        let read = |kind: &str, count: usize| -> Result<Vec<HostTensor>, String> {
+            let files = (0..count).map(|i| set.join(format!("{kind}_{i}.pb")));
+            files
+                .map(|f| onnx::read_tensor(&f).map_err(|e| e.chain()))
+                .collect()
+        };
+        out.push(Set {
+            inputs: read("input", graph.inputs().len())?,
+            outputs: read("output", graph.outputs().len())?,
         });
-    match result {
-        Ok(()) => Outcome::Passed,
-        Err(e) => Outcome::Failed(e),
+    }
+    if out.is_empty() {
+        return Err("no test data".to_owned());
+    }
+    Ok(out)
+}
+
+fn on_device(graph: Graph, folder: &Path, device: &Device) -> Result<Outcome, String> {
+    let sets = sets(&graph, folder)?;
+    let backend = Box::new(device.share());
+    let mut runner = Runner::of(graph, Some(backend), DType::F32).map_err(|e| e.chain())?;
+    let names: Vec<String> = runner.inputs().map(|(n, _)| n.to_owned()).collect();
+    for set in sets {
+        let given: Vec<Named> = names.iter().cloned().zip(set.inputs).collect();
+        let results = runner.run(&given).map_err(|e| e.chain())?;
+        for ((name, found), expected) in results.iter().zip(&set.outputs) {
+            compare(found, expected, OF_LARGEST).map_err(|e| format!("output \"{name}\": {e}"))?;
+        }
+    }
+    let host = runner.plan().map(|p| p.host.as_slice()).unwrap_or_default();
+    let why: Vec<String> = host
+        .iter()
+        .map(|h| format!("{}: {}", h.work.name(), h.why))
+        .collect();
+    if why.is_empty() {
+        Ok(Outcome::Passed)
+    } else {
+        Ok(Outcome::PartlyOnHost(why.join("; ")))
     }
 }
 
-fn run_set(interpreter: &Interpreter, set: &Path) -> Result<(), String> {
+fn on_host(mut graph: Graph, folder: &Path) -> Result<(), String> {
+    derive::derive(&mut graph).map_err(|e| e.chain())?;
+    let sets = sets(&graph, folder)?;
+    let interpreter = Interpreter::new(Arc::new(graph)).map_err(|e| e.chain())?;
     let graph = interpreter.graph();
-    let read = |file: String| onnx::read_tensor(&set.join(file)).map_err(|e| e.chain());
-    let mut given = HashMap::new();
-    for (i, v) in graph.inputs().iter().enumerate() {
-        given.insert(*v, read(format!("input_{i}.pb"))?);
-    }
-    let results = interpreter.run(given).map_err(|e| e.chain())?;
-    for (i, v) in graph.outputs().iter().enumerate() {
-        let expected = read(format!("output_{i}.pb"))?;
-        let found = results.get(v).ok_or("an output is missing")?;
-        let name = &graph.value(*v).name;
-        compare(found, &expected).map_err(|e| format!("output \"{name}\": {e}"))?;
-        let fact = graph.fact(*v).map_err(|e| e.chain())?;
-        // What derivation says must hold in the run.
-        if fact.dtype != expected.dtype() || fact.shape.rank() != expected.shape().len() {
-            return Err(format!(
-                "output \"{name}\": derived {fact}, expected {expected:?}"
-            ));
-        }
-        for (dim, n) in fact.shape.0.iter().zip(expected.shape()) {
-            if dim
-                .as_const()
-                .is_some_and(|d| usize::try_from(d).ok() != Some(*n))
-            {
-                return Err(format!(
-                    "output \"{name}\": derived {fact}, expected {expected:?}"
-                ));
-            }
-        }
-        if let Some(known) = fact.as_dims() {
-            let values = expected.to_i64().map_err(|e| e.to_string())?;
-            let wrong = |(d, v): (&transformer_lite::shape::Dim, &i64)| d.as_const().is_some_and(|d| d != *v);
-            if known.len() != values.len() || known.iter().zip(&values).any(wrong) {
-                return Err(format!(
-                    "output \"{name}\": derived the elements {known:?}, expected {values:?}"
-                ));
-            }
+    for set in sets {
+        let given: HashMap<_, _> = graph.inputs().iter().copied().zip(set.inputs).collect();
+        let results = interpreter.run(given).map_err(|e| e.chain())?;
+        for (v, expected) in graph.outputs().iter().zip(&set.outputs) {
+            let found = results.get(v).ok_or("an output is missing")?;
+            let name = &graph.value(*v).name;
+            compare(found, expected, 0.0).map_err(|e| format!("output \"{name}\": {e}"))?;
+            check_fact(graph.fact(*v).map_err(|e| e.chain())?, expected)
+                .map_err(|e| format!("output \"{name}\": {e}"))?;
         }
     }
     Ok(())
 }
 
-fn compare(found: &HostTensor, expected: &HostTensor) -> Result<(), String> {
+/// What derivation says must hold in the run.
+fn check_fact(fact: &Fact, expected: &HostTensor) -> Result<(), String> {
+    let wrong = || Err(format!("derived {fact}, expected {expected:?}"));
+    if fact.dtype != expected.dtype() || fact.shape.rank() != expected.shape().len() {
+        return wrong();
+    }
+    for (dim, n) in fact.shape.0.iter().zip(expected.shape()) {
+        if dim
+            .as_const()
+            .is_some_and(|d| usize::try_from(d).ok() != Some(*n))
+        {
+            return wrong();
+        }
+    }
+    if let Some(known) = fact.as_dims() {
+        let values = expected.to_i64().map_err(|e| e.to_string())?;
+        let wrong = |(d, v): (&Dim, &i64)| d.as_const().is_some_and(|d| d != *v);
+        if known.len() != values.len() || known.iter().zip(&values).any(wrong) {
+            return Err(format!("derived the elements {known:?}, expected {values:?}"));
+        }
+    }
+    Ok(())
+}
+
+fn compare(found: &HostTensor, expected: &HostTensor, of_largest: f64) -> Result<(), String> {
     if found.dtype() != expected.dtype() || found.shape() != expected.shape() {
         return Err(format!("expected {expected:?}, found {found:?}"));
     }
@@ -252,9 +309,12 @@ fn compare(found: &HostTensor, expected: &HostTensor) -> Result<(), String> {
             .map_err(|e| e.to_string())
     };
     let (found, expected) = (numbers(found)?, numbers(expected)?);
+    let finite = expected.iter().filter(|v| v.is_finite());
+    let largest = finite.fold(0.0, |m: f64, v| m.max(f64::from(v.abs())));
+    let absolute = ABSOLUTE + of_largest * largest;
     let close = |a: f32, b: f32| {
         let (x, y) = (f64::from(a), f64::from(b));
-        a == b || (a.is_nan() && b.is_nan()) || (x - y).abs() <= ABSOLUTE + RELATIVE * y.abs()
+        a == b || (a.is_nan() && b.is_nan()) || (x - y).abs() <= absolute + RELATIVE * y.abs()
     };
     match found.iter().zip(&expected).position(|(a, b)| !close(*a, *b)) {
         Some(i) => Err(format!(
@@ -295,8 +355,29 @@ impl Expected {
         }
     }
 
+    /// Whether an outcome is as it should be: its kind, the reason, and what the trial says.
+    fn judge(&self, name: &str, outcome: Outcome) -> (&'static str, String, Result<(), Failed>) {
+        let wrong = |why: String| ("failed", why.clone(), Err(Failed::from(why)));
+        match (outcome, self.find(name)) {
+            (Outcome::Passed, None) => ("passed", String::new(), Ok(())),
+            (Outcome::PartlyOnHost(why), None) => ("partly on the host", why, Ok(())),
+            (Outcome::Passed | Outcome::PartlyOnHost(_), Some(reason)) => wrong(format!(
+                "passes, but tests/onnx_nodes_expected.txt has it: {reason}"
+            )),
+            (Outcome::Unsupported(why), _) if self.is_unsupported(&why) => ("unsupported", why, Ok(())),
+            (Outcome::Unsupported(why), _) => wrong(format!(
+                "unsupported, and tests/onnx_nodes_expected.txt does not have it: {why}"
+            )),
+            (Outcome::Failed(why), Some(_)) => ("expected failure", why, Ok(())),
+            (Outcome::Failed(why), None) => wrong(why),
+        }
+    }
+
     fn find(&self, name: &str) -> Option<&str> {
-        let found = self.failures.iter().find(|(glob, _)| matches(glob, name));
+        // What fails on the host fails on devices.
+        let case = name.split('@').next().unwrap_or(name);
+        let mut failures = self.failures.iter();
+        let found = failures.find(|(glob, _)| matches(glob, name) || matches(glob, case));
         found.map(|(_, reason)| reason.as_str())
     }
 
