@@ -144,6 +144,7 @@ fn scalar(module: &naga::Module, ty: naga::Handle<naga::Type>) -> String {
             size: naga::VectorSize::Quad,
             scalar: naga::Scalar::U32,
         } => "vec4<u32>".to_owned(),
+        naga::TypeInner::Atomic(naga::Scalar::U32) => "atomic u32".to_owned(),
         other => format!("{other:?}"),
     }
 }
@@ -174,9 +175,10 @@ fn wgsl_validates_and_its_bindings_are_the_descriptors() {
             };
             let ty = match (arg.ty, dtype) {
                 (Ty::Words, _) | (Ty::Elem, DType::F16) => "u32",
+                (Ty::Single, DType::F16) => "atomic u32",
                 (Ty::Words4, _) => "vec4<u32>",
-                (Ty::Elem, DType::F32) => "f32",
-                (Ty::Elem, _) => "i32",
+                (_, DType::F32) => "f32",
+                (_, _) => "i32",
             };
             wanted.push((i, arg.name.to_owned(), access, ty.to_owned()));
         }
@@ -309,9 +311,9 @@ fn opencl_arguments_are_the_descriptors() {
                 let ty = match (arg.ty, dtype) {
                     (Ty::Words, _) => "uint*",
                     (Ty::Words4, _) => "uint4*",
-                    (Ty::Elem, DType::F16) => "half*",
-                    (Ty::Elem, DType::F32) => "float*",
-                    (Ty::Elem, _) => "int*",
+                    (_, DType::F16) => "half*",
+                    (_, DType::F32) => "float*",
+                    (_, _) => "int*",
                 };
                 (arg.name.to_owned(), ty.to_owned())
             })

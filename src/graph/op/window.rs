@@ -53,6 +53,42 @@ pub struct Axis {
     pub after: usize,
 }
 
+/// One spatial axis of an operand for a kernel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Line {
+    /// Elements of the operand.
+    pub size: Dim,
+    /// Number of windows.
+    pub out: Dim,
+    /// Number of taps.
+    pub kernel: i64,
+    /// Distance of windows.
+    pub stride: i64,
+    /// Distance of taps.
+    pub dilation: i64,
+    /// Padding before the first element.
+    pub before: Dim,
+}
+
+impl Line {
+    /// An axis of one element and one window.
+    pub fn one() -> Self {
+        Self {
+            size: 1.into(),
+            out: 1.into(),
+            kernel: 1,
+            stride: 1,
+            dilation: 1,
+            before: 0.into(),
+        }
+    }
+
+    /// Each window is one element, and they are the elements in their order.
+    pub fn is_identity(&self) -> bool {
+        self.kernel == 1 && self.stride == 1 && self.before.is(0) && self.size == self.out
+    }
+}
+
 /// The number that `d` is.
 pub(super) fn number(d: &Dim) -> OpResult<usize> {
     d.as_const()
@@ -198,6 +234,41 @@ impl Window {
             out.push(count);
         }
         Ok(out)
+    }
+
+    /// Padding before axis `i` of this size, with `out` windows.
+    fn before(&self, i: usize, kernel: &[i64], size: &Dim, out: &Dim) -> OpResult<Dim> {
+        if !matches!(self.auto_pad, AutoPad::SameUpper | AutoPad::SameLower) {
+            return Ok(self.explicit(i, kernel.len()).0.into());
+        }
+        let extent = self.extent(i, kernel.get(i).copied().unwrap_or(1));
+        let last = out.sub(&1.into())?.mul(&self.stride(i).into())?;
+        let total = last.add(&extent.into())?.sub(size)?.maximum(&0.into())?;
+        Ok(match self.auto_pad {
+            AutoPad::SameUpper => total.floor_div(2)?,
+            _ => total.ceil_div(2)?,
+        })
+    }
+
+    /// The axes as rows and columns, for kernels that have two: `sizes` are those of the operand, `out` the numbers of windows.
+    pub fn plane(&self, kernel: &[i64], sizes: &[Dim], out: &[Dim]) -> OpResult<[Line; 2]> {
+        let mut lines = Vec::new();
+        for (i, ((size, out), kernel_size)) in sizes.iter().zip(out).zip(kernel).enumerate() {
+            lines.push(Line {
+                size: size.clone(),
+                out: out.clone(),
+                kernel: *kernel_size,
+                stride: self.stride(i),
+                dilation: self.dilation(i),
+                before: self.before(i, kernel, size, out)?,
+            });
+        }
+        if lines.len() == 1 {
+            lines.insert(0, Line::one());
+        }
+        lines
+            .try_into()
+            .map_err(|_| OpError::NoKernel(format!("windows over {} axes; kernels take 1 or 2", sizes.len())))
     }
 
     /// The axes, for sizes that are numbers.
