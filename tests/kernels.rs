@@ -121,7 +121,7 @@ fn every_kernel_is_planned_and_in_place_forms_exist() {
         planned, declared,
         "kernels that no case plans, or that no operator declares"
     );
-    for name in ["pointwise", "softmax", "rms_norm"] {
+    for name in ["pointwise", "softmax", "norm"] {
         for dtype in [DType::F16, DType::F32] {
             let found = specs()
                 .iter()

@@ -21,7 +21,8 @@
 //! OpenCL C has besides `x_run(n, i)` and, for [`Ty::Single`], `y_run(n, i, v)`: the elements `i .. i + n` at any `i` as a vector of 2, 4, 8 or
 //! 16. CPU compilers make nothing as good of single elements.
 //!
-//! `ELEM` (in OpenCL C also `ELEM2` and `ELEM4`) is the accessor type of the first element operand: a float or an `int`.
+//! `ELEM` (in OpenCL C also `ELEM2` and `ELEM4`) is the accessor type of the first element operand: a float or an `int`; `LEAST` is where
+//! its running maxima start.
 //!
 //! The preprocessor knows `#ifdef`, `#ifndef`, `#else`, `#endif` and `#include "common/<file>"`. Numeric
 //! defines become `#define` and `const`; a define is also visible to `#ifdef`. An optional operand `b` that
@@ -307,7 +308,12 @@ impl KernelSpec {
         let elem = if self.first_is_float() { "float" } else { "int" };
         let _ = writeln!(
             s,
-            "#define ELEM {elem}\n#define ELEM2 {elem}2\n#define ELEM4 {elem}4"
+            "#define ELEM {elem}\n#define ELEM2 {elem}2\n#define ELEM4 {elem}4\n#define LEAST {}",
+            if elem == "float" {
+                "(-3.0e38f)"
+            } else {
+                "(-2147483647 - 1)"
+            }
         );
         s.push_str("typedef struct {");
         for (name, ty) in self.kernel.params.fields {
@@ -426,11 +432,12 @@ impl KernelSpec {
                 writeln!(s, "const {k}: u32 = {v}u;")
             };
         }
-        let _ = writeln!(
-            s,
-            "alias ELEM = {};",
-            if self.first_is_float() { "f32" } else { "i32" }
-        );
+        let (elem, least) = if self.first_is_float() {
+            ("f32", "-3.0e38")
+        } else {
+            ("i32", "-2147483647 - 1")
+        };
+        let _ = writeln!(s, "alias ELEM = {elem};\nconst LEAST: {elem} = {least};");
         s.push_str("struct Params {");
         for (name, ty) in self.kernel.params.fields {
             let ty = match ty {

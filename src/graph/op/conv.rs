@@ -5,14 +5,15 @@
 
 use super::case::{Case, input};
 use super::window::{self, AutoPad, Axis, Line, Window};
-use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, matmul, onnx, operand};
+use super::{Attributes, InferCx, Inputs, MOST_LOOPS, Op, OpDef, OpError, OpResult, matmul, onnx, operand};
 use crate::backend::kernel::Kernel;
 use crate::backend::{Caps, DeviceKind};
 use crate::plan::lower::{Call, LowerCx, Pack};
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::{DType, HostTensor};
 
-static KERNEL: Kernel = crate::kernel!(conv {
+/// Convolution and transposed convolution.
+pub(super) static KERNEL: Kernel = crate::kernel!(conv {
     in_h: U32, in_w: U32, out_h: U32, out_w: U32, channels: U32, rows: U32, outputs: U32, tiles: U32, first: U32,
     image: U32, total: I32, pad_h: I32, pad_w: I32,
 } [x: In Elem, w: In Elem, bias: OptionalIn Elem, y: InOut Single]);
@@ -156,62 +157,83 @@ impl Op for Conv {
     }
 
     fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
-        let (x, w, out) = (cx.shape(0)?, cx.fact(1)?.clone(), cx.out_fact(0)?.shape.clone());
-        let ((n, c, spatial), (m, channels, _)) = (parts("the input", &x.0)?, parts("the weights", &w.shape.0)?);
+        let (x, w, out) = (cx.shape(0)?, cx.shape(1)?, cx.out_fact(0)?.shape.clone());
+        let ((_, _, spatial), (m, channels, _)) = (parts("the input", &x.0)?, parts("the weights", &w.0)?);
         let (_, _, windows) = parts("the result", &out.0)?;
-        let kernel = kernel(&self.window, &w.shape.0)?;
-        let [mut h, mut v] = self.window.plane(&kernel, spatial, windows)?;
-        let plane = h.size.mul(&v.size)?;
-        let image = c.mul(&plane)?;
-        if h.is_identity() && v.is_identity() {
+        let kernel = kernel(&self.window, &w.0)?;
+        let mut lines = self.window.plane(&kernel, spatial, windows)?;
+        if lines.iter().all(Line::is_identity) {
             // Rows of such a plane are one row.
-            v = Line { size: plane.clone(), out: plane.clone(), ..v };
-            h = Line::one();
+            let plane = lines[0].size.mul(&lines[1].size)?;
+            lines = [Line::one(), Line { size: plane.clone(), out: plane, ..Line::one() }];
         }
-        let rows = window::number(m)? / usize::try_from(self.group).unwrap_or(1).max(1);
-        let Tile { items, run, float } = Tile::of(cx.caps(), v.out.as_const(), cx.float());
-        let tile = rows.next_power_of_two().clamp(1, 8);
-        let tiles = rows.div_ceil(tile);
-        let all = tiles * window::number(&self.group.into())?;
-        let mut dispatches = Vec::new();
-        if w.as_const().is_some() {
-            let depth = window::number(channels)? * window::number(&(h.kernel * v.kernel).into())?;
-            let size = if float == DType::F16 { 2 } else { 4 };
-            for (first, count) in cx.split(all, depth * tile * size, 1)? {
-                let pack = Pack::Tiles { dtype: float, rows, tile, first, count };
-                dispatches.push((cx.weight(1, pack)?, first, count));
-            }
-        } else {
-            dispatches.push((cx.input(1)?, 0, all));
-        }
-        let packed = w.as_const().is_some();
-        for (weights, first, count) in dispatches {
-            let mut call = Call::new(&KERNEL, items)
-                .operand(cx.input(0)?)
-                .operand(weights)
-                .optional(if cx.has(2) { Some(cx.input(2)?) } else { None })
-                .operand(cx.output(0)?)
-                .grid(
-                    h.out.mul(&v.out.ceil_div(run)?)?.ceil_div(i64::from(items))?,
-                    Dim::from_usize(count),
-                    n.clone(),
-                )
-                .define("TILE", i64::try_from(tile).unwrap_or(1))
-                .define("RUN", run);
-            for (name, value) in [("KH", h.kernel), ("SH", h.stride), ("DH", h.dilation), ("KW", v.kernel), ("SW", v.stride), ("DW", v.dilation)] {
-                call = call.define(name, value);
-            }
-            for (name, set) in [("PACKED", packed), ("INSIDE", v.is_identity()), ("UNIT", v.stride == 1), ("TWO", v.stride == 2)] {
-                call = if set { call.define(name, 1) } else { call };
-            }
-            call = call.field(&h.size).field(&v.size).field(&h.out).field(&v.out).field(channels);
-            for d in [rows, window::number(m)?, tiles, first] {
-                call = call.field(Dim::from_usize(d));
-            }
-            cx.emit(call.field(&image).field(n.mul(&image)?).field(&h.before).field(&v.before))?;
-        }
-        Ok(())
+        let rows = window::number(m)? / window::number(&self.group.into())?.max(1);
+        emit(cx, &lines, self.group, rows, channels, false)
     }
+}
+
+/// Emits the convolution of operand 0 by operand 1, whose groups have `rows` output and `channels` input channels, plus operand 2.
+pub(super) fn emit(
+    cx: &mut LowerCx<'_>,
+    lines: &[Line; 2],
+    group: i64,
+    rows: usize,
+    channels: &Dim,
+    transposed: bool,
+) -> OpResult<()> {
+    let (x, w) = (cx.shape(0)?, cx.fact(1)?.clone());
+    let ((n, c, _), [h, v]) = (parts("the input", &x.0)?, lines);
+    let image = c.mul(&h.size)?.mul(&v.size)?;
+    // Results of a row between which there are no others of a work-item.
+    let step = if transposed { v.stride } else { 1 };
+    let each = v.out.ceil_div(step)?;
+    let Tile { items, run, float } = Tile::of(cx.caps(), each.as_const(), cx.float());
+    let tile = rows.next_power_of_two().clamp(1, 8);
+    let tiles = rows.div_ceil(tile);
+    let groups = window::number(&group.into())?;
+    let depth = window::number(channels)?.saturating_mul(window::number(&(h.kernel.saturating_mul(v.kernel)).into())?);
+    if i64::try_from(depth).is_ok_and(|d| d > MOST_LOOPS) {
+        return Err(OpError::NoKernel(format!("sums of {depth} terms")));
+    }
+    let packed = w.as_const().is_some() && !transposed;
+    let mut dispatches = Vec::new();
+    if packed {
+        let size = if float == DType::F16 { 2 } else { 4 };
+        for (first, count) in cx.split(tiles * groups, depth * tile * size, 1)? {
+            let pack = Pack::Tiles { dtype: float, rows, tile, first, count };
+            dispatches.push((cx.weight(1, pack)?, first, count));
+        }
+    } else {
+        dispatches.push((cx.input(1)?, 0, tiles * groups));
+    }
+    for (weights, first, count) in dispatches {
+        let grid = h.out.mul(&each.ceil_div(run)?)?.mul(&step.into())?;
+        let mut call = Call::new(&KERNEL, items)
+            .operand(cx.input(0)?)
+            .operand(weights)
+            .optional(if cx.has(2) { Some(cx.input(2)?) } else { None })
+            .operand(cx.output(0)?)
+            .grid(grid.ceil_div(i64::from(items))?, Dim::from_usize(count), n.clone())
+            .define("TILE", i64::try_from(tile).unwrap_or(1))
+            .define("RUN", run);
+        call = window::define(call, lines);
+        let flags = [
+            ("PACKED", packed),
+            ("TRANSPOSED", transposed),
+            ("INSIDE", v.is_identity()),
+            ("UNIT", transposed || v.stride == 1),
+            ("TWO", !transposed && v.stride == 2),
+        ];
+        for (name, _) in flags.iter().filter(|(_, set)| *set) {
+            call = call.define(name, 1);
+        }
+        call = call.field(&h.size).field(&v.size).field(&h.out).field(&v.out).field(channels);
+        for d in [rows, rows * groups, tiles, first] {
+            call = call.field(Dim::from_usize(d));
+        }
+        cx.emit(call.field(&image).field(n.mul(&image)?).field(&h.before).field(&v.before))?;
+    }
+    Ok(())
 }
 
 /// How a work-item's share is cut for a device.

@@ -31,17 +31,7 @@ pub(super) fn emit_copy(
     start: &Dim,
     step: &[Dim],
 ) -> OpResult<()> {
-    // Joined axes, innermost first: size and step.
-    let mut joined: Vec<(Dim, Dim)> = Vec::new();
-    for (size, step) in shape.iter().zip(step).rev() {
-        if size.is(1) {
-            continue;
-        }
-        match joined.last_mut() {
-            Some((inner, inner_step)) if inner_step.mul(inner)? == *step => *inner = inner.mul(size)?,
-            _ => joined.push((size.clone(), step.clone())),
-        }
-    }
+    let joined = joined(shape, step)?;
     if joined.len() > MAX_RANK {
         return Err(OpError::NoKernel(format!("a copy over {} axes that cannot be joined; at most {MAX_RANK}", joined.len())));
     }
@@ -68,6 +58,21 @@ pub(super) fn emit_copy(
         call = call.field(joined.get(i).map_or_else(|| 0.into(), |(_, s)| s.clone()));
     }
     cx.emit(call)
+}
+
+/// Sizes and steps of axes with those joined that are walked as one, innermost first.
+pub(super) fn joined(shape: &[Dim], step: &[Dim]) -> OpResult<Vec<(Dim, Dim)>> {
+    let mut joined: Vec<(Dim, Dim)> = Vec::new();
+    for (size, step) in shape.iter().zip(step).rev() {
+        if size.is(1) {
+            continue;
+        }
+        match joined.last_mut() {
+            Some((inner, inner_step)) if inner_step.mul(inner)? == *step => *inner = inner.mul(size)?,
+            _ => joined.push((size.clone(), step.clone())),
+        }
+    }
+    Ok(joined)
 }
 
 /// Row-major strides of a symbolic shape, in elements.

@@ -1,6 +1,7 @@
 //! Windows that slide over spatial axes: the sizes and the walks that convolutions and pooling share.
 
 use super::{Attributes, InferCx, OpError, OpResult};
+use crate::plan::lower::Call;
 use crate::shape::Dim;
 use std::ops::Range;
 
@@ -68,6 +69,8 @@ pub struct Line {
     pub dilation: i64,
     /// Padding before the first element.
     pub before: Dim,
+    /// Padding behind the last element.
+    pub after: Dim,
 }
 
 impl Line {
@@ -80,6 +83,7 @@ impl Line {
             stride: 1,
             dilation: 1,
             before: 0.into(),
+            after: 0.into(),
         }
     }
 
@@ -87,6 +91,16 @@ impl Line {
     pub fn is_identity(&self) -> bool {
         self.kernel == 1 && self.stride == 1 && self.before.is(0) && self.size == self.out
     }
+}
+
+/// Sets the constants that kernels over windows have in common: sizes, strides and dilations of rows and columns.
+pub(super) fn define(call: Call, [h, w]: &[Line; 2]) -> Call {
+    call.define("KH", h.kernel)
+        .define("SH", h.stride)
+        .define("DH", h.dilation)
+        .define("KW", w.kernel)
+        .define("SW", w.stride)
+        .define("DW", w.dilation)
 }
 
 /// The number that `d` is.
@@ -236,17 +250,20 @@ impl Window {
         Ok(out)
     }
 
-    /// Padding before axis `i` of this size, with `out` windows.
-    fn before(&self, i: usize, kernel: &[i64], size: &Dim, out: &Dim) -> OpResult<Dim> {
+    /// Padding before and behind axis `i` of this size, with `out` windows.
+    fn padding(&self, i: usize, kernel: &[i64], size: &Dim, out: &Dim) -> OpResult<(Dim, Dim)> {
         if !matches!(self.auto_pad, AutoPad::SameUpper | AutoPad::SameLower) {
-            return Ok(self.explicit(i, kernel.len()).0.into());
+            let (before, after) = self.explicit(i, kernel.len());
+            return Ok((before.into(), after.into()));
         }
         let extent = self.extent(i, kernel.get(i).copied().unwrap_or(1));
         let last = out.sub(&1.into())?.mul(&self.stride(i).into())?;
         let total = last.add(&extent.into())?.sub(size)?.maximum(&0.into())?;
-        Ok(match self.auto_pad {
-            AutoPad::SameUpper => total.floor_div(2)?,
-            _ => total.ceil_div(2)?,
+        let (small, large) = (total.floor_div(2)?, total.ceil_div(2)?);
+        Ok(if self.auto_pad == AutoPad::SameUpper {
+            (small, large)
+        } else {
+            (large, small)
         })
     }
 
@@ -254,13 +271,15 @@ impl Window {
     pub fn plane(&self, kernel: &[i64], sizes: &[Dim], out: &[Dim]) -> OpResult<[Line; 2]> {
         let mut lines = Vec::new();
         for (i, ((size, out), kernel_size)) in sizes.iter().zip(out).zip(kernel).enumerate() {
+            let (before, after) = self.padding(i, kernel, size, out)?;
             lines.push(Line {
                 size: size.clone(),
                 out: out.clone(),
                 kernel: *kernel_size,
                 stride: self.stride(i),
                 dilation: self.dilation(i),
-                before: self.before(i, kernel, size, out)?,
+                before,
+                after,
             });
         }
         if lines.len() == 1 {
