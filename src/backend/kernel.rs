@@ -227,6 +227,11 @@ const COMMON: &[(&str, &str, &str)] = &[
         include_str!("../../shaders/common/reduce.wgsl"),
     ),
     (
+        "places",
+        include_str!("../../cl/common/places.cl"),
+        include_str!("../../shaders/common/places.wgsl"),
+    ),
+    (
         "e0m4",
         include_str!("../../cl/common/e0m4.cl"),
         include_str!("../../shaders/common/e0m4.wgsl"),

@@ -321,6 +321,11 @@ impl LowerCx<'_> {
         self.node.inputs.len()
     }
 
+    /// Number of results.
+    pub fn output_count(&self) -> usize {
+        self.node.outputs.len()
+    }
+
     /// The device.
     pub fn caps(&self) -> &Caps {
         self.caps

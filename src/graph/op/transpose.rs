@@ -10,11 +10,11 @@ use crate::shape::{Dim, Fact, Shape, product};
 use crate::tensor::HostTensor;
 
 static KERNEL: Kernel = crate::kernel!(strided {
-    count: U32, start: I32, n1: U32, n2: U32, n3: U32, n4: U32,
-    s0: I32, s1: I32, s2: I32, s3: I32, s4: I32,
+    count: U32, start: I32, n1: U32, n2: U32, n3: U32, n4: U32, n5: U32,
+    s0: I32, s1: I32, s2: I32, s3: I32, s4: I32, s5: I32,
 } [x: In Elem, live: OptionalIn Elem, y: Out Elem]);
 
-const MAX_RANK: usize = 5;
+const MAX_RANK: usize = 6;
 
 /// Emits `y[m] = x[start + sum(m * step)]` over multi-indices `m` of `shape`, from operand 0 to result 0.
 pub(super) fn emit_strided(cx: &mut LowerCx<'_>, shape: &[Dim], start: &Dim, step: &[Dim]) -> OpResult<()> {
@@ -44,6 +44,7 @@ pub(super) fn emit_copy(
         (Some(live), at)
     };
     let mut call = Call::new(&KERNEL, 64)
+        .define("RANK", i64::try_from(joined.len().max(1)).unwrap_or(1))
         .operand(from)
         .optional(live)
         .operand(to)
