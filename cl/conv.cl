@@ -17,7 +17,7 @@
 #define OUT_STEP SW
 #else
 #ifdef PACKED
-#define WEIGHT(ci, tap, t) w_at(((get_group_id(1) * p.channels + (ci)) * TAPS + (tap)) * TILE + (t))
+#define WEIGHT(ci, tap, t) w_at(((part * p.channels + (ci)) * TAPS + (tap)) * TILE + (t))
 #else
 #define WEIGHT(ci, tap, t) w_at(((group * p.rows + min(row + (t), p.rows - 1)) * p.channels + (ci)) * TAPS + (tap))
 #endif
@@ -33,12 +33,18 @@
 
 KERNEL {
   uint each = (p.out_w + OUT_STEP - 1) / OUT_STEP, runs = (each + RUN - 1) / RUN;
-  if (get_global_id(0) >= p.out_h * OUT_STEP * runs) return;
-  uint oy = get_global_id(0) / runs / OUT_STEP;
-  uint ox = get_global_id(0) / runs % OUT_STEP + get_global_id(0) % runs * (RUN * OUT_STEP);
+  // Neighbouring work-items compute the same results of other channels, or the next results of the same ones.
+#ifdef BY_TILES
+  uint part = get_global_id(0), place = get_group_id(1);
+  if (part >= p.parts) return;
+#else
+  uint part = get_group_id(1), place = get_global_id(0);
+  if (place >= p.out_h * OUT_STEP * runs) return;
+#endif
+  uint oy = place / runs / OUT_STEP, ox = place / runs % OUT_STEP + place % runs * (RUN * OUT_STEP);
   // There may be one result less of the last columns of each step.
   if (ox >= p.out_w) return;
-  uint tile = p.first + get_group_id(1), group = tile / p.tiles, row = tile % p.tiles * TILE;
+  uint tile = p.first + part, group = tile / p.tiles, row = tile % p.tiles * TILE;
   V sum[TILE];
 #pragma unroll
   for (uint t = 0; t < TILE; t++) {

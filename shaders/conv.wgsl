@@ -21,12 +21,21 @@ fn column(start: u32, ix: i32) -> f32 {
 fn conv(@builtin(workgroup_id) wg: vec3<u32>, @builtin(global_invocation_id) id: vec3<u32>) {
   let each = (p.out_w + OUT_STEP - 1u) / OUT_STEP;
   let runs = (each + RUN - 1u) / RUN;
-  if (id.x >= p.out_h * OUT_STEP * runs) { return; }
-  let oy = id.x / runs / OUT_STEP;
-  let ox = id.x / runs % OUT_STEP + id.x % runs * (RUN * OUT_STEP);
+  // Neighbouring work-items compute the same results of other channels, or the next results of the same ones.
+#ifdef BY_TILES
+  let part = id.x;
+  let place = wg.y;
+  if (part >= p.parts) { return; }
+#else
+  let part = wg.y;
+  let place = id.x;
+  if (place >= p.out_h * OUT_STEP * runs) { return; }
+#endif
+  let oy = place / runs / OUT_STEP;
+  let ox = place / runs % OUT_STEP + place % runs * (RUN * OUT_STEP);
   // There may be one result less of the last columns of each step.
   if (ox >= p.out_w) { return; }
-  let tile = p.first + wg.y;
+  let tile = p.first + part;
   let group = tile / p.tiles;
   let row = tile % p.tiles * TILE;
   var sum: array<vec4<f32>, TILE>;
@@ -60,7 +69,7 @@ fn conv(@builtin(workgroup_id) wg: vec3<u32>, @builtin(global_invocation_id) id:
         let v = vec4<f32>(column(start, ix), column(start, ix + step), column(start, ix + 2 * step), column(start, ix + 3 * step));
         let tap = ky * KW + kx;
 #ifdef PACKED
-        let at = ((wg.y * p.channels + ci) * TAPS + tap) * TILE;
+        let at = ((part * p.channels + ci) * TAPS + tap) * TILE;
         for (var t = 0u; t < TILE; t++) { sum[t] += w_at(at + t) * v; }
 #else
         for (var t = 0u; t < TILE; t++) {

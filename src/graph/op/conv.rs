@@ -14,7 +14,7 @@ use crate::tensor::{DType, HostTensor};
 
 /// Convolution and transposed convolution.
 pub(super) static KERNEL: Kernel = crate::kernel!(conv {
-    in_h: U32, in_w: U32, out_h: U32, out_w: U32, channels: U32, rows: U32, outputs: U32, tiles: U32, first: U32,
+    in_h: U32, in_w: U32, out_h: U32, out_w: U32, channels: U32, rows: U32, outputs: U32, tiles: U32, first: U32, parts: U32,
     image: U32, total: I32, pad_h: I32, pad_w: I32,
 } [x: In Elem, w: In Elem, bias: OptionalIn Elem, y: InOut Single]);
 
@@ -187,8 +187,7 @@ pub(super) fn emit(
     // Results of a row between which there are no others of a work-item.
     let step = if transposed { v.stride } else { 1 };
     let each = v.out.ceil_div(step)?;
-    let Tile { items, run, float } = Tile::of(cx.caps(), each.as_const(), cx.float());
-    let tile = rows.next_power_of_two().clamp(1, 8);
+    let Tile { items, run, tile, by_tiles, float } = Tile::of(cx.caps(), each.as_const(), rows, group, cx.float());
     let tiles = rows.div_ceil(tile);
     let groups = window::number(&group.into())?;
     let depth = window::number(channels)?.saturating_mul(window::number(&(h.kernel.saturating_mul(v.kernel)).into())?);
@@ -213,12 +212,17 @@ pub(super) fn emit(
             .operand(weights)
             .optional(if cx.has(2) { Some(cx.input(2)?) } else { None })
             .operand(cx.output(0)?)
-            .grid(grid.ceil_div(i64::from(items))?, Dim::from_usize(count), n.clone())
             .define("TILE", i64::try_from(tile).unwrap_or(1))
             .define("RUN", run);
         call = window::define(call, lines);
+        call = if by_tiles {
+            call.grid(Dim::from_usize(count).ceil_div(i64::from(items))?, grid, n.clone())
+        } else {
+            call.grid(grid.ceil_div(i64::from(items))?, Dim::from_usize(count), n.clone())
+        };
         let flags = [
             ("PACKED", packed),
+            ("BY_TILES", by_tiles),
             ("TRANSPOSED", transposed),
             ("INSIDE", v.is_identity()),
             ("UNIT", transposed || v.stride == 1),
@@ -228,7 +232,7 @@ pub(super) fn emit(
             call = call.define(name, 1);
         }
         call = call.field(&h.size).field(&v.size).field(&h.out).field(&v.out).field(channels);
-        for d in [rows, rows * groups, tiles, first] {
+        for d in [rows, rows * groups, tiles, first, count] {
             call = call.field(Dim::from_usize(d));
         }
         cx.emit(call.field(&image).field(n.mul(&image)?).field(&h.before).field(&v.before))?;
@@ -242,20 +246,27 @@ struct Tile {
     items: u32,
     /// Results of a row that a work-item computes.
     run: i64,
+    /// Channels that a work-item computes.
+    tile: usize,
+    /// Neighbouring work-items share their part of the input, not of the weights.
+    by_tiles: bool,
     /// Storage type of packed weights.
     float: DType,
 }
 
 impl Tile {
-    /// For rows of `width` results, where that is a number.
-    fn of(caps: &Caps, width: Option<i64>, float: DType) -> Self {
+    /// For rows of `width` results, where that is a number, and groups of `rows` channels.
+    fn of(caps: &Caps, width: Option<i64>, rows: usize, group: i64, float: DType) -> Self {
+        let fit = rows.next_power_of_two();
         match (caps.kind, caps.backend) {
             // A work-item is a loop iteration on a core: explicit vectors, and weights as the arithmetic wants them.
             (DeviceKind::Cpu, "opencl") => {
                 let run = [4, 8].into_iter().find(|r| width.is_some_and(|w| w <= *r)).unwrap_or(16);
-                Self { items: 8, run, float: DType::F32 }
+                let most = if rows >= 64 || rows.is_multiple_of(16) { 16 } else { 8 };
+                let by_tiles = group == 1;
+                Self { items: if by_tiles { 4 } else { 8 }, run, tile: fit.min(most), by_tiles, float: DType::F32 }
             }
-            _ => Self { items: 64, run: 4, float },
+            _ => Self { items: 64, run: 4, tile: fit.min(8), by_tiles: false, float },
         }
     }
 }
