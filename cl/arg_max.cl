@@ -6,6 +6,12 @@
 #define OVER(a, b) ((a) > (b))
 #endif
 
+#ifdef FLOATS
+#define X float
+#else
+#define X int
+#endif
+
 KERNEL {
   uint pair = get_global_id(0);
   if (2 * pair >= p.count) return;
@@ -13,9 +19,9 @@ KERNEL {
   for (uint h = 0; h < 2; h++) {
     uint i = min(2 * pair + h, p.count - 1), base = i / p.inner * p.cols * p.inner + i % p.inner;
     uint place = 0;
-    ELEM best = x_at(base);
+    X best = x_at(base);
     for (uint c = 1; c < p.cols; c++) {
-      ELEM e = x_at(base + c * p.inner);
+      X e = x_at(base + c * p.inner);
 #ifdef LAST
       if (!OVER(best, e)) {
 #else

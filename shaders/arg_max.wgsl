@@ -1,6 +1,12 @@
 // y = the position of the largest element along an axis of `cols` elements, `inner` apart: the first of equal ones, or with LAST the
 // last; with SMALLEST that of the smallest. A work-item computes two neighbouring results.
-fn over(a: ELEM, b: ELEM) -> bool {
+#ifdef FLOATS
+alias X = f32;
+#else
+alias X = i32;
+#endif
+
+fn over(a: X, b: X) -> bool {
 #ifdef SMALLEST
   return a < b;
 #else

@@ -27,7 +27,7 @@ mod symbolic;
 
 use expected::Expectations;
 use harness::Scenario;
-use libtest_mimic::{Arguments, Failed, Trial};
+use libtest_mimic::{Arguments, Trial};
 use std::process::ExitCode;
 use std::sync::Arc;
 use support::Device;
@@ -76,13 +76,7 @@ fn main() -> ExitCode {
             }));
         }
     }
-    for m in missing {
-        let required = m.is_required();
-        let name = format!("NO DEVICE FOR BACKEND {}: {}", m.backend, m.why);
-        let why = m.why.clone();
-        let trial = Trial::test(name, move || Err(Failed::from(why))).with_kind("missing");
-        trials.push(trial.with_ignored_flag(!required));
-    }
+    trials.extend(support::missing_trials(missing));
     let lists = expectations.clone();
     let names: Vec<String> = trials.iter().map(|t| t.name().to_owned()).collect();
     let present: Vec<_> = devices

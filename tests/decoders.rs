@@ -17,7 +17,8 @@ use transformer_lite::graph::pass::Pipeline;
 use transformer_lite::graph::text;
 use transformer_lite::llm::Model;
 use transformer_lite::llm::engine::{Decoder, HostModel, Lengths, Logits};
-use transformer_lite::plan::{Plan, weight_bytes};
+use transformer_lite::plan::{Bound, Plan, weight_bytes};
+use transformer_lite::shape::Bindings;
 use transformer_lite::tensor::DType;
 
 const GB: u64 = 1_000_000_000;
@@ -127,6 +128,9 @@ fn true_sizes_fuse_and_plan_without_weights() {
             sizes.len()
         );
         for plan in &planned.plans {
+            let m = &plan.memory;
+            assert!(m.arena * 10 <= m.lower_bound * 11, "{name}: {m:?}");
+            assert!(m.arena * 2 <= m.without_reuse, "{name}: {m:?}");
             assert!(
                 plan.host.is_empty(),
                 "{name}: on the host {:?}",
@@ -149,6 +153,31 @@ fn true_sizes_fuse_and_plan_without_weights() {
         );
         let cache = 2 * 2 * layers * spec.context * spec.kv_heads * spec.head_dim;
         assert_eq!(planned.plans[0].memory.states, cache as u64, "{name}");
+    }
+}
+
+/// Within a block of padding and across its end, and nothing is allocated.
+#[test]
+fn binding_allocates_nothing() {
+    for spec in SPECS {
+        let planned = Planned::new(&spec, Form::E0m4(128), 1024);
+        let [_, decode] = &planned.plans;
+        let at = |past: i64| {
+            let mut b = Bindings::new();
+            b.set(planned.decoder.past(), past);
+            b
+        };
+        let lengths: Vec<Bindings> = (0..300).map(at).collect();
+        let mut bound = Bound::default();
+        decode.bind(&lengths[0], &mut bound).unwrap();
+        let counted = allocation_counter::measure(|| {
+            for b in &lengths {
+                decode.bind(b, &mut bound).unwrap();
+            }
+        });
+        assert_eq!(counted.count_total, 0, "{}: {counted:?}", spec.name);
+        assert!(decode.bind(&at(1024), &mut bound).is_err());
+        decode.bind(&lengths[7], &mut bound).unwrap();
     }
 }
 

@@ -6,13 +6,13 @@
 
 mod support;
 
-use libtest_mimic::{Arguments, Failed, Trial};
+use libtest_mimic::{Arguments, Trial};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use support::Device;
 use support::gguf::{Traits, VOCAB};
+use support::{Device, Text};
 use transformer_lite::backend::kernel::Role;
 use transformer_lite::graph::pass::Pipeline;
 use transformer_lite::llm::engine::{Decoder, DeviceModel, HostModel, Lengths, Logits};
@@ -23,17 +23,6 @@ use transformer_lite::plan::Place;
 
 /// Result of a trial.
 type Outcome = Result<(), String>;
-
-/// Any displayable error as a trial's.
-trait Text<T> {
-    fn text(self) -> Result<T, String>;
-}
-
-impl<T, E: std::fmt::Display> Text<T> for Result<T, E> {
-    fn text(self) -> Result<T, String> {
-        self.map_err(|e| e.to_string())
-    }
-}
 
 fn main() -> ExitCode {
     let arguments = Arguments::from_args();
@@ -100,21 +89,11 @@ fn main() -> ExitCode {
                 );
             }
         }
-        None => {
-            let required = !support::required().is_empty();
-            let why = "TLITE_TEST_MODEL_DIR names no folder with a model";
-            let trial = Trial::test(format!("NO REAL MODEL TESTED: {why}"), move || {
-                Err(Failed::from(why))
-            });
-            trials.push(trial.with_ignored_flag(!required));
-        }
+        None => trials.push(support::not_set(
+            "TLITE_TEST_MODEL_DIR names no folder with a model",
+        )),
     }
-    for m in missing {
-        let required = m.is_required();
-        let name = format!("NO DEVICE FOR BACKEND {}: {}", m.backend, m.why);
-        let trial = Trial::test(name, move || Err(Failed::from(m.why)));
-        trials.push(trial.with_ignored_flag(!required));
-    }
+    trials.extend(support::missing_trials(missing));
     libtest_mimic::run(&arguments, trials).exit_code()
 }
 
@@ -365,7 +344,8 @@ fn paddings_change_nothing(device: &Device) -> Outcome {
     let (tokens, context) = (tokens(100), 100);
     let lengths = [&[27][..], &[1; 73]].concat();
     let mut first: Option<Vec<f32>> = None;
-    for padding in [32, 64, 256] {
+    // Multiples of 1 pad nothing.
+    for padding in [1, 32, 64, 256] {
         let lengths_of = Lengths {
             padding,
             ..Lengths::of(context)

@@ -1,5 +1,9 @@
 //! Plans: memory of random graphs, sizes that change from run to run, lengths that only data tells, wrong input.
 
+#[path = "plans/lengths.rs"]
+mod lengths;
+#[path = "plans/on_host.rs"]
+mod on_host;
 mod support;
 
 use proptest::prelude::*;
@@ -7,6 +11,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use support::{Device, fake_caps};
 use transformer_lite::graph::interp::Interpreter;
+use transformer_lite::graph::op::InferCx;
 use transformer_lite::graph::op::concat::Concat;
 use transformer_lite::graph::op::expand::Expand;
 use transformer_lite::graph::op::gather::Gather;
@@ -18,7 +23,7 @@ use transformer_lite::graph::op::slice::Slice;
 use transformer_lite::graph::op::softmax::Softmax;
 use transformer_lite::graph::op::top_k::TopK;
 use transformer_lite::graph::op::transpose::Transpose;
-use transformer_lite::graph::{Edit, Graph, Op, ValueId, derive};
+use transformer_lite::graph::{Edit, Graph, Op, OpError, ValueId, derive};
 use transformer_lite::plan::{Bound, Options, Plan, Segment, Shared, Tensor};
 use transformer_lite::session::Session;
 use transformer_lite::shape::{Bindings, Dim, Fact, Shape};
@@ -158,18 +163,39 @@ fn root<'a>(plan: &'a Plan, mut t: &'a Tensor) -> &'a Tensor {
     t
 }
 
-/// A random graph over `x [1, n, 8]` and `y [1, m, 8]`, with symbols up to 24.
+/// An operator without kernels: `1 - x`.
+#[derive(Clone, Debug, PartialEq)]
+struct OnHost;
+
+impl Op for OnHost {
+    fn name(&self) -> &str {
+        "OnHost"
+    }
+
+    fn infer(&self, cx: &InferCx<'_>) -> Result<Vec<Fact>, OpError> {
+        Ok(vec![cx.fact(0)?.clone()])
+    }
+
+    fn eval(&self, inputs: &[Option<&HostTensor>]) -> Result<Vec<HostTensor>, OpError> {
+        let x = inputs[0].unwrap();
+        let y: Vec<f32> = x.to_f32()?.iter().map(|v| 1.0 - v).collect();
+        Ok(vec![HostTensor::from_f32(x.shape(), &y)?])
+    }
+}
+
+/// A random graph over `x [1, n, 8]`, `y [1, m, 8]` and `z [1, 16, 8]`, with symbols up to 24.
 fn random_graph(recipe: &[(u8, usize, usize)]) -> Arc<Graph> {
     let mut b = Build::default();
     // Values with the name of their number of rows, and whether rows are the second axis.
     let mut values: Vec<(ValueId, String)> = vec![
         (b.input("x", DType::F32, "1 n 8"), "n".to_owned()),
         (b.input("y", DType::F32, "1 m 8"), "m".to_owned()),
+        (b.input("z", DType::F32, "1 16 8"), "16".to_owned()),
     ];
     for (kind, i, j) in recipe {
         let (v, rows) = values[i % values.len()].clone();
         let (w, other) = values[j % values.len()].clone();
-        let made = match kind % 7 {
+        let made = match kind % 9 {
             0 => (b.node(unary(Unary::Relu), &[v]), rows),
             1 if rows == other => (b.node(Pointwise::binary("Add", Binary::Add), &[v, w]), rows),
             2 if rows.len() + other.len() < 40 => {
@@ -204,6 +230,11 @@ fn random_graph(recipe: &[(u8, usize, usize)]) -> Arc<Graph> {
                 ),
                 rows,
             ),
+            6 => (b.node(OnHost, &[v]), rows),
+            7 if rows == "16" => {
+                let lists = [b.ints(&[8]), b.ints(&[16]), b.ints(&[1])];
+                (b.node(Slice, &[v, lists[0], lists[1], lists[2]]), "8".to_owned())
+            }
             _ => {
                 let (starts, ends, axes) = (b.ints(&[0]), b.ints(&[4]), b.ints(&[2]));
                 let half = b.node(Slice, &[v, starts, ends, axes]);
@@ -213,19 +244,23 @@ fn random_graph(recipe: &[(u8, usize, usize)]) -> Arc<Graph> {
         values.push(made);
     }
     let last = values.len() - 1;
-    let mut outputs = vec![values[last].0, values[last / 2].0];
+    // One of them through another view of it, which may be an input.
+    let list = b.ints(&[1, 8, -1]);
+    let (_, i, _) = recipe[0];
+    let view = b.node(
+        Reshape::Reshape { allow_zero: false },
+        &[values[i % values.len()].0, list],
+    );
+    let mut outputs = vec![values[last].0, values[last / 2].0, view];
     outputs.retain(|v| b.graph.producer(*v).is_some());
     outputs.dedup();
-    if outputs.is_empty() {
-        outputs.push(b.node(unary(Unary::Neg), &[values[0].0]));
-    }
     b.finish(&outputs)
 }
 
 const SYMBOLS: [(&str, i64); 2] = [("n", 24), ("m", 24)];
 
 fn recipe() -> impl Strategy<Value = Vec<(u8, usize, usize)>> {
-    prop::collection::vec((0u8..7, 0usize..40, 0usize..40), 1..14)
+    prop::collection::vec((0u8..9, 0usize..40, 0usize..40), 1..14)
 }
 
 proptest! {
@@ -249,7 +284,7 @@ proptest! {
         let memory = &plan.memory;
         prop_assert!(memory.lower_bound <= memory.arena);
         let gained = memory.gained_by_views + memory.gained_in_place + memory.gained_by_packing;
-        prop_assert_eq!(memory.without_reuse - gained, memory.arena.min(memory.without_reuse - gained));
+        prop_assert!(memory.without_reuse - gained <= memory.arena);
         let formula = Dim::parse(&memory.formula).unwrap();
         let most = formula.eval(&Bindings::from(SYMBOLS)).unwrap();
         prop_assert!(most >= i64::try_from(memory.arena).unwrap(), "{} for {}", formula, memory.arena);
@@ -262,7 +297,7 @@ fn random_graphs_run_as_on_the_host() {
     for device in devices() {
         let _turn = device.turn();
         let mut runner = proptest::test_runner::TestRunner::deterministic();
-        for case in 0..12 {
+        for case in 0..40 {
             use proptest::strategy::ValueTree;
             let graph = random_graph(&recipe().new_tree(&mut runner).unwrap().current());
             for bounds in [&SYMBOLS[..], &[]] {
@@ -272,6 +307,7 @@ fn random_graphs_run_as_on_the_host() {
                     let given = [
                         ("x", random(&[1, n, 8], case)),
                         ("y", random(&[1, m, 8], case + 100)),
+                        ("z", random(&[1, 16, 8], case + 200)),
                     ];
                     check(&mut session, &graph, &given);
                 }

@@ -177,6 +177,13 @@ prepare_model() {
     model_stamp >"$MODEL_DIR/stamp"
 }
 
+# Puts models as their authors exported them into $CACHE, a folder each.
+prepare_real_models() {
+    setup_python
+    have python3 || fail "python3 is needed to fetch models"
+    python3 "$ROOT/tools/fetch_model.py" minimind2-small minilm mobilenetv2 ppocr-det ppocr-rec yolo11n --dir "$CACHE" >/dev/null
+}
+
 # Puts the node cases of ONNX into $ONNX_NODES.
 prepare_onnx_nodes() {
     setup_python
@@ -190,5 +197,6 @@ if [ "${BASH_SOURCE[0]}" = "$0" ]; then
     build_tlite
     prepare_model
     prepare_onnx_nodes
+    prepare_real_models
     say "All is set up"
 fi

@@ -21,8 +21,8 @@
 //! OpenCL C has besides `x_run(n, i)` and, for [`Ty::Single`], `y_run(n, i, v)`: the elements `i .. i + n` at any `i` as a vector of 2, 4, 8 or
 //! 16. CPU compilers make nothing as good of single elements.
 //!
-//! `ELEM` (in OpenCL C also `ELEM2` and `ELEM4`) is the accessor type of the first element operand: a float or an `int`; `LEAST` is where
-//! its running maxima start.
+//! `ELEM` (in OpenCL C also `ELEM2` and `ELEM4`) is the accessor type of the result, or without one of the first element
+//! operand: a float or an `int`; `LEAST` is where its running maxima start.
 //!
 //! The preprocessor knows `#ifdef`, `#ifndef`, `#else`, `#endif` and `#include "common/<file>"`. Numeric
 //! defines become `#define` and `const`; a define is also visible to `#ifdef`. An optional operand `b` that
@@ -310,7 +310,7 @@ impl KernelSpec {
         for n in names.iter().filter(|n| !self.defines.contains_key(n.as_str())) {
             let _ = writeln!(s, "#define {n}");
         }
-        let elem = if self.first_is_float() { "float" } else { "int" };
+        let elem = if self.elem_is_float() { "float" } else { "int" };
         let _ = writeln!(
             s,
             "#define ELEM {elem}\n#define ELEM2 {elem}2\n#define ELEM4 {elem}4\n#define LEAST {}",
@@ -408,14 +408,12 @@ impl KernelSpec {
     }
 
     /// True when the accessors of the first element operand work in floats.
-    fn first_is_float(&self) -> bool {
-        let elems = self
-            .kernel
-            .args
-            .iter()
-            .zip(&self.operands)
-            .filter(|(a, _)| a.ty.has_accessors());
-        elems.filter_map(|(_, d)| *d).next().is_none_or(DType::is_float)
+    fn elem_is_float(&self) -> bool {
+        let args = self.kernel.args.iter().zip(&self.operands);
+        let elems = || args.clone().filter(|(a, _)| a.ty.has_accessors());
+        let result = elems().find(|(a, _)| a.role == Role::Out);
+        let elem = result.or_else(|| elems().find(|(_, d)| d.is_some()));
+        elem.and_then(|(_, d)| *d).is_none_or(DType::is_float)
     }
 
     /// Name of the variable that holds `arg`'s bytes.
@@ -437,7 +435,7 @@ impl KernelSpec {
                 writeln!(s, "const {k}: u32 = {v}u;")
             };
         }
-        let (elem, least) = if self.first_is_float() {
+        let (elem, least) = if self.elem_is_float() {
             ("f32", "-3.0e38")
         } else {
             ("i32", "-2147483647 - 1")

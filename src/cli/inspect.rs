@@ -405,7 +405,7 @@ fn running(report: &Report) -> String {
                     pad.symbol, pad.beyond, pad.multiple
                 );
             }
-            (None, Some(why)) if why != "not asked for" => {
+            (None, Some(why)) => {
                 let _ok = writeln!(out, "    no length is padded: {why}");
             }
             _ => {}

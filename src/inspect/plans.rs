@@ -2,7 +2,7 @@
 
 use crate::backend::{Caps, DeviceKind};
 use crate::graph::Graph;
-use crate::plan::host::HostRead;
+use crate::plan::NoPadding;
 use crate::plan::{Condition, Options, Plan, Segment, Shared};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -223,7 +223,10 @@ impl PlanReport {
                 beyond: p.beyond,
                 multiple: p.multiple,
             }),
-            padding_refused: plan.padding.as_ref().err().cloned(),
+            padding_refused: match &plan.padding {
+                Err(e @ NoPadding::Exact(_)) => Some(e.to_string()),
+                _ => None,
+            },
             conditions: plan.conditions().iter().map(condition).collect(),
             steps,
             tensors: tensors(plan),
@@ -253,14 +256,13 @@ fn dispatch(plan: &Plan, graph: &Graph, i: usize) -> Option<StepReport> {
 }
 
 fn on_host(step: &crate::plan::HostStep) -> StepReport {
-    let reads = step.reads.iter().flatten();
     StepReport {
         place: "host",
-        name: step.op.as_ref().map_or("value", |o| o.name()).to_owned(),
+        name: step.work.name().to_owned(),
         kernel: None,
         grid: None,
         why: Some(step.why.clone()),
-        read_backs: reads.filter(|r| matches!(r, HostRead::Device(_))).count(),
+        read_backs: step.read_backs(),
         uploads: step.uploads(),
         nodes: step.nodes.clone(),
         node: step.name.clone(),

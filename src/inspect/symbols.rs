@@ -234,7 +234,7 @@ impl Symbols {
                 let with = text_of(&self.fixed);
                 return Err(Error::usage(
                     BIND,
-                    format!("{}: by {n}, which must be {what}, with {with}", c.meaning),
+                    format!("{}: {} is {n}, not {what}, with {with}", c.meaning, c.given),
                 ));
             }
         }

@@ -11,6 +11,9 @@ use crate::shape::{Bindings, Dim, DimError};
 use crate::tensor::DType;
 use std::collections::HashMap;
 
+/// Activations that need more bytes than this are refused: no sum of offsets overflows.
+const MOST: u64 = 1 << 62;
+
 /// Positions in a plan's order at which something is alive, both included.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Life {
@@ -128,34 +131,45 @@ impl Records<'_, '_> {
         self.index.contains_key(&Home::Value(self.c.collected.root(v)))
     }
 
-    /// Notes what work on the host reads from the device and writes to it; the dispatches are noted already.
-    fn touch_on_host(&mut self, item: Item, at: usize) -> Result<()> {
+    /// Notes what work on the host reads from the device.
+    fn touch_reads(&mut self, item: Item, at: usize) -> Result<()> {
         let c = self.c;
         match item {
-            Item::Call(_) => {}
-            Item::Known(v) => {
-                if self.has(v) {
-                    self.touch_value(v, at)?;
-                }
-            }
-            Item::Observe(v) => self.touch_value(v, at)?,
+            Item::Call(_) | Item::Known(_) => Ok(()),
+            Item::Observe(v) => self.touch_value(v, at),
             Item::Host(id) => {
-                let Some(node) = c.graph.node(id) else {
-                    return Ok(());
-                };
-                for (i, v) in node.inputs.iter().enumerate() {
+                let inputs = c
+                    .graph
+                    .node(id)
+                    .into_iter()
+                    .flat_map(|n| n.inputs.iter().enumerate());
+                for (i, v) in inputs {
                     let Some(v) = *v else { continue };
                     let given = c.is_kept_elsewhere(v) || c.is_dims(v) || c.graph.inputs().contains(&v);
                     let read_back = !given && !c.is_made_on_host(v);
-                    if read_back || node.op.reads(i) && self.as_if_on_device(v) {
+                    let reads = || c.graph.node(id).is_some_and(|n| n.op.reads(i));
+                    if read_back || self.as_if_on_device(v) && reads() {
                         self.touch_value(v, at)?;
                     }
                 }
-                for v in &node.outputs {
-                    if self.has(*v) || self.as_if_on_device(*v) {
-                        self.touch_value(*v, at)?;
-                    }
-                }
+                Ok(())
+            }
+        }
+    }
+
+    /// Notes what work on the host writes to the device: what something there reads, or lies in what something reads. All that
+    /// reads is noted already.
+    fn touch_writes(&mut self, item: Item, at: usize) -> Result<()> {
+        let c = self.c;
+        let made: &[ValueId] = match &item {
+            Item::Call(_) | Item::Observe(_) => &[],
+            Item::Known(v) => std::slice::from_ref(v),
+            Item::Host(id) => c.graph.node(*id).map_or(&[], |n| &n.outputs),
+        };
+        for v in made {
+            let joined = c.collected.parts.contains_key(&Home::Value(c.collected.root(*v)));
+            if self.has(*v) || joined || self.as_if_on_device(*v) {
+                self.touch_value(*v, at)?;
             }
         }
         Ok(())
@@ -225,22 +239,22 @@ impl Arena {
             }
         }
         for (at, item) in items.iter().enumerate() {
-            records.touch_on_host(*item, at)?;
-        }
-        for v in c
-            .graph
-            .inputs()
-            .iter()
-            .filter(|v| records.has(**v))
-            .copied()
-            .collect::<Vec<_>>()
-        {
-            records.touch_value(v, 0)?;
+            records.touch_reads(*item, at)?;
         }
         for v in c.graph.outputs() {
             let root = c.collected.root(*v);
-            if records.has(root) || !c.is_kept_elsewhere(root) && !c.is_made_on_host(root) {
+            // What the host made stays there for the caller, unless the output is another view of it.
+            let kept = c.is_kept_elsewhere(root) || root == *v && c.is_made_on_host(root);
+            if !kept || records.has(root) {
                 records.touch_value(root, items.len())?;
+            }
+        }
+        for (at, item) in items.iter().enumerate() {
+            records.touch_writes(*item, at)?;
+        }
+        for v in c.graph.inputs() {
+            if records.has(*v) {
+                records.touch_value(*v, 0)?;
             }
         }
         let mut in_place = vec![None; items.len()];
@@ -275,10 +289,15 @@ impl Arena {
             }
         }
         let align = c.caps.view_align.max(8);
-        let mut constraints = c.graph.constraints().clone();
-        for (s, v) in c.limits.iter() {
-            let known = constraints.bound(s, None, Some(v));
-            known.map_err(|e| Error::other(Stage::Plan, e.to_string()))?;
+        let constraints = c.bounded(c.graph.constraints().clone(), &c.limits)?;
+        let aligned = |sum: u64, s: &Slot| sum.checked_add(s.bytes)?.checked_add(align);
+        if slots.iter().try_fold(0u64, aligned).is_none_or(|sum| sum > MOST) {
+            let at: Vec<String> = c.limits.iter().map(|(s, v)| format!("{s} = {v}")).collect();
+            let what = format!(
+                "the activations need more bytes than can be counted at {}",
+                at.join(", ")
+            );
+            return Err(Error::other(Stage::Plan, what));
         }
         let packed = memory::pack(&slots, align);
         let pools = if c.open.is_empty() {
@@ -302,14 +321,14 @@ impl Arena {
             let slot = slot_of.get(&records.bottom(top)).copied().unwrap_or(0);
             let pool = pools.as_ref().and_then(|p| p.pool.get(slot).copied());
             places.push((pool.unwrap_or(0), offset));
-            report.without_reuse += r.bytes;
+            report.without_reuse = report.without_reuse.saturating_add(r.bytes);
             let shared = match (r.parent, r.over) {
                 (Some((p, _)), _) => {
-                    report.gained_by_views += r.bytes;
+                    report.gained_by_views = report.gained_by_views.saturating_add(r.bytes);
                     Some(Shared::View(name(records.all[p].home)))
                 }
                 (None, Some(x)) => {
-                    report.gained_in_place += r.bytes;
+                    report.gained_in_place = report.gained_in_place.saturating_add(r.bytes);
                     Some(Shared::InPlace(name(records.all[x].home)))
                 }
                 (None, None) => None,
@@ -330,8 +349,8 @@ impl Arena {
             if let Some(f) = c.fact(*v).filter(|_| !c.is_kept_elsewhere(c.collected.root(*v))) {
                 let size = device_size(dtype, &f.shape.count().map_err(|e| dim_error(&e))?)?;
                 let bytes = most_bytes(c, &size)?;
-                report.without_reuse += bytes;
-                report.gained_by_views += bytes;
+                report.without_reuse = report.without_reuse.saturating_add(bytes);
+                report.gained_by_views = report.gained_by_views.saturating_add(bytes);
             }
         }
         report.arena = packed.total.max(align);

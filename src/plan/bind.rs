@@ -57,9 +57,7 @@ pub struct Bound {
     pub launch: Launch,
     /// The table that kernels read.
     pub live: Vec<i32>,
-    /// The table changed since [`Bound::take_live`].
     live_changed: bool,
-    /// A grid changed since [`Bound::take_grids`].
     grids_changed: bool,
     /// Values of symbols in this run; those that data defines come in during it.
     exact: Bindings,
@@ -85,31 +83,52 @@ impl Bound {
         &self.exact
     }
 
-    /// True once after the table that kernels read has changed.
-    pub fn take_live(&mut self) -> bool {
-        std::mem::take(&mut self.live_changed)
+    /// The table that kernels read has changed since [`Bound::live_is_written`].
+    pub fn live_changed(&self) -> bool {
+        self.live_changed
     }
 
-    /// True once after a grid has changed.
-    pub fn take_grids(&mut self) -> bool {
-        std::mem::take(&mut self.grids_changed)
+    /// The device has the table as it is.
+    pub fn live_is_written(&mut self) {
+        self.live_changed = false;
     }
 
-    /// The value of an expression, by index.
-    pub(crate) fn value(&self, expr: usize) -> Option<i64> {
-        (!*self.stale.get(expr)?).then(|| self.values.get(expr).copied())?
+    /// A grid has changed since [`Bound::grids_are_checked`].
+    pub fn grids_changed(&self) -> bool {
+        self.grids_changed
+    }
+
+    /// The grids keep to the device's limits.
+    pub fn grids_are_checked(&mut self) {
+        self.grids_changed = false;
     }
 }
 
 /// Why an expression cannot be put into its place.
 enum Failure {
-    Dim(DimError),
-    Range { value: i64, step: u32 },
+    /// It has no value.
+    Dim { dim: Dim, why: DimError },
+    /// Its value does not fit 32 bits.
+    Range { dim: Dim, value: i64, step: u32 },
 }
 
-impl From<DimError> for Failure {
-    fn from(e: DimError) -> Self {
-        Self::Dim(e)
+/// `N = 3, past = 5`: the symbols of `dims` with their values, from the first bindings that have one.
+fn values_of<'a>(dims: impl IntoIterator<Item = &'a Dim>, bindings: &[&Bindings]) -> String {
+    let mut symbols = BTreeSet::new();
+    dims.into_iter().for_each(|d| d.symbols(&mut symbols));
+    let one = |s: &Symbol| match bindings.iter().find_map(|b| b.get(s)) {
+        Some(v) => format!("{s} = {v}"),
+        None => format!("{s} unknown"),
+    };
+    symbols.iter().map(one).collect::<Vec<_>>().join(", ")
+}
+
+/// ` at N = 3`, or nothing.
+fn at(values: &str) -> String {
+    if values.is_empty() {
+        String::new()
+    } else {
+        format!(", at {values}")
     }
 }
 
@@ -229,7 +248,11 @@ impl Formulas {
     }
 
     fn evaluate(&self, bound: &mut Bound, expr: usize) -> Result<(), Failure> {
-        let value = self.exprs[expr].eval(&bound.padded)?;
+        let dim = &self.exprs[expr];
+        let value = dim.eval(&bound.padded).map_err(|why| Failure::Dim {
+            dim: dim.clone(),
+            why,
+        })?;
         bound.evaluated += 1;
         bound.stale[expr] = false;
         bound.values[expr] = value;
@@ -237,7 +260,11 @@ impl Formulas {
             match *u {
                 Use::Plain => {}
                 Use::Param { at, ty, step } => {
-                    let range = |_| Failure::Range { value, step };
+                    let range = |_| Failure::Range {
+                        dim: dim.clone(),
+                        value,
+                        step,
+                    };
                     let bytes = match ty {
                         FieldTy::I32 => i32::try_from(value).map_err(range)?.to_le_bytes(),
                         FieldTy::U32 | FieldTy::F32 => u32::try_from(value).map_err(range)?.to_le_bytes(),
@@ -247,7 +274,11 @@ impl Formulas {
                     }
                 }
                 Use::Grid { step, axis } => {
-                    let v = u32::try_from(value).map_err(|_| Failure::Range { value, step })?;
+                    let v = u32::try_from(value).map_err(|_| Failure::Range {
+                        dim: dim.clone(),
+                        value,
+                        step,
+                    })?;
                     if let Some(slot) = bound
                         .launch
                         .grids
@@ -348,7 +379,7 @@ impl Plan {
             }
         }
         for i in (0..f.exprs.len()).filter(|i| f.expr_slots[*i].is_empty()) {
-            f.evaluate(bound, i).map_err(|e| self.failed(&e))?;
+            f.evaluate(bound, i).map_err(|e| self.failed(&e, bound))?;
         }
         for (i, dim) in f.live.iter().enumerate() {
             if let Some(v) = dim.as_const() {
@@ -396,13 +427,13 @@ impl Plan {
         for e in &readers.exprs {
             let e = *e as usize;
             if bound.stale[e] && known(&f.expr_slots[e], bound) {
-                f.evaluate(bound, e).map_err(|e| self.failed(&e))?;
+                f.evaluate(bound, e).map_err(|e| self.failed(&e, bound))?;
             }
         }
         for i in &readers.live {
             let i = *i as usize;
             if known(&f.live_slots[i], bound) {
-                let v = f.live[i].eval(&bound.exact).map_err(|e| self.failed(&e.into()))?;
+                let v = exact(&f.live[i], bound)?;
                 self.set_live(bound, i, v)?;
             }
         }
@@ -425,42 +456,37 @@ impl Plan {
     }
 
     fn check(&self, c: &Condition, bound: &Bound) -> Result<()> {
-        let v = c.dim.eval(&bound.exact).map_err(|e| self.failed(&e.into()))?;
+        let v = exact(&c.dim, bound)?;
         if v < 0 || c.equal && v != 0 {
-            let mut symbols = BTreeSet::new();
-            c.dim.symbols(&mut symbols);
-            let at: Vec<String> = symbols
-                .iter()
-                .filter_map(|s| Some(format!("{s} = {}", bound.exact.get(s)?)))
-                .collect();
             let expected = if c.equal { "0" } else { "0 or more" };
-            let what = format!(
-                "{}: {} is {v}, not {expected}, at {}",
-                c.meaning,
-                c.dim,
-                at.join(", ")
-            );
+            let values = values_of([&c.given], &[&bound.exact, &self.fixed]);
+            let what = format!("{}: {} is {v}, not {expected}{}", c.meaning, c.given, at(&values));
             return Err(Error::other(Stage::Run, what));
         }
         Ok(())
     }
 
-    fn failed(&self, failure: &Failure) -> Error {
-        match failure {
-            Failure::Dim(e) => Error::other(Stage::Run, e.to_string()),
-            Failure::Range { value, step } => {
-                let nodes = self
-                    .steps
-                    .get(*step as usize)
-                    .map(|s| s.nodes.join(", "))
-                    .unwrap_or_default();
-                Error::other(
-                    Stage::Run,
-                    format!("{value} is out of range in a step of {nodes}"),
-                )
-            }
-        }
+    fn failed(&self, failure: &Failure, bound: &Bound) -> Error {
+        let (dim, what, nodes) = match failure {
+            Failure::Dim { dim, why } => (dim, why.to_string(), None),
+            Failure::Range { dim, value, step } => (
+                dim,
+                format!("{dim} is {value}, which does not fit the 32 bits of integers on a device"),
+                self.steps.get(*step as usize).map(|s| s.nodes.join("\", \"")),
+            ),
+        };
+        let nodes = nodes.map_or_else(String::new, |n| format!("nodes \"{n}\": "));
+        let values = values_of([dim], &[&bound.padded]);
+        Error::other(Stage::Run, format!("{nodes}{what}{}", at(&values)))
     }
+}
+
+/// The value of an expression at the run's own lengths.
+fn exact(dim: &Dim, bound: &Bound) -> Result<i64> {
+    dim.eval(&bound.exact).map_err(|e| {
+        let values = values_of([dim], &[&bound.exact]);
+        Error::other(Stage::Run, format!("{dim}: {e}{}", at(&values)))
+    })
 }
 
 /// Checks the shape that a tensor has against the one that it must have; `what` names the tensor.
@@ -479,21 +505,17 @@ pub fn check_shape(
     if same {
         return Ok(());
     }
-    let mut symbols = BTreeSet::new();
-    expected.0.iter().for_each(|d| d.symbols(&mut symbols));
-    let at: Vec<String> = symbols
-        .iter()
-        .map(|s| {
-            bindings
-                .get(s)
-                .map_or_else(|| format!("{s} unknown"), |v| format!("{s} = {v}"))
-        })
-        .collect();
-    let at = if at.is_empty() {
-        String::new()
-    } else {
-        format!(", at {}", at.join(", "))
-    };
+    let unbound = expected.0.iter().find_map(|d| match d.eval(bindings) {
+        Err(DimError::Unbound(s)) => Some(s),
+        _ => None,
+    });
+    if let Some(s) = unbound {
+        return Err(Error::other(
+            Stage::Run,
+            format!("{what} of shape {expected}: symbol {s} has no value"),
+        ));
+    }
+    let at = at(&values_of(&expected.0, &[bindings]));
     Err(Error::other(
         Stage::Run,
         format!("{what}: expected shape {expected}{at}, found {found:?}"),
@@ -514,31 +536,29 @@ pub fn solve<'a>(shapes: impl Iterator<Item = (&'a Port, &'a [usize])>) -> Resul
             return Err(Error::other(Stage::Run, what));
         }
     }
+    let sizes = || {
+        let sizes = shapes
+            .iter()
+            .flat_map(|(port, shape)| port.shape.0.iter().zip(*shape));
+        sizes.map(|(dim, n)| (dim, i64::try_from(*n).unwrap_or(i64::MAX)))
+    };
     // Plain symbols first; then, as often as that helps, expressions with one unknown in which they are linear.
+    for (dim, size) in sizes() {
+        if let Some(symbol) = dim.as_symbol().filter(|s| bindings.get(s).is_none()) {
+            bindings.set(symbol, size);
+        }
+    }
     loop {
         let mut found = false;
-        for (port, shape) in &shapes {
-            for (dim, size) in port.shape.0.iter().zip(*shape) {
-                let mut symbols = BTreeSet::new();
-                dim.symbols(&mut symbols);
-                symbols.retain(|s| bindings.get(s).is_none());
-                let (Some(symbol), 1) = (symbols.first(), symbols.len()) else {
-                    continue;
-                };
-                let at = |v: i64| {
-                    let mut b = bindings.clone();
-                    b.set(symbol, v);
-                    dim.eval(&b).ok()
-                };
-                let size = i64::try_from(*size).unwrap_or(i64::MAX);
-                let (Some(zero), Some(one)) = (at(0), at(1)) else {
-                    continue;
-                };
-                let slope = one - zero;
-                if slope != 0 && (size - zero) % slope == 0 && at((size - zero) / slope) == Some(size) {
-                    bindings.set(symbol, (size - zero) / slope);
-                    found = true;
-                }
+        for (dim, size) in sizes() {
+            let mut symbols = BTreeSet::new();
+            dim.symbols(&mut symbols);
+            symbols.retain(|s| bindings.get(s).is_none());
+            if let (Some(symbol), 1) = (symbols.first(), symbols.len())
+                && let Some(v) = linear(dim, symbol, size, &bindings)
+            {
+                bindings.set(symbol, v);
+                found = true;
             }
         }
         if !found {
@@ -554,4 +574,21 @@ pub fn solve<'a>(shapes: impl Iterator<Item = (&'a Port, &'a [usize])>) -> Resul
         )?;
     }
     Ok(bindings)
+}
+
+/// The value of `symbol` for which `dim` is `size`, where `dim` is linear in it.
+fn linear(dim: &Dim, symbol: &Symbol, size: i64, bindings: &Bindings) -> Option<i64> {
+    let at = |v: i64| {
+        let mut b = bindings.clone();
+        b.set(symbol, v);
+        dim.eval(&b).ok()
+    };
+    let zero = at(0)?;
+    let (rise, slope) = (size.checked_sub(zero)?, at(1)?.checked_sub(zero)?);
+    let v = rise
+        .checked_div(slope)
+        .filter(|v| v.checked_mul(slope) == Some(rise))?;
+    // What is no line through these points has other values beyond.
+    let further = at(v.checked_add(1)?)?.checked_sub(slope)?;
+    (at(v)? == size && further == size).then_some(v)
 }

@@ -4,14 +4,14 @@ use super::arena::Arena;
 use super::bind::Formulas;
 use super::lower::{Collected, Field, LowerCx};
 use super::steps::Build;
-use super::{Condition, Options, Plan, Port, Segment, StateSlot, dim_error, order};
+use super::{Condition, NoPadding, Options, Padding, Plan, Port, Segment, StateSlot, dim_error, order};
 use crate::backend::Caps;
 use crate::error::{Error, Result, Stage};
 use crate::graph::op::device_dtype;
 use crate::graph::{Graph, MadeSymbol, Node, NodeId, OpError, Part, ValueId};
-use crate::shape::{Bindings, Dim, Fact, Known, Symbol};
+use crate::shape::{Bindings, Constraints, Dim, Fact, Known, Shape, Symbol, product};
 use crate::tensor::DType;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 impl Plan {
     /// Plans `graph`, whose facts are derived, for a device. Every symbol must be fixed or bounded, except those that data
@@ -54,6 +54,34 @@ pub(super) struct Compiler<'a> {
     /// Values that derivation knows as expressions and something reads as data.
     pub known: BTreeSet<ValueId>,
     pub collected: Collected,
+}
+
+/// How the elements of a tensor lie with respect to one symbol: `outer` blocks of `length * inner` elements.
+#[derive(PartialEq, Eq)]
+struct Layout {
+    /// More than one block.
+    blocks: bool,
+    /// The size with the symbol and the elements behind it, where there is one such size.
+    length: Option<(Dim, Dim)>,
+}
+
+impl Layout {
+    /// `None` where no size has the symbol.
+    fn of(shape: &Shape, symbol: &Symbol) -> Option<Self> {
+        let at = shape.0.iter().position(|d| d.depends_on(symbol))?;
+        let (outer, inner) = (shape.0.get(..at)?, shape.0.get(at + 1..)?);
+        let once = inner.iter().all(|d| !d.depends_on(symbol));
+        let inner = product(inner).ok().filter(|_| once);
+        Some(Self {
+            blocks: !outer.iter().all(|d| d.is(1)),
+            length: shape.0.get(at).cloned().zip(inner),
+        })
+    }
+
+    /// Elements of a smaller length are the first ones of a larger.
+    fn in_front(&self) -> bool {
+        !self.blocks && self.length.is_some()
+    }
 }
 
 impl<'a> Compiler<'a> {
@@ -432,6 +460,7 @@ impl<'a> Compiler<'a> {
             padding,
             defined_by_inputs,
             bounds: self.options.bounds.clone(),
+            fixed: self.options.fixed.clone(),
             open: arena.open.clone(),
             conditions,
             host_values,
@@ -439,51 +468,60 @@ impl<'a> Compiler<'a> {
         })
     }
 
-    /// The padding that was asked for, if every dispatch that depends on the length can bear it.
-    fn padding(&self) -> Result<super::Padding, String> {
+    /// The padding that was asked for, if everything that depends on the length can bear it: dispatches compute over more
+    /// elements than are live, and live elements lie where they would without padding.
+    fn padding(&self) -> Result<Padding, NoPadding> {
         let Some(p) = &self.options.padding else {
-            return Err("not asked for".to_owned());
+            return Err(NoPadding::NotAsked);
         };
-        if p.multiple < 1 || self.options.bounds.get(&p.symbol).is_none() {
-            return Err(format!(
-                "{} has no bound, or {} is no multiple",
-                p.symbol, p.multiple
-            ));
+        let refuse = |why: String| Err(NoPadding::Exact(why));
+        if self.options.fixed.get(&p.symbol).is_some() {
+            return refuse(format!("{} is fixed", p.symbol));
         }
-        let depends = |d: &Dim| d.depends_on(&p.symbol);
+        if self.options.bounds.get(&p.symbol).is_none() {
+            return refuse(format!("{} has no bound", p.symbol));
+        }
+        if p.multiple < 1 {
+            return refuse(format!("{} is no multiple", p.multiple));
+        }
+        let name = |id: NodeId| self.graph.node(id).map_or("", |n| n.name.as_str());
         for e in self.collected.calls.iter().filter(|e| !e.call.padded) {
             let fields = e.call.fields.iter().filter_map(|f| match f {
                 Field::Dim(d) => Some(d),
                 Field::F32(_) => None,
             });
-            if let Some(d) = fields.chain(&e.call.grid).find(|d| depends(d)) {
-                let node = self.graph.node(e.node).map_or("", |n| n.name.as_str());
-                return Err(format!(
-                    "kernel {} of node \"{node}\" computes over {d} itself",
-                    e.call.kernel.name
+            if let Some(d) = fields.chain(&e.call.grid).find(|d| d.depends_on(&p.symbol)) {
+                let (kernel, node) = (e.call.kernel.name, name(e.node));
+                return refuse(format!(
+                    "kernel {kernel} of node \"{node}\" computes over {d} itself"
                 ));
             }
         }
         if let Some((id, _)) = self.host.iter().next() {
-            let node = self.graph.node(*id).map_or("", |n| n.name.as_str());
-            return Err(format!("node \"{node}\" runs on the host"));
+            return refuse(format!("node \"{}\" runs on the host", name(*id)));
         }
+        let shape = |v: ValueId| self.fact(v).map(|f| &f.shape);
         // A caller writes and reads live elements, which lie in front only where the length is the outermost size.
-        for v in self
-            .graph
-            .inputs()
-            .iter()
-            .chain(self.graph.outputs())
-            .filter(|v| self.needed_values[v.index()])
-        {
-            let dims = self.fact(*v).map(|f| f.shape.0.as_slice()).unwrap_or_default();
-            if let Some(at) = dims.iter().position(depends)
-                && !dims.iter().take(at).all(|d| d.is(1))
+        let ports = self.graph.inputs().iter().chain(self.graph.outputs());
+        for v in ports.filter(|v| self.needed_values[v.index()]) {
+            let Some(shape) = shape(*v) else { continue };
+            if Layout::of(shape, &p.symbol).is_some_and(|l| !l.in_front()) {
+                let name = &self.graph.value(*v).name;
+                return refuse(format!("\"{name}\" of shape {shape} does not grow at its end"));
+            }
+        }
+        for v in self.collected.alias.keys() {
+            let source = self.graph.producer(*v).and_then(|(_, n)| *n.inputs.first()?);
+            let (Some(new), Some(old)) = (shape(*v), source.and_then(shape)) else {
+                continue;
+            };
+            let layouts = (Layout::of(new, &p.symbol), Layout::of(old, &p.symbol));
+            if layouts.0 != layouts.1
+                && !matches!(&layouts, (Some(a), Some(b)) if a.in_front() && b.in_front())
             {
-                let shape = self.fact(*v).map(|f| f.shape.to_string()).unwrap_or_default();
-                return Err(format!(
-                    "\"{}\" of shape {shape} does not grow at its end",
-                    self.graph.value(*v).name
+                let name = &self.graph.value(*v).name;
+                return refuse(format!(
+                    "\"{name}\" of shape {new} has the elements of {old} in other places"
                 ));
             }
         }
@@ -492,39 +530,51 @@ impl<'a> Compiler<'a> {
 
     /// What derivation and the operators assumed, and that every state has room for its rows.
     fn conditions(&self) -> Result<Vec<Condition>> {
-        let mut all: Vec<Condition> = Vec::new();
-        let mut add = |c: Condition| {
-            let holds = c.dim.as_const().is_some_and(|v| v == 0 || v > 0 && !c.equal);
-            if !holds && all.iter().all(|o| o.dim != c.dim || o.equal != c.equal) {
-                all.push(c);
-            }
+        let relation = |given: &Dim, equal: bool, meaning: String| -> Result<Condition> {
+            let dim = given.substitute(&self.options.fixed).map_err(|e| dim_error(&e))?;
+            Ok(Condition {
+                dim,
+                given: given.clone(),
+                equal,
+                meaning,
+            })
         };
+        let mut all = Vec::new();
         for a in self.graph.assumptions() {
             let name = self.graph.node(a.node).map_or("", |n| n.name.as_str());
-            add(Condition {
-                dim: a
-                    .assumed
-                    .dim
-                    .substitute(&self.options.fixed)
-                    .map_err(|e| dim_error(&e))?,
-                equal: a.assumed.equal,
-                meaning: format!("node \"{name}\": {}", a.assumed.meaning),
-            });
+            let meaning = format!("node \"{name}\": {}", a.assumed.meaning);
+            all.push(relation(&a.assumed.dim, a.assumed.equal, meaning)?);
         }
-        self.collected.conditions.iter().cloned().for_each(&mut add);
+        all.extend(self.collected.conditions.iter().cloned());
         for s in self.graph.states() {
             let rows = self.fact(s.output).and_then(|f| f.shape.0.get(s.axis).cloned());
             if let Some(rows) = rows {
-                let dim = Dim::from(self.options.state_rows)
-                    .sub(&rows)
-                    .map_err(|e| dim_error(&e))?;
-                add(Condition {
-                    dim,
-                    equal: false,
-                    meaning: "the rows exceed the room of the states".to_owned(),
-                });
+                let room = Dim::from(self.options.state_rows).sub(&rows);
+                let meaning = "the rows exceed the room of the states".to_owned();
+                all.push(relation(&room.map_err(|e| dim_error(&e))?, false, meaning)?);
             }
         }
+        // Every run is within the bounds; and keeps to the constraints, since they are conditions too.
+        let within = self.bounded(Constraints::new(), &self.options.bounds)?;
+        let with = self.bounded(self.graph.constraints().clone(), &self.options.bounds)?;
+        let holds = |c: &Condition, known: &Constraints| {
+            let always = if c.equal {
+                known.equal(&c.dim, &0.into())
+            } else {
+                known.at_least(&c.dim, 0)
+            };
+            always == Some(true)
+        };
+        all.retain(|c| !holds(c, &with));
+        for (left, right, equal, text) in self.graph.constraints().relations() {
+            let dim = right.sub(&left).map_err(|e| dim_error(&e))?;
+            let c = relation(&dim, equal, format!("the constraint {text} is broken"))?;
+            if !holds(&c, &within) {
+                all.push(c);
+            }
+        }
+        let mut seen = HashSet::new();
+        all.retain(|c| seen.insert((c.dim.clone(), c.equal)));
         // A condition on a symbol that no needed shape has cannot be checked, and need not be.
         let known = |s: &Symbol| {
             self.options.bounds.get(s).is_some()
@@ -537,6 +587,15 @@ impl<'a> Compiler<'a> {
             symbols.iter().all(known)
         });
         Ok(all)
+    }
+
+    /// `known`, and that symbols have these largest values.
+    pub fn bounded(&self, mut known: Constraints, most: &Bindings) -> Result<Constraints> {
+        for (s, v) in most.iter() {
+            let added = known.bound(s, None, Some(v));
+            added.map_err(|e| Error::other(Stage::Plan, e.to_string()))?;
+        }
+        Ok(known)
     }
 
     fn states(&self) -> Result<Vec<StateSlot>> {

@@ -1,7 +1,7 @@
 //! Nodes that run on the host: those without a kernel, and those whose results' sizes only data tells.
 
 use crate::graph::{Op, Part};
-use crate::shape::{Shape, Symbol};
+use crate::shape::{Dim, Shape, Symbol};
 use crate::tensor::{DType, HostTensor};
 use std::sync::Arc;
 
@@ -16,8 +16,8 @@ pub enum HostRead {
         dtype: DType,
         /// Shape.
         shape: Shape,
-        /// Elements, row-major, by index into the plan's expressions.
-        elements: Vec<usize>,
+        /// Elements, row-major; those of the run's exact lengths.
+        elements: Vec<Dim>,
     },
     /// A value that the caller or an earlier step left on the host.
     Host(usize),
@@ -34,11 +34,33 @@ pub struct HostWrite {
     pub defines: Vec<(Symbol, Part)>,
 }
 
-/// A node on the host.
+/// What a step on the host does.
+#[derive(Clone, Debug)]
+pub enum HostWork {
+    /// Evaluates an operator.
+    Op(Box<dyn Op>),
+    /// Computes its one operand, which derivation knows as expressions, as data.
+    Known,
+    /// Reads its one operand back for the symbols that it defines.
+    Observe,
+}
+
+impl HostWork {
+    /// Name of the operator, or of what is done.
+    pub fn name(&self) -> &str {
+        match self {
+            Self::Op(op) => op.name(),
+            Self::Known => "known value",
+            Self::Observe => "read-back",
+        }
+    }
+}
+
+/// A step on the host.
 #[derive(Clone, Debug)]
 pub struct HostStep {
-    /// The operator. `None` reads its one operand back only for the symbols that it defines.
-    pub op: Option<Box<dyn Op>>,
+    /// What it does.
+    pub work: HostWork,
     /// Name of the node.
     pub name: String,
     /// Names of the model's nodes that it computes.
@@ -72,8 +94,12 @@ impl HostStep {
 
     /// Number of results that are uploaded to the device.
     pub fn uploads(&self) -> usize {
-        let uploads = |w: &&HostWrite| self.op.is_some() && w.port.place.is_some();
-        self.writes.iter().filter(uploads).count()
+        self.writes.iter().filter(|w| self.is_uploaded(w)).count()
+    }
+
+    /// Whether a result is uploaded.
+    pub fn is_uploaded(&self, write: &HostWrite) -> bool {
+        !matches!(self.work, HostWork::Observe) && write.port.place.is_some()
     }
 }
 

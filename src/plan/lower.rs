@@ -499,6 +499,7 @@ impl LowerCx<'_> {
         if dim.as_const().is_none_or(|v| v < 0) {
             let meaning = format!("node \"{}\": {meaning}", self.node.name);
             self.out.conditions.push(Condition {
+                given: dim.clone(),
                 dim,
                 equal: false,
                 meaning,

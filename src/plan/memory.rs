@@ -70,6 +70,9 @@ pub fn pack(slots: &[Slot], align: u64) -> Packed {
     let mut effort = 0;
     for order in orders {
         for tight in [false, true] {
+            if effort > EFFORT && best.is_some() {
+                break;
+            }
             let packed = pack_in(slots, &order, align, tight, &mut effort);
             if best.as_ref().is_none_or(|(b, _, _)| packed.total < b.total) {
                 best = Some((packed, order.clone(), tight));

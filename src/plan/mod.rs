@@ -14,7 +14,7 @@ mod steps;
 pub mod text;
 
 pub use bind::Bound;
-pub use host::{HostRead, HostStep};
+pub use host::{HostRead, HostStep, HostWork};
 
 use crate::backend::kernel::{FieldTy, KernelSpec};
 use crate::error::{Error, Result, Stage};
@@ -215,11 +215,24 @@ pub struct MemoryReport {
     pub states: u64,
 }
 
+/// Why no length of a plan is padded.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NoPadding {
+    /// [`Options::padding`] is not set.
+    #[error("not asked for")]
+    NotAsked,
+    /// Something in the plan needs the exact length; what, and why.
+    #[error("{0}")]
+    Exact(String),
+}
+
 /// Something that must hold in every run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Condition {
     /// 0 or more; 0 where `equal`.
     pub dim: Dim,
+    /// The same before symbols were fixed.
+    pub given: Dim,
     /// The expression must be 0.
     pub equal: bool,
     /// What it means when it is not.
@@ -267,10 +280,11 @@ pub struct Plan {
     /// Symbols whose values come from the data of a run, in the order in which they become known.
     pub made: Vec<Symbol>,
     /// The length that is padded, or why none is.
-    pub padding: Result<Padding, String>,
+    pub padding: Result<Padding, NoPadding>,
     /// Symbols that elements or sizes of inputs define, with the position of the input in `inputs`.
     pub defined_by_inputs: Vec<(usize, Symbol, crate::graph::Part)>,
     bounds: Bindings,
+    fixed: Bindings,
     /// Symbols without a bound, and where the slots lie for them.
     open: Option<Open>,
     conditions: Vec<Condition>,
@@ -325,6 +339,10 @@ impl Plan {
             let v = bindings
                 .get(s)
                 .ok_or_else(|| Error::other(Stage::Run, format!("symbol {s} has no value")))?;
+            if v < 0 {
+                let what = format!("{s} = {v}: a size cannot be negative");
+                return Err(Error::other(Stage::Run, what));
+            }
             let v = open.reserved.get(s).map_or(v, |r| r.max(v));
             open.reserved.set(s, v);
             self.formulas.set_limit(s, v);
@@ -339,12 +357,17 @@ impl Plan {
         };
         let (mut starts, mut total) = (Vec::with_capacity(open.pools.len()), 0u64);
         for p in &open.pools {
-            starts.push(total);
-            total = total.saturating_add(at(p)?);
+            let bytes = at(p)?;
+            starts.push((total, bytes));
+            total = total.checked_add(bytes).ok_or_else(|| {
+                Error::other(Stage::Run, "the activations need more bytes than can be counted")
+            })?;
         }
         for (t, (pool, within)) in self.tensors.iter_mut().zip(&open.tensors) {
-            t.offset = starts.get(*pool).copied().unwrap_or(0) + within;
-            t.bytes = at(&t.size)?.max(8);
+            let (start, bytes) = starts.get(*pool).copied().unwrap_or_default();
+            t.offset = start + within;
+            // A pool is proved to cover what lies in it; its own upper bound may still be the sharper one.
+            t.bytes = at(&t.size)?.min(bytes.saturating_sub(*within)).max(8);
         }
         self.memory.arena = total.max(16);
         let tensors = &self.tensors;

@@ -3,7 +3,7 @@
 use super::arena::Arena;
 use super::bind::Formulas;
 use super::compile::{Compiler, Item};
-use super::host::{HostRead, HostStep, HostWrite};
+use super::host::{HostRead, HostStep, HostWork, HostWrite};
 use super::lower::{Field, Home, Operand};
 use super::{Place, Port, Step, Value, dim_error};
 use crate::backend::kernel::{KernelSpec, Role};
@@ -181,7 +181,7 @@ impl<'a, 'b> Build<'a, 'b> {
         })
     }
 
-    fn read(&mut self, v: ValueId) -> Result<HostRead> {
+    fn read(&self, v: ValueId) -> Result<HostRead> {
         let fact = self.c.graph.fact(v)?;
         if let Some(t) = fact.as_const() {
             return Ok(HostRead::Const(t.clone()));
@@ -189,29 +189,20 @@ impl<'a, 'b> Build<'a, 'b> {
         if let Some(i) = self.host_index.get(&v) {
             return Ok(HostRead::Host(*i));
         }
-        match self.dims(v)? {
+        match self.dims(v) {
             Some(read) => Ok(read),
             None => Ok(HostRead::Device(self.port(v)?)),
         }
     }
 
     /// A value that derivation knows as expressions.
-    fn dims(&mut self, v: ValueId) -> Result<Option<HostRead>> {
-        let Some(fact) = self.c.fact(v) else {
-            return Ok(None);
-        };
-        let Some(dims) = fact.as_dims() else {
-            return Ok(None);
-        };
-        let elements = dims
-            .iter()
-            .map(|d| self.formulas.expr(d).map_err(|e| dim_error(&e)))
-            .collect::<Result<_>>()?;
-        Ok(Some(HostRead::Dims {
+    fn dims(&self, v: ValueId) -> Option<HostRead> {
+        let fact = self.c.fact(v)?;
+        Some(HostRead::Dims {
             dtype: fact.dtype,
             shape: fact.shape.clone(),
-            elements,
-        }))
+            elements: fact.as_dims()?,
+        })
     }
 
     fn defines(&self, v: ValueId) -> Vec<(Symbol, Part)> {
@@ -219,7 +210,7 @@ impl<'a, 'b> Build<'a, 'b> {
         made.map(|m| (m.symbol.clone(), m.part)).collect()
     }
 
-    pub fn host_step(&mut self, id: NodeId) -> Result<HostStep> {
+    pub fn host_step(&self, id: NodeId) -> Result<HostStep> {
         let graph = self.c.graph;
         let node = graph
             .node(id)
@@ -239,7 +230,7 @@ impl<'a, 'b> Build<'a, 'b> {
             });
         }
         Ok(HostStep {
-            op: Some(node.op.clone()),
+            work: HostWork::Op(node.op.clone()),
             name: node.name.clone(),
             nodes: self.nodes(id),
             why: self.c.host.get(&id).cloned().unwrap_or_default(),
@@ -249,7 +240,7 @@ impl<'a, 'b> Build<'a, 'b> {
     }
 
     /// A step without an operator: reads a value of the device for its symbols, or computes a known one.
-    pub fn valued(&mut self, v: ValueId) -> Result<HostStep> {
+    pub fn valued(&self, v: ValueId) -> Result<HostStep> {
         let port = self.port(v)?;
         let nodes = self
             .c
@@ -257,16 +248,21 @@ impl<'a, 'b> Build<'a, 'b> {
             .producer(v)
             .map(|(id, _)| self.nodes(id))
             .unwrap_or_default();
-        let (read, why) = if self.c.known.contains(&v) {
-            (self.dims(v)?, "its elements follow from the shapes")
+        let (work, read, why) = if self.c.known.contains(&v) {
+            (
+                HostWork::Known,
+                self.dims(v),
+                "its elements follow from the shapes",
+            )
         } else {
             (
+                HostWork::Observe,
                 Some(HostRead::Device(port.clone())),
                 "sizes depend on its elements",
             )
         };
         Ok(HostStep {
-            op: None,
+            work,
             name: port.name.clone(),
             nodes,
             why: why.to_owned(),

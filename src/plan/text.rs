@@ -87,13 +87,7 @@ pub fn print(plan: &Plan, graph: &Graph) -> String {
         );
     }
     for h in &plan.host {
-        let _ = writeln!(
-            out,
-            "host {} \"{}\": {}",
-            h.op.as_ref().map_or("value", |o| o.name()),
-            h.name,
-            h.why
-        );
+        let _ = writeln!(out, "host {} \"{}\": {}", h.work.name(), h.name, h.why);
     }
     for (i, step) in plan.steps.iter().enumerate() {
         let spec = &plan.kernels[step.kernel];

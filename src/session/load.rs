@@ -3,7 +3,7 @@
 use super::pack::pack;
 use super::{Loaded, Session};
 use crate::backend::kernel::Role;
-use crate::backend::{Backend, BackendError, BufferId, Command, KernelId, View};
+use crate::backend::{Backend, BackendError, BufferId, Command, KernelId, RecordingId, View};
 use crate::error::{Error, Result, Stage};
 use crate::graph::Graph;
 use crate::plan::lower::WeightKey;
@@ -64,30 +64,48 @@ impl Session {
         }
     }
 
-    /// Takes memory for an open plan, for values up to `bindings`, and records again what the old memory was bound to.
+    /// Takes memory for an open plan, for values up to `bindings`, and records again what the old memory was bound to. After
+    /// an error all is as it was.
     pub(super) fn grow(&mut self, plan: usize, bindings: &Bindings) -> Result<()> {
         let Some(loaded) = self.plans.get_mut(plan) else {
             return Ok(());
         };
-        loaded.plan.reserve(bindings)?;
-        loaded.bound = Bound::default();
-        let bytes = loaded.plan.memory.arena.next_multiple_of(16);
-        let mut again = vec![plan];
+        let mut next = loaded.plan.clone();
+        next.reserve(bindings)?;
+        let bytes = next.memory.arena.next_multiple_of(16);
+        let (mut again, mut old_arena) = (vec![plan], None);
         if bytes > self.arena.len {
             again = (0..self.plans.len())
                 .filter(|i| *i == plan || !self.plans[*i].recordings.is_empty())
                 .collect();
+            let arena = create(self.backend.as_mut(), "arena", bytes)?;
+            old_arena = Some(std::mem::replace(&mut self.arena, arena));
         }
-        for i in &again {
-            for r in std::mem::take(&mut self.plans[*i].recordings) {
-                self.backend.release(r);
+        let old_plan = std::mem::replace(&mut self.plans[plan].plan, next);
+        let mut old: Vec<Vec<RecordingId>> = again
+            .iter()
+            .map(|i| std::mem::take(&mut self.plans[*i].recordings))
+            .collect();
+        let recorded = again.iter().try_for_each(|i| self.record(*i));
+        if recorded.is_err() {
+            for (i, old) in again.iter().zip(&mut old) {
+                std::mem::swap(&mut self.plans[*i].recordings, old);
             }
+            self.plans[plan].plan = old_plan;
+            if let Some(arena) = &mut old_arena {
+                std::mem::swap(&mut self.arena, arena);
+            }
+        } else {
+            self.plans[plan].bound = Bound::default();
         }
-        if bytes > self.arena.len {
-            self.backend.destroy_buffer(self.arena.buffer);
-            self.arena = create(self.backend.as_mut(), "arena", bytes)?;
+        // What is no longer used: the old ones, or after an error the new ones.
+        for r in old.into_iter().flatten() {
+            self.backend.release(r);
         }
-        again.into_iter().try_for_each(|i| self.record(i))
+        if let Some(arena) = old_arena {
+            self.backend.destroy_buffer(arena.buffer);
+        }
+        recorded
     }
 
     /// Checks every dispatch of a plan and records its segments.

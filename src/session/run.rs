@@ -5,7 +5,7 @@ use crate::backend::RecordingId;
 use crate::error::{Error, Result, Stage};
 use crate::graph::OpError;
 use crate::plan::host::{self, HostRead};
-use crate::plan::{Segment, bind};
+use crate::plan::{HostWork, Segment, bind};
 use crate::shape::Bindings;
 use crate::tensor::HostTensor;
 use std::ops::Range;
@@ -33,6 +33,8 @@ enum Work {
 impl Session {
     fn bind(&mut self, plan: usize, bindings: &Bindings) -> Result<()> {
         if self.loaded(plan)?.plan.must_grow(bindings) {
+            // No memory is taken for shapes that contradict the tensors.
+            self.check_shapes(plan, bindings)?;
             self.grow(plan, bindings)?;
         }
         let Some(loaded) = self.plans.get_mut(plan) else {
@@ -40,15 +42,11 @@ impl Session {
         };
         let (p, bound) = (&loaded.plan, &mut loaded.bound);
         p.bind(bindings, bound)?;
-        for (port, shape) in p.inputs.iter().chain(&p.unread).zip(&loaded.written) {
-            let Some(shape) = shape else { continue };
-            bind::check_shape(
-                &format_args!("input \"{}\"", port.name),
-                &port.shape,
-                shape,
-                bound.bindings(),
-            )?;
-        }
+        self.check_shapes(plan, bindings)?;
+        let Some(loaded) = self.plans.get_mut(plan) else {
+            return Ok(());
+        };
+        let (p, bound) = (&loaded.plan, &mut loaded.bound);
         for (i, symbol, part) in &p.defined_by_inputs {
             let value = p
                 .inputs
@@ -77,13 +75,24 @@ impl Session {
         self.refresh(plan)
     }
 
+    fn check_shapes(&self, plan: usize, bindings: &Bindings) -> Result<()> {
+        let loaded = self.loaded(plan)?;
+        let ports = loaded.plan.inputs.iter().chain(&loaded.plan.unread);
+        for (port, shape) in ports.zip(&loaded.written) {
+            let Some(shape) = shape else { continue };
+            let name = format_args!("input \"{}\"", port.name);
+            bind::check_shape(&name, &port.shape, shape, bindings)?;
+        }
+        Ok(())
+    }
+
     /// Checks the grids and writes the table of live values, where they changed.
     fn refresh(&mut self, plan: usize) -> Result<()> {
         let max_grid = self.backend.caps().max_grid;
         let Some(loaded) = self.plans.get_mut(plan) else {
             return Ok(());
         };
-        if loaded.bound.take_grids() {
+        if loaded.bound.grids_changed() {
             for (grid, step) in loaded.bound.launch.grids.iter().zip(&loaded.plan.steps) {
                 if grid.iter().any(|g| *g > max_grid) {
                     let spec = &loaded.plan.kernels[step.kernel];
@@ -96,12 +105,15 @@ impl Session {
                     ));
                 }
             }
+            loaded.bound.grids_are_checked();
         }
-        if loaded.bound.take_live() && !loaded.bound.live.is_empty() {
-            let written = self
-                .backend
-                .write(loaded.live, bytemuck::cast_slice(&loaded.bound.live));
-            written.map_err(|e| Error::device(Stage::Run, "writing the live values", e))?;
+        if loaded.bound.live_changed() {
+            if !loaded.bound.live.is_empty() {
+                let live = bytemuck::cast_slice(&loaded.bound.live);
+                let written = self.backend.write(loaded.live, live);
+                written.map_err(|e| Error::device(Stage::Run, "writing the live values", e))?;
+            }
+            loaded.bound.live_is_written();
         }
         Ok(())
     }
@@ -187,7 +199,7 @@ impl Session {
                 .collect();
             Error::Node {
                 stage: Stage::Run,
-                op: step.op.as_ref().map_or("value", |o| o.name()).to_owned(),
+                op: step.work.name().to_owned(),
                 node: step.name.clone(),
                 inputs: facts.join(", "),
                 source: source.into(),
@@ -200,12 +212,12 @@ impl Session {
                 Some(read) => Some(self.host_operand(plan, &step.name, read)?),
             });
         }
-        let results = match &step.op {
-            Some(op) => {
+        let results = match &step.work {
+            HostWork::Op(op) => {
                 let operands: Vec<Option<&HostTensor>> = inputs.iter().map(Option::as_ref).collect();
                 op.eval(&operands).map_err(|e| fail(e, &inputs))?
             }
-            None => inputs.iter().flatten().cloned().collect(),
+            HostWork::Known | HostWork::Observe => inputs.iter().flatten().cloned().collect(),
         };
         if results.len() < step.writes.len() {
             return Err(fail(
@@ -232,9 +244,7 @@ impl Session {
             }
             let name = format_args!("result \"{}\" of node \"{}\"", write.port.name, step.name);
             bind::check_shape(&name, &write.port.shape, tensor.shape(), loaded.bound.bindings())?;
-            let computed =
-                step.op.is_some() || matches!(step.reads.first(), Some(Some(HostRead::Dims { .. })));
-            if write.port.place.is_some() && computed {
+            if step.is_uploaded(write) {
                 self.upload(plan, "result", &write.port, &tensor)?;
             }
             let host = self
@@ -268,8 +278,9 @@ impl Session {
                 let shape = shape
                     .eval(loaded.bound.bindings())
                     .map_err(|e| failed(e.to_string()))?;
-                let values: Option<Vec<i64>> = elements.iter().map(|e| loaded.bound.value(*e)).collect();
-                HostTensor::from_ints(*dtype, &shape, &values.ok_or_else(missing)?)
+                let values: Result<Vec<i64>, _> =
+                    elements.iter().map(|d| d.eval(loaded.bound.bindings())).collect();
+                HostTensor::from_ints(*dtype, &shape, &values.map_err(|e| failed(e.to_string()))?)
                     .map_err(|e| failed(e.to_string()))
             }
             HostRead::Device(port) => self.download(plan, port),

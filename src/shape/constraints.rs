@@ -207,6 +207,10 @@ impl Constraints {
         hi: Option<i64>,
     ) -> Result<(), ConstraintError> {
         let mut next = self.clone();
+        if lo.is_some_and(|lo| lo < 0) && self.bounds.get(symbol).is_none_or(|b| b.lo.is_none()) {
+            // What was concluded from the default no longer holds.
+            next = self.without_conclusions(symbol, lo)?;
+        }
         let own = next.bounds.entry(symbol.clone()).or_default();
         own.lo = own.lo.max(lo);
         own.hi = match (own.hi, hi) {
@@ -231,6 +235,23 @@ impl Constraints {
         next.finish(&added, self)?;
         *self = next;
         Ok(())
+    }
+
+    /// The same constraints, with the lower bound `lo` of `symbol` declared before the relations.
+    fn without_conclusions(&self, symbol: &Symbol, lo: Option<i64>) -> Result<Self, ConstraintError> {
+        let mut next = Self {
+            bounds: self.bounds.clone(),
+            ..Self::default()
+        };
+        next.bounds.entry(symbol.clone()).or_default().lo = lo;
+        for g in &self.given {
+            if g.equal {
+                next.equate(&g.left, &g.right)?;
+            } else {
+                next.at_most(&g.left, &g.right)?;
+            }
+        }
+        Ok(next)
     }
 
     /// States `left == right`. A symbol that occurs once, with factor 1 or -1, is solved for and replaced everywhere; of others
@@ -535,17 +556,6 @@ impl Constraints {
         }
     }
 
-    /// The largest value of every symbol that has one, for planning; with what the equations say.
-    pub fn bounds_high(&self) -> Bindings {
-        let mut out = Bindings::new();
-        for s in self.symbols() {
-            if let (_, Some(hi)) = self.range(&(&s).into()) {
-                out.set(&s, hi);
-            }
-        }
-        out
-    }
-
     /// Every symbol that has bounds or stands in a relation.
     pub fn symbols(&self) -> BTreeSet<Symbol> {
         let mut out: BTreeSet<Symbol> = self.bounds.keys().cloned().collect();
@@ -556,9 +566,18 @@ impl Constraints {
         out
     }
 
-    /// Declared bounds, in order of name: lower and upper, both inclusive.
-    pub fn bounds(&self) -> impl Iterator<Item = (&Symbol, Option<i64>, Option<i64>)> {
-        self.bounds.iter().map(|(s, b)| (s, b.lo, b.hi))
+    /// All that must hold in a run: `left <= right`, or `left == right` where the flag says so, with the text of the constraint.
+    pub fn relations(&self) -> impl Iterator<Item = (Dim, Dim, bool, String)> {
+        let bounds = self.bounds.iter().flat_map(|(s, b)| {
+            let low = b.lo.filter(|lo| *lo > 0).map(|lo| (lo.into(), Dim::from(s)));
+            let high = b.hi.map(|hi| (Dim::from(s), hi.into()));
+            let text = text_of(s, *b);
+            low.into_iter()
+                .chain(high)
+                .map(move |(l, r)| (l, r, false, text.clone()))
+        });
+        let given = self.given.iter();
+        bounds.chain(given.map(|g| (g.left.clone(), g.right.clone(), g.equal, g.to_string())))
     }
 
     /// The equations, as given.

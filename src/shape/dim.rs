@@ -26,6 +26,9 @@ pub enum DimError {
     /// An expression has too many parts or is too deeply nested; the text names the limit.
     #[error("expression too large: {0}")]
     TooLarge(String),
+    /// A size is negative: the expression and its value.
+    #[error("the size {0} is {1}")]
+    Negative(String, i64),
     /// A symbol without a value was met.
     #[error("symbol `{0}` has no value")]
     Unbound(Symbol),

@@ -49,13 +49,13 @@ impl Shape {
             .collect()
     }
 
-    /// The sizes under `bindings`; a negative size is an overflow error.
+    /// The sizes under `bindings`; a negative one is an error.
     pub fn eval(&self, bindings: &Bindings) -> Result<Vec<usize>, DimError> {
         self.0
             .iter()
             .map(|d| {
                 d.eval(bindings)
-                    .and_then(|v| usize::try_from(v).map_err(|_| DimError::Overflow(d.to_string())))
+                    .and_then(|v| usize::try_from(v).map_err(|_| DimError::Negative(d.to_string(), v)))
             })
             .collect()
     }

@@ -23,7 +23,7 @@ use transformer_lite::graph::op::transpose::Transpose;
 use transformer_lite::graph::{Edit, Graph, Op, State};
 use transformer_lite::plan::{Options, Plan};
 use transformer_lite::session::Session;
-use transformer_lite::shape::{Bindings, Dim, Fact, Known, Shape, Symbol};
+use transformer_lite::shape::{Bindings, Dim, Fact, Known, Quotient, Shape, Symbol};
 use transformer_lite::tensor::{DType, HostTensor};
 
 type Make = fn() -> Result<Scenario, String>;
@@ -38,9 +38,11 @@ enum Operand {
     List(&'static str),
     /// One integer known as an expression, of rank 0.
     Number(&'static str),
+    /// The same as a float.
+    Float(&'static str),
 }
 
-use Operand::{Constant, Data, List, Number};
+use Operand::{Constant, Data, Float, List, Number};
 
 fn plain(i: Input) -> Input {
     i
@@ -73,6 +75,13 @@ fn scenario(op: impl Op + 'static, operands: &[Operand], runs: &[(i64, i64)]) ->
                 known: Known::Dims(dims(text)?),
                 ..Fact::new(DType::I64, Shape::fixed(&[]))
             },
+            Float(text) => {
+                let whole = |num| Quotient { num, den: 1 };
+                Fact {
+                    known: Known::Quotients(dims(text)?.into_iter().map(whole).collect()),
+                    ..Fact::new(DType::F32, Shape::fixed(&[]))
+                }
+            }
         });
     }
     let mut all = Vec::new();
@@ -88,7 +97,17 @@ fn scenario(op: impl Op + 'static, operands: &[Operand], runs: &[(i64, i64)]) ->
                     let list: Result<Vec<i64>, _> = d.iter().map(|d| d.eval(&bindings)).collect();
                     HostTensor::from_i64(&shape, &list.map_err(|e| e.to_string())?)
                 }
-                (_, Known::No | Known::Quotients(_)) => return Err("an operand without contents".to_owned()),
+                (_, Known::Quotients(q)) => {
+                    let list: Result<Vec<i64>, _> = q.iter().map(|q| q.num.eval(&bindings)).collect();
+                    #[expect(clippy::cast_precision_loss, reason = "lengths of tests")]
+                    let list: Vec<f32> = list
+                        .map_err(|e| e.to_string())?
+                        .into_iter()
+                        .map(|v| v as f32)
+                        .collect();
+                    HostTensor::from_f32(&shape, &list)
+                }
+                (_, Known::No) => return Err("an operand without contents".to_owned()),
             };
             tensors.push(made.map_err(|e| e.to_string())?);
         }
@@ -304,6 +323,9 @@ pub fn scenarios() -> Vec<(&'static str, Make)> {
         }),
         ("range/past", || {
             scenario(Range, &[Number("t"), Number("s+t"), Number("1")], RUNS)
+        }),
+        ("range/floats", || {
+            scenario(Range, &[Float("t"), Float("s+t"), Float("1")], RUNS)
         }),
         ("expand/groups", || {
             scenario(Expand, &[Data("1,2,1,t,3", plain), List("1,2,s,t,3")], RUNS)

@@ -5,6 +5,7 @@
 #[allow(clippy::result_large_err, reason = "the library's error, on no hot path")]
 pub mod gguf;
 
+use libtest_mimic::{Failed, Trial};
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::process::{Output, Stdio};
@@ -19,6 +20,34 @@ use transformer_lite::backend::{
 // For `gguf`, which the library's own tests include too.
 use transformer_lite::error::Result;
 use transformer_lite::gguf::{Array, GgmlType, Gguf, Value};
+
+/// Any displayable error as a trial's.
+pub trait Text<T> {
+    /// The error as text.
+    fn text(self) -> Result<T, String>;
+}
+
+impl<T, E: std::fmt::Display> Text<T> for std::result::Result<T, E> {
+    fn text(self) -> std::result::Result<T, String> {
+        self.map_err(|e| e.to_string())
+    }
+}
+
+/// A trial for each backend without a device: failed where it is required, else ignored with the reason in its name.
+pub fn missing_trials(missing: Vec<Missing>) -> Vec<Trial> {
+    let trial = |m: Missing| {
+        let required = m.is_required();
+        let name = format!("NO DEVICE FOR BACKEND {}: {}", m.backend, m.why);
+        Trial::test(name, move || Err(Failed::from(m.why))).with_ignored_flag(!required)
+    };
+    missing.into_iter().map(trial).collect()
+}
+
+/// A trial in the place of those that need what is not given: failed where backends are required, else ignored.
+pub fn not_set(why: &'static str) -> Trial {
+    let trial = Trial::test(format!("NOT TESTED: {why}"), move || Err(Failed::from(why)));
+    trial.with_ignored_flag(required().is_empty())
+}
 
 /// Runs the built command to its end, without standard input.
 pub fn tlite(args: &[&str]) -> Output {

@@ -95,7 +95,7 @@ impl Op for ArgMax {
             .field(&count)
             .field(&cols)
             .field(&inner);
-        for (name, set) in [("SMALLEST", self.min), ("LAST", self.last)] {
+        for (name, set) in [("SMALLEST", self.min), ("LAST", self.last), ("FLOATS", cx.fact(0)?.dtype.is_float())] {
             call = if set { call.define(name, 1) } else { call };
         }
         cx.emit(call)

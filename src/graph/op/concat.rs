@@ -124,7 +124,7 @@ impl Concat {
             let count = cx.shape(i)?.count()?;
             let (from, to) = (cx.input(i)?, cx.window(0, start, count.clone())?);
             let to = to.ok_or_else(|| OpError::NoKernel(format!("part {i} at {start}")))?;
-            transpose::emit_copy(cx, from, to, &[count], &Dim::from(0), &[1.into()])?;
+            transpose::emit_copy(cx, from, to, &[count], &transpose::Start::first(), &[1.into()])?;
         }
         Ok(true)
     }

@@ -42,7 +42,7 @@ impl Op for Expand {
                 _ => 0.into(),
             })
             .collect();
-        transpose::emit_strided(cx, &out.0, &0.into(), &step)
+        transpose::emit_strided(cx, &out.0, &transpose::Start::first(), &step)
     }
 
     fn reads(&self, input: usize) -> bool {
@@ -63,5 +63,10 @@ pub static DEF: OpDef = OpDef { onnx: &[onnx("Expand", 8)], import, kernels: &[]
 
 fn cases() -> Vec<Case> {
     let case = |x: &[usize], to: &[i64]| Case::new(Expand, vec![input(x), input(&[to.len()]).values(to).constant()]);
-    vec![case(&[3, 1], &[2, 3, 5]), case(&[2, 3], &[1, 2, 1]), case(&[1, 3, 1, 5, 7], &[1, 3, 3, 5, 7]), case(&[1], &[129])]
+    vec![
+        case(&[2, 3], &[1, 2, 1]).host_only("runs nothing on a device"),
+        case(&[3, 1], &[2, 3, 5]),
+        case(&[1, 3, 1, 5, 7], &[1, 3, 3, 5, 7]),
+        case(&[1], &[129]),
+    ]
 }

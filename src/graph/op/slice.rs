@@ -3,6 +3,7 @@
 //! ONNX `Slice` from opset 1 (starts, ends and axes as attributes) and 10 (as operands). Starts and ends may be expressions of symbols.
 
 use super::case::{Case, input};
+use super::transpose::Start;
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, axis, gather_strided, onnx, operand, strides, transpose};
 use crate::plan::lower::LowerCx;
 use crate::shape::{Dim, Fact, Shape};
@@ -148,7 +149,9 @@ impl Lists {
                 && shape.0[..a].iter().all(|d| d.is(1))
                 && parts[a + 1..].iter().zip(&shape.0[a + 1..]).all(whole)
         });
+        let mut padded = true;
         for (p, s) in parts.iter().zip(transpose::dim_strides(&shape.0)?) {
+            padded &= p.start.is(0) || s.as_const().is_some();
             start = start.add(&p.start.mul(&s)?)?;
             sizes.push(p.count.clone());
             step.push(s.mul(&p.step.into())?);
@@ -156,7 +159,7 @@ impl Lists {
         if one_cut && cx.view(0, 0, &start)? {
             return Ok(());
         }
-        transpose::emit_strided(cx, &sizes, &start, &step)
+        transpose::emit_strided(cx, &sizes, &Start { at: start, padded }, &step)
     }
 }
 

@@ -16,8 +16,23 @@ static KERNEL: Kernel = crate::kernel!(strided {
 
 const MAX_RANK: usize = 6;
 
+/// Where a strided copy begins in its operand.
+pub(super) struct Start {
+    /// The element.
+    pub at: Dim,
+    /// The place is the same when lengths are padded: it rests on no stride that they change.
+    pub padded: bool,
+}
+
+impl Start {
+    /// The first element.
+    pub(super) fn first() -> Self {
+        Self { at: 0.into(), padded: true }
+    }
+}
+
 /// Emits `y[m] = x[start + sum(m * step)]` over multi-indices `m` of `shape`, from operand 0 to result 0.
-pub(super) fn emit_strided(cx: &mut LowerCx<'_>, shape: &[Dim], start: &Dim, step: &[Dim]) -> OpResult<()> {
+pub(super) fn emit_strided(cx: &mut LowerCx<'_>, shape: &[Dim], start: &Start, step: &[Dim]) -> OpResult<()> {
     let (from, to) = (cx.input(0)?, cx.output(0)?);
     emit_copy(cx, from, to, shape, start, step)
 }
@@ -28,7 +43,7 @@ pub(super) fn emit_copy(
     from: Operand,
     to: Operand,
     shape: &[Dim],
-    start: &Dim,
+    start: &Start,
     step: &[Dim],
 ) -> OpResult<()> {
     let joined = joined(shape, step)?;
@@ -37,10 +52,10 @@ pub(super) fn emit_copy(
     }
     let count = product(shape)?;
     // Where the copy begins may change at every step.
-    let (live, start) = if start.as_const().is_some() {
-        (None, start.clone())
+    let (live, at) = if start.at.as_const().is_some() {
+        (None, start.at.clone())
     } else {
-        let (live, at) = cx.live(start);
+        let (live, at) = cx.live(&start.at);
         (Some(live), at)
     };
     let mut call = Call::new(&KERNEL, 64)
@@ -50,8 +65,10 @@ pub(super) fn emit_copy(
         .operand(to)
         .grid(count.ceil_div(2 * 64)?, 1, 1)
         .field(&count)
-        .field(start)
-        .may_be_padded();
+        .field(at);
+    if start.padded {
+        call = call.may_be_padded();
+    }
     for i in 0..MAX_RANK - 1 {
         call = call.field(joined.get(i).map_or_else(|| 1.into(), |(n, _)| n.clone()));
     }
@@ -136,7 +153,7 @@ impl Op for Transpose {
         let from = dim_strides(&x.0)?;
         let step: Vec<Dim> = axes.iter().map(|a| from[*a].clone()).collect();
         let shape = cx.out_fact(0)?.shape.0.clone();
-        emit_strided(cx, &shape, &0.into(), &step)
+        emit_strided(cx, &shape, &Start::first(), &step)
     }
 
     fn moves(&self, input: usize) -> bool {

@@ -131,6 +131,13 @@ impl Pipeline {
         }
     }
 
+    /// The same passes without those of these names.
+    #[must_use]
+    pub fn without(mut self, names: &[&str]) -> Self {
+        self.passes.retain(|p| !names.contains(&p.name));
+        self
+    }
+
     /// Runs the passes; before the first and after each the shapes are derived and the graph is checked.
     pub fn run(&self, graph: &mut Graph) -> Result<Vec<PassReport>> {
         derive::derive(graph)?;

@@ -252,15 +252,3 @@ impl Constraints {
         }
     }
 }
-
-impl Dim {
-    /// The least value that `known` proves, over all bindings that keep to it.
-    pub fn lower(&self, known: &Constraints) -> Option<i64> {
-        known.range(self).0
-    }
-
-    /// The largest value that `known` proves, over all bindings that keep to it.
-    pub fn upper(&self, known: &Constraints) -> Option<i64> {
-        known.range(self).1
-    }
-}

@@ -1,0 +1,201 @@
+//! Lengths: padded ones, constraints that runs must keep to, memory that grows, values of symbols from shapes.
+
+use super::*;
+use transformer_lite::plan::{NoPadding, Padding};
+use transformer_lite::shape::{Constraints, Symbol};
+
+/// Options for lengths of `p` up to 100, padded to 64.
+fn padded() -> Options {
+    Options {
+        padding: Some(Padding {
+            symbol: Symbol::new("p"),
+            beyond: 1,
+            multiple: 64,
+        }),
+        ..options(&[("p", 100)])
+    }
+}
+
+/// Runs a graph over `x`, of this shape for a length, with padding asked for, at lengths within and across blocks.
+#[track_caller]
+fn run_padded(graph: &Arc<Graph>, shape: impl Fn(usize) -> Vec<usize>, expect: Result<(), &str>) {
+    let place = std::panic::Location::caller();
+    for device in devices() {
+        let _turn = device.turn();
+        let plan = Plan::compile(graph, &device.caps, &padded()).unwrap();
+        match (&plan.padding, expect) {
+            (Ok(_), Ok(())) => {}
+            (Err(NoPadding::Exact(why)), Err(words)) => assert!(why.contains(words), "{place}: {why}"),
+            (found, _) => panic!("{place}: {found:?}, expected {expect:?}"),
+        }
+        let mut session = Session::new(Box::new(device.share()), graph, vec![plan]).unwrap();
+        for n in [5, 6, 63, 64, 100, 7, 1] {
+            check(&mut session, graph, &[("x", random(&shape(n), 9))]);
+        }
+    }
+}
+
+#[test]
+fn padding_keeps_known_values_exact() {
+    // A position that follows from the shape of the cache and is read as data.
+    let mut b = Build::default();
+    let x = b.input("x", DType::F32, "p 8");
+    let sizes = b.node(ShapeOf { start: 0, end: None }, &[x]);
+    let zero = b.ints(&[0]);
+    let length = b.node(Gather { axis: 0 }, &[sizes, zero]);
+    let twice = b.node(Pointwise::binary("Add", Binary::Add), &[length, length]);
+    let y = b.node(unary(Unary::Neg), &[x]);
+    run_padded(&b.finish(&[y, twice]), |n| vec![n, 8], Ok(()));
+}
+
+#[test]
+fn padding_is_refused_where_elements_would_lie_elsewhere() {
+    // Row 1 of a transposed tensor begins at the length.
+    let mut b = Build::default();
+    let x = b.input("x", DType::F32, "p 8");
+    let turned = b.node(Transpose { perm: None }, &[x]);
+    let lists = [b.ints(&[1]), b.ints(&[2]), b.ints(&[0])];
+    let row = b.node(Slice, &[turned, lists[0], lists[1], lists[2]]);
+    let graph = b.finish(&[row]);
+    run_padded(&graph, |n| vec![n, 8], Err("computes over"));
+    // Two sizes that grow.
+    let mut b = Build::default();
+    let x = b.input("x", DType::F32, "p p");
+    let turned = b.node(Transpose { perm: None }, &[x]);
+    run_padded(
+        &b.finish(&[turned]),
+        |n| vec![n, n],
+        Err("does not grow at its end"),
+    );
+    // Blocks of the length, merged.
+    let mut b = Build::default();
+    let x = b.input("x", DType::F32, "p");
+    let sizes = b.ints(&[4, 1]);
+    let wide = b.node(Expand, &[x, sizes]);
+    let flat = b.ints(&[-1]);
+    let flat = b.node(Reshape::Reshape { allow_zero: false }, &[wide, flat]);
+    run_padded(&b.finish(&[flat]), |n| vec![n], Err("in other places"));
+    // A reshape within the elements of one place keeps them.
+    let mut b = Build::default();
+    let x = b.input("x", DType::F32, "p 8");
+    let list = b.ints(&[-1, 2, 4]);
+    let shaped = b.node(Reshape::Reshape { allow_zero: false }, &[x, list]);
+    let y = b.node(unary(Unary::Neg), &[shaped]);
+    run_padded(&b.finish(&[y]), |n| vec![n, 8], Ok(()));
+    // The last row, wherever the length ends.
+    let mut b = Build::default();
+    let x = b.input("x", DType::F32, "p 8");
+    let lists = [b.ints(&[-1]), b.ints(&[i64::MAX]), b.ints(&[0])];
+    let last = b.node(Slice, &[x, lists[0], lists[1], lists[2]]);
+    run_padded(&b.finish(&[last]), |n| vec![n, 8], Ok(()));
+}
+
+#[test]
+fn constraints_are_checked_in_every_run() {
+    let mut b = Build::default();
+    let known = Constraints::parse("total == past + N, N >= 1, N % 2 == 0").unwrap();
+    Edit::new(&mut b.graph).set_constraints(known);
+    let (past, now) = (
+        b.input("past", DType::F32, "past 8"),
+        b.input("now", DType::F32, "N 8"),
+    );
+    let all = b.node(Concat { axis: 0 }, &[past, now]);
+    let mask = b.input("mask", DType::F32, "total 8");
+    let sum = b.node(Pointwise::binary("Add", Binary::Add), &[all, mask]);
+    let graph = b.finish(&[sum]);
+    let bounds = options(&[("past", 8), ("N", 8), ("total", 16)]);
+    let plan = Plan::compile(&graph, &fake_caps(), &bounds).unwrap();
+    let bind = |past: i64, n: i64, total: i64| {
+        let at = Bindings::from([("past", past), ("N", n), ("total", total)]);
+        plan.bind(&at, &mut Bound::default()).map_err(|e| e.to_string())
+    };
+    bind(2, 4, 6).unwrap();
+    for ((past, n, total), words) in [
+        ((2, 4, 9), ["total == N + past", "total = 9"]),
+        ((2, 0, 2), ["N >= 1", "N = 0"]),
+        ((2, 3, 5), ["N", "N = 3"]),
+    ] {
+        let e = bind(past, n, total).unwrap_err();
+        assert!(words.iter().all(|w| e.contains(w)), "{e}");
+    }
+}
+
+#[test]
+fn memory_that_cannot_grow_leaves_all_as_it_was() {
+    let graph = mixed();
+    for device in devices() {
+        let _turn = device.turn();
+        let plan = |bounds: &[(&str, i64)]| Plan::compile(&graph, &device.caps, &options(bounds)).unwrap();
+        let plans = vec![plan(&[]), plan(&[("n", 4), ("m", 4)])];
+        let small = device.share().with_caps(|c| c.max_buffer_bytes = 1 << 16);
+        let mut session = Session::new(Box::new(small), &graph, plans).unwrap();
+        let given = |n, m| [("x", random(&[1, n, 8], 1)), ("y", random(&[1, m, 8], 2))];
+        check(&mut session, &graph, &given(20, 30));
+        for (name, t) in given(4000, 2) {
+            session.write(0, name, &t).unwrap();
+        }
+        let bindings = session.bindings(0).unwrap();
+        let e = session.run(0, &bindings).unwrap_err().to_string();
+        assert!(e.contains("arena"), "{e}");
+        let e = session.run(0, &Bindings::from([("n", 1 << 60), ("m", 2)]));
+        let e = e.unwrap_err().to_string();
+        assert!(e.contains("\"x\""), "{e}");
+        check(&mut session, &graph, &given(20, 30));
+        check(&mut session, &graph, &given(31, 30));
+        for (name, t) in given(3, 4) {
+            session.write(1, name, &t).unwrap();
+        }
+        session.run(1, &Bindings::from([("n", 3), ("m", 4)])).unwrap();
+    }
+}
+
+#[test]
+fn a_grid_beyond_the_device_is_refused_each_time() {
+    let graph = mixed();
+    let device = devices()
+        .into_iter()
+        .next()
+        .expect("a driver; see CONTRIBUTING.md");
+    let _turn = device.turn();
+    let plan = Plan::compile(&graph, &device.caps, &options(&[("n", 400), ("m", 4)])).unwrap();
+    let small = device.share().with_caps(|c| c.max_grid = 2);
+    let mut session = Session::new(Box::new(small), &graph, vec![plan]).unwrap();
+    for (name, t) in [("x", random(&[1, 400, 8], 1)), ("y", random(&[1, 2, 8], 2))] {
+        session.write(0, name, &t).unwrap();
+    }
+    let bindings = session.bindings(0).unwrap();
+    for _ in 0..3 {
+        let e = session.run(0, &bindings).unwrap_err().to_string();
+        assert!(e.contains("the device's limit is 2") && e.contains("node"), "{e}");
+    }
+}
+
+#[test]
+fn symbols_follow_from_shapes() {
+    let solve = |shapes: &[(&str, &[usize])]| {
+        let mut b = Build::default();
+        let inputs: Vec<ValueId> = shapes
+            .iter()
+            .enumerate()
+            .map(|(i, (dims, _))| b.input(&format!("x{i}"), DType::F32, dims))
+            .collect();
+        // Nothing reads them: only their shapes matter.
+        let other = b.input("other", DType::F32, "4");
+        let y = b.node(unary(Unary::Neg), &[other]);
+        let graph = b.finish(&[y]);
+        assert_eq!(inputs.len(), shapes.len());
+        let plan = Plan::compile(&graph, &fake_caps(), &options(&[])).unwrap();
+        let ports = plan.unread.iter().zip(shapes).map(|(p, (_, s))| (p, *s));
+        transformer_lite::plan::bind::solve(ports).map_err(|e| e.to_string())
+    };
+    // A size that several values have says less than the symbol alone.
+    let found = solve(&[("floor((N+1)/2)", &[1]), ("N", &[2])]).unwrap();
+    assert_eq!(found.get(&Symbol::new("N")), Some(2));
+    let found = solve(&[("past+N", &[7]), ("N", &[3])]).unwrap();
+    assert_eq!(found.get(&Symbol::new("past")), Some(4));
+    let e = solve(&[("2*N", &[7])]).unwrap_err();
+    assert!(e.contains("2*N") && e.contains("x0"), "{e}");
+    // Nothing that overflows is a solution.
+    assert!(solve(&[("-N-9223372036854775807", &[1])]).is_err());
+    assert!(solve(&[("9223372036854775807*N", &[1])]).is_err());
+}

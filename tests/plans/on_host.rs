@@ -1,0 +1,94 @@
+//! Results of nodes on the host that kernels read through views, or that are parts of something.
+
+use super::*;
+use transformer_lite::graph::op::split::Split;
+
+fn run(graph: &Arc<Graph>, given: &[(&str, HostTensor)]) {
+    for device in devices() {
+        let _turn = device.turn();
+        let plan = Plan::compile(graph, &device.caps, &options(&[])).unwrap();
+        assert!(!plan.host.is_empty(), "nothing runs on the host");
+        let mut session = Session::new(Box::new(device.share()), graph, vec![plan]).unwrap();
+        for _ in 0..2 {
+            check(&mut session, graph, given);
+        }
+    }
+}
+
+#[test]
+fn a_host_result_is_a_part_of_a_joined_value() {
+    let mut b = Build::default();
+    let x = b.input("x", DType::F32, "128");
+    let (host, device) = (b.node(OnHost, &[x]), b.node(unary(Unary::Relu), &[x]));
+    let both = b.node(Concat { axis: 0 }, &[host, device]);
+    let y = b.node(unary(Unary::Neg), &[both]);
+    // Parts that all come from the host, read there only.
+    let other = b.node(OnHost, &[device]);
+    let parts = b.node(Concat { axis: 0 }, &[host, other]);
+    let z = b.node(OnHost, &[parts]);
+    run(&b.finish(&[y, z]), &[("x", random(&[128], 1))]);
+}
+
+#[test]
+fn a_host_result_lives_until_its_views_are_read() {
+    let mut b = Build::default();
+    let x = b.input("x", DType::F32, "256");
+    let host = b.node(OnHost, &[x]);
+    let split = Split {
+        axis: 0,
+        sizes: Some(vec![128, 128]),
+        parts: 2,
+        uneven: false,
+    };
+    let list = b.ints(&[2, 128]);
+    let shaped = b.node(Reshape::Reshape { allow_zero: false }, &[host, list]);
+    let parts = b.nodes(split, &[host], 2);
+    // Something on the device between the result and what reads it.
+    let mut y = b.node(unary(Unary::Neg), &[x]);
+    for _ in 0..3 {
+        y = b.node(
+            Softmax {
+                axis: -1,
+                flatten: false,
+            },
+            &[y],
+        );
+    }
+    let late = b.node(OnHost, &[parts[1]]);
+    let sum = b.node(Pointwise::binary("Add", Binary::Add), &[late, parts[0]]);
+    let late = b.node(OnHost, &[shaped]);
+    run(&b.finish(&[y, sum, late]), &[("x", random(&[256], 2))]);
+}
+
+#[test]
+fn outputs_that_are_views_of_inputs_and_of_host_results() {
+    let mut b = Build::default();
+    let x = b.input("x", DType::F32, "6 4");
+    let list = b.ints(&[24]);
+    let same = b.node(Reshape::Reshape { allow_zero: false }, &[x, list]);
+    let host = b.node(OnHost, &[x]);
+    let turned = b.node(Reshape::Reshape { allow_zero: false }, &[host, list]);
+    let mut y = b.node(unary(Unary::Neg), &[x]);
+    for _ in 0..3 {
+        y = b.node(
+            Softmax {
+                axis: -1,
+                flatten: false,
+            },
+            &[y],
+        );
+    }
+    run(&b.finish(&[same, turned, host, y]), &[("x", random(&[6, 4], 3))]);
+    // Indices of what is not zero, as torch gives them: transposed.
+    let mut b = Build::default();
+    let x = b.input("x", DType::F32, "9");
+    let at = b.node(NonZero, &[x]);
+    let turned = b.node(Transpose { perm: None }, &[at]);
+    run(
+        &b.finish(&[turned]),
+        &[(
+            "x",
+            HostTensor::from_f32(&[9], &[0., 1., 0., 2., 3., 0., 0., 4., 0.]).unwrap(),
+        )],
+    );
+}
