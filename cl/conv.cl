@@ -107,7 +107,7 @@ KERNEL {
     if (row + t >= p.rows) continue;
     uint m = group * p.rows + row + t;
     uint to = ((get_group_id(2) * p.outputs + m) * p.out_h + oy) * p.out_w + ox;
-    if (OUT_STEP == 1 && count == RUN) y_run(RUN, to, sum[t]);
+    if (OUT_STEP == 1 && count == RUN) y_put_run(RUN, to, sum[t]);
     else {
       float lane[RUN];
       CAT(vstore, RUN)(sum[t], 0, lane);

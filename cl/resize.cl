@@ -1,5 +1,5 @@
 // y[o, i, m, j, t] = x at the places of i along an axis of in_h and of j along one of in_w elements, interpolated. A work-item computes two
-// neighbouring results.
+// neighbouring results, or with ITEM a row of them.
 #ifdef NEAREST
 #define TAPS 1
 #else
@@ -93,14 +93,73 @@ inline bool taps(float at, uint size, float scale, float a, uint *element, float
   return inside;
 }
 
+#ifdef BY_SIZE
+#define SCALE_H ((float)p.out_h / (float)p.in_h)
+#define SCALE_W ((float)p.out_w / (float)p.in_w)
+#else
+#define SCALE_H p.scale_h
+#define SCALE_W p.scale_w
+#endif
+
+// The taps of row i, and whether it is inside.
+#ifdef HIGH
+#define ROW(i) \
+  uint rows[TAPS]; \
+  float u[TAPS]; \
+  bool inside_h = taps(coordinate(i, p.in_h, p.out_h, SCALE_H, p.start_h, p.end_h), p.in_h, SCALE_H, p.cubic, rows, u);
+#define HEIGHT TAPS
+#else
+#define ROW(i) \
+  uint rows[1] = {i}; \
+  float u[1] = {1.0f}; \
+  bool inside_h = true;
+#define HEIGHT 1
+#endif
+
+// v = the result in column j of that row.
+#define RESULT(v, o, m, j, t) \
+  { \
+    uint cols[TAPS]; \
+    float w[TAPS]; \
+    bool inside = taps(coordinate(j, p.in_w, p.out_w, SCALE_W, p.start_w, p.end_w), p.in_w, SCALE_W, p.cubic, cols, w) && inside_h; \
+    SUM(v, o, m, t) \
+    OUTSIDE(v) \
+  }
+#define AT(o, m, t, a, b) x_at((((o) * p.in_h + rows[a]) * p.mid + (m)) * p.in_w * p.inner + cols[b] * p.inner + (t))
+#ifdef NEAREST
+#define SUM(v, o, m, t) v = AT(o, m, t, 0, 0);
+#else
+#define SUM(v, o, m, t) \
+  v = 0; \
+  for (uint a = 0; a < HEIGHT; a++) { \
+    float part = 0.0f; \
+    for (uint b = 0; b < TAPS; b++) part += w[b] * AT(o, m, t, a, b); \
+    v += u[a] * part; \
+  }
+#endif
+#ifdef REGION
+#define OUTSIDE(v) if (!inside) v = p.outside;
+#else
+#define OUTSIDE(v)
+#endif
+
+#ifdef ITEM
+KERNEL {
+  uint row = get_global_id(0), width = p.out_w * p.inner;
+  if (row >= p.count / width) return;
+  uint m = row % p.mid, i = row / p.mid % p.out_h, o = row / p.mid / p.out_h;
+  ROW(i)
+  for (uint j = 0; j < p.out_w; j++)
+    for (uint t = 0; t < p.inner; t++) {
+      ELEM v;
+      RESULT(v, o, m, j, t)
+      y_put(row * width + j * p.inner + t, v);
+    }
+}
+#else
 KERNEL {
   uint pair = get_global_id(0);
   if (2 * pair >= p.count) return;
-#ifdef BY_SIZE
-  float scale_h = (float)p.out_h / (float)p.in_h, scale_w = (float)p.out_w / (float)p.in_w;
-#else
-  float scale_h = p.scale_h, scale_w = p.scale_w;
-#endif
   ELEM v[2];
   for (uint h = 0; h < 2; h++) {
     uint at = min(2 * pair + h, p.count - 1);
@@ -110,40 +169,9 @@ KERNEL {
     uint m = rest % p.mid;
     rest /= p.mid;
     uint i = rest % p.out_h, o = rest / p.out_h;
-    uint rows[TAPS], cols[TAPS];
-    float u[TAPS], w[TAPS];
-    bool inside = true;
-#ifdef HIGH
-    inside = taps(coordinate(i, p.in_h, p.out_h, scale_h, p.start_h, p.end_h), p.in_h, scale_h, p.cubic, rows, u);
-#endif
-    inside = taps(coordinate(j, p.in_w, p.out_w, scale_w, p.start_w, p.end_w), p.in_w, scale_w, p.cubic, cols, w) && inside;
-#ifdef NEAREST
-#ifndef HIGH
-    rows[0] = i;
-#endif
-    v[h] = x_at((((o * p.in_h + rows[0]) * p.mid + m) * p.in_w + cols[0]) * p.inner + t);
-#else
-    float s = 0.0f;
-#ifdef HIGH
-    for (uint a = 0; a < TAPS; a++) {
-      uint row = (o * p.in_h + rows[a]) * p.mid + m;
-#else
-    {
-      uint row = (o * p.in_h + i) * p.mid + m;
-#endif
-      float part = 0.0f;
-      for (uint b = 0; b < TAPS; b++) part += w[b] * x_at((row * p.in_w + cols[b]) * p.inner + t);
-#ifdef HIGH
-      s += u[a] * part;
-#else
-      s += part;
-#endif
-    }
-    v[h] = s;
-#endif
-#ifdef REGION
-    if (!inside) v[h] = p.outside;
-#endif
+    ROW(i)
+    RESULT(v[h], o, m, j, t)
   }
   y_put2(pair, (ELEM2)(v[0], v[1]));
 }
+#endif

@@ -42,7 +42,7 @@ KERNEL {
     v = exp(v - top) / sum;
 #endif
 #endif
-    if (count == RUN) y_run(RUN, base + c * p.inner, v);
+    if (count == RUN) y_put_run(RUN, base + c * p.inner, v);
     else {
       CAT(vstore, RUN)(v, 0, lane);
       for (uint i = 0; i < count; i++) y_put(base + c * p.inner + i, lane[i]);

@@ -18,8 +18,8 @@
 //! is stored one at a time, in WGSL halves by two atomic operations on the word that two of them share. A
 //! tensor with an odd number of elements is followed by padding up to a multiple of 4 bytes.
 //!
-//! OpenCL C has besides `x_run(n, i)` and, for [`Ty::Single`], `y_run(n, i, v)`: the elements `i .. i + n` at any `i` as a vector of 2, 4, 8 or
-//! 16. CPU compilers make nothing as good of single elements.
+//! OpenCL C, which stores any part of a word, has besides `x_run(n, i)` and `y_put_run(n, i, v)`, the elements `i .. i + n` at any `i` as
+//! a vector of 2, 4, 8 or 16, and `y_put` for every result. CPU compilers make nothing as good of single elements.
 //!
 //! `ELEM` (in OpenCL C also `ELEM2` and `ELEM4`) is the accessor type of the result, or without one of the first element
 //! operand: a float or an `int`; `LEAST` is where its running maxima start.
@@ -231,6 +231,7 @@ const COMMON: &[(&str, &str, &str)] = &[
         include_str!("../../cl/common/places.cl"),
         include_str!("../../shaders/common/places.wgsl"),
     ),
+    ("lanes", include_str!("../../cl/common/lanes.cl"), ""),
     (
         "e0m4",
         include_str!("../../cl/common/e0m4.cl"),
@@ -368,15 +369,15 @@ impl KernelSpec {
                     ),
                 };
             }
-            if arg.ty == Ty::Single {
+            if matches!(arg.role, Role::Out | Role::InOut) {
                 let _ = match dtype {
                     DType::F16 => writeln!(
                         s,
-                        "#define {n}_put(i, v) half_store(v, (size_t)(i), {m})\n#define {n}_run(n, i, v) CAT(half_store, n)(v, 0, {m} + (i))"
+                        "#define {n}_put(i, v) half_store(v, (size_t)(i), {m})\n#define {n}_put_run(n, i, v) CAT(half_store, n)(v, 0, {m} + (i))"
                     ),
                     _ => writeln!(
                         s,
-                        "#define {n}_put(i, v) ({m}[i] = (v))\n#define {n}_run(n, i, v) CAT(vstore, n)(v, 0, {m} + (i))"
+                        "#define {n}_put(i, v) ({m}[i] = (v))\n#define {n}_put_run(n, i, v) CAT(vstore, n)(v, 0, {m} + (i))"
                     ),
                 };
             }

@@ -104,7 +104,7 @@ impl Op for DepthToSpace {
     fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
         let (x, out) = (cx.shape(0)?, cx.out_fact(0)?.shape.clone());
         let (sizes, steps) = self.walk(&x.0, &out.0)?;
-        transpose::emit_strided(cx, &sizes, &0.into(), &steps)
+        transpose::emit_strided(cx, &sizes, &transpose::Start::first(), &steps)
     }
 
     fn keeps_precision(&self) -> bool {

@@ -7,6 +7,7 @@
 
 use super::case::{Case, input};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, axis, onnx, operand, pointwise};
+use crate::backend::DeviceKind;
 use crate::backend::kernel::Kernel;
 use crate::plan::lower::{Call, LowerCx};
 use crate::shape::{Dim, Fact, Shape, product};
@@ -48,11 +49,22 @@ pub(super) struct Rows {
     pub epsilon: f32,
 }
 
+/// Rows are a work-item's each, by explicit vectors: on CPUs, whose drivers pay for barriers and make loops of work-items.
+pub(super) fn by_vectors(cx: &LowerCx<'_>) -> bool {
+    let caps = cx.caps();
+    caps.kind == DeviceKind::Cpu && caps.backend == "opencl"
+}
+
 /// Normalises operand 0 by scale (operand 1) and bias (operand 2) where they are there.
 pub(super) fn emit(cx: &mut LowerCx<'_>, rows: &Rows) -> OpResult<()> {
     let (count, cols) = (&rows.rows, &rows.cols);
     let tile = if count.is(1) || cols.exact_div(&2.into()).is_some() { 1 } else { 2 };
-    let mut call = Call::new(&KERNEL, 64).define("ROWS", tile).grid(count.ceil_div(tile)?, 1, 1).operand(cx.input(0)?);
+    let mut call = if by_vectors(cx) {
+        Call::new(&KERNEL, 4).define("ITEM", 1).define("ROWS", 1).grid(count.ceil_div(4)?, 1, 1)
+    } else {
+        Call::new(&KERNEL, 64).define("ROWS", tile).grid(count.ceil_div(tile)?, 1, 1)
+    }
+    .operand(cx.input(0)?);
     for i in 1..5 {
         let there = cx.has(i) && (i < 3 || rows.given);
         call = call.optional(if there { Some(cx.input(i)?) } else { None });

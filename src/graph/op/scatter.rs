@@ -143,7 +143,7 @@ impl Op for Scatter {
             None => Places::tuples(&x, &index)?,
         };
         let (from, to, count) = (cx.input(0)?, cx.output(0)?, x.count()?);
-        transpose::emit_copy(cx, from, to, &[count], &0.into(), &[1.into()])?;
+        transpose::emit_copy(cx, from, to, &[count], &transpose::Start::first(), &[1.into()])?;
         let call = Call::new(&KERNEL, 64)
             .operand(cx.input(2)?)
             .operand(cx.input(1)?)

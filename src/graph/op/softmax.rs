@@ -3,6 +3,7 @@
 //! ONNX `Softmax` from opset 1 (over all axes from `axis` on, 1 by default) and 13 (over `axis`, the last by default).
 
 use super::case::{Case, input};
+use super::norm::by_vectors;
 use super::{Attributes, InferCx, Inputs, MOST_LOOPS, Op, OpDef, OpError, OpResult, axis, onnx, operand, split_at};
 use crate::backend::DeviceKind;
 use crate::backend::kernel::Kernel;
@@ -96,11 +97,14 @@ pub(super) fn emit(cx: &mut LowerCx<'_>, at: i64, flatten: bool, form: Option<&'
     };
     if inner.is(1) && form != Some("HARD") {
         let tile = if outer.is(1) || cols.exact_div(&2.into()).is_some() { 1 } else { 2 };
-        let mut call = Call::new(&LAST, 64)
+        let mut call = if by_vectors(cx) {
+            Call::new(&LAST, 4).define("ITEM", 1).define("ROWS", 1).grid(outer.ceil_div(4)?, 1, 1)
+        } else {
+            Call::new(&LAST, 64).define("ROWS", tile).grid(outer.ceil_div(tile)?, 1, 1)
+        };
+        call = call
             .operand(cx.input(0)?)
             .operand(cx.output(0)?)
-            .define("ROWS", tile)
-            .grid(outer.ceil_div(tile)?, 1, 1)
             .field(&outer)
             .field(&cols)
             .may_work_in_place();

@@ -138,7 +138,7 @@ impl Op for Split {
             let shape = cx.out_fact(o)?.shape.clone();
             if !(outer.is(1) && cx.view(o, 0, &start)?) {
                 let (from, to) = (cx.input(0)?, cx.output(o)?);
-                transpose::emit_copy(cx, from, to, &shape.0, &start, &step)?;
+                transpose::emit_copy(cx, from, to, &shape.0, &transpose::Start { at: start.clone(), padded: false }, &step)?;
             }
             start = start.add(&shape.0[a].mul(&inner)?)?;
         }

@@ -51,7 +51,7 @@ impl Op for Tile {
             sizes.extend([repeats, n.clone()]);
             steps.extend([0.into(), step]);
         }
-        transpose::emit_strided(cx, &sizes, &0.into(), &steps)
+        transpose::emit_strided(cx, &sizes, &transpose::Start::first(), &steps)
     }
 
     fn reads(&self, input: usize) -> bool {

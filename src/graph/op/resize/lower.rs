@@ -2,6 +2,7 @@
 
 use super::{Coordinates, Mode, Nearest, Policy, Resize};
 use crate::backend::kernel::Kernel;
+use crate::graph::op::norm::by_vectors;
 use crate::graph::op::{OpError, OpResult};
 use crate::plan::lower::{Call, LowerCx};
 use crate::shape::{Dim, product};
@@ -89,10 +90,15 @@ pub(super) fn emit(op: &Resize, cx: &mut LowerCx<'_>) -> OpResult<()> {
         None => (one.clone(), one, part(0..wide.axis)?),
     };
     let count = out.count()?;
-    let mut call = Call::new(&KERNEL, 64)
+    let rows = product(out.0.get(..wide.axis).unwrap_or_default())?;
+    let call = if by_vectors(cx) {
+        Call::new(&KERNEL, 4).define("ITEM", 1).grid(rows.ceil_div(4)?, 1, 1)
+    } else {
+        Call::new(&KERNEL, 64).grid(count.ceil_div(2 * 64)?, 1, 1)
+    };
+    let mut call = call
         .operand(cx.input(0)?)
         .operand(cx.output(0)?)
-        .grid(count.ceil_div(2 * 64)?, 1, 1)
         .field(&count)
         .field(in_h)
         .field(out_h)
