@@ -46,7 +46,6 @@ KERNEL {
   if (ox >= p.out_w) return;
   uint tile = p.first + part, group = tile / p.tiles, row = tile % p.tiles * TILE;
   V sum[TILE];
-#pragma unroll
   for (uint t = 0; t < TILE; t++) {
 #ifdef HAS_BIAS
     sum[t] = (V)(bias_at(group * p.rows + min(row + t, p.rows - 1)));
@@ -96,13 +95,11 @@ KERNEL {
           }
           v = CAT(vload, RUN)(0, lane);
         }
-#pragma unroll
         for (uint t = 0; t < TILE; t++) sum[t] += WEIGHT(ci, ky * KW + kx, t) * v;
       }
     }
   }
   uint count = min((uint)RUN, (p.out_w - ox + OUT_STEP - 1) / OUT_STEP);
-#pragma unroll
   for (uint t = 0; t < TILE; t++) {
     if (row + t >= p.rows) continue;
     uint m = group * p.rows + row + t;

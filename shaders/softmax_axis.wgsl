@@ -1,9 +1,6 @@
 // Along an inner axis of `cols` elements, `inner` apart: y = exp(x - max) / sum, its logarithm (LOG), or 1 for the first of the largest
-// and 0 for others (HARD). A work-item computes RUN neighbouring rows, which is 1.
-@compute @workgroup_size(WG)
-fn softmax_axis(@builtin(global_invocation_id) id: vec3<u32>) {
-  if (id.x >= p.outer * p.inner) { return; }
-  let base = id.x / p.inner * p.cols * p.inner + id.x % p.inner;
+// and 0 for others (HARD). A work-item computes RUN neighbouring rows.
+fn row(base: u32) {
   var top = LEAST;
   var place = 0u;
   for (var c = 0u; c < p.cols; c++) {
@@ -27,4 +24,13 @@ fn softmax_axis(@builtin(global_invocation_id) id: vec3<u32>) {
 #endif
 #endif
   }
+}
+
+@compute @workgroup_size(WG)
+fn softmax_axis(@builtin(global_invocation_id) id: vec3<u32>) {
+  let runs = (p.inner + RUN - 1u) / RUN;
+  if (id.x >= p.outer * runs) { return; }
+  let first = id.x % runs * RUN;
+  let count = min(RUN, p.inner - first);
+  for (var i = 0u; i < count; i++) { row(id.x / runs * p.cols * p.inner + first + i); }
 }

@@ -2,26 +2,24 @@
 // of indices points to, whose axes have the sizes n0.. and the steps s0..; else to the element that index i points to along
 // an axis of n0 elements, s0 apart, at the position of i in the other axes, of sizes m1 (innermost) to m4 and the rest and
 // steps t0... Indices below 0 count from the end; false where one is outside.
-#define ALONG(index, n, s) \
-  { \
-    int at = index; \
-    at += at < 0 ? (n) : 0; \
-    inside = inside && at >= 0 && at < (n); \
-    *place += (uint)at * (s); \
-  }
+inline bool along(int index, int n, uint s, uint *place) {
+  index += index < 0 ? n : 0;
+  *place += (uint)index * s;
+  return index >= 0 && index < n;
+}
 
 inline bool place_of(uint i, Params p, int i0, int i1, int i2, int i3, uint *place) {
   bool inside = true;
 #ifdef TUPLE
   *place = i % p.row;
-  if (TUPLE > 0) ALONG(i0, p.n0, p.s0)
-  if (TUPLE > 1) ALONG(i1, p.n1, p.s1)
-  if (TUPLE > 2) ALONG(i2, p.n2, p.s2)
-  if (TUPLE > 3) ALONG(i3, p.n3, p.s3)
+  if (TUPLE > 0) inside = along(i0, p.n0, p.s0, place);
+  if (TUPLE > 1) inside = along(i1, p.n1, p.s1, place) && inside;
+  if (TUPLE > 2) inside = along(i2, p.n2, p.s2, place) && inside;
+  if (TUPLE > 3) inside = along(i3, p.n3, p.s3, place) && inside;
 #else
   *place = i % p.m1 * p.t0 + i / p.m1 % p.m2 * p.t1 + i / p.m1 / p.m2 % p.m3 * p.t2 + i / p.m1 / p.m2 / p.m3 % p.m4 * p.t3 +
            i / p.m1 / p.m2 / p.m3 / p.m4 * p.t4;
-  ALONG(i0, p.n0, p.s0)
+  inside = along(i0, p.n0, p.s0, place);
 #endif
   return inside;
 }

@@ -60,7 +60,7 @@ pub(super) fn emit(cx: &mut LowerCx<'_>, rows: &Rows) -> OpResult<()> {
     let (count, cols) = (&rows.rows, &rows.cols);
     let tile = if count.is(1) || cols.exact_div(&2.into()).is_some() { 1 } else { 2 };
     let mut call = if by_vectors(cx) {
-        Call::new(&KERNEL, 4).define("ITEM", 1).define("ROWS", 1).grid(count.ceil_div(4)?, 1, 1)
+        Call::new(&KERNEL, 8).define("ITEM", 1).define("ROWS", 1).grid(count.ceil_div(8)?, 1, 1)
     } else {
         Call::new(&KERNEL, 64).define("ROWS", tile).grid(count.ceil_div(tile)?, 1, 1)
     }

@@ -5,7 +5,6 @@
 use super::case::{Case, input};
 use super::norm::by_vectors;
 use super::{Attributes, InferCx, Inputs, MOST_LOOPS, Op, OpDef, OpError, OpResult, axis, onnx, operand, split_at};
-use crate::backend::DeviceKind;
 use crate::backend::kernel::Kernel;
 use crate::plan::lower::{Call, LowerCx};
 use crate::shape::{Dim, Fact, product};
@@ -98,7 +97,7 @@ pub(super) fn emit(cx: &mut LowerCx<'_>, at: i64, flatten: bool, form: Option<&'
     if inner.is(1) && form != Some("HARD") {
         let tile = if outer.is(1) || cols.exact_div(&2.into()).is_some() { 1 } else { 2 };
         let mut call = if by_vectors(cx) {
-            Call::new(&LAST, 4).define("ITEM", 1).define("ROWS", 1).grid(outer.ceil_div(4)?, 1, 1)
+            Call::new(&LAST, 8).define("ITEM", 1).define("ROWS", 1).grid(outer.ceil_div(8)?, 1, 1)
         } else {
             Call::new(&LAST, 64).define("ROWS", tile).grid(outer.ceil_div(tile)?, 1, 1)
         };
@@ -111,14 +110,10 @@ pub(super) fn emit(cx: &mut LowerCx<'_>, at: i64, flatten: bool, form: Option<&'
         call = form.into_iter().fold(call, |c, f| c.define(f, 1));
         return cx.emit(call);
     }
-    if cols.as_const().is_some_and(|n| n > MOST_LOOPS / 3) {
+    if cols.as_const().is_some_and(|n| n > MOST_LOOPS / 6) {
         return Err(OpError::NoKernel(format!("{cols} elements along an inner axis of {shape}")));
     }
-    let (items, run) = match (cx.caps().kind, cx.caps().backend) {
-        (_, "wgpu") => (64, 1),
-        (DeviceKind::Cpu, _) => (8, 16),
-        _ => (64, 2),
-    };
+    let (items, run) = if by_vectors(cx) { (8, 16) } else { (64, 2) };
     let call = Call::new(&INNER, items)
         .operand(cx.input(0)?)
         .operand(cx.output(0)?)
