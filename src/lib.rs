@@ -51,6 +51,7 @@
 //! * [`plan`]: one static plan of a graph for a device;
 //! * [`backend`]: OpenCL and wgpu behind one trait, and the kernels as data;
 //! * [`session`]: plans on a device;
+//! * [`runner`]: any model, tensors in, tensors out; [`files`]: tensors and pictures from files;
 //! * [`llm`]: tokens in, tokens out;
 //! * [`inspect`]: what running a model takes, from its file alone;
 //! * [`cli`]: the command `tlite`;
@@ -79,6 +80,7 @@
 pub mod backend;
 pub mod cli;
 pub mod error;
+pub mod files;
 pub mod gguf;
 pub mod graph;
 pub mod inspect;
@@ -87,6 +89,7 @@ mod mapped;
 pub mod new_folder;
 pub mod plan;
 pub mod quant;
+pub mod runner;
 pub mod session;
 pub mod shape;
 pub mod tensor;

@@ -126,6 +126,9 @@ pub struct HostTensor {
 }
 
 fn byte_len(dtype: DType, shape: &[usize]) -> Result<usize, TensorError> {
+    if shape.contains(&0) {
+        return Ok(0);
+    }
     shape
         .iter()
         .try_fold(dtype.size(), |n, d| n.checked_mul(*d))
@@ -232,7 +235,11 @@ impl HostTensor {
     /// A tensor of zeros.
     pub fn zeros(dtype: DType, shape: &[usize]) -> Result<Self, TensorError> {
         let bytes = byte_len(dtype, shape)?;
-        let words = vec![0u64; bytes.div_ceil(8)];
+        let mut words = Vec::new();
+        words
+            .try_reserve_exact(bytes.div_ceil(8))
+            .map_err(|_| TensorError::TooLarge(shape.to_vec()))?;
+        words.resize(bytes.div_ceil(8), 0u64);
         Ok(Self {
             dtype,
             shape: shape.to_vec(),

@@ -23,7 +23,7 @@ use transformer_lite::graph::pass::{
     ATTENTION, FOLD, FUSE, KV_CACHE, LAST_ROW, OUTER, PICK, Pass, Pipeline, RMS_NORM, ROTARY, SPLIT, TRANS_B,
 };
 use transformer_lite::graph::{Edit, Graph, Op, ValueId};
-use transformer_lite::shape::{Bindings, Dim, Fact, Shape};
+use transformer_lite::shape::{Bindings, Constraints, Dim, Fact, Shape};
 use transformer_lite::tensor::{DType, HostTensor};
 
 /// A graph under construction.

@@ -1,10 +1,11 @@
 //! `tlite inspect`.
 
 use super::load;
-use super::options::{BackendChoice, ExecOptions, padding};
+use super::options::{BackendChoice, DeviceOptions, padding};
 use super::output::{note, put, put_json, size_text, table};
 use crate::backend::Caps;
 use crate::error::{Error, Result};
+use crate::files::write_whole;
 use crate::graph::class::Class;
 use crate::inspect::{
     BoundFrom, How, Operator, PlanReport, Report, Request, StepReport, ValueReport, inspect, page,
@@ -14,7 +15,7 @@ use crate::llm::engine::{CHUNK, PADDING};
 use std::collections::{BTreeMap, HashSet};
 use std::fmt::Write as _;
 use std::num::NonZeroUsize;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// Show what a model is and what running it takes, without loading its weights
 ///
@@ -65,11 +66,9 @@ const CHUNK_TOKENS: NonZeroUsize = match NonZeroUsize::new(CHUNK) {
 pub fn run(args: &Args) -> Result<()> {
     let bind = args.bind.as_deref().map(parse_bind).transpose()?;
     let bounds = args.bounds.as_deref().map(parse_bounds).transpose()?;
-    let caps = load::caps(&ExecOptions {
+    let caps = load::caps(&DeviceOptions {
         backend: args.backend.unwrap_or_default(),
         device: args.device.clone(),
-        context: None,
-        padding: args.padding,
     })?;
     let request = Request {
         caps: caps.unwrap_or_else(Caps::neutral),
@@ -81,7 +80,11 @@ pub fn run(args: &Args) -> Result<()> {
     };
     let report = inspect(&args.model, &request)?;
     if let Some(file) = &args.html {
-        write_whole(file, &page::render(&report))?;
+        if file.is_dir() {
+            return Err(Error::usage("--html", format!("{} is a folder", file.display())));
+        }
+        let page = page::render(&report);
+        write_whole(file, |out| out.write_all(page.as_bytes()))?;
         note(&mut std::io::stderr(), &format!("wrote {}", file.display()));
     }
     let mut out = std::io::stdout().lock();
@@ -92,30 +95,6 @@ pub fn run(args: &Args) -> Result<()> {
     if args.nodes {
         put(&mut out, &list(&report))?;
     }
-    Ok(())
-}
-
-/// Writes `text` beside `file` and gives it its name, so that it is there whole or not at all.
-fn write_whole(file: &Path, text: &str) -> Result<()> {
-    use std::io::Write as _;
-    if file.is_dir() {
-        return Err(Error::usage("--html", format!("{} is a folder", file.display())));
-    }
-    let folder = match file.parent() {
-        Some(p) if !p.as_os_str().is_empty() => p,
-        _ => Path::new("."),
-    };
-    let failed = |e| Error::io("cannot write", file, e);
-    let mut builder = tempfile::Builder::new();
-    builder.prefix(".inspect-");
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::PermissionsExt;
-        builder.permissions(std::fs::Permissions::from_mode(0o644));
-    }
-    let mut new = builder.tempfile_in(folder).map_err(failed)?;
-    new.write_all(text.as_bytes()).map_err(failed)?;
-    new.persist(file).map_err(|e| failed(e.error))?;
     Ok(())
 }
 

@@ -1,6 +1,6 @@
 //! One place where commands get a model that can run.
 
-use super::options::{BackendChoice, ExecOptions};
+use super::options::{BackendChoice, DeviceOptions, ExecOptions};
 use super::output;
 use crate::backend::{self, Backend, BackendKind, Caps, DeviceKind};
 use crate::error::{Error, Result, Stage};
@@ -27,7 +27,7 @@ pub struct LoadedModel {
 
 /// Opens the device that `options` name; `None` is the host. `auto` takes the first backend with a GPU, else the first with any
 /// device, and the host only when there is none, saying so on stderr.
-fn open(options: &ExecOptions) -> Result<Option<Box<dyn Backend>>> {
+pub fn open(options: &DeviceOptions) -> Result<Option<Box<dyn Backend>>> {
     let device = options.device.as_deref();
     let failed = |e| match e {
         e @ backend::BackendError::NoDevice { .. } => Error::usage("--device", e.to_string()),
@@ -71,7 +71,7 @@ fn open(options: &ExecOptions) -> Result<Option<Box<dyn Backend>>> {
 }
 
 /// Capabilities of the device that `options` name, without opening it for work; `None` where they name none.
-pub fn caps(options: &ExecOptions) -> Result<Option<Caps>> {
+pub fn caps(options: &DeviceOptions) -> Result<Option<Caps>> {
     let kinds: &[BackendKind] = match options.backend {
         BackendChoice::Auto if options.device.is_none() => return Ok(None),
         BackendChoice::Auto => backend::COMPILED,
@@ -118,7 +118,7 @@ fn model_and_context(folder: &ModelFolder, options: &ExecOptions) -> Result<(Pat
 /// Loads the model for the device that `options` name; `None` where they mean the host. Errors as for [`load`].
 pub fn load_device(folder: &ModelFolder, options: &ExecOptions) -> Result<Option<DeviceModel>> {
     let (path, context) = model_and_context(folder, options)?;
-    let Some(backend) = open(options)? else {
+    let Some(backend) = open(&options.on)? else {
         return Ok(None);
     };
     let decoder = Decoder::load(&path, &Pipeline::standard(), Logits::Last)?;

@@ -12,8 +12,9 @@ mod options;
 mod output;
 mod profile;
 mod quantize;
+mod run;
 
-pub use options::{BackendChoice, ExecOptions, SamplingOptions};
+pub use options::{BackendChoice, DeviceOptions, ExecOptions, SamplingOptions};
 pub use output::is_broken_pipe;
 
 use crate::error::Result;
@@ -44,6 +45,7 @@ enum Command {
     Bench(bench::Args),
     Profile(profile::Args),
     Inspect(inspect::Args),
+    Run(Box<run::Args>),
 }
 
 /// Runs the command that was asked for. Errors for which [`crate::error::Error::is_usage`] holds are wrong
@@ -59,6 +61,7 @@ pub fn run(cli: Cli) -> Result<()> {
         Command::Bench(args) => bench::run(&args),
         Command::Profile(args) => profile::run(&args),
         Command::Inspect(args) => inspect::run(&args),
+        Command::Run(args) => run::run(&args),
     }
 }
 

@@ -32,16 +32,25 @@ impl fmt::Display for BackendChoice {
     }
 }
 
-/// Options of every command that executes a model.
+/// Where a model runs.
 #[derive(Clone, Debug, Default, clap::Args)]
 #[command(next_help_heading = "Execution")]
-pub struct ExecOptions {
+pub struct DeviceOptions {
     /// Where the model runs
     #[arg(long, value_enum, default_value_t, value_name = "NAME")]
     pub backend: BackendChoice,
     /// First device whose name or driver contains this text; see `tlite devices`
     #[arg(long, value_name = "SUBSTRING")]
     pub device: Option<String>,
+}
+
+/// Options of every command that executes a decoder.
+#[derive(Clone, Debug, Default, clap::Args)]
+#[command(next_help_heading = "Execution")]
+pub struct ExecOptions {
+    /// Backend and device.
+    #[command(flatten)]
+    pub on: DeviceOptions,
     /// Number of tokens to hold in the cache [default: what the model was made for, at most 4096]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub context: Option<NonZeroUsize>,

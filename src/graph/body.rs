@@ -1,7 +1,7 @@
 //! Graphs inside nodes: branches and bodies of loops.
 
 use super::interp::Interpreter;
-use super::op::{InferCx, Inputs, OpError, OpResult, operand};
+use super::op::{Assumed, InferCx, Inputs, OpError, OpResult, operand};
 use super::{Graph, derive};
 use crate::error::Result;
 use crate::shape::{Dim, Fact, Known, Symbol};
@@ -27,6 +27,8 @@ pub struct Derived {
     pub facts: Vec<Fact>,
     /// Symbols that only the body's own run defines.
     inner: BTreeSet<Symbol>,
+    /// What the facts rest on, where the body runs.
+    assumed: Vec<Assumed>,
 }
 
 impl Derived {
@@ -35,6 +37,35 @@ impl Derived {
         let mut symbols = BTreeSet::new();
         size.symbols(&mut symbols);
         symbols.is_disjoint(&self.inner)
+    }
+
+    /// What the facts rest on, as far as it has a meaning outside of the body. The rest is left to the evaluation, which
+    /// compares the sizes that it meets.
+    pub fn assumed(&self) -> impl Iterator<Item = &Assumed> {
+        self.assumed.iter().filter(|a| self.is_outer(&a.dim))
+    }
+
+    /// True when the facts rest on nothing beside `list`.
+    pub fn rests_on(&self, list: &[Assumed]) -> bool {
+        self.assumed.iter().all(|a| list.iter().any(|b| a.says(b)))
+    }
+
+    /// Facts of the values `carried` after all runs, whose results of the body are those from number `first` on: sizes that
+    /// a run changes are unknown.
+    pub fn kept(&self, cx: &InferCx<'_>, carried: &[Fact], first: usize) -> Vec<Fact> {
+        let mut facts = Vec::with_capacity(carried.len());
+        for (i, start) in carried.iter().enumerate() {
+            let mut fact = Fact::new(start.dtype, start.shape.clone());
+            let next = self.facts.get(first + i);
+            for (axis, size) in fact.shape.0.iter_mut().enumerate() {
+                let after = next.and_then(|n| n.shape.0.get(axis));
+                if after.is_none_or(|n| n != size || !self.is_outer(n)) {
+                    *size = cx.unknown(i, axis, None);
+                }
+            }
+            facts.push(fact);
+        }
+        facts
     }
 
     /// The fact of a result as the node's result `output`: sizes that only the body's run defines are unknown.
@@ -114,7 +145,12 @@ impl Body {
             .collect::<Result<_>>()
             .map_err(|e| OpError::Body(e.chain()))?;
         let inner = graph.made().iter().map(|m| m.symbol.clone()).collect();
-        Ok(Derived { facts, inner })
+        let assumed = graph.assumptions().iter().map(|a| a.assumed.clone()).collect();
+        Ok(Derived {
+            facts,
+            inner,
+            assumed,
+        })
     }
 
     /// Facts of the results of a body that runs again and again: inputs `before`, then `carried`, which each run takes from
@@ -132,9 +168,14 @@ impl Body {
             .iter()
             .map(|f| Fact::new(f.dtype, f.shape.clone()))
             .collect();
-        let mut taken = BTreeSet::new();
-        for size in cx.inputs.iter().flatten().flat_map(|f| &f.shape.0) {
-            size.symbols(&mut taken);
+        let mut taken = cx.constraints().symbols();
+        for fact in cx.inputs.iter().flatten() {
+            fact.shape.0.iter().for_each(|size| size.symbols(&mut taken));
+            match &fact.known {
+                Known::Dims(elements) => elements.iter().for_each(|e| e.symbols(&mut taken)),
+                Known::Quotients(elements) => elements.iter().for_each(|q| q.num.symbols(&mut taken)),
+                Known::No | Known::Const(_) => {}
+            }
         }
         let mut changing: BTreeSet<Symbol> = BTreeSet::new();
         loop {

@@ -1,6 +1,6 @@
 //! Shape derivation: the one loop that calls [`Op::infer`](super::Op::infer) and adds node names to its errors.
 
-use super::op::{Assumed, InferCx, Made, OpError, OpResult, Source};
+use super::op::{Assumed, InferCx, Made, OpError, OpResult, Source, count, nothing};
 use super::{Assumption, Graph, MadeSymbol, Node, NodeId, Part, ValueId};
 use crate::error::{Error, Result, Stage};
 use crate::shape::{Dim, Fact, Known, MAX_KNOWN, Quotient};
@@ -87,10 +87,7 @@ fn prune(graph: &mut Graph) {
         } else {
             known.at_least(&c.dim, 0)
         };
-        let again = graph
-            .assumed
-            .iter()
-            .any(|o| o.assumed.equal == c.equal && o.assumed.dim == c.dim);
+        let again = graph.assumed.iter().any(|o| o.assumed.says(c));
         if follows == Some(true) || again {
             continue;
         }
@@ -122,7 +119,7 @@ fn follow(node: &Node, inputs: &[Option<&Fact>], facts: &mut [Fact]) -> OpResult
         let small = || {
             fact.shape
                 .as_fixed()
-                .is_some_and(|s| s.iter().product::<usize>() <= MAX_KNOWN)
+                .is_some_and(|s| count(&s).is_ok_and(|n| n <= MAX_KNOWN))
         };
         fact.known == Known::No
             && (!fact.dtype.is_float() || quotients && fact.dtype == DType::F32)
@@ -132,7 +129,7 @@ fn follow(node: &Node, inputs: &[Option<&Fact>], facts: &mut [Fact]) -> OpResult
         && let Some((operands, elements)) = positions(node, inputs)?
     {
         let operands: Vec<_> = operands.iter().map(Option::as_ref).collect();
-        for (fact, moved) in facts.iter_mut().zip(node.op.eval(&operands)?) {
+        for (fact, moved) in facts.iter_mut().zip(node.op.run(&operands)?) {
             let pick = |i: i64| usize::try_from(i).ok().and_then(|i| elements.get(i).cloned());
             if open(fact)
                 && moved.len() <= MAX_KNOWN
@@ -240,18 +237,20 @@ fn infer(graph: &Graph, id: NodeId) -> Result<Derived> {
     let (made, assumed) = cx.finish();
     let constant = inputs.iter().flatten().all(|f| f.as_const().is_some()) && !node.inputs.is_empty();
     let small = facts.iter().all(|f| {
-        f.shape.as_fixed().is_some_and(|s| {
-            s.iter()
-                .try_fold(f.dtype.size(), |n, d| n.checked_mul(*d))
-                .is_some_and(|n| n <= FOLD_BYTES)
-        })
+        f.shape
+            .as_fixed()
+            .is_some_and(|s| count(&s).is_ok_and(|n| n.saturating_mul(f.dtype.size()) <= FOLD_BYTES))
     });
-    if constant && small {
+    if constant && let Some(nothing) = nothing(&facts) {
+        for (fact, tensor) in facts.iter_mut().zip(nothing) {
+            fact.known = Known::Const(Arc::new(tensor));
+        }
+    } else if constant && small && !node.op.runs_graphs() {
         let tensors: Vec<_> = inputs
             .iter()
             .map(|f| f.and_then(|f| f.as_const()).map(Arc::as_ref))
             .collect();
-        match node.op.eval(&tensors) {
+        match node.op.run(&tensors) {
             Ok(results) => {
                 for (fact, tensor) in facts.iter_mut().zip(results) {
                     fact.known = Known::Const(Arc::new(tensor));

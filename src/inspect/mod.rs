@@ -174,7 +174,7 @@ pub struct AssumptionReport {
 }
 
 /// The file that is meant by a folder with `model.onnx`, or by a file.
-fn model_file(path: &Path) -> Result<PathBuf> {
+pub fn model_file(path: &Path) -> Result<PathBuf> {
     let file = if path.is_dir() {
         path.join("model.onnx")
     } else {

@@ -120,6 +120,12 @@ impl Decoder {
                 .fix_symbols(&one)
                 .map_err(|e| bad(e.to_string()))?;
         }
+        // Every run has a token, so that there is a last one.
+        let mut known = graph.constraints().clone();
+        known
+            .bound(&sequence, Some(1), None)
+            .map_err(|e| bad(e.to_string()))?;
+        Edit::new(&mut graph).set_constraints(known);
         let mut pipeline = pipeline.clone();
         if logits == Logits::Last {
             pipeline.passes.push(LAST_ROW);

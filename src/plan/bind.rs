@@ -1,7 +1,7 @@
 //! From the values of symbols to the parameters, grids and live values of one run: without allocation, and only for the
 //! expressions that changed.
 
-use super::{Condition, Padding, Plan, Port};
+use super::{Condition, Padding, Plan};
 use crate::backend::Launch;
 use crate::backend::kernel::FieldTy;
 use crate::error::{Error, Result, Stage};
@@ -522,24 +522,21 @@ pub fn check_shape(
     ))
 }
 
-/// The values of the symbols in the shapes of these ports, for tensors of these shapes. An error names the input whose shape
-/// contradicts the model or another input's, with both sides.
-pub fn solve<'a>(shapes: impl Iterator<Item = (&'a Port, &'a [usize])>) -> Result<Bindings> {
-    let shapes: Vec<_> = shapes.collect();
+/// The values of the symbols in these shapes, for inputs of these names and sizes. An error names the input whose sizes contradict
+/// the model or another input's, with both sides.
+pub fn solve<'a>(inputs: impl Iterator<Item = (&'a str, &'a Shape, &'a [usize])>) -> Result<Bindings> {
+    let inputs: Vec<_> = inputs.collect();
     let mut bindings = Bindings::new();
-    for (port, shape) in &shapes {
-        if port.shape.rank() != shape.len() {
-            let what = format!(
-                "input \"{}\": expected shape {}, found {shape:?}",
-                port.name, port.shape
-            );
+    for (name, shape, found) in &inputs {
+        if shape.rank() != found.len() {
+            let what = format!("input \"{name}\": expected shape {shape}, found {found:?}");
             return Err(Error::other(Stage::Run, what));
         }
     }
     let sizes = || {
-        let sizes = shapes
+        let sizes = inputs
             .iter()
-            .flat_map(|(port, shape)| port.shape.0.iter().zip(*shape));
+            .flat_map(|(_, shape, found)| shape.0.iter().zip(*found));
         sizes.map(|(dim, n)| (dim, i64::try_from(*n).unwrap_or(i64::MAX)))
     };
     // Plain symbols first; then, as often as that helps, expressions with one unknown in which they are linear.
@@ -565,13 +562,8 @@ pub fn solve<'a>(shapes: impl Iterator<Item = (&'a Port, &'a [usize])>) -> Resul
             break;
         }
     }
-    for (port, shape) in &shapes {
-        check_shape(
-            &format_args!("input \"{}\"", port.name),
-            &port.shape,
-            shape,
-            &bindings,
-        )?;
+    for (name, shape, found) in &inputs {
+        check_shape(&format_args!("input \"{name}\""), shape, found, &bindings)?;
     }
     Ok(bindings)
 }

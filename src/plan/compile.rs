@@ -411,21 +411,7 @@ impl<'a> Compiler<'a> {
             &build,
             &mut given.iter().copied().filter(|v| !self.needed_values[v.index()]),
         )?;
-        let mut outputs = Vec::new();
-        for v in self.graph.outputs() {
-            if self.is_const(*v) {
-                let name = &self.graph.value(*v).name;
-                let what =
-                    format!("output \"{name}\" is a constant of the model; there is nothing to run for it");
-                return Err(match self.graph.producer(*v) {
-                    Some((_, node)) => self
-                        .graph
-                        .node_error(Stage::Plan, node, OpError::Unsupported(what)),
-                    None => Error::other(Stage::Plan, what),
-                });
-            }
-            outputs.push(build.port(*v)?);
-        }
+        let outputs = ports(&build, &mut self.graph.outputs().iter().copied())?;
         let mut defined_by_inputs = Vec::new();
         for (i, port) in inputs.iter().enumerate() {
             let made = self

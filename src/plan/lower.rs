@@ -5,7 +5,7 @@ use crate::backend::Caps;
 use crate::backend::kernel::{FieldTy, Kernel, Role, Snippet};
 use crate::graph::op::{OpError, OpResult};
 use crate::graph::{Graph, Node, NodeId, ValueId};
-use crate::shape::{Dim, Fact, Shape};
+use crate::shape::{Constraints, Dim, Fact, Shape};
 use crate::tensor::DType;
 use std::collections::{BTreeMap, HashMap};
 
@@ -329,6 +329,11 @@ impl LowerCx<'_> {
     /// The device.
     pub fn caps(&self) -> &Caps {
         self.caps
+    }
+
+    /// What is known of the symbols.
+    pub fn constraints(&self) -> &Constraints {
+        self.graph.constraints()
     }
 
     /// The plan's storage type of floats.

@@ -139,7 +139,7 @@ pub enum Segment {
 }
 
 /// A value that the caller, or a step on the host, writes or reads.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Port {
     /// Name in the model.
     pub name: String,
@@ -153,6 +153,8 @@ pub struct Port {
     pub place: Option<Place>,
     /// Place among the values on the host, if a step on the host reads or writes it.
     pub host: Option<usize>,
+    /// The value itself, of an output that is a constant of the model.
+    pub constant: Option<Arc<HostTensor>>,
 }
 
 /// A state's device form.

@@ -105,6 +105,7 @@ impl<'a, 'b> Build<'a, 'b> {
                 |i| Some(Place::State(i)),
             ),
             host: self.host_index.get(&v).copied(),
+            constant: fact.as_const().cloned(),
         })
     }
 

@@ -37,6 +37,14 @@ struct Loaded {
     written: Vec<Option<Vec<usize>>>,
 }
 
+impl Loaded {
+    /// The value of a port that needs no device.
+    fn on_host<'a>(&'a self, port: &'a Port) -> Option<&'a HostTensor> {
+        let kept = || self.host.get(port.host?)?.as_ref();
+        port.constant.as_deref().or_else(kept)
+    }
+}
+
 /// One graph on one device, with several plans that share weights and states.
 pub struct Session {
     backend: Box<dyn Backend>,
@@ -233,7 +241,7 @@ impl Session {
         let ports = loaded.plan.inputs.iter().chain(&loaded.plan.unread);
         let shapes = ports
             .zip(&loaded.written)
-            .filter_map(|(p, s)| Some((p, s.as_deref()?)));
+            .filter_map(|(p, s)| Some((p.name.as_str(), &p.shape, s.as_deref()?)));
         bind::solve(shapes)
     }
 
@@ -246,7 +254,7 @@ impl Session {
             .output(name)
             .ok_or_else(|| Error::other(Stage::Run, format!("no output \"{name}\"")))?
             .clone();
-        if let Some(tensor) = port.host.and_then(|i| loaded.host.get(i)?.as_ref()) {
+        if let Some(tensor) = loaded.on_host(&port) {
             let wrong = |e: String| Error::other(Stage::Run, format!("output \"{name}\": {e}"));
             let data = tensor.to_f32().map_err(|e| wrong(e.to_string()))?;
             let part = data.get(first..first + out.len());
@@ -304,8 +312,8 @@ impl Session {
             .output(name)
             .ok_or_else(|| Error::other(Stage::Run, format!("no output \"{name}\"")))?
             .clone();
-        if let Some(tensor) = port.host.and_then(|i| loaded.host.get(i)?.clone()) {
-            return Ok(tensor);
+        if let Some(tensor) = loaded.on_host(&port) {
+            return Ok(tensor.clone());
         }
         self.download(plan, &port)
     }

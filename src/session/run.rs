@@ -215,7 +215,7 @@ impl Session {
         let results = match &step.work {
             HostWork::Op(op) => {
                 let operands: Vec<Option<&HostTensor>> = inputs.iter().map(Option::as_ref).collect();
-                op.eval(&operands).map_err(|e| fail(e, &inputs))?
+                op.run(&operands).map_err(|e| fail(e, &inputs))?
             }
             HostWork::Known | HostWork::Observe => inputs.iter().flatten().cloned().collect(),
         };

@@ -463,6 +463,12 @@ impl Dim {
         weigh(self.terms())
     }
 
+    /// True when it is a sum of products of symbols, without quotients, `min` and `max`.
+    pub fn is_polynomial(&self) -> bool {
+        let plain = |t: &Term| t.product.iter().all(|a| matches!(a, Atom::Symbol(_)));
+        self.terms().iter().all(plain)
+    }
+
     /// True when no binding of symbols to 0 or more makes it negative, by the signs of its terms alone.
     pub fn is_non_negative(&self) -> bool {
         let atom = |a: &Atom| match a {

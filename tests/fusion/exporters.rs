@@ -173,6 +173,8 @@ fn the_last_row_of_logits() {
         let mut b = logits(rows, perm);
         let passes = vec![LAST_ROW];
         let edit_limit = usize::MAX;
+        // As a decoder states it.
+        Edit::new(&mut b.0).set_constraints(Constraints::parse("s >= 1").unwrap());
         Pipeline { passes, edit_limit }.run(&mut b.0).unwrap();
         let out = b.0.output("logits").unwrap();
         assert_eq!(
@@ -220,6 +222,18 @@ fn one_place_of_an_inner_axis_is_sliced() {
             (1, false),
             "{index} of {axis}"
         );
+    }
+    // A place that the axis may not have is an error in any form.
+    for (rank, shape) in [(0, "[3, 4]"), (1, "[3, 1, 4]")] {
+        let mut b = gather(1, rank, &[3]);
+        assert_eq!((b.pass(PICK, &[("s", 4)]), b.has("Gather")), (1, false));
+        let y = b.0.outputs()[0];
+        assert_eq!(b.0.fact(y).unwrap().shape.to_string(), shape);
+        let [assumed] = b.0.assumptions() else {
+            panic!("{:?}", b.0.assumptions())
+        };
+        let at = |s| assumed.assumed.dim.eval(&Bindings::from([("s", s)])).unwrap();
+        assert_eq!((at(4), at(2) == 0), (0, false));
     }
     assert_eq!(gather(0, 0, &[1]).pass(PICK, &sizes), 0, "rows of a table");
     assert_eq!(gather(2, 1, &[1, 0]).pass(PICK, &sizes), 0, "two places");

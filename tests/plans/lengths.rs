@@ -185,7 +185,8 @@ fn symbols_follow_from_shapes() {
         let graph = b.finish(&[y]);
         assert_eq!(inputs.len(), shapes.len());
         let plan = Plan::compile(&graph, &fake_caps(), &options(&[])).unwrap();
-        let ports = plan.unread.iter().zip(shapes).map(|(p, (_, s))| (p, *s));
+        let ports = plan.unread.iter().zip(shapes);
+        let ports = ports.map(|(p, (_, s))| (p.name.as_str(), &p.shape, *s));
         transformer_lite::plan::bind::solve(ports).map_err(|e| e.to_string())
     };
     // A size that several values have says less than the symbol alone.

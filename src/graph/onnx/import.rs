@@ -67,6 +67,7 @@ pub fn import_with(path: &Path, options: ImportOptions) -> Result<Graph> {
         path,
         opsets: &opsets,
         weights: &weights,
+        depth: 0,
     };
     let mut graph = Graph::default();
     Importer::new(file, &mut graph, false).graph(proto)?;
@@ -88,7 +89,12 @@ struct ModelFile<'a> {
     path: &'a Path,
     opsets: &'a HashMap<&'a str, i64>,
     weights: &'a RefCell<Weights>,
+    /// Number of bodies around the graph.
+    depth: usize,
 }
+
+/// Bodies inside of bodies are derived once for every derivation of the outer one, so they are few.
+const MAX_DEPTH: usize = 8;
 
 struct Importer<'a> {
     path: &'a Path,
@@ -290,9 +296,9 @@ impl<'a> Importer<'a> {
             inputs.push(i.map(|i| self.lookup(&i, &name)).transpose()?);
         }
         for tensor in added {
-            // No name of the file is like this one.
+            // No name of the file is like this one; two nodes may have one name.
             let id = self.define(
-                &format!("{name}#operand{}", inputs.len()),
+                &format!("{name}#{position}.operand{}", inputs.len()),
                 Some(Fact::of(Arc::new(tensor))),
             )?;
             inputs.push(Some(id));
@@ -301,7 +307,7 @@ impl<'a> Importer<'a> {
         for (i, o) in n.output.iter().take(results).enumerate() {
             outputs.push(if o.is_empty() {
                 // A result between others that nobody reads; names of the file cannot be empty, so this one is free.
-                self.define(&format!("{name}#{i}"), None)?
+                self.define(&format!("{name}#{position}.{i}"), None)?
             } else {
                 self.lookup(o, &name)?
             });
@@ -442,6 +448,10 @@ impl Attributes for NodeAttributes<'_> {
             .map_or(0, |i| i + 1)
     }
 
+    fn result_count(&self) -> usize {
+        self.node.output.len()
+    }
+
     fn floats(&self, name: &str) -> OpResult<Option<Vec<f32>>> {
         Ok(self.typed(name, 6, "floats")?.map(|a| a.floats.clone()))
     }
@@ -475,8 +485,17 @@ impl Attributes for NodeAttributes<'_> {
         let Some(proto) = self.typed(name, 5, "a graph")?.and_then(|a| a.g.as_ref()) else {
             return Ok(None);
         };
+        let mut file = self.file;
+        file.depth += 1;
+        if file.depth > MAX_DEPTH {
+            let why = format!(
+                "graphs inside of graphs, {} deep; at most {MAX_DEPTH}",
+                file.depth
+            );
+            return Err(OpError::Unsupported(why));
+        }
         let mut graph = Graph::default();
-        let mut importer = Importer::new(self.file, &mut graph, true);
+        let mut importer = Importer::new(file, &mut graph, true);
         importer.graph(proto).map_err(|e| in_body(name, &e))?;
         let read = importer.outer.take().unwrap_or_default();
         graph.check().map_err(|e| in_body(name, &e))?;
@@ -509,3 +528,6 @@ impl Attributes for NodeAttributes<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -3,7 +3,7 @@
 //! ONNX `ArgMax` and `ArgMin` from opset 1; `select_last_index` from 12. Of equal elements the first, or the last.
 
 use super::case::{Case, input};
-use super::{Attributes, InferCx, Inputs, MOST_LOOPS, Op, OpDef, OpError, OpResult, around, axis, onnx, operand, split_at};
+use super::{Attributes, InferCx, Inputs, MOST_LOOPS, Op, OpDef, OpError, OpResult, around, axis, no_number, onnx, operand, split_at};
 use crate::backend::kernel::Kernel;
 use crate::plan::lower::{Call, LowerCx};
 use crate::shape::{Fact, Shape};
@@ -30,8 +30,10 @@ impl ArgMax {
         for (o, i) in (0..outer).flat_map(|o| (0..inner).map(move |i| (o, i))) {
             let mut best: Option<(usize, &T)> = None;
             for (j, v) in (0..n).filter_map(|j| data.get((o * n + j) * inner + i).map(|v| (j, v))) {
-                let better = best.is_none_or(|(_, b)| {
-                    (if self.min { v < b } else { v > b }) || (self.last && v == b)
+                // What is no number is the largest, and the smallest.
+                let better = best.is_none_or(|(_, b)| match (no_number(v), no_number(b)) {
+                    (false, false) => (if self.min { v < b } else { v > b }) || (self.last && v == b),
+                    (new, old) => new && (self.last || !old),
                 });
                 if better {
                     best = Some((j, v));
@@ -52,6 +54,7 @@ impl Op for ArgMax {
         let x = cx.fact(0)?;
         let a = axis(self.axis, x.shape.rank())?;
         let mut shape = x.shape.0.clone();
+        cx.require(shape[a].sub(&1.into())?, "size of the axis, less 1")?;
         if self.keep {
             shape.splice(a..=a, [1.into()]);
         } else {
@@ -126,4 +129,18 @@ fn cases() -> Vec<Case> {
         ints(ArgMax { min: false, axis: 1, keep: false, last: true }),
         ints(ArgMax { min: true, axis: 1, keep: true, last: false }),
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_number_is_found() {
+        let x = HostTensor::from_f32(&[4], &[1.0, f32::NAN, 3.0, f32::NAN]).unwrap();
+        for min in [false, true] {
+            let find = |last| ArgMax { min, axis: 0, keep: false, last }.eval(&[Some(&x)]).unwrap()[0].to_i64().unwrap();
+            assert_eq!((find(false), find(true)), (vec![1], vec![3]));
+        }
+    }
 }

@@ -33,7 +33,7 @@ fn check(q: &Shape, k: &Shape, v: &Shape, mask: Option<&Shape>) -> OpResult<()> 
     let ([b, s, h, d], [kb, t, kvh, kd]) = (q.0.as_slice(), k.0.as_slice()) else {
         return Err(OpError::mismatch("ranks (4 each)", q, k));
     };
-    if b != kb || d != kd || k != v || h.exact_div(kvh).is_none() {
+    if b != kb || d != kd || k != v || h != kvh && h.exact_div(kvh).is_none() {
         return Err(OpError::mismatch("q [b, s, h, d] and k, v [b, t, h / groups, d]", q, format!("{k}, {v}")));
     }
     match mask.map(|m| m.0.as_slice()) {
@@ -67,7 +67,7 @@ impl Op for Attention {
             Some(m) => Some((m.to_f32()?, if m.len() > s * t { s * t } else { 0 })),
             None => None,
         };
-        let group = heads / kv_heads;
+        let group = heads.checked_div(kv_heads).unwrap_or(1);
         let mut y = vec![0f32; qd.len()];
         let mut scores = vec![0f64; t];
         for b in 0..batch {

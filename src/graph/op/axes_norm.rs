@@ -5,7 +5,7 @@
 
 use super::case::{Case, input};
 use super::norm::{self, Place, Rows};
-use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, axis, onnx, operand, strides};
+use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, axis, onnx, operand, places};
 use crate::plan::lower::LowerCx;
 use crate::shape::{Fact, product};
 use crate::tensor::HostTensor;
@@ -73,11 +73,7 @@ impl Op for AxesNorm {
     fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
         let x = operand(inputs, 0)?;
         let axes = self.axes(x.shape().len())?;
-        let (mut outer, mut inner) = (vec![0usize], vec![0usize]);
-        for (i, (n, step)) in x.shape().iter().zip(strides(x.shape())).enumerate() {
-            let target = if axes.contains(&i) { &mut inner } else { &mut outer };
-            *target = target.iter().flat_map(|base| (0..*n).map(move |j| base + j * step)).collect();
-        }
+        let [outer, inner] = places(x.shape(), &axes)?;
         let mut y = x.to_f32()?.into_owned();
         for base in outer {
             let mut part: Vec<f32> = inner.iter().filter_map(|i| y.get(base + i).copied()).collect();

@@ -40,7 +40,7 @@ impl Op for BatchNorm {
         let [_, c, rest @ ..] = x.shape() else {
             return Err(OpError::expected("rank", "2 or more", x.shape().len()));
         };
-        let plane: usize = rest.iter().product();
+        let plane = super::count(rest)?;
         let mut lists = Vec::new();
         for i in 1..5 {
             let list = operand(inputs, i)?.to_f32()?;

@@ -49,22 +49,22 @@ impl Op for Col2Im {
         let [n, columns, count] = x.shape() else {
             return Err(OpError::expected("rank", 3, x.shape().len()));
         };
-        let taps: Vec<Vec<usize>> = window::taps(&axes).collect();
-        let windows: usize = axes.iter().map(|a| a.out).product();
-        if taps.is_empty() || !columns.is_multiple_of(taps.len()) || *count != windows {
+        let [block, windows] = window::products(&axes, [|a| a.kernel, |a| a.out])?;
+        if block == 0 || !columns.is_multiple_of(block) || *count != windows {
             return Err(OpError::mismatch(
                 "blocks (elements of a block and their number)",
                 format!("{columns} and {count}"),
-                format!("{} and {windows}", taps.len()),
+                format!("{block} and {windows}"),
             ));
         }
-        let mut shape = vec![*n, columns / taps.len()];
+        let mut shape = vec![*n, columns / block];
         shape.extend(&sizes);
         let mut y = window::filled(&shape, 0f32)?;
-        let area: usize = sizes.iter().product();
+        let area = super::count(&sizes)?;
         let stride = axes.last().map_or(1, |a| a.stride);
         let data = x.to_f32()?;
-        if area > 0 && windows > 0 {
+        if area > 0 && windows > 0 && *columns > 0 {
+            let taps: Vec<Vec<usize>> = window::taps(&axes).collect();
             for (plane, blocks) in y.chunks_exact_mut(area).zip(data.chunks_exact(taps.len() * windows)) {
                 for (tap, row) in taps.iter().zip(blocks.chunks_exact(windows)) {
                     window::walk(&axes, tap, 0..windows, |from, to, n| {

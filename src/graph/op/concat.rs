@@ -54,12 +54,12 @@ impl Op for Concat {
             if !fits {
                 return Err(OpError::mismatch("shapes outside the joined axis", format!("{:?}", first.shape()), format!("{:?}", x.shape())));
             }
-            let row = x.shape()[a..].iter().product::<usize>() * x.dtype().size();
+            let row = super::count(&x.shape()[a..])?.saturating_mul(x.dtype().size());
             shape[a] += x.shape()[a];
             rows.push((x.bytes()?, row));
         }
-        let outer: usize = shape[..a].iter().product();
-        let mut out = Vec::new();
+        let outer = super::count(&shape[..a])?;
+        let mut out: Vec<u8> = super::room(&[super::count(&shape)?, first.dtype().size()])?;
         for o in 0..outer {
             for (bytes, row) in &rows {
                 out.extend_from_slice(bytes.get(o * row..(o + 1) * row).unwrap_or_default());

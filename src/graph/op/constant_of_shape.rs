@@ -22,7 +22,7 @@ impl Op for ConstantOfShape {
         let mut fact = Fact::new(self.value.dtype(), Shape(cx.sizes(0)?));
         if !self.value.dtype().is_float()
             && let Some(shape) = fact.shape.as_fixed()
-            && let Some(n) = shape.iter().try_fold(1usize, |n, d| n.checked_mul(*d)).filter(|n| *n <= MAX_KNOWN)
+            && let Some(n) = super::count(&shape).ok().filter(|n| *n <= MAX_KNOWN)
         {
             let value = self.value.to_i64()?.first().copied().unwrap_or(0);
             fact.known = Known::Dims(vec![Dim::from(value); n]);
@@ -31,11 +31,7 @@ impl Op for ConstantOfShape {
     }
 
     fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
-        let shape = operand(inputs, 0)?
-            .to_i64()?
-            .into_iter()
-            .map(|d| usize::try_from(d).map_err(|_| OpError::expected("size", "0 or more", d)))
-            .collect::<OpResult<Vec<_>>>()?;
+        let shape = super::to_sizes(operand(inputs, 0)?)?;
         Ok(vec![super::gather_strided(&self.value, &shape, 0, &vec![0; shape.len()])?])
     }
 

@@ -136,8 +136,8 @@ impl Op for Conv {
         let mut shape = vec![n, m];
         shape.extend(axes.iter().map(|a| a.out));
         let mut y = window::filled(&shape, 0f32)?;
-        let area: usize = axes.iter().map(|a| a.out).product();
-        let (plane, taps): (usize, usize) = (spatial.iter().product(), axes.iter().map(|a| a.kernel).product());
+        let plane = super::count(spatial)?;
+        let [area, taps] = window::products(&axes, [|a| a.out, |a| a.kernel])?;
         let (dx, dw) = (x.to_f32()?, w.to_f32()?);
         let rows = m / group;
         if area > 0 && plane > 0 && taps > 0 && per_group > 0 && rows > 0 {

@@ -6,7 +6,7 @@
 use super::case::Case;
 use super::conv::Conv;
 use super::quantize_linear::quantize;
-use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, around, onnx, operand};
+use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, around, one_int, onnx, operand};
 use crate::shape::Fact;
 use crate::tensor::{DType, HostTensor};
 
@@ -87,9 +87,7 @@ impl Op for ConvInteger {
         let float = |i| Ok::<_, OpError>(Fact::new(DType::F32, cx.fact(i)?.shape.clone()));
         let (x, w) = (float(x)?, float(w)?);
         let operands = [Some(&x), Some(&w)];
-        let inner = InferCx::new(&operands, cx.constraints());
-        let mut facts = self.conv.infer(&inner)?;
-        cx.assumed.borrow_mut().extend(inner.finish().1);
+        let mut facts = cx.of(&self.conv, &operands)?;
         let dtype = if self.scaled { cx.fact(7)?.dtype } else { DType::I32 };
         facts.iter_mut().for_each(|f| f.dtype = dtype);
         Ok(facts)
@@ -99,7 +97,11 @@ impl Op for ConvInteger {
         let (x, w, zx, zw) = self.operands();
         let optional = |i: usize| inputs.get(i).copied().flatten();
         let (x, w) = (operand(inputs, x)?, operand(inputs, w)?);
-        let (dx, dw) = (centred(x, optional(zx).filter(|z| z.len() == 1))?, centred(w, optional(zw))?);
+        let zero = optional(zx);
+        if let Some(zero) = zero {
+            one_int(zero, "zero point of the input")?;
+        }
+        let (dx, dw) = (centred(x, zero)?, centred(w, optional(zw))?);
         let (shape, mut sums) = self.sums((&dx, x.shape()), (&dw, w.shape()))?;
         if !self.scaled {
             return Ok(vec![HostTensor::from_ints(DType::I32, &shape, &sums)?]);
@@ -151,6 +153,16 @@ fn cases() -> Vec<Case> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_input_has_one_zero_point() {
+        let tensor = |shape: &[usize]| HostTensor::zeros(DType::U8, shape).unwrap();
+        let conv = Conv { window: super::super::window::Window::new(&[]), group: 1 };
+        let op = ConvInteger { conv, scaled: false };
+        let run = |zero: &[usize]| op.eval(&[Some(&tensor(&[2, 2, 3, 3])), Some(&tensor(&[3, 2, 1, 1])), Some(&tensor(zero))]);
+        assert!(run(&[]).is_ok() && run(&[1]).is_ok());
+        assert!(run(&[2]).is_err());
+    }
 
     #[test]
     fn large_sums_are_exact() {

@@ -126,13 +126,13 @@ impl Op for ConvTranspose {
         let mut shape = vec![n, m];
         shape.extend(axes.iter().map(|a| a.size));
         let mut y = window::filled(&shape, 0f32)?;
-        let plane: usize = spatial.iter().product();
-        let area: usize = axes.iter().map(|a| a.size).product();
-        let taps: Vec<Vec<usize>> = window::taps(&axes).collect();
+        let plane = super::count(spatial)?;
+        let [area, taps] = window::products(&axes, [|a| a.size, |a| a.kernel])?;
         let (dx, dw) = (x.to_f32()?, w.to_f32()?);
-        let (channels, columns) = (c / group, per_group * taps.len());
+        let (channels, columns) = (c / group, per_group.saturating_mul(taps));
         let stride = axes.last().map_or(1, |a| a.stride);
         if plane > 0 && area > 0 && channels > 0 && columns > 0 {
+            let taps: Vec<Vec<usize>> = window::taps(&axes).collect();
             let turned: Vec<f32> = dw.chunks_exact(channels * columns).flat_map(|w| transposed(w, channels, columns)).collect();
             let mut spread = window::filled(&[columns, plane], 0f32)?;
             let images = dx.chunks_exact(plane * channels).zip(y.chunks_exact_mut(area * per_group));

@@ -6,6 +6,7 @@ use super::case::{Case, input};
 use super::window::number;
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, gather_strided, onnx, operand, transpose};
 use crate::plan::lower::LowerCx;
+use crate::graph::rules::{self, Same};
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::HostTensor;
 
@@ -21,17 +22,23 @@ pub struct DepthToSpace {
 }
 
 impl DepthToSpace {
-    fn shape(&self, x: &[Dim]) -> OpResult<Vec<Dim>> {
+    /// A size that no rule divides must be a multiple in every run.
+    fn shape(&self, x: &[Dim], same: Same<'_>) -> OpResult<Vec<Dim>> {
         let [n, c, h, w] = x else { return Err(OpError::expected("rank", 4, x.len())) };
         let b = Dim::from(self.block);
         let area = b.mul(&b)?;
-        let part = |what: &str, d: &Dim, by: &Dim| {
-            d.exact_div(by).ok_or_else(|| OpError::expected(what.to_owned(), format!("a multiple of {by}"), d))
+        let part = |what: &'static str, d: &Dim, by: &Dim| match d.exact_div(by) {
+            Some(size) => Ok(size),
+            None => {
+                let size = d.div_floor(by)?;
+                same(what, d, &size.mul(by)?)?;
+                Ok::<_, OpError>(size)
+            }
         };
         Ok(if self.back {
-            vec![n.clone(), c.mul(&area)?, part("height", h, &b)?, part("width", w, &b)?]
+            vec![n.clone(), c.mul(&area)?, part("heights of image and of whole blocks", h, &b)?, part("widths of image and of whole blocks", w, &b)?]
         } else {
-            vec![n.clone(), part("channels", c, &area)?, h.mul(&b)?, w.mul(&b)?]
+            vec![n.clone(), part("channels and those of whole blocks", c, &area)?, h.mul(&b)?, w.mul(&b)?]
         })
     }
 }
@@ -68,31 +75,12 @@ impl Op for DepthToSpace {
 
     fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
         let x = cx.fact(0)?;
-        if self.back
-            && let [n, c, h, w] = x.shape.0.as_slice()
-        {
-            // A size that no rule divides must be a multiple in every run.
-            let b = Dim::from(self.block);
-            let mut out = vec![n.clone(), c.mul(&b)?.mul(&b)?];
-            for d in [h, w] {
-                let size = match d.exact_div(&b) {
-                    Some(size) => size,
-                    None => {
-                        let size = d.floor_div(self.block)?;
-                        cx.same("sizes of image and of whole blocks", d, &size.mul(&b)?)?;
-                        size
-                    }
-                };
-                out.push(size);
-            }
-            return Ok(vec![Fact::new(x.dtype, Shape(out))]);
-        }
-        Ok(vec![Fact::new(x.dtype, Shape(self.shape(&x.shape.0)?))])
+        Ok(vec![Fact::new(x.dtype, Shape(self.shape(&x.shape.0, &|what, a, b| cx.same(what, a, b))?))])
     }
 
     fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
         let x = operand(inputs, 0)?;
-        let shape = Shape(self.shape(&Shape::fixed(x.shape()).0)?);
+        let shape = Shape(self.shape(&Shape::fixed(x.shape()).0, &rules::equal)?);
         let shape = shape.as_fixed().ok_or_else(|| OpError::expected("shape", "sizes of 0 or more", &shape))?;
         let (sizes, steps) = self.walk(&Shape::fixed(x.shape()).0, &Shape::fixed(&shape).0)?;
         let sizes: Vec<usize> = sizes.iter().map(number).collect::<OpResult<_>>()?;

@@ -5,7 +5,7 @@
 //! (capitals first).
 
 use super::case::{Case, input};
-use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, count, onnx, operand, strides};
+use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, count, onnx, operand, room, strides};
 use crate::graph::rules;
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::HostTensor;
@@ -176,14 +176,14 @@ impl Op for Einsum {
         if dtype.is_float() {
             let data = tensors.iter().map(|t| t.to_f32()).collect::<Result<Vec<_>, _>>()?;
             let read = |t: usize, i: usize| data.get(t).and_then(|d| d.get(i)).map_or(0.0, |v| f64::from(*v));
-            let sums = walk.run(1.0, 0.0, read, |a, b| a * b, |a, b| a + b);
+            let sums = walk.run(1.0, 0.0, read, |a, b| a * b, |a, b| a + b)?;
             #[expect(clippy::cast_possible_truncation, reason = "rounding to the result type is meant")]
             let y: Vec<f32> = sums.into_iter().map(|v| v as f32).collect();
             return Ok(vec![HostTensor::from_floats(dtype, &out, &y)?]);
         }
         let data = tensors.iter().map(|t| t.to_i64()).collect::<Result<Vec<_>, _>>()?;
         let read = |t: usize, i: usize| data.get(t).and_then(|d| d.get(i)).copied().unwrap_or(0);
-        let y = walk.run(1, 0, read, i64::wrapping_mul, i64::wrapping_add);
+        let y = walk.run(1, 0, read, i64::wrapping_mul, i64::wrapping_add)?;
         Ok(vec![HostTensor::from_ints(dtype, &out, &y)?])
     }
 }
@@ -204,10 +204,10 @@ impl Walk<'_> {
         read: impl Fn(usize, usize) -> T,
         product: impl Fn(T, T) -> T,
         sum: impl Fn(T, T) -> T,
-    ) -> Vec<T> {
+    ) -> OpResult<Vec<T>> {
         let mut index = vec![0usize; self.extents.len()];
         let mut at = vec![0usize; self.steps.len()];
-        let mut out = Vec::with_capacity(self.results);
+        let mut out = room(&[self.results])?;
         for _ in 0..self.results {
             let mut total = zero;
             for _ in 0..self.terms {
@@ -229,7 +229,7 @@ impl Walk<'_> {
             }
             out.push(total);
         }
-        out
+        Ok(out)
     }
 }
 

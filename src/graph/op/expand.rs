@@ -1,7 +1,7 @@
 //! Broadcast to a shape. ONNX `Expand` from opset 8; the shape may hold expressions of symbols.
 
 use super::case::{Case, input};
-use super::{Attributes, InferCx, Inputs, Op, OpDef, OpResult, onnx, operand, pointwise, transpose};
+use super::{Attributes, InferCx, Inputs, Op, OpDef, OpResult, onnx, operand, pointwise, to_sizes, transpose};
 use crate::plan::lower::LowerCx;
 use crate::graph::rules;
 use crate::shape::{Dim, Fact, Shape};
@@ -18,12 +18,14 @@ impl Op for Expand {
 
     fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
         let x = cx.fact(0)?;
-        Ok(vec![Fact::new(x.dtype, cx.broadcast(&x.shape.0, &cx.sizes(1)?)?)])
+        let to = cx.sizes(1)?;
+        to.iter().try_for_each(|size| cx.require(size.clone(), "a size to expand to"))?;
+        Ok(vec![Fact::new(x.dtype, cx.broadcast(&x.shape.0, &to)?)])
     }
 
     fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
         let x = operand(inputs, 0)?;
-        let to: Vec<Dim> = operand(inputs, 1)?.to_i64()?.into_iter().map(Dim::from).collect();
+        let to: Vec<Dim> = to_sizes(operand(inputs, 1)?)?.into_iter().map(Dim::from_usize).collect();
         let shape = rules::broadcast(&Shape::fixed(x.shape()).0, &to, &rules::equal)?;
         Ok(vec![pointwise::broadcast_to(x, &shape.as_fixed().unwrap_or_default())?])
     }

@@ -1,9 +1,10 @@
 //! Picks slices along an axis. ONNX `Gather` from opset 1; negative indices count from the end.
 //!
-//! On a device a constant table is split by rows where it exceeds what a kernel can bind, if these are along axis 0. An index outside the table gives an error on the host and zeros on a device, which cannot report it.
+//! On a device a constant table is split by rows where it exceeds what a kernel can bind, if these are along axis 0. An index
+//! outside the table gives an error on the host and zeros on a device, which cannot report it.
 
 use super::case::{Case, input};
-use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, axis, device_dtype, onnx, operand, split_at};
+use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, around, as_usize, axis, device_dtype, onnx, operand, room, split_at};
 use crate::backend::kernel::Kernel;
 use crate::plan::lower::{Call, LowerCx, Pack};
 use crate::shape::{Dim, Fact, Shape};
@@ -41,9 +42,8 @@ impl Op for Gather {
         let (x, index) = (operand(inputs, 0)?, operand(inputs, 1)?);
         let a = axis(self.axis, x.shape().len())?;
         let n = x.shape()[a];
-        let outer: usize = x.shape()[..a].iter().product();
-        let row = x.shape()[a + 1..].iter().product::<usize>() * x.dtype().size();
-        let mut out = Vec::new();
+        let (outer, _, inner) = around(x.shape(), a)?;
+        let row = inner * x.dtype().size();
         let at: Vec<usize> = index
             .to_i64()?
             .into_iter()
@@ -55,6 +55,7 @@ impl Op for Gather {
                     .ok_or_else(|| OpError::expected("index", format!("-{n} to {}", n.saturating_sub(1)), i))
             })
             .collect::<OpResult<_>>()?;
+        let mut out: Vec<u8> = room(&[outer, at.len(), row])?;
         for o in 0..outer {
             for i in &at {
                 let from = (o * n + i) * row;
@@ -73,8 +74,7 @@ impl Op for Gather {
         let a = axis(self.axis, table.shape.rank())?;
         let (_, rows, row) = split_at(&table.shape, a)?;
         let mut parts = Vec::new();
-        let number = |d: &Dim| d.as_const().and_then(|v| usize::try_from(v).ok());
-        if let (Some(_), Some(rows), Some(row), 0) = (table.as_const(), number(&rows), number(&row), a) {
+        if let (Some(_), Some(rows), Some(row), 0) = (table.as_const(), as_usize(&rows), as_usize(&row), a) {
             let dtype = device_dtype(table.dtype, cx.float());
             let size = if dtype == DType::F16 { 2 } else { 4 };
             for (first, count) in cx.split(rows, row * size, 1)? {

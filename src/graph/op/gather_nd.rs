@@ -2,7 +2,7 @@
 
 use super::case::{Case, input};
 use super::gather_elements::{self, Places, wrap};
-use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, count, onnx, operand, strides};
+use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, as_usize, count, onnx, operand, room, strides};
 use crate::plan::lower::LowerCx;
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::HostTensor;
@@ -27,7 +27,7 @@ pub(super) fn starts(shape: &[usize], indices: &HostTensor, batch: usize) -> OpR
     let each = count(lead.get(batch..).unwrap_or_default())?;
     let row = count(shape.get(batch..).unwrap_or_default())?;
     let data = indices.to_i64()?;
-    let mut out = Vec::with_capacity(groups * each);
+    let mut out = room(&[groups, each])?;
     for i in 0..groups * each {
         let list = data.get(i * tuple..(i + 1) * tuple).unwrap_or_default();
         let mut at = i / each.max(1) * row;
@@ -48,7 +48,7 @@ impl Op for GatherNd {
         let (x, index) = (cx.fact(0)?, cx.fact(1)?);
         let bad = || OpError::mismatch("shapes of operand and indices", &x.shape, &index.shape);
         let (tuple, lead) = index.shape.0.split_last().ok_or_else(bad)?;
-        let tuple = tuple.as_const().and_then(|n| usize::try_from(n).ok());
+        let tuple = as_usize(tuple);
         let tuple = tuple.ok_or_else(|| OpError::expected("last axis of the indices", "a number", &index.shape))?;
         let rest = self.batch_dims.checked_add(tuple).and_then(|n| x.shape.0.get(n..)).ok_or_else(bad)?;
         if lead.len() < self.batch_dims || !index.dtype.is_int() {

@@ -37,6 +37,9 @@ impl Op for GlobalPool {
         if x.shape.rank() < 2 {
             return Err(OpError::expected("rank", "2 or more", x.shape.rank()));
         }
+        for size in x.shape.0.iter().skip(2) {
+            cx.require(size.sub(&1.into())?, "a spatial size, less 1")?;
+        }
         let shape = x.shape.0.iter().enumerate().map(|(i, d)| if i < 2 { d.clone() } else { Dim::from(1) });
         Ok(vec![Fact::new(x.dtype, Shape(shape.collect()))])
     }
@@ -46,7 +49,7 @@ impl Op for GlobalPool {
         let [n, c, spatial @ ..] = x.shape() else {
             return Err(OpError::expected("rank", "2 or more", x.shape().len()));
         };
-        let plane: usize = spatial.iter().product();
+        let plane = super::count(spatial)?;
         let shape: Vec<usize> = [*n, *c].into_iter().chain(spatial.iter().map(|_| 1)).collect();
         if plane == 0 {
             return Err(OpError::expected("spatial sizes", "1 or more", format!("{spatial:?}")));
@@ -56,7 +59,7 @@ impl Op for GlobalPool {
             #[expect(clippy::cast_possible_truncation, clippy::cast_precision_loss, reason = "rounding to the result type is meant")]
             match self {
                 Self::Average => (x.iter().map(|v| f64::from(*v)).sum::<f64>() / plane as f64) as f32,
-                Self::Max => x.iter().copied().fold(f32::NEG_INFINITY, f32::max),
+                Self::Max => x.iter().copied().fold(f32::NEG_INFINITY, super::max_nan),
                 Self::Lp { p } => root(x.iter().map(|v| f64::from(v.abs()).powf(*p as f64)).sum::<f64>() as f32, *p),
             }
         };

@@ -67,8 +67,15 @@ impl Op for GridSample {
         let [n_grid, places @ .., axes] = grid.shape.0.as_slice() else {
             return Err(OpError::expected("rank of the grid", x.shape.rank(), grid.shape.rank()));
         };
+        // Every axis multiplies the neighbours of a place.
+        if spatial.len() > 3 {
+            return Err(OpError::Unsupported(format!("samples along {} axes, more than 3", spatial.len())));
+        }
         if places.len() != spatial.len() {
             return Err(OpError::mismatch("ranks of input and grid", x.shape.rank(), grid.shape.rank()));
+        }
+        for size in spatial {
+            cx.require(size.sub(&1.into())?, "a size to sample from, less 1")?;
         }
         cx.same("batches of input and grid", n, n_grid)?;
         cx.same("spatial axes of the input and coordinates of the grid", &Dim::from_usize(spatial.len()), axes)?;
@@ -82,12 +89,12 @@ impl Op for GridSample {
         let [n_grid, places @ .., axes] = grid.shape() else {
             return Err(OpError::expected("rank of the grid", x.shape().len(), grid.shape().len()));
         };
-        if *n_grid != n || places.len() != spatial.len() || *axes != spatial.len() {
+        if *n_grid != n || spatial.len() > 3 || places.len() != spatial.len() || *axes != spatial.len() {
             return Err(OpError::mismatch("input and grid", format!("{x:?}"), format!("{grid:?}")));
         }
         let shape: Vec<usize> = [n, c].into_iter().chain(places.iter().copied()).collect();
         let mut y = filled(&shape, 0f32)?;
-        let (plane, area): (usize, usize) = (spatial.iter().product(), places.iter().product());
+        let (plane, area) = (super::count(spatial)?, super::count(places)?);
         if plane == 0 || area == 0 || c == 0 {
             return if y.is_empty() {
                 Ok(vec![HostTensor::from_floats(x.dtype(), &shape, &y)?])
@@ -233,6 +240,18 @@ fn cases() -> Vec<Case> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn many_axes_are_refused() {
+        let op = GridSample { mode: Mode::Cubic, padding: Padding::Zeros, align_corners: false };
+        let run = |axes: usize| {
+            let x = HostTensor::zeros(crate::tensor::DType::F32, &vec![1; axes + 2]).unwrap();
+            let shape = [vec![1; axes + 1], vec![axes]].concat();
+            let grid = HostTensor::zeros(crate::tensor::DType::F32, &shape).unwrap();
+            op.eval(&[Some(&x), Some(&grid)])
+        };
+        assert!(run(3).is_ok() && run(4).is_err());
+    }
 
     #[test]
     fn the_identity_grid_gives_the_image() {

@@ -3,7 +3,7 @@
 //! Both branches give results of the same types and ranks. Where their sizes differ, only the run tells.
 
 use super::case::Case;
-use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, onnx, operand};
+use super::{Assumed, Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, onnx, operand};
 use crate::graph::body::Body;
 use crate::shape::{Fact, Known};
 use crate::tensor::{DType, HostTensor};
@@ -45,6 +45,10 @@ impl Op for If {
         "If"
     }
 
+    fn runs_graphs(&self) -> bool {
+        true
+    }
+
     fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
         let condition = cx.fact(0)?;
         if condition.dtype != DType::Bool {
@@ -52,9 +56,15 @@ impl Op for If {
         }
         if let Some(holds) = decided(condition) {
             let branch = self.branch(holds).infer(cx, &[])?;
+            cx.assume(branch.assumed().cloned());
             return (0..branch.facts.len()).map(|i| branch.fact(cx, i)).collect();
         }
         let (a, b) = (self.then.infer(cx, &[])?, self.otherwise.infer(cx, &[])?);
+        // What one branch alone assumes must not fail a run of the other. There the run compares the results' sizes, and
+        // what is said of their elements is worth nothing.
+        let both: Vec<Assumed> = a.assumed().filter(|p| b.assumed().any(|q| p.says(q))).cloned().collect();
+        let sure = a.rests_on(&both) && b.rests_on(&both);
+        cx.assume(both);
         let mut facts = Vec::new();
         for (i, (x, y)) in a.facts.iter().zip(&b.facts).enumerate() {
             if x.dtype != y.dtype || x.shape.rank() != y.shape.rank() {
@@ -67,6 +77,7 @@ impl Op for If {
                 }
             }
             if let (Some(p), Some(q)) = (x.as_dims(), y.as_dims())
+                && sure
                 && p == q
                 && p.iter().all(|d| a.is_outer(d) && b.is_outer(d))
             {
@@ -97,4 +108,49 @@ pub static DEF: OpDef = OpDef { onnx: &[onnx("If", 1)], import, kernels: &[], ca
 fn cases() -> Vec<Case> {
     // Graphs come from models: `tests/onnx_nodes.rs`.
     Vec::new()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::graph::op::pointwise::{Binary, Pointwise};
+    use crate::graph::{Edit, Graph};
+    use crate::shape::{Constraints, Dim, Shape};
+
+    /// A branch that combines its inputs, which are operands of the node from `first` on.
+    fn branch(f: Binary, operands: [usize; 2], first: usize) -> Body {
+        let mut graph = Graph::default();
+        let mut edit = Edit::new(&mut graph);
+        let inputs = ["x", "y"].map(|n| edit.add_value(n, None));
+        inputs.into_iter().for_each(|v| edit.add_input(v));
+        let z = edit.add_value("z", None);
+        let op = Box::new(Pointwise::binary("f", f));
+        edit.add_node("inner", vec![], op, operands.map(|i| Some(inputs[i])).to_vec(), vec![z]);
+        edit.add_output(z);
+        Body::new(graph, first..first + 2).unwrap()
+    }
+
+    /// The shape of the result over `x [n]` and `y [m]`, and what is assumed.
+    fn derived(op: &If, condition: Option<bool>) -> (String, Vec<String>) {
+        let condition = match condition {
+            Some(v) => Fact::of(HostTensor::from_bool(&[], &[v]).unwrap().into()),
+            None => Fact::new(DType::Bool, Shape::default()),
+        };
+        let vector = |size| Fact::new(DType::F32, Shape(vec![Dim::symbol(size)]));
+        let (x, y) = (vector("n"), vector("m"));
+        let (inputs, known) = ([Some(&condition), Some(&x), Some(&y), Some(&x), Some(&y)], Constraints::default());
+        let cx = InferCx::new(&inputs, &known).named(&["c", "x", "y", "x", "y"], &["z"]);
+        let shape = op.infer(&cx).unwrap()[0].shape.to_string();
+        (shape, cx.finish().1.into_iter().map(|a| a.dim.to_string()).collect())
+    }
+
+    #[test]
+    fn what_branches_assume() {
+        let both = If { then: branch(Binary::Add, [0, 1], 1), otherwise: branch(Binary::Mul, [0, 1], 3) };
+        let one = If { then: branch(Binary::Add, [0, 1], 1), otherwise: branch(Binary::Mul, [0, 0], 3) };
+        assert_eq!(derived(&both, None), ("[n]".into(), vec!["-m + n".into()]));
+        assert_eq!(derived(&one, None), ("[n]".into(), vec![]), "the other branch needs no equal sizes");
+        assert_eq!(derived(&one, Some(true)).1, ["-m + n"]);
+        assert_eq!(derived(&one, Some(false)).1, Vec::<String>::new());
+    }
 }

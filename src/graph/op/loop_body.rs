@@ -6,9 +6,9 @@
 
 use super::case::Case;
 use super::if_else::{decided, truth};
-use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, one_int, onnx, operand};
+use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, as_usize, fit, one_int, onnx, operand};
 use crate::graph::body::Body;
-use crate::shape::{Constraints, Dim, Fact, Shape};
+use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::{DType, HostTensor};
 use std::sync::Arc;
 
@@ -28,18 +28,11 @@ impl Loop {
     }
 }
 
-/// The fact of a tensor of which only type and shape are known.
-pub(super) fn plain(x: &HostTensor) -> Fact {
-    Fact::new(x.dtype(), Shape::fixed(x.shape()))
-}
-
 /// Type and shape of result `i` of an operator that ran no body: sizes that only a run tells are 0.
 pub(super) fn empty(op: &dyn Op, inputs: &Inputs<'_>, i: usize) -> OpResult<HostTensor> {
-    let facts: Vec<Option<Fact>> = inputs.iter().map(|x| x.map(plain)).collect();
-    let facts: Vec<Option<&Fact>> = facts.iter().map(Option::as_ref).collect();
-    let all = op.infer(&InferCx::new(&facts, &Constraints::default()))?;
+    let all = fit(op, inputs)?;
     let fact = all.get(i).ok_or_else(|| OpError::expected("result", i, all.len()))?;
-    let size = |d: &Dim| d.as_const().and_then(|n| usize::try_from(n).ok()).unwrap_or(0);
+    let size = |d: &Dim| as_usize(d).unwrap_or(0);
     Ok(HostTensor::zeros(fact.dtype, &fact.shape.0.iter().map(size).collect::<Vec<_>>())?)
 }
 
@@ -62,6 +55,10 @@ impl Op for Loop {
         "Loop"
     }
 
+    fn runs_graphs(&self) -> bool {
+        true
+    }
+
     fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
         let most = match cx.opt(0).map(Fact::as_dims) {
             Some(Some(list)) => list.first().map(|n| n.maximum(&0.into())).transpose()?,
@@ -72,20 +69,17 @@ impl Op for Loop {
         let before = [Fact::new(DType::I64, Shape::default()), yes];
         let carried = (0..self.carried).map(|i| cx.fact(2 + i).cloned()).collect::<OpResult<Vec<_>>>()?;
         let derived = self.body.repeated(cx, &before, &carried, &[], 1)?;
-        let mut facts = Vec::new();
-        for (i, start) in carried.iter().enumerate() {
-            let mut fact = Fact::new(start.dtype, start.shape.clone());
-            let next = derived.facts.get(1 + i);
-            for (axis, size) in fact.shape.0.iter_mut().enumerate() {
-                let same = next.and_then(|n| n.shape.0.get(axis)).is_some_and(|n| n == size && derived.is_outer(n));
-                if !same {
-                    *size = cx.unknown(i, axis, None);
-                }
-            }
-            facts.push(fact);
+        let mut facts = derived.kept(cx, &carried, 1);
+        let begins = cx.opt(1).is_none_or(|c| decided(c) == Some(true));
+        let runs = match (cx.opt(0), &most) {
+            (None, _) => true,
+            (_, most) => most.as_ref().is_some_and(|n| cx.constraints().at_least(n, 1) == Some(true)),
+        };
+        // A body that never runs contradicts nothing.
+        if begins && runs {
+            cx.assume(derived.assumed().cloned());
         }
-        let whole = cx.opt(1).is_none_or(|c| decided(c) == Some(true))
-            && derived.facts.first().and_then(decided) == Some(true);
+        let whole = begins && derived.facts.first().and_then(decided) == Some(true);
         for k in 0..self.stacked() {
             let output = self.carried + k;
             let missing = || OpError::expected("result of the body", 1 + output, derived.facts.len());
@@ -150,6 +144,7 @@ fn cases() -> Vec<Case> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::shape::Constraints;
     use crate::graph::op::concat::Concat;
     use crate::graph::op::pointwise::{Binary, Pointwise};
     use crate::graph::op::reshape::Reshape;
@@ -188,6 +183,62 @@ mod tests {
     fn sizes_that_a_run_changes_are_not() {
         let op = double(Concat { axis: 0 });
         assert_eq!(shapes(&op, Some(3)), ["[last_0]", "[3, all_1]"]);
+    }
+
+    #[test]
+    fn symbols_of_elements_are_taken_too() {
+        let op = double(Concat { axis: 0 });
+        let sizes = Fact {
+            known: crate::shape::Known::Dims(vec![Dim::symbol("each_0_0")]),
+            ..Fact::new(DType::I64, Shape::fixed(&[1]))
+        };
+        let x = Fact::new(DType::F32, Shape(vec![Dim::symbol("s")]));
+        let before = [Fact::new(DType::I64, Shape::default()), Fact::new(DType::Bool, Shape::default())];
+        let inner = |inputs: &[Option<&Fact>]| {
+            let known = Constraints::default();
+            let cx = InferCx::new(inputs, &known);
+            let derived = op.body.repeated(&cx, &before, std::slice::from_ref(&x), &[], 1).unwrap();
+            derived.is_outer(&Dim::symbol("each_0_0"))
+        };
+        assert!(!inner(&[None, None, Some(&x)]), "its name where it is free");
+        assert!(inner(&[None, None, Some(&x), Some(&sizes)]));
+    }
+
+    #[test]
+    fn a_body_that_may_not_run_assumes_nothing() {
+        // The body adds what it carries to an operand of another size.
+        let mut graph = Graph::default();
+        let mut edit = Edit::new(&mut graph);
+        let [run, go, x, w] = ["run", "go", "x", "w"].map(|n| edit.add_value(n, None));
+        [run, go, x, w].into_iter().for_each(|v| edit.add_input(v));
+        let (next, y) = (edit.add_value("next", None), edit.add_value("y", None));
+        edit.add_node("same", vec![], Box::new(Reshape::Identity), vec![Some(go)], vec![next]);
+        edit.add_node("op", vec![], Box::new(Pointwise::binary("Add", Binary::Add)), vec![Some(x), Some(w)], vec![y]);
+        [next, y].into_iter().for_each(|v| edit.add_output(v));
+        let op = Loop { body: Body::new(graph, 3..4).unwrap(), carried: 1 };
+        let assumed = |most: Option<i64>| {
+            let count = Fact::new(DType::I64, Shape::default());
+            let count = most.map_or(count, |n| Fact::of(Arc::new(HostTensor::from_i64(&[], &[n]).unwrap())));
+            let vector = |size| Fact::new(DType::F32, Shape(vec![Dim::symbol(size)]));
+            let (x, w) = (vector("n"), vector("m"));
+            let (inputs, known) = ([Some(&count), None, Some(&x), Some(&w)], Constraints::default());
+            let cx = InferCx::new(&inputs, &known);
+            op.infer(&cx).unwrap();
+            cx.finish().1.len()
+        };
+        assert_eq!([assumed(Some(2)), assumed(Some(0)), assumed(None)], [1, 0, 0]);
+    }
+
+    #[test]
+    fn a_loop_of_constants_is_not_run_by_derivation() {
+        let mut graph = Graph::default();
+        let mut edit = Edit::new(&mut graph);
+        let go = edit.add_const("go", Arc::new(HostTensor::from_bool(&[], &[true]).unwrap()));
+        let x = edit.add_const("x", Arc::new(HostTensor::from_f32(&[1], &[1.0]).unwrap()));
+        let outputs = ["last", "all"].map(|n| edit.add_value(n, None)).to_vec();
+        let op = Box::new(double(Pointwise::binary("Add", Binary::Add)));
+        edit.add_node("endless", vec![], op, vec![None, Some(go), Some(x)], outputs);
+        crate::graph::derive::derive(&mut graph).unwrap();
     }
 
     #[test]

@@ -44,7 +44,7 @@ impl Op for Lrn {
         let [_, c, rest @ ..] = x.shape() else {
             return Err(OpError::expected("rank", "2 or more", x.shape().len()));
         };
-        let plane: usize = rest.iter().product();
+        let plane = super::count(rest)?;
         let data = x.to_f32()?;
         let mut y = data.to_vec();
         // Of an even number of channels one more stands behind.

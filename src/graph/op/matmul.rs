@@ -5,7 +5,7 @@
 //! where it exceeds what a kernel can bind.
 
 use super::case::{Case, input};
-use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, onnx, operand, pointwise};
+use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, as_usize, count, filled, onnx, operand, pointwise};
 use crate::backend::kernel::Kernel;
 use crate::plan::lower::{Call, LowerCx, Pack};
 use crate::graph::rules;
@@ -44,6 +44,17 @@ impl MatMul {
     }
 }
 
+/// The product of each batch: `product` of `[rows, k]`, `[k, n]` and what it fills.
+fn each<T>([rows, n, k]: [usize; 3], a: &[T], b: &[T], mut y: Vec<T>, product: impl Fn(&[T], &[T], &mut [T])) -> Vec<T> {
+    let size = rows.saturating_mul(n).max(1);
+    for (i, y) in y.chunks_exact_mut(size).enumerate() {
+        if let (Some(a), Some(b)) = (a.get(i * rows * k..), b.get(i * k * n..)) {
+            product(a, b, y);
+        }
+    }
+    y
+}
+
 impl Op for MatMul {
     fn name(&self) -> &str {
         "MatMul"
@@ -51,8 +62,9 @@ impl Op for MatMul {
 
     fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
         let (a, b) = (cx.fact(0)?, cx.fact(1)?);
-        if a.dtype != b.dtype || !a.dtype.is_float() {
-            return Err(OpError::mismatch("element types (both f32 or both f16)", a.dtype, b.dtype));
+        if a.dtype != b.dtype || !(a.dtype.is_float() || matches!(a.dtype, DType::I32 | DType::I64 | DType::U32)) {
+            let types = "element types (both f32, f16, i32, i64 or u32)";
+            return Err(OpError::mismatch(types, a.dtype, b.dtype));
         }
         Ok(vec![Fact::new(a.dtype, rules::matmul(&a.shape, &b.shape, self.trans_b, &|what, a, b| cx.same(what, a, b))?)])
     }
@@ -77,24 +89,16 @@ impl Op for MatMul {
             pointwise::broadcast_to(x, &full)
         };
         let (fa, fb) = if b.shape().len() == 2 { (a.clone(), b.clone()) } else { (with_tail(a)?, with_tail(b)?) };
-        let (da, db) = (fa.to_f32()?, fb.to_f32()?);
-        let count: usize = shape.iter().product();
-        let mut y = vec![0f32; count];
         // With one matrix on the right, all rows of the left form one product.
-        let (batches, rows) = if b.shape().len() == 2 {
-            (1, count.checked_div(n).unwrap_or(0))
-        } else {
-            (batch.iter().product::<usize>(), m)
-        };
-        for i in 0..batches {
-            let (Some(a), Some(b), Some(y)) =
-                (da.get(i * rows * k..), db.get(i * k * n..), y.get_mut(i * rows * n..(i + 1) * rows * n))
-            else {
-                continue;
-            };
-            gemm(rows, n, k, a, b, self.trans_b, y);
+        let all = count(&shape)?;
+        let rows = if b.shape().len() == 2 { all.checked_div(n).unwrap_or(0) } else { m };
+        let sizes = [rows, n, k];
+        if a.dtype().is_float() {
+            let y = each(sizes, &fa.to_f32()?, &fb.to_f32()?, filled(&shape, 0f32)?, |a, b, y| gemm(rows, n, k, a, b, self.trans_b, y));
+            return Ok(vec![HostTensor::from_floats(a.dtype(), &shape, &y)?]);
         }
-        Ok(vec![HostTensor::from_floats(a.dtype(), &shape, &y)?])
+        let y = each(sizes, &fa.to_i64()?, &fb.to_i64()?, filled(&shape, 0i64)?, |a, b, y| integers(sizes, a, b, self.trans_b, y));
+        Ok(vec![HostTensor::from_ints(a.dtype(), &shape, &y)?])
     }
 
     fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
@@ -105,6 +109,9 @@ impl Op for MatMul {
         let ([batch_out @ .., m, n], [batch_a @ .., _, k]) = (out.0.as_slice(), a.0.as_slice()) else {
             return Err(OpError::expected("rank", "2 or more", out.rank()));
         };
+        if !b.dtype.is_float() {
+            return Err(OpError::NoKernel(format!("a product of {}", b.dtype)));
+        }
         let one_matrix = b.shape.rank() == 2;
         // With one matrix on the right, the rows of all batches are the rows of one product.
         let rows = if one_matrix { product(batch_out)?.mul(m)? } else { m.clone() };
@@ -162,8 +169,15 @@ impl Op for MatMul {
     }
 }
 
-fn as_usize(d: &Dim) -> Option<usize> {
-    d.as_const().and_then(|v| usize::try_from(v).ok())
+/// As [`gemm`], of integers of which the result's type keeps the low bits.
+fn integers([m, n, k]: [usize; 3], a: &[i64], b: &[i64], trans_b: bool, y: &mut [i64]) {
+    for (row, y) in (0..m).zip(y.chunks_exact_mut(n.max(1))) {
+        for (column, y) in y.iter_mut().enumerate() {
+            let at = |i: usize| if trans_b { column * k + i } else { i * n + column };
+            let terms = (0..k).filter_map(|i| Some(a.get(row * k + i)?.wrapping_mul(*b.get(at(i))?)));
+            *y = terms.fold(0, i64::wrapping_add);
+        }
+    }
 }
 
 /// How the batch index walks both operands: up to three joined batch axes.
@@ -255,5 +269,21 @@ fn cases() -> Vec<Case> {
         weight(&[1, 9, 96], &[96, 128], false),
         weight(&[2, 3, 31], &[31, 7], false),
         weight(&[4, 24], &[50, 24], true),
+        Case::new(MatMul { trans_b: false }, vec![input(&[2, 3, 5]).ints(-9, 9), input(&[5, 4]).ints(-9, 9)]).host_only("no kernel of integers"),
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn products_of_integers() {
+        let tensor = |shape: &[usize], data: &[i64]| HostTensor::from_ints(DType::I32, shape, data).unwrap();
+        let a = tensor(&[2, 1, 2], &[1, -2, i64::from(i32::MAX), 1]);
+        let b = tensor(&[2, 2], &[3, 4, 5, 6]);
+        let run = |trans_b| MatMul { trans_b }.eval(&[Some(&a), Some(&b)]).unwrap()[0].to_i64().unwrap();
+        assert_eq!(run(false), [-7, -8, -2_147_483_646, 2], "the type keeps the low bits");
+        assert_eq!(run(true)[..2], [-5, -7]);
+    }
 }

@@ -5,7 +5,7 @@
 
 use super::case::{Case, constant};
 use super::quantize_linear::quantize;
-use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, count, onnx, operand};
+use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, count, onnx, operand, room};
 use crate::graph::rules;
 use crate::shape::{Fact, Shape};
 use crate::tensor::{DType, HostTensor};
@@ -73,7 +73,7 @@ fn product(a: &Side<'_>, b: &Side<'_>) -> OpResult<(Vec<usize>, Vec<i64>, Vec<f3
     let (ba, bb) = (batch(a.shape), batch(b.shape));
     let both = rules::broadcast(&Shape::fixed(&ba).0, &Shape::fixed(&bb).0, &rules::equal)?;
     let both = both.as_fixed().unwrap_or_default();
-    let (mut sums, mut scales) = (Vec::with_capacity(count(&out)?), Vec::new());
+    let (mut sums, mut scales) = (room(&out)?, Vec::new());
     for i in 0..count(&both)? {
         let (ma, mb) = (batch_index(&both, &ba, i), batch_index(&both, &bb, i));
         for row in 0..m {

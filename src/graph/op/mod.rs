@@ -116,6 +116,13 @@ pub struct Assumed {
     pub meaning: String,
 }
 
+impl Assumed {
+    /// True when the other is the same statement.
+    pub fn says(&self, other: &Self) -> bool {
+        self.equal == other.equal && self.dim == other.dim
+    }
+}
+
 /// What [`Op::infer`] sees.
 #[derive(Debug)]
 pub struct InferCx<'a> {
@@ -268,12 +275,9 @@ impl<'a> InferCx<'a> {
                     equal: true,
                     meaning,
                 });
-                // A number says more than an expression.
-                Ok(if b.as_const().is_some() {
-                    b.clone()
-                } else {
-                    a.clone()
-                })
+                // A number says more than an expression, and a sum more than a choice.
+                let plainer = b.as_const().is_some() || b.is_polynomial() && !a.is_polynomial();
+                Ok(if plainer { b.clone() } else { a.clone() })
             }
         }
     }
@@ -299,6 +303,19 @@ impl<'a> InferCx<'a> {
         }
     }
 
+    /// Adds what operators inside of this one assume.
+    pub fn assume(&self, list: impl IntoIterator<Item = Assumed>) {
+        self.assumed.borrow_mut().extend(list);
+    }
+
+    /// The facts of another operator's results for operands of these facts, with what it assumes.
+    pub fn of(&self, op: &dyn Op, inputs: &[Option<&Fact>]) -> OpResult<Vec<Fact>> {
+        let inner = InferCx::new(inputs, self.constraints);
+        let facts = op.infer(&inner)?;
+        self.assume(inner.finish().1);
+        Ok(facts)
+    }
+
     /// The elements of integer operand `i` as numbers, which must be constant.
     pub fn ints(&self, i: usize) -> OpResult<Vec<i64>> {
         self.dims(i)?
@@ -321,6 +338,24 @@ pub fn operand<'a>(inputs: &Inputs<'a>, i: usize) -> OpResult<&'a HostTensor> {
         .copied()
         .flatten()
         .ok_or_else(|| OpError::expected(format!("input {i}"), "a value", "nothing"))
+}
+
+/// The facts that [`Op::infer`] gives for operands of which types and shapes are looked at, not elements: an error where
+/// these do not fit together. So that an evaluation needs no checks of its own.
+pub(super) fn fit(op: &dyn Op, inputs: &Inputs<'_>) -> OpResult<Vec<Fact>> {
+    let plain = |x: &HostTensor| Fact::new(x.dtype(), Shape::fixed(x.shape()));
+    let facts: Vec<Option<Fact>> = inputs.iter().map(|x| x.map(plain)).collect();
+    let facts: Vec<Option<&Fact>> = facts.iter().map(Option::as_ref).collect();
+    op.infer(&InferCx::new(&facts, &Constraints::default()))
+}
+
+/// Tensors of these facts, where all sizes are known and no tensor has an element.
+pub(crate) fn nothing<'a>(facts: impl IntoIterator<Item = &'a Fact>) -> Option<Vec<HostTensor>> {
+    let empty = |fact: &Fact| {
+        let shape = fact.shape.as_fixed().filter(|s| s.contains(&0))?;
+        HostTensor::zeros(fact.dtype, &shape).ok()
+    };
+    facts.into_iter().map(empty).collect()
 }
 
 /// Object-safe equality, cloning and down-casting; implemented for every operator by the compiler.
@@ -351,6 +386,25 @@ impl Clone for Box<dyn Op> {
     }
 }
 
+impl dyn Op + '_ {
+    /// The results on the host, by [`Op::eval`] unless no result has an element: then types and shapes are all.
+    pub fn run(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
+        if inputs.iter().flatten().any(|x| x.is_empty()) && !self.runs_graphs() {
+            let facts: Vec<Option<Fact>> = inputs
+                .iter()
+                .map(|x| x.map(|x| Fact::of(x.clone().into())))
+                .collect();
+            let facts: Vec<Option<&Fact>> = facts.iter().map(Option::as_ref).collect();
+            // Where the rule of shapes fails, the evaluation tells why.
+            let derived = self.infer(&InferCx::new(&facts, &Constraints::default()));
+            if let Some(nothing) = derived.ok().as_deref().and_then(nothing) {
+                return Ok(nothing);
+            }
+        }
+        self.eval(inputs)
+    }
+}
+
 impl dyn Op {
     /// The operator as `T`, if it is one.
     pub fn downcast<T: 'static>(&self) -> Option<&T> {
@@ -373,6 +427,11 @@ pub trait Op: DynOp + Debug + Send + Sync {
     /// [`OpError::NoKernel`]; it then runs on the host.
     fn lower(&self, _cx: &mut LowerCx<'_>) -> OpResult<()> {
         Err(OpError::NoKernel(format!("{} has no kernel", self.name())))
+    }
+
+    /// True for an operator that runs graphs of its own, so that derivation cannot know what an evaluation takes.
+    fn runs_graphs(&self) -> bool {
+        false
     }
 
     /// False for an operand that is used only through what derivation knows of it (shapes, axes): its data
@@ -427,6 +486,8 @@ pub trait Attributes {
     fn graph(&self, name: &str, after: usize) -> OpResult<Option<Body>>;
     /// Number of results, trailing omitted ones not counted.
     fn output_count(&self) -> usize;
+    /// Number of results, omitted ones counted.
+    fn result_count(&self) -> usize;
 }
 
 /// An operator name of a domain in a range of opset versions.
@@ -566,8 +627,69 @@ pub fn axis(axis: i64, rank: usize) -> OpResult<usize> {
 
 /// Number of elements of a shape.
 pub fn count(shape: &[usize]) -> OpResult<usize> {
+    if shape.contains(&0) {
+        return Ok(0);
+    }
     let count = shape.iter().try_fold(1usize, |n, d| n.checked_mul(*d));
     Ok(count.ok_or_else(|| TensorError::TooLarge(shape.to_vec()))?)
+}
+
+/// What a tensor that an operator makes may take, in bytes. Sizes that are data may be anything.
+const MOST_BYTES: usize = 1 << 34;
+
+/// An empty list with room for the elements of a shape, or an error where memory is not to hold them.
+pub(super) fn room<T>(shape: &[usize]) -> OpResult<Vec<T>> {
+    let too_large = || OpError::from(TensorError::TooLarge(shape.to_vec()));
+    let count = count(shape)?;
+    let bytes = count.checked_mul(size_of::<T>());
+    bytes.filter(|n| *n <= MOST_BYTES).ok_or_else(too_large)?;
+    let mut out = Vec::new();
+    out.try_reserve_exact(count).map_err(|_| too_large())?;
+    Ok(out)
+}
+
+/// A list with `value` for each element of a shape; see [`room`].
+pub(super) fn filled<T: Clone>(shape: &[usize], value: T) -> OpResult<Vec<T>> {
+    let mut out = room(shape)?;
+    out.resize(count(shape)?, value);
+    Ok(out)
+}
+
+/// The larger number; what is no number stays so, as ONNX has it. Kernels get none: see the numeric contract.
+pub(super) fn max_nan(a: f32, b: f32) -> f32 {
+    if a.is_nan() || b.is_nan() {
+        f32::NAN
+    } else {
+        a.max(b)
+    }
+}
+
+/// The smaller number; see [`max_nan`].
+pub(super) fn min_nan(a: f32, b: f32) -> f32 {
+    -max_nan(-a, -b)
+}
+
+/// True for what is no number, of integers and floats.
+pub(super) fn no_number<T: PartialOrd>(v: &T) -> bool {
+    v.partial_cmp(v).is_none()
+}
+
+/// Places of the elements of a shape in two parts whose sums are all places: those along the axes that are not in `axes`, and
+/// along those that are.
+pub(super) fn places(shape: &[usize], axes: &[usize]) -> OpResult<[Vec<usize>; 2]> {
+    let mut lists = [vec![0usize], vec![0usize]];
+    for (i, (n, step)) in shape.iter().zip(strides(shape)).enumerate() {
+        let list = &mut lists[usize::from(axes.contains(&i))];
+        let mut longer = room(&[list.len(), *n])?;
+        longer.extend(list.iter().flat_map(|base| (0..*n).map(move |j| base + j * step)));
+        *list = longer;
+    }
+    Ok(lists)
+}
+
+/// The number that a size is, where it is one.
+pub fn as_usize(d: &Dim) -> Option<usize> {
+    d.as_const().and_then(|v| usize::try_from(v).ok())
 }
 
 /// The elements of an integer tensor as sizes, none negative.
@@ -594,9 +716,10 @@ pub fn around(shape: &[usize], axis: usize) -> OpResult<(usize, usize, usize)> {
 
 /// Row-major strides of a shape, in elements.
 pub fn strides(shape: &[usize]) -> Vec<usize> {
-    let mut out = vec![1; shape.len()];
+    let mut out = vec![1usize; shape.len()];
     for i in (1..shape.len()).rev() {
-        out[i - 1] = out[i] * shape[i];
+        // Of a tensor without elements the product of the others may be anything, and is not used.
+        out[i - 1] = out[i].saturating_mul(shape[i]);
     }
     out
 }
@@ -605,14 +728,11 @@ pub fn strides(shape: &[usize]) -> Vec<usize> {
 pub fn gather_strided(x: &HostTensor, shape: &[usize], start: usize, step: &[isize]) -> OpResult<HostTensor> {
     let size = x.dtype().size();
     let count = count(shape)?;
-    let too_large = || TensorError::TooLarge(shape.to_vec());
-    let mut out = Vec::new();
-    out.try_reserve_exact(count.checked_mul(size).ok_or_else(too_large)?)
-        .map_err(|_| too_large())?;
-    let bytes = x.bytes()?;
     if count == 0 {
-        return Ok(HostTensor::from_bytes(x.dtype(), shape, &out)?);
+        return Ok(HostTensor::zeros(x.dtype(), shape)?);
     }
+    let mut out: Vec<u8> = room(&[count, size])?;
+    let bytes = x.bytes()?;
     let length = |n: usize| isize::try_from(n).unwrap_or(isize::MAX);
     // Neighbouring axes that are walked as one are one.
     let mut axes: Vec<(usize, isize)> = Vec::new();

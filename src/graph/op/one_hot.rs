@@ -64,8 +64,7 @@ impl Op for OneHot {
         let (outer, _, inner) = super::around(&shape, a)?;
         let size = i64::try_from(depth).unwrap_or(i64::MAX);
         let hot: Vec<i64> = whole(index)?.into_iter().map(|i| if i < 0 { i.saturating_add(size) } else { i }).collect();
-        super::count(&shape)?;
-        let mut out = Vec::new();
+        let mut out: Vec<u8> = super::room(&[super::count(&shape)?, values.dtype().size()])?;
         for (o, d, i) in
             (0..outer).flat_map(|o| (0..size).flat_map(move |d| (0..inner).map(move |i| (o, d, i))))
         {

@@ -67,26 +67,33 @@ impl Op for Pad {
 
     fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
         let x = cx.fact(0)?;
-        let given = match &self.pads {
-            Some(list) => list.iter().copied().map(Dim::from).collect(),
-            None => cx.sizes(1)?,
-        };
         if let Some(value) = cx.opt(2)
             && value.dtype != x.dtype
         {
             return Err(OpError::mismatch("element types", x.dtype, value.dtype));
         }
+        let rank = x.shape.rank();
         let axes = match cx.opt(3) {
-            Some(f) if f.as_dims().is_none() => {
-                // Which sizes grow is known to the run alone.
-                let shape = (0..x.shape.rank()).map(|i| cx.unknown(0, i, None)).collect();
-                return Ok(vec![Fact::new(x.dtype, Shape(shape))]);
-            }
+            Some(f) if f.as_dims().is_none() => None,
             Some(_) => Some(cx.ints(3)?),
-            None => None,
+            None => Some((0i64..).take(rank).collect()),
+        };
+        let given = match &self.pads {
+            Some(list) => Some(list.iter().copied().map(Dim::from).collect()),
+            None => cx.fact(1)?.as_dims(),
+        };
+        let (Some(given), Some(axes)) = (given, &axes) else {
+            // Which sizes grow or shrink, and how much, is known to the run alone.
+            let padded = axes.unwrap_or_else(|| (0i64..).take(rank).collect());
+            let padded = padded.into_iter().map(|a| axis(a, rank)).collect::<OpResult<Vec<_>>>()?;
+            let size = |(i, d): (usize, &Dim)| if padded.contains(&i) { cx.unknown(0, i, None) } else { d.clone() };
+            return Ok(vec![Fact::new(x.dtype, Shape(x.shape.0.iter().enumerate().map(size).collect()))]);
         };
         let mut shape = Vec::new();
-        for (d, (before, after)) in x.shape.0.iter().zip(self.pads(x.shape.rank(), given, axes.as_deref())?) {
+        for (d, (before, after)) in x.shape.0.iter().zip(self.pads(rank, given, Some(axes))?) {
+            if self.mode != Mode::Constant && !(before.is(0) && after.is(0)) {
+                cx.require(d.sub(&1.into())?, "a size to pad by its own elements, less 1")?;
+            }
             let size = d.add(&before)?.add(&after)?;
             cx.require(size.clone(), "padded size")?;
             shape.push(size);
@@ -271,6 +278,18 @@ fn cases() -> Vec<Case> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn pads_that_are_data_may_be_negative() {
+        use crate::tensor::DType;
+        let x = Fact::new(DType::F32, Shape(vec![2.into(), 5.into()]));
+        let (pads, axes) = (Fact::new(DType::I64, Shape::fixed(&[2])), HostTensor::from_i64(&[1], &[-1]).unwrap());
+        let axes = Fact::of(axes.into());
+        let (inputs, known) = ([Some(&x), Some(&pads), None, Some(&axes)], crate::shape::Constraints::default());
+        let cx = InferCx::new(&inputs, &known).named(&["x", "pads", "", "axes"], &["y"]);
+        let op = Pad { mode: Mode::Constant, pads: None, value: 0.0 };
+        assert_eq!(op.infer(&cx).unwrap()[0].shape.to_string(), "[2, y_1]");
+    }
 
     #[test]
     fn modes() {

@@ -123,7 +123,7 @@ impl Expr {
     }
 
     fn eval(&self, inputs: &Inputs<'_>, shape: &[usize]) -> OpResult<Buffer> {
-        let count: usize = shape.iter().product();
+        let count = super::count(shape)?;
         Ok(match self {
             Self::Input(i) => {
                 let x = operand(inputs, *i)?;

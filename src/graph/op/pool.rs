@@ -7,7 +7,7 @@
 use super::case::{Case, input};
 use super::conv::{parts, sizes};
 use super::window::{self, AutoPad, Axis, Window};
-use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, onnx, operand};
+use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, no_number, onnx, operand};
 use crate::backend::kernel::Kernel;
 use crate::plan::lower::{Call, LowerCx};
 use crate::shape::{Fact, Shape};
@@ -68,7 +68,7 @@ impl Op for Pool {
         for (i, kernel) in k.iter().enumerate() {
             let (before, after) = w.explicit(i, k.len());
             if before.max(after) >= w.extent(i, *kernel) {
-                return Err(OpError::expected("pads", format!("less than the window's {kernel}"), before.max(after)));
+                return Err(OpError::expected("pads", format!("less than the window's {}", w.extent(i, *kernel)), before.max(after)));
             }
         }
         let mut out = vec![n.clone(), c.clone()];
@@ -172,21 +172,20 @@ pub(super) fn root(v: f32, p: i64) -> f32 {
     }
 }
 
-/// For each plane of `x`, `each(plane, window, element)` for every pair of a window and one of its elements.
-fn every<T>(axes: &[Axis], x: &[T], mut each: impl FnMut(usize, usize, usize)) {
-    let plane: usize = axes.iter().map(|a| a.size).product();
-    let area: usize = axes.iter().map(|a| a.out).product();
+/// `each(plane, window, element)` for every pair of a window and one of its elements, in each plane of `x`.
+fn every<T>(axes: &[Axis], x: &[T], mut each: impl FnMut(usize, usize, usize)) -> OpResult<()> {
+    let [plane, area] = window::products(axes, [|a| a.size, |a| a.out])?;
     let stride = axes.last().map_or(1, |a| a.stride);
-    let taps: Vec<Vec<usize>> = window::taps(axes).collect();
-    for i in 0..x.len().checked_div(plane).unwrap_or(0) {
-        for tap in &taps {
-            window::walk(axes, tap, 0..area, |o, at, n| {
+    for tap in window::meeting(axes) {
+        for i in 0..x.len().checked_div(plane).unwrap_or(0) {
+            window::walk(axes, &tap, 0..area, |o, at, n| {
                 for j in 0..n {
                     each(i, i * area + o + j, i * plane + at + j * stride);
                 }
             });
         }
     }
+    Ok(())
 }
 
 /// The maxima, and where each one is.
@@ -195,16 +194,16 @@ fn maxima<T: Copy + PartialOrd>(axes: &[Axis], x: &[T], shape: &[usize], least: 
     let mut at = window::filled(shape, usize::MAX)?;
     every(axes, x, |_, o, i| {
         if let (Some(y), Some(at), Some(x)) = (y.get_mut(o), at.get_mut(o), x.get(i))
-            && (*x > *y || *at == usize::MAX)
+            && (*x > *y || *at == usize::MAX || no_number(x) && !no_number(y))
         {
             (*y, *at) = (*x, i);
         }
-    });
+    })?;
     Ok((y, at))
 }
 
 fn positions(axes: &[Axis], shape: &[usize], at: Vec<usize>, column_major: bool) -> OpResult<HostTensor> {
-    let plane: usize = axes.iter().map(|a| a.size).product();
+    let [plane, _] = window::products(axes, [|a| a.size, |a| a.out])?;
     let turned = |at: usize| {
         if !column_major {
             return at;
@@ -227,7 +226,7 @@ fn sums(axes: &[Axis], x: &[f32], shape: &[usize], f: impl Fn(f32) -> f32) -> Op
         if let (Some(y), Some(x)) = (y.get_mut(o), x.get(i)) {
             *y += f(*x);
         }
-    });
+    })?;
     Ok(y)
 }
 
@@ -301,6 +300,24 @@ fn cases() -> Vec<Case> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_window_of_padding_alone_costs_nothing() {
+        let kernel = i64::from(i32::MAX);
+        let window = Window { pads: vec![kernel - 4, kernel - 4, kernel - 4, kernel - 4], ..Window::new(&[kernel, kernel]) };
+        let x = HostTensor::from_f32(&[1, 1, 4, 4], &[1.0; 16]).unwrap();
+        let window = Window { strides: vec![kernel, kernel], ..window };
+        let pool = Pool { kind: Kind::Average { include_pad: false }, window };
+        assert_eq!(pool.eval(&[Some(&x)]).unwrap()[0].to_f32().unwrap()[0], 1.0);
+    }
+
+    #[test]
+    fn what_is_no_number_is_a_maximum() {
+        let x = HostTensor::from_f32(&[1, 1, 4], &[1.0, f32::NAN, 3.0, 2.0]).unwrap();
+        let max = Pool { kind: Kind::Max { indices: false, column_major: false }, window: Window::new(&[2]) };
+        let y = max.eval(&[Some(&x)]).unwrap()[0].to_f32().unwrap().into_owned();
+        assert!(y[0].is_nan() && y[1].is_nan() && y[2] == 3.0, "{y:?}");
+    }
 
     #[test]
     fn positions_of_maxima() {

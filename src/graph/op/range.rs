@@ -3,7 +3,7 @@
 //! On a device where the operands are integers known as expressions, as floats too.
 
 use super::case::{Case, input};
-use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, onnx, operand};
+use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, onnx, operand, room};
 use crate::backend::kernel::Kernel;
 use crate::plan::lower::{Call, LowerCx};
 use crate::shape::{Dim, EXACT, Fact, Known, MAX_KNOWN, Shape};
@@ -87,13 +87,16 @@ impl Op for Range {
         if dtype.is_float() {
             let (start, delta, n) = float_parts(start, limit, delta)?;
             #[expect(clippy::cast_precision_loss, reason = "as the operator is defined")]
-            let data: Vec<f32> = (0..n).map(|i| start + i as f32 * delta).collect();
+            let elements = (0..n).map(|i| start + i as f32 * delta);
+            let mut data: Vec<f32> = room(&[n])?;
+            data.extend(elements);
             return Ok(vec![HostTensor::from_floats(dtype, &[n], &data)?]);
         }
         let list = |t: &HostTensor| -> OpResult<Vec<Dim>> { Ok(t.to_i64()?.into_iter().map(Dim::from).collect()) };
         let (start, step, count) = parts(&list(start)?, &list(limit)?, &list(delta)?)?;
         let (start, count) = (start.as_const().unwrap_or(0), count.as_const().unwrap_or(0));
-        let data: Vec<i64> = (0..count).map(|i| start.wrapping_add(i.wrapping_mul(step))).collect();
+        let mut data: Vec<i64> = room(&[usize::try_from(count).unwrap_or(0)])?;
+        data.extend((0..count).map(|i| start.wrapping_add(i.wrapping_mul(step))));
         Ok(vec![HostTensor::from_ints(dtype, &[data.len()], &data)?])
     }
 
@@ -150,4 +153,19 @@ fn cases() -> Vec<Case> {
     // Lengths that are symbols run on devices too; tests/conformance/symbolic.rs has them.
     let folded = all.map(|case| case.host_only("constants are folded when planning"));
     folded.chain([case(0, 129, 1)]).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_range_that_no_memory_holds_is_an_error() {
+        let run = |limit| {
+            let [start, limit, delta] = [0, limit, 1].map(|v| HostTensor::from_i64(&[], &[v]).unwrap());
+            Range.eval(&[Some(&start), Some(&limit), Some(&delta)])
+        };
+        assert!(run(1 << 62).is_err());
+        assert_eq!(run(3).unwrap()[0].to_i64().unwrap(), [0, 1, 2]);
+    }
 }

@@ -85,7 +85,7 @@ impl Activation {
             Function::Elu => if x < 0.0 { self.alpha * x.exp_m1() } else { x },
             Function::HardSigmoid => (self.alpha * x + self.beta).clamp(0.0, 1.0),
             Function::LeakyRelu => if x < 0.0 { self.alpha * x } else { x },
-            Function::Relu => x.max(0.0),
+            Function::Relu => if x < 0.0 { 0.0 } else { x },
             Function::ScaledTanh => self.alpha * (self.beta * x).tanh(),
             Function::Sigmoid => 1.0 / (1.0 + (-x).exp()),
             Function::Softplus => x.exp().ln_1p(),

@@ -5,7 +5,7 @@
 //! reduce up to three ranges of axes; integers in short rows only.
 
 use super::case::{Case, input};
-use super::{Attributes, InferCx, Inputs, MOST_LOOPS, Op, OpDef, OpError, OpResult, axis, onnx, operand, strides, transpose};
+use super::{Attributes, InferCx, Inputs, MOST_LOOPS, Op, OpDef, OpError, OpResult, as_usize, axis, max_nan, min_nan, onnx, operand, places, transpose};
 use crate::backend::kernel::Kernel;
 use crate::plan::lower::{Call, LowerCx};
 use crate::shape::{Dim, Fact, Known, Shape, product};
@@ -72,7 +72,7 @@ impl Reduce {
     /// The result over axes that only the run tells; their number is known.
     fn undecided(&self, cx: &InferCx<'_>, x: &Fact, axes: &Fact) -> OpResult<Fact> {
         let count = axes.shape.count()?;
-        let count = count.as_const().and_then(|n| usize::try_from(n).ok());
+        let count = as_usize(&count);
         let rank = x.shape.rank();
         let shape = match count {
             Some(0) => self.shape(&x.shape.0, &self.axes(rank, None)?),
@@ -122,11 +122,7 @@ impl Op for Reduce {
             None => None,
         };
         let axes = self.axes(x.shape().len(), list)?;
-        let (mut outer, mut inner) = (vec![0usize], vec![0usize]);
-        for (i, (n, step)) in x.shape().iter().zip(strides(x.shape())).enumerate() {
-            let target = if axes.contains(&i) { &mut inner } else { &mut outer };
-            *target = target.iter().flat_map(|base| (0..*n).map(move |j| base + j * step)).collect();
-        }
+        let [outer, inner] = places(x.shape(), &axes)?;
         let shape = self.shape(&Shape::fixed(x.shape()).0, &axes);
         let shape = Shape(shape).as_fixed().unwrap_or_default();
         if !x.dtype().is_float() {
@@ -160,8 +156,8 @@ impl Op for Reduce {
             match self.kind {
                 Kind::Sum => all.map(f64::from).sum::<f64>() as f32,
                 Kind::Mean => (all.map(f64::from).sum::<f64>() / inner.len() as f64) as f32,
-                Kind::Max => all.fold(f32::NEG_INFINITY, f32::max),
-                Kind::Min => all.fold(f32::INFINITY, f32::min),
+                Kind::Max => all.fold(f32::NEG_INFINITY, max_nan),
+                Kind::Min => all.fold(f32::INFINITY, min_nan),
                 Kind::Prod => all.map(f64::from).product::<f64>() as f32,
                 Kind::L1 => all.map(|v| f64::from(v).abs()).sum::<f64>() as f32,
                 Kind::L2 => all.map(|v| f64::from(v).powi(2)).sum::<f64>().sqrt() as f32,

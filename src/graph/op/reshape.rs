@@ -4,7 +4,7 @@
 //! `Identity` (1).
 
 use super::case::{Case, input};
-use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, axis, onnx, operand};
+use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, as_usize, axis, onnx, operand};
 use crate::plan::lower::LowerCx;
 use crate::graph::rules::{self, Same};
 use crate::shape::{Dim, Fact, MAX_KNOWN, Shape, product};
@@ -82,6 +82,8 @@ impl Reshape {
             Self::Reshape { allow_zero } => {
                 let mut out = Vec::new();
                 let mut hole = None;
+                // A size that is copied cancels, also where it is 0.
+                let (mut left, mut made) = (x.to_vec(), Vec::new());
                 for (i, d) in needs()?.into_iter().enumerate() {
                     if d.is(-1) {
                         if hole.replace(i).is_some() {
@@ -89,16 +91,18 @@ impl Reshape {
                         }
                         out.push(1.into());
                     } else if d.is(0) && !allow_zero {
-                        out.push(x.get(i).cloned().ok_or_else(|| OpError::expected("rank of the input", format!("above {i}"), x.len()))?);
+                        let size = x.get(i).ok_or_else(|| OpError::expected("rank of the input", format!("above {i}"), x.len()))?;
+                        out.push(size.clone());
+                        left[i] = 1.into();
                     } else {
+                        made.push(d.clone());
                         out.push(d);
                     }
                 }
-                let (have, want) = (product(x)?, product(&out)?);
                 if let Some(i) = hole {
-                    out[i] = fill(i, &have, &want)?;
+                    out[i] = fill(i, &product(&left)?, &product(&made)?)?;
                 } else {
-                    same("element counts", &have, &want)?;
+                    same("element counts", &product(x)?, &product(&out)?)?;
                 }
                 Ok(out)
             }
@@ -109,7 +113,7 @@ impl Reshape {
 /// The result where operand 1 is data of the run: only the number of its axes is known.
 fn unknown(cx: &InferCx<'_>, rule: &Reshape, x: &Fact, list: &Fact) -> OpResult<Fact> {
     let length = match list.shape.0.as_slice() {
-        [n] => n.as_const().and_then(|n| usize::try_from(n).ok()).filter(|n| *n <= MAX_KNOWN),
+        [n] => as_usize(n).filter(|n| *n <= MAX_KNOWN),
         _ => None,
     };
     let length = length.ok_or_else(|| OpError::expected("input 1", format!("a list of at most {MAX_KNOWN} integers"), list))?;
@@ -146,6 +150,11 @@ impl Op for Reshape {
             (_, Some(list)) if list.as_dims().is_none() => return Ok(vec![unknown(cx, self, x, list)?]),
             (_, Some(_)) => Some(cx.dims(1)?),
         };
+        if *self == Self::Squeeze && operand.is_none() {
+            for size in x.shape.0.iter().filter(|d| d.as_const().is_none()) {
+                cx.require(size.sub(&2.into())?, "a size, less 2, that Squeeze without axes would remove")?;
+            }
+        }
         let fill: Fill<'_> = &|axis, have, want| {
             if let Some(size) = cx.constraints().divide(have, want) {
                 return Ok(size);
@@ -235,6 +244,15 @@ mod tests {
 
     fn dims(text: &str) -> Vec<Dim> {
         text.split(',').map(|d| Dim::parse(d).unwrap()).collect()
+    }
+
+    #[test]
+    fn axes_of_symbolic_sizes_are_not_squeezed() {
+        let x = Fact::new(crate::tensor::DType::F32, Shape(dims("1,s,8")));
+        let (inputs, known) = ([Some(&x)], crate::shape::Constraints::default());
+        let cx = InferCx::new(&inputs, &known);
+        assert_eq!(Reshape::Squeeze.infer(&cx).unwrap()[0].shape.0, dims("s,8"));
+        assert_eq!(cx.finish().1.iter().map(|a| a.dim.to_string()).collect::<Vec<_>>(), ["s - 2"]);
     }
 
     #[test]

@@ -5,7 +5,7 @@
 //! symbols or data.
 
 use super::case::{Case, Input, constant, input};
-use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, axis, onnx, operand, window};
+use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, as_usize, axis, onnx, operand, window};
 use crate::plan::lower::LowerCx;
 use crate::shape::{Dim, Fact};
 use crate::tensor::HostTensor;
@@ -223,6 +223,12 @@ impl Op for Resize {
         }
         let sizes = cx.sizes(self.scales_at + 1)?;
         count(sizes.len())?;
+        for (a, size) in axes.iter().zip(&sizes).filter(|(_, size)| !size.is(0)) {
+            let from = &x.shape.0[*a];
+            if from != size {
+                cx.require(from.sub(&1.into())?, "a size to resize from, less 1")?;
+            }
+        }
         if self.policy == Policy::Stretch {
             for (a, size) in axes.iter().zip(sizes) {
                 cx.require(size.clone(), "size to resize to")?;
@@ -231,7 +237,7 @@ impl Op for Resize {
             return Ok(vec![Fact::new(x.dtype, shape)]);
         }
         let numbers: Option<Vec<i64>> = sizes.iter().map(Dim::as_const).collect();
-        let fixed: Option<Vec<usize>> = axes.iter().map(|a| x.shape.0[*a].as_const().and_then(|v| usize::try_from(v).ok())).collect();
+        let fixed: Option<Vec<usize>> = axes.iter().map(|a| as_usize(&x.shape.0[*a])).collect();
         let known = fixed.zip(numbers).and_then(|(fixed, sizes)| {
             let all: Vec<usize> = (0..fixed.len()).collect();
             let scale = self.uniform(&all, &fixed, &sizes)?;
@@ -346,9 +352,9 @@ fn pick(x: &HostTensor, axes: &[Axis], tables: &[Option<Taps>]) -> OpResult<Host
     let (mut bytes, mut shape) = (x.bytes()?.to_vec(), x.shape().to_vec());
     for (i, (table, axis)) in tables.iter().zip(axes).enumerate() {
         let Some(table) = table else { continue };
-        let inner = shape.iter().skip(i + 1).product::<usize>() * x.dtype().size();
+        let inner = super::count(shape.get(i + 1..).unwrap_or_default())?.saturating_mul(x.dtype().size());
         shape[i] = axis.out;
-        let mut out = window::filled(&[shape.iter().take(i + 1).product(), inner], 0u8)?;
+        let mut out = window::filled(&[super::count(shape.get(..=i).unwrap_or_default())?, inner], 0u8)?;
         if inner > 0 && axis.out > 0 {
             for (from, to) in bytes.chunks_exact(axis.size * inner).zip(out.chunks_exact_mut(axis.out * inner)) {
                 for (o, to) in to.chunks_exact_mut(inner).enumerate() {

@@ -57,7 +57,7 @@ impl Op for RoiAlign {
         if area * c * h * w > 0 {
             for ((region, image), y) in list.chunks_exact(4).zip(&images).zip(y.chunks_exact_mut(c * area)) {
                 let image = usize::try_from(*image).ok().filter(|i| *i < n);
-                let image = image.ok_or_else(|| OpError::expected("image of a region", format!("0 to {}", n - 1), format!("{images:?}")))?;
+                let image = image.ok_or_else(|| OpError::expected("image of a region", format!("0 or more, below {n}"), format!("{images:?}")))?;
                 let planes = data.get(image * c * h * w..).unwrap_or_default();
                 let &[x1, y1, x2, y2] = region else { continue };
                 let rows = self.bins(y1, y2, shape[2], h)?;

@@ -5,8 +5,8 @@
 
 use super::case::{Case, input};
 use super::gather_elements::wrap;
-use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, onnx, operand};
-use crate::shape::Fact;
+use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, fit, onnx, operand};
+use crate::shape::{Dim, Fact};
 use crate::tensor::HostTensor;
 
 /// See the module documentation.
@@ -27,44 +27,66 @@ impl Op for RotaryEmbedding {
 
     fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
         let x = cx.fact(0)?;
-        if !(x.shape.rank() == 4 || x.shape.rank() == 3 && self.heads > 0) {
-            return Err(OpError::expected("operand", "four axes, or three and the number of heads", x));
-        }
-        let caches = if cx.opt(3).is_some() { 2 } else { 3 };
-        for i in [1, 2] {
-            if cx.fact(i)?.shape.rank() != caches {
-                return Err(OpError::expected(format!("input {i}"), format!("{caches} axes"), cx.fact(i)?));
+        let (batch, sequence, size) = match x.shape.0.as_slice() {
+            [b, _, s, n] => (b, s, n.clone()),
+            [b, s, n] if self.heads > 0 => {
+                let size = n.exact_div(&Dim::from_usize(self.heads));
+                (b, s, size.ok_or_else(|| OpError::expected("last axis", format!("a multiple of {} heads", self.heads), n))?)
             }
+            _ => return Err(OpError::expected("operand", "four axes, or three and the number of heads", x)),
+        };
+        let rotated = if self.rotated == 0 { size.clone() } else { Dim::from_usize(self.rotated) };
+        cx.require(size.sub(&rotated)?, "elements of a head that are not rotated")?;
+        let half = rotated.floor_div(2)?;
+        let lines = cx.opt(3).is_none();
+        for (i, what) in [(1, "cosines"), (2, "sines")] {
+            match (lines, cx.fact(i)?.shape.0.as_slice()) {
+                (true, [b, s, n]) => {
+                    cx.same("batches of operand and caches", batch, b)?;
+                    cx.same("sequences of operand and caches", sequence, s)?;
+                    cx.same("pairs of a head and of the caches", &half, n)?;
+                }
+                (false, [_, n]) => {
+                    cx.same("pairs of a head and of the caches", &half, n)?;
+                }
+                _ => return Err(OpError::expected(what, if lines { "three axes" } else { "two axes" }, cx.fact(i)?)),
+            }
+        }
+        if let Some(positions) = cx.opt(3) {
+            let ([rows, _], [others, _], [b, s], true) =
+                (&*cx.fact(1)?.shape.0, &*cx.fact(2)?.shape.0, &*positions.shape.0, positions.dtype.is_int())
+            else {
+                return Err(OpError::expected("positions", "integers [batch, sequence]", positions));
+            };
+            cx.same("numbers of cosines and sines", rows, others)?;
+            cx.same("batches of operand and positions", batch, b)?;
+            cx.same("sequences of operand and positions", sequence, s)?;
         }
         Ok(vec![Fact::new(x.dtype, x.shape.clone())])
     }
 
     fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
+        fit(self, inputs)?;
         let x = operand(inputs, 0)?;
         let (cos, sin) = (operand(inputs, 1)?, operand(inputs, 2)?);
         let positions = inputs.get(3).copied().flatten().map(HostTensor::to_i64).transpose()?;
         // A row is one head of one token; rows of a token are together where x has three axes.
-        let (batch, heads, sequence, size, together) = match x.shape() {
-            [b, h, s, n] => (*b, *h, *s, *n, false),
-            [b, s, n] if self.heads > 0 && n % self.heads == 0 => (*b, self.heads, *s, n / self.heads, true),
+        let (heads, sequence, size, together) = match x.shape() {
+            [_, h, s, n] => (*h, *s, *n, false),
+            [_, s, n] => (self.heads, *s, n / self.heads.max(1), true),
             _ => return Err(OpError::expected("operand", "whole heads", format!("{x:?}"))),
         };
-        let rotated = if self.rotated == 0 { size } else { self.rotated };
-        let half = rotated / 2;
-        if rotated > size || cos.shape().last() != Some(&half) || sin.shape() != cos.shape() {
-            let found = format!("{cos:?} and {sin:?}");
-            return Err(OpError::expected("cosines and sines", format!("{half} of each for {size} elements"), found));
-        }
+        let half = if self.rotated == 0 { size } else { self.rotated } / 2;
         let lines = cos.len().checked_div(half).unwrap_or(0);
-        if positions.is_none() && lines != batch * sequence {
-            return Err(OpError::expected("cosines", format!("one line for each of {} tokens", batch * sequence), lines));
-        }
         let (data, cos, sin) = (x.to_f32()?, cos.to_f32()?, sin.to_f32()?);
         let mut y = data.to_vec();
         for (row, out) in y.chunks_exact_mut(size.max(1)).enumerate() {
             let token = if together { row / heads } else { row / (heads * sequence) * sequence + row % sequence };
             let line = match &positions {
-                Some(p) => wrap(p.get(token).copied().unwrap_or(-1), lines)?,
+                Some(p) => {
+                    let missing = || OpError::expected("positions", "one for each token", p.len());
+                    wrap(*p.get(token).ok_or_else(missing)?, lines)?
+                }
                 None => token,
             };
             for i in 0..half {
@@ -97,4 +119,38 @@ fn cases() -> Vec<Case> {
     let op = RotaryEmbedding { interleaved: false, rotated: 0, heads: 2 };
     let inputs = vec![input(&[2, 3, 16]), table(), table(), input(&[2, 3]).ints(0, 8)];
     vec![Case::new(op, inputs).host_only("no kernel")]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::shape::{Constraints, Shape};
+    use crate::tensor::DType;
+
+    #[test]
+    fn operands_fit() {
+        let op = RotaryEmbedding { interleaved: false, rotated: 0, heads: 2 };
+        let float = |shape: &[usize]| HostTensor::zeros(DType::F32, shape).unwrap();
+        let at = |list: &[i64]| HostTensor::from_i64(&[1, list.len()], list).unwrap();
+        let run = |cos: &[usize], positions: Option<&HostTensor>| {
+            op.eval(&[Some(&float(&[1, 3, 16])), Some(&float(cos)), Some(&float(cos)), positions])
+        };
+        assert!(run(&[9, 4], Some(&at(&[0, 1, 8]))).is_ok());
+        assert!(run(&[9, 4], Some(&at(&[0, 1]))).is_err(), "a token without a position");
+        assert!(run(&[9, 4], Some(&at(&[0, 1, 9]))).is_err(), "a position behind the table");
+        assert!(run(&[9, 3], Some(&at(&[0, 1, 8]))).is_err());
+        assert!(run(&[1, 3, 4], None).is_ok());
+        assert!(run(&[1, 2, 4], None).is_err());
+    }
+
+    #[test]
+    fn sizes_of_the_run_are_assumed_to_agree() {
+        let op = RotaryEmbedding { interleaved: false, rotated: 0, heads: 0 };
+        let fact = |sizes: &str| Fact::new(DType::F32, Shape(sizes.split(' ').map(|d| Dim::parse(d).unwrap()).collect()));
+        let (x, cos) = (fact("b 2 s 8"), fact("b total 4"));
+        let (inputs, known) = ([Some(&x), Some(&cos), Some(&cos)], Constraints::default());
+        let cx = InferCx::new(&inputs, &known);
+        op.infer(&cx).unwrap();
+        assert!(cx.finish().1.iter().any(|a| a.equal && a.dim == Dim::parse("s - total").unwrap()));
+    }
 }

@@ -64,6 +64,10 @@ impl Op for Scan {
         "Scan"
     }
 
+    fn runs_graphs(&self) -> bool {
+        true
+    }
+
     fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
         let carried = (0..self.carried).map(|i| cx.fact(i).cloned()).collect::<OpResult<Vec<_>>>()?;
         let (mut length, mut slices): (Option<Dim>, _) = (None, Vec::new());
@@ -79,18 +83,11 @@ impl Op for Scan {
         }
         let length = length.ok_or_else(|| OpError::expected("sliced operands", "1 or more", 0))?;
         let derived = self.body.repeated(cx, &[], &carried, &slices, 0)?;
-        let mut facts = Vec::new();
-        for (i, start) in carried.iter().enumerate() {
-            let mut fact = Fact::new(start.dtype, start.shape.clone());
-            let next = derived.facts.get(i);
-            for (axis, size) in fact.shape.0.iter_mut().enumerate() {
-                let same = next.and_then(|n| n.shape.0.get(axis)).is_some_and(|n| n == size && derived.is_outer(n));
-                if !same {
-                    *size = cx.unknown(i, axis, None);
-                }
-            }
-            facts.push(fact);
+        // A body that never runs contradicts nothing.
+        if cx.constraints().at_least(&length, 1) == Some(true) {
+            cx.assume(derived.assumed().cloned());
         }
+        let mut facts = derived.kept(cx, &carried, 0);
         for ((a, _), each) in self.outputs.iter().zip(derived.facts.iter().skip(self.carried)) {
             let output = facts.len();
             let mut shape = each.shape.0.clone();
@@ -148,9 +145,12 @@ impl Op for Scan {
 }
 
 fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
-    let count = a.int("num_scan_inputs")?.and_then(|n| usize::try_from(n).ok());
-    let count = count.filter(|n| (1..=a.input_count()).contains(n));
-    let count = count.ok_or_else(|| OpError::expected("attribute `num_scan_inputs`", "1 to the number of operands", "another"))?;
+    let given = a.int("num_scan_inputs")?;
+    let count = given.and_then(|n| usize::try_from(n).ok()).filter(|n| (1..=a.input_count()).contains(n));
+    let count = count.ok_or_else(|| {
+        let found = given.map_or_else(|| "nothing".to_owned(), |n| n.to_string());
+        OpError::expected("attribute `num_scan_inputs`", format!("1 to {}, the operands", a.input_count()), found)
+    })?;
     let carried = a.input_count() - count;
     let body = a.graph("body", 0)?.ok_or_else(|| OpError::expected("attribute `body`", "a graph", "nothing"))?;
     body.check("attribute `body`", a.input_count(), carried)?;

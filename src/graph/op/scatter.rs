@@ -6,7 +6,7 @@
 use super::case::{Case, input};
 use super::gather_elements::{Places, targets};
 use super::gather_nd::starts;
-use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, axis, count, onnx, operand, transpose};
+use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, as_usize, axis, count, max_nan, min_nan, onnx, operand, transpose};
 use crate::backend::kernel::Kernel;
 use crate::plan::lower::{Call, LowerCx};
 use crate::shape::Fact;
@@ -76,7 +76,7 @@ impl Op for Scatter {
             None => {
                 let bad = || OpError::mismatch("shapes of operand and indices", &x.shape, &index.shape);
                 let (tuple, lead) = index.shape.0.split_last().ok_or_else(bad)?;
-                let tuple = tuple.as_const().and_then(|n| usize::try_from(n).ok());
+                let tuple = as_usize(tuple);
                 let rest = tuple.and_then(|n| x.shape.0.get(n..)).ok_or_else(bad)?;
                 [lead, rest].concat()
             }
@@ -111,8 +111,8 @@ impl Op for Scatter {
                         Reduction::Replace => *new,
                         Reduction::Add => *old + new,
                         Reduction::Mul => *old * new,
-                        Reduction::Max => old.max(*new),
-                        Reduction::Min => old.min(*new),
+                        Reduction::Max => max_nan(*old, *new),
+                        Reduction::Min => min_nan(*old, *new),
                     };
                 }
             }

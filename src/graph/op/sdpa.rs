@@ -6,7 +6,7 @@
 //! What devices run is `attention`, which a pass makes of its own pattern.
 
 use super::case::{Case, input};
-use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, concat::Concat, count, onnx, operand};
+use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, as_usize, concat::Concat, filled, fit, onnx, operand, room, to_sizes};
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::{DType, HostTensor};
 
@@ -21,7 +21,7 @@ pub struct Sdpa {
     pub scale: Option<f32>,
     /// Scores are bent to below this; 0 leaves them.
     pub softcap: f32,
-    /// Which scores are result 3: products, with the mask, bent, or after the softmax.
+    /// Which scores are result 3: 0 products, 1 bent, 2 bent and with the mask, 3 after the softmax.
     pub scores: i64,
 }
 
@@ -51,7 +51,7 @@ struct Rows {
 impl Rows {
     fn new(x: &HostTensor, heads: Option<usize>) -> OpResult<Self> {
         let sizes = split(&Shape::fixed(x.shape()).0, heads)?;
-        let [_, heads, sequence, size] = sizes.map(|d| d.as_const().and_then(|v| usize::try_from(v).ok()).unwrap_or(0));
+        let [_, heads, sequence, size] = sizes.map(|d| as_usize(&d).unwrap_or(0));
         Ok(Self { data: x.to_f32()?.into_owned(), heads, sequence, size, joined: x.shape().len() == 3 })
     }
 
@@ -129,15 +129,45 @@ impl Op for Sdpa {
         let (q, k, v) = (cx.fact(0)?, cx.fact(1)?, cx.fact(2)?);
         let [batch, heads, queries, size] = split(&q.shape.0, self.heads_of(0))?;
         let [k_batch, kv_heads, mut keys, k_size] = split(&k.shape.0, self.heads_of(1))?;
-        let [_, _, values, v_size] = split(&v.shape.0, self.heads_of(2))?;
+        let [v_batch, v_heads, values, v_size] = split(&v.shape.0, self.heads_of(2))?;
         cx.same("batches of queries and keys", &batch, &k_batch)?;
+        cx.same("batches of queries and values", &batch, &v_batch)?;
+        cx.same("heads of keys and values", &kv_heads, &v_heads)?;
         cx.same("sizes of a head of queries and keys", &size, &k_size)?;
         cx.same("numbers of keys and values", &keys, &values)?;
         let per = heads.exact_div(&kv_heads);
         per.ok_or_else(|| OpError::mismatch("heads of queries and of keys", &heads, &kv_heads))?;
         if let Some(past) = cx.opt(4) {
-            let [_, _, past, _] = split(&past.shape.0, None)?;
+            let [b, h, past, n] = split(&past.shape.0, None)?;
+            cx.same("batches of queries and past keys", &batch, &b)?;
+            cx.same("heads of keys and past keys", &kv_heads, &h)?;
+            cx.same("sizes of a head of keys and past keys", &size, &n)?;
+            let [b, h, values, n] = split(&cx.fact(5)?.shape.0, None)?;
+            cx.same("batches of queries and past values", &batch, &b)?;
+            cx.same("heads of values and past values", &kv_heads, &h)?;
+            cx.same("sizes of a head of values and past values", &v_size, &n)?;
+            cx.same("numbers of past keys and values", &past, &values)?;
             keys = keys.add(&past)?;
+        } else if let Some(past) = cx.opt(5) {
+            return Err(OpError::expected("past values", "none without past keys", past));
+        }
+        if let Some(mask) = cx.opt(3) {
+            let [lead @ .., last] = mask.shape.0.as_slice() else {
+                return Err(OpError::expected("mask", "an axis or more", mask));
+            };
+            let scores = [&batch, &heads, &queries];
+            let skip = scores.len().checked_sub(lead.len());
+            let skip = skip.ok_or_else(|| OpError::expected("mask", "four axes at most", mask))?;
+            for (n, size) in lead.iter().zip(scores.iter().skip(skip)).filter(|(n, _)| !n.is(1)) {
+                cx.same("sizes of mask and scores", n, size)?;
+            }
+            cx.require(keys.sub(last)?, "keys that the mask does not reach")?;
+        }
+        if let Some(lengths) = cx.opt(6) {
+            let ([n], true) = (lengths.shape.0.as_slice(), lengths.dtype.is_int()) else {
+                return Err(OpError::expected("numbers of keys that count", "one integer a batch", lengths));
+            };
+            cx.same("batches of queries and numbers of keys that count", &batch, n)?;
         }
         let joined = heads.mul(&v_size)?;
         let y = match q.shape.rank() {
@@ -154,6 +184,7 @@ impl Op for Sdpa {
     }
 
     fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
+        fit(self, inputs)?;
         let optional = |i: usize| inputs.get(i).copied().flatten();
         let xq = operand(inputs, 0)?;
         let q = Rows::new(xq, self.heads_of(0))?;
@@ -172,18 +203,18 @@ impl Op for Sdpa {
         }
         let [xk, xv] = present.as_slice() else { return Err(OpError::expected("operands", 3, inputs.len())) };
         let (k, v) = (Rows::new(xk, None)?, Rows::new(xv, None)?);
-        if k.heads == 0 || q.heads % k.heads != 0 || q.size != k.size || k.sequence != v.sequence || v.heads != k.heads {
-            return Err(OpError::mismatch("queries and keys", format!("{xq:?}"), format!("{xk:?} and {xv:?}")));
-        }
         let mask = optional(3).map(Mask::new).transpose()?;
-        let lengths = optional(6).map(HostTensor::to_i64).transpose()?;
+        let lengths = optional(6).map(to_sizes).transpose()?;
+        if let Some(n) = lengths.iter().flatten().find(|n| **n > k.sequence) {
+            return Err(OpError::expected("number of keys that count", format!("{} at most", k.sequence), n));
+        }
         let batches = xq.shape().first().copied().unwrap_or(0);
         #[expect(clippy::cast_precision_loss, reason = "the size of a head is small")]
         let scale = self.scale.map_or_else(|| 1.0 / (q.size as f64).sqrt(), f64::from);
-        let (per, cap) = (q.heads / k.heads, f64::from(self.softcap));
-        let mut y = vec![0f32; count(&[batches, q.heads, q.sequence, v.size])?];
+        let (per, cap) = ((q.heads / k.heads.max(1)).max(1), f64::from(self.softcap));
+        let mut y = filled(&[batches, q.heads, q.sequence, v.size], 0f32)?;
         let target = Rows { data: Vec::new(), size: v.size, ..Rows::new(xq, self.heads_of(0))? };
-        let mut shown = Vec::with_capacity(count(&[batches, q.heads, q.sequence, k.sequence])?);
+        let mut shown = room(&[batches, q.heads, q.sequence, k.sequence])?;
         for (b, h, i) in (0..batches)
             .flat_map(|b| (0..q.heads).map(move |h| (b, h)))
             .flat_map(|(b, h)| (0..q.sequence).map(move |i| (b, h, i)))
@@ -196,7 +227,7 @@ impl Op for Sdpa {
             let bent: Vec<f64> =
                 products.iter().map(|x| if cap > 0.0 { cap * (x / cap).tanh() } else { *x }).collect();
             let hidden = |j: usize| {
-                let length = lengths.as_ref().and_then(|l| l.get(b)).and_then(|n| usize::try_from(*n).ok());
+                let length = lengths.as_ref().and_then(|l| l.get(b)).copied();
                 (self.causal && j > i + past) || length.is_some_and(|n| j >= n)
             };
             let bias = |j: usize| {
@@ -242,12 +273,16 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     };
     // The softmax is in `f64` here, whatever is asked for.
     a.int("softmax_precision")?;
+    let scores = a.int("qk_matmul_output_mode")?.unwrap_or(0);
+    if !(0..=3).contains(&scores) {
+        return Err(OpError::expected("attribute `qk_matmul_output_mode`", "0 to 3", scores));
+    }
     Ok(Box::new(Sdpa {
         causal: a.int("is_causal")?.unwrap_or(0) != 0,
         heads: heads("q_num_heads")?.zip(heads("kv_num_heads")?),
         scale: a.float("scale")?,
         softcap: a.float("softcap")?.unwrap_or(0.0),
-        scores: a.int("qk_matmul_output_mode")?.unwrap_or(0),
+        scores,
     }))
 }
 
@@ -262,4 +297,37 @@ fn cases() -> Vec<Case> {
         Case::new(plain, vec![four(4, 3), four(2, 5), four(2, 5)]).host_only("no kernel"),
         Case::new(joined, vec![input(&[1, 3, 32]), input(&[1, 5, 16]), input(&[1, 5, 16])]).host_only("no kernel"),
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(shapes: &[Option<&[usize]>], lengths: Option<i64>) -> OpResult<Vec<HostTensor>> {
+        let op = Sdpa { causal: false, heads: None, scale: None, softcap: 0.0, scores: 0 };
+        let mut tensors: Vec<Option<HostTensor>> =
+            shapes.iter().map(|s| s.map(|s| HostTensor::zeros(DType::F32, s).unwrap())).collect();
+        tensors.resize(6, None);
+        tensors.push(lengths.map(|n| HostTensor::from_i64(&[1], &[n]).unwrap()));
+        op.eval(&tensors.iter().map(Option::as_ref).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn operands_fit() {
+        let q: &[usize] = &[1, 4, 3, 8];
+        let with = |mask: &[usize], past: &[usize]| run(&[Some(q), Some(q), Some(q), Some(mask), Some(past), Some(past)], None);
+        let past: &[usize] = &[1, 4, 2, 8];
+        assert!(with(&[1, 4, 3, 5], past).is_ok());
+        assert!(with(&[1, 1, 3, 5], past).is_ok());
+        assert!(with(&[3, 4], past).is_ok(), "the rest of the keys is hidden");
+        for mask in [&[1usize, 2, 3, 5][..], &[2, 4, 3, 5], &[2, 5], &[3, 6]] {
+            assert!(with(mask, past).is_err(), "{mask:?}");
+        }
+        for past in [[1, 2, 2, 8], [2, 4, 2, 8], [1, 4, 2, 6]] {
+            assert!(with(&[3, 5], &past).is_err(), "{past:?}");
+        }
+        for (n, fits) in [(3, true), (4, false), (-1, false)] {
+            assert_eq!(run(&[Some(q), Some(q), Some(q)], Some(n)).is_ok(), fits, "{n} keys that count");
+        }
+    }
 }

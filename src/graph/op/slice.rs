@@ -4,9 +4,9 @@
 
 use super::case::{Case, input};
 use super::transpose::Start;
-use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, axis, gather_strided, onnx, operand, strides, transpose};
+use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, as_usize, axis, gather_strided, onnx, operand, strides, transpose};
 use crate::plan::lower::LowerCx;
-use crate::shape::{Dim, Fact, Shape};
+use crate::shape::{Constraints, Dim, Fact, Shape};
 use crate::tensor::HostTensor;
 
 /// See the module documentation.
@@ -24,72 +24,105 @@ struct Part {
 /// An end beyond every size means "to the end".
 const FAR: i64 = 1 << 31;
 
-/// A bound made non-negative and clamped to `low..=size + high`.
-///
-/// Symbolic sizes are at least 1. A symbolic bound is taken as inside the size; [`Op::lower`] makes that a condition of every
-/// run, and the host, which slices by numbers, does not need it.
-fn clamp(bound: &Dim, size: &Dim, low: i64, high: i64) -> OpResult<Dim> {
-    let top = size.add(&high.into())?;
-    let Some(v) = bound.as_const() else { return Ok(bound.clone()) };
-    if v >= FAR - 1 {
-        return Ok(top);
-    }
-    if v <= -FAR + 1 {
-        return Ok(low.into());
-    }
-    if let (Some(n), Some(top)) = (size.as_const(), top.as_const()) {
-        let v = if v < 0 { v.saturating_add(n) } else { v };
-        return Ok(v.min(top).max(low).into());
-    }
-    Ok(match v {
-        -1 => size.add(bound)?,
-        0 | 1 if high == 0 => v.into(),
-        v if v < 0 => size.add(bound)?.maximum(&low.into())?,
-        v => top.minimum(&v.into())?,
-    })
+/// Decides about sizes by what is known of the symbols, and states what must hold where that is not enough.
+struct Rule<'a> {
+    known: &'a Constraints,
+    require: &'a dyn Fn(Dim, &str) -> OpResult<()>,
 }
 
-fn parts(shape: &[Dim], starts: &[Dim], ends: &[Dim], axes: Option<&[Dim]>, steps: Option<&[Dim]>) -> OpResult<Vec<Part>> {
-    let mut out: Vec<Part> =
-        shape.iter().map(|d| Part { start: 0.into(), step: 1, count: d.clone() }).collect();
-    if starts.len() != ends.len() {
-        return Err(OpError::mismatch("numbers of starts and ends", starts.len(), ends.len()));
+/// The values of which a bound is the smallest, or the largest.
+type Choice = Vec<Dim>;
+
+impl Rule<'_> {
+    fn at_least(&self, dim: &Dim, v: i64) -> bool {
+        self.known.at_least(dim, v) == Some(true)
     }
-    for (i, (start, end)) in starts.iter().zip(ends).enumerate() {
-        let number = |list: Option<&[Dim]>, default: i64, what: &'static str| match list {
-            None => Ok(default),
-            Some(l) => l
-                .get(i)
-                .and_then(Dim::as_const)
-                .ok_or_else(|| OpError::expected(what, "one constant a start", format!("{} values", l.len()))),
-        };
-        let a = axis(number(axes, i64::try_from(i).unwrap_or(i64::MAX), "axes")?, shape.len())?;
-        let step = number(steps, 1, "steps")?;
-        let size = &shape[a];
-        if size.is(0) {
-            continue;
+
+    /// The smallest or largest of `all`, without those that are known to lose.
+    fn pick(&self, all: &[Dim], smallest: bool) -> OpResult<Dim> {
+        let mut kept: Vec<&Dim> = Vec::new();
+        for d in all {
+            let beats = |a: &Dim, b: &Dim| self.known.le(if smallest { a } else { b }, if smallest { b } else { a }) == Some(true);
+            if kept.iter().any(|k| beats(k, d)) {
+                continue;
+            }
+            kept.retain(|k| !beats(d, k));
+            kept.push(d);
         }
-        let span = match step {
-            0 => return Err(OpError::expected("step", "not 0", 0)),
-            s if s > 0 => {
-                let (from, to) = (clamp(start, size, 0, 0)?, clamp(end, size, 0, 0)?);
-                out[a].start = from.clone();
-                to.sub(&from)?
-            }
-            _ => {
-                let (from, to) = (clamp(start, size, 0, -1)?, clamp(end, size, -1, -1)?);
-                out[a].start = from.clone();
-                from.sub(&to)?
-            }
-        };
-        let count = span.ceil_div(step.checked_abs().ok_or_else(|| OpError::expected("step", "a small integer", step))?)?;
-        out[a].count = match count.as_const() {
-            Some(n) => n.max(0).into(),
-            None => count,
-        };
-        out[a].step = step;
+        let (first, rest) = kept.split_first().ok_or_else(|| OpError::expected("bounds", "1 or more", 0))?;
+        rest.iter().try_fold((*first).clone(), |m, d| Ok(if smallest { m.minimum(d)? } else { m.maximum(d)? }))
     }
-    Ok(out)
+
+    /// A bound of which the largest value counts, none below `low`; counted from the end where it is negative. The sign of a
+    /// symbolic bound must be known, or is required to be that of most runs.
+    fn place(&self, bound: &Dim, size: &Dim, low: i64) -> OpResult<Choice> {
+        let backwards = match bound.as_const() {
+            Some(v) if v >= FAR - 1 => return Ok(vec![size.clone()]),
+            Some(v) if v <= -FAR + 1 => return Ok(vec![low.into()]),
+            Some(v) => v < 0,
+            None if self.at_least(bound, 0) => false,
+            None => {
+                let minus = Dim::from(0).sub(bound)?;
+                let backwards = self.at_least(&minus, 0);
+                if backwards {
+                    (self.require)(minus.sub(&1.into())?, "a bound of a slice, counted from the end, less 1")?;
+                } else {
+                    (self.require)(bound.clone(), "a bound of a slice, counted from the start")?;
+                }
+                backwards
+            }
+        };
+        if !backwards {
+            return Ok(vec![bound.clone()]);
+        }
+        let place = size.add(bound)?;
+        Ok(if self.at_least(&place, low) { vec![place] } else { vec![place, low.into()] })
+    }
+
+    /// What is kept of an axis of `size`; both bounds are clamped as ONNX says.
+    fn part(&self, size: &Dim, start: &Dim, end: &Dim, step: i64) -> OpResult<Part> {
+        let by = step.checked_abs().filter(|by| *by > 0);
+        let by = by.ok_or_else(|| OpError::expected("step", "a small integer, not 0", step))?;
+        // Backwards, places are those from the last down to the one before the first.
+        let (top, lower, upper) = if step > 0 {
+            (size.clone(), self.place(start, size, 0)?, self.place(end, size, 0)?)
+        } else {
+            (size.sub(&1.into())?, self.place(end, size, -1)?, self.place(start, size, 0)?)
+        };
+        let upper = [self.pick(&upper, false)?, top.clone()];
+        // min(upper) - max(lower), where none is left out before it is known to lose.
+        let mut spans = Vec::with_capacity(upper.len() * lower.len());
+        for u in &upper {
+            for l in &lower {
+                spans.push(u.sub(l)?);
+            }
+        }
+        let span = self.pick(&[self.pick(&spans, true)?, 0.into()], false)?;
+        let from = if step > 0 { [self.pick(&lower, false)?, top] } else { upper };
+        // Of nothing, the place before the first would be left.
+        let start = self.pick(&[self.pick(&from, true)?, 0.into()], false)?;
+        Ok(Part { start, step, count: span.ceil_div(by)? })
+    }
+
+    fn parts(&self, shape: &[Dim], lists: &Lists) -> OpResult<Vec<Part>> {
+        let Lists { starts, ends, axes, steps } = lists;
+        let mut out: Vec<Part> = shape.iter().map(|d| Part { start: 0.into(), step: 1, count: d.clone() }).collect();
+        if starts.len() != ends.len() {
+            return Err(OpError::mismatch("numbers of starts and ends", starts.len(), ends.len()));
+        }
+        for (i, (start, end)) in starts.iter().zip(ends).enumerate() {
+            let number = |list: Option<&Vec<Dim>>, default: i64, what: &'static str| match list {
+                None => Ok(default),
+                Some(l) => l
+                    .get(i)
+                    .and_then(Dim::as_const)
+                    .ok_or_else(|| OpError::expected(what, "one constant a start", format!("{} values", l.len()))),
+            };
+            let a = axis(number(axes.as_ref(), i64::try_from(i).unwrap_or(i64::MAX), "axes")?, shape.len())?;
+            out[a] = self.part(&shape[a], start, end, number(steps.as_ref(), 1, "steps")?)?;
+        }
+        Ok(out)
+    }
 }
 
 /// Starts, ends, axes and steps. Axes and steps may be left out.
@@ -107,39 +140,33 @@ impl Lists {
         Ok(Self { starts: get(1)?, ends: get(2)?, axes: optional(3)?, steps: optional(4)? })
     }
 
-    fn parts(&self, shape: &[Dim]) -> OpResult<Vec<Part>> {
-        parts(shape, &self.starts, &self.ends, self.axes.as_deref(), self.steps.as_deref())
-    }
-
-    fn infer(&self, x: &Fact) -> OpResult<Vec<Fact>> {
-        let parts = self.parts(&x.shape.0)?;
+    fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
+        let x = cx.fact(0)?;
+        let rule = Rule { known: cx.constraints(), require: &|dim, meaning| cx.require(dim, meaning) };
+        let parts = rule.parts(&x.shape.0, self)?;
         Ok(vec![Fact::new(x.dtype, Shape(parts.into_iter().map(|p| p.count).collect()))])
     }
 
     fn eval(&self, x: &HostTensor) -> OpResult<Vec<HostTensor>> {
-        let parts = self.parts(&Shape::fixed(x.shape()).0)?;
+        let rule = Rule { known: &Constraints::default(), require: &|_, _| Ok(()) };
+        let parts = rule.parts(&Shape::fixed(x.shape()).0, self)?;
         let (mut start, mut sizes, mut step) = (0usize, Vec::new(), Vec::new());
         for (p, s) in parts.iter().zip(strides(x.shape())) {
-            let number = |d: &Dim| d.as_const().and_then(|v| usize::try_from(v).ok()).unwrap_or(0);
+            let number = |d: &Dim| as_usize(d).unwrap_or(0);
             sizes.push(number(&p.count));
             start += number(&p.start) * s;
-            step.push(isize::try_from(s).unwrap_or(0) * isize::try_from(p.step).unwrap_or(0));
+            step.push(isize::try_from(s).unwrap_or(0).saturating_mul(isize::try_from(p.step).unwrap_or(0)));
         }
         Ok(vec![gather_strided(x, &sizes, start, &step)?])
     }
 
     fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
         let shape = cx.shape(0)?;
-        let parts = self.parts(&shape.0)?;
+        // What derivation required is checked in every run; by that, places lie inside.
+        let rule = Rule { known: cx.constraints(), require: &|_, _| Ok(()) };
+        let parts = rule.parts(&shape.0, self)?;
         if parts.iter().zip(&shape.0).all(|(p, d)| p.step == 1 && p.start.is(0) && p.count == *d) {
             return cx.alias(0, 0);
-        }
-        for (p, size) in parts.iter().zip(&shape.0) {
-            let last = p.start.add(&p.count.sub(&1.into())?.mul(&p.step.into())?)?;
-            let (low, high) = if p.step > 0 { (&p.start, &last) } else { (&last, &p.start) };
-            cx.require(p.count.clone(), "a slice ends before it starts");
-            cx.require(low.clone(), "a slice starts before its operand");
-            cx.require(size.sub(&1.into())?.sub(high)?, "a slice ends behind its operand");
         }
         let (mut start, mut sizes, mut step) = (Dim::from(0), Vec::new(), Vec::new());
         let cut = parts.iter().zip(&shape.0).position(|(p, d)| p.count != *d || p.step != 1);
@@ -186,7 +213,7 @@ impl Op for Slice {
         if (1..=4).any(|i| cx.opt(i).is_some_and(|f| f.as_dims().is_none())) {
             return unknown(cx);
         }
-        Lists::of(|i| cx.opt(i).is_some(), |i| cx.dims(i))?.infer(cx.fact(0)?)
+        Lists::of(|i| cx.opt(i).is_some(), |i| cx.dims(i))?.infer(cx)
     }
 
     fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
@@ -242,13 +269,57 @@ fn cases() -> Vec<Case> {
 mod tests {
     use super::*;
 
+    /// The size that a slice of an axis leaves, its start, and what is assumed; of lists of one element each.
+    fn sliced(known: &str, [size, start, end]: [&str; 3], step: i64) -> (String, Vec<String>) {
+        let list = |text: &str| Fact {
+            known: crate::shape::Known::Dims(vec![Dim::parse(text).unwrap()]),
+            ..Fact::new(crate::tensor::DType::I64, Shape::fixed(&[1]))
+        };
+        let x = Fact::new(crate::tensor::DType::F32, Shape(vec![Dim::parse(size).unwrap()]));
+        let (start, end, axes, step) = (list(start), list(end), list("0"), list(&step.to_string()));
+        let inputs = [Some(&x), Some(&start), Some(&end), Some(&axes), Some(&step)];
+        let known = Constraints::parse(known).unwrap();
+        let cx = InferCx::new(&inputs, &known);
+        let count = Slice.infer(&cx).unwrap()[0].shape.0[0].to_string();
+        (count, cx.finish().1.into_iter().map(|a| a.dim.to_string()).collect())
+    }
+
+    const END: &str = "9223372036854775807";
+
     #[test]
-    fn symbolic_bounds() {
-        let dims = |t: &str| t.split(',').map(|d| Dim::parse(d).unwrap()).collect::<Vec<_>>();
-        let p = parts(&dims("1,s,8"), &dims("s-1"), &dims("9223372036854775807"), Some(&dims("1")), None).unwrap();
-        assert_eq!((p[1].start.clone(), p[1].count.clone()), (Dim::parse("s-1").unwrap(), 1.into()));
-        let p = parts(&dims("s"), &dims("-1"), &dims("9223372036854775807"), None, None).unwrap();
-        assert_eq!(p[0].count, 1.into());
-        assert!(parts(&dims("s"), &dims("0"), &dims("1"), None, Some(&dims("0"))).is_err());
+    fn bounds_counted_from_the_end() {
+        let none = Vec::<String>::new();
+        assert_eq!(sliced("", ["past + seq", "0 - seq", END], 1), ("seq".into(), vec!["seq - 1".into()]));
+        assert_eq!(sliced("seq >= 1", ["past + seq", "0 - seq", END], 1), ("seq".into(), none.clone()));
+        assert_eq!(sliced("n >= 1, n <= 4, s >= 4", ["s", "0", "0 - n"], 1), ("-n + s".into(), none.clone()));
+        assert_eq!(sliced("n >= 1", ["s", "0", "0 - n"], 1), ("max(0, -n + s)".into(), none.clone()));
+        assert_eq!(sliced("", ["s", "a - b", END], 1).1, ["a - b"], "of either sign it is a place from the start");
+    }
+
+    #[test]
+    fn a_size_may_be_0() {
+        let count = |size, start, end, step| sliced("", [size, start, end], step).0;
+        assert_eq!(count("past", "-1", END, 1), "min(1, past)");
+        assert_eq!(count("past", "1", END, 1), "max(1, past) - 1");
+        assert_eq!(count("past", "0", "-1", 1), "max(1, past) - 1");
+        assert_eq!(count("past", "-1", "-9223372036854775807", -1), "past");
+        assert_eq!(count("past + 1", "-1", END, 1), "1");
+        assert_eq!(sliced("s >= 1", ["s", "-1", END], 1).0, "1");
+    }
+
+    #[test]
+    fn symbolic_bounds_end_with_the_operand() {
+        assert_eq!(sliced("", ["64", "0", "s"], 1), ("min(64, s)".into(), vec![]));
+        assert_eq!(sliced("s <= 64", ["64", "0", "s"], 1).0, "s");
+        assert_eq!(sliced("past + s <= 64", ["64", "past", "past + s"], 1).0, "s");
+        assert_eq!(sliced("", ["1 + s", "s", END], 1).0, "1");
+    }
+
+    #[test]
+    fn a_step_of_0_is_refused() {
+        let rule = Rule { known: &Constraints::default(), require: &|_, _| Ok(()) };
+        for size in [0, 3] {
+            assert!(rule.part(&size.into(), &0.into(), &1.into(), 0).is_err());
+        }
     }
 }

@@ -4,7 +4,7 @@
 //! or, from opset 18, as `num_outputs` says; from 18 the last part may be smaller.
 
 use super::case::{Case, input};
-use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, around, axis, onnx, operand, split_at, transpose};
+use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, around, as_usize, axis, onnx, operand, room, split_at, transpose};
 use crate::plan::lower::LowerCx;
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::HostTensor;
@@ -105,16 +105,15 @@ impl Op for Split {
             }
             None => self.equal(&size)?,
         };
-        let number = |d: &Dim| d.as_const().and_then(|v| usize::try_from(v).ok());
-        let numbers: Option<Vec<usize>> = sizes.iter().map(number).collect();
+                let numbers: Option<Vec<usize>> = sizes.iter().map(as_usize).collect();
         let numbers = numbers
             .filter(|_| rest.is(0))
             .ok_or_else(|| OpError::expected("parts", format!("a sum of {n}, none negative"), Shape(sizes)))?;
         let row = inner * x.dtype().size();
         let (mut first, mut out) = (0, Vec::with_capacity(numbers.len()));
         for part in numbers {
-            let mut bytes = Vec::with_capacity(outer * part * row);
-            for o in 0..outer {
+            let mut bytes: Vec<u8> = room(&[outer, part, row])?;
+            for o in (0..outer).filter(|_| part * row > 0) {
                 let from = (o * n + first) * row;
                 bytes.extend_from_slice(x.bytes()?.get(from..from + part * row).unwrap_or_default());
             }
@@ -155,13 +154,10 @@ impl Op for Split {
 }
 
 fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
-    let parts = match a.int("num_outputs")? {
-        None => a.output_count(),
-        Some(n) => match usize::try_from(n) {
-            Ok(n) if n >= a.output_count() => n,
-            _ => return Err(OpError::expected("attribute `num_outputs`", format!("{} or more", a.output_count()), n)),
-        },
-    };
+    let parts = a.result_count();
+    if let Some(n) = a.int("num_outputs")?.filter(|n| usize::try_from(*n) != Ok(parts)) {
+        return Err(OpError::mismatch("numbers of results and attribute `num_outputs`", parts, n));
+    }
     Ok(Box::new(Split {
         axis: a.int("axis")?.unwrap_or(0),
         sizes: a.ints("split")?,

@@ -1,7 +1,7 @@
 //! A tensor repeated along its axes. ONNX `Tile` from opset 6; the repeats are operand 1.
 
 use super::case::{Case, input};
-use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, count, onnx, operand, strides, to_sizes, transpose};
+use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, count, onnx, operand, room, strides, to_sizes, transpose};
 use crate::plan::lower::LowerCx;
 use crate::shape::{Fact, Shape};
 use crate::tensor::{HostTensor, TensorError};
@@ -36,7 +36,7 @@ impl Op for Tile {
         let total = count(&shape)?;
         let (own, from, to) = (x.shape(), strides(x.shape()), strides(&shape));
         let element = x.dtype().size();
-        let mut out = Vec::new();
+        let mut out: Vec<u8> = room(&[total, element])?;
         for i in 0..total {
             let at: usize = (0..own.len()).map(|a| i / to[a] % shape[a] % own[a] * from[a]).sum();
             out.extend_from_slice(x.bytes()?.get(at * element..(at + 1) * element).unwrap_or_default());

@@ -5,7 +5,7 @@
 
 use super::case::{Case, input};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, around, axis, one_int, onnx, operand};
-use crate::shape::{Dim, Fact};
+use crate::shape::Fact;
 use crate::tensor::{DType, HostTensor};
 use std::cmp::Ordering;
 
@@ -65,8 +65,8 @@ impl Op for TopK {
         let a = axis(self.axis, x.shape().len())?;
         let k = self.k.map_or_else(|| one_int(operand(inputs, 1)?, "k"), Ok)?;
         let (_, n, inner) = around(x.shape(), a)?;
-        let k = usize::try_from(k).ok().filter(|k| *k <= n);
-        let k = k.ok_or_else(|| OpError::expected("k", format!("0 to {n}"), Dim::from_usize(n)))?;
+        let few = usize::try_from(k).ok().filter(|k| *k <= n);
+        let k = few.ok_or_else(|| OpError::expected("k", format!("0 to {n}"), k))?;
         let turn = |o: Ordering| if self.largest { o.reverse() } else { o };
         let rows = if x.dtype().is_float() {
             ranked(&x.to_f32()?, x.shape(), a, |p, q| turn(p.total_cmp(q)))?

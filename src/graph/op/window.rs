@@ -1,6 +1,7 @@
 //! Windows that slide over spatial axes: the sizes and the walks that convolutions and pooling share.
 
-use super::{Attributes, InferCx, OpError, OpResult};
+pub(super) use super::filled;
+use super::{Attributes, InferCx, OpError, OpResult, as_usize, count};
 use crate::plan::lower::Call;
 use crate::shape::Dim;
 use std::ops::Range;
@@ -105,9 +106,7 @@ pub(super) fn define(call: Call, [h, w]: &[Line; 2]) -> Call {
 
 /// The number that `d` is.
 pub(super) fn number(d: &Dim) -> OpResult<usize> {
-    d.as_const()
-        .and_then(|v| usize::try_from(v).ok())
-        .ok_or_else(|| OpError::expected("size", "0 or more", d))
+    as_usize(d).ok_or_else(|| OpError::expected("size", "0 or more", d))
 }
 
 /// A list attribute whose numbers lie within `low..=i32::MAX`; empty when it is left out.
@@ -357,6 +356,22 @@ impl Axis {
         (at * self.stride + tap * self.dilation).saturating_sub(self.before)
     }
 
+    /// The taps that lie inside the operand in some window, ascending.
+    fn meeting(&self) -> Vec<usize> {
+        let mut out = Vec::new();
+        // Later windows meet the operand by earlier taps.
+        for at in (0..self.out).rev() {
+            let start = at * self.stride;
+            let first = self.before.saturating_sub(start).div_ceil(self.dilation);
+            let end = (self.before + self.size)
+                .saturating_sub(start)
+                .div_ceil(self.dilation);
+            let known = out.last().map_or(0, |t| t + 1);
+            out.extend(first.max(known)..end.min(self.kernel));
+        }
+        out
+    }
+
     /// How many taps of window `at` lie inside the operand, its padding included if asked.
     pub fn taps(&self, at: usize, padding: bool) -> usize {
         let (low, high) = if padding {
@@ -373,6 +388,12 @@ impl Axis {
         };
         below(high).saturating_sub(below(low))
     }
+}
+
+/// Products of two sizes over all axes.
+pub fn products(axes: &[Axis], sizes: [fn(&Axis) -> usize; 2]) -> OpResult<[usize; 2]> {
+    let product = |size: fn(&Axis) -> usize| count(&axes.iter().map(size).collect::<Vec<_>>());
+    Ok([product(sizes[0])?, product(sizes[1])?])
 }
 
 /// Every combination of indices below `sizes`, the last one fastest.
@@ -403,6 +424,20 @@ pub fn indices(sizes: &[usize]) -> impl Iterator<Item = Vec<usize>> + use<> {
 /// Sizes of the windows: one index list for every tap.
 pub fn taps(axes: &[Axis]) -> impl Iterator<Item = Vec<usize>> + use<> {
     indices(&axes.iter().map(|a| a.kernel).collect::<Vec<_>>())
+}
+
+/// As [`taps`], without those that lie outside of the operand in every window.
+pub fn meeting(axes: &[Axis]) -> impl Iterator<Item = Vec<usize>> + use<> {
+    let lists: Vec<Vec<usize>> = axes.iter().map(Axis::meeting).collect();
+    let counts: Vec<usize> = lists.iter().map(Vec::len).collect();
+    let tap = move |at: Vec<usize>| {
+        lists
+            .iter()
+            .zip(at)
+            .filter_map(|(l, i)| l.get(i).copied())
+            .collect()
+    };
+    indices(&counts).map(tap)
 }
 
 /// The runs of windows whose tap `tap` lies inside the operand, among the windows `part` in row-major order: calls
@@ -439,19 +474,6 @@ pub fn walk(axes: &[Axis], tap: &[usize], part: Range<usize>, mut each: impl FnM
             each(from, element + last.index(from - first, *tap_last), to - from);
         }
     }
-}
-
-/// `count` zeros, or an error where memory does not hold them.
-pub(super) fn filled<T: Clone>(shape: &[usize], value: T) -> OpResult<Vec<T>> {
-    let too_large = || OpError::expected("result", "a tensor that fits the memory", format!("{shape:?}"));
-    let count = shape
-        .iter()
-        .try_fold(1usize, |n, d| n.checked_mul(*d))
-        .ok_or_else(too_large)?;
-    let mut out = Vec::new();
-    out.try_reserve_exact(count).map_err(|_| too_large())?;
-    out.resize(count, value);
-    Ok(out)
 }
 
 #[cfg(test)]
@@ -491,6 +513,16 @@ mod tests {
                 }).collect();
                 prop_assert_eq!(met, direct);
             }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn taps_that_meet_the_operand(size in 0usize..6, kernel in 1usize..9, stride in 1usize..5, dilation in 1usize..4,
+                                      before in 0usize..9, out in 0usize..6) {
+            let axis = Axis { size, out, kernel, stride, dilation, before, after: 0 };
+            let all: Vec<usize> = (0..kernel).filter(|t| !axis.inside(*t).is_empty()).collect();
+            prop_assert_eq!(axis.meeting(), all);
         }
     }
 

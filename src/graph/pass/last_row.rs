@@ -1,13 +1,11 @@
 //! Generation needs the logits after the last token only: the product that makes the output `logits` gets the last row.
 
 use super::pattern::{input, shape, transposed};
-use crate::error::{Error, Result, Stage};
+use crate::error::Result;
 use crate::graph::Edit;
 use crate::graph::op::matmul::MatMul;
 use crate::graph::op::matmul_e0m::MatMulE0m;
 use crate::graph::op::slice::Slice;
-use crate::tensor::HostTensor;
-use std::sync::Arc;
 
 pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
     let logits = edit.output("logits");
@@ -32,12 +30,7 @@ pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
     if !edit.begin("only the last row of the logits") {
         return Ok(());
     }
-    let mut list = |suffix: &str, v: i64| -> Result<_> {
-        let t = HostTensor::from_i64(&[1], &[v]).map_err(|e| Error::other(Stage::Pass, e.to_string()))?;
-        Ok(Some(
-            edit.add_const(&format!("{name}/last_row/{suffix}"), Arc::new(t)),
-        ))
-    };
+    let mut list = |what: &str, v: i64| edit.add_int(&format!("{name}/last_row/{what}"), v).map(Some);
     let (start, end, axes) = (list("start", -1)?, list("end", i64::MAX)?, list("axes", axis)?);
     let row = edit.add_value(&format!("{name}/last_row"), None);
     edit.add_node(

@@ -7,7 +7,7 @@ use crate::error::Result;
 use crate::graph::op::gather::Gather;
 use crate::graph::op::reshape::Reshape;
 use crate::graph::op::slice::Slice;
-use crate::graph::{Edit, Graph, NodeId, ValueId};
+use crate::graph::{Edit, Graph, NodeId, Op, ValueId};
 
 struct Found {
     node: NodeId,
@@ -16,6 +16,8 @@ struct Found {
     index: i64,
     /// The index is a scalar: the axis goes away.
     drops_axis: bool,
+    /// The axis is known to have that place. Else the part is assumed to be one place, as a slice of none is no error.
+    exists: bool,
 }
 
 pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
@@ -41,11 +43,18 @@ fn find(g: &Graph, id: NodeId) -> Option<Found> {
     if at == 0 || !picks_one || data.as_const().is_some() || data.as_dims().is_some() {
         return None;
     }
+    let index = indices.as_dims()?.first()?.as_const()?;
+    let least = if index < 0 {
+        index.checked_neg()?
+    } else {
+        index.checked_add(1)?
+    };
     Some(Found {
         node: id,
         x,
         axis: i64::try_from(at).ok()?,
-        index: indices.as_dims()?.first()?.as_const()?,
+        index,
+        exists: g.constraints().at_least(data.shape.0.get(at)?, least) == Some(true),
         drops_axis: indices.shape.rank() == 0,
     })
 }
@@ -60,18 +69,23 @@ fn rewrite(edit: &mut Edit<'_>, f: &Found, name: &str, origin: Vec<String>) -> R
     };
     let (start, end, axes) = (list("start", f.index)?, list("end", end)?, list("axes", f.axis)?);
     let operands = vec![Some(f.x), start, end, axes];
-    if !f.drops_axis {
+    if f.exists && !f.drops_axis {
         edit.replace_node(f.node, Box::new(Slice), operands, origin);
         return Ok(());
     }
-    let part = edit.add_value(&format!("{name}/part"), None);
-    edit.add_node(
-        &format!("{name}/part"),
-        origin.clone(),
-        Box::new(Slice),
-        operands,
-        vec![part],
-    );
-    edit.replace_node(f.node, Box::new(Reshape::Squeeze), vec![Some(part), axes], origin);
+    let mut add = |what: &str, op: Box<dyn Op>, operands| {
+        let name = format!("{name}/{what}");
+        let v = edit.add_value(&name, None);
+        edit.add_node(&name, origin.clone(), op, operands, vec![v]);
+        Some(v)
+    };
+    let part = add("part", Box::new(Slice), operands);
+    let (last, operands) = if f.drops_axis {
+        (Reshape::Squeeze, vec![part, axes])
+    } else {
+        let one = add("one", Box::new(Reshape::Squeeze), vec![part, axes]);
+        (Reshape::Unsqueeze, vec![one, axes])
+    };
+    edit.replace_node(f.node, Box::new(last), operands, origin);
     Ok(())
 }

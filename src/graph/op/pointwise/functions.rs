@@ -2,6 +2,8 @@
 //!
 //! A text may call a helper of [`HELPERS`]; a kernel gets those that its expression names.
 
+use crate::graph::op::{max_nan, min_nan};
+
 /// Declares the functions of one argument: name, reference, and one expression for both languages in `x`.
 macro_rules! unary {
     ($($name:ident $reference:expr, $cl:literal, $wgsl:literal;)*) => {
@@ -31,7 +33,7 @@ unary! {
     Reciprocal f32::recip, "(1.0f / x)", "(1.0 / x)";
     Sigmoid |x| 1.0 / (1.0 + (-x).exp()), "(1.0f / (1.0f + exp(fmin(-x, 80.0f))))", "(1.0 / (1.0 + exp(min(-x, 80.0))))";
     Tanh f32::tanh, "tanh(clamp(x, -20.0f, 20.0f))", "tanh(clamp(x, -20.0, 20.0))";
-    Relu |x| x.max(0.0), "fmax(x, 0.0f)", "max(x, 0.0)";
+    Relu |x| max_nan(x, 0.0), "fmax(x, 0.0f)", "max(x, 0.0)";
     Sin f32::sin, "sin(x)", "sin(x)";
     Cos f32::cos, "cos(x)", "cos(x)";
     Floor f32::floor, "floor(x)", "floor(x)";
@@ -115,8 +117,8 @@ impl Binary {
             Self::Mul => a * b,
             Self::Div => a / b,
             Self::Pow => a.powf(b),
-            Self::Min => a.min(b),
-            Self::Max => a.max(b),
+            Self::Min => min_nan(a, b),
+            Self::Max => max_nan(a, b),
             Self::FMod => a % b,
             Self::Mod => a - b * (a / b).floor(),
             _ => f32::NAN,
@@ -129,7 +131,7 @@ impl Binary {
             Self::Sub => a.wrapping_sub(b),
             Self::Mul => a.wrapping_mul(b),
             Self::Div => a.checked_div(b).unwrap_or(0),
-            Self::Pow => a.wrapping_pow(u32::try_from(b).unwrap_or(0)),
+            Self::Pow => power(a, b),
             Self::Min => a.min(b),
             Self::Max => a.max(b),
             Self::And => i64::from(a != 0 && b != 0),
@@ -161,6 +163,27 @@ impl Binary {
     }
 }
 
+/// A power of integers, of which the type keeps the low bits. A negative one is a fraction, which loses its part behind the
+/// point.
+fn power(base: i64, exponent: i64) -> i64 {
+    if exponent < 0 {
+        return match base {
+            1 => 1,
+            -1 if exponent % 2 == 0 => 1,
+            -1 => -1,
+            _ => 0,
+        };
+    }
+    let (mut out, mut square, mut rest) = (1i64, base, exponent);
+    while rest > 0 {
+        if rest % 2 == 1 {
+            out = out.wrapping_mul(square);
+        }
+        square = square.wrapping_mul(square);
+        rest /= 2;
+    }
+    out
+}
 
 /// The error function, to about one unit in the last place: an odd polynomial near 0, elsewhere 1 minus the exponential of a
 /// polynomial (the form of N. Juffa's `erff`; the kernels have the same text).
@@ -258,6 +281,23 @@ pub(super) const HELPERS: &[(&str, &str, &str)] = &[
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_no_number_stays_so() {
+        assert!(Unary::Relu.apply(f32::NAN).is_nan());
+        for f in [Binary::Min, Binary::Max] {
+            assert!(f.floats(f32::NAN, 1.0).is_nan() && f.floats(1.0, f32::NAN).is_nan());
+        }
+        assert_eq!((Binary::Min.floats(2.0, 1.0), Binary::Max.floats(2.0, 1.0)), (1.0, 2.0));
+    }
+
+    #[test]
+    fn powers_of_integers() {
+        let pow = |a, b| Binary::Pow.ints(a, b);
+        assert_eq!([pow(1, -3), pow(-1, -3), pow(-1, -2), pow(5, -1)], [1, -1, 1, 0]);
+        assert_eq!([pow(3, 4), pow(-2, 3), pow(7, 0), pow(0, 0)], [81, -8, 1, 1]);
+        assert_eq!([pow(-1, 1 << 40), pow(-1, (1 << 40) + 1), pow(2, 1 << 40)], [1, -1, 0]);
+    }
 
     #[test]
     fn error_function() {

@@ -2,8 +2,8 @@
 
 use super::Kind;
 use crate::graph::op::pointwise::{Binary, arithmetic};
-use crate::graph::op::{InferCx, strides};
-use crate::shape::{Dim, Fact, MAX_KNOWN};
+use crate::graph::op::{InferCx, as_usize, places};
+use crate::shape::{Dim, Fact, MAX_KNOWN, Shape};
 
 /// Every element of the reduction of `x` over `axes`, row-major, when all elements of `x` are known.
 pub(super) fn known(kind: Kind, cx: &InferCx<'_>, x: &Fact, axes: &[usize]) -> Option<Vec<Dim>> {
@@ -15,14 +15,11 @@ pub(super) fn known(kind: Kind, cx: &InferCx<'_>, x: &Fact, axes: &[usize]) -> O
         _ => return None,
     };
     let (elements, shape) = (x.as_dims()?, x.shape.as_fixed()?);
-    let (mut outer, mut inner) = (vec![0usize], vec![0usize]);
-    for (i, (n, step)) in shape.iter().zip(strides(&shape)).enumerate() {
-        let target = if axes.contains(&i) { &mut inner } else { &mut outer };
-        *target = target.iter().flat_map(|base| (0..*n).map(move |j| base + j * step)).collect();
-        if target.len() > MAX_KNOWN {
-            return None;
-        }
+    let results = Shape(shape.iter().enumerate().filter(|(i, _)| !axes.contains(i)).map(|(_, n)| Dim::from_usize(*n)).collect());
+    if as_usize(&results.count().ok()?)? > MAX_KNOWN {
+        return None;
     }
+    let [outer, inner] = places(&shape, axes).ok()?;
     let of = |base: &usize| {
         let mut all = inner.iter().map(|i| elements.get(base + i));
         let Some(first) = all.next() else {

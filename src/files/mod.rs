@@ -1,0 +1,50 @@
+//! Tensors from files and to files: `.npy`, ONNX tensors, pictures.
+
+pub mod npy;
+pub mod picture;
+
+use crate::error::{Error, Result};
+use crate::graph::onnx;
+use crate::shape::Fact;
+use crate::tensor::HostTensor;
+use picture::PictureOptions;
+use std::io::Write;
+use std::path::Path;
+
+/// Reads the tensor in `path` for an input of the model: by its ending `.npy` or `.pb` as it is, `.png`, `.jpg` or `.jpeg` in the
+/// form that `fact` asks for (see [`picture::read`]). An error for another ending, and for what is no such file.
+pub fn read(path: &Path, fact: &Fact, options: &PictureOptions) -> Result<HostTensor> {
+    let ending = path.extension().map(|e| e.to_string_lossy().to_lowercase());
+    match ending.as_deref() {
+        Some("npy") => npy::read(path),
+        Some("pb") => onnx::read_tensor(path),
+        Some("png" | "jpg" | "jpeg") => picture::read(path, fact, options),
+        _ => Err(Error::usage(
+            path.display().to_string(),
+            "the name ends in none of .npy, .pb, .png, .jpg, .jpeg",
+        )),
+    }
+}
+
+/// Writes a file beside its place and gives it its name when it is whole.
+pub fn write_whole(file: &Path, write: impl FnOnce(&mut dyn Write) -> std::io::Result<()>) -> Result<()> {
+    let folder = match file.parent() {
+        Some(p) if !p.as_os_str().is_empty() => p,
+        _ => Path::new("."),
+    };
+    let failed = |e| Error::io("cannot write", file, e);
+    let mut builder = tempfile::Builder::new();
+    builder.prefix(".tlite-");
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        builder.permissions(std::fs::Permissions::from_mode(0o644));
+    }
+    let mut new = builder.tempfile_in(folder).map_err(failed)?;
+    {
+        let mut buffer = std::io::BufWriter::new(new.as_file_mut());
+        write(&mut buffer).and_then(|()| buffer.flush()).map_err(failed)?;
+    }
+    new.persist(file).map_err(|e| failed(e.error))?;
+    Ok(())
+}

@@ -1,0 +1,195 @@
+//! NumPy's `.npy` format, versions 1 to 3, for the element types of [`DType`].
+
+use crate::error::{Error, Result, Stage};
+use crate::tensor::{DType, HostTensor, TensorError};
+use half::f16;
+use npyz::{NpyFile, Order, Serialize, WriterBuilder};
+use std::io::{BufReader, Read, Write};
+use std::path::Path;
+
+/// Elements in row-major order, of a file of `count`.
+fn elements<T: npyz::Deserialize + Clone, R: Read>(
+    file: NpyFile<R>,
+    count: usize,
+) -> std::io::Result<Vec<T>> {
+    let turned = (file.order() == Order::Fortran && file.shape().len() > 1).then(|| file.shape().to_vec());
+    let mut data = Vec::new();
+    for v in file.data::<T>().map_err(std::io::Error::other)? {
+        data.push(v?);
+    }
+    if data.len() != count {
+        return Err(std::io::ErrorKind::UnexpectedEof.into());
+    }
+    let Some(shape) = turned else { return Ok(data) };
+    let shape: Vec<usize> = shape.iter().filter_map(|n| usize::try_from(*n).ok()).collect();
+    // Column-major strides, walked in row-major order.
+    let mut strides = vec![1; shape.len()];
+    for i in 1..shape.len() {
+        strides[i] = strides[i - 1] * shape[i - 1];
+    }
+    let mut index = vec![0; shape.len()];
+    let mut out = Vec::with_capacity(data.len());
+    for _ in 0..data.len() {
+        let at: usize = index.iter().zip(&strides).map(|(i, s)| i * s).sum();
+        out.extend(data.get(at).cloned());
+        for (i, n) in index.iter_mut().zip(&shape).rev() {
+            *i += 1;
+            if *i < *n {
+                break;
+            }
+            *i = 0;
+        }
+    }
+    Ok(out)
+}
+
+/// Reads a file. Errors: no such file, no `.npy` file, an element type that the engine does not have, too few elements.
+pub fn read(path: &Path) -> Result<HostTensor> {
+    let file = std::fs::File::open(path).map_err(|e| Error::io("cannot read", path, e))?;
+    let bad = |what: String| Error::file(Stage::Run, path, what);
+    let file =
+        NpyFile::new(BufReader::new(file)).map_err(|e| bad(format!("no .npy file, or damaged: {e}")))?;
+    let dtype = file.dtype().descr();
+    let shape: Option<Vec<usize>> = file.shape().iter().map(|n| usize::try_from(*n).ok()).collect();
+    let shape = shape.ok_or_else(|| bad("sizes that cannot be counted".to_owned()))?;
+    let count = shape.iter().try_fold(1usize, |p, n| p.checked_mul(*n));
+    let count = count.ok_or_else(|| bad(format!("more elements than can be counted, {shape:?}")))?;
+    let io = |e: std::io::Error| bad(format!("{count} elements of shape {shape:?} are not there: {e}"));
+    let made: Result<HostTensor, TensorError> = match dtype
+        .trim_matches('\'')
+        .trim_start_matches(['<', '>', '|', '='])
+    {
+        "f4" => HostTensor::from_f32(&shape, &elements(file, count).map_err(io)?),
+        "f2" => HostTensor::from_f16(&shape, &elements::<f16, _>(file, count).map_err(io)?),
+        "i8" => HostTensor::from_i64(&shape, &elements(file, count).map_err(io)?),
+        "i4" => HostTensor::from_i32(&shape, &elements(file, count).map_err(io)?),
+        "u4" => HostTensor::from_u32(&shape, &elements(file, count).map_err(io)?),
+        "u1" => HostTensor::from_bytes(DType::U8, &shape, &elements(file, count).map_err(io)?),
+        "i1" => {
+            let data: Vec<i8> = elements(file, count).map_err(io)?;
+            HostTensor::from_bytes(DType::I8, &shape, bytemuck::cast_slice(&data))
+        }
+        "b1" => HostTensor::from_bool(&shape, &elements(file, count).map_err(io)?),
+        _ => {
+            return Err(bad(format!(
+                "elements of type {dtype}; expected f4, f2, i8, i4, u4, u1, i1 or b1, as numpy.ndarray.astype makes them"
+            )));
+        }
+    };
+    made.map_err(|e| bad(e.to_string()))
+}
+
+fn put<T: Serialize + npyz::AutoSerialize>(
+    out: &mut dyn Write,
+    shape: &[u64],
+    data: impl IntoIterator<Item = T>,
+) -> std::io::Result<()> {
+    let writer = npyz::WriteOptions::new().default_dtype().shape(shape).writer(out);
+    let mut writer = writer.begin_nd()?;
+    writer.extend(data)?;
+    writer.finish()
+}
+
+/// Writes a tensor whole or not at all.
+pub fn write(path: &Path, tensor: &HostTensor) -> Result<()> {
+    let shape: Vec<u64> = tensor.shape().iter().map(|n| *n as u64).collect();
+    let floats = || tensor.to_f32().map_err(std::io::Error::other);
+    let ints = || tensor.to_i64().map_err(std::io::Error::other);
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "values of the tensor's own type"
+    )]
+    super::write_whole(path, |out| match tensor.dtype() {
+        DType::F32 => put(out, &shape, floats()?.iter().copied()),
+        DType::F16 => put(out, &shape, floats()?.iter().map(|v| f16::from_f32(*v))),
+        DType::I64 => put(out, &shape, ints()?),
+        DType::I32 => put(out, &shape, ints()?.into_iter().map(|v| v as i32)),
+        DType::U32 => put(out, &shape, ints()?.into_iter().map(|v| v as u32)),
+        DType::U8 => put(out, &shape, ints()?.into_iter().map(|v| v as u8)),
+        DType::I8 => put(out, &shape, ints()?.into_iter().map(|v| v as i8)),
+        DType::Bool => put(out, &shape, ints()?.into_iter().map(|v| v != 0)),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_is_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("x.npy");
+        let values: Vec<i64> = (0..6).collect();
+        for dtype in [DType::I64, DType::I32, DType::U32, DType::U8, DType::I8] {
+            let t = HostTensor::from_ints(dtype, &[2, 3], &values).unwrap();
+            write(&path, &t).unwrap();
+            assert_eq!(read(&path).unwrap(), t);
+        }
+        for dtype in [DType::F32, DType::F16] {
+            let t = HostTensor::from_floats(dtype, &[3, 1, 2], &[0.5, -1.0, 2.0, 3.5, 1e4, 0.0]).unwrap();
+            write(&path, &t).unwrap();
+            assert_eq!(read(&path).unwrap(), t);
+        }
+        let t = HostTensor::from_bool(&[], &[true]).unwrap();
+        write(&path, &t).unwrap();
+        assert_eq!(read(&path).unwrap(), t);
+        assert_eq!(
+            std::fs::read_dir(dir.path()).unwrap().count(),
+            1,
+            "nothing else is left"
+        );
+    }
+
+    /// A file as NumPy writes it: version 1, a header padded to 64 bytes, data.
+    fn file(header: &str, data: &[u8]) -> Vec<u8> {
+        let mut out = b"\x93NUMPY\x01\x00".to_vec();
+        let mut header = header.to_owned();
+        while (out.len() + 2 + header.len() + 1) % 64 != 0 {
+            header.push(' ');
+        }
+        header.push('\n');
+        out.extend(u16::try_from(header.len()).unwrap().to_le_bytes());
+        out.extend(header.as_bytes());
+        out.extend(data);
+        out
+    }
+
+    #[test]
+    fn foreign_orders_are_read_and_wrong_files_are_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("x.npy");
+        // [[1, 2, 3], [4, 5, 6]] in column-major and big-endian order.
+        let header = "{'descr': '>i4', 'fortran_order': True, 'shape': (2, 3), }";
+        let data: Vec<u8> = [1i32, 4, 2, 5, 3, 6]
+            .iter()
+            .flat_map(|v| v.to_be_bytes())
+            .collect();
+        std::fs::write(&path, file(header, &data)).unwrap();
+        let t = HostTensor::from_i32(&[2, 3], &[1, 2, 3, 4, 5, 6]).unwrap();
+        assert_eq!(read(&path).unwrap(), t);
+        for (header, data, words) in [
+            (header, &data[..20], "6 elements"),
+            (
+                "{'descr': '<f8', 'fortran_order': False, 'shape': (1,), }",
+                &[0; 8][..],
+                "f8",
+            ),
+            (
+                "{'descr': '<f4', 'fortran_order': False, 'shape': (9223372036854775807, 3), }",
+                &[0; 8][..],
+                "counted",
+            ),
+            (
+                "{'descr': '<f4', 'fortran_order': False, 'shape': (1152921504606846976,), }",
+                &[0; 8][..],
+                "are not there",
+            ),
+            ("{'descr': ", &[][..], "no .npy file"),
+        ] {
+            std::fs::write(&path, file(header, data)).unwrap();
+            let e = read(&path).unwrap_err().chain();
+            assert!(e.contains(words) && e.contains("x.npy"), "{e}");
+        }
+    }
+}

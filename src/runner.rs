@@ -1,0 +1,259 @@
+//! Any model on any backend: inputs by name to outputs by name.
+//!
+//! Every size may change from run to run: memory is taken for the sizes that come (see [`crate::plan::Plan::reserve`]). A cache of a
+//! decoder is inputs and outputs like others; [`crate::llm`] keeps it on the device.
+
+use crate::backend::{Backend, Caps};
+use crate::error::{Error, Result, Stage};
+use crate::graph::interp::Interpreter;
+use crate::graph::onnx;
+use crate::graph::pass::{PassReport, Pipeline};
+use crate::graph::{Graph, ValueId};
+use crate::plan::{Options, Plan, bind};
+use crate::session::{Session, Timing};
+use crate::shape::{Bindings, Fact, Shape};
+use crate::tensor::{DType, HostTensor};
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::Arc;
+
+enum Engine {
+    Host(Interpreter),
+    Device(Box<Session>),
+}
+
+/// A loaded model.
+pub struct Runner {
+    graph: Arc<Graph>,
+    engine: Engine,
+    passes: Vec<PassReport>,
+}
+
+impl std::fmt::Debug for Runner {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Runner of {} nodes", self.graph.nodes().count())
+    }
+}
+
+/// A tensor with the name of its input or output.
+pub type Named = (String, HostTensor);
+
+impl Runner {
+    /// Loads the ONNX file `path` on `backend`, or for the interpreter. `float` is the storage type of activations on a device.
+    pub fn load(path: &Path, backend: Option<Box<dyn Backend>>, float: DType) -> Result<Self> {
+        Self::of(onnx::import(path)?, backend, float)
+    }
+
+    /// As [`Runner::load`], of a graph.
+    pub fn of(mut graph: Graph, backend: Option<Box<dyn Backend>>, float: DType) -> Result<Self> {
+        let pipeline = match backend {
+            Some(_) => Pipeline::standard(),
+            None => Pipeline::host(),
+        };
+        let passes = pipeline.without(&["kv_cache"]).run(&mut graph)?;
+        let graph = Arc::new(graph);
+        let engine = match backend {
+            None => Engine::Host(Interpreter::new(graph.clone())?),
+            Some(backend) => {
+                let options = Options {
+                    float,
+                    ..Options::default()
+                };
+                let plan = Plan::compile(&graph, backend.caps(), &options)?;
+                Engine::Device(Box::new(Session::new(backend, &graph, vec![plan])?))
+            }
+        };
+        Ok(Self {
+            graph,
+            engine,
+            passes,
+        })
+    }
+
+    /// What the passes did.
+    pub fn passes(&self) -> &[PassReport] {
+        &self.passes
+    }
+
+    /// What the device offers; `None` on the host.
+    pub fn caps(&self) -> Option<&Caps> {
+        match &self.engine {
+            Engine::Host(_) => None,
+            Engine::Device(session) => Some(session.caps()),
+        }
+    }
+
+    /// The plan on the device; `None` on the host.
+    pub fn plan(&self) -> Option<&Plan> {
+        match &self.engine {
+            Engine::Host(_) => None,
+            Engine::Device(session) => session.plan(0),
+        }
+    }
+
+    fn facts<'a>(&'a self, list: &'a [ValueId]) -> impl Iterator<Item = (&'a str, &'a Fact)> {
+        let values = list.iter().map(|v| self.graph.value(*v));
+        values.filter_map(|v| Some((v.name.as_str(), v.fact.as_ref()?)))
+    }
+
+    /// Names, types and shapes of the inputs, in the model's order.
+    pub fn inputs(&self) -> impl Iterator<Item = (&str, &Fact)> {
+        self.facts(self.graph.inputs())
+    }
+
+    /// Names, types and shapes of the outputs, in the model's order.
+    pub fn outputs(&self) -> impl Iterator<Item = (&str, &Fact)> {
+        self.facts(self.graph.outputs())
+    }
+
+    /// Checks names, element types, ranks and sizes of `given` and returns the values of the symbols. An error names everything that
+    /// is wrong at once.
+    pub fn check(&self, given: &[Named]) -> Result<Bindings> {
+        let find = |name: &str| given.iter().find(|(n, _)| n == name).map(|(_, t)| t);
+        let mut wrong = Vec::new();
+        for (name, fact) in self.inputs() {
+            match find(name) {
+                None => wrong.push(format!("input \"{name}\" is missing; expected {fact}")),
+                Some(t) if t.dtype() != fact.dtype || t.shape().len() != fact.shape.rank() => {
+                    wrong.push(format!("input \"{name}\": expected {fact}, found {t:?}"));
+                }
+                Some(_) => {}
+            }
+        }
+        for (i, (name, _)) in given.iter().enumerate() {
+            if self.inputs().all(|(n, _)| n != name) {
+                let known: Vec<&str> = self.inputs().map(|(n, _)| n).collect();
+                wrong.push(format!(
+                    "the model has no input \"{name}\"; it has {}",
+                    known.join(", ")
+                ));
+            }
+            if given.iter().take(i).any(|(n, _)| n == name) {
+                wrong.push(format!("input \"{name}\" is given twice"));
+            }
+        }
+        if !wrong.is_empty() {
+            return Err(Error::other(Stage::Run, wrong.join("\n  ")));
+        }
+        let shapes = self
+            .inputs()
+            .filter_map(|(name, fact)| Some((name, &fact.shape, find(name)?.shape())));
+        bind::solve(shapes)
+    }
+
+    /// Runs the model on one tensor for each input, in any order, and returns the outputs in the model's order. Integers must fit 32
+    /// bits on a device.
+    pub fn run(&mut self, given: &[Named]) -> Result<Vec<Named>> {
+        let bindings = self.check(given)?;
+        let graph = self.graph.clone();
+        let outputs = graph.outputs().iter().map(|v| (*v, graph.value(*v).name.clone()));
+        match &mut self.engine {
+            Engine::Host(interpreter) => {
+                let inputs: HashMap<ValueId, HostTensor> = given
+                    .iter()
+                    .filter_map(|(name, t)| Some((graph.input(name)?, t.clone())))
+                    .collect();
+                let results = interpreter.run(inputs)?;
+                let mut out = Vec::with_capacity(results.len());
+                for (v, name) in outputs {
+                    let tensor = results.get(&v).cloned();
+                    let missing = || Error::other(Stage::Run, format!("no value of output \"{name}\""));
+                    out.push((name.clone(), tensor.ok_or_else(missing)?));
+                }
+                Ok(out)
+            }
+            Engine::Device(session) => {
+                for (name, tensor) in given {
+                    session.write(0, name, tensor)?;
+                }
+                session.run(0, &bindings)?;
+                let read = outputs.map(|(_, name)| session.read(0, &name).map(|t| (name, t)));
+                read.collect()
+            }
+        }
+    }
+
+    /// Runs as [`Runner::run`] does, without reading outputs, and returns what each step took; empty on the host.
+    pub fn profile(&mut self, given: &[Named]) -> Result<Vec<Timing>> {
+        let bindings = self.check(given)?;
+        let Engine::Device(session) = &mut self.engine else {
+            return Ok(Vec::new());
+        };
+        for (name, tensor) in given {
+            session.write(0, name, tensor)?;
+        }
+        session.profile(0, &bindings)
+    }
+}
+
+/// The shape of `fact` with every symbol bound; the error names those that are not.
+pub fn shape_at(name: &str, shape: &Shape, bindings: &Bindings) -> Result<Vec<usize>> {
+    shape
+        .eval(bindings)
+        .map_err(|e| Error::other(Stage::Run, format!("input \"{name}\" of shape {shape}: {e}")))
+}
+
+/// How far two tensors are from each other.
+#[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
+pub struct Difference {
+    /// The largest difference of two elements; NaN where only one of them is NaN.
+    pub max_abs: f32,
+    /// That over the range of the reference's finite elements, or where all are equal over their size, 1 at least.
+    pub relative: f32,
+    /// Elements of integer or `bool` tensors that differ.
+    pub unequal: usize,
+}
+
+/// Compares `found` with `wanted`, which must agree in type and shape; the error says how they do not.
+pub fn compare(found: &HostTensor, wanted: &HostTensor) -> std::result::Result<Difference, String> {
+    if found.dtype() != wanted.dtype() || found.shape() != wanted.shape() {
+        return Err(format!("expected {wanted:?}, found {found:?}"));
+    }
+    if !wanted.dtype().is_float() {
+        let list = |t: &HostTensor| t.to_i64().map_err(|e| e.to_string());
+        let (a, b) = (list(found)?, list(wanted)?);
+        let apart = a.iter().zip(&b).filter(|(a, b)| a != b);
+        #[expect(clippy::cast_precision_loss, reason = "a measure of difference")]
+        let most = apart
+            .clone()
+            .map(|(a, b)| a.abs_diff(*b) as f32)
+            .fold(0.0, f32::max);
+        let unequal = apart.count();
+        return Ok(Difference {
+            max_abs: most,
+            relative: if unequal == 0 { 0.0 } else { f32::INFINITY },
+            unequal,
+        });
+    }
+    let list = |t: &HostTensor| {
+        let data = t.to_f32().map_err(|e| e.to_string());
+        data.map(std::borrow::Cow::into_owned)
+    };
+    let (a, b) = (list(found)?, list(wanted)?);
+    let finite = || b.iter().copied().filter(|v| v.is_finite());
+    let (low, high) = (
+        finite().fold(f32::INFINITY, f32::min),
+        finite().fold(f32::NEG_INFINITY, f32::max),
+    );
+    let mut most = 0f32;
+    for (x, y) in a.iter().zip(&b) {
+        let same = x == y || x.is_nan() && y.is_nan();
+        let d = if same { 0.0 } else { (x - y).abs() };
+        if d.is_nan() || d > most {
+            most = d;
+        }
+        if most.is_nan() {
+            break;
+        }
+    }
+    let range = if high > low {
+        high - low
+    } else {
+        low.abs().clamp(1.0, f32::MAX)
+    };
+    Ok(Difference {
+        max_abs: most,
+        relative: if most == 0.0 { 0.0 } else { most / range },
+        unequal: 0,
+    })
+}
