@@ -1,11 +1,11 @@
 // y[i, column + j] = sum_k x[i, k] * w[k, j] for many rows and an E0M weight. A work-item computes ROWS rows of COLS neighbouring
 // columns; a group of x is shared by the work-group, and each weight is unpacked once for all rows.
 #include "common/e0m4"
-#define UINTS E0M_CAT(uint, COLS)
-#define FLOATS E0M_CAT(float, COLS)
-#define AS_FLOATS E0M_CAT(as_float, COLS)
-#define LOAD E0M_CAT(vload, COLS)
-#define STORE E0M_CAT(vstore, COLS)
+#define UINTS CAT(uint, COLS)
+#define FLOATS CAT(float, COLS)
+#define AS_FLOATS CAT(as_float, COLS)
+#define LOAD CAT(vload, COLS)
+#define STORE CAT(vstore, COLS)
 #define HALVES(h) (AS_FLOATS((((h) & 0x7FFFu) << 13u) | (((h) & 0x8000u) << 16u)) * 0x1p112f)
 #define TERM(q) { \
     FLOATS w = AS_FLOATS(E0M_LEVEL(word, q)) * scale - offset; \

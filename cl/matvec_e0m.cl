@@ -4,11 +4,11 @@
 // With w = s * (w1 - b): sum x * w = s * (sum x * w1 - b * sum x), so the bias costs nothing a weight.
 #include "common/e0m4"
 #define SLICES (WG / LANES)
-#define UINTS E0M_CAT(uint, COLS)
-#define FLOATS E0M_CAT(float, COLS)
-#define AS_FLOATS E0M_CAT(as_float, COLS)
-#define LOAD E0M_CAT(vload, COLS)
-#define STORE E0M_CAT(vstore, COLS)
+#define UINTS CAT(uint, COLS)
+#define FLOATS CAT(float, COLS)
+#define AS_FLOATS CAT(as_float, COLS)
+#define LOAD CAT(vload, COLS)
+#define STORE CAT(vstore, COLS)
 #define HALVES(h) (AS_FLOATS((((h) & 0x7FFFu) << 13u) | (((h) & 0x8000u) << 16u)) * 0x1p112f)
 #define TERM(v, k) dots += (v) * AS_FLOATS(E0M_LEVEL(word, k))
 

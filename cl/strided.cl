@@ -1,13 +1,18 @@
-// y[i] = x[start + sum over parts of i of part * stride]; with `live`, start is read from there. A work-item copies two neighbouring results. The index is
-// split by the sizes n1 (innermost) to n4 and the rest.
+// y[i] = x[start + sum over parts of i of part * stride]; with `live`, start is read from there. A work-item copies two neighbouring
+// results. The index is split in RANK parts, of sizes n1 (innermost) to n5 and the rest.
+#define PART(rank, n, s) \
+  if (RANK == rank) return at + (int)i * s; \
+  at += (int)(i % n) * s; \
+  i /= n;
+
 inline int walk(uint i, int start, Params p) {
-  int at = start + (int)(i % p.n1) * p.s0;
-  i /= p.n1;
-  at += (int)(i % p.n2) * p.s1;
-  i /= p.n2;
-  at += (int)(i % p.n3) * p.s2;
-  i /= p.n3;
-  return at + (int)(i % p.n4) * p.s3 + (int)(i / p.n4) * p.s4;
+  int at = start;
+  PART(1, p.n1, p.s0)
+  PART(2, p.n2, p.s1)
+  PART(3, p.n3, p.s2)
+  PART(4, p.n4, p.s3)
+  PART(5, p.n5, p.s4)
+  return at + (int)i * p.s5;
 }
 
 KERNEL {

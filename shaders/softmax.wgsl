@@ -1,4 +1,4 @@
-// y[r, :] = exp(x[r, :] - max) / sum. One work-group a row, or a pair of rows where an odd row length could make two
+// y[r, :] = exp(x[r, :] - max) / sum, or with LOG its logarithm. One work-group a row, or a pair of rows where an odd row length could make two
 // rows share a 32-bit word (ROWS = 2).
 #include "common/reduce"
 
@@ -14,7 +14,12 @@ fn softmax(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_in
     top[j] = wg_max(m, lid);
     var s = 0.0;
     for (var i = lid; i < n; i += WG) { s += exp(x_at((first + j) * p.cols + i) - top[j]); }
-    inverse[j] = 1.0 / max(wg_sum(s, lid), 1.0e-30);
+    s = max(wg_sum(s, lid), 1.0e-30);
+#ifdef LOG
+    inverse[j] = log(s);
+#else
+    inverse[j] = 1.0 / s;
+#endif
   }
   let begin = first * p.cols;
   let end = min((first + ROWS) * p.cols, p.rows * p.cols);
@@ -22,6 +27,10 @@ fn softmax(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_in
     let v = x_at2(i);
     let a = select(0u, ROWS - 1u, 2u * i - begin >= p.cols);
     let b = select(0u, ROWS - 1u, 2u * i + 1u - begin >= p.cols);
+#ifdef LOG
+    y_put2(i, vec2<f32>(v.x - top[a] - inverse[a], v.y - top[b] - inverse[b]));
+#else
     y_put2(i, vec2<f32>(exp(v.x - top[a]) * inverse[a], exp(min(v.y - top[b], 0.0)) * inverse[b]));
+#endif
   }
 }

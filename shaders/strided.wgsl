@@ -1,14 +1,24 @@
-// y[i] = x[start + sum over parts of i of part * stride]; with `live`, start is read from there. A work-item copies two neighbouring results. The index is
-// split by the sizes n1 (innermost) to n4 and the rest.
+// y[i] = x[start + sum over parts of i of part * stride]; with `live`, start is read from there. A work-item copies two neighbouring
+// results. The index is split in RANK parts, of sizes n1 (innermost) to n5 and the rest.
 fn walk(index: u32, start: i32) -> u32 {
   var i = index;
-  var at = start + i32(i % p.n1) * p.s0;
+  var at = start;
+  if (RANK == 1u) { return u32(at + i32(i) * p.s0); }
+  at += i32(i % p.n1) * p.s0;
   i /= p.n1;
+  if (RANK == 2u) { return u32(at + i32(i) * p.s1); }
   at += i32(i % p.n2) * p.s1;
   i /= p.n2;
+  if (RANK == 3u) { return u32(at + i32(i) * p.s2); }
   at += i32(i % p.n3) * p.s2;
   i /= p.n3;
-  return u32(at + i32(i % p.n4) * p.s3 + i32(i / p.n4) * p.s4);
+  if (RANK == 4u) { return u32(at + i32(i) * p.s3); }
+  at += i32(i % p.n4) * p.s3;
+  i /= p.n4;
+  if (RANK == 5u) { return u32(at + i32(i) * p.s4); }
+  at += i32(i % p.n5) * p.s4;
+  i /= p.n5;
+  return u32(at + i32(i) * p.s5);
 }
 
 @compute @workgroup_size(WG)

@@ -3,9 +3,6 @@
 #define E0M_TOP (23 - BITS)
 #define E0M_MASK (((1u << BITS) - 1u) << E0M_TOP)
 
-#define E0M_CAT_(a, b) a##b
-#define E0M_CAT(a, b) E0M_CAT_(a, b)
-
 // Bits of w1 of weight k, a constant: one shift and one AND-OR; `word` may be a vector.
 #define E0M_FIELD(k) (((k) / 2 + (k) % 2 * (PER / 2)) * BITS)
 #define E0M_LEVEL(word, k) \

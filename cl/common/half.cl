@@ -17,6 +17,9 @@
   }
 HALF_SOFT_FORMS(2)
 HALF_SOFT_FORMS(4)
+HALF_SOFT_FORMS(8)
+HALF_SOFT_FORMS(16)
+inline void half_store(float v, size_t i, __global half *y) { vstore_half(v, i, y); }
 inline float half_load(size_t i, const __global half *x) {
   uint h = ((const __global ushort *)x)[i];
   return as_float(((h & 0x7FFFu) << 13u) | ((h & 0x8000u) << 16u)) * 0x1p112f;
@@ -25,6 +28,11 @@ inline float half_load(size_t i, const __global half *x) {
 #define half_load(i, x) vload_half(i, x)
 #define half_load2(i, x) vload_half2(i, x)
 #define half_load4(i, x) vload_half4(i, x)
+#define half_load8(i, x) vload_half8(i, x)
+#define half_load16(i, x) vload_half16(i, x)
+#define half_store(v, i, y) vstore_half(v, i, y)
 #define half_store2(v, i, y) vstore_half2(v, i, y)
 #define half_store4(v, i, y) vstore_half4(v, i, y)
+#define half_store8(v, i, y) vstore_half8(v, i, y)
+#define half_store16(v, i, y) vstore_half16(v, i, y)
 #endif

@@ -9,15 +9,20 @@
 //! | [`Ty::Elem`] `f16` | `half *` | `array<u32>` | `x_at(i)`, `x_at2(i)`, `x_at4(i)`, `y_put2(i, v)`, `y_put4(i, v)` in `f32` |
 //! | [`Ty::Elem`] `f32` | `float *` | `array<f32>` | the same |
 //! | [`Ty::Elem`] integer, `bool` | `int *` | `array<i32>` | the same in `i32` |
+//! | [`Ty::Single`] | as [`Ty::Elem`] | the same, but `array<atomic<u32>>` for `f16` | the same and `y_put(i, v)` |
 //! | [`Ty::Words`] | `uint *` | `array<u32>` | `w[i]` |
 //! | [`Ty::Words4`] | `uint4 *` | `array<vec4<u32>>` | `w[i]` |
 //!
 //! `at2(i)` reads elements `2i` and `2i + 1`, `at4(i)` reads `4i ..= 4i + 3`. There is no store of one half:
-//! WGSL has no 16-bit store without an extension, so a work-item always owns an aligned pair. A
+//! WGSL has no 16-bit store without an extension, so a work-item always owns an aligned pair; or a [`Ty::Single`] result
+//! is stored one at a time, in WGSL halves by two atomic operations on the word that two of them share. A
 //! tensor with an odd number of elements is followed by padding up to a multiple of 4 bytes.
 //!
+//! OpenCL C, which stores any part of a word, has besides `x_run(n, i)` and `y_put_run(n, i, v)`, the elements `i .. i + n` at any `i` as
+//! a vector of 2, 4, 8 or 16, and `y_put` for every result. CPU compilers make nothing as good of single elements.
+//!
 //! `ELEM` (in OpenCL C also `ELEM2` and `ELEM4`) is the accessor type of the result, or without one of the first element
-//! operand: a float or an `int`.
+//! operand: a float or an `int`; `LEAST` is where its running maxima start.
 //!
 //! The preprocessor knows `#ifdef`, `#ifndef`, `#else`, `#endif` and `#include "common/<file>"`. Numeric
 //! defines become `#define` and `const`; a define is also visible to `#ifdef`. An optional operand `b` that
@@ -65,10 +70,19 @@ pub enum Role {
 pub enum Ty {
     /// Elements of the operand's data type through accessors.
     Elem,
+    /// A result that is stored one element at a time, or several. It is not read, and never takes the place of an operand.
+    Single,
     /// 32-bit words.
     Words,
     /// Vectors of four 32-bit words.
     Words4,
+}
+
+impl Ty {
+    /// Elements are read and written through accessors.
+    pub fn has_accessors(self) -> bool {
+        matches!(self, Self::Elem | Self::Single)
+    }
 }
 
 /// One operand of a kernel.
@@ -175,7 +189,7 @@ impl fmt::Display for KernelSpec {
             write!(f, " {k}={v}")?;
         }
         for (arg, dtype) in self.bound() {
-            if arg.ty == Ty::Elem {
+            if arg.ty.has_accessors() {
                 write!(f, " {}:{dtype}", arg.name)?;
             }
         }
@@ -212,6 +226,12 @@ const COMMON: &[(&str, &str, &str)] = &[
         include_str!("../../cl/common/reduce.cl"),
         include_str!("../../shaders/common/reduce.wgsl"),
     ),
+    (
+        "places",
+        include_str!("../../cl/common/places.cl"),
+        include_str!("../../shaders/common/places.wgsl"),
+    ),
+    ("lanes", include_str!("../../cl/common/lanes.cl"), ""),
     (
         "e0m4",
         include_str!("../../cl/common/e0m4.cl"),
@@ -283,6 +303,7 @@ impl KernelSpec {
     fn prelude_cl(&self, names: &[String]) -> String {
         let mut s = String::new();
         let _ = writeln!(s, "#define WG {}", self.workgroup);
+        s.push_str("#define CAT_(a, b) a##b\n#define CAT(a, b) CAT_(a, b)\n");
         let _ = writeln!(s, "#define MASK_MIN ({MASK_MIN:.1}f)");
         for (k, v) in &self.defines {
             let _ = writeln!(s, "#define {k} {v}");
@@ -293,7 +314,12 @@ impl KernelSpec {
         let elem = if self.elem_is_float() { "float" } else { "int" };
         let _ = writeln!(
             s,
-            "#define ELEM {elem}\n#define ELEM2 {elem}2\n#define ELEM4 {elem}4"
+            "#define ELEM {elem}\n#define ELEM2 {elem}2\n#define ELEM4 {elem}4\n#define LEAST {}",
+            if elem == "float" {
+                "(-3.0e38f)"
+            } else {
+                "(-2147483647 - 1)"
+            }
         );
         s.push_str("typedef struct {");
         for (name, ty) in self.kernel.params.fields {
@@ -305,7 +331,7 @@ impl KernelSpec {
             let _ = write!(s, " {ty} {name};");
         }
         s.push_str(" } Params;\n");
-        if self.bound().any(|(a, d)| a.ty == Ty::Elem && d == DType::F16) {
+        if self.bound().any(|(a, d)| a.ty.has_accessors() && d == DType::F16) {
             s.push_str(HALF);
         }
         let mut signature = Vec::new();
@@ -313,9 +339,9 @@ impl KernelSpec {
             let base = match (arg.ty, dtype) {
                 (Ty::Words, _) => "uint",
                 (Ty::Words4, _) => "uint4",
-                (Ty::Elem, DType::F16) => "half",
-                (Ty::Elem, DType::F32) => "float",
-                (Ty::Elem, _) => "int",
+                (_, DType::F16) => "half",
+                (_, DType::F32) => "float",
+                (_, _) => "int",
             };
             let shared = self
                 .in_place
@@ -326,7 +352,7 @@ impl KernelSpec {
             signature.push(format!("__global {constant}{base} *restrict {}", arg.name));
         }
         for (arg, dtype) in self.kernel.args.iter().zip(&self.operands) {
-            let Some(dtype) = dtype.filter(|_| arg.ty == Ty::Elem) else {
+            let Some(dtype) = dtype.filter(|_| arg.ty.has_accessors()) else {
                 continue;
             };
             let n = arg.name;
@@ -343,7 +369,23 @@ impl KernelSpec {
                     ),
                 };
             }
-            if arg.role != Role::Out {
+            if matches!(arg.role, Role::Out | Role::InOut) {
+                let _ = match dtype {
+                    DType::F16 => writeln!(
+                        s,
+                        "#define {n}_put(i, v) half_store(v, (size_t)(i), {m})\n#define {n}_put_run(n, i, v) CAT(half_store, n)(v, 0, {m} + (i))"
+                    ),
+                    _ => writeln!(
+                        s,
+                        "#define {n}_put(i, v) ({m}[i] = (v))\n#define {n}_put_run(n, i, v) CAT(vstore, n)(v, 0, {m} + (i))"
+                    ),
+                };
+            }
+            if arg.role != Role::Out && arg.ty == Ty::Elem {
+                let _ = match dtype {
+                    DType::F16 => writeln!(s, "#define {n}_run(n, i) CAT(half_load, n)(0, {m} + (i))"),
+                    _ => writeln!(s, "#define {n}_run(n, i) CAT(vload, n)(0, {m} + (i))"),
+                };
                 let _ = match dtype {
                     DType::F16 => writeln!(
                         s,
@@ -369,7 +411,7 @@ impl KernelSpec {
     /// True when the accessors of the first element operand work in floats.
     fn elem_is_float(&self) -> bool {
         let args = self.kernel.args.iter().zip(&self.operands);
-        let elems = || args.clone().filter(|(a, _)| a.ty == Ty::Elem);
+        let elems = || args.clone().filter(|(a, _)| a.ty.has_accessors());
         let result = elems().find(|(a, _)| a.role == Role::Out);
         let elem = result.or_else(|| elems().find(|(_, d)| d.is_some()));
         elem.and_then(|(_, d)| *d).is_none_or(DType::is_float)
@@ -394,11 +436,12 @@ impl KernelSpec {
                 writeln!(s, "const {k}: u32 = {v}u;")
             };
         }
-        let _ = writeln!(
-            s,
-            "alias ELEM = {};",
-            if self.elem_is_float() { "f32" } else { "i32" }
-        );
+        let (elem, least) = if self.elem_is_float() {
+            ("f32", "-3.0e38")
+        } else {
+            ("i32", "-2147483647 - 1")
+        };
+        let _ = writeln!(s, "alias ELEM = {elem};\nconst LEAST: {elem} = {least};");
         s.push_str("struct Params {");
         for (name, ty) in self.kernel.params.fields {
             let ty = match ty {
@@ -412,9 +455,10 @@ impl KernelSpec {
         for (i, (arg, dtype)) in self.bound().enumerate() {
             let ty = match (arg.ty, dtype) {
                 (Ty::Words, _) | (Ty::Elem, DType::F16) => "u32",
+                (Ty::Single, DType::F16) => "atomic<u32>",
                 (Ty::Words4, _) => "vec4<u32>",
-                (Ty::Elem, DType::F32) => "f32",
-                (Ty::Elem, _) => "i32",
+                (_, DType::F32) => "f32",
+                (_, _) => "i32",
             };
             let access = if arg.role == Role::Weight {
                 "read"
@@ -429,12 +473,26 @@ impl KernelSpec {
             );
         }
         for (arg, dtype) in self.kernel.args.iter().zip(&self.operands) {
-            let Some(dtype) = dtype.filter(|_| arg.ty == Ty::Elem) else {
+            let Some(dtype) = dtype.filter(|_| arg.ty.has_accessors()) else {
                 continue;
             };
             let n = arg.name;
             let m = self.storage_of(arg);
             let t = if dtype.is_float() { "f32" } else { "i32" };
+            if arg.ty == Ty::Single && dtype == DType::F16 {
+                let _ = writeln!(
+                    s,
+                    "fn {n}_put2(i: u32, v: vec2<f32>) {{ atomicStore(&{m}[i], pack2x16float(v)); }}\nfn {n}_put4(i: u32, v: vec4<f32>) {{ {n}_put2(2u * i, v.xy); {n}_put2(2u * i + 1u, v.zw); }}"
+                );
+                let _ = writeln!(
+                    s,
+                    "fn {n}_put(i: u32, v: f32) {{ let s = (i & 1u) * 16u; atomicAnd(&{m}[i >> 1u], 0xFFFF0000u >> s); atomicOr(&{m}[i >> 1u], pack2x16float(vec2<f32>(v, 0.0)) << s); }}"
+                );
+                continue;
+            }
+            if arg.ty == Ty::Single {
+                let _ = writeln!(s, "fn {n}_put(i: u32, v: {t}) {{ {m}[i] = v; }}");
+            }
             if matches!(arg.role, Role::Out | Role::InOut) {
                 if dtype == DType::F16 {
                     let _ = writeln!(
@@ -448,7 +506,7 @@ impl KernelSpec {
                     );
                 }
             }
-            if arg.role != Role::Out {
+            if arg.role != Role::Out && arg.ty == Ty::Elem {
                 if dtype == DType::F16 {
                     let _ = writeln!(
                         s,

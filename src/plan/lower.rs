@@ -43,6 +43,21 @@ pub enum Pack {
         /// Columns of a panel.
         panel: usize,
     },
+    /// Slices along the first axis, in groups of `rows`, each cut into tiles of `tile` slices and padded with zeros to a whole
+    /// number of tiles. Within a tile the `tile` elements at one position of the slices stand side by side. These are the
+    /// tiles `first .. first + count`, counted over all groups.
+    Tiles {
+        /// Element type on the device.
+        dtype: DType,
+        /// Slices of a group.
+        rows: usize,
+        /// Slices of a tile.
+        tile: usize,
+        /// First tile.
+        first: usize,
+        /// Number of tiles.
+        count: usize,
+    },
 }
 
 impl Pack {
@@ -67,6 +82,14 @@ impl Pack {
                 row.checked_mul(u64::try_from(*rows).ok()?)?
                     .checked_mul(size(*dtype))?
             }
+            Self::Tiles {
+                dtype,
+                tile,
+                count: tiles,
+                ..
+            } => count(&[*tiles, *tile])?
+                .checked_mul(count(shape.get(1..)?)?)?
+                .checked_mul(size(*dtype))?,
             Self::Columns {
                 dtype: device,
                 transpose,
@@ -298,6 +321,11 @@ impl LowerCx<'_> {
         self.node.inputs.len()
     }
 
+    /// Number of results.
+    pub fn output_count(&self) -> usize {
+        self.node.outputs.len()
+    }
+
     /// The device.
     pub fn caps(&self) -> &Caps {
         self.caps
@@ -439,7 +467,10 @@ impl LowerCx<'_> {
             ));
         }
         let dtype = match &pack {
-            Pack::Plain { dtype } | Pack::Rows { dtype, .. } | Pack::Columns { dtype, .. } => *dtype,
+            Pack::Plain { dtype }
+            | Pack::Rows { dtype, .. }
+            | Pack::Columns { dtype, .. }
+            | Pack::Tiles { dtype, .. } => *dtype,
         };
         Ok(self.packed(root, pack, dtype))
     }

@@ -43,6 +43,15 @@ pub fn print(plan: &Plan, graph: &Graph) -> String {
         let form = match &w.pack {
             Pack::Plain { dtype } => format!("{dtype}"),
             Pack::Rows { dtype, first, count } => format!("{dtype} rows {first}+{count}"),
+            Pack::Tiles {
+                dtype,
+                rows,
+                tile,
+                first,
+                count,
+            } => {
+                format!("{dtype} tiles {first}+{count} of {tile} of {rows}")
+            }
             Pack::Columns {
                 dtype,
                 transpose,

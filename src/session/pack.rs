@@ -8,8 +8,7 @@ use half::f16;
 /// an even number of elements.
 pub(super) fn to_device(t: &HostTensor, device: DType) -> Result<Vec<u8>, String> {
     let mut bytes = match device {
-        DType::F32 => bytemuck::cast_slice(&t.to_f32().map_err(|e| e.to_string())?).to_vec(),
-        DType::F16 => floats_to_halves(&t.to_f32().map_err(|e| e.to_string())?),
+        DType::F32 | DType::F16 => return Ok(floats(&t.to_f32().map_err(|e| e.to_string())?, device)),
         DType::U32 => t.bytes().map_err(|e| e.to_string())?.to_vec(),
         _ => {
             let mut out = Vec::with_capacity(t.len() * 4);
@@ -23,6 +22,16 @@ pub(super) fn to_device(t: &HostTensor, device: DType) -> Result<Vec<u8>, String
     };
     bytes.resize(bytes.len().next_multiple_of(8).max(8), 0);
     Ok(bytes)
+}
+
+/// Floats as the device stores them, an even number of elements.
+fn floats(data: &[f32], dtype: DType) -> Vec<u8> {
+    let mut bytes = match dtype {
+        DType::F16 => floats_to_halves(data),
+        _ => bytemuck::cast_slice(data).to_vec(),
+    };
+    bytes.resize(bytes.len().next_multiple_of(8).max(8), 0);
+    bytes
 }
 
 /// Halves of `data`; values beyond the range of a half become its largest.
@@ -98,22 +107,39 @@ pub(super) fn pack(t: &HostTensor, pack: &Pack) -> Result<Vec<u8>, String> {
             } else {
                 (rows, last, 1)
             };
-            let size = if *dtype == DType::F16 { 2 } else { 4 };
-            let mut out = vec![0u8; (depth * stride * size).next_multiple_of(8)];
-            let max = f16::MAX.to_f32();
-            for (r, row) in out.chunks_exact_mut(stride * size).take(depth).enumerate() {
-                for (c, item) in row.chunks_exact_mut(size).take(*count).enumerate() {
-                    let v = *data
+            let mut out = vec![0f32; depth * stride];
+            for (r, row) in out.chunks_exact_mut((*stride).max(1)).enumerate() {
+                for (c, item) in row.iter_mut().take(*count).enumerate() {
+                    *item = *data
                         .get(r * row_step + (first + c) * column_step)
                         .ok_or("columns outside the tensor")?;
-                    if *dtype == DType::F16 {
-                        item.copy_from_slice(&f16::from_f32(v.clamp(-max, max)).to_le_bytes());
-                    } else {
-                        item.copy_from_slice(&v.to_le_bytes());
+                }
+            }
+            Ok(floats(&out, *dtype))
+        }
+        Pack::Tiles {
+            dtype,
+            rows,
+            tile,
+            first,
+            count,
+        } => {
+            let data = t.to_f32().map_err(|e| e.to_string())?;
+            let slices = t.shape().first().copied().unwrap_or(0);
+            let depth = data.len().checked_div(slices).unwrap_or(0);
+            let a_group = rows.div_ceil(*tile).max(1);
+            let mut out = vec![0f32; count * tile * depth];
+            for (i, part) in out.chunks_exact_mut((tile * depth).max(1)).enumerate() {
+                let (group, row) = ((first + i) / a_group, (first + i) % a_group * tile);
+                for r in row..(row + tile).min(*rows) {
+                    let from = (group * rows + r) * depth;
+                    let slice = data.get(from..from + depth).ok_or("tiles outside the tensor")?;
+                    for (to, v) in part.iter_mut().skip(r - row).step_by(*tile).zip(slice) {
+                        *to = *v;
                     }
                 }
             }
-            Ok(out)
+            Ok(floats(&out, *dtype))
         }
     }
 }

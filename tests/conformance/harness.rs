@@ -373,7 +373,7 @@ fn one_form(
     };
     let inputs = plan.inputs.clone();
     let (shared, guards) = device.share().guarded();
-    let mut session = Session::new(Box::new(shared), graph, vec![plan]).map_err(|e| e.to_string())?;
+    let mut session = Session::new(Box::new(shared), graph, vec![plan]).map_err(|e| e.chain())?;
     let stats = session.stats();
     for (bindings, operands) in &scenario.runs {
         let operands: Vec<HostTensor> = operands

@@ -8,11 +8,14 @@ use transformer_lite::graph::derive::derive;
 use transformer_lite::graph::op::attention::Attention;
 use transformer_lite::graph::op::case::{Input, input};
 use transformer_lite::graph::op::concat::Concat;
+use transformer_lite::graph::op::constant_of_shape::ConstantOfShape;
+use transformer_lite::graph::op::conv::Conv;
 use transformer_lite::graph::op::expand::Expand;
 use transformer_lite::graph::op::gather::Gather;
 use transformer_lite::graph::op::kv_append::KvAppend;
 use transformer_lite::graph::op::matmul::MatMul;
 use transformer_lite::graph::op::pointwise::{Binary, Expr, Pointwise, Unary};
+use transformer_lite::graph::op::pool::{self, Pool};
 use transformer_lite::graph::op::range::Range;
 use transformer_lite::graph::op::reduce::{Kind, Reduce};
 use transformer_lite::graph::op::rms_norm::RmsNorm;
@@ -20,6 +23,7 @@ use transformer_lite::graph::op::rotary::Rotary;
 use transformer_lite::graph::op::slice::Slice;
 use transformer_lite::graph::op::softmax::Softmax;
 use transformer_lite::graph::op::transpose::Transpose;
+use transformer_lite::graph::op::window::{AutoPad, Window};
 use transformer_lite::graph::{Edit, Graph, Op, State};
 use transformer_lite::plan::{Options, Plan};
 use transformer_lite::session::Session;
@@ -326,6 +330,57 @@ pub fn scenarios() -> Vec<(&'static str, Make)> {
         }),
         ("range/floats", || {
             scenario(Range, &[Float("t"), Float("s+t"), Float("1")], RUNS)
+        }),
+        ("constant_of_shape/floats", || {
+            let value = HostTensor::from_f32(&[1], &[-3.0]).map_err(|e| e.to_string())?;
+            scenario(ConstantOfShape { value }, &[List("s,t,3")], RUNS)
+        }),
+        ("conv/padded", || {
+            let window = Window {
+                pads: vec![1, 2, 0, 1],
+                strides: vec![2, 1],
+                ..Window::new(&[])
+            };
+            let operands = [Data("1,3,s+2,2*t+1", plain), Constant(&[9, 3, 3, 3])];
+            scenario(Conv { window, group: 1 }, &operands, RUNS)
+        }),
+        ("conv/same", || {
+            let window = Window {
+                auto_pad: AutoPad::SameLower,
+                strides: vec![2, 2],
+                ..Window::new(&[])
+            };
+            let operands = [Data("s,4,t,s+t", plain), Constant(&[6, 2, 2, 3])];
+            scenario(Conv { window, group: 2 }, &operands, RUNS)
+        }),
+        ("conv/pixels", || {
+            let operands = [Data("1,5,s,t", plain), Constant(&[12, 5, 1, 1])];
+            scenario(
+                Conv {
+                    window: Window::new(&[]),
+                    group: 1,
+                },
+                &operands,
+                RUNS,
+            )
+        }),
+        ("pool/same", || {
+            let kind = pool::Kind::Average { include_pad: true };
+            let window = Window {
+                auto_pad: AutoPad::SameUpper,
+                strides: vec![2, 3],
+                ..Window::new(&[3, 2])
+            };
+            scenario(Pool { kind, window }, &[Data("1,2,s+t,t", plain)], RUNS)
+        }),
+        ("reduce/inner", || {
+            let op = Reduce {
+                kind: Kind::Mean,
+                axes: Some(vec![0, 2]),
+                keep: false,
+                noop_without_axes: false,
+            };
+            scenario(op, &[Data("s,3,t,5", plain)], RUNS)
         }),
         ("expand/groups", || {
             scenario(Expand, &[Data("1,2,1,t,3", plain), List("1,2,s,t,3")], RUNS)

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::process::{Command as Process, Output};
 
 static RMS_NORM: Text =
-    kernel!(rms_norm { rows: U32, cols: U32, epsilon: F32 } [x: In Elem, scale: In Elem, y: Out Elem]);
+    kernel!(norm { rows: U32, cols: U32, epsilon: F32 } [x: In Elem, scale: OptionalIn Elem, y: Out Elem]);
 
 fn open() -> OpenCl {
     OpenCl::open(None).unwrap()
@@ -20,7 +20,7 @@ fn spec(rows: i64, dtype: DType, in_place: bool) -> KernelSpec {
     KernelSpec {
         kernel: &RMS_NORM,
         workgroup: 64,
-        defines: BTreeMap::from([("ROWS", rows)]),
+        defines: BTreeMap::from([("ROWS", rows), ("EACH", 1)]),
         operands: vec![Some(dtype), Some(DType::F32), Some(dtype)],
         in_place: in_place.then_some(0),
         snippet: Snippet::default(),
@@ -515,7 +515,7 @@ fn impossible_requests_are_errors() {
         ..too_wide
     };
     let error = cl.compile(&too_wide).unwrap_err().to_string();
-    assert!(error.contains("rms_norm<") && error.contains("allows"), "{error}");
+    assert!(error.contains("norm<") && error.contains("allows"), "{error}");
 
     let limit = cl.caps().max_buffer_bytes;
     match cl.create_buffer("huge", limit + 4).unwrap_err() {
@@ -540,7 +540,7 @@ fn impossible_requests_are_errors() {
     assert!(error.contains("2 views expected, 1 given"), "{error}");
     let recording = cl.record(&dispatch(vec![a, a])).unwrap();
     let error = cl.submit(recording, &Launch::default()).unwrap_err().to_string();
-    assert!(error.contains("rms_norm<") && error.contains("grid 3"), "{error}");
+    assert!(error.contains("norm<") && error.contains("grid 3"), "{error}");
     let launch = Launch {
         params: vec![0; 8],
         grids: vec![[1; 3]; 4],

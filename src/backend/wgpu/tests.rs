@@ -8,7 +8,7 @@ use half::f16;
 use std::collections::BTreeMap;
 
 static RMS_NORM: Kernel =
-    kernel!(rms_norm { rows: U32, cols: U32, epsilon: F32 } [x: In Elem, scale: In Elem, y: Out Elem]);
+    kernel!(norm { rows: U32, cols: U32, epsilon: F32 } [x: In Elem, scale: OptionalIn Elem, y: Out Elem]);
 
 /// `y[i] = x[i] * factor + y[i]` over words, one group of 8 work-items for 8 words.
 static SCALE: Kernel = Kernel {
@@ -37,7 +37,7 @@ fn spec(kernel: &'static Kernel, workgroup: u32, operands: &[DType], rows: i64) 
     KernelSpec {
         kernel,
         workgroup,
-        defines: BTreeMap::from([("ROWS", rows)]),
+        defines: BTreeMap::from([("ROWS", rows), ("EACH", 1)]),
         operands: operands.iter().map(|d| Some(*d)).collect(),
         in_place: None,
         snippet: Default::default(),

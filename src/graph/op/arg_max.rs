@@ -3,9 +3,13 @@
 //! ONNX `ArgMax` and `ArgMin` from opset 1; `select_last_index` from 12. Of equal elements the first, or the last.
 
 use super::case::{Case, input};
-use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, around, axis, no_number, onnx, operand};
+use super::{Attributes, InferCx, Inputs, MOST_LOOPS, Op, OpDef, OpError, OpResult, around, axis, no_number, onnx, operand, split_at};
+use crate::backend::kernel::Kernel;
+use crate::plan::lower::{Call, LowerCx};
 use crate::shape::{Fact, Shape};
 use crate::tensor::{DType, HostTensor};
+
+static KERNEL: Kernel = crate::kernel!(arg_max { count: U32, cols: U32, inner: U32 } [x: In Elem, y: Out Elem]);
 
 /// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -79,6 +83,26 @@ impl Op for ArgMax {
         }
         Ok(vec![HostTensor::from_i64(&shape, &y)?])
     }
+
+    fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
+        let x = cx.shape(0)?;
+        let (outer, cols, inner) = split_at(&x, axis(self.axis, x.rank())?)?;
+        if cols.as_const().is_none_or(|n| n > MOST_LOOPS) {
+            return Err(OpError::NoKernel(format!("a search among {cols} elements")));
+        }
+        let count = outer.mul(&inner)?;
+        let mut call = Call::new(&KERNEL, 64)
+            .operand(cx.input(0)?)
+            .operand(cx.output(0)?)
+            .grid(count.ceil_div(2 * 64)?, 1, 1)
+            .field(&count)
+            .field(&cols)
+            .field(&inner);
+        for (name, set) in [("SMALLEST", self.min), ("LAST", self.last), ("FLOATS", cx.fact(0)?.dtype.is_float())] {
+            call = if set { call.define(name, 1) } else { call };
+        }
+        cx.emit(call)
+    }
 }
 
 fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
@@ -91,13 +115,20 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 /// The registry's entry.
-pub static DEF: OpDef = OpDef { onnx: &[onnx("ArgMax", 1), onnx("ArgMin", 1)], import, kernels: &[], cases };
+pub static DEF: OpDef = OpDef { onnx: &[onnx("ArgMax", 1), onnx("ArgMin", 1)], import, kernels: &[&KERNEL], cases };
 
 fn cases() -> Vec<Case> {
     let case = |min, axis, keep, last, x: &[usize]| {
-        Case::new(ArgMax { min, axis, keep, last }, vec![input(x)]).host_only("no kernel")
+        Case::new(ArgMax { min, axis, keep, last }, vec![input(x)])
     };
-    vec![case(false, -1, true, false, &[3, 33]), case(true, 0, false, true, &[5, 2, 3])]
+    let ints = |op| Case::new(op, vec![input(&[3, 9, 5]).ints(-3, 3)]);
+    vec![
+        case(false, -1, true, false, &[3, 33]),
+        case(true, 0, false, true, &[5, 2, 3]),
+        case(false, 1, false, true, &[1, 1, 1]),
+        ints(ArgMax { min: false, axis: 1, keep: false, last: true }),
+        ints(ArgMax { min: true, axis: 1, keep: true, last: false }),
+    ]
 }
 
 #[cfg(test)]

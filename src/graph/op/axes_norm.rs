@@ -4,8 +4,10 @@
 //! and `LpNormalization` from 1 (divide by the norm; the last axis by default; where the norm is 0 the result is 0).
 
 use super::case::{Case, input};
+use super::norm::{self, Place, Rows};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, axis, onnx, operand, places};
-use crate::shape::Fact;
+use crate::plan::lower::LowerCx;
+use crate::shape::{Fact, product};
 use crate::tensor::HostTensor;
 
 /// See the module documentation.
@@ -84,6 +86,22 @@ impl Op for AxesNorm {
         }
         Ok(vec![HostTensor::from_floats(x.dtype(), x.shape(), &y)?])
     }
+
+    fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
+        let x = cx.shape(0)?;
+        let mut axes = self.axes(x.rank())?;
+        axes.sort_unstable();
+        axes.dedup();
+        let from = x.rank() - axes.len();
+        if matches!(self, Self::Lp { .. }) || axes.iter().enumerate().any(|(i, a)| *a != from + i) {
+            return Err(OpError::NoKernel(format!("{} over axes {axes:?} of {x}", self.name())));
+        }
+        let (before, part) = x.0.split_at(from);
+        let (rows, cols) = (product(before)?, product(part)?);
+        // The square of what is added to the deviation, which tells as little.
+        let epsilon = 1e-18;
+        norm::emit(cx, &Rows { rows, cols, place: Place::Column, center: true, given: false, epsilon })
+    }
 }
 
 fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
@@ -100,16 +118,18 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 pub static DEF: OpDef = OpDef {
     onnx: &[onnx("MeanVarianceNormalization", 9), onnx("LpNormalization", 1)],
     import,
-    kernels: &[],
+    kernels: &[&norm::KERNEL],
     cases,
 };
 
 fn cases() -> Vec<Case> {
-    let case = |op, x: &[usize]| Case::new(op, vec![input(x)]).host_only("no kernel yet");
+    let case = |op, x: &[usize]| Case::new(op, vec![input(x)]);
+    let host = |op, x: &[usize]| case(op, x).host_only("kernels take mean and variance of the last axes");
     vec![
-        case(AxesNorm::MeanVariance { axes: vec![0, 2, 3] }, &[2, 3, 5, 4]),
+        host(AxesNorm::MeanVariance { axes: vec![0, 2, 3] }, &[2, 3, 5, 4]),
         case(AxesNorm::MeanVariance { axes: vec![-1] }, &[3, 7]),
-        case(AxesNorm::Lp { axis: 1, p: 2 }, &[2, 5, 3]),
-        case(AxesNorm::Lp { axis: -1, p: 1 }, &[4, 9]),
+        case(AxesNorm::MeanVariance { axes: vec![2, 1] }, &[3, 7, 5]),
+        host(AxesNorm::Lp { axis: 1, p: 2 }, &[2, 5, 3]),
+        host(AxesNorm::Lp { axis: -1, p: 1 }, &[4, 9]),
     ]
 }

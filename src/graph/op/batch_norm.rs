@@ -4,8 +4,10 @@
 //! Statistics of each element instead of each channel (`spatial = 0`) are refused.
 
 use super::case::{Case, input};
+use super::norm::{self, Place, Rows};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, onnx, operand};
-use crate::shape::Fact;
+use crate::plan::lower::LowerCx;
+use crate::shape::{Fact, product};
 use crate::tensor::HostTensor;
 
 /// Operands: `x [n, c, ..]`, then scale, bias, mean and variance, each `[c]`.
@@ -60,6 +62,14 @@ impl Op for BatchNorm {
         }
         Ok(vec![HostTensor::from_floats(x.dtype(), x.shape(), &y)?])
     }
+
+    fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
+        let x = cx.shape(0)?;
+        let [n, c, rest @ ..] = x.0.as_slice() else { return Err(OpError::expected("rank", "2 or more", x.rank())) };
+        let (rows, cols) = (n.mul(c)?, product(rest)?);
+        let place = Place::Set { sets: c.clone(), per: 1.into(), run: cols.clone() };
+        norm::emit(cx, &Rows { rows, cols, place, center: true, given: true, epsilon: self.epsilon })
+    }
 }
 
 fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
@@ -77,13 +87,13 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 /// The registry's entry.
-pub static DEF: OpDef = OpDef { onnx: &[onnx("BatchNormalization", 6)], import, kernels: &[], cases };
+pub static DEF: OpDef = OpDef { onnx: &[onnx("BatchNormalization", 6)], import, kernels: &[&norm::KERNEL], cases };
 
 fn cases() -> Vec<Case> {
     let case = |x: &[usize], c: usize| {
         let list = || input(&[c]);
         let inputs = vec![input(x), list(), list(), list(), list().range(0.25, 2.0)];
-        Case::new(BatchNorm { epsilon: 1e-3 }, inputs).host_only("no kernel yet")
+        Case::new(BatchNorm { epsilon: 1e-3 }, inputs)
     };
     vec![case(&[2, 3, 5, 7], 3), case(&[3, 5], 5), case(&[1, 4, 9], 4)]
 }

@@ -1,7 +1,8 @@
 //! A tensor of one repeated value. ONNX `ConstantOfShape` from opset 9. On the host; a constant shape is folded.
 
 use super::case::{Case, input};
-use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, onnx, operand};
+use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, onnx, operand, range};
+use crate::plan::lower::LowerCx;
 use crate::shape::{Dim, Fact, Known, MAX_KNOWN, Shape};
 use crate::tensor::HostTensor;
 
@@ -34,6 +35,18 @@ impl Op for ConstantOfShape {
         Ok(vec![super::gather_strided(&self.value, &shape, 0, &vec![0; shape.len()])?])
     }
 
+    fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
+        #[expect(clippy::cast_possible_truncation, reason = "a float that is a small integer is one")]
+        let whole = if self.value.dtype().is_float() {
+            let list = self.value.to_f32()?;
+            list.first().copied().filter(|v| v.fract() == 0.0 && v.abs() < 16_777_216.0).map(|v| v as i64)
+        } else {
+            self.value.to_i64()?.first().copied()
+        };
+        let whole = whole.ok_or_else(|| OpError::NoKernel(format!("a tensor filled with {:?}, no small integer", self.value)))?;
+        range::emit(cx, &whole.into(), 0)
+    }
+
     fn reads(&self, _: usize) -> bool {
         false
     }
@@ -49,7 +62,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 /// The registry's entry.
-pub static DEF: OpDef = OpDef { onnx: &[onnx("ConstantOfShape", 9)], import, kernels: &[], cases };
+pub static DEF: OpDef = OpDef { onnx: &[onnx("ConstantOfShape", 9)], import, kernels: &[&range::KERNEL], cases };
 
 fn cases() -> Vec<Case> {
     let value = HostTensor::from_ints(crate::tensor::DType::I64, &[1], &[7]);

@@ -4,10 +4,19 @@
 //! `bias [m]`; the result is `[n, m, windows..]`. Spatial sizes may be symbols, those of the window are numbers.
 
 use super::case::{Case, input};
-use super::window::{self, AutoPad, Axis, Window};
-use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, matmul, onnx, operand};
+use super::window::{self, AutoPad, Axis, Line, Window};
+use super::{Attributes, InferCx, Inputs, MOST_LOOPS, Op, OpDef, OpError, OpResult, matmul, onnx, operand};
+use crate::backend::kernel::Kernel;
+use crate::backend::{Caps, DeviceKind};
+use crate::plan::lower::{Call, LowerCx, Pack};
 use crate::shape::{Dim, Fact, Shape};
-use crate::tensor::HostTensor;
+use crate::tensor::{DType, HostTensor};
+
+/// Convolution and transposed convolution.
+pub(super) static KERNEL: Kernel = crate::kernel!(conv {
+    in_h: U32, in_w: U32, out_h: U32, out_w: U32, channels: U32, rows: U32, outputs: U32, tiles: U32, first: U32, parts: U32,
+    image: U32, total: I32, pad_h: I32, pad_w: I32,
+} [x: In Elem, w: In Elem, bias: OptionalIn Elem, y: InOut Single]);
 
 /// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -146,6 +155,120 @@ impl Op for Conv {
         add_bias(inputs.get(2).copied().flatten(), m, area, &mut y)?;
         Ok(vec![HostTensor::from_floats(x.dtype(), &shape, &y)?])
     }
+
+    fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
+        let (x, w, out) = (cx.shape(0)?, cx.shape(1)?, cx.out_fact(0)?.shape.clone());
+        let ((_, _, spatial), (m, channels, _)) = (parts("the input", &x.0)?, parts("the weights", &w.0)?);
+        let (_, _, windows) = parts("the result", &out.0)?;
+        let kernel = kernel(&self.window, &w.0)?;
+        let mut lines = self.window.plane(&kernel, spatial, windows)?;
+        if lines.iter().all(Line::is_identity) {
+            // Rows of such a plane are one row.
+            let plane = lines[0].size.mul(&lines[1].size)?;
+            lines = [Line::one(), Line { size: plane.clone(), out: plane, ..Line::one() }];
+        }
+        let rows = window::number(m)? / window::number(&self.group.into())?.max(1);
+        emit(cx, &lines, self.group, rows, channels, false)
+    }
+}
+
+/// Emits the convolution of operand 0 by operand 1, whose groups have `rows` output and `channels` input channels, plus operand 2.
+pub(super) fn emit(
+    cx: &mut LowerCx<'_>,
+    lines: &[Line; 2],
+    group: i64,
+    rows: usize,
+    channels: &Dim,
+    transposed: bool,
+) -> OpResult<()> {
+    let (x, w) = (cx.shape(0)?, cx.fact(1)?.clone());
+    let ((n, c, _), [h, v]) = (parts("the input", &x.0)?, lines);
+    let image = c.mul(&h.size)?.mul(&v.size)?;
+    // Results of a row between which there are no others of a work-item.
+    let step = if transposed { v.stride } else { 1 };
+    let each = v.out.ceil_div(step)?;
+    let Tile { items, run, tile, by_tiles, float } = Tile::of(cx.caps(), each.as_const(), rows, group, cx.float());
+    let tiles = rows.div_ceil(tile);
+    let groups = window::number(&group.into())?;
+    let depth = window::number(channels)?.saturating_mul(window::number(&(h.kernel.saturating_mul(v.kernel)).into())?);
+    if i64::try_from(depth).is_ok_and(|d| d > MOST_LOOPS) {
+        return Err(OpError::NoKernel(format!("sums of {depth} terms")));
+    }
+    let packed = w.as_const().is_some() && !transposed;
+    let mut dispatches = Vec::new();
+    if packed {
+        let size = if float == DType::F16 { 2 } else { 4 };
+        for (first, count) in cx.split(tiles * groups, depth * tile * size, 1)? {
+            let pack = Pack::Tiles { dtype: float, rows, tile, first, count };
+            dispatches.push((cx.weight(1, pack)?, first, count));
+        }
+    } else {
+        dispatches.push((cx.input(1)?, 0, tiles * groups));
+    }
+    for (weights, first, count) in dispatches {
+        let grid = h.out.mul(&each.ceil_div(run)?)?.mul(&step.into())?;
+        let mut call = Call::new(&KERNEL, items)
+            .operand(cx.input(0)?)
+            .operand(weights)
+            .optional(if cx.has(2) { Some(cx.input(2)?) } else { None })
+            .operand(cx.output(0)?)
+            .define("TILE", i64::try_from(tile).unwrap_or(1))
+            .define("RUN", run);
+        call = window::define(call, lines);
+        call = if by_tiles {
+            call.grid(Dim::from_usize(count).ceil_div(i64::from(items))?, grid, n.clone())
+        } else {
+            call.grid(grid.ceil_div(i64::from(items))?, Dim::from_usize(count), n.clone())
+        };
+        let flags = [
+            ("PACKED", packed),
+            ("BY_TILES", by_tiles),
+            ("TRANSPOSED", transposed),
+            ("INSIDE", v.is_identity()),
+            ("UNIT", transposed || v.stride == 1),
+            ("TWO", !transposed && v.stride == 2),
+        ];
+        for (name, _) in flags.iter().filter(|(_, set)| *set) {
+            call = call.define(name, 1);
+        }
+        call = call.field(&h.size).field(&v.size).field(&h.out).field(&v.out).field(channels);
+        for d in [rows, rows * groups, tiles, first, count] {
+            call = call.field(Dim::from_usize(d));
+        }
+        cx.emit(call.field(&image).field(n.mul(&image)?).field(&h.before).field(&v.before))?;
+    }
+    Ok(())
+}
+
+/// How a work-item's share is cut for a device.
+struct Tile {
+    /// Work-items of a work-group.
+    items: u32,
+    /// Results of a row that a work-item computes.
+    run: i64,
+    /// Channels that a work-item computes.
+    tile: usize,
+    /// Neighbouring work-items share their part of the input, not of the weights.
+    by_tiles: bool,
+    /// Storage type of packed weights.
+    float: DType,
+}
+
+impl Tile {
+    /// For rows of `width` results, where that is a number, and groups of `rows` channels.
+    fn of(caps: &Caps, width: Option<i64>, rows: usize, group: i64, float: DType) -> Self {
+        let fit = rows.next_power_of_two();
+        match (caps.kind, caps.backend) {
+            // A work-item is a loop iteration on a core: explicit vectors, and weights as the arithmetic wants them.
+            (DeviceKind::Cpu, "opencl") => {
+                let run = [4, 8].into_iter().find(|r| width.is_some_and(|w| w <= *r)).unwrap_or(16);
+                let most = if rows >= 64 || rows.is_multiple_of(16) { 16 } else { 8 };
+                let by_tiles = group == 1;
+                Self { items: if by_tiles { 4 } else { 8 }, run, tile: fit.min(most), by_tiles, float: DType::F32 }
+            }
+            _ => Self { items: 64, run: 4, tile: fit.min(8), by_tiles: false, float },
+        }
+    }
 }
 
 /// One channel with its own weights.
@@ -216,25 +339,41 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 /// The registry's entry.
-pub static DEF: OpDef = OpDef { onnx: &[onnx("Conv", 1)], import, kernels: &[], cases };
+pub static DEF: OpDef = OpDef { onnx: &[onnx("Conv", 1)], import, kernels: &[&KERNEL], cases };
 
 fn cases() -> Vec<Case> {
     let case = |group, x: &[usize], w: &[usize], window: Window| {
-        Case::new(Conv { window, group }, vec![input(x), input(w)]).host_only("no kernel yet")
+        Case::new(Conv { window, group }, vec![input(x), input(w).constant()])
     };
     let plain = || Window::new(&[]);
+    let strided = |s: i64| Window { strides: vec![s, s], ..plain() };
+    let biased = |x: &[usize], w: &[usize], window: Window, known: bool| {
+        let w = if known { input(w).constant() } else { input(w) };
+        let bias = input(&[5]);
+        Case::new(Conv { window, group: 1 }, vec![input(x), w, if known { bias.constant() } else { bias }])
+    };
     vec![
-        case(1, &[2, 3, 9, 7], &[5, 3, 3, 3], Window { pads: vec![1, 1, 1, 1], strides: vec![2, 2], ..plain() }),
+        case(1, &[2, 3, 9, 7], &[5, 3, 3, 3], Window { pads: vec![1, 1, 1, 1], ..strided(2) }),
         case(1, &[1, 4, 5, 6], &[6, 4, 1, 1], plain()),
+        case(1, &[3, 5, 7, 7], &[17, 5, 1, 1], plain()),
+        case(1, &[1, 3, 8, 41], &[9, 3, 1, 1], strided(2)),
         case(4, &[1, 4, 11, 8], &[4, 1, 3, 5], Window { pads: vec![0, 2, 1, 3], strides: vec![1, 2], ..plain() }),
+        case(3, &[2, 3, 7, 35], &[6, 1, 3, 3], Window { pads: vec![1, 1, 1, 1], ..plain() }),
+        case(5, &[1, 5, 6, 37], &[5, 1, 3, 3], Window { pads: vec![1, 1, 1, 1], ..strided(2) }),
         case(2, &[1, 6, 7, 7], &[4, 3, 3, 2], Window { dilations: vec![2, 3], pads: vec![2, 1, 2, 1], ..plain() }),
+        case(2, &[1, 4, 6, 9], &[22, 2, 2, 2], plain()),
         case(3, &[2, 3, 8], &[6, 1, 4], Window { strides: vec![3], ..plain() }),
-        case(1, &[1, 2, 4, 5, 6], &[3, 2, 2, 3, 2], Window { pads: vec![1, 0, 1, 0, 1, 0], ..plain() }),
-        case(1, &[1, 2, 6, 9], &[2, 2, 3, 4], Window { auto_pad: AutoPad::SameUpper, strides: vec![2, 2], ..plain() }),
-        case(1, &[1, 2, 6, 9], &[2, 2, 3, 4], Window { auto_pad: AutoPad::SameLower, strides: vec![2, 2], ..plain() }),
+        case(1, &[1, 2, 70], &[3, 2, 5], Window { pads: vec![2, 2], ..plain() }),
+        case(1, &[1, 3, 8, 12], &[7, 3, 4, 4], strided(4)),
+        case(1, &[2, 9, 1, 1], &[10, 9, 1, 1], plain()),
+        case(1, &[1, 2, 1, 1], &[3, 2, 3, 3], Window { pads: vec![1, 1, 1, 1], ..plain() }),
+        case(1, &[1, 2, 4, 5, 6], &[3, 2, 2, 3, 2], Window { pads: vec![1, 0, 1, 0, 1, 0], ..plain() })
+            .host_only("kernels have two spatial axes"),
+        case(1, &[1, 2, 6, 9], &[2, 2, 3, 4], Window { auto_pad: AutoPad::SameUpper, ..strided(2) }),
+        case(1, &[1, 2, 6, 9], &[2, 2, 3, 4], Window { auto_pad: AutoPad::SameLower, ..strided(2) }),
         case(1, &[1, 2, 6, 9], &[2, 2, 3, 4], Window { auto_pad: AutoPad::Valid, ..plain() }),
-        Case::new(Conv { window: Window::new(&[3, 3]), group: 1 }, vec![input(&[1, 2, 5, 5]), input(&[3, 2, 3, 3]), input(&[3])])
-            .host_only("no kernel yet"),
+        biased(&[1, 2, 5, 5], &[5, 2, 3, 3], Window::new(&[3, 3]), true),
+        biased(&[2, 2, 5, 19], &[5, 2, 3, 3], Window { pads: vec![1, 1, 1, 1], ..plain() }, false),
     ]
 }
 

@@ -5,9 +5,10 @@
 //! or, with padding SAME, `stride * size`; in the last two cases the padding follows from the size.
 
 use super::case::{Case, input};
-use super::conv::{add_bias, floats, group, kernel, parts, sizes};
+use super::conv::{self, add_bias, floats, group, kernel, parts, sizes};
 use super::window::{self, AutoPad, Axis, Window, list};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, matmul, onnx, operand};
+use crate::plan::lower::LowerCx;
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::HostTensor;
 
@@ -152,6 +153,22 @@ impl Op for ConvTranspose {
         add_bias(inputs.get(2).copied().flatten(), m, area, &mut y)?;
         Ok(vec![HostTensor::from_floats(x.dtype(), &shape, &y)?])
     }
+
+    fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
+        let (x, w, out) = (cx.shape(0)?, cx.shape(1)?, cx.out_fact(0)?.shape.clone());
+        let ((_, _, spatial), (c, per_group, _)) = (parts("the input", &x.0)?, parts("the weights", &w.0)?);
+        let (_, _, sizes) = parts("the result", &out.0)?;
+        let kernel = kernel(&self.window, &w.0)?;
+        let mut lines = self.window.plane(&kernel, spatial, sizes)?;
+        let first = 2usize.saturating_sub(spatial.len());
+        for (i, (line, size)) in lines.iter_mut().skip(first).zip(spatial).enumerate() {
+            (_, line.before, line.after) = self.axis(i, &kernel, size)?;
+        }
+        let group = Dim::from(self.group);
+        let channels = c.exact_div(&group);
+        let channels = channels.ok_or_else(|| OpError::expected("input channels", format!("a multiple of {group} groups"), c))?;
+        conv::emit(cx, &lines, self.group, window::number(per_group)?, &channels, true)
+    }
 }
 
 /// `x [rows, cols]` as `[cols, rows]`.
@@ -169,10 +186,10 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 /// The registry's entry.
-pub static DEF: OpDef = OpDef { onnx: &[onnx("ConvTranspose", 1)], import, kernels: &[], cases };
+pub static DEF: OpDef = OpDef { onnx: &[onnx("ConvTranspose", 1)], import, kernels: &[&conv::KERNEL], cases };
 
 fn cases() -> Vec<Case> {
-    let case = |op, x: &[usize], w: &[usize]| Case::new(op, vec![input(x), input(w)]).host_only("no kernel yet");
+    let case = |op, x: &[usize], w: &[usize]| Case::new(op, vec![input(x), input(w)]);
     let op = |group, window| ConvTranspose { window, group, output_padding: Vec::new(), output_shape: Vec::new() };
     let twice = || Window { strides: vec![2, 2], ..Window::new(&[]) };
     let same = |auto_pad| Window { auto_pad, ..twice() };
@@ -184,6 +201,12 @@ fn cases() -> Vec<Case> {
         case(op(1, same(AutoPad::SameUpper)), &[1, 2, 3, 4], &[2, 3, 3, 3]),
         case(op(1, same(AutoPad::SameLower)), &[1, 2, 3, 4], &[2, 3, 3, 3]),
         case(op(1, Window::new(&[4])), &[1, 2, 6], &[2, 3, 4]),
+        case(op(1, twice()), &[1, 3, 3, 37], &[3, 9, 2, 2]),
+        Case::new(
+            op(1, Window { pads: vec![1, 1, 1, 1], ..twice() }),
+            vec![input(&[1, 5, 1, 4]), input(&[5, 2, 4, 4]).constant(), input(&[2]).constant()],
+        ),
+        case(op(1, Window::new(&[2, 2, 2])), &[1, 1, 2, 2, 2], &[1, 1, 2, 2, 2]).host_only("kernels have two spatial axes"),
     ]
 }
 

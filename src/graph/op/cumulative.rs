@@ -3,9 +3,13 @@
 //! ONNX `CumSum` from opset 11 and `CumProd` from 26. The axis is operand 1.
 
 use super::case::{Case, input};
-use super::{Attributes, InferCx, Inputs, Op, OpDef, OpResult, around, axis, one_int, onnx, operand};
+use super::{Attributes, InferCx, Inputs, MOST_LOOPS, Op, OpDef, OpError, OpResult, around, axis, one_int, onnx, operand, split_at};
+use crate::backend::kernel::Kernel;
+use crate::plan::lower::{Call, LowerCx};
 use crate::shape::{Dim, Fact, Known};
 use crate::tensor::HostTensor;
+
+static KERNEL: Kernel = crate::kernel!(cumulative { lines: U32, cols: U32, inner: U32 } [x: In Elem, y: Out Single]);
 
 /// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -80,6 +84,31 @@ impl Op for Cumulative {
         let y = self.run(&x.to_i64()?, x.shape(), a, &i64::from(self.product), join)?;
         Ok(vec![HostTensor::from_ints(x.dtype(), x.shape(), &y.unwrap_or_default())?])
     }
+
+    fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
+        let (x, list) = (cx.shape(0)?, cx.dims(1)?);
+        let at = list.first().and_then(Dim::as_const).ok_or_else(|| OpError::NoKernel("an axis that is data".to_owned()))?;
+        let (outer, cols, inner) = split_at(&x, axis(at, x.rank())?)?;
+        if cols.as_const().is_none_or(|n| n > MOST_LOOPS) {
+            return Err(OpError::NoKernel(format!("{} over {cols} elements", self.name())));
+        }
+        let lines = outer.mul(&inner)?;
+        let mut call = Call::new(&KERNEL, 64)
+            .operand(cx.input(0)?)
+            .operand(cx.output(0)?)
+            .grid(lines.ceil_div(64)?, 1, 1)
+            .field(&lines)
+            .field(&cols)
+            .field(&inner);
+        for (name, set) in [("PRODUCT", self.product), ("EXCLUSIVE", self.exclusive), ("REVERSE", self.reverse)] {
+            call = if set { call.define(name, 1) } else { call };
+        }
+        cx.emit(call)
+    }
+
+    fn reads(&self, input: usize) -> bool {
+        input == 0
+    }
 }
 
 fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
@@ -91,12 +120,15 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 /// The registry's entry.
-pub static DEF: OpDef = OpDef { onnx: &[onnx("CumSum", 11), onnx("CumProd", 26)], import, kernels: &[], cases };
+pub static DEF: OpDef = OpDef { onnx: &[onnx("CumSum", 11), onnx("CumProd", 26)], import, kernels: &[&KERNEL], cases };
 
 fn cases() -> Vec<Case> {
     let case = |product, exclusive, reverse, x: &[usize], axis: i64| {
         let inputs = vec![input(x), input(&[]).values(&[axis]).constant()];
-        Case::new(Cumulative { product, exclusive, reverse }, inputs).host_only("no kernel")
+        Case::new(Cumulative { product, exclusive, reverse }, inputs)
     };
-    vec![case(false, false, false, &[3, 5], 1), case(false, true, true, &[2, 4, 3], -2), case(true, true, false, &[7], 0)]
+    let ints = vec![input(&[3, 7]).ints(-9, 9), input(&[]).values(&[1]).constant()];
+    vec![
+        Case::new(Cumulative { product: false, exclusive: false, reverse: true }, ints),
+        case(false, false, false, &[3, 5], 1), case(false, true, true, &[2, 4, 3], -2), case(true, true, false, &[7], 0)]
 }

@@ -1,17 +1,17 @@
 //! Picks slices along an axis. ONNX `Gather` from opset 1; negative indices count from the end.
 //!
-//! On a device: axis 0 of a float table. A constant table is split by rows where it exceeds what a kernel can
-//! bind. An index outside the table gives an error on the host and zeros on a device, which cannot report it.
+//! On a device a constant table is split by rows where it exceeds what a kernel can bind, if these are along axis 0. An index
+//! outside the table gives an error on the host and zeros on a device, which cannot report it.
 
 use super::case::{Case, input};
-use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, as_usize, around, axis, onnx, operand, room};
+use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, around, as_usize, axis, device_dtype, onnx, operand, room, split_at};
 use crate::backend::kernel::Kernel;
 use crate::plan::lower::{Call, LowerCx, Pack};
-use crate::shape::{Dim, Fact, Shape, product};
+use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::{DType, HostTensor};
 
 static KERNEL: Kernel = crate::kernel!(gather {
-    count: U32, row: U32, table_rows: I32, first: I32, part_rows: I32,
+    count: U32, row: U32, indices: U32, table_rows: I32, first: I32, part_rows: I32,
 } [table: In Elem, index: In Elem, y: InOut Elem]);
 
 /// See the module documentation.
@@ -70,22 +70,21 @@ impl Op for Gather {
 
     fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
         let table = cx.fact(0)?.clone();
-        if axis(self.axis, table.shape.rank())? != 0 || !table.dtype.is_float() {
-            return Err(OpError::NoKernel(format!("gathering from axis {} of {table}; kernels take axis 0 of floats", self.axis)));
-        }
         let out = cx.out_fact(0)?.shape.clone();
-        let (rows, row) = (table.shape.0[0].clone(), product(&table.shape.0[1..])?);
+        let a = axis(self.axis, table.shape.rank())?;
+        let (_, rows, row) = split_at(&table.shape, a)?;
         let mut parts = Vec::new();
-                if let (Some(_), Some(rows), Some(row)) = (table.as_const(), as_usize(&rows), as_usize(&row)) {
-            let size = if cx.float() == DType::F16 { 2 } else { 4 };
+        if let (Some(_), Some(rows), Some(row), 0) = (table.as_const(), as_usize(&rows), as_usize(&row), a) {
+            let dtype = device_dtype(table.dtype, cx.float());
+            let size = if dtype == DType::F16 { 2 } else { 4 };
             for (first, count) in cx.split(rows, row * size, 1)? {
-                let pack = Pack::Rows { dtype: cx.float(), first, count };
+                let pack = Pack::Rows { dtype, first, count };
                 parts.push((cx.weight(0, pack)?, Dim::from_usize(first), Dim::from_usize(count)));
             }
         } else {
             parts.push((cx.input(0)?, 0.into(), rows.clone()));
         }
-        let count = out.count()?;
+        let (count, indices) = (out.count()?, cx.shape(1)?.count()?);
         for (part, first, part_rows) in parts {
             let call = Call::new(&KERNEL, 64)
                 .operand(part)
@@ -94,6 +93,7 @@ impl Op for Gather {
                 .grid(count.ceil_div(2 * 64)?, 1, 1)
                 .field(&count)
                 .field(&row)
+                .field(&indices)
                 .field(&rows)
                 .field(first)
                 .field(part_rows);
@@ -131,6 +131,9 @@ fn cases() -> Vec<Case> {
         case(&[5, 2, 3], &[7]),
         case(&[41], &[3]),
         Case::new(Gather { axis: 0 }, vec![input(&[6, 10]), input(&[4]).ints(0, 5)]),
-        Case::new(Gather { axis: 1 }, vec![input(&[3, 5]), input(&[2]).ints(0, 4)]).host_only("gathering from an inner axis"),
+        Case::new(Gather { axis: 1 }, vec![input(&[3, 5]), input(&[2]).ints(0, 4)]),
+        Case::new(Gather { axis: -2 }, vec![input(&[3, 5, 7]).constant(), input(&[2, 3]).ints(-5, 4)]),
+        Case::new(Gather { axis: 0 }, vec![input(&[9, 5]).ints(-99, 99), input(&[3]).ints(-9, 8)]),
+        Case::new(Gather { axis: 0 }, vec![input(&[9]).ints(-99, 99).constant(), input(&[]).ints(-9, 8)]),
     ]
 }

@@ -1,9 +1,82 @@
 //! Elements picked one by one along an axis. ONNX `GatherElements` from opset 11; negative indices count from the end.
 
 use super::case::{Case, input};
-use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, axis, onnx, operand, strides};
-use crate::shape::Fact;
+use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, axis, onnx, operand, strides, transpose};
+use crate::backend::kernel::Kernel;
+use crate::plan::lower::{Call, LowerCx};
+use crate::shape::{Dim, Fact, Shape, product};
 use crate::tensor::HostTensor;
+
+/// Elements at places that indices point to.
+pub(super) static KERNEL: Kernel = crate::kernel!(gather_places {
+    count: U32, row: U32, n0: I32, n1: I32, n2: I32, n3: I32, s0: U32, s1: U32, s2: U32, s3: U32,
+    m1: U32, m2: U32, m3: U32, m4: U32, t0: U32, t1: U32, t2: U32, t3: U32, t4: U32,
+} [x: In Elem, index: In Elem, y: Out Elem]);
+
+/// How indices point into a tensor, as kernels are told.
+pub(super) struct Places {
+    /// Elements of the tensor that indices have the shape of, or would have.
+    pub count: Dim,
+    /// Indices of a tuple; `None` for one index an element.
+    tuple: Option<usize>,
+    /// Elements of a slice.
+    row: Dim,
+    /// Sizes and steps of the axes that indices run along.
+    along: Vec<(Dim, Dim)>,
+    /// Sizes and steps of the other axes, innermost first.
+    others: Vec<(Dim, Dim)>,
+}
+
+impl Places {
+    /// One index an element, along axis `a` of a tensor of shape `x`.
+    pub fn along(x: &Shape, index: &Shape, a: usize) -> OpResult<Self> {
+        let mut step = transpose::dim_strides(&x.0)?;
+        let own = std::mem::replace(&mut step[a], 0.into());
+        let others = transpose::joined(&index.0, &step)?;
+        if others.len() > 5 {
+            return Err(OpError::NoKernel(format!("indices over {} axes that cannot be joined; at most 5", others.len())));
+        }
+        Ok(Self { count: index.count()?, tuple: None, row: 1.into(), along: vec![(x.0[a].clone(), own)], others })
+    }
+
+    /// Tuples of indices along the last axis of `index`, which point to slices of a tensor of shape `x`.
+    pub fn tuples(x: &Shape, index: &Shape) -> OpResult<Self> {
+        let bad = || OpError::mismatch("shapes of operand and indices", x, index);
+        let (last, lead) = index.0.split_last().ok_or_else(bad)?;
+        let tuple = last.as_const().and_then(|n| usize::try_from(n).ok()).ok_or_else(bad)?;
+        if tuple > 4 {
+            return Err(OpError::NoKernel(format!("tuples of {tuple} indices; kernels take 4")));
+        }
+        let row = product(x.0.get(tuple..).ok_or_else(bad)?)?;
+        let along = x.0.iter().cloned().zip(transpose::dim_strides(&x.0)?).take(tuple).collect();
+        Ok(Self { count: product(lead)?.mul(&row)?, tuple: Some(tuple), row, along, others: Vec::new() })
+    }
+
+    /// Sets what the kernels share, the first field included.
+    pub fn describe(&self, call: Call) -> Call {
+        let mut call = match self.tuple {
+            Some(n) => call.define("TUPLE", i64::try_from(n).unwrap_or(0)),
+            None => call,
+        };
+        call = call.field(&self.count).field(&self.row);
+        let size = |list: &[(Dim, Dim)], i: usize| list.get(i).map_or_else(|| Dim::from(1), |(n, _)| n.clone());
+        let step = |list: &[(Dim, Dim)], i: usize| list.get(i).map_or_else(|| Dim::from(0), |(_, s)| s.clone());
+        call = (0..4).fold(call, |c, i| c.field(size(&self.along, i)));
+        call = (0..4).fold(call, |c, i| c.field(step(&self.along, i)));
+        call = (0..4).fold(call, |c, i| c.field(size(&self.others, i)));
+        (0..5).fold(call, |c, i| c.field(step(&self.others, i)))
+    }
+}
+
+/// Emits the elements of operand 0 where operand 1 points to.
+pub(super) fn emit(cx: &mut LowerCx<'_>, places: &Places) -> OpResult<()> {
+    let call = Call::new(&KERNEL, 64)
+        .operand(cx.input(0)?)
+        .operand(cx.input(1)?)
+        .operand(cx.output(0)?)
+        .grid(places.count.ceil_div(2 * 64)?, 1, 1);
+    cx.emit(places.describe(call))
+}
 
 /// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -63,6 +136,12 @@ impl Op for GatherElements {
         Ok(vec![HostTensor::from_bytes(x.dtype(), index.shape(), &out)?])
     }
 
+    fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
+        let (x, index) = (cx.shape(0)?, cx.shape(1)?);
+        let places = Places::along(&x, &index, axis(self.axis, x.rank())?)?;
+        emit(cx, &places)
+    }
+
     fn moves(&self, input: usize) -> bool {
         input == 0
     }
@@ -73,11 +152,18 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 /// The registry's entry.
-pub static DEF: OpDef = OpDef { onnx: &[onnx("GatherElements", 11)], import, kernels: &[], cases };
+pub static DEF: OpDef = OpDef { onnx: &[onnx("GatherElements", 11)], import, kernels: &[&KERNEL], cases };
 
 fn cases() -> Vec<Case> {
     let case = |axis, x: &[usize], index: &[usize], n: i64| {
-        Case::new(GatherElements { axis }, vec![input(x), input(index).ints(-n, n - 1)]).host_only("no kernel")
+        Case::new(GatherElements { axis }, vec![input(x), input(index).ints(-n, n - 1)])
     };
-    vec![case(0, &[5, 3], &[2, 3], 5), case(-1, &[2, 3, 7], &[2, 2, 9], 7)]
+    let ints = vec![input(&[3, 5]).ints(-99, 99), input(&[2, 5]).ints(-3, 2)];
+    vec![
+        case(0, &[5, 3], &[2, 3], 5),
+        case(-1, &[2, 3, 7], &[2, 2, 9], 7),
+        case(1, &[2, 3, 2, 5, 3], &[1, 4, 2, 3, 3], 3),
+        case(0, &[1], &[1], 1),
+        Case::new(GatherElements { axis: 0 }, ints),
+    ]
 }

@@ -1,8 +1,9 @@
 //! Slices picked by tuples of indices. ONNX `GatherND` from opset 11; `batch_dims` from 12. Negative indices count from the end.
 
 use super::case::{Case, input};
-use super::gather_elements::wrap;
+use super::gather_elements::{self, Places, wrap};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, as_usize, count, onnx, operand, room, strides};
+use crate::plan::lower::LowerCx;
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::HostTensor;
 
@@ -78,6 +79,14 @@ impl Op for GatherNd {
         Ok(vec![HostTensor::from_bytes(x.dtype(), &shape, &out)?])
     }
 
+    fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
+        if self.batch_dims > 0 {
+            return Err(OpError::NoKernel(format!("tuples of indices in {} batch axes", self.batch_dims)));
+        }
+        let places = Places::tuples(&cx.shape(0)?, &cx.shape(1)?)?;
+        gather_elements::emit(cx, &places)
+    }
+
     fn moves(&self, input: usize) -> bool {
         input == 0
     }
@@ -91,11 +100,16 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 /// The registry's entry.
-pub static DEF: OpDef = OpDef { onnx: &[onnx("GatherND", 11)], import, kernels: &[], cases };
+pub static DEF: OpDef = OpDef { onnx: &[onnx("GatherND", 11)], import, kernels: &[&gather_elements::KERNEL], cases };
 
 fn cases() -> Vec<Case> {
     let case = |batch_dims, x: &[usize], index: &[usize], n: i64| {
-        Case::new(GatherNd { batch_dims }, vec![input(x), input(index).ints(-n, n - 1)]).host_only("no kernel")
+        Case::new(GatherNd { batch_dims }, vec![input(x), input(index).ints(-n, n - 1)])
     };
-    vec![case(0, &[3, 3, 2], &[5, 2], 3), case(1, &[2, 4, 3], &[2, 1], 4)]
+    vec![
+        case(0, &[3, 3, 2], &[5, 2], 3),
+        case(0, &[4, 3, 5], &[2, 3, 1], 4),
+        case(0, &[2, 2, 2, 2], &[7, 4], 2),
+        case(1, &[2, 4, 3], &[2, 1], 4).host_only("batch axes"),
+    ]
 }

@@ -3,7 +3,9 @@
 
 use super::case::{Case, input};
 use super::pool::{power, root};
+use super::reduce::{self, Kind};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, onnx, operand};
+use crate::plan::lower::LowerCx;
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::HostTensor;
 
@@ -64,6 +66,18 @@ impl Op for GlobalPool {
         let y: Vec<f32> = data.chunks_exact(plane).map(of).collect();
         Ok(vec![HostTensor::from_floats(x.dtype(), &shape, &y)?])
     }
+
+    fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
+        let x = cx.fact(0)?.clone();
+        let kind = match self {
+            Self::Average => Kind::Mean,
+            Self::Max => Kind::Max,
+            Self::Lp { p: 1 } => Kind::L1,
+            Self::Lp { p: 2 } => Kind::L2,
+            Self::Lp { p } => return Err(OpError::NoKernel(format!("the {p}-norm of all spatial axes"))),
+        };
+        reduce::emit(cx, kind, &x, &(2..x.shape.rank()).collect::<Vec<_>>())
+    }
 }
 
 fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
@@ -83,11 +97,13 @@ pub static DEF: OpDef = OpDef {
 };
 
 fn cases() -> Vec<Case> {
-    let case = |op, x: &[usize]| Case::new(op, vec![input(x)]).host_only("no kernel yet");
+    let case = |op, x: &[usize]| Case::new(op, vec![input(x)]);
     vec![
         case(GlobalPool::Average, &[2, 3, 7, 5]),
         case(GlobalPool::Average, &[1, 4, 9]),
         case(GlobalPool::Max, &[2, 3, 4, 3, 2]),
-        case(GlobalPool::Lp { p: 3 }, &[1, 2, 3, 3]),
+        case(GlobalPool::Lp { p: 1 }, &[1, 5, 3, 3]),
+        case(GlobalPool::Lp { p: 2 }, &[1, 3, 1, 1]),
+        case(GlobalPool::Lp { p: 3 }, &[1, 2, 3, 3]).host_only("a norm of another power"),
     ]
 }

@@ -9,8 +9,14 @@ use super::conv::{parts, sizes};
 use super::resize::cubic;
 use super::window::filled;
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, onnx, operand, strides};
+use crate::backend::kernel::Kernel;
+use crate::plan::lower::{Call, LowerCx};
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::HostTensor;
+
+static KERNEL: Kernel = crate::kernel!(grid_sample {
+    count: U32, places: U32, channels: U32, in_h: U32, in_w: U32,
+} [x: In Elem, grid: In Elem, y: Out Elem]);
 
 /// How elements between the given ones are found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -120,6 +126,32 @@ impl Op for GridSample {
         }
         Ok(vec![HostTensor::from_floats(x.dtype(), &shape, &y)?])
     }
+
+    fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
+        let (x, out) = (cx.shape(0)?, cx.out_fact(0)?.shape.clone());
+        let ([_, c, in_h, in_w], [_, _, h, w]) = (x.0.as_slice(), out.0.as_slice()) else {
+            return Err(OpError::NoKernel(format!("samples of {x}; kernels have two spatial axes")));
+        };
+        let count = out.count()?;
+        let call = Call::new(&KERNEL, 64)
+            .operand(cx.input(0)?)
+            .operand(cx.input(1)?)
+            .operand(cx.output(0)?)
+            .grid(count.ceil_div(2 * 64)?, 1, 1)
+            .field(&count)
+            .field(h.mul(w)?)
+            .field(c)
+            .field(in_h)
+            .field(in_w);
+        let flags = [
+            ("NEAREST", self.mode == Mode::Nearest),
+            ("CUBIC", self.mode == Mode::Cubic),
+            ("BORDER", self.padding == Padding::Border),
+            ("REFLECTION", self.padding == Padding::Reflection),
+            ("CORNERS", self.align_corners),
+        ];
+        cx.emit(flags.iter().filter(|(_, set)| *set).fold(call, |c, (name, _)| c.define(name, 1)))
+    }
 }
 
 impl GridSample {
@@ -185,12 +217,12 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 /// The registry's entry.
-pub static DEF: OpDef = OpDef { onnx: &[onnx("GridSample", 16)], import, kernels: &[], cases };
+pub static DEF: OpDef = OpDef { onnx: &[onnx("GridSample", 16)], import, kernels: &[&KERNEL], cases };
 
 fn cases() -> Vec<Case> {
     let case = |mode, padding, align_corners| {
         let inputs = vec![input(&[2, 3, 5, 4]), input(&[2, 6, 7, 2]).range(-1.5, 1.5)];
-        Case::new(GridSample { mode, padding, align_corners }, inputs).host_only("no kernel yet")
+        Case::new(GridSample { mode, padding, align_corners }, inputs)
     };
     let volume = vec![input(&[1, 2, 3, 4, 5]), input(&[1, 2, 3, 2, 3]).range(-1.25, 1.25)];
     let op = GridSample { mode: Mode::Linear, padding: Padding::Border, align_corners: true };
@@ -198,7 +230,10 @@ fn cases() -> Vec<Case> {
         case(Mode::Linear, Padding::Zeros, false),
         case(Mode::Nearest, Padding::Border, true),
         case(Mode::Cubic, Padding::Reflection, false),
-        Case::new(op, volume).host_only("no kernel yet"),
+        case(Mode::Cubic, Padding::Zeros, true),
+        case(Mode::Linear, Padding::Reflection, true),
+        case(Mode::Nearest, Padding::Zeros, false),
+        Case::new(op, volume).host_only("kernels have two spatial axes"),
     ]
 }
 

@@ -4,8 +4,9 @@
 //! default).
 
 use super::case::{Case, input};
-use super::softmax::{eval_rows, infer_rows};
+use super::softmax::{self, eval_rows, infer_rows};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpResult, onnx};
+use crate::plan::lower::LowerCx;
 use crate::shape::Fact;
 use crate::tensor::HostTensor;
 
@@ -45,6 +46,10 @@ impl Op for LogSoftmax {
             }
         })
     }
+
+    fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
+        softmax::emit(cx, self.axis, self.flatten, Some(if self.hard { "HARD" } else { "LOG" }))
+    }
 }
 
 fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
@@ -55,11 +60,11 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 
 /// The registry's entry.
 pub static DEF: OpDef =
-    OpDef { onnx: &[onnx("LogSoftmax", 1), onnx("Hardmax", 1)], import, kernels: &[], cases };
+    OpDef { onnx: &[onnx("LogSoftmax", 1), onnx("Hardmax", 1)], import, kernels: &[&softmax::LAST, &softmax::INNER], cases };
 
 fn cases() -> Vec<Case> {
     let case = |hard, axis, flatten| {
-        Case::new(LogSoftmax { hard, axis, flatten }, vec![input(&[3, 5, 7]).range(-8.0, 8.0)]).host_only("no kernel yet")
+        Case::new(LogSoftmax { hard, axis, flatten }, vec![input(&[3, 5, 7]).range(-8.0, 8.0)])
     };
     vec![case(false, -1, false), case(false, 0, false), case(false, 1, true), case(true, 1, false), case(true, 1, true)]
 }

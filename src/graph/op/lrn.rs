@@ -3,9 +3,15 @@
 //! ONNX `LRN` from opset 1.
 
 use super::case::{Case, input};
-use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, onnx, operand};
-use crate::shape::Fact;
+use super::{Attributes, InferCx, Inputs, MOST_LOOPS, Op, OpDef, OpError, OpResult, onnx, operand, split_at};
+use crate::backend::kernel::Kernel;
+use crate::plan::lower::{Call, LowerCx};
+use crate::shape::{Dim, Fact};
 use crate::tensor::HostTensor;
+
+static KERNEL: Kernel = crate::kernel!(lrn {
+    count: U32, channels: U32, plane: U32, before: U32, after: U32, factor: F32, bias: F32, beta: F32,
+} [x: In Elem, y: Out Elem]);
 
 /// See the module documentation.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -62,6 +68,29 @@ impl Op for Lrn {
         }
         Ok(vec![HostTensor::from_floats(x.dtype(), x.shape(), &y)?])
     }
+
+    #[expect(clippy::cast_precision_loss, reason = "a number of channels")]
+    fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
+        let x = cx.shape(0)?;
+        let (_, channels, plane) = split_at(&x, 1)?;
+        let count = x.count()?;
+        if self.size > MOST_LOOPS {
+            return Err(OpError::NoKernel(format!("sums over {} channels", self.size)));
+        }
+        let call = Call::new(&KERNEL, 64)
+            .operand(cx.input(0)?)
+            .operand(cx.output(0)?)
+            .grid(count.ceil_div(2 * 64)?, 1, 1)
+            .field(&count)
+            .field(&channels)
+            .field(&plane)
+            .field(Dim::from((self.size - 1) / 2))
+            .field(Dim::from(self.size / 2))
+            .field(self.alpha / self.size as f32)
+            .field(self.bias)
+            .field(self.beta);
+        cx.emit(call)
+    }
 }
 
 fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
@@ -78,11 +107,11 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 /// The registry's entry.
-pub static DEF: OpDef = OpDef { onnx: &[onnx("LRN", 1)], import, kernels: &[], cases };
+pub static DEF: OpDef = OpDef { onnx: &[onnx("LRN", 1)], import, kernels: &[&KERNEL], cases };
 
 fn cases() -> Vec<Case> {
     let case = |size, x: &[usize]| {
-        Case::new(Lrn { alpha: 0.5, beta: 0.75, bias: 1.0, size }, vec![input(x)]).host_only("no kernel yet")
+        Case::new(Lrn { alpha: 0.5, beta: 0.75, bias: 1.0, size }, vec![input(x)])
     };
     vec![case(3, &[2, 5, 4, 3]), case(4, &[1, 7, 5]), case(9, &[1, 3, 2, 2])]
 }

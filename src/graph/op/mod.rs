@@ -783,6 +783,9 @@ pub fn gather_strided(x: &HostTensor, shape: &[usize], start: usize, step: &[isi
     Ok(HostTensor::from_bytes(x.dtype(), shape, &out)?)
 }
 
+/// Iterations that the loops of one work-item may make in all; a CPU driver stops them, in silence, at 65,535.
+pub const MOST_LOOPS: i64 = 60_000;
+
 /// The dtype that device memory uses for a host dtype, given the storage type of floats.
 pub fn device_dtype(dtype: DType, float: DType) -> DType {
     match dtype {

@@ -7,8 +7,78 @@
 
 use super::case::{Case, input};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, axis, onnx, operand, pointwise};
-use crate::shape::{Dim, Fact, Shape};
+use crate::backend::DeviceKind;
+use crate::backend::kernel::Kernel;
+use crate::plan::lower::{Call, LowerCx};
+use crate::shape::{Dim, Fact, Shape, product};
 use crate::tensor::{DType, HostTensor};
+
+/// All normalisations of rows.
+pub(super) static KERNEL: Kernel = crate::kernel!(norm {
+    rows: U32, cols: U32, sets: U32, per: U32, run: U32, epsilon: F32,
+} [x: In Elem, scale: OptionalIn Elem, bias: OptionalIn Elem, mean: OptionalIn Elem, variance: OptionalIn Elem, y: Out Elem]);
+
+/// Which scale and bias belong to an element.
+pub(super) enum Place {
+    /// Those of its column.
+    Column,
+    /// Rows take turns in `sets` sets of `per`, each of which belongs to `run` neighbours.
+    Set {
+        /// Number of sets.
+        sets: Dim,
+        /// Scales of a set.
+        per: Dim,
+        /// Neighbours with one scale.
+        run: Dim,
+    },
+}
+
+/// What [`emit`] normalises.
+pub(super) struct Rows {
+    /// Number of rows.
+    pub rows: Dim,
+    /// Elements of a row.
+    pub cols: Dim,
+    /// Places of scale and bias.
+    pub place: Place,
+    /// The mean is subtracted.
+    pub center: bool,
+    /// Operands with mean and variance of each set follow the bias; else those of the rows are computed.
+    pub given: bool,
+    /// Added to the variance.
+    pub epsilon: f32,
+}
+
+/// Rows are a work-item's each, by explicit vectors: on CPUs, whose drivers pay for barriers and make loops of work-items.
+pub(super) fn by_vectors(cx: &LowerCx<'_>) -> bool {
+    let caps = cx.caps();
+    caps.kind == DeviceKind::Cpu && caps.backend == "opencl"
+}
+
+/// Normalises operand 0 by scale (operand 1) and bias (operand 2) where they are there.
+pub(super) fn emit(cx: &mut LowerCx<'_>, rows: &Rows) -> OpResult<()> {
+    let (count, cols) = (&rows.rows, &rows.cols);
+    let tile = if count.is(1) || cols.exact_div(&2.into()).is_some() { 1 } else { 2 };
+    let mut call = if by_vectors(cx) {
+        Call::new(&KERNEL, 8).define("ITEM", 1).define("ROWS", 1).grid(count.ceil_div(8)?, 1, 1)
+    } else {
+        Call::new(&KERNEL, 64).define("ROWS", tile).grid(count.ceil_div(tile)?, 1, 1)
+    }
+    .operand(cx.input(0)?);
+    for i in 1..5 {
+        let there = cx.has(i) && (i < 3 || rows.given);
+        call = call.optional(if there { Some(cx.input(i)?) } else { None });
+    }
+    call = call.operand(cx.output(0)?).field(count).field(cols);
+    call = match &rows.place {
+        Place::Column => call.define("EACH", 1).field(Dim::from(1)).field(cols).field(Dim::from(1)),
+        Place::Set { sets, per, run } => call.field(sets).field(per).field(run),
+    };
+    if rows.center {
+        call = call.define("CENTER", 1);
+    }
+    cx.emit(call.field(rows.epsilon).may_work_in_place())
+}
 
 /// Which elements are normalised together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -146,6 +216,47 @@ impl Op for Norm {
         }
         Ok(out)
     }
+
+    fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
+        if self.results > 1 {
+            return Err(OpError::NoKernel("mean and deviation as results".to_owned()));
+        }
+        let x = cx.shape(0)?;
+        let from = match self.over {
+            Over::Layer { axis: a } => axis(a, x.rank())?,
+            _ => 2.min(x.rank()),
+        };
+        let (before, part) = x.0.split_at(from);
+        let plane = product(part)?;
+        let (rows, cols, place) = match self.over {
+            Over::Layer { .. } => {
+                for i in (1..3).filter(|i| cx.has(*i)) {
+                    let own = cx.shape(i)?;
+                    // Leading axes of size 1 say nothing.
+                    let own = own.0.get(own.0.iter().take_while(|d| d.is(1)).count()..).unwrap_or_default();
+                    let whole = part.get(part.iter().take_while(|d| d.is(1)).count()..).unwrap_or_default();
+                    if own != whole {
+                        return Err(OpError::NoKernel(format!("a scale or bias {} of {x} from axis {from}", cx.shape(i)?)));
+                    }
+                }
+                (product(before)?, plane, Place::Column)
+            }
+            Over::Instance => {
+                let sets = before.get(1).cloned().unwrap_or_default();
+                (product(before)?, plane.clone(), Place::Set { sets, per: 1.into(), run: plane })
+            }
+            Over::Group { groups, by_group } => {
+                let groups = Dim::from(groups);
+                let [n, c] = before else { return Err(OpError::expected("rank", "2 or more", x.rank())) };
+                let each = c.exact_div(&groups);
+                let each = each.ok_or_else(|| OpError::expected("channels", format!("a multiple of {groups} groups"), c))?;
+                let cols = each.mul(&plane)?;
+                let (per, run) = if by_group { (1.into(), cols.clone()) } else { (each, plane) };
+                (n.mul(&groups)?, cols, Place::Set { sets: groups, per, run })
+            }
+        };
+        emit(cx, &Rows { rows, cols, place, center: true, given: false, epsilon: self.epsilon })
+    }
 }
 
 /// Mean and inverse deviation.
@@ -180,20 +291,24 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 pub static DEF: OpDef = OpDef {
     onnx: &[onnx("InstanceNormalization", 6), onnx("LayerNormalization", 17), onnx("GroupNormalization", 18)],
     import,
-    kernels: &[],
+    kernels: &[&KERNEL],
     cases,
 };
 
 fn cases() -> Vec<Case> {
     let case = |over, shapes: &[&[usize]]| {
         let op = Norm { over, epsilon: 1e-3, results: 1 };
-        Case::new(op, shapes.iter().map(|s| input(s)).collect()).host_only("no kernel yet")
+        Case::new(op, shapes.iter().map(|s| input(s)).collect())
     };
     let group = |by_group| Over::Group { groups: 3, by_group };
     vec![
         case(Over::Instance, &[&[2, 3, 5, 7], &[3], &[3]]),
         case(Over::Layer { axis: -1 }, &[&[2, 5, 7], &[7], &[7]]),
+        case(Over::Instance, &[&[1, 2, 33], &[2], &[2]]),
         case(Over::Layer { axis: 1 }, &[&[2, 5, 7], &[5, 7]]),
+        case(Over::Layer { axis: -1 }, &[&[5, 130], &[130], &[1, 130]]),
+        case(Over::Layer { axis: -1 }, &[&[5, 1], &[1]]),
+        case(Over::Layer { axis: 1 }, &[&[2, 5, 7], &[7]]).host_only("a scale that is broadcast"),
         case(group(true), &[&[2, 6, 5], &[3], &[3]]),
         case(group(false), &[&[2, 6, 5, 3], &[6], &[6]]),
     ]

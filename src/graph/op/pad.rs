@@ -5,8 +5,15 @@
 
 use super::case::{Case, input};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, axis, onnx, operand, strides, window};
+use crate::backend::kernel::Kernel;
+use crate::plan::lower::{Call, LowerCx};
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::HostTensor;
+
+static KERNEL: Kernel = crate::kernel!(pad {
+    count: U32, n0: U32, n1: U32, n2: U32, n3: U32, m0: I32, m1: I32, m2: I32, m3: I32, m4: I32,
+    b0: I32, b1: I32, b2: I32, b3: I32, b4: I32, fill: F32,
+} [x: In Elem, value: OptionalIn Elem, y: Out Elem]);
 
 /// What the padding holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -150,6 +157,53 @@ impl Op for Pad {
         Ok(vec![HostTensor::from_bytes(x.dtype(), &shape, &bytes)?])
     }
 
+    fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
+        let (x, out) = (cx.fact(0)?.clone(), cx.out_fact(0)?.shape.clone());
+        let given = match &self.pads {
+            Some(list) => list.iter().copied().map(Dim::from).collect(),
+            None => cx.dims(1)?,
+        };
+        let axes: Option<Option<Vec<i64>>> = if cx.has(3) { Some(cx.dims(3)?.iter().map(Dim::as_const).collect()) } else { None };
+        let axes = axes.map(|a| a.ok_or_else(|| OpError::NoKernel("axes that are data".to_owned()))).transpose()?;
+        let pads = self.pads(x.shape.rank(), given, axes.as_deref())?;
+        if cx.has(2) && cx.fact(2)?.as_const().is_some_and(|t| t.to_f32().is_ok_and(|v| v.iter().any(|v| !v.is_finite()))) {
+            return Err(OpError::NoKernel("padding that is not finite".to_owned()));
+        }
+        // Innermost first: sizes of the result and of the operand, and the pad before; neighbours without pads are one axis.
+        let mut lines: Vec<(Dim, Dim, Dim)> = Vec::new();
+        let mut plain = false;
+        for ((m, n), (before, _)) in x.shape.0.iter().zip(&out.0).zip(&pads).rev() {
+            let same = before.is(0) && m == n;
+            match lines.last_mut() {
+                Some((to, from, _)) if same && plain => (*to, *from) = (to.mul(n)?, from.mul(m)?),
+                _ => lines.push((n.clone(), m.clone(), before.clone())),
+            }
+            plain = same;
+        }
+        if lines.len() > 5 {
+            return Err(OpError::NoKernel(format!("padding of {} axes that cannot be joined; at most 5", lines.len())));
+        }
+        let count = out.count()?;
+        let mut call = Call::new(&KERNEL, 64)
+            .define("RANK", i64::try_from(lines.len().max(1)).unwrap_or(1))
+            .operand(cx.input(0)?)
+            .optional(if cx.has(2) { Some(cx.input(2)?) } else { None })
+            .operand(cx.output(0)?)
+            .grid(count.ceil_div(2 * 64)?, 1, 1)
+            .field(&count);
+        let part = |i: usize, of: fn(&(Dim, Dim, Dim)) -> &Dim, or: i64| lines.get(i).map_or_else(|| Dim::from(or), |l| of(l).clone());
+        call = (0..4).fold(call, |c, i| c.field(part(i, |l| &l.0, 1)));
+        call = (0..5).fold(call, |c, i| c.field(part(i, |l| &l.1, 1)));
+        call = (0..5).fold(call, |c, i| c.field(part(i, |l| &l.2, 0)));
+        call = match self.mode {
+            Mode::Constant => call,
+            Mode::Edge => call.define("EDGE", 1),
+            Mode::Reflect => call.define("REFLECT", 1),
+            Mode::Wrap => call.define("WRAP", 1),
+        };
+        cx.emit(call.field(self.value))
+    }
+
     fn reads(&self, input: usize) -> bool {
         matches!(input, 0 | 2)
     }
@@ -202,17 +256,20 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 /// The registry's entry.
-pub static DEF: OpDef = OpDef { onnx: &[onnx("Pad", 2)], import, kernels: &[], cases };
+pub static DEF: OpDef = OpDef { onnx: &[onnx("Pad", 2)], import, kernels: &[&KERNEL], cases };
 
 fn cases() -> Vec<Case> {
     let op = |mode| Pad { mode, pads: None, value: 0.0 };
     let list = |v: &[i64]| input(&[v.len()]).values(v).constant();
-    let case = |mode, x: &[usize], pads: &[i64]| Case::new(op(mode), vec![input(x), list(pads)]).host_only("no kernel yet");
+    let case = |mode, x: &[usize], pads: &[i64]| Case::new(op(mode), vec![input(x), list(pads)]);
     let mut all = vec![
         case(Mode::Constant, &[2, 3, 5], &[0, 1, 2, 3, 0, 0]),
         case(Mode::Constant, &[4, 7], &[-1, 2, 1, -3]),
-        Case::new(Pad { mode: Mode::Constant, pads: Some(vec![1, 0, 0, 2]), value: 1.5 }, vec![input(&[3, 2])]).host_only("no kernel yet"),
-        Case::new(op(Mode::Constant), vec![input(&[3, 4]), list(&[2, 1]), input(&[]), list(&[-1])]).host_only("no kernel yet"),
+        Case::new(Pad { mode: Mode::Constant, pads: Some(vec![1, 0, 0, 2]), value: 1.5 }, vec![input(&[3, 2])]),
+        Case::new(op(Mode::Constant), vec![input(&[3, 4]), list(&[2, 1]), input(&[]), list(&[-1])]),
+        Case::new(op(Mode::Constant), vec![input(&[3, 5]).ints(-9, 9), list(&[0, 1, 1, 1]), input(&[]).ints(7, 7)]),
+        case(Mode::Constant, &[2, 1, 3, 2, 2], &[1, 0, 0, 1, 1, 0, 2, 1, 0, 0]),
+        case(Mode::Reflect, &[1, 3], &[2, 5, 0, 4]),
     ];
     all.extend([Mode::Edge, Mode::Reflect, Mode::Wrap].map(|m| case(m, &[1, 2, 5, 4], &[0, 0, 2, 3, 0, 1, 4, 1])));
     all

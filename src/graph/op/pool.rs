@@ -8,8 +8,14 @@ use super::case::{Case, input};
 use super::conv::{parts, sizes};
 use super::window::{self, AutoPad, Axis, Window};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, no_number, onnx, operand};
+use crate::backend::kernel::Kernel;
+use crate::plan::lower::{Call, LowerCx};
 use crate::shape::{Fact, Shape};
 use crate::tensor::{DType, HostTensor};
+
+static KERNEL: Kernel = crate::kernel!(pool {
+    count: U32, in_h: U32, in_w: U32, out_h: U32, out_w: U32, pad_h: I32, pad_w: I32, end_h: I32, end_w: I32,
+} [x: In Elem, y: Out Elem]);
 
 /// What is computed over a window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -125,6 +131,35 @@ impl Op for Pool {
         };
         Ok(vec![HostTensor::from_floats(x.dtype(), &shape, &y)?])
     }
+
+    fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
+        let (x, out) = (cx.shape(0)?, cx.out_fact(0)?.shape.clone());
+        let ((_, _, spatial), (_, _, windows)) = (parts("the input", &x.0)?, parts("the result", &out.0)?);
+        let lines = self.window.plane(&self.window.kernel, spatial, windows)?;
+        let call = window::define(Call::new(&KERNEL, 64), &lines);
+        let call = match self.kind {
+            Kind::Max { indices: true, .. } => return Err(OpError::NoKernel("positions of maxima".to_owned())),
+            Kind::Max { .. } => call,
+            Kind::Average { include_pad: true } => call.define("MEAN", 1).define("PADDED", 1),
+            Kind::Average { .. } => call.define("MEAN", 1),
+            Kind::Lp { p } => call.define("NORM", p),
+        };
+        let (count, [h, w]) = (out.count()?, &lines);
+        let call = call
+            .operand(cx.input(0)?)
+            .operand(cx.output(0)?)
+            .grid(count.ceil_div(2 * 64)?, 1, 1)
+            .field(&count)
+            .field(&h.size)
+            .field(&w.size)
+            .field(&h.out)
+            .field(&w.out)
+            .field(&h.before)
+            .field(&w.before)
+            .field(h.size.add(&h.after)?)
+            .field(w.size.add(&w.after)?);
+        cx.emit(call)
+    }
 }
 
 /// The p-th root.
@@ -228,10 +263,10 @@ pub(super) fn power(a: &dyn Attributes) -> OpResult<i64> {
 
 /// The registry's entry.
 pub static DEF: OpDef =
-    OpDef { onnx: &[onnx("MaxPool", 1), onnx("AveragePool", 1), onnx("LpPool", 2)], import, kernels: &[], cases };
+    OpDef { onnx: &[onnx("MaxPool", 1), onnx("AveragePool", 1), onnx("LpPool", 2)], import, kernels: &[&KERNEL], cases };
 
 fn cases() -> Vec<Case> {
-    let case = |kind, x: &[usize], window: Window| Case::new(Pool { kind, window }, vec![input(x)]).host_only("no kernel yet");
+    let case = |kind, x: &[usize], window: Window| Case::new(Pool { kind, window }, vec![input(x)]);
     let max = Kind::Max { indices: false, column_major: false };
     let average = |include_pad| Kind::Average { include_pad };
     let window = |kernel: &[i64], strides: &[i64], pads: &[i64], ceil| Window {
@@ -248,10 +283,16 @@ fn cases() -> Vec<Case> {
             case(kind, &[1, 2, 7], window(&[2], &[4], &[], true)),
             case(kind, &[1, 2, 5, 6], Window { auto_pad: AutoPad::SameUpper, ..window(&[3, 2], &[2, 2], &[], false) }),
             case(kind, &[1, 2, 5, 6], Window { auto_pad: AutoPad::SameLower, ..window(&[3, 2], &[2, 2], &[], true) }),
-            case(kind, &[1, 1, 4, 5, 6], window(&[2, 2, 3], &[1, 2, 1], &[], false)),
+            case(kind, &[1, 1, 4, 5, 6], window(&[2, 2, 3], &[1, 2, 1], &[], false)).host_only("kernels have two spatial axes"),
         ]);
     }
     all.push(case(max, &[1, 2, 9, 9], Window { dilations: vec![2, 3], ..window(&[3, 3], &[1, 2], &[], false) }));
+    all.push(case(max, &[1, 1, 1, 1], window(&[1, 1], &[1, 1], &[], false)));
+    let ints = Pool { kind: max, window: window(&[2, 3], &[1, 2], &[], false) };
+    all.push(Case::new(ints, vec![input(&[1, 3, 5, 7]).ints(-99, -3)]));
+    let indices = Pool { kind: Kind::Max { indices: true, column_major: false }, window: window(&[2], &[], &[], false) };
+    all.push(Case::new(indices, vec![input(&[1, 2, 5])]).host_only("positions of maxima"));
+    all.push(case(Kind::Lp { p: 1 }, &[1, 3, 17], window(&[3], &[1], &[1, 1], false)));
     all.push(case(Kind::Lp { p: 3 }, &[1, 2, 6], window(&[3], &[1], &[1, 1], false)));
     all
 }

@@ -9,7 +9,7 @@ use crate::plan::lower::{Call, LowerCx};
 use crate::shape::{Dim, EXACT, Fact, Known, MAX_KNOWN, Shape};
 use crate::tensor::HostTensor;
 
-static KERNEL: Kernel = crate::kernel!(range { count: U32, start: U32, delta: I32 } [live: Weight Elem, y: Out Elem]);
+pub(super) static KERNEL: Kernel = crate::kernel!(range { count: U32, start: U32, delta: I32 } [live: Weight Elem, y: Out Elem]);
 
 /// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -108,17 +108,7 @@ impl Op for Range {
         }
         let [start, limit, delta] = lists.as_slice() else { return Err(OpError::expected("operands", 3, lists.len())) };
         let (start, step, _) = parts(start, limit, delta)?;
-        let count = cx.out_fact(0)?.shape.count()?;
-        let (live, start) = cx.live(&start);
-        let call = Call::new(&KERNEL, 64)
-            .operand(live)
-            .operand(cx.output(0)?)
-            .grid(count.ceil_div(2 * 64)?, 1, 1)
-            .field(&count)
-            .field(start)
-            .field(Dim::from(step))
-            .may_be_padded();
-        cx.emit(call)
+        emit(cx, &start, step)
     }
 
     fn reads(&self, _: usize) -> bool {
@@ -128,6 +118,21 @@ impl Op for Range {
     fn keeps_precision(&self) -> bool {
         true
     }
+}
+
+/// Emits `start`, `start + step`, ... as result 0.
+pub(super) fn emit(cx: &mut LowerCx<'_>, start: &Dim, step: i64) -> OpResult<()> {
+    let count = cx.out_fact(0)?.shape.count()?;
+    let (live, start) = cx.live(start);
+    let call = Call::new(&KERNEL, 64)
+        .operand(live)
+        .operand(cx.output(0)?)
+        .grid(count.ceil_div(2 * 64)?, 1, 1)
+        .field(&count)
+        .field(start)
+        .field(Dim::from(step))
+        .may_be_padded();
+    cx.emit(call)
 }
 
 fn import(_: &dyn Attributes) -> OpResult<Box<dyn Op>> {

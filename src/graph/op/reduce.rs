@@ -1,11 +1,11 @@
 //! Reductions: `ReduceMean`, `ReduceSum`, `ReduceMax`, `ReduceMin`, `ReduceProd`, `ReduceL1`, `ReduceL2`, `ReduceLogSum`,
 //! `ReduceLogSumExp`, `ReduceSumSquare`.
 //!
-//! ONNX opset 1 on, with axes as an attribute until 12 (`ReduceSum`) or 17 (others), then as an operand. Kernels reduce trailing axes of
-//! floats; other axes are for the host.
+//! ONNX opset 1 on, with axes as an attribute until 12 (`ReduceSum`) or 17 (others), then as an operand. Kernels
+//! reduce up to three ranges of axes; integers in short rows only.
 
 use super::case::{Case, input};
-use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, as_usize, axis, max_nan, min_nan, onnx, operand, places};
+use super::{Attributes, InferCx, Inputs, MOST_LOOPS, Op, OpDef, OpError, OpResult, as_usize, axis, max_nan, min_nan, onnx, operand, places, transpose};
 use crate::backend::kernel::Kernel;
 use crate::plan::lower::{Call, LowerCx};
 use crate::shape::{Dim, Fact, Known, Shape, product};
@@ -13,7 +13,9 @@ use crate::tensor::HostTensor;
 
 mod dims;
 
-static KERNEL: Kernel = crate::kernel!(reduce { rows: U32, cols: U32, factor: F32 } [x: In Elem, y: Out Elem]);
+static KERNEL: Kernel = crate::kernel!(reduce {
+    rows: U32, cols: U32, n1: U32, n2: U32, k0: U32, k1: U32, k2: U32, m1: U32, m2: U32, r0: U32, r1: U32, r2: U32,
+} [x: In Elem, y: Out Elem]);
 
 /// What is computed over the reduced elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -174,38 +176,17 @@ impl Op for Reduce {
     }
 
     fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
-        if !matches!(self.kind, Kind::Mean | Kind::Sum | Kind::Max | Kind::Min) {
-            return Err(OpError::NoKernel(format!("{} has no kernel", self.name())));
-        }
         let x = cx.fact(0)?.clone();
         let list = if cx.has(1) { Some(cx.dims(1)?.iter().filter_map(Dim::as_const).collect()) } else { None };
         let axes = self.axes(x.shape.rank(), list)?;
-        if axes.is_empty() {
+        if axes.is_empty() && matches!(self.kind, Kind::Mean | Kind::Sum | Kind::Max | Kind::Min | Kind::Prod) {
             return cx.alias(0, 0);
         }
-        let first = x.shape.rank() - axes.len();
-        if axes.iter().enumerate().any(|(i, a)| *a != first + i) || !x.dtype.is_float() {
-            return Err(OpError::NoKernel(format!("{} over axes {axes:?} of {x}; kernels take trailing axes of floats", self.name())));
+        let of_ints = matches!(self.kind, Kind::Sum | Kind::Max | Kind::Min | Kind::Prod | Kind::L1 | Kind::SumSquare);
+        if !(x.dtype.is_float() || of_ints) {
+            return Err(OpError::NoKernel(format!("{} of {x}", self.name())));
         }
-        let (rows, cols) = (product(&x.shape.0[..first])?, product(&x.shape.0[first..])?);
-        #[expect(clippy::cast_precision_loss, reason = "a size far below 2^24 in practice")]
-        let factor = match (self.kind, cols.as_const()) {
-            (Kind::Mean, Some(n)) => 1.0 / n as f32,
-            (Kind::Mean, None) => return Err(OpError::NoKernel(format!("a mean over {cols} elements, not a constant number"))),
-            (Kind::Min, _) => -1.0,
-            _ => 1.0,
-        };
-        let mut call = Call::new(&KERNEL, 64)
-            .operand(cx.input(0)?)
-            .operand(cx.output(0)?)
-            .grid(rows.ceil_div(2)?, 1, 1)
-            .field(&rows)
-            .field(&cols)
-            .field(factor);
-        if matches!(self.kind, Kind::Max | Kind::Min) {
-            call = call.define("MAXIMUM", 1);
-        }
-        cx.emit(call)
+        emit(cx, self.kind, &x, &axes)
     }
 
     fn reads(&self, input: usize) -> bool {
@@ -215,6 +196,65 @@ impl Op for Reduce {
     fn keeps_precision(&self) -> bool {
         true
     }
+}
+
+/// At most this many elements of a row are one work-item's.
+const FEW: i64 = 256;
+
+/// Emits the reduction of operand 0, which is `x`, over `axes` to result 0.
+pub(super) fn emit(cx: &mut LowerCx<'_>, kind: Kind, x: &Fact, axes: &[usize]) -> OpResult<()> {
+    let step = transpose::dim_strides(&x.shape.0)?;
+    let walk = |reduced: bool| {
+        let axes = (0..x.shape.rank()).filter(|i| axes.contains(i) == reduced);
+        let (shape, step): (Vec<Dim>, Vec<Dim>) = axes.map(|i| (x.shape.0[i].clone(), step[i].clone())).unzip();
+        transpose::joined(&shape, &step)
+    };
+    let (kept, reduced) = (walk(false)?, walk(true)?);
+    if kept.len() > 3 || reduced.len() > 3 {
+        let what = format!("{kind:?} over axes {axes:?} of {x}: more than three ranges of kept or of reduced axes");
+        return Err(OpError::NoKernel(what));
+    }
+    let sizes = |list: &[(Dim, Dim)]| product(&list.iter().map(|(n, _)| n.clone()).collect::<Vec<_>>());
+    let (rows, cols) = (sizes(&kept)?, sizes(&reduced)?);
+    // Rows one after another, each a run of elements.
+    let flat = reduced.len() <= 1
+        && kept.len() <= 1
+        && reduced.iter().all(|(_, s)| s.is(1))
+        && kept.iter().all(|(_, s)| *s == cols);
+    let few = cols.as_const().is_some_and(|n| n <= FEW);
+    let item = !x.dtype.is_float() || kind == Kind::Prod || !flat && few;
+    if item && cols.as_const().is_none_or(|n| n > MOST_LOOPS) {
+        return Err(OpError::NoKernel(format!("{kind:?} over {cols} elements of {}", x.dtype)));
+    }
+    let mut call = Call::new(&KERNEL, 64).operand(cx.input(0)?).operand(cx.output(0)?);
+    let names: &[&str] = match kind {
+        Kind::Sum => &[],
+        Kind::Mean => &["MEAN"],
+        Kind::Max => &["MAXIMUM"],
+        Kind::Min => &["MINIMUM"],
+        Kind::Prod => &["PRODUCT"],
+        Kind::L1 => &["ABS"],
+        Kind::L2 => &["SQUARE", "ROOT"],
+        Kind::LogSum => &["LOG"],
+        Kind::LogSumExp => &["EXP", "LOG"],
+        Kind::SumSquare => &["SQUARE"],
+    };
+    for name in names {
+        call = call.define(name, 1);
+    }
+    call = if flat { call.define("FLAT", 1) } else { call };
+    call = if reduced.len() <= 1 { call.define("ONE", 1) } else { call };
+    call = if item { call.define("ITEM", 1).grid(rows.ceil_div(2 * 64)?, 1, 1) } else { call.grid(rows.ceil_div(2)?, 1, 1) };
+    call = call.field(&rows).field(&cols);
+    for list in [&kept, &reduced] {
+        for i in 0..2 {
+            call = call.field(list.get(i).map_or_else(|| 1.into(), |(n, _)| n.clone()));
+        }
+        for i in 0..3 {
+            call = call.field(list.get(i).map_or_else(|| 0.into(), |(_, s)| s.clone()));
+        }
+    }
+    cx.emit(call)
 }
 
 fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
@@ -259,20 +299,32 @@ pub static DEF: OpDef = OpDef {
 
 fn cases() -> Vec<Case> {
     let op = |kind, axes: &[i64], keep| Reduce { kind, axes: Some(axes.to_vec()), keep, noop_without_axes: false };
-    let host = |kind, axes: &[i64], x: &[usize]| {
-        Case::new(op(kind, axes, true), vec![input(x).range(0.25, 2.0)]).host_only("no kernel yet")
-    };
+    let positive = |kind, axes: &[i64], x: &[usize]| Case::new(op(kind, axes, true), vec![input(x).range(0.25, 2.0)]);
+    let plain = |kind, axes: &[i64], x: &[usize]| Case::new(op(kind, axes, false), vec![input(x)]);
+    let ints = |kind, axes: &[i64], x: &[usize]| Case::new(op(kind, axes, true), vec![input(x).ints(-9, 9)]);
     vec![
-        host(Kind::Prod, &[1], &[3, 5, 2]),
-        host(Kind::L1, &[0, 2], &[3, 5, 2]),
-        host(Kind::L2, &[-1], &[3, 7]),
-        host(Kind::LogSum, &[-1], &[3, 7]),
-        host(Kind::LogSumExp, &[0], &[4, 3]),
-        host(Kind::SumSquare, &[1, 2], &[2, 3, 4]),
-        Case::new(op(Kind::Mean, &[-1], true), vec![input(&[3, 130])]),
-        Case::new(op(Kind::Sum, &[-1], false), vec![input(&[5, 33])]),
-        Case::new(op(Kind::Max, &[1, 2], true), vec![input(&[7, 5, 9])]),
-        Case::new(op(Kind::Min, &[-1], true), vec![input(&[1, 1025])]),
-        Case::new(op(Kind::Mean, &[0], true), vec![input(&[3, 5])]).host_only("reducing a leading axis"),
+        positive(Kind::Prod, &[1], &[3, 5, 2]),
+        plain(Kind::L1, &[0, 2], &[3, 5, 2]),
+        plain(Kind::L2, &[-1], &[3, 7]),
+        plain(Kind::L2, &[0, 2, 3], &[3, 5, 9, 41]),
+        positive(Kind::LogSum, &[-1], &[3, 7]),
+        positive(Kind::LogSumExp, &[0], &[4, 3]),
+        positive(Kind::LogSumExp, &[1, 2], &[3, 4, 99]),
+        plain(Kind::SumSquare, &[1, 2], &[2, 3, 4]),
+        plain(Kind::Mean, &[-1], &[3, 130]),
+        plain(Kind::Sum, &[-1], &[5, 33]),
+        plain(Kind::Max, &[1, 2], &[7, 5, 9]),
+        plain(Kind::Max, &[0, 2], &[7, 5, 99]),
+        plain(Kind::Min, &[-1], &[1, 1025]),
+        plain(Kind::Min, &[1], &[3, 300, 5]),
+        plain(Kind::Mean, &[0], &[3, 5]),
+        plain(Kind::Mean, &[0, 2, 4], &[2, 3, 4, 5, 6]),
+        plain(Kind::Sum, &[1, 3], &[2, 3, 1, 5, 2]),
+        plain(Kind::Sum, &[0, 1], &[5, 7]),
+        ints(Kind::Sum, &[1], &[3, 5, 2]),
+        ints(Kind::Max, &[0], &[5, 7]),
+        ints(Kind::Min, &[-1], &[5, 7]),
+        ints(Kind::L1, &[0, 1], &[3, 7]),
+        ints(Kind::Mean, &[-1], &[3, 7]).host_only("a mean of integers"),
     ]
 }

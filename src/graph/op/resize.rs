@@ -6,10 +6,12 @@
 
 use super::case::{Case, Input, constant, input};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, as_usize, axis, onnx, operand, window};
+use crate::plan::lower::LowerCx;
 use crate::shape::{Dim, Fact};
 use crate::tensor::HostTensor;
 use taps::Taps;
 
+mod lower;
 mod taps;
 
 pub(super) use taps::cubic;
@@ -329,8 +331,12 @@ impl Op for Resize {
         Ok(vec![HostTensor::from_floats(x.dtype(), &shape, &data)?])
     }
 
+    fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
+        lower::emit(self, cx)
+    }
+
     fn reads(&self, input: usize) -> bool {
-        input <= 1
+        input == 0 || input == 1 && self.coordinates == Coordinates::TfCropAndResize
     }
 }
 
@@ -439,7 +445,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 /// The registry's entry.
-pub static DEF: OpDef = OpDef { onnx: &[onnx("Upsample", 7), onnx("Resize", 10)], import, kernels: &[], cases };
+pub static DEF: OpDef = OpDef { onnx: &[onnx("Upsample", 7), onnx("Resize", 10)], import, kernels: &[&lower::KERNEL], cases };
 
 fn plain(mode: Mode, coordinates: Coordinates) -> Resize {
     Resize {
@@ -460,20 +466,49 @@ fn plain(mode: Mode, coordinates: Coordinates) -> Resize {
 fn cases() -> Vec<Case> {
     let floats = |v: &[f32]| HostTensor::from_f32(&[v.len()], v).map_or_else(|_| input(&[v.len()]), constant);
     let sizes = |v: &[i64]| input(&[v.len()]).values(v).constant();
-    let case = |op, inputs: Vec<Input>| Case::new(op, inputs).host_only("no kernel yet");
+    let case = |op, inputs: Vec<Input>| Case::new(op, inputs);
     let nearest = Mode::Nearest(Nearest::Floor);
     // The operand of sizes follows that of scales, which is empty then.
     let by_sizes = |op, x: &[usize], v: &[i64]| case(op, vec![input(x), floats(&[]), sizes(v)]);
-    vec![
+    let rules = [Nearest::RoundPreferFloor, Nearest::RoundPreferCeil, Nearest::Floor, Nearest::Ceil, Nearest::Simple];
+    let places = [
+        Coordinates::HalfPixel,
+        Coordinates::HalfPixelSymmetric,
+        Coordinates::PytorchHalfPixel,
+        Coordinates::AlignCorners,
+        Coordinates::Asymmetric,
+        Coordinates::TfHalfPixelForNn,
+    ];
+    let by_rule = rules.map(|r| by_sizes(plain(Mode::Nearest(r), Coordinates::HalfPixel), &[1, 3, 4, 7], &[1, 3, 8, 5]));
+    let by_place = places.map(|c| by_sizes(plain(Mode::Linear, c), &[2, 1, 5, 7], &[2, 1, 9, 4]));
+    let region = |mode| Resize { scales_at: 2, outside: 9.5, ..plain(mode, Coordinates::TfCropAndResize) };
+    let bounds = floats(&[0.0, 0.0, -0.25, 0.25, 1.0, 1.0, 0.75, 1.125]);
+    let regions = [Mode::Linear, nearest, Mode::Cubic].map(|mode| {
+        case(region(mode), vec![input(&[1, 2, 5, 6]), bounds.clone(), floats(&[]), sizes(&[1, 2, 7, 5])])
+    });
+    let mut all = vec![
         case(plain(nearest, Coordinates::Asymmetric), vec![input(&[1, 2, 3, 5]), floats(&[1.0, 1.0, 2.0, 2.0])]),
         case(plain(nearest, Coordinates::Asymmetric), vec![input(&[1, 2, 6, 9]), floats(&[1.0, 1.0, 0.5, 1.0 / 3.0])]),
         case(plain(Mode::Linear, Coordinates::HalfPixel), vec![input(&[1, 2, 3, 5]), floats(&[1.0, 1.0, 1.5, 2.5])]),
         case(plain(Mode::Cubic, Coordinates::HalfPixel), vec![input(&[1, 1, 4, 5]), floats(&[1.0, 1.0, 2.0, 0.75])]),
         by_sizes(plain(Mode::Linear, Coordinates::AlignCorners), &[1, 2, 3, 4], &[1, 2, 7, 5]),
         by_sizes(Resize { axes: Some(vec![-1, 1]), ..plain(Mode::Cubic, Coordinates::PytorchHalfPixel) }, &[2, 4, 6], &[3, 5]),
-        by_sizes(Resize { antialias: true, ..plain(Mode::Linear, Coordinates::HalfPixel) }, &[1, 1, 9, 8], &[1, 1, 4, 3]),
+        by_sizes(Resize { antialias: true, ..plain(Mode::Linear, Coordinates::HalfPixel) }, &[1, 1, 9, 8], &[1, 1, 4, 3])
+            .host_only("antialias"),
+        by_sizes(plain(Mode::Linear, Coordinates::HalfPixel), &[1, 3, 4, 5], &[2, 3, 8, 4]).host_only("three axes"),
+        by_sizes(plain(Mode::Linear, Coordinates::HalfPixel), &[1, 3, 1, 1], &[1, 3, 4, 5]),
+        by_sizes(plain(Mode::Linear, Coordinates::HalfPixel), &[2, 3, 9], &[2, 3, 14]),
+        by_sizes(Resize { exclude_outside: true, ..plain(Mode::Cubic, Coordinates::HalfPixel) }, &[1, 2, 4, 5], &[1, 2, 9, 3]),
+        case(
+            Resize { axes: Some(vec![1]), ..plain(nearest, Coordinates::Asymmetric) },
+            vec![input(&[2, 3, 5]).ints(-9, 9), floats(&[2.0])],
+        ),
         by_sizes(Resize { policy: Policy::NotLarger, axes: Some(vec![2, 3]), ..plain(nearest, Coordinates::HalfPixel) }, &[1, 1, 4, 6], &[9, 8]),
-    ]
+    ];
+    all.extend(by_rule);
+    all.extend(by_place);
+    all.extend(regions);
+    all
 }
 
 #[cfg(test)]

@@ -4,11 +4,18 @@
 //! and `mul` from 16, `max` and `min` from 18. Negative indices count from the end.
 
 use super::case::{Case, input};
-use super::gather_elements::targets;
+use super::gather_elements::{Places, targets};
 use super::gather_nd::starts;
-use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, as_usize, axis, count, max_nan, min_nan, onnx, operand};
+use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, as_usize, axis, count, max_nan, min_nan, onnx, operand, transpose};
+use crate::backend::kernel::Kernel;
+use crate::plan::lower::{Call, LowerCx};
 use crate::shape::Fact;
 use crate::tensor::HostTensor;
+
+static KERNEL: Kernel = crate::kernel!(scatter {
+    count: U32, row: U32, n0: I32, n1: I32, n2: I32, n3: I32, s0: U32, s1: U32, s2: U32, s3: U32,
+    m1: U32, m2: U32, m3: U32, m4: U32, t0: U32, t1: U32, t2: U32, t3: U32, t4: U32,
+} [x: In Elem, index: In Elem, y: InOut Single]);
 
 /// What becomes of the old element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -126,6 +133,25 @@ impl Op for Scatter {
         Ok(vec![HostTensor::from_ints(x.dtype(), x.shape(), &data)?])
     }
 
+    fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
+        if self.reduction != Reduction::Replace {
+            return Err(OpError::NoKernel(format!("writes that {:?}", self.reduction)));
+        }
+        let (x, index) = (cx.shape(0)?, cx.shape(1)?);
+        let places = match self.axis {
+            Some(a) => Places::along(&x, &index, axis(a, x.rank())?)?,
+            None => Places::tuples(&x, &index)?,
+        };
+        let (from, to, count) = (cx.input(0)?, cx.output(0)?, x.count()?);
+        transpose::emit_copy(cx, from, to, &[count], &transpose::Start::first(), &[1.into()])?;
+        let call = Call::new(&KERNEL, 64)
+            .operand(cx.input(2)?)
+            .operand(cx.input(1)?)
+            .operand(to)
+            .grid(places.count.ceil_div(64)?, 1, 1);
+        cx.emit(places.describe(call))
+    }
+
     fn moves(&self, input: usize) -> bool {
         // Where elements are combined the second operand is arithmetic; derivation then knows nothing.
         self.reduction == Reduction::Replace && input != 1
@@ -150,18 +176,29 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 pub static DEF: OpDef = OpDef {
     onnx: &[onnx("ScatterElements", 11), onnx("ScatterND", 11), onnx("Scatter", 9)],
     import,
-    kernels: &[],
+    kernels: &[&KERNEL],
     cases,
 };
 
 fn cases() -> Vec<Case> {
     let case = |axis, reduction, x: &[usize], index: &[usize], updates: &[usize], n: i64| {
         let inputs = vec![input(x), input(index).ints(-n, n - 1), input(updates)];
-        Case::new(Scatter { axis, reduction }, inputs).host_only("no kernel")
+        Case::new(Scatter { axis, reduction }, inputs)
     };
+    // What is written twice may become either.
+    let once = |axis, x: &[usize], index: &[usize], places: &[i64], updates: &[usize]| {
+        let inputs = vec![input(x), input(index).values(places), input(updates)];
+        Case::new(Scatter { axis, reduction: Reduction::Replace }, inputs)
+    };
+    let ints = vec![input(&[7]).ints(-9, 9), input(&[3]).values(&[4, 0, -1]), input(&[3]).ints(20, 29)];
+    let host = |case: Case| case.host_only("combined with what is there");
     vec![
-        case(Some(1), Reduction::Add, &[3, 5], &[3, 2], &[3, 2], 5),
-        case(None, Reduction::Replace, &[4, 3, 2], &[2, 1], &[2, 3, 2], 4),
-        case(None, Reduction::Max, &[3, 3], &[4, 2], &[4], 3),
+        once(Some(0), &[5, 3], &[2, 3], &[0, 1, 2, -1, 0, 3], &[2, 3]),
+        once(Some(-1), &[2, 2, 7], &[2, 1, 3], &[0, -1, 3, 6, 2, 4], &[2, 1, 3]),
+        once(None, &[4, 3, 3], &[2, 1], &[3, -3], &[2, 3, 3]),
+        once(None, &[3, 5], &[3, 2], &[0, 0, 2, -1, 1, 3], &[3]),
+        Case::new(Scatter { axis: Some(0), reduction: Reduction::Replace }, ints),
+        host(case(Some(1), Reduction::Add, &[3, 5], &[3, 2], &[3, 2], 5)),
+        host(case(None, Reduction::Max, &[3, 3], &[4, 2], &[4], 3)),
     ]
 }

@@ -1,16 +1,19 @@
 //! Softmax over one axis, or over all axes from one on.
 //!
-//! ONNX `Softmax` from opset 1 (over all axes from `axis` on, 1 by default) and 13 (over `axis`, the last by default). Kernels
-//! reduce trailing axes; others are for the host.
+//! ONNX `Softmax` from opset 1 (over all axes from `axis` on, 1 by default) and 13 (over `axis`, the last by default).
 
 use super::case::{Case, input};
-use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, axis, onnx, operand};
+use super::norm::by_vectors;
+use super::{Attributes, InferCx, Inputs, MOST_LOOPS, Op, OpDef, OpError, OpResult, axis, onnx, operand, split_at};
 use crate::backend::kernel::Kernel;
 use crate::plan::lower::{Call, LowerCx};
-use crate::shape::{Fact, product};
+use crate::shape::{Dim, Fact, product};
 use crate::tensor::HostTensor;
 
-static KERNEL: Kernel = crate::kernel!(softmax { rows: U32, cols: U32 } [x: In Elem, y: Out Elem]);
+/// Along the last axes.
+pub(super) static LAST: Kernel = crate::kernel!(softmax { rows: U32, cols: U32 } [x: In Elem, y: Out Elem]);
+/// Along an axis before others.
+pub(super) static INNER: Kernel = crate::kernel!(softmax_axis { outer: U32, cols: U32, inner: U32 } [x: In Elem, y: Out Single]);
 
 /// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -78,24 +81,48 @@ impl Op for Softmax {
     }
 
     fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
-        let shape = cx.shape(0)?;
-        let a = axis(self.axis, shape.rank())?;
-        if a + 1 != shape.rank() && !self.flatten {
-            return Err(OpError::NoKernel(format!("softmax over axis {} of {shape}; kernels take the last", self.axis)));
-        }
-        let (before, behind) = shape.0.split_at(a);
-        let (rows, cols) = (product(before)?, product(behind)?);
-        let tile = if rows.is(1) || cols.exact_div(&2.into()).is_some() { 1 } else { 2 };
-        let call = Call::new(&KERNEL, 64)
+        emit(cx, self.axis, self.flatten, None)
+    }
+}
+
+/// Emits softmax, or what is like it: `LOG` or `HARD`.
+pub(super) fn emit(cx: &mut LowerCx<'_>, at: i64, flatten: bool, form: Option<&'static str>) -> OpResult<()> {
+    let shape = cx.shape(0)?;
+    let a = axis(at, shape.rank())?;
+    let (outer, cols, inner) = if flatten {
+        (product(&shape.0[..a])?, product(&shape.0[a..])?, Dim::from(1))
+    } else {
+        split_at(&shape, a)?
+    };
+    if inner.is(1) && form != Some("HARD") {
+        let tile = if outer.is(1) || cols.exact_div(&2.into()).is_some() { 1 } else { 2 };
+        let mut call = if by_vectors(cx) {
+            Call::new(&LAST, 8).define("ITEM", 1).define("ROWS", 1).grid(outer.ceil_div(8)?, 1, 1)
+        } else {
+            Call::new(&LAST, 64).define("ROWS", tile).grid(outer.ceil_div(tile)?, 1, 1)
+        };
+        call = call
             .operand(cx.input(0)?)
             .operand(cx.output(0)?)
-            .define("ROWS", tile)
-            .grid(rows.ceil_div(tile)?, 1, 1)
-            .field(&rows)
+            .field(&outer)
             .field(&cols)
             .may_work_in_place();
-        cx.emit(call)
+        call = form.into_iter().fold(call, |c, f| c.define(f, 1));
+        return cx.emit(call);
     }
+    if cols.as_const().is_some_and(|n| n > MOST_LOOPS / 6) {
+        return Err(OpError::NoKernel(format!("{cols} elements along an inner axis of {shape}")));
+    }
+    let (items, run) = if by_vectors(cx) { (8, 16) } else { (64, 2) };
+    let call = Call::new(&INNER, items)
+        .operand(cx.input(0)?)
+        .operand(cx.output(0)?)
+        .define("RUN", run)
+        .grid(outer.mul(&inner.ceil_div(run)?)?.ceil_div(i64::from(items))?, 1, 1)
+        .field(&outer)
+        .field(&cols)
+        .field(&inner);
+    cx.emit(form.into_iter().fold(call, |c, f| c.define(f, 1)))
 }
 
 fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
@@ -104,7 +131,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 /// The registry's entry.
-pub static DEF: OpDef = OpDef { onnx: &[onnx("Softmax", 1)], import, kernels: &[&KERNEL], cases };
+pub static DEF: OpDef = OpDef { onnx: &[onnx("Softmax", 1)], import, kernels: &[&LAST, &INNER], cases };
 
 fn cases() -> Vec<Case> {
     let case = |x: &[usize], axis| Case::new(Softmax { axis, flatten: false }, vec![input(x).range(-8.0, 8.0)]);
@@ -116,6 +143,9 @@ fn cases() -> Vec<Case> {
         case(&[9, 33], 1),
         Case::new(Softmax { axis: 1, flatten: true }, vec![input(&[3, 5, 7])]),
         Case::new(Softmax { axis: 0, flatten: true }, vec![input(&[2, 33])]),
-        Case::new(Softmax { axis: 1, flatten: false }, vec![input(&[2, 5, 7])]).host_only("softmax over an inner axis"),
+        case(&[2, 5, 7], 1),
+        case(&[3, 16, 4, 21], 1),
+        case(&[5, 2], 0),
+        case(&[1, 1, 9], 1),
     ]
 }

@@ -10,11 +10,11 @@ use crate::shape::{Dim, Fact, Shape, product};
 use crate::tensor::HostTensor;
 
 static KERNEL: Kernel = crate::kernel!(strided {
-    count: U32, start: I32, n1: U32, n2: U32, n3: U32, n4: U32,
-    s0: I32, s1: I32, s2: I32, s3: I32, s4: I32,
+    count: U32, start: I32, n1: U32, n2: U32, n3: U32, n4: U32, n5: U32,
+    s0: I32, s1: I32, s2: I32, s3: I32, s4: I32, s5: I32,
 } [x: In Elem, live: OptionalIn Elem, y: Out Elem]);
 
-const MAX_RANK: usize = 5;
+const MAX_RANK: usize = 6;
 
 /// Where a strided copy begins in its operand.
 pub(super) struct Start {
@@ -46,17 +46,7 @@ pub(super) fn emit_copy(
     start: &Start,
     step: &[Dim],
 ) -> OpResult<()> {
-    // Joined axes, innermost first: size and step.
-    let mut joined: Vec<(Dim, Dim)> = Vec::new();
-    for (size, step) in shape.iter().zip(step).rev() {
-        if size.is(1) {
-            continue;
-        }
-        match joined.last_mut() {
-            Some((inner, inner_step)) if inner_step.mul(inner)? == *step => *inner = inner.mul(size)?,
-            _ => joined.push((size.clone(), step.clone())),
-        }
-    }
+    let joined = joined(shape, step)?;
     if joined.len() > MAX_RANK {
         return Err(OpError::NoKernel(format!("a copy over {} axes that cannot be joined; at most {MAX_RANK}", joined.len())));
     }
@@ -69,6 +59,7 @@ pub(super) fn emit_copy(
         (Some(live), at)
     };
     let mut call = Call::new(&KERNEL, 64)
+        .define("RANK", i64::try_from(joined.len().max(1)).unwrap_or(1))
         .operand(from)
         .optional(live)
         .operand(to)
@@ -85,6 +76,21 @@ pub(super) fn emit_copy(
         call = call.field(joined.get(i).map_or_else(|| 0.into(), |(_, s)| s.clone()));
     }
     cx.emit(call)
+}
+
+/// Sizes and steps of axes with those joined that are walked as one, innermost first.
+pub(super) fn joined(shape: &[Dim], step: &[Dim]) -> OpResult<Vec<(Dim, Dim)>> {
+    let mut joined: Vec<(Dim, Dim)> = Vec::new();
+    for (size, step) in shape.iter().zip(step).rev() {
+        if size.is(1) {
+            continue;
+        }
+        match joined.last_mut() {
+            Some((inner, inner_step)) if inner_step.mul(inner)? == *step => *inner = inner.mul(size)?,
+            _ => joined.push((size.clone(), step.clone())),
+        }
+    }
+    Ok(joined)
 }
 
 /// Row-major strides of a symbolic shape, in elements.

@@ -2,6 +2,7 @@
 
 pub(super) use super::filled;
 use super::{Attributes, InferCx, OpError, OpResult, as_usize, count};
+use crate::plan::lower::Call;
 use crate::shape::Dim;
 use std::ops::Range;
 
@@ -52,6 +53,55 @@ pub struct Axis {
     pub before: usize,
     /// Padding behind the last element.
     pub after: usize,
+}
+
+/// One spatial axis of an operand for a kernel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Line {
+    /// Elements of the operand.
+    pub size: Dim,
+    /// Number of windows.
+    pub out: Dim,
+    /// Number of taps.
+    pub kernel: i64,
+    /// Distance of windows.
+    pub stride: i64,
+    /// Distance of taps.
+    pub dilation: i64,
+    /// Padding before the first element.
+    pub before: Dim,
+    /// Padding behind the last element.
+    pub after: Dim,
+}
+
+impl Line {
+    /// An axis of one element and one window.
+    pub fn one() -> Self {
+        Self {
+            size: 1.into(),
+            out: 1.into(),
+            kernel: 1,
+            stride: 1,
+            dilation: 1,
+            before: 0.into(),
+            after: 0.into(),
+        }
+    }
+
+    /// Each window is one element, and they are the elements in their order.
+    pub fn is_identity(&self) -> bool {
+        self.kernel == 1 && self.stride == 1 && self.before.is(0) && self.size == self.out
+    }
+}
+
+/// Sets the constants that kernels over windows have in common: sizes, strides and dilations of rows and columns.
+pub(super) fn define(call: Call, [h, w]: &[Line; 2]) -> Call {
+    call.define("KH", h.kernel)
+        .define("SH", h.stride)
+        .define("DH", h.dilation)
+        .define("KW", w.kernel)
+        .define("SW", w.stride)
+        .define("DW", w.dilation)
 }
 
 /// The number that `d` is.
@@ -197,6 +247,46 @@ impl Window {
             out.push(count);
         }
         Ok(out)
+    }
+
+    /// Padding before and behind axis `i` of this size, with `out` windows.
+    fn padding(&self, i: usize, kernel: &[i64], size: &Dim, out: &Dim) -> OpResult<(Dim, Dim)> {
+        if !matches!(self.auto_pad, AutoPad::SameUpper | AutoPad::SameLower) {
+            let (before, after) = self.explicit(i, kernel.len());
+            return Ok((before.into(), after.into()));
+        }
+        let extent = self.extent(i, kernel.get(i).copied().unwrap_or(1));
+        let last = out.sub(&1.into())?.mul(&self.stride(i).into())?;
+        let total = last.add(&extent.into())?.sub(size)?.maximum(&0.into())?;
+        let (small, large) = (total.floor_div(2)?, total.ceil_div(2)?);
+        Ok(if self.auto_pad == AutoPad::SameUpper {
+            (small, large)
+        } else {
+            (large, small)
+        })
+    }
+
+    /// The axes as rows and columns, for kernels that have two: `sizes` are those of the operand, `out` the numbers of windows.
+    pub fn plane(&self, kernel: &[i64], sizes: &[Dim], out: &[Dim]) -> OpResult<[Line; 2]> {
+        let mut lines = Vec::new();
+        for (i, ((size, out), kernel_size)) in sizes.iter().zip(out).zip(kernel).enumerate() {
+            let (before, after) = self.padding(i, kernel, size, out)?;
+            lines.push(Line {
+                size: size.clone(),
+                out: out.clone(),
+                kernel: *kernel_size,
+                stride: self.stride(i),
+                dilation: self.dilation(i),
+                before,
+                after,
+            });
+        }
+        if lines.len() == 1 {
+            lines.insert(0, Line::one());
+        }
+        lines
+            .try_into()
+            .map_err(|_| OpError::NoKernel(format!("windows over {} axes; kernels take 1 or 2", sizes.len())))
     }
 
     /// The axes, for sizes that are numbers.

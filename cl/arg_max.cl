@@ -1,0 +1,37 @@
+// y = the position of the largest element along an axis of `cols` elements, `inner` apart: the first of equal ones, or with LAST the
+// last; with SMALLEST that of the smallest. A work-item computes two neighbouring results.
+#ifdef SMALLEST
+#define OVER(a, b) ((a) < (b))
+#else
+#define OVER(a, b) ((a) > (b))
+#endif
+
+#ifdef FLOATS
+#define X float
+#else
+#define X int
+#endif
+
+KERNEL {
+  uint pair = get_global_id(0);
+  if (2 * pair >= p.count) return;
+  int v[2];
+  for (uint h = 0; h < 2; h++) {
+    uint i = min(2 * pair + h, p.count - 1), base = i / p.inner * p.cols * p.inner + i % p.inner;
+    uint place = 0;
+    X best = x_at(base);
+    for (uint c = 1; c < p.cols; c++) {
+      X e = x_at(base + c * p.inner);
+#ifdef LAST
+      if (!OVER(best, e)) {
+#else
+      if (OVER(e, best)) {
+#endif
+        best = e;
+        place = c;
+      }
+    }
+    v[h] = (int)place;
+  }
+  y_put2(pair, (int2)(v[0], v[1]));
+}

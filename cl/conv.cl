@@ -1,0 +1,114 @@
+// y[n, m, oy, ox] = bias[m] + sum over ci, ky, kx of w[m, ci, ky, kx] * x[n, group + ci, oy * SH + ky * DH - pad_h,
+// ox * SW + kx * DW - pad_w], as far as it lies inside x. With TRANSPOSED x is taken at (oy + pad_h - ky * DH) / SH and
+// (ox + pad_w - kx * DW) / SW, where these are whole, and w is [ci, m, ky, kx]. A work-item computes TILE channels of a group by RUN
+// neighbouring results of a row, TRANSPOSED those that are SW apart.
+#define V CAT(float, RUN)
+#define I CAT(int, RUN)
+#define U CAT(uint, RUN)
+#define LANES2 0, 1
+#define LANES4 LANES2, 2, 3
+#define LANES8 LANES4, 4, 5, 6, 7
+#define LANES16 LANES8, 8, 9, 10, 11, 12, 13, 14, 15
+#define LANES (I)(CAT(LANES, RUN))
+#define TAPS (KH * KW)
+#ifdef TRANSPOSED
+#define WEIGHT(ci, tap, t) w_at(((group * p.channels + (ci)) * p.rows + min(row + (t), p.rows - 1)) * TAPS + (tap))
+#define IN_STEP 1
+#define OUT_STEP SW
+#else
+#ifdef PACKED
+#define WEIGHT(ci, tap, t) w_at(((part * p.channels + (ci)) * TAPS + (tap)) * TILE + (t))
+#else
+#define WEIGHT(ci, tap, t) w_at(((group * p.rows + min(row + (t), p.rows - 1)) * p.channels + (ci)) * TAPS + (tap))
+#endif
+#define IN_STEP SW
+#define OUT_STEP 1
+#endif
+// Zeros where a column is outside of the row.
+#ifdef INSIDE
+#define KEEP(v, ix) v
+#else
+#define KEEP(v, ix) select((V)(0.0f), v, CAT(as_int, RUN)(CAT(as_uint, RUN)((I)(ix) + IN_STEP * LANES) < (U)(p.in_w)))
+#endif
+
+KERNEL {
+  uint each = (p.out_w + OUT_STEP - 1) / OUT_STEP, runs = (each + RUN - 1) / RUN;
+  // Neighbouring work-items compute the same results of other channels, or the next results of the same ones.
+#ifdef BY_TILES
+  uint part = get_global_id(0), place = get_group_id(1);
+  if (part >= p.parts) return;
+#else
+  uint part = get_group_id(1), place = get_global_id(0);
+  if (place >= p.out_h * OUT_STEP * runs) return;
+#endif
+  uint oy = place / runs / OUT_STEP, ox = place / runs % OUT_STEP + place % runs * (RUN * OUT_STEP);
+  // There may be one result less of the last columns of each step.
+  if (ox >= p.out_w) return;
+  uint tile = p.first + part, group = tile / p.tiles, row = tile % p.tiles * TILE;
+  V sum[TILE];
+  for (uint t = 0; t < TILE; t++) {
+#ifdef HAS_BIAS
+    sum[t] = (V)(bias_at(group * p.rows + min(row + t, p.rows - 1)));
+#else
+    sum[t] = (V)(0.0f);
+#endif
+  }
+  for (uint ci = 0; ci < p.channels; ci++) {
+    for (uint ky = 0; ky < KH; ky++) {
+#ifdef TRANSPOSED
+      int iy = (int)oy + p.pad_h - (int)(ky * DH);
+      if (iy % SH != 0) continue;
+      iy /= SH;
+#else
+      int iy = (int)(oy * SH) - p.pad_h + (int)(ky * DH);
+#endif
+      if ((uint)iy >= p.in_h) continue;
+      int start = (int)(get_group_id(2) * p.image + ((group * p.channels + ci) * p.in_h + (uint)iy) * p.in_w);
+      for (uint kx = 0; kx < KW; kx++) {
+#ifdef TRANSPOSED
+        int ix = (int)ox + p.pad_w - (int)(kx * DW);
+        if (ix % SW != 0) continue;
+        ix /= SW;
+#else
+        int ix = (int)(ox * SW) - p.pad_w + (int)(kx * DW);
+#endif
+        int at = start + ix;
+        V v;
+        // Whole vectors wherever they lie inside of x; what they have of other rows is not kept.
+#ifdef UNIT
+        if (at >= 0 && at + RUN <= p.total) v = KEEP(x_run(RUN, at), ix);
+#else
+#ifdef TWO
+        if (at >= 0 && at + 2 * RUN <= p.total) {
+          V a = x_run(RUN, at), b = x_run(RUN, at + RUN);
+          v = KEEP((V)(a.even, b.even), ix);
+        }
+#else
+        if (false) {}
+#endif
+#endif
+        else {
+          float lane[RUN];
+          for (uint i = 0; i < RUN; i++) {
+            int c = ix + (int)(i * IN_STEP);
+            lane[i] = (uint)c < p.in_w ? x_at(start + c) : 0.0f;
+          }
+          v = CAT(vload, RUN)(0, lane);
+        }
+        for (uint t = 0; t < TILE; t++) sum[t] += WEIGHT(ci, ky * KW + kx, t) * v;
+      }
+    }
+  }
+  uint count = min((uint)RUN, (p.out_w - ox + OUT_STEP - 1) / OUT_STEP);
+  for (uint t = 0; t < TILE; t++) {
+    if (row + t >= p.rows) continue;
+    uint m = group * p.rows + row + t;
+    uint to = ((get_group_id(2) * p.outputs + m) * p.out_h + oy) * p.out_w + ox;
+    if (OUT_STEP == 1 && count == RUN) y_put_run(RUN, to, sum[t]);
+    else {
+      float lane[RUN];
+      CAT(vstore, RUN)(sum[t], 0, lane);
+      for (uint i = 0; i < count; i++) y_put(to + i * OUT_STEP, lane[i]);
+    }
+  }
+}

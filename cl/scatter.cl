@@ -1,0 +1,8 @@
+// y = x[i] at the place that an index points to, if that is inside of y; other elements are kept. A work-item writes one element.
+#include "common/places"
+
+KERNEL {
+  uint i = get_global_id(0), at;
+  if (i >= p.count) return;
+  if (PLACE(i, &at)) y_put(at, x_at(i));
+}

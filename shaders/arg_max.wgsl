@@ -1,0 +1,41 @@
+// y = the position of the largest element along an axis of `cols` elements, `inner` apart: the first of equal ones, or with LAST the
+// last; with SMALLEST that of the smallest. A work-item computes two neighbouring results.
+#ifdef FLOATS
+alias X = f32;
+#else
+alias X = i32;
+#endif
+
+fn over(a: X, b: X) -> bool {
+#ifdef SMALLEST
+  return a < b;
+#else
+  return a > b;
+#endif
+}
+
+fn element(i: u32) -> i32 {
+  let base = i / p.inner * p.cols * p.inner + i % p.inner;
+  var place = 0u;
+  var best = x_at(base);
+  for (var c = 1u; c < p.cols; c++) {
+    let e = x_at(base + c * p.inner);
+#ifdef LAST
+    let better = !over(best, e);
+#else
+    let better = over(e, best);
+#endif
+    if (better) {
+      best = e;
+      place = c;
+    }
+  }
+  return i32(place);
+}
+
+@compute @workgroup_size(WG)
+fn arg_max(@builtin(global_invocation_id) id: vec3<u32>) {
+  let pair = id.x;
+  if (2u * pair >= p.count) { return; }
+  y_put2(pair, vec2<i32>(element(2u * pair), element(min(2u * pair + 1u, p.count - 1u))));
+}

@@ -1,0 +1,36 @@
+// Along an inner axis of `cols` elements, `inner` apart: y = exp(x - max) / sum, its logarithm (LOG), or 1 for the first of the largest
+// and 0 for others (HARD). A work-item computes RUN neighbouring rows.
+fn row(base: u32) {
+  var top = LEAST;
+  var place = 0u;
+  for (var c = 0u; c < p.cols; c++) {
+    let v = x_at(base + c * p.inner);
+    if (v > top) { place = c; }
+    top = max(top, v);
+  }
+  var sum = 0.0;
+#ifndef HARD
+  for (var c = 0u; c < p.cols; c++) { sum += exp(x_at(base + c * p.inner) - top); }
+#endif
+  for (var c = 0u; c < p.cols; c++) {
+    let at = base + c * p.inner;
+#ifdef HARD
+    y_put(at, select(0.0, 1.0, c == place));
+#else
+#ifdef LOG
+    y_put(at, x_at(at) - top - log(sum));
+#else
+    y_put(at, exp(x_at(at) - top) / sum);
+#endif
+#endif
+  }
+}
+
+@compute @workgroup_size(WG)
+fn softmax_axis(@builtin(global_invocation_id) id: vec3<u32>) {
+  let runs = (p.inner + RUN - 1u) / RUN;
+  if (id.x >= p.outer * runs) { return; }
+  let first = id.x % runs * RUN;
+  let count = min(RUN, p.inner - first);
+  for (var i = 0u; i < count; i++) { row(id.x / runs * p.cols * p.inner + first + i); }
+}

@@ -1,0 +1,138 @@
+//! Resampling along one or two axes on a device.
+
+use super::{Coordinates, Mode, Nearest, Policy, Resize};
+use crate::backend::kernel::Kernel;
+use crate::graph::op::norm::by_vectors;
+use crate::graph::op::{OpError, OpResult};
+use crate::plan::lower::{Call, LowerCx};
+use crate::shape::{Dim, product};
+
+pub(super) static KERNEL: Kernel = crate::kernel!(resize {
+    count: U32, in_h: U32, out_h: U32, mid: U32, in_w: U32, out_w: U32, inner: U32,
+    scale_h: F32, scale_w: F32, start_h: F32, end_h: F32, start_w: F32, end_w: F32, cubic: F32, outside: F32,
+} [x: In Elem, y: Out Elem]);
+
+/// An axis that changes.
+#[derive(Clone, Copy)]
+struct Changed {
+    axis: usize,
+    /// `None` where it is the ratio of the sizes.
+    scale: Option<f32>,
+    region: (f32, f32),
+}
+
+/// The axes that change, outermost first.
+fn changed(op: &Resize, cx: &LowerCx<'_>) -> OpResult<Vec<Changed>> {
+    let (x, out) = (cx.shape(0)?, cx.out_fact(0)?.shape.clone());
+    let axes = op.axes(x.rank())?;
+    let data = |what: &str| OpError::NoKernel(format!("{what} that are data"));
+    let floats = |i: usize, what: &str| -> OpResult<Option<Vec<f32>>> {
+        if !cx.has(i) {
+            return Ok(None);
+        }
+        let fact = cx.fact(i)?;
+        if fact.shape.0.iter().any(|d| d.is(0)) {
+            return Ok(None);
+        }
+        Ok(Some(fact.as_const().ok_or_else(|| data(what))?.to_f32()?.into_owned()))
+    };
+    let scales = match &op.scales {
+        Some(list) => Some(list.clone()),
+        None => floats(op.scales_at, "scales")?,
+    };
+    let region = match op.coordinates {
+        Coordinates::TfCropAndResize => floats(1, "bounds of a region")?,
+        _ => None,
+    };
+    let uniform = match (&scales, op.policy) {
+        (None, Policy::NotLarger | Policy::NotSmaller) => {
+            let sizes: Option<Vec<i64>> = cx.dims(op.scales_at + 1)?.iter().map(Dim::as_const).collect();
+            let (shape, sizes) = x.as_fixed().zip(sizes).ok_or_else(|| data("sizes"))?;
+            op.uniform(&axes, &shape, &sizes)
+        }
+        _ => None,
+    };
+    let mut found = Vec::new();
+    for (i, a) in axes.iter().enumerate() {
+        let scale = scales.as_ref().map_or(uniform, |s| s.get(i).copied());
+        let bound = |i: usize, or: f32| region.as_ref().map_or(Some(or), |r| r.get(i).copied());
+        let region = bound(i, 0.0).zip(bound(i + axes.len(), 1.0));
+        let region = region.ok_or_else(|| OpError::expected("bounds of a region", "two for each axis", axes.len()))?;
+        let (from, to) = (x.0.get(*a), out.0.get(*a));
+        if scale.is_none_or(|s| s == 1.0) && from == to && region == (0.0, 1.0) {
+            continue;
+        }
+        found.push(Changed { axis: *a, scale, region });
+    }
+    found.sort_by_key(|c| c.axis);
+    Ok(found)
+}
+
+pub(super) fn emit(op: &Resize, cx: &mut LowerCx<'_>) -> OpResult<()> {
+    let (x, out) = (cx.shape(0)?, cx.out_fact(0)?.shape.clone());
+    let changed = changed(op, cx)?;
+    if op.antialias && !matches!(op.mode, Mode::Nearest(_)) {
+        return Err(OpError::NoKernel("interpolation over as many elements as become one (`antialias`)".to_owned()));
+    }
+    let unchanged = Changed { axis: 0, scale: Some(1.0), region: (0.0, 1.0) };
+    let (high, wide) = match changed.as_slice() {
+        [] => return cx.alias(0, 0),
+        [w] => (None, *w),
+        [h, w] => (Some(*h), *w),
+        _ => return Err(OpError::NoKernel(format!("resizing of {} axes; kernels take 2", changed.len()))),
+    };
+    let one = Dim::from(1);
+    let part = |range: std::ops::Range<usize>| product(x.0.get(range).unwrap_or_default());
+    let size = |shape: &crate::shape::Shape, a: usize| shape.0.get(a).cloned().unwrap_or_default();
+    // With one axis all before it is one of the same height.
+    let (in_h, out_h, mid) = match high {
+        Some(h) => (size(&x, h.axis), size(&out, h.axis), part(h.axis + 1..wide.axis)?),
+        None => (one.clone(), one, part(0..wide.axis)?),
+    };
+    let count = out.count()?;
+    let rows = product(out.0.get(..wide.axis).unwrap_or_default())?;
+    let call = if by_vectors(cx) {
+        Call::new(&KERNEL, 4).define("ITEM", 1).grid(rows.ceil_div(4)?, 1, 1)
+    } else {
+        Call::new(&KERNEL, 64).grid(count.ceil_div(2 * 64)?, 1, 1)
+    };
+    let mut call = call
+        .operand(cx.input(0)?)
+        .operand(cx.output(0)?)
+        .field(&count)
+        .field(in_h)
+        .field(out_h)
+        .field(mid)
+        .field(size(&x, wide.axis))
+        .field(size(&out, wide.axis))
+        .field(part(wide.axis + 1..x.rank())?);
+    let names: &[&str] = match op.coordinates {
+        Coordinates::HalfPixel => &["CENTRES", "MOVED_BACK"],
+        Coordinates::PytorchHalfPixel => &["CENTRES", "MOVED_BACK", "ONE_AT_ZERO"],
+        Coordinates::HalfPixelSymmetric => &["SYMMETRIC"],
+        Coordinates::AlignCorners => &["CORNERS", "ONE_AT_ZERO"],
+        Coordinates::Asymmetric => &[],
+        Coordinates::TfHalfPixelForNn => &["CENTRES"],
+        Coordinates::TfCropAndResize => &["REGION"],
+    };
+    let rule: &[&str] = match op.mode {
+        Mode::Nearest(Nearest::RoundPreferFloor) => &["NEAREST", "ROUND_DOWN"],
+        Mode::Nearest(Nearest::RoundPreferCeil) => &["NEAREST", "ROUND_UP"],
+        Mode::Nearest(Nearest::Floor) => &["NEAREST"],
+        Mode::Nearest(Nearest::Ceil) => &["NEAREST", "UPPER"],
+        Mode::Nearest(Nearest::Simple) => &["NEAREST", "SIMPLE"],
+        Mode::Linear => &[],
+        Mode::Cubic => &["CUBIC"],
+    };
+    let flags = [("HIGH", high.is_some()), ("BY_SIZE", wide.scale.is_none()), ("INSIDE_ONLY", op.exclude_outside)];
+    let flags = flags.iter().filter(|(_, set)| *set).map(|(name, _)| name);
+    for name in names.iter().chain(rule).chain(flags) {
+        call = call.define(name, 1);
+    }
+    let high = high.unwrap_or(unchanged);
+    let fields = [high.scale.unwrap_or(1.0), wide.scale.unwrap_or(1.0), high.region.0, high.region.1, wide.region.0, wide.region.1];
+    for f in fields.into_iter().chain([op.cubic, op.outside]) {
+        call = call.field(f);
+    }
+    cx.emit(call)
+}
