@@ -59,7 +59,7 @@ impl Op for Col2Im {
         }
         let mut shape = vec![*n, columns / block];
         shape.extend(&sizes);
-        let mut y = window::filled(&shape, 0f32)?;
+        let mut y = super::filled(&shape, 0f32)?;
         let area = super::count(&sizes)?;
         let stride = axes.last().map_or(1, |a| a.stride);
         let data = x.to_f32()?;

@@ -135,7 +135,7 @@ impl Op for Conv {
         }
         let mut shape = vec![n, m];
         shape.extend(axes.iter().map(|a| a.out));
-        let mut y = window::filled(&shape, 0f32)?;
+        let mut y = super::filled(&shape, 0f32)?;
         let plane = super::count(spatial)?;
         let [area, taps] = window::products(&axes, [|a| a.out, |a| a.kernel])?;
         let (dx, dw) = (x.to_f32()?, w.to_f32()?);
@@ -303,8 +303,8 @@ fn patches(axes: &[Axis], channels: usize, rows: usize, x: &[f32], w: &[f32], y:
     let taps: Vec<Vec<usize>> = window::taps(axes).collect();
     let depth = channels * taps.len();
     let step = (PATCHES / depth).clamp(64, area.max(64)).min(area);
-    let mut columns = window::filled(&[depth, step], 0f32)?;
-    let mut part = window::filled(&[rows, step], 0f32)?;
+    let mut columns = super::filled(&[depth, step], 0f32)?;
+    let mut part = super::filled(&[rows, step], 0f32)?;
     for start in (0..area).step_by(step) {
         let count = step.min(area - start);
         columns.fill(0.0);

@@ -125,7 +125,7 @@ impl Op for ConvTranspose {
             .ok_or_else(|| OpError::expected("channels", "a small number", per_group))?;
         let mut shape = vec![n, m];
         shape.extend(axes.iter().map(|a| a.size));
-        let mut y = window::filled(&shape, 0f32)?;
+        let mut y = super::filled(&shape, 0f32)?;
         let plane = super::count(spatial)?;
         let [area, taps] = window::products(&axes, [|a| a.size, |a| a.kernel])?;
         let (dx, dw) = (x.to_f32()?, w.to_f32()?);
@@ -134,7 +134,7 @@ impl Op for ConvTranspose {
         if plane > 0 && area > 0 && channels > 0 && columns > 0 {
             let taps: Vec<Vec<usize>> = window::taps(&axes).collect();
             let turned: Vec<f32> = dw.chunks_exact(channels * columns).flat_map(|w| transposed(w, channels, columns)).collect();
-            let mut spread = window::filled(&[columns, plane], 0f32)?;
+            let mut spread = super::filled(&[columns, plane], 0f32)?;
             let images = dx.chunks_exact(plane * channels).zip(y.chunks_exact_mut(area * per_group));
             for ((x, y), w) in images.zip(turned.chunks_exact(columns * channels).cycle()) {
                 matmul::gemm(columns, plane, channels, w, x, false, &mut spread);

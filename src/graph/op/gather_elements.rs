@@ -43,7 +43,7 @@ impl Places {
     pub fn tuples(x: &Shape, index: &Shape) -> OpResult<Self> {
         let bad = || OpError::mismatch("shapes of operand and indices", x, index);
         let (last, lead) = index.0.split_last().ok_or_else(bad)?;
-        let tuple = last.as_const().and_then(|n| usize::try_from(n).ok()).ok_or_else(bad)?;
+        let tuple = super::as_usize(last).ok_or_else(bad)?;
         if tuple > 4 {
             return Err(OpError::NoKernel(format!("tuples of {tuple} indices; kernels take 4")));
         }

@@ -63,7 +63,7 @@ impl Op for Gemm {
         }
         let (da, db) = (a.to_f32()?, b.to_f32()?);
         let turned = if self.trans_a { Some(transposed(&da, *k, *m)) } else { None };
-        let mut y = super::window::filled(&[*m, *n], 0f32)?;
+        let mut y = super::filled(&[*m, *n], 0f32)?;
         matmul::gemm(*m, *n, *k, turned.as_deref().unwrap_or(&da), &db, self.trans_b, &mut y);
         if self.alpha != 1.0 {
             y.iter_mut().for_each(|v| *v *= self.alpha);

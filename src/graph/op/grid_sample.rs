@@ -7,8 +7,7 @@
 use super::case::{Case, input};
 use super::conv::{parts, sizes};
 use super::resize::cubic;
-use super::window::filled;
-use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, onnx, operand, strides};
+use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, filled, onnx, operand, strides};
 use crate::backend::kernel::Kernel;
 use crate::plan::lower::{Call, LowerCx};
 use crate::shape::{Dim, Fact, Shape};

@@ -127,14 +127,14 @@ impl Op for Pad {
                 .and_then(|v| v.checked_add(after))
                 .filter(|v| *v >= 0)
                 .ok_or_else(|| OpError::expected("padded size", "0 or more", format!("{n} + {before} + {after}")))?;
-            let mut list = window::filled(&[usize::try_from(out).unwrap_or(0)], None)?;
+            let mut list = super::filled(&[usize::try_from(out).unwrap_or(0)], None)?;
             for (i, slot) in (0..out).zip(&mut list) {
                 *slot = self.source(i - before, n)?;
             }
             places.push(list);
         }
         let shape: Vec<usize> = places.iter().map(Vec::len).collect();
-        let mut bytes = window::filled(&[shape.iter().try_fold(1usize, |n, d| n.checked_mul(*d)).unwrap_or(usize::MAX), size], 0u8)?;
+        let mut bytes = super::filled(&[super::count(&shape)?, size], 0u8)?;
         let (last, outer) = match places.split_last() {
             Some((last, outer)) => (last.clone(), outer.to_vec()),
             None => (vec![Some(0)], Vec::new()),

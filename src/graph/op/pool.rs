@@ -190,8 +190,8 @@ fn every<T>(axes: &[Axis], x: &[T], mut each: impl FnMut(usize, usize, usize)) -
 
 /// The maxima, and where each one is.
 fn maxima<T: Copy + PartialOrd>(axes: &[Axis], x: &[T], shape: &[usize], least: T) -> OpResult<(Vec<T>, Vec<usize>)> {
-    let mut y = window::filled(shape, least)?;
-    let mut at = window::filled(shape, usize::MAX)?;
+    let mut y = super::filled(shape, least)?;
+    let mut at = super::filled(shape, usize::MAX)?;
     every(axes, x, |_, o, i| {
         if let (Some(y), Some(at), Some(x)) = (y.get_mut(o), at.get_mut(o), x.get(i))
             && (*x > *y || *at == usize::MAX || no_number(x) && !no_number(y))
@@ -221,7 +221,7 @@ fn positions(axes: &[Axis], shape: &[usize], at: Vec<usize>, column_major: bool)
 }
 
 fn sums(axes: &[Axis], x: &[f32], shape: &[usize], f: impl Fn(f32) -> f32) -> OpResult<Vec<f32>> {
-    let mut y = window::filled(shape, 0f32)?;
+    let mut y = super::filled(shape, 0f32)?;
     every(axes, x, |_, o, i| {
         if let (Some(y), Some(x)) = (y.get_mut(o), x.get(i)) {
             *y += f(*x);

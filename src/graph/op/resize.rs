@@ -354,7 +354,7 @@ fn pick(x: &HostTensor, axes: &[Axis], tables: &[Option<Taps>]) -> OpResult<Host
         let Some(table) = table else { continue };
         let inner = super::count(shape.get(i + 1..).unwrap_or_default())?.saturating_mul(x.dtype().size());
         shape[i] = axis.out;
-        let mut out = window::filled(&[super::count(shape.get(..=i).unwrap_or_default())?, inner], 0u8)?;
+        let mut out = super::filled(&[super::count(shape.get(..=i).unwrap_or_default())?, inner], 0u8)?;
         if inner > 0 && axis.out > 0 {
             for (from, to) in bytes.chunks_exact(axis.size * inner).zip(out.chunks_exact_mut(axis.out * inner)) {
                 for (o, to) in to.chunks_exact_mut(inner).enumerate() {
@@ -372,7 +372,7 @@ fn interpolate(x: &[f32], shape: &[usize], axis: usize, table: &Taps) -> OpResul
     let (size, inner) = (shape[axis], shape.iter().skip(axis + 1).product::<usize>());
     let mut shape = shape.to_vec();
     shape[axis] = table.len();
-    let mut y = window::filled(&shape, 0f32)?;
+    let mut y = super::filled(&shape, 0f32)?;
     if size * inner == 0 || y.is_empty() {
         return Ok((y, shape));
     }

@@ -4,8 +4,7 @@
 //! `[r, c, output_height, output_width]`.
 
 use super::case::{Case, input};
-use super::window::filled;
-use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, onnx, operand};
+use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, filled, onnx, operand};
 use crate::shape::{Fact, Shape};
 use crate::tensor::HostTensor;
 

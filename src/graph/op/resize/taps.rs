@@ -1,7 +1,7 @@
 //! The elements, with weights, that each place along an axis is made of.
 
 use super::{Axis, Coordinates, Mode, Nearest, Resize};
-use crate::graph::op::{OpResult, window};
+use crate::graph::op::{OpResult, filled};
 
 /// For every place of the result, as many elements and weights.
 #[derive(Debug)]
@@ -85,7 +85,7 @@ impl Resize {
             Mode::Linear => 2,
             Mode::Cubic => 4,
         };
-        let mut taps = Taps { width, items: window::filled(&[a.out, width], (0, 0.0))?, inside: window::filled(&[a.out], true)? };
+        let mut taps = Taps { width, items: filled(&[a.out, width], (0, 0.0))?, inside: filled(&[a.out], true)? };
         for (i, (items, inside)) in taps.items.chunks_exact_mut(width).zip(&mut taps.inside).enumerate() {
             let mut x = self.coordinate(a, i);
             if self.coordinates == Coordinates::TfCropAndResize {
