@@ -3,13 +3,17 @@
 //! ONNX `ArgMax` and `ArgMin` from opset 1; `select_last_index` from 12. Of equal elements the first, or the last.
 
 use super::case::{Case, input};
-use super::{Attributes, InferCx, Inputs, MOST_LOOPS, Op, OpDef, OpError, OpResult, around, axis, no_number, onnx, operand, split_at};
+use super::{
+    Attributes, InferCx, Inputs, MOST_LOOPS, Op, OpDef, OpError, OpResult, around, axis, no_number, onnx,
+    operand, split_at,
+};
 use crate::backend::kernel::Kernel;
 use crate::plan::lower::{Call, LowerCx};
 use crate::shape::{Fact, Shape};
 use crate::tensor::{DType, HostTensor};
 
-static KERNEL: Kernel = crate::kernel!(arg_max { count: U32, cols: U32, inner: U32 } [x: In Elem, y: Out Elem]);
+static KERNEL: Kernel =
+    crate::kernel!(arg_max { count: U32, cols: U32, inner: U32 } [x: In Elem, y: Out Elem]);
 
 /// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -98,7 +102,11 @@ impl Op for ArgMax {
             .field(&count)
             .field(&cols)
             .field(&inner);
-        for (name, set) in [("SMALLEST", self.min), ("LAST", self.last), ("FLOATS", cx.fact(0)?.dtype.is_float())] {
+        for (name, set) in [
+            ("SMALLEST", self.min),
+            ("LAST", self.last),
+            ("FLOATS", cx.fact(0)?.dtype.is_float()),
+        ] {
             call = if set { call.define(name, 1) } else { call };
         }
         cx.emit(call)
@@ -115,19 +123,42 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 /// The registry's entry.
-pub static DEF: OpDef = OpDef { onnx: &[onnx("ArgMax", 1), onnx("ArgMin", 1)], import, kernels: &[&KERNEL], cases };
+pub static DEF: OpDef = OpDef {
+    onnx: &[onnx("ArgMax", 1), onnx("ArgMin", 1)],
+    import,
+    kernels: &[&KERNEL],
+    cases,
+};
 
 fn cases() -> Vec<Case> {
     let case = |min, axis, keep, last, x: &[usize]| {
-        Case::new(ArgMax { min, axis, keep, last }, vec![input(x)])
+        Case::new(
+            ArgMax {
+                min,
+                axis,
+                keep,
+                last,
+            },
+            vec![input(x)],
+        )
     };
     let ints = |op| Case::new(op, vec![input(&[3, 9, 5]).ints(-3, 3)]);
     vec![
         case(false, -1, true, false, &[3, 33]),
         case(true, 0, false, true, &[5, 2, 3]),
         case(false, 1, false, true, &[1, 1, 1]),
-        ints(ArgMax { min: false, axis: 1, keep: false, last: true }),
-        ints(ArgMax { min: true, axis: 1, keep: true, last: false }),
+        ints(ArgMax {
+            min: false,
+            axis: 1,
+            keep: false,
+            last: true,
+        }),
+        ints(ArgMax {
+            min: true,
+            axis: 1,
+            keep: true,
+            last: false,
+        }),
     ]
 }
 
@@ -139,7 +170,18 @@ mod tests {
     fn what_is_no_number_is_found() {
         let x = HostTensor::from_f32(&[4], &[1.0, f32::NAN, 3.0, f32::NAN]).unwrap();
         for min in [false, true] {
-            let find = |last| ArgMax { min, axis: 0, keep: false, last }.eval(&[Some(&x)]).unwrap()[0].to_i64().unwrap();
+            let find = |last| {
+                ArgMax {
+                    min,
+                    axis: 0,
+                    keep: false,
+                    last,
+                }
+                .eval(&[Some(&x)])
+                .unwrap()[0]
+                    .to_i64()
+                    .unwrap()
+            };
             assert_eq!((find(false), find(true)), (vec![1], vec![3]));
         }
     }

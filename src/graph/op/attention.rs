@@ -34,13 +34,25 @@ fn check(q: &Shape, k: &Shape, v: &Shape, mask: Option<&Shape>) -> OpResult<()> 
         return Err(OpError::mismatch("ranks (4 each)", q, k));
     };
     if b != kb || d != kd || k != v || h != kvh && h.exact_div(kvh).is_none() {
-        return Err(OpError::mismatch("q [b, s, h, d] and k, v [b, t, h / groups, d]", q, format!("{k}, {v}")));
+        return Err(OpError::mismatch(
+            "q [b, s, h, d] and k, v [b, t, h / groups, d]",
+            q,
+            format!("{k}, {v}"),
+        ));
     }
     match mask.map(|m| m.0.as_slice()) {
         None => Ok(()),
-        Some([first, rest @ .., ms, mt]) if ms == s && mt == t && (first.is(1) || first == b) && rest.iter().all(|d| d.is(1)) => Ok(()),
+        Some([first, rest @ .., ms, mt])
+            if ms == s && mt == t && (first.is(1) || first == b) && rest.iter().all(|d| d.is(1)) =>
+        {
+            Ok(())
+        }
         Some([ms, mt]) if ms == s && mt == t => Ok(()),
-        Some(m) => Err(OpError::mismatch("scores and mask", format!("[{s}, {t}]"), Shape(m.to_vec()))),
+        Some(m) => Err(OpError::mismatch(
+            "scores and mask",
+            format!("[{s}, {t}]"),
+            Shape(m.to_vec()),
+        )),
     }
 }
 
@@ -51,7 +63,12 @@ impl Op for Attention {
 
     fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
         let q = cx.fact(0)?;
-        check(&q.shape, &cx.fact(1)?.shape, &cx.fact(2)?.shape, cx.opt(3).map(|f| &f.shape))?;
+        check(
+            &q.shape,
+            &cx.fact(1)?.shape,
+            &cx.fact(2)?.shape,
+            cx.opt(3).map(|f| &f.shape),
+        )?;
         Ok(vec![Fact::new(q.dtype, q.shape.clone())])
     }
 
@@ -60,7 +77,9 @@ impl Op for Attention {
         let mask = inputs.get(3).copied().flatten();
         let fixed = |t: &HostTensor| Shape::fixed(t.shape());
         check(&fixed(q), &fixed(k), &fixed(v), mask.map(fixed).as_ref())?;
-        let &[batch, s, heads, d] = q.shape() else { return Err(OpError::expected("rank of q", 4, q.shape().len())) };
+        let &[batch, s, heads, d] = q.shape() else {
+            return Err(OpError::expected("rank of q", 4, q.shape().len()));
+        };
         let (t, kv_heads) = (k.shape()[1], k.shape()[2]);
         let (qd, kd, vd) = (q.to_f32()?, k.to_f32()?, v.to_f32()?);
         let bias = match mask {
@@ -75,14 +94,21 @@ impl Op for Attention {
                 let at = ((b * s + i) * heads + h) * d;
                 let row = |j: usize| ((b * t + j) * kv_heads + h / group) * d;
                 for (j, score) in scores.iter_mut().enumerate() {
-                    let dot: f32 = qd[at..at + d].iter().zip(&kd[row(j)..row(j) + d]).map(|(x, y)| x * y).sum();
+                    let dot: f32 = qd[at..at + d]
+                        .iter()
+                        .zip(&kd[row(j)..row(j) + d])
+                        .map(|(x, y)| x * y)
+                        .sum();
                     let extra = bias.as_ref().map_or(0.0, |(m, step)| m[b * step + i * t + j]);
                     *score = f64::from(dot) * f64::from(self.scale) + f64::from(extra);
                 }
                 let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
                 let sum: f64 = scores.iter().map(|x| (x - max).exp()).sum();
                 for (j, score) in scores.iter().enumerate() {
-                    #[expect(clippy::cast_possible_truncation, reason = "rounding to the result type is meant")]
+                    #[expect(
+                        clippy::cast_possible_truncation,
+                        reason = "rounding to the result type is meant"
+                    )]
                     let weight = ((score - max).exp() / sum) as f32;
                     for (y, v) in y[at..at + d].iter_mut().zip(&vd[row(j)..row(j) + d]) {
                         *y += weight * v;
@@ -97,7 +123,9 @@ impl Op for Attention {
         let (q, k) = (cx.shape(0)?, cx.shape(1)?);
         let dim = q.0[3].as_const().filter(|d| d % 2 == 0 && *d <= 512);
         let (true, Some(dim)) = (q.0[0].is(1), dim) else {
-            return Err(OpError::NoKernel(format!("attention of {q}; kernels take a batch of 1 and an even head size up to 512")));
+            return Err(OpError::NoKernel(format!(
+                "attention of {q}; kernels take a batch of 1 and an even head size up to 512"
+            )));
         };
         let mask = if cx.has(3) {
             let m = cx.shape(3)?;
@@ -131,21 +159,36 @@ impl Op for Attention {
             .field(live_keys)
             .field(self.scale)
             .may_be_padded();
-        let call = if dim % 4 == 0 { call.define("WIDE", 1) } else { call };
+        let call = if dim % 4 == 0 {
+            call.define("WIDE", 1)
+        } else {
+            call
+        };
         cx.emit(call)
     }
 }
 
 fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
-    Ok(Box::new(Attention { scale: a.float("scale")?.unwrap_or(1.0) }))
+    Ok(Box::new(Attention {
+        scale: a.float("scale")?.unwrap_or(1.0),
+    }))
 }
 
 /// The registry's entry.
-pub static DEF: OpDef = OpDef { onnx: &[own("Attention")], import, kernels: &[&KERNEL], cases };
+pub static DEF: OpDef = OpDef {
+    onnx: &[own("Attention")],
+    import,
+    kernels: &[&KERNEL],
+    cases,
+};
 
 fn cases() -> Vec<Case> {
     let case = |s, t, h, kv, d, mask: bool| {
-        let mut inputs = vec![input(&[1, s, h, d]).range(-2.0, 2.0), input(&[1, t, kv, d]), input(&[1, t, kv, d])];
+        let mut inputs = vec![
+            input(&[1, s, h, d]).range(-2.0, 2.0),
+            input(&[1, t, kv, d]),
+            input(&[1, t, kv, d]),
+        ];
         if mask {
             inputs.push(input(&[1, 1, 1, s, t]).range(-4.0, 0.0));
         }

@@ -36,21 +36,32 @@ impl AxesNorm {
     }
 
     fn apply(&self, part: &mut [f32]) {
-        #[expect(clippy::cast_possible_truncation, clippy::cast_precision_loss, reason = "rounding to the result type is meant")]
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_precision_loss,
+            reason = "rounding to the result type is meant"
+        )]
         match self {
             Self::MeanVariance { .. } => {
                 let n = part.len().max(1) as f64;
                 let mean = part.iter().map(|v| f64::from(*v)).sum::<f64>() / n;
                 let variance = part.iter().map(|v| (f64::from(*v) - mean).powi(2)).sum::<f64>() / n;
                 let deviation = variance.sqrt() + 1e-9;
-                part.iter_mut().for_each(|v| *v = ((f64::from(*v) - mean) / deviation) as f32);
+                part.iter_mut()
+                    .for_each(|v| *v = ((f64::from(*v) - mean) / deviation) as f32);
             }
             Self::Lp { p, .. } => {
                 let norm = match p {
                     1 => part.iter().map(|v| f64::from(v.abs())).sum::<f64>(),
                     _ => part.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>().sqrt(),
                 };
-                part.iter_mut().for_each(|v| *v = if norm == 0.0 { 0.0 } else { (f64::from(*v) / norm) as f32 });
+                part.iter_mut().for_each(|v| {
+                    *v = if norm == 0.0 {
+                        0.0
+                    } else {
+                        (f64::from(*v) / norm) as f32
+                    }
+                });
             }
         }
     }
@@ -94,22 +105,40 @@ impl Op for AxesNorm {
         axes.dedup();
         let from = x.rank() - axes.len();
         if matches!(self, Self::Lp { .. }) || axes.iter().enumerate().any(|(i, a)| *a != from + i) {
-            return Err(OpError::NoKernel(format!("{} over axes {axes:?} of {x}", self.name())));
+            return Err(OpError::NoKernel(format!(
+                "{} over axes {axes:?} of {x}",
+                self.name()
+            )));
         }
         let (before, part) = x.0.split_at(from);
         let (rows, cols) = (product(before)?, product(part)?);
         // The square of what is added to the deviation, which tells as little.
         let epsilon = 1e-18;
-        norm::emit(cx, &Rows { rows, cols, place: Place::Column, center: true, given: false, epsilon })
+        norm::emit(
+            cx,
+            &Rows {
+                rows,
+                cols,
+                place: Place::Column,
+                center: true,
+                given: false,
+                epsilon,
+            },
+        )
     }
 }
 
 fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     if a.op_type() == "MeanVarianceNormalization" {
-        return Ok(Box::new(AxesNorm::MeanVariance { axes: a.ints("axes")?.unwrap_or_else(|| vec![0, 2, 3]) }));
+        return Ok(Box::new(AxesNorm::MeanVariance {
+            axes: a.ints("axes")?.unwrap_or_else(|| vec![0, 2, 3]),
+        }));
     }
     match a.int("p")?.unwrap_or(2) {
-        p @ 1..=2 => Ok(Box::new(AxesNorm::Lp { axis: a.int("axis")?.unwrap_or(-1), p })),
+        p @ 1..=2 => Ok(Box::new(AxesNorm::Lp {
+            axis: a.int("axis")?.unwrap_or(-1),
+            p,
+        })),
         p => Err(OpError::expected("attribute `p`", "1 or 2", p)),
     }
 }

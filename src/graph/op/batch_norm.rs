@@ -24,7 +24,11 @@ impl Op for BatchNorm {
 
     fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
         let x = cx.float(0)?;
-        let c = x.shape.0.get(1).ok_or_else(|| OpError::expected("rank", "2 or more", x.shape.rank()))?;
+        let c = x
+            .shape
+            .0
+            .get(1)
+            .ok_or_else(|| OpError::expected("rank", "2 or more", x.shape.rank()))?;
         for i in 1..5 {
             let f = cx.float(i)?;
             let [size] = f.shape.0.as_slice() else {
@@ -45,7 +49,11 @@ impl Op for BatchNorm {
         for i in 1..5 {
             let list = operand(inputs, i)?.to_f32()?;
             if list.len() != *c {
-                return Err(OpError::mismatch("channels of input and statistics", c, list.len()));
+                return Err(OpError::mismatch(
+                    "channels of input and statistics",
+                    c,
+                    list.len(),
+                ));
             }
             lists.push(list);
         }
@@ -53,8 +61,13 @@ impl Op for BatchNorm {
             return Err(OpError::expected("statistics", 4, lists.len()));
         };
         let mut y = x.to_f32()?.into_owned();
-        let channels = scale.iter().zip(bias.iter()).zip(mean.iter().zip(variance.iter()));
-        for (plane, ((scale, bias), (mean, variance))) in y.chunks_exact_mut(plane.max(1)).zip(channels.cycle()) {
+        let channels = scale
+            .iter()
+            .zip(bias.iter())
+            .zip(mean.iter().zip(variance.iter()));
+        for (plane, ((scale, bias), (mean, variance))) in
+            y.chunks_exact_mut(plane.max(1)).zip(channels.cycle())
+        {
             let factor = scale / (variance + self.epsilon).sqrt();
             for v in plane {
                 *v = (*v - mean) * factor + bias;
@@ -65,10 +78,26 @@ impl Op for BatchNorm {
 
     fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
         let x = cx.shape(0)?;
-        let [n, c, rest @ ..] = x.0.as_slice() else { return Err(OpError::expected("rank", "2 or more", x.rank())) };
+        let [n, c, rest @ ..] = x.0.as_slice() else {
+            return Err(OpError::expected("rank", "2 or more", x.rank()));
+        };
         let (rows, cols) = (n.mul(c)?, product(rest)?);
-        let place = Place::Set { sets: c.clone(), per: 1.into(), run: cols.clone() };
-        norm::emit(cx, &Rows { rows, cols, place, center: true, given: true, epsilon: self.epsilon })
+        let place = Place::Set {
+            sets: c.clone(),
+            per: 1.into(),
+            run: cols.clone(),
+        };
+        norm::emit(
+            cx,
+            &Rows {
+                rows,
+                cols,
+                place,
+                center: true,
+                given: true,
+                epsilon: self.epsilon,
+            },
+        )
     }
 }
 
@@ -81,13 +110,20 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
         return Err(OpError::Unsupported("batch normalisation in training".to_owned()));
     }
     if a.int("spatial")?.unwrap_or(1) == 0 {
-        return Err(OpError::Unsupported("statistics of each element (`spatial` is 0)".to_owned()));
+        return Err(OpError::Unsupported(
+            "statistics of each element (`spatial` is 0)".to_owned(),
+        ));
     }
     Ok(Box::new(BatchNorm { epsilon }))
 }
 
 /// The registry's entry.
-pub static DEF: OpDef = OpDef { onnx: &[onnx("BatchNormalization", 6)], import, kernels: &[&norm::KERNEL], cases };
+pub static DEF: OpDef = OpDef {
+    onnx: &[onnx("BatchNormalization", 6)],
+    import,
+    kernels: &[&norm::KERNEL],
+    cases,
+};
 
 fn cases() -> Vec<Case> {
     let case = |x: &[usize], c: usize| {

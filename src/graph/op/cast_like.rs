@@ -12,7 +12,10 @@ pub struct CastLike;
 
 /// The conversion once the type is known.
 fn cast(to: DType) -> Pointwise {
-    Pointwise { name: "Cast".to_owned(), expr: Expr::Cast(to, Box::new(Expr::Input(0))) }
+    Pointwise {
+        name: "Cast".to_owned(),
+        expr: Expr::Cast(to, Box::new(Expr::Input(0))),
+    }
 }
 
 impl Op for CastLike {
@@ -42,10 +45,21 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 /// The registry's entry.
-pub static DEF: OpDef = OpDef { onnx: &[onnx("CastLike", 15)], import, kernels: &[], cases };
+pub static DEF: OpDef = OpDef {
+    onnx: &[onnx("CastLike", 15)],
+    import,
+    kernels: &[],
+    cases,
+};
 
 fn cases() -> Vec<Case> {
-    vec![Case::new(CastLike, vec![input(&[3, 5]).range(-5.0, 5.0), input(&[1]).ints(0, 1)]).host_only("no kernel")]
+    vec![
+        Case::new(
+            CastLike,
+            vec![input(&[3, 5]).range(-5.0, 5.0), input(&[1]).ints(0, 1)],
+        )
+        .host_only("no kernel"),
+    ]
 }
 
 #[cfg(test)]

@@ -31,7 +31,13 @@ impl Op for Col2Im {
             Some(c) => c,
             // Blocks of the run's size.
             None if area.as_const().is_none() => cx.unknown(0, 1, Some(columns.clone())),
-            None => return Err(OpError::expected("columns", format!("a multiple of {area}, the elements of a block"), columns)),
+            None => {
+                return Err(OpError::expected(
+                    "columns",
+                    format!("a multiple of {area}, the elements of a block"),
+                    columns,
+                ));
+            }
         };
         if let Some(kernel) = blocks.iter().map(Dim::as_const).collect::<Option<Vec<i64>>>() {
             let windows = product(&self.window.derive(cx, &kernel, &sizes)?)?;
@@ -59,16 +65,21 @@ impl Op for Col2Im {
         }
         let mut shape = vec![*n, columns / block];
         shape.extend(&sizes);
-        let mut y = window::filled(&shape, 0f32)?;
+        let mut y = super::filled(&shape, 0f32)?;
         let area = super::count(&sizes)?;
         let stride = axes.last().map_or(1, |a| a.stride);
         let data = x.to_f32()?;
         if area > 0 && windows > 0 && *columns > 0 {
             let taps: Vec<Vec<usize>> = window::taps(&axes).collect();
-            for (plane, blocks) in y.chunks_exact_mut(area).zip(data.chunks_exact(taps.len() * windows)) {
+            for (plane, blocks) in y
+                .chunks_exact_mut(area)
+                .zip(data.chunks_exact(taps.len() * windows))
+            {
                 for (tap, row) in taps.iter().zip(blocks.chunks_exact(windows)) {
                     window::walk(&axes, tap, 0..windows, |from, to, n| {
-                        let (Some(row), Some(y)) = (row.get(from..from + n), plane.get_mut(to..)) else { return };
+                        let (Some(row), Some(y)) = (row.get(from..from + n), plane.get_mut(to..)) else {
+                            return;
+                        };
                         for (v, y) in row.iter().zip(y.iter_mut().step_by(stride)) {
                             *y += v;
                         }
@@ -85,11 +96,18 @@ impl Op for Col2Im {
 }
 
 fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
-    Ok(Box::new(Col2Im { window: Window::import(a)? }))
+    Ok(Box::new(Col2Im {
+        window: Window::import(a)?,
+    }))
 }
 
 /// The registry's entry.
-pub static DEF: OpDef = OpDef { onnx: &[onnx("Col2Im", 18)], import, kernels: &[], cases };
+pub static DEF: OpDef = OpDef {
+    onnx: &[onnx("Col2Im", 18)],
+    import,
+    kernels: &[],
+    cases,
+};
 
 fn cases() -> Vec<Case> {
     let list = |v: &[i64]| input(&[v.len()]).values(v).constant();
@@ -99,7 +117,24 @@ fn cases() -> Vec<Case> {
     let plain = || Window::new(&[]);
     vec![
         case(plain(), &[1, 10, 20], &[5, 8], &[1, 5]),
-        case(Window { pads: vec![1; 4], strides: vec![2, 2], ..plain() }, &[2, 18, 9], &[5, 5], &[3, 3]),
-        case(Window { dilations: vec![1, 2], ..plain() }, &[1, 4, 12], &[4, 6], &[2, 2]),
+        case(
+            Window {
+                pads: vec![1; 4],
+                strides: vec![2, 2],
+                ..plain()
+            },
+            &[2, 18, 9],
+            &[5, 5],
+            &[3, 3],
+        ),
+        case(
+            Window {
+                dilations: vec![1, 2],
+                ..plain()
+            },
+            &[1, 4, 12],
+            &[4, 6],
+            &[2, 2],
+        ),
     ]
 }

@@ -24,7 +24,11 @@ impl Op for Compress {
     fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
         let (x, condition) = (cx.fact(0)?, cx.fact(1)?);
         if condition.dtype != DType::Bool || condition.shape.rank() != 1 {
-            return Err(OpError::expected("condition", "truth values of one axis", condition));
+            return Err(OpError::expected(
+                "condition",
+                "truth values of one axis",
+                condition,
+            ));
         }
         let (mut shape, a) = match self.axis {
             Some(a) => (x.shape.0.clone(), axis(a, x.shape.rank())?),
@@ -48,7 +52,11 @@ impl Op for Compress {
         };
         let (outer, n, inner) = around(&shape, a)?;
         if keep.len() > n {
-            return Err(OpError::expected("condition", format!("at most {n} truth values"), keep.len()));
+            return Err(OpError::expected(
+                "condition",
+                format!("at most {n} truth values"),
+                keep.len(),
+            ));
         }
         let row = inner * x.dtype().size();
         let mut out = Vec::new();
@@ -74,11 +82,17 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 /// The registry's entry.
-pub static DEF: OpDef = OpDef { onnx: &[onnx("Compress", 9)], import, kernels: &[], cases };
+pub static DEF: OpDef = OpDef {
+    onnx: &[onnx("Compress", 9)],
+    import,
+    kernels: &[],
+    cases,
+};
 
 fn cases() -> Vec<Case> {
     let case = |axis, x: &[usize], n: usize| {
-        Case::new(Compress { axis }, vec![input(x), input(&[n]).bools()]).host_only("the size of the result is data")
+        Case::new(Compress { axis }, vec![input(x), input(&[n]).bools()])
+            .host_only("the size of the result is data")
     };
     vec![case(Some(1), &[3, 5, 2], 4), case(None, &[3, 5], 15)]
 }

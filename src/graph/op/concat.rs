@@ -3,13 +3,16 @@
 //! On a device each operand after the first is one dispatch that joins it to what is there already.
 
 use super::case::{Case, input};
-use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, axis, onnx, operand, split_at, transpose};
+use super::{
+    Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, axis, onnx, operand, split_at, transpose,
+};
 use crate::backend::kernel::Kernel;
 use crate::plan::lower::{Call, LowerCx};
 use crate::shape::{Dim, Fact, product};
 use crate::tensor::HostTensor;
 
-static KERNEL: Kernel = crate::kernel!(concat { count: U32, a_len: U32, b_len: U32 } [a: In Elem, b: In Elem, y: Out Elem]);
+static KERNEL: Kernel =
+    crate::kernel!(concat { count: U32, a_len: U32, b_len: U32 } [a: In Elem, b: In Elem, y: Out Elem]);
 
 /// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,7 +39,11 @@ impl Op for Concat {
                 return Err(OpError::mismatch("ranks", &first.shape, &f.shape));
             }
             for (i, (have, add)) in shape.0.iter_mut().zip(&f.shape.0).enumerate() {
-                *have = if i == a { have.add(add)? } else { cx.same("sizes outside the joined axis", have, add)? };
+                *have = if i == a {
+                    have.add(add)?
+                } else {
+                    cx.same("sizes outside the joined axis", have, add)?
+                };
             }
         }
         Ok(vec![Fact::new(first.dtype, shape)])
@@ -50,9 +57,18 @@ impl Op for Concat {
         let mut rows = Vec::new();
         for i in 0..inputs.len() {
             let x = operand(inputs, i)?;
-            let fits = x.shape().len() == shape.len() && x.shape().iter().zip(&shape).enumerate().all(|(i, (x, y))| i == a || x == y);
+            let fits = x.shape().len() == shape.len()
+                && x.shape()
+                    .iter()
+                    .zip(&shape)
+                    .enumerate()
+                    .all(|(i, (x, y))| i == a || x == y);
             if !fits {
-                return Err(OpError::mismatch("shapes outside the joined axis", format!("{:?}", first.shape()), format!("{:?}", x.shape())));
+                return Err(OpError::mismatch(
+                    "shapes outside the joined axis",
+                    format!("{:?}", first.shape()),
+                    format!("{:?}", x.shape()),
+                ));
             }
             let row = super::count(&x.shape()[a..])?.saturating_mul(x.dtype().size());
             shape[a] += x.shape()[a];
@@ -85,7 +101,11 @@ impl Op for Concat {
             let add = cx.shape(i)?.0[a].clone();
             let both = have.add(&add)?;
             let count = product(&[outer.clone(), both.clone(), inner.clone()])?;
-            let y = if i + 1 == n { out } else { cx.temp(out.dtype, count.clone()) };
+            let y = if i + 1 == n {
+                out
+            } else {
+                cx.temp(out.dtype, count.clone())
+            };
             let call = Call::new(&KERNEL, 64)
                 .operand(joined)
                 .operand(b)
@@ -131,15 +151,23 @@ impl Concat {
 }
 
 fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
-    let axis = a.int("axis")?.ok_or_else(|| OpError::expected("attribute `axis`", "an integer", "nothing"))?;
+    let axis = a
+        .int("axis")?
+        .ok_or_else(|| OpError::expected("attribute `axis`", "an integer", "nothing"))?;
     Ok(Box::new(Concat { axis }))
 }
 
 /// The registry's entry.
-pub static DEF: OpDef = OpDef { onnx: &[onnx("Concat", 4)], import, kernels: &[&KERNEL], cases };
+pub static DEF: OpDef = OpDef {
+    onnx: &[onnx("Concat", 4)],
+    import,
+    kernels: &[&KERNEL],
+    cases,
+};
 
 fn cases() -> Vec<Case> {
-    let case = |axis, shapes: &[&[usize]]| Case::new(Concat { axis }, shapes.iter().map(|s| input(s)).collect());
+    let case =
+        |axis, shapes: &[&[usize]]| Case::new(Concat { axis }, shapes.iter().map(|s| input(s)).collect());
     vec![
         case(-1, &[&[3, 5, 32], &[3, 5, 32]]),
         case(0, &[&[3, 5], &[4, 5]]),

@@ -32,18 +32,31 @@ impl Op for ConstantOfShape {
 
     fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
         let shape = super::to_sizes(operand(inputs, 0)?)?;
-        Ok(vec![super::gather_strided(&self.value, &shape, 0, &vec![0; shape.len()])?])
+        Ok(vec![super::gather_strided(
+            &self.value,
+            &shape,
+            0,
+            &vec![0; shape.len()],
+        )?])
     }
 
     fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
-        #[expect(clippy::cast_possible_truncation, reason = "a float that is a small integer is one")]
+        #[expect(
+            clippy::cast_possible_truncation,
+            reason = "a float that is a small integer is one"
+        )]
         let whole = if self.value.dtype().is_float() {
             let list = self.value.to_f32()?;
-            list.first().copied().filter(|v| v.fract() == 0.0 && v.abs() < 16_777_216.0).map(|v| v as i64)
+            list.first()
+                .copied()
+                .filter(|v| v.fract() == 0.0 && v.abs() < 16_777_216.0)
+                .map(|v| v as i64)
         } else {
             self.value.to_i64()?.first().copied()
         };
-        let whole = whole.ok_or_else(|| OpError::NoKernel(format!("a tensor filled with {:?}, no small integer", self.value)))?;
+        let whole = whole.ok_or_else(|| {
+            OpError::NoKernel(format!("a tensor filled with {:?}, no small integer", self.value))
+        })?;
         range::emit(cx, &whole.into(), 0)
     }
 
@@ -55,14 +68,25 @@ impl Op for ConstantOfShape {
 fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     let value = match a.tensor("value")? {
         Some(t) if t.len() == 1 => t.reshape(&[1])?,
-        Some(t) => return Err(OpError::expected("attribute `value`", "one element", format!("{t:?}"))),
+        Some(t) => {
+            return Err(OpError::expected(
+                "attribute `value`",
+                "one element",
+                format!("{t:?}"),
+            ));
+        }
         None => HostTensor::from_f32(&[1], &[0.0])?,
     };
     Ok(Box::new(ConstantOfShape { value }))
 }
 
 /// The registry's entry.
-pub static DEF: OpDef = OpDef { onnx: &[onnx("ConstantOfShape", 9)], import, kernels: &[&range::KERNEL], cases };
+pub static DEF: OpDef = OpDef {
+    onnx: &[onnx("ConstantOfShape", 9)],
+    import,
+    kernels: &[&range::KERNEL],
+    cases,
+};
 
 fn cases() -> Vec<Case> {
     let value = HostTensor::from_ints(crate::tensor::DType::I64, &[1], &[7]);

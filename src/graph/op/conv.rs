@@ -45,7 +45,10 @@ pub(super) fn kernel(window: &Window, w: &[Dim]) -> OpResult<Vec<i64>> {
         .get(2..)
         .unwrap_or_default()
         .iter()
-        .map(|d| d.as_const().ok_or_else(|| OpError::expected("window size", "a number", d)))
+        .map(|d| {
+            d.as_const()
+                .ok_or_else(|| OpError::expected("window size", "a number", d))
+        })
         .collect::<OpResult<_>>()?;
     if !window.kernel.is_empty() && window.kernel != sizes {
         return Err(OpError::mismatch(
@@ -61,7 +64,11 @@ pub(super) fn kernel(window: &Window, w: &[Dim]) -> OpResult<Vec<i64>> {
 pub(super) fn parts<'a>(what: &'static str, shape: &'a [Dim]) -> OpResult<(&'a Dim, &'a Dim, &'a [Dim])> {
     match shape {
         [n, c, rest @ ..] if !rest.is_empty() => Ok((n, c, rest)),
-        _ => Err(OpError::expected(format!("rank of {what}"), "3 or more", shape.len())),
+        _ => Err(OpError::expected(
+            format!("rank of {what}"),
+            "3 or more",
+            shape.len(),
+        )),
     }
 }
 
@@ -85,11 +92,20 @@ pub(super) fn floats(cx: &InferCx<'_>) -> OpResult<crate::tensor::DType> {
 }
 
 /// `y[m, ..] += bias[m]` for planes of `area` elements.
-pub(super) fn add_bias(bias: Option<&HostTensor>, channels: usize, area: usize, y: &mut [f32]) -> OpResult<()> {
+pub(super) fn add_bias(
+    bias: Option<&HostTensor>,
+    channels: usize,
+    area: usize,
+    y: &mut [f32],
+) -> OpResult<()> {
     let Some(bias) = bias else { return Ok(()) };
     let bias = bias.to_f32()?;
     if bias.len() != channels {
-        return Err(OpError::mismatch("channels of bias and result", bias.len(), channels));
+        return Err(OpError::mismatch(
+            "channels of bias and result",
+            bias.len(),
+            channels,
+        ));
     }
     for (plane, b) in y.chunks_exact_mut(area.max(1)).zip(bias.iter().cycle()) {
         for v in plane {
@@ -108,9 +124,17 @@ impl Op for Conv {
         let dtype = floats(cx)?;
         let (x, w) = (&cx.fact(0)?.shape.0, &cx.fact(1)?.shape.0);
         let ((n, c, spatial), (m, per_group, _)) = (parts("the input", x)?, parts("the weights", w)?);
-        cx.same("channels of the input and of the weights' groups", c, &per_group.mul(&self.group.into())?)?;
+        cx.same(
+            "channels of the input and of the weights' groups",
+            c,
+            &per_group.mul(&self.group.into())?,
+        )?;
         if m.exact_div(&self.group.into()).is_none() {
-            return Err(OpError::expected("output channels", format!("a multiple of {} groups", self.group), m));
+            return Err(OpError::expected(
+                "output channels",
+                format!("a multiple of {} groups", self.group),
+                m,
+            ));
         }
         if let Some(b) = cx.opt(2) {
             if b.shape.rank() != 1 {
@@ -131,7 +155,11 @@ impl Op for Conv {
         let axes = self.window.axes(&kernel, spatial)?;
         let group = usize::try_from(self.group).unwrap_or(1);
         if per_group.checked_mul(group) != Some(c) || m % group != 0 {
-            return Err(OpError::mismatch("channels of input and weights", c, format!("{per_group} in {group} groups")));
+            return Err(OpError::mismatch(
+                "channels of input and weights",
+                c,
+                format!("{per_group} in {group} groups"),
+            ));
         }
         let mut shape = vec![n, m];
         shape.extend(axes.iter().map(|a| a.out));
@@ -141,7 +169,9 @@ impl Op for Conv {
         let (dx, dw) = (x.to_f32()?, w.to_f32()?);
         let rows = m / group;
         if area > 0 && plane > 0 && taps > 0 && per_group > 0 && rows > 0 {
-            let images = dx.chunks_exact(plane * per_group).zip(y.chunks_exact_mut(area * rows));
+            let images = dx
+                .chunks_exact(plane * per_group)
+                .zip(y.chunks_exact_mut(area * rows));
             for ((x, y), w) in images.zip(dw.chunks_exact(rows * per_group * taps).cycle()) {
                 if per_group == 1 {
                     for (y, w) in y.chunks_exact_mut(area).zip(w.chunks_exact(taps)) {
@@ -165,7 +195,14 @@ impl Op for Conv {
         if lines.iter().all(Line::is_identity) {
             // Rows of such a plane are one row.
             let plane = lines[0].size.mul(&lines[1].size)?;
-            lines = [Line::one(), Line { size: plane.clone(), out: plane, ..Line::one() }];
+            lines = [
+                Line::one(),
+                Line {
+                    size: plane.clone(),
+                    out: plane,
+                    ..Line::one()
+                },
+            ];
         }
         let rows = window::number(m)? / window::number(&self.group.into())?.max(1);
         emit(cx, &lines, self.group, rows, channels, false)
@@ -187,10 +224,17 @@ pub(super) fn emit(
     // Results of a row between which there are no others of a work-item.
     let step = if transposed { v.stride } else { 1 };
     let each = v.out.ceil_div(step)?;
-    let Tile { items, run, tile, by_tiles, float } = Tile::of(cx.caps(), each.as_const(), rows, group, cx.float());
+    let Tile {
+        items,
+        run,
+        tile,
+        by_tiles,
+        float,
+    } = Tile::of(cx.caps(), each.as_const(), rows, group, cx.float());
     let tiles = rows.div_ceil(tile);
     let groups = window::number(&group.into())?;
-    let depth = window::number(channels)?.saturating_mul(window::number(&(h.kernel.saturating_mul(v.kernel)).into())?);
+    let depth = window::number(channels)?
+        .saturating_mul(window::number(&(h.kernel.saturating_mul(v.kernel)).into())?);
     if i64::try_from(depth).is_ok_and(|d| d > MOST_LOOPS) {
         return Err(OpError::NoKernel(format!("sums of {depth} terms")));
     }
@@ -199,7 +243,13 @@ pub(super) fn emit(
     if packed {
         let size = if float == DType::F16 { 2 } else { 4 };
         for (first, count) in cx.split(tiles * groups, depth * tile * size, 1)? {
-            let pack = Pack::Tiles { dtype: float, rows, tile, first, count };
+            let pack = Pack::Tiles {
+                dtype: float,
+                rows,
+                tile,
+                first,
+                count,
+            };
             dispatches.push((cx.weight(1, pack)?, first, count));
         }
     } else {
@@ -216,9 +266,17 @@ pub(super) fn emit(
             .define("RUN", run);
         call = window::define(call, lines);
         call = if by_tiles {
-            call.grid(Dim::from_usize(count).ceil_div(i64::from(items))?, grid, n.clone())
+            call.grid(
+                Dim::from_usize(count).ceil_div(i64::from(items))?,
+                grid,
+                n.clone(),
+            )
         } else {
-            call.grid(grid.ceil_div(i64::from(items))?, Dim::from_usize(count), n.clone())
+            call.grid(
+                grid.ceil_div(i64::from(items))?,
+                Dim::from_usize(count),
+                n.clone(),
+            )
         };
         let flags = [
             ("PACKED", packed),
@@ -231,11 +289,21 @@ pub(super) fn emit(
         for (name, _) in flags.iter().filter(|(_, set)| *set) {
             call = call.define(name, 1);
         }
-        call = call.field(&h.size).field(&v.size).field(&h.out).field(&v.out).field(channels);
+        call = call
+            .field(&h.size)
+            .field(&v.size)
+            .field(&h.out)
+            .field(&v.out)
+            .field(channels);
         for d in [rows, rows * groups, tiles, first, count] {
             call = call.field(Dim::from_usize(d));
         }
-        cx.emit(call.field(&image).field(n.mul(&image)?).field(&h.before).field(&v.before))?;
+        cx.emit(
+            call.field(&image)
+                .field(n.mul(&image)?)
+                .field(&h.before)
+                .field(&v.before),
+        )?;
     }
     Ok(())
 }
@@ -261,12 +329,31 @@ impl Tile {
         match (caps.kind, caps.backend) {
             // A work-item is a loop iteration on a core: explicit vectors, and weights as the arithmetic wants them.
             (DeviceKind::Cpu, "opencl") => {
-                let run = [4, 8].into_iter().find(|r| width.is_some_and(|w| w <= *r)).unwrap_or(16);
-                let most = if rows >= 64 || rows.is_multiple_of(16) { 16 } else { 8 };
+                let run = [4, 8]
+                    .into_iter()
+                    .find(|r| width.is_some_and(|w| w <= *r))
+                    .unwrap_or(16);
+                let most = if rows >= 64 || rows.is_multiple_of(16) {
+                    16
+                } else {
+                    8
+                };
                 let by_tiles = group == 1;
-                Self { items: if by_tiles { 4 } else { 8 }, run, tile: fit.min(most), by_tiles, float: DType::F32 }
+                Self {
+                    items: if by_tiles { 4 } else { 8 },
+                    run,
+                    tile: fit.min(most),
+                    by_tiles,
+                    float: DType::F32,
+                }
             }
-            _ => Self { items: 64, run: 4, tile: fit.min(8), by_tiles: false, float },
+            _ => Self {
+                items: 64,
+                run: 4,
+                tile: fit.min(8),
+                by_tiles: false,
+                float,
+            },
         }
     }
 }
@@ -276,7 +363,9 @@ fn depthwise(axes: &[Axis], x: &[f32], w: &[f32], y: &mut [f32]) {
     let stride = axes.last().map_or(1, |a| a.stride);
     for (tap, w) in window::taps(axes).zip(w) {
         window::walk(axes, &tap, 0..y.len(), |o, i, n| {
-            let (Some(y), Some(x)) = (y.get_mut(o..o + n), x.get(i..)) else { return };
+            let (Some(y), Some(x)) = (y.get_mut(o..o + n), x.get(i..)) else {
+                return;
+            };
             if stride == 1 {
                 for (y, x) in y.iter_mut().zip(x) {
                     *y += w * x;
@@ -295,7 +384,9 @@ fn patches(axes: &[Axis], channels: usize, rows: usize, x: &[f32], w: &[f32], y:
     let area = y.len() / rows;
     let plane = x.len() / channels;
     let stride = axes.last().map_or(1, |a| a.stride);
-    let as_it_is = axes.iter().all(|a| a.kernel == 1 && a.stride == 1 && a.before == 0 && a.after == 0);
+    let as_it_is = axes
+        .iter()
+        .all(|a| a.kernel == 1 && a.stride == 1 && a.before == 0 && a.after == 0);
     if as_it_is {
         matmul::gemm(rows, area, channels, w, x, false, y);
         return Ok(());
@@ -308,10 +399,15 @@ fn patches(axes: &[Axis], channels: usize, rows: usize, x: &[f32], w: &[f32], y:
     for start in (0..area).step_by(step) {
         let count = step.min(area - start);
         columns.fill(0.0);
-        for (x, block) in x.chunks_exact(plane).zip(columns.chunks_exact_mut(taps.len() * count)) {
+        for (x, block) in x
+            .chunks_exact(plane)
+            .zip(columns.chunks_exact_mut(taps.len() * count))
+        {
             for (tap, row) in taps.iter().zip(block.chunks_exact_mut(count)) {
                 window::walk(axes, tap, start..start + count, |o, i, n| {
-                    let (Some(row), Some(x)) = (row.get_mut(o - start..o - start + n), x.get(i..)) else { return };
+                    let (Some(row), Some(x)) = (row.get_mut(o - start..o - start + n), x.get(i..)) else {
+                        return;
+                    };
                     if stride == 1 {
                         if let Some(x) = x.get(..n) {
                             row.copy_from_slice(x);
@@ -335,47 +431,170 @@ fn patches(axes: &[Axis], channels: usize, rows: usize, x: &[f32], w: &[f32], y:
 }
 
 fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
-    Ok(Box::new(Conv { window: Window::import(a)?, group: group(a)? }))
+    Ok(Box::new(Conv {
+        window: Window::import(a)?,
+        group: group(a)?,
+    }))
 }
 
 /// The registry's entry.
-pub static DEF: OpDef = OpDef { onnx: &[onnx("Conv", 1)], import, kernels: &[&KERNEL], cases };
+pub static DEF: OpDef = OpDef {
+    onnx: &[onnx("Conv", 1)],
+    import,
+    kernels: &[&KERNEL],
+    cases,
+};
 
 fn cases() -> Vec<Case> {
     let case = |group, x: &[usize], w: &[usize], window: Window| {
         Case::new(Conv { window, group }, vec![input(x), input(w).constant()])
     };
     let plain = || Window::new(&[]);
-    let strided = |s: i64| Window { strides: vec![s, s], ..plain() };
+    let strided = |s: i64| Window {
+        strides: vec![s, s],
+        ..plain()
+    };
     let biased = |x: &[usize], w: &[usize], window: Window, known: bool| {
         let w = if known { input(w).constant() } else { input(w) };
         let bias = input(&[5]);
-        Case::new(Conv { window, group: 1 }, vec![input(x), w, if known { bias.constant() } else { bias }])
+        Case::new(
+            Conv { window, group: 1 },
+            vec![input(x), w, if known { bias.constant() } else { bias }],
+        )
     };
     vec![
-        case(1, &[2, 3, 9, 7], &[5, 3, 3, 3], Window { pads: vec![1, 1, 1, 1], ..strided(2) }),
+        case(
+            1,
+            &[2, 3, 9, 7],
+            &[5, 3, 3, 3],
+            Window {
+                pads: vec![1, 1, 1, 1],
+                ..strided(2)
+            },
+        ),
         case(1, &[1, 4, 5, 6], &[6, 4, 1, 1], plain()),
         case(1, &[3, 5, 7, 7], &[17, 5, 1, 1], plain()),
         case(1, &[1, 3, 8, 41], &[9, 3, 1, 1], strided(2)),
-        case(4, &[1, 4, 11, 8], &[4, 1, 3, 5], Window { pads: vec![0, 2, 1, 3], strides: vec![1, 2], ..plain() }),
-        case(3, &[2, 3, 7, 35], &[6, 1, 3, 3], Window { pads: vec![1, 1, 1, 1], ..plain() }),
-        case(5, &[1, 5, 6, 37], &[5, 1, 3, 3], Window { pads: vec![1, 1, 1, 1], ..strided(2) }),
-        case(2, &[1, 6, 7, 7], &[4, 3, 3, 2], Window { dilations: vec![2, 3], pads: vec![2, 1, 2, 1], ..plain() }),
+        case(
+            4,
+            &[1, 4, 11, 8],
+            &[4, 1, 3, 5],
+            Window {
+                pads: vec![0, 2, 1, 3],
+                strides: vec![1, 2],
+                ..plain()
+            },
+        ),
+        case(
+            3,
+            &[2, 3, 7, 35],
+            &[6, 1, 3, 3],
+            Window {
+                pads: vec![1, 1, 1, 1],
+                ..plain()
+            },
+        ),
+        case(
+            5,
+            &[1, 5, 6, 37],
+            &[5, 1, 3, 3],
+            Window {
+                pads: vec![1, 1, 1, 1],
+                ..strided(2)
+            },
+        ),
+        case(
+            2,
+            &[1, 6, 7, 7],
+            &[4, 3, 3, 2],
+            Window {
+                dilations: vec![2, 3],
+                pads: vec![2, 1, 2, 1],
+                ..plain()
+            },
+        ),
         case(2, &[1, 4, 6, 9], &[22, 2, 2, 2], plain()),
-        case(3, &[2, 3, 8], &[6, 1, 4], Window { strides: vec![3], ..plain() }),
-        case(1, &[1, 2, 70], &[3, 2, 5], Window { pads: vec![2, 2], ..plain() }),
+        case(
+            3,
+            &[2, 3, 8],
+            &[6, 1, 4],
+            Window {
+                strides: vec![3],
+                ..plain()
+            },
+        ),
+        case(
+            1,
+            &[1, 2, 70],
+            &[3, 2, 5],
+            Window {
+                pads: vec![2, 2],
+                ..plain()
+            },
+        ),
         case(1, &[1, 3, 8, 12], &[7, 3, 4, 4], strided(4)),
         case(1, &[2, 9, 1, 1], &[10, 9, 1, 1], plain()),
-        case(1, &[1, 2, 1, 1], &[3, 2, 3, 3], Window { pads: vec![1, 1, 1, 1], ..plain() }),
+        case(
+            1,
+            &[1, 2, 1, 1],
+            &[3, 2, 3, 3],
+            Window {
+                pads: vec![1, 1, 1, 1],
+                ..plain()
+            },
+        ),
         // Near the number of iterations at which drivers stop loops.
-        Case { slack: 16.0, ..case(1, &[1, 6000, 3, 3], &[8, 6000, 3, 3], plain()) },
-        case(1, &[1, 2, 4, 5, 6], &[3, 2, 2, 3, 2], Window { pads: vec![1, 0, 1, 0, 1, 0], ..plain() })
-            .host_only("kernels have two spatial axes"),
-        case(1, &[1, 2, 6, 9], &[2, 2, 3, 4], Window { auto_pad: AutoPad::SameUpper, ..strided(2) }),
-        case(1, &[1, 2, 6, 9], &[2, 2, 3, 4], Window { auto_pad: AutoPad::SameLower, ..strided(2) }),
-        case(1, &[1, 2, 6, 9], &[2, 2, 3, 4], Window { auto_pad: AutoPad::Valid, ..plain() }),
+        Case {
+            slack: 16.0,
+            ..case(1, &[1, 6000, 3, 3], &[8, 6000, 3, 3], plain())
+        },
+        case(
+            1,
+            &[1, 2, 4, 5, 6],
+            &[3, 2, 2, 3, 2],
+            Window {
+                pads: vec![1, 0, 1, 0, 1, 0],
+                ..plain()
+            },
+        )
+        .host_only("kernels have two spatial axes"),
+        case(
+            1,
+            &[1, 2, 6, 9],
+            &[2, 2, 3, 4],
+            Window {
+                auto_pad: AutoPad::SameUpper,
+                ..strided(2)
+            },
+        ),
+        case(
+            1,
+            &[1, 2, 6, 9],
+            &[2, 2, 3, 4],
+            Window {
+                auto_pad: AutoPad::SameLower,
+                ..strided(2)
+            },
+        ),
+        case(
+            1,
+            &[1, 2, 6, 9],
+            &[2, 2, 3, 4],
+            Window {
+                auto_pad: AutoPad::Valid,
+                ..plain()
+            },
+        ),
         biased(&[1, 2, 5, 5], &[5, 2, 3, 3], Window::new(&[3, 3]), true),
-        biased(&[2, 2, 5, 19], &[5, 2, 3, 3], Window { pads: vec![1, 1, 1, 1], ..plain() }, false),
+        biased(
+            &[2, 2, 5, 19],
+            &[5, 2, 3, 3],
+            Window {
+                pads: vec![1, 1, 1, 1],
+                ..plain()
+            },
+            false,
+        ),
     ]
 }
 
@@ -392,7 +611,8 @@ mod tests {
         let kernel: Vec<i64> = k.iter().map(|v| i64::try_from(*v).unwrap()).collect();
         let axes = op.window.axes(&kernel, spatial).unwrap();
         let group = usize::try_from(op.group).unwrap();
-        let flat = |index: &[usize], sizes: &[usize]| index.iter().zip(sizes).fold(0, |at, (i, s)| at * s + i);
+        let flat =
+            |index: &[usize], sizes: &[usize]| index.iter().zip(sizes).fold(0, |at, (i, s)| at * s + i);
         let outs: Vec<usize> = axes.iter().map(|a| a.out).collect();
         let mut y = Vec::new();
         for image in 0..n {
@@ -405,10 +625,16 @@ mod tests {
                             let at: Option<Vec<usize>> = axes
                                 .iter()
                                 .zip(o.iter().zip(&t))
-                                .map(|(a, (o, t))| (o * a.stride + t * a.dilation).checked_sub(a.before).filter(|i| *i < a.size))
+                                .map(|(a, (o, t))| {
+                                    (o * a.stride + t * a.dilation)
+                                        .checked_sub(a.before)
+                                        .filter(|i| *i < a.size)
+                                })
                                 .collect();
                             if let Some(at) = at {
-                                let xi = (image * per_group * group + channel) * spatial.iter().product::<usize>() + flat(&at, spatial);
+                                let xi = (image * per_group * group + channel)
+                                    * spatial.iter().product::<usize>()
+                                    + flat(&at, spatial);
                                 let wi = (row * per_group + c) * k.iter().product::<usize>() + flat(&t, k);
                                 sum += f64::from(dx[xi]) * f64::from(dw[wi]);
                             }
@@ -428,26 +654,66 @@ mod tests {
             let tensors: Vec<HostTensor> = (1..).zip(&case.inputs).map(|(s, i)| i.make(s).unwrap()).collect();
             let op = case.op.downcast::<Conv>().unwrap();
             let y = case.op.eval(&[Some(&tensors[0]), Some(&tensors[1])]).unwrap();
-            let (y, want) = (y[0].to_f32().unwrap().into_owned(), direct(op, &tensors[0], &tensors[1]));
+            let (y, want) = (
+                y[0].to_f32().unwrap().into_owned(),
+                direct(op, &tensors[0], &tensors[1]),
+            );
             assert_eq!(y.len(), want.len());
-            assert!(y.iter().zip(&want).all(|(a, b)| (a - b).abs() < 1e-5), "{}", case.name());
+            assert!(
+                y.iter().zip(&want).all(|(a, b)| (a - b).abs() < 1e-5),
+                "{}",
+                case.name()
+            );
         }
     }
 
     #[test]
     fn symbolic_sizes() {
-        let fact = |t: &str| Fact::new(DType::F32, Shape(t.split(',').map(|d| Dim::parse(d).unwrap()).collect()));
+        let fact = |t: &str| {
+            Fact::new(
+                DType::F32,
+                Shape(t.split(',').map(|d| Dim::parse(d).unwrap()).collect()),
+            )
+        };
         let (x, w, constraints) = (fact("n,3,h,w"), fact("8,3,3,3"), Constraints::default());
         let inputs = [Some(&x), Some(&w)];
         let op = |window| Conv { window, group: 1 };
         let cx = InferCx::new(&inputs, &constraints);
-        let half = op(Window { pads: vec![1; 4], strides: vec![2, 2], ..Window::new(&[]) });
-        assert_eq!(half.infer(&cx).unwrap()[0].shape, fact("n,8,(h-1)//2+1,(w-1)//2+1").shape);
+        let half = op(Window {
+            pads: vec![1; 4],
+            strides: vec![2, 2],
+            ..Window::new(&[])
+        });
+        assert_eq!(
+            half.infer(&cx).unwrap()[0].shape,
+            fact("n,8,(h-1)//2+1,(w-1)//2+1").shape
+        );
         assert_eq!(cx.finish().1.len(), 2, "each size must leave room for a window");
         let cx = InferCx::new(&inputs, &constraints);
-        let same = op(Window { auto_pad: AutoPad::SameUpper, strides: vec![2, 2], ..Window::new(&[]) });
-        assert_eq!(same.infer(&cx).unwrap()[0].shape, fact("n,8,(h+1)//2,(w+1)//2").shape);
-        assert!(Conv { window: Window::new(&[5, 5]), group: 1 }.infer(&cx).is_err());
-        assert!(Conv { window: Window::new(&[]), group: 2 }.infer(&cx).is_err());
+        let same = op(Window {
+            auto_pad: AutoPad::SameUpper,
+            strides: vec![2, 2],
+            ..Window::new(&[])
+        });
+        assert_eq!(
+            same.infer(&cx).unwrap()[0].shape,
+            fact("n,8,(h+1)//2,(w+1)//2").shape
+        );
+        assert!(
+            Conv {
+                window: Window::new(&[5, 5]),
+                group: 1
+            }
+            .infer(&cx)
+            .is_err()
+        );
+        assert!(
+            Conv {
+                window: Window::new(&[]),
+                group: 2
+            }
+            .infer(&cx)
+            .is_err()
+        );
     }
 }

@@ -26,9 +26,17 @@ const EXACT_TERMS: usize = 256;
 fn centred(x: &HostTensor, zero: Option<&HostTensor>) -> OpResult<Vec<i64>> {
     let mut data = x.to_i64()?;
     let zeros = zero.map_or_else(|| Ok(vec![0]), HostTensor::to_i64)?;
-    let lines = if zeros.len() == 1 { 1 } else { x.shape().first().copied().unwrap_or(0) };
+    let lines = if zeros.len() == 1 {
+        1
+    } else {
+        x.shape().first().copied().unwrap_or(0)
+    };
     if zeros.len() != lines {
-        return Err(OpError::expected("zero points", format!("1 or {lines}"), zeros.len()));
+        return Err(OpError::expected(
+            "zero points",
+            format!("1 or {lines}"),
+            zeros.len(),
+        ));
     }
     let each = data.len().checked_div(lines).unwrap_or(0).max(1);
     for (line, zero) in data.chunks_mut(each).zip(&zeros) {
@@ -51,11 +59,17 @@ impl ConvInteger {
     /// Exact sums of products.
     fn sums(&self, x: (&[i64], &[usize]), w: (&[i64], &[usize])) -> OpResult<(Vec<usize>, Vec<i64>)> {
         #[expect(clippy::cast_precision_loss, reason = "integers of at most 9 bits")]
-        let tensor = |data: &[i64], shape| HostTensor::from_f32(shape, &data.iter().map(|v| *v as f32).collect::<Vec<_>>());
+        let tensor = |data: &[i64], shape| {
+            HostTensor::from_f32(shape, &data.iter().map(|v| *v as f32).collect::<Vec<_>>())
+        };
         let (_, _, taps) = around(w.1, 0)?;
         let whole = |data: &[i64]| vec![(1, data.to_vec())];
         let few = taps <= EXACT_TERMS;
-        let (xs, ws) = if few { (whole(x.0), whole(w.0)) } else { (halves(x.0).to_vec(), halves(w.0).to_vec()) };
+        let (xs, ws) = if few {
+            (whole(x.0), whole(w.0))
+        } else {
+            (halves(x.0).to_vec(), halves(w.0).to_vec())
+        };
         let (mut shape, mut total): (_, Vec<i64>) = (Vec::new(), Vec::new());
         for (fx, px) in &xs {
             for (fw, pw) in &ws {
@@ -65,7 +79,10 @@ impl ConvInteger {
                 shape = y.shape().to_vec();
                 total.resize(y.len(), 0);
                 #[expect(clippy::cast_possible_truncation, reason = "the sums are whole")]
-                total.iter_mut().zip(y.to_f32()?.iter()).for_each(|(t, v)| *t += fx * fw * v.round() as i64);
+                total
+                    .iter_mut()
+                    .zip(y.to_f32()?.iter())
+                    .for_each(|(t, v)| *t += fx * fw * v.round() as i64);
             }
         }
         Ok((shape, total))
@@ -81,14 +98,22 @@ impl Op for ConvInteger {
         let (x, w, _, _) = self.operands();
         for i in [x, w] {
             if !matches!(cx.fact(i)?.dtype, DType::U8 | DType::I8) {
-                return Err(OpError::expected(format!("input {i}"), "integers of 8 bits", cx.fact(i)?));
+                return Err(OpError::expected(
+                    format!("input {i}"),
+                    "integers of 8 bits",
+                    cx.fact(i)?,
+                ));
             }
         }
         let float = |i| Ok::<_, OpError>(Fact::new(DType::F32, cx.fact(i)?.shape.clone()));
         let (x, w) = (float(x)?, float(w)?);
         let operands = [Some(&x), Some(&w)];
         let mut facts = cx.of(&self.conv, &operands)?;
-        let dtype = if self.scaled { cx.fact(7)?.dtype } else { DType::I32 };
+        let dtype = if self.scaled {
+            cx.fact(7)?.dtype
+        } else {
+            DType::I32
+        };
         facts.iter_mut().for_each(|f| f.dtype = dtype);
         Ok(facts)
     }
@@ -108,46 +133,93 @@ impl Op for ConvInteger {
         }
         let one = |i: usize| -> OpResult<f32> {
             let list = operand(inputs, i)?.to_f32()?;
-            list.first().copied().ok_or_else(|| OpError::expected(format!("input {i}"), "a number", "nothing"))
+            list.first()
+                .copied()
+                .ok_or_else(|| OpError::expected(format!("input {i}"), "a number", "nothing"))
         };
         let (x_scale, y_scale, zero) = (one(1)?, one(6)?, operand(inputs, 7)?);
         let scales = operand(inputs, 4)?.to_f32()?;
         let (_, channels, area) = around(&shape, 1)?;
         if scales.len() != 1 && scales.len() != channels {
-            return Err(OpError::expected("scales of the weights", format!("1 or {channels}"), scales.len()));
+            return Err(OpError::expected(
+                "scales of the weights",
+                format!("1 or {channels}"),
+                scales.len(),
+            ));
         }
-        let bias = optional(8).map(HostTensor::to_i64).transpose()?.unwrap_or_else(|| vec![0; channels]);
-        let limits = if zero.dtype() == DType::I8 { (-128, 127) } else { (0, 255) };
+        let bias = optional(8)
+            .map(HostTensor::to_i64)
+            .transpose()?
+            .unwrap_or_else(|| vec![0; channels]);
+        let limits = if zero.dtype() == DType::I8 {
+            (-128, 127)
+        } else {
+            (0, 255)
+        };
         let zero_point = zero.to_i64()?.first().copied().unwrap_or(0);
         for (plane, list) in sums.chunks_mut(area.max(1)).enumerate() {
             let channel = plane % channels.max(1);
-            let scale = scales.get(if scales.len() == 1 { 0 } else { channel }).copied().unwrap_or(1.0);
+            let scale = scales
+                .get(if scales.len() == 1 { 0 } else { channel })
+                .copied()
+                .unwrap_or(1.0);
             let add = bias.get(channel).copied().unwrap_or(0);
-            #[expect(clippy::cast_precision_loss, reason = "a sum of products of 8 bits is scaled as a float")]
-            list.iter_mut().for_each(|v| *v = quantize((*v + add) as f32 * (x_scale * scale), y_scale, zero_point, limits));
+            #[expect(
+                clippy::cast_precision_loss,
+                reason = "a sum of products of 8 bits is scaled as a float"
+            )]
+            list.iter_mut().for_each(|v| {
+                *v = quantize((*v + add) as f32 * (x_scale * scale), y_scale, zero_point, limits)
+            });
         }
         Ok(vec![HostTensor::from_ints(zero.dtype(), &shape, &sums)?])
     }
 }
 
 fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
-    let conv = Conv { window: super::window::Window::import(a)?, group: super::conv::group(a)? };
-    Ok(Box::new(ConvInteger { conv, scaled: a.op_type() == "QLinearConv" }))
+    let conv = Conv {
+        window: super::window::Window::import(a)?,
+        group: super::conv::group(a)?,
+    };
+    Ok(Box::new(ConvInteger {
+        conv,
+        scaled: a.op_type() == "QLinearConv",
+    }))
 }
 
 /// The registry's entry.
-pub static DEF: OpDef =
-    OpDef { onnx: &[onnx("ConvInteger", 10), onnx("QLinearConv", 10)], import, kernels: &[], cases };
+pub static DEF: OpDef = OpDef {
+    onnx: &[onnx("ConvInteger", 10), onnx("QLinearConv", 10)],
+    import,
+    kernels: &[],
+    cases,
+};
 
 fn cases() -> Vec<Case> {
     let ints = |dtype, shape: &[usize]| {
-        let data: Vec<i64> = (0i64..).take(shape.iter().product()).map(|v| v * 37 % 101).collect();
-        HostTensor::from_ints(dtype, shape, &data).ok().map(super::case::constant)
+        let data: Vec<i64> = (0i64..)
+            .take(shape.iter().product())
+            .map(|v| v * 37 % 101)
+            .collect();
+        HostTensor::from_ints(dtype, shape, &data)
+            .ok()
+            .map(super::case::constant)
     };
-    let conv = Conv { window: super::window::Window::new(&[]), group: 1 };
-    let inputs: Option<Vec<_>> =
-        [ints(DType::U8, &[1, 2, 5, 4]), ints(DType::I8, &[3, 2, 2, 2]), ints(DType::U8, &[])].into_iter().collect();
-    inputs.map(|i| Case::new(ConvInteger { conv, scaled: false }, i).host_only("no kernel")).into_iter().collect()
+    let conv = Conv {
+        window: super::window::Window::new(&[]),
+        group: 1,
+    };
+    let inputs: Option<Vec<_>> = [
+        ints(DType::U8, &[1, 2, 5, 4]),
+        ints(DType::I8, &[3, 2, 2, 2]),
+        ints(DType::U8, &[]),
+    ]
+    .into_iter()
+    .collect();
+    inputs
+        .map(|i| Case::new(ConvInteger { conv, scaled: false }, i).host_only("no kernel"))
+        .into_iter()
+        .collect()
 }
 
 #[cfg(test)]
@@ -157,9 +229,18 @@ mod tests {
     #[test]
     fn the_input_has_one_zero_point() {
         let tensor = |shape: &[usize]| HostTensor::zeros(DType::U8, shape).unwrap();
-        let conv = Conv { window: super::super::window::Window::new(&[]), group: 1 };
+        let conv = Conv {
+            window: super::super::window::Window::new(&[]),
+            group: 1,
+        };
         let op = ConvInteger { conv, scaled: false };
-        let run = |zero: &[usize]| op.eval(&[Some(&tensor(&[2, 2, 3, 3])), Some(&tensor(&[3, 2, 1, 1])), Some(&tensor(zero))]);
+        let run = |zero: &[usize]| {
+            op.eval(&[
+                Some(&tensor(&[2, 2, 3, 3])),
+                Some(&tensor(&[3, 2, 1, 1])),
+                Some(&tensor(zero)),
+            ])
+        };
         assert!(run(&[]).is_ok() && run(&[1]).is_ok());
         assert!(run(&[2]).is_err());
     }
@@ -171,8 +252,13 @@ mod tests {
         let mut weights = vec![127; 600];
         weights[7] = -126;
         let w = HostTensor::from_ints(DType::I8, &shape, &weights).unwrap();
-        let conv = Conv { window: super::super::window::Window::new(&[]), group: 1 };
-        let y = ConvInteger { conv, scaled: false }.eval(&[Some(&x), Some(&w)]).unwrap();
+        let conv = Conv {
+            window: super::super::window::Window::new(&[]),
+            group: 1,
+        };
+        let y = ConvInteger { conv, scaled: false }
+            .eval(&[Some(&x), Some(&w)])
+            .unwrap();
         assert_eq!(y[0].to_i64().unwrap(), [255 * (599 * 127 - 126)]);
     }
 }

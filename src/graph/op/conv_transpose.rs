@@ -55,7 +55,10 @@ impl ConvTranspose {
     fn check(&self, kernel: &[i64], rank: usize) -> OpResult<()> {
         self.window.check(kernel, rank)?;
         for (what, list) in [
-            ("numbers of output paddings and of spatial axes", &self.output_padding),
+            (
+                "numbers of output paddings and of spatial axes",
+                &self.output_padding,
+            ),
             ("numbers of output sizes and of spatial axes", &self.output_shape),
         ] {
             if !list.is_empty() && list.len() != rank {
@@ -77,7 +80,11 @@ impl Op for ConvTranspose {
         let ((n, c, spatial), (c_w, per_group, _)) = (parts("the input", x)?, parts("the weights", w)?);
         cx.same("channels of input and weights", c, c_w)?;
         if c_w.exact_div(&self.group.into()).is_none() {
-            return Err(OpError::expected("input channels", format!("a multiple of {} groups", self.group), c_w));
+            return Err(OpError::expected(
+                "input channels",
+                format!("a multiple of {} groups", self.group),
+                c_w,
+            ));
         }
         let m = per_group.mul(&self.group.into())?;
         if let Some(b) = cx.opt(2) {
@@ -125,7 +132,7 @@ impl Op for ConvTranspose {
             .ok_or_else(|| OpError::expected("channels", "a small number", per_group))?;
         let mut shape = vec![n, m];
         shape.extend(axes.iter().map(|a| a.size));
-        let mut y = window::filled(&shape, 0f32)?;
+        let mut y = super::filled(&shape, 0f32)?;
         let plane = super::count(spatial)?;
         let [area, taps] = window::products(&axes, [|a| a.size, |a| a.kernel])?;
         let (dx, dw) = (x.to_f32()?, w.to_f32()?);
@@ -133,15 +140,25 @@ impl Op for ConvTranspose {
         let stride = axes.last().map_or(1, |a| a.stride);
         if plane > 0 && area > 0 && channels > 0 && columns > 0 {
             let taps: Vec<Vec<usize>> = window::taps(&axes).collect();
-            let turned: Vec<f32> = dw.chunks_exact(channels * columns).flat_map(|w| transposed(w, channels, columns)).collect();
-            let mut spread = window::filled(&[columns, plane], 0f32)?;
-            let images = dx.chunks_exact(plane * channels).zip(y.chunks_exact_mut(area * per_group));
+            let turned: Vec<f32> = dw
+                .chunks_exact(channels * columns)
+                .flat_map(|w| transposed(w, channels, columns))
+                .collect();
+            let mut spread = super::filled(&[columns, plane], 0f32)?;
+            let images = dx
+                .chunks_exact(plane * channels)
+                .zip(y.chunks_exact_mut(area * per_group));
             for ((x, y), w) in images.zip(turned.chunks_exact(columns * channels).cycle()) {
                 matmul::gemm(columns, plane, channels, w, x, false, &mut spread);
-                for (y, spread) in y.chunks_exact_mut(area).zip(spread.chunks_exact(plane * taps.len())) {
+                for (y, spread) in y
+                    .chunks_exact_mut(area)
+                    .zip(spread.chunks_exact(plane * taps.len()))
+                {
                     for (tap, v) in taps.iter().zip(spread.chunks_exact(plane)) {
                         window::walk(&axes, tap, 0..plane, |from, to, n| {
-                            let (Some(v), Some(y)) = (v.get(from..from + n), y.get_mut(to..)) else { return };
+                            let (Some(v), Some(y)) = (v.get(from..from + n), y.get_mut(to..)) else {
+                                return;
+                            };
                             for (v, y) in v.iter().zip(y.iter_mut().step_by(stride)) {
                                 *y += v;
                             }
@@ -166,14 +183,25 @@ impl Op for ConvTranspose {
         }
         let group = Dim::from(self.group);
         let channels = c.exact_div(&group);
-        let channels = channels.ok_or_else(|| OpError::expected("input channels", format!("a multiple of {group} groups"), c))?;
-        conv::emit(cx, &lines, self.group, window::number(per_group)?, &channels, true)
+        let channels = channels
+            .ok_or_else(|| OpError::expected("input channels", format!("a multiple of {group} groups"), c))?;
+        conv::emit(
+            cx,
+            &lines,
+            self.group,
+            window::number(per_group)?,
+            &channels,
+            true,
+        )
     }
 }
 
 /// `x [rows, cols]` as `[cols, rows]`.
 pub(super) fn transposed(x: &[f32], rows: usize, cols: usize) -> Vec<f32> {
-    (0..cols).flat_map(|c| (0..rows).map(move |r| r * cols + c)).filter_map(|i| x.get(i).copied()).collect()
+    (0..cols)
+        .flat_map(|c| (0..rows).map(move |r| r * cols + c))
+        .filter_map(|i| x.get(i).copied())
+        .collect()
 }
 
 fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
@@ -186,27 +214,82 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 /// The registry's entry.
-pub static DEF: OpDef = OpDef { onnx: &[onnx("ConvTranspose", 1)], import, kernels: &[&conv::KERNEL], cases };
+pub static DEF: OpDef = OpDef {
+    onnx: &[onnx("ConvTranspose", 1)],
+    import,
+    kernels: &[&conv::KERNEL],
+    cases,
+};
 
 fn cases() -> Vec<Case> {
     let case = |op, x: &[usize], w: &[usize]| Case::new(op, vec![input(x), input(w)]);
-    let op = |group, window| ConvTranspose { window, group, output_padding: Vec::new(), output_shape: Vec::new() };
-    let twice = || Window { strides: vec![2, 2], ..Window::new(&[]) };
+    let op = |group, window| ConvTranspose {
+        window,
+        group,
+        output_padding: Vec::new(),
+        output_shape: Vec::new(),
+    };
+    let twice = || Window {
+        strides: vec![2, 2],
+        ..Window::new(&[])
+    };
     let same = |auto_pad| Window { auto_pad, ..twice() };
     vec![
         case(op(1, twice()), &[2, 3, 5, 4], &[3, 4, 2, 2]),
-        case(op(2, Window { pads: vec![1, 0, 2, 1], dilations: vec![2, 1], ..twice() }), &[1, 4, 5, 4], &[4, 3, 3, 3]),
-        case(ConvTranspose { output_padding: vec![1, 0], ..op(1, twice()) }, &[1, 2, 3, 5], &[2, 1, 3, 3]),
-        case(ConvTranspose { output_shape: vec![10, 8], ..op(1, Window { strides: vec![3, 2], ..twice() }) }, &[1, 1, 3, 3], &[1, 2, 3, 3]),
+        case(
+            op(
+                2,
+                Window {
+                    pads: vec![1, 0, 2, 1],
+                    dilations: vec![2, 1],
+                    ..twice()
+                },
+            ),
+            &[1, 4, 5, 4],
+            &[4, 3, 3, 3],
+        ),
+        case(
+            ConvTranspose {
+                output_padding: vec![1, 0],
+                ..op(1, twice())
+            },
+            &[1, 2, 3, 5],
+            &[2, 1, 3, 3],
+        ),
+        case(
+            ConvTranspose {
+                output_shape: vec![10, 8],
+                ..op(
+                    1,
+                    Window {
+                        strides: vec![3, 2],
+                        ..twice()
+                    },
+                )
+            },
+            &[1, 1, 3, 3],
+            &[1, 2, 3, 3],
+        ),
         case(op(1, same(AutoPad::SameUpper)), &[1, 2, 3, 4], &[2, 3, 3, 3]),
         case(op(1, same(AutoPad::SameLower)), &[1, 2, 3, 4], &[2, 3, 3, 3]),
         case(op(1, Window::new(&[4])), &[1, 2, 6], &[2, 3, 4]),
         case(op(1, twice()), &[1, 3, 3, 37], &[3, 9, 2, 2]),
         Case::new(
-            op(1, Window { pads: vec![1, 1, 1, 1], ..twice() }),
-            vec![input(&[1, 5, 1, 4]), input(&[5, 2, 4, 4]).constant(), input(&[2]).constant()],
+            op(
+                1,
+                Window {
+                    pads: vec![1, 1, 1, 1],
+                    ..twice()
+                },
+            ),
+            vec![
+                input(&[1, 5, 1, 4]),
+                input(&[5, 2, 4, 4]).constant(),
+                input(&[2]).constant(),
+            ],
         ),
-        case(op(1, Window::new(&[2, 2, 2])), &[1, 1, 2, 2, 2], &[1, 1, 2, 2, 2]).host_only("kernels have two spatial axes"),
+        case(op(1, Window::new(&[2, 2, 2])), &[1, 1, 2, 2, 2], &[1, 1, 2, 2, 2])
+            .host_only("kernels have two spatial axes"),
     ]
 }
 
@@ -218,13 +301,26 @@ mod tests {
     /// `<conv(y), x> = <y, conv_transpose(x)>` for any y and x of fitting shapes.
     #[test]
     fn is_the_adjoint_of_the_convolution() {
-        let window = Window { strides: vec![2, 3], pads: vec![1, 0, 0, 2], dilations: vec![1, 2], ..Window::new(&[]) };
+        let window = Window {
+            strides: vec![2, 3],
+            pads: vec![1, 0, 0, 2],
+            dilations: vec![1, 2],
+            ..Window::new(&[])
+        };
         let make = |shape: &[usize], seed| input(shape).make(seed).unwrap();
         let (y, w) = (make(&[1, 4, 9, 10], 1), make(&[6, 2, 3, 2], 2));
-        let conv = Conv { window: window.clone(), group: 2 };
+        let conv = Conv {
+            window: window.clone(),
+            group: 2,
+        };
         let x = conv.eval(&[Some(&y), Some(&w)]).unwrap().remove(0);
         let v = make(x.shape(), 3);
-        let back = ConvTranspose { window, group: 2, output_padding: vec![0, 0], output_shape: Vec::new() };
+        let back = ConvTranspose {
+            window,
+            group: 2,
+            output_padding: vec![0, 0],
+            output_shape: Vec::new(),
+        };
         let z = back.eval(&[Some(&v), Some(&w)]).unwrap().remove(0);
         // What no window met is missing at the end of the result.
         let (dy, dz) = (y.to_f32().unwrap(), z.to_f32().unwrap());
@@ -233,7 +329,13 @@ mod tests {
             .flat_map(|c| (0..z.shape()[2]).flat_map(move |h| (0..width).map(move |w| (c, h, w))))
             .map(|(c, h, w)| dy[(c * 9 + h) * 10 + w] * dz[(c * z.shape()[2] + h) * width + w])
             .sum();
-        let outer: f32 = x.to_f32().unwrap().iter().zip(v.to_f32().unwrap().iter()).map(|(a, b)| a * b).sum();
+        let outer: f32 = x
+            .to_f32()
+            .unwrap()
+            .iter()
+            .zip(v.to_f32().unwrap().iter())
+            .map(|(a, b)| a * b)
+            .sum();
         assert!((inner - outer).abs() < 1e-4, "{inner} and {outer}");
     }
 }

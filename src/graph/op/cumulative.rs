@@ -3,13 +3,17 @@
 //! ONNX `CumSum` from opset 11 and `CumProd` from 26. The axis is operand 1.
 
 use super::case::{Case, input};
-use super::{Attributes, InferCx, Inputs, MOST_LOOPS, Op, OpDef, OpError, OpResult, around, axis, one_int, onnx, operand, split_at};
+use super::{
+    Attributes, InferCx, Inputs, MOST_LOOPS, Op, OpDef, OpError, OpResult, around, axis, one_int, onnx,
+    operand, split_at,
+};
 use crate::backend::kernel::Kernel;
 use crate::plan::lower::{Call, LowerCx};
 use crate::shape::{Dim, Fact, Known};
 use crate::tensor::HostTensor;
 
-static KERNEL: Kernel = crate::kernel!(cumulative { lines: U32, cols: U32, inner: U32 } [x: In Elem, y: Out Single]);
+static KERNEL: Kernel =
+    crate::kernel!(cumulative { lines: U32, cols: U32, inner: U32 } [x: In Elem, y: Out Single]);
 
 /// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,8 +42,12 @@ impl Cumulative {
             let mut sum = first.clone();
             for step in 0..n {
                 let j = if self.reverse { n - 1 - step } else { step };
-                let Some(slot) = out.get_mut((o * n + j) * inner + i) else { return Ok(None) };
-                let Some(next) = join(&sum, slot) else { return Ok(None) };
+                let Some(slot) = out.get_mut((o * n + j) * inner + i) else {
+                    return Ok(None);
+                };
+                let Some(next) = join(&sum, slot) else {
+                    return Ok(None);
+                };
                 *slot = if self.exclusive { sum } else { next.clone() };
                 sum = next;
             }
@@ -60,7 +68,13 @@ impl Op for Cumulative {
             && let Some([a]) = cx.opt(1).and_then(Fact::as_dims).as_deref()
             && let Some(a) = a.as_const()
         {
-            let join = |a: &Dim, b: &Dim| if self.product { a.mul(b).ok() } else { a.add(b).ok() };
+            let join = |a: &Dim, b: &Dim| {
+                if self.product {
+                    a.mul(b).ok()
+                } else {
+                    a.add(b).ok()
+                }
+            };
             let first = Dim::from(i64::from(self.product));
             if let Some(all) = self.run(&dims, &shape, axis(a, shape.len())?, &first, join)? {
                 fact.known = Known::Dims(all);
@@ -75,19 +89,37 @@ impl Op for Cumulative {
         if x.dtype().is_float() {
             let data: Vec<f64> = x.to_f32()?.iter().map(|v| f64::from(*v)).collect();
             let (first, join) = if self.product { (1.0, 1) } else { (0.0, 0) };
-            let y = self.run(&data, x.shape(), a, &first, |a, b| Some(if join == 1 { a * b } else { a + b }))?;
-            #[expect(clippy::cast_possible_truncation, reason = "rounding to the result type is meant")]
+            let y = self.run(&data, x.shape(), a, &first, |a, b| {
+                Some(if join == 1 { a * b } else { a + b })
+            })?;
+            #[expect(
+                clippy::cast_possible_truncation,
+                reason = "rounding to the result type is meant"
+            )]
             let y: Vec<f32> = y.unwrap_or_default().into_iter().map(|v| v as f32).collect();
             return Ok(vec![HostTensor::from_floats(x.dtype(), x.shape(), &y)?]);
         }
-        let join = |a: &i64, b: &i64| Some(if self.product { a.wrapping_mul(*b) } else { a.wrapping_add(*b) });
+        let join = |a: &i64, b: &i64| {
+            Some(if self.product {
+                a.wrapping_mul(*b)
+            } else {
+                a.wrapping_add(*b)
+            })
+        };
         let y = self.run(&x.to_i64()?, x.shape(), a, &i64::from(self.product), join)?;
-        Ok(vec![HostTensor::from_ints(x.dtype(), x.shape(), &y.unwrap_or_default())?])
+        Ok(vec![HostTensor::from_ints(
+            x.dtype(),
+            x.shape(),
+            &y.unwrap_or_default(),
+        )?])
     }
 
     fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
         let (x, list) = (cx.shape(0)?, cx.dims(1)?);
-        let at = list.first().and_then(Dim::as_const).ok_or_else(|| OpError::NoKernel("an axis that is data".to_owned()))?;
+        let at = list
+            .first()
+            .and_then(Dim::as_const)
+            .ok_or_else(|| OpError::NoKernel("an axis that is data".to_owned()))?;
         let (outer, cols, inner) = split_at(&x, axis(at, x.rank())?)?;
         if cols.as_const().is_none_or(|n| n > MOST_LOOPS) {
             return Err(OpError::NoKernel(format!("{} over {cols} elements", self.name())));
@@ -100,7 +132,11 @@ impl Op for Cumulative {
             .field(&lines)
             .field(&cols)
             .field(&inner);
-        for (name, set) in [("PRODUCT", self.product), ("EXCLUSIVE", self.exclusive), ("REVERSE", self.reverse)] {
+        for (name, set) in [
+            ("PRODUCT", self.product),
+            ("EXCLUSIVE", self.exclusive),
+            ("REVERSE", self.reverse),
+        ] {
             call = if set { call.define(name, 1) } else { call };
         }
         cx.emit(call)
@@ -120,15 +156,37 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 /// The registry's entry.
-pub static DEF: OpDef = OpDef { onnx: &[onnx("CumSum", 11), onnx("CumProd", 26)], import, kernels: &[&KERNEL], cases };
+pub static DEF: OpDef = OpDef {
+    onnx: &[onnx("CumSum", 11), onnx("CumProd", 26)],
+    import,
+    kernels: &[&KERNEL],
+    cases,
+};
 
 fn cases() -> Vec<Case> {
     let case = |product, exclusive, reverse, x: &[usize], axis: i64| {
         let inputs = vec![input(x), input(&[]).values(&[axis]).constant()];
-        Case::new(Cumulative { product, exclusive, reverse }, inputs)
+        Case::new(
+            Cumulative {
+                product,
+                exclusive,
+                reverse,
+            },
+            inputs,
+        )
     };
     let ints = vec![input(&[3, 7]).ints(-9, 9), input(&[]).values(&[1]).constant()];
     vec![
-        Case::new(Cumulative { product: false, exclusive: false, reverse: true }, ints),
-        case(false, false, false, &[3, 5], 1), case(false, true, true, &[2, 4, 3], -2), case(true, true, false, &[7], 0)]
+        Case::new(
+            Cumulative {
+                product: false,
+                exclusive: false,
+                reverse: true,
+            },
+            ints,
+        ),
+        case(false, false, false, &[3, 5], 1),
+        case(false, true, true, &[2, 4, 3], -2),
+        case(true, true, false, &[7], 0),
+    ]
 }

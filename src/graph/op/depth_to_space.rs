@@ -4,9 +4,11 @@
 
 use super::case::{Case, input};
 use super::window::number;
-use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, gather_strided, onnx, operand, transpose};
-use crate::plan::lower::LowerCx;
+use super::{
+    Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, gather_strided, onnx, operand, transpose,
+};
 use crate::graph::rules::{self, Same};
+use crate::plan::lower::LowerCx;
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::HostTensor;
 
@@ -24,7 +26,9 @@ pub struct DepthToSpace {
 impl DepthToSpace {
     /// A size that no rule divides must be a multiple in every run.
     fn shape(&self, x: &[Dim], same: Same<'_>) -> OpResult<Vec<Dim>> {
-        let [n, c, h, w] = x else { return Err(OpError::expected("rank", 4, x.len())) };
+        let [n, c, h, w] = x else {
+            return Err(OpError::expected("rank", 4, x.len()));
+        };
         let b = Dim::from(self.block);
         let area = b.mul(&b)?;
         let part = |what: &'static str, d: &Dim, by: &Dim| match d.exact_div(by) {
@@ -36,9 +40,19 @@ impl DepthToSpace {
             }
         };
         Ok(if self.back {
-            vec![n.clone(), c.mul(&area)?, part("heights of image and of whole blocks", h, &b)?, part("widths of image and of whole blocks", w, &b)?]
+            vec![
+                n.clone(),
+                c.mul(&area)?,
+                part("heights of image and of whole blocks", h, &b)?,
+                part("widths of image and of whole blocks", w, &b)?,
+            ]
         } else {
-            vec![n.clone(), part("channels and those of whole blocks", c, &area)?, h.mul(&b)?, w.mul(&b)?]
+            vec![
+                n.clone(),
+                part("channels and those of whole blocks", c, &area)?,
+                h.mul(&b)?,
+                w.mul(&b)?,
+            ]
         })
     }
 }
@@ -75,13 +89,18 @@ impl Op for DepthToSpace {
 
     fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
         let x = cx.fact(0)?;
-        Ok(vec![Fact::new(x.dtype, Shape(self.shape(&x.shape.0, &|what, a, b| cx.same(what, a, b))?))])
+        Ok(vec![Fact::new(
+            x.dtype,
+            Shape(self.shape(&x.shape.0, &|what, a, b| cx.same(what, a, b))?),
+        )])
     }
 
     fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
         let x = operand(inputs, 0)?;
         let shape = Shape(self.shape(&Shape::fixed(x.shape()).0, &rules::equal)?);
-        let shape = shape.as_fixed().ok_or_else(|| OpError::expected("shape", "sizes of 0 or more", &shape))?;
+        let shape = shape
+            .as_fixed()
+            .ok_or_else(|| OpError::expected("shape", "sizes of 0 or more", &shape))?;
         let (sizes, steps) = self.walk(&Shape::fixed(x.shape()).0, &Shape::fixed(&shape).0)?;
         let sizes: Vec<usize> = sizes.iter().map(number).collect::<OpResult<_>>()?;
         let step = |d: &Dim| number(d).map(|v| isize::try_from(v).unwrap_or(isize::MAX));
@@ -111,15 +130,31 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
         Some("CRD") if !back => true,
         Some(other) => return Err(OpError::expected("attribute `mode`", "DCR or CRD", other)),
     };
-    Ok(Box::new(DepthToSpace { block, back, channel_first }))
+    Ok(Box::new(DepthToSpace {
+        block,
+        back,
+        channel_first,
+    }))
 }
 
 /// The registry's entry.
-pub static DEF: OpDef = OpDef { onnx: &[onnx("DepthToSpace", 1), onnx("SpaceToDepth", 1)], import, kernels: &[], cases };
+pub static DEF: OpDef = OpDef {
+    onnx: &[onnx("DepthToSpace", 1), onnx("SpaceToDepth", 1)],
+    import,
+    kernels: &[],
+    cases,
+};
 
 fn cases() -> Vec<Case> {
     let case = |back, channel_first, block, x: &[usize]| {
-        Case::new(DepthToSpace { block, back, channel_first }, vec![input(x)])
+        Case::new(
+            DepthToSpace {
+                block,
+                back,
+                channel_first,
+            },
+            vec![input(x)],
+        )
     };
     vec![
         case(false, false, 2, &[2, 12, 3, 5]),
@@ -136,7 +171,11 @@ mod tests {
     #[test]
     fn there_and_back() {
         let x = input(&[2, 3, 6, 4]).make(1).unwrap();
-        let there = DepthToSpace { block: 2, back: true, channel_first: false };
+        let there = DepthToSpace {
+            block: 2,
+            back: true,
+            channel_first: false,
+        };
         let back = DepthToSpace { back: false, ..there };
         let y = there.eval(&[Some(&x)]).unwrap().remove(0);
         assert_eq!(y.shape(), [2, 12, 3, 2]);

@@ -14,7 +14,9 @@ fn determinant(mut m: Vec<Vec<f64>>) -> f64 {
     let mut det = 1.0;
     for i in 0..m.len() {
         let size = |row: &usize| m[*row][i].abs();
-        let Some(pivot) = (i..m.len()).max_by(|a, b| size(a).total_cmp(&size(b))) else { return det };
+        let Some(pivot) = (i..m.len()).max_by(|a, b| size(a).total_cmp(&size(b))) else {
+            return det;
+        };
         if pivot != i {
             m.swap(pivot, i);
             det = -det;
@@ -41,7 +43,9 @@ impl Op for Det {
 
     fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
         let x = cx.fact(0)?;
-        let [lead @ .., rows, cols] = x.shape.0.as_slice() else { return Err(OpError::expected("rank", "2 or more", x)) };
+        let [lead @ .., rows, cols] = x.shape.0.as_slice() else {
+            return Err(OpError::expected("rank", "2 or more", x));
+        };
         cx.same("rows and columns", rows, cols)?;
         Ok(vec![Fact::new(x.dtype, Shape(lead.to_vec()))])
     }
@@ -59,9 +63,19 @@ impl Op for Det {
             let rows = data.chunks(*n).skip(i * n).take(*n);
             rows.map(|r| r.iter().map(|v| f64::from(*v)).collect()).collect()
         };
-        #[expect(clippy::cast_possible_truncation, reason = "rounding to the result type is meant")]
-        let y: Vec<f32> =
-            (0..matrices).map(|i| if *n == 0 { 1.0 } else { determinant(matrix(i)) as f32 }).collect();
+        #[expect(
+            clippy::cast_possible_truncation,
+            reason = "rounding to the result type is meant"
+        )]
+        let y: Vec<f32> = (0..matrices)
+            .map(|i| {
+                if *n == 0 {
+                    1.0
+                } else {
+                    determinant(matrix(i)) as f32
+                }
+            })
+            .collect();
         Ok(vec![HostTensor::from_floats(x.dtype(), lead, &y)?])
     }
 }
@@ -71,7 +85,12 @@ fn import(_: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 /// The registry's entry.
-pub static DEF: OpDef = OpDef { onnx: &[onnx("Det", 11)], import, kernels: &[], cases };
+pub static DEF: OpDef = OpDef {
+    onnx: &[onnx("Det", 11)],
+    import,
+    kernels: &[],
+    cases,
+};
 
 fn cases() -> Vec<Case> {
     vec![Case::new(Det, vec![input(&[2, 3, 3])]).host_only("no kernel")]

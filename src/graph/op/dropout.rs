@@ -31,9 +31,15 @@ impl Op for Dropout {
                 _ => return Err(OpError::Unsupported("dropout in training".to_owned())),
             }
         }
-        let mut facts = vec![Fact { known: Known::No, ..x.clone() }];
+        let mut facts = vec![Fact {
+            known: Known::No,
+            ..x.clone()
+        }];
         if self.mask {
-            facts.push(Fact::new(if self.float_mask { x.dtype } else { DType::Bool }, x.shape.clone()));
+            facts.push(Fact::new(
+                if self.float_mask { x.dtype } else { DType::Bool },
+                x.shape.clone(),
+            ));
         }
         Ok(facts)
     }
@@ -42,7 +48,11 @@ impl Op for Dropout {
         let x = operand(inputs, 0)?;
         let mut out = vec![x.clone()];
         if self.mask && self.float_mask {
-            out.push(HostTensor::from_floats(x.dtype(), x.shape(), &vec![1.0; x.len()])?);
+            out.push(HostTensor::from_floats(
+                x.dtype(),
+                x.shape(),
+                &vec![1.0; x.len()],
+            )?);
         } else if self.mask {
             out.push(HostTensor::from_bool(x.shape(), &vec![true; x.len()])?);
         }
@@ -70,12 +80,29 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     a.float("ratio")?;
     a.int("is_test")?;
     a.int("seed")?;
-    Ok(Box::new(Dropout { float_mask: a.opset() < 10, mask: a.output_count() > 1 }))
+    Ok(Box::new(Dropout {
+        float_mask: a.opset() < 10,
+        mask: a.output_count() > 1,
+    }))
 }
 
 /// The registry's entry.
-pub static DEF: OpDef = OpDef { onnx: &[onnx("Dropout", 6)], import, kernels: &[], cases };
+pub static DEF: OpDef = OpDef {
+    onnx: &[onnx("Dropout", 6)],
+    import,
+    kernels: &[],
+    cases,
+};
 
 fn cases() -> Vec<Case> {
-    vec![Case::new(Dropout { float_mask: false, mask: false }, vec![input(&[3, 5])]).host_only("runs nothing on a device")]
+    vec![
+        Case::new(
+            Dropout {
+                float_mask: false,
+                mask: false,
+            },
+            vec![input(&[3, 5])],
+        )
+        .host_only("runs nothing on a device"),
+    ]
 }

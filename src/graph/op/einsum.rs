@@ -44,14 +44,26 @@ impl Term {
         while let Some(c) = rest.chars().next() {
             if let Some(tail) = rest.strip_prefix("...") {
                 if std::mem::replace(&mut term.ellipsis, true) {
-                    return Err(OpError::expected("attribute `equation`", "one `...` a term at most", text));
+                    return Err(OpError::expected(
+                        "attribute `equation`",
+                        "one `...` a term at most",
+                        text,
+                    ));
                 }
                 rest = tail;
             } else if c.is_ascii_alphabetic() {
-                if term.ellipsis { term.after.push(c) } else { term.before.push(c) }
+                if term.ellipsis {
+                    term.after.push(c)
+                } else {
+                    term.before.push(c)
+                }
                 rest = rest.get(1..).unwrap_or_default();
             } else {
-                return Err(OpError::expected("attribute `equation`", "letters, `...`, `,` and `->`", text));
+                return Err(OpError::expected(
+                    "attribute `equation`",
+                    "letters, `...`, `,` and `->`",
+                    text,
+                ));
             }
         }
         Ok(term)
@@ -77,20 +89,34 @@ impl Einsum {
             None => (equation.as_str(), None),
         };
         let terms = left.split(',').map(Term::parse).collect::<OpResult<_>>()?;
-        Ok(Self { terms, result: right, equation })
+        Ok(Self {
+            terms,
+            result: right,
+            equation,
+        })
     }
 
     /// Labels of every operand of these ranks, and of the result.
     fn labels(&self, ranks: &[usize]) -> OpResult<(Vec<Vec<Label>>, Vec<Label>)> {
         if ranks.len() != self.terms.len() {
-            return Err(OpError::mismatch("numbers of terms and of operands", self.terms.len(), ranks.len()));
+            return Err(OpError::mismatch(
+                "numbers of terms and of operands",
+                self.terms.len(),
+                ranks.len(),
+            ));
         }
         let (mut operands, mut most) = (Vec::new(), 0);
         for (term, rank) in self.terms.iter().zip(ranks) {
             let letters = term.before.len() + term.after.len();
-            let rest = rank.checked_sub(letters).filter(|rest| term.ellipsis || *rest == 0);
+            let rest = rank
+                .checked_sub(letters)
+                .filter(|rest| term.ellipsis || *rest == 0);
             let rest = rest.ok_or_else(|| {
-                OpError::expected(format!("rank of an operand of \"{}\"", self.equation), letters, rank)
+                OpError::expected(
+                    format!("rank of an operand of \"{}\"", self.equation),
+                    letters,
+                    rank,
+                )
             })?;
             most = most.max(rest);
             operands.push(term.labels(rest));
@@ -99,7 +125,11 @@ impl Einsum {
             Some(term) => term.labels(most),
             None => {
                 let all: Vec<Label> = operands.iter().flatten().copied().collect();
-                let mut letters: Vec<Label> = all.iter().copied().filter(|l| matches!(l, Label::Letter(_))).collect();
+                let mut letters: Vec<Label> = all
+                    .iter()
+                    .copied()
+                    .filter(|l| matches!(l, Label::Letter(_)))
+                    .collect();
                 letters.retain(|l| all.iter().filter(|o| *o == l).count() == 1);
                 letters.sort_unstable();
                 (0..most).rev().map(Label::Rest).chain(letters).collect()
@@ -135,7 +165,9 @@ impl Op for Einsum {
     }
 
     fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
-        let facts = (0..cx.inputs.len()).map(|i| cx.fact(i)).collect::<OpResult<Vec<_>>>()?;
+        let facts = (0..cx.inputs.len())
+            .map(|i| cx.fact(i))
+            .collect::<OpResult<Vec<_>>>()?;
         let dtype = cx.fact(0)?.dtype;
         if let Some(other) = facts.iter().find(|f| f.dtype != dtype) {
             return Err(OpError::mismatch("element types", dtype, other.dtype));
@@ -144,17 +176,28 @@ impl Op for Einsum {
         let (operands, result) = self.labels(&ranks)?;
         let shapes: Vec<&[Dim]> = facts.iter().map(|f| f.shape.0.as_slice()).collect();
         let sizes = sizes(&operands, &shapes, &|what, a, b| cx.same(what, a, b))?;
-        Ok(vec![Fact::new(dtype, Shape(result.iter().filter_map(|l| sizes.get(l).cloned()).collect()))])
+        Ok(vec![Fact::new(
+            dtype,
+            Shape(result.iter().filter_map(|l| sizes.get(l).cloned()).collect()),
+        )])
     }
 
     fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
-        let tensors = (0..inputs.len()).map(|i| operand(inputs, i)).collect::<OpResult<Vec<_>>>()?;
+        let tensors = (0..inputs.len())
+            .map(|i| operand(inputs, i))
+            .collect::<OpResult<Vec<_>>>()?;
         let ranks: Vec<usize> = tensors.iter().map(|t| t.shape().len()).collect();
         let (operands, result) = self.labels(&ranks)?;
         let fixed: Vec<Shape> = tensors.iter().map(|t| Shape::fixed(t.shape())).collect();
         let shapes: Vec<&[Dim]> = fixed.iter().map(|s| s.0.as_slice()).collect();
         let sizes = sizes(&operands, &shapes, &rules::equal)?;
-        let size = |l: &Label| sizes.get(l).and_then(Dim::as_const).and_then(|n| usize::try_from(n).ok()).unwrap_or(0);
+        let size = |l: &Label| {
+            sizes
+                .get(l)
+                .and_then(Dim::as_const)
+                .and_then(|n| usize::try_from(n).ok())
+                .unwrap_or(0)
+        };
         let summed: Vec<Label> = sizes.keys().copied().filter(|l| !result.contains(l)).collect();
         let loops: Vec<Label> = result.iter().chain(&summed).copied().collect();
         let extents: Vec<usize> = loops.iter().map(size).collect();
@@ -164,24 +207,43 @@ impl Op for Einsum {
             let own = strides(tensor.shape());
             let along = |l: &Label| {
                 let axes = labels.iter().zip(tensor.shape()).zip(&own);
-                axes.filter(|((label, n), _)| *label == l && **n != 1).map(|(_, s)| *s).sum::<usize>()
+                axes.filter(|((label, n), _)| *label == l && **n != 1)
+                    .map(|(_, s)| *s)
+                    .sum::<usize>()
             };
             steps.push(loops.iter().map(along).collect::<Vec<_>>());
         }
         let out: Vec<usize> = result.iter().map(size).collect();
-        let (results, terms) = (count(&out)?, count(extents.get(result.len()..).unwrap_or_default())?);
+        let (results, terms) = (
+            count(&out)?,
+            count(extents.get(result.len()..).unwrap_or_default())?,
+        );
         count(&extents)?;
         let dtype = operand(inputs, 0)?.dtype();
-        let walk = Walk { extents: &extents, steps: &steps, results, terms };
+        let walk = Walk {
+            extents: &extents,
+            steps: &steps,
+            results,
+            terms,
+        };
         if dtype.is_float() {
-            let data = tensors.iter().map(|t| t.to_f32()).collect::<Result<Vec<_>, _>>()?;
+            let data = tensors
+                .iter()
+                .map(|t| t.to_f32())
+                .collect::<Result<Vec<_>, _>>()?;
             let read = |t: usize, i: usize| data.get(t).and_then(|d| d.get(i)).map_or(0.0, |v| f64::from(*v));
             let sums = walk.run(1.0, 0.0, read, |a, b| a * b, |a, b| a + b)?;
-            #[expect(clippy::cast_possible_truncation, reason = "rounding to the result type is meant")]
+            #[expect(
+                clippy::cast_possible_truncation,
+                reason = "rounding to the result type is meant"
+            )]
             let y: Vec<f32> = sums.into_iter().map(|v| v as f32).collect();
             return Ok(vec![HostTensor::from_floats(dtype, &out, &y)?]);
         }
-        let data = tensors.iter().map(|t| t.to_i64()).collect::<Result<Vec<_>, _>>()?;
+        let data = tensors
+            .iter()
+            .map(|t| t.to_i64())
+            .collect::<Result<Vec<_>, _>>()?;
         let read = |t: usize, i: usize| data.get(t).and_then(|d| d.get(i)).copied().unwrap_or(0);
         let y = walk.run(1, 0, read, i64::wrapping_mul, i64::wrapping_add)?;
         Ok(vec![HostTensor::from_ints(dtype, &out, &y)?])
@@ -211,7 +273,12 @@ impl Walk<'_> {
         for _ in 0..self.results {
             let mut total = zero;
             for _ in 0..self.terms {
-                total = sum(total, at.iter().enumerate().fold(one, |p, (t, i)| product(p, read(t, *i))));
+                total = sum(
+                    total,
+                    at.iter()
+                        .enumerate()
+                        .fold(one, |p, (t, i)| product(p, read(t, *i))),
+                );
                 for axis in (0..index.len()).rev() {
                     index[axis] += 1;
                     let wraps = index[axis] == self.extents[axis];
@@ -240,12 +307,19 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 /// The registry's entry.
-pub static DEF: OpDef = OpDef { onnx: &[onnx("Einsum", 12)], import, kernels: &[], cases };
+pub static DEF: OpDef = OpDef {
+    onnx: &[onnx("Einsum", 12)],
+    import,
+    kernels: &[],
+    cases,
+};
 
 fn cases() -> Vec<Case> {
     let case = |equation, shapes: &[&[usize]]| {
         let inputs = shapes.iter().map(|s| input(s)).collect();
-        Einsum::new(equation).ok().map(|op| Case::new(op, inputs).host_only("no kernel"))
+        Einsum::new(equation)
+            .ok()
+            .map(|op| Case::new(op, inputs).host_only("no kernel"))
     };
     [
         case("bhwc,hkc->bhwk", &[&[2, 3, 4, 5], &[3, 7, 5]]),
@@ -265,7 +339,11 @@ mod tests {
 
     fn shape(equation: &str, shapes: &[&str]) -> OpResult<String> {
         let fact = |s: &&str| {
-            let dims = s.split(',').filter(|d| !d.is_empty()).map(|d| Dim::parse(d).unwrap()).collect();
+            let dims = s
+                .split(',')
+                .filter(|d| !d.is_empty())
+                .map(|d| Dim::parse(d).unwrap())
+                .collect();
             Fact::new(DType::F32, Shape(dims))
         };
         let facts: Vec<Fact> = shapes.iter().map(fact).collect();
@@ -276,11 +354,19 @@ mod tests {
 
     #[test]
     fn symbolic_shapes() {
-        assert_eq!(shape("bqhd,bkhd->bhqk", &["b,q,8,64", "b,k,8,64"]).unwrap(), "[b, 8, q, k]");
+        assert_eq!(
+            shape("bqhd,bkhd->bhqk", &["b,q,8,64", "b,k,8,64"]).unwrap(),
+            "[b, 8, q, k]"
+        );
         assert_eq!(shape("i,j", &["n", "m"]).unwrap(), "[n, m]");
         assert_eq!(shape("...a,a...", &["x,y,3", "3,y"]).unwrap(), "[x, y]");
         assert_eq!(shape("ij->", &["n,m"]).unwrap(), "[]");
-        for (equation, shapes) in [("ij,jk->ik", &["2,3", "4,5"] as &[_]), ("ij->ik", &["2,3"]), ("ij->ii", &["2,2"]), ("i", &["2,3"])] {
+        for (equation, shapes) in [
+            ("ij,jk->ik", &["2,3", "4,5"] as &[_]),
+            ("ij->ik", &["2,3"]),
+            ("ij->ii", &["2,2"]),
+            ("i", &["2,3"]),
+        ] {
             assert!(shape(equation, shapes).is_err(), "{equation}");
         }
         for equation in ["i..j", "i1", "......"] {
@@ -291,7 +377,12 @@ mod tests {
     #[test]
     fn sums() {
         let x = HostTensor::from_f32(&[2, 2], &[1., 2., 3., 4.]).unwrap();
-        let run = |e: &str, n| Einsum::new(e).unwrap().eval(&vec![Some(&x); n]).unwrap()[0].f32s().unwrap().into_owned();
+        let run = |e: &str, n| {
+            Einsum::new(e).unwrap().eval(&vec![Some(&x); n]).unwrap()[0]
+                .f32s()
+                .unwrap()
+                .into_owned()
+        };
         assert_eq!(run("ii", 1), [5.0]);
         assert_eq!(run("ij,jk->ik", 2), [7., 10., 15., 22.]);
         assert_eq!(run("ij->j", 1), [4., 6.]);

@@ -1,9 +1,11 @@
 //! Broadcast to a shape. ONNX `Expand` from opset 8; the shape may hold expressions of symbols.
 
 use super::case::{Case, input};
-use super::{Attributes, InferCx, Inputs, Op, OpDef, OpResult, onnx, operand, pointwise, to_sizes, transpose};
-use crate::plan::lower::LowerCx;
+use super::{
+    Attributes, InferCx, Inputs, Op, OpDef, OpResult, onnx, operand, pointwise, to_sizes, transpose,
+};
 use crate::graph::rules;
+use crate::plan::lower::LowerCx;
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::HostTensor;
 
@@ -19,15 +21,22 @@ impl Op for Expand {
     fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
         let x = cx.fact(0)?;
         let to = cx.sizes(1)?;
-        to.iter().try_for_each(|size| cx.require(size.clone(), "a size to expand to"))?;
+        to.iter()
+            .try_for_each(|size| cx.require(size.clone(), "a size to expand to"))?;
         Ok(vec![Fact::new(x.dtype, cx.broadcast(&x.shape.0, &to)?)])
     }
 
     fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
         let x = operand(inputs, 0)?;
-        let to: Vec<Dim> = to_sizes(operand(inputs, 1)?)?.into_iter().map(Dim::from_usize).collect();
+        let to: Vec<Dim> = to_sizes(operand(inputs, 1)?)?
+            .into_iter()
+            .map(Dim::from_usize)
+            .collect();
         let shape = rules::broadcast(&Shape::fixed(x.shape()).0, &to, &rules::equal)?;
-        Ok(vec![pointwise::broadcast_to(x, &shape.as_fixed().unwrap_or_default())?])
+        Ok(vec![pointwise::broadcast_to(
+            x,
+            &shape.as_fixed().unwrap_or_default(),
+        )?])
     }
 
     fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
@@ -61,10 +70,16 @@ fn import(_: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 /// The registry's entry.
-pub static DEF: OpDef = OpDef { onnx: &[onnx("Expand", 8)], import, kernels: &[], cases };
+pub static DEF: OpDef = OpDef {
+    onnx: &[onnx("Expand", 8)],
+    import,
+    kernels: &[],
+    cases,
+};
 
 fn cases() -> Vec<Case> {
-    let case = |x: &[usize], to: &[i64]| Case::new(Expand, vec![input(x), input(&[to.len()]).values(to).constant()]);
+    let case =
+        |x: &[usize], to: &[i64]| Case::new(Expand, vec![input(x), input(&[to.len()]).values(to).constant()]);
     vec![
         case(&[2, 3], &[1, 2, 1]).host_only("runs nothing on a device"),
         case(&[3, 1], &[2, 3, 5]),

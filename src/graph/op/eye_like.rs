@@ -30,7 +30,9 @@ impl Op for EyeLike {
 
     fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
         let x = operand(inputs, 0)?;
-        let [_, cols] = x.shape() else { return Err(OpError::expected("rank", 2, format!("{x:?}"))) };
+        let [_, cols] = x.shape() else {
+            return Err(OpError::expected("rank", 2, format!("{x:?}")));
+        };
         let number = |v: usize| i64::try_from(v).unwrap_or(i64::MAX);
         let one = |i: usize| number(i % cols) == number(i / cols).saturating_add(self.diagonal);
         let dtype = self.dtype.unwrap_or(x.dtype());
@@ -50,12 +52,29 @@ impl Op for EyeLike {
 
 fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     let dtype = a.int("dtype")?.map(dtype_of).transpose()?;
-    Ok(Box::new(EyeLike { dtype, diagonal: a.int("k")?.unwrap_or(0) }))
+    Ok(Box::new(EyeLike {
+        dtype,
+        diagonal: a.int("k")?.unwrap_or(0),
+    }))
 }
 
 /// The registry's entry.
-pub static DEF: OpDef = OpDef { onnx: &[onnx("EyeLike", 9)], import, kernels: &[], cases };
+pub static DEF: OpDef = OpDef {
+    onnx: &[onnx("EyeLike", 9)],
+    import,
+    kernels: &[],
+    cases,
+};
 
 fn cases() -> Vec<Case> {
-    vec![Case::new(EyeLike { dtype: Some(DType::I32), diagonal: -1 }, vec![input(&[3, 4])]).host_only("no kernel")]
+    vec![
+        Case::new(
+            EyeLike {
+                dtype: Some(DType::I32),
+                diagonal: -1,
+            },
+            vec![input(&[3, 4])],
+        )
+        .host_only("no kernel"),
+    ]
 }

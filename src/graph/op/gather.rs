@@ -4,7 +4,10 @@
 //! outside the table gives an error on the host and zeros on a device, which cannot report it.
 
 use super::case::{Case, input};
-use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, around, as_usize, axis, device_dtype, onnx, operand, room, split_at};
+use super::{
+    Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, around, as_usize, axis, device_dtype, onnx,
+    operand, room, split_at,
+};
 use crate::backend::kernel::Kernel;
 use crate::plan::lower::{Call, LowerCx, Pack};
 use crate::shape::{Dim, Fact, Shape};
@@ -79,7 +82,11 @@ impl Op for Gather {
             let size = if dtype == DType::F16 { 2 } else { 4 };
             for (first, count) in cx.split(rows, row * size, 1)? {
                 let pack = Pack::Rows { dtype, first, count };
-                parts.push((cx.weight(0, pack)?, Dim::from_usize(first), Dim::from_usize(count)));
+                parts.push((
+                    cx.weight(0, pack)?,
+                    Dim::from_usize(first),
+                    Dim::from_usize(count),
+                ));
             }
         } else {
             parts.push((cx.input(0)?, 0.into(), rows.clone()));
@@ -113,16 +120,26 @@ impl Op for Gather {
 }
 
 fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
-    Ok(Box::new(Gather { axis: a.int("axis")?.unwrap_or(0) }))
+    Ok(Box::new(Gather {
+        axis: a.int("axis")?.unwrap_or(0),
+    }))
 }
 
 /// The registry's entry.
-pub static DEF: OpDef = OpDef { onnx: &[onnx("Gather", 1)], import, kernels: &[&KERNEL], cases };
+pub static DEF: OpDef = OpDef {
+    onnx: &[onnx("Gather", 1)],
+    import,
+    kernels: &[&KERNEL],
+    cases,
+};
 
 fn cases() -> Vec<Case> {
     let case = |table: &[usize], index: &[usize]| {
         let n = i64::try_from(table[0]).unwrap_or(1);
-        Case::new(Gather { axis: 0 }, vec![input(table).constant(), input(index).ints(-n, n - 1)])
+        Case::new(
+            Gather { axis: 0 },
+            vec![input(table).constant(), input(index).ints(-n, n - 1)],
+        )
     };
     vec![
         case(&[50, 64], &[1, 7]),
@@ -132,8 +149,17 @@ fn cases() -> Vec<Case> {
         case(&[41], &[3]),
         Case::new(Gather { axis: 0 }, vec![input(&[6, 10]), input(&[4]).ints(0, 5)]),
         Case::new(Gather { axis: 1 }, vec![input(&[3, 5]), input(&[2]).ints(0, 4)]),
-        Case::new(Gather { axis: -2 }, vec![input(&[3, 5, 7]).constant(), input(&[2, 3]).ints(-5, 4)]),
-        Case::new(Gather { axis: 0 }, vec![input(&[9, 5]).ints(-99, 99), input(&[3]).ints(-9, 8)]),
-        Case::new(Gather { axis: 0 }, vec![input(&[9]).ints(-99, 99).constant(), input(&[]).ints(-9, 8)]),
+        Case::new(
+            Gather { axis: -2 },
+            vec![input(&[3, 5, 7]).constant(), input(&[2, 3]).ints(-5, 4)],
+        ),
+        Case::new(
+            Gather { axis: 0 },
+            vec![input(&[9, 5]).ints(-99, 99), input(&[3]).ints(-9, 8)],
+        ),
+        Case::new(
+            Gather { axis: 0 },
+            vec![input(&[9]).ints(-99, 99).constant(), input(&[]).ints(-9, 8)],
+        ),
     ]
 }

@@ -92,16 +92,32 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 /// The registry's entry.
-pub static DEF: OpDef = OpDef { onnx: &[own("GatherE0M")], import, kernels: &[&KERNEL], cases };
+pub static DEF: OpDef = OpDef {
+    onnx: &[own("GatherE0M")],
+    import,
+    kernels: &[&KERNEL],
+    cases,
+};
 
 fn cases() -> Vec<Case> {
     let case = |bits, group, k, n: usize, rows| {
         let (codes, scales) = packed_case(bits, group, k, n)?;
         let top = i64::try_from(n).ok()?;
-        Some(Case::new(GatherE0m { bits, group }, vec![input(&[1, rows]).ints(-top, top - 1), constant(codes), constant(scales)]))
+        Some(Case::new(
+            GatherE0m { bits, group },
+            vec![
+                input(&[1, rows]).ints(-top, top - 1),
+                constant(codes),
+                constant(scales),
+            ],
+        ))
     };
-    [(Bits::Eight, 64, 576, 130, 5), (Bits::Four, 32, 64, 50, 1), (Bits::Four, 128, 136, 10, 3)]
-        .into_iter()
-        .filter_map(|(b, g, k, n, r)| case(b, g, k, n, r))
-        .collect()
+    [
+        (Bits::Eight, 64, 576, 130, 5),
+        (Bits::Four, 32, 64, 50, 1),
+        (Bits::Four, 128, 136, 10, 3),
+    ]
+    .into_iter()
+    .filter_map(|(b, g, k, n, r)| case(b, g, k, n, r))
+    .collect()
 }

@@ -1,7 +1,9 @@
 //! Elements picked one by one along an axis. ONNX `GatherElements` from opset 11; negative indices count from the end.
 
 use super::case::{Case, input};
-use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, axis, onnx, operand, strides, transpose};
+use super::{
+    Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, axis, onnx, operand, strides, transpose,
+};
 use crate::backend::kernel::Kernel;
 use crate::plan::lower::{Call, LowerCx};
 use crate::shape::{Dim, Fact, Shape, product};
@@ -34,22 +36,44 @@ impl Places {
         let own = std::mem::replace(&mut step[a], 0.into());
         let others = transpose::joined(&index.0, &step)?;
         if others.len() > 5 {
-            return Err(OpError::NoKernel(format!("indices over {} axes that cannot be joined; at most 5", others.len())));
+            return Err(OpError::NoKernel(format!(
+                "indices over {} axes that cannot be joined; at most 5",
+                others.len()
+            )));
         }
-        Ok(Self { count: index.count()?, tuple: None, row: 1.into(), along: vec![(x.0[a].clone(), own)], others })
+        Ok(Self {
+            count: index.count()?,
+            tuple: None,
+            row: 1.into(),
+            along: vec![(x.0[a].clone(), own)],
+            others,
+        })
     }
 
     /// Tuples of indices along the last axis of `index`, which point to slices of a tensor of shape `x`.
     pub fn tuples(x: &Shape, index: &Shape) -> OpResult<Self> {
         let bad = || OpError::mismatch("shapes of operand and indices", x, index);
         let (last, lead) = index.0.split_last().ok_or_else(bad)?;
-        let tuple = last.as_const().and_then(|n| usize::try_from(n).ok()).ok_or_else(bad)?;
+        let tuple = super::as_usize(last).ok_or_else(bad)?;
         if tuple > 4 {
-            return Err(OpError::NoKernel(format!("tuples of {tuple} indices; kernels take 4")));
+            return Err(OpError::NoKernel(format!(
+                "tuples of {tuple} indices; kernels take 4"
+            )));
         }
         let row = product(x.0.get(tuple..).ok_or_else(bad)?)?;
-        let along = x.0.iter().cloned().zip(transpose::dim_strides(&x.0)?).take(tuple).collect();
-        Ok(Self { count: product(lead)?.mul(&row)?, tuple: Some(tuple), row, along, others: Vec::new() })
+        let along =
+            x.0.iter()
+                .cloned()
+                .zip(transpose::dim_strides(&x.0)?)
+                .take(tuple)
+                .collect();
+        Ok(Self {
+            count: product(lead)?.mul(&row)?,
+            tuple: Some(tuple),
+            row,
+            along,
+            others: Vec::new(),
+        })
     }
 
     /// Sets what the kernels share, the first field included.
@@ -59,8 +83,10 @@ impl Places {
             None => call,
         };
         call = call.field(&self.count).field(&self.row);
-        let size = |list: &[(Dim, Dim)], i: usize| list.get(i).map_or_else(|| Dim::from(1), |(n, _)| n.clone());
-        let step = |list: &[(Dim, Dim)], i: usize| list.get(i).map_or_else(|| Dim::from(0), |(_, s)| s.clone());
+        let size =
+            |list: &[(Dim, Dim)], i: usize| list.get(i).map_or_else(|| Dim::from(1), |(n, _)| n.clone());
+        let step =
+            |list: &[(Dim, Dim)], i: usize| list.get(i).map_or_else(|| Dim::from(0), |(_, s)| s.clone());
         call = (0..4).fold(call, |c, i| c.field(size(&self.along, i)));
         call = (0..4).fold(call, |c, i| c.field(step(&self.along, i)));
         call = (0..4).fold(call, |c, i| c.field(size(&self.others, i)));
@@ -88,24 +114,44 @@ pub struct GatherElements {
 /// An index along an axis of `n` elements, from 0.
 pub(super) fn wrap(index: i64, n: usize) -> OpResult<usize> {
     let size = i64::try_from(n).unwrap_or(i64::MAX);
-    usize::try_from(if index < 0 { index.saturating_add(size) } else { index })
-        .ok()
-        .filter(|i| *i < n)
-        .ok_or_else(|| OpError::expected("index", format!("-{n} to {}", size - 1), index))
+    usize::try_from(if index < 0 {
+        index.saturating_add(size)
+    } else {
+        index
+    })
+    .ok()
+    .filter(|i| *i < n)
+    .ok_or_else(|| OpError::expected("index", format!("-{n} to {}", size - 1), index))
 }
 
 /// For each element of `indices`, the element of a tensor of `shape` that it points to along axis `a`.
 pub(super) fn targets(shape: &[usize], indices: &HostTensor, a: usize) -> OpResult<Vec<usize>> {
     let own = indices.shape();
     if own.len() != shape.len() {
-        return Err(OpError::mismatch("ranks", format!("{shape:?}"), format!("{own:?}")));
+        return Err(OpError::mismatch(
+            "ranks",
+            format!("{shape:?}"),
+            format!("{own:?}"),
+        ));
     }
-    if let Some((i, _)) = own.iter().zip(shape).enumerate().find(|(i, (n, size))| *i != a && n > size) {
-        return Err(OpError::expected(format!("axis {i} of the indices"), format!("at most {}", shape[i]), own[i]));
+    if let Some((i, _)) = own
+        .iter()
+        .zip(shape)
+        .enumerate()
+        .find(|(i, (n, size))| *i != a && n > size)
+    {
+        return Err(OpError::expected(
+            format!("axis {i} of the indices"),
+            format!("at most {}", shape[i]),
+            own[i],
+        ));
     }
     let (from, to) = (strides(own), strides(shape));
     let place = |(i, index): (usize, i64)| {
-        let others: usize = (0..own.len()).filter(|x| *x != a).map(|x| i / from[x] % own[x] * to[x]).sum();
+        let others: usize = (0..own.len())
+            .filter(|x| *x != a)
+            .map(|x| i / from[x] % own[x] * to[x])
+            .sum();
         Ok(others + wrap(index, shape.get(a).copied().unwrap_or(0))? * to.get(a).copied().unwrap_or(0))
     };
     indices.to_i64()?.into_iter().enumerate().map(place).collect()
@@ -120,7 +166,11 @@ impl Op for GatherElements {
         let (x, index) = (cx.fact(0)?, cx.fact(1)?);
         axis(self.axis, x.shape.rank())?;
         if !index.dtype.is_int() || index.shape.rank() != x.shape.rank() {
-            return Err(OpError::expected("indices", format!("integers of {} axes", x.shape.rank()), index));
+            return Err(OpError::expected(
+                "indices",
+                format!("integers of {} axes", x.shape.rank()),
+                index,
+            ));
         }
         Ok(vec![Fact::new(x.dtype, index.shape.clone())])
     }
@@ -148,15 +198,25 @@ impl Op for GatherElements {
 }
 
 fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
-    Ok(Box::new(GatherElements { axis: a.int("axis")?.unwrap_or(0) }))
+    Ok(Box::new(GatherElements {
+        axis: a.int("axis")?.unwrap_or(0),
+    }))
 }
 
 /// The registry's entry.
-pub static DEF: OpDef = OpDef { onnx: &[onnx("GatherElements", 11)], import, kernels: &[&KERNEL], cases };
+pub static DEF: OpDef = OpDef {
+    onnx: &[onnx("GatherElements", 11)],
+    import,
+    kernels: &[&KERNEL],
+    cases,
+};
 
 fn cases() -> Vec<Case> {
     let case = |axis, x: &[usize], index: &[usize], n: i64| {
-        Case::new(GatherElements { axis }, vec![input(x), input(index).ints(-n, n - 1)])
+        Case::new(
+            GatherElements { axis },
+            vec![input(x), input(index).ints(-n, n - 1)],
+        )
     };
     let ints = vec![input(&[3, 5]).ints(-99, 99), input(&[2, 5]).ints(-3, 2)];
     vec![

@@ -2,7 +2,9 @@
 
 use super::case::{Case, input};
 use super::gather_elements::{self, Places, wrap};
-use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, as_usize, count, onnx, operand, room, strides};
+use super::{
+    Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, as_usize, count, onnx, operand, room, strides,
+};
 use crate::plan::lower::LowerCx;
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::HostTensor;
@@ -17,7 +19,13 @@ pub struct GatherNd {
 /// Start of the slice, in elements, that each tuple of `indices` points to in a tensor of `shape`. The first `batch` axes
 /// of both are the same.
 pub(super) fn starts(shape: &[usize], indices: &HostTensor, batch: usize) -> OpResult<Vec<usize>> {
-    let bad = || OpError::mismatch("shapes of operand and indices", format!("{shape:?}"), format!("{indices:?}"));
+    let bad = || {
+        OpError::mismatch(
+            "shapes of operand and indices",
+            format!("{shape:?}"),
+            format!("{indices:?}"),
+        )
+    };
     let (tuple, lead) = indices.shape().split_last().ok_or_else(bad)?;
     let (axes, steps) = (shape.get(batch..batch + tuple).ok_or_else(bad)?, strides(shape));
     let groups = count(lead.get(..batch).ok_or_else(bad)?)?;
@@ -49,14 +57,23 @@ impl Op for GatherNd {
         let bad = || OpError::mismatch("shapes of operand and indices", &x.shape, &index.shape);
         let (tuple, lead) = index.shape.0.split_last().ok_or_else(bad)?;
         let tuple = as_usize(tuple);
-        let tuple = tuple.ok_or_else(|| OpError::expected("last axis of the indices", "a number", &index.shape))?;
-        let rest = self.batch_dims.checked_add(tuple).and_then(|n| x.shape.0.get(n..)).ok_or_else(bad)?;
+        let tuple =
+            tuple.ok_or_else(|| OpError::expected("last axis of the indices", "a number", &index.shape))?;
+        let rest = self
+            .batch_dims
+            .checked_add(tuple)
+            .and_then(|n| x.shape.0.get(n..))
+            .ok_or_else(bad)?;
         if lead.len() < self.batch_dims || !index.dtype.is_int() {
             return Err(bad());
         }
         let mut shape: Vec<Dim> = Vec::new();
         for (i, n) in lead.iter().enumerate() {
-            let other = if i < self.batch_dims { x.shape.0.get(i) } else { None };
+            let other = if i < self.batch_dims {
+                x.shape.0.get(i)
+            } else {
+                None
+            };
             shape.push(other.map_or_else(|| Ok(n.clone()), |x| cx.same("batch sizes", n, x))?);
         }
         shape.extend(rest.iter().cloned());
@@ -66,7 +83,11 @@ impl Op for GatherNd {
     fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
         let (x, index) = (operand(inputs, 0)?, operand(inputs, 1)?);
         let tuple = index.shape().last().copied().unwrap_or(0);
-        let rest = self.batch_dims.checked_add(tuple).and_then(|n| x.shape().get(n..)).unwrap_or_default();
+        let rest = self
+            .batch_dims
+            .checked_add(tuple)
+            .and_then(|n| x.shape().get(n..))
+            .unwrap_or_default();
         let row = count(rest)? * x.dtype().size();
         let mut out = Vec::new();
         for at in starts(x.shape(), index, self.batch_dims)? {
@@ -81,7 +102,10 @@ impl Op for GatherNd {
 
     fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
         if self.batch_dims > 0 {
-            return Err(OpError::NoKernel(format!("tuples of indices in {} batch axes", self.batch_dims)));
+            return Err(OpError::NoKernel(format!(
+                "tuples of indices in {} batch axes",
+                self.batch_dims
+            )));
         }
         let places = Places::tuples(&cx.shape(0)?, &cx.shape(1)?)?;
         gather_elements::emit(cx, &places)
@@ -95,16 +119,25 @@ impl Op for GatherNd {
 fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     let batch = a.int("batch_dims")?.unwrap_or(0);
     let batch_dims = usize::try_from(batch).ok().filter(|b| *b < 64);
-    let batch_dims = batch_dims.ok_or_else(|| OpError::expected("attribute `batch_dims`", "0 to 63", batch))?;
+    let batch_dims =
+        batch_dims.ok_or_else(|| OpError::expected("attribute `batch_dims`", "0 to 63", batch))?;
     Ok(Box::new(GatherNd { batch_dims }))
 }
 
 /// The registry's entry.
-pub static DEF: OpDef = OpDef { onnx: &[onnx("GatherND", 11)], import, kernels: &[&gather_elements::KERNEL], cases };
+pub static DEF: OpDef = OpDef {
+    onnx: &[onnx("GatherND", 11)],
+    import,
+    kernels: &[&gather_elements::KERNEL],
+    cases,
+};
 
 fn cases() -> Vec<Case> {
     let case = |batch_dims, x: &[usize], index: &[usize], n: i64| {
-        Case::new(GatherNd { batch_dims }, vec![input(x), input(index).ints(-n, n - 1)])
+        Case::new(
+            GatherNd { batch_dims },
+            vec![input(x), input(index).ints(-n, n - 1)],
+        )
     };
     vec![
         case(0, &[3, 3, 2], &[5, 2], 3),

@@ -48,7 +48,12 @@ impl Op for Gemm {
                 return Err(OpError::expected("rank of the bias", "2 at most", c.shape.rank()));
             }
             // The bias is broadcast to the result, never the other way.
-            for (size, have) in out.iter().rev().zip(c.shape.0.iter().rev()).filter(|(_, have)| !have.is(1)) {
+            for (size, have) in out
+                .iter()
+                .rev()
+                .zip(c.shape.0.iter().rev())
+                .filter(|(_, have)| !have.is(1))
+            {
                 cx.same("sizes of result and bias", size, have)?;
             }
         }
@@ -57,14 +62,29 @@ impl Op for Gemm {
 
     fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
         let (a, b) = (operand(inputs, 0)?, operand(inputs, 1)?);
-        let ((m, k), (k_b, n)) = (matrix("input 0", a.shape(), self.trans_a)?, matrix("input 1", b.shape(), self.trans_b)?);
+        let ((m, k), (k_b, n)) = (
+            matrix("input 0", a.shape(), self.trans_a)?,
+            matrix("input 1", b.shape(), self.trans_b)?,
+        );
         if k != k_b {
             return Err(OpError::mismatch("inner dims", k, k_b));
         }
         let (da, db) = (a.to_f32()?, b.to_f32()?);
-        let turned = if self.trans_a { Some(transposed(&da, *k, *m)) } else { None };
-        let mut y = super::window::filled(&[*m, *n], 0f32)?;
-        matmul::gemm(*m, *n, *k, turned.as_deref().unwrap_or(&da), &db, self.trans_b, &mut y);
+        let turned = if self.trans_a {
+            Some(transposed(&da, *k, *m))
+        } else {
+            None
+        };
+        let mut y = super::filled(&[*m, *n], 0f32)?;
+        matmul::gemm(
+            *m,
+            *n,
+            *k,
+            turned.as_deref().unwrap_or(&da),
+            &db,
+            self.trans_b,
+            &mut y,
+        );
         if self.alpha != 1.0 {
             y.iter_mut().for_each(|v| *v *= self.alpha);
         }
@@ -90,11 +110,21 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 /// The registry's entry.
-pub static DEF: OpDef = OpDef { onnx: &[onnx("Gemm", 6)], import, kernels: &[], cases };
+pub static DEF: OpDef = OpDef {
+    onnx: &[onnx("Gemm", 6)],
+    import,
+    kernels: &[],
+    cases,
+};
 
 fn cases() -> Vec<Case> {
     let case = |trans_a, trans_b, shapes: &[&[usize]]| {
-        let op = Gemm { alpha: 0.5, beta: 2.0, trans_a, trans_b };
+        let op = Gemm {
+            alpha: 0.5,
+            beta: 2.0,
+            trans_a,
+            trans_b,
+        };
         Case::new(op, shapes.iter().map(|s| input(s)).collect()).host_only("no kernel yet")
     };
     vec![
@@ -108,23 +138,48 @@ fn cases() -> Vec<Case> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::shape::Dim;
     use crate::shape::Constraints;
+    use crate::shape::Dim;
     use crate::tensor::DType;
 
     #[test]
     fn values_and_refusals() {
         let t = |shape: &[usize], v: &[f32]| HostTensor::from_f32(shape, v).unwrap();
-        let op = Gemm { alpha: 2.0, beta: -1.0, trans_a: true, trans_b: false };
-        let (a, b, c) = (t(&[2, 1], &[1.0, 2.0]), t(&[2, 2], &[1.0, 2.0, 3.0, 4.0]), t(&[2], &[5.0, 6.0]));
+        let op = Gemm {
+            alpha: 2.0,
+            beta: -1.0,
+            trans_a: true,
+            trans_b: false,
+        };
+        let (a, b, c) = (
+            t(&[2, 1], &[1.0, 2.0]),
+            t(&[2, 2], &[1.0, 2.0, 3.0, 4.0]),
+            t(&[2], &[5.0, 6.0]),
+        );
         let y = op.eval(&[Some(&a), Some(&b), Some(&c)]).unwrap();
         assert_eq!(y[0].to_f32().unwrap().as_ref(), &[9.0, 14.0]);
-        let fact = |sizes: &[&str]| Fact::new(DType::F32, Shape(sizes.iter().map(|s| Dim::parse(s).unwrap()).collect()));
+        let fact = |sizes: &[&str]| {
+            Fact::new(
+                DType::F32,
+                Shape(sizes.iter().map(|s| Dim::parse(s).unwrap()).collect()),
+            )
+        };
         let (a, b, c) = (fact(&["n", "4"]), fact(&["4", "3"]), fact(&["2", "3"]));
         let constraints = Constraints::default();
         let plain = Gemm { trans_a: false, ..op };
-        assert!(plain.infer(&InferCx::new(&[Some(&b), Some(&b)], &constraints)).is_err(), "3 is not 4");
-        assert_eq!(plain.infer(&InferCx::new(&[Some(&a), Some(&b)], &constraints)).unwrap()[0].shape, fact(&["n", "3"]).shape);
+        assert!(
+            plain
+                .infer(&InferCx::new(&[Some(&b), Some(&b)], &constraints))
+                .is_err(),
+            "3 is not 4"
+        );
+        assert_eq!(
+            plain
+                .infer(&InferCx::new(&[Some(&a), Some(&b)], &constraints))
+                .unwrap()[0]
+                .shape,
+            fact(&["n", "3"]).shape
+        );
         let inputs = [Some(&a), Some(&b), Some(&c)];
         let cx = InferCx::new(&inputs, &constraints);
         plain.infer(&cx).unwrap();

@@ -40,7 +40,12 @@ impl Op for GlobalPool {
         for size in x.shape.0.iter().skip(2) {
             cx.require(size.sub(&1.into())?, "a spatial size, less 1")?;
         }
-        let shape = x.shape.0.iter().enumerate().map(|(i, d)| if i < 2 { d.clone() } else { Dim::from(1) });
+        let shape = x
+            .shape
+            .0
+            .iter()
+            .enumerate()
+            .map(|(i, d)| if i < 2 { d.clone() } else { Dim::from(1) });
         Ok(vec![Fact::new(x.dtype, Shape(shape.collect()))])
     }
 
@@ -52,15 +57,26 @@ impl Op for GlobalPool {
         let plane = super::count(spatial)?;
         let shape: Vec<usize> = [*n, *c].into_iter().chain(spatial.iter().map(|_| 1)).collect();
         if plane == 0 {
-            return Err(OpError::expected("spatial sizes", "1 or more", format!("{spatial:?}")));
+            return Err(OpError::expected(
+                "spatial sizes",
+                "1 or more",
+                format!("{spatial:?}"),
+            ));
         }
         let data = x.to_f32()?;
         let of = |x: &[f32]| -> f32 {
-            #[expect(clippy::cast_possible_truncation, clippy::cast_precision_loss, reason = "rounding to the result type is meant")]
+            #[expect(
+                clippy::cast_possible_truncation,
+                clippy::cast_precision_loss,
+                reason = "rounding to the result type is meant"
+            )]
             match self {
                 Self::Average => (x.iter().map(|v| f64::from(*v)).sum::<f64>() / plane as f64) as f32,
                 Self::Max => x.iter().copied().fold(f32::NEG_INFINITY, super::max_nan),
-                Self::Lp { p } => root(x.iter().map(|v| f64::from(v.abs()).powf(*p as f64)).sum::<f64>() as f32, *p),
+                Self::Lp { p } => root(
+                    x.iter().map(|v| f64::from(v.abs()).powf(*p as f64)).sum::<f64>() as f32,
+                    *p,
+                ),
             }
         };
         let y: Vec<f32> = data.chunks_exact(plane).map(of).collect();
@@ -90,7 +106,11 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 
 /// The registry's entry.
 pub static DEF: OpDef = OpDef {
-    onnx: &[onnx("GlobalAveragePool", 1), onnx("GlobalMaxPool", 1), onnx("GlobalLpPool", 2)],
+    onnx: &[
+        onnx("GlobalAveragePool", 1),
+        onnx("GlobalMaxPool", 1),
+        onnx("GlobalLpPool", 2),
+    ],
     import,
     kernels: &[],
     cases,

@@ -7,8 +7,7 @@
 use super::case::{Case, input};
 use super::conv::{parts, sizes};
 use super::resize::cubic;
-use super::window::filled;
-use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, onnx, operand, strides};
+use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, filled, onnx, operand, strides};
 use crate::backend::kernel::Kernel;
 use crate::plan::lower::{Call, LowerCx};
 use crate::shape::{Dim, Fact, Shape};
@@ -61,25 +60,47 @@ impl Op for GridSample {
         let (x, grid) = (cx.fact(0)?, cx.fact(1)?);
         let dtype = x.dtype;
         if !dtype.is_float() || !grid.dtype.is_float() {
-            return Err(OpError::expected("element types", "f32 or f16", format!("{x} and {grid}")));
+            return Err(OpError::expected(
+                "element types",
+                "f32 or f16",
+                format!("{x} and {grid}"),
+            ));
         }
         let (n, c, spatial) = parts("the input", &x.shape.0)?;
         let [n_grid, places @ .., axes] = grid.shape.0.as_slice() else {
-            return Err(OpError::expected("rank of the grid", x.shape.rank(), grid.shape.rank()));
+            return Err(OpError::expected(
+                "rank of the grid",
+                x.shape.rank(),
+                grid.shape.rank(),
+            ));
         };
         // Every axis multiplies the neighbours of a place.
         if spatial.len() > 3 {
-            return Err(OpError::Unsupported(format!("samples along {} axes, more than 3", spatial.len())));
+            return Err(OpError::Unsupported(format!(
+                "samples along {} axes, more than 3",
+                spatial.len()
+            )));
         }
         if places.len() != spatial.len() {
-            return Err(OpError::mismatch("ranks of input and grid", x.shape.rank(), grid.shape.rank()));
+            return Err(OpError::mismatch(
+                "ranks of input and grid",
+                x.shape.rank(),
+                grid.shape.rank(),
+            ));
         }
         for size in spatial {
             cx.require(size.sub(&1.into())?, "a size to sample from, less 1")?;
         }
         cx.same("batches of input and grid", n, n_grid)?;
-        cx.same("spatial axes of the input and coordinates of the grid", &Dim::from_usize(spatial.len()), axes)?;
-        let out = [n.clone(), c.clone()].into_iter().chain(places.iter().cloned()).collect();
+        cx.same(
+            "spatial axes of the input and coordinates of the grid",
+            &Dim::from_usize(spatial.len()),
+            axes,
+        )?;
+        let out = [n.clone(), c.clone()]
+            .into_iter()
+            .chain(places.iter().cloned())
+            .collect();
         Ok(vec![Fact::new(dtype, Shape(out))])
     }
 
@@ -87,10 +108,18 @@ impl Op for GridSample {
         let (x, grid) = (operand(inputs, 0)?, operand(inputs, 1)?);
         let (n, c, spatial) = sizes(x)?;
         let [n_grid, places @ .., axes] = grid.shape() else {
-            return Err(OpError::expected("rank of the grid", x.shape().len(), grid.shape().len()));
+            return Err(OpError::expected(
+                "rank of the grid",
+                x.shape().len(),
+                grid.shape().len(),
+            ));
         };
         if *n_grid != n || spatial.len() > 3 || places.len() != spatial.len() || *axes != spatial.len() {
-            return Err(OpError::mismatch("input and grid", format!("{x:?}"), format!("{grid:?}")));
+            return Err(OpError::mismatch(
+                "input and grid",
+                format!("{x:?}"),
+                format!("{grid:?}"),
+            ));
         }
         let shape: Vec<usize> = [n, c].into_iter().chain(places.iter().copied()).collect();
         let mut y = filled(&shape, 0f32)?;
@@ -99,7 +128,11 @@ impl Op for GridSample {
             return if y.is_empty() {
                 Ok(vec![HostTensor::from_floats(x.dtype(), &shape, &y)?])
             } else {
-                Err(OpError::expected("sizes to sample from", "1 or more", format!("{spatial:?}")))
+                Err(OpError::expected(
+                    "sizes to sample from",
+                    "1 or more",
+                    format!("{spatial:?}"),
+                ))
             };
         }
         let (data, grid) = (x.to_f32()?, grid.to_f32()?);
@@ -130,7 +163,9 @@ impl Op for GridSample {
     fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
         let (x, out) = (cx.shape(0)?, cx.out_fact(0)?.shape.clone());
         let ([_, c, in_h, in_w], [_, _, h, w]) = (x.0.as_slice(), out.0.as_slice()) else {
-            return Err(OpError::NoKernel(format!("samples of {x}; kernels have two spatial axes")));
+            return Err(OpError::NoKernel(format!(
+                "samples of {x}; kernels have two spatial axes"
+            )));
         };
         let count = out.count()?;
         let call = Call::new(&KERNEL, 64)
@@ -150,16 +185,29 @@ impl Op for GridSample {
             ("REFLECTION", self.padding == Padding::Reflection),
             ("CORNERS", self.align_corners),
         ];
-        cx.emit(flags.iter().filter(|(_, set)| *set).fold(call, |c, (name, _)| c.define(name, 1)))
+        cx.emit(
+            flags
+                .iter()
+                .filter(|(_, set)| *set)
+                .fold(call, |c, (name, _)| c.define(name, 1)),
+        )
     }
 }
 
 impl GridSample {
     /// Neighbours along an axis of `size` elements for the coordinate `v`, and their weights.
-    #[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, reason = "an index near the operand")]
+    #[expect(
+        clippy::cast_precision_loss,
+        clippy::cast_possible_truncation,
+        reason = "an index near the operand"
+    )]
     fn taps(&self, v: f32, size: usize) -> Vec<(usize, f32)> {
         let n = size as f32;
-        let mut x = if self.align_corners { (v + 1.0) / 2.0 * (n - 1.0) } else { ((v + 1.0) * n - 1.0) / 2.0 };
+        let mut x = if self.align_corners {
+            (v + 1.0) / 2.0 * (n - 1.0)
+        } else {
+            ((v + 1.0) * n - 1.0) / 2.0
+        };
         if !x.is_finite() {
             x = -2.0;
         }
@@ -175,7 +223,9 @@ impl GridSample {
         let items: Vec<(f32, f32)> = match self.mode {
             Mode::Nearest => vec![(x.round_ties_even(), 1.0)],
             Mode::Linear => vec![(floor, 1.0 - (x - floor)), (floor + 1.0, x - floor)],
-            Mode::Cubic => (-1..3).map(|i| (floor + i as f32, cubic(CUBIC, (x - floor - i as f32).abs()))).collect(),
+            Mode::Cubic => (-1..3)
+                .map(|i| (floor + i as f32, cubic(CUBIC, (x - floor - i as f32).abs())))
+                .collect(),
         };
         let place = |i: f32| {
             let i = match self.padding {
@@ -185,12 +235,19 @@ impl GridSample {
             };
             usize::try_from(i.round() as i64).ok().filter(|i| *i < size)
         };
-        items.into_iter().filter_map(|(i, w)| place(i).map(|i| (i, w))).collect()
+        items
+            .into_iter()
+            .filter_map(|(i, w)| place(i).map(|i| (i, w)))
+            .collect()
     }
 
     /// `x` mirrored at the outermost elements' centres or borders until it is inside, then kept among the elements.
     fn reflect(&self, x: f32, n: f32) -> f32 {
-        let (low, high) = if self.align_corners { (0.0, n - 1.0) } else { (-0.5, n - 0.5) };
+        let (low, high) = if self.align_corners {
+            (0.0, n - 1.0)
+        } else {
+            (-0.5, n - 0.5)
+        };
         let span = high - low;
         if span <= 0.0 {
             return 0.0;
@@ -205,27 +262,62 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
         None | Some("linear" | "bilinear") => Mode::Linear,
         Some("nearest") => Mode::Nearest,
         Some("cubic" | "bicubic") => Mode::Cubic,
-        Some(other) => return Err(OpError::expected("attribute `mode`", "nearest, linear or cubic", other)),
+        Some(other) => {
+            return Err(OpError::expected(
+                "attribute `mode`",
+                "nearest, linear or cubic",
+                other,
+            ));
+        }
     };
     let padding = match a.string("padding_mode")?.as_deref() {
         None | Some("zeros") => Padding::Zeros,
         Some("border") => Padding::Border,
         Some("reflection") => Padding::Reflection,
-        Some(other) => return Err(OpError::expected("attribute `padding_mode`", "zeros, border or reflection", other)),
+        Some(other) => {
+            return Err(OpError::expected(
+                "attribute `padding_mode`",
+                "zeros, border or reflection",
+                other,
+            ));
+        }
     };
-    Ok(Box::new(GridSample { mode, padding, align_corners: a.int("align_corners")?.unwrap_or(0) != 0 }))
+    Ok(Box::new(GridSample {
+        mode,
+        padding,
+        align_corners: a.int("align_corners")?.unwrap_or(0) != 0,
+    }))
 }
 
 /// The registry's entry.
-pub static DEF: OpDef = OpDef { onnx: &[onnx("GridSample", 16)], import, kernels: &[&KERNEL], cases };
+pub static DEF: OpDef = OpDef {
+    onnx: &[onnx("GridSample", 16)],
+    import,
+    kernels: &[&KERNEL],
+    cases,
+};
 
 fn cases() -> Vec<Case> {
     let case = |mode, padding, align_corners| {
         let inputs = vec![input(&[2, 3, 5, 4]), input(&[2, 6, 7, 2]).range(-1.5, 1.5)];
-        Case::new(GridSample { mode, padding, align_corners }, inputs)
+        Case::new(
+            GridSample {
+                mode,
+                padding,
+                align_corners,
+            },
+            inputs,
+        )
     };
-    let volume = vec![input(&[1, 2, 3, 4, 5]), input(&[1, 2, 3, 2, 3]).range(-1.25, 1.25)];
-    let op = GridSample { mode: Mode::Linear, padding: Padding::Border, align_corners: true };
+    let volume = vec![
+        input(&[1, 2, 3, 4, 5]),
+        input(&[1, 2, 3, 2, 3]).range(-1.25, 1.25),
+    ];
+    let op = GridSample {
+        mode: Mode::Linear,
+        padding: Padding::Border,
+        align_corners: true,
+    };
     vec![
         case(Mode::Linear, Padding::Zeros, false),
         case(Mode::Nearest, Padding::Border, true),
@@ -243,7 +335,11 @@ mod tests {
 
     #[test]
     fn many_axes_are_refused() {
-        let op = GridSample { mode: Mode::Cubic, padding: Padding::Zeros, align_corners: false };
+        let op = GridSample {
+            mode: Mode::Cubic,
+            padding: Padding::Zeros,
+            align_corners: false,
+        };
         let run = |axes: usize| {
             let x = HostTensor::zeros(crate::tensor::DType::F32, &vec![1; axes + 2]).unwrap();
             let shape = [vec![1; axes + 1], vec![axes]].concat();
@@ -260,9 +356,18 @@ mod tests {
         let grid: Vec<f32> = line(3).flat_map(|y| line(4).flat_map(move |x| [x, y])).collect();
         let grid = HostTensor::from_f32(&[1, 3, 4, 2], &grid).unwrap();
         for mode in [Mode::Nearest, Mode::Linear, Mode::Cubic] {
-            let op = GridSample { mode, padding: Padding::Zeros, align_corners: true };
+            let op = GridSample {
+                mode,
+                padding: Padding::Zeros,
+                align_corners: true,
+            };
             let y = op.eval(&[Some(&x), Some(&grid)]).unwrap().remove(0);
-            let same = y.to_f32().unwrap().iter().zip(x.to_f32().unwrap().iter()).all(|(a, b)| (a - b).abs() < 1e-5);
+            let same = y
+                .to_f32()
+                .unwrap()
+                .iter()
+                .zip(x.to_f32().unwrap().iter())
+                .all(|(a, b)| (a - b).abs() < 1e-5);
             assert!(same, "{mode:?}");
         }
     }

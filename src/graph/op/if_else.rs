@@ -36,7 +36,11 @@ pub fn decided(fact: &Fact) -> Option<bool> {
 pub(super) fn truth(x: &HostTensor) -> OpResult<bool> {
     match x.to_i64()?.as_slice() {
         [one] => Ok(*one != 0),
-        _ => Err(OpError::expected("condition", "one truth value", format!("{x:?}"))),
+        _ => Err(OpError::expected(
+            "condition",
+            "one truth value",
+            format!("{x:?}"),
+        )),
     }
 }
 
@@ -62,7 +66,11 @@ impl Op for If {
         let (a, b) = (self.then.infer(cx, &[])?, self.otherwise.infer(cx, &[])?);
         // What one branch alone assumes must not fail a run of the other. There the run compares the results' sizes, and
         // what is said of their elements is worth nothing.
-        let both: Vec<Assumed> = a.assumed().filter(|p| b.assumed().any(|q| p.says(q))).cloned().collect();
+        let both: Vec<Assumed> = a
+            .assumed()
+            .filter(|p| b.assumed().any(|q| p.says(q)))
+            .cloned()
+            .collect();
         let sure = a.rests_on(&both) && b.rests_on(&both);
         cx.assume(both);
         let mut facts = Vec::new();
@@ -95,15 +103,25 @@ impl Op for If {
 
 fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     let branch = |name: &str| -> OpResult<Body> {
-        let body = a.graph(name, 1)?.ok_or_else(|| OpError::expected(format!("attribute `{name}`"), "a graph", "nothing"))?;
+        let body = a
+            .graph(name, 1)?
+            .ok_or_else(|| OpError::expected(format!("attribute `{name}`"), "a graph", "nothing"))?;
         body.check(&format!("attribute `{name}`"), 0, a.output_count())?;
         Ok(body)
     };
-    Ok(Box::new(If { then: branch("then_branch")?, otherwise: branch("else_branch")? }))
+    Ok(Box::new(If {
+        then: branch("then_branch")?,
+        otherwise: branch("else_branch")?,
+    }))
 }
 
 /// The registry's entry.
-pub static DEF: OpDef = OpDef { onnx: &[onnx("If", 1)], import, kernels: &[], cases };
+pub static DEF: OpDef = OpDef {
+    onnx: &[onnx("If", 1)],
+    import,
+    kernels: &[],
+    cases,
+};
 
 fn cases() -> Vec<Case> {
     // Graphs come from models: `tests/onnx_nodes.rs`.
@@ -125,7 +143,13 @@ mod tests {
         inputs.into_iter().for_each(|v| edit.add_input(v));
         let z = edit.add_value("z", None);
         let op = Box::new(Pointwise::binary("f", f));
-        edit.add_node("inner", vec![], op, operands.map(|i| Some(inputs[i])).to_vec(), vec![z]);
+        edit.add_node(
+            "inner",
+            vec![],
+            op,
+            operands.map(|i| Some(inputs[i])).to_vec(),
+            vec![z],
+        );
         edit.add_output(z);
         Body::new(graph, first..first + 2).unwrap()
     }
@@ -138,18 +162,34 @@ mod tests {
         };
         let vector = |size| Fact::new(DType::F32, Shape(vec![Dim::symbol(size)]));
         let (x, y) = (vector("n"), vector("m"));
-        let (inputs, known) = ([Some(&condition), Some(&x), Some(&y), Some(&x), Some(&y)], Constraints::default());
+        let (inputs, known) = (
+            [Some(&condition), Some(&x), Some(&y), Some(&x), Some(&y)],
+            Constraints::default(),
+        );
         let cx = InferCx::new(&inputs, &known).named(&["c", "x", "y", "x", "y"], &["z"]);
         let shape = op.infer(&cx).unwrap()[0].shape.to_string();
-        (shape, cx.finish().1.into_iter().map(|a| a.dim.to_string()).collect())
+        (
+            shape,
+            cx.finish().1.into_iter().map(|a| a.dim.to_string()).collect(),
+        )
     }
 
     #[test]
     fn what_branches_assume() {
-        let both = If { then: branch(Binary::Add, [0, 1], 1), otherwise: branch(Binary::Mul, [0, 1], 3) };
-        let one = If { then: branch(Binary::Add, [0, 1], 1), otherwise: branch(Binary::Mul, [0, 0], 3) };
+        let both = If {
+            then: branch(Binary::Add, [0, 1], 1),
+            otherwise: branch(Binary::Mul, [0, 1], 3),
+        };
+        let one = If {
+            then: branch(Binary::Add, [0, 1], 1),
+            otherwise: branch(Binary::Mul, [0, 0], 3),
+        };
         assert_eq!(derived(&both, None), ("[n]".into(), vec!["-m + n".into()]));
-        assert_eq!(derived(&one, None), ("[n]".into(), vec![]), "the other branch needs no equal sizes");
+        assert_eq!(
+            derived(&one, None),
+            ("[n]".into(), vec![]),
+            "the other branch needs no equal sizes"
+        );
         assert_eq!(derived(&one, Some(true)).1, ["-m + n"]);
         assert_eq!(derived(&one, Some(false)).1, Vec::<String>::new());
     }

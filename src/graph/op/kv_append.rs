@@ -11,7 +11,8 @@ use crate::plan::lower::{Call, Home, LowerCx};
 use crate::shape::{Fact, product};
 use crate::tensor::HostTensor;
 
-static KERNEL: Kernel = crate::kernel!(kv_append { count: U32, start: U32 } [x: In Elem, live: Weight Elem, state: InOut Elem]);
+static KERNEL: Kernel =
+    crate::kernel!(kv_append { count: U32, start: U32 } [x: In Elem, live: Weight Elem, state: InOut Elem]);
 
 /// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,7 +23,9 @@ pub struct KvAppend {
 
 impl KvAppend {
     fn as_concat(&self) -> Concat {
-        Concat { axis: i64::try_from(self.axis).unwrap_or(i64::MAX) }
+        Concat {
+            axis: i64::try_from(self.axis).unwrap_or(i64::MAX),
+        }
     }
 }
 
@@ -47,7 +50,10 @@ impl Op for KvAppend {
         }
         let row = product(&state.0[self.axis + 1..])?;
         if !product(&state.0[..self.axis])?.is(1) || row.exact_div(&2.into()).is_none() {
-            return Err(OpError::Unsupported(format!("appending to {state} along axis {}; rows must be contiguous and even", self.axis)));
+            return Err(OpError::Unsupported(format!(
+                "appending to {state} along axis {}; rows must be contiguous and even",
+                self.axis
+            )));
         }
         let count = new.count()?;
         let (live, start) = cx.live(&state.0[self.axis].mul(&row)?);
@@ -65,13 +71,23 @@ impl Op for KvAppend {
 
 fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     let axis = a.int("axis")?.and_then(|v| usize::try_from(v).ok());
-    Ok(Box::new(KvAppend { axis: axis.ok_or_else(|| OpError::expected("attribute `axis`", "0 or more", "nothing"))? }))
+    Ok(Box::new(KvAppend {
+        axis: axis.ok_or_else(|| OpError::expected("attribute `axis`", "0 or more", "nothing"))?,
+    }))
 }
 
 /// The registry's entry.
-pub static DEF: OpDef = OpDef { onnx: &[own("KvAppend")], import, kernels: &[&KERNEL], cases };
+pub static DEF: OpDef = OpDef {
+    onnx: &[own("KvAppend")],
+    import,
+    kernels: &[&KERNEL],
+    cases,
+};
 
 fn cases() -> Vec<Case> {
-    let case = Case::new(KvAppend { axis: 1 }, vec![input(&[1, 5, 3, 64]), input(&[1, 2, 3, 64])]);
+    let case = Case::new(
+        KvAppend { axis: 1 },
+        vec![input(&[1, 5, 3, 64]), input(&[1, 2, 3, 64])],
+    );
     vec![case.host_only("needs a state; the model tests append on every device")]
 }

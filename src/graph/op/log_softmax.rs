@@ -35,12 +35,17 @@ impl Op for LogSoftmax {
             let max = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
             if self.hard {
                 let first = row.iter().position(|v| *v == max);
-                row.iter_mut().enumerate().for_each(|(i, v)| *v = f32::from(u8::from(Some(i) == first)));
+                row.iter_mut()
+                    .enumerate()
+                    .for_each(|(i, v)| *v = f32::from(u8::from(Some(i) == first)));
                 return;
             }
             let sum: f64 = row.iter().map(|v| f64::from(v - max).exp()).sum();
             for v in row {
-                #[expect(clippy::cast_possible_truncation, reason = "rounding to the result type is meant")]
+                #[expect(
+                    clippy::cast_possible_truncation,
+                    reason = "rounding to the result type is meant"
+                )]
                 let log = (f64::from(*v - max) - sum.ln()) as f32;
                 *v = log;
             }
@@ -48,25 +53,47 @@ impl Op for LogSoftmax {
     }
 
     fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
-        softmax::emit(cx, self.axis, self.flatten, Some(if self.hard { "HARD" } else { "LOG" }))
+        softmax::emit(
+            cx,
+            self.axis,
+            self.flatten,
+            Some(if self.hard { "HARD" } else { "LOG" }),
+        )
     }
 }
 
 fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     let flatten = a.opset() < 13;
     let axis = a.int("axis")?.unwrap_or(if flatten { 1 } else { -1 });
-    Ok(Box::new(LogSoftmax { hard: a.op_type() == "Hardmax", axis, flatten }))
+    Ok(Box::new(LogSoftmax {
+        hard: a.op_type() == "Hardmax",
+        axis,
+        flatten,
+    }))
 }
 
 /// The registry's entry.
-pub static DEF: OpDef =
-    OpDef { onnx: &[onnx("LogSoftmax", 1), onnx("Hardmax", 1)], import, kernels: &[&softmax::LAST, &softmax::INNER], cases };
+pub static DEF: OpDef = OpDef {
+    onnx: &[onnx("LogSoftmax", 1), onnx("Hardmax", 1)],
+    import,
+    kernels: &[&softmax::LAST, &softmax::INNER],
+    cases,
+};
 
 fn cases() -> Vec<Case> {
     let case = |hard, axis, flatten| {
-        Case::new(LogSoftmax { hard, axis, flatten }, vec![input(&[3, 5, 7]).range(-8.0, 8.0)])
+        Case::new(
+            LogSoftmax { hard, axis, flatten },
+            vec![input(&[3, 5, 7]).range(-8.0, 8.0)],
+        )
     };
-    vec![case(false, -1, false), case(false, 0, false), case(false, 1, true), case(true, 1, false), case(true, 1, true)]
+    vec![
+        case(false, -1, false),
+        case(false, 0, false),
+        case(false, 1, true),
+        case(true, 1, false),
+        case(true, 1, true),
+    ]
 }
 
 #[cfg(test)]
@@ -77,7 +104,11 @@ mod tests {
     fn values() {
         let x = HostTensor::from_f32(&[1, 3], &[0.0, 1.0, 1.0]).unwrap();
         let run = |hard| {
-            let op = LogSoftmax { hard, axis: -1, flatten: false };
+            let op = LogSoftmax {
+                hard,
+                axis: -1,
+                flatten: false,
+            };
             op.eval(&[Some(&x)]).unwrap()[0].to_f32().unwrap().into_owned()
         };
         assert_eq!(run(true), [0.0, 1.0, 0.0]);

@@ -6,7 +6,9 @@
 
 use super::case::Case;
 use super::if_else::{decided, truth};
-use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, as_usize, fit, one_int, onnx, operand};
+use super::{
+    Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, as_usize, fit, one_int, onnx, operand,
+};
 use crate::graph::body::Body;
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::{DType, HostTensor};
@@ -31,18 +33,29 @@ impl Loop {
 /// Type and shape of result `i` of an operator that ran no body: sizes that only a run tells are 0.
 pub(super) fn empty(op: &dyn Op, inputs: &Inputs<'_>, i: usize) -> OpResult<HostTensor> {
     let all = fit(op, inputs)?;
-    let fact = all.get(i).ok_or_else(|| OpError::expected("result", i, all.len()))?;
+    let fact = all
+        .get(i)
+        .ok_or_else(|| OpError::expected("result", i, all.len()))?;
     let size = |d: &Dim| as_usize(d).unwrap_or(0);
-    Ok(HostTensor::zeros(fact.dtype, &fact.shape.0.iter().map(size).collect::<Vec<_>>())?)
+    Ok(HostTensor::zeros(
+        fact.dtype,
+        &fact.shape.0.iter().map(size).collect::<Vec<_>>(),
+    )?)
 }
 
 /// Tensors of one type and shape as one, along a new first axis.
 pub(super) fn stack(parts: &[HostTensor]) -> OpResult<Option<HostTensor>> {
-    let Some(first) = parts.first() else { return Ok(None) };
+    let Some(first) = parts.first() else {
+        return Ok(None);
+    };
     let mut bytes = Vec::new();
     for part in parts {
         if part.dtype() != first.dtype() || part.shape() != first.shape() {
-            return Err(OpError::mismatch("stacked values", format!("{first:?}"), format!("{part:?}")));
+            return Err(OpError::mismatch(
+                "stacked values",
+                format!("{first:?}"),
+                format!("{part:?}"),
+            ));
         }
         bytes.extend_from_slice(part.bytes()?);
     }
@@ -67,13 +80,17 @@ impl Op for Loop {
         // The body runs only where the condition holds.
         let yes = Fact::of(Arc::new(HostTensor::from_bool(&[], &[true])?));
         let before = [Fact::new(DType::I64, Shape::default()), yes];
-        let carried = (0..self.carried).map(|i| cx.fact(2 + i).cloned()).collect::<OpResult<Vec<_>>>()?;
+        let carried = (0..self.carried)
+            .map(|i| cx.fact(2 + i).cloned())
+            .collect::<OpResult<Vec<_>>>()?;
         let derived = self.body.repeated(cx, &before, &carried, &[], 1)?;
         let mut facts = derived.kept(cx, &carried, 1);
         let begins = cx.opt(1).is_none_or(|c| decided(c) == Some(true));
         let runs = match (cx.opt(0), &most) {
             (None, _) => true,
-            (_, most) => most.as_ref().is_some_and(|n| cx.constraints().at_least(n, 1) == Some(true)),
+            (_, most) => most
+                .as_ref()
+                .is_some_and(|n| cx.constraints().at_least(n, 1) == Some(true)),
         };
         // A body that never runs contradicts nothing.
         if begins && runs {
@@ -91,7 +108,11 @@ impl Op for Loop {
             let mut shape = vec![runs];
             for (axis, size) in each.shape.0.iter().enumerate() {
                 let outer = derived.is_outer(size);
-                shape.push(if outer { size.clone() } else { cx.unknown(output, axis + 1, None) });
+                shape.push(if outer {
+                    size.clone()
+                } else {
+                    cx.unknown(output, axis + 1, None)
+                });
             }
             facts.push(Fact::new(each.dtype, Shape(shape)));
         }
@@ -102,14 +123,23 @@ impl Op for Loop {
         let optional = |i: usize| inputs.get(i).copied().flatten();
         let most = optional(0).map_or(Ok(i64::MAX), |n| one_int(n, "number of runs"))?;
         let mut go = optional(1).map_or(Ok(true), truth)?;
-        let mut carried = (0..self.carried).map(|i| operand(inputs, 2 + i).cloned()).collect::<OpResult<Vec<_>>>()?;
+        let mut carried = (0..self.carried)
+            .map(|i| operand(inputs, 2 + i).cloned())
+            .collect::<OpResult<Vec<_>>>()?;
         let mut stacks = vec![Vec::new(); self.stacked()];
         let mut run = 0;
         while go && run < most {
-            let mut given = vec![HostTensor::from_i64(&[], &[run])?, HostTensor::from_bool(&[], &[true])?];
+            let mut given = vec![
+                HostTensor::from_i64(&[], &[run])?,
+                HostTensor::from_bool(&[], &[true])?,
+            ];
             given.append(&mut carried);
             let mut results = self.body.eval(given, inputs)?.into_iter();
-            go = truth(&results.next().ok_or_else(|| OpError::expected("condition", "a truth value", "nothing"))?)?;
+            go = truth(
+                &results
+                    .next()
+                    .ok_or_else(|| OpError::expected("condition", "a truth value", "nothing"))?,
+            )?;
             carried = results.by_ref().take(self.carried).collect();
             for (stack, value) in stacks.iter_mut().zip(results) {
                 stack.push(value);
@@ -128,13 +158,20 @@ impl Op for Loop {
 
 fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     let carried = a.input_count().saturating_sub(2);
-    let body = a.graph("body", 2)?.ok_or_else(|| OpError::expected("attribute `body`", "a graph", "nothing"))?;
+    let body = a
+        .graph("body", 2)?
+        .ok_or_else(|| OpError::expected("attribute `body`", "a graph", "nothing"))?;
     body.check("attribute `body`", carried + 2, carried + 1)?;
     Ok(Box::new(Loop { body, carried }))
 }
 
 /// The registry's entry.
-pub static DEF: OpDef = OpDef { onnx: &[onnx("Loop", 1)], import, kernels: &[], cases };
+pub static DEF: OpDef = OpDef {
+    onnx: &[onnx("Loop", 1)],
+    import,
+    kernels: &[],
+    cases,
+};
 
 fn cases() -> Vec<Case> {
     // Graphs come from models: `tests/onnx_nodes.rs`.
@@ -144,11 +181,11 @@ fn cases() -> Vec<Case> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::shape::Constraints;
     use crate::graph::op::concat::Concat;
     use crate::graph::op::pointwise::{Binary, Pointwise};
     use crate::graph::op::reshape::Reshape;
     use crate::graph::{Edit, Graph};
+    use crate::shape::Constraints;
 
     /// A loop that goes on as long as it may and gives what `op` makes of the carried value and itself, twice.
     fn double(op: impl Op + 'static) -> Loop {
@@ -157,26 +194,45 @@ mod tests {
         let [run, go, x] = ["run", "go", "x"].map(|n| edit.add_value(n, None));
         [run, go, x].into_iter().for_each(|v| edit.add_input(v));
         let (next, y) = (edit.add_value("next", None), edit.add_value("y", None));
-        edit.add_node("same", vec![], Box::new(Reshape::Identity), vec![Some(go)], vec![next]);
+        edit.add_node(
+            "same",
+            vec![],
+            Box::new(Reshape::Identity),
+            vec![Some(go)],
+            vec![next],
+        );
         edit.add_node("op", vec![], Box::new(op), vec![Some(x), Some(x)], vec![y]);
         [next, y, y].into_iter().for_each(|v| edit.add_output(v));
-        Loop { body: Body::new(graph, 3..3).unwrap(), carried: 1 }
+        Loop {
+            body: Body::new(graph, 3..3).unwrap(),
+            carried: 1,
+        }
     }
 
     fn shapes(op: &Loop, most: Option<i64>) -> Vec<String> {
         let count = Fact::new(DType::I64, Shape::default());
-        let count = most.map_or(count, |n| Fact::of(Arc::new(HostTensor::from_i64(&[], &[n]).unwrap())));
+        let count = most.map_or(count, |n| {
+            Fact::of(Arc::new(HostTensor::from_i64(&[], &[n]).unwrap()))
+        });
         let x = Fact::new(DType::F32, Shape(vec![Dim::symbol("s")]));
         let (inputs, known) = ([Some(&count), None, Some(&x)], Constraints::default());
         let cx = InferCx::new(&inputs, &known).named(&["n", "", "x"], &["last", "all"]);
-        op.infer(&cx).unwrap().iter().map(|f| f.shape.to_string()).collect()
+        op.infer(&cx)
+            .unwrap()
+            .iter()
+            .map(|f| f.shape.to_string())
+            .collect()
     }
 
     #[test]
     fn sizes_that_every_run_keeps_are_known() {
         let op = double(Pointwise::binary("Add", Binary::Add));
         assert_eq!(shapes(&op, Some(3)), ["[s]", "[3, s]"]);
-        assert_eq!(shapes(&op, None), ["[s]", "[all_0, s]"], "how many runs there are is data");
+        assert_eq!(
+            shapes(&op, None),
+            ["[s]", "[all_0, s]"],
+            "how many runs there are is data"
+        );
     }
 
     #[test]
@@ -193,11 +249,17 @@ mod tests {
             ..Fact::new(DType::I64, Shape::fixed(&[1]))
         };
         let x = Fact::new(DType::F32, Shape(vec![Dim::symbol("s")]));
-        let before = [Fact::new(DType::I64, Shape::default()), Fact::new(DType::Bool, Shape::default())];
+        let before = [
+            Fact::new(DType::I64, Shape::default()),
+            Fact::new(DType::Bool, Shape::default()),
+        ];
         let inner = |inputs: &[Option<&Fact>]| {
             let known = Constraints::default();
             let cx = InferCx::new(inputs, &known);
-            let derived = op.body.repeated(&cx, &before, std::slice::from_ref(&x), &[], 1).unwrap();
+            let derived = op
+                .body
+                .repeated(&cx, &before, std::slice::from_ref(&x), &[], 1)
+                .unwrap();
             derived.is_outer(&Dim::symbol("each_0_0"))
         };
         assert!(!inner(&[None, None, Some(&x)]), "its name where it is free");
@@ -212,13 +274,30 @@ mod tests {
         let [run, go, x, w] = ["run", "go", "x", "w"].map(|n| edit.add_value(n, None));
         [run, go, x, w].into_iter().for_each(|v| edit.add_input(v));
         let (next, y) = (edit.add_value("next", None), edit.add_value("y", None));
-        edit.add_node("same", vec![], Box::new(Reshape::Identity), vec![Some(go)], vec![next]);
-        edit.add_node("op", vec![], Box::new(Pointwise::binary("Add", Binary::Add)), vec![Some(x), Some(w)], vec![y]);
+        edit.add_node(
+            "same",
+            vec![],
+            Box::new(Reshape::Identity),
+            vec![Some(go)],
+            vec![next],
+        );
+        edit.add_node(
+            "op",
+            vec![],
+            Box::new(Pointwise::binary("Add", Binary::Add)),
+            vec![Some(x), Some(w)],
+            vec![y],
+        );
         [next, y].into_iter().for_each(|v| edit.add_output(v));
-        let op = Loop { body: Body::new(graph, 3..4).unwrap(), carried: 1 };
+        let op = Loop {
+            body: Body::new(graph, 3..4).unwrap(),
+            carried: 1,
+        };
         let assumed = |most: Option<i64>| {
             let count = Fact::new(DType::I64, Shape::default());
-            let count = most.map_or(count, |n| Fact::of(Arc::new(HostTensor::from_i64(&[], &[n]).unwrap())));
+            let count = most.map_or(count, |n| {
+                Fact::of(Arc::new(HostTensor::from_i64(&[], &[n]).unwrap()))
+            });
             let vector = |size| Fact::new(DType::F32, Shape(vec![Dim::symbol(size)]));
             let (x, w) = (vector("n"), vector("m"));
             let (inputs, known) = ([Some(&count), None, Some(&x), Some(&w)], Constraints::default());
@@ -246,10 +325,25 @@ mod tests {
         let x = HostTensor::from_f32(&[2], &[1.0, -3.0]).unwrap();
         let run = |n| {
             let most = HostTensor::from_i64(&[], &[n]).unwrap();
-            let results = double(Pointwise::binary("Add", Binary::Add)).eval(&[Some(&most), None, Some(&x)]).unwrap();
-            results.iter().map(|t| (t.shape().to_vec(), t.f32s().unwrap().into_owned())).collect::<Vec<_>>()
+            let results = double(Pointwise::binary("Add", Binary::Add))
+                .eval(&[Some(&most), None, Some(&x)])
+                .unwrap();
+            results
+                .iter()
+                .map(|t| (t.shape().to_vec(), t.f32s().unwrap().into_owned()))
+                .collect::<Vec<_>>()
         };
-        assert_eq!(run(2), [(vec![2], vec![4.0, -12.0]), (vec![2, 2], vec![2.0, -6.0, 4.0, -12.0])]);
-        assert_eq!(run(0), [(vec![2], vec![1.0, -3.0]), (vec![0, 2], vec![])], "no run stacks nothing");
+        assert_eq!(
+            run(2),
+            [
+                (vec![2], vec![4.0, -12.0]),
+                (vec![2, 2], vec![2.0, -6.0, 4.0, -12.0])
+            ]
+        );
+        assert_eq!(
+            run(0),
+            [(vec![2], vec![1.0, -3.0]), (vec![0, 2], vec![])],
+            "no run stacks nothing"
+        );
     }
 }

@@ -55,12 +55,18 @@ impl Op for Lrn {
         if plane * c > 0 {
             for (x, y) in data.chunks_exact(plane * c).zip(y.chunks_exact_mut(plane * c)) {
                 for (channel, y) in y.chunks_exact_mut(plane).enumerate() {
-                    let range = channel.saturating_sub(before)..channel.saturating_add(behind).saturating_add(1).min(*c);
+                    let range = channel.saturating_sub(before)
+                        ..channel.saturating_add(behind).saturating_add(1).min(*c);
                     for (i, y) in y.iter_mut().enumerate() {
                         let square = |c: usize| x.get(c * plane + i).map_or(0.0, |v| f64::from(*v).powi(2));
                         let sum: f64 = range.clone().map(square).sum();
-                        #[expect(clippy::cast_possible_truncation, reason = "rounding to the result type is meant")]
-                        let v = (f64::from(*y) / (f64::from(self.bias) + factor * sum).powf(f64::from(self.beta))) as f32;
+                        #[expect(
+                            clippy::cast_possible_truncation,
+                            reason = "rounding to the result type is meant"
+                        )]
+                        let v = (f64::from(*y)
+                            / (f64::from(self.bias) + factor * sum).powf(f64::from(self.beta)))
+                            as f32;
                         *y = v;
                     }
                 }
@@ -107,11 +113,28 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 /// The registry's entry.
-pub static DEF: OpDef = OpDef { onnx: &[onnx("LRN", 1)], import, kernels: &[&KERNEL], cases };
+pub static DEF: OpDef = OpDef {
+    onnx: &[onnx("LRN", 1)],
+    import,
+    kernels: &[&KERNEL],
+    cases,
+};
 
 fn cases() -> Vec<Case> {
     let case = |size, x: &[usize]| {
-        Case::new(Lrn { alpha: 0.5, beta: 0.75, bias: 1.0, size }, vec![input(x)])
+        Case::new(
+            Lrn {
+                alpha: 0.5,
+                beta: 0.75,
+                bias: 1.0,
+                size,
+            },
+            vec![input(x)],
+        )
     };
-    vec![case(3, &[2, 5, 4, 3]), case(4, &[1, 7, 5]), case(9, &[1, 3, 2, 2])]
+    vec![
+        case(3, &[2, 5, 4, 3]),
+        case(4, &[1, 7, 5]),
+        case(9, &[1, 3, 2, 2]),
+    ]
 }

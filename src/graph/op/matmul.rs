@@ -5,10 +5,13 @@
 //! where it exceeds what a kernel can bind.
 
 use super::case::{Case, input};
-use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, as_usize, count, filled, onnx, operand, pointwise};
+use super::{
+    Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, as_usize, count, filled, onnx, operand,
+    pointwise,
+};
 use crate::backend::kernel::Kernel;
-use crate::plan::lower::{Call, LowerCx, Pack};
 use crate::graph::rules;
+use crate::plan::lower::{Call, LowerCx, Pack};
 use crate::shape::{Dim, Fact, Shape, product};
 use crate::tensor::{DType, HostTensor};
 
@@ -32,20 +35,37 @@ pub struct MatMul {
 impl MatMul {
     /// The product where an operand has one axis.
     fn with_vector(&self, a: &HostTensor, b: &HostTensor) -> OpResult<Vec<HostTensor>> {
-        let shape = rules::matmul(&Shape::fixed(a.shape()), &Shape::fixed(b.shape()), self.trans_b, &rules::equal)?;
-        let row = if let [k] = a.shape() { a.reshape(&[1, *k])? } else { a.clone() };
+        let shape = rules::matmul(
+            &Shape::fixed(a.shape()),
+            &Shape::fixed(b.shape()),
+            self.trans_b,
+            &rules::equal,
+        )?;
+        let row = if let [k] = a.shape() {
+            a.reshape(&[1, *k])?
+        } else {
+            a.clone()
+        };
         let column = match b.shape() {
             [k] if self.trans_b => b.reshape(&[1, *k])?,
             [k] => b.reshape(&[*k, 1])?,
             _ => b.clone(),
         };
         let full = self.eval(&[Some(&row), Some(&column)])?;
-        full.iter().map(|y| Ok(y.reshape(&shape.as_fixed().unwrap_or_default())?)).collect()
+        full.iter()
+            .map(|y| Ok(y.reshape(&shape.as_fixed().unwrap_or_default())?))
+            .collect()
     }
 }
 
 /// The product of each batch: `product` of `[rows, k]`, `[k, n]` and what it fills.
-fn each<T>([rows, n, k]: [usize; 3], a: &[T], b: &[T], mut y: Vec<T>, product: impl Fn(&[T], &[T], &mut [T])) -> Vec<T> {
+fn each<T>(
+    [rows, n, k]: [usize; 3],
+    a: &[T],
+    b: &[T],
+    mut y: Vec<T>,
+    product: impl Fn(&[T], &[T], &mut [T]),
+) -> Vec<T> {
     let size = rows.saturating_mul(n).max(1);
     for (i, y) in y.chunks_exact_mut(size).enumerate() {
         if let (Some(a), Some(b)) = (a.get(i * rows * k..), b.get(i * k * n..)) {
@@ -62,11 +82,18 @@ impl Op for MatMul {
 
     fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
         let (a, b) = (cx.fact(0)?, cx.fact(1)?);
-        if a.dtype != b.dtype || !(a.dtype.is_float() || matches!(a.dtype, DType::I32 | DType::I64 | DType::U32)) {
+        if a.dtype != b.dtype
+            || !(a.dtype.is_float() || matches!(a.dtype, DType::I32 | DType::I64 | DType::U32))
+        {
             let types = "element types (both f32, f16, i32, i64 or u32)";
             return Err(OpError::mismatch(types, a.dtype, b.dtype));
         }
-        Ok(vec![Fact::new(a.dtype, rules::matmul(&a.shape, &b.shape, self.trans_b, &|what, a, b| cx.same(what, a, b))?)])
+        Ok(vec![Fact::new(
+            a.dtype,
+            rules::matmul(&a.shape, &b.shape, self.trans_b, &|what, a, b| {
+                cx.same(what, a, b)
+            })?,
+        )])
     }
 
     fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
@@ -74,7 +101,12 @@ impl Op for MatMul {
         if let (None, _) | (_, None) = (a.shape().get(1), b.shape().get(1)) {
             return self.with_vector(a, b);
         }
-        let shape = rules::matmul(&Shape::fixed(a.shape()), &Shape::fixed(b.shape()), self.trans_b, &rules::equal)?;
+        let shape = rules::matmul(
+            &Shape::fixed(a.shape()),
+            &Shape::fixed(b.shape()),
+            self.trans_b,
+            &rules::equal,
+        )?;
         let shape = shape.as_fixed().unwrap_or_default();
         let (batch, m, n) = match shape.as_slice() {
             [batch @ .., m, n] => (batch, *m, *n),
@@ -88,23 +120,46 @@ impl Op for MatMul {
             // A broadcast of leading axes only; the product then walks equal batches.
             pointwise::broadcast_to(x, &full)
         };
-        let (fa, fb) = if b.shape().len() == 2 { (a.clone(), b.clone()) } else { (with_tail(a)?, with_tail(b)?) };
+        let (fa, fb) = if b.shape().len() == 2 {
+            (a.clone(), b.clone())
+        } else {
+            (with_tail(a)?, with_tail(b)?)
+        };
         // With one matrix on the right, all rows of the left form one product.
         let all = count(&shape)?;
-        let rows = if b.shape().len() == 2 { all.checked_div(n).unwrap_or(0) } else { m };
+        let rows = if b.shape().len() == 2 {
+            all.checked_div(n).unwrap_or(0)
+        } else {
+            m
+        };
         let sizes = [rows, n, k];
         if a.dtype().is_float() {
-            let y = each(sizes, &fa.to_f32()?, &fb.to_f32()?, filled(&shape, 0f32)?, |a, b, y| gemm(rows, n, k, a, b, self.trans_b, y));
+            let y = each(
+                sizes,
+                &fa.to_f32()?,
+                &fb.to_f32()?,
+                filled(&shape, 0f32)?,
+                |a, b, y| gemm(rows, n, k, a, b, self.trans_b, y),
+            );
             return Ok(vec![HostTensor::from_floats(a.dtype(), &shape, &y)?]);
         }
-        let y = each(sizes, &fa.to_i64()?, &fb.to_i64()?, filled(&shape, 0i64)?, |a, b, y| integers(sizes, a, b, self.trans_b, y));
+        let y = each(
+            sizes,
+            &fa.to_i64()?,
+            &fb.to_i64()?,
+            filled(&shape, 0i64)?,
+            |a, b, y| integers(sizes, a, b, self.trans_b, y),
+        );
         Ok(vec![HostTensor::from_ints(a.dtype(), &shape, &y)?])
     }
 
     fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
         let (out, a, b) = (cx.out_fact(0)?.shape.clone(), cx.shape(0)?, cx.fact(1)?.clone());
         if a.rank() < 2 || b.shape.rank() < 2 {
-            return Err(OpError::NoKernel(format!("a product of {a} and {}, of one axis", b.shape)));
+            return Err(OpError::NoKernel(format!(
+                "a product of {a} and {}, of one axis",
+                b.shape
+            )));
         }
         let ([batch_out @ .., m, n], [batch_a @ .., _, k]) = (out.0.as_slice(), a.0.as_slice()) else {
             return Err(OpError::expected("rank", "2 or more", out.rank()));
@@ -114,7 +169,11 @@ impl Op for MatMul {
         }
         let one_matrix = b.shape.rank() == 2;
         // With one matrix on the right, the rows of all batches are the rows of one product.
-        let rows = if one_matrix { product(batch_out)?.mul(m)? } else { m.clone() };
+        let rows = if one_matrix {
+            product(batch_out)?.mul(m)?
+        } else {
+            m.clone()
+        };
         let walk = if one_matrix {
             BatchWalk::default()
         } else {
@@ -129,15 +188,29 @@ impl Op for MatMul {
             let size = if cx.float() == DType::F16 { 2 } else { 4 };
             for (first, count) in cx.split(columns, depth * size, 2)? {
                 let stride = count.next_multiple_of(2);
-                let pack = Pack::Columns { dtype: cx.float(), transpose: self.trans_b, first, count, stride, panel: stride };
-                parts.push((cx.weight(1, pack)?, first, Dim::from_usize(count), Dim::from_usize(stride)));
+                let pack = Pack::Columns {
+                    dtype: cx.float(),
+                    transpose: self.trans_b,
+                    first,
+                    count,
+                    stride,
+                    panel: stride,
+                };
+                parts.push((
+                    cx.weight(1, pack)?,
+                    first,
+                    Dim::from_usize(count),
+                    Dim::from_usize(stride),
+                ));
             }
         } else {
             let stride = if self.trans_b { k } else { n };
             parts.push((cx.input(1)?, 0, n.clone(), stride.clone()));
         }
         if odd && parts.len() > 1 {
-            return Err(OpError::NoKernel(format!("a weight of {n} columns, an odd number, above the binding limit")));
+            return Err(OpError::NoKernel(format!(
+                "a weight of {n} columns, an odd number, above the binding limit"
+            )));
         }
         for (weight, first, count, stride) in parts {
             let mut call = Call::new(&KERNEL, 64)
@@ -156,7 +229,8 @@ impl Op for MatMul {
                 call = call.field(d);
             }
             call = if odd {
-                call.define("ODD", 1).grid(walk.count.mul(&rows)?.mul(&count)?.ceil_div(2 * 64)?, 1, 1)
+                call.define("ODD", 1)
+                    .grid(walk.count.mul(&rows)?.mul(&count)?.ceil_div(2 * 64)?, 1, 1)
             } else {
                 call.grid(count.ceil_div(2 * 64)?, rows.ceil_div(tile)?, walk.count.clone())
             };
@@ -192,7 +266,12 @@ struct BatchWalk {
 impl Default for BatchWalk {
     fn default() -> Self {
         let zeros = || [0, 0, 0].map(Dim::from);
-        Self { count: 1.into(), sizes: [1, 1].map(Dim::from), a: zeros(), b: zeros() }
+        Self {
+            count: 1.into(),
+            sizes: [1, 1].map(Dim::from),
+            a: zeros(),
+            b: zeros(),
+        }
     }
 }
 
@@ -202,9 +281,15 @@ impl BatchWalk {
         let (a, b, out) = (Shape(a.to_vec()), Shape(b.to_vec()), Shape(out.to_vec()));
         let joined = pointwise::join_axes(&out, &[&a, &b])?;
         if joined.sizes.len() > 3 {
-            return Err(OpError::NoKernel(format!("{} batch axes that cannot be joined; at most 3", joined.sizes.len())));
+            return Err(OpError::NoKernel(format!(
+                "{} batch axes that cannot be joined; at most 3",
+                joined.sizes.len()
+            )));
         }
-        let mut walk = Self { count: out.count()?, ..Self::default() };
+        let mut walk = Self {
+            count: out.count()?,
+            ..Self::default()
+        };
         for i in 0..joined.sizes.len() {
             if let Some(size) = walk.sizes.get_mut(i) {
                 *size = joined.sizes[i].clone();
@@ -218,7 +303,10 @@ impl BatchWalk {
 
 /// `y = a * b` for row-major `a` of `m x k` and `b` of `k x n`, or `n x k` when `trans_b`.
 pub fn gemm(m: usize, n: usize, k: usize, a: &[f32], b: &[f32], trans_b: bool, y: &mut [f32]) {
-    assert!(a.len() >= m * k && b.len() >= k * n && y.len() >= m * n, "operands cover the product");
+    assert!(
+        a.len() >= m * k && b.len() >= k * n && y.len() >= m * n,
+        "operands cover the product"
+    );
     let stride = |v: usize| isize::try_from(v).unwrap_or(isize::MAX);
     let (b_column, b_row) = if trans_b { (stride(k), 1) } else { (1, stride(n)) };
     // SAFETY: the three slices cover the addressed elements, as asserted, and `y` does not alias the operands.
@@ -252,11 +340,18 @@ fn import(_: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 /// The registry's entry.
-pub static DEF: OpDef = OpDef { onnx: &[onnx("MatMul", 1)], import, kernels: &[&KERNEL], cases };
+pub static DEF: OpDef = OpDef {
+    onnx: &[onnx("MatMul", 1)],
+    import,
+    kernels: &[&KERNEL],
+    cases,
+};
 
 fn cases() -> Vec<Case> {
     let case = |a: &[usize], b: &[usize], trans_b| Case::new(MatMul { trans_b }, vec![input(a), input(b)]);
-    let weight = |a: &[usize], b: &[usize], trans_b| Case::new(MatMul { trans_b }, vec![input(a), input(b).constant()]);
+    let weight = |a: &[usize], b: &[usize], trans_b| {
+        Case::new(MatMul { trans_b }, vec![input(a), input(b).constant()])
+    };
     vec![
         case(&[5, 33], &[33, 130], false),
         case(&[1, 64], &[64, 66], false),
@@ -269,7 +364,11 @@ fn cases() -> Vec<Case> {
         weight(&[1, 9, 96], &[96, 128], false),
         weight(&[2, 3, 31], &[31, 7], false),
         weight(&[4, 24], &[50, 24], true),
-        Case::new(MatMul { trans_b: false }, vec![input(&[2, 3, 5]).ints(-9, 9), input(&[5, 4]).ints(-9, 9)]).host_only("no kernel of integers"),
+        Case::new(
+            MatMul { trans_b: false },
+            vec![input(&[2, 3, 5]).ints(-9, 9), input(&[5, 4]).ints(-9, 9)],
+        )
+        .host_only("no kernel of integers"),
     ]
 }
 
@@ -282,8 +381,16 @@ mod tests {
         let tensor = |shape: &[usize], data: &[i64]| HostTensor::from_ints(DType::I32, shape, data).unwrap();
         let a = tensor(&[2, 1, 2], &[1, -2, i64::from(i32::MAX), 1]);
         let b = tensor(&[2, 2], &[3, 4, 5, 6]);
-        let run = |trans_b| MatMul { trans_b }.eval(&[Some(&a), Some(&b)]).unwrap()[0].to_i64().unwrap();
-        assert_eq!(run(false), [-7, -8, -2_147_483_646, 2], "the type keeps the low bits");
+        let run = |trans_b| {
+            MatMul { trans_b }.eval(&[Some(&a), Some(&b)]).unwrap()[0]
+                .to_i64()
+                .unwrap()
+        };
+        assert_eq!(
+            run(false),
+            [-7, -8, -2_147_483_646, 2],
+            "the type keeps the low bits"
+        );
         assert_eq!(run(true)[..2], [-5, -7]);
     }
 }

@@ -6,8 +6,8 @@
 
 use super::case::{Case, constant, input};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, matmul, operand, own};
-use crate::backend::{Caps, DeviceKind};
 use crate::backend::kernel::Kernel;
+use crate::backend::{Caps, DeviceKind};
 use crate::plan::lower::{Call, LowerCx, Operand, Pack};
 use crate::quant::e0m::{Bits, Packed, decode_rows};
 use crate::shape::{Dim, Fact, Shape, product};
@@ -34,7 +34,8 @@ pub struct MatMulE0m {
 /// Bits and group size of a node of our domain.
 pub(super) fn import_format(a: &dyn Attributes) -> OpResult<(Bits, usize)> {
     let need = |name: &str| -> OpResult<i64> {
-        a.int(name)?.ok_or_else(|| OpError::expected(format!("attribute `{name}`"), "an integer", "nothing"))
+        a.int(name)?
+            .ok_or_else(|| OpError::expected(format!("attribute `{name}`"), "an integer", "nothing"))
     };
     let bits = need("bits")?;
     let bits = Bits::new(bits).ok_or_else(|| OpError::expected("attribute `bits`", "4 or 8", bits))?;
@@ -42,7 +43,13 @@ pub(super) fn import_format(a: &dyn Attributes) -> OpResult<(Bits, usize)> {
     let group = usize::try_from(group)
         .ok()
         .filter(|g| *g > 0 && g.is_multiple_of(bits.per_word()))
-        .ok_or_else(|| OpError::expected("attribute `group_size`", format!("a multiple of {}", bits.per_word()), group))?;
+        .ok_or_else(|| {
+            OpError::expected(
+                "attribute `group_size`",
+                format!("a multiple of {}", bits.per_word()),
+                group,
+            )
+        })?;
     Ok((bits, group))
 }
 
@@ -50,7 +57,11 @@ pub(super) fn import_format(a: &dyn Attributes) -> OpResult<(Bits, usize)> {
 pub(super) fn packed_size(bits: Bits, group: usize, codes: &Fact, scales: &Fact) -> OpResult<(usize, usize)> {
     let shapes = (codes.shape.as_fixed(), scales.shape.as_fixed());
     let (Some(c), Some(s)) = shapes else {
-        return Err(OpError::expected("codes and scales", "constant shapes", format!("{codes} and {scales}")));
+        return Err(OpError::expected(
+            "codes and scales",
+            "constant shapes",
+            format!("{codes} and {scales}"),
+        ));
     };
     match (c.as_slice(), s.as_slice()) {
         ([words, n], [groups, n2, 2])
@@ -64,7 +75,11 @@ pub(super) fn packed_size(bits: Bits, group: usize, codes: &Fact, scales: &Fact)
         {
             Ok((words * bits.per_word(), *n))
         }
-        _ => Err(OpError::mismatch("codes (u32[K / per, N]) and scales (f16[groups, N, 2])", codes, scales)),
+        _ => Err(OpError::mismatch(
+            "codes (u32[K / per, N]) and scales (f16[groups, N, 2])",
+            codes,
+            scales,
+        )),
     }
 }
 
@@ -91,13 +106,31 @@ pub(super) struct Part {
 }
 
 /// The packed matrix in operands `codes` and `codes + 1`, split where it exceeds what a kernel can bind.
-pub(super) fn packed_parts(cx: &mut LowerCx<'_>, codes: usize, words: usize, n: usize) -> OpResult<Vec<Part>> {
+pub(super) fn packed_parts(
+    cx: &mut LowerCx<'_>,
+    codes: usize,
+    words: usize,
+    n: usize,
+) -> OpResult<Vec<Part>> {
     let mut parts = Vec::new();
     for (first, count) in cx.split(n, words * 4, 64)? {
         let stride = count.next_multiple_of(PAD);
         let panel = Tile::of(cx.caps()).panel.unwrap_or(stride);
-        let pack = Pack::Columns { dtype: DType::U32, transpose: false, first, count, stride, panel };
-        parts.push(Part { codes: cx.weight(codes, pack.clone())?, scales: cx.weight(codes + 1, pack)?, first, count, panel });
+        let pack = Pack::Columns {
+            dtype: DType::U32,
+            transpose: false,
+            first,
+            count,
+            stride,
+            panel,
+        };
+        parts.push(Part {
+            codes: cx.weight(codes, pack.clone())?,
+            scales: cx.weight(codes + 1, pack)?,
+            first,
+            count,
+            panel,
+        });
     }
     Ok(parts)
 }
@@ -129,15 +162,39 @@ impl Op for MatMulE0m {
         let rows = data.len() / k;
         let mut y = vec![0f32; rows * n];
         // A band of rows at a time, so that the whole weight is never unpacked at once.
-        let band = (1usize << 22).div_ceil(n).next_multiple_of(self.bits.per_word()).min(k);
-        let (mut unpacked, mut part, mut sum) = (vec![0f32; band * n], vec![0f32; rows * band], vec![0f32; rows * n]);
+        let band = (1usize << 22)
+            .div_ceil(n)
+            .next_multiple_of(self.bits.per_word())
+            .min(k);
+        let (mut unpacked, mut part, mut sum) = (
+            vec![0f32; band * n],
+            vec![0f32; rows * band],
+            vec![0f32; rows * n],
+        );
         for first in (0..k).step_by(band) {
             let count = band.min(k - first);
-            decode_rows(self.bits, self.group, n, &words, &pairs, first, count, &mut unpacked[..count * n]);
+            decode_rows(
+                self.bits,
+                self.group,
+                n,
+                &words,
+                &pairs,
+                first,
+                count,
+                &mut unpacked[..count * n],
+            );
             for (to, from) in part.chunks_exact_mut(count).zip(data.chunks_exact(k)) {
                 to.copy_from_slice(&from[first..first + count]);
             }
-            matmul::gemm(rows, n, count, &part[..rows * count], &unpacked[..count * n], false, &mut sum);
+            matmul::gemm(
+                rows,
+                n,
+                count,
+                &part[..rows * count],
+                &unpacked[..count * n],
+                false,
+                &mut sum,
+            );
             for (y, s) in y.iter_mut().zip(&sum) {
                 *y += s;
             }
@@ -158,8 +215,16 @@ impl Op for MatMulE0m {
         for part in packed_parts(cx, 1, words, n)? {
             let vector = rows.is(1);
             let (panel, count) = (Dim::from_usize(part.panel), Dim::from_usize(part.count));
-            let columns = if vector { tile.lanes * tile.vector_columns } else { tile.matrix_items * tile.matrix_columns };
-            let call = if vector { Call::new(&VECTOR, tile.vector_items) } else { Call::new(&MATRIX, tile.matrix_items) };
+            let columns = if vector {
+                tile.lanes * tile.vector_columns
+            } else {
+                tile.matrix_items * tile.matrix_columns
+            };
+            let call = if vector {
+                Call::new(&VECTOR, tile.vector_items)
+            } else {
+                Call::new(&MATRIX, tile.matrix_items)
+            };
             let call = call
                 .define("BITS", i64::from(self.bits.count()))
                 .define("GROUP", i64::try_from(self.group).unwrap_or(i64::MAX))
@@ -167,7 +232,11 @@ impl Op for MatMulE0m {
                 .operand(part.codes)
                 .operand(part.scales)
                 .operand(cx.output(0)?);
-            let call = if self.bits == Bits::Eight { call.define("PER4", 1) } else { call };
+            let call = if self.bits == Bits::Eight {
+                call.define("PER4", 1)
+            } else {
+                call
+            };
             let groups = count.ceil_div(i64::from(columns))?;
             let call = if vector {
                 call.define("LANES", i64::from(tile.lanes))
@@ -255,7 +324,12 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 /// The registry's entry.
-pub static DEF: OpDef = OpDef { onnx: &[own("MatMulE0M")], import, kernels: &[&VECTOR, &MATRIX], cases };
+pub static DEF: OpDef = OpDef {
+    onnx: &[own("MatMulE0M")],
+    import,
+    kernels: &[&VECTOR, &MATRIX],
+    cases,
+};
 
 /// Packed operands of a pseudo-random K x N matrix.
 pub(super) fn packed_case(bits: Bits, group: usize, k: usize, n: usize) -> Option<(HostTensor, HostTensor)> {
@@ -264,13 +338,19 @@ pub(super) fn packed_case(bits: Bits, group: usize, k: usize, n: usize) -> Optio
     let p = Packed::quantize(bits, group, k, n, &at).ok()?;
     let codes = HostTensor::from_u32(&[k / bits.per_word(), n], &p.codes).ok()?;
     let flat: Vec<f16> = p.scales.iter().flatten().copied().collect();
-    Some((codes, HostTensor::from_f16(&[k.div_ceil(group), n, 2], &flat).ok()?))
+    Some((
+        codes,
+        HostTensor::from_f16(&[k.div_ceil(group), n, 2], &flat).ok()?,
+    ))
 }
 
 fn cases() -> Vec<Case> {
     let case = |bits, group, rows: usize, k, n| {
         let (codes, scales) = packed_case(bits, group, k, n)?;
-        Some(Case::new(MatMulE0m { bits, group }, vec![input(&[1, rows, k]), constant(codes), constant(scales)]))
+        Some(Case::new(
+            MatMulE0m { bits, group },
+            vec![input(&[1, rows, k]), constant(codes), constant(scales)],
+        ))
     };
     use Bits::{Eight, Four};
     [

@@ -56,19 +56,30 @@ fn pick<T: Copy>(list: &[T], matrix: usize, line: usize, n: usize) -> OpResult<T
         len if len == n => line,
         _ => matrix * n + line,
     };
-    list.get(at).copied().ok_or_else(|| OpError::expected("zero points or scales", format!("1 or {n}"), list.len()))
+    list.get(at)
+        .copied()
+        .ok_or_else(|| OpError::expected("zero points or scales", format!("1 or {n}"), list.len()))
 }
 
 /// Products of all pairs of matrices: sums, and the scale of each.
 fn product(a: &Side<'_>, b: &Side<'_>) -> OpResult<(Vec<usize>, Vec<i64>, Vec<f32>)> {
-    let out = rules::matmul(&Shape::fixed(a.shape), &Shape::fixed(b.shape), false, &rules::equal)?;
+    let out = rules::matmul(
+        &Shape::fixed(a.shape),
+        &Shape::fixed(b.shape),
+        false,
+        &rules::equal,
+    )?;
     let out = out.as_fixed().unwrap_or_default();
     let (m, k) = match a.shape {
         [.., m, k] => (*m, *k),
         [k] => (1, *k),
         [] => (1, 1),
     };
-    let n = if b.shape.len() < 2 { 1 } else { b.shape.last().copied().unwrap_or(1) };
+    let n = if b.shape.len() < 2 {
+        1
+    } else {
+        b.shape.last().copied().unwrap_or(1)
+    };
     let batch = |s: &[usize]| s.get(..s.len().saturating_sub(2)).unwrap_or_default().to_vec();
     let (ba, bb) = (batch(a.shape), batch(b.shape));
     let both = rules::broadcast(&Shape::fixed(&ba).0, &Shape::fixed(&bb).0, &rules::equal)?;
@@ -78,11 +89,19 @@ fn product(a: &Side<'_>, b: &Side<'_>) -> OpResult<(Vec<usize>, Vec<i64>, Vec<f3
         let (ma, mb) = (batch_index(&both, &ba, i), batch_index(&both, &bb, i));
         for row in 0..m {
             let za = pick(&a.zeros, ma, row, m)?;
-            let left = a.data.get((ma * m + row) * k..(ma * m + row + 1) * k).unwrap_or_default();
+            let left = a
+                .data
+                .get((ma * m + row) * k..(ma * m + row + 1) * k)
+                .unwrap_or_default();
             for column in 0..n {
                 let zb = pick(&b.zeros, mb, column, n)?;
                 let right = b.data.iter().skip(mb * k * n + column).step_by(n.max(1));
-                sums.push(left.iter().zip(right).map(|(x, y)| (x - za).wrapping_mul(y - zb)).fold(0, i64::wrapping_add));
+                sums.push(
+                    left.iter()
+                        .zip(right)
+                        .map(|(x, y)| (x - za).wrapping_mul(y - zb))
+                        .fold(0, i64::wrapping_add),
+                );
                 scales.push(pick(&a.scales, ma, row, m)? * pick(&b.scales, mb, column, n)?);
             }
         }
@@ -125,14 +144,24 @@ impl Op for MatMulInteger {
         let b = Side::new(operand(inputs, 3)?, optional(5), optional(4))?;
         let (shape, sums, scales) = product(&a, &b)?;
         let (scale, zero) = (operand(inputs, 6)?.to_f32()?, operand(inputs, 7)?);
-        let limits = if zero.dtype() == DType::I8 { (-128, 127) } else { (0, 255) };
+        let limits = if zero.dtype() == DType::I8 {
+            (-128, 127)
+        } else {
+            (0, 255)
+        };
         let (lines, zeros) = (shape.iter().rev().nth(1).copied().unwrap_or(1), zero.to_i64()?);
         let columns = shape.last().copied().unwrap_or(1).max(1);
         let mut y = Vec::with_capacity(sums.len());
         for (i, (sum, factor)) in sums.into_iter().zip(scales).enumerate() {
             let (matrix, line) = (i / (lines * columns).max(1), i / columns % lines.max(1));
-            let (to, zero) = (pick(&scale, matrix, line, lines)?, pick(&zeros, matrix, line, lines)?);
-            #[expect(clippy::cast_precision_loss, reason = "a sum of products of 8 bits is scaled as a float")]
+            let (to, zero) = (
+                pick(&scale, matrix, line, lines)?,
+                pick(&zeros, matrix, line, lines)?,
+            );
+            #[expect(
+                clippy::cast_precision_loss,
+                reason = "a sum of products of 8 bits is scaled as a float"
+            )]
             y.push(quantize(sum as f32 * factor, to, zero, limits));
         }
         Ok(vec![HostTensor::from_ints(zero.dtype(), &shape, &y)?])
@@ -140,19 +169,39 @@ impl Op for MatMulInteger {
 }
 
 fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
-    Ok(Box::new(if a.op_type() == "MatMulInteger" { MatMulInteger::Wide } else { MatMulInteger::Scaled }))
+    Ok(Box::new(if a.op_type() == "MatMulInteger" {
+        MatMulInteger::Wide
+    } else {
+        MatMulInteger::Scaled
+    }))
 }
 
 /// The registry's entry.
-pub static DEF: OpDef =
-    OpDef { onnx: &[onnx("MatMulInteger", 10), onnx("QLinearMatMul", 10)], import, kernels: &[], cases };
+pub static DEF: OpDef = OpDef {
+    onnx: &[onnx("MatMulInteger", 10), onnx("QLinearMatMul", 10)],
+    import,
+    kernels: &[],
+    cases,
+};
 
 fn cases() -> Vec<Case> {
     let ints = |dtype, shape: &[usize]| {
-        let data: Vec<i64> = (0i64..).take(shape.iter().product()).map(|v| v * 37 % 101).collect();
+        let data: Vec<i64> = (0i64..)
+            .take(shape.iter().product())
+            .map(|v| v * 37 % 101)
+            .collect();
         HostTensor::from_ints(dtype, shape, &data).ok().map(constant)
     };
-    let inputs: Option<Vec<_>> =
-        [ints(DType::U8, &[2, 3, 5]), ints(DType::I8, &[5, 4]), ints(DType::U8, &[]), ints(DType::I8, &[4])].into_iter().collect();
-    inputs.map(|i| Case::new(MatMulInteger::Wide, i).host_only("no kernel")).into_iter().collect()
+    let inputs: Option<Vec<_>> = [
+        ints(DType::U8, &[2, 3, 5]),
+        ints(DType::I8, &[5, 4]),
+        ints(DType::U8, &[]),
+        ints(DType::I8, &[4]),
+    ]
+    .into_iter()
+    .collect();
+    inputs
+        .map(|i| Case::new(MatMulInteger::Wide, i).host_only("no kernel"))
+        .into_iter()
+        .collect()
 }

@@ -48,38 +48,68 @@ impl Op for NonMaxSuppression {
         let ([batches, n, four], [score_batches, classes, score_n]) =
             (boxes.shape.0.as_slice(), scores.shape.0.as_slice())
         else {
-            return Err(OpError::mismatch("ranks of boxes and scores (each 3)", boxes, scores));
+            return Err(OpError::mismatch(
+                "ranks of boxes and scores (each 3)",
+                boxes,
+                scores,
+            ));
         };
         cx.same("numbers of a box and 4", four, &4.into())?;
         cx.same("batches of boxes and scores", batches, score_batches)?;
         cx.same("numbers of boxes and scores", n, score_n)?;
         let most = match cx.opt(2).map(Fact::as_dims) {
             None => 0.into(),
-            Some(Some(list)) => list.first().map_or_else(|| Ok(n.clone()), |most| most.minimum(n))?,
+            Some(Some(list)) => list
+                .first()
+                .map_or_else(|| Ok(n.clone()), |most| most.minimum(n))?,
             Some(None) => n.clone(),
         };
         let at_most = product(&[batches.clone(), classes.clone(), most])?;
-        Ok(vec![Fact::new(DType::I64, Shape(vec![cx.unknown(0, 0, Some(at_most)), 3.into()]))])
+        Ok(vec![Fact::new(
+            DType::I64,
+            Shape(vec![cx.unknown(0, 0, Some(at_most)), 3.into()]),
+        )])
     }
 
     fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
         let (boxes, scores) = (operand(inputs, 0)?, operand(inputs, 1)?);
         let ([batches, n, 4], [_, classes, _]) = (boxes.shape(), scores.shape()) else {
-            return Err(OpError::mismatch("shapes of boxes and scores", format!("{boxes:?}"), format!("{scores:?}")));
+            return Err(OpError::mismatch(
+                "shapes of boxes and scores",
+                format!("{boxes:?}"),
+                format!("{scores:?}"),
+            ));
         };
         let optional = |i: usize| inputs.get(i).copied().flatten();
         let number = |i: usize| -> OpResult<Option<f32>> {
-            Ok(optional(i).map(HostTensor::to_f32).transpose()?.and_then(|v| v.first().copied()))
+            Ok(optional(i)
+                .map(HostTensor::to_f32)
+                .transpose()?
+                .and_then(|v| v.first().copied()))
         };
-        let most = optional(2).map(HostTensor::to_i64).transpose()?.and_then(|v| v.first().copied()).unwrap_or(0);
-        let (most, iou, floor) = (usize::try_from(most).unwrap_or(0), number(3)?.unwrap_or(0.0), number(4)?);
+        let most = optional(2)
+            .map(HostTensor::to_i64)
+            .transpose()?
+            .and_then(|v| v.first().copied())
+            .unwrap_or(0);
+        let (most, iou, floor) = (
+            usize::try_from(most).unwrap_or(0),
+            number(3)?.unwrap_or(0.0),
+            number(4)?,
+        );
         let (box_data, score_data) = (boxes.to_f32()?, scores.to_f32()?);
         let index = |v: usize| i64::try_from(v).unwrap_or(i64::MAX);
         let mut out = Vec::new();
         for (b, c) in (0..*batches).flat_map(|b| (0..*classes).map(move |c| (b, c))) {
-            let corners: Vec<Corners> =
-                box_data.chunks_exact(4).skip(b * n).take(*n).map(|x| self.corners(x)).collect();
-            let row = score_data.get((b * classes + c) * n..(b * classes + c + 1) * n).unwrap_or_default();
+            let corners: Vec<Corners> = box_data
+                .chunks_exact(4)
+                .skip(b * n)
+                .take(*n)
+                .map(|x| self.corners(x))
+                .collect();
+            let row = score_data
+                .get((b * classes + c) * n..(b * classes + c + 1) * n)
+                .unwrap_or_default();
             let mut order: Vec<(usize, f32)> = row.iter().copied().enumerate().collect();
             order.retain(|(_, score)| floor.is_none_or(|floor| *score > floor));
             order.sort_by(|(_, a), (_, b)| b.total_cmp(a));
@@ -93,7 +123,11 @@ impl Op for NonMaxSuppression {
                     taken.push((i, *own));
                 }
             }
-            out.extend(taken.into_iter().flat_map(|(i, _)| [index(b), index(c), index(i)]));
+            out.extend(
+                taken
+                    .into_iter()
+                    .flat_map(|(i, _)| [index(b), index(c), index(i)]),
+            );
         }
         Ok(vec![HostTensor::from_i64(&[out.len() / 3, 3], &out)?])
     }
@@ -108,7 +142,12 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 /// The registry's entry.
-pub static DEF: OpDef = OpDef { onnx: &[onnx("NonMaxSuppression", 10)], import, kernels: &[], cases };
+pub static DEF: OpDef = OpDef {
+    onnx: &[onnx("NonMaxSuppression", 10)],
+    import,
+    kernels: &[],
+    cases,
+};
 
 fn cases() -> Vec<Case> {
     let half = HostTensor::from_f32(&[1], &[0.5]).map(constant);
@@ -117,5 +156,8 @@ fn cases() -> Vec<Case> {
         vec![input(&[1, 9, 4]).range(0.0, 1.0), input(&[1, 2, 9]), most, half]
     });
     let op = NonMaxSuppression { center: false };
-    inputs.map(|i| Case::new(op, i).host_only("the size of the result is data")).into_iter().collect()
+    inputs
+        .map(|i| Case::new(op, i).host_only("the size of the result is data"))
+        .into_iter()
+        .collect()
 }

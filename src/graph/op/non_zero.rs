@@ -16,7 +16,9 @@ pub struct NonZero;
 fn indices(shape: &[usize], positions: &[usize]) -> Vec<i64> {
     let along = |(n, step): (&usize, usize)| {
         let n = *n;
-        positions.iter().map(move |p| i64::try_from(p / step % n).unwrap_or(i64::MAX))
+        positions
+            .iter()
+            .map(move |p| i64::try_from(p / step % n).unwrap_or(i64::MAX))
     };
     shape.iter().zip(strides(shape)).flat_map(along).collect()
 }
@@ -36,7 +38,12 @@ pub(super) fn decided(cx: &InferCx<'_>, fact: &Fact) -> Option<Vec<bool>> {
 }
 
 fn positions(truths: &[bool]) -> Vec<usize> {
-    truths.iter().enumerate().filter(|(_, t)| **t).map(|(i, _)| i).collect()
+    truths
+        .iter()
+        .enumerate()
+        .filter(|(_, t)| **t)
+        .map(|(i, _)| i)
+        .collect()
 }
 
 impl Op for NonZero {
@@ -64,7 +71,10 @@ impl Op for NonZero {
     fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
         let x = operand(inputs, 0)?;
         let at = positions(&truths(x)?);
-        Ok(vec![HostTensor::from_i64(&[x.shape().len(), at.len()], &indices(x.shape(), &at))?])
+        Ok(vec![HostTensor::from_i64(
+            &[x.shape().len(), at.len()],
+            &indices(x.shape(), &at),
+        )?])
     }
 }
 
@@ -73,7 +83,12 @@ fn import(_: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 /// The registry's entry.
-pub static DEF: OpDef = OpDef { onnx: &[onnx("NonZero", 9)], import, kernels: &[], cases };
+pub static DEF: OpDef = OpDef {
+    onnx: &[onnx("NonZero", 9)],
+    import,
+    kernels: &[],
+    cases,
+};
 
 fn cases() -> Vec<Case> {
     vec![Case::new(NonZero, vec![input(&[3, 5]).bools()]).host_only("the size of the result is data")]

@@ -58,11 +58,20 @@ pub(super) fn by_vectors(cx: &LowerCx<'_>) -> bool {
 /// Normalises operand 0 by scale (operand 1) and bias (operand 2) where they are there.
 pub(super) fn emit(cx: &mut LowerCx<'_>, rows: &Rows) -> OpResult<()> {
     let (count, cols) = (&rows.rows, &rows.cols);
-    let tile = if count.is(1) || cols.exact_div(&2.into()).is_some() { 1 } else { 2 };
-    let mut call = if by_vectors(cx) {
-        Call::new(&KERNEL, 8).define("ITEM", 1).define("ROWS", 1).grid(count.ceil_div(8)?, 1, 1)
+    let tile = if count.is(1) || cols.exact_div(&2.into()).is_some() {
+        1
     } else {
-        Call::new(&KERNEL, 64).define("ROWS", tile).grid(count.ceil_div(tile)?, 1, 1)
+        2
+    };
+    let mut call = if by_vectors(cx) {
+        Call::new(&KERNEL, 8)
+            .define("ITEM", 1)
+            .define("ROWS", 1)
+            .grid(count.ceil_div(8)?, 1, 1)
+    } else {
+        Call::new(&KERNEL, 64)
+            .define("ROWS", tile)
+            .grid(count.ceil_div(tile)?, 1, 1)
     }
     .operand(cx.input(0)?);
     for i in 1..5 {
@@ -71,7 +80,11 @@ pub(super) fn emit(cx: &mut LowerCx<'_>, rows: &Rows) -> OpResult<()> {
     }
     call = call.operand(cx.output(0)?).field(count).field(cols);
     call = match &rows.place {
-        Place::Column => call.define("EACH", 1).field(Dim::from(1)).field(cols).field(Dim::from(1)),
+        Place::Column => call
+            .define("EACH", 1)
+            .field(Dim::from(1))
+            .field(cols)
+            .field(Dim::from(1)),
         Place::Set { sets, per, run } => call.field(sets).field(per).field(run),
     };
     if rows.center {
@@ -127,22 +140,46 @@ impl Op for Norm {
             let a = axis(a, x.shape.rank())?;
             for f in given {
                 if f.shape.rank() > x.shape.rank() {
-                    return Err(OpError::mismatch("ranks (the second at most the first)", x.shape.rank(), f.shape.rank()));
+                    return Err(OpError::mismatch(
+                        "ranks (the second at most the first)",
+                        x.shape.rank(),
+                        f.shape.rank(),
+                    ));
                 }
-                for (size, have) in x.shape.0.iter().rev().zip(f.shape.0.iter().rev()).filter(|(_, have)| !have.is(1)) {
+                for (size, have) in x
+                    .shape
+                    .0
+                    .iter()
+                    .rev()
+                    .zip(f.shape.0.iter().rev())
+                    .filter(|(_, have)| !have.is(1))
+                {
                     cx.same("sizes of input and scale or bias", size, have)?;
                 }
             }
-            let kept = x.shape.0.iter().enumerate().map(|(i, d)| if i < a { d.clone() } else { Dim::from(1) });
+            let kept = x
+                .shape
+                .0
+                .iter()
+                .enumerate()
+                .map(|(i, d)| if i < a { d.clone() } else { Dim::from(1) });
             let statistics = Fact::new(DType::F32, Shape(kept.collect()));
             facts.extend(std::iter::repeat_n(statistics, self.results.saturating_sub(1)));
             return Ok(facts);
         }
-        let c = x.shape.0.get(1).ok_or_else(|| OpError::expected("rank", "2 or more", x.shape.rank()))?;
+        let c = x
+            .shape
+            .0
+            .get(1)
+            .ok_or_else(|| OpError::expected("rank", "2 or more", x.shape.rank()))?;
         let want = match self.over {
             Over::Group { groups, by_group } => {
                 if c.exact_div(&groups.into()).is_none() {
-                    return Err(OpError::expected("channels", format!("a multiple of {groups} groups"), c));
+                    return Err(OpError::expected(
+                        "channels",
+                        format!("a multiple of {groups} groups"),
+                        c,
+                    ));
                 }
                 if by_group { Dim::from(groups) } else { c.clone() }
             }
@@ -164,7 +201,9 @@ impl Op for Norm {
         let channels = shape.get(1).copied().unwrap_or(1);
         // Elements that are normalised together, and for how many neighbours one scale holds.
         let (count, run) = match self.over {
-            Over::Instance | Over::Group { .. } if shape.len() < 2 => return Err(OpError::expected("rank", "2 or more", shape.len())),
+            Over::Instance | Over::Group { .. } if shape.len() < 2 => {
+                return Err(OpError::expected("rank", "2 or more", shape.len()));
+            }
             Over::Instance => {
                 let plane = shape.iter().skip(2).product::<usize>();
                 (plane, plane)
@@ -172,7 +211,11 @@ impl Op for Norm {
             Over::Group { groups, by_group } => {
                 let groups = usize::try_from(groups).unwrap_or(1).max(1);
                 if !channels.is_multiple_of(groups) {
-                    return Err(OpError::expected("channels", format!("a multiple of {groups} groups"), channels));
+                    return Err(OpError::expected(
+                        "channels",
+                        format!("a multiple of {groups} groups"),
+                        channels,
+                    ));
                 }
                 let plane = shape.iter().skip(2).product::<usize>();
                 let count = channels / groups * plane;
@@ -185,19 +228,31 @@ impl Op for Norm {
         for part in y.chunks_exact_mut(count.max(1)) {
             let (mean, inverse) = statistics(part, self.epsilon);
             for v in part.iter_mut() {
-                #[expect(clippy::cast_possible_truncation, reason = "rounding to the result type is meant")]
+                #[expect(
+                    clippy::cast_possible_truncation,
+                    reason = "rounding to the result type is meant"
+                )]
                 let normal = ((f64::from(*v) - mean) * inverse) as f32;
                 *v = normal;
             }
-            #[expect(clippy::cast_possible_truncation, reason = "rounding to the result type is meant")]
+            #[expect(
+                clippy::cast_possible_truncation,
+                reason = "rounding to the result type is meant"
+            )]
             {
                 means.push(mean as f32);
                 inverses.push(inverse as f32);
             }
         }
         for (i, f) in [(1, (|a, b| a * b) as fn(f32, f32) -> f32), (2, |a, b| a + b)] {
-            let Some(list) = inputs.get(i).copied().flatten() else { continue };
-            let list = if matches!(self.over, Over::Layer { .. }) { pointwise::broadcast_to(list, shape)? } else { list.clone() };
+            let Some(list) = inputs.get(i).copied().flatten() else {
+                continue;
+            };
+            let list = if matches!(self.over, Over::Layer { .. }) {
+                pointwise::broadcast_to(list, shape)?
+            } else {
+                list.clone()
+            };
             let list = list.to_f32()?;
             if list.is_empty() {
                 continue;
@@ -209,8 +264,15 @@ impl Op for Norm {
         let mut out = vec![HostTensor::from_floats(x.dtype(), shape, &y)?];
         if let Over::Layer { axis: a } = self.over {
             let a = axis(a, shape.len())?;
-            let kept: Vec<usize> = shape.iter().enumerate().map(|(i, n)| if i < a { *n } else { 1 }).collect();
-            for list in [&means, &inverses].into_iter().take(self.results.saturating_sub(1)) {
+            let kept: Vec<usize> = shape
+                .iter()
+                .enumerate()
+                .map(|(i, n)| if i < a { *n } else { 1 })
+                .collect();
+            for list in [&means, &inverses]
+                .into_iter()
+                .take(self.results.saturating_sub(1))
+            {
                 out.push(HostTensor::from_f32(&kept, list)?);
             }
         }
@@ -233,29 +295,71 @@ impl Op for Norm {
                 for i in (1..3).filter(|i| cx.has(*i)) {
                     let own = cx.shape(i)?;
                     // Leading axes of size 1 say nothing.
-                    let own = own.0.get(own.0.iter().take_while(|d| d.is(1)).count()..).unwrap_or_default();
-                    let whole = part.get(part.iter().take_while(|d| d.is(1)).count()..).unwrap_or_default();
+                    let own = own
+                        .0
+                        .get(own.0.iter().take_while(|d| d.is(1)).count()..)
+                        .unwrap_or_default();
+                    let whole = part
+                        .get(part.iter().take_while(|d| d.is(1)).count()..)
+                        .unwrap_or_default();
                     if own != whole {
-                        return Err(OpError::NoKernel(format!("a scale or bias {} of {x} from axis {from}", cx.shape(i)?)));
+                        return Err(OpError::NoKernel(format!(
+                            "a scale or bias {} of {x} from axis {from}",
+                            cx.shape(i)?
+                        )));
                     }
                 }
                 (product(before)?, plane, Place::Column)
             }
             Over::Instance => {
                 let sets = before.get(1).cloned().unwrap_or_default();
-                (product(before)?, plane.clone(), Place::Set { sets, per: 1.into(), run: plane })
+                (
+                    product(before)?,
+                    plane.clone(),
+                    Place::Set {
+                        sets,
+                        per: 1.into(),
+                        run: plane,
+                    },
+                )
             }
             Over::Group { groups, by_group } => {
                 let groups = Dim::from(groups);
-                let [n, c] = before else { return Err(OpError::expected("rank", "2 or more", x.rank())) };
+                let [n, c] = before else {
+                    return Err(OpError::expected("rank", "2 or more", x.rank()));
+                };
                 let each = c.exact_div(&groups);
-                let each = each.ok_or_else(|| OpError::expected("channels", format!("a multiple of {groups} groups"), c))?;
+                let each = each.ok_or_else(|| {
+                    OpError::expected("channels", format!("a multiple of {groups} groups"), c)
+                })?;
                 let cols = each.mul(&plane)?;
-                let (per, run) = if by_group { (1.into(), cols.clone()) } else { (each, plane) };
-                (n.mul(&groups)?, cols, Place::Set { sets: groups, per, run })
+                let (per, run) = if by_group {
+                    (1.into(), cols.clone())
+                } else {
+                    (each, plane)
+                };
+                (
+                    n.mul(&groups)?,
+                    cols,
+                    Place::Set {
+                        sets: groups,
+                        per,
+                        run,
+                    },
+                )
             }
         };
-        emit(cx, &Rows { rows, cols, place, center: true, given: false, epsilon: self.epsilon })
+        emit(
+            cx,
+            &Rows {
+                rows,
+                cols,
+                place,
+                center: true,
+                given: false,
+                epsilon: self.epsilon,
+            },
+        )
     }
 }
 
@@ -273,7 +377,9 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
         "InstanceNormalization" => Over::Instance,
         "LayerNormalization" => {
             a.int("stash_type")?;
-            Over::Layer { axis: a.int("axis")?.unwrap_or(-1) }
+            Over::Layer {
+                axis: a.int("axis")?.unwrap_or(-1),
+            }
         }
         _ => {
             a.int("stash_type")?;
@@ -281,15 +387,26 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
             if !(1..=i64::from(i32::MAX)).contains(&groups) {
                 return Err(OpError::expected("attribute `num_groups`", "1 or more", groups));
             }
-            Over::Group { groups, by_group: a.opset() < 21 }
+            Over::Group {
+                groups,
+                by_group: a.opset() < 21,
+            }
         }
     };
-    Ok(Box::new(Norm { over, epsilon: a.float("epsilon")?.unwrap_or(1e-5), results: a.output_count() }))
+    Ok(Box::new(Norm {
+        over,
+        epsilon: a.float("epsilon")?.unwrap_or(1e-5),
+        results: a.output_count(),
+    }))
 }
 
 /// The registry's entry.
 pub static DEF: OpDef = OpDef {
-    onnx: &[onnx("InstanceNormalization", 6), onnx("LayerNormalization", 17), onnx("GroupNormalization", 18)],
+    onnx: &[
+        onnx("InstanceNormalization", 6),
+        onnx("LayerNormalization", 17),
+        onnx("GroupNormalization", 18),
+    ],
     import,
     kernels: &[&KERNEL],
     cases,
@@ -297,7 +414,11 @@ pub static DEF: OpDef = OpDef {
 
 fn cases() -> Vec<Case> {
     let case = |over, shapes: &[&[usize]]| {
-        let op = Norm { over, epsilon: 1e-3, results: 1 };
+        let op = Norm {
+            over,
+            epsilon: 1e-3,
+            results: 1,
+        };
         Case::new(op, shapes.iter().map(|s| input(s)).collect())
     };
     let group = |by_group| Over::Group { groups: 3, by_group };

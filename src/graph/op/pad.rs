@@ -4,7 +4,9 @@
 //! expressions of symbols, or data.
 
 use super::case::{Case, input};
-use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, axis, onnx, operand, strides, window};
+use super::{
+    Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, axis, onnx, operand, strides, window,
+};
 use crate::backend::kernel::Kernel;
 use crate::plan::lower::{Call, LowerCx};
 use crate::shape::{Dim, Fact, Shape};
@@ -47,7 +49,11 @@ impl Pad {
             None => (0..rank).collect(),
         };
         if pads.len() != 2 * axes.len() {
-            return Err(OpError::mismatch("numbers of pads and of ends of axes", pads.len(), 2 * axes.len()));
+            return Err(OpError::mismatch(
+                "numbers of pads and of ends of axes",
+                pads.len(),
+                2 * axes.len(),
+            ));
         }
         let mut out = vec![(Dim::from(0), Dim::from(0)); rank];
         let (before, after) = pads.split_at(axes.len());
@@ -85,9 +91,21 @@ impl Op for Pad {
         let (Some(given), Some(axes)) = (given, &axes) else {
             // Which sizes grow or shrink, and how much, is known to the run alone.
             let padded = axes.unwrap_or_else(|| (0i64..).take(rank).collect());
-            let padded = padded.into_iter().map(|a| axis(a, rank)).collect::<OpResult<Vec<_>>>()?;
-            let size = |(i, d): (usize, &Dim)| if padded.contains(&i) { cx.unknown(0, i, None) } else { d.clone() };
-            return Ok(vec![Fact::new(x.dtype, Shape(x.shape.0.iter().enumerate().map(size).collect()))]);
+            let padded = padded
+                .into_iter()
+                .map(|a| axis(a, rank))
+                .collect::<OpResult<Vec<_>>>()?;
+            let size = |(i, d): (usize, &Dim)| {
+                if padded.contains(&i) {
+                    cx.unknown(0, i, None)
+                } else {
+                    d.clone()
+                }
+            };
+            return Ok(vec![Fact::new(
+                x.dtype,
+                Shape(x.shape.0.iter().enumerate().map(size).collect()),
+            )]);
         };
         let mut shape = Vec::new();
         for (d, (before, after)) in x.shape.0.iter().zip(self.pads(rank, given, Some(axes))?) {
@@ -103,17 +121,32 @@ impl Op for Pad {
 
     fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
         let x = operand(inputs, 0)?;
-        let list = |i: usize| inputs.get(i).copied().flatten().map(HostTensor::to_i64).transpose();
+        let list = |i: usize| {
+            inputs
+                .get(i)
+                .copied()
+                .flatten()
+                .map(HostTensor::to_i64)
+                .transpose()
+        };
         let given = match &self.pads {
             Some(list) => list.clone(),
             None => operand(inputs, 1)?.to_i64()?,
         };
-        let pads = self.pads(x.shape().len(), given.into_iter().map(Dim::from).collect(), list(3)?.as_deref())?;
+        let pads = self.pads(
+            x.shape().len(),
+            given.into_iter().map(Dim::from).collect(),
+            list(3)?.as_deref(),
+        )?;
         let size = x.dtype().size();
         let fill = match inputs.get(2).copied().flatten() {
             Some(v) if v.dtype() == x.dtype() => v.bytes()?.get(..size).map(<[u8]>::to_vec),
             Some(v) => return Err(OpError::mismatch("element types", x.dtype(), v.dtype())),
-            None if x.dtype().is_float() => Some(HostTensor::from_floats(x.dtype(), &[], &[self.value])?.bytes()?.to_vec()),
+            None if x.dtype().is_float() => Some(
+                HostTensor::from_floats(x.dtype(), &[], &[self.value])?
+                    .bytes()?
+                    .to_vec(),
+            ),
             None => Some(vec![0; size]),
         };
         let fill = fill.ok_or_else(|| OpError::expected("value of the padding", "one element", "none"))?;
@@ -126,15 +159,17 @@ impl Op for Pad {
                 .checked_add(before)
                 .and_then(|v| v.checked_add(after))
                 .filter(|v| *v >= 0)
-                .ok_or_else(|| OpError::expected("padded size", "0 or more", format!("{n} + {before} + {after}")))?;
-            let mut list = window::filled(&[usize::try_from(out).unwrap_or(0)], None)?;
+                .ok_or_else(|| {
+                    OpError::expected("padded size", "0 or more", format!("{n} + {before} + {after}"))
+                })?;
+            let mut list = super::filled(&[usize::try_from(out).unwrap_or(0)], None)?;
             for (i, slot) in (0..out).zip(&mut list) {
                 *slot = self.source(i - before, n)?;
             }
             places.push(list);
         }
         let shape: Vec<usize> = places.iter().map(Vec::len).collect();
-        let mut bytes = window::filled(&[shape.iter().try_fold(1usize, |n, d| n.checked_mul(*d)).unwrap_or(usize::MAX), size], 0u8)?;
+        let mut bytes = super::filled(&[super::count(&shape)?, size], 0u8)?;
         let (last, outer) = match places.split_last() {
             Some((last, outer)) => (last.clone(), outer.to_vec()),
             None => (vec![Some(0)], Vec::new()),
@@ -150,7 +185,9 @@ impl Op for Pad {
                 .map(|((places, i), step)| places.get(*i).copied().flatten().map(|p| p * step))
                 .sum();
             for (to, place) in row.chunks_exact_mut(size).zip(&last) {
-                let from = start.zip(*place).and_then(|(s, p)| data.get((s + p) * size..(s + p + 1) * size));
+                let from = start
+                    .zip(*place)
+                    .and_then(|(s, p)| data.get((s + p) * size..(s + p + 1) * size));
                 to.copy_from_slice(from.unwrap_or(&fill));
             }
         }
@@ -163,10 +200,21 @@ impl Op for Pad {
             Some(list) => list.iter().copied().map(Dim::from).collect(),
             None => cx.dims(1)?,
         };
-        let axes: Option<Option<Vec<i64>>> = if cx.has(3) { Some(cx.dims(3)?.iter().map(Dim::as_const).collect()) } else { None };
-        let axes = axes.map(|a| a.ok_or_else(|| OpError::NoKernel("axes that are data".to_owned()))).transpose()?;
+        let axes: Option<Option<Vec<i64>>> = if cx.has(3) {
+            Some(cx.dims(3)?.iter().map(Dim::as_const).collect())
+        } else {
+            None
+        };
+        let axes = axes
+            .map(|a| a.ok_or_else(|| OpError::NoKernel("axes that are data".to_owned())))
+            .transpose()?;
         let pads = self.pads(x.shape.rank(), given, axes.as_deref())?;
-        if cx.has(2) && cx.fact(2)?.as_const().is_some_and(|t| t.to_f32().is_ok_and(|v| v.iter().any(|v| !v.is_finite()))) {
+        if cx.has(2)
+            && cx
+                .fact(2)?
+                .as_const()
+                .is_some_and(|t| t.to_f32().is_ok_and(|v| v.iter().any(|v| !v.is_finite())))
+        {
             return Err(OpError::NoKernel("padding that is not finite".to_owned()));
         }
         // Innermost first: sizes of the result and of the operand, and the pad before; neighbours without pads are one axis.
@@ -181,7 +229,10 @@ impl Op for Pad {
             plain = same;
         }
         if lines.len() > 5 {
-            return Err(OpError::NoKernel(format!("padding of {} axes that cannot be joined; at most 5", lines.len())));
+            return Err(OpError::NoKernel(format!(
+                "padding of {} axes that cannot be joined; at most 5",
+                lines.len()
+            )));
         }
         let count = out.count()?;
         let mut call = Call::new(&KERNEL, 64)
@@ -191,7 +242,9 @@ impl Op for Pad {
             .operand(cx.output(0)?)
             .grid(count.ceil_div(2 * 64)?, 1, 1)
             .field(&count);
-        let part = |i: usize, of: fn(&(Dim, Dim, Dim)) -> &Dim, or: i64| lines.get(i).map_or_else(|| Dim::from(or), |l| of(l).clone());
+        let part = |i: usize, of: fn(&(Dim, Dim, Dim)) -> &Dim, or: i64| {
+            lines.get(i).map_or_else(|| Dim::from(or), |l| of(l).clone())
+        };
         call = (0..4).fold(call, |c, i| c.field(part(i, |l| &l.0, 1)));
         call = (0..5).fold(call, |c, i| c.field(part(i, |l| &l.1, 1)));
         call = (0..5).fold(call, |c, i| c.field(part(i, |l| &l.2, 0)));
@@ -222,7 +275,11 @@ impl Pad {
     fn source(&self, i: i64, n: i64) -> OpResult<Option<usize>> {
         let inside = (0..n).contains(&i);
         if n == 0 && self.mode != Mode::Constant {
-            return Err(OpError::expected("size to pad by its own elements", "1 or more", 0));
+            return Err(OpError::expected(
+                "size to pad by its own elements",
+                "1 or more",
+                0,
+            ));
         }
         let at = match self.mode {
             _ if inside => i,
@@ -246,32 +303,74 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
         Some("edge") => Mode::Edge,
         Some("reflect") => Mode::Reflect,
         Some("wrap") => Mode::Wrap,
-        Some(other) => return Err(OpError::expected("attribute `mode`", "constant, edge, reflect or wrap", other)),
+        Some(other) => {
+            return Err(OpError::expected(
+                "attribute `mode`",
+                "constant, edge, reflect or wrap",
+                other,
+            ));
+        }
     };
-    let (pads, value) = if a.opset() < 11 { (a.ints("pads")?, a.float("value")?) } else { (None, None) };
+    let (pads, value) = if a.opset() < 11 {
+        (a.ints("pads")?, a.float("value")?)
+    } else {
+        (None, None)
+    };
     if a.opset() < 11 && pads.is_none() {
         return Err(OpError::expected("attribute `pads`", "integers", "nothing"));
     }
-    Ok(Box::new(Pad { mode, pads, value: value.unwrap_or(0.0) }))
+    Ok(Box::new(Pad {
+        mode,
+        pads,
+        value: value.unwrap_or(0.0),
+    }))
 }
 
 /// The registry's entry.
-pub static DEF: OpDef = OpDef { onnx: &[onnx("Pad", 2)], import, kernels: &[&KERNEL], cases };
+pub static DEF: OpDef = OpDef {
+    onnx: &[onnx("Pad", 2)],
+    import,
+    kernels: &[&KERNEL],
+    cases,
+};
 
 fn cases() -> Vec<Case> {
-    let op = |mode| Pad { mode, pads: None, value: 0.0 };
+    let op = |mode| Pad {
+        mode,
+        pads: None,
+        value: 0.0,
+    };
     let list = |v: &[i64]| input(&[v.len()]).values(v).constant();
     let case = |mode, x: &[usize], pads: &[i64]| Case::new(op(mode), vec![input(x), list(pads)]);
     let mut all = vec![
         case(Mode::Constant, &[2, 3, 5], &[0, 1, 2, 3, 0, 0]),
         case(Mode::Constant, &[4, 7], &[-1, 2, 1, -3]),
-        Case::new(Pad { mode: Mode::Constant, pads: Some(vec![1, 0, 0, 2]), value: 1.5 }, vec![input(&[3, 2])]),
-        Case::new(op(Mode::Constant), vec![input(&[3, 4]), list(&[2, 1]), input(&[]), list(&[-1])]),
-        Case::new(op(Mode::Constant), vec![input(&[3, 5]).ints(-9, 9), list(&[0, 1, 1, 1]), input(&[]).ints(7, 7)]),
+        Case::new(
+            Pad {
+                mode: Mode::Constant,
+                pads: Some(vec![1, 0, 0, 2]),
+                value: 1.5,
+            },
+            vec![input(&[3, 2])],
+        ),
+        Case::new(
+            op(Mode::Constant),
+            vec![input(&[3, 4]), list(&[2, 1]), input(&[]), list(&[-1])],
+        ),
+        Case::new(
+            op(Mode::Constant),
+            vec![
+                input(&[3, 5]).ints(-9, 9),
+                list(&[0, 1, 1, 1]),
+                input(&[]).ints(7, 7),
+            ],
+        ),
         case(Mode::Constant, &[2, 1, 3, 2, 2], &[1, 0, 0, 1, 1, 0, 2, 1, 0, 0]),
         case(Mode::Reflect, &[1, 3], &[2, 5, 0, 4]),
     ];
-    all.extend([Mode::Edge, Mode::Reflect, Mode::Wrap].map(|m| case(m, &[1, 2, 5, 4], &[0, 0, 2, 3, 0, 1, 4, 1])));
+    all.extend(
+        [Mode::Edge, Mode::Reflect, Mode::Wrap].map(|m| case(m, &[1, 2, 5, 4], &[0, 0, 2, 3, 0, 1, 4, 1])),
+    );
     all
 }
 
@@ -283,11 +382,21 @@ mod tests {
     fn pads_that_are_data_may_be_negative() {
         use crate::tensor::DType;
         let x = Fact::new(DType::F32, Shape(vec![2.into(), 5.into()]));
-        let (pads, axes) = (Fact::new(DType::I64, Shape::fixed(&[2])), HostTensor::from_i64(&[1], &[-1]).unwrap());
+        let (pads, axes) = (
+            Fact::new(DType::I64, Shape::fixed(&[2])),
+            HostTensor::from_i64(&[1], &[-1]).unwrap(),
+        );
         let axes = Fact::of(axes.into());
-        let (inputs, known) = ([Some(&x), Some(&pads), None, Some(&axes)], crate::shape::Constraints::default());
+        let (inputs, known) = (
+            [Some(&x), Some(&pads), None, Some(&axes)],
+            crate::shape::Constraints::default(),
+        );
         let cx = InferCx::new(&inputs, &known).named(&["x", "pads", "", "axes"], &["y"]);
-        let op = Pad { mode: Mode::Constant, pads: None, value: 0.0 };
+        let op = Pad {
+            mode: Mode::Constant,
+            pads: None,
+            value: 0.0,
+        };
         assert_eq!(op.infer(&cx).unwrap()[0].shape.to_string(), "[2, y_1]");
     }
 
@@ -296,7 +405,11 @@ mod tests {
         let x = HostTensor::from_i64(&[4], &[1, 2, 3, 4]).unwrap();
         let pads = HostTensor::from_i64(&[2], &[2, 3]).unwrap();
         let run = |mode| {
-            let op = Pad { mode, pads: None, value: 0.0 };
+            let op = Pad {
+                mode,
+                pads: None,
+                value: 0.0,
+            };
             op.eval(&[Some(&x), Some(&pads)]).unwrap()[0].to_i64().unwrap()
         };
         assert_eq!(run(Mode::Constant), [0, 0, 1, 2, 3, 4, 0, 0, 0]);
@@ -304,6 +417,14 @@ mod tests {
         assert_eq!(run(Mode::Reflect), [3, 2, 1, 2, 3, 4, 3, 2, 1]);
         assert_eq!(run(Mode::Wrap), [3, 4, 1, 2, 3, 4, 1, 2, 3]);
         let none = HostTensor::from_i64(&[0], &[]).unwrap();
-        assert!(Pad { mode: Mode::Edge, pads: None, value: 0.0 }.eval(&[Some(&none), Some(&pads)]).is_err());
+        assert!(
+            Pad {
+                mode: Mode::Edge,
+                pads: None,
+                value: 0.0
+            }
+            .eval(&[Some(&none), Some(&pads)])
+            .is_err()
+        );
     }
 }

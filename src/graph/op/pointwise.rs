@@ -9,8 +9,8 @@
 
 use super::{InferCx, Inputs, Op, OpDef, OpError, OpResult, operand};
 use crate::backend::kernel::{Kernel, Snippet};
-use crate::plan::lower::{Call, LowerCx};
 use crate::graph::rules;
+use crate::plan::lower::{Call, LowerCx};
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::{DType, HostTensor};
 use std::fmt;
@@ -64,7 +64,9 @@ impl Test {
     fn holds(self, x: f32) -> bool {
         match self {
             Self::Nan => x.is_nan(),
-            Self::Infinite { negative, positive } => x.is_infinite() && if x < 0.0 { negative } else { positive },
+            Self::Infinite { negative, positive } => {
+                x.is_infinite() && if x < 0.0 { negative } else { positive }
+            }
         }
     }
 }
@@ -93,7 +95,9 @@ impl Expr {
     /// Type of the result, given the operands' types.
     fn dtype(&self, inputs: &[DType]) -> OpResult<DType> {
         Ok(match self {
-            Self::Input(i) => *inputs.get(*i).ok_or_else(|| OpError::expected("operand", "given", i))?,
+            Self::Input(i) => *inputs
+                .get(*i)
+                .ok_or_else(|| OpError::expected("operand", "given", i))?,
             Self::Const(_, t) | Self::Cast(t, _) => *t,
             Self::Unary(_, x) => x.dtype(inputs)?,
             Self::Not(_) => DType::Bool,
@@ -110,7 +114,11 @@ impl Expr {
                 if f.is_bitwise() && !t.is_int() {
                     return Err(OpError::expected("element type", "an integer type", t));
                 }
-                if f.is_comparison() || f.is_logical() { DType::Bool } else { t }
+                if f.is_comparison() || f.is_logical() {
+                    DType::Bool
+                } else {
+                    t
+                }
             }
             Self::Select(c, a, b) => {
                 let (tc, ta, tb) = (c.dtype(inputs)?, a.dtype(inputs)?, b.dtype(inputs)?);
@@ -134,9 +142,15 @@ impl Expr {
                     Buffer::Ints(full.to_i64()?)
                 }
             }
-            #[expect(clippy::cast_possible_truncation, reason = "constants are stored widened from these types")]
+            #[expect(
+                clippy::cast_possible_truncation,
+                reason = "constants are stored widened from these types"
+            )]
             Self::Const(v, t) if t.is_float() => Buffer::Floats(vec![*v as f32; count]),
-            #[expect(clippy::cast_possible_truncation, reason = "constants are stored widened from these types")]
+            #[expect(
+                clippy::cast_possible_truncation,
+                reason = "constants are stored widened from these types"
+            )]
             Self::Const(v, _) => Buffer::Ints(vec![*v as i64; count]),
             Self::Unary(f, x) => match x.eval(inputs, shape)? {
                 Buffer::Floats(v) => Buffer::Floats(v.into_iter().map(|x| f.apply(x)).collect()),
@@ -154,49 +168,75 @@ impl Expr {
             },
             Self::Test(test, x) => match x.eval(inputs, shape)? {
                 Buffer::Floats(v) => Buffer::Ints(v.into_iter().map(|x| i64::from(test.holds(x))).collect()),
-                Buffer::Ints(_) => return Err(OpError::expected("operand of a test", "a float", "an integer")),
-            },
-            Self::Binary(f, a, b) => {
-                match (a.eval(inputs, shape)?, b.eval(inputs, shape)?) {
-                    (Buffer::Floats(a), Buffer::Floats(b)) if f.is_comparison() => {
-                        Buffer::Ints(a.iter().zip(&b).map(|(a, b)| i64::from(f.compare(a, b))).collect())
-                    }
-                    (Buffer::Ints(a), Buffer::Ints(b)) if f.is_comparison() => {
-                        Buffer::Ints(a.iter().zip(&b).map(|(a, b)| i64::from(f.compare(a, b))).collect())
-                    }
-                    (Buffer::Floats(a), Buffer::Floats(b)) => {
-                        Buffer::Floats(a.iter().zip(&b).map(|(a, b)| f.floats(*a, *b)).collect())
-                    }
-                    (Buffer::Ints(a), Buffer::Ints(b)) => {
-                        Buffer::Ints(a.iter().zip(&b).map(|(a, b)| f.ints(*a, *b)).collect())
-                    }
-                    #[expect(clippy::cast_precision_loss, reason = "an integer exponent of a float base is small")]
-                    (Buffer::Floats(a), Buffer::Ints(b)) => {
-                        Buffer::Floats(a.iter().zip(&b).map(|(a, b)| f.floats(*a, *b as f32)).collect())
-                    }
-                    #[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, reason = "ONNX Pow returns to the base's type")]
-                    (Buffer::Ints(a), Buffer::Floats(b)) => {
-                        Buffer::Ints(a.iter().zip(&b).map(|(a, b)| (*a as f64).powf(f64::from(*b)) as i64).collect())
-                    }
+                Buffer::Ints(_) => {
+                    return Err(OpError::expected("operand of a test", "a float", "an integer"));
                 }
-            }
+            },
+            Self::Binary(f, a, b) => match (a.eval(inputs, shape)?, b.eval(inputs, shape)?) {
+                (Buffer::Floats(a), Buffer::Floats(b)) if f.is_comparison() => Buffer::Ints(
+                    a.iter()
+                        .zip(&b)
+                        .map(|(a, b)| i64::from(f.compare(a, b)))
+                        .collect(),
+                ),
+                (Buffer::Ints(a), Buffer::Ints(b)) if f.is_comparison() => Buffer::Ints(
+                    a.iter()
+                        .zip(&b)
+                        .map(|(a, b)| i64::from(f.compare(a, b)))
+                        .collect(),
+                ),
+                (Buffer::Floats(a), Buffer::Floats(b)) => {
+                    Buffer::Floats(a.iter().zip(&b).map(|(a, b)| f.floats(*a, *b)).collect())
+                }
+                (Buffer::Ints(a), Buffer::Ints(b)) => {
+                    Buffer::Ints(a.iter().zip(&b).map(|(a, b)| f.ints(*a, *b)).collect())
+                }
+                #[expect(
+                    clippy::cast_precision_loss,
+                    reason = "an integer exponent of a float base is small"
+                )]
+                (Buffer::Floats(a), Buffer::Ints(b)) => {
+                    Buffer::Floats(a.iter().zip(&b).map(|(a, b)| f.floats(*a, *b as f32)).collect())
+                }
+                #[expect(
+                    clippy::cast_precision_loss,
+                    clippy::cast_possible_truncation,
+                    reason = "ONNX Pow returns to the base's type"
+                )]
+                (Buffer::Ints(a), Buffer::Floats(b)) => Buffer::Ints(
+                    a.iter()
+                        .zip(&b)
+                        .map(|(a, b)| (*a as f64).powf(f64::from(*b)) as i64)
+                        .collect(),
+                ),
+            },
             Self::Select(c, a, b) => {
                 let Buffer::Ints(c) = c.eval(inputs, shape)? else {
                     return Err(OpError::expected("condition", DType::Bool, "a float"));
                 };
                 match (a.eval(inputs, shape)?, b.eval(inputs, shape)?) {
-                    (Buffer::Floats(a), Buffer::Floats(b)) => {
-                        Buffer::Floats(c.iter().zip(a.iter().zip(&b)).map(|(c, (a, b))| if *c != 0 { *a } else { *b }).collect())
-                    }
-                    (Buffer::Ints(a), Buffer::Ints(b)) => {
-                        Buffer::Ints(c.iter().zip(a.iter().zip(&b)).map(|(c, (a, b))| if *c != 0 { *a } else { *b }).collect())
-                    }
+                    (Buffer::Floats(a), Buffer::Floats(b)) => Buffer::Floats(
+                        c.iter()
+                            .zip(a.iter().zip(&b))
+                            .map(|(c, (a, b))| if *c != 0 { *a } else { *b })
+                            .collect(),
+                    ),
+                    (Buffer::Ints(a), Buffer::Ints(b)) => Buffer::Ints(
+                        c.iter()
+                            .zip(a.iter().zip(&b))
+                            .map(|(c, (a, b))| if *c != 0 { *a } else { *b })
+                            .collect(),
+                    ),
                     _ => return Err(OpError::mismatch("element types", "float", "integer")),
                 }
             }
             Self::Cast(t, x) => match (x.eval(inputs, shape)?, t) {
-                (Buffer::Floats(v), DType::Bool) => Buffer::Ints(v.iter().map(|x| i64::from(*x != 0.0)).collect()),
-                (Buffer::Ints(v), DType::Bool) => Buffer::Ints(v.iter().map(|x| i64::from(*x != 0)).collect()),
+                (Buffer::Floats(v), DType::Bool) => {
+                    Buffer::Ints(v.iter().map(|x| i64::from(*x != 0.0)).collect())
+                }
+                (Buffer::Ints(v), DType::Bool) => {
+                    Buffer::Ints(v.iter().map(|x| i64::from(*x != 0)).collect())
+                }
                 (Buffer::Floats(v), DType::F32) => Buffer::Floats(v),
                 (Buffer::Floats(v), DType::F16) => {
                     Buffer::Floats(v.iter().map(|x| half::f16::from_f32(*x).to_f32()).collect())
@@ -251,7 +291,11 @@ impl Expr {
                 }
                 let v = v.clamp(f64::from(f32::MIN), f64::from(f32::MAX));
                 // A literal without suffix is a double in OpenCL C, which many devices lack.
-                if wgsl { format!("f32({v:e})") } else { format!("({v:e}f)") }
+                if wgsl {
+                    format!("f32({v:e})")
+                } else {
+                    format!("({v:e}f)")
+                }
             }
             Self::Const(v, _) => {
                 if wgsl {
@@ -279,14 +323,20 @@ impl Expr {
             }
             Self::Not(x) => format!("(1 - {})", x.print(types, wgsl)?),
             Self::Test(..) => {
-                return Err(OpError::NoKernel("kernels may assume that every float is a finite number".to_owned()));
+                return Err(OpError::NoKernel(
+                    "kernels may assume that every float is a finite number".to_owned(),
+                ));
             }
             Self::Binary(f, a, b) => {
                 let float = a.dtype(types)?.is_float();
                 let (mut a, mut b, tb) = (a.print(types, wgsl)?, b.print(types, wgsl)?, b.dtype(types)?);
                 let infix = |op: &str| format!("({a} {op} {b})");
                 let truth = |op: &str| {
-                    if wgsl { format!("select(0, 1, {a} {op} {b})") } else { format!("(({a} {op} {b}) ? 1 : 0)") }
+                    if wgsl {
+                        format!("select(0, 1, {a} {op} {b})")
+                    } else {
+                        format!("(({a} {op} {b}) ? 1 : 0)")
+                    }
                 };
                 match f {
                     Binary::Add => infix("+"),
@@ -301,7 +351,10 @@ impl Expr {
                     Binary::Mod if !float => format!("floor_mod({a}, {b})"),
                     // Devices have 32 bits for each integer, whatever its type is.
                     Binary::Mod | Binary::ShiftLeft | Binary::ShiftRight => {
-                        return Err(OpError::NoKernel(format!("{f:?} has no kernel for {}", self.dtype(types)?)));
+                        return Err(OpError::NoKernel(format!(
+                            "{f:?} has no kernel for {}",
+                            self.dtype(types)?
+                        )));
                     }
                     Binary::Less => truth("<"),
                     Binary::LessOrEqual => truth("<="),
@@ -326,14 +379,25 @@ impl Expr {
                 }
             }
             Self::Select(c, a, b) => {
-                let (c, a, b) = (c.print(types, wgsl)?, a.print(types, wgsl)?, b.print(types, wgsl)?);
-                if wgsl { format!("select({b}, {a}, {c} != 0)") } else { format!("({c} ? {a} : {b})") }
+                let (c, a, b) = (
+                    c.print(types, wgsl)?,
+                    a.print(types, wgsl)?,
+                    b.print(types, wgsl)?,
+                );
+                if wgsl {
+                    format!("select({b}, {a}, {c} != 0)")
+                } else {
+                    format!("({c} ? {a} : {b})")
+                }
             }
             Self::Cast(t, x) => {
                 let from = x.dtype(types)?;
                 let x = x.print(types, wgsl)?;
                 match (t, wgsl) {
-                    (DType::Bool, true) => format!("select(0, 1, {x} != {})", if from.is_float() { "0.0" } else { "0" }),
+                    (DType::Bool, true) => format!(
+                        "select(0, 1, {x} != {})",
+                        if from.is_float() { "0.0" } else { "0" }
+                    ),
                     (DType::Bool, false) => format!("(({x} != 0) ? 1 : 0)"),
                     (t, true) if t.is_float() => format!("f32({x})"),
                     (t, false) if t.is_float() => format!("((float)({x}))"),
@@ -424,7 +488,10 @@ impl Pointwise {
     /// The operator for one ONNX function of `inputs` operands.
     pub fn binary(name: &str, f: Binary) -> Self {
         let [a, b] = [0, 1].map(|i| Box::new(Expr::Input(i)));
-        Self { name: name.to_owned(), expr: Expr::Binary(f, a, b) }
+        Self {
+            name: name.to_owned(),
+            expr: Expr::Binary(f, a, b),
+        }
     }
 }
 
@@ -451,7 +518,10 @@ pub(super) fn join_axes(out: &Shape, inputs: &[&Shape]) -> OpResult<Walk> {
         }
         strides.push(s);
     }
-    let mut walk = Walk { sizes: Vec::new(), strides: vec![Vec::new(); inputs.len()] };
+    let mut walk = Walk {
+        sizes: Vec::new(),
+        strides: vec![Vec::new(); inputs.len()],
+    };
     for axis in (0..rank).rev() {
         let size = &out.0[axis];
         if size.is(1) {
@@ -461,7 +531,8 @@ pub(super) fn join_axes(out: &Shape, inputs: &[&Shape]) -> OpResult<Walk> {
         let joins = match walk.sizes.last() {
             None => false,
             Some(inner) => strides.iter().zip(&walk.strides).all(|(s, w)| {
-                w.last().is_some_and(|inner_step| inner_step.mul(inner).is_ok_and(|p| p == s[axis]))
+                w.last()
+                    .is_some_and(|inner_step| inner_step.mul(inner).is_ok_and(|p| p == s[axis]))
             }),
         };
         if joins {
@@ -516,7 +587,9 @@ impl Op for Pointwise {
     fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
         let n = cx.input_count();
         if n > MAX_INPUTS {
-            return Err(OpError::NoKernel(format!("{n} elementwise operands; at most {MAX_INPUTS}")));
+            return Err(OpError::NoKernel(format!(
+                "{n} elementwise operands; at most {MAX_INPUTS}"
+            )));
         }
         let out = cx.out_fact(0)?.shape.clone();
         let mut shapes = Vec::new();
@@ -537,7 +610,10 @@ impl Op for Pointwise {
         let (zero, one) = (Dim::from(0), Dim::from(1));
         let flat = walk.sizes.len() <= 1 && walk.strides.iter().all(|s| s.first().is_none_or(|d| d.is(1)));
         let snippet = self.snippet(&types, cx.output(0)?.dtype)?;
-        let mut call = Call::new(&KERNEL, 64).snippet(snippet).grid(count.ceil_div(2 * 64)?, 1, 1).field(&count);
+        let mut call = Call::new(&KERNEL, 64)
+            .snippet(snippet)
+            .grid(count.ceil_div(2 * 64)?, 1, 1)
+            .field(&count);
         for i in 0..MAX_RANK - 1 {
             call = call.field(walk.sizes.get(i).unwrap_or(&one));
         }
@@ -577,7 +653,13 @@ impl Pointwise {
             let arguments: Vec<String> = types
                 .iter()
                 .zip(NAMES)
-                .map(|(t, n)| if wgsl { format!("v{n}: {}", name(*t)) } else { format!("{} v{n}", name(*t)) })
+                .map(|(t, n)| {
+                    if wgsl {
+                        format!("v{n}: {}", name(*t))
+                    } else {
+                        format!("{} v{n}", name(*t))
+                    }
+                })
                 .collect();
             let mut body = self.expr.print(types, wgsl)?;
             if storage == DType::F16 {
@@ -585,7 +667,10 @@ impl Pointwise {
             }
             let arguments = arguments.join(", ");
             *out = if wgsl {
-                format!("alias Y = {0};\nfn apply({arguments}) -> {0} {{ return {body}; }}\n", name(dtype))
+                format!(
+                    "alias Y = {0};\nfn apply({arguments}) -> {0} {{ return {body}; }}\n",
+                    name(dtype)
+                )
             } else {
                 format!(
                     "typedef {0} Y;\ntypedef {0}2 Y2;\ninline {0} apply({arguments}) {{ return {body}; }}\n",
@@ -602,4 +687,9 @@ impl Pointwise {
 }
 
 /// The registry's entry.
-pub static DEF: OpDef = OpDef { onnx: import::ONNX, import: import::import, kernels: &[&KERNEL], cases: cases::cases };
+pub static DEF: OpDef = OpDef {
+    onnx: import::ONNX,
+    import: import::import,
+    kernels: &[&KERNEL],
+    cases: cases::cases,
+};

@@ -68,7 +68,11 @@ impl Op for Pool {
         for (i, kernel) in k.iter().enumerate() {
             let (before, after) = w.explicit(i, k.len());
             if before.max(after) >= w.extent(i, *kernel) {
-                return Err(OpError::expected("pads", format!("less than the window's {}", w.extent(i, *kernel)), before.max(after)));
+                return Err(OpError::expected(
+                    "pads",
+                    format!("less than the window's {}", w.extent(i, *kernel)),
+                    before.max(after),
+                ));
             }
         }
         let mut out = vec![n.clone(), c.clone()];
@@ -88,7 +92,11 @@ impl Op for Pool {
         let mut shape = vec![n, c];
         shape.extend(axes.iter().map(|a| a.out));
         if !x.dtype().is_float() {
-            let Kind::Max { indices, column_major } = self.kind else {
+            let Kind::Max {
+                indices,
+                column_major,
+            } = self.kind
+            else {
                 return Err(OpError::expected("element type", "a float type", x.dtype()));
             };
             let (y, at) = maxima(&axes, &x.to_i64()?, &shape, i64::MIN)?;
@@ -100,7 +108,10 @@ impl Op for Pool {
         }
         let data = x.to_f32()?;
         let y = match self.kind {
-            Kind::Max { indices, column_major } => {
+            Kind::Max {
+                indices,
+                column_major,
+            } => {
                 let (y, at) = maxima(&axes, &data, &shape, f32::NEG_INFINITY)?;
                 if indices {
                     let y = HostTensor::from_floats(x.dtype(), &shape, &y)?;
@@ -138,7 +149,9 @@ impl Op for Pool {
         let lines = self.window.plane(&self.window.kernel, spatial, windows)?;
         let call = window::define(Call::new(&KERNEL, 64), &lines);
         let call = match self.kind {
-            Kind::Max { indices: true, .. } => return Err(OpError::NoKernel("positions of maxima".to_owned())),
+            Kind::Max { indices: true, .. } => {
+                return Err(OpError::NoKernel("positions of maxima".to_owned()));
+            }
             Kind::Max { .. } => call,
             Kind::Average { include_pad: true } => call.define("MEAN", 1).define("PADDED", 1),
             Kind::Average { .. } => call.define("MEAN", 1),
@@ -189,9 +202,14 @@ fn every<T>(axes: &[Axis], x: &[T], mut each: impl FnMut(usize, usize, usize)) -
 }
 
 /// The maxima, and where each one is.
-fn maxima<T: Copy + PartialOrd>(axes: &[Axis], x: &[T], shape: &[usize], least: T) -> OpResult<(Vec<T>, Vec<usize>)> {
-    let mut y = window::filled(shape, least)?;
-    let mut at = window::filled(shape, usize::MAX)?;
+fn maxima<T: Copy + PartialOrd>(
+    axes: &[Axis],
+    x: &[T],
+    shape: &[usize],
+    least: T,
+) -> OpResult<(Vec<T>, Vec<usize>)> {
+    let mut y = super::filled(shape, least)?;
+    let mut at = super::filled(shape, usize::MAX)?;
     every(axes, x, |_, o, i| {
         if let (Some(y), Some(at), Some(x)) = (y.get_mut(o), at.get_mut(o), x.get(i))
             && (*x > *y || *at == usize::MAX || no_number(x) && !no_number(y))
@@ -216,12 +234,15 @@ fn positions(axes: &[Axis], shape: &[usize], at: Vec<usize>, column_major: bool)
         }
         at / plane * plane + out
     };
-    let at: Vec<i64> = at.into_iter().map(|a| i64::try_from(turned(a)).unwrap_or(-1)).collect();
+    let at: Vec<i64> = at
+        .into_iter()
+        .map(|a| i64::try_from(turned(a)).unwrap_or(-1))
+        .collect();
     Ok(HostTensor::from_i64(shape, &at)?)
 }
 
 fn sums(axes: &[Axis], x: &[f32], shape: &[usize], f: impl Fn(f32) -> f32) -> OpResult<Vec<f32>> {
-    let mut y = window::filled(shape, 0f32)?;
+    let mut y = super::filled(shape, 0f32)?;
     every(axes, x, |_, o, i| {
         if let (Some(y), Some(x)) = (y.get_mut(o), x.get(i)) {
             *y += f(*x);
@@ -235,14 +256,25 @@ fn counts(axes: &[Axis], padding: bool) -> Vec<f32> {
     let outs: Vec<usize> = axes.iter().map(|a| a.out).collect();
     #[expect(clippy::cast_precision_loss, reason = "a window is small")]
     window::indices(&outs)
-        .map(|o| axes.iter().zip(&o).map(|(a, o)| a.taps(*o, padding)).product::<usize>().max(1) as f32)
+        .map(|o| {
+            axes.iter()
+                .zip(&o)
+                .map(|(a, o)| a.taps(*o, padding))
+                .product::<usize>()
+                .max(1) as f32
+        })
         .collect()
 }
 
 fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     let kind = match a.op_type() {
-        "MaxPool" => Kind::Max { indices: a.output_count() > 1, column_major: a.int("storage_order")?.unwrap_or(0) != 0 },
-        "AveragePool" => Kind::Average { include_pad: a.int("count_include_pad")?.unwrap_or(0) != 0 },
+        "MaxPool" => Kind::Max {
+            indices: a.output_count() > 1,
+            column_major: a.int("storage_order")?.unwrap_or(0) != 0,
+        },
+        "AveragePool" => Kind::Average {
+            include_pad: a.int("count_include_pad")?.unwrap_or(0) != 0,
+        },
         _ => Kind::Lp { p: power(a)? },
     };
     let window = Window::import(a)?;
@@ -262,12 +294,19 @@ pub(super) fn power(a: &dyn Attributes) -> OpResult<i64> {
 }
 
 /// The registry's entry.
-pub static DEF: OpDef =
-    OpDef { onnx: &[onnx("MaxPool", 1), onnx("AveragePool", 1), onnx("LpPool", 2)], import, kernels: &[&KERNEL], cases };
+pub static DEF: OpDef = OpDef {
+    onnx: &[onnx("MaxPool", 1), onnx("AveragePool", 1), onnx("LpPool", 2)],
+    import,
+    kernels: &[&KERNEL],
+    cases,
+};
 
 fn cases() -> Vec<Case> {
     let case = |kind, x: &[usize], window: Window| Case::new(Pool { kind, window }, vec![input(x)]);
-    let max = Kind::Max { indices: false, column_major: false };
+    let max = Kind::Max {
+        indices: false,
+        column_major: false,
+    };
     let average = |include_pad| Kind::Average { include_pad };
     let window = |kernel: &[i64], strides: &[i64], pads: &[i64], ceil| Window {
         strides: strides.to_vec(),
@@ -278,22 +317,69 @@ fn cases() -> Vec<Case> {
     let mut all = Vec::new();
     for kind in [max, average(false), average(true), Kind::Lp { p: 2 }] {
         all.extend([
-            case(kind, &[1, 3, 9, 8], window(&[3, 3], &[2, 2], &[1, 1, 1, 1], false)),
-            case(kind, &[2, 2, 7, 10], window(&[3, 2], &[2, 3], &[1, 0, 0, 1], true)),
+            case(
+                kind,
+                &[1, 3, 9, 8],
+                window(&[3, 3], &[2, 2], &[1, 1, 1, 1], false),
+            ),
+            case(
+                kind,
+                &[2, 2, 7, 10],
+                window(&[3, 2], &[2, 3], &[1, 0, 0, 1], true),
+            ),
             case(kind, &[1, 2, 7], window(&[2], &[4], &[], true)),
-            case(kind, &[1, 2, 5, 6], Window { auto_pad: AutoPad::SameUpper, ..window(&[3, 2], &[2, 2], &[], false) }),
-            case(kind, &[1, 2, 5, 6], Window { auto_pad: AutoPad::SameLower, ..window(&[3, 2], &[2, 2], &[], true) }),
-            case(kind, &[1, 1, 4, 5, 6], window(&[2, 2, 3], &[1, 2, 1], &[], false)).host_only("kernels have two spatial axes"),
+            case(
+                kind,
+                &[1, 2, 5, 6],
+                Window {
+                    auto_pad: AutoPad::SameUpper,
+                    ..window(&[3, 2], &[2, 2], &[], false)
+                },
+            ),
+            case(
+                kind,
+                &[1, 2, 5, 6],
+                Window {
+                    auto_pad: AutoPad::SameLower,
+                    ..window(&[3, 2], &[2, 2], &[], true)
+                },
+            ),
+            case(kind, &[1, 1, 4, 5, 6], window(&[2, 2, 3], &[1, 2, 1], &[], false))
+                .host_only("kernels have two spatial axes"),
         ]);
     }
-    all.push(case(max, &[1, 2, 9, 9], Window { dilations: vec![2, 3], ..window(&[3, 3], &[1, 2], &[], false) }));
+    all.push(case(
+        max,
+        &[1, 2, 9, 9],
+        Window {
+            dilations: vec![2, 3],
+            ..window(&[3, 3], &[1, 2], &[], false)
+        },
+    ));
     all.push(case(max, &[1, 1, 1, 1], window(&[1, 1], &[1, 1], &[], false)));
-    let ints = Pool { kind: max, window: window(&[2, 3], &[1, 2], &[], false) };
+    let ints = Pool {
+        kind: max,
+        window: window(&[2, 3], &[1, 2], &[], false),
+    };
     all.push(Case::new(ints, vec![input(&[1, 3, 5, 7]).ints(-99, -3)]));
-    let indices = Pool { kind: Kind::Max { indices: true, column_major: false }, window: window(&[2], &[], &[], false) };
+    let indices = Pool {
+        kind: Kind::Max {
+            indices: true,
+            column_major: false,
+        },
+        window: window(&[2], &[], &[], false),
+    };
     all.push(Case::new(indices, vec![input(&[1, 2, 5])]).host_only("positions of maxima"));
-    all.push(case(Kind::Lp { p: 1 }, &[1, 3, 17], window(&[3], &[1], &[1, 1], false)));
-    all.push(case(Kind::Lp { p: 3 }, &[1, 2, 6], window(&[3], &[1], &[1, 1], false)));
+    all.push(case(
+        Kind::Lp { p: 1 },
+        &[1, 3, 17],
+        window(&[3], &[1], &[1, 1], false),
+    ));
+    all.push(case(
+        Kind::Lp { p: 3 },
+        &[1, 2, 6],
+        window(&[3], &[1], &[1, 1], false),
+    ));
     all
 }
 
@@ -304,17 +390,32 @@ mod tests {
     #[test]
     fn a_window_of_padding_alone_costs_nothing() {
         let kernel = i64::from(i32::MAX);
-        let window = Window { pads: vec![kernel - 4, kernel - 4, kernel - 4, kernel - 4], ..Window::new(&[kernel, kernel]) };
+        let window = Window {
+            pads: vec![kernel - 4, kernel - 4, kernel - 4, kernel - 4],
+            ..Window::new(&[kernel, kernel])
+        };
         let x = HostTensor::from_f32(&[1, 1, 4, 4], &[1.0; 16]).unwrap();
-        let window = Window { strides: vec![kernel, kernel], ..window };
-        let pool = Pool { kind: Kind::Average { include_pad: false }, window };
+        let window = Window {
+            strides: vec![kernel, kernel],
+            ..window
+        };
+        let pool = Pool {
+            kind: Kind::Average { include_pad: false },
+            window,
+        };
         assert_eq!(pool.eval(&[Some(&x)]).unwrap()[0].to_f32().unwrap()[0], 1.0);
     }
 
     #[test]
     fn what_is_no_number_is_a_maximum() {
         let x = HostTensor::from_f32(&[1, 1, 4], &[1.0, f32::NAN, 3.0, 2.0]).unwrap();
-        let max = Pool { kind: Kind::Max { indices: false, column_major: false }, window: Window::new(&[2]) };
+        let max = Pool {
+            kind: Kind::Max {
+                indices: false,
+                column_major: false,
+            },
+            window: Window::new(&[2]),
+        };
         let y = max.eval(&[Some(&x)]).unwrap()[0].to_f32().unwrap().into_owned();
         assert!(y[0].is_nan() && y[1].is_nan() && y[2] == 3.0, "{y:?}");
     }
@@ -323,7 +424,13 @@ mod tests {
     fn positions_of_maxima() {
         let x = HostTensor::from_f32(&[1, 1, 2, 3], &[0.0, 5.0, 1.0, 7.0, 2.0, 7.0]).unwrap();
         let at = |column_major| {
-            let op = Pool { kind: Kind::Max { indices: true, column_major }, window: Window::new(&[2, 2]) };
+            let op = Pool {
+                kind: Kind::Max {
+                    indices: true,
+                    column_major,
+                },
+                window: Window::new(&[2, 2]),
+            };
             let y = op.eval(&[Some(&x)]).unwrap();
             (y[0].to_f32().unwrap().into_owned(), y[1].to_i64().unwrap())
         };
@@ -335,12 +442,24 @@ mod tests {
     fn averages_count_what_is_there() {
         let x = HostTensor::from_f32(&[1, 1, 5], &[1.0, 2.0, 3.0, 4.0, 5.0]).unwrap();
         let mean = |include_pad, ceil| {
-            let window = Window { strides: vec![2], pads: vec![1, 0], ceil, ..Window::new(&[3]) };
-            let op = Pool { kind: Kind::Average { include_pad }, window };
+            let window = Window {
+                strides: vec![2],
+                pads: vec![1, 0],
+                ceil,
+                ..Window::new(&[3])
+            };
+            let op = Pool {
+                kind: Kind::Average { include_pad },
+                window,
+            };
             op.eval(&[Some(&x)]).unwrap()[0].to_f32().unwrap().into_owned()
         };
         assert_eq!(mean(false, false), [1.5, 3.0]);
         assert_eq!(mean(true, false), [1.0, 3.0]);
-        assert_eq!(mean(true, true), [1.0, 3.0, 4.5], "the last window holds two elements");
+        assert_eq!(
+            mean(true, true),
+            [1.0, 3.0, 4.5],
+            "the last window holds two elements"
+        );
     }
 }

@@ -36,7 +36,11 @@ impl Grid {
             return Err(OpError::mismatch("ranks", x, scale));
         }
         for (i, (size, n)) in x.0.iter().zip(&scale.0).enumerate() {
-            let wanted = if i == a { size.ceil_div(self.block)? } else { size.clone() };
+            let wanted = if i == a {
+                size.ceil_div(self.block)?
+            } else {
+                size.clone()
+            };
             cx.same("scales and sizes", n, &wanted)?;
         }
         Ok(())
@@ -49,19 +53,28 @@ impl Grid {
             return Ok(vec![0; count]);
         }
         let (_, n, inner) = around(x, axis(self.axis, x.len())?)?;
-        let block = usize::try_from(self.block).map_err(|_| OpError::expected("block size", "0 or more", self.block))?;
+        let block = usize::try_from(self.block)
+            .map_err(|_| OpError::expected("block size", "0 or more", self.block))?;
         let (blocks, wanted) = match block {
             0 => (n, n),
-            block => (n.div_ceil(block), count.checked_div(n).unwrap_or(0) * n.div_ceil(block)),
+            block => (
+                n.div_ceil(block),
+                count.checked_div(n).unwrap_or(0) * n.div_ceil(block),
+            ),
         };
         if scale.len() != wanted {
-            return Err(OpError::expected("scale", format!("{wanted} elements"), format!("{scale:?}")));
+            return Err(OpError::expected(
+                "scale",
+                format!("{wanted} elements"),
+                format!("{scale:?}"),
+            ));
         }
         let inner = inner.max(1);
         Ok((0..count)
             .map(|i| {
                 let (outer, at, inside) = (i / (n * inner), i / inner % n, i % inner);
-                at.checked_div(block).map_or(at, |part| (outer * blocks + part) * inner + inside)
+                at.checked_div(block)
+                    .map_or(at, |part| (outer * blocks + part) * inner + inside)
             })
             .collect())
     }
@@ -78,7 +91,10 @@ fn limits(dtype: DType) -> OpResult<(i64, i64)> {
 
 /// `round(x / scale) + zero`, kept inside the type; halves go to the even side.
 pub(super) fn quantize(x: f32, scale: f32, zero: i64, (low, high): (i64, i64)) -> i64 {
-    #[expect(clippy::cast_possible_truncation, reason = "saturates, as is meant; not a number becomes 0")]
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "saturates, as is meant; not a number becomes 0"
+    )]
     let rounded = (x / scale).round_ties_even() as i64;
     rounded.saturating_add(zero).clamp(low, high)
 }
@@ -90,7 +106,11 @@ fn zeros(inputs: &Inputs<'_>, i: usize, count: usize) -> OpResult<Vec<i64>> {
         None => vec![0; count],
     };
     if zeros.len() != count {
-        return Err(OpError::mismatch("numbers of scales and of zero points", count, zeros.len()));
+        return Err(OpError::mismatch(
+            "numbers of scales and of zero points",
+            count,
+            zeros.len(),
+        ));
     }
     Ok(zeros)
 }
@@ -99,7 +119,11 @@ fn zeros(inputs: &Inputs<'_>, i: usize, count: usize) -> OpResult<Vec<i64>> {
 fn check_zero(cx: &InferCx<'_>, scale: &Fact) -> OpResult<()> {
     let Some(zero) = cx.opt(2) else { return Ok(()) };
     if zero.shape.rank() != scale.shape.rank() {
-        return Err(OpError::mismatch("shapes of scale and zero point", &scale.shape, &zero.shape));
+        return Err(OpError::mismatch(
+            "shapes of scale and zero point",
+            &scale.shape,
+            &zero.shape,
+        ));
     }
     for (a, b) in scale.shape.0.iter().zip(&zero.shape.0) {
         cx.same("shapes of scale and zero point", a, b)?;
@@ -136,10 +160,17 @@ impl Op for QuantizeLinear {
 
     fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
         let (x, scale) = (cx.fact(0)?, cx.fact(1)?);
-        let dtype = self.dtype.or_else(|| cx.opt(2).map(|z| z.dtype)).unwrap_or(DType::U8);
+        let dtype = self
+            .dtype
+            .or_else(|| cx.opt(2).map(|z| z.dtype))
+            .unwrap_or(DType::U8);
         limits(dtype)?;
         if let Some(zero) = cx.opt(2).filter(|z| z.dtype != dtype) {
-            return Err(OpError::mismatch("types of result and zero point", dtype, zero.dtype));
+            return Err(OpError::mismatch(
+                "types of result and zero point",
+                dtype,
+                zero.dtype,
+            ));
         }
         self.grid.check(cx, &x.shape, &scale.shape)?;
         check_zero(cx, scale)?;
@@ -149,7 +180,10 @@ impl Op for QuantizeLinear {
     fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
         let (x, scale) = (operand(inputs, 0)?, operand(inputs, 1)?);
         let zero = inputs.get(2).copied().flatten();
-        let dtype = self.dtype.or_else(|| zero.map(HostTensor::dtype)).unwrap_or(DType::U8);
+        let dtype = self
+            .dtype
+            .or_else(|| zero.map(HostTensor::dtype))
+            .unwrap_or(DType::U8);
         let (bounds, zeros) = (limits(dtype)?, zeros(inputs, 2, scale.len())?);
         let (scales, at) = (scale.to_f32()?, self.grid.positions(x.shape(), scale)?);
         #[expect(clippy::cast_precision_loss, reason = "integers are quantized as floats")]
@@ -158,7 +192,11 @@ impl Op for QuantizeLinear {
         } else {
             x.to_i64()?.into_iter().map(|v| v as f32).collect()
         };
-        let y: Vec<i64> = data.iter().zip(at).map(|(v, g)| quantize(*v, scales[g], zeros[g], bounds)).collect();
+        let y: Vec<i64> = data
+            .iter()
+            .zip(at)
+            .map(|(v, g)| quantize(*v, scales[g], zeros[g], bounds))
+            .collect();
         Ok(vec![HostTensor::from_ints(dtype, x.shape(), &y)?])
     }
 }
@@ -172,7 +210,11 @@ impl Op for DequantizeLinear {
         let (x, scale) = (cx.fact(0)?, cx.fact(1)?);
         let dtype = self.dtype.unwrap_or(scale.dtype);
         if !x.dtype.is_int() || !dtype.is_float() {
-            return Err(OpError::expected("types", "integers to floats", format!("{} to {dtype}", x.dtype)));
+            return Err(OpError::expected(
+                "types",
+                "integers to floats",
+                format!("{} to {dtype}", x.dtype),
+            ));
         }
         self.grid.check(cx, &x.shape, &scale.shape)?;
         check_zero(cx, scale)?;
@@ -181,12 +223,23 @@ impl Op for DequantizeLinear {
 
     fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
         let (x, scale) = (operand(inputs, 0)?, operand(inputs, 1)?);
-        let (zeros, at) = (zeros(inputs, 2, scale.len())?, self.grid.positions(x.shape(), scale)?);
+        let (zeros, at) = (
+            zeros(inputs, 2, scale.len())?,
+            self.grid.positions(x.shape(), scale)?,
+        );
         let scales = scale.to_f32()?;
         #[expect(clippy::cast_precision_loss, reason = "rounding to the result type is meant")]
-        let y: Vec<f32> =
-            x.to_i64()?.into_iter().zip(at).map(|(v, g)| v.saturating_sub(zeros[g]) as f32 * scales[g]).collect();
-        Ok(vec![HostTensor::from_floats(self.dtype.unwrap_or(scale.dtype()), x.shape(), &y)?])
+        let y: Vec<f32> = x
+            .to_i64()?
+            .into_iter()
+            .zip(at)
+            .map(|(v, g)| v.saturating_sub(zeros[g]) as f32 * scales[g])
+            .collect();
+        Ok(vec![HostTensor::from_floats(
+            self.dtype.unwrap_or(scale.dtype()),
+            x.shape(),
+            &y,
+        )?])
     }
 }
 
@@ -198,19 +251,32 @@ impl Op for DynamicQuantizeLinear {
     fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
         let x = cx.fact(0)?;
         let scalar = |dtype| Fact::new(dtype, Shape::default());
-        Ok(vec![Fact::new(DType::U8, x.shape.clone()), scalar(DType::F32), scalar(DType::U8)])
+        Ok(vec![
+            Fact::new(DType::U8, x.shape.clone()),
+            scalar(DType::F32),
+            scalar(DType::U8),
+        ])
     }
 
     fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
         let x = operand(inputs, 0)?;
         let data = x.to_f32()?;
         // The range holds 0, so that 0 is exact.
-        let (low, high) = data.iter().fold((0.0f32, 0.0f32), |(l, h), v| (l.min(*v), h.max(*v)));
+        let (low, high) = data
+            .iter()
+            .fold((0.0f32, 0.0f32), |(l, h), v| (l.min(*v), h.max(*v)));
         let scale = (high - low) / 255.0;
         // All zeros: any scale is right.
-        let zero = if scale == 0.0 { 0 } else { quantize(-low, scale, 0, (0, 255)) };
+        let zero = if scale == 0.0 {
+            0
+        } else {
+            quantize(-low, scale, 0, (0, 255))
+        };
         let scale_or_1 = if scale == 0.0 { 1.0 } else { scale };
-        let y: Vec<i64> = data.iter().map(|v| quantize(*v, scale_or_1, zero, (0, 255))).collect();
+        let y: Vec<i64> = data
+            .iter()
+            .map(|v| quantize(*v, scale_or_1, zero, (0, 255)))
+            .collect();
         Ok(vec![
             HostTensor::from_ints(DType::U8, x.shape(), &y)?,
             HostTensor::from_f32(&[], &[scale])?,
@@ -223,11 +289,22 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     if a.op_type() == "DynamicQuantizeLinear" {
         return Ok(Box::new(DynamicQuantizeLinear));
     }
-    let grid = Grid { axis: a.int("axis")?.unwrap_or(1), block: a.int("block_size")?.unwrap_or(0) };
+    let grid = Grid {
+        axis: a.int("axis")?.unwrap_or(1),
+        block: a.int("block_size")?.unwrap_or(0),
+    };
     if grid.block < 0 {
-        return Err(OpError::expected("attribute `block_size`", "0 or more", grid.block));
+        return Err(OpError::expected(
+            "attribute `block_size`",
+            "0 or more",
+            grid.block,
+        ));
     }
-    let dtype = a.int("output_dtype")?.filter(|code| *code != 0).map(dtype_of).transpose()?;
+    let dtype = a
+        .int("output_dtype")?
+        .filter(|code| *code != 0)
+        .map(dtype_of)
+        .transpose()?;
     // Concerns only 8-bit floats, which are refused.
     a.int("saturate")?;
     // Type of the division: always `f32` here.
@@ -245,7 +322,11 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 
 /// The registry's entry.
 pub static DEF: OpDef = OpDef {
-    onnx: &[onnx("QuantizeLinear", 10), onnx("DequantizeLinear", 10), onnx("DynamicQuantizeLinear", 11)],
+    onnx: &[
+        onnx("QuantizeLinear", 10),
+        onnx("DequantizeLinear", 10),
+        onnx("DynamicQuantizeLinear", 11),
+    ],
     import,
     kernels: &[],
     cases,
@@ -255,16 +336,34 @@ fn cases() -> Vec<Case> {
     let scale = |shape: &[usize]| input(shape).range(0.01, 0.1);
     let whole = Grid { axis: 1, block: 0 };
     let ints = |dtype, shape: &[usize]| {
-        let data: Vec<i64> = (0i64..).take(shape.iter().product()).map(|v| v * 37 % 101).collect();
+        let data: Vec<i64> = (0i64..)
+            .take(shape.iter().product())
+            .map(|v| v * 37 % 101)
+            .collect();
         HostTensor::from_ints(dtype, shape, &data).ok().map(constant)
     };
     let mut all = vec![
-        Case::new(QuantizeLinear { grid: whole, dtype: None }, vec![input(&[3, 5]), scale(&[])]),
-        Case::new(QuantizeLinear { grid: whole, dtype: Some(DType::I8) }, vec![input(&[3, 5, 2]), scale(&[5])]),
+        Case::new(
+            QuantizeLinear {
+                grid: whole,
+                dtype: None,
+            },
+            vec![input(&[3, 5]), scale(&[])],
+        ),
+        Case::new(
+            QuantizeLinear {
+                grid: whole,
+                dtype: Some(DType::I8),
+            },
+            vec![input(&[3, 5, 2]), scale(&[5])],
+        ),
         Case::new(DynamicQuantizeLinear, vec![input(&[7, 3])]),
     ];
     if let (Some(x), Some(zero)) = (ints(DType::U8, &[2, 7]), ints(DType::U8, &[2, 3])) {
-        let op = DequantizeLinear { grid: Grid { axis: 1, block: 3 }, dtype: None };
+        let op = DequantizeLinear {
+            grid: Grid { axis: 1, block: 3 },
+            dtype: None,
+        };
         all.push(Case::new(op, vec![x, scale(&[2, 3]), zero]));
     }
     all.into_iter().map(|case| case.host_only("no kernel")).collect()
@@ -277,7 +376,11 @@ mod tests {
     #[test]
     fn rounding_and_limits() {
         let q = |x| quantize(x, 2.0, 10, (0, 255));
-        assert_eq!([1.0, 3.0, 5.0, -1.0].map(q), [10, 12, 12, 10], "halves go to the even side");
+        assert_eq!(
+            [1.0, 3.0, 5.0, -1.0].map(q),
+            [10, 12, 12, 10],
+            "halves go to the even side"
+        );
         assert_eq!([1e9, -1e9, f32::INFINITY, f32::NAN].map(q), [255, 0, 255, 10]);
     }
 

@@ -9,7 +9,8 @@ use crate::plan::lower::{Call, LowerCx};
 use crate::shape::{Dim, EXACT, Fact, Known, MAX_KNOWN, Shape};
 use crate::tensor::HostTensor;
 
-pub(super) static KERNEL: Kernel = crate::kernel!(range { count: U32, start: U32, delta: I32 } [live: Weight Elem, y: Out Elem]);
+pub(super) static KERNEL: Kernel =
+    crate::kernel!(range { count: U32, start: U32, delta: I32 } [live: Weight Elem, y: Out Elem]);
 
 /// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,30 +21,53 @@ fn parts(start: &[Dim], limit: &[Dim], delta: &[Dim]) -> OpResult<(Dim, i64, Dim
     let ([start], [limit], [delta]) = (start, limit, delta) else {
         return Err(OpError::expected("operands", "scalars", "lists"));
     };
-    let step = delta.as_const().filter(|d| *d != 0).ok_or_else(|| OpError::expected("delta", "a constant other than 0", delta))?;
-    let span = if step > 0 { limit.sub(start)? } else { start.sub(limit)? };
+    let step = delta
+        .as_const()
+        .filter(|d| *d != 0)
+        .ok_or_else(|| OpError::expected("delta", "a constant other than 0", delta))?;
+    let span = if step > 0 {
+        limit.sub(start)?
+    } else {
+        start.sub(limit)?
+    };
     let count = span.ceil_div(step.checked_abs().unwrap_or(i64::MAX))?;
-    Ok((start.clone(), step, count.as_const().map_or(count, |n| n.max(0).into())))
+    Ok((
+        start.clone(),
+        step,
+        count.as_const().map_or(count, |n| n.max(0).into()),
+    ))
 }
 
 /// Start, step and number of elements of a float range.
 fn float_parts(start: &HostTensor, limit: &HostTensor, delta: &HostTensor) -> OpResult<(f32, f32, usize)> {
     let one = |t: &HostTensor| -> OpResult<f32> {
-        t.to_f32()?.first().copied().ok_or_else(|| OpError::expected("operand", "a scalar", "nothing"))
+        t.to_f32()?
+            .first()
+            .copied()
+            .ok_or_else(|| OpError::expected("operand", "a scalar", "nothing"))
     };
     let (start, limit, delta) = (one(start)?, one(limit)?, one(delta)?);
     let n = ((limit - start) / delta).ceil().max(0.0);
     if !(0.0..=1e9).contains(&n) {
         return Err(OpError::expected("number of elements", "0 to 1e9", n));
     }
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked above")]
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "checked above"
+    )]
     let n = n as usize;
     Ok((start, delta, n))
 }
 
 /// The elements of an operand as integers, when they are known to be such.
 fn whole(fact: &Fact) -> Option<Vec<Dim>> {
-    let quotients = |f: &Fact| f.as_quotients()?.into_iter().map(|q| Some(q.num).filter(|_| q.den == 1)).collect();
+    let quotients = |f: &Fact| {
+        f.as_quotients()?
+            .into_iter()
+            .map(|q| Some(q.num).filter(|_| q.den == 1))
+            .collect()
+    };
     fact.as_dims().or_else(|| quotients(fact))
 }
 
@@ -55,18 +79,26 @@ impl Op for Range {
     fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
         let dtype = cx.fact(0)?.dtype;
         let fact = |n: Dim| Fact::new(dtype, Shape(vec![n]));
-        let constants: Option<Vec<_>> = (0..3).map(|i| cx.opt(i).and_then(Fact::as_const).map(AsRef::as_ref)).collect();
+        let constants: Option<Vec<_>> = (0..3)
+            .map(|i| cx.opt(i).and_then(Fact::as_const).map(AsRef::as_ref))
+            .collect();
         if let (true, Some([start, limit, delta])) = (dtype.is_float(), constants.as_deref()) {
             return Ok(vec![fact(Dim::from_usize(float_parts(start, limit, delta)?.2))]);
         }
         let lists: Option<Vec<_>> = (0..3).map(|i| cx.opt(i).and_then(whole)).collect();
-        let Some([start, limit, delta]) = lists.as_deref() else { return Ok(vec![fact(cx.unknown(0, 0, None))]) };
+        let Some([start, limit, delta]) = lists.as_deref() else {
+            return Ok(vec![fact(cx.unknown(0, 0, None))]);
+        };
         if !matches!(delta.as_slice(), [d] if d.as_const().is_some()) {
             return Ok(vec![fact(cx.unknown(0, 0, None))]);
         }
         let (start, step, count) = parts(start, limit, delta)?;
         // A range whose limit lies before its start is empty.
-        let count = if cx.constraints().at_least(&count, 0) == Some(true) { count } else { count.maximum(&0.into())? };
+        let count = if cx.constraints().at_least(&count, 0) == Some(true) {
+            count
+        } else {
+            count.maximum(&0.into())?
+        };
         let mut fact = fact(count.clone());
         if dtype.is_float() {
             for end in [&start, &start.add(&count.mul(&step.into())?)?] {
@@ -75,8 +107,15 @@ impl Op for Range {
             }
             return Ok(vec![fact]);
         }
-        if let Some(n) = count.as_const().filter(|n| usize::try_from(*n).is_ok_and(|n| n <= MAX_KNOWN)) {
-            fact.known = Known::Dims((0..n).map(|i| start.add(&(i * step).into())).collect::<Result<_, _>>()?);
+        if let Some(n) = count
+            .as_const()
+            .filter(|n| usize::try_from(*n).is_ok_and(|n| n <= MAX_KNOWN))
+        {
+            fact.known = Known::Dims(
+                (0..n)
+                    .map(|i| start.add(&(i * step).into()))
+                    .collect::<Result<_, _>>()?,
+            );
         }
         Ok(vec![fact])
     }
@@ -92,7 +131,8 @@ impl Op for Range {
             data.extend(elements);
             return Ok(vec![HostTensor::from_floats(dtype, &[n], &data)?]);
         }
-        let list = |t: &HostTensor| -> OpResult<Vec<Dim>> { Ok(t.to_i64()?.into_iter().map(Dim::from).collect()) };
+        let list =
+            |t: &HostTensor| -> OpResult<Vec<Dim>> { Ok(t.to_i64()?.into_iter().map(Dim::from).collect()) };
         let (start, step, count) = parts(&list(start)?, &list(limit)?, &list(delta)?)?;
         let (start, count) = (start.as_const().unwrap_or(0), count.as_const().unwrap_or(0));
         let mut data: Vec<i64> = room(&[usize::try_from(count).unwrap_or(0)])?;
@@ -106,7 +146,9 @@ impl Op for Range {
             let list = whole(cx.fact(i)?);
             lists.push(list.ok_or_else(|| OpError::NoKernel(format!("input {i} is data or no integer")))?);
         }
-        let [start, limit, delta] = lists.as_slice() else { return Err(OpError::expected("operands", 3, lists.len())) };
+        let [start, limit, delta] = lists.as_slice() else {
+            return Err(OpError::expected("operands", 3, lists.len()));
+        };
         let (start, step, _) = parts(start, limit, delta)?;
         emit(cx, &start, step)
     }
@@ -140,7 +182,12 @@ fn import(_: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 /// The registry's entry.
-pub static DEF: OpDef = OpDef { onnx: &[onnx("Range", 11)], import, kernels: &[&KERNEL], cases };
+pub static DEF: OpDef = OpDef {
+    onnx: &[onnx("Range", 11)],
+    import,
+    kernels: &[&KERNEL],
+    cases,
+};
 
 fn cases() -> Vec<Case> {
     let one = |v: i64| input(&[]).values(&[v]).constant();

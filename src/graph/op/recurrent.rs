@@ -67,7 +67,11 @@ impl Activation {
             "thresholdedrelu" => (Function::ThresholdedRelu, 1.0, 0.0),
             _ => return Err(OpError::Unsupported(format!("activation `{name}`"))),
         };
-        Ok(Self { function, alpha, beta })
+        Ok(Self {
+            function,
+            alpha,
+            beta,
+        })
     }
 
     /// How many parameters the function takes from the lists of the node.
@@ -82,16 +86,40 @@ impl Activation {
     fn apply(self, x: f64) -> f64 {
         match self.function {
             Function::Affine => self.alpha * x + self.beta,
-            Function::Elu => if x < 0.0 { self.alpha * x.exp_m1() } else { x },
+            Function::Elu => {
+                if x < 0.0 {
+                    self.alpha * x.exp_m1()
+                } else {
+                    x
+                }
+            }
             Function::HardSigmoid => (self.alpha * x + self.beta).clamp(0.0, 1.0),
-            Function::LeakyRelu => if x < 0.0 { self.alpha * x } else { x },
-            Function::Relu => if x < 0.0 { 0.0 } else { x },
+            Function::LeakyRelu => {
+                if x < 0.0 {
+                    self.alpha * x
+                } else {
+                    x
+                }
+            }
+            Function::Relu => {
+                if x < 0.0 {
+                    0.0
+                } else {
+                    x
+                }
+            }
             Function::ScaledTanh => self.alpha * (self.beta * x).tanh(),
             Function::Sigmoid => 1.0 / (1.0 + (-x).exp()),
             Function::Softplus => x.exp().ln_1p(),
             Function::Softsign => x / (1.0 + x.abs()),
             Function::Tanh => x.tanh(),
-            Function::ThresholdedRelu => if x > self.alpha { x } else { 0.0 },
+            Function::ThresholdedRelu => {
+                if x > self.alpha {
+                    x
+                } else {
+                    0.0
+                }
+            }
         }
     }
 }
@@ -123,7 +151,10 @@ impl Recurrent {
     /// A sum through activation `i` of a direction.
     fn activate(&self, direction: usize, i: usize, x: f64) -> f64 {
         let x = self.clip.map_or(x, |c| x.clamp(-c, c));
-        self.activations.get(direction).and_then(|a| a.get(i)).map_or(x, |a| a.apply(x))
+        self.activations
+            .get(direction)
+            .and_then(|a| a.get(i))
+            .map_or(x, |a| a.apply(x))
     }
 
     /// Results for operands whose first axis is the sequence.
@@ -131,17 +162,31 @@ impl Recurrent {
         let x = operand(inputs, 0)?;
         let recurrent = operand(inputs, 2)?;
         let ([sequence, batch, width], [directions, rows, hidden]) = (x.shape(), recurrent.shape()) else {
-            return Err(OpError::mismatch("ranks (each 3)", format!("{x:?}"), format!("{recurrent:?}")));
+            return Err(OpError::mismatch(
+                "ranks (each 3)",
+                format!("{x:?}"),
+                format!("{recurrent:?}"),
+            ));
         };
         let (sequence, batch, width, directions, hidden) = (*sequence, *batch, *width, *directions, *hidden);
         let gates = self.gates();
         if *rows != gates * hidden || directions != self.backwards.len() {
-            return Err(OpError::expected("recurrent weights", format!("{} lines", gates * hidden), format!("{recurrent:?}")));
+            return Err(OpError::expected(
+                "recurrent weights",
+                format!("{} lines", gates * hidden),
+                format!("{recurrent:?}"),
+            ));
         }
         let floats = |i: usize, shape: &[usize]| -> OpResult<Option<Vec<f64>>> {
-            let Some(t) = inputs.get(i).copied().flatten() else { return Ok(None) };
+            let Some(t) = inputs.get(i).copied().flatten() else {
+                return Ok(None);
+            };
             if t.len() != count(shape)? {
-                return Err(OpError::expected(format!("input {i}"), format!("{shape:?}"), format!("{t:?}")));
+                return Err(OpError::expected(
+                    format!("input {i}"),
+                    format!("{shape:?}"),
+                    format!("{t:?}"),
+                ));
             }
             Ok(Some(t.to_f32()?.iter().map(|v| f64::from(*v)).collect()))
         };
@@ -150,7 +195,8 @@ impl Recurrent {
         let data = floats(0, x.shape())?.ok_or_else(missing)?;
         let w = floats(1, &[directions, gates * hidden, width])?.ok_or_else(missing)?;
         let r = floats(2, recurrent.shape())?.ok_or_else(missing)?;
-        let b = floats(3, &[directions, 2 * gates * hidden])?.unwrap_or_else(|| zeros(directions * 2 * gates * hidden));
+        let b = floats(3, &[directions, 2 * gates * hidden])?
+            .unwrap_or_else(|| zeros(directions * 2 * gates * hidden));
         let states = count(&[directions, batch, hidden])?;
         let mut h = floats(5, &[directions, batch, hidden])?.unwrap_or_else(|| zeros(states));
         let mut c = floats(6, &[directions, batch, hidden])?.unwrap_or_else(|| zeros(states));
@@ -160,7 +206,11 @@ impl Recurrent {
             None => vec![sequence; batch],
         };
         if lengths.len() != batch || lengths.iter().any(|n| *n > sequence) {
-            return Err(OpError::expected("lengths", format!("{batch}, each at most {sequence}"), format!("{lengths:?}")));
+            return Err(OpError::expected(
+                "lengths",
+                format!("{batch}, each at most {sequence}"),
+                format!("{lengths:?}"),
+            ));
         }
         let mut y = zeros(count(&[sequence, directions, batch, hidden])?);
         for (d, n) in (0..directions).flat_map(|d| (0..batch).map(move |n| (d, n))) {
@@ -175,7 +225,11 @@ impl Recurrent {
             };
             let length = lengths.get(n).copied().unwrap_or(0);
             for step in 0..length {
-                let t = if self.backwards.get(d) == Some(&true) { length - 1 - step } else { step };
+                let t = if self.backwards.get(d) == Some(&true) {
+                    length - 1 - step
+                } else {
+                    step
+                };
                 let from = (t * batch + n) * width;
                 let x = data.get(from..from + width).unwrap_or_default();
                 let (old, cell) = (h[at..at + hidden].to_vec(), c[at..at + hidden].to_vec());
@@ -186,7 +240,10 @@ impl Recurrent {
                 y[to..to + hidden].copy_from_slice(&new);
             }
         }
-        #[expect(clippy::cast_possible_truncation, reason = "rounding to the result type is meant")]
+        #[expect(
+            clippy::cast_possible_truncation,
+            reason = "rounding to the result type is meant"
+        )]
         let tensor = |shape: &[usize], data: Vec<f64>| {
             let data: Vec<f32> = data.into_iter().map(|v| v as f32).collect();
             HostTensor::from_floats(x.dtype(), shape, &data)
@@ -210,7 +267,11 @@ impl Recurrent {
                 let r: Vec<f64> = (0..n).map(|j| act(0, both(1, j))).collect();
                 let reset: Vec<f64> = h.iter().zip(&r).map(|(h, r)| h * r).collect();
                 let state = |j: usize| {
-                    let recurrent = if linear_before_reset { r[j] * weights.state(2, j, h) } else { weights.state(2, j, &reset) };
+                    let recurrent = if linear_before_reset {
+                        r[j] * weights.state(2, j, h)
+                    } else {
+                        weights.state(2, j, &reset)
+                    };
                     let new = act(1, weights.input(2, j, x) + recurrent);
                     (1.0 - z[j]) * new + z[j] * h[j]
                 };
@@ -222,7 +283,11 @@ impl Recurrent {
                 let mut states = Vec::with_capacity(n);
                 for (j, c) in c.iter().enumerate().take(n) {
                     let i = act(0, both(0, j) + peep(0, j) * c);
-                    let f = if coupled { 1.0 - i } else { act(0, both(2, j) + peep(2, j) * c) };
+                    let f = if coupled {
+                        1.0 - i
+                    } else {
+                        act(0, both(2, j) + peep(2, j) * c)
+                    };
                     let cell = f * c + i * act(1, both(3, j));
                     let o = act(0, both(1, j) + peep(1, j) * cell);
                     cells.push(cell);
@@ -246,7 +311,9 @@ struct Weights<'a> {
 
 impl Weights<'_> {
     fn dot(table: &[f64], line: usize, x: &[f64]) -> f64 {
-        let row = table.get(line * x.len()..(line + 1) * x.len()).unwrap_or_default();
+        let row = table
+            .get(line * x.len()..(line + 1) * x.len())
+            .unwrap_or_default();
         row.iter().zip(x).map(|(w, x)| w * x).sum()
     }
 
@@ -259,13 +326,22 @@ impl Weights<'_> {
     /// The state's part of a gate.
     fn state(&self, gate: usize, j: usize, h: &[f64]) -> f64 {
         let line = gate * self.hidden + j;
-        Self::dot(self.r, line, h) + self.b.get(self.gates * self.hidden + line).copied().unwrap_or(0.0)
+        Self::dot(self.r, line, h)
+            + self
+                .b
+                .get(self.gates * self.hidden + line)
+                .copied()
+                .unwrap_or(0.0)
     }
 }
 
 /// Operands or results with the first axes exchanged.
 fn turn(x: &HostTensor, perm: &[i64]) -> OpResult<HostTensor> {
-    let turned = Transpose { perm: Some(perm.to_vec()) }.eval(&[Some(x)])?.pop();
+    let turned = Transpose {
+        perm: Some(perm.to_vec()),
+    }
+    .eval(&[Some(x)])?
+    .pop();
     turned.ok_or_else(|| OpError::expected("result", 1, 0))
 }
 
@@ -283,14 +359,30 @@ impl Op for Recurrent {
         let ([first, second, width], [directions, _, w_width], [_, rows, hidden]) =
             (x.shape.0.as_slice(), w.shape.0.as_slice(), r.shape.0.as_slice())
         else {
-            return Err(OpError::expected("operands", "three axes each", format!("{x}, {w}, {r}")));
+            return Err(OpError::expected(
+                "operands",
+                "three axes each",
+                format!("{x}, {w}, {r}"),
+            ));
         };
         cx.same("widths of operand and weights", width, w_width)?;
-        cx.same("lines of the recurrent weights", rows, &hidden.mul(&Dim::from_usize(self.gates()))?)?;
+        cx.same(
+            "lines of the recurrent weights",
+            rows,
+            &hidden.mul(&Dim::from_usize(self.gates()))?,
+        )?;
         cx.same("directions", directions, &Dim::from_usize(self.backwards.len()))?;
-        let (sequence, batch) = if self.batch_first { (second, first) } else { (first, second) };
+        let (sequence, batch) = if self.batch_first {
+            (second, first)
+        } else {
+            (first, second)
+        };
         let lines = |n: usize| hidden.mul(&Dim::from_usize(n));
-        let state = if self.batch_first { [batch, directions, hidden] } else { [directions, batch, hidden] };
+        let state = if self.batch_first {
+            [batch, directions, hidden]
+        } else {
+            [directions, batch, hidden]
+        };
         let state = state.map(Clone::clone).to_vec();
         let others = [
             (2, vec![directions.clone(), rows.clone(), hidden.clone()]),
@@ -311,9 +403,15 @@ impl Op for Recurrent {
         }
         let fact = |order: [&Dim; 3]| Fact::new(x.dtype, Shape(order.into_iter().cloned().collect()));
         let (all, last) = if self.batch_first {
-            (fact([batch, sequence, directions]), fact([batch, directions, hidden]))
+            (
+                fact([batch, sequence, directions]),
+                fact([batch, directions, hidden]),
+            )
         } else {
-            (fact([sequence, directions, batch]), fact([directions, batch, hidden]))
+            (
+                fact([sequence, directions, batch]),
+                fact([directions, batch, hidden]),
+            )
         };
         let mut all = all;
         all.shape.0.push(hidden.clone());
@@ -334,8 +432,17 @@ impl Op for Recurrent {
                 });
             }
             let results = self.run(&turned.iter().map(Option::as_ref).collect::<Vec<_>>())?;
-            let perm = |x: &HostTensor| if x.shape().len() == 4 { vec![2, 0, 1, 3] } else { vec![1, 0, 2] };
-            results.iter().map(|x| turn(x, &perm(x))).collect::<OpResult<Vec<_>>>()?
+            let perm = |x: &HostTensor| {
+                if x.shape().len() == 4 {
+                    vec![2, 0, 1, 3]
+                } else {
+                    vec![1, 0, 2]
+                }
+            };
+            results
+                .iter()
+                .map(|x| turn(x, &perm(x)))
+                .collect::<OpResult<Vec<_>>>()?
         } else {
             self.run(inputs)?
         };
@@ -349,8 +456,18 @@ impl Op for Recurrent {
 fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     let flag = |name: &str| Ok::<_, OpError>(a.int(name)?.unwrap_or(0) != 0);
     let (cell, functions): (_, &[&str]) = match a.op_type() {
-        "GRU" => (Cell::Gru { linear_before_reset: flag("linear_before_reset")? }, &["Sigmoid", "Tanh"]),
-        "LSTM" => (Cell::Lstm { coupled: flag("input_forget")? }, &["Sigmoid", "Tanh", "Tanh"]),
+        "GRU" => (
+            Cell::Gru {
+                linear_before_reset: flag("linear_before_reset")?,
+            },
+            &["Sigmoid", "Tanh"],
+        ),
+        "LSTM" => (
+            Cell::Lstm {
+                coupled: flag("input_forget")?,
+            },
+            &["Sigmoid", "Tanh", "Tanh"],
+        ),
         _ => (Cell::Rnn, &["Tanh"]),
     };
     let backwards = match a.string("direction")?.as_deref() {
@@ -358,18 +475,36 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
         Some("reverse") => vec![true],
         Some("bidirectional") => vec![false, true],
         Some(other) => {
-            return Err(OpError::expected("attribute `direction`", "forward, reverse or bidirectional", other));
+            return Err(OpError::expected(
+                "attribute `direction`",
+                "forward, reverse or bidirectional",
+                other,
+            ));
         }
     };
     let wanted = functions.len() * backwards.len();
     let names = match a.strings("activations")? {
         // The schema of `RNN` lists two functions whatever the direction is.
         Some(list) if list.len() >= wanted => list,
-        Some(list) => return Err(OpError::expected("attribute `activations`", format!("{wanted} names"), list.len())),
-        None => functions.iter().cycle().take(wanted).map(|f| (*f).to_owned()).collect(),
+        Some(list) => {
+            return Err(OpError::expected(
+                "attribute `activations`",
+                format!("{wanted} names"),
+                list.len(),
+            ));
+        }
+        None => functions
+            .iter()
+            .cycle()
+            .take(wanted)
+            .map(|f| (*f).to_owned())
+            .collect(),
     };
     // Functions with parameters take the next ones of the lists.
-    let (alphas, betas) = (a.floats("activation_alpha")?.unwrap_or_default(), a.floats("activation_beta")?.unwrap_or_default());
+    let (alphas, betas) = (
+        a.floats("activation_alpha")?.unwrap_or_default(),
+        a.floats("activation_beta")?.unwrap_or_default(),
+    );
     let (mut alphas, mut betas) = (alphas.into_iter(), betas.into_iter());
     let mut all = Vec::with_capacity(wanted);
     for name in names.iter().take(wanted) {
@@ -395,24 +530,54 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 /// The registry's entry.
-pub static DEF: OpDef = OpDef { onnx: &[onnx("RNN", 7), onnx("GRU", 7), onnx("LSTM", 7)], import, kernels: &[], cases };
+pub static DEF: OpDef = OpDef {
+    onnx: &[onnx("RNN", 7), onnx("GRU", 7), onnx("LSTM", 7)],
+    import,
+    kernels: &[],
+    cases,
+};
 
 fn cases() -> Vec<Case> {
     let op = |cell, names: &[&str], backwards: &[bool]| {
-        let functions = names.iter().map(|n| Activation::new(n)).collect::<OpResult<Vec<_>>>().ok()?;
+        let functions = names
+            .iter()
+            .map(|n| Activation::new(n))
+            .collect::<OpResult<Vec<_>>>()
+            .ok()?;
         let activations = vec![functions; backwards.len()];
-        Some(Recurrent { cell, activations, backwards: backwards.to_vec(), clip: None, batch_first: false })
+        Some(Recurrent {
+            cell,
+            activations,
+            backwards: backwards.to_vec(),
+            clip: None,
+            batch_first: false,
+        })
     };
     let case = |op: Option<Recurrent>| {
         let op = op?;
         let (d, g) = (op.backwards.len(), op.gates());
-        let inputs = vec![input(&[5, 2, 3]), input(&[d, g * 4, 3]), input(&[d, g * 4, 4]), input(&[d, g * 8])];
+        let inputs = vec![
+            input(&[5, 2, 3]),
+            input(&[d, g * 4, 3]),
+            input(&[d, g * 4, 4]),
+            input(&[d, g * 8]),
+        ];
         Some(Case::new(op, inputs).host_only("no kernel"))
     };
     [
         case(op(Cell::Rnn, &["Tanh"], &[true])),
-        case(op(Cell::Gru { linear_before_reset: true }, &["Sigmoid", "Tanh"], &[false])),
-        case(op(Cell::Lstm { coupled: false }, &["Sigmoid", "Tanh", "Tanh"], &[false, true])),
+        case(op(
+            Cell::Gru {
+                linear_before_reset: true,
+            },
+            &["Sigmoid", "Tanh"],
+            &[false],
+        )),
+        case(op(
+            Cell::Lstm { coupled: false },
+            &["Sigmoid", "Tanh", "Tanh"],
+            &[false, true],
+        )),
     ]
     .into_iter()
     .flatten()

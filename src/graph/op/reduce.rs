@@ -5,7 +5,10 @@
 //! reduce up to three ranges of axes; integers in short rows only.
 
 use super::case::{Case, input};
-use super::{Attributes, InferCx, Inputs, MOST_LOOPS, Op, OpDef, OpError, OpResult, as_usize, axis, max_nan, min_nan, onnx, operand, places, transpose};
+use super::{
+    Attributes, InferCx, Inputs, MOST_LOOPS, Op, OpDef, OpError, OpResult, as_usize, axis, max_nan, min_nan,
+    onnx, operand, places, transpose,
+};
 use crate::backend::kernel::Kernel;
 use crate::plan::lower::{Call, LowerCx};
 use crate::shape::{Dim, Fact, Known, Shape, product};
@@ -50,7 +53,11 @@ impl Reduce {
     fn axes(&self, rank: usize, operand: Option<Vec<i64>>) -> OpResult<Vec<usize>> {
         let list = self.axes.clone().or(operand).unwrap_or_default();
         if list.is_empty() {
-            return Ok(if self.noop_without_axes { Vec::new() } else { (0..rank).collect() });
+            return Ok(if self.noop_without_axes {
+                Vec::new()
+            } else {
+                (0..rank).collect()
+            });
         }
         let mut axes: Vec<usize> = list.iter().map(|a| axis(*a, rank)).collect::<OpResult<_>>()?;
         axes.sort_unstable();
@@ -61,7 +68,9 @@ impl Reduce {
     fn shape(&self, x: &[Dim], axes: &[usize]) -> Vec<Dim> {
         let kept = |i: usize| !axes.contains(&i);
         if self.keep {
-            (0..x.len()).map(|i| if kept(i) { x[i].clone() } else { 1.into() }).collect()
+            (0..x.len())
+                .map(|i| if kept(i) { x[i].clone() } else { 1.into() })
+                .collect()
         } else {
             (0..x.len()).filter(|i| kept(*i)).map(|i| x[i].clone()).collect()
         }
@@ -76,9 +85,17 @@ impl Reduce {
         let rank = x.shape.rank();
         let shape = match count {
             Some(0) => self.shape(&x.shape.0, &self.axes(rank, None)?),
-            _ if self.keep => (0..rank).map(|i| cx.unknown(0, i, x.shape.0.get(i).filter(|d| !d.is(0)).cloned())).collect(),
+            _ if self.keep => (0..rank)
+                .map(|i| cx.unknown(0, i, x.shape.0.get(i).filter(|d| !d.is(0)).cloned()))
+                .collect(),
             Some(n) if n <= rank => (0..rank - n).map(|i| cx.unknown(0, i, None)).collect(),
-            _ => return Err(OpError::expected("number of axes", format!("at most {rank}, the same in every run"), axes)),
+            _ => {
+                return Err(OpError::expected(
+                    "number of axes",
+                    format!("at most {rank}, the same in every run"),
+                    axes,
+                ));
+            }
         };
         Ok(Fact::new(x.dtype, Shape(shape)))
     }
@@ -103,7 +120,9 @@ impl Op for Reduce {
     fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
         let x = cx.fact(0)?;
         let list = match cx.opt(1) {
-            Some(f) if f.as_dims().is_none() && self.axes.is_none() => return Ok(vec![self.undecided(cx, x, f)?]),
+            Some(f) if f.as_dims().is_none() && self.axes.is_none() => {
+                return Ok(vec![self.undecided(cx, x, f)?]);
+            }
             Some(_) => Some(cx.ints(1)?),
             None => None,
         };
@@ -136,11 +155,23 @@ impl Op for Reduce {
                     Kind::Prod => all.fold(1, i64::wrapping_mul),
                     Kind::L1 => all.fold(0, |s: i64, v| s.wrapping_add(v.wrapping_abs())),
                     Kind::SumSquare => all.fold(0, |s: i64, v| s.wrapping_add(v.wrapping_mul(v))),
-                    #[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, reason = "ONNX returns to the operand's type")]
+                    #[expect(
+                        clippy::cast_precision_loss,
+                        clippy::cast_possible_truncation,
+                        reason = "ONNX returns to the operand's type"
+                    )]
                     Kind::L2 => all.map(|v| (v as f64).powi(2)).sum::<f64>().sqrt() as i64,
-                    #[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, reason = "ONNX returns to the operand's type")]
+                    #[expect(
+                        clippy::cast_precision_loss,
+                        clippy::cast_possible_truncation,
+                        reason = "ONNX returns to the operand's type"
+                    )]
                     Kind::LogSum => all.map(|v| v as f64).sum::<f64>().ln() as i64,
-                    #[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, reason = "ONNX returns to the operand's type")]
+                    #[expect(
+                        clippy::cast_precision_loss,
+                        clippy::cast_possible_truncation,
+                        reason = "ONNX returns to the operand's type"
+                    )]
                     Kind::LogSumExp => all.map(|v| (v as f64).exp()).sum::<f64>().ln() as i64,
                     Kind::Max => all.max().unwrap_or(i64::MIN),
                     Kind::Min => all.min().unwrap_or(i64::MAX),
@@ -152,7 +183,11 @@ impl Op for Reduce {
         let data = x.to_f32()?;
         let of = |base: &usize| -> f32 {
             let all = inner.iter().map(|i| data[base + i]);
-            #[expect(clippy::cast_possible_truncation, clippy::cast_precision_loss, reason = "rounding to the result type is meant")]
+            #[expect(
+                clippy::cast_possible_truncation,
+                clippy::cast_precision_loss,
+                reason = "rounding to the result type is meant"
+            )]
             match self.kind {
                 Kind::Sum => all.map(f64::from).sum::<f64>() as f32,
                 Kind::Mean => (all.map(f64::from).sum::<f64>() / inner.len() as f64) as f32,
@@ -177,12 +212,24 @@ impl Op for Reduce {
 
     fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
         let x = cx.fact(0)?.clone();
-        let list = if cx.has(1) { Some(cx.dims(1)?.iter().filter_map(Dim::as_const).collect()) } else { None };
+        let list = if cx.has(1) {
+            Some(cx.dims(1)?.iter().filter_map(Dim::as_const).collect())
+        } else {
+            None
+        };
         let axes = self.axes(x.shape.rank(), list)?;
-        if axes.is_empty() && matches!(self.kind, Kind::Mean | Kind::Sum | Kind::Max | Kind::Min | Kind::Prod) {
+        if axes.is_empty()
+            && matches!(
+                self.kind,
+                Kind::Mean | Kind::Sum | Kind::Max | Kind::Min | Kind::Prod
+            )
+        {
             return cx.alias(0, 0);
         }
-        let of_ints = matches!(self.kind, Kind::Sum | Kind::Max | Kind::Min | Kind::Prod | Kind::L1 | Kind::SumSquare);
+        let of_ints = matches!(
+            self.kind,
+            Kind::Sum | Kind::Max | Kind::Min | Kind::Prod | Kind::L1 | Kind::SumSquare
+        );
         if !(x.dtype.is_float() || of_ints) {
             return Err(OpError::NoKernel(format!("{} of {x}", self.name())));
         }
@@ -206,12 +253,14 @@ pub(super) fn emit(cx: &mut LowerCx<'_>, kind: Kind, x: &Fact, axes: &[usize]) -
     let step = transpose::dim_strides(&x.shape.0)?;
     let walk = |reduced: bool| {
         let axes = (0..x.shape.rank()).filter(|i| axes.contains(i) == reduced);
-        let (shape, step): (Vec<Dim>, Vec<Dim>) = axes.map(|i| (x.shape.0[i].clone(), step[i].clone())).unzip();
+        let (shape, step): (Vec<Dim>, Vec<Dim>) =
+            axes.map(|i| (x.shape.0[i].clone(), step[i].clone())).unzip();
         transpose::joined(&shape, &step)
     };
     let (kept, reduced) = (walk(false)?, walk(true)?);
     if kept.len() > 3 || reduced.len() > 3 {
-        let what = format!("{kind:?} over axes {axes:?} of {x}: more than three ranges of kept or of reduced axes");
+        let what =
+            format!("{kind:?} over axes {axes:?} of {x}: more than three ranges of kept or of reduced axes");
         return Err(OpError::NoKernel(what));
     }
     let sizes = |list: &[(Dim, Dim)]| product(&list.iter().map(|(n, _)| n.clone()).collect::<Vec<_>>());
@@ -224,9 +273,14 @@ pub(super) fn emit(cx: &mut LowerCx<'_>, kind: Kind, x: &Fact, axes: &[usize]) -
     let few = cols.as_const().is_some_and(|n| n <= FEW);
     let item = !x.dtype.is_float() || kind == Kind::Prod || !flat && few;
     if item && cols.as_const().is_none_or(|n| n > MOST_LOOPS) {
-        return Err(OpError::NoKernel(format!("{kind:?} over {cols} elements of {}", x.dtype)));
+        return Err(OpError::NoKernel(format!(
+            "{kind:?} over {cols} elements of {}",
+            x.dtype
+        )));
     }
-    let mut call = Call::new(&KERNEL, 64).operand(cx.input(0)?).operand(cx.output(0)?);
+    let mut call = Call::new(&KERNEL, 64)
+        .operand(cx.input(0)?)
+        .operand(cx.output(0)?);
     let names: &[&str] = match kind {
         Kind::Sum => &[],
         Kind::Mean => &["MEAN"],
@@ -243,8 +297,16 @@ pub(super) fn emit(cx: &mut LowerCx<'_>, kind: Kind, x: &Fact, axes: &[usize]) -
         call = call.define(name, 1);
     }
     call = if flat { call.define("FLAT", 1) } else { call };
-    call = if reduced.len() <= 1 { call.define("ONE", 1) } else { call };
-    call = if item { call.define("ITEM", 1).grid(rows.ceil_div(2 * 64)?, 1, 1) } else { call.grid(rows.ceil_div(2)?, 1, 1) };
+    call = if reduced.len() <= 1 {
+        call.define("ONE", 1)
+    } else {
+        call
+    };
+    call = if item {
+        call.define("ITEM", 1).grid(rows.ceil_div(2 * 64)?, 1, 1)
+    } else {
+        call.grid(rows.ceil_div(2)?, 1, 1)
+    };
     call = call.field(&rows).field(&cols);
     for list in [&kept, &reduced] {
         for i in 0..2 {
@@ -298,8 +360,14 @@ pub static DEF: OpDef = OpDef {
 };
 
 fn cases() -> Vec<Case> {
-    let op = |kind, axes: &[i64], keep| Reduce { kind, axes: Some(axes.to_vec()), keep, noop_without_axes: false };
-    let positive = |kind, axes: &[i64], x: &[usize]| Case::new(op(kind, axes, true), vec![input(x).range(0.25, 2.0)]);
+    let op = |kind, axes: &[i64], keep| Reduce {
+        kind,
+        axes: Some(axes.to_vec()),
+        keep,
+        noop_without_axes: false,
+    };
+    let positive =
+        |kind, axes: &[i64], x: &[usize]| Case::new(op(kind, axes, true), vec![input(x).range(0.25, 2.0)]);
     let plain = |kind, axes: &[i64], x: &[usize]| Case::new(op(kind, axes, false), vec![input(x)]);
     let ints = |kind, axes: &[i64], x: &[usize]| Case::new(op(kind, axes, true), vec![input(x).ints(-9, 9)]);
     vec![

@@ -5,8 +5,8 @@
 
 use super::case::{Case, input};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, as_usize, axis, onnx, operand};
-use crate::plan::lower::LowerCx;
 use crate::graph::rules::{self, Same};
+use crate::plan::lower::LowerCx;
 use crate::shape::{Dim, Fact, MAX_KNOWN, Shape, product};
 use crate::tensor::HostTensor;
 
@@ -43,12 +43,24 @@ fn quotient(_: usize, have: &Dim, want: &Dim) -> OpResult<Dim> {
 impl Reshape {
     /// `operand` are the values of operand 1, if there is one; `fill` gives the size at a position that -1 stands for, from
     /// the counts of all elements and of those of the other axes.
-    fn shape(&self, x: &[Dim], operand: Option<Vec<Dim>>, same: Same<'_>, fill: Fill<'_>) -> OpResult<Vec<Dim>> {
-        let needs = || operand.clone().ok_or_else(|| OpError::expected("input 1", "known integers", "unknown values"));
+    fn shape(
+        &self,
+        x: &[Dim],
+        operand: Option<Vec<Dim>>,
+        same: Same<'_>,
+        fill: Fill<'_>,
+    ) -> OpResult<Vec<Dim>> {
+        let needs = || {
+            operand
+                .clone()
+                .ok_or_else(|| OpError::expected("input 1", "known integers", "unknown values"))
+        };
         let axes = |rank: usize| -> OpResult<Vec<usize>> {
             let mut out = Vec::new();
             for d in needs()? {
-                let a = d.as_const().ok_or_else(|| OpError::expected("axes", "constants", &d))?;
+                let a = d
+                    .as_const()
+                    .ok_or_else(|| OpError::expected("axes", "constants", &d))?;
                 out.push(axis(a, rank)?);
             }
             out.sort_unstable();
@@ -60,14 +72,26 @@ impl Reshape {
         match self {
             Self::Identity => Ok(x.to_vec()),
             Self::Flatten { axis: a } => {
-                let at = if usize::try_from(*a).ok() == Some(x.len()) { x.len() } else { axis(*a, x.len())? };
+                let at = if usize::try_from(*a).ok() == Some(x.len()) {
+                    x.len()
+                } else {
+                    axis(*a, x.len())?
+                };
                 Ok(vec![product(&x[..at])?, product(&x[at..])?])
             }
             Self::Unsqueeze => {
                 let rank = x.len() + needs()?.len();
                 let new = axes(rank)?;
                 let mut rest = x.iter();
-                Ok((0..rank).filter_map(|i| if new.contains(&i) { Some(1.into()) } else { rest.next().cloned() }).collect())
+                Ok((0..rank)
+                    .filter_map(|i| {
+                        if new.contains(&i) {
+                            Some(1.into())
+                        } else {
+                            rest.next().cloned()
+                        }
+                    })
+                    .collect())
             }
             Self::Squeeze => {
                 let gone = match operand {
@@ -77,7 +101,10 @@ impl Reshape {
                 for i in &gone {
                     same("a squeezed size and 1", &x[*i], &1.into())?;
                 }
-                Ok((0..x.len()).filter(|i| !gone.contains(i)).map(|i| x[i].clone()).collect())
+                Ok((0..x.len())
+                    .filter(|i| !gone.contains(i))
+                    .map(|i| x[i].clone())
+                    .collect())
             }
             Self::Reshape { allow_zero } => {
                 let mut out = Vec::new();
@@ -91,7 +118,9 @@ impl Reshape {
                         }
                         out.push(1.into());
                     } else if d.is(0) && !allow_zero {
-                        let size = x.get(i).ok_or_else(|| OpError::expected("rank of the input", format!("above {i}"), x.len()))?;
+                        let size = x.get(i).ok_or_else(|| {
+                            OpError::expected("rank of the input", format!("above {i}"), x.len())
+                        })?;
                         out.push(size.clone());
                         left[i] = 1.into();
                     } else {
@@ -116,13 +145,15 @@ fn unknown(cx: &InferCx<'_>, rule: &Reshape, x: &Fact, list: &Fact) -> OpResult<
         [n] => as_usize(n).filter(|n| *n <= MAX_KNOWN),
         _ => None,
     };
-    let length = length.ok_or_else(|| OpError::expected("input 1", format!("a list of at most {MAX_KNOWN} integers"), list))?;
+    let length = length.ok_or_else(|| {
+        OpError::expected("input 1", format!("a list of at most {MAX_KNOWN} integers"), list)
+    })?;
     let own = x.shape.rank();
     let rank = match rule {
         Reshape::Unsqueeze => own + length,
-        Reshape::Squeeze => {
-            own.checked_sub(length).ok_or_else(|| OpError::expected("axes", format!("at most {own}"), length))?
-        }
+        Reshape::Squeeze => own
+            .checked_sub(length)
+            .ok_or_else(|| OpError::expected("axes", format!("at most {own}"), length))?,
         _ => length,
     };
     // Of no elements a size may be anything.
@@ -152,7 +183,10 @@ impl Op for Reshape {
         };
         if *self == Self::Squeeze && operand.is_none() {
             for size in x.shape.0.iter().filter(|d| d.as_const().is_none()) {
-                cx.require(size.sub(&2.into())?, "a size, less 2, that Squeeze without axes would remove")?;
+                cx.require(
+                    size.sub(&2.into())?,
+                    "a size, less 2, that Squeeze without axes would remove",
+                )?;
             }
         }
         let fill: Fill<'_> = &|axis, have, want| {
@@ -169,7 +203,10 @@ impl Op for Reshape {
                 None => Ok(cx.unknown(0, axis, Some(have.clone()))),
             }
         };
-        Ok(vec![Fact::new(x.dtype, Shape(self.shape(&x.shape.0, operand, same, fill)?))])
+        Ok(vec![Fact::new(
+            x.dtype,
+            Shape(self.shape(&x.shape.0, operand, same, fill)?),
+        )])
     }
 
     fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
@@ -179,7 +216,9 @@ impl Op for Reshape {
             None => None,
         };
         let shape = Shape(self.shape(&Shape::fixed(x.shape()).0, list, &rules::equal, &quotient)?);
-        let fixed = shape.as_fixed().ok_or_else(|| OpError::expected("shape", "sizes of 0 or more", &shape))?;
+        let fixed = shape
+            .as_fixed()
+            .ok_or_else(|| OpError::expected("shape", "sizes of 0 or more", &shape))?;
         Ok(vec![x.reshape(&fixed)?])
     }
 
@@ -204,10 +243,14 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
         a.add_operand(HostTensor::from_i64(&[axes.len()], &axes)?);
     }
     Ok(Box::new(match a.op_type() {
-        "Reshape" => Reshape::Reshape { allow_zero: a.int("allowzero")?.unwrap_or(0) != 0 },
+        "Reshape" => Reshape::Reshape {
+            allow_zero: a.int("allowzero")?.unwrap_or(0) != 0,
+        },
         "Unsqueeze" => Reshape::Unsqueeze,
         "Squeeze" => Reshape::Squeeze,
-        "Flatten" => Reshape::Flatten { axis: a.int("axis")?.unwrap_or(1) },
+        "Flatten" => Reshape::Flatten {
+            axis: a.int("axis")?.unwrap_or(1),
+        },
         _ => Reshape::Identity,
     }))
 }
@@ -229,7 +272,8 @@ pub static DEF: OpDef = OpDef {
 fn cases() -> Vec<Case> {
     // On a device a reshape alone runs nothing; these check the rules on the host.
     let case = |op, x: &[usize], list: Vec<i64>| {
-        Case::new(op, vec![input(x), input(&[list.len()]).values(&list).constant()]).host_only("runs nothing on a device")
+        Case::new(op, vec![input(x), input(&[list.len()]).values(&list).constant()])
+            .host_only("runs nothing on a device")
     };
     vec![
         case(Reshape::Reshape { allow_zero: false }, &[2, 3, 4], vec![0, -1]),
@@ -252,20 +296,44 @@ mod tests {
         let (inputs, known) = ([Some(&x)], crate::shape::Constraints::default());
         let cx = InferCx::new(&inputs, &known);
         assert_eq!(Reshape::Squeeze.infer(&cx).unwrap()[0].shape.0, dims("s,8"));
-        assert_eq!(cx.finish().1.iter().map(|a| a.dim.to_string()).collect::<Vec<_>>(), ["s - 2"]);
+        assert_eq!(
+            cx.finish()
+                .1
+                .iter()
+                .map(|a| a.dim.to_string())
+                .collect::<Vec<_>>(),
+            ["s - 2"]
+        );
     }
 
     #[test]
     fn symbolic_reshape() {
         let r = Reshape::Reshape { allow_zero: false };
         let shape = |x: &str, s: &str| r.shape(&dims(x), Some(dims(s)), &rules::equal, &quotient);
-        assert_eq!(shape("1,N,4096", "1,-1,32,128").unwrap(), dims("1,N,32,128"), "the paper's example");
+        assert_eq!(
+            shape("1,N,4096", "1,-1,32,128").unwrap(),
+            dims("1,N,32,128"),
+            "the paper's example"
+        );
         assert_eq!(shape("b,9,s,64", "0,9,-1,64").unwrap(), dims("b,9,s,64"));
         assert!(shape("2,3", "4,2").is_err());
         assert!(shape("2,3", "-1,-1").is_err());
         assert!(shape("2,3", "0,0,0").is_err());
-        assert_eq!(Reshape::Unsqueeze.shape(&dims("s"), Some(dims("0,-1")), &rules::equal, &quotient).unwrap(), dims("1,s,1"));
-        assert!(Reshape::Unsqueeze.shape(&dims("s"), Some(dims("0,0")), &rules::equal, &quotient).is_err());
-        assert!(Reshape::Squeeze.shape(&dims("s,1"), Some(dims("0")), &rules::equal, &quotient).is_err());
+        assert_eq!(
+            Reshape::Unsqueeze
+                .shape(&dims("s"), Some(dims("0,-1")), &rules::equal, &quotient)
+                .unwrap(),
+            dims("1,s,1")
+        );
+        assert!(
+            Reshape::Unsqueeze
+                .shape(&dims("s"), Some(dims("0,0")), &rules::equal, &quotient)
+                .is_err()
+        );
+        assert!(
+            Reshape::Squeeze
+                .shape(&dims("s,1"), Some(dims("0")), &rules::equal, &quotient)
+                .is_err()
+        );
     }
 }

@@ -5,7 +5,9 @@
 //! symbols or data.
 
 use super::case::{Case, Input, constant, input};
-use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, as_usize, axis, onnx, operand, window};
+use super::{
+    Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, as_usize, axis, onnx, operand, window,
+};
 use crate::plan::lower::LowerCx;
 use crate::shape::{Dim, Fact};
 use crate::tensor::HostTensor;
@@ -114,7 +116,11 @@ const DENOMINATORS: i64 = 64;
 const CHECKED: i64 = 4096;
 
 /// The fraction `p / q` for which `floor(n * p / q)` is `floor(n * scale)`, in the arithmetic of `f32`, for all sizes that matter.
-#[expect(clippy::cast_possible_truncation, clippy::cast_precision_loss, reason = "the arithmetic of f32 is what is compared")]
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_precision_loss,
+    reason = "the arithmetic of f32 is what is compared"
+)]
 fn fraction(scale: f32) -> Option<(i64, i64)> {
     if !(scale.is_finite() && scale > 0.0 && scale < 1e6) {
         return None;
@@ -135,8 +141,14 @@ fn scaled(size: &Dim, scale: f32) -> OpResult<Option<Dim>> {
     if !(scale.is_finite() && scale > 0.0) {
         return Err(OpError::expected("scale", "a number above 0", scale));
     }
-    #[expect(clippy::cast_possible_truncation, clippy::cast_precision_loss, reason = "ONNX multiplies and rounds in f32")]
-    Ok(size.as_const().map(|n| Dim::from((n as f32 * scale).floor() as i64)))
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_precision_loss,
+        reason = "ONNX multiplies and rounds in f32"
+    )]
+    Ok(size
+        .as_const()
+        .map(|n| Dim::from((n as f32 * scale).floor() as i64)))
 }
 
 impl Resize {
@@ -156,7 +168,9 @@ impl Resize {
     fn uniform(&self, axes: &[usize], shape: &[usize], sizes: &[i64]) -> Option<f32> {
         #[expect(clippy::cast_precision_loss, reason = "ONNX divides in f32")]
         let ratios = || {
-            axes.iter().zip(sizes).filter_map(|(a, s)| shape.get(*a).map(|n| *s as f32 / *n as f32))
+            axes.iter()
+                .zip(sizes)
+                .filter_map(|(a, s)| shape.get(*a).map(|n| *s as f32 / *n as f32))
         };
         match self.policy {
             Policy::Stretch => None,
@@ -167,7 +181,12 @@ impl Resize {
 }
 
 /// The size at a scale that keeps the ratio: rounded, halves up.
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss, reason = "ONNX rounds in f32")]
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    clippy::cast_precision_loss,
+    reason = "ONNX rounds in f32"
+)]
 fn rounded(size: usize, scale: f32) -> usize {
     (size as f32 * scale + 0.5).floor() as usize
 }
@@ -188,7 +207,11 @@ impl Op for Resize {
             if found == axes.len() {
                 Ok(())
             } else {
-                Err(OpError::mismatch("numbers of scales or sizes and of axes", found, axes.len()))
+                Err(OpError::mismatch(
+                    "numbers of scales or sizes and of axes",
+                    found,
+                    axes.len(),
+                ))
             }
         };
         let scales = match &self.scales {
@@ -261,13 +284,25 @@ impl Op for Resize {
             (None, Some(t)) => Some(t.to_f32()?.into_owned()),
             (None, None) => None,
         };
-        let mut axes: Vec<Axis> =
-            x.shape().iter().map(|n| Axis { size: *n, out: *n, scale: 1.0, region: (0.0, 1.0) }).collect();
+        let mut axes: Vec<Axis> = x
+            .shape()
+            .iter()
+            .map(|n| Axis {
+                size: *n,
+                out: *n,
+                scale: 1.0,
+                region: (0.0, 1.0),
+            })
+            .collect();
         let count = |found: usize| {
             if found == list.len() {
                 Ok(())
             } else {
-                Err(OpError::mismatch("numbers of scales or sizes and of axes", found, list.len()))
+                Err(OpError::mismatch(
+                    "numbers of scales or sizes and of axes",
+                    found,
+                    list.len(),
+                ))
             }
         };
         if let Some(scales) = scales {
@@ -294,10 +329,15 @@ impl Op for Resize {
             }
         }
         if self.coordinates == Coordinates::TfCropAndResize {
-            let region = given(1).ok_or_else(|| OpError::expected("region", "a start and an end for each axis", "nothing"))?;
+            let region = given(1)
+                .ok_or_else(|| OpError::expected("region", "a start and an end for each axis", "nothing"))?;
             let region = region.to_f32()?;
             if region.len() != 2 * list.len() {
-                return Err(OpError::mismatch("numbers of region bounds and of ends of axes", region.len(), 2 * list.len()));
+                return Err(OpError::mismatch(
+                    "numbers of region bounds and of ends of axes",
+                    region.len(),
+                    2 * list.len(),
+                ));
             }
             let (starts, ends) = region.split_at(list.len());
             for (a, bounds) in list.iter().zip(starts.iter().copied().zip(ends.iter().copied())) {
@@ -310,9 +350,15 @@ impl Op for Resize {
         let tables: Vec<Option<Taps>> = axes
             .iter()
             .enumerate()
-            .map(|(i, a)| (list.contains(&i) && !self.is_identity(a)).then(|| self.taps(a)).transpose())
+            .map(|(i, a)| {
+                (list.contains(&i) && !self.is_identity(a))
+                    .then(|| self.taps(a))
+                    .transpose()
+            })
             .collect::<OpResult<_>>()?;
-        if !x.dtype().is_float() || matches!(self.mode, Mode::Nearest(_)) && tables.iter().flatten().all(|t| t.is_pick()) {
+        if !x.dtype().is_float()
+            || matches!(self.mode, Mode::Nearest(_)) && tables.iter().flatten().all(|t| t.is_pick())
+        {
             return Ok(vec![pick(x, &axes, &tables)?]);
         }
         let (mut data, mut shape) = (x.to_f32()?.into_owned(), x.shape().to_vec());
@@ -321,7 +367,12 @@ impl Op for Resize {
             (data, shape) = interpolate(&data, &shape, i, table)?;
         }
         if tables.iter().flatten().any(Taps::leaves_operand) {
-            let inside = |at: &[usize]| tables.iter().zip(at).all(|(t, i)| t.as_ref().is_none_or(|t| t.is_inside(*i)));
+            let inside = |at: &[usize]| {
+                tables
+                    .iter()
+                    .zip(at)
+                    .all(|(t, i)| t.as_ref().is_none_or(|t| t.is_inside(*i)))
+            };
             for (at, v) in window::indices(&shape).zip(&mut data) {
                 if !inside(&at) {
                     *v = self.outside;
@@ -354,9 +405,12 @@ fn pick(x: &HostTensor, axes: &[Axis], tables: &[Option<Taps>]) -> OpResult<Host
         let Some(table) = table else { continue };
         let inner = super::count(shape.get(i + 1..).unwrap_or_default())?.saturating_mul(x.dtype().size());
         shape[i] = axis.out;
-        let mut out = window::filled(&[super::count(shape.get(..=i).unwrap_or_default())?, inner], 0u8)?;
+        let mut out = super::filled(&[super::count(shape.get(..=i).unwrap_or_default())?, inner], 0u8)?;
         if inner > 0 && axis.out > 0 {
-            for (from, to) in bytes.chunks_exact(axis.size * inner).zip(out.chunks_exact_mut(axis.out * inner)) {
+            for (from, to) in bytes
+                .chunks_exact(axis.size * inner)
+                .zip(out.chunks_exact_mut(axis.out * inner))
+            {
                 for (o, to) in to.chunks_exact_mut(inner).enumerate() {
                     let at = table.first(o) * inner;
                     to.copy_from_slice(from.get(at..at + inner).unwrap_or_default());
@@ -372,11 +426,14 @@ fn interpolate(x: &[f32], shape: &[usize], axis: usize, table: &Taps) -> OpResul
     let (size, inner) = (shape[axis], shape.iter().skip(axis + 1).product::<usize>());
     let mut shape = shape.to_vec();
     shape[axis] = table.len();
-    let mut y = window::filled(&shape, 0f32)?;
+    let mut y = super::filled(&shape, 0f32)?;
     if size * inner == 0 || y.is_empty() {
         return Ok((y, shape));
     }
-    for (x, y) in x.chunks_exact(size * inner).zip(y.chunks_exact_mut(table.len() * inner)) {
+    for (x, y) in x
+        .chunks_exact(size * inner)
+        .zip(y.chunks_exact_mut(table.len() * inner))
+    {
         for (o, y) in y.chunks_exact_mut(inner).enumerate() {
             for (i, w) in table.of(o) {
                 for (y, x) in y.iter_mut().zip(x.get(i * inner..).unwrap_or_default()) {
@@ -389,9 +446,19 @@ fn interpolate(x: &[f32], shape: &[usize], axis: usize, table: &Taps) -> OpResul
 }
 
 fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
-    let name = if a.op_type() == "Upsample" { "Upsample" } else { "Resize" };
+    let name = if a.op_type() == "Upsample" {
+        "Upsample"
+    } else {
+        "Resize"
+    };
     let old = name == "Upsample" || a.opset() < 11;
-    let bad = |what: &str, found: &str| Err(OpError::expected(format!("attribute `{what}`"), "a mode of ONNX", found));
+    let bad = |what: &str, found: &str| {
+        Err(OpError::expected(
+            format!("attribute `{what}`"),
+            "a mode of ONNX",
+            found,
+        ))
+    };
     let nearest = match a.string("nearest_mode")?.as_deref() {
         _ if old => Nearest::Simple,
         None | Some("round_prefer_floor") => Nearest::RoundPreferFloor,
@@ -424,7 +491,10 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
         Some(other) => return bad("keep_aspect_ratio_policy", other),
     };
     let scales = if name == "Upsample" && a.opset() < 9 {
-        Some(a.floats("scales")?.ok_or_else(|| OpError::expected("attribute `scales`", "floats", "nothing"))?)
+        Some(
+            a.floats("scales")?
+                .ok_or_else(|| OpError::expected("attribute `scales`", "floats", "nothing"))?,
+        )
     } else {
         None
     };
@@ -445,7 +515,12 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 /// The registry's entry.
-pub static DEF: OpDef = OpDef { onnx: &[onnx("Upsample", 7), onnx("Resize", 10)], import, kernels: &[&lower::KERNEL], cases };
+pub static DEF: OpDef = OpDef {
+    onnx: &[onnx("Upsample", 7), onnx("Resize", 10)],
+    import,
+    kernels: &[&lower::KERNEL],
+    cases,
+};
 
 fn plain(mode: Mode, coordinates: Coordinates) -> Resize {
     Resize {
@@ -470,7 +545,13 @@ fn cases() -> Vec<Case> {
     let nearest = Mode::Nearest(Nearest::Floor);
     // The operand of sizes follows that of scales, which is empty then.
     let by_sizes = |op, x: &[usize], v: &[i64]| case(op, vec![input(x), floats(&[]), sizes(v)]);
-    let rules = [Nearest::RoundPreferFloor, Nearest::RoundPreferCeil, Nearest::Floor, Nearest::Ceil, Nearest::Simple];
+    let rules = [
+        Nearest::RoundPreferFloor,
+        Nearest::RoundPreferCeil,
+        Nearest::Floor,
+        Nearest::Ceil,
+        Nearest::Simple,
+    ];
     let places = [
         Coordinates::HalfPixel,
         Coordinates::HalfPixelSymmetric,
@@ -479,31 +560,110 @@ fn cases() -> Vec<Case> {
         Coordinates::Asymmetric,
         Coordinates::TfHalfPixelForNn,
     ];
-    let by_rule = rules.map(|r| by_sizes(plain(Mode::Nearest(r), Coordinates::HalfPixel), &[1, 3, 4, 7], &[1, 3, 8, 5]));
+    let by_rule = rules.map(|r| {
+        by_sizes(
+            plain(Mode::Nearest(r), Coordinates::HalfPixel),
+            &[1, 3, 4, 7],
+            &[1, 3, 8, 5],
+        )
+    });
     let by_place = places.map(|c| by_sizes(plain(Mode::Linear, c), &[2, 1, 5, 7], &[2, 1, 9, 4]));
-    let region = |mode| Resize { scales_at: 2, outside: 9.5, ..plain(mode, Coordinates::TfCropAndResize) };
+    let region = |mode| Resize {
+        scales_at: 2,
+        outside: 9.5,
+        ..plain(mode, Coordinates::TfCropAndResize)
+    };
     let bounds = floats(&[0.0, 0.0, -0.25, 0.25, 1.0, 1.0, 0.75, 1.125]);
     let regions = [Mode::Linear, nearest, Mode::Cubic].map(|mode| {
-        case(region(mode), vec![input(&[1, 2, 5, 6]), bounds.clone(), floats(&[]), sizes(&[1, 2, 7, 5])])
+        case(
+            region(mode),
+            vec![
+                input(&[1, 2, 5, 6]),
+                bounds.clone(),
+                floats(&[]),
+                sizes(&[1, 2, 7, 5]),
+            ],
+        )
     });
     let mut all = vec![
-        case(plain(nearest, Coordinates::Asymmetric), vec![input(&[1, 2, 3, 5]), floats(&[1.0, 1.0, 2.0, 2.0])]),
-        case(plain(nearest, Coordinates::Asymmetric), vec![input(&[1, 2, 6, 9]), floats(&[1.0, 1.0, 0.5, 1.0 / 3.0])]),
-        case(plain(Mode::Linear, Coordinates::HalfPixel), vec![input(&[1, 2, 3, 5]), floats(&[1.0, 1.0, 1.5, 2.5])]),
-        case(plain(Mode::Cubic, Coordinates::HalfPixel), vec![input(&[1, 1, 4, 5]), floats(&[1.0, 1.0, 2.0, 0.75])]),
-        by_sizes(plain(Mode::Linear, Coordinates::AlignCorners), &[1, 2, 3, 4], &[1, 2, 7, 5]),
-        by_sizes(Resize { axes: Some(vec![-1, 1]), ..plain(Mode::Cubic, Coordinates::PytorchHalfPixel) }, &[2, 4, 6], &[3, 5]),
-        by_sizes(Resize { antialias: true, ..plain(Mode::Linear, Coordinates::HalfPixel) }, &[1, 1, 9, 8], &[1, 1, 4, 3])
-            .host_only("antialias"),
-        by_sizes(plain(Mode::Linear, Coordinates::HalfPixel), &[1, 3, 4, 5], &[2, 3, 8, 4]).host_only("three axes"),
-        by_sizes(plain(Mode::Linear, Coordinates::HalfPixel), &[1, 3, 1, 1], &[1, 3, 4, 5]),
-        by_sizes(plain(Mode::Linear, Coordinates::HalfPixel), &[2, 3, 9], &[2, 3, 14]),
-        by_sizes(Resize { exclude_outside: true, ..plain(Mode::Cubic, Coordinates::HalfPixel) }, &[1, 2, 4, 5], &[1, 2, 9, 3]),
         case(
-            Resize { axes: Some(vec![1]), ..plain(nearest, Coordinates::Asymmetric) },
+            plain(nearest, Coordinates::Asymmetric),
+            vec![input(&[1, 2, 3, 5]), floats(&[1.0, 1.0, 2.0, 2.0])],
+        ),
+        case(
+            plain(nearest, Coordinates::Asymmetric),
+            vec![input(&[1, 2, 6, 9]), floats(&[1.0, 1.0, 0.5, 1.0 / 3.0])],
+        ),
+        case(
+            plain(Mode::Linear, Coordinates::HalfPixel),
+            vec![input(&[1, 2, 3, 5]), floats(&[1.0, 1.0, 1.5, 2.5])],
+        ),
+        case(
+            plain(Mode::Cubic, Coordinates::HalfPixel),
+            vec![input(&[1, 1, 4, 5]), floats(&[1.0, 1.0, 2.0, 0.75])],
+        ),
+        by_sizes(
+            plain(Mode::Linear, Coordinates::AlignCorners),
+            &[1, 2, 3, 4],
+            &[1, 2, 7, 5],
+        ),
+        by_sizes(
+            Resize {
+                axes: Some(vec![-1, 1]),
+                ..plain(Mode::Cubic, Coordinates::PytorchHalfPixel)
+            },
+            &[2, 4, 6],
+            &[3, 5],
+        ),
+        by_sizes(
+            Resize {
+                antialias: true,
+                ..plain(Mode::Linear, Coordinates::HalfPixel)
+            },
+            &[1, 1, 9, 8],
+            &[1, 1, 4, 3],
+        )
+        .host_only("antialias"),
+        by_sizes(
+            plain(Mode::Linear, Coordinates::HalfPixel),
+            &[1, 3, 4, 5],
+            &[2, 3, 8, 4],
+        )
+        .host_only("three axes"),
+        by_sizes(
+            plain(Mode::Linear, Coordinates::HalfPixel),
+            &[1, 3, 1, 1],
+            &[1, 3, 4, 5],
+        ),
+        by_sizes(
+            plain(Mode::Linear, Coordinates::HalfPixel),
+            &[2, 3, 9],
+            &[2, 3, 14],
+        ),
+        by_sizes(
+            Resize {
+                exclude_outside: true,
+                ..plain(Mode::Cubic, Coordinates::HalfPixel)
+            },
+            &[1, 2, 4, 5],
+            &[1, 2, 9, 3],
+        ),
+        case(
+            Resize {
+                axes: Some(vec![1]),
+                ..plain(nearest, Coordinates::Asymmetric)
+            },
             vec![input(&[2, 3, 5]).ints(-9, 9), floats(&[2.0])],
         ),
-        by_sizes(Resize { policy: Policy::NotLarger, axes: Some(vec![2, 3]), ..plain(nearest, Coordinates::HalfPixel) }, &[1, 1, 4, 6], &[9, 8]),
+        by_sizes(
+            Resize {
+                policy: Policy::NotLarger,
+                axes: Some(vec![2, 3]),
+                ..plain(nearest, Coordinates::HalfPixel)
+            },
+            &[1, 1, 4, 6],
+            &[9, 8],
+        ),
     ];
     all.extend(by_rule);
     all.extend(by_place);
@@ -521,7 +681,10 @@ mod tests {
         assert_eq!(fraction(0.75), Some((3, 4)));
         assert_eq!(fraction(1.0 / 3.0), Some((1, 3)));
         assert_eq!(fraction(std::f32::consts::PI), None);
-        assert_eq!(scaled(&Dim::symbol("h"), 1.5).unwrap(), Some(Dim::parse("3*h//2").unwrap()));
+        assert_eq!(
+            scaled(&Dim::symbol("h"), 1.5).unwrap(),
+            Some(Dim::parse("3*h//2").unwrap())
+        );
         assert_eq!(scaled(&Dim::symbol("h"), std::f32::consts::PI).unwrap(), None);
         assert!(scaled(&Dim::symbol("h"), -1.0).is_err());
         assert!(scaled(&Dim::symbol("h"), f32::NAN).is_err());

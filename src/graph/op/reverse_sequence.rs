@@ -3,7 +3,9 @@
 //! ONNX `ReverseSequence` from opset 10.
 
 use super::case::{Case, input};
-use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, axis, onnx, operand, strides, to_sizes};
+use super::{
+    Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, axis, onnx, operand, strides, to_sizes,
+};
 use crate::shape::Fact;
 use crate::tensor::HostTensor;
 
@@ -23,7 +25,10 @@ impl Op for ReverseSequence {
 
     fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
         let (x, lengths) = (cx.fact(0)?, cx.fact(1)?);
-        let (batch, time) = (axis(self.batch, x.shape.rank())?, axis(self.time, x.shape.rank())?);
+        let (batch, time) = (
+            axis(self.batch, x.shape.rank())?,
+            axis(self.time, x.shape.rank())?,
+        );
         if batch == time {
             return Err(OpError::expected("axes", "two different ones", batch));
         }
@@ -47,7 +52,11 @@ impl Op for ReverseSequence {
         for i in 0..x.len() {
             let (b, t) = (i / steps[batch] % shape[batch], i / steps[time] % shape[time]);
             let n = lengths.get(b).copied().unwrap_or(0);
-            let from = if t < n { i - t * steps[time] + (n - 1 - t) * steps[time] } else { i };
+            let from = if t < n {
+                i - t * steps[time] + (n - 1 - t) * steps[time]
+            } else {
+                i
+            };
             out.extend_from_slice(x.bytes()?.get(from * size..(from + 1) * size).unwrap_or_default());
         }
         Ok(vec![HostTensor::from_bytes(x.dtype(), shape, &out)?])
@@ -59,12 +68,20 @@ impl Op for ReverseSequence {
 }
 
 fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
-    let (batch, time) = (a.int("batch_axis")?.unwrap_or(1), a.int("time_axis")?.unwrap_or(0));
+    let (batch, time) = (
+        a.int("batch_axis")?.unwrap_or(1),
+        a.int("time_axis")?.unwrap_or(0),
+    );
     Ok(Box::new(ReverseSequence { batch, time }))
 }
 
 /// The registry's entry.
-pub static DEF: OpDef = OpDef { onnx: &[onnx("ReverseSequence", 10)], import, kernels: &[], cases };
+pub static DEF: OpDef = OpDef {
+    onnx: &[onnx("ReverseSequence", 10)],
+    import,
+    kernels: &[],
+    cases,
+};
 
 fn cases() -> Vec<Case> {
     let inputs = vec![input(&[4, 3, 2]), input(&[3]).values(&[4, 0, 3]).constant()];

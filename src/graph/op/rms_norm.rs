@@ -32,10 +32,20 @@ fn normalise(x: &HostTensor, cols: usize, scale: &[f32], epsilon: f32) -> OpResu
     let mut y = Vec::with_capacity(data.len());
     for row in data.chunks_exact(cols.max(1)) {
         let squares: f64 = row.iter().map(|v| f64::from(*v) * f64::from(*v)).sum();
-        #[expect(clippy::cast_precision_loss, reason = "a row has far fewer than 2^52 elements")]
+        #[expect(
+            clippy::cast_precision_loss,
+            reason = "a row has far fewer than 2^52 elements"
+        )]
         let inverse = 1.0 / (squares / cols as f64 + f64::from(epsilon)).sqrt();
-        #[expect(clippy::cast_possible_truncation, reason = "rounding to the result type is meant")]
-        y.extend(row.iter().zip(scale).map(|(v, s)| (f64::from(*v) * inverse * f64::from(*s)) as f32));
+        #[expect(
+            clippy::cast_possible_truncation,
+            reason = "rounding to the result type is meant"
+        )]
+        y.extend(
+            row.iter()
+                .zip(scale)
+                .map(|(v, s)| (f64::from(*v) * inverse * f64::from(*s)) as f32),
+        );
     }
     Ok(HostTensor::from_floats(x.dtype(), x.shape(), &y)?)
 }
@@ -50,14 +60,21 @@ impl Op for RmsNormFrom {
         let from = axis(self.axis, x.shape.rank())?;
         let part = x.shape.0.get(from..).unwrap_or_default();
         if cx.broadcast(part, &scale.shape.0)?.0 != part {
-            return Err(OpError::mismatch("normalised axes and scale", &x.shape, &scale.shape));
+            return Err(OpError::mismatch(
+                "normalised axes and scale",
+                &x.shape,
+                &scale.shape,
+            ));
         }
         Ok(vec![Fact::new(x.dtype, x.shape.clone())])
     }
 
     fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
         let x = operand(inputs, 0)?;
-        let part = x.shape().get(axis(self.axis, x.shape().len())?..).unwrap_or_default();
+        let part = x
+            .shape()
+            .get(axis(self.axis, x.shape().len())?..)
+            .unwrap_or_default();
         let scale = broadcast_to(operand(inputs, 1)?, part)?;
         Ok(vec![normalise(x, scale.len(), &scale.to_f32()?, self.epsilon)?])
     }
@@ -66,7 +83,10 @@ impl Op for RmsNormFrom {
         let (x, scale) = (cx.shape(0)?, cx.shape(1)?);
         let (before, part) = x.0.split_at(axis(self.axis, x.rank())?);
         if scale.0 != part {
-            return Err(OpError::NoKernel(format!("a scale {scale} of {x} from axis {}", self.axis)));
+            return Err(OpError::NoKernel(format!(
+                "a scale {scale} of {x} from axis {}",
+                self.axis
+            )));
         }
         emit(cx, before, part, self.epsilon)
     }
@@ -103,7 +123,17 @@ impl Op for RmsNorm {
 /// Rows of the elements of the axes `part`, as many as those of the axes before them.
 fn emit(cx: &mut LowerCx<'_>, before: &[Dim], part: &[Dim], epsilon: f32) -> OpResult<()> {
     let (rows, cols) = (product(before)?, product(part)?);
-    norm::emit(cx, &norm::Rows { rows, cols, place: norm::Place::Column, center: false, given: false, epsilon })
+    norm::emit(
+        cx,
+        &norm::Rows {
+            rows,
+            cols,
+            place: norm::Place::Column,
+            center: false,
+            given: false,
+            epsilon,
+        },
+    )
 }
 
 fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
@@ -117,14 +147,33 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 /// The registry's entry.
-pub static DEF: OpDef = OpDef { onnx: &[onnx("RMSNormalization", 23)], import, kernels: &[&norm::KERNEL], cases };
+pub static DEF: OpDef = OpDef {
+    onnx: &[onnx("RMSNormalization", 23)],
+    import,
+    kernels: &[&norm::KERNEL],
+    cases,
+};
 
 fn cases() -> Vec<Case> {
     let case = |x: &[usize]| {
         let cols = x.last().copied().unwrap_or(1);
-        Case::new(RmsNorm { epsilon: 1e-5 }, vec![input(x), input(&[cols]).constant()])
+        Case::new(
+            RmsNorm { epsilon: 1e-5 },
+            vec![input(x), input(&[cols]).constant()],
+        )
     };
-    let from = RmsNormFrom { axis: 1, epsilon: 1e-5 };
+    let from = RmsNormFrom {
+        axis: 1,
+        epsilon: 1e-5,
+    };
     let over_two = Case::new(from, vec![input(&[2, 3, 5]), input(&[3, 5]).constant()]);
-    vec![over_two, case(&[1, 576]), case(&[3, 130]), case(&[5, 33]), case(&[2, 3, 1]), case(&[1, 1, 1025]), case(&[1, 7])]
+    vec![
+        over_two,
+        case(&[1, 576]),
+        case(&[3, 130]),
+        case(&[5, 33]),
+        case(&[2, 3, 1]),
+        case(&[1, 1, 1025]),
+        case(&[1, 7]),
+    ]
 }

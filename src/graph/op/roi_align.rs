@@ -4,8 +4,7 @@
 //! `[r, c, output_height, output_width]`.
 
 use super::case::{Case, input};
-use super::window::filled;
-use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, onnx, operand};
+use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, filled, onnx, operand};
 use crate::shape::{Fact, Shape};
 use crate::tensor::HostTensor;
 
@@ -32,22 +31,49 @@ impl Op for RoiAlign {
     fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
         let (x, regions, images) = (cx.fact(0)?, cx.fact(1)?, cx.fact(2)?);
         if !x.dtype.is_float() || !regions.dtype.is_float() || !images.dtype.is_int() {
-            return Err(OpError::expected("element types", "floats, floats and integers", format!("{x}, {regions}, {images}")));
+            return Err(OpError::expected(
+                "element types",
+                "floats, floats and integers",
+                format!("{x}, {regions}, {images}"),
+            ));
         }
-        let ([_, c, ..], [r, four], [r_images]) = (x.shape.0.as_slice(), regions.shape.0.as_slice(), images.shape.0.as_slice()) else {
-            return Err(OpError::expected("ranks", "4, 2 and 1", format!("{x}, {regions}, {images}")));
+        let ([_, c, ..], [r, four], [r_images]) = (
+            x.shape.0.as_slice(),
+            regions.shape.0.as_slice(),
+            images.shape.0.as_slice(),
+        ) else {
+            return Err(OpError::expected(
+                "ranks",
+                "4, 2 and 1",
+                format!("{x}, {regions}, {images}"),
+            ));
         };
         if x.shape.rank() != 4 || !four.is(4) {
-            return Err(OpError::expected("operands", "[n, c, h, w] and [regions, 4]", format!("{x} and {regions}")));
+            return Err(OpError::expected(
+                "operands",
+                "[n, c, h, w] and [regions, 4]",
+                format!("{x} and {regions}"),
+            ));
         }
         cx.same("numbers of regions", r, r_images)?;
-        Ok(vec![Fact::new(x.dtype, Shape(vec![r.clone(), c.clone(), self.size.0.into(), self.size.1.into()]))])
+        Ok(vec![Fact::new(
+            x.dtype,
+            Shape(vec![r.clone(), c.clone(), self.size.0.into(), self.size.1.into()]),
+        )])
     }
 
     fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
-        let (x, regions, images) = (operand(inputs, 0)?, operand(inputs, 1)?, operand(inputs, 2)?.to_i64()?);
+        let (x, regions, images) = (
+            operand(inputs, 0)?,
+            operand(inputs, 1)?,
+            operand(inputs, 2)?.to_i64()?,
+        );
         let (&[n, c, h, w], &[r, 4]) = (x.shape(), regions.shape()) else {
-            return Err(OpError::expected("operands", "[n, c, h, w] and [regions, 4]", format!("{x:?} and {regions:?}")));
+            return Err(OpError::expected(
+                "operands",
+                "[n, c, h, w] and [regions, 4]",
+                format!("{x:?} and {regions:?}"),
+            ));
         };
         let to = |v: i64| usize::try_from(v).unwrap_or(0);
         let shape = [r, c, to(self.size.0), to(self.size.1)];
@@ -55,9 +81,19 @@ impl Op for RoiAlign {
         let (data, list) = (x.to_f32()?, regions.to_f32()?);
         let area = shape[2] * shape[3];
         if area * c * h * w > 0 {
-            for ((region, image), y) in list.chunks_exact(4).zip(&images).zip(y.chunks_exact_mut(c * area)) {
+            for ((region, image), y) in list
+                .chunks_exact(4)
+                .zip(&images)
+                .zip(y.chunks_exact_mut(c * area))
+            {
                 let image = usize::try_from(*image).ok().filter(|i| *i < n);
-                let image = image.ok_or_else(|| OpError::expected("image of a region", format!("0 or more, below {n}"), format!("{images:?}")))?;
+                let image = image.ok_or_else(|| {
+                    OpError::expected(
+                        "image of a region",
+                        format!("0 or more, below {n}"),
+                        format!("{images:?}"),
+                    )
+                })?;
                 let planes = data.get(image * c * h * w..).unwrap_or_default();
                 let &[x1, y1, x2, y2] = region else { continue };
                 let rows = self.bins(y1, y2, shape[2], h)?;
@@ -71,7 +107,11 @@ impl Op for RoiAlign {
                 }
             }
         } else if !y.is_empty() {
-            return Err(OpError::expected("sizes to sample from", "1 or more", format!("{x:?}")));
+            return Err(OpError::expected(
+                "sizes to sample from",
+                "1 or more",
+                format!("{x:?}"),
+            ));
         }
         Ok(vec![HostTensor::from_floats(x.dtype(), &shape, &y)?])
     }
@@ -82,7 +122,12 @@ type Sample = Option<[(usize, f32); 2]>;
 
 impl RoiAlign {
     /// The samples of each bin along one axis of `size` elements.
-    #[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "places in an image")]
+    #[expect(
+        clippy::cast_precision_loss,
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "places in an image"
+    )]
     fn bins(&self, from: f32, to: f32, bins: usize, size: usize) -> OpResult<Vec<Vec<Sample>>> {
         let shift = if self.half_pixel { 0.5 } else { 0.0 };
         let start = from * self.scale - shift;
@@ -91,9 +136,17 @@ impl RoiAlign {
             length = length.max(1.0);
         }
         let bin = length / bins as f32;
-        let samples = if self.samples > 0 { self.samples as usize } else { bin.ceil().max(0.0) as usize };
+        let samples = if self.samples > 0 {
+            self.samples as usize
+        } else {
+            bin.ceil().max(0.0) as usize
+        };
         if !(start.is_finite() && length.is_finite()) || samples > size.saturating_mul(64).max(1 << 16) {
-            return Err(OpError::expected("region", "near the image", format!("{from} to {to}")));
+            return Err(OpError::expected(
+                "region",
+                "near the image",
+                format!("{from} to {to}"),
+            ));
         }
         let last = size as f32 - 1.0;
         Ok((0..bins)
@@ -131,7 +184,11 @@ impl RoiAlign {
             }
         }
         let count = rows.len() * columns.len();
-        #[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, reason = "rounding to the result type is meant")]
+        #[expect(
+            clippy::cast_precision_loss,
+            clippy::cast_possible_truncation,
+            reason = "rounding to the result type is meant"
+        )]
         match (count, self.max) {
             (0, _) => 0.0,
             (_, true) => most,
@@ -151,12 +208,24 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
         Some("half_pixel") => true,
         Some("output_half_pixel") => false,
         Some(other) => {
-            return Err(OpError::expected("attribute `coordinate_transformation_mode`", "half_pixel or output_half_pixel", other));
+            return Err(OpError::expected(
+                "attribute `coordinate_transformation_mode`",
+                "half_pixel or output_half_pixel",
+                other,
+            ));
         }
     };
     let number = |name: &str, default: i64, low: i64| -> OpResult<i64> {
         let v = a.int(name)?.unwrap_or(default);
-        if (low..=1 << 20).contains(&v) { Ok(v) } else { Err(OpError::expected(format!("attribute `{name}`"), format!("{low} or more"), v)) }
+        if (low..=1 << 20).contains(&v) {
+            Ok(v)
+        } else {
+            Err(OpError::expected(
+                format!("attribute `{name}`"),
+                format!("{low} or more"),
+                v,
+            ))
+        }
     };
     Ok(Box::new(RoiAlign {
         max,
@@ -168,12 +237,27 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 /// The registry's entry.
-pub static DEF: OpDef = OpDef { onnx: &[onnx("RoiAlign", 10)], import, kernels: &[], cases };
+pub static DEF: OpDef = OpDef {
+    onnx: &[onnx("RoiAlign", 10)],
+    import,
+    kernels: &[],
+    cases,
+};
 
 fn cases() -> Vec<Case> {
     let case = |max, samples, half_pixel| {
-        let op = RoiAlign { max, size: (3, 2), samples, scale: 0.5, half_pixel };
-        let inputs = vec![input(&[2, 3, 7, 9]), input(&[5, 4]).range(0.0, 14.0), input(&[5]).ints(0, 1)];
+        let op = RoiAlign {
+            max,
+            size: (3, 2),
+            samples,
+            scale: 0.5,
+            half_pixel,
+        };
+        let inputs = vec![
+            input(&[2, 3, 7, 9]),
+            input(&[5, 4]).range(0.0, 14.0),
+            input(&[5]).ints(0, 1),
+        ];
         Case::new(op, inputs).host_only("no kernel yet")
     };
     vec![case(false, 2, true), case(false, 0, false), case(true, 2, true)]

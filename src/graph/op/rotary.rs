@@ -19,10 +19,20 @@ pub struct Rotary;
 fn check(x: &Shape, cos: &Shape, sin: &Shape) -> OpResult<()> {
     let fits = cos == sin
         && match (x.0.as_slice(), cos.0.as_slice()) {
-            ([b, s, _, d], [cb, cs, one, cd]) => b == cb && s == cs && one.is(1) && d == cd && d.exact_div(&2.into()).is_some(),
+            ([b, s, _, d], [cb, cs, one, cd]) => {
+                b == cb && s == cs && one.is(1) && d == cd && d.exact_div(&2.into()).is_some()
+            }
             _ => false,
         };
-    if fits { Ok(()) } else { Err(OpError::mismatch("x [b, s, h, d] and angles [b, s, 1, d]", x, format!("{cos}, {sin}"))) }
+    if fits {
+        Ok(())
+    } else {
+        Err(OpError::mismatch(
+            "x [b, s, h, d] and angles [b, s, 1, d]",
+            x,
+            format!("{cos}, {sin}"),
+        ))
+    }
 }
 
 impl Op for Rotary {
@@ -38,7 +48,11 @@ impl Op for Rotary {
 
     fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
         let (x, cos, sin) = (operand(inputs, 0)?, operand(inputs, 1)?, operand(inputs, 2)?);
-        check(&Shape::fixed(x.shape()), &Shape::fixed(cos.shape()), &Shape::fixed(sin.shape()))?;
+        check(
+            &Shape::fixed(x.shape()),
+            &Shape::fixed(cos.shape()),
+            &Shape::fixed(sin.shape()),
+        )?;
         let (heads, dim) = (x.shape()[2], x.shape()[3]);
         let (data, cos, sin) = (x.to_f32()?, cos.to_f32()?, sin.to_f32()?);
         let half = dim / 2;
@@ -74,9 +88,19 @@ fn import(_: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 /// The registry's entry.
-pub static DEF: OpDef = OpDef { onnx: &[own("Rotary")], import, kernels: &[&KERNEL], cases };
+pub static DEF: OpDef = OpDef {
+    onnx: &[own("Rotary")],
+    import,
+    kernels: &[&KERNEL],
+    cases,
+};
 
 fn cases() -> Vec<Case> {
-    let case = |s, h, d| Case::new(Rotary, vec![input(&[1, s, h, d]), input(&[1, s, 1, d]), input(&[1, s, 1, d])]);
+    let case = |s, h, d| {
+        Case::new(
+            Rotary,
+            vec![input(&[1, s, h, d]), input(&[1, s, 1, d]), input(&[1, s, 1, d])],
+        )
+    };
     vec![case(1, 9, 64), case(5, 3, 64), case(3, 2, 6), case(7, 1, 130)]
 }

@@ -31,11 +31,27 @@ impl Op for RotaryEmbedding {
             [b, _, s, n] => (b, s, n.clone()),
             [b, s, n] if self.heads > 0 => {
                 let size = n.exact_div(&Dim::from_usize(self.heads));
-                (b, s, size.ok_or_else(|| OpError::expected("last axis", format!("a multiple of {} heads", self.heads), n))?)
+                (
+                    b,
+                    s,
+                    size.ok_or_else(|| {
+                        OpError::expected("last axis", format!("a multiple of {} heads", self.heads), n)
+                    })?,
+                )
             }
-            _ => return Err(OpError::expected("operand", "four axes, or three and the number of heads", x)),
+            _ => {
+                return Err(OpError::expected(
+                    "operand",
+                    "four axes, or three and the number of heads",
+                    x,
+                ));
+            }
         };
-        let rotated = if self.rotated == 0 { size.clone() } else { Dim::from_usize(self.rotated) };
+        let rotated = if self.rotated == 0 {
+            size.clone()
+        } else {
+            Dim::from_usize(self.rotated)
+        };
         cx.require(size.sub(&rotated)?, "elements of a head that are not rotated")?;
         let half = rotated.floor_div(2)?;
         let lines = cx.opt(3).is_none();
@@ -49,14 +65,27 @@ impl Op for RotaryEmbedding {
                 (false, [_, n]) => {
                     cx.same("pairs of a head and of the caches", &half, n)?;
                 }
-                _ => return Err(OpError::expected(what, if lines { "three axes" } else { "two axes" }, cx.fact(i)?)),
+                _ => {
+                    return Err(OpError::expected(
+                        what,
+                        if lines { "three axes" } else { "two axes" },
+                        cx.fact(i)?,
+                    ));
+                }
             }
         }
         if let Some(positions) = cx.opt(3) {
-            let ([rows, _], [others, _], [b, s], true) =
-                (&*cx.fact(1)?.shape.0, &*cx.fact(2)?.shape.0, &*positions.shape.0, positions.dtype.is_int())
-            else {
-                return Err(OpError::expected("positions", "integers [batch, sequence]", positions));
+            let ([rows, _], [others, _], [b, s], true) = (
+                &*cx.fact(1)?.shape.0,
+                &*cx.fact(2)?.shape.0,
+                &*positions.shape.0,
+                positions.dtype.is_int(),
+            ) else {
+                return Err(OpError::expected(
+                    "positions",
+                    "integers [batch, sequence]",
+                    positions,
+                ));
             };
             cx.same("numbers of cosines and sines", rows, others)?;
             cx.same("batches of operand and positions", batch, b)?;
@@ -69,7 +98,12 @@ impl Op for RotaryEmbedding {
         fit(self, inputs)?;
         let x = operand(inputs, 0)?;
         let (cos, sin) = (operand(inputs, 1)?, operand(inputs, 2)?);
-        let positions = inputs.get(3).copied().flatten().map(HostTensor::to_i64).transpose()?;
+        let positions = inputs
+            .get(3)
+            .copied()
+            .flatten()
+            .map(HostTensor::to_i64)
+            .transpose()?;
         // A row is one head of one token; rows of a token are together where x has three axes.
         let (heads, sequence, size, together) = match x.shape() {
             [_, h, s, n] => (*h, *s, *n, false),
@@ -81,7 +115,11 @@ impl Op for RotaryEmbedding {
         let (data, cos, sin) = (x.to_f32()?, cos.to_f32()?, sin.to_f32()?);
         let mut y = data.to_vec();
         for (row, out) in y.chunks_exact_mut(size.max(1)).enumerate() {
-            let token = if together { row / heads } else { row / (heads * sequence) * sequence + row % sequence };
+            let token = if together {
+                row / heads
+            } else {
+                row / (heads * sequence) * sequence + row % sequence
+            };
             let line = match &positions {
                 Some(p) => {
                     let missing = || OpError::expected("positions", "one for each token", p.len());
@@ -90,7 +128,11 @@ impl Op for RotaryEmbedding {
                 None => token,
             };
             for i in 0..half {
-                let (a, b) = if self.interleaved { (2 * i, 2 * i + 1) } else { (i, half + i) };
+                let (a, b) = if self.interleaved {
+                    (2 * i, 2 * i + 1)
+                } else {
+                    (i, half + i)
+                };
                 let (c, s) = (cos[line * half + i], sin[line * half + i]);
                 (out[a], out[b]) = (c * out[a] - s * out[b], s * out[a] + c * out[b]);
             }
@@ -112,11 +154,20 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 /// The registry's entry.
-pub static DEF: OpDef = OpDef { onnx: &[onnx("RotaryEmbedding", 23)], import, kernels: &[], cases };
+pub static DEF: OpDef = OpDef {
+    onnx: &[onnx("RotaryEmbedding", 23)],
+    import,
+    kernels: &[],
+    cases,
+};
 
 fn cases() -> Vec<Case> {
     let table = || input(&[9, 4]).constant();
-    let op = RotaryEmbedding { interleaved: false, rotated: 0, heads: 2 };
+    let op = RotaryEmbedding {
+        interleaved: false,
+        rotated: 0,
+        heads: 2,
+    };
     let inputs = vec![input(&[2, 3, 16]), table(), table(), input(&[2, 3]).ints(0, 8)];
     vec![Case::new(op, inputs).host_only("no kernel")]
 }
@@ -129,15 +180,30 @@ mod tests {
 
     #[test]
     fn operands_fit() {
-        let op = RotaryEmbedding { interleaved: false, rotated: 0, heads: 2 };
+        let op = RotaryEmbedding {
+            interleaved: false,
+            rotated: 0,
+            heads: 2,
+        };
         let float = |shape: &[usize]| HostTensor::zeros(DType::F32, shape).unwrap();
         let at = |list: &[i64]| HostTensor::from_i64(&[1, list.len()], list).unwrap();
         let run = |cos: &[usize], positions: Option<&HostTensor>| {
-            op.eval(&[Some(&float(&[1, 3, 16])), Some(&float(cos)), Some(&float(cos)), positions])
+            op.eval(&[
+                Some(&float(&[1, 3, 16])),
+                Some(&float(cos)),
+                Some(&float(cos)),
+                positions,
+            ])
         };
         assert!(run(&[9, 4], Some(&at(&[0, 1, 8]))).is_ok());
-        assert!(run(&[9, 4], Some(&at(&[0, 1]))).is_err(), "a token without a position");
-        assert!(run(&[9, 4], Some(&at(&[0, 1, 9]))).is_err(), "a position behind the table");
+        assert!(
+            run(&[9, 4], Some(&at(&[0, 1]))).is_err(),
+            "a token without a position"
+        );
+        assert!(
+            run(&[9, 4], Some(&at(&[0, 1, 9]))).is_err(),
+            "a position behind the table"
+        );
         assert!(run(&[9, 3], Some(&at(&[0, 1, 8]))).is_err());
         assert!(run(&[1, 3, 4], None).is_ok());
         assert!(run(&[1, 2, 4], None).is_err());
@@ -145,12 +211,26 @@ mod tests {
 
     #[test]
     fn sizes_of_the_run_are_assumed_to_agree() {
-        let op = RotaryEmbedding { interleaved: false, rotated: 0, heads: 0 };
-        let fact = |sizes: &str| Fact::new(DType::F32, Shape(sizes.split(' ').map(|d| Dim::parse(d).unwrap()).collect()));
+        let op = RotaryEmbedding {
+            interleaved: false,
+            rotated: 0,
+            heads: 0,
+        };
+        let fact = |sizes: &str| {
+            Fact::new(
+                DType::F32,
+                Shape(sizes.split(' ').map(|d| Dim::parse(d).unwrap()).collect()),
+            )
+        };
         let (x, cos) = (fact("b 2 s 8"), fact("b total 4"));
         let (inputs, known) = ([Some(&x), Some(&cos), Some(&cos)], Constraints::default());
         let cx = InferCx::new(&inputs, &known);
         op.infer(&cx).unwrap();
-        assert!(cx.finish().1.iter().any(|a| a.equal && a.dim == Dim::parse("s - total").unwrap()));
+        assert!(
+            cx.finish()
+                .1
+                .iter()
+                .any(|a| a.equal && a.dim == Dim::parse("s - total").unwrap())
+        );
     }
 }

@@ -23,10 +23,15 @@ pub struct Along {
 impl Along {
     fn new(axes: Option<Vec<i64>>, directions: Option<Vec<i64>>, count: usize) -> OpResult<Self> {
         let axes = axes.unwrap_or_else(|| vec![0; count]);
-        let backwards: Vec<bool> = directions.map_or_else(|| vec![false; count], |d| d.iter().map(|v| *v != 0).collect());
+        let backwards: Vec<bool> =
+            directions.map_or_else(|| vec![false; count], |d| d.iter().map(|v| *v != 0).collect());
         if axes.len() != count || backwards.len() != count {
             let found = format!("{} and {}", axes.len(), backwards.len());
-            return Err(OpError::expected("axes and directions", format!("{count} of each"), found));
+            return Err(OpError::expected(
+                "axes and directions",
+                format!("{count} of each"),
+                found,
+            ));
         }
         Ok(Self { axes, backwards })
     }
@@ -55,7 +60,10 @@ fn slice(x: &HostTensor, a: usize, i: usize) -> OpResult<HostTensor> {
     let mut shape = x.shape().to_vec();
     let start = i * steps.remove(a);
     shape.remove(a);
-    let steps: Vec<isize> = steps.into_iter().map(|s| isize::try_from(s).unwrap_or(0)).collect();
+    let steps: Vec<isize> = steps
+        .into_iter()
+        .map(|s| isize::try_from(s).unwrap_or(0))
+        .collect();
     gather_strided(x, &shape, start, &steps)
 }
 
@@ -69,7 +77,9 @@ impl Op for Scan {
     }
 
     fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
-        let carried = (0..self.carried).map(|i| cx.fact(i).cloned()).collect::<OpResult<Vec<_>>>()?;
+        let carried = (0..self.carried)
+            .map(|i| cx.fact(i).cloned())
+            .collect::<OpResult<Vec<_>>>()?;
         let (mut length, mut slices): (Option<Dim>, _) = (None, Vec::new());
         for (i, (a, _)) in self.inputs.iter().enumerate() {
             let x = cx.fact(self.carried + i)?;
@@ -103,7 +113,9 @@ impl Op for Scan {
     }
 
     fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
-        let mut carried = (0..self.carried).map(|i| operand(inputs, i).cloned()).collect::<OpResult<Vec<_>>>()?;
+        let mut carried = (0..self.carried)
+            .map(|i| operand(inputs, i).cloned())
+            .collect::<OpResult<Vec<_>>>()?;
         let mut sliced = Vec::new();
         for (i, (a, backwards)) in self.inputs.iter().enumerate() {
             let x = operand(inputs, self.carried + i)?;
@@ -146,25 +158,46 @@ impl Op for Scan {
 
 fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     let given = a.int("num_scan_inputs")?;
-    let count = given.and_then(|n| usize::try_from(n).ok()).filter(|n| (1..=a.input_count()).contains(n));
+    let count = given
+        .and_then(|n| usize::try_from(n).ok())
+        .filter(|n| (1..=a.input_count()).contains(n));
     let count = count.ok_or_else(|| {
         let found = given.map_or_else(|| "nothing".to_owned(), |n| n.to_string());
-        OpError::expected("attribute `num_scan_inputs`", format!("1 to {}, the operands", a.input_count()), found)
+        OpError::expected(
+            "attribute `num_scan_inputs`",
+            format!("1 to {}, the operands", a.input_count()),
+            found,
+        )
     })?;
     let carried = a.input_count() - count;
-    let body = a.graph("body", 0)?.ok_or_else(|| OpError::expected("attribute `body`", "a graph", "nothing"))?;
+    let body = a
+        .graph("body", 0)?
+        .ok_or_else(|| OpError::expected("attribute `body`", "a graph", "nothing"))?;
     body.check("attribute `body`", a.input_count(), carried)?;
     let results = body.graph().outputs().len() - carried;
     Ok(Box::new(Scan {
         body,
         carried,
-        inputs: Along::new(a.ints("scan_input_axes")?, a.ints("scan_input_directions")?, count)?,
-        outputs: Along::new(a.ints("scan_output_axes")?, a.ints("scan_output_directions")?, results)?,
+        inputs: Along::new(
+            a.ints("scan_input_axes")?,
+            a.ints("scan_input_directions")?,
+            count,
+        )?,
+        outputs: Along::new(
+            a.ints("scan_output_axes")?,
+            a.ints("scan_output_directions")?,
+            results,
+        )?,
     }))
 }
 
 /// The registry's entry.
-pub static DEF: OpDef = OpDef { onnx: &[onnx("Scan", 9)], import, kernels: &[], cases };
+pub static DEF: OpDef = OpDef {
+    onnx: &[onnx("Scan", 9)],
+    import,
+    kernels: &[],
+    cases,
+};
 
 fn cases() -> Vec<Case> {
     // Graphs come from models: `tests/onnx_nodes.rs`.

@@ -6,7 +6,10 @@
 use super::case::{Case, input};
 use super::gather_elements::{Places, targets};
 use super::gather_nd::starts;
-use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, as_usize, axis, count, max_nan, min_nan, onnx, operand, transpose};
+use super::{
+    Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, as_usize, axis, count, max_nan, min_nan, onnx,
+    operand, transpose,
+};
 use crate::backend::kernel::Kernel;
 use crate::plan::lower::{Call, LowerCx};
 use crate::shape::Fact;
@@ -45,11 +48,18 @@ impl Scatter {
             None => {
                 let tuple = index.shape().last().copied().unwrap_or(0);
                 let row = count(x.shape().get(tuple..).unwrap_or_default())?;
-                starts(x.shape(), index, 0)?.into_iter().flat_map(|start| start..start + row).collect()
+                starts(x.shape(), index, 0)?
+                    .into_iter()
+                    .flat_map(|start| start..start + row)
+                    .collect()
             }
         };
         if places.len() != updates.len() {
-            return Err(OpError::mismatch("numbers of places and of updates", places.len(), updates.len()));
+            return Err(OpError::mismatch(
+                "numbers of places and of updates",
+                places.len(),
+                updates.len(),
+            ));
         }
         Ok(places)
     }
@@ -57,7 +67,11 @@ impl Scatter {
 
 impl Op for Scatter {
     fn name(&self) -> &str {
-        if self.axis.is_some() { "ScatterElements" } else { "ScatterND" }
+        if self.axis.is_some() {
+            "ScatterElements"
+        } else {
+            "ScatterND"
+        }
     }
 
     fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
@@ -82,7 +96,11 @@ impl Op for Scatter {
             }
         };
         if wanted.len() != updates.shape.rank() {
-            return Err(OpError::mismatch("shapes of indices and updates", &index.shape, &updates.shape));
+            return Err(OpError::mismatch(
+                "shapes of indices and updates",
+                &index.shape,
+                &updates.shape,
+            ));
         }
         for (a, b) in wanted.iter().zip(&updates.shape.0) {
             cx.same("shapes of indices and updates", a, b)?;
@@ -160,21 +178,35 @@ impl Op for Scatter {
 
 fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     let elements = a.op_type() != "ScatterND";
-    let axis = if elements { Some(a.int("axis")?.unwrap_or(0)) } else { None };
+    let axis = if elements {
+        Some(a.int("axis")?.unwrap_or(0))
+    } else {
+        None
+    };
     let reduction = match a.string("reduction")?.as_deref() {
         None | Some("none") => Reduction::Replace,
         Some("add") => Reduction::Add,
         Some("mul") => Reduction::Mul,
         Some("max") => Reduction::Max,
         Some("min") => Reduction::Min,
-        Some(other) => return Err(OpError::expected("attribute `reduction`", "none, add, mul, max or min", other)),
+        Some(other) => {
+            return Err(OpError::expected(
+                "attribute `reduction`",
+                "none, add, mul, max or min",
+                other,
+            ));
+        }
     };
     Ok(Box::new(Scatter { axis, reduction }))
 }
 
 /// The registry's entry.
 pub static DEF: OpDef = OpDef {
-    onnx: &[onnx("ScatterElements", 11), onnx("ScatterND", 11), onnx("Scatter", 9)],
+    onnx: &[
+        onnx("ScatterElements", 11),
+        onnx("ScatterND", 11),
+        onnx("Scatter", 9),
+    ],
     import,
     kernels: &[&KERNEL],
     cases,
@@ -188,16 +220,32 @@ fn cases() -> Vec<Case> {
     // What is written twice may become either.
     let once = |axis, x: &[usize], index: &[usize], places: &[i64], updates: &[usize]| {
         let inputs = vec![input(x), input(index).values(places), input(updates)];
-        Case::new(Scatter { axis, reduction: Reduction::Replace }, inputs)
+        Case::new(
+            Scatter {
+                axis,
+                reduction: Reduction::Replace,
+            },
+            inputs,
+        )
     };
-    let ints = vec![input(&[7]).ints(-9, 9), input(&[3]).values(&[4, 0, -1]), input(&[3]).ints(20, 29)];
+    let ints = vec![
+        input(&[7]).ints(-9, 9),
+        input(&[3]).values(&[4, 0, -1]),
+        input(&[3]).ints(20, 29),
+    ];
     let host = |case: Case| case.host_only("combined with what is there");
     vec![
         once(Some(0), &[5, 3], &[2, 3], &[0, 1, 2, -1, 0, 3], &[2, 3]),
         once(Some(-1), &[2, 2, 7], &[2, 1, 3], &[0, -1, 3, 6, 2, 4], &[2, 1, 3]),
         once(None, &[4, 3, 3], &[2, 1], &[3, -3], &[2, 3, 3]),
         once(None, &[3, 5], &[3, 2], &[0, 0, 2, -1, 1, 3], &[3]),
-        Case::new(Scatter { axis: Some(0), reduction: Reduction::Replace }, ints),
+        Case::new(
+            Scatter {
+                axis: Some(0),
+                reduction: Reduction::Replace,
+            },
+            ints,
+        ),
         host(case(Some(1), Reduction::Add, &[3, 5], &[3, 2], &[3, 2], 5)),
         host(case(None, Reduction::Max, &[3, 3], &[4, 2], &[4], 3)),
     ]

@@ -6,7 +6,10 @@
 //! What devices run is `attention`, which a pass makes of its own pattern.
 
 use super::case::{Case, input};
-use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, as_usize, concat::Concat, filled, fit, onnx, operand, room, to_sizes};
+use super::{
+    Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, as_usize, concat::Concat, filled, fit, onnx,
+    operand, room, to_sizes,
+};
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::{DType, HostTensor};
 
@@ -32,10 +35,15 @@ fn split(shape: &[Dim], heads: Option<usize>) -> OpResult<[Dim; 4]> {
         ([b, s, joined], Some(heads)) => {
             let heads = Dim::from_usize(heads);
             let size = joined.exact_div(&heads);
-            let size = size.ok_or_else(|| OpError::expected("last axis", format!("a multiple of {heads}"), joined))?;
+            let size =
+                size.ok_or_else(|| OpError::expected("last axis", format!("a multiple of {heads}"), joined))?;
             Ok([b.clone(), heads, s.clone(), size])
         }
-        _ => Err(OpError::expected("operand", "four axes, or three and the numbers of heads", Shape(shape.to_vec()))),
+        _ => Err(OpError::expected(
+            "operand",
+            "four axes, or three and the numbers of heads",
+            Shape(shape.to_vec()),
+        )),
     }
 }
 
@@ -52,7 +60,13 @@ impl Rows {
     fn new(x: &HostTensor, heads: Option<usize>) -> OpResult<Self> {
         let sizes = split(&Shape::fixed(x.shape()).0, heads)?;
         let [_, heads, sequence, size] = sizes.map(|d| as_usize(&d).unwrap_or(0));
-        Ok(Self { data: x.to_f32()?.into_owned(), heads, sequence, size, joined: x.shape().len() == 3 })
+        Ok(Self {
+            data: x.to_f32()?.into_owned(),
+            heads,
+            sequence,
+            size,
+            joined: x.shape().len() == 3,
+        })
     }
 
     fn start(&self, batch: usize, head: usize, at: usize) -> usize {
@@ -78,7 +92,11 @@ impl Rows {
         for (b, h) in (0..batches).flat_map(|b| (0..self.heads).map(move |h| (b, h))) {
             (0..self.sequence).for_each(|s| out.extend_from_slice(self.row(b, h, s)));
         }
-        Ok(HostTensor::from_floats(x.dtype(), &[batches, self.heads, self.sequence, self.size], &out)?)
+        Ok(HostTensor::from_floats(
+            x.dtype(),
+            &[batches, self.heads, self.sequence, self.size],
+            &out,
+        )?)
     }
 }
 
@@ -91,7 +109,10 @@ struct Mask {
 impl Mask {
     fn new(mask: &HostTensor) -> OpResult<Self> {
         let data = if mask.dtype() == DType::Bool {
-            mask.to_i64()?.into_iter().map(|v| if v != 0 { 0.0 } else { f32::NEG_INFINITY }).collect()
+            mask.to_i64()?
+                .into_iter()
+                .map(|v| if v != 0 { 0.0 } else { f32::NEG_INFINITY })
+                .collect()
         } else {
             mask.to_f32()?.into_owned()
         };
@@ -109,7 +130,10 @@ impl Mask {
         if index[3] >= self.shape[3] {
             return f32::NEG_INFINITY;
         }
-        let place = index.iter().zip(self.shape).fold(0, |p, (i, n)| p * n + if n == 1 { 0 } else { *i });
+        let place = index
+            .iter()
+            .zip(self.shape)
+            .fold(0, |p, (i, n)| p * n + if n == 1 { 0 } else { *i });
         self.data.get(place).copied().unwrap_or(f32::NEG_INFINITY)
     }
 }
@@ -158,14 +182,22 @@ impl Op for Sdpa {
             let scores = [&batch, &heads, &queries];
             let skip = scores.len().checked_sub(lead.len());
             let skip = skip.ok_or_else(|| OpError::expected("mask", "four axes at most", mask))?;
-            for (n, size) in lead.iter().zip(scores.iter().skip(skip)).filter(|(n, _)| !n.is(1)) {
+            for (n, size) in lead
+                .iter()
+                .zip(scores.iter().skip(skip))
+                .filter(|(n, _)| !n.is(1))
+            {
                 cx.same("sizes of mask and scores", n, size)?;
             }
             cx.require(keys.sub(last)?, "keys that the mask does not reach")?;
         }
         if let Some(lengths) = cx.opt(6) {
             let ([n], true) = (lengths.shape.0.as_slice(), lengths.dtype.is_int()) else {
-                return Err(OpError::expected("numbers of keys that count", "one integer a batch", lengths));
+                return Err(OpError::expected(
+                    "numbers of keys that count",
+                    "one integer a batch",
+                    lengths,
+                ));
             };
             cx.same("batches of queries and numbers of keys that count", &batch, n)?;
         }
@@ -201,19 +233,29 @@ impl Op for Sdpa {
                 None => new,
             });
         }
-        let [xk, xv] = present.as_slice() else { return Err(OpError::expected("operands", 3, inputs.len())) };
+        let [xk, xv] = present.as_slice() else {
+            return Err(OpError::expected("operands", 3, inputs.len()));
+        };
         let (k, v) = (Rows::new(xk, None)?, Rows::new(xv, None)?);
         let mask = optional(3).map(Mask::new).transpose()?;
         let lengths = optional(6).map(to_sizes).transpose()?;
         if let Some(n) = lengths.iter().flatten().find(|n| **n > k.sequence) {
-            return Err(OpError::expected("number of keys that count", format!("{} at most", k.sequence), n));
+            return Err(OpError::expected(
+                "number of keys that count",
+                format!("{} at most", k.sequence),
+                n,
+            ));
         }
         let batches = xq.shape().first().copied().unwrap_or(0);
         #[expect(clippy::cast_precision_loss, reason = "the size of a head is small")]
         let scale = self.scale.map_or_else(|| 1.0 / (q.size as f64).sqrt(), f64::from);
         let (per, cap) = ((q.heads / k.heads.max(1)).max(1), f64::from(self.softcap));
         let mut y = filled(&[batches, q.heads, q.sequence, v.size], 0f32)?;
-        let target = Rows { data: Vec::new(), size: v.size, ..Rows::new(xq, self.heads_of(0))? };
+        let target = Rows {
+            data: Vec::new(),
+            size: v.size,
+            ..Rows::new(xq, self.heads_of(0))?
+        };
         let mut shown = room(&[batches, q.heads, q.sequence, k.sequence])?;
         for (b, h, i) in (0..batches)
             .flat_map(|b| (0..q.heads).map(move |h| (b, h)))
@@ -224,8 +266,10 @@ impl Op for Sdpa {
                 pairs.map(|(x, y)| f64::from(*x) * f64::from(*y)).sum::<f64>() * scale
             };
             let products: Vec<f64> = (0..k.sequence).map(dot).collect();
-            let bent: Vec<f64> =
-                products.iter().map(|x| if cap > 0.0 { cap * (x / cap).tanh() } else { *x }).collect();
+            let bent: Vec<f64> = products
+                .iter()
+                .map(|x| if cap > 0.0 { cap * (x / cap).tanh() } else { *x })
+                .collect();
             let hidden = |j: usize| {
                 let length = lengths.as_ref().and_then(|l| l.get(b)).copied();
                 (self.causal && j > i + past) || length.is_some_and(|n| j >= n)
@@ -242,8 +286,13 @@ impl Op for Sdpa {
             let start = target.start(b, h, i);
             for (slot, n) in y.iter_mut().skip(start).zip(0..v.size) {
                 let terms = weights.iter().enumerate();
-                let total: f64 = terms.map(|(j, w)| w * f64::from(v.row(b, h / per, j).get(n).copied().unwrap_or(0.0))).sum();
-                #[expect(clippy::cast_possible_truncation, reason = "rounding to the result type is meant")]
+                let total: f64 = terms
+                    .map(|(j, w)| w * f64::from(v.row(b, h / per, j).get(n).copied().unwrap_or(0.0)))
+                    .sum();
+                #[expect(
+                    clippy::cast_possible_truncation,
+                    reason = "rounding to the result type is meant"
+                )]
                 {
                     *slot = total as f32;
                 }
@@ -254,28 +303,44 @@ impl Op for Sdpa {
                 2 => masked,
                 _ => weights,
             };
-            #[expect(clippy::cast_possible_truncation, reason = "rounding to the result type is meant")]
+            #[expect(
+                clippy::cast_possible_truncation,
+                reason = "rounding to the result type is meant"
+            )]
             shown.extend(list.into_iter().map(|x| x as f32));
         }
         let shape = match xq.shape() {
             [b, s, _] => vec![*b, *s, q.heads * v.size],
             _ => vec![batches, q.heads, q.sequence, v.size],
         };
-        let scores = HostTensor::from_floats(xq.dtype(), &[batches, q.heads, q.sequence, k.sequence], &shown)?;
-        Ok(vec![HostTensor::from_floats(xq.dtype(), &shape, &y)?, xk.clone(), xv.clone(), scores])
+        let scores =
+            HostTensor::from_floats(xq.dtype(), &[batches, q.heads, q.sequence, k.sequence], &shown)?;
+        Ok(vec![
+            HostTensor::from_floats(xq.dtype(), &shape, &y)?,
+            xk.clone(),
+            xv.clone(),
+            scores,
+        ])
     }
 }
 
 fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     let heads = |name: &str| {
-        let heads = a.int(name)?.map(|n| usize::try_from(n).ok().filter(|n| *n > 0).ok_or(n)).transpose();
+        let heads = a
+            .int(name)?
+            .map(|n| usize::try_from(n).ok().filter(|n| *n > 0).ok_or(n))
+            .transpose();
         heads.map_err(|n| OpError::expected(format!("attribute `{name}`"), "1 or more", n))
     };
     // The softmax is in `f64` here, whatever is asked for.
     a.int("softmax_precision")?;
     let scores = a.int("qk_matmul_output_mode")?.unwrap_or(0);
     if !(0..=3).contains(&scores) {
-        return Err(OpError::expected("attribute `qk_matmul_output_mode`", "0 to 3", scores));
+        return Err(OpError::expected(
+            "attribute `qk_matmul_output_mode`",
+            "0 to 3",
+            scores,
+        ));
     }
     Ok(Box::new(Sdpa {
         causal: a.int("is_causal")?.unwrap_or(0) != 0,
@@ -287,15 +352,34 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 /// The registry's entry.
-pub static DEF: OpDef = OpDef { onnx: &[onnx("Attention", 23)], import, kernels: &[], cases };
+pub static DEF: OpDef = OpDef {
+    onnx: &[onnx("Attention", 23)],
+    import,
+    kernels: &[],
+    cases,
+};
 
 fn cases() -> Vec<Case> {
-    let plain = Sdpa { causal: true, heads: None, scale: None, softcap: 0.0, scores: 0 };
-    let joined = Sdpa { heads: Some((4, 2)), causal: false, ..plain.clone() };
+    let plain = Sdpa {
+        causal: true,
+        heads: None,
+        scale: None,
+        softcap: 0.0,
+        scores: 0,
+    };
+    let joined = Sdpa {
+        heads: Some((4, 2)),
+        causal: false,
+        ..plain.clone()
+    };
     let four = |heads: usize, n: usize| input(&[2, heads, n, 8]);
     vec![
         Case::new(plain, vec![four(4, 3), four(2, 5), four(2, 5)]).host_only("no kernel"),
-        Case::new(joined, vec![input(&[1, 3, 32]), input(&[1, 5, 16]), input(&[1, 5, 16])]).host_only("no kernel"),
+        Case::new(
+            joined,
+            vec![input(&[1, 3, 32]), input(&[1, 5, 16]), input(&[1, 5, 16])],
+        )
+        .host_only("no kernel"),
     ]
 }
 
@@ -304,9 +388,17 @@ mod tests {
     use super::*;
 
     fn run(shapes: &[Option<&[usize]>], lengths: Option<i64>) -> OpResult<Vec<HostTensor>> {
-        let op = Sdpa { causal: false, heads: None, scale: None, softcap: 0.0, scores: 0 };
-        let mut tensors: Vec<Option<HostTensor>> =
-            shapes.iter().map(|s| s.map(|s| HostTensor::zeros(DType::F32, s).unwrap())).collect();
+        let op = Sdpa {
+            causal: false,
+            heads: None,
+            scale: None,
+            softcap: 0.0,
+            scores: 0,
+        };
+        let mut tensors: Vec<Option<HostTensor>> = shapes
+            .iter()
+            .map(|s| s.map(|s| HostTensor::zeros(DType::F32, s).unwrap()))
+            .collect();
         tensors.resize(6, None);
         tensors.push(lengths.map(|n| HostTensor::from_i64(&[1], &[n]).unwrap()));
         op.eval(&tensors.iter().map(Option::as_ref).collect::<Vec<_>>())
@@ -315,7 +407,12 @@ mod tests {
     #[test]
     fn operands_fit() {
         let q: &[usize] = &[1, 4, 3, 8];
-        let with = |mask: &[usize], past: &[usize]| run(&[Some(q), Some(q), Some(q), Some(mask), Some(past), Some(past)], None);
+        let with = |mask: &[usize], past: &[usize]| {
+            run(
+                &[Some(q), Some(q), Some(q), Some(mask), Some(past), Some(past)],
+                None,
+            )
+        };
         let past: &[usize] = &[1, 4, 2, 8];
         assert!(with(&[1, 4, 3, 5], past).is_ok());
         assert!(with(&[1, 1, 3, 5], past).is_ok());
@@ -327,7 +424,11 @@ mod tests {
             assert!(with(&[3, 5], &past).is_err(), "{past:?}");
         }
         for (n, fits) in [(3, true), (4, false), (-1, false)] {
-            assert_eq!(run(&[Some(q), Some(q), Some(q)], Some(n)).is_ok(), fits, "{n} keys that count");
+            assert_eq!(
+                run(&[Some(q), Some(q), Some(q)], Some(n)).is_ok(),
+                fits,
+                "{n} keys that count"
+            );
         }
     }
 }

@@ -39,7 +39,10 @@ impl Op for ShapeOf {
 
     fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
         let shape = operand(inputs, 0)?.shape();
-        let list: Vec<i64> = shape[self.range(shape.len())].iter().map(|d| i64::try_from(*d).unwrap_or(i64::MAX)).collect();
+        let list: Vec<i64> = shape[self.range(shape.len())]
+            .iter()
+            .map(|d| i64::try_from(*d).unwrap_or(i64::MAX))
+            .collect();
         Ok(vec![HostTensor::from_i64(&[list.len()], &list)?])
     }
 
@@ -49,12 +52,23 @@ impl Op for ShapeOf {
 }
 
 fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
-    Ok(Box::new(ShapeOf { start: a.int("start")?.unwrap_or(0), end: a.int("end")? }))
+    Ok(Box::new(ShapeOf {
+        start: a.int("start")?.unwrap_or(0),
+        end: a.int("end")?,
+    }))
 }
 
 /// The registry's entry.
-pub static DEF: OpDef = OpDef { onnx: &[onnx("Shape", 1)], import, kernels: &[], cases };
+pub static DEF: OpDef = OpDef {
+    onnx: &[onnx("Shape", 1)],
+    import,
+    kernels: &[],
+    cases,
+};
 
 fn cases() -> Vec<Case> {
-    vec![Case::new(ShapeOf { start: -2, end: None }, vec![input(&[2, 3, 4])]).host_only("shapes are known when planning")]
+    vec![
+        Case::new(ShapeOf { start: -2, end: None }, vec![input(&[2, 3, 4])])
+            .host_only("shapes are known when planning"),
+    ]
 }

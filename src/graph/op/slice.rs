@@ -4,7 +4,10 @@
 
 use super::case::{Case, input};
 use super::transpose::Start;
-use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, as_usize, axis, gather_strided, onnx, operand, strides, transpose};
+use super::{
+    Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, as_usize, axis, gather_strided, onnx, operand,
+    strides, transpose,
+};
 use crate::plan::lower::LowerCx;
 use crate::shape::{Constraints, Dim, Fact, Shape};
 use crate::tensor::HostTensor;
@@ -42,15 +45,23 @@ impl Rule<'_> {
     fn pick(&self, all: &[Dim], smallest: bool) -> OpResult<Dim> {
         let mut kept: Vec<&Dim> = Vec::new();
         for d in all {
-            let beats = |a: &Dim, b: &Dim| self.known.le(if smallest { a } else { b }, if smallest { b } else { a }) == Some(true);
+            let beats = |a: &Dim, b: &Dim| {
+                self.known
+                    .le(if smallest { a } else { b }, if smallest { b } else { a })
+                    == Some(true)
+            };
             if kept.iter().any(|k| beats(k, d)) {
                 continue;
             }
             kept.retain(|k| !beats(d, k));
             kept.push(d);
         }
-        let (first, rest) = kept.split_first().ok_or_else(|| OpError::expected("bounds", "1 or more", 0))?;
-        rest.iter().try_fold((*first).clone(), |m, d| Ok(if smallest { m.minimum(d)? } else { m.maximum(d)? }))
+        let (first, rest) = kept
+            .split_first()
+            .ok_or_else(|| OpError::expected("bounds", "1 or more", 0))?;
+        rest.iter().try_fold((*first).clone(), |m, d| {
+            Ok(if smallest { m.minimum(d)? } else { m.maximum(d)? })
+        })
     }
 
     /// A bound of which the largest value counts, none below `low`; counted from the end where it is negative. The sign of a
@@ -65,7 +76,10 @@ impl Rule<'_> {
                 let minus = Dim::from(0).sub(bound)?;
                 let backwards = self.at_least(&minus, 0);
                 if backwards {
-                    (self.require)(minus.sub(&1.into())?, "a bound of a slice, counted from the end, less 1")?;
+                    (self.require)(
+                        minus.sub(&1.into())?,
+                        "a bound of a slice, counted from the end, less 1",
+                    )?;
                 } else {
                     (self.require)(bound.clone(), "a bound of a slice, counted from the start")?;
                 }
@@ -76,7 +90,11 @@ impl Rule<'_> {
             return Ok(vec![bound.clone()]);
         }
         let place = size.add(bound)?;
-        Ok(if self.at_least(&place, low) { vec![place] } else { vec![place, low.into()] })
+        Ok(if self.at_least(&place, low) {
+            vec![place]
+        } else {
+            vec![place, low.into()]
+        })
     }
 
     /// What is kept of an axis of `size`; both bounds are clamped as ONNX says.
@@ -85,9 +103,17 @@ impl Rule<'_> {
         let by = by.ok_or_else(|| OpError::expected("step", "a small integer, not 0", step))?;
         // Backwards, places are those from the last down to the one before the first.
         let (top, lower, upper) = if step > 0 {
-            (size.clone(), self.place(start, size, 0)?, self.place(end, size, 0)?)
+            (
+                size.clone(),
+                self.place(start, size, 0)?,
+                self.place(end, size, 0)?,
+            )
         } else {
-            (size.sub(&1.into())?, self.place(end, size, -1)?, self.place(start, size, 0)?)
+            (
+                size.sub(&1.into())?,
+                self.place(end, size, -1)?,
+                self.place(start, size, 0)?,
+            )
         };
         let upper = [self.pick(&upper, false)?, top.clone()];
         // min(upper) - max(lower), where none is left out before it is known to lose.
@@ -98,27 +124,53 @@ impl Rule<'_> {
             }
         }
         let span = self.pick(&[self.pick(&spans, true)?, 0.into()], false)?;
-        let from = if step > 0 { [self.pick(&lower, false)?, top] } else { upper };
+        let from = if step > 0 {
+            [self.pick(&lower, false)?, top]
+        } else {
+            upper
+        };
         // Of nothing, the place before the first would be left.
         let start = self.pick(&[self.pick(&from, true)?, 0.into()], false)?;
-        Ok(Part { start, step, count: span.ceil_div(by)? })
+        Ok(Part {
+            start,
+            step,
+            count: span.ceil_div(by)?,
+        })
     }
 
     fn parts(&self, shape: &[Dim], lists: &Lists) -> OpResult<Vec<Part>> {
-        let Lists { starts, ends, axes, steps } = lists;
-        let mut out: Vec<Part> = shape.iter().map(|d| Part { start: 0.into(), step: 1, count: d.clone() }).collect();
+        let Lists {
+            starts,
+            ends,
+            axes,
+            steps,
+        } = lists;
+        let mut out: Vec<Part> = shape
+            .iter()
+            .map(|d| Part {
+                start: 0.into(),
+                step: 1,
+                count: d.clone(),
+            })
+            .collect();
         if starts.len() != ends.len() {
-            return Err(OpError::mismatch("numbers of starts and ends", starts.len(), ends.len()));
+            return Err(OpError::mismatch(
+                "numbers of starts and ends",
+                starts.len(),
+                ends.len(),
+            ));
         }
         for (i, (start, end)) in starts.iter().zip(ends).enumerate() {
             let number = |list: Option<&Vec<Dim>>, default: i64, what: &'static str| match list {
                 None => Ok(default),
-                Some(l) => l
-                    .get(i)
-                    .and_then(Dim::as_const)
-                    .ok_or_else(|| OpError::expected(what, "one constant a start", format!("{} values", l.len()))),
+                Some(l) => l.get(i).and_then(Dim::as_const).ok_or_else(|| {
+                    OpError::expected(what, "one constant a start", format!("{} values", l.len()))
+                }),
             };
-            let a = axis(number(axes.as_ref(), i64::try_from(i).unwrap_or(i64::MAX), "axes")?, shape.len())?;
+            let a = axis(
+                number(axes.as_ref(), i64::try_from(i).unwrap_or(i64::MAX), "axes")?,
+                shape.len(),
+            )?;
             out[a] = self.part(&shape[a], start, end, number(steps.as_ref(), 1, "steps")?)?;
         }
         Ok(out)
@@ -137,25 +189,43 @@ impl Lists {
     /// Of operands 1 to 4, each by `get`, where `has` says that it is there.
     fn of(has: impl Fn(usize) -> bool, get: impl Fn(usize) -> OpResult<Vec<Dim>>) -> OpResult<Self> {
         let optional = |i| if has(i) { get(i).map(Some) } else { Ok(None) };
-        Ok(Self { starts: get(1)?, ends: get(2)?, axes: optional(3)?, steps: optional(4)? })
+        Ok(Self {
+            starts: get(1)?,
+            ends: get(2)?,
+            axes: optional(3)?,
+            steps: optional(4)?,
+        })
     }
 
     fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
         let x = cx.fact(0)?;
-        let rule = Rule { known: cx.constraints(), require: &|dim, meaning| cx.require(dim, meaning) };
+        let rule = Rule {
+            known: cx.constraints(),
+            require: &|dim, meaning| cx.require(dim, meaning),
+        };
         let parts = rule.parts(&x.shape.0, self)?;
-        Ok(vec![Fact::new(x.dtype, Shape(parts.into_iter().map(|p| p.count).collect()))])
+        Ok(vec![Fact::new(
+            x.dtype,
+            Shape(parts.into_iter().map(|p| p.count).collect()),
+        )])
     }
 
     fn eval(&self, x: &HostTensor) -> OpResult<Vec<HostTensor>> {
-        let rule = Rule { known: &Constraints::default(), require: &|_, _| Ok(()) };
+        let rule = Rule {
+            known: &Constraints::default(),
+            require: &|_, _| Ok(()),
+        };
         let parts = rule.parts(&Shape::fixed(x.shape()).0, self)?;
         let (mut start, mut sizes, mut step) = (0usize, Vec::new(), Vec::new());
         for (p, s) in parts.iter().zip(strides(x.shape())) {
             let number = |d: &Dim| as_usize(d).unwrap_or(0);
             sizes.push(number(&p.count));
             start += number(&p.start) * s;
-            step.push(isize::try_from(s).unwrap_or(0).saturating_mul(isize::try_from(p.step).unwrap_or(0)));
+            step.push(
+                isize::try_from(s)
+                    .unwrap_or(0)
+                    .saturating_mul(isize::try_from(p.step).unwrap_or(0)),
+            );
         }
         Ok(vec![gather_strided(x, &sizes, start, &step)?])
     }
@@ -163,13 +233,23 @@ impl Lists {
     fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
         let shape = cx.shape(0)?;
         // What derivation required is checked in every run; by that, places lie inside.
-        let rule = Rule { known: cx.constraints(), require: &|_, _| Ok(()) };
+        let rule = Rule {
+            known: cx.constraints(),
+            require: &|_, _| Ok(()),
+        };
         let parts = rule.parts(&shape.0, self)?;
-        if parts.iter().zip(&shape.0).all(|(p, d)| p.step == 1 && p.start.is(0) && p.count == *d) {
+        if parts
+            .iter()
+            .zip(&shape.0)
+            .all(|(p, d)| p.step == 1 && p.start.is(0) && p.count == *d)
+        {
             return cx.alias(0, 0);
         }
         let (mut start, mut sizes, mut step) = (Dim::from(0), Vec::new(), Vec::new());
-        let cut = parts.iter().zip(&shape.0).position(|(p, d)| p.count != *d || p.step != 1);
+        let cut = parts
+            .iter()
+            .zip(&shape.0)
+            .position(|(p, d)| p.count != *d || p.step != 1);
         let one_cut = cut.is_some_and(|a| {
             let whole = |(p, d): (&Part, &Dim)| p.step == 1 && p.count == *d;
             parts[a].step == 1
@@ -197,11 +277,24 @@ fn unknown(cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
     let starts = cx.fact(1)?.shape.0.first().and_then(Dim::as_const).unwrap_or(0);
     let axes: Vec<usize> = match cx.opt(3) {
         None => (0..rank).take(usize::try_from(starts).unwrap_or(0)).collect(),
-        Some(list) if list.as_dims().is_some() => cx.ints(3)?.into_iter().map(|a| axis(a, rank)).collect::<OpResult<_>>()?,
+        Some(list) if list.as_dims().is_some() => cx
+            .ints(3)?
+            .into_iter()
+            .map(|a| axis(a, rank))
+            .collect::<OpResult<_>>()?,
         Some(_) => (0..rank).collect(),
     };
-    let size = |(i, n): (usize, &Dim)| if axes.contains(&i) { cx.unknown(0, i, Some(n.clone())) } else { n.clone() };
-    Ok(vec![Fact::new(x.dtype, Shape(x.shape.0.iter().enumerate().map(size).collect()))])
+    let size = |(i, n): (usize, &Dim)| {
+        if axes.contains(&i) {
+            cx.unknown(0, i, Some(n.clone()))
+        } else {
+            n.clone()
+        }
+    };
+    Ok(vec![Fact::new(
+        x.dtype,
+        Shape(x.shape.0.iter().enumerate().map(size).collect()),
+    )])
 }
 
 impl Op for Slice {
@@ -239,7 +332,10 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     if a.opset() < 10 {
         let mut lists = Vec::new();
         for name in ["starts", "ends"] {
-            lists.push(a.ints(name)?.ok_or_else(|| OpError::expected(format!("attribute `{name}`"), "integers", "nothing"))?);
+            lists
+                .push(a.ints(name)?.ok_or_else(|| {
+                    OpError::expected(format!("attribute `{name}`"), "integers", "nothing")
+                })?);
         }
         lists.extend(a.ints("axes")?);
         for list in lists {
@@ -250,12 +346,20 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 /// The registry's entry.
-pub static DEF: OpDef = OpDef { onnx: &[onnx("Slice", 1)], import, kernels: &[], cases };
+pub static DEF: OpDef = OpDef {
+    onnx: &[onnx("Slice", 1)],
+    import,
+    kernels: &[],
+    cases,
+};
 
 fn cases() -> Vec<Case> {
     let list = |v: &[i64]| input(&[v.len()]).values(v).constant();
     let case = |x: &[usize], start: &[i64], end: &[i64], axes: &[i64], steps: &[i64]| {
-        Case::new(Slice, vec![input(x), list(start), list(end), list(axes), list(steps)])
+        Case::new(
+            Slice,
+            vec![input(x), list(start), list(end), list(axes), list(steps)],
+        )
     };
     vec![
         case(&[3, 5, 64], &[32], &[i64::MAX], &[2], &[1]),
@@ -281,7 +385,10 @@ mod tests {
         let known = Constraints::parse(known).unwrap();
         let cx = InferCx::new(&inputs, &known);
         let count = Slice.infer(&cx).unwrap()[0].shape.0[0].to_string();
-        (count, cx.finish().1.into_iter().map(|a| a.dim.to_string()).collect())
+        (
+            count,
+            cx.finish().1.into_iter().map(|a| a.dim.to_string()).collect(),
+        )
     }
 
     const END: &str = "9223372036854775807";
@@ -289,11 +396,27 @@ mod tests {
     #[test]
     fn bounds_counted_from_the_end() {
         let none = Vec::<String>::new();
-        assert_eq!(sliced("", ["past + seq", "0 - seq", END], 1), ("seq".into(), vec!["seq - 1".into()]));
-        assert_eq!(sliced("seq >= 1", ["past + seq", "0 - seq", END], 1), ("seq".into(), none.clone()));
-        assert_eq!(sliced("n >= 1, n <= 4, s >= 4", ["s", "0", "0 - n"], 1), ("-n + s".into(), none.clone()));
-        assert_eq!(sliced("n >= 1", ["s", "0", "0 - n"], 1), ("max(0, -n + s)".into(), none.clone()));
-        assert_eq!(sliced("", ["s", "a - b", END], 1).1, ["a - b"], "of either sign it is a place from the start");
+        assert_eq!(
+            sliced("", ["past + seq", "0 - seq", END], 1),
+            ("seq".into(), vec!["seq - 1".into()])
+        );
+        assert_eq!(
+            sliced("seq >= 1", ["past + seq", "0 - seq", END], 1),
+            ("seq".into(), none.clone())
+        );
+        assert_eq!(
+            sliced("n >= 1, n <= 4, s >= 4", ["s", "0", "0 - n"], 1),
+            ("-n + s".into(), none.clone())
+        );
+        assert_eq!(
+            sliced("n >= 1", ["s", "0", "0 - n"], 1),
+            ("max(0, -n + s)".into(), none.clone())
+        );
+        assert_eq!(
+            sliced("", ["s", "a - b", END], 1).1,
+            ["a - b"],
+            "of either sign it is a place from the start"
+        );
     }
 
     #[test]
@@ -317,7 +440,10 @@ mod tests {
 
     #[test]
     fn a_step_of_0_is_refused() {
-        let rule = Rule { known: &Constraints::default(), require: &|_, _| Ok(()) };
+        let rule = Rule {
+            known: &Constraints::default(),
+            require: &|_, _| Ok(()),
+        };
         for size in [0, 3] {
             assert!(rule.part(&size.into(), &0.into(), &1.into(), 0).is_err());
         }

@@ -4,7 +4,9 @@
 
 use super::case::{Case, input};
 use super::norm::by_vectors;
-use super::{Attributes, InferCx, Inputs, MOST_LOOPS, Op, OpDef, OpError, OpResult, axis, onnx, operand, split_at};
+use super::{
+    Attributes, InferCx, Inputs, MOST_LOOPS, Op, OpDef, OpError, OpResult, axis, onnx, operand, split_at,
+};
 use crate::backend::kernel::Kernel;
 use crate::plan::lower::{Call, LowerCx};
 use crate::shape::{Dim, Fact, product};
@@ -13,7 +15,8 @@ use crate::tensor::HostTensor;
 /// Along the last axes.
 pub(super) static LAST: Kernel = crate::kernel!(softmax { rows: U32, cols: U32 } [x: In Elem, y: Out Elem]);
 /// Along an axis before others.
-pub(super) static INNER: Kernel = crate::kernel!(softmax_axis { outer: U32, cols: U32, inner: U32 } [x: In Elem, y: Out Single]);
+pub(super) static INNER: Kernel =
+    crate::kernel!(softmax_axis { outer: U32, cols: U32, inner: U32 } [x: In Elem, y: Out Single]);
 
 /// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -73,7 +76,10 @@ impl Op for Softmax {
             let max = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
             let sum: f64 = row.iter().map(|v| f64::from(v - max).exp()).sum();
             for v in row {
-                #[expect(clippy::cast_possible_truncation, reason = "rounding to the result type is meant")]
+                #[expect(
+                    clippy::cast_possible_truncation,
+                    reason = "rounding to the result type is meant"
+                )]
                 let part = (f64::from(*v - max).exp() / sum) as f32;
                 *v = part;
             }
@@ -95,11 +101,20 @@ pub(super) fn emit(cx: &mut LowerCx<'_>, at: i64, flatten: bool, form: Option<&'
         split_at(&shape, a)?
     };
     if inner.is(1) && form != Some("HARD") {
-        let tile = if outer.is(1) || cols.exact_div(&2.into()).is_some() { 1 } else { 2 };
-        let mut call = if by_vectors(cx) {
-            Call::new(&LAST, 8).define("ITEM", 1).define("ROWS", 1).grid(outer.ceil_div(8)?, 1, 1)
+        let tile = if outer.is(1) || cols.exact_div(&2.into()).is_some() {
+            1
         } else {
-            Call::new(&LAST, 64).define("ROWS", tile).grid(outer.ceil_div(tile)?, 1, 1)
+            2
+        };
+        let mut call = if by_vectors(cx) {
+            Call::new(&LAST, 8)
+                .define("ITEM", 1)
+                .define("ROWS", 1)
+                .grid(outer.ceil_div(8)?, 1, 1)
+        } else {
+            Call::new(&LAST, 64)
+                .define("ROWS", tile)
+                .grid(outer.ceil_div(tile)?, 1, 1)
         };
         call = call
             .operand(cx.input(0)?)
@@ -111,14 +126,20 @@ pub(super) fn emit(cx: &mut LowerCx<'_>, at: i64, flatten: bool, form: Option<&'
         return cx.emit(call);
     }
     if cols.as_const().is_some_and(|n| n > MOST_LOOPS / 6) {
-        return Err(OpError::NoKernel(format!("{cols} elements along an inner axis of {shape}")));
+        return Err(OpError::NoKernel(format!(
+            "{cols} elements along an inner axis of {shape}"
+        )));
     }
     let (items, run) = if by_vectors(cx) { (8, 16) } else { (64, 2) };
     let call = Call::new(&INNER, items)
         .operand(cx.input(0)?)
         .operand(cx.output(0)?)
         .define("RUN", run)
-        .grid(outer.mul(&inner.ceil_div(run)?)?.ceil_div(i64::from(items))?, 1, 1)
+        .grid(
+            outer.mul(&inner.ceil_div(run)?)?.ceil_div(i64::from(items))?,
+            1,
+            1,
+        )
         .field(&outer)
         .field(&cols)
         .field(&inner);
@@ -127,22 +148,43 @@ pub(super) fn emit(cx: &mut LowerCx<'_>, at: i64, flatten: bool, form: Option<&'
 
 fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     let flatten = a.opset() < 13;
-    Ok(Box::new(Softmax { axis: a.int("axis")?.unwrap_or(if flatten { 1 } else { -1 }), flatten }))
+    Ok(Box::new(Softmax {
+        axis: a.int("axis")?.unwrap_or(if flatten { 1 } else { -1 }),
+        flatten,
+    }))
 }
 
 /// The registry's entry.
-pub static DEF: OpDef = OpDef { onnx: &[onnx("Softmax", 1)], import, kernels: &[&LAST, &INNER], cases };
+pub static DEF: OpDef = OpDef {
+    onnx: &[onnx("Softmax", 1)],
+    import,
+    kernels: &[&LAST, &INNER],
+    cases,
+};
 
 fn cases() -> Vec<Case> {
-    let case = |x: &[usize], axis| Case::new(Softmax { axis, flatten: false }, vec![input(x).range(-8.0, 8.0)]);
+    let case =
+        |x: &[usize], axis| Case::new(Softmax { axis, flatten: false }, vec![input(x).range(-8.0, 8.0)]);
     vec![
         case(&[3, 130], -1),
         case(&[2, 5, 7], -1),
         case(&[1, 1025], -1),
         case(&[4, 1], -1),
         case(&[9, 33], 1),
-        Case::new(Softmax { axis: 1, flatten: true }, vec![input(&[3, 5, 7])]),
-        Case::new(Softmax { axis: 0, flatten: true }, vec![input(&[2, 33])]),
+        Case::new(
+            Softmax {
+                axis: 1,
+                flatten: true,
+            },
+            vec![input(&[3, 5, 7])],
+        ),
+        Case::new(
+            Softmax {
+                axis: 0,
+                flatten: true,
+            },
+            vec![input(&[2, 33])],
+        ),
         case(&[2, 5, 7], 1),
         case(&[3, 16, 4, 21], 1),
         case(&[5, 2], 0),

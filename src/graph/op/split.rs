@@ -4,7 +4,10 @@
 //! or, from opset 18, as `num_outputs` says; from 18 the last part may be smaller.
 
 use super::case::{Case, input};
-use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, around, as_usize, axis, onnx, operand, room, split_at, transpose};
+use super::{
+    Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, around, as_usize, axis, onnx, operand, room,
+    split_at, transpose,
+};
 use crate::plan::lower::LowerCx;
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::HostTensor;
@@ -43,7 +46,11 @@ impl Split {
         if given.len() == self.parts {
             return Ok(());
         }
-        Err(OpError::mismatch("numbers of sizes and of results", given.len(), self.parts))
+        Err(OpError::mismatch(
+            "numbers of sizes and of results",
+            given.len(),
+            self.parts,
+        ))
     }
 }
 
@@ -105,10 +112,10 @@ impl Op for Split {
             }
             None => self.equal(&size)?,
         };
-                let numbers: Option<Vec<usize>> = sizes.iter().map(as_usize).collect();
-        let numbers = numbers
-            .filter(|_| rest.is(0))
-            .ok_or_else(|| OpError::expected("parts", format!("a sum of {n}, none negative"), Shape(sizes)))?;
+        let numbers: Option<Vec<usize>> = sizes.iter().map(as_usize).collect();
+        let numbers = numbers.filter(|_| rest.is(0)).ok_or_else(|| {
+            OpError::expected("parts", format!("a sum of {n}, none negative"), Shape(sizes))
+        })?;
         let row = inner * x.dtype().size();
         let (mut first, mut out) = (0, Vec::with_capacity(numbers.len()));
         for part in numbers {
@@ -137,7 +144,17 @@ impl Op for Split {
             let shape = cx.out_fact(o)?.shape.clone();
             if !(outer.is(1) && cx.view(o, 0, &start)?) {
                 let (from, to) = (cx.input(0)?, cx.output(o)?);
-                transpose::emit_copy(cx, from, to, &shape.0, &transpose::Start { at: start.clone(), padded: false }, &step)?;
+                transpose::emit_copy(
+                    cx,
+                    from,
+                    to,
+                    &shape.0,
+                    &transpose::Start {
+                        at: start.clone(),
+                        padded: false,
+                    },
+                    &step,
+                )?;
             }
             start = start.add(&shape.0[a].mul(&inner)?)?;
         }
@@ -156,7 +173,11 @@ impl Op for Split {
 fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     let parts = a.result_count();
     if let Some(n) = a.int("num_outputs")?.filter(|n| usize::try_from(*n) != Ok(parts)) {
-        return Err(OpError::mismatch("numbers of results and attribute `num_outputs`", parts, n));
+        return Err(OpError::mismatch(
+            "numbers of results and attribute `num_outputs`",
+            parts,
+            n,
+        ));
     }
     Ok(Box::new(Split {
         axis: a.int("axis")?.unwrap_or(0),
@@ -167,10 +188,20 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 /// The registry's entry.
-pub static DEF: OpDef = OpDef { onnx: &[onnx("Split", 1)], import, kernels: &[], cases };
+pub static DEF: OpDef = OpDef {
+    onnx: &[onnx("Split", 1)],
+    import,
+    kernels: &[],
+    cases,
+};
 
 fn cases() -> Vec<Case> {
-    let op = |axis, sizes: Option<&[i64]>, parts, uneven| Split { axis, sizes: sizes.map(<[i64]>::to_vec), parts, uneven };
+    let op = |axis, sizes: Option<&[i64]>, parts, uneven| Split {
+        axis,
+        sizes: sizes.map(<[i64]>::to_vec),
+        parts,
+        uneven,
+    };
     let case = |op, x: &[usize]| Case::new(op, vec![input(x)]);
     vec![
         case(op(-1, None, 2, false), &[3, 5, 8]),
@@ -185,12 +216,20 @@ mod tests {
 
     #[test]
     fn symbolic_sizes() {
-        let op = |uneven| Split { axis: 0, sizes: None, parts: 4, uneven };
+        let op = |uneven| Split {
+            axis: 0,
+            sizes: None,
+            parts: 4,
+            uneven,
+        };
         let text = |op: Split, n: &str| {
             let (sizes, rest) = op.equal(&Dim::parse(n).unwrap()).unwrap();
             (Shape(sizes).to_string(), rest.to_string())
         };
-        assert_eq!(text(op(false), "8*s"), ("[2*s, 2*s, 2*s, 2*s]".into(), "0".into()));
+        assert_eq!(
+            text(op(false), "8*s"),
+            ("[2*s, 2*s, 2*s, 2*s]".into(), "0".into())
+        );
         assert_eq!(text(op(true), "10"), ("[3, 3, 3, 1]".into(), "0".into()));
         assert_eq!(text(op(false), "10").1, "2", "opsets before 18 refuse a rest");
     }

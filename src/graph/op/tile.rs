@@ -1,7 +1,10 @@
 //! A tensor repeated along its axes. ONNX `Tile` from opset 6; the repeats are operand 1.
 
 use super::case::{Case, input};
-use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, count, onnx, operand, room, strides, to_sizes, transpose};
+use super::{
+    Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, count, onnx, operand, room, strides, to_sizes,
+    transpose,
+};
 use crate::plan::lower::LowerCx;
 use crate::shape::{Fact, Shape};
 use crate::tensor::{HostTensor, TensorError};
@@ -19,9 +22,19 @@ impl Op for Tile {
         let x = cx.fact(0)?;
         let repeats = cx.sizes(1)?;
         if repeats.len() != x.shape.rank() {
-            return Err(OpError::mismatch("numbers of axes and of repeats", x.shape.rank(), repeats.len()));
+            return Err(OpError::mismatch(
+                "numbers of axes and of repeats",
+                x.shape.rank(),
+                repeats.len(),
+            ));
         }
-        let shape = x.shape.0.iter().zip(&repeats).map(|(n, r)| n.mul(r)).collect::<Result<_, _>>()?;
+        let shape = x
+            .shape
+            .0
+            .iter()
+            .zip(&repeats)
+            .map(|(n, r)| n.mul(r))
+            .collect::<Result<_, _>>()?;
         Ok(vec![Fact::new(x.dtype, Shape(shape))])
     }
 
@@ -29,17 +42,35 @@ impl Op for Tile {
         let x = operand(inputs, 0)?;
         let repeats = to_sizes(operand(inputs, 1)?)?;
         if repeats.len() != x.shape().len() {
-            return Err(OpError::mismatch("numbers of axes and of repeats", x.shape().len(), repeats.len()));
+            return Err(OpError::mismatch(
+                "numbers of axes and of repeats",
+                x.shape().len(),
+                repeats.len(),
+            ));
         }
-        let size = |(n, r): (&usize, &usize)| n.checked_mul(*r).ok_or_else(|| TensorError::TooLarge(repeats.clone()));
-        let shape: Vec<usize> = x.shape().iter().zip(&repeats).map(size).collect::<Result<_, _>>()?;
+        let size = |(n, r): (&usize, &usize)| {
+            n.checked_mul(*r)
+                .ok_or_else(|| TensorError::TooLarge(repeats.clone()))
+        };
+        let shape: Vec<usize> = x
+            .shape()
+            .iter()
+            .zip(&repeats)
+            .map(size)
+            .collect::<Result<_, _>>()?;
         let total = count(&shape)?;
         let (own, from, to) = (x.shape(), strides(x.shape()), strides(&shape));
         let element = x.dtype().size();
         let mut out: Vec<u8> = room(&[total, element])?;
         for i in 0..total {
-            let at: usize = (0..own.len()).map(|a| i / to[a] % shape[a] % own[a] * from[a]).sum();
-            out.extend_from_slice(x.bytes()?.get(at * element..(at + 1) * element).unwrap_or_default());
+            let at: usize = (0..own.len())
+                .map(|a| i / to[a] % shape[a] % own[a] * from[a])
+                .sum();
+            out.extend_from_slice(
+                x.bytes()?
+                    .get(at * element..(at + 1) * element)
+                    .unwrap_or_default(),
+            );
         }
         Ok(vec![HostTensor::from_bytes(x.dtype(), &shape, &out)?])
     }
@@ -71,11 +102,20 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 /// The registry's entry.
-pub static DEF: OpDef = OpDef { onnx: &[onnx("Tile", 6)], import, kernels: &[], cases };
+pub static DEF: OpDef = OpDef {
+    onnx: &[onnx("Tile", 6)],
+    import,
+    kernels: &[],
+    cases,
+};
 
 fn cases() -> Vec<Case> {
-    let case = |x: &[usize], by: &[i64]| {
-        Case::new(Tile, vec![input(x), input(&[by.len()]).values(by).constant()])
-    };
-    vec![case(&[2, 3], &[2, 1]), case(&[3, 1, 2], &[1, 5, 3]), case(&[2, 3, 5], &[2, 2, 3]), case(&[5], &[1])]
+    let case =
+        |x: &[usize], by: &[i64]| Case::new(Tile, vec![input(x), input(&[by.len()]).values(by).constant()]);
+    vec![
+        case(&[2, 3], &[2, 1]),
+        case(&[3, 1, 2], &[1, 5, 3]),
+        case(&[2, 3, 5], &[2, 2, 3]),
+        case(&[5], &[1]),
+    ]
 }

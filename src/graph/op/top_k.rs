@@ -4,7 +4,9 @@
 //! in the order of their indices; results are sorted whether asked for or not.
 
 use super::case::{Case, input};
-use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, around, axis, one_int, onnx, operand};
+use super::{
+    Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, around, axis, one_int, onnx, operand,
+};
 use crate::shape::Fact;
 use crate::tensor::{DType, HostTensor};
 use std::cmp::Ordering;
@@ -21,7 +23,12 @@ pub struct TopK {
 }
 
 /// Positions of the elements of every row along the axis, best first, as (position in the tensor, position in the row).
-fn ranked<T>(data: &[T], shape: &[usize], a: usize, better: impl Fn(&T, &T) -> Ordering) -> OpResult<Vec<Vec<usize>>> {
+fn ranked<T>(
+    data: &[T],
+    shape: &[usize],
+    a: usize,
+    better: impl Fn(&T, &T) -> Ordering,
+) -> OpResult<Vec<Vec<usize>>> {
     let (outer, n, inner) = around(shape, a)?;
     let mut rows = Vec::with_capacity(outer * inner);
     for (o, i) in (0..outer).flat_map(|o| (0..inner).map(move |i| (o, i))) {
@@ -48,7 +55,13 @@ impl Op for TopK {
             Some(k) => k.into(),
             None => match cx.sizes(1)?.as_slice() {
                 [k] => k.clone(),
-                list => return Err(OpError::expected("k", "one integer", format!("{} of them", list.len()))),
+                list => {
+                    return Err(OpError::expected(
+                        "k",
+                        "one integer",
+                        format!("{} of them", list.len()),
+                    ));
+                }
             },
         };
         let mut shape = x.shape.clone();
@@ -57,7 +70,10 @@ impl Op for TopK {
             cx.require(n.sub(&k)?, "size less the number of elements asked for")?;
             *n = k;
         }
-        Ok(vec![Fact::new(x.dtype, shape.clone()), Fact::new(DType::I64, shape)])
+        Ok(vec![
+            Fact::new(x.dtype, shape.clone()),
+            Fact::new(DType::I64, shape),
+        ])
     }
 
     fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
@@ -92,7 +108,10 @@ impl Op for TopK {
             let at = (o * n + usize::try_from(*j).unwrap_or(0)) * inner + inside;
             values.extend_from_slice(x.bytes()?.get(at * size..(at + 1) * size).unwrap_or_default());
         }
-        Ok(vec![HostTensor::from_bytes(x.dtype(), &shape, &values)?, HostTensor::from_i64(&shape, &indices)?])
+        Ok(vec![
+            HostTensor::from_bytes(x.dtype(), &shape, &values)?,
+            HostTensor::from_i64(&shape, &indices)?,
+        ])
     }
 
     fn reads(&self, input: usize) -> bool {
@@ -107,16 +126,37 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     if a.opset() < 10 && k.is_none() {
         return Err(OpError::expected("attribute `k`", "an integer", "nothing"));
     }
-    Ok(Box::new(TopK { axis: a.int("axis")?.unwrap_or(-1), k, largest: a.int("largest")?.unwrap_or(1) != 0 }))
+    Ok(Box::new(TopK {
+        axis: a.int("axis")?.unwrap_or(-1),
+        k,
+        largest: a.int("largest")?.unwrap_or(1) != 0,
+    }))
 }
 
 /// The registry's entry.
-pub static DEF: OpDef = OpDef { onnx: &[onnx("TopK", 1)], import, kernels: &[], cases };
+pub static DEF: OpDef = OpDef {
+    onnx: &[onnx("TopK", 1)],
+    import,
+    kernels: &[],
+    cases,
+};
 
 fn cases() -> Vec<Case> {
     let case = |x: &[usize], axis, largest, k| {
         let inputs = vec![input(x), input(&[1]).values(&[k]).constant()];
-        Case::new(TopK { axis, k: None, largest }, inputs).host_only("no kernel")
+        Case::new(
+            TopK {
+                axis,
+                k: None,
+                largest,
+            },
+            inputs,
+        )
+        .host_only("no kernel")
     };
-    vec![case(&[3, 9], -1, true, 4), case(&[5, 2, 3], 0, false, 5), case(&[7], 0, true, 0)]
+    vec![
+        case(&[3, 9], -1, true, 4),
+        case(&[5, 2, 3], 0, false, 5),
+        case(&[7], 0, true, 0),
+    ]
 }

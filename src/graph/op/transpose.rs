@@ -3,7 +3,9 @@
 //! ONNX `Transpose` from opset 1.
 
 use super::case::{Case, input};
-use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, gather_strided, onnx, operand, strides};
+use super::{
+    Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, gather_strided, onnx, operand, strides,
+};
 use crate::backend::kernel::Kernel;
 use crate::plan::lower::{Call, LowerCx, Operand};
 use crate::shape::{Dim, Fact, Shape, product};
@@ -27,7 +29,10 @@ pub(super) struct Start {
 impl Start {
     /// The first element.
     pub(super) fn first() -> Self {
-        Self { at: 0.into(), padded: true }
+        Self {
+            at: 0.into(),
+            padded: true,
+        }
     }
 }
 
@@ -48,7 +53,10 @@ pub(super) fn emit_copy(
 ) -> OpResult<()> {
     let joined = joined(shape, step)?;
     if joined.len() > MAX_RANK {
-        return Err(OpError::NoKernel(format!("a copy over {} axes that cannot be joined; at most {MAX_RANK}", joined.len())));
+        return Err(OpError::NoKernel(format!(
+            "a copy over {} axes that cannot be joined; at most {MAX_RANK}",
+            joined.len()
+        )));
     }
     let count = product(shape)?;
     // Where the copy begins may change at every step.
@@ -112,12 +120,21 @@ pub struct Transpose {
 impl Transpose {
     /// The permutation for operands of `rank` axes.
     pub fn axes(&self, rank: usize) -> OpResult<Vec<usize>> {
-        let Some(perm) = &self.perm else { return Ok((0..rank).rev().collect()) };
-        let axes: Vec<usize> = perm.iter().map(|a| super::axis(*a, rank)).collect::<OpResult<_>>()?;
+        let Some(perm) = &self.perm else {
+            return Ok((0..rank).rev().collect());
+        };
+        let axes: Vec<usize> = perm
+            .iter()
+            .map(|a| super::axis(*a, rank))
+            .collect::<OpResult<_>>()?;
         let mut sorted = axes.clone();
         sorted.sort_unstable();
         if sorted != (0..rank).collect::<Vec<_>>() {
-            return Err(OpError::expected("attribute `perm`", format!("a permutation of {rank} axes"), format!("{perm:?}")));
+            return Err(OpError::expected(
+                "attribute `perm`",
+                format!("a permutation of {rank} axes"),
+                format!("{perm:?}"),
+            ));
         }
         Ok(axes)
     }
@@ -131,7 +148,10 @@ impl Op for Transpose {
     fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
         let x = cx.fact(0)?;
         let axes = self.axes(x.shape.rank())?;
-        Ok(vec![Fact::new(x.dtype, Shape(axes.iter().map(|a| x.shape.0[*a].clone()).collect()))])
+        Ok(vec![Fact::new(
+            x.dtype,
+            Shape(axes.iter().map(|a| x.shape.0[*a].clone()).collect()),
+        )])
     }
 
     fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
@@ -139,7 +159,10 @@ impl Op for Transpose {
         let axes = self.axes(x.shape().len())?;
         let from = strides(x.shape());
         let shape: Vec<usize> = axes.iter().map(|a| x.shape()[*a]).collect();
-        let step: Vec<isize> = axes.iter().map(|a| isize::try_from(from[*a]).unwrap_or(0)).collect();
+        let step: Vec<isize> = axes
+            .iter()
+            .map(|a| isize::try_from(from[*a]).unwrap_or(0))
+            .collect();
         Ok(vec![gather_strided(x, &shape, 0, &step)?])
     }
 
@@ -162,14 +185,28 @@ impl Op for Transpose {
 }
 
 fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
-    Ok(Box::new(Transpose { perm: a.ints("perm")? }))
+    Ok(Box::new(Transpose {
+        perm: a.ints("perm")?,
+    }))
 }
 
 /// The registry's entry.
-pub static DEF: OpDef = OpDef { onnx: &[onnx("Transpose", 1)], import, kernels: &[&KERNEL], cases };
+pub static DEF: OpDef = OpDef {
+    onnx: &[onnx("Transpose", 1)],
+    import,
+    kernels: &[&KERNEL],
+    cases,
+};
 
 fn cases() -> Vec<Case> {
-    let case = |x: &[usize], perm: &[i64]| Case::new(Transpose { perm: Some(perm.to_vec()) }, vec![input(x)]);
+    let case = |x: &[usize], perm: &[i64]| {
+        Case::new(
+            Transpose {
+                perm: Some(perm.to_vec()),
+            },
+            vec![input(x)],
+        )
+    };
     vec![
         case(&[3, 5], &[1, 0]),
         case(&[1, 5, 9, 64], &[0, 2, 1, 3]),

@@ -1,7 +1,7 @@
 //! The upper or lower triangle of matrices, zeros elsewhere. ONNX `Trilu` from opset 14; the diagonal is operand 1.
 
 use super::case::{Case, input};
-use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, onnx, one_int, operand};
+use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, one_int, onnx, operand};
 use crate::shape::Fact;
 use crate::tensor::HostTensor;
 
@@ -27,8 +27,14 @@ impl Op for Trilu {
 
     fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
         let x = operand(inputs, 0)?;
-        let diagonal = inputs.get(1).copied().flatten().map_or(Ok(0), |k| one_int(k, "diagonal"))?;
-        let [.., rows, cols] = x.shape() else { return Err(OpError::expected("rank", "2 or more", x.shape().len())) };
+        let diagonal = inputs
+            .get(1)
+            .copied()
+            .flatten()
+            .map_or(Ok(0), |k| one_int(k, "diagonal"))?;
+        let [.., rows, cols] = x.shape() else {
+            return Err(OpError::expected("rank", "2 or more", x.shape().len()));
+        };
         let number = |v: usize| i64::try_from(v).unwrap_or(i64::MAX);
         let mut bytes = x.bytes()?.to_vec();
         for (i, element) in bytes.chunks_exact_mut(x.dtype().size()).enumerate() {
@@ -47,15 +53,30 @@ impl Op for Trilu {
 }
 
 fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
-    Ok(Box::new(Trilu { upper: a.int("upper")?.unwrap_or(1) != 0 }))
+    Ok(Box::new(Trilu {
+        upper: a.int("upper")?.unwrap_or(1) != 0,
+    }))
 }
 
 /// The registry's entry.
-pub static DEF: OpDef = OpDef { onnx: &[onnx("Trilu", 14)], import, kernels: &[], cases };
+pub static DEF: OpDef = OpDef {
+    onnx: &[onnx("Trilu", 14)],
+    import,
+    kernels: &[],
+    cases,
+};
 
 fn cases() -> Vec<Case> {
     let case = |x: &[usize], upper, diagonal: i64| {
-        Case::new(Trilu { upper }, vec![input(x), input(&[]).values(&[diagonal]).constant()]).host_only("no kernel")
+        Case::new(
+            Trilu { upper },
+            vec![input(x), input(&[]).values(&[diagonal]).constant()],
+        )
+        .host_only("no kernel")
     };
-    vec![case(&[5, 5], true, 0), case(&[2, 3, 7], false, -1), case(&[1, 65], true, 3)]
+    vec![
+        case(&[5, 5], true, 0),
+        case(&[2, 3, 7], false, -1),
+        case(&[1, 65], true, 3),
+    ]
 }

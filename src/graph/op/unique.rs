@@ -22,8 +22,15 @@ pub struct Unique {
 fn order<T>(data: &[Vec<T>], compare: impl Fn(&T, &T) -> Ordering) -> Vec<usize> {
     let mut at: Vec<usize> = (0..data.len()).collect();
     at.sort_by(|a, b| {
-        let pairs = data.get(*a).into_iter().flatten().zip(data.get(*b).into_iter().flatten());
-        pairs.map(|(a, b)| compare(a, b)).find(|o| o.is_ne()).unwrap_or(Ordering::Equal)
+        let pairs = data
+            .get(*a)
+            .into_iter()
+            .flatten()
+            .zip(data.get(*b).into_iter().flatten());
+        pairs
+            .map(|(a, b)| compare(a, b))
+            .find(|o| o.is_ne())
+            .unwrap_or(Ordering::Equal)
     });
     at
 }
@@ -31,7 +38,14 @@ fn order<T>(data: &[Vec<T>], compare: impl Fn(&T, &T) -> Ordering) -> Vec<usize>
 /// The slices along an axis, each as a list.
 fn slices<T: Copy>(data: &[T], (outer, n, inner): (usize, usize, usize)) -> Vec<Vec<T>> {
     let slice = |j| {
-        (0..outer).flat_map(|o| data.get((o * n + j) * inner..(o * n + j + 1) * inner).into_iter().flatten().copied()).collect()
+        (0..outer)
+            .flat_map(|o| {
+                data.get((o * n + j) * inner..(o * n + j + 1) * inner)
+                    .into_iter()
+                    .flatten()
+                    .copied()
+            })
+            .collect()
     };
     (0..n).map(slice).collect()
 }
@@ -53,7 +67,12 @@ impl Op for Unique {
             *slot = count.clone();
         }
         let list = |n: &Dim| Fact::new(DType::I64, Shape(vec![n.clone()]));
-        Ok(vec![Fact::new(x.dtype, Shape(shape)), list(&count), list(&n), list(&count)])
+        Ok(vec![
+            Fact::new(x.dtype, Shape(shape)),
+            list(&count),
+            list(&n),
+            list(&count),
+        ])
     }
 
     fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
@@ -66,10 +85,16 @@ impl Op for Unique {
         type Equal = Box<dyn Fn(usize, usize) -> bool>;
         let (sorted, equal): (Vec<usize>, Equal) = if x.dtype().is_float() {
             let data = slices(&x.to_f32()?, extents);
-            (order(&data, f32::total_cmp), Box::new(move |a, b| data.get(a) == data.get(b)))
+            (
+                order(&data, f32::total_cmp),
+                Box::new(move |a, b| data.get(a) == data.get(b)),
+            )
         } else {
             let data = slices(&x.to_i64()?, extents);
-            (order(&data, i64::cmp), Box::new(move |a, b| data.get(a) == data.get(b)))
+            (
+                order(&data, i64::cmp),
+                Box::new(move |a, b| data.get(a) == data.get(b)),
+            )
         };
         // Runs of equal slices; a stable sort leaves the first position first.
         let mut groups: Vec<Vec<usize>> = Vec::new();
@@ -103,7 +128,11 @@ impl Op for Unique {
                 }
             }
         }
-        let firsts: Vec<i64> = groups.iter().filter_map(|g| g.first()).map(|i| number(*i)).collect();
+        let firsts: Vec<i64> = groups
+            .iter()
+            .filter_map(|g| g.first())
+            .map(|i| number(*i))
+            .collect();
         let counts: Vec<i64> = groups.iter().map(|g| number(g.len())).collect();
         Ok(vec![
             HostTensor::from_bytes(x.dtype(), &shape, &bytes)?,
@@ -115,15 +144,24 @@ impl Op for Unique {
 }
 
 fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
-    Ok(Box::new(Unique { axis: a.int("axis")?, sorted: a.int("sorted")?.unwrap_or(1) != 0 }))
+    Ok(Box::new(Unique {
+        axis: a.int("axis")?,
+        sorted: a.int("sorted")?.unwrap_or(1) != 0,
+    }))
 }
 
 /// The registry's entry.
-pub static DEF: OpDef = OpDef { onnx: &[onnx("Unique", 11)], import, kernels: &[], cases };
+pub static DEF: OpDef = OpDef {
+    onnx: &[onnx("Unique", 11)],
+    import,
+    kernels: &[],
+    cases,
+};
 
 fn cases() -> Vec<Case> {
     let case = |axis, sorted, x: &[usize]| {
-        Case::new(Unique { axis, sorted }, vec![input(x).ints(0, 2)]).host_only("the size of the result is data")
+        Case::new(Unique { axis, sorted }, vec![input(x).ints(0, 2)])
+            .host_only("the size of the result is data")
     };
     vec![case(None, true, &[3, 5]), case(Some(0), false, &[9, 2])]
 }

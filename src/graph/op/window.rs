@@ -1,6 +1,5 @@
 //! Windows that slide over spatial axes: the sizes and the walks that convolutions and pooling share.
 
-pub(super) use super::filled;
 use super::{Attributes, InferCx, OpError, OpResult, as_usize, count};
 use crate::plan::lower::Call;
 use crate::shape::Dim;

@@ -7,9 +7,13 @@ use crate::tensor::{DType, HostTensor};
 
 /// What is known of every element of the result, row-major.
 pub(super) fn known(expr: &Expr, cx: &InferCx<'_>, result: &Fact) -> OpResult<Known> {
-    let Some(shape) = result.shape.as_fixed() else { return Ok(Known::No) };
+    let Some(shape) = result.shape.as_fixed() else {
+        return Ok(Known::No);
+    };
     let count = shape.iter().try_fold(1usize, |n, d| n.checked_mul(*d));
-    let Some(count) = count.filter(|n| *n <= MAX_KNOWN) else { return Ok(Known::No) };
+    let Some(count) = count.filter(|n| *n <= MAX_KNOWN) else {
+        return Ok(Known::No);
+    };
     let mut operands = Vec::with_capacity(cx.inputs.len());
     for fact in cx.inputs {
         operands.push(match fact {
@@ -17,18 +21,31 @@ pub(super) fn known(expr: &Expr, cx: &InferCx<'_>, result: &Fact) -> OpResult<Kn
             None => None,
         });
     }
-    let at = |at| Element { operands: &operands, at, cx };
+    let at = |at| Element {
+        operands: &operands,
+        at,
+        cx,
+    };
     Ok(match result.dtype {
-        DType::F32 => (0..count).map(|i| at(i).float(expr)).collect::<Option<_>>().map_or(Known::No, Known::Quotients),
+        DType::F32 => (0..count)
+            .map(|i| at(i).float(expr))
+            .collect::<Option<_>>()
+            .map_or(Known::No, Known::Quotients),
         DType::F16 => Known::No,
-        _ => (0..count).map(|i| at(i).int(expr)).collect::<Option<_>>().map_or(Known::No, Known::Dims),
+        _ => (0..count)
+            .map(|i| at(i).int(expr))
+            .collect::<Option<_>>()
+            .map_or(Known::No, Known::Dims),
     })
 }
 
 /// The known elements of an operand, one for each element of a result of `shape`.
 fn spread(fact: &Fact, shape: &[usize]) -> OpResult<Option<Vec<Quotient>>> {
-    let elements = fact.as_dims().map(|d| d.into_iter().map(Quotient::whole).collect());
-    let (Some(elements), Some(own)) = (elements.or_else(|| fact.as_quotients()), fact.shape.as_fixed()) else {
+    let elements = fact
+        .as_dims()
+        .map(|d| d.into_iter().map(Quotient::whole).collect());
+    let (Some(elements), Some(own)) = (elements.or_else(|| fact.as_quotients()), fact.shape.as_fixed())
+    else {
         return Ok(None);
     };
     let positions: Vec<i64> = (0i64..).take(elements.len()).collect();
@@ -47,7 +64,12 @@ struct Element<'a> {
 
 impl Element<'_> {
     fn is_float(&self, expr: &Expr) -> bool {
-        let types: Vec<DType> = self.cx.inputs.iter().map(|f| f.map_or(DType::F16, |f| f.dtype)).collect();
+        let types: Vec<DType> = self
+            .cx
+            .inputs
+            .iter()
+            .map(|f| f.map_or(DType::F16, |f| f.dtype))
+            .collect();
         expr.dtype(&types).is_ok_and(DType::is_float)
     }
 
@@ -56,13 +78,26 @@ impl Element<'_> {
         let known = self.cx.constraints();
         let go = |e: &Expr| self.int(e);
         match expr {
-            Expr::Input(i) => self.operands.get(*i)?.as_ref()?.get(self.at).filter(|q| q.den == 1).map(|q| q.num.clone()),
-            #[expect(clippy::cast_possible_truncation, reason = "integer constants are stored widened")]
+            Expr::Input(i) => self
+                .operands
+                .get(*i)?
+                .as_ref()?
+                .get(self.at)
+                .filter(|q| q.den == 1)
+                .map(|q| q.num.clone()),
+            #[expect(
+                clippy::cast_possible_truncation,
+                reason = "integer constants are stored widened"
+            )]
             Expr::Const(v, t) if !t.is_float() => Some(Dim::from(*v as i64)),
             Expr::Cast(t, x) if self.is_float(x) => {
                 let q = self.float(x).filter(|_| matches!(t, DType::I64 | DType::I32))?;
                 // Conversion cuts towards zero.
-                if q.den == 1 || at_least(known, &q.num, 0) == Some(true) { self.floor(&q) } else { None }
+                if q.den == 1 || at_least(known, &q.num, 0) == Some(true) {
+                    self.floor(&q)
+                } else {
+                    None
+                }
             }
             Expr::Cast(DType::Bool, x) => truth(known.equal(&go(x)?, &0.into()).map(|zero| !zero)),
             // Sizes fit 32 bits; narrower types wrap.
@@ -89,7 +124,9 @@ impl Element<'_> {
                     _ => None,
                 }
             }
-            Expr::Binary(f, a, b) if f.is_comparison() && !self.is_float(a) => truth(compare(known, *f, &go(a)?, &go(b)?)),
+            Expr::Binary(f, a, b) if f.is_comparison() && !self.is_float(a) => {
+                truth(compare(known, *f, &go(a)?, &go(b)?))
+            }
             Expr::Binary(f, a, b) if !f.is_comparison() => arithmetic(known, *f, &go(a)?, &go(b)?),
             Expr::Select(c, a, b) => match go(c).and_then(|d| d.as_const()) {
                 Some(0) => go(b),
@@ -111,12 +148,18 @@ impl Element<'_> {
             Expr::Cast(DType::F32, x) => self.int(x).map(Quotient::whole),
             Expr::Unary(Unary::Neg, x) => {
                 let q = go(x)?;
-                Some(Quotient { num: q.num.mul(&(-1).into()).ok()?, den: q.den })
+                Some(Quotient {
+                    num: q.num.mul(&(-1).into()).ok()?,
+                    den: q.den,
+                })
             }
             Expr::Unary(Unary::Floor, x) => self.floor(&go(x)?).map(Quotient::whole),
             Expr::Unary(Unary::Ceil, x) => {
                 let q = go(x)?;
-                let negative = Quotient { num: q.num.mul(&(-1).into()).ok()?, den: q.den };
+                let negative = Quotient {
+                    num: q.num.mul(&(-1).into()).ok()?,
+                    den: q.den,
+                };
                 self.floor(&negative)?.mul(&(-1).into()).ok().map(Quotient::whole)
             }
             Expr::Binary(f, a, b) => {
@@ -126,16 +169,31 @@ impl Element<'_> {
                 }
                 let scale = |q: &Quotient, by: i64| q.num.mul(&by.into()).ok();
                 // Of two large numbers a small sum could be left, which says nothing of how exact they were.
-                if matches!(f, Binary::Add | Binary::Sub) && a.num.as_const().is_none() && b.num.as_const().is_none() {
+                if matches!(f, Binary::Add | Binary::Sub)
+                    && a.num.as_const().is_none()
+                    && b.num.as_const().is_none()
+                {
                     return None;
                 }
                 let q = match f {
-                    Binary::Add => Quotient { num: scale(&a, b.den)?.add(&scale(&b, a.den)?).ok()?, den: a.den.checked_mul(b.den)? },
-                    Binary::Sub => Quotient { num: scale(&a, b.den)?.sub(&scale(&b, a.den)?).ok()?, den: a.den.checked_mul(b.den)? },
-                    Binary::Mul => Quotient { num: a.num.mul(&b.num).ok()?, den: a.den.checked_mul(b.den)? },
+                    Binary::Add => Quotient {
+                        num: scale(&a, b.den)?.add(&scale(&b, a.den)?).ok()?,
+                        den: a.den.checked_mul(b.den)?,
+                    },
+                    Binary::Sub => Quotient {
+                        num: scale(&a, b.den)?.sub(&scale(&b, a.den)?).ok()?,
+                        den: a.den.checked_mul(b.den)?,
+                    },
+                    Binary::Mul => Quotient {
+                        num: a.num.mul(&b.num).ok()?,
+                        den: a.den.checked_mul(b.den)?,
+                    },
                     Binary::Div => {
                         let divisor = b.num.as_const().filter(|v| *v > 0)?;
-                        Quotient { num: scale(&a, b.den)?, den: a.den.checked_mul(divisor)? }
+                        Quotient {
+                            num: scale(&a, b.den)?,
+                            den: a.den.checked_mul(divisor)?,
+                        }
                     }
                     _ => return None,
                 };
@@ -155,7 +213,9 @@ impl Element<'_> {
     fn floor(&self, q: &Quotient) -> Option<Dim> {
         for sign in [1, -1] {
             let room = Dim::from(EXACT).sub(&q.num.mul(&sign.into()).ok()?).ok()?;
-            self.cx.require(room, "what is left below the integers that a float may not hold").ok()?;
+            self.cx
+                .require(room, "what is left below the integers that a float may not hold")
+                .ok()?;
         }
         q.num.floor_div(q.den).ok()
     }
@@ -180,7 +240,9 @@ fn holds(t: DType, v: i64) -> bool {
 fn at_least(known: &Constraints, d: &Dim, v: i64) -> Option<bool> {
     known.at_least(d, v).or_else(|| {
         let other = d.mul(&(-1).into()).ok()?;
-        known.at_least(&other, v.checked_neg()?.checked_add(1)?).map(|below| !below)
+        known
+            .at_least(&other, v.checked_neg()?.checked_add(1)?)
+            .map(|below| !below)
     })
 }
 
@@ -226,7 +288,13 @@ pub(in crate::graph::op) fn arithmetic(known: &Constraints, f: Binary, a: &Dim, 
                 return None;
             }
             // Truncation and flooring agree on what is not negative, and where nothing remains.
-            known.divide(a, b).or_else(|| if at_least(known, a, 0) == Some(true) { a.div_floor(b).ok() } else { None })
+            known.divide(a, b).or_else(|| {
+                if at_least(known, a, 0) == Some(true) {
+                    a.div_floor(b).ok()
+                } else {
+                    None
+                }
+            })
         }
         Binary::Mod | Binary::FMod => {
             if let (Some(_), Some(_)) = (a.as_const(), b.as_const()) {

@@ -90,8 +90,28 @@ pub enum Binary {
 pub(super) const BINARY: &[Binary] = {
     use Binary::*;
     &[
-        Add, Sub, Mul, Div, Pow, Min, Max, Less, LessOrEqual, Greater, GreaterOrEqual, Equal, And, Or, Xor, Mod, FMod, BitwiseAnd,
-        BitwiseOr, BitwiseXor, ShiftLeft, ShiftRight,
+        Add,
+        Sub,
+        Mul,
+        Div,
+        Pow,
+        Min,
+        Max,
+        Less,
+        LessOrEqual,
+        Greater,
+        GreaterOrEqual,
+        Equal,
+        And,
+        Or,
+        Xor,
+        Mod,
+        FMod,
+        BitwiseAnd,
+        BitwiseOr,
+        BitwiseXor,
+        ShiftLeft,
+        ShiftRight,
     ]
 };
 
@@ -107,7 +127,10 @@ impl Binary {
 
     /// True for what only integers have.
     pub(super) fn is_bitwise(self) -> bool {
-        matches!(self, Self::BitwiseAnd | Self::BitwiseOr | Self::BitwiseXor | Self::ShiftLeft | Self::ShiftRight)
+        matches!(
+            self,
+            Self::BitwiseAnd | Self::BitwiseOr | Self::BitwiseXor | Self::ShiftLeft | Self::ShiftRight
+        )
     }
 
     pub(super) fn floats(self, a: f32, b: f32) -> f32 {
@@ -196,7 +219,8 @@ fn erf(x: f32) -> f32 {
         let r = ((r * t - 1.067_778_8e-1) * t - 6.348_467e-1) * t - 1.287_175_1e-1;
         (1.0 - (r * t - t).exp()).copysign(x)
     } else {
-        let r = (((-5.967_617e-4 * s + 4.991_194e-3) * s - 2.676_813_5e-2) * s + 1.128_199_3e-1) * s - 3.761_253_4e-1;
+        let r = (((-5.967_617e-4 * s + 4.991_194e-3) * s - 2.676_813_5e-2) * s + 1.128_199_3e-1) * s
+            - 3.761_253_4e-1;
         (r * s + 1.283_791_7e-1) * x + x
     }
 }
@@ -288,7 +312,10 @@ mod tests {
         for f in [Binary::Min, Binary::Max] {
             assert!(f.floats(f32::NAN, 1.0).is_nan() && f.floats(1.0, f32::NAN).is_nan());
         }
-        assert_eq!((Binary::Min.floats(2.0, 1.0), Binary::Max.floats(2.0, 1.0)), (1.0, 2.0));
+        assert_eq!(
+            (Binary::Min.floats(2.0, 1.0), Binary::Max.floats(2.0, 1.0)),
+            (1.0, 2.0)
+        );
     }
 
     #[test]
@@ -296,7 +323,10 @@ mod tests {
         let pow = |a, b| Binary::Pow.ints(a, b);
         assert_eq!([pow(1, -3), pow(-1, -3), pow(-1, -2), pow(5, -1)], [1, -1, 1, 0]);
         assert_eq!([pow(3, 4), pow(-2, 3), pow(7, 0), pow(0, 0)], [81, -8, 1, 1]);
-        assert_eq!([pow(-1, 1 << 40), pow(-1, (1 << 40) + 1), pow(2, 1 << 40)], [1, -1, 0]);
+        assert_eq!(
+            [pow(-1, 1 << 40), pow(-1, (1 << 40) + 1), pow(2, 1 << 40)],
+            [1, -1, 0]
+        );
     }
 
     #[test]
@@ -315,7 +345,10 @@ mod tests {
         ] {
             for (x, y) in [(x, y), (-x, -y)] {
                 let found = f64::from(erf(x));
-                assert!((found - y).abs() <= 2e-7 * y.abs(), "erf({x}) = {y}, found {found}");
+                assert!(
+                    (found - y).abs() <= 2e-7 * y.abs(),
+                    "erf({x}) = {y}, found {found}"
+                );
             }
         }
         assert_eq!(erf(f32::INFINITY), 1.0);

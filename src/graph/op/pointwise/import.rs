@@ -107,7 +107,10 @@ fn scale(x: Expr, by: f32) -> Expr {
 
 /// `max(x, 0)` and `min(x, 0)`.
 fn halves() -> (Expr, Expr) {
-    (unary(Unary::Relu, input(0)), unary(Unary::Neg, unary(Unary::Relu, unary(Unary::Neg, input(0)))))
+    (
+        unary(Unary::Relu, input(0)),
+        unary(Unary::Neg, unary(Unary::Relu, unary(Unary::Neg, input(0)))),
+    )
 }
 
 /// `max(x, 0) + factor * (exp(min(x, 0) * inner) - 1)`.
@@ -149,12 +152,24 @@ pub(super) fn shrink(lambda: f32, bias: f32) -> Expr {
     let below = binary(Binary::Less, input(0), number(-lambda));
     let above = binary(Binary::Greater, input(0), number(lambda));
     // The zero is of the operand's type.
-    let rest = Expr::Select(boxed(above), boxed(binary(Binary::Sub, input(0), number(bias))), boxed(number(0.0)));
-    Expr::Select(boxed(below), boxed(binary(Binary::Add, input(0), number(bias))), boxed(rest))
+    let rest = Expr::Select(
+        boxed(above),
+        boxed(binary(Binary::Sub, input(0), number(bias))),
+        boxed(number(0.0)),
+    );
+    Expr::Select(
+        boxed(below),
+        boxed(binary(Binary::Add, input(0), number(bias))),
+        boxed(rest),
+    )
 }
 
 pub(super) fn mish() -> Expr {
-    binary(Binary::Mul, input(0), unary(Unary::Tanh, unary(Unary::Softplus, input(0))))
+    binary(
+        Binary::Mul,
+        input(0),
+        unary(Unary::Tanh, unary(Unary::Softplus, input(0))),
+    )
 }
 
 pub(super) fn gelu(tanh: bool) -> Expr {
@@ -162,21 +177,34 @@ pub(super) fn gelu(tanh: bool) -> Expr {
         let square = binary(Binary::Mul, input(0), input(0));
         let inner = binary(Binary::Add, scale(square, 0.044_715), number(1.0));
         let root_of_two_over_pi = 0.797_884_6;
-        unary(Unary::Tanh, scale(binary(Binary::Mul, input(0), inner), root_of_two_over_pi))
+        unary(
+            Unary::Tanh,
+            scale(binary(Binary::Mul, input(0), inner), root_of_two_over_pi),
+        )
     } else {
         unary(Unary::Erf, scale(input(0), std::f32::consts::FRAC_1_SQRT_2))
     };
-    binary(Binary::Mul, scale(input(0), 0.5), binary(Binary::Add, bend, number(1.0)))
+    binary(
+        Binary::Mul,
+        scale(input(0), 0.5),
+        binary(Binary::Add, bend, number(1.0)),
+    )
 }
 
 pub(super) fn swish(alpha: f32) -> Expr {
-    let inner = if alpha == 1.0 { input(0) } else { scale(input(0), alpha) };
+    let inner = if alpha == 1.0 {
+        input(0)
+    } else {
+        scale(input(0), alpha)
+    };
     binary(Binary::Mul, input(0), unary(Unary::Sigmoid, inner))
 }
 
 /// `x` between bounds that may be missing.
 pub(super) fn clip(low: Option<Expr>, high: Option<Expr>) -> Expr {
-    let x = low.into_iter().fold(input(0), |x, low| binary(Binary::Max, x, low));
+    let x = low
+        .into_iter()
+        .fold(input(0), |x, low| binary(Binary::Max, x, low));
     high.into_iter().fold(x, |x, high| binary(Binary::Min, x, high))
 }
 
@@ -186,13 +214,19 @@ fn clip_of(a: &dyn Attributes) -> OpResult<Expr> {
     }
     let (low, high) = (a.has_input(1), a.has_input(2));
     a.drop_omitted();
-    Ok(clip(low.then(|| input(1)), high.then(|| input(1 + usize::from(low)))))
+    Ok(clip(
+        low.then(|| input(1)),
+        high.then(|| input(1 + usize::from(low))),
+    ))
 }
 
 fn variadic(a: &dyn Attributes, f: Binary) -> OpResult<Expr> {
     let n = a.input_count();
     if !(1..=MAX_VARIADIC).contains(&n) {
-        return Err(OpError::Unsupported(format!("{} of {n} operands; 1 to {MAX_VARIADIC} are", a.op_type())));
+        return Err(OpError::Unsupported(format!(
+            "{} of {n} operands; 1 to {MAX_VARIADIC} are",
+            a.op_type()
+        )));
     }
     Ok((1..n).fold(input(0), |e, i| binary(f, e, input(i))))
 }
@@ -204,7 +238,9 @@ pub(super) fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
         "Not" => Expr::Not(boxed(input(0))),
         "Where" => Expr::Select(boxed(input(0)), boxed(input(1)), boxed(input(2))),
         "Cast" => {
-            let code = a.int("to")?.ok_or_else(|| OpError::expected("attribute `to`", "an element type", "nothing"))?;
+            let code = a
+                .int("to")?
+                .ok_or_else(|| OpError::expected("attribute `to`", "an element type", "nothing"))?;
             // These concern only conversion to 8-bit floats, which are refused.
             a.int("saturate")?;
             a.string("round_mode")?;
@@ -218,18 +254,35 @@ pub(super) fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
             1 => variadic(a, Binary::Add)?,
             n => binary(Binary::Div, variadic(a, Binary::Add)?, number(n as f32)),
         },
-        "Mod" => binary(if a.int("fmod")?.unwrap_or(0) != 0 { Binary::FMod } else { Binary::Mod }, input(0), input(1)),
+        "Mod" => binary(
+            if a.int("fmod")?.unwrap_or(0) != 0 {
+                Binary::FMod
+            } else {
+                Binary::Mod
+            },
+            input(0),
+            input(1),
+        ),
         "BitShift" => match a.string("direction")?.as_deref() {
             Some("LEFT") => binary(Binary::ShiftLeft, input(0), input(1)),
             Some("RIGHT") => binary(Binary::ShiftRight, input(0), input(1)),
-            found => return Err(OpError::expected("attribute `direction`", "LEFT or RIGHT", format!("{found:?}"))),
+            found => {
+                return Err(OpError::expected(
+                    "attribute `direction`",
+                    "LEFT or RIGHT",
+                    format!("{found:?}"),
+                ));
+            }
         },
         // In two's complement.
         "BitwiseNot" => binary(Binary::Sub, Expr::Const(-1.0, DType::I64), input(0)),
         "IsNaN" => Expr::Test(Test::Nan, boxed(input(0))),
         "IsInf" => {
             let flag = |name| Ok::<_, OpError>(a.int(name)?.unwrap_or(1) != 0);
-            let test = Test::Infinite { negative: flag("detect_negative")?, positive: flag("detect_positive")? };
+            let test = Test::Infinite {
+                negative: flag("detect_negative")?,
+                positive: flag("detect_positive")?,
+            };
             Expr::Test(test, boxed(input(0)))
         }
         "Clip" => clip_of(a)?,
@@ -248,7 +301,13 @@ pub(super) fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
         "Gelu" => match a.string("approximate")?.as_deref() {
             None | Some("none") => gelu(false),
             Some("tanh") => gelu(true),
-            Some(other) => return Err(OpError::expected("attribute `approximate`", "none or tanh", other)),
+            Some(other) => {
+                return Err(OpError::expected(
+                    "attribute `approximate`",
+                    "none or tanh",
+                    other,
+                ));
+            }
         },
         "Swish" => swish(float("alpha", 1.0)?),
         _ => {
@@ -261,7 +320,10 @@ pub(super) fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
             }
         }
     };
-    let op = Pointwise { name: name.to_owned(), expr };
+    let op = Pointwise {
+        name: name.to_owned(),
+        expr,
+    };
     if a.opset() < 7 && a.input_count() == 2 {
         // A slope for each channel stands at axis 1; other operators say where the second operand stands.
         let axis = if name == "PRelu" { Some(1) } else { a.int("axis")? };

@@ -22,7 +22,10 @@ impl AxisBroadcast {
         let behind = rank
             .checked_sub(start + b.len())
             .ok_or_else(|| OpError::mismatch("ranks (the second from the axis on)", rank, b.len()))?;
-        Ok(b.iter().cloned().chain(std::iter::repeat_n(one, behind)).collect())
+        Ok(b.iter()
+            .cloned()
+            .chain(std::iter::repeat_n(one, behind))
+            .collect())
     }
 }
 
@@ -36,7 +39,14 @@ impl Op for AxisBroadcast {
         // One element fits everywhere.
         if !b.shape.0.iter().all(|d| d.is(1)) {
             let b = self.aligned(a.shape.rank(), &b.shape.0, Dim::from(1))?;
-            for (x, y) in a.shape.0.iter().rev().zip(b.iter().rev()).filter(|(_, y)| !y.is(1)) {
+            for (x, y) in a
+                .shape
+                .0
+                .iter()
+                .rev()
+                .zip(b.iter().rev())
+                .filter(|(_, y)| !y.is(1))
+            {
                 cx.same("broadcast sizes", x, y)?;
             }
         }
@@ -46,7 +56,11 @@ impl Op for AxisBroadcast {
 
     fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
         let (a, b) = (operand(inputs, 0)?, operand(inputs, 1)?);
-        let shape = if b.len() == 1 { Vec::new() } else { self.aligned(a.shape().len(), b.shape(), 1)? };
+        let shape = if b.len() == 1 {
+            Vec::new()
+        } else {
+            self.aligned(a.shape().len(), b.shape(), 1)?
+        };
         let b = b.reshape(&shape)?;
         self.op.eval(&[Some(a), Some(&b)])
     }
@@ -61,10 +75,16 @@ mod tests {
 
     #[test]
     fn channels_from_an_axis() {
-        let op = AxisBroadcast { op: Pointwise::binary("Add", Binary::Add), axis: 1 };
+        let op = AxisBroadcast {
+            op: Pointwise::binary("Add", Binary::Add),
+            axis: 1,
+        };
         let a = HostTensor::from_i64(&[1, 2, 2], &[1, 2, 3, 4]).unwrap();
         let b = HostTensor::from_i64(&[2], &[10, 20]).unwrap();
-        assert_eq!(op.eval(&[Some(&a), Some(&b)]).unwrap()[0].to_i64().unwrap(), [11, 12, 23, 24]);
+        assert_eq!(
+            op.eval(&[Some(&a), Some(&b)]).unwrap()[0].to_i64().unwrap(),
+            [11, 12, 23, 24]
+        );
         let fact = |s: &[i64]| Fact::new(DType::F32, Shape(s.iter().map(|v| Dim::from(*v)).collect()));
         let constraints = Constraints::default();
         let infer = |a: &Fact, b: &Fact| op.infer(&InferCx::new(&[Some(a), Some(b)], &constraints));

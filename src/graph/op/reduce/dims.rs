@@ -15,7 +15,14 @@ pub(super) fn known(kind: Kind, cx: &InferCx<'_>, x: &Fact, axes: &[usize]) -> O
         _ => return None,
     };
     let (elements, shape) = (x.as_dims()?, x.shape.as_fixed()?);
-    let results = Shape(shape.iter().enumerate().filter(|(i, _)| !axes.contains(i)).map(|(_, n)| Dim::from_usize(*n)).collect());
+    let results = Shape(
+        shape
+            .iter()
+            .enumerate()
+            .filter(|(i, _)| !axes.contains(i))
+            .map(|(_, n)| Dim::from_usize(*n))
+            .collect(),
+    );
     if as_usize(&results.count().ok()?)? > MAX_KNOWN {
         return None;
     }
@@ -29,7 +36,9 @@ pub(super) fn known(kind: Kind, cx: &InferCx<'_>, x: &Fact, axes: &[usize]) -> O
                 _ => None,
             };
         };
-        all.try_fold(first?.clone(), |sum, next| arithmetic(cx.constraints(), join, &sum, next?))
+        all.try_fold(first?.clone(), |sum, next| {
+            arithmetic(cx.constraints(), join, &sum, next?)
+        })
     };
     outer.iter().map(of).collect()
 }

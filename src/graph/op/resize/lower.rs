@@ -34,7 +34,9 @@ fn changed(op: &Resize, cx: &LowerCx<'_>) -> OpResult<Vec<Changed>> {
         if fact.shape.0.iter().any(|d| d.is(0)) {
             return Ok(None);
         }
-        Ok(Some(fact.as_const().ok_or_else(|| data(what))?.to_f32()?.into_owned()))
+        Ok(Some(
+            fact.as_const().ok_or_else(|| data(what))?.to_f32()?.into_owned(),
+        ))
     };
     let scales = match &op.scales {
         Some(list) => Some(list.clone()),
@@ -57,12 +59,17 @@ fn changed(op: &Resize, cx: &LowerCx<'_>) -> OpResult<Vec<Changed>> {
         let scale = scales.as_ref().map_or(uniform, |s| s.get(i).copied());
         let bound = |i: usize, or: f32| region.as_ref().map_or(Some(or), |r| r.get(i).copied());
         let region = bound(i, 0.0).zip(bound(i + axes.len(), 1.0));
-        let region = region.ok_or_else(|| OpError::expected("bounds of a region", "two for each axis", axes.len()))?;
+        let region =
+            region.ok_or_else(|| OpError::expected("bounds of a region", "two for each axis", axes.len()))?;
         let (from, to) = (x.0.get(*a), out.0.get(*a));
         if scale.is_none_or(|s| s == 1.0) && from == to && region == (0.0, 1.0) {
             continue;
         }
-        found.push(Changed { axis: *a, scale, region });
+        found.push(Changed {
+            axis: *a,
+            scale,
+            region,
+        });
     }
     found.sort_by_key(|c| c.axis);
     Ok(found)
@@ -72,14 +79,25 @@ pub(super) fn emit(op: &Resize, cx: &mut LowerCx<'_>) -> OpResult<()> {
     let (x, out) = (cx.shape(0)?, cx.out_fact(0)?.shape.clone());
     let changed = changed(op, cx)?;
     if op.antialias && !matches!(op.mode, Mode::Nearest(_)) {
-        return Err(OpError::NoKernel("interpolation over as many elements as become one (`antialias`)".to_owned()));
+        return Err(OpError::NoKernel(
+            "interpolation over as many elements as become one (`antialias`)".to_owned(),
+        ));
     }
-    let unchanged = Changed { axis: 0, scale: Some(1.0), region: (0.0, 1.0) };
+    let unchanged = Changed {
+        axis: 0,
+        scale: Some(1.0),
+        region: (0.0, 1.0),
+    };
     let (high, wide) = match changed.as_slice() {
         [] => return cx.alias(0, 0),
         [w] => (None, *w),
         [h, w] => (Some(*h), *w),
-        _ => return Err(OpError::NoKernel(format!("resizing of {} axes; kernels take 2", changed.len()))),
+        _ => {
+            return Err(OpError::NoKernel(format!(
+                "resizing of {} axes; kernels take 2",
+                changed.len()
+            )));
+        }
     };
     let one = Dim::from(1);
     let part = |range: std::ops::Range<usize>| product(x.0.get(range).unwrap_or_default());
@@ -92,7 +110,9 @@ pub(super) fn emit(op: &Resize, cx: &mut LowerCx<'_>) -> OpResult<()> {
     let count = out.count()?;
     let rows = product(out.0.get(..wide.axis).unwrap_or_default())?;
     let call = if by_vectors(cx) {
-        Call::new(&KERNEL, 4).define("ITEM", 1).grid(rows.ceil_div(4)?, 1, 1)
+        Call::new(&KERNEL, 4)
+            .define("ITEM", 1)
+            .grid(rows.ceil_div(4)?, 1, 1)
     } else {
         Call::new(&KERNEL, 64).grid(count.ceil_div(2 * 64)?, 1, 1)
     };
@@ -124,13 +144,24 @@ pub(super) fn emit(op: &Resize, cx: &mut LowerCx<'_>) -> OpResult<()> {
         Mode::Linear => &[],
         Mode::Cubic => &["CUBIC"],
     };
-    let flags = [("HIGH", high.is_some()), ("BY_SIZE", wide.scale.is_none()), ("INSIDE_ONLY", op.exclude_outside)];
+    let flags = [
+        ("HIGH", high.is_some()),
+        ("BY_SIZE", wide.scale.is_none()),
+        ("INSIDE_ONLY", op.exclude_outside),
+    ];
     let flags = flags.iter().filter(|(_, set)| *set).map(|(name, _)| name);
     for name in names.iter().chain(rule).chain(flags) {
         call = call.define(name, 1);
     }
     let high = high.unwrap_or(unchanged);
-    let fields = [high.scale.unwrap_or(1.0), wide.scale.unwrap_or(1.0), high.region.0, high.region.1, wide.region.0, wide.region.1];
+    let fields = [
+        high.scale.unwrap_or(1.0),
+        wide.scale.unwrap_or(1.0),
+        high.region.0,
+        high.region.1,
+        wide.region.0,
+        wide.region.1,
+    ];
     for f in fields.into_iter().chain([op.cubic, op.outside]) {
         call = call.field(f);
     }

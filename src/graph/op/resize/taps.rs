@@ -1,7 +1,7 @@
 //! The elements, with weights, that each place along an axis is made of.
 
 use super::{Axis, Coordinates, Mode, Nearest, Resize};
-use crate::graph::op::{OpResult, window};
+use crate::graph::op::{OpResult, filled};
 
 /// For every place of the result, as many elements and weights.
 #[derive(Debug)]
@@ -19,7 +19,12 @@ impl Taps {
 
     /// Elements and weights of a place.
     pub(super) fn of(&self, place: usize) -> impl Iterator<Item = (usize, f32)> + '_ {
-        self.items.iter().skip(place * self.width).take(self.width).copied().filter(|t| t.1 != 0.0)
+        self.items
+            .iter()
+            .skip(place * self.width)
+            .take(self.width)
+            .copied()
+            .filter(|t| t.1 != 0.0)
     }
 
     /// The first element of a place.
@@ -77,7 +82,11 @@ impl Resize {
         let last = a.size.saturating_sub(1) as f32;
         let shrinks = self.antialias && a.scale < 1.0 && a.scale > 0.0;
         let stretch = if shrinks { 1.0 / a.scale } else { 1.0 };
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "at most the size")]
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "at most the size"
+        )]
         let width = match self.mode {
             Mode::Nearest(_) => 1,
             Mode::Linear if shrinks => 2 * (stretch.ceil() as usize).min(a.size + 1) + 1,
@@ -85,8 +94,17 @@ impl Resize {
             Mode::Linear => 2,
             Mode::Cubic => 4,
         };
-        let mut taps = Taps { width, items: window::filled(&[a.out, width], (0, 0.0))?, inside: window::filled(&[a.out], true)? };
-        for (i, (items, inside)) in taps.items.chunks_exact_mut(width).zip(&mut taps.inside).enumerate() {
+        let mut taps = Taps {
+            width,
+            items: filled(&[a.out, width], (0, 0.0))?,
+            inside: filled(&[a.out], true)?,
+        };
+        for (i, (items, inside)) in taps
+            .items
+            .chunks_exact_mut(width)
+            .zip(&mut taps.inside)
+            .enumerate()
+        {
             let mut x = self.coordinate(a, i);
             if self.coordinates == Coordinates::TfCropAndResize {
                 *inside = x >= 0.0 && x <= last;
@@ -105,7 +123,11 @@ impl Resize {
     }
 
     /// Fills `items` with the neighbours of `x` and weights that sum to 1.
-    #[expect(clippy::cast_possible_truncation, clippy::cast_precision_loss, reason = "an index near the operand")]
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_precision_loss,
+        reason = "an index near the operand"
+    )]
     fn weights(&self, x: f32, stretch: f32, size: usize, items: &mut [(usize, f32)]) {
         let last = i64::try_from(size).unwrap_or(i64::MAX) - 1;
         let count = i64::try_from(items.len()).unwrap_or(i64::MAX);
@@ -132,7 +154,11 @@ impl Resize {
 }
 
 /// The nearest element to `x`.
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "at most the size")]
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "at most the size"
+)]
 fn nearest(rule: Nearest, x: f32, scale: f32, size: usize) -> usize {
     let at = match rule {
         Nearest::RoundPreferFloor if x.fract().abs() == 0.5 => x.floor(),
