@@ -44,7 +44,7 @@ pub struct Args {
     /// Write each output as DIR/NAME.npy
     #[arg(long, value_name = "DIR")]
     output_dir: Option<PathBuf>,
-    /// Compare each output with DIR/NAME.npy, or output_0.pb, output_1.pb, ...; exit code 1 where one differs
+    /// Compare each output with DIR/NAME.npy, or `output_0.pb`, ...; exit code 1 where one differs
     #[arg(long, value_name = "DIR")]
     compare: Option<PathBuf>,
     /// Largest difference over the reference's range [default: 0.001, with f16 0.02]

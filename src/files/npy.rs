@@ -145,7 +145,7 @@ mod tests {
     fn file(header: &str, data: &[u8]) -> Vec<u8> {
         let mut out = b"\x93NUMPY\x01\x00".to_vec();
         let mut header = header.to_owned();
-        while (out.len() + 2 + header.len() + 1) % 64 != 0 {
+        while !(out.len() + 2 + header.len() + 1).is_multiple_of(64) {
             header.push(' ');
         }
         header.push('\n');

@@ -50,7 +50,7 @@ impl Default for PictureOptions {
     }
 }
 
-/// The means and deviations of the ImageNet pictures, which many models are trained with.
+/// The means and deviations of the pictures of `ImageNet`, which many models are trained with.
 pub const IMAGENET: [[f32; 3]; 2] = [[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]];
 
 /// Where the axes of an input are.

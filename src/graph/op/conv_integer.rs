@@ -169,7 +169,7 @@ impl Op for ConvInteger {
                 reason = "a sum of products of 8 bits is scaled as a float"
             )]
             list.iter_mut().for_each(|v| {
-                *v = quantize((*v + add) as f32 * (x_scale * scale), y_scale, zero_point, limits)
+                *v = quantize((*v + add) as f32 * (x_scale * scale), y_scale, zero_point, limits);
             });
         }
         Ok(vec![HostTensor::from_ints(zero.dtype(), &shape, &sums)?])

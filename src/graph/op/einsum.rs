@@ -53,9 +53,9 @@ impl Term {
                 rest = tail;
             } else if c.is_ascii_alphabetic() {
                 if term.ellipsis {
-                    term.after.push(c)
+                    term.after.push(c);
                 } else {
-                    term.before.push(c)
+                    term.before.push(c);
                 }
                 rest = rest.get(1..).unwrap_or_default();
             } else {
