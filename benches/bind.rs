@@ -11,7 +11,7 @@
 mod decoders;
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use decoders::{Family, Form, Spec};
+use decoders::{Form, SMOLLM2, Spec};
 use std::hint::black_box;
 use std::path::Path;
 use transformer_lite::backend::Caps;
@@ -20,22 +20,6 @@ use transformer_lite::graph::pass::Pipeline;
 use transformer_lite::llm::engine::{Decoder, Lengths, Logits, PADDING};
 use transformer_lite::plan::{Bound, Plan};
 use transformer_lite::shape::Bindings;
-
-const SMOLLM2: Spec = Spec {
-    name: "smollm2-135m",
-    family: Family::Llama,
-    layers: 30,
-    hidden: 576,
-    heads: 9,
-    kv_heads: 3,
-    head_dim: 64,
-    inner: 1536,
-    vocab: 49_152,
-    theta: 1e5,
-    eps: 1e-5,
-    tied: true,
-    context: 2048,
-};
 
 fn write(spec: &Spec) -> tempfile::TempDir {
     let dir = tempfile::tempdir().expect("a folder for temporary files");

@@ -2,6 +2,8 @@
 
 #[path = "fusion/exporters.rs"]
 mod exporters;
+#[path = "fusion/joins.rs"]
+mod joins;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -20,7 +22,7 @@ use transformer_lite::graph::op::softmax::Softmax;
 use transformer_lite::graph::op::split::Split;
 use transformer_lite::graph::op::transpose::Transpose;
 use transformer_lite::graph::pass::{
-    ATTENTION, FOLD, FUSE, KV_CACHE, LAST_ROW, OUTER, PICK, Pass, Pipeline, RMS_NORM, ROTARY, SPLIT, TRANS_B,
+    ATTENTION, FOLD, FUSE, KV_CACHE, LAST_ROW, NORM, OUTER, PICK, Pass, Pipeline, ROTARY, SPLIT, TRANS_B,
 };
 use transformer_lite::graph::{Edit, Graph, Op, ValueId};
 use transformer_lite::shape::{Bindings, Constraints, Dim, Fact, Shape};
@@ -183,7 +185,7 @@ fn normalisation(axes: &[i64], kind: Kind, own_square: bool, inverse: bool) -> B
 fn normalisations() {
     for inverse in [false, true] {
         let mut b = normalisation(&[-1], Kind::Mean, true, inverse);
-        assert_eq!(b.pass(RMS_NORM, &[("s", 3)]), 1);
+        assert_eq!(b.pass(NORM, &[("s", 3)]), 1);
         assert!(b.has("RMSNormalization") && b.nodes() == 1);
         let other_forms: [(&str, &[i64], Kind, bool); 4] = [
             ("another axis", &[1], Kind::Mean, true),
@@ -193,7 +195,7 @@ fn normalisations() {
         ];
         for (what, axes, kind, own) in other_forms {
             let mut b = normalisation(axes, kind, own, inverse);
-            assert_eq!(b.pass(RMS_NORM, &[("s", 3)]), 0, "{what}");
+            assert_eq!(b.pass(NORM, &[("s", 3)]), 0, "{what}");
         }
     }
 }
@@ -608,7 +610,7 @@ fn a_mean_that_loses_its_axis_is_no_normalisation_of_rows() {
     let scale = b.floats(&[8], &[1.0; 8]);
     let y = b.binary(Binary::Mul, normed, scale);
     b.output(y);
-    assert_eq!(b.pass(RMS_NORM, &[]), 0, "the mean of row j divides column j");
+    assert_eq!(b.pass(NORM, &[]), 0, "the mean of row j divides column j");
 }
 
 #[test]

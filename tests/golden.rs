@@ -111,7 +111,7 @@ fn every_pass_fires() {
         let decoder = Decoder::load(&model.join("model.onnx"), &Pipeline::standard(), Logits::Last).unwrap();
         let edits = |name| decoder.passes.iter().find(|p| p.pass == name).map(|p| p.edits);
         // Two layers: two normalisations each and one at the end, queries and keys, keys and values.
-        assert_eq!(edits("rms_norm"), Some(5), "{architecture}");
+        assert_eq!(edits("norm"), Some(5), "{architecture}");
         assert_eq!(edits("rotary"), Some(4), "{architecture}");
         assert_eq!(edits("kv_cache"), Some(4), "{architecture}");
         assert_eq!(edits("attention"), Some(2), "{architecture}");

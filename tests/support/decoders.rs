@@ -130,10 +130,27 @@ pub const SPECS: [Spec; 5] = [
     },
 ];
 
+/// The small model that the demo runs.
+pub const SMOLLM2: Spec = Spec {
+    name: "smollm2-135m",
+    family: Family::Llama,
+    layers: 30,
+    hidden: 576,
+    heads: 9,
+    kv_heads: 3,
+    head_dim: 64,
+    inner: 1536,
+    vocab: 49_152,
+    theta: 1e5,
+    eps: 1e-5,
+    tied: true,
+    context: 2048,
+};
+
 impl Spec {
     /// The model of this name.
     pub fn find(name: &str) -> Option<Self> {
-        SPECS.iter().find(|s| s.name == name).cloned()
+        SPECS.iter().chain([&SMOLLM2]).find(|s| s.name == name).cloned()
     }
 
     /// The same form, small: two layers, four heads of 16, the same kind of grouping.

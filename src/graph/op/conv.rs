@@ -659,11 +659,9 @@ mod tests {
                 direct(op, &tensors[0], &tensors[1]),
             );
             assert_eq!(y.len(), want.len());
-            assert!(
-                y.iter().zip(&want).all(|(a, b)| (a - b).abs() < 1e-5),
-                "{}",
-                case.name()
-            );
+            // Both add in f32, in different orders: longer sums have the slack of their case.
+            let close = |(a, b): (&f32, &f32)| f64::from((a - b).abs()) < 1e-5 * case.slack;
+            assert!(y.iter().zip(&want).all(close), "{}", case.name());
         }
     }
 

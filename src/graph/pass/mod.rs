@@ -1,15 +1,18 @@
 //! Graph passes: each changes the graph through [`Edit`], names what it refuses, and is checked afterwards.
 
 mod attention;
+mod conv_norm;
+mod duplicates;
 mod fold;
 mod fuse;
+mod identity;
 mod inline_if;
 mod kv_cache;
 mod last_row;
+mod norm;
 mod outer;
 pub mod pattern;
 mod pick;
-mod rms_norm;
 mod rotary;
 mod split;
 mod trans_b;
@@ -51,10 +54,25 @@ pub const PICK: Pass = Pass {
     name: "pick",
     run: pick::run,
 };
-/// `x / sqrt(mean(x^2) + e) * w` becomes [`super::op::rms_norm::RmsNorm`].
-pub const RMS_NORM: Pass = Pass {
-    name: "rms_norm",
-    run: rms_norm::run,
+/// Operators that change nothing go away.
+pub const IDENTITY: Pass = Pass {
+    name: "identity",
+    run: identity::run,
+};
+/// Nodes that compute the same become one.
+pub const DUPLICATES: Pass = Pass {
+    name: "duplicates",
+    run: duplicates::run,
+};
+/// A batch normalisation joins the convolution before it.
+pub const CONV_NORM: Pass = Pass {
+    name: "conv_norm",
+    run: conv_norm::run,
+};
+/// `x / sqrt(mean(x^2) + e) * w` becomes [`super::op::rms_norm::RmsNorm`]; of `x - mean(x)` it becomes [`super::op::norm::Norm`].
+pub const NORM: Pass = Pass {
+    name: "norm",
+    run: norm::run,
 };
 /// `x * cos + rotate_half(x) * sin` becomes [`super::op::rotary::Rotary`].
 pub const ROTARY: Pass = Pass {
@@ -89,7 +107,8 @@ pub const LAST_ROW: Pass = Pass {
 
 /// Every pass of [`Pipeline::standard`], in order.
 pub const STANDARD: &[Pass] = &[
-    INLINE_IF, FOLD, OUTER, PICK, SPLIT, RMS_NORM, ROTARY, TRANS_B, KV_CACHE, ATTENTION, FUSE,
+    INLINE_IF, FOLD, IDENTITY, DUPLICATES, OUTER, PICK, SPLIT, CONV_NORM, NORM, ROTARY, TRANS_B, KV_CACHE,
+    ATTENTION, FUSE,
 ];
 
 /// What one pass did.

@@ -1,0 +1,48 @@
+//! Operators that change nothing go away: casts to the type that is there, reshapes and broadcasts to the shape that is there,
+//! transposes that keep the order of axes, joins of one part.
+
+use super::pattern::{all, input};
+use crate::error::Result;
+use crate::graph::op::concat::Concat;
+use crate::graph::op::expand::Expand;
+use crate::graph::op::pointwise::{Expr, Pointwise};
+use crate::graph::op::reshape::Reshape;
+use crate::graph::op::transpose::Transpose;
+use crate::graph::{Edit, Graph, NodeId, ValueId};
+
+pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
+    for id in all(edit, |g, id| find(g, id).map(|_| id)) {
+        // What it reads may have changed since: the node before it may have gone.
+        let Some((x, y)) = find(edit, id) else { continue };
+        let name = edit.node(id).map(|n| n.name.clone()).unwrap_or_default();
+        if edit.begin(&format!("\"{name}\" changes nothing")) {
+            edit.replace_readers(y, x);
+        }
+    }
+    Ok(())
+}
+
+/// Operand and result of a node that changes nothing.
+fn find(g: &Graph, id: NodeId) -> Option<(ValueId, ValueId)> {
+    let node = g.node(id)?;
+    let ([y], x) = (node.outputs.as_slice(), input(node, 0)?) else {
+        return None;
+    };
+    let (from, to) = (g.value(x).fact.as_ref()?, g.value(*y).fact.as_ref()?);
+    let only = node.inputs.len() == 1;
+    let same = if let Some(p) = node.op.downcast::<Pointwise>() {
+        only && match &p.expr {
+            Expr::Input(0) => true,
+            Expr::Cast(_, of) => **of == Expr::Input(0),
+            _ => false,
+        }
+    } else if let Some(t) = node.op.downcast::<Transpose>() {
+        t.axes(from.shape.rank()).ok()?.is_sorted()
+    } else if node.op.downcast::<Concat>().is_some() {
+        only
+    } else {
+        node.op.downcast::<Reshape>().is_some() || node.op.downcast::<Expand>().is_some()
+    };
+    let kept = g.outputs().contains(y) || g.states().iter().any(|s| s.output == *y);
+    (same && !kept && from.dtype == to.dtype && from.shape == to.shape).then_some((x, *y))
+}
