@@ -126,7 +126,18 @@ pub fn load_device(folder: &ModelFolder, options: &ExecOptions) -> Result<Option
         padding: options.padding,
         ..Lengths::of(context)
     };
-    DeviceModel::new(decoder, backend, &lengths).map(Some)
+    let model = DeviceModel::new(decoder, backend, &lengths)?;
+    if let [first, ..] = model.host_steps() {
+        let what = format!(
+            "{} nodes run on the host at each token, such as {} \"{}\" ({}); see `tlite inspect --nodes`",
+            model.host_steps().len(),
+            first.work.name(),
+            first.name,
+            first.why
+        );
+        output::note(&mut std::io::stderr(), &what);
+    }
+    Ok(Some(model))
 }
 
 /// Loads `model.onnx` of `dir` for the device that `options` name. Usage errors: no such file, no such

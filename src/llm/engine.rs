@@ -11,7 +11,7 @@ use crate::graph::onnx::{self, ImportOptions};
 use crate::graph::op::concat::Concat;
 use crate::graph::pass::{LAST_ROW, PassReport, Pipeline};
 use crate::graph::{Edit, Graph, Node, ValueId};
-use crate::plan::{MemoryReport, Options, Padding, Plan};
+use crate::plan::{HostStep, MemoryReport, Options, Padding, Plan};
 use crate::session::{Session, Timing};
 use crate::shape::{Bindings, Symbol};
 use crate::tensor::{DType, HostTensor};
@@ -336,6 +336,11 @@ impl DeviceModel {
     /// Running totals of the backend.
     pub fn stats(&self) -> Stats {
         self.session.stats()
+    }
+
+    /// What a decode step runs on the host, between segments on the device.
+    pub fn host_steps(&self) -> &[HostStep] {
+        self.session.plan(DECODE).map_or(&[], |p| p.host.as_slice())
     }
 
     /// Sizes of the prefill and of the decode plan, and their numbers of dispatches.

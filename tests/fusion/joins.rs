@@ -3,8 +3,9 @@
 use super::*;
 use transformer_lite::graph::op::batch_norm::BatchNorm;
 use transformer_lite::graph::op::conv::Conv;
+use transformer_lite::graph::op::gemm::Gemm;
 use transformer_lite::graph::op::window::Window;
-use transformer_lite::graph::pass::{CONV_NORM, DUPLICATES, IDENTITY};
+use transformer_lite::graph::pass::{CONV_NORM, DUPLICATES, GEMM, IDENTITY};
 
 fn mean_of(b: &mut Build, x: ValueId, axes: &[i64]) -> ValueId {
     let reduce = Reduce {
@@ -230,4 +231,31 @@ fn operators_that_change_nothing() {
     let y = b.node(cast(DType::F32), &[y]);
     b.output(y);
     assert_eq!(b.pass(IDENTITY, &[("s", 3)]), 0);
+}
+
+#[test]
+fn products_with_factors_and_biases() {
+    for (alpha, beta, trans_a, trans_b, bias) in [
+        (1.0, 1.0, false, false, None),
+        (1.0, 1.0, false, true, Some("4")),
+        (0.5, 2.0, true, false, Some("s,1")),
+        (0.25, 0.0, true, true, Some("s,4")),
+        (2.0, 1.0, false, true, None),
+    ] {
+        let mut b = Build::default();
+        let x = b.input("x", if trans_a { "3,s" } else { "s,3" });
+        let y = b.input("y", if trans_b { "4,3" } else { "3,4" });
+        let mut operands = vec![x, y];
+        operands.extend(bias.map(|sizes| b.input("c", sizes)));
+        let op = Gemm {
+            alpha,
+            beta,
+            trans_a,
+            trans_b,
+        };
+        let z = b.node(op, &operands);
+        b.output(z);
+        assert_eq!(b.pass(GEMM, &[("s", 5)]), 1);
+        assert!(b.has("MatMul") && !b.has("Gemm"), "{op:?}");
+    }
 }

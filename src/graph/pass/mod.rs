@@ -5,6 +5,7 @@ mod conv_norm;
 mod duplicates;
 mod fold;
 mod fuse;
+mod gemm;
 mod identity;
 mod inline_if;
 mod kv_cache;
@@ -59,6 +60,11 @@ pub const IDENTITY: Pass = Pass {
     name: "identity",
     run: identity::run,
 };
+/// `Gemm` becomes a product of matrices with elementwise operators around it.
+pub const GEMM: Pass = Pass {
+    name: "gemm",
+    run: gemm::run,
+};
 /// Nodes that compute the same become one.
 pub const DUPLICATES: Pass = Pass {
     name: "duplicates",
@@ -107,7 +113,7 @@ pub const LAST_ROW: Pass = Pass {
 
 /// Every pass of [`Pipeline::standard`], in order.
 pub const STANDARD: &[Pass] = &[
-    INLINE_IF, FOLD, IDENTITY, DUPLICATES, OUTER, PICK, SPLIT, CONV_NORM, NORM, ROTARY, TRANS_B, KV_CACHE,
+    INLINE_IF, FOLD, IDENTITY, DUPLICATES, GEMM, OUTER, PICK, SPLIT, CONV_NORM, NORM, ROTARY, TRANS_B, KV_CACHE,
     ATTENTION, FUSE,
 ];
 
