@@ -5,6 +5,7 @@
 //! where it exceeds what a kernel can bind.
 
 use super::case::{Case, input};
+use super::norm::by_vectors;
 use super::{
     Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, as_usize, count, filled, onnx, operand,
     pointwise,
@@ -24,6 +25,8 @@ static KERNEL: Kernel = crate::kernel!(matmul {
 
 /// Rows that one work-item computes when there are many.
 const ROWS: i64 = 4;
+/// The same where each has vectors of columns.
+const VECTOR_ROWS: i64 = 8;
 
 /// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -213,7 +216,10 @@ impl Op for MatMul {
             )));
         }
         for (weight, first, count, stride) in parts {
-            let mut call = Call::new(&KERNEL, 64)
+            let turned = self.trans_b && !constant;
+            let vectors = by_vectors(cx) && !odd && !turned && count.exact_div(&16.into()).is_some();
+            let tile = if vectors && !rows.is(1) { VECTOR_ROWS } else { tile };
+            let mut call = Call::new(&KERNEL, if vectors { 8 } else { 64 })
                 .operand(cx.input(0)?)
                 .operand(weight)
                 .operand(cx.output(0)?)
@@ -231,10 +237,13 @@ impl Op for MatMul {
             call = if odd {
                 call.define("ODD", 1)
                     .grid(walk.count.mul(&rows)?.mul(&count)?.ceil_div(2 * 64)?, 1, 1)
+            } else if vectors {
+                call.define("VECTORS", 1)
+                    .grid(count.ceil_div(16 * 8)?, rows.ceil_div(tile)?, walk.count.clone())
             } else {
                 call.grid(count.ceil_div(2 * 64)?, rows.ceil_div(tile)?, walk.count.clone())
             };
-            if self.trans_b && !constant {
+            if turned {
                 call = call.define("TRANS_B", 1);
             }
             cx.emit(call)?;
@@ -357,6 +366,9 @@ fn cases() -> Vec<Case> {
         case(&[1, 64], &[64, 66], false),
         case(&[3, 7], &[7, 11], false),
         case(&[2, 3, 5, 13], &[2, 1, 13, 6], false),
+        case(&[13, 40], &[40, 48], false),
+        case(&[2, 3, 9, 15], &[2, 1, 15, 160], false),
+        weight(&[1, 1, 64], &[144, 64], true),
         case(&[1, 3, 2, 4, 16], &[1, 3, 1, 16, 10], false),
         case(&[2, 5, 16], &[2, 9, 16], true),
         case(&[7, 12], &[10, 12], true),
