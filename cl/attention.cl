@@ -28,7 +28,7 @@ KERNEL {
   }
   barrier(CLK_LOCAL_MEM_FENCE);
   float top[ROWS];
-  for (uint r = 0; r < ROWS; r++) top[r] = -3.0e38f;
+  for (uint r = 0; r < ROWS; r++) top[r] = -3.4028235e38f;
   VEC sum[OWNED];
   float total[OWNED];
   for (uint i = 0; i < OWNED; i++) {
@@ -49,7 +49,7 @@ KERNEL {
 #ifdef HAS_MASK
         score += mask_at(min(row0 + r, p.rows - 1) * p.keys + key);
 #endif
-        weight[r * KEYS + t] = first + t < keys ? score : -3.0e38f;
+        weight[r * KEYS + t] = first + t < keys ? score : -3.4028235e38f;
       }
     }
     barrier(CLK_LOCAL_MEM_FENCE);

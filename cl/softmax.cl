@@ -29,7 +29,7 @@ KERNEL {
   float top[ROWS], inverse[ROWS];
   for (uint j = 0; j < ROWS; j++) {
     uint n = first + j < p.rows ? p.cols : 0;
-    float m = -3.0e38f;
+    float m = -3.4028235e38f;
     for (uint i = lid; i < n; i += WG) m = fmax(m, x_at((first + j) * p.cols + i));
     top[j] = wg_max(m, scratch);
     float s = 0.0f;

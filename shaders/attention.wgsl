@@ -29,7 +29,7 @@ fn attention(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_
   }
   workgroupBarrier();
   var top: array<f32, ROWS>;
-  for (var r = 0u; r < ROWS; r++) { top[r] = -3.0e38; }
+  for (var r = 0u; r < ROWS; r++) { top[r] = -3.4028235e38; }
   var sum: array<VEC, OWNED>;
   var total: array<f32, OWNED>;
   for (var first = 0u; first < keys; first += KEYS) {
@@ -50,7 +50,7 @@ fn attention(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_
 #ifdef HAS_MASK
         score += mask_at(min(row0 + r, p.rows - 1u) * p.keys + key);
 #endif
-        weight[r * KEYS + t] = select(-3.0e38, score, first + t < keys);
+        weight[r * KEYS + t] = select(-3.4028235e38, score, first + t < keys);
       }
     }
     workgroupBarrier();

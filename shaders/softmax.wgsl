@@ -9,7 +9,7 @@ fn softmax(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_in
   var inverse: array<f32, ROWS>;
   for (var j = 0u; j < ROWS; j++) {
     let n = select(0u, p.cols, first + j < p.rows);
-    var m = -3.0e38;
+    var m = -3.4028235e38;
     for (var i = lid; i < n; i += WG) { m = max(m, x_at((first + j) * p.cols + i)); }
     top[j] = wg_max(m, lid);
     var s = 0.0;

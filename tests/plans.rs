@@ -568,6 +568,44 @@ fn wrong_input_is_refused_by_name() {
         .unwrap();
 }
 
+/// Rows that a mask hides wholly: the least number in every place. All are alike then, and nothing is no number.
+#[test]
+fn softmax_of_the_least_numbers() {
+    for axis in [-1, 0] {
+        let mut b = Build::default();
+        let x = b.input("x", DType::F32, "3 n");
+        let softmax = Softmax { axis, flatten: false };
+        let y = b.node(softmax, &[x]);
+        let graph = b.finish(&[y]);
+        for device in devices() {
+            let _turn = device.turn();
+            let plan = Plan::compile(&graph, &device.caps, &options(&[("n", 70)])).unwrap();
+            let mut session = Session::new(Box::new(device.share()), &graph, vec![plan]).unwrap();
+            for n in [5, 70] {
+                let mut data = vec![f32::MIN; 3 * n];
+                data[2 * n..].iter_mut().for_each(|v| *v = 1.0);
+                let x = HostTensor::from_f32(&[3, n], &data).unwrap();
+                check(&mut session, &graph, &[("x", x)]);
+            }
+        }
+    }
+}
+
+/// Sizes of 0 in an open plan.
+#[test]
+fn nothing_runs_as_nothing() {
+    let graph = mixed();
+    for device in devices() {
+        let _turn = device.turn();
+        let plan = Plan::compile(&graph, &device.caps, &options(&[])).unwrap();
+        let mut session = Session::new(Box::new(device.share()), &graph, vec![plan]).unwrap();
+        for (n, m) in [(0, 3), (0, 0), (4, 0), (5, 2)] {
+            let given = [("x", random(&[1, n, 8], 1)), ("y", random(&[1, m, 8], 2))];
+            check(&mut session, &graph, &given);
+        }
+    }
+}
+
 #[test]
 fn parts_need_no_copies() {
     // Two halves of 64 channels, one changed, joined again: the slice is a view and the parts are written in place.

@@ -316,7 +316,7 @@ impl KernelSpec {
             s,
             "#define ELEM {elem}\n#define ELEM2 {elem}2\n#define ELEM4 {elem}4\n#define LEAST {}",
             if elem == "float" {
-                "(-3.0e38f)"
+                "(-3.4028235e38f)"
             } else {
                 "(-2147483647 - 1)"
             }
@@ -437,7 +437,7 @@ impl KernelSpec {
             };
         }
         let (elem, least) = if self.elem_is_float() {
-            ("f32", "-3.0e38")
+            ("f32", "-3.4028235e38")
         } else {
             ("i32", "-2147483647 - 1")
         };

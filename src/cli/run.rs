@@ -278,6 +278,14 @@ fn inputs(args: &Args, runner: &Runner) -> Result<Vec<(Named, Option<PathBuf>)>>
         .bind
         .as_deref()
         .map_or_else(|| Ok(Bindings::new()), parse_bind)?;
+    let mut known_symbols = BTreeSet::new();
+    let dims = runner.inputs().flat_map(|(_, f)| &f.shape.0);
+    dims.for_each(|d| d.symbols(&mut known_symbols));
+    if let Some((s, _)) = bindings.iter().find(|(s, _)| !known_symbols.contains(*s)) {
+        let list: Vec<&str> = known_symbols.iter().map(Symbol::name).collect();
+        let what = format!("no input has the size {s}; there are {}", list.join(", "));
+        return Err(Error::usage("--bind", what));
+    }
     for ((name, tensor), _) in &out {
         let fact = runner.inputs().find(|(n, _)| n == name);
         for (dim, n) in fact.iter().flat_map(|(_, f)| &f.shape.0).zip(tensor.shape()) {
@@ -385,7 +393,9 @@ pub fn run(args: &Args) -> Result<()> {
     let load_ms = ms(start);
     let given = inputs(args, &runner)?;
     let tensors: Vec<Named> = given.iter().map(|(t, _)| t.clone()).collect();
-    runner.check(&tensors)?;
+    runner
+        .check(&tensors)
+        .map_err(|e| Error::usage("--input", format!("{e}; give files with --input, or --random")))?;
     if let Some(dir) = &args.output_dir {
         std::fs::create_dir_all(dir).map_err(|e| Error::io("cannot make a folder", dir, e))?;
     }

@@ -229,8 +229,15 @@ impl Decoder {
             padding,
         } = *lengths;
         let number = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
+        // What quantizes its operands at run time doubles a rounding to halves by whole steps.
+        let quantizes = |n: &Node| n.op.name() == "DynamicQuantizeLinear";
+        let float = if self.graph.nodes().any(|(_, n)| quantizes(n)) {
+            DType::F32
+        } else {
+            DType::F16
+        };
         let base = Options {
-            float: DType::F16,
+            float,
             state_rows: number(context),
             ..Options::default()
         };

@@ -26,6 +26,9 @@ use std::collections::{BTreeSet, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
 
+/// A pool has this many bytes at least: a multiple of the alignment of every device.
+const LEAST_POOL: u64 = 4096;
+
 /// What a plan is made for.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -359,7 +362,8 @@ impl Plan {
         };
         let (mut starts, mut total) = (Vec::with_capacity(open.pools.len()), 0u64);
         for p in &open.pools {
-            let bytes = at(p)?;
+            // Values without elements keep places of their own.
+            let bytes = at(p)?.max(LEAST_POOL);
             starts.push((total, bytes));
             total = total.checked_add(bytes).ok_or_else(|| {
                 Error::other(Stage::Run, "the activations need more bytes than can be counted")

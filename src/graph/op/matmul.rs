@@ -238,8 +238,11 @@ impl Op for MatMul {
                 call.define("ODD", 1)
                     .grid(walk.count.mul(&rows)?.mul(&count)?.ceil_div(2 * 64)?, 1, 1)
             } else if vectors {
-                call.define("VECTORS", 1)
-                    .grid(count.ceil_div(16 * 8)?, rows.ceil_div(tile)?, walk.count.clone())
+                call.define("VECTORS", 1).grid(
+                    count.ceil_div(16 * 8)?,
+                    rows.ceil_div(tile)?,
+                    walk.count.clone(),
+                )
             } else {
                 call.grid(count.ceil_div(2 * 64)?, rows.ceil_div(tile)?, walk.count.clone())
             };
