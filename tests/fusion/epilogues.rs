@@ -71,6 +71,11 @@ fn what_must_not_be_done_where_another_stores() {
     let p = product(&mut b);
     let zero = b.floats(&[], &[0.0]);
     let y = b.binary(Binary::Less, p, zero);
+    let cast = Pointwise {
+        name: "Cast".to_owned(),
+        expr: Expr::Cast(DType::F32, Box::new(Expr::Input(0))),
+    };
+    let y = b.node(cast, &[y]);
     b.output(y);
     none(b, "a truth value");
     let mut b = Build::default();

@@ -3,7 +3,7 @@
 //!
 //! Both sides are general: any elementwise expression, and any operator whose kernels [take one](crate::graph::op::Op::takes_epilogue).
 
-use super::pattern::{only_reader, shape};
+use super::pattern::shape;
 use crate::error::Result;
 use crate::graph::op::fused::Fused;
 use crate::graph::op::pointwise::{Expr, Pointwise};
@@ -49,7 +49,11 @@ fn find(g: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Option<Found> {
                 base.name
             )
         };
-        if only_reader(g, consumers, v) != Some(id) || base.outputs.len() != 1 {
+        let kept = g.outputs().contains(&v) || g.states().iter().any(|s| s.output == v);
+        let alone = consumers
+            .get(v.index())
+            .is_some_and(|c| c.iter().all(|c| *c == id));
+        if kept || !alone || base.outputs.len() != 1 {
             refuse("its result is read elsewhere");
             continue;
         }

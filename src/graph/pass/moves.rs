@@ -6,7 +6,7 @@
 //! * a part of a concatenation is that part, and the concatenation of all parts of a value is the value;
 //! * a transpose or reshape before an elementwise operator comes behind it, if all operands that are not single elements have it.
 
-use super::pattern::{all, input, only_reader, producer, shape};
+use super::pattern::{input, only_reader, producer, shape};
 use crate::error::{Error, Result, Stage};
 use crate::graph::op::concat::Concat;
 use crate::graph::op::pointwise::Pointwise;
@@ -57,7 +57,10 @@ pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
                 return Ok(());
             }
             match change {
-                Change::Is(x) => edit.replace_readers(y, x),
+                Change::Is(x) => {
+                    edit.replace_readers(y, x);
+                    edit.remove_node(id);
+                }
                 Change::Transpose(x, perm) => {
                     let op = Box::new(Transpose { perm: Some(perm) });
                     edit.replace_node(id, op, vec![Some(x)], origin);
@@ -99,6 +102,11 @@ pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
 }
 
 fn find(g: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Option<(Change, &'static str)> {
+    // What nobody reads any more goes away after the pass.
+    let y = *g.node(id)?.outputs.first()?;
+    if consumers.get(y.index()).is_none_or(Vec::is_empty) && !is_kept(g, y) {
+        return None;
+    }
     transposes(g, id)
         .map(|c| (c, "joins the transpose before it"))
         .or_else(|| slices(g, consumers, id).map(|c| (c, "joins the slice before it")))
