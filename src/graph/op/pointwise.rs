@@ -18,7 +18,7 @@ use std::fmt;
 mod cases;
 mod dims;
 mod functions;
-mod import;
+pub(super) mod import;
 mod legacy;
 
 pub(super) use dims::arithmetic;

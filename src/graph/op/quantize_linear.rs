@@ -4,9 +4,14 @@
 //! for each block of an axis; `DynamicQuantizeLinear` from 11. Integers of 8 bits, and of 32 for `DequantizeLinear`.
 
 use super::case::{Case, constant, input};
+use super::parts::Parts;
+use super::pointwise::import::{binary, cast, input as arg, number, select, unary};
+use super::pointwise::{Binary, Expr, Unary};
+use super::reduce::{Kind, Reduce};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, around, axis, onnx, operand};
+use crate::graph::ValueId;
 use crate::graph::onnx::dtype_of;
-use crate::shape::{Fact, Shape};
+use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::{DType, HostTensor};
 
 /// Where the scale of an element stands.
@@ -153,6 +158,90 @@ pub struct DequantizeLinear {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DynamicQuantizeLinear;
 
+/// The scale and zero point of a node as `x` broadcasts them, in `f32`.
+struct Spread {
+    x: ValueId,
+    /// The shape of the result, where `x` has been given blocks as axes of their own.
+    shape: Option<Vec<i64>>,
+    /// `x`, scale, and zero point if there is one.
+    operands: Vec<ValueId>,
+}
+
+impl Spread {
+    /// `None` for blocks that do not divide an axis of fixed size.
+    fn new(cx: &mut Parts<'_, '_>, grid: Grid) -> OpResult<Option<Self>> {
+        let (x, scale) = (cx.input(0)?, cx.input(1)?);
+        let (fact, scales) = (cx.fact(x)?.shape, cx.fact(scale)?.shape);
+        let mut list = vec![scale];
+        list.extend(cx.opt(2));
+        let plain = |list: Vec<ValueId>, x| Self {
+            x,
+            shape: None,
+            operands: list,
+        };
+        if grid.block == 0 {
+            if scales.rank() == 0 || scales.0.as_slice() == [1.into()] {
+                return Ok(Some(plain(list, x)));
+            }
+            let behind = fact.rank() - 1 - axis(grid.axis, fact.rank())?;
+            let mut shape = vec![-1];
+            shape.resize(1 + behind, 1);
+            let spread = list.iter().enumerate();
+            let spread = spread.map(|(i, v)| cx.reshape(&format!("spread{i}"), *v, &shape));
+            return Ok(Some(plain(spread.collect::<OpResult<_>>()?, x)));
+        }
+        let at = axis(grid.axis, fact.rank())?;
+        let fixed = |shape: &Shape| -> Option<Vec<i64>> { shape.0.iter().map(Dim::as_const).collect() };
+        let (Some(full), Some(mut one)) = (fixed(&fact), fixed(&scales)) else {
+            return Ok(None);
+        };
+        let (Some(n), Some(blocks)) = (full.get(at).copied(), one.get(at).copied()) else {
+            return Ok(None);
+        };
+        if blocks.checked_mul(grid.block) != Some(n) {
+            return Ok(None);
+        }
+        let mut split = full.clone();
+        split.splice(at..=at, [blocks, grid.block]);
+        one.insert(at + 1, 1);
+        let spread = list.iter().enumerate();
+        let spread = spread.map(|(i, v)| cx.reshape(&format!("spread{i}"), *v, &one));
+        let list = spread.collect::<OpResult<_>>()?;
+        let x = cx.reshape("blocks", x, &split)?;
+        Ok(Some(Self {
+            shape: Some(full),
+            ..plain(list, x)
+        }))
+    }
+
+    /// An expression of x, scale and zero point.
+    fn apply(
+        mut self,
+        cx: &mut Parts<'_, '_>,
+        expr: impl FnOnce(Option<Expr>) -> OpResult<Expr>,
+    ) -> OpResult<Vec<ValueId>> {
+        let zero = (self.operands.len() > 1).then(|| arg(2));
+        self.operands.insert(0, self.x);
+        let y = cx.pointwise("scaled", expr(zero)?, &self.operands)?;
+        Ok(vec![match &self.shape {
+            Some(shape) => cx.reshape("joined", y, shape)?,
+            None => y,
+        }])
+    }
+}
+
+/// `round(x / scale) + zero`, kept inside an integer type.
+pub(super) fn quantized(x: Expr, scale: Expr, zero: Option<Expr>, dtype: DType) -> OpResult<Expr> {
+    let (low, high) = limits(dtype)?;
+    #[expect(clippy::cast_precision_loss, reason = "limits of 8 bits")]
+    let [low, high] = [low, high].map(|v| number(v as f32));
+    let float = |e| cast(DType::F32, e);
+    let rounded = unary(Unary::Round, binary(Binary::Div, float(x), float(scale)));
+    let moved = zero.into_iter().fold(rounded, |y, z| binary(Binary::Add, y, float(z)));
+    let kept = binary(Binary::Min, binary(Binary::Max, moved, low), high);
+    Ok(cast(dtype, kept))
+}
+
 impl Op for QuantizeLinear {
     fn name(&self) -> &str {
         "QuantizeLinear"
@@ -199,6 +288,15 @@ impl Op for QuantizeLinear {
             .collect();
         Ok(vec![HostTensor::from_ints(dtype, x.shape(), &y)?])
     }
+
+    fn parts(&self, cx: &mut Parts<'_, '_>) -> OpResult<Option<Vec<ValueId>>> {
+        let zero = cx.opt(2).map(|z| cx.fact(z)).transpose()?;
+        let dtype = self.dtype.or(zero.map(|z| z.dtype)).unwrap_or(DType::U8);
+        let Some(spread) = Spread::new(cx, self.grid)? else {
+            return Ok(None);
+        };
+        Ok(Some(spread.apply(cx, |zero| quantized(arg(0), arg(1), zero, dtype))?))
+    }
 }
 
 impl Op for DequantizeLinear {
@@ -241,6 +339,20 @@ impl Op for DequantizeLinear {
             &y,
         )?])
     }
+
+    fn parts(&self, cx: &mut Parts<'_, '_>) -> OpResult<Option<Vec<ValueId>>> {
+        let dtype = self.dtype.unwrap_or(cx.fact(cx.input(1)?)?.dtype);
+        let Some(spread) = Spread::new(cx, self.grid)? else {
+            return Ok(None);
+        };
+        let wide = |e| cast(DType::I32, e);
+        let y = spread.apply(cx, |zero| {
+            let from = zero.into_iter().fold(wide(arg(0)), |x, z| binary(Binary::Sub, x, wide(z)));
+            let scaled = binary(Binary::Mul, cast(DType::F32, from), cast(DType::F32, arg(1)));
+            Ok(cast(dtype, scaled))
+        })?;
+        Ok(Some(y))
+    }
 }
 
 impl Op for DynamicQuantizeLinear {
@@ -282,6 +394,31 @@ impl Op for DynamicQuantizeLinear {
             HostTensor::from_f32(&[], &[scale])?,
             HostTensor::from_ints(DType::U8, &[], &[zero])?,
         ])
+    }
+
+    fn parts(&self, cx: &mut Parts<'_, '_>) -> OpResult<Option<Vec<ValueId>>> {
+        let x = cx.input(0)?;
+        let most = |kind| Reduce {
+            kind,
+            axes: None,
+            keep: false,
+            noop_without_axes: false,
+        };
+        let low = cx.node("low", most(Kind::Min), &[Some(x)])?;
+        let high = cx.node("high", most(Kind::Max), &[Some(x)])?;
+        let bound = |f, i| binary(f, cast(DType::F32, arg(i)), number(0.0));
+        let range = binary(Binary::Sub, bound(Binary::Max, 1), bound(Binary::Min, 0));
+        let scale = cx.pointwise("scale", binary(Binary::Div, range, number(255.0)), &[low, high])?;
+        // All zeros: any scale is right.
+        let divisor = |i| {
+            let none = binary(Binary::Equal, arg(i), number(0.0));
+            select(none, number(1.0), arg(i))
+        };
+        let below = unary(Unary::Neg, bound(Binary::Min, 0));
+        let zero = cx.pointwise("zero", quantized(below, divisor(1), None, DType::U8)?, &[low, scale])?;
+        let y = quantized(arg(0), divisor(1), Some(arg(2)), DType::U8)?;
+        let y = cx.pointwise("quantized", y, &[x, scale, zero])?;
+        Ok(Some(vec![y, scale, zero]))
     }
 }
 
