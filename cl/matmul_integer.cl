@@ -24,7 +24,7 @@ KERNEL {
   uint j = 16 * VECTORS * get_global_id(0), i0 = get_group_id(1) * ROWS;
   if (j >= p.n) return;
   int16 sum[ROWS][VECTORS], zero[VECTORS];
-  int za[ROWS];
+  int low[ROWS];
   uint row[ROWS];
   for (uint v = 0; v < VECTORS; v++) {
 #ifdef HAS_ZB
@@ -36,12 +36,12 @@ KERNEL {
   for (uint r = 0; r < ROWS; r++) {
     uint i = min(i0 + r, p.m - 1);
     row[r] = i * p.k;
-    za[r] = ZA(i);
+    low[r] = ZA(i);
     for (uint v = 0; v < VECTORS; v++) sum[r][v] = (int16)(0);
   }
   for (uint k = 0; k < p.k; k++) {
     int left[ROWS];
-    for (uint r = 0; r < ROWS; r++) left[r] = a_at(row[r] + k) - za[r];
+    for (uint r = 0; r < ROWS; r++) left[r] = a_at(row[r] + k) - low[r];
     for (uint v = 0; v < VECTORS; v++) {
       uint4 packed = vload4(0, w + (k * p.n + j) / 4 + 4 * v);
       int16 right = BYTES(16, packed) - zero[v];
@@ -56,17 +56,17 @@ KERNEL {
   if (j >= p.n) return;
   int4 zero = (int4)(ZB(j), ZB(j + 1), ZB(j + 2), ZB(j + 3));
   int4 sum[ROWS];
-  int za[ROWS];
+  int low[ROWS];
   uint row[ROWS];
   for (uint r = 0; r < ROWS; r++) {
     uint i = min(i0 + r, p.m - 1);
     row[r] = i * p.k;
-    za[r] = ZA(i);
+    low[r] = ZA(i);
     sum[r] = (int4)(0);
   }
   for (uint k = 0; k < p.k; k++) {
     int4 right = BYTES(4, w[(k * p.n + j) / 4]) - zero;
-    for (uint r = 0; r < ROWS; r++) sum[r] += (a_at(row[r] + k) - za[r]) * right;
+    for (uint r = 0; r < ROWS; r++) sum[r] += (a_at(row[r] + k) - low[r]) * right;
   }
   for (uint r = 0; r < ROWS; r++)
     if (i0 + r < p.m) y_put4(((i0 + r) * p.n + j) / 4, sum[r]);
@@ -79,9 +79,9 @@ KERNEL {
     uint at = min(2 * pair + h, total - 1);
     uint z = at / (p.m * p.n), i = at / p.n % p.m, j = at % p.n;
     uint a0 = BATCH(z, a) + i * p.k, b0 = BATCH(z, b) + j;
-    int za = ZA(i), zb = ZB(j);
+    int left = ZA(i), right = ZB(j);
     sum[h] = 0;
-    for (uint k = 0; k < p.k; k++) sum[h] += (a_at(a0 + k) - za) * (b_at(b0 + k * p.n) - zb);
+    for (uint k = 0; k < p.k; k++) sum[h] += (a_at(a0 + k) - left) * (b_at(b0 + k * p.n) - right);
   }
   y_put2(pair, (int2)(sum[0], sum[1]));
 #endif

@@ -4,6 +4,8 @@
 mod lengths;
 #[path = "plans/on_host.rs"]
 mod on_host;
+#[path = "plans/values.rs"]
+mod values;
 mod support;
 
 use proptest::prelude::*;

@@ -465,6 +465,14 @@ impl LowerCx<'_> {
         self.resolve(id)
     }
 
+    /// Result `i`, or scratch memory of `count` elements where the node has no such result.
+    pub fn result(&mut self, i: usize, dtype: DType, count: &Dim) -> OpResult<Operand> {
+        if i < self.output_count() {
+            return self.output(i);
+        }
+        Ok(self.temp(dtype, count.clone()))
+    }
+
     /// Constant operand `i` in packed form.
     pub fn weight(&mut self, i: usize, pack: Pack) -> OpResult<Operand> {
         let id = self.input_id(i)?;

@@ -72,8 +72,7 @@ fn cases() -> Vec<Case> {
         Case::new(
             CastLike,
             vec![input(&[3, 5]).range(-5.0, 5.0), input(&[1]).ints(0, 1)],
-        )
-        .host_only("no kernel"),
+        ),
     ]
 }
 

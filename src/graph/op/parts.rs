@@ -51,6 +51,12 @@ impl<'a, 'b> Parts<'a, 'b> {
             .ok_or_else(|| OpError::expected(format!("input {i}"), "a value", "nothing"))
     }
 
+    /// The operator that computes a value, if it is a `T`, and its operands.
+    pub fn producer<T: 'static>(&self, v: ValueId) -> Option<(&T, &[Option<ValueId>])> {
+        let (_, node) = self.edit.producer(v)?;
+        Some((node.op.downcast::<T>()?, &node.inputs))
+    }
+
     /// What is known of a value.
     pub fn fact(&self, v: ValueId) -> OpResult<Fact> {
         let fact = self.edit.value(v).fact.clone();

@@ -7,9 +7,10 @@
 //! Opsets from 6 on. Before 7 the second operand has the axis that it is aligned with as an attribute; from 7 on broadcasting is
 //! multidirectional. `Cast` to and from strings is refused.
 
+use super::parts::Parts;
 use super::{InferCx, Inputs, Op, OpDef, OpError, OpResult, operand};
 use crate::backend::kernel::{Kernel, Snippet};
-use crate::graph::rules;
+use crate::graph::{ValueId, rules};
 use crate::plan::lower::{Call, LowerCx};
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::{DType, HostTensor};
@@ -17,6 +18,7 @@ use std::fmt;
 
 mod cases;
 mod dims;
+mod finite;
 mod functions;
 pub(super) mod import;
 mod legacy;
@@ -631,6 +633,10 @@ impl Op for Pointwise {
             call = call.define("RANK2", 1);
         }
         cx.emit(call)
+    }
+
+    fn parts(&self, cx: &mut Parts<'_, '_>) -> OpResult<Option<Vec<ValueId>>> {
+        finite::parts(self, cx)
     }
 
     fn keeps_precision(&self) -> bool {

@@ -5,14 +5,22 @@
 
 use super::case::{Case, constant, input};
 use super::parts::Parts;
-use super::pointwise::import::{binary, cast, input as arg, number, select, unary};
+use super::pointwise::import::{binary, cast, input as arg, number, unary};
 use super::pointwise::{Binary, Expr, Unary};
-use super::reduce::{Kind, Reduce};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, around, axis, onnx, operand};
+use crate::backend::kernel::Kernel;
 use crate::graph::ValueId;
 use crate::graph::onnx::dtype_of;
+use crate::plan::lower::{Call, LowerCx};
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::{DType, HostTensor};
+
+static DYNAMIC: Kernel = crate::kernel!(dynamic_quantize { count: U32 } [
+    x: In Elem, y: Out Elem, scale: Out Elem, zero: Out Elem,
+]);
+
+/// Work-items of the one work-group that finds a range.
+const WORK_GROUP: u32 = 64;
 
 /// Where the scale of an element stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -396,29 +404,13 @@ impl Op for DynamicQuantizeLinear {
         ])
     }
 
-    fn parts(&self, cx: &mut Parts<'_, '_>) -> OpResult<Option<Vec<ValueId>>> {
-        let x = cx.input(0)?;
-        let most = |kind| Reduce {
-            kind,
-            axes: None,
-            keep: false,
-            noop_without_axes: false,
-        };
-        let low = cx.node("low", most(Kind::Min), &[Some(x)])?;
-        let high = cx.node("high", most(Kind::Max), &[Some(x)])?;
-        let bound = |f, i| binary(f, cast(DType::F32, arg(i)), number(0.0));
-        let range = binary(Binary::Sub, bound(Binary::Max, 1), bound(Binary::Min, 0));
-        let scale = cx.pointwise("scale", binary(Binary::Div, range, number(255.0)), &[low, high])?;
-        // All zeros: any scale is right.
-        let divisor = |i| {
-            let none = binary(Binary::Equal, arg(i), number(0.0));
-            select(none, number(1.0), arg(i))
-        };
-        let below = unary(Unary::Neg, bound(Binary::Min, 0));
-        let zero = cx.pointwise("zero", quantized(below, divisor(1), None, DType::U8)?, &[low, scale])?;
-        let y = quantized(arg(0), divisor(1), Some(arg(2)), DType::U8)?;
-        let y = cx.pointwise("quantized", y, &[x, scale, zero])?;
-        Ok(Some(vec![y, scale, zero]))
+    fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
+        let count = cx.shape(0)?.count()?;
+        let mut call = Call::new(&DYNAMIC, WORK_GROUP).operand(cx.input(0)?);
+        for (i, dtype) in [(0, DType::I32), (1, DType::F32), (2, DType::I32)] {
+            call = call.operand(cx.result(i, dtype, &count)?);
+        }
+        cx.emit(call.field(&count))
     }
 }
 
@@ -465,7 +457,7 @@ pub static DEF: OpDef = OpDef {
         onnx("DynamicQuantizeLinear", 11),
     ],
     import,
-    kernels: &[],
+    kernels: &[&DYNAMIC],
     cases,
 };
 
@@ -495,15 +487,21 @@ fn cases() -> Vec<Case> {
             vec![input(&[3, 5, 2]), scale(&[5])],
         ),
         Case::new(DynamicQuantizeLinear, vec![input(&[7, 3])]),
+        Case::new(DynamicQuantizeLinear, vec![input(&[3, 131]).range(0.5, 9.0)]),
+        Case::new(DynamicQuantizeLinear, vec![input(&[5]).range(0.0, 0.0)]),
     ];
-    if let (Some(x), Some(zero)) = (ints(DType::U8, &[2, 7]), ints(DType::U8, &[2, 3])) {
+    for (n, uneven) in [(6, false), (7, true)] {
+        let (Some(x), Some(zero)) = (ints(DType::U8, &[2, n]), ints(DType::U8, &[2, n.div_ceil(3)])) else {
+            continue;
+        };
         let op = DequantizeLinear {
             grid: Grid { axis: 1, block: 3 },
             dtype: None,
         };
-        all.push(Case::new(op, vec![x, scale(&[2, 3]), zero]));
+        let case = Case::new(op, vec![x, scale(&[2, n.div_ceil(3)]), zero]);
+        all.push(if uneven { case.host_only("blocks that do not divide the axis") } else { case });
     }
-    all.into_iter().map(|case| case.host_only("no kernel")).collect()
+    all
 }
 
 #[cfg(test)]

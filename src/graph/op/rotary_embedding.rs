@@ -248,7 +248,16 @@ fn cases() -> Vec<Case> {
         heads: 2,
     };
     let inputs = vec![input(&[2, 3, 16]), table(), table(), input(&[2, 3]).ints(0, 8)];
-    vec![Case::new(op, inputs).host_only("no kernel")]
+    let apart = RotaryEmbedding {
+        interleaved: true,
+        rotated: 6,
+        heads: 0,
+    };
+    let lines = || input(&[2, 5, 3]);
+    vec![
+        Case::new(op, inputs),
+        Case::new(apart, vec![input(&[2, 3, 5, 8]), lines(), lines()]),
+    ]
 }
 
 #[cfg(test)]

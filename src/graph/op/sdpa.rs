@@ -538,12 +538,12 @@ fn cases() -> Vec<Case> {
     };
     let four = |heads: usize, n: usize| input(&[2, heads, n, 8]);
     vec![
-        Case::new(plain, vec![four(4, 3), four(2, 5), four(2, 5)]).host_only("no kernel"),
+        Case::new(plain, vec![four(4, 3), four(2, 5), four(2, 5)]).slack(4.0),
         Case::new(
             joined,
             vec![input(&[1, 3, 32]), input(&[1, 5, 16]), input(&[1, 5, 16])],
         )
-        .host_only("no kernel"),
+        .slack(4.0),
     ]
 }
 

@@ -130,14 +130,7 @@ impl Op for TopK {
             return Err(OpError::NoKernel(format!("the largest of {n} elements")));
         }
         let count = outer.mul(&n)?.mul(&inner)?;
-        let at = if cx.output_count() > 1 { Some(cx.output(1)?) } else { None };
-        let at = match at {
-            Some(at) => at,
-            None => {
-                let size = outer.mul(&kept)?.mul(&inner)?;
-                cx.temp(DType::I32, size)
-            }
-        };
+        let at = cx.result(1, DType::I32, &outer.mul(&kept)?.mul(&inner)?)?;
         let mut call = Call::new(&KERNEL, 64)
             .operand(cx.input(0)?)
             .operand(cx.output(0)?)
