@@ -13,14 +13,14 @@ KERNEL {
   }
   high = wg_max(high, scratch);
   low = -wg_max(-low, scratch);
-  float scale = (high - low) / 255.0f, by = scale == 0.0f ? 1.0f : scale;
-  float zero = clamp(rint(-low / by), 0.0f, 255.0f);
+  float range = (high - low) / 255.0f, by = range == 0.0f ? 1.0f : range;
+  float offset = clamp(rint(-low / by), 0.0f, 255.0f);
   for (uint pair = lid; 2 * pair < p.count; pair += WG) {
     float2 v = (float2)(x_at(2 * pair), x_at(min(2 * pair + 1, p.count - 1)));
-    y_put2(pair, convert_int2(clamp(rint(v / by) + zero, 0.0f, 255.0f)));
+    y_put2(pair, convert_int2(clamp(rint(v / by) + offset, 0.0f, 255.0f)));
   }
   if (lid == 0) {
-    scale_put2(0, (float2)(scale));
-    zero_put2(0, (int2)((int)zero));
+    scale_put2(0, (float2)(range));
+    zero_put2(0, (int2)((int)offset));
   }
 }
