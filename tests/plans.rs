@@ -4,9 +4,9 @@
 mod lengths;
 #[path = "plans/on_host.rs"]
 mod on_host;
+mod support;
 #[path = "plans/values.rs"]
 mod values;
-mod support;
 
 use proptest::prelude::*;
 use std::collections::HashMap;

@@ -227,7 +227,12 @@ impl<'a> Edit<'a> {
 
     /// Copies the nodes of another graph, whose inputs are these values; names get `name` before them. Returned are the values of that
     /// graph's outputs, and the new nodes.
-    pub fn copy(&mut self, name: &str, graph: &Graph, inputs: &[ValueId]) -> Result<(Vec<ValueId>, Vec<NodeId>)> {
+    pub fn copy(
+        &mut self,
+        name: &str,
+        graph: &Graph,
+        inputs: &[ValueId],
+    ) -> Result<(Vec<ValueId>, Vec<NodeId>)> {
         let given = graph.inputs().iter().copied().zip(inputs.iter().copied());
         let mut values: HashMap<ValueId, ValueId> = given.collect();
         let mut new = Vec::new();

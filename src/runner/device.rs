@@ -188,7 +188,9 @@ impl Device {
             }
             log::debug!("the values of small inputs do not help: the plan for all values stays");
         } else {
-            log::debug!("{MOST_PLANS} plans for values of small inputs were made: the plan for all values stays");
+            log::debug!(
+                "{MOST_PLANS} plans for values of small inputs were made: the plan for all values stays"
+            );
         }
         if let Some(plan) = self.plan.take() {
             let graph = self.graph.clone();
@@ -199,8 +201,5 @@ impl Device {
 }
 
 fn lost() -> Error {
-    Error::other(
-        Stage::Run,
-        "no plan is loaded, after the error of an earlier run",
-    )
+    Error::other(Stage::Run, "no plan is loaded, after the error of an earlier run")
 }

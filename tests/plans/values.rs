@@ -74,13 +74,16 @@ fn other_axes_have_another_plan() {
 fn values_that_change_often_get_the_plan_for_all() {
     for device in devices() {
         let _turn = device.turn();
-        let mut runner =
-            Runner::of(graph(Slice, &[0]), Some(Box::new(device.share())), DType::F32).unwrap();
+        let mut runner = Runner::of(graph(Slice, &[0]), Some(Box::new(device.share())), DType::F32).unwrap();
         for (run_number, end) in (0..12).map(|i| (i, 1 + i % 3)) {
             let y = run(&mut runner, end).unwrap();
             let rows = usize::try_from(end).unwrap();
             assert_eq!(y.shape(), [rows, 4], "run {run_number}");
-            assert_eq!(y.f32s().unwrap(), &numbers().f32s().unwrap()[..4 * rows], "run {run_number}");
+            assert_eq!(
+                y.f32s().unwrap(),
+                &numbers().f32s().unwrap()[..4 * rows],
+                "run {run_number}"
+            );
             assert_eq!(nodes_on_host(&runner) == 0, run_number < 8, "run {run_number}");
         }
     }

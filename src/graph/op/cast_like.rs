@@ -68,12 +68,10 @@ pub static DEF: OpDef = OpDef {
 };
 
 fn cases() -> Vec<Case> {
-    vec![
-        Case::new(
-            CastLike,
-            vec![input(&[3, 5]).range(-5.0, 5.0), input(&[1]).ints(0, 1)],
-        ),
-    ]
+    vec![Case::new(
+        CastLike,
+        vec![input(&[3, 5]).range(-5.0, 5.0), input(&[1]).ints(0, 1)],
+    )]
 }
 
 #[cfg(test)]

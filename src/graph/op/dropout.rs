@@ -68,7 +68,11 @@ impl Op for Dropout {
             return Ok(None);
         }
         let x = cx.input(0)?;
-        let dtype = if self.float_mask { cx.fact(x)?.dtype } else { DType::Bool };
+        let dtype = if self.float_mask {
+            cx.fact(x)?.dtype
+        } else {
+            DType::Bool
+        };
         let mask = cx.pointwise("mask", Expr::Const(1.0, dtype), &[x])?;
         let y = cx.node("result", Reshape::Identity, &[Some(x)])?;
         Ok(Some(vec![y, mask]))

@@ -57,7 +57,11 @@ impl Op for EyeLike {
         let [rows, cols] = x.shape() else {
             return Err(OpError::expected("rank", 2, format!("{x:?}")));
         };
-        Ok(vec![self.matrix(self.dtype.unwrap_or(x.dtype()), *rows, *cols)?])
+        Ok(vec![self.matrix(
+            self.dtype.unwrap_or(x.dtype()),
+            *rows,
+            *cols,
+        )?])
     }
 
     fn reads(&self, _: usize) -> bool {

@@ -185,11 +185,15 @@ impl Op for Loop {
             },
             None => Some(i64::MAX),
         };
-        let begins = cx.opt(1).map_or(Ok(Some(true)), |v| cx.fact(v).map(|f| decided(&f)))?;
+        let begins = cx
+            .opt(1)
+            .map_or(Ok(Some(true)), |v| cx.fact(v).map(|f| decided(&f)))?;
         let (Some(most), Some(true)) = (most, begins) else {
             return Ok(None);
         };
-        let mut carried = (0..self.carried).map(|i| cx.input(2 + i)).collect::<OpResult<Vec<_>>>()?;
+        let mut carried = (0..self.carried)
+            .map(|i| cx.input(2 + i))
+            .collect::<OpResult<Vec<_>>>()?;
         let mut stacks = vec![Vec::new(); self.stacked()];
         let mut go = true;
         for run in 0.. {
@@ -206,7 +210,9 @@ impl Op for Loop {
             ];
             given.append(&mut carried);
             let mut results = cx.inline(&format!("run{run}"), &self.body, &given)?.into_iter();
-            let Some(next) = results.next() else { return Ok(None) };
+            let Some(next) = results.next() else {
+                return Ok(None);
+            };
             let Some(holds) = decided(&cx.fact(next)?) else {
                 return Ok(None);
             };

@@ -176,7 +176,11 @@ impl Op for MatMul {
         }
         let y = cx.node("matrix", self.clone(), &[Some(a), Some(b)])?;
         let axes = cx.ints("added", &added)?;
-        Ok(Some(vec![cx.node("vector", Reshape::Squeeze, &[Some(y), Some(axes)])?]))
+        Ok(Some(vec![cx.node(
+            "vector",
+            Reshape::Squeeze,
+            &[Some(y), Some(axes)],
+        )?]))
     }
 
     fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {

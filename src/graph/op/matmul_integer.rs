@@ -201,9 +201,17 @@ impl Op for MatMulInteger {
         let (to, zero) = (column(cx, 6)?, column(cx, 7)?);
         let float = |i| cast(DType::F32, arg(i));
         let scales = binary(Binary::Mul, float(1), float(2));
-        let y = cx.pointwise("scaled", binary(Binary::Mul, float(0), scales), &[sums, left, right])?;
+        let y = cx.pointwise(
+            "scaled",
+            binary(Binary::Mul, float(0), scales),
+            &[sums, left, right],
+        )?;
         let dtype = cx.fact(zero)?.dtype;
-        let y = cx.pointwise("quantized", quantized(arg(0), arg(1), Some(arg(2)), dtype)?, &[y, to, zero])?;
+        let y = cx.pointwise(
+            "quantized",
+            quantized(arg(0), arg(1), Some(arg(2)), dtype)?,
+            &[y, to, zero],
+        )?;
         Ok(Some(vec![y]))
     }
 
@@ -213,10 +221,16 @@ impl Op for MatMulInteger {
         }
         let (out, a, b) = (cx.out_fact(0)?.shape.clone(), cx.shape(0)?, cx.fact(1)?.clone());
         let ([batch @ .., m, n], [batch_a @ .., _, k]) = (out.0.as_slice(), a.0.as_slice()) else {
-            return Err(OpError::NoKernel(format!("a product of {a} and {}, of one axis", b.shape)));
+            return Err(OpError::NoKernel(format!(
+                "a product of {a} and {}, of one axis",
+                b.shape
+            )));
         };
         let Some((batch_b, tail_b)) = b.shape.rank().checked_sub(2).map(|r| b.shape.0.split_at(r)) else {
-            return Err(OpError::NoKernel(format!("a product of {a} and {}, of one axis", b.shape)));
+            return Err(OpError::NoKernel(format!(
+                "a product of {a} and {}, of one axis",
+                b.shape
+            )));
         };
         // A zero point for all, or one for each line; with one matrix on the right, all rows are those of one product.
         let step = |cx: &LowerCx<'_>, i: usize, lines: &Dim, alone: bool| -> OpResult<i64> {
@@ -240,7 +254,11 @@ impl Op for MatMulInteger {
             (m.clone(), walk)
         };
         let whole = one_matrix && b.as_const().is_some() && n.exact_div(&4.into()).is_some();
-        let bytes = if whole { Some(cx.weight(1, Pack::Bytes)?) } else { None };
+        let bytes = if whole {
+            Some(cx.weight(1, Pack::Bytes)?)
+        } else {
+            None
+        };
         let matrix = if whole { None } else { Some(cx.input(1)?) };
         let mut call = Call::new(&KERNEL, 64)
             .operand(cx.input(0)?)
@@ -271,7 +289,9 @@ impl Op for MatMulInteger {
         call = call.define("ROWS", tile);
         // One row has room for more columns.
         let vectors = if tile == 1 { [4, 2, 1] } else { [1, 1, 1] };
-        let wide = vectors.into_iter().find(|v| n.exact_div(&(16 * v).into()).is_some());
+        let wide = vectors
+            .into_iter()
+            .find(|v| n.exact_div(&(16 * v).into()).is_some());
         call = match wide.filter(|_| by_vectors(cx)) {
             Some(v) => {
                 call.workgroup(4)

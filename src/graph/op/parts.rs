@@ -64,17 +64,29 @@ impl<'a, 'b> Parts<'a, 'b> {
     }
 
     /// A new node, called `what` behind the name of the one that it is part of; its first result.
-    pub fn node(&mut self, what: &str, op: impl Op + 'static, inputs: &[Option<ValueId>]) -> OpResult<ValueId> {
+    pub fn node(
+        &mut self,
+        what: &str,
+        op: impl Op + 'static,
+        inputs: &[Option<ValueId>],
+    ) -> OpResult<ValueId> {
         let name = format!("{}/{what}", self.node.name);
         let facts: Vec<Option<&Fact>> = inputs
             .iter()
             .map(|v| v.and_then(|v| self.edit.value(v).fact.as_ref()))
             .collect();
-        let fact = op.infer(&InferCx::new(&facts, self.edit.constraints()))?.into_iter().next();
+        let fact = op
+            .infer(&InferCx::new(&facts, self.edit.constraints()))?
+            .into_iter()
+            .next();
         let y = self.edit.add_value(&name, fact);
-        let id = self
-            .edit
-            .add_node(&name, self.node.origin.clone(), Box::new(op), inputs.to_vec(), vec![y]);
+        let id = self.edit.add_node(
+            &name,
+            self.node.origin.clone(),
+            Box::new(op),
+            inputs.to_vec(),
+            vec![y],
+        );
         self.made.push(id);
         Ok(y)
     }
@@ -94,10 +106,19 @@ impl<'a, 'b> Parts<'a, 'b> {
         let facts = |list: &[ValueId]| list.iter().map(|v| self.fact(*v)).collect::<OpResult<Vec<_>>>();
         let (own, given_facts) = (facts(&self.operands())?, facts(given)?);
         let mut own = own.iter();
-        let operands: Vec<Option<&Fact>> = self.node.inputs.iter().map(|v| v.and_then(|_| own.next())).collect();
+        let operands: Vec<Option<&Fact>> = self
+            .node
+            .inputs
+            .iter()
+            .map(|v| v.and_then(|_| own.next()))
+            .collect();
         let graph = body.derived(&InferCx::new(&operands, self.edit.constraints()), &given_facts)?;
         let outer = self.node.inputs.get(body.outer()).unwrap_or_default();
-        let values: Vec<ValueId> = given.iter().copied().chain(outer.iter().copied().flatten()).collect();
+        let values: Vec<ValueId> = given
+            .iter()
+            .copied()
+            .chain(outer.iter().copied().flatten())
+            .collect();
         let name = format!("{}/{what}", self.node.name);
         let copied = self.edit.copy(&name, &graph, &values);
         let (results, new) = copied.map_err(|e| OpError::Body(e.chain()))?;
@@ -124,7 +145,11 @@ impl<'a, 'b> Parts<'a, 'b> {
     /// `x` under another shape, as ONNX `Reshape` writes it: 0 keeps a size, -1 is what remains.
     pub fn reshape(&mut self, what: &str, x: ValueId, shape: &[i64]) -> OpResult<ValueId> {
         let list = self.ints(&format!("{what}/shape"), shape)?;
-        self.node(what, Reshape::Reshape { allow_zero: false }, &[Some(x), Some(list)])
+        self.node(
+            what,
+            Reshape::Reshape { allow_zero: false },
+            &[Some(x), Some(list)],
+        )
     }
 
     /// `x` with axes of size 1 more, at these places of the result.
@@ -143,7 +168,9 @@ impl<'a, 'b> Parts<'a, 'b> {
         self.edit.remove_node(id);
         for (from, to) in results.iter().zip(&self.node.outputs) {
             let alone = |g: &Edit<'_>| {
-                let own = g.producer(*from).filter(|(p, n)| self.made.contains(p) && n.outputs.len() == 1);
+                let own = g
+                    .producer(*from)
+                    .filter(|(p, n)| self.made.contains(p) && n.outputs.len() == 1);
                 let once = results.iter().filter(|r| *r == from).count() == 1;
                 let read = g.nodes().any(|(_, n)| n.inputs.contains(&Some(*from)));
                 own.filter(|_| once && !read).map(|(p, n)| (p, n.clone()))
@@ -164,7 +191,9 @@ impl<'a, 'b> Parts<'a, 'b> {
             if let Some(p) = old {
                 self.edit.remove_node(p);
             }
-            let new = self.edit.add_node(&node.name, node.origin, node.op, node.inputs, vec![*to]);
+            let new = self
+                .edit
+                .add_node(&node.name, node.origin, node.op, node.inputs, vec![*to]);
             self.made.push(new);
         }
         self.made

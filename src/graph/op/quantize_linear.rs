@@ -245,7 +245,9 @@ pub(super) fn quantized(x: Expr, scale: Expr, zero: Option<Expr>, dtype: DType) 
     let [low, high] = [low, high].map(|v| number(v as f32));
     let float = |e| cast(DType::F32, e);
     let rounded = unary(Unary::Round, binary(Binary::Div, float(x), float(scale)));
-    let moved = zero.into_iter().fold(rounded, |y, z| binary(Binary::Add, y, float(z)));
+    let moved = zero
+        .into_iter()
+        .fold(rounded, |y, z| binary(Binary::Add, y, float(z)));
     let kept = binary(Binary::Min, binary(Binary::Max, moved, low), high);
     Ok(cast(dtype, kept))
 }
@@ -303,7 +305,9 @@ impl Op for QuantizeLinear {
         let Some(spread) = Spread::new(cx, self.grid)? else {
             return Ok(None);
         };
-        Ok(Some(spread.apply(cx, |zero| quantized(arg(0), arg(1), zero, dtype))?))
+        Ok(Some(
+            spread.apply(cx, |zero| quantized(arg(0), arg(1), zero, dtype))?,
+        ))
     }
 }
 
@@ -355,7 +359,9 @@ impl Op for DequantizeLinear {
         };
         let wide = |e| cast(DType::I32, e);
         let y = spread.apply(cx, |zero| {
-            let from = zero.into_iter().fold(wide(arg(0)), |x, z| binary(Binary::Sub, x, wide(z)));
+            let from = zero
+                .into_iter()
+                .fold(wide(arg(0)), |x, z| binary(Binary::Sub, x, wide(z)));
             let scaled = binary(Binary::Mul, cast(DType::F32, from), cast(DType::F32, arg(1)));
             Ok(cast(dtype, scaled))
         })?;
@@ -499,7 +505,11 @@ fn cases() -> Vec<Case> {
             dtype: None,
         };
         let case = Case::new(op, vec![x, scale(&[2, n.div_ceil(3)]), zero]);
-        all.push(if uneven { case.host_only("blocks that do not divide the axis") } else { case });
+        all.push(if uneven {
+            case.host_only("blocks that do not divide the axis")
+        } else {
+            case
+        });
     }
     all
 }

@@ -161,13 +161,20 @@ impl Op for RotaryEmbedding {
         } else {
             (x, joined)
         };
-        let rotated = i64::try_from(self.rotated).ok().filter(|n| *n > 0).unwrap_or(size);
+        let rotated = i64::try_from(self.rotated)
+            .ok()
+            .filter(|n| *n > 0)
+            .unwrap_or(size);
         let half = rotated / 2;
         let mut angles = Vec::new();
         for (i, name) in [(1, "cos"), (2, "sin")] {
             let table = cx.input(i)?;
             let lines = match cx.opt(3) {
-                Some(at) => cx.node(&format!("{name}/lines"), Gather { axis: 0 }, &[Some(table), Some(at)])?,
+                Some(at) => cx.node(
+                    &format!("{name}/lines"),
+                    Gather { axis: 0 },
+                    &[Some(table), Some(at)],
+                )?,
                 None => table,
             };
             angles.push(cx.unsqueeze(name, lines, &[if together { 2 } else { 1 }])?);
@@ -179,12 +186,21 @@ impl Op for RotaryEmbedding {
         };
         let (a, b) = (slice(cx, "first", x, first)?, slice(cx, "second", x, second)?);
         let turned = |cx: &mut Parts<'_, '_>, what: &str, f, a, b| {
-            let terms = [binary(Binary::Mul, arg(0), arg(2)), binary(Binary::Mul, arg(1), arg(3))];
+            let terms = [
+                binary(Binary::Mul, arg(0), arg(2)),
+                binary(Binary::Mul, arg(1), arg(3)),
+            ];
             let [p, q] = terms;
-            let operands = [a, b].into_iter().chain(angles.iter().copied()).collect::<Vec<_>>();
+            let operands = [a, b]
+                .into_iter()
+                .chain(angles.iter().copied())
+                .collect::<Vec<_>>();
             cx.pointwise(what, binary(f, p, q), &operands)
         };
-        let mut parts = vec![turned(cx, "left", Binary::Sub, a, b)?, turned(cx, "right", Binary::Add, b, a)?];
+        let mut parts = vec![
+            turned(cx, "left", Binary::Sub, a, b)?,
+            turned(cx, "right", Binary::Add, b, a)?,
+        ];
         if self.interleaved {
             for (x, name) in parts.iter_mut().zip(["left/pairs", "right/pairs"]) {
                 *x = cx.unsqueeze(name, *x, &[4])?;

@@ -160,7 +160,9 @@ impl Op for Scan {
     }
 
     fn parts(&self, cx: &mut Parts<'_, '_>) -> OpResult<Option<Vec<ValueId>>> {
-        let mut carried = (0..self.carried).map(|i| cx.input(i)).collect::<OpResult<Vec<_>>>()?;
+        let mut carried = (0..self.carried)
+            .map(|i| cx.input(i))
+            .collect::<OpResult<Vec<_>>>()?;
         let (mut length, mut sliced) = (None, Vec::new());
         for (i, (a, backwards)) in self.inputs.iter().enumerate() {
             let x = cx.input(self.carried + i)?;

@@ -40,7 +40,10 @@ mod tests {
     }
 
     fn input(edit: &mut Edit<'_>, name: &str, dtype: DType) -> ValueId {
-        let x = edit.add_value(name, Some(Fact::new(dtype, Shape(vec![Dim::symbol("s"), 4.into()]))));
+        let x = edit.add_value(
+            name,
+            Some(Fact::new(dtype, Shape(vec![Dim::symbol("s"), 4.into()]))),
+        );
         edit.add_input(x);
         x
     }
@@ -59,7 +62,10 @@ mod tests {
         let make = || {
             let mut graph = Graph::default();
             let mut edit = Edit::new(&mut graph);
-            let (x, like) = (input(&mut edit, "x", DType::F32), input(&mut edit, "like", DType::I32));
+            let (x, like) = (
+                input(&mut edit, "x", DType::F32),
+                input(&mut edit, "like", DType::I32),
+            );
             let y = node(&mut edit, "y", CastLike, &[x, like]);
             edit.add_output(y);
             graph
@@ -82,7 +88,11 @@ mod tests {
         };
         let a = node(&mut edit, "a", softmax(), &[x]);
         let twice = node(&mut edit, "twice", Pointwise::binary("Add", Binary::Add), &[x, x]);
-        let b = if same { a } else { node(&mut edit, "b", softmax(), &[twice]) };
+        let b = if same {
+            a
+        } else {
+            node(&mut edit, "b", softmax(), &[twice])
+        };
         let [first, second, third] = [0, 1, 2].map(|i| Box::new(Expr::Input(i)));
         let asks = Pointwise {
             name: "IsNaN".to_owned(),
@@ -102,8 +112,14 @@ mod tests {
     #[test]
     fn a_softmax_is_finite() {
         let text = guarded(true);
-        assert!(text.contains("y: f32[s, 4] = Identity") && !text.contains("Nan"), "{text}");
+        assert!(
+            text.contains("y: f32[s, 4] = Identity") && !text.contains("Nan"),
+            "{text}"
+        );
         let text = guarded(false);
-        assert!(text.contains("y: f32[s, 4] = Where") && !text.contains("Nan"), "{text}");
+        assert!(
+            text.contains("y: f32[s, 4] = Where") && !text.contains("Nan"),
+            "{text}"
+        );
     }
 }

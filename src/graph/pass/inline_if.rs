@@ -65,7 +65,10 @@ fn inline(
     outer: &[ValueId],
 ) -> Result<Vec<NodeId>> {
     let (results, new) = edit.copy(&node.name, branch, outer)?;
-    let nested = new.into_iter().filter(|id| edit.node(*id).is_some_and(is_if)).collect();
+    let nested = new
+        .into_iter()
+        .filter(|id| edit.node(*id).is_some_and(is_if))
+        .collect();
     edit.remove_node(id);
     for (i, (from, to)) in results.into_iter().zip(&node.outputs).enumerate() {
         let name = format!("{}/result{i}", node.name);

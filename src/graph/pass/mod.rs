@@ -119,8 +119,8 @@ pub const LAST_ROW: Pass = Pass {
 
 /// Every pass of [`Pipeline::standard`], in order.
 pub const STANDARD: &[Pass] = &[
-    INLINE_IF, FOLD, DECOMPOSE, IDENTITY, DUPLICATES, GEMM, OUTER, PICK, SPLIT, CONV_NORM, NORM, ROTARY, TRANS_B,
-    KV_CACHE, ATTENTION, FUSE,
+    INLINE_IF, FOLD, DECOMPOSE, IDENTITY, DUPLICATES, GEMM, OUTER, PICK, SPLIT, CONV_NORM, NORM, ROTARY,
+    TRANS_B, KV_CACHE, ATTENTION, FUSE,
 ];
 
 /// What one pass did.

@@ -21,7 +21,11 @@ pub(super) fn parts(op: &Pointwise, cx: &mut Parts<'_, '_>) -> OpResult<Option<V
         if cx.producer::<Softmax>(x).is_none() {
             return Ok(None);
         }
-        return Ok(Some(vec![cx.pointwise("finite", Expr::Const(0.0, DType::Bool), &[x])?]));
+        return Ok(Some(vec![cx.pointwise(
+            "finite",
+            Expr::Const(0.0, DType::Bool),
+            &[x],
+        )?]));
     }
     let Expr::Select(condition, _, kept) = &op.expr else {
         return Ok(None);

@@ -69,7 +69,14 @@ struct Direction {
 }
 
 /// Elements of an axis from `start` on.
-fn slice(cx: &mut Parts<'_, '_>, what: &str, x: ValueId, axis: i64, start: i64, count: i64) -> OpResult<ValueId> {
+fn slice(
+    cx: &mut Parts<'_, '_>,
+    what: &str,
+    x: ValueId,
+    axis: i64,
+    start: i64,
+    count: i64,
+) -> OpResult<ValueId> {
     let mut operands = vec![Some(x)];
     for (name, v) in [("start", start), ("end", start + count), ("axis", axis)] {
         operands.push(Some(cx.ints(&format!("{what}/{name}"), &[v])?));
@@ -147,8 +154,16 @@ impl Recurrent {
         }
         if self.batch_first {
             for (what, v) in ["all", "last_h", "last_c"].into_iter().zip(&mut results) {
-                let perm = if what == "all" { vec![2, 0, 1, 3] } else { vec![1, 0, 2] };
-                *v = cx.node(&format!("{what}/turned"), Transpose { perm: Some(perm) }, &[Some(*v)])?;
+                let perm = if what == "all" {
+                    vec![2, 0, 1, 3]
+                } else {
+                    vec![1, 0, 2]
+                };
+                *v = cx.node(
+                    &format!("{what}/turned"),
+                    Transpose { perm: Some(perm) },
+                    &[Some(*v)],
+                )?;
             }
         }
         if !matches!(self.cell, Cell::Lstm { .. }) {
@@ -169,7 +184,10 @@ impl Recurrent {
         lengths: Option<ValueId>,
     ) -> OpResult<(Vec<Option<ValueId>>, ValueId, ValueId)> {
         let (w, r) = (cx.input(1)?, cx.input(2)?);
-        let (w, r) = (entry(cx, &format!("w{d}"), w, d)?, entry(cx, &format!("r{d}"), r, d)?);
+        let (w, r) = (
+            entry(cx, &format!("w{d}"), w, d)?,
+            entry(cx, &format!("r{d}"), r, d)?,
+        );
         let gates = i64::try_from(self.gates()).unwrap_or(i64::MAX);
         let hidden = cx.fact(r)?.shape.0.last().and_then(|d| d.as_const()).unwrap_or(0);
         let mut own = Direction {
@@ -187,13 +205,21 @@ impl Recurrent {
             let first = slice(cx, &format!("wb{d}"), b, 0, 0, gates * hidden)?;
             inputs = cx.pointwise(&format!("with_wb{d}"), add(arg(0), arg(1)), &[inputs, first])?;
             let mut second = slice(cx, &format!("rb{d}"), b, 0, gates * hidden, gates * hidden)?;
-            if self.cell == (Cell::Gru { linear_before_reset: true }) {
+            if self.cell
+                == (Cell::Gru {
+                    linear_before_reset: true,
+                })
+            {
                 own.late = Some(slice(cx, &format!("late{d}"), second, 0, 2 * hidden, hidden)?);
                 let early = slice(cx, &format!("early{d}"), second, 0, 0, 2 * hidden)?;
                 let length = usize::try_from(hidden).unwrap_or(0);
                 let zeros = HostTensor::zeros(cx.fact(early)?.dtype, &[length])?;
                 let zeros = cx.constant(&format!("none{d}"), zeros);
-                second = cx.node(&format!("rb{d}/early"), Concat { axis: 0 }, &[Some(early), Some(zeros)])?;
+                second = cx.node(
+                    &format!("rb{d}/early"),
+                    Concat { axis: 0 },
+                    &[Some(early), Some(zeros)],
+                )?;
             }
             inputs = cx.pointwise(&format!("with_rb{d}"), add(arg(0), arg(1)), &[inputs, second])?;
         }
@@ -223,9 +249,16 @@ impl Recurrent {
             let mut y = new;
             if let Some(lengths) = lengths {
                 let at = i64::try_from(t).unwrap_or(i64::MAX);
-                let at = cx.constant(&format!("t{d}_{t}"), HostTensor::from_ints(cx.fact(lengths)?.dtype, &[], &[at])?);
+                let at = cx.constant(
+                    &format!("t{d}_{t}"),
+                    HostTensor::from_ints(cx.fact(lengths)?.dtype, &[], &[at])?,
+                );
                 let live = || binary(Binary::Greater, arg(0), arg(1));
-                y = cx.pointwise(&format!("y{d}_{t}"), select(live(), arg(2), number(0.0)), &[lengths, at, new])?;
+                y = cx.pointwise(
+                    &format!("y{d}_{t}"),
+                    select(live(), arg(2), number(0.0)),
+                    &[lengths, at, new],
+                )?;
                 let kept = select(live(), arg(2), arg(3));
                 new = cx.pointwise(&format!("h{d}_{t}/kept"), kept.clone(), &[lengths, at, new, h])?;
                 if matches!(self.cell, Cell::Lstm { .. }) {
@@ -256,7 +289,11 @@ impl Recurrent {
         let act = |i: usize, x: Expr| {
             #[expect(clippy::cast_possible_truncation, reason = "attributes of the file are f32")]
             let x = self.clip.map_or(x.clone(), |c| {
-                binary(Binary::Max, binary(Binary::Min, x, number(c as f32)), number(-c as f32))
+                binary(
+                    Binary::Max,
+                    binary(Binary::Min, x, number(c as f32)),
+                    number(-c as f32),
+                )
             });
             let list = self.activations.get(d);
             list.and_then(|a| a.get(i)).map_or(x.clone(), |a| a.of(x))
@@ -294,7 +331,8 @@ impl Recurrent {
             Cell::Lstm { coupled } => {
                 let before = cx.node(&name("hr"), product, &[Some(h), Some(own.r)])?;
                 let gates = cx.pointwise(&name("gates"), sum(), &[now, before])?;
-                let part = |cx: &mut Parts<'_, '_>, what: &str, i: i64| slice(cx, &name(what), gates, -1, i * n, n);
+                let part =
+                    |cx: &mut Parts<'_, '_>, what: &str, i: i64| slice(cx, &name(what), gates, -1, i * n, n);
                 let [mut i, mut o, mut f, g] = [
                     part(cx, "i", 0)?,
                     part(cx, "o", 1)?,
