@@ -147,8 +147,12 @@ impl Device {
 
     /// The session with a plan for these inputs, which are all there.
     pub fn session(&mut self, given: &[Named]) -> Result<&mut Session> {
-        if let Some(special) = self.special.take() {
-            self.special = self.fit(special, given)?;
+        if let Some(mut special) = self.special.take() {
+            let fits = self.fit(&mut special, given);
+            if !matches!(fits, Ok(false)) {
+                self.special = Some(special);
+            }
+            fits?;
         }
         match &mut self.state {
             State::Loaded(session) => Ok(session),
@@ -156,9 +160,8 @@ impl Device {
         }
     }
 
-    /// Loads the plan for these inputs unless it is there. Returned is how the next run begins; `None` where the plan for all values
-    /// stays.
-    fn fit(&mut self, mut special: Special, given: &[Named]) -> Result<Option<Special>> {
+    /// Loads the plan for these inputs unless it is there. False where the plan for all values stays; after an error all is as it was.
+    fn fit(&mut self, special: &mut Special, given: &[Named]) -> Result<bool> {
         let name = |v: &ValueId| special.model.value(*v).name.as_str();
         let value = |v: &ValueId| given.iter().find(|(n, _)| n == name(v)).map(|(_, t)| t.clone());
         let values: Vec<HostTensor> = special.inputs.iter().filter_map(value).collect();
@@ -170,7 +173,7 @@ impl Device {
         };
         let fits = |old: &Vec<HostTensor>| old.iter().zip(&values).all(|(a, b)| same(a, b));
         if special.values.as_ref().is_some_and(fits) {
-            return Ok(Some(special));
+            return Ok(true);
         }
         if special.plans < MOST_PLANS {
             let mut graph = special.model.clone();
@@ -184,7 +187,7 @@ impl Device {
                 self.load(&graph, plan)?;
                 special.values = Some(values);
                 special.plans += 1;
-                return Ok(Some(special));
+                return Ok(true);
             }
             log::debug!("the values of small inputs do not help: the plan for all values stays");
         } else {
@@ -196,7 +199,7 @@ impl Device {
             let graph = self.graph.clone();
             self.load(&graph, plan)?;
         }
-        Ok(None)
+        Ok(false)
     }
 }
 

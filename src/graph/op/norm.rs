@@ -302,7 +302,7 @@ impl Op for Norm {
         };
         let whole = Self {
             results: 1,
-            ..self.clone()
+            ..*self
         };
         let y = cx.node("normal", whole, &[Some(x), cx.opt(1), cx.opt(2)])?;
         let x = match fact.dtype {

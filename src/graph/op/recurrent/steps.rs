@@ -173,7 +173,6 @@ impl Recurrent {
     }
 
     /// States `[1, 1, batch, hidden]` of one direction in the order of the sequence, and the last state and cell.
-    #[expect(clippy::type_complexity, reason = "three results, used at one place")]
     fn direction(
         &self,
         cx: &mut Parts<'_, '_>,
