@@ -300,10 +300,7 @@ impl Op for Norm {
             keep: true,
             noop_without_axes: true,
         };
-        let whole = Self {
-            results: 1,
-            ..*self
-        };
+        let whole = Self { results: 1, ..*self };
         let y = cx.node("normal", whole, &[Some(x), cx.opt(1), cx.opt(2)])?;
         let x = match fact.dtype {
             DType::F32 => x,
