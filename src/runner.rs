@@ -1,7 +1,8 @@
 //! Any model on any backend: inputs by name to outputs by name.
 //!
 //! Every size may change from run to run: memory is taken for the sizes that come (see [`crate::plan::Plan::reserve`]). A cache of a
-//! decoder is inputs and outputs like others; [`crate::llm`] keeps it on the device.
+//! decoder is inputs and outputs like others; [`crate::llm`] keeps it on the device. Small inputs whose values decide shapes or
+//! kernels (axes, pads, a number of repeats) may have a plan for their values: see [`crate::graph::Op::decides`].
 
 use crate::backend::{Backend, Caps};
 use crate::error::{Error, Result, Stage};
@@ -9,17 +10,20 @@ use crate::graph::interp::Interpreter;
 use crate::graph::onnx;
 use crate::graph::pass::{KV_CACHE, PassReport, Pipeline};
 use crate::graph::{Graph, ValueId};
-use crate::plan::{Options, Plan, bind};
-use crate::session::{Session, Timing};
+use crate::plan::{Plan, bind};
+use crate::session::Timing;
 use crate::shape::{Bindings, Fact, Shape};
 use crate::tensor::{DType, HostTensor};
+use device::Device;
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 
+mod device;
+
 enum Engine {
     Host(Interpreter),
-    Device(Box<Session>),
+    Device(Box<Device>),
 }
 
 /// A loaded model.
@@ -67,18 +71,18 @@ impl Runner {
         backend: Option<Box<dyn Backend>>,
         float: DType,
     ) -> Result<Self> {
+        let model = graph.clone();
         let passes = pipeline.run(&mut graph)?;
         let graph = Arc::new(graph);
         let engine = match backend {
             None => Engine::Host(Interpreter::new(graph.clone())?),
-            Some(backend) => {
-                let options = Options {
-                    float,
-                    ..Options::default()
-                };
-                let plan = Plan::compile(&graph, backend.caps(), &options)?;
-                Engine::Device(Box::new(Session::new(backend, &graph, vec![plan])?))
-            }
+            Some(backend) => Engine::Device(Box::new(Device::new(
+                backend,
+                pipeline.clone(),
+                model,
+                graph.clone(),
+                float,
+            )?)),
         };
         Ok(Self {
             graph,
@@ -96,15 +100,15 @@ impl Runner {
     pub fn caps(&self) -> Option<&Caps> {
         match &self.engine {
             Engine::Host(_) => None,
-            Engine::Device(session) => Some(session.caps()),
+            Engine::Device(device) => Some(device.caps()),
         }
     }
 
-    /// The plan on the device; `None` on the host.
+    /// The plan on the device, of the last run where plans are made for values; `None` on the host.
     pub fn plan(&self) -> Option<&Plan> {
         match &self.engine {
             Engine::Host(_) => None,
-            Engine::Device(session) => session.plan(0),
+            Engine::Device(device) => device.plan(),
         }
     }
 
@@ -179,7 +183,8 @@ impl Runner {
                 }
                 Ok(out)
             }
-            Engine::Device(session) => {
+            Engine::Device(device) => {
+                let session = device.session(given)?;
                 for (name, tensor) in given {
                     session.write(0, name, tensor)?;
                 }
@@ -193,9 +198,10 @@ impl Runner {
     /// Runs as [`Runner::run`] does, without reading outputs, and returns what each step took; empty on the host.
     pub fn profile(&mut self, given: &[Named]) -> Result<Vec<Timing>> {
         let bindings = self.check(given)?;
-        let Engine::Device(session) = &mut self.engine else {
+        let Engine::Device(device) = &mut self.engine else {
             return Ok(Vec::new());
         };
+        let session = device.session(given)?;
         for (name, tensor) in given {
             session.write(0, name, tensor)?;
         }

@@ -5,6 +5,8 @@ mod lengths;
 #[path = "plans/on_host.rs"]
 mod on_host;
 mod support;
+#[path = "plans/values.rs"]
+mod values;
 
 use proptest::prelude::*;
 use std::collections::HashMap;

@@ -4,6 +4,7 @@ use super::{Graph, Node, NodeId, Op, State, Value, ValueId};
 use crate::error::{Error, Result, Stage};
 use crate::shape::{Fact, Known};
 use crate::tensor::HostTensor;
+use std::collections::HashMap;
 use std::sync::Arc;
 
 /// A session of changes to one graph. Every change of structure has a number, so that a wrong result can be
@@ -222,6 +223,32 @@ impl<'a> Edit<'a> {
     /// Sets the name of the graph.
     pub fn set_name(&mut self, name: String) {
         self.graph.name = name;
+    }
+
+    /// Copies the nodes of another graph, whose inputs are these values; names get `name` before them. Returned are the values of that
+    /// graph's outputs, and the new nodes.
+    pub fn copy(
+        &mut self,
+        name: &str,
+        graph: &Graph,
+        inputs: &[ValueId],
+    ) -> Result<(Vec<ValueId>, Vec<NodeId>)> {
+        let given = graph.inputs().iter().copied().zip(inputs.iter().copied());
+        let mut values: HashMap<ValueId, ValueId> = given.collect();
+        let mut new = Vec::new();
+        let mut copy = |edit: &mut Self, v: ValueId| {
+            *values.entry(v).or_insert_with(|| {
+                let value = graph.value(v);
+                edit.add_value(&format!("{name}/{}", value.name), value.fact.clone())
+            })
+        };
+        for inner in graph.order()?.into_iter().filter_map(|id| graph.node(id)) {
+            let inputs = inner.inputs.iter().map(|v| v.map(|v| copy(self, v))).collect();
+            let outputs = inner.outputs.iter().map(|v| copy(self, *v)).collect();
+            let name = format!("{name}/{}", inner.name);
+            new.push(self.add_node(&name, inner.origin.clone(), inner.op.clone(), inputs, outputs));
+        }
+        Ok((graph.outputs().iter().map(|v| copy(self, *v)).collect(), new))
     }
 
     /// Removes nodes that no output and no state needs.

@@ -44,6 +44,8 @@ pub enum Pack {
         /// Columns of a panel.
         panel: usize,
     },
+    /// The bytes as they are, without conversion, up to a whole number of words.
+    Bytes,
     /// Slices along the first axis, in groups of `rows`, each cut into tiles of `tile` slices and padded with zeros to a whole
     /// number of tiles. Within a tile the `tile` elements at one position of the slices stand side by side. These are the
     /// tiles `first .. first + count`, counted over all groups.
@@ -62,8 +64,8 @@ pub enum Pack {
 }
 
 impl Pack {
-    /// Bytes on the device of a constant of this shape; `None` beyond what can be counted.
-    pub fn bytes(&self, shape: &[usize]) -> Option<u64> {
+    /// Bytes on the device of a constant of this shape and type; `None` beyond what can be counted.
+    pub fn bytes(&self, shape: &[usize], host: DType) -> Option<u64> {
         let count = |sizes: &[usize]| {
             sizes
                 .iter()
@@ -76,6 +78,7 @@ impl Pack {
         let size = |dtype: DType| if dtype == DType::F16 { 2 } else { 4 };
         let bytes = match self {
             Self::Plain { dtype } => count(shape)?.checked_mul(size(*dtype))?,
+            Self::Bytes => count(shape)?.checked_mul(u64::try_from(host.size()).ok()?)?,
             Self::Rows {
                 dtype, count: rows, ..
             } => {
@@ -208,6 +211,13 @@ impl Call {
             in_place: false,
             padded: false,
         }
+    }
+
+    /// Sets the number of work-items of a work-group.
+    #[must_use]
+    pub fn workgroup(mut self, items: u32) -> Self {
+        self.workgroup = items;
+        self
     }
 
     /// Sets a numeric constant of the kernel text.
@@ -490,6 +500,14 @@ impl LowerCx<'_> {
         self.resolve(id)
     }
 
+    /// Result `i`, or scratch memory of `count` elements where the node has no such result.
+    pub fn result(&mut self, i: usize, dtype: DType, count: &Dim) -> OpResult<Operand> {
+        if i < self.output_count() {
+            return self.output(i);
+        }
+        Ok(self.temp(dtype, count.clone()))
+    }
+
     /// Constant operand `i` in packed form.
     pub fn weight(&mut self, i: usize, pack: Pack) -> OpResult<Operand> {
         let id = self.input_id(i)?;
@@ -502,6 +520,7 @@ impl LowerCx<'_> {
             ));
         }
         let dtype = match &pack {
+            Pack::Bytes => DType::U32,
             Pack::Plain { dtype }
             | Pack::Rows { dtype, .. }
             | Pack::Columns { dtype, .. }

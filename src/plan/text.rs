@@ -42,6 +42,7 @@ pub fn print(plan: &Plan, graph: &Graph) -> String {
     for (i, w) in plan.weights.iter().enumerate() {
         let form = match &w.pack {
             Pack::Plain { dtype } => format!("{dtype}"),
+            Pack::Bytes => "bytes".to_owned(),
             Pack::Rows { dtype, first, count } => format!("{dtype} rows {first}+{count}"),
             Pack::Tiles {
                 dtype,

@@ -25,7 +25,7 @@ impl Session {
             let tensor = constant(graph, key)?;
             let bytes = pack(tensor, &key.pack)
                 .map_err(|e| Error::other(Stage::Plan, format!("weight \"{name}\": {e}")))?;
-            let planned = key.pack.bytes(tensor.shape());
+            let planned = key.pack.bytes(tensor.shape(), tensor.dtype());
             if planned != Some(bytes.len() as u64) {
                 let what = format!(
                     "weight \"{name}\": planned with {planned:?} bytes, packed into {}",

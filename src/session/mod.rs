@@ -361,6 +361,19 @@ impl Session {
             .map_err(|e| Error::device(Stage::Run, "waiting", e))
     }
 
+    /// Gives the backend back, without what the session had there.
+    pub fn into_backend(mut self) -> Box<dyn Backend> {
+        for recording in self.plans.iter().flat_map(|p| &p.recordings) {
+            self.backend.release(*recording);
+        }
+        let live = self.plans.iter().map(|p| p.live);
+        let views = self.weights.into_values().chain(self.states).chain(live);
+        for view in views.chain([self.arena]) {
+            self.backend.destroy_buffer(view.buffer);
+        }
+        self.backend
+    }
+
     /// The backend, for tests that look at raw memory.
     pub fn backend(&mut self) -> &mut dyn Backend {
         self.backend.as_mut()

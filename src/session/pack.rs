@@ -50,6 +50,7 @@ pub(super) fn pack(t: &HostTensor, pack: &Pack) -> Result<Vec<u8>, String> {
     };
     match pack {
         Pack::Plain { dtype } => to_device(t, *dtype),
+        Pack::Bytes => to_device(t, DType::U32),
         Pack::Rows { dtype, first, count } => {
             let mut shape = t.shape().to_vec();
             let axis = shape.first_mut().ok_or("a tensor without axes has no rows")?;

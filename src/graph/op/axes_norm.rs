@@ -5,7 +5,12 @@
 
 use super::case::{Case, input};
 use super::norm::{self, Place, Rows};
+use super::parts::Parts;
+use super::pointwise::import::{binary, input as arg, number, select, unary};
+use super::pointwise::{Binary, Unary};
+use super::reduce::{Kind, Reduce};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, axis, onnx, operand, places};
+use crate::graph::ValueId;
 use crate::plan::lower::LowerCx;
 use crate::shape::{Fact, product};
 use crate::tensor::HostTensor;
@@ -33,6 +38,16 @@ impl AxesNorm {
             Self::MeanVariance { axes } => axes.iter().map(|a| axis(*a, rank)).collect(),
             Self::Lp { axis: a, .. } => Ok(vec![axis(*a, rank)?]),
         }
+    }
+
+    /// The first of the axes where they are the last ones, whose elements lie in rows, and a kernel takes those.
+    fn rows(&self, rank: usize) -> OpResult<Option<usize>> {
+        let mut axes = self.axes(rank)?;
+        axes.sort_unstable();
+        axes.dedup();
+        let from = rank - axes.len();
+        let last = axes.iter().enumerate().all(|(i, a)| *a == from + i);
+        Ok((last && matches!(self, Self::MeanVariance { .. })).then_some(from))
     }
 
     fn apply(&self, part: &mut [f32]) {
@@ -98,18 +113,48 @@ impl Op for AxesNorm {
         Ok(vec![HostTensor::from_floats(x.dtype(), x.shape(), &y)?])
     }
 
+    fn parts(&self, cx: &mut Parts<'_, '_>) -> OpResult<Option<Vec<ValueId>>> {
+        let x = cx.input(0)?;
+        let rank = cx.fact(x)?.shape.rank();
+        if self.rows(rank)?.is_some() {
+            return Ok(None);
+        }
+        let axes = match self {
+            Self::MeanVariance { axes } => axes.clone(),
+            Self::Lp { axis, .. } => vec![*axis],
+        };
+        let over = |kind| Reduce {
+            kind,
+            axes: Some(axes.clone()),
+            keep: true,
+            noop_without_axes: true,
+        };
+        if let Self::Lp { p, .. } = self {
+            let kind = if *p == 1 { Kind::L1 } else { Kind::L2 };
+            let norm = cx.node("norm", over(kind), &[Some(x)])?;
+            let none = binary(Binary::Equal, arg(1), number(0.0));
+            let divisor = select(none.clone(), number(1.0), arg(1));
+            let y = select(none, number(0.0), binary(Binary::Div, arg(0), divisor));
+            return Ok(Some(vec![cx.pointwise("normal", y, &[x, norm])?]));
+        }
+        let mean = cx.node("mean", over(Kind::Mean), &[Some(x)])?;
+        let centred = cx.pointwise("centred", binary(Binary::Sub, arg(0), arg(1)), &[x, mean])?;
+        let squares = cx.pointwise("squares", binary(Binary::Mul, arg(0), arg(0)), &[centred])?;
+        let variance = cx.node("variance", over(Kind::Mean), &[Some(squares)])?;
+        let deviation = binary(Binary::Add, unary(Unary::Sqrt, arg(1)), number(1e-9));
+        let y = binary(Binary::Div, arg(0), deviation);
+        Ok(Some(vec![cx.pointwise("normal", y, &[centred, variance])?]))
+    }
+
     fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
         let x = cx.shape(0)?;
-        let mut axes = self.axes(x.rank())?;
-        axes.sort_unstable();
-        axes.dedup();
-        let from = x.rank() - axes.len();
-        if matches!(self, Self::Lp { .. }) || axes.iter().enumerate().any(|(i, a)| *a != from + i) {
+        let axes = self.axes(x.rank())?;
+        let Some(from) = self.rows(x.rank())? else {
             return Err(OpError::NoKernel(format!(
                 "{} over axes {axes:?} of {x}",
                 self.name()
             )));
-        }
+        };
         let (before, part) = x.0.split_at(from);
         let (rows, cols) = (product(before)?, product(part)?);
         // The square of what is added to the deviation, which tells as little.
@@ -153,12 +198,11 @@ pub static DEF: OpDef = OpDef {
 
 fn cases() -> Vec<Case> {
     let case = |op, x: &[usize]| Case::new(op, vec![input(x)]);
-    let host = |op, x: &[usize]| case(op, x).host_only("kernels take mean and variance of the last axes");
     vec![
-        host(AxesNorm::MeanVariance { axes: vec![0, 2, 3] }, &[2, 3, 5, 4]),
+        case(AxesNorm::MeanVariance { axes: vec![0, 2, 3] }, &[2, 3, 5, 4]),
         case(AxesNorm::MeanVariance { axes: vec![-1] }, &[3, 7]),
         case(AxesNorm::MeanVariance { axes: vec![2, 1] }, &[3, 7, 5]),
-        host(AxesNorm::Lp { axis: 1, p: 2 }, &[2, 5, 3]),
-        host(AxesNorm::Lp { axis: -1, p: 1 }, &[4, 9]),
+        case(AxesNorm::Lp { axis: 1, p: 2 }, &[2, 5, 3]),
+        case(AxesNorm::Lp { axis: -1, p: 1 }, &[4, 9]),
     ]
 }

@@ -175,6 +175,12 @@ impl Case {
         }
     }
 
+    /// Allows a multiple of the default error: for long sums, and where parts of a result are rounded on the way.
+    #[must_use]
+    pub fn slack(self, slack: f64) -> Self {
+        Self { slack, ..self }
+    }
+
     /// A name that tells it from the others of its operator.
     pub fn name(&self) -> String {
         let shapes: Vec<String> = self.inputs.iter().map(Input::describe).collect();

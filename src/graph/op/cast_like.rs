@@ -1,8 +1,10 @@
 //! Conversion to the element type of another value. ONNX `CastLike` from opset 15.
 
 use super::case::{Case, input};
+use super::parts::Parts;
 use super::pointwise::{Expr, Pointwise};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpResult, onnx, operand};
+use crate::graph::ValueId;
 use crate::shape::Fact;
 use crate::tensor::{DType, HostTensor};
 
@@ -32,6 +34,19 @@ impl Op for CastLike {
         cast(operand(inputs, 1)?.dtype()).eval(&[Some(operand(inputs, 0)?)])
     }
 
+    fn parts(&self, cx: &mut Parts<'_, '_>) -> OpResult<Option<Vec<ValueId>>> {
+        let (x, to) = (cx.input(0)?, cx.fact(cx.input(1)?)?.dtype);
+        Ok(Some(vec![cx.node("Cast", cast(to), &[Some(x)])?]))
+    }
+
+    fn reads(&self, input: usize) -> bool {
+        input == 0
+    }
+
+    fn decides(&self, _: usize) -> bool {
+        false
+    }
+
     fn keeps_precision(&self) -> bool {
         true
     }
@@ -53,13 +68,10 @@ pub static DEF: OpDef = OpDef {
 };
 
 fn cases() -> Vec<Case> {
-    vec![
-        Case::new(
-            CastLike,
-            vec![input(&[3, 5]).range(-5.0, 5.0), input(&[1]).ints(0, 1)],
-        )
-        .host_only("no kernel"),
-    ]
+    vec![Case::new(
+        CastLike,
+        vec![input(&[3, 5]).range(-5.0, 5.0), input(&[1]).ints(0, 1)],
+    )]
 }
 
 #[cfg(test)]

@@ -4,7 +4,11 @@
 //! it is asked for, is true everywhere: of the operand's type until opset 9, `bool` from 10 on.
 
 use super::case::{Case, input};
+use super::parts::Parts;
+use super::pointwise::Expr;
+use super::reshape::Reshape;
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, onnx, operand};
+use crate::graph::ValueId;
 use crate::plan::lower::LowerCx;
 use crate::shape::{Fact, Known};
 use crate::tensor::{DType, HostTensor};
@@ -57,6 +61,21 @@ impl Op for Dropout {
             out.push(HostTensor::from_bool(x.shape(), &vec![true; x.len()])?);
         }
         Ok(out)
+    }
+
+    fn parts(&self, cx: &mut Parts<'_, '_>) -> OpResult<Option<Vec<ValueId>>> {
+        if !self.mask {
+            return Ok(None);
+        }
+        let x = cx.input(0)?;
+        let dtype = if self.float_mask {
+            cx.fact(x)?.dtype
+        } else {
+            DType::Bool
+        };
+        let mask = cx.pointwise("mask", Expr::Const(1.0, dtype), &[x])?;
+        let y = cx.node("result", Reshape::Identity, &[Some(x)])?;
+        Ok(Some(vec![y, mask]))
     }
 
     fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {

@@ -49,6 +49,10 @@ impl Op for If {
         "If"
     }
 
+    fn decides(&self, input: usize) -> bool {
+        input == 0
+    }
+
     fn runs_graphs(&self) -> bool {
         true
     }

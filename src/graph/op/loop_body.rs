@@ -5,10 +5,13 @@
 //! condition, the next values, and values that are stacked over the runs.
 
 use super::case::Case;
+use super::concat::Concat;
 use super::if_else::{decided, truth};
+use super::parts::Parts;
 use super::{
     Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, as_usize, fit, one_int, onnx, operand,
 };
+use crate::graph::ValueId;
 use crate::graph::body::Body;
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::{DType, HostTensor};
@@ -61,6 +64,25 @@ pub(super) fn stack(parts: &[HostTensor]) -> OpResult<Option<HostTensor>> {
     }
     let shape = [&[parts.len()], first.shape()].concat();
     Ok(Some(HostTensor::from_bytes(first.dtype(), &shape, &bytes)?))
+}
+
+/// Runs of a body, and nodes of all of them, that are worth nodes in the graph.
+const MOST_RUNS: usize = 64;
+const MOST_NODES: usize = 2048;
+
+/// Whether this many runs of a body become nodes.
+pub(super) fn unrolls(body: &Body, runs: usize) -> bool {
+    let nodes = body.graph().nodes().count();
+    (1..=MOST_RUNS).contains(&runs) && nodes.saturating_mul(runs) <= MOST_NODES
+}
+
+/// Values along a new axis.
+pub(super) fn stacked(cx: &mut Parts<'_, '_>, what: &str, list: &[ValueId], axis: i64) -> OpResult<ValueId> {
+    let mut rows = Vec::with_capacity(list.len());
+    for (i, v) in list.iter().enumerate() {
+        rows.push(Some(cx.unsqueeze(&format!("{what}/{i}"), *v, &[axis])?));
+    }
+    cx.node(what, Concat { axis }, &rows)
 }
 
 impl Op for Loop {
@@ -154,6 +176,64 @@ impl Op for Loop {
         }
         Ok(carried)
     }
+
+    fn parts(&self, cx: &mut Parts<'_, '_>) -> OpResult<Option<Vec<ValueId>>> {
+        let most = match cx.opt(0) {
+            Some(v) => match cx.fact(v)?.as_dims().as_deref() {
+                Some([n]) => n.as_const(),
+                _ => None,
+            },
+            None => Some(i64::MAX),
+        };
+        let begins = cx
+            .opt(1)
+            .map_or(Ok(Some(true)), |v| cx.fact(v).map(|f| decided(&f)))?;
+        let (Some(most), Some(true)) = (most, begins) else {
+            return Ok(None);
+        };
+        let mut carried = (0..self.carried)
+            .map(|i| cx.input(2 + i))
+            .collect::<OpResult<Vec<_>>>()?;
+        let mut stacks = vec![Vec::new(); self.stacked()];
+        let mut go = true;
+        for run in 0.. {
+            if !go || i64::try_from(run).is_ok_and(|r| r >= most) {
+                break;
+            }
+            if !unrolls(&self.body, run + 1) {
+                return Ok(None);
+            }
+            let number = HostTensor::from_i64(&[], &[i64::try_from(run).unwrap_or(i64::MAX)])?;
+            let mut given = vec![
+                cx.constant(&format!("number{run}"), number),
+                cx.constant(&format!("go{run}"), HostTensor::from_bool(&[], &[true])?),
+            ];
+            given.append(&mut carried);
+            let mut results = cx.inline(&format!("run{run}"), &self.body, &given)?.into_iter();
+            let Some(next) = results.next() else {
+                return Ok(None);
+            };
+            let Some(holds) = decided(&cx.fact(next)?) else {
+                return Ok(None);
+            };
+            go = holds;
+            carried = results.by_ref().take(self.carried).collect();
+            for (stack, v) in stacks.iter_mut().zip(results) {
+                stack.push(v);
+            }
+        }
+        if stacks.iter().any(Vec::is_empty) {
+            return Ok(None);
+        }
+        for (k, list) in stacks.iter().enumerate() {
+            carried.push(stacked(cx, &format!("all{k}"), list, 0)?);
+        }
+        Ok(Some(carried))
+    }
+
+    fn decides(&self, input: usize) -> bool {
+        input < 2
+    }
 }
 
 fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
@@ -181,7 +261,6 @@ fn cases() -> Vec<Case> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::graph::op::concat::Concat;
     use crate::graph::op::pointwise::{Binary, Pointwise};
     use crate::graph::op::reshape::Reshape;
     use crate::graph::{Edit, Graph};

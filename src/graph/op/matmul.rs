@@ -5,12 +5,14 @@
 //! where it exceeds what a kernel can bind.
 
 use super::case::{Case, input};
+use super::parts::Parts;
+use super::reshape::Reshape;
 use super::{
     Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, as_usize, count, filled, onnx, operand,
     pointwise,
 };
 use crate::backend::kernel::Kernel;
-use crate::graph::rules;
+use crate::graph::{ValueId, rules};
 use crate::plan::lower::{Call, LowerCx, Pack};
 use crate::shape::{Dim, Fact, Shape, product};
 use crate::tensor::{DType, HostTensor};
@@ -159,6 +161,31 @@ impl Op for MatMul {
         true
     }
 
+    fn parts(&self, cx: &mut Parts<'_, '_>) -> OpResult<Option<Vec<ValueId>>> {
+        let (mut a, mut b) = (cx.input(0)?, cx.input(1)?);
+        let ranks = [a, b].map(|v| cx.fact(v).map(|f| f.shape.rank()));
+        let [left, right] = ranks;
+        let mut added = Vec::new();
+        if left? == 1 {
+            a = cx.unsqueeze("row", a, &[0])?;
+            added.push(-2);
+        }
+        if right? == 1 {
+            b = cx.unsqueeze("column", b, &[if self.trans_b { 0 } else { 1 }])?;
+            added.push(-1);
+        }
+        if added.is_empty() {
+            return Ok(None);
+        }
+        let y = cx.node("matrix", self.clone(), &[Some(a), Some(b)])?;
+        let axes = cx.ints("added", &added)?;
+        Ok(Some(vec![cx.node(
+            "vector",
+            Reshape::Squeeze,
+            &[Some(y), Some(axes)],
+        )?]))
+    }
+
     fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
         let (out, a, b) = (cx.out_fact(0)?.shape.clone(), cx.shape(0)?, cx.fact(1)?.clone());
         if a.rank() < 2 || b.shape.rank() < 2 {
@@ -285,12 +312,15 @@ fn integers([m, n, k]: [usize; 3], a: &[i64], b: &[i64], trans_b: bool, y: &mut 
 }
 
 /// How the batch index walks both operands: up to three joined batch axes.
-struct BatchWalk {
-    count: Dim,
+pub(super) struct BatchWalk {
+    /// Number of matrices.
+    pub count: Dim,
     /// Sizes of the two inner axes.
-    sizes: [Dim; 2],
-    a: [Dim; 3],
-    b: [Dim; 3],
+    pub sizes: [Dim; 2],
+    /// Strides of the left operand.
+    pub a: [Dim; 3],
+    /// Strides of the right operand.
+    pub b: [Dim; 3],
 }
 
 impl Default for BatchWalk {
@@ -307,7 +337,7 @@ impl Default for BatchWalk {
 
 impl BatchWalk {
     /// `tail` is the number of elements of one matrix.
-    fn new(out: &[Dim], a: &[Dim], tail_a: &Dim, b: &[Dim], tail_b: &Dim) -> OpResult<Self> {
+    pub fn new(out: &[Dim], a: &[Dim], tail_a: &Dim, b: &[Dim], tail_b: &Dim) -> OpResult<Self> {
         let (a, b, out) = (Shape(a.to_vec()), Shape(b.to_vec()), Shape(out.to_vec()));
         let joined = pointwise::join_axes(&out, &[&a, &b])?;
         if joined.sizes.len() > 3 {

@@ -4,11 +4,25 @@
 //! bits. Zero points and scales are scalars, one for each row of the left or one for each column of the right operand.
 
 use super::case::{Case, constant};
-use super::quantize_linear::quantize;
+use super::matmul::BatchWalk;
+use super::parts::Parts;
+use super::pointwise::Binary;
+use super::pointwise::import::{binary, cast, input as arg};
+use super::quantize_linear::{quantize, quantized};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, count, onnx, operand, room};
-use crate::graph::rules;
-use crate::shape::{Fact, Shape};
+use crate::backend::kernel::Kernel;
+use crate::graph::{ValueId, rules};
+use crate::plan::lower::{Call, LowerCx, Pack};
+use crate::shape::{Dim, Fact, Shape, product};
 use crate::tensor::{DType, HostTensor};
+
+static KERNEL: Kernel = crate::kernel!(matmul_integer {
+    m: U32, n: U32, k: U32, za_step: U32, zb_step: U32, batches: U32, n1: U32, n2: U32,
+    a0: U32, a1: U32, a2: U32, b0: U32, b1: U32, b2: U32,
+} [a: In Elem, b: OptionalIn Elem, w: OptionalIn Words, za: OptionalIn Elem, zb: OptionalIn Elem, y: Out Elem]);
+
+/// Rows that one work-item computes when there are many.
+const ROWS: i64 = 4;
 
 /// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -62,7 +76,7 @@ fn pick<T: Copy>(list: &[T], matrix: usize, line: usize, n: usize) -> OpResult<T
 }
 
 /// Products of all pairs of matrices: sums, and the scale of each.
-fn product(a: &Side<'_>, b: &Side<'_>) -> OpResult<(Vec<usize>, Vec<i64>, Vec<f32>)> {
+fn products(a: &Side<'_>, b: &Side<'_>) -> OpResult<(Vec<usize>, Vec<i64>, Vec<f32>)> {
     let out = rules::matmul(
         &Shape::fixed(a.shape),
         &Shape::fixed(b.shape),
@@ -137,12 +151,12 @@ impl Op for MatMulInteger {
         if *self == Self::Wide {
             let a = Side::new(operand(inputs, 0)?, optional(2), None)?;
             let b = Side::new(operand(inputs, 1)?, optional(3), None)?;
-            let (shape, sums, _) = product(&a, &b)?;
+            let (shape, sums, _) = products(&a, &b)?;
             return Ok(vec![HostTensor::from_ints(DType::I32, &shape, &sums)?]);
         }
         let a = Side::new(operand(inputs, 0)?, optional(2), optional(1))?;
         let b = Side::new(operand(inputs, 3)?, optional(5), optional(4))?;
-        let (shape, sums, scales) = product(&a, &b)?;
+        let (shape, sums, scales) = products(&a, &b)?;
         let (scale, zero) = (operand(inputs, 6)?.to_f32()?, operand(inputs, 7)?);
         let limits = if zero.dtype() == DType::I8 {
             (-128, 127)
@@ -166,6 +180,127 @@ impl Op for MatMulInteger {
         }
         Ok(vec![HostTensor::from_ints(zero.dtype(), &shape, &y)?])
     }
+
+    fn parts(&self, cx: &mut Parts<'_, '_>) -> OpResult<Option<Vec<ValueId>>> {
+        if *self == Self::Wide {
+            return Ok(None);
+        }
+        let (a, b) = (cx.input(0)?, cx.input(3)?);
+        let sums = cx.node("sums", Self::Wide, &[Some(a), Some(b), cx.opt(2), cx.opt(5)])?;
+        let rank = cx.fact(sums)?.shape.rank();
+        // A scale for each row stands in a column, where it is not one for all.
+        let column = |cx: &mut Parts<'_, '_>, i: usize| -> OpResult<ValueId> {
+            let scale = cx.input(i)?;
+            match cx.fact(scale)?.shape.0.as_slice() {
+                [n] if !n.is(1) && rank > 1 => cx.reshape(&format!("column{i}"), scale, &[-1, 1]),
+                _ => Ok(scale),
+            }
+        };
+        let (left, right) = (column(cx, 1)?, cx.input(4)?);
+        let (to, zero) = (column(cx, 6)?, column(cx, 7)?);
+        let float = |i| cast(DType::F32, arg(i));
+        let scales = binary(Binary::Mul, float(1), float(2));
+        let y = cx.pointwise(
+            "scaled",
+            binary(Binary::Mul, float(0), scales),
+            &[sums, left, right],
+        )?;
+        let dtype = cx.fact(zero)?.dtype;
+        let y = cx.pointwise(
+            "quantized",
+            quantized(arg(0), arg(1), Some(arg(2)), dtype)?,
+            &[y, to, zero],
+        )?;
+        Ok(Some(vec![y]))
+    }
+
+    fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
+        if *self == Self::Scaled {
+            return Err(OpError::NoKernel("QLinearMatMul runs as its parts".to_owned()));
+        }
+        let (out, a, b) = (cx.out_fact(0)?.shape.clone(), cx.shape(0)?, cx.fact(1)?.clone());
+        let ([batch @ .., m, n], [batch_a @ .., _, k]) = (out.0.as_slice(), a.0.as_slice()) else {
+            return Err(OpError::NoKernel(format!(
+                "a product of {a} and {}, of one axis",
+                b.shape
+            )));
+        };
+        let Some((batch_b, tail_b)) = b.shape.rank().checked_sub(2).map(|r| b.shape.0.split_at(r)) else {
+            return Err(OpError::NoKernel(format!(
+                "a product of {a} and {}, of one axis",
+                b.shape
+            )));
+        };
+        // A zero point for all, or one for each line; with one matrix on the right, all rows are those of one product.
+        let step = |cx: &LowerCx<'_>, i: usize, lines: &Dim, alone: bool| -> OpResult<i64> {
+            if !cx.has(i) {
+                return Ok(0);
+            }
+            let shape = cx.shape(i)?;
+            match shape.0.as_slice() {
+                _ if shape.count()?.is(1) => Ok(0),
+                [one] if alone && one == lines => Ok(1),
+                _ => Err(OpError::NoKernel(format!("zero points of shape {shape}"))),
+            }
+        };
+        let za = step(cx, 2, m, product(batch)?.is(1))?;
+        let zb = step(cx, 3, n, true)?;
+        let one_matrix = batch_b.is_empty() && za == 0;
+        let (rows, walk) = if one_matrix {
+            (product(batch)?.mul(m)?, BatchWalk::default())
+        } else {
+            let walk = BatchWalk::new(batch, batch_a, &m.mul(k)?, batch_b, &product(tail_b)?)?;
+            (m.clone(), walk)
+        };
+        let whole = one_matrix && b.as_const().is_some() && n.exact_div(&4.into()).is_some();
+        let bytes = if whole {
+            Some(cx.weight(1, Pack::Bytes)?)
+        } else {
+            None
+        };
+        let matrix = if whole { None } else { Some(cx.input(1)?) };
+        let mut call = Call::new(&KERNEL, 64)
+            .operand(cx.input(0)?)
+            .optional(matrix)
+            .optional(bytes);
+        for i in [2, 3] {
+            call = call.optional(if cx.has(i) { Some(cx.input(i)?) } else { None });
+        }
+        call = call
+            .operand(cx.output(0)?)
+            .field(&rows)
+            .field(n)
+            .field(k)
+            .field(Dim::from(za))
+            .field(Dim::from(zb))
+            .field(&walk.count);
+        for d in walk.sizes.iter().chain(&walk.a).chain(&walk.b) {
+            call = call.field(d);
+        }
+        if !whole {
+            let pairs = walk.count.mul(&rows)?.mul(n)?.ceil_div(2 * 64)?;
+            return cx.emit(call.grid(pairs, 1, 1));
+        }
+        if b.dtype == DType::I8 {
+            call = call.define("SIGNED", 1);
+        }
+        let tile = if rows.is(1) { 1 } else { ROWS };
+        call = call.define("ROWS", tile);
+        // One row has room for more columns.
+        let vectors = if tile == 1 { [4, 2, 1] } else { [1, 1, 1] };
+        let wide = vectors
+            .into_iter()
+            .find(|v| n.exact_div(&(16 * v).into()).is_some());
+        call = match wide.filter(|_| cx.caps().explicit_vectors()) {
+            Some(v) => {
+                call.workgroup(4)
+                    .define("VECTORS", v)
+                    .grid(n.ceil_div(16 * v * 4)?, rows.ceil_div(tile)?, 1)
+            }
+            None => call.grid(n.ceil_div(4 * 64)?, rows.ceil_div(tile)?, 1),
+        };
+        cx.emit(call.may_be_padded())
+    }
 }
 
 fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
@@ -180,7 +315,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 pub static DEF: OpDef = OpDef {
     onnx: &[onnx("MatMulInteger", 10), onnx("QLinearMatMul", 10)],
     import,
-    kernels: &[],
+    kernels: &[&KERNEL],
     cases,
 };
 
@@ -188,20 +323,31 @@ fn cases() -> Vec<Case> {
     let ints = |dtype, shape: &[usize]| {
         let data: Vec<i64> = (0i64..)
             .take(shape.iter().product())
-            .map(|v| v * 37 % 101)
+            .map(|v| v * 37 % 251 - if dtype == DType::I8 { 125 } else { 0 })
             .collect();
         HostTensor::from_ints(dtype, shape, &data).ok().map(constant)
     };
-    let inputs: Option<Vec<_>> = [
-        ints(DType::U8, &[2, 3, 5]),
-        ints(DType::I8, &[5, 4]),
-        ints(DType::U8, &[]),
-        ints(DType::I8, &[4]),
+    let case = |a: (DType, &[usize]), b: (DType, &[usize]), zeros: &[(DType, &[usize])], given: bool| {
+        let operands = [a, b].into_iter().chain(zeros.iter().copied());
+        let inputs: Option<Vec<_>> = operands.map(|(dtype, shape)| ints(dtype, shape)).collect();
+        let mut inputs = inputs?;
+        inputs.iter_mut().take(2).for_each(|x| x.is_const = false);
+        if let Some(b) = inputs.get_mut(1) {
+            b.is_const = given;
+        }
+        Some(Case::new(MatMulInteger::Wide, inputs))
+    };
+    let (u, i) = (DType::U8, DType::I8);
+    [
+        case((u, &[2, 3, 5]), (i, &[5, 4]), &[(u, &[]), (i, &[4])], false),
+        case((u, &[2, 3, 5]), (i, &[5, 4]), &[(u, &[]), (i, &[4])], true),
+        case((u, &[1, 33]), (i, &[33, 128]), &[(u, &[]), (i, &[])], true),
+        case((i, &[1, 33]), (u, &[33, 96]), &[], true),
+        case((u, &[7, 65]), (u, &[65, 48]), &[(u, &[7]), (u, &[48])], true),
+        case((u, &[5, 17]), (i, &[17, 20]), &[(u, &[1])], true),
+        case((i, &[2, 3, 5]), (i, &[2, 5, 7]), &[(i, &[]), (i, &[7])], false),
     ]
     .into_iter()
-    .collect();
-    inputs
-        .map(|i| Case::new(MatMulInteger::Wide, i).host_only("no kernel"))
-        .into_iter()
-        .collect()
+    .flatten()
+    .collect()
 }

@@ -3,11 +3,13 @@
 //! Adding one is a file here, a word in the `ops!` list below, and its kernel pair.
 
 use crate::backend::kernel::Kernel;
+use crate::graph::ValueId;
 use crate::graph::body::Body;
 use crate::graph::rules;
 use crate::plan::lower::LowerCx;
 use crate::shape::{Constraints, Dim, DimError, Fact, MAX_KNOWN, Shape, Symbol};
 use crate::tensor::{DType, HostTensor, TensorError};
+use parts::Parts;
 use std::any::Any;
 use std::cell::RefCell;
 use std::fmt::Debug;
@@ -436,6 +438,12 @@ pub trait Op: DynOp + Debug + Send + Sync {
         false
     }
 
+    /// Makes the nodes of other operators that the operator is made of, and returns the values of its results; those that nothing
+    /// reads may be missing at the end. `None`, as here, where a device takes the operator as it is. The operands are given.
+    fn parts(&self, _cx: &mut Parts<'_, '_>) -> OpResult<Option<Vec<ValueId>>> {
+        Ok(None)
+    }
+
     /// True for an operator that runs graphs of its own, so that derivation cannot know what an evaluation takes.
     fn runs_graphs(&self) -> bool {
         false
@@ -445,6 +453,12 @@ pub trait Op: DynOp + Debug + Send + Sync {
     /// need not exist at run time.
     fn reads(&self, _input: usize) -> bool {
         true
+    }
+
+    /// True for an operand whose elements decide shapes or the choice of kernels, so that a device does well to know them when it
+    /// plans. Of an operand that is not read only its shape or type may be used: then this is false too.
+    fn decides(&self, input: usize) -> bool {
+        !self.reads(input)
     }
 
     /// True for an operand whose elements the operator only moves, repeats or leaves out, where its other operands say, so
@@ -552,6 +566,7 @@ macro_rules! ops {
 }
 
 pub mod case;
+pub mod parts;
 pub mod window;
 
 ops! {

@@ -6,8 +6,13 @@
 //! Computation is in `f32` whatever `stash_type` says.
 
 use super::case::{Case, input};
+use super::parts::Parts;
+use super::pointwise::import::{binary, cast, input as arg, number, unary};
+use super::pointwise::{Binary, Unary};
+use super::reduce::{Kind, Reduce};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, axis, onnx, operand, pointwise};
 use crate::backend::kernel::Kernel;
+use crate::graph::ValueId;
 use crate::plan::lower::{Call, LowerCx};
 use crate::shape::{Dim, Fact, Shape, product};
 use crate::tensor::{DType, HostTensor};
@@ -270,6 +275,37 @@ impl Op for Norm {
             }
         }
         Ok(out)
+    }
+
+    fn parts(&self, cx: &mut Parts<'_, '_>) -> OpResult<Option<Vec<ValueId>>> {
+        let Over::Layer { axis: from } = self.over else {
+            return Ok(None);
+        };
+        if self.results < 2 {
+            return Ok(None);
+        }
+        let x = cx.input(0)?;
+        let fact = cx.fact(x)?;
+        let rank = fact.shape.rank();
+        let over_axes = Reduce {
+            kind: Kind::Mean,
+            axes: Some((0i64..).take(rank).skip(axis(from, rank).unwrap_or(0)).collect()),
+            keep: true,
+            noop_without_axes: true,
+        };
+        let whole = Self { results: 1, ..*self };
+        let y = cx.node("normal", whole, &[Some(x), cx.opt(1), cx.opt(2)])?;
+        let x = match fact.dtype {
+            DType::F32 => x,
+            _ => cx.pointwise("Cast", cast(DType::F32, arg(0)), &[x])?,
+        };
+        let mean = cx.node("mean", over_axes.clone(), &[Some(x)])?;
+        let off = binary(Binary::Sub, arg(0), arg(1));
+        let squares = cx.pointwise("squares", binary(Binary::Mul, off.clone(), off), &[x, mean])?;
+        let variance = cx.node("variance", over_axes, &[Some(squares)])?;
+        let deviation = unary(Unary::Sqrt, binary(Binary::Add, arg(0), number(self.epsilon)));
+        let inverse = cx.pointwise("inverse", unary(Unary::Reciprocal, deviation), &[variance])?;
+        Ok(Some(vec![y, mean, inverse]))
     }
 
     fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {

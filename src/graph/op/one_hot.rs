@@ -3,9 +3,14 @@
 //! Operands: indices, depth, and the values off and on. An index outside of -depth to depth - 1 points nowhere.
 
 use super::case::{Case, constant, input};
+use super::gather::Gather;
+use super::parts::Parts;
+use super::pointwise::import::{binary, cast, input as arg, select};
+use super::pointwise::{Binary, Expr};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, axis, onnx, operand};
+use crate::graph::ValueId;
 use crate::shape::{Dim, Fact, Shape};
-use crate::tensor::HostTensor;
+use crate::tensor::{DType, HostTensor};
 
 /// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -93,6 +98,42 @@ impl Op for OneHot {
         }
         Ok(vec![HostTensor::from_bytes(values.dtype(), &shape, &out)?])
     }
+
+    fn parts(&self, cx: &mut Parts<'_, '_>) -> OpResult<Option<Vec<ValueId>>> {
+        let (index, values) = (cx.input(0)?, cx.input(2)?);
+        let fact = cx.fact(index)?;
+        let Some(depth) = cx.fact(cx.input(1)?)?.as_const().map(|t| depth(t)).transpose()? else {
+            return Ok(None);
+        };
+        let rank = fact.shape.rank() + 1;
+        let a = axis(self.axis, rank)?;
+        let size = i64::try_from(depth).unwrap_or(i64::MAX);
+        let mut shape = vec![1; rank];
+        if let Some(n) = shape.get_mut(a) {
+            *n = depth;
+        }
+        let places: Vec<i64> = (0..size).collect();
+        let places = cx.constant("places", HostTensor::from_ints(DType::I32, &shape, &places)?);
+        let index = cx.pointwise("index", cast(DType::I32, arg(0)), &[index])?;
+        let index = cx.unsqueeze("lines", index, &[i64::try_from(a).unwrap_or(i64::MAX)])?;
+        let mut ends = Vec::new();
+        for (i, name) in [(0, "off"), (1, "on")] {
+            let at = cx.constant(&format!("{name}/at"), HostTensor::from_i64(&[], &[i])?);
+            ends.push(cx.node(name, Gather { axis: 0 }, &[Some(values), Some(at)])?);
+        }
+        let [off, on] = <[ValueId; 2]>::try_from(ends).unwrap_or([values; 2]);
+        #[expect(clippy::cast_precision_loss, reason = "an integer constant")]
+        let count = Expr::Const(size as f64, DType::I32);
+        let below = binary(Binary::Less, arg(0), Expr::Const(0.0, DType::I32));
+        let from_front = select(below, binary(Binary::Add, arg(0), count), arg(0));
+        let hot = binary(Binary::Equal, from_front, arg(1));
+        let y = cx.pointwise("hot", select(hot, arg(2), arg(3)), &[index, places, on, off])?;
+        Ok(Some(vec![y]))
+    }
+
+    fn decides(&self, input: usize) -> bool {
+        input == 1
+    }
 }
 
 fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
@@ -117,7 +158,7 @@ fn cases() -> Vec<Case> {
             input(&[]).values(&[5]).constant(),
             values.clone().ok()?,
         ];
-        Some(Case::new(OneHot { axis }, inputs).host_only("no kernel"))
+        Some(Case::new(OneHot { axis }, inputs))
     };
     [case(-1), case(1)].into_iter().flatten().collect()
 }

@@ -7,8 +7,9 @@
 //! Opsets from 6 on. Before 7 the second operand has the axis that it is aligned with as an attribute; from 7 on broadcasting is
 //! multidirectional. `Cast` to and from strings is refused.
 
+use super::parts::Parts;
 use super::{InferCx, Inputs, Op, OpDef, OpError, OpResult, operand};
-use crate::graph::rules;
+use crate::graph::{ValueId, rules};
 use crate::plan::lower::LowerCx;
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::{DType, HostTensor};
@@ -16,8 +17,9 @@ use std::fmt;
 
 mod cases;
 mod dims;
+mod finite;
 mod functions;
-mod import;
+pub(super) mod import;
 mod legacy;
 mod lower;
 
@@ -578,6 +580,10 @@ impl Op for Pointwise {
 
     fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
         lower::emit(&self.expr, cx)
+    }
+
+    fn parts(&self, cx: &mut Parts<'_, '_>) -> OpResult<Option<Vec<ValueId>>> {
+        finite::parts(self, cx)
     }
 
     fn keeps_precision(&self) -> bool {

@@ -4,10 +4,23 @@
 //! for each block of an axis; `DynamicQuantizeLinear` from 11. Integers of 8 bits, and of 32 for `DequantizeLinear`.
 
 use super::case::{Case, constant, input};
+use super::parts::Parts;
+use super::pointwise::import::{binary, cast, input as arg, number, unary};
+use super::pointwise::{Binary, Expr, Unary};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, around, axis, onnx, operand};
+use crate::backend::kernel::Kernel;
+use crate::graph::ValueId;
 use crate::graph::onnx::dtype_of;
-use crate::shape::{Fact, Shape};
+use crate::plan::lower::{Call, LowerCx};
+use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::{DType, HostTensor};
+
+static DYNAMIC: Kernel = crate::kernel!(dynamic_quantize { count: U32 } [
+    x: In Elem, y: Out Elem, scale: Out Elem, zero: Out Elem,
+]);
+
+/// Work-items of the one work-group that finds a range.
+const WORK_GROUP: u32 = 64;
 
 /// Where the scale of an element stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -153,6 +166,92 @@ pub struct DequantizeLinear {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DynamicQuantizeLinear;
 
+/// The scale and zero point of a node as `x` broadcasts them, in `f32`.
+struct Spread {
+    x: ValueId,
+    /// The shape of the result, where `x` has been given blocks as axes of their own.
+    shape: Option<Vec<i64>>,
+    /// `x`, scale, and zero point if there is one.
+    operands: Vec<ValueId>,
+}
+
+impl Spread {
+    /// `None` for blocks that do not divide an axis of fixed size.
+    fn new(cx: &mut Parts<'_, '_>, grid: Grid) -> OpResult<Option<Self>> {
+        let (x, scale) = (cx.input(0)?, cx.input(1)?);
+        let (fact, scales) = (cx.fact(x)?.shape, cx.fact(scale)?.shape);
+        let mut list = vec![scale];
+        list.extend(cx.opt(2));
+        let plain = |list: Vec<ValueId>, x| Self {
+            x,
+            shape: None,
+            operands: list,
+        };
+        if grid.block == 0 {
+            if scales.rank() == 0 || scales.0.as_slice() == [1.into()] {
+                return Ok(Some(plain(list, x)));
+            }
+            let behind = fact.rank() - 1 - axis(grid.axis, fact.rank())?;
+            let mut shape = vec![-1];
+            shape.resize(1 + behind, 1);
+            let spread = list.iter().enumerate();
+            let spread = spread.map(|(i, v)| cx.reshape(&format!("spread{i}"), *v, &shape));
+            return Ok(Some(plain(spread.collect::<OpResult<_>>()?, x)));
+        }
+        let at = axis(grid.axis, fact.rank())?;
+        let fixed = |shape: &Shape| -> Option<Vec<i64>> { shape.0.iter().map(Dim::as_const).collect() };
+        let (Some(full), Some(mut one)) = (fixed(&fact), fixed(&scales)) else {
+            return Ok(None);
+        };
+        let (Some(n), Some(blocks)) = (full.get(at).copied(), one.get(at).copied()) else {
+            return Ok(None);
+        };
+        if blocks.checked_mul(grid.block) != Some(n) {
+            return Ok(None);
+        }
+        let mut split = full.clone();
+        split.splice(at..=at, [blocks, grid.block]);
+        one.insert(at + 1, 1);
+        let spread = list.iter().enumerate();
+        let spread = spread.map(|(i, v)| cx.reshape(&format!("spread{i}"), *v, &one));
+        let list = spread.collect::<OpResult<_>>()?;
+        let x = cx.reshape("blocks", x, &split)?;
+        Ok(Some(Self {
+            shape: Some(full),
+            ..plain(list, x)
+        }))
+    }
+
+    /// An expression of x, scale and zero point.
+    fn apply(
+        mut self,
+        cx: &mut Parts<'_, '_>,
+        expr: impl FnOnce(Option<Expr>) -> OpResult<Expr>,
+    ) -> OpResult<Vec<ValueId>> {
+        let zero = (self.operands.len() > 1).then(|| arg(2));
+        self.operands.insert(0, self.x);
+        let y = cx.pointwise("scaled", expr(zero)?, &self.operands)?;
+        Ok(vec![match &self.shape {
+            Some(shape) => cx.reshape("joined", y, shape)?,
+            None => y,
+        }])
+    }
+}
+
+/// `round(x / scale) + zero`, kept inside an integer type.
+pub(super) fn quantized(x: Expr, scale: Expr, zero: Option<Expr>, dtype: DType) -> OpResult<Expr> {
+    let (low, high) = limits(dtype)?;
+    #[expect(clippy::cast_precision_loss, reason = "limits of 8 bits")]
+    let [low, high] = [low, high].map(|v| number(v as f32));
+    let float = |e| cast(DType::F32, e);
+    let rounded = unary(Unary::Round, binary(Binary::Div, float(x), float(scale)));
+    let moved = zero
+        .into_iter()
+        .fold(rounded, |y, z| binary(Binary::Add, y, float(z)));
+    let kept = binary(Binary::Min, binary(Binary::Max, moved, low), high);
+    Ok(cast(dtype, kept))
+}
+
 impl Op for QuantizeLinear {
     fn name(&self) -> &str {
         "QuantizeLinear"
@@ -199,6 +298,17 @@ impl Op for QuantizeLinear {
             .collect();
         Ok(vec![HostTensor::from_ints(dtype, x.shape(), &y)?])
     }
+
+    fn parts(&self, cx: &mut Parts<'_, '_>) -> OpResult<Option<Vec<ValueId>>> {
+        let zero = cx.opt(2).map(|z| cx.fact(z)).transpose()?;
+        let dtype = self.dtype.or(zero.map(|z| z.dtype)).unwrap_or(DType::U8);
+        let Some(spread) = Spread::new(cx, self.grid)? else {
+            return Ok(None);
+        };
+        Ok(Some(
+            spread.apply(cx, |zero| quantized(arg(0), arg(1), zero, dtype))?,
+        ))
+    }
 }
 
 impl Op for DequantizeLinear {
@@ -241,6 +351,22 @@ impl Op for DequantizeLinear {
             &y,
         )?])
     }
+
+    fn parts(&self, cx: &mut Parts<'_, '_>) -> OpResult<Option<Vec<ValueId>>> {
+        let dtype = self.dtype.unwrap_or(cx.fact(cx.input(1)?)?.dtype);
+        let Some(spread) = Spread::new(cx, self.grid)? else {
+            return Ok(None);
+        };
+        let wide = |e| cast(DType::I32, e);
+        let y = spread.apply(cx, |zero| {
+            let from = zero
+                .into_iter()
+                .fold(wide(arg(0)), |x, z| binary(Binary::Sub, x, wide(z)));
+            let scaled = binary(Binary::Mul, cast(DType::F32, from), cast(DType::F32, arg(1)));
+            Ok(cast(dtype, scaled))
+        })?;
+        Ok(Some(y))
+    }
 }
 
 impl Op for DynamicQuantizeLinear {
@@ -282,6 +408,15 @@ impl Op for DynamicQuantizeLinear {
             HostTensor::from_f32(&[], &[scale])?,
             HostTensor::from_ints(DType::U8, &[], &[zero])?,
         ])
+    }
+
+    fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
+        let count = cx.shape(0)?.count()?;
+        let mut call = Call::new(&DYNAMIC, WORK_GROUP).operand(cx.input(0)?);
+        for (i, dtype) in [(0, DType::I32), (1, DType::F32), (2, DType::I32)] {
+            call = call.operand(cx.result(i, dtype, &count)?);
+        }
+        cx.emit(call.field(&count))
     }
 }
 
@@ -328,7 +463,7 @@ pub static DEF: OpDef = OpDef {
         onnx("DynamicQuantizeLinear", 11),
     ],
     import,
-    kernels: &[],
+    kernels: &[&DYNAMIC],
     cases,
 };
 
@@ -358,15 +493,25 @@ fn cases() -> Vec<Case> {
             vec![input(&[3, 5, 2]), scale(&[5])],
         ),
         Case::new(DynamicQuantizeLinear, vec![input(&[7, 3])]),
+        Case::new(DynamicQuantizeLinear, vec![input(&[3, 131]).range(0.5, 9.0)]),
+        Case::new(DynamicQuantizeLinear, vec![input(&[5]).range(0.0, 0.0)]),
     ];
-    if let (Some(x), Some(zero)) = (ints(DType::U8, &[2, 7]), ints(DType::U8, &[2, 3])) {
+    for (n, uneven) in [(6, false), (7, true)] {
+        let (Some(x), Some(zero)) = (ints(DType::U8, &[2, n]), ints(DType::U8, &[2, n.div_ceil(3)])) else {
+            continue;
+        };
         let op = DequantizeLinear {
             grid: Grid { axis: 1, block: 3 },
             dtype: None,
         };
-        all.push(Case::new(op, vec![x, scale(&[2, 3]), zero]));
+        let case = Case::new(op, vec![x, scale(&[2, n.div_ceil(3)]), zero]);
+        all.push(if uneven {
+            case.host_only("blocks that do not divide the axis")
+        } else {
+            case
+        });
     }
-    all.into_iter().map(|case| case.host_only("no kernel")).collect()
+    all
 }
 
 #[cfg(test)]

@@ -4,8 +4,15 @@
 //! the batch `[batch, sequence, half]` or, with positions as operand 3, a table `[positions, half]`.
 
 use super::case::{Case, input};
+use super::concat::Concat;
+use super::gather::Gather;
 use super::gather_elements::wrap;
+use super::parts::Parts;
+use super::pointwise::Binary;
+use super::pointwise::import::{binary, input as arg};
+use super::slice::Slice;
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, fit, onnx, operand};
+use crate::graph::ValueId;
 use crate::shape::{Dim, Fact};
 use crate::tensor::HostTensor;
 
@@ -139,6 +146,94 @@ impl Op for RotaryEmbedding {
         }
         Ok(vec![HostTensor::from_floats(x.dtype(), x.shape(), &y)?])
     }
+
+    fn parts(&self, cx: &mut Parts<'_, '_>) -> OpResult<Option<Vec<ValueId>>> {
+        let x = cx.input(0)?;
+        let shape = cx.fact(x)?.shape;
+        let together = shape.rank() == 3;
+        let heads = i64::try_from(self.heads).unwrap_or(i64::MAX);
+        let Some(joined) = shape.0.last().and_then(Dim::as_const) else {
+            return Ok(None);
+        };
+        let (x, size) = if together {
+            let size = joined / heads.max(1);
+            (cx.reshape("heads", x, &[0, 0, heads, size])?, size)
+        } else {
+            (x, joined)
+        };
+        let rotated = i64::try_from(self.rotated)
+            .ok()
+            .filter(|n| *n > 0)
+            .unwrap_or(size);
+        let half = rotated / 2;
+        let mut angles = Vec::new();
+        for (i, name) in [(1, "cos"), (2, "sin")] {
+            let table = cx.input(i)?;
+            let lines = match cx.opt(3) {
+                Some(at) => cx.node(
+                    &format!("{name}/lines"),
+                    Gather { axis: 0 },
+                    &[Some(table), Some(at)],
+                )?,
+                None => table,
+            };
+            angles.push(cx.unsqueeze(name, lines, &[if together { 2 } else { 1 }])?);
+        }
+        let [first, second] = if self.interleaved {
+            [[0, rotated, 2], [1, rotated, 2]]
+        } else {
+            [[0, half, 1], [half, 2 * half, 1]]
+        };
+        let (a, b) = (slice(cx, "first", x, first)?, slice(cx, "second", x, second)?);
+        let turned = |cx: &mut Parts<'_, '_>, what: &str, f, a, b| {
+            let terms = [
+                binary(Binary::Mul, arg(0), arg(2)),
+                binary(Binary::Mul, arg(1), arg(3)),
+            ];
+            let [p, q] = terms;
+            let operands = [a, b]
+                .into_iter()
+                .chain(angles.iter().copied())
+                .collect::<Vec<_>>();
+            cx.pointwise(what, binary(f, p, q), &operands)
+        };
+        let mut parts = vec![
+            turned(cx, "left", Binary::Sub, a, b)?,
+            turned(cx, "right", Binary::Add, b, a)?,
+        ];
+        if self.interleaved {
+            for (x, name) in parts.iter_mut().zip(["left/pairs", "right/pairs"]) {
+                *x = cx.unsqueeze(name, *x, &[4])?;
+            }
+            let pairs: Vec<_> = parts.iter().copied().map(Some).collect();
+            let pairs = cx.node("pairs", Concat { axis: -1 }, &pairs)?;
+            parts = vec![cx.reshape("turned", pairs, &[0, 0, 0, rotated])?];
+        }
+        if 2 * half < size {
+            parts.push(slice(cx, "rest", x, [2 * half, size, 1])?);
+        }
+        let mut y = match parts.as_slice() {
+            [one] => *one,
+            list => {
+                let list: Vec<_> = list.iter().copied().map(Some).collect();
+                cx.node("whole", Concat { axis: -1 }, &list)?
+            }
+        };
+        if together {
+            y = cx.reshape("joined", y, &[0, 0, joined])?;
+        }
+        Ok(Some(vec![y]))
+    }
+}
+
+/// Elements of the last axis from `start` to `end`, `step` apart.
+fn slice(cx: &mut Parts<'_, '_>, what: &str, x: ValueId, range: [i64; 3]) -> OpResult<ValueId> {
+    let mut operands = vec![Some(x)];
+    let [start, end, step] = range;
+    for (name, v) in [("start", start), ("end", end), ("axis", -1), ("step", step)] {
+        operands.push(Some(cx.ints(&format!("{what}/{name}"), &[v])?));
+    }
+    cx.node(what, Slice, &operands)
 }
 
 fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
@@ -169,7 +264,16 @@ fn cases() -> Vec<Case> {
         heads: 2,
     };
     let inputs = vec![input(&[2, 3, 16]), table(), table(), input(&[2, 3]).ints(0, 8)];
-    vec![Case::new(op, inputs).host_only("no kernel")]
+    let apart = RotaryEmbedding {
+        interleaved: true,
+        rotated: 6,
+        heads: 0,
+    };
+    let lines = || input(&[2, 5, 3]);
+    vec![
+        Case::new(op, inputs),
+        Case::new(apart, vec![input(&[2, 3, 5, 8]), lines(), lines()]),
+    ]
 }
 
 #[cfg(test)]

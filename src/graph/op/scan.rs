@@ -4,11 +4,15 @@
 //! the next values, and slices of results.
 
 use super::case::Case;
-use super::loop_body::{empty, stack};
+use super::gather::Gather;
+use super::loop_body::{empty, stack, stacked, unrolls};
+use super::parts::Parts;
 use super::transpose::Transpose;
 use super::{
-    Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, axis, gather_strided, onnx, operand, strides,
+    Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, as_usize, axis, gather_strided, onnx, operand,
+    strides,
 };
+use crate::graph::ValueId;
 use crate::graph::body::Body;
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::HostTensor;
@@ -153,6 +157,46 @@ impl Op for Scan {
             carried.extend(Transpose { perm: Some(perm) }.eval(&[Some(&all)])?);
         }
         Ok(carried)
+    }
+
+    fn parts(&self, cx: &mut Parts<'_, '_>) -> OpResult<Option<Vec<ValueId>>> {
+        let mut carried = (0..self.carried)
+            .map(|i| cx.input(i))
+            .collect::<OpResult<Vec<_>>>()?;
+        let (mut length, mut sliced) = (None, Vec::new());
+        for (i, (a, backwards)) in self.inputs.iter().enumerate() {
+            let x = cx.input(self.carried + i)?;
+            let shape = cx.fact(x)?.shape;
+            let a = axis(a, shape.rank())?;
+            length = shape.0.get(a).and_then(as_usize);
+            sliced.push((x, a, backwards));
+        }
+        let Some(n) = length.filter(|n| unrolls(&self.body, *n)) else {
+            return Ok(None);
+        };
+        let mut lists = vec![Vec::with_capacity(n); self.outputs.axes.len()];
+        for run in 0..n {
+            let mut given = carried.clone();
+            for (i, (x, a, backwards)) in sliced.iter().enumerate() {
+                let at = if *backwards { n - 1 - run } else { run };
+                let at = HostTensor::from_i64(&[], &[i64::try_from(at).unwrap_or(i64::MAX)])?;
+                let at = cx.constant(&format!("at{i}_{run}"), at);
+                let axis = i64::try_from(*a).unwrap_or(i64::MAX);
+                given.push(cx.node(&format!("slice{i}_{run}"), Gather { axis }, &[Some(*x), Some(at)])?);
+            }
+            let mut results = cx.inline(&format!("run{run}"), &self.body, &given)?.into_iter();
+            carried = results.by_ref().take(self.carried).collect();
+            for (list, v) in lists.iter_mut().zip(results) {
+                list.push(v);
+            }
+        }
+        for (k, (mut list, (a, backwards))) in lists.into_iter().zip(self.outputs.iter()).enumerate() {
+            if backwards {
+                list.reverse();
+            }
+            carried.push(stacked(cx, &format!("all{k}"), &list, a)?);
+        }
+        Ok(Some(carried))
     }
 }
 

@@ -49,6 +49,10 @@ impl Op for ShapeOf {
     fn reads(&self, _: usize) -> bool {
         false
     }
+
+    fn decides(&self, _: usize) -> bool {
+        false
+    }
 }
 
 fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {

@@ -28,6 +28,10 @@ impl Op for SizeOf {
     fn reads(&self, _: usize) -> bool {
         false
     }
+
+    fn decides(&self, _: usize) -> bool {
+        false
+    }
 }
 
 fn import(_: &dyn Attributes) -> OpResult<Box<dyn Op>> {

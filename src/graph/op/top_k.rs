@@ -5,11 +5,18 @@
 
 use super::case::{Case, input};
 use super::{
-    Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, around, axis, one_int, onnx, operand,
+    Attributes, InferCx, Inputs, MOST_LOOPS, Op, OpDef, OpError, OpResult, around, axis, one_int, onnx,
+    operand, split_at,
 };
+use crate::backend::kernel::Kernel;
+use crate::plan::lower::{Call, LowerCx};
 use crate::shape::Fact;
 use crate::tensor::{DType, HostTensor};
 use std::cmp::Ordering;
+
+static KERNEL: Kernel = crate::kernel!(top_k {
+    count: U32, n: U32, inner: U32, kept: U32,
+} [x: In Elem, y: Out Single, at: Out Single]);
 
 /// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -114,6 +121,31 @@ impl Op for TopK {
         ])
     }
 
+    fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
+        let x = cx.fact(0)?.shape.clone();
+        let a = axis(self.axis, x.rank())?;
+        let (outer, n, inner) = split_at(&x, a)?;
+        let kept = cx.out_fact(0)?.shape.0.get(a).cloned().unwrap_or_default();
+        if n.as_const().is_none_or(|n| n > MOST_LOOPS) {
+            return Err(OpError::NoKernel(format!("the largest of {n} elements")));
+        }
+        let count = outer.mul(&n)?.mul(&inner)?;
+        let at = cx.result(1, DType::I32, &outer.mul(&kept)?.mul(&inner)?)?;
+        let mut call = Call::new(&KERNEL, 64)
+            .operand(cx.input(0)?)
+            .operand(cx.output(0)?)
+            .operand(at)
+            .grid(count.ceil_div(64)?, 1, 1)
+            .field(&count)
+            .field(&n)
+            .field(&inner)
+            .field(&kept);
+        if self.largest {
+            call = call.define("LARGEST", 1);
+        }
+        cx.emit(call)
+    }
+
     fn reads(&self, input: usize) -> bool {
         input == 0
     }
@@ -137,7 +169,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 pub static DEF: OpDef = OpDef {
     onnx: &[onnx("TopK", 1)],
     import,
-    kernels: &[],
+    kernels: &[&KERNEL],
     cases,
 };
 
@@ -152,11 +184,18 @@ fn cases() -> Vec<Case> {
             },
             inputs,
         )
-        .host_only("no kernel")
     };
     vec![
         case(&[3, 9], -1, true, 4),
         case(&[5, 2, 3], 0, false, 5),
-        case(&[7], 0, true, 0),
+        case(&[3, 130], 1, true, 130),
+        Case::new(
+            TopK {
+                axis: 1,
+                k: Some(3),
+                largest: false,
+            },
+            vec![input(&[4, 9]).ints(-3, 3)],
+        ),
     ]
 }

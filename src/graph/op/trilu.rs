@@ -2,8 +2,17 @@
 
 use super::case::{Case, input};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, one_int, onnx, operand};
-use crate::shape::Fact;
+use crate::backend::kernel::Kernel;
+use crate::plan::lower::{Call, LowerCx};
+use crate::shape::{Dim, Fact};
 use crate::tensor::HostTensor;
+
+static KERNEL: Kernel = crate::kernel!(trilu {
+    count: U32, rows: U32, cols: U32, diagonal: I32,
+} [x: In Elem, y: Out Elem]);
+
+/// A diagonal that leaves every matrix.
+const FAR: i64 = 1 << 30;
 
 /// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,6 +56,38 @@ impl Op for Trilu {
         Ok(vec![HostTensor::from_bytes(x.dtype(), x.shape(), &bytes)?])
     }
 
+    fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
+        let shape = cx.shape(0)?;
+        let [.., rows, cols] = shape.0.as_slice() else {
+            return Err(OpError::expected("rank", "2 or more", shape.rank()));
+        };
+        let mut diagonal = Dim::from(0);
+        if cx.has(1) {
+            let [one] = <[Dim; 1]>::try_from(cx.dims(1)?)
+                .map_err(|list| OpError::expected("diagonal", "one integer", list.len()))?;
+            // Beyond every matrix is as far as can be.
+            diagonal = one.as_const().map_or(one.clone(), |k| k.clamp(-FAR, FAR).into());
+        }
+        let count = shape.count()?;
+        let mut call = Call::new(&KERNEL, 64)
+            .operand(cx.input(0)?)
+            .operand(cx.output(0)?)
+            .grid(count.ceil_div(2 * 64)?, 1, 1)
+            .field(&count)
+            .field(rows)
+            .field(cols)
+            .field(&diagonal)
+            .may_work_in_place();
+        if self.upper {
+            call = call.define("UPPER", 1);
+        }
+        cx.emit(call)
+    }
+
+    fn reads(&self, input: usize) -> bool {
+        input == 0
+    }
+
     fn moves(&self, input: usize) -> bool {
         input == 0
     }
@@ -62,7 +103,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 pub static DEF: OpDef = OpDef {
     onnx: &[onnx("Trilu", 14)],
     import,
-    kernels: &[],
+    kernels: &[&KERNEL],
     cases,
 };
 
@@ -72,11 +113,11 @@ fn cases() -> Vec<Case> {
             Trilu { upper },
             vec![input(x), input(&[]).values(&[diagonal]).constant()],
         )
-        .host_only("no kernel")
     };
     vec![
         case(&[5, 5], true, 0),
         case(&[2, 3, 7], false, -1),
         case(&[1, 65], true, 3),
+        Case::new(Trilu { upper: false }, vec![input(&[4, 33]).ints(-9, 9)]),
     ]
 }

@@ -6,7 +6,6 @@ use crate::graph::op::reshape::Reshape;
 use crate::graph::op::{InferCx, OpResult};
 use crate::graph::{Edit, Graph, Node, NodeId, ValueId};
 use crate::shape::Fact;
-use std::collections::HashMap;
 
 pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
     let mut work: Vec<NodeId> = edit.nodes().filter(|(_, n)| is_if(n)).map(|(id, _)| id).collect();
@@ -65,29 +64,11 @@ fn inline(
     branch: &Graph,
     outer: &[ValueId],
 ) -> Result<Vec<NodeId>> {
-    let mut values: HashMap<ValueId, ValueId> = branch
-        .inputs()
-        .iter()
-        .copied()
-        .zip(outer.iter().copied())
+    let (results, new) = edit.copy(&node.name, branch, outer)?;
+    let nested = new
+        .into_iter()
+        .filter(|id| edit.node(*id).is_some_and(is_if))
         .collect();
-    let mut nested = Vec::new();
-    let mut copy = |edit: &mut Edit<'_>, v: ValueId| {
-        *values.entry(v).or_insert_with(|| {
-            let value = branch.value(v);
-            edit.add_value(&format!("{}/{}", node.name, value.name), value.fact.clone())
-        })
-    };
-    for inner in branch.order()?.into_iter().filter_map(|id| branch.node(id)) {
-        let inputs = inner.inputs.iter().map(|v| v.map(|v| copy(edit, v))).collect();
-        let outputs = inner.outputs.iter().map(|v| copy(edit, *v)).collect();
-        let name = format!("{}/{}", node.name, inner.name);
-        let new = edit.add_node(&name, inner.origin.clone(), inner.op.clone(), inputs, outputs);
-        if is_if(inner) {
-            nested.push(new);
-        }
-    }
-    let results: Vec<ValueId> = branch.outputs().iter().map(|v| copy(edit, *v)).collect();
     edit.remove_node(id);
     for (i, (from, to)) in results.into_iter().zip(&node.outputs).enumerate() {
         let name = format!("{}/result{i}", node.name);

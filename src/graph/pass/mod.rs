@@ -2,6 +2,7 @@
 
 mod attention;
 mod conv_norm;
+mod decompose;
 mod duplicates;
 mod epilogue;
 mod fold;
@@ -41,6 +42,11 @@ pub const INLINE_IF: Pass = Pass {
 pub const FOLD: Pass = Pass {
     name: "fold",
     run: fold::run,
+};
+/// Operators become those that they are made of; see [`super::Op::parts`].
+pub const DECOMPOSE: Pass = Pass {
+    name: "decompose",
+    run: decompose::run,
 };
 /// A matrix product over one element becomes a multiplication.
 pub const OUTER: Pass = Pass {
@@ -125,8 +131,8 @@ pub const LAST_ROW: Pass = Pass {
 
 /// Every pass of [`Pipeline::standard`], in order.
 pub const STANDARD: &[Pass] = &[
-    INLINE_IF, FOLD, IDENTITY, DUPLICATES, GEMM, OUTER, PICK, SPLIT, CONV_NORM, NORM, ROTARY, MOVES, TRANS_B,
-    KV_CACHE, ATTENTION, FUSE, EPILOGUE,
+    INLINE_IF, FOLD, DECOMPOSE, IDENTITY, DUPLICATES, GEMM, OUTER, PICK, SPLIT, CONV_NORM, NORM, ROTARY,
+    MOVES, TRANS_B, KV_CACHE, ATTENTION, FUSE, EPILOGUE,
 ];
 
 /// What one pass did.

@@ -84,20 +84,23 @@ fn boxed(e: Expr) -> Box<Expr> {
     Box::new(e)
 }
 
-fn input(i: usize) -> Expr {
+/// Operand `i`.
+pub(in crate::graph::op) fn input(i: usize) -> Expr {
     Expr::Input(i)
 }
 
 /// A float, of the other operand's type.
-fn number(v: f32) -> Expr {
+pub(in crate::graph::op) fn number(v: f32) -> Expr {
     Expr::Const(f64::from(v), DType::F32)
 }
 
-fn unary(f: Unary, x: Expr) -> Expr {
+/// A function of an expression.
+pub(in crate::graph::op) fn unary(f: Unary, x: Expr) -> Expr {
     Expr::Unary(f, boxed(x))
 }
 
-fn binary(f: Binary, a: Expr, b: Expr) -> Expr {
+/// A function of two.
+pub(in crate::graph::op) fn binary(f: Binary, a: Expr, b: Expr) -> Expr {
     Expr::Binary(f, boxed(a), boxed(b))
 }
 
@@ -198,6 +201,16 @@ pub(super) fn swish(alpha: f32) -> Expr {
         scale(input(0), alpha)
     };
     binary(Binary::Mul, input(0), unary(Unary::Sigmoid, inner))
+}
+
+/// Conversion.
+pub(in crate::graph::op) fn cast(to: DType, x: Expr) -> Expr {
+    Expr::Cast(to, boxed(x))
+}
+
+/// Condition, value if true, value if false.
+pub(in crate::graph::op) fn select(condition: Expr, yes: Expr, no: Expr) -> Expr {
+    Expr::Select(boxed(condition), boxed(yes), boxed(no))
 }
 
 /// `x` between bounds that may be missing.

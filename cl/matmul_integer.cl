@@ -1,0 +1,88 @@
+// y[z, i, j] = sum_k (a[z, i, k] - za[i]) * (b[z, k, j] - zb[j]) in 32-bit integers, for batches z of m x n results; with HAS_W the bytes of
+// b lie four columns to a word. A work-item computes two neighbouring results, with HAS_W ROWS rows by four columns, with VECTORS, for
+// CPUs, ROWS rows by VECTORS times 16 columns.
+#ifdef HAS_ZA
+#define ZA(i) za_at((i) * p.za_step)
+#else
+#define ZA(i) 0
+#endif
+#ifdef HAS_ZB
+#define ZB(j) zb_at((j) * p.zb_step)
+#else
+#define ZB(j) 0
+#endif
+#define BATCH(z, s) ((z) % p.n1 * p.s##0 + (z) / p.n1 % p.n2 * p.s##1 + (z) / p.n1 / p.n2 * p.s##2)
+#ifdef SIGNED
+#define BYTES(n, w) CAT(convert_int, n)(CAT(as_char, n)(w))
+#else
+#define BYTES(n, w) CAT(convert_int, n)(CAT(as_uchar, n)(w))
+#endif
+
+KERNEL {
+#ifdef HAS_W
+#ifdef VECTORS
+  uint j = 16 * VECTORS * get_global_id(0), i0 = get_group_id(1) * ROWS;
+  if (j >= p.n) return;
+  int16 sum[ROWS][VECTORS], zero[VECTORS];
+  int low[ROWS];
+  uint row[ROWS];
+  for (uint v = 0; v < VECTORS; v++) {
+#ifdef HAS_ZB
+    zero[v] = p.zb_step == 0 ? (int16)(zb_at(0)) : zb_run(16, j + 16 * v);
+#else
+    zero[v] = (int16)(0);
+#endif
+  }
+  for (uint r = 0; r < ROWS; r++) {
+    uint i = min(i0 + r, p.m - 1);
+    row[r] = i * p.k;
+    low[r] = ZA(i);
+    for (uint v = 0; v < VECTORS; v++) sum[r][v] = (int16)(0);
+  }
+  for (uint k = 0; k < p.k; k++) {
+    int left[ROWS];
+    for (uint r = 0; r < ROWS; r++) left[r] = a_at(row[r] + k) - low[r];
+    for (uint v = 0; v < VECTORS; v++) {
+      uint4 packed = vload4(0, w + (k * p.n + j) / 4 + 4 * v);
+      int16 right = BYTES(16, packed) - zero[v];
+      for (uint r = 0; r < ROWS; r++) sum[r][v] += left[r] * right;
+    }
+  }
+  for (uint r = 0; r < ROWS; r++)
+    if (i0 + r < p.m)
+      for (uint v = 0; v < VECTORS; v++) y_put_run(16, (i0 + r) * p.n + j + 16 * v, sum[r][v]);
+#else
+  uint j = 4 * get_global_id(0), i0 = get_group_id(1) * ROWS;
+  if (j >= p.n) return;
+  int4 zero = (int4)(ZB(j), ZB(j + 1), ZB(j + 2), ZB(j + 3));
+  int4 sum[ROWS];
+  int low[ROWS];
+  uint row[ROWS];
+  for (uint r = 0; r < ROWS; r++) {
+    uint i = min(i0 + r, p.m - 1);
+    row[r] = i * p.k;
+    low[r] = ZA(i);
+    sum[r] = (int4)(0);
+  }
+  for (uint k = 0; k < p.k; k++) {
+    int4 right = BYTES(4, w[(k * p.n + j) / 4]) - zero;
+    for (uint r = 0; r < ROWS; r++) sum[r] += (a_at(row[r] + k) - low[r]) * right;
+  }
+  for (uint r = 0; r < ROWS; r++)
+    if (i0 + r < p.m) y_put4(((i0 + r) * p.n + j) / 4, sum[r]);
+#endif
+#else
+  uint pair = get_global_id(0), total = p.batches * p.m * p.n;
+  if (2 * pair >= total) return;
+  int sum[2];
+  for (uint h = 0; h < 2; h++) {
+    uint at = min(2 * pair + h, total - 1);
+    uint z = at / (p.m * p.n), i = at / p.n % p.m, j = at % p.n;
+    uint a0 = BATCH(z, a) + i * p.k, b0 = BATCH(z, b) + j;
+    int left = ZA(i), right = ZB(j);
+    sum[h] = 0;
+    for (uint k = 0; k < p.k; k++) sum[h] += (a_at(a0 + k) - left) * (b_at(b0 + k * p.n) - right);
+  }
+  y_put2(pair, (int2)(sum[0], sum[1]));
+#endif
+}

@@ -1,0 +1,22 @@
+// The `kept` largest, or smallest, elements of lines of n elements that lie `inner` apart, in order, and their positions; of equal ones
+// the first comes first. A work-item finds the place of one element, by comparing it with all of its line, and stores it there.
+KERNEL {
+  uint i = get_global_id(0);
+  if (i >= p.count) return;
+  uint own = i / p.inner % p.n, outer = i / p.inner / p.n, inside = i % p.inner;
+  uint base = outer * p.n * p.inner + inside, place = 0;
+  ELEM v = x_at(i);
+  for (uint j = 0; j < p.n; j++) {
+    ELEM o = x_at(base + j * p.inner);
+#ifdef LARGEST
+    bool before = o > v;
+#else
+    bool before = o < v;
+#endif
+    place += before || (o == v && j < own) ? 1 : 0;
+  }
+  if (place >= p.kept) return;
+  uint to = (outer * p.kept + place) * p.inner + inside;
+  y_put(to, v);
+  at_put(to, (int)own);
+}

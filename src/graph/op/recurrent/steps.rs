@@ -1,0 +1,365 @@
+//! A recurrent layer as the nodes of its steps: products of matrices, and elementwise expressions for the gates.
+
+use super::{Activation, Cell, Function, Recurrent};
+use crate::graph::ValueId;
+use crate::graph::op::concat::Concat;
+use crate::graph::op::gather::Gather;
+use crate::graph::op::matmul::MatMul;
+use crate::graph::op::parts::Parts;
+use crate::graph::op::pointwise::import::{binary, input as arg, number, select, unary};
+use crate::graph::op::pointwise::{Binary, Expr, Unary};
+use crate::graph::op::slice::Slice;
+use crate::graph::op::transpose::Transpose;
+use crate::graph::op::{OpResult, as_usize};
+use crate::tensor::HostTensor;
+
+/// Steps that are worth nodes of their own.
+const MOST_STEPS: usize = 64;
+
+fn add(a: Expr, b: Expr) -> Expr {
+    binary(Binary::Add, a, b)
+}
+
+fn mul(a: Expr, b: Expr) -> Expr {
+    binary(Binary::Mul, a, b)
+}
+
+impl Activation {
+    /// The function of an expression.
+    fn of(self, x: Expr) -> Expr {
+        #[expect(clippy::cast_possible_truncation, reason = "attributes of the file are f32")]
+        let (a, b) = (self.alpha as f32, self.beta as f32);
+        let below = |x: &Expr| binary(Binary::Less, x.clone(), number(0.0));
+        match self.function {
+            Function::Affine => add(mul(x, number(a)), number(b)),
+            Function::Elu => {
+                let bent = binary(Binary::Sub, unary(Unary::Exp, x.clone()), number(1.0));
+                select(below(&x), mul(bent, number(a)), x)
+            }
+            Function::HardSigmoid => {
+                let line = add(mul(x, number(a)), number(b));
+                binary(Binary::Min, binary(Binary::Max, line, number(0.0)), number(1.0))
+            }
+            Function::LeakyRelu => select(below(&x), mul(x.clone(), number(a)), x),
+            Function::Relu => unary(Unary::Relu, x),
+            Function::ScaledTanh => mul(unary(Unary::Tanh, mul(x, number(b))), number(a)),
+            Function::Sigmoid => unary(Unary::Sigmoid, x),
+            Function::Softplus => unary(Unary::Softplus, x),
+            Function::Softsign => unary(Unary::Softsign, x),
+            Function::Tanh => unary(Unary::Tanh, x),
+            Function::ThresholdedRelu => {
+                select(binary(Binary::Greater, x.clone(), number(a)), x, number(0.0))
+            }
+        }
+    }
+}
+
+/// What the steps of one direction share.
+struct Direction {
+    index: usize,
+    /// Recurrent weights `[gates * hidden, hidden]`.
+    r: ValueId,
+    /// Of a GRU, those of the gates, and those of the new state.
+    split: Option<[ValueId; 2]>,
+    /// Bias of the new state of a GRU that resets behind the product.
+    late: Option<ValueId>,
+    /// Peepholes of an LSTM, each `[hidden]`: input, output, forget.
+    peep: Option<[ValueId; 3]>,
+    hidden: i64,
+}
+
+/// Elements of an axis from `start` on.
+fn slice(
+    cx: &mut Parts<'_, '_>,
+    what: &str,
+    x: ValueId,
+    axis: i64,
+    start: i64,
+    count: i64,
+) -> OpResult<ValueId> {
+    let mut operands = vec![Some(x)];
+    for (name, v) in [("start", start), ("end", start + count), ("axis", axis)] {
+        operands.push(Some(cx.ints(&format!("{what}/{name}"), &[v])?));
+    }
+    cx.node(what, Slice, &operands)
+}
+
+/// Entry `i` of the first axis, without that axis.
+fn entry(cx: &mut Parts<'_, '_>, what: &str, x: ValueId, i: usize) -> OpResult<ValueId> {
+    let at = i64::try_from(i).unwrap_or(i64::MAX);
+    let at = cx.constant(&format!("{what}/at"), HostTensor::from_i64(&[], &[at])?);
+    cx.node(what, Gather { axis: 0 }, &[Some(x), Some(at)])
+}
+
+impl Recurrent {
+    /// `None` for sizes of the run, many steps, and lengths that are data where a direction runs from the end.
+    pub(super) fn as_steps(&self, cx: &mut Parts<'_, '_>) -> OpResult<Option<Vec<ValueId>>> {
+        let turn = |cx: &mut Parts<'_, '_>, what: &str, v: ValueId| {
+            if !self.batch_first {
+                return Ok(v);
+            }
+            let perm = Some(vec![1, 0, 2]);
+            cx.node(&format!("{what}/turned"), Transpose { perm }, &[Some(v)])
+        };
+        let x = cx.input(0)?;
+        let x = turn(cx, "x", x)?;
+        let (shape, recurrent) = (cx.fact(x)?.shape, cx.fact(cx.input(2)?)?.shape);
+        let sizes: Option<Vec<usize>> = shape.0.iter().chain(recurrent.0.last()).map(as_usize).collect();
+        let Some([sequence, batch, _, hidden]) = sizes.as_deref() else {
+            return Ok(None);
+        };
+        let (sequence, batch, hidden) = (*sequence, *batch, *hidden);
+        if !(1..=MOST_STEPS).contains(&sequence) {
+            return Ok(None);
+        }
+        let mut lengths = cx.opt(4);
+        if let Some(list) = lengths {
+            let full = i64::try_from(sequence).unwrap_or(i64::MAX);
+            let known = cx.fact(list)?.as_const().map(|t| t.to_i64()).transpose()?;
+            if known.is_some_and(|l| l.iter().all(|n| *n == full)) {
+                lengths = None;
+            } else if self.backwards.contains(&true) {
+                return Ok(None);
+            } else {
+                lengths = Some(cx.reshape("lengths", list, &[-1, 1])?);
+            }
+        }
+        let mut firsts = Vec::new();
+        for (i, name) in [(5, "h"), (6, "c")] {
+            firsts.push(match cx.opt(i) {
+                Some(v) => turn(cx, name, v)?,
+                None => {
+                    let dtype = cx.fact(x)?.dtype;
+                    let zeros = HostTensor::zeros(dtype, &[self.backwards.len(), batch, hidden])?;
+                    cx.constant(&format!("{name}/zeros"), zeros)
+                }
+            });
+        }
+        let (mut all, mut last) = (Vec::new(), [Vec::new(), Vec::new()]);
+        for d in 0..self.backwards.len() {
+            let (rows, h, c) = self.direction(cx, x, d, sequence, &firsts, lengths)?;
+            all.push(Some(cx.node(&format!("y{d}"), Concat { axis: 0 }, &rows)?));
+            for (list, v) in last.iter_mut().zip([h, c]) {
+                list.push(Some(cx.unsqueeze(&format!("last{d}"), v, &[0])?));
+            }
+        }
+        let joined = |cx: &mut Parts<'_, '_>, what: &str, list: &[Option<ValueId>], axis| match list {
+            [Some(one)] => Ok(*one),
+            list => cx.node(what, Concat { axis }, list),
+        };
+        let y = joined(cx, "all", &all, 1)?;
+        let mut results = vec![y];
+        for (what, list) in ["last_h", "last_c"].into_iter().zip(&last) {
+            results.push(joined(cx, what, list, 0)?);
+        }
+        if self.batch_first {
+            for (what, v) in ["all", "last_h", "last_c"].into_iter().zip(&mut results) {
+                let perm = if what == "all" {
+                    vec![2, 0, 1, 3]
+                } else {
+                    vec![1, 0, 2]
+                };
+                *v = cx.node(
+                    &format!("{what}/turned"),
+                    Transpose { perm: Some(perm) },
+                    &[Some(*v)],
+                )?;
+            }
+        }
+        if !matches!(self.cell, Cell::Lstm { .. }) {
+            results.truncate(2);
+        }
+        Ok(Some(results))
+    }
+
+    /// States `[1, 1, batch, hidden]` of one direction in the order of the sequence, and the last state and cell.
+    fn direction(
+        &self,
+        cx: &mut Parts<'_, '_>,
+        x: ValueId,
+        d: usize,
+        sequence: usize,
+        firsts: &[ValueId],
+        lengths: Option<ValueId>,
+    ) -> OpResult<(Vec<Option<ValueId>>, ValueId, ValueId)> {
+        let (w, r) = (cx.input(1)?, cx.input(2)?);
+        let (w, r) = (
+            entry(cx, &format!("w{d}"), w, d)?,
+            entry(cx, &format!("r{d}"), r, d)?,
+        );
+        let gates = i64::try_from(self.gates()).unwrap_or(i64::MAX);
+        let hidden = cx.fact(r)?.shape.0.last().and_then(|d| d.as_const()).unwrap_or(0);
+        let mut own = Direction {
+            index: d,
+            r,
+            split: None,
+            late: None,
+            peep: None,
+            hidden,
+        };
+        let product = MatMul { trans_b: true };
+        let mut inputs = cx.node(&format!("inputs{d}"), product.clone(), &[Some(x), Some(w)])?;
+        if let Some(b) = cx.opt(3) {
+            let b = entry(cx, &format!("b{d}"), b, d)?;
+            let first = slice(cx, &format!("wb{d}"), b, 0, 0, gates * hidden)?;
+            inputs = cx.pointwise(&format!("with_wb{d}"), add(arg(0), arg(1)), &[inputs, first])?;
+            let mut second = slice(cx, &format!("rb{d}"), b, 0, gates * hidden, gates * hidden)?;
+            if self.cell
+                == (Cell::Gru {
+                    linear_before_reset: true,
+                })
+            {
+                own.late = Some(slice(cx, &format!("late{d}"), second, 0, 2 * hidden, hidden)?);
+                let early = slice(cx, &format!("early{d}"), second, 0, 0, 2 * hidden)?;
+                let length = usize::try_from(hidden).unwrap_or(0);
+                let zeros = HostTensor::zeros(cx.fact(early)?.dtype, &[length])?;
+                let zeros = cx.constant(&format!("none{d}"), zeros);
+                second = cx.node(
+                    &format!("rb{d}/early"),
+                    Concat { axis: 0 },
+                    &[Some(early), Some(zeros)],
+                )?;
+            }
+            inputs = cx.pointwise(&format!("with_rb{d}"), add(arg(0), arg(1)), &[inputs, second])?;
+        }
+        if let (Cell::Lstm { .. }, Some(p)) = (self.cell, cx.opt(7)) {
+            let p = entry(cx, &format!("p{d}"), p, d)?;
+            let mut list = [p; 3];
+            for (i, v) in (0i64..).zip(&mut list) {
+                *v = slice(cx, &format!("p{d}_{i}"), p, 0, i * hidden, hidden)?;
+            }
+            own.peep = Some(list);
+        }
+        if let Cell::Gru { .. } = self.cell {
+            let first = slice(cx, &format!("r{d}/gates"), r, 0, 0, 2 * hidden)?;
+            own.split = Some([first, slice(cx, &format!("r{d}/new"), r, 0, 2 * hidden, hidden)?]);
+        }
+        let mut state = Vec::new();
+        for (name, v) in ["h", "c"].into_iter().zip(firsts) {
+            state.push(entry(cx, &format!("{name}{d}"), *v, d)?);
+        }
+        let [mut h, mut c] = <[ValueId; 2]>::try_from(state).unwrap_or([x, x]);
+        let mut rows = vec![None; sequence];
+        for step in 0..sequence {
+            let backwards = self.backwards.get(d) == Some(&true);
+            let t = if backwards { sequence - 1 - step } else { step };
+            let now = entry(cx, &format!("x{d}_{t}"), inputs, t)?;
+            let (mut new, mut cell) = self.cell(cx, &own, t, now, h, c)?;
+            let mut y = new;
+            if let Some(lengths) = lengths {
+                let at = i64::try_from(t).unwrap_or(i64::MAX);
+                let at = cx.constant(
+                    &format!("t{d}_{t}"),
+                    HostTensor::from_ints(cx.fact(lengths)?.dtype, &[], &[at])?,
+                );
+                let live = || binary(Binary::Greater, arg(0), arg(1));
+                y = cx.pointwise(
+                    &format!("y{d}_{t}"),
+                    select(live(), arg(2), number(0.0)),
+                    &[lengths, at, new],
+                )?;
+                let kept = select(live(), arg(2), arg(3));
+                new = cx.pointwise(&format!("h{d}_{t}/kept"), kept.clone(), &[lengths, at, new, h])?;
+                if matches!(self.cell, Cell::Lstm { .. }) {
+                    cell = cx.pointwise(&format!("c{d}_{t}/kept"), kept, &[lengths, at, cell, c])?;
+                }
+            }
+            (h, c) = (new, cell);
+            if let Some(row) = rows.get_mut(t) {
+                *row = Some(cx.unsqueeze(&format!("row{d}_{t}"), y, &[0, 1])?);
+            }
+        }
+        Ok((rows, h, c))
+    }
+
+    /// The next state and cell; `now` is what the input adds to the gates.
+    fn cell(
+        &self,
+        cx: &mut Parts<'_, '_>,
+        own: &Direction,
+        t: usize,
+        now: ValueId,
+        h: ValueId,
+        c: ValueId,
+    ) -> OpResult<(ValueId, ValueId)> {
+        let (d, n) = (own.index, own.hidden);
+        let name = |what: &str| format!("{what}{d}_{t}");
+        let product = MatMul { trans_b: true };
+        let act = |i: usize, x: Expr| {
+            #[expect(clippy::cast_possible_truncation, reason = "attributes of the file are f32")]
+            let x = self.clip.map_or(x.clone(), |c| {
+                binary(
+                    Binary::Max,
+                    binary(Binary::Min, x, number(c as f32)),
+                    number(-c as f32),
+                )
+            });
+            let list = self.activations.get(d);
+            list.and_then(|a| a.get(i)).map_or(x.clone(), |a| a.of(x))
+        };
+        let sum = || add(arg(0), arg(1));
+        match self.cell {
+            Cell::Rnn => {
+                let before = cx.node(&name("hr"), product, &[Some(h), Some(own.r)])?;
+                Ok((cx.pointwise(&name("h"), act(0, sum()), &[now, before])?, c))
+            }
+            Cell::Gru { linear_before_reset } => {
+                let [gates, new] = own.split.unwrap_or([own.r; 2]);
+                let before = cx.node(&name("hr"), product.clone(), &[Some(h), Some(gates)])?;
+                let both = slice(cx, &name("both"), now, -1, 0, 2 * n)?;
+                let both = cx.pointwise(&name("gates"), act(0, sum()), &[both, before])?;
+                let z = slice(cx, &name("z"), both, -1, 0, n)?;
+                let r = slice(cx, &name("r"), both, -1, n, n)?;
+                let x = slice(cx, &name("xh"), now, -1, 2 * n, n)?;
+                let state = if linear_before_reset {
+                    let product = cx.node(&name("hh"), product, &[Some(h), Some(new)])?;
+                    let product = match own.late {
+                        Some(b) => cx.pointwise(&name("late"), sum(), &[product, b])?,
+                        None => product,
+                    };
+                    cx.pointwise(&name("reset"), mul(arg(0), arg(1)), &[r, product])?
+                } else {
+                    let reset = cx.pointwise(&name("reset"), mul(arg(0), arg(1)), &[r, h])?;
+                    cx.node(&name("hh"), product, &[Some(reset), Some(new)])?
+                };
+                let fresh = act(1, add(arg(0), arg(1)));
+                let rest = binary(Binary::Sub, number(1.0), arg(2));
+                let mixed = add(mul(rest, fresh), mul(arg(2), arg(3)));
+                Ok((cx.pointwise(&name("h"), mixed, &[x, state, z, h])?, c))
+            }
+            Cell::Lstm { coupled } => {
+                let before = cx.node(&name("hr"), product, &[Some(h), Some(own.r)])?;
+                let gates = cx.pointwise(&name("gates"), sum(), &[now, before])?;
+                let part =
+                    |cx: &mut Parts<'_, '_>, what: &str, i: i64| slice(cx, &name(what), gates, -1, i * n, n);
+                let [mut i, mut o, mut f, g] = [
+                    part(cx, "i", 0)?,
+                    part(cx, "o", 1)?,
+                    part(cx, "f", 2)?,
+                    part(cx, "g", 3)?,
+                ];
+                let peep = |cx: &mut Parts<'_, '_>, what: &str, at: usize, x: ValueId, c: ValueId| {
+                    let Some(p) = own.peep.and_then(|p| p.get(at).copied()) else {
+                        return Ok(x);
+                    };
+                    let seen = add(arg(0), mul(arg(1), arg(2)));
+                    cx.pointwise(&name(what), seen, &[x, p, c])
+                };
+                i = peep(cx, "pi", 0, i, c)?;
+                f = peep(cx, "pf", 2, f, c)?;
+                let (open, new) = (act(0, arg(0)), act(1, arg(1)));
+                let forget = if coupled {
+                    binary(Binary::Sub, number(1.0), open.clone())
+                } else {
+                    act(0, arg(3))
+                };
+                let next = add(mul(forget, arg(2)), mul(open, new));
+                let operands = if coupled { vec![i, g, c] } else { vec![i, g, c, f] };
+                let cell = cx.pointwise(&name("c"), next, &operands)?;
+                o = peep(cx, "po", 1, o, cell)?;
+                let shown = mul(act(0, arg(0)), act(2, arg(1)));
+                Ok((cx.pointwise(&name("h"), shown, &[o, cell])?, cell))
+            }
+        }
+    }
+}

@@ -1,0 +1,125 @@
+//! Operators that say what others they are made of become those.
+
+use crate::error::{Result, Stage};
+use crate::graph::op::parts::Parts;
+use crate::graph::{Edit, NodeId};
+
+pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
+    let mut work: Vec<NodeId> = edit.nodes().map(|(id, _)| id).collect();
+    while let Some(id) = work.pop() {
+        let Some(node) = edit.node(id).cloned() else {
+            continue;
+        };
+        let mut parts = Parts::new(edit, &node);
+        match node.op.parts(&mut parts) {
+            Err(e) => return Err(edit.node_error(Stage::Pass, &node, e)),
+            Ok(None) => {}
+            // The parts may have parts.
+            Ok(Some(results)) => work.extend(parts.finish(id, &results)),
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::graph::op::cast_like::CastLike;
+    use crate::graph::op::pointwise::{Binary, Expr, Pointwise, Test};
+    use crate::graph::op::softmax::Softmax;
+    use crate::graph::pass::{DECOMPOSE, Pipeline};
+    use crate::graph::{Edit, Graph, Op, ValueId, text};
+    use crate::shape::{Dim, Fact, Shape};
+    use crate::tensor::{DType, HostTensor};
+    use std::sync::Arc;
+
+    fn node(edit: &mut Edit<'_>, name: &str, op: impl Op + 'static, inputs: &[ValueId]) -> ValueId {
+        let y = edit.add_value(name, None);
+        let inputs = inputs.iter().copied().map(Some).collect();
+        edit.add_node(name, vec![name.to_owned()], Box::new(op), inputs, vec![y]);
+        y
+    }
+
+    fn input(edit: &mut Edit<'_>, name: &str, dtype: DType) -> ValueId {
+        let x = edit.add_value(
+            name,
+            Some(Fact::new(dtype, Shape(vec![Dim::symbol("s"), 4.into()]))),
+        );
+        edit.add_input(x);
+        x
+    }
+
+    fn after(graph: &mut Graph, edit_limit: usize) -> String {
+        let pipeline = Pipeline {
+            passes: vec![DECOMPOSE],
+            edit_limit,
+        };
+        pipeline.run(graph).unwrap();
+        text::print(graph).unwrap()
+    }
+
+    #[test]
+    fn a_result_keeps_its_name_and_a_limit_holds() {
+        let make = || {
+            let mut graph = Graph::default();
+            let mut edit = Edit::new(&mut graph);
+            let (x, like) = (
+                input(&mut edit, "x", DType::F32),
+                input(&mut edit, "like", DType::I32),
+            );
+            let y = node(&mut edit, "y", CastLike, &[x, like]);
+            edit.add_output(y);
+            graph
+        };
+        let text = after(&mut make(), usize::MAX);
+        assert!(text.contains("y: i32[s, 4] = Cast"), "{text}");
+        assert!(!text.contains("CastLike"), "{text}");
+        let text = after(&mut make(), 0);
+        assert!(text.contains("y: i32[s, 4] = CastLike"), "{text}");
+    }
+
+    /// `Where(IsNaN(a), 0, b)`, where `a` and `b` are the same softmax or two.
+    fn guarded(same: bool) -> String {
+        let mut graph = Graph::default();
+        let mut edit = Edit::new(&mut graph);
+        let x = input(&mut edit, "x", DType::F32);
+        let softmax = || Softmax {
+            axis: -1,
+            flatten: false,
+        };
+        let a = node(&mut edit, "a", softmax(), &[x]);
+        let twice = node(&mut edit, "twice", Pointwise::binary("Add", Binary::Add), &[x, x]);
+        let b = if same {
+            a
+        } else {
+            node(&mut edit, "b", softmax(), &[twice])
+        };
+        let [first, second, third] = [0, 1, 2].map(|i| Box::new(Expr::Input(i)));
+        let asks = Pointwise {
+            name: "IsNaN".to_owned(),
+            expr: Expr::Test(Test::Nan, first.clone()),
+        };
+        let chooses = Pointwise {
+            name: "Where".to_owned(),
+            expr: Expr::Select(first, second, third),
+        };
+        let asked = node(&mut edit, "asked", asks, &[a]);
+        let zero = edit.add_const("zero", Arc::new(HostTensor::from_f32(&[], &[0.0]).unwrap()));
+        let y = node(&mut edit, "y", chooses, &[asked, zero, b]);
+        edit.add_output(y);
+        after(&mut graph, usize::MAX)
+    }
+
+    #[test]
+    fn a_softmax_is_finite() {
+        let text = guarded(true);
+        assert!(
+            text.contains("y: f32[s, 4] = Identity") && !text.contains("Nan"),
+            "{text}"
+        );
+        let text = guarded(false);
+        assert!(
+            text.contains("y: f32[s, 4] = Where") && !text.contains("Nan"),
+            "{text}"
+        );
+    }
+}

@@ -1,0 +1,216 @@
+//! A model on a device, planned for the values of inputs that decide shapes.
+//!
+//! Where a plan for all values leaves nodes on the host, and the model has small inputs whose values those nodes want to know
+//! ([`crate::graph::Op::decides`]), the plan is made for the values of the first run, which are then constants of the graph. Other values
+//! get a new plan. Where that does not help, or values change often, the plan for all values is taken and stays.
+
+use crate::backend::{Backend, Caps};
+use crate::error::{Error, Result, Stage};
+use crate::graph::pass::Pipeline;
+use crate::graph::{Edit, Graph, ValueId};
+use crate::plan::{Options, Plan};
+use crate::session::Session;
+use crate::shape::Fact;
+use crate::tensor::{DType, HostTensor};
+use std::sync::Arc;
+
+use super::Named;
+
+/// Inputs of at most this many elements are worth a plan of their own.
+const MOST_ELEMENTS: usize = 64;
+/// Plans for values that are made before the plan for all values stays.
+const MOST_PLANS: usize = 8;
+
+/// The backend, in the hands of a session once there is one.
+enum State {
+    Idle(Box<dyn Backend>),
+    Loaded(Box<Session>),
+    /// After an error while a session was loaded.
+    Lost,
+}
+
+/// What it takes to plan for values.
+struct Special {
+    /// The model before any pass.
+    model: Graph,
+    inputs: Vec<ValueId>,
+    /// The values that the loaded plan holds for.
+    values: Option<Vec<HostTensor>>,
+    plans: usize,
+}
+
+/// See the module documentation.
+pub(super) struct Device {
+    caps: Caps,
+    float: DType,
+    pipeline: Pipeline,
+    /// The model after the passes, with its plan for all values.
+    graph: Arc<Graph>,
+    plan: Option<Plan>,
+    special: Option<Special>,
+    state: State,
+}
+
+/// Inputs of fixed small shapes that nodes want to know: those that decide themselves, and integers that such are computed of.
+fn deciding(graph: &Graph) -> Vec<ValueId> {
+    let mut work: Vec<(ValueId, bool)> = Vec::new();
+    for (_, node) in graph.nodes() {
+        let operands = node.inputs.iter().enumerate();
+        let wanted = operands.filter(|(i, _)| node.op.decides(*i));
+        work.extend(wanted.filter_map(|(_, v)| Some(((*v)?, true))));
+    }
+    let mut seen = Vec::new();
+    let mut found = Vec::new();
+    while let Some((v, direct)) = work.pop() {
+        if seen.contains(&v) {
+            continue;
+        }
+        seen.push(v);
+        if let Some((_, node)) = graph.producer(v) {
+            work.extend(node.inputs.iter().flatten().map(|v| (*v, false)));
+            continue;
+        }
+        let fits = |fact: &Fact| {
+            let small = fact.shape.as_fixed().is_some_and(|s| {
+                let count = s.iter().try_fold(1usize, |n, d| n.checked_mul(*d));
+                count.is_some_and(|n| n <= MOST_ELEMENTS)
+            });
+            small && fact.as_const().is_none() && (direct || !fact.dtype.is_float())
+        };
+        if graph.inputs().contains(&v) && graph.fact(v).is_ok_and(fits) {
+            found.push(v);
+        }
+    }
+    found.sort_unstable();
+    found
+}
+
+impl Device {
+    /// Plans `graph`, which is `model` after the passes of `pipeline`, and loads it unless values of inputs are worth waiting for.
+    pub fn new(
+        backend: Box<dyn Backend>,
+        pipeline: Pipeline,
+        model: Graph,
+        graph: Arc<Graph>,
+        float: DType,
+    ) -> Result<Self> {
+        let caps = backend.caps().clone();
+        let mut device = Self {
+            caps,
+            float,
+            pipeline,
+            graph,
+            plan: None,
+            special: None,
+            state: State::Idle(backend),
+        };
+        let plan = device.compile(&device.graph)?;
+        let inputs = deciding(&model);
+        if plan.host.is_empty() || inputs.is_empty() {
+            let graph = device.graph.clone();
+            device.load(&graph, plan)?;
+        } else {
+            device.plan = Some(plan);
+            device.special = Some(Special {
+                model,
+                inputs,
+                values: None,
+                plans: 0,
+            });
+        }
+        Ok(device)
+    }
+
+    fn compile(&self, graph: &Graph) -> Result<Plan> {
+        let options = Options {
+            float: self.float,
+            ..Options::default()
+        };
+        Plan::compile(graph, &self.caps, &options)
+    }
+
+    /// Loads a plan in the place of the one before.
+    fn load(&mut self, graph: &Graph, plan: Plan) -> Result<()> {
+        let backend = match std::mem::replace(&mut self.state, State::Lost) {
+            State::Idle(backend) => backend,
+            State::Loaded(session) => session.into_backend(),
+            State::Lost => return Err(lost()),
+        };
+        self.state = State::Loaded(Box::new(Session::new(backend, graph, vec![plan])?));
+        Ok(())
+    }
+
+    /// What the device offers.
+    pub fn caps(&self) -> &Caps {
+        &self.caps
+    }
+
+    /// The plan that is loaded; before the first run perhaps the one for all values.
+    pub fn plan(&self) -> Option<&Plan> {
+        match &self.state {
+            State::Loaded(session) => session.plan(0),
+            _ => self.plan.as_ref(),
+        }
+    }
+
+    /// The session with a plan for these inputs, which are all there.
+    pub fn session(&mut self, given: &[Named]) -> Result<&mut Session> {
+        if let Some(mut special) = self.special.take() {
+            let fits = self.fit(&mut special, given);
+            if !matches!(fits, Ok(false)) {
+                self.special = Some(special);
+            }
+            fits?;
+        }
+        match &mut self.state {
+            State::Loaded(session) => Ok(session),
+            _ => Err(lost()),
+        }
+    }
+
+    /// Loads the plan for these inputs unless it is there. False where the plan for all values stays; after an error all is as it was.
+    fn fit(&mut self, special: &mut Special, given: &[Named]) -> Result<bool> {
+        let name = |v: &ValueId| special.model.value(*v).name.as_str();
+        let value = |v: &ValueId| given.iter().find(|(n, _)| n == name(v)).map(|(_, t)| t.clone());
+        let values: Vec<HostTensor> = special.inputs.iter().filter_map(value).collect();
+        if values.len() != special.inputs.len() {
+            return Err(Error::other(Stage::Run, "an input is missing"));
+        }
+        let same = |a: &HostTensor, b: &HostTensor| {
+            a.dtype() == b.dtype() && a.shape() == b.shape() && a.bytes().ok() == b.bytes().ok()
+        };
+        let fits = |old: &Vec<HostTensor>| old.iter().zip(&values).all(|(a, b)| same(a, b));
+        if special.values.as_ref().is_some_and(fits) {
+            return Ok(true);
+        }
+        if special.plans < MOST_PLANS {
+            let mut graph = special.model.clone();
+            let mut edit = Edit::new(&mut graph);
+            for (v, tensor) in special.inputs.iter().zip(&values) {
+                edit.set_fact(*v, Fact::of(Arc::new(tensor.clone())));
+            }
+            self.pipeline.run(&mut graph)?;
+            let plan = self.compile(&graph)?;
+            if self.plan.as_ref().is_none_or(|p| plan.host.len() < p.host.len()) {
+                self.load(&graph, plan)?;
+                special.values = Some(values);
+                special.plans += 1;
+                return Ok(true);
+            }
+            log::debug!("the values of small inputs do not help: the plan for all values stays");
+        } else {
+            log::debug!(
+                "{MOST_PLANS} plans for values of small inputs were made: the plan for all values stays"
+            );
+        }
+        if let Some(plan) = self.plan.take() {
+            let graph = self.graph.clone();
+            self.load(&graph, plan)?;
+        }
+        Ok(false)
+    }
+}
+
+fn lost() -> Error {
+    Error::other(Stage::Run, "no plan is loaded, after the error of an earlier run")
+}

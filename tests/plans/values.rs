@@ -1,0 +1,90 @@
+//! Plans that a runner makes for the values of small inputs.
+
+use super::{Build, devices};
+use std::sync::Arc;
+use transformer_lite::graph::op::reduce::{Kind, Reduce};
+use transformer_lite::graph::op::slice::Slice;
+use transformer_lite::graph::{Graph, Op};
+use transformer_lite::runner::Runner;
+use transformer_lite::tensor::{DType, HostTensor};
+
+fn ints(values: &[i64]) -> HostTensor {
+    HostTensor::from_i64(&[values.len()], values).unwrap()
+}
+
+fn numbers() -> HostTensor {
+    let data: Vec<f32> = (0u8..12).map(f32::from).collect();
+    HostTensor::from_f32(&[3, 4], &data).unwrap()
+}
+
+/// `op` over `x [3, 4]`, further constants, and the input `list` of one integer behind them.
+fn graph(op: impl Op + 'static, constants: &[i64]) -> Graph {
+    let mut b = Build::default();
+    let x = b.input("x", DType::F32, "3 4");
+    let list = b.input("list", DType::I64, "1");
+    let mut operands = vec![x];
+    for v in constants {
+        let v = b.ints(&[*v]);
+        operands.push(v);
+    }
+    operands.push(list);
+    let y = b.node(op, &operands);
+    Arc::unwrap_or_clone(b.finish(&[y]))
+}
+
+fn run(runner: &mut Runner, list: i64) -> Result<HostTensor, String> {
+    let given = [("x".to_owned(), numbers()), ("list".to_owned(), ints(&[list]))];
+    let mut results = runner.run(&given).map_err(|e| e.chain())?;
+    Ok(results.remove(0).1)
+}
+
+fn nodes_on_host(runner: &Runner) -> usize {
+    runner.plan().unwrap().host.len()
+}
+
+#[test]
+fn other_axes_have_another_plan() {
+    for device in devices() {
+        let _turn = device.turn();
+        let op = Reduce {
+            kind: Kind::Sum,
+            axes: None,
+            keep: false,
+            noop_without_axes: false,
+        };
+        let mut runner = Runner::of(graph(op, &[]), Some(Box::new(device.share())), DType::F32).unwrap();
+        for (axis, sums) in [
+            (0, vec![12.0, 15.0, 18.0, 21.0]),
+            (1, vec![6.0, 22.0, 38.0]),
+            (-1, vec![6.0, 22.0, 38.0]),
+            (0, vec![12.0, 15.0, 18.0, 21.0]),
+        ] {
+            let y = run(&mut runner, axis).unwrap();
+            assert_eq!(y.f32s().unwrap(), sums, "axis {axis}");
+            assert_eq!(nodes_on_host(&runner), 0, "axis {axis}");
+        }
+        let error = run(&mut runner, 5).unwrap_err();
+        assert!(error.contains("axis"), "{error}");
+        let y = run(&mut runner, 1).unwrap();
+        assert_eq!(*y.f32s().unwrap(), [6.0, 22.0, 38.0], "after an error");
+    }
+}
+
+#[test]
+fn values_that_change_often_get_the_plan_for_all() {
+    for device in devices() {
+        let _turn = device.turn();
+        let mut runner = Runner::of(graph(Slice, &[0]), Some(Box::new(device.share())), DType::F32).unwrap();
+        for (run_number, end) in (0..12).map(|i| (i, 1 + i % 3)) {
+            let y = run(&mut runner, end).unwrap();
+            let rows = usize::try_from(end).unwrap();
+            assert_eq!(y.shape(), [rows, 4], "run {run_number}");
+            assert_eq!(
+                y.f32s().unwrap(),
+                &numbers().f32s().unwrap()[..4 * rows],
+                "run {run_number}"
+            );
+            assert_eq!(nodes_on_host(&runner) == 0, run_number < 8, "run {run_number}");
+        }
+    }
+}
