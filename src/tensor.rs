@@ -1,6 +1,9 @@
 //! Host values: element types and dense tensors, for import, the interpreter and tests.
 
-use half::f16;
+pub mod mini;
+
+use half::{bf16, f16};
+use mini::{Codec, Rounding};
 use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
@@ -24,27 +27,117 @@ pub enum DType {
     I8,
     /// Truth value, one byte on the host.
     Bool,
+    /// IEEE binary64.
+    F64,
+    /// The upper half of an IEEE binary32.
+    BF16,
+    /// 16-bit signed integer.
+    I16,
+    /// 16-bit unsigned integer.
+    U16,
+    /// 64-bit unsigned integer.
+    U64,
+    /// Signed integer of 4 bits, one byte on the host.
+    I4,
+    /// Unsigned integer of 4 bits, one byte on the host.
+    U4,
+    /// Signed integer of 2 bits, one byte on the host.
+    I2,
+    /// Unsigned integer of 2 bits, one byte on the host.
+    U2,
+    /// Float of 8 bits without infinities, ONNX's `float8e4m3fn`; see [`mini`].
+    F8E4M3,
+    /// Float of 8 bits without infinities and minus zero, ONNX's `float8e4m3fnuz`.
+    F8E4M3Uz,
+    /// Float of 8 bits, ONNX's `float8e5m2`.
+    F8E5M2,
+    /// Float of 8 bits without infinities and minus zero, ONNX's `float8e5m2fnuz`.
+    F8E5M2Uz,
+    /// A power of two in 8 bits, ONNX's `float8e8m0`.
+    F8E8M0,
+    /// Float of 4 bits, one byte on the host, ONNX's `float4e2m1`.
+    F4E2M1,
 }
 
 impl DType {
     /// Bytes of one element on the host.
     pub fn size(self) -> usize {
         match self {
-            Self::I64 => 8,
+            Self::I64 | Self::F64 | Self::U64 => 8,
             Self::F32 | Self::I32 | Self::U32 => 4,
-            Self::F16 => 2,
-            Self::U8 | Self::I8 | Self::Bool => 1,
+            Self::F16 | Self::BF16 | Self::I16 | Self::U16 => 2,
+            _ => 1,
         }
     }
 
-    /// True for `f32` and `f16`.
+    /// Bits of one element in files, where types of fewer than 8 bits are packed, the first element lowest.
+    pub fn bits(self) -> usize {
+        match self {
+            Self::I4 | Self::U4 | Self::F4E2M1 => 4,
+            Self::I2 | Self::U2 => 2,
+            other => 8 * other.size(),
+        }
+    }
+
+    /// True for floats of any width.
     pub fn is_float(self) -> bool {
-        matches!(self, Self::F32 | Self::F16)
+        matches!(self, Self::F32 | Self::F16 | Self::F64 | Self::BF16) || self.is_mini()
+    }
+
+    /// True for floats of 8 and 4 bits; see [`mini`].
+    pub fn is_mini(self) -> bool {
+        use DType::*;
+        matches!(self, F8E4M3 | F8E4M3Uz | F8E5M2 | F8E5M2Uz | F8E8M0 | F4E2M1)
     }
 
     /// True for the integer types; `bool` is none.
     pub fn is_int(self) -> bool {
-        matches!(self, Self::I64 | Self::I32 | Self::U32 | Self::U8 | Self::I8)
+        self.int_range().is_some()
+    }
+
+    /// True for types that device memory holds; nodes that read or make others run on the host.
+    pub fn on_devices(self) -> bool {
+        use DType::*;
+        matches!(self, F32 | F16 | I64 | I32 | U32 | U8 | I8 | Bool)
+    }
+
+    /// The lowest and highest value of an integer type.
+    pub fn int_range(self) -> Option<(i128, i128)> {
+        let (signed, bits) = match self {
+            Self::I64 => (true, 64),
+            Self::I32 => (true, 32),
+            Self::I16 => (true, 16),
+            Self::I8 => (true, 8),
+            Self::I4 => (true, 4),
+            Self::I2 => (true, 2),
+            Self::U64 => (false, 64),
+            Self::U32 => (false, 32),
+            Self::U16 => (false, 16),
+            Self::U8 => (false, 8),
+            Self::U4 => (false, 4),
+            Self::U2 => (false, 2),
+            _ => return None,
+        };
+        Some(if signed {
+            (-(1 << (bits - 1)), (1 << (bits - 1)) - 1)
+        } else {
+            (0, (1 << bits) - 1)
+        })
+    }
+
+    /// The low bits of an integer as a value of this integer type; of `u64` the 64 bits as they are.
+    pub fn wrap(self, v: i64) -> i64 {
+        match self.int_range() {
+            Some((low, _)) if self.bits() < 64 => {
+                let shift = 64 - self.bits();
+                if low < 0 {
+                    v << shift >> shift
+                } else {
+                    v & !(-1 << self.bits())
+                }
+            }
+            _ => v,
+        }
     }
 }
 
@@ -59,6 +152,21 @@ impl fmt::Display for DType {
             Self::U8 => "u8",
             Self::I8 => "i8",
             Self::Bool => "bool",
+            Self::F64 => "f64",
+            Self::BF16 => "bf16",
+            Self::I16 => "i16",
+            Self::U16 => "u16",
+            Self::U64 => "u64",
+            Self::I4 => "i4",
+            Self::U4 => "u4",
+            Self::I2 => "i2",
+            Self::U2 => "u2",
+            Self::F8E4M3 => "f8e4m3fn",
+            Self::F8E4M3Uz => "f8e4m3fnuz",
+            Self::F8E5M2 => "f8e5m2",
+            Self::F8E5M2Uz => "f8e5m2fnuz",
+            Self::F8E8M0 => "f8e8m0",
+            Self::F4E2M1 => "f4e2m1",
         })
     }
 }
@@ -89,6 +197,9 @@ pub enum TensorError {
     /// The bytes were not loaded; see [`HostTensor::absent`].
     #[error("{0} is not loaded: the model was read without its weights")]
     Absent(Arc<str>),
+    /// An element is beyond what 64 bits with a sign hold.
+    #[error("{0} is more than {max}", max = i64::MAX)]
+    TooHigh(u64),
     /// The shape has more elements than this machine can address.
     #[error("shape {0:?} is too large")]
     TooLarge(Vec<usize>),
@@ -156,6 +267,11 @@ impl HostTensor {
     typed!(from_i64, i64s, i64, DType::I64);
     typed!(from_i32, i32s, i32, DType::I32);
     typed!(from_u32, u32s, u32, DType::U32);
+    typed!(from_f64, f64s, f64, DType::F64);
+    typed!(from_bf16, bf16s, bf16, DType::BF16);
+    typed!(from_u64, u64s, u64, DType::U64);
+    typed!(from_i16, i16s, i16, DType::I16);
+    typed!(from_u16, u16s, u16, DType::U16);
 
     fn view<T: bytemuck::Pod>(&self, dtype: DType, name: &'static str) -> Result<Cow<'_, [T]>, TensorError> {
         if self.dtype != dtype {
@@ -317,30 +433,58 @@ impl HostTensor {
         })
     }
 
-    /// Float elements as `f32`.
+    /// Float elements as `f32`. An error for `f64`, which would lose digits: [`HostTensor::to_f64`] takes those.
     pub fn to_f32(&self) -> Result<Cow<'_, [f32]>, TensorError> {
+        let wrong = |found| TensorError::Type {
+            expected: "a float type of 32 bits at most",
+            found,
+        };
+        Ok(match self.dtype {
+            DType::F32 => return self.f32s(),
+            DType::F16 => Cow::Owned(self.f16s()?.iter().map(|v| v.to_f32()).collect()),
+            DType::BF16 => Cow::Owned(self.bf16s()?.iter().map(|v| v.to_f32()).collect()),
+            other => {
+                let codec = Codec::new(other).ok_or_else(|| wrong(other))?;
+                Cow::Owned(self.bytes()?.iter().map(|v| codec.decode(*v)).collect())
+            }
+        })
+    }
+
+    /// Float elements of any type, exactly.
+    pub fn to_f64(&self) -> Result<Cow<'_, [f64]>, TensorError> {
         match self.dtype {
-            DType::F32 => self.f32s(),
-            DType::F16 => Ok(Cow::Owned(self.f16s()?.iter().map(|v| v.to_f32()).collect())),
+            DType::F64 => self.f64s(),
+            t if t.is_float() => Ok(Cow::Owned(self.to_f32()?.iter().map(|v| f64::from(*v)).collect())),
             found => Err(TensorError::Type {
-                expected: "f32 or f16",
+                expected: "a float type",
                 found,
             }),
         }
     }
 
-    /// Integer or truth-value elements as `i64`.
+    /// Integer or truth-value elements as `i64`; an error for a `u64` that is none.
     pub fn to_i64(&self) -> Result<Vec<i64>, TensorError> {
+        if self.dtype == DType::U64 {
+            let number = |v: &u64| i64::try_from(*v).map_err(|_| TensorError::TooHigh(*v));
+            return self.u64s()?.iter().map(number).collect();
+        }
+        self.to_bits()
+    }
+
+    /// Integer or truth-value elements in 64 bits, of which a `u64` takes that of the sign too.
+    pub fn to_bits(&self) -> Result<Vec<i64>, TensorError> {
+        let signed = |v: &u8| i64::from(i8::from_le_bytes([*v]));
         Ok(match self.dtype {
             DType::I64 => self.i64s()?.into_owned(),
+            DType::U64 => bytemuck::cast_slice(&self.u64s()?).to_vec(),
             DType::I32 => self.i32s()?.iter().map(|v| i64::from(*v)).collect(),
             DType::U32 => self.u32s()?.iter().map(|v| i64::from(*v)).collect(),
-            DType::U8 | DType::Bool => self.bytes()?.iter().map(|v| i64::from(*v)).collect(),
-            DType::I8 => self
-                .bytes()?
-                .iter()
-                .map(|v| i64::from(i8::from_le_bytes([*v])))
-                .collect(),
+            DType::I16 => self.i16s()?.iter().map(|v| i64::from(*v)).collect(),
+            DType::U16 => self.u16s()?.iter().map(|v| i64::from(*v)).collect(),
+            DType::U8 | DType::Bool | DType::U4 | DType::U2 => {
+                self.bytes()?.iter().map(|v| i64::from(*v)).collect()
+            }
+            DType::I8 | DType::I4 | DType::I2 => self.bytes()?.iter().map(signed).collect(),
             found => {
                 return Err(TensorError::Type {
                     expected: "an integer type",
@@ -350,7 +494,7 @@ impl HostTensor {
         })
     }
 
-    /// A tensor of `dtype` (a float type) from `f32` elements.
+    /// A tensor of `dtype` (a float type) from `f32` elements, rounded where it has fewer digits.
     pub fn from_floats(dtype: DType, shape: &[usize], data: &[f32]) -> Result<Self, TensorError> {
         match dtype {
             DType::F32 => Self::from_f32(shape, data),
@@ -358,11 +502,66 @@ impl HostTensor {
                 let halves: Vec<f16> = data.iter().map(|v| f16::from_f32(*v)).collect();
                 Self::from_f16(shape, &halves)
             }
-            found => Err(TensorError::Type {
-                expected: "f32 or f16",
-                found,
-            }),
+            other => {
+                let data: Vec<f64> = data.iter().map(|v| f64::from(*v)).collect();
+                Self::from_f64s(other, shape, &data)
+            }
         }
+    }
+
+    /// A tensor of `dtype` (a float type) from `f64` elements, rounded once.
+    pub fn from_f64s(dtype: DType, shape: &[usize], data: &[f64]) -> Result<Self, TensorError> {
+        match dtype {
+            DType::F64 => Self::from_f64(shape, data),
+            #[expect(clippy::cast_possible_truncation, reason = "rounding to the type is meant")]
+            DType::F32 => Self::from_f32(shape, &data.iter().map(|v| *v as f32).collect::<Vec<_>>()),
+            DType::F16 => Self::from_f16(shape, &data.iter().map(|v| f16::from_f64(*v)).collect::<Vec<_>>()),
+            DType::BF16 => Self::from_bf16(shape, &data.iter().map(|v| bf16::from_f64(*v)).collect::<Vec<_>>()),
+            other => Self::from_rounded(other, shape, data, Rounding::default()),
+        }
+    }
+
+    /// A tensor of `dtype` (a float type of 8 or 4 bits) from `f64` elements.
+    pub fn from_rounded(
+        dtype: DType,
+        shape: &[usize],
+        data: &[f64],
+        rounding: Rounding,
+    ) -> Result<Self, TensorError> {
+        let codec = Codec::new(dtype).ok_or(TensorError::Type {
+            expected: "a float type",
+            found: dtype,
+        })?;
+        let codes: Vec<u8> = data.iter().map(|v| codec.encode(*v, rounding)).collect();
+        Self::from_bytes(dtype, shape, &codes)
+    }
+
+    /// A tensor from the bytes that a file has, where types of fewer than 8 bits are packed.
+    pub fn from_packed(dtype: DType, shape: &[usize], bytes: &[u8]) -> Result<Self, TensorError> {
+        let bits = dtype.bits();
+        if bits >= 8 {
+            return Self::from_bytes(dtype, shape, bytes);
+        }
+        let count = byte_len(dtype, shape)?;
+        let expected = count.div_ceil(8 / bits);
+        if bytes.len() != expected {
+            return Err(TensorError::Length {
+                dtype,
+                shape: shape.to_vec(),
+                expected,
+                found: bytes.len(),
+            });
+        }
+        let parts = |byte: &u8| {
+            let byte = i64::from(*byte);
+            (0..8 / bits).map(move |i| byte >> (i * bits) & ((1 << bits) - 1))
+        };
+        let codes: Vec<i64> = bytes.iter().flat_map(parts).take(count).collect();
+        if dtype.is_int() {
+            return Self::from_ints(dtype, shape, &codes);
+        }
+        let codes: Vec<u8> = codes.iter().map(|v| v.to_le_bytes()[0]).collect();
+        Self::from_bytes(dtype, shape, &codes)
     }
 
     /// A tensor of `dtype` (an integer type or `bool`) from `i64` elements, keeping the low bits; a
@@ -370,7 +569,7 @@ impl HostTensor {
     pub fn from_ints(dtype: DType, shape: &[usize], data: &[i64]) -> Result<Self, TensorError> {
         let mut bytes = Vec::with_capacity(data.len() * dtype.size());
         for v in data {
-            let le = v.to_le_bytes();
+            let le = dtype.wrap(*v).to_le_bytes();
             match dtype {
                 DType::Bool => bytes.push(u8::from(*v != 0)),
                 d if d.is_int() => bytes.extend(le.iter().take(d.size())),

@@ -293,7 +293,7 @@ fn compare(found: &HostTensor, expected: &HostTensor, of_largest: f64) -> Result
         return Err(format!("expected {expected:?}, found {found:?}"));
     }
     if !expected.dtype().is_float() {
-        let numbers = |t: &HostTensor| t.to_i64().map_err(|e| e.to_string());
+        let numbers = |t: &HostTensor| t.to_bits().map_err(|e| e.to_string());
         let (found, expected) = (numbers(found)?, numbers(expected)?);
         return match found.iter().zip(&expected).position(|(a, b)| a != b) {
             Some(i) => Err(format!(
@@ -304,17 +304,16 @@ fn compare(found: &HostTensor, expected: &HostTensor, of_largest: f64) -> Result
         };
     }
     let numbers = |t: &HostTensor| {
-        t.to_f32()
+        t.to_f64()
             .map(std::borrow::Cow::into_owned)
             .map_err(|e| e.to_string())
     };
     let (found, expected) = (numbers(found)?, numbers(expected)?);
     let finite = expected.iter().filter(|v| v.is_finite());
-    let largest = finite.fold(0.0, |m: f64, v| m.max(f64::from(v.abs())));
+    let largest = finite.fold(0.0, |m: f64, v| m.max(v.abs()));
     let absolute = ABSOLUTE + of_largest * largest;
-    let close = |a: f32, b: f32| {
-        let (x, y) = (f64::from(a), f64::from(b));
-        a == b || (a.is_nan() && b.is_nan()) || (x - y).abs() <= absolute + RELATIVE * y.abs()
+    let close = |x: f64, y: f64| {
+        x == y || (x.is_nan() && y.is_nan()) || (x - y).abs() <= absolute + RELATIVE * y.abs()
     };
     match found.iter().zip(&expected).position(|(a, b)| !close(*a, *b)) {
         Some(i) => Err(format!(
