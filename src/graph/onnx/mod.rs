@@ -1,12 +1,14 @@
 //! ONNX files: reading, writing and quantizing them. No type of the wire format leaves this folder.
 
 mod import;
+mod missing;
 mod proto;
 pub mod quantize;
 mod weights;
 pub mod write;
 
 pub use import::{ImportOptions, import, import_with};
+pub use missing::{Missing, MissingParts};
 
 use super::op::{OpError, OpResult};
 use crate::error::{Error, Result, Stage};
