@@ -516,7 +516,10 @@ impl HostTensor {
             #[expect(clippy::cast_possible_truncation, reason = "rounding to the type is meant")]
             DType::F32 => Self::from_f32(shape, &data.iter().map(|v| *v as f32).collect::<Vec<_>>()),
             DType::F16 => Self::from_f16(shape, &data.iter().map(|v| f16::from_f64(*v)).collect::<Vec<_>>()),
-            DType::BF16 => Self::from_bf16(shape, &data.iter().map(|v| bf16::from_f64(*v)).collect::<Vec<_>>()),
+            DType::BF16 => Self::from_bf16(
+                shape,
+                &data.iter().map(|v| bf16::from_f64(*v)).collect::<Vec<_>>(),
+            ),
             other => Self::from_rounded(other, shape, data, Rounding::default()),
         }
     }
@@ -623,6 +626,42 @@ mod tests {
         assert!(t.to_f32().is_err());
         assert_eq!(t.reshape(&[1, 2]).unwrap().shape(), [1, 2]);
         assert!(t.reshape(&[3]).is_err());
+    }
+
+    #[test]
+    fn narrow_and_wide_types() {
+        for (dtype, low, high) in [
+            (DType::I4, -8, 7),
+            (DType::U4, 0, 15),
+            (DType::I2, -2, 1),
+            (DType::U2, 0, 3),
+        ] {
+            let t = HostTensor::from_ints(dtype, &[3], &[low, high, high + 1]).unwrap();
+            assert_eq!(
+                (t.to_i64().unwrap(), t.byte_len()),
+                (vec![low, high, low], 3),
+                "{dtype}"
+            );
+        }
+        // Packed, the first element lowest.
+        let packed = |dtype, n, bytes: &[u8]| HostTensor::from_packed(dtype, &[n], bytes).unwrap();
+        assert_eq!(packed(DType::I4, 3, &[0xf1, 0x08]).to_i64().unwrap(), [1, -1, -8]);
+        assert_eq!(
+            packed(DType::U2, 5, &[0b11_10_01_00, 2]).to_i64().unwrap(),
+            [0, 1, 2, 3, 2]
+        );
+        assert_eq!(
+            packed(DType::F4E2M1, 2, &[0x97]).to_f32().unwrap().as_ref(),
+            [6.0, -0.5]
+        );
+        assert!(HostTensor::from_packed(DType::I4, &[3], &[0]).is_err());
+        let large = HostTensor::from_u64(&[1], &[u64::MAX]).unwrap();
+        assert_eq!(large.to_i64(), Err(TensorError::TooHigh(u64::MAX)));
+        assert_eq!(large.to_bits().unwrap(), [-1]);
+        let wide = HostTensor::from_f64(&[1], &[1e300]).unwrap();
+        assert!(wide.to_f32().is_err(), "digits are not lost in silence");
+        let half = HostTensor::from_f64s(DType::BF16, &[2], &[1.0 + 1.0 / 256.0, -3.5]).unwrap();
+        assert_eq!(half.to_f64().unwrap().as_ref(), [1.0, -3.5], "to the even side");
     }
 
     #[test]

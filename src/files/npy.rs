@@ -113,8 +113,14 @@ pub fn write(path: &Path, tensor: &HostTensor) -> Result<()> {
             let bytes = tensor.bytes().map_err(error)?;
             put(out, &shape, bytes.iter().map(|v| i8::from_le_bytes([*v])))
         }
-        DType::Bool => put(out, &shape, tensor.bytes().map_err(error)?.iter().map(|v| *v != 0)),
-        other => Err(std::io::Error::other(format!(".npy files have no elements of type {other}"))),
+        DType::Bool => put(
+            out,
+            &shape,
+            tensor.bytes().map_err(error)?.iter().map(|v| *v != 0),
+        ),
+        other => Err(std::io::Error::other(format!(
+            ".npy files have no elements of type {other}"
+        ))),
     })
 }
 
@@ -127,7 +133,16 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("x.npy");
         let values: Vec<i64> = (0..6).collect();
-        for dtype in [DType::I64, DType::I32, DType::I16, DType::U64, DType::U32, DType::U16, DType::U8, DType::I8] {
+        for dtype in [
+            DType::I64,
+            DType::I32,
+            DType::I16,
+            DType::U64,
+            DType::U32,
+            DType::U16,
+            DType::U8,
+            DType::I8,
+        ] {
             let t = HostTensor::from_ints(dtype, &[2, 3], &values).unwrap();
             write(&path, &t).unwrap();
             assert_eq!(read(&path).unwrap(), t);

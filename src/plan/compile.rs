@@ -318,7 +318,8 @@ impl<'a> Compiler<'a> {
     fn off_devices(&self, node: &Node) -> Option<ValueId> {
         let inputs = node.inputs.iter().enumerate().filter(|(i, _)| node.op.reads(*i));
         let all = inputs.filter_map(|(_, v)| *v).chain(node.outputs.iter().copied());
-        all.into_iter().find(|v| self.fact(*v).is_some_and(|f| !f.dtype.on_devices()))
+        all.into_iter()
+            .find(|v| self.fact(*v).is_some_and(|f| !f.dtype.on_devices()))
     }
 
     /// Symbols of what is needed that are neither bounded nor defined by data.

@@ -142,7 +142,10 @@ impl Codec {
     /// The value of a code, exactly; bits that the format has not are left out.
     pub fn decode(&self, code: u8) -> f32 {
         let mask = self.values.len() - 1;
-        self.values.get(usize::from(code) & mask).copied().unwrap_or(f32::NAN)
+        self.values
+            .get(usize::from(code) & mask)
+            .copied()
+            .unwrap_or(f32::NAN)
     }
 
     /// The code of a number.
@@ -223,7 +226,10 @@ impl Codec {
     }
 }
 
-#[expect(clippy::cast_possible_truncation, reason = "powers of two within the range of f32")]
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "powers of two within the range of f32"
+)]
 fn power(exponent: i32) -> f32 {
     2f64.powi(exponent) as f32
 }
@@ -275,13 +281,19 @@ mod tests {
                 let middle = (a + b) / 2.0;
                 let near = |x| c.encode(x, Rounding::default());
                 let even = if code % 2 == 0 { code } else { code + 1 };
-                assert_eq!([near(middle), near(middle * (1.0 - 1e-9)), near(middle * (1.0 + 1e-9))], [
-                    even,
-                    code,
-                    code + 1
-                ]);
+                assert_eq!(
+                    [
+                        near(middle),
+                        near(middle * (1.0 - 1e-9)),
+                        near(middle * (1.0 + 1e-9))
+                    ],
+                    [even, code, code + 1]
+                );
                 let minus = near(-middle);
-                assert!(minus == even | c.sign || even == 0 && minus == 0, "{dtype} {middle}");
+                assert!(
+                    minus == even | c.sign || even == 0 && minus == 0,
+                    "{dtype} {middle}"
+                );
             }
         }
     }

@@ -78,7 +78,12 @@ pub fn import_with(path: &Path, options: ImportOptions) -> Result<Graph> {
     let missing = missing.take();
     if !missing.is_empty() {
         let missing = MissingParts(missing);
-        return Err(Error::parse(Stage::Import, path, "the model cannot be read", missing));
+        return Err(Error::parse(
+            Stage::Import,
+            path,
+            "the model cannot be read",
+            missing,
+        ));
     }
     let mut versions: Vec<(String, i64)> = opsets.iter().map(|(d, v)| ((*d).to_owned(), *v)).collect();
     versions.sort();
@@ -148,7 +153,9 @@ impl<'a> Importer<'a> {
 
     fn define(&mut self, name: &str, fact: Option<Fact>) -> Result<ValueId> {
         if self.names.contains_key(name) {
-            return Err(self.disorder(Disorder::Twice { value: name.to_owned() }));
+            return Err(self.disorder(Disorder::Twice {
+                value: name.to_owned(),
+            }));
         }
         let id = self.edit.push_value(name.to_owned(), fact);
         self.names.insert(name.to_owned(), id);
@@ -288,7 +295,10 @@ impl<'a> Importer<'a> {
         };
         let known = self.file.missing.borrow().len();
         if n.op_type == "Constant" && domain.is_empty() {
-            let tensor = match attributes.constant().and_then(|t| attributes.all_read().map(|()| t)) {
+            let tensor = match attributes
+                .constant()
+                .and_then(|t| attributes.all_read().map(|()| t))
+            {
                 Ok(tensor) => tensor,
                 Err(e) => {
                     self.miss(&n.op_type, &name, e);
@@ -420,7 +430,10 @@ impl NodeAttributes<'_> {
         match self.unread().as_slice() {
             [] => Ok(()),
             [name] => Err(OpError::Unsupported(format!("attribute `{name}`"))),
-            names => Err(OpError::Unsupported(format!("attributes `{}`", names.join("`, `")))),
+            names => Err(OpError::Unsupported(format!(
+                "attributes `{}`",
+                names.join("`, `")
+            ))),
         }
     }
 

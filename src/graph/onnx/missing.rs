@@ -36,7 +36,10 @@ impl fmt::Display for MissingParts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut kinds: Vec<(&Missing, Vec<String>)> = Vec::new();
         for part in &self.0 {
-            match kinds.iter_mut().find(|(k, _)| k.op == part.op && k.source == part.source) {
+            match kinds
+                .iter_mut()
+                .find(|(k, _)| k.op == part.op && k.source == part.source)
+            {
                 Some((_, places)) => places.push(part.place()),
                 None => kinds.push((part, vec![part.place()])),
             }

@@ -129,7 +129,10 @@ impl Weights {
                 // Everything else stands in 32-bit fields: floats as their bits, what is packed as bytes.
                 _ => {
                     let size = if dtype.bits() < 8 { 1 } else { dtype.size() };
-                    let fields = t.int32_data.iter().flat_map(|v| v.to_le_bytes().into_iter().take(size));
+                    let fields = t
+                        .int32_data
+                        .iter()
+                        .flat_map(|v| v.to_le_bytes().into_iter().take(size));
                     HostTensor::from_packed(dtype, &shape, &fields.collect::<Vec<u8>>())
                 }
             }

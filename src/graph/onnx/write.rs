@@ -281,7 +281,9 @@ impl ModelWriter {
     fn bytes_of<'a>(&self, name: &str, tensor: &'a HostTensor) -> Result<&'a [u8]> {
         if tensor.dtype().bits() < 8 {
             let dtype = tensor.dtype();
-            return Err(self.bad(format!("tensor \"{name}\": elements of type {dtype} are not written")));
+            return Err(self.bad(format!(
+                "tensor \"{name}\": elements of type {dtype} are not written"
+            )));
         }
         tensor
             .bytes()

@@ -4,7 +4,9 @@
 //! `[n, sizes.., r]`: coordinates, the last axis first.
 
 use super::case::{Case, input};
-use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, count, onnx, operand, room, strides, to_sizes};
+use super::{
+    Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, count, onnx, operand, room, strides, to_sizes,
+};
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::HostTensor;
 
@@ -40,7 +42,11 @@ impl Op for AffineGrid {
         let r = Dim::from_usize(spatial.len());
         let n = cx.same("batches of matrices and image", batch, &n)?;
         cx.same("rows of a matrix and axes", rows, &r)?;
-        cx.same("columns of a matrix and axes, with one for the shift", cols, &r.add(&1.into())?)?;
+        cx.same(
+            "columns of a matrix and axes, with one for the shift",
+            cols,
+            &r.add(&1.into())?,
+        )?;
         let shape = std::iter::once(n).chain(spatial).chain([r]).collect();
         Ok(vec![Fact::new(theta.dtype, Shape(shape))])
     }
@@ -51,14 +57,22 @@ impl Op for AffineGrid {
         let (n, spatial) = parts(&to_sizes(operand(inputs, 1)?)?)?;
         let r = spatial.len();
         if theta.shape() != [n, r, r + 1] {
-            return Err(OpError::expected("matrices", format!("{:?}", [n, r, r + 1]), format!("{theta:?}")));
+            return Err(OpError::expected(
+                "matrices",
+                format!("{:?}", [n, r, r + 1]),
+                format!("{theta:?}"),
+            ));
         }
         let coordinate = |i: usize, size: usize| match size {
             1 => 0.0,
             size if self.align_corners => 2.0 * i as f64 / (size - 1) as f64 - 1.0,
             size => (2 * i + 1) as f64 / size as f64 - 1.0,
         };
-        let shape: Vec<usize> = [n].into_iter().chain(spatial.iter().copied()).chain([r]).collect();
+        let shape: Vec<usize> = [n]
+            .into_iter()
+            .chain(spatial.iter().copied())
+            .chain([r])
+            .collect();
         let (steps, area) = (strides(&spatial), count(&spatial)?);
         let mut y: Vec<f64> = room(&shape)?;
         for matrix in theta.to_f64()?.chunks_exact(r * (r + 1)) {
@@ -98,5 +112,8 @@ fn cases() -> Vec<Case> {
         let sizes = input(&[sizes.len()]).values(sizes).constant();
         Case::new(AffineGrid { align_corners }, vec![input(theta), sizes]).host_only("no kernel")
     };
-    vec![case(false, &[2, 2, 3], &[2, 3, 4, 5]), case(true, &[1, 3, 4], &[1, 2, 3, 1, 5])]
+    vec![
+        case(false, &[2, 2, 3], &[2, 3, 4, 5]),
+        case(true, &[1, 3, 4], &[1, 2, 3, 1, 5]),
+    ]
 }

@@ -80,9 +80,15 @@ mod tests {
         let y = cast(&x, DType::U4);
         assert_eq!(y.to_i64().unwrap(), [15, 7, 8]);
         assert_eq!(cast(&y, DType::I4), x);
-        assert_eq!(cast(&x, DType::F4E2M1).to_f32().unwrap().as_ref(), [-6.0, 6.0, -0.0]);
+        assert_eq!(
+            cast(&x, DType::F4E2M1).to_f32().unwrap().as_ref(),
+            [-6.0, 6.0, -0.0]
+        );
         let x = HostTensor::from_f64(&[1], &[-2.0]).unwrap();
-        assert_eq!(cast(&x, DType::U64).u64s().unwrap().as_ref(), [0xc000_0000_0000_0000]);
+        assert_eq!(
+            cast(&x, DType::U64).u64s().unwrap().as_ref(),
+            [0xc000_0000_0000_0000]
+        );
         assert!(BitCast { to: DType::F32 }.eval(&[Some(&x)]).is_err());
     }
 }

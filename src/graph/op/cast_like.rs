@@ -69,13 +69,21 @@ impl Op for CastMini {
 
     fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
         let x = operand(inputs, 0)?;
-        #[expect(clippy::cast_precision_loss, reason = "integers that f64 does not hold round twice")]
+        #[expect(
+            clippy::cast_precision_loss,
+            reason = "integers that f64 does not hold round twice"
+        )]
         let data = if x.dtype().is_float() {
             x.to_f64()?.into_owned()
         } else {
             x.to_i64()?.into_iter().map(|v| v as f64).collect()
         };
-        Ok(vec![HostTensor::from_rounded(self.to, x.shape(), &data, self.rounding)?])
+        Ok(vec![HostTensor::from_rounded(
+            self.to,
+            x.shape(),
+            &data,
+            self.rounding,
+        )?])
     }
 }
 
@@ -86,7 +94,11 @@ pub(super) fn rounding(a: &dyn Attributes) -> OpResult<Rounding> {
         Some("down") => Powers::Down,
         Some("nearest") => Powers::Nearest,
         Some(other) => {
-            return Err(OpError::expected("attribute `round_mode`", "up, down or nearest", other));
+            return Err(OpError::expected(
+                "attribute `round_mode`",
+                "up, down or nearest",
+                other,
+            ));
         }
     };
     Ok(Rounding {

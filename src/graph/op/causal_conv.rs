@@ -23,7 +23,11 @@ impl Op for CausalConv {
     fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
         let (x, w) = (cx.float(0)?, cx.float(1)?);
         let ([batch, channels, _], [own, one, taps]) = (x.shape.0.as_slice(), w.shape.0.as_slice()) else {
-            return Err(OpError::expected("ranks of operand and weights", 3, format!("{x} and {w}")));
+            return Err(OpError::expected(
+                "ranks of operand and weights",
+                3,
+                format!("{x} and {w}"),
+            ));
         };
         cx.same("channels of operand and weights", channels, own)?;
         cx.same("sizes of the weights' middle axis", one, &Dim::from(1))?;
@@ -41,14 +45,21 @@ impl Op for CausalConv {
                 cx.same("sizes of the state", a, b)?;
             }
         }
-        Ok(vec![Fact::new(x.dtype, x.shape.clone()), Fact::new(x.dtype, Shape(state))])
+        Ok(vec![
+            Fact::new(x.dtype, x.shape.clone()),
+            Fact::new(x.dtype, Shape(state)),
+        ])
     }
 
     fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
         fit(self, inputs)?;
         let (x, w) = (operand(inputs, 0)?, operand(inputs, 1)?);
         let ([batch, channels, length], [.., taps]) = (x.shape(), w.shape()) else {
-            return Err(OpError::expected("ranks of operand and weights", 3, format!("{x:?} and {w:?}")));
+            return Err(OpError::expected(
+                "ranks of operand and weights",
+                3,
+                format!("{x:?} and {w:?}"),
+            ));
         };
         let past = taps.saturating_sub(1);
         let list = |i: usize| match inputs.get(i).copied().flatten() {
@@ -65,13 +76,25 @@ impl Op for CausalConv {
                 None => vec![0.0; past],
             };
             padded.extend_from_slice(data.get(line * length..(line + 1) * length).unwrap_or_default());
-            let weights = weights.get(channel * taps..(channel + 1) * taps).unwrap_or_default();
+            let weights = weights
+                .get(channel * taps..(channel + 1) * taps)
+                .unwrap_or_default();
             let bias = bias.as_ref().and_then(|b| b.get(channel)).copied().unwrap_or(0.0);
             y.extend(padded.windows(*taps).map(|part| {
-                let products = part.iter().zip(weights).map(|(a, b)| f64::from(*a) * f64::from(*b));
+                let products = part
+                    .iter()
+                    .zip(weights)
+                    .map(|(a, b)| f64::from(*a) * f64::from(*b));
                 let sum = products.sum::<f64>() + f64::from(bias);
-                let sum = if self.silu { sum / (1.0 + (-sum).exp()) } else { sum };
-                #[expect(clippy::cast_possible_truncation, reason = "rounding to the result type is meant")]
+                let sum = if self.silu {
+                    sum / (1.0 + (-sum).exp())
+                } else {
+                    sum
+                };
+                #[expect(
+                    clippy::cast_possible_truncation,
+                    reason = "rounding to the result type is meant"
+                )]
                 let sum = sum as f32;
                 sum
             }));
@@ -89,7 +112,11 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
         None | Some("none") => false,
         Some("silu" | "swish") => true,
         Some(other) => {
-            return Err(OpError::expected("attribute `activation`", "none, silu or swish", other));
+            return Err(OpError::expected(
+                "attribute `activation`",
+                "none, silu or swish",
+                other,
+            ));
         }
     };
     Ok(Box::new(CausalConv { silu }))
@@ -108,6 +135,10 @@ fn cases() -> Vec<Case> {
     let whole = [input(&[3]), input(&[2, 3, 3])];
     vec![
         Case::new(CausalConv { silu: false }, weights()).host_only("no kernel"),
-        Case::new(CausalConv { silu: true }, weights().into_iter().chain(whole).collect()).host_only("no kernel"),
+        Case::new(
+            CausalConv { silu: true },
+            weights().into_iter().chain(whole).collect(),
+        )
+        .host_only("no kernel"),
     ]
 }

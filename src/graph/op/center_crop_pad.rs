@@ -4,7 +4,8 @@
 
 use super::case::{Case, input};
 use super::{
-    Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, axis, count, onnx, operand, room, strides, to_sizes,
+    Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, axis, count, onnx, operand, room, strides,
+    to_sizes,
 };
 use crate::shape::{Fact, Shape};
 use crate::tensor::HostTensor;
@@ -25,7 +26,11 @@ impl CenterCropPad {
             None => (0..rank).collect(),
         };
         if axes.len() != sizes.len() {
-            return Err(OpError::mismatch("numbers of axes and of sizes", axes.len(), sizes.len()));
+            return Err(OpError::mismatch(
+                "numbers of axes and of sizes",
+                axes.len(),
+                sizes.len(),
+            ));
         }
         let mut out = shape.to_vec();
         for (a, size) in axes.into_iter().zip(sizes) {
@@ -54,14 +59,20 @@ impl Op for CenterCropPad {
         let size = x.dtype().size();
         let (from, mut out): (_, Vec<u8>) = (x.bytes()?, room(&[count(&shape)?, size])?);
         let steps = strides(&shape);
-        let axes: Vec<_> = steps.iter().zip(&shape).zip(x.shape().iter().zip(strides(x.shape()))).collect();
+        let axes: Vec<_> = steps
+            .iter()
+            .zip(&shape)
+            .zip(x.shape().iter().zip(strides(x.shape())))
+            .collect();
         // Where an element of the result stands in the operand, if it does.
         let place = |i: usize| {
             let mut at = 0;
             for ((step, new), (old, old_step)) in &axes {
                 // An odd element of what is cut or added stands at the end.
                 let j = i / *step % **new + old.saturating_sub(**new) / 2;
-                let j = j.checked_sub(new.saturating_sub(**old) / 2).filter(|j| j < *old)?;
+                let j = j
+                    .checked_sub(new.saturating_sub(**old) / 2)
+                    .filter(|j| j < *old)?;
                 at += j * old_step;
             }
             from.get(at * size..(at + 1) * size)
@@ -85,7 +96,9 @@ impl Op for CenterCropPad {
 }
 
 fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
-    Ok(Box::new(CenterCropPad { axes: a.ints("axes")? }))
+    Ok(Box::new(CenterCropPad {
+        axes: a.ints("axes")?,
+    }))
 }
 
 /// The registry's entry.
@@ -98,9 +111,14 @@ pub static DEF: OpDef = OpDef {
 
 fn cases() -> Vec<Case> {
     let case = |axes: Option<&[i64]>, x: &[usize], sizes: &[i64]| {
-        let op = CenterCropPad { axes: axes.map(<[i64]>::to_vec) };
+        let op = CenterCropPad {
+            axes: axes.map(<[i64]>::to_vec),
+        };
         let sizes = input(&[sizes.len()]).values(sizes).constant();
         Case::new(op, vec![input(x), sizes]).host_only("no kernel")
     };
-    vec![case(None, &[5, 4], &[2, 7]), case(Some(&[-1, 0]), &[3, 5, 8], &[3, 4])]
+    vec![
+        case(None, &[5, 4], &[2, 7]),
+        case(Some(&[-1, 0]), &[3, 5, 8], &[3, 4]),
+    ]
 }

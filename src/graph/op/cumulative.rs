@@ -92,7 +92,11 @@ impl Op for Cumulative {
             let y = self.run(&data, x.shape(), a, &first, |a, b| {
                 Some(if join == 1 { a * b } else { a + b })
             })?;
-            return Ok(vec![HostTensor::from_f64s(x.dtype(), x.shape(), &y.unwrap_or_default())?]);
+            return Ok(vec![HostTensor::from_f64s(
+                x.dtype(),
+                x.shape(),
+                &y.unwrap_or_default(),
+            )?]);
         }
         let join = |a: &i64, b: &i64| {
             Some(if self.product {

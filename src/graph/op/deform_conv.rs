@@ -7,7 +7,9 @@
 use super::case::{Case, input};
 use super::conv::{parts, sizes};
 use super::window::Window;
-use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, count, filled, fit, onnx, operand, strides};
+use super::{
+    Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, count, filled, fit, onnx, operand, strides,
+};
 use crate::shape::{Dim, Fact, Shape, product};
 use crate::tensor::HostTensor;
 
@@ -25,12 +27,17 @@ pub struct DeformConv {
 impl DeformConv {
     fn kernel(&self, weights: &[Dim]) -> OpResult<Vec<i64>> {
         let fixed: Option<Vec<i64>> = weights.iter().skip(2).map(Dim::as_const).collect();
-        let fixed = fixed.ok_or_else(|| OpError::Unsupported("weights whose sizes are not fixed".to_owned()))?;
+        let fixed =
+            fixed.ok_or_else(|| OpError::Unsupported("weights whose sizes are not fixed".to_owned()))?;
         if self.window.kernel.is_empty() || self.window.kernel == fixed {
             return Ok(fixed);
         }
         let stated = format!("{:?}", self.window.kernel);
-        Err(OpError::mismatch("sizes of weights and window", format!("{fixed:?}"), stated))
+        Err(OpError::mismatch(
+            "sizes of weights and window",
+            format!("{fixed:?}"),
+            stated,
+        ))
     }
 }
 
@@ -45,11 +52,19 @@ impl Op for DeformConv {
         let (outs, own, _) = parts("the weights", &w.shape.0)?;
         let kernel = self.kernel(&w.shape.0)?;
         let places = self.window.derive(cx, &kernel, spatial)?;
-        cx.same("channels of operand and weights", c, &own.mul(&self.group.into())?)?;
+        cx.same(
+            "channels of operand and weights",
+            c,
+            &own.mul(&self.group.into())?,
+        )?;
         let groups = [("channels", c, self.offset_group), ("outputs", outs, self.group)];
         for (what, size, group) in groups {
             if size.as_const().is_some() && size.exact_div(&group.into()).is_none() {
-                return Err(OpError::expected(what, format!("a multiple of {group} groups"), size));
+                return Err(OpError::expected(
+                    what,
+                    format!("a multiple of {group} groups"),
+                    size,
+                ));
             }
         }
         let taps = kernel.iter().product::<i64>().saturating_mul(self.offset_group);
@@ -57,7 +72,8 @@ impl Op for DeformConv {
         let wanted = [(2, Some(offset), taps.saturating_mul(axes)), (4, cx.opt(4), taps)];
         for (i, fact, channels) in wanted {
             let Some(fact) = fact else { continue };
-            let (batch, found, sizes) = parts(if i == 2 { "the offsets" } else { "the factors" }, &fact.shape.0)?;
+            let (batch, found, sizes) =
+                parts(if i == 2 { "the offsets" } else { "the factors" }, &fact.shape.0)?;
             cx.same("batches", n, batch)?;
             cx.same("numbers of taps", found, &channels.into())?;
             if sizes.len() != places.len() {
@@ -96,14 +112,22 @@ impl Op for DeformConv {
         let mut y = filled(&shape, 0f64)?;
         // Batch entry, group of offsets, tap and place, the last fastest.
         for i in 0..count(&[shape.first().copied().unwrap_or(0), groups, all, area])? {
-            let (place, tap, group, n) = (i % area, i / area % all, i / area / all % groups, i / area / all / groups);
+            let (place, tap, group, n) = (
+                i % area,
+                i / area % all,
+                i / area / all % groups,
+                i / area / all / groups,
+            );
             #[expect(clippy::cast_precision_loss, reason = "positions near the operand")]
             let position = |d: usize| {
                 let (before, _) = self.window.explicit(d, rank);
                 let tap = tap / tap_steps[d] % taps[d];
                 let window = place / place_steps[d] % places[d];
                 let start = window as f64 * self.window.stride(d) as f64 - before as f64;
-                let offset = at(&offsets, ((n * groups + group) * all * rank + (i / area % all) * rank + d) * area + place);
+                let offset = at(
+                    &offsets,
+                    ((n * groups + group) * all * rank + (i / area % all) * rank + d) * area + place,
+                );
                 start + tap as f64 * self.window.dilation(d) as f64 + f64::from(offset)
             };
             // Neighbours of the place along all axes so far, and their weights.
@@ -164,15 +188,21 @@ pub static DEF: OpDef = OpDef {
 
 fn cases() -> Vec<Case> {
     let op = |group, offset_group, pads: &[i64]| DeformConv {
-        window: Window { pads: pads.to_vec(), ..Window::new(&[]) },
+        window: Window {
+            pads: pads.to_vec(),
+            ..Window::new(&[])
+        },
         group,
         offset_group,
     };
     let mut whole = vec![input(&[2, 4, 5, 4]), input(&[6, 2, 3, 2]), input(&[2, 24, 5, 3])];
     whole.extend([input(&[6]), input(&[2, 12, 5, 3])]);
     vec![
-        Case::new(op(1, 1, &[]), vec![input(&[1, 1, 3, 3]), input(&[1, 1, 2, 2]), input(&[1, 8, 2, 2])])
-            .host_only("no kernel"),
+        Case::new(
+            op(1, 1, &[]),
+            vec![input(&[1, 1, 3, 3]), input(&[1, 1, 2, 2]), input(&[1, 8, 2, 2])],
+        )
+        .host_only("no kernel"),
         Case::new(op(2, 2, &[1, 0, 1, 0]), whole).host_only("no kernel"),
     ]
 }

@@ -5,7 +5,8 @@
 
 use super::case::{Case, input};
 use super::{
-    Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, around, axis, filled, onnx, one_int, operand, room,
+    Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, around, axis, filled, one_int, onnx, operand,
+    room,
 };
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::HostTensor;
@@ -55,7 +56,11 @@ fn transform(x: &[Complex], length: usize, inverse: bool, count: usize) -> Vec<C
 fn scalar(cx: &InferCx<'_>, i: usize) -> OpResult<Dim> {
     match cx.sizes(i)?.as_slice() {
         [one] => Ok(one.clone()),
-        _ => Err(OpError::expected(format!("input {i}"), "one integer", cx.fact(i)?)),
+        _ => Err(OpError::expected(
+            format!("input {i}"),
+            "one integer",
+            cx.fact(i)?,
+        )),
     }
 }
 
@@ -72,7 +77,13 @@ fn pairs(x: &HostTensor) -> OpResult<Vec<Complex>> {
     Ok(match x.shape().last() {
         Some(1) => data.iter().map(|v| (*v, 0.0)).collect(),
         Some(2) => data.chunks_exact(2).map(|v| (v[0], v[1])).collect(),
-        _ => return Err(OpError::expected("last axis", "1 or 2 elements", format!("{x:?}"))),
+        _ => {
+            return Err(OpError::expected(
+                "last axis",
+                "1 or 2 elements",
+                format!("{x:?}"),
+            ));
+        }
     })
 }
 
@@ -161,11 +172,20 @@ impl Op for Dft {
         if length == 0 {
             return Err(OpError::expected("length", "above 0", length));
         }
-        let count = if self.onesided && !self.inverse { length / 2 + 1 } else { length };
+        let count = if self.onesided && !self.inverse {
+            length / 2 + 1
+        } else {
+            length
+        };
         let parts = if real { 1 } else { 2 };
         let mut y = filled(&[outer, count, inner, parts], 0.0)?;
         for (o, i) in (0..outer).flat_map(|o| (0..inner).map(move |i| (o, i))) {
-            let at = |n: usize| signal.get((o * own + n) * inner + i).copied().unwrap_or((0.0, 0.0));
+            let at = |n: usize| {
+                signal
+                    .get((o * own + n) * inner + i)
+                    .copied()
+                    .unwrap_or((0.0, 0.0))
+            };
             let mut row: Vec<Complex> = room(&[length])?;
             if real {
                 let half = length / 2;
@@ -178,7 +198,10 @@ impl Op for Dft {
                 row.extend((0..own.min(length)).map(at));
             }
             let scale = if self.inverse { 1.0 / length as f64 } else { 1.0 };
-            for (k, (re, im)) in transform(&row, length, self.inverse, count).into_iter().enumerate() {
+            for (k, (re, im)) in transform(&row, length, self.inverse, count)
+                .into_iter()
+                .enumerate()
+            {
                 let to = ((o * count + k) * inner + i) * parts;
                 for (slot, v) in y.iter_mut().skip(to).take(parts).zip([re, im]) {
                     *slot = v * scale;
@@ -243,7 +266,8 @@ impl Op for Stft {
             (None, None) => *length,
         };
         let rest = length.checked_sub(part).filter(|_| part > 0);
-        let rest = rest.ok_or_else(|| OpError::expected("length of a part", format!("1 to {length}"), part))?;
+        let rest =
+            rest.ok_or_else(|| OpError::expected("length of a part", format!("1 to {length}"), part))?;
         let (parts, count) = (rest / step + 1, if self.onesided { part / 2 + 1 } else { part });
         let factor = |i: usize| window.as_ref().map_or(1.0, |w| w.get(i).copied().unwrap_or(0.0));
         let shape = [*batch, parts, count, 2];
@@ -256,7 +280,11 @@ impl Op for Stft {
                 .enumerate()
                 .map(|(i, (re, im))| (re * factor(i), im * factor(i)))
                 .collect();
-            y.extend(transform(&row, part, false, count).into_iter().flat_map(|(re, im)| [re, im]));
+            y.extend(
+                transform(&row, part, false, count)
+                    .into_iter()
+                    .flat_map(|(re, im)| [re, im]),
+            );
         }
         Ok(vec![HostTensor::from_f64s(x.dtype(), &shape, &y)?])
     }
@@ -270,7 +298,11 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     Ok(Box::new(Dft {
         inverse: a.int("inverse")?.unwrap_or(0) != 0,
         onesided: a.int("onesided")?.unwrap_or(0) != 0,
-        axis: if a.opset() < 20 { a.int("axis")?.unwrap_or(1) } else { -2 },
+        axis: if a.opset() < 20 {
+            a.int("axis")?.unwrap_or(1)
+        } else {
+            -2
+        },
     }))
 }
 
@@ -284,7 +316,15 @@ pub static DEF: OpDef = OpDef {
 
 fn cases() -> Vec<Case> {
     let dft = |inverse, onesided, axis, x: &[usize]| {
-        Case::new(Dft { inverse, onesided, axis }, vec![input(x)]).host_only("no kernel")
+        Case::new(
+            Dft {
+                inverse,
+                onesided,
+                axis,
+            },
+            vec![input(x)],
+        )
+        .host_only("no kernel")
     };
     let number = |v: i64| input(&[]).values(&[v]).constant();
     vec![
@@ -292,8 +332,11 @@ fn cases() -> Vec<Case> {
         dft(false, true, -2, &[2, 3, 6, 1]),
         dft(true, false, 1, &[1, 5, 2, 2]),
         dft(true, true, 1, &[1, 4, 2]),
-        Case::new(Stft { onesided: true }, vec![input(&[2, 33, 1]), number(5), input(&[8])])
-            .host_only("no kernel"),
+        Case::new(
+            Stft { onesided: true },
+            vec![input(&[2, 33, 1]), number(5), input(&[8])],
+        )
+        .host_only("no kernel"),
     ]
 }
 
@@ -308,9 +351,16 @@ mod tests {
             let x: Vec<f32> = (0u8..n).map(|i| f32::from(i * i % 5) - 1.5).collect();
             let x = HostTensor::from_f32(&[1, n.into(), 1], &x).unwrap();
             let length = HostTensor::from_i64(&[], &[n.into()]).unwrap();
-            let op = |inverse| Dft { inverse, onesided, axis: 1 };
+            let op = |inverse| Dft {
+                inverse,
+                onesided,
+                axis: 1,
+            };
             let spectrum = op(false).eval(&[Some(&x)]).unwrap().remove(0);
-            let back = op(true).eval(&[Some(&spectrum), Some(&length)]).unwrap().remove(0);
+            let back = op(true)
+                .eval(&[Some(&spectrum), Some(&length)])
+                .unwrap()
+                .remove(0);
             let parts = if onesided { 1 } else { 2 };
             assert_eq!(back.shape(), [1, usize::from(n), parts]);
             let (x, back) = (x.to_f32().unwrap(), back.to_f32().unwrap());

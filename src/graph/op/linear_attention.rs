@@ -43,9 +43,17 @@ impl Op for LinearAttention {
 
     fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
         let (q, k, v) = (cx.float(0)?, cx.float(1)?, cx.float(2)?);
-        let (dk, dv) = (Self::per_head(q, self.query_heads)?, Self::per_head(v, self.heads)?);
+        let (dk, dv) = (
+            Self::per_head(q, self.query_heads)?,
+            Self::per_head(v, self.heads)?,
+        );
         cx.same("sizes of queries and keys", &dk, &Self::per_head(k, self.heads)?)?;
-        for (i, x) in [(1, k), (2, v), (4, cx.opt(4).unwrap_or(q)), (5, cx.opt(5).unwrap_or(q))] {
+        for (i, x) in [
+            (1, k),
+            (2, v),
+            (4, cx.opt(4).unwrap_or(q)),
+            (5, cx.opt(5).unwrap_or(q)),
+        ] {
             if x.shape.rank() != 3 {
                 return Err(OpError::expected(format!("rank of input {i}"), 3, x));
             }
@@ -56,10 +64,16 @@ impl Op for LinearAttention {
         for (i, name, wanted) in [(4, "decay", self.gated), (5, "rate", self.delta)] {
             if cx.opt(i).is_some() != wanted {
                 let found = if wanted { "nothing" } else { "one" };
-                return Err(OpError::expected(name, if wanted { "given" } else { "none" }, found));
+                return Err(OpError::expected(
+                    name,
+                    if wanted { "given" } else { "none" },
+                    found,
+                ));
             }
         }
-        let (heads, last) = (Dim::from(self.heads), |i: usize| cx.opt(i).and_then(|x| x.shape.0.last()));
+        let (heads, last) = (Dim::from(self.heads), |i: usize| {
+            cx.opt(i).and_then(|x| x.shape.0.last())
+        });
         if let Some(n) = last(4).filter(|n| **n != heads) {
             cx.same("sizes of decay and keys", n, &heads.mul(&dk)?)?;
         }
@@ -83,7 +97,10 @@ impl Op for LinearAttention {
             None => q.dtype,
         };
         let out = vec![batch.clone(), length.clone(), dv.mul(&self.query_heads.into())?];
-        Ok(vec![Fact::new(q.dtype, Shape(out)), Fact::new(dtype, Shape(state))])
+        Ok(vec![
+            Fact::new(q.dtype, Shape(out)),
+            Fact::new(dtype, Shape(state)),
+        ])
     }
 
     #[expect(clippy::cast_precision_loss, reason = "the size of a key")]
@@ -108,8 +125,13 @@ impl Op for LinearAttention {
         let mut states = before.map_or_else(|| filled(&state, 0.0), |s| Ok(s.into_owned()))?;
         let mut y = filled(&out, 0.0)?;
         let groups = width / (heads * dv).max(1);
-        let scale = if self.scale == 0.0 { 1.0 / (dk as f64).sqrt() } else { f64::from(self.scale) };
-        let row = |x: &'_ [f64], at: usize, n: usize| x.get(at * n..(at + 1) * n).unwrap_or_default().to_vec();
+        let scale = if self.scale == 0.0 {
+            1.0 / (dk as f64).sqrt()
+        } else {
+            f64::from(self.scale)
+        };
+        let row =
+            |x: &'_ [f64], at: usize, n: usize| x.get(at * n..(at + 1) * n).unwrap_or_default().to_vec();
         // One number for each of `n` parts of a position, or for all of them in common.
         let part = |x: &Option<Cow<'_, [f64]>>, at: usize, i: usize, n: usize, otherwise: f64| {
             let Some(x) = x else { return otherwise };
@@ -127,7 +149,11 @@ impl Op for LinearAttention {
                 if self.delta {
                     let rate = part(&rate, at, h, heads, 1.0);
                     for (m, v) in value.iter_mut().enumerate() {
-                        let has: f64 = key.iter().zip(state.iter().skip(m).step_by(dv)).map(|(k, s)| k * s).sum();
+                        let has: f64 = key
+                            .iter()
+                            .zip(state.iter().skip(m).step_by(dv))
+                            .map(|(k, s)| k * s)
+                            .sum();
                         *v = rate * (*v - has);
                     }
                 }
@@ -137,14 +163,17 @@ impl Op for LinearAttention {
                 for head in h * groups..(h + 1) * groups {
                     let place = at * heads * groups + head;
                     let query = row(&q, place, dk);
-                    let Some(out) = y.get_mut(place * dv..(place + 1) * dv) else { continue };
+                    let Some(out) = y.get_mut(place * dv..(place + 1) * dv) else {
+                        continue;
+                    };
                     for (q, line) in query.iter().zip(state.chunks_exact(dv)) {
                         out.iter_mut().zip(line).for_each(|(y, s)| *y += scale * q * s);
                     }
                 }
             }
         }
-        let tensor = |fact: &Fact, shape: &[usize], data: &[f64]| HostTensor::from_f64s(fact.dtype, shape, data);
+        let tensor =
+            |fact: &Fact, shape: &[usize], data: &[f64]| HostTensor::from_f64s(fact.dtype, shape, data);
         let [first, second] = facts.as_slice() else {
             return Err(OpError::expected("results", 2, facts.len()));
         };
@@ -155,11 +184,19 @@ impl Op for LinearAttention {
 fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     let heads = |name| match a.int(name)? {
         Some(n) if (1..=i64::from(i32::MAX)).contains(&n) => Ok(n),
-        found => Err(OpError::expected(format!("attribute `{name}`"), "1 or more", format!("{found:?}"))),
+        found => Err(OpError::expected(
+            format!("attribute `{name}`"),
+            "1 or more",
+            format!("{found:?}"),
+        )),
     };
     let (query_heads, kv_heads) = (heads("q_num_heads")?, heads("kv_num_heads")?);
     if query_heads % kv_heads != 0 {
-        return Err(OpError::expected("heads of queries", format!("a multiple of {kv_heads}"), query_heads));
+        return Err(OpError::expected(
+            "heads of queries",
+            format!("a multiple of {kv_heads}"),
+            query_heads,
+        ));
     }
     let (gated, delta) = match a.string("update_rule")?.as_deref() {
         Some("linear") => (false, false),
@@ -191,9 +228,21 @@ pub static DEF: OpDef = OpDef {
 };
 
 fn cases() -> Vec<Case> {
-    let op = |gated, delta| LinearAttention { query_heads: 4, heads: 2, scale: 0.0, gated, delta };
+    let op = |gated, delta| LinearAttention {
+        query_heads: 4,
+        heads: 2,
+        scale: 0.0,
+        gated,
+        delta,
+    };
     let qkv = || vec![input(&[2, 3, 12]), input(&[2, 3, 6]), input(&[2, 3, 10])];
-    let whole = || [input(&[2, 2, 3, 5]), input(&[2, 3, 6]).range(-1.0, 0.0), input(&[2, 3, 1])];
+    let whole = || {
+        [
+            input(&[2, 2, 3, 5]),
+            input(&[2, 3, 6]).range(-1.0, 0.0),
+            input(&[2, 3, 1]),
+        ]
+    };
     vec![
         Case::new(op(false, false), qkv()).host_only("no kernel"),
         Case::new(op(true, true), qkv().into_iter().chain(whole()).collect()).host_only("no kernel"),

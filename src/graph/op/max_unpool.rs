@@ -6,7 +6,8 @@
 use super::case::{Case, input};
 use super::window::Window;
 use super::{
-    Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, count, filled, onnx, operand, strides, to_sizes,
+    Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, count, filled, onnx, operand, strides,
+    to_sizes,
 };
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::HostTensor;
@@ -43,13 +44,21 @@ impl Op for MaxUnpool {
     fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
         let (x, places) = (cx.fact(0)?, cx.fact(1)?);
         if x.shape.rank() != places.shape.rank() {
-            return Err(OpError::mismatch("shapes of elements and places", &x.shape, &places.shape));
+            return Err(OpError::mismatch(
+                "shapes of elements and places",
+                &x.shape,
+                &places.shape,
+            ));
         }
         for (a, b) in x.shape.0.iter().zip(&places.shape.0) {
             cx.same("shapes of elements and places", a, b)?;
         }
         let pooled = self.pooled(&x.shape.0)?;
-        let shape = if cx.opt(2).is_some() { cx.sizes(2)? } else { pooled.clone() };
+        let shape = if cx.opt(2).is_some() {
+            cx.sizes(2)?
+        } else {
+            pooled.clone()
+        };
         if shape.len() != pooled.len() {
             return Err(OpError::mismatch("ranks", pooled.len(), shape.len()));
         }
@@ -61,20 +70,27 @@ impl Op for MaxUnpool {
 
     fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
         let (x, places) = (operand(inputs, 0)?, operand(inputs, 1)?.to_i64()?);
-        let pooled = Shape(self.pooled(&Shape::fixed(x.shape()).0)?).as_fixed().unwrap_or_default();
+        let pooled = Shape(self.pooled(&Shape::fixed(x.shape()).0)?)
+            .as_fixed()
+            .unwrap_or_default();
         let shape = match inputs.get(2).copied().flatten() {
             Some(t) => to_sizes(t)?,
             None => pooled.clone(),
         };
         if shape.len() != pooled.len() || shape.iter().zip(&pooled).any(|(n, least)| n < least) {
-            return Err(OpError::expected("shape", format!("{pooled:?} or larger"), format!("{shape:?}")));
+            return Err(OpError::expected(
+                "shape",
+                format!("{pooled:?} or larger"),
+                format!("{shape:?}"),
+            ));
         }
         let (size, all) = (x.dtype().size(), count(&pooled)?);
         let (inner, outer) = (strides(&pooled), strides(&shape));
         let mut out = filled(&[count(&shape)?, size], 0u8)?;
         for (element, place) in x.bytes()?.chunks_exact(size).zip(places) {
             let from = usize::try_from(place).ok().filter(|p| *p < all);
-            let from = from.ok_or_else(|| OpError::expected("place", format!("0 to {all}, less 1"), place))?;
+            let from =
+                from.ok_or_else(|| OpError::expected("place", format!("0 to {all}, less 1"), place))?;
             let axes = inner.iter().zip(&pooled).zip(&outer);
             let to: usize = axes.map(|((step, n), new)| from / step % n * new).sum();
             if let Some(slot) = out.get_mut(to * size..(to + 1) * size) {
@@ -86,7 +102,9 @@ impl Op for MaxUnpool {
 }
 
 fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
-    Ok(Box::new(MaxUnpool { window: Window::import(a)? }))
+    Ok(Box::new(MaxUnpool {
+        window: Window::import(a)?,
+    }))
 }
 
 /// The registry's entry.
@@ -98,7 +116,10 @@ pub static DEF: OpDef = OpDef {
 };
 
 fn cases() -> Vec<Case> {
-    let window = || Window { strides: vec![2, 2], ..Window::new(&[2, 2]) };
+    let window = || Window {
+        strides: vec![2, 2],
+        ..Window::new(&[2, 2])
+    };
     let places = || input(&[1, 1, 2, 2]).values(&[5, 7, 13, 15]);
     let shape = input(&[4]).values(&[1, 1, 5, 5]).constant();
     let case = |inputs| Case::new(MaxUnpool { window: window() }, inputs).host_only("no kernel");

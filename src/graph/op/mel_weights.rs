@@ -5,7 +5,7 @@
 
 use super::case::{Case, constant, input};
 use super::window_function::float_type;
-use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, filled, onnx, one_int, operand};
+use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, filled, one_int, onnx, operand};
 use crate::shape::{Fact, Shape};
 use crate::tensor::{DType, HostTensor};
 
@@ -21,7 +21,11 @@ fn frequency(inputs: &Inputs<'_>, i: usize) -> OpResult<f64> {
     let x = operand(inputs, i)?;
     match x.to_f64()?.as_ref() {
         [one] => Ok(*one),
-        _ => Err(OpError::expected(format!("input {i}"), "one number", format!("{x:?}"))),
+        _ => Err(OpError::expected(
+            format!("input {i}"),
+            "one number",
+            format!("{x:?}"),
+        )),
     }
 }
 
@@ -69,7 +73,11 @@ impl Op for MelWeights {
             if bin >= 0.0 && bin < bins as f64 {
                 Ok(bin as usize)
             } else {
-                Err(OpError::expected("bin of a frequency", format!("0 to {}", bins - 1), bin))
+                Err(OpError::expected(
+                    "bin of a frequency",
+                    format!("0 to {}", bins - 1),
+                    bin,
+                ))
             }
         };
         let mut y = filled(&[bins, n], 0.0)?;
@@ -108,6 +116,10 @@ pub static DEF: OpDef = OpDef {
 
 fn cases() -> Vec<Case> {
     let mut inputs: Vec<_> = [8i64, 16, 8192].map(|v| input(&[]).values(&[v])).into();
-    inputs.extend([0.0f32, 4096.0].iter().filter_map(|v| HostTensor::from_f32(&[], &[*v]).ok().map(constant)));
+    inputs.extend(
+        [0.0f32, 4096.0]
+            .iter()
+            .filter_map(|v| HostTensor::from_f32(&[], &[*v]).ok().map(constant)),
+    );
     vec![Case::new(MelWeights { dtype: DType::F32 }, inputs).host_only("no kernel")]
 }

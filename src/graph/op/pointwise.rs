@@ -220,16 +220,20 @@ impl Expr {
                         Ints(bytemuck::cast_slice(&y).to_vec())
                     }
                     (true, false) => Ints(both(&a, &b, |a, b| i64::from(f.compare(&a, &b)))),
-                    (true, true) => {
-                        Ints(both(unsigned(&a), unsigned(&b), |a, b| i64::from(f.compare(&a, &b))))
-                    }
+                    (true, true) => Ints(both(unsigned(&a), unsigned(&b), |a, b| {
+                        i64::from(f.compare(&a, &b))
+                    })),
                 },
                 (Floats(a), Ints(b)) if is_unsigned(y)? => {
                     Floats(both(&a, unsigned(&b), |a, b| f.floats(a, F::of_u64(b))))
                 }
                 (Floats(a), Ints(b)) => Floats(both(&a, &b, |a, b| f.floats(a, F::of_i64(b)))),
                 // ONNX `Pow` returns to the base's type.
-                #[expect(clippy::cast_possible_truncation, clippy::cast_precision_loss, reason = "see above")]
+                #[expect(
+                    clippy::cast_possible_truncation,
+                    clippy::cast_precision_loss,
+                    reason = "see above"
+                )]
                 (Ints(a), Floats(b)) => Ints(both(&a, &b, |a, b| (a as f64).powf(b.to_f64()) as i64)),
             },
             Self::Select(c, a, b) => {
@@ -404,7 +408,9 @@ impl Expr {
                 }
             }
             Self::Cast(t, _) if !t.on_devices() => {
-                return Err(OpError::NoKernel(format!("no device kernel for elements of type {t}")));
+                return Err(OpError::NoKernel(format!(
+                    "no device kernel for elements of type {t}"
+                )));
             }
             Self::Cast(t, x) => {
                 let from = x.dtype(types)?;

@@ -214,7 +214,11 @@ impl Op for QuantizeLinear {
             x.to_i64()?.into_iter().map(|v| v as f32).collect()
         };
         if dtype.is_float() {
-            let y: Vec<f64> = data.iter().zip(at).map(|(v, g)| f64::from(*v / scales[g])).collect();
+            let y: Vec<f64> = data
+                .iter()
+                .zip(at)
+                .map(|(v, g)| f64::from(*v / scales[g]))
+                .collect();
             let rounding = Rounding {
                 saturate: self.saturate,
                 ..Rounding::default()
@@ -348,7 +352,11 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     if let Some(dtype) = dtype {
         limits(dtype)?;
     }
-    Ok(Box::new(QuantizeLinear { grid, dtype, saturate }))
+    Ok(Box::new(QuantizeLinear {
+        grid,
+        dtype,
+        saturate,
+    }))
 }
 
 /// The registry's entry.

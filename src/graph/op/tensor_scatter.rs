@@ -67,7 +67,11 @@ impl Op for TensorScatter {
             let start = starts.get(o / (outer / batch).max(1)).copied().unwrap_or(0);
             for i in 0..count {
                 let at = start.saturating_add(number(i));
-                let at = if self.circular { at.rem_euclid(number(length).max(1)) } else { at };
+                let at = if self.circular {
+                    at.rem_euclid(number(length).max(1))
+                } else {
+                    at
+                };
                 let to = usize::try_from(at).ok().filter(|at| *at < length);
                 let to = to.ok_or_else(|| {
                     OpError::expected("row to write", format!("0 to {}", length.saturating_sub(1)), at)
@@ -78,7 +82,11 @@ impl Op for TensorScatter {
                 }
             }
         }
-        Ok(vec![HostTensor::from_bytes(cache.dtype(), cache.shape(), &bytes)?])
+        Ok(vec![HostTensor::from_bytes(
+            cache.dtype(),
+            cache.shape(),
+            &bytes,
+        )?])
     }
 
     fn keeps_precision(&self) -> bool {

@@ -55,14 +55,19 @@ impl Op for Tfidf {
         };
         let data = x.to_i64()?;
         let mut counts = filled(&shape, 0u32)?;
-        let rows = data.chunks(length.max(1)).zip(counts.chunks_mut(self.size.max(1)));
+        let rows = data
+            .chunks(length.max(1))
+            .zip(counts.chunks_mut(self.size.max(1)));
         for (row, counts) in rows {
             for n in self.lengths.0..=self.lengths.1 {
                 // One element has nothing between.
                 for step in 1..=if n == 1 { 1 } else { self.skips + 1 } {
-                    let Some(last) = row.len().checked_sub((n - 1) * step + 1) else { break };
+                    let Some(last) = row.len().checked_sub((n - 1) * step + 1) else {
+                        break;
+                    };
                     for start in 0..=last {
-                        let sequence: Vec<i64> = row.iter().skip(start).step_by(step).take(n).copied().collect();
+                        let sequence: Vec<i64> =
+                            row.iter().skip(start).step_by(step).take(n).copied().collect();
                         if let Some(count) = self.places.get(&sequence).and_then(|p| counts.get_mut(*p)) {
                             *count = count.saturating_add(1);
                         }
@@ -86,12 +91,18 @@ fn sequences(pool: &[i64], starts: &[i64], indexes: &[i64]) -> OpResult<HashMap<
     let mut index = indexes.iter();
     for (i, start) in starts.iter().enumerate() {
         let from = usize::try_from(*start).map_err(|_| bad(*start))?;
-        let to = starts.get(i + 1).map_or(Ok(pool.len()), |v| usize::try_from(*v).map_err(|_| bad(*v)))?;
+        let to = starts
+            .get(i + 1)
+            .map_or(Ok(pool.len()), |v| usize::try_from(*v).map_err(|_| bad(*v)))?;
         let part = pool.get(from..to).ok_or_else(|| bad(*start))?;
         for sequence in part.chunks_exact(i + 1) {
             let at = index.next().and_then(|v| usize::try_from(*v).ok());
             let at = at.ok_or_else(|| {
-                OpError::expected("attribute `ngram_indexes`", "one for each sequence, 0 or more", "fewer")
+                OpError::expected(
+                    "attribute `ngram_indexes`",
+                    "one for each sequence, 0 or more",
+                    "fewer",
+                )
             })?;
             places.insert(sequence.to_vec(), at);
         }
@@ -104,16 +115,28 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
         return Err(OpError::Unsupported("sequences of strings".to_owned()));
     }
     let list = |name| Ok::<_, OpError>(a.ints(name)?.unwrap_or_default());
-    let (pool, starts, indexes) = (list("pool_int64s")?, list("ngram_counts")?, list("ngram_indexes")?);
+    let (pool, starts, indexes) = (
+        list("pool_int64s")?,
+        list("ngram_counts")?,
+        list("ngram_indexes")?,
+    );
     let number = |name: &str, least: usize| match a.int(name)? {
         Some(v) if (0..1 << 16).contains(&v) => Ok(usize::try_from(v).unwrap_or(least).max(least)),
-        found => Err(OpError::expected(format!("attribute `{name}`"), "0 to 65535", format!("{found:?}"))),
+        found => Err(OpError::expected(
+            format!("attribute `{name}`"),
+            "0 to 65535",
+            format!("{found:?}"),
+        )),
     };
     let once = match a.string("mode")?.as_deref() {
         Some("TF" | "TFIDF") => false,
         Some("IDF") => true,
         found => {
-            return Err(OpError::expected("attribute `mode`", "TF, IDF or TFIDF", format!("{found:?}")));
+            return Err(OpError::expected(
+                "attribute `mode`",
+                "TF, IDF or TFIDF",
+                format!("{found:?}"),
+            ));
         }
     };
     let weighs = a.string("mode")?.is_some_and(|mode| mode != "TF");
@@ -139,6 +162,13 @@ pub static DEF: OpDef = OpDef {
 
 fn cases() -> Vec<Case> {
     let places = HashMap::from([(vec![1], 0), (vec![0, 2], 2), (vec![2, 2], 1)]);
-    let op = Tfidf { places, size: 3, lengths: (1, 2), skips: 1, once: false, weights: vec![1.0, 0.5, 2.0] };
+    let op = Tfidf {
+        places,
+        size: 3,
+        lengths: (1, 2),
+        skips: 1,
+        once: false,
+        weights: vec![1.0, 0.5, 2.0],
+    };
     vec![Case::new(op, vec![input(&[3, 9]).ints(0, 2)]).host_only("no kernel")]
 }

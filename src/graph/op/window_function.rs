@@ -2,7 +2,7 @@
 //! opset 17.
 
 use super::case::{Case, input};
-use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, onnx, one_int, operand, room};
+use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, one_int, onnx, operand, room};
 use crate::graph::onnx::dtype_of;
 use crate::shape::{Fact, Shape};
 use crate::tensor::{DType, HostTensor};
@@ -64,7 +64,11 @@ impl Op for WindowFunction {
         let period = if self.periodic { n } else { n.saturating_sub(1) };
         let mut y = room(&[n])?;
         y.extend((0..n).map(|i| {
-            let angle = if period == 0 { TAU / 2.0 } else { TAU * i as f64 / period as f64 };
+            let angle = if period == 0 {
+                TAU / 2.0
+            } else {
+                TAU * i as f64 / period as f64
+            };
             let terms = self.kind.factors().into_iter().zip([0.0, 1.0, 2.0]);
             terms.map(|(f, times)| f * (times * angle).cos()).sum::<f64>()
         }));
@@ -78,7 +82,10 @@ pub(super) fn float_type(a: &dyn Attributes, name: &str) -> OpResult<DType> {
     if dtype.is_float() {
         return Ok(dtype);
     }
-    Err(OpError::Unsupported(format!("{} of elements of type {dtype}", a.op_type())))
+    Err(OpError::Unsupported(format!(
+        "{} of elements of type {dtype}",
+        a.op_type()
+    )))
 }
 
 fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
@@ -107,8 +114,16 @@ pub static DEF: OpDef = OpDef {
 
 fn cases() -> Vec<Case> {
     let case = |kind, periodic, n: i64| {
-        let op = WindowFunction { kind, periodic, dtype: DType::F32 };
+        let op = WindowFunction {
+            kind,
+            periodic,
+            dtype: DType::F32,
+        };
         Case::new(op, vec![input(&[]).values(&[n])]).host_only("no kernel")
     };
-    vec![case(Kind::Hann, true, 10), case(Kind::Hamming, false, 1), case(Kind::Blackman, false, 7)]
+    vec![
+        case(Kind::Hann, true, 10),
+        case(Kind::Hamming, false, 1),
+        case(Kind::Blackman, false, 7),
+    ]
 }

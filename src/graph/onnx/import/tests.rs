@@ -146,7 +146,13 @@ fn disorder(error: &Error) -> Option<&Disorder> {
 }
 
 /// A node with a name of its own.
-fn named(name: &str, op: &str, inputs: &[&str], outputs: &[&str], attribute: Vec<AttributeProto>) -> NodeProto {
+fn named(
+    name: &str,
+    op: &str,
+    inputs: &[&str],
+    outputs: &[&str],
+    attribute: Vec<AttributeProto>,
+) -> NodeProto {
     NodeProto {
         name: name.to_owned(),
         ..node(op, inputs, outputs, attribute)
@@ -168,10 +174,22 @@ fn everything_that_is_missing_is_listed() {
     };
     let nodes = vec![
         named("first", "Absent", &["x"], &["a"], vec![]),
-        named("relu", "Relu", &["x"], &["b"], vec![int("bend", 1), int("fold", 2)]),
+        named(
+            "relu",
+            "Relu",
+            &["x"],
+            &["b"],
+            vec![int("bend", 1), int("fold", 2)],
+        ),
         named("later", "Mish", &["b"], &["c"], vec![]),
         named("cast", "Cast", &["c"], &["d"], vec![int("to", 8)]),
-        named("if", "If", &["x"], &["e"], vec![branch("then_branch"), branch("else_branch")]),
+        named(
+            "if",
+            "If",
+            &["x"],
+            &["e"],
+            vec![branch("then_branch"), branch("else_branch")],
+        ),
         named("good", "Abs", &["x"], &["f"], vec![]),
     ];
     let error = read(13, &[2], nodes, &["a", "e", "f"]).unwrap_err();
@@ -210,7 +228,10 @@ fn many_places_of_one_kind_are_a_line() {
     let error = read(13, &[2], nodes.collect(), &["y0"]).unwrap_err();
     assert_eq!(missing(&error).len(), 40);
     let text = error.chain();
-    assert!(text.contains("Absent \"n0\", \"n1\", \"n2\" and 37 more: not supported"), "{text}");
+    assert!(
+        text.contains("Absent \"n0\", \"n1\", \"n2\" and 37 more: not supported"),
+        "{text}"
+    );
 }
 
 #[test]
@@ -238,7 +259,11 @@ fn graphs_in_disorder_are_refused() {
     sorted.sort();
     assert_eq!(sorted, ["one", "three", "two"]);
     let at = |name: &str| nodes.iter().position(|n| n == name).unwrap();
-    assert_eq!((at("one") + 1) % 3, at("two") % 3, "each reads the one before: {nodes:?}");
+    assert_eq!(
+        (at("one") + 1) % 3,
+        at("two") % 3,
+        "each reads the one before: {nodes:?}"
+    );
 
     let dangling = vec![named("n", "Add", &["x", "nowhere"], &["y"], vec![])];
     let error = read(13, &[2], dangling, &["y"]).unwrap_err();
@@ -250,7 +275,9 @@ fn graphs_in_disorder_are_refused() {
 
     let twice = ["p", "q"].map(|n| named(n, "Abs", &["x"], &["y"], vec![]));
     let error = read(13, &[2], twice.into(), &["y"]).unwrap_err();
-    let expected = Disorder::Twice { value: "y".to_owned() };
+    let expected = Disorder::Twice {
+        value: "y".to_owned(),
+    };
     assert_eq!(disorder(&error), Some(&expected), "{}", error.chain());
 
     let output = read(13, &[2], vec![], &["z"]).unwrap_err();

@@ -227,7 +227,8 @@ fn truth(v: Option<bool>) -> Option<Dim> {
 
 /// Whether an integer type holds `v`.
 fn holds(t: DType, v: i64) -> bool {
-    t.int_range().is_none_or(|(low, high)| (low..=high).contains(&v.into()))
+    t.int_range()
+        .is_none_or(|(low, high)| (low..=high).contains(&v.into()))
 }
 
 /// Whether `d >= v` in every run, in none, or that is not known.

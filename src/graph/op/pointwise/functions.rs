@@ -198,7 +198,13 @@ fn power<I: Integer>(base: I, exponent: I) -> I {
     if exponent < zero {
         return match base {
             b if b == one => one,
-            b if b == minus_one => if odd { minus_one } else { one },
+            b if b == minus_one => {
+                if odd {
+                    minus_one
+                } else {
+                    one
+                }
+            }
             _ => zero,
         };
     }

@@ -7,7 +7,13 @@ use std::ops::{Add, BitAnd, BitOr, BitXor, Div, Mul, Rem, Sub};
 
 /// A float: `f32`, or `f64` where an expression has elements of that type.
 pub(super) trait Real:
-    Copy + PartialOrd + Add<Output = Self> + Sub<Output = Self> + Mul<Output = Self> + Div<Output = Self> + Rem<Output = Self>
+    Copy
+    + PartialOrd
+    + Add<Output = Self>
+    + Sub<Output = Self>
+    + Mul<Output = Self>
+    + Div<Output = Self>
+    + Rem<Output = Self>
 {
     /// Nearest to a number of a constant.
     fn of(v: f64) -> Self;
@@ -209,5 +215,43 @@ mod tests {
             }
         }
         assert_eq!(Real::erf(f32::INFINITY), 1.0);
+    }
+
+    /// Types of 64 bits keep all of them.
+    #[test]
+    fn wide_elements() {
+        use super::super::{Binary, Expr, Pointwise};
+        use crate::graph::op::Op;
+        let run = |op: &Pointwise, x: &[HostTensor]| {
+            let inputs: Vec<_> = x.iter().map(Some).collect();
+            op.eval(&inputs).unwrap().remove(0)
+        };
+        let binary = |f| Pointwise::binary("f", f);
+        let cast = |to| Pointwise {
+            name: "Cast".to_owned(),
+            expr: Expr::Cast(to, Box::new(Expr::Input(0))),
+        };
+        let doubles = [1.0, 1e-12].map(|v| HostTensor::from_f64(&[], &[v]).unwrap());
+        let sum = run(&binary(Binary::Add), &doubles);
+        assert_eq!(sum.f64s().unwrap().as_ref(), [1.0 + 1e-12]);
+        let large = [u64::MAX, 2].map(|v| HostTensor::from_u64(&[], &[v]).unwrap());
+        let of = |f| run(&binary(f), &large);
+        assert_eq!(of(Binary::Div).u64s().unwrap().as_ref(), [u64::MAX / 2]);
+        assert_eq!(of(Binary::Mod).u64s().unwrap().as_ref(), [1]);
+        assert_eq!(of(Binary::Max).u64s().unwrap().as_ref(), [u64::MAX]);
+        assert_eq!(of(Binary::ShiftRight).u64s().unwrap().as_ref(), [u64::MAX >> 2]);
+        assert_eq!(of(Binary::Greater).to_i64().unwrap(), [1]);
+        let float = run(&cast(DType::F64), &large[..1]);
+        assert_eq!(float.f64s().unwrap().as_ref(), [18_446_744_073_709_551_615.0]);
+        assert_eq!(
+            run(&cast(DType::U64), &[float]),
+            large[0],
+            "what is too large becomes the largest"
+        );
+        let narrow = run(
+            &cast(DType::I16),
+            &[HostTensor::from_i32(&[2], &[40_000, -1]).unwrap()],
+        );
+        assert_eq!(narrow.to_i64().unwrap(), [40_000 - 65_536, -1]);
     }
 }
