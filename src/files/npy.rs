@@ -192,9 +192,9 @@ mod tests {
         for (header, data, words) in [
             (header, &data[..20], "6 elements"),
             (
-                "{'descr': '<f8', 'fortran_order': False, 'shape': (1,), }",
+                "{'descr': '<c8', 'fortran_order': False, 'shape': (1,), }",
                 &[0; 8][..],
-                "f8",
+                "c8",
             ),
             (
                 "{'descr': '<f4', 'fortran_order': False, 'shape': (9223372036854775807, 3), }",

@@ -305,10 +305,10 @@ mod tests {
             let c = codec(dtype);
             (c.decode(1), c.decode(c.largest))
         };
-        assert_eq!(ends(DType::F8E4M3), (0.001_953_125, 448.0));
-        assert_eq!(ends(DType::F8E4M3Uz), (0.000_976_562_5, 240.0));
-        assert_eq!(ends(DType::F8E5M2), (0.000_015_258_79, 57344.0));
-        assert_eq!(ends(DType::F8E5M2Uz), (0.000_007_629_394_5, 57344.0));
+        assert_eq!(ends(DType::F8E4M3), (2f32.powi(-9), 448.0));
+        assert_eq!(ends(DType::F8E4M3Uz), (2f32.powi(-10), 240.0));
+        assert_eq!(ends(DType::F8E5M2), (2f32.powi(-16), 57344.0));
+        assert_eq!(ends(DType::F8E5M2Uz), (2f32.powi(-17), 57344.0));
         assert_eq!(ends(DType::F4E2M1), (0.5, 6.0));
         assert_eq!(ends(DType::F8E8M0).1, 2f32.powi(127));
         for dtype in SIGNED {
