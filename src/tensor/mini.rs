@@ -182,7 +182,7 @@ impl Codec {
             2.0 * value(low) - value(low - 1)
         };
         let (below, above) = (x - value(low), high - x);
-        if below < above || below == above && low % 2 == 0 {
+        if below < above || below == above && low.is_multiple_of(2) {
             low
         } else {
             low + 1

@@ -41,7 +41,7 @@ unary! {
     Ceil |x| x.ceil(), "ceil(x)", "ceil(x)";
     Round |x| x.round_ties_even(), "rint(x)", "round(x)";
     Sign |x| if x == 0.0 || x.is_nan() { x } else { x.signum() }, "sign(x)", "sign(x)";
-    Erf |x| Real::erf(x), "erf_of(x)", "erf_of(x)";
+    Erf Real::erf, "erf_of(x)", "erf_of(x)";
     Softplus |x| x.max(0.0) + (-x.abs()).exp().ln_1p(), "softplus_of(x)", "softplus_of(x)";
     Softsign |x| x / (1.0 + x.abs()), "softsign_of(x)", "softsign_of(x)";
     HardSwish |x| x * (x / 6.0 + 0.5).clamp(0.0, 1.0), "hard_swish_of(x)", "hard_swish_of(x)";
