@@ -7,7 +7,7 @@ use crate::backend::{Backend, Caps};
 use crate::error::{Error, Result, Stage};
 use crate::graph::interp::Interpreter;
 use crate::graph::onnx;
-use crate::graph::pass::{PassReport, Pipeline};
+use crate::graph::pass::{KV_CACHE, PassReport, Pipeline};
 use crate::graph::{Graph, ValueId};
 use crate::plan::{Options, Plan, bind};
 use crate::session::{Session, Timing};
@@ -45,12 +45,29 @@ impl Runner {
     }
 
     /// As [`Runner::load`], of a graph.
-    pub fn of(mut graph: Graph, backend: Option<Box<dyn Backend>>, float: DType) -> Result<Self> {
-        let pipeline = match backend {
-            Some(_) => Pipeline::standard(),
-            None => Pipeline::host(),
+    pub fn of(graph: Graph, backend: Option<Box<dyn Backend>>, float: DType) -> Result<Self> {
+        let pipeline = Self::pipeline(backend.is_some());
+        Self::after(&pipeline, graph, backend, float)
+    }
+
+    /// The passes of [`Runner::of`]: those of the interpreter, or of a device.
+    pub fn pipeline(device: bool) -> Pipeline {
+        let all = if device {
+            Pipeline::standard()
+        } else {
+            Pipeline::host()
         };
-        let passes = pipeline.without(&["kv_cache"]).run(&mut graph)?;
+        all.without(&[KV_CACHE.name])
+    }
+
+    /// As [`Runner::of`], after these passes.
+    pub fn after(
+        pipeline: &Pipeline,
+        mut graph: Graph,
+        backend: Option<Box<dyn Backend>>,
+        float: DType,
+    ) -> Result<Self> {
+        let passes = pipeline.run(&mut graph)?;
         let graph = Arc::new(graph);
         let engine = match backend {
             None => Engine::Host(Interpreter::new(graph.clone())?),

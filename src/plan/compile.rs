@@ -364,8 +364,11 @@ impl<'a> Compiler<'a> {
         );
         let mut cx = LowerCx {
             graph: self.graph,
-            node,
+            name: &node.name,
+            inputs: &node.inputs,
+            outputs: &node.outputs,
             id,
+            epilogue: None,
             facts: &self.facts,
             caps: self.caps,
             float: self.options.float,

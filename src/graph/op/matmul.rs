@@ -5,7 +5,6 @@
 //! where it exceeds what a kernel can bind.
 
 use super::case::{Case, input};
-use super::norm::by_vectors;
 use super::{
     Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, as_usize, count, filled, onnx, operand,
     pointwise,
@@ -166,6 +165,10 @@ impl Op for MatMul {
         Ok(vec![HostTensor::from_ints(a.dtype(), &shape, &y)?])
     }
 
+    fn takes_epilogue(&self) -> bool {
+        true
+    }
+
     fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
         let (out, a, b) = (cx.out_fact(0)?.shape.clone(), cx.shape(0)?, cx.fact(1)?.clone());
         if a.rank() < 2 || b.shape.rank() < 2 {
@@ -194,42 +197,56 @@ impl Op for MatMul {
             BatchWalk::new(batch_out, batch_a, &m.mul(k)?, batch_b, &product(tail_b)?)?
         };
         let constant = one_matrix && b.as_const().is_some();
+        let by_vectors = cx.caps().explicit_vectors();
         let odd = n.exact_div(&2.into()).is_none();
         let tile = if odd || rows.is(1) { 1 } else { ROWS };
         let mut parts = Vec::new();
         if let (true, Some(columns), Some(depth)) = (constant, as_usize(n), as_usize(k)) {
             let size = if cx.float() == DType::F16 { 2 } else { 4 };
             for (first, count) in cx.split(columns, depth * size, 2)? {
+                // Columns that one work-item reads from top to bottom are side by side.
+                let panel = [32, 16].into_iter().find(|p| by_vectors && count.is_multiple_of(*p));
                 let stride = count.next_multiple_of(2);
+                let panel = panel.unwrap_or(stride);
                 let pack = Pack::Columns {
                     dtype: cx.float(),
                     transpose: self.trans_b,
                     first,
                     count,
                     stride,
-                    panel: stride,
+                    panel,
                 };
                 parts.push((
                     cx.weight(1, pack)?,
                     first,
                     Dim::from_usize(count),
-                    Dim::from_usize(stride),
+                    Dim::from_usize(panel),
                 ));
             }
         } else {
             let stride = if self.trans_b { k } else { n };
             parts.push((cx.input(1)?, 0, n.clone(), stride.clone()));
         }
-        if odd && parts.len() > 1 {
+        if odd && !by_vectors && parts.len() > 1 {
             return Err(OpError::NoKernel(format!(
                 "a weight of {n} columns, an odd number, above the binding limit"
             )));
         }
         for (weight, first, count, stride) in parts {
             let turned = self.trans_b && !constant;
-            let vectors = by_vectors(cx) && !odd && !turned && count.exact_div(&16.into()).is_some();
-            let tile = if vectors && !rows.is(1) { VECTOR_ROWS } else { tile };
-            let mut call = Call::new(&KERNEL, if vectors { 8 } else { 64 })
+            let whole = |n: i64| count.exact_div(&n.into()).is_some();
+            // Vectors of 16 columns that a work-item computes.
+            let vectors = match () {
+                () if !by_vectors || turned => None,
+                () if whole(32) => Some(2),
+                () => Some(1),
+            };
+            let tile = match vectors {
+                None => tile,
+                Some(_) if rows.is(1) => 1,
+                Some(_) => VECTOR_ROWS,
+            };
+            let mut call = Call::new(&KERNEL, if vectors.is_some() { 8 } else { 64 })
                 .operand(cx.input(0)?)
                 .operand(weight)
                 .operand(cx.output(0)?)
@@ -244,15 +261,16 @@ impl Op for MatMul {
             for d in walk.sizes.iter().chain(&walk.a).chain(&walk.b) {
                 call = call.field(d);
             }
-            call = if odd {
-                call.define("ODD", 1)
-                    .grid(walk.count.mul(&rows)?.mul(&count)?.ceil_div(2 * 64)?, 1, 1)
-            } else if vectors {
-                call.define("VECTORS", 1).grid(
-                    count.ceil_div(16 * 8)?,
+            call = if let Some(vectors) = vectors {
+                let call = call.define("VECTORS", vectors).grid(
+                    count.ceil_div(16 * vectors * 8)?,
                     rows.ceil_div(tile)?,
                     walk.count.clone(),
-                )
+                );
+                if whole(16) { call } else { call.define("TAIL", 1) }
+            } else if odd {
+                call.define("ODD", 1)
+                    .grid(walk.count.mul(&rows)?.mul(&count)?.ceil_div(2 * 64)?, 1, 1)
             } else {
                 call.grid(count.ceil_div(2 * 64)?, rows.ceil_div(tile)?, walk.count.clone())
             };

@@ -434,6 +434,13 @@ pub trait Op: DynOp + Debug + Send + Sync {
         Err(OpError::NoKernel(format!("{} has no kernel", self.name())))
     }
 
+    /// True where an elementwise function may be applied to result 0 before it is stored: where kernels write result 0 they
+    /// write each element of it once, by the accessors of their only result, and never read it; the result is of floats, neither a
+    /// view nor part of another value. See [`crate::backend::epilogue`].
+    fn takes_epilogue(&self) -> bool {
+        false
+    }
+
     /// True for an operator that runs graphs of its own, so that derivation cannot know what an evaluation takes.
     fn runs_graphs(&self) -> bool {
         false
@@ -578,6 +585,7 @@ ops! {
     einsum,
     expand,
     eye_like,
+    fused,
     gather,
     gather_e0m,
     gather_elements,

@@ -9,9 +9,8 @@
 //! [`CastMini`](super::cast_like::CastMini). Elements of `f64` are computed in `f64`, those of narrower floats in `f32`.
 
 use super::{InferCx, Inputs, Op, OpDef, OpError, OpResult, operand};
-use crate::backend::kernel::{Kernel, Snippet};
 use crate::graph::rules;
-use crate::plan::lower::{Call, LowerCx};
+use crate::plan::lower::LowerCx;
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::{DType, HostTensor};
 use std::fmt;
@@ -21,11 +20,13 @@ mod dims;
 mod functions;
 mod import;
 mod legacy;
+mod lower;
 mod real;
 
 pub(super) use dims::arithmetic;
 pub use functions::{Binary, Unary};
 pub use legacy::AxisBroadcast;
+pub(super) use lower::{Place, epilogue};
 use real::{Real, rounded};
 
 /// An elementwise expression.
@@ -311,7 +312,7 @@ impl Expr {
                 if wgsl {
                     format!("f32({v:e})")
                 } else {
-                    format!("({v:e}f)")
+                    format!("((FLOAT)({v:e}f))")
                 }
             }
             Self::Const(v, _) => {
@@ -383,7 +384,7 @@ impl Expr {
                     Binary::Min => format!("min({a}, {b})"),
                     Binary::Max => format!("max({a}, {b})"),
                     Binary::Pow => {
-                        let cast = if wgsl { "f32" } else { "(float)" };
+                        let cast = if wgsl { "f32" } else { "(FLOAT)" };
                         if !float {
                             return Err(OpError::NoKernel("Pow of integers".to_owned()));
                         }
@@ -422,6 +423,7 @@ impl Expr {
                     ),
                     (DType::Bool, false) => format!("(({x} != 0) ? 1 : 0)"),
                     (t, true) if t.is_float() => format!("f32({x})"),
+                    (t, false) if t.is_float() && from.is_float() => x,
                     (t, false) if t.is_float() => format!("((float)({x}))"),
                     (_, true) => format!("i32({x})"),
                     (_, false) => format!("((int)({x}))"),
@@ -485,17 +487,7 @@ pub fn broadcast_to(x: &HostTensor, shape: &[usize]) -> OpResult<HostTensor> {
 
 /// Largest number of operands of one kernel.
 pub const MAX_INPUTS: usize = 4;
-/// Largest number of axes left after joining those that every operand walks alike.
-const MAX_RANK: usize = 5;
 const NAMES: [&str; MAX_INPUTS] = ["a", "b", "c", "d"];
-
-static KERNEL: Kernel = crate::kernel!(pointwise {
-    count: U32, n1: U32, n2: U32, n3: U32, n4: U32,
-    a0: U32, a1: U32, a2: U32, a3: U32, a4: U32,
-    b0: U32, b1: U32, b2: U32, b3: U32, b4: U32,
-    c0: U32, c1: U32, c2: U32, c3: U32, c4: U32,
-    d0: U32, d1: U32, d2: U32, d3: U32, d4: U32,
-} [a: In Elem, b: OptionalIn Elem, c: OptionalIn Elem, d: OptionalIn Elem, y: Out Elem]);
 
 /// An elementwise operator.
 #[derive(Clone, Debug, PartialEq)]
@@ -609,52 +601,7 @@ impl Op for Pointwise {
     }
 
     fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
-        let n = cx.input_count();
-        if n > MAX_INPUTS {
-            return Err(OpError::NoKernel(format!(
-                "{n} elementwise operands; at most {MAX_INPUTS}"
-            )));
-        }
-        let out = cx.out_fact(0)?.shape.clone();
-        let mut shapes = Vec::new();
-        let mut types = Vec::new();
-        for i in 0..n {
-            let f = cx.fact(i)?;
-            shapes.push(f.shape.clone());
-            types.push(f.dtype);
-        }
-        let walk = join_axes(&out, &shapes.iter().collect::<Vec<_>>())?;
-        if walk.sizes.len() > MAX_RANK {
-            return Err(OpError::NoKernel(format!(
-                "a broadcast over {} axes that cannot be joined; at most {MAX_RANK}",
-                walk.sizes.len()
-            )));
-        }
-        let count = out.count()?;
-        let (zero, one) = (Dim::from(0), Dim::from(1));
-        let flat = walk.sizes.len() <= 1 && walk.strides.iter().all(|s| s.first().is_none_or(|d| d.is(1)));
-        let snippet = self.snippet(&types, cx.output(0)?.dtype)?;
-        let mut call = Call::new(&KERNEL, 64)
-            .snippet(snippet)
-            .grid(count.ceil_div(2 * 64)?, 1, 1)
-            .field(&count);
-        for i in 0..MAX_RANK - 1 {
-            call = call.field(walk.sizes.get(i).unwrap_or(&one));
-        }
-        for input in 0..MAX_INPUTS {
-            call = call.optional(if input < n { Some(cx.input(input)?) } else { None });
-            for i in 0..MAX_RANK {
-                call = call.field(walk.strides.get(input).and_then(|s| s.get(i)).unwrap_or(&zero));
-            }
-        }
-        call = call.operand(cx.output(0)?).may_be_padded();
-        if flat {
-            call = call.define("FLAT", 1).may_work_in_place();
-        }
-        if walk.sizes.len() <= 2 {
-            call = call.define("RANK2", 1);
-        }
-        cx.emit(call)
+        lower::emit(&self.expr, cx)
     }
 
     fn keeps_precision(&self) -> bool {
@@ -662,58 +609,10 @@ impl Op for Pointwise {
     }
 }
 
-impl Pointwise {
-    /// The `apply` functions of both languages.
-    fn snippet(&self, types: &[DType], storage: DType) -> OpResult<Snippet> {
-        let dtype = self.expr.dtype(types)?;
-        let mut texts = [String::new(), String::new()];
-        for (wgsl, out) in [false, true].into_iter().zip(&mut texts) {
-            let name = |t: DType| match (t.is_float(), wgsl) {
-                (true, true) => "f32",
-                (true, false) => "float",
-                (false, true) => "i32",
-                (false, false) => "int",
-            };
-            let arguments: Vec<String> = types
-                .iter()
-                .zip(NAMES)
-                .map(|(t, n)| {
-                    if wgsl {
-                        format!("v{n}: {}", name(*t))
-                    } else {
-                        format!("{} v{n}", name(*t))
-                    }
-                })
-                .collect();
-            let mut body = self.expr.print(types, wgsl)?;
-            if storage == DType::F16 {
-                body = format!("clamp({body}, MASK_MIN, -MASK_MIN)");
-            }
-            let arguments = arguments.join(", ");
-            *out = if wgsl {
-                format!(
-                    "alias Y = {0};\nfn apply({arguments}) -> {0} {{ return {body}; }}\n",
-                    name(dtype)
-                )
-            } else {
-                format!(
-                    "typedef {0} Y;\ntypedef {0}2 Y2;\ninline {0} apply({arguments}) {{ return {body}; }}\n",
-                    name(dtype)
-                )
-            };
-            for (_, cl, text) in functions::HELPERS.iter().filter(|h| body.contains(h.0)) {
-                out.insert_str(0, if wgsl { text } else { cl });
-            }
-        }
-        let [cl, wgsl] = texts;
-        Ok(Snippet { cl, wgsl })
-    }
-}
-
 /// The registry's entry.
 pub static DEF: OpDef = OpDef {
     onnx: import::ONNX,
     import: import::import,
-    kernels: &[&KERNEL],
+    kernels: &[&lower::KERNEL],
     cases: cases::cases,
 };

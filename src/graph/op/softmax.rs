@@ -3,7 +3,6 @@
 //! ONNX `Softmax` from opset 1 (over all axes from `axis` on, 1 by default) and 13 (over `axis`, the last by default).
 
 use super::case::{Case, input};
-use super::norm::by_vectors;
 use super::{
     Attributes, InferCx, Inputs, MOST_LOOPS, Op, OpDef, OpError, OpResult, axis, onnx, operand, split_at,
 };
@@ -102,7 +101,7 @@ pub(super) fn emit(cx: &mut LowerCx<'_>, at: i64, flatten: bool, form: Option<&'
         } else {
             2
         };
-        let mut call = if by_vectors(cx) {
+        let mut call = if cx.caps().explicit_vectors() {
             Call::new(&LAST, 8)
                 .define("ITEM", 1)
                 .define("ROWS", 1)
@@ -126,7 +125,7 @@ pub(super) fn emit(cx: &mut LowerCx<'_>, at: i64, flatten: bool, form: Option<&'
             "{cols} elements along an inner axis of {shape}"
         )));
     }
-    let (items, run) = if by_vectors(cx) { (8, 16) } else { (64, 2) };
+    let (items, run) = if cx.caps().explicit_vectors() { (8, 16) } else { (64, 2) };
     let call = Call::new(&INNER, items)
         .operand(cx.input(0)?)
         .operand(cx.output(0)?)

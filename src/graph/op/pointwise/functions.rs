@@ -219,22 +219,22 @@ fn power<I: Integer>(base: I, exponent: I) -> I {
     out
 }
 
-/// Functions that texts call: name, OpenCL C, WGSL.
+/// Functions that texts call: name, OpenCL C, WGSL. `FLOAT` is `float`, or a vector of them.
 pub(super) const HELPERS: &[(&str, &str, &str)] = &[
     // WGSL's pow is undefined for a negative base; an odd integer exponent keeps the sign.
     (
         "signed_pow",
-        "inline float signed_pow(float x, float y) { return pow(x, y); }\n",
+        "inline FLOAT signed_pow(FLOAT x, FLOAT y) { return pow(x, y); }\n",
         "fn signed_pow(x: f32, y: f32) -> f32 { let r = pow(abs(x), y); return select(r, -r, x < 0.0 && fract(y * 0.5) != 0.0); }\n",
     ),
     (
         "erf_of",
-        "inline float erf_of(float x) {
-  float t = fmin(fabs(x), 10.0f), s = t * t;
-  float r = (-1.7285347e-5f * t + 3.831972e-4f) * s + (-3.8839647e-3f * t + 2.4254622e-2f);
+        "inline FLOAT erf_of(FLOAT x) {
+  FLOAT t = fmin(fabs(x), 10.0f), s = t * t;
+  FLOAT r = (-1.7285347e-5f * t + 3.831972e-4f) * s + (-3.8839647e-3f * t + 2.4254622e-2f);
   r = ((r * t - 1.0677788e-1f) * t - 6.3484669e-1f) * t - 1.2871751e-1f;
-  float far = copysign(1.0f - exp(r * t - t), x);
-  float n = (((-5.967617e-4f * s + 4.991194e-3f) * s - 2.6768135e-2f) * s + 1.1281993e-1f) * s - 3.7612534e-1f;
+  FLOAT far = copysign(1.0f - exp(r * t - t), x);
+  FLOAT n = (((-5.967617e-4f * s + 4.991194e-3f) * s - 2.6768135e-2f) * s + 1.1281993e-1f) * s - 3.7612534e-1f;
   return t > 0.9277344f ? far : (n * s + 1.2837917e-1f) * x + x;
 }\n",
         "fn erf_of(x: f32) -> f32 {
@@ -249,18 +249,18 @@ pub(super) const HELPERS: &[(&str, &str, &str)] = &[
     ),
     (
         "softplus_of",
-        "inline float softplus_of(float x) { return fmax(x, 0.0f) + log1p(exp(-fabs(x))); }\n",
+        "inline FLOAT softplus_of(FLOAT x) { return fmax(x, 0.0f) + log1p(exp(-fabs(x))); }\n",
         // Near 0 the logarithm loses what is added to 1; the series does not.
         "fn softplus_of(x: f32) -> f32 { let e = exp(-abs(x)); return max(x, 0.0) + select(log(1.0 + e), e - 0.5 * e * e, e < 1e-3); }\n",
     ),
     (
         "softsign_of",
-        "inline float softsign_of(float x) { return x / (1.0f + fabs(x)); }\n",
+        "inline FLOAT softsign_of(FLOAT x) { return x / (1.0f + fabs(x)); }\n",
         "fn softsign_of(x: f32) -> f32 { return x / (1.0 + abs(x)); }\n",
     ),
     (
         "hard_swish_of",
-        "inline float hard_swish_of(float x) { return x * clamp(x * (1.0f / 6.0f) + 0.5f, 0.0f, 1.0f); }\n",
+        "inline FLOAT hard_swish_of(FLOAT x) { return x * clamp(x * (1.0f / 6.0f) + 0.5f, 0.0f, 1.0f); }\n",
         "fn hard_swish_of(x: f32) -> f32 { return x * clamp(x * (1.0 / 6.0) + 0.5, 0.0, 1.0); }\n",
     ),
     // WGSL's asin and acos may be off by thousands of units in the last place; atan2 is not.
@@ -291,7 +291,7 @@ pub(super) const HELPERS: &[(&str, &str, &str)] = &[
     ),
     (
         "float_mod",
-        "inline float float_mod(float x, float y) { return fmod(x, y); }\n",
+        "inline FLOAT float_mod(FLOAT x, FLOAT y) { return fmod(x, y); }\n",
         "fn float_mod(x: f32, y: f32) -> f32 { return x - y * trunc(x / y); }\n",
     ),
 ];
