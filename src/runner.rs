@@ -249,16 +249,16 @@ pub fn compare(found: &HostTensor, wanted: &HostTensor) -> std::result::Result<D
         });
     }
     let list = |t: &HostTensor| {
-        let data = t.to_f32().map_err(|e| e.to_string());
+        let data = t.to_f64().map_err(|e| e.to_string());
         data.map(std::borrow::Cow::into_owned)
     };
     let (a, b) = (list(found)?, list(wanted)?);
     let finite = || b.iter().copied().filter(|v| v.is_finite());
     let (low, high) = (
-        finite().fold(f32::INFINITY, f32::min),
-        finite().fold(f32::NEG_INFINITY, f32::max),
+        finite().fold(f64::INFINITY, f64::min),
+        finite().fold(f64::NEG_INFINITY, f64::max),
     );
-    let mut most = 0f32;
+    let mut most = 0f64;
     for (x, y) in a.iter().zip(&b) {
         let same = x == y || x.is_nan() && y.is_nan();
         let d = if same { 0.0 } else { (x - y).abs() };
@@ -272,11 +272,12 @@ pub fn compare(found: &HostTensor, wanted: &HostTensor) -> std::result::Result<D
     let range = if high > low {
         high - low
     } else {
-        low.abs().clamp(1.0, f32::MAX)
+        low.abs().clamp(1.0, f64::MAX)
     };
+    #[expect(clippy::cast_possible_truncation, reason = "a measure of difference")]
     Ok(Difference {
-        max_abs: most,
-        relative: if most == 0.0 { 0.0 } else { most / range },
+        max_abs: most as f32,
+        relative: if most == 0.0 { 0.0 } else { (most / range) as f32 },
         unequal: 0,
     })
 }

@@ -289,7 +289,7 @@ impl OnHost {
 impl Value {
     fn of(name: &str, t: &HostTensor, file: Option<PathBuf>) -> Self {
         let numbers: Vec<f64> = if t.dtype().is_float() {
-            t.to_f32().map(|d| d.iter().map(|v| f64::from(*v)).collect())
+            t.to_f64().map(std::borrow::Cow::into_owned)
         } else {
             #[expect(clippy::cast_precision_loss, reason = "for people")]
             t.to_i64().map(|d| d.into_iter().map(|v| v as f64).collect())

@@ -137,6 +137,16 @@ impl Op for MatMul {
             m
         };
         let sizes = [rows, n, k];
+        if a.dtype() == DType::F64 {
+            let y = each(
+                sizes,
+                &fa.to_f64()?,
+                &fb.to_f64()?,
+                filled(&shape, 0f64)?,
+                |a, b, y| gemm(rows, n, k, a, b, self.trans_b, y),
+            );
+            return Ok(vec![HostTensor::from_f64s(DType::F64, &shape, &y)?]);
+        }
         if a.dtype().is_float() {
             let y = each(
                 sizes,
@@ -361,8 +371,13 @@ impl BatchWalk {
     }
 }
 
+/// What [`gemm`] multiplies: `f32` and `f64`.
+pub trait Factor: Copy + From<u8> + 'static {}
+impl Factor for f32 {}
+impl Factor for f64 {}
+
 /// `y = a * b` for row-major `a` of `m x k` and `b` of `k x n`, or `n x k` when `trans_b`.
-pub fn gemm(m: usize, n: usize, k: usize, a: &[f32], b: &[f32], trans_b: bool, y: &mut [f32]) {
+pub fn gemm<T: Factor>(m: usize, n: usize, k: usize, a: &[T], b: &[T], trans_b: bool, y: &mut [T]) {
     assert!(
         a.len() >= m * k && b.len() >= k * n && y.len() >= m * n,
         "operands cover the product"
@@ -385,8 +400,8 @@ pub fn gemm(m: usize, n: usize, k: usize, a: &[f32], b: &[f32], trans_b: bool, y
             b.as_ptr(),
             b_column,
             b_row,
-            0.0f32,
-            1.0f32,
+            T::from(0),
+            T::from(1),
             false,
             false,
             false,

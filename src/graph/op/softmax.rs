@@ -28,7 +28,10 @@ pub struct Softmax {
 
 /// The shape rule of softmax and what is like it.
 pub(super) fn infer_rows(cx: &InferCx<'_>, at: i64) -> OpResult<Vec<Fact>> {
-    let x = cx.float(0)?;
+    let x = cx.fact(0)?;
+    if !x.dtype.is_float() {
+        return Err(OpError::expected("element type", "a float", x.dtype));
+    }
     axis(at, x.shape.rank())?;
     Ok(vec![Fact::new(x.dtype, x.shape.clone())])
 }
@@ -39,7 +42,7 @@ pub(super) fn eval_rows(
     inputs: &Inputs<'_>,
     at: i64,
     flatten: bool,
-    f: impl Fn(&mut [f32]),
+    f: impl Fn(&mut [f64]),
 ) -> OpResult<Vec<HostTensor>> {
     let x = operand(inputs, 0)?;
     let shape = x.shape();
@@ -47,7 +50,7 @@ pub(super) fn eval_rows(
     let end = if flatten { shape.len() } else { at + 1 };
     let product = |s: Option<&[usize]>| s.unwrap_or_default().iter().product::<usize>();
     let (count, step) = (product(shape.get(at..end)), product(shape.get(end..)));
-    let mut y = x.to_f32()?.into_owned();
+    let mut y = x.to_f64()?.into_owned();
     let mut row = vec![0.0; count];
     for block in y.chunks_exact_mut((count * step).max(1)) {
         for s in 0..step {
@@ -58,7 +61,7 @@ pub(super) fn eval_rows(
             to.zip(&row).for_each(|(v, r)| *v = *r);
         }
     }
-    Ok(vec![HostTensor::from_floats(x.dtype(), shape, &y)?])
+    Ok(vec![HostTensor::from_f64s(x.dtype(), shape, &y)?])
 }
 
 impl Op for Softmax {
@@ -72,16 +75,9 @@ impl Op for Softmax {
 
     fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
         eval_rows(inputs, self.axis, self.flatten, |row| {
-            let max = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-            let sum: f64 = row.iter().map(|v| f64::from(v - max).exp()).sum();
-            for v in row {
-                #[expect(
-                    clippy::cast_possible_truncation,
-                    reason = "rounding to the result type is meant"
-                )]
-                let part = (f64::from(*v - max).exp() / sum) as f32;
-                *v = part;
-            }
+            let max = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let sum: f64 = row.iter().map(|v| (v - max).exp()).sum();
+            row.iter_mut().for_each(|v| *v = (*v - max).exp() / sum);
         })
     }
 

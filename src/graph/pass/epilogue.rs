@@ -37,7 +37,10 @@ fn find(g: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Option<Found> {
     let node = g.node(id)?;
     let op = node.op.downcast::<Pointwise>()?;
     let out = *node.outputs.first()?;
-    let float = |v: ValueId| g.value(v).fact.as_ref().is_some_and(|f| f.dtype.is_float());
+    let dtype = |v: ValueId| g.value(v).fact.as_ref().map(|f| f.dtype);
+    let float = |v: ValueId| dtype(v).is_some_and(|t| t.is_float());
+    // What types keep on the host must not take along what a device could run.
+    let on_devices = |v: &ValueId| dtype(*v).is_some_and(|t| t.on_devices());
     for v in node.inputs.iter().flatten().copied() {
         let Some((from, base)) = g.producer(v).filter(|(_, n)| n.op.takes_epilogue()) else {
             continue;
@@ -59,6 +62,10 @@ fn find(g: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Option<Found> {
         }
         if shape(g, v)? != shape(g, out)? {
             refuse("it is repeated");
+            continue;
+        }
+        if !node.inputs.iter().flatten().chain([&out]).all(on_devices) {
+            refuse("devices do not hold elements of its types");
             continue;
         }
         if !float(v) || !float(out) {
