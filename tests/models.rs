@@ -370,8 +370,8 @@ fn on_host(path: &Path, real: &Real) -> Outcome {
     Ok(())
 }
 
-/// One load runs every size, within `bound` of the interpreter; in `f16` the first size alone.
-fn on_device(path: &Path, real: &Real, device: &Device, float: DType, bound: f32) -> Outcome {
+/// One load runs every size, within `most` of the interpreter; in `f16` the first size alone.
+fn on_device(path: &Path, real: &Real, device: &Device, float: DType, most: f32) -> Outcome {
     let _turn = device.turn();
     let graph = derived(path, Some(Pipeline::standard()))?;
     let options = Options {
@@ -393,7 +393,7 @@ fn on_device(path: &Path, real: &Real, device: &Device, float: DType, bound: f32
         for (name, wanted) in &interpret(&graph, &given)? {
             let error = distance(&session.read(0, name).text()?, wanted)?;
             eprintln!("{} in {float} at {sizes:?}, \"{name}\": {error:.2e}", real.name);
-            if error > bound {
+            if error > most {
                 return Err(format!("\"{name}\" at {sizes:?} is {error:.2e} apart"));
             }
         }

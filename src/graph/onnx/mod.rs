@@ -22,6 +22,14 @@ pub fn read_tensor(path: &Path) -> Result<HostTensor> {
     weights::Weights::new(path).tensor(&proto)
 }
 
+/// Keys and values that the exporter of a model left in it: names of classes, alphabets, licences.
+pub fn metadata(path: &Path) -> Result<Vec<(String, String)>> {
+    let file = weights::map(path)?;
+    let model = proto::ModelProto::decode(file.bytes())
+        .map_err(|e| Error::parse(Stage::Import, path, "not an ONNX model, or damaged", e))?;
+    Ok(model.metadata_props.into_iter().map(|p| (p.key, p.value)).collect())
+}
+
 /// The element type with this code of `TensorProto.DataType`.
 pub fn dtype_of(code: i64) -> OpResult<DType> {
     Ok(match code {
