@@ -88,9 +88,7 @@ fn main() -> Result<(), AnyError> {
     let options = Options::parse();
     let mut model = options.common.model("yolo11n")?;
     let names = names(&model.metadata("names")?.unwrap_or_default());
-    let mut picture = options
-        .common
-        .picture(options.picture.as_deref(), "coffee.png")?;
+    let mut picture = options.common.picture(options.picture.as_deref(), "coffee.png")?;
 
     let (w, h) = (picture.width() as f32, picture.height() as f32);
     let factor = options.size.clamp(32, 4096) as f32 / w.max(h);
@@ -104,7 +102,7 @@ fn main() -> Result<(), AnyError> {
     // The picture fills the input on one side.
     let factor = (width as f32 / w).min(height as f32 / h);
     let thickness = (w.max(h) / 250.0).max(2.0);
-    for found in objects(&shape, &output, options.least) {
+    for (i, found) in objects(&shape, &output, options.least).into_iter().enumerate() {
         let name = names.get(found.class).map_or("?", String::as_str);
         let limits = [w, h, w, h];
         let mut edges = found.edges.map(|e| e / factor);
@@ -116,7 +114,7 @@ fn main() -> Result<(), AnyError> {
         let what = format!("{name} {:.0} %", 100.0 * found.probability);
         println!("{what:<20} {left:.0}, {top:.0} to {right:.0}, {bottom:.0}");
         let corners = [[left, top], [right, top], [right, bottom], [left, bottom]];
-        let colour = draw::colour(found.class);
+        let colour = draw::colour(i);
         draw::polygon(&mut picture, &corners, thickness, colour);
         draw::label(&mut picture, &what, [left, top], thickness * 7.0, colour);
     }

@@ -53,7 +53,7 @@ fn numbers(picture: &RgbImage) -> Vec<f32> {
 fn find(model: &mut Model, picture: &RgbImage) -> Result<Vec<Rect>, AnyError> {
     let (w, h) = (picture.width() as f32, picture.height() as f32);
     // Small pictures are enlarged, as in training.
-    let factor = (736.0 / w.min(h)).max(1.0).min(1600.0 / w.max(h));
+    let factor = (736.0 / w.min(h)).max(1.0).min(1280.0 / w.max(h));
     let side = |length: f32| ((length * factor / 32.0).round() as u32).max(1) * 32;
     let (width, height) = (side(w), side(h));
     let scaled = scale(picture, width, height, Fit::Stretch);

@@ -97,10 +97,7 @@ fn main() -> Result<(), AnyError> {
     for ((text, cosine), probability) in options.texts.iter().zip(&cosines).zip(softmax(&scores)) {
         println!("{cosine:6.3}  {:5.1} %  {text}", 100.0 * probability);
     }
-    if let Some(weights) = images
-        .metadata("weights")?
-        .filter(|w| w.starts_with("made up"))
-    {
+    if let Some(weights) = images.metadata("weights")?.filter(|w| w.starts_with("made up")) {
         println!("the weights are {weights}: the numbers mean nothing but that both models ran");
     }
     Ok(())

@@ -101,7 +101,10 @@ pub fn text(picture: &mut RgbImage, text: &str, at: [f32; 2], height: f32, colou
 /// A text on a ground of its own above a point, or below where there is no room.
 pub fn label(picture: &mut RgbImage, what: &str, at: [f32; 2], height: f32, ground: Rgb<u8>) {
     let size = [text_width(what, height) + height / 2.0, height * 1.2];
-    let room = [picture.width() as f32 - size[0], picture.height() as f32 - size[1]];
+    let room = [
+        picture.width() as f32 - size[0],
+        picture.height() as f32 - size[1],
+    ];
     let y = if at[1] >= size[1] { at[1] - size[1] } else { at[1] };
     let corner = [at[0].min(room[0]).max(0.0), y.min(room[1]).max(0.0)];
     fill(picture, corner, size, ground);

@@ -148,7 +148,9 @@ pub fn softmax(scores: &[f32]) -> Vec<f32> {
 
 /// Writes a picture, PNG or JPEG by the name of its file.
 pub fn save(picture: &RgbImage, file: &Path) -> Result<(), AnyError> {
-    picture.save(file).map_err(|e| format!("{}: {e}", file.display()))?;
+    picture
+        .save(file)
+        .map_err(|e| format!("{}: {e}", file.display()))?;
     println!("the picture is in {}", file.display());
     Ok(())
 }

@@ -42,9 +42,7 @@ impl Rect {
 
     /// The rectangle in another scale for each axis; its angle is kept.
     pub fn scaled(self, factor: [f32; 2]) -> Self {
-        let corners = self
-            .corners()
-            .map(|[x, y]| [x * factor[0], y * factor[1]]);
+        let corners = self.corners().map(|[x, y]| [x * factor[0], y * factor[1]]);
         let side = |a: [f32; 2], b: [f32; 2]| [b[0] - a[0], b[1] - a[1]];
         let (top, left) = (side(corners[0], corners[1]), side(corners[0], corners[3]));
         let width = top[0].hypot(top[1]).max(1e-6);
@@ -78,12 +76,7 @@ fn sample(picture: &RgbImage, [x, y]: [f32; 2]) -> image::Rgb<u8> {
         pixel(left + 1.0, top + 1.0),
     ];
     let (fx, fy) = (x - left, y - top);
-    let parts = [
-        (1.0 - fx) * (1.0 - fy),
-        fx * (1.0 - fy),
-        (1.0 - fx) * fy,
-        fx * fy,
-    ];
+    let parts = [(1.0 - fx) * (1.0 - fy), fx * (1.0 - fy), (1.0 - fx) * fy, fx * fy];
     let mut out = [0; 3];
     for (c, o) in out.iter_mut().enumerate() {
         let sum: f32 = corners.iter().zip(parts).map(|(p, k)| f32::from(p[c]) * k).sum();

@@ -27,7 +27,11 @@ pub fn metadata(path: &Path) -> Result<Vec<(String, String)>> {
     let file = weights::map(path)?;
     let model = proto::ModelProto::decode(file.bytes())
         .map_err(|e| Error::parse(Stage::Import, path, "not an ONNX model, or damaged", e))?;
-    Ok(model.metadata_props.into_iter().map(|p| (p.key, p.value)).collect())
+    Ok(model
+        .metadata_props
+        .into_iter()
+        .map(|p| (p.key, p.value))
+        .collect())
 }
 
 /// The element type with this code of `TensorProto.DataType`.
