@@ -43,10 +43,15 @@ enum Kind {
     Branches,
     /// It is there only where it was exported.
     Exported,
+    /// It amplifies what is rounded, to 1e-4 in `f32`: see [`STEEP`].
+    Steep,
 }
 
 /// The largest difference over the range of the interpreter's output, by the storage of activations.
 const BOUNDS: [(DType, f32); 2] = [(DType::F32, 1e-3), (DType::F16, 2e-2)];
+
+/// The bound in `f16` of a model that tells text from ground by a steep function. The boxes are the same.
+const STEEP: f32 = 0.1;
 
 const MODELS: &[Real] = &[
     Real {
@@ -85,7 +90,7 @@ const MODELS: &[Real] = &[
                 ("p2o_DynamicDimension_2", 128),
             ],
         ],
-        kind: Kind::Plain,
+        kind: Kind::Steep,
     },
     Real {
         name: "ppocr-rec",
@@ -122,13 +127,7 @@ const MODELS: &[Real] = &[
     Real {
         name: "ppocr-cls",
         made: &[("BatchNormalization", 0)],
-        sizes: &[&[
-            ("x_0", 2),
-            ("x_1", 3),
-            ("x_2", 48),
-            ("x_3", 192),
-            ("p2o_DynamicDimension_0", 2),
-        ]],
+        sizes: &[&[("x_0", 2), ("x_2", 48), ("x_3", 192)]],
         kind: Kind::Plain,
     },
     Real {
@@ -197,6 +196,8 @@ fn main() -> ExitCode {
         for d in &devices {
             for (float, bound) in BOUNDS {
                 let (path, device) = (file(real.name), d.clone());
+                let steep = real.kind == Kind::Steep && float == DType::F16;
+                let bound = if steep { STEEP } else { bound };
                 trials.push(Trial::test(
                     format!("{}@{} {float}", real.name, d.label(&devices)),
                     move || Ok(on_device(&path, real, &device, float, bound)?),

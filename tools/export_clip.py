@@ -119,13 +119,11 @@ def export(module, example, file, names, axes, opset):
                       opset_version=opset, do_constant_folding=True, **kind)
 
 
-def halved(file):
+def halved(model):
     """Stores all floats of a model in 16 bits, those of inputs and outputs too."""
     import numpy as np
-    import onnx
     from onnx import TensorProto, numpy_helper
 
-    model = onnx.load(file)
     names = {TensorProto.FLOAT: TensorProto.FLOAT16}
 
     def convert(tensor):
@@ -145,6 +143,16 @@ def halved(file):
     for value in [*model.graph.input, *model.graph.output, *model.graph.value_info]:
         kind = value.type.tensor_type
         kind.elem_type = names.get(kind.elem_type, kind.elem_type)
+
+
+def finished(file, weights, half):
+    """Says in the file where its weights are from, and stores it in 16 bits where asked for."""
+    import onnx
+
+    model = onnx.load(file)
+    if half:
+        halved(model)
+    onnx.helper.set_model_props(model, {"weights": weights})
     onnx.checker.check_model(model)
     onnx.save(model, file)
 
@@ -210,8 +218,8 @@ def main():
         part = file + ".part"
         module = wrapped(model, made)
         export(module, examples[0], part, [given, made], {given: axes, made: {0: "batch"}}, args.opset)
-        if args.fp16:
-            halved(part)
+        trained = args.weights and f"from {os.path.basename(os.path.abspath(args.weights))}"
+        finished(part, trained or f"made up, seed {args.seed}", args.fp16)
         check(module, part, examples, args.fp16)
         os.replace(part, file)
         print(file)
