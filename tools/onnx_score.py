@@ -5,7 +5,7 @@
 
 Ours are counted from the report of tests/onnx_nodes.rs: --report names one that was written with TLITE_ONNX_NODES_REPORT; without it the test
 is run. On a device a case counts as passed where the device runs all of it; those with nodes on the host are counted in another column.
-Peers are onnxruntime (a Python package; its Python interface, which takes no 8-bit floats), and tract, rten and wonnx, whose runners are
+Peers are onnxruntime (a Python package; its Python interface, which takes no types of 4 bits), and tract, rten and wonnx, whose runners are
 built from tools/onnx_score. All have the bounds of ONNX's own runner: 0.001 of an element and 1e-7. A refusal, a crash and a case that takes
 longer than --seconds count as not passed; rten may answer with 32-bit integers and wonnx without shapes. --data is a folder of
 tools/fetch_onnx_nodes.py, by default that of the cache. --failures prints each failure of a peer. Needs onnx, onnxruntime and numpy for
@@ -13,6 +13,7 @@ onnxruntime, Cargo for the others.
 """
 
 import argparse
+import ctypes
 import json
 import os
 import queue
@@ -44,6 +45,27 @@ def onnxruntime_case(folder):
     options.intra_op_num_threads = 1
     session = onnxruntime.InferenceSession(os.path.join(folder, "model.onnx"), options, providers=["CPUExecutionProvider"])
 
+    def plain(value):
+        """Types that numpy has not, as the bytes of an OrtValue of ONNX's type; others as they are."""
+        if not isinstance(value, np.ndarray) or value.dtype.isbuiltin == 1 or value.dtype.kind in "OSUb":
+            return value
+        kind = onnx.helper.np_dtype_to_tensor_dtype(value.dtype)
+        raw = value.view(np.uint16 if value.dtype.itemsize == 2 else np.uint8)
+        return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(raw, kind)
+
+    def as_array(value):
+        """The reverse for a result, whose bytes are copied."""
+        kind = value.element_type()
+        if not value.is_tensor() or kind not in EXOTIC:
+            return value.numpy() if value.is_tensor() else value
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(kind)
+        count = int(np.prod(value.shape()))
+        raw = ctypes.string_at(value.data_ptr(), count * dtype.itemsize)
+        return np.frombuffer(raw, dtype).reshape(value.shape())
+
+    # bfloat16 and the floats of 8 bits. Types of 4 and 2 bits are packed, and are left to the plain interface.
+    EXOTIC = {16, 17, 18, 19, 20, 24}
+
     def read(file, kind):
         with open(file, "rb") as f:
             data = f.read()
@@ -64,6 +86,8 @@ def onnxruntime_case(folder):
             assert found.shape == wanted.shape and found.astype(str).tolist() == wanted.astype(str).tolist(), "other text"
         else:
             assert found.dtype == wanted.dtype and found.shape == wanted.shape, f"{found.dtype}{list(found.shape)}"
+            exotic = wanted.dtype.isbuiltin != 1
+            found, wanted = (found.astype(np.float32), wanted.astype(np.float32)) if exotic else (found, wanted)
             np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-7)
 
     sets = 0
@@ -71,7 +95,15 @@ def onnxruntime_case(folder):
         given = {}
         for i, value in enumerate(model.graph.input):
             given[value.name] = read(os.path.join(data, f"input_{i}.pb"), value.type)
-        found = session.run([o.name for o in model.graph.output], given)
+        names = [o.name for o in model.graph.output]
+        of_type = {v.type.tensor_type.elem_type for v in [*model.graph.input, *model.graph.output]}
+        if of_type & EXOTIC:
+            given = {name: plain(value) for name, value in given.items()}
+            given = {name: v if isinstance(v, onnxruntime.OrtValue) else onnxruntime.OrtValue.ortvalue_from_numpy(v)
+                     for name, v in given.items()}
+            found = [as_array(v) for v in session.run_with_ort_values(names, given)]
+        else:
+            found = session.run(names, given)
         for i, (one, value) in enumerate(zip(found, model.graph.output)):
             check(one, read(os.path.join(data, f"output_{i}.pb"), value.type))
         sets += 1
