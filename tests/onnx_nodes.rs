@@ -49,7 +49,7 @@ const SETS: &[SetOfCases] = &[
     },
     SetOfCases {
         name: "simple",
-        cases: 22,
+        cases: 23,
         passed: 7,
         on_device: [(BackendKind::OpenCl, 3), (BackendKind::Wgpu, 3)],
     },
