@@ -31,7 +31,7 @@ format() {
 }
 step "Format" format
 step "Lints: library and command" cargo clippy --release --locked --lib --bins -- -D warnings
-step "Lints: tests and benches" cargo clippy --release --locked --tests --benches -- -D warnings
+step "Lints: tests, benches and examples" cargo clippy --release --locked --tests --benches --examples -- -D warnings
 step "No backend" cargo check --release --locked --no-default-features
 step "OpenCL alone" cargo check --release --locked --no-default-features --features opencl
 step "wgpu alone" cargo check --release --locked --no-default-features --features wgpu

@@ -38,7 +38,7 @@ pub struct Common {
     /// Store activations in 16 bits
     #[arg(long)]
     f16: bool,
-    /// Folder of models and pictures [default: $TLITE_CACHE, else ~/.cache/transformer-lite]
+    /// Folder of models and pictures [default: the cache of the tools, ~/.cache/transformer-lite]
     #[arg(long, value_name = "DIR")]
     models: Option<PathBuf>,
 }
