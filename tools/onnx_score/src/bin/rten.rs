@@ -2,7 +2,7 @@
 
 use onnx_score::{Data, Input, Tensor, serve};
 use rten::{Model, Value};
-use rten_tensor::Layout as _;
+use rten_tensor::{AsView as _, Layout as _};
 use std::path::Path;
 
 type AnyError = Box<dyn std::error::Error>;

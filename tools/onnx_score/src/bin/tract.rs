@@ -1,4 +1,5 @@
-//! Cases of ONNX through tract.
+//! Cases of ONNX through tract. It wants shapes and axes when it plans: a case that it refuses gets a second chance with integers as
+//! constants.
 
 use onnx_score::{Data, Input, Tensor, serve};
 use std::path::Path;
@@ -6,7 +7,7 @@ use std::sync::Arc;
 use tract_onnx::data_resolver::MmapDataResolver;
 use tract_onnx::prelude::*;
 
-fn run(model: &Path, inputs: &[Input], _: &[String]) -> TractResult<Vec<Tensor>> {
+fn run(model: &Path, inputs: &[Input], constants: bool) -> TractResult<Vec<Tensor>> {
     let given = inputs.iter().map(|i| {
         let proto = tract_onnx::tensor::proto_from_reader(std::fs::File::open(&i.file)?)?;
         tract_onnx::tensor::load_tensor(&MmapDataResolver, &proto, None)
@@ -14,7 +15,12 @@ fn run(model: &Path, inputs: &[Input], _: &[String]) -> TractResult<Vec<Tensor>>
     let given: Vec<_> = given.collect::<TractResult<_>>()?;
     let mut model = tract_onnx::onnx().model_for_path(model)?;
     for (i, tensor) in given.iter().enumerate() {
-        model.set_input_fact(i, InferenceFact::dt_shape(tensor.datum_type(), tensor.shape()))?;
+        let fact = if constants && tensor.datum_type().is_integer() {
+            InferenceFact::from(tensor.clone())
+        } else {
+            InferenceFact::dt_shape(tensor.datum_type(), tensor.shape())
+        };
+        model.set_input_fact(i, fact)?;
     }
     let plan = Arc::new(model.into_optimized()?.into_runnable()?);
     let found = plan.run(given.into_iter().map(IntoTValue::into_tvalue).collect())?;
@@ -30,5 +36,8 @@ fn run(model: &Path, inputs: &[Input], _: &[String]) -> TractResult<Vec<Tensor>>
 }
 
 fn main() {
-    serve(|model, inputs, outputs| run(model, inputs, outputs).map_err(|e| format!("{e:#}")));
+    serve(|model, inputs, _| {
+        let result = run(model, inputs, false).or_else(|_| run(model, inputs, true));
+        result.map_err(|e| format!("{e:#}"))
+    });
 }
