@@ -55,6 +55,18 @@ fn known(code: i64) -> Option<DType> {
     TYPES.iter().find(|(c, _)| *c == code).map(|(_, dtype)| *dtype)
 }
 
+/// Keys and values that the exporter of a model left in it: names of classes, alphabets, licences.
+pub fn metadata(path: &Path) -> Result<Vec<(String, String)>> {
+    let file = weights::map(path)?;
+    let model = proto::ModelProto::decode(file.bytes())
+        .map_err(|e| Error::parse(Stage::Import, path, "not an ONNX model, or damaged", e))?;
+    Ok(model
+        .metadata_props
+        .into_iter()
+        .map(|p| (p.key, p.value))
+        .collect())
+}
+
 /// The element type with this code of `TensorProto.DataType`.
 pub fn dtype_of(code: i64) -> OpResult<DType> {
     known(code).ok_or_else(|| OpError::Unsupported(format!("element type {code} ({})", type_name(code))))
