@@ -56,7 +56,7 @@ const SETS: &[SetOfCases] = &[
     SetOfCases {
         name: "pytorch-operator",
         cases: 35,
-        passed: 30,
+        passed: 35,
         on_device: [(BackendKind::OpenCl, 30), (BackendKind::Wgpu, 29)],
     },
     SetOfCases {

@@ -59,7 +59,7 @@ impl Op for DeformConv {
         )?;
         let groups = [("channels", c, self.offset_group), ("outputs", outs, self.group)];
         for (what, size, group) in groups {
-            if size.as_const().is_some() && size.exact_div(&group.into()).is_none() {
+            if size.exact_div(&group.into()).is_none() {
                 return Err(OpError::expected(
                     what,
                     format!("a multiple of {group} groups"),

@@ -87,14 +87,14 @@ fn pairs(x: &HostTensor) -> OpResult<Vec<Complex>> {
     })
 }
 
-fn check_parts(x: &Fact) -> OpResult<()> {
+fn check_parts(cx: &InferCx<'_>, x: &Fact) -> OpResult<()> {
     if !x.dtype.is_float() {
         return Err(OpError::expected("element type", "a float", x.dtype));
     }
-    match x.shape.0.last().map(Dim::as_const) {
-        Some(None | Some(1 | 2)) => Ok(()),
-        _ => Err(OpError::expected("last axis", "1 or 2 elements", x)),
-    }
+    let last = x.shape.0.last();
+    let last = last.ok_or_else(|| OpError::expected("last axis", "1 or 2 elements", x))?;
+    cx.require(last.sub(&1.into())?, "elements of the last axis, less 1")?;
+    cx.require(Dim::from(2).sub(last)?, "2, less the elements of the last axis")
 }
 
 impl Dft {
@@ -115,7 +115,7 @@ impl Op for Dft {
 
     fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
         let x = cx.fact(0)?;
-        check_parts(x)?;
+        check_parts(cx, x)?;
         let rank = x.shape.rank();
         let real = self.inverse && self.onesided;
         let parts = Dim::from(if real { 1 } else { 2 });
@@ -225,7 +225,7 @@ impl Op for Stft {
 
     fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
         let x = cx.fact(0)?;
-        check_parts(x)?;
+        check_parts(cx, x)?;
         let [batch, length, _] = x.shape.0.as_slice() else {
             return Err(OpError::expected("rank", 3, x));
         };
@@ -236,6 +236,7 @@ impl Op for Stft {
             (None, Some(n)) => n,
             (None, None) => length.clone(),
         };
+        cx.require(part.sub(&1.into())?, "length of a part, less 1")?;
         let room = length.sub(&part)?;
         cx.require(room.clone(), "length of the signal, less that of a part")?;
         cx.require(step.sub(&1.into())?, "distance of the parts, less 1")?;
