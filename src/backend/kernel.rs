@@ -246,6 +246,23 @@ const HALF: &str = include_str!("../../cl/common/half.cl");
 /// A finite value that behaves like minus infinity in a softmax and fits binary16.
 pub const MASK_MIN: f32 = -65504.0;
 
+/// The entry of a WGSL text whose work-items are numbered along one axis.
+const LINEAR: &str = "(@builtin(global_invocation_id) id: vec3<u32>) {";
+/// The same where a grid that is too long for one axis is folded over two.
+const FOLDED_ENTRY: &str =
+    "(@builtin(global_invocation_id) folded: vec3<u32>, @builtin(num_workgroups) folds: vec3<u32>) {
+  let id = vec3<u32>(folded.x + folded.y * folds.x * WG, 0u, 0u);";
+/// The define that folds a grid.
+pub const FOLDED: &str = "FOLDED";
+
+impl Kernel {
+    /// Its work-items are numbered along one axis, and those behind the last one that is needed do nothing: a long grid may be folded
+    /// over two axes, with the define [`FOLDED`].
+    pub fn is_linear(&self) -> bool {
+        self.wgsl.contains(LINEAR)
+    }
+}
+
 /// The operands of a kernel with an epilogue.
 pub fn args<'a>(
     kernel: &'static Kernel,
@@ -349,6 +366,9 @@ impl KernelSpec {
             });
         }
         preprocess(body, language, &names, 0, &mut out).map_err(error)?;
+        if language == Language::Wgsl && self.defines.contains_key(FOLDED) {
+            out = out.replace(LINEAR, FOLDED_ENTRY);
+        }
         Ok(out)
     }
 
@@ -378,6 +398,11 @@ impl KernelSpec {
         let _ = writeln!(s, "#define MASK_MIN ({MASK_MIN:.1}f)");
         for (k, v) in &self.defines {
             let _ = writeln!(s, "#define {k} {v}");
+        }
+        if self.defines.contains_key(FOLDED) {
+            s.push_str(
+                "#define get_global_id(axis) (get_global_id(0) + get_global_id(1) * get_global_size(0))\n",
+            );
         }
         for n in names.iter().filter(|n| !self.defines.contains_key(n.as_str())) {
             let _ = writeln!(s, "#define {n}");

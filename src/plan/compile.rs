@@ -370,6 +370,7 @@ impl<'a> Compiler<'a> {
             id,
             epilogue: None,
             facts: &self.facts,
+            limits: &self.limits,
             caps: self.caps,
             float: self.options.float,
             out: &mut self.collected,

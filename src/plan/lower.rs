@@ -6,7 +6,7 @@ use crate::backend::epilogue::{Beside, Epilogue};
 use crate::backend::kernel::{self, Arg, FieldTy, Kernel, Role};
 use crate::graph::op::{Op, OpError, OpResult};
 use crate::graph::{Graph, NodeId, ValueId};
-use crate::shape::{Constraints, Dim, Fact, Shape};
+use crate::shape::{Bindings, Constraints, Dim, Fact, Shape};
 use crate::tensor::DType;
 use std::collections::{BTreeMap, HashMap};
 
@@ -357,6 +357,8 @@ pub struct LowerCx<'a> {
     /// What is done to result 0 before it is stored.
     pub(super) epilogue: Option<&'a WithOperands>,
     pub(super) facts: &'a [Option<Fact>],
+    /// The largest values of symbols.
+    pub(super) limits: &'a Bindings,
     pub(super) caps: &'a Caps,
     pub(super) float: DType,
     pub(super) out: &'a mut Collected,
@@ -670,6 +672,7 @@ impl LowerCx<'_> {
             id: self.id,
             epilogue: Some(epilogue),
             facts: self.facts,
+            limits: self.limits,
             caps: self.caps,
             float: self.float,
             out: self.out,
@@ -702,6 +705,14 @@ impl LowerCx<'_> {
                 }
                 call = call.epilogue(&with);
             }
+        }
+        let most = i64::from(self.caps.max_grid);
+        let [x, y, z] = &call.grid;
+        // Where an axis takes as good as any grid, one without a bound is not worth the arithmetic.
+        let too_long = x.upper_bound(self.limits).map_or(most < 1 << 19, |n| n > most);
+        if k.is_linear() && y.is(1) && z.is(1) && too_long {
+            let (x, y) = (x.minimum(&most.into())?, x.ceil_div(most)?);
+            call = call.define(kernel::FOLDED, 1).grid(x, y, 1);
         }
         let fields: Vec<_> = kernel::fields(k, call.epilogue.as_ref()).collect();
         let args: Vec<_> = call.args().collect();

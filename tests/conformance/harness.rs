@@ -291,6 +291,10 @@ pub fn run(device: &Device, scenario: &Scenario, storage: DType) -> Result<(), S
         let graph = scenario.parts(*form, storage).map_err(|e| e.to_string())?;
         let mut caps = device.caps.clone();
         caps.max_view_bytes = limit.unwrap_or(caps.max_view_bytes);
+        if storage == DType::F32 {
+            // Grids along one axis are folded.
+            caps.max_grid = 3;
+        }
         let plan = match Plan::compile(&graph, &caps, &scenario.options(storage)) {
             // The smallest part that a kernel takes is larger.
             Ok(plan) if limit.is_some() && !plan.host.is_empty() => continue,

@@ -9,7 +9,7 @@ use super::{
 };
 use crate::backend::kernel::Kernel;
 use crate::plan::lower::{Call, LowerCx};
-use crate::shape::{Fact, Shape};
+use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::{DType, HostTensor};
 
 static KERNEL: Kernel =
@@ -91,9 +91,14 @@ impl Op for ArgMax {
     fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
         let x = cx.shape(0)?;
         let (outer, cols, inner) = split_at(&x, axis(self.axis, x.rank())?)?;
-        if cols.as_const().is_none_or(|n| n > MOST_LOOPS) {
+        if cols.as_const().is_some_and(|n| n > MOST_LOOPS) {
             return Err(OpError::NoKernel(format!("a search among {cols} elements")));
         }
+        let rest = Dim::from(MOST_LOOPS).sub(&cols)?;
+        cx.require(
+            rest,
+            &format!("a search among {cols} elements; kernels take at most {MOST_LOOPS}"),
+        );
         let count = outer.mul(&inner)?;
         let mut call = Call::new(&KERNEL, 64)
             .operand(cx.input(0)?)

@@ -100,7 +100,8 @@ impl Op for Attention {
         let bias = match mask {
             Some(m) => {
                 let strides = mask_strides(&fixed(m))?;
-                let strides = strides.map(|d| d.as_const().and_then(|v| usize::try_from(v).ok()).unwrap_or(0));
+                let strides =
+                    strides.map(|d| d.as_const().and_then(|v| usize::try_from(v).ok()).unwrap_or(0));
                 Some((m.to_f32()?, strides))
             }
             None => None,
@@ -118,7 +119,9 @@ impl Op for Attention {
                         .zip(&kd[row(j)..row(j) + d])
                         .map(|(x, y)| x * y)
                         .sum();
-                    let extra = bias.as_ref().map_or(0.0, |(m, [mb, mh, ms, mt])| m[b * mb + h * mh + i * ms + j * mt]);
+                    let extra = bias
+                        .as_ref()
+                        .map_or(0.0, |(m, [mb, mh, ms, mt])| m[b * mb + h * mh + i * ms + j * mt]);
                     *score = f64::from(dot) * f64::from(self.scale) + f64::from(extra);
                 }
                 let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);

@@ -144,7 +144,9 @@ fn cases() -> Vec<Case> {
     let x = || input(&[3, 5]).range(-5.0, 5.0);
     let mut all = vec![Case::new(CastLike::default(), vec![x(), input(&[1]).ints(0, 1)])];
     if let Ok(like) = HostTensor::zeros(DType::F8E5M2, &[1]) {
-        all.push(Case::new(CastLike::default(), vec![x(), constant(like)]).host_only("no such type on devices"));
+        all.push(
+            Case::new(CastLike::default(), vec![x(), constant(like)]).host_only("no such type on devices"),
+        );
     }
     all
 }

@@ -1,7 +1,7 @@
 //! A tensor of one repeated value. ONNX `ConstantOfShape` from opset 9. On the host; a constant shape is folded.
 
 use super::case::{Case, input};
-use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, onnx, operand, range};
+use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, onnx, operand, pointwise};
 use crate::plan::lower::LowerCx;
 use crate::shape::{Dim, Fact, Known, MAX_KNOWN, Shape};
 use crate::tensor::HostTensor;
@@ -41,23 +41,19 @@ impl Op for ConstantOfShape {
     }
 
     fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
-        #[expect(
-            clippy::cast_possible_truncation,
-            reason = "a float that is a small integer is one"
-        )]
-        let whole = if self.value.dtype().is_float() {
-            let list = self.value.to_f32()?;
-            list.first()
-                .copied()
-                .filter(|v| v.fract() == 0.0 && v.abs() < 16_777_216.0)
-                .map(|v| v as i64)
+        let value = if self.value.dtype().is_float() {
+            self.value.to_f32()?.first().copied().map(f64::from)
         } else {
-            self.value.to_i64()?.first().copied()
+            let whole = self.value.to_i64()?.first().copied();
+            whole.and_then(|v| i32::try_from(v).ok()).map(f64::from)
         };
-        let whole = whole.ok_or_else(|| {
-            OpError::NoKernel(format!("a tensor filled with {:?}, no small integer", self.value))
+        let value = value.filter(|v| v.is_finite()).ok_or_else(|| {
+            let value = &self.value;
+            OpError::NoKernel(format!(
+                "a tensor filled with {value:?}: kernels take finite numbers of 32 bits"
+            ))
         })?;
-        range::emit(cx, &whole.into(), 0)
+        pointwise::fill(cx, value)
     }
 
     fn reads(&self, _: usize) -> bool {
@@ -84,7 +80,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 pub static DEF: OpDef = OpDef {
     onnx: &[onnx("ConstantOfShape", 9)],
     import,
-    kernels: &[&range::KERNEL],
+    kernels: &[&pointwise::KERNEL],
     cases,
 };
 

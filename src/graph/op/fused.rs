@@ -7,8 +7,8 @@
 use super::case::{Case, input};
 use super::conv::Conv;
 use super::matmul::MatMul;
-use super::window::{AutoPad, Window};
 use super::pointwise::{self, Binary, Expr, Pointwise, Unary};
+use super::window::{AutoPad, Window};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult};
 use crate::backend::epilogue::MAX_OPERANDS;
 use crate::plan::lower::LowerCx;
@@ -80,7 +80,11 @@ impl Op for Fused {
         let facts = cx.of(&self.function, &operands)?;
         let same = |f: &Fact| f.shape == result.shape && f.dtype.is_float() && result.dtype.is_float();
         match facts.iter().find(|f| !same(f)) {
-            Some(other) => Err(OpError::mismatch("results before and after the function", result, other)),
+            Some(other) => Err(OpError::mismatch(
+                "results before and after the function",
+                result,
+                other,
+            )),
             None => Ok(facts),
         }
     }
@@ -96,7 +100,9 @@ impl Op for Fused {
     fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
         let further = self.inputs..cx.input_count();
         let operands = further.map(pointwise::Place::Operand);
-        let places: Vec<_> = std::iter::once(pointwise::Place::Result).chain(operands).collect();
+        let places: Vec<_> = std::iter::once(pointwise::Place::Result)
+            .chain(operands)
+            .collect();
         let epilogue = pointwise::epilogue(&self.function.expr, cx, &places)?;
         cx.with_epilogue(self.base.as_ref(), self.inputs, &epilogue)
     }
@@ -125,10 +131,20 @@ pub static DEF: OpDef = OpDef {
 fn cases() -> Vec<Case> {
     let value = |i| Box::new(Expr::Input(i));
     let of = |f, a, b| Box::new(Expr::Binary(f, a, b));
-    let silu = || of(Binary::Mul, value(0), Box::new(Expr::Unary(Unary::Sigmoid, value(0))));
+    let silu = || {
+        of(
+            Binary::Mul,
+            value(0),
+            Box::new(Expr::Unary(Unary::Sigmoid, value(0))),
+        )
+    };
     let gelu = || {
         let erf = Box::new(Expr::Unary(Unary::Erf, value(0)));
-        of(Binary::Mul, value(0), of(Binary::Add, erf, Box::new(Expr::Const(1.0, DType::F32))))
+        of(
+            Binary::Mul,
+            value(0),
+            of(Binary::Add, erf, Box::new(Expr::Const(1.0, DType::F32))),
+        )
     };
     let add = || of(Binary::Add, value(0), value(1));
     let clipped = || {
@@ -151,20 +167,36 @@ fn cases() -> Vec<Case> {
         inputs.extend(further.iter().map(|s| input(s)));
         Case::new(Fused::new(Box::new(conv), 2, *expr), inputs)
     };
-    let both = || of(Binary::Add, of(Binary::Mul, value(0), value(1)), of(Binary::Mul, value(2), value(3)));
+    let both = || {
+        of(
+            Binary::Add,
+            of(Binary::Mul, value(0), value(1)),
+            of(Binary::Mul, value(2), value(3)),
+        )
+    };
     vec![
         matmul(&[9, 32], &[32, 48], add(), &[&[9, 48]]),
         matmul(&[9, 32], &[32, 48], add(), &[&[48]]),
         matmul(&[9, 31], &[31, 7], add(), &[&[9, 7]]),
         matmul(&[9, 31], &[31, 7], add(), &[&[7]]),
-        matmul(&[2, 9, 32], &[32, 48], both(), &[&[2, 1, 48], &[9, 1], &[2, 9, 48]]),
+        matmul(
+            &[2, 9, 32],
+            &[32, 48],
+            both(),
+            &[&[2, 1, 48], &[9, 1], &[2, 9, 48]],
+        ),
         matmul(&[1, 64], &[64, 66], gelu(), &[]),
         matmul(&[13, 40], &[40, 160], silu(), &[]),
         matmul(&[13, 40], &[40, 32], clipped(), &[]),
         conv(&[2, 3, 8, 9], &[5, 3, 3, 3], silu(), &[]),
         conv(&[2, 3, 5, 35], &[5, 3, 3, 3], add(), &[&[2, 5, 5, 35]]),
         conv(&[2, 3, 5, 7], &[5, 3, 1, 1], add(), &[&[5, 1, 1]]),
-        conv(&[1, 3, 4, 16], &[8, 3, 1, 1], both(), &[&[1, 8, 1, 1], &[16], &[8, 4, 16]]),
+        conv(
+            &[1, 3, 4, 16],
+            &[8, 3, 1, 1],
+            both(),
+            &[&[1, 8, 1, 1], &[16], &[8, 4, 16]],
+        ),
         conv(&[1, 4, 6, 6], &[8, 4, 1, 1], clipped(), &[]),
     ]
 }

@@ -48,10 +48,7 @@ pub(super) fn truth(x: &HostTensor) -> OpResult<bool> {
 
 /// Of two branches the one that alone rests on the equality of sizes.
 fn narrower<'a>(a: &'a Derived, b: &'a Derived) -> Option<&'a Derived> {
-    let alone = |x: &Derived, y: &Derived| {
-        x.assumed()
-            .any(|p| p.equal && !y.assumed().any(|q| p.says(q)))
-    };
+    let alone = |x: &Derived, y: &Derived| x.assumed().any(|p| p.equal && !y.assumed().any(|q| p.says(q)));
     match (alone(a, b), alone(b, a)) {
         (true, false) => Some(a),
         (false, true) => Some(b),
@@ -83,7 +80,10 @@ impl Op for If {
             return (0..branch.facts.len()).map(|i| branch.fact(cx, i)).collect();
         }
         let (a, b) = (self.then.infer(cx, &[])?, self.otherwise.infer(cx, &[])?);
-        if a.facts.iter().zip(&b.facts).any(|(x, y)| x.shape.rank() != y.shape.rank())
+        if a.facts
+            .iter()
+            .zip(&b.facts)
+            .any(|(x, y)| x.shape.rank() != y.shape.rank())
             && let Some(branch) = narrower(&a, &b)
         {
             cx.assume(branch.assumed().cloned());

@@ -232,7 +232,9 @@ impl Op for MatMul {
             let size = if cx.float() == DType::F16 { 2 } else { 4 };
             for (first, count) in cx.split(columns, depth * size, 2)? {
                 // Columns that one work-item reads from top to bottom are side by side.
-                let panel = [32, 16].into_iter().find(|p| by_vectors && count.is_multiple_of(*p));
+                let panel = [32, 16]
+                    .into_iter()
+                    .find(|p| by_vectors && count.is_multiple_of(*p));
                 let stride = count.next_multiple_of(2);
                 let panel = panel.unwrap_or(stride);
                 let pack = Pack::Columns {

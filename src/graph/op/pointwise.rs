@@ -28,7 +28,7 @@ mod real;
 pub(super) use dims::arithmetic;
 pub use functions::{Binary, Unary};
 pub use legacy::AxisBroadcast;
-pub(super) use lower::{Place, epilogue};
+pub(super) use lower::{KERNEL, Place, epilogue, fill};
 use real::{Real, rounded};
 
 /// An elementwise expression.
@@ -619,6 +619,6 @@ impl Op for Pointwise {
 pub static DEF: OpDef = OpDef {
     onnx: import::ONNX,
     import: import::import,
-    kernels: &[&lower::KERNEL],
+    kernels: &[&KERNEL],
     cases: cases::cases,
 };

@@ -125,7 +125,11 @@ pub(super) fn emit(cx: &mut LowerCx<'_>, at: i64, flatten: bool, form: Option<&'
             "{cols} elements along an inner axis of {shape}"
         )));
     }
-    let (items, run) = if cx.caps().explicit_vectors() { (8, 16) } else { (64, 2) };
+    let (items, run) = if cx.caps().explicit_vectors() {
+        (8, 16)
+    } else {
+        (64, 2)
+    };
     let call = Call::new(&INNER, items)
         .operand(cx.input(0)?)
         .operand(cx.output(0)?)

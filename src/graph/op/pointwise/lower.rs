@@ -24,10 +24,22 @@ pub enum Place {
 pub fn emit(expr: &Expr, cx: &mut LowerCx<'_>) -> OpResult<()> {
     let n = cx.input_count();
     if n > MAX_INPUTS {
-        return Err(OpError::NoKernel(format!("{n} elementwise operands; at most {MAX_INPUTS}")));
+        return Err(OpError::NoKernel(format!(
+            "{n} elementwise operands; at most {MAX_INPUTS}"
+        )));
     }
     let places: Vec<Place> = (0..n).map(Place::Operand).collect();
-    let with = epilogue(expr, cx, &places)?;
+    emit_over(expr, cx, &places)
+}
+
+/// A kernel that fills result 0 with one value.
+pub fn fill(cx: &mut LowerCx<'_>, value: f64) -> OpResult<()> {
+    let dtype = cx.out_fact(0)?.dtype;
+    emit_over(&Expr::Const(value, dtype), cx, &[])
+}
+
+fn emit_over(expr: &Expr, cx: &mut LowerCx<'_>, places: &[Place]) -> OpResult<()> {
+    let with = epilogue(expr, cx, places)?;
     let count = cx.out_fact(0)?.shape.count()?;
     let mut call = Call::new(&KERNEL, 64).operand(cx.output(0)?).field(&count);
     call = if cx.caps().explicit_vectors() {
@@ -61,8 +73,16 @@ pub fn epilogue(expr: &Expr, cx: &mut LowerCx<'_>, places: &[Place]) -> OpResult
             }
         }
     }
-    let forms: Vec<Form> = shapes.iter().map(|s| Form::of(s, &result)).collect::<OpResult<_>>()?;
-    let apart = || forms.iter().zip(&shapes).filter(|(f, _)| f.beside == Beside::Apart);
+    let forms: Vec<Form> = shapes
+        .iter()
+        .map(|s| Form::of(s, &result))
+        .collect::<OpResult<_>>()?;
+    let apart = || {
+        forms
+            .iter()
+            .zip(&shapes)
+            .filter(|(f, _)| f.beside == Beside::Apart)
+    };
     let mut walk = join_axes(&result, &apart().map(|(_, s)| s).collect::<Vec<_>>())?;
     let axes = walk.sizes.len();
     if apart().next().is_some() && axes > MAX_AXES {
@@ -190,10 +210,16 @@ fn function(expr: &Expr, types: &[DType], storage: DType, vectors: bool) -> OpRe
         if width > 1 && !vectors {
             break;
         }
-        let suffix = if width == 1 { String::new() } else { width.to_string() };
+        let suffix = if width == 1 {
+            String::new()
+        } else {
+            width.to_string()
+        };
         let float = format!("float{suffix}");
         let of_width = |text: &str| {
-            let named = helpers().fold(text.to_owned(), |t, h| t.replace(h.0, &format!("{}{suffix}", h.0)));
+            let named = helpers().fold(text.to_owned(), |t, h| {
+                t.replace(h.0, &format!("{}{suffix}", h.0))
+            });
             named.replace("FLOAT", &float)
         };
         for (_, helper, _) in helpers() {
@@ -201,10 +227,11 @@ fn function(expr: &Expr, types: &[DType], storage: DType, vectors: bool) -> OpRe
         }
         let name = |t: DType| if t.is_float() { float.as_str() } else { "int" };
         let arguments = types.iter().zip(NAMES).map(|(t, n)| format!("{} v{n}", name(*t)));
+        let arguments = arguments.collect::<Vec<_>>().join(", ");
         cl += &format!(
             "inline {} apply{suffix}({}) {{ return {}; }}\n",
             name(dtype),
-            arguments.collect::<Vec<_>>().join(", "),
+            if arguments.is_empty() { "void" } else { &arguments },
             of_width(&text)
         );
     }
@@ -214,7 +241,10 @@ fn function(expr: &Expr, types: &[DType], storage: DType, vectors: bool) -> OpRe
         wgsl += helper;
     }
     let name = |t: DType| if t.is_float() { "f32" } else { "i32" };
-    let arguments = types.iter().zip(NAMES).map(|(t, n)| format!("v{n}: {}", name(*t)));
+    let arguments = types
+        .iter()
+        .zip(NAMES)
+        .map(|(t, n)| format!("v{n}: {}", name(*t)));
     wgsl += &format!(
         "fn apply({}) -> {} {{ return {text}; }}\n",
         arguments.collect::<Vec<_>>().join(", "),
