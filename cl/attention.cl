@@ -1,4 +1,4 @@
-// softmax(scale * q k^T + mask) v for ROWS query rows of one head a work-group, over tiles of KEYS keys with a running maximum, so
+// softmax(scale * q k^T + mask) v for ROWS query rows of one head of a batch a work-group, over tiles of KEYS keys with a running maximum, so
 // that no row of scores leaves the work-group. Work-items first own keys, then parts (2 or 4 elements) of result rows.
 #ifdef WIDE
 #define VEC float4
@@ -21,10 +21,11 @@ KERNEL {
   __local float weight[ROWS * KEYS];
   uint lid = get_local_id(0), head = get_group_id(0), row0 = get_group_id(1) * ROWS;
   uint keys = live_at(p.live_keys);
-  uint kv = head / (p.heads / p.kv_heads);
+  uint kv = head / (p.heads / p.kv_heads), batch = get_group_id(2);
+  uint queries = batch * p.rows, past = batch * p.keys;
   for (uint i = lid; i < ROWS * DIM; i += WG) {
     uint row = min(row0 + i / DIM, p.rows - 1);
-    ((__local float *)query)[i] = q_at((row * p.heads + head) * DIM + i % DIM) * p.scale;
+    ((__local float *)query)[i] = q_at(((queries + row) * p.heads + head) * DIM + i % DIM) * p.scale;
   }
   barrier(CLK_LOCAL_MEM_FENCE);
   float top[ROWS];
@@ -37,7 +38,7 @@ KERNEL {
   }
   for (uint first = 0; first < keys; first += KEYS) {
     for (uint t = lid; t < KEYS; t += WG) {
-      uint key = min(first + t, keys - 1), base = (key * p.kv_heads + kv) * PARTS;
+      uint key = min(first + t, keys - 1), base = ((past + key) * p.kv_heads + kv) * PARTS;
       VEC dots[ROWS];
       for (uint r = 0; r < ROWS; r++) dots[r] = (VEC)(0.0f);
       for (uint i = 0; i < PARTS; i++) {
@@ -47,7 +48,7 @@ KERNEL {
       for (uint r = 0; r < ROWS; r++) {
         float score = dot(dots[r], (VEC)(1.0f));
 #ifdef HAS_MASK
-        score += mask_at(min(row0 + r, p.rows - 1) * p.keys + key);
+        score += mask_at(batch * p.mask_b + head * p.mask_h + min(row0 + r, p.rows - 1) * p.mask_s + key * p.mask_t);
 #endif
         weight[r * KEYS + t] = first + t < keys ? score : -3.4028235e38f;
       }
@@ -72,7 +73,7 @@ KERNEL {
       float l = total[i] * keep[r];
       for (uint t = 0; t < count; t++) {
         float w = weight[r * KEYS + t];
-        s += w * V_AT(((first + t) * p.kv_heads + kv) * PARTS + part);
+        s += w * V_AT(((past + first + t) * p.kv_heads + kv) * PARTS + part);
         l += w;
       }
       sum[i] = s;
@@ -82,6 +83,6 @@ KERNEL {
   }
   for (uint i = 0; i < OWNED; i++) {
     uint r = (lid + i * WG) / PARTS, part = (lid + i * WG) % PARTS;
-    if (r < ROWS && row0 + r < p.rows) PUT(((row0 + r) * p.heads + head) * PARTS + part, sum[i] / total[i]);
+    if (r < ROWS && row0 + r < p.rows) PUT(((queries + row0 + r) * p.heads + head) * PARTS + part, sum[i] / total[i]);
   }
 }

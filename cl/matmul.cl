@@ -1,6 +1,6 @@
 // y[z, i, column + j] = sum_k a[z, i, k] * b[z, k, j] for batches z of m x n results. A work-item computes ROWS rows by
-// two neighbouring columns; with ODD (an odd n), two neighbouring results in memory, wherever they lie; with VECTORS, for CPUs, ROWS
-// rows by 16 columns.
+// COLS neighbouring columns, VECTORS of them as vectors of 16, for CPUs; with ODD (an odd n), two neighbouring results in memory, wherever
+// they lie. Where b is in panels of b_stride columns, these lie one behind another.
 #ifdef TRANS_B
 #define B(b0, kk, j) b_at((b0) + (j) * p.b_stride + (kk))
 #else
@@ -24,41 +24,51 @@ KERNEL {
   y_put2(pair, (float2)(sum[0], sum[1]));
 #else
 #ifdef VECTORS
-  uint z = get_group_id(2), a0 = A0(z), b0 = B0(z);
-  uint j = 16 * get_global_id(0), i0 = get_group_id(1) * ROWS;
-  if (j >= p.n) return;
-  float16 sum[ROWS];
-  uint row[ROWS];
-  for (uint r = 0; r < ROWS; r++) {
-    sum[r] = (float16)(0.0f);
-    row[r] = a0 + min(i0 + r, p.m - 1) * p.k;
-  }
-  for (uint k = 0; k < p.k; k++) {
-    float16 w = b_run(16, b0 + k * p.b_stride + j);
-    for (uint r = 0; r < ROWS; r++) sum[r] += a_at(row[r] + k) * w;
-  }
-  for (uint r = 0; r < ROWS; r++)
-    if (i0 + r < p.m) y_put_run(16, (z * p.m + i0 + r) * p.y_stride + p.column + j, sum[r]);
+#define VEC float16
+#define LANES 16
+#define LOAD(at) b_run(16, at)
+#define PUT(at, v) y_put_run(16, at, v)
 #else
+#define VECTORS 1
+#define VEC float2
+#define LANES 2
+#define LOAD(at) b_at2((at) / 2)
+#define PUT(at, v) y_put2((at) / 2, v)
+#endif
+#define COLS (LANES * VECTORS)
   uint z = get_group_id(2), a0 = A0(z), b0 = B0(z);
-  uint j = 2 * get_global_id(0), i0 = get_group_id(1) * ROWS;
+  uint j = COLS * get_global_id(0), i0 = get_group_id(1) * ROWS;
   if (j >= p.n) return;
-  float2 sum[ROWS];
-  uint row[ROWS];
-  for (uint r = 0; r < ROWS; r++) {
-    sum[r] = (float2)(0.0f);
-    row[r] = a0 + min(i0 + r, p.m - 1) * p.k;
+#ifdef TAIL
+  if (j + COLS > p.n) {
+    for (uint r = i0; r < min(i0 + ROWS, p.m); r++)
+      for (uint c = j; c < p.n; c++) {
+        float one = 0.0f;
+        for (uint k = 0; k < p.k; k++) one += a_at(a0 + r * p.k + k) * b_at(b0 + k * p.b_stride + c);
+        y_put((z * p.m + r) * p.y_stride + p.column + c, one);
+      }
+    return;
   }
+#endif
+  VEC sum[ROWS * VECTORS];
+  uint row[ROWS];
+  for (uint r = 0; r < ROWS; r++) row[r] = a0 + min(i0 + r, p.m - 1) * p.k;
+  for (uint i = 0; i < ROWS * VECTORS; i++) sum[i] = (VEC)(0.0f);
+#ifndef TRANS_B
+  uint at = b0 + j / p.b_stride * p.b_stride * p.k + j % p.b_stride;
+#endif
   for (uint k = 0; k < p.k; k++) {
+    VEC w[VECTORS];
 #ifdef TRANS_B
-    float2 w = (float2)(B(b0, k, j), B(b0, k, j + 1));
+    w[0] = (VEC)(B(b0, k, j), B(b0, k, j + 1));
 #else
-    float2 w = b_at2((b0 + k * p.b_stride + j) / 2);
+    for (uint v = 0; v < VECTORS; v++) w[v] = LOAD(at + k * p.b_stride + v * LANES);
 #endif
-    for (uint r = 0; r < ROWS; r++) sum[r] += a_at(row[r] + k) * w;
+    for (uint r = 0; r < ROWS; r++)
+      for (uint v = 0; v < VECTORS; v++) sum[r * VECTORS + v] += a_at(row[r] + k) * w[v];
   }
   for (uint r = 0; r < ROWS; r++)
-    if (i0 + r < p.m) y_put2(((z * p.m + i0 + r) * p.y_stride + p.column + j) / 2, sum[r]);
-#endif
+    for (uint v = 0; v < VECTORS; v++)
+      if (i0 + r < p.m) PUT((z * p.m + i0 + r) * p.y_stride + p.column + j + v * LANES, sum[r * VECTORS + v]);
 #endif
 }

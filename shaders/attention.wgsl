@@ -1,4 +1,4 @@
-// softmax(scale * q k^T + mask) v for ROWS query rows of one head a work-group, over tiles of KEYS keys with a running maximum, so
+// softmax(scale * q k^T + mask) v for ROWS query rows of one head of a batch a work-group, over tiles of KEYS keys with a running maximum, so
 // that no row of scores leaves the work-group. Work-items first own keys, then parts (2 or 4 elements) of result rows.
 #ifdef WIDE
 alias VEC = vec4<f32>;
@@ -18,9 +18,12 @@ fn attention(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_
   let row0 = group.y * ROWS;
   let keys = u32(live_at(p.live_keys));
   let kv = head / (p.heads / p.kv_heads);
+  let batch = group.z;
+  let queries = batch * p.rows;
+  let past = batch * p.keys;
   for (var i = lid; i < ROWS * PARTS; i += WG) {
     let row = min(row0 + i / PARTS, p.rows - 1u);
-    let at = (row * p.heads + head) * PARTS + i % PARTS;
+    let at = ((queries + row) * p.heads + head) * PARTS + i % PARTS;
 #ifdef WIDE
     query[i] = q_at4(at) * p.scale;
 #else
@@ -35,7 +38,7 @@ fn attention(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_
   for (var first = 0u; first < keys; first += KEYS) {
     for (var t = lid; t < KEYS; t += WG) {
       let key = min(first + t, keys - 1u);
-      let base = (key * p.kv_heads + kv) * PARTS;
+      let base = ((past + key) * p.kv_heads + kv) * PARTS;
       var dots: array<VEC, ROWS>;
       for (var i = 0u; i < PARTS; i++) {
 #ifdef WIDE
@@ -48,7 +51,7 @@ fn attention(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_
       for (var r = 0u; r < ROWS; r++) {
         var score = dot(dots[r], VEC(1.0));
 #ifdef HAS_MASK
-        score += mask_at(min(row0 + r, p.rows - 1u) * p.keys + key);
+        score += mask_at(batch * p.mask_b + head * p.mask_h + min(row0 + r, p.rows - 1u) * p.mask_s + key * p.mask_t);
 #endif
         weight[r * KEYS + t] = select(-3.4028235e38, score, first + t < keys);
       }
@@ -78,9 +81,9 @@ fn attention(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_
       for (var t = 0u; t < count; t++) {
         let w = weight[r * KEYS + t];
 #ifdef WIDE
-        s += w * v_at4(((first + t) * p.kv_heads + kv) * PARTS + part);
+        s += w * v_at4(((past + first + t) * p.kv_heads + kv) * PARTS + part);
 #else
-        s += w * v_at2(((first + t) * p.kv_heads + kv) * PARTS + part);
+        s += w * v_at2(((past + first + t) * p.kv_heads + kv) * PARTS + part);
 #endif
         l += w;
       }
@@ -94,9 +97,9 @@ fn attention(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_
     let part = (lid + i * WG) % PARTS;
     if (r < ROWS && row0 + r < p.rows) {
 #ifdef WIDE
-      y_put4(((row0 + r) * p.heads + head) * PARTS + part, sum[i] / total[i]);
+      y_put4(((queries + row0 + r) * p.heads + head) * PARTS + part, sum[i] / total[i]);
 #else
-      y_put2(((row0 + r) * p.heads + head) * PARTS + part, sum[i] / total[i]);
+      y_put2(((queries + row0 + r) * p.heads + head) * PARTS + part, sum[i] / total[i]);
 #endif
     }
   }

@@ -8,7 +8,7 @@ use crate::backend::{Backend, Caps};
 use crate::error::{Error, Result, Stage};
 use crate::graph::interp::Interpreter;
 use crate::graph::onnx;
-use crate::graph::pass::{PassReport, Pipeline};
+use crate::graph::pass::{KV_CACHE, PassReport, Pipeline};
 use crate::graph::{Graph, ValueId};
 use crate::plan::{Plan, bind};
 use crate::session::Timing;
@@ -49,17 +49,40 @@ impl Runner {
     }
 
     /// As [`Runner::load`], of a graph.
-    pub fn of(mut graph: Graph, backend: Option<Box<dyn Backend>>, float: DType) -> Result<Self> {
-        let pipeline = match backend {
-            Some(_) => Pipeline::standard(),
-            None => Pipeline::host(),
+    pub fn of(graph: Graph, backend: Option<Box<dyn Backend>>, float: DType) -> Result<Self> {
+        let pipeline = Self::pipeline(backend.is_some());
+        Self::after(&pipeline, graph, backend, float)
+    }
+
+    /// The passes of [`Runner::of`]: those of the interpreter, or of a device.
+    pub fn pipeline(device: bool) -> Pipeline {
+        let all = if device {
+            Pipeline::standard()
+        } else {
+            Pipeline::host()
         };
+        all.without(&[KV_CACHE.name])
+    }
+
+    /// As [`Runner::of`], after these passes.
+    pub fn after(
+        pipeline: &Pipeline,
+        mut graph: Graph,
+        backend: Option<Box<dyn Backend>>,
+        float: DType,
+    ) -> Result<Self> {
         let model = graph.clone();
-        let passes = pipeline.without(&["kv_cache"]).run(&mut graph)?;
+        let passes = pipeline.run(&mut graph)?;
         let graph = Arc::new(graph);
         let engine = match backend {
             None => Engine::Host(Interpreter::new(graph.clone())?),
-            Some(backend) => Engine::Device(Box::new(Device::new(backend, model, graph.clone(), float)?)),
+            Some(backend) => Engine::Device(Box::new(Device::new(
+                backend,
+                pipeline.clone(),
+                model,
+                graph.clone(),
+                float,
+            )?)),
         };
         Ok(Self {
             graph,
@@ -226,16 +249,16 @@ pub fn compare(found: &HostTensor, wanted: &HostTensor) -> std::result::Result<D
         });
     }
     let list = |t: &HostTensor| {
-        let data = t.to_f32().map_err(|e| e.to_string());
+        let data = t.to_f64().map_err(|e| e.to_string());
         data.map(std::borrow::Cow::into_owned)
     };
     let (a, b) = (list(found)?, list(wanted)?);
     let finite = || b.iter().copied().filter(|v| v.is_finite());
     let (low, high) = (
-        finite().fold(f32::INFINITY, f32::min),
-        finite().fold(f32::NEG_INFINITY, f32::max),
+        finite().fold(f64::INFINITY, f64::min),
+        finite().fold(f64::NEG_INFINITY, f64::max),
     );
-    let mut most = 0f32;
+    let mut most = 0f64;
     for (x, y) in a.iter().zip(&b) {
         let same = x == y || x.is_nan() && y.is_nan();
         let d = if same { 0.0 } else { (x - y).abs() };
@@ -249,11 +272,12 @@ pub fn compare(found: &HostTensor, wanted: &HostTensor) -> std::result::Result<D
     let range = if high > low {
         high - low
     } else {
-        low.abs().clamp(1.0, f32::MAX)
+        low.abs().clamp(1.0, f64::MAX)
     };
+    #[expect(clippy::cast_possible_truncation, reason = "a measure of difference")]
     Ok(Difference {
-        max_abs: most,
-        relative: if most == 0.0 { 0.0 } else { most / range },
+        max_abs: most as f32,
+        relative: if most == 0.0 { 0.0 } else { (most / range) as f32 },
         unequal: 0,
     })
 }

@@ -1,67 +1,15 @@
 //! Host values: element types and dense tensors, for import, the interpreter and tests.
 
-use half::f16;
+mod dtype;
+pub mod mini;
+
+pub use dtype::DType;
+
+use half::{bf16, f16};
+use mini::{Codec, Rounding};
 use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
-
-/// Element type of a value.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum DType {
-    /// IEEE binary32.
-    F32,
-    /// IEEE binary16.
-    F16,
-    /// 64-bit signed integer; on devices it travels as range-checked [`DType::I32`].
-    I64,
-    /// 32-bit signed integer.
-    I32,
-    /// 32-bit unsigned integer; packed weights.
-    U32,
-    /// 8-bit unsigned integer.
-    U8,
-    /// 8-bit signed integer.
-    I8,
-    /// Truth value, one byte on the host.
-    Bool,
-}
-
-impl DType {
-    /// Bytes of one element on the host.
-    pub fn size(self) -> usize {
-        match self {
-            Self::I64 => 8,
-            Self::F32 | Self::I32 | Self::U32 => 4,
-            Self::F16 => 2,
-            Self::U8 | Self::I8 | Self::Bool => 1,
-        }
-    }
-
-    /// True for `f32` and `f16`.
-    pub fn is_float(self) -> bool {
-        matches!(self, Self::F32 | Self::F16)
-    }
-
-    /// True for the integer types; `bool` is none.
-    pub fn is_int(self) -> bool {
-        matches!(self, Self::I64 | Self::I32 | Self::U32 | Self::U8 | Self::I8)
-    }
-}
-
-impl fmt::Display for DType {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::F32 => "f32",
-            Self::F16 => "f16",
-            Self::I64 => "i64",
-            Self::I32 => "i32",
-            Self::U32 => "u32",
-            Self::U8 => "u8",
-            Self::I8 => "i8",
-            Self::Bool => "bool",
-        })
-    }
-}
 
 /// Why a host tensor cannot be made or read as asked.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -89,6 +37,9 @@ pub enum TensorError {
     /// The bytes were not loaded; see [`HostTensor::absent`].
     #[error("{0} is not loaded: the model was read without its weights")]
     Absent(Arc<str>),
+    /// An element is beyond what 64 bits with a sign hold.
+    #[error("{0} is more than {max}", max = i64::MAX)]
+    TooHigh(u64),
     /// The shape has more elements than this machine can address.
     #[error("shape {0:?} is too large")]
     TooLarge(Vec<usize>),
@@ -156,6 +107,11 @@ impl HostTensor {
     typed!(from_i64, i64s, i64, DType::I64);
     typed!(from_i32, i32s, i32, DType::I32);
     typed!(from_u32, u32s, u32, DType::U32);
+    typed!(from_f64, f64s, f64, DType::F64);
+    typed!(from_bf16, bf16s, bf16, DType::BF16);
+    typed!(from_u64, u64s, u64, DType::U64);
+    typed!(from_i16, i16s, i16, DType::I16);
+    typed!(from_u16, u16s, u16, DType::U16);
 
     fn view<T: bytemuck::Pod>(&self, dtype: DType, name: &'static str) -> Result<Cow<'_, [T]>, TensorError> {
         if self.dtype != dtype {
@@ -317,30 +273,58 @@ impl HostTensor {
         })
     }
 
-    /// Float elements as `f32`.
+    /// Float elements as `f32`. An error for `f64`, which would lose digits: [`HostTensor::to_f64`] takes those.
     pub fn to_f32(&self) -> Result<Cow<'_, [f32]>, TensorError> {
+        let wrong = |found| TensorError::Type {
+            expected: "a float type of 32 bits at most",
+            found,
+        };
+        Ok(match self.dtype {
+            DType::F32 => return self.f32s(),
+            DType::F16 => Cow::Owned(self.f16s()?.iter().map(|v| v.to_f32()).collect()),
+            DType::BF16 => Cow::Owned(self.bf16s()?.iter().map(|v| v.to_f32()).collect()),
+            other => {
+                let codec = Codec::new(other).ok_or_else(|| wrong(other))?;
+                Cow::Owned(self.bytes()?.iter().map(|v| codec.decode(*v)).collect())
+            }
+        })
+    }
+
+    /// Float elements of any type, exactly.
+    pub fn to_f64(&self) -> Result<Cow<'_, [f64]>, TensorError> {
         match self.dtype {
-            DType::F32 => self.f32s(),
-            DType::F16 => Ok(Cow::Owned(self.f16s()?.iter().map(|v| v.to_f32()).collect())),
+            DType::F64 => self.f64s(),
+            t if t.is_float() => Ok(Cow::Owned(self.to_f32()?.iter().map(|v| f64::from(*v)).collect())),
             found => Err(TensorError::Type {
-                expected: "f32 or f16",
+                expected: "a float type",
                 found,
             }),
         }
     }
 
-    /// Integer or truth-value elements as `i64`.
+    /// Integer or truth-value elements as `i64`; an error for a `u64` that is none.
     pub fn to_i64(&self) -> Result<Vec<i64>, TensorError> {
+        if self.dtype == DType::U64 {
+            let number = |v: &u64| i64::try_from(*v).map_err(|_| TensorError::TooHigh(*v));
+            return self.u64s()?.iter().map(number).collect();
+        }
+        self.to_bits()
+    }
+
+    /// Integer or truth-value elements in 64 bits, of which a `u64` takes that of the sign too.
+    pub fn to_bits(&self) -> Result<Vec<i64>, TensorError> {
+        let signed = |v: &u8| i64::from(i8::from_le_bytes([*v]));
         Ok(match self.dtype {
             DType::I64 => self.i64s()?.into_owned(),
+            DType::U64 => bytemuck::cast_slice(&self.u64s()?).to_vec(),
             DType::I32 => self.i32s()?.iter().map(|v| i64::from(*v)).collect(),
             DType::U32 => self.u32s()?.iter().map(|v| i64::from(*v)).collect(),
-            DType::U8 | DType::Bool => self.bytes()?.iter().map(|v| i64::from(*v)).collect(),
-            DType::I8 => self
-                .bytes()?
-                .iter()
-                .map(|v| i64::from(i8::from_le_bytes([*v])))
-                .collect(),
+            DType::I16 => self.i16s()?.iter().map(|v| i64::from(*v)).collect(),
+            DType::U16 => self.u16s()?.iter().map(|v| i64::from(*v)).collect(),
+            DType::U8 | DType::Bool | DType::U4 | DType::U2 => {
+                self.bytes()?.iter().map(|v| i64::from(*v)).collect()
+            }
+            DType::I8 | DType::I4 | DType::I2 => self.bytes()?.iter().map(signed).collect(),
             found => {
                 return Err(TensorError::Type {
                     expected: "an integer type",
@@ -350,7 +334,7 @@ impl HostTensor {
         })
     }
 
-    /// A tensor of `dtype` (a float type) from `f32` elements.
+    /// A tensor of `dtype` (a float type) from `f32` elements, rounded where it has fewer digits.
     pub fn from_floats(dtype: DType, shape: &[usize], data: &[f32]) -> Result<Self, TensorError> {
         match dtype {
             DType::F32 => Self::from_f32(shape, data),
@@ -358,11 +342,69 @@ impl HostTensor {
                 let halves: Vec<f16> = data.iter().map(|v| f16::from_f32(*v)).collect();
                 Self::from_f16(shape, &halves)
             }
-            found => Err(TensorError::Type {
-                expected: "f32 or f16",
-                found,
-            }),
+            other => {
+                let data: Vec<f64> = data.iter().map(|v| f64::from(*v)).collect();
+                Self::from_f64s(other, shape, &data)
+            }
         }
+    }
+
+    /// A tensor of `dtype` (a float type) from `f64` elements, rounded once.
+    pub fn from_f64s(dtype: DType, shape: &[usize], data: &[f64]) -> Result<Self, TensorError> {
+        match dtype {
+            DType::F64 => Self::from_f64(shape, data),
+            #[expect(clippy::cast_possible_truncation, reason = "rounding to the type is meant")]
+            DType::F32 => Self::from_f32(shape, &data.iter().map(|v| *v as f32).collect::<Vec<_>>()),
+            DType::F16 => Self::from_f16(shape, &data.iter().map(|v| f16::from_f64(*v)).collect::<Vec<_>>()),
+            DType::BF16 => Self::from_bf16(
+                shape,
+                &data.iter().map(|v| bf16::from_f64(*v)).collect::<Vec<_>>(),
+            ),
+            other => Self::from_rounded(other, shape, data, Rounding::default()),
+        }
+    }
+
+    /// A tensor of `dtype` (a float type of 8 or 4 bits) from `f64` elements.
+    pub fn from_rounded(
+        dtype: DType,
+        shape: &[usize],
+        data: &[f64],
+        rounding: Rounding,
+    ) -> Result<Self, TensorError> {
+        let codec = Codec::new(dtype).ok_or(TensorError::Type {
+            expected: "a float type",
+            found: dtype,
+        })?;
+        let codes: Vec<u8> = data.iter().map(|v| codec.encode(*v, rounding)).collect();
+        Self::from_bytes(dtype, shape, &codes)
+    }
+
+    /// A tensor from the bytes that a file has, where types of fewer than 8 bits are packed.
+    pub fn from_packed(dtype: DType, shape: &[usize], bytes: &[u8]) -> Result<Self, TensorError> {
+        let bits = dtype.bits();
+        if bits >= 8 {
+            return Self::from_bytes(dtype, shape, bytes);
+        }
+        let count = byte_len(dtype, shape)?;
+        let expected = count.div_ceil(8 / bits);
+        if bytes.len() != expected {
+            return Err(TensorError::Length {
+                dtype,
+                shape: shape.to_vec(),
+                expected,
+                found: bytes.len(),
+            });
+        }
+        let parts = |byte: &u8| {
+            let byte = i64::from(*byte);
+            (0..8 / bits).map(move |i| byte >> (i * bits) & ((1 << bits) - 1))
+        };
+        let codes: Vec<i64> = bytes.iter().flat_map(parts).take(count).collect();
+        if dtype.is_int() {
+            return Self::from_ints(dtype, shape, &codes);
+        }
+        let codes: Vec<u8> = codes.iter().map(|v| v.to_le_bytes()[0]).collect();
+        Self::from_bytes(dtype, shape, &codes)
     }
 
     /// A tensor of `dtype` (an integer type or `bool`) from `i64` elements, keeping the low bits; a
@@ -370,7 +412,7 @@ impl HostTensor {
     pub fn from_ints(dtype: DType, shape: &[usize], data: &[i64]) -> Result<Self, TensorError> {
         let mut bytes = Vec::with_capacity(data.len() * dtype.size());
         for v in data {
-            let le = v.to_le_bytes();
+            let le = dtype.wrap(*v).to_le_bytes();
             match dtype {
                 DType::Bool => bytes.push(u8::from(*v != 0)),
                 d if d.is_int() => bytes.extend(le.iter().take(d.size())),
@@ -424,6 +466,42 @@ mod tests {
         assert!(t.to_f32().is_err());
         assert_eq!(t.reshape(&[1, 2]).unwrap().shape(), [1, 2]);
         assert!(t.reshape(&[3]).is_err());
+    }
+
+    #[test]
+    fn narrow_and_wide_types() {
+        for (dtype, low, high) in [
+            (DType::I4, -8, 7),
+            (DType::U4, 0, 15),
+            (DType::I2, -2, 1),
+            (DType::U2, 0, 3),
+        ] {
+            let t = HostTensor::from_ints(dtype, &[3], &[low, high, high + 1]).unwrap();
+            assert_eq!(
+                (t.to_i64().unwrap(), t.byte_len()),
+                (vec![low, high, low], 3),
+                "{dtype}"
+            );
+        }
+        // Packed, the first element lowest.
+        let packed = |dtype, n, bytes: &[u8]| HostTensor::from_packed(dtype, &[n], bytes).unwrap();
+        assert_eq!(packed(DType::I4, 3, &[0xf1, 0x08]).to_i64().unwrap(), [1, -1, -8]);
+        assert_eq!(
+            packed(DType::U2, 5, &[0b11_10_01_00, 2]).to_i64().unwrap(),
+            [0, 1, 2, 3, 2]
+        );
+        assert_eq!(
+            packed(DType::F4E2M1, 2, &[0x97]).to_f32().unwrap().as_ref(),
+            [6.0, -0.5]
+        );
+        assert!(HostTensor::from_packed(DType::I4, &[3], &[0]).is_err());
+        let large = HostTensor::from_u64(&[1], &[u64::MAX]).unwrap();
+        assert_eq!(large.to_i64(), Err(TensorError::TooHigh(u64::MAX)));
+        assert_eq!(large.to_bits().unwrap(), [-1]);
+        let wide = HostTensor::from_f64(&[1], &[1e300]).unwrap();
+        assert!(wide.to_f32().is_err(), "digits are not lost in silence");
+        let half = HostTensor::from_f64s(DType::BF16, &[2], &[1.0 + 1.0 / 256.0, -3.5]).unwrap();
+        assert_eq!(half.to_f64().unwrap().as_ref(), [1.0, -3.5], "to the even side");
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! Patterns on small graphs: each fires on its own form, computing the same, and on nothing that only looks like it.
 
+#[path = "fusion/epilogues.rs"]
+mod epilogues;
 #[path = "fusion/exporters.rs"]
 mod exporters;
 #[path = "fusion/joins.rs"]
@@ -358,6 +360,18 @@ fn attentions() {
         PLAIN,
         Heads { mask: None, ..PLAIN },
         Heads {
+            mask: Some("1,3,s,t"),
+            ..PLAIN
+        },
+        Heads {
+            mask: Some("1,1,1,t"),
+            ..PLAIN
+        },
+        Heads {
+            mask: Some("s,1"),
+            ..PLAIN
+        },
+        Heads {
             scale: false,
             softmax: 3,
             ..PLAIN
@@ -371,16 +385,9 @@ fn attentions() {
         ("softmax over queries", Heads { softmax: -2, ..PLAIN }),
         ("softmax over heads", Heads { softmax: 1, ..PLAIN }),
         (
-            "a mask of each head",
+            "a mask with an axis that repeats the scores",
             Heads {
-                mask: Some("1,3,s,t"),
-                ..PLAIN
-            },
-        ),
-        (
-            "a mask of keys",
-            Heads {
-                mask: Some("1,1,1,t"),
+                mask: Some("2,1,1,t"),
                 ..PLAIN
             },
         ),
@@ -582,6 +589,14 @@ fn transposed_products() {
         b.output(y);
         assert_eq!(b.pass(TRANS_B, &[]), fires, "{perm:?}");
     }
+    // Rows that stay whole are moved alone.
+    let mut b = Build::default();
+    let (x, w) = (b.input("x", "2,3,5,4"), b.input("w", "2,s,3,4"));
+    let turned = b.swap(w, &[0, 2, 3, 1]);
+    let y = b.node(MatMul { trans_b: false }, &[x, turned]);
+    b.output(y);
+    assert_eq!(b.pass(TRANS_B, &[("s", 6)]), 1);
+    assert!(b.has("Transpose") && b.nodes() == 2);
     // Transposed twice.
     let mut b = Build::default();
     let (x, w) = (b.input("x", "4,4"), b.input("w", "4,4"));

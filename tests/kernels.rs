@@ -68,7 +68,8 @@ fn specs() -> &'static [KernelSpec] {
         let mut add = |specs: Vec<KernelSpec>| {
             for s in specs {
                 // The name leaves generated text out.
-                seen.entry((s.to_string(), s.snippet.clone())).or_insert(s);
+                seen.entry((s.to_string(), format!("{:?}", s.epilogue)))
+                    .or_insert(s);
             }
         };
         for case in ALL
@@ -197,17 +198,14 @@ fn wgsl_validates_and_its_bindings_are_the_descriptors() {
                         .map(|m| (m.name.clone().unwrap_or_default(), scalar(&module, m.ty)))
                         .collect();
                     let declared: Vec<(String, String)> = spec
-                        .kernel
-                        .params
-                        .fields
-                        .iter()
+                        .fields()
                         .map(|(n, t)| {
                             let ty = match t {
                                 FieldTy::U32 => "u32",
                                 FieldTy::I32 => "i32",
                                 FieldTy::F32 => "f32",
                             };
-                            ((*n).to_owned(), ty.to_owned())
+                            (n.to_owned(), ty.to_owned())
                         })
                         .collect();
                     assert_eq!(fields, declared, "{spec}");

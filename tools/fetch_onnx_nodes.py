@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Fetches the node cases of the ONNX project from its Python package: a folder for each case, with model and data.
+"""Fetches the cases of the ONNX project from its Python package: the sets node, simple, pytorch-operator and pytorch-converted with a
+folder for each case, with model and data, and the set light with models and their outputs.
 
 usage: fetch_onnx_nodes.py FOLDER
 
@@ -18,8 +19,9 @@ import zipfile
 from fetch_model import Failure, download, say
 
 PACKAGE = "onnx==1.22.0"
-PREFIX = "onnx/backend/test/data/node/"
-SHA256 = "0e7b5dae89d12e4dc13d40ee2c605aa8696f427ab8a982e62513d34b1c3da8c5"
+PREFIX = "onnx/backend/test/data/"
+SETS = ("node", "simple", "pytorch-operator", "pytorch-converted", "light")
+SHA256 = "fef80d9bf475c6e177bd43849e9e533884ea2eb6f6198993dfdfb444dca8c298"
 
 
 def sha256(folder):
@@ -40,7 +42,7 @@ def fetch(target):
     folder = os.path.dirname(target)
     os.makedirs(folder, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder) as scratch:
-        say(f"Fetching the node cases of ONNX, 18 MB (Python package {PACKAGE})")
+        say(f"Fetching the cases of ONNX, 18 MB (Python package {PACKAGE})")
         path = download(f"pip:{PACKAGE}", scratch)
         part = os.path.join(scratch, "part")
         with zipfile.ZipFile(path) as wheel:
@@ -49,6 +51,8 @@ def fetch(target):
                 if member.is_dir() or not name.startswith(PREFIX):
                     continue
                 inner = name[len(PREFIX):].split("/")
+                if inner[0] not in SETS:
+                    continue
                 if any(word in ("", ".", "..") for word in inner):
                     sys.exit(f"error: {os.path.basename(path)} holds a file {name}")
                 file = os.path.join(part, *inner)
@@ -57,7 +61,7 @@ def fetch(target):
                     shutil.copyfileobj(source, sink, 1 << 20)
         found = sha256(part)
         if found != SHA256:
-            sys.exit(f"error: node cases of {PACKAGE}: expected sha256 {SHA256}, found {found}")
+            sys.exit(f"error: cases of {PACKAGE}: expected sha256 {SHA256}, found {found}")
         shutil.rmtree(target, ignore_errors=True)
         os.replace(part, target)
 

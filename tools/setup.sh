@@ -5,7 +5,7 @@ set -euo pipefail
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 CACHE=${TLITE_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/transformer-lite}
 MODEL_DIR=$CACHE/smollm2-135m
-ONNX_NODES=$CACHE/onnx-1.22.0-nodes
+ONNX_DATA=$CACHE/onnx-1.22.0
 RUSTUP_LINE="curl --proto '=https' --tlsv1.2 -sSf https://sh.rustup.rs | sh -s -- -y"
 # A library under the Vulkan drivers complains where this is not set, as in containers.
 export XDG_RUNTIME_DIR=${XDG_RUNTIME_DIR:-${TMPDIR:-/tmp}}
@@ -181,14 +181,15 @@ prepare_model() {
 prepare_real_models() {
     setup_python
     have python3 || fail "python3 is needed to fetch models"
-    python3 "$ROOT/tools/fetch_model.py" minimind2-small minilm mobilenetv2 ppocr-det ppocr-rec yolo11n --dir "$CACHE" >/dev/null
+    python3 "$ROOT/tools/fetch_model.py" minimind2-small minilm mobilenetv2 ppocr-det ppocr-rec ppocr-cls yolo11n \
+        sscd-distilled silero-vad --dir "$CACHE" >/dev/null
 }
 
-# Puts the node cases of ONNX into $ONNX_NODES.
-prepare_onnx_nodes() {
+# Puts the cases of ONNX into $ONNX_DATA.
+prepare_onnx_data() {
     setup_python
-    have python3 || fail "python3 is needed to fetch the node cases of ONNX"
-    python3 "$ROOT/tools/fetch_onnx_nodes.py" "$ONNX_NODES"
+    have python3 || fail "python3 is needed to fetch the cases of ONNX"
+    python3 "$ROOT/tools/fetch_onnx_nodes.py" "$ONNX_DATA"
 }
 
 if [ "${BASH_SOURCE[0]}" = "$0" ]; then
@@ -196,7 +197,7 @@ if [ "${BASH_SOURCE[0]}" = "$0" ]; then
     setup_rust
     build_tlite
     prepare_model
-    prepare_onnx_nodes
+    prepare_onnx_data
     prepare_real_models
     say "All is set up"
 fi

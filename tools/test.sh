@@ -31,17 +31,17 @@ format() {
 }
 step "Format" format
 step "Lints: library and command" cargo clippy --release --locked --lib --bins -- -D warnings
-step "Lints: tests and benches" cargo clippy --release --locked --tests --benches -- -D warnings
+step "Lints: tests, benches and examples" cargo clippy --release --locked --tests --benches --examples -- -D warnings
 step "No backend" cargo check --release --locked --no-default-features
 step "OpenCL alone" cargo check --release --locked --no-default-features --features opencl
 step "wgpu alone" cargo check --release --locked --no-default-features --features wgpu
 build_tlite
 prepare_model
-prepare_onnx_nodes
+prepare_onnx_data
 prepare_real_models
 "$TLITE" devices >&2
 export TLITE_TEST_MODEL_DIR=$MODEL_DIR
-export TLITE_ONNX_NODES=$ONNX_NODES
+export TLITE_ONNX_DATA=$ONNX_DATA
 export TLITE_TEST_MODELS=$CACHE
 # A driver that is missing fails the tests instead of leaving some of them out.
 export REQUIRE_BACKENDS=${REQUIRE_BACKENDS:-opencl,wgpu}

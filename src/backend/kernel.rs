@@ -28,6 +28,7 @@
 //! defines become `#define` and `const`; a define is also visible to `#ifdef`. An optional operand `b` that
 //! is bound defines `HAS_B`; an output that shares the binding of input `x` defines `IN_PLACE`.
 
+use super::epilogue::Epilogue;
 use crate::tensor::DType;
 use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
@@ -132,7 +133,7 @@ macro_rules! kernel {
     };
 }
 
-/// Generated text that a kernel calls, such as the `apply` function of `pointwise`.
+/// Generated text that a kernel calls: the function of an [`Epilogue`].
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct Snippet {
     /// OpenCL C.
@@ -150,12 +151,12 @@ pub struct KernelSpec {
     pub workgroup: u32,
     /// Numeric constants by name.
     pub defines: BTreeMap<&'static str, i64>,
-    /// Data type bound to each operand of the descriptor; `None` leaves an optional operand out.
+    /// Data type bound to each operand of the descriptor and then of the epilogue; `None` leaves an optional operand out.
     pub operands: Vec<Option<DType>>,
     /// Operand that the [`Role::Out`] operand shares its binding with; that operand has then no view of its own.
     pub in_place: Option<usize>,
-    /// Generated functions.
-    pub snippet: Snippet,
+    /// What is done to each result before it is stored.
+    pub epilogue: Option<Epilogue>,
 }
 
 impl PartialEq for KernelSpec {
@@ -165,7 +166,7 @@ impl PartialEq for KernelSpec {
             && self.defines == o.defines
             && self.operands == o.operands
             && self.in_place == o.in_place
-            && self.snippet == o.snippet
+            && self.epilogue == o.epilogue
     }
 }
 
@@ -178,7 +179,7 @@ impl std::hash::Hash for KernelSpec {
         self.defines.hash(h);
         self.operands.hash(h);
         self.in_place.hash(h);
-        self.snippet.hash(h);
+        self.epilogue.hash(h);
     }
 }
 
@@ -193,7 +194,7 @@ impl fmt::Display for KernelSpec {
                 write!(f, " {}:{dtype}", arg.name)?;
             }
         }
-        if let Some(i) = self.in_place.and_then(|i| self.kernel.args.get(i)) {
+        if let Some(i) = self.shared() {
             write!(f, " in place of {}", i.name)?;
         }
         f.write_str(">")
@@ -245,22 +246,53 @@ const HALF: &str = include_str!("../../cl/common/half.cl");
 /// A finite value that behaves like minus infinity in a softmax and fits binary16.
 pub const MASK_MIN: f32 = -65504.0;
 
+/// The operands of a kernel with an epilogue.
+pub fn args<'a>(
+    kernel: &'static Kernel,
+    epilogue: Option<&'a Epilogue>,
+) -> impl Iterator<Item = &'static Arg> + use<'a> {
+    kernel
+        .args
+        .iter()
+        .chain(epilogue.into_iter().flat_map(Epilogue::args))
+}
+
+/// The parameters of a kernel with an epilogue: name and type of each field.
+pub fn fields<'a>(
+    kernel: &'static Kernel,
+    epilogue: Option<&'a Epilogue>,
+) -> impl Iterator<Item = (&'static str, FieldTy)> + use<'a> {
+    let own = kernel.params.fields.iter().copied();
+    own.chain(epilogue.into_iter().flat_map(Epilogue::fields))
+}
+
 impl KernelSpec {
+    /// Its operands, those of the epilogue last.
+    pub fn args(&self) -> impl Iterator<Item = &'static Arg> + '_ {
+        args(self.kernel, self.epilogue.as_ref())
+    }
+
+    /// The fields of its parameter struct, in order.
+    pub fn fields(&self) -> impl Iterator<Item = (&'static str, FieldTy)> + '_ {
+        fields(self.kernel, self.epilogue.as_ref())
+    }
+
+    /// The operand whose place the result takes.
+    pub fn shared(&self) -> Option<&'static Arg> {
+        self.in_place.and_then(|i| self.args().nth(i))
+    }
+
     /// Operands that have a view of their own, in binding order, with their data types.
     pub fn bound(&self) -> impl Iterator<Item = (&'static Arg, DType)> + '_ {
-        self.kernel
-            .args
-            .iter()
-            .zip(&self.operands)
-            .filter_map(|(arg, dtype)| {
-                let shared = self.in_place.is_some() && arg.role == Role::Out;
-                dtype.filter(|_| !shared).map(|d| (arg, d))
-            })
+        self.args().zip(&self.operands).filter_map(|(arg, dtype)| {
+            let shared = self.in_place.is_some() && arg.role == Role::Out;
+            dtype.filter(|_| !shared).map(|d| (arg, d))
+        })
     }
 
     /// Bytes of the parameter struct.
     pub fn params_bytes(&self) -> u32 {
-        u32::try_from(self.kernel.params.fields.len() * 4).unwrap_or(u32::MAX)
+        u32::try_from(self.fields().count() * 4).unwrap_or(u32::MAX)
     }
 
     /// The whole text to give to the compiler.
@@ -269,15 +301,15 @@ impl KernelSpec {
             kernel: self.kernel.name,
             why,
         };
-        if self.operands.len() != self.kernel.args.len() {
+        let declared = self.args().count();
+        if self.operands.len() != declared {
             return Err(error(format!(
-                "{} operands declared, {} data types given",
-                self.kernel.args.len(),
+                "{declared} operands declared, {} data types given",
                 self.operands.len()
             )));
         }
         let mut names: Vec<String> = self.defines.keys().map(|k| (*k).to_owned()).collect();
-        for (arg, dtype) in self.kernel.args.iter().zip(&self.operands) {
+        for (arg, dtype) in self.args().zip(&self.operands) {
             match (dtype, arg.role) {
                 (Some(_), Role::OptionalIn) => names.push(format!("HAS_{}", arg.name.to_uppercase())),
                 (None, Role::OptionalIn) | (Some(_), _) => {}
@@ -291,13 +323,52 @@ impl KernelSpec {
             Language::OpenCl => self.prelude_cl(&names),
             Language::Wgsl => self.prelude_wgsl(),
         };
-        let (snippet, body) = match language {
-            Language::OpenCl => (&self.snippet.cl, self.kernel.cl),
-            Language::Wgsl => (&self.snippet.wgsl, self.kernel.wgsl),
+        let body = match language {
+            Language::OpenCl => self.kernel.cl,
+            Language::Wgsl => self.kernel.wgsl,
         };
-        out.push_str(snippet);
+        if let Some(epilogue) = &self.epilogue {
+            let result = self
+                .result()
+                .ok_or_else(|| error("no result for an epilogue".to_owned()))?;
+            let types: Vec<DType> = self
+                .operands
+                .iter()
+                .skip(self.kernel.args.len())
+                .flatten()
+                .copied()
+                .collect();
+            let (y, single) = (result.name, result.ty == Ty::Single);
+            out.push_str(&match language {
+                Language::OpenCl => {
+                    epilogue.function.cl.clone() + &epilogue.accessors_cl(y, &types, self.elem_cl())
+                }
+                Language::Wgsl => {
+                    epilogue.function.wgsl.clone() + &epilogue.accessors_wgsl(y, self.elem_wgsl(), single)
+                }
+            });
+        }
         preprocess(body, language, &names, 0, &mut out).map_err(error)?;
         Ok(out)
+    }
+
+    /// The result that is written through accessors.
+    fn result(&self) -> Option<&'static Arg> {
+        let mut results = self.kernel.args.iter();
+        results.find(|a| a.ty.has_accessors() && matches!(a.role, Role::Out | Role::InOut))
+    }
+
+    fn elem_cl(&self) -> &'static str {
+        if self.elem_is_float() { "float" } else { "int" }
+    }
+
+    fn elem_wgsl(&self) -> &'static str {
+        if self.elem_is_float() { "f32" } else { "i32" }
+    }
+
+    /// How the accessors that store are called: those that a kernel calls, or where these apply an epilogue those under them.
+    fn store(&self) -> &'static str {
+        if self.epilogue.is_some() { "raw" } else { "put" }
     }
 
     fn prelude_cl(&self, names: &[String]) -> String {
@@ -311,7 +382,7 @@ impl KernelSpec {
         for n in names.iter().filter(|n| !self.defines.contains_key(n.as_str())) {
             let _ = writeln!(s, "#define {n}");
         }
-        let elem = if self.elem_is_float() { "float" } else { "int" };
+        let elem = self.elem_cl();
         let _ = writeln!(
             s,
             "#define ELEM {elem}\n#define ELEM2 {elem}2\n#define ELEM4 {elem}4\n#define LEAST {}",
@@ -322,7 +393,7 @@ impl KernelSpec {
             }
         );
         s.push_str("typedef struct {");
-        for (name, ty) in self.kernel.params.fields {
+        for (name, ty) in self.fields() {
             let ty = match ty {
                 FieldTy::U32 => "uint",
                 FieldTy::I32 => "int",
@@ -343,15 +414,13 @@ impl KernelSpec {
                 (_, DType::F32) => "float",
                 (_, _) => "int",
             };
-            let shared = self
-                .in_place
-                .and_then(|i| self.kernel.args.get(i))
-                .is_some_and(|a| a.name == arg.name);
+            let shared = self.shared().is_some_and(|a| a.name == arg.name);
             let writes = matches!(arg.role, Role::Out | Role::InOut) || shared;
             let constant = if writes { "" } else { "const " };
             signature.push(format!("__global {constant}{base} *restrict {}", arg.name));
         }
-        for (arg, dtype) in self.kernel.args.iter().zip(&self.operands) {
+        let put = self.store();
+        for (arg, dtype) in self.args().zip(&self.operands) {
             let Some(dtype) = dtype.filter(|_| arg.ty.has_accessors()) else {
                 continue;
             };
@@ -361,11 +430,11 @@ impl KernelSpec {
                 let _ = match dtype {
                     DType::F16 => writeln!(
                         s,
-                        "#define {n}_put2(i, v) half_store2(v, (size_t)(i), {m})\n#define {n}_put4(i, v) half_store4(v, (size_t)(i), {m})"
+                        "#define {n}_{put}2(i, v) half_store2(v, (size_t)(i), {m})\n#define {n}_{put}4(i, v) half_store4(v, (size_t)(i), {m})"
                     ),
                     _ => writeln!(
                         s,
-                        "#define {n}_put2(i, v) vstore2(v, (size_t)(i), {m})\n#define {n}_put4(i, v) vstore4(v, (size_t)(i), {m})"
+                        "#define {n}_{put}2(i, v) vstore2(v, (size_t)(i), {m})\n#define {n}_{put}4(i, v) vstore4(v, (size_t)(i), {m})"
                     ),
                 };
             }
@@ -373,11 +442,11 @@ impl KernelSpec {
                 let _ = match dtype {
                     DType::F16 => writeln!(
                         s,
-                        "#define {n}_put(i, v) half_store(v, (size_t)(i), {m})\n#define {n}_put_run(n, i, v) CAT(half_store, n)(v, 0, {m} + (i))"
+                        "#define {n}_{put}(i, v) half_store(v, (size_t)(i), {m})\n#define {n}_{put}_run(n, i, v) CAT(half_store, n)(v, 0, {m} + (i))"
                     ),
                     _ => writeln!(
                         s,
-                        "#define {n}_put(i, v) ({m}[i] = (v))\n#define {n}_put_run(n, i, v) CAT(vstore, n)(v, 0, {m} + (i))"
+                        "#define {n}_{put}(i, v) ({m}[i] = (v))\n#define {n}_{put}_run(n, i, v) CAT(vstore, n)(v, 0, {m} + (i))"
                     ),
                 };
             }
@@ -419,7 +488,7 @@ impl KernelSpec {
 
     /// Name of the variable that holds `arg`'s bytes.
     fn storage_of(&self, arg: &'static Arg) -> &'static str {
-        match self.in_place.and_then(|i| self.kernel.args.get(i)) {
+        match self.shared() {
             Some(shared) if arg.role == Role::Out => shared.name,
             _ => arg.name,
         }
@@ -436,14 +505,15 @@ impl KernelSpec {
                 writeln!(s, "const {k}: u32 = {v}u;")
             };
         }
-        let (elem, least) = if self.elem_is_float() {
-            ("f32", "-3.4028235e38")
+        let elem = self.elem_wgsl();
+        let least = if elem == "f32" {
+            "-3.4028235e38"
         } else {
-            ("i32", "-2147483647 - 1")
+            "-2147483647 - 1"
         };
         let _ = writeln!(s, "alias ELEM = {elem};\nconst LEAST: {elem} = {least};");
         s.push_str("struct Params {");
-        for (name, ty) in self.kernel.params.fields {
+        for (name, ty) in self.fields() {
             let ty = match ty {
                 FieldTy::U32 => "u32",
                 FieldTy::I32 => "i32",
@@ -472,7 +542,8 @@ impl KernelSpec {
                 arg.name
             );
         }
-        for (arg, dtype) in self.kernel.args.iter().zip(&self.operands) {
+        let put = self.store();
+        for (arg, dtype) in self.args().zip(&self.operands) {
             let Some(dtype) = dtype.filter(|_| arg.ty.has_accessors()) else {
                 continue;
             };
@@ -482,27 +553,27 @@ impl KernelSpec {
             if arg.ty == Ty::Single && dtype == DType::F16 {
                 let _ = writeln!(
                     s,
-                    "fn {n}_put2(i: u32, v: vec2<f32>) {{ atomicStore(&{m}[i], pack2x16float(v)); }}\nfn {n}_put4(i: u32, v: vec4<f32>) {{ {n}_put2(2u * i, v.xy); {n}_put2(2u * i + 1u, v.zw); }}"
+                    "fn {n}_{put}2(i: u32, v: vec2<f32>) {{ atomicStore(&{m}[i], pack2x16float(v)); }}\nfn {n}_{put}4(i: u32, v: vec4<f32>) {{ {n}_{put}2(2u * i, v.xy); {n}_{put}2(2u * i + 1u, v.zw); }}"
                 );
                 let _ = writeln!(
                     s,
-                    "fn {n}_put(i: u32, v: f32) {{ let s = (i & 1u) * 16u; atomicAnd(&{m}[i >> 1u], 0xFFFF0000u >> s); atomicOr(&{m}[i >> 1u], pack2x16float(vec2<f32>(v, 0.0)) << s); }}"
+                    "fn {n}_{put}(i: u32, v: f32) {{ let s = (i & 1u) * 16u; atomicAnd(&{m}[i >> 1u], 0xFFFF0000u >> s); atomicOr(&{m}[i >> 1u], pack2x16float(vec2<f32>(v, 0.0)) << s); }}"
                 );
                 continue;
             }
             if arg.ty == Ty::Single {
-                let _ = writeln!(s, "fn {n}_put(i: u32, v: {t}) {{ {m}[i] = v; }}");
+                let _ = writeln!(s, "fn {n}_{put}(i: u32, v: {t}) {{ {m}[i] = v; }}");
             }
             if matches!(arg.role, Role::Out | Role::InOut) {
                 if dtype == DType::F16 {
                     let _ = writeln!(
                         s,
-                        "fn {n}_put2(i: u32, v: vec2<f32>) {{ {m}[i] = pack2x16float(v); }}\nfn {n}_put4(i: u32, v: vec4<f32>) {{ {m}[2u * i] = pack2x16float(v.xy); {m}[2u * i + 1u] = pack2x16float(v.zw); }}"
+                        "fn {n}_{put}2(i: u32, v: vec2<f32>) {{ {m}[i] = pack2x16float(v); }}\nfn {n}_{put}4(i: u32, v: vec4<f32>) {{ {m}[2u * i] = pack2x16float(v.xy); {m}[2u * i + 1u] = pack2x16float(v.zw); }}"
                     );
                 } else {
                     let _ = writeln!(
                         s,
-                        "fn {n}_put2(i: u32, v: vec2<{t}>) {{ {m}[2u * i] = v.x; {m}[2u * i + 1u] = v.y; }}\nfn {n}_put4(i: u32, v: vec4<{t}>) {{ {m}[4u * i] = v.x; {m}[4u * i + 1u] = v.y; {m}[4u * i + 2u] = v.z; {m}[4u * i + 3u] = v.w; }}"
+                        "fn {n}_{put}2(i: u32, v: vec2<{t}>) {{ {m}[2u * i] = v.x; {m}[2u * i + 1u] = v.y; }}\nfn {n}_{put}4(i: u32, v: vec4<{t}>) {{ {m}[4u * i] = v.x; {m}[4u * i + 1u] = v.y; {m}[4u * i + 2u] = v.z; {m}[4u * i + 3u] = v.w; }}"
                     );
                 }
             }

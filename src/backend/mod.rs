@@ -14,6 +14,7 @@
 //!   works in place has one binding for both.
 //! * **Parameters** travel by value: the bytes `params` of [`Launch::params`] named by the command.
 
+pub mod epilogue;
 pub mod kernel;
 #[cfg(feature = "opencl")]
 pub mod opencl;
@@ -74,6 +75,12 @@ pub struct Caps {
 }
 
 impl Caps {
+    /// A work-item is an iteration of a loop on a core, whose vectors are those that the kernel writes out: OpenCL on CPUs, where
+    /// drivers besides pay for barriers. Such a device wants rows by one work-item each, in runs of 16 elements.
+    pub fn explicit_vectors(&self) -> bool {
+        self.kind == DeviceKind::Cpu && self.backend == "opencl"
+    }
+
     /// A device that does not exist, for planning where there is no driver: a GPU that shares the host's memory, with
     /// limits that phones keep to, reached through OpenCL.
     pub fn neutral() -> Self {

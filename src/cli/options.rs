@@ -1,6 +1,7 @@
 //! Options that several commands share, and the checks of their values.
 
 use crate::error::{Error, Result};
+use crate::graph::pass::Pipeline;
 use crate::llm::SamplerConfig;
 use crate::llm::engine::PADDING;
 use clap::ValueEnum;
@@ -42,6 +43,33 @@ pub struct DeviceOptions {
     /// First device whose name or driver contains this text; see `tlite devices`
     #[arg(long, value_name = "SUBSTRING")]
     pub device: Option<String>,
+}
+
+/// Options that find what a rewrite of the graph does wrong, or gains.
+#[derive(Clone, Debug, Default, clap::Args)]
+#[command(next_help_heading = "Passes")]
+pub struct PassOptions {
+    /// Leave out passes by name; without a name that is known the error lists them
+    #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
+    pub skip_pass: Vec<String>,
+    /// Stop after N rewrites of all passes together, to bisect a wrong result
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub edit_limit: Option<usize>,
+}
+
+impl PassOptions {
+    /// `pipeline` as the options change it.
+    pub fn apply(&self, mut pipeline: Pipeline) -> Result<Pipeline> {
+        let known: Vec<&str> = pipeline.passes.iter().map(|p| p.name).collect();
+        if let Some(name) = self.skip_pass.iter().find(|n| !known.contains(&n.as_str())) {
+            let what = format!("there is no pass \"{name}\" here; there are {}", known.join(", "));
+            return Err(Error::usage("--skip-pass", what));
+        }
+        let names: Vec<&str> = self.skip_pass.iter().map(String::as_str).collect();
+        pipeline = pipeline.without(&names);
+        pipeline.edit_limit = self.edit_limit.unwrap_or(pipeline.edit_limit);
+        Ok(pipeline)
+    }
 }
 
 /// Options of every command that executes a decoder.

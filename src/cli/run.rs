@@ -1,16 +1,18 @@
 //! `tlite run`.
 
 use super::load;
-use super::options::DeviceOptions;
+use super::options::{DeviceOptions, PassOptions};
 use super::output::{put, put_json, table};
 use crate::error::{Error, Result};
 use crate::files::picture::{Fit, IMAGENET, PictureOptions};
 use crate::files::{self, npy};
 use crate::graph::onnx;
+use crate::graph::pass::PassReport;
 use crate::inspect::{model_file, parse_bind};
 use crate::llm::sampler::SplitMix64;
 use crate::plan::{HostStep, Segment};
 use crate::runner::{Difference, Named, Runner, compare, shape_at};
+use crate::session::Timing;
 use crate::shape::{Bindings, Fact, Symbol};
 use crate::tensor::{DType, HostTensor};
 use clap::ValueEnum;
@@ -56,9 +58,14 @@ pub struct Args {
     /// Storage of activations on a device
     #[arg(long, value_enum, default_value_t, value_name = "TYPE")]
     float: Float,
+    /// Measure each step once more, by the device's clock, and print what takes the time
+    #[arg(long)]
+    profile: bool,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    passes: PassOptions,
     #[command(flatten)]
     picture: PictureArgs,
     #[command(flatten)]
@@ -182,6 +189,58 @@ struct Report {
     dispatches: usize,
     segments: usize,
     host: Vec<OnHost>,
+    passes: Vec<PassReport>,
+    profile: Vec<Share>,
+}
+
+/// What steps of one kernel, or of one operator on the host, took.
+#[derive(Debug, PartialEq, Serialize)]
+struct Share {
+    kernel: String,
+    steps: usize,
+    ms: f64,
+    /// Of the sum of all steps.
+    share: f64,
+    /// The step that took the most, with its specialisation and nodes.
+    slowest: String,
+    slowest_ms: f64,
+}
+
+/// Times by kernel, the largest first.
+fn shares(times: &[Timing]) -> Vec<Share> {
+    let all: u64 = times.iter().map(|t| t.nanoseconds).sum();
+    #[expect(clippy::cast_precision_loss, reason = "for people")]
+    let ms = |ns: u64| ns as f64 / 1e6;
+    let name = |t: &Timing| match &t.kernel {
+        Some(k) => k.split('<').next().unwrap_or(k).to_owned(),
+        None => "on the host".to_owned(),
+    };
+    let mut groups: Vec<(String, Vec<&Timing>)> = Vec::new();
+    for t in times {
+        let name = name(t);
+        match groups.iter_mut().find(|(n, _)| *n == name) {
+            Some((_, list)) => list.push(t),
+            None => groups.push((name, vec![t])),
+        }
+    }
+    let mut out: Vec<Share> = groups
+        .into_iter()
+        .filter_map(|(kernel, list)| {
+            let sum = list.iter().map(|t| t.nanoseconds).sum();
+            let slowest = list.iter().max_by_key(|t| t.nanoseconds)?;
+            let spec = slowest.kernel.as_deref().unwrap_or("host");
+            Some(Share {
+                kernel,
+                steps: list.len(),
+                ms: ms(sum),
+                share: ms(sum) / ms(all.max(1)),
+                slowest: format!("{spec} of {}", slowest.nodes.join(", ")),
+                slowest_ms: ms(slowest.nanoseconds),
+            })
+        })
+        .collect();
+    out.sort_by(|a, b| b.ms.total_cmp(&a.ms));
+    out
 }
 
 #[derive(Debug, Serialize)]
@@ -230,7 +289,7 @@ impl OnHost {
 impl Value {
     fn of(name: &str, t: &HostTensor, file: Option<PathBuf>) -> Self {
         let numbers: Vec<f64> = if t.dtype().is_float() {
-            t.to_f32().map(|d| d.iter().map(|v| f64::from(*v)).collect())
+            t.to_f64().map(std::borrow::Cow::into_owned)
         } else {
             #[expect(clippy::cast_precision_loss, reason = "for people")]
             t.to_i64().map(|d| d.into_iter().map(|v| v as f64).collect())
@@ -389,7 +448,8 @@ pub fn run(args: &Args) -> Result<()> {
     let start = Instant::now();
     let ms = |start: Instant| start.elapsed().as_secs_f64() * 1e3;
     let backend = load::open(&args.on)?;
-    let mut runner = Runner::load(&file, backend, float)?;
+    let pipeline = args.passes.apply(Runner::pipeline(backend.is_some()))?;
+    let mut runner = Runner::after(&pipeline, onnx::import(&file)?, backend, float)?;
     let load_ms = ms(start);
     let given = inputs(args, &runner)?;
     let tensors: Vec<Named> = given.iter().map(|(t, _)| t.clone()).collect();
@@ -408,6 +468,11 @@ pub fn run(args: &Args) -> Result<()> {
         outputs = runner.run(&tensors)?;
         runs_ms.push(ms(start));
     }
+    let profile = if args.profile {
+        shares(&runner.profile(&tensors)?)
+    } else {
+        Vec::new()
+    };
     let mut written = Vec::new();
     for (name, tensor) in &outputs {
         let file = args.output_dir.as_ref().map(|dir| dir.join(file_name(name)));
@@ -442,6 +507,8 @@ pub fn run(args: &Args) -> Result<()> {
         dispatches: plan.map_or(0, |p| p.steps.len()),
         segments: plan.map_or(0, |p| p.segments.len()),
         host: plan.map_or_else(Vec::new, |p| p.host.iter().map(OnHost::of).collect()),
+        passes: runner.passes().to_vec(),
+        profile,
         compare,
     };
     let mut out = std::io::stdout().lock();
@@ -557,6 +624,24 @@ fn text(report: &Report, segments: Option<&[Segment]>) -> String {
                 sum(|h| h.uploads),
                 names.join(", ")
             );
+        }
+    }
+    if !report.profile.is_empty() {
+        let head = ["  kernel", "steps", "ms", "share", "slowest ms"].map(str::to_owned);
+        let mut rows = vec![head.to_vec()];
+        rows.extend(report.profile.iter().map(|s| {
+            vec![
+                format!("  {}", s.kernel),
+                s.steps.to_string(),
+                format!("{:.3}", s.ms),
+                format!("{:.1} %", 100.0 * s.share),
+                format!("{:.3}", s.slowest_ms),
+            ]
+        }));
+        let slowest = std::iter::once("slowest").chain(report.profile.iter().map(|s| s.slowest.as_str()));
+        out.push('\n');
+        for (line, slowest) in table(&rows, 1).lines().zip(slowest) {
+            let _ok = writeln!(out, "{line}  {slowest}");
         }
     }
     out

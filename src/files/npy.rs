@@ -59,11 +59,15 @@ pub fn read(path: &Path) -> Result<HostTensor> {
         .trim_matches('\'')
         .trim_start_matches(['<', '>', '|', '='])
     {
+        "f8" => HostTensor::from_f64(&shape, &elements(file, count).map_err(io)?),
         "f4" => HostTensor::from_f32(&shape, &elements(file, count).map_err(io)?),
         "f2" => HostTensor::from_f16(&shape, &elements::<f16, _>(file, count).map_err(io)?),
         "i8" => HostTensor::from_i64(&shape, &elements(file, count).map_err(io)?),
         "i4" => HostTensor::from_i32(&shape, &elements(file, count).map_err(io)?),
+        "i2" => HostTensor::from_i16(&shape, &elements(file, count).map_err(io)?),
+        "u8" => HostTensor::from_u64(&shape, &elements(file, count).map_err(io)?),
         "u4" => HostTensor::from_u32(&shape, &elements(file, count).map_err(io)?),
+        "u2" => HostTensor::from_u16(&shape, &elements(file, count).map_err(io)?),
         "u1" => HostTensor::from_bytes(DType::U8, &shape, &elements(file, count).map_err(io)?),
         "i1" => {
             let data: Vec<i8> = elements(file, count).map_err(io)?;
@@ -72,7 +76,7 @@ pub fn read(path: &Path) -> Result<HostTensor> {
         "b1" => HostTensor::from_bool(&shape, &elements(file, count).map_err(io)?),
         _ => {
             return Err(bad(format!(
-                "elements of type {dtype}; expected f4, f2, i8, i4, u4, u1, i1 or b1, as numpy.ndarray.astype makes them"
+                "elements of type {dtype}; expected f8, f4, f2, i8, i4, i2, i1, u8, u4, u2, u1 or b1, as numpy.ndarray.astype makes them"
             )));
         }
     };
@@ -93,22 +97,30 @@ fn put<T: Serialize + npyz::AutoSerialize>(
 /// Writes a tensor whole or not at all.
 pub fn write(path: &Path, tensor: &HostTensor) -> Result<()> {
     let shape: Vec<u64> = tensor.shape().iter().map(|n| *n as u64).collect();
-    let floats = || tensor.to_f32().map_err(std::io::Error::other);
-    let ints = || tensor.to_i64().map_err(std::io::Error::other);
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "values of the tensor's own type"
-    )]
+    let error = |e: TensorError| std::io::Error::other(e);
     super::write_whole(path, |out| match tensor.dtype() {
-        DType::F32 => put(out, &shape, floats()?.iter().copied()),
-        DType::F16 => put(out, &shape, floats()?.iter().map(|v| f16::from_f32(*v))),
-        DType::I64 => put(out, &shape, ints()?),
-        DType::I32 => put(out, &shape, ints()?.into_iter().map(|v| v as i32)),
-        DType::U32 => put(out, &shape, ints()?.into_iter().map(|v| v as u32)),
-        DType::U8 => put(out, &shape, ints()?.into_iter().map(|v| v as u8)),
-        DType::I8 => put(out, &shape, ints()?.into_iter().map(|v| v as i8)),
-        DType::Bool => put(out, &shape, ints()?.into_iter().map(|v| v != 0)),
+        DType::F64 => put(out, &shape, tensor.f64s().map_err(error)?.iter().copied()),
+        DType::F32 => put(out, &shape, tensor.f32s().map_err(error)?.iter().copied()),
+        DType::F16 => put(out, &shape, tensor.f16s().map_err(error)?.iter().copied()),
+        DType::I64 => put(out, &shape, tensor.i64s().map_err(error)?.iter().copied()),
+        DType::I32 => put(out, &shape, tensor.i32s().map_err(error)?.iter().copied()),
+        DType::I16 => put(out, &shape, tensor.i16s().map_err(error)?.iter().copied()),
+        DType::U64 => put(out, &shape, tensor.u64s().map_err(error)?.iter().copied()),
+        DType::U32 => put(out, &shape, tensor.u32s().map_err(error)?.iter().copied()),
+        DType::U16 => put(out, &shape, tensor.u16s().map_err(error)?.iter().copied()),
+        DType::U8 => put(out, &shape, tensor.bytes().map_err(error)?.iter().copied()),
+        DType::I8 => {
+            let bytes = tensor.bytes().map_err(error)?;
+            put(out, &shape, bytes.iter().map(|v| i8::from_le_bytes([*v])))
+        }
+        DType::Bool => put(
+            out,
+            &shape,
+            tensor.bytes().map_err(error)?.iter().map(|v| *v != 0),
+        ),
+        other => Err(std::io::Error::other(format!(
+            ".npy files have no elements of type {other}"
+        ))),
     })
 }
 
@@ -121,12 +133,21 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("x.npy");
         let values: Vec<i64> = (0..6).collect();
-        for dtype in [DType::I64, DType::I32, DType::U32, DType::U8, DType::I8] {
+        for dtype in [
+            DType::I64,
+            DType::I32,
+            DType::I16,
+            DType::U64,
+            DType::U32,
+            DType::U16,
+            DType::U8,
+            DType::I8,
+        ] {
             let t = HostTensor::from_ints(dtype, &[2, 3], &values).unwrap();
             write(&path, &t).unwrap();
             assert_eq!(read(&path).unwrap(), t);
         }
-        for dtype in [DType::F32, DType::F16] {
+        for dtype in [DType::F64, DType::F32, DType::F16] {
             let t = HostTensor::from_floats(dtype, &[3, 1, 2], &[0.5, -1.0, 2.0, 3.5, 1e4, 0.0]).unwrap();
             write(&path, &t).unwrap();
             assert_eq!(read(&path).unwrap(), t);
@@ -171,9 +192,9 @@ mod tests {
         for (header, data, words) in [
             (header, &data[..20], "6 elements"),
             (
-                "{'descr': '<f8', 'fortran_order': False, 'shape': (1,), }",
+                "{'descr': '<c8', 'fortran_order': False, 'shape': (1,), }",
                 &[0; 8][..],
-                "f8",
+                "c8",
             ),
             (
                 "{'descr': '<f4', 'fortran_order': False, 'shape': (9223372036854775807, 3), }",

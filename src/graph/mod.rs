@@ -49,6 +49,31 @@ pub struct Value {
     pub producer: Option<NodeId>,
 }
 
+/// Why values and nodes make no graph.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Disorder {
+    /// Nodes read each other's results in a circle.
+    #[error("a cycle: \"{}\", then the first again", nodes.join("\", then \""))]
+    Cycle {
+        /// Names of the nodes, each of which reads what the one before it makes.
+        nodes: Vec<String>,
+    },
+    /// Something is read that nothing makes.
+    #[error("{reader} reads \"{value}\", which nothing defines")]
+    Undefined {
+        /// The value.
+        value: String,
+        /// The node's name, or the list of outputs.
+        reader: String,
+    },
+    /// Two things make values of one name.
+    #[error("value \"{value}\" is defined twice")]
+    Twice {
+        /// The name.
+        value: String,
+    },
+}
+
 /// An operator with its operands.
 #[derive(Clone, Debug)]
 pub struct Node {
@@ -218,6 +243,15 @@ impl Graph {
 
     /// Node ids so that every node comes after the producers of its inputs; ties in order of id.
     pub fn order(&self) -> Result<Vec<NodeId>> {
+        self.ordered().map_err(|e| Error::Other {
+            stage: Stage::Import,
+            what: "the graph is not in order".to_owned(),
+            source: Some(e.into()),
+        })
+    }
+
+    /// As [`Graph::order`], with a cause that a file can be named for.
+    pub(crate) fn ordered(&self) -> Result<Vec<NodeId>, Disorder> {
         let consumers = self.consumers();
         let mut missing: Vec<usize> = vec![0; self.nodes.len()];
         let mut ready = BTreeSet::new();
@@ -246,16 +280,30 @@ impl Graph {
             }
         }
         if order.len() != self.nodes().count() {
-            let stuck = self
-                .nodes()
-                .find(|(id, _)| !order.contains(id))
-                .map_or("", |(_, n)| n.name.as_str());
-            return Err(Error::other(
-                Stage::Import,
-                format!("the graph has a cycle through node \"{stuck}\""),
-            ));
+            return Err(self.cycle(&order.into_iter().collect()));
         }
         Ok(order)
+    }
+
+    /// A cycle among the nodes that are not `done`, each of which reads what another of them makes.
+    fn cycle(&self, done: &BTreeSet<NodeId>) -> Disorder {
+        let before = |id: NodeId| {
+            let inputs = self.node(id).into_iter().flat_map(|n| n.inputs.iter().flatten());
+            let mut producers = inputs.filter_map(|v| self.value(*v).producer);
+            producers.find(|p| !done.contains(p))
+        };
+        let mut path: Vec<NodeId> = Vec::new();
+        let mut at = self.nodes().map(|(id, _)| id).find(|id| !done.contains(id));
+        while let Some(id) = at.filter(|id| !path.contains(id)) {
+            path.push(id);
+            at = before(id);
+        }
+        let start = path.iter().position(|id| Some(*id) == at).unwrap_or(0);
+        let name = |id: &NodeId| self.node(*id).map(|n| n.name.clone()).unwrap_or_default();
+        Disorder::Cycle {
+            // The walk was against the data.
+            nodes: path.iter().skip(start).rev().map(name).collect(),
+        }
     }
 
     /// Checks what every pass must keep: producers and outputs agree, every read value exists before it is read,

@@ -9,7 +9,7 @@ use crate::error::{Error, Result, Stage};
 use crate::graph::interp::Interpreter;
 use crate::graph::onnx::{self, ImportOptions};
 use crate::graph::op::concat::Concat;
-use crate::graph::pass::{LAST_ROW, PassReport, Pipeline};
+use crate::graph::pass::{EPILOGUE, LAST_ROW, PassReport, Pipeline};
 use crate::graph::{Edit, Graph, Node, ValueId};
 use crate::plan::{HostStep, MemoryReport, Options, Padding, Plan};
 use crate::session::{Session, Timing};
@@ -128,7 +128,7 @@ impl Decoder {
         Edit::new(&mut graph).set_constraints(known);
         let mut pipeline = pipeline.clone();
         if logits == Logits::Last {
-            pipeline.passes.push(LAST_ROW);
+            pipeline.insert_before(EPILOGUE.name, LAST_ROW);
         }
         let passes = pipeline.run(&mut graph)?;
         const KNOWN: [&str; 3] = ["input_ids", "position_ids", "attention_mask"];

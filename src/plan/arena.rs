@@ -183,15 +183,18 @@ impl Records<'_, '_> {
 
     /// An operand that the result of `call` may overwrite: as large, of one type, read for the last time here.
     fn candidate(&self, call: &Call, at: usize) -> Option<(usize, usize, usize)> {
-        let out = call.kernel.args.iter().position(|a| a.role == Role::Out)?;
+        let args: Vec<_> = call.args().collect();
+        let out = args
+            .iter()
+            .position(|a| a.role == Role::Out && a.ty == Ty::Elem)?;
         let y: Operand = call.operands.get(out).copied().flatten()?;
         let yi = *self.index.get(&y.home)?;
         let yr = &self.all[yi];
-        if !call.in_place || yr.life.first != at || yr.parent.is_some() {
+        if yr.life.first != at || yr.parent.is_some() {
             return None;
         }
         for (i, operand) in call.operands.iter().enumerate() {
-            let Some(x) = operand.filter(|_| i != out && call.kernel.args[i].ty == Ty::Elem) else {
+            let Some(x) = operand.filter(|_| args[i].ty == Ty::Elem && call.reads_what_it_writes(i)) else {
                 continue;
             };
             let Some(&xi) = self.index.get(&x.home) else {

@@ -294,6 +294,12 @@ impl<'a> Compiler<'a> {
                         .insert(*id, format!("\"{value}\" of shape {size} has no bound"));
                     continue;
                 }
+                if let Some(v) = self.off_devices(node) {
+                    let fact = self.fact(v).map(|f| f.dtype.to_string()).unwrap_or_default();
+                    let why = format!("no device kernel for elements of type {fact}");
+                    self.host.insert(*id, why);
+                    continue;
+                }
                 match self.lower_node(node, *id) {
                     Ok(()) => {}
                     Err(OpError::NoKernel(why)) => {
@@ -306,6 +312,14 @@ impl<'a> Compiler<'a> {
                 return Ok(());
             }
         }
+    }
+
+    /// A value that the node reads or makes, of a type that devices do not hold.
+    fn off_devices(&self, node: &Node) -> Option<ValueId> {
+        let inputs = node.inputs.iter().enumerate().filter(|(i, _)| node.op.reads(*i));
+        let all = inputs.filter_map(|(_, v)| *v).chain(node.outputs.iter().copied());
+        all.into_iter()
+            .find(|v| self.fact(*v).is_some_and(|f| !f.dtype.on_devices()))
     }
 
     /// Symbols of what is needed that are neither bounded nor defined by data.
@@ -350,8 +364,11 @@ impl<'a> Compiler<'a> {
         );
         let mut cx = LowerCx {
             graph: self.graph,
-            node,
+            name: &node.name,
+            inputs: &node.inputs,
+            outputs: &node.outputs,
             id,
+            epilogue: None,
             facts: &self.facts,
             caps: self.caps,
             float: self.options.float,

@@ -2,9 +2,10 @@
 
 use super::Condition;
 use crate::backend::Caps;
-use crate::backend::kernel::{FieldTy, Kernel, Role, Snippet};
-use crate::graph::op::{OpError, OpResult};
-use crate::graph::{Graph, Node, NodeId, ValueId};
+use crate::backend::epilogue::{Beside, Epilogue};
+use crate::backend::kernel::{self, Arg, FieldTy, Kernel, Role};
+use crate::graph::op::{Op, OpError, OpResult};
+use crate::graph::{Graph, NodeId, ValueId};
 use crate::shape::{Constraints, Dim, Fact, Shape};
 use crate::tensor::DType;
 use std::collections::{BTreeMap, HashMap};
@@ -191,7 +192,7 @@ pub struct Call {
     pub(super) operands: Vec<Option<Operand>>,
     pub(super) grid: [Dim; 3],
     pub(super) fields: Vec<Field>,
-    pub(super) snippet: Snippet,
+    pub(super) epilogue: Option<Epilogue>,
     pub(super) in_place: bool,
     pub(super) padded: bool,
 }
@@ -206,7 +207,7 @@ impl Call {
             operands: Vec::new(),
             grid: [1.into(), 1.into(), 1.into()],
             fields: Vec::new(),
-            snippet: Snippet::default(),
+            epilogue: None,
             in_place: false,
             padded: false,
         }
@@ -254,11 +255,30 @@ impl Call {
         self
     }
 
-    /// Sets the generated functions.
+    /// Adds what is done to each result before it is stored.
     #[must_use]
-    pub fn snippet(mut self, snippet: Snippet) -> Self {
-        self.snippet = snippet;
+    pub fn epilogue(mut self, with: &WithOperands) -> Self {
+        self.operands.extend(with.operands.iter().copied().map(Some));
+        self.fields.extend(with.fields.iter().cloned());
+        self.epilogue = Some(with.epilogue.clone());
         self
+    }
+
+    /// The operands as the kernel declares them, those of the epilogue last.
+    pub(super) fn args(&self) -> impl Iterator<Item = &'static Arg> + '_ {
+        kernel::args(self.kernel, self.epilogue.as_ref())
+    }
+
+    /// The result may take the place of operand `i`: whoever writes an element of the one reads that of the other, before, and nobody else.
+    pub(super) fn reads_what_it_writes(&self, i: usize) -> bool {
+        match i.checked_sub(self.kernel.args.len()) {
+            None => self.in_place,
+            Some(further) => self
+                .epilogue
+                .as_ref()
+                .and_then(|e| e.operands.get(further))
+                .is_some_and(|o| o.beside == Beside::Same),
+        }
     }
 
     /// The kernel reads element `i` of its inputs only to compute element `i` of its output, so that the output may
@@ -277,6 +297,17 @@ impl Call {
         self.padded = true;
         self
     }
+}
+
+/// An epilogue with its operands and the values of its parameters.
+#[derive(Clone, Debug)]
+pub struct WithOperands {
+    /// The function and the forms of its operands.
+    pub epilogue: Epilogue,
+    /// The operands.
+    pub operands: Vec<Operand>,
+    /// Values of [`Epilogue::fields`].
+    pub fields: Vec<Field>,
 }
 
 /// A dispatch as emitted, with the node that it belongs to.
@@ -317,8 +348,14 @@ impl Collected {
 #[derive(Debug)]
 pub struct LowerCx<'a> {
     pub(super) graph: &'a Graph,
-    pub(super) node: &'a Node,
+    /// Name of the node.
+    pub(super) name: &'a str,
+    /// Its operands and results.
+    pub(super) inputs: &'a [Option<ValueId>],
+    pub(super) outputs: &'a [ValueId],
     pub(super) id: NodeId,
+    /// What is done to result 0 before it is stored.
+    pub(super) epilogue: Option<&'a WithOperands>,
     pub(super) facts: &'a [Option<Fact>],
     pub(super) caps: &'a Caps,
     pub(super) float: DType,
@@ -328,12 +365,12 @@ pub struct LowerCx<'a> {
 impl LowerCx<'_> {
     /// Number of operands, left-out ones counted.
     pub fn input_count(&self) -> usize {
-        self.node.inputs.len()
+        self.inputs.len()
     }
 
     /// Number of results.
     pub fn output_count(&self) -> usize {
-        self.node.outputs.len()
+        self.outputs.len()
     }
 
     /// The device.
@@ -352,8 +389,7 @@ impl LowerCx<'_> {
     }
 
     fn input_id(&self, i: usize) -> OpResult<ValueId> {
-        self.node
-            .inputs
+        self.inputs
             .get(i)
             .copied()
             .flatten()
@@ -361,8 +397,7 @@ impl LowerCx<'_> {
     }
 
     fn output_id(&self, i: usize) -> OpResult<ValueId> {
-        self.node
-            .outputs
+        self.outputs
             .get(i)
             .copied()
             .ok_or_else(|| OpError::expected(format!("output {i}"), "a value", "nothing"))
@@ -521,7 +556,7 @@ impl LowerCx<'_> {
     /// States that `dim` is not negative in any run; binding refuses a run that breaks it, with `meaning` and the node's name.
     pub fn require(&mut self, dim: Dim, meaning: &str) {
         if dim.as_const().is_none_or(|v| v < 0) {
-            let meaning = format!("node \"{}\": {meaning}", self.node.name);
+            let meaning = format!("node \"{}\": {meaning}", self.name);
             self.out.conditions.push(Condition {
                 given: dim.clone(),
                 dim,
@@ -619,18 +654,66 @@ impl LowerCx<'_> {
         Ok(())
     }
 
+    /// Lowers `op` over the first `inputs` operands of the node, with `epilogue` on its result, which it
+    /// [can take](Op::takes_epilogue).
+    pub fn with_epilogue(&mut self, op: &dyn Op, inputs: usize, epilogue: &WithOperands) -> OpResult<()> {
+        if self.epilogue.is_some() {
+            return Err(OpError::Unsupported("an epilogue inside of another".to_owned()));
+        }
+        let result = self.output(0)?;
+        let before = self.out.calls.len();
+        op.lower(&mut LowerCx {
+            graph: self.graph,
+            name: self.name,
+            inputs: self.inputs.get(..inputs).unwrap_or(self.inputs),
+            outputs: self.outputs,
+            id: self.id,
+            epilogue: Some(epilogue),
+            facts: self.facts,
+            caps: self.caps,
+            float: self.float,
+            out: self.out,
+        })?;
+        let mut emitted = self.out.calls.iter().skip(before);
+        let applied = |e: &Emitted| e.call.epilogue.is_some() && e.call.operands.contains(&Some(result));
+        if emitted.any(applied) {
+            return Ok(());
+        }
+        Err(OpError::Unsupported(format!(
+            "an epilogue of {}, which stores nothing",
+            op.name()
+        )))
+    }
+
     /// Emits a dispatch.
-    pub fn emit(&mut self, call: Call) -> OpResult<()> {
+    pub fn emit(&mut self, mut call: Call) -> OpResult<()> {
         let k = call.kernel;
-        if call.operands.len() != k.args.len() || call.fields.len() != k.params.fields.len() {
+        if let Some(with) = self.epilogue {
+            let result = self.output(0)?;
+            let stores = |(arg, o): (&Arg, &Option<Operand>)| {
+                matches!(arg.role, Role::Out | Role::InOut) && *o == Some(result)
+            };
+            if k.args.iter().zip(&call.operands).any(stores) {
+                let mut with = with.clone();
+                // Where a kernel binds weights read-only, all that lie in their buffer are bound so.
+                let weights = k.args.iter().any(|a| a.role == Role::Weight);
+                for (further, operand) in with.epilogue.operands.iter_mut().zip(&with.operands) {
+                    further.weight = weights && matches!(operand.home, Home::Weight(_));
+                }
+                call = call.epilogue(&with);
+            }
+        }
+        let fields: Vec<_> = kernel::fields(k, call.epilogue.as_ref()).collect();
+        let args: Vec<_> = call.args().collect();
+        if call.operands.len() != args.len() || call.fields.len() != fields.len() {
             return Err(OpError::expected(
                 format!("call of kernel {}", k.name),
-                format!("{} operands and {} fields", k.args.len(), k.params.fields.len()),
+                format!("{} operands and {} fields", args.len(), fields.len()),
                 format!("{} and {}", call.operands.len(), call.fields.len()),
             ));
         }
-        for (field, (name, ty)) in call.fields.iter().zip(k.params.fields) {
-            if matches!(field, Field::F32(_)) != (*ty == FieldTy::F32) {
+        for (field, (name, ty)) in call.fields.iter().zip(fields) {
+            if matches!(field, Field::F32(_)) != (ty == FieldTy::F32) {
                 return Err(OpError::expected(
                     format!("field {name} of kernel {}", k.name),
                     format!("{ty:?}"),
@@ -638,7 +721,7 @@ impl LowerCx<'_> {
                 ));
             }
         }
-        for (operand, arg) in call.operands.iter().zip(k.args) {
+        for (operand, arg) in call.operands.iter().zip(args) {
             if operand.is_none() && arg.role != Role::OptionalIn {
                 return Err(OpError::expected(
                     format!("operand {} of kernel {}", arg.name, k.name),

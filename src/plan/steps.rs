@@ -130,9 +130,9 @@ impl<'a, 'b> Build<'a, 'b> {
             defines: call.defines.clone(),
             operands: call.operands.iter().map(|o| o.map(|o| o.dtype)).collect(),
             in_place,
-            snippet: call.snippet.clone(),
+            epilogue: call.epilogue.clone(),
         };
-        let operands = spec.kernel.args.iter().zip(&call.operands);
+        let operands = spec.args().zip(&call.operands);
         let bound = operands
             .filter(|(a, _)| !(in_place.is_some() && a.role == Role::Out))
             .filter_map(|(_, o)| *o);
@@ -148,18 +148,14 @@ impl<'a, 'b> Build<'a, 'b> {
         self.params_bytes = (start + spec.params_bytes()).next_multiple_of(align);
         let step = u32::try_from(index).unwrap_or(u32::MAX);
         let mut fields = Vec::with_capacity(call.fields.len());
-        for ((at, (_, ty)), field) in (start..)
-            .step_by(4)
-            .zip(call.kernel.params.fields)
-            .zip(&call.fields)
-        {
+        for ((at, (_, ty)), field) in (start..).step_by(4).zip(spec.fields()).zip(&call.fields) {
             let value = match field {
                 Field::Dim(d) => {
-                    Value::Expr(self.formulas.param(d, at, *ty, step).map_err(|e| dim_error(&e))?)
+                    Value::Expr(self.formulas.param(d, at, ty, step).map_err(|e| dim_error(&e))?)
                 }
                 Field::F32(v) => Value::F32(*v),
             };
-            fields.push((*ty, value));
+            fields.push((ty, value));
         }
         let mut grid = [0; 3];
         for (axis, (slot, d)) in (0u8..).zip(grid.iter_mut().zip(&call.grid)) {

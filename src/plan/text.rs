@@ -101,10 +101,7 @@ pub fn print(plan: &Plan, graph: &Graph) -> String {
             .collect();
         let _ = writeln!(out, "  {}", operands.join(", "));
         let fields: Vec<String> = spec
-            .kernel
-            .params
-            .fields
-            .iter()
+            .fields()
             .zip(&step.fields)
             .map(|((name, _), (_, value))| match value {
                 Value::Expr(e) => format!("{name} = {}", plan.formulas.at(*e)),
@@ -112,7 +109,8 @@ pub fn print(plan: &Plan, graph: &Graph) -> String {
             })
             .collect();
         let _ = writeln!(out, "  {}", fields.join(", "));
-        for line in spec.snippet.cl.lines().filter(|l| l.contains(" apply(")) {
+        let function = spec.epilogue.as_ref().map_or("", |e| e.function.cl.as_str());
+        for line in function.lines().filter(|l| l.contains(" apply(")) {
             let _ = writeln!(out, "  {line}");
         }
         let _ = writeln!(out, "  computes {}", step.nodes.join(", "));

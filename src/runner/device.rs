@@ -43,6 +43,7 @@ struct Special {
 pub(super) struct Device {
     caps: Caps,
     float: DType,
+    pipeline: Pipeline,
     /// The model after the passes, with its plan for all values.
     graph: Arc<Graph>,
     plan: Option<Plan>,
@@ -85,12 +86,19 @@ fn deciding(graph: &Graph) -> Vec<ValueId> {
 }
 
 impl Device {
-    /// Plans `graph`, which is `model` after the passes, and loads it unless values of inputs are worth waiting for.
-    pub fn new(backend: Box<dyn Backend>, model: Graph, graph: Arc<Graph>, float: DType) -> Result<Self> {
+    /// Plans `graph`, which is `model` after the passes of `pipeline`, and loads it unless values of inputs are worth waiting for.
+    pub fn new(
+        backend: Box<dyn Backend>,
+        pipeline: Pipeline,
+        model: Graph,
+        graph: Arc<Graph>,
+        float: DType,
+    ) -> Result<Self> {
         let caps = backend.caps().clone();
         let mut device = Self {
             caps,
             float,
+            pipeline,
             graph,
             plan: None,
             special: None,
@@ -181,7 +189,7 @@ impl Device {
             for (v, tensor) in special.inputs.iter().zip(&values) {
                 edit.set_fact(*v, Fact::of(Arc::new(tensor.clone())));
             }
-            Pipeline::standard().without(&["kv_cache"]).run(&mut graph)?;
+            self.pipeline.run(&mut graph)?;
             let plan = self.compile(&graph)?;
             if self.plan.as_ref().is_none_or(|p| plan.host.len() < p.host.len()) {
                 self.load(&graph, plan)?;

@@ -98,8 +98,9 @@ pub(super) fn pack(t: &HostTensor, pack: &Pack) -> Result<Vec<u8>, String> {
             stride,
             panel,
         } => {
-            if panel != stride {
-                return Err("floats are packed in one panel".to_owned());
+            let panel = (*panel).max(1);
+            if !stride.is_multiple_of(panel) {
+                return Err(format!("{stride} columns in panels of {panel}"));
             }
             let data = t.to_f32().map_err(|e| e.to_string())?;
             // Logical rows and the strides of a logical (row, column).
@@ -109,8 +110,9 @@ pub(super) fn pack(t: &HostTensor, pack: &Pack) -> Result<Vec<u8>, String> {
                 (rows, last, 1)
             };
             let mut out = vec![0f32; depth * stride];
-            for (r, row) in out.chunks_exact_mut((*stride).max(1)).enumerate() {
-                for (c, item) in row.iter_mut().take(*count).enumerate() {
+            for (i, row) in out.chunks_exact_mut(panel).enumerate() {
+                let (start, r) = (i / depth.max(1) * panel, i % depth.max(1));
+                for (c, item) in (start..*count).zip(row) {
                     *item = *data
                         .get(r * row_step + (first + c) * column_step)
                         .ok_or("columns outside the tensor")?;

@@ -376,7 +376,7 @@ fn one_form(
     let mut written: HashMap<u64, u64> = HashMap::new();
     for step in &plan.steps {
         let spec = &plan.kernels[step.kernel];
-        let shared = spec.in_place.map(|i| spec.kernel.args[i].name);
+        let shared = spec.shared().map(|a| a.name);
         for (place, (arg, _)) in step.args.iter().zip(spec.bound()) {
             let writes = matches!(arg.role, Role::Out | Role::InOut) || shared == Some(arg.name);
             if let (true, Place::Arena { offset, len, .. }) = (writes, place) {

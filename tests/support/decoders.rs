@@ -423,7 +423,7 @@ impl Builder<'_> {
     }
 
     fn cast(&mut self, scope: &str, x: &str, to: DType) -> Result<String> {
-        let code = transformer_lite::graph::onnx::write::type_code(to);
+        let code = transformer_lite::graph::onnx::type_code(to);
         self.node("Cast", scope, &[x], &[("to", Attr::Int(code.into()))])
     }
 

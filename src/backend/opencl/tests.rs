@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::backend::DeviceKind;
-use crate::backend::kernel::{Arg, Kernel as Text, Params, Role, Snippet, Ty};
+use crate::backend::kernel::{Arg, Kernel as Text, Params, Role, Ty};
 use crate::kernel;
 use crate::tensor::DType;
 use half::f16;
@@ -23,7 +23,7 @@ fn spec(rows: i64, dtype: DType, in_place: bool) -> KernelSpec {
         defines: BTreeMap::from([("ROWS", rows), ("EACH", 1)]),
         operands: vec![Some(dtype), Some(DType::F32), Some(dtype)],
         in_place: in_place.then_some(0),
-        snippet: Snippet::default(),
+        epilogue: None,
     }
 }
 
@@ -469,7 +469,7 @@ fn broken(kernel: &'static Text, workgroup: u32) -> KernelSpec {
         defines: BTreeMap::new(),
         operands: vec![Some(DType::U32)],
         in_place: None,
-        snippet: Snippet::default(),
+        epilogue: None,
     }
 }
 

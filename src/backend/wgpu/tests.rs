@@ -40,7 +40,7 @@ fn spec(kernel: &'static Kernel, workgroup: u32, operands: &[DType], rows: i64) 
         defines: BTreeMap::from([("ROWS", rows), ("EACH", 1)]),
         operands: operands.iter().map(|d| Some(*d)).collect(),
         in_place: None,
-        snippet: Default::default(),
+        epilogue: None,
     }
 }
 

@@ -1,12 +1,13 @@
 //! `ModelProto` to [`Graph`].
 
 use super::dtype_of;
+use super::missing::{Missing, MissingParts};
 use super::proto::{AttributeProto, DimensionValue, GraphProto, ModelProto, NodeProto, TypeProto};
 use super::weights::{Weights, map};
 use crate::error::{Error, Result, Stage};
 use crate::graph::body::Body;
 use crate::graph::op::{ALL, Attributes, Op, OpError, OpResult};
-use crate::graph::{Edit, Graph, ValueId};
+use crate::graph::{Disorder, Edit, Graph, ValueId};
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::{Bytes, HostTensor};
 use prost::Message;
@@ -51,36 +52,46 @@ pub fn import_with(path: &Path, options: ImportOptions) -> Result<Graph> {
         };
         opsets.insert(domain, o.version);
     }
-    match opsets.get("") {
-        Some(v) if (OLDEST_OPSET..=NEWEST_OPSET).contains(v) => {}
-        Some(v) => {
-            let why = format!("opset {v}; this engine reads opsets {OLDEST_OPSET} to {NEWEST_OPSET}");
-            return Err(unsupported(path, OpError::Unsupported(why)));
-        }
-        None => {
-            let why = "the model declares no opset of the standard domain".to_owned();
-            return Err(unsupported(path, OpError::Unsupported(why)));
-        }
+    let missing = RefCell::new(Vec::new());
+    // A model without operators of the standard domain need not declare it.
+    if let Some(v) = opsets.get("")
+        && !(OLDEST_OPSET..=NEWEST_OPSET).contains(v)
+    {
+        let why = format!("opset {v}; this engine reads opsets {OLDEST_OPSET} to {NEWEST_OPSET}");
+        missing.borrow_mut().push(Missing {
+            op: "opset".to_owned(),
+            name: "ai.onnx".to_owned(),
+            inside: String::new(),
+            source: OpError::Unsupported(why),
+        });
     }
     let weights = RefCell::new(Weights::new(path).may_be_absent(options.absent_weights));
     let file = ModelFile {
         path,
         opsets: &opsets,
         weights: &weights,
+        missing: &missing,
         depth: 0,
     };
     let mut graph = Graph::default();
-    Importer::new(file, &mut graph, false).graph(proto)?;
+    Importer::new(file, &mut graph, None).graph(proto)?;
+    let missing = missing.take();
+    if !missing.is_empty() {
+        let missing = MissingParts(missing);
+        return Err(Error::parse(
+            Stage::Import,
+            path,
+            "the model cannot be read",
+            missing,
+        ));
+    }
     let mut versions: Vec<(String, i64)> = opsets.iter().map(|(d, v)| ((*d).to_owned(), *v)).collect();
     versions.sort();
     Edit::new(&mut graph).set_opsets(versions);
+    let disorder = |e| Error::parse(Stage::Import, path, "the graph is not in order", e);
+    graph.ordered().map_err(disorder)?;
     graph.check()?;
     Ok(graph)
-}
-
-/// A model that is in order, but uses what this engine does not have. The cause is [`OpError::Unsupported`].
-fn unsupported(path: &Path, why: OpError) -> Error {
-    Error::parse(Stage::Import, path, "the model cannot be read", why)
 }
 
 /// What the graphs of one model share.
@@ -89,6 +100,8 @@ struct ModelFile<'a> {
     path: &'a Path,
     opsets: &'a HashMap<&'a str, i64>,
     weights: &'a RefCell<Weights>,
+    /// What cannot be read, of all graphs.
+    missing: &'a RefCell<Vec<Missing>>,
     /// Number of bodies around the graph.
     depth: usize,
 }
@@ -103,16 +116,20 @@ struct Importer<'a> {
     names: HashMap<String, ValueId>,
     /// For the body of a node: names that it reads of the graphs around it, which become inputs. `None` for a whole model.
     outer: Option<Vec<String>>,
+    /// The bodies that the graph is in, as text behind a name.
+    inside: String,
 }
 
 impl<'a> Importer<'a> {
-    fn new(file: ModelFile<'a>, graph: &'a mut Graph, is_body: bool) -> Self {
+    /// An importer of the model's graph, or of a body at a place.
+    fn new(file: ModelFile<'a>, graph: &'a mut Graph, body: Option<String>) -> Self {
         Self {
             path: file.path,
             file,
             edit: Edit::new(graph),
             names: HashMap::new(),
-            outer: is_body.then(Vec::new),
+            outer: body.as_ref().map(|_| Vec::new()),
+            inside: body.unwrap_or_default(),
         }
     }
 
@@ -120,13 +137,25 @@ impl<'a> Importer<'a> {
         Error::file(Stage::Import, self.path, what)
     }
 
-    fn unsupported(&self, why: String) -> Error {
-        unsupported(self.path, OpError::Unsupported(why))
+    /// Notes a part that cannot be read.
+    fn miss(&self, op: &str, name: &str, source: OpError) {
+        self.file.missing.borrow_mut().push(Missing {
+            op: op.to_owned(),
+            name: name.to_owned(),
+            inside: self.inside.clone(),
+            source,
+        });
+    }
+
+    fn disorder(&self, what: Disorder) -> Error {
+        Error::parse(Stage::Import, self.path, "the graph is not in order", what)
     }
 
     fn define(&mut self, name: &str, fact: Option<Fact>) -> Result<ValueId> {
         if self.names.contains_key(name) {
-            return Err(self.bad(format!("value \"{name}\" is defined twice")));
+            return Err(self.disorder(Disorder::Twice {
+                value: name.to_owned(),
+            }));
         }
         let id = self.edit.push_value(name.to_owned(), fact);
         self.names.insert(name.to_owned(), id);
@@ -138,7 +167,10 @@ impl<'a> Importer<'a> {
             return Ok(*id);
         }
         let Some(outer) = &mut self.outer else {
-            return Err(self.bad(format!("{reader} reads \"{name}\", which nothing defines")));
+            return Err(self.disorder(Disorder::Undefined {
+                value: name.to_owned(),
+                reader: reader.to_owned(),
+            }));
         };
         outer.push(name.to_owned());
         let id = self.define(name, None)?;
@@ -149,6 +181,11 @@ impl<'a> Importer<'a> {
     fn graph(&mut self, proto: &GraphProto) -> Result<()> {
         self.edit.set_name(proto.name.clone());
         for t in &proto.initializer {
+            if let Err(why) = dtype_of(i64::from(t.data_type)) {
+                self.miss("initializer", &t.name, why);
+                self.define(&t.name, None)?;
+                continue;
+            }
             let tensor = self.file.weights.borrow_mut().tensor(t)?;
             self.define(&t.name, Some(Fact::of(Arc::new(tensor))))?;
         }
@@ -160,7 +197,7 @@ impl<'a> Importer<'a> {
         {
             // The types of a body's inputs are those of its node's operands.
             let fact = match &self.outer {
-                None => Some(self.declared(&v.name, v.r#type.as_ref())?),
+                None => self.declared(&v.name, v.r#type.as_ref())?,
                 Some(_) => None,
             };
             let id = self.define(&v.name, fact)?;
@@ -182,16 +219,24 @@ impl<'a> Importer<'a> {
         Ok(())
     }
 
-    fn declared(&self, name: &str, ty: Option<&TypeProto>) -> Result<Fact> {
-        let tensor = ty
-            .and_then(|t| t.tensor_type.as_ref())
-            .ok_or_else(|| self.unsupported(format!("input \"{name}\" is not a tensor")))?;
-        let dtype = dtype_of(i64::from(tensor.elem_type))
-            .map_err(|e| self.unsupported(format!("input \"{name}\": {e}")))?;
-        let shape = tensor
-            .shape
-            .as_ref()
-            .ok_or_else(|| self.unsupported(format!("input \"{name}\" has no rank")))?;
+    /// The fact of an input; `None` where it is noted as one that cannot be read.
+    fn declared(&self, name: &str, ty: Option<&TypeProto>) -> Result<Option<Fact>> {
+        let miss = |why: &str| self.miss("input", name, OpError::Unsupported(why.to_owned()));
+        let Some(tensor) = ty.and_then(|t| t.tensor_type.as_ref()) else {
+            miss("no tensor");
+            return Ok(None);
+        };
+        let dtype = match dtype_of(i64::from(tensor.elem_type)) {
+            Ok(dtype) => dtype,
+            Err(e) => {
+                self.miss("input", name, e);
+                return Ok(None);
+            }
+        };
+        let Some(shape) = tensor.shape.as_ref() else {
+            miss("a tensor without a rank");
+            return Ok(None);
+        };
         let mut dims = Vec::new();
         for (i, d) in shape.dim.iter().enumerate() {
             dims.push(match &d.value {
@@ -203,7 +248,7 @@ impl<'a> Importer<'a> {
                 _ => Dim::symbol(&format!("{name}_{i}")),
             });
         }
-        Ok(Fact::new(dtype, Shape(dims)))
+        Ok(Some(Fact::new(dtype, Shape(dims))))
     }
 
     /// A size given as text: an expression such as `past + seq`, or a name. Names that exporters make of paths, such as
@@ -232,18 +277,12 @@ impl<'a> Importer<'a> {
         } else {
             n.domain.as_str()
         };
-        let fail = |source: OpError| Error::Node {
-            stage: Stage::Import,
-            op: n.op_type.clone(),
-            node: name.clone(),
-            inputs: String::new(),
-            source: source.into(),
+        let Some(opset) = self.file.opsets.get(domain).copied() else {
+            let shown = if domain.is_empty() { "ai.onnx" } else { domain };
+            let why = format!("domain \"{shown}\", for which the model declares no version");
+            self.miss(&n.op_type, &name, OpError::Unsupported(why));
+            return Ok(());
         };
-        let opset = self.file.opsets.get(domain).copied().ok_or_else(|| {
-            fail(OpError::Unsupported(format!(
-                "domain \"{domain}\", for which the model declares no version"
-            )))
-        })?;
         let attributes = NodeAttributes {
             node: n,
             opset,
@@ -252,10 +291,20 @@ impl<'a> Importer<'a> {
             drop_omitted: Cell::new(false),
             added: RefCell::default(),
             outer: RefCell::default(),
+            place: format!(" of {} \"{name}\"{}", n.op_type, self.inside),
         };
+        let known = self.file.missing.borrow().len();
         if n.op_type == "Constant" && domain.is_empty() {
-            let tensor = attributes.constant().map_err(fail)?;
-            attributes.all_read().map_err(fail)?;
+            let tensor = match attributes
+                .constant()
+                .and_then(|t| attributes.all_read().map(|()| t))
+            {
+                Ok(tensor) => tensor,
+                Err(e) => {
+                    self.miss(&n.op_type, &name, e);
+                    return Ok(());
+                }
+            };
             let out = n.output.first().map(String::as_str).unwrap_or_default();
             let id = self.lookup(out, &name)?;
             self.edit.set_fact(id, Fact::of(Arc::new(tensor)));
@@ -270,16 +319,24 @@ impl<'a> Importer<'a> {
             .filter(|(_, o)| o.since <= opset)
             .max_by_key(|(_, o)| o.since)
             .map(|(d, _)| d);
-        let Some(def) = def else {
-            let why = match names().map(|(_, o)| o.since).min() {
+        let op = def.map(|def| (def.import)(&attributes)).unwrap_or_else(|| {
+            Err(OpError::Unsupported(match names().map(|(_, o)| o.since).min() {
                 Some(since) => format!("it needs opset {since} or later, this model declares {opset}"),
                 None if domain.is_empty() => "no such operator in this engine".to_owned(),
                 None => format!("no such operator of domain \"{domain}\" in this engine"),
-            };
-            return Err(fail(OpError::Unsupported(why)));
+            }))
+        });
+        let op: Box<dyn Op> = match op.and_then(|op| attributes.all_read().map(|()| op)) {
+            Ok(op) => op,
+            Err(e) => {
+                attributes.look_inside();
+                // What is missing in a body is noted there.
+                if self.file.missing.borrow().len() == known {
+                    self.miss(&n.op_type, &name, e);
+                }
+                return Ok(());
+            }
         };
-        let op: Box<dyn Op> = (def.import)(&attributes).map_err(fail)?;
-        attributes.all_read().map_err(fail)?;
         let (count, results) = (attributes.input_count(), attributes.output_count());
         let (drop_omitted, added) = (attributes.drop_omitted.get(), attributes.added.take());
         let mut inputs = Vec::with_capacity(count);
@@ -317,25 +374,9 @@ impl<'a> Importer<'a> {
     }
 }
 
-/// An error inside a body. What the engine has not, it has not there either.
+/// An error inside a body.
 fn in_body(name: &str, error: &Error) -> OpError {
-    let text = format!("in `{name}`: {}", error.chain());
-    if is_unsupported(error) {
-        OpError::Unsupported(text)
-    } else {
-        OpError::Body(text)
-    }
-}
-
-fn is_unsupported(error: &Error) -> bool {
-    let mut cause = std::error::Error::source(error);
-    while let Some(e) = cause {
-        if matches!(e.downcast_ref(), Some(OpError::Unsupported(_))) {
-            return true;
-        }
-        cause = e.source();
-    }
-    false
+    OpError::Body(format!("in `{name}`: {}", error.chain()))
 }
 
 fn is_word(text: &str) -> bool {
@@ -352,6 +393,8 @@ struct NodeAttributes<'a> {
     added: RefCell<Vec<HostTensor>>,
     /// The operands behind the node's own: what bodies read of the graphs around them.
     outer: RefCell<Vec<Option<String>>>,
+    /// The node, as text behind the name of one of its graphs.
+    place: String,
 }
 
 impl NodeAttributes<'_> {
@@ -376,15 +419,31 @@ impl NodeAttributes<'_> {
         }
     }
 
+    /// Names of the attributes that nobody has read yet.
+    fn unread(&self) -> Vec<&str> {
+        let read = self.read.borrow();
+        let names = self.node.attribute.iter().map(|a| a.name.as_str());
+        names.filter(|name| !read.contains(*name)).collect()
+    }
+
     fn all_read(&self) -> OpResult<()> {
-        match self
-            .node
-            .attribute
-            .iter()
-            .find(|a| !self.read.borrow().contains(&a.name))
-        {
-            Some(a) => Err(OpError::Unsupported(format!("attribute `{}`", a.name))),
-            None => Ok(()),
+        match self.unread().as_slice() {
+            [] => Ok(()),
+            [name] => Err(OpError::Unsupported(format!("attribute `{name}`"))),
+            names => Err(OpError::Unsupported(format!(
+                "attributes `{}`",
+                names.join("`, `")
+            ))),
+        }
+    }
+
+    /// Notes what cannot be read in the graphs of the node that nobody has looked at.
+    fn look_inside(&self) {
+        let graphs = self.node.attribute.iter().filter(|a| a.g.is_some());
+        let names: Vec<&str> = graphs.map(|a| a.name.as_str()).collect();
+        for name in self.unread().into_iter().filter(|name| names.contains(name)) {
+            // The node is refused already, for a reason that says more.
+            let _ = self.graph(name, 0);
         }
     }
 
@@ -495,8 +554,13 @@ impl Attributes for NodeAttributes<'_> {
             return Err(OpError::Unsupported(why));
         }
         let mut graph = Graph::default();
-        let mut importer = Importer::new(file, &mut graph, true);
+        let known = file.missing.borrow().len();
+        let place = format!(" in `{name}`{}", self.place);
+        let mut importer = Importer::new(file, &mut graph, Some(place));
         importer.graph(proto).map_err(|e| in_body(name, &e))?;
+        if file.missing.borrow().len() > known {
+            return Err(OpError::Body(format!("`{name}` cannot be read")));
+        }
         let read = importer.outer.take().unwrap_or_default();
         graph.check().map_err(|e| in_body(name, &e))?;
         let mut outer = self.outer.borrow_mut();

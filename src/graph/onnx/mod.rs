@@ -1,12 +1,14 @@
 //! ONNX files: reading, writing and quantizing them. No type of the wire format leaves this folder.
 
 mod import;
+mod missing;
 mod proto;
 pub mod quantize;
 mod weights;
 pub mod write;
 
 pub use import::{ImportOptions, import, import_with};
+pub use missing::{Missing, MissingParts};
 
 use super::op::{OpError, OpResult};
 use crate::error::{Error, Result, Stage};
@@ -22,39 +24,66 @@ pub fn read_tensor(path: &Path) -> Result<HostTensor> {
     weights::Weights::new(path).tensor(&proto)
 }
 
-/// The element type with this code of `TensorProto.DataType`.
-pub fn dtype_of(code: i64) -> OpResult<DType> {
-    Ok(match code {
-        1 => DType::F32,
-        2 => DType::U8,
-        3 => DType::I8,
-        6 => DType::I32,
-        7 => DType::I64,
-        9 => DType::Bool,
-        10 => DType::F16,
-        12 => DType::U32,
-        _ => {
-            return Err(OpError::Unsupported(format!(
-                "element type {code} ({})",
-                type_name(code)
-            )));
-        }
-    })
+/// The codes of `TensorProto.DataType`, with their types.
+const TYPES: &[(i64, DType)] = &[
+    (1, DType::F32),
+    (2, DType::U8),
+    (3, DType::I8),
+    (4, DType::U16),
+    (5, DType::I16),
+    (6, DType::I32),
+    (7, DType::I64),
+    (9, DType::Bool),
+    (10, DType::F16),
+    (11, DType::F64),
+    (12, DType::U32),
+    (13, DType::U64),
+    (16, DType::BF16),
+    (17, DType::F8E4M3),
+    (18, DType::F8E4M3Uz),
+    (19, DType::F8E5M2),
+    (20, DType::F8E5M2Uz),
+    (21, DType::U4),
+    (22, DType::I4),
+    (23, DType::F4E2M1),
+    (24, DType::F8E8M0),
+    (25, DType::U2),
+    (26, DType::I2),
+];
+
+fn known(code: i64) -> Option<DType> {
+    TYPES.iter().find(|(c, _)| *c == code).map(|(_, dtype)| *dtype)
 }
 
-fn type_name(code: i64) -> &'static str {
+/// Keys and values that the exporter of a model left in it: names of classes, alphabets, licences.
+pub fn metadata(path: &Path) -> Result<Vec<(String, String)>> {
+    let file = weights::map(path)?;
+    let model = proto::ModelProto::decode(file.bytes())
+        .map_err(|e| Error::parse(Stage::Import, path, "not an ONNX model, or damaged", e))?;
+    Ok(model
+        .metadata_props
+        .into_iter()
+        .map(|p| (p.key, p.value))
+        .collect())
+}
+
+/// The element type with this code of `TensorProto.DataType`.
+pub fn dtype_of(code: i64) -> OpResult<DType> {
+    known(code).ok_or_else(|| OpError::Unsupported(format!("element type {code} ({})", type_name(code))))
+}
+
+/// The name of an element type as messages have it.
+fn type_name(code: i64) -> String {
     match code {
-        4 => "uint16",
-        5 => "int16",
-        8 => "string",
-        11 => "double",
-        13 => "uint64",
-        14 => "complex64",
-        15 => "complex128",
-        16 => "bfloat16",
-        17..=20 => "an 8-bit float",
-        21 => "uint4",
-        22 => "int4",
-        _ => "unknown",
+        8 => "string".to_owned(),
+        14 => "complex64".to_owned(),
+        15 => "complex128".to_owned(),
+        code => known(code).map_or_else(|| "unknown".to_owned(), |t| t.to_string()),
     }
+}
+
+/// The code of an element type in ONNX files.
+pub fn type_code(dtype: DType) -> i32 {
+    let found = TYPES.iter().find(|(_, t)| *t == dtype);
+    found.and_then(|(code, _)| i32::try_from(*code).ok()).unwrap_or(0)
 }

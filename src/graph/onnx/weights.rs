@@ -111,11 +111,13 @@ impl Weights {
             return self.external_tensor(t, dtype, &shape, count);
         }
         let tensor = if !t.raw_data.is_empty() || count == 0 {
-            HostTensor::from_bytes(dtype, &shape, &t.raw_data)
+            HostTensor::from_packed(dtype, &shape, &t.raw_data)
         } else {
             match dtype {
                 DType::F32 => HostTensor::from_f32(&shape, &t.float_data),
+                DType::F64 => HostTensor::from_f64(&shape, &t.double_data),
                 DType::I64 => HostTensor::from_i64(&shape, &t.int64_data),
+                DType::U64 => HostTensor::from_u64(&shape, &t.uint64_data),
                 DType::U32 => {
                     let words: Vec<u32> = t
                         .uint64_data
@@ -124,23 +126,14 @@ impl Weights {
                         .collect();
                     HostTensor::from_u32(&shape, &words)
                 }
-                DType::F16 => {
-                    let halves: Vec<half::f16> = t
+                // Everything else stands in 32-bit fields: floats as their bits, what is packed as bytes.
+                _ => {
+                    let size = if dtype.bits() < 8 { 1 } else { dtype.size() };
+                    let fields = t
                         .int32_data
                         .iter()
-                        .map(|v| half::f16::from_bits(u16::try_from(*v).unwrap_or(0)))
-                        .collect();
-                    HostTensor::from_f16(&shape, &halves)
-                }
-                DType::I32 | DType::U8 | DType::I8 | DType::Bool => {
-                    if t.int32_data.len() != count {
-                        return Err(bad(format!(
-                            "{count} elements declared, {} present",
-                            t.int32_data.len()
-                        )));
-                    }
-                    let ints: Vec<i64> = t.int32_data.iter().map(|v| i64::from(*v)).collect();
-                    HostTensor::from_ints(dtype, &shape, &ints)
+                        .flat_map(|v| v.to_le_bytes().into_iter().take(size));
+                    HostTensor::from_packed(dtype, &shape, &fields.collect::<Vec<u8>>())
                 }
             }
         };
@@ -172,8 +165,9 @@ impl Weights {
         };
         let (offset, length) = (number("offset")?.unwrap_or(0), number("length")?);
         let bytes = count
-            .checked_mul(dtype.size())
-            .ok_or_else(|| bad(format!("shape {shape:?} is too large")))?;
+            .checked_mul(dtype.bits())
+            .ok_or_else(|| bad(format!("shape {shape:?} is too large")))?
+            .div_ceil(8);
         if let Some(length) = length.filter(|l| *l != bytes) {
             return Err(bad(format!(
                 "{dtype}{shape:?} needs {bytes} bytes, its external data has {length}"
@@ -190,6 +184,12 @@ impl Weights {
                 offset.saturating_add(bytes)
             )));
         }
-        HostTensor::from_shared(dtype, shape, file, offset).map_err(|e| bad(e.to_string()))
+        let tensor = if dtype.bits() < 8 {
+            let packed = file.bytes().get(offset..offset + bytes).unwrap_or_default();
+            HostTensor::from_packed(dtype, shape, packed)
+        } else {
+            HostTensor::from_shared(dtype, shape, file, offset)
+        };
+        tensor.map_err(|e| bad(e.to_string()))
     }
 }

@@ -3,7 +3,7 @@
 //! A [`ModelWriter`] collects nodes, inputs, outputs and small constants, and streams large tensors straight
 //! to the data file, so that a model of any size passes through a small amount of memory.
 
-use super::proto;
+use super::{proto, type_code};
 use crate::error::{Error, Result, Stage};
 use crate::tensor::{DType, HostTensor};
 use prost::Message;
@@ -94,20 +94,6 @@ pub struct Written {
     pub nodes: usize,
     /// Initialisers of the graph.
     pub initializers: usize,
-}
-
-/// The code of an element type in ONNX files.
-pub fn type_code(dtype: DType) -> i32 {
-    match dtype {
-        DType::F32 => 1,
-        DType::U8 => 2,
-        DType::I8 => 3,
-        DType::I32 => 6,
-        DType::I64 => 7,
-        DType::Bool => 9,
-        DType::F16 => 10,
-        DType::U32 => 12,
-    }
 }
 
 /// Writes one model: `<folder>/<name>` and `<folder>/<name>.data`, or the former alone.
@@ -293,6 +279,12 @@ impl ModelWriter {
     }
 
     fn bytes_of<'a>(&self, name: &str, tensor: &'a HostTensor) -> Result<&'a [u8]> {
+        if tensor.dtype().bits() < 8 {
+            let dtype = tensor.dtype();
+            return Err(self.bad(format!(
+                "tensor \"{name}\": elements of type {dtype} are not written"
+            )));
+        }
         tensor
             .bytes()
             .map_err(|e| self.bad(format!("tensor \"{name}\": {e}")))

@@ -75,7 +75,7 @@ impl Op for ArgMax {
             return Err(OpError::expected("size of the axis", "1 or more", 0));
         }
         let y = if x.dtype().is_float() {
-            self.find(&x.to_f32()?, extents)
+            self.find(&x.to_f64()?, extents)
         } else {
             self.find(&x.to_i64()?, extents)
         };

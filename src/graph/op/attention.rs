@@ -1,20 +1,21 @@
 //! Scaled dot-product attention with grouped heads (own domain, made by the `attention` pass):
 //! `softmax(scale * q k^T + mask) v` for each query head.
 //!
-//! Operands: q `[b, s, heads, d]`, k and v `[b, t, kv_heads, d]`, and an optional mask that is added to the scores, whose last
-//! two axes are `[s, t]` and whose other axes have size 1, or the batch's first. The result is `[b, s, heads, d]`. Softmax is
-//! in `f32`; no matrix of scores exists. Kernels take a batch of 1 and an even d.
+//! Operands: q `[b, s, heads, d]`, k and v `[b, t, kv_heads, d]`, and an optional mask that is added to the scores: it has the sizes
+//! `[b, heads, s, t]` or 1 in their place, and may have leading axes of size 1 more, or fewer axes. The result is
+//! `[b, s, heads, d]`. Softmax is in `f32`; no matrix of scores exists. Kernels take an even d.
 
 use super::case::{Case, input};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, operand, own};
 use crate::backend::DeviceKind;
 use crate::backend::kernel::Kernel;
 use crate::plan::lower::{Call, LowerCx};
-use crate::shape::{Dim, Fact, Shape, product};
+use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::HostTensor;
 
 static KERNEL: Kernel = crate::kernel!(attention {
-    heads: U32, kv_heads: U32, rows: U32, keys: U32, live_keys: U32, scale: F32,
+    heads: U32, kv_heads: U32, rows: U32, keys: U32, live_keys: U32,
+    mask_b: U32, mask_h: U32, mask_s: U32, mask_t: U32, scale: F32,
 } [q: In Elem, k: In Elem, v: In Elem, mask: OptionalIn Elem, live: Weight Elem, y: Out Elem]);
 
 /// Query rows of one work-group when there are many: keys and values are read once for all of them.
@@ -40,20 +41,34 @@ fn check(q: &Shape, k: &Shape, v: &Shape, mask: Option<&Shape>) -> OpResult<()> 
             format!("{k}, {v}"),
         ));
     }
-    match mask.map(|m| m.0.as_slice()) {
-        None => Ok(()),
-        Some([first, rest @ .., ms, mt])
-            if ms == s && mt == t && (first.is(1) || first == b) && rest.iter().all(|d| d.is(1)) =>
-        {
-            Ok(())
-        }
-        Some([ms, mt]) if ms == s && mt == t => Ok(()),
-        Some(m) => Err(OpError::mismatch(
-            "scores and mask",
-            format!("[{s}, {t}]"),
-            Shape(m.to_vec()),
-        )),
+    let Some(mask) = mask else { return Ok(()) };
+    let scores = [b, h, s, t];
+    let own = mask_sizes(mask);
+    let fits = |(m, score): (&Dim, &&Dim)| m.is(1) || m == *score;
+    if own.len() <= 4 && own.iter().rev().zip(scores.iter().rev()).all(fits) {
+        return Ok(());
     }
+    let scores = Shape(scores.map(Dim::clone).to_vec());
+    Err(OpError::mismatch("scores and mask", scores, mask))
+}
+
+/// Sizes of a mask without leading ones.
+fn mask_sizes(mask: &Shape) -> &[Dim] {
+    let ones = mask.0.iter().take_while(|d| d.is(1)).count();
+    mask.0.get(ones..).unwrap_or_default()
+}
+
+/// Strides of a mask along batch, heads, queries and keys.
+fn mask_strides(mask: &Shape) -> OpResult<[Dim; 4]> {
+    let mut strides = [0, 0, 0, 0].map(Dim::from);
+    let mut step = Dim::from(1);
+    for (size, stride) in mask_sizes(mask).iter().rev().zip(strides.iter_mut().rev()) {
+        if !size.is(1) {
+            *stride = step.clone();
+            step = step.mul(size)?;
+        }
+    }
+    Ok(strides)
 }
 
 impl Op for Attention {
@@ -83,7 +98,11 @@ impl Op for Attention {
         let (t, kv_heads) = (k.shape()[1], k.shape()[2]);
         let (qd, kd, vd) = (q.to_f32()?, k.to_f32()?, v.to_f32()?);
         let bias = match mask {
-            Some(m) => Some((m.to_f32()?, if m.len() > s * t { s * t } else { 0 })),
+            Some(m) => {
+                let strides = mask_strides(&fixed(m))?;
+                let strides = strides.map(|d| d.as_const().and_then(|v| usize::try_from(v).ok()).unwrap_or(0));
+                Some((m.to_f32()?, strides))
+            }
             None => None,
         };
         let group = heads.checked_div(kv_heads).unwrap_or(1);
@@ -99,7 +118,7 @@ impl Op for Attention {
                         .zip(&kd[row(j)..row(j) + d])
                         .map(|(x, y)| x * y)
                         .sum();
-                    let extra = bias.as_ref().map_or(0.0, |(m, step)| m[b * step + i * t + j]);
+                    let extra = bias.as_ref().map_or(0.0, |(m, [mb, mh, ms, mt])| m[b * mb + h * mh + i * ms + j * mt]);
                     *score = f64::from(dot) * f64::from(self.scale) + f64::from(extra);
                 }
                 let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
@@ -122,19 +141,15 @@ impl Op for Attention {
     fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
         let (q, k) = (cx.shape(0)?, cx.shape(1)?);
         let dim = q.0[3].as_const().filter(|d| d % 2 == 0 && *d <= 512);
-        let (true, Some(dim)) = (q.0[0].is(1), dim) else {
+        let Some(dim) = dim else {
             return Err(OpError::NoKernel(format!(
-                "attention of {q}; kernels take a batch of 1 and an even head size up to 512"
+                "attention of {q}; kernels take an even head size up to 512"
             )));
         };
-        let mask = if cx.has(3) {
-            let m = cx.shape(3)?;
-            if !product(&m.0[..m.rank() - 2])?.is(1) {
-                return Err(OpError::NoKernel(format!("a mask of {m}")));
-            }
-            Some(cx.input(3)?)
+        let (mask, strides) = if cx.has(3) {
+            (Some(cx.input(3)?), mask_strides(&cx.shape(3)?)?)
         } else {
-            None
+            (None, [0, 0, 0, 0].map(Dim::from))
         };
         // Keys behind the live ones, there because lengths are padded, are not read.
         let (live, live_keys) = cx.live(&k.0[1]);
@@ -151,14 +166,15 @@ impl Op for Attention {
             .optional(mask)
             .operand(live)
             .operand(cx.output(0)?)
-            .grid(q.0[2].clone(), q.0[1].ceil_div(rows)?, Dim::from(1))
+            .grid(q.0[2].clone(), q.0[1].ceil_div(rows)?, q.0[0].clone())
             .field(&q.0[2])
             .field(&k.0[2])
             .field(&q.0[1])
             .field(&k.0[1])
-            .field(live_keys)
-            .field(self.scale)
-            .may_be_padded();
+            .field(live_keys);
+        let call = strides.iter().fold(call, Call::field).field(self.scale);
+        // Rows of a second sequence would lie elsewhere.
+        let call = if q.0[0].is(1) { call.may_be_padded() } else { call };
         let call = if dim % 4 == 0 {
             call.define("WIDE", 1)
         } else {
@@ -194,6 +210,11 @@ fn cases() -> Vec<Case> {
         }
         Case::new(Attention { scale: 0.25 }, inputs)
     };
+    let masked = |b, s, t, mask: &[usize]| {
+        let rows = |n, heads| input(&[b, n, heads, 12]).range(-2.0, 2.0);
+        let inputs = vec![rows(s, 4), rows(t, 2), rows(t, 2), input(mask).range(-4.0, 0.0)];
+        Case::new(Attention { scale: 0.25 }, inputs)
+    };
     vec![
         case(1, 1, 2, 1, 64, false),
         case(1, 130, 9, 3, 64, true),
@@ -201,5 +222,13 @@ fn cases() -> Vec<Case> {
         case(3, 7, 2, 2, 6, true),
         case(2, 64, 3, 1, 130, false),
         case(1, 200, 2, 2, 256, true),
+        masked(2, 5, 70, &[2, 1, 1, 70]),
+        masked(3, 1, 9, &[4, 1, 9]),
+        masked(2, 6, 6, &[2, 4, 6, 6]),
+        masked(1, 6, 6, &[6, 1]),
+        Case::new(
+            Attention { scale: 0.25 },
+            vec![input(&[3, 5, 4, 8]), input(&[3, 7, 2, 8]), input(&[3, 7, 2, 8])],
+        ),
     ]
 }

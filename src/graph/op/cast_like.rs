@@ -1,18 +1,43 @@
-//! Conversion to the element type of another value. ONNX `CastLike` from opset 15.
+//! Conversion to the element type of another value, ONNX `CastLike` from opset 15, and to floats of 8 and 4 bits, a part of
+//! ONNX `Cast` from opset 19. Attribute `round_mode` from opset 24.
 
-use super::case::{Case, input};
+use super::case::{Case, constant, input};
 use super::parts::Parts;
 use super::pointwise::{Expr, Pointwise};
-use super::{Attributes, InferCx, Inputs, Op, OpDef, OpResult, onnx, operand};
+use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, onnx, operand};
 use crate::graph::ValueId;
 use crate::shape::Fact;
+use crate::tensor::mini::{Powers, Rounding};
 use crate::tensor::{DType, HostTensor};
 
 /// Operand 0 as elements of the type of operand 1, of which nothing else is used.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CastLike;
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CastLike {
+    /// How values become floats of 8 bits.
+    pub rounding: Rounding,
+}
 
-/// The conversion once the type is known.
+/// Numbers and truth values to floats of 8 and 4 bits.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CastMini {
+    /// The type of the result.
+    pub to: DType,
+    /// How values become codes.
+    pub rounding: Rounding,
+}
+
+impl CastLike {
+    /// The conversion once the type is known.
+    fn cast(&self, to: DType) -> Box<dyn Op> {
+        if to.is_mini() {
+            let rounding = self.rounding;
+            return Box::new(CastMini { to, rounding });
+        }
+        Box::new(cast(to))
+    }
+}
+
+/// The conversion to a type that elementwise operators make.
 fn cast(to: DType) -> Pointwise {
     Pointwise {
         name: "Cast".to_owned(),
@@ -27,11 +52,12 @@ impl Op for CastLike {
 
     fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
         let first = [Some(cx.fact(0)?)];
-        cx.of(&cast(cx.fact(1)?.dtype), &first)
+        cx.of(self.cast(cx.fact(1)?.dtype).as_ref(), &first)
     }
 
     fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
-        cast(operand(inputs, 1)?.dtype()).eval(&[Some(operand(inputs, 0)?)])
+        self.cast(operand(inputs, 1)?.dtype())
+            .eval(&[Some(operand(inputs, 0)?)])
     }
 
     fn parts(&self, cx: &mut Parts<'_, '_>) -> OpResult<Option<Vec<ValueId>>> {
@@ -52,11 +78,58 @@ impl Op for CastLike {
     }
 }
 
+impl Op for CastMini {
+    fn name(&self) -> &str {
+        "Cast"
+    }
+
+    fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
+        Ok(vec![Fact::new(self.to, cx.fact(0)?.shape.clone())])
+    }
+
+    fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
+        let x = operand(inputs, 0)?;
+        #[expect(
+            clippy::cast_precision_loss,
+            reason = "integers that f64 does not hold round twice"
+        )]
+        let data = if x.dtype().is_float() {
+            x.to_f64()?.into_owned()
+        } else {
+            x.to_i64()?.into_iter().map(|v| v as f64).collect()
+        };
+        Ok(vec![HostTensor::from_rounded(
+            self.to,
+            x.shape(),
+            &data,
+            self.rounding,
+        )?])
+    }
+}
+
+/// How the node rounds to floats of 8 bits.
+pub(super) fn rounding(a: &dyn Attributes) -> OpResult<Rounding> {
+    let powers = match a.string("round_mode")?.as_deref() {
+        None | Some("up") => Powers::Up,
+        Some("down") => Powers::Down,
+        Some("nearest") => Powers::Nearest,
+        Some(other) => {
+            return Err(OpError::expected(
+                "attribute `round_mode`",
+                "up, down or nearest",
+                other,
+            ));
+        }
+    };
+    Ok(Rounding {
+        saturate: a.int("saturate")?.unwrap_or(1) != 0,
+        powers,
+    })
+}
+
 fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
-    // Both concern only conversion to 8-bit floats, which are refused.
-    a.int("saturate")?;
-    a.string("round_mode")?;
-    Ok(Box::new(CastLike))
+    let rounding = rounding(a)?;
+    Ok(Box::new(CastLike { rounding }))
 }
 
 /// The registry's entry.
@@ -68,10 +141,12 @@ pub static DEF: OpDef = OpDef {
 };
 
 fn cases() -> Vec<Case> {
-    vec![Case::new(
-        CastLike,
-        vec![input(&[3, 5]).range(-5.0, 5.0), input(&[1]).ints(0, 1)],
-    )]
+    let x = || input(&[3, 5]).range(-5.0, 5.0);
+    let mut all = vec![Case::new(CastLike::default(), vec![x(), input(&[1]).ints(0, 1)])];
+    if let Ok(like) = HostTensor::zeros(DType::F8E5M2, &[1]) {
+        all.push(Case::new(CastLike::default(), vec![x(), constant(like)]).host_only("no such type on devices"));
+    }
+    all
 }
 
 #[cfg(test)]

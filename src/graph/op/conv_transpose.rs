@@ -171,6 +171,10 @@ impl Op for ConvTranspose {
         Ok(vec![HostTensor::from_floats(x.dtype(), &shape, &y)?])
     }
 
+    fn takes_epilogue(&self) -> bool {
+        true
+    }
+
     fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
         let (x, w, out) = (cx.shape(0)?, cx.shape(1)?, cx.out_fact(0)?.shape.clone());
         let ((_, _, spatial), (c, per_group, _)) = (parts("the input", &x.0)?, parts("the weights", &w.0)?);

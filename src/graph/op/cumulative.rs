@@ -87,17 +87,16 @@ impl Op for Cumulative {
         let x = operand(inputs, 0)?;
         let a = axis(one_int(operand(inputs, 1)?, "axis")?, x.shape().len())?;
         if x.dtype().is_float() {
-            let data: Vec<f64> = x.to_f32()?.iter().map(|v| f64::from(*v)).collect();
+            let data = x.to_f64()?;
             let (first, join) = if self.product { (1.0, 1) } else { (0.0, 0) };
             let y = self.run(&data, x.shape(), a, &first, |a, b| {
                 Some(if join == 1 { a * b } else { a + b })
             })?;
-            #[expect(
-                clippy::cast_possible_truncation,
-                reason = "rounding to the result type is meant"
-            )]
-            let y: Vec<f32> = y.unwrap_or_default().into_iter().map(|v| v as f32).collect();
-            return Ok(vec![HostTensor::from_floats(x.dtype(), x.shape(), &y)?]);
+            return Ok(vec![HostTensor::from_f64s(
+                x.dtype(),
+                x.shape(),
+                &y.unwrap_or_default(),
+            )?]);
         }
         let join = |a: &i64, b: &i64| {
             Some(if self.product {
@@ -106,7 +105,7 @@ impl Op for Cumulative {
                 a.wrapping_add(*b)
             })
         };
-        let y = self.run(&x.to_i64()?, x.shape(), a, &i64::from(self.product), join)?;
+        let y = self.run(&x.to_bits()?, x.shape(), a, &i64::from(self.product), join)?;
         Ok(vec![HostTensor::from_ints(
             x.dtype(),
             x.shape(),

@@ -229,20 +229,15 @@ impl Op for Einsum {
         if dtype.is_float() {
             let data = tensors
                 .iter()
-                .map(|t| t.to_f32())
+                .map(|t| t.to_f64())
                 .collect::<Result<Vec<_>, _>>()?;
-            let read = |t: usize, i: usize| data.get(t).and_then(|d| d.get(i)).map_or(0.0, |v| f64::from(*v));
+            let read = |t: usize, i: usize| data.get(t).and_then(|d| d.get(i)).copied().unwrap_or(0.0);
             let sums = walk.run(1.0, 0.0, read, |a, b| a * b, |a, b| a + b)?;
-            #[expect(
-                clippy::cast_possible_truncation,
-                reason = "rounding to the result type is meant"
-            )]
-            let y: Vec<f32> = sums.into_iter().map(|v| v as f32).collect();
-            return Ok(vec![HostTensor::from_floats(dtype, &out, &y)?]);
+            return Ok(vec![HostTensor::from_f64s(dtype, &out, &sums)?]);
         }
         let data = tensors
             .iter()
-            .map(|t| t.to_i64())
+            .map(|t| t.to_bits())
             .collect::<Result<Vec<_>, _>>()?;
         let read = |t: usize, i: usize| data.get(t).and_then(|d| d.get(i)).copied().unwrap_or(0);
         let y = walk.run(1, 0, read, i64::wrapping_mul, i64::wrapping_add)?;

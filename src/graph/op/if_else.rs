@@ -1,10 +1,12 @@
 //! One of two graphs, by a condition. ONNX `If` from opset 1.
 //!
-//! Both branches give results of the same types and ranks. Where their sizes differ, only the run tells.
+//! Both branches give results of the same types and ranks. Where their sizes differ, only the run tells. Where their ranks differ,
+//! the branch is taken that alone assumes sizes, as exporters write "squeeze the axis if its size is 1": what it assumes is checked
+//! before each run.
 
 use super::case::Case;
 use super::{Assumed, Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, onnx, operand};
-use crate::graph::body::Body;
+use crate::graph::body::{Body, Derived};
 use crate::shape::{Fact, Known};
 use crate::tensor::{DType, HostTensor};
 
@@ -44,6 +46,19 @@ pub(super) fn truth(x: &HostTensor) -> OpResult<bool> {
     }
 }
 
+/// Of two branches the one that alone rests on the equality of sizes.
+fn narrower<'a>(a: &'a Derived, b: &'a Derived) -> Option<&'a Derived> {
+    let alone = |x: &Derived, y: &Derived| {
+        x.assumed()
+            .any(|p| p.equal && !y.assumed().any(|q| p.says(q)))
+    };
+    match (alone(a, b), alone(b, a)) {
+        (true, false) => Some(a),
+        (false, true) => Some(b),
+        _ => None,
+    }
+}
+
 impl Op for If {
     fn name(&self) -> &str {
         "If"
@@ -68,6 +83,12 @@ impl Op for If {
             return (0..branch.facts.len()).map(|i| branch.fact(cx, i)).collect();
         }
         let (a, b) = (self.then.infer(cx, &[])?, self.otherwise.infer(cx, &[])?);
+        if a.facts.iter().zip(&b.facts).any(|(x, y)| x.shape.rank() != y.shape.rank())
+            && let Some(branch) = narrower(&a, &b)
+        {
+            cx.assume(branch.assumed().cloned());
+            return (0..branch.facts.len()).map(|i| branch.fact(cx, i)).collect();
+        }
         // What one branch alone assumes must not fail a run of the other. There the run compares the results' sizes, and
         // what is said of their elements is worth nothing.
         let both: Vec<Assumed> = a

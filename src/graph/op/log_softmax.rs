@@ -32,23 +32,16 @@ impl Op for LogSoftmax {
 
     fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
         eval_rows(inputs, self.axis, self.flatten, |row| {
-            let max = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            let max = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
             if self.hard {
                 let first = row.iter().position(|v| *v == max);
                 row.iter_mut()
                     .enumerate()
-                    .for_each(|(i, v)| *v = f32::from(u8::from(Some(i) == first)));
+                    .for_each(|(i, v)| *v = f64::from(u8::from(Some(i) == first)));
                 return;
             }
-            let sum: f64 = row.iter().map(|v| f64::from(v - max).exp()).sum();
-            for v in row {
-                #[expect(
-                    clippy::cast_possible_truncation,
-                    reason = "rounding to the result type is meant"
-                )]
-                let log = (f64::from(*v - max) - sum.ln()) as f32;
-                *v = log;
-            }
+            let sum: f64 = row.iter().map(|v| (v - max).exp()).sum();
+            row.iter_mut().for_each(|v| *v = *v - max - sum.ln());
         })
     }
 

@@ -5,7 +5,6 @@
 //! where it exceeds what a kernel can bind.
 
 use super::case::{Case, input};
-use super::norm::by_vectors;
 use super::parts::Parts;
 use super::reshape::Reshape;
 use super::{
@@ -138,6 +137,16 @@ impl Op for MatMul {
             m
         };
         let sizes = [rows, n, k];
+        if a.dtype() == DType::F64 {
+            let y = each(
+                sizes,
+                &fa.to_f64()?,
+                &fb.to_f64()?,
+                filled(&shape, 0f64)?,
+                |a, b, y| gemm(rows, n, k, a, b, self.trans_b, y),
+            );
+            return Ok(vec![HostTensor::from_f64s(DType::F64, &shape, &y)?]);
+        }
         if a.dtype().is_float() {
             let y = each(
                 sizes,
@@ -156,6 +165,10 @@ impl Op for MatMul {
             |a, b, y| integers(sizes, a, b, self.trans_b, y),
         );
         Ok(vec![HostTensor::from_ints(a.dtype(), &shape, &y)?])
+    }
+
+    fn takes_epilogue(&self) -> bool {
+        true
     }
 
     fn parts(&self, cx: &mut Parts<'_, '_>) -> OpResult<Option<Vec<ValueId>>> {
@@ -211,42 +224,56 @@ impl Op for MatMul {
             BatchWalk::new(batch_out, batch_a, &m.mul(k)?, batch_b, &product(tail_b)?)?
         };
         let constant = one_matrix && b.as_const().is_some();
+        let by_vectors = cx.caps().explicit_vectors();
         let odd = n.exact_div(&2.into()).is_none();
         let tile = if odd || rows.is(1) { 1 } else { ROWS };
         let mut parts = Vec::new();
         if let (true, Some(columns), Some(depth)) = (constant, as_usize(n), as_usize(k)) {
             let size = if cx.float() == DType::F16 { 2 } else { 4 };
             for (first, count) in cx.split(columns, depth * size, 2)? {
+                // Columns that one work-item reads from top to bottom are side by side.
+                let panel = [32, 16].into_iter().find(|p| by_vectors && count.is_multiple_of(*p));
                 let stride = count.next_multiple_of(2);
+                let panel = panel.unwrap_or(stride);
                 let pack = Pack::Columns {
                     dtype: cx.float(),
                     transpose: self.trans_b,
                     first,
                     count,
                     stride,
-                    panel: stride,
+                    panel,
                 };
                 parts.push((
                     cx.weight(1, pack)?,
                     first,
                     Dim::from_usize(count),
-                    Dim::from_usize(stride),
+                    Dim::from_usize(panel),
                 ));
             }
         } else {
             let stride = if self.trans_b { k } else { n };
             parts.push((cx.input(1)?, 0, n.clone(), stride.clone()));
         }
-        if odd && parts.len() > 1 {
+        if odd && !by_vectors && parts.len() > 1 {
             return Err(OpError::NoKernel(format!(
                 "a weight of {n} columns, an odd number, above the binding limit"
             )));
         }
         for (weight, first, count, stride) in parts {
             let turned = self.trans_b && !constant;
-            let vectors = by_vectors(cx) && !odd && !turned && count.exact_div(&16.into()).is_some();
-            let tile = if vectors && !rows.is(1) { VECTOR_ROWS } else { tile };
-            let mut call = Call::new(&KERNEL, if vectors { 8 } else { 64 })
+            let whole = |n: i64| count.exact_div(&n.into()).is_some();
+            // Vectors of 16 columns that a work-item computes.
+            let vectors = match () {
+                () if !by_vectors || turned => None,
+                () if whole(32) => Some(2),
+                () => Some(1),
+            };
+            let tile = match vectors {
+                None => tile,
+                Some(_) if rows.is(1) => 1,
+                Some(_) => VECTOR_ROWS,
+            };
+            let mut call = Call::new(&KERNEL, if vectors.is_some() { 8 } else { 64 })
                 .operand(cx.input(0)?)
                 .operand(weight)
                 .operand(cx.output(0)?)
@@ -261,15 +288,16 @@ impl Op for MatMul {
             for d in walk.sizes.iter().chain(&walk.a).chain(&walk.b) {
                 call = call.field(d);
             }
-            call = if odd {
-                call.define("ODD", 1)
-                    .grid(walk.count.mul(&rows)?.mul(&count)?.ceil_div(2 * 64)?, 1, 1)
-            } else if vectors {
-                call.define("VECTORS", 1).grid(
-                    count.ceil_div(16 * 8)?,
+            call = if let Some(vectors) = vectors {
+                let call = call.define("VECTORS", vectors).grid(
+                    count.ceil_div(16 * vectors * 8)?,
                     rows.ceil_div(tile)?,
                     walk.count.clone(),
-                )
+                );
+                if whole(16) { call } else { call.define("TAIL", 1) }
+            } else if odd {
+                call.define("ODD", 1)
+                    .grid(walk.count.mul(&rows)?.mul(&count)?.ceil_div(2 * 64)?, 1, 1)
             } else {
                 call.grid(count.ceil_div(2 * 64)?, rows.ceil_div(tile)?, walk.count.clone())
             };
@@ -343,8 +371,13 @@ impl BatchWalk {
     }
 }
 
+/// What [`gemm`] multiplies: `f32` and `f64`.
+pub trait Factor: Copy + From<u8> + 'static {}
+impl Factor for f32 {}
+impl Factor for f64 {}
+
 /// `y = a * b` for row-major `a` of `m x k` and `b` of `k x n`, or `n x k` when `trans_b`.
-pub fn gemm(m: usize, n: usize, k: usize, a: &[f32], b: &[f32], trans_b: bool, y: &mut [f32]) {
+pub fn gemm<T: Factor>(m: usize, n: usize, k: usize, a: &[T], b: &[T], trans_b: bool, y: &mut [T]) {
     assert!(
         a.len() >= m * k && b.len() >= k * n && y.len() >= m * n,
         "operands cover the product"
@@ -367,8 +400,8 @@ pub fn gemm(m: usize, n: usize, k: usize, a: &[f32], b: &[f32], trans_b: bool, y
             b.as_ptr(),
             b_column,
             b_row,
-            0.0f32,
-            1.0f32,
+            T::from(0),
+            T::from(1),
             false,
             false,
             false,

@@ -206,6 +206,10 @@ impl Op for MatMulE0m {
         Ok(vec![HostTensor::from_floats(x.dtype(), &shape, &y)?])
     }
 
+    fn takes_epilogue(&self) -> bool {
+        true
+    }
+
     fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
         let (k, n) = packed_size(self.bits, self.group, cx.fact(1)?, cx.fact(2)?)?;
         let x = cx.shape(0)?;

@@ -5,7 +5,6 @@
 
 use super::case::{Case, constant};
 use super::matmul::BatchWalk;
-use super::norm::by_vectors;
 use super::parts::Parts;
 use super::pointwise::Binary;
 use super::pointwise::import::{binary, cast, input as arg};
@@ -292,7 +291,7 @@ impl Op for MatMulInteger {
         let wide = vectors
             .into_iter()
             .find(|v| n.exact_div(&(16 * v).into()).is_some());
-        call = match wide.filter(|_| by_vectors(cx)) {
+        call = match wide.filter(|_| cx.caps().explicit_vectors()) {
             Some(v) => {
                 call.workgroup(4)
                     .define("VECTORS", v)

@@ -177,10 +177,10 @@ impl<'a> InferCx<'a> {
             .ok_or_else(|| OpError::expected(format!("input {i}"), "a value", "nothing"))
     }
 
-    /// The fact of operand `i`, which must be given and be of floats.
+    /// The fact of operand `i`, which must be given and be of floats, of 32 bits at most.
     pub fn float(&self, i: usize) -> OpResult<&Fact> {
         let fact = self.fact(i)?;
-        if fact.dtype.is_float() {
+        if fact.dtype.is_float() && fact.dtype != DType::F64 {
             return Ok(fact);
         }
         let what = if i == 0 {
@@ -188,7 +188,12 @@ impl<'a> InferCx<'a> {
         } else {
             format!("element type of input {i}")
         };
-        Err(OpError::expected(what, "f32 or f16", fact.dtype))
+        let wide = fact.dtype == DType::F64;
+        Err(if wide {
+            OpError::Unsupported(format!("{what} f64"))
+        } else {
+            OpError::expected(what, "a float", fact.dtype)
+        })
     }
 
     /// The fact of operand `i`, if given.
@@ -431,6 +436,13 @@ pub trait Op: DynOp + Debug + Send + Sync {
         Err(OpError::NoKernel(format!("{} has no kernel", self.name())))
     }
 
+    /// True where an elementwise function may be applied to result 0 before it is stored: where kernels write result 0 they
+    /// write each element of it once, by the accessors of their only result, and never read it; the result is of floats, neither a
+    /// view nor part of another value. See [`crate::backend::epilogue`].
+    fn takes_epilogue(&self) -> bool {
+        false
+    }
+
     /// Makes the nodes of other operators that the operator is made of, and returns the values of its results; those that nothing
     /// reads may be missing at the end. `None`, as here, where a device takes the operator as it is. The operands are given.
     fn parts(&self, _cx: &mut Parts<'_, '_>) -> OpResult<Option<Vec<ValueId>>> {
@@ -563,11 +575,15 @@ pub mod parts;
 pub mod window;
 
 ops! {
+    affine_grid,
     arg_max,
     attention,
     axes_norm,
     batch_norm,
+    bit_cast,
     cast_like,
+    causal_conv,
+    center_crop_pad,
     col2im,
     compress,
     concat,
@@ -576,12 +592,15 @@ ops! {
     conv_integer,
     conv_transpose,
     cumulative,
+    deform_conv,
     depth_to_space,
     det,
+    dft,
     dropout,
     einsum,
     expand,
     eye_like,
+    fused,
     gather,
     gather_e0m,
     gather_elements,
@@ -591,12 +610,15 @@ ops! {
     grid_sample,
     if_else,
     kv_append,
+    linear_attention,
     log_softmax,
     loop_body,
     lrn,
     matmul,
     matmul_e0m,
     matmul_integer,
+    max_unpool,
+    mel_weights,
     non_max_suppression,
     non_zero,
     norm,
@@ -623,11 +645,14 @@ ops! {
     slice,
     softmax,
     split,
+    tensor_scatter,
+    tfidf,
     tile,
     top_k,
     transpose,
     trilu,
     unique,
+    window_function,
 }
 
 /// A non-negative axis below `rank` from ONNX's signed form.
@@ -671,17 +696,13 @@ pub(super) fn filled<T: Clone>(shape: &[usize], value: T) -> OpResult<Vec<T>> {
 }
 
 /// The larger number; what is no number stays so, as ONNX has it. Kernels get none: see the numeric contract.
-pub(super) fn max_nan(a: f32, b: f32) -> f32 {
-    if a.is_nan() || b.is_nan() {
-        f32::NAN
-    } else {
-        a.max(b)
-    }
+pub(super) fn max_nan<T: PartialOrd>(a: T, b: T) -> T {
+    if a >= b || no_number(&a) { a } else { b }
 }
 
 /// The smaller number; see [`max_nan`].
-pub(super) fn min_nan(a: f32, b: f32) -> f32 {
-    -max_nan(-a, -b)
+pub(super) fn min_nan<T: PartialOrd>(a: T, b: T) -> T {
+    if a <= b || no_number(&a) { a } else { b }
 }
 
 /// True for what is no number, of integers and floats.
@@ -801,12 +822,13 @@ pub fn gather_strided(x: &HostTensor, shape: &[usize], start: usize, step: &[isi
 /// Iterations that the loops of one work-item may make in all; a CPU driver stops them, in silence, at 65,535.
 pub const MOST_LOOPS: i64 = 60_000;
 
-/// The dtype that device memory uses for a host dtype, given the storage type of floats.
+/// The dtype that device memory uses for a host dtype, given the storage type of floats. Types that no device
+/// [holds](DType::on_devices) stay themselves; nothing of them is ever there.
 pub fn device_dtype(dtype: DType, float: DType) -> DType {
     match dtype {
         DType::F32 | DType::F16 => float,
-        DType::U32 => DType::U32,
         DType::I64 | DType::I32 | DType::U8 | DType::I8 | DType::Bool => DType::I32,
+        other => other,
     }
 }
 

@@ -26,7 +26,7 @@ fn indices(shape: &[usize], positions: &[usize]) -> Vec<i64> {
 /// Which elements are not zero.
 pub(super) fn truths(x: &HostTensor) -> OpResult<Vec<bool>> {
     if x.dtype().is_float() {
-        return Ok(x.to_f32()?.iter().map(|v| *v != 0.0).collect());
+        return Ok(x.to_f64()?.iter().map(|v| *v != 0.0).collect());
     }
     Ok(x.to_i64()?.into_iter().map(|v| v != 0).collect())
 }

@@ -11,7 +11,6 @@ use super::pointwise::import::{binary, cast, input as arg, number, unary};
 use super::pointwise::{Binary, Unary};
 use super::reduce::{Kind, Reduce};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, axis, onnx, operand, pointwise};
-use crate::backend::DeviceKind;
 use crate::backend::kernel::Kernel;
 use crate::graph::ValueId;
 use crate::plan::lower::{Call, LowerCx};
@@ -54,12 +53,6 @@ pub(super) struct Rows {
     pub epsilon: f32,
 }
 
-/// Rows are a work-item's each, by explicit vectors: on CPUs, whose drivers pay for barriers and make loops of work-items.
-pub(super) fn by_vectors(cx: &LowerCx<'_>) -> bool {
-    let caps = cx.caps();
-    caps.kind == DeviceKind::Cpu && caps.backend == "opencl"
-}
-
 /// Normalises operand 0 by scale (operand 1) and bias (operand 2) where they are there.
 pub(super) fn emit(cx: &mut LowerCx<'_>, rows: &Rows) -> OpResult<()> {
     let (count, cols) = (&rows.rows, &rows.cols);
@@ -68,7 +61,7 @@ pub(super) fn emit(cx: &mut LowerCx<'_>, rows: &Rows) -> OpResult<()> {
     } else {
         2
     };
-    let mut call = if by_vectors(cx) {
+    let mut call = if cx.caps().explicit_vectors() {
         Call::new(&KERNEL, 8)
             .define("ITEM", 1)
             .define("ROWS", 1)

@@ -23,7 +23,7 @@ pub struct OneHot {
 fn whole(x: &HostTensor) -> OpResult<Vec<i64>> {
     #[expect(clippy::cast_possible_truncation, reason = "as the operator is defined")]
     if x.dtype().is_float() {
-        return Ok(x.to_f32()?.iter().map(|v| *v as i64).collect());
+        return Ok(x.to_f64()?.iter().map(|v| *v as i64).collect());
     }
     Ok(x.to_i64()?)
 }

@@ -5,13 +5,13 @@
 //! one line of a table below.
 //!
 //! Opsets from 6 on. Before 7 the second operand has the axis that it is aligned with as an attribute; from 7 on broadcasting is
-//! multidirectional. `Cast` to and from strings is refused.
+//! multidirectional. `Cast` to and from strings is refused; that to floats of 8 and 4 bits is an operator of its own,
+//! [`CastMini`](super::cast_like::CastMini). Elements of `f64` are computed in `f64`, those of narrower floats in `f32`.
 
 use super::parts::Parts;
 use super::{InferCx, Inputs, Op, OpDef, OpError, OpResult, operand};
-use crate::backend::kernel::{Kernel, Snippet};
 use crate::graph::{ValueId, rules};
-use crate::plan::lower::{Call, LowerCx};
+use crate::plan::lower::LowerCx;
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::{DType, HostTensor};
 use std::fmt;
@@ -22,10 +22,14 @@ mod finite;
 mod functions;
 pub(super) mod import;
 mod legacy;
+mod lower;
+mod real;
 
 pub(super) use dims::arithmetic;
 pub use functions::{Binary, Unary};
 pub use legacy::AxisBroadcast;
+pub(super) use lower::{Place, epilogue};
+use real::{Real, rounded};
 
 /// An elementwise expression.
 #[derive(Clone, Debug, PartialEq)]
@@ -63,11 +67,11 @@ pub enum Test {
 }
 
 impl Test {
-    fn holds(self, x: f32) -> bool {
+    fn holds<F: Real>(self, x: F) -> bool {
         match self {
             Self::Nan => x.is_nan(),
             Self::Infinite { negative, positive } => {
-                x.is_infinite() && if x < 0.0 { negative } else { positive }
+                x.is_infinite() && if x < F::of(0.0) { negative } else { positive }
             }
         }
     }
@@ -88,9 +92,25 @@ fn common(a: (&Expr, DType), b: (&Expr, DType)) -> OpResult<DType> {
 }
 
 /// A dense intermediate of the evaluator.
-enum Buffer {
-    Floats(Vec<f32>),
+enum Buffer<F> {
+    Floats(Vec<F>),
+    /// Elements without a sign of 64 bits by their bits.
     Ints(Vec<i64>),
+}
+
+/// The elements without a sign that the bits stand for.
+fn unsigned(bits: &[i64]) -> &[u64] {
+    bytemuck::cast_slice(bits)
+}
+
+/// `f` of the elements of two lists of one length.
+fn both<A: Copy, B: Copy, T>(a: &[A], b: &[B], f: impl Fn(A, B) -> T) -> Vec<T> {
+    a.iter().zip(b).map(|(a, b)| f(*a, *b)).collect()
+}
+
+/// `f` of each element.
+fn each<A: Copy, T>(a: &[A], f: impl Fn(A) -> T) -> Vec<T> {
+    a.iter().map(|v| f(*v)).collect()
 }
 
 impl Expr {
@@ -105,7 +125,7 @@ impl Expr {
             Self::Not(_) => DType::Bool,
             Self::Test(_, x) => match x.dtype(inputs)? {
                 t if t.is_float() => DType::Bool,
-                t => return Err(OpError::expected("element type", "f32 or f16", t)),
+                t => return Err(OpError::expected("element type", "a float", t)),
             },
             Self::Binary(f, a, b) => {
                 let (ta, tb) = (a.dtype(inputs)?, b.dtype(inputs)?);
@@ -132,122 +152,120 @@ impl Expr {
         })
     }
 
-    fn eval(&self, inputs: &Inputs<'_>, shape: &[usize]) -> OpResult<Buffer> {
-        let count = super::count(shape)?;
+    /// True where the type occurs in the expression.
+    fn names(&self, dtype: DType) -> bool {
+        match self {
+            Self::Input(_) | Self::Const(..) => false,
+            Self::Cast(t, x) => *t == dtype || x.names(dtype),
+            Self::Unary(_, x) | Self::Not(x) | Self::Test(_, x) => x.names(dtype),
+            Self::Binary(_, a, b) => a.names(dtype) || b.names(dtype),
+            Self::Select(c, a, b) => c.names(dtype) || a.names(dtype) || b.names(dtype),
+        }
+    }
+
+    /// The elements of the result as a tensor, whose type is `dtype`.
+    fn tensor<F: Real>(&self, inputs: &Inputs<'_>, types: &[DType], shape: &[usize]) -> OpResult<HostTensor> {
+        let dtype = self.dtype(types)?;
+        Ok(match self.eval::<F>(inputs, types, shape)? {
+            Buffer::Floats(v) => F::write(dtype, shape, &v)?,
+            Buffer::Ints(v) => HostTensor::from_ints(dtype, shape, &v)?,
+        })
+    }
+
+    fn eval<F: Real>(&self, inputs: &Inputs<'_>, types: &[DType], shape: &[usize]) -> OpResult<Buffer<F>> {
+        use Buffer::{Floats, Ints};
+        let go = |e: &Self| e.eval::<F>(inputs, types, shape);
+        // Without a sign, order and quotients differ.
+        let is_unsigned = |e: &Self| Ok::<_, OpError>(e.dtype(types)? == DType::U64);
         Ok(match self {
             Self::Input(i) => {
                 let x = operand(inputs, *i)?;
                 let full = broadcast_to(x, shape)?;
                 if x.dtype().is_float() {
-                    Buffer::Floats(full.to_f32()?.into_owned())
+                    Floats(F::read(&full)?.into_owned())
                 } else {
-                    Buffer::Ints(full.to_i64()?)
+                    Ints(full.to_bits()?)
                 }
             }
+            Self::Const(v, t) if t.is_float() => Floats(super::filled(shape, F::of(*v))?),
             #[expect(
                 clippy::cast_possible_truncation,
                 reason = "constants are stored widened from these types"
             )]
-            Self::Const(v, t) if t.is_float() => Buffer::Floats(vec![*v as f32; count]),
-            #[expect(
-                clippy::cast_possible_truncation,
-                reason = "constants are stored widened from these types"
-            )]
-            Self::Const(v, _) => Buffer::Ints(vec![*v as i64; count]),
-            Self::Unary(f, x) => match x.eval(inputs, shape)? {
-                Buffer::Floats(v) => Buffer::Floats(v.into_iter().map(|x| f.apply(x)).collect()),
-                Buffer::Ints(v) => Buffer::Ints(match f {
-                    Unary::Neg => v.into_iter().map(i64::wrapping_neg).collect(),
-                    Unary::Abs => v.into_iter().map(i64::wrapping_abs).collect(),
-                    Unary::Sign => v.into_iter().map(i64::signum).collect(),
-                    Unary::Relu => v.into_iter().map(|x| x.max(0)).collect(),
-                    _ => return Err(OpError::Unsupported(format!("{f:?} of integers"))),
-                }),
+            Self::Const(v, _) => Ints(super::filled(shape, *v as i64)?),
+            Self::Unary(f, x) => match (go(x)?, f) {
+                (Floats(v), f) => Floats(v.into_iter().map(|x| f.apply(x)).collect()),
+                (Ints(v), Unary::Neg) => Ints(each(&v, i64::wrapping_neg)),
+                (Ints(v), Unary::Abs | Unary::Relu) if is_unsigned(x)? => Ints(v),
+                (Ints(v), Unary::Sign) if is_unsigned(x)? => Ints(each(&v, |x| i64::from(x != 0))),
+                (Ints(v), Unary::Abs) => Ints(each(&v, i64::wrapping_abs)),
+                (Ints(v), Unary::Sign) => Ints(each(&v, i64::signum)),
+                (Ints(v), Unary::Relu) => Ints(each(&v, |x| x.max(0))),
+                _ => return Err(OpError::Unsupported(format!("{f:?} of integers"))),
             },
-            Self::Not(x) => match x.eval(inputs, shape)? {
-                Buffer::Ints(v) => Buffer::Ints(v.into_iter().map(|x| i64::from(x == 0)).collect()),
-                Buffer::Floats(_) => return Err(OpError::expected("operand of Not", DType::Bool, "a float")),
+            Self::Not(x) => match go(x)? {
+                Ints(v) => Ints(each(&v, |x| i64::from(x == 0))),
+                Floats(_) => return Err(OpError::expected("operand of Not", DType::Bool, "a float")),
             },
-            Self::Test(test, x) => match x.eval(inputs, shape)? {
-                Buffer::Floats(v) => Buffer::Ints(v.into_iter().map(|x| i64::from(test.holds(x))).collect()),
-                Buffer::Ints(_) => {
-                    return Err(OpError::expected("operand of a test", "a float", "an integer"));
-                }
+            Self::Test(test, x) => match go(x)? {
+                Floats(v) => Ints(each(&v, |x| i64::from(test.holds(x)))),
+                Ints(_) => return Err(OpError::expected("operand of a test", "a float", "an integer")),
             },
-            Self::Binary(f, a, b) => match (a.eval(inputs, shape)?, b.eval(inputs, shape)?) {
-                (Buffer::Floats(a), Buffer::Floats(b)) if f.is_comparison() => Buffer::Ints(
-                    a.iter()
-                        .zip(&b)
-                        .map(|(a, b)| i64::from(f.compare(a, b)))
-                        .collect(),
-                ),
-                (Buffer::Ints(a), Buffer::Ints(b)) if f.is_comparison() => Buffer::Ints(
-                    a.iter()
-                        .zip(&b)
-                        .map(|(a, b)| i64::from(f.compare(a, b)))
-                        .collect(),
-                ),
-                (Buffer::Floats(a), Buffer::Floats(b)) => {
-                    Buffer::Floats(a.iter().zip(&b).map(|(a, b)| f.floats(*a, *b)).collect())
+            Self::Binary(f, x, y) => match (go(x)?, go(y)?) {
+                (Floats(a), Floats(b)) if f.is_comparison() => {
+                    Ints(both(&a, &b, |a, b| i64::from(f.compare(&a, &b))))
                 }
-                (Buffer::Ints(a), Buffer::Ints(b)) => {
-                    Buffer::Ints(a.iter().zip(&b).map(|(a, b)| f.ints(*a, *b)).collect())
+                (Floats(a), Floats(b)) => Floats(both(&a, &b, |a, b| f.floats(a, b))),
+                (Ints(a), Ints(b)) => match (f.is_comparison(), is_unsigned(x)? || is_unsigned(y)?) {
+                    (false, false) => Ints(both(&a, &b, |a, b| f.ints(a, b))),
+                    (false, true) => {
+                        let y = both(unsigned(&a), unsigned(&b), |a, b| f.ints(a, b));
+                        Ints(bytemuck::cast_slice(&y).to_vec())
+                    }
+                    (true, false) => Ints(both(&a, &b, |a, b| i64::from(f.compare(&a, &b)))),
+                    (true, true) => Ints(both(unsigned(&a), unsigned(&b), |a, b| {
+                        i64::from(f.compare(&a, &b))
+                    })),
+                },
+                (Floats(a), Ints(b)) if is_unsigned(y)? => {
+                    Floats(both(&a, unsigned(&b), |a, b| f.floats(a, F::of_u64(b))))
                 }
+                (Floats(a), Ints(b)) => Floats(both(&a, &b, |a, b| f.floats(a, F::of_i64(b)))),
+                // ONNX `Pow` returns to the base's type.
                 #[expect(
-                    clippy::cast_precision_loss,
-                    reason = "an integer exponent of a float base is small"
-                )]
-                (Buffer::Floats(a), Buffer::Ints(b)) => {
-                    Buffer::Floats(a.iter().zip(&b).map(|(a, b)| f.floats(*a, *b as f32)).collect())
-                }
-                #[expect(
-                    clippy::cast_precision_loss,
                     clippy::cast_possible_truncation,
-                    reason = "ONNX Pow returns to the base's type"
+                    clippy::cast_precision_loss,
+                    reason = "see above"
                 )]
-                (Buffer::Ints(a), Buffer::Floats(b)) => Buffer::Ints(
-                    a.iter()
-                        .zip(&b)
-                        .map(|(a, b)| (*a as f64).powf(f64::from(*b)) as i64)
-                        .collect(),
-                ),
+                (Ints(a), Floats(b)) => Ints(both(&a, &b, |a, b| (a as f64).powf(b.to_f64()) as i64)),
             },
             Self::Select(c, a, b) => {
-                let Buffer::Ints(c) = c.eval(inputs, shape)? else {
+                let Ints(c) = go(c)? else {
                     return Err(OpError::expected("condition", DType::Bool, "a float"));
                 };
-                match (a.eval(inputs, shape)?, b.eval(inputs, shape)?) {
-                    (Buffer::Floats(a), Buffer::Floats(b)) => Buffer::Floats(
-                        c.iter()
-                            .zip(a.iter().zip(&b))
-                            .map(|(c, (a, b))| if *c != 0 { *a } else { *b })
-                            .collect(),
-                    ),
-                    (Buffer::Ints(a), Buffer::Ints(b)) => Buffer::Ints(
-                        c.iter()
-                            .zip(a.iter().zip(&b))
-                            .map(|(c, (a, b))| if *c != 0 { *a } else { *b })
-                            .collect(),
-                    ),
+                fn chosen<T: Copy>(c: &[i64], a: &[T], b: &[T]) -> Vec<T> {
+                    let pairs = c.iter().zip(a.iter().zip(b));
+                    pairs.map(|(c, (a, b))| if *c != 0 { *a } else { *b }).collect()
+                }
+                match (go(a)?, go(b)?) {
+                    (Floats(a), Floats(b)) => Floats(chosen(&c, &a, &b)),
+                    (Ints(a), Ints(b)) => Ints(chosen(&c, &a, &b)),
                     _ => return Err(OpError::mismatch("element types", "float", "integer")),
                 }
             }
-            Self::Cast(t, x) => match (x.eval(inputs, shape)?, t) {
-                (Buffer::Floats(v), DType::Bool) => {
-                    Buffer::Ints(v.iter().map(|x| i64::from(*x != 0.0)).collect())
+            Self::Cast(t, x) => match (go(x)?, t) {
+                (Floats(v), DType::Bool) => Ints(each(&v, |x| i64::from(x != F::of(0.0)))),
+                (Ints(v), DType::Bool) => Ints(each(&v, |x| i64::from(x != 0))),
+                (Floats(v), t) if t.is_float() => Floats(each(&v, |x| rounded(*t, x))),
+                (Floats(v), DType::U64) => {
+                    let y = each(&v, F::to_u64);
+                    Ints(bytemuck::cast_slice(&y).to_vec())
                 }
-                (Buffer::Ints(v), DType::Bool) => {
-                    Buffer::Ints(v.iter().map(|x| i64::from(*x != 0)).collect())
-                }
-                (Buffer::Floats(v), DType::F32) => Buffer::Floats(v),
-                (Buffer::Floats(v), DType::F16) => {
-                    Buffer::Floats(v.iter().map(|x| half::f16::from_f32(*x).to_f32()).collect())
-                }
-                #[expect(clippy::cast_possible_truncation, reason = "ONNX Cast of floats truncates")]
-                (Buffer::Floats(v), _) => Buffer::Ints(v.iter().map(|x| *x as i64).collect()),
-                #[expect(clippy::cast_precision_loss, reason = "ONNX Cast to float rounds")]
-                (Buffer::Ints(v), t) if t.is_float() => Buffer::Floats(v.iter().map(|x| *x as f32).collect()),
-                (Buffer::Ints(v), _) => Buffer::Ints(v),
+                // Floats are cut towards zero.
+                (Floats(v), t) => Ints(each(&v, |x| t.wrap(x.to_i64()))),
+                (Ints(v), t) if t.is_float() && is_unsigned(x)? => Floats(each(unsigned(&v), F::of_u64)),
+                (Ints(v), t) if t.is_float() => Floats(each(&v, F::of_i64)),
+                (Ints(v), t) => Ints(each(&v, |x| t.wrap(x))),
             },
         })
     }
@@ -296,7 +314,7 @@ impl Expr {
                 if wgsl {
                     format!("f32({v:e})")
                 } else {
-                    format!("({v:e}f)")
+                    format!("((FLOAT)({v:e}f))")
                 }
             }
             Self::Const(v, _) => {
@@ -368,7 +386,7 @@ impl Expr {
                     Binary::Min => format!("min({a}, {b})"),
                     Binary::Max => format!("max({a}, {b})"),
                     Binary::Pow => {
-                        let cast = if wgsl { "f32" } else { "(float)" };
+                        let cast = if wgsl { "f32" } else { "(FLOAT)" };
                         if !float {
                             return Err(OpError::NoKernel("Pow of integers".to_owned()));
                         }
@@ -392,6 +410,11 @@ impl Expr {
                     format!("({c} ? {a} : {b})")
                 }
             }
+            Self::Cast(t, _) if !t.on_devices() => {
+                return Err(OpError::NoKernel(format!(
+                    "no device kernel for elements of type {t}"
+                )));
+            }
             Self::Cast(t, x) => {
                 let from = x.dtype(types)?;
                 let x = x.print(types, wgsl)?;
@@ -402,6 +425,7 @@ impl Expr {
                     ),
                     (DType::Bool, false) => format!("(({x} != 0) ? 1 : 0)"),
                     (t, true) if t.is_float() => format!("f32({x})"),
+                    (t, false) if t.is_float() && from.is_float() => x,
                     (t, false) if t.is_float() => format!("((float)({x}))"),
                     (_, true) => format!("i32({x})"),
                     (_, false) => format!("((int)({x}))"),
@@ -465,17 +489,7 @@ pub fn broadcast_to(x: &HostTensor, shape: &[usize]) -> OpResult<HostTensor> {
 
 /// Largest number of operands of one kernel.
 pub const MAX_INPUTS: usize = 4;
-/// Largest number of axes left after joining those that every operand walks alike.
-const MAX_RANK: usize = 5;
 const NAMES: [&str; MAX_INPUTS] = ["a", "b", "c", "d"];
-
-static KERNEL: Kernel = crate::kernel!(pointwise {
-    count: U32, n1: U32, n2: U32, n3: U32, n4: U32,
-    a0: U32, a1: U32, a2: U32, a3: U32, a4: U32,
-    b0: U32, b1: U32, b2: U32, b3: U32, b4: U32,
-    c0: U32, c1: U32, c2: U32, c3: U32, c4: U32,
-    d0: U32, d1: U32, d2: U32, d3: U32, d4: U32,
-} [a: In Elem, b: OptionalIn Elem, c: OptionalIn Elem, d: OptionalIn Elem, y: Out Elem]);
 
 /// An elementwise operator.
 #[derive(Clone, Debug, PartialEq)]
@@ -579,60 +593,17 @@ impl Op for Pointwise {
             types.push(x.dtype());
         }
         let shape = shape.as_fixed().unwrap_or_default();
-        let dtype = self.expr.dtype(&types)?;
-        Ok(vec![match self.expr.eval(inputs, &shape)? {
-            Buffer::Floats(v) => HostTensor::from_floats(dtype, &shape, &v)?,
-            Buffer::Ints(v) => HostTensor::from_ints(dtype, &shape, &v)?,
+        self.expr.dtype(&types)?;
+        let wide = types.contains(&DType::F64) || self.expr.names(DType::F64);
+        Ok(vec![if wide {
+            self.expr.tensor::<f64>(inputs, &types, &shape)?
+        } else {
+            self.expr.tensor::<f32>(inputs, &types, &shape)?
         }])
     }
 
     fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
-        let n = cx.input_count();
-        if n > MAX_INPUTS {
-            return Err(OpError::NoKernel(format!(
-                "{n} elementwise operands; at most {MAX_INPUTS}"
-            )));
-        }
-        let out = cx.out_fact(0)?.shape.clone();
-        let mut shapes = Vec::new();
-        let mut types = Vec::new();
-        for i in 0..n {
-            let f = cx.fact(i)?;
-            shapes.push(f.shape.clone());
-            types.push(f.dtype);
-        }
-        let walk = join_axes(&out, &shapes.iter().collect::<Vec<_>>())?;
-        if walk.sizes.len() > MAX_RANK {
-            return Err(OpError::NoKernel(format!(
-                "a broadcast over {} axes that cannot be joined; at most {MAX_RANK}",
-                walk.sizes.len()
-            )));
-        }
-        let count = out.count()?;
-        let (zero, one) = (Dim::from(0), Dim::from(1));
-        let flat = walk.sizes.len() <= 1 && walk.strides.iter().all(|s| s.first().is_none_or(|d| d.is(1)));
-        let snippet = self.snippet(&types, cx.output(0)?.dtype)?;
-        let mut call = Call::new(&KERNEL, 64)
-            .snippet(snippet)
-            .grid(count.ceil_div(2 * 64)?, 1, 1)
-            .field(&count);
-        for i in 0..MAX_RANK - 1 {
-            call = call.field(walk.sizes.get(i).unwrap_or(&one));
-        }
-        for input in 0..MAX_INPUTS {
-            call = call.optional(if input < n { Some(cx.input(input)?) } else { None });
-            for i in 0..MAX_RANK {
-                call = call.field(walk.strides.get(input).and_then(|s| s.get(i)).unwrap_or(&zero));
-            }
-        }
-        call = call.operand(cx.output(0)?).may_be_padded();
-        if flat {
-            call = call.define("FLAT", 1).may_work_in_place();
-        }
-        if walk.sizes.len() <= 2 {
-            call = call.define("RANK2", 1);
-        }
-        cx.emit(call)
+        lower::emit(&self.expr, cx)
     }
 
     fn parts(&self, cx: &mut Parts<'_, '_>) -> OpResult<Option<Vec<ValueId>>> {
@@ -644,58 +615,10 @@ impl Op for Pointwise {
     }
 }
 
-impl Pointwise {
-    /// The `apply` functions of both languages.
-    fn snippet(&self, types: &[DType], storage: DType) -> OpResult<Snippet> {
-        let dtype = self.expr.dtype(types)?;
-        let mut texts = [String::new(), String::new()];
-        for (wgsl, out) in [false, true].into_iter().zip(&mut texts) {
-            let name = |t: DType| match (t.is_float(), wgsl) {
-                (true, true) => "f32",
-                (true, false) => "float",
-                (false, true) => "i32",
-                (false, false) => "int",
-            };
-            let arguments: Vec<String> = types
-                .iter()
-                .zip(NAMES)
-                .map(|(t, n)| {
-                    if wgsl {
-                        format!("v{n}: {}", name(*t))
-                    } else {
-                        format!("{} v{n}", name(*t))
-                    }
-                })
-                .collect();
-            let mut body = self.expr.print(types, wgsl)?;
-            if storage == DType::F16 {
-                body = format!("clamp({body}, MASK_MIN, -MASK_MIN)");
-            }
-            let arguments = arguments.join(", ");
-            *out = if wgsl {
-                format!(
-                    "alias Y = {0};\nfn apply({arguments}) -> {0} {{ return {body}; }}\n",
-                    name(dtype)
-                )
-            } else {
-                format!(
-                    "typedef {0} Y;\ntypedef {0}2 Y2;\ninline {0} apply({arguments}) {{ return {body}; }}\n",
-                    name(dtype)
-                )
-            };
-            for (_, cl, text) in functions::HELPERS.iter().filter(|h| body.contains(h.0)) {
-                out.insert_str(0, if wgsl { text } else { cl });
-            }
-        }
-        let [cl, wgsl] = texts;
-        Ok(Snippet { cl, wgsl })
-    }
-}
-
 /// The registry's entry.
 pub static DEF: OpDef = OpDef {
     onnx: import::ONNX,
     import: import::import,
-    kernels: &[&KERNEL],
+    kernels: &[&lower::KERNEL],
     cases: cases::cases,
 };

@@ -1,7 +1,8 @@
 //! Conversion between floats and scaled integers.
 //!
 //! ONNX `QuantizeLinear` and `DequantizeLinear` from opset 10: one scale, from 13 one for each index of an axis, from 21 one
-//! for each block of an axis; `DynamicQuantizeLinear` from 11. Integers of 8 bits, and of 32 for `DequantizeLinear`.
+//! for each block of an axis; `DynamicQuantizeLinear` from 11. Integers of up to 16 bits, of 32 for `DequantizeLinear` too, and
+//! floats of 8 and 4 bits, whose zero points are 0.
 
 use super::case::{Case, constant, input};
 use super::parts::Parts;
@@ -13,6 +14,7 @@ use crate::graph::ValueId;
 use crate::graph::onnx::dtype_of;
 use crate::plan::lower::{Call, LowerCx};
 use crate::shape::{Dim, Fact, Shape};
+use crate::tensor::mini::Rounding;
 use crate::tensor::{DType, HostTensor};
 
 static DYNAMIC: Kernel = crate::kernel!(dynamic_quantize { count: U32 } [
@@ -93,13 +95,22 @@ impl Grid {
     }
 }
 
-/// The lowest and highest value of an integer type of 8 bits.
+/// The lowest and highest value of a type of at most 16 bits that is quantized to; of floats all are reached.
 fn limits(dtype: DType) -> OpResult<(i64, i64)> {
-    match dtype {
-        DType::U8 => Ok((0, 255)),
-        DType::I8 => Ok((-128, 127)),
-        other => Err(OpError::Unsupported(format!("quantization to {other}"))),
+    let range = dtype.int_range().and_then(|(low, high)| {
+        let (low, high) = (i64::try_from(low).ok()?, i64::try_from(high).ok()?);
+        Some((low, high)).filter(|_| dtype.size() <= 2)
+    });
+    match range {
+        Some(range) => Ok(range),
+        None if is_code(dtype) => Ok((0, 0)),
+        None => Err(OpError::Unsupported(format!("quantization to {dtype}"))),
     }
+}
+
+/// Floats that values are quantized to; a power of two only scales.
+fn is_code(dtype: DType) -> bool {
+    dtype.is_mini() && dtype != DType::F8E8M0
 }
 
 /// `round(x / scale) + zero`, kept inside the type; halves go to the even side.
@@ -115,6 +126,10 @@ pub(super) fn quantize(x: f32, scale: f32, zero: i64, (low, high): (i64, i64)) -
 /// The zero point of an operand that may be left out.
 fn zeros(inputs: &Inputs<'_>, i: usize, count: usize) -> OpResult<Vec<i64>> {
     let zeros = match inputs.get(i).copied().flatten() {
+        Some(t) if t.dtype().is_float() => match t.to_f32()?.iter().find(|v| **v != 0.0) {
+            Some(v) => return Err(OpError::expected("zero point of floats", 0, v)),
+            None => vec![0; t.len()],
+        },
         Some(t) => t.to_i64()?,
         None => vec![0; count],
     };
@@ -128,9 +143,13 @@ fn zeros(inputs: &Inputs<'_>, i: usize, count: usize) -> OpResult<Vec<i64>> {
     Ok(zeros)
 }
 
-/// Zero points have the shape of the scales.
+/// Zero points have the shape of the scales; one may be a list of one.
 fn check_zero(cx: &InferCx<'_>, scale: &Fact) -> OpResult<()> {
     let Some(zero) = cx.opt(2) else { return Ok(()) };
+    let is_one = |fact: &Fact| fact.shape.rank() <= 1 && fact.shape.0.iter().all(|d| d.is(1));
+    if is_one(scale) && is_one(zero) {
+        return Ok(());
+    }
     if zero.shape.rank() != scale.shape.rank() {
         return Err(OpError::mismatch(
             "shapes of scale and zero point",
@@ -151,6 +170,8 @@ pub struct QuantizeLinear {
     pub grid: Grid,
     /// Type of the result; `None` takes that of the zero point, or `u8`.
     pub dtype: Option<DType>,
+    /// What is too large for floats of 8 bits becomes the largest of them.
+    pub saturate: bool,
 }
 
 /// Integers to floats.
@@ -291,6 +312,18 @@ impl Op for QuantizeLinear {
         } else {
             x.to_i64()?.into_iter().map(|v| v as f32).collect()
         };
+        if dtype.is_float() {
+            let y: Vec<f64> = data
+                .iter()
+                .zip(at)
+                .map(|(v, g)| f64::from(*v / scales[g]))
+                .collect();
+            let rounding = Rounding {
+                saturate: self.saturate,
+                ..Rounding::default()
+            };
+            return Ok(vec![HostTensor::from_rounded(dtype, x.shape(), &y, rounding)?]);
+        }
         let y: Vec<i64> = data
             .iter()
             .zip(at)
@@ -319,10 +352,10 @@ impl Op for DequantizeLinear {
     fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
         let (x, scale) = (cx.fact(0)?, cx.fact(1)?);
         let dtype = self.dtype.unwrap_or(scale.dtype);
-        if !x.dtype.is_int() || !dtype.is_float() {
+        if !(x.dtype.is_int() || is_code(x.dtype)) || !dtype.is_float() {
             return Err(OpError::expected(
                 "types",
-                "integers to floats",
+                "integers, or floats of 8 or 4 bits, to floats",
                 format!("{} to {dtype}", x.dtype),
             ));
         }
@@ -339,12 +372,15 @@ impl Op for DequantizeLinear {
         );
         let scales = scale.to_f32()?;
         #[expect(clippy::cast_precision_loss, reason = "rounding to the result type is meant")]
-        let y: Vec<f32> = x
-            .to_i64()?
-            .into_iter()
-            .zip(at)
-            .map(|(v, g)| v.saturating_sub(zeros[g]) as f32 * scales[g])
-            .collect();
+        let y: Vec<f32> = if x.dtype().is_float() {
+            let pairs = x.to_f32()?.into_owned().into_iter().zip(at);
+            pairs.map(|(v, g)| v * scales[g]).collect()
+        } else {
+            let pairs = x.to_i64()?.into_iter().zip(at);
+            pairs
+                .map(|(v, g)| v.saturating_sub(zeros[g]) as f32 * scales[g])
+                .collect()
+        };
         Ok(vec![HostTensor::from_floats(
             self.dtype.unwrap_or(scale.dtype()),
             x.shape(),
@@ -440,8 +476,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
         .filter(|code| *code != 0)
         .map(dtype_of)
         .transpose()?;
-    // Concerns only 8-bit floats, which are refused.
-    a.int("saturate")?;
+    let saturate = a.int("saturate")?.unwrap_or(1) != 0;
     // Type of the division: always `f32` here.
     if let Some(code) = a.int("precision")?.filter(|code| *code != 0) {
         dtype_of(code)?;
@@ -452,7 +487,11 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     if let Some(dtype) = dtype {
         limits(dtype)?;
     }
-    Ok(Box::new(QuantizeLinear { grid, dtype }))
+    Ok(Box::new(QuantizeLinear {
+        grid,
+        dtype,
+        saturate,
+    }))
 }
 
 /// The registry's entry.
@@ -482,6 +521,7 @@ fn cases() -> Vec<Case> {
             QuantizeLinear {
                 grid: whole,
                 dtype: None,
+                saturate: true,
             },
             vec![input(&[3, 5]), scale(&[])],
         ),
@@ -489,6 +529,7 @@ fn cases() -> Vec<Case> {
             QuantizeLinear {
                 grid: whole,
                 dtype: Some(DType::I8),
+                saturate: true,
             },
             vec![input(&[3, 5, 2]), scale(&[5])],
         ),

@@ -180,34 +180,30 @@ impl Op for Reduce {
             let y: Vec<i64> = outer.iter().map(of).collect();
             return Ok(vec![HostTensor::from_ints(x.dtype(), &shape, &y)?]);
         }
-        let data = x.to_f32()?;
-        let of = |base: &usize| -> f32 {
+        let data = x.to_f64()?;
+        let of = |base: &usize| -> f64 {
             let all = inner.iter().map(|i| data[base + i]);
-            #[expect(
-                clippy::cast_possible_truncation,
-                clippy::cast_precision_loss,
-                reason = "rounding to the result type is meant"
-            )]
+            #[expect(clippy::cast_precision_loss, reason = "a number of elements")]
             match self.kind {
-                Kind::Sum => all.map(f64::from).sum::<f64>() as f32,
-                Kind::Mean => (all.map(f64::from).sum::<f64>() / inner.len() as f64) as f32,
-                Kind::Max => all.fold(f32::NEG_INFINITY, max_nan),
-                Kind::Min => all.fold(f32::INFINITY, min_nan),
-                Kind::Prod => all.map(f64::from).product::<f64>() as f32,
-                Kind::L1 => all.map(|v| f64::from(v).abs()).sum::<f64>() as f32,
-                Kind::L2 => all.map(|v| f64::from(v).powi(2)).sum::<f64>().sqrt() as f32,
-                Kind::LogSum => all.map(f64::from).sum::<f64>().ln() as f32,
+                Kind::Sum => all.sum(),
+                Kind::Mean => all.sum::<f64>() / inner.len() as f64,
+                Kind::Max => all.fold(f64::NEG_INFINITY, max_nan),
+                Kind::Min => all.fold(f64::INFINITY, min_nan),
+                Kind::Prod => all.product(),
+                Kind::L1 => all.map(f64::abs).sum(),
+                Kind::L2 => all.map(|v| v.powi(2)).sum::<f64>().sqrt(),
+                Kind::LogSum => all.sum::<f64>().ln(),
                 Kind::LogSumExp => {
                     // About the largest, so that the exponentials stay finite.
-                    let most = all.clone().fold(f32::NEG_INFINITY, f32::max);
-                    let most = f64::from(if most.is_finite() { most } else { 0.0 });
-                    (all.map(|v| (f64::from(v) - most).exp()).sum::<f64>().ln() + most) as f32
+                    let most = all.clone().fold(f64::NEG_INFINITY, f64::max);
+                    let most = if most.is_finite() { most } else { 0.0 };
+                    all.map(|v| (v - most).exp()).sum::<f64>().ln() + most
                 }
-                Kind::SumSquare => all.map(|v| f64::from(v).powi(2)).sum::<f64>() as f32,
+                Kind::SumSquare => all.map(|v| v.powi(2)).sum(),
             }
         };
-        let y: Vec<f32> = outer.iter().map(of).collect();
-        Ok(vec![HostTensor::from_floats(x.dtype(), &shape, &y)?])
+        let y: Vec<f64> = outer.iter().map(of).collect();
+        Ok(vec![HostTensor::from_f64s(x.dtype(), &shape, &y)?])
     }
 
     fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {

@@ -122,7 +122,7 @@ impl Op for Scatter {
             return Ok(vec![HostTensor::from_bytes(x.dtype(), x.shape(), &bytes)?]);
         }
         if x.dtype().is_float() {
-            let (mut data, new) = (x.to_f32()?.into_owned(), updates.to_f32()?);
+            let (mut data, new) = (x.to_f64()?.into_owned(), updates.to_f64()?);
             for (at, new) in places.into_iter().zip(new.iter()) {
                 if let Some(old) = data.get_mut(at) {
                     *old = match self.reduction {
@@ -134,7 +134,7 @@ impl Op for Scatter {
                     };
                 }
             }
-            return Ok(vec![HostTensor::from_floats(x.dtype(), x.shape(), &data)?]);
+            return Ok(vec![HostTensor::from_f64s(x.dtype(), x.shape(), &data)?]);
         }
         let (mut data, new) = (x.to_i64()?, updates.to_i64()?);
         for (at, new) in places.into_iter().zip(new) {

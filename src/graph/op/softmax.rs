@@ -3,7 +3,6 @@
 //! ONNX `Softmax` from opset 1 (over all axes from `axis` on, 1 by default) and 13 (over `axis`, the last by default).
 
 use super::case::{Case, input};
-use super::norm::by_vectors;
 use super::{
     Attributes, InferCx, Inputs, MOST_LOOPS, Op, OpDef, OpError, OpResult, axis, onnx, operand, split_at,
 };
@@ -29,7 +28,10 @@ pub struct Softmax {
 
 /// The shape rule of softmax and what is like it.
 pub(super) fn infer_rows(cx: &InferCx<'_>, at: i64) -> OpResult<Vec<Fact>> {
-    let x = cx.float(0)?;
+    let x = cx.fact(0)?;
+    if !x.dtype.is_float() {
+        return Err(OpError::expected("element type", "a float", x.dtype));
+    }
     axis(at, x.shape.rank())?;
     Ok(vec![Fact::new(x.dtype, x.shape.clone())])
 }
@@ -40,7 +42,7 @@ pub(super) fn eval_rows(
     inputs: &Inputs<'_>,
     at: i64,
     flatten: bool,
-    f: impl Fn(&mut [f32]),
+    f: impl Fn(&mut [f64]),
 ) -> OpResult<Vec<HostTensor>> {
     let x = operand(inputs, 0)?;
     let shape = x.shape();
@@ -48,7 +50,7 @@ pub(super) fn eval_rows(
     let end = if flatten { shape.len() } else { at + 1 };
     let product = |s: Option<&[usize]>| s.unwrap_or_default().iter().product::<usize>();
     let (count, step) = (product(shape.get(at..end)), product(shape.get(end..)));
-    let mut y = x.to_f32()?.into_owned();
+    let mut y = x.to_f64()?.into_owned();
     let mut row = vec![0.0; count];
     for block in y.chunks_exact_mut((count * step).max(1)) {
         for s in 0..step {
@@ -59,7 +61,7 @@ pub(super) fn eval_rows(
             to.zip(&row).for_each(|(v, r)| *v = *r);
         }
     }
-    Ok(vec![HostTensor::from_floats(x.dtype(), shape, &y)?])
+    Ok(vec![HostTensor::from_f64s(x.dtype(), shape, &y)?])
 }
 
 impl Op for Softmax {
@@ -73,16 +75,9 @@ impl Op for Softmax {
 
     fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
         eval_rows(inputs, self.axis, self.flatten, |row| {
-            let max = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-            let sum: f64 = row.iter().map(|v| f64::from(v - max).exp()).sum();
-            for v in row {
-                #[expect(
-                    clippy::cast_possible_truncation,
-                    reason = "rounding to the result type is meant"
-                )]
-                let part = (f64::from(*v - max).exp() / sum) as f32;
-                *v = part;
-            }
+            let max = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let sum: f64 = row.iter().map(|v| (v - max).exp()).sum();
+            row.iter_mut().for_each(|v| *v = (*v - max).exp() / sum);
         })
     }
 
@@ -106,7 +101,7 @@ pub(super) fn emit(cx: &mut LowerCx<'_>, at: i64, flatten: bool, form: Option<&'
         } else {
             2
         };
-        let mut call = if by_vectors(cx) {
+        let mut call = if cx.caps().explicit_vectors() {
             Call::new(&LAST, 8)
                 .define("ITEM", 1)
                 .define("ROWS", 1)
@@ -130,7 +125,7 @@ pub(super) fn emit(cx: &mut LowerCx<'_>, at: i64, flatten: bool, form: Option<&'
             "{cols} elements along an inner axis of {shape}"
         )));
     }
-    let (items, run) = if by_vectors(cx) { (8, 16) } else { (64, 2) };
+    let (items, run) = if cx.caps().explicit_vectors() { (8, 16) } else { (64, 2) };
     let call = Call::new(&INNER, items)
         .operand(cx.input(0)?)
         .operand(cx.output(0)?)

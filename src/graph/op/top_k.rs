@@ -92,7 +92,7 @@ impl Op for TopK {
         let k = few.ok_or_else(|| OpError::expected("k", format!("0 to {n}"), k))?;
         let turn = |o: Ordering| if self.largest { o.reverse() } else { o };
         let rows = if x.dtype().is_float() {
-            ranked(&x.to_f32()?, x.shape(), a, |p, q| turn(p.total_cmp(q)))?
+            ranked(&x.to_f64()?, x.shape(), a, |p, q| turn(p.total_cmp(q)))?
         } else {
             ranked(&x.to_i64()?, x.shape(), a, |p, q| turn(p.cmp(q)))?
         };

@@ -84,9 +84,9 @@ impl Op for Unique {
         let extents = around(&shape, a)?;
         type Equal = Box<dyn Fn(usize, usize) -> bool>;
         let (sorted, equal): (Vec<usize>, Equal) = if x.dtype().is_float() {
-            let data = slices(&x.to_f32()?, extents);
+            let data = slices(&x.to_f64()?, extents);
             (
-                order(&data, f32::total_cmp),
+                order(&data, f64::total_cmp),
                 Box::new(move |a, b| data.get(a) == data.get(b)),
             )
         } else {

@@ -2,7 +2,8 @@
 //!
 //! The form: `Transpose(softmax(scale * q k^T + mask) v)` with `q`, `k`, `v` transposed from `[b, s, heads, d]`; with grouped
 //! heads either q is reshaped to `[b, kv_heads, group, s, d]` and k, v have a size-1 axis put in, or k and v are repeated for
-//! each query head of their group. One sequence may also lie as `[s, 1, heads, d]`.
+//! each query head of their group; or all three are reshaped to `[b * heads, s, d]`, and the scores back to `[b, heads, s, t]` where
+//! the mask is added. One sequence may also lie as `[s, 1, heads, d]`.
 
 use super::pattern::{
     binary, input, only_reader, origin, producer, reshaped, scalar, shape, transposed, with_scalar,
@@ -17,6 +18,8 @@ use crate::graph::op::transpose::Transpose;
 use crate::graph::{Edit, Graph, NodeId, ValueId};
 use crate::shape::Dim;
 
+/// Largest size of a head that the kernel takes.
+const MOST: i64 = 512;
 const SWAP: [usize; 4] = [0, 2, 1, 3];
 
 pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
@@ -110,7 +113,8 @@ struct Rows {
 }
 
 /// The rows behind `v`, which is them transposed to `[b, heads, s, d]`, and for grouped heads reshaped to
-/// `[b, kv_heads, group, s, d]`: heads of one group next to each other, a group of 1 for keys and values.
+/// `[b, kv_heads, group, s, d]`: heads of one group next to each other, a group of 1 for keys and values; or reshaped to
+/// `[b * heads, s, d]`.
 fn rows(g: &Graph, v: ValueId) -> Option<Rows> {
     let grouped = shape(g, v)?;
     let mut plain = v;
@@ -120,6 +124,13 @@ fn rows(g: &Graph, v: ValueId) -> Option<Rows> {
             return None;
         };
         let fits = b == b4 && s == s4 && d == d4 && kv.mul(group).is_ok_and(|all| all == *h);
+        fits.then_some(())?;
+    } else if let [all, s, d] = grouped {
+        plain = reshaped(g, v)?;
+        let [b, h, s4, d4] = shape(g, plain)? else {
+            return None;
+        };
+        let fits = s == s4 && d == d4 && b.mul(h).is_ok_and(|n| n == *all);
         fits.then_some(())?;
     }
     let batch_first = transposed(g, plain, &SWAP).map(|value| Rows {
@@ -190,18 +201,25 @@ fn find(g: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Option<Found> {
             Some((input(n, 0)?, input(n, 1)?, scale))
         }
     };
-    let ((q, k, scale), mask) = match is_scores(scores) {
-        Some(found) => (found, None),
-        None => {
-            let [a, b] = binary(g, scores, Binary::Add)?;
-            steps.extend([a, b]);
-            match (is_scores(a), is_scores(b)) {
-                (Some(found), _) => (found, Some(b)),
-                (_, Some(found)) => (found, Some(a)),
-                _ => return refuse("its scores are not a scaled product"),
-            }
+    // The mask is added where the scores have an axis for the heads.
+    let inside = reshaped(g, scores).filter(|_| rank == 3);
+    let through =
+        |v: ValueId| is_scores(v).or_else(|| is_scores(reshaped(g, v).filter(|_| inside.is_some())?));
+    let added = |v: ValueId| {
+        let [a, b] = binary(g, v, Binary::Add)?;
+        let with = |found, mask| Some((found, Some(mask), v));
+        match (through(a), through(b)) {
+            (Some(found), _) => with(found, b),
+            (_, Some(found)) => with(found, a),
+            _ => None,
         }
     };
+    let plain = is_scores(scores).map(|found| (found, None, scores));
+    let found = plain.or_else(|| added(scores)).or_else(|| added(inside?));
+    let Some(((q, k, scale), mask, masked)) = found else {
+        return refuse("its scores are not a scaled product, or what is added to them no mask");
+    };
+    steps.push(masked);
     let (q5, k5, v5) = (q, k, input(node, 1)?);
     let (Some(q), Some(k), Some(v)) = (rows(g, q5), cached(g, k5), cached(g, v5)) else {
         return refuse("its operands are not transposed from [b, s, heads, d]");
@@ -212,7 +230,7 @@ fn find(g: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Option<Found> {
     }
     // Forwards to the transpose back to rows.
     let mut out = *product;
-    if rank == 5 {
+    if rank != 4 {
         out = *g.node(only_reader(g, consumers, out)?)?.outputs.first()?;
         reshaped(g, out)?;
     }
@@ -237,11 +255,21 @@ fn find(g: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Option<Found> {
     let fits = result.sizes(g)? == [b, s.clone(), h.clone(), d]
         && k_sizes == v.sizes(g)?
         && h.exact_div(kvh).is_some();
+    // A mask for queries and keys serves all heads, however these are grouped.
+    let scores = [k_sizes[0].clone(), h.clone(), s.clone(), t.clone()];
+    let whole = shape(g, masked)? == scores;
     let mask_fits = mask.is_none_or(|m| {
         shape(g, m).is_some_and(|m| {
-            m.len() >= 2 && m.ends_with(&[s.clone(), t.clone()]) && m[..m.len() - 2].iter().all(|d| d.is(1))
+            let ones = m.iter().take_while(|d| d.is(1)).count();
+            let own = m.get(ones..).unwrap_or_default();
+            let most = if whole { 4 } else { 2 };
+            let same = |(m, n): (&Dim, &Dim)| m.is(1) || m == n;
+            own.len() <= most && own.iter().rev().zip(scores.iter().rev()).all(same)
         })
     });
+    if v.sizes(g)?[3].as_const().is_none_or(|d| d % 2 != 0 || d > MOST) {
+        return refuse("its heads have an odd size, or one too large for the kernel");
+    }
     if !fits || !mask_fits {
         return refuse("shapes of heads or mask do not fit");
     }

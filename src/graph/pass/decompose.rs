@@ -10,6 +10,12 @@ pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
         let Some(node) = edit.node(id).cloned() else {
             continue;
         };
+        // A type that devices do not hold keeps the node on the host, whole.
+        let values = node.inputs.iter().flatten().chain(&node.outputs);
+        let facts = values.filter_map(|v| edit.value(*v).fact.as_ref());
+        if facts.into_iter().any(|f| !f.dtype.on_devices()) {
+            continue;
+        }
         let mut parts = Parts::new(edit, &node);
         match node.op.parts(&mut parts) {
             Err(e) => return Err(edit.node_error(Stage::Pass, &node, e)),
@@ -66,7 +72,7 @@ mod tests {
                 input(&mut edit, "x", DType::F32),
                 input(&mut edit, "like", DType::I32),
             );
-            let y = node(&mut edit, "y", CastLike, &[x, like]);
+            let y = node(&mut edit, "y", CastLike::default(), &[x, like]);
             edit.add_output(y);
             graph
         };

@@ -134,6 +134,12 @@ fn find(g: &Graph, id: NodeId) -> Option<Fusion> {
         if read_elsewhere || g.outputs().contains(v) {
             continue;
         }
+        // What types keep on the host must not take along what a device could run.
+        let on_devices = |v: &ValueId| g.value(*v).fact.as_ref().is_some_and(|f| f.dtype.on_devices());
+        let all = node.inputs.iter().flatten().chain(&node.outputs);
+        if !all.chain(source.inputs.iter().flatten()).all(on_devices) {
+            continue;
+        }
         // A broadcast result would be computed anew for each of its repetitions.
         if trimmed(g, *v)? != trimmed(g, out)? || op.expr.size() + inner.expr.size() > MAX_SIZE {
             continue;

@@ -4,6 +4,7 @@ mod attention;
 mod conv_norm;
 mod decompose;
 mod duplicates;
+mod epilogue;
 mod fold;
 mod fuse;
 mod gemm;
@@ -11,6 +12,7 @@ mod identity;
 mod inline_if;
 mod kv_cache;
 mod last_row;
+mod moves;
 mod norm;
 mod outer;
 pub mod pattern;
@@ -91,6 +93,11 @@ pub const ROTARY: Pass = Pass {
     name: "rotary",
     run: rotary::run,
 };
+/// Transposes, reshapes, slices and concatenations cancel or join.
+pub const MOVES: Pass = Pass {
+    name: "moves",
+    run: moves::run,
+};
 /// A product with a transposed operand reads it transposed.
 pub const TRANS_B: Pass = Pass {
     name: "trans_b",
@@ -111,6 +118,11 @@ pub const FUSE: Pass = Pass {
     name: "fuse",
     run: fuse::run,
 };
+/// Elementwise operators join the operator before them.
+pub const EPILOGUE: Pass = Pass {
+    name: "epilogue",
+    run: epilogue::run,
+};
 /// Only the last row of the output `logits` is computed.
 pub const LAST_ROW: Pass = Pass {
     name: "last_row",
@@ -120,7 +132,7 @@ pub const LAST_ROW: Pass = Pass {
 /// Every pass of [`Pipeline::standard`], in order.
 pub const STANDARD: &[Pass] = &[
     INLINE_IF, FOLD, DECOMPOSE, IDENTITY, DUPLICATES, GEMM, OUTER, PICK, SPLIT, CONV_NORM, NORM, ROTARY,
-    TRANS_B, KV_CACHE, ATTENTION, FUSE,
+    MOVES, TRANS_B, KV_CACHE, ATTENTION, FUSE, EPILOGUE,
 ];
 
 /// What one pass did.
@@ -167,6 +179,12 @@ impl Pipeline {
     pub fn without(mut self, names: &[&str]) -> Self {
         self.passes.retain(|p| !names.contains(&p.name));
         self
+    }
+
+    /// Puts `pass` before the one of this name, or last.
+    pub fn insert_before(&mut self, name: &str, pass: Pass) {
+        let at = self.passes.iter().position(|p| p.name == name);
+        self.passes.insert(at.unwrap_or(self.passes.len()), pass);
     }
 
     /// Runs the passes; before the first and after each the shapes are derived and the graph is checked.

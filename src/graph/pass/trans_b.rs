@@ -1,38 +1,65 @@
-//! `MatMul(a, Transpose(b))` with the last two axes swapped becomes a product that reads `b` as it lies.
+//! `MatMul(a, Transpose(b))` reads `b` with its last two axes as they lie: a transpose that only swaps them goes away, one that moves
+//! the last axis up by one moves the others alone, so that rows stay whole.
 
-use super::pattern::{input, shape, transposed};
+use super::pattern::{input, producer, shape};
 use crate::error::Result;
-use crate::graph::Edit;
 use crate::graph::op::matmul::MatMul;
+use crate::graph::op::transpose::Transpose;
+use crate::graph::{Edit, Graph, NodeId, ValueId};
 
 pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
-    let mut found = Vec::new();
-    for (id, node) in edit.nodes() {
-        let Some(MatMul { trans_b: false }) = node.op.downcast::<MatMul>() else {
+    for found in super::pattern::all(edit, find) {
+        let Some(node) = edit.node(found.node) else {
             continue;
         };
-        let (Some(a), Some(b)) = (input(node, 0), input(node, 1)) else {
-            continue;
-        };
-        let rank = shape(edit, b).map_or(0, <[_]>::len);
-        let mut perm: Vec<usize> = (0..rank).collect();
-        if rank < 2 {
-            continue;
+        let (name, origin) = (node.name.clone(), node.origin.clone());
+        if !edit.begin(&format!("product \"{name}\" reads its operand transposed")) {
+            return Ok(());
         }
-        perm.swap(rank - 1, rank - 2);
-        if let Some(source) = transposed(edit, b, &perm) {
-            found.push((id, a, source, node.name.clone(), node.origin.clone()));
-        }
-    }
-    for (id, a, b, name, origin) in found {
-        if edit.begin(&format!("product \"{name}\" reads its operand transposed")) {
-            edit.replace_node(
-                id,
-                Box::new(MatMul { trans_b: true }),
-                vec![Some(a), Some(b)],
-                origin,
+        let mut b = found.source;
+        if !found.perm.iter().enumerate().all(|(i, p)| i == *p) {
+            let rows = format!("{name}/rows");
+            b = edit.add_value(&rows, None);
+            let transpose = Transpose {
+                perm: Some(found.perm.iter().filter_map(|p| i64::try_from(*p).ok()).collect()),
+            };
+            edit.add_node(
+                &rows,
+                origin.clone(),
+                Box::new(transpose),
+                vec![Some(found.source)],
+                vec![b],
             );
         }
+        let op = Box::new(MatMul { trans_b: true });
+        edit.replace_node(found.node, op, vec![Some(found.a), Some(b)], origin);
     }
     Ok(())
+}
+
+struct Found {
+    node: NodeId,
+    a: ValueId,
+    source: ValueId,
+    /// Of the source; the last axis stays.
+    perm: Vec<usize>,
+}
+
+fn find(g: &Graph, id: NodeId) -> Option<Found> {
+    let node = g.node(id)?;
+    let MatMul { trans_b: false } = node.op.downcast::<MatMul>()? else {
+        return None;
+    };
+    let b = input(node, 1)?;
+    let rank = shape(g, b)?.len();
+    let (_, transpose, op) = producer::<Transpose>(g, b)?;
+    let mut perm = op.axes(rank).ok()?;
+    let last = rank.checked_sub(1)?;
+    perm.swap(last, last.checked_sub(1)?);
+    (perm.last() == Some(&last)).then_some(Found {
+        node: id,
+        a: input(node, 0)?,
+        source: input(transpose, 0)?,
+        perm,
+    })
 }

@@ -31,7 +31,7 @@ pub(super) fn known(expr: &Expr, cx: &InferCx<'_>, result: &Fact) -> OpResult<Kn
             .map(|i| at(i).float(expr))
             .collect::<Option<_>>()
             .map_or(Known::No, Known::Quotients),
-        DType::F16 => Known::No,
+        t if t.is_float() => Known::No,
         _ => (0..count)
             .map(|i| at(i).int(expr))
             .collect::<Option<_>>()
@@ -227,13 +227,8 @@ fn truth(v: Option<bool>) -> Option<Dim> {
 
 /// Whether an integer type holds `v`.
 fn holds(t: DType, v: i64) -> bool {
-    match t {
-        DType::U8 => u8::try_from(v).is_ok(),
-        DType::I8 => i8::try_from(v).is_ok(),
-        DType::U32 => u32::try_from(v).is_ok(),
-        DType::I32 => i32::try_from(v).is_ok(),
-        _ => true,
-    }
+    t.int_range()
+        .is_none_or(|(low, high)| (low..=high).contains(&v.into()))
 }
 
 /// Whether `d >= v` in every run, in none, or that is not known.

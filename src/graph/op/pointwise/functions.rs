@@ -2,6 +2,7 @@
 //!
 //! A text may call a helper of [`HELPERS`]; a kernel gets those that its expression names.
 
+use super::real::{Integer, Real};
 use crate::graph::op::{max_nan, min_nan};
 
 /// Declares the functions of one argument: name, reference, and one expression for both languages in `x`.
@@ -12,8 +13,8 @@ macro_rules! unary {
         pub enum Unary { $(#[doc = stringify!($name)] $name),* }
         pub(super) const UNARY: &[Unary] = &[$(Unary::$name),*];
         impl Unary {
-            pub(super) fn apply(self, x: f32) -> f32 {
-                match self { $(Self::$name => { let f: fn(f32) -> f32 = $reference; f(x) })* }
+            pub(super) fn apply<F: Real>(self, x: F) -> F {
+                match self { $(Self::$name => F::apply($reference, $reference, x)),* }
             }
             /// OpenCL C and WGSL texts with `x` for the argument.
             pub(super) fn text(self) -> (&'static str, &'static str) {
@@ -26,33 +27,33 @@ macro_rules! unary {
 // The bounds keep every intermediate finite, since WGSL may assume that no infinity occurs.
 unary! {
     Neg |x| -x, "(-x)", "(-x)";
-    Abs f32::abs, "fabs(x)", "abs(x)";
-    Exp f32::exp, "exp(fmin(x, 88.0f))", "exp(min(x, 88.0))";
-    Log f32::ln, "log(x)", "log(x)";
-    Sqrt f32::sqrt, "sqrt(x)", "sqrt(x)";
-    Reciprocal f32::recip, "(1.0f / x)", "(1.0 / x)";
+    Abs |x| x.abs(), "fabs(x)", "abs(x)";
+    Exp |x| x.exp(), "exp(fmin(x, 88.0f))", "exp(min(x, 88.0))";
+    Log |x| x.ln(), "log(x)", "log(x)";
+    Sqrt |x| x.sqrt(), "sqrt(x)", "sqrt(x)";
+    Reciprocal |x| x.recip(), "(1.0f / x)", "(1.0 / x)";
     Sigmoid |x| 1.0 / (1.0 + (-x).exp()), "(1.0f / (1.0f + exp(fmin(-x, 80.0f))))", "(1.0 / (1.0 + exp(min(-x, 80.0))))";
-    Tanh f32::tanh, "tanh(clamp(x, -20.0f, 20.0f))", "tanh(clamp(x, -20.0, 20.0))";
+    Tanh |x| x.tanh(), "tanh(clamp(x, -20.0f, 20.0f))", "tanh(clamp(x, -20.0, 20.0))";
     Relu |x| max_nan(x, 0.0), "fmax(x, 0.0f)", "max(x, 0.0)";
-    Sin f32::sin, "sin(x)", "sin(x)";
-    Cos f32::cos, "cos(x)", "cos(x)";
-    Floor f32::floor, "floor(x)", "floor(x)";
-    Ceil f32::ceil, "ceil(x)", "ceil(x)";
-    Round f32::round_ties_even, "rint(x)", "round(x)";
+    Sin |x| x.sin(), "sin(x)", "sin(x)";
+    Cos |x| x.cos(), "cos(x)", "cos(x)";
+    Floor |x| x.floor(), "floor(x)", "floor(x)";
+    Ceil |x| x.ceil(), "ceil(x)", "ceil(x)";
+    Round |x| x.round_ties_even(), "rint(x)", "round(x)";
     Sign |x| if x == 0.0 || x.is_nan() { x } else { x.signum() }, "sign(x)", "sign(x)";
-    Erf erf, "erf_of(x)", "erf_of(x)";
+    Erf Real::erf, "erf_of(x)", "erf_of(x)";
     Softplus |x| x.max(0.0) + (-x.abs()).exp().ln_1p(), "softplus_of(x)", "softplus_of(x)";
     Softsign |x| x / (1.0 + x.abs()), "softsign_of(x)", "softsign_of(x)";
     HardSwish |x| x * (x / 6.0 + 0.5).clamp(0.0, 1.0), "hard_swish_of(x)", "hard_swish_of(x)";
-    Tan f32::tan, "tan(x)", "tan(x)";
-    Asin f32::asin, "asin(clamp(x, -1.0f, 1.0f))", "asin_of(x)";
-    Acos f32::acos, "acos(clamp(x, -1.0f, 1.0f))", "acos_of(x)";
-    Atan f32::atan, "atan(x)", "atan(x)";
-    Sinh f32::sinh, "sinh(clamp(x, -88.0f, 88.0f))", "sinh(clamp(x, -88.0, 88.0))";
-    Cosh f32::cosh, "cosh(clamp(x, -88.0f, 88.0f))", "cosh(clamp(x, -88.0, 88.0))";
-    Asinh f32::asinh, "asinh(x)", "asinh_of(x)";
-    Acosh f32::acosh, "acosh(fmax(x, 1.0f))", "acosh(max(x, 1.0))";
-    Atanh f32::atanh, "atanh(clamp(x, -0.99999994f, 0.99999994f))", "atanh(clamp(x, -0.99999994, 0.99999994))";
+    Tan |x| x.tan(), "tan(x)", "tan(x)";
+    Asin |x| x.asin(), "asin(clamp(x, -1.0f, 1.0f))", "asin_of(x)";
+    Acos |x| x.acos(), "acos(clamp(x, -1.0f, 1.0f))", "acos_of(x)";
+    Atan |x| x.atan(), "atan(x)", "atan(x)";
+    Sinh |x| x.sinh(), "sinh(clamp(x, -88.0f, 88.0f))", "sinh(clamp(x, -88.0, 88.0))";
+    Cosh |x| x.cosh(), "cosh(clamp(x, -88.0f, 88.0f))", "cosh(clamp(x, -88.0, 88.0))";
+    Asinh |x| x.asinh(), "asinh(x)", "asinh_of(x)";
+    Acosh |x| x.acosh(), "acosh(fmax(x, 1.0f))", "acosh(max(x, 1.0))";
+    Atanh |x| x.atanh(), "atanh(clamp(x, -0.99999994f, 0.99999994f))", "atanh(clamp(x, -0.99999994, 0.99999994))";
 }
 
 /// A function of two arguments of one type.
@@ -133,7 +134,7 @@ impl Binary {
         )
     }
 
-    pub(super) fn floats(self, a: f32, b: f32) -> f32 {
+    pub(super) fn floats<F: Real>(self, a: F, b: F) -> F {
         match self {
             Self::Add => a + b,
             Self::Sub => a - b,
@@ -144,34 +145,36 @@ impl Binary {
             Self::Max => max_nan(a, b),
             Self::FMod => a % b,
             Self::Mod => a - b * (a / b).floor(),
-            _ => f32::NAN,
+            _ => F::of(f64::NAN),
         }
     }
 
-    pub(super) fn ints(self, a: i64, b: i64) -> i64 {
+    pub(super) fn ints<I: Integer>(self, a: I, b: I) -> I {
+        let zero = I::of(false);
+        let truth = |v: &I| *v != zero;
         match self {
             Self::Add => a.wrapping_add(b),
             Self::Sub => a.wrapping_sub(b),
             Self::Mul => a.wrapping_mul(b),
-            Self::Div => a.checked_div(b).unwrap_or(0),
+            Self::Div => a.checked_div(b).unwrap_or(zero),
             Self::Pow => power(a, b),
             Self::Min => a.min(b),
             Self::Max => a.max(b),
-            Self::And => i64::from(a != 0 && b != 0),
-            Self::Or => i64::from(a != 0 || b != 0),
-            Self::Xor => i64::from((a != 0) != (b != 0)),
-            Self::FMod => a.checked_rem(b).unwrap_or(0),
+            Self::And => I::of(truth(&a) && truth(&b)),
+            Self::Or => I::of(truth(&a) || truth(&b)),
+            Self::Xor => I::of(truth(&a) != truth(&b)),
+            Self::FMod => a.checked_rem(b).unwrap_or(zero),
             Self::Mod => match a.checked_rem(b) {
-                Some(r) if r != 0 && (r < 0) != (b < 0) => r + b,
-                r => r.unwrap_or(0),
+                Some(r) if r != zero && (r < zero) != (b < zero) => r.wrapping_add(b),
+                r => r.unwrap_or(zero),
             },
             Self::BitwiseAnd => a & b,
             Self::BitwiseOr => a | b,
             Self::BitwiseXor => a ^ b,
             // The result's type keeps the low bits.
-            Self::ShiftLeft => u32::try_from(b).ok().and_then(|b| a.checked_shl(b)).unwrap_or(0),
-            Self::ShiftRight => u32::try_from(b).ok().and_then(|b| a.checked_shr(b)).unwrap_or(0),
-            _ => 0,
+            Self::ShiftLeft => b.as_shift().and_then(|b| a.checked_shl(b)).unwrap_or(zero),
+            Self::ShiftRight => b.as_shift().and_then(|b| a.checked_shr(b)).unwrap_or(zero),
+            _ => zero,
         }
     }
 
@@ -188,59 +191,50 @@ impl Binary {
 
 /// A power of integers, of which the type keeps the low bits. A negative one is a fraction, which loses its part behind the
 /// point.
-fn power(base: i64, exponent: i64) -> i64 {
-    if exponent < 0 {
+fn power<I: Integer>(base: I, exponent: I) -> I {
+    let (zero, one) = (I::of(false), I::of(true));
+    let minus_one = zero.wrapping_sub(one);
+    let odd = exponent & one != zero;
+    if exponent < zero {
         return match base {
-            1 => 1,
-            -1 if exponent % 2 == 0 => 1,
-            -1 => -1,
-            _ => 0,
+            b if b == one => one,
+            b if b == minus_one => {
+                if odd {
+                    minus_one
+                } else {
+                    one
+                }
+            }
+            _ => zero,
         };
     }
-    let (mut out, mut square, mut rest) = (1i64, base, exponent);
-    while rest > 0 {
-        if rest % 2 == 1 {
+    let (mut out, mut square, mut rest) = (one, base, exponent);
+    while rest != zero {
+        if rest & one != zero {
             out = out.wrapping_mul(square);
         }
         square = square.wrapping_mul(square);
-        rest /= 2;
+        rest = rest.checked_shr(1).unwrap_or(zero);
     }
     out
 }
 
-/// The error function, to about one unit in the last place: an odd polynomial near 0, elsewhere 1 minus the exponential of a
-/// polynomial (the form of N. Juffa's `erff`; the kernels have the same text).
-fn erf(x: f32) -> f32 {
-    let (t, s) = (x.abs(), x * x);
-    if t > 0.927_734_4 {
-        let t = t.min(10.0);
-        let s = t * t;
-        let r = (-1.728_534_7e-5 * t + 3.831_972e-4) * s + (-3.883_964_7e-3 * t + 2.425_462_2e-2);
-        let r = ((r * t - 1.067_778_8e-1) * t - 6.348_467e-1) * t - 1.287_175_1e-1;
-        (1.0 - (r * t - t).exp()).copysign(x)
-    } else {
-        let r = (((-5.967_617e-4 * s + 4.991_194e-3) * s - 2.676_813_5e-2) * s + 1.128_199_3e-1) * s
-            - 3.761_253_4e-1;
-        (r * s + 1.283_791_7e-1) * x + x
-    }
-}
-
-/// Functions that texts call: name, OpenCL C, WGSL.
+/// Functions that texts call: name, OpenCL C, WGSL. `FLOAT` is `float`, or a vector of them.
 pub(super) const HELPERS: &[(&str, &str, &str)] = &[
     // WGSL's pow is undefined for a negative base; an odd integer exponent keeps the sign.
     (
         "signed_pow",
-        "inline float signed_pow(float x, float y) { return pow(x, y); }\n",
+        "inline FLOAT signed_pow(FLOAT x, FLOAT y) { return pow(x, y); }\n",
         "fn signed_pow(x: f32, y: f32) -> f32 { let r = pow(abs(x), y); return select(r, -r, x < 0.0 && fract(y * 0.5) != 0.0); }\n",
     ),
     (
         "erf_of",
-        "inline float erf_of(float x) {
-  float t = fmin(fabs(x), 10.0f), s = t * t;
-  float r = (-1.7285347e-5f * t + 3.831972e-4f) * s + (-3.8839647e-3f * t + 2.4254622e-2f);
+        "inline FLOAT erf_of(FLOAT x) {
+  FLOAT t = fmin(fabs(x), 10.0f), s = t * t;
+  FLOAT r = (-1.7285347e-5f * t + 3.831972e-4f) * s + (-3.8839647e-3f * t + 2.4254622e-2f);
   r = ((r * t - 1.0677788e-1f) * t - 6.3484669e-1f) * t - 1.2871751e-1f;
-  float far = copysign(1.0f - exp(r * t - t), x);
-  float n = (((-5.967617e-4f * s + 4.991194e-3f) * s - 2.6768135e-2f) * s + 1.1281993e-1f) * s - 3.7612534e-1f;
+  FLOAT far = copysign(1.0f - exp(r * t - t), x);
+  FLOAT n = (((-5.967617e-4f * s + 4.991194e-3f) * s - 2.6768135e-2f) * s + 1.1281993e-1f) * s - 3.7612534e-1f;
   return t > 0.9277344f ? far : (n * s + 1.2837917e-1f) * x + x;
 }\n",
         "fn erf_of(x: f32) -> f32 {
@@ -255,18 +249,18 @@ pub(super) const HELPERS: &[(&str, &str, &str)] = &[
     ),
     (
         "softplus_of",
-        "inline float softplus_of(float x) { return fmax(x, 0.0f) + log1p(exp(-fabs(x))); }\n",
+        "inline FLOAT softplus_of(FLOAT x) { return fmax(x, 0.0f) + log1p(exp(-fabs(x))); }\n",
         // Near 0 the logarithm loses what is added to 1; the series does not.
         "fn softplus_of(x: f32) -> f32 { let e = exp(-abs(x)); return max(x, 0.0) + select(log(1.0 + e), e - 0.5 * e * e, e < 1e-3); }\n",
     ),
     (
         "softsign_of",
-        "inline float softsign_of(float x) { return x / (1.0f + fabs(x)); }\n",
+        "inline FLOAT softsign_of(FLOAT x) { return x / (1.0f + fabs(x)); }\n",
         "fn softsign_of(x: f32) -> f32 { return x / (1.0 + abs(x)); }\n",
     ),
     (
         "hard_swish_of",
-        "inline float hard_swish_of(float x) { return x * clamp(x * (1.0f / 6.0f) + 0.5f, 0.0f, 1.0f); }\n",
+        "inline FLOAT hard_swish_of(FLOAT x) { return x * clamp(x * (1.0f / 6.0f) + 0.5f, 0.0f, 1.0f); }\n",
         "fn hard_swish_of(x: f32) -> f32 { return x * clamp(x * (1.0 / 6.0) + 0.5, 0.0, 1.0); }\n",
     ),
     // WGSL's asin and acos may be off by thousands of units in the last place; atan2 is not.
@@ -297,7 +291,7 @@ pub(super) const HELPERS: &[(&str, &str, &str)] = &[
     ),
     (
         "float_mod",
-        "inline float float_mod(float x, float y) { return fmod(x, y); }\n",
+        "inline FLOAT float_mod(FLOAT x, FLOAT y) { return fmod(x, y); }\n",
         "fn float_mod(x: f32, y: f32) -> f32 { return x - y * trunc(x / y); }\n",
     ),
 ];
@@ -308,19 +302,19 @@ mod tests {
 
     #[test]
     fn what_is_no_number_stays_so() {
-        assert!(Unary::Relu.apply(f32::NAN).is_nan());
+        assert!(Unary::Relu.apply(f32::NAN).is_nan() && Unary::Relu.apply(f64::NAN).is_nan());
         for f in [Binary::Min, Binary::Max] {
             assert!(f.floats(f32::NAN, 1.0).is_nan() && f.floats(1.0, f32::NAN).is_nan());
         }
         assert_eq!(
-            (Binary::Min.floats(2.0, 1.0), Binary::Max.floats(2.0, 1.0)),
+            (Binary::Min.floats(2.0f32, 1.0), Binary::Max.floats(2.0, 1.0)),
             (1.0, 2.0)
         );
     }
 
     #[test]
     fn powers_of_integers() {
-        let pow = |a, b| Binary::Pow.ints(a, b);
+        let pow = |a: i64, b| Binary::Pow.ints(a, b);
         assert_eq!([pow(1, -3), pow(-1, -3), pow(-1, -2), pow(5, -1)], [1, -1, 1, 0]);
         assert_eq!([pow(3, 4), pow(-2, 3), pow(7, 0), pow(0, 0)], [81, -8, 1, 1]);
         assert_eq!(
@@ -330,33 +324,8 @@ mod tests {
     }
 
     #[test]
-    fn error_function() {
-        // Values of the error function to 17 digits.
-        for (x, y) in [
-            (0.0f32, 0.0f64),
-            (0.1, 0.112_462_916_018_284_89),
-            (0.5, 0.520_499_877_813_046_5),
-            (0.9, 0.796_908_212_422_832),
-            (1.0, 0.842_700_792_949_714_9),
-            (1.5, 0.966_105_146_475_310_8),
-            (2.5, 0.999_593_047_982_555),
-            (3.5, 0.999_999_256_901_627_7),
-            (30.0, 1.0),
-        ] {
-            for (x, y) in [(x, y), (-x, -y)] {
-                let found = f64::from(erf(x));
-                assert!(
-                    (found - y).abs() <= 2e-7 * y.abs(),
-                    "erf({x}) = {y}, found {found}"
-                );
-            }
-        }
-        assert_eq!(erf(f32::INFINITY), 1.0);
-    }
-
-    #[test]
     fn remainders() {
-        let pairs = [(7, 3), (-7, 3), (7, -3), (-7, -3), (6, 3), (5, 0)];
+        let pairs = [(7i64, 3), (-7, 3), (7, -3), (-7, -3), (6, 3), (5, 0)];
         assert_eq!(pairs.map(|(a, b)| Binary::Mod.ints(a, b)), [1, 2, -2, -1, 0, 0]);
         assert_eq!(pairs.map(|(a, b)| Binary::FMod.ints(a, b)), [1, -1, 1, -1, 0, 0]);
     }

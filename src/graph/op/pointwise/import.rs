@@ -2,6 +2,7 @@
 
 use super::functions::{BINARY, UNARY};
 use super::{AxisBroadcast, Binary, Expr, Pointwise, Test, Unary};
+use crate::graph::op::cast_like::{self, CastMini};
 use crate::graph::op::{Attributes, OnnxName, Op, OpError, OpResult, onnx, own};
 use crate::tensor::DType;
 
@@ -254,10 +255,11 @@ pub(super) fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
             let code = a
                 .int("to")?
                 .ok_or_else(|| OpError::expected("attribute `to`", "an element type", "nothing"))?;
-            // These concern only conversion to 8-bit floats, which are refused.
-            a.int("saturate")?;
-            a.string("round_mode")?;
-            Expr::Cast(crate::graph::onnx::dtype_of(code)?, boxed(input(0)))
+            let (to, rounding) = (crate::graph::onnx::dtype_of(code)?, cast_like::rounding(a)?);
+            if to.is_mini() {
+                return Ok(Box::new(CastMini { to, rounding }));
+            }
+            Expr::Cast(to, boxed(input(0)))
         }
         "Min" => variadic(a, Binary::Min)?,
         "Max" => variadic(a, Binary::Max)?,

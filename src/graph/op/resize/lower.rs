@@ -2,7 +2,6 @@
 
 use super::{Coordinates, Mode, Nearest, Policy, Resize};
 use crate::backend::kernel::Kernel;
-use crate::graph::op::norm::by_vectors;
 use crate::graph::op::{OpError, OpResult};
 use crate::plan::lower::{Call, LowerCx};
 use crate::shape::{Dim, product};
@@ -109,7 +108,7 @@ pub(super) fn emit(op: &Resize, cx: &mut LowerCx<'_>) -> OpResult<()> {
     };
     let count = out.count()?;
     let rows = product(out.0.get(..wide.axis).unwrap_or_default())?;
-    let call = if by_vectors(cx) {
+    let call = if cx.caps().explicit_vectors() {
         Call::new(&KERNEL, 4)
             .define("ITEM", 1)
             .grid(rows.ceil_div(4)?, 1, 1)

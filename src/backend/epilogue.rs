@@ -1,0 +1,276 @@
+//! What a kernel does to its results before it stores them.
+//!
+//! A kernel stores through the accessors of its result `y`. With an [`Epilogue`] these apply a generated function to every element
+//! on its way, and read that function's further operands beside it. So any kernel that stores each result once, through `y`'s
+//! accessors, and never reads it, takes an epilogue without a word in its text. An elementwise kernel is nothing but that.
+//!
+//! The function is `apply`, of one element. OpenCL C has `apply2`, `apply4`, `apply8` and `apply16` besides, of vectors, where
+//! [`Epilogue::vectors`] says so; else vectors are taken apart.
+//!
+//! | operand | where its element for result `i` lies | parameters |
+//! |---|---|---|
+//! | [`Beside::Same`] | at `i` | |
+//! | [`Beside::Row`] | at `i % n` | `n` |
+//! | [`Beside::Plane`] | at `i / n % m` | `n`, `m` |
+//! | [`Beside::Apart`] | result index split by sizes, a stride for each part | the strides; sizes and count once for all |
+
+use super::kernel::{Arg, FieldTy, Role, Snippet, Ty};
+use crate::tensor::DType;
+use std::fmt::Write as _;
+
+/// Largest number of operands of an epilogue.
+pub const MAX_OPERANDS: usize = 4;
+/// Largest number of axes of [`Beside::Apart`].
+pub const MAX_AXES: usize = 5;
+
+/// Names of the operands.
+pub const NAMES: [&str; MAX_OPERANDS] = ["ea", "eb", "ec", "ed"];
+
+const fn arg(name: &'static str, role: Role) -> Arg {
+    Arg {
+        name,
+        role,
+        ty: Ty::Elem,
+    }
+}
+
+static READ: [Arg; MAX_OPERANDS] = [
+    arg(NAMES[0], Role::In),
+    arg(NAMES[1], Role::In),
+    arg(NAMES[2], Role::In),
+    arg(NAMES[3], Role::In),
+];
+static WEIGHTS: [Arg; MAX_OPERANDS] = [
+    arg(NAMES[0], Role::Weight),
+    arg(NAMES[1], Role::Weight),
+    arg(NAMES[2], Role::Weight),
+    arg(NAMES[3], Role::Weight),
+];
+
+const SIZES: [&str; MAX_AXES - 1] = ["e_n0", "e_n1", "e_n2", "e_n3"];
+const PLANES: [[&str; 2]; MAX_OPERANDS] = [
+    ["ea_n", "ea_m"],
+    ["eb_n", "eb_m"],
+    ["ec_n", "ec_m"],
+    ["ed_n", "ed_m"],
+];
+const STRIDES: [[&str; MAX_AXES]; MAX_OPERANDS] = [
+    ["ea_0", "ea_1", "ea_2", "ea_3", "ea_4"],
+    ["eb_0", "eb_1", "eb_2", "eb_3", "eb_4"],
+    ["ec_0", "ec_1", "ec_2", "ec_3", "ec_4"],
+    ["ed_0", "ed_1", "ed_2", "ed_3", "ed_4"],
+];
+
+/// How an operand lies beside the results.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Beside {
+    /// One element for each result, in their order.
+    Same,
+    /// A row that repeats. Its length is a multiple of `aligned`, 1 to 16.
+    Row {
+        /// A power of two.
+        aligned: u32,
+    },
+    /// An element for `n` results, where `n` is a multiple of `aligned`; and again from the first after `m` elements.
+    Plane {
+        /// A power of two.
+        aligned: u32,
+    },
+    /// Anywhere, by strides.
+    Apart,
+}
+
+/// An operand of an epilogue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Further {
+    /// Where its elements lie.
+    pub beside: Beside,
+    /// It lies in a buffer of weights, bound read-only: so it must where the kernel binds weights that way.
+    pub weight: bool,
+}
+
+/// An argument of the function.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Argument {
+    /// What the kernel computed.
+    Result,
+    /// An operand, by index.
+    Operand(usize),
+}
+
+/// What is done to each result.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Epilogue {
+    /// The function in both languages.
+    pub function: Snippet,
+    /// OpenCL C has the function for vectors.
+    pub vectors: bool,
+    /// Its arguments.
+    pub arguments: Vec<Argument>,
+    /// Its operands; their types are the last of [`super::kernel::KernelSpec::operands`].
+    pub operands: Vec<Further>,
+    /// Axes of [`Beside::Apart`], which all such operands share.
+    pub axes: usize,
+}
+
+impl Epilogue {
+    /// The operands as a kernel declares them.
+    pub fn args(&self) -> impl Iterator<Item = &'static Arg> + '_ {
+        let both = READ.iter().zip(&WEIGHTS);
+        let args = self.operands.iter().zip(both);
+        args.map(|(o, (read, weight))| if o.weight { weight } else { read })
+    }
+
+    /// The parameters behind those of the kernel: where an operand is apart the number of results and the sizes of all axes but the
+    /// last, innermost first; then for each operand its period or its strides.
+    pub fn fields(&self) -> impl Iterator<Item = (&'static str, FieldTy)> + '_ {
+        let apart = self.operands.iter().any(|o| o.beside == Beside::Apart);
+        let sizes = SIZES.iter().take(self.axes.saturating_sub(1));
+        let shared = std::iter::once("e_count").chain(sizes.copied());
+        let own = self.operands.iter().zip(PLANES.iter().zip(&STRIDES));
+        let own = own.flat_map(|(o, (plane, strides))| {
+            let names: &'static [&'static str] = match o.beside {
+                Beside::Same => &[],
+                Beside::Row { .. } => &plane[..1],
+                Beside::Plane { .. } => plane,
+                Beside::Apart => strides.get(..self.axes).unwrap_or_default(),
+            };
+            names.iter().copied()
+        });
+        let shared = shared.filter(move |_| apart);
+        shared.chain(own).map(|name| (name, FieldTy::U32))
+    }
+
+    /// Where the element of an operand for the result with index `i`, a plain variable, lies.
+    fn place(&self, operand: usize, i: &str, u: &str) -> String {
+        match self.operands.get(operand).map(|o| o.beside) {
+            Some(Beside::Row { .. }) => format!("{i} % p.{}", PLANES[operand][0]),
+            Some(Beside::Plane { .. }) => {
+                format!("{i} / p.{} % p.{}", PLANES[operand][0], PLANES[operand][1])
+            }
+            Some(Beside::Apart) => {
+                let index = format!("min({i}, p.e_count - 1{u})");
+                let mut rest = index;
+                let mut sum = Vec::new();
+                for axis in 0..self.axes {
+                    let stride = STRIDES[operand][axis];
+                    if axis + 1 == self.axes {
+                        sum.push(format!("{rest} * p.{stride}"));
+                    } else {
+                        let size = SIZES[axis];
+                        sum.push(format!("{rest} % p.{size} * p.{stride}"));
+                        rest = format!("{rest} / p.{size}");
+                    }
+                }
+                sum.join(" + ")
+            }
+            _ => i.to_owned(),
+        }
+    }
+
+    /// Elements of an operand for `width` results from index `i`, a plain variable, on; `t` is its element type.
+    fn fetch_cl(&self, operand: usize, width: u32, t: &str) -> String {
+        let name = NAMES[operand];
+        let one = format!("{name}_at({})", self.place(operand, "i_", "u"));
+        let whole = match self.operands.get(operand).map(|o| o.beside) {
+            _ if width == 1 => return one,
+            Some(Beside::Plane { aligned }) if aligned >= width => return format!("({t}{width})({one})"),
+            Some(Beside::Same) => true,
+            Some(Beside::Row { aligned }) => aligned >= width,
+            _ => false,
+        };
+        if whole {
+            return format!("{name}_run({width}, {})", self.place(operand, "i_", "u"));
+        }
+        let each = (0..width).map(|lane| {
+            let i = format!("(i_ + {lane}u)");
+            format!("{name}_at({})", self.place(operand, &i, "u"))
+        });
+        format!("({t}{width})({})", each.collect::<Vec<_>>().join(", "))
+    }
+
+    /// The function of `width` results from index `i_` on in OpenCL C; they are `v_`.
+    fn call_cl(&self, width: u32, types: &[DType], elem: &str) -> String {
+        let name = |o: usize| type_name(types.get(o).copied(), "float", "int");
+        let args = |pick: &dyn Fn(Argument) -> String| {
+            let all: Vec<String> = self.arguments.iter().map(|a| pick(*a)).collect();
+            all.join(", ")
+        };
+        if width == 1 || self.vectors {
+            let suffix = if width == 1 {
+                String::new()
+            } else {
+                width.to_string()
+            };
+            let args = args(&|a| match a {
+                Argument::Result => "v_".to_owned(),
+                Argument::Operand(o) => self.fetch_cl(o, width, name(o)),
+            });
+            return format!("apply{suffix}({args})");
+        }
+        let lanes = (0..width).map(|lane| {
+            let i = format!("(i_ + {lane}u)");
+            let args = args(&|a| match a {
+                Argument::Result => format!("v_.s{lane:X}"),
+                Argument::Operand(o) => format!("{}_at({})", NAMES[o], self.place(o, &i, "u")),
+            });
+            format!("apply({args})")
+        });
+        format!("({elem}{width})({})", lanes.collect::<Vec<_>>().join(", "))
+    }
+
+    /// Accessors `{y}_put..` over `{y}_raw..`, for operands of `types` and a result of accessor type `elem`.
+    pub(super) fn accessors_cl(&self, y: &str, types: &[DType], elem: &str) -> String {
+        let mut s = String::new();
+        let mut put = |name: &str, width: u32, first: &str, raw: &str| {
+            let call = self.call_cl(width, types, elem);
+            let vector = if width == 1 {
+                elem.to_owned()
+            } else {
+                format!("{elem}{width}")
+            };
+            let _ = writeln!(
+                s,
+                "#define {y}_{name}(i, v) do {{ uint i_ = {first}; {vector} v_ = (v); {raw}, {call}); }} while (0)"
+            );
+        };
+        put("put", 1, "(i)", &format!("{y}_raw(i_"));
+        put("put2", 2, "2u * (uint)(i)", &format!("{y}_raw_run(2, i_"));
+        put("put4", 4, "4u * (uint)(i)", &format!("{y}_raw_run(4, i_"));
+        for n in [2, 4, 8, 16] {
+            put(&format!("lanes{n}"), n, "(i)", &format!("{y}_raw_run({n}, i_"));
+        }
+        let _ = writeln!(s, "#define {y}_put_run(n, i, v) CAT({y}_lanes, n)(i, v)");
+        s
+    }
+
+    /// The same in WGSL; with `single` the result is stored one by one too.
+    pub(super) fn accessors_wgsl(&self, y: &str, elem: &str, single: bool) -> String {
+        let call = |i: &str, v: &str| {
+            let args = self.arguments.iter().map(|a| match a {
+                Argument::Result => v.to_owned(),
+                Argument::Operand(o) => format!("{}_at({})", NAMES[*o], self.place(*o, i, "u")),
+            });
+            format!("apply({})", args.collect::<Vec<_>>().join(", "))
+        };
+        let pair =
+            |i: &str, j: &str, a: &str, b: &str| format!("vec2<{elem}>({}, {})", call(i, a), call(j, b));
+        let mut s = format!(
+            "fn {y}_put2(i: u32, v: vec2<{elem}>) {{ let a = 2u * i; let b = a + 1u; {y}_raw2(i, {}); }}
+fn {y}_put4(i: u32, v: vec4<{elem}>) {{ {y}_put2(2u * i, v.xy); {y}_put2(2u * i + 1u, v.zw); }}\n",
+            pair("a", "b", "v.x", "v.y")
+        );
+        if single {
+            let _ = writeln!(
+                s,
+                "fn {y}_put(i: u32, v: {elem}) {{ {y}_raw(i, {}); }}",
+                call("i", "v")
+            );
+        }
+        s
+    }
+}
+
+fn type_name(t: Option<DType>, float: &'static str, int: &'static str) -> &'static str {
+    if t.is_none_or(DType::is_float) { float } else { int }
+}

@@ -1,0 +1,124 @@
+//! The middle of a tensor, cut or with zeros around, in given sizes. ONNX `CenterCropPad` from opset 18.
+//!
+//! Operand 1: the sizes, of all axes or of those that an attribute lists.
+
+use super::case::{Case, input};
+use super::{
+    Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, axis, count, onnx, operand, room, strides,
+    to_sizes,
+};
+use crate::shape::{Fact, Shape};
+use crate::tensor::HostTensor;
+
+/// See the module documentation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CenterCropPad {
+    /// The axes that operand 1 gives sizes of; `None` for all.
+    pub axes: Option<Vec<i64>>,
+}
+
+impl CenterCropPad {
+    /// The shape with the sizes in place.
+    fn resized<T: Clone>(&self, shape: &[T], sizes: Vec<T>) -> OpResult<Vec<T>> {
+        let rank = shape.len();
+        let axes: Vec<usize> = match &self.axes {
+            Some(list) => list.iter().map(|a| axis(*a, rank)).collect::<OpResult<_>>()?,
+            None => (0..rank).collect(),
+        };
+        if axes.len() != sizes.len() {
+            return Err(OpError::mismatch(
+                "numbers of axes and of sizes",
+                axes.len(),
+                sizes.len(),
+            ));
+        }
+        let mut out = shape.to_vec();
+        for (a, size) in axes.into_iter().zip(sizes) {
+            if let Some(slot) = out.get_mut(a) {
+                *slot = size;
+            }
+        }
+        Ok(out)
+    }
+}
+
+impl Op for CenterCropPad {
+    fn name(&self) -> &str {
+        "CenterCropPad"
+    }
+
+    fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
+        let x = cx.fact(0)?;
+        let shape = self.resized(&x.shape.0, cx.sizes(1)?)?;
+        Ok(vec![Fact::new(x.dtype, Shape(shape))])
+    }
+
+    fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
+        let x = operand(inputs, 0)?;
+        let shape = self.resized(x.shape(), to_sizes(operand(inputs, 1)?)?)?;
+        let size = x.dtype().size();
+        let (from, mut out): (_, Vec<u8>) = (x.bytes()?, room(&[count(&shape)?, size])?);
+        let steps = strides(&shape);
+        let axes: Vec<_> = steps
+            .iter()
+            .zip(&shape)
+            .zip(x.shape().iter().zip(strides(x.shape())))
+            .collect();
+        // Where an element of the result stands in the operand, if it does.
+        let place = |i: usize| {
+            let mut at = 0;
+            for ((step, new), (old, old_step)) in &axes {
+                // An odd element of what is cut or added stands at the end.
+                let j = i / *step % **new + old.saturating_sub(**new) / 2;
+                let j = j
+                    .checked_sub(new.saturating_sub(**old) / 2)
+                    .filter(|j| j < *old)?;
+                at += j * old_step;
+            }
+            from.get(at * size..(at + 1) * size)
+        };
+        for i in 0..count(&shape)? {
+            match place(i) {
+                Some(element) => out.extend_from_slice(element),
+                None => out.extend(std::iter::repeat_n(0, size)),
+            }
+        }
+        Ok(vec![HostTensor::from_bytes(x.dtype(), &shape, &out)?])
+    }
+
+    fn reads(&self, input: usize) -> bool {
+        input == 0
+    }
+
+    fn moves(&self, input: usize) -> bool {
+        input == 0
+    }
+}
+
+fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
+    Ok(Box::new(CenterCropPad {
+        axes: a.ints("axes")?,
+    }))
+}
+
+/// The registry's entry.
+pub static DEF: OpDef = OpDef {
+    onnx: &[onnx("CenterCropPad", 18)],
+    import,
+    kernels: &[],
+    cases,
+};
+
+fn cases() -> Vec<Case> {
+    let case = |axes: Option<&[i64]>, x: &[usize], sizes: &[i64]| {
+        let op = CenterCropPad {
+            axes: axes.map(<[i64]>::to_vec),
+        };
+        let sizes = input(&[sizes.len()]).values(sizes).constant();
+        Case::new(op, vec![input(x), sizes]).host_only("no kernel")
+    };
+    vec![
+        case(None, &[5, 4], &[2, 7]),
+        case(Some(&[-1, 0]), &[3, 5, 8], &[3, 4]),
+    ]
+}

@@ -1,0 +1,170 @@
+//! An operator with an elementwise function on its result: one kernel, whose epilogue the function is (paper, section 2.2; made by
+//! the pass `epilogue`).
+//!
+//! Operands: those of the operator, then the further ones of the function, whose operand 0 is the operator's result. The function's
+//! result has the shape of the operator's, and both are floats.
+
+use super::case::{Case, input};
+use super::conv::Conv;
+use super::matmul::MatMul;
+use super::window::{AutoPad, Window};
+use super::pointwise::{self, Binary, Expr, Pointwise, Unary};
+use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult};
+use crate::backend::epilogue::MAX_OPERANDS;
+use crate::plan::lower::LowerCx;
+use crate::shape::Fact;
+use crate::tensor::{DType, HostTensor};
+
+/// See the module documentation.
+#[derive(Clone, Debug)]
+pub struct Fused {
+    name: String,
+    base: Box<dyn Op>,
+    inputs: usize,
+    function: Pointwise,
+}
+
+impl PartialEq for Fused {
+    fn eq(&self, o: &Self) -> bool {
+        self.base.dyn_eq(o.base.as_ref()) && self.inputs == o.inputs && self.function == o.function
+    }
+}
+
+impl Fused {
+    /// Largest number of further operands.
+    pub const MAX_FURTHER: usize = MAX_OPERANDS - 1;
+
+    /// `base`, over the first `inputs` operands, then `expr` of its result and the rest.
+    pub fn new(base: Box<dyn Op>, inputs: usize, expr: Expr) -> Self {
+        let function = Pointwise {
+            name: "Epilogue".to_owned(),
+            expr,
+        };
+        Self {
+            name: format!("{}+", base.name()),
+            base,
+            inputs,
+            function,
+        }
+    }
+
+    /// The operator whose result the function is applied to.
+    pub fn base(&self) -> &dyn Op {
+        self.base.as_ref()
+    }
+
+    /// Number of operands of [`Fused::base`], left-out ones counted.
+    pub fn inputs(&self) -> usize {
+        self.inputs
+    }
+
+    /// The function; its operand 0 is the result of [`Fused::base`].
+    pub fn expr(&self) -> &Expr {
+        &self.function.expr
+    }
+}
+
+impl Op for Fused {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
+        let (own, further) = cx.inputs.split_at(self.inputs.min(cx.inputs.len()));
+        let base = cx.of(self.base.as_ref(), own)?;
+        let [result] = base.as_slice() else {
+            return Err(OpError::expected("results", 1, base.len()));
+        };
+        let mut operands = vec![Some(result)];
+        operands.extend(further);
+        let facts = cx.of(&self.function, &operands)?;
+        let same = |f: &Fact| f.shape == result.shape && f.dtype.is_float() && result.dtype.is_float();
+        match facts.iter().find(|f| !same(f)) {
+            Some(other) => Err(OpError::mismatch("results before and after the function", result, other)),
+            None => Ok(facts),
+        }
+    }
+
+    fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
+        let (own, further) = inputs.split_at(self.inputs.min(inputs.len()));
+        let base = self.base.run(own)?;
+        let mut operands: Vec<Option<&HostTensor>> = base.iter().map(Some).collect();
+        operands.extend(further);
+        self.function.eval(&operands)
+    }
+
+    fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
+        let further = self.inputs..cx.input_count();
+        let operands = further.map(pointwise::Place::Operand);
+        let places: Vec<_> = std::iter::once(pointwise::Place::Result).chain(operands).collect();
+        let epilogue = pointwise::epilogue(&self.function.expr, cx, &places)?;
+        cx.with_epilogue(self.base.as_ref(), self.inputs, &epilogue)
+    }
+
+    fn reads(&self, input: usize) -> bool {
+        input >= self.inputs || self.base.reads(input)
+    }
+
+    fn keeps_precision(&self) -> bool {
+        self.base.keeps_precision()
+    }
+}
+
+fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
+    Err(OpError::Unsupported(format!("{} in a file", a.op_type())))
+}
+
+/// The registry's entry.
+pub static DEF: OpDef = OpDef {
+    onnx: &[],
+    import,
+    kernels: &[],
+    cases,
+};
+
+fn cases() -> Vec<Case> {
+    let value = |i| Box::new(Expr::Input(i));
+    let of = |f, a, b| Box::new(Expr::Binary(f, a, b));
+    let silu = || of(Binary::Mul, value(0), Box::new(Expr::Unary(Unary::Sigmoid, value(0))));
+    let gelu = || {
+        let erf = Box::new(Expr::Unary(Unary::Erf, value(0)));
+        of(Binary::Mul, value(0), of(Binary::Add, erf, Box::new(Expr::Const(1.0, DType::F32))))
+    };
+    let add = || of(Binary::Add, value(0), value(1));
+    let clipped = || {
+        let low = Box::new(Expr::Const(-0.5, DType::F32));
+        let compared = of(Binary::Less, value(0), low.clone());
+        Box::new(Expr::Select(compared, low, value(0)))
+    };
+    let matmul = |a: &[usize], b: &[usize], expr: Box<Expr>, further: &[&[usize]]| {
+        let mut inputs = vec![input(a), input(b).constant()];
+        inputs.extend(further.iter().map(|s| input(s)));
+        Case::new(Fused::new(Box::new(MatMul { trans_b: false }), 2, *expr), inputs)
+    };
+    let conv = |x: &[usize], w: &[usize], expr: Box<Expr>, further: &[&[usize]]| {
+        let window = Window {
+            auto_pad: AutoPad::SameUpper,
+            ..Window::new(&[])
+        };
+        let conv = Conv { window, group: 1 };
+        let mut inputs = vec![input(x), input(w).constant()];
+        inputs.extend(further.iter().map(|s| input(s)));
+        Case::new(Fused::new(Box::new(conv), 2, *expr), inputs)
+    };
+    let both = || of(Binary::Add, of(Binary::Mul, value(0), value(1)), of(Binary::Mul, value(2), value(3)));
+    vec![
+        matmul(&[9, 32], &[32, 48], add(), &[&[9, 48]]),
+        matmul(&[9, 32], &[32, 48], add(), &[&[48]]),
+        matmul(&[9, 31], &[31, 7], add(), &[&[9, 7]]),
+        matmul(&[9, 31], &[31, 7], add(), &[&[7]]),
+        matmul(&[2, 9, 32], &[32, 48], both(), &[&[2, 1, 48], &[9, 1], &[2, 9, 48]]),
+        matmul(&[1, 64], &[64, 66], gelu(), &[]),
+        matmul(&[13, 40], &[40, 160], silu(), &[]),
+        matmul(&[13, 40], &[40, 32], clipped(), &[]),
+        conv(&[2, 3, 8, 9], &[5, 3, 3, 3], silu(), &[]),
+        conv(&[2, 3, 5, 35], &[5, 3, 3, 3], add(), &[&[2, 5, 5, 35]]),
+        conv(&[2, 3, 5, 7], &[5, 3, 1, 1], add(), &[&[5, 1, 1]]),
+        conv(&[1, 3, 4, 16], &[8, 3, 1, 1], both(), &[&[1, 8, 1, 1], &[16], &[8, 4, 16]]),
+        conv(&[1, 4, 6, 6], &[8, 4, 1, 1], clipped(), &[]),
+    ]
+}

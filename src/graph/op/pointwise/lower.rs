@@ -1,0 +1,224 @@
+//! Elementwise expressions as kernels of their own, and as epilogues of others.
+
+use super::functions::{self, Binary};
+use super::{Expr, MAX_INPUTS, NAMES, join_axes};
+use crate::backend::epilogue::{Argument, Beside, Epilogue, Further, MAX_AXES};
+use crate::backend::kernel::{Kernel, Snippet};
+use crate::graph::op::{OpError, OpResult};
+use crate::plan::lower::{Call, Field, LowerCx, WithOperands};
+use crate::shape::{Dim, Shape};
+use crate::tensor::DType;
+
+pub static KERNEL: Kernel = crate::kernel!(pointwise { count: U32 } [y: Out Elem]);
+
+/// What stands for an operand of an expression in a kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// What the kernel computed.
+    Result,
+    /// An operand of the node.
+    Operand(usize),
+}
+
+/// A kernel that computes `expr` of all operands of the node.
+pub fn emit(expr: &Expr, cx: &mut LowerCx<'_>) -> OpResult<()> {
+    let n = cx.input_count();
+    if n > MAX_INPUTS {
+        return Err(OpError::NoKernel(format!("{n} elementwise operands; at most {MAX_INPUTS}")));
+    }
+    let places: Vec<Place> = (0..n).map(Place::Operand).collect();
+    let with = epilogue(expr, cx, &places)?;
+    let count = cx.out_fact(0)?.shape.count()?;
+    let mut call = Call::new(&KERNEL, 64).operand(cx.output(0)?).field(&count);
+    call = if cx.caps().explicit_vectors() {
+        call.define("RUN", 16).grid(count.ceil_div(16 * 64)?, 1, 1)
+    } else {
+        call.grid(count.ceil_div(2 * 64)?, 1, 1)
+    };
+    cx.emit(call.may_be_padded().epilogue(&with))
+}
+
+/// `expr` over operands at `places` as an epilogue for result 0 of the node.
+pub fn epilogue(expr: &Expr, cx: &mut LowerCx<'_>, places: &[Place]) -> OpResult<WithOperands> {
+    let result = cx.out_fact(0)?.shape.clone();
+    let storage = cx.output(0)?.dtype;
+    let mut types = Vec::new();
+    let mut arguments = Vec::new();
+    let mut shapes = Vec::new();
+    let mut operands = Vec::new();
+    for place in places {
+        match *place {
+            Place::Result => {
+                types.push(cx.out_fact(0)?.dtype);
+                arguments.push(Argument::Result);
+            }
+            Place::Operand(i) => {
+                let fact = cx.fact(i)?;
+                types.push(fact.dtype);
+                shapes.push(fact.shape.clone());
+                arguments.push(Argument::Operand(operands.len()));
+                operands.push(cx.input(i)?);
+            }
+        }
+    }
+    let forms: Vec<Form> = shapes.iter().map(|s| Form::of(s, &result)).collect::<OpResult<_>>()?;
+    let apart = || forms.iter().zip(&shapes).filter(|(f, _)| f.beside == Beside::Apart);
+    let mut walk = join_axes(&result, &apart().map(|(_, s)| s).collect::<Vec<_>>())?;
+    let axes = walk.sizes.len();
+    if apart().next().is_some() && axes > MAX_AXES {
+        return Err(OpError::NoKernel(format!(
+            "a broadcast over {axes} axes that cannot be joined; at most {MAX_AXES}"
+        )));
+    }
+    let mut fields: Vec<Field> = Vec::new();
+    if apart().next().is_some() {
+        fields.push(result.count()?.into());
+        fields.extend(walk.sizes.iter().take(axes.saturating_sub(1)).map(Field::from));
+    }
+    let mut strides = walk.strides.drain(..);
+    for form in &forms {
+        if form.beside == Beside::Apart {
+            fields.extend(strides.next().unwrap_or_default().into_iter().map(Field::from));
+        } else {
+            fields.extend(form.fields.iter().map(Field::from));
+        }
+    }
+    let vectors = expr.is_of_floats(&types);
+    let further = forms.iter().map(|f| Further {
+        beside: f.beside,
+        weight: false,
+    });
+    let epilogue = Epilogue {
+        function: function(expr, &types, storage, vectors)?,
+        vectors,
+        arguments,
+        operands: further.collect(),
+        axes,
+    };
+    Ok(WithOperands {
+        epilogue,
+        operands,
+        fields,
+    })
+}
+
+/// How an operand lies beside a result, with its own fields.
+struct Form {
+    beside: Beside,
+    fields: Vec<Dim>,
+}
+
+/// The largest power of two up to 16 that divides `d` at every value of its symbols, as far as its form tells.
+fn aligned(d: &Dim) -> u32 {
+    let divides = |n: &u32| d.exact_div(&i64::from(*n).into()).is_some();
+    [16, 8, 4, 2].into_iter().find(divides).unwrap_or(1)
+}
+
+impl Form {
+    fn of(shape: &Shape, result: &Shape) -> OpResult<Self> {
+        let lead = shape.0.iter().take_while(|d| d.is(1)).count();
+        let own = shape.0.get(lead..).unwrap_or_default();
+        let tail = own.iter().rev().take_while(|d| d.is(1)).count();
+        let core = own.get(..own.len() - tail).unwrap_or_default();
+        let count = Shape(own.to_vec()).count()?;
+        let (all, rank) = (&result.0, result.rank());
+        let outside = all.get(..rank.saturating_sub(own.len())).unwrap_or_default();
+        if own.len() <= rank && all.ends_with(own) {
+            // A row that covers the result has one element for each.
+            return Ok(if outside.iter().all(|d| d.is(1)) {
+                Self {
+                    beside: Beside::Same,
+                    fields: Vec::new(),
+                }
+            } else {
+                Self {
+                    beside: Beside::Row {
+                        aligned: aligned(&count),
+                    },
+                    fields: vec![count],
+                }
+            });
+        }
+        let planes = all.get(..rank.saturating_sub(tail)).unwrap_or_default();
+        if !core.is_empty() && planes.ends_with(core) {
+            let inner = Shape(all.get(rank - tail..).unwrap_or_default().to_vec()).count()?;
+            return Ok(Self {
+                beside: Beside::Plane {
+                    aligned: aligned(&inner),
+                },
+                fields: vec![inner, count],
+            });
+        }
+        Ok(Self {
+            beside: Beside::Apart,
+            fields: Vec::new(),
+        })
+    }
+}
+
+impl Expr {
+    /// Floats all through, by functions that OpenCL C has for vectors too.
+    fn is_of_floats(&self, types: &[DType]) -> bool {
+        match self {
+            Self::Input(i) => types.get(*i).is_some_and(|t| t.is_float()),
+            Self::Const(_, t) => t.is_float(),
+            Self::Unary(_, x) => x.is_of_floats(types),
+            Self::Binary(f, a, b) => {
+                let plain = !f.is_comparison() && !f.is_logical() && !f.is_bitwise() && *f != Binary::Mod;
+                plain && a.is_of_floats(types) && b.is_of_floats(types)
+            }
+            Self::Cast(t, x) => t.is_float() && x.is_of_floats(types),
+            Self::Test(..) | Self::Not(_) | Self::Select(..) => false,
+        }
+    }
+}
+
+/// The `apply` functions of both languages.
+fn function(expr: &Expr, types: &[DType], storage: DType, vectors: bool) -> OpResult<Snippet> {
+    let dtype = expr.dtype(types)?;
+    let body = |wgsl| -> OpResult<String> {
+        let body = expr.print(types, wgsl)?;
+        Ok(if storage == DType::F16 {
+            format!("clamp({body}, MASK_MIN, -MASK_MIN)")
+        } else {
+            body
+        })
+    };
+    let (text, mut cl) = (body(false)?, String::new());
+    let helpers = || functions::HELPERS.iter().filter(|h| text.contains(h.0));
+    for width in [1, 2, 4, 8, 16] {
+        if width > 1 && !vectors {
+            break;
+        }
+        let suffix = if width == 1 { String::new() } else { width.to_string() };
+        let float = format!("float{suffix}");
+        let of_width = |text: &str| {
+            let named = helpers().fold(text.to_owned(), |t, h| t.replace(h.0, &format!("{}{suffix}", h.0)));
+            named.replace("FLOAT", &float)
+        };
+        for (_, helper, _) in helpers() {
+            cl += &of_width(helper);
+        }
+        let name = |t: DType| if t.is_float() { float.as_str() } else { "int" };
+        let arguments = types.iter().zip(NAMES).map(|(t, n)| format!("{} v{n}", name(*t)));
+        cl += &format!(
+            "inline {} apply{suffix}({}) {{ return {}; }}\n",
+            name(dtype),
+            arguments.collect::<Vec<_>>().join(", "),
+            of_width(&text)
+        );
+    }
+    let text = body(true)?;
+    let mut wgsl = String::new();
+    for (_, _, helper) in functions::HELPERS.iter().filter(|h| text.contains(h.0)) {
+        wgsl += helper;
+    }
+    let name = |t: DType| if t.is_float() { "f32" } else { "i32" };
+    let arguments = types.iter().zip(NAMES).map(|(t, n)| format!("v{n}: {}", name(*t)));
+    wgsl += &format!(
+        "fn apply({}) -> {} {{ return {text}; }}\n",
+        arguments.collect::<Vec<_>>().join(", "),
+        name(dtype)
+    );
+    Ok(Snippet { cl, wgsl })
+}

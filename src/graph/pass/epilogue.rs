@@ -1,0 +1,106 @@
+//! An elementwise operator joins the operator that makes one of its operands, as its epilogue (paper, section 2.2: "we automatically
+//! fuse the elementary-wise operator with other operators").
+//!
+//! Both sides are general: any elementwise expression, and any operator whose kernels [take one](crate::graph::op::Op::takes_epilogue).
+
+use super::pattern::shape;
+use crate::error::Result;
+use crate::graph::op::fused::Fused;
+use crate::graph::op::pointwise::{Expr, Pointwise};
+use crate::graph::{Edit, Graph, NodeId, ValueId};
+
+pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
+    for id in edit.order()? {
+        let consumers = edit.consumers();
+        let Some(found) = find(edit, &consumers, id) else {
+            continue;
+        };
+        let name = edit.node(id).map_or("", |n| &n.name);
+        let base = edit.node(found.base).map_or("", |n| &n.name);
+        if !edit.begin(&format!("\"{name}\" is done where \"{base}\" stores")) {
+            return Ok(());
+        }
+        edit.replace_node(id, Box::new(found.op), found.inputs, found.origin);
+        edit.remove_node(found.base);
+    }
+    Ok(())
+}
+
+struct Found {
+    base: NodeId,
+    op: Fused,
+    inputs: Vec<Option<ValueId>>,
+    origin: Vec<String>,
+}
+
+fn find(g: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Option<Found> {
+    let node = g.node(id)?;
+    let op = node.op.downcast::<Pointwise>()?;
+    let out = *node.outputs.first()?;
+    let dtype = |v: ValueId| g.value(v).fact.as_ref().map(|f| f.dtype);
+    let float = |v: ValueId| dtype(v).is_some_and(|t| t.is_float());
+    // What types keep on the host must not take along what a device could run.
+    let on_devices = |v: &ValueId| dtype(*v).is_some_and(|t| t.on_devices());
+    for v in node.inputs.iter().flatten().copied() {
+        let Some((from, base)) = g.producer(v).filter(|(_, n)| n.op.takes_epilogue()) else {
+            continue;
+        };
+        let refuse = |why: &str| {
+            log::debug!(
+                "\"{}\" is not done where \"{}\" stores: {why}",
+                node.name,
+                base.name
+            )
+        };
+        let kept = g.outputs().contains(&v) || g.states().iter().any(|s| s.output == v);
+        let alone = consumers
+            .get(v.index())
+            .is_some_and(|c| c.iter().all(|c| *c == id));
+        if kept || !alone || base.outputs.len() != 1 {
+            refuse("its result is read elsewhere");
+            continue;
+        }
+        if shape(g, v)? != shape(g, out)? {
+            refuse("it is repeated");
+            continue;
+        }
+        if !node.inputs.iter().flatten().chain([&out]).all(on_devices) {
+            refuse("devices do not hold elements of its types");
+            continue;
+        }
+        if !float(v) || !float(out) {
+            refuse("it changes floats to something else, or back");
+            continue;
+        }
+        let mut further: Vec<ValueId> = Vec::new();
+        for other in node.inputs.iter().flatten().filter(|o| **o != v) {
+            if !further.contains(other) {
+                further.push(*other);
+            }
+        }
+        if further.len() > Fused::MAX_FURTHER {
+            refuse("too many operands");
+            continue;
+        }
+        let places: Vec<usize> = node
+            .inputs
+            .iter()
+            .flatten()
+            .map(|i| further.iter().position(|f| f == i).map_or(0, |p| p + 1))
+            .collect();
+        let expr = op
+            .expr
+            .map_inputs(&mut |i| Expr::Input(places.get(i).copied().unwrap_or(i)));
+        let mut inputs = base.inputs.clone();
+        inputs.extend(further.into_iter().map(Some));
+        let mut origin = base.origin.clone();
+        origin.extend(node.origin.iter().cloned());
+        return Some(Found {
+            base: from,
+            op: Fused::new(base.op.clone(), base.inputs.len(), expr),
+            inputs,
+            origin,
+        });
+    }
+    None
+}

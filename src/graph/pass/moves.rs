@@ -1,0 +1,281 @@
+//! Operators that only move elements cancel out, join, or move behind elementwise operators, where they meet others to cancel (*LLM
+//! inference on ARM*, section III; paper, section 2.2).
+//!
+//! * a transpose of a transpose is one, or none;
+//! * slices along different axes are one;
+//! * a part of a concatenation is that part, and the concatenation of all parts of a value is the value;
+//! * a transpose or reshape before an elementwise operator comes behind it, if all operands that are not single elements have it.
+
+use super::pattern::{input, only_reader, producer, shape};
+use crate::error::{Error, Result, Stage};
+use crate::graph::op::concat::Concat;
+use crate::graph::op::pointwise::Pointwise;
+use crate::graph::op::reshape::Reshape;
+use crate::graph::op::slice::Slice;
+use crate::graph::op::transpose::Transpose;
+use crate::graph::{Edit, Graph, NodeId, ValueId};
+use crate::shape::Fact;
+use crate::tensor::HostTensor;
+use std::sync::Arc;
+
+/// What becomes of a node.
+enum Change {
+    /// Its result is this value.
+    Is(ValueId),
+    /// Its transpose reads this value, with this order of axes.
+    Transpose(ValueId, Vec<i64>),
+    /// Its slice reads this value, by these starts, ends, axes and steps.
+    Slice(ValueId, [Vec<i64>; 4]),
+    /// It reads these values, and the node that moved its operands comes behind it.
+    Sink {
+        inputs: Vec<Option<ValueId>>,
+        mover: NodeId,
+        /// Of its result.
+        fact: Fact,
+    },
+}
+
+pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
+    loop {
+        let before = edit.count();
+        let mut consumers = edit.consumers();
+        for id in edit.order()? {
+            let Some((change, what)) = find(edit, &consumers, id) else {
+                continue;
+            };
+            let Some(node) = edit.node(id) else { continue };
+            let (name, origin, op, outputs) = (
+                node.name.clone(),
+                node.origin.clone(),
+                node.op.clone(),
+                node.outputs.clone(),
+            );
+            let Some(y) = outputs.first().copied() else {
+                continue;
+            };
+            if !edit.begin(&format!("\"{name}\" {what}")) {
+                return Ok(());
+            }
+            match change {
+                Change::Is(x) => {
+                    edit.replace_readers(y, x);
+                    edit.remove_node(id);
+                }
+                Change::Transpose(x, perm) => {
+                    let op = Box::new(Transpose { perm: Some(perm) });
+                    edit.replace_node(id, op, vec![Some(x)], origin);
+                }
+                Change::Slice(x, lists) => {
+                    let mut inputs = vec![Some(x)];
+                    for (list, part) in lists.iter().zip(["starts", "ends", "axes", "steps"]) {
+                        let tensor = HostTensor::from_i64(&[list.len()], list);
+                        let tensor = tensor.map_err(|e| Error::other(Stage::Pass, e.to_string()))?;
+                        inputs.push(Some(edit.add_const(&format!("{name}/{part}"), Arc::new(tensor))));
+                    }
+                    edit.replace_node(id, op, inputs, origin);
+                }
+                Change::Sink { inputs, mover, fact } => {
+                    let Some(m) = edit.node(mover) else { continue };
+                    let (mover_op, mut moved, mover_name) = (m.op.clone(), m.inputs.clone(), m.name.clone());
+                    let mover_origin = m.origin.clone();
+                    let still = edit.add_value(&format!("{name}/unmoved"), Some(fact));
+                    edit.remove_node(id);
+                    edit.add_node(&name, origin, op, inputs, vec![still]);
+                    if let Some(first) = moved.first_mut() {
+                        *first = Some(still);
+                    }
+                    edit.add_node(
+                        &format!("{mover_name}/behind"),
+                        mover_origin,
+                        mover_op,
+                        moved,
+                        outputs,
+                    );
+                }
+            }
+            consumers = edit.consumers();
+        }
+        if edit.count() == before {
+            return Ok(());
+        }
+    }
+}
+
+fn find(g: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Option<(Change, &'static str)> {
+    // What nobody reads any more goes away after the pass.
+    let y = *g.node(id)?.outputs.first()?;
+    if consumers.get(y.index()).is_none_or(Vec::is_empty) && !is_kept(g, y) {
+        return None;
+    }
+    transposes(g, id)
+        .map(|c| (c, "joins the transpose before it"))
+        .or_else(|| slices(g, consumers, id).map(|c| (c, "joins the slice before it")))
+        .or_else(|| part(g, id).map(|c| (c, "is a part of a concatenation")))
+        .or_else(|| whole(g, id).map(|c| (c, "joins all parts of one value")))
+        .or_else(|| sink(g, consumers, id).map(|c| (c, "comes before what moves its operands")))
+}
+
+fn transposes(g: &Graph, id: NodeId) -> Option<Change> {
+    let node = g.node(id)?;
+    let outer = node.op.downcast::<Transpose>()?;
+    let v = input(node, 0)?;
+    let (_, before, inner) = producer::<Transpose>(g, v)?;
+    let x = input(before, 0)?;
+    let rank = shape(g, v)?.len();
+    let (p, q) = (inner.axes(rank).ok()?, outer.axes(rank).ok()?);
+    let joint: Option<Vec<usize>> = q.iter().map(|i| p.get(*i).copied()).collect();
+    let joint = joint?;
+    let y = *node.outputs.first()?;
+    if joint.iter().enumerate().all(|(i, p)| i == *p) && !is_kept(g, y) {
+        return Some(Change::Is(x));
+    }
+    let joint: Option<Vec<i64>> = joint.iter().map(|p| i64::try_from(*p).ok()).collect();
+    Some(Change::Transpose(x, joint?))
+}
+
+/// An output of the graph, whose name must stay.
+fn is_kept(g: &Graph, v: ValueId) -> bool {
+    g.outputs().contains(&v) || g.states().iter().any(|s| s.output == v)
+}
+
+/// Starts, ends, axes and steps of a slice, as far as they are numbers.
+fn lists(g: &Graph, id: NodeId) -> Option<(ValueId, [Vec<i64>; 4])> {
+    let node = g.node(id)?;
+    node.op.downcast::<Slice>()?;
+    let x = input(node, 0)?;
+    let rank = shape(g, x)?.len();
+    let list = |i: usize| -> Option<Vec<i64>> {
+        let v = input(node, i)?;
+        g.value(v).fact.as_ref()?.as_const()?.to_i64().ok()
+    };
+    let (starts, ends) = (list(1)?, list(2)?);
+    let every = || (0..i64::try_from(starts.len()).unwrap_or(0)).collect();
+    let axes: Vec<i64> = match input(node, 3) {
+        Some(_) => list(3)?,
+        None => every(),
+    };
+    let steps = match input(node, 4) {
+        Some(_) => list(4)?,
+        None => vec![1; starts.len()],
+    };
+    let axes: Option<Vec<i64>> = axes
+        .iter()
+        .map(|a| i64::try_from(crate::graph::op::axis(*a, rank).ok()?).ok())
+        .collect();
+    Some((x, [starts, ends, axes?, steps]))
+}
+
+fn slices(g: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Option<Change> {
+    let (v, mut outer) = lists(g, id)?;
+    let (before, _, _) = producer::<Slice>(g, v)?;
+    let (x, inner) = lists(g, before)?;
+    if only_reader(g, consumers, v) != Some(id) {
+        return None;
+    }
+    if outer[2].iter().any(|a| inner[2].contains(a)) {
+        log::debug!("slices at \"{}\" stay two: both cut one axis", g.value(v).name);
+        return None;
+    }
+    for (all, more) in outer.iter_mut().zip(inner) {
+        all.extend(more);
+    }
+    Some(Change::Slice(x, outer))
+}
+
+/// The axis and the range that a slice by steps of 1 keeps, where it cuts one axis of known size.
+fn range(g: &Graph, id: NodeId) -> Option<(ValueId, usize, [i64; 2])> {
+    let (x, [starts, ends, axes, steps]) = lists(g, id)?;
+    let ([start], [end], [axis], [1]) = (
+        starts.as_slice(),
+        ends.as_slice(),
+        axes.as_slice(),
+        steps.as_slice(),
+    ) else {
+        return None;
+    };
+    let axis = usize::try_from(*axis).ok()?;
+    let size = shape(g, x)?.get(axis)?.as_const()?;
+    let place = |v: i64| (if v < 0 { v.saturating_add(size) } else { v }).clamp(0, size);
+    Some((x, axis, [place(*start), place(*end)]))
+}
+
+fn part(g: &Graph, id: NodeId) -> Option<Change> {
+    let (v, axis, [start, end]) = range(g, id)?;
+    let y = *g.node(id)?.outputs.first()?;
+    let (_, join, concat) = producer::<Concat>(g, v)?;
+    if crate::graph::op::axis(concat.axis, shape(g, v)?.len()).ok()? != axis || is_kept(g, y) {
+        return None;
+    }
+    let mut at = 0i64;
+    for part in join.inputs.iter().flatten() {
+        let next = at.checked_add(shape(g, *part)?.get(axis)?.as_const()?)?;
+        if at == start && next == end {
+            return Some(Change::Is(*part));
+        }
+        at = next;
+    }
+    None
+}
+
+fn whole(g: &Graph, id: NodeId) -> Option<Change> {
+    let node = g.node(id)?;
+    let concat = node.op.downcast::<Concat>()?;
+    let y = *node.outputs.first()?;
+    let mut of = None;
+    let mut at = 0i64;
+    for v in node.inputs.iter().flatten() {
+        let (x, axis, [start, end]) = range(g, g.producer(*v)?.0)?;
+        let joins = crate::graph::op::axis(concat.axis, shape(g, x)?.len()).ok()? == axis;
+        if !joins || start != at || of.is_some_and(|o| o != x) {
+            return None;
+        }
+        (of, at) = (Some(x), end);
+    }
+    (shape(g, of?)? == shape(g, y)? && !is_kept(g, y)).then_some(Change::Is(of?))
+}
+
+fn sink(g: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Option<Change> {
+    let node = g.node(id)?;
+    node.op.downcast::<Pointwise>()?;
+    let y = *node.outputs.first()?;
+    // Arithmetic of shapes runs nowhere.
+    if g.value(y).fact.as_ref()?.as_dims().is_some() {
+        return None;
+    }
+    let moved = |v: ValueId| {
+        let (from, n) = g.producer(v)?;
+        let moves = n.op.downcast::<Transpose>().is_some() || n.op.downcast::<Reshape>().is_some();
+        let alone = only_reader(g, consumers, v) == Some(id) && shape(g, v)? == shape(g, y)?;
+        (moves && alone).then_some((from, n))
+    };
+    let inputs: Vec<ValueId> = node.inputs.iter().flatten().copied().collect();
+    let (mover, first) = inputs.iter().find_map(|v| moved(*v))?;
+    let x = input(first, 0)?;
+    let (sizes, mut reshaped) = (shape(g, x)?, 0);
+    let mut sources = Vec::with_capacity(inputs.len());
+    for v in &inputs {
+        let fact = g.value(*v).fact.as_ref()?;
+        let single = fact.shape.0.iter().all(|d| d.is(1)) && fact.shape.rank() <= sizes.len();
+        let source = match moved(*v) {
+            Some((_, n)) if n.op.dyn_eq(first.op.as_ref()) => {
+                let source = input(n, 0)?;
+                reshaped += usize::from(n.op.downcast::<Reshape>().is_some());
+                (shape(g, source)? == sizes).then_some(source)?
+            }
+            _ if single => *v,
+            _ => return None,
+        };
+        sources.push(Some(source));
+    }
+    // Two reshapes to one shape may come from different ones.
+    if reshaped > 1 {
+        return None;
+    }
+    let mut fact = Fact::new(g.value(y).fact.as_ref()?.dtype, crate::shape::Shape::default());
+    fact.shape.0 = sizes.to_vec();
+    Some(Change::Sink {
+        inputs: sources,
+        mover,
+        fact,
+    })
+}
