@@ -71,7 +71,10 @@ impl Args {
         ];
         match unused.into_iter().find(|(_, given)| *given) {
             Some((option, _)) => {
-                let what = format!("{} is no language model with a cache", report.model.path.display());
+                let what = format!(
+                    "{} is no language model with a cache",
+                    report.model.path.display()
+                );
                 Err(Error::usage(option, what))
             }
             None => Ok(()),

@@ -66,7 +66,10 @@ impl DeviceOptions {
 /// Says that an asked for storage type has no effect, where `auto` came to the host.
 pub fn note_unused(float: Option<DType>) {
     if float == Some(DType::F16) {
-        note(&mut std::io::stderr(), "note: --float f16 has no effect on the host");
+        note(
+            &mut std::io::stderr(),
+            "note: --float f16 has no effect on the host",
+        );
     }
 }
 

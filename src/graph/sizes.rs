@@ -78,7 +78,10 @@ pub fn check(graph: &Graph, given: &Bindings) -> Result<(), String> {
                 let node = graph.node(a.node).map_or("", |n| n.name.as_str());
                 let what = if rule.equal { "0" } else { "0 or more" };
                 let meaning = &a.assumed.meaning;
-                format!("node \"{node}\": {meaning}: {dim} is {n}, not {what}, with {}", with())
+                format!(
+                    "node \"{node}\": {meaning}: {dim} is {n}, not {what}, with {}",
+                    with()
+                )
             }
         });
     }
@@ -122,7 +125,9 @@ impl Rules {
     /// Small values of `open` with which, beside `fixed`, all rules hold, sizes of 0 avoided where they can be. `None` where no such are
     /// found: few sizes are tried, of 1, 2, 4, ... to 320. Rules with other symbols are left out.
     pub fn smallest(&self, open: &BTreeSet<Symbol>, fixed: &Bindings) -> Option<Bindings> {
-        [1, 0].into_iter().find_map(|least| self.search(open, fixed, least))
+        [1, 0]
+            .into_iter()
+            .find_map(|least| self.search(open, fixed, least))
     }
 
     fn search(&self, open: &BTreeSet<Symbol>, fixed: &Bindings, least: i64) -> Option<Bindings> {
@@ -218,7 +223,10 @@ mod tests {
 
     #[test]
     fn symbols_that_rules_tie_together_are_found_together() {
-        let r = rules(&["a", "b", "total"], &[("total - a - b", true), ("b - 4*a", true)]);
+        let r = rules(
+            &["a", "b", "total"],
+            &[("total - a - b", true), ("b - 4*a", true)],
+        );
         let found = smallest(&r, &["a", "b", "total"], &[]);
         assert_eq!(found, None, "no multiple of 5 that is tried is the sum");
         let r = rules(&["a", "b", "total"], &[("total - a - b", true)]);

@@ -98,9 +98,7 @@ impl Decoder {
 
     /// Prepares an imported graph by `pipeline`.
     pub fn of(mut graph: Graph, pipeline: &Pipeline, logits: Logits) -> Result<Self> {
-        let ids = graph
-            .input("input_ids")
-            .ok_or_else(|| bad(NO_IDS))?;
+        let ids = graph.input("input_ids").ok_or_else(|| bad(NO_IDS))?;
         let [batch, sequence] = graph.fact(ids)?.shape.0.as_slice() else {
             return Err(bad(format!(
                 "input_ids: expected [batch, sequence], found {}",

@@ -274,7 +274,10 @@ mod tests {
     #[test]
     fn only_paths_are_looked_for() {
         let here = file!();
-        assert_eq!(missing_libraries(&format!("{here};libOpenCL.so;/no/such.so;")), ["/no/such.so"]);
+        assert_eq!(
+            missing_libraries(&format!("{here};libOpenCL.so;/no/such.so;")),
+            ["/no/such.so"]
+        );
         assert!(missing_libraries("").is_empty());
     }
 
