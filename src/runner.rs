@@ -9,13 +9,14 @@ use crate::error::{Error, Result, Stage};
 use crate::graph::interp::Interpreter;
 use crate::graph::onnx;
 use crate::graph::pass::{KV_CACHE, PassReport, Pipeline};
+use crate::graph::sizes::{self, Rules};
 use crate::graph::{Graph, ValueId};
 use crate::plan::{Plan, bind};
 use crate::session::Timing;
-use crate::shape::{Bindings, Fact, Shape};
+use crate::shape::{Bindings, Fact, Shape, Symbol};
 use crate::tensor::{DType, HostTensor};
 use device::Device;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -160,6 +161,21 @@ impl Runner {
             .inputs()
             .filter_map(|(name, fact)| Some((name, &fact.shape, find(name)?.shape())));
         bind::solve(shapes)
+    }
+
+    /// Checks sizes before a run, for which the error names the node or the value that refuses them. What the data of a run decides
+    /// is not known yet: a run may still fail.
+    pub fn admits(&self, bindings: &Bindings) -> Result<()> {
+        sizes::check(&self.graph, bindings).map_err(|what| Error::other(Stage::Run, what))
+    }
+
+    /// Small sizes of `open` with which, beside `fixed`, the model can run, as far as its shapes tell; `None` where none are found.
+    pub fn small_sizes(&self, open: &BTreeSet<Symbol>, fixed: &Bindings) -> Option<Bindings> {
+        let mut rules = Rules::of(&self.graph);
+        for c in self.plan().iter().flat_map(|p| p.conditions()) {
+            rules.add(&c.dim, c.equal);
+        }
+        rules.smallest(open, fixed)
     }
 
     /// Runs the model on one tensor for each input, in any order, and returns the outputs in the model's order. Integers must fit 32

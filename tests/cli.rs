@@ -1,5 +1,7 @@
 //! The built command: exit codes, and what goes to which stream.
 
+#[path = "cli/run.rs"]
+mod run;
 mod support;
 
 use std::path::Path;
@@ -51,6 +53,7 @@ fn help_and_version() {
         &["chat"],
         &["bench"],
         &["inspect"],
+        &["run"],
     ] {
         let output = tlite(&[command, &["--help"]].concat());
         assert_eq!(output.status.code(), Some(0), "{command:?}");
@@ -84,7 +87,7 @@ fn help_names_the_options() {
         assert!(help("generate").contains(option), "{option}");
     }
     for command in ["generate", "chat", "bench"] {
-        for option in ["--backend", "--device", "--context"] {
+        for option in ["--backend", "--device", "--context", "--float"] {
             assert!(help(command).contains(option), "{command} {option}");
         }
     }
@@ -157,8 +160,8 @@ fn missing_models_are_named() {
     }
     fails(
         &["generate", path(dir.path()), "--prompt", "x"],
-        1,
-        &["tokenizer.json", "caused by: "],
+        2,
+        &["tokenizer.json", "tlite run"],
     );
     let folder = model_folder();
     fails(
@@ -360,11 +363,12 @@ fn quantize_and_convert_usage() {
     );
     fails(
         &["convert", path(&absent), "-o", path(&out)],
-        1,
-        &["cannot read", "absent"],
+        2,
+        &["FILE: there is no file", "absent"],
     );
+    let file = input.join("model.onnx");
     fails(
-        &["convert", path(&absent), "-o", path(&input)],
+        &["convert", path(&file), "-o", path(&input)],
         2,
         &["output", "not empty"],
     );

@@ -45,6 +45,6 @@ export TLITE_ONNX_DATA=$ONNX_DATA
 export TLITE_TEST_MODELS=$CACHE
 # A driver that is missing fails the tests instead of leaving some of them out.
 export REQUIRE_BACKENDS=${REQUIRE_BACKENDS:-opencl,wgpu}
-step "Tests" cargo test --release --locked
+step "Tests" cargo test --release --locked --no-fail-fast
 RUSTDOCFLAGS="-D warnings" step "Documentation" cargo doc --release --locked --no-deps
 say "All passed in $SECONDS s"

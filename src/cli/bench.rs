@@ -1,12 +1,12 @@
 //! `tlite bench`.
 
-use super::load::{LoadedModel, load};
-use super::options::{ExecOptions, check_fits};
+use super::load::{LoadedModel, load, open_folder};
+use super::options::{ExecOptions, check_fits, from_one};
 use super::output::{bar, put, put_json, spinner, table};
 use crate::error::{Error, Result};
+use crate::llm::Model;
 use crate::llm::metrics::rate;
 use crate::llm::sampler::SplitMix64;
-use crate::llm::{Model, ModelFolder};
 use serde::Serialize;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -26,6 +26,7 @@ pub struct Args {
         value_name = "N,...",
         value_delimiter = ',',
         default_value = "128,512",
+        value_parser = from_one,
         allow_negative_numbers = true
     )]
     prefill: Vec<NonZeroUsize>,
@@ -35,11 +36,12 @@ pub struct Args {
         value_name = "N,...",
         value_delimiter = ',',
         default_value = "64",
+        value_parser = from_one,
         allow_negative_numbers = true
     )]
     decode: Vec<NonZeroUsize>,
     /// Number of measured runs of each test
-    #[arg(long, value_name = "N", default_value = "5", allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", default_value = "5", value_parser = from_one, allow_negative_numbers = true)]
     repeat: NonZeroUsize,
     /// Print one JSON object instead of the table
     #[arg(long)]
@@ -191,7 +193,7 @@ fn text(name: &str, loaded: &LoadedModel, lines: &[Line]) -> String {
 
 /// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
-    let folder = ModelFolder::open(&args.model)?;
+    let folder = open_folder(&args.model, &[])?;
     let progress = spinner(format!("loading {}", folder.name()));
     let loaded = load(folder.dir(), &args.exec);
     progress.finish_and_clear();

@@ -2,11 +2,11 @@
 
 use super::generate::{Outcome, stream};
 use super::interrupt::Interrupt;
-use super::load::load;
+use super::load::{load, open_folder};
 use super::options::{ExecOptions, SamplingOptions};
 use super::output::{note, put, spinner};
 use crate::error::{Error, Result};
-use crate::llm::{ChatTemplate, Finish, Limits, Message, Model, ModelFolder, Sampler, Tokenizer};
+use crate::llm::{ChatTemplate, Finish, Limits, Message, Model, Sampler, Tokenizer};
 use std::io::{BufRead, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
@@ -160,7 +160,7 @@ fn talk(session: &mut Session<'_>, console: &mut Console<'_>, interrupt: &Interr
 /// Runs the command.
 pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     let sampler = Sampler::new(args.sampling.sampler())?;
-    let folder = ModelFolder::open(&args.model)?;
+    let folder = open_folder(&args.model, &["tokenizer.json"])?;
     let tokenizer = Tokenizer::load(folder.dir())?;
     let template = ChatTemplate::load(&folder)?;
     let progress = spinner(format!("loading {}", folder.name()));
@@ -208,8 +208,8 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::llm::SamplerConfig;
     use crate::llm::testing::{FakeModel, write_byte_level_tokenizer};
+    use crate::llm::{ModelFolder, SamplerConfig};
 
     const TEMPLATE: &str = "{% for m in messages %}{{ m.role[0] }}:{{ m.content }}<end>{% endfor %}\
                             {% if add_generation_prompt %}a:{% endif %}";

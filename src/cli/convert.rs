@@ -2,7 +2,7 @@
 
 use super::interrupt::Interrupt;
 use super::output::{byte_bar, put, size_text};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::gguf::{self, Summary, convert_into};
 use crate::new_folder::NewFolder;
 use std::path::{Path, PathBuf};
@@ -43,6 +43,10 @@ fn folder_bytes(folder: &Path) -> u64 {
 
 /// Runs the command.
 pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
+    if !args.file.is_file() {
+        let what = format!("there is no file {}", args.file.display());
+        return Err(Error::usage("FILE", what));
+    }
     let new = NewFolder::create(&args.output, gguf::TEMPORARY)?;
     let _unfinished = interrupt.scratch(new.path());
     let bar = byte_bar();

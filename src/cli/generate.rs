@@ -1,7 +1,7 @@
 //! `tlite generate`.
 
 use super::interrupt::Interrupt;
-use super::load::load;
+use super::load::{load, open_folder};
 use super::options::{ExecOptions, SamplingOptions};
 use super::output::{note, put, put_json, spinner};
 use crate::error::{Error, Result};
@@ -58,6 +58,16 @@ impl Outcome {
     }
 }
 
+/// The name of an end in JSON.
+fn stop(finish: Finish) -> &'static str {
+    match finish {
+        Finish::Eos(_) => "end_of_text",
+        Finish::MaxTokens => "max_tokens",
+        Finish::ContextFull => "context_full",
+        Finish::Cancelled => "interrupted",
+    }
+}
+
 /// The object of `--json`.
 #[derive(Debug, Serialize)]
 struct Report<'a> {
@@ -67,6 +77,8 @@ struct Report<'a> {
     prompt_tokens: usize,
     tokens: &'a [u32],
     text: &'a str,
+    /// Why it ended.
+    stop: Option<&'static str>,
     load_ms: f64,
     prefill_tokens_per_s: Option<f64>,
     decode_tokens_per_s: Option<f64>,
@@ -161,7 +173,7 @@ fn read_prompt(prompt: &str, input: &mut dyn Read) -> Result<String> {
 pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     let mut notes = std::io::stderr();
     let mut sampler = Sampler::new(args.sampling.sampler())?;
-    let folder = ModelFolder::open(&args.model)?;
+    let folder = open_folder(&args.model, &["tokenizer.json"])?;
     let tokenizer = Tokenizer::load(folder.dir())?;
     let prompt = read_prompt(&args.prompt, &mut std::io::stdin())?;
     let prompt = prompt_tokens(
@@ -204,6 +216,7 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
             prompt_tokens: prompt.len(),
             tokens: &outcome.tokens,
             text: &outcome.text,
+            stop: outcome.finish.map(stop),
             load_ms: loaded.load_ms,
             prefill_tokens_per_s: outcome.metrics.prefill_tokens_per_s(),
             decode_tokens_per_s: outcome.metrics.decode_tokens_per_s(),

@@ -1,7 +1,7 @@
 //! `tlite inspect`.
 
 use super::load;
-use super::options::{BackendChoice, DeviceOptions, padding};
+use super::options::{BackendChoice, DeviceOptions, from_one, padding};
 use super::output::{note, put, put_json, size_text, table};
 use crate::backend::Caps;
 use crate::error::{Error, Result};
@@ -25,18 +25,18 @@ use std::path::PathBuf;
 pub struct Args {
     /// Folder with model.onnx, or an ONNX file; files with its weights need not be there
     model: PathBuf,
-    /// Give symbols one value each, as in N=512,past=1024
+    /// Give symbols one value each, as in N=512,past=1024; may be given several times
     #[arg(long, value_name = "NAME=N,...")]
-    bind: Option<String>,
+    bind: Vec<String>,
     /// Bounds of symbols and equations between them, as in "1 <= N <= 2048, total == past + N"
     #[arg(long, value_name = "RELATION,...")]
     bounds: Option<String>,
-    /// Tokens of one prefill run of a language model
-    #[arg(long, value_name = "N", default_value_t = CHUNK_TOKENS, allow_negative_numbers = true)]
-    chunk: NonZeroUsize,
-    /// Pad the lengths of a language model's decoding to multiples of N, 32 to 256
-    #[arg(long, value_name = "N", default_value_t = PADDING, value_parser = padding, allow_negative_numbers = true)]
-    padding: usize,
+    /// Tokens of one prefill run of a language model [default: 128]
+    #[arg(long, value_name = "N", value_parser = from_one, allow_negative_numbers = true)]
+    chunk: Option<NonZeroUsize>,
+    /// Pad the lengths of a language model's decoding to multiples of N, 32 to 256 [default: 64]
+    #[arg(long, value_name = "N", value_parser = padding, allow_negative_numbers = true)]
+    padding: Option<usize>,
     /// List every operator with its shapes and what became of it
     #[arg(long)]
     nodes: bool,
@@ -53,18 +53,38 @@ pub struct Args {
     #[arg(long, value_name = "SUBSTRING")]
     device: Option<String>,
     /// Tokens that the cache of a language model holds [default: what the model was made for, at most 4096]
-    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", value_parser = from_one, allow_negative_numbers = true)]
     context: Option<NonZeroUsize>,
 }
 
-const CHUNK_TOKENS: NonZeroUsize = match NonZeroUsize::new(CHUNK) {
-    Some(n) => n,
-    None => NonZeroUsize::MIN,
-};
+impl Args {
+    /// A usage error for an option that has no effect on this model.
+    fn check_used(&self, report: &Report) -> Result<()> {
+        if report.model.decoder.is_some() {
+            return Ok(());
+        }
+        let unused = [
+            ("--chunk", self.chunk.is_some()),
+            ("--padding", self.padding.is_some()),
+            // What no decoder is may have caches too.
+            ("--context", self.context.is_some() && report.states.is_empty()),
+        ];
+        match unused.into_iter().find(|(_, given)| *given) {
+            Some((option, _)) => {
+                let what = format!(
+                    "{} is no language model with a cache",
+                    report.model.path.display()
+                );
+                Err(Error::usage(option, what))
+            }
+            None => Ok(()),
+        }
+    }
+}
 
 /// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
-    let bind = args.bind.as_deref().map(parse_bind).transpose()?;
+    let bind = parse_bind(&args.bind)?;
     let bounds = args.bounds.as_deref().map(parse_bounds).transpose()?;
     let caps = load::caps(&DeviceOptions {
         backend: args.backend.unwrap_or_default(),
@@ -72,13 +92,14 @@ pub fn run(args: &Args) -> Result<()> {
     })?;
     let request = Request {
         caps: caps.unwrap_or_else(Caps::neutral),
-        bind: bind.unwrap_or_default(),
+        bind,
         bounds: bounds.unwrap_or_default(),
         context: args.context.map(usize::from),
-        chunk: args.chunk.into(),
-        padding: args.padding,
+        chunk: args.chunk.map_or(CHUNK, usize::from),
+        padding: args.padding.unwrap_or(PADDING),
     };
     let report = inspect(&args.model, &request)?;
+    args.check_used(&report)?;
     if let Some(file) = &args.html {
         if file.is_dir() {
             return Err(Error::usage("--html", format!("{} is a folder", file.display())));

@@ -1,9 +1,10 @@
 //! One place where commands get a model that can run.
 
-use super::options::{BackendChoice, DeviceOptions, ExecOptions};
+use super::options::{BackendChoice, DeviceOptions, ExecOptions, note_unused};
 use super::output;
-use crate::backend::{self, Backend, BackendKind, Caps, DeviceKind};
+use crate::backend::{self, Backend, BackendError, BackendKind, Caps, DeviceKind};
 use crate::error::{Error, Result, Stage};
+use crate::graph::onnx;
 use crate::graph::pass::Pipeline;
 use crate::llm::Model;
 use crate::llm::engine::{Decoder, DeviceModel, HostModel, Lengths, Logits};
@@ -30,7 +31,8 @@ pub struct LoadedModel {
 pub fn open(options: &DeviceOptions) -> Result<Option<Box<dyn Backend>>> {
     let device = options.device.as_deref();
     let failed = |e| match e {
-        e @ backend::BackendError::NoDevice { .. } => Error::usage("--device", e.to_string()),
+        e @ BackendError::NoDevice { .. } => Error::usage("--device", e.to_string()),
+        e @ BackendError::NoDriver { .. } => Error::usage("--backend", e.to_string()),
         e => Error::device(Stage::Plan, "opening a device", e),
     };
     match options.backend {
@@ -49,24 +51,30 @@ pub fn open(options: &DeviceOptions) -> Result<Option<Box<dyn Backend>>> {
                 match backend::open(*kind, device) {
                     Ok(b) if b.caps().kind != DeviceKind::Cpu => return Ok(Some(b)),
                     Ok(b) => on_cpu = on_cpu.or(Some(b)),
-                    Err(e) => reasons.push(format!("{kind}: {e}")),
+                    Err(e) => reasons.push(reason(*kind, &e)),
                 }
             }
             if on_cpu.is_some() {
                 return Ok(on_cpu);
             }
-            let reasons = reasons.join("; ");
             match device {
-                Some(_) => Err(Error::usage("--device", reasons)),
+                Some(_) => Err(Error::usage("--device", reasons.join("; "))),
                 None => {
-                    output::note(
-                        &mut std::io::stderr(),
-                        &format!("no device ({reasons}); running on the host, slowly"),
-                    );
+                    let what = "no device, `tlite devices` says why; running on the host, slowly";
+                    output::note(&mut std::io::stderr(), what);
                     Ok(None)
                 }
             }
         }
+    }
+}
+
+/// The error of one of several backends.
+fn reason(kind: BackendKind, e: &BackendError) -> String {
+    match e {
+        // It names its backend.
+        BackendError::NoDriver { .. } => e.to_string(),
+        _ => format!("{kind}: {e}"),
     }
 }
 
@@ -89,7 +97,7 @@ pub fn caps(options: &DeviceOptions) -> Result<Option<Caps>> {
         let found = backend::list(*kind).and_then(|all| backend::pick(all, options.device.as_deref()));
         match found {
             Ok(caps) => return Ok(Some(caps)),
-            Err(e) => reasons.push(format!("{kind}: {e}")),
+            Err(e) => reasons.push(reason(*kind, &e)),
         }
     }
     Err(Error::usage(
@@ -100,6 +108,48 @@ pub fn caps(options: &DeviceOptions) -> Result<Option<Caps>> {
         },
         reasons.join("; "),
     ))
+}
+
+/// The folder of a language model, which holds `needed`. Usage errors: no such folder, a file in its place, a file of it that is missing.
+pub fn open_folder(path: &Path, needed: &[&str]) -> Result<ModelFolder> {
+    if path.is_file() {
+        let what = format!(
+            "{} is a file; expected a folder with model.onnx and tokenizer.json; {OTHERS}",
+            path.display()
+        );
+        return Err(Error::usage("MODEL", what));
+    }
+    let folder = ModelFolder::open(path)?;
+    match needed.iter().find(|n| !folder.dir().join(n).is_file()) {
+        Some(name) => {
+            let what = format!(
+                "{} has no {name}; expected a folder with model.onnx and tokenizer.json; {OTHERS}",
+                path.display()
+            );
+            Err(Error::usage("MODEL", what))
+        }
+        None => Ok(folder),
+    }
+}
+
+/// What there is for models that generate no text.
+const OTHERS: &str = "`tlite run` runs ONNX files of any kind";
+
+/// Reads a decoder. A usage error, which says what is missing, for a model that is none.
+fn decoder(path: &Path, pipeline: &Pipeline) -> Result<Decoder> {
+    let graph = onnx::import(path)?;
+    Decoder::of(graph, pipeline, Logits::Last).map_err(|e| match e {
+        // Once it is read, this stage is the search for the inputs and outputs of a decoder.
+        Error::Other {
+            stage: Stage::Import,
+            what,
+            ..
+        } => Error::usage(
+            "MODEL",
+            format!("{} is no decoder: {what}; {OTHERS}", path.display()),
+        ),
+        e => e,
+    })
 }
 
 /// The model file of `folder` and the number of tokens to hold.
@@ -118,10 +168,15 @@ fn model_and_context(folder: &ModelFolder, options: &ExecOptions) -> Result<(Pat
 /// Loads the model for the device that `options` name; `None` where they mean the host. Errors as for [`load`].
 pub fn load_device(folder: &ModelFolder, options: &ExecOptions) -> Result<Option<DeviceModel>> {
     let (path, context) = model_and_context(folder, options)?;
+    let float = options.on.storage(options.float)?;
     let Some(backend) = open(&options.on)? else {
+        note_unused(float);
         return Ok(None);
     };
-    let decoder = Decoder::load(&path, &Pipeline::standard(), Logits::Last)?;
+    let mut decoder = decoder(&path, &Pipeline::standard())?;
+    if let Some(float) = float {
+        decoder = decoder.stored_in(float);
+    }
     let lengths = Lengths {
         padding: options.padding,
         ..Lengths::of(context)
@@ -157,7 +212,7 @@ pub fn load(dir: &Path, options: &ExecOptions) -> Result<LoadedModel> {
         });
     }
     let (path, context) = model_and_context(&folder, options)?;
-    let decoder = Decoder::load(&path, &Pipeline::host(), Logits::Last)?;
+    let decoder = decoder(&path, &Pipeline::host())?;
     Ok(LoadedModel {
         model: Box::new(HostModel::new(decoder, context)?),
         backend: "host".to_owned(),

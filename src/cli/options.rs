@@ -1,12 +1,15 @@
 //! Options that several commands share, and the checks of their values.
 
+use super::output::note;
 use crate::error::{Error, Result};
 use crate::graph::pass::Pipeline;
 use crate::llm::SamplerConfig;
 use crate::llm::engine::PADDING;
+use crate::tensor::DType;
 use clap::ValueEnum;
 use std::fmt;
 use std::num::NonZeroUsize;
+use std::str::FromStr;
 
 /// Where a model runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -45,6 +48,40 @@ pub struct DeviceOptions {
     pub device: Option<String>,
 }
 
+impl DeviceOptions {
+    /// Storage of activations, where `float` is asked for. A usage error for halves on the host, whose floats have the model's type.
+    pub fn storage(&self, float: Option<Float>) -> Result<Option<DType>> {
+        match (float, self.backend) {
+            (Some(Float::F16), BackendChoice::Host) => Err(Error::usage(
+                "--float",
+                "f16 is storage on a device; the host keeps the model's own types",
+            )),
+            (Some(Float::F16), _) => Ok(Some(DType::F16)),
+            (Some(Float::F32), _) => Ok(Some(DType::F32)),
+            (None, _) => Ok(None),
+        }
+    }
+}
+
+/// Says that an asked for storage type has no effect, where `auto` came to the host.
+pub fn note_unused(float: Option<DType>) {
+    if float == Some(DType::F16) {
+        note(
+            &mut std::io::stderr(),
+            "note: --float f16 has no effect on the host",
+        );
+    }
+}
+
+/// Storage types of activations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Float {
+    /// 32 bits.
+    F32,
+    /// 16 bits.
+    F16,
+}
+
 /// Options that find what a rewrite of the graph does wrong, or gains.
 #[derive(Clone, Debug, Default, clap::Args)]
 #[command(next_help_heading = "Passes")]
@@ -53,7 +90,7 @@ pub struct PassOptions {
     #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
     pub skip_pass: Vec<String>,
     /// Stop after N rewrites of all passes together, to bisect a wrong result
-    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", value_parser = from_zero::<usize>, allow_negative_numbers = true)]
     pub edit_limit: Option<usize>,
 }
 
@@ -80,8 +117,11 @@ pub struct ExecOptions {
     #[command(flatten)]
     pub on: DeviceOptions,
     /// Number of tokens to hold in the cache [default: what the model was made for, at most 4096]
-    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", value_parser = from_one, allow_negative_numbers = true)]
     pub context: Option<NonZeroUsize>,
+    /// Storage of activations and cache on a device [default: f16, or f32 where the model quantizes at run time]
+    #[arg(long, value_enum, value_name = "TYPE")]
+    pub float: Option<Float>,
     /// Pad the lengths of decoding to multiples of N, 32 to 256
     #[arg(long, value_name = "N", default_value_t = PADDING, value_parser = padding, allow_negative_numbers = true)]
     pub padding: usize,
@@ -89,11 +129,34 @@ pub struct ExecOptions {
 
 /// The value of an option `--padding`.
 pub fn padding(text: &str) -> Result<usize, String> {
-    match text.parse() {
-        Ok(n) if (32..=256).contains(&n) => Ok(n),
-        Ok(n) => Err(format!("{n} is not in 32 to 256")),
-        Err(_) => Err("not a whole number".to_owned()),
-    }
+    let value = text.parse().ok().filter(|n| (32..=256).contains(n));
+    value.ok_or_else(|| "must be a whole number from 32 to 256".to_owned())
+}
+
+/// The value of an option that counts something.
+pub fn from_one(text: &str) -> Result<NonZeroUsize, String> {
+    let bad = |_| format!("must be a whole number from 1 to {}", usize::MAX);
+    text.parse().map_err(bad)
+}
+
+/// The value of an option that is a whole number.
+pub fn from_zero<T: FromStr + Bounded>(text: &str) -> Result<T, String> {
+    let bad = |_| format!("must be a whole number from 0 to {}", T::MOST);
+    text.parse().map_err(bad)
+}
+
+/// A type of whole numbers from 0 on.
+pub trait Bounded {
+    /// The largest of them.
+    const MOST: u64;
+}
+
+impl Bounded for u64 {
+    const MOST: u64 = Self::MAX;
+}
+
+impl Bounded for usize {
+    const MOST: u64 = Self::MAX as u64;
 }
 
 /// Options of every command that samples tokens.
@@ -101,19 +164,19 @@ pub fn padding(text: &str) -> Result<usize, String> {
 #[command(next_help_heading = "Sampling")]
 pub struct SamplingOptions {
     /// Largest number of tokens to generate
-    #[arg(long, value_name = "N", default_value = "256", allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", default_value = "256", value_parser = from_one, allow_negative_numbers = true)]
     pub max_tokens: NonZeroUsize,
     /// 0 takes the most likely token always; higher values take others more often
     #[arg(long, value_name = "F", default_value = "0", allow_negative_numbers = true, value_parser = temperature)]
     pub temperature: f32,
     /// Choose among the N most likely tokens; 0 is off
-    #[arg(long, value_name = "N", default_value = "0", allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", default_value = "0", value_parser = from_zero::<usize>, allow_negative_numbers = true)]
     pub top_k: usize,
     /// Choose among the fewest tokens whose probabilities sum to F; 1 is off
     #[arg(long, value_name = "F", default_value = "1", allow_negative_numbers = true, value_parser = top_p)]
     pub top_p: f32,
     /// Start of the random sequence; equal seeds give equal texts
-    #[arg(long, value_name = "N", default_value = "0", allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", default_value = "0", value_parser = from_zero::<u64>, allow_negative_numbers = true)]
     pub seed: u64,
 }
 
@@ -136,26 +199,14 @@ impl SamplingOptions {
     }
 }
 
-fn number(text: &str) -> Result<f32, String> {
-    text.parse().map_err(|_| "not a number".to_owned())
-}
-
 fn temperature(text: &str) -> Result<f32, String> {
-    let value = number(text)?;
-    if value.is_finite() && value >= 0.0 {
-        Ok(value)
-    } else {
-        Err("must be finite and at least 0".to_owned())
-    }
+    let value = text.parse().ok().filter(|v: &f32| v.is_finite() && *v >= 0.0);
+    value.ok_or_else(|| "must be a finite number of at least 0".to_owned())
 }
 
 fn top_p(text: &str) -> Result<f32, String> {
-    let value = number(text)?;
-    if value > 0.0 && value <= 1.0 {
-        Ok(value)
-    } else {
-        Err("must be above 0 and at most 1".to_owned())
-    }
+    let value = text.parse().ok().filter(|v| *v > 0.0 && *v <= 1.0);
+    value.ok_or_else(|| "must be a number above 0 and at most 1".to_owned())
 }
 
 /// A usage error when `tokens`, asked for by `option`, do not fit `context`.

@@ -1,12 +1,11 @@
 //! `tlite profile`: device time by kernel, for one prefill and one decode run.
 
-use super::load::load_device;
-use super::options::ExecOptions;
+use super::load::{load_device, open_folder};
+use super::options::{ExecOptions, from_one};
 use super::output::{put, put_json, table};
 use crate::error::{Error, Result};
 use crate::llm::Model;
 use crate::llm::engine::{CHUNK, DeviceModel};
-use crate::llm::folder::ModelFolder;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
@@ -16,10 +15,10 @@ pub struct Args {
     /// Folder of the model
     model: PathBuf,
     /// Tokens of the prefill run, at most one chunk
-    #[arg(long, value_name = "N", default_value = "128", allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", default_value = "128", value_parser = from_one, allow_negative_numbers = true)]
     prefill: NonZeroUsize,
     /// Tokens in the cache when the decode run starts
-    #[arg(long, value_name = "N", default_value = "128", allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", default_value = "128", value_parser = from_one, allow_negative_numbers = true)]
     past: NonZeroUsize,
     /// One JSON object
     #[arg(long)]
@@ -92,7 +91,7 @@ pub fn run(args: &Args) -> Result<()> {
             format!("{prefill}: one run takes at most {CHUNK} tokens"),
         ));
     }
-    let folder = ModelFolder::open(&args.model)?;
+    let folder = open_folder(&args.model, &[])?;
     let Some(mut model) = load_device(&folder, &args.exec)? else {
         return Err(Error::usage("--backend", "the host has no kernels to time"));
     };

@@ -14,16 +14,24 @@ use std::path::Path;
 /// Reads the tensor in `path` for an input of the model: by its ending `.npy` or `.pb` as it is, `.png`, `.jpg` or `.jpeg` in the
 /// form that `fact` asks for (see [`picture::read`]). An error for another ending, and for what is no such file.
 pub fn read(path: &Path, fact: &Fact, options: &PictureOptions) -> Result<HostTensor> {
-    let ending = path.extension().map(|e| e.to_string_lossy().to_lowercase());
-    match ending.as_deref() {
+    match ending(path).as_deref() {
         Some("npy") => npy::read(path),
         Some("pb") => onnx::read_tensor(path),
-        Some("png" | "jpg" | "jpeg") => picture::read(path, fact, options),
+        _ if is_picture(path) => picture::read(path, fact, options),
         _ => Err(Error::usage(
             path.display().to_string(),
             "the name ends in none of .npy, .pb, .png, .jpg, .jpeg",
         )),
     }
+}
+
+fn ending(path: &Path) -> Option<String> {
+    path.extension().map(|e| e.to_string_lossy().to_lowercase())
+}
+
+/// True where [`read`] takes the file for a picture.
+pub fn is_picture(path: &Path) -> bool {
+    matches!(ending(path).as_deref(), Some("png" | "jpg" | "jpeg"))
 }
 
 /// Writes a file beside its place and gives it its name when it is whole.

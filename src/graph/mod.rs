@@ -9,6 +9,7 @@ pub mod onnx;
 pub mod op;
 pub mod pass;
 pub mod rules;
+pub mod sizes;
 pub mod text;
 
 pub use edit::Edit;

@@ -1,7 +1,7 @@
 //! The symbols of a model: where they come from, which values they may take, and what is done where nobody says.
 
 use crate::error::{Error, Result};
-use crate::graph::{Graph, MadeSymbol, Part};
+use crate::graph::{Graph, MadeSymbol, Part, sizes};
 use crate::plan::{self, Options, Plan};
 use crate::shape::{Bindings, Constraints, Dim, Symbol};
 use serde::Serialize;
@@ -45,11 +45,11 @@ pub struct SymbolReport {
     pub source: String,
 }
 
-/// `NAME=VALUE` pairs with commas between them, as `--bind` takes them: `N=512,past=1024`. A usage error for a name that is no C
+/// `NAME=VALUE` pairs with commas between them, as `--bind` takes them: `N=512,past=1024`; `texts` are the values of the option. A usage error for a name that is no C
 /// identifier, a value that is no integer of 0 or more, and a name with two values.
-pub fn parse_bind(text: &str) -> Result<Bindings> {
+pub fn parse_bind<T: AsRef<str>>(texts: &[T]) -> Result<Bindings> {
     let mut out = Bindings::new();
-    for part in text.split(',').map(str::trim) {
+    for part in texts.iter().flat_map(|t| t.as_ref().split(',')).map(str::trim) {
         let bad = |what: String| Error::usage(BIND, what);
         let (name, value) = part.split_once('=').ok_or_else(|| {
             bad(format!(
@@ -182,48 +182,7 @@ impl Symbols {
         if self.fixed.iter().next().is_none() {
             return Ok(());
         }
-        let with = text_of(&self.fixed);
-        for value in &graph.values {
-            let Some(fact) = &value.fact else { continue };
-            for dim in fact.shape.0.iter().filter(|d| d.as_const().is_none()) {
-                let broken = |what: String| {
-                    Error::usage(
-                        BIND,
-                        format!(
-                            "\"{}\" of shape {} would have a size {dim} that {what} with {with}",
-                            value.name, fact.shape
-                        ),
-                    )
-                };
-                let n = dim
-                    .substitute(&self.fixed)
-                    .map_err(|e| broken(format!("has no value ({e})")))?;
-                if let Some(n) = n.as_const().filter(|n| *n < 0) {
-                    return Err(broken(format!("is {n}")));
-                }
-            }
-        }
-        for a in graph.assumptions() {
-            let dim = a
-                .assumed
-                .dim
-                .substitute(&self.fixed)
-                .ok()
-                .and_then(|d| d.as_const());
-            let Some(n) = dim.filter(|n| *n < 0 || a.assumed.equal && *n != 0) else {
-                continue;
-            };
-            let node = graph.node(a.node).map_or("", |n| n.name.as_str());
-            let what = if a.assumed.equal { "0" } else { "0 or more" };
-            return Err(Error::usage(
-                BIND,
-                format!(
-                    "node \"{node}\": {}: {} is {n}, not {what}, with {with}",
-                    a.assumed.meaning, a.assumed.dim
-                ),
-            ));
-        }
-        Ok(())
+        sizes::check(graph, &self.fixed).map_err(|what| Error::usage(BIND, what))
     }
 
     /// What every run of `plan` is checked for must be possible with the values given.

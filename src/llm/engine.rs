@@ -64,9 +64,13 @@ pub struct Decoder {
     sequence: Symbol,
     past: Symbol,
     vocab: usize,
+    /// Storage of activations on a device.
+    float: DType,
     /// What the passes did.
     pub passes: Vec<PassReport>,
 }
+
+const NO_IDS: &str = "there is no input \"input_ids\"";
 
 fn bad(what: impl Into<String>) -> Error {
     Error::other(Stage::Import, what)
@@ -87,19 +91,14 @@ impl Decoder {
     ) -> Result<Self> {
         let graph = onnx::import_with(path, options)?;
         if graph.input("input_ids").is_none() {
-            return Err(bad(format!(
-                "{}: no input \"input_ids\"; not a decoder",
-                path.display()
-            )));
+            return Err(bad(format!("{}: {NO_IDS}", path.display())));
         }
         Self::of(graph, pipeline, logits)
     }
 
     /// Prepares an imported graph by `pipeline`.
     pub fn of(mut graph: Graph, pipeline: &Pipeline, logits: Logits) -> Result<Self> {
-        let ids = graph
-            .input("input_ids")
-            .ok_or_else(|| bad("no input \"input_ids\"; not a decoder"))?;
+        let ids = graph.input("input_ids").ok_or_else(|| bad(NO_IDS))?;
         let [batch, sequence] = graph.fact(ids)?.shape.0.as_slice() else {
             return Err(bad(format!(
                 "input_ids: expected [batch, sequence], found {}",
@@ -173,11 +172,19 @@ impl Decoder {
                 graph.fact(out).map_or(String::new(), ToString::to_string)
             ))
         })?;
+        // What quantizes its operands at run time doubles a rounding to halves by whole steps.
+        let quantizes = |n: &Node| n.op.name() == "DynamicQuantizeLinear";
+        let float = if graph.nodes().any(|(_, n)| quantizes(n)) {
+            DType::F32
+        } else {
+            DType::F16
+        };
         Ok(Self {
             graph: Arc::new(graph),
             sequence,
             past,
             vocab,
+            float,
             passes,
         })
     }
@@ -196,6 +203,13 @@ impl Decoder {
         ids.is_some_and(|f| f.shape.rank() == 2)
             && graph.output("logits").is_some()
             && graph.nodes().any(|(_, n)| grows(n))
+    }
+
+    /// The same with activations and cache stored in `float` on a device, `f16` or `f32`. Without this it is `f16`, and `f32` where the
+    /// model quantizes its operands at run time.
+    pub fn stored_in(mut self, float: DType) -> Self {
+        self.float = float;
+        self
     }
 
     /// The prepared graph.
@@ -229,15 +243,8 @@ impl Decoder {
             padding,
         } = *lengths;
         let number = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
-        // What quantizes its operands at run time doubles a rounding to halves by whole steps.
-        let quantizes = |n: &Node| n.op.name() == "DynamicQuantizeLinear";
-        let float = if self.graph.nodes().any(|(_, n)| quantizes(n)) {
-            DType::F32
-        } else {
-            DType::F16
-        };
         let base = Options {
-            float,
+            float: self.float,
             state_rows: number(context),
             ..Options::default()
         };

@@ -6,7 +6,7 @@ use opencl3::device as api;
 use opencl3::error_codes as codes;
 use opencl3::platform::platform as platform_api;
 use opencl3::types::cl_platform_id;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, Once, PoisonError};
 
 /// `CL_DEVICE_SUB_GROUP_SIZES_INTEL` of `cl_intel_required_subgroup_size`.
 const SUB_GROUP_SIZES_INTEL: u32 = 0x4108;
@@ -28,11 +28,32 @@ const LIBRARY: &str = if cfg!(target_os = "windows") {
 const REMEDY: &str = if cfg!(target_os = "android") {
     "set OPENCL_DYLIB_PATH to the vendor's library, usually /vendor/lib64/libOpenCL.so"
 } else if cfg!(target_os = "linux") {
-    "install the GPU vendor's OpenCL driver, or run on the CPU after \
-     `apt install ocl-icd-libopencl1 pocl-opencl-icd`; OPENCL_DYLIB_PATH names another library"
+    "install the GPU's OpenCL driver, or `apt install ocl-icd-libopencl1 pocl-opencl-icd` for the CPU"
 } else {
-    "install the GPU vendor's OpenCL driver; OPENCL_DYLIB_PATH names another library"
+    "install the GPU's OpenCL driver"
 };
+
+/// Names libraries to try before [`LIBRARY`], with semicolons between them. The binding goes on in silence where they fail.
+const PATH_VARIABLE: &str = "OPENCL_DYLIB_PATH";
+
+/// The paths in `list` that lead to no file. A name without a folder is the loader's to find.
+fn missing_libraries(list: &str) -> Vec<&str> {
+    let given = list.split(';').filter(|p| !p.is_empty());
+    given
+        .filter(|p| p.contains(std::path::is_separator) && !std::path::Path::new(p).exists())
+        .collect()
+}
+
+/// Says once which libraries were named and are not there.
+fn warn_of_missing_libraries() {
+    static SAID: Once = Once::new();
+    SAID.call_once(|| {
+        let list = std::env::var(PATH_VARIABLE).unwrap_or_default();
+        for path in missing_libraries(&list) {
+            log::warn!("{PATH_VARIABLE}: there is no file {path}; taking `{LIBRARY}`");
+        }
+    });
+}
 
 fn no_driver(found: &str) -> BackendError {
     BackendError::NoDriver {
@@ -44,7 +65,7 @@ fn no_driver(found: &str) -> BackendError {
 /// The error for a failed listing of platforms.
 pub(super) fn platforms_error(code: Code) -> BackendError {
     match code.0 {
-        codes::DLOPEN_RUNTIME_LOAD_FAILED => no_driver(&match std::env::var("OPENCL_DYLIB_PATH") {
+        codes::DLOPEN_RUNTIME_LOAD_FAILED => no_driver(&match std::env::var(PATH_VARIABLE) {
             Ok(path) => format!("can load neither `{path}` (OPENCL_DYLIB_PATH) nor `{LIBRARY}`"),
             Err(_) => format!("cannot load the library `{LIBRARY}`"),
         }),
@@ -66,6 +87,7 @@ pub(super) fn platforms_error(code: Code) -> BackendError {
 /// error says why.
 pub(super) fn enumerate() -> Result<Vec<(DeviceHandle, Caps)>, BackendError> {
     let _listing = LISTING.lock().unwrap_or_else(PoisonError::into_inner);
+    warn_of_missing_libraries();
     let platforms = platform_api::get_platform_ids().map_err(|code| platforms_error(Code(code)))?;
     if platforms.is_empty() {
         return Err(platforms_error(Code(codes::CL_PLATFORM_NOT_FOUND_KHR)));
@@ -247,6 +269,16 @@ mod tests {
         assert_eq!(view_align(1024), 128);
         assert_eq!(view_align(0), 4);
         assert_eq!(view_align(u64::MAX), 1 << 61);
+    }
+
+    #[test]
+    fn only_paths_are_looked_for() {
+        let here = file!();
+        assert_eq!(
+            missing_libraries(&format!("{here};libOpenCL.so;/no/such.so;")),
+            ["/no/such.so"]
+        );
+        assert!(missing_libraries("").is_empty());
     }
 
     #[test]

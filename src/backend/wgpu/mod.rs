@@ -91,8 +91,8 @@ fn adapters() -> Result<Vec<(::wgpu::Adapter, Caps)>, BackendError> {
         .collect();
     if found.is_empty() {
         return Err(none(
-            "no Vulkan, Metal or Direct3D 12 adapter found; install the GPU's Vulkan driver, or the CPU driver \
-             with `apt install mesa-vulkan-drivers`",
+            "no Vulkan, Metal or Direct3D 12 adapter found; install the GPU's driver, or \
+             `apt install mesa-vulkan-drivers` for the CPU",
         ));
     }
     Ok(found)

@@ -1,0 +1,190 @@
+//! Options of pictures, and the sizes of pictures that a model takes.
+
+use crate::files::picture::{Fit, IMAGENET, PictureOptions};
+use crate::runner::Runner;
+use crate::shape::{Bindings, Dim, Fact, Symbol};
+use clap::ValueEnum;
+use std::collections::BTreeSet;
+
+/// Options that make tensors of pictures.
+#[derive(Debug, Default, clap::Args)]
+#[command(next_help_heading = "Pictures")]
+pub struct PictureArgs {
+    /// Pixels that pictures are scaled to [default: those of the input, or of the picture]
+    #[arg(long, value_name = "WxH", value_parser = size)]
+    pub image_size: Option<(u32, u32)>,
+    /// Round sizes that the picture gives up to a multiple of N
+    #[arg(long, value_name = "N", value_parser = multiple, allow_negative_numbers = true, conflicts_with = "image_size")]
+    image_multiple: Option<u32>,
+    /// What is done where proportions differ [default: stretch]
+    #[arg(long, value_enum, value_name = "HOW")]
+    image_fit: Option<FitArg>,
+    /// Subtracted from red, green, blue, which are 0 to 1; `imagenet` sets mean and deviation
+    #[arg(long, value_name = "F,F,F|imagenet", value_parser = mean, allow_hyphen_values = true)]
+    image_mean: Option<[f32; 3]>,
+    /// Divides red, green, blue after that
+    #[arg(long, value_name = "F,F,F", value_parser = deviation, allow_hyphen_values = true)]
+    image_std: Option<[f32; 3]>,
+    /// Blue comes first
+    #[arg(long)]
+    image_bgr: bool,
+}
+
+/// [`Fit`] on the command line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum FitArg {
+    /// Stretch the picture
+    Stretch,
+    /// Cover the input and cut the rest off
+    Crop,
+    /// Fit into the input, at its upper left
+    Pad,
+}
+
+impl PictureArgs {
+    /// The first of these options that is given.
+    pub fn given(&self) -> Option<&'static str> {
+        let all = [
+            ("--image-size", self.image_size.is_some()),
+            ("--image-multiple", self.image_multiple.is_some()),
+            ("--image-fit", self.image_fit.is_some()),
+            ("--image-mean", self.image_mean.is_some()),
+            ("--image-std", self.image_std.is_some()),
+            ("--image-bgr", self.image_bgr),
+        ];
+        all.into_iter()
+            .find(|(_, given)| *given)
+            .map(|(option, _)| option)
+    }
+
+    /// What they ask for.
+    pub fn options(&self) -> PictureOptions {
+        let imagenet = self.image_mean == Some(IMAGENET[0]);
+        let usual = if imagenet { IMAGENET[1] } else { [1.0; 3] };
+        PictureOptions {
+            size: self.image_size,
+            multiple: self.image_multiple.unwrap_or(1),
+            fit: match self.image_fit {
+                None | Some(FitArg::Stretch) => Fit::Stretch,
+                Some(FitArg::Crop) => Fit::Crop,
+                Some(FitArg::Pad) => Fit::Pad,
+            },
+            mean: self.image_mean.unwrap_or_default(),
+            deviation: self.image_std.unwrap_or(usual),
+            bgr: self.image_bgr,
+        }
+    }
+}
+
+fn size(text: &str) -> Result<(u32, u32), String> {
+    let pair = text
+        .split_once('x')
+        .and_then(|(w, h)| Some((w.parse().ok()?, h.parse().ok()?)));
+    pair.filter(|(w, h)| *w > 0 && *h > 0)
+        .ok_or_else(|| "expected WIDTHxHEIGHT, as in 640x480".to_owned())
+}
+
+fn multiple(text: &str) -> Result<u32, String> {
+    let value = text.parse().ok().filter(|n| (1..=4096).contains(n));
+    value.ok_or_else(|| "must be a whole number from 1 to 4096".to_owned())
+}
+
+fn deviation(text: &str) -> Result<[f32; 3], String> {
+    let values = triple(text)?;
+    if values.contains(&0.0) {
+        return Err("must not be 0, since it divides".to_owned());
+    }
+    Ok(values)
+}
+
+fn triple(text: &str) -> Result<[f32; 3], String> {
+    let values: Option<Vec<f32>> = text.split(',').map(|v| v.trim().parse().ok()).collect();
+    match values.as_deref() {
+        Some([a, b, c]) if [a, b, c].iter().all(|v| v.is_finite()) => Ok([*a, *b, *c]),
+        Some([a]) if a.is_finite() => Ok([*a; 3]),
+        _ => Err("expected three numbers, as in 0.5,0.5,0.5, or one".to_owned()),
+    }
+}
+
+fn mean(text: &str) -> Result<[f32; 3], String> {
+    if text == "imagenet" {
+        Ok(IMAGENET[0])
+    } else {
+        triple(text)
+    }
+}
+
+/// Height and width of a picture's input.
+fn sides(fact: &Fact) -> Option<[&Dim; 2]> {
+    match fact.shape.0.as_slice() {
+        [_, c, h, w] if c.as_const().is_some() => Some([h, w]),
+        [_, h, w, _] => Some([h, w]),
+        _ => None,
+    }
+}
+
+/// How to ask for sizes that the model takes, of pictures for these inputs whose sizes, `found`, it refuses. `sized` where the option
+/// that gives them is there.
+pub fn advice(runner: &Runner, pictures: &[&Fact], found: &Bindings, sized: bool) -> Option<String> {
+    let mut open: BTreeSet<Symbol> = BTreeSet::new();
+    let all: Vec<[&Dim; 2]> = pictures.iter().filter_map(|f| sides(f)).collect();
+    all.iter().flatten().for_each(|d| d.symbols(&mut open));
+    let rounded = |multiple: i64| {
+        let mut sizes = found.clone();
+        for s in &open {
+            let n = found.get(s)?;
+            sizes.set(s, n.checked_add(multiple - 1)? / multiple * multiple);
+        }
+        Some(sizes)
+    };
+    let fits = |multiple: &i64| rounded(*multiple).is_some_and(|b| runner.admits(&b).is_ok());
+    let multiple = [2, 4, 8, 16, 32, 64, 128, 256].into_iter().find(fits);
+    if let Some(n) = multiple.filter(|_| !sized) {
+        return Some(format!("try --image-multiple {n}"));
+    }
+    let sizes = match multiple {
+        Some(n) => rounded(n),
+        None => {
+            let mut others = found.clone();
+            open.iter().for_each(|s| others.remove(s));
+            runner.small_sizes(&open, &others)
+        }
+    }?;
+    let [h, w] = all.first()?;
+    let (h, w) = (h.eval(&sizes).ok()?, w.eval(&sizes).ok()?);
+    Some(format!("try --image-size {w}x{h}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_of_the_options() {
+        assert_eq!(size("640x480"), Ok((640, 480)));
+        for bad in ["640", "0x4", "4x0", "x", "-1x2"] {
+            assert!(size(bad).is_err(), "{bad}");
+        }
+        assert_eq!(triple("0.5"), Ok([0.5; 3]));
+        assert_eq!(deviation("1, 2,-3"), Ok([1.0, 2.0, -3.0]));
+        for bad in ["0", "1,0,1", "-0.0", "nan", "1,2"] {
+            assert!(deviation(bad).is_err(), "{bad}");
+        }
+        assert_eq!(multiple("32"), Ok(32));
+        for bad in ["0", "4097", "-1", "x"] {
+            assert!(multiple(bad).unwrap_err().contains("from 1 to 4096"), "{bad}");
+        }
+    }
+
+    #[test]
+    fn imagenet_sets_mean_and_deviation() {
+        let args = PictureArgs {
+            image_mean: Some(mean("imagenet").unwrap()),
+            ..PictureArgs::default()
+        };
+        assert_eq!(args.given(), Some("--image-mean"));
+        assert_eq!(args.options().deviation, IMAGENET[1]);
+        assert_eq!(PictureArgs::default().given(), None);
+        assert_eq!(PictureArgs::default().options(), PictureOptions::default());
+    }
+}

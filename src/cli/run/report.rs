@@ -1,0 +1,416 @@
+//! What a run gave, for people and as JSON.
+
+use crate::cli::output::table;
+use crate::graph::pass::PassReport;
+use crate::plan::{HostStep, Segment};
+use crate::runner::Difference;
+use crate::session::Timing;
+use crate::tensor::HostTensor;
+use serde::Serialize;
+use std::fmt::Write as _;
+use std::path::PathBuf;
+
+/// What a run gave.
+#[derive(Debug, Serialize)]
+pub struct Report {
+    pub model: PathBuf,
+    pub backend: String,
+    pub device: String,
+    pub driver: String,
+    pub load_ms: f64,
+    /// The first run, which takes memory.
+    pub first_ms: f64,
+    pub runs_ms: Vec<f64>,
+    pub inputs: Vec<Value>,
+    pub outputs: Vec<Value>,
+    pub compare: Vec<Compared>,
+    pub dispatches: usize,
+    pub segments: usize,
+    pub host: Vec<OnHost>,
+    pub passes: Vec<PassReport>,
+    pub profile: Vec<Share>,
+}
+
+/// What steps of one kernel, or of one operator on the host, took.
+#[derive(Debug, PartialEq, Serialize)]
+pub struct Share {
+    kernel: String,
+    steps: usize,
+    ms: f64,
+    /// Of the sum of all steps.
+    share: f64,
+    /// The step that took the most, with its specialisation and nodes.
+    slowest: String,
+    slowest_ms: f64,
+}
+
+/// Times by kernel, the largest first.
+pub fn shares(times: &[Timing]) -> Vec<Share> {
+    let all: u64 = times.iter().map(|t| t.nanoseconds).sum();
+    #[expect(clippy::cast_precision_loss, reason = "for people")]
+    let ms = |ns: u64| ns as f64 / 1e6;
+    let name = |t: &Timing| match &t.kernel {
+        Some(k) => k.split('<').next().unwrap_or(k).to_owned(),
+        None => "on the host".to_owned(),
+    };
+    let mut groups: Vec<(String, Vec<&Timing>)> = Vec::new();
+    for t in times {
+        let name = name(t);
+        match groups.iter_mut().find(|(n, _)| *n == name) {
+            Some((_, list)) => list.push(t),
+            None => groups.push((name, vec![t])),
+        }
+    }
+    let mut out: Vec<Share> = groups
+        .into_iter()
+        .filter_map(|(kernel, list)| {
+            let sum = list.iter().map(|t| t.nanoseconds).sum();
+            let slowest = list.iter().max_by_key(|t| t.nanoseconds)?;
+            let spec = slowest.kernel.as_deref().unwrap_or("host");
+            Some(Share {
+                kernel,
+                steps: list.len(),
+                ms: ms(sum),
+                share: ms(sum) / ms(all.max(1)),
+                slowest: format!("{spec} of {}", slowest.nodes.join(", ")),
+                slowest_ms: ms(slowest.nanoseconds),
+            })
+        })
+        .collect();
+    out.sort_by(|a, b| b.ms.total_cmp(&a.ms));
+    out
+}
+
+/// An input or output.
+#[derive(Debug, Serialize)]
+pub struct Value {
+    name: String,
+    dtype: String,
+    shape: Vec<usize>,
+    /// Of the finite elements, as the other two.
+    min: Option<Number>,
+    max: Option<Number>,
+    mean: Option<f64>,
+    /// Elements that are not a number.
+    nan: usize,
+    /// Elements that are infinite.
+    infinite: usize,
+    /// The largest elements of what may be scores of classes.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    top: Vec<Top>,
+    /// Where an input came from, or an output went.
+    file: Option<PathBuf>,
+}
+
+/// An output beside its reference.
+#[derive(Debug, Serialize)]
+pub struct Compared {
+    pub name: String,
+    #[serde(flatten)]
+    pub difference: Option<Difference>,
+    pub tolerance: f32,
+    pub passed: bool,
+    pub error: Option<String>,
+}
+
+/// A step that ran on the host.
+#[derive(Debug, Serialize)]
+pub struct OnHost {
+    work: String,
+    node: String,
+    why: String,
+    read_backs: usize,
+    uploads: usize,
+}
+
+impl OnHost {
+    /// Of a step of a plan.
+    pub fn of(step: &HostStep) -> Self {
+        Self {
+            work: step.work.name().to_owned(),
+            node: step.name.clone(),
+            why: step.why.clone(),
+            read_backs: step.read_backs(),
+            uploads: step.uploads(),
+        }
+    }
+}
+
+/// A number of the type that it comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[serde(untagged)]
+pub enum Number {
+    /// Of an integer tensor.
+    Int(i64),
+    /// Of floats, and every mean.
+    Float(f64),
+}
+
+/// One of the largest elements.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Top {
+    index: usize,
+    value: f64,
+}
+
+/// Numbers of elements of one row among which the largest are listed, as of a classifier's scores.
+const SCORES: std::ops::RangeInclusive<usize> = 10..=100_000;
+/// Elements listed.
+const SHOWN: usize = 5;
+
+/// The largest of `scores`, of which there must be a likely number of classes in one row of `shape`.
+fn largest(shape: &[usize], scores: &[f64]) -> Vec<Top> {
+    let (1, Some(n)) = (shape.iter().rev().skip(1).product::<usize>(), shape.last()) else {
+        return Vec::new();
+    };
+    if shape.len() > 2 || !SCORES.contains(n) {
+        return Vec::new();
+    }
+    let numbers = scores.iter().enumerate().filter(|(_, v)| !v.is_nan());
+    let mut all: Vec<Top> = numbers.map(|(index, v)| Top { index, value: *v }).collect();
+    all.sort_by(|a, b| b.value.total_cmp(&a.value));
+    all.truncate(SHOWN);
+    all
+}
+
+impl Value {
+    /// An input.
+    pub fn of(name: &str, t: &HostTensor, file: Option<PathBuf>) -> Self {
+        Self::summed(name, t, file).0
+    }
+
+    /// An output, with its largest elements where it may be scores of classes.
+    pub fn output(name: &str, t: &HostTensor, file: Option<PathBuf>) -> Self {
+        let (mut value, floats) = Self::summed(name, t, file);
+        value.top = largest(t.shape(), &floats);
+        value
+    }
+
+    /// The summary and the elements, if they are floats.
+    fn summed(name: &str, t: &HostTensor, file: Option<PathBuf>) -> (Self, Vec<f64>) {
+        let mut value = Self {
+            name: name.to_owned(),
+            dtype: t.dtype().to_string(),
+            shape: t.shape().to_vec(),
+            min: None,
+            max: None,
+            mean: None,
+            nan: 0,
+            infinite: 0,
+            top: Vec::new(),
+            file,
+        };
+        #[expect(clippy::cast_precision_loss, reason = "for people")]
+        let mean = |sum: f64, n: usize| (n > 0).then(|| sum / n as f64);
+        if !t.dtype().is_float() {
+            let all = t.to_i64().unwrap_or_default();
+            value.min = all.iter().copied().min().map(Number::Int);
+            value.max = all.iter().copied().max().map(Number::Int);
+            #[expect(clippy::cast_precision_loss, reason = "for people")]
+            let sum = all.iter().map(|v| *v as f64).sum();
+            value.mean = mean(sum, all.len());
+            return (value, Vec::new());
+        }
+        let all = t.to_f64().map(std::borrow::Cow::into_owned).unwrap_or_default();
+        let finite = || all.iter().copied().filter(|v| v.is_finite());
+        value.nan = all.iter().filter(|v| v.is_nan()).count();
+        value.infinite = all.iter().filter(|v| v.is_infinite()).count();
+        value.min = finite().reduce(f64::min).map(Number::Float);
+        value.max = finite().reduce(f64::max).map(Number::Float);
+        value.mean = mean(finite().sum(), finite().count());
+        (value, all)
+    }
+
+    /// The mean, and how many elements have no part in it.
+    fn rest(&self) -> String {
+        let mut out = format!("mean {}", number(self.mean.map(Number::Float)));
+        for (n, what) in [(self.nan, "NaN"), (self.infinite, "infinite")] {
+            if n > 0 {
+                let _ok = write!(out, ", {n} {what}");
+            }
+        }
+        out
+    }
+}
+
+fn number(v: Option<Number>) -> String {
+    match v {
+        Some(Number::Int(v)) => v.to_string(),
+        Some(Number::Float(v)) => format!("{v:.5}"),
+        None => "-".to_owned(),
+    }
+}
+
+fn values(all: &[Value], nowhere: &str) -> String {
+    let rows = all.iter().map(|v| {
+        vec![
+            format!("  {}", v.name),
+            format!("{}{:?}", v.dtype, v.shape),
+            format!("{}..{}", number(v.min), number(v.max)),
+            v.rest(),
+            v.file
+                .as_ref()
+                .map_or_else(|| nowhere.to_owned(), |f| f.display().to_string()),
+        ]
+    });
+    let mut out = table(&rows.collect::<Vec<_>>(), 5);
+    for v in all.iter().filter(|v| !v.top.is_empty()) {
+        let top = v.top.iter().map(|t| format!("{} ({:.5})", t.index, t.value));
+        let top: Vec<String> = top.collect();
+        let _ok = writeln!(out, "  largest of {}: {}", v.name, top.join(", "));
+    }
+    out
+}
+
+/// The report for people; `segments` are those of the plan, if a device ran.
+pub fn text(report: &Report, segments: Option<&[Segment]>) -> String {
+    let mut out = String::new();
+    let _ok = writeln!(
+        out,
+        "{} on {}\nloaded in {:.0} ms, first run {:.1} ms",
+        report.model.display(),
+        match report.backend.as_str() {
+            "host" => "the host".to_owned(),
+            b => format!("{b}: {} ({})", report.device, report.driver),
+        },
+        report.load_ms,
+        report.first_ms
+    );
+    let mut runs = report.runs_ms.clone();
+    runs.sort_by(f64::total_cmp);
+    if let (Some(low), Some(mid), Some(high)) = (runs.first(), runs.get(runs.len() / 2), runs.last()) {
+        let _ok = writeln!(
+            out,
+            "then {} runs: median {mid:.2} ms ({low:.2} to {high:.2})",
+            runs.len()
+        );
+    }
+    let _ok = write!(out, "\ninputs\n{}", values(&report.inputs, "made up"));
+    let _ok = write!(out, "\noutputs\n{}", values(&report.outputs, ""));
+    if !report.compare.is_empty() {
+        let rows = report.compare.iter().map(|c| {
+            vec![
+                format!("  {}", c.name),
+                match (&c.difference, &c.error) {
+                    (Some(d), _) if d.unequal > 0 => format!("{} elements differ", d.unequal),
+                    (Some(d), _) => format!("{:.2e}", d.relative),
+                    (None, e) => e.clone().unwrap_or_default(),
+                },
+                if c.passed { "ok" } else { "DIFFERS" }.to_owned(),
+            ]
+        });
+        let bound = report.compare.first().map_or(0.0, |c| c.tolerance);
+        let rows = table(&rows.collect::<Vec<_>>(), 3);
+        let _ok = write!(
+            out,
+            "\nlargest difference over the reference's range, at most {bound}\n{rows}"
+        );
+    }
+    if let Some(segments) = segments {
+        let on_device = segments
+            .iter()
+            .filter(|s| matches!(s, Segment::Device(_)))
+            .count();
+        let _ok = writeln!(
+            out,
+            "\n{} dispatches in {on_device} segments on the device, {} steps on the host",
+            report.dispatches,
+            report.host.len()
+        );
+        // One line for all that have one reason; --json has each.
+        let mut groups: Vec<(String, Vec<&OnHost>)> = Vec::new();
+        for h in &report.host {
+            let why = format!("{}: {}", h.work, h.why);
+            match groups.iter_mut().find(|(w, _)| *w == why) {
+                Some((_, all)) => all.push(h),
+                None => groups.push((why, vec![h])),
+            }
+        }
+        for (why, all) in groups {
+            let sum = |f: fn(&OnHost) -> usize| all.iter().map(|h| f(h)).sum::<usize>();
+            let names: Vec<String> = all.iter().take(3).map(|h| format!("\"{}\"", h.node)).collect();
+            let more = if all.len() > 3 { ", ..." } else { "" };
+            let _ok = writeln!(
+                out,
+                "  host: {} times {why} ({} read back, {} uploaded): {}{more}",
+                all.len(),
+                sum(|h| h.read_backs),
+                sum(|h| h.uploads),
+                names.join(", ")
+            );
+        }
+    }
+    if !report.profile.is_empty() {
+        let head = ["  kernel", "steps", "ms", "share", "slowest ms"].map(str::to_owned);
+        let mut rows = vec![head.to_vec()];
+        rows.extend(report.profile.iter().map(|s| {
+            vec![
+                format!("  {}", s.kernel),
+                s.steps.to_string(),
+                format!("{:.3}", s.ms),
+                format!("{:.1} %", 100.0 * s.share),
+                format!("{:.3}", s.slowest_ms),
+            ]
+        }));
+        let slowest = std::iter::once("slowest").chain(report.profile.iter().map(|s| s.slowest.as_str()));
+        out.push('\n');
+        for (line, slowest) in table(&rows, 1).lines().zip(slowest) {
+            let _ok = writeln!(out, "{line}  {slowest}");
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_finite_is_counted_and_left_out() {
+        let data = [1.0, f32::NAN, f32::INFINITY, 3.0, f32::NEG_INFINITY];
+        let v = Value::output("y", &HostTensor::from_f32(&[5], &data).unwrap(), None);
+        assert_eq!((v.nan, v.infinite), (1, 2));
+        assert_eq!(
+            (v.min, v.max),
+            (Some(Number::Float(1.0)), Some(Number::Float(3.0)))
+        );
+        assert_eq!(v.rest(), "mean 2.00000, 1 NaN, 2 infinite");
+        assert!(v.top.is_empty());
+        let none = Value::output("y", &HostTensor::from_f32(&[1], &[f32::NAN]).unwrap(), None);
+        assert_eq!(
+            (none.min, none.mean, none.rest().as_str()),
+            (None, None, "mean -, 1 NaN")
+        );
+    }
+
+    #[test]
+    fn integers_stay_integers() {
+        let v = Value::output("y", &HostTensor::from_i64(&[2], &[3, 4]).unwrap(), None);
+        let line = values(&[v], "");
+        assert!(line.contains("3..4") && line.contains("mean 3.50000"), "{line}");
+        let v = Value::of("y", &HostTensor::from_i64(&[2], &[3, 4]).unwrap(), None);
+        let json = serde_json::to_value(v).unwrap();
+        assert_eq!(
+            (&json["min"], &json["mean"]),
+            (&serde_json::json!(3), &serde_json::json!(3.5))
+        );
+        assert!(json.get("top").is_none());
+    }
+
+    #[test]
+    fn the_largest_of_one_row_are_listed() {
+        let mut scores: Vec<f32> = (0..12u8).map(|i| f32::from(i % 7)).collect();
+        scores[2] = f32::NAN;
+        let of = |shape: &[usize]| {
+            let value = Value::output("y", &HostTensor::from_f32(shape, &scores).unwrap(), None);
+            value.top.iter().map(|t| t.index).collect::<Vec<_>>()
+        };
+        assert_eq!(of(&[1, 12]), [6, 5, 4, 11, 3]);
+        assert_eq!(of(&[12]), of(&[1, 12]));
+        for shape in [&[2, 6][..], &[12, 1], &[1, 1, 12]] {
+            assert!(of(shape).is_empty(), "{shape:?}");
+        }
+        let value = Value::output("y", &HostTensor::from_f32(&[12], &scores).unwrap(), None);
+        assert!(values(&[value], "").contains("largest of y: 6 (6.00000), 5 (5.00000)"));
+    }
+}

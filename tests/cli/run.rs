@@ -1,0 +1,306 @@
+//! `tlite run`: what it says to sizes and options that do not fit, and how it sums outputs up. And decoders as other commands take them.
+
+use super::{fails, onnx_folder, path, stderr};
+use crate::support::{tiny_model, tlite};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use transformer_lite::error::Stage;
+use transformer_lite::graph::onnx::write::{Attr, ModelWriter, NodeSpec, Size};
+use transformer_lite::tensor::{DType, HostTensor};
+
+/// Joins pictures with themselves at half size and back: height and width must be even.
+fn even_pictures(dir: &Path) -> PathBuf {
+    let mut w = ModelWriter::create(Stage::Convert, dir, "even.onnx", "g").unwrap();
+    w.opset("", 18);
+    let sizes = [Size::Fixed(1), Size::Fixed(3), "height".into(), "width".into()];
+    w.add_input("x", DType::F32, &sizes).unwrap();
+    w.add_output("y", DType::F32, &["a".into(), "b".into(), "c".into(), "d".into()])
+        .unwrap();
+    w.add_constant(
+        "scales",
+        &HostTensor::from_f32(&[4], &[1.0, 1.0, 2.0, 2.0]).unwrap(),
+    )
+    .unwrap();
+    let two = || Attr::Ints(vec![2, 2]);
+    let mut node = |op: &str, inputs: &[&str], output: &str, attributes: &[(&str, Attr)]| {
+        w.add_node(NodeSpec {
+            domain: "",
+            op,
+            name: op,
+            inputs,
+            outputs: &[output],
+            attributes,
+        })
+        .unwrap();
+    };
+    node(
+        "MaxPool",
+        &["x"],
+        "half",
+        &[("kernel_shape", two()), ("strides", two())],
+    );
+    node(
+        "Resize",
+        &["half", "", "scales"],
+        "whole",
+        &[("mode", Attr::Str("nearest".to_owned()))],
+    );
+    node("Concat", &["x", "whole"], "y", &[("axis", Attr::Int(1))]);
+    w.finish().unwrap();
+    dir.join("even.onnx")
+}
+
+/// A picture of `width` by `height` pixels.
+fn picture(dir: &Path, width: u32, height: u32) -> String {
+    let file = dir.join(format!("{width}x{height}.png"));
+    image::RgbImage::new(width, height).save(&file).unwrap();
+    format!("x={}", file.display())
+}
+
+#[track_caller]
+fn stdout(output: &Output) -> String {
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(output));
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+#[test]
+fn sizes_that_the_model_takes_are_suggested() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = even_pictures(dir.path());
+    let base = ["run", path(&model), "--backend", "host", "--random"];
+    let with = |more: &[&'static str]| [&base[..], more].concat();
+    fails(&base, 2, &["--random", "try --bind height=2,width=2\n"]);
+    // What is given stays.
+    fails(&with(&["--bind", "height=6"]), 2, &["--bind width=2\n"]);
+    fails(
+        &with(&["--bind", "height=6,width=3"]),
+        2,
+        &["--bind: ", "Concat", "width=3", "try --bind height=2,width=2"],
+    );
+    let text = stdout(&tlite(&with(&["--bind", "height=2", "--bind", "width=4"])));
+    assert!(text.contains("f32[1, 6, 2, 4]"), "{text}");
+    fails(
+        &with(&["--bind", "height=2", "--bind", "height=4"]),
+        2,
+        &["--bind", "both 2 and 4"],
+    );
+}
+
+#[test]
+fn pictures_of_other_sizes_get_a_multiple() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = even_pictures(dir.path());
+    let odd = picture(dir.path(), 5, 3);
+    let base = ["run", path(&model), "--backend", "host", "--input", &odd];
+    let with = |more: &[&'static str]| [&base[..], more].concat();
+    fails(
+        &base,
+        2,
+        &["Concat", "height=3, width=5", "try --image-multiple 2\n"],
+    );
+    fails(
+        &with(&["--image-size", "7x9"]),
+        2,
+        &["height=9, width=7", "try --image-size 8x10\n"],
+    );
+    let text = stdout(&tlite(&with(&["--image-multiple", "2"])));
+    assert!(text.contains("f32[1, 6, 4, 6]"), "{text}");
+}
+
+#[test]
+fn options_without_effect_are_refused() {
+    let dir = onnx_folder();
+    let model = dir.path().join("in");
+    let picture = picture(dir.path(), 2, 2);
+    let numbers = ["run", path(&model), "--random", "--bind", "n=1"];
+    let run = |more: &[&str], words: &[&str]| fails(&[&numbers[..], more].concat(), 2, words);
+    run(&["--float", "f16", "--backend", "host"], &["--float", "host"]);
+    run(&["--profile", "--backend", "host"], &["--profile", "host"]);
+    run(&["--tolerance", "0.1"], &["--compare"]);
+    for (option, value) in [
+        ("--image-size", "2x2"),
+        ("--image-multiple", "32"),
+        ("--image-fit", "crop"),
+        ("--image-mean", "imagenet"),
+        ("--image-std", "1"),
+    ] {
+        run(&[option, value], &[option, "no input is a picture"]);
+    }
+    run(&["--image-bgr"], &["--image-bgr", "no input is a picture"]);
+    let without = |more: &[&str], words: &[&str]| {
+        fails(
+            &[&["run", path(&model), "--input", &picture][..], more].concat(),
+            2,
+            words,
+        );
+    };
+    without(&["--seed", "1"], &["--random"]);
+    without(&["--bind", "n=1"], &["--random"]);
+    without(&["--image-std", "0"], &["--image-std", "not be 0"]);
+    without(
+        &["--image-size", "2x2", "--image-multiple", "2"],
+        &["--image-multiple", "cannot be used with"],
+    );
+    let inspect =
+        |more: &[&str], words: &[&str]| fails(&[&["inspect", path(&model)], more].concat(), 2, words);
+    for option in ["--context", "--chunk", "--padding"] {
+        inspect(&[option, "64"], &[option, "no language model"]);
+    }
+}
+
+#[test]
+fn numbers_out_of_range_name_the_range() {
+    for (option, value, range) in [
+        ("--repeat", "0", "from 1 to"),
+        ("--repeat", "x", "from 1 to"),
+        ("--seed", "-1", "from 0 to 18446744073709551615"),
+        ("--edit-limit", "-1", "from 0 to"),
+        ("--image-multiple", "5000", "from 1 to 4096"),
+        ("--tolerance", "-1", "at least 0"),
+    ] {
+        fails(&["run", "m", "--random", option, value], 2, &[option, range]);
+    }
+    fails(&["inspect", "m", "--chunk", "0"], 2, &["--chunk", "from 1 to"]);
+    for (option, value, range) in [
+        ("--max-tokens", "0", "from 1 to"),
+        ("--context", "none", "from 1 to"),
+        ("--top-k", "-1", "from 0 to"),
+        ("--padding", "8", "from 32 to 256"),
+        ("--temperature", "hot", "at least 0"),
+        ("--top-p", "x", "above 0 and at most 1"),
+    ] {
+        fails(&["chat", "m", option, value], 2, &[option, range]);
+    }
+}
+
+#[test]
+fn outputs_are_summed_up() {
+    let dir = onnx_folder();
+    let model = dir.path().join("in");
+    let args = [
+        "run",
+        path(&model),
+        "--random",
+        "--bind",
+        "n=1",
+        "--backend",
+        "host",
+    ];
+    let text = stdout(&tlite(&args));
+    let line = text.lines().find(|l| l.contains("largest of logits")).unwrap();
+    assert_eq!(line.matches(" (").count(), 5, "{line}");
+    let json = stdout(&tlite(&[&args[..], &["--json"]].concat()));
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    let output = &json["outputs"][0];
+    let top = output["top"].as_array().unwrap();
+    assert_eq!(top.len(), 5);
+    assert_eq!(top[0]["value"], output["max"]);
+    assert_eq!(
+        (output["nan"].as_u64(), output["infinite"].as_u64()),
+        (Some(0), Some(0))
+    );
+    assert!(
+        top.windows(2)
+            .all(|p| p[0]["value"].as_f64() >= p[1]["value"].as_f64())
+    );
+    // Two rows are no scores of one thing.
+    let two = tlite(&[
+        "run",
+        path(&model),
+        "--random",
+        "--bind",
+        "n=2",
+        "--backend",
+        "host",
+    ]);
+    assert!(!stdout(&two).contains("largest of"));
+}
+
+#[test]
+fn what_is_no_decoder_is_for_run() {
+    let dir = onnx_folder();
+    let model = dir.path().join("in");
+    let file = model.join("model.onnx");
+    let bench = ["bench", path(&model), "--backend", "host"];
+    fails(&bench, 2, &["no decoder", "input_ids", "tlite run"]);
+    fails(&["chat", path(&file)], 2, &["is a file", "tlite run"]);
+    std::fs::remove_file(model.join("tokenizer.json")).unwrap();
+    fails(
+        &["generate", path(&model), "--prompt", "x"],
+        2,
+        &["tokenizer.json", "tlite run"],
+    );
+}
+
+#[test]
+fn generate_says_why_it_stopped() {
+    let (_dir, model) = tiny_model("llama", Default::default());
+    let base = ["generate", path(&model), "--raw", "--prompt", "a", "--json"];
+    let with = |more: &[&'static str]| {
+        let output = tlite(&[&base[..], more].concat());
+        let json: serde_json::Value = serde_json::from_str(&stdout(&output)).unwrap();
+        json
+    };
+    let host = with(&["--backend", "host", "--max-tokens", "1"]);
+    assert!(
+        host["stop"] == "max_tokens" || host["stop"] == "end_of_text",
+        "{host}"
+    );
+    let full = with(&["--backend", "host", "--context", "8", "--max-tokens", "100"]);
+    assert!(
+        full["stop"] == "context_full" || full["stop"] == "end_of_text",
+        "{full}"
+    );
+    fails(
+        &[&base[..], &["--backend", "host", "--float", "f16"]].concat(),
+        2,
+        &["--float", "host"],
+    );
+    // With a device or without one.
+    for float in ["f16", "f32"] {
+        let json = with(&["--max-tokens", "2", "--float", float]);
+        assert!(!json["tokens"].as_array().unwrap().is_empty() || json["stop"] == "end_of_text");
+    }
+}
+
+/// The loader finds no library there, and no other.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_missing_driver_is_wrong_usage_and_named() {
+    let dir = onnx_folder();
+    let model = dir.path().join("in");
+    std::fs::write(dir.path().join("libOpenCL.so.1"), "not a library").unwrap();
+    let run = |backend: &str, named: &str| {
+        Command::new(env!("CARGO_BIN_EXE_tlite"))
+            .args([
+                "run",
+                path(&model),
+                "--random",
+                "--bind",
+                "n=1",
+                "--backend",
+                backend,
+            ])
+            .env("LD_LIBRARY_PATH", dir.path())
+            .env("OPENCL_DYLIB_PATH", named)
+            .env("XDG_RUNTIME_DIR", std::env::temp_dir())
+            .env("VK_DRIVER_FILES", dir.path().join("none.json"))
+            .output()
+            .unwrap()
+    };
+    let output = run("opencl", "/no/such/library.so");
+    let text = stderr(&output);
+    assert_eq!(output.status.code(), Some(2), "{text}");
+    assert_eq!(text.matches("opencl: ").count(), 1, "{text}");
+    assert!(
+        text.contains("error: --backend: opencl: ") && text.contains("/no/such/library.so"),
+        "{text}"
+    );
+    let output = run("auto", "/no/such/library.so");
+    let text = stderr(&output);
+    assert_eq!(output.status.code(), Some(0), "{text}");
+    assert!(
+        text.contains("no device, `tlite devices` says why") && text.contains("no file /no/such/library.so"),
+        "{text}"
+    );
+}
