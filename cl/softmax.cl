@@ -13,7 +13,7 @@ KERNEL {
   top = fmax(top, lanes_max(part));
   part = (float16)(0.0f);
   EACH_LANE(p.cols, part += exp(x_run(16, start + i) - top), sum += exp(x_at(start + i) - top))
-  sum += lanes_sum(part);
+  sum = fmax(sum + lanes_sum(part), 1.0e-30f);
 #ifdef LOG
   top += log(sum);
   EACH_LANE(p.cols, y_put_run(16, start + i, x_run(16, start + i) - top), y_put(start + i, x_at(start + i) - top))

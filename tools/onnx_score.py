@@ -6,7 +6,8 @@
 Ours are counted from the report of tests/onnx_nodes.rs: --report names one that was written with TLITE_ONNX_NODES_REPORT; without it the test
 is run. On a device a case counts as passed where the device runs all of it; those with nodes on the host are counted in another column.
 Peers are onnxruntime (a Python package; its Python interface, which takes no types of 4 bits), and tract, rten and wonnx, whose runners are
-built from tools/onnx_score. All have the bounds of ONNX's own runner: 0.001 of an element and 1e-7. A refusal, a crash and a case that takes
+built from tools/onnx_score. All have the bounds of ONNX's own runner, 0.001 of an element and 1e-7; ours
+on devices 1e-5 of the largest element besides, since exp and log of GPUs may be some last places off. A refusal, a crash and a case that takes
 longer than --seconds count as not passed; rten may answer with 32-bit integers and wonnx without shapes. --data is a folder of
 tools/fetch_onnx_nodes.py, by default that of the cache. --failures prints each failure of a peer. Needs onnx, onnxruntime and numpy for
 onnxruntime, Cargo for the others.

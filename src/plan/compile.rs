@@ -318,8 +318,11 @@ impl<'a> Compiler<'a> {
     fn off_devices(&self, node: &Node) -> Option<ValueId> {
         let inputs = node.inputs.iter().enumerate().filter(|(i, _)| node.op.reads(*i));
         let all = inputs.filter_map(|(_, v)| *v).chain(node.outputs.iter().copied());
-        all.into_iter()
-            .find(|v| self.fact(*v).is_some_and(|f| !f.dtype.on_devices()))
+        all.into_iter().find(|v| {
+            // Words of packed weights are constants; numbers of 32 bits without sign exceed those of devices.
+            let number = |f: &Fact| f.dtype == DType::U32 && f.as_const().is_none();
+            self.fact(*v).is_some_and(|f| !f.dtype.on_devices() || number(f))
+        })
     }
 
     /// Symbols of what is needed that are neither bounded nor defined by data.

@@ -67,6 +67,15 @@ fn deciding(graph: &Graph) -> Vec<ValueId> {
         }
         seen.push(v);
         if let Some((_, node)) = graph.producer(v) {
+            // Sizes and the like are computed of small lists of integers; behind anything else there is data.
+            let small = graph.fact(v).is_ok_and(|f| {
+                let count = f.shape.count().ok().and_then(|n| n.as_const());
+                f.dtype.is_int()
+                    && count.is_some_and(|n| usize::try_from(n).is_ok_and(|n| n <= MOST_ELEMENTS))
+            });
+            if !small {
+                continue;
+            }
             work.extend(node.inputs.iter().flatten().map(|v| (*v, false)));
             continue;
         }
@@ -168,7 +177,8 @@ impl Device {
         }
     }
 
-    /// Loads the plan for these inputs unless it is there. False where the plan for all values stays; after an error all is as it was.
+    /// Loads the plan for these inputs unless it is there. False where the plan for all values stays. After an error of planning all is as it
+    /// was; where a session could not be made, the backend went with it, and the runner must be loaded again.
     fn fit(&mut self, special: &mut Special, given: &[Named]) -> Result<bool> {
         let name = |v: &ValueId| special.model.value(*v).name.as_str();
         let value = |v: &ValueId| given.iter().find(|(n, _)| n == name(v)).map(|(_, t)| t.clone());

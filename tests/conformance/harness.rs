@@ -313,7 +313,7 @@ pub fn run(device: &Device, scenario: &Scenario, storage: DType) -> Result<(), S
         let what = plan
             .steps
             .iter()
-            .map(|s| plan.kernels[s.kernel].to_string())
+            .map(|s| format!("{} {:?}", plan.kernels[s.kernel], plan.kernels[s.kernel].epilogue))
             .collect::<Vec<_>>()
             .join(", ");
         if seen.contains(&what) {

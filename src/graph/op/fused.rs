@@ -198,5 +198,27 @@ fn cases() -> Vec<Case> {
             &[&[1, 8, 1, 1], &[16], &[8, 4, 16]],
         ),
         conv(&[1, 4, 6, 6], &[8, 4, 1, 1], clipped(), &[]),
+        // Constants, truth values and integers beside the result.
+        Case::new(
+            Fused::new(Box::new(MatMul { trans_b: false }), 2, *add()),
+            vec![
+                input(&[9, 32]),
+                input(&[32, 48]).constant(),
+                input(&[48]).constant(),
+            ],
+        ),
+        Case::new(
+            Fused::new(
+                Box::new(MatMul { trans_b: false }),
+                2,
+                Expr::Select(value(1), value(0), Box::new(Expr::Cast(DType::F32, value(2)))),
+            ),
+            vec![
+                input(&[9, 32]),
+                input(&[32, 48]).constant(),
+                input(&[9, 48]).bools(),
+                input(&[9, 1]).ints(-9, 9),
+            ],
+        ),
     ]
 }

@@ -253,6 +253,15 @@ impl Op for MatMulInteger {
             (m.clone(), walk)
         };
         let whole = one_matrix && b.as_const().is_some() && n.exact_div(&4.into()).is_some();
+        if b.as_const().is_some() {
+            let size = product(&b.shape.0)?.mul(&if whole { 1 } else { 4 }.into())?;
+            let most = i64::try_from(cx.caps().max_view_bytes).unwrap_or(i64::MAX);
+            if size.as_const().is_none_or(|n| n > most) {
+                return Err(OpError::NoKernel(format!(
+                    "a weight of {size} bytes, above the binding limit of {most}"
+                )));
+            }
+        }
         let bytes = if whole {
             Some(cx.weight(1, Pack::Bytes)?)
         } else {

@@ -9,7 +9,7 @@ use crate::shape::Fact;
 use crate::tensor::HostTensor;
 use std::sync::Arc;
 
-/// A node that becomes others. What was made for a node that stays is dead and goes away.
+/// A node that becomes others. What was made for a node that stays is taken back.
 #[derive(Debug)]
 pub struct Parts<'a, 'b> {
     edit: &'a mut Edit<'b>,
@@ -156,6 +156,13 @@ impl<'a, 'b> Parts<'a, 'b> {
     pub fn unsqueeze(&mut self, what: &str, x: ValueId, axes: &[i64]) -> OpResult<ValueId> {
         let list = self.ints(&format!("{what}/axes"), axes)?;
         self.node(what, Reshape::Unsqueeze, &[Some(x), Some(list)])
+    }
+
+    /// Takes back what was made for a node that stays.
+    pub(crate) fn discard(self) {
+        for id in self.made {
+            self.edit.remove_node(id);
+        }
     }
 
     /// Puts the parts in the place of node `id`, whose results become `results`; those beyond must be read by nothing. Returned are the

@@ -301,8 +301,24 @@ impl Expr {
         }
     }
 
-    /// Text in one language over variables `a`, `b`, ... The flag chooses WGSL.
+    /// Text in one language over variables `a`, `b`, ... The flag chooses WGSL. Integers of 8 bits keep their low bits, as they do on the
+    /// host, though devices have 32 for each.
     fn print(&self, types: &[DType], wgsl: bool) -> OpResult<String> {
+        let text = self.print_wide(types, wgsl)?;
+        let computes = match self {
+            Self::Cast(..) | Self::Unary(..) => true,
+            Self::Binary(f, ..) => !f.is_comparison() && !f.is_logical(),
+            _ => false,
+        };
+        Ok(match self.dtype(types)? {
+            DType::U8 if computes => format!("({text} & 255)"),
+            DType::I8 if computes && wgsl => format!("(({text} << 24u) >> 24u)"),
+            DType::I8 if computes => format!("(({text} << 24) >> 24)"),
+            _ => text,
+        })
+    }
+
+    fn print_wide(&self, types: &[DType], wgsl: bool) -> OpResult<String> {
         Ok(match self {
             Self::Input(i) => NAMES.get(*i).map_or_else(String::new, |n| format!("v{n}")),
             Self::Const(v, t) if t.is_float() => {

@@ -8,7 +8,9 @@ use super::case::{Case, constant, input};
 use super::parts::Parts;
 use super::pointwise::import::{binary, cast, input as arg, number, unary};
 use super::pointwise::{Binary, Expr, Unary};
-use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, around, axis, onnx, operand};
+use super::{
+    Attributes, InferCx, Inputs, MOST_LOOPS, Op, OpDef, OpError, OpResult, around, axis, onnx, operand,
+};
 use crate::backend::kernel::Kernel;
 use crate::graph::ValueId;
 use crate::graph::onnx::dtype_of;
@@ -448,6 +450,16 @@ impl Op for DynamicQuantizeLinear {
 
     fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
         let count = cx.shape(0)?.count()?;
+        // One work-group looks at all, and no loop may be longer.
+        let most = MOST_LOOPS * i64::from(WORK_GROUP);
+        if count.as_const().is_some_and(|n| n > most) {
+            return Err(OpError::NoKernel(format!("the range of {count} elements")));
+        }
+        let rest = Dim::from(most).sub(&count)?;
+        cx.require(
+            rest,
+            &format!("the range of {count} elements; kernels take at most {most}"),
+        );
         let mut call = Call::new(&DYNAMIC, WORK_GROUP).operand(cx.input(0)?);
         for (i, dtype) in [(0, DType::I32), (1, DType::F32), (2, DType::I32)] {
             call = call.operand(cx.result(i, dtype, &count)?);

@@ -168,7 +168,12 @@ impl Op for Scan {
             let x = cx.input(self.carried + i)?;
             let shape = cx.fact(x)?.shape;
             let a = axis(a, shape.rank())?;
-            length = shape.0.get(a).and_then(as_usize);
+            let own = shape.0.get(a).and_then(as_usize);
+            // Lengths that are not known to be one are compared in the run.
+            if own.is_none() || length.is_some_and(|n| Some(n) != own) {
+                return Ok(None);
+            }
+            length = own;
             sliced.push((x, a, backwards));
         }
         let Some(n) = length.filter(|n| unrolls(&self.body, *n)) else {

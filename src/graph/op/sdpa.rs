@@ -285,22 +285,44 @@ impl Sdpa {
         }
         if self.causal {
             let Some(past) = past else { return Ok(None) };
+            let sizes = cx.fact(scores)?.shape;
+            let (rows, columns) = (sizes.0.iter().rev().nth(1).and_then(as_usize), as_usize(keys));
+            if let (Some(rows), Some(columns)) = (rows, columns) {
+                // One mask for all heads, in the form of any other.
+                let mut hidden = super::filled(&[rows, columns], 0f32)?;
+                for (row, line) in (past..).zip(hidden.chunks_exact_mut(columns.max(1))) {
+                    let seen = usize::try_from(row.saturating_add(1)).unwrap_or(0);
+                    line.iter_mut().skip(seen).for_each(|v| *v = HIDDEN);
+                }
+                let hidden = HostTensor::from_f32(&[rows, columns], &hidden)?;
+                let hidden = cx.constant("hidden", hidden);
+                y = cx.pointwise("causal", binary(Binary::Add, arg(0), arg(1)), &[y, hidden])?;
+                return self.live(cx, y, keys);
+            }
             let all = cx.pointwise("all", Expr::Const(1.0, DType::Bool), &[scores])?;
             let diagonal = cx.constant("past", HostTensor::from_i64(&[], &[past])?);
             let seen = cx.node("seen", Trilu { upper: false }, &[Some(all), Some(diagonal)])?;
             y = cx.pointwise("causal", select(arg(1), arg(0), number(HIDDEN)), &[y, seen])?;
             infinite = true;
         }
-        if let Some(lengths) = cx.opt(6) {
-            let Some(n) = as_usize(keys) else { return Ok(None) };
-            let places: Vec<i64> = (0i64..).take(n).collect();
-            let places = cx.constant("places", HostTensor::from_i64(&[n], &places)?);
-            let lengths = cx.reshape("lengths", lengths, &[-1, 1, 1, 1])?;
-            let live = select(binary(Binary::Less, arg(1), arg(2)), arg(0), number(HIDDEN));
-            y = cx.pointwise("live", live, &[y, places, lengths])?;
-            infinite = true;
-        }
-        Ok(Some((y, infinite)))
+        let live = self.live(cx, y, keys)?;
+        Ok(live.map(|(y, more)| (y, infinite || more)))
+    }
+
+    /// Scores of keys behind the given lengths hidden, and whether there may be such.
+    fn live(&self, cx: &mut Parts<'_, '_>, scores: ValueId, keys: &Dim) -> OpResult<Option<(ValueId, bool)>> {
+        let Some(lengths) = cx.opt(6) else {
+            return Ok(Some((scores, self.causal)));
+        };
+        let Some(n) = as_usize(keys) else { return Ok(None) };
+        let places: Vec<i64> = (0i64..).take(n).collect();
+        let places = cx.constant("places", HostTensor::from_i64(&[n], &places)?);
+        let lengths = cx.reshape("lengths", lengths, &[-1, 1, 1, 1])?;
+        let live = select(binary(Binary::Less, arg(1), arg(2)), arg(0), number(HIDDEN));
+        Ok(Some((
+            cx.pointwise("live", live, &[scores, places, lengths])?,
+            true,
+        )))
     }
 }
 

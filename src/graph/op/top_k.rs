@@ -5,8 +5,7 @@
 
 use super::case::{Case, input};
 use super::{
-    Attributes, InferCx, Inputs, MOST_LOOPS, Op, OpDef, OpError, OpResult, around, axis, one_int, onnx,
-    operand, split_at,
+    Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, around, axis, one_int, onnx, operand, split_at,
 };
 use crate::backend::kernel::Kernel;
 use crate::plan::lower::{Call, LowerCx};
@@ -17,6 +16,9 @@ use std::cmp::Ordering;
 static KERNEL: Kernel = crate::kernel!(top_k {
     count: U32, n: U32, inner: U32, kept: U32,
 } [x: In Elem, y: Out Single, at: Out Single]);
+
+/// Largest number of elements that kernels choose among: each is compared with all.
+const MOST: i64 = 8192;
 
 /// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -126,7 +128,7 @@ impl Op for TopK {
         let a = axis(self.axis, x.rank())?;
         let (outer, n, inner) = split_at(&x, a)?;
         let kept = cx.out_fact(0)?.shape.0.get(a).cloned().unwrap_or_default();
-        if n.as_const().is_none_or(|n| n > MOST_LOOPS) {
+        if n.as_const().is_none_or(|n| n > MOST) {
             return Err(OpError::NoKernel(format!("the largest of {n} elements")));
         }
         let count = outer.mul(&n)?.mul(&inner)?;

@@ -177,6 +177,7 @@ fn find(g: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Option<Found> {
     let weights = input(node, 0)?;
     let (_, softmax_node, softmax) = producer::<Softmax>(g, weights)?;
     let rank = shape(g, weights)?.len();
+    g.value(weights).fact.as_ref()?.dtype.on_devices().then_some(())?;
     let refuse = |why: &str| {
         log::debug!("no attention at \"{}\": {why}", g.value(*product).name);
         None
@@ -252,7 +253,9 @@ fn find(g: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Option<Found> {
         value: last,
         sequence_first,
     };
-    let fits = result.sizes(g)? == [b, s.clone(), h.clone(), d]
+    let fits = k_sizes[0] == b
+        && k_sizes[3] == d
+        && result.sizes(g)? == [b, s.clone(), h.clone(), d]
         && k_sizes == v.sizes(g)?
         && h.exact_div(kvh).is_some();
     // A mask for queries and keys serves all heads, however these are grouped.

@@ -10,8 +10,8 @@ use crate::graph::op::pointwise::{Expr, Pointwise};
 use crate::graph::{Edit, Graph, NodeId, ValueId};
 
 pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
+    let mut consumers = edit.consumers();
     for id in edit.order()? {
-        let consumers = edit.consumers();
         let Some(found) = find(edit, &consumers, id) else {
             continue;
         };
@@ -22,6 +22,7 @@ pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
         }
         edit.replace_node(id, Box::new(found.op), found.inputs, found.origin);
         edit.remove_node(found.base);
+        consumers = edit.consumers();
     }
     Ok(())
 }
@@ -91,6 +92,12 @@ fn find(g: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Option<Found> {
         let expr = op
             .expr
             .map_inputs(&mut |i| Expr::Input(places.get(i).copied().unwrap_or(i)));
+        let types = std::iter::once(v).chain(further.iter().copied());
+        let types: Option<Vec<_>> = types.map(|v| Some(g.value(v).fact.as_ref()?.dtype)).collect();
+        if !expr.has_kernel(&types?) {
+            refuse("there is no kernel for what is done");
+            continue;
+        }
         let mut inputs = base.inputs.clone();
         inputs.extend(further.into_iter().map(Some));
         let mut origin = base.origin.clone();

@@ -144,6 +144,25 @@ fn find(g: &Graph, id: NodeId) -> Option<Fusion> {
         if trimmed(g, *v)? != trimmed(g, out)? || op.expr.size() + inner.expr.size() > MAX_SIZE {
             continue;
         }
+        // What has no kernel runs on the host, but not with what has one.
+        let has_kernel = |node: &crate::graph::Node, expr: &Expr| {
+            let types = node
+                .inputs
+                .iter()
+                .flatten()
+                .map(|v| Some(g.value(*v).fact.as_ref()?.dtype));
+            types
+                .collect::<Option<Vec<_>>>()
+                .is_some_and(|types| expr.has_kernel(&types))
+        };
+        if !has_kernel(node, &op.expr) || !has_kernel(source, &inner.expr) {
+            log::debug!(
+                "\"{}\" and \"{}\" stay two: one has no kernel",
+                source.name,
+                node.name
+            );
+            continue;
+        }
         let mut inputs: Vec<ValueId> = Vec::new();
         let mut place = |v: ValueId| {
             inputs.iter().position(|i| *i == v).unwrap_or_else(|| {

@@ -196,7 +196,8 @@ fn range(g: &Graph, id: NodeId) -> Option<(ValueId, usize, [i64; 2])> {
     let axis = usize::try_from(*axis).ok()?;
     let size = shape(g, x)?.get(axis)?.as_const()?;
     let place = |v: i64| (if v < 0 { v.saturating_add(size) } else { v }).clamp(0, size);
-    Some((x, axis, [place(*start), place(*end)]))
+    let start = place(*start);
+    Some((x, axis, [start, place(*end).max(start)]))
 }
 
 fn part(g: &Graph, id: NodeId) -> Option<Change> {

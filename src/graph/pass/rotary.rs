@@ -69,6 +69,7 @@ fn swap(edit: &mut Edit<'_>, v: ValueId, suffix: &str, origin: &[String]) -> Val
 /// with rows before heads also then), and the names of the nodes.
 fn find(g: &Graph, y: ValueId) -> Option<([ValueId; 3], bool, Vec<String>)> {
     let [a, b] = binary(g, y, Binary::Add)?;
+    g.value(y).fact.as_ref()?.dtype.on_devices().then_some(())?;
     let (p, q) = (binary(g, a, Binary::Mul)?, binary(g, b, Binary::Mul)?);
     for (plain, turned) in [(p, q), (q, p)] {
         for (half, sin) in [(turned[0], turned[1]), (turned[1], turned[0])] {

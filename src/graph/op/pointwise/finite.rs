@@ -1,31 +1,50 @@
-//! Questions about a softmax that have one answer on devices: there masks are finite, and so is every weight.
+//! Questions about a softmax that devices must answer without numbers that are none: there masks are finite, and so is every weight.
 
-use super::import::input;
-use super::{Expr, Pointwise, Test};
+use super::import::{binary, input, number, select};
+use super::{Binary, Expr, Pointwise, Test};
 use crate::graph::ValueId;
 use crate::graph::op::OpResult;
 use crate::graph::op::parts::Parts;
-use crate::graph::op::reshape::Reshape;
+use crate::graph::op::reduce::{Kind, Reduce};
 use crate::graph::op::softmax::Softmax;
-use crate::tensor::DType;
+
+/// Scores below this are hidden by a mask: minus infinity as devices write it, with what is added to it.
+const HIDDEN: f32 = -6e4;
 
 /// Asks whether its operand is no number.
 fn asks(op: &Pointwise) -> bool {
     matches!(&op.expr, Expr::Test(Test::Nan, x) if **x == input(0))
 }
 
-/// `IsNaN` of a softmax is false everywhere, and what is taken in the place of a weight that is no number is the weight.
+/// The largest score of each row of the softmax that makes `x`.
+fn largest(cx: &mut Parts<'_, '_>, x: ValueId) -> OpResult<Option<ValueId>> {
+    let found = cx.producer::<Softmax>(x).filter(|(softmax, _)| !softmax.flatten);
+    let Some((axis, Some(scores))) = found.map(|(s, inputs)| (s.axis, inputs.first().copied().flatten()))
+    else {
+        return Ok(None);
+    };
+    let reduce = Reduce {
+        kind: Kind::Max,
+        axes: Some(vec![axis]),
+        keep: true,
+        noop_without_axes: false,
+    };
+    Ok(Some(cx.node("largest", reduce, &[Some(scores)])?))
+}
+
+/// A weight of a softmax is no number where a mask hides the whole row: `IsNaN` of it asks for that, and what is taken in its place is
+/// taken there.
 pub(super) fn parts(op: &Pointwise, cx: &mut Parts<'_, '_>) -> OpResult<Option<Vec<ValueId>>> {
+    let hidden = |largest| binary(Binary::LessOrEqual, largest, number(HIDDEN));
     if asks(op) {
         let x = cx.input(0)?;
-        if cx.producer::<Softmax>(x).is_none() {
+        let Some(largest) = largest(cx, x)? else {
             return Ok(None);
-        }
-        return Ok(Some(vec![cx.pointwise(
-            "finite",
-            Expr::Const(0.0, DType::Bool),
-            &[x],
-        )?]));
+        };
+        // Weights are finite: nothing is added, but the shape is theirs.
+        let nothing = binary(Binary::Mul, input(1), number(0.0));
+        let expr = hidden(binary(Binary::Add, input(0), nothing));
+        return Ok(Some(vec![cx.pointwise("hidden", expr, &[largest, x])?]));
     }
     let Expr::Select(condition, _, kept) = &op.expr else {
         return Ok(None);
@@ -33,15 +52,19 @@ pub(super) fn parts(op: &Pointwise, cx: &mut Parts<'_, '_>) -> OpResult<Option<V
     if **condition != input(0) || **kept != input(2) {
         return Ok(None);
     }
-    let (condition, x) = (cx.input(0)?, cx.input(2)?);
+    let (condition, other, x) = (cx.input(0)?, cx.input(1)?, cx.input(2)?);
     let asked = cx.producer::<Pointwise>(condition);
     let same = asked.is_some_and(|(op, inputs)| asks(op) && inputs.first() == Some(&Some(x)));
-    let other = cx.fact(cx.input(1)?)?;
-    if !same || cx.producer::<Softmax>(x).is_none() || other.shape.rank() > cx.fact(x)?.shape.rank() {
+    if !same {
         return Ok(None);
     }
-    if !other.shape.count()?.is(1) {
+    let Some(largest) = largest(cx, x)? else {
         return Ok(None);
-    }
-    Ok(Some(vec![cx.node("finite", Reshape::Identity, &[Some(x)])?]))
+    };
+    let expr = select(hidden(input(0)), input(1), input(2));
+    Ok(Some(vec![cx.pointwise(
+        "unhidden",
+        expr,
+        &[largest, other, x],
+    )?]))
 }

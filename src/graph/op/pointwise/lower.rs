@@ -177,6 +177,13 @@ impl Form {
 }
 
 impl Expr {
+    /// Kernels can compute it of operands of these types.
+    pub fn has_kernel(&self, types: &[DType]) -> bool {
+        [false, true]
+            .into_iter()
+            .all(|wgsl| self.print(types, wgsl).is_ok())
+    }
+
     /// Floats all through, by functions that OpenCL C has for vectors too.
     fn is_of_floats(&self, types: &[DType]) -> bool {
         match self {
