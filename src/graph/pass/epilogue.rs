@@ -51,7 +51,7 @@ fn find(g: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Option<Found> {
                 "\"{}\" is not done where \"{}\" stores: {why}",
                 node.name,
                 base.name
-            )
+            );
         };
         let kept = g.outputs().contains(&v) || g.states().iter().any(|s| s.output == v);
         let alone = consumers
