@@ -57,6 +57,22 @@ KERNEL {
 #ifndef TRANS_B
   uint at = b0 + j / p.b_stride * p.b_stride * p.k + j % p.b_stride;
 #endif
+#ifdef BY4
+  // Four places of the sum at a time: their loads do not wait for each other.
+  for (uint k = 0; k < p.k; k += 4) {
+#ifdef TRANS_B
+    float4 b0k = b_at4((b0 + j * p.b_stride + k) / 4), b1k = b_at4((b0 + (j + 1) * p.b_stride + k) / 4);
+    float2 w0 = (float2)(b0k.x, b1k.x), w1 = (float2)(b0k.y, b1k.y), w2 = (float2)(b0k.z, b1k.z), w3 = (float2)(b0k.w, b1k.w);
+#else
+    float2 w0 = LOAD(at + k * p.b_stride), w1 = LOAD(at + (k + 1) * p.b_stride);
+    float2 w2 = LOAD(at + (k + 2) * p.b_stride), w3 = LOAD(at + (k + 3) * p.b_stride);
+#endif
+    for (uint r = 0; r < ROWS; r++) {
+      float4 x = a_at4((row[r] + k) / 4);
+      sum[r] += x.x * w0 + x.y * w1 + x.z * w2 + x.w * w3;
+    }
+  }
+#else
   for (uint k = 0; k < p.k; k++) {
     VEC w[VECTORS];
 #ifdef TRANS_B
@@ -67,6 +83,7 @@ KERNEL {
     for (uint r = 0; r < ROWS; r++)
       for (uint v = 0; v < VECTORS; v++) sum[r * VECTORS + v] += a_at(row[r] + k) * w[v];
   }
+#endif
   for (uint r = 0; r < ROWS; r++)
     for (uint v = 0; v < VECTORS; v++)
       if (i0 + r < p.m) PUT((z * p.m + i0 + r) * p.y_stride + p.column + j + v * LANES, sum[r * VECTORS + v]);

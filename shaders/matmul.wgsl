@@ -40,6 +40,29 @@ fn matmul(@builtin(workgroup_id) group: vec3<u32>, @builtin(global_invocation_id
   var sum: array<vec2<f32>, ROWS>;
   var row: array<u32, ROWS>;
   for (var r = 0u; r < ROWS; r++) { row[r] = a0 + min(i0 + r, p.m - 1u) * p.k; }
+#ifdef BY4
+  // Four places of the sum at a time: their loads do not wait for each other.
+  for (var k = 0u; k < p.k; k += 4u) {
+#ifdef TRANS_B
+    let c0 = b_at4((b0 + j * p.b_stride + k) / 4u);
+    let c1 = b_at4((b0 + (j + 1u) * p.b_stride + k) / 4u);
+    for (var r = 0u; r < ROWS; r++) {
+      let x = a_at4((row[r] + k) / 4u);
+      sum[r] += vec2<f32>(dot(x, c0), dot(x, c1));
+    }
+#else
+    let at = b0 + k * p.b_stride + j;
+    let w0 = b_at2(at / 2u);
+    let w1 = b_at2((at + p.b_stride) / 2u);
+    let w2 = b_at2((at + 2u * p.b_stride) / 2u);
+    let w3 = b_at2((at + 3u * p.b_stride) / 2u);
+    for (var r = 0u; r < ROWS; r++) {
+      let x = a_at4((row[r] + k) / 4u);
+      sum[r] += x.x * w0 + x.y * w1 + x.z * w2 + x.w * w3;
+    }
+#endif
+  }
+#else
   for (var k = 0u; k < p.k; k++) {
 #ifdef TRANS_B
     let w = vec2<f32>(b_of(b0, k, j), b_of(b0, k, j + 1u));
@@ -48,6 +71,7 @@ fn matmul(@builtin(workgroup_id) group: vec3<u32>, @builtin(global_invocation_id
 #endif
     for (var r = 0u; r < ROWS; r++) { sum[r] += a_at(row[r] + k) * w; }
   }
+#endif
   for (var r = 0u; r < ROWS; r++) {
     if (i0 + r < p.m) { y_put2(((z * p.m + i0 + r) * p.y_stride + p.column + j) / 2u, sum[r]); }
   }

@@ -301,7 +301,12 @@ impl Op for MatMul {
                 call.define("ODD", 1)
                     .grid(walk.count.mul(&rows)?.mul(&count)?.ceil_div(2 * 64)?, 1, 1)
             } else {
-                call.grid(count.ceil_div(2 * 64)?, rows.ceil_div(tile)?, walk.count.clone())
+                let call = call.grid(count.ceil_div(2 * 64)?, rows.ceil_div(tile)?, walk.count.clone());
+                if k.exact_div(&4.into()).is_some() {
+                    call.define("BY4", 1)
+                } else {
+                    call
+                }
             };
             if turned {
                 call = call.define("TRANS_B", 1);
