@@ -378,7 +378,7 @@ impl BatchWalk {
     }
 }
 
-/// What [`gemm`] multiplies: `f32` and `f64`.
+/// What [`gemm()`] multiplies: `f32` and `f64`.
 pub trait Factor: Copy + From<u8> + 'static {}
 impl Factor for f32 {}
 impl Factor for f64 {}
