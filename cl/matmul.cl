@@ -6,8 +6,7 @@
 #else
 #define B(b0, kk, j) b_at((b0) + (kk) * p.b_stride + (j))
 #endif
-#define A0(z) ((z) % p.n1 * p.a0 + (z) / p.n1 % p.n2 * p.a1 + (z) / p.n1 / p.n2 * p.a2)
-#define B0(z) ((z) % p.n1 * p.b0 + (z) / p.n1 % p.n2 * p.b1 + (z) / p.n1 / p.n2 * p.b2)
+#include "common/batches"
 
 KERNEL {
 #ifdef ODD
@@ -17,7 +16,7 @@ KERNEL {
   for (uint h = 0; h < 2; h++) {
     uint at = min(2 * pair + h, total - 1);
     uint z = at / (p.m * p.n), i = at / p.n % p.m, j = at % p.n;
-    uint a0 = A0(z) + i * p.k, b0 = B0(z);
+    uint a0 = a_start(z, p) + i * p.k, b0 = b_start(z, p);
     sum[h] = 0.0f;
     for (uint k = 0; k < p.k; k++) sum[h] += a_at(a0 + k) * B(b0, k, j);
   }
@@ -36,7 +35,7 @@ KERNEL {
 #define PUT(at, v) y_put2((at) / 2, v)
 #endif
 #define COLS (LANES * VECTORS)
-  uint z = get_group_id(2), a0 = A0(z), b0 = B0(z);
+  uint z = get_group_id(2), a0 = a_start(z, p), b0 = b_start(z, p);
   uint j = COLS * get_global_id(0), i0 = get_group_id(1) * ROWS;
   if (j >= p.n) return;
 #ifdef TAIL

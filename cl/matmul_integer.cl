@@ -11,7 +11,7 @@
 #else
 #define ZB(j) 0
 #endif
-#define BATCH(z, s) ((z) % p.n1 * p.s##0 + (z) / p.n1 % p.n2 * p.s##1 + (z) / p.n1 / p.n2 * p.s##2)
+#include "common/batches"
 #ifdef SIGNED
 #define BYTES(n, w) CAT(convert_int, n)(CAT(as_char, n)(w))
 #else
@@ -78,7 +78,7 @@ KERNEL {
   for (uint h = 0; h < 2; h++) {
     uint at = min(2 * pair + h, total - 1);
     uint z = at / (p.m * p.n), i = at / p.n % p.m, j = at % p.n;
-    uint a0 = BATCH(z, a) + i * p.k, b0 = BATCH(z, b) + j;
+    uint a0 = a_start(z, p) + i * p.k, b0 = b_start(z, p) + j;
     int left = ZA(i), right = ZB(j);
     sum[h] = 0;
     for (uint k = 0; k < p.k; k++) sum[h] += (a_at(a0 + k) - left) * (b_at(b0 + k * p.n) - right);

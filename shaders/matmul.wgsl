@@ -8,8 +8,7 @@ fn b_of(b0: u32, k: u32, j: u32) -> f32 {
 #endif
 }
 
-fn a_start(z: u32) -> u32 { return z % p.n1 * p.a0 + z / p.n1 % p.n2 * p.a1 + z / p.n1 / p.n2 * p.a2; }
-fn b_start(z: u32) -> u32 { return z % p.n1 * p.b0 + z / p.n1 % p.n2 * p.b1 + z / p.n1 / p.n2 * p.b2; }
+#include "common/batches"
 
 @compute @workgroup_size(WG)
 fn matmul(@builtin(workgroup_id) group: vec3<u32>, @builtin(global_invocation_id) id: vec3<u32>) {

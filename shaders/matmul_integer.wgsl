@@ -25,8 +25,7 @@ fn bytes(word: u32) -> vec4<i32> {
 #endif
 }
 #else
-fn a_start(z: u32) -> u32 { return z % p.n1 * p.a0 + z / p.n1 % p.n2 * p.a1 + z / p.n1 / p.n2 * p.a2; }
-fn b_start(z: u32) -> u32 { return z % p.n1 * p.b0 + z / p.n1 % p.n2 * p.b1 + z / p.n1 / p.n2 * p.b2; }
+#include "common/batches"
 
 fn element(at: u32) -> i32 {
   let z = at / (p.m * p.n);

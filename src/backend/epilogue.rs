@@ -141,15 +141,15 @@ impl Epilogue {
         shared.chain(own).map(|name| (name, FieldTy::U32))
     }
 
-    /// Where the element of an operand for the result with index `i`, a plain variable, lies.
-    fn place(&self, operand: usize, i: &str, u: &str) -> String {
+    /// Where the element of an operand for the result with index `i`, a plain variable, lies: one text for both languages.
+    fn place(&self, operand: usize, i: &str) -> String {
         match self.operands.get(operand).map(|o| o.beside) {
             Some(Beside::Row { .. }) => format!("{i} % p.{}", PLANES[operand][0]),
             Some(Beside::Plane { .. }) => {
                 format!("{i} / p.{} % p.{}", PLANES[operand][0], PLANES[operand][1])
             }
             Some(Beside::Apart) => {
-                let index = format!("min({i}, p.e_count - 1{u})");
+                let index = format!("min({i}, p.e_count - 1u)");
                 let mut rest = index;
                 let mut sum = Vec::new();
                 for axis in 0..self.axes {
@@ -171,7 +171,7 @@ impl Epilogue {
     /// Elements of an operand for `width` results from index `i`, a plain variable, on; `t` is its element type.
     fn fetch_cl(&self, operand: usize, width: u32, t: &str) -> String {
         let name = NAMES[operand];
-        let one = format!("{name}_at({})", self.place(operand, "i_", "u"));
+        let one = format!("{name}_at({})", self.place(operand, "i_"));
         let whole = match self.operands.get(operand).map(|o| o.beside) {
             _ if width == 1 => return one,
             Some(Beside::Plane { aligned }) if aligned >= width => return format!("({t}{width})({one})"),
@@ -180,11 +180,11 @@ impl Epilogue {
             _ => false,
         };
         if whole {
-            return format!("{name}_run({width}, {})", self.place(operand, "i_", "u"));
+            return format!("{name}_run({width}, {})", self.place(operand, "i_"));
         }
         let each = (0..width).map(|lane| {
             let i = format!("(i_ + {lane}u)");
-            format!("{name}_at({})", self.place(operand, &i, "u"))
+            format!("{name}_at({})", self.place(operand, &i))
         });
         format!("({t}{width})({})", each.collect::<Vec<_>>().join(", "))
     }
@@ -212,7 +212,7 @@ impl Epilogue {
             let i = format!("(i_ + {lane}u)");
             let args = args(&|a| match a {
                 Argument::Result => format!("v_.s{lane:X}"),
-                Argument::Operand(o) => format!("{}_at({})", NAMES[o], self.place(o, &i, "u")),
+                Argument::Operand(o) => format!("{}_at({})", NAMES[o], self.place(o, &i)),
             });
             format!("apply({args})")
         });
@@ -249,7 +249,7 @@ impl Epilogue {
         let call = |i: &str, v: &str| {
             let args = self.arguments.iter().map(|a| match a {
                 Argument::Result => v.to_owned(),
-                Argument::Operand(o) => format!("{}_at({})", NAMES[*o], self.place(*o, i, "u")),
+                Argument::Operand(o) => format!("{}_at({})", NAMES[*o], self.place(*o, i)),
             });
             format!("apply({})", args.collect::<Vec<_>>().join(", "))
         };

@@ -232,6 +232,11 @@ const COMMON: &[(&str, &str, &str)] = &[
         include_str!("../../cl/common/places.cl"),
         include_str!("../../shaders/common/places.wgsl"),
     ),
+    (
+        "batches",
+        include_str!("../../cl/common/batches.cl"),
+        include_str!("../../shaders/common/batches.wgsl"),
+    ),
     ("lanes", include_str!("../../cl/common/lanes.cl"), ""),
     (
         "e0m4",

@@ -231,6 +231,11 @@ impl Graph {
         self.node(id).map(|n| (id, n))
     }
 
+    /// `v` is an output or the end of a state: its name and contents must stay, whoever else reads it.
+    pub fn is_kept(&self, v: ValueId) -> bool {
+        self.outputs.contains(&v) || self.states.iter().any(|s| s.output == v)
+    }
+
     /// For each value, the nodes that read it, once for each reading operand.
     pub fn consumers(&self) -> Vec<Vec<NodeId>> {
         let mut all = vec![Vec::new(); self.values.len()];

@@ -20,6 +20,14 @@ static KERNEL: Kernel = crate::kernel!(attention {
 
 /// Query rows of one work-group when there are many: keys and values are read once for all of them.
 const ROWS: i64 = 4;
+/// Largest size of a head that kernels take.
+const MOST_HEAD: i64 = 512;
+
+/// Kernels take heads of this size.
+pub fn takes_head(size: i64) -> bool {
+    size % 2 == 0 && size <= MOST_HEAD
+}
+
 /// Keys of a tile.
 const KEYS: i64 = 64;
 
@@ -42,27 +50,31 @@ fn check(q: &Shape, k: &Shape, v: &Shape, mask: Option<&Shape>) -> OpResult<()> 
         ));
     }
     let Some(mask) = mask else { return Ok(()) };
-    let scores = [b, h, s, t];
-    let own = mask_sizes(mask);
-    let fits = |(m, score): (&Dim, &&Dim)| m.is(1) || m == *score;
-    if own.len() <= 4 && own.iter().rev().zip(scores.iter().rev()).all(fits) {
+    let scores = [b, h, s, t].map(Dim::clone);
+    if mask_fits(&mask.0, &scores) {
         return Ok(());
     }
-    let scores = Shape(scores.map(Dim::clone).to_vec());
-    Err(OpError::mismatch("scores and mask", scores, mask))
+    Err(OpError::mismatch("scores and mask", Shape(scores.to_vec()), mask))
+}
+
+/// A mask of these sizes can be added to scores of those: apart from leading ones it has no more axes, each as large or 1.
+pub fn mask_fits(mask: &[Dim], scores: &[Dim]) -> bool {
+    let own = mask_sizes(mask);
+    let same = |(m, score): (&Dim, &Dim)| m.is(1) || m == score;
+    own.len() <= scores.len() && own.iter().rev().zip(scores.iter().rev()).all(same)
 }
 
 /// Sizes of a mask without leading ones.
-fn mask_sizes(mask: &Shape) -> &[Dim] {
-    let ones = mask.0.iter().take_while(|d| d.is(1)).count();
-    mask.0.get(ones..).unwrap_or_default()
+fn mask_sizes(mask: &[Dim]) -> &[Dim] {
+    let ones = mask.iter().take_while(|d| d.is(1)).count();
+    mask.get(ones..).unwrap_or_default()
 }
 
 /// Strides of a mask along batch, heads, queries and keys.
 fn mask_strides(mask: &Shape) -> OpResult<[Dim; 4]> {
     let mut strides = [0, 0, 0, 0].map(Dim::from);
     let mut step = Dim::from(1);
-    for (size, stride) in mask_sizes(mask).iter().rev().zip(strides.iter_mut().rev()) {
+    for (size, stride) in mask_sizes(&mask.0).iter().rev().zip(strides.iter_mut().rev()) {
         if !size.is(1) {
             *stride = step.clone();
             step = step.mul(size)?;
@@ -143,10 +155,10 @@ impl Op for Attention {
 
     fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
         let (q, k) = (cx.shape(0)?, cx.shape(1)?);
-        let dim = q.0[3].as_const().filter(|d| d % 2 == 0 && *d <= 512);
+        let dim = q.0[3].as_const().filter(|d| takes_head(*d));
         let Some(dim) = dim else {
             return Err(OpError::NoKernel(format!(
-                "attention of {q}; kernels take an even head size up to 512"
+                "attention of {q}; kernels take an even head size up to {MOST_HEAD}"
             )));
         };
         let (mask, strides) = if cx.has(3) {

@@ -35,8 +35,7 @@ impl<'a, 'b> Parts<'a, 'b> {
     /// Something reads result `i`, or it is an output of the model.
     pub fn is_read(&self, i: usize) -> bool {
         self.node.outputs.get(i).is_some_and(|v| {
-            let kept = self.edit.outputs().contains(v) || self.edit.states().iter().any(|s| s.output == *v);
-            kept || self.edit.nodes().any(|(_, n)| n.inputs.contains(&Some(*v)))
+            self.edit.is_kept(*v) || self.edit.nodes().any(|(_, n)| n.inputs.contains(&Some(*v)))
         })
     }
 

@@ -9,7 +9,7 @@ use super::pattern::{
     binary, input, only_reader, origin, producer, reshaped, scalar, shape, transposed, with_scalar,
 };
 use crate::error::Result;
-use crate::graph::op::attention::Attention;
+use crate::graph::op::attention::{Attention, mask_fits, takes_head};
 use crate::graph::op::expand::Expand;
 use crate::graph::op::matmul::MatMul;
 use crate::graph::op::pointwise::Binary;
@@ -18,8 +18,6 @@ use crate::graph::op::transpose::Transpose;
 use crate::graph::{Edit, Graph, NodeId, ValueId};
 use crate::shape::Dim;
 
-/// Largest size of a head that the kernel takes.
-const MOST: i64 = 512;
 const SWAP: [usize; 4] = [0, 2, 1, 3];
 
 pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
@@ -261,16 +259,9 @@ fn find(g: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Option<Found> {
     // A mask for queries and keys serves all heads, however these are grouped.
     let scores = [k_sizes[0].clone(), h.clone(), s.clone(), t.clone()];
     let whole = shape(g, masked)? == scores;
-    let mask_fits = mask.is_none_or(|m| {
-        shape(g, m).is_some_and(|m| {
-            let ones = m.iter().take_while(|d| d.is(1)).count();
-            let own = m.get(ones..).unwrap_or_default();
-            let most = if whole { 4 } else { 2 };
-            let same = |(m, n): (&Dim, &Dim)| m.is(1) || m == n;
-            own.len() <= most && own.iter().rev().zip(scores.iter().rev()).all(same)
-        })
-    });
-    if v.sizes(g)?[3].as_const().is_none_or(|d| d % 2 != 0 || d > MOST) {
+    let masked = if whole { &scores[..] } else { &scores[2..] };
+    let mask_fits = mask.is_none_or(|m| shape(g, m).is_some_and(|m| mask_fits(m, masked)));
+    if v.sizes(g)?[3].as_const().is_none_or(|d| !takes_head(d)) {
         return refuse("its heads have an odd size, or one too large for the kernel");
     }
     if !fits || !mask_fits {

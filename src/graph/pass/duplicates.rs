@@ -47,10 +47,7 @@ pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
             seen.entry(key).or_default().push(id);
             continue;
         };
-        let kept = |v: &ValueId| {
-            edit.outputs().contains(v) || edit.states().iter().any(|s| s.output == *v || s.input == *v)
-        };
-        if node.outputs.iter().any(kept) {
+        if node.outputs.iter().any(|v| edit.is_kept(*v)) {
             log::debug!("\"{}\" stays: an output of the model has its name", node.name);
             continue;
         }

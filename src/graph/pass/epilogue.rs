@@ -53,11 +53,10 @@ fn find(g: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Option<Found> {
                 base.name
             );
         };
-        let kept = g.outputs().contains(&v) || g.states().iter().any(|s| s.output == v);
         let alone = consumers
             .get(v.index())
             .is_some_and(|c| c.iter().all(|c| *c == id));
-        if kept || !alone || base.outputs.len() != 1 {
+        if g.is_kept(v) || !alone || base.outputs.len() != 1 {
             refuse("its result is read elsewhere");
             continue;
         }

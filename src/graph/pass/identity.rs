@@ -43,6 +43,6 @@ fn find(g: &Graph, id: NodeId) -> Option<(ValueId, ValueId)> {
     } else {
         node.op.downcast::<Reshape>().is_some() || node.op.downcast::<Expand>().is_some()
     };
-    let kept = g.outputs().contains(y) || g.states().iter().any(|s| s.output == *y);
+    let kept = g.is_kept(*y);
     (same && !kept && from.dtype == to.dtype && from.shape == to.shape).then_some((x, *y))
 }

@@ -104,7 +104,7 @@ pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
 fn find(g: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Option<(Change, &'static str)> {
     // What nobody reads any more goes away after the pass.
     let y = *g.node(id)?.outputs.first()?;
-    if consumers.get(y.index()).is_none_or(Vec::is_empty) && !is_kept(g, y) {
+    if consumers.get(y.index()).is_none_or(Vec::is_empty) && !g.is_kept(y) {
         return None;
     }
     transposes(g, id)
@@ -126,16 +126,11 @@ fn transposes(g: &Graph, id: NodeId) -> Option<Change> {
     let joint: Option<Vec<usize>> = q.iter().map(|i| p.get(*i).copied()).collect();
     let joint = joint?;
     let y = *node.outputs.first()?;
-    if joint.iter().enumerate().all(|(i, p)| i == *p) && !is_kept(g, y) {
+    if joint.is_sorted() && !g.is_kept(y) {
         return Some(Change::Is(x));
     }
     let joint: Option<Vec<i64>> = joint.iter().map(|p| i64::try_from(*p).ok()).collect();
     Some(Change::Transpose(x, joint?))
-}
-
-/// An output of the graph, whose name must stay.
-fn is_kept(g: &Graph, v: ValueId) -> bool {
-    g.outputs().contains(&v) || g.states().iter().any(|s| s.output == v)
 }
 
 /// Starts, ends, axes and steps of a slice, as far as they are numbers.
@@ -204,7 +199,7 @@ fn part(g: &Graph, id: NodeId) -> Option<Change> {
     let (v, axis, [start, end]) = range(g, id)?;
     let y = *g.node(id)?.outputs.first()?;
     let (_, join, concat) = producer::<Concat>(g, v)?;
-    if crate::graph::op::axis(concat.axis, shape(g, v)?.len()).ok()? != axis || is_kept(g, y) {
+    if crate::graph::op::axis(concat.axis, shape(g, v)?.len()).ok()? != axis || g.is_kept(y) {
         return None;
     }
     let mut at = 0i64;
@@ -232,7 +227,7 @@ fn whole(g: &Graph, id: NodeId) -> Option<Change> {
         }
         (of, at) = (Some(x), end);
     }
-    (shape(g, of?)? == shape(g, y)? && !is_kept(g, y)).then_some(Change::Is(of?))
+    (shape(g, of?)? == shape(g, y)? && !g.is_kept(y)).then_some(Change::Is(of?))
 }
 
 fn sink(g: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Option<Change> {

@@ -77,7 +77,7 @@ pub fn reshaped(g: &Graph, v: ValueId) -> Option<ValueId> {
 
 /// The only reader of `v`, which is no output of the graph.
 pub fn only_reader(g: &Graph, consumers: &[Vec<NodeId>], v: ValueId) -> Option<NodeId> {
-    let kept = g.outputs().contains(&v) || g.states().iter().any(|s| s.output == v);
+    let kept = g.is_kept(v);
     match consumers.get(v.index()).map(Vec::as_slice) {
         Some([one]) if !kept => Some(*one),
         _ => None,
