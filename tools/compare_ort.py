@@ -2,13 +2,15 @@
 """Runs models through tlite and through ONNX Runtime on the same inputs, and compares results and times.
 
     tools/compare_ort.py [--backend host|opencl|wgpu]... [--device TEXT] [--repeat N] [--threads N] [--float f32|f16] [--json FILE]
-                         [MODEL[:SIZES]]...
+                         [--round-activations] [--picture FILE] [MODEL[:SIZES]]...
 
 MODEL is a name of tools/fetch_model.py, which is fetched, one of tools/export_clip.py, which is taken where it was exported to the cache, a
 folder with model.onnx, or an ONNX file. SIZES gives symbols values, as in minilm:batch_size=1,sequence_length=128. Without models all
 that the list below names are taken. --float f16 stores the activations of all models in 16 bits on devices, with the bound 0.02. Prints one line for each model and
 backend: the largest difference over the range of ONNX Runtime's output, its bound, both medians and their ratio. Exit code 1 where a
-difference exceeds its bound. Needs onnx, onnxruntime 1.31.1 and numpy; ONNX Runtime gets as many threads as there are cores unless
+difference exceeds its bound. --round-activations asks what 16 bits cost whoever stores in them: no tlite runs; ONNX Runtime, with f32
+arithmetic and unoptimized, is compared with itself with the result of every operator rounded to a half. --picture takes the one float
+input of 3 planes from a picture, normalised as for ImageNet. Needs onnx, onnxruntime 1.31.1 and numpy; ONNX Runtime gets as many threads as there are cores unless
 --threads says otherwise. Set TLITE to the command, else the one of the release build is taken.
 """
 
@@ -131,6 +133,69 @@ def inputs_of(session, sizes):
     return out
 
 
+def picture_of(file, shape):
+    """A picture as planes of this size, normalised as for ImageNet. Needs pillow."""
+    import numpy as np
+    from PIL import Image
+
+    with Image.open(file) as picture:
+        pixels = np.asarray(picture.convert("RGB").resize((shape[3], shape[2]), Image.BILINEAR), dtype=np.float32) / 255
+    planes = (pixels - np.array([0.485, 0.456, 0.406])) / np.array([0.229, 0.224, 0.225])
+    return planes.transpose(2, 0, 1)[None].astype(np.float32)
+
+
+def rounded(path):
+    """The model with each float result of its nodes rounded to a half, its outputs excepted."""
+    import onnx
+    from onnx import TensorProto, helper
+
+    model = onnx.shape_inference.infer_shapes(onnx.load(path))
+    graph = model.graph
+    floats = {v.name for v in graph.value_info if v.type.tensor_type.elem_type == TensorProto.FLOAT}
+    nodes, renamed, count = [], {}, 0
+    for node in graph.node:
+        for i, name in enumerate(node.input):
+            node.input[i] = renamed.get(name, name)
+        nodes.append(node)
+        for name in node.output if node.op_type != "Constant" else []:
+            if name in floats:
+                half, back = f"{name}/half", f"{name}/rounded"
+                nodes.append(helper.make_node("Cast", [name], [half], to=TensorProto.FLOAT16))
+                nodes.append(helper.make_node("Cast", [half], [back], to=TensorProto.FLOAT))
+                renamed[name] = back
+                count += 1
+    del graph.node[:]
+    graph.node.extend(nodes)
+    return model, count
+
+
+def round_activations(name, path, sizes, picture):
+    """Prints how far ONNX Runtime is from itself with rounded activations."""
+    import numpy as np
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 3
+    model, count = rounded(path)
+    sessions = [ort.InferenceSession(m, options, providers=["CPUExecutionProvider"])
+                for m in (path, model.SerializeToString())]
+    given = inputs_of(sessions[0], sizes)
+    if picture:
+        planes = [n for n, v in given.items() if v.dtype == np.float32 and v.ndim == 4 and v.shape[:2] == (1, 3)]
+        if len(planes) != 1:
+            sys.exit(f"error: {name}: --picture needs one float input of 3 planes, there are {len(planes)}")
+        given[planes[0]] = picture_of(picture, given[planes[0]].shape)
+    for output, plain, half in zip(sessions[0].get_outputs(), *(s.run(None, given) for s in sessions)):
+        if plain.dtype == np.float32 and plain.size:
+            if not (np.isfinite(plain).all() and np.isfinite(half).all()):
+                print(f"{name:<16} {output.name:<24} {count} results rounded: beyond the range of halves", flush=True)
+                continue
+            apart = np.abs(plain - half) / ((plain.max() - plain.min()) or max(abs(plain.max()), 1.0))
+            print(f"{name:<16} {output.name:<24} {count} results rounded: largest difference {apart.max():.1e}, "
+                  f"99.9 % within {np.quantile(apart, 0.999):.1e}, mean {apart.mean():.1e}", flush=True)
+
+
 def median_of(runs):
     return statistics.median(runs), min(runs), max(runs)
 
@@ -170,8 +235,12 @@ def main():
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--float", choices=list(BOUNDS), default="f32")
     parser.add_argument("--json")
+    parser.add_argument("--round-activations", action="store_true")
+    parser.add_argument("--picture")
     parser.add_argument("model", nargs="*")
     args = parser.parse_args()
+    if args.picture and not args.round_activations:
+        parser.error("--picture goes with --round-activations")
     models = args.model or [name for name in MODELS if exported(name)]
     for name in MODELS:
         if not args.model and name not in models:
@@ -190,6 +259,9 @@ def main():
         usual, bound = MODELS.get(name, ("", None))
         path = model_file(name)
         sizes = sizes_of(given or usual)
+        if args.round_activations:
+            round_activations(name, path, sizes, args.picture)
+            continue
         with tempfile.TemporaryDirectory() as work:
             arguments, theirs = with_ort(path, sizes, args.threads, args.repeat, work)
             for backend in args.backend or ["host", "opencl", "wgpu"]:
