@@ -9,10 +9,12 @@ mod support;
 
 use libtest_mimic::{Arguments, Trial};
 use std::collections::HashMap;
-use std::path::Path;
-use std::process::ExitCode;
-use std::sync::Arc;
+use std::collections::hash_map::Entry;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+use std::sync::{Arc, Mutex};
 use support::{Device, Text};
+use tempfile::TempDir;
 use transformer_lite::graph::interp::Interpreter;
 use transformer_lite::graph::pass::Pipeline;
 use transformer_lite::graph::{Edit, Graph, derive, onnx};
@@ -184,6 +186,7 @@ fn main() -> ExitCode {
     };
     let folder = Arc::new(std::path::PathBuf::from(folder));
     let file = |name: &str| folder.join(name).join("model.onnx");
+    let quantized = Arc::new(Quantized::default());
     for real in MODELS {
         let path = file(real.name);
         if real.kind == Kind::Exported && !path.is_file() {
@@ -204,6 +207,14 @@ fn main() -> ExitCode {
                     move || Ok(on_device(&path, real, &device, float, bound)?),
                 ));
             }
+            if real.kind == Kind::Exported {
+                let (path, device, small) = (file(real.name), d.clone(), quantized.clone());
+                let name = format!("{} E0M4@{}", real.name, d.label(&devices));
+                trials.push(Trial::test(name, move || {
+                    let path = small.path(real.name, &path)?;
+                    Ok(on_device(&path, real, &device, DType::F32, BOUNDS[0].1)?)
+                }));
+            }
         }
     }
     let path = file(DECODER);
@@ -218,6 +229,34 @@ fn main() -> ExitCode {
         ));
     }
     libtest_mimic::run(&arguments, trials).exit_code()
+}
+
+/// Models that the command has quantized, each once.
+#[derive(Default)]
+struct Quantized(Mutex<HashMap<&'static str, TempDir>>);
+
+impl Quantized {
+    fn path(&self, name: &'static str, model: &Path) -> Result<PathBuf, String> {
+        let mut made = self.0.lock().text()?;
+        let found = match made.entry(name) {
+            Entry::Occupied(found) => found.into_mut(),
+            Entry::Vacant(free) => {
+                let folder = tempfile::tempdir().text()?;
+                let done = Command::new(env!("CARGO_BIN_EXE_tlite"))
+                    .args(["quantize", "--format", "e0m4"])
+                    .arg(model.parent().ok_or("no folder")?)
+                    .arg("-o")
+                    .arg(folder.path())
+                    .output()
+                    .text()?;
+                if !done.status.success() {
+                    return Err(String::from_utf8_lossy(&done.stderr).into_owned());
+                }
+                free.insert(folder)
+            }
+        };
+        Ok(found.path().join("model.onnx"))
+    }
 }
 
 fn bindings(sizes: &[(&str, i64)]) -> Bindings {

@@ -185,6 +185,22 @@ prepare_real_models() {
         sscd-distilled silero-vad --dir "$CACHE" >/dev/null
 }
 
+# Exports CLIP, with made-up weights, to $CACHE. Where PyTorch can't be had, the tests name what they leave out.
+prepare_clip() {
+    local venv=$CACHE/clip-venv python=/usr/bin/python3
+    [ -f "$CACHE/clip-image/model.onnx" ] && [ -f "$CACHE/clip-text/model.onnx" ] && return 0
+    # PyTorch as Debian packages it, a transformers of its time.
+    "$python" -c 'import torch, venv, ensurepip' 2>/dev/null || install python3-torch python3-venv
+    if ! { "$python" -m venv --system-site-packages "$venv" &&
+        "$venv/bin/pip" -q install transformers==4.39.3 'onnx>=1.16,<1.23' 'numpy<2'; } >&2; then
+        say "CLIP is not exported: python3-torch with transformers can't be had"
+        return 0
+    fi
+    say "Exporting CLIP"
+    "$venv/bin/python" "$ROOT/tools/export_clip.py" --dir "$CACHE" >/dev/null 2>"$CACHE/clip-export.txt" ||
+        { tail -n 5 "$CACHE/clip-export.txt" >&2; fail "CLIP: the export failed"; }
+}
+
 # Puts the cases of ONNX into $ONNX_DATA.
 prepare_onnx_data() {
     setup_python
@@ -199,5 +215,6 @@ if [ "${BASH_SOURCE[0]}" = "$0" ]; then
     prepare_model
     prepare_onnx_data
     prepare_real_models
+    prepare_clip
     say "All is set up"
 fi
