@@ -47,6 +47,17 @@ fn kinds_of_device() -> Vec<Caps> {
             });
         }
     }
+    for backend in ["opencl", "wgpu"] {
+        for units in harness::UNITS {
+            all.push(Caps {
+                backend,
+                kind: DeviceKind::Discrete,
+                fast_local: true,
+                units,
+                ..base.clone()
+            });
+        }
+    }
     all.push(Caps {
         local_bytes: 1 << 14,
         max_workgroup: 128,
