@@ -50,7 +50,7 @@ pub struct Caps {
     pub driver: String,
     /// Kind of processor.
     pub kind: DeviceKind,
-    /// Required alignment of a view's offset, in bytes; a power of two.
+    /// Required alignment of a view's offset, in bytes; a power of two, 16 or more, so that vectors of four words can be read.
     pub view_align: u64,
     /// Required alignment of each dispatch's parameters within [`Launch::params`], in bytes; a power of two.
     pub params_align: u64,

@@ -244,9 +244,9 @@ fn smallest_sub_group(device: DeviceHandle) -> Option<u32> {
         .min()
 }
 
-/// Bytes from the alignment in bits that drivers give.
+/// Bytes from the alignment in bits that drivers give: at least those of a vector of four words, which accessors read.
 fn view_align(bits: u64) -> u64 {
-    (bits / 8).max(4).checked_next_power_of_two().unwrap_or(1 << 63)
+    (bits / 8).max(16).checked_next_power_of_two().unwrap_or(1 << 63)
 }
 
 fn clamp(value: u64) -> u32 {
@@ -273,7 +273,7 @@ mod tests {
         assert_eq!(version_of("OpenCL 1.2"), Some((1, 2)));
         assert_eq!(version_of("1.2"), None);
         assert_eq!(view_align(1024), 128);
-        assert_eq!(view_align(0), 4);
+        assert_eq!(view_align(0), 16);
         assert_eq!(view_align(u64::MAX), 1 << 61);
     }
 
