@@ -91,7 +91,7 @@ fn run(c: &mut Criterion, group: &str, throughput: &Throughput, session: Option<
 }
 
 /// Products of floats: rows, terms and columns. CLIP ViT-B/32's image encoder, whose 50 rows are few for a large GPU, its text
-/// encoder, MobileNetV2's classifier, and the plain convolutions of YOLO11n at 640 pixels, as products.
+/// encoder, `MobileNetV2`'s classifier, and the plain convolutions of `YOLO11n` at 640 pixels, as products.
 const PRODUCTS: [(usize, usize, usize); 10] = [
     (50, 768, 768),
     (50, 768, 3072),
