@@ -1,5 +1,7 @@
 //! Plans: memory of random graphs, sizes that change from run to run, lengths that only data tells, wrong input.
 
+#[path = "plans/known.rs"]
+mod known;
 #[path = "plans/lengths.rs"]
 mod lengths;
 #[path = "plans/on_host.rs"]

@@ -31,8 +31,8 @@ pub(super) struct Formulas {
     pub exprs: Vec<Dim>,
     index: HashMap<Dim, usize>,
     uses: Vec<Vec<Use>>,
-    /// Expressions of exact lengths, for the table that kernels read.
-    live: Vec<Dim>,
+    /// Expressions of exact lengths, and their positions in the table that kernels read.
+    live: Vec<(usize, Dim)>,
     /// For each symbol, the expressions, live expressions and conditions that it occurs in.
     by_symbol: Vec<Readers>,
     /// Symbols of each expression, live expression and condition, as positions in `symbols`.
@@ -207,12 +207,12 @@ impl Formulas {
     /// Sets the table that kernels read, the number of parameter bytes and of steps, and what is checked.
     pub fn finish(
         &mut self,
-        live: Vec<Dim>,
+        live: Vec<(usize, Dim)>,
         conditions: &[Condition],
         params_bytes: u32,
         steps: usize,
     ) -> Result<(), DimError> {
-        for (i, dim) in (0u32..).zip(&live) {
+        for (i, (_, dim)) in (0u32..).zip(&live) {
             let slots = self.slots(dim)?;
             for s in &slots {
                 self.by_symbol[*s].live.push(i);
@@ -232,13 +232,13 @@ impl Formulas {
         Ok(())
     }
 
-    /// Number of values in the table that kernels read.
+    /// Size of the table that kernels read.
     pub fn live_count(&self) -> usize {
-        self.live.len()
+        self.live.last().map_or(0, |(at, _)| at + 1)
     }
 
-    /// The expressions of that table.
-    pub fn live(&self) -> &[Dim] {
+    /// The expressions of that table, by growing position.
+    pub fn live(&self) -> &[(usize, Dim)] {
         &self.live
     }
 
@@ -363,7 +363,7 @@ impl Plan {
             known: vec![false; f.symbols.len()],
             stale: vec![true; f.exprs.len()],
             values: vec![0; f.exprs.len()],
-            live: vec![0; f.live.len()],
+            live: vec![0; f.live_count()],
             live_changed: true,
             grids_changed: true,
             evaluated,
@@ -381,9 +381,9 @@ impl Plan {
         for i in (0..f.exprs.len()).filter(|i| f.expr_slots[*i].is_empty()) {
             f.evaluate(bound, i).map_err(|e| self.failed(&e, bound))?;
         }
-        for (i, dim) in f.live.iter().enumerate() {
-            if let Some(v) = dim.as_const() {
-                self.set_live(bound, i, v)?;
+        for entry in &f.live {
+            if let Some(v) = entry.1.as_const() {
+                self.set_live(bound, entry, v)?;
             }
         }
         for c in self.conditions.iter().filter(|c| c.dim.as_const().is_some()) {
@@ -433,23 +433,20 @@ impl Plan {
         for i in &readers.live {
             let i = *i as usize;
             if known(&f.live_slots[i], bound) {
-                let v = exact(&f.live[i], bound)?;
-                self.set_live(bound, i, v)?;
+                let v = exact(&f.live[i].1, bound)?;
+                self.set_live(bound, &f.live[i], v)?;
             }
         }
         Ok(())
     }
 
-    fn set_live(&self, bound: &mut Bound, i: usize, v: i64) -> Result<()> {
+    fn set_live(&self, bound: &mut Bound, (at, dim): &(usize, Dim), v: i64) -> Result<()> {
         let v = i32::try_from(v).map_err(|_| {
-            let what = format!(
-                "{} = {v} does not fit the 32 bits of integers on a device",
-                self.formulas.live[i]
-            );
+            let what = format!("{dim} = {v} does not fit the 32 bits of integers on a device");
             Error::other(Stage::Run, what)
         })?;
-        if bound.live[i] != v {
-            bound.live[i] = v;
+        if bound.live[*at] != v {
+            bound.live[*at] = v;
             bound.live_changed = true;
         }
         Ok(())

@@ -30,7 +30,7 @@ pub(super) enum Item {
     Host(NodeId),
     /// A value read back for the symbols that it defines.
     Observe(ValueId),
-    /// A value that derivation knows as expressions and something reads as data.
+    /// A value that derivation knows as expressions, as a tensor; kernels read such values in the table of live ones.
     Known(ValueId),
 }
 
@@ -51,7 +51,7 @@ pub(super) struct Compiler<'a> {
     needed_values: Vec<bool>,
     /// Symbols of needed shapes that data defines.
     pub made: Vec<MadeSymbol>,
-    /// Values that derivation knows as expressions and something reads as data.
+    /// Values that derivation knows as expressions and that must be there as tensors: for the caller, or as the bytes of another.
     pub known: BTreeSet<ValueId>,
     pub collected: Collected,
 }
@@ -165,6 +165,11 @@ impl<'a> Compiler<'a> {
         self.fact(v).is_some_and(|f| f.as_dims().is_some())
     }
 
+    /// The same of a value that a node makes, which the run then has no need of.
+    fn is_computed_dims(&self, v: ValueId) -> bool {
+        self.is_dims(v) && !self.is_const(v) && self.graph.producer(v).is_some()
+    }
+
     /// A node on the host makes the value, or it is computed there from what derivation knows.
     pub fn is_made_on_host(&self, v: ValueId) -> bool {
         let producer = self.graph.producer(v);
@@ -202,10 +207,11 @@ impl<'a> Compiler<'a> {
         self.needed_nodes = vec![false; graph.nodes.len()];
         self.needed_values = vec![false; graph.values.len()];
         self.made.clear();
-        self.known.clear();
         let mut symbols = BTreeSet::new();
         let mut work: Vec<ValueId> = graph.outputs().to_vec();
         work.extend(graph.states().iter().map(|s| s.output));
+        let tensors = work.iter().copied().filter(|v| self.is_computed_dims(*v));
+        let mut known: BTreeSet<ValueId> = tensors.collect();
         loop {
             while let Some(v) = work.pop() {
                 if std::mem::replace(&mut self.needed_values[v.index()], true) || self.is_const(v) {
@@ -216,7 +222,6 @@ impl<'a> Compiler<'a> {
                     continue;
                 };
                 if self.is_dims(v) {
-                    self.known.insert(v);
                     continue;
                 }
                 if std::mem::replace(&mut self.needed_nodes[id.index()], true) {
@@ -239,9 +244,13 @@ impl<'a> Compiler<'a> {
                 if symbols.contains(&made.symbol) && self.made.iter().all(|m| m.symbol != made.symbol) {
                     self.made.push(made.clone());
                     work.push(made.value);
+                    if self.is_computed_dims(made.value) {
+                        known.insert(made.value);
+                    }
                 }
             }
             if work.is_empty() {
+                self.known = known;
                 return;
             }
         }
@@ -309,8 +318,25 @@ impl<'a> Compiler<'a> {
                 }
             }
             if self.host.len() == before {
+                self.keep_bytes_of_others();
                 return Ok(());
             }
+        }
+    }
+
+    /// Notes values, known as expressions, whose bytes the caller or a node on the host reads under the name of another.
+    fn keep_bytes_of_others(&mut self) {
+        let host = self.host.keys().filter_map(|id| self.graph.node(*id));
+        let read: HashSet<ValueId> = host.flat_map(|n| n.inputs.iter().flatten().copied()).collect();
+        let names = self.collected.alias.iter();
+        let read = names.filter(|(v, _)| read.contains(v) || self.graph.outputs().contains(v));
+        let kept: Vec<ValueId> = read
+            .map(|(_, root)| *root)
+            .filter(|r| self.is_computed_dims(*r))
+            .collect();
+        for v in kept {
+            self.collected.storage.insert(v, DType::I32);
+            self.known.insert(v);
         }
     }
 
@@ -442,7 +468,7 @@ impl<'a> Compiler<'a> {
             defined_by_inputs.extend(made.map(|m| (i, m.symbol.clone(), m.part)));
         }
         let conditions = self.conditions()?;
-        let live = self.collected.live.clone();
+        let live = build.live.values.clone();
         let (mut formulas, kernels, params_bytes) = (build.formulas, build.kernels, build.params_bytes);
         let host_values = build.host_index.len();
         formulas

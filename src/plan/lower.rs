@@ -136,6 +136,8 @@ pub enum Home {
     State(usize),
     /// The plan's table of values that change at every step; see [`LowerCx::live`].
     Live,
+    /// A tensor that derivation knows as expressions, a range of that table; by index into [`Collected::known`].
+    Known(usize),
 }
 
 /// Where something lies inside something else.
@@ -333,6 +335,17 @@ pub(super) struct Collected {
     pub conditions: Vec<Condition>,
     /// The table of [`LowerCx::live`].
     pub live: Vec<Dim>,
+    /// Tensors that derivation knows as expressions and kernels read, with their elements.
+    pub known: Vec<(ValueId, Vec<Dim>)>,
+}
+
+/// The table of live values in memory: numbers that kernels read by position, then whole tensors.
+#[derive(Debug, Default)]
+pub(super) struct LiveTable {
+    /// Positions of 32-bit integers, and what stands there.
+    pub values: Vec<(usize, Dim)>,
+    /// Of each tensor of [`Collected::known`] the first byte and the length.
+    pub known: Vec<(u64, u64)>,
 }
 
 impl Collected {
@@ -341,6 +354,23 @@ impl Collected {
             id = *next;
         }
         id
+    }
+
+    /// Places the table; tensors begin where a view may, every `align` bytes.
+    pub fn live_table(&self, align: u64) -> LiveTable {
+        let align = usize::try_from(align.div_ceil(4)).unwrap_or(usize::MAX).max(2);
+        let mut table = LiveTable {
+            values: self.live.iter().cloned().enumerate().collect(),
+            known: Vec::with_capacity(self.known.len()),
+        };
+        let mut end = self.live.len();
+        for (_, elements) in &self.known {
+            let first = end.next_multiple_of(align);
+            end = first + elements.len().next_multiple_of(2).max(2);
+            table.values.extend((first..).zip(elements.iter().cloned()));
+            table.known.push((first as u64 * 4, (end - first) as u64 * 4));
+        }
+        table
     }
 }
 
@@ -448,8 +478,26 @@ impl LowerCx<'_> {
         self.out.root(id)
     }
 
+    /// Where a kernel reads the value.
     fn resolve(&mut self, id: ValueId) -> OpResult<Operand> {
         let root = self.root(id);
+        let fact = self.fact_of(root)?;
+        if let (Some(elements), None, Some(_)) = (fact.as_dims(), fact.as_const(), self.graph.producer(root)) {
+            let at = self.out.known.iter().position(|(v, _)| *v == root);
+            let at = at.unwrap_or_else(|| {
+                self.out.known.push((root, elements));
+                self.out.known.len() - 1
+            });
+            return Ok(Operand {
+                home: Home::Known(at),
+                dtype: DType::I32,
+            });
+        }
+        self.stored(root)
+    }
+
+    /// Where a kernel writes the value, or reads what a kernel or the caller wrote.
+    fn stored(&mut self, root: ValueId) -> OpResult<Operand> {
         if let Some(i) = self
             .graph
             .states()
@@ -495,7 +543,8 @@ impl LowerCx<'_> {
         }
     }
 
-    /// Operand `i` as it lies in memory. A constant is uploaded whole, floats in `f32`.
+    /// Operand `i` as it lies in memory. A constant is uploaded whole, floats in `f32`. What derivation knows as expressions is a
+    /// range of the table of live values, exact at every step.
     pub fn input(&mut self, i: usize) -> OpResult<Operand> {
         let id = self.input_id(i)?;
         self.resolve(id)
@@ -503,8 +552,8 @@ impl LowerCx<'_> {
 
     /// Result `i`.
     pub fn output(&mut self, i: usize) -> OpResult<Operand> {
-        let id = self.output_id(i)?;
-        self.resolve(id)
+        let root = self.root(self.output_id(i)?);
+        self.stored(root)
     }
 
     /// Result `i`, or scratch memory of `count` elements where the node has no such result.
@@ -625,7 +674,8 @@ impl LowerCx<'_> {
     /// the elements must be copied. Nothing may be emitted that reads operand `i` as if it were elsewhere.
     pub fn join(&mut self, i: usize, o: usize, start: &Dim) -> OpResult<bool> {
         let (out, input) = (self.output_id(o)?, self.input_id(i)?);
-        let (to, from) = (self.resolve(out)?, self.resolve(input)?);
+        let to = self.stored(self.root(out))?;
+        let from = self.resolve(input)?;
         let (Home::Value(_), Home::Value(root)) = (to.home, from.home) else {
             return Ok(false);
         };

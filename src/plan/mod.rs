@@ -106,6 +106,13 @@ pub enum Place {
     State(usize),
     /// The table of values that change at every step, whole.
     Live,
+    /// Bytes of that table: a tensor whose elements are expressions.
+    Known {
+        /// First byte, aligned to [`crate::backend::Caps::view_align`].
+        offset: u64,
+        /// Length.
+        len: u64,
+    },
 }
 
 /// The value of one parameter field.

@@ -115,8 +115,7 @@ impl Order<'_, '_> {
         let c = self.c;
         let on_host = c.host.contains_key(&id);
         let data = node.inputs.iter().enumerate().all(|(i, v)| match v {
-            Some(v) if on_host => c.is_dims(*v) || self.has_value(*v),
-            Some(v) => !node.op.reads(i) || self.has_value(*v),
+            Some(v) => !on_host && !node.op.reads(i) || c.is_dims(*v) || self.has_value(*v),
             None => true,
         });
         let own = |s: &Symbol| {

@@ -4,7 +4,7 @@ use super::arena::Arena;
 use super::bind::Formulas;
 use super::compile::{Compiler, Item};
 use super::host::{HostRead, HostStep, HostWork, HostWrite};
-use super::lower::{Field, Home, Operand};
+use super::lower::{Field, Home, LiveTable, Operand};
 use super::{Place, Port, Step, Value, dim_error};
 use crate::backend::kernel::{KernelSpec, Role};
 use crate::error::{Error, Result, Stage};
@@ -17,6 +17,7 @@ pub(super) struct Build<'a, 'b> {
     c: &'b Compiler<'a>,
     arena: &'b Arena,
     pub formulas: Formulas,
+    pub live: LiveTable,
     /// Values that the host keeps.
     pub host_index: HashMap<ValueId, usize>,
     pub kernels: Vec<KernelSpec>,
@@ -30,6 +31,7 @@ impl<'a, 'b> Build<'a, 'b> {
             c,
             arena,
             formulas,
+            live: c.collected.live_table(c.caps.view_align),
             host_index: HashMap::new(),
             kernels: Vec::new(),
             kernel_index: HashMap::new(),
@@ -44,6 +46,10 @@ impl<'a, 'b> Build<'a, 'b> {
             Home::Weight(i) => Some(Place::Weight(i)),
             Home::State(i) => Some(Place::State(i)),
             Home::Live => Some(Place::Live),
+            Home::Known(i) => {
+                let (offset, len) = *self.live.known.get(i)?;
+                Some(Place::Known { offset, len })
+            }
             Home::Value(_) | Home::Temp(_) => self.arena.place_of(home),
         }
     }

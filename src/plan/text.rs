@@ -11,6 +11,7 @@ fn place(p: Place) -> String {
         Place::Weight(i) => format!("weight {i}"),
         Place::State(i) => format!("state {i}"),
         Place::Live => "live".to_owned(),
+        Place::Known { offset, len } => format!("live {offset}+{len}"),
     }
 }
 
@@ -67,8 +68,8 @@ pub fn print(plan: &Plan, graph: &Graph) -> String {
         };
         let _ = writeln!(out, "weight {i} \"{}\": {form}", graph.value(w.value).name);
     }
-    for (i, d) in plan.formulas.live().iter().enumerate() {
-        let _ = writeln!(out, "live {i} = {d}");
+    for (at, d) in plan.formulas.live() {
+        let _ = writeln!(out, "live {at} = {d}");
     }
     let _ = match &plan.padding {
         Ok(p) => writeln!(

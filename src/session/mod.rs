@@ -116,6 +116,11 @@ impl Session {
             Place::Weight(i) => self.weights.get(plan.weights.get(i)?).copied(),
             Place::State(i) => self.states.get(i).copied(),
             Place::Live => Some(live),
+            Place::Known { offset, len } => Some(View {
+                buffer: live.buffer,
+                offset,
+                len,
+            }),
         }
     }
 
