@@ -1,5 +1,6 @@
 // y[i, column + j] = sum_k x[i, k] * w[k, j] for many rows and an E0M weight. A work-item computes ROWS rows of COLS neighbouring
-// columns; a group of x is shared by the work-group, and each weight is unpacked once for all rows.
+// columns; a group of x is shared by the work-group, and each weight is unpacked once for all rows. With PARTS the columns up to end0,
+// up to end1 and the rest are results of their own, one behind another, each with room for `room` rows.
 #include "common/e0m4"
 #define UINTS CAT(uint, COLS)
 #define FLOATS CAT(float, COLS)
@@ -47,8 +48,14 @@ KERNEL {
   for (uint r = 0; r < ROWS && i0 + r < p.m; r++) {
     STORE(total[r], lid, out);
     barrier(CLK_LOCAL_MEM_FENCE);
-    for (uint t = 2 * lid; t < WG * COLS && first + t < p.n; t += 2 * WG)
-      y_put2(((i0 + r) * p.y_stride + p.column + first + t) / 2, vload2(t / 2, out));
+    for (uint t = 2 * lid; t < WG * COLS && first + t < p.n; t += 2 * WG) {
+      uint c = p.column + first + t, at = (i0 + r) * p.y_stride + c;
+#ifdef PARTS
+      uint from = c < p.end0 ? 0 : c < p.end1 ? p.end0 : p.end1, to = c < p.end0 ? p.end0 : c < p.end1 ? p.end1 : p.y_stride;
+      at = from * p.room + (i0 + r) * (to - from) + c - from;
+#endif
+      y_put2(at / 2, vload2(t / 2, out));
+    }
     barrier(CLK_LOCAL_MEM_FENCE);
   }
 }

@@ -1,5 +1,6 @@
 // y[i, column + j] = sum_k x[i, k] * w[k, j] for many rows and an E0M weight. A work-item computes ROWS (8) rows of COLS (4)
-// neighbouring columns; a group of x is shared by the work-group, and each weight is unpacked once for all rows.
+// neighbouring columns; a group of x is shared by the work-group, and each weight is unpacked once for all rows. With PARTS the
+// columns up to end0, up to end1 and the rest are results of their own, one behind another, each with room for `room` rows.
 // The sums are variables of their own: an array that a compiler does not unroll lives in memory.
 #include "common/e0m4"
 var<workgroup> xs: array<vec4<f32>, ROWS * GROUP / 4u>;
@@ -41,10 +42,21 @@ fn row_product(row: u32, c: u32, w: Weights) -> vec4<f32> {
 #endif
 }
 
+// The pair of results of a row from column c on.
+fn place(row: u32, c: u32) -> u32 {
+#ifdef PARTS
+  let start = select(select(p.end1, p.end0, c < p.end1), 0u, c < p.end0);
+  let end = select(select(p.y_stride, p.end1, c < p.end1), p.end0, c < p.end0);
+  return (start * p.room + row * (end - start) + c - start) / 2u;
+#else
+  return (row * p.y_stride + c) / 2u;
+#endif
+}
+
 fn put(row: u32, at: u32, v: vec4<f32>) {
-  let to = (row * p.y_stride + p.column + at) / 2u;
-  if (row < p.m && at < p.n) { y_put2(to, v.xy); }
-  if (row < p.m && at + 2u < p.n) { y_put2(to + 1u, v.zw); }
+  let c = p.column + at;
+  if (row < p.m && at < p.n) { y_put2(place(row, c), v.xy); }
+  if (row < p.m && at + 2u < p.n) { y_put2(place(row, c + 2u), v.zw); }
 }
 
 @compute @workgroup_size(WG)

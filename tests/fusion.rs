@@ -6,6 +6,8 @@ mod epilogues;
 mod exporters;
 #[path = "fusion/joins.rs"]
 mod joins;
+#[path = "fusion/products.rs"]
+mod products;
 
 use std::collections::HashMap;
 use std::sync::Arc;

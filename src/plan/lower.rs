@@ -117,10 +117,35 @@ impl Pack {
 /// A constant in packed form; equal keys share one device buffer.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct WeightKey {
-    /// The constant.
-    pub value: ValueId,
+    /// The constant; or several, whose columns stand side by side as those of one ([`Pack::Columns`] of 4-byte items).
+    pub values: Vec<ValueId>,
     /// Its form.
     pub pack: Pack,
+}
+
+impl WeightKey {
+    /// Bytes on the device; `None` where shapes are not known, do not fit or are beyond what can be counted.
+    pub fn bytes(&self, graph: &Graph) -> Option<u64> {
+        let (first, more) = self.values.split_first()?;
+        let fact = |v: &ValueId| graph.fact(*v).ok();
+        let mut shape = fact(first)?.shape.as_fixed()?;
+        for v in more {
+            let columns = *fact(v)?.shape.as_fixed()?.get(1)?;
+            let all = shape.get_mut(1)?;
+            *all = all.checked_add(columns)?;
+        }
+        self.pack.bytes(&shape, fact(first)?.dtype)
+    }
+
+    /// Names of the constants.
+    pub fn name(&self, graph: &Graph) -> String {
+        let names: Vec<&str> = self
+            .values
+            .iter()
+            .map(|v| graph.value(*v).name.as_str())
+            .collect();
+        names.join("\", \"")
+    }
 }
 
 /// Where an operand lives.
@@ -482,7 +507,8 @@ impl LowerCx<'_> {
     fn resolve(&mut self, id: ValueId) -> OpResult<Operand> {
         let root = self.root(id);
         let fact = self.fact_of(root)?;
-        if let (Some(elements), None, Some(_)) = (fact.as_dims(), fact.as_const(), self.graph.producer(root)) {
+        if let (Some(elements), None, Some(_)) = (fact.as_dims(), fact.as_const(), self.graph.producer(root))
+        {
             let at = self.out.known.iter().position(|(v, _)| *v == root);
             let at = at.unwrap_or_else(|| {
                 self.out.known.push((root, elements));
@@ -512,7 +538,7 @@ impl LowerCx<'_> {
         let fact = self.fact_of(root)?;
         if fact.as_const().is_some() {
             let dtype = crate::graph::op::device_dtype(fact.dtype, DType::F32);
-            return Ok(self.packed(root, Pack::Plain { dtype }, dtype));
+            return Ok(self.packed(vec![root], Pack::Plain { dtype }, dtype));
         }
         let dtype = self
             .out
@@ -526,8 +552,8 @@ impl LowerCx<'_> {
         })
     }
 
-    fn packed(&mut self, value: ValueId, pack: Pack, dtype: DType) -> Operand {
-        let key = WeightKey { value, pack };
+    fn packed(&mut self, values: Vec<ValueId>, pack: Pack, dtype: DType) -> Operand {
+        let key = WeightKey { values, pack };
         let i = self
             .out
             .weights
@@ -566,14 +592,22 @@ impl LowerCx<'_> {
 
     /// Constant operand `i` in packed form.
     pub fn weight(&mut self, i: usize, pack: Pack) -> OpResult<Operand> {
-        let id = self.input_id(i)?;
-        let root = self.root(id);
-        if self.fact_of(root)?.as_const().is_none() {
-            return Err(OpError::expected(
-                format!("input {i}"),
-                "a constant",
-                "a computed value",
-            ));
+        self.weights(&[i], pack)
+    }
+
+    /// Constant operands in packed form, their columns side by side; see [`WeightKey::values`].
+    pub fn weights(&mut self, operands: &[usize], pack: Pack) -> OpResult<Operand> {
+        let mut values = Vec::with_capacity(operands.len());
+        for i in operands {
+            let root = self.root(self.input_id(*i)?);
+            if self.fact_of(root)?.as_const().is_none() {
+                return Err(OpError::expected(
+                    format!("input {i}"),
+                    "a constant",
+                    "a computed value",
+                ));
+            }
+            values.push(root);
         }
         let dtype = match &pack {
             Pack::Bytes => DType::U32,
@@ -582,7 +616,7 @@ impl LowerCx<'_> {
             | Pack::Columns { dtype, .. }
             | Pack::Tiles { dtype, .. } => *dtype,
         };
-        Ok(self.packed(root, pack, dtype))
+        Ok(self.packed(values, pack, dtype))
     }
 
     /// Splits `count` items of `bytes` each into ranges (first, count) that a kernel can bind, each but the last a
@@ -700,6 +734,57 @@ impl LowerCx<'_> {
         let window = self.temp(to.dtype, count);
         self.out.parts.insert(window.home, Part { of: to.home, offset });
         Ok(Some(window))
+    }
+
+    /// The largest value of a size in any run; `None` where it has no bound.
+    pub fn most(&self, size: &Dim) -> Option<i64> {
+        size.upper_bound(self.limits).ok()
+    }
+
+    /// Scratch memory of `count` elements in which the results lie, each from its element of `starts` on. `None`, and nothing is
+    /// done, where a view cannot begin there, or the results are not stored alike.
+    pub fn block(&mut self, count: Dim, starts: &[Dim]) -> OpResult<Option<Operand>> {
+        let mut parts = Vec::with_capacity(starts.len());
+        let mut stored = None;
+        for (o, start) in (0..self.output_count()).zip(starts) {
+            let out = self.output(o)?;
+            let (Home::Value(_), Some(offset)) = (out.home, self.view_offset(out.dtype, start)) else {
+                return Ok(None);
+            };
+            if *stored.get_or_insert(out.dtype) != out.dtype {
+                return Ok(None);
+            }
+            parts.push((out.home, offset));
+        }
+        let Some(dtype) = stored else { return Ok(None) };
+        let block = self.temp(dtype, count);
+        for (home, offset) in parts {
+            let of = block.home;
+            self.out.parts.insert(home, Part { of, offset });
+        }
+        Ok(Some(block))
+    }
+
+    /// Lowers `op` over these operands of the node, with result `o` as its only one.
+    pub fn part(&mut self, op: &dyn Op, operands: &[usize], o: usize) -> OpResult<()> {
+        let inputs: Vec<Option<ValueId>> = operands
+            .iter()
+            .map(|i| self.input_id(*i).map(Some))
+            .collect::<OpResult<_>>()?;
+        let output = self.output_id(o)?;
+        op.lower(&mut LowerCx {
+            graph: self.graph,
+            name: self.name,
+            inputs: &inputs,
+            outputs: &[output],
+            id: self.id,
+            epilogue: None,
+            facts: self.facts,
+            limits: self.limits,
+            caps: self.caps,
+            float: self.float,
+            out: self.out,
+        })
     }
 
     /// Declares that result `o` is the bytes of operand `i` under another shape: nothing runs.

@@ -442,13 +442,10 @@ pub fn weight_bytes(graph: &Graph, plans: &[Plan]) -> Result<u64> {
     }
     let host: u64 = kept.iter().map(|t| (t.len() * t.dtype().size()) as u64).sum();
     keys.into_iter().try_fold(host, |sum, key| {
-        let value = graph.value(key.value);
-        let fact = graph.fact(key.value)?;
-        let bytes = fact.shape.as_fixed().and_then(|s| key.pack.bytes(&s, fact.dtype));
-        bytes.and_then(|n| sum.checked_add(n)).ok_or_else(|| {
+        key.bytes(graph).and_then(|n| sum.checked_add(n)).ok_or_else(|| {
             Error::other(
                 Stage::Plan,
-                format!("the bytes of weight \"{}\" cannot be counted", value.name),
+                format!("the bytes of weight \"{}\" cannot be counted", key.name(graph)),
             )
         })
     })

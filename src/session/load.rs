@@ -5,7 +5,7 @@ use super::{Loaded, Session};
 use crate::backend::kernel::Role;
 use crate::backend::{Backend, BackendError, BufferId, Command, KernelId, RecordingId, View};
 use crate::error::{Error, Result, Stage};
-use crate::graph::Graph;
+use crate::graph::{Graph, ValueId};
 use crate::plan::lower::WeightKey;
 use crate::plan::{Bound, Plan, Segment};
 use crate::shape::Bindings;
@@ -21,11 +21,11 @@ impl Session {
             }
         }
         for key in keys {
-            let name = &graph.value(key.value).name;
-            let tensor = constant(graph, key)?;
-            let bytes = pack(tensor, &key.pack)
+            let name = key.name(graph);
+            let tensors = key.values.iter().map(|v| constant(graph, *v));
+            let bytes = pack(&tensors.collect::<Result<Vec<_>>>()?, &key.pack)
                 .map_err(|e| Error::other(Stage::Plan, format!("weight \"{name}\": {e}")))?;
-            let planned = key.pack.bytes(tensor.shape(), tensor.dtype());
+            let planned = key.bytes(graph);
             if planned != Some(bytes.len() as u64) {
                 let what = format!(
                     "weight \"{name}\": planned with {planned:?} bytes, packed into {}",
@@ -33,7 +33,7 @@ impl Session {
                 );
                 return Err(Error::other(Stage::Plan, what));
             }
-            let view = create(self.backend.as_mut(), name, bytes.len() as u64)?;
+            let view = create(self.backend.as_mut(), &name, bytes.len() as u64)?;
             self.backend
                 .write(view, &bytes)
                 .map_err(|e| Error::device(Stage::Plan, format!("uploading \"{name}\""), e))?;
@@ -239,11 +239,12 @@ pub(super) fn create(backend: &mut dyn Backend, label: &str, bytes: u64) -> Resu
     })
 }
 
-fn constant<'a>(graph: &'a Graph, key: &WeightKey) -> Result<&'a Arc<HostTensor>> {
-    let value = graph.value(key.value);
+fn constant(graph: &Graph, value: ValueId) -> Result<&HostTensor> {
+    let value = graph.value(value);
     value
         .fact
         .as_ref()
         .and_then(|f| f.as_const())
+        .map(Arc::as_ref)
         .ok_or_else(|| Error::other(Stage::Plan, format!("\"{}\" is not a constant", value.name)))
 }

@@ -3,6 +3,7 @@
 use crate::plan::lower::Pack;
 use crate::tensor::{DType, HostTensor};
 use half::f16;
+use std::ops::Range;
 
 /// A tensor's elements in device form: floats as `f16` or `f32`, everything else as 32-bit integers. The length is that of
 /// an even number of elements.
@@ -42,8 +43,23 @@ fn floats_to_halves(data: &[f32]) -> Vec<u8> {
         .collect()
 }
 
-/// The bytes of a constant in the form `pack`.
-pub(super) fn pack(t: &HostTensor, pack: &Pack) -> Result<Vec<u8>, String> {
+/// The bytes of constants in the form `pack`: of one, or of several whose columns stand side by side.
+pub(super) fn pack(tensors: &[&HostTensor], pack: &Pack) -> Result<Vec<u8>, String> {
+    let t = match (tensors, pack) {
+        ([t], _) => t,
+        (
+            several,
+            Pack::Columns {
+                dtype: DType::U32,
+                transpose: false,
+                first,
+                count,
+                stride,
+                panel,
+            },
+        ) => return items(several, *first..first + count, *stride, *panel),
+        _ => return Err(format!("{} tensors in a form of one", tensors.len())),
+    };
     let (last, rows) = match t.shape().split_last() {
         Some((last, before)) => (*last, before.iter().product::<usize>()),
         None => (1, 1),
@@ -71,25 +87,7 @@ pub(super) fn pack(t: &HostTensor, pack: &Pack) -> Result<Vec<u8>, String> {
             count,
             stride,
             panel,
-        } => {
-            // Items of 4 bytes: words of codes `[rows, columns]`, or pairs of halves `[rows, columns, 2]`.
-            let rows = t.shape().first().copied().unwrap_or(1).max(1);
-            let bytes = t.bytes().map_err(|e| e.to_string())?;
-            let columns = bytes.len() / 4 / rows;
-            let mut out = vec![0u8; (rows * stride * 4).next_multiple_of(8)];
-            for (r, from) in bytes.chunks_exact(columns * 4).enumerate() {
-                let part = from
-                    .get(first * 4..(first + count) * 4)
-                    .ok_or("columns outside the tensor")?;
-                for (i, piece) in part.chunks(panel * 4).enumerate() {
-                    let at = (i * rows + r) * panel * 4;
-                    out.get_mut(at..at + piece.len())
-                        .ok_or("panels outside the packed form")?
-                        .copy_from_slice(piece);
-                }
-            }
-            Ok(out)
-        }
+        } => items(tensors, *first..first + count, *stride, *panel),
         Pack::Columns {
             dtype,
             transpose,
@@ -145,4 +143,49 @@ pub(super) fn pack(t: &HostTensor, pack: &Pack) -> Result<Vec<u8>, String> {
             Ok(floats(&out, *dtype))
         }
     }
+}
+
+/// A range of the columns of tensors side by side, whose items are 4 bytes: words of codes `[rows, columns]`, or pairs of halves
+/// `[rows, columns, 2]`. Columns are padded with zeros to `stride`, in panels of `panel`.
+fn items(
+    tensors: &[&HostTensor],
+    columns: Range<usize>,
+    stride: usize,
+    panel: usize,
+) -> Result<Vec<u8>, String> {
+    let rows = |t: &HostTensor| t.shape().first().copied().unwrap_or(1).max(1);
+    let depth = tensors.first().map_or(1, |t| rows(t));
+    let mut out = vec![0u8; (depth * stride * 4).next_multiple_of(8)];
+    let mut start = 0;
+    for t in tensors {
+        if rows(t) != depth {
+            return Err(format!("{} rows beside {depth}", rows(t)));
+        }
+        let bytes = t.bytes().map_err(|e| e.to_string())?;
+        let own = bytes.len() / 4 / depth;
+        // The columns of this tensor that are asked for, counted over all tensors.
+        let wanted = columns.start.max(start)..columns.end.min(start + own);
+        for (r, row) in bytes.chunks_exact((own * 4).max(1)).enumerate() {
+            let mut column = wanted.start;
+            while column < wanted.end {
+                // What of it lies in one panel.
+                let to = column - columns.start;
+                let count = (panel - to % panel).min(wanted.end - column);
+                let from = (column - start) * 4;
+                let at = ((to / panel * depth + r) * panel + to % panel) * 4;
+                let piece = row
+                    .get(from..from + count * 4)
+                    .ok_or("columns outside the tensor")?;
+                out.get_mut(at..at + count * 4)
+                    .ok_or("panels outside the packed form")?
+                    .copy_from_slice(piece);
+                column += count;
+            }
+        }
+        start += own;
+    }
+    if columns.end > start {
+        return Err("columns outside the tensor".to_owned());
+    }
+    Ok(out)
 }

@@ -49,7 +49,7 @@ impl Fused {
     }
 
     /// The operator whose result the function is applied to.
-    pub fn base(&self) -> &dyn Op {
+    pub fn base(&self) -> &(dyn Op + 'static) {
         self.base.as_ref()
     }
 

@@ -65,7 +65,7 @@ impl Op for GatherE0m {
         let (k, n) = packed_size(self.bits, self.group, cx.fact(1)?, cx.fact(2)?)?;
         let count = cx.out_fact(0)?.shape.count()?;
         // The same parts as the matrix product takes, so that a tied head shares them.
-        for part in packed_parts(cx, 1, k / self.bits.per_word(), n)? {
+        for part in packed_parts(cx, &[1], k / self.bits.per_word(), n)? {
             let call = Call::new(&KERNEL, 64)
                 .define("BITS", i64::from(self.bits.count()))
                 .define("GROUP", i64::try_from(self.group).unwrap_or(i64::MAX))

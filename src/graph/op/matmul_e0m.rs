@@ -20,6 +20,7 @@ static VECTOR: Kernel = crate::kernel!(matvec_e0m {
 
 static MATRIX: Kernel = crate::kernel!(matmul_e0m {
     m: U32, n: U32, k: U32, panel: U32, y_stride: U32, column: U32,
+    end0: U32, end1: U32, room: U32,
 } [x: In Elem, codes: Weight Words4, scales: Weight Words4, y: InOut Elem]);
 
 /// See the module documentation.
@@ -105,14 +106,16 @@ pub(super) struct Part {
     pub panel: usize,
 }
 
-/// The packed matrix in operands `codes` and `codes + 1`, split where it exceeds what a kernel can bind.
+/// The packed matrix in the operands `codes` and those behind them, side by side where they are several, split where it exceeds
+/// what a kernel can bind.
 pub(super) fn packed_parts(
     cx: &mut LowerCx<'_>,
-    codes: usize,
+    codes: &[usize],
     words: usize,
     n: usize,
 ) -> OpResult<Vec<Part>> {
     let mut parts = Vec::new();
+    let scales: Vec<usize> = codes.iter().map(|i| i + 1).collect();
     for (first, count) in cx.split(n, words * 4, 64)? {
         let stride = count.next_multiple_of(PAD);
         let panel = Tile::of(cx.caps()).panel.unwrap_or(stride);
@@ -125,8 +128,8 @@ pub(super) fn packed_parts(
             panel,
         };
         parts.push(Part {
-            codes: cx.weight(codes, pack.clone())?,
-            scales: cx.weight(codes + 1, pack)?,
+            codes: cx.weights(codes, pack.clone())?,
+            scales: cx.weights(&scales, pack)?,
             first,
             count,
             panel,
@@ -212,11 +215,41 @@ impl Op for MatMulE0m {
 
     fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
         let (k, n) = packed_size(self.bits, self.group, cx.fact(1)?, cx.fact(2)?)?;
-        let x = cx.shape(0)?;
-        let rows = product(x.0.split_last().map_or(&[][..], |(_, before)| before))?;
+        let y = cx.output(0)?;
+        let whole = Weights {
+            codes: vec![1],
+            ends: vec![n],
+            room: 0.into(),
+        };
+        self.emit(cx, k, &whole, y)
+    }
+}
+
+/// The weights of one dispatch: one matrix, or several side by side ([`super::joint_e0m`]).
+pub(super) struct Weights {
+    /// Operands of codes; those of scales follow each.
+    pub codes: Vec<usize>,
+    /// Behind the last column of each matrix, counted over all of them.
+    pub ends: Vec<usize>,
+    /// Rows that the result of each of several matrices has room for.
+    pub room: Dim,
+}
+
+/// Rows of an operand, all axes but the last together.
+pub(super) fn rows(x: &Shape) -> OpResult<Dim> {
+    Ok(product(x.0.split_last().map_or(&[][..], |(_, before)| before))?)
+}
+
+impl MatMulE0m {
+    /// The product of operand 0, whose rows have `k` elements, with `weights` into `y`. The results of several matrices are matrices
+    /// of their own, one behind another.
+    pub(super) fn emit(&self, cx: &mut LowerCx<'_>, k: usize, weights: &Weights, y: Operand) -> OpResult<()> {
+        let n = weights.ends.last().copied().unwrap_or(0);
+        let end = |i: usize| Dim::from_usize(weights.ends.get(i).copied().unwrap_or(n));
+        let rows = rows(&cx.shape(0)?)?;
         let words = k / self.bits.per_word();
         let tile = Tile::of(cx.caps());
-        for part in packed_parts(cx, 1, words, n)? {
+        for part in packed_parts(cx, &weights.codes, words, n)? {
             let vector = rows.is(1);
             let (panel, count) = (Dim::from_usize(part.panel), Dim::from_usize(part.count));
             let columns = if vector {
@@ -235,7 +268,7 @@ impl Op for MatMulE0m {
                 .operand(cx.input(0)?)
                 .operand(part.codes)
                 .operand(part.scales)
-                .operand(cx.output(0)?);
+                .operand(y);
             let call = if self.bits == Bits::Eight {
                 call.define("PER4", 1)
             } else {
@@ -260,6 +293,15 @@ impl Op for MatMulE0m {
                     .field(panel)
                     .field(Dim::from_usize(n))
                     .field(Dim::from_usize(part.first))
+                    .field(end(0))
+                    .field(end(1))
+                    .field(&weights.room)
+            };
+            // One row of several results is one row of all.
+            let call = if vector || weights.ends.len() == 1 {
+                call
+            } else {
+                call.define("PARTS", 1)
             };
             cx.emit(call)?;
         }

@@ -10,6 +10,7 @@ mod fuse;
 mod gemm;
 mod identity;
 mod inline_if;
+mod joint_projections;
 mod kv_cache;
 mod last_row;
 mod moves;
@@ -123,6 +124,11 @@ pub const EPILOGUE: Pass = Pass {
     name: "epilogue",
     run: epilogue::run,
 };
+/// Products of one operand with E0M weights become one dispatch.
+pub const JOINT_PROJECTIONS: Pass = Pass {
+    name: "joint_projections",
+    run: joint_projections::run,
+};
 /// Only the last row of the output `logits` is computed.
 pub const LAST_ROW: Pass = Pass {
     name: "last_row",
@@ -131,8 +137,25 @@ pub const LAST_ROW: Pass = Pass {
 
 /// Every pass of [`Pipeline::standard`], in order.
 pub const STANDARD: &[Pass] = &[
-    INLINE_IF, FOLD, DECOMPOSE, IDENTITY, DUPLICATES, GEMM, OUTER, PICK, SPLIT, CONV_NORM, NORM, ROTARY,
-    MOVES, TRANS_B, KV_CACHE, ATTENTION, FUSE, EPILOGUE,
+    INLINE_IF,
+    FOLD,
+    DECOMPOSE,
+    IDENTITY,
+    DUPLICATES,
+    GEMM,
+    OUTER,
+    PICK,
+    SPLIT,
+    CONV_NORM,
+    NORM,
+    ROTARY,
+    MOVES,
+    TRANS_B,
+    KV_CACHE,
+    ATTENTION,
+    FUSE,
+    EPILOGUE,
+    JOINT_PROJECTIONS,
 ];
 
 /// What one pass did.

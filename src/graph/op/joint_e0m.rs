@@ -1,0 +1,133 @@
+//! Several products of one operand with E0M weights of one form (made by the pass `joint_projections`): operands `x [.., K]`, then codes
+//! and scales of each product, as [`super::matmul_e0m`] has them; a result for each.
+//!
+//! Where the results can lie one behind another in one place, one dispatch computes all, over the columns of all weights side by
+//! side; else each product has its own. Results begin where the most rows of those before them end, so that they begin at the
+//! same byte in all runs.
+
+use super::case::{Case, constant, input};
+use super::matmul_e0m::{MatMulE0m, Weights, packed_case, packed_size, rows};
+use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult};
+use crate::plan::lower::{LowerCx, Operand};
+use crate::quant::e0m::Bits;
+use crate::shape::{Dim, Fact};
+use crate::tensor::HostTensor;
+
+/// See the module documentation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct JointE0m {
+    /// Each of the products.
+    pub product: MatMulE0m,
+}
+
+impl JointE0m {
+    /// Largest number of products.
+    pub const MOST: usize = 3;
+
+    /// Operands of each product, by index, of so many in all.
+    fn operands(inputs: usize) -> OpResult<Vec<[usize; 3]>> {
+        let products = inputs.saturating_sub(1) / 2;
+        if inputs != 2 * products + 1 || !(2..=Self::MOST).contains(&products) {
+            let expected = format!("codes and scales of 2 to {} products", Self::MOST);
+            return Err(OpError::expected("operands", expected, inputs));
+        }
+        Ok((0..products).map(|i| [0, 2 * i + 1, 2 * i + 2]).collect())
+    }
+
+    /// K, the weights side by side, and where all results lie; `None` where they cannot lie in one place.
+    fn together(&self, cx: &mut LowerCx<'_>) -> OpResult<Option<(usize, Weights, Operand)>> {
+        let Some(room) = cx.most(&rows(&cx.shape(0)?)?) else {
+            return Ok(None);
+        };
+        let (mut depth, mut end, mut starts) = (0, 0, Vec::new());
+        let mut weights = Weights {
+            codes: Vec::new(),
+            ends: Vec::new(),
+            room: room.into(),
+        };
+        for [_, codes, scales] in Self::operands(cx.input_count())? {
+            let of = &self.product;
+            let (k, n) = packed_size(of.bits, of.group, cx.fact(codes)?, cx.fact(scales)?)?;
+            starts.push(Dim::from_usize(end).mul(&weights.room)?);
+            (depth, end) = (k, end + n);
+            weights.codes.push(codes);
+            weights.ends.push(end);
+        }
+        let count = Dim::from_usize(end).mul(&weights.room)?;
+        Ok(cx.block(count, &starts)?.map(|y| (depth, weights, y)))
+    }
+}
+
+impl Op for JointE0m {
+    fn name(&self) -> &str {
+        "JointMatMulE0M"
+    }
+
+    fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
+        let mut facts = Vec::new();
+        for operands in Self::operands(cx.inputs.len())? {
+            facts.extend(cx.of(
+                &self.product,
+                &operands.map(|i| cx.inputs.get(i).copied().flatten()),
+            )?);
+        }
+        Ok(facts)
+    }
+
+    fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
+        let mut results = Vec::new();
+        for operands in Self::operands(inputs.len())? {
+            results.extend(
+                self.product
+                    .eval(&operands.map(|i| inputs.get(i).copied().flatten()))?,
+            );
+        }
+        Ok(results)
+    }
+
+    fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
+        if let Some((k, weights, y)) = self.together(cx)? {
+            return self.product.emit(cx, k, &weights, y);
+        }
+        let operands = Self::operands(cx.input_count())?;
+        for (o, operands) in (0..cx.output_count()).zip(operands) {
+            cx.part(&self.product, &operands, o)?;
+        }
+        Ok(())
+    }
+}
+
+fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
+    Err(OpError::Unsupported(format!("{} in a file", a.op_type())))
+}
+
+/// The registry's entry.
+pub static DEF: OpDef = OpDef {
+    onnx: &[],
+    import,
+    kernels: &[],
+    cases,
+};
+
+fn cases() -> Vec<Case> {
+    let case = |bits, group, rows: usize, k, columns: &[usize]| {
+        let mut inputs = vec![input(&[1, rows, k])];
+        for n in columns {
+            let (codes, scales) = packed_case(bits, group, k, *n)?;
+            inputs.extend([constant(codes), constant(scales)]);
+        }
+        let product = MatMulE0m { bits, group };
+        Some(Case::new(JointE0m { product }, inputs))
+    };
+    use Bits::{Eight, Four};
+    [
+        case(Four, 32, 1, 64, &[64, 64]),
+        case(Four, 32, 1, 96, &[256, 66, 130]),
+        case(Four, 32, 9, 96, &[130, 64, 64]),
+        case(Four, 128, 17, 136, &[66, 10]),
+        case(Eight, 64, 5, 100, &[34, 2, 256]),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
+}

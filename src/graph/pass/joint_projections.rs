@@ -1,0 +1,91 @@
+//! Products of one operand with E0M weights of one form become one node, [`JointE0m`], which a device computes in one dispatch: query,
+//! key and value of an attention (paper, section 2.2, counts launches among the costs of a decode step).
+
+use super::pattern::input;
+use crate::error::Result;
+use crate::graph::op::fused::Fused;
+use crate::graph::op::joint_e0m::JointE0m;
+use crate::graph::op::matmul_e0m::MatMulE0m;
+use crate::graph::{Edit, Graph, NodeId, ValueId};
+
+pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
+    for group in find(edit) {
+        let nodes = || group.iter().filter_map(|id| edit.node(*id));
+        let Some(first) = nodes().next() else { continue };
+        let Some(product) = first.op.downcast::<MatMulE0m>().cloned() else {
+            continue;
+        };
+        let (name, op) = (first.name.clone(), JointE0m { product });
+        let mut inputs = vec![input(first, 0)];
+        inputs.extend(nodes().flat_map(|n| n.inputs.iter().skip(1).copied()));
+        let outputs: Vec<ValueId> = nodes().flat_map(|n| n.outputs.iter().copied()).collect();
+        let origin: Vec<String> = nodes().flat_map(|n| n.origin.iter().cloned()).collect();
+        let names: Vec<String> = nodes().map(|n| format!("\"{}\"", n.name)).collect();
+        if !edit.begin(&format!("{} are one dispatch", names.join(", "))) {
+            return Ok(());
+        }
+        for id in group {
+            edit.remove_node(id);
+        }
+        edit.add_node(&name, origin, Box::new(op), inputs, outputs);
+    }
+    Ok(())
+}
+
+/// Groups of products, in the order of the graph.
+fn find(g: &Graph) -> Vec<Vec<NodeId>> {
+    let mut groups: Vec<Vec<NodeId>> = Vec::new();
+    for readers in g.consumers() {
+        let products: Vec<NodeId> = readers.into_iter().filter(|id| is_product(g, *id)).collect();
+        if products.len() < 2 {
+            continue;
+        }
+        let mut alike: Vec<(&MatMulE0m, Vec<NodeId>)> = Vec::new();
+        for id in products.into_iter().filter(|id| can_join(g, *id)) {
+            let Some(op) = g.node(id).and_then(|n| n.op.downcast::<MatMulE0m>()) else {
+                continue;
+            };
+            match alike.iter_mut().find(|(o, _)| *o == op) {
+                Some((_, all)) => all.push(id),
+                None => alike.push((op, vec![id])),
+            }
+        }
+        for (op, all) in alike {
+            for group in all.chunks(JointE0m::MOST) {
+                if let [id] = group {
+                    let name = g.node(*id).map_or("", |n| &n.name);
+                    log::debug!("product \"{name}\" stays: no other of its operand has weights as {op:?}");
+                } else {
+                    groups.push(group.to_vec());
+                }
+            }
+        }
+    }
+    groups
+}
+
+/// A product of operand 0 with an E0M weight, whatever is done to its result.
+fn is_product(g: &Graph, id: NodeId) -> bool {
+    let Some(node) = g.node(id) else { return false };
+    let fused = node.op.downcast::<Fused>();
+    fused.is_some_and(|f| f.base().downcast::<MatMulE0m>().is_some())
+        || node.op.downcast::<MatMulE0m>().is_some()
+}
+
+fn can_join(g: &Graph, id: NodeId) -> bool {
+    let Some(node) = g.node(id) else { return false };
+    let constant = |v: &Option<ValueId>| {
+        v.is_some_and(|v| g.value(v).fact.as_ref().is_some_and(|f| f.as_const().is_some()))
+    };
+    let why = if node.op.downcast::<Fused>().is_some() {
+        "something is done where it stores"
+    } else if !node.inputs.iter().skip(1).all(constant) {
+        "its weight is data"
+    } else if node.outputs.iter().any(|v| g.is_kept(*v)) {
+        "its result is kept"
+    } else {
+        return true;
+    };
+    log::debug!("product \"{}\" joins no other of its operand: {why}", node.name);
+    false
+}

@@ -1,0 +1,99 @@
+//! Products of one operand with packed weights.
+
+use super::*;
+use transformer_lite::graph::op::joint_e0m::JointE0m;
+use transformer_lite::graph::op::matmul_e0m::MatMulE0m;
+use transformer_lite::graph::pass::{EPILOGUE, JOINT_PROJECTIONS};
+use transformer_lite::quant::e0m::{Bits, Packed};
+
+/// A product of `x`, whose rows have 64 elements, with a constant of `n` columns.
+fn product(b: &mut Build, x: ValueId, product: MatMulE0m, n: usize) -> ValueId {
+    let MatMulE0m { bits, group } = product;
+    let at = |i: usize, j: usize| ((i * 7 + j * 3 + n) % 17) as f32 / 8.0 - 1.0;
+    let packed = Packed::quantize(bits, group, 64, n, &at).unwrap();
+    let scales: Vec<half::f16> = packed.scales.iter().flatten().copied().collect();
+    let codes = HostTensor::from_u32(&[64 / bits.per_word(), n], &packed.codes).unwrap();
+    let scales = HostTensor::from_f16(&[64 / group, n, 2], &scales).unwrap();
+    let mut edit = Edit::new(&mut b.0);
+    let [codes, scales] = [codes, scales].map(|t| edit.add_const("packed", Arc::new(t)));
+    b.node(product, &[x, codes, scales])
+}
+
+const FOUR: MatMulE0m = MatMulE0m {
+    bits: Bits::Four,
+    group: 32,
+};
+
+/// Products of `x [s, 64]`, each read by one elementwise operator; with `kept` the first is an output.
+fn products(all: &[(MatMulE0m, usize)], kept: bool) -> Build {
+    let mut b = Build::default();
+    let x = b.input("x", "s,64");
+    for (i, (p, n)) in all.iter().enumerate() {
+        let y = product(&mut b, x, p.clone(), *n);
+        let z = b.unary(Unary::Tanh, y);
+        b.output(z);
+        if kept && i == 0 {
+            b.output(y);
+        }
+    }
+    b
+}
+
+/// Numbers of results of the joint nodes.
+fn joint(b: &Build) -> Vec<usize> {
+    let nodes = b.0.nodes().filter(|(_, n)| n.op.downcast::<JointE0m>().is_some());
+    nodes.map(|(_, n)| n.outputs.len()).collect()
+}
+
+#[test]
+fn projections_of_one_operand_are_one_node() {
+    let sizes = [("s", 3)];
+    let mut b = products(&[(FOUR, 64), (FOUR, 16), (FOUR, 10)], false);
+    assert_eq!(b.pass(JOINT_PROJECTIONS, &sizes), 1);
+    assert_eq!(joint(&b), [3]);
+    assert_eq!(b.nodes(), 4);
+    // More than a kernel takes are several nodes.
+    let mut b = products(
+        &[(FOUR, 64), (FOUR, 16), (FOUR, 10), (FOUR, 8), (FOUR, 12)],
+        false,
+    );
+    assert_eq!(b.pass(JOINT_PROJECTIONS, &sizes), 2);
+    assert_eq!(joint(&b), [3, 2]);
+    // The alike among others.
+    let eight = MatMulE0m {
+        bits: Bits::Eight,
+        group: 32,
+    };
+    let mut b = products(&[(FOUR, 64), (eight, 16), (FOUR, 10)], false);
+    assert_eq!(b.pass(JOINT_PROJECTIONS, &sizes), 1);
+    assert_eq!(joint(&b), [2]);
+}
+
+#[test]
+fn projections_that_must_not_be_joined() {
+    let sizes = [("s", 3)];
+    let none = |mut b: Build, what: &str| assert_eq!(b.pass(JOINT_PROJECTIONS, &sizes), 0, "{what}");
+    let eight = MatMulE0m {
+        bits: Bits::Eight,
+        group: 32,
+    };
+    none(products(&[(FOUR, 64), (eight, 64)], false), "other bits");
+    let wide = MatMulE0m {
+        bits: Bits::Four,
+        group: 64,
+    };
+    none(products(&[(FOUR, 64), (wide, 64)], false), "other groups");
+    none(products(&[(FOUR, 64), (FOUR, 16)], true), "an output");
+    none(products(&[(FOUR, 64)], false), "one alone");
+    let mut b = products(&[(FOUR, 64), (FOUR, 16)], false);
+    assert_eq!(b.pass(EPILOGUE, &sizes), 2);
+    none(b, "an epilogue");
+    let mut b = Build::default();
+    for name in ["x", "y"] {
+        let x = b.input(name, "s,64");
+        let y = product(&mut b, x, FOUR, 16);
+        let z = b.unary(Unary::Tanh, y);
+        b.output(z);
+    }
+    none(b, "other operands");
+}
