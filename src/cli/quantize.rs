@@ -5,7 +5,7 @@ use super::output::{byte_bar, put, put_json, size_text, table};
 use crate::error::Result;
 use crate::graph::onnx::quantize::{self, GROUP_SIZES, GROUP_STEP, Options, Summary, quantize_into};
 use crate::new_folder::NewFolder;
-use crate::quant::e0m::Bits;
+use crate::quant::{Bits, Method};
 use clap::ValueEnum;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
@@ -53,7 +53,9 @@ fn group_size(text: &str) -> Result<usize, String> {
 
 fn head_bits(text: &str) -> Result<u32, String> {
     let bits = text.parse().ok().and_then(Bits::new);
-    bits.map(Bits::count).ok_or_else(|| "must be 4 or 8".to_owned())
+    bits.filter(|b| matches!(b, Bits::Four | Bits::Eight))
+        .map(Bits::count)
+        .ok_or_else(|| "must be 4 or 8".to_owned())
 }
 
 /// A row of the object of `--json`.
@@ -175,6 +177,7 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
             Bits::Eight
         },
         bits: Bits::Four,
+        method: Method::default(),
     };
     let new = NewFolder::create(&args.output, quantize::TEMPORARY)?;
     let _unfinished = interrupt.scratch(new.path());

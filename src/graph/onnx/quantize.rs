@@ -15,7 +15,7 @@ use super::write::ModelWriter;
 use crate::error::{Error, Result, Stage};
 use crate::graph::op::OWN_DOMAIN;
 use crate::new_folder::NewFolder;
-use crate::quant::e0m::{Bits, Loss, Packed, QuantError};
+use crate::quant::{Bits, ByGroup, ColumnMethod, Loss, Method, Packed, QuantError};
 use crate::tensor::{Bytes, DType, HostTensor, TensorError};
 use half::f16;
 use plan::{Change, Plan, Weight, plan};
@@ -40,12 +40,14 @@ pub const GROUP_STEP: usize = 8;
 /// What is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// Weights of a group; see [`GROUP_SIZES`] and [`crate::quant::e0m::group_size`].
+    /// Weights of a group; see [`GROUP_SIZES`] and [`crate::quant::group_size`].
     pub group_size: usize,
     /// Format of the output head and of embeddings.
     pub head_bits: Bits,
     /// Format of the other weights.
     pub bits: Bits,
+    /// How scales and biases are chosen.
+    pub method: Method,
 }
 
 impl Default for Options {
@@ -54,6 +56,7 @@ impl Default for Options {
             group_size: 128,
             head_bits: Bits::Eight,
             bits: Bits::Four,
+            method: Method::default(),
         }
     }
 }
@@ -172,6 +175,7 @@ pub fn quantize_into(
         source: &source,
         weights: Weights::new(&source.path),
         writer: ModelWriter::create(Stage::Quantize, folder, MODEL, "")?,
+        method: options.method,
         done: 0,
         total: source.graph.initializer.iter().map(bytes_of).sum(),
         progress,
@@ -406,6 +410,7 @@ struct Job<'a> {
     source: &'a Source,
     weights: Weights,
     writer: ModelWriter,
+    method: Method,
     done: u64,
     total: u64,
     progress: &'a mut dyn FnMut(Progress<'_>),
@@ -450,7 +455,7 @@ impl Job<'_> {
 
     fn pack(&mut self, name: &str, tensor: &HostTensor, w: &Weight) -> Result<()> {
         let (mut codes, mut scales) = (
-            vec![0u32; w.k / w.bits.per_word() * w.n],
+            vec![0u32; w.bits.rows(w.k) * w.n],
             vec![[f16::ZERO; 2]; w.k.div_ceil(w.group) * w.n],
         );
         let element = tensor.dtype().size();
@@ -460,7 +465,8 @@ impl Job<'_> {
             dtype: tensor.dtype(),
             bytes: tensor.bytes().map_err(unread)?,
         };
-        let loss = panels(elements, w, &mut |at: Panel| {
+        let method = ByGroup::from(self.method);
+        let loss = panels(elements, w, &method, &mut |at: Panel| {
             let width = at.packed.n;
             place(&mut codes, &at.packed.codes, w.n, at.first, width);
             place(&mut scales, &at.packed.scales, w.n, at.first, width);
@@ -476,7 +482,7 @@ impl Job<'_> {
             "every byte counts once"
         );
         let (codes, scales): (&[u8], &[u8]) = (bytemuck::cast_slice(&codes), bytemuck::cast_slice(&scales));
-        let shape = [w.k / w.bits.per_word(), w.n];
+        let shape = [w.bits.rows(w.k), w.n];
         self.writer
             .add_initializer_external(&w.codes, DType::U32, &shape, |out| out.write(codes))?;
         let shape = [w.k.div_ceil(w.group), w.n, 2];
@@ -538,7 +544,12 @@ struct Elements<'a> {
 
 /// Quantizes a weight in panels of columns on all cores, and hands them over as they get done. The result does not
 /// depend on the number of cores; of several errors the one of the first panel is told.
-fn panels(tensor: Elements<'_>, w: &Weight, take: &mut dyn FnMut(Panel)) -> Result<Loss, PanelError> {
+fn panels(
+    tensor: Elements<'_>,
+    w: &Weight,
+    method: &dyn ColumnMethod,
+    take: &mut dyn FnMut(Panel),
+) -> Result<Loss, PanelError> {
     /// Floats in a panel: enough to keep a core busy, few enough to stay in its cache.
     const PANEL: usize = 1 << 16;
     let width = (PANEL / w.k).clamp(1, 64).next_multiple_of(2).min(w.n);
@@ -564,7 +575,7 @@ fn panels(tensor: Elements<'_>, w: &Weight, take: &mut dyn FnMut(Panel)) -> Resu
                     let first = panel * width;
                     let wide = width.min(w.n - first);
                     read_columns(tensor, w, first, wide, &mut columns);
-                    let result = Packed::from_columns(w.bits, w.group, w.k, &columns);
+                    let result = Packed::from_columns(w.bits, w.group, w.k, &columns, method);
                     if result.is_err() {
                         failed.store(true, Ordering::Relaxed);
                     }

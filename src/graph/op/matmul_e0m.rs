@@ -1,5 +1,5 @@
 //! Matrix product with an E0M4 or E0M8 weight (own domain, `MatMulE0M`): operands `x [.., K]`, codes, scales in the layout of
-//! [`crate::quant::e0m`]; attributes `bits`, `group_size`.
+//! [`crate::quant`]; attributes `bits`, `group_size`.
 //!
 //! Two kernel families (paper, section 2.2): `matvec_e0m` for one row (decode), `matmul_e0m` for many (prefill). A weight above
 //! what a kernel can bind is split by columns.
@@ -9,7 +9,7 @@ use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, matmul, o
 use crate::backend::kernel::Kernel;
 use crate::backend::{Caps, DeviceKind};
 use crate::plan::lower::{Call, LowerCx, Operand, Pack};
-use crate::quant::e0m::{Bits, Packed, decode_rows};
+use crate::quant::{Bits, ByGroup, GROUP_STEP, Method, Packed, decode_rows};
 use crate::shape::{Dim, Fact, Shape, product};
 use crate::tensor::{DType, HostTensor};
 use half::f16;
@@ -38,15 +38,15 @@ pub(super) fn import_format(a: &dyn Attributes) -> OpResult<(Bits, usize)> {
             .ok_or_else(|| OpError::expected(format!("attribute `{name}`"), "an integer", "nothing"))
     };
     let bits = need("bits")?;
-    let bits = Bits::new(bits).ok_or_else(|| OpError::expected("attribute `bits`", "4 or 8", bits))?;
+    let bits = Bits::new(bits).ok_or_else(|| OpError::expected("attribute `bits`", "2, 3, 4, 5, 6 or 8", bits))?;
     let group = need("group_size")?;
     let group = usize::try_from(group)
         .ok()
-        .filter(|g| *g > 0 && g.is_multiple_of(bits.per_word()))
+        .filter(|g| *g > 0 && g.is_multiple_of(GROUP_STEP))
         .ok_or_else(|| {
             OpError::expected(
                 "attribute `group_size`",
-                format!("a multiple of {}", bits.per_word()),
+                format!("a multiple of {GROUP_STEP}"),
                 group,
             )
         })?;
@@ -63,23 +63,19 @@ pub(super) fn packed_size(bits: Bits, group: usize, codes: &Fact, scales: &Fact)
             format!("{codes} and {scales}"),
         ));
     };
-    match (c.as_slice(), s.as_slice()) {
-        ([words, n], [groups, n2, 2])
-            if n == n2
-                && *groups == (words * bits.per_word()).div_ceil(group)
-                && n.is_multiple_of(2)
-                && *n > 0
-                && *words > 0
-                && codes.dtype == DType::U32
-                && scales.dtype == DType::F16 =>
-        {
-            Ok((words * bits.per_word(), *n))
-        }
-        _ => Err(OpError::mismatch(
-            "codes (u32[K / per, N]) and scales (f16[groups, N, 2])",
-            codes,
-            scales,
-        )),
+    let mismatch = || {
+        let what = "codes (u32[K * bits / 32, N]) and scales (f16[groups, N, 2])";
+        OpError::mismatch(what, codes, scales)
+    };
+    let (&[rows, n], &[groups, n2, 2]) = (c.as_slice(), s.as_slice()) else {
+        return Err(mismatch());
+    };
+    let k = bits.weights(rows).filter(|k| *k > 0).ok_or_else(mismatch)?;
+    let fits = n == n2 && groups == k.div_ceil(group) && n.is_multiple_of(2) && n > 0;
+    if fits && codes.dtype == DType::U32 && scales.dtype == DType::F16 {
+        Ok((k, n))
+    } else {
+        Err(mismatch())
     }
 }
 
@@ -109,11 +105,15 @@ pub(super) struct Part {
 pub(super) fn packed_parts(
     cx: &mut LowerCx<'_>,
     codes: usize,
-    words: usize,
+    bits: Bits,
+    k: usize,
     n: usize,
 ) -> OpResult<Vec<Part>> {
+    if !matches!(bits, Bits::Four | Bits::Eight) {
+        return Err(OpError::Unsupported(format!("{bits} on a device")));
+    }
     let mut parts = Vec::new();
-    for (first, count) in cx.split(n, words * 4, 64)? {
+    for (first, count) in cx.split(n, bits.rows(k) * 4, 64)? {
         let stride = count.next_multiple_of(PAD);
         let panel = Tile::of(cx.caps()).panel.unwrap_or(stride);
         let pack = Pack::Columns {
@@ -164,7 +164,6 @@ impl Op for MatMulE0m {
         // A band of rows at a time, so that the whole weight is never unpacked at once.
         let band = (1usize << 22)
             .div_ceil(n)
-            .next_multiple_of(self.bits.per_word())
             .min(k);
         let (mut unpacked, mut part, mut sum) = (
             vec![0f32; band * n],
@@ -214,9 +213,9 @@ impl Op for MatMulE0m {
         let (k, n) = packed_size(self.bits, self.group, cx.fact(1)?, cx.fact(2)?)?;
         let x = cx.shape(0)?;
         let rows = product(x.0.split_last().map_or(&[][..], |(_, before)| before))?;
-        let words = k / self.bits.per_word();
+        let words = self.bits.rows(k);
         let tile = Tile::of(cx.caps());
-        for part in packed_parts(cx, 1, words, n)? {
+        for part in packed_parts(cx, 1, self.bits, k, n)? {
             let vector = rows.is(1);
             let (panel, count) = (Dim::from_usize(part.panel), Dim::from_usize(part.count));
             let columns = if vector {
@@ -339,8 +338,8 @@ pub static DEF: OpDef = OpDef {
 pub(super) fn packed_case(bits: Bits, group: usize, k: usize, n: usize) -> Option<(HostTensor, HostTensor)> {
     #[expect(clippy::cast_precision_loss, reason = "small test numbers")]
     let at = |i: usize, j: usize| ((i * 37 + j * 101 + i * j % 13) % 257) as f32 / 128.0 - 0.9;
-    let p = Packed::quantize(bits, group, k, n, &at).ok()?;
-    let codes = HostTensor::from_u32(&[k / bits.per_word(), n], &p.codes).ok()?;
+    let p = Packed::quantize(bits, group, k, n, &ByGroup::from(Method::Mse), &at).ok()?;
+    let codes = HostTensor::from_u32(&[bits.rows(k), n], &p.codes).ok()?;
     let flat: Vec<f16> = p.scales.iter().flatten().copied().collect();
     Some((
         codes,

@@ -4,7 +4,7 @@ use super::super::proto::{AttributeProto, GraphProto, NodeProto};
 use super::super::{dtype_of, type_name};
 use super::{Left, Options};
 use crate::graph::op::OWN_DOMAIN;
-use crate::quant::e0m::{Bits, group_size};
+use crate::quant::{Bits, group_size};
 use crate::tensor::DType;
 use std::collections::{HashMap, HashSet};
 
@@ -101,10 +101,10 @@ pub fn plan(graph: &GraphProto, options: &Options) -> Plan {
                 Use::Product(n) | Use::Other(n) => Some(*n) == head,
             });
             let bits = if large { options.head_bits } else { options.bits };
-            if !k.is_multiple_of(bits.per_word()) || k == 0 {
+            if !k.is_multiple_of(bits.k_step()) || k == 0 {
                 return Err(format!(
-                    "K is {k}, no multiple of {}, the codes of a word",
-                    bits.per_word()
+                    "K is {k}, no multiple of {}, as {bits} needs",
+                    bits.k_step()
                 ));
             }
             if !n.is_multiple_of(2) || n == 0 {
