@@ -3,7 +3,7 @@
 //! head share one tensor. Attributes as for `MatMulE0M`. Indices as for `Gather`.
 
 use super::case::{Case, constant, input};
-use super::matmul_e0m::{import_format, packed_case, packed_parts, packed_size, scale_pairs};
+use super::matmul_e0m::{format_defines, import_format, packed_case, packed_parts, packed_size, scale_pairs};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, operand, own};
 use crate::backend::kernel::Kernel;
 use crate::plan::lower::{Call, LowerCx};
@@ -64,9 +64,7 @@ impl Op for GatherE0m {
         let count = cx.out_fact(0)?.shape.count()?;
         // The same parts as the matrix product takes, so that a tied head shares them.
         for part in packed_parts(cx, 1, self.bits, k, n)? {
-            let call = Call::new(&KERNEL, 64)
-                .define("BITS", i64::from(self.bits.count()))
-                .define("GROUP", i64::try_from(self.group).unwrap_or(i64::MAX))
+            let call = format_defines(Call::new(&KERNEL, 64), self.bits, self.group)
                 .operand(part.codes)
                 .operand(part.scales)
                 .operand(cx.input(0)?)
@@ -114,6 +112,10 @@ fn cases() -> Vec<Case> {
         (Bits::Eight, 64, 576, 130, 5),
         (Bits::Four, 32, 64, 50, 1),
         (Bits::Four, 128, 136, 10, 3),
+        (Bits::Two, 32, 80, 50, 4),
+        (Bits::Three, 16, 96, 34, 4),
+        (Bits::Five, 32, 96, 50, 3),
+        (Bits::Six, 288, 288, 66, 5),
     ]
     .into_iter()
     .filter_map(|(b, g, k, n, r)| case(b, g, k, n, r))

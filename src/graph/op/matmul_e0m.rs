@@ -15,7 +15,7 @@ use crate::tensor::{DType, HostTensor};
 use half::f16;
 
 static VECTOR: Kernel = crate::kernel!(matvec_e0m {
-    n: U32, words: U32, panel: U32, column: U32,
+    n: U32, steps: U32, panel: U32, column: U32,
 } [x: In Elem, codes: Weight Words4, scales: Weight Words4, y: InOut Elem]);
 
 static MATRIX: Kernel = crate::kernel!(matmul_e0m {
@@ -84,6 +84,39 @@ pub(super) fn scale_pairs(scales: &HostTensor) -> OpResult<Vec<[f16; 2]>> {
     Ok(scales.f16s()?.chunks_exact(2).map(|p| [p[0], p[1]]).collect())
 }
 
+/// What `common/e0m4` asks for: width, planes, groups. Kernels share a stretch of x by work-group, so a larger group is several
+/// stretches.
+pub(super) fn format_defines(call: Call, bits: Bits, group: usize) -> Call {
+    const STRETCH: usize = 256;
+    let number = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
+    let fits = |s: &usize| group.is_multiple_of(*s);
+    let stretch = if group <= STRETCH {
+        group
+    } else {
+        (GROUP_STEP..=STRETCH)
+            .rev()
+            .step_by(GROUP_STEP)
+            .find(fits)
+            .unwrap_or(GROUP_STEP)
+    };
+    let mut call = call
+        .define("BITS", i64::from(bits.count()))
+        .define("GROUP", number(stretch));
+    if bits == Bits::Eight {
+        call = call.define("PER4", 1);
+    }
+    if let ([high, ..], true) = (bits.planes(), !matches!(bits, Bits::Four | Bits::Eight)) {
+        call = call.define("HIGH", i64::from(high.width));
+    }
+    if let [_, low] = bits.planes() {
+        call = call.define("LOW", i64::from(low.width));
+    }
+    if stretch < group {
+        call = call.define("SPAN", number(group / stretch));
+    }
+    call
+}
+
 /// Columns of stored rows are padded to this number, so that work-items read whole vectors.
 const PAD: usize = 16;
 
@@ -109,9 +142,6 @@ pub(super) fn packed_parts(
     k: usize,
     n: usize,
 ) -> OpResult<Vec<Part>> {
-    if !matches!(bits, Bits::Four | Bits::Eight) {
-        return Err(OpError::Unsupported(format!("{bits} on a device")));
-    }
     let mut parts = Vec::new();
     for (first, count) in cx.split(n, bits.rows(k) * 4, 64)? {
         let stride = count.next_multiple_of(PAD);
@@ -213,8 +243,9 @@ impl Op for MatMulE0m {
         let (k, n) = packed_size(self.bits, self.group, cx.fact(1)?, cx.fact(2)?)?;
         let x = cx.shape(0)?;
         let rows = product(x.0.split_last().map_or(&[][..], |(_, before)| before))?;
-        let words = self.bits.rows(k);
         let tile = Tile::of(cx.caps());
+        // Weights that kernels take at a time: those of a word of 4 or 8 bits.
+        let step = if self.bits == Bits::Eight { 4 } else { 8 };
         for part in packed_parts(cx, 1, self.bits, k, n)? {
             let vector = rows.is(1);
             let (panel, count) = (Dim::from_usize(part.panel), Dim::from_usize(part.count));
@@ -228,25 +259,18 @@ impl Op for MatMulE0m {
             } else {
                 Call::new(&MATRIX, tile.matrix_items)
             };
-            let call = call
-                .define("BITS", i64::from(self.bits.count()))
-                .define("GROUP", i64::try_from(self.group).unwrap_or(i64::MAX))
+            let call = format_defines(call, self.bits, self.group)
                 .operand(cx.input(0)?)
                 .operand(part.codes)
                 .operand(part.scales)
                 .operand(cx.output(0)?);
-            let call = if self.bits == Bits::Eight {
-                call.define("PER4", 1)
-            } else {
-                call
-            };
             let groups = count.ceil_div(i64::from(columns))?;
             let call = if vector {
                 call.define("LANES", i64::from(tile.lanes))
                     .define("COLS", i64::from(tile.vector_columns))
                     .grid(groups, 1, 1)
                     .field(count)
-                    .field(Dim::from_usize(words))
+                    .field(Dim::from_usize(k / step))
                     .field(panel)
                     .field(Dim::from_usize(part.first))
             } else {
@@ -355,7 +379,7 @@ fn cases() -> Vec<Case> {
             vec![input(&[1, rows, k]), constant(codes), constant(scales)],
         ))
     };
-    use Bits::{Eight, Four};
+    use Bits::{Eight, Five, Four, Six, Three, Two};
     [
         (Four, 32, 1, 64, 64),
         (Four, 32, 1, 576, 130),
@@ -366,6 +390,17 @@ fn cases() -> Vec<Case> {
         (Four, 32, 9, 96, 130),
         (Four, 128, 17, 136, 66),
         (Eight, 64, 5, 100, 34),
+        (Two, 32, 1, 80, 66),
+        (Three, 16, 1, 96, 10),
+        (Five, 128, 1, 288, 66),
+        (Six, 32, 1, 96, 130),
+        (Two, 24, 3, 80, 34),
+        (Three, 128, 9, 160, 66),
+        (Five, 48, 5, 96, 34),
+        (Six, 64, 9, 96, 130),
+        (Four, 576, 1, 576, 34),
+        (Five, 288, 3, 288, 34),
+        (Eight, 520, 9, 520, 10),
     ]
     .into_iter()
     .filter_map(|(b, g, r, k, n)| case(b, g, r, k, n))
