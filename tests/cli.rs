@@ -355,13 +355,14 @@ fn quantize_reports_and_dequantize_goes_back() {
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     let html = std::fs::read_to_string(&page).unwrap();
     assert!(
-        html.contains("<svg") && html.contains(">first</text>") && !html.contains("http"),
+        html.contains("<svg") && html.contains(">first</text>") && !html.contains("://"),
         "{html}"
     );
     for method in ["rtn", "mse", "mae"] {
+        // The head takes 8 bits and is not compared with 4.
         assert_eq!(
             html.matches(&format!("<circle class=\"{method}\"")).count(),
-            2,
+            1,
             "{method}"
         );
     }
@@ -535,7 +536,7 @@ fn a_full_disk_is_an_error_and_leaves_nothing() {
     let text = stderr(&output);
     assert_eq!(output.status.code(), Some(1), "{text}");
     assert!(
-        text.starts_with("error: cannot write ") && text.contains("model.onnx.data"),
+        text.starts_with("error: cannot write ") && text.contains(".quantize-out"),
         "{text}"
     );
     assert_eq!(names(dir.path()), ["in"]);

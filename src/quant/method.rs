@@ -56,8 +56,13 @@ impl Method {
             match self {
                 Self::Rtn => round_to_nearest(bits, lo, hi),
                 _ if lo == hi => constant(lo),
-                Self::Mse => search::least::<2>(bits, weights, importance, (lo, hi), scratch),
-                Self::Mae => search::least::<1>(bits, weights, importance, (lo, hi), scratch),
+                Self::Mse => search::least::<2>(bits, weights, importance, (lo, hi), None, scratch),
+                // Absolute errors have more local minima: what has the least squares is one to begin with.
+                Self::Mae => {
+                    search::least::<2>(bits, weights, importance, (lo, hi), None, scratch).and_then(|start| {
+                        search::least::<1>(bits, weights, importance, (lo, hi), Some(start), scratch)
+                    })
+                }
             }
         };
         found.ok_or_else(|| QuantError::Range {

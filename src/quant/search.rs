@@ -9,13 +9,14 @@ use super::method::{Scratch, round_to_nearest};
 use half::f16;
 
 /// Scale and bias of least error, the sum of `importance * |w - found|^P`, among about a hundred; those of [`super::Method::Rtn`] and
-/// of a grid on which the weights lie are among them. `lo` and `hi` are the smallest and the largest weight, and differ. `None` where
+/// of a grid on which the weights lie are among them, and `start`. `lo` and `hi` are the smallest and the largest weight, and differ. `None` where
 /// no half is a scale that spans them.
 pub(super) fn least<const P: i32>(
     bits: Bits,
     weights: &[f32],
     importance: Option<&[f32]>,
     (lo, hi): (f32, f32),
+    start: Option<(f16, f16)>,
     scratch: &mut Scratch,
 ) -> Option<(f16, f16)> {
     /// Part of the distance of `2^x` levels: a grid that is met so well is kept without looking for what is better yet.
@@ -32,6 +33,9 @@ pub(super) fn least<const P: i32>(
         if search.largest(scale, bias) <= (hi - lo) / f32::from(bits.top()) * NEAR {
             return on_grid;
         }
+        search.try_pair(scale, bias);
+    }
+    if let Some((scale, bias)) = start {
         search.try_pair(scale, bias);
     }
     search.start(lo, hi)?;
@@ -119,8 +123,10 @@ impl<const P: i32> Search<'_, P> {
 
     /// Smaller and smaller steps from the best.
     fn descend(&mut self) {
+        /// Part of a level by which the last steps move the outermost.
+        const FINE: f32 = 0.02;
         let mut by = 0.04;
-        for _ in 0..5 {
+        while by * self.top() / 2.0 > FINE {
             let Some((distance, zero)) = self.place() else {
                 return;
             };
@@ -147,7 +153,7 @@ impl<const P: i32> Search<'_, P> {
 
     /// Tries the distance that fits the codes of the best in least squares.
     fn fit(&mut self) {
-        let Some((distance, zero)) = self.place().filter(|_| P == 2) else {
+        let Some((distance, zero)) = self.place() else {
             return;
         };
         let (mut wc, mut cc) = (0f64, 0f64);

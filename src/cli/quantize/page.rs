@@ -4,7 +4,7 @@ use super::shape_text;
 use crate::cli::output::size_text;
 use crate::graph::onnx::quantize::{Options, Quantized, Summary};
 use crate::inspect::page::CSS;
-use crate::quant::Method;
+use crate::quant::{Bits, Method};
 use std::fmt::Write;
 use std::path::Path;
 
@@ -107,7 +107,14 @@ fn picture(out: &mut String, weights: &[Quantized]) {
     let left = (longest as f64 * 6.6 + 16.0).max(80.0);
     let right = left + DOTS + 60.0;
     let (width, height) = (right + BARS + 150.0, TOP + ROW * weights.len() as f64 + 8.0);
-    let ratios = || weights.iter().flat_map(|w| w.compared.iter().map(|c| c.1));
+    // Against INT4 the other widths would take the axis for themselves.
+    let of_four = |w: &&Quantized| w.bits == Bits::Four;
+    let ratios = || {
+        weights
+            .iter()
+            .filter(of_four)
+            .flat_map(|w| w.compared.iter().map(|c| c.1))
+    };
     // Tenths that hold all dots and INT4's line.
     let low = (ratios().fold(0.9, f64::min) * 10.0 - 0.2).floor() / 10.0;
     let high = (ratios().fold(1.0, f64::max) * 10.0 + 0.2).ceil() / 10.0;
@@ -149,7 +156,20 @@ fn picture(out: &mut String, weights: &[Quantized]) {
         let middle = TOP + ROW * (i as f64 + 0.5);
         let base = middle + 4.0;
         let _ = writeln!(out, "<text x=\"6\" y=\"{base:.1}\">{}</text>", escaped(&w.name));
-        for (method, ratio) in &w.compared {
+        if !of_four(&w) {
+            let (least, most) = w
+                .compared
+                .iter()
+                .fold((f64::INFINITY, 0f64), |(l, m), c| (l.min(c.1), m.max(c.1)));
+            if most > 0.0 {
+                let _ = writeln!(
+                    out,
+                    "<text class=\"soft\" x=\"{left:.1}\" y=\"{base:.1}\">{}: {least:.3} to {most:.3}</text>",
+                    w.bits
+                );
+            }
+        }
+        for (method, ratio) in w.compared.iter().filter(|_| of_four(&w)) {
             let _ = writeln!(
                 out,
                 "<circle class=\"{0}\" cx=\"{1:.1}\" cy=\"{middle:.1}\" r=\"4.5\"><title>{0}: {ratio:.4} of INT4</title></circle>",

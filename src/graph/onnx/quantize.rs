@@ -204,7 +204,9 @@ pub fn quantize_with(
     progress: &mut dyn FnMut(Progress<'_>),
 ) -> Result<Summary> {
     let new = NewFolder::resume(output, TEMPORARY)?;
-    match quantize_into(input, new.path(), options, methods, progress) {
+    // Nothing of the folder is touched while another run has it.
+    let parts = Parts::open(new.path())?;
+    match quantize_into(input, new.path(), parts, options, methods, progress) {
         Ok(summary) => {
             new.commit()?;
             Ok(summary)
@@ -221,6 +223,7 @@ pub fn quantize_with(
 fn quantize_into(
     input: &Path,
     folder: &Path,
+    parts: Parts,
     options: &Options,
     methods: &dyn Methods,
     progress: &mut dyn FnMut(Progress<'_>),
@@ -241,7 +244,6 @@ fn quantize_into(
             format!("there is no file {}", path.display()),
         ));
     }
-    let parts = Parts::open(folder)?;
     // A model that cannot run, for whatever reason, is told from one that can before anything is written.
     import(&path)?;
     let source = Source::open(path)?;
