@@ -83,8 +83,14 @@ impl Bits {
 
     /// The largest code.
     pub const fn top(self) -> u8 {
-        // At most 255.
-        ((1u32 << self.count()) - 1) as u8
+        match self {
+            Self::Two => 3,
+            Self::Three => 7,
+            Self::Four => 15,
+            Self::Five => 31,
+            Self::Six => 63,
+            Self::Eight => 255,
+        }
     }
 
     /// The planes of a code, the highest bits first: width, and row in a block of words where it starts.
@@ -117,6 +123,7 @@ pub struct Plane {
 
 impl Plane {
     /// Row of words, from that of its block on, and bit of weight `k` of the block's 32.
+    #[expect(clippy::cast_possible_truncation, reason = "less than 32")]
     pub const fn place(self, k: usize) -> (usize, u32) {
         let per = 32 / self.width as usize;
         let i = (k % per) as u32;

@@ -610,7 +610,7 @@ fn damaged_data_is_named_when_it_is_loaded() {
     let good = std::fs::read(&data).unwrap();
     let model = quantized(&dir);
     for name in ["embed.codes", "up.codes", "down.scales"] {
-        let offset = usize::try_from(model.tensor(name).0.unwrap()).unwrap();
+        let offset = model.tensor(name).0.unwrap();
         let mut bad = good.clone();
         bad[offset + 5] ^= 0x10;
         std::fs::write(&data, &bad).unwrap();
@@ -706,7 +706,7 @@ fn a_budget_is_kept_and_spent() {
     assert!(used <= 1.0 && used > 0.9, "{used}");
     let chosen: Vec<Bits> = mixed.weights.iter().map(|w| w.bits).collect();
     assert!(
-        chosen[1] == Bits::Two && chosen[0] > Bits::Four && chosen[2] > Bits::Four,
+        chosen[1] == Bits::Two && chosen[0] >= Bits::Four && chosen[2] > Bits::Four,
         "{chosen:?}"
     );
     assert_eq!(logits(&dir.path().join("mixed")).len(), 5 * VOCAB);
