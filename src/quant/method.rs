@@ -90,6 +90,27 @@ pub trait ColumnMethod: Sync {
         scratch: &mut Scratch,
         out: &mut Column,
     ) -> Result<(), QuantError>;
+
+    /// Makes columns of `k` weights each, given one after the other, and hands them to `take` in their order. Equal to
+    /// [`ColumnMethod::column`] for each; a method that gains by it takes them together.
+    fn columns(
+        &self,
+        bits: Bits,
+        group: usize,
+        k: usize,
+        columns: &[f32],
+        scratch: &mut Scratch,
+        take: &mut dyn FnMut(&Column) -> Result<(), QuantError>,
+    ) -> Result<(), QuantError> {
+        let mut made = Column::default();
+        for column in columns.chunks_exact(k) {
+            made.scales.clear();
+            made.codes.clear();
+            self.column(bits, group, column, scratch, &mut made)?;
+            take(&made)?;
+        }
+        Ok(())
+    }
 }
 
 /// Each group for itself.

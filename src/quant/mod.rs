@@ -36,17 +36,21 @@
 //!
 //! Scales are `f16[ceil(K / group)][N][2]`: scale, bias. The last group may be short. A group is a multiple of 8 weights. N is even.
 
+pub mod awq;
 mod format;
+pub mod gptq;
 mod grid;
 mod int4;
 mod method;
+mod moments;
 mod packed;
 mod search;
 #[cfg(test)]
 mod tests;
 
 pub use format::{Affine, Bits, Plane, QuantError, affine, decode, encode};
-pub use int4::int4_error;
+pub use int4::{Integers, int4_error};
 pub use method::{ByGroup, ColumnMethod, Method, Scratch};
+pub use moments::{Moments, MomentsError};
 pub(crate) use packed::code_at;
 pub use packed::{Column, GROUP_STEP, Loss, PER_CHANNEL, Packed, decode_rows, group_size};

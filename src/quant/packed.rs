@@ -161,18 +161,18 @@ impl Packed {
     ) -> Result<(Self, Loss), QuantError> {
         let n = columns.len() / k.max(1);
         let mut out = Self::empty(bits, group, k, n)?;
-        let (mut scratch, mut made, mut loss) = (Scratch::default(), Column::default(), Loss::default());
-        for (j, column) in columns.chunks_exact(k).enumerate() {
-            if let Some(i) = column.iter().position(|w| !w.is_finite()) {
-                return Err(QuantError::NotFinite {
-                    index: i * n + j,
-                    value: column[i].to_string(),
-                });
-            }
-            made.scales.clear();
-            made.codes.clear();
-            method.column(bits, group, column, &mut scratch, &mut made)?;
-            out.set_column(j, &made)?;
+        if let Some(at) = columns.iter().position(|w| !w.is_finite()) {
+            return Err(QuantError::NotFinite {
+                index: at % k * n + at / k,
+                value: columns[at].to_string(),
+            });
+        }
+        let (mut loss, mut given) = (Loss::default(), columns.chunks_exact(k).enumerate());
+        method.columns(bits, group, k, columns, &mut Scratch::default(), &mut |made| {
+            let Some((j, column)) = given.next() else {
+                return Ok(());
+            };
+            out.set_column(j, made)?;
             for ((weights, codes), [scale, bias]) in column
                 .chunks(group)
                 .zip(made.codes.chunks(group))
@@ -182,7 +182,8 @@ impl Packed {
                     loss.note(*w, decode(bits, *scale, *bias, *code));
                 }
             }
-        }
+            Ok(())
+        })?;
         Ok((out, loss))
     }
 

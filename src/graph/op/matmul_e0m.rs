@@ -5,12 +5,13 @@
 //! what a kernel can bind is split by columns.
 
 use super::case::{Case, constant, input};
-use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, matmul, operand, own};
+use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, operand, own};
 use crate::backend::kernel::Kernel;
 use crate::backend::{Caps, DeviceKind};
 use crate::plan::lower::{Call, LowerCx, Operand, Pack};
 use crate::quant::{Bits, ByGroup, GROUP_STEP, Method, Packed, decode_rows};
 use crate::shape::{Dim, Fact, Shape, product};
+use crate::tensor::product::gemm;
 use crate::tensor::{DType, HostTensor};
 use half::f16;
 
@@ -38,7 +39,8 @@ pub(super) fn import_format(a: &dyn Attributes) -> OpResult<(Bits, usize)> {
             .ok_or_else(|| OpError::expected(format!("attribute `{name}`"), "an integer", "nothing"))
     };
     let bits = need("bits")?;
-    let bits = Bits::new(bits).ok_or_else(|| OpError::expected("attribute `bits`", "2, 3, 4, 5, 6 or 8", bits))?;
+    let bits =
+        Bits::new(bits).ok_or_else(|| OpError::expected("attribute `bits`", "2, 3, 4, 5, 6 or 8", bits))?;
     let group = need("group_size")?;
     let group = usize::try_from(group)
         .ok()
@@ -192,9 +194,7 @@ impl Op for MatMulE0m {
         let rows = data.len() / k;
         let mut y = vec![0f32; rows * n];
         // A band of rows at a time, so that the whole weight is never unpacked at once.
-        let band = (1usize << 22)
-            .div_ceil(n)
-            .min(k);
+        let band = (1usize << 22).div_ceil(n).min(k);
         let (mut unpacked, mut part, mut sum) = (
             vec![0f32; band * n],
             vec![0f32; rows * band],
@@ -215,7 +215,7 @@ impl Op for MatMulE0m {
             for (to, from) in part.chunks_exact_mut(count).zip(data.chunks_exact(k)) {
                 to.copy_from_slice(&from[first..first + count]);
             }
-            matmul::gemm(
+            gemm(
                 rows,
                 n,
                 count,
