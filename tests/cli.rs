@@ -1,5 +1,9 @@
 //! The built command: exit codes, and what goes to which stream.
 
+#[path = "cli/calibration.rs"]
+mod calibration;
+#[path = "cli/perplexity.rs"]
+mod perplexity;
 #[path = "cli/run.rs"]
 mod run;
 mod support;
@@ -53,6 +57,7 @@ fn help_and_version() {
         &["chat"],
         &["bench"],
         &["inspect"],
+        &["perplexity"],
         &["run"],
     ] {
         let output = tlite(&[command, &["--help"]].concat());
@@ -86,7 +91,7 @@ fn help_names_the_options() {
     ] {
         assert!(help("generate").contains(option), "{option}");
     }
-    for command in ["generate", "chat", "bench"] {
+    for command in ["generate", "chat", "bench", "perplexity"] {
         for option in ["--backend", "--device", "--context", "--float"] {
             assert!(help(command).contains(option), "{command} {option}");
         }

@@ -1,6 +1,7 @@
 //! The command line. Results go to standard output; progress and notes go to standard error.
 
 mod bench;
+mod calibration;
 mod chat;
 mod convert;
 mod dequantize;
@@ -11,6 +12,7 @@ pub mod interrupt;
 pub mod load;
 mod options;
 mod output;
+mod perplexity;
 mod profile;
 mod quantize;
 mod run;
@@ -45,6 +47,7 @@ enum Command {
     Generate(generate::Args),
     Chat(chat::Args),
     Bench(bench::Args),
+    Perplexity(perplexity::Args),
     Profile(profile::Args),
     Inspect(inspect::Args),
     Run(Box<run::Args>),
@@ -62,6 +65,7 @@ pub fn run(cli: Cli) -> Result<()> {
         Command::Generate(args) => generate::run(&args, &interrupt),
         Command::Chat(args) => chat::run(&args, &interrupt),
         Command::Bench(args) => bench::run(&args),
+        Command::Perplexity(args) => perplexity::run(&args, &interrupt),
         Command::Profile(args) => profile::run(&args),
         Command::Inspect(args) => inspect::run(&args),
         Command::Run(args) => run::run(&args),

@@ -2,10 +2,11 @@
 
 mod page;
 
+use super::calibration::{CalibrationOptions, Learning, with_methods};
 use super::output::{byte_bar, put, put_json, size_text, table};
 use crate::error::{Error, Result};
 use crate::files::write_whole;
-use crate::graph::onnx::quantize::{GROUP_SIZES, Options, Progress, Summary, quantize};
+use crate::graph::onnx::quantize::{GROUP_SIZES, Options, Progress, Summary, quantize_with};
 use crate::quant::{Bits, GROUP_STEP, Method, PER_CHANNEL};
 use clap::ValueEnum;
 use serde::Serialize;
@@ -22,6 +23,32 @@ enum By {
     Mae,
     /// As mse, the bits of each weight chosen so that they are --bits on average
     Mixed,
+    /// As mse, and each weight makes up for the rounding of those before it; learns from --calibration
+    Gptq,
+    /// As mse, and weights of large inputs are scaled up before rounding; learns from --calibration
+    Awq,
+    /// Integers from the smallest to the largest weight, for comparison
+    Int,
+}
+
+impl By {
+    fn method(self) -> Method {
+        match self {
+            Self::Rtn | Self::Int => Method::Rtn,
+            Self::Mse | Self::Mixed | Self::Gptq | Self::Awq => Method::Mse,
+            Self::Mae => Method::Mae,
+        }
+    }
+
+    fn learning(self) -> Learning {
+        match self {
+            Self::Rtn => Learning::Nothing,
+            Self::Int => Learning::Integers,
+            Self::Mse | Self::Mae | Self::Mixed => Learning::Weighs,
+            Self::Gptq => Learning::Compensates,
+            Self::Awq => Learning::Scales,
+        }
+    }
 }
 
 /// Formats of weights; another way to say --bits.
@@ -83,6 +110,8 @@ pub struct Args {
     /// Print one JSON object instead of the table
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    calibration: CalibrationOptions,
 }
 
 fn group_size(text: &str) -> Result<usize, String> {
@@ -133,11 +162,7 @@ impl Args {
             }
             (_, None) => options.bits = self.format.map_or(options.bits, Format::bits),
         }
-        options.method = match self.method {
-            By::Rtn => Method::Rtn,
-            By::Mse | By::Mixed => Method::Mse,
-            By::Mae => Method::Mae,
-        };
+        options.method = self.method.method();
         if let Some(bits) = self.head_bits.and_then(|b| Bits::new(b.into())) {
             options.head_bits = bits;
         }
@@ -276,11 +301,20 @@ fn report(s: &Summary, output: &Path) -> String {
 pub fn run(args: &Args) -> Result<()> {
     let options = args.options()?;
     let bar = byte_bar();
-    let result = quantize(&args.model, &args.output, &options, &mut |p: Progress<'_>| {
+    let mut progress = |p: Progress<'_>| {
         bar.set_length(p.total);
         bar.set_position(p.done);
         bar.set_message(p.tensor.to_owned());
-    });
+    };
+    let learning = args.method.learning();
+    let result = with_methods(
+        learning,
+        &args.calibration,
+        &args.model,
+        &options,
+        &bar,
+        &mut |methods| quantize_with(&args.model, &args.output, &options, methods, &mut progress),
+    );
     bar.finish_and_clear();
     let summary = result?;
     if let Some(file) = &args.report {

@@ -20,8 +20,8 @@ use super::write::ModelWriter;
 use crate::error::{Error, Result, Stage};
 use crate::graph::op::OWN_DOMAIN;
 use crate::new_folder::NewFolder;
-use crate::quant::{Bits, ByGroup, ColumnMethod, GROUP_STEP, Loss, Method, PER_CHANNEL, Packed};
-use crate::tensor::{DType, HostTensor};
+use crate::quant::{Bits, ByGroup, ColumnMethod, GROUP_STEP, Integers, Loss, Method, PER_CHANNEL, Packed};
+use crate::tensor::{DType, HostTensor, TensorError};
 use half::f16;
 use panels::{Elements, Losses, Panel, explain, panels, place, sample};
 use parts::{Part, Parts, Record};
@@ -72,6 +72,16 @@ impl Default for Options {
     }
 }
 
+/// What a weight is multiplied by before it is quantized. The model stays the same where what makes its inputs and what reads its results
+/// is changed accordingly.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Scaling<'a> {
+    /// Factors of the K rows.
+    pub rows: Option<&'a [f32]>,
+    /// Divisors of the N columns.
+    pub columns: Option<&'a [f32]>,
+}
+
 /// Chooses a method for each weight. A [`Method`] is that of all weights; what knows of the inputs of a weight knows better.
 pub trait Methods: Sync {
     /// The method for the weight of this name with K rows. An error where what it needs is not there.
@@ -81,6 +91,18 @@ pub trait Methods: Sync {
     /// compared.
     fn importance(&self, weight: &str) -> Option<&[f32]> {
         let _ = weight;
+        None
+    }
+
+    /// How the weight of this name is scaled before its method sees it.
+    fn scaling(&self, weight: &str) -> Scaling<'_> {
+        let _ = weight;
+        Scaling::default()
+    }
+
+    /// What the elements of the initialiser of this name, which is not quantized, are divided by, one each.
+    fn divisor(&self, initializer: &str) -> Option<&[f32]> {
+        let _ = initializer;
         None
     }
 
@@ -95,6 +117,16 @@ impl Methods for Method {
 
     fn key(&self, _weight: &str) -> String {
         self.name().to_owned()
+    }
+}
+
+impl Methods for Integers {
+    fn of<'a>(&'a self, _weight: &str, _k: usize) -> Result<Box<dyn ColumnMethod + 'a>> {
+        Ok(Box::new(*self))
+    }
+
+    fn key(&self, _weight: &str) -> String {
+        "integers".to_owned()
     }
 }
 
@@ -347,7 +379,7 @@ struct Job<'a> {
     resumed: usize,
 }
 
-impl Job<'_> {
+impl<'a> Job<'a> {
     /// Chooses format and group size of each weight.
     fn spend(&mut self, plan: &mut Plan, budget: f64) -> Result<()> {
         let mut ladders = Vec::with_capacity(plan.weights.len());
@@ -393,7 +425,13 @@ impl Job<'_> {
                 new(&mut origins);
                 continue;
             }
-            if t.data_location == 1 {
+            if let Some(by) = self.methods.divisor(&t.name) {
+                let tensor = self.weights.tensor(t)?;
+                let divided =
+                    divided(&tensor, by).map_err(|e| self.source.bad(format!("\"{}\": {e}", t.name)))?;
+                self.writer.add_external(&t.name, &divided)?;
+                new(&mut origins);
+            } else if t.data_location == 1 {
                 self.writer.add_external(&t.name, &self.weights.tensor(t)?)?;
                 new(&mut origins);
             } else {
@@ -410,13 +448,17 @@ impl Job<'_> {
         (self.progress)(Progress { tensor, done, total });
     }
 
-    fn elements<'t>(&self, name: &str, tensor: &'t HostTensor) -> Result<Elements<'t>> {
+    fn elements<'t>(&self, name: &str, tensor: &'t HostTensor) -> Result<Elements<'t>>
+    where
+        'a: 't,
+    {
         let bytes = tensor
             .bytes()
             .map_err(|e| self.source.bad(format!("weight \"{name}\": {e}")))?;
         Ok(Elements {
             dtype: tensor.dtype(),
             bytes,
+            scaling: self.methods.scaling(name),
         })
     }
 
@@ -537,4 +579,14 @@ impl Job<'_> {
         };
         Method::NAMES.into_iter().map(ratio).collect()
     }
+}
+
+/// A tensor with each element divided by its own number.
+fn divided(tensor: &HostTensor, by: &[f32]) -> Result<HostTensor, TensorError> {
+    let values: Vec<f32> = tensor.to_f32()?.iter().zip(by).map(|(x, d)| x / d).collect();
+    if tensor.dtype() == DType::F16 {
+        let halves: Vec<f16> = values.iter().map(|v| f16::from_f32(*v)).collect();
+        return HostTensor::from_bytes(DType::F16, tensor.shape(), bytemuck::cast_slice(&halves));
+    }
+    HostTensor::from_f32(tensor.shape(), &values)
 }

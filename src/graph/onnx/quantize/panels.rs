@@ -1,5 +1,6 @@
 //! Weights read and quantized in panels of columns, on all cores.
 
+use super::Scaling;
 use super::plan::Weight;
 use crate::quant::{ColumnMethod, Loss, Packed, QuantError, int4_error};
 use crate::tensor::DType;
@@ -53,6 +54,8 @@ pub(super) type PanelError = (usize, usize, QuantError);
 pub(super) struct Elements<'a> {
     pub dtype: DType,
     pub bytes: &'a [u8],
+    /// What its columns are multiplied by when they are read.
+    pub scaling: Scaling<'a>,
 }
 
 /// Quantizes a weight in panels of columns on all cores, and hands them over as they get done. The result does not
@@ -139,7 +142,7 @@ pub(super) fn sample(tensor: Elements<'_>, w: &Weight, most: usize) -> Vec<f32> 
     all
 }
 
-/// Columns `first .. first + wide` of the matrix to pack, one after the other.
+/// Columns `first .. first + wide` of the matrix to pack, scaled, one after the other.
 pub(super) fn read_columns(
     tensor: Elements<'_>,
     w: &Weight,
@@ -156,6 +159,21 @@ pub(super) fn read_columns(
         });
     } else {
         spread(chunks.as_chunks().0, w, first, wide, columns, f32::from_le_bytes);
+    }
+    scale(tensor.scaling, w.k, first, columns);
+}
+
+/// Multiplies columns from `first` on by the factors of rows, and divides them by theirs.
+fn scale(scaling: Scaling<'_>, k: usize, first: usize, columns: &mut [f32]) {
+    if scaling == Scaling::default() {
+        return;
+    }
+    for (j, column) in columns.chunks_exact_mut(k).enumerate() {
+        let divisor = scaling.columns.and_then(|c| c.get(first + j)).map_or(1.0, |d| *d);
+        for (i, w) in column.iter_mut().enumerate() {
+            let factor = scaling.rows.and_then(|r| r.get(i)).map_or(1.0, |f| *f);
+            *w *= factor / divisor;
+        }
     }
 }
 
