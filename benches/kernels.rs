@@ -13,7 +13,7 @@ use transformer_lite::graph::op::matmul::MatMul;
 use transformer_lite::graph::op::matmul_e0m::MatMulE0m;
 use transformer_lite::graph::{Edit, Graph, derive};
 use transformer_lite::plan::{Options, Plan};
-use transformer_lite::quant::e0m::Bits;
+use transformer_lite::quant::Bits;
 use transformer_lite::session::Session;
 use transformer_lite::shape::{Bindings, Fact, Shape};
 use transformer_lite::tensor::{DType, HostTensor};
@@ -55,14 +55,14 @@ fn product(
 }
 
 fn packed(bits: Bits, group: usize, k: usize, n: usize) -> Vec<HostTensor> {
-    let words: Vec<u32> = (0..k / bits.per_word() * n)
+    let words: Vec<u32> = (0..bits.rows(k) * n)
         .map(|i| u32::try_from(i & 0xFFFF).unwrap_or(0).wrapping_mul(0x9E37_79B9))
         .collect();
     let scales: Vec<f16> = (0..k.div_ceil(group) * n)
         .flat_map(|_| [f16::from_f32(0.01), f16::from_f32(2.9)])
         .collect();
     [
-        HostTensor::from_u32(&[k / bits.per_word(), n], &words),
+        HostTensor::from_u32(&[bits.rows(k), n], &words),
         HostTensor::from_f16(&[k.div_ceil(group), n, 2], &scales),
     ]
     .into_iter()

@@ -11,9 +11,11 @@ KERNEL {
   int j = at - p.first;
   if (j >= 0 && j < p.part_rows) {
     uint block = (uint)j / p.panel, column = (uint)j % p.panel;
-    uint s = ((__global const uint *)scales)[(block * ((p.k + GROUP - 1) / GROUP) + k / GROUP) * p.panel + column];
-    uint word = ((__global const uint *)codes)[(block * (p.k / PER) + k / PER) * p.panel + column] >> (k % PER / 2 * BITS);
-    float2 level = (float2)(as_float(E0M_LEVEL(word, 0)), as_float(E0M_LEVEL(word, 1)));
+    uint s = ((__global const uint *)scales)[(block * E0M_GROUPS(p.k) + k / (GROUP * SPAN)) * p.panel + column];
+    __global const uint *word_at = (__global const uint *)codes + block * E0M_ROWS(p.k / PER) * p.panel + column;
+    uint word = E0M_HIGH(*, word_at, k / PER, p.panel) >> (k % PER / 2 * E0M_WIDTH);
+    uint low = E0M_LOW(*, word_at, k / PER, p.panel) >> (k % PER / 2 * (BITS - E0M_WIDTH));
+    float2 level = (float2)(as_float(E0M_LEVEL(word, low, 0)), as_float(E0M_LEVEL(word, low, 1)));
     y_put2(pair, E0M_HALF(float, s) * (level - E0M_HALF(float, s >> 16u)));
   } else if (p.first == 0) {
     y_put2(pair, (float2)(0.0f));

@@ -6,10 +6,11 @@
 #define FLOATS CAT(float, COLS)
 #define AS_FLOATS CAT(as_float, COLS)
 #define LOAD CAT(vload, COLS)
+#define LOAD_AT(at) LOAD(0, at)
 #define STORE CAT(vstore, COLS)
 #define HALVES(h) (AS_FLOATS((((h) & 0x7FFFu) << 13u) | (((h) & 0x8000u) << 16u)) * 0x1p112f)
 #define TERM(q) { \
-    FLOATS w = AS_FLOATS(E0M_LEVEL(word, q)) * scale - offset; \
+    FLOATS w = AS_FLOATS(E0M_LEVEL(word, low, q)) * scale - offset; \
     _Pragma("unroll") for (int r = 0; r < ROWS; r++) total[r] += w * xs[r * GROUP + c + q]; \
   }
 
@@ -20,8 +21,8 @@ KERNEL {
   uint first = get_group_id(0) * (WG * COLS), i0 = get_group_id(1) * ROWS;
   uint j = first + lid * COLS;
   j = j < p.n ? j : 0;
-  uint words = p.k / PER, groups = (p.k + GROUP - 1) / GROUP;
-  __global const uint *word_at = (__global const uint *)codes + j / p.panel * words * p.panel + j % p.panel;
+  uint rows = E0M_ROWS(p.k / PER), groups = E0M_GROUPS(p.k);
+  __global const uint *word_at = (__global const uint *)codes + j / p.panel * rows * p.panel + j % p.panel;
   __global const uint *pair_at = (__global const uint *)scales + j / p.panel * groups * p.panel + j % p.panel;
   FLOATS total[ROWS];
   for (uint r = 0; r < ROWS; r++) total[r] = (FLOATS)(0.0f);
@@ -34,10 +35,11 @@ KERNEL {
       vstore4(v, t, xs);
     }
     barrier(CLK_LOCAL_MEM_FENCE);
-    UINTS pair = LOAD(0, pair_at + g * p.panel);
+    UINTS pair = LOAD(0, pair_at + g / SPAN * p.panel);
     FLOATS scale = HALVES(pair), offset = scale * HALVES(pair >> 16u);
     for (uint c = 0; c < len; c += PER) {
-      UINTS word = LOAD(0, word_at + (k0 + c) / PER * p.panel);
+      uint t = (k0 + c) / PER;
+      UINTS word = E0M_HIGH(LOAD_AT, word_at, t, p.panel), low = E0M_LOW(LOAD_AT, word_at, t, p.panel);
       TERM(0) TERM(1) TERM(2) TERM(3)
 #ifndef PER4
       TERM(4) TERM(5) TERM(6) TERM(7)

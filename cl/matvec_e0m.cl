@@ -8,9 +8,10 @@
 #define FLOATS CAT(float, COLS)
 #define AS_FLOATS CAT(as_float, COLS)
 #define LOAD CAT(vload, COLS)
+#define LOAD_AT(at) LOAD(0, at)
 #define STORE CAT(vstore, COLS)
 #define HALVES(h) (AS_FLOATS((((h) & 0x7FFFu) << 13u) | (((h) & 0x8000u) << 16u)) * 0x1p112f)
-#define TERM(v, k) dots += (v) * AS_FLOATS(E0M_LEVEL(word, k))
+#define TERM(v, k) dots += (v) * AS_FLOATS(E0M_LEVEL(word, low, k))
 
 KERNEL {
   __local float part[WG * COLS];
@@ -19,15 +20,15 @@ KERNEL {
   uint j = first + lane * COLS;
   j = j < p.n ? j : 0;
   FLOATS total = (FLOATS)(0.0f);
-  uint groups = (p.words + GROUP / PER - 1) / (GROUP / PER);
-  __global const uint *word_at = (__global const uint *)codes + j / p.panel * p.words * p.panel + j % p.panel;
-  __global const uint *pair_at = (__global const uint *)scales + j / p.panel * groups * p.panel + j % p.panel;
+  uint groups = (p.steps + GROUP / PER - 1) / (GROUP / PER);
+  __global const uint *word_at = (__global const uint *)codes + j / p.panel * E0M_ROWS(p.steps) * p.panel + j % p.panel;
+  __global const uint *pair_at = (__global const uint *)scales + j / p.panel * E0M_GROUPS(p.steps * PER) * p.panel + j % p.panel;
   for (uint g = lid / LANES; g < groups; g += SLICES) {
     FLOATS dots = (FLOATS)(0.0f);
     float sum = 0.0f;
-    uint end = min((g + 1) * (GROUP / PER), p.words);
+    uint end = min((g + 1) * (GROUP / PER), p.steps);
     for (uint r = g * (GROUP / PER); r < end; r++) {
-      UINTS word = LOAD(0, word_at + r * p.panel);
+      UINTS word = E0M_HIGH(LOAD_AT, word_at, r, p.panel), low = E0M_LOW(LOAD_AT, word_at, r, p.panel);
 #ifdef PER4
       float4 a = x_at4(r);
       sum += a.x + a.y + a.z + a.w;
@@ -39,7 +40,7 @@ KERNEL {
       TERM(b.x, 4); TERM(b.y, 5); TERM(b.z, 6); TERM(b.w, 7);
 #endif
     }
-    UINTS pair = LOAD(0, pair_at + g * p.panel);
+    UINTS pair = LOAD(0, pair_at + g / SPAN * p.panel);
     total += HALVES(pair) * (dots - HALVES(pair >> 16u) * sum);
   }
   STORE(total, lid, part);

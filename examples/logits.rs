@@ -7,6 +7,7 @@ use std::error::Error;
 use std::path::Path;
 use transformer_lite::backend::{self, BackendKind};
 use transformer_lite::graph::pass::Pipeline;
+use transformer_lite::llm::Model;
 use transformer_lite::llm::engine::{Decoder, DeviceModel, HostModel, Lengths, Logits};
 
 fn main() -> Result<(), Box<dyn Error>> {

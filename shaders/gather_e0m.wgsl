@@ -14,9 +14,9 @@ fn gather_e0m(@builtin(global_invocation_id) id: vec3<u32>) {
   if (j >= 0 && j < p.part_rows) {
     let block = u32(j) / p.panel;
     let column = u32(j) % p.panel;
-    let s = unpack2x16float(scales[((block * ((p.k + GROUP - 1u) / GROUP) + k / GROUP) * p.panel + column) / 4u][column % 4u]);
-    let word = codes[((block * (p.k / PER) + k / PER) * p.panel + column) / 4u][column % 4u] >> (k % PER / 2u * BITS);
-    let levels = vec2<f32>(e0m_levels(vec4<u32>(word), 0u).x, e0m_levels(vec4<u32>(word), 1u).x);
+    let s = unpack2x16float(scales[((block * e0m_groups(p.k) + k / (GROUP * SPAN)) * p.panel + column) / 4u][column % 4u]);
+    let words = e0m_words((block * e0m_rows(p.k / PER) * p.panel + column) / 4u, k / PER, p.panel / 4u);
+    let levels = vec2<f32>(e0m_levels(words, k % PER)[column % 4u], e0m_levels(words, k % PER + 1u)[column % 4u]);
     y_put2(pair, s.x * (levels - s.y));
   } else if (p.first == 0) {
     y_put2(pair, vec2<f32>());

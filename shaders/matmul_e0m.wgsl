@@ -13,7 +13,7 @@ struct Weights {
 #endif
 }
 
-fn unpack(word: vec4<u32>, scale: vec4<f32>, offset: vec4<f32>) -> Weights {
+fn unpack(word: E0mWords, scale: vec4<f32>, offset: vec4<f32>) -> Weights {
   var w: Weights;
   w.a = mat4x4<f32>(
     e0m_levels(word, 0u) * scale - offset,
@@ -65,8 +65,8 @@ fn matmul_e0m(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation
   let column = (group.x * WG + lid) * COLS;
   let j = select(0u, column, column < p.n);
   let panel = p.panel / 4u;
-  let word_at = j / p.panel * (p.k / PER) * panel + j % p.panel / 4u;
-  let pair_at = j / p.panel * ((p.k + GROUP - 1u) / GROUP) * panel + j % p.panel / 4u;
+  let word_at = j / p.panel * e0m_rows(p.k / PER) * panel + j % p.panel / 4u;
+  let pair_at = j / p.panel * e0m_groups(p.k) * panel + j % p.panel / 4u;
   var t0 = vec4<f32>();
   var t1 = vec4<f32>();
   var t2 = vec4<f32>();
@@ -86,10 +86,10 @@ fn matmul_e0m(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation
       xs[t] = v;
     }
     workgroupBarrier();
-    let s = e0m_scales(scales[pair_at + g * panel]);
+    let s = e0m_scales(scales[pair_at + g / SPAN * panel]);
     let offset = s.scale * s.bias;
     for (var c = 0u; c < len; c += PER) {
-      let w = unpack(codes[word_at + (k0 + c) / PER * panel], s.scale, offset);
+      let w = unpack(e0m_words(word_at, (k0 + c) / PER, panel), s.scale, offset);
       t0 += row_product(0u, c, w);
       t1 += row_product(1u, c, w);
       t2 += row_product(2u, c, w);

@@ -14,13 +14,13 @@ fn matvec_e0m(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation
   let j = select(0u, first + lane * COLS, first + lane * COLS < p.n);
   let panel = p.panel / 4u;
   var total: array<vec4<f32>, QUADS>;
-  let groups = (p.words + GROUP / PER - 1u) / (GROUP / PER);
-  let word_at = j / p.panel * p.words * panel + j % p.panel / 4u;
-  let pair_at = j / p.panel * groups * panel + j % p.panel / 4u;
+  let groups = (p.steps + GROUP / PER - 1u) / (GROUP / PER);
+  let word_at = j / p.panel * e0m_rows(p.steps) * panel + j % p.panel / 4u;
+  let pair_at = j / p.panel * e0m_groups(p.steps * PER) * panel + j % p.panel / 4u;
   for (var g = lid / LANES; g < groups; g += SLICES) {
     var dots: array<vec4<f32>, QUADS>;
     var sum = 0.0;
-    let end = min((g + 1u) * (GROUP / PER), p.words);
+    let end = min((g + 1u) * (GROUP / PER), p.steps);
     for (var r = g * (GROUP / PER); r < end; r++) {
 #ifdef PER4
       let a = x_at4(r);
@@ -31,7 +31,7 @@ fn matvec_e0m(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation
       sum += dot(a + b, vec4<f32>(1.0));
 #endif
       for (var q = 0u; q < QUADS; q++) {
-        let word = codes[word_at + r * panel + q];
+        let word = e0m_words(word_at + q, r, panel);
         var d = dots[q];
         d += a.x * e0m_levels(word, 0u) + a.y * e0m_levels(word, 1u) + a.z * e0m_levels(word, 2u) + a.w * e0m_levels(word, 3u);
 #ifndef PER4
@@ -41,7 +41,7 @@ fn matvec_e0m(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation
       }
     }
     for (var q = 0u; q < QUADS; q++) {
-      let s = e0m_scales(scales[pair_at + g * panel + q]);
+      let s = e0m_scales(scales[pair_at + g / SPAN * panel + q]);
       total[q] += s.scale * (dots[q] - s.bias * sum);
     }
   }

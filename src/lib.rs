@@ -7,7 +7,7 @@
 //!
 //! * Shapes are symbolic: `batch`, `sequence` and `past` stay names from import to the last parameter of a kernel.
 //! * A [`plan::Plan`] is made once for a graph and a device. From run to run only parameters and grids change.
-//! * Weights may be 4-bit ([`quant::e0m`]); activations and the KV cache are stored in 16 bits.
+//! * Weights may be 4-bit ([`quant`]); activations and the KV cache are stored in 16 bits.
 //! * The KV cache is state of a [`session::Session`]: appended to in place, never copied.
 //! * Every kernel exists in OpenCL C and in WGSL; the reference of both is [`graph::op::Op::eval`] on the host.
 //!

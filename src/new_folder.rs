@@ -4,12 +4,18 @@ use crate::error::{Error, Result};
 use std::path::{Path, PathBuf};
 
 /// A temporary folder that takes the place of the output folder when it is complete. Dropped before
-/// [`NewFolder::commit`], it is removed with all that it holds.
+/// [`NewFolder::commit`], it is removed with all that it holds, unless it is one to resume.
 #[derive(Debug)]
 pub struct NewFolder {
     output: PathBuf,
     replace: bool,
-    temporary: tempfile::TempDir,
+    temporary: Temporary,
+}
+
+#[derive(Debug)]
+enum Temporary {
+    Fresh(tempfile::TempDir),
+    Resumed(PathBuf),
 }
 
 impl NewFolder {
@@ -36,29 +42,59 @@ impl NewFolder {
         Ok(Self {
             output: output.to_owned(),
             replace,
-            temporary,
+            temporary: Temporary::Fresh(temporary),
         })
+    }
+
+    /// As [`NewFolder::create`], but the folder's name is `prefix` and that of the output: what an earlier run left there is found again. It
+    /// stays when this is dropped; see [`NewFolder::discard`].
+    pub fn resume(output: &Path, prefix: &str) -> Result<Self> {
+        let replace = check(output)?;
+        let name = output.file_name().ok_or_else(|| {
+            let option = format!("output {}", output.display());
+            Error::usage(option, "has no name; give one of a folder")
+        })?;
+        let mut temporary = std::ffi::OsString::from(prefix);
+        temporary.push(name);
+        let temporary = output.with_file_name(temporary);
+        match std::fs::create_dir(&temporary) {
+            Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => {
+                let parent = temporary.parent().unwrap_or(Path::new(".")).to_owned();
+                Err(Error::io("cannot make a folder in", &parent, e))
+            }
+            _ => Ok(Self {
+                output: output.to_owned(),
+                replace,
+                temporary: Temporary::Resumed(temporary),
+            }),
+        }
     }
 
     /// The temporary folder.
     pub fn path(&self) -> &Path {
-        self.temporary.path()
+        match &self.temporary {
+            Temporary::Fresh(t) => t.path(),
+            Temporary::Resumed(path) => path,
+        }
+    }
+
+    /// Removes the temporary folder with all that it holds.
+    pub fn discard(self) -> Result<()> {
+        let path = self.path();
+        std::fs::remove_dir_all(path).map_err(|e| Error::io("cannot remove", path, e))
     }
 
     /// Gives the folder the output's name.
     pub fn commit(self) -> Result<()> {
-        let Self {
-            output,
-            replace,
-            temporary,
-        } = self;
-        if replace {
-            std::fs::remove_dir(&output).map_err(|e| Error::io("cannot replace", &output, e))?;
+        if self.replace {
+            std::fs::remove_dir(&self.output).map_err(|e| Error::io("cannot replace", &self.output, e))?;
         }
-        std::fs::rename(temporary.path(), &output)
-            .map_err(|e| Error::io("cannot move the result to", &output, e))?;
-        // The folder has moved away: there is nothing left to delete.
-        let _moved = temporary.keep();
+        std::fs::rename(self.path(), &self.output)
+            .map_err(|e| Error::io("cannot move the result to", &self.output, e))?;
+        if let Temporary::Fresh(temporary) = self.temporary {
+            // The folder has moved away: there is nothing left to delete.
+            let _moved = temporary.keep();
+        }
         Ok(())
     }
 }
@@ -110,6 +146,25 @@ mod tests {
         new.commit().unwrap();
         assert_eq!(std::fs::read(out.join("file")).unwrap(), b"x");
         assert_eq!(entries(dir.path()), 1);
+    }
+
+    #[test]
+    fn what_is_resumed_stays_until_it_is_discarded() {
+        let dir = tempfile::tempdir().unwrap();
+        let out = dir.path().join("out");
+        let new = NewFolder::resume(&out, ".new-").unwrap();
+        std::fs::write(new.path().join("file"), "x").unwrap();
+        drop(new);
+        let new = NewFolder::resume(&out, ".new-").unwrap();
+        assert_eq!(new.path(), dir.path().join(".new-out"));
+        assert!(new.path().join("file").exists());
+        new.discard().unwrap();
+        assert_eq!(entries(dir.path()), 0);
+        let new = NewFolder::resume(&out, ".new-").unwrap();
+        new.commit().unwrap();
+        assert!(out.is_dir() && entries(dir.path()) == 1);
+        let e = NewFolder::resume(&dir.path().join("no/such"), ".new-").unwrap_err();
+        assert!(e.to_string().contains("cannot make a folder in"), "{e}");
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 mod dtype;
 pub mod mini;
+pub mod product;
 
 pub use dtype::DType;
 

@@ -1,5 +1,9 @@
 //! The built command: exit codes, and what goes to which stream.
 
+#[path = "cli/calibration.rs"]
+mod calibration;
+#[path = "cli/perplexity.rs"]
+mod perplexity;
 #[path = "cli/run.rs"]
 mod run;
 mod support;
@@ -53,6 +57,7 @@ fn help_and_version() {
         &["chat"],
         &["bench"],
         &["inspect"],
+        &["perplexity"],
         &["run"],
     ] {
         let output = tlite(&[command, &["--help"]].concat());
@@ -86,7 +91,7 @@ fn help_names_the_options() {
     ] {
         assert!(help("generate").contains(option), "{option}");
     }
-    for command in ["generate", "chat", "bench"] {
+    for command in ["generate", "chat", "bench", "perplexity"] {
         for option in ["--backend", "--device", "--context", "--float"] {
             assert!(help(command).contains(option), "{command} {option}");
         }
@@ -330,6 +335,71 @@ fn quantize_writes_a_folder_and_a_table() {
 }
 
 #[test]
+fn quantize_reports_and_dequantize_goes_back() {
+    let dir = onnx_folder();
+    let (input, out, back) = (
+        dir.path().join("in"),
+        dir.path().join("out"),
+        dir.path().join("back"),
+    );
+    let (page, numbers) = (dir.path().join("page.html"), dir.path().join("numbers.json"));
+    let options = [
+        "--method",
+        "mae",
+        "--report",
+        path(&page),
+        "--report-json",
+        path(&numbers),
+    ];
+    let command = [
+        &["quantize", path(&input), "-o", path(&out), "--bits", "4"][..],
+        &options,
+    ]
+    .concat();
+    let output = tlite(&command);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let html = std::fs::read_to_string(&page).unwrap();
+    assert!(
+        html.contains("<svg") && html.contains(">first</text>") && !html.contains("://"),
+        "{html}"
+    );
+    for method in ["rtn", "mse", "mae"] {
+        // The head takes 8 bits and is not compared with 4.
+        assert_eq!(
+            html.matches(&format!("<circle class=\"{method}\"")).count(),
+            1,
+            "{method}"
+        );
+    }
+    let json: serde_json::Value = serde_json::from_slice(&std::fs::read(&numbers).unwrap()).unwrap();
+    for row in json["weights"].as_array().unwrap() {
+        assert!(row["name"].is_string() && row["bits"].is_u64() && row["group_size"].is_u64());
+        let number = |key: &str| row[key].as_f64().unwrap();
+        assert!(
+            number("mae") > 0.0 && number("mse") > 0.0 && number("mae_int4") > number("mae"),
+            "{row}"
+        );
+    }
+    let output = tlite(&["dequantize", path(&out), "-o", path(&back)]);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    assert!(
+        String::from_utf8(output.stdout)
+            .unwrap()
+            .starts_with("2 weights are f16 again")
+    );
+    assert_eq!(names(&back), ["model.onnx", "model.onnx.data", "tokenizer.json"]);
+    fails(
+        &["dequantize", path(&input), "-o", path(&dir.path().join("x"))],
+        1,
+        &["no weight", "quantized"],
+    );
+    assert_eq!(
+        names(dir.path()),
+        ["back", "in", "numbers.json", "out", "page.html"]
+    );
+}
+
+#[test]
 fn quantize_and_convert_usage() {
     let dir = onnx_folder();
     let (input, out) = (dir.path().join("in"), dir.path().join("out"));
@@ -338,11 +408,15 @@ fn quantize_and_convert_usage() {
         fails(&[&base[..], more].concat(), 2, words);
         assert_eq!(names(dir.path()), ["in"]);
     };
-    with(&[], &["--format"]);
+    with(&["--method", "gptq2"], &["--method", "rtn", "mixed"]);
+    with(&["--bits", "7"], &["--bits", "7"]);
+    with(&["--bits", "4", "--format", "e0m4"], &["--bits", "--format"]);
+    with(&["--method", "mixed", "--head-bits", "8"], &["--method", "mixed"]);
+    with(&["--method", "mixed", "--bits", "1"], &["--bits", "too few"]);
     with(&["--format", "q4"], &["--format", "q4", "e0m4"]);
     for (option, values) in [
         ("--group-size", &["0", "8", "20", "264", "-32", "many"][..]),
-        ("--head-bits", &["0", "5", "16", "-4", "all"]),
+        ("--head-bits", &["0", "7", "16", "-4", "all"]),
     ] {
         for value in values {
             with(&["--format", "e0m4", option, value], &[option, value]);
@@ -467,7 +541,7 @@ fn a_full_disk_is_an_error_and_leaves_nothing() {
     let text = stderr(&output);
     assert_eq!(output.status.code(), Some(1), "{text}");
     assert!(
-        text.starts_with("error: cannot write ") && text.contains("model.onnx.data"),
+        text.starts_with("error: cannot write ") && text.contains(".quantize-out"),
         "{text}"
     );
     assert_eq!(names(dir.path()), ["in"]);
@@ -492,10 +566,10 @@ fn a_closed_standard_output_is_no_failure() {
     assert_eq!(stderr(&output), "");
 }
 
-/// Ctrl-C in the middle of the work.
+/// Ctrl-C in the middle of the work, which then goes on.
 #[cfg(target_os = "linux")]
 #[test]
-fn interrupted_work_leaves_nothing() {
+fn interrupted_work_leaves_no_model_and_goes_on() {
     use std::time::{Duration, Instant};
     let dir = tempfile::tempdir().unwrap();
     let input = dir.path().join("in");
@@ -550,7 +624,11 @@ fn interrupted_work_leaves_nothing() {
     let output = child.wait_with_output().unwrap();
     assert!(sent.success());
     assert_eq!(output.status.code(), Some(130));
-    assert_eq!(names(dir.path()), ["in"]);
+    assert_eq!(names(dir.path()), [".quantize-out", "in"]);
+    assert!(!dir.path().join(".quantize-out/model.onnx").exists());
+    let output = tlite(&["quantize", path(&input), "-o", path(&dir.path().join("out"))]);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    assert_eq!(names(dir.path()), ["in", "out"]);
 }
 
 /// Outside of generation Ctrl-C ends the program.

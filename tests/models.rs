@@ -19,6 +19,7 @@ use transformer_lite::graph::interp::Interpreter;
 use transformer_lite::graph::pass::Pipeline;
 use transformer_lite::graph::{Edit, Graph, derive, onnx};
 use transformer_lite::inspect::{Request, inspect};
+use transformer_lite::llm::Model;
 use transformer_lite::llm::engine::{Decoder, HostModel, Lengths, Logits};
 use transformer_lite::plan::{Options, Plan};
 use transformer_lite::session::Session;

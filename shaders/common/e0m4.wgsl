@@ -1,12 +1,59 @@
-// E0M4 and E0M8 words (src/quant/e0m.rs): PER codes of BITS bits. Code k is bit field k / 2 + (k % 2) * PER / 2.
-const PER: u32 = 32u / BITS;
-const E0M_TOP: u32 = 23u - BITS;
-const E0M_MASK: u32 = ((1u << BITS) - 1u) << E0M_TOP;
+// E0M words (src/quant/mod.rs). Kernels walk along K in steps of PER weights. The codes of a step stand in a word of the plane of the high
+// bits, HIGH wide where it is not the whole code of 4 or 8 bits, and, with LOW, in one of the plane of the low bits.
+// A scale holds for GROUP * SPAN weights.
+#ifdef PER4
+const PER: u32 = 4u;
+#else
+const PER: u32 = 8u;
+#endif
+#ifndef SPAN
+const SPAN: u32 = 1u;
+#endif
 
-// w1 of weight k of four words: shifts and an AND-OR on the bits of a float.
-fn e0m_levels(words: vec4<u32>, k: u32) -> vec4<f32> {
-  let field = (k / 2u + k % 2u * (PER / 2u)) * BITS;
-  return bitcast<vec4<f32>>((((words >> vec4<u32>(field)) << vec4<u32>(E0M_TOP)) & vec4<u32>(E0M_MASK)) | vec4<u32>(0x40000000u));
+fn e0m_groups(k: u32) -> u32 { return (k + GROUP * SPAN - 1u) / (GROUP * SPAN); }
+
+// Rows of words that so many steps take.
+fn e0m_rows(steps: u32) -> u32 { return steps * (PER * BITS) / 32u; }
+
+// Words of a step of four columns.
+struct E0mWords {
+  high: vec4<u32>,
+#ifdef LOW
+  low: vec4<u32>,
+#endif
+}
+
+// Words of step t, from the codes at `at` on, in rows of `panel`, with the step's codes in the place of those of the first step.
+fn e0m_words(at: u32, t: u32, panel: u32) -> E0mWords {
+  var w: E0mWords;
+#ifdef HIGH
+  w.high = codes[at + (t / 4u * BITS + t % 4u * HIGH / 4u) * panel] >> vec4<u32>(t % (4u / HIGH) * (4u * HIGH));
+#else
+  w.high = codes[at + t * panel];
+#endif
+#ifdef LOW
+  w.low = codes[at + (t / 4u * BITS + HIGH + t % 4u * LOW / 4u) * panel] >> vec4<u32>(t % (4u / LOW) * (4u * LOW));
+#endif
+  return w;
+}
+
+// The bits of weight k of a step in words of a plane, moved to bit `to`. Code k is bit field k / 2 * width + k % 2 * 16.
+fn e0m_part(words: vec4<u32>, k: u32, width: u32, to: u32) -> vec4<u32> {
+  let field = k / 2u * width + k % 2u * 16u;
+  return ((words >> vec4<u32>(field)) << vec4<u32>(to)) & vec4<u32>(((1u << width) - 1u) << to);
+}
+
+// w1 of weight k of a step: shifts and an AND-OR on the bits of a float.
+fn e0m_levels(w: E0mWords, k: u32) -> vec4<f32> {
+#ifdef HIGH
+  var bits = e0m_part(w.high, k, HIGH, 23u - HIGH) | vec4<u32>(0x40000000u);
+#else
+  var bits = e0m_part(w.high, k, BITS, 23u - BITS) | vec4<u32>(0x40000000u);
+#endif
+#ifdef LOW
+  bits |= e0m_part(w.low, k, LOW, 23u - BITS);
+#endif
+  return bitcast<vec4<f32>>(bits);
 }
 
 // Scale (x) and bias (y) of four columns, each from a packed pair of halves.

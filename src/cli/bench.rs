@@ -5,6 +5,7 @@ use super::options::{ExecOptions, check_fits, from_one};
 use super::output::{bar, put, put_json, spinner, table};
 use crate::error::{Error, Result};
 use crate::llm::Model;
+use crate::llm::engine::Logits;
 use crate::llm::metrics::rate;
 use crate::llm::sampler::SplitMix64;
 use serde::Serialize;
@@ -195,7 +196,7 @@ fn text(name: &str, loaded: &LoadedModel, lines: &[Line]) -> String {
 pub fn run(args: &Args) -> Result<()> {
     let folder = open_folder(&args.model, &[])?;
     let progress = spinner(format!("loading {}", folder.name()));
-    let loaded = load(folder.dir(), &args.exec);
+    let loaded = load(folder.dir(), &args.exec, Logits::Last);
     progress.finish_and_clear();
     let mut loaded = loaded?;
 

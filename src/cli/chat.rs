@@ -6,6 +6,7 @@ use super::load::{load, open_folder};
 use super::options::{ExecOptions, SamplingOptions};
 use super::output::{note, put, spinner};
 use crate::error::{Error, Result};
+use crate::llm::engine::Logits;
 use crate::llm::{ChatTemplate, Finish, Limits, Message, Model, Sampler, Tokenizer};
 use std::io::{BufRead, IsTerminal, Write};
 use std::path::{Path, PathBuf};
@@ -164,7 +165,7 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     let tokenizer = Tokenizer::load(folder.dir())?;
     let template = ChatTemplate::load(&folder)?;
     let progress = spinner(format!("loading {}", folder.name()));
-    let loaded = load(folder.dir(), &args.exec);
+    let loaded = load(folder.dir(), &args.exec, Logits::Last);
     progress.finish_and_clear();
     let mut loaded = loaded?;
 

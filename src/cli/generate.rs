@@ -5,6 +5,7 @@ use super::load::{load, open_folder};
 use super::options::{ExecOptions, SamplingOptions};
 use super::output::{note, put, put_json, spinner};
 use crate::error::{Error, Result};
+use crate::llm::engine::Logits;
 use crate::llm::{
     ChatTemplate, Finish, Generator, Limits, Message, Metrics, Model, ModelFolder, Sampler, Tokenizer,
 };
@@ -186,7 +187,7 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     )?;
 
     let progress = spinner(format!("loading {}", folder.name()));
-    let loaded = load(folder.dir(), &args.exec);
+    let loaded = load(folder.dir(), &args.exec, Logits::Last);
     progress.finish_and_clear();
     let mut loaded = loaded?;
 

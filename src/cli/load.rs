@@ -7,7 +7,7 @@ use crate::error::{Error, Result, Stage};
 use crate::graph::onnx;
 use crate::graph::pass::Pipeline;
 use crate::llm::Model;
-use crate::llm::engine::{Decoder, DeviceModel, HostModel, Lengths, Logits};
+use crate::llm::engine::{Decoder, DeviceModel, HostModel, Lengths, Logits, Watch};
 use crate::llm::folder::ModelFolder;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -135,10 +135,10 @@ pub fn open_folder(path: &Path, needed: &[&str]) -> Result<ModelFolder> {
 /// What there is for models that generate no text.
 const OTHERS: &str = "`tlite run` runs ONNX files of any kind";
 
-/// Reads a decoder. A usage error, which says what is missing, for a model that is none.
-fn decoder(path: &Path, pipeline: &Pipeline) -> Result<Decoder> {
+/// Reads a decoder that tells the values `watched`. A usage error, which says what is missing, for a model that is none.
+fn decoder(path: &Path, watched: &[String], pipeline: &Pipeline, logits: Logits) -> Result<Decoder> {
     let graph = onnx::import(path)?;
-    Decoder::of(graph, pipeline, Logits::Last).map_err(|e| match e {
+    Decoder::watching(graph, watched, pipeline, logits).map_err(|e| match e {
         // Once it is read, this stage is the search for the inputs and outputs of a decoder.
         Error::Other {
             stage: Stage::Import,
@@ -166,14 +166,41 @@ fn model_and_context(folder: &ModelFolder, options: &ExecOptions) -> Result<(Pat
 }
 
 /// Loads the model for the device that `options` name; `None` where they mean the host. Errors as for [`load`].
-pub fn load_device(folder: &ModelFolder, options: &ExecOptions) -> Result<Option<DeviceModel>> {
+pub fn load_device(
+    folder: &ModelFolder,
+    options: &ExecOptions,
+    logits: Logits,
+) -> Result<Option<DeviceModel>> {
+    load_watching_device(folder, options, &[], logits)
+}
+
+/// Loads the model so that it tells the values `watched`, for the device that `options` name. Errors as for [`load`].
+pub fn load_watching(
+    folder: &ModelFolder,
+    options: &ExecOptions,
+    watched: &[String],
+) -> Result<Box<dyn Watch>> {
+    if let Some(model) = load_watching_device(folder, options, watched, Logits::Last)? {
+        return Ok(Box::new(model));
+    }
+    let (path, context) = model_and_context(folder, options)?;
+    let decoder = decoder(&path, watched, &Pipeline::host(), Logits::Last)?;
+    Ok(Box::new(HostModel::new(decoder, context)?))
+}
+
+fn load_watching_device(
+    folder: &ModelFolder,
+    options: &ExecOptions,
+    watched: &[String],
+    logits: Logits,
+) -> Result<Option<DeviceModel>> {
     let (path, context) = model_and_context(folder, options)?;
     let float = options.on.storage(options.float)?;
     let Some(backend) = open(&options.on)? else {
         note_unused(float);
         return Ok(None);
     };
-    let mut decoder = decoder(&path, &Pipeline::standard())?;
+    let mut decoder = decoder(&path, watched, &Pipeline::standard(), logits)?;
     if let Some(float) = float {
         decoder = decoder.stored_in(float);
     }
@@ -195,13 +222,13 @@ pub fn load_device(folder: &ModelFolder, options: &ExecOptions) -> Result<Option
     Ok(Some(model))
 }
 
-/// Loads `model.onnx` of `dir` for the device that `options` name. Usage errors: no such file, no such
+/// Loads `model.onnx` of `dir`, which is to compute the rows `logits`, for the device that `options` name. Usage errors: no such file, no such
 /// device, a context that the model does not have.
-pub fn load(dir: &Path, options: &ExecOptions) -> Result<LoadedModel> {
+pub fn load(dir: &Path, options: &ExecOptions, logits: Logits) -> Result<LoadedModel> {
     let start = Instant::now();
     let folder = ModelFolder::open(dir)?;
     let since = |start: Instant| start.elapsed().as_secs_f64() * 1e3;
-    if let Some(model) = load_device(&folder, options)? {
+    if let Some(model) = load_device(&folder, options, logits)? {
         let caps = model.caps().clone();
         return Ok(LoadedModel {
             model: Box::new(model),
@@ -212,7 +239,7 @@ pub fn load(dir: &Path, options: &ExecOptions) -> Result<LoadedModel> {
         });
     }
     let (path, context) = model_and_context(&folder, options)?;
-    let decoder = decoder(&path, &Pipeline::host())?;
+    let decoder = decoder(&path, &[], &Pipeline::host(), logits)?;
     Ok(LoadedModel {
         model: Box::new(HostModel::new(decoder, context)?),
         backend: "host".to_owned(),

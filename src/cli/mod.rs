@@ -1,8 +1,10 @@
 //! The command line. Results go to standard output; progress and notes go to standard error.
 
 mod bench;
+mod calibration;
 mod chat;
 mod convert;
+mod dequantize;
 mod devices;
 mod generate;
 mod inspect;
@@ -10,6 +12,7 @@ pub mod interrupt;
 pub mod load;
 mod options;
 mod output;
+mod perplexity;
 mod profile;
 mod quantize;
 mod run;
@@ -40,9 +43,11 @@ enum Command {
     Devices(devices::Args),
     Convert(convert::Args),
     Quantize(quantize::Args),
+    Dequantize(dequantize::Args),
     Generate(generate::Args),
     Chat(chat::Args),
     Bench(bench::Args),
+    Perplexity(perplexity::Args),
     Profile(profile::Args),
     Inspect(inspect::Args),
     Run(Box<run::Args>),
@@ -55,10 +60,12 @@ pub fn run(cli: Cli) -> Result<()> {
     match cli.command {
         Command::Devices(args) => devices::run(&args),
         Command::Convert(args) => convert::run(&args, &interrupt),
-        Command::Quantize(args) => quantize::run(&args, &interrupt),
+        Command::Quantize(args) => quantize::run(&args),
+        Command::Dequantize(args) => dequantize::run(&args, &interrupt),
         Command::Generate(args) => generate::run(&args, &interrupt),
         Command::Chat(args) => chat::run(&args, &interrupt),
         Command::Bench(args) => bench::run(&args),
+        Command::Perplexity(args) => perplexity::run(&args, &interrupt),
         Command::Profile(args) => profile::run(&args),
         Command::Inspect(args) => inspect::run(&args),
         Command::Run(args) => run::run(&args),

@@ -5,7 +5,7 @@ use super::options::{ExecOptions, from_one};
 use super::output::{put, put_json, table};
 use crate::error::{Error, Result};
 use crate::llm::Model;
-use crate::llm::engine::{CHUNK, DeviceModel};
+use crate::llm::engine::{CHUNK, DeviceModel, Logits};
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
@@ -92,7 +92,7 @@ pub fn run(args: &Args) -> Result<()> {
         ));
     }
     let folder = open_folder(&args.model, &[])?;
-    let Some(mut model) = load_device(&folder, &args.exec)? else {
+    let Some(mut model) = load_device(&folder, &args.exec, Logits::Last)? else {
         return Err(Error::usage("--backend", "the host has no kernels to time"));
     };
     if past >= model.context() {

@@ -1,26 +1,84 @@
 //! `tlite quantize`.
 
-use super::interrupt::Interrupt;
+mod page;
+
+use super::calibration::{CalibrationOptions, Learning, with_methods};
 use super::output::{byte_bar, put, put_json, size_text, table};
-use crate::error::Result;
-use crate::graph::onnx::quantize::{self, GROUP_SIZES, GROUP_STEP, Options, Summary, quantize_into};
-use crate::new_folder::NewFolder;
-use crate::quant::e0m::Bits;
+use crate::error::{Error, Result};
+use crate::files::write_whole;
+use crate::graph::onnx::quantize::{GROUP_SIZES, Options, Progress, Summary, quantize_with};
+use crate::quant::{Bits, GROUP_STEP, Method, PER_CHANNEL};
 use clap::ValueEnum;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
-/// Formats of weights.
+/// How scales and biases are chosen, or formats.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum By {
+    /// The paper's rounding
+    Rtn,
+    /// Least squared error of each group
+    Mse,
+    /// Least absolute error of each group
+    Mae,
+    /// As mse, the bits of each weight chosen so that they are --bits on average
+    Mixed,
+    /// As mse, and each weight makes up for the rounding of those before it; learns from --calibration
+    Gptq,
+    /// As mse, and weights of large inputs are scaled up before rounding; learns from --calibration
+    Awq,
+    /// Integers from the smallest to the largest weight, for comparison
+    Int,
+}
+
+impl By {
+    fn method(self) -> Method {
+        match self {
+            Self::Rtn | Self::Int => Method::Rtn,
+            Self::Mse | Self::Mixed | Self::Gptq | Self::Awq => Method::Mse,
+            Self::Mae => Method::Mae,
+        }
+    }
+
+    fn learning(self) -> Learning {
+        match self {
+            Self::Rtn => Learning::Nothing,
+            Self::Int => Learning::Integers,
+            Self::Mse | Self::Mae | Self::Mixed => Learning::Weighs,
+            Self::Gptq => Learning::Compensates,
+            Self::Awq => Learning::Scales,
+        }
+    }
+}
+
+/// Formats of weights; another way to say --bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Format {
-    /// 4 bits a weight and two halves a group.
+    E0m2,
+    E0m3,
     E0m4,
+    E0m5,
+    E0m6,
+    E0m8,
+}
+
+impl Format {
+    fn bits(self) -> Bits {
+        match self {
+            Self::E0m2 => Bits::Two,
+            Self::E0m3 => Bits::Three,
+            Self::E0m4 => Bits::Four,
+            Self::E0m5 => Bits::Five,
+            Self::E0m6 => Bits::Six,
+            Self::E0m8 => Bits::Eight,
+        }
+    }
 }
 
 /// Make the weights of a model smaller
 ///
 /// Reads a folder with model.onnx and writes a folder with the same model and packed weights. Prints the error of
-/// each weight.
+/// each weight. A run that was interrupted goes on when it is started again.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Folder with model.onnx and the files beside it
@@ -28,32 +86,88 @@ pub struct Args {
     /// Folder to write; must not exist yet or be empty
     #[arg(short, long, value_name = "DIR")]
     output: PathBuf,
-    /// Format of the weights
-    #[arg(long, value_enum, value_name = "NAME")]
-    format: Format,
-    /// Weights that share a scale; lowered to 64 or 32 where it does not divide a weight's rows
+    /// How scales and biases are chosen
+    #[arg(long, value_enum, value_name = "NAME", default_value = "mse")]
+    method: By,
+    /// Bits of a weight: 2, 3, 4, 5, 6 or 8, by default 4; for mixed any mean, scales included, by default 4.5
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    bits: Option<f64>,
+    /// Format of the weights, in place of --bits
+    #[arg(long, value_enum, value_name = "NAME", conflicts_with = "bits")]
+    format: Option<Format>,
+    /// Weights that share a scale, or `channel` for a whole column; lowered to 64 or 32 where it does not divide a weight's rows
     #[arg(long, value_name = "N", default_value = "128", allow_negative_numbers = true, value_parser = group_size)]
     group_size: usize,
-    /// Bits of the output head and the embedding: 4 or 8
-    #[arg(long, value_name = "N", default_value = "8", allow_negative_numbers = true, value_parser = head_bits)]
-    head_bits: u32,
+    /// Bits of the output head and the embedding: 2, 3, 4, 5, 6 or 8, by default 8; mixed chooses them
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = width)]
+    head_bits: Option<u32>,
+    /// Write a page with the errors of weights and methods as a picture
+    #[arg(long, value_name = "FILE.html")]
+    report: Option<PathBuf>,
+    /// Write the errors of weights as JSON
+    #[arg(long, value_name = "FILE")]
+    report_json: Option<PathBuf>,
     /// Print one JSON object instead of the table
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    calibration: CalibrationOptions,
 }
 
 fn group_size(text: &str) -> Result<usize, String> {
+    if text == "channel" {
+        return Ok(PER_CHANNEL);
+    }
     let value = text
         .parse()
         .ok()
         .filter(|v: &usize| GROUP_SIZES.contains(v) && v.is_multiple_of(GROUP_STEP));
     let (first, last) = (GROUP_SIZES.start(), GROUP_SIZES.end());
-    value.ok_or_else(|| format!("must be a multiple of {GROUP_STEP} from {first} to {last}"))
+    value.ok_or_else(|| format!("must be a multiple of {GROUP_STEP} from {first} to {last}, or `channel`"))
 }
 
-fn head_bits(text: &str) -> Result<u32, String> {
+fn width(text: &str) -> Result<u32, String> {
     let bits = text.parse().ok().and_then(Bits::new);
-    bits.map(Bits::count).ok_or_else(|| "must be 4 or 8".to_owned())
+    bits.map(Bits::count)
+        .ok_or_else(|| "must be 2, 3, 4, 5, 6 or 8".to_owned())
+}
+
+impl Args {
+    fn options(&self) -> Result<Options> {
+        let mut options = Options {
+            group_size: self.group_size,
+            compare: self.report.is_some(),
+            ..Options::default()
+        };
+        let whole = |b: f64| Bits::ALL.into_iter().find(|w| f64::from(w.count()) == b);
+        match (self.method, self.bits) {
+            (By::Mixed, bits) => {
+                if self.format.is_some() || self.head_bits.is_some() {
+                    let what = "mixed chooses the format of each weight; give the mean with --bits";
+                    return Err(Error::usage("--method", what));
+                }
+                let bits = bits.unwrap_or(4.5);
+                if !bits.is_finite() || bits <= 0.0 {
+                    return Err(Error::usage("--bits", format!("{bits} is no number of bits")));
+                }
+                options.budget = Some(bits);
+            }
+            (_, Some(bits)) => {
+                options.bits = whole(bits).ok_or_else(|| {
+                    Error::usage(
+                        "--bits",
+                        format!("{bits} is none of 2, 3, 4, 5, 6, 8; mixed takes others"),
+                    )
+                })?;
+            }
+            (_, None) => options.bits = self.format.map_or(options.bits, Format::bits),
+        }
+        options.method = self.method.method();
+        if let Some(bits) = self.head_bits.and_then(|b| Bits::new(b.into())) {
+            options.head_bits = bits;
+        }
+        Ok(options)
+    }
 }
 
 /// A row of the object of `--json`.
@@ -63,6 +177,9 @@ struct Row<'a> {
     shape: &'a [usize],
     bits: u32,
     group_size: usize,
+    mae: f64,
+    mae_int4: f64,
+    mse: f64,
     max_error: f32,
     relative_error: f64,
     bytes_before: u64,
@@ -77,12 +194,13 @@ struct LeftRow<'a> {
     reason: &'a str,
 }
 
-/// The object of `--json`.
+/// The object of `--json` and `--report-json`.
 #[derive(Debug, Serialize)]
 struct Report<'a> {
     weights: Vec<Row<'a>>,
     left: Vec<LeftRow<'a>>,
     relative_error: f64,
+    bits_per_weight: f64,
     bytes_before: u64,
     bytes_after: u64,
 }
@@ -94,6 +212,9 @@ impl<'a> Report<'a> {
             shape: &w.shape,
             bits: w.bits.count(),
             group_size: w.group,
+            mae: w.mae,
+            mae_int4: w.mae_int4,
+            mse: w.mse,
             max_error: w.max_error,
             relative_error: w.relative_error,
             bytes_before: w.bytes_before,
@@ -108,6 +229,7 @@ impl<'a> Report<'a> {
             weights: weights.collect(),
             left: left.collect(),
             relative_error: s.relative_error,
+            bits_per_weight: s.bits_per_weight,
             bytes_before: s.bytes_before,
             bytes_after: s.bytes_after,
         }
@@ -127,6 +249,7 @@ fn report(s: &Summary, output: &Path) -> String {
         "group",
         "max error",
         "rel. error",
+        "mae/int4",
         "before",
         "after",
     ];
@@ -139,6 +262,11 @@ fn report(s: &Summary, output: &Path) -> String {
             w.group.to_string(),
             format!("{:.3e}", w.max_error),
             format!("{:.4} %", w.relative_error * 100.0),
+            if w.mae_int4 > 0.0 {
+                format!("{:.3}", w.mae / w.mae_int4)
+            } else {
+                "-".to_owned()
+            },
             size_text(w.bytes_before),
             size_text(w.bytes_after),
         ]);
@@ -152,10 +280,15 @@ fn report(s: &Summary, output: &Path) -> String {
             l.reason
         ));
     }
+    let resumed = match s.resumed {
+        0 => String::new(),
+        n => format!(", {n} of them by an earlier run"),
+    };
     out.push_str(&format!(
-        "total: {} of {} weights quantized, relative error {:.4} %, {} -> {}, written to {}\n",
+        "total: {} of {} weights quantized{resumed}, {:.3} bits a weight, relative error {:.4} %, {} -> {}, written to {}\n",
         s.weights.len(),
         s.weights.len() + s.left.len(),
+        s.bits_per_weight,
         s.relative_error * 100.0,
         size_text(s.bytes_before),
         size_text(s.bytes_after),
@@ -165,28 +298,34 @@ fn report(s: &Summary, output: &Path) -> String {
 }
 
 /// Runs the command.
-pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
-    let Format::E0m4 = args.format;
-    let options = Options {
-        group_size: args.group_size,
-        head_bits: if args.head_bits == 4 {
-            Bits::Four
-        } else {
-            Bits::Eight
-        },
-        bits: Bits::Four,
-    };
-    let new = NewFolder::create(&args.output, quantize::TEMPORARY)?;
-    let _unfinished = interrupt.scratch(new.path());
+pub fn run(args: &Args) -> Result<()> {
+    let options = args.options()?;
     let bar = byte_bar();
-    let result = quantize_into(&args.model, new.path(), &options, &mut |p| {
+    let mut progress = |p: Progress<'_>| {
         bar.set_length(p.total);
         bar.set_position(p.done);
         bar.set_message(p.tensor.to_owned());
-    });
+    };
+    let learning = args.method.learning();
+    let result = with_methods(
+        learning,
+        &args.calibration,
+        &args.model,
+        &options,
+        &bar,
+        &mut |methods| quantize_with(&args.model, &args.output, &options, methods, &mut progress),
+    );
     bar.finish_and_clear();
     let summary = result?;
-    new.commit()?;
+    if let Some(file) = &args.report {
+        let page = page::page(&args.model, &options, &summary);
+        write_whole(file, |out| out.write_all(page.as_bytes()))?;
+    }
+    if let Some(file) = &args.report_json {
+        write_whole(file, |out| {
+            Ok(serde_json::to_writer_pretty(out, &Report::new(&summary))?)
+        })?;
+    }
     let mut out = std::io::stdout().lock();
     if args.json {
         put_json(&mut out, &Report::new(&summary))
@@ -208,12 +347,9 @@ mod tests {
         for bad in ["0", "8", "20", "264", "-32", "x", ""] {
             assert!(group_size(bad).is_err(), "{bad}");
         }
-        assert_eq!((head_bits("4"), head_bits("8")), (Ok(4), Ok(8)));
-        assert!(
-            ["0", "5", "16", "-4", "four"]
-                .iter()
-                .all(|b| head_bits(b).is_err())
-        );
+        assert_eq!(group_size("channel"), Ok(PER_CHANNEL));
+        assert_eq!((width("4"), width("8")), (Ok(4), Ok(8)));
+        assert!(["0", "7", "16", "-4", "four"].iter().all(|b| width(b).is_err()));
     }
 
     #[test]
@@ -225,6 +361,10 @@ mod tests {
             group: 32,
             max_error: 0.01234,
             relative_error: 0.05,
+            mae: 0.009,
+            mae_int4: 0.01,
+            mse: 1e-4,
+            compared: Vec::new(),
             bytes_before: 442_368,
             bytes_after: 62_208,
         };
@@ -239,19 +379,21 @@ mod tests {
             bytes_before: 2_000_000,
             bytes_after: 900,
             relative_error: 0.125,
+            bits_per_weight: 4.5,
+            resumed: 1,
         };
         let text = report(&summary, Path::new("out"));
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines.len(), 5);
         assert_eq!(
             lines[1],
-            "a           576 x 192     4     32   1.234e-2    5.0000 %  442.4 kB  62.2 kB"
+            "a           576 x 192     4     32   1.234e-2    5.0000 %     0.900  442.4 kB  62.2 kB"
         );
         assert_eq!(lines[1].len(), lines[2].len());
         assert_eq!(lines[3], "left as it is: odd (3 x 5): why");
         assert_eq!(
             lines[4],
-            "total: 2 of 3 weights quantized, relative error 12.5000 %, 2.0 MB -> 900 B, written to out"
+            "total: 2 of 3 weights quantized, 1 of them by an earlier run, 4.500 bits a weight, relative error 12.5000 %, 2.0 MB -> 900 B, written to out"
         );
         let json = serde_json::to_value(Report::new(&summary)).unwrap();
         assert_eq!(

@@ -8,6 +8,7 @@ pub mod interp;
 pub mod onnx;
 pub mod op;
 pub mod pass;
+pub mod products;
 pub mod rules;
 pub mod sizes;
 pub mod text;
@@ -223,6 +224,14 @@ impl Graph {
     /// The output of this name.
     pub fn output(&self, name: &str) -> Option<ValueId> {
         self.outputs.iter().copied().find(|v| self.value(*v).name == name)
+    }
+
+    /// The value of this name.
+    pub fn find(&self, name: &str) -> Option<ValueId> {
+        let all = (0u32..).zip(&self.values);
+        all.filter(|(_, v)| v.name == name)
+            .map(|(i, _)| ValueId(i))
+            .next()
     }
 
     /// The node that computes `value`, with its id.

@@ -10,7 +10,8 @@ use serde_json::{Value, json};
 use std::collections::HashMap;
 
 const HTML: &str = include_str!("page/page.html");
-const CSS: &str = include_str!("page/page.css");
+/// The style of pages.
+pub(crate) const CSS: &str = include_str!("page/page.css");
 const JS: &str = include_str!("page/page.js");
 const GRAPH: &str = include_str!("page/graph.js");
 

@@ -66,6 +66,8 @@ pub struct Decoder {
     vocab: usize,
     /// Storage of activations on a device.
     float: DType,
+    /// Values in its middle that a run tells, by name.
+    watched: Vec<String>,
     /// What the passes did.
     pub passes: Vec<PassReport>,
 }
@@ -97,7 +99,27 @@ impl Decoder {
     }
 
     /// Prepares an imported graph by `pipeline`.
-    pub fn of(mut graph: Graph, pipeline: &Pipeline, logits: Logits) -> Result<Self> {
+    pub fn of(graph: Graph, pipeline: &Pipeline, logits: Logits) -> Result<Self> {
+        Self::watching(graph, &[], pipeline, logits)
+    }
+
+    /// As [`Decoder::of`]; the values `watched`, by name, are computed as they are and told by [`Watch`]. An error for a
+    /// name that no node's result has.
+    pub fn watching(
+        mut graph: Graph,
+        watched: &[String],
+        pipeline: &Pipeline,
+        logits: Logits,
+    ) -> Result<Self> {
+        for name in watched {
+            let value = graph
+                .find(name)
+                .filter(|v| graph.value(*v).producer.is_some())
+                .ok_or_else(|| bad(format!("no node makes a value \"{name}\"")))?;
+            if !graph.outputs().contains(&value) {
+                Edit::new(&mut graph).add_output(value);
+            }
+        }
         let ids = graph.input("input_ids").ok_or_else(|| bad(NO_IDS))?;
         let [batch, sequence] = graph.fact(ids)?.shape.0.as_slice() else {
             return Err(bad(format!(
@@ -185,6 +207,7 @@ impl Decoder {
             past,
             vocab,
             float,
+            watched: watched.to_vec(),
             passes,
         })
     }
@@ -317,6 +340,23 @@ fn check_room(have: usize, more: usize, context: usize) -> Result<()> {
     Ok(())
 }
 
+/// A decoder that tells values in its middle, those of [`Decoder::watching`].
+pub trait Watch: Model {
+    /// Appends `tokens` (at least one) to the cache and hands the elements of each watched value to `take`, with its place in the list, in pieces
+    /// that follow one another along the tokens. Errors of `take` are passed on. As with [`Model::forward`] an error leaves the cache at an
+    /// unspecified length.
+    fn watch(&mut self, tokens: &[u32], take: &mut dyn FnMut(usize, &[f32]) -> Result<()>) -> Result<()>;
+}
+
+fn check_rows(tokens: usize, rows: usize) -> Result<()> {
+    if tokens == rows {
+        return Ok(());
+    }
+    let what =
+        format!("{rows} rows of logits for {tokens} tokens: the decoder was loaded for the last row only");
+    Err(Error::other(Stage::Run, what))
+}
+
 /// A decoder on a device.
 #[derive(Debug)]
 pub struct DeviceModel {
@@ -400,20 +440,6 @@ impl DeviceModel {
         Ok((plan, bindings))
     }
 
-    /// Appends `tokens` and returns the logits after each of them, row by row. The decoder must have been loaded with
-    /// [`Logits::All`].
-    pub fn forward_all(&mut self, tokens: &[u32]) -> Result<Vec<f32>> {
-        check_room(self.len, tokens.len(), self.lengths.context)?;
-        let mut all = Vec::with_capacity(tokens.len() * self.decoder.vocab);
-        for part in tokens.chunks(self.lengths.chunk) {
-            let (plan, rows) = self.step(part)?;
-            let mut data = vec![0f32; rows * self.decoder.vocab];
-            self.session.read_f32(plan, "logits", 0, &mut data)?;
-            all.extend(data);
-        }
-        Ok(all)
-    }
-
     /// Runs one chunk of `tokens` and returns what each step took.
     pub fn profile(&mut self, tokens: &[u32]) -> Result<Vec<Timing>> {
         check_room(self.len, tokens.len(), self.lengths.context)?;
@@ -448,8 +474,44 @@ impl Model for DeviceModel {
             .read_f32(plan, "logits", (rows - 1) * self.decoder.vocab, logits)
     }
 
+    fn forward_all(&mut self, tokens: &[u32]) -> Result<Vec<f32>> {
+        check_room(self.len, tokens.len(), self.lengths.context)?;
+        let vocab = self.decoder.vocab;
+        let mut all = vec![0f32; tokens.len() * vocab];
+        let mut rest = all.as_mut_slice();
+        for part in tokens.chunks(self.lengths.chunk) {
+            let (plan, rows) = self.step(part)?;
+            check_rows(part.len(), rows)?;
+            let (data, after) = rest.split_at_mut(rows * vocab);
+            self.session.read_f32(plan, "logits", 0, data)?;
+            rest = after;
+        }
+        Ok(all)
+    }
+
     fn truncate(&mut self, len: usize) {
         self.len = self.len.min(len);
+    }
+}
+
+impl Watch for DeviceModel {
+    fn watch(&mut self, tokens: &[u32], take: &mut dyn FnMut(usize, &[f32]) -> Result<()>) -> Result<()> {
+        check_room(self.len, tokens.len(), self.lengths.context)?;
+        let mut data = Vec::new();
+        for part in tokens.chunks(self.lengths.chunk) {
+            let past = self.len;
+            let (plan, _) = self.step(part)?;
+            let bindings = self.decoder.bindings(part.len(), past);
+            for (i, name) in self.decoder.watched.iter().enumerate() {
+                let port = self.session.plan(plan).and_then(|p| p.output(name));
+                let shape = port.map(|p| p.shape.eval(&bindings)).transpose();
+                let shape = shape.map_err(|e| Error::other(Stage::Run, e.to_string()))?;
+                data.resize(shape.unwrap_or_default().iter().product(), 0.0);
+                self.session.read_f32(plan, name, 0, &mut data)?;
+                take(i, &data)?;
+            }
+        }
+        Ok(())
     }
 }
 
@@ -494,8 +556,8 @@ impl HostModel {
         Ok(())
     }
 
-    /// Appends `tokens` and returns the logits that the graph computes: of all rows or of the last.
-    pub fn forward_all(&mut self, tokens: &[u32]) -> Result<Vec<f32>> {
+    /// Appends `tokens` and returns what the graph computes.
+    fn results(&mut self, tokens: &[u32]) -> Result<HashMap<ValueId, HostTensor>> {
         check_room(self.len, tokens.len(), self.context)?;
         let mut given = self.states.clone();
         for (name, tensor) in self.decoder.inputs(tokens, self.len)? {
@@ -510,16 +572,23 @@ impl HostModel {
             }
         }
         self.len += tokens.len();
-        let logits = self
-            .decoder
-            .graph
-            .output("logits")
-            .and_then(|v| results.remove(&v));
-        let logits = logits.ok_or_else(|| Error::other(Stage::Run, "no logits"))?;
-        Ok(logits
-            .to_f32()
-            .map_err(|e| Error::other(Stage::Run, e.to_string()))?
+        Ok(results)
+    }
+
+    /// The elements of an output among the results of a run.
+    fn taken(&self, results: &mut HashMap<ValueId, HostTensor>, name: &str) -> Result<Vec<f32>> {
+        let found = self.decoder.graph.output(name).and_then(|v| results.remove(&v));
+        let tensor = found.ok_or_else(|| Error::other(Stage::Run, format!("no output \"{name}\"")))?;
+        let elements = tensor.to_f32();
+        Ok(elements
+            .map_err(|e| Error::other(Stage::Run, format!("output \"{name}\": {e}")))?
             .into_owned())
+    }
+
+    /// Appends `tokens` and returns the logits that the graph computes: of all rows or of the last.
+    fn run(&mut self, tokens: &[u32]) -> Result<Vec<f32>> {
+        let mut results = self.results(tokens)?;
+        self.taken(&mut results, "logits")
     }
 }
 
@@ -537,10 +606,16 @@ impl Model for HostModel {
     }
 
     fn forward(&mut self, tokens: &[u32], logits: &mut Vec<f32>) -> Result<()> {
-        let all = self.forward_all(tokens)?;
+        let all = self.run(tokens)?;
         logits.clear();
         logits.extend_from_slice(&all[all.len() - self.decoder.vocab..]);
         Ok(())
+    }
+
+    fn forward_all(&mut self, tokens: &[u32]) -> Result<Vec<f32>> {
+        let all = self.run(tokens)?;
+        check_rows(tokens.len(), all.len() / self.decoder.vocab.max(1))?;
+        Ok(all)
     }
 
     fn truncate(&mut self, len: usize) {
@@ -562,5 +637,15 @@ impl Model for HostModel {
             }
         }
         self.len = len;
+    }
+}
+
+impl Watch for HostModel {
+    fn watch(&mut self, tokens: &[u32], take: &mut dyn FnMut(usize, &[f32]) -> Result<()>) -> Result<()> {
+        let mut results = self.results(tokens)?;
+        for (i, name) in self.decoder.watched.clone().iter().enumerate() {
+            take(i, &self.taken(&mut results, name)?)?;
+        }
+        Ok(())
     }
 }

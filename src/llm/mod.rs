@@ -1,9 +1,11 @@
 //! From tokens to tokens: everything between a prompt and a stream of text.
 
+pub mod calibrate;
 pub mod engine;
 pub mod folder;
 pub mod generator;
 pub mod metrics;
+pub mod perplexity;
 pub mod sampler;
 pub mod template;
 #[cfg(test)]
@@ -39,6 +41,11 @@ pub trait Model {
     /// `logits`, which is resized to [`Model::vocab`]. An error leaves the cache at an unspecified length
     /// not above the old one plus `tokens.len()`.
     fn forward(&mut self, tokens: &[u32], logits: &mut Vec<f32>) -> Result<()>;
+
+    /// Appends `tokens` (at least one) to the cache and returns the logits that follow each of them, row after
+    /// row of [`Model::vocab`]. An error for a model that was prepared for generation and computes the last row
+    /// only; as with [`Model::forward`] the cache is then at an unspecified length.
+    fn forward_all(&mut self, tokens: &[u32]) -> Result<Vec<f32>>;
 
     /// Forgets all but the first `len` tokens.
     fn truncate(&mut self, len: usize);

@@ -40,6 +40,15 @@ impl Tokenizer {
         Ok(encoding.get_ids().to_vec())
     }
 
+    /// The special tokens that the description puts before every text; often one or none.
+    pub fn start(&self) -> Result<Vec<u32>> {
+        const PROBE: &str = "a";
+        let (mut with, plain) = (self.encode(PROBE, true)?, self.encode(PROBE, false)?);
+        let at = with.windows(plain.len().max(1)).position(|w| w == plain);
+        with.truncate(at.unwrap_or(0));
+        Ok(with)
+    }
+
     /// The text of `ids`, without special tokens. Bytes that are no UTF-8 become U+FFFD; ids that the
     /// description does not have become nothing.
     pub fn decode(&self, ids: &[u32]) -> Result<String> {

@@ -4,7 +4,7 @@ use super::*;
 use transformer_lite::graph::op::joint_e0m::JointE0m;
 use transformer_lite::graph::op::matmul_e0m::MatMulE0m;
 use transformer_lite::graph::pass::{EPILOGUE, JOINT_PROJECTIONS};
-use transformer_lite::quant::e0m::{Bits, Packed};
+use transformer_lite::quant::{Bits, Packed};
 
 /// A product of `x`, whose rows have 64 elements, with a constant of `n` columns.
 fn product(b: &mut Build, x: ValueId, product: MatMulE0m, n: usize) -> ValueId {

@@ -3,7 +3,7 @@
 use super::*;
 use transformer_lite::graph::op::joint_e0m::JointE0m;
 use transformer_lite::graph::op::matmul_e0m::MatMulE0m;
-use transformer_lite::quant::e0m::{Bits, Packed};
+use transformer_lite::quant::{Bits, Packed};
 
 /// Products of `x [n, 64]` with weights of so many columns; each result is read once.
 fn products(columns: &[usize]) -> Arc<Graph> {

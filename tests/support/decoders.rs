@@ -13,7 +13,7 @@ use std::path::Path;
 use transformer_lite::error::{Error, Result, Stage};
 use transformer_lite::graph::onnx::write::{Attr, ModelWriter, NodeSpec, Size, Written};
 use transformer_lite::graph::op::OWN_DOMAIN;
-use transformer_lite::quant::e0m::{Bits, group_size};
+use transformer_lite::quant::{Bits, group_size};
 use transformer_lite::tensor::{DType, HostTensor, TensorError};
 
 /// Whose code the graph follows.
@@ -451,7 +451,7 @@ impl Builder<'_> {
         let group = group_size(asked, k);
         let names = [format!("{name}.codes"), format!("{name}.scales")];
         let random = &mut self.random;
-        let shape = [k / bits.per_word(), n];
+        let shape = [bits.rows(k), n];
         self.out
             .add_initializer_external(&names[0], DType::U32, &shape, |out| {
                 for _ in 0..shape[0] * shape[1] {

@@ -1,51 +1,62 @@
-//! Quantization of ONNX models: a folder with a float model becomes one with E0M weights.
+//! Quantization of ONNX models: a folder with a float model becomes one with E0M weights; [`dequantize_into`] goes back.
 //!
 //! The work is on the messages of the file. Nodes that read a packed weight are replaced by operators of this
 //! engine's own domain; everything else is copied byte by byte.
 
+mod dequantize;
+mod mixed;
+mod panels;
+mod parts;
 mod plan;
+mod source;
 #[cfg(test)]
 mod tests;
 mod wire;
 
 use super::import;
-use super::proto::{GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto};
-use super::weights::{Weights, map};
+use super::proto::{GraphProto, NodeProto, TensorProto};
+use super::weights::Weights;
 use super::write::ModelWriter;
 use crate::error::{Error, Result, Stage};
 use crate::graph::op::OWN_DOMAIN;
 use crate::new_folder::NewFolder;
-use crate::quant::e0m::{Bits, Loss, Packed, QuantError};
-use crate::tensor::{Bytes, DType, HostTensor, TensorError};
+use crate::quant::{Bits, ByGroup, ColumnMethod, GROUP_STEP, Integers, Loss, Method, PER_CHANNEL, Packed};
+use crate::tensor::{DType, HostTensor, TensorError};
 use half::f16;
-use plan::{Change, Plan, Weight, plan};
-use prost::Message;
-use std::collections::HashSet;
-use std::num::NonZeroUsize;
-use std::path::{Component, Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::mpsc;
+use panels::{Elements, Losses, Panel, explain, panels, place, sample};
+use parts::{Part, Parts, Record};
+use plan::{Plan, Weight, plan};
+use source::{Origin, Source, bytes_of, copy_others};
+use std::path::Path;
+
+pub(crate) use dequantize::TEMPORARY as DEQUANTIZE_TEMPORARY;
+pub use dequantize::{Dequantized, dequantize_into};
 
 /// How the name of the temporary folder starts.
 pub(crate) const TEMPORARY: &str = ".quantize-";
 /// The graph's file in a model folder.
 const MODEL: &str = "model.onnx";
-/// Protocol buffers cannot be longer than this.
-const MESSAGE_LIMIT: usize = i32::MAX as usize;
-/// Group sizes that can be asked for: multiples of [`GROUP_STEP`] in this range.
+/// Group sizes that can be asked for: multiples of [`GROUP_STEP`] in this range, and [`PER_CHANNEL`].
 pub const GROUP_SIZES: std::ops::RangeInclusive<usize> = 16..=256;
-/// See [`GROUP_SIZES`].
-pub const GROUP_STEP: usize = 8;
+/// Columns of a weight on which formats and methods are compared.
+const SAMPLE: usize = 64;
 
 /// What is asked for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Options {
-    /// Weights of a group; see [`GROUP_SIZES`] and [`crate::quant::e0m::group_size`].
+    /// Weights of a group; see [`GROUP_SIZES`] and [`crate::quant::group_size`].
     pub group_size: usize,
     /// Format of the output head and of embeddings.
     pub head_bits: Bits,
     /// Format of the other weights.
     pub bits: Bits,
+    /// How scales and biases are chosen.
+    pub method: Method,
+    /// Mean bits of a quantized weight, those of scales and biases included, which are spent where they save most error: formats and
+    /// group sizes, no larger than `group_size`, are chosen for each weight, `bits` and `head_bits` not looked at.
+    pub budget: Option<f64>,
+    /// Measures what each method would make of each weight, on some of its columns.
+    pub compare: bool,
 }
 
 impl Default for Options {
@@ -54,7 +65,68 @@ impl Default for Options {
             group_size: 128,
             head_bits: Bits::Eight,
             bits: Bits::Four,
+            method: Method::default(),
+            budget: None,
+            compare: false,
         }
+    }
+}
+
+/// What a weight is multiplied by before it is quantized. The model stays the same where what makes its inputs and what reads its results
+/// is changed accordingly.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Scaling<'a> {
+    /// Factors of the K rows.
+    pub rows: Option<&'a [f32]>,
+    /// Divisors of the N columns.
+    pub columns: Option<&'a [f32]>,
+}
+
+/// Chooses a method for each weight. A [`Method`] is that of all weights; what knows of the inputs of a weight knows better.
+pub trait Methods: Sync {
+    /// The method for the weight of this name with K rows. An error where what it needs is not there.
+    fn of<'a>(&'a self, weight: &str, k: usize) -> Result<Box<dyn ColumnMethod + 'a>>;
+
+    /// Mean square of each of the K inputs of the weight of this name, where it is known: its errors count in proportion when formats are
+    /// compared.
+    fn importance(&self, weight: &str) -> Option<&[f32]> {
+        let _ = weight;
+        None
+    }
+
+    /// How the weight of this name is scaled before its method sees it.
+    fn scaling(&self, weight: &str) -> Scaling<'_> {
+        let _ = weight;
+        Scaling::default()
+    }
+
+    /// What the elements of the initialiser of this name, which is not quantized, are divided by, one each.
+    fn divisor(&self, initializer: &str) -> Option<&[f32]> {
+        let _ = initializer;
+        None
+    }
+
+    /// Names the method and all that its results depend on, as a run that goes on must use the same.
+    fn key(&self, weight: &str) -> String;
+}
+
+impl Methods for Method {
+    fn of<'a>(&'a self, _weight: &str, _k: usize) -> Result<Box<dyn ColumnMethod + 'a>> {
+        Ok(Box::new(ByGroup::from(*self)))
+    }
+
+    fn key(&self, _weight: &str) -> String {
+        self.name().to_owned()
+    }
+}
+
+impl Methods for Integers {
+    fn of<'a>(&'a self, _weight: &str, _k: usize) -> Result<Box<dyn ColumnMethod + 'a>> {
+        Ok(Box::new(*self))
+    }
+
+    fn key(&self, _weight: &str) -> String {
+        "integers".to_owned()
     }
 }
 
@@ -84,10 +156,18 @@ pub struct Quantized {
     pub max_error: f32,
     /// Norm of the difference divided by the norm of the weight.
     pub relative_error: f64,
+    /// Mean absolute difference.
+    pub mae: f64,
+    /// That of min-max asymmetric INT4 with the same groups ([`crate::quant::int4_error`]).
+    pub mae_int4: f64,
+    /// Mean squared difference.
+    pub mse: f64,
     /// Bytes of the initialiser.
     pub bytes_before: u64,
     /// Bytes of codes and scales.
     pub bytes_after: u64,
+    /// With [`Options::compare`]: for each method, its mean absolute difference divided by that of INT4 on some columns.
+    pub compared: Vec<(Method, f64)>,
 }
 
 /// A weight of a matrix product or embedding that stays as it was.
@@ -114,6 +194,10 @@ pub struct Summary {
     pub bytes_after: u64,
     /// Relative error over all quantized weights.
     pub relative_error: f64,
+    /// Bits of codes, scales and biases, divided by the number of quantized weights.
+    pub bits_per_weight: f64,
+    /// Weights that an interrupted run had finished.
+    pub resumed: usize,
 }
 
 /// Quantizes the model in the folder `input` into the folder `output`.
@@ -121,10 +205,15 @@ pub struct Summary {
 /// Each `MatMul` whose second operand is a constant matrix, or the transpose of one, becomes a `MatMulE0M`, and
 /// each `Gather` of rows of a constant matrix by token a `GatherE0M`; a matrix that both read is packed once. The
 /// `MatMul` that makes the output `logits`, and embeddings, take `head_bits`. Weights that cannot be quantized stay
-/// as they are and are listed. The files beside the model are copied; folders in `input` are not.
+/// as they are and are listed. The files beside the model are copied; folders in `input` are not. The result does not depend on the
+/// number of cores.
 ///
 /// `output` must not exist or be an empty folder, and the folder that is to hold it must exist. The files are
-/// made in a temporary folder beside it, which takes its place at the end; after an error nothing is left.
+/// made in a folder `.quantize-<name of the output>` beside it, which takes its place at the end and before that holds no model that
+/// loads. It stays where the program is ended or the system refuses a file, if a weight was finished by then: the same call goes on from there.
+/// What was finished from another source or with other options is made anew. After any other error nothing is left.
+///
+/// Memory: the source is mapped; the codes and scales of one weight are held at a time, and the floats of a panel of columns for each core.
 ///
 /// Errors: no such model, an output in the way, an option out of range ([`Error::is_usage`]); a model that
 /// [`import`] refuses; a weight with NaN or infinity, or out of the range of halves; a model without a weight that
@@ -135,20 +224,44 @@ pub fn quantize(
     options: &Options,
     progress: &mut dyn FnMut(Progress<'_>),
 ) -> Result<Summary> {
-    let new = NewFolder::create(output, TEMPORARY)?;
-    let summary = quantize_into(input, new.path(), options, progress)?;
-    new.commit()?;
-    Ok(summary)
+    quantize_with(input, output, options, &options.method, progress)
 }
 
-/// As [`quantize`], but writes into the existing folder `folder`, and leaves there what it wrote before an error.
-pub fn quantize_into(
+/// As [`quantize`], with a method for each weight in place of [`Options::method`].
+pub fn quantize_with(
     input: &Path,
-    folder: &Path,
+    output: &Path,
     options: &Options,
+    methods: &dyn Methods,
     progress: &mut dyn FnMut(Progress<'_>),
 ) -> Result<Summary> {
-    if !GROUP_SIZES.contains(&options.group_size) || !options.group_size.is_multiple_of(GROUP_STEP) {
+    let new = NewFolder::resume(output, TEMPORARY)?;
+    // Nothing of the folder is touched while another run has it.
+    let parts = Parts::open(new.path())?;
+    match quantize_into(input, new.path(), parts, options, methods, progress) {
+        Ok(summary) => {
+            new.commit()?;
+            Ok(summary)
+        }
+        // What was finished is of use once there is room again.
+        Err(e @ Error::Io { .. }) if Parts::any(new.path()) => Err(e),
+        Err(e) => {
+            new.discard()?;
+            Err(e)
+        }
+    }
+}
+
+fn quantize_into(
+    input: &Path,
+    folder: &Path,
+    parts: Parts,
+    options: &Options,
+    methods: &dyn Methods,
+    progress: &mut dyn FnMut(Progress<'_>),
+) -> Result<Summary> {
+    let known = GROUP_SIZES.contains(&options.group_size) && options.group_size.is_multiple_of(GROUP_STEP);
+    if !known && options.group_size != PER_CHANNEL {
         let (first, last) = GROUP_SIZES.into_inner();
         let what = format!(
             "{} is no multiple of {GROUP_STEP} from {first} to {last}",
@@ -166,239 +279,88 @@ pub fn quantize_into(
     // A model that cannot run, for whatever reason, is told from one that can before anything is written.
     import(&path)?;
     let source = Source::open(path)?;
-    let plan = plan(&source.graph, options);
-    source.check(&plan)?;
+    let mut plan = plan(&source.graph, options);
+    check(&source, &plan)?;
     let mut job = Job {
-        source: &source,
         weights: Weights::new(&source.path),
-        writer: ModelWriter::create(Stage::Quantize, folder, MODEL, "")?,
+        source: &source,
+        writer: ModelWriter::create(Stage::Quantize, folder, MODEL, "")?.with_checksums(),
+        parts: &parts,
+        options,
+        methods,
         done: 0,
         total: source.graph.initializer.iter().map(bytes_of).sum(),
         progress,
         quantized: Vec::new(),
         loss: Loss::default(),
+        resumed: 0,
     };
+    if let Some(budget) = options.budget {
+        job.spend(&mut plan, budget)?;
+    }
     let origins = job.weights(&plan)?;
-    let (quantized, loss) = (std::mem::take(&mut job.quantized), job.loss);
+    let (quantized, loss, resumed) = (std::mem::take(&mut job.quantized), job.loss, job.resumed);
     let (tensors, data_bytes) = job.writer.into_initializers()?;
     let external = source.external_files();
     let mut bytes_before = source.file_bytes;
     for file in &external {
         bytes_before += std::fs::metadata(file).map_or(0, |m| m.len());
     }
-    let model = source.assemble(&plan, &origins, &tensors)?;
-    let target = folder.join(MODEL);
-    if model.len() > MESSAGE_LIMIT {
-        let what = format!(
-            "a graph of {} bytes; the format allows {MESSAGE_LIMIT}",
-            model.len()
-        );
-        return Err(Error::file(Stage::Quantize, &target, what));
-    }
-    std::fs::write(&target, &model).map_err(|e| Error::io("cannot write", &target, e))?;
+    let model = source.assemble(&plan.changes(&source.graph), &origins, &tensors)?;
     copy_others(input, folder, &external)?;
+    parts.remove()?;
+    // Last, as a folder without it is no model.
+    let target = folder.join(MODEL);
+    std::fs::write(&target, &model).map_err(|e| Error::io("cannot write", &target, e))?;
+    let stored: u64 = quantized.iter().map(|q| q.bytes_after).sum();
+    #[expect(clippy::cast_precision_loss, reason = "sizes of files")]
+    let bits_per_weight = stored as f64 * 8.0 / loss.count.max(1) as f64;
     Ok(Summary {
         weights: quantized,
         left: plan.left,
         bytes_before,
         bytes_after: model.len() as u64 + data_bytes,
         relative_error: loss.relative_rms(),
+        bits_per_weight,
+        resumed,
     })
 }
 
-/// The files beside the model, apart from its data.
-fn copy_others(input: &Path, folder: &Path, external: &HashSet<PathBuf>) -> Result<()> {
-    let refused = |e| Error::io("cannot read", input, e);
-    for entry in std::fs::read_dir(input).map_err(refused)? {
-        let from = entry.map_err(refused)?.path();
-        let Some(name) = from.file_name() else { continue };
-        let to = folder.join(name);
-        // What this quantization wrote itself stands for the model's own files.
-        if !from.is_file() || external.contains(&from) || to.exists() {
-            continue;
-        }
-        let mut reader = std::fs::File::open(&from).map_err(|e| Error::io("cannot read", &from, e))?;
-        let mut writer = std::fs::File::create(&to).map_err(|e| Error::io("cannot write", &to, e))?;
-        std::io::copy(&mut reader, &mut writer).map_err(|e| Error::io("cannot copy to", &to, e))?;
+/// Refuses what cannot be quantized at all.
+fn check(source: &Source, plan: &Plan) -> Result<()> {
+    // Nodes are copied as they are, their tensors with them.
+    let outside = |t: &TensorProto| t.data_location == 1;
+    let inner = |g: &GraphProto| g.initializer.iter().any(outside);
+    let carries = |n: &NodeProto| {
+        n.attribute
+            .iter()
+            .any(|a| a.t.as_ref().is_some_and(outside) || a.g.as_ref().is_some_and(inner))
+    };
+    if let Some(n) = source.graph.node.iter().find(|n| carries(n)) {
+        return Err(source.bad(format!(
+            "{} \"{}\": an attribute has external data, which only initialisers may have here",
+            n.op_type, n.name
+        )));
+    }
+    if let Some(n) = source
+        .graph
+        .node
+        .iter()
+        .find(|n| n.domain == OWN_DOMAIN && n.op_type.ends_with("E0M"))
+    {
+        return Err(source.bad(format!(
+            "{} \"{}\": the model is quantized already",
+            n.op_type, n.name
+        )));
+    }
+    if plan.weights.is_empty() {
+        let why = plan.left.first().map_or_else(
+            || "no matrix product or embedding reads a constant matrix".to_owned(),
+            |l| format!("\"{}\": {}", l.name, l.reason),
+        );
+        return Err(source.bad(format!("no weight can be quantized; {why}")));
     }
     Ok(())
-}
-
-/// Bytes that the elements of a tensor take; 0 for one that is damaged, which is refused when it is read.
-fn bytes_of(t: &TensorProto) -> u64 {
-    let size = super::dtype_of(i64::from(t.data_type)).map_or(0, |d| d.size() as u64);
-    t.dims
-        .iter()
-        .try_fold(size, |n, d| n.checked_mul(u64::try_from(*d).ok()?))
-        .unwrap_or(0)
-}
-
-/// Where an initialiser of the new file comes from.
-enum Origin {
-    /// The field with this number among the initialisers of the old file.
-    Old(usize),
-    /// The tensor with this number among those in the new data file.
-    New(usize),
-}
-
-/// The model as read.
-struct Source {
-    path: PathBuf,
-    bytes: Vec<u8>,
-    file_bytes: u64,
-    graph: GraphProto,
-    opsets: Vec<OperatorSetIdProto>,
-}
-
-impl Source {
-    fn open(path: PathBuf) -> Result<Self> {
-        let file = map(&path)?;
-        let bytes = file.bytes().to_vec();
-        let damaged = "not an ONNX model, or damaged";
-        let model = ModelProto::decode(bytes.as_slice())
-            .map_err(|e| Error::parse(Stage::Quantize, &path, damaged, e))?;
-        let graph = model.graph.ok_or_else(|| {
-            Error::file(
-                Stage::Quantize,
-                &path,
-                "no graph in the model; not an ONNX model?",
-            )
-        })?;
-        Ok(Self {
-            file_bytes: bytes.len() as u64,
-            bytes,
-            graph,
-            opsets: model.opset_import,
-            path,
-        })
-    }
-
-    fn bad(&self, what: impl Into<String>) -> Error {
-        Error::file(Stage::Quantize, &self.path, what)
-    }
-
-    fn check(&self, plan: &Plan) -> Result<()> {
-        // Nodes are copied as they are, their tensors with them.
-        let outside = |t: &TensorProto| t.data_location == 1;
-        let inner = |g: &GraphProto| g.initializer.iter().any(outside);
-        let carries = |n: &NodeProto| {
-            n.attribute
-                .iter()
-                .any(|a| a.t.as_ref().is_some_and(outside) || a.g.as_ref().is_some_and(inner))
-        };
-        if let Some(n) = self.graph.node.iter().find(|n| carries(n)) {
-            return Err(self.bad(format!(
-                "{} \"{}\": an attribute has external data, which only initialisers may have here",
-                n.op_type, n.name
-            )));
-        }
-        if let Some(n) = self
-            .graph
-            .node
-            .iter()
-            .find(|n| n.domain == OWN_DOMAIN && n.op_type.ends_with("E0M"))
-        {
-            return Err(self.bad(format!(
-                "{} \"{}\": the model is quantized already",
-                n.op_type, n.name
-            )));
-        }
-        if plan.weights.is_empty() {
-            let why = plan.left.first().map_or_else(
-                || "no matrix product or embedding reads a constant matrix".to_owned(),
-                |l| format!("\"{}\": {}", l.name, l.reason),
-            );
-            return Err(self.bad(format!("no weight can be quantized; {why}")));
-        }
-        Ok(())
-    }
-
-    /// Files with data of initialisers. Their places were checked when they were read.
-    fn external_files(&self) -> HashSet<PathBuf> {
-        let folder = self.path.parent().unwrap_or(Path::new(""));
-        let tensors = self.graph.initializer.iter().filter(|t| t.data_location == 1);
-        let locations = tensors.flat_map(|t| t.external_data.iter().filter(|e| e.key == "location"));
-        locations
-            .map(|e| {
-                let parts = Path::new(&e.value).components();
-                folder.join(
-                    parts
-                        .filter(|c| matches!(c, Component::Normal(_)))
-                        .collect::<PathBuf>(),
-                )
-            })
-            .collect()
-    }
-
-    /// The new file: what is not changed is copied.
-    fn assemble(&self, plan: &Plan, origins: &[Origin], tensors: &[TensorProto]) -> Result<Vec<u8>> {
-        const MODEL_GRAPH: u64 = 7;
-        const MODEL_OPSET: u64 = 8;
-        const GRAPH_NODE: u64 = 1;
-        const GRAPH_INITIALIZER: u64 = 5;
-        const GRAPH_VALUE_INFO: u64 = 13;
-        let damaged = || self.bad("the model's fields cannot be told apart; damaged?");
-        let mut fields = Vec::new();
-        let mut out = Vec::new();
-        for field in wire::fields(&self.bytes).ok_or_else(damaged)? {
-            if field.tag == MODEL_GRAPH {
-                fields.extend(wire::fields(field.content).ok_or_else(damaged)?);
-            } else {
-                out.extend_from_slice(field.whole);
-            }
-        }
-        if !self.opsets.iter().any(|o| o.domain == OWN_DOMAIN) {
-            let opset = OperatorSetIdProto {
-                domain: OWN_DOMAIN.to_owned(),
-                version: 1,
-            };
-            wire::put(&mut out, MODEL_OPSET, &opset.encode_to_vec());
-        }
-        let gone: HashSet<&str> = self
-            .graph
-            .node
-            .iter()
-            .zip(&plan.nodes)
-            .filter(|(_, change)| **change == Change::Drop)
-            .flat_map(|(n, _)| n.output.iter().map(String::as_str))
-            .collect();
-        let mut graph = Vec::new();
-        let (mut nodes, mut infos) = (
-            plan.nodes.iter(),
-            self.graph
-                .value_info
-                .iter()
-                .map(|v| gone.contains(v.name.as_str())),
-        );
-        let mut old = Vec::new();
-        for field in &fields {
-            match field.tag {
-                GRAPH_NODE => match nodes.next().ok_or_else(damaged)? {
-                    Change::Keep => graph.extend_from_slice(field.whole),
-                    Change::Drop => {}
-                    Change::Replace(n) => wire::put(&mut graph, GRAPH_NODE, &n.encode_to_vec()),
-                },
-                GRAPH_INITIALIZER => old.push(field.whole),
-                GRAPH_VALUE_INFO => {
-                    if !infos.next().ok_or_else(damaged)? {
-                        graph.extend_from_slice(field.whole);
-                    }
-                }
-                _ => graph.extend_from_slice(field.whole),
-            }
-        }
-        for origin in origins {
-            match origin {
-                Origin::Old(i) => graph.extend_from_slice(old.get(*i).ok_or_else(damaged)?),
-                Origin::New(i) => {
-                    let tensor = tensors.get(*i).ok_or_else(damaged)?;
-                    wire::put(&mut graph, GRAPH_INITIALIZER, &tensor.encode_to_vec());
-                }
-            }
-        }
-        wire::put(&mut out, MODEL_GRAPH, &graph);
-        Ok(out)
-    }
 }
 
 /// The weights under way from the old files to the new one.
@@ -406,14 +368,46 @@ struct Job<'a> {
     source: &'a Source,
     weights: Weights,
     writer: ModelWriter,
+    parts: &'a Parts,
+    options: &'a Options,
+    methods: &'a dyn Methods,
     done: u64,
     total: u64,
     progress: &'a mut dyn FnMut(Progress<'_>),
     quantized: Vec<Quantized>,
     loss: Loss,
+    resumed: usize,
 }
 
-impl Job<'_> {
+impl<'a> Job<'a> {
+    /// Chooses format and group size of each weight.
+    fn spend(&mut self, plan: &mut Plan, budget: f64) -> Result<()> {
+        let mut ladders = Vec::with_capacity(plan.weights.len());
+        for w in &plan.weights {
+            let t = &self.source.graph.initializer[w.initializer];
+            let tensor = self.weights.tensor(t)?;
+            let elements = self.elements(&t.name, &tensor)?;
+            let importance = self.methods.importance(&t.name);
+            let measured = mixed::measure(elements, w, self.options, importance);
+            ladders.push(measured.map_err(|e| self.source.bad(format!("weight \"{}\": {e}", t.name)))?);
+            let (done, total) = (self.done, self.total);
+            (self.progress)(Progress {
+                tensor: &t.name,
+                done,
+                total,
+            });
+        }
+        let sizes: Vec<usize> = plan.weights.iter().map(|w| w.k * w.n).collect();
+        for (w, choice) in plan
+            .weights
+            .iter_mut()
+            .zip(mixed::spend(&ladders, &sizes, budget)?)
+        {
+            (w.bits, w.group) = (choice.bits, choice.group);
+        }
+        Ok(())
+    }
+
     /// Writes all weights; tells where the initialisers of the new file are.
     fn weights(&mut self, plan: &Plan) -> Result<Vec<Origin>> {
         let source = self.source;
@@ -431,7 +425,13 @@ impl Job<'_> {
                 new(&mut origins);
                 continue;
             }
-            if t.data_location == 1 {
+            if let Some(by) = self.methods.divisor(&t.name) {
+                let tensor = self.weights.tensor(t)?;
+                let divided =
+                    divided(&tensor, by).map_err(|e| self.source.bad(format!("\"{}\": {e}", t.name)))?;
+                self.writer.add_external(&t.name, &divided)?;
+                new(&mut origins);
+            } else if t.data_location == 1 {
                 self.writer.add_external(&t.name, &self.weights.tensor(t)?)?;
                 new(&mut origins);
             } else {
@@ -448,19 +448,90 @@ impl Job<'_> {
         (self.progress)(Progress { tensor, done, total });
     }
 
+    fn elements<'t>(&self, name: &str, tensor: &'t HostTensor) -> Result<Elements<'t>>
+    where
+        'a: 't,
+    {
+        let bytes = tensor
+            .bytes()
+            .map_err(|e| self.source.bad(format!("weight \"{name}\": {e}")))?;
+        Ok(Elements {
+            dtype: tensor.dtype(),
+            bytes,
+            scaling: self.methods.scaling(name),
+        })
+    }
+
+    /// Writes a weight, from a finished part or by making one.
     fn pack(&mut self, name: &str, tensor: &HostTensor, w: &Weight) -> Result<()> {
+        let elements = self.elements(name, tensor)?;
+        let key = self.key(name, elements, w);
+        let part = match self.parts.finished(w.initializer, &key) {
+            Some(part) => {
+                self.resumed += 1;
+                self.advance(name, tensor.byte_len() as u64);
+                part
+            }
+            None => self.make(name, elements, w, key)?,
+        };
+        let shape = [w.bits.rows(w.k), w.n];
+        self.writer
+            .add_initializer_external(&w.codes, DType::U32, &shape, |out| out.write(part.codes()))?;
+        let shape = [w.k.div_ceil(w.group), w.n, 2];
+        self.writer
+            .add_initializer_external(&w.scales, DType::F16, &shape, |out| out.write(part.scales()))?;
+        let loss = part.record.loss();
+        let compared = if self.options.compare {
+            self.compare(name, elements, w)?
+        } else {
+            Vec::new()
+        };
+        #[expect(clippy::cast_precision_loss, reason = "a number of weights in memory")]
+        let mae_int4 = part.record.int4 / loss.count.max(1) as f64;
+        self.quantized.push(Quantized {
+            name: name.to_owned(),
+            shape: tensor.shape().to_vec(),
+            bits: w.bits,
+            group: w.group,
+            max_error: loss.max,
+            relative_error: loss.relative_rms(),
+            mae: loss.mean_absolute(),
+            mae_int4,
+            mse: loss.mean_squared(),
+            bytes_before: tensor.byte_len() as u64,
+            bytes_after: part.record.length as u64,
+            compared,
+        });
+        self.loss.add(&loss);
+        Ok(())
+    }
+
+    /// What a finished weight depends on.
+    fn key(&self, name: &str, elements: Elements<'_>, w: &Weight) -> String {
+        format!(
+            "{} {}, {name}: {} {}x{} {} crc32 {:08x}, {} group {} by {}",
+            env!("CARGO_PKG_NAME"),
+            env!("CARGO_PKG_VERSION"),
+            elements.dtype,
+            w.k,
+            w.n,
+            if w.transposed { "transposed" } else { "as it is" },
+            crc32fast::hash(elements.bytes),
+            w.bits,
+            w.group,
+            self.methods.key(name)
+        )
+    }
+
+    /// Quantizes a weight and keeps it.
+    fn make(&mut self, name: &str, elements: Elements<'_>, w: &Weight, key: String) -> Result<Part> {
         let (mut codes, mut scales) = (
-            vec![0u32; w.k / w.bits.per_word() * w.n],
+            vec![0u32; w.bits.rows(w.k) * w.n],
             vec![[f16::ZERO; 2]; w.k.div_ceil(w.group) * w.n],
         );
-        let element = tensor.dtype().size();
-        let start = self.done;
-        let unread = |e: TensorError| self.source.bad(format!("weight \"{name}\": {e}"));
-        let elements = Elements {
-            dtype: tensor.dtype(),
-            bytes: tensor.bytes().map_err(unread)?,
-        };
-        let loss = panels(elements, w, &mut |at: Panel| {
+        let element = elements.dtype.size();
+        let method = self.methods.of(name, w.k)?;
+        let Losses { loss, int4 } = panels(elements, w, &*method, &mut |at: Panel| {
             let width = at.packed.n;
             place(&mut codes, &at.packed.codes, w.n, at.first, width);
             place(&mut scales, &at.packed.scales, w.n, at.first, width);
@@ -470,163 +541,52 @@ impl Job<'_> {
             self.source
                 .bad(format!("weight \"{name}\": {}", explain(w, first, width, e)))
         })?;
-        debug_assert_eq!(
-            self.done - start,
-            tensor.byte_len() as u64,
-            "every byte counts once"
-        );
         let (codes, scales): (&[u8], &[u8]) = (bytemuck::cast_slice(&codes), bytemuck::cast_slice(&scales));
-        let shape = [w.k / w.bits.per_word(), w.n];
-        self.writer
-            .add_initializer_external(&w.codes, DType::U32, &shape, |out| out.write(codes))?;
-        let shape = [w.k.div_ceil(w.group), w.n, 2];
-        self.writer
-            .add_initializer_external(&w.scales, DType::F16, &shape, |out| out.write(scales))?;
-        self.quantized.push(Quantized {
-            name: name.to_owned(),
-            shape: tensor.shape().to_vec(),
-            bits: w.bits,
-            group: w.group,
-            max_error: loss.max,
-            relative_error: loss.relative_rms(),
-            bytes_before: tensor.byte_len() as u64,
-            bytes_after: (codes.len() + scales.len()) as u64,
-        });
-        self.loss.add(&loss);
-        Ok(())
+        let mut crc = crc32fast::Hasher::new();
+        crc.update(codes);
+        crc.update(scales);
+        let record = Record {
+            key,
+            codes: codes.len(),
+            length: codes.len() + scales.len(),
+            crc32: crc.finalize(),
+            count: loss.count,
+            max: loss.max,
+            absolute: loss.absolute,
+            squared: loss.squared,
+            weights_squared: loss.weights_squared,
+            int4,
+        };
+        self.parts.keep(w.initializer, &record, codes, scales)?;
+        let found = self.parts.finished(w.initializer, &record.key);
+        found.ok_or_else(|| {
+            self.source.bad(format!(
+                "weight \"{name}\": what was written is not what is read back"
+            ))
+        })
+    }
+
+    /// Mean absolute errors of all methods by that of INT4, on some columns.
+    fn compare(&self, name: &str, elements: Elements<'_>, w: &Weight) -> Result<Vec<(Method, f64)>> {
+        let columns = sample(elements, w, SAMPLE);
+        let groups = columns.chunks(w.k).flat_map(|c| c.chunks(w.group));
+        let int4: f64 = groups.map(crate::quant::int4_error).sum();
+        let ratio = |(_, method): (&str, Method)| {
+            let (_, loss) = Packed::from_columns(w.bits, w.group, w.k, &columns, &ByGroup::from(method))
+                .map_err(|e| self.source.bad(format!("weight \"{name}\": {e}")))?;
+            // Both are 0 for a weight of zeros.
+            Ok((method, if int4 == 0.0 { 1.0 } else { loss.absolute / int4 }))
+        };
+        Method::NAMES.into_iter().map(ratio).collect()
     }
 }
 
-/// An error of a panel, with the element's place in the weight as it is stored.
-fn explain(w: &Weight, first: usize, width: usize, e: QuantError) -> String {
-    match e {
-        QuantError::NotFinite { index, value } => {
-            let (row, column) = (index / width.max(1), first + index % width.max(1));
-            let at = if w.transposed {
-                [column, row]
-            } else {
-                [row, column]
-            };
-            format!("element {at:?} is {value}")
-        }
-        other => other.to_string(),
+/// A tensor with each element divided by its own number.
+fn divided(tensor: &HostTensor, by: &[f32]) -> Result<HostTensor, TensorError> {
+    let values: Vec<f32> = tensor.to_f32()?.iter().zip(by).map(|(x, d)| x / d).collect();
+    if tensor.dtype() == DType::F16 {
+        let halves: Vec<f16> = values.iter().map(|v| f16::from_f32(*v)).collect();
+        return HostTensor::from_bytes(DType::F16, tensor.shape(), bytemuck::cast_slice(&halves));
     }
-}
-
-/// Copies rows of `width` to columns `first..` of rows of `n`.
-fn place<T: Copy>(to: &mut [T], from: &[T], n: usize, first: usize, width: usize) {
-    for (to, from) in to.chunks_exact_mut(n).zip(from.chunks_exact(width)) {
-        to[first..first + width].copy_from_slice(from);
-    }
-}
-
-/// A block of quantized columns.
-struct Panel {
-    first: usize,
-    packed: Packed,
-}
-
-/// First column and width of a panel that failed, and why.
-type PanelError = (usize, usize, QuantError);
-
-/// A weight as it is stored.
-#[derive(Clone, Copy)]
-struct Elements<'a> {
-    dtype: DType,
-    bytes: &'a [u8],
-}
-
-/// Quantizes a weight in panels of columns on all cores, and hands them over as they get done. The result does not
-/// depend on the number of cores; of several errors the one of the first panel is told.
-fn panels(tensor: Elements<'_>, w: &Weight, take: &mut dyn FnMut(Panel)) -> Result<Loss, PanelError> {
-    /// Floats in a panel: enough to keep a core busy, few enough to stay in its cache.
-    const PANEL: usize = 1 << 16;
-    let width = (PANEL / w.k).clamp(1, 64).next_multiple_of(2).min(w.n);
-    let count = w.n.div_ceil(width);
-    let threads = std::thread::available_parallelism()
-        .map_or(1, NonZeroUsize::get)
-        .min(count);
-    let (next, failed) = (AtomicUsize::new(0), AtomicBool::new(false));
-    let mut losses = vec![Loss::default(); count];
-    let mut error: Option<PanelError> = None;
-    std::thread::scope(|scope| {
-        let (send, receive) = mpsc::sync_channel(2 * threads);
-        for _ in 0..threads {
-            let send = send.clone();
-            let (next, failed) = (&next, &failed);
-            scope.spawn(move || {
-                let mut columns = Vec::new();
-                while !failed.load(Ordering::Relaxed) {
-                    let panel = next.fetch_add(1, Ordering::Relaxed);
-                    if panel >= count {
-                        break;
-                    }
-                    let first = panel * width;
-                    let wide = width.min(w.n - first);
-                    read_columns(tensor, w, first, wide, &mut columns);
-                    let result = Packed::from_columns(w.bits, w.group, w.k, &columns);
-                    if result.is_err() {
-                        failed.store(true, Ordering::Relaxed);
-                    }
-                    if send.send((panel, first, wide, result)).is_err() {
-                        break;
-                    }
-                }
-            });
-        }
-        drop(send);
-        for (panel, first, wide, result) in receive {
-            match result {
-                Ok((packed, loss)) => {
-                    losses[panel] = loss;
-                    take(Panel { first, packed });
-                }
-                Err(e) if error.as_ref().is_none_or(|(at, ..)| first < *at) => error = Some((first, wide, e)),
-                Err(_) => {}
-            }
-        }
-    });
-    match error {
-        Some(e) => Err(e),
-        None => {
-            let mut sum = Loss::default();
-            losses.iter().for_each(|l| sum.add(l));
-            Ok(sum)
-        }
-    }
-}
-
-/// Columns `first .. first + wide` of the matrix to pack, one after the other.
-fn read_columns(tensor: Elements<'_>, w: &Weight, first: usize, wide: usize, columns: &mut Vec<f32>) {
-    columns.clear();
-    columns.resize(wide * w.k, 0.0);
-    let chunks = tensor.bytes;
-    if tensor.dtype == DType::F16 {
-        spread(chunks.as_chunks().0, w, first, wide, columns, |b| {
-            f16::from_le_bytes(b).to_f32()
-        });
-    } else {
-        spread(chunks.as_chunks().0, w, first, wide, columns, f32::from_le_bytes);
-    }
-}
-
-fn spread<const SIZE: usize>(
-    elements: &[[u8; SIZE]],
-    w: &Weight,
-    first: usize,
-    wide: usize,
-    columns: &mut [f32],
-    value: impl Fn([u8; SIZE]) -> f32,
-) {
-    if w.transposed {
-        for (to, from) in columns.iter_mut().zip(&elements[first * w.k..]) {
-            *to = value(*from);
-        }
-    } else {
-        for (i, row) in elements.chunks_exact(w.n).enumerate() {
-            for (column, from) in columns.chunks_exact_mut(w.k).zip(&row[first..first + wide]) {
-                column[i] = value(*from);
-            }
-        }
-    }
+    HostTensor::from_f32(tensor.shape(), &values)
 }

@@ -9,6 +9,9 @@ use std::fs::File;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
+/// Key in a tensor's metadata of the CRC-32 of its bytes in a data file, 8 hexadecimal digits.
+pub(super) const CHECKSUM: &str = "crc32";
+
 /// Maps a whole file.
 pub(super) fn map(path: &Path) -> Result<Mapped> {
     let file = File::open(path).map_err(|e| Error::io("cannot open", path, e))?;
@@ -183,6 +186,18 @@ impl Weights {
                 "needs bytes {offset} to {} of \"{location}\", which has {have}",
                 offset.saturating_add(bytes)
             )));
+        }
+        let checksum = t.metadata_props.iter().find(|e| e.key == CHECKSUM);
+        // A model that is looked at without being run need not be read as a whole.
+        if let (Some(wanted), false) = (checksum, self.may_be_absent) {
+            let data = file.bytes().get(offset..offset + bytes).unwrap_or_default();
+            let found = format!("{:08x}", crc32fast::hash(data));
+            if found != wanted.value {
+                return Err(bad(format!(
+                    "the checksum of its {bytes} bytes in \"{location}\" is {found}, expected {}; the file is damaged",
+                    wanted.value
+                )));
+            }
         }
         let tensor = if dtype.bits() < 8 {
             let packed = file.bytes().get(offset..offset + bytes).unwrap_or_default();

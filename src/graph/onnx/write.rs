@@ -107,6 +107,8 @@ pub struct ModelWriter {
     data_name: String,
     /// `None` where no data file is made.
     data: Option<BufWriter<File>>,
+    /// Tensors in the data file get a checksum.
+    checksums: bool,
     position: u64,
     model: proto::ModelProto,
     graph: proto::GraphProto,
@@ -119,6 +121,7 @@ pub struct ExternalData<'a> {
     stage: Stage,
     name: &'a str,
     left: u64,
+    crc: Option<crc32fast::Hasher>,
 }
 
 impl ExternalData<'_> {
@@ -135,6 +138,9 @@ impl ExternalData<'_> {
                 ),
             )
         })?;
+        if let Some(crc) = &mut self.crc {
+            crc.update(bytes);
+        }
         self.data
             .write_all(bytes)
             .map_err(|e| Error::io("cannot write", self.path, e))
@@ -162,6 +168,7 @@ impl ModelWriter {
             data_path: folder.join(&data_name),
             data_name,
             data: None,
+            checksums: false,
             position: 0,
             model: proto::ModelProto {
                 ir_version: IR_VERSION,
@@ -174,6 +181,12 @@ impl ModelWriter {
                 ..Default::default()
             },
         }
+    }
+
+    /// Tensors added to the data file from here on get a checksum, which is verified when they are read.
+    pub fn with_checksums(mut self) -> Self {
+        self.checksums = true;
+        self
     }
 
     fn bad(&self, what: impl Into<String>) -> Error {
@@ -307,6 +320,7 @@ impl ModelWriter {
             .ok_or_else(|| self.bad(format!("tensor \"{name}\" of shape {shape:?} is too large")))?;
         let align = if length >= LARGE { PAGE } else { ALIGN };
         let offset = self.position.next_multiple_of(align);
+        let mut metadata_props = Vec::new();
         if let Some(data) = &mut self.data {
             // Less than a page.
             let padding = vec![0u8; usize::try_from(offset - self.position).unwrap_or_default()];
@@ -318,6 +332,7 @@ impl ModelWriter {
                 stage: self.stage,
                 name,
                 left: length,
+                crc: self.checksums.then(crc32fast::Hasher::new),
             };
             fill(&mut sink)?;
             if sink.left != 0 {
@@ -326,6 +341,12 @@ impl ModelWriter {
                     length - sink.left
                 );
                 return Err(Error::file(self.stage, &self.data_path, what));
+            }
+            if let Some(crc) = sink.crc {
+                metadata_props.push(proto::StringStringEntryProto {
+                    key: super::weights::CHECKSUM.to_owned(),
+                    value: format!("{:08x}", crc.finalize()),
+                });
             }
         }
         self.position = offset + length;
@@ -343,6 +364,7 @@ impl ModelWriter {
                 entry("length", length.to_string()),
             ],
             data_location: 1,
+            metadata_props,
             ..Default::default()
         });
         Ok(())

@@ -5,12 +5,12 @@
 
 use super::case::{Case, input};
 use super::window::{self, AutoPad, Axis, Line, Window};
-use super::{Attributes, InferCx, Inputs, MOST_LOOPS, Op, OpDef, OpError, OpResult, matmul, onnx, operand};
+use super::{Attributes, InferCx, Inputs, MOST_LOOPS, Op, OpDef, OpError, OpResult, onnx, operand};
 use crate::backend::kernel::Kernel;
 use crate::backend::{Caps, DeviceKind};
 use crate::plan::lower::{Call, LowerCx, Pack};
 use crate::shape::{Dim, Fact, Shape};
-use crate::tensor::{DType, HostTensor};
+use crate::tensor::{DType, HostTensor, product};
 
 /// Convolution and transposed convolution.
 pub(super) static KERNEL: Kernel = crate::kernel!(conv {
@@ -392,7 +392,7 @@ fn patches(axes: &[Axis], channels: usize, rows: usize, x: &[f32], w: &[f32], y:
         .iter()
         .all(|a| a.kernel == 1 && a.stride == 1 && a.before == 0 && a.after == 0);
     if as_it_is {
-        matmul::gemm(rows, area, channels, w, x, false, y);
+        product::gemm(rows, area, channels, w, x, false, y);
         return Ok(());
     }
     let taps: Vec<Vec<usize>> = window::taps(axes).collect();
@@ -424,7 +424,7 @@ fn patches(axes: &[Axis], channels: usize, rows: usize, x: &[f32], w: &[f32], y:
                 });
             }
         }
-        matmul::gemm(rows, count, depth, w, &columns, false, &mut part);
+        product::gemm(rows, count, depth, w, &columns, false, &mut part);
         for (y, part) in y.chunks_exact_mut(area).zip(part.chunks_exact(count)) {
             if let Some(y) = y.get_mut(start..start + count) {
                 y.copy_from_slice(part);

@@ -7,10 +7,10 @@
 use super::case::{Case, input};
 use super::conv::{self, add_bias, floats, group, kernel, parts, sizes};
 use super::window::{self, AutoPad, Axis, Window, list};
-use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, matmul, onnx, operand};
+use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, onnx, operand};
 use crate::plan::lower::LowerCx;
 use crate::shape::{Dim, Fact, Shape};
-use crate::tensor::HostTensor;
+use crate::tensor::{HostTensor, product};
 
 /// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -149,7 +149,7 @@ impl Op for ConvTranspose {
                 .chunks_exact(plane * channels)
                 .zip(y.chunks_exact_mut(area * per_group));
             for ((x, y), w) in images.zip(turned.chunks_exact(columns * channels).cycle()) {
-                matmul::gemm(columns, plane, channels, w, x, false, &mut spread);
+                product::gemm(columns, plane, channels, w, x, false, &mut spread);
                 for (y, spread) in y
                     .chunks_exact_mut(area)
                     .zip(spread.chunks_exact(plane * taps.len()))

@@ -3,11 +3,11 @@
 //! head share one tensor. Attributes as for `MatMulE0M`. Indices as for `Gather`.
 
 use super::case::{Case, constant, input};
-use super::matmul_e0m::{import_format, packed_case, packed_parts, packed_size, scale_pairs};
+use super::matmul_e0m::{format_defines, import_format, packed_case, packed_parts, packed_size, scale_pairs};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, operand, own};
 use crate::backend::kernel::Kernel;
 use crate::plan::lower::{Call, LowerCx};
-use crate::quant::e0m::{Bits, decode};
+use crate::quant::{Bits, code_at, decode};
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::{DType, HostTensor};
 
@@ -41,7 +41,7 @@ impl Op for GatherE0m {
         let (index, codes, scales) = (operand(inputs, 0)?, operand(inputs, 1)?, operand(inputs, 2)?);
         let facts = [codes, scales].map(|t| Fact::new(t.dtype(), Shape::fixed(t.shape())));
         let (k, n) = packed_size(self.bits, self.group, &facts[0], &facts[1])?;
-        let (words, pairs, per) = (codes.u32s()?, scale_pairs(scales)?, self.bits.per_word());
+        let (words, pairs) = (codes.u32s()?, scale_pairs(scales)?);
         let mut y = Vec::new();
         for i in index.to_i64()? {
             let signed = i64::try_from(n).unwrap_or(i64::MAX);
@@ -49,11 +49,9 @@ impl Op for GatherE0m {
                 .ok()
                 .filter(|j| *j < n)
                 .ok_or_else(|| OpError::expected("index", format!("-{n} to {}", n - 1), i))?;
-            let mask = u32::MAX >> (32 - self.bits.count());
             y.extend((0..k).map(|t| {
                 let [s, b] = pairs[t / self.group * n + j];
-                let code = words[t / per * n + j] >> self.bits.shift(t % per) & mask;
-                decode(self.bits, s, b, u8::try_from(code).unwrap_or(0))
+                decode(self.bits, s, b, code_at(self.bits, n, &words, t, j))
             }));
         }
         let mut shape = index.shape().to_vec();
@@ -65,10 +63,8 @@ impl Op for GatherE0m {
         let (k, n) = packed_size(self.bits, self.group, cx.fact(1)?, cx.fact(2)?)?;
         let count = cx.out_fact(0)?.shape.count()?;
         // The same parts as the matrix product takes, so that a tied head shares them.
-        for part in packed_parts(cx, &[1], k / self.bits.per_word(), n)? {
-            let call = Call::new(&KERNEL, 64)
-                .define("BITS", i64::from(self.bits.count()))
-                .define("GROUP", i64::try_from(self.group).unwrap_or(i64::MAX))
+        for part in packed_parts(cx, &[1], self.bits, k, n)? {
+            let call = format_defines(Call::new(&KERNEL, 64), self.bits, self.group)
                 .operand(part.codes)
                 .operand(part.scales)
                 .operand(cx.input(0)?)
@@ -116,6 +112,10 @@ fn cases() -> Vec<Case> {
         (Bits::Eight, 64, 576, 130, 5),
         (Bits::Four, 32, 64, 50, 1),
         (Bits::Four, 128, 136, 10, 3),
+        (Bits::Two, 32, 80, 50, 4),
+        (Bits::Three, 16, 96, 34, 4),
+        (Bits::Five, 32, 96, 50, 3),
+        (Bits::Six, 288, 288, 66, 5),
     ]
     .into_iter()
     .filter_map(|(b, g, k, n, r)| case(b, g, k, n, r))

@@ -6,9 +6,9 @@
 use super::case::{Case, input};
 use super::conv::floats;
 use super::conv_transpose::transposed;
-use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, matmul, onnx, operand, pointwise};
+use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, onnx, operand, pointwise};
 use crate::shape::{Fact, Shape};
-use crate::tensor::HostTensor;
+use crate::tensor::{HostTensor, product};
 
 /// See the module documentation.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -76,7 +76,7 @@ impl Op for Gemm {
             None
         };
         let mut y = super::filled(&[*m, *n], 0f32)?;
-        matmul::gemm(
+        product::gemm(
             *m,
             *n,
             *k,

@@ -9,7 +9,7 @@ use super::case::{Case, constant, input};
 use super::matmul_e0m::{MatMulE0m, Weights, packed_case, packed_size, rows};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult};
 use crate::plan::lower::{LowerCx, Operand};
-use crate::quant::e0m::Bits;
+use crate::quant::Bits;
 use crate::shape::{Dim, Fact};
 use crate::tensor::HostTensor;
 

@@ -18,6 +18,7 @@ use crate::backend::kernel::Kernel;
 use crate::graph::{ValueId, rules};
 use crate::plan::lower::{Call, LowerCx, Pack};
 use crate::shape::{Dim, Fact, Shape, product};
+use crate::tensor::product::gemm;
 use crate::tensor::{DType, HostTensor};
 
 static KERNEL: Kernel = crate::kernel!(matmul {
@@ -438,45 +439,6 @@ impl BatchWalk {
             walk.b[i] = joined.strides[1][i].mul(tail_b)?;
         }
         Ok(walk)
-    }
-}
-
-/// What [`gemm()`] multiplies: `f32` and `f64`.
-pub trait Factor: Copy + From<u8> + 'static {}
-impl Factor for f32 {}
-impl Factor for f64 {}
-
-/// `y = a * b` for row-major `a` of `m x k` and `b` of `k x n`, or `n x k` when `trans_b`.
-pub fn gemm<T: Factor>(m: usize, n: usize, k: usize, a: &[T], b: &[T], trans_b: bool, y: &mut [T]) {
-    assert!(
-        a.len() >= m * k && b.len() >= k * n && y.len() >= m * n,
-        "operands cover the product"
-    );
-    let stride = |v: usize| isize::try_from(v).unwrap_or(isize::MAX);
-    let (b_column, b_row) = if trans_b { (stride(k), 1) } else { (1, stride(n)) };
-    // SAFETY: the three slices cover the addressed elements, as asserted, and `y` does not alias the operands.
-    unsafe {
-        gemm::gemm(
-            m,
-            n,
-            k,
-            y.as_mut_ptr(),
-            1,
-            stride(n),
-            false,
-            a.as_ptr(),
-            1,
-            stride(k),
-            b.as_ptr(),
-            b_column,
-            b_row,
-            T::from(0),
-            T::from(1),
-            false,
-            false,
-            false,
-            gemm::Parallelism::Rayon(0),
-        );
     }
 }
 

@@ -1,21 +1,22 @@
 //! Matrix product with an E0M4 or E0M8 weight (own domain, `MatMulE0M`): operands `x [.., K]`, codes, scales in the layout of
-//! [`crate::quant::e0m`]; attributes `bits`, `group_size`.
+//! [`crate::quant`]; attributes `bits`, `group_size`.
 //!
 //! Two kernel families (paper, section 2.2): `matvec_e0m` for one row (decode), `matmul_e0m` for many (prefill). A weight above
 //! what a kernel can bind is split by columns.
 
 use super::case::{Case, constant, input};
-use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, matmul, operand, own};
+use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, operand, own};
 use crate::backend::kernel::Kernel;
 use crate::backend::{Caps, DeviceKind};
 use crate::plan::lower::{Call, LowerCx, Operand, Pack};
-use crate::quant::e0m::{Bits, Packed, decode_rows};
+use crate::quant::{Bits, ByGroup, GROUP_STEP, Method, Packed, decode_rows};
 use crate::shape::{Dim, Fact, Shape, product};
+use crate::tensor::product::gemm;
 use crate::tensor::{DType, HostTensor};
 use half::f16;
 
 static VECTOR: Kernel = crate::kernel!(matvec_e0m {
-    n: U32, words: U32, panel: U32, column: U32,
+    n: U32, steps: U32, panel: U32, column: U32,
 } [x: In Elem, codes: Weight Words4, scales: Weight Words4, y: InOut Elem]);
 
 static MATRIX: Kernel = crate::kernel!(matmul_e0m {
@@ -39,15 +40,16 @@ pub(super) fn import_format(a: &dyn Attributes) -> OpResult<(Bits, usize)> {
             .ok_or_else(|| OpError::expected(format!("attribute `{name}`"), "an integer", "nothing"))
     };
     let bits = need("bits")?;
-    let bits = Bits::new(bits).ok_or_else(|| OpError::expected("attribute `bits`", "4 or 8", bits))?;
+    let bits =
+        Bits::new(bits).ok_or_else(|| OpError::expected("attribute `bits`", "2, 3, 4, 5, 6 or 8", bits))?;
     let group = need("group_size")?;
     let group = usize::try_from(group)
         .ok()
-        .filter(|g| *g > 0 && g.is_multiple_of(bits.per_word()))
+        .filter(|g| *g > 0 && g.is_multiple_of(GROUP_STEP))
         .ok_or_else(|| {
             OpError::expected(
                 "attribute `group_size`",
-                format!("a multiple of {}", bits.per_word()),
+                format!("a multiple of {GROUP_STEP}"),
                 group,
             )
         })?;
@@ -64,29 +66,58 @@ pub(super) fn packed_size(bits: Bits, group: usize, codes: &Fact, scales: &Fact)
             format!("{codes} and {scales}"),
         ));
     };
-    match (c.as_slice(), s.as_slice()) {
-        ([words, n], [groups, n2, 2])
-            if n == n2
-                && *groups == (words * bits.per_word()).div_ceil(group)
-                && n.is_multiple_of(2)
-                && *n > 0
-                && *words > 0
-                && codes.dtype == DType::U32
-                && scales.dtype == DType::F16 =>
-        {
-            Ok((words * bits.per_word(), *n))
-        }
-        _ => Err(OpError::mismatch(
-            "codes (u32[K / per, N]) and scales (f16[groups, N, 2])",
-            codes,
-            scales,
-        )),
+    let mismatch = || {
+        let what = "codes (u32[K * bits / 32, N]) and scales (f16[groups, N, 2])";
+        OpError::mismatch(what, codes, scales)
+    };
+    let (&[rows, n], &[groups, n2, 2]) = (c.as_slice(), s.as_slice()) else {
+        return Err(mismatch());
+    };
+    let k = bits.weights(rows).filter(|k| *k > 0).ok_or_else(mismatch)?;
+    let fits = n == n2 && groups == k.div_ceil(group) && n.is_multiple_of(2) && n > 0;
+    if fits && codes.dtype == DType::U32 && scales.dtype == DType::F16 {
+        Ok((k, n))
+    } else {
+        Err(mismatch())
     }
 }
 
 /// The scales as pairs.
 pub(super) fn scale_pairs(scales: &HostTensor) -> OpResult<Vec<[f16; 2]>> {
     Ok(scales.f16s()?.chunks_exact(2).map(|p| [p[0], p[1]]).collect())
+}
+
+/// What `common/e0m4` asks for: width, planes, groups. Kernels share a stretch of x by work-group, so a larger group is several
+/// stretches.
+pub(super) fn format_defines(call: Call, bits: Bits, group: usize) -> Call {
+    const STRETCH: usize = 256;
+    let number = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
+    let fits = |s: &usize| group.is_multiple_of(*s);
+    let stretch = if group <= STRETCH {
+        group
+    } else {
+        (GROUP_STEP..=STRETCH)
+            .rev()
+            .step_by(GROUP_STEP)
+            .find(fits)
+            .unwrap_or(GROUP_STEP)
+    };
+    let mut call = call
+        .define("BITS", i64::from(bits.count()))
+        .define("GROUP", number(stretch));
+    if bits == Bits::Eight {
+        call = call.define("PER4", 1);
+    }
+    if let ([high, ..], true) = (bits.planes(), !matches!(bits, Bits::Four | Bits::Eight)) {
+        call = call.define("HIGH", i64::from(high.width));
+    }
+    if let [_, low] = bits.planes() {
+        call = call.define("LOW", i64::from(low.width));
+    }
+    if stretch < group {
+        call = call.define("SPAN", number(group / stretch));
+    }
+    call
 }
 
 /// Columns of stored rows are padded to this number, so that work-items read whole vectors.
@@ -111,12 +142,13 @@ pub(super) struct Part {
 pub(super) fn packed_parts(
     cx: &mut LowerCx<'_>,
     codes: &[usize],
-    words: usize,
+    bits: Bits,
+    k: usize,
     n: usize,
 ) -> OpResult<Vec<Part>> {
     let mut parts = Vec::new();
     let scales: Vec<usize> = codes.iter().map(|i| i + 1).collect();
-    for (first, count) in cx.split(n, words * 4, 64)? {
+    for (first, count) in cx.split(n, bits.rows(k) * 4, 64)? {
         let stride = count.next_multiple_of(PAD);
         let panel = Tile::of(cx.caps()).panel.unwrap_or(stride);
         let pack = Pack::Columns {
@@ -165,10 +197,7 @@ impl Op for MatMulE0m {
         let rows = data.len() / k;
         let mut y = vec![0f32; rows * n];
         // A band of rows at a time, so that the whole weight is never unpacked at once.
-        let band = (1usize << 22)
-            .div_ceil(n)
-            .next_multiple_of(self.bits.per_word())
-            .min(k);
+        let band = (1usize << 22).div_ceil(n).min(k);
         let (mut unpacked, mut part, mut sum) = (
             vec![0f32; band * n],
             vec![0f32; rows * band],
@@ -189,7 +218,7 @@ impl Op for MatMulE0m {
             for (to, from) in part.chunks_exact_mut(count).zip(data.chunks_exact(k)) {
                 to.copy_from_slice(&from[first..first + count]);
             }
-            matmul::gemm(
+            gemm(
                 rows,
                 n,
                 count,
@@ -247,9 +276,10 @@ impl MatMulE0m {
         let n = weights.ends.last().copied().unwrap_or(0);
         let end = |i: usize| Dim::from_usize(weights.ends.get(i).copied().unwrap_or(n));
         let rows = rows(&cx.shape(0)?)?;
-        let words = k / self.bits.per_word();
         let tile = Tile::of(cx.caps());
-        for part in packed_parts(cx, &weights.codes, words, n)? {
+        // Weights that kernels take at a time: those of a word of 4 or 8 bits.
+        let step = if self.bits == Bits::Eight { 4 } else { 8 };
+        for part in packed_parts(cx, &weights.codes, self.bits, k, n)? {
             let vector = rows.is(1);
             let (panel, count) = (Dim::from_usize(part.panel), Dim::from_usize(part.count));
             let columns = if vector {
@@ -262,25 +292,18 @@ impl MatMulE0m {
             } else {
                 Call::new(&MATRIX, tile.matrix_items)
             };
-            let call = call
-                .define("BITS", i64::from(self.bits.count()))
-                .define("GROUP", i64::try_from(self.group).unwrap_or(i64::MAX))
+            let call = format_defines(call, self.bits, self.group)
                 .operand(cx.input(0)?)
                 .operand(part.codes)
                 .operand(part.scales)
                 .operand(y);
-            let call = if self.bits == Bits::Eight {
-                call.define("PER4", 1)
-            } else {
-                call
-            };
             let groups = count.ceil_div(i64::from(columns))?;
             let call = if vector {
                 call.define("LANES", i64::from(tile.lanes))
                     .define("COLS", i64::from(tile.vector_columns))
                     .grid(groups, 1, 1)
                     .field(count)
-                    .field(Dim::from_usize(words))
+                    .field(Dim::from_usize(k / step))
                     .field(panel)
                     .field(Dim::from_usize(part.first))
             } else {
@@ -381,8 +404,8 @@ pub static DEF: OpDef = OpDef {
 pub(super) fn packed_case(bits: Bits, group: usize, k: usize, n: usize) -> Option<(HostTensor, HostTensor)> {
     #[expect(clippy::cast_precision_loss, reason = "small test numbers")]
     let at = |i: usize, j: usize| ((i * 37 + j * 101 + i * j % 13) % 257) as f32 / 128.0 - 0.9;
-    let p = Packed::quantize(bits, group, k, n, &at).ok()?;
-    let codes = HostTensor::from_u32(&[k / bits.per_word(), n], &p.codes).ok()?;
+    let p = Packed::quantize(bits, group, k, n, &ByGroup::from(Method::Mse), &at).ok()?;
+    let codes = HostTensor::from_u32(&[bits.rows(k), n], &p.codes).ok()?;
     let flat: Vec<f16> = p.scales.iter().flatten().copied().collect();
     Some((
         codes,
@@ -398,7 +421,7 @@ fn cases() -> Vec<Case> {
             vec![input(&[1, rows, k]), constant(codes), constant(scales)],
         ))
     };
-    use Bits::{Eight, Four};
+    use Bits::{Eight, Five, Four, Six, Three, Two};
     [
         (Four, 32, 1, 64, 64),
         (Four, 32, 1, 576, 130),
@@ -409,6 +432,17 @@ fn cases() -> Vec<Case> {
         (Four, 32, 9, 96, 130),
         (Four, 128, 17, 136, 66),
         (Eight, 64, 5, 100, 34),
+        (Two, 32, 1, 80, 66),
+        (Three, 16, 1, 96, 10),
+        (Five, 128, 1, 288, 66),
+        (Six, 32, 1, 96, 130),
+        (Two, 24, 3, 80, 34),
+        (Three, 128, 9, 160, 66),
+        (Five, 48, 5, 96, 34),
+        (Six, 64, 9, 96, 130),
+        (Four, 576, 1, 576, 34),
+        (Five, 288, 3, 288, 34),
+        (Eight, 520, 9, 520, 10),
     ]
     .into_iter()
     .filter_map(|(b, g, r, k, n)| case(b, g, r, k, n))

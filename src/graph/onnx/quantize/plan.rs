@@ -4,7 +4,7 @@ use super::super::proto::{AttributeProto, GraphProto, NodeProto};
 use super::super::{dtype_of, type_name};
 use super::{Left, Options};
 use crate::graph::op::OWN_DOMAIN;
-use crate::quant::e0m::{Bits, group_size};
+use crate::quant::{Bits, group_size};
 use crate::tensor::DType;
 use std::collections::{HashMap, HashSet};
 
@@ -22,6 +22,10 @@ pub struct Weight {
     /// Names of the new initialisers.
     pub codes: String,
     pub scales: String,
+    /// Nodes that read it.
+    pub readers: Vec<usize>,
+    /// It is the output head or an embedding.
+    pub head: bool,
 }
 
 /// What becomes of a node.
@@ -29,7 +33,7 @@ pub struct Weight {
 pub enum Change {
     Keep,
     Drop,
-    Replace(NodeProto),
+    Replace(Vec<NodeProto>),
 }
 
 /// What is done to a graph.
@@ -38,8 +42,24 @@ pub struct Plan {
     /// In the order of the initialisers.
     pub weights: Vec<Weight>,
     pub left: Vec<Left>,
-    /// One a node.
-    pub nodes: Vec<Change>,
+    /// Transposes that go with their readers.
+    dropped: Vec<usize>,
+}
+
+impl Plan {
+    /// What becomes of each node of `graph`.
+    pub fn changes(&self, graph: &GraphProto) -> Vec<Change> {
+        let mut nodes = vec![Change::Keep; graph.node.len()];
+        for w in &self.weights {
+            for n in &w.readers {
+                nodes[*n] = Change::Replace(vec![replacement(&graph.node[*n], w)]);
+            }
+        }
+        for n in &self.dropped {
+            nodes[*n] = Change::Drop;
+        }
+        nodes
+    }
 }
 
 /// How a node reads a weight.
@@ -73,7 +93,7 @@ pub fn plan(graph: &GraphProto, options: &Options) -> Plan {
     let mut out = Plan {
         weights: Vec::new(),
         left: Vec::new(),
-        nodes: vec![Change::Keep; graph.node.len()],
+        dropped: Vec::new(),
     };
     for (i, t) in graph.initializer.iter().enumerate() {
         let [rows, columns] = t.dims[..] else { continue };
@@ -100,11 +120,16 @@ pub fn plan(graph: &GraphProto, options: &Options) -> Plan {
                 Use::Rows(_) => true,
                 Use::Product(n) | Use::Other(n) => Some(*n) == head,
             });
-            let bits = if large { options.head_bits } else { options.bits };
-            if !k.is_multiple_of(bits.per_word()) || k == 0 {
+            // A budget chooses later, among the formats that K fits.
+            let bits = match options.budget {
+                Some(_) => Bits::Four,
+                None if large => options.head_bits,
+                None => options.bits,
+            };
+            if !k.is_multiple_of(bits.k_step()) || k == 0 {
                 return Err(format!(
-                    "K is {k}, no multiple of {}, the codes of a word",
-                    bits.per_word()
+                    "K is {k}, no multiple of {}, as {bits} needs",
+                    bits.k_step()
                 ));
             }
             if !n.is_multiple_of(2) || n == 0 {
@@ -127,18 +152,19 @@ pub fn plan(graph: &GraphProto, options: &Options) -> Plan {
                 n,
                 codes,
                 scales,
+                readers: uses
+                    .iter()
+                    .filter_map(|(u, _)| match *u {
+                        Use::Product(n) | Use::Rows(n) => Some(n),
+                        Use::Other(_) => None,
+                    })
+                    .collect(),
+                head: large,
             })
         };
         match decide() {
             Ok(weight) => {
-                for (u, _) in &uses {
-                    if let Use::Product(n) | Use::Rows(n) = *u {
-                        out.nodes[n] = Change::Replace(replacement(&graph.node[n], &weight));
-                    }
-                }
-                for n in transposes {
-                    out.nodes[n] = Change::Drop;
-                }
+                out.dropped.extend(transposes);
                 out.weights.push(weight);
             }
             Err(reason) => out.left.push(Left {

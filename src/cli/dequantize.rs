@@ -1,0 +1,43 @@
+//! `tlite dequantize`.
+
+use super::interrupt::Interrupt;
+use super::output::{byte_bar, put, size_text};
+use crate::error::Result;
+use crate::graph::onnx::quantize::{DEQUANTIZE_TEMPORARY, Progress, dequantize_into};
+use crate::new_folder::NewFolder;
+use std::path::PathBuf;
+
+/// Write the float model that a quantized one stands for
+///
+/// Reads a folder that `tlite quantize` wrote and writes one whose packed weights are plain 16-bit floats, for any other tool to check.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Folder with the quantized model.onnx and the files beside it
+    model: PathBuf,
+    /// Folder to write; must not exist yet or be empty
+    #[arg(short, long, value_name = "DIR")]
+    output: PathBuf,
+}
+
+/// Runs the command.
+pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
+    let new = NewFolder::create(&args.output, DEQUANTIZE_TEMPORARY)?;
+    let _unfinished = interrupt.scratch(new.path());
+    let bar = byte_bar();
+    let result = dequantize_into(&args.model, new.path(), &mut |p: Progress<'_>| {
+        bar.set_length(p.total);
+        bar.set_position(p.done);
+        bar.set_message(p.tensor.to_owned());
+    });
+    bar.finish_and_clear();
+    let done = result?;
+    new.commit()?;
+    let text = format!(
+        "{} weights are f16 again, {} -> {}, written to {}\n",
+        done.weights,
+        size_text(done.bytes_before),
+        size_text(done.bytes_after),
+        args.output.display()
+    );
+    put(&mut std::io::stdout().lock(), &text)
+}

@@ -1,0 +1,384 @@
+//! `tlite perplexity`.
+
+use super::interrupt::Interrupt;
+use super::load::{LoadedModel, load, open_folder};
+use super::options::{DeviceOptions, ExecOptions, Float, from_one};
+use super::output::{bar, note, put, put_json, spinner};
+use crate::error::{Error, Result, Stage};
+use crate::llm::engine::{Logits, PADDING};
+use crate::llm::metrics::rate;
+use crate::llm::perplexity::{Comparison, Options, Report, Text, evaluate};
+use crate::llm::{Model, ModelFolder, Tokenizer};
+use serde::Serialize;
+use std::num::NonZeroUsize;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// Window of the models that were made for as many tokens.
+pub(super) const WINDOW: usize = 512;
+/// The share of positions whose divergence is told beside the mean.
+const SHARE: f64 = 0.99;
+
+/// Measure how well a model predicts a text
+///
+/// The text is scored in windows, each of which is fed to an empty cache: every token of the text counts once, but the
+/// very first where the tokenizer has no start token. With --reference the divergence from another model
+/// over the same vocabulary is measured beside it. Ctrl-C stops; what was scored until then is shown.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Folder with model.onnx, tokenizer.json and the config files
+    model: PathBuf,
+    /// The text, a file in UTF-8
+    #[arg(long, value_name = "FILE")]
+    text: PathBuf,
+    /// Folder of the model to compare with
+    #[arg(long, value_name = "MODEL2")]
+    reference: Option<PathBuf>,
+    /// Score the first N tokens only
+    #[arg(long, value_name = "N", value_parser = from_one, allow_negative_numbers = true)]
+    tokens: Option<NonZeroUsize>,
+    /// Print one JSON object instead of the lines
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    on: DeviceOptions,
+    /// Tokens of a window [default: 512, or what the models were made for where that is less]
+    #[arg(long, value_name = "N", value_parser = from_one, allow_negative_numbers = true, help_heading = "Execution")]
+    context: Option<NonZeroUsize>,
+    /// Storage of activations and cache on a device [default: f16, or f32 where the model quantizes at run time]
+    #[arg(long, value_enum, value_name = "TYPE", help_heading = "Execution")]
+    float: Option<Float>,
+}
+
+/// The object of `--json`.
+#[derive(Debug, Serialize)]
+struct Object<'a> {
+    backend: &'a str,
+    device: &'a str,
+    driver: &'a str,
+    window: usize,
+    windows: usize,
+    text_tokens: usize,
+    tokens: usize,
+    perplexity: f64,
+    standard_error: f64,
+    #[serde(flatten)]
+    comparison: Option<Compared>,
+    interrupted: bool,
+    tokens_per_s: Option<f64>,
+}
+
+#[derive(Debug, Serialize)]
+struct Compared {
+    reference_perplexity: f64,
+    kl_mean: f64,
+    kl_p99: f64,
+    top1_agreement: f64,
+}
+
+impl Compared {
+    fn new(c: &Comparison) -> Self {
+        Self {
+            reference_perplexity: c.reference.value(),
+            kl_mean: c.mean_divergence(),
+            kl_p99: c.divergence_at(SHARE),
+            top1_agreement: c.agreement(),
+        }
+    }
+}
+
+/// What was measured, with what was asked for.
+struct Measured<'a> {
+    report: &'a Report,
+    window: usize,
+    text_tokens: usize,
+    time: Duration,
+}
+
+impl Measured<'_> {
+    fn object<'a>(&self, on: &'a LoadedModel) -> Object<'a> {
+        let r = self.report;
+        Object {
+            backend: &on.backend,
+            device: &on.device,
+            driver: &on.driver,
+            window: self.window,
+            windows: r.windows,
+            text_tokens: self.text_tokens,
+            tokens: r.model.tokens(),
+            perplexity: r.model.value(),
+            standard_error: r.model.standard_error(),
+            comparison: r.comparison.as_ref().map(Compared::new),
+            interrupted: r.cancelled,
+            tokens_per_s: rate(r.model.tokens(), self.time),
+        }
+    }
+
+    fn lines(&self) -> String {
+        let r = self.report;
+        let mut out = format!(
+            "{} of {} tokens scored, windows of {}{}\nperplexity            {:.4} +- {:.4}\n",
+            r.model.tokens(),
+            self.text_tokens,
+            self.window,
+            if r.cancelled { ", interrupted" } else { "" },
+            r.model.value(),
+            r.model.standard_error()
+        );
+        if let Some(c) = r.comparison.as_ref().map(Compared::new) {
+            out.push_str(&format!(
+                "reference perplexity  {:.4}\nKL divergence         mean {:.6}, 99th percentile {:.6} nats\n\
+                 same top token        {:.3} %\n",
+                c.reference_perplexity,
+                c.kl_mean,
+                c.kl_p99,
+                c.top1_agreement * 100.0
+            ));
+        }
+        out
+    }
+}
+
+/// The file's text. Usage errors for one that is not there; an error for bytes that are no UTF-8.
+pub(super) fn read_text(option: &str, path: &Path) -> Result<String> {
+    if !path.is_file() {
+        let what = format!("there is no file {}", path.display());
+        return Err(Error::usage(option, what));
+    }
+    let bytes = std::fs::read(path).map_err(|e| Error::io("cannot read", path, e))?;
+    String::from_utf8(bytes).map_err(|e| {
+        let at = e.utf8_error().valid_up_to();
+        Error::file(Stage::Text, path, format!("not UTF-8 at byte {at}"))
+    })
+}
+
+pub(super) fn encode(tokenizer: &Tokenizer, text: &str) -> Result<Text> {
+    Ok(Text {
+        tokens: tokenizer.encode(text, false)?,
+        start: tokenizer.start()?,
+    })
+}
+
+/// An error where the reference's tokenizer makes other tokens of the text.
+fn check_same(model: &Text, reference: &Text) -> Result<()> {
+    let different = |what: String| Err(Error::usage("--reference", what));
+    if model.start != reference.start {
+        return different(format!(
+            "its tokenizer begins texts with tokens {:?}, the model's with {:?}",
+            reference.start, model.start
+        ));
+    }
+    let pairs = model.tokens.iter().zip(&reference.tokens);
+    let same = pairs.take_while(|(a, b)| a == b).count();
+    match (model.tokens.get(same), reference.tokens.get(same)) {
+        (None, None) => Ok(()),
+        (a, b) => {
+            let shown = |t: Option<&u32>| t.map_or_else(|| "the end".to_owned(), |t| format!("token {t}"));
+            different(format!(
+                "its tokenizer differs from the model's: place {same} of the text is {}, not {}",
+                shown(b),
+                shown(a)
+            ))
+        }
+    }
+}
+
+/// Tokens of a window: those asked for, else what is usual and all models were made for.
+pub(super) fn window(folders: &[&ModelFolder], asked: Option<usize>) -> Result<usize> {
+    folders.iter().try_fold(asked.unwrap_or(WINDOW), |least, folder| {
+        Ok(folder.context(asked)?.min(least))
+    })
+}
+
+/// Runs the command.
+pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
+    let text = read_text("--text", &args.text)?;
+    let folder = open_folder(&args.model, &["tokenizer.json"])?;
+    let other = args.reference.as_deref();
+    let other = other
+        .map(|path| open_folder(path, &["tokenizer.json"]))
+        .transpose()?;
+    let tokens = encode(&Tokenizer::load(folder.dir())?, &text)?;
+    if let Some(other) = &other {
+        check_same(&tokens, &encode(&Tokenizer::load(other.dir())?, &text)?)?;
+    }
+    let folders: Vec<&ModelFolder> = std::iter::once(&folder).chain(&other).collect();
+    let window = window(&folders, args.context.map(NonZeroUsize::get))?;
+
+    let exec = ExecOptions {
+        on: args.on.clone(),
+        context: NonZeroUsize::new(window),
+        float: args.float,
+        padding: PADDING,
+    };
+    let loaded = |folder: &ModelFolder| {
+        let progress = spinner(format!("loading {}", folder.name()));
+        let loaded = load(folder.dir(), &exec, Logits::All);
+        progress.finish_and_clear();
+        loaded
+    };
+    let mut model = loaded(&folder)?;
+    let mut reference = other.as_ref().map(loaded).transpose()?;
+
+    let generating = interrupt.generating();
+    let options = Options {
+        window,
+        limit: args.tokens.map(NonZeroUsize::get),
+        cancel: generating.flag(),
+    };
+    let progress = bar(0);
+    let start = Instant::now();
+    let report = evaluate(
+        model.model.as_mut(),
+        reference.as_mut().map(|r| r.model.as_mut() as &mut dyn Model),
+        &tokens,
+        &options,
+        &mut |p| {
+            progress.set_length(p.total as u64);
+            progress.set_position(p.done as u64);
+            progress.set_message(format!("perplexity {:.3}", p.perplexity));
+        },
+    );
+    progress.finish_and_clear();
+    let report = report?;
+    drop(generating);
+    if report.model.tokens() == 0 {
+        return Err(Error::other(Stage::Run, "interrupted before a token was scored"));
+    }
+    let measured = Measured {
+        report: &report,
+        window,
+        text_tokens: tokens.tokens.len(),
+        time: start.elapsed(),
+    };
+    let mut out = std::io::stdout().lock();
+    if args.json {
+        return put_json(&mut out, &measured.object(&model));
+    }
+    put(&mut out, &measured.lines())?;
+    let speed = rate(report.model.tokens(), measured.time).unwrap_or(0.0);
+    let where_run = format!("{} on {}, {speed:.0} tokens/s", model.backend, model.device);
+    note(&mut std::io::stderr(), &where_run);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::llm::testing::{FakeModel, write_byte_fallback_tokenizer, write_byte_level_tokenizer};
+
+    fn folder(config: &str, tokenizer: fn(&Path)) -> (tempfile::TempDir, ModelFolder) {
+        let dir = tempfile::tempdir().unwrap();
+        tokenizer(dir.path());
+        std::fs::write(dir.path().join("config.json"), config).unwrap();
+        let folder = ModelFolder::open(dir.path()).unwrap();
+        (dir, folder)
+    }
+
+    #[test]
+    fn windows_fit_both_models() {
+        let [(_a, short), (_b, long), (_c, silent)] = [
+            r#"{"max_position_embeddings": 256}"#,
+            r#"{"max_position_embeddings": 8192}"#,
+            "{}",
+        ]
+        .map(|config| folder(config, write_byte_level_tokenizer));
+        assert_eq!(window(&[&long], None).unwrap(), 512);
+        assert_eq!(window(&[&silent, &long], None).unwrap(), 512);
+        assert_eq!(window(&[&long, &short], None).unwrap(), 256);
+        assert_eq!(window(&[&long], Some(2048)).unwrap(), 2048);
+        let e = window(&[&long, &short], Some(300)).unwrap_err();
+        assert!(e.is_usage() && e.to_string().contains("at most 256"), "{e}");
+    }
+
+    #[test]
+    fn tokenizers_are_compared_by_what_they_make_of_the_text() {
+        let (a, _) = folder("{}", write_byte_level_tokenizer);
+        let (b, _) = folder("{}", write_byte_fallback_tokenizer);
+        let encoded = |dir: &tempfile::TempDir, text: &str| {
+            encode(&Tokenizer::load(dir.path()).unwrap(), text).unwrap()
+        };
+        let text = encoded(&a, "abc");
+        assert_eq!(
+            (text.start.as_slice(), text.tokens.as_slice()),
+            (&[256][..], &[97, 98, 99][..])
+        );
+        check_same(&text, &text).unwrap();
+        let e = check_same(&text, &encoded(&b, "abc")).unwrap_err();
+        assert!(
+            e.is_usage() && e.to_string().contains("begins texts with tokens []"),
+            "{e}"
+        );
+        let e = check_same(&text, &encoded(&a, "abd")).unwrap_err();
+        assert!(
+            e.to_string()
+                .contains("place 2 of the text is token 100, not token 99"),
+            "{e}"
+        );
+        let e = check_same(&text, &encoded(&a, "ab")).unwrap_err();
+        assert!(
+            e.to_string()
+                .contains("place 2 of the text is the end, not token 99"),
+            "{e}"
+        );
+    }
+
+    #[test]
+    fn lines_and_object() {
+        let next = |cache: &[u32]| (cache.last().unwrap() + 1) % 8;
+        let (mut model, mut reference) = (FakeModel::new(8, 8, next), FakeModel::new(8, 8, next));
+        let text = Text {
+            tokens: vec![0, 1, 2, 7],
+            start: vec![],
+        };
+        let options = Options {
+            window: 8,
+            limit: None,
+            cancel: std::sync::Arc::default(),
+        };
+        let report = evaluate(&mut model, Some(&mut reference), &text, &options, &mut |_| ()).unwrap();
+        let measured = Measured {
+            report: &report,
+            window: 8,
+            text_tokens: 4,
+            time: Duration::from_secs(2),
+        };
+        let lines = measured.lines();
+        assert!(
+            lines.starts_with("3 of 4 tokens scored, windows of 8\nperplexity            5.5"),
+            "{lines}"
+        );
+        assert!(
+            lines.contains("mean 0.000000, 99th percentile 0.000000 nats\n"),
+            "{lines}"
+        );
+        assert!(lines.ends_with("same top token        100.000 %\n"), "{lines}");
+        let on = LoadedModel {
+            model: Box::new(model),
+            backend: "host".to_owned(),
+            device: "d".to_owned(),
+            driver: "v".to_owned(),
+            load_ms: 0.0,
+        };
+        let json = serde_json::to_value(measured.object(&on)).unwrap();
+        assert_eq!(
+            (json["tokens"].as_u64(), json["tokens_per_s"].as_f64()),
+            (Some(3), Some(1.5))
+        );
+        assert_eq!(json["perplexity"], json["reference_perplexity"]);
+        assert_eq!(
+            (json["kl_p99"].as_f64(), json["top1_agreement"].as_f64()),
+            (Some(0.0), Some(1.0))
+        );
+        let alone = Report {
+            comparison: None,
+            ..report.clone()
+        };
+        let measured = Measured {
+            report: &alone,
+            ..measured
+        };
+        let json = serde_json::to_value(measured.object(&on)).unwrap();
+        assert!(json.get("kl_mean").is_none() && measured.lines().lines().count() == 2);
+    }
+}

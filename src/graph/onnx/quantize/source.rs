@@ -1,0 +1,202 @@
+//! A model as its file has it: what is not changed is copied byte by byte.
+
+use super::super::proto::{GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto};
+use super::super::weights::map;
+use super::plan::Change;
+use super::wire;
+use crate::error::{Error, Result, Stage};
+use crate::graph::op::OWN_DOMAIN;
+use crate::tensor::Bytes;
+use prost::Message;
+use std::collections::HashSet;
+use std::path::{Component, Path, PathBuf};
+
+/// Protocol buffers cannot be longer than this.
+const MESSAGE_LIMIT: usize = i32::MAX as usize;
+
+/// Bytes that the elements of a tensor take; 0 for one that is damaged, which is refused when it is read.
+pub(super) fn bytes_of(t: &TensorProto) -> u64 {
+    let size = super::super::dtype_of(i64::from(t.data_type)).map_or(0, |d| d.size() as u64);
+    t.dims
+        .iter()
+        .try_fold(size, |n, d| n.checked_mul(u64::try_from(*d).ok()?))
+        .unwrap_or(0)
+}
+
+/// Where an initialiser of the new file comes from.
+pub(super) enum Origin {
+    /// The field with this number among the initialisers of the old file.
+    Old(usize),
+    /// The tensor with this number among those in the new data file.
+    New(usize),
+}
+
+/// The model as read.
+pub(super) struct Source {
+    pub path: PathBuf,
+    bytes: Vec<u8>,
+    pub file_bytes: u64,
+    pub graph: GraphProto,
+    opsets: Vec<OperatorSetIdProto>,
+}
+
+impl Source {
+    pub fn open(path: PathBuf) -> Result<Self> {
+        let file = map(&path)?;
+        let bytes = file.bytes().to_vec();
+        let damaged = "not an ONNX model, or damaged";
+        let model = ModelProto::decode(bytes.as_slice())
+            .map_err(|e| Error::parse(Stage::Quantize, &path, damaged, e))?;
+        let graph = model.graph.ok_or_else(|| {
+            Error::file(
+                Stage::Quantize,
+                &path,
+                "no graph in the model; not an ONNX model?",
+            )
+        })?;
+        Ok(Self {
+            file_bytes: bytes.len() as u64,
+            bytes,
+            graph,
+            opsets: model.opset_import,
+            path,
+        })
+    }
+
+    pub fn bad(&self, what: impl Into<String>) -> Error {
+        Error::file(Stage::Quantize, &self.path, what)
+    }
+
+    /// Files with data of initialisers. Their places were checked when they were read.
+    pub fn external_files(&self) -> HashSet<PathBuf> {
+        let folder = self.path.parent().unwrap_or(Path::new(""));
+        let tensors = self.graph.initializer.iter().filter(|t| t.data_location == 1);
+        let locations = tensors.flat_map(|t| t.external_data.iter().filter(|e| e.key == "location"));
+        locations
+            .map(|e| {
+                let parts = Path::new(&e.value).components();
+                folder.join(
+                    parts
+                        .filter(|c| matches!(c, Component::Normal(_)))
+                        .collect::<PathBuf>(),
+                )
+            })
+            .collect()
+    }
+
+    /// The new file: what is not changed is copied.
+    pub fn assemble(
+        &self,
+        changes: &[Change],
+        origins: &[Origin],
+        tensors: &[TensorProto],
+    ) -> Result<Vec<u8>> {
+        const MODEL_GRAPH: u64 = 7;
+        const MODEL_OPSET: u64 = 8;
+        const GRAPH_NODE: u64 = 1;
+        const GRAPH_INITIALIZER: u64 = 5;
+        const GRAPH_VALUE_INFO: u64 = 13;
+        let damaged = || self.bad("the model's fields cannot be told apart; damaged?");
+        let mut fields = Vec::new();
+        let mut out = Vec::new();
+        // Nodes of this engine's own domain, those that stay and those that come.
+        let own = |n: &NodeProto| n.domain == OWN_DOMAIN;
+        let kept = self.graph.node.iter().zip(changes).any(|(n, c)| match c {
+            Change::Keep => own(n),
+            Change::Drop => false,
+            Change::Replace(all) => all.iter().any(own),
+        });
+        let unused = |content: &[u8]| {
+            OperatorSetIdProto::decode(content).is_ok_and(|o| o.domain == OWN_DOMAIN && !kept)
+        };
+        for field in wire::fields(&self.bytes).ok_or_else(damaged)? {
+            if field.tag == MODEL_OPSET && unused(field.content) {
+                continue;
+            }
+            if field.tag == MODEL_GRAPH {
+                fields.extend(wire::fields(field.content).ok_or_else(damaged)?);
+            } else {
+                out.extend_from_slice(field.whole);
+            }
+        }
+        if kept && !self.opsets.iter().any(|o| o.domain == OWN_DOMAIN) {
+            let opset = OperatorSetIdProto {
+                domain: OWN_DOMAIN.to_owned(),
+                version: 1,
+            };
+            wire::put(&mut out, MODEL_OPSET, &opset.encode_to_vec());
+        }
+        let gone: HashSet<&str> = self
+            .graph
+            .node
+            .iter()
+            .zip(changes)
+            .filter(|(_, change)| **change == Change::Drop)
+            .flat_map(|(n, _)| n.output.iter().map(String::as_str))
+            .collect();
+        let mut graph = Vec::new();
+        let (mut nodes, mut infos) = (
+            changes.iter(),
+            self.graph
+                .value_info
+                .iter()
+                .map(|v| gone.contains(v.name.as_str())),
+        );
+        let mut old = Vec::new();
+        for field in &fields {
+            match field.tag {
+                GRAPH_NODE => match nodes.next().ok_or_else(damaged)? {
+                    Change::Keep => graph.extend_from_slice(field.whole),
+                    Change::Drop => {}
+                    Change::Replace(all) => {
+                        for n in all {
+                            wire::put(&mut graph, GRAPH_NODE, &n.encode_to_vec());
+                        }
+                    }
+                },
+                GRAPH_INITIALIZER => old.push(field.whole),
+                GRAPH_VALUE_INFO => {
+                    if !infos.next().ok_or_else(damaged)? {
+                        graph.extend_from_slice(field.whole);
+                    }
+                }
+                _ => graph.extend_from_slice(field.whole),
+            }
+        }
+        for origin in origins {
+            match origin {
+                Origin::Old(i) => graph.extend_from_slice(old.get(*i).ok_or_else(damaged)?),
+                Origin::New(i) => {
+                    let tensor = tensors.get(*i).ok_or_else(damaged)?;
+                    wire::put(&mut graph, GRAPH_INITIALIZER, &tensor.encode_to_vec());
+                }
+            }
+        }
+        wire::put(&mut out, MODEL_GRAPH, &graph);
+        if out.len() > MESSAGE_LIMIT {
+            return Err(self.bad(format!(
+                "the new graph takes {} bytes; the format allows {MESSAGE_LIMIT}",
+                out.len()
+            )));
+        }
+        Ok(out)
+    }
+}
+
+/// The files beside the model, apart from its data.
+pub(super) fn copy_others(input: &Path, folder: &Path, external: &HashSet<PathBuf>) -> Result<()> {
+    let refused = |e| Error::io("cannot read", input, e);
+    for entry in std::fs::read_dir(input).map_err(refused)? {
+        let from = entry.map_err(refused)?.path();
+        let Some(name) = from.file_name() else { continue };
+        let to = folder.join(name);
+        // What this quantization wrote itself stands for the model's own files.
+        if !from.is_file() || external.contains(&from) || to.exists() {
+            continue;
+        }
+        let mut reader = std::fs::File::open(&from).map_err(|e| Error::io("cannot read", &from, e))?;
+        let mut writer = std::fs::File::create(&to).map_err(|e| Error::io("cannot write", &to, e))?;
+        std::io::copy(&mut reader, &mut writer).map_err(|e| Error::io("cannot copy to", &to, e))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,433 @@
+//! Matrix products with constant weights, as an imported graph has them: what they read, and what makes that.
+
+use super::op::matmul::MatMul;
+use super::op::pointwise::{Binary, Expr, Pointwise};
+use super::op::transpose::Transpose;
+use super::{Graph, Node, NodeId, ValueId};
+use crate::tensor::HostTensor;
+use std::sync::Arc;
+
+/// A product `x * w` with a constant matrix `w`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Product {
+    /// The constant's name.
+    pub weight: String,
+    /// The name of `x`.
+    pub input: String,
+    /// The name of the result.
+    pub output: String,
+    /// Rows of `w`: elements of a row of `x`.
+    pub k: usize,
+    /// Columns of `w`.
+    pub n: usize,
+    /// `w` is the transpose of the constant.
+    pub transposed: bool,
+    node: NodeId,
+    constant: ValueId,
+    x: ValueId,
+}
+
+/// What makes the input of products, and can divide it by factors at no cost.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Maker {
+    /// It ends in a product with a vector, or a normalisation with scale and bias: these constants.
+    Vectors(Vec<String>),
+    /// It is a product of elements, one factor of which comes from a matrix product: its weight, and the constant that is added if there is one.
+    Columns {
+        /// The weight, whose columns are divided.
+        weight: String,
+        /// The bias.
+        vectors: Vec<String>,
+    },
+}
+
+/// Products that read one value, and what makes it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fold {
+    /// The value.
+    pub input: String,
+    /// Elements of its rows.
+    pub k: usize,
+    /// Weights of all that reads it.
+    pub weights: Vec<String>,
+    /// What makes it.
+    pub maker: Maker,
+}
+
+/// All products of a graph whose weights nothing else reads, in the order of their nodes.
+#[derive(Debug)]
+pub struct Products<'a> {
+    graph: &'a Graph,
+    consumers: Vec<Vec<NodeId>>,
+    all: Vec<Product>,
+}
+
+fn operand(node: &Node, i: usize) -> Option<ValueId> {
+    node.inputs.get(i).copied().flatten()
+}
+
+fn constant(graph: &Graph, v: ValueId) -> Option<&Arc<HostTensor>> {
+    graph.value(v).fact.as_ref().and_then(|f| f.as_const())
+}
+
+impl<'a> Products<'a> {
+    /// Finds them in a graph as it was imported.
+    pub fn of(graph: &'a Graph) -> Self {
+        let mut found = Self {
+            graph,
+            consumers: graph.consumers(),
+            all: Vec::new(),
+        };
+        let candidates: Vec<Product> = graph.nodes().filter_map(|(id, n)| found.product(id, n)).collect();
+        found.all = candidates
+            .iter()
+            .filter(|p| found.is_read_by(p.constant, &candidates))
+            .cloned()
+            .collect();
+        found
+    }
+
+    /// The products.
+    pub fn all(&self) -> &[Product] {
+        &self.all
+    }
+
+    /// Those of one weight.
+    pub fn of_weight(&self, weight: &str) -> impl Iterator<Item = &Product> {
+        self.all.iter().filter(move |p| p.weight == weight)
+    }
+
+    /// The constant weight of a product.
+    pub fn tensor(&self, product: &Product) -> Option<&Arc<HostTensor>> {
+        constant(self.graph, product.constant)
+    }
+
+    fn product(&self, node: NodeId, n: &Node) -> Option<Product> {
+        n.op.downcast::<MatMul>().filter(|op| !op.trans_b)?;
+        let (x, w, node_outputs) = (operand(n, 0)?, operand(n, 1)?, &n.outputs);
+        let (id, transposed) = match self.graph.producer(w) {
+            Some((_, t)) => {
+                let axes = t.op.downcast::<Transpose>()?.axes(2).ok()?;
+                (operand(t, 0).filter(|_| axes == [1, 0])?, true)
+            }
+            None => (w, false),
+        };
+        let [rows, columns] = constant(self.graph, id)?.shape() else {
+            return None;
+        };
+        let (k, n) = if transposed {
+            (*columns, *rows)
+        } else {
+            (*rows, *columns)
+        };
+        let name = |v: ValueId| self.graph.value(v).name.clone();
+        let output = name(*node_outputs.first()?);
+        // A product of a constant is none of what a model is given.
+        constant(self.graph, x).is_none().then_some(Product {
+            weight: name(id),
+            input: name(x),
+            output,
+            k,
+            n,
+            transposed,
+            node,
+            constant: id,
+            x,
+        })
+    }
+
+    /// True where nothing but these products reads `v`, by way of transposes too.
+    fn is_read_by(&self, v: ValueId, products: &[Product]) -> bool {
+        !self.graph.is_kept(v)
+            && self.consumers[v.index()].iter().all(|id| {
+                let is_product = products.iter().any(|p| p.node == *id && p.x != v);
+                let transposed = self
+                    .graph
+                    .node(*id)
+                    .filter(|n| n.op.downcast::<Transpose>().is_some());
+                is_product
+                    || transposed.is_some_and(|n| n.outputs.iter().all(|o| self.is_read_by(*o, products)))
+            })
+    }
+
+    /// The only reader of `v`, which is no output.
+    fn reader(&self, v: ValueId) -> Option<NodeId> {
+        match self.consumers[v.index()].as_slice() {
+            [one] if !self.graph.is_kept(v) => Some(*one),
+            _ => None,
+        }
+    }
+
+    /// The name of a constant of `k` elements along its last axis that only one node reads.
+    fn vector(&self, v: ValueId, k: usize) -> Option<String> {
+        let t = constant(self.graph, v)?;
+        let fits = t.len() == k && t.shape().last() == Some(&k) && t.dtype().is_float();
+        (fits && self.reader(v).is_some()).then(|| self.graph.value(v).name.clone())
+    }
+
+    /// Inputs that what makes them can divide: nothing but products reads them.
+    pub fn folds(&self) -> Vec<Fold> {
+        let mut out: Vec<Fold> = Vec::new();
+        for p in &self.all {
+            if out.iter().any(|f| f.input == p.input) {
+                continue;
+            }
+            let readers: Vec<&Product> = self.all.iter().filter(|o| o.x == p.x).collect();
+            let only_products =
+                self.consumers[p.x.index()].len() == readers.len() && !self.graph.is_kept(p.x);
+            let alone = readers.iter().all(|r| self.of_weight(&r.weight).count() == 1);
+            if let Some(maker) = self.maker(p.x, p.k).filter(|_| only_products && alone) {
+                out.push(Fold {
+                    input: p.input.clone(),
+                    k: p.k,
+                    weights: readers.iter().map(|r| r.weight.clone()).collect(),
+                    maker,
+                });
+            }
+        }
+        out
+    }
+
+    fn maker(&self, x: ValueId, k: usize) -> Option<Maker> {
+        let (_, node) = self.graph.producer(x)?;
+        if matches!(node.op.name(), "RMSNormalization" | "LayerNormalization") {
+            let given = node.inputs.iter().skip(1).flatten();
+            let vectors: Option<Vec<String>> = given.map(|v| self.vector(*v, k)).collect();
+            return vectors.filter(|v| !v.is_empty()).map(Maker::Vectors);
+        }
+        let [a, b] = self.factors(node, Binary::Mul)?;
+        if let Some(name) = self.vector(a, k).or_else(|| self.vector(b, k)) {
+            return Some(Maker::Vectors(vec![name]));
+        }
+        [a, b].into_iter().find_map(|v| self.columns(v, k))
+    }
+
+    /// Operands of a plain binary function.
+    fn factors(&self, node: &Node, f: Binary) -> Option<[ValueId; 2]> {
+        match &node.op.downcast::<Pointwise>()?.expr {
+            Expr::Binary(h, a, b) if *h == f && **a == Expr::Input(0) && **b == Expr::Input(1) => {
+                Some([operand(node, 0)?, operand(node, 1)?])
+            }
+            _ => None,
+        }
+    }
+
+    /// The weight whose columns make the columns of `v`, which has one reader.
+    fn columns(&self, v: ValueId, k: usize) -> Option<Maker> {
+        self.reader(v)?;
+        let (id, node) = self.graph.producer(v)?;
+        let product = |id: NodeId| {
+            let p = self.all.iter().find(|p| p.node == id && p.n == k)?;
+            (self.of_weight(&p.weight).count() == 1).then(|| p.weight.clone())
+        };
+        if let Some(weight) = product(id) {
+            return Some(Maker::Columns {
+                weight,
+                vectors: Vec::new(),
+            });
+        }
+        let [a, b] = self.factors(node, Binary::Add)?;
+        let (sum, bias) = match (self.vector(a, k), self.vector(b, k)) {
+            (None, Some(bias)) => (a, bias),
+            (Some(bias), None) => (b, bias),
+            _ => return None,
+        };
+        self.reader(sum)?;
+        let (id, _) = self.graph.producer(sum)?;
+        Some(Maker::Columns {
+            weight: product(id)?,
+            vectors: vec![bias],
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::Stage;
+    use crate::graph::onnx::import;
+    use crate::graph::onnx::write::{Attr, ModelWriter, NodeSpec};
+    use crate::tensor::DType;
+
+    struct Model {
+        dir: tempfile::TempDir,
+        out: ModelWriter,
+    }
+
+    impl Model {
+        /// With an input `x` of rows of 8 and an output `y`.
+        fn new(width: usize) -> Self {
+            let dir = tempfile::tempdir().unwrap();
+            let mut out = ModelWriter::create(Stage::Convert, dir.path(), "m.onnx", "g").unwrap();
+            out.opset("", 23);
+            out.add_input("x", DType::F32, &["n".into(), 8.into()]).unwrap();
+            out.add_output("y", DType::F32, &["n".into(), width.into()])
+                .unwrap();
+            Self { dir, out }
+        }
+
+        fn constant(&mut self, name: &str, shape: &[usize]) -> &mut Self {
+            let data: Vec<f32> = (0..shape.iter().product()).map(|i| 1.0 + i as f32).collect();
+            let tensor = HostTensor::from_f32(shape, &data).unwrap();
+            self.out.add_initializer(name, &tensor).unwrap();
+            self
+        }
+
+        fn node(&mut self, op: &str, inputs: &[&str], output: &str) -> &mut Self {
+            let perm = [("perm", Attr::Ints(vec![1, 0]))];
+            let attributes = if op == "Transpose" { &perm[..] } else { &[] };
+            self.out
+                .add_node(NodeSpec {
+                    domain: "",
+                    op,
+                    name: output,
+                    inputs,
+                    outputs: &[output],
+                    attributes,
+                })
+                .unwrap();
+            self
+        }
+
+        fn graph(self) -> Graph {
+            self.out.finish().unwrap();
+            import(&self.dir.path().join("m.onnx")).unwrap()
+        }
+    }
+
+    fn fold(graph: &Graph) -> Vec<Fold> {
+        Products::of(graph).folds()
+    }
+
+    #[test]
+    fn weights_are_found_as_they_lie_and_transposed() {
+        let mut m = Model::new(4);
+        m.constant("a", &[8, 6]).constant("b", &[4, 6]);
+        m.node("MatMul", &["x", "a"], "h")
+            .node("Transpose", &["b"], "bt")
+            .node("MatMul", &["h", "bt"], "y");
+        let graph = m.graph();
+        let products = Products::of(&graph);
+        let found: Vec<_> = products
+            .all()
+            .iter()
+            .map(|p| {
+                (
+                    p.weight.as_str(),
+                    p.input.as_str(),
+                    p.output.as_str(),
+                    p.k,
+                    p.n,
+                    p.transposed,
+                )
+            })
+            .collect();
+        assert_eq!(found, [("a", "x", "h", 8, 6, false), ("b", "h", "y", 6, 4, true)]);
+        assert_eq!(products.tensor(&products.all()[1]).unwrap().shape(), [4, 6]);
+    }
+
+    #[test]
+    fn weights_that_something_else_reads_are_left_out() {
+        for op in ["Gather", "Add"] {
+            let mut m = Model::new(8);
+            m.constant("a", &[8, 8]);
+            m.node("MatMul", &["x", "a"], "h");
+            if op == "Add" {
+                m.node("Add", &["h", "a"], "y");
+            } else {
+                let index = HostTensor::from_i64(&[1], &[2]).unwrap();
+                m.out.add_constant("i", &index).unwrap();
+                m.node("Gather", &["a", "i"], "row")
+                    .node("Add", &["h", "row"], "y");
+            }
+            assert!(Products::of(&m.graph()).all().is_empty(), "{op}");
+        }
+        // Its result times itself is a product of what is no constant.
+        let mut m = Model::new(8);
+        m.constant("a", &[8, 8]);
+        m.node("MatMul", &["x", "a"], "h")
+            .node("Transpose", &["h"], "t")
+            .node("MatMul", &["h", "t"], "y");
+        assert_eq!(Products::of(&m.graph()).all().len(), 1);
+    }
+
+    #[test]
+    fn a_norm_can_divide_what_it_makes() {
+        for op in ["Mul", "RMSNormalization", "LayerNormalization"] {
+            let mut m = Model::new(4);
+            m.constant("g", &[8])
+                .constant("bias", &[8])
+                .constant("a", &[8, 4])
+                .constant("b", &[8, 4]);
+            match op {
+                "Mul" => m.node("Mul", &["g", "x"], "h"),
+                "RMSNormalization" => m.node(op, &["x", "g"], "h"),
+                _ => m.node(op, &["x", "g", "bias"], "h"),
+            };
+            m.node("MatMul", &["h", "a"], "p")
+                .node("MatMul", &["h", "b"], "q")
+                .node("Add", &["p", "q"], "y");
+            let vectors = if op == "LayerNormalization" {
+                vec!["g", "bias"]
+            } else {
+                vec!["g"]
+            };
+            let wanted = Fold {
+                input: "h".to_owned(),
+                k: 8,
+                weights: vec!["a".to_owned(), "b".to_owned()],
+                maker: Maker::Vectors(vectors.into_iter().map(str::to_owned).collect()),
+            };
+            assert_eq!(fold(&m.graph()), [wanted], "{op}");
+        }
+    }
+
+    #[test]
+    fn columns_of_the_weight_before_can_be_divided() {
+        for bias in [false, true] {
+            let mut m = Model::new(4);
+            m.constant("gate", &[8, 6])
+                .constant("up", &[8, 6])
+                .constant("c", &[6])
+                .constant("down", &[6, 4]);
+            m.node("MatMul", &["x", "gate"], "g").node("Sigmoid", &["g"], "s");
+            m.node("MatMul", &["x", "up"], "u");
+            if bias {
+                m.node("Add", &["u", "c"], "v").node("Mul", &["s", "v"], "h");
+            } else {
+                m.node("Mul", &["s", "u"], "h");
+            }
+            m.node("MatMul", &["h", "down"], "y");
+            let found = fold(&m.graph());
+            let vectors = if bias { vec!["c".to_owned()] } else { vec![] };
+            assert_eq!(found.len(), 1);
+            let weight = "up".to_owned();
+            assert_eq!(found[0].maker, Maker::Columns { weight, vectors });
+            assert_eq!(
+                (found[0].input.as_str(), found[0].weights[0].as_str()),
+                ("h", "down")
+            );
+        }
+    }
+
+    #[test]
+    fn what_something_else_reads_is_not_divided() {
+        // The input of the product is added again; the vector, or the factor, has a second reader.
+        for (op, second) in [("h", "h"), ("g", "g"), ("u", "u")] {
+            let mut m = Model::new(8);
+            m.constant("g", &[8])
+                .constant("up", &[8, 8])
+                .constant("a", &[8, 8]);
+            if op == "u" {
+                m.node("Sigmoid", &["x"], "s")
+                    .node("MatMul", &["x", "up"], "u")
+                    .node("Mul", &["s", "u"], "h");
+            } else {
+                m.node("Mul", &["x", "g"], "h");
+            }
+            m.node("MatMul", &["h", "a"], "p")
+                .node("Add", &["p", second], "y");
+            assert!(fold(&m.graph()).is_empty(), "{op}");
+        }
+    }
+}

@@ -1,0 +1,612 @@
+//! How well a model predicts a text, and how far its predictions are from those of another model.
+//!
+//! # Windows, and which tokens count
+//!
+//! The text is encoded as a whole, without special tokens. Its tokens are scored in windows, in order, none twice. Each window
+//! starts with an empty cache and feeds up to `N` tokens, of which each predicts its successor:
+//!
+//! * Where the tokenizer puts a start token before every text, a window is the start token and then the text's next
+//!   tokens but the last, so that `N` tokens are scored and the first of them is predicted from the start token alone.
+//! * Where it does not, a window begins with the last token of the window before, so that again `N` tokens are scored.
+//!   The first token of the text has nothing before it and is the only one that is not scored.
+//!
+//! The last window may be shorter. A token at place `p` of a window is thus predicted from `p + 1` tokens, and on average
+//! from about half a window: the perplexity is higher than one in which every token has a full window behind it, as all
+//! figures of this kind depend on the length of the window.
+//!
+//! With `l` the natural logarithm of the softmax over the whole vocabulary, computed in `f64` from logits in `f32`:
+//!
+//! * the perplexity is `exp` of the mean of `-l(token)` over all scored tokens;
+//! * the divergence at a position is `sum_v p_ref(v) * (l_ref(v) - l(v))`, in nats, from the reference to the model;
+//! * the models agree at a position where their largest logits are those of the same token (of equal ones the first).
+//!
+//! Both models run beside each other, a chunk at a time, so that nothing of the size of the text is kept but one
+//! number a position.
+
+use super::Model;
+use super::engine::CHUNK;
+use crate::error::{Error, Result, Stage};
+use std::num::NonZeroUsize;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+
+/// The tokens of a text.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Text {
+    /// Tokens, without special ones.
+    pub tokens: Vec<u32>,
+    /// What stands before every text; may be empty. See [`super::Tokenizer::start`].
+    pub start: Vec<u32>,
+}
+
+/// What is fed to an empty cache, and what it is to predict.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Window<'a> {
+    /// Fed first; its last token predicts the first of `scored`.
+    lead: &'a [u32],
+    /// Scored; all but the last are fed after `lead`.
+    scored: &'a [u32],
+}
+
+impl Text {
+    /// Number of tokens that can be scored.
+    pub fn scorable(&self) -> usize {
+        self.tokens.len().saturating_sub(self.unscored())
+    }
+
+    /// Tokens at the start of the text that nothing predicts.
+    fn unscored(&self) -> usize {
+        usize::from(self.start.is_empty())
+    }
+
+    /// Windows of at most `size` fed tokens over the first `limit` tokens that can be scored.
+    fn windows(&self, size: usize, limit: usize) -> Vec<Window<'_>> {
+        let scored = self.tokens.get(self.unscored()..).unwrap_or_default();
+        let scored = scored.get(..limit).unwrap_or(scored);
+        let each = (size + 1).saturating_sub(self.start.len().max(1)).max(1);
+        let lead = |i: usize| match self.start.as_slice() {
+            [] => self.tokens.get(i * each..=i * each).unwrap_or_default(),
+            start => start,
+        };
+        let parts = scored.chunks(each).enumerate();
+        parts
+            .map(|(i, scored)| Window {
+                lead: lead(i),
+                scored,
+            })
+            .collect()
+    }
+}
+
+/// How a text is scored.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Most tokens that a window feeds.
+    pub window: usize,
+    /// Most tokens to score.
+    pub limit: Option<usize>,
+    /// Set to stop after the chunk under way; what was scored until then is the result.
+    pub cancel: Arc<AtomicBool>,
+}
+
+/// How far an evaluation is.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Progress {
+    /// Tokens scored.
+    pub done: usize,
+    /// Tokens to score.
+    pub total: usize,
+    /// Perplexity so far.
+    pub perplexity: f64,
+}
+
+/// The perplexity of a model over scored tokens.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Perplexity {
+    tokens: usize,
+    sum: f64,
+    squares: f64,
+}
+
+impl Perplexity {
+    fn add(&mut self, loss: f64) {
+        self.tokens += 1;
+        self.sum += loss;
+        self.squares += loss * loss;
+    }
+
+    /// Tokens scored.
+    pub fn tokens(&self) -> usize {
+        self.tokens
+    }
+
+    /// Mean of the negative logarithms of the probabilities of the tokens, in nats; NaN before the first.
+    pub fn loss(&self) -> f64 {
+        self.sum / self.tokens as f64
+    }
+
+    /// The perplexity.
+    pub fn value(&self) -> f64 {
+        self.loss().exp()
+    }
+
+    /// Standard error of the perplexity, as if the losses of tokens were independent.
+    pub fn standard_error(&self) -> f64 {
+        let count = self.tokens as f64;
+        let variance = (self.squares / count - self.loss() * self.loss()).max(0.0);
+        self.value() * (variance / (count - 1.0).max(1.0)).sqrt()
+    }
+}
+
+/// How far a model is from its reference.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Comparison {
+    /// The perplexity of the reference over the same tokens.
+    pub reference: Perplexity,
+    /// The divergence at each scored position.
+    divergences: Vec<f32>,
+    agreements: usize,
+}
+
+impl Comparison {
+    /// Mean of the Kullback-Leibler divergence from the reference to the model, in nats.
+    pub fn mean_divergence(&self) -> f64 {
+        let sum: f64 = self.divergences.iter().map(|d| f64::from(*d)).sum();
+        sum / self.divergences.len() as f64
+    }
+
+    /// The least divergence that at least this share (0 to 1) of the positions does not exceed.
+    pub fn divergence_at(&self, share: f64) -> f64 {
+        let mut sorted = self.divergences.clone();
+        sorted.sort_unstable_by(f32::total_cmp);
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "a share of a length"
+        )]
+        let rank = (share.clamp(0.0, 1.0) * sorted.len() as f64).ceil() as usize;
+        sorted
+            .get(rank.saturating_sub(1))
+            .map_or(f64::NAN, |d| f64::from(*d))
+    }
+
+    /// Share of the positions at which both models find the same token most likely.
+    pub fn agreement(&self) -> f64 {
+        self.agreements as f64 / self.divergences.len() as f64
+    }
+}
+
+/// What an evaluation found.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Report {
+    /// Of the model.
+    pub model: Perplexity,
+    /// Where there is a reference.
+    pub comparison: Option<Comparison>,
+    /// Windows that were begun.
+    pub windows: usize,
+    /// The evaluation was cancelled before the last token.
+    pub cancelled: bool,
+}
+
+/// Scores `text` by `model`, beside `reference` where there is one. `progress` is called after each chunk.
+///
+/// Usage errors: a text without a token to score, a window that is longer than a context or not longer than the start tokens,
+/// models with vocabularies of different size. Errors of the models, and logits that are not finite.
+pub fn evaluate(
+    model: &mut dyn Model,
+    mut reference: Option<&mut dyn Model>,
+    text: &Text,
+    options: &Options,
+    progress: &mut dyn FnMut(Progress),
+) -> Result<Report> {
+    check(model, reference.as_deref(), text, options)?;
+    let windows = text.windows(options.window, options.limit.unwrap_or(usize::MAX));
+    let total = windows.iter().map(|w| w.scored.len()).sum();
+    let mut report = Report {
+        model: Perplexity::default(),
+        comparison: reference.is_some().then(Comparison::default),
+        windows: 0,
+        cancelled: false,
+    };
+    for window in windows {
+        report.windows += 1;
+        model.truncate(0);
+        if let Some(r) = &mut reference {
+            r.truncate(0);
+        }
+        let before = window.lead.len() - 1;
+        let (_, fed) = window.scored.split_last().unwrap_or((&0, &[]));
+        let inputs = [window.lead, fed].concat();
+        let mut rest = window.scored;
+        for (i, chunk) in inputs.chunks(CHUNK).enumerate() {
+            if options.cancel.load(Ordering::Relaxed) {
+                report.cancelled = true;
+                return Ok(report);
+            }
+            let rows = model.forward_all(chunk)?;
+            let others = reference.as_mut().map(|r| r.forward_all(chunk)).transpose()?;
+            // Rows of the lead before its last token predict nothing that counts.
+            let skip = before.saturating_sub(i * CHUNK).min(chunk.len());
+            let (targets, after) = rest.split_at(chunk.len() - skip);
+            rest = after;
+            let vocab = model.vocab();
+            let rows = rows.get(skip * vocab..).unwrap_or_default();
+            let others = others
+                .as_deref()
+                .map(|o| o.get(skip * vocab..).unwrap_or_default());
+            let scores = score_rows(vocab, rows, others, targets);
+            report.take(&scores)?;
+            progress(Progress {
+                done: report.model.tokens,
+                total,
+                perplexity: report.model.value(),
+            });
+        }
+    }
+    Ok(report)
+}
+
+fn check(model: &dyn Model, reference: Option<&dyn Model>, text: &Text, options: &Options) -> Result<()> {
+    if text.scorable() == 0 {
+        let (count, needed) = (text.tokens.len(), text.unscored() + 1);
+        let what = format!("the text has {count} tokens; at least {needed} are needed");
+        return Err(Error::usage("--text", what));
+    }
+    let room = reference.map_or(model.context(), |r| r.context().min(model.context()));
+    let window = options.window;
+    if window > room || window < text.start.len().max(1) {
+        let least = text.start.len().max(1);
+        let what = format!("a window of {window} tokens; it must have from {least} to {room}");
+        return Err(Error::usage("--context", what));
+    }
+    match reference {
+        Some(r) if r.vocab() != model.vocab() => Err(Error::usage(
+            "--reference",
+            format!(
+                "it has a vocabulary of {} tokens, the model one of {}; their predictions cannot be compared",
+                r.vocab(),
+                model.vocab()
+            ),
+        )),
+        _ => Ok(()),
+    }
+}
+
+impl Report {
+    /// Adds the scores of rows.
+    fn take(&mut self, scores: &[Score]) -> Result<()> {
+        for s in scores {
+            if !s.loss.is_finite() {
+                return Err(self.not_finite("model"));
+            }
+            self.model.add(s.loss);
+            let (Some(c), Some(o)) = (&mut self.comparison, &s.other) else {
+                continue;
+            };
+            if !o.loss.is_finite() || !o.divergence.is_finite() {
+                return Err(self.not_finite("reference"));
+            }
+            c.reference.add(o.loss);
+            c.divergences.push(o.divergence);
+            c.agreements += usize::from(o.agrees);
+        }
+        Ok(())
+    }
+
+    fn not_finite(&self, whose: &str) -> Error {
+        let at = self.model.tokens;
+        let what = format!("the logits of the {whose} for scored token {at} are not finite");
+        Error::other(Stage::Run, what)
+    }
+}
+
+/// What a row of logits is worth.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct Score {
+    /// Negative logarithm of the probability of the token that came.
+    loss: f64,
+    other: Option<Other>,
+}
+
+/// What the reference's row is worth beside it.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct Other {
+    loss: f64,
+    divergence: f32,
+    agrees: bool,
+}
+
+/// Scores rows of `vocab` logits on all cores; `others` are those of the reference.
+fn score_rows(vocab: usize, rows: &[f32], others: Option<&[f32]>, targets: &[u32]) -> Vec<Score> {
+    static CORES: OnceLock<usize> = OnceLock::new();
+    let cores = *CORES.get_or_init(|| std::thread::available_parallelism().map_or(1, NonZeroUsize::get));
+    let mut scores = vec![Score::default(); targets.len()];
+    let part = targets.len().div_ceil(cores).max(1);
+    std::thread::scope(|scope| {
+        for (i, (scores, targets)) in scores.chunks_mut(part).zip(targets.chunks(part)).enumerate() {
+            scope.spawn(move || {
+                for (j, (score, target)) in scores.iter_mut().zip(targets).enumerate() {
+                    let at = (i * part + j) * vocab..(i * part + j + 1) * vocab;
+                    let row = rows.get(at.clone()).unwrap_or_default();
+                    let other = others.map(|o| o.get(at).unwrap_or_default());
+                    *score = score_row(row, other, *target as usize);
+                }
+            });
+        }
+    });
+    scores
+}
+
+/// The largest logit and its place.
+fn largest(row: &[f32]) -> (usize, f64) {
+    let first = (0, f32::NEG_INFINITY);
+    let of = |best: (usize, f32), (i, x): (usize, &f32)| if *x > best.1 { (i, *x) } else { best };
+    let (place, value) = row.iter().enumerate().fold(first, of);
+    (place, f64::from(value))
+}
+
+fn score_row(row: &[f32], other: Option<&[f32]>, target: usize) -> Score {
+    let logit = |row: &[f32]| row.get(target).map_or(f64::NAN, |x| f64::from(*x));
+    let (top, peak) = largest(row);
+    let total: f64 = row.iter().map(|x| (f64::from(*x) - peak).exp()).sum();
+    let norm = peak + total.ln();
+    let other = other.map(|other| {
+        let (its_top, peak) = largest(other);
+        let (mut total, mut mean) = (0.0, 0.0);
+        for (x, y) in row.iter().zip(other) {
+            let weight = (f64::from(*y) - peak).exp();
+            total += weight;
+            mean += weight * (f64::from(*y) - f64::from(*x));
+        }
+        let its_norm = peak + total.ln();
+        // Both sums are of the same weights, so that equal rows differ by exactly nothing.
+        let divergence = mean / total - (its_norm - norm);
+        Other {
+            loss: its_norm - logit(other),
+            #[expect(clippy::cast_possible_truncation, reason = "seven digits are enough")]
+            divergence: divergence.max(if divergence.is_nan() { f64::NAN } else { 0.0 }) as f32,
+            agrees: its_top == top,
+        }
+    });
+    Score {
+        loss: norm - logit(row),
+        other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::llm::testing::FakeModel;
+
+    fn text(tokens: impl IntoIterator<Item = u32>, start: &[u32]) -> Text {
+        Text {
+            tokens: tokens.into_iter().collect(),
+            start: start.to_vec(),
+        }
+    }
+
+    fn options(window: usize) -> Options {
+        Options {
+            window,
+            limit: None,
+            cancel: Arc::default(),
+        }
+    }
+
+    /// Gives the token after the last one, or `skew` more, a logit of 5, all others 0.
+    fn counting(vocab: usize, context: usize, skew: u32) -> FakeModel {
+        let size = u32::try_from(vocab).unwrap();
+        FakeModel::new(vocab, context, move |cache| {
+            (cache.last().unwrap() + 1 + skew) % size
+        })
+    }
+
+    /// Loss of the token with the logit 5 and of another, of 8.
+    fn losses() -> (f64, f64) {
+        let norm = (5f64.exp() + 7.0).ln();
+        (norm - 5.0, norm)
+    }
+
+    #[test]
+    fn every_token_but_the_first_is_scored_once() {
+        for (count, size) in [(10u32, 3usize), (10, 4), (2, 5), (9, 9), (10, 1), (7, 2)] {
+            let text = text(0..count, &[]);
+            let windows = text.windows(size, usize::MAX);
+            let scored: Vec<u32> = windows.iter().flat_map(|w| w.scored.to_vec()).collect();
+            assert_eq!(scored, (1..count).collect::<Vec<_>>(), "windows of {size}");
+            assert!(
+                windows
+                    .iter()
+                    .all(|w| w.lead == [w.scored[0] - 1] && w.scored.len() <= size)
+            );
+        }
+    }
+
+    #[test]
+    fn a_start_token_leads_every_window() {
+        let text = text(0..7, &[90]);
+        let windows = text.windows(3, usize::MAX);
+        let scored: Vec<&[u32]> = windows.iter().map(|w| w.scored).collect();
+        assert_eq!(scored, [&[0, 1, 2][..], &[3, 4, 5], &[6]]);
+        assert!(windows.iter().all(|w| w.lead == [90]));
+        assert_eq!(text.windows(3, 4).last().unwrap().scored, [3]);
+        let two = Text {
+            start: vec![90, 91],
+            ..text
+        };
+        // Three tokens are fed, of which the first is not asked for anything.
+        assert_eq!(two.windows(3, usize::MAX)[0].scored, [0, 1]);
+        assert_eq!((two.scorable(), two.windows(2, usize::MAX).len()), (7, 7));
+    }
+
+    #[test]
+    fn windows_are_fed_to_an_empty_cache() {
+        let mut model = counting(8, 4, 0);
+        let text = text([0, 1, 2, 3, 4, 5, 6], &[]);
+        let mut seen = Vec::new();
+        let report = evaluate(&mut model, None, &text, &options(4), &mut |p| {
+            seen.push((p.done, p.total));
+        })
+        .unwrap();
+        let fed: Vec<u32> = model.calls.concat();
+        assert_eq!(fed, [0, 1, 2, 3, 4, 5]);
+        assert_eq!(seen, [(4, 6), (6, 6)]);
+        let (right, _) = losses();
+        assert!((report.model.loss() - right).abs() < 1e-12 && report.windows == 2);
+        assert!((report.model.value() - right.exp()).abs() < 1e-12);
+        assert!(report.model.standard_error() < 1e-7, "all losses are equal");
+    }
+
+    #[test]
+    fn the_start_tokens_are_not_scored() {
+        let text = text([1, 2, 3, 4], &[6, 0]);
+        let mut model = counting(8, 3, 0);
+        let report = evaluate(&mut model, None, &text, &options(3), &mut |_| ()).unwrap();
+        // The second window begins with 0 and is to predict 3.
+        let (right, wrong) = losses();
+        assert_eq!(model.calls.concat(), [6, 0, 1, 6, 0, 3]);
+        let expected = (3.0 * right + wrong) / 4.0;
+        assert!((report.model.loss() - expected).abs() < 1e-12);
+        let spread = ((right - expected).powi(2) * 3.0 + (wrong - expected).powi(2)) / 4.0;
+        let error = report.model.value() * (spread / 3.0).sqrt();
+        assert!((report.model.standard_error() / error - 1.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn windows_longer_than_a_chunk() {
+        let long = u32::try_from(2 * CHUNK + 3).unwrap();
+        let tokens: Vec<u32> = (0..=long).map(|i| i % 8).collect();
+        for start in [&[][..], &[7], &[1, 2, 7]] {
+            let mut model = counting(8, 1000, 0);
+            let mut whole = text(tokens.clone(), start);
+            if !start.is_empty() {
+                whole.tokens.insert(0, 0);
+            }
+            let report = evaluate(&mut model, None, &whole, &options(1000), &mut |_| ()).unwrap();
+            assert_eq!(report.model.tokens(), whole.scorable());
+            let wrong = usize::from(!start.is_empty());
+            let (right, missed) = losses();
+            let sum = right * (whole.scorable() - wrong) as f64 + missed * wrong as f64;
+            assert!(
+                (report.model.loss() * whole.scorable() as f64 - sum).abs() < 1e-9,
+                "{start:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_model_is_its_own_reference() {
+        let text = text([0, 1, 2, 5, 6], &[]);
+        let (mut model, mut same) = (counting(8, 8, 0), counting(8, 8, 0));
+        let report = evaluate(&mut model, Some(&mut same), &text, &options(8), &mut |_| ()).unwrap();
+        let c = report.comparison.unwrap();
+        assert_eq!(
+            (c.mean_divergence(), c.divergence_at(0.99), c.agreement()),
+            (0.0, 0.0, 1.0)
+        );
+        assert_eq!(c.reference, report.model);
+    }
+
+    #[test]
+    fn divergences_are_from_the_reference() {
+        // The reference gives 4/7, 2/7, 1/7, the model equal parts.
+        let other = [4f32.ln(), 2f32.ln(), 0.0];
+        let s = score_row(&[1.0; 3], Some(&other), 0);
+        let o = s.other.unwrap();
+        let exact: f64 = [4.0f64, 2.0, 1.0]
+            .iter()
+            .map(|p| p / 7.0 * (p / 7.0 * 3.0).ln())
+            .sum();
+        assert!(
+            (f64::from(o.divergence) - exact).abs() < 1e-7,
+            "{} {exact}",
+            o.divergence
+        );
+        assert!((s.loss - 3f64.ln()).abs() < 1e-12 && (o.loss - (7f64 / 4.0).ln()).abs() < 1e-7);
+        assert!(o.agrees, "of equal logits the first is the largest");
+        assert!(!score_row(&[0.0, 1.0, 0.0], Some(&other), 0).other.unwrap().agrees);
+        // Far beyond what `exp` can take.
+        let s = score_row(&[1e4, 0.0], Some(&[0.0, 1e4]), 0);
+        assert_eq!(
+            (s.loss, s.other.unwrap().loss, s.other.unwrap().divergence),
+            (0.0, 1e4, 1e4)
+        );
+    }
+
+    #[test]
+    fn shares_of_positions() {
+        let c = Comparison {
+            divergences: (1..=200).rev().map(|i| i as f32).collect(),
+            ..Comparison::default()
+        };
+        let at = [0.0, 0.005, 0.5, 0.99, 0.991, 1.0].map(|s| c.divergence_at(s));
+        assert_eq!(at, [1.0, 1.0, 100.0, 198.0, 199.0, 200.0]);
+        assert_eq!(c.mean_divergence(), 100.5);
+        assert!(Comparison::default().divergence_at(0.99).is_nan());
+    }
+
+    #[test]
+    fn a_cancelled_evaluation_tells_what_it_has() {
+        let text = text((0..9).map(|i| i % 8), &[]);
+        let options = Options {
+            limit: Some(7),
+            ..options(2)
+        };
+        let (mut model, cancel) = (counting(8, 8, 0), options.cancel.clone());
+        let report = evaluate(&mut model, None, &text, &options, &mut |p| {
+            assert_eq!(p.total, 7);
+            cancel.store(p.done == 4, Ordering::Relaxed);
+        })
+        .unwrap();
+        assert_eq!((report.cancelled, report.model.tokens()), (true, 4));
+    }
+
+    #[test]
+    fn what_cannot_be_compared_is_refused() {
+        let run = |model: &mut FakeModel, other: Option<&mut dyn Model>, text: &Text, window| {
+            evaluate(model, other, text, &options(window), &mut |_| ()).unwrap_err()
+        };
+        let good = text(0..5, &[]);
+        let (mut model, mut other) = (counting(8, 4, 0), counting(9, 3, 0));
+        let e = run(&mut model, Some(&mut other), &good, 3);
+        assert!(e.is_usage() && e.to_string().starts_with("--reference"), "{e}");
+        assert!(
+            e.to_string().contains("9 tokens") && e.to_string().contains("of 8"),
+            "{e}"
+        );
+        for (text, words) in [
+            (text([], &[1]), "0 tokens; at least 1"),
+            (text([3], &[]), "1 tokens; at least 2"),
+        ] {
+            let e = run(&mut model, None, &text, 3);
+            assert!(e.is_usage() && e.to_string().contains(words), "{e}");
+        }
+        let e = run(&mut model, None, &good, 5);
+        assert!(e.to_string().contains("from 1 to 4"), "{e}");
+        let e = run(&mut model, None, &text(0..5, &[1, 2]), 1);
+        assert!(e.to_string().contains("from 2 to 4"), "{e}");
+        assert!(model.calls.is_empty());
+    }
+
+    #[test]
+    fn logits_that_are_not_finite_are_an_error() {
+        for (row, other) in [
+            ([f32::NAN, 0.0], [0.0, 0.0]),
+            ([0.0, f32::INFINITY], [0.0, 0.0]),
+            ([0.0, 0.0], [0.0, f32::NAN]),
+            ([0.0, 0.0], [f32::NEG_INFINITY, f32::NEG_INFINITY]),
+        ] {
+            let s = score_row(&row, Some(&other), 0);
+            let mut report = Report {
+                model: Perplexity::default(),
+                comparison: Some(Comparison::default()),
+                windows: 1,
+                cancelled: false,
+            };
+            let e = report.take(&[s]).unwrap_err();
+            assert!(e.to_string().contains("not finite"), "{e}");
+        }
+    }
+}

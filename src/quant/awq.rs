@@ -1,0 +1,214 @@
+//! Activation-aware scaling: inputs that are large on the calibration get finer weights.
+//!
+//! The rows of the weights that read an input are multiplied by `s`, and what makes that input divides by it, so that the model stays
+//! the same before rounding (AWQ, arXiv 2306.00978). A row that is multiplied loses less by the rounding of its group,
+//! the others a little more. `s_k = rms_k^alpha`, where `rms_k` is the root of the mean square of input k; alpha is that of a grid with
+//! the least loss of the products' results.
+
+use super::format::{Bits, QuantError, decode};
+use super::method::{ByGroup, ColumnMethod, Method, Scratch};
+use super::moments::Moments;
+use super::packed::Column;
+
+/// Values of alpha that are tried, from 0 to 1.
+const STEPS: u8 = 20;
+/// Factors stay between this and its inverse.
+const LIMIT: f32 = 1e-2;
+
+/// A weight that reads the inputs: some of its columns stand for all.
+#[derive(Clone, Copy, Debug)]
+pub struct Sample<'a> {
+    /// Its format.
+    pub bits: Bits,
+    /// Weights of a group.
+    pub group: usize,
+    /// Columns, one after the other.
+    pub columns: &'a [f32],
+    /// Columns of the whole weight for each of these.
+    pub share: f64,
+}
+
+/// What a search found.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Scaling {
+    /// The factors of the rows of the weights.
+    pub factors: Vec<f32>,
+    /// The power; 0 where no scaling is better than none.
+    pub alpha: f32,
+    /// Mean square of what the results lose, and without scaling.
+    pub loss: (f64, f64),
+}
+
+/// The factors for each input of the products of `samples`, whose moments are given, with groups fitted by `method`. An error of the
+/// method. Without rows of a calibration all factors are 1.
+pub fn search(moments: &Moments, samples: &[Sample<'_>], method: Method) -> Result<Scaling, QuantError> {
+    let squares = moments.mean_squares();
+    let mut best: Option<Scaling> = None;
+    let mut plain = 0.0;
+    for step in 0..=STEPS {
+        let alpha = f32::from(step) / f32::from(STEPS);
+        let factors = factors(&squares, alpha);
+        let importance = importance(&squares, &factors);
+        let mut loss = 0.0;
+        for sample in samples {
+            let errors = errors(sample, &factors, &importance, method)?;
+            loss += moments.output_error(&errors) * sample.share;
+        }
+        if step == 0 {
+            plain = loss;
+        }
+        if best.as_ref().is_none_or(|b| loss < b.loss.0) {
+            best = Some(Scaling {
+                factors,
+                alpha,
+                loss: (loss, plain),
+            });
+        }
+    }
+    Ok(best.unwrap_or_else(|| Scaling {
+        factors: vec![1.0; squares.len()],
+        alpha: 0.0,
+        loss: (plain, plain),
+    }))
+}
+
+/// Powers of the roots, the geometric mean of the largest and the smallest 1.
+fn factors(squares: &[f32], alpha: f32) -> Vec<f32> {
+    let most = squares.iter().copied().fold(0.0, f32::max);
+    if most == 0.0 || alpha == 0.0 {
+        return vec![1.0; squares.len()];
+    }
+    let powers: Vec<f32> = squares
+        .iter()
+        .map(|s| {
+            (s / most)
+                .max(f32::MIN_POSITIVE)
+                .sqrt()
+                .powf(alpha)
+                .max(LIMIT * LIMIT)
+        })
+        .collect();
+    let least = powers.iter().copied().fold(1.0, f32::min);
+    let middle = least.sqrt();
+    powers.iter().map(|p| p / middle).collect()
+}
+
+/// The mean squares of the inputs once they are divided by the factors.
+pub fn importance(squares: &[f32], factors: &[f32]) -> Vec<f32> {
+    squares.iter().zip(factors).map(|(s, f)| s / (f * f)).collect()
+}
+
+/// What scaled and rounded columns differ from the given ones by, once the scaling is undone.
+fn errors(
+    sample: &Sample<'_>,
+    factors: &[f32],
+    importance: &[f32],
+    method: Method,
+) -> Result<Vec<f32>, QuantError> {
+    let method = ByGroup {
+        method,
+        importance: Some(importance),
+    };
+    let (mut scratch, mut made) = (Scratch::default(), Column::default());
+    let mut out = Vec::with_capacity(sample.columns.len());
+    let mut scaled = Vec::with_capacity(factors.len());
+    for column in sample.columns.chunks_exact(factors.len().max(1)) {
+        scaled.clear();
+        scaled.extend(column.iter().zip(factors).map(|(w, f)| w * f));
+        made.scales.clear();
+        made.codes.clear();
+        method.column(sample.bits, sample.group, &scaled, &mut scratch, &mut made)?;
+        for (i, ((w, f), code)) in column.iter().zip(factors).zip(&made.codes).enumerate() {
+            let [scale, bias] = made.scales.get(i / sample.group).copied().unwrap_or_default();
+            out.push(w - decode(sample.bits, scale, bias, *code) / f);
+        }
+    }
+    Ok(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const K: usize = 64;
+
+    fn wave(count: usize, by: f32) -> Vec<f32> {
+        (0..count).map(|i| (i as f32 * by).sin()).collect()
+    }
+
+    /// Inputs of which two are much larger than the others.
+    fn uneven() -> Moments {
+        let mut m = Moments::new(K);
+        let mut rows = wave(K * 50, 1.7);
+        for row in rows.chunks_mut(K) {
+            row[5] *= 60.0;
+            row[40] *= 30.0;
+        }
+        m.add(&rows).unwrap();
+        m
+    }
+
+    #[test]
+    fn large_inputs_get_finer_weights() {
+        let weights = wave(K * 16, 0.77);
+        let sample = Sample {
+            bits: Bits::Four,
+            group: 32,
+            columns: &weights,
+            share: 3.0,
+        };
+        for method in [Method::Rtn, Method::Mse] {
+            let found = search(&uneven(), &[sample], method).unwrap();
+            let (ours, plain) = found.loss;
+            assert!(
+                found.alpha > 0.0 && ours < 0.8 * plain,
+                "{method:?}: {ours} {plain}"
+            );
+            let others = found
+                .factors
+                .iter()
+                .enumerate()
+                .filter(|(i, _)| ![5, 40].contains(i));
+            let most = others.map(|(_, f)| *f).fold(0.0, f32::max);
+            assert!(found.factors[5] > found.factors[40] && found.factors[40] > most);
+            // The loss is that of the scaled weights on the scaled inputs.
+            let m = uneven();
+            let importance = importance(&m.mean_squares(), &found.factors);
+            let errors = errors(&sample, &found.factors, &importance, method).unwrap();
+            assert_eq!(m.output_error(&errors) * 3.0, ours);
+        }
+    }
+
+    #[test]
+    fn inputs_of_one_size_need_no_scaling() {
+        let mut m = Moments::new(K);
+        for i in 0..K {
+            let mut row = vec![0.0; K];
+            row[i] = 3.0;
+            m.add(&row).unwrap();
+        }
+        let weights = wave(K * 4, 0.77);
+        let sample = Sample {
+            bits: Bits::Four,
+            group: 64,
+            columns: &weights,
+            share: 1.0,
+        };
+        for m in [m, Moments::new(K)] {
+            let found = search(&m, &[sample], Method::Mse).unwrap();
+            assert_eq!((found.alpha, found.factors), (0.0, vec![1.0; K]));
+        }
+    }
+
+    #[test]
+    fn factors_stay_in_their_range() {
+        for alpha in [0.0, 0.3, 1.0] {
+            let f = factors(&[0.0, 1e-30, 1.0, 1e12], alpha);
+            assert!(
+                f.iter().all(|f| (LIMIT / 1.01..=1.01 / LIMIT).contains(f)),
+                "{f:?}"
+            );
+            assert!((f[0] * f[3] - 1.0).abs() < 1e-3);
+        }
+    }
+}

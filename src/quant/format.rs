@@ -1,0 +1,358 @@
+//! The numbers of the format: widths, codes, what they stand for, and where they stand in words.
+
+use half::f16;
+
+/// Bits of a code.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Bits {
+    /// E0M2.
+    Two,
+    /// E0M3.
+    Three,
+    /// E0M4.
+    Four,
+    /// E0M5.
+    Five,
+    /// E0M6.
+    Six,
+    /// E0M8.
+    Eight,
+}
+
+impl Bits {
+    /// All formats, the smallest first.
+    pub const ALL: [Self; 6] = [
+        Self::Two,
+        Self::Three,
+        Self::Four,
+        Self::Five,
+        Self::Six,
+        Self::Eight,
+    ];
+
+    /// The format with this many bits.
+    pub fn new(bits: i64) -> Option<Self> {
+        Self::ALL.into_iter().find(|b| i64::from(b.count()) == bits)
+    }
+
+    /// Number of bits.
+    pub const fn count(self) -> u32 {
+        match self {
+            Self::Two => 2,
+            Self::Three => 3,
+            Self::Four => 4,
+            Self::Five => 5,
+            Self::Six => 6,
+            Self::Eight => 8,
+        }
+    }
+
+    /// What K is a multiple of.
+    pub const fn k_step(self) -> usize {
+        match self {
+            Self::Two => 16,
+            Self::Four => 8,
+            Self::Eight => 4,
+            Self::Three | Self::Five | Self::Six => 32,
+        }
+    }
+
+    /// Rows of words that `k` weights take, a multiple of [`Bits::k_step`].
+    pub const fn rows(self, k: usize) -> usize {
+        k / self.k_step() * (self.k_step() * self.count() as usize / 32)
+    }
+
+    /// Weights in `rows` rows of words; `None` where no number of weights takes so many.
+    pub fn weights(self, rows: usize) -> Option<usize> {
+        let (step, at_once) = (self.k_step(), self.rows(self.k_step()));
+        rows.is_multiple_of(at_once)
+            .then(|| (rows / at_once).checked_mul(step))?
+    }
+
+    /// Distance of neighbouring levels of `w1`.
+    pub fn step(self) -> f32 {
+        match self {
+            Self::Two => 0.5,
+            Self::Three => 0.25,
+            Self::Four => 0.125,
+            Self::Five => 1.0 / 16.0,
+            Self::Six => 1.0 / 32.0,
+            Self::Eight => 1.0 / 128.0,
+        }
+    }
+
+    /// The largest code.
+    pub const fn top(self) -> u8 {
+        match self {
+            Self::Two => 3,
+            Self::Three => 7,
+            Self::Four => 15,
+            Self::Five => 31,
+            Self::Six => 63,
+            Self::Eight => 255,
+        }
+    }
+
+    /// The planes of a code, the highest bits first: width, and row in a block of words where it starts.
+    pub const fn planes(self) -> &'static [Plane] {
+        match self {
+            Self::Two => const { &[Plane { width: 2, row: 0 }] },
+            Self::Three => const { &[Plane { width: 2, row: 0 }, Plane { width: 1, row: 2 }] },
+            Self::Four => const { &[Plane { width: 4, row: 0 }] },
+            Self::Five => const { &[Plane { width: 4, row: 0 }, Plane { width: 1, row: 4 }] },
+            Self::Six => const { &[Plane { width: 4, row: 0 }, Plane { width: 2, row: 4 }] },
+            Self::Eight => const { &[Plane { width: 8, row: 0 }] },
+        }
+    }
+}
+
+impl std::fmt::Display for Bits {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "E0M{}", self.count())
+    }
+}
+
+/// Some bits of each code, which stand together in words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Plane {
+    /// Bits of each code.
+    pub width: u32,
+    /// First of its rows of words in a block.
+    pub row: usize,
+}
+
+impl Plane {
+    /// Row of words, from that of its block on, and bit of weight `k` of the block's 32.
+    #[expect(clippy::cast_possible_truncation, reason = "less than 32")]
+    pub const fn place(self, k: usize) -> (usize, u32) {
+        let per = 32 / self.width as usize;
+        let i = (k % per) as u32;
+        (self.row + k / per, i / 2 * self.width + i % 2 * 16)
+    }
+}
+
+/// Why a matrix cannot be quantized.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum QuantError {
+    /// NaN or infinity.
+    #[error("weight {index} is {value}")]
+    NotFinite {
+        /// Position in row-major order.
+        index: usize,
+        /// `NaN`, `inf` or `-inf`.
+        value: String,
+    },
+    /// A group's range needs a scale that a half cannot hold.
+    #[error("a group spans {range}, beyond what a half-precision scale can hold")]
+    Range {
+        /// Smallest and largest weight.
+        range: String,
+    },
+    /// A grid needs a scale or bias that a half cannot hold.
+    #[error("the grid {scale:e} * (q - {zero}) has no half-precision scale and bias")]
+    Grid {
+        /// Distance of its levels.
+        scale: f64,
+        /// The level that is zero.
+        zero: f64,
+    },
+    /// The sizes do not fit the layout.
+    #[error("a {k} x {n} matrix: K must be a multiple of {step} and N even")]
+    Size {
+        /// Rows.
+        k: usize,
+        /// Columns.
+        n: usize,
+        /// See [`Bits::k_step`].
+        step: usize,
+    },
+    /// The group size does not fit the layout.
+    #[error("groups of {group} weights: the size must be a multiple of {step}")]
+    Group {
+        /// Weights of a group.
+        group: usize,
+        /// See [`super::GROUP_STEP`].
+        step: usize,
+    },
+    /// Codes of a group that does not exist, or of another length, or above the largest.
+    #[error("group {group} of column {column}: expected {expected}, found {found}")]
+    Codes {
+        /// The group along K.
+        group: usize,
+        /// The column.
+        column: usize,
+        /// What fits.
+        expected: String,
+        /// What was given.
+        found: String,
+    },
+}
+
+/// `w1` of a code.
+fn level(bits: Bits, code: u8) -> f32 {
+    2.0 + f32::from(code) * bits.step()
+}
+
+/// The weight that a code stands for, in single precision: `scale * (w1 - bias)`.
+pub fn decode(bits: Bits, scale: f16, bias: f16, code: u8) -> f32 {
+    scale.to_f32() * (level(bits, code) - bias.to_f32())
+}
+
+/// The code of a weight: `w1 = w / scale + bias`, clamped to `[2, 4)`, then its top fraction bits, rounded by the next. The weight is
+/// finite and the scale not 0.
+pub fn encode(bits: Bits, scale: f16, bias: f16, w: f32) -> u8 {
+    code_of(bits, shifted(w, scale.to_f32(), bias.to_f32()))
+}
+
+/// The code of `w1`, which is in `[2, 4)`.
+fn code_of(bits: Bits, w1: f32) -> u8 {
+    let fraction = w1.to_bits() & 0x007F_FFFF;
+    let x = bits.count();
+    let (y1, y2) = (fraction >> (23 - x), (fraction >> (22 - x)) & 1);
+    u8::try_from(y1 + y2).unwrap_or(u8::MAX).min(bits.top())
+}
+
+/// `w1` of a weight, clamped to the interval.
+fn shifted(w: f32, s: f32, b: f32) -> f32 {
+    const BELOW_FOUR: f32 = f32::from_bits(4.0f32.to_bits() - 1);
+    (w / s + b).clamp(2.0, BELOW_FOUR)
+}
+
+/// Scale and bias of an affine grid.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Affine {
+    /// Scale.
+    pub scale: f16,
+    /// Bias in the space of `w1`.
+    pub bias: f16,
+    /// Halves hold both as they are: each code then stands for the grid's level, bit by bit as `f32` has it.
+    pub exact: bool,
+}
+
+/// Scale and bias with which code q stands for `scale * (q - zero)`. `zero` need be neither whole nor a code.
+///
+/// Exact for every half `scale` below 2^16 / 2^x * 2, denormal ones included, with a whole `zero` from 0 to 2^x. Else rounded to halves. An error
+/// where a half cannot hold the scale, or would hold it as zero, or cannot hold the bias; or where one is not finite.
+pub fn affine(bits: Bits, scale: f64, zero: f64) -> Result<Affine, QuantError> {
+    let step = f64::from(bits.step());
+    let (s, b) = (scale / step, 2.0 + zero * step);
+    let (half_s, half_b) = (f16::from_f64(s), f16::from_f64(b));
+    if !half_s.is_finite() || !half_b.is_finite() || (half_s.to_f32() == 0.0 && scale != 0.0) {
+        return Err(QuantError::Grid { scale, zero });
+    }
+    Ok(Affine {
+        scale: half_s,
+        bias: half_b,
+        exact: half_s.to_f64() == s && half_b.to_f64() == b,
+    })
+}
+
+/// The smallest half not below `v`, which is positive; none above the largest half.
+pub(super) fn half_above(v: f64) -> Option<f16> {
+    let h = f16::from_f64(v);
+    let h = if h.to_f64() < v {
+        f16::from_bits(h.to_bits() + 1)
+    } else {
+        h
+    };
+    h.is_finite().then_some(h)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn rounding_and_clamping() {
+        let top = f32::from_bits(4.0f32.to_bits() - 1);
+        for (w1, code) in [
+            (2.0, 0),
+            (2.0624, 0),
+            (2.0625, 1),
+            (3.9374, 15),
+            (3.9375, 15),
+            (top, 15),
+        ] {
+            assert_eq!(code_of(Bits::Four, w1), code, "{w1}");
+        }
+        assert_eq!((shifted(-9.0, 1.0, 2.0), shifted(9.0, 1.0, 2.0)), (2.0, top));
+    }
+
+    #[test]
+    fn every_code_comes_back() {
+        for bits in Bits::ALL {
+            assert_eq!(Bits::new(i64::from(bits.count())), Some(bits));
+            for code in 0..=bits.top() {
+                for (scale, bias) in [(1.0, 2.0), (0.013, 3.0), (60000.0, 3.5)] {
+                    let (s, b) = (f16::from_f32(scale), f16::from_f32(bias));
+                    assert_eq!(
+                        encode(bits, s, b, decode(bits, s, b, code)),
+                        code,
+                        "{bits} {code}"
+                    );
+                }
+            }
+            assert_eq!(level(bits, bits.top()), 4.0 - bits.step());
+        }
+        assert_eq!([0, 1, 7, 9, -4].map(Bits::new), [None; 5]);
+    }
+
+    #[test]
+    fn planes_fill_their_words_once() {
+        for bits in Bits::ALL {
+            let mut taken = vec![0u32; bits.count() as usize];
+            for k in 0..32 {
+                let mut width = 0;
+                for plane in bits.planes() {
+                    let (row, bit) = plane.place(k);
+                    let mask = ((1u64 << plane.width) - 1) as u32;
+                    assert_eq!(taken[row] & mask << bit, 0, "{bits}, weight {k}");
+                    taken[row] |= mask << bit;
+                    width += plane.width;
+                }
+                assert_eq!(width, bits.count());
+            }
+            assert!(taken.iter().all(|w| *w == u32::MAX), "{bits}");
+            assert_eq!(bits.rows(96), 3 * bits.count() as usize);
+            assert_eq!(bits.weights(bits.rows(96)), Some(96));
+        }
+        assert_eq!((Bits::Four.weights(5), Bits::Six.weights(5)), (Some(40), None));
+    }
+
+    #[test]
+    fn grids_that_halves_cannot_hold() {
+        assert!(affine(Bits::Four, 8188.0, 8.0).unwrap().exact);
+        assert!(matches!(
+            affine(Bits::Four, 8192.0, 8.0),
+            Err(QuantError::Grid { .. })
+        ));
+        assert!(affine(Bits::Eight, 511.0, 8.0).is_ok() && affine(Bits::Eight, 512.0, 8.0).is_err());
+        // The smallest half, as a distance, needs no denormal scale of 8 bits of precision.
+        assert!(
+            affine(Bits::Four, f64::from(f16::from_bits(1)), 3.0)
+                .unwrap()
+                .exact
+        );
+        assert!(affine(Bits::Four, 1e-12, 3.0).is_err());
+        assert!(
+            affine(Bits::Four, f64::NAN, 3.0).is_err() && affine(Bits::Four, 1.0, f64::INFINITY).is_err()
+        );
+        let rough = affine(Bits::Four, 0.1, 7.3).unwrap();
+        assert!(!rough.exact && (decode(Bits::Four, rough.scale, rough.bias, 9) - 0.17).abs() < 2e-3);
+    }
+
+    proptest! {
+        #[test]
+        fn a_grid_of_half_scales_and_whole_zeros_is_exact(
+            scale in 1u16..0x6FFF, zero in 0u8..=16, q in 0u8..16, eight in any::<bool>(),
+        ) {
+            let s = f16::from_bits(scale);
+            let bits = if eight && s.to_f32() < 511.0 { Bits::Eight } else { Bits::Four };
+            let a = affine(bits, s.to_f64(), f64::from(zero)).unwrap();
+            prop_assert!(a.exact);
+            let exact = s.to_f32() * (f32::from(q) - f32::from(zero));
+            prop_assert_eq!(decode(bits, a.scale, a.bias, q).to_bits() << 1, exact.to_bits() << 1);
+        }
+    }
+}

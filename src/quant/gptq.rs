@@ -1,0 +1,441 @@
+//! Error compensation: each weight makes up for what the rounding of those before it adds to the product's results.
+//!
+//! For a column `w` of weights and errors `e = w - q` the mean square of what the results lose is `e^T H e`, with the second
+//! moments H of the inputs. With `H = L^T L`, L lower triangular, that is a sum over rows of
+//! `(l_ii e_i + sum_(j<i) l_ij e_j)^2`: once the weights before it are rounded, the best place for weight i is
+//! `w_i + sum_(j<i) l_ij / l_ii e_j`, and it is rounded from there. (GPTQ, arXiv 2210.17323, comes to the same places by
+//! updating all later weights, with the Cholesky factor of the inverse.) H is damped by a part of its mean diagonal, so that
+//! inputs that never or always move together are no trouble.
+//!
+//! Weights are taken in the order of K. Scale and bias of a group are chosen when its turn comes, for the places that its weights then
+//! have if none of the group were rounded; an error in row i counts there by `l_ii^2`.
+
+use super::format::{Bits, QuantError, decode, encode};
+use super::method::{ColumnMethod, Method, Scratch};
+use super::moments::{Moments, MomentsError};
+use super::packed::Column;
+use crate::tensor::product::{Before, Matrix, multiply};
+use std::sync::Arc;
+
+/// What is added to the diagonal of the moments, as a part of its mean.
+pub const DAMPING: f64 = 0.01;
+/// Rows that are factored at once.
+const BLOCK: usize = 64;
+
+/// The factor of the moments of a product's inputs.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Factor {
+    k: usize,
+    /// `l_ij / l_ii` for `j < i`, row-major `[K][K]`; 1 and 0 else.
+    unit: Vec<f32>,
+    /// `l_ii^2`.
+    weight: Vec<f32>,
+}
+
+impl Factor {
+    /// Factors moments with a damping of `damping` times their mean diagonal. All inputs count alike where all moments are 0.
+    /// An error for moments that are not finite.
+    pub fn new(moments: &Moments, damping: f64) -> Result<Self, MomentsError> {
+        let k = moments.k();
+        let mean = (0..k).map(|i| f64::from(moments.get(i, i))).sum::<f64>() / k.max(1) as f64;
+        if !mean.is_finite() || moments.sum().iter().any(|x| !x.is_finite()) {
+            return Err(MomentsError::NotFinite);
+        }
+        let (unit, damping) = if mean > 0.0 {
+            (1.0 / mean, damping)
+        } else {
+            (0.0, 1.0)
+        };
+        // Turned around, so that the factor of the usual kind, of the leading rows first, is that of the trailing ones.
+        let mut a = vec![0f64; k * k];
+        for (i, row) in a.chunks_exact_mut(k.max(1)).enumerate() {
+            for (j, x) in row.iter_mut().enumerate() {
+                *x = f64::from(moments.get(k - 1 - i, k - 1 - j)) * unit;
+            }
+            row[i] += damping;
+        }
+        cholesky(&mut a, k)?;
+        let mut unit = vec![0f32; k * k];
+        let mut weight = vec![0f32; k];
+        for i in 0..k {
+            let (row, diagonal) = (k - 1 - i, a[(k - 1 - i) * (k + 1)]);
+            #[expect(
+                clippy::cast_possible_truncation,
+                reason = "single precision is enough from here on"
+            )]
+            {
+                for j in 0..i {
+                    unit[i * k + j] = (a[(k - 1 - j) * k + row] / diagonal) as f32;
+                }
+                weight[i] = (diagonal * diagonal) as f32;
+            }
+            unit[i * k + i] = 1.0;
+        }
+        Ok(Self { k, unit, weight })
+    }
+
+    /// `l_ij / l_ii`.
+    fn at(&self, i: usize, j: usize) -> f32 {
+        self.unit[i * self.k + j]
+    }
+}
+
+/// The lower triangular factor `a = l l^T` of a symmetric matrix, in its lower triangle.
+fn cholesky(a: &mut [f64], k: usize) -> Result<(), MomentsError> {
+    for first in (0..k).step_by(BLOCK) {
+        let last = (first + BLOCK).min(k);
+        for i in first..k {
+            // Rows of the block, then those below it against the finished block.
+            for j in first..last.min(i + 1) {
+                let (row, other) = (&a[i * k + first..i * k + j], &a[j * k + first..j * k + j]);
+                let sum: f64 = row.iter().zip(other).map(|(x, y)| x * y).sum();
+                let left = a[i * k + j] - sum;
+                a[i * k + j] = if i == j {
+                    if left.is_nan() || left <= 0.0 {
+                        return Err(MomentsError::NotFinite);
+                    }
+                    left.sqrt()
+                } else {
+                    left / a[j * k + j]
+                };
+            }
+        }
+        let rest = k - last;
+        if rest == 0 {
+            break;
+        }
+        let panel: Vec<f64> = (last..k)
+            .flat_map(|i| a[i * k + first..i * k + last].iter().copied())
+            .collect();
+        let negative: Vec<f64> = panel.iter().map(|x| -x).collect();
+        let width = last - first;
+        let (left, right) = (
+            Matrix {
+                data: &negative,
+                row: width,
+                column: 1,
+            },
+            Matrix {
+                data: &panel,
+                row: 1,
+                column: width,
+            },
+        );
+        let corner = &mut a[last * k + last..];
+        multiply((rest, rest, width), left, right, (corner, k), Before::Kept, true);
+    }
+    Ok(())
+}
+
+/// The method.
+#[derive(Clone, Debug)]
+pub struct Gptq {
+    /// Of the inputs' moments.
+    pub factor: Arc<Factor>,
+    /// How scale and bias of a group are chosen.
+    pub method: Method,
+}
+
+impl ColumnMethod for Gptq {
+    fn column(
+        &self,
+        bits: Bits,
+        group: usize,
+        weights: &[f32],
+        scratch: &mut Scratch,
+        out: &mut Column,
+    ) -> Result<(), QuantError> {
+        self.columns(bits, group, weights.len(), weights, scratch, &mut |made| {
+            out.clone_from(made);
+            Ok(())
+        })
+    }
+
+    fn columns(
+        &self,
+        bits: Bits,
+        group: usize,
+        k: usize,
+        columns: &[f32],
+        scratch: &mut Scratch,
+        take: &mut dyn FnMut(&Column) -> Result<(), QuantError>,
+    ) -> Result<(), QuantError> {
+        if self.factor.k != k {
+            let (n, step) = (columns.len() / k.max(1), self.factor.k);
+            return Err(QuantError::Size { k, n, step });
+        }
+        let width = columns.len() / k.max(1);
+        let mut panel = Panel::new(self, columns, k, width);
+        let mut made = vec![Column::default(); width];
+        for first in (0..k).step_by(group) {
+            panel.group(bits, first..(first + group).min(k), scratch, &mut made)?;
+        }
+        made.iter().try_for_each(take)
+    }
+}
+
+/// Columns side by side, so that a row of them is one run of memory.
+struct Panel<'a> {
+    gptq: &'a Gptq,
+    width: usize,
+    weights: Vec<f32>,
+    /// Weight minus what it became; zero for rows to come.
+    errors: Vec<f32>,
+}
+
+impl<'a> Panel<'a> {
+    fn new(gptq: &'a Gptq, columns: &[f32], k: usize, width: usize) -> Self {
+        let mut weights = vec![0.0; columns.len()];
+        for (j, column) in columns.chunks_exact(k).enumerate() {
+            for (i, w) in column.iter().enumerate() {
+                weights[i * width + j] = *w;
+            }
+        }
+        Self {
+            gptq,
+            width,
+            errors: vec![0.0; weights.len()],
+            weights,
+        }
+    }
+
+    /// Quantizes the rows of a group.
+    fn group(
+        &mut self,
+        bits: Bits,
+        rows: std::ops::Range<usize>,
+        scratch: &mut Scratch,
+        made: &mut [Column],
+    ) -> Result<(), QuantError> {
+        let (width, first) = (self.width, rows.start);
+        let (factor, method) = (&self.gptq.factor, self.gptq.method);
+        // Places of the weights as the rows before the group leave them.
+        let mut places = self.weights[first * width..rows.end * width].to_vec();
+        if first > 0 {
+            let left = Matrix {
+                data: &factor.unit[first * factor.k..],
+                row: factor.k,
+                column: 1,
+            };
+            let right = Matrix {
+                data: &self.errors,
+                row: width,
+                column: 1,
+            };
+            let size = (rows.len(), width, first);
+            multiply(size, left, right, (&mut places, width), Before::Kept, false);
+        }
+        // The same, if the rows of the group before each were not rounded but at their own places.
+        let mut free = places.clone();
+        let mut moved = vec![0f32; free.len()];
+        for (i, row) in rows.clone().enumerate() {
+            let (before, at) = moved.split_at_mut(i * width);
+            let target = &mut free[i * width..(i + 1) * width];
+            for (j, errors) in before.chunks_exact(width).enumerate() {
+                add_scaled(target, factor.at(row, first + j), errors);
+            }
+            let weights = &self.weights[row * width..(row + 1) * width];
+            for ((m, w), t) in at.iter_mut().zip(weights).zip(&*target) {
+                *m = w - t;
+            }
+        }
+        let mut column = vec![0.0; rows.len()];
+        let importance = &factor.weight[rows.clone()];
+        for (j, out) in made.iter_mut().enumerate() {
+            for (to, from) in column.iter_mut().zip(free.iter().skip(j).step_by(width)) {
+                *to = *from;
+            }
+            let (scale, bias) = method.fit(bits, &column, Some(importance), scratch)?;
+            out.scales.push([scale, bias]);
+        }
+        for (i, row) in rows.enumerate() {
+            let (before, from) = self.errors.split_at_mut(row * width);
+            let target = &mut places[i * width..(i + 1) * width];
+            for (j, errors) in before[first * width..].chunks_exact(width).enumerate() {
+                add_scaled(target, factor.at(row, first + j), errors);
+            }
+            let weights = &self.weights[row * width..(row + 1) * width];
+            for (((e, w), t), out) in from.iter_mut().zip(weights).zip(&*target).zip(&mut *made) {
+                let [scale, bias] = out.scales.last().copied().unwrap_or_default();
+                let code = encode(bits, scale, bias, *t);
+                *e = w - decode(bits, scale, bias, code);
+                out.codes.push(code);
+            }
+        }
+        Ok(())
+    }
+}
+
+fn add_scaled(to: &mut [f32], factor: f32, from: &[f32]) {
+    for (t, f) in to.iter_mut().zip(from) {
+        *t += factor * f;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::quant::{ByGroup, Packed};
+
+    /// Numbers from -1 to 1.
+    fn random(count: usize, seed: u32) -> Vec<f32> {
+        let mut state = seed.wrapping_mul(2_654_435_761).wrapping_add(1);
+        let next = |_| {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (state >> 8) as f32 / (1 << 23) as f32 - 1.0
+        };
+        (0..count).map(next).collect()
+    }
+
+    /// Rows of `k` inputs that are mixtures of few, with noise.
+    fn inputs(k: usize, rows: usize) -> Vec<f32> {
+        let (hidden, mix, noise) = (k / 4, random(k / 4 * k, 5), random(rows * k, 6));
+        let source = random(rows * hidden, 7);
+        (0..rows * k)
+            .map(|at| {
+                let (row, i) = (at / k, at % k);
+                let sum: f32 = (0..hidden)
+                    .map(|h| source[row * hidden + h] * mix[h * k + i])
+                    .sum();
+                sum * (1.0 + i as f32 / k as f32) + 0.1 * noise[at]
+            })
+            .collect()
+    }
+
+    fn moments(k: usize, rows: usize) -> Moments {
+        let mut m = Moments::new(k);
+        m.add(&inputs(k, rows)).unwrap();
+        m
+    }
+
+    fn errors(columns: &[f32], packed: &Packed) -> Vec<f32> {
+        let at = |(i, w): (usize, &f32)| w - packed.get(i % packed.k, i / packed.k);
+        columns.iter().enumerate().map(at).collect()
+    }
+
+    fn packed(bits: Bits, group: usize, k: usize, columns: &[f32], method: &dyn ColumnMethod) -> Packed {
+        Packed::from_columns(bits, group, k, columns, method).unwrap().0
+    }
+
+    #[test]
+    fn the_factor_is_that_of_the_damped_moments() {
+        // More than a block, and no multiple of one.
+        for k in [1, 5, 64, 65, 150] {
+            let m = moments(k.max(4), 300);
+            let k = m.k();
+            let f = Factor::new(&m, DAMPING).unwrap();
+            let mean = (0..k).map(|i| f64::from(m.get(i, i))).sum::<f64>() / k as f64;
+            for i in 0..k {
+                for j in 0..=i {
+                    // (L^T L)_ij, the sum over rows r >= i.
+                    let product =
+                        |r: usize| f64::from(f.weight[r]) * f64::from(f.at(r, i)) * f64::from(f.at(r, j));
+                    let found: f64 = (i..k).map(product).sum();
+                    let wanted = f64::from(m.get(i, j)) / mean + if i == j { DAMPING } else { 0.0 };
+                    assert!((found - wanted).abs() < 1e-4, "{k}: {i} {j}: {found} {wanted}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn correlated_inputs_lose_less_than_by_rounding() {
+        let (k, n) = (96, 40);
+        let (m, weights) = (moments(k, 400), random(k * n, 3));
+        let factor = Arc::new(Factor::new(&m, DAMPING).unwrap());
+        for (bits, group) in [
+            (Bits::Four, 32),
+            (Bits::Four, 96),
+            (Bits::Three, 40),
+            (Bits::Two, 16),
+        ] {
+            for method in [Method::Rtn, Method::Mse] {
+                let gptq = Gptq {
+                    factor: factor.clone(),
+                    method,
+                };
+                let loss = |method: &dyn ColumnMethod| {
+                    m.output_error(&errors(&weights, &packed(bits, group, k, &weights, method)))
+                };
+                let (plain, ours) = (loss(&ByGroup::from(method)), loss(&gptq));
+                assert!(
+                    ours < 0.6 * plain,
+                    "{bits}, groups of {group}, {method:?}: {ours} of {plain}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn independent_inputs_are_rounded_as_they_are() {
+        let (k, n) = (64, 6);
+        let mut m = Moments::new(k);
+        for i in 0..k {
+            let mut row = vec![0.0; k];
+            row[i] = 2.0;
+            m.add(&row).unwrap();
+        }
+        let weights = random(k * n, 9);
+        let none = Factor::new(&Moments::new(k), DAMPING).unwrap();
+        for factor in [Factor::new(&m, DAMPING).unwrap(), none].map(Arc::new) {
+            for method in [Method::Rtn, Method::Mse, Method::Mae] {
+                let gptq = Gptq {
+                    factor: factor.clone(),
+                    method,
+                };
+                let ours = packed(Bits::Four, 32, k, &weights, &gptq);
+                let plain = packed(Bits::Four, 32, k, &weights, &ByGroup::from(method));
+                assert_eq!(ours, plain, "{method:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn columns_do_not_depend_on_their_neighbours() {
+        let (k, n) = (72, 8);
+        let (m, weights) = (moments(k, 200), random(k * n, 4));
+        let factor = Arc::new(Factor::new(&m, DAMPING).unwrap());
+        let gptq = Gptq {
+            factor: factor.clone(),
+            method: Method::Mse,
+        };
+        let all = packed(Bits::Four, 32, k, &weights, &gptq);
+        assert_eq!(all, packed(Bits::Four, 32, k, &weights, &gptq), "twice the same");
+        let last = packed(Bits::Four, 32, k, &weights[k * (n - 2)..], &gptq);
+        let column = |p: &Packed, j: usize| (0..k).map(|i| p.get(i, j)).collect::<Vec<_>>();
+        assert_eq!(column(&all, n - 1), column(&last, 1));
+        let mut one = Column::default();
+        let mut scratch = Scratch::default();
+        gptq.column(Bits::Four, 32, &weights[..k], &mut scratch, &mut one)
+            .unwrap();
+        let mut alone = Packed::empty(Bits::Four, 32, k, 2).unwrap();
+        alone.set_column(0, &one).unwrap();
+        assert_eq!(column(&all, 0), column(&alone, 0));
+    }
+
+    #[test]
+    fn inputs_that_are_always_zero_or_the_same() {
+        let k = 32;
+        let mut m = Moments::new(k);
+        // Half of the inputs never come; the others are copies of one.
+        for v in [1.0f32, -2.0, 0.5] {
+            let row: Vec<f32> = (0..k).map(|i| if i % 2 == 0 { v } else { 0.0 }).collect();
+            m.add(&row).unwrap();
+        }
+        let factor = Arc::new(Factor::new(&m, DAMPING).unwrap());
+        let gptq = Gptq {
+            factor: factor.clone(),
+            method: Method::Mse,
+        };
+        let weights = random(k * 2, 8);
+        let ours = packed(Bits::Four, 16, k, &weights, &gptq);
+        let plain = packed(Bits::Four, 16, k, &weights, &ByGroup::from(Method::Mse));
+        let loss = |p: &Packed| m.output_error(&errors(&weights, p));
+        assert!(loss(&ours) < loss(&plain));
+        let wrong = Gptq {
+            factor: Arc::new(Factor::new(&Moments::new(16), DAMPING).unwrap()),
+            method: Method::Mse,
+        };
+        assert!(Packed::from_columns(Bits::Four, 16, k, &weights, &wrong).is_err());
+    }
+}

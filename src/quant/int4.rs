@@ -1,0 +1,96 @@
+//! The classic 4-bit integers that E0M4 is compared with.
+
+use super::format::{Bits, QuantError, affine};
+use super::method::{ColumnMethod, Scratch};
+use super::packed::Column;
+use half::f16;
+
+/// Sum of the absolute errors of a group in min-max asymmetric INT4 with an integer zero point: 16 levels from `min(w, 0)` to
+/// `max(w, 0)`, the scale a half, `w = scale * (q - z)`.
+pub fn int4_error(weights: &[f32]) -> f64 {
+    let (lo, hi) = weights
+        .iter()
+        .fold((0f32, 0f32), |(l, h), w| (l.min(*w), h.max(*w)));
+    let scale = f16::from_f32((hi - lo) / 15.0).to_f32();
+    if scale == 0.0 {
+        return weights.iter().map(|w| f64::from(w.abs())).sum();
+    }
+    let zero = (-lo / scale).round();
+    let off = |w: &f32| {
+        let q = ((w / scale).round() + zero).clamp(0.0, 15.0);
+        f64::from((w - scale * (q - zero)).abs())
+    };
+    weights.iter().map(off).sum()
+}
+
+/// Min-max asymmetric integers with an integer zero point, in the layout of the format, which holds them exactly: `2^x` levels from
+/// `min(w, 0)` to `max(w, 0)`, as [`int4_error`] has them for 4 bits. For comparison.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Integers;
+
+impl ColumnMethod for Integers {
+    fn column(
+        &self,
+        bits: Bits,
+        group: usize,
+        weights: &[f32],
+        _scratch: &mut Scratch,
+        out: &mut Column,
+    ) -> Result<(), QuantError> {
+        let top = f32::from(bits.top());
+        for part in weights.chunks(group) {
+            let (lo, hi) = part.iter().fold((0f32, 0f32), |(l, h), w| (l.min(*w), h.max(*w)));
+            let scale = f16::from_f32((hi - lo) / top).to_f32();
+            // A range that no half divides is all zeros.
+            let (scale, zero) = if scale == 0.0 {
+                (1.0, 0.0)
+            } else {
+                (scale, (-lo / scale).round())
+            };
+            let grid = affine(bits, f64::from(scale), f64::from(zero))?;
+            out.scales.push([grid.scale, grid.bias]);
+            #[expect(
+                clippy::cast_possible_truncation,
+                clippy::cast_sign_loss,
+                reason = "clamped to the codes"
+            )]
+            out.codes.extend(
+                part.iter()
+                    .map(|w| ((w / scale).round() + zero).clamp(0.0, top) as u8),
+            );
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::quant::{Loss, Packed};
+
+    #[test]
+    fn the_format_holds_them() {
+        let weights: Vec<f32> = (0..256).map(|i| (i as f32 * 0.7).sin() * 0.1 - 0.02).collect();
+        let loss = |bits| -> Loss {
+            Packed::from_columns(bits, 32, 128, &weights, &Integers)
+                .unwrap()
+                .1
+        };
+        let wanted: f64 = weights.chunks(32).map(int4_error).sum();
+        assert!((loss(Bits::Four).absolute / wanted - 1.0).abs() < 1e-5);
+        assert!(loss(Bits::Eight).absolute < wanted / 10.0);
+        let constant = Packed::from_columns(Bits::Four, 16, 16, &[0.0; 32], &Integers).unwrap();
+        assert_eq!(constant.1.max, 0.0);
+    }
+
+    #[test]
+    fn levels_are_exact_and_others_round() {
+        let weights: Vec<f32> = (0..16).map(|q| 0.5 * (q as f32 - 6.0)).collect();
+        assert_eq!(int4_error(&weights), 0.0);
+        assert_eq!(int4_error(&[0.0, 15.0, 7.25]), 0.25);
+        assert_eq!(int4_error(&[0.0; 4]), 0.0);
+        // Zero stays a level where no weight is near it.
+        assert_eq!(int4_error(&[16.0, 30.0]), 0.0);
+        assert_eq!(int4_error(&[1e-9, -1e-9]), f64::from(1e-9f32) * 2.0);
+    }
+}

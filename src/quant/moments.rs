@@ -1,0 +1,182 @@
+//! Second moments of the inputs of a matrix product: what a calibration tells a method.
+
+use crate::tensor::product::{Before, Matrix, multiply};
+
+/// Why moments cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum MomentsError {
+    /// Rows that are no whole number of inputs.
+    #[error("{found} numbers are no rows of {k} inputs")]
+    Size {
+        /// Inputs of a row.
+        k: usize,
+        /// Numbers given.
+        found: usize,
+    },
+    /// NaN or infinity among the inputs.
+    #[error("the inputs of the calibration are not all finite")]
+    NotFinite,
+}
+
+/// The sum of `x^T x` over rows `x` of K inputs: a symmetric K x K matrix.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Moments {
+    k: usize,
+    rows: u64,
+    sum: Vec<f32>,
+}
+
+impl Moments {
+    /// Of no rows.
+    pub fn new(k: usize) -> Self {
+        Self {
+            k,
+            rows: 0,
+            sum: vec![0.0; k * k],
+        }
+    }
+
+    /// Bytes that those of `k` inputs take.
+    pub fn bytes(k: usize) -> usize {
+        k.saturating_mul(k).saturating_mul(size_of::<f32>())
+    }
+
+    /// Number of inputs.
+    pub fn k(&self) -> usize {
+        self.k
+    }
+
+    /// Number of rows.
+    pub fn rows(&self) -> u64 {
+        self.rows
+    }
+
+    /// Element `(i, j)` of the sum.
+    pub fn get(&self, i: usize, j: usize) -> f32 {
+        self.sum[i * self.k + j]
+    }
+
+    /// The sum, row-major.
+    pub fn sum(&self) -> &[f32] {
+        &self.sum
+    }
+
+    /// Adds rows, given one after the other, on all cores.
+    pub fn add(&mut self, rows: &[f32]) -> Result<(), MomentsError> {
+        let k = self.k;
+        if k == 0 || !rows.len().is_multiple_of(k) {
+            return Err(MomentsError::Size { k, found: rows.len() });
+        }
+        if rows.iter().any(|x| !x.is_finite()) {
+            return Err(MomentsError::NotFinite);
+        }
+        let count = rows.len() / k;
+        let (left, right) = (
+            Matrix {
+                data: rows,
+                row: 1,
+                column: k,
+            },
+            Matrix {
+                data: rows,
+                row: k,
+                column: 1,
+            },
+        );
+        multiply((k, k, count), left, right, (&mut self.sum, k), Before::Kept, true);
+        self.rows += count as u64;
+        Ok(())
+    }
+
+    /// Adds what another calibration of the same inputs, or of another product of the same weight, summed up.
+    pub fn merge(&mut self, other: &Self) -> Result<(), MomentsError> {
+        if other.k != self.k {
+            let (k, found) = (self.k, other.k);
+            return Err(MomentsError::Size { k, found });
+        }
+        self.rows += other.rows;
+        for (sum, more) in self.sum.iter_mut().zip(&other.sum) {
+            *sum += more;
+        }
+        Ok(())
+    }
+
+    /// The mean of the squares of each input; zeros where there are no rows.
+    pub fn mean_squares(&self) -> Vec<f32> {
+        #[expect(clippy::cast_precision_loss, reason = "a number of tokens")]
+        let rows = self.rows.max(1) as f32;
+        (0..self.k).map(|i| self.get(i, i) / rows).collect()
+    }
+
+    /// The sum of `e^T H e` over columns `e` of K numbers, given one after the other, where H is the mean of `x^T x`: the mean square of what these errors
+    /// of weights add to the product's results, summed over its columns.
+    pub fn output_error(&self, errors: &[f32]) -> f64 {
+        let k = self.k;
+        let count = errors.len() / k.max(1);
+        let mut spread = vec![0.0; count * k];
+        let left = Matrix {
+            data: errors,
+            row: k,
+            column: 1,
+        };
+        let right = Matrix {
+            data: &self.sum,
+            row: k,
+            column: 1,
+        };
+        multiply(
+            (count, k, k),
+            left,
+            right,
+            (&mut spread, k),
+            Before::Dropped,
+            true,
+        );
+        let total: f64 = errors
+            .iter()
+            .zip(&spread)
+            .map(|(e, s)| f64::from(*e) * f64::from(*s))
+            .sum();
+        #[expect(clippy::cast_precision_loss, reason = "a number of tokens")]
+        let rows = self.rows.max(1) as f64;
+        total.max(0.0) / rows
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sums_of_products() {
+        let rows = [1.0, 2.0, 3.0, -1.0, 0.5, 4.0, 2.0, 2.0, 2.0];
+        let mut whole = Moments::new(3);
+        whole.add(&rows).unwrap();
+        for (i, j) in [(0, 0), (0, 1), (2, 0), (2, 2)] {
+            let exact: f32 = rows.chunks(3).map(|x| x[i] * x[j]).sum();
+            assert_eq!(whole.get(i, j), exact);
+        }
+        assert_eq!(whole.mean_squares(), [2.0, 8.25 / 3.0, 29.0 / 3.0]);
+        let (mut first, mut second) = (Moments::new(3), Moments::new(3));
+        first.add(&rows[..3]).unwrap();
+        second.add(&rows[3..]).unwrap();
+        first.merge(&second).unwrap();
+        assert_eq!((&first, first.rows()), (&whole, 3));
+        // What a column of errors adds to the results of each row.
+        let error = [0.5, -1.0, 0.25];
+        let exact: f32 = rows
+            .chunks(3)
+            .map(|x| x.iter().zip(&error).map(|(x, e)| x * e).sum::<f32>().powi(2))
+            .sum();
+        assert!((whole.output_error(&error) - f64::from(exact / 3.0)).abs() < 1e-6);
+    }
+
+    #[test]
+    fn rows_that_cannot_be_added() {
+        let mut m = Moments::new(3);
+        assert_eq!(m.add(&[1.0; 4]), Err(MomentsError::Size { k: 3, found: 4 }));
+        assert_eq!(m.add(&[1.0, f32::NAN, 0.0]), Err(MomentsError::NotFinite));
+        assert!(m.merge(&Moments::new(4)).is_err());
+        assert_eq!((m.rows(), m.mean_squares()), (0, vec![0.0; 3]));
+    }
+}

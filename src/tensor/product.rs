@@ -1,0 +1,138 @@
+//! Matrix products on the host, at the speed of the CPU.
+
+/// What [`gemm()`] multiplies: `f32` and `f64`.
+pub trait Factor: Copy + From<u8> + 'static {}
+impl Factor for f32 {}
+impl Factor for f64 {}
+
+/// A matrix in a slice: element `(i, j)` is at `i * row + j * column`.
+#[derive(Clone, Copy, Debug)]
+pub struct Matrix<'a, T> {
+    /// The elements.
+    pub data: &'a [T],
+    /// Distance of rows.
+    pub row: usize,
+    /// Distance of columns.
+    pub column: usize,
+}
+
+/// What becomes of the values that a result holds before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Before {
+    /// They are not read.
+    Dropped,
+    /// The product is added to them.
+    Kept,
+}
+
+/// `y = a * b` for row-major `a` of `m x k` and `b` of `k x n`, or `n x k` when `trans_b`.
+pub fn gemm<T: Factor>(m: usize, n: usize, k: usize, a: &[T], b: &[T], trans_b: bool, y: &mut [T]) {
+    let (row, column) = if trans_b { (1, k) } else { (n, 1) };
+    let a = Matrix {
+        data: a,
+        row: k,
+        column: 1,
+    };
+    let b = Matrix { data: b, row, column };
+    multiply((m, n, k), a, b, (y, n), Before::Dropped, true);
+}
+
+/// `y = a * b`, or `y + a * b` where what `y` holds is [`Before::Kept`], for `a` of `m x k` and `b` of `k x n`. The rows of `y`
+/// are `y.1` elements apart. On all cores where `parallel`; the result does not depend on their number.
+pub fn multiply<T: Factor>(
+    (m, n, k): (usize, usize, usize),
+    a: Matrix<'_, T>,
+    b: Matrix<'_, T>,
+    y: (&mut [T], usize),
+    before: Before,
+    parallel: bool,
+) {
+    let last = |rows: usize, columns: usize, row: usize, column: usize| {
+        rows.saturating_sub(1) * row + columns.saturating_sub(1) * column
+    };
+    let covers = |length: usize, rows: usize, columns: usize, row: usize, column: usize| {
+        rows == 0 || columns == 0 || last(rows, columns, row, column) < length
+    };
+    assert!(
+        covers(a.data.len(), m, k, a.row, a.column)
+            && covers(b.data.len(), k, n, b.row, b.column)
+            && covers(y.0.len(), m, n, y.1, 1)
+            && y.1 >= n,
+        "operands cover the product"
+    );
+    let stride = |v: usize| isize::try_from(v).unwrap_or(isize::MAX);
+    let threads = if parallel {
+        gemm::Parallelism::Rayon(0)
+    } else {
+        gemm::Parallelism::None
+    };
+    // SAFETY: the three slices cover the addressed elements, as asserted; rows of `y` do not overlap, and it does not alias
+    // the operands.
+    unsafe {
+        gemm::gemm(
+            m,
+            n,
+            k,
+            y.0.as_mut_ptr(),
+            1,
+            stride(y.1),
+            before == Before::Kept,
+            a.data.as_ptr(),
+            stride(a.column),
+            stride(a.row),
+            b.data.as_ptr(),
+            stride(b.column),
+            stride(b.row),
+            T::from(1),
+            T::from(1),
+            false,
+            false,
+            false,
+            threads,
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn values(count: usize) -> Vec<f64> {
+        (0..count).map(|i| ((i * 37 + 11) % 19) as f64 - 9.0).collect()
+    }
+
+    #[test]
+    fn strides_and_what_was_there() {
+        let (m, n, k) = (5, 7, 3);
+        let (a, b) = (values(m * k), values(k * n));
+        let exact = |i: usize, j: usize| (0..k).map(|l| a[l * m + i] * b[l * n + j]).sum::<f64>();
+        // `a` lies transposed, the rows of `y` are farther apart than they are long.
+        let left = Matrix {
+            data: &a,
+            row: 1,
+            column: m,
+        };
+        let right = Matrix {
+            data: &b,
+            row: n,
+            column: 1,
+        };
+        for (before, kept) in [(Before::Dropped, 0.0), (Before::Kept, 100.0)] {
+            let mut y = vec![100.0; m * 9 - 2];
+            multiply((m, n, k), left, right, (&mut y, 9), before, false);
+            for (at, found) in y.iter().enumerate() {
+                let (i, j) = (at / 9, at % 9);
+                let wanted = if j < n { kept + exact(i, j) } else { 100.0 };
+                assert_eq!(*found, wanted, "{i}, {j}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_transposed_factor() {
+        let (a, b) = (values(6), values(8));
+        let mut y = vec![0.0; 12];
+        gemm(3, 4, 2, &a, &b, true, &mut y);
+        assert_eq!(y[4 * 2 + 1], a[4] * b[2] + a[5] * b[3]);
+    }
+}
