@@ -2,7 +2,7 @@
 
 use super::convert::convert;
 use super::dequant::{GgmlType, SUPPORTED, dequantize};
-use super::llama::Params;
+use super::params::params;
 use super::read::{Array, Gguf, Value};
 use super::testing::{self, File, HEAD_DIM, HEADS, HIDDEN, KV_HEADS, Traits, VOCAB, tiny};
 use super::tokenizer::Vocabulary;
@@ -153,7 +153,7 @@ fn impossible_headers_are_named() {
 /// Everything of a conversion that depends on the file's content, without writing.
 fn inspect(bytes: Vec<u8>) -> Result<(), Error> {
     let g = testing::open(bytes)?;
-    let params = Params::read(&g)?;
+    let params = params(&g)?;
     Vocabulary::read(&g)?;
     let mut row = vec![0.0; params.hidden];
     for t in g.tensors().iter().filter(|t| t.elements >= params.hidden) {
@@ -209,7 +209,7 @@ fn converted(file: &File) -> (tempfile::TempDir, Model) {
     let (folder, path) = written(file);
     let out = folder.path().join("out");
     let mut last = (0, 0);
-    convert(&path, &out, &mut |p| {
+    convert(&path, &out, false, &mut |p| {
         assert!(p.done > last.0 && p.done <= p.total);
         last = (p.done, p.total);
     })
@@ -386,7 +386,7 @@ fn configuration_files_tell_the_metadata() {
 /// The error of a conversion, after a check that it left nothing behind.
 fn failure(file: &File) -> String {
     let (folder, path) = written(file);
-    let error = message(convert(&path, &folder.path().join("out"), &mut |_| ()));
+    let error = message(convert(&path, &folder.path().join("out"), false, &mut |_| ()));
     let left: Vec<_> = std::fs::read_dir(folder.path())
         .unwrap()
         .map(|e| e.unwrap().file_name())

@@ -251,6 +251,12 @@ impl Packed {
         Ok(())
     }
 
+    /// Copies a matrix of some of the columns to column `first` and those after it. It has the same format, group size and rows.
+    pub(super) fn place(&mut self, part: &Self, first: usize) {
+        place(&mut self.codes, &part.codes, self.n, first, part.n);
+        place(&mut self.scales, &part.scales, self.n, first, part.n);
+    }
+
     /// The weight at row `i`, column `j`.
     pub fn get(&self, i: usize, j: usize) -> f32 {
         let [scale, bias] = self.scales[i / self.group * self.n + j];
@@ -260,6 +266,13 @@ impl Packed {
             bias,
             code_at(self.bits, self.n, &self.codes, i, j),
         )
+    }
+}
+
+/// Copies rows of `width` to columns `first..` of rows of `n`.
+pub(crate) fn place<T: Copy>(to: &mut [T], from: &[T], n: usize, first: usize, width: usize) {
+    for (to, from) in to.chunks_exact_mut(n).zip(from.chunks_exact(width)) {
+        to[first..first + width].copy_from_slice(from);
     }
 }
 
