@@ -40,9 +40,7 @@ impl Awq {
         }
         qweight.expect("I32", &[k, words])?;
         qzeros.expect("I32", &[groups, words])?;
-        scales.expect_shape(&[groups, n])?;
-        let mut steps = vec![0.0; groups * n];
-        scales.floats(0, &mut steps)?;
+        let steps = scales.finite(&[groups, n])?;
         let packed_group = self.group.unwrap_or_else(|| k.next_multiple_of(8));
         let grids = || {
             let steps = steps.clone();

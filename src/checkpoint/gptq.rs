@@ -7,7 +7,7 @@
 use super::safetensors::Tensor;
 use super::store::{Stored, decoded};
 use crate::error::Result;
-use crate::quant::{Bits, Grid, GridColumn, Grids};
+use crate::quant::{Bits, Grid, GridColumn, Grids, by_group};
 
 /// What the configuration says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,13 +62,14 @@ impl Gptq {
         }
         qweight.expect("I32", &[words(k), n])?;
         qzeros.expect("I32", &[groups, words(n)])?;
-        scales.expect_shape(&[groups, n])?;
-        let mut steps = vec![0.0; groups * n];
-        scales.floats(0, &mut steps)?;
+        let steps = scales.finite(&[groups, n])?;
         let order = match g_idx {
             Some(g_idx) => {
                 g_idx.expect("I32", &[k])?;
-                order(g_idx, k, group)?
+                let of = |i: usize| g_idx.word(i) as usize;
+                by_group(k, group, of).map_err(|(g, found, wanted)| {
+                    g_idx.bad(format!("expected {wanted} inputs in group {g}, found {found}"))
+                })?
             }
             None => None,
         };
@@ -112,24 +113,5 @@ impl Gptq {
             kind: format!("GPTQ of {} bits", bits.count()),
             bytes: all.iter().flatten().map(|t| t.bytes.len() as u64).sum(),
         })
-    }
-}
-
-/// The inputs by group, where they do not stand so already.
-fn order(g_idx: Tensor<'_>, k: usize, group: usize) -> Result<Option<Vec<usize>>> {
-    let of = |i: usize| g_idx.word(i) as usize;
-    if (0..k).all(|i| of(i) == i / group) {
-        return Ok(None);
-    }
-    let mut order: Vec<usize> = (0..k).collect();
-    order.sort_by_key(|i| of(*i));
-    match order.iter().enumerate().find(|(place, i)| of(**i) != place / group) {
-        None => Ok(Some(order)),
-        Some((place, _)) => {
-            let g = place / group;
-            let found = (0..k).filter(|i| of(*i) == g).count();
-            let wanted = group.min(k - g * group);
-            Err(g_idx.bad(format!("expected {wanted} inputs in group {g}, found {found}")))
-        }
     }
 }

@@ -66,6 +66,17 @@ impl Tensor<'_> {
         bytes.get(i).map_or(0, |b| u32::from_le_bytes(*b))
     }
 
+    /// All elements as `f32`. An error unless it has this shape and they are finite.
+    pub fn finite(&self, shape: &[usize]) -> Result<Vec<f32>> {
+        self.expect_shape(shape)?;
+        let mut all = vec![0.0; shape.iter().product()];
+        self.floats(0, &mut all)?;
+        match all.iter().position(|v| !v.is_finite()) {
+            Some(i) => Err(self.bad(format!("element {i} is {}", all[i]))),
+            None => Ok(all),
+        }
+    }
+
     /// Elements `first .. first + out.len()` as `f32`. An error for types that are no floats.
     pub fn floats(&self, first: usize, out: &mut [f32]) -> Result<()> {
         fn read<const N: usize>(bytes: &[u8], first: usize, out: &mut [f32], to: impl Fn([u8; N]) -> f32) -> bool {

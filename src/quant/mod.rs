@@ -52,4 +52,4 @@ pub use int4::int4_error;
 pub use method::{ByGroup, ColumnMethod, Method, Scratch};
 pub(crate) use packed::{code_at, place};
 pub use packed::{Column, GROUP_STEP, Loss, PER_CHANNEL, Packed, decode_rows, group_size};
-pub use transcode::{Grid, GridColumn, Grids};
+pub use transcode::{Grid, GridColumn, Grids, by_group};

@@ -157,6 +157,14 @@ impl Grids<'_> {
                     found: format!("{} and {}", grids.len(), codes.len()),
                 });
             }
+            if let Some(code) = codes.iter().find(|c| **c > self.bits.top()) {
+                return Err(QuantError::Codes {
+                    group: 0,
+                    column: first + j,
+                    expected: format!("codes up to {}", self.bits.top()),
+                    found: code.to_string(),
+                });
+            }
             for (g, (codes, grid)) in codes.chunks_mut(self.group).zip(grids).enumerate() {
                 let bad = [grid.scale, grid.offset].into_iter().find(|v| !v.is_finite());
                 if let Some(value) = bad {
@@ -183,6 +191,29 @@ struct Room {
     source: GridColumn,
     weights: Vec<f32>,
     scratch: Scratch,
+}
+
+/// The `k` inputs of a matrix in the order of their groups, `of(i)` for input i, where they do not stand so already. Groups are of `group` inputs, the
+/// last may be shorter; else the first that is not, with its number of inputs and that wanted, is the error.
+pub fn by_group(
+    k: usize,
+    group: usize,
+    of: impl Fn(usize) -> usize,
+) -> Result<Option<Vec<usize>>, (usize, usize, usize)> {
+    let group = group.max(1);
+    if (0..k).all(|i| of(i) == i / group) {
+        return Ok(None);
+    }
+    let mut order: Vec<usize> = (0..k).collect();
+    order.sort_by_key(|i| of(*i));
+    match order.iter().enumerate().find(|(place, i)| of(**i) != place / group) {
+        None => Ok(Some(order)),
+        Some((place, _)) => {
+            let g = place / group;
+            let found = (0..k).filter(|i| of(*i) == g).count();
+            Err((g, found, group.min(k - g * group)))
+        }
+    }
 }
 
 /// Scale and bias of a group, whose codes become those of our format.
@@ -257,6 +288,14 @@ mod tests {
             one(Bits::Three, &[far], 32, &[9; 32]),
             Err(QuantError::Codes { .. })
         ));
+    }
+
+    #[test]
+    fn inputs_by_group() {
+        assert_eq!(by_group(5, 2, |i| i / 2), Ok(None));
+        assert_eq!(by_group(5, 2, |i| [1, 0, 2, 1, 0][i]), Ok(Some(vec![1, 4, 0, 3, 2])));
+        assert_eq!(by_group(5, 2, |i| [1, 0, 2, 2, 0][i]), Err((1, 1, 2)));
+        assert_eq!(by_group(2, 2, |i| [7, 0][i]), Err((0, 1, 2)));
     }
 
     #[test]
