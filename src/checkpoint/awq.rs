@@ -63,7 +63,10 @@ impl Awq {
             grids: Some(grids()),
             order: None,
             kind: "AWQ of 4 bits".to_owned(),
-            bytes: [qweight, qzeros, scales].iter().map(|t| t.bytes.len() as u64).sum(),
+            bytes: [qweight, qzeros, scales]
+                .iter()
+                .map(|t| t.bytes.len() as u64)
+                .sum(),
         })
     }
 }

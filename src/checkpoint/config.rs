@@ -52,14 +52,23 @@ impl Config {
         self.map.get(key).filter(|v| !v.is_null())
     }
 
-    fn typed<T>(&self, key: &str, expected: &str, get: impl FnOnce(&Value) -> Option<T>) -> Result<Option<T>> {
+    fn typed<T>(
+        &self,
+        key: &str,
+        expected: &str,
+        get: impl FnOnce(&Value) -> Option<T>,
+    ) -> Result<Option<T>> {
         self.get(key)
             .map(|v| get(v).ok_or_else(|| self.bad(key, format!("expected {expected}, found {v}"))))
             .transpose()
     }
 
     fn size(&self, key: &str) -> Result<Option<usize>> {
-        let positive = |v: &Value| v.as_u64().and_then(|v| usize::try_from(v).ok()).filter(|v| *v > 0);
+        let positive = |v: &Value| {
+            v.as_u64()
+                .and_then(|v| usize::try_from(v).ok())
+                .filter(|v| *v > 0)
+        };
         self.typed(key, "a positive integer", positive)
     }
 
@@ -107,7 +116,11 @@ impl Config {
     pub fn params(&self, has: impl Fn(&str) -> bool) -> Result<Params> {
         let architecture = self.need("model_type", self.text("model_type")?)?;
         self.one_of("model_type", architecture, &ARCHITECTURES)?;
-        self.one_of("hidden_act", self.text("hidden_act")?.unwrap_or("silu"), &["silu"])?;
+        self.one_of(
+            "hidden_act",
+            self.text("hidden_act")?.unwrap_or("silu"),
+            &["silu"],
+        )?;
         let need = |key: &str| self.need(key, self.size(key)?);
         let hidden = need("hidden_size")?;
         let heads = need("num_attention_heads")?;
@@ -133,7 +146,10 @@ impl Config {
             return Err(self.bad("use_sliding_window", "attention over a window is not supported"));
         }
         if self.number("partial_rotary_factor")?.is_some_and(|f| f != 1.0) {
-            return Err(self.bad("partial_rotary_factor", "heads that are rotated in part are not supported"));
+            return Err(self.bad(
+                "partial_rotary_factor",
+                "heads that are rotated in part are not supported",
+            ));
         }
         let layer = |name: &str| has(&format!("model.layers.0.{name}.bias"));
         // Newer files have all of it in one object.
@@ -169,7 +185,10 @@ impl Config {
 
     /// The object on the scaling of rotary frequencies.
     fn rope(&self, params: &mut Params) -> Result<()> {
-        let kind = self.text("rope_type")?.or(self.text("type")?).unwrap_or("default");
+        let kind = self
+            .text("rope_type")?
+            .or(self.text("type")?)
+            .unwrap_or("default");
         self.one_of("rope_type", kind, &["default", "linear", "llama3"])?;
         let need = |key: &str| self.need(key, self.number(key)?);
         match kind {
@@ -232,7 +251,11 @@ impl Config {
             }
             let version = self.text("version")?.unwrap_or("gemm").to_lowercase();
             self.one_of("version", &version, &["gemm"])?;
-            self.one_of("backend", self.text("backend")?.unwrap_or("autoawq"), &["autoawq"])?;
+            self.one_of(
+                "backend",
+                self.text("backend")?.unwrap_or("autoawq"),
+                &["autoawq"],
+            )?;
             if self.typed("zero_point", "a truth value", Value::as_bool)? == Some(false) {
                 return Err(self.bad("zero_point", "matrices without zero points are not supported"));
             }
@@ -245,9 +268,16 @@ impl Config {
         let format = self.text("checkpoint_format")?.unwrap_or("gptq");
         self.one_of("checkpoint_format", format, &["gptq", "gptq_v2"])?;
         if self.truth("is_marlin_format")? {
-            return Err(self.bad("is_marlin_format", "is not supported; supported are gptq and gptq_v2"));
+            return Err(self.bad(
+                "is_marlin_format",
+                "is not supported; supported are gptq and gptq_v2",
+            ));
         }
-        if self.get("dynamic").and_then(Value::as_object).is_some_and(|d| !d.is_empty()) {
+        if self
+            .get("dynamic")
+            .and_then(Value::as_object)
+            .is_some_and(|d| !d.is_empty())
+        {
             return Err(self.bad("dynamic", "bits that differ by module are not supported"));
         }
         Ok(Scheme::Gptq(Gptq {

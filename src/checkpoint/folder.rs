@@ -76,7 +76,12 @@ pub fn convert_into(input: &Path, folder: &Path, progress: &mut dyn FnMut(Progre
     let keep = scheme.is_some();
     let (kept, written) = write_model(&tensors, &params, keep, &[], folder, &mut report)?;
     let mut source_types = BTreeMap::new();
-    for t in tensors.shards.names().iter().filter_map(|n| tensors.shards.get(n)) {
+    for t in tensors
+        .shards
+        .names()
+        .iter()
+        .filter_map(|n| tensors.shards.get(n))
+    {
         *source_types.entry(t.dtype.to_owned()).or_insert(0) += 1;
     }
     Ok(Summary {
@@ -107,21 +112,27 @@ impl FolderTensors {
     /// A tensor that must be there.
     fn need(&self, name: &str) -> Result<Tensor<'_>> {
         self.used.borrow_mut().insert(name.to_owned());
-        self.shards
-            .get(name)
-            .ok_or_else(|| self.bad(name, "is missing"))
+        self.shards.get(name).ok_or_else(|| self.bad(name, "is missing"))
     }
 
     /// Compares what the configuration claims with the tensors before anything is allocated by it; bytes of all weights as `f32`.
     fn check(&self, p: &Params) -> Result<u64> {
         if p.layers > self.shards.names().len() {
-            let what = format!("{} layers, but only {} tensors", p.layers, self.shards.names().len());
+            let what = format!(
+                "{} layers, but only {} tensors",
+                p.layers,
+                self.shards.names().len()
+            );
             return Err(Error::file(Stage::Convert, &self.folder, what));
         }
         self.stored("model.embed_tokens.weight", &[p.vocab, p.hidden])?;
         let widths = [
             ("self_attn.q_proj", p.heads.saturating_mul(p.head_dim), p.hidden),
-            ("self_attn.k_proj", p.kv_heads.saturating_mul(p.head_dim), p.hidden),
+            (
+                "self_attn.k_proj",
+                p.kv_heads.saturating_mul(p.head_dim),
+                p.hidden,
+            ),
             ("mlp.up_proj", p.intermediate, p.hidden),
         ];
         for (name, outputs, inputs) in widths {
@@ -160,7 +171,9 @@ impl Tensors for FolderTensors {
                 Some(Scheme::Awq(awq)) => {
                     awq.stored([qweight, part("qzeros")?, part("scales")?], inputs, outputs)
                 }
-                None => Err(qweight.bad("is quantized, but config.json has no quantization_config that says how")),
+                None => {
+                    Err(qweight.bad("is quantized, but config.json has no quantization_config that says how"))
+                }
             };
         }
         let tensor = self.need(name)?;
@@ -186,7 +199,13 @@ impl Tensors for FolderTensors {
             // Older tools store a table that follows from the configuration, and the embedding twice.
             name.ends_with(".rotary_emb.inv_freq") || self.tied && name == "lm_head.weight"
         };
-        let extra = self.shards.names().iter().find(|n| !used.contains(*n) && !needless(n));
-        extra.map_or(Ok(()), |name| Err(self.bad(name, "has no place in this architecture")))
+        let extra = self
+            .shards
+            .names()
+            .iter()
+            .find(|n| !used.contains(*n) && !needless(n));
+        extra.map_or(Ok(()), |name| {
+            Err(self.bad(name, "has no place in this architecture"))
+        })
     }
 }

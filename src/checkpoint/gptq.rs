@@ -57,8 +57,12 @@ impl Gptq {
         let words = move |count: usize| count * bits.count() as usize / 32;
         let group = self.group.unwrap_or(k);
         let groups = k.div_ceil(group);
-        if !(k * bits.count() as usize).is_multiple_of(32) || !(n * bits.count() as usize).is_multiple_of(32) {
-            return Err(qweight.bad(format!("a {k} x {n} matrix of {} bits fills no whole words", bits.count())));
+        if !(k * bits.count() as usize).is_multiple_of(32) || !(n * bits.count() as usize).is_multiple_of(32)
+        {
+            return Err(qweight.bad(format!(
+                "a {k} x {n} matrix of {} bits fills no whole words",
+                bits.count()
+            )));
         }
         qweight.expect("I32", &[words(k), n])?;
         qzeros.expect("I32", &[groups, words(n)])?;

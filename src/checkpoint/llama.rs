@@ -100,16 +100,15 @@ impl<'a> Builder<'a> {
         let at_once = (CHUNK / width).clamp(1, rows.max(1));
         let mut buffer: Vec<f32> = heap(at_once * width, name)?;
         let progress = &mut *self.progress;
-        self.out
-            .add_initializer_external(name, DType::F32, shape, |out| {
-                for first in (0..rows).step_by(at_once) {
-                    let count = at_once.min(rows - first);
-                    let part = buffer.get_mut(..count * width).unwrap_or_default();
-                    (stored.rows)(first, part)?;
-                    emit(out, name, part, progress)?;
-                }
-                Ok(())
-            })
+        self.out.add_initializer_external(name, DType::F32, shape, |out| {
+            for first in (0..rows).step_by(at_once) {
+                let count = at_once.min(rows - first);
+                let part = buffer.get_mut(..count * width).unwrap_or_default();
+                (stored.rows)(first, part)?;
+                emit(out, name, part, progress)?;
+            }
+            Ok(())
+        })
     }
 
     /// Copies a vector, its elements in the order of `columns` if that is given.
@@ -291,11 +290,7 @@ impl<'a> Builder<'a> {
         Ok(result)
     }
 
-    fn constant(
-        &mut self,
-        name: &str,
-        tensor: Result<HostTensor, TensorError>,
-    ) -> Result<String> {
+    fn constant(&mut self, name: &str, tensor: Result<HostTensor, TensorError>) -> Result<String> {
         let tensor = tensor.map_err(|e| constant_error(name, e))?;
         self.out.add_constant(name, &tensor)?;
         Ok(name.to_owned())

@@ -57,7 +57,9 @@ impl Tensor<'_> {
             return Ok(());
         }
         let found = self.shape;
-        Err(self.bad(format!("expected shape {shape:?} by the configuration, found {found:?}")))
+        Err(self.bad(format!(
+            "expected shape {shape:?} by the configuration, found {found:?}"
+        )))
     }
 
     /// Element `i` of an `I32` tensor as its bits; 0 beyond the end.
@@ -79,7 +81,12 @@ impl Tensor<'_> {
 
     /// Elements `first .. first + out.len()` as `f32`. An error for types that are no floats.
     pub fn floats(&self, first: usize, out: &mut [f32]) -> Result<()> {
-        fn read<const N: usize>(bytes: &[u8], first: usize, out: &mut [f32], to: impl Fn([u8; N]) -> f32) -> bool {
+        fn read<const N: usize>(
+            bytes: &[u8],
+            first: usize,
+            out: &mut [f32],
+            to: impl Fn([u8; N]) -> f32,
+        ) -> bool {
             let end = first.checked_add(out.len());
             let part = end.and_then(|end| bytes.as_chunks::<N>().0.get(first..end));
             for (to_, from) in out.iter_mut().zip(part.unwrap_or_default()) {
@@ -92,13 +99,18 @@ impl Tensor<'_> {
             "F16" => read(self.bytes, first, out, |b| f16::from_le_bytes(b).to_f32()),
             "BF16" => read(self.bytes, first, out, |b| bf16::from_le_bytes(b).to_f32()),
             other => {
-                return Err(self.bad(format!("expected elements of type F32, F16 or BF16, found {other}")));
+                return Err(self.bad(format!(
+                    "expected elements of type F32, F16 or BF16, found {other}"
+                )));
             }
         };
         if there {
             Ok(())
         } else {
-            Err(self.bad(format!("no elements {first} to {}", first.saturating_add(out.len()))))
+            Err(self.bad(format!(
+                "no elements {first} to {}",
+                first.saturating_add(out.len())
+            )))
         }
     }
 }
@@ -166,9 +178,15 @@ fn files(folder: &Path) -> Result<Vec<PathBuf>> {
     found.sort();
     match found.len() {
         1 => Ok(found),
-        0 => Err(Error::file(Stage::Convert, folder, "there is no safetensors file in it")),
+        0 => Err(Error::file(
+            Stage::Convert,
+            folder,
+            "there is no safetensors file in it",
+        )),
         n => {
-            let what = format!("{n} safetensors files and no model.safetensors.index.json that says which belong together");
+            let what = format!(
+                "{n} safetensors files and no model.safetensors.index.json that says which belong together"
+            );
             Err(Error::file(Stage::Convert, folder, what))
         }
     }

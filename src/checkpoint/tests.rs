@@ -271,7 +271,9 @@ fn gptq(bits: usize, group: i64, order: Order, v2: bool, model_type: &str) -> (F
             let zeros = transposed(&zeros, n * bits / 32, groups);
             let g_idx: Vec<u32> = q.g_idx.iter().map(|g| *g as u32).collect();
             let mut put = |what: &str, dtype, shape, bytes| {
-                quantized.tensors.insert(format!("{base}.{what}"), (dtype, shape, bytes));
+                quantized
+                    .tensors
+                    .insert(format!("{base}.{what}"), (dtype, shape, bytes));
             };
             let codes = pack_rows(&q.codes, k, n, bits);
             put("qweight", "I32", vec![k * bits / 32, n], i32s(&codes));
@@ -306,7 +308,9 @@ fn awq(group: usize) -> (Folder, Folder) {
                 values.chunks(8).map(word).collect()
             };
             let mut put = |what: &str, dtype, shape, bytes| {
-                quantized.tensors.insert(format!("{base}.{what}"), (dtype, shape, bytes));
+                quantized
+                    .tensors
+                    .insert(format!("{base}.{what}"), (dtype, shape, bytes));
             };
             let groups = k.div_ceil(group);
             put("qweight", "I32", vec![k, n / 8], i32s(&pack(&q.codes)));
@@ -408,68 +412,115 @@ fn what_does_not_fit_is_named() {
         change(&mut folder);
         folder.error()
     };
-    let config = |key: &str, value: Value| {
-        with(&|f| f.config["quantization_config"][key] = value.clone())
-    };
+    let config = |key: &str, value: Value| with(&|f| f.config["quantization_config"][key] = value.clone());
     for part in ["qweight", "qzeros", "scales"] {
         let key = format!("{name}.{part}");
         let text = with(&|f| {
             f.tensors.remove(&key);
         });
-        let wanted = if part == "qweight" { format!("{name}.weight") } else { key };
-        assert!(text.contains(&format!("tensor \"{wanted}\": is missing")), "{text}");
+        let wanted = if part == "qweight" {
+            format!("{name}.weight")
+        } else {
+            key
+        };
+        assert!(
+            text.contains(&format!("tensor \"{wanted}\": is missing")),
+            "{text}"
+        );
     }
     let text = with(&|f| {
         f.tensors.get_mut(&format!("{name}.scales")).unwrap().1 = vec![HIDDEN / 32 * INTERMEDIATE];
     });
     assert!(
-        text.contains(&format!("tensor \"{name}.scales\": expected shape [2, 96] by the configuration, found [192]")),
+        text.contains(&format!(
+            "tensor \"{name}.scales\": expected shape [2, 96] by the configuration, found [192]"
+        )),
         "{text}"
     );
     let text = with(&|f| {
         f.tensors.get_mut(&format!("{name}.qzeros")).unwrap().0 = "F32";
     });
-    assert!(text.contains("qzeros\": expected elements of type I32, found F32"), "{text}");
+    assert!(
+        text.contains("qzeros\": expected elements of type I32, found F32"),
+        "{text}"
+    );
     let text = with(&|f| {
         f.tensors.get_mut(&format!("{name}.g_idx")).unwrap().2[..4].fill(0);
         f.tensors.get_mut(&format!("{name}.g_idx")).unwrap().2[4..8].copy_from_slice(&[7, 0, 0, 0]);
     });
-    assert!(text.contains(&format!("tensor \"{name}.g_idx\": expected 32 inputs in group ")), "{text}");
+    assert!(
+        text.contains(&format!("tensor \"{name}.g_idx\": expected 32 inputs in group ")),
+        "{text}"
+    );
     let text = with(&|f| {
         let extra = f.tensors["model.norm.weight"].clone();
         f.tensors.insert("model.layers.0.extra".to_owned(), extra);
     });
-    assert!(text.contains("tensor \"model.layers.0.extra\": has no place in this architecture"), "{text}");
+    assert!(
+        text.contains("tensor \"model.layers.0.extra\": has no place in this architecture"),
+        "{text}"
+    );
     let text = with(&|f| {
         f.tensors.get_mut(&format!("{name}.scales")).unwrap().2[..2].copy_from_slice(&[0, 0x7e]);
     });
-    assert!(text.contains(&format!("tensor \"{name}.scales\": element 0 is NaN")), "{text}");
+    assert!(
+        text.contains(&format!("tensor \"{name}.scales\": element 0 is NaN")),
+        "{text}"
+    );
 
-    assert!(config("quant_method", json!("hqq")).contains("\"quantization_config.quant_method\": \"hqq\" is not supported"));
-    assert!(config("bits", json!(5)).contains("\"quantization_config.bits\": expected 2, 3, 4 or 8, found 5"));
+    assert!(
+        config("quant_method", json!("hqq"))
+            .contains("\"quantization_config.quant_method\": \"hqq\" is not supported")
+    );
+    assert!(
+        config("bits", json!(5)).contains("\"quantization_config.bits\": expected 2, 3, 4 or 8, found 5")
+    );
     assert!(config("group_size", json!(0)).contains("expected a positive number or -1, found 0"));
     assert!(config("group_size", json!(null)).contains("\"quantization_config.group_size\": is missing"));
     assert!(config("checkpoint_format", json!("marlin")).contains("\"marlin\" is not supported"));
     assert!(config("group_size", json!(64)).contains("qzeros\": expected shape"));
     let (small, _) = gptq(4, 4, Order::Plain, false, "llama");
-    assert!(small.error().contains("groups of 4 weights: the size must be a multiple of 8"));
+    assert!(
+        small
+            .error()
+            .contains("groups of 4 weights: the size must be a multiple of 8")
+    );
     let text = with(&|f| {
         f.config.as_object_mut().unwrap().remove("quantization_config");
     });
-    assert!(text.contains("qweight\": is quantized, but config.json has no quantization_config"), "{text}");
+    assert!(
+        text.contains("qweight\": is quantized, but config.json has no quantization_config"),
+        "{text}"
+    );
     let (mut folder, _) = awq(32);
     folder.config["quantization_config"]["version"] = json!("gemv");
-    assert!(folder.error().contains("\"quantization_config.version\": \"gemv\" is not supported; supported: gemm"));
+    assert!(
+        folder
+            .error()
+            .contains("\"quantization_config.version\": \"gemv\" is not supported; supported: gemm")
+    );
 
     let mut folder = plain.clone();
     folder.config["model_type"] = json!("gpt2");
-    assert!(folder.error().contains("\"model_type\": \"gpt2\" is not supported; supported: llama, qwen2"));
+    assert!(
+        folder
+            .error()
+            .contains("\"model_type\": \"gpt2\" is not supported; supported: llama, qwen2")
+    );
     let mut folder = plain.clone();
     folder.config["hidden_size"] = json!(1u64 << 40);
-    assert!(folder.error().contains("tensor \"model.embed_tokens.weight\": expected shape"));
+    assert!(
+        folder
+            .error()
+            .contains("tensor \"model.embed_tokens.weight\": expected shape")
+    );
     let mut folder = plain;
     folder.config["rope_scaling"] = json!({"rope_type": "yarn", "factor": 2.0});
-    assert!(folder.error().contains("\"rope_scaling.rope_type\": \"yarn\" is not supported"));
+    assert!(
+        folder
+            .error()
+            .contains("\"rope_scaling.rope_type\": \"yarn\" is not supported")
+    );
 }
 
 #[test]
@@ -482,7 +533,10 @@ fn damaged_files_are_errors() {
     for length in (1..header).step_by(97).chain((header..good.len()).step_by(4999)) {
         std::fs::write(&file, &good[..length]).unwrap();
         let error = Shards::open(&input).err().map(|e| e.to_string());
-        assert!(error.is_some_and(|e| e.contains("model-0.safetensors")), "{length}");
+        assert!(
+            error.is_some_and(|e| e.contains("model-0.safetensors")),
+            "{length}"
+        );
     }
     std::fs::remove_file(&file).unwrap();
     assert!(convert(&input, &dir.path().join("out"), &mut |_| ()).is_err());
@@ -511,6 +565,9 @@ fn frequencies_of_long_contexts() {
             let smooth = (32.0 / wavelength - 1.0) / (4.0 - 1.0);
             (1.0 - smooth) * frequency / 8.0 + smooth * frequency
         };
-        assert!((f64::from(*found) / wanted - 1.0).abs() < 1e-6, "{i}: {found} instead of {wanted}");
+        assert!(
+            (f64::from(*found) / wanted - 1.0).abs() < 1e-6,
+            "{i}: {found} instead of {wanted}"
+        );
     }
 }

@@ -3,8 +3,8 @@
 use super::interrupt::Interrupt;
 use super::output::{byte_bar, put, size_text};
 use super::quantize::weight_table;
-use crate::error::{Error, Result};
 use crate::checkpoint::{self, Summary};
+use crate::error::{Error, Result};
 use crate::gguf;
 use crate::new_folder::NewFolder;
 use std::path::{Path, PathBuf};

@@ -243,7 +243,8 @@ pub fn dequantize(ggml_type: GgmlType, data: &[u8], out: &mut [f32]) -> bool {
         GgmlType::F16 => blocks(data, |b| put(f16::from_le_bytes(*b).to_f32())),
         GgmlType::BF16 => blocks(data, |b| put(bf16::from_le_bytes(*b).to_f32())),
         _ => {
-            let (Some((_, group)), Some((elements, bytes))) = (ggml_type.grid_format(), ggml_type.block()) else {
+            let (Some((_, group)), Some((elements, bytes))) = (ggml_type.grid_format(), ggml_type.block())
+            else {
                 return false;
             };
             let mut column = GridColumn::default();

@@ -504,7 +504,8 @@ fn an_output_in_the_way_is_refused() {
         message(convert(
             &folder.path().join("none"),
             &folder.path().join("o"),
-            false, &mut |_| ()
+            false,
+            &mut |_| ()
         ))
         .contains("cannot read")
     );
@@ -622,7 +623,14 @@ fn of_blocks(kind: GgmlType, architecture: &str) -> File {
         for _ in 0..t.dims.iter().product::<usize>() / per_block {
             let mut block: Vec<u8> = (0..size).map(|_| byte()).collect();
             // Scales of either sign around 1/64, and minima likewise.
-            for at in [0, 2].into_iter().take(if kind == GgmlType::Q4_1 || kind == GgmlType::Q5_1 { 2 } else { 1 }) {
+            for at in [0, 2]
+                .into_iter()
+                .take(if kind == GgmlType::Q4_1 || kind == GgmlType::Q5_1 {
+                    2
+                } else {
+                    1
+                })
+            {
                 block[at + 1] = 0x24 | block[at + 1] & 0x80;
             }
             t.data.extend(block);
@@ -665,7 +673,13 @@ fn grids_of_all_types_are_kept_up_to_the_rounding_of_halves() {
             assert!(super::dequant::grids(kind, &data[j * row..(j + 1) * row], out));
         };
         let column = Box::new(column);
-        let grids = Grids { bits, group, k, n, column };
+        let grids = Grids {
+            bits,
+            group,
+            k,
+            n,
+            column,
+        };
         let (packed, loss) = grids.pack().unwrap();
         let exact = matches!(kind, GgmlType::Q4_0 | GgmlType::Q5_0 | GgmlType::Q8_0);
         let mut worst = 0f32;
@@ -673,8 +687,15 @@ fn grids_of_all_types_are_kept_up_to_the_rounding_of_halves() {
             for i in 0..k {
                 let (found, wanted) = (packed.get(i, j), wanted[j * k + i]);
                 let [s, b] = packed.scales[i / group * n + j].map(|h| h.to_f32());
-                let bound = if exact { 0.0 } else { (wanted.abs() + (s * b).abs()) / 2048.0 * 1.01 };
-                assert!((found - wanted).abs() <= bound, "{kind} [{i}, {j}]: {found} instead of {wanted}");
+                let bound = if exact {
+                    0.0
+                } else {
+                    (wanted.abs() + (s * b).abs()) / 2048.0 * 1.01
+                };
+                assert!(
+                    (found - wanted).abs() <= bound,
+                    "{kind} [{i}, {j}]: {found} instead of {wanted}"
+                );
                 worst = worst.max((found - wanted).abs());
             }
         }
@@ -704,7 +725,12 @@ fn kept_bits_make_the_model_that_floats_make() {
         let (bits, group) = kind.grid_format().unwrap();
         for w in &summary.kept {
             assert_eq!((w.bits, w.group), (bits, group), "{}", w.name);
-            assert!(bound > 1e-10 || w.max_error == 0.0, "{kind} {}: {}", w.name, w.max_error);
+            assert!(
+                bound > 1e-10 || w.max_error == 0.0,
+                "{kind} {}: {}",
+                w.name,
+                w.max_error
+            );
             assert!(w.relative_error < 2e-3, "{kind} {}: {}", w.name, w.relative_error);
         }
         let (wanted, found) = (logits(&plain), logits(&kept));
@@ -735,5 +761,8 @@ fn what_has_no_few_bits_stays_float_and_is_listed() {
     t.data[1] = 0x7c;
     let (folder, path) = written(&file);
     let error = message(convert(&path, &folder.path().join("out"), true, &mut |_| ()));
-    assert!(error.contains("tensor \"blk.0.ffn_down.weight\": weight 0 is "), "{error}");
+    assert!(
+        error.contains("tensor \"blk.0.ffn_down.weight\": weight 0 is "),
+        "{error}"
+    );
 }

@@ -50,6 +50,6 @@ mod transcode;
 pub use format::{Affine, Bits, Plane, QuantError, affine, decode, encode};
 pub use int4::int4_error;
 pub use method::{ByGroup, ColumnMethod, Method, Scratch};
-pub(crate) use packed::{code_at, place};
 pub use packed::{Column, GROUP_STEP, Loss, PER_CHANNEL, Packed, decode_rows, group_size};
+pub(crate) use packed::{code_at, place};
 pub use transcode::{Grid, GridColumn, Grids, by_group};

@@ -117,14 +117,7 @@ impl Packed {
     /// An error where K is no positive multiple of [`Bits::k_step`], N not even and positive, or `group` no positive
     /// multiple of [`GROUP_STEP`].
     pub fn empty(bits: Bits, group: usize, k: usize, n: usize) -> Result<Self, QuantError> {
-        let step = bits.k_step();
-        if !k.is_multiple_of(step) || !n.is_multiple_of(2) || k == 0 || n == 0 {
-            return Err(QuantError::Size { k, n, step });
-        }
-        if group == 0 || !group.is_multiple_of(GROUP_STEP) {
-            let step = GROUP_STEP;
-            return Err(QuantError::Group { group, step });
-        }
+        Self::check(bits, group, k, n)?;
         Ok(Self {
             bits,
             group,
@@ -133,6 +126,19 @@ impl Packed {
             codes: vec![0; bits.rows(k) * n],
             scales: vec![[f16::ZERO; 2]; k.div_ceil(group) * n],
         })
+    }
+
+    /// The error of [`Packed::empty`].
+    pub fn check(bits: Bits, group: usize, k: usize, n: usize) -> Result<(), QuantError> {
+        let step = bits.k_step();
+        if !k.is_multiple_of(step) || !n.is_multiple_of(2) || k == 0 || n == 0 {
+            return Err(QuantError::Size { k, n, step });
+        }
+        if group == 0 || !group.is_multiple_of(GROUP_STEP) {
+            let step = GROUP_STEP;
+            return Err(QuantError::Group { group, step });
+        }
+        Ok(())
     }
 
     /// Quantizes a `k` x `n` matrix given by `at(k, n)`.

@@ -206,7 +206,11 @@ pub fn by_group(
     }
     let mut order: Vec<usize> = (0..k).collect();
     order.sort_by_key(|i| of(*i));
-    match order.iter().enumerate().find(|(place, i)| of(**i) != place / group) {
+    match order
+        .iter()
+        .enumerate()
+        .find(|(place, i)| of(**i) != place / group)
+    {
         None => Ok(Some(order)),
         Some((place, _)) => {
             let g = place / group;
@@ -238,9 +242,7 @@ fn fit(
         }
         if let Ok(found) = affine(bits, scale, zero) {
             if negative {
-                codes
-                    .iter_mut()
-                    .for_each(|q| *q = bits.top().saturating_sub(*q));
+                codes.iter_mut().for_each(|q| *q = bits.top().saturating_sub(*q));
             }
             return Ok([found.scale, found.bias]);
         }
@@ -264,22 +266,50 @@ mod tests {
         };
         let (k, n) = (codes.len(), 2);
         let column = Box::new(column);
-        Grids { bits, group, k, n, column }.pack()
+        Grids {
+            bits,
+            group,
+            k,
+            n,
+            column,
+        }
+        .pack()
     }
 
     #[test]
     fn groups_that_halves_cannot_hold_are_quantized_anew() {
         let codes: Vec<u8> = (0..8).chain(8..16).collect();
         // A zero point beyond halves; all codes near one weight.
-        let far = Grid { scale: 1e-6, offset: 0.7 };
+        let far = Grid {
+            scale: 1e-6,
+            offset: 0.7,
+        };
         let (packed, loss) = one(Bits::Four, &[far], 16, &codes).unwrap();
         assert!(loss.max < 4e-4, "{loss:?}");
         assert!((packed.get(3, 1) - 0.7).abs() < 4e-4);
-        let constant = Grid { scale: 0.0, offset: -0.3125 };
+        let constant = Grid {
+            scale: 0.0,
+            offset: -0.3125,
+        };
         let (packed, loss) = one(Bits::Four, &[constant], 16, &codes).unwrap();
         assert_eq!((packed.get(5, 0), loss.max), (-0.3125, 0.0));
-        let error = one(Bits::Four, &[Grid { scale: f64::NAN, offset: 0.0 }], 16, &codes).unwrap_err();
-        assert_eq!(error, QuantError::NotFinite { index: 0, value: "NaN".to_owned() });
+        let error = one(
+            Bits::Four,
+            &[Grid {
+                scale: f64::NAN,
+                offset: 0.0,
+            }],
+            16,
+            &codes,
+        )
+        .unwrap_err();
+        assert_eq!(
+            error,
+            QuantError::NotFinite {
+                index: 0,
+                value: "NaN".to_owned()
+            }
+        );
         assert!(matches!(
             one(Bits::Four, &[far, far], 16, &codes),
             Err(QuantError::Codes { .. })
@@ -293,7 +323,10 @@ mod tests {
     #[test]
     fn inputs_by_group() {
         assert_eq!(by_group(5, 2, |i| i / 2), Ok(None));
-        assert_eq!(by_group(5, 2, |i| [1, 0, 2, 1, 0][i]), Ok(Some(vec![1, 4, 0, 3, 2])));
+        assert_eq!(
+            by_group(5, 2, |i| [1, 0, 2, 1, 0][i]),
+            Ok(Some(vec![1, 4, 0, 3, 2]))
+        );
         assert_eq!(by_group(5, 2, |i| [1, 0, 2, 2, 0][i]), Err((1, 1, 2)));
         assert_eq!(by_group(2, 2, |i| [7, 0][i]), Err((0, 1, 2)));
     }
@@ -302,10 +335,17 @@ mod tests {
     fn many_columns_keep_their_places() {
         let (k, n) = (40, 202);
         let column = move |j: usize, out: &mut GridColumn| {
-            out.grids.extend([Grid::around(0.5, (j % 16) as f64), Grid::around(-0.25, 3.0)]);
+            out.grids
+                .extend([Grid::around(0.5, (j % 16) as f64), Grid::around(-0.25, 3.0)]);
             out.codes.extend((0..k).map(|i| ((i * 5 + j * 3) % 16) as u8));
         };
-        let grids = Grids { bits: Bits::Four, group: 32, k, n, column: Box::new(column) };
+        let grids = Grids {
+            bits: Bits::Four,
+            group: 32,
+            k,
+            n,
+            column: Box::new(column),
+        };
         let (packed, loss) = grids.pack().unwrap();
         assert_eq!((loss.max, loss.count), (0.0, (k * n) as u64));
         let (mut source, mut wanted) = (GridColumn::default(), Vec::new());
