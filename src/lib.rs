@@ -44,7 +44,7 @@
 //!
 //! # Modules, in the order of the work
 //!
-//! * [`gguf`]: conversion of GGUF files to folders of standard files;
+//! * [`gguf`], [`checkpoint`]: conversion of GGUF files, and of Hugging Face checkpoints, to folders of standard files;
 //! * [`shape`]: symbolic integers, shapes of them, and what is known of a value before it exists;
 //! * [`graph`]: operators, import of ONNX files, passes, the host interpreter;
 //! * [`quant`]: the E0M weight formats;
@@ -78,6 +78,7 @@
     )
 )]
 pub mod backend;
+pub mod checkpoint;
 pub mod cli;
 pub mod error;
 pub mod files;

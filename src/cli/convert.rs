@@ -2,21 +2,28 @@
 
 use super::interrupt::Interrupt;
 use super::output::{byte_bar, put, size_text};
+use super::quantize::weight_table;
+use crate::checkpoint::{self, Summary};
 use crate::error::{Error, Result};
-use crate::gguf::{self, Summary, convert_into};
+use crate::gguf;
 use crate::new_folder::NewFolder;
 use std::path::{Path, PathBuf};
 
-/// Make a model folder of a GGUF file
+/// Make a model folder of a GGUF file or a Hugging Face checkpoint
 ///
-/// Writes an ordinary ONNX model with its weights as f32, and the tokenizer and config files beside it.
+/// Writes an ONNX model and the tokenizer and config files beside it. Weights become f32; those of a checkpoint that GPTQ or AWQ
+/// quantized keep their bits as E0M, with the error that this adds printed for each.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// The GGUF file
+    /// The GGUF file, or the folder with config.json and safetensors files
+    #[arg(value_name = "FILE")]
     file: PathBuf,
     /// Folder to write; must not exist yet or be empty
     #[arg(short, long, value_name = "DIR")]
     output: PathBuf,
+    /// Keep the bits of a GGUF file's quantized weights, as E0M, in place of making them f32
+    #[arg(long)]
+    keep_bits: bool,
 }
 
 /// One line on what was made.
@@ -43,23 +50,41 @@ fn folder_bytes(folder: &Path) -> u64 {
 
 /// Runs the command.
 pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
-    if !args.file.is_file() {
-        let what = format!("there is no file {}", args.file.display());
+    let folder = args.file.is_dir();
+    if !folder && !args.file.is_file() {
+        let what = format!("there is no file or folder {}", args.file.display());
         return Err(Error::usage("FILE", what));
     }
-    let new = NewFolder::create(&args.output, gguf::TEMPORARY)?;
+    if folder && args.keep_bits {
+        let what = "is for GGUF files; the quantized weights of a folder always keep their bits";
+        return Err(Error::usage("--keep-bits", what));
+    }
+    let new = NewFolder::create(&args.output, checkpoint::TEMPORARY)?;
     let _unfinished = interrupt.scratch(new.path());
     let bar = byte_bar();
-    let result = convert_into(&args.file, new.path(), &mut |p| {
+    let mut progress = |p: checkpoint::Progress<'_>| {
         bar.set_length(p.total);
         bar.set_position(p.done);
         bar.set_message(p.tensor.to_owned());
-    });
+    };
+    let result = if folder {
+        checkpoint::folder::convert_into(&args.file, new.path(), &mut progress)
+    } else {
+        gguf::convert_into(&args.file, new.path(), args.keep_bits, &mut progress)
+    };
     bar.finish_and_clear();
     let summary = result?;
     new.commit()?;
-    let before = std::fs::metadata(&args.file).map_or(0, |m| m.len());
-    let text = closing(&summary, before, folder_bytes(&args.output), &args.output);
+    let before = if folder {
+        folder_bytes(&args.file)
+    } else {
+        std::fs::metadata(&args.file).map_or(0, |m| m.len())
+    };
+    let mut text = String::new();
+    if !summary.kept.is_empty() || !summary.left.is_empty() {
+        text = weight_table(&summary.kept, &summary.left);
+    }
+    text += &closing(&summary, before, folder_bytes(&args.output), &args.output);
     put(&mut std::io::stdout().lock(), &text)
 }
 
@@ -78,6 +103,8 @@ mod tests {
             vocab: 10,
             context: 20,
             data_bytes: 5_000_000,
+            kept: Vec::new(),
+            left: Vec::new(),
         };
         assert_eq!(
             closing(&summary, 98_400_000, 5_020_000, Path::new("out")),

@@ -6,7 +6,7 @@ use super::calibration::{CalibrationOptions, Learning, with_methods};
 use super::output::{byte_bar, put, put_json, size_text, table};
 use crate::error::{Error, Result};
 use crate::files::write_whole;
-use crate::graph::onnx::quantize::{GROUP_SIZES, Options, Progress, Summary, quantize_with};
+use crate::graph::onnx::quantize::{GROUP_SIZES, Left, Options, Progress, Quantized, Summary, quantize_with};
 use crate::quant::{Bits, GROUP_STEP, Method, PER_CHANNEL};
 use clap::ValueEnum;
 use serde::Serialize;
@@ -240,8 +240,8 @@ fn shape_text(shape: &[usize]) -> String {
     shape.iter().map(usize::to_string).collect::<Vec<_>>().join(" x ")
 }
 
-/// The table for people: a line a weight, then those left as they are, then the totals.
-fn report(s: &Summary, output: &Path) -> String {
+/// A line a weight, then those left as they are.
+pub(super) fn weight_table(weights: &[Quantized], left: &[Left]) -> String {
     let head = [
         "weight",
         "shape",
@@ -254,7 +254,7 @@ fn report(s: &Summary, output: &Path) -> String {
         "after",
     ];
     let mut rows = vec![head.map(str::to_owned).to_vec()];
-    for w in &s.weights {
+    for w in weights {
         rows.push(vec![
             w.name.clone(),
             shape_text(&w.shape),
@@ -272,7 +272,7 @@ fn report(s: &Summary, output: &Path) -> String {
         ]);
     }
     let mut out = table(&rows, 1);
-    for l in &s.left {
+    for l in left {
         out.push_str(&format!(
             "left as it is: {} ({}): {}\n",
             l.name,
@@ -280,6 +280,12 @@ fn report(s: &Summary, output: &Path) -> String {
             l.reason
         ));
     }
+    out
+}
+
+/// The table for people: that of the weights, then the totals.
+fn report(s: &Summary, output: &Path) -> String {
+    let mut out = weight_table(&s.weights, &s.left);
     let resumed = match s.resumed {
         0 => String::new(),
         n => format!(", {n} of them by an earlier run"),
@@ -337,7 +343,6 @@ pub fn run(args: &Args) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::graph::onnx::quantize::{Left, Quantized};
 
     #[test]
     fn values_out_of_range_are_refused() {

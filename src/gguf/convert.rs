@@ -1,49 +1,18 @@
 //! From a GGUF file to a folder of standard files.
 
-use super::llama::{Builder, Params};
+use super::params::{ROPE_FREQS, params};
 use super::read::Gguf;
+use super::tensors::GgufTensors;
 use super::tokenizer::{self, Vocabulary};
-use crate::error::{Error, Result, Stage};
-use crate::graph::onnx::write::ModelWriter;
+use crate::checkpoint::{Params, Progress, Summary, TEMPORARY, write_json, write_model};
+use crate::error::Result;
 use crate::new_folder::NewFolder;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// How far a conversion is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Progress<'a> {
-    /// The weight being written, by its name in the graph.
-    pub tensor: &'a str,
-    /// Bytes of weights written.
-    pub done: u64,
-    /// Bytes of weights in all.
-    pub total: u64,
-}
-
-/// What a conversion made.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Summary {
-    /// Architecture, as named in the GGUF file.
-    pub architecture: String,
-    /// The model's own name, if the file tells one.
-    pub name: Option<String>,
-    /// Number of layers.
-    pub layers: usize,
-    /// Number of weights.
-    pub parameters: u64,
-    /// How many tensors of each type the file had, by the type's name.
-    pub source_types: BTreeMap<String, usize>,
-    /// Entries of the vocabulary, as the model counts them.
-    pub vocab: usize,
-    /// Longest sequence that the model was made for.
-    pub context: usize,
-    /// Bytes of `model.onnx.data`.
-    pub data_bytes: u64,
-}
-
 /// Converts the GGUF file `input` to the folder `output`, which holds `model.onnx`, `model.onnx.data` (weights
-/// as `f32`), `tokenizer.json`, `tokenizer_config.json`, `config.json` and `generation_config.json`.
+/// as `f32`, or with `keep_bits` those of few bits as E0M), `tokenizer.json`, `tokenizer_config.json`, `config.json` and `generation_config.json`.
 ///
 /// The rotary frequencies are constants of the graph; factors that the file has for them one by one are not
 /// repeated in `config.json`.
@@ -53,20 +22,27 @@ pub struct Summary {
 ///
 /// Errors: an architecture, tensor type, tokenizer or other trait of the model that is not supported; a damaged
 /// or contradictory file; an output that is in the way ([`Error::is_usage`]); a failure to write.
-pub fn convert(input: &Path, output: &Path, progress: &mut dyn FnMut(Progress<'_>)) -> Result<Summary> {
+pub fn convert(
+    input: &Path,
+    output: &Path,
+    keep_bits: bool,
+    progress: &mut dyn FnMut(Progress<'_>),
+) -> Result<Summary> {
     let new = NewFolder::create(output, TEMPORARY)?;
-    let summary = convert_into(input, new.path(), progress)?;
+    let summary = convert_into(input, new.path(), keep_bits, progress)?;
     new.commit()?;
     Ok(summary)
 }
 
-/// How the name of the temporary folder starts.
-pub(crate) const TEMPORARY: &str = ".convert-";
-
 /// As [`convert`], but writes into the existing folder `folder`, and leaves there what it wrote before an error.
-pub fn convert_into(input: &Path, folder: &Path, progress: &mut dyn FnMut(Progress<'_>)) -> Result<Summary> {
+pub fn convert_into(
+    input: &Path,
+    folder: &Path,
+    keep_bits: bool,
+    progress: &mut dyn FnMut(Progress<'_>),
+) -> Result<Summary> {
     let gguf = Gguf::open(input)?;
-    let params = Params::read(&gguf)?;
+    let params = params(&gguf)?;
     let vocabulary = Vocabulary::read(&gguf)?;
     if vocabulary.tokens.len() > params.vocab {
         return Err(gguf.bad(format!(
@@ -75,7 +51,7 @@ pub fn convert_into(input: &Path, folder: &Path, progress: &mut dyn FnMut(Progre
             params.vocab
         )));
     }
-    write_all(&gguf, &params, &vocabulary, folder, progress)
+    write_all(&gguf, &params, &vocabulary, folder, keep_bits, progress)
 }
 
 fn write_all(
@@ -83,6 +59,7 @@ fn write_all(
     params: &Params,
     vocabulary: &Vocabulary,
     folder: &Path,
+    keep_bits: bool,
     progress: &mut dyn FnMut(Progress<'_>),
 ) -> Result<Summary> {
     write_json(
@@ -105,7 +82,7 @@ fn write_all(
         true,
     )?;
 
-    let rope = gguf.tensor("rope_freqs.weight").map_or(0, |t| t.elements as u64);
+    let rope = gguf.tensor(ROPE_FREQS).map_or(0, |t| t.elements as u64);
     let parameters = gguf.tensors().iter().map(|t| t.elements as u64).sum::<u64>() - rope;
     let total = parameters * size_of::<f32>() as u64;
     let mut done = 0;
@@ -113,16 +90,10 @@ fn write_all(
         done += bytes;
         progress(Progress { tensor, done, total });
     };
-    let mut writer = ModelWriter::create(Stage::Convert, folder, "model.onnx", "main_graph")?;
     let name = gguf.opt_str("general.name")?;
-    for (key, value) in [("name", name), ("license", gguf.opt_str("general.license")?)] {
-        if let Some(value) = value {
-            writer.metadata(key, value);
-        }
-    }
-    let written = Builder::new(gguf, params, writer, &mut report)
-        .build()?
-        .finish()?;
+    let metadata = [("name", name), ("license", gguf.opt_str("general.license")?)];
+    let tensors = GgufTensors::new(gguf, params);
+    let (kept, written) = write_model(&tensors, params, keep_bits, &metadata, folder, &mut report)?;
 
     let mut source_types = BTreeMap::new();
     for tensor in gguf.tensors() {
@@ -137,18 +108,9 @@ fn write_all(
         vocab: params.vocab,
         context: params.context,
         data_bytes: written.data_bytes,
+        kept: kept.weights,
+        left: kept.left,
     })
-}
-
-fn write_json(folder: &Path, name: &str, value: &Value, pretty: bool) -> Result<()> {
-    let path = folder.join(name);
-    let text = if pretty {
-        serde_json::to_vec_pretty(value)
-    } else {
-        serde_json::to_vec(value)
-    }
-    .map_err(|e| Error::parse(Stage::Convert, &path, "cannot be written as JSON", e))?;
-    std::fs::write(&path, text).map_err(|e| Error::io("cannot write", &path, e))
 }
 
 /// An `f32` as the shortest decimal that reads back as the same `f32`.

@@ -1,5 +1,6 @@
-//! GGML block formats and their decoding to `f32`.
+//! GGML block formats: their grids and codes, and their decoding to `f32`.
 
+use crate::quant::{Bits, Grid, GridColumn};
 use half::{bf16, f16};
 use std::fmt;
 
@@ -102,116 +103,127 @@ impl fmt::Debug for GgmlType {
     }
 }
 
-fn half(low: u8, high: u8) -> f32 {
-    f16::from_le_bytes([low, high]).to_f32()
+fn half(low: u8, high: u8) -> f64 {
+    f16::from_le_bytes([low, high]).to_f64()
 }
 
-/// Decodes whole blocks of `BYTES` bytes into `N` elements each.
-fn blocks<const BYTES: usize, const N: usize>(
-    data: &[u8],
-    out: &mut [f32],
-    decode: impl Fn(&[u8; BYTES], &mut [f32; N]),
-) {
-    for (block, values) in data.as_chunks::<BYTES>().0.iter().zip(out.as_chunks_mut::<N>().0) {
-        decode(block, values);
-    }
+/// The 32 codes of packed nibbles of an older block: the low ones are the first half.
+fn nibbles(packed: &[u8], high: u32, out: &mut GridColumn) {
+    let fifth = |j: usize| if high >> j & 1 == 1 { 16 } else { 0 };
+    let codes = &mut out.codes;
+    codes.extend(packed.iter().enumerate().map(|(j, q)| q & 15 | fifth(j)));
+    codes.extend(packed.iter().enumerate().map(|(j, q)| q >> 4 | fifth(j + QK / 2)));
 }
 
-/// Splits the 16 bytes of packed nibbles of an older block: the low ones are the first half.
-fn nibbles(packed: &[u8], y: &mut [f32; QK], value: impl Fn(usize, u8) -> f32) {
-    let (first, second) = y.split_at_mut(QK / 2);
-    for (j, ((q, a), b)) in packed.iter().zip(first).zip(second).enumerate() {
-        *a = value(j, q & 15);
-        *b = value(j + QK / 2, q >> 4);
-    }
+fn q4_0(b: &[u8; 18], out: &mut GridColumn) {
+    out.grids.push(Grid::around(half(b[0], b[1]), 8.0));
+    nibbles(&b[2..], 0, out);
 }
 
-fn q4_0(b: &[u8; 18], y: &mut [f32; QK]) {
-    let d = half(b[0], b[1]);
-    nibbles(&b[2..], y, |_, q| d * (f32::from(q) - 8.0));
+fn q4_1(b: &[u8; 20], out: &mut GridColumn) {
+    let (scale, offset) = (half(b[0], b[1]), half(b[2], b[3]));
+    out.grids.push(Grid { scale, offset });
+    nibbles(&b[4..], 0, out);
 }
 
-fn q4_1(b: &[u8; 20], y: &mut [f32; QK]) {
-    let (d, m) = (half(b[0], b[1]), half(b[2], b[3]));
-    nibbles(&b[4..], y, |_, q| d * f32::from(q) + m);
+fn q5_0(b: &[u8; 22], out: &mut GridColumn) {
+    out.grids.push(Grid::around(half(b[0], b[1]), 16.0));
+    nibbles(&b[6..], u32::from_le_bytes([b[2], b[3], b[4], b[5]]), out);
 }
 
-fn q5_0(b: &[u8; 22], y: &mut [f32; QK]) {
-    let d = half(b[0], b[1]);
-    let high = u32::from_le_bytes([b[2], b[3], b[4], b[5]]);
-    nibbles(&b[6..], y, |j, q| d * (f32::from(q | fifth(high, j)) - 16.0));
+fn q5_1(b: &[u8; 24], out: &mut GridColumn) {
+    let (scale, offset) = (half(b[0], b[1]), half(b[2], b[3]));
+    out.grids.push(Grid { scale, offset });
+    nibbles(&b[8..], u32::from_le_bytes([b[4], b[5], b[6], b[7]]), out);
 }
 
-fn q5_1(b: &[u8; 24], y: &mut [f32; QK]) {
-    let (d, m) = (half(b[0], b[1]), half(b[2], b[3]));
-    let high = u32::from_le_bytes([b[4], b[5], b[6], b[7]]);
-    nibbles(&b[8..], y, |j, q| d * f32::from(q | fifth(high, j)) + m);
-}
-
-fn fifth(high: u32, j: usize) -> u8 {
-    if high >> j & 1 == 1 { 16 } else { 0 }
-}
-
-fn q8_0(b: &[u8; 34], y: &mut [f32; QK]) {
-    let d = half(b[0], b[1]);
-    for (q, v) in b[2..].iter().zip(y) {
-        *v = d * f32::from(q.cast_signed());
-    }
+fn q8_0(b: &[u8; 34], out: &mut GridColumn) {
+    out.grids.push(Grid::around(half(b[0], b[1]), 128.0));
+    // Two's complement, moved to 0 to 255.
+    out.codes.extend(b[2..].iter().map(|q| q ^ 0x80));
 }
 
 /// Scale and minimum of part `j` (0 to 7) of a `Q4_K` or `Q5_K` block: six bits each, packed in twelve bytes.
-fn scale_min(j: usize, q: &[u8; 12]) -> (f32, f32) {
+fn scale_min(j: usize, q: &[u8]) -> (f64, f64) {
     let (scale, min) = if j < 4 {
         (q[j] & 63, q[j + 4] & 63)
     } else {
         (q[j + 4] & 15 | q[j - 4] >> 6 << 4, q[j + 4] >> 4 | q[j] >> 6 << 4)
     };
-    (f32::from(scale), f32::from(min))
+    (f64::from(scale), f64::from(min))
 }
 
-/// Decodes the 4 low bits of a `Q4_K` or `Q5_K` block; `high(part, l)` is the fifth bit, worth 16.
-fn k4(head: &[u8; 16], low: &[u8], y: &mut [f32; QK_K], high: impl Fn(usize, usize) -> u8) {
+/// The grids of a `Q4_K` or `Q5_K` block and the 4 low bits of its codes; `high(part, l)` is the fifth bit, worth 16.
+fn k4(head: &[u8], low: &[u8], out: &mut GridColumn, high: impl Fn(usize, usize) -> u8) {
     let (d, dmin) = (half(head[0], head[1]), half(head[2], head[3]));
-    let mut scales = [0u8; 12];
-    scales.copy_from_slice(&head[4..]);
-    for (j, (q, part)) in low.chunks_exact(32).zip(y.chunks_exact_mut(64)).enumerate() {
-        for (half, values) in part.chunks_exact_mut(32).enumerate() {
-            let (scale, min) = scale_min(2 * j + half, &scales);
-            let (scale, min) = (d * scale, dmin * min);
-            for (l, (q, v)) in q.iter().zip(values).enumerate() {
-                let bits = q >> (4 * half) & 15 | high(2 * j + half, l);
-                *v = scale * f32::from(bits) - min;
-            }
-        }
+    for part in 0..QK_K / QK {
+        let (scale, min) = scale_min(part, &head[4..16]);
+        let (scale, offset) = (d * scale, -dmin * min);
+        out.grids.push(Grid { scale, offset });
+        let packed = low[part / 2 * QK..].iter().take(QK).enumerate();
+        out.codes
+            .extend(packed.map(|(l, q)| q >> (4 * (part % 2)) & 15 | high(part, l)));
     }
 }
 
-fn head(b: &[u8]) -> [u8; 16] {
-    let mut head = [0; 16];
-    head.copy_from_slice(&b[..16]);
-    head
+fn q4_k(b: &[u8; 144], out: &mut GridColumn) {
+    k4(b, &b[16..], out, |_, _| 0);
 }
 
-fn q4_k(b: &[u8; 144], y: &mut [f32; QK_K]) {
-    k4(&head(b), &b[16..], y, |_, _| 0);
-}
-
-fn q5_k(b: &[u8; 176], y: &mut [f32; QK_K]) {
+fn q5_k(b: &[u8; 176], out: &mut GridColumn) {
     let high = &b[16..48];
-    k4(&head(b), &b[48..], y, |part, l| (high[l] >> part & 1) << 4);
+    k4(b, &b[48..], out, |part, l| (high[l] >> part & 1) << 4);
 }
 
-fn q6_k(b: &[u8; 210], y: &mut [f32; QK_K]) {
+fn q6_k(b: &[u8; 210], out: &mut GridColumn) {
     let (low, high, scales) = (&b[..128], &b[128..192], &b[192..208]);
     let d = half(b[208], b[209]);
-    for (i, v) in y.iter_mut().enumerate() {
+    let scale = |s: &u8| Grid::around(d * f64::from(s.cast_signed()), 32.0);
+    out.grids.extend(scales.iter().map(scale));
+    out.codes.extend((0..QK_K).map(|i| {
         // Halves of 128 elements; each byte of high bits serves the four quarters of a half.
         let (n, quarter, l) = (i / 128, i / 32 % 4, i % 32);
         let nibble = low[64 * n + 32 * (quarter % 2) + l] >> (4 * (quarter / 2)) & 15;
         let top = high[32 * n + l] >> (2 * quarter) & 3;
-        let q = f32::from(nibble | top << 4) - 32.0;
-        *v = d * f32::from(scales[i / 16].cast_signed()) * q;
+        nibble | top << 4
+    }));
+}
+
+impl GgmlType {
+    /// Our format with as many levels as the type's blocks have, and the weights of a group; none for floats and types that are not
+    /// [`SUPPORTED`].
+    pub fn grid_format(self) -> Option<(Bits, usize)> {
+        match self {
+            Self::Q4_0 | Self::Q4_1 | Self::Q4_K => Some((Bits::Four, QK)),
+            Self::Q5_0 | Self::Q5_1 | Self::Q5_K => Some((Bits::Five, QK)),
+            Self::Q6_K => Some((Bits::Six, QK_K / 16)),
+            Self::Q8_0 => Some((Bits::Eight, QK)),
+            _ => None,
+        }
     }
+}
+
+/// Whole blocks of `BYTES` bytes.
+fn blocks<const BYTES: usize>(data: &[u8], mut take: impl FnMut(&[u8; BYTES])) {
+    data.as_chunks::<BYTES>().0.iter().for_each(&mut take);
+}
+
+/// Appends grids and codes of whole blocks of `ggml_type` to `out`. False, with nothing appended, when the type has no
+/// [`GgmlType::grid_format`].
+#[must_use]
+pub fn grids(ggml_type: GgmlType, data: &[u8], out: &mut GridColumn) -> bool {
+    match ggml_type {
+        GgmlType::Q4_0 => blocks(data, |b| q4_0(b, out)),
+        GgmlType::Q4_1 => blocks(data, |b| q4_1(b, out)),
+        GgmlType::Q5_0 => blocks(data, |b| q5_0(b, out)),
+        GgmlType::Q5_1 => blocks(data, |b| q5_1(b, out)),
+        GgmlType::Q8_0 => blocks(data, |b| q8_0(b, out)),
+        GgmlType::Q4_K => blocks(data, |b| q4_k(b, out)),
+        GgmlType::Q5_K => blocks(data, |b| q5_k(b, out)),
+        GgmlType::Q6_K => blocks(data, |b| q6_k(b, out)),
+        _ => return false,
+    }
+    true
 }
 
 /// Decodes blocks of `ggml_type` into `out`. False when the type is not one of [`SUPPORTED`] or the lengths
@@ -224,19 +236,34 @@ pub fn dequantize(ggml_type: GgmlType, data: &[u8], out: &mut [f32]) -> bool {
     if !fits {
         return false;
     }
+    let mut values = out.iter_mut();
+    let mut put = |v: f32| values.next().into_iter().for_each(|to| *to = v);
     match ggml_type {
-        GgmlType::F32 => blocks::<4, 1>(data, out, |b, y| y[0] = f32::from_le_bytes(*b)),
-        GgmlType::F16 => blocks::<2, 1>(data, out, |b, y| y[0] = f16::from_le_bytes(*b).to_f32()),
-        GgmlType::BF16 => blocks::<2, 1>(data, out, |b, y| y[0] = bf16::from_le_bytes(*b).to_f32()),
-        GgmlType::Q4_0 => blocks(data, out, q4_0),
-        GgmlType::Q4_1 => blocks(data, out, q4_1),
-        GgmlType::Q5_0 => blocks(data, out, q5_0),
-        GgmlType::Q5_1 => blocks(data, out, q5_1),
-        GgmlType::Q8_0 => blocks(data, out, q8_0),
-        GgmlType::Q4_K => blocks(data, out, q4_k),
-        GgmlType::Q5_K => blocks(data, out, q5_k),
-        GgmlType::Q6_K => blocks(data, out, q6_k),
-        _ => return false,
+        GgmlType::F32 => blocks(data, |b| put(f32::from_le_bytes(*b))),
+        GgmlType::F16 => blocks(data, |b| put(f16::from_le_bytes(*b).to_f32())),
+        GgmlType::BF16 => blocks(data, |b| put(bf16::from_le_bytes(*b).to_f32())),
+        _ => {
+            let (Some((_, group)), Some((elements, bytes))) = (ggml_type.grid_format(), ggml_type.block())
+            else {
+                return false;
+            };
+            let mut column = GridColumn::default();
+            for (block, values) in data.chunks_exact(bytes).zip(out.chunks_exact_mut(elements)) {
+                column.clear();
+                if !grids(ggml_type, block, &mut column) {
+                    return false;
+                }
+                for ((values, codes), grid) in values
+                    .chunks_mut(group)
+                    .zip(column.codes.chunks(group))
+                    .zip(&column.grids)
+                {
+                    for (v, q) in values.iter_mut().zip(codes) {
+                        *v = grid.weight(*q);
+                    }
+                }
+            }
+        }
     }
     true
 }

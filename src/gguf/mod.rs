@@ -5,8 +5,9 @@
 
 mod convert;
 pub mod dequant;
-mod llama;
+mod params;
 pub mod read;
+mod tensors;
 #[cfg(test)]
 #[path = "../../tests/support/gguf.rs"]
 mod testing;
@@ -14,8 +15,7 @@ mod testing;
 mod tests;
 mod tokenizer;
 
-pub(crate) use convert::TEMPORARY;
-pub use convert::{Progress, Summary, convert, convert_into};
+pub use convert::{convert, convert_into};
 pub use dequant::GgmlType;
 pub use read::{Array, Gguf, TensorInfo, Value};
 

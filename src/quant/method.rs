@@ -166,7 +166,7 @@ pub(super) fn round_to_nearest(bits: Bits, lo: f32, hi: f32) -> Option<(f16, f16
 }
 
 /// Scale and bias with which code 0 is `value`, as well as a half can tell it.
-fn constant(value: f32) -> Option<(f16, f16)> {
+pub(super) fn constant(value: f32) -> Option<(f16, f16)> {
     let peak = value.abs();
     // Code 0 is w1 = 2; a distance to the bias other than 1 keeps the scale in the range of normal halves.
     let distance = match peak {

@@ -12,7 +12,8 @@
 //! interval, so it is clamped before its bits are taken; the paper does not say so.
 //!
 //! Any affine grid of at most `2^x` levels, `w = s * (q - z)`, is a group of the format: scale `s * 2^x / 2` and bias
-//! `2 + z * 2 / 2^x`, which is exact where halves hold both ([`affine`]).
+//! `2 + z * 2 / 2^x`, which is exact where halves hold both ([`affine`]). So matrices that other formats store as codes on such grids become
+//! matrices of this one ([`Grids`]).
 //!
 //! # Layout of a matrix of K x N
 //!
@@ -47,10 +48,12 @@ mod packed;
 mod search;
 #[cfg(test)]
 mod tests;
+mod transcode;
 
 pub use format::{Affine, Bits, Plane, QuantError, affine, decode, encode};
 pub use int4::{Integers, int4_error};
 pub use method::{ByGroup, ColumnMethod, Method, Scratch};
 pub use moments::{Moments, MomentsError};
-pub(crate) use packed::code_at;
 pub use packed::{Column, GROUP_STEP, Loss, PER_CHANNEL, Packed, decode_rows, group_size};
+pub(crate) use packed::{code_at, place};
+pub use transcode::{Grid, GridColumn, Grids, by_group};

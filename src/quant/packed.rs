@@ -117,14 +117,7 @@ impl Packed {
     /// An error where K is no positive multiple of [`Bits::k_step`], N not even and positive, or `group` no positive
     /// multiple of [`GROUP_STEP`].
     pub fn empty(bits: Bits, group: usize, k: usize, n: usize) -> Result<Self, QuantError> {
-        let step = bits.k_step();
-        if !k.is_multiple_of(step) || !n.is_multiple_of(2) || k == 0 || n == 0 {
-            return Err(QuantError::Size { k, n, step });
-        }
-        if group == 0 || !group.is_multiple_of(GROUP_STEP) {
-            let step = GROUP_STEP;
-            return Err(QuantError::Group { group, step });
-        }
+        Self::check(bits, group, k, n)?;
         Ok(Self {
             bits,
             group,
@@ -133,6 +126,19 @@ impl Packed {
             codes: vec![0; bits.rows(k) * n],
             scales: vec![[f16::ZERO; 2]; k.div_ceil(group) * n],
         })
+    }
+
+    /// The error of [`Packed::empty`].
+    pub fn check(bits: Bits, group: usize, k: usize, n: usize) -> Result<(), QuantError> {
+        let step = bits.k_step();
+        if !k.is_multiple_of(step) || !n.is_multiple_of(2) || k == 0 || n == 0 {
+            return Err(QuantError::Size { k, n, step });
+        }
+        if group == 0 || !group.is_multiple_of(GROUP_STEP) {
+            let step = GROUP_STEP;
+            return Err(QuantError::Group { group, step });
+        }
+        Ok(())
     }
 
     /// Quantizes a `k` x `n` matrix given by `at(k, n)`.
@@ -252,6 +258,12 @@ impl Packed {
         Ok(())
     }
 
+    /// Copies a matrix of some of the columns to column `first` and those after it. It has the same format, group size and rows.
+    pub(super) fn place(&mut self, part: &Self, first: usize) {
+        place(&mut self.codes, &part.codes, self.n, first, part.n);
+        place(&mut self.scales, &part.scales, self.n, first, part.n);
+    }
+
     /// The weight at row `i`, column `j`.
     pub fn get(&self, i: usize, j: usize) -> f32 {
         let [scale, bias] = self.scales[i / self.group * self.n + j];
@@ -261,6 +273,13 @@ impl Packed {
             bias,
             code_at(self.bits, self.n, &self.codes, i, j),
         )
+    }
+}
+
+/// Copies rows of `width` to columns `first..` of rows of `n`.
+pub(crate) fn place<T: Copy>(to: &mut [T], from: &[T], n: usize, first: usize, width: usize) {
+    for (to, from) in to.chunks_exact_mut(n).zip(from.chunks_exact(width)) {
+        to[first..first + width].copy_from_slice(from);
     }
 }
 

@@ -379,6 +379,6 @@ pub fn tiny_model(architecture: &str, traits: gguf::Traits) -> (tempfile::TempDi
     let file = dir.path().join("tiny.gguf");
     std::fs::write(&file, gguf::tiny(architecture, traits).bytes()).expect("room for a tiny model");
     let out = dir.path().join("onnx");
-    transformer_lite::gguf::convert(&file, &out, &mut |_| {}).expect("the tiny model converts");
+    transformer_lite::gguf::convert(&file, &out, false, &mut |_| {}).expect("the tiny model converts");
     (dir, out)
 }

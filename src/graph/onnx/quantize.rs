@@ -11,6 +11,9 @@ mod plan;
 mod source;
 #[cfg(test)]
 mod tests;
+mod transcode;
+#[cfg(test)]
+mod transcode_tests;
 mod wire;
 
 use super::import;
@@ -20,14 +23,17 @@ use super::write::ModelWriter;
 use crate::error::{Error, Result, Stage};
 use crate::graph::op::OWN_DOMAIN;
 use crate::new_folder::NewFolder;
-use crate::quant::{Bits, ByGroup, ColumnMethod, GROUP_STEP, Integers, Loss, Method, PER_CHANNEL, Packed};
+use crate::quant::{
+    Bits, ByGroup, ColumnMethod, GROUP_STEP, Integers, Loss, Method, PER_CHANNEL, Packed, place,
+};
 use crate::tensor::{DType, HostTensor, TensorError};
 use half::f16;
-use panels::{Elements, Losses, Panel, explain, panels, place, sample};
+use panels::{Elements, Losses, Panel, explain, panels, sample};
 use parts::{Part, Parts, Record};
 use plan::{Plan, Weight, plan};
 use source::{Origin, Source, bytes_of, copy_others};
 use std::path::Path;
+use transcode::Kept;
 
 pub(crate) use dequantize::TEMPORARY as DEQUANTIZE_TEMPORARY;
 pub use dequantize::{Dequantized, dequantize_into};
@@ -203,7 +209,8 @@ pub struct Summary {
 /// Quantizes the model in the folder `input` into the folder `output`.
 ///
 /// Each `MatMul` whose second operand is a constant matrix, or the transpose of one, becomes a `MatMulE0M`, and
-/// each `Gather` of rows of a constant matrix by token a `GatherE0M`; a matrix that both read is packed once. The
+/// each `Gather` of rows of a constant matrix by token a `GatherE0M`; a matrix that both read is packed once. Matrices that are codes on uniform
+/// grids already, those of `MatMulNBits` and of `DequantizeLinear`, keep their codes, whatever the options say. The
 /// `MatMul` that makes the output `logits`, and embeddings, take `head_bits`. Weights that cannot be quantized stay
 /// as they are and are listed. The files beside the model are copied; folders in `input` are not. The result does not depend on the
 /// number of cores.
@@ -294,11 +301,16 @@ fn quantize_into(
         quantized: Vec::new(),
         loss: Loss::default(),
         resumed: 0,
+        ordered: Vec::new(),
     };
     if let Some(budget) = options.budget {
         job.spend(&mut plan, budget)?;
     }
     let origins = job.weights(&plan)?;
+    let mut changes = plan.changes(&source.graph);
+    for (kept, ordered) in plan.kept.iter().zip(&job.ordered) {
+        kept.change(&source.graph, *ordered, &mut changes);
+    }
     let (quantized, loss, resumed) = (std::mem::take(&mut job.quantized), job.loss, job.resumed);
     let (tensors, data_bytes) = job.writer.into_initializers()?;
     let external = source.external_files();
@@ -306,7 +318,7 @@ fn quantize_into(
     for file in &external {
         bytes_before += std::fs::metadata(file).map_or(0, |m| m.len());
     }
-    let model = source.assemble(&plan.changes(&source.graph), &origins, &tensors)?;
+    let model = source.assemble(&changes, &origins, &tensors)?;
     copy_others(input, folder, &external)?;
     parts.remove()?;
     // Last, as a folder without it is no model.
@@ -353,7 +365,7 @@ fn check(source: &Source, plan: &Plan) -> Result<()> {
             n.op_type, n.name
         )));
     }
-    if plan.weights.is_empty() {
+    if plan.weights.is_empty() && plan.kept.is_empty() {
         let why = plan.left.first().map_or_else(
             || "no matrix product or embedding reads a constant matrix".to_owned(),
             |l| format!("\"{}\": {}", l.name, l.reason),
@@ -377,6 +389,8 @@ struct Job<'a> {
     quantized: Vec<Quantized>,
     loss: Loss,
     resumed: usize,
+    /// For each weight that keeps its codes, in the order of the plan: its rows have another order.
+    ordered: Vec<bool>,
 }
 
 impl<'a> Job<'a> {
@@ -411,6 +425,7 @@ impl<'a> Job<'a> {
     /// Writes all weights; tells where the initialisers of the new file are.
     fn weights(&mut self, plan: &Plan) -> Result<Vec<Origin>> {
         let source = self.source;
+        self.ordered = vec![false; plan.kept.len()];
         let mut origins = Vec::new();
         let mut written = 0;
         let mut new = |origins: &mut Vec<Origin>| {
@@ -431,6 +446,12 @@ impl<'a> Job<'a> {
                     divided(&tensor, by).map_err(|e| self.source.bad(format!("\"{}\": {e}", t.name)))?;
                 self.writer.add_external(&t.name, &divided)?;
                 new(&mut origins);
+            } else if let Some(at) = plan.kept.iter().position(|k| k.initializer == i) {
+                for _ in 0..self.keep(&t.name, at, &plan.kept[at])? {
+                    new(&mut origins);
+                }
+            } else if plan.kept.iter().any(|k| k.replaces(i)) {
+                // Its weight has it.
             } else if t.data_location == 1 {
                 self.writer.add_external(&t.name, &self.weights.tensor(t)?)?;
                 new(&mut origins);
@@ -504,6 +525,22 @@ impl<'a> Job<'a> {
         });
         self.loss.add(&loss);
         Ok(())
+    }
+
+    /// Writes a weight that keeps its codes, in a few tensors, whose number is returned.
+    fn keep(&mut self, name: &str, at: usize, kept: &Kept) -> Result<usize> {
+        let made = kept.transcode(self.source, &mut self.weights)?;
+        let tensors = kept.tensors(&made);
+        let mut bytes_after = 0;
+        for (name, dtype, shape, bytes) in &tensors {
+            bytes_after += bytes.len() as u64;
+            self.writer
+                .add_initializer_external(name, *dtype, shape, |out| out.write(bytes))?;
+        }
+        self.ordered[at] = made.order.is_some();
+        self.quantized.push(kept.summary(name, &made, bytes_after));
+        self.loss.add(&made.loss);
+        Ok(tensors.len())
     }
 
     /// What a finished weight depends on.

@@ -618,6 +618,7 @@ ops! {
     matmul,
     matmul_e0m,
     matmul_integer,
+    matmul_nbits,
     max_unpool,
     mel_weights,
     non_max_suppression,

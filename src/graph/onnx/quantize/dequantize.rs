@@ -1,6 +1,6 @@
 //! The float model that a quantized one stands for.
 
-use super::plan::Change;
+use super::plan::{Change, int};
 use super::source::{Origin, Source, bytes_of, copy_others};
 use super::{MODEL, Progress};
 use crate::error::{Error, Result, Stage};
@@ -252,15 +252,6 @@ impl Matrices {
             changes.push(Change::Replace(nodes));
         }
         changes
-    }
-}
-
-fn int(name: &str, i: i64) -> AttributeProto {
-    AttributeProto {
-        name: name.to_owned(),
-        i,
-        r#type: 2,
-        ..Default::default()
     }
 }
 

@@ -25,13 +25,6 @@ pub(super) fn explain(w: &Weight, first: usize, width: usize, e: QuantError) -> 
     }
 }
 
-/// Copies rows of `width` to columns `first..` of rows of `n`.
-pub(super) fn place<T: Copy>(to: &mut [T], from: &[T], n: usize, first: usize, width: usize) {
-    for (to, from) in to.chunks_exact_mut(n).zip(from.chunks_exact(width)) {
-        to[first..first + width].copy_from_slice(from);
-    }
-}
-
 /// How far a weight is from what was given, and how far INT4 would be.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Losses {

@@ -2,6 +2,7 @@
 
 use super::super::proto::{AttributeProto, GraphProto, NodeProto};
 use super::super::{dtype_of, type_name};
+use super::transcode::{self, Kept};
 use super::{Left, Options};
 use crate::graph::op::OWN_DOMAIN;
 use crate::quant::{Bits, group_size};
@@ -37,17 +38,18 @@ pub enum Change {
 }
 
 /// What is done to a graph.
-#[derive(Clone, Debug)]
 pub struct Plan {
     /// In the order of the initialisers.
     pub weights: Vec<Weight>,
+    /// Weights that are codes already.
+    pub kept: Vec<Kept>,
     pub left: Vec<Left>,
     /// Transposes that go with their readers.
     dropped: Vec<usize>,
 }
 
 impl Plan {
-    /// What becomes of each node of `graph`.
+    /// What becomes of each node of `graph` for the weights that are quantized.
     pub fn changes(&self, graph: &GraphProto) -> Vec<Change> {
         let mut nodes = vec![Change::Keep; graph.node.len()];
         for w in &self.weights {
@@ -64,7 +66,7 @@ impl Plan {
 
 /// How a node reads a weight.
 #[derive(Clone, Copy)]
-enum Use {
+pub enum Use {
     /// As second operand of a matrix product.
     Product(usize),
     /// Rows of it, chosen by indices.
@@ -72,17 +74,29 @@ enum Use {
     Other(usize),
 }
 
+impl Use {
+    /// The node, if it can read a packed weight.
+    pub fn reader(self) -> Option<usize> {
+        match self {
+            Self::Product(n) | Self::Rows(n) => Some(n),
+            Self::Other(_) => None,
+        }
+    }
+}
+
 /// A reader of a weight and whether it reads the transpose.
 type Reader = (Use, bool);
 
-struct Facts<'a> {
+/// What reads and makes the values of a graph.
+pub struct Facts<'a> {
     graph: &'a GraphProto,
     /// Nodes that read a value, and as which operand.
-    readers: HashMap<&'a str, Vec<(usize, usize)>>,
+    pub readers: HashMap<&'a str, Vec<(usize, usize)>>,
     producers: HashMap<&'a str, usize>,
     /// Values that are needed by something other than the graph's own nodes.
-    outside: HashSet<&'a str>,
-    constants: HashMap<&'a str, usize>,
+    pub outside: HashSet<&'a str>,
+    /// Initialisers by name.
+    pub constants: HashMap<&'a str, usize>,
 }
 
 /// Decides. The names of `graph` are those of a valid graph; a damaged one yields a plan of no use, which the importer refuses.
@@ -90,9 +104,11 @@ pub fn plan(graph: &GraphProto, options: &Options) -> Plan {
     let facts = Facts::new(graph);
     let head = facts.head();
     let mut names: HashSet<String> = facts.names();
+    let (kept, left) = transcode::find(graph, &mut names);
     let mut out = Plan {
         weights: Vec::new(),
-        left: Vec::new(),
+        kept,
+        left,
         dropped: Vec::new(),
     };
     for (i, t) in graph.initializer.iter().enumerate() {
@@ -101,12 +117,8 @@ pub fn plan(graph: &GraphProto, options: &Options) -> Plan {
             continue;
         };
         let (uses, transposes) = facts.uses(&t.name);
-        let candidate = uses.iter().any(|(u, _)| match u {
-            Use::Product(_) | Use::Rows(_) => true,
-            Use::Other(n) => graph.node[*n].op_type == "Gemm",
-        });
         let float = matches!(t.data_type, 1 | 10 | 11 | 16);
-        if !candidate || !float {
+        if !facts.wants(&uses) || !float {
             continue;
         }
         let mut decide = || -> Result<Weight, String> {
@@ -152,13 +164,7 @@ pub fn plan(graph: &GraphProto, options: &Options) -> Plan {
                 n,
                 codes,
                 scales,
-                readers: uses
-                    .iter()
-                    .filter_map(|(u, _)| match *u {
-                        Use::Product(n) | Use::Rows(n) => Some(n),
-                        Use::Other(_) => None,
-                    })
-                    .collect(),
+                readers: uses.iter().filter_map(|(u, _)| u.reader()).collect(),
                 head: large,
             })
         };
@@ -177,24 +183,28 @@ pub fn plan(graph: &GraphProto, options: &Options) -> Plan {
     out
 }
 
-fn standard(n: &NodeProto) -> bool {
+pub fn standard(n: &NodeProto) -> bool {
     n.domain.is_empty() || n.domain == "ai.onnx"
 }
 
-fn attribute<'a>(n: &'a NodeProto, name: &str) -> Option<&'a AttributeProto> {
+pub fn attribute<'a>(n: &'a NodeProto, name: &str) -> Option<&'a AttributeProto> {
     n.attribute.iter().find(|a| a.name == name)
+}
+
+/// An integer attribute.
+pub fn int(name: &str, i: i64) -> AttributeProto {
+    AttributeProto {
+        name: name.to_owned(),
+        i,
+        r#type: 2,
+        ..Default::default()
+    }
 }
 
 /// The node that reads the packed weight in place of `n`.
 fn replacement(n: &NodeProto, w: &Weight) -> NodeProto {
     let product = n.op_type == "MatMul";
     let operand = n.input.get(usize::from(!product)).cloned().unwrap_or_default();
-    let int = |name: &str, i: i64| AttributeProto {
-        name: name.to_owned(),
-        i,
-        r#type: 2,
-        ..Default::default()
-    };
     NodeProto {
         input: vec![operand, w.codes.clone(), w.scales.clone()],
         output: n.output.clone(),
@@ -209,7 +219,7 @@ fn replacement(n: &NodeProto, w: &Weight) -> NodeProto {
 }
 
 impl<'a> Facts<'a> {
-    fn new(graph: &'a GraphProto) -> Self {
+    pub fn new(graph: &'a GraphProto) -> Self {
         let mut facts = Self {
             graph,
             readers: HashMap::new(),
@@ -250,7 +260,15 @@ impl<'a> Facts<'a> {
         }
     }
 
-    fn names(&self) -> HashSet<String> {
+    /// True where a matrix product or embedding is among the readers of a matrix.
+    pub fn wants(&self, uses: &[Reader]) -> bool {
+        uses.iter().any(|(u, _)| match u {
+            Use::Product(_) | Use::Rows(_) => true,
+            Use::Other(n) => self.graph.node[*n].op_type == "Gemm",
+        })
+    }
+
+    pub fn names(&self) -> HashSet<String> {
         let known = self
             .producers
             .keys()
@@ -260,7 +278,7 @@ impl<'a> Facts<'a> {
     }
 
     /// Readers of a rank-2 constant, through transposes of it too; and those transposes.
-    fn uses(&self, name: &str) -> (Vec<Reader>, Vec<usize>) {
+    pub fn uses(&self, name: &str) -> (Vec<Reader>, Vec<usize>) {
         let (mut uses, mut transposes) = (Vec::new(), Vec::new());
         for &(i, at) in self.readers.get(name).into_iter().flatten() {
             let n = &self.graph.node[i];
@@ -295,7 +313,7 @@ impl<'a> Facts<'a> {
     }
 
     /// Whether the matrix to pack is the transpose of the constant; the reason when there is none.
-    fn orientation(
+    pub fn orientation(
         &self,
         name: &str,
         data_type: i32,

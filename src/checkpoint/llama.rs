@@ -1,13 +1,12 @@
 //! The architectures `llama` and `qwen2` as ONNX graphs.
 
-use super::read::{Gguf, TensorInfo};
+use super::{Kept, Params, Stored, Tensors};
 use crate::error::{Error, Result, Stage};
+use crate::graph::onnx::quantize::{Left, Quantized};
 use crate::graph::onnx::write::{Attr, ExternalData, ModelWriter, NodeSpec, Size};
-use crate::tensor::{DType, HostTensor};
-use std::collections::HashSet;
-
-/// Architectures of [`Params::read`].
-pub const ARCHITECTURES: [&str; 2] = ["llama", "qwen2"];
+use crate::graph::op::OWN_DOMAIN;
+use crate::quant::{Bits, Grids, QuantError};
+use crate::tensor::{DType, HostTensor, TensorError};
 
 /// Added to the scores of keys that a query must not see.
 const MASKED: f32 = f32::MIN;
@@ -19,233 +18,45 @@ const CHUNK: usize = 1 << 20;
 const STRIPE: usize = 64;
 const EMBEDDING: &str = "model.embed_tokens.weight";
 
-/// Keys that change the computation in ways that this graph does not have.
-const FOREIGN_KEYS: [&str; 10] = [
-    "attention.scale",
-    "attention.clamp_kqv",
-    "attention.max_alibi_bias",
-    "attn_logit_softcapping",
-    "embedding_scale",
-    "expert_count",
-    "final_logit_softcapping",
-    "logit_scale",
-    "residual_scale",
-    "use_parallel_residual",
-];
-
-/// Sizes and numbers of a model, from its metadata.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Params {
-    /// One of [`ARCHITECTURES`].
-    pub architecture: String,
-    /// Number of layers.
-    pub layers: usize,
-    /// Width of the residual stream.
-    pub hidden: usize,
-    /// Width between the matrices of the MLP.
-    pub intermediate: usize,
-    /// Query heads.
-    pub heads: usize,
-    /// Key and value heads; divides `heads`.
-    pub kv_heads: usize,
-    /// Width of a head; even.
-    pub head_dim: usize,
-    /// Base of the rotary frequencies.
-    pub rope_theta: f32,
-    /// All rotary frequencies are divided by this.
-    pub rope_factor: f32,
-    /// Added to the mean square in normalisations.
-    pub eps: f32,
-    /// Rows of the embedding.
-    pub vocab: usize,
-    /// Longest sequence that the model was made for.
-    pub context: usize,
-    /// The embedding is the output matrix too.
-    pub tied: bool,
-    /// The query, key and value projections have biases.
-    pub qkv_bias: bool,
-    /// The output projection of attention has a bias.
-    pub output_bias: bool,
-    /// The matrices of the MLP have biases.
-    pub mlp_bias: bool,
-}
-
-impl Params {
-    /// Reads and checks the metadata. An error names the key, what was expected and what was found.
-    pub fn read(g: &Gguf) -> Result<Self> {
-        let architecture = g.required("general.architecture", g.opt_str("general.architecture")?)?;
-        if !ARCHITECTURES.contains(&architecture) {
-            return Err(g.bad(format!(
-                "architecture \"{architecture}\" cannot be converted; supported are {}",
-                ARCHITECTURES.join(", ")
-            )));
-        }
-        let key = |name: &str| format!("{architecture}.{name}");
-        let size = |name: &str| {
-            let key = key(name);
-            match g.opt_usize(&key)? {
-                Some(0) => Err(g.bad(format!("metadata \"{key}\": expected a positive number, found 0"))),
-                v => Ok(v),
-            }
-        };
-        let need = |name: &str| g.required(&key(name), size(name)?);
-        for name in FOREIGN_KEYS {
-            let key = key(name);
-            let neutral = match g.get(&key) {
-                None => true,
-                Some(v) => v.as_u64() == Some(0) || v.as_f32() == Some(0.0) || v.as_bool() == Some(false),
-            };
-            if !neutral {
-                return Err(g.bad(format!(
-                    "metadata \"{key}\" asks for a computation that is not supported"
-                )));
-            }
-        }
-
-        let layers = need("block_count")?;
-        let hidden = need("embedding_length")?;
-        let intermediate = need("feed_forward_length")?;
-        let context = need("context_length")?;
-        let heads = need("attention.head_count")?;
-        let kv_heads = size("attention.head_count_kv")?.unwrap_or(heads);
-        if heads % kv_heads != 0 {
-            return Err(g.bad(format!(
-                "{heads} query heads are not a multiple of {kv_heads} key heads"
-            )));
-        }
-        let head_dim = match size("attention.key_length")? {
-            Some(v) => v,
-            None if hidden % heads == 0 => hidden / heads,
-            None => return Err(g.bad(format!("width {hidden} is not a multiple of {heads} heads"))),
-        };
-        if head_dim % 2 != 0 {
-            return Err(g.bad(format!("expected heads of an even width, found {head_dim}")));
-        }
-        for name in ["attention.value_length", "rope.dimension_count"] {
-            if let Some(v) = size(name)?.filter(|v| *v != head_dim) {
-                return Err(g.bad(format!(
-                    "metadata \"{}\": expected the head width {head_dim}, found {v}",
-                    key(name)
-                )));
-            }
-        }
-        if let Some(window) = size("attention.sliding_window")?.filter(|w| *w < context) {
-            return Err(g.bad(format!(
-                "attention over a window of {window} tokens is not supported"
-            )));
-        }
-
-        let number = |name: &str| {
-            let key = key(name);
-            match g.opt_f32(&key)? {
-                Some(v) if !(v.is_finite() && v > 0.0) => Err(g.bad(format!(
-                    "metadata \"{key}\": expected a positive number, found {v}"
-                ))),
-                v => Ok(v),
-            }
-        };
-        let eps_key = "attention.layer_norm_rms_epsilon";
-        let eps = g.required(&key(eps_key), number(eps_key)?)?;
-        let rope_factor = match g.opt_str(&key("rope.scaling.type"))? {
-            // A factor without a type is a linear one.
-            None => number("rope.scaling.factor")?
-                .or(number("rope.scale_linear")?)
-                .unwrap_or(1.0),
-            Some("none") => 1.0,
-            Some("linear") => g.required(&key("rope.scaling.factor"), number("rope.scaling.factor")?)?,
-            Some(other) => {
-                return Err(g.bad(format!(
-                    "rotary scaling \"{other}\" is not supported; supported are none, linear"
-                )));
-            }
-        };
-
-        g.check_types()?;
-        let embedding = g
-            .tensor("token_embd.weight")
-            .ok_or_else(|| missing(g, "token_embd.weight"))?;
-        let vocab = embedding.dims.get(1).copied().unwrap_or(1);
-        let stated = size("vocab_size")?.unwrap_or(vocab);
-        expect_dims(g, embedding, &[hidden, stated])?;
-        // The tensors bound the sizes that the metadata claim before anything is allocated by them.
-        for (name, count) in [("attn_q", heads), ("attn_k", kv_heads)] {
-            let name = format!("blk.0.{name}.weight");
-            let info = g.tensor(&name).ok_or_else(|| missing(g, &name))?;
-            expect_dims(g, info, &[hidden, count.saturating_mul(head_dim)])?;
-        }
-        let bias = |name: &str| g.tensor(&format!("blk.0.{name}.bias")).is_some();
-        let params = Self {
-            architecture: architecture.to_owned(),
-            layers,
-            hidden,
-            intermediate,
-            heads,
-            kv_heads,
-            head_dim,
-            rope_theta: number("rope.freq_base")?.unwrap_or(10_000.0),
-            rope_factor,
-            eps,
-            vocab,
-            context,
-            tied: g.tensor("output.weight").is_none(),
-            qkv_bias: bias("attn_q"),
-            output_bias: bias("attn_output"),
-            mlp_bias: bias("ffn_gate"),
-        };
-        // A count that the tensor table cannot hold is refused before anything is sized by it.
-        if layers > g.tensors().len() {
-            return Err(g.bad(format!("{layers} layers, but only {} tensors", g.tensors().len())));
-        }
-        Ok(params)
-    }
-}
-
-fn expect_dims(g: &Gguf, info: &TensorInfo, dims: &[usize]) -> Result<()> {
-    if info.dims == dims {
-        return Ok(());
-    }
-    let (name, found) = (&info.name, &info.dims);
-    Err(g.bad(format!(
-        "tensor \"{name}\": expected sizes {dims:?} by the metadata, found {found:?}"
-    )))
-}
-
-fn missing(g: &Gguf, name: &str) -> Error {
-    g.bad(format!("tensor \"{name}\" is missing"))
-}
-
-/// How the rows of a projection are ordered in the file.
-#[derive(Clone, Copy, PartialEq)]
-enum Rows {
-    /// As in the graph.
-    Plain,
-    /// The two halves of each head interleaved: the file pairs neighbours for the rotation, the graph pairs
-    /// element `i` with `i + head_dim / 2`.
-    Interleaved { head_dim: usize },
-}
-
-impl Rows {
-    /// Row of the file that becomes `row`.
-    fn source(self, row: usize) -> usize {
-        match self {
-            Self::Plain => row,
-            Self::Interleaved { head_dim } => {
-                let (head, i) = (row / head_dim, row % head_dim);
-                let half = head_dim / 2;
-                head * head_dim + 2 * (i % half) + i / half
-            }
-        }
-    }
-}
-
 /// Writes the graph and its weights.
 pub struct Builder<'a> {
-    gguf: &'a Gguf,
+    tensors: &'a dyn Tensors,
     params: &'a Params,
     out: ModelWriter,
-    used: HashSet<String>,
-    /// Called with a tensor's name and the bytes of it that were written.
+    keep_bits: bool,
+    kept: Kept,
+    /// The value whose elements were last put in another order, that order, and the result.
+    ordered: Option<(String, Vec<usize>, String)>,
+    /// Called with a tensor's name and the bytes of it that were written, in `f32`.
     progress: &'a mut dyn FnMut(&str, u64),
+}
+
+/// A constant matrix of the graph, `[inputs, outputs]`.
+#[derive(Clone, Debug)]
+enum Matrix {
+    /// The name of a float one.
+    Float(String),
+    Packed(Packed),
+}
+
+#[derive(Clone, Debug)]
+struct Packed {
+    codes: String,
+    scales: String,
+    bits: Bits,
+    group: usize,
+    /// Its row i is for input `order[i]`.
+    order: Option<Vec<usize>>,
+}
+
+impl Packed {
+    fn attributes(&self) -> [(&'static str, Attr); 2] {
+        let group = i64::try_from(self.group).unwrap_or(i64::MAX);
+        [
+            ("bits", Attr::Int(i64::from(self.bits.count()))),
+            ("group_size", Attr::Int(group)),
+        ]
+    }
 }
 
 fn heap<T: Clone + Default>(length: usize, name: &str) -> Result<Vec<T>> {
@@ -260,114 +71,227 @@ fn heap<T: Clone + Default>(length: usize, name: &str) -> Result<Vec<T>> {
 }
 
 impl<'a> Builder<'a> {
-    /// A builder over an empty model file. `progress` is called with the name of a weight and the number of
-    /// bytes of it that were written since the last call.
+    /// A builder over an empty model file. With `keep_bits` matrices that are stored as codes on grids stay such, as E0M. `progress` is
+    /// called with the name of a weight and the number of bytes of it that were written since the last call, each weight counted as an `f32`.
     pub fn new(
-        gguf: &'a Gguf,
+        tensors: &'a dyn Tensors,
         params: &'a Params,
         out: ModelWriter,
+        keep_bits: bool,
         progress: &'a mut dyn FnMut(&str, u64),
     ) -> Self {
         Self {
-            gguf,
+            tensors,
             params,
             out,
-            used: HashSet::new(),
+            keep_bits,
+            kept: Kept::default(),
+            ordered: None,
             progress,
         }
     }
 
-    fn find(&mut self, name: &str, dims: &[usize]) -> Result<&'a TensorInfo> {
-        let info = self.gguf.tensor(name).ok_or_else(|| missing(self.gguf, name))?;
-        expect_dims(self.gguf, info, dims)?;
-        self.used.insert(name.to_owned());
-        Ok(info)
+    /// Copies a tensor in its own order.
+    fn copy(&mut self, name: &str, shape: &[usize], stored: &Stored<'_>) -> Result<()> {
+        let (rows, width) = match shape {
+            [rows, width] => (*rows, *width),
+            _ => (shape.iter().product(), 1),
+        };
+        let at_once = (CHUNK / width).clamp(1, rows.max(1));
+        let mut buffer: Vec<f32> = heap(at_once * width, name)?;
+        let progress = &mut *self.progress;
+        self.out.add_initializer_external(name, DType::F32, shape, |out| {
+            for first in (0..rows).step_by(at_once) {
+                let count = at_once.min(rows - first);
+                let part = buffer.get_mut(..count * width).unwrap_or_default();
+                (stored.rows)(first, part)?;
+                emit(out, name, part, progress)?;
+            }
+            Ok(())
+        })
     }
 
-    /// Copies a tensor in its own order; the shape is that of the file, outermost first.
-    fn copy(&mut self, source: &str, target: &str, dims: &[usize]) -> Result<()> {
-        let info = self.find(source, dims)?;
-        let shape: Vec<usize> = dims.iter().rev().copied().collect();
-        let mut buffer = heap(CHUNK.min(info.elements), source)?;
-        let (gguf, progress) = (self.gguf, &mut *self.progress);
-        self.out
-            .add_initializer_external(target, DType::F32, &shape, |out| {
-                let mut first = 0;
-                while first < info.elements {
-                    let length = buffer.len().min(info.elements - first);
-                    let part = buffer.get_mut(..length).unwrap_or_default();
-                    gguf.read_f32(info, first, part)?;
-                    emit(out, target, part, progress)?;
-                    first += length;
-                }
-                Ok(())
-            })
-    }
-
-    /// Copies a bias, with its elements in the graph's order.
-    fn bias(&mut self, source: &str, target: &str, length: usize, rows: Rows) -> Result<()> {
-        if rows == Rows::Plain {
-            return self.copy(source, target, &[length]);
-        }
-        let info = self.find(source, &[length])?;
-        let mut stored = heap(length, source)?;
-        self.gguf.read_f32(info, 0, &mut stored)?;
-        let ordered: Vec<f32> = (0..length)
-            .filter_map(|row| stored.get(rows.source(row)).copied())
-            .collect();
+    /// Copies a vector, its elements in the order of `columns` if that is given.
+    fn vector(&mut self, name: &str, length: usize, columns: Option<&[usize]>) -> Result<()> {
+        let stored = self.tensors.stored(name, &[length])?;
+        let Some(columns) = columns else {
+            return self.copy(name, &[length], &stored);
+        };
+        let mut values = heap(length, name)?;
+        (stored.rows)(0, &mut values)?;
+        let ordered: Vec<f32> = columns.iter().filter_map(|c| values.get(*c).copied()).collect();
         let progress = &mut *self.progress;
         self.out
-            .add_initializer_external(target, DType::F32, &[length], |out| {
-                emit(out, target, &ordered, progress)
+            .add_initializer_external(name, DType::F32, &[length], |out| {
+                emit(out, name, &ordered, progress)
             })
     }
 
-    /// Copies a matrix of `outputs` rows as its transpose `[inputs, outputs]`.
+    /// Copies a matrix of `outputs` rows as its transpose `[inputs, outputs]`, its columns in the order of `columns` if that is given.
     fn matrix(
         &mut self,
-        source: &str,
-        target: &str,
+        name: &str,
         inputs: usize,
         outputs: usize,
-        rows: Rows,
-    ) -> Result<()> {
-        let info = self.find(source, &[inputs, outputs])?;
-        let mut stored = heap(info.elements, source)?;
-        self.gguf.read_f32(info, 0, &mut stored)?;
-        let mut stripe: Vec<f32> = heap(STRIPE.min(inputs) * outputs, source)?;
+        columns: Option<&[usize]>,
+    ) -> Result<Matrix> {
+        let mut stored = self.tensors.stored(name, &[outputs, inputs])?;
+        if let Some(grids) = self.grids(name, &mut stored) {
+            return Ok(Matrix::Packed(self.pack(name, grids, &stored, columns)?));
+        }
+        let mut all: Vec<f32> = heap(inputs * outputs, name)?;
+        (stored.rows)(0, &mut all)?;
+        let mut stripe: Vec<f32> = heap(STRIPE.min(inputs) * outputs, name)?;
         let progress = &mut *self.progress;
         self.out
-            .add_initializer_external(target, DType::F32, &[inputs, outputs], |out| {
+            .add_initializer_external(name, DType::F32, &[inputs, outputs], |out| {
                 for first in (0..inputs).step_by(STRIPE) {
                     let height = STRIPE.min(inputs - first);
                     for column in 0..outputs {
-                        let start = rows.source(column) * inputs + first;
-                        let values = stored.get(start..start + height).unwrap_or_default();
+                        let row = columns.map_or(column, |c| c.get(column).copied().unwrap_or(column));
+                        let start = row * inputs + first;
+                        let values = all.get(start..start + height).unwrap_or_default();
                         for (target, value) in stripe.iter_mut().skip(column).step_by(outputs).zip(values) {
                             *target = *value;
                         }
                     }
                     emit(
                         out,
-                        target,
+                        name,
                         stripe.get(..height * outputs).unwrap_or_default(),
                         progress,
                     )?;
                 }
                 Ok(())
-            })
+            })?;
+        Ok(Matrix::Float(name.to_owned()))
     }
 
-    fn constant(
+    /// The grids of a matrix that keeps its bits. One that is to be kept and cannot is noted.
+    fn grids<'s>(&mut self, name: &str, stored: &mut Stored<'s>) -> Option<Grids<'s>> {
+        if !self.keep_bits {
+            return None;
+        }
+        let grids = stored.grids.take();
+        let (shape, reason) = match &grids {
+            None => (Vec::new(), format!("it is stored as {}", stored.kind)),
+            Some(g) => {
+                let (k, n, step) = (g.k, g.n, g.bits.k_step());
+                if k.is_multiple_of(step) && n.is_multiple_of(2) {
+                    return grids;
+                }
+                (vec![n, k], QuantError::Size { k, n, step }.to_string())
+            }
+        };
+        self.kept.left.push(Left {
+            name: name.to_owned(),
+            shape,
+            reason,
+        });
+        None
+    }
+
+    /// Writes a matrix of codes on grids, its columns in the order of `columns` if that is given.
+    fn pack<'g>(
         &mut self,
         name: &str,
-        tensor: Result<HostTensor, crate::tensor::TensorError>,
-    ) -> Result<String> {
-        let tensor = tensor.map_err(|e| Error::Other {
-            stage: Stage::Convert,
-            what: format!("constant \"{name}\""),
-            source: Some(e.into()),
-        })?;
+        mut grids: Grids<'g>,
+        stored: &Stored<'_>,
+        columns: Option<&'g [usize]>,
+    ) -> Result<Packed> {
+        if let Some(columns) = columns {
+            let column = grids.column;
+            grids.column = Box::new(move |j, out| column(columns.get(j).copied().unwrap_or(j), out));
+        }
+        let packed = grids.pack().map_err(|e| self.tensors.bad(name, &e.to_string()));
+        let (packed, loss) = packed?;
+        let out = Packed {
+            codes: format!("{name}.codes"),
+            scales: format!("{name}.scales"),
+            bits: packed.bits,
+            group: packed.group,
+            order: stored.order.clone(),
+        };
+        let (codes, scales): (&[u8], &[u8]) = (
+            bytemuck::cast_slice(&packed.codes),
+            bytemuck::cast_slice(&packed.scales),
+        );
+        let shape = [packed.bits.rows(packed.k), packed.n];
+        self.out
+            .add_initializer_external(&out.codes, DType::U32, &shape, |to| to.write(codes))?;
+        let shape = [packed.k.div_ceil(packed.group), packed.n, 2];
+        self.out
+            .add_initializer_external(&out.scales, DType::F16, &shape, |to| to.write(scales))?;
+        (self.progress)(name, (packed.k * packed.n * size_of::<f32>()) as u64);
+        self.kept.weights.push(Quantized {
+            name: name.to_owned(),
+            shape: vec![packed.n, packed.k],
+            bits: packed.bits,
+            group: packed.group,
+            max_error: loss.max,
+            relative_error: loss.relative_rms(),
+            mae: loss.mean_absolute(),
+            mae_int4: 0.0,
+            mse: loss.mean_squared(),
+            bytes_before: stored.bytes,
+            bytes_after: (codes.len() + scales.len()) as u64,
+            compared: Vec::new(),
+        });
+        Ok(out)
+    }
+
+    /// The product of `x` and a matrix, made by the node `path` as the value `output`.
+    fn product(&mut self, path: &str, x: &str, matrix: &Matrix, output: &str) -> Result<()> {
+        let packed = match matrix {
+            Matrix::Float(name) => return self.node_as("MatMul", path, &[x, name], &[], output),
+            Matrix::Packed(packed) => packed,
+        };
+        let x = match &packed.order {
+            Some(order) => self.in_order(path, x, order)?,
+            None => x.to_owned(),
+        };
+        self.own_node("MatMulE0M", path, &x, packed, output)
+    }
+
+    /// A node of our own domain that reads a packed matrix.
+    fn own_node(&mut self, op: &str, path: &str, x: &str, packed: &Packed, output: &str) -> Result<()> {
+        self.out.add_node(NodeSpec {
+            domain: OWN_DOMAIN,
+            op,
+            name: path,
+            inputs: &[x, &packed.codes, &packed.scales],
+            outputs: &[output],
+            attributes: &packed.attributes(),
+        })
+    }
+
+    /// The elements of `x` along its last axis in another order. Products that read one value in one order share the result.
+    fn in_order(&mut self, path: &str, x: &str, order: &[usize]) -> Result<String> {
+        if let Some((of, known, result)) = &self.ordered
+            && of == x
+            && known == order
+        {
+            return Ok(result.clone());
+        }
+        let list: Vec<i64> = order
+            .iter()
+            .map(|i| i64::try_from(*i).unwrap_or(i64::MAX))
+            .collect();
+        let name = format!("{path}/order");
+        let tensor = HostTensor::from_i64(&[list.len()], &list).map_err(|e| constant_error(&name, e))?;
+        self.out.add_initializer(&name, &tensor)?;
+        let result = self.node(
+            "Gather",
+            &format!("{path}/Gather"),
+            &[x, &name],
+            &[("axis", Attr::Int(-1))],
+        )?;
+        self.ordered = Some((x.to_owned(), order.to_vec(), result.clone()));
+        Ok(result)
+    }
+
+    fn constant(&mut self, name: &str, tensor: Result<HostTensor, TensorError>) -> Result<String> {
+        let tensor = tensor.map_err(|e| constant_error(name, e))?;
         self.out.add_constant(name, &tensor)?;
         Ok(name.to_owned())
     }
@@ -410,19 +334,8 @@ impl<'a> Builder<'a> {
         Ok(output)
     }
 
-    fn rope_frequencies(&mut self) -> Result<Vec<f32>> {
+    fn rope_frequencies(&self) -> Vec<f32> {
         let p = self.params;
-        let half = p.head_dim / 2;
-        let mut factors = vec![1.0; half];
-        if self.gguf.tensor("rope_freqs.weight").is_some() {
-            let info = self.find("rope_freqs.weight", &[half])?;
-            self.gguf.read_f32(info, 0, &mut factors)?;
-            if let Some(v) = factors.iter().find(|v| !(v.is_finite() && **v > 0.0)) {
-                return Err(self.gguf.bad(format!(
-                    "tensor \"rope_freqs.weight\": expected positive numbers, found {v}"
-                )));
-            }
-        }
         let theta = f64::from(p.rope_theta);
         let frequency = |(i, factor): (usize, &f32)| {
             let exponent = 2.0 * i as f64 / p.head_dim as f64;
@@ -431,42 +344,54 @@ impl<'a> Builder<'a> {
                 (1.0 / theta.powf(exponent) / f64::from(p.rope_factor) / f64::from(*factor)) as f32;
             frequency
         };
-        Ok(factors.iter().enumerate().map(frequency).collect())
+        p.rope_factors.iter().enumerate().map(frequency).collect()
     }
 
-    /// Inputs, outputs, nodes and weights of the whole model; the writer is returned for finishing.
-    pub fn build(mut self) -> Result<ModelWriter> {
+    /// Inputs, outputs, nodes and weights of the whole model; the writer is returned for finishing, with what was kept.
+    pub fn build(mut self) -> Result<(ModelWriter, Kept)> {
         let p = self.params;
         self.out.opset("", OPSET);
         self.signature()?;
         let shared = Shared::add(&mut self)?;
 
-        self.copy("token_embd.weight", EMBEDDING, &[p.hidden, p.vocab])?;
-        let mut x = self.node(
-            "Gather",
-            "/model/embed_tokens/Gather",
-            &[EMBEDDING, "input_ids"],
-            &[],
-        )?;
+        let (mut x, mut head) = self.embedding()?;
         for layer in 0..p.layers {
             x = self.layer(layer, &x, &shared)?;
         }
-        let x = self.norm("output_norm.weight", "model.norm", "/model/norm", &x, &shared)?;
-        let head = if p.tied {
-            self.node(
-                "Transpose",
-                "/lm_head/Transpose",
-                &[EMBEDDING],
-                &[("perm", Attr::Ints(vec![1, 0]))],
-            )?
-        } else {
-            let name = "lm_head.weight";
-            self.matrix("output.weight", name, p.hidden, p.vocab, Rows::Plain)?;
-            name.to_owned()
-        };
-        self.node_as("MatMul", "/lm_head/MatMul", &[&x, &head], &[], "logits")?;
-        self.gguf.check_all_used(&self.used)?;
-        Ok(self.out)
+        let x = self.norm("model.norm", "/model/norm", &x, &shared)?;
+        if !p.tied {
+            head = self.matrix("lm_head.weight", p.hidden, p.vocab, None)?;
+        } else if let Matrix::Float(name) = head {
+            let swap = [("perm", Attr::Ints(vec![1, 0]))];
+            head = Matrix::Float(self.node("Transpose", "/lm_head/Transpose", &[&name], &swap)?);
+        }
+        self.product("/lm_head/MatMul", &x, &head, "logits")?;
+        self.tensors.all_used()?;
+        if !self.kept.weights.is_empty() {
+            self.out.opset(OWN_DOMAIN, 1);
+        }
+        Ok((self.out, self.kept))
+    }
+
+    /// The rows of the tokens, and the table as it is stored, `[vocab, hidden]` where it is one of floats.
+    fn embedding(&mut self) -> Result<(String, Matrix)> {
+        let p = self.params;
+        let path = "/model/embed_tokens/Gather";
+        let shape = [p.vocab, p.hidden];
+        let mut stored = self.tensors.stored(EMBEDDING, &shape)?;
+        match self.grids(EMBEDDING, &mut stored) {
+            Some(grids) => {
+                let packed = self.pack(EMBEDDING, grids, &stored, None)?;
+                let x = format!("{path}_output_0");
+                self.own_node("GatherE0M", path, "input_ids", &packed, &x)?;
+                Ok((x, Matrix::Packed(packed)))
+            }
+            None => {
+                self.copy(EMBEDDING, &shape, &stored)?;
+                let x = self.node("Gather", path, &[EMBEDDING, "input_ids"], &[])?;
+                Ok((x, Matrix::Float(EMBEDDING.to_owned())))
+            }
+        }
     }
 
     fn signature(&mut self) -> Result<()> {
@@ -504,9 +429,9 @@ impl<'a> Builder<'a> {
     }
 
     /// Root mean square normalisation with a weight.
-    fn norm(&mut self, source: &str, target: &str, path: &str, x: &str, s: &Shared) -> Result<String> {
+    fn norm(&mut self, target: &str, path: &str, x: &str, s: &Shared) -> Result<String> {
         let weight = format!("{target}.weight");
-        self.copy(source, &weight, &[self.params.hidden])?;
+        self.vector(&weight, self.params.hidden, None)?;
         let square = self.node("Pow", &format!("{path}/Pow"), &[x, &s.two], &[])?;
         let keep = [("keepdims", Attr::Int(1))];
         let mean = self.node(
@@ -522,19 +447,21 @@ impl<'a> Builder<'a> {
         self.node("Mul", &format!("{path}/Mul_1"), &[&weight, &scaled], &[])
     }
 
-    /// A projection with its weight and, when the file has one, its bias.
+    /// A projection with its weight and, when the checkpoint has one, its bias.
     fn linear(&mut self, l: &Linear<'_>, layer: usize, x: &str) -> Result<String> {
-        let source = format!("blk.{layer}.{}", l.source);
         let target = format!("model.layers.{layer}.{}", l.target);
         let path = format!("/model/layers.{layer}/{}", l.target.replace('.', "/"));
-        let weight = format!("{target}.weight");
-        self.matrix(&format!("{source}.weight"), &weight, l.inputs, l.outputs, l.rows)?;
-        let product = self.node("MatMul", &format!("{path}/MatMul"), &[x, &weight], &[])?;
+        let mut weight = self.matrix(&format!("{target}.weight"), l.inputs, l.outputs, l.columns)?;
+        if let (Matrix::Packed(packed), true) = (&mut weight, l.in_order) {
+            packed.order = None;
+        }
+        let product = format!("{path}/MatMul_output_0");
+        self.product(&format!("{path}/MatMul"), x, &weight, &product)?;
         if !l.bias {
             return Ok(product);
         }
         let bias = format!("{target}.bias");
-        self.bias(&format!("{source}.bias"), &bias, l.outputs, l.rows)?;
+        self.vector(&bias, l.outputs, l.columns)?;
         self.node("Add", &format!("{path}/Add"), &[&product, &bias], &[])
     }
 
@@ -574,35 +501,22 @@ impl<'a> Builder<'a> {
 
     fn attention(&mut self, layer: usize, x: &str, s: &Shared) -> Result<String> {
         let p = self.params;
-        let rows = if p.architecture == "llama" {
-            Rows::Interleaved { head_dim: p.head_dim }
-        } else {
-            Rows::Plain
-        };
         let (q_width, kv_width) = (p.heads * p.head_dim, p.kv_heads * p.head_dim);
         let path = format!("/model/layers.{layer}/self_attn");
         let at = |name: &str| format!("{path}/{name}");
-        let projection = |source, target, outputs, rows| Linear {
-            source,
+        let projection = |target, outputs| Linear {
             target,
             inputs: p.hidden,
             outputs,
-            rows,
             bias: p.qkv_bias,
+            columns: None,
+            in_order: false,
         };
         let swap = [("perm", Attr::Ints(vec![0, 2, 1, 3]))];
 
-        let q = self.linear(&projection("attn_q", "self_attn.q_proj", q_width, rows), layer, x)?;
-        let k = self.linear(
-            &projection("attn_k", "self_attn.k_proj", kv_width, rows),
-            layer,
-            x,
-        )?;
-        let v = self.linear(
-            &projection("attn_v", "self_attn.v_proj", kv_width, Rows::Plain),
-            layer,
-            x,
-        )?;
+        let q = self.linear(&projection("self_attn.q_proj", q_width), layer, x)?;
+        let k = self.linear(&projection("self_attn.k_proj", kv_width), layer, x)?;
+        let v = self.linear(&projection("self_attn.v_proj", kv_width), layer, x)?;
         let q = self.node("Reshape", &at("q/Reshape"), &[&q, &s.q_heads], &[])?;
         let k = self.node("Reshape", &at("k/Reshape"), &[&k, &s.kv_heads], &[])?;
         let v = self.node("Reshape", &at("v/Reshape"), &[&v, &s.kv_heads], &[])?;
@@ -626,12 +540,12 @@ impl<'a> Builder<'a> {
         let mixed = self.node("Transpose", &at("Transpose"), &[&mixed], &swap)?;
         let mixed = self.node("Reshape", &at("Reshape_1"), &[&mixed, &s.merged_heads], &[])?;
         let output = Linear {
-            source: "attn_output",
             target: "self_attn.o_proj",
             inputs: q_width,
             outputs: p.hidden,
-            rows: Rows::Plain,
             bias: p.output_bias,
+            columns: None,
+            in_order: false,
         };
         self.linear(&output, layer, &mixed)
     }
@@ -639,50 +553,45 @@ impl<'a> Builder<'a> {
     fn mlp(&mut self, layer: usize, x: &str) -> Result<String> {
         let p = self.params;
         let path = format!("/model/layers.{layer}/mlp");
-        let matrix = |source, target, inputs, outputs| Linear {
-            source,
-            target,
-            inputs,
-            outputs,
-            rows: Rows::Plain,
-            bias: p.mlp_bias,
+        // What lies between the matrices may stand in the order that the last one wants, for nothing.
+        let order = if self.keep_bits {
+            let name = format!("model.layers.{layer}.mlp.down_proj.weight");
+            self.tensors.stored(&name, &[p.hidden, p.intermediate])?.order
+        } else {
+            None
         };
-        let gate = self.linear(
-            &matrix("ffn_gate", "mlp.gate_proj", p.hidden, p.intermediate),
-            layer,
-            x,
-        )?;
-        let up = self.linear(
-            &matrix("ffn_up", "mlp.up_proj", p.hidden, p.intermediate),
-            layer,
-            x,
-        )?;
+        let matrix = |target| Linear {
+            target,
+            inputs: p.hidden,
+            outputs: p.intermediate,
+            bias: p.mlp_bias,
+            columns: order.as_deref(),
+            in_order: false,
+        };
+        let gate = self.linear(&matrix("mlp.gate_proj"), layer, x)?;
+        let up = self.linear(&matrix("mlp.up_proj"), layer, x)?;
         let sigmoid = self.node("Sigmoid", &format!("{path}/act_fn/Sigmoid"), &[&gate], &[])?;
         let silu = self.node("Mul", &format!("{path}/act_fn/Mul"), &[&gate, &sigmoid], &[])?;
         let gated = self.node("Mul", &format!("{path}/Mul"), &[&silu, &up], &[])?;
-        self.linear(
-            &matrix("ffn_down", "mlp.down_proj", p.intermediate, p.hidden),
-            layer,
-            &gated,
-        )
+        let down = Linear {
+            target: "mlp.down_proj",
+            inputs: p.intermediate,
+            outputs: p.hidden,
+            bias: p.mlp_bias,
+            columns: None,
+            in_order: true,
+        };
+        self.linear(&down, layer, &gated)
     }
 
     fn layer(&mut self, layer: usize, x: &str, s: &Shared) -> Result<String> {
         let (name, path) = (format!("model.layers.{layer}"), format!("/model/layers.{layer}"));
         let target = format!("{name}.input_layernorm");
-        let source = format!("blk.{layer}.attn_norm.weight");
-        let normed = self.norm(&source, &target, &format!("{path}/input_layernorm"), x, s)?;
+        let normed = self.norm(&target, &format!("{path}/input_layernorm"), x, s)?;
         let attention = self.attention(layer, &normed, s)?;
         let x = self.node("Add", &format!("{path}/Add"), &[x, &attention], &[])?;
         let target = format!("{name}.post_attention_layernorm");
-        let source = format!("blk.{layer}.ffn_norm.weight");
-        let normed = self.norm(
-            &source,
-            &target,
-            &format!("{path}/post_attention_layernorm"),
-            &x,
-            s,
-        )?;
+        let normed = self.norm(&target, &format!("{path}/post_attention_layernorm"), &x, s)?;
         let mlp = self.mlp(layer, &normed)?;
         self.node("Add", &format!("{path}/Add_1"), &[&x, &mlp], &[])
     }
@@ -700,16 +609,25 @@ fn emit(
     Ok(())
 }
 
+fn constant_error(name: &str, e: TensorError) -> Error {
+    Error::Other {
+        stage: Stage::Convert,
+        what: format!("constant \"{name}\""),
+        source: Some(e.into()),
+    }
+}
+
 /// A projection of a layer.
 struct Linear<'a> {
-    /// Name in the file, after `blk.{layer}.`.
-    source: &'a str,
-    /// Name in the graph, after `model.layers.{layer}.`.
+    /// Name, after `model.layers.{layer}.`.
     target: &'a str,
     inputs: usize,
     outputs: usize,
-    rows: Rows,
     bias: bool,
+    /// Its columns are wanted in this order.
+    columns: Option<&'a [usize]>,
+    /// Its input comes in the order that it wants.
+    in_order: bool,
 }
 
 /// Names of the values that all layers read.
@@ -773,7 +691,7 @@ impl Shared {
 /// Cosines and sines of the positions' angles, `[batch, sequence, 1, head_dim]`.
 fn rotary(b: &mut Builder<'_>, axis_2: &str) -> Result<(String, String)> {
     let path = "/model/rotary_emb";
-    let frequencies = b.rope_frequencies()?;
+    let frequencies = b.rope_frequencies();
     let shape = [1, 1, frequencies.len()];
     let inv_freq = b.constant(
         "model.rotary_emb.inv_freq",

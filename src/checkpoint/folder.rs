@@ -1,0 +1,211 @@
+//! Hugging Face checkpoints: folders with `config.json` and `safetensors` files, of floats or quantized by GPTQ or AWQ.
+
+use super::config::{Config, Scheme};
+use super::gptq;
+use super::safetensors::{Shards, Tensor};
+use super::{Params, Progress, Stored, Summary, TEMPORARY, Tensors, write_json, write_model};
+use crate::error::{Error, Result, Stage};
+use crate::new_folder::NewFolder;
+use std::cell::RefCell;
+use std::collections::{BTreeMap, HashSet};
+use std::path::{Path, PathBuf};
+
+/// Files that a model folder has beside the model, where they exist.
+const COPIED: [&str; 9] = [
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "generation_config.json",
+    "merges.txt",
+    "special_tokens_map.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "vocab.json",
+];
+
+/// Converts the checkpoint in the folder `input` to the folder `output`, which holds `model.onnx`, `model.onnx.data`, `config.json` and the
+/// tokenizer's files. Matrices that GPTQ or AWQ quantized keep their bits as E0M; others are `f32`.
+///
+/// Codes are kept as they are, scales and zero points are exact where they are halves and whole numbers, which they are in what the usual tools
+/// write. Act-order is kept by putting the inputs of a matrix in the order of its groups: those of `down_proj` for nothing, by the
+/// order of the columns of `gate_proj` and `up_proj`; others by a `Gather`, which the matrices that read one value in one order share.
+///
+/// `output` must not exist or be an empty folder, and the folder that is to hold it must exist. The files are
+/// made in a temporary folder beside it, which takes its place at the end; after an error nothing is left.
+///
+/// Errors: a model type, quantization or other trait that is not supported; tensors that are missing, of no use here, or of another shape or
+/// type than the configuration says; a damaged file; an output that is in the way ([`Error::is_usage`]); a failure to write.
+pub fn convert(input: &Path, output: &Path, progress: &mut dyn FnMut(Progress<'_>)) -> Result<Summary> {
+    let new = NewFolder::create(output, TEMPORARY)?;
+    let summary = convert_into(input, new.path(), progress)?;
+    new.commit()?;
+    Ok(summary)
+}
+
+/// As [`convert`], but writes into the existing folder `folder`, and leaves there what it wrote before an error.
+pub fn convert_into(input: &Path, folder: &Path, progress: &mut dyn FnMut(Progress<'_>)) -> Result<Summary> {
+    let mut config = Config::open(&input.join("config.json"))?;
+    let scheme = config.scheme()?;
+    let shards = Shards::open(input)?;
+    let has = |name: &str| shards.get(name).is_some();
+    let params = config.params(has)?;
+    let tensors = FolderTensors {
+        folder: input.to_owned(),
+        shards,
+        scheme,
+        tied: params.tied,
+        used: RefCell::default(),
+    };
+    let total = tensors.check(&params)?;
+    for name in COPIED {
+        let (from, to) = (input.join(name), folder.join(name));
+        if from.is_file() {
+            std::fs::copy(&from, &to).map_err(|e| Error::io("cannot copy to", &to, e))?;
+        }
+    }
+    // What is written is not quantized as it says.
+    config.map.shift_remove("quantization_config");
+    let kept_config = serde_json::Value::Object(config.map);
+    write_json(folder, "config.json", &kept_config, true)?;
+
+    let mut done = 0;
+    let mut report = |tensor: &str, bytes: u64| {
+        done += bytes;
+        progress(Progress { tensor, done, total });
+    };
+    let keep = scheme.is_some();
+    let (kept, written) = write_model(&tensors, &params, keep, &[], folder, &mut report)?;
+    let mut source_types = BTreeMap::new();
+    for t in tensors
+        .shards
+        .names()
+        .iter()
+        .filter_map(|n| tensors.shards.get(n))
+    {
+        *source_types.entry(t.dtype.to_owned()).or_insert(0) += 1;
+    }
+    Ok(Summary {
+        architecture: params.architecture,
+        name: None,
+        layers: params.layers,
+        parameters: total / size_of::<f32>() as u64,
+        source_types,
+        vocab: params.vocab,
+        context: params.context,
+        data_bytes: written.data_bytes,
+        kept: kept.weights,
+        // Floats of a quantized checkpoint are floats on purpose.
+        left: Vec::new(),
+    })
+}
+
+/// The tensors of a folder.
+struct FolderTensors {
+    folder: PathBuf,
+    shards: Shards,
+    scheme: Option<Scheme>,
+    tied: bool,
+    used: RefCell<HashSet<String>>,
+}
+
+impl FolderTensors {
+    /// A tensor that must be there.
+    fn need(&self, name: &str) -> Result<Tensor<'_>> {
+        self.used.borrow_mut().insert(name.to_owned());
+        self.shards.get(name).ok_or_else(|| self.bad(name, "is missing"))
+    }
+
+    /// Compares what the configuration claims with the tensors before anything is allocated by it; bytes of all weights as `f32`.
+    fn check(&self, p: &Params) -> Result<u64> {
+        if p.layers > self.shards.names().len() {
+            let what = format!(
+                "{} layers, but only {} tensors",
+                p.layers,
+                self.shards.names().len()
+            );
+            return Err(Error::file(Stage::Convert, &self.folder, what));
+        }
+        self.stored("model.embed_tokens.weight", &[p.vocab, p.hidden])?;
+        let widths = [
+            ("self_attn.q_proj", p.heads.saturating_mul(p.head_dim), p.hidden),
+            (
+                "self_attn.k_proj",
+                p.kv_heads.saturating_mul(p.head_dim),
+                p.hidden,
+            ),
+            ("mlp.up_proj", p.intermediate, p.hidden),
+        ];
+        for (name, outputs, inputs) in widths {
+            self.stored(&format!("model.layers.0.{name}.weight"), &[outputs, inputs])?;
+        }
+        let (q, kv) = (p.heads * p.head_dim, p.kv_heads * p.head_dim);
+        let biases = |on: bool, n: usize| if on { n } else { 0 };
+        let layer = p.hidden * (2 * q + 2 * kv + 3 * p.intermediate + 2)
+            + biases(p.qkv_bias, q + 2 * kv)
+            + biases(p.output_bias, p.hidden)
+            + biases(p.mlp_bias, 2 * p.intermediate + p.hidden);
+        let tables = if p.tied { 1 } else { 2 };
+        let elements = p.layers * layer + tables * p.vocab * p.hidden + p.hidden;
+        Ok((elements * size_of::<f32>()) as u64)
+    }
+}
+
+impl Tensors for FolderTensors {
+    fn stored(&self, name: &str, shape: &[usize]) -> Result<Stored<'_>> {
+        if let (Some(base), &[outputs, inputs]) = (name.strip_suffix(".weight"), shape)
+            && self.shards.get(&format!("{base}.qweight")).is_some()
+        {
+            let part = |what: &str| self.need(&format!("{base}.{what}"));
+            let qweight = part("qweight")?;
+            return match self.scheme {
+                Some(Scheme::Gptq(gptq)) => {
+                    let g_idx = format!("{base}.g_idx");
+                    let parts = gptq::Parts {
+                        qweight,
+                        qzeros: part("qzeros")?,
+                        scales: part("scales")?,
+                        g_idx: self.shards.get(&g_idx).map(|_| self.need(&g_idx)).transpose()?,
+                    };
+                    gptq.stored(parts, inputs, outputs)
+                }
+                Some(Scheme::Awq(awq)) => {
+                    awq.stored([qweight, part("qzeros")?, part("scales")?], inputs, outputs)
+                }
+                None => {
+                    Err(qweight.bad("is quantized, but config.json has no quantization_config that says how"))
+                }
+            };
+        }
+        let tensor = self.need(name)?;
+        tensor.expect_shape(shape)?;
+        tensor.floats(0, &mut [])?;
+        let width = if let [_, width] = shape { *width } else { 1 };
+        Ok(Stored {
+            rows: Box::new(move |first, out| tensor.floats(first * width, out)),
+            grids: None,
+            order: None,
+            kind: tensor.dtype.to_owned(),
+            bytes: tensor.bytes.len() as u64,
+        })
+    }
+
+    fn bad(&self, name: &str, what: &str) -> Error {
+        Error::file(Stage::Convert, &self.folder, format!("tensor \"{name}\": {what}"))
+    }
+
+    fn all_used(&self) -> Result<()> {
+        let used = self.used.borrow();
+        let needless = |name: &str| {
+            // Older tools store a table that follows from the configuration, and the embedding twice.
+            name.ends_with(".rotary_emb.inv_freq") || self.tied && name == "lm_head.weight"
+        };
+        let extra = self
+            .shards
+            .names()
+            .iter()
+            .find(|n| !used.contains(*n) && !needless(n));
+        extra.map_or(Ok(()), |name| {
+            Err(self.bad(name, "has no place in this architecture"))
+        })
+    }
+}

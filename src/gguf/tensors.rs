@@ -1,0 +1,147 @@
+//! The tensors of a GGUF file by the names of Hugging Face checkpoints.
+
+use super::dequant;
+use super::params::{ROPE_FREQS, expect_dims, missing};
+use super::read::{Gguf, TensorInfo};
+use crate::checkpoint::{Params, Stored, Tensors};
+use crate::error::{Error, Result};
+use crate::quant::Grids;
+use std::cell::RefCell;
+use std::collections::HashSet;
+
+/// The tensors of a file.
+pub struct GgufTensors<'a> {
+    gguf: &'a Gguf,
+    params: &'a Params,
+    used: RefCell<HashSet<String>>,
+}
+
+/// Row of the file that becomes `row` of the graph: files of `llama` have the two halves of each head of queries and keys interleaved, as they
+/// pair neighbours for the rotation; the graph pairs element `i` with `i + head_dim / 2`.
+fn interleaved(head_dim: usize, row: usize) -> usize {
+    let (head, i) = (row / head_dim, row % head_dim);
+    let half = head_dim / 2;
+    head * head_dim + 2 * (i % half) + i / half
+}
+
+impl<'a> GgufTensors<'a> {
+    /// Those of a file that has these parameters.
+    pub fn new(gguf: &'a Gguf, params: &'a Params) -> Self {
+        Self {
+            gguf,
+            params,
+            used: RefCell::new(HashSet::from([ROPE_FREQS.to_owned()])),
+        }
+    }
+
+    /// The name in the file.
+    fn name(name: &str) -> String {
+        let whole = match name {
+            "model.embed_tokens.weight" => "token_embd.weight",
+            "model.norm.weight" => "output_norm.weight",
+            "lm_head.weight" => "output.weight",
+            _ => "",
+        };
+        let inner = name
+            .strip_prefix("model.layers.")
+            .and_then(|rest| rest.split_once('.'));
+        match inner {
+            Some((layer, part)) => {
+                let (part, kind) = part.rsplit_once('.').unwrap_or((part, ""));
+                let part = match part {
+                    "input_layernorm" => "attn_norm",
+                    "post_attention_layernorm" => "ffn_norm",
+                    "self_attn.q_proj" => "attn_q",
+                    "self_attn.k_proj" => "attn_k",
+                    "self_attn.v_proj" => "attn_v",
+                    "self_attn.o_proj" => "attn_output",
+                    "mlp.gate_proj" => "ffn_gate",
+                    "mlp.up_proj" => "ffn_up",
+                    "mlp.down_proj" => "ffn_down",
+                    other => other,
+                };
+                format!("blk.{layer}.{part}.{kind}")
+            }
+            None => whole.to_owned(),
+        }
+    }
+
+    /// Row of the file by row of the graph.
+    fn order(&self, name: &str) -> Option<impl Fn(usize) -> usize + Sync + Copy + use<>> {
+        let turned = name.contains(".q_proj.") || name.contains(".k_proj.");
+        let head_dim = self.params.head_dim;
+        (turned && self.params.architecture == "llama").then_some(move |row| interleaved(head_dim, row))
+    }
+
+    fn read(&self, info: &TensorInfo, width: usize, name: &str, first: usize, out: &mut [f32]) -> Result<()> {
+        match self.order(name) {
+            None => self.gguf.read_f32(info, first * width, out),
+            Some(order) if width > 1 => {
+                for (row, to) in (first..).zip(out.chunks_exact_mut(width)) {
+                    self.gguf.read_f32(info, order(row) * width, to)?;
+                }
+                Ok(())
+            }
+            // A vector is a row of blocks.
+            Some(order) => {
+                let mut all = vec![0.0; info.elements];
+                self.gguf.read_f32(info, 0, &mut all)?;
+                for (row, to) in (first..).zip(out) {
+                    *to = all.get(order(row)).copied().unwrap_or_default();
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
+impl Tensors for GgufTensors<'_> {
+    fn stored(&self, name: &str, shape: &[usize]) -> Result<Stored<'_>> {
+        let source = Self::name(name);
+        let info = self
+            .gguf
+            .tensor(&source)
+            .ok_or_else(|| missing(self.gguf, &source))?;
+        let dims: Vec<usize> = shape.iter().rev().copied().collect();
+        expect_dims(self.gguf, info, &dims)?;
+        self.used.borrow_mut().insert(source);
+        let width = if let [_, width] = shape { *width } else { 1 };
+        let data = self.gguf.data(info)?;
+        let kind = info.ggml_type;
+        let grids = match (kind.grid_format(), shape) {
+            (Some((bits, group)), &[n, k]) => {
+                let order = self.order(name);
+                let row_bytes = data.len() / n;
+                Some(Grids {
+                    bits,
+                    group,
+                    k,
+                    n,
+                    column: Box::new(move |j, out| {
+                        let row = order.map_or(j, |order| order(j));
+                        let row = data.get(row * row_bytes..(row + 1) * row_bytes);
+                        // A row that is not there, or not of this type, is one of no codes, which packing refuses.
+                        let _ = dequant::grids(kind, row.unwrap_or_default(), out);
+                    }),
+                })
+            }
+            _ => None,
+        };
+        let name = name.to_owned();
+        Ok(Stored {
+            rows: Box::new(move |first, out| self.read(info, width, &name, first, out)),
+            grids,
+            order: None,
+            kind: kind.to_string(),
+            bytes: data.len() as u64,
+        })
+    }
+
+    fn bad(&self, name: &str, what: &str) -> Error {
+        self.gguf.bad(format!("tensor \"{}\": {what}", Self::name(name)))
+    }
+
+    fn all_used(&self) -> Result<()> {
+        self.gguf.check_all_used(&self.used.borrow())
+    }
+}

@@ -1,0 +1,501 @@
+//! Weights that the model stores as codes already: of `MatMulNBits`, and of `DequantizeLinear` before a matrix product or embedding. They keep
+//! their codes.
+
+use super::super::proto::{AttributeProto, GraphProto, NodeProto};
+use super::super::weights::Weights;
+use super::plan::{Change, Facts, attribute, int, standard};
+use super::source::Source;
+use super::{Left, Quantized};
+use crate::error::Result;
+use crate::graph::op::OWN_DOMAIN;
+use crate::graph::op::matmul_nbits::MatMulNBits;
+use crate::quant::{Bits, GROUP_STEP, Grid, GridColumn, Grids, Loss, Packed, QuantError};
+use crate::tensor::{DType, HostTensor};
+use half::f16;
+use std::collections::{HashMap, HashSet};
+
+/// A weight that keeps its codes.
+pub struct Kept {
+    /// Its codes among the initialisers, in whose place it is written.
+    pub initializer: usize,
+    /// The others that only it needs: scales, zero points.
+    gone: Vec<usize>,
+    kind: Kind,
+    shape: Vec<usize>,
+    /// Names of the new initialisers.
+    codes: String,
+    scales: String,
+    /// Name of the order of its rows, if they are to have another.
+    order: String,
+    /// Nodes that read it.
+    readers: Vec<usize>,
+    /// Nodes that only make it.
+    dropped: Vec<usize>,
+}
+
+enum Kind {
+    NBits(MatMulNBits, NBitsInputs),
+    Dequantize(Dequantize),
+}
+
+/// Places of the operands of `MatMulNBits` among the initialisers.
+struct NBitsInputs {
+    scales: usize,
+    zeros: Option<usize>,
+    g_idx: Option<usize>,
+}
+
+/// The operands of `DequantizeLinear`.
+struct Dequantize {
+    scales: usize,
+    zeros: Option<usize>,
+    bits: Bits,
+    k: usize,
+    n: usize,
+    group: usize,
+    /// The matrix is the transpose of the initialiser.
+    transposed: bool,
+    /// A scale for all, for each column, or for each group of each column.
+    scale_of: ScaleOf,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum ScaleOf {
+    All,
+    Column,
+    Group,
+}
+
+/// A weight in our format.
+pub struct Transcoded {
+    pub packed: Packed,
+    pub loss: Loss,
+    /// The order of its rows, if it is another than that of the inputs.
+    pub order: Option<Vec<usize>>,
+    /// Bytes of all operands.
+    pub bytes_before: u64,
+}
+
+/// What is kept of a graph, and what would be if it fitted. `names` are those of the graph, to which the new ones are added.
+pub fn find(graph: &GraphProto, names: &mut HashSet<String>) -> (Vec<Kept>, Vec<Left>) {
+    let facts = Facts::new(graph);
+    let (mut kept, mut left) = (Vec::new(), Vec::new());
+    let mut seen = HashSet::new();
+    for (at, node) in graph.node.iter().enumerate() {
+        let found = if node.domain == "com.microsoft" && node.op_type == "MatMulNBits" {
+            nbits(graph, &facts, at, node)
+        } else if standard(node) && node.op_type == "DequantizeLinear" {
+            dequantize(graph, &facts, at, node)
+        } else {
+            None
+        };
+        let Some((initializer, found)) = found else {
+            continue;
+        };
+        let tensor = &graph.initializer[initializer];
+        let sizes = tensor.dims.iter().map(|d| usize::try_from(*d).unwrap_or(0));
+        let shape: Vec<usize> = sizes.collect();
+        let found = found.and_then(|found| match seen.insert(initializer) {
+            true => Ok(found),
+            false => Err("more than one node dequantizes it".to_owned()),
+        });
+        match found {
+            Ok((kind, readers, dropped)) => {
+                let mut fresh = |suffix: &str| {
+                    let mut name = format!("{}.{suffix}", tensor.name);
+                    while !names.insert(name.clone()) {
+                        name.push('_');
+                    }
+                    name
+                };
+                kept.push(Kept {
+                    initializer,
+                    gone: kind.others(),
+                    shape,
+                    codes: fresh("codes"),
+                    scales: fresh("scales"),
+                    order: fresh("order"),
+                    kind,
+                    readers,
+                    dropped,
+                });
+            }
+            Err(reason) => left.push(Left {
+                name: tensor.name.clone(),
+                shape,
+                reason,
+            }),
+        }
+    }
+    // Scales that something else reads too stay.
+    let mut readers: HashMap<usize, usize> = HashMap::new();
+    for k in &kept {
+        k.gone.iter().for_each(|i| *readers.entry(*i).or_default() += 1);
+    }
+    for k in &mut kept {
+        k.gone.retain(|i| {
+            let name = graph.initializer[*i].name.as_str();
+            !facts.outside.contains(name) && facts.readers.get(name).map_or(0, Vec::len) <= readers[i]
+        });
+    }
+    (kept, left)
+}
+
+/// A weight, its readers, and the nodes that go.
+type Found = Option<(usize, Result<(Kind, Vec<usize>, Vec<usize>), String>)>;
+
+/// The initialiser that is operand `i` of a node.
+fn operand(facts: &Facts<'_>, node: &NodeProto, i: usize) -> Option<usize> {
+    let name = node.input.get(i).filter(|n| !n.is_empty())?;
+    facts.constants.get(name.as_str()).copied()
+}
+
+/// As [`operand`]; an error where it is given and is no initialiser.
+fn optional(facts: &Facts<'_>, node: &NodeProto, i: usize) -> Result<Option<usize>, String> {
+    match node.input.get(i).filter(|n| !n.is_empty()) {
+        None => Ok(None),
+        Some(name) => operand(facts, node, i)
+            .map(Some)
+            .ok_or_else(|| format!("\"{name}\" is no constant")),
+    }
+}
+
+fn nbits(graph: &GraphProto, facts: &Facts<'_>, at: usize, node: &NodeProto) -> Found {
+    let codes = operand(facts, node, 1)?;
+    let decide = || {
+        let size = |name: &str| {
+            let found = attribute(node, name).and_then(|a| usize::try_from(a.i).ok());
+            found.ok_or_else(|| format!("no attribute `{name}`"))
+        };
+        let bits = attribute(node, "bits").map_or(4, |a| a.i);
+        let layout = MatMulNBits {
+            k: size("K")?,
+            n: size("N")?,
+            bits: Bits::new(bits).ok_or_else(|| format!("{bits} bits"))?,
+            block: size("block_size")?,
+        };
+        fits(layout.bits, layout.k, layout.n, layout.block)?;
+        let name = graph.initializer[codes].name.as_str();
+        if facts.readers.get(name).map_or(0, Vec::len) > 1 || facts.outside.contains(name) {
+            return Err("something else reads it too".to_owned());
+        }
+        let inputs = NBitsInputs {
+            scales: operand(facts, node, 2).ok_or("its scales are no constant")?,
+            zeros: optional(facts, node, 3)?,
+            g_idx: optional(facts, node, 4)?,
+        };
+        Ok((Kind::NBits(layout, inputs), vec![at], Vec::new()))
+    };
+    Some((codes, decide()))
+}
+
+fn fits(bits: Bits, k: usize, n: usize, group: usize) -> Result<(), String> {
+    Packed::check(bits, group, k, n).map_err(|e| e.to_string())
+}
+
+fn dequantize(graph: &GraphProto, facts: &Facts<'_>, at: usize, node: &NodeProto) -> Found {
+    let codes = operand(facts, node, 0)?;
+    let tensor = &graph.initializer[codes];
+    let [rows, columns] = tensor.dims[..] else {
+        return None;
+    };
+    let (rows, columns) = (usize::try_from(rows).ok()?, usize::try_from(columns).ok()?);
+    let result = node.output.first()?;
+    let (uses, transposes) = facts.uses(result);
+    if !facts.wants(&uses) {
+        return None;
+    }
+    let decide = || {
+        let bits = match super::super::dtype_of(i64::from(tensor.data_type)) {
+            Ok(DType::I4 | DType::U4) => Bits::Four,
+            Ok(DType::I8 | DType::U8) => Bits::Eight,
+            Ok(DType::I2 | DType::U2) => Bits::Two,
+            _ => {
+                let name = super::super::type_name(i64::from(tensor.data_type));
+                return Err(format!("its codes are of type {name}"));
+            }
+        };
+        if facts.readers.get(tensor.name.as_str()).map_or(0, Vec::len) > 1
+            || facts.outside.contains(tensor.name.as_str())
+        {
+            return Err("something else reads its codes too".to_owned());
+        }
+        let scales = operand(facts, node, 1).ok_or("its scales are no constant")?;
+        let zeros = optional(facts, node, 2)?;
+        let scale = &graph.initializer[scales];
+        let transposed = facts.orientation(result, scale.data_type, &uses, &transposes)?;
+        let (k, n) = if transposed {
+            (columns, rows)
+        } else {
+            (rows, columns)
+        };
+        let of = |name: &str, default: i64| attribute(node, name).map_or(default, |a| a.i);
+        let (axis, block) = (of("axis", 1), of("block_size", 0));
+        let axis = if axis < 0 { axis + 2 } else { axis };
+        // Where K is an axis of the initialiser.
+        let k_axis = i64::from(transposed);
+        let count = scale.dims.iter().product::<i64>();
+        let (scale_of, group) = if block == 0 && (scale.dims.is_empty() || scale.dims == [1]) {
+            (ScaleOf::All, k)
+        } else if block == 0 && axis != k_axis && usize::try_from(count) == Ok(n) {
+            (ScaleOf::Column, k)
+        } else if block > 0 && axis == k_axis {
+            (ScaleOf::Group, usize::try_from(block).unwrap_or(0))
+        } else {
+            return Err("neighbours along K have scales of their own".to_owned());
+        };
+        // A group of a column may end behind it.
+        let group = match scale_of {
+            ScaleOf::Group => group,
+            _ => group.next_multiple_of(GROUP_STEP),
+        };
+        fits(bits, k, n, group)?;
+        let readers = uses.iter().filter_map(|(u, _)| u.reader()).collect();
+        let mut dropped = transposes.clone();
+        dropped.push(at);
+        let kind = Dequantize {
+            scales,
+            zeros,
+            bits,
+            k,
+            n,
+            group,
+            transposed,
+            scale_of,
+        };
+        Ok((Kind::Dequantize(kind), readers, dropped))
+    };
+    Some((codes, decide()))
+}
+
+impl Kind {
+    fn others(&self) -> Vec<usize> {
+        match self {
+            Self::NBits(_, i) => [Some(i.scales), i.zeros, i.g_idx].into_iter().flatten().collect(),
+            Self::Dequantize(d) => [Some(d.scales), d.zeros].into_iter().flatten().collect(),
+        }
+    }
+}
+
+impl Dequantize {
+    fn transcode(
+        &self,
+        codes: &HostTensor,
+        scales: &HostTensor,
+        zeros: Option<&HostTensor>,
+    ) -> Result<(Packed, Loss), String> {
+        let text = |e: &dyn std::fmt::Display| e.to_string();
+        let (k, n, groups) = (self.k, self.n, self.k.div_ceil(self.group));
+        // Signed codes are counted from their lowest.
+        let lowest = codes.dtype().int_range().map_or(0, |(low, _)| low);
+        #[expect(clippy::cast_precision_loss, reason = "at most 8 bits")]
+        let lowest = lowest as f64;
+        let bytes = codes.bytes().map_err(|e| text(&e))?;
+        let steps = scales.to_f32().map_err(|e| text(&e))?;
+        let zeros = zeros.map(HostTensor::to_i64).transpose().map_err(|e| text(&e))?;
+        let wanted = match self.scale_of {
+            ScaleOf::All => 1,
+            ScaleOf::Column => n,
+            ScaleOf::Group => groups * n,
+        };
+        let found = [Some(steps.len()), zeros.as_ref().map(Vec::len)];
+        if let Some(found) = found.into_iter().flatten().find(|c| *c != wanted) {
+            return Err(format!("expected {wanted} scales and zero points, found {found}"));
+        }
+        let flip = if lowest < 0.0 {
+            1u8 << (self.bits.count() - 1)
+        } else {
+            0
+        };
+        let place = |i: usize, j: usize, rows: usize| if self.transposed { j * rows + i } else { i * n + j };
+        let column = |j: usize, out: &mut GridColumn| {
+            out.grids.extend((0..groups).map(|g| {
+                let at = match self.scale_of {
+                    ScaleOf::All => 0,
+                    ScaleOf::Column => j,
+                    ScaleOf::Group => place(g, j, groups),
+                };
+                #[expect(clippy::cast_precision_loss, reason = "at most 8 bits")]
+                let zero = zeros.as_ref().map_or(0.0, |z| z[at] as f64);
+                Grid::around(f64::from(steps[at]), zero - lowest)
+            }));
+            out.codes
+                .extend((0..k).map(|i| (bytes[place(i, j, k)] ^ flip) & self.bits.top()));
+        };
+        let grids = Grids {
+            bits: self.bits,
+            group: self.group,
+            k,
+            n,
+            column: Box::new(column),
+        };
+        grids.pack().map_err(|e| e.to_string())
+    }
+}
+
+impl Kept {
+    /// The weight in our format. Errors name the initialiser.
+    pub fn transcode(&self, source: &Source, weights: &mut Weights) -> Result<Transcoded> {
+        let all = &source.graph.initializer;
+        let name = &all[self.initializer].name;
+        let mut read = |i: usize| weights.tensor(&all[i]);
+        let codes = read(self.initializer)?;
+        let bad = |what: String| source.bad(format!("weight \"{name}\": {what}"));
+        let mut bytes_before = codes.len() * codes.dtype().bits() / 8;
+        let mut other = |i: usize| {
+            let tensor = read(i)?;
+            bytes_before += tensor.len() * tensor.dtype().bits() / 8;
+            Ok(tensor)
+        };
+        let (packed, loss, order) = match &self.kind {
+            Kind::NBits(layout, inputs) => {
+                let scales = other(inputs.scales)?;
+                let zeros = inputs.zeros.map(&mut other).transpose()?;
+                let g_idx = inputs.g_idx.map(&mut other).transpose()?;
+                let weight = layout
+                    .weight(&codes, &scales, zeros.as_ref(), g_idx.as_ref())
+                    .map_err(|e| bad(e.to_string()))?;
+                let (grids, order) = weight
+                    .grids()
+                    .ok_or_else(|| bad("its blocks have different numbers of rows".to_owned()))?;
+                let packed = grids.pack().map_err(|e: QuantError| bad(e.to_string()))?;
+                (packed.0, packed.1, order)
+            }
+            Kind::Dequantize(d) => {
+                let scales = other(d.scales)?;
+                let zeros = d.zeros.map(&mut other).transpose()?;
+                let made = d.transcode(&codes, &scales, zeros.as_ref()).map_err(bad)?;
+                (made.0, made.1, None)
+            }
+        };
+        Ok(Transcoded {
+            packed,
+            loss,
+            order,
+            bytes_before: bytes_before as u64,
+        })
+    }
+
+    /// The tensors to write: name, type, shape, bytes.
+    pub fn tensors(&self, t: &Transcoded) -> Vec<(String, DType, Vec<usize>, Vec<u8>)> {
+        let p = &t.packed;
+        let scales: &[f16] = bytemuck::cast_slice(&p.scales);
+        let mut out = vec![
+            (
+                self.codes.clone(),
+                DType::U32,
+                vec![p.bits.rows(p.k), p.n],
+                bytemuck::cast_slice(&p.codes).to_vec(),
+            ),
+            (
+                self.scales.clone(),
+                DType::F16,
+                vec![p.k.div_ceil(p.group), p.n, 2],
+                bytemuck::cast_slice(scales).to_vec(),
+            ),
+        ];
+        if let Some(order) = &t.order {
+            let bytes = order.iter().flat_map(|i| (*i as u64).to_le_bytes()).collect();
+            out.push((self.order.clone(), DType::I64, vec![order.len()], bytes));
+        }
+        out
+    }
+
+    /// The row of the summary.
+    pub fn summary(&self, name: &str, t: &Transcoded, bytes_after: u64) -> Quantized {
+        Quantized {
+            name: name.to_owned(),
+            shape: self.shape.clone(),
+            bits: t.packed.bits,
+            group: t.packed.group,
+            max_error: t.loss.max,
+            relative_error: t.loss.relative_rms(),
+            mae: t.loss.mean_absolute(),
+            mae_int4: 0.0,
+            mse: t.loss.mean_squared(),
+            bytes_before: t.bytes_before,
+            bytes_after,
+            compared: Vec::new(),
+        }
+    }
+
+    /// True for an initialiser that nothing needs any more.
+    pub fn replaces(&self, initializer: usize) -> bool {
+        self.gone.contains(&initializer)
+    }
+
+    /// What becomes of the nodes around it; `ordered` says that its rows have another order.
+    pub fn change(&self, graph: &GraphProto, ordered: bool, changes: &mut [Change]) {
+        for at in &self.dropped {
+            changes[*at] = Change::Drop;
+        }
+        for at in &self.readers {
+            changes[*at] = Change::Replace(self.replacement(&graph.node[*at], ordered));
+        }
+    }
+
+    fn replacement(&self, node: &NodeProto, ordered: bool) -> Vec<NodeProto> {
+        let (bits, group) = match &self.kind {
+            Kind::NBits(layout, _) => (layout.bits, layout.block),
+            Kind::Dequantize(d) => (d.bits, d.group),
+        };
+        let rows = node.op_type == "Gather";
+        let mut x = node.input.get(usize::from(rows)).cloned().unwrap_or_default();
+        let result = node.output.first().cloned().unwrap_or_default();
+        let bias = match &self.kind {
+            Kind::NBits(..) => node.input.get(5).filter(|b| !b.is_empty()),
+            Kind::Dequantize(_) => None,
+        };
+        let mut out = Vec::new();
+        let plain =
+            |op: &str, name: String, input: Vec<String>, output: &str, attribute: Vec<AttributeProto>| {
+                NodeProto {
+                    input,
+                    output: vec![output.to_owned()],
+                    name,
+                    op_type: op.to_owned(),
+                    attribute,
+                    domain: String::new(),
+                }
+            };
+        if ordered {
+            // The names of the new initialisers are free, and so are these.
+            let to = format!("{}.input", self.order);
+            let name = format!("{}/ordered", node.name);
+            out.push(plain(
+                "Gather",
+                name,
+                vec![x, self.order.clone()],
+                &to,
+                vec![int("axis", -1)],
+            ));
+            x = to;
+        }
+        let product = match bias {
+            Some(_) => format!("{}.product", self.codes),
+            None => result.clone(),
+        };
+        out.push(NodeProto {
+            input: vec![x, self.codes.clone(), self.scales.clone()],
+            output: vec![product.clone()],
+            name: node.name.clone(),
+            op_type: if rows { "GatherE0M" } else { "MatMulE0M" }.to_owned(),
+            attribute: vec![
+                int("bits", i64::from(bits.count())),
+                int("group_size", i64::try_from(group).unwrap_or(i64::MAX)),
+            ],
+            domain: OWN_DOMAIN.to_owned(),
+        });
+        if let Some(bias) = bias {
+            let name = format!("{}/biased", node.name);
+            out.push(plain(
+                "Add",
+                name,
+                vec![product, bias.clone()],
+                &result,
+                Vec::new(),
+            ));
+        }
+        out
+    }
+}

@@ -1,0 +1,513 @@
+//! Matrix product with a weight of few bits as ONNX Runtime stores it: `MatMulNBits` of the domain `com.microsoft`, version 1.
+//!
+//! For K rows, N columns, blocks of b rows and x bits (2, 4 or 8): operands `x [.., K]`; codes `u8[N][ceil(K / b)][b * x / 8]`, the lowest bits of a byte
+//! first; scales `[N][ceil(K / b)]`, floats; optional zero points, packed like codes in whole bytes for each column, or floats as many as scales, by default
+//! half of the levels; optional `g_idx i32[K]`, the block of each row, of which those beyond K are padding; optional bias `[N]`. A weight is
+//! `scale * (code - zero)`. Attributes `K`, `N`, `bits`, `block_size`; `accuracy_level` allows rounding that is not done here.
+//!
+//! Where all is constant it becomes a `MatMulE0M`, if halves hold scales and biases as they are, and else a `MatMul` of floats.
+
+use super::case::{Case, constant, input};
+use super::gather::Gather;
+use super::matmul::MatMul;
+use super::matmul_e0m::MatMulE0m;
+use super::parts::Parts;
+use super::pointwise::Binary;
+use super::pointwise::import::{binary, input as arg};
+use super::{Attributes, InferCx, Inputs, OnnxName, Op, OpDef, OpError, OpResult, operand};
+use crate::graph::ValueId;
+use crate::quant::{Bits, Grid, GridColumn, Grids, by_group};
+use crate::shape::{Dim, Fact, Known, Shape};
+use crate::tensor::product::gemm;
+use crate::tensor::{DType, HostTensor};
+use std::borrow::Cow;
+use std::sync::Arc;
+
+/// See the module documentation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MatMulNBits {
+    /// Rows of the weight.
+    pub k: usize,
+    /// Columns of the weight.
+    pub n: usize,
+    /// Bits of a code: 2, 4 or 8.
+    pub bits: Bits,
+    /// Rows of a block.
+    pub block: usize,
+}
+
+/// Zero points of a weight.
+enum Zeros<'a> {
+    /// Half of the levels.
+    Middle,
+    Packed(&'a [u8]),
+    Floats(Cow<'a, [f32]>),
+}
+
+/// A weight with its constants.
+pub(crate) struct Weight<'a> {
+    layout: &'a MatMulNBits,
+    codes: &'a [u8],
+    scales: Cow<'a, [f32]>,
+    zeros: Zeros<'a>,
+    /// Block of each row, if it is not the row's number divided by the block's size.
+    groups: Option<Vec<usize>>,
+}
+
+impl MatMulNBits {
+    fn blocks(&self) -> usize {
+        self.k.div_ceil(self.block)
+    }
+
+    /// Bytes of the codes of a column.
+    fn column_bytes(&self) -> usize {
+        self.blocks() * self.block_bytes()
+    }
+
+    fn block_bytes(&self) -> usize {
+        self.block * self.bits.count() as usize / 8
+    }
+
+    /// Bytes of the zero points of a column.
+    fn zero_bytes(&self) -> usize {
+        (self.blocks() * self.bits.count() as usize).div_ceil(8)
+    }
+
+    /// An error where the operands behind x, if given, do not fit.
+    fn check(&self, codes: &Fact, scales: &Fact, rest: [Option<&Fact>; 3]) -> OpResult<()> {
+        let fits = |what: &str, f: &Fact, size: usize, good: bool, expected: &str| {
+            let count = f.shape.as_fixed().map(|s| s.iter().product::<usize>());
+            if good && count == Some(size) {
+                return Ok(());
+            }
+            Err(OpError::expected(what, format!("{size} elements of {expected}"), f))
+        };
+        let per_block = self.n * self.blocks();
+        let size = self.n * self.column_bytes();
+        fits("codes", codes, size, codes.dtype == DType::U8, "u8")?;
+        fits("scales", scales, per_block, scales.dtype.is_float(), "floats")?;
+        let [zeros, g_idx, bias] = rest;
+        if let Some(z) = zeros {
+            let floats = z.dtype.is_float();
+            let size = if floats { per_block } else { self.n * self.zero_bytes() };
+            fits("zero points", z, size, floats || z.dtype == DType::U8, "u8 or floats")?;
+        }
+        if let Some(g) = g_idx {
+            let padded = g.shape.as_fixed().is_some_and(|s| s == [self.blocks() * self.block]);
+            let size = if padded { self.blocks() * self.block } else { self.k };
+            fits("g_idx", g, size, g.dtype == DType::I32, "i32")?;
+        }
+        if let Some(b) = bias {
+            fits("bias", b, self.n, b.dtype.is_float(), "floats")?;
+        }
+        Ok(())
+    }
+
+    /// The weight of these constants, which were checked.
+    pub(crate) fn weight<'a>(
+        &'a self,
+        codes: &'a HostTensor,
+        scales: &'a HostTensor,
+        zeros: Option<&'a HostTensor>,
+        g_idx: Option<&HostTensor>,
+    ) -> OpResult<Weight<'a>> {
+        let fact = |t: &HostTensor| Fact::new(t.dtype(), Shape::fixed(t.shape()));
+        let rest = [zeros.map(fact), g_idx.map(fact), None];
+        self.check(&fact(codes), &fact(scales), rest.each_ref().map(Option::as_ref))?;
+        let blocks = self.blocks();
+        let groups = g_idx.map(|g| -> OpResult<Vec<usize>> {
+            g.to_i64()?
+                .into_iter()
+                .take(self.k)
+                .map(|b| {
+                    usize::try_from(b)
+                        .ok()
+                        .filter(|b| *b < blocks)
+                        .ok_or_else(|| OpError::expected("g_idx", format!("0 to {}", blocks - 1), b))
+                })
+                .collect()
+        });
+        let groups = groups.transpose()?;
+        let plain = |g: &Vec<usize>| g.iter().enumerate().all(|(i, b)| *b == i / self.block);
+        Ok(Weight {
+            layout: self,
+            codes: codes.bytes()?,
+            scales: scales.to_f32()?,
+            zeros: match zeros {
+                None => Zeros::Middle,
+                Some(z) if z.dtype().is_float() => Zeros::Floats(z.to_f32()?),
+                Some(z) => Zeros::Packed(z.bytes()?),
+            },
+            groups: groups.filter(|g| !plain(g)),
+        })
+    }
+}
+
+/// Value `i` of packed ones.
+fn packed(bits: Bits, bytes: &[u8], i: usize) -> u8 {
+    let at = i * bits.count() as usize;
+    bytes.get(at / 8).map_or(0, |b| b >> (at % 8) & bits.top())
+}
+
+impl Weight<'_> {
+    fn code(&self, i: usize, j: usize) -> u8 {
+        let l = self.layout;
+        let column = self.codes.get(j * l.column_bytes()..).unwrap_or_default();
+        packed(l.bits, column, i)
+    }
+
+    /// The grid of a block of column j.
+    fn grid(&self, block: usize, j: usize) -> Grid {
+        let l = self.layout;
+        let at = j * l.blocks() + block;
+        let zero = match &self.zeros {
+            Zeros::Middle => f64::from(l.bits.top() / 2 + 1),
+            Zeros::Packed(bytes) => {
+                let column = bytes.get(j * l.zero_bytes()..).unwrap_or_default();
+                f64::from(packed(l.bits, column, block))
+            }
+            Zeros::Floats(z) => z.get(at).map_or(f64::NAN, |z| f64::from(*z)),
+        };
+        let scale = self.scales.get(at).map_or(f64::NAN, |s| f64::from(*s));
+        Grid::around(scale, zero)
+    }
+
+    /// Columns `first ..` in `f32`, one after the other, as many as `out` holds.
+    fn columns(&self, first: usize, out: &mut [f32]) {
+        let l = self.layout;
+        let mut grids = Vec::new();
+        for (j, column) in (first..).zip(out.chunks_exact_mut(l.k)) {
+            grids.clear();
+            grids.extend((0..l.blocks()).map(|b| self.grid(b, j)));
+            for (i, w) in column.iter_mut().enumerate() {
+                let block = self.groups.as_ref().map_or(i / l.block, |g| g[i]);
+                *w = grids[block].weight(self.code(i, j));
+            }
+        }
+    }
+
+    /// The weight as grids, and the order of its rows in them if it is another; `None` where the layout of ours does not take it.
+    pub(crate) fn grids(&self) -> Option<(Grids<'_>, Option<Vec<usize>>)> {
+        let l = self.layout;
+        if !l.k.is_multiple_of(l.bits.k_step()) || !l.n.is_multiple_of(2) {
+            return None;
+        }
+        let order = match &self.groups {
+            Some(groups) => by_group(l.k, l.block, |i| groups[i]).ok()?,
+            None => None,
+        };
+        let rows = order.clone();
+        let column = move |j: usize, out: &mut GridColumn| {
+            out.grids.extend((0..l.blocks()).map(|b| self.grid(b, j)));
+            match &rows {
+                Some(rows) => out.codes.extend(rows.iter().map(|i| self.code(*i, j))),
+                None => out.codes.extend((0..l.k).map(|i| self.code(i, j))),
+            }
+        };
+        let grids = Grids {
+            bits: l.bits,
+            group: l.block,
+            k: l.k,
+            n: l.n,
+            column: Box::new(column),
+        };
+        Some((grids, order))
+    }
+}
+
+/// The operands in the order of the file, less x and the bias.
+type Constants = [Option<Arc<HostTensor>>; 4];
+
+impl MatMulNBits {
+    /// Codes and scales of the product with our format, if it is exact; with the order of the rows.
+    fn exact(&self, [codes, scales, zeros, g_idx]: &Constants) -> OpResult<Option<Exact>> {
+        let (Some(codes), Some(scales)) = (codes, scales) else {
+            return Ok(None);
+        };
+        let layout = [self.bits.rows(self.k), self.n];
+        let groups = [self.blocks(), self.n, 2];
+        if [Some(codes), Some(scales), zeros.as_ref(), g_idx.as_ref()]
+            .into_iter()
+            .flatten()
+            .any(|t| t.is_absent())
+        {
+            // What a model takes can be told without its weights, if they are as they mostly are.
+            let fits = self.k.is_multiple_of(self.bits.k_step()) && self.n.is_multiple_of(2);
+            let absent = |dtype, shape: &[usize]| HostTensor::absent(dtype, shape, "codes of MatMulNBits");
+            return Ok(match fits && g_idx.is_none() {
+                true => Some((absent(DType::U32, &layout)?, absent(DType::F16, &groups)?, None)),
+                false => None,
+            });
+        }
+        let weight = self.weight(codes, scales, zeros.as_deref(), g_idx.as_deref())?;
+        let Some((grids, order)) = weight.grids() else {
+            return Ok(None);
+        };
+        match grids.pack() {
+            Ok((packed, loss)) if loss.max == 0.0 => {
+                let flat: &[half::f16] = bytemuck::cast_slice(&packed.scales);
+                let codes = HostTensor::from_u32(&layout, &packed.codes)?;
+                Ok(Some((codes, HostTensor::from_f16(&groups, flat)?, order)))
+            }
+            _ => Ok(None),
+        }
+    }
+}
+
+/// Codes, scales, order of the rows.
+type Exact = (HostTensor, HostTensor, Option<Vec<usize>>);
+
+impl Op for MatMulNBits {
+    fn name(&self) -> &str {
+        "MatMulNBits"
+    }
+
+    fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
+        let x = cx.float(0)?;
+        self.check(cx.fact(1)?, cx.fact(2)?, [cx.opt(3), cx.opt(4), cx.opt(5)])?;
+        let Some((last, before)) = x.shape.0.split_last() else {
+            return Err(OpError::expected("rank of x", "1 or more", 0));
+        };
+        cx.same("inner dims", last, &Dim::from_usize(self.k))?;
+        let mut shape = before.to_vec();
+        shape.push(Dim::from_usize(self.n));
+        Ok(vec![Fact::new(x.dtype, Shape(shape))])
+    }
+
+    fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
+        /// Weights that are decoded at a time.
+        const BAND: usize = 1 << 22;
+        let opt = |i: usize| inputs.get(i).copied().flatten();
+        let x = operand(inputs, 0)?;
+        let weight = self.weight(operand(inputs, 1)?, operand(inputs, 2)?, opt(3), opt(4))?;
+        let bias = opt(5).map(HostTensor::to_f32).transpose()?;
+        let data = x.to_f32()?;
+        let rows = data.len() / self.k;
+        let mut y = vec![0f32; rows * self.n];
+        let at_once = (BAND / self.k).clamp(1, self.n);
+        let (mut columns, mut part) = (vec![0f32; at_once * self.k], vec![0f32; rows * at_once]);
+        for first in (0..self.n).step_by(at_once) {
+            let count = at_once.min(self.n - first);
+            weight.columns(first, &mut columns[..count * self.k]);
+            gemm(rows, count, self.k, &data, &columns, true, &mut part);
+            for (y, part) in y.chunks_exact_mut(self.n).zip(part.chunks_exact(count)) {
+                y[first..first + count].copy_from_slice(part);
+            }
+        }
+        if let Some(bias) = bias {
+            for row in y.chunks_exact_mut(self.n) {
+                row.iter_mut().zip(bias.iter()).for_each(|(y, b)| *y += b);
+            }
+        }
+        let mut shape = x.shape().to_vec();
+        if let Some(last) = shape.last_mut() {
+            *last = self.n;
+        }
+        Ok(vec![HostTensor::from_floats(x.dtype(), &shape, &y)?])
+    }
+
+    fn parts(&self, cx: &mut Parts<'_, '_>) -> OpResult<Option<Vec<ValueId>>> {
+        let mut constants: Constants = [const { None }; 4];
+        for (i, place) in constants.iter_mut().enumerate() {
+            if let Some(v) = cx.opt(i + 1) {
+                let Known::Const(tensor) = cx.fact(v)?.known else {
+                    return Ok(None);
+                };
+                *place = Some(tensor);
+            }
+        }
+        let mut x = cx.input(0)?;
+        let dtype = cx.fact(x)?.dtype;
+        let mut y = if let Some((codes, scales, order)) = self.exact(&constants)? {
+            if let Some(order) = order {
+                let order: Vec<i64> = order
+                    .iter()
+                    .map(|i| i64::try_from(*i).unwrap_or(i64::MAX))
+                    .collect();
+                let order = cx.ints("order", &order)?;
+                x = cx.node("ordered", Gather { axis: -1 }, &[Some(x), Some(order)])?;
+            }
+            let (codes, scales) = (cx.constant("codes", codes), cx.constant("scales", scales));
+            let op = MatMulE0m {
+                bits: self.bits,
+                group: self.block,
+            };
+            cx.node("product", op, &[Some(x), Some(codes), Some(scales)])?
+        } else {
+            let [Some(codes), Some(scales), zeros, g_idx] = &constants else {
+                return Ok(None);
+            };
+            let weight = self.weight(codes, scales, zeros.as_deref(), g_idx.as_deref())?;
+            let mut columns = vec![0f32; self.n * self.k];
+            weight.columns(0, &mut columns);
+            let weight = HostTensor::from_floats(dtype, &[self.n, self.k], &columns)?;
+            let weight = cx.constant("weight", weight);
+            cx.node("product", MatMul { trans_b: true }, &[Some(x), Some(weight)])?
+        };
+        if let Some(bias) = cx.opt(5) {
+            y = cx.pointwise("biased", binary(Binary::Add, arg(0), arg(1)), &[y, bias])?;
+        }
+        Ok(Some(vec![y]))
+    }
+}
+
+fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
+    let size = |name: &str| -> OpResult<usize> {
+        let found = a.int(name)?;
+        found
+            .and_then(|v| usize::try_from(v).ok())
+            .filter(|v| *v > 0)
+            .ok_or_else(|| {
+                let found = found.map_or_else(|| "nothing".to_owned(), |v| v.to_string());
+                OpError::expected(format!("attribute `{name}`"), "a positive integer", found)
+            })
+    };
+    let bits = a.int("bits")?.unwrap_or(4);
+    let known = Bits::new(bits).filter(|b| matches!(b, Bits::Two | Bits::Four | Bits::Eight));
+    let bits = known.ok_or_else(|| OpError::expected("attribute `bits`", "2, 4 or 8", bits))?;
+    let block = size("block_size")?;
+    if block < 16 || !block.is_power_of_two() {
+        let expected = "a power of two of 16 or more";
+        return Err(OpError::expected("attribute `block_size`", expected, block));
+    }
+    // How much rounding the kernel may do; ours do less.
+    a.int("accuracy_level")?;
+    let (k, n) = (size("K")?, size("N")?);
+    if k.checked_next_multiple_of(block).and_then(|k| k.checked_mul(n)).is_none() {
+        return Err(OpError::expected("attributes `K` and `N`", "a matrix in memory", format!("{k} x {n}")));
+    }
+    Ok(Box::new(MatMulNBits { k, n, bits, block }))
+}
+
+/// The registry's entry.
+pub static DEF: OpDef = OpDef {
+    onnx: &[OnnxName {
+        domain: "com.microsoft",
+        name: "MatMulNBits",
+        since: 1,
+    }],
+    import,
+    kernels: &[],
+    cases,
+};
+
+/// How a case is made: operands that are there, and scales that halves hold.
+#[derive(Clone, Copy, Default)]
+struct Given {
+    packed_zeros: bool,
+    float_zeros: bool,
+    g_idx: bool,
+    bias: bool,
+    rough: bool,
+}
+
+fn case(bits: Bits, block: usize, [rows, k, n]: [usize; 3], given: Given) -> Option<Case> {
+    let op = MatMulNBits { k, n, bits, block };
+    let blocks = op.blocks();
+    let noise = |i: usize| u8::try_from((i * 167 + i / 7 * 59) % 256).unwrap_or(0);
+    let bytes = |count: usize| (0..count).map(noise).collect::<Vec<u8>>();
+    let size = n * op.column_bytes();
+    let codes = HostTensor::from_bytes(DType::U8, &[n, blocks, op.block_bytes()], &bytes(size));
+    let step = if given.rough { 0.001 } else { 1.0 / 1024.0 };
+    #[expect(clippy::cast_precision_loss, reason = "small test numbers")]
+    let scales: Vec<f32> = (0..n * blocks).map(|i| step * (1 + i * 5 % 31) as f32).collect();
+    let mut inputs = vec![
+        input(&[1, rows, k]),
+        constant(codes.ok()?),
+        constant(HostTensor::from_f32(&[n * blocks], &scales).ok()?),
+    ];
+    if given.packed_zeros {
+        let zeros = bytes(n * op.zero_bytes());
+        inputs.push(constant(HostTensor::from_bytes(DType::U8, &[zeros.len()], &zeros).ok()?));
+    } else if given.float_zeros {
+        let zeros: Vec<f32> = (0..n * blocks).map(|i| f32::from(noise(i) % 15)).collect();
+        inputs.push(constant(HostTensor::from_f32(&[n, blocks], &zeros).ok()?));
+    }
+    let omitted = |inputs: &mut Vec<_>, upto: usize| {
+        // The middle, as if nothing were given.
+        while inputs.len() < upto {
+            let middle = vec![f32::from(bits.top() / 2 + 1); n * blocks];
+            inputs.extend(HostTensor::from_f32(&[n, blocks], &middle).ok().map(constant));
+        }
+    };
+    if given.g_idx {
+        omitted(&mut inputs, 4);
+        let of = |i: usize| i32::try_from(i * 7 % k / block).unwrap_or(0);
+        let g_idx: Vec<i32> = (0..k).map(of).collect();
+        inputs.push(constant(HostTensor::from_i32(&[k], &g_idx).ok()?));
+    }
+    if given.bias {
+        inputs.push(input(&[n]));
+    }
+    Some(Case::new(op, inputs))
+}
+
+fn cases() -> Vec<Case> {
+    use Bits::{Eight, Four, Two};
+    let plain = Given::default();
+    let packed_zeros = Given { packed_zeros: true, ..plain };
+    let float_zeros = Given { float_zeros: true, ..plain };
+    let g_idx = Given { g_idx: true, ..packed_zeros };
+    [
+        (Four, 32, [1, 64, 34], plain),
+        (Four, 32, [3, 64, 34], packed_zeros),
+        (Four, 16, [2, 40, 10], packed_zeros),
+        (Four, 128, [1, 200, 66], float_zeros),
+        (Eight, 32, [1, 96, 34], packed_zeros),
+        (Two, 64, [5, 128, 10], plain),
+        (Four, 32, [2, 96, 34], g_idx),
+        (Four, 32, [2, 96, 34], Given { bias: true, ..g_idx }),
+        // Neither fits our layout: an odd number of columns, and scales that halves do not hold.
+        (Four, 32, [2, 64, 9], packed_zeros),
+        (Four, 32, [2, 64, 10], Given { rough: true, ..packed_zeros }),
+    ]
+    .into_iter()
+    .filter_map(|(bits, block, sizes, given)| case(bits, block, sizes, given))
+    .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_weight_by_hand() {
+        // Two columns of 20 rows in blocks of 16: the second block is short, and its padding is not read.
+        let op = MatMulNBits { k: 20, n: 2, bits: Bits::Four, block: 16 };
+        let mut bytes = vec![0xffu8; 32];
+        // Column 1, rows 17 and 16.
+        bytes[24] = 0x3a;
+        let codes = HostTensor::from_bytes(DType::U8, &[2, 2, 8], &bytes).unwrap();
+        let scales = HostTensor::from_f32(&[4], &[1.0, 2.0, 4.0, 0.5]).unwrap();
+        let zeros = HostTensor::from_bytes(DType::U8, &[2, 1], &[0x51, 0x72]).unwrap();
+        let weight = op.weight(&codes, &scales, Some(&zeros), None).unwrap();
+        let mut columns = vec![0.0; 40];
+        weight.columns(0, &mut columns);
+        assert_eq!(columns[..16], [14.0; 16]);
+        assert_eq!(columns[16..20], [20.0; 4]);
+        assert_eq!(columns[20..36], [52.0; 16]);
+        assert_eq!(columns[36..], [0.5 * (10.0 - 7.0), 0.5 * (3.0 - 7.0), 4.0, 4.0]);
+        let middle = op.weight(&codes, &scales, None, None).unwrap();
+        assert_eq!(middle.grid(0, 1).weight(9), 4.0);
+    }
+
+    #[test]
+    fn exact_weights_are_packed_and_others_are_not() {
+        let pack = |case: Option<Case>| {
+            let case = case.unwrap();
+            let op: &MatMulNBits = case.op.downcast().unwrap();
+            let mut constants: Constants = [const { None }; 4];
+            for (i, place) in constants.iter_mut().enumerate() {
+                *place = case.inputs.get(i + 1).map(|t| Arc::new(t.make(0).unwrap()));
+            }
+            op.exact(&constants).unwrap().map(|(.., order)| order.is_some())
+        };
+        let given = Given { packed_zeros: true, ..Given::default() };
+        assert_eq!(pack(case(Bits::Four, 32, [1, 96, 34], given)), Some(false));
+        let order = Given { g_idx: true, ..given };
+        assert_eq!(pack(case(Bits::Four, 32, [1, 96, 34], order)), Some(true));
+        assert_eq!(pack(case(Bits::Four, 32, [1, 96, 33], given)), None);
+        let rough = Given { rough: true, ..given };
+        assert_eq!(pack(case(Bits::Four, 32, [1, 96, 34], rough)), None);
+    }
+}

@@ -1,0 +1,380 @@
+//! Weights that another format stores as codes on uniform grids. They become codes of this one, without being decoded and quantized anew.
+
+use super::format::{Bits, QuantError, affine, decode, encode};
+use super::method::{Method, Scratch, constant};
+use super::packed::{Loss, Packed};
+use half::f16;
+use std::num::NonZeroUsize;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+/// A uniform grid: code q stands for `scale * q + offset`.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Grid {
+    /// Distance of its levels, of either sign.
+    pub scale: f64,
+    /// The weight of code 0.
+    pub offset: f64,
+}
+
+impl Grid {
+    /// The grid on which the level `zero`, which need not be whole, is the weight 0.
+    pub fn around(scale: f64, zero: f64) -> Self {
+        Self {
+            scale,
+            offset: -scale * zero,
+        }
+    }
+
+    /// The weight of a code, rounded once.
+    #[expect(clippy::cast_possible_truncation, reason = "rounding is meant")]
+    pub fn weight(self, code: u8) -> f32 {
+        (self.scale * f64::from(code) + self.offset) as f32
+    }
+}
+
+/// A column of a matrix as another format stores it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct GridColumn {
+    /// The grid of each group along K.
+    pub grids: Vec<Grid>,
+    /// A code each weight.
+    pub codes: Vec<u8>,
+}
+
+impl GridColumn {
+    /// Makes it an empty one.
+    pub fn clear(&mut self) {
+        self.grids.clear();
+        self.codes.clear();
+    }
+
+    /// Appends the weights, in groups of `group`, to `out`.
+    pub fn weights(&self, group: usize, out: &mut Vec<f32>) {
+        for (codes, grid) in self.codes.chunks(group.max(1)).zip(&self.grids) {
+            out.extend(codes.iter().map(|q| grid.weight(*q)));
+        }
+    }
+}
+
+/// A matrix of which each column is stored as a [`GridColumn`].
+pub struct Grids<'a> {
+    /// Format with as many levels.
+    pub bits: Bits,
+    /// Weights of a group.
+    pub group: usize,
+    /// Rows.
+    pub k: usize,
+    /// Columns.
+    pub n: usize,
+    /// Appends column j to an empty one: codes up to [`Bits::top`], K of them.
+    pub column: Box<dyn Fn(usize, &mut GridColumn) + Sync + 'a>,
+}
+
+impl std::fmt::Debug for Grids<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self {
+            bits, group, k, n, ..
+        } = self;
+        write!(f, "{k} x {n} of {bits}, groups of {group}")
+    }
+}
+
+impl Grids<'_> {
+    /// The matrix in our format, and the loss, which comes from the rounding of scales and biases to halves alone: it is 0 for grids that
+    /// [`affine`] says are exact. Only a group whose grid halves cannot hold is quantized anew, by the default method. No scale is negative.
+    ///
+    /// Errors: sizes or groups that do not fit the layout, scales or offsets that are not finite, columns of another length.
+    pub fn pack(&self) -> Result<(Packed, Loss), QuantError> {
+        /// Columns that a core does at a time.
+        const PANEL: usize = 32;
+        struct Out {
+            packed: Packed,
+            losses: Vec<Loss>,
+            error: Option<(usize, QuantError)>,
+        }
+        let count = self.n.div_ceil(PANEL);
+        let out = Mutex::new(Out {
+            packed: Packed::empty(self.bits, self.group, self.k, self.n)?,
+            losses: vec![Loss::default(); count],
+            error: None,
+        });
+        let next = AtomicUsize::new(0);
+        let threads = std::thread::available_parallelism()
+            .map_or(1, NonZeroUsize::get)
+            .min(count);
+        let work = || {
+            let mut room = Room::default();
+            loop {
+                let panel = next.fetch_add(1, Ordering::Relaxed);
+                let first = panel * PANEL;
+                if panel >= count {
+                    return;
+                }
+                let made = self.panel(first, PANEL.min(self.n - first), &mut room);
+                let mut out = out.lock().unwrap_or_else(PoisonError::into_inner);
+                match made {
+                    Ok((packed, loss)) => {
+                        out.packed.place(&packed, first);
+                        out.losses[panel] = loss;
+                    }
+                    Err(e) if out.error.as_ref().is_none_or(|(at, _)| first < *at) => {
+                        out.error = Some((first, e));
+                    }
+                    Err(_) => {}
+                }
+            }
+        };
+        std::thread::scope(|scope| {
+            for _ in 1..threads {
+                scope.spawn(work);
+            }
+            work();
+        });
+        let out = out.into_inner().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, e)) = out.error {
+            return Err(e);
+        }
+        let mut loss = Loss::default();
+        out.losses.iter().for_each(|l| loss.add(l));
+        Ok((out.packed, loss))
+    }
+
+    /// Columns `first .. first + width`, as a matrix of their own.
+    fn panel(&self, first: usize, width: usize, room: &mut Room) -> Result<(Packed, Loss), QuantError> {
+        let mut packed = Packed::empty(self.bits, self.group, self.k, width)?;
+        let mut loss = Loss::default();
+        let groups = self.k.div_ceil(self.group);
+        for j in 0..width {
+            room.source.clear();
+            (self.column)(first + j, &mut room.source);
+            let GridColumn { grids, codes } = &mut room.source;
+            if codes.len() != self.k || grids.len() != groups {
+                return Err(QuantError::Codes {
+                    group: groups,
+                    column: first + j,
+                    expected: format!("{groups} grids, {} codes", self.k),
+                    found: format!("{} and {}", grids.len(), codes.len()),
+                });
+            }
+            if let Some(code) = codes.iter().find(|c| **c > self.bits.top()) {
+                return Err(QuantError::Codes {
+                    group: 0,
+                    column: first + j,
+                    expected: format!("codes up to {}", self.bits.top()),
+                    found: code.to_string(),
+                });
+            }
+            for (g, (codes, grid)) in codes.chunks_mut(self.group).zip(grids).enumerate() {
+                let bad = [grid.scale, grid.offset].into_iter().find(|v| !v.is_finite());
+                if let Some(value) = bad {
+                    return Err(QuantError::NotFinite {
+                        index: g * self.group * self.n + first + j,
+                        value: value.to_string(),
+                    });
+                }
+                room.weights.clear();
+                room.weights.extend(codes.iter().map(|q| grid.weight(*q)));
+                let [scale, bias] = fit(self.bits, *grid, codes, &room.weights, &mut room.scratch)?;
+                for (w, q) in room.weights.iter().zip(&*codes) {
+                    loss.note(*w, decode(self.bits, scale, bias, *q));
+                }
+                packed.set_group(g, j, scale, bias, codes)?;
+            }
+        }
+        Ok((packed, loss))
+    }
+}
+
+#[derive(Default)]
+struct Room {
+    source: GridColumn,
+    weights: Vec<f32>,
+    scratch: Scratch,
+}
+
+/// The `k` inputs of a matrix in the order of their groups, `of(i)` for input i, where they do not stand so already. Groups are of `group` inputs, the
+/// last may be shorter; else the first that is not, with its number of inputs and that wanted, is the error.
+pub fn by_group(
+    k: usize,
+    group: usize,
+    of: impl Fn(usize) -> usize,
+) -> Result<Option<Vec<usize>>, (usize, usize, usize)> {
+    let group = group.max(1);
+    if (0..k).all(|i| of(i) == i / group) {
+        return Ok(None);
+    }
+    let mut order: Vec<usize> = (0..k).collect();
+    order.sort_by_key(|i| of(*i));
+    match order
+        .iter()
+        .enumerate()
+        .find(|(place, i)| of(**i) != place / group)
+    {
+        None => Ok(Some(order)),
+        Some((place, _)) => {
+            let g = place / group;
+            let found = (0..k).filter(|i| of(*i) == g).count();
+            Err((g, found, group.min(k - g * group)))
+        }
+    }
+}
+
+/// Scale and bias of a group, whose codes become those of our format.
+fn fit(
+    bits: Bits,
+    grid: Grid,
+    codes: &mut [u8],
+    weights: &[f32],
+    scratch: &mut Scratch,
+) -> Result<[f16; 2], QuantError> {
+    if grid.scale == 0.0 {
+        if let Some((scale, bias)) = constant(weights.first().copied().unwrap_or_default()) {
+            codes.fill(0);
+            return Ok([scale, bias]);
+        }
+    } else {
+        let (mut scale, mut zero) = (grid.scale, -grid.offset / grid.scale);
+        let negative = scale < 0.0;
+        if negative {
+            // The same levels, counted from the other end.
+            (scale, zero) = (-scale, f64::from(bits.top()) - zero);
+        }
+        if let Ok(found) = affine(bits, scale, zero) {
+            if negative {
+                codes.iter_mut().for_each(|q| *q = bits.top().saturating_sub(*q));
+            }
+            return Ok([found.scale, found.bias]);
+        }
+    }
+    let (scale, bias) = Method::default().fit(bits, weights, None, scratch)?;
+    for (q, w) in codes.iter_mut().zip(weights) {
+        *q = encode(bits, scale, bias, *w);
+    }
+    Ok([scale, bias])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn one(bits: Bits, grids: &[Grid], group: usize, codes: &[u8]) -> Result<(Packed, Loss), QuantError> {
+        let column = |_: usize, out: &mut GridColumn| {
+            out.grids.extend_from_slice(grids);
+            out.codes.extend_from_slice(codes);
+        };
+        let (k, n) = (codes.len(), 2);
+        let column = Box::new(column);
+        Grids {
+            bits,
+            group,
+            k,
+            n,
+            column,
+        }
+        .pack()
+    }
+
+    #[test]
+    fn groups_that_halves_cannot_hold_are_quantized_anew() {
+        let codes: Vec<u8> = (0..8).chain(8..16).collect();
+        // A zero point beyond halves; all codes near one weight.
+        let far = Grid {
+            scale: 1e-6,
+            offset: 0.7,
+        };
+        let (packed, loss) = one(Bits::Four, &[far], 16, &codes).unwrap();
+        assert!(loss.max < 4e-4, "{loss:?}");
+        assert!((packed.get(3, 1) - 0.7).abs() < 4e-4);
+        let constant = Grid {
+            scale: 0.0,
+            offset: -0.3125,
+        };
+        let (packed, loss) = one(Bits::Four, &[constant], 16, &codes).unwrap();
+        assert_eq!((packed.get(5, 0), loss.max), (-0.3125, 0.0));
+        let error = one(
+            Bits::Four,
+            &[Grid {
+                scale: f64::NAN,
+                offset: 0.0,
+            }],
+            16,
+            &codes,
+        )
+        .unwrap_err();
+        assert_eq!(
+            error,
+            QuantError::NotFinite {
+                index: 0,
+                value: "NaN".to_owned()
+            }
+        );
+        assert!(matches!(
+            one(Bits::Four, &[far, far], 16, &codes),
+            Err(QuantError::Codes { .. })
+        ));
+        assert!(matches!(
+            one(Bits::Three, &[far], 32, &[9; 32]),
+            Err(QuantError::Codes { .. })
+        ));
+    }
+
+    #[test]
+    fn inputs_by_group() {
+        assert_eq!(by_group(5, 2, |i| i / 2), Ok(None));
+        assert_eq!(
+            by_group(5, 2, |i| [1, 0, 2, 1, 0][i]),
+            Ok(Some(vec![1, 4, 0, 3, 2]))
+        );
+        assert_eq!(by_group(5, 2, |i| [1, 0, 2, 2, 0][i]), Err((1, 1, 2)));
+        assert_eq!(by_group(2, 2, |i| [7, 0][i]), Err((0, 1, 2)));
+    }
+
+    #[test]
+    fn many_columns_keep_their_places() {
+        let (k, n) = (40, 202);
+        let column = move |j: usize, out: &mut GridColumn| {
+            out.grids
+                .extend([Grid::around(0.5, (j % 16) as f64), Grid::around(-0.25, 3.0)]);
+            out.codes.extend((0..k).map(|i| ((i * 5 + j * 3) % 16) as u8));
+        };
+        let grids = Grids {
+            bits: Bits::Four,
+            group: 32,
+            k,
+            n,
+            column: Box::new(column),
+        };
+        let (packed, loss) = grids.pack().unwrap();
+        assert_eq!((loss.max, loss.count), (0.0, (k * n) as u64));
+        let (mut source, mut wanted) = (GridColumn::default(), Vec::new());
+        for j in 0..n {
+            source.clear();
+            wanted.clear();
+            (grids.column)(j, &mut source);
+            source.weights(32, &mut wanted);
+            let found: Vec<f32> = (0..k).map(|i| packed.get(i, j)).collect();
+            assert_eq!(found, wanted, "column {j}");
+        }
+        assert!(packed.scales.iter().all(|[s, _]| s.to_f32() > 0.0));
+    }
+
+    proptest! {
+        #[test]
+        fn half_scales_and_whole_zeros_are_exact(
+            scale in 1u16..0x5FFF, negative in any::<bool>(), zero in 0u8..16, format in 0usize..6,
+            codes in proptest::collection::vec(0u8..=255, 32),
+        ) {
+            let bits = Bits::ALL[format];
+            let codes: Vec<u8> = codes.iter().map(|q| q & bits.top()).collect();
+            let scale = f16::from_bits(scale).to_f64() * if negative { -1.0 } else { 1.0 };
+            let grid = Grid::around(scale, f64::from(zero & bits.top()));
+            let (packed, loss) = one(bits, &[grid], 32, &codes).unwrap();
+            prop_assert_eq!(loss.max, 0.0);
+            for (i, q) in codes.iter().enumerate() {
+                prop_assert_eq!(packed.get(i, 1), grid.weight(*q));
+            }
+        }
+    }
+}
