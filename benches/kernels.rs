@@ -25,6 +25,7 @@ fn product(
     rows: usize,
     k: usize,
     weights: Vec<HostTensor>,
+    float: DType,
 ) -> Option<Session> {
     let backend = backend::open(kind, None).ok()?;
     let mut graph = Graph::default();
@@ -40,7 +41,7 @@ fn product(
     edit.add_output(y);
     derive::derive(&mut graph).ok()?;
     let options = Options {
-        float: DType::F16,
+        float,
         bounds: Bindings::new(),
         ..Options::default()
     };
@@ -89,6 +90,37 @@ fn run(c: &mut Criterion, group: &str, throughput: &Throughput, session: Option<
     g.finish();
 }
 
+/// Products of floats: rows, terms and columns. CLIP ViT-B/32's image encoder, whose 50 rows are few for a large GPU, its text
+/// encoder, `MobileNetV2`'s classifier, and the plain convolutions of `YOLO11n` at 640 pixels, as products.
+const PRODUCTS: [(usize, usize, usize); 10] = [
+    (50, 768, 768),
+    (50, 768, 3072),
+    (50, 3072, 768),
+    (77, 512, 2048),
+    (1, 1280, 1000),
+    (64, 64, 6400),
+    (128, 256, 1600),
+    (256, 512, 400),
+    (512, 768, 3072),
+    (1024, 1024, 1024),
+];
+
+/// Every product of [`PRODUCTS`] with a constant right operand, stored as `float`.
+fn floats(c: &mut Criterion, kind: BackendKind, float: DType) {
+    for (rows, k, n) in PRODUCTS {
+        let w: Vec<f32> = (0..k * n).map(|i| (i % 13) as f32 / 12.0 - 0.5).collect();
+        let w = HostTensor::from_f32(&[k, n], &w).into_iter().collect();
+        let op = Box::new(MatMul { trans_b: false });
+        run(
+            c,
+            &format!("matmul_{float}"),
+            &Throughput::Elements((rows * k * n) as u64),
+            product(kind, op, rows, k, w, float),
+            &format!("{kind}/{rows}x{k}x{n}"),
+        );
+    }
+}
+
 fn benches(c: &mut Criterion) {
     // SmolLM2's layers and head, and one layer of a 7B model.
     let sizes = [(576, 576), (576, 1536), (1536, 576), (4096, 4096)];
@@ -105,7 +137,7 @@ fn benches(c: &mut Criterion) {
                 c,
                 "matvec_e0m4",
                 &bytes,
-                product(*kind, op(), 1, k, packed(Bits::Four, 32, k, n)),
+                product(*kind, op(), 1, k, packed(Bits::Four, 32, k, n), DType::F16),
                 &format!("{kind}/{k}x{n}"),
             );
             let macs = Throughput::Elements((64 * k * n) as u64);
@@ -113,7 +145,7 @@ fn benches(c: &mut Criterion) {
                 c,
                 "matmul_e0m4/64 rows",
                 &macs,
-                product(*kind, op(), 64, k, packed(Bits::Four, 32, k, n)),
+                product(*kind, op(), 64, k, packed(Bits::Four, 32, k, n), DType::F16),
                 &format!("{kind}/{k}x{n}"),
             );
         }
@@ -126,7 +158,7 @@ fn benches(c: &mut Criterion) {
             c,
             "matvec_e0m8",
             &bytes,
-            product(*kind, op, 1, 576, packed(Bits::Eight, 32, 576, 49152)),
+            product(*kind, op, 1, 576, packed(Bits::Eight, 32, 576, 49152), DType::F16),
             &format!("{kind}/576x49152"),
         );
         let w = HostTensor::from_f32(&[576, 1536], &vec![0.5; 576 * 1536])
@@ -137,9 +169,12 @@ fn benches(c: &mut Criterion) {
             c,
             "matvec_f16",
             &Throughput::Bytes(576 * 1536 * 2),
-            product(*kind, op, 1, 576, w),
+            product(*kind, op, 1, 576, w, DType::F16),
             &format!("{kind}/576x1536"),
         );
+        for float in [DType::F32, DType::F16] {
+            floats(c, *kind, float);
+        }
     }
 }
 

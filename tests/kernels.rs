@@ -47,6 +47,17 @@ fn kinds_of_device() -> Vec<Caps> {
             });
         }
     }
+    for backend in ["opencl", "wgpu"] {
+        for units in harness::UNITS {
+            all.push(Caps {
+                backend,
+                kind: DeviceKind::Discrete,
+                fast_local: true,
+                units,
+                ..base.clone()
+            });
+        }
+    }
     all.push(Caps {
         local_bytes: 1 << 14,
         max_workgroup: 128,
@@ -461,7 +472,9 @@ fn kernel_texts_hold_no_forbidden_words() {
                     .next()
                     .unwrap_or_default()
                     .replace("vload_half2", "")
-                    .replace("vstore_half2", "");
+                    .replace("vstore_half2", "")
+                    .replace("vloada_half2", "")
+                    .replace("vstorea_half2", "");
                 for word in FORBIDDEN {
                     assert!(
                         !code.contains(word),

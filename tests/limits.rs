@@ -27,6 +27,8 @@ fn caps() -> Caps {
         max_buffer_bytes: 1 << 30,
         memory_bytes: 0,
         local_bytes: 1 << 15,
+        fast_local: false,
+        units: 0,
         max_workgroup: 256,
         max_grid: 65_535,
         subgroup: None,

@@ -1,6 +1,7 @@
 // Loads and stores of halves as floats. CPU compilers without half arithmetic convert one half at a time in software;
 // with SOFT_HALF (set by the backend for such devices) the bits are moved by vector integer operations instead. Infinities and
-// NaN do not occur (numeric contract); results are rounded to nearest even, as by the built-in functions.
+// NaN do not occur (numeric contract); results are rounded to nearest even, as by the built-in functions. Pairs and fours are of
+// two kinds: `pair` and `four` begin at a multiple of their size, which the others need not.
 #ifdef SOFT_HALF
 #define HALF_SOFT_FORMS(n) \
   inline float##n half_load##n(size_t i, const __global half *x) { \
@@ -19,6 +20,10 @@ HALF_SOFT_FORMS(2)
 HALF_SOFT_FORMS(4)
 HALF_SOFT_FORMS(8)
 HALF_SOFT_FORMS(16)
+#define half_load_pair half_load2
+#define half_load_four half_load4
+#define half_store_pair half_store2
+#define half_store_four half_store4
 inline void half_store(float v, size_t i, __global half *y) { vstore_half(v, i, y); }
 inline float half_load(size_t i, const __global half *x) {
   uint h = ((const __global ushort *)x)[i];
@@ -30,9 +35,13 @@ inline float half_load(size_t i, const __global half *x) {
 #define half_load4(i, x) vload_half4(i, x)
 #define half_load8(i, x) vload_half8(i, x)
 #define half_load16(i, x) vload_half16(i, x)
+#define half_load_pair(i, x) vloada_half2(i, x)
+#define half_load_four(i, x) vloada_half4(i, x)
 #define half_store(v, i, y) vstore_half(v, i, y)
 #define half_store2(v, i, y) vstore_half2(v, i, y)
 #define half_store4(v, i, y) vstore_half4(v, i, y)
 #define half_store8(v, i, y) vstore_half8(v, i, y)
 #define half_store16(v, i, y) vstore_half16(v, i, y)
+#define half_store_pair(v, i, y) vstorea_half2(v, i, y)
+#define half_store_four(v, i, y) vstorea_half4(v, i, y)
 #endif

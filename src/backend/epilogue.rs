@@ -235,8 +235,8 @@ impl Epilogue {
             );
         };
         put("put", 1, "(i)", &format!("{y}_raw(i_"));
-        put("put2", 2, "2u * (uint)(i)", &format!("{y}_raw_run(2, i_"));
-        put("put4", 4, "4u * (uint)(i)", &format!("{y}_raw_run(4, i_"));
+        put("put2", 2, "2u * (uint)(i)", &format!("{y}_raw2(i_ / 2u"));
+        put("put4", 4, "4u * (uint)(i)", &format!("{y}_raw4(i_ / 4u"));
         for n in [2, 4, 8, 16] {
             put(&format!("lanes{n}"), n, "(i)", &format!("{y}_raw_run({n}, i_"));
         }

@@ -13,7 +13,7 @@
 //! | [`Ty::Words`] | `uint *` | `array<u32>` | `w[i]` |
 //! | [`Ty::Words4`] | `uint4 *` | `array<vec4<u32>>` | `w[i]` |
 //!
-//! `at2(i)` reads elements `2i` and `2i + 1`, `at4(i)` reads `4i ..= 4i + 3`. There is no store of one half:
+//! `at2(i)` reads elements `2i` and `2i + 1`, `at4(i)` reads `4i ..= 4i + 3`, each in one access, as views are aligned to 16 bytes. There is no store of one half:
 //! WGSL has no 16-bit store without an extension, so a work-item always owns an aligned pair; or a [`Ty::Single`] result
 //! is stored one at a time, in WGSL halves by two atomic operations on the word that two of them share. A
 //! tensor with an odd number of elements is followed by padding up to a multiple of 4 bytes.
@@ -456,15 +456,17 @@ impl KernelSpec {
             };
             let n = arg.name;
             let m = self.storage_of(arg);
+            // Views begin where a vector may; `vload` and `vstore` would not assume so, and compilers of GPUs then move single elements.
+            let t = if dtype.is_float() { "float" } else { "int" };
             if matches!(arg.role, Role::Out | Role::InOut) {
                 let _ = match dtype {
                     DType::F16 => writeln!(
                         s,
-                        "#define {n}_{put}2(i, v) half_store2(v, (size_t)(i), {m})\n#define {n}_{put}4(i, v) half_store4(v, (size_t)(i), {m})"
+                        "#define {n}_{put}2(i, v) half_store_pair(v, (size_t)(i), {m})\n#define {n}_{put}4(i, v) half_store_four(v, (size_t)(i), {m})"
                     ),
                     _ => writeln!(
                         s,
-                        "#define {n}_{put}2(i, v) vstore2(v, (size_t)(i), {m})\n#define {n}_{put}4(i, v) vstore4(v, (size_t)(i), {m})"
+                        "#define {n}_{put}2(i, v) (((__global {t}2 *){m})[i] = (v))\n#define {n}_{put}4(i, v) (((__global {t}4 *){m})[i] = (v))"
                     ),
                 };
             }
@@ -488,11 +490,11 @@ impl KernelSpec {
                 let _ = match dtype {
                     DType::F16 => writeln!(
                         s,
-                        "#define {n}_at(i) half_load((size_t)(i), {m})\n#define {n}_at2(i) half_load2((size_t)(i), {m})\n#define {n}_at4(i) half_load4((size_t)(i), {m})"
+                        "#define {n}_at(i) half_load((size_t)(i), {m})\n#define {n}_at2(i) half_load_pair((size_t)(i), {m})\n#define {n}_at4(i) half_load_four((size_t)(i), {m})"
                     ),
                     _ => writeln!(
                         s,
-                        "#define {n}_at(i) ({m}[i])\n#define {n}_at2(i) vload2((size_t)(i), {m})\n#define {n}_at4(i) vload4((size_t)(i), {m})"
+                        "#define {n}_at(i) ({m}[i])\n#define {n}_at2(i) (((const __global {t}2 *){m})[i])\n#define {n}_at4(i) (((const __global {t}4 *){m})[i])"
                     ),
                 };
             }

@@ -50,7 +50,7 @@ pub struct Caps {
     pub driver: String,
     /// Kind of processor.
     pub kind: DeviceKind,
-    /// Required alignment of a view's offset, in bytes; a power of two.
+    /// Required alignment of a view's offset, in bytes; a power of two, 16 or more, so that vectors of four words can be read.
     pub view_align: u64,
     /// Required alignment of each dispatch's parameters within [`Launch::params`], in bytes; a power of two.
     pub params_align: u64,
@@ -62,6 +62,10 @@ pub struct Caps {
     pub memory_bytes: u64,
     /// Work-group (local, shared) memory in bytes.
     pub local_bytes: u32,
+    /// Local memory is faster than the caches of global memory, so that it pays to bring there what several work-items read.
+    pub fast_local: bool,
+    /// Compute units, each of which runs work-groups of its own; 0 when the driver does not say.
+    pub units: u32,
     /// Largest number of work-items in a work-group.
     pub max_workgroup: u32,
     /// Largest grid on each axis, in work-groups.
@@ -95,6 +99,8 @@ impl Caps {
             max_buffer_bytes: 1 << 31,
             memory_bytes: 0,
             local_bytes: 1 << 15,
+            fast_local: false,
+            units: 0,
             max_workgroup: 1024,
             max_grid: 65_535,
             subgroup: None,
@@ -102,6 +108,13 @@ impl Caps {
             profiling: false,
         }
     }
+}
+
+/// [`Caps::fast_local`] of a GPU of the maker with this PCI number: NVIDIA, AMD, Intel and Apple keep local memory beside their cores.
+/// Mali has none, and Adreno's does not beat its caches.
+#[cfg(any(feature = "opencl", feature = "wgpu"))]
+pub(crate) fn fast_local(kind: DeviceKind, vendor: u32) -> bool {
+    kind != DeviceKind::Cpu && [0x10de, 0x1002, 0x8086, 0x106b].contains(&vendor)
 }
 
 /// What went wrong below the session.

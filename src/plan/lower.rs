@@ -380,6 +380,11 @@ impl LowerCx<'_> {
         self.caps
     }
 
+    /// The largest value of `dim` in any run, where the plan bounds its symbols.
+    pub fn upper_bound(&self, dim: &Dim) -> Option<i64> {
+        dim.upper_bound(self.limits).ok()
+    }
+
     /// What is known of the symbols.
     pub fn constraints(&self) -> &Constraints {
         self.graph.constraints()

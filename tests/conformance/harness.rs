@@ -250,6 +250,19 @@ pub fn spread(plan: &mut Plan, align: u64) -> Vec<Place> {
         .collect()
 }
 
+/// Compute units for which products are cut in the largest tiles, in those between, and in the smallest.
+pub const UNITS: [u32; 3] = [1, 8, 4096];
+
+/// The device as kernels are chosen for it: as it is, and as one of `units` where local memory pays.
+fn kinds(device: &Device, units: &[u32]) -> Vec<Caps> {
+    let shared = units.iter().map(|units| Caps {
+        fast_local: true,
+        units: *units,
+        ..device.caps.clone()
+    });
+    std::iter::once(device.caps.clone()).chain(shared).collect()
+}
+
 /// Runs `scenario` in every form.
 pub fn run(device: &Device, scenario: &Scenario, storage: DType) -> Result<(), String> {
     let _turn = device.turn();
@@ -287,14 +300,20 @@ pub fn run(device: &Device, scenario: &Scenario, storage: DType) -> Result<(), S
         .map(|t| t.byte_len() as u64)
         .max();
     let limits = weight.into_iter().flat_map(|w| [w / 2, w / 3, w / 5]).map(Some);
-    let mut seen: Vec<String> = Vec::new();
-    for (form, limit) in forms
+    let variants: Vec<_> = forms
         .iter()
         .map(|f| (f, None))
         .chain(limits.map(|l| (&forms[0], l)))
-    {
+        .flat_map(|(form, limit)| {
+            // How a weight is split does not depend on the tile.
+            let units = if limit.is_some() { &UNITS[1..2] } else { &UNITS[..] };
+            let kinds = kinds(device, units);
+            kinds.into_iter().map(move |caps| (form, limit, caps))
+        })
+        .collect();
+    let mut seen: Vec<String> = Vec::new();
+    for (form, limit, mut caps) in variants {
         let graph = scenario.parts(*form, storage).map_err(|e| e.to_string())?;
-        let mut caps = device.caps.clone();
         caps.max_view_bytes = limit.unwrap_or(caps.max_view_bytes);
         if storage == DType::F32 {
             // Grids along one axis are folded.

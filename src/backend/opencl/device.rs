@@ -1,7 +1,7 @@
 //! Which devices there are and what they offer.
 
 use super::driver::{Code, DeviceHandle, number, text};
-use crate::backend::{BackendError, Caps, DeviceKind};
+use crate::backend::{BackendError, Caps, DeviceKind, fast_local};
 use opencl3::device as api;
 use opencl3::error_codes as codes;
 use opencl3::platform::platform as platform_api;
@@ -181,6 +181,7 @@ fn caps_of(device: DeviceHandle, platform: &str, platform_version: &str) -> Resu
     } else {
         DeviceKind::Discrete
     };
+    let vendor = clamp(value("CL_DEVICE_VENDOR_ID", api::CL_DEVICE_VENDOR_ID)?);
     let max_bytes = value("CL_DEVICE_MAX_MEM_ALLOC_SIZE", api::CL_DEVICE_MAX_MEM_ALLOC_SIZE)?;
     let sizes = bytes(
         "CL_DEVICE_MAX_WORK_ITEM_SIZES",
@@ -215,6 +216,11 @@ fn caps_of(device: DeviceHandle, platform: &str, platform_version: &str) -> Resu
         max_buffer_bytes: max_bytes,
         memory_bytes: value("CL_DEVICE_GLOBAL_MEM_SIZE", api::CL_DEVICE_GLOBAL_MEM_SIZE)?,
         local_bytes: clamp(value("CL_DEVICE_LOCAL_MEM_SIZE", api::CL_DEVICE_LOCAL_MEM_SIZE)?),
+        fast_local: fast_local(kind, vendor),
+        units: clamp(value(
+            "CL_DEVICE_MAX_COMPUTE_UNITS",
+            api::CL_DEVICE_MAX_COMPUTE_UNITS,
+        )?),
         max_workgroup,
         // Work-item numbers are kept in 32 bits by the kernels.
         max_grid: u32::MAX / max_workgroup,
@@ -238,9 +244,9 @@ fn smallest_sub_group(device: DeviceHandle) -> Option<u32> {
         .min()
 }
 
-/// Bytes from the alignment in bits that drivers give.
+/// Bytes from the alignment in bits that drivers give: at least those of a vector of four words, which accessors read.
 fn view_align(bits: u64) -> u64 {
-    (bits / 8).max(4).checked_next_power_of_two().unwrap_or(1 << 63)
+    (bits / 8).max(16).checked_next_power_of_two().unwrap_or(1 << 63)
 }
 
 fn clamp(value: u64) -> u32 {
@@ -267,7 +273,7 @@ mod tests {
         assert_eq!(version_of("OpenCL 1.2"), Some((1, 2)));
         assert_eq!(version_of("1.2"), None);
         assert_eq!(view_align(1024), 128);
-        assert_eq!(view_align(0), 4);
+        assert_eq!(view_align(0), 16);
         assert_eq!(view_align(u64::MAX), 1 << 61);
     }
 

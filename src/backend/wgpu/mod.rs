@@ -13,7 +13,7 @@ mod tests;
 
 use super::kernel::{Language, Role, Ty, excerpt};
 use super::{Backend, BackendError, BufferId, Caps, Command, DeviceKind, KernelId, KernelSpec, Launch};
-use super::{RecordingId, Stats, View, choose};
+use super::{RecordingId, Stats, View, choose, fast_local};
 use std::collections::HashMap;
 use std::num::NonZeroU64;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -104,17 +104,18 @@ fn caps_of(adapter: &::wgpu::Adapter) -> Caps {
         .into_iter()
         .filter(|s| !s.is_empty())
         .collect();
+    let kind = match info.device_type {
+        ::wgpu::DeviceType::DiscreteGpu => DeviceKind::Discrete,
+        ::wgpu::DeviceType::IntegratedGpu => DeviceKind::Integrated,
+        ::wgpu::DeviceType::Cpu => DeviceKind::Cpu,
+        ::wgpu::DeviceType::VirtualGpu | ::wgpu::DeviceType::Other => DeviceKind::Other,
+    };
     Caps {
         backend: NAME,
         driver: format!("{} ({})", driver.join(" "), info.backend)
             .trim_start()
             .to_owned(),
-        kind: match info.device_type {
-            ::wgpu::DeviceType::DiscreteGpu => DeviceKind::Discrete,
-            ::wgpu::DeviceType::IntegratedGpu => DeviceKind::Integrated,
-            ::wgpu::DeviceType::Cpu => DeviceKind::Cpu,
-            ::wgpu::DeviceType::VirtualGpu | ::wgpu::DeviceType::Other => DeviceKind::Other,
-        },
+        kind,
         device: info.name,
         // At least a vector of four words, which also keeps the pad word of an odd tensor out of its neighbour.
         view_align: u64::from(limits.min_storage_buffer_offset_alignment).max(16),
@@ -123,6 +124,8 @@ fn caps_of(adapter: &::wgpu::Adapter) -> Caps {
         max_buffer_bytes: limits.max_buffer_size & !3,
         memory_bytes: 0,
         local_bytes: limits.max_compute_workgroup_storage_size,
+        fast_local: fast_local(kind, info.vendor),
+        units: 0,
         max_workgroup: limits
             .max_compute_invocations_per_workgroup
             .min(limits.max_compute_workgroup_size_x),

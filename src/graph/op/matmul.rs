@@ -4,6 +4,9 @@
 //! product. A constant second operand of rank 2 is stored once in the plan's float type, split by columns
 //! where it exceeds what a kernel can bind.
 
+mod tile;
+
+use self::tile::Tile;
 use super::case::{Case, input};
 use super::parts::Parts;
 use super::reshape::Reshape;
@@ -18,11 +21,19 @@ use crate::shape::{Dim, Fact, Shape, product};
 use crate::tensor::{DType, HostTensor};
 
 static KERNEL: Kernel = crate::kernel!(matmul {
-    m: U32, n: U32, k: U32, b_stride: U32, y_stride: U32, column: U32, batches: U32,
+    m: U32, n: U32, k: U32, b_stride: U32, y_stride: U32, column: U32,
     n1: U32, n2: U32,
     a0: U32, a1: U32, a2: U32,
     b0: U32, b1: U32, b2: U32,
+    batches: U32,
 } [a: In Elem, b: In Elem, y: InOut Elem]);
+/// The same by way of local memory.
+static TILED: Kernel = crate::kernel!(matmul_tiled {
+    m: U32, n: U32, k: U32, b_stride: U32, y_stride: U32, column: U32,
+    n1: U32, n2: U32,
+    a0: U32, a1: U32, a2: U32,
+    b0: U32, b1: U32, b2: U32,
+} [a: In Elem, b: In Elem, y: InOut Single]);
 
 /// Rows that one work-item computes when there are many.
 const ROWS: i64 = 4;
@@ -224,18 +235,21 @@ impl Op for MatMul {
             BatchWalk::new(batch_out, batch_a, &m.mul(k)?, batch_b, &product(tail_b)?)?
         };
         let constant = one_matrix && b.as_const().is_some();
-        let by_vectors = cx.caps().explicit_vectors();
+        let [most_rows, most_columns, most] = [&rows, n, &walk.count].map(|d| cx.upper_bound(d));
+        let tile = Tile::of(cx.caps(), most_rows, most_columns, most);
+        let by_vectors = tile.is_none() && cx.caps().explicit_vectors();
+        // Columns that are read at a time.
+        let together = if tile.is_some() { 4 } else { 2 };
         let odd = n.exact_div(&2.into()).is_none();
-        let tile = if odd || rows.is(1) { 1 } else { ROWS };
         let mut parts = Vec::new();
         if let (true, Some(columns), Some(depth)) = (constant, as_usize(n), as_usize(k)) {
             let size = if cx.float() == DType::F16 { 2 } else { 4 };
-            for (first, count) in cx.split(columns, depth * size, 2)? {
+            for (first, count) in cx.split(columns, depth * size, together)? {
                 // Columns that one work-item reads from top to bottom are side by side.
                 let panel = [32, 16]
                     .into_iter()
                     .find(|p| by_vectors && count.is_multiple_of(*p));
-                let stride = count.next_multiple_of(2);
+                let stride = count.next_multiple_of(together);
                 let panel = panel.unwrap_or(stride);
                 let pack = Pack::Columns {
                     dtype: cx.float(),
@@ -256,64 +270,113 @@ impl Op for MatMul {
             let stride = if self.trans_b { k } else { n };
             parts.push((cx.input(1)?, 0, n.clone(), stride.clone()));
         }
-        if odd && !by_vectors && parts.len() > 1 {
+        if odd && !by_vectors && tile.is_none() && parts.len() > 1 {
             return Err(OpError::NoKernel(format!(
                 "a weight of {n} columns, an odd number, above the binding limit"
             )));
         }
         for (weight, first, count, stride) in parts {
             let turned = self.trans_b && !constant;
-            let whole = |n: i64| count.exact_div(&n.into()).is_some();
-            // Vectors of 16 columns that a work-item computes.
-            let vectors = match () {
-                () if !by_vectors || turned => None,
-                () if whole(32) => Some(2),
-                () => Some(1),
+            let fields = [&rows, &count, k, &stride, n, &Dim::from_usize(first)];
+            let cut = Cut {
+                rows: &rows,
+                columns: &count,
+                depth: k,
+                stride: &stride,
+                all: n,
+                batches: &walk.count,
             };
-            let tile = match vectors {
-                None => tile,
-                Some(_) if rows.is(1) => 1,
-                Some(_) => VECTOR_ROWS,
+            let mut call = match tile {
+                Some(tile) => cut.tiled(tile)?,
+                None if by_vectors && !turned => cut.by_vectors()?,
+                None => cut.plain()?,
             };
-            let mut call = Call::new(&KERNEL, if vectors.is_some() { 8 } else { 64 })
-                .operand(cx.input(0)?)
-                .operand(weight)
-                .operand(cx.output(0)?)
-                .define("ROWS", tile)
-                .field(&rows)
-                .field(&count)
-                .field(k)
-                .field(stride)
-                .field(n)
-                .field(Dim::from_usize(first))
-                .field(&walk.count);
-            for d in walk.sizes.iter().chain(&walk.a).chain(&walk.b) {
+            call = call.operand(cx.input(0)?).operand(weight).operand(cx.output(0)?);
+            let steps = walk.sizes.iter().chain(&walk.a).chain(&walk.b);
+            for d in fields.into_iter().chain(steps) {
                 call = call.field(d);
             }
-            call = if let Some(vectors) = vectors {
-                let call = call.define("VECTORS", vectors).grid(
-                    count.ceil_div(16 * vectors * 8)?,
-                    rows.ceil_div(tile)?,
-                    walk.count.clone(),
-                );
-                if whole(16) { call } else { call.define("TAIL", 1) }
-            } else if odd {
-                call.define("ODD", 1)
-                    .grid(walk.count.mul(&rows)?.mul(&count)?.ceil_div(2 * 64)?, 1, 1)
-            } else {
-                let call = call.grid(count.ceil_div(2 * 64)?, rows.ceil_div(tile)?, walk.count.clone());
-                if k.exact_div(&4.into()).is_some() {
-                    call.define("BY4", 1)
-                } else {
-                    call
-                }
-            };
+            if tile.is_none() {
+                call = call.field(&walk.count);
+            }
             if turned {
                 call = call.define("TRANS_B", 1);
             }
             cx.emit(call)?;
         }
         Ok(())
+    }
+}
+
+/// A product, or some columns of it, that one dispatch computes.
+struct Cut<'a> {
+    rows: &'a Dim,
+    columns: &'a Dim,
+    depth: &'a Dim,
+    /// Elements from one row of the right operand as stored to the next.
+    stride: &'a Dim,
+    /// Columns of the whole product.
+    all: &'a Dim,
+    batches: &'a Dim,
+}
+
+impl Cut<'_> {
+    /// Work-groups share blocks of both operands.
+    fn tiled(&self, tile: Tile) -> OpResult<Call> {
+        let fours = |d: &Dim| d.exact_div(&4.into()).is_some();
+        let mut call = tile.define(Call::new(&TILED, tile.items)).grid(
+            self.columns.ceil_div(tile.columns)?,
+            self.rows.ceil_div(tile.rows)?,
+            self.batches.clone(),
+        );
+        let whole = [
+            ("A4", fours(self.depth)),
+            ("B4", fours(self.stride)),
+            ("Y4", fours(self.all)),
+            ("ODD", self.all.exact_div(&2.into()).is_none()),
+        ];
+        for (name, _) in whole.iter().filter(|(_, set)| *set) {
+            call = call.define(name, 1);
+        }
+        Ok(call)
+    }
+
+    /// A work-item has rows of vectors, for CPUs.
+    fn by_vectors(&self) -> OpResult<Call> {
+        let whole = |n: i64| self.columns.exact_div(&n.into()).is_some();
+        let rows = if self.rows.is(1) { 1 } else { VECTOR_ROWS };
+        // Vectors of 16 columns that a work-item computes.
+        let vectors = if whole(32) { 2 } else { 1 };
+        let call = Call::new(&KERNEL, 8)
+            .define("ROWS", rows)
+            .define("VECTORS", vectors)
+            .grid(
+                self.columns.ceil_div(16 * vectors * 8)?,
+                self.rows.ceil_div(rows)?,
+                self.batches.clone(),
+            );
+        Ok(if whole(16) { call } else { call.define("TAIL", 1) })
+    }
+
+    /// A work-item has a few rows of two columns; of an odd number of columns, two results.
+    fn plain(&self) -> OpResult<Call> {
+        let odd = self.all.exact_div(&2.into()).is_none();
+        let rows = if odd || self.rows.is(1) { 1 } else { ROWS };
+        let call = Call::new(&KERNEL, 64).define("ROWS", rows);
+        if odd {
+            let results = self.batches.mul(self.rows)?.mul(self.columns)?;
+            return Ok(call.define("ODD", 1).grid(results.ceil_div(2 * 64)?, 1, 1));
+        }
+        let call = call.grid(
+            self.columns.ceil_div(2 * 64)?,
+            self.rows.ceil_div(rows)?,
+            self.batches.clone(),
+        );
+        Ok(if self.depth.exact_div(&4.into()).is_some() {
+            call.define("BY4", 1)
+        } else {
+            call
+        })
     }
 }
 
@@ -425,7 +488,7 @@ fn import(_: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 pub static DEF: OpDef = OpDef {
     onnx: &[onnx("MatMul", 1)],
     import,
-    kernels: &[&KERNEL],
+    kernels: &[&KERNEL, &TILED],
     cases,
 };
 
@@ -449,6 +512,13 @@ fn cases() -> Vec<Case> {
         weight(&[1, 9, 96], &[96, 128], false),
         weight(&[2, 3, 31], &[31, 7], false),
         weight(&[4, 24], &[50, 24], true),
+        // Several tiles and blocks, the last ones in part; sums and rows that end within a vector.
+        weight(&[70, 150], &[150, 72], false),
+        weight(&[3, 260], &[260, 37], false),
+        weight(&[35, 131], &[131, 34], false),
+        case(&[2, 67, 140], &[2, 140, 66], false),
+        case(&[3, 18, 133], &[3, 35, 133], true),
+        case(&[2, 1, 36, 132], &[1, 2, 68, 132], true),
         Case::new(
             MatMul { trans_b: false },
             vec![input(&[2, 3, 5]).ints(-9, 9), input(&[5, 4]).ints(-9, 9)],
