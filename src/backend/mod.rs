@@ -79,6 +79,15 @@ pub struct Caps {
 }
 
 impl Caps {
+    /// Compute units, or how many a device of this kind that does not say probably has.
+    pub fn assumed_units(&self) -> u32 {
+        match (self.units, self.kind) {
+            (0, DeviceKind::Discrete) => 64,
+            (0, _) => 16,
+            (units, _) => units,
+        }
+    }
+
     /// A work-item is an iteration of a loop on a core, whose vectors are those that the kernel writes out: OpenCL on CPUs, where
     /// drivers besides pay for barriers. Such a device wants rows by one work-item each, in runs of 16 elements.
     pub fn explicit_vectors(&self) -> bool {

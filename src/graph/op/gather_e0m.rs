@@ -3,7 +3,7 @@
 //! head share one tensor. Attributes as for `MatMulE0M`. Indices as for `Gather`.
 
 use super::case::{Case, constant, input};
-use super::matmul_e0m::{format_defines, import_format, packed_case, packed_parts, packed_size, scale_pairs};
+use super::matmul_e0m::{STRETCH, format_defines, import_format, packed_case, packed_parts, packed_size, scale_pairs};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, operand, own};
 use crate::backend::kernel::Kernel;
 use crate::plan::lower::{Call, LowerCx};
@@ -64,7 +64,7 @@ impl Op for GatherE0m {
         let count = cx.out_fact(0)?.shape.count()?;
         // The same parts as the matrix product takes, so that a tied head shares them.
         for part in packed_parts(cx, &[1], self.bits, k, n)? {
-            let call = format_defines(Call::new(&KERNEL, 64), self.bits, self.group)
+            let call = format_defines(Call::new(&KERNEL, 64), self.bits, self.group, STRETCH)
                 .operand(part.codes)
                 .operand(part.scales)
                 .operand(cx.input(0)?)

@@ -87,21 +87,14 @@ pub(super) fn scale_pairs(scales: &HostTensor) -> OpResult<Vec<[f16; 2]>> {
     Ok(scales.f16s()?.chunks_exact(2).map(|p| [p[0], p[1]]).collect())
 }
 
-/// What `common/e0m4` asks for: width, planes, groups. Kernels share a stretch of x by work-group, so a larger group is several
-/// stretches.
-pub(super) fn format_defines(call: Call, bits: Bits, group: usize) -> Call {
-    const STRETCH: usize = 256;
+/// Weights of a stretch, unless a kernel asks for fewer.
+pub(super) const STRETCH: usize = 256;
+
+/// What `common/e0m4` asks for: width, planes, groups. Kernels walk in stretches of at most `most` weights, so a larger group is
+/// several of them.
+pub(super) fn format_defines(call: Call, bits: Bits, group: usize, most: usize) -> Call {
     let number = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
-    let fits = |s: &usize| group.is_multiple_of(*s);
-    let stretch = if group <= STRETCH {
-        group
-    } else {
-        (GROUP_STEP..=STRETCH)
-            .rev()
-            .step_by(GROUP_STEP)
-            .find(fits)
-            .unwrap_or(GROUP_STEP)
-    };
+    let stretch = stretch(group, most);
     let mut call = call
         .define("BITS", i64::from(bits.count()))
         .define("GROUP", number(stretch));
@@ -118,6 +111,17 @@ pub(super) fn format_defines(call: Call, bits: Bits, group: usize) -> Call {
         call = call.define("SPAN", number(group / stretch));
     }
     call
+}
+
+/// The largest part of a group of at most `most` weights of which it is a multiple.
+fn stretch(group: usize, most: usize) -> usize {
+    let fits = |s: &usize| group.is_multiple_of(*s);
+    let mut parts = (GROUP_STEP..=most.min(group)).rev().step_by(GROUP_STEP);
+    if group <= most {
+        group
+    } else {
+        parts.find(fits).unwrap_or(GROUP_STEP)
+    }
 }
 
 /// Columns of stored rows are padded to this number, so that work-items read whole vectors.
@@ -287,21 +291,34 @@ impl MatMulE0m {
             } else {
                 tile.matrix_items * tile.matrix_columns
             };
-            let call = if vector {
-                Call::new(&VECTOR, tile.vector_items)
+            let (items, most) = if vector {
+                tile.slices(cx.caps(), k, part.count, self.group)
             } else {
-                Call::new(&MATRIX, tile.matrix_items)
+                (tile.matrix_items, STRETCH)
             };
-            let call = format_defines(call, self.bits, self.group)
+            let call = Call::new(if vector { &VECTOR } else { &MATRIX }, items);
+            let call = format_defines(call, self.bits, self.group, most)
                 .operand(cx.input(0)?)
                 .operand(part.codes)
                 .operand(part.scales)
                 .operand(y);
             let groups = count.ceil_div(i64::from(columns))?;
             let call = if vector {
-                call.define("LANES", i64::from(tile.lanes))
+                let call = call
+                    .define("LANES", i64::from(tile.lanes))
                     .define("COLS", i64::from(tile.vector_columns))
-                    .grid(groups, 1, 1)
+                    .grid(groups, 1, 1);
+                let call = if items >= FOLD * columns {
+                    call.define("FOLD", i64::from(FOLD))
+                } else {
+                    call
+                };
+                let call = if cx.caps().kind == DeviceKind::Cpu {
+                    call
+                } else {
+                    call.define("WHOLE", 1)
+                };
+                call
                     .field(count)
                     .field(Dim::from_usize(k / step))
                     .field(panel)
@@ -332,6 +349,9 @@ impl MatMulE0m {
     }
 }
 
+/// Sums that are left after the first of two steps of adding up.
+const FOLD: u32 = 8;
+
 /// Work-group shapes of the two kernels for a device.
 struct Tile {
     /// Work-items of the vector kernel.
@@ -352,6 +372,36 @@ struct Tile {
 }
 
 impl Tile {
+    /// Work-items of the vector kernel for `k x n` weights, and the longest stretch that one of them walks at a time. A large GPU waits for
+    /// memory unless there are some hundred work-items for each compute unit: then more of them share a column, and walk less far.
+    fn slices(&self, caps: &Caps, k: usize, n: usize, group: usize) -> (u32, usize) {
+        /// Work-items of a compute unit that hide the time of a load.
+        const EACH: u32 = 1024;
+        /// A shorter stretch pays more for its scale than for its codes.
+        const LEAST: usize = 32;
+        let mut items = self.vector_items;
+        if !caps.fast_local {
+            return (items, STRETCH);
+        }
+        let columns = self.lanes * self.vector_columns;
+        let groups = u32::try_from(n).unwrap_or(u32::MAX).div_ceil(columns);
+        let wanted = caps.assumed_units().saturating_mul(EACH);
+        let most = stretch(group, STRETCH);
+        let walks = |items: u32, stretch: usize| k.div_ceil(stretch) >= (items / self.lanes) as usize;
+        while groups.saturating_mul(items) < wanted
+            && items * 2 <= caps.max_workgroup.min(1024)
+            && items * 2 * self.vector_columns * 4 <= caps.local_bytes
+            && walks(items * 2, LEAST)
+        {
+            items *= 2;
+        }
+        let mut length = most;
+        while !walks(items, length) && length > LEAST {
+            length = stretch(group, length / 2);
+        }
+        (items, length)
+    }
+
     fn of(caps: &Caps) -> Self {
         match (caps.kind, caps.backend) {
             // A work-item is a loop iteration on a core: explicit vectors, no splitting of K, weights read in sequence.

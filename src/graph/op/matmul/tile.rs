@@ -37,8 +37,6 @@ const TILES: [Tile; 3] = [
 const FLAT: Tile = tile(4, 16, 128, 128);
 /// Results on an axis without a bound.
 const UNBOUND: i64 = 256;
-/// Compute units of a device that does not say.
-const UNITS: u32 = 32;
 
 impl Tile {
     /// The tile for `batches` products of at most `rows x columns` results, as far as these are bound; `None` on a device that gains nothing by
@@ -52,7 +50,7 @@ impl Tile {
         if rows <= FLAT.rows {
             return Some(FLAT).filter(fits);
         }
-        let units = if caps.units == 0 { UNITS } else { caps.units };
+        let units = caps.assumed_units();
         let tiles = |all: i64, each: i64| (all - 1) / each + 1;
         let groups = |t: &Self| {
             let plane = tiles(rows, t.rows).saturating_mul(tiles(columns, t.columns));
