@@ -508,7 +508,7 @@ fn what_does_not_fit_is_named() {
             .contains("\"model_type\": \"gpt2\" is not supported; supported: llama, qwen2")
     );
     let mut folder = plain.clone();
-    folder.config["hidden_size"] = json!(1u64 << 40);
+    folder.config["vocab_size"] = json!(1u64 << 40);
     assert!(
         folder
             .error()

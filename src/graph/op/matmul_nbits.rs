@@ -80,7 +80,11 @@ impl MatMulNBits {
             if good && count == Some(size) {
                 return Ok(());
             }
-            Err(OpError::expected(what, format!("{size} elements of {expected}"), f))
+            Err(OpError::expected(
+                what,
+                format!("{size} elements of {expected}"),
+                f,
+            ))
         };
         let per_block = self.n * self.blocks();
         let size = self.n * self.column_bytes();
@@ -89,12 +93,29 @@ impl MatMulNBits {
         let [zeros, g_idx, bias] = rest;
         if let Some(z) = zeros {
             let floats = z.dtype.is_float();
-            let size = if floats { per_block } else { self.n * self.zero_bytes() };
-            fits("zero points", z, size, floats || z.dtype == DType::U8, "u8 or floats")?;
+            let size = if floats {
+                per_block
+            } else {
+                self.n * self.zero_bytes()
+            };
+            fits(
+                "zero points",
+                z,
+                size,
+                floats || z.dtype == DType::U8,
+                "u8 or floats",
+            )?;
         }
         if let Some(g) = g_idx {
-            let padded = g.shape.as_fixed().is_some_and(|s| s == [self.blocks() * self.block]);
-            let size = if padded { self.blocks() * self.block } else { self.k };
+            let padded = g
+                .shape
+                .as_fixed()
+                .is_some_and(|s| s == [self.blocks() * self.block]);
+            let size = if padded {
+                self.blocks() * self.block
+            } else {
+                self.k
+            };
             fits("g_idx", g, size, g.dtype == DType::I32, "i32")?;
         }
         if let Some(b) = bias {
@@ -373,8 +394,15 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     // How much rounding the kernel may do; ours do less.
     a.int("accuracy_level")?;
     let (k, n) = (size("K")?, size("N")?);
-    if k.checked_next_multiple_of(block).and_then(|k| k.checked_mul(n)).is_none() {
-        return Err(OpError::expected("attributes `K` and `N`", "a matrix in memory", format!("{k} x {n}")));
+    if k.checked_next_multiple_of(block)
+        .and_then(|k| k.checked_mul(n))
+        .is_none()
+    {
+        return Err(OpError::expected(
+            "attributes `K` and `N`",
+            "a matrix in memory",
+            format!("{k} x {n}"),
+        ));
     }
     Ok(Box::new(MatMulNBits { k, n, bits, block }))
 }
@@ -418,7 +446,9 @@ fn case(bits: Bits, block: usize, [rows, k, n]: [usize; 3], given: Given) -> Opt
     ];
     if given.packed_zeros {
         let zeros = bytes(n * op.zero_bytes());
-        inputs.push(constant(HostTensor::from_bytes(DType::U8, &[zeros.len()], &zeros).ok()?));
+        inputs.push(constant(
+            HostTensor::from_bytes(DType::U8, &[zeros.len()], &zeros).ok()?,
+        ));
     } else if given.float_zeros {
         let zeros: Vec<f32> = (0..n * blocks).map(|i| f32::from(noise(i) % 15)).collect();
         inputs.push(constant(HostTensor::from_f32(&[n, blocks], &zeros).ok()?));
@@ -445,9 +475,18 @@ fn case(bits: Bits, block: usize, [rows, k, n]: [usize; 3], given: Given) -> Opt
 fn cases() -> Vec<Case> {
     use Bits::{Eight, Four, Two};
     let plain = Given::default();
-    let packed_zeros = Given { packed_zeros: true, ..plain };
-    let float_zeros = Given { float_zeros: true, ..plain };
-    let g_idx = Given { g_idx: true, ..packed_zeros };
+    let packed_zeros = Given {
+        packed_zeros: true,
+        ..plain
+    };
+    let float_zeros = Given {
+        float_zeros: true,
+        ..plain
+    };
+    let g_idx = Given {
+        g_idx: true,
+        ..packed_zeros
+    };
     [
         (Four, 32, [1, 64, 34], plain),
         (Four, 32, [3, 64, 34], packed_zeros),
@@ -459,7 +498,15 @@ fn cases() -> Vec<Case> {
         (Four, 32, [2, 96, 34], Given { bias: true, ..g_idx }),
         // Neither fits our layout: an odd number of columns, and scales that halves do not hold.
         (Four, 32, [2, 64, 9], packed_zeros),
-        (Four, 32, [2, 64, 10], Given { rough: true, ..packed_zeros }),
+        (
+            Four,
+            32,
+            [2, 64, 10],
+            Given {
+                rough: true,
+                ..packed_zeros
+            },
+        ),
     ]
     .into_iter()
     .filter_map(|(bits, block, sizes, given)| case(bits, block, sizes, given))
@@ -473,7 +520,12 @@ mod tests {
     #[test]
     fn a_weight_by_hand() {
         // Two columns of 20 rows in blocks of 16: the second block is short, and its padding is not read.
-        let op = MatMulNBits { k: 20, n: 2, bits: Bits::Four, block: 16 };
+        let op = MatMulNBits {
+            k: 20,
+            n: 2,
+            bits: Bits::Four,
+            block: 16,
+        };
         let mut bytes = vec![0xffu8; 32];
         // Column 1, rows 17 and 16.
         bytes[24] = 0x3a;
@@ -502,7 +554,10 @@ mod tests {
             }
             op.exact(&constants).unwrap().map(|(.., order)| order.is_some())
         };
-        let given = Given { packed_zeros: true, ..Given::default() };
+        let given = Given {
+            packed_zeros: true,
+            ..Given::default()
+        };
         assert_eq!(pack(case(Bits::Four, 32, [1, 96, 34], given)), Some(false));
         let order = Given { g_idx: true, ..given };
         assert_eq!(pack(case(Bits::Four, 32, [1, 96, 34], order)), Some(true));

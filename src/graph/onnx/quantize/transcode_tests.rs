@@ -84,7 +84,7 @@ fn model(initializer: Vec<TensorProto>, node: Vec<NodeProto>) -> tempfile::TempD
         version,
     };
     let proto = ModelProto {
-        ir_version: 10,
+        ir_version: 9,
         opset_import: vec![opset("", 21), opset("com.microsoft", 1)],
         graph: Some(GraphProto {
             name: "g".to_owned(),
