@@ -4,6 +4,7 @@ use super::folder::convert;
 use super::{Summary, safetensors::Shards};
 use crate::graph::onnx::write::read_back;
 use crate::graph::pass::Pipeline;
+use crate::llm::Model as _;
 use crate::llm::engine::{Decoder, HostModel, Logits};
 use half::f16;
 use serde_json::{Value, json};

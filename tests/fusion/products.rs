@@ -4,15 +4,15 @@ use super::*;
 use transformer_lite::graph::op::joint_e0m::JointE0m;
 use transformer_lite::graph::op::matmul_e0m::MatMulE0m;
 use transformer_lite::graph::pass::{EPILOGUE, JOINT_PROJECTIONS};
-use transformer_lite::quant::{Bits, Packed};
+use transformer_lite::quant::{Bits, ByGroup, Method, Packed};
 
 /// A product of `x`, whose rows have 64 elements, with a constant of `n` columns.
 fn product(b: &mut Build, x: ValueId, product: MatMulE0m, n: usize) -> ValueId {
     let MatMulE0m { bits, group } = product;
     let at = |i: usize, j: usize| ((i * 7 + j * 3 + n) % 17) as f32 / 8.0 - 1.0;
-    let packed = Packed::quantize(bits, group, 64, n, &at).unwrap();
+    let packed = Packed::quantize(bits, group, 64, n, &ByGroup::from(Method::Mse), &at).unwrap();
     let scales: Vec<half::f16> = packed.scales.iter().flatten().copied().collect();
-    let codes = HostTensor::from_u32(&[64 / bits.per_word(), n], &packed.codes).unwrap();
+    let codes = HostTensor::from_u32(&[bits.rows(64), n], &packed.codes).unwrap();
     let scales = HostTensor::from_f16(&[64 / group, n, 2], &scales).unwrap();
     let mut edit = Edit::new(&mut b.0);
     let [codes, scales] = [codes, scales].map(|t| edit.add_const("packed", Arc::new(t)));

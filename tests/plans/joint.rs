@@ -3,7 +3,7 @@
 use super::*;
 use transformer_lite::graph::op::joint_e0m::JointE0m;
 use transformer_lite::graph::op::matmul_e0m::MatMulE0m;
-use transformer_lite::quant::{Bits, Packed};
+use transformer_lite::quant::{Bits, ByGroup, Method, Packed};
 
 /// Products of `x [n, 64]` with weights of so many columns; each result is read once.
 fn products(columns: &[usize]) -> Arc<Graph> {
@@ -15,7 +15,15 @@ fn products(columns: &[usize]) -> Arc<Graph> {
     let mut operands = vec![b.input("x", DType::F32, "n 64")];
     for (which, n) in columns.iter().enumerate() {
         let at = |i: usize, j: usize| ((i * 7 + j * 3 + which) % 17) as f32 / 8.0 - 1.0;
-        let packed = Packed::quantize(product.bits, product.group, 64, *n, &at).unwrap();
+        let packed = Packed::quantize(
+            product.bits,
+            product.group,
+            64,
+            *n,
+            &ByGroup::from(Method::Mse),
+            &at,
+        )
+        .unwrap();
         let scales: Vec<half::f16> = packed.scales.iter().flatten().copied().collect();
         let mut edit = Edit::new(&mut b.graph);
         for (name, t) in [
