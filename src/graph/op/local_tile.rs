@@ -37,7 +37,7 @@ const TILES: [Tile; 5] = [
 ];
 /// The tile for up to four rows, of which the columns matter alone.
 const FLAT: Tile = tile(4, 16, 128, 128);
-/// Results on an axis without a bound.
+/// Results on an axis without a bound; of batches without one a single one is assumed.
 const UNBOUND: i64 = 256;
 
 /// Compute units, assumed by the kind of device where it does not say.
@@ -63,7 +63,8 @@ impl Tile {
         if !caps.fast_local {
             return None;
         }
-        let [rows, columns, batches] = [rows, columns, batches].map(|d| d.unwrap_or(UNBOUND).max(1));
+        let [rows, columns] = [rows, columns].map(|d| d.unwrap_or(UNBOUND).max(1));
+        let batches = batches.unwrap_or(1).max(1);
         if rows <= FLAT.rows {
             return Some(FLAT).filter(fits);
         }
@@ -151,6 +152,8 @@ mod tests {
             ..caps(0)
         };
         assert_eq!(of(&discrete, None, Some(384)), 32);
+        let batches = Tile::of(&caps(132), Some(768), Some(49), None).unwrap();
+        assert_eq!(batches.rows, 16, "as for one batch");
         assert_eq!(of(&caps(100_000), Some(4096), Some(4096)), 16);
         assert_eq!(
             Tile::of(&caps(132), Some(50), Some(64), Some(12)).unwrap().rows,

@@ -18,6 +18,9 @@ pub(super) static KERNEL: Kernel = crate::kernel!(conv_tiled {
 /// Output channels of a group, and terms of a sum, of which there must be as many for a tile to pay.
 const LEAST: [usize; 2] = [8, 16];
 
+/// Results of a plane without a bound.
+const PLANE: i64 = 64 * 64;
+
 /// Emits the convolution of operand 0 by operand 1 in `group` groups of `rows` output and `channels` input channels, plus operand 2;
 /// false where the sizes or the device make tiles no gain, and nothing is emitted.
 pub(super) fn emit(
@@ -34,7 +37,12 @@ pub(super) fn emit(
     let columns = h.out.mul(&v.out)?;
     let batches = n.mul(&Dim::from_usize(group))?;
     let [most, most_batches] = [&columns, &batches].map(|d| cx.upper_bound(d));
-    let tile = Tile::of(cx.caps(), i64::try_from(rows).ok(), most, most_batches);
+    let tile = Tile::of(
+        cx.caps(),
+        i64::try_from(rows).ok(),
+        most.or(Some(PLANE)),
+        most_batches,
+    );
     let Some(tile) = tile.filter(|_| rows >= LEAST[0] && terms >= LEAST[1]) else {
         return Ok(false);
     };
