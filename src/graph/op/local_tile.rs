@@ -172,7 +172,7 @@ mod tests {
         assert_eq!(of(32, 25_600), (32, 64));
         assert_eq!(of(17, 25_600), (32, 64));
         assert_eq!(of(33, 25_600), (64, 64));
-        assert_eq!(of(32, 1600), (32, 32), "more work-groups");
+        assert_eq!(of(32, 6400), (32, 32), "more work-groups");
         assert_eq!(of(16, 1600), (16, 16));
     }
 
