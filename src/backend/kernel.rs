@@ -237,6 +237,11 @@ const COMMON: &[(&str, &str, &str)] = &[
         include_str!("../../cl/common/batches.cl"),
         include_str!("../../shaders/common/batches.wgsl"),
     ),
+    (
+        "tile",
+        include_str!("../../cl/common/tile.cl"),
+        include_str!("../../shaders/common/tile.wgsl"),
+    ),
     ("lanes", include_str!("../../cl/common/lanes.cl"), ""),
     (
         "e0m4",

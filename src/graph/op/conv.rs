@@ -3,6 +3,8 @@
 //! ONNX `Conv` from opset 1 (11 and 22 change texts and types only): `x [n, c, ..]`, `w [m, c / group, kernel..]`, optional
 //! `bias [m]`; the result is `[n, m, windows..]`. Spatial sizes may be symbols, those of the window are numbers.
 
+mod tiled;
+
 use super::case::{Case, input};
 use super::window::{self, AutoPad, Axis, Line, Window};
 use super::{Attributes, InferCx, Inputs, MOST_LOOPS, Op, OpDef, OpError, OpResult, onnx, operand};
@@ -208,7 +210,11 @@ impl Op for Conv {
                 },
             ];
         }
-        let rows = window::number(m)? / window::number(&self.group.into())?.max(1);
+        let group = window::number(&self.group.into())?.max(1);
+        let rows = window::number(m)? / group;
+        if tiled::emit(cx, &lines, group, rows, channels)? {
+            return Ok(());
+        }
         emit(cx, &lines, self.group, rows, channels, false)
     }
 }
@@ -445,7 +451,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 pub static DEF: OpDef = OpDef {
     onnx: &[onnx("Conv", 1)],
     import,
-    kernels: &[&KERNEL],
+    kernels: &[&KERNEL, &tiled::KERNEL],
     cases,
 };
 
@@ -459,8 +465,8 @@ fn cases() -> Vec<Case> {
         ..plain()
     };
     let biased = |x: &[usize], w: &[usize], window: Window, known: bool| {
+        let bias = input(w.get(..1).unwrap_or_default());
         let w = if known { input(w).constant() } else { input(w) };
-        let bias = input(&[5]);
         Case::new(
             Conv { window, group: 1 },
             vec![input(x), w, if known { bias.constant() } else { bias }],
@@ -543,6 +549,39 @@ fn cases() -> Vec<Case> {
         ),
         case(1, &[1, 3, 8, 12], &[7, 3, 4, 4], strided(4)),
         case(1, &[2, 9, 1, 1], &[10, 9, 1, 1], plain()),
+        // Several tiles and blocks, the last ones in part, with and without whole vectors; groups of many channels.
+        case(1, &[2, 40, 9, 15], &[70, 40, 1, 1], plain()),
+        case(1, &[1, 66, 10, 14], &[35, 66, 1, 1], plain()),
+        case(1, &[2, 18, 5, 7], &[16, 18, 1, 1], strided(2)),
+        case(
+            1,
+            &[2, 16, 11, 13],
+            &[67, 16, 3, 3],
+            Window {
+                pads: vec![1, 1, 1, 1],
+                ..plain()
+            },
+        ),
+        case(
+            1,
+            &[1, 7, 20, 17],
+            &[24, 7, 3, 3],
+            Window {
+                pads: vec![1, 0, 0, 1],
+                ..strided(2)
+            },
+        ),
+        case(
+            2,
+            &[2, 20, 9, 14],
+            &[36, 10, 3, 2],
+            Window {
+                dilations: vec![2, 3],
+                pads: vec![2, 1, 2, 2],
+                ..plain()
+            },
+        ),
+        case(3, &[1, 48, 6, 6], &[60, 16, 1, 1], plain()),
         case(
             1,
             &[1, 2, 1, 1],
@@ -590,6 +629,8 @@ fn cases() -> Vec<Case> {
             },
         ),
         biased(&[1, 2, 5, 5], &[5, 2, 3, 3], Window::new(&[3, 3]), true),
+        biased(&[2, 20, 5, 5], &[20, 20, 1, 1], plain(), true),
+        biased(&[1, 6, 9, 8], &[33, 6, 3, 3], plain(), false),
         biased(
             &[2, 2, 5, 19],
             &[5, 2, 3, 3],

@@ -3,7 +3,9 @@
 //! head share one tensor. Attributes as for `MatMulE0M`. Indices as for `Gather`.
 
 use super::case::{Case, constant, input};
-use super::matmul_e0m::{STRETCH, format_defines, import_format, packed_case, packed_parts, packed_size, scale_pairs};
+use super::matmul_e0m::{
+    STRETCH, format_defines, import_format, packed_case, packed_parts, packed_size, scale_pairs,
+};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, operand, own};
 use crate::backend::kernel::Kernel;
 use crate::plan::lower::{Call, LowerCx};

@@ -4,10 +4,8 @@
 //! product. A constant second operand of rank 2 is stored once in the plan's float type, split by columns
 //! where it exceeds what a kernel can bind.
 
-mod tile;
-
-use self::tile::Tile;
 use super::case::{Case, input};
+use super::local_tile::Tile;
 use super::parts::Parts;
 use super::reshape::Reshape;
 use super::{

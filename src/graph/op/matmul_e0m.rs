@@ -318,8 +318,7 @@ impl MatMulE0m {
                 } else {
                     call.define("WHOLE", 1)
                 };
-                call
-                    .field(count)
+                call.field(count)
                     .field(Dim::from_usize(k / step))
                     .field(panel)
                     .field(Dim::from_usize(part.first))

@@ -571,6 +571,7 @@ macro_rules! ops {
 }
 
 pub mod case;
+mod local_tile;
 pub mod parts;
 pub mod window;
 

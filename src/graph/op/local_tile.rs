@@ -27,37 +27,47 @@ const fn tile(rows: i64, columns: i64, depth: i64, items: u32) -> Tile {
 }
 
 /// Tiles for many rows, the largest first: the larger the less often an operand is read, the smaller the more work-groups there
-/// are. Each takes 16 KiB.
-const TILES: [Tile; 3] = [
+/// are. Each takes up to 16 KiB.
+const TILES: [Tile; 5] = [
     tile(64, 64, 32, 256),
+    tile(32, 64, 32, 128),
+    tile(16, 64, 32, 128),
     tile(32, 32, 64, 256),
     tile(16, 16, 128, 256),
 ];
 /// The tile for up to four rows, of which the columns matter alone.
 const FLAT: Tile = tile(4, 16, 128, 128);
-/// Results on an axis without a bound.
+/// Results on an axis without a bound; of batches without one a single one is assumed.
 const UNBOUND: i64 = 256;
 
 impl Tile {
+    /// It is not for more than half empty, and where it is wider than high its rows are all that there are.
+    fn suits(&self, rows: i64) -> bool {
+        let high = self.rows > TILES[2].rows && self.rows >= 2 * rows;
+        !high && (self.rows == self.columns || self.rows >= rows)
+    }
+
     /// The tile for `batches` products of at most `rows x columns` results, as far as these are bound; `None` on a device that gains nothing by
-    /// local memory or has too little of it. The largest tile that gives every compute unit work is taken.
+    /// local memory or has too little of it. The largest tile that is filled and gives every compute unit work is taken.
     pub fn of(caps: &Caps, rows: Option<i64>, columns: Option<i64>, batches: Option<i64>) -> Option<Self> {
         let fits = |t: &Self| t.pool() * 16 <= i64::from(caps.local_bytes) && t.items <= caps.max_workgroup;
         if !caps.fast_local {
             return None;
         }
-        let [rows, columns, batches] = [rows, columns, batches].map(|d| d.unwrap_or(UNBOUND).max(1));
+        let [rows, columns] = [rows, columns].map(|d| d.unwrap_or(UNBOUND).max(1));
+        let batches = batches.unwrap_or(1).max(1);
         if rows <= FLAT.rows {
             return Some(FLAT).filter(fits);
         }
-        let units = caps.assumed_units();
         let tiles = |all: i64, each: i64| (all - 1) / each + 1;
         let groups = |t: &Self| {
             let plane = tiles(rows, t.rows).saturating_mul(tiles(columns, t.columns));
             plane.saturating_mul(batches)
         };
-        let mut fitting = TILES.iter().filter(|t| fits(t));
-        let full = fitting.clone().find(|t| groups(t) >= i64::from(units));
+        let mut fitting = TILES.iter().filter(|t| fits(t) && t.suits(rows));
+        let full = fitting
+            .clone()
+            .find(|t| groups(t) >= i64::from(caps.assumed_units()));
         full.or(fitting.next_back()).copied()
     }
 
@@ -94,6 +104,7 @@ impl Tile {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::backend::DeviceKind;
 
     fn caps(units: u32) -> Caps {
         Caps {
@@ -129,12 +140,34 @@ mod tests {
         assert_eq!(of(&caps(132), Some(4096), Some(4096)), 64);
         assert_eq!(of(&caps(8), Some(50), Some(768)), 64);
         assert_eq!(of(&caps(132), Some(1), Some(1000)), 4);
-        assert_eq!(of(&caps(0), None, Some(384)), 32);
+        assert_eq!(of(&caps(0), None, Some(384)), 64);
+        let discrete = Caps {
+            kind: DeviceKind::Discrete,
+            ..caps(0)
+        };
+        assert_eq!(of(&discrete, None, Some(384)), 32);
+        let batches = Tile::of(&caps(132), Some(768), Some(49), None).unwrap();
+        assert_eq!(batches.rows, 16, "as for one batch");
         assert_eq!(of(&caps(100_000), Some(4096), Some(4096)), 16);
         assert_eq!(
             Tile::of(&caps(132), Some(50), Some(64), Some(12)).unwrap().rows,
             16
         );
+    }
+
+    #[test]
+    fn few_rows_get_wide_tiles() {
+        let of = |rows, columns| {
+            let t = Tile::of(&caps(132), Some(rows), Some(columns), Some(1)).unwrap();
+            (t.rows, t.columns)
+        };
+        assert_eq!(of(16, 25_600), (16, 64));
+        assert_eq!(of(8, 25_600), (16, 64));
+        assert_eq!(of(32, 25_600), (32, 64));
+        assert_eq!(of(17, 25_600), (32, 64));
+        assert_eq!(of(33, 25_600), (64, 64));
+        assert_eq!(of(32, 6400), (32, 32), "more work-groups");
+        assert_eq!(of(16, 1600), (16, 16));
     }
 
     #[test]
@@ -149,6 +182,7 @@ mod tests {
             ..caps(8)
         };
         assert_eq!(Tile::of(&few, Some(50), Some(768), Some(1)), None);
+        assert_eq!(Tile::of(&few, Some(30), Some(768), Some(1)), Some(TILES[1]));
         assert_eq!(Tile::of(&few, Some(1), Some(768), Some(1)), Some(FLAT));
         assert_eq!(
             Tile::of(&Caps::neutral(), Some(50), Some(768), Some(1)),

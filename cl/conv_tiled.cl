@@ -1,0 +1,34 @@
+// The convolution that conv computes, as a product for each image and group: rows are output channels of the group, columns results of a
+// plane, and the sums run over input channels and taps. Operand a is the weights, [channels, k], b is what they are applied to.
+inline uint channel(uint z, uint i, Params p) { return p.first + z % p.groups * p.m + i; }
+inline uint a_start(uint z, Params p) { return z % p.groups * p.m * p.k; }
+inline uint b_start(uint z, Params p) { return (z / p.groups * p.all_groups + p.first_group + z % p.groups) * (p.k / (KH * KW)) * p.b_stride; }
+inline uint y_start(uint z, uint i, Params p) { return (z / p.groups * p.outputs + channel(z, i, p)) * p.n; }
+inline uint bias_start(uint z, uint i, Params p) { return channel(z, i, p); }
+#ifdef WINDOWS
+// An element in each of four windows: its row and its column, perhaps outside, and where it is in b.
+typedef struct { int4 row, col, at; } Taps;
+
+// The first elements of the windows from number j on.
+inline Taps windows_from(uint b0, uint j, Params p) {
+  uint4 place = min((uint4)(j, j + 1, j + 2, j + 3), (uint4)(p.n - 1)), oy = place / p.out_w;
+  Taps taps;
+  taps.row = convert_int4(oy * SH) - p.pad_h;
+  taps.col = convert_int4((place - oy * p.out_w) * SW) - p.pad_w;
+  taps.at = (int)b0 + taps.row * (int)p.in_w + taps.col;
+  return taps;
+}
+
+// The elements that term k of the sums multiplies.
+inline Taps taps_at(Taps taps, uint k, Params p) {
+  int y = (int)(k % (KH * KW) / KW * DH), x = (int)(k % KW * DW);
+  taps.row += y;
+  taps.col += x;
+  taps.at += (int)(k / (KH * KW) * p.b_stride) + y * (int)p.in_w + x;
+  return taps;
+}
+
+// One of them, zero outside.
+#define TAP(taps, c) ((uint)taps.row.c < p.in_h && (uint)taps.col.c < p.in_w ? b_at(taps.at.c) : 0.0f)
+#endif
+#include "common/tile"
