@@ -136,7 +136,7 @@ impl<'a> Builder<'a> {
         columns: Option<&[usize]>,
     ) -> Result<Matrix> {
         let mut stored = self.tensors.stored(name, &[outputs, inputs])?;
-        if let Some(grids) = self.grids(name, &mut stored) {
+        if let Some(grids) = self.grids(name, &[outputs, inputs], &mut stored) {
             return Ok(Matrix::Packed(self.pack(name, grids, &stored, columns)?));
         }
         let mut all: Vec<f32> = heap(inputs * outputs, name)?;
@@ -168,24 +168,24 @@ impl<'a> Builder<'a> {
     }
 
     /// The grids of a matrix that keeps its bits. One that is to be kept and cannot is noted.
-    fn grids<'s>(&mut self, name: &str, stored: &mut Stored<'s>) -> Option<Grids<'s>> {
+    fn grids<'s>(&mut self, name: &str, shape: &[usize], stored: &mut Stored<'s>) -> Option<Grids<'s>> {
         if !self.keep_bits {
             return None;
         }
         let grids = stored.grids.take();
-        let (shape, reason) = match &grids {
-            None => (Vec::new(), format!("it is stored as {}", stored.kind)),
+        let reason = match &grids {
+            None => format!("it is stored as {}", stored.kind),
             Some(g) => {
                 let (k, n, step) = (g.k, g.n, g.bits.k_step());
                 if k.is_multiple_of(step) && n.is_multiple_of(2) {
                     return grids;
                 }
-                (vec![n, k], QuantError::Size { k, n, step }.to_string())
+                QuantError::Size { k, n, step }.to_string()
             }
         };
         self.kept.left.push(Left {
             name: name.to_owned(),
-            shape,
+            shape: shape.to_vec(),
             reason,
         });
         None
@@ -379,7 +379,7 @@ impl<'a> Builder<'a> {
         let path = "/model/embed_tokens/Gather";
         let shape = [p.vocab, p.hidden];
         let mut stored = self.tensors.stored(EMBEDDING, &shape)?;
-        match self.grids(EMBEDDING, &mut stored) {
+        match self.grids(EMBEDDING, &shape, &mut stored) {
             Some(grids) => {
                 let packed = self.pack(EMBEDDING, grids, &stored, None)?;
                 let x = format!("{path}_output_0");

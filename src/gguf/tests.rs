@@ -754,6 +754,7 @@ fn what_has_no_few_bits_stays_float_and_is_listed() {
         panic!("{:?}", summary.left)
     };
     assert_eq!(left.name, "model.layers.1.mlp.up_proj.weight");
+    assert_eq!(left.shape, [testing::INTERMEDIATE, HIDDEN]);
     assert_eq!(left.reason, "it is stored as F32");
     let model = read_back::open(&out.join("model.onnx"));
     assert_eq!((model.count("MatMulE0M"), model.count("GatherE0M")), (14, 1));

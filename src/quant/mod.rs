@@ -56,4 +56,4 @@ pub use method::{ByGroup, ColumnMethod, Method, Scratch};
 pub use moments::{Moments, MomentsError};
 pub use packed::{Column, GROUP_STEP, Loss, PER_CHANNEL, Packed, decode_rows, group_size};
 pub(crate) use packed::{code_at, place};
-pub use transcode::{Grid, GridColumn, Grids, by_group};
+pub use transcode::{Grid, GridColumn, Grids, ReadColumn, by_group};

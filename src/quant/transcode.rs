@@ -57,6 +57,9 @@ impl GridColumn {
     }
 }
 
+/// Appends column j of a matrix to an empty one.
+pub type ReadColumn<'a> = Box<dyn Fn(usize, &mut GridColumn) + Sync + 'a>;
+
 /// A matrix of which each column is stored as a [`GridColumn`].
 pub struct Grids<'a> {
     /// Format with as many levels.
@@ -67,8 +70,8 @@ pub struct Grids<'a> {
     pub k: usize,
     /// Columns.
     pub n: usize,
-    /// Appends column j to an empty one: codes up to [`Bits::top`], K of them.
-    pub column: Box<dyn Fn(usize, &mut GridColumn) + Sync + 'a>,
+    /// Reads a column: K codes up to [`Bits::top`].
+    pub column: ReadColumn<'a>,
 }
 
 impl std::fmt::Debug for Grids<'_> {

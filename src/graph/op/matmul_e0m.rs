@@ -376,6 +376,8 @@ impl Tile {
     fn slices(&self, caps: &Caps, k: usize, n: usize, group: usize) -> (u32, usize) {
         /// Work-items of a compute unit that hide the time of a load.
         const EACH: u32 = 1024;
+        /// With more, drivers run out of registers for the loads of a stretch (NVIDIA's OpenCL: 512 are refused).
+        const MOST: u32 = 256;
         /// A shorter stretch pays more for its scale than for its codes.
         const LEAST: usize = 32;
         let mut items = self.vector_items;
@@ -388,7 +390,7 @@ impl Tile {
         let most = stretch(group, STRETCH);
         let walks = |items: u32, stretch: usize| k.div_ceil(stretch) >= (items / self.lanes) as usize;
         while groups.saturating_mul(items) < wanted
-            && items * 2 <= caps.max_workgroup.min(1024)
+            && items * 2 <= caps.max_workgroup.min(MOST)
             && items * 2 * self.vector_columns * 4 <= caps.local_bytes
             && walks(items * 2, LEAST)
         {
