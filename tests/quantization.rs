@@ -1,6 +1,6 @@
 //! Table 2 of the paper on real weights: how far E0M4 is from unquantized weights, against INT4.
 //!
-//! The weights are those of the first layers of stories15M and MiniLM, in the folder that `TLITE_TEST_MODELS` names. With
+//! The weights are those of the first layers of stories15M and `MiniLM`, in the folder that `TLITE_TEST_MODELS` names. With
 //! `PRINT_TABLE=1` the table is printed.
 #![allow(clippy::result_large_err, reason = "the library's error, on no hot path")]
 
@@ -63,7 +63,7 @@ fn stories(folder: &Path) -> Result<Vec<Matrix>, String> {
     Ok(out)
 }
 
-/// The matrices of the first layer of MiniLM.
+/// The matrices of the first layer of `MiniLM`.
 fn minilm(folder: &Path) -> Result<Vec<Matrix>, String> {
     let graph = onnx::import(&folder.join("minilm/model.onnx")).text()?;
     let mut out = Vec::new();
