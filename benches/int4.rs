@@ -10,7 +10,6 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use transformer_lite::backend::kernel::{Kernel, Params};
 use transformer_lite::backend::{self, BackendKind, DeviceKind};
-use transformer_lite::error::Error;
 use transformer_lite::graph::op::matmul_e0m::MatMulE0m;
 use transformer_lite::graph::op::pointwise::{Binary, Pointwise};
 use transformer_lite::graph::{Edit, Graph, derive};
@@ -180,7 +179,7 @@ fn median(times: &mut [f64]) -> f64 {
     times.get(times.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-fn microseconds(session: &mut Session, kernel: &str) -> Result<Vec<f64>, Error> {
+fn microseconds(session: &mut Session, kernel: &str) -> Result<Vec<f64>, AnyError> {
     let timings = session.profile(0, &Bindings::new())?;
     let own = timings
         .iter()

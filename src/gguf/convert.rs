@@ -21,7 +21,7 @@ use std::path::Path;
 /// made in a temporary folder beside it, which takes its place at the end; after an error nothing is left.
 ///
 /// Errors: an architecture, tensor type, tokenizer or other trait of the model that is not supported; a damaged
-/// or contradictory file; an output that is in the way ([`Error::is_usage`]); a failure to write.
+/// or contradictory file; an output that is in the way ([`crate::error::Error::is_usage`]); a failure to write.
 pub fn convert(
     input: &Path,
     output: &Path,

@@ -161,7 +161,7 @@ pub enum Home {
     State(usize),
     /// The plan's table of values that change at every step; see [`LowerCx::live`].
     Live,
-    /// A tensor that derivation knows as expressions, a range of that table; by index into [`Collected::known`].
+    /// A tensor that derivation knows as expressions, a range of that table; by its index.
     Known(usize),
 }
 
