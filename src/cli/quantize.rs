@@ -95,7 +95,7 @@ pub struct Args {
     /// Format of the weights, in place of --bits
     #[arg(long, value_enum, value_name = "NAME", conflicts_with = "bits")]
     format: Option<Format>,
-    /// Weights that share a scale, or `channel` for a whole column; lowered to 64 or 32 where it does not divide a weight's rows
+    /// Weights that share a scale, or `channel` for a whole column; the last group of a column may be shorter
     #[arg(long, value_name = "N", default_value = "128", allow_negative_numbers = true, value_parser = group_size)]
     group_size: usize,
     /// Bits of the output head and the embedding: 2, 3, 4, 5, 6 or 8, by default 8; mixed chooses them

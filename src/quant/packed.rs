@@ -37,17 +37,14 @@ pub struct Column {
     pub codes: Vec<u8>,
 }
 
-/// The group size used where `asked` is asked for: the largest of it, 128, 64 and 32 that divides `k`, else `asked` with a
-/// short last group. For [`PER_CHANNEL`] it is one group a column.
+/// The group size of a matrix of `k` rows where `asked` is asked for: that, the last group of a column being as short as `k` makes it.
+/// For [`PER_CHANNEL`] it is one group a column.
 pub fn group_size(asked: usize, k: usize) -> usize {
     if asked == PER_CHANNEL {
-        return k.next_multiple_of(GROUP_STEP);
+        k.next_multiple_of(GROUP_STEP)
+    } else {
+        asked
     }
-    [asked, 128, 64, 32]
-        .into_iter()
-        .filter(|g| *g <= asked)
-        .find(|g| k.is_multiple_of(*g))
-        .unwrap_or(asked)
 }
 
 /// How far quantized weights are from the given ones.

@@ -259,7 +259,7 @@ fn group_sizes() {
     ];
     assert_eq!(
         sizes.map(|(asked, k)| group_size(asked, k)),
-        [128, 64, 32, 32, 128, 576, 16]
+        [128, 128, 128, 32, 128, 576, 16]
     );
 }
 

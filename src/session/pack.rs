@@ -45,20 +45,19 @@ fn floats_to_halves(data: &[f32]) -> Vec<u8> {
 
 /// The bytes of constants in the form `pack`: of one, or of several whose columns stand side by side.
 pub(super) fn pack(tensors: &[&HostTensor], pack: &Pack) -> Result<Vec<u8>, String> {
-    let t = match (tensors, pack) {
-        ([t], _) => t,
-        (
-            several,
-            Pack::Columns {
-                dtype: DType::U32,
-                transpose: false,
-                first,
-                count,
-                stride,
-                panel,
-            },
-        ) => return items(several, *first..first + count, *stride, *panel),
-        _ => return Err(format!("{} tensors in a form of one", tensors.len())),
+    if let Pack::Columns {
+        dtype: DType::U32,
+        transpose: false,
+        first,
+        count,
+        stride,
+        panel,
+    } = pack
+    {
+        return items(tensors, *first..first + count, *stride, *panel);
+    }
+    let [t] = tensors else {
+        return Err(format!("{} tensors in a form of one", tensors.len()));
     };
     let (last, rows) = match t.shape().split_last() {
         Some((last, before)) => (*last, before.iter().product::<usize>()),
@@ -80,14 +79,6 @@ pub(super) fn pack(tensors: &[&HostTensor], pack: &Pack) -> Result<Vec<u8>, Stri
             let part = HostTensor::from_bytes(t.dtype(), &shape, bytes).map_err(|e| e.to_string())?;
             to_device(&part, *dtype)
         }
-        Pack::Columns {
-            dtype: DType::U32,
-            transpose: false,
-            first,
-            count,
-            stride,
-            panel,
-        } => items(tensors, *first..first + count, *stride, *panel),
         Pack::Columns {
             dtype,
             transpose,

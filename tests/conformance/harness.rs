@@ -9,13 +9,14 @@ use transformer_lite::backend::kernel::{KernelSpec, Role};
 use transformer_lite::backend::{Caps, View};
 use transformer_lite::error::Result as LibResult;
 use transformer_lite::graph::derive::derive;
+use transformer_lite::graph::op::InferCx;
 use transformer_lite::graph::op::case::Case;
 use transformer_lite::graph::op::reshape::Reshape;
 use transformer_lite::graph::pass::{DECOMPOSE, Pipeline};
-use transformer_lite::graph::{Edit, Graph, Op};
+use transformer_lite::graph::{Edit, Graph, Op, ValueId};
 use transformer_lite::plan::{Options, Place, Plan, Shared};
 use transformer_lite::session::Session;
-use transformer_lite::shape::{Bindings, Dim, Fact, Known, Shape};
+use transformer_lite::shape::{Bindings, Constraints, Dim, Fact, Known, Shape};
 use transformer_lite::tensor::{DType, HostTensor};
 
 /// An operator with operands, whose sizes may be symbols, and values of them for several runs of one plan.
@@ -87,15 +88,22 @@ impl Scenario {
         })
     }
 
-    /// The operator's first result on the host.
-    pub fn reference(&self, operands: &[HostTensor]) -> Result<HostTensor, String> {
+    /// The operator's results on the host.
+    pub fn reference(&self, operands: &[HostTensor]) -> Result<Vec<HostTensor>, String> {
         let inputs: Vec<Option<&HostTensor>> = operands.iter().map(Some).collect();
-        let mut results = self.op.eval(&inputs).map_err(|e| format!("reference: {e}"))?;
+        let results = self.op.eval(&inputs).map_err(|e| format!("reference: {e}"))?;
         if results.is_empty() {
-            Err("reference: expected a result".to_owned())
-        } else {
-            Ok(results.remove(0))
+            return Err("reference: expected a result".to_owned());
         }
+        Ok(results)
+    }
+
+    /// The number of the operator's results. Where none can be derived, the graph says why.
+    fn results(&self) -> usize {
+        let facts: Vec<Option<&Fact>> = self.operands.iter().map(Some).collect();
+        let constraints = Constraints::default();
+        let found = self.op.infer(&InferCx::new(&facts, &constraints));
+        found.map_or(1, |results| results.len().max(1))
     }
 
     fn graph(&self, form: Form, storage: DType) -> LibResult<Graph> {
@@ -119,26 +127,29 @@ impl Scenario {
             }
             inputs.push(Some(v));
         }
-        let y = edit.add_value("y", None);
-        edit.add_node("node", Vec::new(), self.op.clone(), inputs, vec![y]);
+        let results: Vec<ValueId> = (0..self.results())
+            .map(|i| edit.add_value(&format!("y{i}"), None))
+            .collect();
+        edit.add_node("node", Vec::new(), self.op.clone(), inputs, results.clone());
         if form.alias {
             let axis = HostTensor::from_i64(&[1], &[0]).map_err(|e| {
                 transformer_lite::error::Error::other(transformer_lite::error::Stage::Run, e.to_string())
             })?;
-            let (axis, out) = (
-                edit.add_const("axis", Arc::new(axis)),
-                edit.add_value("out", None),
-            );
-            edit.add_node(
-                "alias",
-                Vec::new(),
-                Box::new(Reshape::Unsqueeze),
-                vec![Some(y), Some(axis)],
-                vec![out],
-            );
-            edit.add_output(out);
+            let axis = edit.add_const("axis", Arc::new(axis));
+            for (i, y) in results.into_iter().enumerate() {
+                let out = edit.add_value(&format!("out{i}"), None);
+                let inputs = vec![Some(y), Some(axis)];
+                edit.add_node(
+                    &format!("alias{i}"),
+                    Vec::new(),
+                    Box::new(Reshape::Unsqueeze),
+                    inputs,
+                    vec![out],
+                );
+                edit.add_output(out);
+            }
         } else {
-            edit.add_output(y);
+            results.into_iter().for_each(|y| edit.add_output(y));
         }
         derive(&mut graph)?;
         Ok(graph)
@@ -407,22 +418,20 @@ fn one_form(
             }
         }
     }
-    let name = graph
-        .value(*graph.outputs().last().ok_or("no output")?)
-        .name
-        .clone();
-    let output = plan.output(&name).ok_or("no output port")?.clone();
-    let Some(Place::Arena {
-        offset: result_at,
-        tensor,
-        ..
-    }) = output.place
-    else {
-        return Err("a result outside the arena".into());
-    };
-    // Beside a result that is a part of something else lies the rest of that.
-    let shared = plan.tensors.get(tensor).and_then(|t| t.shared.as_ref());
-    let is_part = matches!(shared, Some(Shared::View(_)));
+    // Operands that are kept are outputs too, before the results.
+    let from = graph.outputs().len().saturating_sub(scenario.results());
+    let mut results = Vec::new();
+    for v in &graph.outputs()[from..] {
+        let name = &graph.value(*v).name;
+        let port = plan.output(name).ok_or("no output port")?.clone();
+        let Some(Place::Arena { offset, tensor, .. }) = port.place else {
+            return Err(format!("\"{name}\" is outside the arena"));
+        };
+        // Beside a result that is a part of something else lies the rest of that.
+        let shared = plan.tensors.get(tensor).and_then(|t| t.shared.as_ref());
+        let is_part = matches!(shared, Some(Shared::View(_)));
+        results.push((name.clone(), port.device, (!is_part).then_some(offset)));
+    }
     let inputs = plan.inputs.clone();
     let (shared, guards) = device.share().guarded();
     let mut session = Session::new(Box::new(shared), graph, vec![plan]).map_err(|e| e.chain())?;
@@ -433,10 +442,12 @@ fn one_form(
             .map(|t| rounded(t, storage))
             .collect::<Result<_, _>>()?;
         let wanted = scenario.reference(&operands)?;
-        if !is_part {
-            written.insert(result_at, padded(output.device, wanted.len()) as u64);
+        for ((_, stored, at), wanted) in results.iter().zip(&wanted) {
+            if let Some(at) = at {
+                written.insert(*at, padded(*stored, wanted.len()) as u64);
+            }
         }
-        let mut first: Option<HostTensor> = None;
+        let mut first: Vec<HostTensor> = Vec::new();
         // Not a number, which sums show; and large numbers of either sign, which a maximum shows.
         for (run, poison) in (1..).zip([POISON, 0x7b, 0xfb]) {
             let at = |e: String| format!("run {run}, {bindings:?}: {e}");
@@ -470,26 +481,32 @@ fn one_form(
             }
             before.write(&mut session)?;
             session.run(0, bindings).map_err(|e| e.to_string())?;
-            let found = session.read(0, &name).map_err(|e| e.to_string())?;
+            let mut found = Vec::new();
+            for (name, ..) in &results {
+                found.push(session.read(0, name).map_err(|e| e.to_string())?);
+            }
             let after = Arena::read(&mut session)?;
             if !in_parts {
                 untouched(&before.bytes, &after.bytes, &written, &places).map_err(at)?;
             }
-            let stored = if in_parts { storage } else { output.device };
-            let limit = bound(stored, Scenario::terms(&operands, &wanted)) * scenario.slack;
-            let nmse = compare(&wanted, &found, limit).map_err(at)?;
-            if std::env::var_os("CONFORMANCE_ERRORS").is_some() {
-                eprintln!(
-                    "{:.2e} of {limit:.2e}: {:?} stored as {}",
-                    nmse, scenario.op, output.device
-                );
-            }
-            match &first {
-                Some(f) if f.bytes() != found.bytes() => {
-                    return Err(at("results differ from the first run's".into()));
+            for (((name, stored, _), wanted), found) in results.iter().zip(&wanted).zip(&found) {
+                let stored = if in_parts { storage } else { *stored };
+                let limit = bound(stored, Scenario::terms(&operands, wanted)) * scenario.slack;
+                let nmse = compare(wanted, found, limit).map_err(|e| at(format!("{name}: {e}")))?;
+                if std::env::var_os("CONFORMANCE_ERRORS").is_some() {
+                    eprintln!(
+                        "{nmse:.2e} of {limit:.2e}: {:?}, {name} stored as {stored}",
+                        scenario.op
+                    );
                 }
-                Some(_) => {}
-                None => first = Some(found),
+            }
+            let bits = |all: &[HostTensor]| -> Vec<Option<Vec<u8>>> {
+                all.iter().map(|t| t.bytes().ok().map(<[u8]>::to_vec)).collect()
+            };
+            if first.is_empty() {
+                first = found;
+            } else if bits(&first) != bits(&found) {
+                return Err(at("results differ from the first run's".into()));
             }
         }
     }

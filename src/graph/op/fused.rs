@@ -9,7 +9,7 @@ use super::conv::Conv;
 use super::matmul::MatMul;
 use super::pointwise::{self, Binary, Expr, Pointwise, Unary};
 use super::window::{AutoPad, Window};
-use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult};
+use super::{InferCx, Inputs, Op, OpDef, OpError, OpResult, never_in_files};
 use crate::backend::epilogue::MAX_OPERANDS;
 use crate::plan::lower::LowerCx;
 use crate::shape::Fact;
@@ -116,14 +116,10 @@ impl Op for Fused {
     }
 }
 
-fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
-    Err(OpError::Unsupported(format!("{} in a file", a.op_type())))
-}
-
 /// The registry's entry.
 pub static DEF: OpDef = OpDef {
     onnx: &[],
-    import,
+    import: never_in_files,
     kernels: &[],
     cases,
 };

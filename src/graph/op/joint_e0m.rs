@@ -7,7 +7,7 @@
 
 use super::case::{Case, constant, input};
 use super::matmul_e0m::{MatMulE0m, Weights, packed_case, packed_size, rows};
-use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult};
+use super::{InferCx, Inputs, Op, OpDef, OpError, OpResult, never_in_files};
 use crate::plan::lower::{LowerCx, Operand};
 use crate::quant::Bits;
 use crate::shape::{Dim, Fact};
@@ -97,14 +97,10 @@ impl Op for JointE0m {
     }
 }
 
-fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
-    Err(OpError::Unsupported(format!("{} in a file", a.op_type())))
-}
-
 /// The registry's entry.
 pub static DEF: OpDef = OpDef {
     onnx: &[],
-    import,
+    import: never_in_files,
     kernels: &[],
     cases,
 };

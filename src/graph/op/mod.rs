@@ -561,6 +561,11 @@ pub struct OpDef {
     pub cases: fn() -> Vec<case::Case>,
 }
 
+/// The import of an operator that passes make, which no file names.
+fn never_in_files(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
+    Err(OpError::Unsupported(format!("{} in a file", a.op_type())))
+}
+
 /// Declares the operator modules and the list of their definitions.
 macro_rules! ops {
     ($($module:ident),* $(,)?) => {

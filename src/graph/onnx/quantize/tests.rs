@@ -172,7 +172,7 @@ fn a_model_survives_and_tied_weights_are_packed_once() {
         [
             ("embed", Bits::Eight, 128),
             ("up", Bits::Four, 128),
-            ("down", Bits::Four, 32)
+            ("down", Bits::Four, 128)
         ]
     );
     assert_eq!(summary.left, []);

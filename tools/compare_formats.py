@@ -1,0 +1,192 @@
+#!/usr/bin/env python3
+"""Quantizes a model in many ways, and measures what each does to its answers: perplexity and divergence by bits a weight.
+
+    tools/compare_formats.py MODEL --text FILE --calibration FILE [--tokens N] [--groups 128,64,32] [--methods int,rtn,...] [--bits 4.5]
+                             [--gguf FILE --llama-cpp DIR] [--backend host|opencl|wgpu] [--work DIR] [--json FILE]
+
+MODEL is a folder that `tlite convert` made, and the reference. Each method of --methods is taken at each group size of --groups, and mixed once, at
+--bits bits a weight. Methods that learn get --calibration, the others look at weights only. Prints a row as soon as it is measured, and `MISSED` behind
+the row of a method that should lose at most half of the perplexity that INT4 loses at groups of 128 and does not.
+
+--llama-cpp DIR also measures llama.cpp's Q4_0 and Q4_K_M: DIR holds its libraries (libllama, libggml), as the npm package
+@node-llama-cpp/linux-x64 3.22.1 has them in bins/linux-x64; they quantize --gguf FILE, which MODEL was converted from, anew, and `tlite convert` reads the
+result. Counting its bits needs the Python package gguf. Set TLITE to the command, else the one of the release build is taken.
+"""
+
+import argparse
+import ctypes
+import glob
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+LEARN = ("gptq", "awq")
+# llama.cpp's numbers of formats of files.
+LLAMA_CPP = {"Q4_0": 2, "Q4_K_M": 15}
+
+
+class Failure(Exception):
+    """What the user is told."""
+
+
+def tlite(*arguments):
+    """The object that a command prints."""
+    command = [os.environ.get("TLITE") or os.path.join(ROOT, "target/release/tlite"), *map(str, arguments)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    if done.returncode != 0:
+        raise Failure(f"{' '.join(command)}: {done.stderr.strip()}")
+    return json.loads(done.stdout) if done.stdout.startswith("{") else done.stdout
+
+
+def libraries(folder):
+    """llama.cpp's library, with those that it needs loaded before it."""
+    cpu = os.path.join(folder, "libggml-cpu-x64.so")
+    for pattern in ("libggml-base*.so*", "libggml.*so*", "libllama.*so*"):
+        found = sorted(glob.glob(os.path.join(folder, pattern)))
+        if not found:
+            raise Failure(f"--llama-cpp: {folder} has no {pattern}")
+        library = ctypes.CDLL(found[0], mode=ctypes.RTLD_GLOBAL)
+        if pattern.startswith("libggml.") and os.path.isfile(cpu):
+            library.ggml_backend_load.argtypes = [ctypes.c_char_p]
+            library.ggml_backend_load(cpu.encode())
+    return library
+
+
+class QuantizeParams(ctypes.Structure):
+    """The beginning of llama_model_quantize_params; what lies behind it keeps its defaults."""
+
+    _fields_ = [
+        ("threads", ctypes.c_int32),
+        ("format", ctypes.c_int),
+        ("output_type", ctypes.c_int),
+        ("embedding_type", ctypes.c_int),
+        ("allow_requantize", ctypes.c_bool),
+        ("rest", ctypes.c_uint8 * 255),
+    ]
+
+
+def quantize_gguf(library, source, target, number):
+    """Quantizes a GGUF file as llama.cpp does."""
+    library.llama_model_quantize_default_params.restype = QuantizeParams
+    library.llama_model_quantize.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.POINTER(QuantizeParams)]
+    library.llama_model_quantize.restype = ctypes.c_uint32
+    params = library.llama_model_quantize_default_params()
+    params.format, params.allow_requantize = number, True
+    # It tells of each tensor.
+    with silence():
+        code = library.llama_model_quantize(source.encode(), target.encode(), ctypes.byref(params))
+    if code != 0:
+        raise Failure(f"llama.cpp could not quantize {source} (code {code})")
+
+
+class silence:
+    """Sends what libraries write to the standard streams nowhere."""
+
+    def __enter__(self):
+        sys.stdout.flush()
+        self.saved = [os.dup(1), os.dup(2)]
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), 1)
+            os.dup2(nowhere.fileno(), 2)
+
+    def __exit__(self, *_):
+        for stream, saved in zip((1, 2), self.saved):
+            os.dup2(saved, stream)
+            os.close(saved)
+
+
+def bits_of(file):
+    """Bits a weight of the matrices of a GGUF file, and the types that they have."""
+    import gguf
+
+    matrices = [t for t in gguf.GGUFReader(file).tensors if len(t.shape) > 1]
+    bits = 8 * sum(int(t.n_bytes) for t in matrices) / sum(int(t.n_elements) for t in matrices)
+    return bits, sorted({t.tensor_type.name for t in matrices})
+
+
+class Table:
+    """Rows as they are measured."""
+
+    def __init__(self, arguments):
+        self.arguments = arguments
+        self.rows = []
+        self.loss = None
+        print(f"{'method':<12}{'group':>6}{'bits':>7}{'perplexity':>12}{'loss':>9}{'mean KL':>10}{'p99 KL':>9}{'same best':>11}")
+
+    def measure(self, method, group, bits, model, note=""):
+        """Scores a model beside the reference and prints its row."""
+        a = self.arguments
+        result = tlite("perplexity", model, "--text", a.text, "--tokens", a.tokens, "--reference", a.model, "--json",
+                       "--backend", a.backend)
+        loss = result["perplexity"] - result["reference_perplexity"]
+        if (method, group) == ("int", 128):
+            self.loss = loss
+        if method in LEARN and group == 128 and self.loss is not None and loss > self.loss / 2:
+            note = f"{note} MISSED".strip()
+        self.rows.append(dict(method=method, group=group, bits_per_weight=bits, note=note, **result))
+        print(f"{method:<12}{group or '':>6}{bits:>7.3f}{result['perplexity']:>12.4f}{loss:>+9.4f}{result['kl_mean']:>10.5f}"
+              f"{result['kl_p99']:>9.4f}{result['top1_agreement']:>11.2%}  {note}", flush=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model")
+    parser.add_argument("--text", required=True)
+    parser.add_argument("--calibration", required=True)
+    parser.add_argument("--tokens", type=int, default=20000)
+    parser.add_argument("--calibration-tokens", type=int, default=8192)
+    parser.add_argument("--groups", default="128,64,32")
+    parser.add_argument("--methods", default="int,rtn,mse,gptq,awq,mixed")
+    parser.add_argument("--bits", type=float, default=4.5)
+    parser.add_argument("--head-bits", type=int, default=8)
+    parser.add_argument("--gguf")
+    parser.add_argument("--llama-cpp")
+    parser.add_argument("--backend", default="opencl")
+    parser.add_argument("--work")
+    parser.add_argument("--json")
+    a = parser.parse_args()
+    if bool(a.gguf) != bool(a.llama_cpp):
+        parser.error("--gguf and --llama-cpp go together")
+    methods = a.methods.split(",")
+    if a.work:
+        os.makedirs(a.work, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=a.work) as work:
+        table = Table(a)
+        made = os.path.join(work, "quantized")
+        for group in map(int, a.groups.split(",")):
+            for method in (m for m in methods if m != "mixed"):
+                learns = ["--calibration", a.calibration, "--calibration-tokens", a.calibration_tokens, "--backend", a.backend]
+                report = tlite("quantize", a.model, "-o", made, "--method", method, "--group-size", group, "--head-bits",
+                               a.head_bits, "--json", *(learns if method in LEARN else []))
+                table.measure(method, group, report["bits_per_weight"], made)
+                shutil.rmtree(made)
+        if "mixed" in methods:
+            report = tlite("quantize", a.model, "-o", made, "--method", "mixed", "--bits", a.bits, "--json")
+            table.measure("mixed", None, report["bits_per_weight"], made)
+            shutil.rmtree(made)
+        if a.llama_cpp:
+            library = libraries(a.llama_cpp)
+            for name, number in LLAMA_CPP.items():
+                file = os.path.join(work, f"{name}.gguf")
+                quantize_gguf(library, a.gguf, file, number)
+                bits, types = bits_of(file)
+                tlite("convert", file, "-o", made)
+                table.measure(name, None, bits, made, ", ".join(types))
+                shutil.rmtree(made)
+                os.remove(file)
+        if a.json:
+            with open(a.json, "w") as file:
+                json.dump(table.rows, file, indent=1)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except (Failure, OSError) as e:
+        sys.exit(f"error: {e}")
+    except KeyboardInterrupt:
+        sys.exit(130)
