@@ -8,6 +8,7 @@ use crate::backend::{Backend, Caps, Stats};
 use crate::error::{Error, Result, Stage};
 use crate::graph::interp::Interpreter;
 use crate::graph::onnx::{self, ImportOptions};
+use crate::graph::op::attention::UNSPLIT;
 use crate::graph::op::concat::Concat;
 use crate::graph::pass::{EPILOGUE, LAST_ROW, PassReport, Pipeline};
 use crate::graph::{Edit, Graph, Node, ValueId};
@@ -285,6 +286,16 @@ impl Decoder {
         [prefill, decode]
     }
 
+    /// As the second of [`Decoder::options`], while the cache is so short that attention over it is not worth splitting; `None`
+    /// where it is never longer.
+    fn short_decode(&self, lengths: &Lengths) -> Option<Options> {
+        let [_, mut options] = self.options(lengths);
+        let most = UNSPLIT.min(options.bounds.get(&self.past)?);
+        let shorter = usize::try_from(most).is_ok_and(|n| n < lengths.context);
+        options.bounds.set(&self.past, most - 1);
+        shorter.then_some(options)
+    }
+
     /// Plans for prefill and decode; see [`Decoder::options`].
     pub fn plans(&self, caps: &Caps, lengths: &Lengths) -> Result<[Plan; 2]> {
         let [prefill, decode] = self.options(lengths);
@@ -363,21 +374,31 @@ pub struct DeviceModel {
     decoder: Decoder,
     session: Session,
     lengths: Lengths,
+    /// Most tokens in the cache for which there is a plan of its own.
+    short_past: Option<i64>,
     len: usize,
 }
 
 const PREFILL: usize = 0;
 const DECODE: usize = 1;
+/// Present where the context is longer than [`UNSPLIT`].
+const SHORT_DECODE: usize = 2;
 
 impl DeviceModel {
     /// Plans `decoder` for `backend` and `lengths` and uploads its weights.
     pub fn new(decoder: Decoder, backend: Box<dyn Backend>, lengths: &Lengths) -> Result<Self> {
-        let plans = decoder.plans(backend.caps(), lengths)?;
-        let session = Session::new(backend, decoder.graph(), plans.into())?;
+        let mut plans = Vec::from(decoder.plans(backend.caps(), lengths)?);
+        let short = decoder.short_decode(lengths);
+        let short_past = short.as_ref().and_then(|o| o.bounds.get(&decoder.past));
+        if let Some(options) = short {
+            plans.push(Plan::compile(decoder.graph(), backend.caps(), &options)?);
+        }
+        let session = Session::new(backend, decoder.graph(), plans)?;
         Ok(Self {
             decoder,
             session,
             lengths: *lengths,
+            short_past,
             len: 0,
         })
     }
@@ -428,14 +449,19 @@ impl DeviceModel {
     }
 
     fn prepare(&mut self, tokens: &[u32]) -> Result<(usize, Bindings)> {
-        let plan = if tokens.len() == 1 { DECODE } else { PREFILL };
+        let past = i64::try_from(self.len).unwrap_or(i64::MAX);
+        let plan = match tokens.len() {
+            1 if self.short_past.is_some_and(|most| past <= most) => SHORT_DECODE,
+            1 => DECODE,
+            _ => PREFILL,
+        };
         for (name, tensor) in self.decoder.inputs(tokens, self.len)? {
             self.session.write(plan, name, &tensor)?;
         }
         let mut bindings = self.decoder.bindings(tokens.len(), self.len);
-        if plan == DECODE {
+        if plan != PREFILL {
             bindings = Bindings::new();
-            bindings.set(&self.decoder.past, i64::try_from(self.len).unwrap_or(i64::MAX));
+            bindings.set(&self.decoder.past, past);
         }
         Ok((plan, bindings))
     }

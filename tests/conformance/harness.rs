@@ -316,8 +316,12 @@ pub fn run(device: &Device, scenario: &Scenario, storage: DType) -> Result<(), S
         .map(|f| (f, None))
         .chain(limits.map(|l| (&forms[0], l)))
         .flat_map(|(form, limit)| {
-            // How a weight is split does not depend on the tile.
-            let units = if limit.is_some() { &UNITS[1..2] } else { &UNITS[..] };
+            // How a weight is split does not depend on the tile, nor how a tile is cut on what overwrites operands.
+            let units = match limit {
+                Some(_) => &UNITS[1..2],
+                None if form.keep => &[],
+                None => &UNITS[..],
+            };
             let kinds = kinds(device, units);
             kinds.into_iter().map(move |caps| (form, limit, caps))
         })

@@ -11,15 +11,27 @@ use crate::backend::DeviceKind;
 use crate::backend::kernel::Kernel;
 use crate::plan::lower::{Call, LowerCx};
 use crate::shape::{Dim, Fact, Shape};
-use crate::tensor::HostTensor;
+use crate::tensor::{DType, HostTensor};
 
 static KERNEL: Kernel = crate::kernel!(attention {
     heads: U32, kv_heads: U32, rows: U32, keys: U32, live_keys: U32,
     mask_b: U32, mask_h: U32, mask_s: U32, mask_t: U32, scale: F32,
 } [q: In Elem, k: In Elem, v: In Elem, mask: OptionalIn Elem, live: Weight Elem, y: Out Elem]);
 
-/// Query rows of one work-group when there are many: keys and values are read once for all of them.
+static MERGE: Kernel = crate::kernel!(attention_merge {
+    vectors: U32, splits: U32,
+} [x: In Elem, y: Out Elem]);
+
+/// Most query rows of a work-group: keys and values are read once for all of them.
 const ROWS: i64 = 4;
+/// Most heads of a group of those that share keys that a work-group takes at once.
+const HEADS: i64 = 8;
+/// Most query vectors of a work-group, and most local memory for them and their weights, in floats.
+const VECTORS: (i64, i64) = (16, 3072);
+/// One query is split over its keys, where there can be more than this.
+pub const UNSPLIT: i64 = 512;
+/// Work-items that merge the parts of a query vector's result, if it has no more pieces itself.
+const MERGING: i64 = 64;
 /// Largest size of a head that kernels take.
 const MOST_HEAD: i64 = 512;
 
@@ -166,36 +178,73 @@ impl Op for Attention {
         } else {
             (None, [0, 0, 0, 0].map(Dim::from))
         };
-        // Keys behind the live ones, there because lengths are padded, are not read.
-        let (live, live_keys) = cx.live(&k.0[1]);
+        let cpu = cx.caps().kind == DeviceKind::Cpu;
+        let [batch, queries, heads, _] = q.0.as_slice() else {
+            return Err(OpError::expected("rank of q", 4, q.rank()));
+        };
+        let keys = &k.0[1];
         // On a CPU driver a work-item is a loop iteration: just enough of them to own a result row.
-        let items = if cx.caps().kind == DeviceKind::Cpu { 16 } else { 64 };
-        let rows = if q.0[1].is(1) { 1 } else { ROWS };
+        let items = if cpu { 16 } else { 64 };
+        let group = heads.exact_div(&k.0[2]).and_then(|g| g.as_const()).unwrap_or(1);
+        let room = VECTORS.0.min(VECTORS.1 / (dim + KEYS));
+        let together = (1..=HEADS.min(group).min(room)).rev();
+        let together = together.into_iter().find(|n| group % n == 0).unwrap_or(1);
+        let room = room / together;
+        let rows = if queries.is(1) { 1 } else { room.clamp(1, ROWS) };
+        let wide = dim % 4 == 0;
+        let vector = if wide { 4 } else { 2 };
+        // One query has too few heads to fill a device; of many keys each part is a work-group.
+        let many = cx.upper_bound(keys).is_none_or(|n| n > UNSPLIT);
+        let split = (batch.is(1) && queries.is(1) && many).then_some(if cpu { 512 } else { 128 });
+        let splits = split.map(|s| keys.ceil_div(s)).transpose()?;
+        let stored = match &splits {
+            None => cx.output(0)?,
+            Some(splits) => cx.temp(DType::F32, splits.mul(heads)?.mul(&Dim::from(dim + vector))?),
+        };
+        // Keys behind the live ones, there because lengths are padded, are not read.
+        let (live, live_keys) = cx.live(keys);
         let call = Call::new(&KERNEL, items)
             .define("DIM", dim)
-            .define("ROWS", rows)
+            .define("HEADS", together)
+            .define("VECTORS", rows * together)
             .define("KEYS", KEYS)
             .operand(cx.input(0)?)
             .operand(cx.input(1)?)
             .operand(cx.input(2)?)
             .optional(mask)
             .operand(live)
-            .operand(cx.output(0)?)
-            .grid(q.0[2].clone(), q.0[1].ceil_div(rows)?, q.0[0].clone())
-            .field(&q.0[2])
+            .operand(stored)
+            .grid(
+                heads.exact_div(&together.into()).unwrap_or_else(|| heads.clone()),
+                queries.ceil_div(rows)?,
+                splits.clone().unwrap_or_else(|| batch.clone()),
+            )
+            .field(heads)
             .field(&k.0[2])
-            .field(&q.0[1])
-            .field(&k.0[1])
+            .field(queries)
+            .field(keys)
             .field(live_keys);
         let call = strides.iter().fold(call, Call::field).field(self.scale);
-        // Rows of a second sequence would lie elsewhere.
-        let call = if q.0[0].is(1) { call.may_be_padded() } else { call };
-        let call = if dim % 4 == 0 {
-            call.define("WIDE", 1)
-        } else {
-            call
+        let wide_as = |call: Call| if wide { call.define("WIDE", 1) } else { call };
+        let call = wide_as(call);
+        let call = match split {
+            Some(keys) => call.define("SPLIT", keys),
+            None => call,
         };
-        cx.emit(call)
+        // Rows of a second sequence would lie elsewhere.
+        cx.emit(if batch.is(1) { call.may_be_padded() } else { call })?;
+        let Some(splits) = splits else { return Ok(()) };
+        let parts = dim / vector;
+        let slices = if cpu { 1 } else { (MERGING / parts).max(1) };
+        let merge = Call::new(&MERGE, u32::try_from(parts * slices).unwrap_or(u32::MAX))
+            .define("DIM", dim)
+            .operand(stored)
+            .operand(cx.output(0)?)
+            .grid(heads.clone(), 1, 1)
+            .field(heads)
+            .field(&splits)
+            .may_be_padded();
+        cx.emit(wide_as(merge))
     }
 }
 
@@ -209,7 +258,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 pub static DEF: OpDef = OpDef {
     onnx: &[own("Attention")],
     import,
-    kernels: &[&KERNEL],
+    kernels: &[&KERNEL, &MERGE],
     cases,
 };
 
@@ -233,6 +282,11 @@ fn cases() -> Vec<Case> {
     vec![
         case(1, 1, 2, 1, 64, false),
         case(1, 130, 9, 3, 64, true),
+        case(1, 513, 14, 2, 64, true),
+        case(1, 700, 2, 2, 10, false),
+        case(1, 1100, 3, 1, 256, true),
+        case(6, 70, 14, 2, 64, true),
+        case(9, 40, 16, 1, 128, false),
         case(5, 65, 4, 2, 64, true),
         case(3, 7, 2, 2, 6, true),
         case(2, 64, 3, 1, 130, false),
