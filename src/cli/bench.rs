@@ -1,7 +1,7 @@
 //! `tlite bench`.
 
 use super::load::{LoadedModel, load, open_folder};
-use super::options::{ExecOptions, check_fits, from_one};
+use super::options::{ExecOptions, check_fits, from_one, from_zero};
 use super::output::{bar, put, put_json, spinner, table};
 use crate::error::{Error, Result};
 use crate::llm::Model;
@@ -15,8 +15,8 @@ use std::time::Instant;
 
 /// Measure the speed of a model
 ///
-/// Test ppN feeds N tokens at once into an empty cache; test tgN feeds N tokens one by one into an empty
-/// cache. Each is run once to warm up and then --repeat times.
+/// Test ppN feeds N tokens at once into an empty cache; test tgN feeds N tokens one by one, into an empty cache or, as
+/// tgN@D, behind D others. Each is run once to warm up and then --repeat times.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Folder with model.onnx and the config files
@@ -41,6 +41,16 @@ pub struct Args {
         allow_negative_numbers = true
     )]
     decode: Vec<NonZeroUsize>,
+    /// Tokens in the cache before those that are decoded, separated by commas
+    #[arg(
+        long,
+        value_name = "N,...",
+        value_delimiter = ',',
+        default_value = "0",
+        value_parser = from_zero::<usize>,
+        allow_negative_numbers = true
+    )]
+    depth: Vec<usize>,
     /// Number of measured runs of each test
     #[arg(long, value_name = "N", default_value = "5", value_parser = from_one, allow_negative_numbers = true)]
     repeat: NonZeroUsize,
@@ -55,27 +65,38 @@ pub struct Args {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Test {
     Prefill(usize),
-    Decode(usize),
+    /// So many tokens, behind so many others.
+    Decode(usize, usize),
 }
 
 impl Test {
     fn tokens(self) -> usize {
         match self {
-            Self::Prefill(n) | Self::Decode(n) => n,
+            Self::Prefill(n) | Self::Decode(n, _) => n,
         }
     }
 
     fn name(self) -> String {
         match self {
             Self::Prefill(n) => format!("pp{n}"),
-            Self::Decode(n) => format!("tg{n}"),
+            Self::Decode(n, 0) => format!("tg{n}"),
+            Self::Decode(n, depth) => format!("tg{n}@{depth}"),
         }
     }
 
     fn option(self) -> &'static str {
         match self {
             Self::Prefill(_) => "--prefill",
-            Self::Decode(_) => "--decode",
+            Self::Decode(_, 0) => "--decode",
+            Self::Decode(..) => "--depth",
+        }
+    }
+
+    /// Tokens that are in the cache before the test.
+    fn depth(self) -> usize {
+        match self {
+            Self::Prefill(_) => 0,
+            Self::Decode(_, depth) => depth,
         }
     }
 }
@@ -111,18 +132,22 @@ struct Report<'a> {
 /// Tokens per second of one run.
 fn measure(model: &mut dyn Model, test: Test, tokens: &[u32]) -> Result<f64> {
     let mut logits = Vec::new();
-    model.truncate(0);
+    let (before, tokens) = tokens.split_at_checked(test.depth()).unwrap_or((&[], tokens));
+    model.truncate(before.len());
+    // What lies before is the same in all runs of a test.
+    if let Some(missing) = before.get(model.len()..).filter(|m| !m.is_empty()) {
+        model.forward(missing, &mut logits)?;
+    }
     let start = Instant::now();
     match test {
         Test::Prefill(_) => model.forward(tokens, &mut logits)?,
-        Test::Decode(_) => {
+        Test::Decode(..) => {
             for token in tokens {
                 model.forward(std::slice::from_ref(token), &mut logits)?;
             }
         }
     }
     let time = start.elapsed();
-    model.truncate(0);
     // A clock too coarse to see the run gives no finite speed; one nanosecond bounds it.
     Ok(rate(tokens.len(), time.max(std::time::Duration::from_nanos(1))).unwrap_or(0.0))
 }
@@ -138,7 +163,7 @@ fn line(test: Test, speeds: &mut [f64]) -> Option<Line> {
     Some(Line {
         test: test.name(),
         prefill_tokens_per_s: matches!(test, Test::Prefill(_)).then_some(median),
-        decode_tokens_per_s: matches!(test, Test::Decode(_)).then_some(median),
+        decode_tokens_per_s: matches!(test, Test::Decode(..)).then_some(median),
         min: *speeds.first()?,
         max: *speeds.last()?,
     })
@@ -153,7 +178,8 @@ fn bench(
     step: &mut dyn FnMut(&str),
 ) -> Result<Vec<Line>> {
     for test in tests {
-        check_fits(test.option(), test.tokens(), model.context())?;
+        let tokens = test.depth().saturating_add(test.tokens());
+        check_fits(test.option(), tokens, model.context())?;
     }
     let vocab = u64::try_from(model.vocab()).unwrap_or(u64::MAX);
     if vocab == 0 {
@@ -162,10 +188,11 @@ fn bench(
     let mut lines = Vec::new();
     for &test in tests {
         let mut random = SplitMix64::new(0);
-        let tokens: Vec<u32> = (0..test.tokens())
+        let tokens: Vec<u32> = (0..test.depth() + test.tokens())
             .map(|_| u32::try_from(random.next_u64() % vocab).unwrap_or(0))
             .collect();
         let mut speeds = Vec::new();
+        model.truncate(0);
         for run in 0..=repeat.get() {
             step(&test.name());
             let speed = measure(model, test, &tokens)?;
@@ -175,6 +202,7 @@ fn bench(
         }
         lines.extend(line(test, &mut speeds));
     }
+    model.truncate(0);
     Ok(lines)
 }
 
@@ -202,7 +230,11 @@ pub fn run(args: &Args) -> Result<()> {
 
     let prefill = args.prefill.iter().map(|n| Test::Prefill(n.get()));
     let tests: Vec<Test> = prefill
-        .chain(args.decode.iter().map(|n| Test::Decode(n.get())))
+        .chain(
+            args.decode
+                .iter()
+                .flat_map(|n| args.depth.iter().map(|d| Test::Decode(n.get(), *d))),
+        )
         .collect();
     let progress = bar(tests.len().saturating_mul(args.repeat.get().saturating_add(1)));
     let lines = bench(loaded.model.as_mut(), &tests, args.repeat, &mut |name| {
@@ -243,7 +275,7 @@ mod tests {
         FakeModel::new(10, context, |cache| *cache.last().unwrap())
     }
 
-    const TESTS: [Test; 2] = [Test::Prefill(6), Test::Decode(3)];
+    const TESTS: [Test; 3] = [Test::Prefill(6), Test::Decode(3, 0), Test::Decode(2, 4)];
 
     #[test]
     fn every_test_is_warmed_up_and_repeated() {
@@ -253,9 +285,10 @@ mod tests {
             names.push(n.to_owned());
         })
         .unwrap();
-        assert_eq!(names, ["pp6", "pp6", "pp6", "tg3", "tg3", "tg3"]);
+        let run = |name: &str| vec![name.to_owned(); 3];
+        assert_eq!(names, [run("pp6"), run("tg3"), run("tg2@4")].concat());
         let lengths: Vec<usize> = model.calls.iter().map(Vec::len).collect();
-        assert_eq!(lengths, [6, 6, 6, 1, 1, 1, 1, 1, 1, 1, 1, 1]);
+        assert_eq!(lengths, [6, 6, 6, 1, 1, 1, 1, 1, 1, 1, 1, 1, 4, 1, 1, 1, 1, 1, 1]);
         assert!(model.calls.iter().flatten().all(|id| *id < 10));
         assert!(model.cache.is_empty());
         for l in &lines {
@@ -270,7 +303,13 @@ mod tests {
     fn tests_that_do_not_fit_name_their_option() {
         let mut model = model(5);
         let one = NonZeroUsize::MIN;
-        let e = bench(&mut model, &[Test::Decode(5), Test::Prefill(6)], one, &mut |_| ()).unwrap_err();
+        let e = bench(
+            &mut model,
+            &[Test::Decode(5, 0), Test::Prefill(6)],
+            one,
+            &mut |_| (),
+        )
+        .unwrap_err();
         assert!(
             e.is_usage() && e.to_string().starts_with("--prefill: 6 tokens"),
             "{e}"
@@ -280,7 +319,7 @@ mod tests {
 
     #[test]
     fn medians() {
-        let l = line(Test::Decode(64), &mut [3.0, 1.0, 2.0]).unwrap();
+        let l = line(Test::Decode(64, 0), &mut [3.0, 1.0, 2.0]).unwrap();
         assert_eq!((l.median(), l.min, l.max), (2.0, 1.0, 3.0));
         let json = serde_json::to_value(&l).unwrap();
         assert_eq!(
@@ -303,7 +342,7 @@ mod tests {
         };
         let lines = [
             line(Test::Prefill(128), &mut [1000.0]).unwrap(),
-            line(Test::Decode(8), &mut [9.5]).unwrap(),
+            line(Test::Decode(8, 0), &mut [9.5]).unwrap(),
         ];
         let expected = "model  backend  device  test   tokens/s      min      max\n\
                         m      wgpu     Card    pp128   1000.00  1000.00  1000.00\n\
