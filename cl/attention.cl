@@ -18,6 +18,19 @@
 #define PAIR(a, b) ((float2)(a, b))
 #endif
 #define PARTS (DIM / V)
+// Part i of a row of keys or values. With Q8 a row is words of four signed bytes, and the factor of all of them.
+#ifdef Q8
+#define FOUR(word) convert_float4(as_char4(word))
+#define K_PART(row, i) FOUR(k_at((row) * (PARTS + 1) + (i)))
+#define V_PART(row, i) FOUR(v_at((row) * (PARTS + 1) + (i)))
+#define K_SCALE(row) as_float(k_at((row) * (PARTS + 1) + PARTS))
+#define V_SCALE(row) as_float(v_at((row) * (PARTS + 1) + PARTS))
+#else
+#define K_PART(row, i) K_AT((row) * PARTS + (i))
+#define V_PART(row, i) V_AT((row) * PARTS + (i))
+#define K_SCALE(row) 1.0f
+#define V_SCALE(row) 1.0f
+#endif
 #define OWNED ((VECTORS * PARTS + WG - 1) / WG)
 #define LOWEST -3.4028235e38f
 // Of vector r: its row, at most the last one, and its head.
@@ -49,15 +62,15 @@ KERNEL {
   }
   for (uint first = begin; first < end; first += KEYS) {
     for (uint t = lid; t < KEYS; t += WG) {
-      uint key = min(first + t, end - 1), base = ((past + key) * p.kv_heads + kv) * PARTS;
+      uint key = min(first + t, end - 1), row = (past + key) * p.kv_heads + kv;
       VEC dots[VECTORS];
       for (uint r = 0; r < VECTORS; r++) dots[r] = (VEC)(0.0f);
       for (uint i = 0; i < PARTS; i++) {
-        VEC x = K_AT(base + i);
+        VEC x = K_PART(row, i);
         for (uint r = 0; r < VECTORS; r++) dots[r] += x * query[r * PARTS + i];
       }
       for (uint r = 0; r < VECTORS; r++) {
-        float score = dot(dots[r], (VEC)(1.0f));
+        float score = dot(dots[r], (VEC)(1.0f)) * K_SCALE(row);
 #ifdef HAS_MASK
         score += mask_at(batch * p.mask_b + HEAD(r) * p.mask_h + ROW(r) * p.mask_s + key * p.mask_t);
 #endif
@@ -83,7 +96,8 @@ KERNEL {
       float l = total[i] * keep[r];
       for (uint t = 0; t < count; t++) {
         float w = weight[r * KEYS + t];
-        s += w * V_AT(((past + first + t) * p.kv_heads + kv) * PARTS + part);
+        uint row = (past + first + t) * p.kv_heads + kv;
+        s += w * V_SCALE(row) * V_PART(row, part);
         l += w;
       }
       sum[i] = s;

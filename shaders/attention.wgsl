@@ -10,6 +10,27 @@ alias VEC = vec2<f32>;
 const V: u32 = 2u;
 #endif
 const PARTS: u32 = DIM / V;
+// Part i of a row of keys or values. With Q8 a row is words of four signed bytes, and the factor of all of them.
+#ifdef Q8
+fn four(word: i32) -> VEC {
+  let w = bitcast<u32>(word);
+  return VEC(bitcast<vec4<i32>>(vec4<u32>(w << 24u, w << 16u, w << 8u, w)) >> vec4<u32>(24u));
+}
+fn k_part(row: u32, i: u32) -> VEC { return four(k_at(row * (PARTS + 1u) + i)); }
+fn v_part(row: u32, i: u32) -> VEC { return four(v_at(row * (PARTS + 1u) + i)); }
+fn k_scale(row: u32) -> f32 { return bitcast<f32>(k_at(row * (PARTS + 1u) + PARTS)); }
+fn v_scale(row: u32) -> f32 { return bitcast<f32>(v_at(row * (PARTS + 1u) + PARTS)); }
+#else
+#ifdef WIDE
+fn k_part(row: u32, i: u32) -> VEC { return k_at4(row * PARTS + i); }
+fn v_part(row: u32, i: u32) -> VEC { return v_at4(row * PARTS + i); }
+#else
+fn k_part(row: u32, i: u32) -> VEC { return k_at2(row * PARTS + i); }
+fn v_part(row: u32, i: u32) -> VEC { return v_at2(row * PARTS + i); }
+#endif
+fn k_scale(row: u32) -> f32 { return 1.0; }
+fn v_scale(row: u32) -> f32 { return 1.0; }
+#endif
 const OWNED: u32 = (VECTORS * PARTS + WG - 1u) / WG;
 const LOWEST: f32 = -3.4028235e38;
 var<workgroup> query: array<VEC, VECTORS * PARTS>;
@@ -50,21 +71,17 @@ fn attention(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_
   for (var first = begin; first < end; first += KEYS) {
     for (var t = lid; t < KEYS; t += WG) {
       let key = min(first + t, end - 1u);
-      let base = ((past + key) * p.kv_heads + kv) * PARTS;
+      let row = (past + key) * p.kv_heads + kv;
       var dots: array<VEC, VECTORS>;
       for (var i = 0u; i < PARTS; i++) {
-#ifdef WIDE
-        let x = k_at4(base + i);
-#else
-        let x = k_at2(base + i);
-#endif
+        let x = k_part(row, i);
         for (var r = 0u; r < VECTORS; r++) { dots[r] += x * query[r * PARTS + i]; }
       }
       for (var r = 0u; r < VECTORS; r++) {
-        var score = dot(dots[r], VEC(1.0));
+        var score = dot(dots[r], VEC(1.0)) * k_scale(row);
 #ifdef HAS_MASK
-        let row = min(row0 + r / HEADS, p.rows - 1u);
-        score += mask_at(batch * p.mask_b + (head0 + r % HEADS) * p.mask_h + row * p.mask_s + key * p.mask_t);
+        let query_row = min(row0 + r / HEADS, p.rows - 1u);
+        score += mask_at(batch * p.mask_b + (head0 + r % HEADS) * p.mask_h + query_row * p.mask_s + key * p.mask_t);
 #endif
         weight[r * KEYS + t] = select(LOWEST, score, first + t < end);
       }
@@ -92,11 +109,8 @@ fn attention(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_
       var l = total[i] * keep[r];
       for (var t = 0u; t < count; t++) {
         let w = weight[r * KEYS + t];
-#ifdef WIDE
-        s += w * v_at4(((past + first + t) * p.kv_heads + kv) * PARTS + part);
-#else
-        s += w * v_at2(((past + first + t) * p.kv_heads + kv) * PARTS + part);
-#endif
+        let row = (past + first + t) * p.kv_heads + kv;
+        s += w * v_scale(row) * v_part(row, part);
         l += w;
       }
       sum[i] = s;

@@ -50,7 +50,8 @@ pub struct Attention {
     pub scale: f32,
 }
 
-fn check(q: &Shape, k: &Shape, v: &Shape, mask: Option<&Shape>) -> OpResult<()> {
+/// Checks the shapes of queries, keys, values and mask against each other.
+pub(super) fn check(q: &Shape, k: &Shape, v: &Shape, mask: Option<&Shape>) -> OpResult<()> {
     let ([b, s, h, d], [kb, t, kvh, kd]) = (q.0.as_slice(), k.0.as_slice()) else {
         return Err(OpError::mismatch("ranks (4 each)", q, k));
     };
@@ -166,6 +167,22 @@ impl Op for Attention {
     }
 
     fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
+        self.emit(cx, Rows::Floats)
+    }
+}
+
+/// How keys and values are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Rows {
+    /// Elements.
+    Floats,
+    /// Rows of [`super::kv_append_q8`].
+    Words,
+}
+
+impl Attention {
+    /// Emits the dispatches of a node whose keys and values are stored as `stored` says.
+    pub(super) fn emit(&self, cx: &mut LowerCx<'_>, stored: Rows) -> OpResult<()> {
         let (q, k) = (cx.shape(0)?, cx.shape(1)?);
         let dim = q.0[3].as_const().filter(|d| takes_head(*d));
         let Some(dim) = dim else {
@@ -197,7 +214,7 @@ impl Op for Attention {
         let many = cx.upper_bound(keys).is_none_or(|n| n > UNSPLIT);
         let split = (batch.is(1) && queries.is(1) && many).then_some(if cpu { 512 } else { 128 });
         let splits = split.map(|s| keys.ceil_div(s)).transpose()?;
-        let stored = match &splits {
+        let result = match &splits {
             None => cx.output(0)?,
             Some(splits) => cx.temp(DType::F32, splits.mul(heads)?.mul(&Dim::from(dim + vector))?),
         };
@@ -213,7 +230,7 @@ impl Op for Attention {
             .operand(cx.input(2)?)
             .optional(mask)
             .operand(live)
-            .operand(stored)
+            .operand(result)
             .grid(
                 heads.exact_div(&together.into()).unwrap_or_else(|| heads.clone()),
                 queries.ceil_div(rows)?,
@@ -231,6 +248,10 @@ impl Op for Attention {
             Some(keys) => call.define("SPLIT", keys),
             None => call,
         };
+        let call = match stored {
+            Rows::Words => call.define("Q8", 1),
+            Rows::Floats => call,
+        };
         // Rows of a second sequence would lie elsewhere.
         cx.emit(if batch.is(1) { call.may_be_padded() } else { call })?;
         let Some(splits) = splits else { return Ok(()) };
@@ -238,7 +259,7 @@ impl Op for Attention {
         let slices = if cpu { 1 } else { (MERGING / parts).max(1) };
         let merge = Call::new(&MERGE, u32::try_from(parts * slices).unwrap_or(u32::MAX))
             .define("DIM", dim)
-            .operand(stored)
+            .operand(result)
             .operand(cx.output(0)?)
             .grid(heads.clone(), 1, 1)
             .field(heads)

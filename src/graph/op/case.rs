@@ -31,6 +31,14 @@ pub fn input(shape: &[usize]) -> Input {
     }
 }
 
+/// An operand with these contents.
+pub fn given(tensor: HostTensor) -> Input {
+    Input {
+        is_const: false,
+        ..constant(tensor)
+    }
+}
+
 /// An operand with these contents, known when planning.
 pub fn constant(tensor: HostTensor) -> Input {
     Input {

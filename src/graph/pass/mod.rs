@@ -12,6 +12,7 @@ mod identity;
 mod inline_if;
 mod joint_projections;
 mod kv_cache;
+mod kv_q8;
 mod last_row;
 mod moves;
 mod norm;
@@ -108,6 +109,11 @@ pub const TRANS_B: Pass = Pass {
 pub const KV_CACHE: Pass = Pass {
     name: "kv_cache",
     run: kv_cache::run,
+};
+/// States that only attention reads become rows of 8 bits.
+pub const KV_Q8: Pass = Pass {
+    name: "kv_q8",
+    run: kv_q8::run,
 };
 /// Scores, softmax and weighted sum become [`super::op::attention::Attention`].
 pub const ATTENTION: Pass = Pass {

@@ -1,0 +1,24 @@
+// Row at + i of the state becomes row i of x in 8 bits, at = live[start] rows: words of four signed bytes, and the factor of all of them, which is
+// the largest magnitude / 127. A work-group takes a row of DIM elements.
+#define PARTS (DIM / 4)
+
+KERNEL {
+  __local float high[WG];
+  uint lid = get_local_id(0), row = get_group_id(0);
+  if (row >= p.rows) return;
+  float most = 0.0f;
+  for (uint i = lid; i < PARTS; i += WG) {
+    float4 a = fabs(x_at4(row * PARTS + i));
+    most = fmax(most, fmax(fmax(a.x, a.y), fmax(a.z, a.w)));
+  }
+  high[lid] = most;
+  barrier(CLK_LOCAL_MEM_FENCE);
+  for (uint i = 0; i < WG; i++) most = fmax(most, high[i]);
+  float scale = most / 127.0f, inverse = most > 0.0f ? 127.0f / most : 0.0f;
+  uint at = ((uint)live_at(p.start) + row) * (PARTS + 1);
+  for (uint i = lid; i < PARTS; i += WG) {
+    int4 c = convert_int4_rte(x_at4(row * PARTS + i) * inverse) & 255;
+    state[at + i] = as_uint(c.x | c.y << 8 | c.z << 16 | c.w << 24);
+  }
+  if (lid == 0) state[at + PARTS] = as_uint(scale);
+}

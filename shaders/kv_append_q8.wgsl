@@ -1,0 +1,26 @@
+// Row at + i of the state becomes row i of x in 8 bits, at = live[start] rows: words of four signed bytes, and the factor of all of them, which is
+// the largest magnitude / 127. A work-group takes a row of DIM elements.
+const PARTS: u32 = DIM / 4u;
+var<workgroup> high: array<f32, WG>;
+
+@compute @workgroup_size(WG)
+fn kv_append_q8(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
+  let row = min(group.x, p.rows - 1u);
+  var most = 0.0;
+  for (var i = lid; i < PARTS; i += WG) {
+    let a = abs(x_at4(row * PARTS + i));
+    most = max(most, max(max(a.x, a.y), max(a.z, a.w)));
+  }
+  high[lid] = most;
+  workgroupBarrier();
+  for (var i = 0u; i < WG; i++) { most = max(most, high[i]); }
+  let scale = most / 127.0;
+  let inverse = select(0.0, 127.0 / most, most > 0.0);
+  let at = (u32(live_at(p.start)) + row) * (PARTS + 1u);
+  if (group.x >= p.rows) { return; }
+  for (var i = lid; i < PARTS; i += WG) {
+    let c = vec4<i32>(round(x_at4(row * PARTS + i) * inverse)) & vec4<i32>(255);
+    state[at + i] = bitcast<u32>(c.x | (c.y << 8u) | (c.z << 16u) | (c.w << 24u));
+  }
+  if (lid == 0u) { state[at + PARTS] = bitcast<u32>(scale); }
+}

@@ -1,0 +1,93 @@
+//! [`super::attention`] over keys and values of 8 bits (own domain, made by the pass `kv_q8`): they are rows as
+//! [`super::kv_append_q8`] makes them, `i32 [b, t, kv_heads, d / 4 + 1]`; all else is the same.
+
+use super::attention::{Attention, Rows, check};
+use super::case::{Case, given, input};
+use super::kv_append_q8::{KvAppendQ8, decode, words};
+use super::{InferCx, Inputs, Op, OpDef, OpError, OpResult, never_in_files, operand};
+use crate::plan::lower::LowerCx;
+use crate::shape::{Fact, Shape};
+use crate::tensor::{DType, HostTensor};
+
+/// See the module documentation.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AttentionQ8 {
+    /// The attention.
+    pub attention: Attention,
+}
+
+/// The keys or values as floats.
+fn floats(rows: &Fact, q: &Fact) -> OpResult<Fact> {
+    let (Some(d), Some((w, before))) = (q.shape.0.last(), rows.shape.0.split_last()) else {
+        return Err(OpError::mismatch("queries and rows", q, rows));
+    };
+    if rows.dtype != DType::I32 || words(d).as_ref() != Some(w) {
+        return Err(OpError::mismatch("queries [.., d] and rows i32 [.., d / 4 + 1]", q, rows));
+    }
+    Ok(Fact::new(q.dtype, Shape([before, &[d.clone()]].concat())))
+}
+
+impl Op for AttentionQ8 {
+    fn name(&self) -> &str {
+        "AttentionQ8"
+    }
+
+    fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
+        let q = cx.fact(0)?;
+        let (k, v) = (floats(cx.fact(1)?, q)?, floats(cx.fact(2)?, q)?);
+        check(&q.shape, &k.shape, &v.shape, cx.opt(3).map(|f| &f.shape))?;
+        Ok(vec![q.clone()])
+    }
+
+    fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
+        let q = operand(inputs, 0)?;
+        let d = q.shape().last().copied().unwrap_or(1);
+        let rows = |i: usize| -> OpResult<HostTensor> {
+            let t = operand(inputs, i)?;
+            let mut shape = t.shape().to_vec();
+            let last = shape.last_mut().ok_or_else(|| OpError::expected("rows", "rank 4", t.shape().len()))?;
+            let w = std::mem::replace(last, d);
+            Ok(HostTensor::from_f32(&shape, &decode(t.bytes()?, w))?)
+        };
+        let (k, v) = (rows(1)?, rows(2)?);
+        self.attention.eval(&[Some(q), Some(&k), Some(&v), inputs.get(3).copied().flatten()])
+    }
+
+    fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
+        self.attention.emit(cx, Rows::Words)
+    }
+}
+
+/// The registry's entry.
+pub static DEF: OpDef = OpDef {
+    onnx: &[],
+    import: never_in_files,
+    kernels: &[],
+    cases,
+};
+
+fn cases() -> Vec<Case> {
+    let rows = |t: usize, heads: usize, d: usize| -> OpResult<HostTensor> {
+        let rows = input(&[1, t, heads, d]).make(7)?;
+        let past = HostTensor::zeros(DType::I32, &[1, 0, heads, d / 4 + 1])?;
+        let mut all = KvAppendQ8.eval(&[Some(&past), Some(&rows)])?;
+        all.pop().ok_or_else(|| OpError::expected("results", 1, 0))
+    };
+    let case = |s: usize, t: usize, h: usize, kv: usize, d: usize, mask: bool| -> OpResult<Case> {
+        let q = input(&[1, s, h, d]).range(-2.0, 2.0);
+        let rows = given(rows(t, kv, d)?);
+        let mut inputs = vec![q, rows.clone(), rows];
+        if mask {
+            inputs.push(input(&[1, 1, s, t]).range(-4.0, 0.0));
+        }
+        let attention = Attention { scale: 0.25 };
+        Ok(Case::new(AttentionQ8 { attention }, inputs))
+    };
+    let all = [
+        case(1, 130, 9, 3, 64, true),
+        case(1, 700, 14, 2, 64, false),
+        case(7, 65, 4, 2, 32, true),
+        case(1, 3, 2, 2, 8, false),
+    ];
+    all.into_iter().flatten().collect()
+}

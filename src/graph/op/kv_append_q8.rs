@@ -1,0 +1,149 @@
+//! Appends rows to a state of 8-bit rows in place (own domain, made by the pass `kv_q8`): [`super::kv_append`] for a cache of half the
+//! size.
+//!
+//! Operands: the state, `i32 [1, past, heads, d / 4 + 1]`, and new rows `[1, n, heads, d]` of floats; the result is the state with
+//! `past + n` rows, in the same memory. A row of a head is `d / 4` words of four signed codes, the first in the lowest bits, and
+//! the bits of an `f32` factor: the largest magnitude of the row over 127, by which the codes are multiplied. Codes are rounded to
+//! the nearest, ties to even.
+
+use super::case::{Case, given, input};
+use super::{InferCx, Inputs, Op, OpDef, OpError, OpResult, never_in_files, operand};
+use crate::backend::kernel::Kernel;
+use crate::plan::lower::{Call, Home, LowerCx};
+use crate::shape::{Dim, Fact, Shape, product};
+use crate::tensor::{DType, HostTensor};
+
+static KERNEL: Kernel = crate::kernel!(kv_append_q8 {
+    rows: U32, start: U32,
+} [x: In Elem, live: Weight Elem, state: InOut Words]);
+
+/// Work-items for a row of a head.
+const ITEMS: u32 = 16;
+/// The axis that grows.
+const AXIS: usize = 1;
+
+/// See the module documentation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KvAppendQ8;
+
+/// Words of a row of `d` elements; `None` where four do not divide it.
+pub fn words(d: &Dim) -> Option<Dim> {
+    d.exact_div(&4.into())?.add(&1.into()).ok()
+}
+
+/// A row in 8 bits.
+fn encode(row: &[f32], out: &mut Vec<u8>) {
+    let most = row.iter().fold(0f32, |m, v| m.max(v.abs()));
+    let inverse = if most > 0.0 { 127.0 / most } else { 0.0 };
+    #[expect(clippy::cast_possible_truncation, reason = "magnitudes are at most 127")]
+    let code = |v: &f32| (v * inverse).round_ties_even() as i8;
+    out.extend(row.iter().flat_map(|v| code(v).to_le_bytes()));
+    out.extend((most / 127.0).to_le_bytes());
+}
+
+/// The floats that rows of `words` words stand for.
+pub fn decode(data: &[u8], words: usize) -> Vec<f32> {
+    let mut out = Vec::with_capacity(data.len());
+    for row in data.chunks_exact(4 * words.max(1)) {
+        if let Some((codes, scale)) = row.split_last_chunk() {
+            let scale = f32::from_le_bytes(*scale);
+            let code = |b: &u8| f32::from(i8::from_le_bytes([*b]));
+            out.extend(codes.iter().map(|b| code(b) * scale));
+        }
+    }
+    out
+}
+
+fn check(state: &Fact, new: &Fact) -> OpResult<Shape> {
+    let mismatch = || OpError::mismatch("state i32 [1, past, heads, d / 4 + 1] and rows [1, n, heads, d]", state, new);
+    let ([one, past, heads, w], [new_one, n, new_heads, d]) = (state.shape.0.as_slice(), new.shape.0.as_slice()) else {
+        return Err(mismatch());
+    };
+    let fits = one.is(1) && new_one.is(1) && heads == new_heads && words(d).as_ref() == Some(w);
+    if !fits || state.dtype != DType::I32 || !new.dtype.is_float() {
+        return Err(mismatch());
+    }
+    Ok(Shape(vec![1.into(), past.add(n)?, heads.clone(), w.clone()]))
+}
+
+impl Op for KvAppendQ8 {
+    fn name(&self) -> &str {
+        "KvAppendQ8"
+    }
+
+    fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
+        Ok(vec![Fact::new(DType::I32, check(cx.fact(0)?, cx.fact(1)?)?)])
+    }
+
+    fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
+        let (state, new) = (operand(inputs, 0)?, operand(inputs, 1)?);
+        let fact = |t: &HostTensor| Fact::new(t.dtype(), Shape::fixed(t.shape()));
+        let shape = check(&fact(state), &fact(new))?.as_fixed().unwrap_or_default();
+        let mut data = state.bytes()?.to_vec();
+        let d = new.shape().last().copied().unwrap_or(1).max(1);
+        for row in new.to_f32()?.chunks_exact(d) {
+            encode(row, &mut data);
+        }
+        Ok(vec![HostTensor::from_bytes(DType::I32, &shape, &data)?])
+    }
+
+    fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
+        let (state, new) = (cx.shape(0)?, cx.shape(1)?);
+        let target = cx.output(0)?;
+        if !matches!(target.home, Home::State(_)) {
+            return Err(OpError::expected("result", "a state", "an activation"));
+        }
+        let (Some(d), Some(heads)) = (new.0.last().and_then(Dim::as_const), new.0.get(AXIS + 1)) else {
+            return Err(OpError::Unsupported(format!("appending {new} in 8 bits: rows of unknown size")));
+        };
+        let rows = product(&new.0[..AXIS + 2])?;
+        let (live, start) = cx.live(&state.0[AXIS].mul(heads)?);
+        let call = Call::new(&KERNEL, ITEMS)
+            .define("DIM", d)
+            .operand(cx.input(1)?)
+            .operand(live)
+            .operand(target)
+            .grid(rows.clone(), 1, 1)
+            .field(&rows)
+            .field(start)
+            .may_be_padded();
+        cx.emit(call)
+    }
+}
+
+/// The registry's entry.
+pub static DEF: OpDef = OpDef {
+    onnx: &[],
+    import: never_in_files,
+    kernels: &[&KERNEL],
+    cases,
+};
+
+fn cases() -> Vec<Case> {
+    let past = HostTensor::zeros(DType::I32, &[1, 2, 3, 17]).map(given);
+    let case = past.map(|past| Case::new(KvAppendQ8, vec![past, input(&[1, 2, 3, 64])]));
+    case.map(|c| c.host_only("needs a state; the model tests append on every device"))
+        .into_iter()
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_are_within_half_a_step_and_zeros_stay() {
+        let row: Vec<f32> = (0..64u8).map(|i| (f32::from(i) - 20.0) / 7.0).collect();
+        let mut out = Vec::new();
+        encode(&row, &mut out);
+        encode(&[0.0; 64], &mut out);
+        assert_eq!(out.len(), 2 * 17 * 4);
+        let found = decode(&out, 17);
+        let step = 43.0 / 7.0 / 127.0;
+        for (a, b) in row.iter().zip(&found) {
+            assert!((a - b).abs() <= step * 0.5001, "{a} became {b}");
+        }
+        assert_eq!(found[63], 43.0 / 7.0);
+        assert_eq!(found[64..], [0.0; 64]);
+    }
+}
