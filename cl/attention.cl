@@ -1,7 +1,7 @@
 // softmax(scale * q k^T + mask) v, over tiles of KEYS keys with a running maximum, so that no row of scores leaves the work-group, which takes
-// VECTORS query vectors that share keys: HEADS heads of one group for each of VECTORS / HEADS rows. Work-items first own keys, then parts
-// (2 or 4 elements) of result rows. With SPLIT a work-group takes so many keys only and stores sums, their maximum and their total, for
-// attention_merge.
+// VECTORS query vectors that share keys: HEADS heads of one group for each of VECTORS / HEADS rows. LANES work-items compute the score of a key;
+// then each owns parts (2 or 4 elements) of results, or where there are fewer of these, SLICES of them share one (SHARED). With SPLIT a
+// work-group takes so many keys only and stores sums, their maximum and their total, for attention_merge.
 #ifdef WIDE
 #define VEC float4
 #define V 4
@@ -31,7 +31,16 @@
 #define K_SCALE(row) 1.0f
 #define V_SCALE(row) 1.0f
 #endif
-#define OWNED ((VECTORS * PARTS + WG - 1) / WG)
+#define RESULTS (VECTORS * PARTS)
+#ifdef SHARED
+#define OWNED 1
+#define OWN(i) (lid % RESULTS)
+#define SLICE (lid / RESULTS)
+#else
+#define OWNED ((RESULTS + WG - 1) / WG)
+#define OWN(i) (lid + (i) * WG)
+#define SLICE 0
+#endif
 #define LOWEST -3.4028235e38f
 // Of vector r: its row, at most the last one, and its head.
 #define ROW(r) min(row0 + (r) / HEADS, p.rows - 1)
@@ -39,9 +48,13 @@
 #define VECTOR(r) ((batch * p.rows + ROW(r)) * p.heads + HEAD(r))
 
 KERNEL {
-  __local VEC query[VECTORS * PARTS];
-  __local float weight[VECTORS * KEYS];
+  __local VEC query[RESULTS];
+  __local float weight[LANES * VECTORS * KEYS];
   __local float top[VECTORS], keep[VECTORS];
+#ifdef SHARED
+  __local VEC part_sum[WG];
+  __local float part_total[WG];
+#endif
   uint lid = get_local_id(0), head0 = get_group_id(0) * HEADS, row0 = get_group_id(1) * (VECTORS / HEADS);
   uint keys = live_at(p.live_keys), kv = head0 / (p.heads / p.kv_heads);
 #ifdef SPLIT
@@ -61,21 +74,26 @@ KERNEL {
     total[i] = 0.0f;
   }
   for (uint first = begin; first < end; first += KEYS) {
-    for (uint t = lid; t < KEYS; t += WG) {
-      uint key = min(first + t, end - 1), row = (past + key) * p.kv_heads + kv;
+    for (uint at = lid; at < KEYS * LANES; at += WG) {
+      uint t = at / LANES, lane = at % LANES, row = (past + min(first + t, end - 1)) * p.kv_heads + kv;
       VEC dots[VECTORS];
       for (uint r = 0; r < VECTORS; r++) dots[r] = (VEC)(0.0f);
-      for (uint i = 0; i < PARTS; i++) {
+      for (uint i = lane; i < PARTS; i += LANES) {
         VEC x = K_PART(row, i);
         for (uint r = 0; r < VECTORS; r++) dots[r] += x * query[r * PARTS + i];
       }
-      for (uint r = 0; r < VECTORS; r++) {
-        float score = dot(dots[r], (VEC)(1.0f)) * K_SCALE(row);
+      for (uint r = 0; r < VECTORS; r++) weight[(lane * VECTORS + r) * KEYS + t] = dot(dots[r], (VEC)(1.0f));
+    }
+    barrier(CLK_LOCAL_MEM_FENCE);
+    for (uint i = lid; i < VECTORS * KEYS; i += WG) {
+      uint r = i / KEYS, t = i % KEYS, key = min(first + t, end - 1);
+      float score = weight[i];
+      for (uint lane = 1; lane < LANES; lane++) score += weight[lane * (VECTORS * KEYS) + i];
+      score *= K_SCALE((past + key) * p.kv_heads + kv);
 #ifdef HAS_MASK
-        score += mask_at(batch * p.mask_b + HEAD(r) * p.mask_h + ROW(r) * p.mask_s + key * p.mask_t);
+      score += mask_at(batch * p.mask_b + HEAD(r) * p.mask_h + ROW(r) * p.mask_s + key * p.mask_t);
 #endif
-        weight[r * KEYS + t] = first + t < end ? score : LOWEST;
-      }
+      weight[i] = first + t < end ? score : LOWEST;
     }
     barrier(CLK_LOCAL_MEM_FENCE);
     for (uint r = lid; r < VECTORS; r += WG) {
@@ -91,10 +109,10 @@ KERNEL {
     barrier(CLK_LOCAL_MEM_FENCE);
     uint count = min((uint)KEYS, end - first);
     for (uint i = 0; i < OWNED; i++) {
-      uint r = min((lid + i * WG) / PARTS, (uint)(VECTORS - 1)), part = (lid + i * WG) % PARTS;
+      uint r = min(OWN(i) / PARTS, (uint)(VECTORS - 1)), part = OWN(i) % PARTS;
       VEC s = sum[i] * keep[r];
       float l = total[i] * keep[r];
-      for (uint t = 0; t < count; t++) {
+      for (uint t = SLICE; t < count; t += SLICES) {
         float w = weight[r * KEYS + t];
         uint row = (past + first + t) * p.kv_heads + kv;
         s += w * V_SCALE(row) * V_PART(row, part);
@@ -105,8 +123,18 @@ KERNEL {
     }
     barrier(CLK_LOCAL_MEM_FENCE);
   }
+#ifdef SHARED
+  part_sum[lid] = sum[0];
+  part_total[lid] = total[0];
+  barrier(CLK_LOCAL_MEM_FENCE);
+  if (SLICE > 0) return;
+  for (uint i = lid + RESULTS; i < SLICES * RESULTS; i += RESULTS) {
+    sum[0] += part_sum[i];
+    total[0] += part_total[i];
+  }
+#endif
   for (uint i = 0; i < OWNED; i++) {
-    uint r = (lid + i * WG) / PARTS, part = (lid + i * WG) % PARTS;
+    uint r = OWN(i) / PARTS, part = OWN(i) % PARTS;
     if (r >= VECTORS || row0 + r / HEADS >= p.rows) continue;
 #ifdef SPLIT
     uint at = (get_group_id(2) * p.rows * p.heads + VECTOR(r)) * (PARTS + 1);

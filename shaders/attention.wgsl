@@ -1,7 +1,7 @@
 // softmax(scale * q k^T + mask) v, over tiles of KEYS keys with a running maximum, so that no row of scores leaves the work-group, which takes
-// VECTORS query vectors that share keys: HEADS heads of one group for each of VECTORS / HEADS rows. Work-items first own keys, then parts
-// (2 or 4 elements) of result rows. With SPLIT a work-group takes so many keys only and stores sums, their maximum and their total, for
-// attention_merge.
+// VECTORS query vectors that share keys: HEADS heads of one group for each of VECTORS / HEADS rows. LANES work-items compute the score of a key;
+// then each owns parts (2 or 4 elements) of results, or where there are fewer of these, SLICES of them share one (SHARED). With SPLIT a
+// work-group takes so many keys only and stores sums, their maximum and their total, for attention_merge.
 #ifdef WIDE
 alias VEC = vec4<f32>;
 const V: u32 = 4u;
@@ -31,10 +31,21 @@ fn v_part(row: u32, i: u32) -> VEC { return v_at2(row * PARTS + i); }
 fn k_scale(row: u32) -> f32 { return 1.0; }
 fn v_scale(row: u32) -> f32 { return 1.0; }
 #endif
-const OWNED: u32 = (VECTORS * PARTS + WG - 1u) / WG;
+const RESULTS: u32 = VECTORS * PARTS;
+#ifdef SHARED
+const OWNED: u32 = 1u;
+var<workgroup> part_sum: array<VEC, WG>;
+var<workgroup> part_total: array<f32, WG>;
+fn own(lid: u32, i: u32) -> u32 { return lid % RESULTS; }
+fn slice_of(lid: u32) -> u32 { return lid / RESULTS; }
+#else
+const OWNED: u32 = (RESULTS + WG - 1u) / WG;
+fn own(lid: u32, i: u32) -> u32 { return lid + i * WG; }
+fn slice_of(lid: u32) -> u32 { return 0u; }
+#endif
 const LOWEST: f32 = -3.4028235e38;
-var<workgroup> query: array<VEC, VECTORS * PARTS>;
-var<workgroup> weight: array<f32, VECTORS * KEYS>;
+var<workgroup> query: array<VEC, RESULTS>;
+var<workgroup> weight: array<f32, LANES * VECTORS * KEYS>;
 var<workgroup> top: array<f32, VECTORS>;
 var<workgroup> keep: array<f32, VECTORS>;
 
@@ -69,22 +80,30 @@ fn attention(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_
   var sum: array<VEC, OWNED>;
   var total: array<f32, OWNED>;
   for (var first = begin; first < end; first += KEYS) {
-    for (var t = lid; t < KEYS; t += WG) {
-      let key = min(first + t, end - 1u);
-      let row = (past + key) * p.kv_heads + kv;
+    for (var at = lid; at < KEYS * LANES; at += WG) {
+      let t = at / LANES;
+      let lane = at % LANES;
+      let row = (past + min(first + t, end - 1u)) * p.kv_heads + kv;
       var dots: array<VEC, VECTORS>;
-      for (var i = 0u; i < PARTS; i++) {
+      for (var i = lane; i < PARTS; i += LANES) {
         let x = k_part(row, i);
         for (var r = 0u; r < VECTORS; r++) { dots[r] += x * query[r * PARTS + i]; }
       }
-      for (var r = 0u; r < VECTORS; r++) {
-        var score = dot(dots[r], VEC(1.0)) * k_scale(row);
+      for (var r = 0u; r < VECTORS; r++) { weight[(lane * VECTORS + r) * KEYS + t] = dot(dots[r], VEC(1.0)); }
+    }
+    workgroupBarrier();
+    for (var i = lid; i < VECTORS * KEYS; i += WG) {
+      let t = i % KEYS;
+      let key = min(first + t, end - 1u);
+      var score = weight[i];
+      for (var lane = 1u; lane < LANES; lane++) { score += weight[lane * (VECTORS * KEYS) + i]; }
+      score *= k_scale((past + key) * p.kv_heads + kv);
 #ifdef HAS_MASK
-        let query_row = min(row0 + r / HEADS, p.rows - 1u);
-        score += mask_at(batch * p.mask_b + (head0 + r % HEADS) * p.mask_h + query_row * p.mask_s + key * p.mask_t);
+      let r = i / KEYS;
+      let row = min(row0 + r / HEADS, p.rows - 1u);
+      score += mask_at(batch * p.mask_b + (head0 + r % HEADS) * p.mask_h + row * p.mask_s + key * p.mask_t);
 #endif
-        weight[r * KEYS + t] = select(LOWEST, score, first + t < end);
-      }
+      weight[i] = select(LOWEST, score, first + t < end);
     }
     workgroupBarrier();
     for (var r = lid; r < VECTORS; r += WG) {
@@ -103,11 +122,11 @@ fn attention(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_
     workgroupBarrier();
     let count = min(KEYS, end - first);
     for (var i = 0u; i < OWNED; i++) {
-      let r = min((lid + i * WG) / PARTS, VECTORS - 1u);
-      let part = (lid + i * WG) % PARTS;
+      let r = min(own(lid, i) / PARTS, VECTORS - 1u);
+      let part = own(lid, i) % PARTS;
       var s = sum[i] * keep[r];
       var l = total[i] * keep[r];
-      for (var t = 0u; t < count; t++) {
+      for (var t = slice_of(lid); t < count; t += SLICES) {
         let w = weight[r * KEYS + t];
         let row = (past + first + t) * p.kv_heads + kv;
         s += w * v_scale(row) * v_part(row, part);
@@ -118,9 +137,19 @@ fn attention(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_
     }
     workgroupBarrier();
   }
+#ifdef SHARED
+  part_sum[lid] = sum[0];
+  part_total[lid] = total[0];
+  workgroupBarrier();
+  if (slice_of(lid) > 0u) { return; }
+  for (var i = lid + RESULTS; i < SLICES * RESULTS; i += RESULTS) {
+    sum[0] += part_sum[i];
+    total[0] += part_total[i];
+  }
+#endif
   for (var i = 0u; i < OWNED; i++) {
-    let r = (lid + i * WG) / PARTS;
-    let part = (lid + i * WG) % PARTS;
+    let r = own(lid, i) / PARTS;
+    let part = own(lid, i) % PARTS;
     let row = row0 + r / HEADS;
     if (r < VECTORS && row < p.rows) {
       let vector = (batch * p.rows + row) * p.heads + head0 + r % HEADS;

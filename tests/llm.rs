@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use support::gguf::{Traits, VOCAB};
 use support::{Device, Text};
 use transformer_lite::backend::kernel::Role;
-use transformer_lite::graph::pass::Pipeline;
+use transformer_lite::graph::pass::{FUSE, KV_Q8, Pipeline};
 use transformer_lite::llm::engine::{Decoder, DeviceModel, HostModel, Lengths, Logits};
 use transformer_lite::llm::{
     ChatTemplate, Generator, Limits, Message, Model, ModelFolder, Sampler, SamplerConfig, Tokenizer,
@@ -60,6 +60,16 @@ fn main() -> ExitCode {
         add(
             format!("paddings_change_nothing@{name}"),
             Box::new(move || paddings_change_nothing(&device)),
+        );
+        let device = d.clone();
+        add(
+            format!("long_caches@{name}"),
+            Box::new(move || long_caches(&device)),
+        );
+        let device = d.clone();
+        add(
+            format!("caches_of_8_bits@{name}"),
+            Box::new(move || caches_of_8_bits(&device)),
         );
         let device = d.clone();
         add(
@@ -255,6 +265,56 @@ fn tiny_device(device: &Device, architecture: &str) -> Outcome {
     } else {
         Err(format!("{} logits", found.len()))
     }
+}
+
+/// Single tokens behind many others, whose keys are split, and on both sides of where that begins.
+fn long_caches(device: &Device) -> Outcome {
+    let _turn = device.turn();
+    let (_dir, model) = support::tiny_model("llama", Traits::default());
+    let long = tokens(420);
+    let rows = host_rows(&model, &long)?;
+    let mut found = on_device(&model, device, Logits::Last, 421)?;
+    for (start, steps) in [(250, 12), (400, 20), (3, 2), (419, 1)] {
+        let lengths = [&[start][..], &vec![1; steps]].concat();
+        let logits = feed(&mut found, &long[..start + steps], &lengths)?;
+        let what = format!("{start} tokens and {steps} single ones");
+        close(&what, &rows[start + steps - 1], &logits, AGAINST_HOST)?;
+    }
+    Ok(())
+}
+
+/// Bound on the NMSE that caches of 8 bits cost: a code errs by at most half of 1/127 of its row's largest, of the square some 1e-5,
+/// in each of two layers.
+const EIGHT_BITS: f64 = 1e-3;
+
+/// A cache of 8 bits: as the interpreter computes it, near to what floats give, and of half the size.
+fn caches_of_8_bits(device: &Device) -> Outcome {
+    let _turn = device.turn();
+    let (_dir, model) = support::tiny_model("llama", Traits::default());
+    let mut pipeline = Pipeline::standard();
+    pipeline.insert_before(FUSE.name, KV_Q8);
+    let load = |logits| decoder(&model, &pipeline, logits);
+    let long = tokens(300);
+    let rows = host_rows(&model, &long)?;
+    let mut host = HostModel::new(load(Logits::All)?, 301).text()?;
+    let eight = host.forward_all(&long).text()?;
+    let eight: Vec<_> = eight.chunks(VOCAB).map(<[f32]>::to_vec).collect();
+    for (floats, eight) in rows.iter().zip(&eight) {
+        close("8 bits next to floats", floats, eight, EIGHT_BITS)?;
+    }
+    let mut found =
+        DeviceModel::new(load(Logits::Last)?, Box::new(device.share()), &Lengths::of(301)).text()?;
+    for lengths in [&[300][..], &[1, 130, 1, 168], &[&[290][..], &[1; 10]].concat()] {
+        let logits = feed(&mut found, &long, lengths)?;
+        close("next to the interpreter", &eight[299], &logits, EIGHT_BITS / 10.0)?;
+    }
+    let floats = on_device(&model, device, Logits::Last, 301)?;
+    let states = |m: &DeviceModel| m.memory()[0].0.states;
+    let (wide, narrow) = (states(&floats), states(&found));
+    if narrow * 10 > wide * 7 {
+        return Err(format!("caches of 8 bits take {narrow} bytes, of f16 {wide}"));
+    }
+    Ok(())
 }
 
 /// In every plan, states are written by `kv_append` only, once each.

@@ -1,7 +1,7 @@
 //! The methods of `tlite quantize`, and the text that some of them learn from.
 
 use super::load::{load_watching, open_folder};
-use super::options::{DeviceOptions, ExecOptions, from_one};
+use super::options::{DeviceOptions, ExecOptions, Kv, from_one};
 use super::perplexity::{encode, read_text, window};
 use crate::error::{Error, Result};
 use crate::graph::onnx::import;
@@ -76,6 +76,7 @@ pub fn with_methods<T>(
         on: given.on.clone(),
         context: NonZeroUsize::new(window),
         float: None,
+        kv: Kv::F16,
         padding: PADDING,
     };
     let open = |names: &[String]| load_watching(&folder, &exec, names);

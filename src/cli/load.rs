@@ -1,6 +1,6 @@
 //! One place where commands get a model that can run.
 
-use super::options::{BackendChoice, DeviceOptions, ExecOptions, note_unused};
+use super::options::{BackendChoice, DeviceOptions, ExecOptions, Kv, note_unused};
 use super::output;
 use crate::backend::{self, Backend, BackendError, BackendKind, Caps, DeviceKind};
 use crate::error::{Error, Result, Stage};
@@ -196,11 +196,15 @@ fn load_watching_device(
 ) -> Result<Option<DeviceModel>> {
     let (path, context) = model_and_context(folder, options)?;
     let float = options.on.storage(options.float)?;
+    let pipeline = options.pipeline()?;
     let Some(backend) = open(&options.on)? else {
         note_unused(float);
+        if options.kv == Kv::Q8 {
+            output::note(&mut std::io::stderr(), "note: --kv q8 has no effect on the host");
+        }
         return Ok(None);
     };
-    let mut decoder = decoder(&path, watched, &Pipeline::standard(), logits)?;
+    let mut decoder = decoder(&path, watched, &pipeline, logits)?;
     if let Some(float) = float {
         decoder = decoder.stored_in(float);
     }

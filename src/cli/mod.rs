@@ -17,7 +17,7 @@ mod profile;
 mod quantize;
 mod run;
 
-pub use options::{BackendChoice, DeviceOptions, ExecOptions, Float, SamplingOptions};
+pub use options::{BackendChoice, DeviceOptions, ExecOptions, Float, Kv, SamplingOptions};
 pub use output::is_broken_pipe;
 
 use crate::error::Result;

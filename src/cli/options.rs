@@ -2,7 +2,7 @@
 
 use super::output::note;
 use crate::error::{Error, Result};
-use crate::graph::pass::Pipeline;
+use crate::graph::pass::{FUSE, KV_Q8, Pipeline};
 use crate::llm::SamplerConfig;
 use crate::llm::engine::PADDING;
 use crate::tensor::DType;
@@ -122,9 +122,37 @@ pub struct ExecOptions {
     /// Storage of activations and cache on a device [default: f16, or f32 where the model quantizes at run time]
     #[arg(long, value_enum, value_name = "TYPE")]
     pub float: Option<Float>,
+    /// Storage of the cache on a device; q8 is 8 bits and a factor for each head of a token, of half the size
+    #[arg(long, value_enum, default_value_t, value_name = "TYPE")]
+    pub kv: Kv,
     /// Pad the lengths of decoding to multiples of N, 32 to 256
     #[arg(long, value_name = "N", default_value_t = PADDING, value_parser = padding, allow_negative_numbers = true)]
     pub padding: usize,
+}
+
+/// Storage types of the cache.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Kv {
+    /// As activations: f16 unless --float says otherwise.
+    #[default]
+    F16,
+    /// 8 bits.
+    Q8,
+}
+
+impl ExecOptions {
+    /// The passes for a device. A usage error for what the host has not.
+    pub fn pipeline(&self) -> Result<Pipeline> {
+        let mut pipeline = Pipeline::standard();
+        if self.kv == Kv::Q8 {
+            if self.on.backend == BackendChoice::Host {
+                let what = "q8 is storage on a device; the host keeps the model's own types";
+                return Err(Error::usage("--kv", what));
+            }
+            pipeline.insert_before(FUSE.name, KV_Q8);
+        }
+        Ok(pipeline)
+    }
 }
 
 /// The value of an option `--padding`.

@@ -2,7 +2,7 @@
 
 use super::interrupt::Interrupt;
 use super::load::{LoadedModel, load, open_folder};
-use super::options::{DeviceOptions, ExecOptions, Float, from_one};
+use super::options::{DeviceOptions, ExecOptions, Float, Kv, from_one};
 use super::output::{bar, note, put, put_json, spinner};
 use crate::error::{Error, Result, Stage};
 use crate::llm::engine::{Logits, PADDING};
@@ -48,6 +48,15 @@ pub struct Args {
     /// Storage of activations and cache on a device [default: f16, or f32 where the model quantizes at run time]
     #[arg(long, value_enum, value_name = "TYPE", help_heading = "Execution")]
     float: Option<Float>,
+    /// Storage of the models' caches on a device
+    #[arg(
+        long,
+        value_enum,
+        default_value_t,
+        value_name = "TYPE",
+        help_heading = "Execution"
+    )]
+    kv: Kv,
 }
 
 /// The object of `--json`.
@@ -209,6 +218,7 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
         on: args.on.clone(),
         context: NonZeroUsize::new(window),
         float: args.float,
+        kv: args.kv,
         padding: PADDING,
     };
     let loaded = |folder: &ModelFolder| {

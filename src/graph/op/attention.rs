@@ -29,7 +29,7 @@ const HEADS: i64 = 8;
 /// Most query vectors of a work-group, and most local memory for them and their weights, in floats.
 const VECTORS: (i64, i64) = (16, 3072);
 /// One query is split over its keys, where there can be more than this.
-pub const UNSPLIT: i64 = 512;
+pub const UNSPLIT: i64 = 256;
 /// Work-items that merge the parts of a query vector's result, if it has no more pieces itself.
 const MERGING: i64 = 64;
 /// Largest size of a head that kernels take.
@@ -200,19 +200,30 @@ impl Attention {
             return Err(OpError::expected("rank of q", 4, q.rank()));
         };
         let keys = &k.0[1];
-        // On a CPU driver a work-item is a loop iteration: just enough of them to own a result row.
-        let items = if cpu { 16 } else { 64 };
-        let group = heads.exact_div(&k.0[2]).and_then(|g| g.as_const()).unwrap_or(1);
-        let room = VECTORS.0.min(VECTORS.1 / (dim + KEYS));
-        let together = (1..=HEADS.min(group).min(room)).rev();
-        let together = together.into_iter().find(|n| group % n == 0).unwrap_or(1);
-        let room = room / together;
-        let rows = if queries.is(1) { 1 } else { room.clamp(1, ROWS) };
         let wide = dim % 4 == 0;
         let vector = if wide { 4 } else { 2 };
+        let one = queries.is(1);
+        let upper = cx.upper_bound(keys);
+        let many = upper.is_none_or(|n| n > UNSPLIT);
+        // Heads share their keys where these are many, or rows are.
+        let group = heads.exact_div(&k.0[2]).and_then(|g| g.as_const()).unwrap_or(1);
+        let group = if one && !many && !cpu { 1 } else { group };
+        // On a CPU driver a work-item is a loop iteration: just enough of them to own a result row. On others a single query wants as many
+        // loads in flight as can be.
+        let items = match (cpu, one) {
+            (true, _) => 16,
+            (false, false) => KEYS,
+            (false, true) => i64::from(cx.caps().max_workgroup).clamp(KEYS, 4 * KEYS) / KEYS * KEYS,
+        };
+        let lanes = (items / KEYS).max(1);
+        let room = VECTORS.0.min(VECTORS.1 / (dim + lanes * KEYS));
+        let mut together = (1..=HEADS.min(group).min(room)).rev();
+        let together = together.find(|n| group % n == 0).unwrap_or(1);
+        let rows = if one { 1 } else { (room / together).clamp(1, ROWS) };
+        let vectors = rows * together;
+        let slices = (items / (vectors * (dim / vector))).max(1);
         // One query has too few heads to fill a device; of many keys each part is a work-group.
-        let many = cx.upper_bound(keys).is_none_or(|n| n > UNSPLIT);
-        let split = (batch.is(1) && queries.is(1) && many).then_some(if cpu { 512 } else { 128 });
+        let split = (batch.is(1) && one && many).then_some(if cpu { 512 } else { 128 });
         let splits = split.map(|s| keys.ceil_div(s)).transpose()?;
         let result = match &splits {
             None => cx.output(0)?,
@@ -220,11 +231,13 @@ impl Attention {
         };
         // Keys behind the live ones, there because lengths are padded, are not read.
         let (live, live_keys) = cx.live(keys);
-        let call = Call::new(&KERNEL, items)
+        let call = Call::new(&KERNEL, u32::try_from(items).unwrap_or(u32::MAX))
             .define("DIM", dim)
             .define("HEADS", together)
-            .define("VECTORS", rows * together)
+            .define("VECTORS", vectors)
             .define("KEYS", KEYS)
+            .define("LANES", lanes)
+            .define("SLICES", slices)
             .operand(cx.input(0)?)
             .operand(cx.input(1)?)
             .operand(cx.input(2)?)
@@ -244,6 +257,11 @@ impl Attention {
         let call = strides.iter().fold(call, Call::field).field(self.scale);
         let wide_as = |call: Call| if wide { call.define("WIDE", 1) } else { call };
         let call = wide_as(call);
+        let call = if slices > 1 {
+            call.define("SHARED", 1)
+        } else {
+            call
+        };
         let call = match split {
             Some(keys) => call.define("SPLIT", keys),
             None => call,

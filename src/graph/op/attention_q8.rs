@@ -22,7 +22,11 @@ fn floats(rows: &Fact, q: &Fact) -> OpResult<Fact> {
         return Err(OpError::mismatch("queries and rows", q, rows));
     };
     if rows.dtype != DType::I32 || words(d).as_ref() != Some(w) {
-        return Err(OpError::mismatch("queries [.., d] and rows i32 [.., d / 4 + 1]", q, rows));
+        return Err(OpError::mismatch(
+            "queries [.., d] and rows i32 [.., d / 4 + 1]",
+            q,
+            rows,
+        ));
     }
     Ok(Fact::new(q.dtype, Shape([before, &[d.clone()]].concat())))
 }
@@ -45,12 +49,15 @@ impl Op for AttentionQ8 {
         let rows = |i: usize| -> OpResult<HostTensor> {
             let t = operand(inputs, i)?;
             let mut shape = t.shape().to_vec();
-            let last = shape.last_mut().ok_or_else(|| OpError::expected("rows", "rank 4", t.shape().len()))?;
+            let last = shape
+                .last_mut()
+                .ok_or_else(|| OpError::expected("rows", "rank 4", t.shape().len()))?;
             let w = std::mem::replace(last, d);
             Ok(HostTensor::from_f32(&shape, &decode(t.bytes()?, w))?)
         };
         let (k, v) = (rows(1)?, rows(2)?);
-        self.attention.eval(&[Some(q), Some(&k), Some(&v), inputs.get(3).copied().flatten()])
+        self.attention
+            .eval(&[Some(q), Some(&k), Some(&v), inputs.get(3).copied().flatten()])
     }
 
     fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {

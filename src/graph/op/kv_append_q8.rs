@@ -55,8 +55,16 @@ pub fn decode(data: &[u8], words: usize) -> Vec<f32> {
 }
 
 fn check(state: &Fact, new: &Fact) -> OpResult<Shape> {
-    let mismatch = || OpError::mismatch("state i32 [1, past, heads, d / 4 + 1] and rows [1, n, heads, d]", state, new);
-    let ([one, past, heads, w], [new_one, n, new_heads, d]) = (state.shape.0.as_slice(), new.shape.0.as_slice()) else {
+    let mismatch = || {
+        OpError::mismatch(
+            "state i32 [1, past, heads, d / 4 + 1] and rows [1, n, heads, d]",
+            state,
+            new,
+        )
+    };
+    let ([one, past, heads, w], [new_one, n, new_heads, d]) =
+        (state.shape.0.as_slice(), new.shape.0.as_slice())
+    else {
         return Err(mismatch());
     };
     let fits = one.is(1) && new_one.is(1) && heads == new_heads && words(d).as_ref() == Some(w);
@@ -94,7 +102,9 @@ impl Op for KvAppendQ8 {
             return Err(OpError::expected("result", "a state", "an activation"));
         }
         let (Some(d), Some(heads)) = (new.0.last().and_then(Dim::as_const), new.0.get(AXIS + 1)) else {
-            return Err(OpError::Unsupported(format!("appending {new} in 8 bits: rows of unknown size")));
+            return Err(OpError::Unsupported(format!(
+                "appending {new} in 8 bits: rows of unknown size"
+            )));
         };
         let rows = product(&new.0[..AXIS + 2])?;
         let (live, start) = cx.live(&state.0[AXIS].mul(heads)?);

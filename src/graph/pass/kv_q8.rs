@@ -43,7 +43,9 @@ pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
             .filter(|f| {
                 let other = |id: &NodeId| {
                     let operand = |i| edit.node(*id).and_then(|n| input(n, i));
-                    [1, 2].iter().all(|i| operand(*i).is_some_and(|v| found.contains_key(&v)))
+                    [1, 2]
+                        .iter()
+                        .all(|i| operand(*i).is_some_and(|v| found.contains_key(&v)))
                 };
                 !f.readers.iter().all(other)
             })
@@ -84,7 +86,9 @@ pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
 }
 
 fn fits(g: &Graph, consumers: &[Vec<NodeId>], state: &State) -> Result<Found, String> {
-    let producer = g.producer(state.output).filter(|(_, n)| n.op.downcast::<KvAppend>().is_some());
+    let producer = g
+        .producer(state.output)
+        .filter(|(_, n)| n.op.downcast::<KvAppend>().is_some());
     let Some((append, _)) = producer else {
         return Err("it is not appended to".to_owned());
     };
@@ -101,8 +105,13 @@ fn fits(g: &Graph, consumers: &[Vec<NodeId>], state: &State) -> Result<Found, St
     let readers = consumers[state.output.index()].clone();
     let reads = |id: &NodeId| {
         let node = g.node(*id)?;
-        let rows = node.inputs.iter().enumerate().filter(|(_, v)| **v == Some(state.output));
-        (node.op.downcast::<Attention>().is_some() && rows.into_iter().all(|(i, _)| i == 1 || i == 2)).then_some(())
+        let rows = node
+            .inputs
+            .iter()
+            .enumerate()
+            .filter(|(_, v)| **v == Some(state.output));
+        (node.op.downcast::<Attention>().is_some() && rows.into_iter().all(|(i, _)| i == 1 || i == 2))
+            .then_some(())
     };
     if readers.is_empty() || !readers.iter().all(|id| reads(id).is_some()) {
         return Err("something that is no attention reads it".to_owned());
