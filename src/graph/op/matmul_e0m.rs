@@ -113,15 +113,15 @@ pub(super) fn format_defines(call: Call, bits: Bits, group: usize, most: usize) 
     call
 }
 
-/// The largest part of a group of at most `most` weights of which it is a multiple.
+/// The largest part of a group, in whole steps of kernels, of at most `most` weights, of which the group is a multiple.
 fn stretch(group: usize, most: usize) -> usize {
-    let fits = |s: &usize| group.is_multiple_of(*s);
-    let mut parts = (GROUP_STEP..=most.min(group)).rev().step_by(GROUP_STEP);
     if group <= most {
-        group
-    } else {
-        parts.find(fits).unwrap_or(GROUP_STEP)
+        return group;
     }
+    let mut parts = (1..=most / GROUP_STEP).rev().map(|steps| steps * GROUP_STEP);
+    parts
+        .find(|part| group.is_multiple_of(*part))
+        .unwrap_or(GROUP_STEP)
 }
 
 /// Columns of stored rows are padded to this number, so that work-items read whole vectors.
@@ -397,8 +397,12 @@ impl Tile {
             items *= 2;
         }
         let mut length = most;
-        while !walks(items, length) && length > LEAST {
-            length = stretch(group, length / 2);
+        while !walks(items, length) {
+            let shorter = stretch(group, length / 2);
+            if shorter < LEAST {
+                break;
+            }
+            length = shorter;
         }
         (items, length)
     }
@@ -492,10 +496,72 @@ fn cases() -> Vec<Case> {
         (Five, 48, 5, 96, 34),
         (Six, 64, 9, 96, 130),
         (Four, 576, 1, 576, 34),
+        // Groups that the vector kernel cuts into stretches where many work-items share a column.
+        (Four, 40, 1, 496, 66),
+        (Four, 72, 1, 496, 34),
+        (Five, 80, 1, 512, 34),
+        (Eight, 960, 1, 960, 34),
         (Five, 288, 3, 288, 34),
         (Eight, 520, 9, 520, 10),
     ]
     .into_iter()
     .filter_map(|(b, g, r, k, n)| case(b, g, r, k, n))
     .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A GPU with so many compute units, whose local memory is fast.
+    fn gpu(units: u32) -> Caps {
+        Caps {
+            kind: DeviceKind::Discrete,
+            fast_local: true,
+            units,
+            ..Caps::neutral()
+        }
+    }
+
+    #[test]
+    fn stretches_are_whole_steps_and_parts_of_a_group() {
+        for group in (GROUP_STEP..=2048).step_by(GROUP_STEP) {
+            for most in GROUP_STEP..=STRETCH {
+                let s = stretch(group, most);
+                assert!(
+                    s <= most && s.is_multiple_of(GROUP_STEP) && group.is_multiple_of(s),
+                    "{s} of {group}, at most {most}"
+                );
+            }
+            for (units, k) in [1, 8, 132, 4096]
+                .into_iter()
+                .flat_map(|u| [(u, 496), (u, 960), (u, 4096)])
+            {
+                let caps = gpu(units);
+                let (items, s) = Tile::of(&caps).slices(&caps, k, 576, group);
+                assert!(
+                    s.is_multiple_of(GROUP_STEP) && group.is_multiple_of(s) && items <= 256,
+                    "{items} work-items, {s} of {group}, k = {k}, {units} units"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn long_columns_are_shared_by_more_work_items() {
+        let caps = gpu(132);
+        let of = |k, n, group| Tile::of(&caps).slices(&caps, k, n, group);
+        assert_eq!(of(4096, 4096, 128), (256, 128));
+        assert_eq!(of(4096, 4096, 32), (256, 32));
+        assert_eq!(
+            of(1024, 576, 128),
+            (256, 32),
+            "shorter stretches, so that all have one"
+        );
+        assert_eq!(of(576, 576, 64), (128, 32));
+        assert_eq!(of(2048, 64, 64), (256, 64));
+        assert_eq!(of(496, 576, 72), (128, 72), "no part of the group is long enough");
+        let small = Caps::neutral();
+        assert_eq!(Tile::of(&small).slices(&small, 4096, 576, 128), (64, STRETCH));
+    }
 }
