@@ -6,7 +6,8 @@ use crate::error::Result;
 use crate::graph::op::fused::Fused;
 use crate::graph::op::joint_e0m::JointE0m;
 use crate::graph::op::matmul_e0m::MatMulE0m;
-use crate::graph::{Edit, Graph, NodeId, ValueId};
+use crate::graph::{Edit, Graph, Node, NodeId, ValueId};
+use std::collections::BTreeMap;
 
 pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
     for group in find(edit) {
@@ -32,11 +33,17 @@ pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Groups of products, in the order of the graph.
+/// Groups of products of one operand, in the order of the operands in the graph.
 fn find(g: &Graph) -> Vec<Vec<NodeId>> {
+    let mut by_operand: BTreeMap<ValueId, Vec<NodeId>> = BTreeMap::new();
+    for (id, node) in g.nodes().filter(|(_, node)| is_product(node)) {
+        // Weights may be shared too; what counts is what is multiplied.
+        if let Some(x) = input(node, 0) {
+            by_operand.entry(x).or_default().push(id);
+        }
+    }
     let mut groups: Vec<Vec<NodeId>> = Vec::new();
-    for readers in g.consumers() {
-        let products: Vec<NodeId> = readers.into_iter().filter(|id| is_product(g, *id)).collect();
+    for products in by_operand.into_values() {
         if products.len() < 2 {
             continue;
         }
@@ -65,8 +72,7 @@ fn find(g: &Graph) -> Vec<Vec<NodeId>> {
 }
 
 /// A product of operand 0 with an E0M weight, whatever is done to its result.
-fn is_product(g: &Graph, id: NodeId) -> bool {
-    let Some(node) = g.node(id) else { return false };
+fn is_product(node: &Node) -> bool {
     let fused = node.op.downcast::<Fused>();
     fused.is_some_and(|f| f.base().downcast::<MatMulE0m>().is_some())
         || node.op.downcast::<MatMulE0m>().is_some()
