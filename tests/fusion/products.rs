@@ -1,9 +1,9 @@
 //! Products of one operand with packed weights.
 
 use super::*;
-use transformer_lite::graph::op::joint_e0m::JointE0m;
+use transformer_lite::graph::op::joint_matmul_e0m::JointMatMulE0m;
 use transformer_lite::graph::op::matmul_e0m::MatMulE0m;
-use transformer_lite::graph::pass::{EPILOGUE, JOINT_PROJECTIONS};
+use transformer_lite::graph::pass::{EPILOGUE, JOINT_MATMUL_E0M};
 use transformer_lite::quant::{Bits, ByGroup, Method, Packed};
 
 /// Codes and scales of a constant of 64 rows and `n` columns, as `product` reads them.
@@ -46,7 +46,9 @@ fn products(all: &[(MatMulE0m, usize)], kept: bool) -> Build {
 
 /// Numbers of results of the joint nodes.
 fn joint(b: &Build) -> Vec<usize> {
-    let nodes = b.0.nodes().filter(|(_, n)| n.op.downcast::<JointE0m>().is_some());
+    let nodes =
+        b.0.nodes()
+            .filter(|(_, n)| n.op.downcast::<JointMatMulE0m>().is_some());
     nodes.map(|(_, n)| n.outputs.len()).collect()
 }
 
@@ -54,7 +56,7 @@ fn joint(b: &Build) -> Vec<usize> {
 fn projections_of_one_operand_are_one_node() {
     let sizes = [("s", 3)];
     let mut b = products(&[(FOUR, 64), (FOUR, 16), (FOUR, 10)], false);
-    assert_eq!(b.pass(JOINT_PROJECTIONS, &sizes), 1);
+    assert_eq!(b.pass(JOINT_MATMUL_E0M, &sizes), 1);
     assert_eq!(joint(&b), [3]);
     assert_eq!(b.nodes(), 4);
     // More than a kernel takes are several nodes.
@@ -62,7 +64,7 @@ fn projections_of_one_operand_are_one_node() {
         &[(FOUR, 64), (FOUR, 16), (FOUR, 10), (FOUR, 8), (FOUR, 12)],
         false,
     );
-    assert_eq!(b.pass(JOINT_PROJECTIONS, &sizes), 2);
+    assert_eq!(b.pass(JOINT_MATMUL_E0M, &sizes), 2);
     assert_eq!(joint(&b), [3, 2]);
     // The alike among others.
     let eight = MatMulE0m {
@@ -70,14 +72,14 @@ fn projections_of_one_operand_are_one_node() {
         group: 32,
     };
     let mut b = products(&[(FOUR, 64), (eight, 16), (FOUR, 10)], false);
-    assert_eq!(b.pass(JOINT_PROJECTIONS, &sizes), 1);
+    assert_eq!(b.pass(JOINT_MATMUL_E0M, &sizes), 1);
     assert_eq!(joint(&b), [2]);
 }
 
 #[test]
 fn projections_that_must_not_be_joined() {
     let sizes = [("s", 3)];
-    let none = |mut b: Build, what: &str| assert_eq!(b.pass(JOINT_PROJECTIONS, &sizes), 0, "{what}");
+    let none = |mut b: Build, what: &str| assert_eq!(b.pass(JOINT_MATMUL_E0M, &sizes), 0, "{what}");
     let eight = MatMulE0m {
         bits: Bits::Eight,
         group: 32,
@@ -124,6 +126,6 @@ fn products_of_one_operand_are_joined_whatever_else_reads_their_weights() {
             b.output(z);
         }
     }
-    assert_eq!(b.pass(JOINT_PROJECTIONS, &[("s", 3)]), 2);
+    assert_eq!(b.pass(JOINT_MATMUL_E0M, &[("s", 3)]), 2);
     assert_eq!(joint(&b), [2, 2]);
 }

@@ -615,7 +615,7 @@ ops! {
     global_pool,
     grid_sample,
     if_else,
-    joint_e0m,
+    joint_matmul_e0m,
     kv_append,
     linear_attention,
     log_softmax,

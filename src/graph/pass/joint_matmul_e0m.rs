@@ -1,10 +1,10 @@
-//! Products of one operand with E0M weights of one form become one node, [`JointE0m`], which a device computes in one dispatch: query,
-//! key and value of an attention (paper, section 2.2, counts launches among the costs of a decode step).
+//! Products of one operand with E0M weights of one form become one node, [`JointMatMulE0m`], which devices mostly compute in one dispatch:
+//! such as query, key and value of an attention (paper, section 2.2, counts launches among the costs of a decode step).
 
 use super::pattern::input;
 use crate::error::Result;
 use crate::graph::op::fused::Fused;
-use crate::graph::op::joint_e0m::JointE0m;
+use crate::graph::op::joint_matmul_e0m::JointMatMulE0m;
 use crate::graph::op::matmul_e0m::MatMulE0m;
 use crate::graph::{Edit, Graph, Node, NodeId, ValueId};
 use std::collections::BTreeMap;
@@ -16,13 +16,13 @@ pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
         let Some(product) = first.op.downcast::<MatMulE0m>().cloned() else {
             continue;
         };
-        let (name, op) = (first.name.clone(), JointE0m { product });
+        let (name, op) = (first.name.clone(), JointMatMulE0m { product });
         let mut inputs = vec![input(first, 0)];
         inputs.extend(nodes().flat_map(|n| n.inputs.iter().skip(1).copied()));
         let outputs: Vec<ValueId> = nodes().flat_map(|n| n.outputs.iter().copied()).collect();
         let origin: Vec<String> = nodes().flat_map(|n| n.origin.iter().cloned()).collect();
         let names: Vec<String> = nodes().map(|n| format!("\"{}\"", n.name)).collect();
-        if !edit.begin(&format!("{} are one dispatch", names.join(", "))) {
+        if !edit.begin(&format!("{} are one node", names.join(", "))) {
             return Ok(());
         }
         for id in group {
@@ -58,7 +58,7 @@ fn find(g: &Graph) -> Vec<Vec<NodeId>> {
             }
         }
         for (op, all) in alike {
-            for group in all.chunks(JointE0m::MOST) {
+            for group in all.chunks(JointMatMulE0m::MOST) {
                 if let [id] = group {
                     let name = g.node(*id).map_or("", |n| &n.name);
                     log::debug!("product \"{name}\" stays: no other of its operand has weights as {op:?}");
