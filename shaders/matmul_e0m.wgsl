@@ -45,10 +45,10 @@ fn row_product(row: u32, c: u32, w: Weights) -> vec4<f32> {
 // The pair of results of a row from column c on.
 fn place(row: u32, c: u32) -> u32 {
 #ifdef PARTS
-  let from = select(select(p.end1, p.end0, c < p.end1), 0u, c < p.end0);
+  let first = select(select(p.end1, p.end0, c < p.end1), 0u, c < p.end0);
   let end = select(select(p.y_stride, p.end1, c < p.end1), p.end0, c < p.end0);
   let start = select(select(p.start2, p.start1, c < p.end1), 0u, c < p.end0);
-  return (start + row * (end - from) + c - from) / 2u;
+  return (start + row * (end - first) + c - first) / 2u;
 #else
   return (row * p.y_stride + c) / 2u;
 #endif
