@@ -26,16 +26,16 @@ const RUNS: usize = 50;
 /// How one conversion becomes the other in a text: what is replaced, and by what.
 const CL: [(&str, &str); 2] = [
     (
-        "#include \"common/e0m4\"",
-        "#include \"common/e0m4\"\n#define INT4(word, k) CAT(convert_float, COLS)((word) >> E0M_FIELD(k, 4) & 15u)",
+        "#include \"common/e0m\"",
+        "#include \"common/e0m\"\n#define INT4(word, k) CAT(convert_float, COLS)((word) >> E0M_FIELD(k, 4) & 15u)",
     ),
     ("AS_FLOATS(E0M_LEVEL(word, low, ", "(INT4(word, "),
 ];
 const WGSL: [(&str, &str); 2] = [
     ("e0m_levels(", "int4("),
     (
-        "#include \"common/e0m4\"",
-        "#include \"common/e0m4\"\nfn int4(w: E0mWords, k: u32) -> vec4<f32> { return vec4<f32>((w.high >> vec4<u32>(k / 2u * 4u + k % 2u * 16u)) & vec4<u32>(15u)); }",
+        "#include \"common/e0m\"",
+        "#include \"common/e0m\"\nfn int4(w: E0mWords, k: u32) -> vec4<f32> { return vec4<f32>((w.high >> vec4<u32>(k / 2u * 4u + k % 2u * 16u)) & vec4<u32>(15u)); }",
     ),
 ];
 

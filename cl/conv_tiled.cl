@@ -6,8 +6,8 @@ inline uint b_start(uint z, Params p) { return (z / p.groups * p.all_groups + p.
 inline uint y_start(uint z, uint i, Params p) { return (z / p.groups * p.outputs + channel(z, i, p)) * p.n; }
 inline uint bias_start(uint z, uint i, Params p) { return channel(z, i, p); }
 #ifdef WINDOWS
-// An element in each of four windows: its row and its column, perhaps outside, and where it is in b.
-typedef struct { int4 row, col, at; } Taps;
+// An element in each of four windows: its row and its column, perhaps outside, and where it is in b, which wraps around outside.
+typedef struct { int4 row, col; uint4 at; } Taps;
 
 // The first elements of the windows from number j on.
 inline Taps windows_from(uint b0, uint j, Params p) {
@@ -15,7 +15,7 @@ inline Taps windows_from(uint b0, uint j, Params p) {
   Taps taps;
   taps.row = convert_int4(oy * SH) - p.pad_h;
   taps.col = convert_int4((place - oy * p.out_w) * SW) - p.pad_w;
-  taps.at = (int)b0 + taps.row * (int)p.in_w + taps.col;
+  taps.at = b0 + as_uint4(taps.row) * p.in_w + as_uint4(taps.col);
   return taps;
 }
 
@@ -24,7 +24,7 @@ inline Taps taps_at(Taps taps, uint k, Params p) {
   int y = (int)(k % (KH * KW) / KW * DH), x = (int)(k % KW * DW);
   taps.row += y;
   taps.col += x;
-  taps.at += (int)(k / (KH * KW) * p.b_stride) + y * (int)p.in_w + x;
+  taps.at += k / (KH * KW) * p.b_stride + (uint)y * p.in_w + (uint)x;
   return taps;
 }
 

@@ -1,6 +1,7 @@
 // y[z, i, column + j] = sum_k a[z, i, k] * b[z, k, j] for batches z of m x n results. A work-item computes ROWS rows by
 // COLS neighbouring columns, VECTORS of them as vectors of 16, for CPUs; with ODD (an odd n), two neighbouring results in memory, wherever
-// they lie. Where b is in panels of b_stride columns, these lie one behind another.
+// they lie. With ROUNDS it goes on with the batch that lies the grid's length behind, until there is none. Where b is in panels of b_stride
+// columns, these lie one behind another.
 #ifdef TRANS_B
 #define B(b0, kk, j) b_at((b0) + (j) * p.b_stride + (kk))
 #else
@@ -35,56 +36,67 @@ KERNEL {
 #define PUT(at, v) y_put2((at) / 2, v)
 #endif
 #define COLS (LANES * VECTORS)
-  uint z = get_group_id(2), a0 = a_start(z, p), b0 = b_start(z, p);
   uint j = COLS * get_global_id(0), i0 = get_group_id(1) * ROWS;
   if (j >= p.n) return;
-#ifdef TAIL
-  if (j + COLS > p.n) {
-    for (uint r = i0; r < min(i0 + ROWS, p.m); r++)
-      for (uint c = j; c < p.n; c++) {
-        float one = 0.0f;
-        for (uint k = 0; k < p.k; k++) one += a_at(a0 + r * p.k + k) * b_at(b0 + k * p.b_stride + c);
-        y_put((z * p.m + r) * p.y_stride + p.column + c, one);
-      }
-    return;
-  }
+#ifdef ROUNDS
+  for (uint z = get_group_id(2); z < p.batches; z += get_num_groups(2))
+#else
+  uint z = get_group_id(2);
 #endif
-  VEC sum[ROWS * VECTORS];
-  uint row[ROWS];
-  for (uint r = 0; r < ROWS; r++) row[r] = a0 + min(i0 + r, p.m - 1) * p.k;
-  for (uint i = 0; i < ROWS * VECTORS; i++) sum[i] = (VEC)(0.0f);
+  {
+    uint a0 = a_start(z, p), b0 = b_start(z, p);
+#ifdef TAIL
+    if (j + COLS > p.n) {
+      for (uint r = i0; r < min(i0 + ROWS, p.m); r++)
+        for (uint c = j; c < p.n; c++) {
+          float one = 0.0f;
+          for (uint k = 0; k < p.k; k++) one += a_at(a0 + r * p.k + k) * b_at(b0 + k * p.b_stride + c);
+          y_put((z * p.m + r) * p.y_stride + p.column + c, one);
+        }
+#ifdef ROUNDS
+      continue;
+#else
+      return;
+#endif
+    }
+#endif
+    VEC sum[ROWS * VECTORS];
+    uint row[ROWS];
+    for (uint r = 0; r < ROWS; r++) row[r] = a0 + min(i0 + r, p.m - 1) * p.k;
+    for (uint i = 0; i < ROWS * VECTORS; i++) sum[i] = (VEC)(0.0f);
 #ifndef TRANS_B
-  uint at = b0 + j / p.b_stride * p.b_stride * p.k + j % p.b_stride;
+    uint at = b0 + j / p.b_stride * p.b_stride * p.k + j % p.b_stride;
 #endif
 #ifdef BY4
-  // Four places of the sum at a time: their loads do not wait for each other.
-  for (uint k = 0; k < p.k; k += 4) {
+    // Four places of the sum at a time: their loads do not wait for each other.
+    for (uint k = 0; k < p.k; k += 4) {
 #ifdef TRANS_B
-    float4 b0k = b_at4((b0 + j * p.b_stride + k) / 4), b1k = b_at4((b0 + (j + 1) * p.b_stride + k) / 4);
-    float2 w0 = (float2)(b0k.x, b1k.x), w1 = (float2)(b0k.y, b1k.y), w2 = (float2)(b0k.z, b1k.z), w3 = (float2)(b0k.w, b1k.w);
+      float4 b0k = b_at4((b0 + j * p.b_stride + k) / 4), b1k = b_at4((b0 + (j + 1) * p.b_stride + k) / 4);
+      float2 w0 = (float2)(b0k.x, b1k.x), w1 = (float2)(b0k.y, b1k.y), w2 = (float2)(b0k.z, b1k.z), w3 = (float2)(b0k.w, b1k.w);
 #else
-    float2 w0 = LOAD(at + k * p.b_stride), w1 = LOAD(at + (k + 1) * p.b_stride);
-    float2 w2 = LOAD(at + (k + 2) * p.b_stride), w3 = LOAD(at + (k + 3) * p.b_stride);
+      float2 w0 = LOAD(at + k * p.b_stride), w1 = LOAD(at + (k + 1) * p.b_stride);
+      float2 w2 = LOAD(at + (k + 2) * p.b_stride), w3 = LOAD(at + (k + 3) * p.b_stride);
 #endif
-    for (uint r = 0; r < ROWS; r++) {
-      float4 x = a_at4((row[r] + k) / 4);
-      sum[r] += x.x * w0 + x.y * w1 + x.z * w2 + x.w * w3;
+      for (uint r = 0; r < ROWS; r++) {
+        float4 x = a_at4((row[r] + k) / 4);
+        sum[r] += x.x * w0 + x.y * w1 + x.z * w2 + x.w * w3;
+      }
     }
-  }
 #else
-  for (uint k = 0; k < p.k; k++) {
-    VEC w[VECTORS];
+    for (uint k = 0; k < p.k; k++) {
+      VEC w[VECTORS];
 #ifdef TRANS_B
-    w[0] = (VEC)(B(b0, k, j), B(b0, k, j + 1));
+      w[0] = (VEC)(B(b0, k, j), B(b0, k, j + 1));
 #else
-    for (uint v = 0; v < VECTORS; v++) w[v] = LOAD(at + k * p.b_stride + v * LANES);
+      for (uint v = 0; v < VECTORS; v++) w[v] = LOAD(at + k * p.b_stride + v * LANES);
+#endif
+      for (uint r = 0; r < ROWS; r++)
+        for (uint v = 0; v < VECTORS; v++) sum[r * VECTORS + v] += a_at(row[r] + k) * w[v];
+    }
 #endif
     for (uint r = 0; r < ROWS; r++)
-      for (uint v = 0; v < VECTORS; v++) sum[r * VECTORS + v] += a_at(row[r] + k) * w[v];
+      for (uint v = 0; v < VECTORS; v++)
+        if (i0 + r < p.m) PUT((z * p.m + i0 + r) * p.y_stride + p.column + j + v * LANES, sum[r * VECTORS + v]);
   }
-#endif
-  for (uint r = 0; r < ROWS; r++)
-    for (uint v = 0; v < VECTORS; v++)
-      if (i0 + r < p.m) PUT((z * p.m + i0 + r) * p.y_stride + p.column + j + v * LANES, sum[r * VECTORS + v]);
 #endif
 }

@@ -1,7 +1,7 @@
 // y[i, column + j] = sum_k x[i, k] * w[k, j] for many rows and an E0M weight. A work-item computes ROWS rows of COLS neighbouring
 // columns; a group of x is shared by the work-group, and each weight is unpacked once for all rows. With PARTS the columns up to end0,
-// up to end1 and the rest are results of their own, one behind another, each with room for `room` rows.
-#include "common/e0m4"
+// up to end1 and the rest are results of their own, from elements 0, start1 and start2 on.
+#include "common/e0m"
 #define UINTS CAT(uint, COLS)
 #define FLOATS CAT(float, COLS)
 #define AS_FLOATS CAT(as_float, COLS)
@@ -54,7 +54,8 @@ KERNEL {
       uint c = p.column + first + t, at = (i0 + r) * p.y_stride + c;
 #ifdef PARTS
       uint from = c < p.end0 ? 0 : c < p.end1 ? p.end0 : p.end1, to = c < p.end0 ? p.end0 : c < p.end1 ? p.end1 : p.y_stride;
-      at = from * p.room + (i0 + r) * (to - from) + c - from;
+      uint start = c < p.end0 ? 0 : c < p.end1 ? p.start1 : p.start2;
+      at = start + (i0 + r) * (to - from) + c - from;
 #endif
       y_put2(at / 2, vload2(t / 2, out));
     }

@@ -1,9 +1,10 @@
 // y[column + j] = sum_k x[k] * w[k, j] for one row x and an E0M weight. A work-item takes COLS neighbouring columns, LANES of them
 // lie side by side in a work-group, and WG / LANES share a column block, each taking every so many stretches of weights. With WHOLE a
-// stretch that is not cut short is one run of loads that do not wait for each other.
+// stretch that is not cut short is one run of loads that do not wait for each other. With PARTS the columns up to end0, up to end1 and the
+// rest are results of their own, from elements 0, start1 and start2 on.
 //
 // With w = s * (w1 - b): sum x * w = s * (sum x * w1 - b * sum x), so the bias costs nothing a weight.
-#include "common/e0m4"
+#include "common/e0m"
 #define SLICES (WG / LANES)
 #define UINTS CAT(uint, COLS)
 #define FLOATS CAT(float, COLS)
@@ -70,6 +71,10 @@ KERNEL {
   for (uint t = 2 * lid; t < LANES * COLS && first + t < p.n; t += 2 * WG) {
     float2 v = (float2)(0.0f);
     for (uint i = 0; i < SUMS; i++) v += vload2((i * LANES * COLS + t) / 2, part);
-    y_put2((p.column + first + t) / 2, v);
+    uint c = p.column + first + t;
+#ifdef PARTS
+    c += c < p.end0 ? 0 : c < p.end1 ? p.start1 - p.end0 : p.start2 - p.end1;
+#endif
+    y_put2(c / 2, v);
   }
 }

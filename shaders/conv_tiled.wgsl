@@ -6,8 +6,8 @@ fn b_start(z: u32) -> u32 { return (z / p.groups * p.all_groups + p.first_group 
 fn y_start(z: u32, i: u32) -> u32 { return (z / p.groups * p.outputs + channel(z, i)) * p.n; }
 fn bias_start(z: u32, i: u32) -> u32 { return channel(z, i); }
 #ifdef WINDOWS
-// An element in each of four windows: its row and its column, perhaps outside, and where it is in b.
-struct Taps { row: vec4<i32>, col: vec4<i32>, at: vec4<i32> }
+// An element in each of four windows: its row and its column, perhaps outside, and where it is in b, which wraps around outside.
+struct Taps { row: vec4<i32>, col: vec4<i32>, at: vec4<u32> }
 
 // The first elements of the windows from number j on.
 fn windows_from(b0: u32, j: u32) -> Taps {
@@ -15,13 +15,13 @@ fn windows_from(b0: u32, j: u32) -> Taps {
   let oy = place / p.out_w;
   let row = vec4<i32>(oy * SH) - p.pad_h;
   let col = vec4<i32>((place - oy * p.out_w) * SW) - p.pad_w;
-  return Taps(row, col, i32(b0) + row * i32(p.in_w) + col);
+  return Taps(row, col, b0 + vec4<u32>(row) * p.in_w + vec4<u32>(col));
 }
 
 // The element at one place of b, zero where its row or its column is outside.
-fn tap(row: i32, col: i32, at: i32) -> f32 {
+fn tap(row: i32, col: i32, at: u32) -> f32 {
   if (u32(row) >= p.in_h || u32(col) >= p.in_w) { return 0.0; }
-  return b_at(u32(at));
+  return b_at(at);
 }
 
 // The elements that term k of the sums multiplies.
@@ -31,11 +31,13 @@ fn taps_at(windows: Taps, k: u32) -> vec4<f32> {
   let x = i32(k % KW * DW);
   let row = windows.row + y;
   let col = windows.col + x;
-  let at = windows.at + i32(k / (KH * KW) * p.b_stride) + y * i32(p.in_w) + x;
+  let at = windows.at + k / (KH * KW) * p.b_stride + u32(y) * p.in_w + u32(x);
   return vec4<f32>(tap(row.x, col.x, at.x), tap(row.y, col.y, at.y), tap(row.z, col.z, at.z), tap(row.w, col.w, at.w));
 }
 #endif
 #include "common/tile"
 
 @compute @workgroup_size(WG)
-fn conv_tiled(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lid: u32) { tile(group, lid); }
+fn conv_tiled(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) grid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
+  tiles(group, grid, lid);
+}

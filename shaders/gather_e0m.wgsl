@@ -1,6 +1,6 @@
 // y[i, :] = column index[i] of an E0M matrix, for columns first .. first + part_rows; other results are kept. A work-item owns
 // results 2t and 2t + 1 of one row. The first part writes zeros for an index outside the whole matrix.
-#include "common/e0m4"
+#include "common/e0m"
 
 @compute @workgroup_size(WG)
 fn gather_e0m(@builtin(global_invocation_id) id: vec3<u32>) {

@@ -1,8 +1,8 @@
 // y[i, column + j] = sum_k x[i, k] * w[k, j] for many rows and an E0M weight. A work-item computes ROWS (8) rows of COLS (4)
 // neighbouring columns; a group of x is shared by the work-group, and each weight is unpacked once for all rows. With PARTS the
-// columns up to end0, up to end1 and the rest are results of their own, one behind another, each with room for `room` rows.
+// columns up to end0, up to end1 and the rest are results of their own, from elements 0, start1 and start2 on.
 // The sums are variables of their own: an array that a compiler does not unroll lives in memory.
-#include "common/e0m4"
+#include "common/e0m"
 var<workgroup> xs: array<vec4<f32>, ROWS * GROUP / 4u>;
 
 // Weights of PER neighbouring rows and four columns.
@@ -45,9 +45,10 @@ fn row_product(row: u32, c: u32, w: Weights) -> vec4<f32> {
 // The pair of results of a row from column c on.
 fn place(row: u32, c: u32) -> u32 {
 #ifdef PARTS
-  let start = select(select(p.end1, p.end0, c < p.end1), 0u, c < p.end0);
+  let first = select(select(p.end1, p.end0, c < p.end1), 0u, c < p.end0);
   let end = select(select(p.y_stride, p.end1, c < p.end1), p.end0, c < p.end0);
-  return (start * p.room + row * (end - start) + c - start) / 2u;
+  let start = select(select(p.start2, p.start1, c < p.end1), 0u, c < p.end0);
+  return (start + row * (end - first) + c - first) / 2u;
 #else
   return (row * p.y_stride + c) / 2u;
 #endif

@@ -1,9 +1,10 @@
 // y[column + j] = sum_k x[k] * w[k, j] for one row x and an E0M weight. A work-item takes COLS neighbouring columns, LANES of them
 // lie side by side in a work-group, and WG / LANES share a column block, each taking every so many stretches of weights. With WHOLE a
-// stretch that is not cut short is one run of loads that do not wait for each other.
+// stretch that is not cut short is one run of loads that do not wait for each other. With PARTS the columns up to end0, up to end1 and the
+// rest are results of their own, from elements 0, start1 and start2 on.
 //
 // With w = s * (w1 - b): sum x * w = s * (sum x * w1 - b * sum x), so the bias costs nothing a weight.
-#include "common/e0m4"
+#include "common/e0m"
 const SLICES: u32 = WG / LANES;
 const QUADS: u32 = COLS / 4u;
 const STRETCH: u32 = GROUP / PER;
@@ -38,6 +39,15 @@ fn plus(before: Terms, r: u32, word_at: u32, panel: u32) -> Terms {
   return t;
 }
 
+// The pair of results of column c.
+fn place(c: u32) -> u32 {
+#ifdef PARTS
+  return (c + select(select(p.start2 - p.end1, p.start1 - p.end0, c < p.end1), 0u, c < p.end0)) / 2u;
+#else
+  return c / 2u;
+#endif
+}
+
 @compute @workgroup_size(WG)
 fn matvec_e0m(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let lane = lid % LANES;
@@ -55,12 +65,11 @@ fn matvec_e0m(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation
 #ifdef WHOLE
     if (r + STRETCH == end) {
       for (var i = 0u; i < STRETCH; i++) { t = plus(t, r + i, word_at, panel); }
-    } else {
+    } else
+#endif
+    {
       for (var i = r; i < end; i++) { t = plus(t, i, word_at, panel); }
     }
-#else
-    for (var i = r; i < end; i++) { t = plus(t, i, word_at, panel); }
-#endif
     for (var q = 0u; q < QUADS; q++) {
       let s = e0m_scales(scales[pair_at + g / SPAN * panel + q]);
       total[q] += s.scale * (t.dots[q] - s.bias * t.sum);
@@ -85,7 +94,7 @@ fn matvec_e0m(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation
     var v = vec4<f32>();
     for (var i = 0u; i < SUMS; i++) { v += part[i * LANES * QUADS + t]; }
     let at = first + 4u * t;
-    y_put2((p.column + at) / 2u, v.xy);
-    if (at + 2u < p.n) { y_put2((p.column + at) / 2u + 1u, v.zw); }
+    y_put2(place(p.column + at), v.xy);
+    if (at + 2u < p.n) { y_put2(place(p.column + at + 2u), v.zw); }
   }
 }

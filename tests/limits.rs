@@ -3,13 +3,16 @@
 use std::sync::Arc;
 use transformer_lite::backend::{Caps, DeviceKind};
 use transformer_lite::graph::op::concat::Concat;
+use transformer_lite::graph::op::conv::Conv;
 use transformer_lite::graph::op::expand::Expand;
 use transformer_lite::graph::op::gather::Gather;
+use transformer_lite::graph::op::matmul::MatMul;
 use transformer_lite::graph::op::one_hot::OneHot;
 use transformer_lite::graph::op::pointwise::{Binary, Pointwise};
 use transformer_lite::graph::op::slice::Slice;
 use transformer_lite::graph::op::softmax::Softmax;
 use transformer_lite::graph::op::tile::Tile;
+use transformer_lite::graph::op::window::Window;
 use transformer_lite::graph::{Edit, Graph, Op, ValueId, derive};
 use transformer_lite::plan::{Bound, Options, Plan};
 use transformer_lite::shape::{Bindings, Dim, Fact, Shape};
@@ -183,4 +186,84 @@ fn an_output_that_is_a_constant_needs_no_run() {
 fn hostile_expressions_end_soon() {
     let text: Vec<String> = (0..30).map(|i| format!("(a{i}+b{i})")).collect();
     assert!(Dim::parse(&text.join("*")).is_err());
+}
+
+/// A plan of an operator over inputs of these shapes, for a GPU with or without fast local memory.
+fn planned(op: impl Op + 'static, shapes: &[&[Dim]], bounds: &[(&str, i64)], fast_local: bool) -> Plan {
+    let mut graph = Graph::default();
+    let mut edit = Edit::new(&mut graph);
+    let mut inputs = Vec::new();
+    for (i, shape) in shapes.iter().enumerate() {
+        let x = edit.add_value(
+            &format!("x{i}"),
+            Some(Fact::new(DType::F32, Shape(shape.to_vec()))),
+        );
+        edit.add_input(x);
+        inputs.push(Some(x));
+    }
+    let y = edit.add_value("y", None);
+    edit.add_node("node", Vec::new(), Box::new(op), inputs, vec![y]);
+    edit.add_output(y);
+    derive::derive(&mut graph).unwrap();
+    let caps = Caps { fast_local, ..caps() };
+    Plan::compile(&graph, &caps, &options(bounds)).unwrap()
+}
+
+#[test]
+fn batches_beyond_a_grid_are_computed_in_rounds() {
+    let many = |z: i64, shape: [i64; 2]| [z.into(), shape[0].into(), shape[1].into()];
+    for z in [65_535, 65_536, 70_000, 200_000] {
+        for fast_local in [false, true] {
+            for columns in [7, 8] {
+                let op = MatMul { trans_b: false };
+                let plan = planned(op, &[&many(z, [5, 8]), &many(z, [8, columns])], &[], fast_local);
+                let mut bound = Bound::default();
+                plan.bind(&Bindings::new(), &mut bound).unwrap();
+                let grids = &bound.launch.grids;
+                assert!(
+                    grids.iter().flatten().all(|n| *n <= caps().max_grid),
+                    "{z} batches of {columns} columns, fast local memory {fast_local}: {grids:?}"
+                );
+            }
+        }
+    }
+    let (n, images) = (Dim::symbol("n"), |n: &Dim| {
+        vec![n.clone(), 64.into(), 3.into(), 3.into()]
+    });
+    let weights = [64, 16, 3, 3].map(Dim::from);
+    let conv = Conv {
+        window: Window::new(&[3, 3]),
+        group: 4,
+    };
+    let plan = planned(conv, &[&images(&n), &weights], &[("n", 20_000)], true);
+    assert!(plan.kernels.iter().any(|k| k.kernel.name == "conv_tiled"));
+    let mut bound = Bound::default();
+    for (n, z) in [(10, 40), (20_000, 65_535)] {
+        plan.bind(&Bindings::from([("n", n)]), &mut bound).unwrap();
+        assert_eq!(bound.launch.grids[0][2], z);
+    }
+}
+
+#[test]
+fn convolutions_of_more_elements_than_kernels_count_are_refused() {
+    let images = [Dim::symbol("n"), 64.into(), 512.into(), 512.into()];
+    let weights = [64, 64, 3, 3].map(Dim::from);
+    let conv = Conv {
+        window: Window::new(&[3, 3]),
+        group: 1,
+    };
+    let plan = planned(conv, &[&images, &weights], &[("n", 300)], true);
+    assert!(plan.kernels.iter().any(|k| k.kernel.name == "conv_tiled"));
+    let message = |n| {
+        let bound = plan.bind(&Bindings::from([("n", n)]), &mut Bound::default());
+        bound.err().map_or_else(String::new, |e| e.to_string())
+    };
+    // 255 images are below 2^32 elements, 129 above 2^31.
+    assert_eq!(message(129), "");
+    assert_eq!(message(255), "");
+    assert!(
+        message(256).contains("elements of the input in 32 bits"),
+        "{}",
+        message(256)
+    );
 }

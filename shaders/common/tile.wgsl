@@ -1,7 +1,8 @@
 // A tile of a product of matrices: results of TM rows by TN columns of sum_k a[z, i, k] * b[z, k, j] for batches z of p.m x p.n results of
 // p.k terms. With TRANS_B b is [z, j, k]; with WINDOWS column j are the elements in a window. Rows of a have p.k elements, those of b p.b_stride.
 // Work-items bring blocks of KB places of the sums to local memory, and compute 4 x 4 results each. SPLIT of them sum over different
-// places for the same results, which are added up at the end. Whoever includes this says where matrices and rows of results begin.
+// places for the same results, which are added up at the end. With ROUNDS a work-group goes on with the batch that lies the grid's length
+// behind, until there is none. Whoever includes this says where matrices and rows of results begin.
 // In vectors of four: a row of a block, a row of the tile; vectors of a block that a work-item brings; work-items that sum over the same places.
 const K4 = KB / 4u;
 const N4 = TN / 4u;
@@ -181,5 +182,14 @@ fn tile(group: vec3<u32>, lid: u32) {
   put(z, i0 + row + 1u, j0 + 4u * col, s1);
   put(z, i0 + row + 2u, j0 + 4u * col, s2);
   put(z, i0 + row + 3u, j0 + 4u * col, s3);
+#endif
+}
+
+// The tile of the work-group in its batch, and with ROUNDS in others.
+fn tiles(group: vec3<u32>, grid: vec3<u32>, lid: u32) {
+#ifdef ROUNDS
+  for (var z = group.z; z < p.batches; z += grid.z) { tile(vec3<u32>(group.xy, z), lid); }
+#else
+  tile(group, lid);
 #endif
 }

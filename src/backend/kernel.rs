@@ -13,9 +13,9 @@
 //! | [`Ty::Words`] | `uint *` | `array<u32>` | `w[i]` |
 //! | [`Ty::Words4`] | `uint4 *` | `array<vec4<u32>>` | `w[i]` |
 //!
-//! `at2(i)` reads elements `2i` and `2i + 1`, `at4(i)` reads `4i ..= 4i + 3`, each in one access, as views are aligned to 16 bytes. There is no store of one half:
-//! WGSL has no 16-bit store without an extension, so a work-item always owns an aligned pair; or a [`Ty::Single`] result
-//! is stored one at a time, in WGSL halves by two atomic operations on the word that two of them share. A
+//! `at2(i)` reads elements `2i` and `2i + 1`, `at4(i)` reads `4i ..= 4i + 3`, in OpenCL C each in one access, as views are aligned to
+//! 16 bytes. There is no store of one half: WGSL has no 16-bit store without an extension, so a work-item always owns an aligned pair;
+//! or a [`Ty::Single`] result is stored one at a time, in WGSL halves by two atomic operations on the word that two of them share. A
 //! tensor with an odd number of elements is followed by padding up to a multiple of 4 bytes.
 //!
 //! OpenCL C, which stores any part of a word, has besides `x_run(n, i)` and `y_put_run(n, i, v)`, the elements `i .. i + n` at any `i` as
@@ -244,9 +244,9 @@ const COMMON: &[(&str, &str, &str)] = &[
     ),
     ("lanes", include_str!("../../cl/common/lanes.cl"), ""),
     (
-        "e0m4",
-        include_str!("../../cl/common/e0m4.cl"),
-        include_str!("../../shaders/common/e0m4.wgsl"),
+        "e0m",
+        include_str!("../../cl/common/e0m.cl"),
+        include_str!("../../shaders/common/e0m.wgsl"),
     ),
 ];
 

@@ -119,11 +119,25 @@ impl Caps {
     }
 }
 
-/// [`Caps::fast_local`] of a GPU of the maker with this PCI number: NVIDIA, AMD, Intel and Apple keep local memory beside their cores.
-/// Mali has none, and Adreno's does not beat its caches.
+/// Who names the maker of a GPU.
 #[cfg(any(feature = "opencl", feature = "wgpu"))]
-pub(crate) fn fast_local(kind: DeviceKind, vendor: u32) -> bool {
-    kind != DeviceKind::Cpu && [0x10de, 0x1002, 0x8086, 0x106b].contains(&vendor)
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Maker {
+    /// The driver, by a PCI number.
+    Pci(u32),
+    /// The driver is Apple's own (Metal, Apple's OpenCL), which gives no such number.
+    ApplesDriver,
+}
+
+/// [`Caps::fast_local`]: GPUs of NVIDIA, AMD, Intel and Apple keep local memory beside their cores, and Apple's drivers drive no others. Mali
+/// has none, and Adreno's does not beat its caches.
+#[cfg(any(feature = "opencl", feature = "wgpu"))]
+pub(crate) fn fast_local(kind: DeviceKind, maker: Maker) -> bool {
+    let known = match maker {
+        Maker::Pci(number) => [0x10de, 0x1002, 0x8086, 0x106b].contains(&number),
+        Maker::ApplesDriver => true,
+    };
+    known && kind != DeviceKind::Cpu
 }
 
 /// What went wrong below the session.
@@ -399,4 +413,38 @@ pub(crate) fn choose(all: &[Caps], asked: Option<&str>) -> Result<usize, Backend
                 },
             }
         })
+}
+
+#[cfg(all(test, any(feature = "opencl", feature = "wgpu")))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn local_memory_is_fast_on_gpus_that_have_some() {
+        use DeviceKind::{Cpu, Discrete, Integrated, Other};
+        // As NVIDIA's, AMD's and Intel's drivers say, and MoltenVK of an Apple GPU.
+        for (kind, number) in [
+            (Discrete, 0x10de),
+            (Discrete, 0x1002),
+            (Integrated, 0x8086),
+            (Integrated, 0x106b),
+        ] {
+            assert!(fast_local(kind, Maker::Pci(number)), "{number:#x}");
+        }
+        // Mali, Adreno, PowerVR, Microsoft's and Mesa's renderers, Intel's OpenCL on a CPU; nothing known.
+        for (kind, number) in [
+            (Integrated, 0x13b5),
+            (Integrated, 0x5143),
+            (Integrated, 0x1010),
+            (Cpu, 0x1414),
+            (Cpu, 0x10005),
+            (Cpu, 0x8086),
+            (Other, 0),
+        ] {
+            assert!(!fast_local(kind, Maker::Pci(number)), "{number:#x}");
+        }
+        // Metal, whatever kind it says; Apple's OpenCL has the CPU as a device too.
+        assert!(fast_local(Integrated, Maker::ApplesDriver) && fast_local(Discrete, Maker::ApplesDriver));
+        assert!(!fast_local(Cpu, Maker::ApplesDriver));
+    }
 }

@@ -138,13 +138,9 @@ impl WeightKey {
     }
 
     /// Names of the constants.
-    pub fn name(&self, graph: &Graph) -> String {
-        let names: Vec<&str> = self
-            .values
-            .iter()
-            .map(|v| graph.value(*v).name.as_str())
-            .collect();
-        names.join("\", \"")
+    pub fn names<'g>(&self, graph: &'g Graph) -> Vec<&'g str> {
+        let name = |v: &ValueId| graph.value(*v).name.as_str();
+        self.values.iter().map(name).collect()
     }
 }
 
@@ -181,6 +177,15 @@ pub struct Operand {
     pub home: Home,
     /// Element type on the device.
     pub dtype: DType,
+}
+
+/// Results in one place.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Block {
+    /// The whole.
+    pub operand: Operand,
+    /// First element of each result.
+    pub starts: Vec<u64>,
 }
 
 /// A field of a kernel's parameter struct.
@@ -428,6 +433,11 @@ impl LowerCx<'_> {
     /// Number of results.
     pub fn output_count(&self) -> usize {
         self.outputs.len()
+    }
+
+    /// Name of the node.
+    pub fn name(&self) -> &str {
+        self.name
     }
 
     /// The device.
@@ -736,33 +746,67 @@ impl LowerCx<'_> {
         Ok(Some(window))
     }
 
-    /// The largest value of a size in any run; `None` where it has no bound.
-    pub fn most(&self, size: &Dim) -> Option<i64> {
-        size.upper_bound(self.limits).ok()
-    }
-
-    /// Scratch memory of `count` elements in which the results lie, each from its element of `starts` on. `None`, and nothing is
-    /// done, where a view cannot begin there, or the results are not stored alike.
-    pub fn block(&mut self, count: Dim, starts: &[Dim]) -> OpResult<Option<Operand>> {
-        let mut parts = Vec::with_capacity(starts.len());
+    /// Scratch memory in which the results lie, one behind another, each with room for so many elements and where a view can
+    /// begin. The reason, and nothing is done, where they cannot lie in one place that a kernel binds.
+    pub fn block(&mut self, room: &[u64]) -> OpResult<Result<Block, String>> {
+        let mut homes = Vec::with_capacity(room.len());
         let mut stored = None;
-        for (o, start) in (0..self.output_count()).zip(starts) {
+        for o in 0..self.output_count() {
             let out = self.output(o)?;
-            let (Home::Value(_), Some(offset)) = (out.home, self.view_offset(out.dtype, start)) else {
-                return Ok(None);
-            };
-            if *stored.get_or_insert(out.dtype) != out.dtype {
-                return Ok(None);
+            if !matches!(out.home, Home::Value(_)) {
+                return Ok(Err(format!("result {o} has a place already")));
             }
-            parts.push((out.home, offset));
+            if *stored.get_or_insert(out.dtype) != out.dtype {
+                return Ok(Err("the results are not stored alike".to_owned()));
+            }
+            homes.push(out.home);
         }
-        let Some(dtype) = stored else { return Ok(None) };
-        let block = self.temp(dtype, count);
-        for (home, offset) in parts {
-            let of = block.home;
+        let (Some(dtype), true) = (stored, homes.len() == room.len()) else {
+            return Err(OpError::expected("results", room.len(), homes.len()));
+        };
+        let size = if dtype == DType::F16 { 2 } else { 4 };
+        let align = self.caps.view_align.max(8);
+        let mut starts = Vec::with_capacity(room.len());
+        let end = room.iter().try_fold(0u64, |end, count| {
+            let start = end.checked_next_multiple_of(align)?;
+            starts.push(start / size);
+            start.checked_add(count.checked_mul(size)?)
+        });
+        // Kernels count elements in 32 bits.
+        let most = self.caps.max_view_bytes.min(u64::from(u32::MAX) * size);
+        let end = end.and_then(|n| n.checked_next_multiple_of(8));
+        let Some(bytes) = end.filter(|n| *n <= most) else {
+            let bytes = end.map_or_else(|| "bytes beyond count".to_owned(), |n| format!("{n} bytes"));
+            return Ok(Err(format!("the results take {bytes}, a kernel binds {most}")));
+        };
+        let operand = self.temp(dtype, i64::try_from(bytes / size).unwrap_or(i64::MAX).into());
+        for (home, start) in homes.into_iter().zip(&starts) {
+            let (of, offset) = (operand.home, start * size);
             self.out.parts.insert(home, Part { of, offset });
         }
-        Ok(Some(block))
+        Ok(Ok(Block { operand, starts }))
+    }
+
+    /// The same with other operands, results and epilogue.
+    fn with<'s>(
+        &'s mut self,
+        inputs: &'s [Option<ValueId>],
+        outputs: &'s [ValueId],
+        epilogue: Option<&'s WithOperands>,
+    ) -> LowerCx<'s> {
+        LowerCx {
+            graph: self.graph,
+            name: self.name,
+            inputs,
+            outputs,
+            id: self.id,
+            epilogue,
+            facts: self.facts,
+            limits: self.limits,
+            caps: self.caps,
+            float: self.float,
+            out: self.out,
+        }
     }
 
     /// Lowers `op` over these operands of the node, with result `o` as its only one.
@@ -772,19 +816,7 @@ impl LowerCx<'_> {
             .map(|i| self.input_id(*i).map(Some))
             .collect::<OpResult<_>>()?;
         let output = self.output_id(o)?;
-        op.lower(&mut LowerCx {
-            graph: self.graph,
-            name: self.name,
-            inputs: &inputs,
-            outputs: &[output],
-            id: self.id,
-            epilogue: None,
-            facts: self.facts,
-            limits: self.limits,
-            caps: self.caps,
-            float: self.float,
-            out: self.out,
-        })
+        op.lower(&mut self.with(&inputs, &[output], None))
     }
 
     /// Declares that result `o` is the bytes of operand `i` under another shape: nothing runs.
@@ -804,19 +836,8 @@ impl LowerCx<'_> {
         }
         let result = self.output(0)?;
         let before = self.out.calls.len();
-        op.lower(&mut LowerCx {
-            graph: self.graph,
-            name: self.name,
-            inputs: self.inputs.get(..inputs).unwrap_or(self.inputs),
-            outputs: self.outputs,
-            id: self.id,
-            epilogue: Some(epilogue),
-            facts: self.facts,
-            limits: self.limits,
-            caps: self.caps,
-            float: self.float,
-            out: self.out,
-        })?;
+        let (operands, outputs) = (self.inputs.get(..inputs).unwrap_or(self.inputs), self.outputs);
+        op.lower(&mut self.with(operands, outputs, Some(epilogue)))?;
         let mut emitted = self.out.calls.iter().skip(before);
         let applied = |e: &Emitted| e.call.epilogue.is_some() && e.call.operands.contains(&Some(result));
         if emitted.any(applied) {

@@ -445,7 +445,10 @@ pub fn weight_bytes(graph: &Graph, plans: &[Plan]) -> Result<u64> {
         key.bytes(graph).and_then(|n| sum.checked_add(n)).ok_or_else(|| {
             Error::other(
                 Stage::Plan,
-                format!("the bytes of weight \"{}\" cannot be counted", key.name(graph)),
+                format!(
+                    "the bytes of weight \"{}\" cannot be counted",
+                    key.names(graph).join("\", \"")
+                ),
             )
         })
     })

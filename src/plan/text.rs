@@ -66,7 +66,7 @@ pub fn print(plan: &Plan, graph: &Graph) -> String {
                 format!("{dtype} columns {first}+{count}{turned}, stride {stride}, panels of {panel}")
             }
         };
-        let _ = writeln!(out, "weight {i} \"{}\": {form}", w.name(graph));
+        let _ = writeln!(out, "weight {i} \"{}\": {form}", w.names(graph).join("\", \""));
     }
     for (at, d) in plan.formulas.live() {
         let _ = writeln!(out, "live {at} = {d}");

@@ -21,7 +21,7 @@ impl Session {
             }
         }
         for key in keys {
-            let name = key.name(graph);
+            let name = key.names(graph).join("\", \"");
             let tensors = key.values.iter().map(|v| constant(graph, *v));
             let bytes = pack(&tensors.collect::<Result<Vec<_>>>()?, &key.pack)
                 .map_err(|e| Error::other(Stage::Plan, format!("weight \"{name}\": {e}")))?;

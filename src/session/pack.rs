@@ -180,3 +180,87 @@ fn items(
     }
     Ok(out)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Words `1000 * which + 100 * row + column` of so many columns.
+    fn words(which: u32, rows: u32, columns: u32) -> HostTensor {
+        let all = (0..rows).flat_map(|r| (0..columns).map(move |c| 1000 * which + 100 * r + c));
+        let shape = [rows as usize, columns as usize];
+        HostTensor::from_u32(&shape, &all.collect::<Vec<_>>()).unwrap()
+    }
+
+    fn columns(
+        tensors: &[HostTensor],
+        (first, count): (usize, usize),
+        panel: usize,
+    ) -> Result<Vec<u32>, String> {
+        let form = Pack::Columns {
+            dtype: DType::U32,
+            transpose: false,
+            first,
+            count,
+            stride: count.next_multiple_of(16),
+            panel,
+        };
+        let bytes = pack(&tensors.iter().collect::<Vec<_>>(), &form)?;
+        Ok(bytes
+            .chunks_exact(4)
+            .map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]))
+            .collect())
+    }
+
+    #[test]
+    fn columns_of_several_tensors_stand_side_by_side() {
+        let tensors = [words(1, 3, 66), words(2, 3, 10), words(3, 3, 20)];
+        let item = |row: usize, column: usize| {
+            let ends = [66, 76, 96];
+            let which = ends.iter().position(|end| column < *end).unwrap();
+            let start = if which == 0 { 0 } else { ends[which - 1] };
+            u32::try_from(1000 * (which + 1) + 100 * row + column - start).unwrap()
+        };
+        // Ranges that begin and end in each of them; panels in which tensors meet, and a panel of all.
+        for (first, count) in [
+            (0usize, 96usize),
+            (0, 76),
+            (64, 32),
+            (66, 10),
+            (70, 26),
+            (60, 9),
+            (80, 2),
+        ] {
+            let stride = count.next_multiple_of(16);
+            for panel in [8, 16, stride] {
+                let packed = columns(&tensors, (first, count), panel).unwrap();
+                assert_eq!(packed.len(), 3 * stride);
+                for (i, found) in packed.into_iter().enumerate() {
+                    let (block, row) = (i / panel / 3, i / panel % 3);
+                    let column = block * panel + i % panel;
+                    let wanted = if column < count {
+                        item(row, first + column)
+                    } else {
+                        0
+                    };
+                    assert_eq!(
+                        found, wanted,
+                        "{first}+{count}, panels of {panel}: row {row}, column {column}"
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn columns_that_are_not_there_are_errors() {
+        let alike = [words(1, 3, 66), words(2, 3, 10)];
+        assert!(columns(&alike, (70, 6), 16).is_ok());
+        assert_eq!(
+            columns(&alike, (70, 7), 16).unwrap_err(),
+            "columns outside the tensor"
+        );
+        let unlike = [words(1, 3, 66), words(2, 4, 10)];
+        assert_eq!(columns(&unlike, (0, 76), 16).unwrap_err(), "4 rows beside 3");
+    }
+}

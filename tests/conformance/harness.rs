@@ -30,6 +30,8 @@ pub struct Scenario {
     pub runs: Vec<(Bindings, Vec<HostTensor>)>,
     /// Factor on the error bound.
     pub slack: f64,
+    /// Number of dispatches where no weight is split, if it matters.
+    pub dispatches: Option<usize>,
 }
 
 /// What surrounds the operator.
@@ -85,6 +87,7 @@ impl Scenario {
             bounds: Bindings::new(),
             runs: vec![(Bindings::new(), tensors)],
             slack: case.slack,
+            dispatches: case.dispatches,
         })
     }
 
@@ -341,6 +344,10 @@ pub fn run(device: &Device, scenario: &Scenario, storage: DType) -> Result<(), S
             Ok(plan) => plan,
             Err(e) => return Err(e.to_string()),
         };
+        let wanted = scenario.dispatches.filter(|_| limit.is_none());
+        if let Some(n) = wanted.filter(|n| *n != plan.steps.len()) {
+            return Err(format!("{form:?}: {} dispatches, expected {n}", plan.steps.len()));
+        }
         if plan.steps.is_empty() {
             return Err("planning emits no dispatch: nothing is tested on a device".to_owned());
         }

@@ -125,6 +125,7 @@ fn scenario(op: impl Op + 'static, operands: &[Operand], runs: &[(i64, i64)]) ->
         bounds,
         runs: all,
         slack: 1.0,
+        dispatches: None,
     })
 }
 

@@ -1,21 +1,26 @@
 //! Products of one operand with packed weights.
 
 use super::*;
-use transformer_lite::graph::op::joint_e0m::JointE0m;
+use transformer_lite::graph::op::joint_matmul_e0m::JointMatMulE0m;
 use transformer_lite::graph::op::matmul_e0m::MatMulE0m;
-use transformer_lite::graph::pass::{EPILOGUE, JOINT_PROJECTIONS};
+use transformer_lite::graph::pass::{EPILOGUE, JOINT_MATMUL_E0M};
 use transformer_lite::quant::{Bits, ByGroup, Method, Packed};
 
-/// A product of `x`, whose rows have 64 elements, with a constant of `n` columns.
-fn product(b: &mut Build, x: ValueId, product: MatMulE0m, n: usize) -> ValueId {
-    let MatMulE0m { bits, group } = product;
+/// Codes and scales of a constant of 64 rows and `n` columns, as `product` reads them.
+fn weight(b: &mut Build, product: &MatMulE0m, n: usize) -> [ValueId; 2] {
+    let MatMulE0m { bits, group } = *product;
     let at = |i: usize, j: usize| ((i * 7 + j * 3 + n) % 17) as f32 / 8.0 - 1.0;
     let packed = Packed::quantize(bits, group, 64, n, &ByGroup::from(Method::Mse), &at).unwrap();
     let scales: Vec<half::f16> = packed.scales.iter().flatten().copied().collect();
     let codes = HostTensor::from_u32(&[bits.rows(64), n], &packed.codes).unwrap();
     let scales = HostTensor::from_f16(&[64 / group, n, 2], &scales).unwrap();
     let mut edit = Edit::new(&mut b.0);
-    let [codes, scales] = [codes, scales].map(|t| edit.add_const("packed", Arc::new(t)));
+    [codes, scales].map(|t| edit.add_const("packed", Arc::new(t)))
+}
+
+/// A product of `x`, whose rows have 64 elements, with a constant of `n` columns.
+fn product(b: &mut Build, x: ValueId, product: MatMulE0m, n: usize) -> ValueId {
+    let [codes, scales] = weight(b, &product, n);
     b.node(product, &[x, codes, scales])
 }
 
@@ -41,7 +46,9 @@ fn products(all: &[(MatMulE0m, usize)], kept: bool) -> Build {
 
 /// Numbers of results of the joint nodes.
 fn joint(b: &Build) -> Vec<usize> {
-    let nodes = b.0.nodes().filter(|(_, n)| n.op.downcast::<JointE0m>().is_some());
+    let nodes =
+        b.0.nodes()
+            .filter(|(_, n)| n.op.downcast::<JointMatMulE0m>().is_some());
     nodes.map(|(_, n)| n.outputs.len()).collect()
 }
 
@@ -49,7 +56,7 @@ fn joint(b: &Build) -> Vec<usize> {
 fn projections_of_one_operand_are_one_node() {
     let sizes = [("s", 3)];
     let mut b = products(&[(FOUR, 64), (FOUR, 16), (FOUR, 10)], false);
-    assert_eq!(b.pass(JOINT_PROJECTIONS, &sizes), 1);
+    assert_eq!(b.pass(JOINT_MATMUL_E0M, &sizes), 1);
     assert_eq!(joint(&b), [3]);
     assert_eq!(b.nodes(), 4);
     // More than a kernel takes are several nodes.
@@ -57,7 +64,7 @@ fn projections_of_one_operand_are_one_node() {
         &[(FOUR, 64), (FOUR, 16), (FOUR, 10), (FOUR, 8), (FOUR, 12)],
         false,
     );
-    assert_eq!(b.pass(JOINT_PROJECTIONS, &sizes), 2);
+    assert_eq!(b.pass(JOINT_MATMUL_E0M, &sizes), 2);
     assert_eq!(joint(&b), [3, 2]);
     // The alike among others.
     let eight = MatMulE0m {
@@ -65,14 +72,14 @@ fn projections_of_one_operand_are_one_node() {
         group: 32,
     };
     let mut b = products(&[(FOUR, 64), (eight, 16), (FOUR, 10)], false);
-    assert_eq!(b.pass(JOINT_PROJECTIONS, &sizes), 1);
+    assert_eq!(b.pass(JOINT_MATMUL_E0M, &sizes), 1);
     assert_eq!(joint(&b), [2]);
 }
 
 #[test]
 fn projections_that_must_not_be_joined() {
     let sizes = [("s", 3)];
-    let none = |mut b: Build, what: &str| assert_eq!(b.pass(JOINT_PROJECTIONS, &sizes), 0, "{what}");
+    let none = |mut b: Build, what: &str| assert_eq!(b.pass(JOINT_MATMUL_E0M, &sizes), 0, "{what}");
     let eight = MatMulE0m {
         bits: Bits::Eight,
         group: 32,
@@ -96,4 +103,29 @@ fn projections_that_must_not_be_joined() {
         b.output(z);
     }
     none(b, "other operands");
+    let mut b = Build::default();
+    let [codes, scales] = weight(&mut b, &FOUR, 16);
+    for name in ["x", "y"] {
+        let x = b.input(name, "s,64");
+        let y = b.node(FOUR, &[x, codes, scales]);
+        let z = b.unary(Unary::Tanh, y);
+        b.output(z);
+    }
+    none(b, "other operands, one weight");
+}
+
+#[test]
+fn products_of_one_operand_are_joined_whatever_else_reads_their_weights() {
+    let mut b = Build::default();
+    let [codes, scales] = weight(&mut b, &FOUR, 16);
+    for (name, n) in [("x", 64), ("y", 10)] {
+        let x = b.input(name, "s,64");
+        let shared = b.node(FOUR, &[x, codes, scales]);
+        for y in [shared, product(&mut b, x, FOUR, n)] {
+            let z = b.unary(Unary::Tanh, y);
+            b.output(z);
+        }
+    }
+    assert_eq!(b.pass(JOINT_MATMUL_E0M, &[("s", 3)]), 2);
+    assert_eq!(joint(&b), [2, 2]);
 }

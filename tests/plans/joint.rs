@@ -1,7 +1,8 @@
 //! Products of one operand in one dispatch: their results are views of one place, or have places of their own.
 
 use super::*;
-use transformer_lite::graph::op::joint_e0m::JointE0m;
+use transformer_lite::backend::Caps;
+use transformer_lite::graph::op::joint_matmul_e0m::JointMatMulE0m;
 use transformer_lite::graph::op::matmul_e0m::MatMulE0m;
 use transformer_lite::quant::{Bits, ByGroup, Method, Packed};
 
@@ -33,30 +34,40 @@ fn products(columns: &[usize]) -> Arc<Graph> {
             operands.push(edit.add_const(&format!("{name}{which}"), Arc::new(t)));
         }
     }
-    let results = b.nodes(JointE0m { product }, &operands, columns.len());
+    let results = b.nodes(JointMatMulE0m { product }, &operands, columns.len());
     let read: Vec<ValueId> = results.iter().map(|v| b.node(unary(Unary::Neg), &[*v])).collect();
     b.finish(&read)
 }
 
+/// Matrix products that a plan dispatches.
+fn dispatches(plan: &Plan) -> usize {
+    let kernels = plan.steps.iter().map(|s| plan.kernels[s.kernel].kernel.name);
+    kernels.filter(|k| k.starts_with("mat")).count()
+}
+
 #[test]
-fn joint_products_are_one_dispatch_where_views_can_begin() {
-    // The third result of the second graph begins at no multiple of what views are aligned to; without a bound nothing does.
-    for (columns, most, dispatches) in [
-        (&[128, 64, 64][..], Some(40), 1),
-        (&[128, 66, 10], Some(39), 3),
-        (&[128, 64], None, 2),
-        (&[128, 32, 96], Some(1), 1),
+fn joint_products_are_one_dispatch_where_a_kernel_binds_all_results() {
+    // Results begin where views may, whatever their sizes are; without a bound there is no such place, and with small views no room.
+    for (columns, most, view, expected) in [
+        (&[128, 64, 64][..], Some(40), None, 1),
+        (&[128, 66, 10], Some(39), None, 1),
+        (&[128, 32, 96], Some(1), None, 1),
+        (&[128, 64], None, None, 2),
+        (&[128, 64, 64], Some(40), Some(30_000), 3),
     ] {
         let graph = products(columns);
         for device in devices() {
             let _turn = device.turn();
             let bounds: Vec<_> = most.map(|m| ("n", m)).into_iter().collect();
-            let plan = Plan::compile(&graph, &device.caps, &options(&bounds)).unwrap();
-            let kernels = plan.steps.iter().map(|s| plan.kernels[s.kernel].kernel.name);
-            let products = kernels.filter(|k| k.starts_with("mat")).count();
+            let caps = Caps {
+                max_view_bytes: view.unwrap_or(device.caps.max_view_bytes),
+                ..device.caps.clone()
+            };
+            let plan = Plan::compile(&graph, &caps, &options(&bounds)).unwrap();
             assert_eq!(
-                products, dispatches,
-                "{columns:?} up to {most:?} on {}",
+                dispatches(&plan),
+                expected,
+                "{columns:?} up to {most:?}, views of {view:?} bytes, on {}",
                 device.kind
             );
             let mut session = Session::new(Box::new(device.share()), &graph, vec![plan]).unwrap();
@@ -68,4 +79,47 @@ fn joint_products_are_one_dispatch_where_views_can_begin() {
             }
         }
     }
+}
+
+#[test]
+fn plans_of_one_row_and_of_many_share_joint_weights() {
+    let graph = products(&[144, 66, 10]);
+    for view_align in [8, 32, 256, 512, 4096] {
+        for float in [DType::F16, DType::F32] {
+            let caps = Caps {
+                view_align,
+                ..fake_caps()
+            };
+            let plan =
+                |options: Options| Plan::compile(&graph, &caps, &Options { float, ..options }).unwrap();
+            let many = plan(options(&[("n", 32)]));
+            let one = plan(Options {
+                fixed: Bindings::from([("n", 1)]),
+                ..Options::default()
+            });
+            let what = format!("{float}, views at multiples of {view_align} bytes");
+            assert_eq!((dispatches(&many), dispatches(&one)), (1, 1), "{what}");
+            assert_eq!(many.weights, one.weights, "{what}");
+        }
+    }
+}
+
+#[test]
+fn joint_products_beyond_a_view_are_apart() {
+    // 16384 rows of 3072 results in f32 are 201 MB.
+    let graph = products(&[1024, 1024, 1024]);
+    let caps = Caps {
+        max_view_bytes: 1 << 27,
+        ..fake_caps()
+    };
+    let plan = |most| {
+        let options = Options {
+            float: DType::F32,
+            ..options(&[("n", most)])
+        };
+        Plan::compile(&graph, &caps, &options).unwrap()
+    };
+    assert_eq!(dispatches(&plan(16_384)), 3);
+    assert_eq!(dispatches(&plan(10_922)), 1, "the most rows that fit");
+    assert_eq!(dispatches(&plan(10_923)), 3);
 }

@@ -1,7 +1,7 @@
 //! Which devices there are and what they offer.
 
 use super::driver::{Code, DeviceHandle, number, text};
-use crate::backend::{BackendError, Caps, DeviceKind, fast_local};
+use crate::backend::{BackendError, Caps, DeviceKind, Maker, fast_local};
 use opencl3::device as api;
 use opencl3::error_codes as codes;
 use opencl3::platform::platform as platform_api;
@@ -138,6 +138,15 @@ enum Unfit {
     Lacks { device: String, why: String },
 }
 
+/// Apple's platform gives numbers of its own (0x1027f00 for an M1).
+fn maker(platform: &str, vendor: u32) -> Maker {
+    if platform == "Apple" {
+        Maker::ApplesDriver
+    } else {
+        Maker::Pci(vendor)
+    }
+}
+
 fn caps_of(device: DeviceHandle, platform: &str, platform_version: &str) -> Result<Caps, Unfit> {
     let bytes =
         |property: &'static str, name| device.info(name).map_err(|code| Unfit::Query { property, code });
@@ -181,7 +190,10 @@ fn caps_of(device: DeviceHandle, platform: &str, platform_version: &str) -> Resu
     } else {
         DeviceKind::Discrete
     };
-    let vendor = clamp(value("CL_DEVICE_VENDOR_ID", api::CL_DEVICE_VENDOR_ID)?);
+    let maker = maker(
+        platform,
+        clamp(value("CL_DEVICE_VENDOR_ID", api::CL_DEVICE_VENDOR_ID)?),
+    );
     let max_bytes = value("CL_DEVICE_MAX_MEM_ALLOC_SIZE", api::CL_DEVICE_MAX_MEM_ALLOC_SIZE)?;
     let sizes = bytes(
         "CL_DEVICE_MAX_WORK_ITEM_SIZES",
@@ -216,7 +228,7 @@ fn caps_of(device: DeviceHandle, platform: &str, platform_version: &str) -> Resu
         max_buffer_bytes: max_bytes,
         memory_bytes: value("CL_DEVICE_GLOBAL_MEM_SIZE", api::CL_DEVICE_GLOBAL_MEM_SIZE)?,
         local_bytes: clamp(value("CL_DEVICE_LOCAL_MEM_SIZE", api::CL_DEVICE_LOCAL_MEM_SIZE)?),
-        fast_local: fast_local(kind, vendor),
+        fast_local: fast_local(kind, maker),
         units: clamp(value(
             "CL_DEVICE_MAX_COMPUTE_UNITS",
             api::CL_DEVICE_MAX_COMPUTE_UNITS,
@@ -265,6 +277,13 @@ fn version_of(version: &str) -> Option<(u32, u32)> {
 
 #[cfg(test)]
 mod tests {
+    #[test]
+    fn apples_platform_is_known_by_its_name() {
+        use super::{Maker, maker};
+        assert_eq!(maker("Apple", 0x0102_7f00), Maker::ApplesDriver);
+        assert_eq!(maker("NVIDIA CUDA", 0x10de), Maker::Pci(0x10de));
+    }
+
     use super::*;
 
     #[test]

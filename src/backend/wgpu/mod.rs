@@ -13,7 +13,7 @@ mod tests;
 
 use super::kernel::{Language, Role, Ty, excerpt};
 use super::{Backend, BackendError, BufferId, Caps, Command, DeviceKind, KernelId, KernelSpec, Launch};
-use super::{RecordingId, Stats, View, choose, fast_local};
+use super::{Maker, RecordingId, Stats, View, choose, fast_local};
 use std::collections::HashMap;
 use std::num::NonZeroU64;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -98,6 +98,14 @@ fn adapters() -> Result<Vec<(::wgpu::Adapter, Caps)>, BackendError> {
     Ok(found)
 }
 
+/// wgpu has no PCI number of a device under Metal.
+fn maker(api: ::wgpu::Backend, vendor: u32) -> Maker {
+    match api {
+        ::wgpu::Backend::Metal => Maker::ApplesDriver,
+        _ => Maker::Pci(vendor),
+    }
+}
+
 fn caps_of(adapter: &::wgpu::Adapter) -> Caps {
     let (info, limits, features) = (adapter.get_info(), adapter.limits(), adapter.features());
     let driver: Vec<_> = [info.driver.trim(), info.driver_info.trim()]
@@ -110,6 +118,7 @@ fn caps_of(adapter: &::wgpu::Adapter) -> Caps {
         ::wgpu::DeviceType::Cpu => DeviceKind::Cpu,
         ::wgpu::DeviceType::VirtualGpu | ::wgpu::DeviceType::Other => DeviceKind::Other,
     };
+    let maker = maker(info.backend, info.vendor);
     Caps {
         backend: NAME,
         driver: format!("{} ({})", driver.join(" "), info.backend)
@@ -124,7 +133,7 @@ fn caps_of(adapter: &::wgpu::Adapter) -> Caps {
         max_buffer_bytes: limits.max_buffer_size & !3,
         memory_bytes: 0,
         local_bytes: limits.max_compute_workgroup_storage_size,
-        fast_local: fast_local(kind, info.vendor),
+        fast_local: fast_local(kind, maker),
         units: 0,
         max_workgroup: limits
             .max_compute_invocations_per_workgroup

@@ -643,3 +643,10 @@ fn a_lost_device_is_reported_by_every_later_call() {
     assert!(matches!(w.create_buffer("c", 4), Err(BackendError::Lost(_))));
     assert!(matches!(w.compile(&scale_spec()), Err(BackendError::Lost(_))));
 }
+
+#[test]
+fn metal_is_known_without_a_number() {
+    assert_eq!(maker(::wgpu::Backend::Metal, 0), Maker::ApplesDriver);
+    assert_eq!(maker(::wgpu::Backend::Vulkan, 0x10de), Maker::Pci(0x10de));
+    assert_eq!(maker(::wgpu::Backend::Dx12, 0x1002), Maker::Pci(0x1002));
+}

@@ -161,6 +161,8 @@ pub struct Case {
     pub host_only: Option<&'static str>,
     /// Factor on the default error bound, for long sums.
     pub slack: f64,
+    /// Number of dispatches of its plans where no weight is split; `None` where it does not matter.
+    pub dispatches: Option<usize>,
 }
 
 impl Case {
@@ -171,6 +173,7 @@ impl Case {
             inputs,
             host_only: None,
             slack: 1.0,
+            dispatches: None,
         }
     }
 
@@ -187,6 +190,15 @@ impl Case {
     #[must_use]
     pub fn slack(self, slack: f64) -> Self {
         Self { slack, ..self }
+    }
+
+    /// Asks that its plans have so many dispatches where no weight is split.
+    #[must_use]
+    pub fn dispatches(self, number: usize) -> Self {
+        Self {
+            dispatches: Some(number),
+            ..self
+        }
     }
 
     /// A name that tells it from the others of its operator.

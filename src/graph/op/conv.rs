@@ -234,13 +234,13 @@ pub(super) fn emit(
     // Results of a row between which there are no others of a work-item.
     let step = if transposed { v.stride } else { 1 };
     let each = v.out.ceil_div(step)?;
-    let Tile {
+    let ConvShape {
         items,
         run,
         tile,
         by_tiles,
         float,
-    } = Tile::of(cx.caps(), each.as_const(), rows, group, cx.float());
+    } = ConvShape::of(cx.caps(), each.as_const(), rows, group, cx.float());
     let tiles = rows.div_ceil(tile);
     let groups = window::number(&group.into())?;
     let depth = window::number(channels)?
@@ -319,7 +319,7 @@ pub(super) fn emit(
 }
 
 /// How a work-item's share is cut for a device.
-struct Tile {
+struct ConvShape {
     /// Work-items of a work-group.
     items: u32,
     /// Results of a row that a work-item computes.
@@ -332,7 +332,7 @@ struct Tile {
     float: DType,
 }
 
-impl Tile {
+impl ConvShape {
     /// For rows of `width` results, where that is a number, and groups of `rows` channels.
     fn of(caps: &Caps, width: Option<i64>, rows: usize, group: i64, float: DType) -> Self {
         let fit = rows.next_power_of_two();

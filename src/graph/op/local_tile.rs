@@ -2,11 +2,12 @@
 
 use crate::backend::Caps;
 use crate::plan::lower::Call;
+use crate::shape::Dim;
 
 /// What a work-group computes. Its work-items have 4 x 4 results each; where there are more work-items than that takes, they
 /// share the places of the sums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::graph::op) struct Tile {
+pub(in crate::graph::op) struct LocalTile {
     /// Rows of results, a multiple of 4.
     pub rows: i64,
     /// Columns of results, a multiple of 4.
@@ -17,8 +18,8 @@ pub(in crate::graph::op) struct Tile {
     pub items: u32,
 }
 
-const fn tile(rows: i64, columns: i64, depth: i64, items: u32) -> Tile {
-    Tile {
+const fn tile(rows: i64, columns: i64, depth: i64, items: u32) -> LocalTile {
+    LocalTile {
         rows,
         columns,
         depth,
@@ -28,7 +29,7 @@ const fn tile(rows: i64, columns: i64, depth: i64, items: u32) -> Tile {
 
 /// Tiles for many rows, the largest first: the larger the less often an operand is read, the smaller the more work-groups there
 /// are. Each takes up to 16 KiB.
-const TILES: [Tile; 5] = [
+const TILES: [LocalTile; 5] = [
     tile(64, 64, 32, 256),
     tile(32, 64, 32, 128),
     tile(16, 64, 32, 128),
@@ -36,26 +37,46 @@ const TILES: [Tile; 5] = [
     tile(16, 16, 128, 256),
 ];
 /// The tile for up to four rows, of which the columns matter alone.
-const FLAT: Tile = tile(4, 16, 128, 128);
-/// Results on an axis without a bound; of batches without one a single one is assumed.
+const FLAT: LocalTile = tile(4, 16, 128, 128);
+/// The narrowest tile but that one: what is narrower still is mostly empty in every tile.
+const NARROW: i64 = 16;
+/// Results that are assumed on an axis without a bound.
 const UNBOUND: i64 = 256;
+/// The same on the two axes of a picture.
+const UNBOUND_PLANE: i64 = 64 * 64;
 
-impl Tile {
-    /// It is not for more than half empty, and where it is wider than high its rows are all that there are.
-    fn suits(&self, rows: i64) -> bool {
-        let high = self.rows > TILES[2].rows && self.rows >= 2 * rows;
-        !high && (self.rows == self.columns || self.rows >= rows)
+/// The most products of one dispatch, and rows and columns of the results of each; `None` where there is no bound.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::graph::op) struct Extent {
+    /// Rows of results.
+    pub rows: Option<i64>,
+    /// Columns of results.
+    pub columns: Option<i64>,
+    /// The columns are the places of a picture.
+    pub plane: bool,
+    /// Products; without a bound a single one is assumed.
+    pub batches: Option<i64>,
+}
+
+impl LocalTile {
+    /// It is not for more than half empty along either axis, and where it is wider than high its rows are all that there are.
+    fn suits(&self, rows: i64, columns: i64) -> bool {
+        let sparse = |size: i64, used: i64| size > NARROW && size / 2 >= used;
+        let whole = self.rows == self.columns || self.rows >= rows;
+        whole && !sparse(self.rows, rows) && !sparse(self.columns, columns)
     }
 
-    /// The tile for `batches` products of at most `rows x columns` results, as far as these are bound; `None` on a device that gains nothing by
-    /// local memory or has too little of it. The largest tile that is filled and gives every compute unit work is taken.
-    pub fn of(caps: &Caps, rows: Option<i64>, columns: Option<i64>, batches: Option<i64>) -> Option<Self> {
+    /// The tile for products of this extent; `None` on a device that gains nothing by local memory or has too little of it. The largest
+    /// tile that is filled and gives every compute unit work is taken.
+    pub fn of(caps: &Caps, extent: Extent) -> Option<Self> {
         let fits = |t: &Self| t.pool() * 16 <= i64::from(caps.local_bytes) && t.items <= caps.max_workgroup;
         if !caps.fast_local {
             return None;
         }
-        let [rows, columns] = [rows, columns].map(|d| d.unwrap_or(UNBOUND).max(1));
-        let batches = batches.unwrap_or(1).max(1);
+        let batches = extent.batches.unwrap_or(1).max(1);
+        let rows = extent.rows.unwrap_or(UNBOUND).max(1);
+        let unbound = if extent.plane { UNBOUND_PLANE } else { UNBOUND };
+        let columns = extent.columns.unwrap_or(unbound).max(1);
         if rows <= FLAT.rows {
             return Some(FLAT).filter(fits);
         }
@@ -64,7 +85,7 @@ impl Tile {
             let plane = tiles(rows, t.rows).saturating_mul(tiles(columns, t.columns));
             plane.saturating_mul(batches)
         };
-        let mut fitting = TILES.iter().filter(|t| fits(t) && t.suits(rows));
+        let mut fitting = TILES.iter().filter(|t| fits(t) && t.suits(rows, columns));
         let full = fitting
             .clone()
             .find(|t| groups(t) >= i64::from(caps.assumed_units()));
@@ -87,17 +108,27 @@ impl Tile {
         }
     }
 
-    /// Adds the tile to what a kernel is specialised by.
-    pub fn define(&self, call: Call) -> Call {
+    /// Specialises a kernel by the tile, and by what it may read and write in vectors: rows of the left operand have `depth` elements,
+    /// those of the right one `stride`, where they lie in rows, those of results `all`.
+    pub fn define(&self, call: Call, depth: &Dim, stride: Option<&Dim>, all: &Dim) -> Call {
+        let whole = |d: &Dim, by: i64| d.exact_div(&by.into()).is_some();
+        let flags = [
+            ("A4", whole(depth, 4)),
+            ("B4", stride.is_some_and(|d| whole(d, 4))),
+            ("Y4", whole(all, 4)),
+            ("ODD", !whole(all, 2)),
+        ];
         let call = call
             .define("TM", self.rows)
             .define("TN", self.columns)
             .define("KB", self.depth)
             .define("POOL", self.pool());
-        match self.split() {
+        let call = match self.split() {
             1 => call,
             split => call.define("SPLIT", split),
-        }
+        };
+        let set = flags.into_iter().filter(|(_, set)| *set);
+        set.fold(call, |call, (name, _)| call.define(name, 1))
     }
 }
 
@@ -132,33 +163,57 @@ mod tests {
         }
     }
 
+    fn extent(rows: i64, columns: i64) -> Extent {
+        Extent {
+            rows: Some(rows),
+            columns: Some(columns),
+            plane: false,
+            batches: Some(1),
+        }
+    }
+
     #[test]
     fn small_products_get_small_tiles() {
-        let of = |caps: &Caps, rows, columns| Tile::of(caps, rows, columns, Some(1)).unwrap().rows;
-        assert_eq!(of(&caps(132), Some(50), Some(768)), 16);
-        assert_eq!(of(&caps(132), Some(50), Some(3072)), 32);
-        assert_eq!(of(&caps(132), Some(4096), Some(4096)), 64);
-        assert_eq!(of(&caps(8), Some(50), Some(768)), 64);
-        assert_eq!(of(&caps(132), Some(1), Some(1000)), 4);
-        assert_eq!(of(&caps(0), None, Some(384)), 64);
+        let of = |caps: &Caps, e: Extent| LocalTile::of(caps, e).unwrap().rows;
+        assert_eq!(of(&caps(132), extent(50, 768)), 16);
+        assert_eq!(of(&caps(132), extent(50, 3072)), 32);
+        assert_eq!(of(&caps(132), extent(4096, 4096)), 64);
+        assert_eq!(of(&caps(8), extent(50, 768)), 64);
+        assert_eq!(of(&caps(132), extent(1, 1000)), 4);
+        let open = Extent {
+            rows: None,
+            ..extent(1, 384)
+        };
+        assert_eq!(of(&caps(0), open), 64);
         let discrete = Caps {
             kind: DeviceKind::Discrete,
             ..caps(0)
         };
-        assert_eq!(of(&discrete, None, Some(384)), 32);
-        let batches = Tile::of(&caps(132), Some(768), Some(49), None).unwrap();
-        assert_eq!(batches.rows, 16, "as for one batch");
-        assert_eq!(of(&caps(100_000), Some(4096), Some(4096)), 16);
-        assert_eq!(
-            Tile::of(&caps(132), Some(50), Some(64), Some(12)).unwrap().rows,
-            16
-        );
+        assert_eq!(of(&discrete, open), 32);
+        let batches = |batches, e| Extent { batches, ..e };
+        let one = of(&caps(132), batches(None, extent(768, 49)));
+        assert_eq!(one, 16, "as for one batch");
+        assert_eq!(of(&caps(100_000), extent(4096, 4096)), 16);
+        assert_eq!(of(&caps(132), batches(Some(12), extent(50, 64))), 16);
+    }
+
+    #[test]
+    fn axes_without_a_bound_are_assumed_to_be_long() {
+        let open = |plane| Extent {
+            rows: Some(64),
+            columns: None,
+            plane,
+            batches: None,
+        };
+        let of = |plane| LocalTile::of(&caps(64), open(plane)).unwrap();
+        assert_eq!(of(false).rows, 16, "256 columns");
+        assert_eq!(of(true).rows, 64, "4096 places");
     }
 
     #[test]
     fn few_rows_get_wide_tiles() {
         let of = |rows, columns| {
-            let t = Tile::of(&caps(132), Some(rows), Some(columns), Some(1)).unwrap();
+            let t = LocalTile::of(&caps(132), extent(rows, columns)).unwrap();
             (t.rows, t.columns)
         };
         assert_eq!(of(16, 25_600), (16, 64));
@@ -171,23 +226,29 @@ mod tests {
     }
 
     #[test]
+    fn few_columns_get_narrow_tiles() {
+        let of = |columns| LocalTile::of(&caps(8), extent(65_536, columns)).unwrap().columns;
+        assert_eq!([1, 2, 16].map(of), [16; 3]);
+        assert_eq!([17, 32].map(of), [32; 2]);
+        assert_eq!([33, 64, i64::MAX].map(of), [64; 3]);
+        let tall = LocalTile::of(&caps(8), extent(i64::MAX, 64)).unwrap();
+        assert_eq!(tall.rows, 64, "any number of rows");
+    }
+
+    #[test]
     fn devices_without_room_have_none() {
         let small = Caps {
             local_bytes: 8 << 10,
             ..caps(8)
         };
-        assert_eq!(Tile::of(&small, Some(50), Some(768), Some(1)), None);
+        assert_eq!(LocalTile::of(&small, extent(50, 768)), None);
         let few = Caps {
             max_workgroup: 128,
             ..caps(8)
         };
-        assert_eq!(Tile::of(&few, Some(50), Some(768), Some(1)), None);
-        assert_eq!(Tile::of(&few, Some(30), Some(768), Some(1)), Some(TILES[1]));
-        assert_eq!(Tile::of(&few, Some(1), Some(768), Some(1)), Some(FLAT));
-        assert_eq!(
-            Tile::of(&Caps::neutral(), Some(50), Some(768), Some(1)),
-            None,
-            "a phone"
-        );
+        assert_eq!(LocalTile::of(&few, extent(50, 768)), None);
+        assert_eq!(LocalTile::of(&few, extent(30, 768)), Some(TILES[1]));
+        assert_eq!(LocalTile::of(&few, extent(1, 768)), Some(FLAT));
+        assert_eq!(LocalTile::of(&Caps::neutral(), extent(50, 768)), None, "a phone");
     }
 }

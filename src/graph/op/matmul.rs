@@ -5,7 +5,7 @@
 //! where it exceeds what a kernel can bind.
 
 use super::case::{Case, input};
-use super::local_tile::Tile;
+use super::local_tile::{Extent, LocalTile};
 use super::parts::Parts;
 use super::reshape::Reshape;
 use super::{
@@ -32,6 +32,7 @@ static TILED: Kernel = crate::kernel!(matmul_tiled {
     n1: U32, n2: U32,
     a0: U32, a1: U32, a2: U32,
     b0: U32, b1: U32, b2: U32,
+    batches: U32,
 } [a: In Elem, b: In Elem, y: InOut Single]);
 
 /// Rows that one work-item computes when there are many.
@@ -235,7 +236,13 @@ impl Op for MatMul {
         };
         let constant = one_matrix && b.as_const().is_some();
         let [most_rows, most_columns, most] = [&rows, n, &walk.count].map(|d| cx.upper_bound(d));
-        let tile = Tile::of(cx.caps(), most_rows, most_columns, most);
+        let extent = Extent {
+            rows: most_rows,
+            columns: most_columns,
+            plane: false,
+            batches: most,
+        };
+        let tile = LocalTile::of(cx.caps(), extent);
         let by_vectors = tile.is_none() && cx.caps().explicit_vectors();
         // Columns that are read at a time.
         let together = if tile.is_some() { 4 } else { 2 };
@@ -286,18 +293,16 @@ impl Op for MatMul {
                 batches: &walk.count,
             };
             let mut call = match tile {
-                Some(tile) => cut.tiled(tile)?,
-                None if by_vectors && !turned => cut.by_vectors()?,
-                None => cut.plain()?,
+                Some(tile) => cut.tiled(cx, tile)?,
+                None if by_vectors && !turned => cut.by_vectors(cx)?,
+                None => cut.plain(cx)?,
             };
             call = call.operand(cx.input(0)?).operand(weight).operand(cx.output(0)?);
             let steps = walk.sizes.iter().chain(&walk.a).chain(&walk.b);
             for d in fields.into_iter().chain(steps) {
                 call = call.field(d);
             }
-            if tile.is_none() {
-                call = call.field(&walk.count);
-            }
+            call = call.field(&walk.count);
             if turned {
                 call = call.define("TRANS_B", 1);
             }
@@ -321,44 +326,36 @@ struct Cut<'a> {
 
 impl Cut<'_> {
     /// Work-groups share blocks of both operands.
-    fn tiled(&self, tile: Tile) -> OpResult<Call> {
-        let fours = |d: &Dim| d.exact_div(&4.into()).is_some();
-        let mut call = tile.define(Call::new(&TILED, tile.items)).grid(
+    fn tiled(&self, cx: &LowerCx<'_>, tile: LocalTile) -> OpResult<Call> {
+        let call = tile.define(
+            Call::new(&TILED, tile.items),
+            self.depth,
+            Some(self.stride),
+            self.all,
+        );
+        let (columns, rows) = (
             self.columns.ceil_div(tile.columns)?,
             self.rows.ceil_div(tile.rows)?,
-            self.batches.clone(),
         );
-        let whole = [
-            ("A4", fours(self.depth)),
-            ("B4", fours(self.stride)),
-            ("Y4", fours(self.all)),
-            ("ODD", self.all.exact_div(&2.into()).is_none()),
-        ];
-        for (name, _) in whole.iter().filter(|(_, set)| *set) {
-            call = call.define(name, 1);
-        }
-        Ok(call)
+        over_batches(cx, call, columns, rows, self.batches)
     }
 
     /// A work-item has rows of vectors, for CPUs.
-    fn by_vectors(&self) -> OpResult<Call> {
+    fn by_vectors(&self, cx: &LowerCx<'_>) -> OpResult<Call> {
         let whole = |n: i64| self.columns.exact_div(&n.into()).is_some();
         let rows = if self.rows.is(1) { 1 } else { VECTOR_ROWS };
         // Vectors of 16 columns that a work-item computes.
         let vectors = if whole(32) { 2 } else { 1 };
         let call = Call::new(&KERNEL, 8)
             .define("ROWS", rows)
-            .define("VECTORS", vectors)
-            .grid(
-                self.columns.ceil_div(16 * vectors * 8)?,
-                self.rows.ceil_div(rows)?,
-                self.batches.clone(),
-            );
+            .define("VECTORS", vectors);
+        let columns = self.columns.ceil_div(16 * vectors * 8)?;
+        let call = over_batches(cx, call, columns, self.rows.ceil_div(rows)?, self.batches)?;
         Ok(if whole(16) { call } else { call.define("TAIL", 1) })
     }
 
     /// A work-item has a few rows of two columns; of an odd number of columns, two results.
-    fn plain(&self) -> OpResult<Call> {
+    fn plain(&self, cx: &LowerCx<'_>) -> OpResult<Call> {
         let odd = self.all.exact_div(&2.into()).is_none();
         let rows = if odd || self.rows.is(1) { 1 } else { ROWS };
         let call = Call::new(&KERNEL, 64).define("ROWS", rows);
@@ -366,17 +363,31 @@ impl Cut<'_> {
             let results = self.batches.mul(self.rows)?.mul(self.columns)?;
             return Ok(call.define("ODD", 1).grid(results.ceil_div(2 * 64)?, 1, 1));
         }
-        let call = call.grid(
-            self.columns.ceil_div(2 * 64)?,
-            self.rows.ceil_div(rows)?,
-            self.batches.clone(),
-        );
+        let columns = self.columns.ceil_div(2 * 64)?;
+        let call = over_batches(cx, call, columns, self.rows.ceil_div(rows)?, self.batches)?;
         Ok(if self.depth.exact_div(&4.into()).is_some() {
             call.define("BY4", 1)
         } else {
             call
         })
     }
+}
+
+/// A grid over so many batches; where they may exceed what a device takes on an axis, work-groups go on, by the length of that axis,
+/// until none is left.
+pub(super) fn over_batches(
+    cx: &LowerCx<'_>,
+    call: Call,
+    columns: Dim,
+    rows: Dim,
+    batches: &Dim,
+) -> OpResult<Call> {
+    let most = i64::from(cx.caps().max_grid);
+    if cx.upper_bound(batches).is_some_and(|n| n <= most) {
+        return Ok(call.grid(columns, rows, batches.clone()));
+    }
+    let rounds = batches.minimum(&most.into())?;
+    Ok(call.define("ROUNDS", 1).grid(columns, rows, rounds))
 }
 
 /// As [`gemm`], of integers of which the result's type keeps the low bits.

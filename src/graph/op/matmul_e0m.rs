@@ -1,5 +1,5 @@
-//! Matrix product with an E0M4 or E0M8 weight (own domain, `MatMulE0M`): operands `x [.., K]`, codes, scales in the layout of
-//! [`crate::quant`]; attributes `bits`, `group_size`.
+//! Matrix product with an E0M weight, of any of its widths (own domain, `MatMulE0M`): operands `x [.., K]`, codes, scales in the layout
+//! of [`crate::quant`]; attributes `bits`, `group_size`.
 //!
 //! Two kernel families (paper, section 2.2): `matvec_e0m` for one row (decode), `matmul_e0m` for many (prefill). A weight above
 //! what a kernel can bind is split by columns.
@@ -15,13 +15,16 @@ use crate::tensor::product::gemm;
 use crate::tensor::{DType, HostTensor};
 use half::f16;
 
+/// One row. Only with PARTS does it read the fields from `end0` on.
 static VECTOR: Kernel = crate::kernel!(matvec_e0m {
     n: U32, steps: U32, panel: U32, column: U32,
+    end0: U32, end1: U32, start1: U32, start2: U32,
 } [x: In Elem, codes: Weight Words4, scales: Weight Words4, y: InOut Elem]);
 
+/// Many rows; the same.
 static MATRIX: Kernel = crate::kernel!(matmul_e0m {
     m: U32, n: U32, k: U32, panel: U32, y_stride: U32, column: U32,
-    end0: U32, end1: U32, room: U32,
+    end0: U32, end1: U32, start1: U32, start2: U32,
 } [x: In Elem, codes: Weight Words4, scales: Weight Words4, y: InOut Elem]);
 
 /// See the module documentation.
@@ -90,7 +93,7 @@ pub(super) fn scale_pairs(scales: &HostTensor) -> OpResult<Vec<[f16; 2]>> {
 /// Weights of a stretch, unless a kernel asks for fewer.
 pub(super) const STRETCH: usize = 256;
 
-/// What `common/e0m4` asks for: width, planes, groups. Kernels walk in stretches of at most `most` weights, so a larger group is
+/// What `common/e0m` asks for: width, planes, groups. Kernels walk in stretches of at most `most` weights, so a larger group is
 /// several of them.
 pub(super) fn format_defines(call: Call, bits: Bits, group: usize, most: usize) -> Call {
     let number = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
@@ -113,15 +116,15 @@ pub(super) fn format_defines(call: Call, bits: Bits, group: usize, most: usize) 
     call
 }
 
-/// The largest part of a group of at most `most` weights of which it is a multiple.
+/// The largest part of a group, in whole steps of kernels, of at most `most` weights, of which the group is a multiple.
 fn stretch(group: usize, most: usize) -> usize {
-    let fits = |s: &usize| group.is_multiple_of(*s);
-    let mut parts = (GROUP_STEP..=most.min(group)).rev().step_by(GROUP_STEP);
     if group <= most {
-        group
-    } else {
-        parts.find(fits).unwrap_or(GROUP_STEP)
+        return group;
     }
+    let mut parts = (1..=most / GROUP_STEP).rev().map(|steps| steps * GROUP_STEP);
+    parts
+        .find(|part| group.is_multiple_of(*part))
+        .unwrap_or(GROUP_STEP)
 }
 
 /// Columns of stored rows are padded to this number, so that work-items read whole vectors.
@@ -154,7 +157,7 @@ pub(super) fn packed_parts(
     let scales: Vec<usize> = codes.iter().map(|i| i + 1).collect();
     for (first, count) in cx.split(n, bits.rows(k) * 4, 64)? {
         let stride = count.next_multiple_of(PAD);
-        let panel = Tile::of(cx.caps()).panel.unwrap_or(stride);
+        let panel = E0mShape::of(cx.caps()).panel.unwrap_or(stride);
         let pack = Pack::Columns {
             dtype: DType::U32,
             transpose: false,
@@ -252,20 +255,20 @@ impl Op for MatMulE0m {
         let whole = Weights {
             codes: vec![1],
             ends: vec![n],
-            room: 0.into(),
+            starts: vec![0],
         };
         self.emit(cx, k, &whole, y)
     }
 }
 
-/// The weights of one dispatch: one matrix, or several side by side ([`super::joint_e0m`]).
+/// The weights of one dispatch: one matrix, or several side by side ([`super::joint_matmul_e0m`]).
 pub(super) struct Weights {
     /// Operands of codes; those of scales follow each.
     pub codes: Vec<usize>,
     /// Behind the last column of each matrix, counted over all of them.
     pub ends: Vec<usize>,
-    /// Rows that the result of each of several matrices has room for.
-    pub room: Dim,
+    /// First element of the result of each matrix.
+    pub starts: Vec<u64>,
 }
 
 /// Rows of an operand, all axes but the last together.
@@ -275,16 +278,24 @@ pub(super) fn rows(x: &Shape) -> OpResult<Dim> {
 
 impl MatMulE0m {
     /// The product of operand 0, whose rows have `k` elements, with `weights` into `y`. The results of several matrices are matrices
-    /// of their own, one behind another.
+    /// of their own, one behind another, perhaps with gaps.
     pub(super) fn emit(&self, cx: &mut LowerCx<'_>, k: usize, weights: &Weights, y: Operand) -> OpResult<()> {
         let n = weights.ends.last().copied().unwrap_or(0);
         let end = |i: usize| Dim::from_usize(weights.ends.get(i).copied().unwrap_or(n));
+        let start = |i: usize| {
+            let start = weights.starts.get(i).copied().unwrap_or(0);
+            Dim::from(i64::try_from(start).unwrap_or(i64::MAX))
+        };
         let rows = rows(&cx.shape(0)?)?;
-        let tile = Tile::of(cx.caps());
+        let tile = E0mShape::of(cx.caps());
         // Weights that kernels take at a time: those of a word of 4 or 8 bits.
         let step = if self.bits == Bits::Eight { 4 } else { 8 };
+        let vector = rows.is(1);
+        // One row of several results without gaps is one row of all.
+        let mut behind = weights.starts.iter().skip(1).zip(&weights.ends);
+        let gaps = behind.any(|(start, end)| *start != *end as u64);
+        let in_parts = weights.ends.len() > 1 && (!vector || gaps);
         for part in packed_parts(cx, &weights.codes, self.bits, k, n)? {
-            let vector = rows.is(1);
             let (panel, count) = (Dim::from_usize(part.panel), Dim::from_usize(part.count));
             let columns = if vector {
                 tile.lanes * tile.vector_columns
@@ -332,17 +343,9 @@ impl MatMulE0m {
                     .field(panel)
                     .field(Dim::from_usize(n))
                     .field(Dim::from_usize(part.first))
-                    .field(end(0))
-                    .field(end(1))
-                    .field(&weights.room)
             };
-            // One row of several results is one row of all.
-            let call = if vector || weights.ends.len() == 1 {
-                call
-            } else {
-                call.define("PARTS", 1)
-            };
-            cx.emit(call)?;
+            let call = call.field(end(0)).field(end(1)).field(start(1)).field(start(2));
+            cx.emit(if in_parts { call.define("PARTS", 1) } else { call })?;
         }
         Ok(())
     }
@@ -352,7 +355,7 @@ impl MatMulE0m {
 const FOLD: u32 = 8;
 
 /// Work-group shapes of the two kernels for a device.
-struct Tile {
+struct E0mShape {
     /// Work-items of the vector kernel.
     vector_items: u32,
     /// Of these, neighbours along the columns; the others split K.
@@ -370,13 +373,13 @@ struct Tile {
     panel: Option<usize>,
 }
 
-impl Tile {
+impl E0mShape {
     /// Work-items of the vector kernel for `k x n` weights, and the longest stretch that one of them walks at a time. A large GPU waits for
-    /// memory unless there are some hundred work-items for each compute unit: then more of them share a column, and walk less far.
+    /// memory unless there are about a thousand work-items for each compute unit: then more of them share a column, and walk less far.
     fn slices(&self, caps: &Caps, k: usize, n: usize, group: usize) -> (u32, usize) {
         /// Work-items of a compute unit that hide the time of a load.
         const EACH: u32 = 1024;
-        /// With more, drivers run out of registers for the loads of a stretch (NVIDIA's OpenCL: 512 are refused).
+        /// With more, drivers run out of registers for the loads of a stretch, and refuse.
         const MOST: u32 = 256;
         /// A shorter stretch pays more for its scale than for its codes.
         const LEAST: usize = 32;
@@ -397,8 +400,12 @@ impl Tile {
             items *= 2;
         }
         let mut length = most;
-        while !walks(items, length) && length > LEAST {
-            length = stretch(group, length / 2);
+        while !walks(items, length) {
+            let shorter = stretch(group, length / 2);
+            if shorter < LEAST {
+                break;
+            }
+            length = shorter;
         }
         (items, length)
     }
@@ -492,10 +499,72 @@ fn cases() -> Vec<Case> {
         (Five, 48, 5, 96, 34),
         (Six, 64, 9, 96, 130),
         (Four, 576, 1, 576, 34),
+        // Groups that the vector kernel cuts into stretches where many work-items share a column.
+        (Four, 40, 1, 496, 66),
+        (Four, 72, 1, 496, 34),
+        (Five, 80, 1, 512, 34),
+        (Eight, 960, 1, 960, 34),
         (Five, 288, 3, 288, 34),
         (Eight, 520, 9, 520, 10),
     ]
     .into_iter()
     .filter_map(|(b, g, r, k, n)| case(b, g, r, k, n))
     .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A GPU with so many compute units, whose local memory is fast.
+    fn gpu(units: u32) -> Caps {
+        Caps {
+            kind: DeviceKind::Discrete,
+            fast_local: true,
+            units,
+            ..Caps::neutral()
+        }
+    }
+
+    #[test]
+    fn stretches_are_whole_steps_and_parts_of_a_group() {
+        for group in (GROUP_STEP..=2048).step_by(GROUP_STEP) {
+            for most in GROUP_STEP..=STRETCH {
+                let s = stretch(group, most);
+                assert!(
+                    s <= most && s.is_multiple_of(GROUP_STEP) && group.is_multiple_of(s),
+                    "{s} of {group}, at most {most}"
+                );
+            }
+            for (units, k) in [1, 8, 132, 4096]
+                .into_iter()
+                .flat_map(|u| [(u, 496), (u, 960), (u, 4096)])
+            {
+                let caps = gpu(units);
+                let (items, s) = E0mShape::of(&caps).slices(&caps, k, 576, group);
+                assert!(
+                    s.is_multiple_of(GROUP_STEP) && group.is_multiple_of(s) && items <= 256,
+                    "{items} work-items, {s} of {group}, k = {k}, {units} units"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn long_columns_are_shared_by_more_work_items() {
+        let caps = gpu(132);
+        let of = |k, n, group| E0mShape::of(&caps).slices(&caps, k, n, group);
+        assert_eq!(of(4096, 4096, 128), (256, 128));
+        assert_eq!(of(4096, 4096, 32), (256, 32));
+        assert_eq!(
+            of(1024, 576, 128),
+            (256, 32),
+            "shorter stretches, so that all have one"
+        );
+        assert_eq!(of(576, 576, 64), (128, 32));
+        assert_eq!(of(2048, 64, 64), (256, 64));
+        assert_eq!(of(496, 576, 72), (128, 72), "no part of the group is long enough");
+        let small = Caps::neutral();
+        assert_eq!(E0mShape::of(&small).slices(&small, 4096, 576, 128), (64, STRETCH));
+    }
 }

@@ -14,7 +14,7 @@ use super::matmul_e0m::MatMulE0m;
 use super::parts::Parts;
 use super::pointwise::Binary;
 use super::pointwise::import::{binary, input as arg};
-use super::{Attributes, InferCx, Inputs, OnnxName, Op, OpDef, OpError, OpResult, operand};
+use super::{Attributes, InferCx, Inputs, OnnxName, Op, OpDef, OpError, OpResult, count, operand};
 use crate::graph::ValueId;
 use crate::quant::{Bits, Grid, GridColumn, Grids, by_group};
 use crate::shape::{Dim, Fact, Known, Shape};
@@ -55,6 +55,27 @@ pub(crate) struct Weight<'a> {
 }
 
 impl MatMulNBits {
+    /// An error for a width or blocks that the operator does not have, and for what cannot be counted.
+    pub(crate) fn new(bits: i64, block: usize, k: usize, n: usize) -> OpResult<Self> {
+        let known = Bits::new(bits).filter(|b| matches!(b, Bits::Two | Bits::Four | Bits::Eight));
+        let bits = known.ok_or_else(|| OpError::expected("attribute `bits`", "2, 4 or 8", bits))?;
+        if block < 16 || !block.is_power_of_two() {
+            let expected = "a power of two of 16 or more";
+            return Err(OpError::expected("attribute `block_size`", expected, block));
+        }
+        // No size that is computed from these exceeds the bits of all codes.
+        let whole = k.checked_next_multiple_of(block).and_then(|k| k.checked_mul(n));
+        let size = whole.and_then(|codes| codes.checked_mul(bits.count() as usize));
+        if size.is_none_or(|size| size == 0) {
+            return Err(OpError::expected(
+                "attributes `K`, `N` and `block_size`",
+                "a matrix in memory",
+                format!("{k} x {n} in blocks of {block}"),
+            ));
+        }
+        Ok(Self { k, n, bits, block })
+    }
+
     fn blocks(&self) -> usize {
         self.k.div_ceil(self.block)
     }
@@ -76,8 +97,8 @@ impl MatMulNBits {
     /// An error where the operands behind x, if given, do not fit.
     fn check(&self, codes: &Fact, scales: &Fact, rest: [Option<&Fact>; 3]) -> OpResult<()> {
         let fits = |what: &str, f: &Fact, size: usize, good: bool, expected: &str| {
-            let count = f.shape.as_fixed().map(|s| s.iter().product::<usize>());
-            if good && count == Some(size) {
+            let elements = f.shape.as_fixed().map(|s| count(&s)).transpose()?;
+            if good && elements == Some(size) {
                 return Ok(());
             }
             Err(OpError::expected(
@@ -384,27 +405,10 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
             })
     };
     let bits = a.int("bits")?.unwrap_or(4);
-    let known = Bits::new(bits).filter(|b| matches!(b, Bits::Two | Bits::Four | Bits::Eight));
-    let bits = known.ok_or_else(|| OpError::expected("attribute `bits`", "2, 4 or 8", bits))?;
-    let block = size("block_size")?;
-    if block < 16 || !block.is_power_of_two() {
-        let expected = "a power of two of 16 or more";
-        return Err(OpError::expected("attribute `block_size`", expected, block));
-    }
     // How much rounding the kernel may do; ours do less.
     a.int("accuracy_level")?;
-    let (k, n) = (size("K")?, size("N")?);
-    if k.checked_next_multiple_of(block)
-        .and_then(|k| k.checked_mul(n))
-        .is_none()
-    {
-        return Err(OpError::expected(
-            "attributes `K` and `N`",
-            "a matrix in memory",
-            format!("{k} x {n}"),
-        ));
-    }
-    Ok(Box::new(MatMulNBits { k, n, bits, block }))
+    let op = MatMulNBits::new(bits, size("block_size")?, size("K")?, size("N")?)?;
+    Ok(Box::new(op))
 }
 
 /// The registry's entry.
@@ -541,6 +545,35 @@ mod tests {
         assert_eq!(columns[36..], [0.5 * (10.0 - 7.0), 0.5 * (3.0 - 7.0), 4.0, 4.0]);
         let middle = op.weight(&codes, &scales, None, None).unwrap();
         assert_eq!(middle.grid(0, 1).weight(9), 4.0);
+    }
+
+    #[test]
+    fn sizes_beyond_count_are_refused() {
+        let new = |bits, block, k, n| MatMulNBits::new(bits, block, k, n).map(|op| op.column_bytes());
+        // Padded to whole blocks, whatever they are longer than.
+        assert_eq!(new(4, 128, 16, 1).unwrap(), 64);
+        assert_eq!(new(2, 16, 17, 3).unwrap(), 8);
+        let top = usize::BITS as usize;
+        for (bits, block, k, n) in [
+            (8, 1 << (top - 3), 1, 1),
+            (8, 1 << (top - 1), 1, 1),
+            (4, 16, usize::MAX, 1),
+            (4, 16, 1 << (top / 2), 1 << (top / 2)),
+            (2, 16, 16, 1 << (top - 5)),
+            (4, 16, 0, 2),
+            (3, 16, 16, 2),
+            (4, 24, 24, 2),
+            (4, 8, 16, 2),
+        ] {
+            assert!(new(bits, block, k, n).is_err(), "{bits} bits, {block}, {k} x {n}");
+        }
+        // 2^64 + 16 elements are not 16.
+        let op = MatMulNBits::new(4, 16, 16, 2).unwrap();
+        let fact = |dtype, shape: &[usize]| Fact::new(dtype, Shape::fixed(shape));
+        let scales = fact(DType::F32, &[2]);
+        assert!(op.check(&fact(DType::U8, &[2, 1, 8]), &scales, [None; 3]).is_ok());
+        let codes = fact(DType::U8, &[(1 << (top - 4)) + 1, 16]);
+        assert!(op.check(&codes, &scales, [None; 3]).is_err());
     }
 
     #[test]

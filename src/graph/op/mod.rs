@@ -616,7 +616,7 @@ ops! {
     global_pool,
     grid_sample,
     if_else,
-    joint_e0m,
+    joint_matmul_e0m,
     kv_append,
     kv_append_q8,
     linear_attention,

@@ -10,7 +10,7 @@ mod fuse;
 mod gemm;
 mod identity;
 mod inline_if;
-mod joint_projections;
+mod joint_matmul_e0m;
 mod kv_cache;
 mod kv_q8;
 mod last_row;
@@ -130,10 +130,10 @@ pub const EPILOGUE: Pass = Pass {
     name: "epilogue",
     run: epilogue::run,
 };
-/// Products of one operand with E0M weights become one dispatch.
-pub const JOINT_PROJECTIONS: Pass = Pass {
-    name: "joint_projections",
-    run: joint_projections::run,
+/// Products of one operand with E0M weights become one node.
+pub const JOINT_MATMUL_E0M: Pass = Pass {
+    name: "joint_matmul_e0m",
+    run: joint_matmul_e0m::run,
 };
 /// Only the last row of the output `logits` is computed.
 pub const LAST_ROW: Pass = Pass {
@@ -161,7 +161,7 @@ pub const STANDARD: &[Pass] = &[
     ATTENTION,
     FUSE,
     EPILOGUE,
-    JOINT_PROJECTIONS,
+    JOINT_MATMUL_E0M,
 ];
 
 /// What one pass did.

@@ -168,12 +168,8 @@ fn nbits(graph: &GraphProto, facts: &Facts<'_>, at: usize, node: &NodeProto) -> 
             found.ok_or_else(|| format!("no attribute `{name}`"))
         };
         let bits = attribute(node, "bits").map_or(4, |a| a.i);
-        let layout = MatMulNBits {
-            k: size("K")?,
-            n: size("N")?,
-            bits: Bits::new(bits).ok_or_else(|| format!("{bits} bits"))?,
-            block: size("block_size")?,
-        };
+        let layout = MatMulNBits::new(bits, size("block_size")?, size("K")?, size("N")?);
+        let layout = layout.map_err(|e| e.to_string())?;
         fits(layout.bits, layout.k, layout.n, layout.block)?;
         let name = graph.initializer[codes].name.as_str();
         if facts.readers.get(name).map_or(0, Vec::len) > 1 || facts.outside.contains(name) {

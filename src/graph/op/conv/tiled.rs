@@ -3,7 +3,8 @@
 use super::{Line, parts, window};
 use crate::backend::kernel::Kernel;
 use crate::graph::op::OpResult;
-use crate::graph::op::local_tile::Tile;
+use crate::graph::op::local_tile::{Extent, LocalTile};
+use crate::graph::op::matmul::over_batches;
 use crate::plan::lower::{Call, LowerCx, Pack};
 use crate::shape::Dim;
 use crate::tensor::DType;
@@ -12,17 +13,15 @@ use crate::tensor::DType;
 pub(super) static KERNEL: Kernel = crate::kernel!(conv_tiled {
     m: U32, n: U32, k: U32, b_stride: U32,
     in_h: U32, in_w: U32, out_w: U32, pad_h: I32, pad_w: I32,
-    outputs: U32, first: U32, groups: U32, first_group: U32, all_groups: U32,
+    outputs: U32, first: U32, groups: U32, first_group: U32, all_groups: U32, batches: U32,
 } [a: In Elem, b: In Elem, bias: OptionalIn Elem, y: InOut Single]);
 
 /// Output channels of a group, and terms of a sum, of which there must be as many for a tile to pay.
 const LEAST: [usize; 2] = [8, 16];
 
-/// Results of a plane without a bound.
-const PLANE: i64 = 64 * 64;
-
 /// Emits the convolution of operand 0 by operand 1 in `group` groups of `rows` output and `channels` input channels, plus operand 2;
-/// false where the sizes or the device make tiles no gain, and nothing is emitted.
+/// false where the sizes or the device make tiles no gain, or a kernel cannot bind the weights of a channel (of several groups, of one
+/// group), and nothing is emitted.
 pub(super) fn emit(
     cx: &mut LowerCx<'_>,
     lines: &[Line; 2],
@@ -36,13 +35,13 @@ pub(super) fn emit(
     let terms = window::number(&depth)?;
     let columns = h.out.mul(&v.out)?;
     let batches = n.mul(&Dim::from_usize(group))?;
-    let [most, most_batches] = [&columns, &batches].map(|d| cx.upper_bound(d));
-    let tile = Tile::of(
-        cx.caps(),
-        i64::try_from(rows).ok(),
-        most.or(Some(PLANE)),
-        most_batches,
-    );
+    let extent = Extent {
+        rows: i64::try_from(rows).ok(),
+        columns: cx.upper_bound(&columns),
+        plane: true,
+        batches: cx.upper_bound(&batches),
+    };
+    let tile = LocalTile::of(cx.caps(), extent);
     let Some(tile) = tile.filter(|_| rows >= LEAST[0] && terms >= LEAST[1]) else {
         return Ok(false);
     };
@@ -54,8 +53,12 @@ pub(super) fn emit(
         let bytes = terms.saturating_mul(if dtype == DType::F16 { 2 } else { 4 });
         // Of several groups only whole ones are computed in a dispatch.
         let unit = if group == 1 { 1 } else { rows };
-        let Ok(split) = cx.split(outputs, bytes, unit) else {
-            return Ok(false);
+        let split = match cx.split(outputs, bytes, unit) {
+            Ok(split) => split,
+            Err(why) => {
+                log::debug!("convolution \"{}\" is computed without tiles: {why}", cx.name());
+                return Ok(false);
+            }
         };
         for (first, count) in split {
             let pack = Pack::Rows { dtype, first, count };
@@ -65,25 +68,27 @@ pub(super) fn emit(
         dispatches.push((cx.input(1)?, 0, outputs));
     }
     let windows = !lines.iter().all(Line::is_identity);
-    let fours = |d: &Dim| d.exact_div(&4.into()).is_some();
-    let flags = [
-        ("WINDOWS", windows),
-        ("A4", fours(&depth)),
-        ("B4", !windows && fours(&columns)),
-        ("Y4", fours(&columns)),
-        ("ODD", columns.exact_div(&2.into()).is_none()),
-    ];
+    let stride = h.size.mul(&v.size)?;
+    let inputs = batches.mul(channels)?.mul(&stride)?;
+    let results = batches.mul(&Dim::from_usize(rows))?.mul(&columns)?;
+    for (what, count) in [("input", inputs), ("result", results)] {
+        let room = Dim::from(i64::from(u32::MAX)).sub(&count)?;
+        cx.require(
+            room,
+            &format!("kernels count the elements of the {what} in 32 bits"),
+        );
+    }
     for (weights, first, count) in dispatches {
         let rows = rows.min(count);
         let groups = count / rows.max(1);
-        let mut call = tile.define(Call::new(&KERNEL, tile.items)).grid(
-            columns.ceil_div(tile.columns)?,
-            Dim::from_usize(rows).ceil_div(tile.rows)?,
-            n.mul(&Dim::from_usize(groups))?,
-        );
-        call = window::define(call, lines);
-        for (name, _) in flags.iter().filter(|(_, set)| *set) {
-            call = call.define(name, 1);
+        let batches = n.mul(&Dim::from_usize(groups))?;
+        let call = Call::new(&KERNEL, tile.items);
+        let call = tile.define(call, &depth, (!windows).then_some(&stride), &columns);
+        let across = columns.ceil_div(tile.columns)?;
+        let down = Dim::from_usize(rows).ceil_div(tile.rows)?;
+        let mut call = window::define(over_batches(cx, call, across, down, &batches)?, lines);
+        if windows {
+            call = call.define("WINDOWS", 1);
         }
         call = call
             .operand(weights)
@@ -93,7 +98,7 @@ pub(super) fn emit(
             .field(Dim::from_usize(rows))
             .field(&columns)
             .field(&depth)
-            .field(h.size.mul(&v.size)?)
+            .field(&stride)
             .field(&h.size)
             .field(&v.size)
             .field(&v.out)
@@ -103,7 +108,7 @@ pub(super) fn emit(
         for d in [outputs, first, groups, first_group, group] {
             call = call.field(Dim::from_usize(d));
         }
-        cx.emit(call)?;
+        cx.emit(call.field(&batches))?;
     }
     Ok(true)
 }

@@ -1,12 +1,13 @@
-//! Products of one operand with E0M weights of one form become one node, [`JointE0m`], which a device computes in one dispatch: query,
-//! key and value of an attention (paper, section 2.2, counts launches among the costs of a decode step).
+//! Products of one operand with E0M weights of one form become one node, [`JointMatMulE0m`], which devices mostly compute in one dispatch:
+//! such as query, key and value of an attention (paper, section 2.2, counts launches among the costs of a decode step).
 
 use super::pattern::input;
 use crate::error::Result;
 use crate::graph::op::fused::Fused;
-use crate::graph::op::joint_e0m::JointE0m;
+use crate::graph::op::joint_matmul_e0m::JointMatMulE0m;
 use crate::graph::op::matmul_e0m::MatMulE0m;
-use crate::graph::{Edit, Graph, NodeId, ValueId};
+use crate::graph::{Edit, Graph, Node, NodeId, ValueId};
+use std::collections::BTreeMap;
 
 pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
     for group in find(edit) {
@@ -15,13 +16,13 @@ pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
         let Some(product) = first.op.downcast::<MatMulE0m>().cloned() else {
             continue;
         };
-        let (name, op) = (first.name.clone(), JointE0m { product });
+        let (name, op) = (first.name.clone(), JointMatMulE0m { product });
         let mut inputs = vec![input(first, 0)];
         inputs.extend(nodes().flat_map(|n| n.inputs.iter().skip(1).copied()));
         let outputs: Vec<ValueId> = nodes().flat_map(|n| n.outputs.iter().copied()).collect();
         let origin: Vec<String> = nodes().flat_map(|n| n.origin.iter().cloned()).collect();
         let names: Vec<String> = nodes().map(|n| format!("\"{}\"", n.name)).collect();
-        if !edit.begin(&format!("{} are one dispatch", names.join(", "))) {
+        if !edit.begin(&format!("{} are one node", names.join(", "))) {
             return Ok(());
         }
         for id in group {
@@ -32,11 +33,17 @@ pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Groups of products, in the order of the graph.
+/// Groups of products of one operand, in the order of the operands in the graph.
 fn find(g: &Graph) -> Vec<Vec<NodeId>> {
+    let mut by_operand: BTreeMap<ValueId, Vec<NodeId>> = BTreeMap::new();
+    for (id, node) in g.nodes().filter(|(_, node)| is_product(node)) {
+        // Weights may be shared too; what counts is what is multiplied.
+        if let Some(x) = input(node, 0) {
+            by_operand.entry(x).or_default().push(id);
+        }
+    }
     let mut groups: Vec<Vec<NodeId>> = Vec::new();
-    for readers in g.consumers() {
-        let products: Vec<NodeId> = readers.into_iter().filter(|id| is_product(g, *id)).collect();
+    for products in by_operand.into_values() {
         if products.len() < 2 {
             continue;
         }
@@ -51,7 +58,7 @@ fn find(g: &Graph) -> Vec<Vec<NodeId>> {
             }
         }
         for (op, all) in alike {
-            for group in all.chunks(JointE0m::MOST) {
+            for group in all.chunks(JointMatMulE0m::MOST) {
                 if let [id] = group {
                     let name = g.node(*id).map_or("", |n| &n.name);
                     log::debug!("product \"{name}\" stays: no other of its operand has weights as {op:?}");
@@ -65,8 +72,7 @@ fn find(g: &Graph) -> Vec<Vec<NodeId>> {
 }
 
 /// A product of operand 0 with an E0M weight, whatever is done to its result.
-fn is_product(g: &Graph, id: NodeId) -> bool {
-    let Some(node) = g.node(id) else { return false };
+fn is_product(node: &Node) -> bool {
     let fused = node.op.downcast::<Fused>();
     fused.is_some_and(|f| f.base().downcast::<MatMulE0m>().is_some())
         || node.op.downcast::<MatMulE0m>().is_some()

@@ -1,26 +1,26 @@
-//! Several products of one operand with E0M weights of one form (made by the pass `joint_projections`): operands `x [.., K]`, then codes
+//! Several products of one operand with E0M weights of one form (made by the pass of this name): operands `x [.., K]`, then codes
 //! and scales of each product, as [`super::matmul_e0m`] has them; a result for each.
 //!
-//! Where the results can lie one behind another in one place, one dispatch computes all, over the columns of all weights side by
-//! side; else each product has its own. Results begin where the most rows of those before them end, so that they begin at the
-//! same byte in all runs.
+//! Where a kernel can bind all results as one place, one dispatch computes all, over the columns of all weights side by side; else, as where
+//! the rows have no bound, each product has its own, and weights of its own. A result begins where a view can behind the most rows of
+//! those before it, so that it begins at the same byte in all runs.
 
 use super::case::{Case, constant, input};
 use super::matmul_e0m::{MatMulE0m, Weights, packed_case, packed_size, rows};
 use super::{InferCx, Inputs, Op, OpDef, OpError, OpResult, never_in_files};
 use crate::plan::lower::{LowerCx, Operand};
 use crate::quant::Bits;
-use crate::shape::{Dim, Fact};
+use crate::shape::Fact;
 use crate::tensor::HostTensor;
 
 /// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct JointE0m {
+pub struct JointMatMulE0m {
     /// Each of the products.
     pub product: MatMulE0m,
 }
 
-impl JointE0m {
+impl JointMatMulE0m {
     /// Largest number of products.
     pub const MOST: usize = 3;
 
@@ -34,31 +34,30 @@ impl JointE0m {
         Ok((0..products).map(|i| [0, 2 * i + 1, 2 * i + 2]).collect())
     }
 
-    /// K, the weights side by side, and where all results lie; `None` where they cannot lie in one place.
-    fn together(&self, cx: &mut LowerCx<'_>) -> OpResult<Option<(usize, Weights, Operand)>> {
-        let Some(room) = cx.most(&rows(&cx.shape(0)?)?) else {
-            return Ok(None);
+    /// K, the weights side by side, and where all results lie; the reason where they cannot lie in one place.
+    fn together(&self, cx: &mut LowerCx<'_>) -> OpResult<Result<(usize, Weights, Operand), String>> {
+        let rows = rows(&cx.shape(0)?)?;
+        let Some(most) = cx.upper_bound(&rows).and_then(|n| u64::try_from(n).ok()) else {
+            return Ok(Err(format!("{rows} rows have no bound")));
         };
-        let (mut depth, mut end, mut starts) = (0, 0, Vec::new());
-        let mut weights = Weights {
-            codes: Vec::new(),
-            ends: Vec::new(),
-            room: room.into(),
-        };
-        for [_, codes, scales] in Self::operands(cx.input_count())? {
+        let (mut depth, mut end) = (0, 0);
+        let (mut codes, mut ends, mut room) = (Vec::new(), Vec::new(), Vec::new());
+        for [_, words, scales] in Self::operands(cx.input_count())? {
             let of = &self.product;
-            let (k, n) = packed_size(of.bits, of.group, cx.fact(codes)?, cx.fact(scales)?)?;
-            starts.push(Dim::from_usize(end).mul(&weights.room)?);
+            let (k, n) = packed_size(of.bits, of.group, cx.fact(words)?, cx.fact(scales)?)?;
             (depth, end) = (k, end + n);
-            weights.codes.push(codes);
-            weights.ends.push(end);
+            codes.push(words);
+            ends.push(end);
+            room.push(most.max(1).saturating_mul(n as u64));
         }
-        let count = Dim::from_usize(end).mul(&weights.room)?;
-        Ok(cx.block(count, &starts)?.map(|y| (depth, weights, y)))
+        Ok(cx.block(&room)?.map(|block| {
+            let starts = block.starts;
+            (depth, Weights { codes, ends, starts }, block.operand)
+        }))
     }
 }
 
-impl Op for JointE0m {
+impl Op for JointMatMulE0m {
     fn name(&self) -> &str {
         "JointMatMulE0M"
     }
@@ -86,8 +85,9 @@ impl Op for JointE0m {
     }
 
     fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
-        if let Some((k, weights, y)) = self.together(cx)? {
-            return self.product.emit(cx, k, &weights, y);
+        match self.together(cx)? {
+            Ok((k, weights, y)) => return self.product.emit(cx, k, &weights, y),
+            Err(why) => log::debug!("products of \"{}\" are dispatches of their own: {why}", cx.name()),
         }
         let operands = Self::operands(cx.input_count())?;
         for (o, operands) in (0..cx.output_count()).zip(operands) {
@@ -113,17 +113,21 @@ fn cases() -> Vec<Case> {
             inputs.extend([constant(codes), constant(scales)]);
         }
         let product = MatMulE0m { bits, group };
-        Some(Case::new(JointE0m { product }, inputs))
+        Some(Case::new(JointMatMulE0m { product }, inputs))
     };
     use Bits::{Eight, Four};
     [
         case(Four, 32, 1, 64, &[64, 64]),
         case(Four, 32, 1, 96, &[256, 66, 130]),
+        case(Eight, 64, 1, 96, &[64, 32, 96]),
         case(Four, 32, 9, 96, &[130, 64, 64]),
+        case(Four, 32, 8, 96, &[64, 32, 96]),
         case(Four, 128, 17, 136, &[66, 10]),
         case(Eight, 64, 5, 100, &[34, 2, 256]),
+        case(Eight, 64, 8, 100, &[64, 32]),
     ]
     .into_iter()
     .flatten()
+    .map(|case| case.dispatches(1))
     .collect()
 }
