@@ -1,4 +1,4 @@
-//! Matrix product with an E0M4 or E0M8 weight (own domain, `MatMulE0M`): operands `x [.., K]`, codes, scales in the layout of
+//! Matrix product with an E0M weight of 2 to 8 bits (own domain, `MatMulE0M`): operands `x [.., K]`, codes, scales in the layout of
 //! [`crate::quant`]; attributes `bits`, `group_size`.
 //!
 //! Two kernel families (paper, section 2.2): `matvec_e0m` for one row (decode), `matmul_e0m` for many (prefill). A weight above
@@ -197,7 +197,13 @@ impl Op for MatMulE0m {
         let (x, codes, scales) = (operand(inputs, 0)?, operand(inputs, 1)?, operand(inputs, 2)?);
         let facts = [codes, scales].map(|t| Fact::new(t.dtype(), Shape::fixed(t.shape())));
         let (k, n) = packed_size(self.bits, self.group, &facts[0], &facts[1])?;
-        let (data, words, pairs) = (x.to_f32()?, codes.u32s()?, scale_pairs(scales)?);
+        let data = match x.dtype() {
+            // The weights have no more digits than single precision.
+            #[expect(clippy::cast_possible_truncation, reason = "rounding is meant")]
+            DType::F64 => x.f64s()?.iter().map(|v| *v as f32).collect(),
+            _ => x.to_f32()?,
+        };
+        let (words, pairs) = (codes.u32s()?, scale_pairs(scales)?);
         let rows = data.len() / k;
         let mut y = vec![0f32; rows * n];
         // A band of rows at a time, so that the whole weight is never unpacked at once.

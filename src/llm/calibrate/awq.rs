@@ -1,136 +1,110 @@
-//! Methods that weigh errors by the inputs of a calibration, and `awq`, which scales the inputs too.
+//! `awq`: inputs are scaled by what a calibration tells of them.
 
-use super::{Calibration, Input, batch};
+use super::hessians::batch;
+use super::{Calibration, Input, WeightedMethods};
 use crate::error::{Error, Result, Stage};
-use crate::graph::onnx::quantize::{Methods, Options, Scaling};
-use crate::graph::products::{Maker, Product, Products};
+use crate::graph::onnx::quantize::{Methods, Planned, Scaling};
+use crate::graph::products::{Fold, Maker, Products};
 use crate::quant::awq::{self, Sample};
-use crate::quant::{ByGroup, ColumnMethod, Method, Moments, group_size};
-use crate::tensor::HostTensor;
+use crate::quant::{ByGroup, ColumnMethod, Hessian, Method};
 use std::collections::HashMap;
 
 /// Columns of a weight that stand for all when factors are searched.
 const SAMPLE: usize = 48;
 
-/// A method that weighs the errors of weights by the mean squares of their inputs, after a scaling of these or without.
-pub struct Weighted {
+/// Activation-aware scaling of each input that what makes it can divide, errors weighed by the mean squares of the scaled inputs.
+///
+/// An input is scaled where all that has to change with it can: every weight that reads it is quantized, and so is the matrix that makes it, or
+/// the vectors that make it are initialisers of the file and nothing else's.
+pub struct AwqMethods<'a> {
+    calibration: &'a Calibration<'a>,
+    products: &'a Products<'a>,
     method: Method,
-    key: String,
-    /// By weight: mean squares of what its products read, scaled.
-    squares: HashMap<String, Vec<f32>>,
-    /// By weight: factors of its rows, divisors of its columns.
-    rows: HashMap<String, Vec<f32>>,
+    weighted: WeightedMethods<'a>,
+    /// By weight: mean squares of its scaled inputs, and factors of its rows.
+    rows: HashMap<String, (Vec<f32>, Vec<f32>)>,
+    /// By weight: divisors of its columns.
     columns: HashMap<String, Vec<f32>>,
-    /// By constant: divisors of its elements.
+    /// By initialiser: divisors of its elements.
     divisors: HashMap<String, Vec<f32>>,
 }
 
-impl Weighted {
-    /// Without scaling.
-    pub fn new(calibration: &Calibration<'_>, products: &Products<'_>, method: Method) -> Result<Self> {
-        let mut inputs: Vec<Input> = products.all().iter().map(|p| (p.input.clone(), p.k)).collect();
-        inputs.sort_unstable();
-        inputs.dedup();
-        let squares = calibration.squares(&inputs)?;
-        let by_input: HashMap<&str, &Vec<f32>> = inputs
-            .iter()
-            .map(|(name, _)| name.as_str())
-            .zip(&squares)
-            .collect();
-        let mut by_weight: HashMap<String, Vec<f32>> = HashMap::new();
-        for p in products.all() {
-            let Some(squares) = by_input.get(p.input.as_str()) else {
-                continue;
-            };
-            match by_weight.get_mut(&p.weight) {
-                None => {
-                    by_weight.insert(p.weight.clone(), (*squares).clone());
-                }
-                Some(sum) => sum.iter_mut().zip(squares.iter()).for_each(|(s, x)| *s += x),
-            }
-        }
-        Ok(Self {
+impl<'a> AwqMethods<'a> {
+    /// For the model that `calibration` opens and whose graph `products` are of; groups are fitted by `method`.
+    pub fn new(calibration: &'a Calibration<'a>, products: &'a Products<'a>, method: Method) -> Self {
+        Self {
+            calibration,
+            products,
             method,
-            key: format!("{} by inputs, {}", method.name(), calibration.key()),
-            squares: by_weight,
+            weighted: WeightedMethods::new(calibration, products, method),
             rows: HashMap::new(),
             columns: HashMap::new(),
             divisors: HashMap::new(),
-        })
+        }
     }
 
-    /// With activation-aware scaling of each input that what makes it can divide: factors are searched for the formats that `options`
-    /// ask for, on some columns of each weight.
-    pub fn scaled(calibration: &Calibration<'_>, products: &Products<'_>, options: &Options) -> Result<Self> {
-        let mut out = Self::new(calibration, products, options.method)?;
-        out.key = format!("awq, {}", out.key);
-        let folds = products.folds();
-        let inputs: Vec<Input> = folds.iter().map(|f| (f.input.clone(), f.k)).collect();
-        let mut rest = folds.iter();
-        let mut left = inputs.as_slice();
-        while !left.is_empty() {
-            let now = batch(left);
-            left = &left[now.len()..];
-            for (fold, moments) in rest.by_ref().zip(calibration.moments(now)?) {
-                let factors = search(products, &fold.weights, &moments, options)?;
-                for weight in &fold.weights {
-                    if let Some(squares) = out.squares.get_mut(weight) {
-                        *squares = awq::importance(squares, &factors);
-                    }
-                    out.rows.insert(weight.clone(), factors.clone());
-                }
-                let vectors = match &fold.maker {
-                    Maker::Vectors(names) => names,
-                    Maker::Columns { weight, vectors } => {
-                        out.columns.insert(weight.clone(), factors.clone());
-                        vectors
-                    }
-                };
-                out.divisors
-                    .extend(vectors.iter().map(|v| (v.clone(), factors.clone())));
-            }
+    /// Notes what the factors of an input change.
+    fn fold(&mut self, fold: &Fold, factors: &[f32]) {
+        for weight in &fold.weights {
+            let squares = self.weighted.squares(weight).unwrap_or_default();
+            let scaled = awq::importance(squares, factors);
+            self.rows.insert(weight.clone(), (scaled, factors.to_vec()));
         }
-        Ok(out)
+        let vectors = match &fold.maker {
+            Maker::Vectors(names) => names,
+            Maker::Columns { weight, vectors } => {
+                self.columns.insert(weight.clone(), factors.to_vec());
+                vectors
+            }
+        };
+        self.divisors
+            .extend(vectors.iter().map(|v| (v.clone(), factors.to_vec())));
     }
 }
 
-/// The factors for the inputs of `weights`.
-fn search(
-    products: &Products<'_>,
-    weights: &[String],
-    moments: &Moments,
-    options: &Options,
-) -> Result<Vec<f32>> {
-    let of = |name: &str, e: &dyn std::fmt::Display| {
-        Error::other(Stage::Quantize, format!("weight \"{name}\": {e}"))
+/// True where all that a fold changes is there to be changed.
+fn can_fold(fold: &Fold, planned: &Planned<'_>) -> bool {
+    let (matrix, vectors) = match &fold.maker {
+        Maker::Vectors(names) => (None, names),
+        Maker::Columns { weight, vectors } => (Some(weight), vectors),
     };
-    let found = weights.iter().flat_map(|w| products.of_weight(w));
-    let mut columns = Vec::new();
-    for p in found {
-        let tensor = products
-            .tensor(p)
-            .ok_or_else(|| of(&p.weight, &"it is no constant"))?;
-        columns.push((p, sample(p, tensor).map_err(|e| of(&p.weight, &e))?));
+    let fixed = fold
+        .weights
+        .iter()
+        .chain(matrix)
+        .find(|w| planned.format(w).is_none());
+    let fixed = fixed.or_else(|| vectors.iter().find(|v| !planned.is_free(v)));
+    if let Some(name) = fixed {
+        log::debug!(
+            "awq: \"{}\" is not scaled, as \"{name}\" stays what it is",
+            fold.input
+        );
+    }
+    fixed.is_none()
+}
+
+/// The factors for the inputs of `weights`.
+fn search(fold: &Fold, hessian: &Hessian, planned: &Planned<'_>, method: Method) -> Result<Vec<f32>> {
+    let mut columns = Vec::with_capacity(fold.weights.len());
+    for weight in &fold.weights {
+        // All of them are quantized.
+        if let Some((bits, group)) = planned.format(weight) {
+            columns.push((bits, group, planned.sample(weight, SAMPLE)?));
+        }
     }
     let samples: Vec<Sample<'_>> = columns
         .iter()
-        .map(|(p, columns)| Sample {
-            bits: if p.output == "logits" {
-                options.head_bits
-            } else {
-                options.bits
-            },
-            group: group_size(options.group_size, p.k),
+        .map(|(bits, group, columns)| Sample {
+            bits: *bits,
+            group: *group,
             columns,
-            #[expect(clippy::cast_precision_loss, reason = "sizes of a matrix")]
-            share: p.n as f64 * p.k as f64 / columns.len().max(1) as f64,
         })
         .collect();
-    let found =
-        awq::search(moments, &samples, options.method).map_err(|e| of(&weights.join("\", \""), &e))?;
+    let names = fold.weights.join("\", \"");
+    let found = awq::search(hessian, &samples, method)
+        .map_err(|e| Error::other(Stage::Quantize, format!("weight \"{names}\": {e}")))?;
     log::debug!(
-        "awq: {} by alpha {:.2}, loss {:.3e} of {:.3e}",
-        weights.join(", "),
+        "awq: \"{names}\" by alpha {:.2}, loss {:.3e} of {:.3e}",
         found.alpha,
         found.loss.0,
         found.loss.1
@@ -138,37 +112,61 @@ fn search(
     Ok(found.factors)
 }
 
-/// Some columns of a weight, evenly spread, one after the other.
-fn sample(p: &Product, tensor: &HostTensor) -> Result<Vec<f32>, crate::tensor::TensorError> {
-    let elements = tensor.to_f32()?;
-    let count = SAMPLE.min(p.n);
-    let mut out = Vec::with_capacity(count * p.k);
-    for i in 0..count {
-        let column = i * p.n / count;
-        if p.transposed {
-            out.extend(elements.iter().skip(column * p.k).take(p.k));
-        } else {
-            out.extend(elements.iter().skip(column).step_by(p.n));
-        }
+impl Methods for AwqMethods<'_> {
+    fn name(&self) -> &'static str {
+        "awq"
     }
-    Ok(out)
-}
 
-impl Methods for Weighted {
+    fn prepare(&mut self, planned: &Planned<'_>) -> Result<()> {
+        self.weighted.prepare(planned)?;
+        self.rows.clear();
+        self.columns.clear();
+        self.divisors.clear();
+        let mut folds = self.products.folds();
+        folds.retain(|f| can_fold(f, planned));
+        let model = planned.model()?;
+        let key = |fold: &Fold| {
+            let formats: Vec<_> = fold.weights.iter().map(|w| planned.format(w)).collect();
+            let (method, calibration) = (self.method.name(), self.calibration.key());
+            format!("awq of {method} for {formats:?}, {calibration} of {model}")
+        };
+        // A list of one list of factors each.
+        let mut known: Vec<Option<Vec<Vec<f32>>>> = Vec::with_capacity(folds.len());
+        for (i, fold) in folds.iter().enumerate() {
+            known.push(planned.recall(&format!("factors-{i}"), &key(fold)));
+        }
+        let wanted: Vec<usize> = (0..folds.len()).filter(|i| known[*i].is_none()).collect();
+        let inputs: Vec<Input> = wanted
+            .iter()
+            .map(|i| (folds[*i].input.clone(), folds[*i].k))
+            .collect();
+        let (mut left, mut rest) = (inputs.as_slice(), wanted.iter());
+        while !left.is_empty() {
+            let now = batch(left, self.calibration.budget);
+            left = &left[now.len()..];
+            for (hessian, i) in self.calibration.hessians(now)?.into_iter().zip(rest.by_ref()) {
+                let fold = &folds[*i];
+                let make = || Ok(vec![search(fold, &hessian, planned, self.method)?]);
+                known[*i] = Some(planned.remember(&format!("factors-{i}"), &key(fold), make)?);
+            }
+        }
+        for (fold, factors) in folds.iter().zip(known) {
+            self.fold(fold, &factors.unwrap_or_default().concat());
+        }
+        Ok(())
+    }
+
     fn of<'b>(&'b self, weight: &str, _k: usize) -> Result<Box<dyn ColumnMethod + 'b>> {
+        let scaled = self.rows.get(weight).map(|(squares, _)| squares.as_slice());
         Ok(Box::new(ByGroup {
             method: self.method,
-            importance: self.importance(weight),
+            importance: scaled.or_else(|| self.weighted.squares(weight)),
         }))
-    }
-
-    fn importance(&self, weight: &str) -> Option<&[f32]> {
-        self.squares.get(weight).map(Vec::as_slice)
     }
 
     fn scaling(&self, weight: &str) -> Scaling<'_> {
         Scaling {
-            rows: self.rows.get(weight).map(Vec::as_slice),
+            rows: self.rows.get(weight).map(|(_, factors)| factors.as_slice()),
             columns: self.columns.get(weight).map(Vec::as_slice),
         }
     }
@@ -177,13 +175,26 @@ impl Methods for Weighted {
         self.divisors.get(initializer).map(Vec::as_slice)
     }
 
+    fn changed(&self) -> Vec<&str> {
+        let all = self
+            .rows
+            .keys()
+            .chain(self.columns.keys())
+            .chain(self.divisors.keys());
+        all.map(String::as_str).collect()
+    }
+
     fn key(&self, weight: &str) -> String {
+        let Scaling { rows, columns } = self.scaling(weight);
         let mut crc = crc32fast::Hasher::new();
-        for numbers in [&self.squares, &self.rows, &self.columns] {
-            let numbers = numbers.get(weight).map(Vec::as_slice).unwrap_or_default();
-            crc.update(bytemuck::cast_slice(numbers));
+        for numbers in [rows, columns] {
+            crc.update(bytemuck::cast_slice(numbers.unwrap_or_default()));
             crc.update(&[0]);
         }
-        format!("{} {:08x}", self.key, crc.finalize())
+        format!("awq {:08x}, {}", crc.finalize(), self.weighted.key(weight))
     }
 }
+
+#[cfg(test)]
+#[path = "awq_tests.rs"]
+mod tests;
