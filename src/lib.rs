@@ -88,6 +88,7 @@ pub mod inspect;
 pub mod llm;
 mod mapped;
 pub mod new_folder;
+mod parallel;
 pub mod plan;
 pub mod quant;
 pub mod runner;

@@ -25,10 +25,7 @@ impl NewFolder {
     /// something in the way ([`Error::is_usage`]); a folder that cannot be made.
     pub fn create(output: &Path, prefix: &str) -> Result<Self> {
         let replace = check(output)?;
-        let parent = match output.parent() {
-            Some(p) if !p.as_os_str().is_empty() => p,
-            _ => Path::new("."),
-        };
+        let parent = parent(output);
         let mut builder = tempfile::Builder::new();
         builder.prefix(prefix);
         #[cfg(unix)]
@@ -59,8 +56,7 @@ impl NewFolder {
         let temporary = output.with_file_name(temporary);
         match std::fs::create_dir(&temporary) {
             Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => {
-                let parent = temporary.parent().unwrap_or(Path::new(".")).to_owned();
-                Err(Error::io("cannot make a folder in", &parent, e))
+                Err(Error::io("cannot make a folder in", parent(output), e))
             }
             _ => Ok(Self {
                 output: output.to_owned(),
@@ -84,19 +80,62 @@ impl NewFolder {
         std::fs::remove_dir_all(path).map_err(|e| Error::io("cannot remove", path, e))
     }
 
-    /// Gives the folder the output's name.
-    pub fn commit(self) -> Result<()> {
-        if self.replace {
-            std::fs::remove_dir(&self.output).map_err(|e| Error::io("cannot replace", &self.output, e))?;
+    /// Makes an empty folder `name` in the temporary one, in place of one that an earlier run left there; see [`NewFolder::commit_part`].
+    pub fn empty_part(&self, name: &str) -> Result<PathBuf> {
+        let path = self.path().join(name);
+        match std::fs::remove_dir_all(&path) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+                return Err(Error::io("cannot remove", &path, e));
+            }
+            _ => {}
         }
-        std::fs::rename(self.path(), &self.output)
-            .map_err(|e| Error::io("cannot move the result to", &self.output, e))?;
+        std::fs::create_dir(&path).map_err(|e| Error::io("cannot make", &path, e))?;
+        Ok(path)
+    }
+
+    /// Gives the folder the output's name, once its list of files is on the disk. After an error it stays where it was.
+    pub fn commit(self) -> Result<()> {
+        self.take_place(self.path())?;
         if let Temporary::Fresh(temporary) = self.temporary {
             // The folder has moved away: there is nothing left to delete.
             let _moved = temporary.keep();
         }
         Ok(())
     }
+
+    /// Gives the folder `name` in the temporary one the output's name, as [`NewFolder::commit`] does; then removes the rest.
+    pub fn commit_part(self, name: &str) -> Result<()> {
+        self.take_place(&self.path().join(name))?;
+        self.discard()
+    }
+
+    fn take_place(&self, folder: &Path) -> Result<()> {
+        synced(folder)?;
+        if self.replace {
+            std::fs::remove_dir(&self.output).map_err(|e| Error::io("cannot replace", &self.output, e))?;
+        }
+        std::fs::rename(folder, &self.output)
+            .map_err(|e| Error::io("cannot move the result to", &self.output, e))?;
+        synced(parent(&self.output))
+    }
+}
+
+/// The folder that holds `path`.
+fn parent(path: &Path) -> &Path {
+    match path.parent() {
+        Some(p) if !p.as_os_str().is_empty() => p,
+        _ => Path::new("."),
+    }
+}
+
+/// Waits until the list of files of a folder is on the disk, where a system can be asked for that.
+fn synced(folder: &Path) -> Result<()> {
+    #[cfg(unix)]
+    std::fs::File::open(folder)
+        .and_then(|f| f.sync_all())
+        .map_err(|e| Error::io("cannot write", folder, e))?;
+    let _ = folder;
+    Ok(())
 }
 
 /// True when an empty folder has to be replaced; an error when anything else is in the way.
@@ -163,6 +202,27 @@ mod tests {
         let new = NewFolder::resume(&out, ".new-").unwrap();
         new.commit().unwrap();
         assert!(out.is_dir() && entries(dir.path()) == 1);
+        std::fs::remove_dir(&out).unwrap();
+
+        // One of its folders takes the place; what is beside it goes.
+        let new = NewFolder::resume(&out, ".new-").unwrap();
+        std::fs::write(new.path().join("beside"), "x").unwrap();
+        let part = new.empty_part("part").unwrap();
+        std::fs::write(part.join("old"), "x").unwrap();
+        let part = new.empty_part("part").unwrap();
+        assert_eq!(entries(&part), 0);
+        std::fs::write(part.join("file"), "x").unwrap();
+        std::fs::create_dir(&out).unwrap();
+        std::fs::write(out.join("theirs"), "x").unwrap();
+        assert!(new.commit_part("part").is_err());
+        assert!(
+            dir.path().join(".new-out/beside").exists(),
+            "an error leaves all where it was"
+        );
+        std::fs::remove_dir_all(&out).unwrap();
+        let new = NewFolder::resume(&out, ".new-").unwrap();
+        new.commit_part("part").unwrap();
+        assert!(out.join("file").exists() && entries(dir.path()) == 1);
         let e = NewFolder::resume(&dir.path().join("no/such"), ".new-").unwrap_err();
         assert!(e.to_string().contains("cannot make a folder in"), "{e}");
     }

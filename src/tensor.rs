@@ -408,6 +408,21 @@ impl HostTensor {
         Self::from_bytes(dtype, shape, &codes)
     }
 
+    /// The bytes that a file has, where types of fewer than 8 bits are packed, the first element lowest; see [`HostTensor::from_packed`].
+    pub fn to_packed(&self) -> Result<Cow<'_, [u8]>, TensorError> {
+        let bits = self.dtype.bits();
+        let bytes = self.bytes()?;
+        if bits >= 8 {
+            return Ok(Cow::Borrowed(bytes));
+        }
+        let mask = (1u8 << bits) - 1;
+        let pack = |part: &[u8]| {
+            let codes = part.iter().enumerate();
+            codes.fold(0u8, |byte, (i, code)| byte | (code & mask) << (i * bits))
+        };
+        Ok(Cow::Owned(bytes.chunks(8 / bits).map(pack).collect()))
+    }
+
     /// A tensor of `dtype` (an integer type or `bool`) from `i64` elements, keeping the low bits; a
     /// truth value is `!= 0`.
     pub fn from_ints(dtype: DType, shape: &[usize], data: &[i64]) -> Result<Self, TensorError> {

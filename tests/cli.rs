@@ -363,7 +363,11 @@ fn quantize_reports_and_dequantize_goes_back() {
         html.contains("<svg") && html.contains(">first</text>") && !html.contains("://"),
         "{html}"
     );
-    for method in ["rtn", "mse", "mae"] {
+    assert!(
+        html.contains("E0M4, method mae") && html.contains("written: mae"),
+        "{html}"
+    );
+    for method in ["rtn", "mse", "mae", "int", "written"] {
         // The head takes 8 bits and is not compared with 4.
         assert_eq!(
             html.matches(&format!("<circle class=\"{method}\"")).count(),
@@ -411,8 +415,17 @@ fn quantize_and_convert_usage() {
     with(&["--method", "gptq2"], &["--method", "rtn", "mixed"]);
     with(&["--bits", "7"], &["--bits", "7"]);
     with(&["--bits", "4", "--format", "e0m4"], &["--bits", "--format"]);
-    with(&["--method", "mixed", "--head-bits", "8"], &["--method", "mixed"]);
-    with(&["--method", "mixed", "--bits", "1"], &["--bits", "too few"]);
+    with(&["--method", "mixed", "--format", "e0m4"], &["--method", "mixed"]);
+    with(
+        &["--method", "mixed", "--bits", "1"],
+        &["--bits", "too few", "--head-bits"],
+    );
+    // The second matrix makes the logits and keeps 8 bits.
+    with(&["--method", "mixed", "--bits", "4.5"], &["--bits", "too few"]);
+    with(
+        &["--method", "mixed", "--bits", "2.2", "--head-bits", "3"],
+        &["--bits", "too few"],
+    );
     with(&["--format", "q4"], &["--format", "q4", "e0m4"]);
     for (option, values) in [
         ("--group-size", &["0", "8", "20", "264", "-32", "many"][..]),

@@ -16,7 +16,7 @@ use transformer_lite::graph::onnx::{ImportOptions, import, import_with};
 use transformer_lite::graph::pass::Pipeline;
 use transformer_lite::graph::text;
 use transformer_lite::llm::Model;
-use transformer_lite::llm::engine::{Decoder, HostModel, Lengths, Logits};
+use transformer_lite::llm::engine::{Decoder, HostModel, Lengths, Logits, Watch};
 use transformer_lite::plan::{Bound, Plan, weight_bytes};
 use transformer_lite::shape::Bindings;
 use transformer_lite::tensor::DType;
@@ -258,4 +258,43 @@ fn weights_that_are_absent_are_named_and_never_zeros() {
         chain.contains("model.embed_tokens.weight") && chain.contains("is not loaded"),
         "{chain}"
     );
+}
+
+#[test]
+fn a_watched_decoder_ends_with_what_is_watched() {
+    let (_dir, folder) = support::tiny_model("llama", support::gguf::Traits::default());
+    let first = "/model/layers.0/input_layernorm/Mul_1_output_0";
+    let last = "/model/layers.1/post_attention_layernorm/Mul_1_output_0";
+    let watching = |names: &[&str]| {
+        let names: Vec<String> = names.iter().map(|n| (*n).to_owned()).collect();
+        let graph = import(&model(&folder)).unwrap();
+        Decoder::watching(graph, &names, &Pipeline::host(), Logits::All).unwrap()
+    };
+    let size = |d: &Decoder| (d.graph().nodes().count(), d.graph().states().len());
+    let sizes = [&[first][..], &[first, last], &[first, last, "logits"]].map(|names| size(&watching(names)));
+    // Before the first layer there is no cache but the one that a decoder has.
+    assert_eq!(sizes.map(|(_, states)| states), [1, 4, 4]);
+    assert!(
+        sizes[0].0 * 2 < sizes[1].0 && sizes[1].0 + 5 < sizes[2].0,
+        "{sizes:?}"
+    );
+    assert!(watching(&[first, last]).graph().output("logits").is_none());
+    let rows = |names: &[&str]| {
+        let mut model = HostModel::new(watching(names), 16).unwrap();
+        let mut found = Vec::new();
+        // In two pieces, of which the second sees the first through the cache.
+        for tokens in [&[5, 9, 200][..], &[7]] {
+            let mut take = |i: usize, rows: &[f32]| {
+                found.push((i, rows.to_vec()));
+                Ok(())
+            };
+            model.watch(tokens, &mut take).unwrap();
+        }
+        found.retain(|(i, _)| *i == 0);
+        found
+    };
+    let whole = rows(&[last, "logits"]);
+    assert!(whole.len() == 2 && whole[0].1.len() == 3 * whole[1].1.len());
+    assert_eq!(rows(&[last]), whole);
+    assert_eq!(rows(&[first]), rows(&[first, "logits"]));
 }

@@ -5,7 +5,7 @@
                              [--gguf FILE --llama-cpp DIR] [--backend host|opencl|wgpu] [--work DIR] [--json FILE]
 
 MODEL is a folder that `tlite convert` made, and the reference. Each method of --methods is taken at each group size of --groups, and mixed once, at
---bits bits a weight. Methods that learn get --calibration, the others look at weights only. Prints a row as soon as it is measured, and `MISSED` behind
+--bits bits a weight with no fewer than --head-bits for the output head. Methods that learn, and mixed, get --calibration, the others look at weights only. Prints a row as soon as it is measured, and `MISSED` behind
 the row of a method that should lose at most half of the perplexity that INT4 loses at groups of 128 and does not.
 
 --llama-cpp DIR also measures llama.cpp's Q4_0 and Q4_K_M: DIR holds its libraries (libllama, libggml), as the npm package
@@ -165,7 +165,8 @@ def main():
                 table.measure(method, group, report["bits_per_weight"], made)
                 shutil.rmtree(made)
         if "mixed" in methods:
-            report = tlite("quantize", a.model, "-o", made, "--method", "mixed", "--bits", a.bits, "--json")
+            report = tlite("quantize", a.model, "-o", made, "--method", "mixed", "--bits", a.bits, "--head-bits", a.head_bits, "--json",
+                           "--calibration", a.calibration, "--calibration-tokens", a.calibration_tokens, "--backend", a.backend)
             table.measure("mixed", None, report["bits_per_weight"], made)
             shutil.rmtree(made)
         if a.llama_cpp:

@@ -223,20 +223,10 @@ impl<'a> Builder<'a> {
         self.out
             .add_initializer_external(&out.scales, DType::F16, &shape, |to| to.write(scales))?;
         (self.progress)(name, (packed.k * packed.n * size_of::<f32>()) as u64);
-        self.kept.weights.push(Quantized {
-            name: name.to_owned(),
-            shape: vec![packed.n, packed.k],
-            bits: packed.bits,
-            group: packed.group,
-            max_error: loss.max,
-            relative_error: loss.relative_rms(),
-            mae: loss.mean_absolute(),
-            mae_int4: 0.0,
-            mse: loss.mean_squared(),
-            bytes_before: stored.bytes,
-            bytes_after: (codes.len() + scales.len()) as u64,
-            compared: Vec::new(),
-        });
+        let (format, after) = ((packed.bits, packed.group), (codes.len() + scales.len()) as u64);
+        let shape = [packed.n, packed.k];
+        let row = Quantized::new(name, &shape, format, &loss, stored.bytes, after);
+        self.kept.weights.push(row);
         Ok(out)
     }
 

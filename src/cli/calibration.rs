@@ -1,33 +1,33 @@
 //! The methods of `tlite quantize`, and the text that some of them learn from.
 
-use super::load::{load_watching, open_folder};
-use super::options::{DeviceOptions, ExecOptions, Kv, from_one};
+use super::load::{load_watching, open_folder, place};
+use super::options::{DeviceOptions, ExecOptions, Float, Kv, from_one};
 use super::perplexity::{encode, read_text, window};
 use crate::error::{Error, Result};
 use crate::graph::onnx::import;
 use crate::graph::onnx::quantize::{Methods, Options};
 use crate::graph::products::Products;
 use crate::llm::Tokenizer;
-use crate::llm::calibrate::{Calibration, Compensate, Progress, Weighted};
+use crate::llm::calibrate::{AwqMethods, Calibration, GptqMethods, Progress, WeightedMethods};
 use crate::llm::engine::PADDING;
 use crate::quant::Integers;
 use indicatif::ProgressBar;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
-/// What a method makes of a text.
+/// What a method makes of a calibration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Learning {
-    /// It looks at weights only.
+pub enum CalibratedBy {
+    /// Nothing: it looks at weights only.
     Nothing,
-    /// The same, and it makes integers.
+    /// Nothing, and it makes integers.
     Integers,
-    /// With a text, it weighs the errors of weights by their inputs' squares.
-    Weighs,
-    /// It compensates errors, by the moments of the inputs.
-    Compensates,
-    /// It scales weights, by the moments of the inputs.
-    Scales,
+    /// With a text, it weighs the errors of weights by their inputs' mean squares.
+    Squares,
+    /// GPTQ: it compensates errors, by the Hessians of the inputs.
+    Gptq,
+    /// AWQ: it scales weights, by the Hessians of the inputs.
+    Awq,
 }
 
 /// Options of the methods that look at what the model computes.
@@ -44,54 +44,61 @@ pub struct CalibrationOptions {
     /// Where the model runs over the text.
     #[command(flatten)]
     on: DeviceOptions,
+    /// Storage of activations on a device [default: f16, or f32 where the model quantizes at run time]
+    #[arg(long, value_enum, value_name = "TYPE")]
+    float: Option<Float>,
 }
 
-/// Calls `work` with the methods that `learning` means for the weights of the model in the folder `model`. Usage errors: a
-/// calibration that is missing or of no use to the method, a model that is no decoder.
+/// Calls `work` with the methods that `by` means for the weights of the model in the folder `model`; the model runs when they are prepared, or later. Usage
+/// errors: a calibration that is missing or of no use to the method, a model that is no decoder.
 pub fn with_methods<T>(
-    learning: Learning,
+    by: CalibratedBy,
     given: &CalibrationOptions,
     model: &Path,
     options: &Options,
     bar: &ProgressBar,
-    work: &mut dyn FnMut(&dyn Methods) -> Result<T>,
+    work: &mut dyn FnMut(&mut dyn Methods) -> Result<T>,
 ) -> Result<T> {
-    let file = match (&given.calibration, learning) {
-        (Some(_), Learning::Nothing | Learning::Integers) => {
+    let file = match (&given.calibration, by) {
+        (Some(_), CalibratedBy::Nothing | CalibratedBy::Integers) => {
             return Err(Error::usage("--calibration", "this method looks at weights only"));
         }
-        (None, Learning::Integers) => return work(&Integers),
-        (None, Learning::Compensates | Learning::Scales) => {
+        (None, CalibratedBy::Integers) => return work(&mut Integers),
+        (None, CalibratedBy::Gptq | CalibratedBy::Awq) => {
             let what = "gptq and awq need a text to run the model on";
             return Err(Error::usage("--calibration", what));
         }
-        (None, _) => return work(&options.method),
+        (None, _) => {
+            let mut method = options.method;
+            return work(&mut method);
+        }
         (Some(file), _) => file,
     };
     let text = read_text("--calibration", file)?;
     let folder = open_folder(model, &["tokenizer.json", "model.onnx"])?;
     let text = encode(&Tokenizer::load(folder.dir())?, &text)?;
     let window = window(&[&folder], None)?;
-    let exec = ExecOptions {
+    let mut exec = ExecOptions {
         on: given.on.clone(),
         context: NonZeroUsize::new(window),
-        float: None,
+        float: given.float,
         kv: Kv::F16,
         padding: PADDING,
     };
+    let place = place(&mut exec)?;
     let open = |names: &[String]| load_watching(&folder, &exec, names);
     let progress = |p: Progress| {
         bar.set_message(format!("calibration, window {} of {}", p.done, p.total));
     };
     let limit = given.calibration_tokens.get();
-    let calibration = Calibration::new(&text, window, limit, &open, &progress)?;
+    let calibration = Calibration::new(&text, window, limit, &place, &open, &progress)?;
     let graph = import(&folder.onnx())?;
     let products = Products::of(&graph);
-    match learning {
-        Learning::Compensates => work(&Compensate::new(&calibration, &products, options.method)),
-        Learning::Scales => work(&Weighted::scaled(&calibration, &products, options)?),
-        Learning::Nothing | Learning::Integers | Learning::Weighs => {
-            work(&Weighted::new(&calibration, &products, options.method)?)
+    match by {
+        CalibratedBy::Gptq => work(&mut GptqMethods::new(&calibration, &products, options.method)),
+        CalibratedBy::Awq => work(&mut AwqMethods::new(&calibration, &products, options.method)),
+        CalibratedBy::Nothing | CalibratedBy::Integers | CalibratedBy::Squares => {
+            work(&mut WeightedMethods::new(&calibration, &products, options.method))
         }
     }
 }

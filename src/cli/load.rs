@@ -69,6 +69,28 @@ pub fn open(options: &DeviceOptions) -> Result<Option<Box<dyn Backend>>> {
     }
 }
 
+/// Names what decides about the last bits of what a model computes with `options`: device, driver, and storage of activations. Where they leave the choice of a backend
+/// open and it is the host, they say so from here on. Errors as for [`load`].
+pub fn place(options: &mut ExecOptions) -> Result<String> {
+    let float = options.on.storage(options.float)?;
+    let float = float.map_or_else(|| "its floats".to_owned(), |f| f.to_string());
+    Ok(match open(&options.on)? {
+        Some(backend) => {
+            let Caps {
+                backend,
+                device,
+                driver,
+                ..
+            } = backend.caps();
+            format!("{backend}, {device}, {driver}, in {float}")
+        }
+        None => {
+            options.on.backend = BackendChoice::Host;
+            "the host".to_owned()
+        }
+    })
+}
+
 /// The error of one of several backends.
 fn reason(kind: BackendKind, e: &BackendError) -> String {
     match e {

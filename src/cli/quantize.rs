@@ -2,7 +2,7 @@
 
 mod page;
 
-use super::calibration::{CalibrationOptions, Learning, with_methods};
+use super::calibration::{CalibratedBy, CalibrationOptions, with_methods};
 use super::output::{byte_bar, put, put_json, size_text, table};
 use crate::error::{Error, Result};
 use crate::files::write_whole;
@@ -40,13 +40,13 @@ impl By {
         }
     }
 
-    fn learning(self) -> Learning {
+    fn calibrated_by(self) -> CalibratedBy {
         match self {
-            Self::Rtn => Learning::Nothing,
-            Self::Int => Learning::Integers,
-            Self::Mse | Self::Mae | Self::Mixed => Learning::Weighs,
-            Self::Gptq => Learning::Compensates,
-            Self::Awq => Learning::Scales,
+            Self::Rtn => CalibratedBy::Nothing,
+            Self::Int => CalibratedBy::Integers,
+            Self::Mse | Self::Mae | Self::Mixed => CalibratedBy::Squares,
+            Self::Gptq => CalibratedBy::Gptq,
+            Self::Awq => CalibratedBy::Awq,
         }
     }
 }
@@ -98,7 +98,7 @@ pub struct Args {
     /// Weights that share a scale, or `channel` for a whole column; the last group of a column may be shorter
     #[arg(long, value_name = "N", default_value = "128", allow_negative_numbers = true, value_parser = group_size)]
     group_size: usize,
-    /// Bits of the output head and the embedding: 2, 3, 4, 5, 6 or 8, by default 8; mixed chooses them
+    /// Bits of the output head and the embedding: 2, 3, 4, 5, 6 or 8, by default 8; for mixed the fewest
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = width)]
     head_bits: Option<u32>,
     /// Write a page with the errors of weights and methods as a picture
@@ -142,7 +142,7 @@ impl Args {
         let whole = |b: f64| Bits::ALL.into_iter().find(|w| f64::from(w.count()) == b);
         match (self.method, self.bits) {
             (By::Mixed, bits) => {
-                if self.format.is_some() || self.head_bits.is_some() {
+                if self.format.is_some() {
                     let what = "mixed chooses the format of each weight; give the mean with --bits";
                     return Err(Error::usage("--method", what));
                 }
@@ -178,7 +178,8 @@ struct Row<'a> {
     bits: u32,
     group_size: usize,
     mae: f64,
-    mae_int4: f64,
+    /// None for a weight that kept its codes.
+    mae_int4: Option<f64>,
     mse: f64,
     max_error: f32,
     relative_error: f64,
@@ -197,6 +198,7 @@ struct LeftRow<'a> {
 /// The object of `--json` and `--report-json`.
 #[derive(Debug, Serialize)]
 struct Report<'a> {
+    method: &'a str,
     weights: Vec<Row<'a>>,
     left: Vec<LeftRow<'a>>,
     relative_error: f64,
@@ -226,6 +228,7 @@ impl<'a> Report<'a> {
             reason: &l.reason,
         });
         Self {
+            method: s.method,
             weights: weights.collect(),
             left: left.collect(),
             relative_error: s.relative_error,
@@ -262,10 +265,9 @@ pub(super) fn weight_table(weights: &[Quantized], left: &[Left]) -> String {
             w.group.to_string(),
             format!("{:.3e}", w.max_error),
             format!("{:.4} %", w.relative_error * 100.0),
-            if w.mae_int4 > 0.0 {
-                format!("{:.3}", w.mae / w.mae_int4)
-            } else {
-                "-".to_owned()
+            match w.mae_int4 {
+                Some(int4) if int4 > 0.0 => format!("{:.3}", w.mae / int4),
+                _ => "-".to_owned(),
             },
             size_text(w.bytes_before),
             size_text(w.bytes_after),
@@ -312,9 +314,8 @@ pub fn run(args: &Args) -> Result<()> {
         bar.set_position(p.done);
         bar.set_message(p.tensor.to_owned());
     };
-    let learning = args.method.learning();
     let result = with_methods(
-        learning,
+        args.method.calibrated_by(),
         &args.calibration,
         &args.model,
         &options,
@@ -367,7 +368,7 @@ mod tests {
             max_error: 0.01234,
             relative_error: 0.05,
             mae: 0.009,
-            mae_int4: 0.01,
+            mae_int4: (bits == Bits::Four).then_some(0.01),
             mse: 1e-4,
             compared: Vec::new(),
             bytes_before: 442_368,
@@ -379,6 +380,7 @@ mod tests {
             reason: "why".to_owned(),
         };
         let summary = Summary {
+            method: "mse",
             weights: vec![weight("a", Bits::Four), weight("layers.0.b", Bits::Eight)],
             left: vec![left],
             bytes_before: 2_000_000,
@@ -408,5 +410,9 @@ mod tests {
             ),
             (Some(8), Some("why"))
         );
+        // Codes that were kept are compared with nothing.
+        assert!(json["weights"][0]["mae_int4"].is_f64() && json["weights"][1]["mae_int4"].is_null());
+        assert!(lines[2].contains(" - "), "{}", lines[2]);
+        assert_eq!(json["method"], "mse");
     }
 }

@@ -251,6 +251,21 @@ impl<'a> Edit<'a> {
         Ok((graph.outputs().iter().map(|v| copy(self, *v)).collect(), new))
     }
 
+    /// Leaves those outputs of which `keep` is true; nodes that nothing needs then go, and inputs that nothing reads.
+    pub fn keep_outputs(&mut self, keep: impl Fn(ValueId) -> bool) {
+        self.graph.outputs.retain(|v| keep(*v));
+        self.remove_dead();
+        let read: std::collections::HashSet<ValueId> = self
+            .graph
+            .nodes()
+            .flat_map(|(_, n)| n.inputs.iter().flatten().copied())
+            .collect();
+        let outputs = &self.graph.outputs;
+        self.graph
+            .inputs
+            .retain(|v| read.contains(v) || outputs.contains(v));
+    }
+
     /// Removes nodes that no output and no state needs.
     pub fn remove_dead(&mut self) -> usize {
         let mut live = vec![false; self.graph.nodes.len()];

@@ -1,7 +1,9 @@
 //! Matrix products with constant weights, as an imported graph has them: what they read, and what makes that.
 
+use super::op::concat::Concat;
 use super::op::matmul::MatMul;
 use super::op::pointwise::{Binary, Expr, Pointwise};
+use super::op::reshape::Reshape;
 use super::op::transpose::Transpose;
 use super::{Graph, Node, NodeId, ValueId};
 use crate::tensor::HostTensor;
@@ -32,7 +34,8 @@ pub struct Product {
 pub enum Maker {
     /// It ends in a product with a vector, or a normalisation with scale and bias: these constants.
     Vectors(Vec<String>),
-    /// It is a product of elements, one factor of which comes from a matrix product: its weight, and the constant that is added if there is one.
+    /// Its elements come, one by one, from the results of a matrix product: they are one factor of a product of elements, or the values of an attention in which each
+    /// head has its own. The weight of that product, and the constant that is added if there is one.
     Columns {
         /// The weight, whose columns are divided.
         weight: String,
@@ -52,6 +55,17 @@ pub struct Fold {
     pub weights: Vec<String>,
     /// What makes it.
     pub maker: Maker,
+}
+
+/// A step of the way of values through an attention.
+#[derive(Clone, Copy)]
+enum Step {
+    /// Elements are moved.
+    Move,
+    /// Rows of probabilities are multiplied with them.
+    Mix,
+    /// Those of earlier tokens are put before them, along this axis.
+    Append(i64),
 }
 
 /// All products of a graph whose weights nothing else reads, in the order of their nodes.
@@ -95,11 +109,6 @@ impl<'a> Products<'a> {
     /// Those of one weight.
     pub fn of_weight(&self, weight: &str) -> impl Iterator<Item = &Product> {
         self.all.iter().filter(move |p| p.weight == weight)
-    }
-
-    /// The constant weight of a product.
-    pub fn tensor(&self, product: &Product) -> Option<&Arc<HostTensor>> {
-        constant(self.graph, product.constant)
     }
 
     fn product(&self, node: NodeId, n: &Node) -> Option<Product> {
@@ -189,6 +198,9 @@ impl<'a> Products<'a> {
     }
 
     fn maker(&self, x: ValueId, k: usize) -> Option<Maker> {
+        if let Some(maker) = self.attended(x, k) {
+            return Some(maker);
+        }
         let (_, node) = self.graph.producer(x)?;
         if matches!(node.op.name(), "RMSNormalization" | "LayerNormalization") {
             let given = node.inputs.iter().skip(1).flatten();
@@ -210,6 +222,89 @@ impl<'a> Products<'a> {
             }
             _ => None,
         }
+    }
+
+    /// The weight whose columns are the values of the attention that makes `x`, if each channel of `x` is a mean of that channel of the values of several tokens. The
+    /// cache then holds values that are divided, too.
+    fn attended(&self, x: ValueId, k: usize) -> Option<Maker> {
+        // Against the data: moves, the product of probabilities and values, moves and the cache.
+        let (mut path, mut at, mut mixed) = (Vec::new(), x, false);
+        while let Some((id, node)) = self.graph.producer(at) {
+            let op = &node.op;
+            let moves = op.downcast::<Reshape>().is_some() || op.downcast::<Transpose>().is_some();
+            let from_input = || operand(node, 0).is_some_and(|v| self.graph.inputs().contains(&v));
+            let step = if moves {
+                Step::Move
+            } else if !mixed && op.downcast::<MatMul>().is_some_and(|m| !m.trans_b) {
+                mixed = true;
+                Step::Mix
+            } else if let Some(c) = op.downcast::<Concat>()
+                && mixed
+                && node.inputs.len() == 2
+                && from_input()
+            {
+                Step::Append(c.axis)
+            } else {
+                break;
+            };
+            // Nothing but the path reads the values, but as the next step's past.
+            let read_once = at == x || self.readers_of_elements(at) == 1;
+            let kept = self.graph.is_kept(at) && !matches!(step, Step::Append(_));
+            if !read_once || kept {
+                return None;
+            }
+            let which = usize::from(!matches!(step, Step::Move));
+            at = operand(node, which)?;
+            path.push((id, step));
+        }
+        let maker = if mixed { self.columns(at, k) } else { None }?;
+        path.reverse();
+        self.keeps_channels(&path, k).then_some(maker)
+    }
+
+    /// Nodes that read the elements of `v`, not its shape alone.
+    fn readers_of_elements(&self, v: ValueId) -> usize {
+        let reads = |id: &&NodeId| {
+            let inputs = self
+                .graph
+                .node(**id)
+                .map(|n| (&n.op, n.inputs.iter().enumerate()));
+            inputs.is_some_and(|(op, mut all)| all.any(|(i, o)| *o == Some(v) && op.reads(i)))
+        };
+        self.consumers[v.index()].iter().filter(reads).count()
+    }
+
+    /// True where the steps bring each channel of each token to its own place again, each token having itself as all that it attends to.
+    fn keeps_channels(&self, path: &[(NodeId, Step)], k: usize) -> bool {
+        // Unlike numbers of heads as they are used, so that tokens are not taken for heads.
+        const TOKENS: usize = 7;
+        #[expect(clippy::cast_precision_loss, reason = "numbers that single precision holds")]
+        let labels: Vec<f32> = (0..TOKENS * k).map(|i| i as f32).collect();
+        let run = || -> Option<HostTensor> {
+            let mut t = HostTensor::from_f32(&[1, TOKENS, k], &labels).ok()?;
+            for (id, step) in path {
+                let node = self.graph.node(*id)?;
+                match step {
+                    Step::Move => {
+                        let constants = node.inputs.iter().skip(1).map(|v| constant(self.graph, (*v)?));
+                        let constants: Option<Vec<_>> = constants.collect();
+                        let mut inputs = vec![Some(&t)];
+                        inputs.extend(constants?.into_iter().map(|c| Some(&**c)));
+                        t = node.op.run(&inputs).ok()?.into_iter().next()?;
+                    }
+                    Step::Mix => {
+                        let rows = t.shape().len().checked_sub(2)?;
+                        (t.shape().get(rows) == Some(&TOKENS)).then_some(())?;
+                    }
+                    Step::Append(axis) => {
+                        let axis = super::op::axis(*axis, t.shape().len()).ok()?;
+                        (t.shape().get(axis) == Some(&TOKENS)).then_some(())?;
+                    }
+                }
+            }
+            Some(t)
+        };
+        run().is_some_and(|t| t.shape() == [1, TOKENS, k] && t.to_f32().is_ok_and(|found| *found == *labels))
     }
 
     /// The weight whose columns make the columns of `v`, which has one reader.
@@ -276,6 +371,16 @@ mod tests {
         fn node(&mut self, op: &str, inputs: &[&str], output: &str) -> &mut Self {
             let perm = [("perm", Attr::Ints(vec![1, 0]))];
             let attributes = if op == "Transpose" { &perm[..] } else { &[] };
+            self.with(op, inputs, output, attributes)
+        }
+
+        fn with(
+            &mut self,
+            op: &str,
+            inputs: &[&str],
+            output: &str,
+            attributes: &[(&str, Attr)],
+        ) -> &mut Self {
             self.out
                 .add_node(NodeSpec {
                     domain: "",
@@ -323,7 +428,6 @@ mod tests {
             })
             .collect();
         assert_eq!(found, [("a", "x", "h", 8, 6, false), ("b", "h", "y", 6, 4, true)]);
-        assert_eq!(products.tensor(&products.all()[1]).unwrap().shape(), [4, 6]);
     }
 
     #[test]
@@ -428,6 +532,82 @@ mod tests {
             m.node("MatMul", &["h", "a"], "p")
                 .node("Add", &["p", second], "y");
             assert!(fold(&m.graph()).is_empty(), "{op}");
+        }
+    }
+
+    /// Values `v` of `kv` heads of `dim` from `x`, mixed by probabilities of `heads` heads, and a product with `o`. `perm` is that behind the mixing.
+    fn attention(heads: usize, kv: usize, dim: usize, perm: [i64; 4]) -> Graph {
+        let dir = tempfile::tempdir().unwrap();
+        let mut out = ModelWriter::create(Stage::Convert, dir.path(), "m.onnx", "g").unwrap();
+        out.opset("", 18);
+        let cache = |length: &str| [1.into(), kv.into(), length.into(), dim.into()];
+        out.add_input("x", DType::F32, &[1.into(), "s".into(), 8.into()])
+            .unwrap();
+        out.add_input("past", DType::F32, &cache("p")).unwrap();
+        let shape = [1.into(), heads.into(), "s".into(), "p + s".into()];
+        out.add_input("probabilities", DType::F32, &shape).unwrap();
+        out.add_output("present", DType::F32, &cache("p + s")).unwrap();
+        out.add_output("y", DType::F32, &[1.into(), "s".into(), 6.into()])
+            .unwrap();
+        let mut m = Model { dir, out };
+        m.constant("v", &[8, kv * dim])
+            .constant("c", &[kv * dim])
+            .constant("o", &[heads * dim, 6]);
+        let int = |i: usize| i64::try_from(i).unwrap();
+        let repeat = heads / kv;
+        for (name, list) in [
+            ("split", vec![0, 0, int(kv), int(dim)]),
+            ("third", vec![2]),
+            ("repeat", vec![1, 1, int(repeat), 1, 1]),
+            ("heads", vec![0, int(heads), -1, int(dim)]),
+            ("merged", vec![0, 0, int(heads * dim)]),
+        ] {
+            let t = HostTensor::from_i64(&[list.len()], &list).unwrap();
+            m.out.add_constant(name, &t).unwrap();
+        }
+        m.node("MatMul", &["x", "v"], "a").node("Add", &["a", "c"], "b");
+        m.node("Reshape", &["b", "split"], "d");
+        let swap = |perm: [i64; 4]| [("perm", Attr::Ints(perm.to_vec()))];
+        m.with("Transpose", &["d"], "e", &swap([0, 2, 1, 3]));
+        m.with("Concat", &["past", "e"], "present", &[("axis", Attr::Int(2))]);
+        let mut values = "present";
+        if repeat > 1 {
+            m.node("Unsqueeze", &["present", "third"], "wide")
+                .node("Tile", &["wide", "repeat"], "all");
+            m.node("Reshape", &["all", "heads"], "values");
+            values = "values";
+        }
+        m.node("MatMul", &["probabilities", values], "mixed");
+        m.with("Transpose", &["mixed"], "turned", &swap(perm));
+        m.node("Reshape", &["turned", "merged"], "joined")
+            .node("MatMul", &["joined", "o"], "y");
+        m.graph()
+    }
+
+    #[test]
+    fn values_of_heads_of_their_own_can_be_divided() {
+        let found = fold(&attention(2, 2, 4, [0, 2, 1, 3]));
+        assert_eq!(found.len(), 1);
+        assert_eq!(
+            (found[0].input.as_str(), found[0].weights.as_slice()),
+            ("joined", &["o".to_owned()][..])
+        );
+        let wanted = Maker::Columns {
+            weight: "v".to_owned(),
+            vectors: vec!["c".to_owned()],
+        };
+        assert_eq!(found[0].maker, wanted);
+        // Heads that share values; results in which heads and channels, or tokens, change places.
+        for (heads, kv, dim, perm) in [
+            (4, 2, 4, [0, 2, 1, 3]),
+            (2, 2, 4, [0, 2, 3, 1]),
+            (2, 2, 4, [0, 1, 2, 3]),
+            (7, 7, 7, [0, 3, 1, 2]),
+        ] {
+            assert!(
+                fold(&attention(heads, kv, dim, perm)).is_empty(),
+                "{heads} {kv} {perm:?}"
+            );
         }
     }
 }

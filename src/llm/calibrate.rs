@@ -2,28 +2,31 @@
 //! are quantized.
 //!
 //! The inputs are those of the unquantized model. Windows of the text are fed to an empty cache each; all their positions count
-//! alike. The second moments of K inputs take K x K floats, so the text is run over several times where those of all layers
-//! exceed [`BUDGET`]; layers that read the same value share them.
+//! alike. The Hessian of K inputs takes K x K floats, so the text is run over several times where those of all layers
+//! exceed [`BUDGET`]; layers that read the same value share one. A run ends with the last value that is asked for.
 
-mod compensate;
+mod awq;
+mod gptq;
+mod hessians;
 mod weighted;
 
-pub use compensate::Compensate;
-pub use weighted::Weighted;
+pub use awq::AwqMethods;
+pub use gptq::GptqMethods;
+pub use weighted::WeightedMethods;
 
 use super::engine::Watch;
 use super::perplexity::Text;
 use crate::error::{Error, Result, Stage};
-use crate::quant::{Moments, MomentsError};
+use crate::quant::{Hessian, HessianError};
 
-/// Bytes of second moments that are held at a time, if those of one input are not more.
+/// Bytes of Hessians that are held at a time, if that of one input is not more.
 pub const BUDGET: usize = 1 << 30;
 
 /// Opens the model with values, by name, that it tells.
 pub type Opener<'a> = dyn Fn(&[String]) -> Result<Box<dyn Watch>> + Sync + 'a;
 
 /// Takes rows of a value, with its place among the inputs.
-type Take<'a> = dyn FnMut(usize, &[f32]) -> Result<(), MomentsError> + 'a;
+type Take<'a> = dyn FnMut(usize, &[f32]) -> Result<(), HessianError> + 'a;
 
 /// How far a run over the text is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,6 +40,9 @@ pub struct Progress {
 /// A text and a model to run over it.
 pub struct Calibration<'a> {
     windows: Vec<Vec<u32>>,
+    place: String,
+    /// Bytes of Hessians that are held at a time.
+    budget: usize,
     open: &'a Opener<'a>,
     progress: &'a (dyn Fn(Progress) + Sync),
 }
@@ -45,12 +51,13 @@ pub struct Calibration<'a> {
 pub type Input = (String, usize);
 
 impl<'a> Calibration<'a> {
-    /// Takes the first `limit` tokens of `text` in windows of at most `window`, start tokens included. `progress` is called after each window
-    /// of each run. Usage errors: no token, or a window without room for one.
+    /// Takes the first `limit` tokens of `text` in windows of at most `window`, start tokens included. `place` names what the model runs on, and how, as far as that
+    /// changes what it computes. `progress` is called after each window of each run. Usage errors: no token, or a context of `window` tokens without room for one.
     pub fn new(
         text: &Text,
         window: usize,
         limit: usize,
+        place: &str,
         open: &'a Opener<'a>,
         progress: &'a (dyn Fn(Progress) + Sync),
     ) -> Result<Self> {
@@ -60,8 +67,8 @@ impl<'a> Calibration<'a> {
         }
         let room = window.saturating_sub(text.start.len());
         if room == 0 {
-            let what = format!("a window of {window} tokens has no room for text");
-            return Err(Error::usage("--calibration-window", what));
+            let what = format!("the model's context of {window} tokens has no room for text");
+            return Err(Error::usage("--calibration", what));
         }
         let windows = tokens
             .chunks(room)
@@ -69,12 +76,20 @@ impl<'a> Calibration<'a> {
             .collect();
         Ok(Self {
             windows,
+            place: place.to_owned(),
+            budget: BUDGET,
             open,
             progress,
         })
     }
 
-    /// Names the text, so that what was made by it can be told from what was not.
+    /// The same with Hessians of so many bytes at a time in place of [`BUDGET`], if that of one input is not more.
+    #[must_use]
+    pub fn with_budget(self, budget: usize) -> Self {
+        Self { budget, ..self }
+    }
+
+    /// Names the text and the place, so that what was made by them can be told from what was not.
     fn key(&self) -> String {
         let bytes: Vec<u8> = self
             .windows
@@ -84,8 +99,9 @@ impl<'a> Calibration<'a> {
             .collect();
         let first = self.windows.first().map_or(0, Vec::len);
         format!(
-            "calibration {:08x} in windows of {first}",
-            crc32fast::hash(&bytes)
+            "calibration {:08x} in windows of {first} on {}",
+            crc32fast::hash(&bytes),
+            self.place
         )
     }
 
@@ -109,9 +125,9 @@ impl<'a> Calibration<'a> {
         Ok(())
     }
 
-    /// The second moments of each of `inputs`.
-    pub fn moments(&self, inputs: &[Input]) -> Result<Vec<Moments>> {
-        let mut all: Vec<Moments> = inputs.iter().map(|(_, k)| Moments::new(*k)).collect();
+    /// The Hessian of each of `inputs`.
+    pub fn hessians(&self, inputs: &[Input]) -> Result<Vec<Hessian>> {
+        let mut all: Vec<Hessian> = inputs.iter().map(|(_, k)| Hessian::new(*k)).collect();
         self.run(inputs, &mut |i, rows| {
             all.get_mut(i).map_or(Ok(()), |m| m.add(rows))
         })?;
@@ -128,7 +144,7 @@ impl<'a> Calibration<'a> {
             let k = sums.len();
             if k == 0 || !rows.len().is_multiple_of(k) {
                 let found = rows.len();
-                return Err(MomentsError::Size { k, found });
+                return Err(HessianError::Size { k, found });
             }
             for row in rows.chunks_exact(k) {
                 *count += 1;
@@ -139,7 +155,7 @@ impl<'a> Calibration<'a> {
             if sums.iter().all(|s| s.is_finite()) {
                 Ok(())
             } else {
-                Err(MomentsError::NotFinite)
+                Err(HessianError::NotFinite)
             }
         })?;
         #[expect(
@@ -153,19 +169,6 @@ impl<'a> Calibration<'a> {
         };
         Ok(sums.into_iter().map(mean).collect())
     }
-}
-
-/// As many of the first of `inputs` as stay within [`BUDGET`], at least one.
-fn batch(inputs: &[Input]) -> &[Input] {
-    let mut bytes = 0usize;
-    let count = inputs
-        .iter()
-        .take_while(|(_, k)| {
-            bytes = bytes.saturating_add(Moments::bytes(*k));
-            bytes <= BUDGET
-        })
-        .count();
-    &inputs[..count.max(1).min(inputs.len())]
 }
 
 #[cfg(test)]
@@ -232,18 +235,20 @@ mod tests {
         };
         let seen = std::sync::Mutex::new(Vec::new());
         let progress = |p: Progress| seen.lock().unwrap().push((p.done, p.total));
-        let calibration = Calibration::new(&text, 4, 5, &open, &progress).unwrap();
+        let calibration = Calibration::new(&text, 4, 5, "host", &open, &progress).unwrap();
         assert_eq!(calibration.windows, [vec![9, 1, 2, 3], vec![9, 4, 5]]);
-        let moments = calibration.moments(&inputs()).unwrap();
-        assert_eq!(moments[0].sum(), [81.0 * 2.0 + 55.0, 33.0, 33.0, 7.0]);
-        assert_eq!((moments[0].rows(), moments[1].rows()), (7, 7));
+        let hessians = calibration.hessians(&inputs()).unwrap();
+        assert_eq!(hessians[0].sum(), [81.0 * 2.0 + 55.0, 33.0, 33.0, 7.0]);
+        assert_eq!((hessians[0].rows(), hessians[1].rows()), (7, 7));
         let squares = calibration.squares(&inputs()).unwrap();
-        for (m, s) in moments.iter().zip(&squares) {
+        for (m, s) in hessians.iter().zip(&squares) {
             assert_eq!(m.mean_squares(), *s);
         }
         assert_eq!(*seen.lock().unwrap(), [(1, 2), (2, 2), (1, 2), (2, 2)]);
-        let other = Calibration::new(&text, 4, 6, &open, &progress).unwrap();
+        let other = Calibration::new(&text, 4, 6, "host", &open, &progress).unwrap();
         assert_ne!(calibration.key(), other.key());
+        let elsewhere = Calibration::new(&text, 4, 5, "a device", &open, &progress).unwrap();
+        assert_ne!(calibration.key(), elsewhere.key());
     }
 
     #[test]
@@ -253,14 +258,18 @@ mod tests {
             tokens: tokens.to_vec(),
             start: vec![9],
         };
-        let new = |t: &Text, window| Calibration::new(t, window, 9, &open, &quiet).err().unwrap();
+        let new = |t: &Text, window| {
+            Calibration::new(t, window, 9, "host", &open, &quiet)
+                .err()
+                .unwrap()
+        };
         assert!(new(&text(&[]), 4).to_string().starts_with("--calibration: "));
-        assert!(new(&text(&[1]), 1).to_string().contains("a window of 1 tokens"));
+        assert!(new(&text(&[1]), 1).to_string().contains("context of 1 tokens"));
         let good = text(&[1, 2]);
-        let calibration = Calibration::new(&good, 4, 9, &open, &quiet).unwrap();
+        let calibration = Calibration::new(&good, 4, 9, "host", &open, &quiet).unwrap();
         let wrong = [("a".to_owned(), 5), ("b".to_owned(), 1)];
         for e in [
-            calibration.moments(&wrong).unwrap_err(),
+            calibration.hessians(&wrong).unwrap_err(),
             calibration.squares(&wrong).unwrap_err(),
         ] {
             assert!(
@@ -268,14 +277,5 @@ mod tests {
                 "{e}"
             );
         }
-    }
-
-    #[test]
-    fn batches_stay_within_the_budget() {
-        let of = |ks: &[usize]| ks.iter().map(|k| (String::new(), *k)).collect::<Vec<_>>();
-        let lengths = |ks: &[usize]| batch(&of(ks)).len();
-        assert_eq!(lengths(&[8192, 8192, 8192, 8192, 8]), 4);
-        assert_eq!(lengths(&[100_000, 8]), 1);
-        assert_eq!((lengths(&[8, 8]), lengths(&[])), (2, 0));
     }
 }

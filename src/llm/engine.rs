@@ -6,6 +6,7 @@
 use super::Model;
 use crate::backend::{Backend, Caps, Stats};
 use crate::error::{Error, Result, Stage};
+use crate::graph::derive::derive;
 use crate::graph::interp::Interpreter;
 use crate::graph::onnx::{self, ImportOptions};
 use crate::graph::op::attention::UNSPLIT;
@@ -16,7 +17,7 @@ use crate::plan::{HostStep, MemoryReport, Options, Padding, Plan};
 use crate::session::{Session, Timing};
 use crate::shape::{Bindings, Symbol};
 use crate::tensor::{DType, HostTensor};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -79,6 +80,54 @@ fn bad(what: impl Into<String>) -> Error {
     Error::other(Stage::Import, what)
 }
 
+/// Columns of the logits.
+fn vocabulary(graph: &Graph) -> Result<usize> {
+    let out = graph
+        .output("logits")
+        .ok_or_else(|| bad("no output \"logits\""))?;
+    let vocab = graph
+        .fact(out)?
+        .shape
+        .0
+        .last()
+        .and_then(crate::shape::Dim::as_const)
+        .and_then(|v| usize::try_from(v).ok());
+    vocab.ok_or_else(|| {
+        bad(format!(
+            "logits: expected [batch, sequence, vocabulary], found {}",
+            graph.fact(out).map_or(String::new(), ToString::to_string)
+        ))
+    })
+}
+
+/// Leaves of a decoder what the values `watched`, which are outputs, need: of the caches those that are appended to for them, or the first where that is none, since a
+/// decoder has one.
+fn end_with(graph: &mut Graph, watched: &[String]) {
+    let name = |v: ValueId| graph.value(v).name.as_str();
+    let mut needed = HashSet::new();
+    let wanted = |v: &ValueId| watched.iter().any(|w| w == name(*v));
+    let mut work: Vec<ValueId> = graph.outputs().iter().copied().filter(wanted).collect();
+    let is_cache = |v: ValueId| {
+        let node = graph.producer(v).map(|(_, n)| n);
+        let past = node
+            .filter(|n| n.op.downcast::<Concat>().is_some())
+            .and_then(|n| n.inputs.first().copied().flatten());
+        past.is_some_and(|p| graph.inputs().contains(&p))
+    };
+    while let Some(v) = work.pop() {
+        if needed.insert(v)
+            && let Some((_, node)) = graph.producer(v)
+        {
+            work.extend(node.inputs.iter().flatten());
+        }
+    }
+    let caches: Vec<ValueId> = graph.outputs().iter().copied().filter(|v| is_cache(*v)).collect();
+    if !caches.iter().any(|v| needed.contains(v)) {
+        needed.extend(caches.first());
+    }
+    Edit::new(graph).keep_outputs(|v| needed.contains(&v));
+}
+
 impl Decoder {
     /// Reads a model and prepares its graph by `pipeline`.
     pub fn load(path: &Path, pipeline: &Pipeline, logits: Logits) -> Result<Self> {
@@ -104,8 +153,8 @@ impl Decoder {
         Self::watching(graph, &[], pipeline, logits)
     }
 
-    /// As [`Decoder::of`]; the values `watched`, by name, are computed as they are and told by [`Watch`]. An error for a
-    /// name that no node's result has.
+    /// As [`Decoder::of`]; the values `watched`, by name, are computed as they are and told by [`Watch`]. Where there are any, nothing is computed that
+    /// they do not need: logits can be asked for only if they are among them. An error for a name that no node's result has.
     pub fn watching(
         mut graph: Graph,
         watched: &[String],
@@ -120,6 +169,12 @@ impl Decoder {
             if !graph.outputs().contains(&value) {
                 Edit::new(&mut graph).add_output(value);
             }
+        }
+        let mut vocab = None;
+        if !watched.is_empty() {
+            derive(&mut graph)?;
+            vocab = Some(vocabulary(&graph)?);
+            end_with(&mut graph, watched);
         }
         let ids = graph.input("input_ids").ok_or_else(|| bad(NO_IDS))?;
         let [batch, sequence] = graph.fact(ids)?.shape.0.as_slice() else {
@@ -149,7 +204,7 @@ impl Decoder {
             .map_err(|e| bad(e.to_string()))?;
         Edit::new(&mut graph).set_constraints(known);
         let mut pipeline = pipeline.clone();
-        if logits == Logits::Last {
+        if logits == Logits::Last && graph.output("logits").is_some() {
             pipeline.insert_before(EPILOGUE.name, LAST_ROW);
         }
         let passes = pipeline.run(&mut graph)?;
@@ -179,22 +234,7 @@ impl Decoder {
                 "the new tokens and the cache have one length, {past}; they must be two symbols"
             )));
         }
-        let out = graph
-            .output("logits")
-            .ok_or_else(|| bad("no output \"logits\""))?;
-        let vocab = graph
-            .fact(out)?
-            .shape
-            .0
-            .last()
-            .and_then(crate::shape::Dim::as_const)
-            .and_then(|v| usize::try_from(v).ok());
-        let vocab = vocab.ok_or_else(|| {
-            bad(format!(
-                "logits: expected [batch, sequence, vocabulary], found {}",
-                graph.fact(out).map_or(String::new(), ToString::to_string)
-            ))
-        })?;
+        let vocab = vocab.map_or_else(|| vocabulary(&graph), Ok)?;
         // What quantizes its operands at run time doubles a rounding to halves by whole steps.
         let quantizes = |n: &Node| n.op.name() == "DynamicQuantizeLinear";
         let float = if graph.nodes().any(|(_, n)| quantizes(n)) {
@@ -427,12 +467,17 @@ impl DeviceModel {
         })
     }
 
-    /// Queues one run over `tokens`, at most a chunk. Returns the plan that ran and the number of rows of its logits: 1
-    /// where only the last is computed.
-    fn step(&mut self, tokens: &[u32]) -> Result<(usize, usize)> {
+    /// Queues one run over `tokens`, at most a chunk. Returns the plan that ran.
+    fn advance(&mut self, tokens: &[u32]) -> Result<(usize, Bindings)> {
         let (plan, bindings) = self.prepare(tokens)?;
         self.session.run(plan, &bindings)?;
         self.len += tokens.len();
+        Ok((plan, bindings))
+    }
+
+    /// As [`DeviceModel::advance`]; returns the plan and the number of rows of its logits: 1 where only the last is computed.
+    fn step(&mut self, tokens: &[u32]) -> Result<(usize, usize)> {
+        let (plan, bindings) = self.advance(tokens)?;
         let port = self.session.plan(plan).and_then(|p| p.output("logits"));
         let shape = port.map(|p| p.shape.eval(&bindings)).transpose();
         let shape = shape
@@ -526,7 +571,7 @@ impl Watch for DeviceModel {
         let mut data = Vec::new();
         for part in tokens.chunks(self.lengths.chunk) {
             let past = self.len;
-            let (plan, _) = self.step(part)?;
+            let (plan, _) = self.advance(part)?;
             let bindings = self.decoder.bindings(part.len(), past);
             for (i, name) in self.decoder.watched.iter().enumerate() {
                 let port = self.session.plan(plan).and_then(|p| p.output(name));

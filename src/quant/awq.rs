@@ -2,16 +2,17 @@
 //!
 //! The rows of the weights that read an input are multiplied by `s`, and what makes that input divides by it, so that the model stays
 //! the same before rounding (AWQ, arXiv 2306.00978). A row that is multiplied loses less by the rounding of its group,
-//! the others a little more. `s_k = rms_k^alpha`, where `rms_k` is the root of the mean square of input k; alpha is that of a grid with
-//! the least loss of the products' results.
+//! the others a little more. `s_k = rms_k^alpha`, where `rms_k` is the root of the mean square of input k, divided by the geometric mean of the largest and the
+//! smallest; alpha is that of a grid with the least loss of the products' results, each taken as a part of the results' mean square.
 
 use super::format::{Bits, QuantError, decode};
+use super::hessian::Hessian;
 use super::method::{ByGroup, ColumnMethod, Method, Scratch};
-use super::moments::Moments;
 use super::packed::Column;
+use crate::parallel;
 
 /// Values of alpha that are tried, from 0 to 1.
-const STEPS: u8 = 20;
+const STEPS: usize = 20;
 /// Factors stay between this and its inverse.
 const LIMIT: f32 = 1e-2;
 
@@ -24,8 +25,6 @@ pub struct Sample<'a> {
     pub group: usize,
     /// Columns, one after the other.
     pub columns: &'a [f32],
-    /// Columns of the whole weight for each of these.
-    pub share: f64,
 }
 
 /// What a search found.
@@ -35,41 +34,47 @@ pub struct Scaling {
     pub factors: Vec<f32>,
     /// The power; 0 where no scaling is better than none.
     pub alpha: f32,
-    /// Mean square of what the results lose, and without scaling.
+    /// What the products lose, each as a part of the mean square of its results, summed; and without scaling.
     pub loss: (f64, f64),
 }
 
-/// The factors for each input of the products of `samples`, whose moments are given, with groups fitted by `method`. An error of the
+/// The factors for each input of the products of `samples`, whose Hessian is given, with groups fitted by `method`. An error of the
 /// method. Without rows of a calibration all factors are 1.
-pub fn search(moments: &Moments, samples: &[Sample<'_>], method: Method) -> Result<Scaling, QuantError> {
-    let squares = moments.mean_squares();
-    let mut best: Option<Scaling> = None;
-    let mut plain = 0.0;
-    for step in 0..=STEPS {
-        let alpha = f32::from(step) / f32::from(STEPS);
-        let factors = factors(&squares, alpha);
+pub fn search(hessian: &Hessian, samples: &[Sample<'_>], method: Method) -> Result<Scaling, QuantError> {
+    let squares = hessian.mean_squares();
+    let energies: Vec<f64> = samples.iter().map(|s| hessian.output_error(s.columns)).collect();
+    let alpha = |step: usize| step as f32 / STEPS as f32;
+    let loss = |(): &mut (), step: usize| {
+        let factors = factors(&squares, alpha(step));
         let importance = importance(&squares, &factors);
         let mut loss = 0.0;
-        for sample in samples {
+        for (sample, energy) in samples.iter().zip(&energies) {
             let errors = errors(sample, &factors, &importance, method)?;
-            loss += moments.output_error(&errors) * sample.share;
+            if *energy > 0.0 {
+                loss += hessian.output_error(&errors) / energy;
+            }
         }
-        if step == 0 {
-            plain = loss;
-        }
-        if best.as_ref().is_none_or(|b| loss < b.loss.0) {
-            best = Some(Scaling {
-                factors,
-                alpha,
-                loss: (loss, plain),
-            });
-        }
-    }
-    Ok(best.unwrap_or_else(|| Scaling {
-        factors: vec![1.0; squares.len()],
-        alpha: 0.0,
-        loss: (plain, plain),
-    }))
+        Ok(loss)
+    };
+    let mut losses = vec![0.0; STEPS + 1];
+    parallel::for_each(
+        parallel::cores(),
+        losses.len(),
+        || (),
+        loss,
+        |step, loss| losses[step] = loss,
+    )?;
+    let plain = losses[0];
+    // Of equal ones the smallest power.
+    let best = (0..losses.len()).fold(
+        0,
+        |best, step| if losses[step] < losses[best] { step } else { best },
+    );
+    Ok(Scaling {
+        factors: factors(&squares, alpha(best)),
+        alpha: alpha(best),
+        loss: (losses[best], plain),
+    })
 }
 
 /// Powers of the roots, the geometric mean of the largest and the smallest 1.
@@ -137,8 +142,8 @@ mod tests {
     }
 
     /// Inputs of which two are much larger than the others.
-    fn uneven() -> Moments {
-        let mut m = Moments::new(K);
+    fn uneven() -> Hessian {
+        let mut m = Hessian::new(K);
         let mut rows = wave(K * 50, 1.7);
         for row in rows.chunks_mut(K) {
             row[5] *= 60.0;
@@ -155,7 +160,6 @@ mod tests {
             bits: Bits::Four,
             group: 32,
             columns: &weights,
-            share: 3.0,
         };
         for method in [Method::Rtn, Method::Mse] {
             let found = search(&uneven(), &[sample], method).unwrap();
@@ -175,13 +179,13 @@ mod tests {
             let m = uneven();
             let importance = importance(&m.mean_squares(), &found.factors);
             let errors = errors(&sample, &found.factors, &importance, method).unwrap();
-            assert_eq!(m.output_error(&errors) * 3.0, ours);
+            assert_eq!(m.output_error(&errors) / m.output_error(&weights), ours);
         }
     }
 
     #[test]
     fn inputs_of_one_size_need_no_scaling() {
-        let mut m = Moments::new(K);
+        let mut m = Hessian::new(K);
         for i in 0..K {
             let mut row = vec![0.0; K];
             row[i] = 3.0;
@@ -192,9 +196,8 @@ mod tests {
             bits: Bits::Four,
             group: 64,
             columns: &weights,
-            share: 1.0,
         };
-        for m in [m, Moments::new(K)] {
+        for m in [m, Hessian::new(K)] {
             let found = search(&m, &[sample], Method::Mse).unwrap();
             assert_eq!((found.alpha, found.factors), (0.0, vec![1.0; K]));
         }

@@ -1,30 +1,33 @@
 //! Error compensation: each weight makes up for what the rounding of those before it adds to the product's results.
 //!
-//! For a column `w` of weights and errors `e = w - q` the mean square of what the results lose is `e^T H e`, with the second
-//! moments H of the inputs. With `H = L^T L`, L lower triangular, that is a sum over rows of
+//! For a column `w` of weights and errors `e = w - q` the mean square of what the results lose is `e^T H e`, with the
+//! Hessian H, the second moments of the inputs. With `H = L^T L`, L lower triangular, that is a sum over rows of
 //! `(l_ii e_i + sum_(j<i) l_ij e_j)^2`: once the weights before it are rounded, the best place for weight i is
 //! `w_i + sum_(j<i) l_ij / l_ii e_j`, and it is rounded from there. (GPTQ, arXiv 2210.17323, comes to the same places by
 //! updating all later weights, with the Cholesky factor of the inverse.) H is damped by a part of its mean diagonal, so that
 //! inputs that never or always move together are no trouble.
 //!
 //! Weights are taken in the order of K. Scale and bias of a group are chosen when its turn comes, for the places that its weights then
-//! have if none of the group were rounded; an error in row i counts there by `l_ii^2`.
+//! have if none of the group were rounded; an error in row i counts there by `l_ii^2`. A group of equal weights stays what it is, as well as halves can tell it, and makes
+//! up for nothing.
 
 use super::format::{Bits, QuantError, decode, encode};
+use super::hessian::{Hessian, HessianError};
 use super::method::{ColumnMethod, Method, Scratch};
-use super::moments::{Moments, MomentsError};
 use super::packed::Column;
 use crate::tensor::product::{Before, Matrix, multiply};
 use std::sync::Arc;
 
-/// What is added to the diagonal of the moments, as a part of its mean.
+/// What is added to the diagonal of the Hessian, as a part of its mean.
 pub const DAMPING: f64 = 0.01;
+/// The largest damping that is tried.
+pub const MOST_DAMPING: f64 = 1.0;
 /// Rows that are factored at once.
 const BLOCK: usize = 64;
 
-/// The factor of the moments of a product's inputs.
+/// The Cholesky factor of the Hessian of a product, for its trailing rows first.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Factor {
+pub struct CholeskyFactor {
     k: usize,
     /// `l_ij / l_ii` for `j < i`, row-major `[K][K]`; 1 and 0 else.
     unit: Vec<f32>,
@@ -32,29 +35,41 @@ pub struct Factor {
     weight: Vec<f32>,
 }
 
-impl Factor {
-    /// Factors moments with a damping of `damping` times their mean diagonal. All inputs count alike where all moments are 0.
-    /// An error for moments that are not finite.
-    pub fn new(moments: &Moments, damping: f64) -> Result<Self, MomentsError> {
-        let k = moments.k();
-        let mean = (0..k).map(|i| f64::from(moments.get(i, i))).sum::<f64>() / k.max(1) as f64;
-        if !mean.is_finite() || moments.sum().iter().any(|x| !x.is_finite()) {
-            return Err(MomentsError::NotFinite);
+impl CholeskyFactor {
+    /// Factors a Hessian with a damping of `damping` times its mean diagonal, or of twice that, four times and so on up to [`MOST_DAMPING`] where sums that
+    /// were rounded leave it not positive definite. All inputs count alike where it is 0. Errors: elements that are not finite; no damping that helps.
+    pub fn new(hessian: &Hessian, damping: f64) -> Result<Self, HessianError> {
+        let k = hessian.k();
+        let mean = (0..k).map(|i| f64::from(hessian.get(i, i))).sum::<f64>() / k.max(1) as f64;
+        if !mean.is_finite() || hessian.sum().iter().any(|x| !x.is_finite()) {
+            return Err(HessianError::NotFinite);
         }
-        let (unit, damping) = if mean > 0.0 {
+        let (unit, mut damping) = if mean > 0.0 {
             (1.0 / mean, damping)
         } else {
             (0.0, 1.0)
         };
-        // Turned around, so that the factor of the usual kind, of the leading rows first, is that of the trailing ones.
         let mut a = vec![0f64; k * k];
-        for (i, row) in a.chunks_exact_mut(k.max(1)).enumerate() {
-            for (j, x) in row.iter_mut().enumerate() {
-                *x = f64::from(moments.get(k - 1 - i, k - 1 - j)) * unit;
+        loop {
+            // Turned around, so that the factor of the usual kind, of the leading rows first, is that of the trailing ones.
+            for (i, row) in a.chunks_exact_mut(k.max(1)).enumerate() {
+                for (j, x) in row.iter_mut().enumerate() {
+                    *x = f64::from(hessian.get(k - 1 - i, k - 1 - j)) * unit;
+                }
+                row[i] += damping;
             }
-            row[i] += damping;
+            if cholesky(&mut a, k) {
+                break;
+            }
+            let more = damping * 2.0;
+            if more.is_nan() || more <= 0.0 || more > MOST_DAMPING {
+                return Err(HessianError::NotPositive { damping });
+            }
+            log::debug!(
+                "a Hessian of {k} inputs is not positive definite with a damping of {damping}; {more} is tried"
+            );
+            damping = more;
         }
-        cholesky(&mut a, k)?;
         let mut unit = vec![0f32; k * k];
         let mut weight = vec![0f32; k];
         for i in 0..k {
@@ -80,8 +95,8 @@ impl Factor {
     }
 }
 
-/// The lower triangular factor `a = l l^T` of a symmetric matrix, in its lower triangle.
-fn cholesky(a: &mut [f64], k: usize) -> Result<(), MomentsError> {
+/// The lower triangular factor `a = l l^T` of a symmetric matrix, in its lower triangle; false where it is not positive definite.
+fn cholesky(a: &mut [f64], k: usize) -> bool {
     for first in (0..k).step_by(BLOCK) {
         let last = (first + BLOCK).min(k);
         for i in first..k {
@@ -92,7 +107,7 @@ fn cholesky(a: &mut [f64], k: usize) -> Result<(), MomentsError> {
                 let left = a[i * k + j] - sum;
                 a[i * k + j] = if i == j {
                     if left.is_nan() || left <= 0.0 {
-                        return Err(MomentsError::NotFinite);
+                        return false;
                     }
                     left.sqrt()
                 } else {
@@ -124,14 +139,14 @@ fn cholesky(a: &mut [f64], k: usize) -> Result<(), MomentsError> {
         let corner = &mut a[last * k + last..];
         multiply((rest, rest, width), left, right, (corner, k), Before::Kept, true);
     }
-    Ok(())
+    true
 }
 
 /// The method.
 #[derive(Clone, Debug)]
 pub struct Gptq {
-    /// Of the inputs' moments.
-    pub factor: Arc<Factor>,
+    /// Of the inputs' Hessian.
+    pub factor: Arc<CholeskyFactor>,
     /// How scale and bias of a group are chosen.
     pub method: Method,
 }
@@ -241,8 +256,20 @@ impl<'a> Panel<'a> {
         }
         let mut column = vec![0.0; rows.len()];
         let importance = &factor.weight[rows.clone()];
-        for (j, out) in made.iter_mut().enumerate() {
-            for (to, from) in column.iter_mut().zip(free.iter().skip(j).step_by(width)) {
+        let mut equal = vec![false; width];
+        for ((j, out), equal) in made.iter_mut().enumerate().zip(&mut equal) {
+            let given = self.weights[first * width..rows.end * width]
+                .iter()
+                .skip(j)
+                .step_by(width);
+            let value = self.weights[first * width + j];
+            *equal = method != Method::Rtn && given.clone().all(|w| *w == value);
+            let from: &[f32] = if *equal {
+                &self.weights[first * width..]
+            } else {
+                &free
+            };
+            for (to, from) in column.iter_mut().zip(from.iter().skip(j).step_by(width)) {
                 *to = *from;
             }
             let (scale, bias) = method.fit(bits, &column, Some(importance), scratch)?;
@@ -255,9 +282,10 @@ impl<'a> Panel<'a> {
                 add_scaled(target, factor.at(row, first + j), errors);
             }
             let weights = &self.weights[row * width..(row + 1) * width];
-            for (((e, w), t), out) in from.iter_mut().zip(weights).zip(&*target).zip(&mut *made) {
+            let places = target.iter().zip(&equal);
+            for (((e, w), (t, equal)), out) in from.iter_mut().zip(weights).zip(places).zip(&mut *made) {
                 let [scale, bias] = out.scales.last().copied().unwrap_or_default();
-                let code = encode(bits, scale, bias, *t);
+                let code = encode(bits, scale, bias, if *equal { *w } else { *t });
                 *e = w - decode(bits, scale, bias, code);
                 out.codes.push(code);
             }
@@ -302,8 +330,8 @@ mod tests {
             .collect()
     }
 
-    fn moments(k: usize, rows: usize) -> Moments {
-        let mut m = Moments::new(k);
+    fn hessian(k: usize, rows: usize) -> Hessian {
+        let mut m = Hessian::new(k);
         m.add(&inputs(k, rows)).unwrap();
         m
     }
@@ -318,12 +346,12 @@ mod tests {
     }
 
     #[test]
-    fn the_factor_is_that_of_the_damped_moments() {
+    fn the_factor_is_that_of_the_damped_hessian() {
         // More than a block, and no multiple of one.
         for k in [1, 5, 64, 65, 150] {
-            let m = moments(k.max(4), 300);
+            let m = hessian(k.max(4), 300);
             let k = m.k();
-            let f = Factor::new(&m, DAMPING).unwrap();
+            let f = CholeskyFactor::new(&m, DAMPING).unwrap();
             let mean = (0..k).map(|i| f64::from(m.get(i, i))).sum::<f64>() / k as f64;
             for i in 0..k {
                 for j in 0..=i {
@@ -341,8 +369,8 @@ mod tests {
     #[test]
     fn correlated_inputs_lose_less_than_by_rounding() {
         let (k, n) = (96, 40);
-        let (m, weights) = (moments(k, 400), random(k * n, 3));
-        let factor = Arc::new(Factor::new(&m, DAMPING).unwrap());
+        let (m, weights) = (hessian(k, 400), random(k * n, 3));
+        let factor = Arc::new(CholeskyFactor::new(&m, DAMPING).unwrap());
         for (bits, group) in [
             (Bits::Four, 32),
             (Bits::Four, 96),
@@ -369,15 +397,15 @@ mod tests {
     #[test]
     fn independent_inputs_are_rounded_as_they_are() {
         let (k, n) = (64, 6);
-        let mut m = Moments::new(k);
+        let mut m = Hessian::new(k);
         for i in 0..k {
             let mut row = vec![0.0; k];
             row[i] = 2.0;
             m.add(&row).unwrap();
         }
         let weights = random(k * n, 9);
-        let none = Factor::new(&Moments::new(k), DAMPING).unwrap();
-        for factor in [Factor::new(&m, DAMPING).unwrap(), none].map(Arc::new) {
+        let none = CholeskyFactor::new(&Hessian::new(k), DAMPING).unwrap();
+        for factor in [CholeskyFactor::new(&m, DAMPING).unwrap(), none].map(Arc::new) {
             for method in [Method::Rtn, Method::Mse, Method::Mae] {
                 let gptq = Gptq {
                     factor: factor.clone(),
@@ -393,8 +421,8 @@ mod tests {
     #[test]
     fn columns_do_not_depend_on_their_neighbours() {
         let (k, n) = (72, 8);
-        let (m, weights) = (moments(k, 200), random(k * n, 4));
-        let factor = Arc::new(Factor::new(&m, DAMPING).unwrap());
+        let (m, weights) = (hessian(k, 200), random(k * n, 4));
+        let factor = Arc::new(CholeskyFactor::new(&m, DAMPING).unwrap());
         let gptq = Gptq {
             factor: factor.clone(),
             method: Method::Mse,
@@ -416,13 +444,13 @@ mod tests {
     #[test]
     fn inputs_that_are_always_zero_or_the_same() {
         let k = 32;
-        let mut m = Moments::new(k);
+        let mut m = Hessian::new(k);
         // Half of the inputs never come; the others are copies of one.
         for v in [1.0f32, -2.0, 0.5] {
             let row: Vec<f32> = (0..k).map(|i| if i % 2 == 0 { v } else { 0.0 }).collect();
             m.add(&row).unwrap();
         }
-        let factor = Arc::new(Factor::new(&m, DAMPING).unwrap());
+        let factor = Arc::new(CholeskyFactor::new(&m, DAMPING).unwrap());
         let gptq = Gptq {
             factor: factor.clone(),
             method: Method::Mse,
@@ -433,9 +461,47 @@ mod tests {
         let loss = |p: &Packed| m.output_error(&errors(&weights, p));
         assert!(loss(&ours) < loss(&plain));
         let wrong = Gptq {
-            factor: Arc::new(Factor::new(&Moments::new(16), DAMPING).unwrap()),
+            factor: Arc::new(CholeskyFactor::new(&Hessian::new(16), DAMPING).unwrap()),
             method: Method::Mse,
         };
         assert!(Packed::from_columns(Bits::Four, 16, k, &weights, &wrong).is_err());
+    }
+
+    #[test]
+    fn groups_of_equal_weights_stay_what_they_are() {
+        let (k, n, group) = (64, 6, 16);
+        let mut weights = random(k * n, 12);
+        // Of column 1 the second group, of column 4 all.
+        weights[k + group..k + 2 * group].fill(-0.3125);
+        weights[4 * k..5 * k].fill(0.0);
+        for method in [Method::Mse, Method::Mae] {
+            let factor = Arc::new(CholeskyFactor::new(&hessian(k, 200), DAMPING).unwrap());
+            let ours = packed(Bits::Four, group, k, &weights, &Gptq { factor, method });
+            let rounded = packed(Bits::Four, group, k, &weights, &ByGroup::from(method));
+            let column = |p: &Packed, j: usize| (0..k).map(|i| p.get(i, j)).collect::<Vec<_>>();
+            assert_eq!(column(&ours, 1)[group..2 * group], [-0.3125; 16]);
+            assert_eq!(column(&ours, 4), [0.0; 64]);
+            // The others do make up for what is before them.
+            assert_ne!(column(&ours, 1)[2 * group..], column(&rounded, 1)[2 * group..]);
+        }
+    }
+
+    #[test]
+    fn a_hessian_that_is_not_positive_definite_is_damped_more() {
+        // Rounding has made an eigenvalue -0.05 of the mean diagonal; and one that no damping mends.
+        let two = |off: f32| Hessian::from_sum(2, vec![1.0, off, off, 1.0], 1).unwrap();
+        let f = CholeskyFactor::new(&two(1.05), DAMPING).unwrap();
+        // 0.01, 0.02, 0.04, 0.08: l_11^2 = 1.08, and l_00^2 = 1.08 - 1.05^2 / 1.08.
+        assert!((f.weight[1] - 1.08).abs() < 1e-6, "{:?}", f.weight);
+        assert!(
+            (f.weight[0] - (1.08 - 1.05 * 1.05 / 1.08)).abs() < 1e-6,
+            "{:?}",
+            f.weight
+        );
+        let e = CholeskyFactor::new(&two(2.5), DAMPING).unwrap_err();
+        assert_eq!(e, HessianError::NotPositive { damping: 0.64 });
+        assert!(e.to_string().contains("not positive definite"), "{e}");
+        let e = CholeskyFactor::new(&two(f32::NAN), DAMPING).unwrap_err();
+        assert_eq!(e, HessianError::NotFinite);
     }
 }

@@ -5,28 +5,55 @@ use super::method::{ColumnMethod, Scratch};
 use super::packed::Column;
 use half::f16;
 
-/// Sum of the absolute errors of a group in min-max asymmetric INT4 with an integer zero point: 16 levels from `min(w, 0)` to
-/// `max(w, 0)`, the scale a half, `w = scale * (q - z)`.
-pub fn int4_error(weights: &[f32]) -> f64 {
-    let (lo, hi) = weights
-        .iter()
-        .fold((0f32, 0f32), |(l, h), w| (l.min(*w), h.max(*w)));
-    let scale = f16::from_f32((hi - lo) / 15.0).to_f32();
-    if scale == 0.0 {
-        return weights.iter().map(|w| f64::from(w.abs())).sum();
+/// The grid of min-max asymmetric integers with an integer zero point: `2^x` levels from `min(w, 0)` to `max(w, 0)`, `w = scale * (q - zero)`, the scale a half.
+struct Grid {
+    scale: f32,
+    zero: f32,
+    top: f32,
+}
+
+impl Grid {
+    fn of(bits: Bits, weights: &[f32]) -> Self {
+        let top = f32::from(bits.top());
+        let (lo, hi) = weights
+            .iter()
+            .fold((0f32, 0f32), |(l, h), w| (l.min(*w), h.max(*w)));
+        let scale = f16::from_f32((hi - lo) / top).to_f32();
+        // A range that no half divides is all zeros.
+        let (scale, zero) = if scale == 0.0 {
+            (0.0, 0.0)
+        } else {
+            (scale, (-lo / scale).round())
+        };
+        Self { scale, zero, top }
     }
-    let zero = (-lo / scale).round();
-    let off = |w: &f32| {
-        let q = ((w / scale).round() + zero).clamp(0.0, 15.0);
-        f64::from((w - scale * (q - zero)).abs())
-    };
+
+    /// The level of a weight, a whole number up to `top`.
+    fn level(&self, w: f32) -> f32 {
+        if self.scale == 0.0 {
+            0.0
+        } else {
+            ((w / self.scale).round() + self.zero).clamp(0.0, self.top)
+        }
+    }
+}
+
+/// Sum of the absolute errors of a group in [`Integers`] of 4 bits.
+pub fn int4_error(weights: &[f32]) -> f64 {
+    let grid = Grid::of(Bits::Four, weights);
+    let off = |w: &f32| f64::from((w - grid.scale * (grid.level(*w) - grid.zero)).abs());
     weights.iter().map(off).sum()
 }
 
 /// Min-max asymmetric integers with an integer zero point, in the layout of the format, which holds them exactly: `2^x` levels from
-/// `min(w, 0)` to `max(w, 0)`, as [`int4_error`] has them for 4 bits. For comparison.
+/// `min(w, 0)` to `max(w, 0)`. For comparison.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Integers;
+
+impl Integers {
+    /// Their name among methods.
+    pub const NAME: &str = "int";
+}
 
 impl ColumnMethod for Integers {
     fn column(
@@ -37,27 +64,16 @@ impl ColumnMethod for Integers {
         _scratch: &mut Scratch,
         out: &mut Column,
     ) -> Result<(), QuantError> {
-        let top = f32::from(bits.top());
         for part in weights.chunks(group) {
-            let (lo, hi) = part.iter().fold((0f32, 0f32), |(l, h), w| (l.min(*w), h.max(*w)));
-            let scale = f16::from_f32((hi - lo) / top).to_f32();
-            // A range that no half divides is all zeros.
-            let (scale, zero) = if scale == 0.0 {
-                (1.0, 0.0)
-            } else {
-                (scale, (-lo / scale).round())
-            };
-            let grid = affine(bits, f64::from(scale), f64::from(zero))?;
-            out.scales.push([grid.scale, grid.bias]);
+            let grid = Grid::of(bits, part);
+            let found = affine(bits, f64::from(grid.scale), f64::from(grid.zero))?;
+            out.scales.push([found.scale, found.bias]);
             #[expect(
                 clippy::cast_possible_truncation,
                 clippy::cast_sign_loss,
                 reason = "clamped to the codes"
             )]
-            out.codes.extend(
-                part.iter()
-                    .map(|w| ((w / scale).round() + zero).clamp(0.0, top) as u8),
-            );
+            out.codes.extend(part.iter().map(|w| grid.level(*w) as u8));
         }
         Ok(())
     }

@@ -41,9 +41,9 @@ pub mod awq;
 mod format;
 pub mod gptq;
 mod grid;
+mod hessian;
 mod int4;
 mod method;
-mod moments;
 mod packed;
 mod search;
 #[cfg(test)]
@@ -51,9 +51,9 @@ mod tests;
 mod transcode;
 
 pub use format::{Affine, Bits, Plane, QuantError, affine, decode, encode};
+pub use hessian::{Hessian, HessianError};
 pub use int4::{Integers, int4_error};
 pub use method::{ByGroup, ColumnMethod, Method, Scratch};
-pub use moments::{Moments, MomentsError};
 pub use packed::{Column, GROUP_STEP, Loss, PER_CHANNEL, Packed, decode_rows, group_size};
 pub(crate) use packed::{code_at, place};
 pub use transcode::{Grid, GridColumn, Grids, ReadColumn, by_group};

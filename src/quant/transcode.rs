@@ -3,10 +3,8 @@
 use super::format::{Bits, QuantError, affine, decode, encode};
 use super::method::{Method, Scratch, constant};
 use super::packed::{Loss, Packed};
+use crate::parallel;
 use half::f16;
-use std::num::NonZeroUsize;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 /// A uniform grid: code q stands for `scale * q + offset`.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -91,56 +89,26 @@ impl Grids<'_> {
     pub fn pack(&self) -> Result<(Packed, Loss), QuantError> {
         /// Columns that a core does at a time.
         const PANEL: usize = 32;
-        struct Out {
-            packed: Packed,
-            losses: Vec<Loss>,
-            error: Option<(usize, QuantError)>,
-        }
         let count = self.n.div_ceil(PANEL);
-        let out = Mutex::new(Out {
-            packed: Packed::empty(self.bits, self.group, self.k, self.n)?,
-            losses: vec![Loss::default(); count],
-            error: None,
-        });
-        let next = AtomicUsize::new(0);
-        let threads = std::thread::available_parallelism()
-            .map_or(1, NonZeroUsize::get)
-            .min(count);
-        let work = || {
-            let mut room = Room::default();
-            loop {
-                let panel = next.fetch_add(1, Ordering::Relaxed);
-                let first = panel * PANEL;
-                if panel >= count {
-                    return;
-                }
-                let made = self.panel(first, PANEL.min(self.n - first), &mut room);
-                let mut out = out.lock().unwrap_or_else(PoisonError::into_inner);
-                match made {
-                    Ok((packed, loss)) => {
-                        out.packed.place(&packed, first);
-                        out.losses[panel] = loss;
-                    }
-                    Err(e) if out.error.as_ref().is_none_or(|(at, _)| first < *at) => {
-                        out.error = Some((first, e));
-                    }
-                    Err(_) => {}
-                }
-            }
+        let mut out = Packed::empty(self.bits, self.group, self.k, self.n)?;
+        let mut losses = vec![Loss::default(); count];
+        let panel = |room: &mut Room, panel: usize| {
+            let first = panel * PANEL;
+            self.panel(first, PANEL.min(self.n - first), room)
         };
-        std::thread::scope(|scope| {
-            for _ in 1..threads {
-                scope.spawn(work);
-            }
-            work();
-        });
-        let out = out.into_inner().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, e)) = out.error {
-            return Err(e);
-        }
+        parallel::for_each(
+            parallel::cores(),
+            count,
+            Room::default,
+            panel,
+            |panel, (packed, loss)| {
+                out.place(&packed, panel * PANEL);
+                losses[panel] = loss;
+            },
+        )?;
         let mut loss = Loss::default();
-        out.losses.iter().for_each(|l| loss.add(l));
-        Ok((out.packed, loss))
+        losses.iter().for_each(|l| loss.add(l));
+        Ok((out, loss))
     }
 
     /// Columns `first .. first + width`, as a matrix of their own.

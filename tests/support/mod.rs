@@ -375,9 +375,14 @@ pub fn fake_caps() -> Caps {
 
 /// The converted folder of a tiny random model; it lives as long as the returned value.
 pub fn tiny_model(architecture: &str, traits: gguf::Traits) -> (tempfile::TempDir, PathBuf) {
+    converted(&gguf::tiny(architecture, traits))
+}
+
+/// The model of a GGUF file, converted.
+pub fn converted(model: &gguf::File) -> (tempfile::TempDir, PathBuf) {
     let dir = tempfile::tempdir().expect("a folder for temporary files");
     let file = dir.path().join("tiny.gguf");
-    std::fs::write(&file, gguf::tiny(architecture, traits).bytes()).expect("room for a tiny model");
+    std::fs::write(&file, model.bytes()).expect("room for a tiny model");
     let out = dir.path().join("onnx");
     transformer_lite::gguf::convert(&file, &out, false, &mut |_| {}).expect("the tiny model converts");
     (dir, out)

@@ -4,7 +4,7 @@ use super::shape_text;
 use crate::cli::output::size_text;
 use crate::graph::onnx::quantize::{Options, Quantized, Summary};
 use crate::inspect::page::CSS;
-use crate::quant::{Bits, Method};
+use crate::quant::{Bits, Integers, Method};
 use std::fmt::Write;
 use std::path::Path;
 
@@ -14,7 +14,9 @@ main { display: block; } main .panel { margin-bottom: 18px; overflow-x: auto; }
 svg { font: 12px system-ui, sans-serif; max-width: none; } svg text { fill: var(--ink); } svg .soft { fill: var(--soft); }
 svg .grid { stroke: var(--line); } svg .one { stroke: var(--ink); stroke-dasharray: 4 3; } svg .band { fill: var(--sunken); }
 svg .rtn { fill: var(--shape); } svg .mse { fill: var(--weights); } svg .mae { fill: var(--arena); } svg .bar { fill: var(--group); }
+svg .int { fill: var(--soft); } svg .written { fill: none; stroke: var(--ink); stroke-width: 1.5; }
 .legend .rtn { background: var(--shape); } .legend .mse { background: var(--weights); } .legend .mae { background: var(--arena); }
+.legend .int { background: var(--soft); } .legend .written { border: 1.5px solid var(--ink); }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; } td, th { padding: .15rem .8rem .15rem 0; text-align: right; }
 td:first-child, th:first-child { text-align: left; }
 ";
@@ -31,7 +33,7 @@ pub fn page(model: &Path, options: &Options, s: &Summary) -> String {
     let name = escaped(&model.file_name().unwrap_or(model.as_os_str()).to_string_lossy());
     let how = match options.budget {
         Some(bits) => format!("mixed formats at {bits} bits a weight"),
-        None => format!("{}, method {}", options.bits, options.method.name()),
+        None => format!("{}, method {}", options.bits, s.method),
     };
     let group = match options.group_size {
         crate::quant::PER_CHANNEL => "a scale a column".to_owned(),
@@ -59,26 +61,36 @@ pub fn page(model: &Path, options: &Options, s: &Summary) -> String {
     }
     out.push_str(
         "</dl>\n</header>\n<main>\n<section class=\"panel\">\n<h2>Error of each weight</h2>\n\
-         <p class=\"hint\">Left: the mean absolute error of each method at the weight's format, divided by that of asymmetric INT4 with the same groups \
-         (the dashed line), on some of its columns. Right: the relative error of what was written, as a square root of mean squares.</p>\n\
+         <p class=\"hint\">Left: the mean absolute error of methods at the weight's format, divided by that of asymmetric INT4 with the same groups \
+         (the dashed line), on some of its columns; rings are what was written, on all of them. Methods that learn from a text let weights be farther from where they were \
+         for results that are nearer. Right: the relative error of what was written, as a square root of mean squares.</p>\n\
          <ul class=\"legend\">",
     );
-    for (method, _) in Method::NAMES {
+    for method in Method::NAMES
+        .map(|(name, _)| name)
+        .into_iter()
+        .chain([Integers::NAME])
+    {
         let _ = write!(out, "<li><span class=\"dot {method}\"></span>{method}</li>");
     }
+    let _ = write!(
+        out,
+        "<li><span class=\"dot written\"></span>written: {}</li>",
+        s.method
+    );
     out.push_str("</ul>\n");
     picture(&mut out, &s.weights);
     out.push_str("</section>\n<section class=\"panel\">\n<h2>Numbers</h2>\n<table>\n<tr><th>weight</th><th>shape</th><th>bits</th><th>group</th><th>mae</th><th>mae of INT4</th><th>mse</th><th>size</th></tr>\n");
     for w in &s.weights {
         let _ = writeln!(
             out,
-            "<tr><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{:.4e}</td><td>{:.4e}</td><td>{:.4e}</td><td>{}</td></tr>",
+            "<tr><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{:.4e}</td><td>{}</td><td>{:.4e}</td><td>{}</td></tr>",
             escaped(&w.name),
             shape_text(&w.shape),
             w.bits.count(),
             w.group,
             w.mae,
-            w.mae_int4,
+            w.mae_int4.map_or_else(|| "-".to_owned(), |e| format!("{e:.4e}")),
             w.mse,
             size_text(w.bytes_after)
         );
@@ -109,11 +121,12 @@ fn picture(out: &mut String, weights: &[Quantized]) {
     let (width, height) = (right + BARS + 150.0, TOP + ROW * weights.len() as f64 + 8.0);
     // Against INT4 the other widths would take the axis for themselves.
     let of_four = |w: &&Quantized| w.bits == Bits::Four;
+    let written = |w: &Quantized| w.mae_int4.filter(|e| *e > 0.0).map(|e| w.mae / e);
     let ratios = || {
         weights
             .iter()
             .filter(of_four)
-            .flat_map(|w| w.compared.iter().map(|c| c.1))
+            .flat_map(|w| w.compared.iter().map(|c| c.1).chain(written(w)))
     };
     // Tenths that hold all dots and INT4's line.
     let low = (ratios().fold(0.9, f64::min) * 10.0 - 0.2).floor() / 10.0;
@@ -173,8 +186,15 @@ fn picture(out: &mut String, weights: &[Quantized]) {
             let _ = writeln!(
                 out,
                 "<circle class=\"{0}\" cx=\"{1:.1}\" cy=\"{middle:.1}\" r=\"4.5\"><title>{0}: {ratio:.4} of INT4</title></circle>",
-                method.name(),
+                method,
                 x(*ratio)
+            );
+        }
+        if let Some(ratio) = written(w).filter(|_| of_four(&w)) {
+            let _ = writeln!(
+                out,
+                "<circle class=\"written\" cx=\"{:.1}\" cy=\"{middle:.1}\" r=\"6.5\"><title>written: {ratio:.4} of INT4</title></circle>",
+                x(ratio)
             );
         }
         let length = w.relative_error / most * BARS;

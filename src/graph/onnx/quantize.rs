@@ -4,6 +4,8 @@
 //! engine's own domain; everything else is copied byte by byte.
 
 mod dequantize;
+mod job;
+mod methods;
 mod mixed;
 mod panels;
 mod parts;
@@ -19,33 +21,31 @@ mod wire;
 use super::import;
 use super::proto::{GraphProto, NodeProto, TensorProto};
 use super::weights::Weights;
-use super::write::ModelWriter;
+use super::write::{ModelWriter, write_file};
 use crate::error::{Error, Result, Stage};
 use crate::graph::op::OWN_DOMAIN;
 use crate::new_folder::NewFolder;
-use crate::quant::{
-    Bits, ByGroup, ColumnMethod, GROUP_STEP, Integers, Loss, Method, PER_CHANNEL, Packed, place,
-};
-use crate::tensor::{DType, HostTensor, TensorError};
-use half::f16;
-use panels::{Elements, Losses, Panel, explain, panels, sample};
-use parts::{Part, Parts, Record};
-use plan::{Plan, Weight, plan};
-use source::{Origin, Source, bytes_of, copy_others};
+use crate::quant::{Bits, GROUP_STEP, Loss, Method, PER_CHANNEL};
+use job::Job;
+use parts::Parts;
+use plan::{Plan, plan};
+use source::{Source, copy_others};
 use std::path::Path;
-use transcode::Kept;
 
 pub(crate) use dequantize::TEMPORARY as DEQUANTIZE_TEMPORARY;
 pub use dequantize::{Dequantized, dequantize_into};
+pub use methods::{Methods, Planned, Scaling};
 
 /// How the name of the temporary folder starts.
 pub(crate) const TEMPORARY: &str = ".quantize-";
+/// The folder in the temporary one that becomes the output.
+const RESULT: &str = "model";
 /// The graph's file in a model folder.
 const MODEL: &str = "model.onnx";
+/// The file of its data.
+const DATA: &str = "model.onnx.data";
 /// Group sizes that can be asked for: multiples of [`GROUP_STEP`] in this range, and [`PER_CHANNEL`].
 pub const GROUP_SIZES: std::ops::RangeInclusive<usize> = 16..=256;
-/// Columns of a weight on which formats and methods are compared.
-const SAMPLE: usize = 64;
 
 /// What is asked for.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -59,7 +59,7 @@ pub struct Options {
     /// How scales and biases are chosen.
     pub method: Method,
     /// Mean bits of a quantized weight, those of scales and biases included, which are spent where they save most error: formats and
-    /// group sizes, no larger than `group_size`, are chosen for each weight, `bits` and `head_bits` not looked at.
+    /// group sizes, no larger than `group_size`, are chosen for each weight. `bits` is not looked at; output head and embeddings get `head_bits` or more.
     pub budget: Option<f64>,
     /// Measures what each method would make of each weight, on some of its columns.
     pub compare: bool,
@@ -75,64 +75,6 @@ impl Default for Options {
             budget: None,
             compare: false,
         }
-    }
-}
-
-/// What a weight is multiplied by before it is quantized. The model stays the same where what makes its inputs and what reads its results
-/// is changed accordingly.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Scaling<'a> {
-    /// Factors of the K rows.
-    pub rows: Option<&'a [f32]>,
-    /// Divisors of the N columns.
-    pub columns: Option<&'a [f32]>,
-}
-
-/// Chooses a method for each weight. A [`Method`] is that of all weights; what knows of the inputs of a weight knows better.
-pub trait Methods: Sync {
-    /// The method for the weight of this name with K rows. An error where what it needs is not there.
-    fn of<'a>(&'a self, weight: &str, k: usize) -> Result<Box<dyn ColumnMethod + 'a>>;
-
-    /// Mean square of each of the K inputs of the weight of this name, where it is known: its errors count in proportion when formats are
-    /// compared.
-    fn importance(&self, weight: &str) -> Option<&[f32]> {
-        let _ = weight;
-        None
-    }
-
-    /// How the weight of this name is scaled before its method sees it.
-    fn scaling(&self, weight: &str) -> Scaling<'_> {
-        let _ = weight;
-        Scaling::default()
-    }
-
-    /// What the elements of the initialiser of this name, which is not quantized, are divided by, one each.
-    fn divisor(&self, initializer: &str) -> Option<&[f32]> {
-        let _ = initializer;
-        None
-    }
-
-    /// Names the method and all that its results depend on, as a run that goes on must use the same.
-    fn key(&self, weight: &str) -> String;
-}
-
-impl Methods for Method {
-    fn of<'a>(&'a self, _weight: &str, _k: usize) -> Result<Box<dyn ColumnMethod + 'a>> {
-        Ok(Box::new(ByGroup::from(*self)))
-    }
-
-    fn key(&self, _weight: &str) -> String {
-        self.name().to_owned()
-    }
-}
-
-impl Methods for Integers {
-    fn of<'a>(&'a self, _weight: &str, _k: usize) -> Result<Box<dyn ColumnMethod + 'a>> {
-        Ok(Box::new(*self))
-    }
-
-    fn key(&self, _weight: &str) -> String {
-        "integers".to_owned()
     }
 }
 
@@ -164,16 +106,43 @@ pub struct Quantized {
     pub relative_error: f64,
     /// Mean absolute difference.
     pub mae: f64,
-    /// That of min-max asymmetric INT4 with the same groups ([`crate::quant::int4_error`]).
-    pub mae_int4: f64,
+    /// That of min-max asymmetric INT4 with the same groups ([`crate::quant::int4_error`]); `None` for a weight that kept its codes.
+    pub mae_int4: Option<f64>,
     /// Mean squared difference.
     pub mse: f64,
     /// Bytes of the initialiser.
     pub bytes_before: u64,
     /// Bytes of codes and scales.
     pub bytes_after: u64,
-    /// With [`Options::compare`]: for each method, its mean absolute difference divided by that of INT4 on some columns.
-    pub compared: Vec<(Method, f64)>,
+    /// With [`Options::compare`]: for each method that looks at weights alone, its name, and its mean absolute difference divided by that of INT4 on some columns.
+    pub compared: Vec<(&'static str, f64)>,
+}
+
+impl Quantized {
+    /// A weight with this loss, which is not compared with others.
+    pub fn new(
+        name: &str,
+        shape: &[usize],
+        (bits, group): (Bits, usize),
+        loss: &Loss,
+        bytes_before: u64,
+        bytes_after: u64,
+    ) -> Self {
+        Self {
+            name: name.to_owned(),
+            shape: shape.to_vec(),
+            bits,
+            group,
+            max_error: loss.max,
+            relative_error: loss.relative_rms(),
+            mae: loss.mean_absolute(),
+            mae_int4: None,
+            mse: loss.mean_squared(),
+            bytes_before,
+            bytes_after,
+            compared: Vec::new(),
+        }
+    }
 }
 
 /// A weight of a matrix product or embedding that stays as it was.
@@ -190,6 +159,8 @@ pub struct Left {
 /// What a quantization did.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Summary {
+    /// Name of the method.
+    pub method: &'static str,
     /// Quantized weights in the order of the file.
     pub weights: Vec<Quantized>,
     /// Weights that could not be quantized.
@@ -216,9 +187,10 @@ pub struct Summary {
 /// number of cores.
 ///
 /// `output` must not exist or be an empty folder, and the folder that is to hold it must exist. The files are
-/// made in a folder `.quantize-<name of the output>` beside it, which takes its place at the end and before that holds no model that
-/// loads. It stays where the program is ended or the system refuses a file, if a weight was finished by then: the same call goes on from there.
-/// What was finished from another source or with other options is made anew. After any other error nothing is left.
+/// made in a folder `.quantize-<name of the output>` beside it, from which they move to their place at the end, written through to the disk. That folder stays where the
+/// program is ended, where the system refuses a file once a weight was finished, and where `output` was made by somebody else meanwhile: the same call goes on
+/// from there. A finished weight is taken where it was made from the same bytes with the same options, and, by a method that learns from a text, from the same text
+/// by the same model on the same device; others are made anew. After any other error nothing is left.
 ///
 /// Memory: the source is mapped; the codes and scales of one weight are held at a time, and the floats of a panel of columns for each core.
 ///
@@ -231,7 +203,8 @@ pub fn quantize(
     options: &Options,
     progress: &mut dyn FnMut(Progress<'_>),
 ) -> Result<Summary> {
-    quantize_with(input, output, options, &options.method, progress)
+    let mut method = options.method;
+    quantize_with(input, output, options, &mut method, progress)
 }
 
 /// As [`quantize`], with a method for each weight in place of [`Options::method`].
@@ -239,19 +212,23 @@ pub fn quantize_with(
     input: &Path,
     output: &Path,
     options: &Options,
-    methods: &dyn Methods,
+    methods: &mut dyn Methods,
     progress: &mut dyn FnMut(Progress<'_>),
 ) -> Result<Summary> {
     let new = NewFolder::resume(output, TEMPORARY)?;
     // Nothing of the folder is touched while another run has it.
     let parts = Parts::open(new.path())?;
-    match quantize_into(input, new.path(), parts, options, methods, progress) {
+    let made = new
+        .empty_part(RESULT)
+        .and_then(|folder| quantize_into(input, &folder, &parts, options, methods, progress));
+    match made {
         Ok(summary) => {
-            new.commit()?;
+            // The parts go with the rest of the temporary folder, once the result has its name.
+            new.commit_part(RESULT)?;
             Ok(summary)
         }
         // What was finished is of use once there is room again.
-        Err(e @ Error::Io { .. }) if Parts::any(new.path()) => Err(e),
+        Err(e @ Error::Io { .. }) if parts.any() => Err(e),
         Err(e) => {
             new.discard()?;
             Err(e)
@@ -262,9 +239,9 @@ pub fn quantize_with(
 fn quantize_into(
     input: &Path,
     folder: &Path,
-    parts: Parts,
+    parts: &Parts,
     options: &Options,
-    methods: &dyn Methods,
+    methods: &mut dyn Methods,
     progress: &mut dyn FnMut(Progress<'_>),
 ) -> Result<Summary> {
     let known = GROUP_SIZES.contains(&options.group_size) && options.group_size.is_multiple_of(GROUP_STEP);
@@ -286,23 +263,13 @@ fn quantize_into(
     // A model that cannot run, for whatever reason, is told from one that can before anything is written.
     import(&path)?;
     let source = Source::open(path)?;
-    let mut plan = plan(&source.graph, options);
+    let mut plan = plan(&source.graph, &mut Weights::new(&source.path), options)?;
     check(&source, &plan)?;
-    let mut job = Job {
-        weights: Weights::new(&source.path),
-        source: &source,
-        writer: ModelWriter::create(Stage::Quantize, folder, MODEL, "")?.with_checksums(),
-        parts: &parts,
-        options,
-        methods,
-        done: 0,
-        total: source.graph.initializer.iter().map(bytes_of).sum(),
-        progress,
-        quantized: Vec::new(),
-        loss: Loss::default(),
-        resumed: 0,
-        ordered: Vec::new(),
-    };
+    let planned = Planned::new(&source, &plan, parts);
+    methods.prepare(&planned)?;
+    planned.check(methods)?;
+    let writer = ModelWriter::create(Stage::Quantize, folder, MODEL, "")?.with_checksums();
+    let mut job = Job::new(&source, writer, parts, options, methods, progress);
     if let Some(budget) = options.budget {
         job.spend(&mut plan, budget)?;
     }
@@ -320,14 +287,13 @@ fn quantize_into(
     }
     let model = source.assemble(&changes, &origins, &tensors)?;
     copy_others(input, folder, &external)?;
-    parts.remove()?;
     // Last, as a folder without it is no model.
-    let target = folder.join(MODEL);
-    std::fs::write(&target, &model).map_err(|e| Error::io("cannot write", &target, e))?;
+    write_file(&folder.join(MODEL), &model)?;
     let stored: u64 = quantized.iter().map(|q| q.bytes_after).sum();
     #[expect(clippy::cast_precision_loss, reason = "sizes of files")]
     let bits_per_weight = stored as f64 * 8.0 / loss.count.max(1) as f64;
     Ok(Summary {
+        method: methods.name(),
         weights: quantized,
         left: plan.left,
         bytes_before,
@@ -373,257 +339,4 @@ fn check(source: &Source, plan: &Plan) -> Result<()> {
         return Err(source.bad(format!("no weight can be quantized; {why}")));
     }
     Ok(())
-}
-
-/// The weights under way from the old files to the new one.
-struct Job<'a> {
-    source: &'a Source,
-    weights: Weights,
-    writer: ModelWriter,
-    parts: &'a Parts,
-    options: &'a Options,
-    methods: &'a dyn Methods,
-    done: u64,
-    total: u64,
-    progress: &'a mut dyn FnMut(Progress<'_>),
-    quantized: Vec<Quantized>,
-    loss: Loss,
-    resumed: usize,
-    /// For each weight that keeps its codes, in the order of the plan: its rows have another order.
-    ordered: Vec<bool>,
-}
-
-impl<'a> Job<'a> {
-    /// Chooses format and group size of each weight.
-    fn spend(&mut self, plan: &mut Plan, budget: f64) -> Result<()> {
-        let mut ladders = Vec::with_capacity(plan.weights.len());
-        for w in &plan.weights {
-            let t = &self.source.graph.initializer[w.initializer];
-            let tensor = self.weights.tensor(t)?;
-            let elements = self.elements(&t.name, &tensor)?;
-            let importance = self.methods.importance(&t.name);
-            let measured = mixed::measure(elements, w, self.options, importance);
-            ladders.push(measured.map_err(|e| self.source.bad(format!("weight \"{}\": {e}", t.name)))?);
-            let (done, total) = (self.done, self.total);
-            (self.progress)(Progress {
-                tensor: &t.name,
-                done,
-                total,
-            });
-        }
-        let sizes: Vec<usize> = plan.weights.iter().map(|w| w.k * w.n).collect();
-        for (w, choice) in plan
-            .weights
-            .iter_mut()
-            .zip(mixed::spend(&ladders, &sizes, budget)?)
-        {
-            (w.bits, w.group) = (choice.bits, choice.group);
-        }
-        Ok(())
-    }
-
-    /// Writes all weights; tells where the initialisers of the new file are.
-    fn weights(&mut self, plan: &Plan) -> Result<Vec<Origin>> {
-        let source = self.source;
-        self.ordered = vec![false; plan.kept.len()];
-        let mut origins = Vec::new();
-        let mut written = 0;
-        let mut new = |origins: &mut Vec<Origin>| {
-            origins.push(Origin::New(written));
-            written += 1;
-        };
-        for (i, t) in source.graph.initializer.iter().enumerate() {
-            if let Some(w) = plan.weights.iter().find(|w| w.initializer == i) {
-                let tensor = self.weights.tensor(t)?;
-                self.pack(&t.name, &tensor, w)?;
-                new(&mut origins);
-                new(&mut origins);
-                continue;
-            }
-            if let Some(by) = self.methods.divisor(&t.name) {
-                let tensor = self.weights.tensor(t)?;
-                let divided =
-                    divided(&tensor, by).map_err(|e| self.source.bad(format!("\"{}\": {e}", t.name)))?;
-                self.writer.add_external(&t.name, &divided)?;
-                new(&mut origins);
-            } else if let Some(at) = plan.kept.iter().position(|k| k.initializer == i) {
-                for _ in 0..self.keep(&t.name, at, &plan.kept[at])? {
-                    new(&mut origins);
-                }
-            } else if plan.kept.iter().any(|k| k.replaces(i)) {
-                // Its weight has it.
-            } else if t.data_location == 1 {
-                self.writer.add_external(&t.name, &self.weights.tensor(t)?)?;
-                new(&mut origins);
-            } else {
-                origins.push(Origin::Old(i));
-            }
-            self.advance(&t.name, bytes_of(t));
-        }
-        Ok(origins)
-    }
-
-    fn advance(&mut self, tensor: &str, bytes: u64) {
-        self.done += bytes;
-        let (done, total) = (self.done, self.total);
-        (self.progress)(Progress { tensor, done, total });
-    }
-
-    fn elements<'t>(&self, name: &str, tensor: &'t HostTensor) -> Result<Elements<'t>>
-    where
-        'a: 't,
-    {
-        let bytes = tensor
-            .bytes()
-            .map_err(|e| self.source.bad(format!("weight \"{name}\": {e}")))?;
-        Ok(Elements {
-            dtype: tensor.dtype(),
-            bytes,
-            scaling: self.methods.scaling(name),
-        })
-    }
-
-    /// Writes a weight, from a finished part or by making one.
-    fn pack(&mut self, name: &str, tensor: &HostTensor, w: &Weight) -> Result<()> {
-        let elements = self.elements(name, tensor)?;
-        let key = self.key(name, elements, w);
-        let part = match self.parts.finished(w.initializer, &key) {
-            Some(part) => {
-                self.resumed += 1;
-                self.advance(name, tensor.byte_len() as u64);
-                part
-            }
-            None => self.make(name, elements, w, key)?,
-        };
-        let shape = [w.bits.rows(w.k), w.n];
-        self.writer
-            .add_initializer_external(&w.codes, DType::U32, &shape, |out| out.write(part.codes()))?;
-        let shape = [w.k.div_ceil(w.group), w.n, 2];
-        self.writer
-            .add_initializer_external(&w.scales, DType::F16, &shape, |out| out.write(part.scales()))?;
-        let loss = part.record.loss();
-        let compared = if self.options.compare {
-            self.compare(name, elements, w)?
-        } else {
-            Vec::new()
-        };
-        #[expect(clippy::cast_precision_loss, reason = "a number of weights in memory")]
-        let mae_int4 = part.record.int4 / loss.count.max(1) as f64;
-        self.quantized.push(Quantized {
-            name: name.to_owned(),
-            shape: tensor.shape().to_vec(),
-            bits: w.bits,
-            group: w.group,
-            max_error: loss.max,
-            relative_error: loss.relative_rms(),
-            mae: loss.mean_absolute(),
-            mae_int4,
-            mse: loss.mean_squared(),
-            bytes_before: tensor.byte_len() as u64,
-            bytes_after: part.record.length as u64,
-            compared,
-        });
-        self.loss.add(&loss);
-        Ok(())
-    }
-
-    /// Writes a weight that keeps its codes, in a few tensors, whose number is returned.
-    fn keep(&mut self, name: &str, at: usize, kept: &Kept) -> Result<usize> {
-        let made = kept.transcode(self.source, &mut self.weights)?;
-        let tensors = kept.tensors(&made);
-        let mut bytes_after = 0;
-        for (name, dtype, shape, bytes) in &tensors {
-            bytes_after += bytes.len() as u64;
-            self.writer
-                .add_initializer_external(name, *dtype, shape, |out| out.write(bytes))?;
-        }
-        self.ordered[at] = made.order.is_some();
-        self.quantized.push(kept.summary(name, &made, bytes_after));
-        self.loss.add(&made.loss);
-        Ok(tensors.len())
-    }
-
-    /// What a finished weight depends on.
-    fn key(&self, name: &str, elements: Elements<'_>, w: &Weight) -> String {
-        format!(
-            "{} {}, {name}: {} {}x{} {} crc32 {:08x}, {} group {} by {}",
-            env!("CARGO_PKG_NAME"),
-            env!("CARGO_PKG_VERSION"),
-            elements.dtype,
-            w.k,
-            w.n,
-            if w.transposed { "transposed" } else { "as it is" },
-            crc32fast::hash(elements.bytes),
-            w.bits,
-            w.group,
-            self.methods.key(name)
-        )
-    }
-
-    /// Quantizes a weight and keeps it.
-    fn make(&mut self, name: &str, elements: Elements<'_>, w: &Weight, key: String) -> Result<Part> {
-        let (mut codes, mut scales) = (
-            vec![0u32; w.bits.rows(w.k) * w.n],
-            vec![[f16::ZERO; 2]; w.k.div_ceil(w.group) * w.n],
-        );
-        let element = elements.dtype.size();
-        let method = self.methods.of(name, w.k)?;
-        let Losses { loss, int4 } = panels(elements, w, &*method, &mut |at: Panel| {
-            let width = at.packed.n;
-            place(&mut codes, &at.packed.codes, w.n, at.first, width);
-            place(&mut scales, &at.packed.scales, w.n, at.first, width);
-            self.advance(name, (width * w.k * element) as u64);
-        })
-        .map_err(|(first, width, e)| {
-            self.source
-                .bad(format!("weight \"{name}\": {}", explain(w, first, width, e)))
-        })?;
-        let (codes, scales): (&[u8], &[u8]) = (bytemuck::cast_slice(&codes), bytemuck::cast_slice(&scales));
-        let mut crc = crc32fast::Hasher::new();
-        crc.update(codes);
-        crc.update(scales);
-        let record = Record {
-            key,
-            codes: codes.len(),
-            length: codes.len() + scales.len(),
-            crc32: crc.finalize(),
-            count: loss.count,
-            max: loss.max,
-            absolute: loss.absolute,
-            squared: loss.squared,
-            weights_squared: loss.weights_squared,
-            int4,
-        };
-        self.parts.keep(w.initializer, &record, codes, scales)?;
-        let found = self.parts.finished(w.initializer, &record.key);
-        found.ok_or_else(|| {
-            self.source.bad(format!(
-                "weight \"{name}\": what was written is not what is read back"
-            ))
-        })
-    }
-
-    /// Mean absolute errors of all methods by that of INT4, on some columns.
-    fn compare(&self, name: &str, elements: Elements<'_>, w: &Weight) -> Result<Vec<(Method, f64)>> {
-        let columns = sample(elements, w, SAMPLE);
-        let groups = columns.chunks(w.k).flat_map(|c| c.chunks(w.group));
-        let int4: f64 = groups.map(crate::quant::int4_error).sum();
-        let ratio = |(_, method): (&str, Method)| {
-            let (_, loss) = Packed::from_columns(w.bits, w.group, w.k, &columns, &ByGroup::from(method))
-                .map_err(|e| self.source.bad(format!("weight \"{name}\": {e}")))?;
-            // Both are 0 for a weight of zeros.
-            Ok((method, if int4 == 0.0 { 1.0 } else { loss.absolute / int4 }))
-        };
-        Method::NAMES.into_iter().map(ratio).collect()
-    }
-}
-
-/// A tensor with each element divided by its own number.
-fn divided(tensor: &HostTensor, by: &[f32]) -> Result<HostTensor, TensorError> {
-    let values: Vec<f32> = tensor.to_f32()?.iter().zip(by).map(|(x, d)| x / d).collect();
-    if tensor.dtype() == DType::F16 {
-        let halves: Vec<f16> = values.iter().map(|v| f16::from_f32(*v)).collect();
-        return HostTensor::from_bytes(DType::F16, tensor.shape(), bytemuck::cast_slice(&halves));
-    }
-    HostTensor::from_f32(tensor.shape(), &values)
 }

@@ -7,6 +7,7 @@ use super::{proto, type_code};
 use crate::error::{Error, Result, Stage};
 use crate::tensor::{DType, HostTensor};
 use prost::Message;
+use std::borrow::Cow;
 use std::collections::HashSet;
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -147,6 +148,13 @@ impl ExternalData<'_> {
     }
 }
 
+/// Writes a whole file through to the disk.
+pub(super) fn write_file(path: &Path, bytes: &[u8]) -> Result<()> {
+    File::create(path)
+        .and_then(|mut f| f.write_all(bytes).and_then(|()| f.sync_all()))
+        .map_err(|e| Error::io("cannot write", path, e))
+}
+
 impl ModelWriter {
     /// Starts the model file `name` in the existing `folder`; `stage` is named by errors. The data file is
     /// created at once, the model file by [`ModelWriter::finish`]; both replace existing files.
@@ -255,7 +263,7 @@ impl ModelWriter {
             dims,
             data_type: type_code(tensor.dtype()),
             name: name.to_owned(),
-            raw_data: self.bytes_of(name, tensor)?.to_vec(),
+            raw_data: self.bytes_of(name, tensor)?.into_owned(),
             ..Default::default()
         })
     }
@@ -286,24 +294,18 @@ impl ModelWriter {
     pub fn add_external(&mut self, name: &str, tensor: &HostTensor) -> Result<()> {
         let bytes = match self.data {
             Some(_) => self.bytes_of(name, tensor)?,
-            None => &[],
+            None => Cow::Borrowed(&[][..]),
         };
-        self.add_initializer_external(name, tensor.dtype(), tensor.shape(), |out| out.write(bytes))
+        self.add_initializer_external(name, tensor.dtype(), tensor.shape(), |out| out.write(&bytes))
     }
 
-    fn bytes_of<'a>(&self, name: &str, tensor: &'a HostTensor) -> Result<&'a [u8]> {
-        if tensor.dtype().bits() < 8 {
-            let dtype = tensor.dtype();
-            return Err(self.bad(format!(
-                "tensor \"{name}\": elements of type {dtype} are not written"
-            )));
-        }
+    fn bytes_of<'a>(&self, name: &str, tensor: &'a HostTensor) -> Result<Cow<'a, [u8]>> {
         tensor
-            .bytes()
+            .to_packed()
             .map_err(|e| self.bad(format!("tensor \"{name}\": {e}")))
     }
 
-    /// Adds a constant in the data file. `fill` writes exactly as many bytes as `dtype` and `shape` need;
+    /// Adds a constant in the data file. `fill` writes exactly as many bytes as `dtype` and `shape` need, types of fewer than 8 bits packed;
     /// any other number is an error. A writer without a data file does not call it. After an error the writer is of no more use.
     pub fn add_initializer_external(
         &mut self,
@@ -315,7 +317,8 @@ impl ModelWriter {
         let dims = self.dims(name, shape)?;
         let length = shape
             .iter()
-            .try_fold(dtype.size() as u64, |n, d| n.checked_mul(*d as u64))
+            .try_fold(dtype.bits() as u64, |n, d| n.checked_mul(*d as u64))
+            .map(|bits| bits.div_ceil(8))
             .filter(|n| i64::try_from(*n).is_ok())
             .ok_or_else(|| self.bad(format!("tensor \"{name}\" of shape {shape:?} is too large")))?;
         let align = if length >= LARGE { PAGE } else { ALIGN };
@@ -479,10 +482,12 @@ impl ModelWriter {
         }
     }
 
+    /// Writes the data file through to the disk.
     fn flush(&mut self) -> Result<()> {
         match &mut self.data {
             Some(data) => data
                 .flush()
+                .and_then(|()| data.get_ref().sync_all())
                 .map_err(|e| Error::io("cannot write", &self.data_path, e)),
             None => Ok(()),
         }
@@ -507,8 +512,7 @@ impl ModelWriter {
                 "a graph of {length} bytes; the format allows {MESSAGE_LIMIT}"
             )));
         }
-        std::fs::write(&self.model_path, self.model.encode_to_vec())
-            .map_err(|e| Error::io("cannot write", &self.model_path, e))?;
+        write_file(&self.model_path, &self.model.encode_to_vec())?;
         Ok(Written {
             model_bytes: length as u64,
             data_bytes: self.position,
@@ -571,6 +575,30 @@ pub(crate) mod read_back {
             graph,
             data,
         }
+    }
+
+    /// Makes an initialiser of the model file `path`, of floats in single precision, an input of the graph as well.
+    pub fn make_input(path: &Path, name: &str) {
+        let mut model = proto::ModelProto::decode(std::fs::read(path).unwrap().as_slice()).unwrap();
+        let graph = model.graph.as_mut().unwrap();
+        let t = graph.initializer.iter().find(|t| t.name == name).unwrap();
+        let dim = |d: &i64| proto::DimensionProto {
+            value: Some(proto::DimensionValue::Value(*d)),
+        };
+        let shape = proto::TensorShapeProto {
+            dim: t.dims.iter().map(dim).collect(),
+        };
+        let tensor_type = proto::TensorTypeProto {
+            elem_type: t.data_type,
+            shape: Some(shape),
+        };
+        graph.input.push(proto::ValueInfoProto {
+            name: name.to_owned(),
+            r#type: Some(proto::TypeProto {
+                tensor_type: Some(tensor_type),
+            }),
+        });
+        std::fs::write(path, model.encode_to_vec()).unwrap();
     }
 
     impl Model {

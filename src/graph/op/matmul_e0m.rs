@@ -200,7 +200,13 @@ impl Op for MatMulE0m {
         let (x, codes, scales) = (operand(inputs, 0)?, operand(inputs, 1)?, operand(inputs, 2)?);
         let facts = [codes, scales].map(|t| Fact::new(t.dtype(), Shape::fixed(t.shape())));
         let (k, n) = packed_size(self.bits, self.group, &facts[0], &facts[1])?;
-        let (data, words, pairs) = (x.to_f32()?, codes.u32s()?, scale_pairs(scales)?);
+        let data = match x.dtype() {
+            // The weights have no more digits than single precision.
+            #[expect(clippy::cast_possible_truncation, reason = "rounding is meant")]
+            DType::F64 => x.f64s()?.iter().map(|v| *v as f32).collect(),
+            _ => x.to_f32()?,
+        };
+        let (words, pairs) = (codes.u32s()?, scale_pairs(scales)?);
         let rows = data.len() / k;
         let mut y = vec![0f32; rows * n];
         // A band of rows at a time, so that the whole weight is never unpacked at once.

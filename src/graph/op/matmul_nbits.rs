@@ -16,7 +16,7 @@ use super::pointwise::Binary;
 use super::pointwise::import::{binary, input as arg};
 use super::{Attributes, InferCx, Inputs, OnnxName, Op, OpDef, OpError, OpResult, count, operand};
 use crate::graph::ValueId;
-use crate::quant::{Bits, Grid, GridColumn, Grids, by_group};
+use crate::quant::{Bits, Grid, GridColumn, Grids, Packed, by_group};
 use crate::shape::{Dim, Fact, Known, Shape};
 use crate::tensor::product::gemm;
 use crate::tensor::{DType, HostTensor};
@@ -145,6 +145,33 @@ impl MatMulNBits {
         Ok(())
     }
 
+    /// The block of each row.
+    fn blocks_of_rows(&self, g_idx: &HostTensor) -> OpResult<Vec<usize>> {
+        let blocks = self.blocks();
+        let block = |b: i64| {
+            let inside = usize::try_from(b).ok().filter(|b| *b < blocks);
+            inside.ok_or_else(|| OpError::expected("g_idx", format!("0 to {}", blocks.saturating_sub(1)), b))
+        };
+        let all = g_idx.to_i64()?.into_iter().take(self.k).map(block);
+        let all: Vec<usize> = all.collect::<OpResult<_>>()?;
+        if all.len() != self.k {
+            return Err(OpError::expected("g_idx", format!("{} rows", self.k), all.len()));
+        }
+        Ok(all)
+    }
+
+    /// The order of the rows by their blocks, if they do not stand so already. An error where blocks have other numbers of rows than the layout of ours takes.
+    pub(crate) fn order(&self, g_idx: &HostTensor) -> OpResult<Option<Vec<usize>>> {
+        self.order_of(&self.blocks_of_rows(g_idx)?)
+    }
+
+    /// See [`MatMulNBits::order`]; `blocks` are those of all rows.
+    fn order_of(&self, blocks: &[usize]) -> OpResult<Option<Vec<usize>>> {
+        by_group(self.k, self.block, |i| blocks[i]).map_err(|(block, found, wanted)| {
+            OpError::expected("g_idx", format!("{wanted} rows of block {block}"), found)
+        })
+    }
+
     /// The weight of these constants, which were checked.
     pub(crate) fn weight<'a>(
         &'a self,
@@ -156,20 +183,7 @@ impl MatMulNBits {
         let fact = |t: &HostTensor| Fact::new(t.dtype(), Shape::fixed(t.shape()));
         let rest = [zeros.map(fact), g_idx.map(fact), None];
         self.check(&fact(codes), &fact(scales), rest.each_ref().map(Option::as_ref))?;
-        let blocks = self.blocks();
-        let groups = g_idx.map(|g| -> OpResult<Vec<usize>> {
-            g.to_i64()?
-                .into_iter()
-                .take(self.k)
-                .map(|b| {
-                    usize::try_from(b)
-                        .ok()
-                        .filter(|b| *b < blocks)
-                        .ok_or_else(|| OpError::expected("g_idx", format!("0 to {}", blocks - 1), b))
-                })
-                .collect()
-        });
-        let groups = groups.transpose()?;
+        let groups = g_idx.map(|g| self.blocks_of_rows(g)).transpose()?;
         let plain = |g: &Vec<usize>| g.iter().enumerate().all(|(i, b)| *b == i / self.block);
         Ok(Weight {
             layout: self,
@@ -228,14 +242,12 @@ impl Weight<'_> {
         }
     }
 
-    /// The weight as grids, and the order of its rows in them if it is another; `None` where the layout of ours does not take it.
-    pub(crate) fn grids(&self) -> Option<(Grids<'_>, Option<Vec<usize>>)> {
+    /// The weight as grids, and the order of its rows in them if it is another. An error where the layout of ours does not take it.
+    pub(crate) fn grids(&self) -> OpResult<(Grids<'_>, Option<Vec<usize>>)> {
         let l = self.layout;
-        if !l.k.is_multiple_of(l.bits.k_step()) || !l.n.is_multiple_of(2) {
-            return None;
-        }
+        Packed::check(l.bits, l.block, l.k, l.n).map_err(|e| OpError::Unsupported(e.to_string()))?;
         let order = match &self.groups {
-            Some(groups) => by_group(l.k, l.block, |i| groups[i]).ok()?,
+            Some(groups) => l.order_of(groups)?,
             None => None,
         };
         let rows = order.clone();
@@ -253,7 +265,7 @@ impl Weight<'_> {
             n: l.n,
             column: Box::new(column),
         };
-        Some((grids, order))
+        Ok((grids, order))
     }
 }
 
@@ -274,7 +286,7 @@ impl MatMulNBits {
             .any(|t| t.is_absent())
         {
             // What a model takes can be told without its weights, if they are as they mostly are.
-            let fits = self.k.is_multiple_of(self.bits.k_step()) && self.n.is_multiple_of(2);
+            let fits = Packed::check(self.bits, self.block, self.k, self.n).is_ok();
             let absent = |dtype, shape: &[usize]| HostTensor::absent(dtype, shape, "codes of MatMulNBits");
             return Ok(match fits && g_idx.is_none() {
                 true => Some((absent(DType::U32, &layout)?, absent(DType::F16, &groups)?, None)),
@@ -282,7 +294,8 @@ impl MatMulNBits {
             });
         }
         let weight = self.weight(codes, scales, zeros.as_deref(), g_idx.as_deref())?;
-        let Some((grids, order)) = weight.grids() else {
+        // What does not fit is decoded.
+        let Ok((grids, order)) = weight.grids() else {
             return Ok(None);
         };
         match grids.pack() {

@@ -1,14 +1,16 @@
 //! Formats for the weights of a model under a budget of bits.
 //!
-//! Each weight is measured in each format that fits it. What counts is its relative squared error: a product's relative error is about
-//! that of its weight, and products follow one another. From the smallest formats on, the budget goes step by step to the weight where
+//! Each weight is measured in each format that fits it, the output head and embeddings in those that are wide enough. What counts is what a product's results
+//! lose as a part of their mean square, `e^T H e` by `w^T H w` with the Hessian H of its inputs, where a calibration has told that; else the relative squared error of the
+//! weight, which it comes to where the inputs are independent and alike. Products follow one another, so that relative errors add up. From the smallest formats on, the budget goes step by step to the weight where
 //! a byte saves most error; a format that is worse than a mixture of a smaller and a larger one is skipped.
 
 use super::Options;
 use super::panels::{Elements, sample};
 use super::plan::Weight;
 use crate::error::{Error, Result};
-use crate::quant::{Bits, ByGroup, Method, Packed, QuantError, group_size};
+use crate::parallel;
+use crate::quant::{Bits, ByGroup, Hessian, Loss, Method, Packed, QuantError, group_size};
 
 /// Columns of a weight that are measured.
 const SAMPLE: usize = 32;
@@ -22,17 +24,17 @@ pub(super) struct Choice {
     pub group: usize,
     /// Bytes of codes and scales.
     pub bytes: u64,
-    /// Squared errors by squared weights, both by importance.
+    /// Squared error of the results by their squares, or of the weights by theirs.
     pub error: f64,
 }
 
-/// Measures a weight in each format that fits it, from the smallest to the largest, without those that another is no larger
-/// than and no worse, or that a mixture of two others beats.
+/// Measures a weight, with the Hessian of its inputs where that is known, in each format that fits it, from the smallest to the largest, without those that
+/// another is no larger than and no worse, or that a mixture of two others beats.
 pub(super) fn measure(
     elements: Elements<'_>,
     w: &Weight,
     options: &Options,
-    importance: Option<&[f32]>,
+    hessian: Option<&Hessian>,
 ) -> std::result::Result<Vec<Choice>, QuantError> {
     // An even number, as the layout asks for.
     let columns = sample(elements, w, SAMPLE.min(w.n));
@@ -45,44 +47,43 @@ pub(super) fn measure(
     groups.dedup();
     let formats: Vec<(Bits, usize)> = Bits::ALL
         .into_iter()
-        .filter(|b| w.k.is_multiple_of(b.k_step()))
+        .filter(|b| w.k.is_multiple_of(b.k_step()) && (!w.head || *b >= options.head_bits))
         .flat_map(|b| groups.iter().map(move |g| (b, *g)))
         .collect();
-    let error = |(bits, group): (Bits, usize)| {
+    let importance = hessian.map(Hessian::mean_squares);
+    let all = hessian.map_or(0.0, |h| h.output_error(&columns));
+    let error = |(): &mut (), i: usize| {
+        let (bits, group) = formats[i];
         let method = ByGroup {
             method: Method::Mse,
-            importance,
+            importance: importance.as_deref(),
         };
-        let (packed, _) = Packed::from_columns(bits, group, w.k, &columns, &method)?;
-        let (mut off, mut all) = (0f64, 0f64);
-        for (j, column) in columns.chunks_exact(w.k).enumerate() {
-            for (i, v) in column.iter().enumerate() {
-                let h = f64::from(importance.and_then(|h| h.get(i)).map_or(1.0, |h| *h));
-                off += h * f64::from(v - packed.get(i, j)).powi(2);
-                all += h * f64::from(*v).powi(2);
-            }
-        }
-        Ok(if all > 0.0 { off / all } else { 0.0 })
+        let (packed, loss) = Packed::from_columns(bits, group, w.k, &columns, &method)?;
+        let Some(hessian) = hessian.filter(|_| all > 0.0) else {
+            return Ok(Loss::relative_rms(&loss).powi(2));
+        };
+        let errors = columns.iter().enumerate();
+        let errors: Vec<f32> = errors.map(|(at, v)| v - packed.get(at % w.k, at / w.k)).collect();
+        Ok(hessian.output_error(&errors) / all)
     };
-    // A thread a format; the result is in their order.
-    let errors: Vec<std::result::Result<f64, QuantError>> = std::thread::scope(|scope| {
-        let threads: Vec<_> = formats.iter().map(|f| scope.spawn(move || error(*f))).collect();
-        threads
-            .into_iter()
-            .map(|t| t.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
-            .collect()
-    });
-    let mut choices = Vec::with_capacity(formats.len());
-    for ((bits, group), error) in formats.into_iter().zip(errors) {
-        let bytes = (bits.rows(w.k) + w.k.div_ceil(group)) * w.n * 4;
-        choices.push(Choice {
-            bits,
-            group,
+    let mut errors = vec![0.0; formats.len()];
+    parallel::for_each(
+        parallel::cores(),
+        formats.len(),
+        || (),
+        error,
+        |i, e| errors[i] = e,
+    )?;
+    let choices = formats.iter().zip(errors).map(|((bits, group), error)| {
+        let bytes = (bits.rows(w.k) + w.k.div_ceil(*group)) * w.n * 4;
+        Choice {
+            bits: *bits,
+            group: *group,
             bytes: bytes as u64,
-            error: error?,
-        });
-    }
-    Ok(hull(choices))
+            error,
+        }
+    });
+    Ok(hull(choices.collect()))
 }
 
 /// The lower convex hull of error over bytes.
@@ -123,7 +124,9 @@ pub(super) fn spend(ladders: &[Vec<Choice>], sizes: &[usize], budget: f64) -> Re
     let most = budget * weights as f64 / 8.0;
     if spent as f64 > most {
         let least = spent as f64 * 8.0 / weights.max(1) as f64;
-        let what = format!("{budget} bits a weight are too few; the smallest formats take {least:.3}");
+        let what = format!(
+            "{budget} bits a weight are too few; the smallest formats take {least:.3}, output head and embeddings at --head-bits or more"
+        );
         return Err(Error::usage("--bits", what));
     }
     loop {

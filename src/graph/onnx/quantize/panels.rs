@@ -2,12 +2,10 @@
 
 use super::Scaling;
 use super::plan::Weight;
+use crate::parallel;
 use crate::quant::{ColumnMethod, Loss, Packed, QuantError, int4_error};
 use crate::tensor::DType;
-use half::f16;
-use std::num::NonZeroUsize;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::mpsc;
+use half::{bf16, f16};
 
 /// An error of a panel, with the element's place in the weight as it is stored.
 pub(super) fn explain(w: &Weight, first: usize, width: usize, e: QuantError) -> String {
@@ -42,18 +40,65 @@ pub(super) struct Panel {
 /// First column and width of a panel that failed, and why.
 pub(super) type PanelError = (usize, usize, QuantError);
 
+/// Floats as a weight stores them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Float {
+    F32,
+    F16,
+    BF16,
+    F64,
+}
+
+impl Float {
+    fn of(dtype: DType) -> Option<Self> {
+        match dtype {
+            DType::F32 => Some(Self::F32),
+            DType::F16 => Some(Self::F16),
+            DType::BF16 => Some(Self::BF16),
+            DType::F64 => Some(Self::F64),
+            _ => None,
+        }
+    }
+}
+
 /// A weight as it is stored.
 #[derive(Clone, Copy)]
 pub(super) struct Elements<'a> {
-    pub dtype: DType,
+    float: Float,
     pub bytes: &'a [u8],
-    /// What its columns are multiplied by when they are read.
-    pub scaling: Scaling<'a>,
+    /// What its columns are multiplied by before they are quantized.
+    scaling: Scaling<'a>,
 }
 
-/// Quantizes a weight in panels of columns on all cores, and hands them over as they get done. The result does not
-/// depend on the number of cores; of several errors the one of the first panel is told.
+impl<'a> Elements<'a> {
+    /// Elements of a type that is quantized, without scaling.
+    pub fn of(dtype: DType, bytes: &'a [u8]) -> Option<Self> {
+        Float::of(dtype).map(|float| Self {
+            float,
+            bytes,
+            scaling: Scaling::default(),
+        })
+    }
+
+    /// The same, scaled like this.
+    pub fn scaled(self, scaling: Scaling<'a>) -> Self {
+        Self { scaling, ..self }
+    }
+
+    /// Bytes of an element.
+    pub fn element_size(&self) -> usize {
+        match self.float {
+            Float::F16 | Float::BF16 => 2,
+            Float::F32 => 4,
+            Float::F64 => 8,
+        }
+    }
+}
+
+/// Quantizes a weight in panels of columns on `threads` threads, and hands them over as they get done. The result does not
+/// depend on their number; of several errors the one of the first panel is told.
 pub(super) fn panels(
+    threads: usize,
     tensor: Elements<'_>,
     w: &Weight,
     method: &dyn ColumnMethod,
@@ -63,68 +108,61 @@ pub(super) fn panels(
     const PANEL: usize = 1 << 16;
     let width = (PANEL / w.k).clamp(1, 64).next_multiple_of(2).min(w.n);
     let count = w.n.div_ceil(width);
-    let threads = std::thread::available_parallelism()
-        .map_or(1, NonZeroUsize::get)
-        .min(count);
-    let (next, failed) = (AtomicUsize::new(0), AtomicBool::new(false));
     let mut losses = vec![Losses::default(); count];
-    let mut error: Option<PanelError> = None;
-    std::thread::scope(|scope| {
-        let (send, receive) = mpsc::sync_channel(2 * threads);
-        for _ in 0..threads {
-            let send = send.clone();
-            let (next, failed) = (&next, &failed);
-            scope.spawn(move || {
-                let mut columns = Vec::new();
-                while !failed.load(Ordering::Relaxed) {
-                    let panel = next.fetch_add(1, Ordering::Relaxed);
-                    if panel >= count {
-                        break;
-                    }
-                    let first = panel * width;
-                    let wide = width.min(w.n - first);
-                    read_columns(tensor, w, first, wide, &mut columns);
-                    let result =
-                        Packed::from_columns(w.bits, w.group, w.k, &columns, method).map(|(packed, loss)| {
-                            let groups = columns.chunks(w.k).flat_map(|c| c.chunks(w.group));
-                            let int4 = groups.map(int4_error).sum();
-                            (packed, Losses { loss, int4 })
-                        });
-                    if result.is_err() {
-                        failed.store(true, Ordering::Relaxed);
-                    }
-                    if send.send((panel, first, wide, result)).is_err() {
-                        break;
-                    }
-                }
-            });
-        }
-        drop(send);
-        for (panel, first, wide, result) in receive {
-            match result {
-                Ok((packed, loss)) => {
-                    losses[panel] = loss;
-                    take(Panel { first, packed });
-                }
-                Err(e) if error.as_ref().is_none_or(|(at, ..)| first < *at) => error = Some((first, wide, e)),
-                Err(_) => {}
-            }
-        }
-    });
-    match error {
-        Some(e) => Err(e),
-        None => {
-            let mut sum = Losses::default();
-            for l in &losses {
-                sum.loss.add(&l.loss);
-                sum.int4 += l.int4;
-            }
-            Ok(sum)
-        }
+    let make = |columns: &mut Vec<f32>, panel: usize| {
+        let first = panel * width;
+        let wide = width.min(w.n - first);
+        read_columns(tensor, w, first, wide, columns);
+        let groups = columns.chunks(w.k).flat_map(|c| c.chunks(w.group));
+        let int4 = groups.map(int4_error).sum();
+        let (packed, loss) =
+            scaled_columns(tensor.scaling, w, first, columns, method).map_err(|e| (first, wide, e))?;
+        Ok((packed, Losses { loss, int4 }))
+    };
+    parallel::for_each(threads, count, Vec::new, make, |panel, (packed, loss)| {
+        losses[panel] = loss;
+        let first = panel * width;
+        take(Panel { first, packed });
+    })?;
+    let mut sum = Losses::default();
+    for l in &losses {
+        sum.loss.add(&l.loss);
+        sum.int4 += l.int4;
     }
+    Ok(sum)
 }
 
-/// At most `most` columns, evenly spread, one after the other.
+/// Quantizes columns from `first` on, scaled. The loss is that of the weights as they were given: what is decoded is scaled back.
+fn scaled_columns(
+    scaling: Scaling<'_>,
+    w: &Weight,
+    first: usize,
+    given: &[f32],
+    method: &dyn ColumnMethod,
+) -> Result<(Packed, Loss), QuantError> {
+    if scaling == Scaling::default() {
+        return Packed::from_columns(w.bits, w.group, w.k, given, method);
+    }
+    let factor = |i: usize, j: usize| {
+        let divisor = scaling.columns.and_then(|c| c.get(first + j)).map_or(1.0, |d| *d);
+        scaling.rows.and_then(|r| r.get(i)).map_or(1.0, |f| *f) / divisor
+    };
+    let place = |at: usize| (at % w.k, at / w.k);
+    let scaled = given.iter().enumerate().map(|(at, v)| {
+        let (i, j) = place(at);
+        v * factor(i, j)
+    });
+    let scaled: Vec<f32> = scaled.collect();
+    let (packed, _) = Packed::from_columns(w.bits, w.group, w.k, &scaled, method)?;
+    let mut loss = Loss::default();
+    for (at, v) in given.iter().enumerate() {
+        let (i, j) = place(at);
+        loss.note(*v, packed.get(i, j) / factor(i, j));
+    }
+    Ok((packed, loss))
+}
+
+/// At most `most` columns, evenly spread, one after the other, as they are stored.
 pub(super) fn sample(tensor: Elements<'_>, w: &Weight, most: usize) -> Vec<f32> {
     let count = most.min(w.n);
     let (mut all, mut column) = (Vec::with_capacity(count * w.k), Vec::new());
@@ -135,38 +173,26 @@ pub(super) fn sample(tensor: Elements<'_>, w: &Weight, most: usize) -> Vec<f32> 
     all
 }
 
-/// Columns `first .. first + wide` of the matrix to pack, scaled, one after the other.
-pub(super) fn read_columns(
-    tensor: Elements<'_>,
-    w: &Weight,
-    first: usize,
-    wide: usize,
-    columns: &mut Vec<f32>,
-) {
+/// Columns `first .. first + wide` of the matrix to pack, one after the other, as they are stored.
+fn read_columns(tensor: Elements<'_>, w: &Weight, first: usize, wide: usize, columns: &mut Vec<f32>) {
     columns.clear();
     columns.resize(wide * w.k, 0.0);
-    let chunks = tensor.bytes;
-    if tensor.dtype == DType::F16 {
-        spread(chunks.as_chunks().0, w, first, wide, columns, |b| {
+    let bytes = tensor.bytes;
+    match tensor.float {
+        Float::F32 => spread(bytes.as_chunks().0, w, first, columns, f32::from_le_bytes),
+        Float::F16 => spread(bytes.as_chunks().0, w, first, columns, |b| {
             f16::from_le_bytes(b).to_f32()
-        });
-    } else {
-        spread(chunks.as_chunks().0, w, first, wide, columns, f32::from_le_bytes);
-    }
-    scale(tensor.scaling, w.k, first, columns);
-}
-
-/// Multiplies columns from `first` on by the factors of rows, and divides them by theirs.
-fn scale(scaling: Scaling<'_>, k: usize, first: usize, columns: &mut [f32]) {
-    if scaling == Scaling::default() {
-        return;
-    }
-    for (j, column) in columns.chunks_exact_mut(k).enumerate() {
-        let divisor = scaling.columns.and_then(|c| c.get(first + j)).map_or(1.0, |d| *d);
-        for (i, w) in column.iter_mut().enumerate() {
-            let factor = scaling.rows.and_then(|r| r.get(i)).map_or(1.0, |f| *f);
-            *w *= factor / divisor;
-        }
+        }),
+        Float::BF16 => spread(bytes.as_chunks().0, w, first, columns, |b| {
+            bf16::from_le_bytes(b).to_f32()
+        }),
+        #[expect(
+            clippy::cast_possible_truncation,
+            reason = "rounding is meant; what single precision cannot hold becomes infinity, and is refused"
+        )]
+        Float::F64 => spread(bytes.as_chunks().0, w, first, columns, |b| {
+            f64::from_le_bytes(b) as f32
+        }),
     }
 }
 
@@ -174,7 +200,6 @@ fn spread<const SIZE: usize>(
     elements: &[[u8; SIZE]],
     w: &Weight,
     first: usize,
-    wide: usize,
     columns: &mut [f32],
     value: impl Fn([u8; SIZE]) -> f32,
 ) {
@@ -184,7 +209,7 @@ fn spread<const SIZE: usize>(
         }
     } else {
         for (i, row) in elements.chunks_exact(w.n).enumerate() {
-            for (column, from) in columns.chunks_exact_mut(w.k).zip(&row[first..first + wide]) {
+            for (column, from) in columns.chunks_exact_mut(w.k).zip(&row[first..]) {
                 column[i] = value(*from);
             }
         }

@@ -1,6 +1,6 @@
-//! Finished weights, kept beside the output until it is whole, so that an interrupted run goes on where it was.
+//! Finished weights, and what was found out before, kept beside the output until it is whole, so that an interrupted run goes on where it was.
 //!
-//! A part is two files: the codes and scales, and a record of what they were made from and of their checksum. The record is written last, and
+//! A part is two files: the data, such as codes and scales, and a record of what they were made from and of their checksum. The record is written last, and
 //! a part whose record does not fit, or whose checksum does not, is made anew.
 
 use crate::error::{Error, Result, Stage};
@@ -8,6 +8,7 @@ use crate::graph::onnx::weights::map;
 use crate::mapped::Mapped;
 use crate::quant::Loss;
 use crate::tensor::Bytes;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
@@ -51,6 +52,15 @@ impl Record {
     }
 }
 
+/// What numbers were made from.
+#[derive(Serialize, Deserialize)]
+struct Numbers {
+    key: String,
+    /// Numbers of each list.
+    lengths: Vec<usize>,
+    crc32: u32,
+}
+
 /// A finished weight.
 pub(super) struct Part {
     bytes: Mapped,
@@ -88,31 +98,49 @@ impl Parts {
         }
     }
 
-    /// True where at least one part is finished in `folder`.
-    pub fn any(folder: &Path) -> bool {
-        let entries = std::fs::read_dir(folder.join(FOLDER))
-            .into_iter()
-            .flatten()
-            .flatten();
+    /// True where something is finished.
+    pub fn any(&self) -> bool {
+        let entries = std::fs::read_dir(&self.folder).into_iter().flatten().flatten();
         entries
             .into_iter()
             .any(|e| e.path().extension().is_some_and(|e| e == "json"))
     }
 
-    fn paths(&self, index: usize) -> (PathBuf, PathBuf) {
-        let file = |ending: &str| self.folder.join(format!("{index}.{ending}"));
+    fn paths(&self, name: &str) -> (PathBuf, PathBuf) {
+        let file = |ending: &str| self.folder.join(format!("{name}.{ending}"));
         (file("bin"), file("json"))
+    }
+
+    /// A record of this name and its data, as far as both are there.
+    fn read<R: DeserializeOwned>(&self, name: &str) -> Option<(R, Mapped)> {
+        let (data, record) = self.paths(name);
+        let record = serde_json::from_slice(&std::fs::read(record).ok()?).ok()?;
+        Some((record, map(&data).ok()?))
+    }
+
+    /// Writes data and then its record.
+    fn write(&self, name: &str, record: &impl Serialize, data: &[&[u8]]) -> Result<()> {
+        let (path, place) = self.paths(name);
+        let text = serde_json::to_vec(record)
+            .map_err(|e| Error::parse(Stage::Quantize, &place, "a record that cannot be written", e))?;
+        let failed = |path: &Path, e| Error::io("cannot write", path, e);
+        let write = || -> std::io::Result<()> {
+            use std::io::Write;
+            let mut file = File::create(&path)?;
+            for part in data {
+                file.write_all(part)?;
+            }
+            file.sync_data()
+        };
+        write().map_err(|e| failed(&path, e))?;
+        std::fs::write(&place, text).map_err(|e| failed(&place, e))
     }
 
     /// The part of weight `index`, if it was made from what `key` says, and is whole.
     pub fn finished(&self, index: usize, key: &str) -> Option<Part> {
-        let (data, record) = self.paths(index);
-        let record: Record = serde_json::from_slice(&std::fs::read(record).ok()?).ok()?;
-        if record.key != key {
-            return None;
-        }
-        let bytes = map(&data).ok()?;
-        let whole = bytes.bytes().len() == record.length
+        let (record, bytes): (Record, _) = self.read(&index.to_string())?;
+        let whole = record.key == key
+            && bytes.bytes().len() == record.length
             && record.codes <= record.length
             && crc32fast::hash(bytes.bytes()) == record.crc32;
         whole.then_some(Part { bytes, record })
@@ -120,23 +148,37 @@ impl Parts {
 
     /// Keeps the part of weight `index`.
     pub fn keep(&self, index: usize, record: &Record, codes: &[u8], scales: &[u8]) -> Result<()> {
-        let (data, place) = self.paths(index);
-        let text = serde_json::to_vec(record)
-            .map_err(|e| Error::parse(Stage::Quantize, &place, "a record that cannot be written", e))?;
-        let failed = |path: &Path, e| Error::io("cannot write", path, e);
-        let write = || -> std::io::Result<()> {
-            use std::io::Write;
-            let mut file = File::create(&data)?;
-            file.write_all(codes)?;
-            file.write_all(scales)?;
-            file.sync_data()
-        };
-        write().map_err(|e| failed(&data, e))?;
-        std::fs::write(&place, text).map_err(|e| failed(&place, e))
+        self.write(&index.to_string(), record, &[codes, scales])
     }
 
-    /// Removes all parts: the output has what they hold.
-    pub fn remove(self) -> Result<()> {
-        std::fs::remove_dir_all(&self.folder).map_err(|e| Error::io("cannot remove", &self.folder, e))
+    /// Numbers that were found out before any weight was made, if they were made from what `key` says, and are whole. `name` is no number.
+    pub fn recall(&self, name: &str, key: &str) -> Option<Vec<Vec<f32>>> {
+        let (record, bytes): (Numbers, _) = self.read(name)?;
+        let (words, rest) = bytes.bytes().as_chunks::<4>();
+        let sum = record
+            .lengths
+            .iter()
+            .try_fold(0usize, |sum, n| sum.checked_add(*n));
+        if record.key != key
+            || !rest.is_empty()
+            || sum != Some(words.len())
+            || crc32fast::hash(bytes.bytes()) != record.crc32
+        {
+            return None;
+        }
+        let mut words = words.iter().map(|w| f32::from_le_bytes(*w));
+        let lists = record.lengths.iter().map(|n| words.by_ref().take(*n).collect());
+        Some(lists.collect())
+    }
+
+    /// Keeps such numbers.
+    pub fn remember(&self, name: &str, key: &str, numbers: &[Vec<f32>]) -> Result<()> {
+        let bytes: Vec<u8> = numbers.iter().flatten().flat_map(|x| x.to_le_bytes()).collect();
+        let record = Numbers {
+            key: key.to_owned(),
+            lengths: numbers.iter().map(Vec::len).collect(),
+            crc32: crc32fast::hash(&bytes),
+        };
+        self.write(name, &record, &[&bytes])
     }
 }

@@ -1,11 +1,13 @@
 //! Which weights of a graph are quantized, and what becomes of the nodes that read them.
 
 use super::super::proto::{AttributeProto, GraphProto, NodeProto};
+use super::super::weights::Weights;
 use super::super::{dtype_of, type_name};
 use super::transcode::{self, Kept};
 use super::{Left, Options};
+use crate::error::Result;
 use crate::graph::op::OWN_DOMAIN;
-use crate::quant::{Bits, group_size};
+use crate::quant::{Bits, Packed, group_size};
 use crate::tensor::DType;
 use std::collections::{HashMap, HashSet};
 
@@ -99,12 +101,13 @@ pub struct Facts<'a> {
     pub constants: HashMap<&'a str, usize>,
 }
 
-/// Decides. The names of `graph` are those of a valid graph; a damaged one yields a plan of no use, which the importer refuses.
-pub fn plan(graph: &GraphProto, options: &Options) -> Plan {
+/// Decides. The names of `graph` are those of a valid graph; a damaged one yields a plan of no use, which the importer refuses. An error where `weights` cannot
+/// be read that a decision depends on.
+pub fn plan(graph: &GraphProto, weights: &mut Weights, options: &Options) -> Result<Plan> {
     let facts = Facts::new(graph);
     let head = facts.head();
     let mut names: HashSet<String> = facts.names();
-    let (kept, left) = transcode::find(graph, &mut names);
+    let (kept, left) = transcode::find(graph, weights, &mut names)?;
     let mut out = Plan {
         weights: Vec::new(),
         kept,
@@ -121,7 +124,7 @@ pub fn plan(graph: &GraphProto, options: &Options) -> Plan {
         if !facts.wants(&uses) || !float {
             continue;
         }
-        let mut decide = || -> Result<Weight, String> {
+        let mut decide = || -> std::result::Result<Weight, String> {
             let transposed = facts.orientation(&t.name, t.data_type, &uses, &transposes)?;
             let (k, n) = if transposed {
                 (columns, rows)
@@ -132,21 +135,14 @@ pub fn plan(graph: &GraphProto, options: &Options) -> Plan {
                 Use::Rows(_) => true,
                 Use::Product(n) | Use::Other(n) => Some(*n) == head,
             });
-            // A budget chooses later, among the formats that K fits.
+            // A budget chooses later, among the formats that K fits; what fits any fits this one.
             let bits = match options.budget {
-                Some(_) => Bits::Four,
+                Some(_) => Bits::Eight,
                 None if large => options.head_bits,
                 None => options.bits,
             };
-            if !k.is_multiple_of(bits.k_step()) || k == 0 {
-                return Err(format!(
-                    "K is {k}, no multiple of {}, as {bits} needs",
-                    bits.k_step()
-                ));
-            }
-            if !n.is_multiple_of(2) || n == 0 {
-                return Err(format!("N is {n}, no multiple of 2"));
-            }
+            let group = group_size(options.group_size, k);
+            Packed::check(bits, group, k, n).map_err(|e| e.to_string())?;
             let mut fresh = |suffix: &str| {
                 let mut name = format!("{}.{suffix}", t.name);
                 while !names.insert(name.clone()) {
@@ -159,7 +155,7 @@ pub fn plan(graph: &GraphProto, options: &Options) -> Plan {
                 initializer: i,
                 transposed,
                 bits,
-                group: group_size(options.group_size, k),
+                group,
                 k,
                 n,
                 codes,
@@ -180,7 +176,7 @@ pub fn plan(graph: &GraphProto, options: &Options) -> Plan {
             }),
         }
     }
-    out
+    Ok(out)
 }
 
 pub fn standard(n: &NodeProto) -> bool {
@@ -319,7 +315,7 @@ impl<'a> Facts<'a> {
         data_type: i32,
         uses: &[Reader],
         transposes: &[usize],
-    ) -> Result<bool, String> {
+    ) -> std::result::Result<bool, String> {
         if self.outside.contains(name) {
             return Err("it is also an input or output of the graph, or read by an inner graph".to_owned());
         }

@@ -2,11 +2,12 @@
 
 use super::super::proto::{GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto};
 use super::super::weights::map;
+use super::panels::Elements;
 use super::plan::Change;
-use super::wire;
+use super::{DATA, MODEL, wire};
 use crate::error::{Error, Result, Stage};
 use crate::graph::op::OWN_DOMAIN;
-use crate::tensor::Bytes;
+use crate::tensor::{Bytes, HostTensor};
 use prost::Message;
 use std::collections::HashSet;
 use std::path::{Component, Path, PathBuf};
@@ -65,6 +66,26 @@ impl Source {
 
     pub fn bad(&self, what: impl Into<String>) -> Error {
         Error::file(Stage::Quantize, &self.path, what)
+    }
+
+    /// The elements of the weight of this name. An error where they are not there, or are no floats that are quantized.
+    pub fn elements<'t>(&self, name: &str, tensor: &'t HostTensor) -> Result<Elements<'t>> {
+        let bad = |what: String| self.bad(format!("weight \"{name}\": {what}"));
+        let bytes = tensor.bytes().map_err(|e| bad(e.to_string()))?;
+        Elements::of(tensor.dtype(), bytes)
+            .ok_or_else(|| bad(format!("its elements are of type {}", tensor.dtype())))
+    }
+
+    /// CRC-32 of the model and of the files with its data.
+    pub fn checksum(&self) -> Result<u32> {
+        let mut crc = crc32fast::Hasher::new();
+        crc.update(&self.bytes);
+        let mut files: Vec<PathBuf> = self.external_files().into_iter().collect();
+        files.sort();
+        for file in files {
+            crc.update(map(&file)?.bytes());
+        }
+        Ok(crc.finalize())
     }
 
     /// Files with data of initialisers. Their places were checked when they were read.
@@ -183,20 +204,21 @@ impl Source {
     }
 }
 
-/// The files beside the model, apart from its data.
+/// Copies the files beside the model, apart from its data, through to the disk. What stands for the model in `folder`, which is new, is written by others.
 pub(super) fn copy_others(input: &Path, folder: &Path, external: &HashSet<PathBuf>) -> Result<()> {
     let refused = |e| Error::io("cannot read", input, e);
     for entry in std::fs::read_dir(input).map_err(refused)? {
         let from = entry.map_err(refused)?.path();
         let Some(name) = from.file_name() else { continue };
         let to = folder.join(name);
-        // What this quantization wrote itself stands for the model's own files.
-        if !from.is_file() || external.contains(&from) || to.exists() {
+        if !from.is_file() || external.contains(&from) || name == MODEL || name == DATA {
             continue;
         }
         let mut reader = std::fs::File::open(&from).map_err(|e| Error::io("cannot read", &from, e))?;
         let mut writer = std::fs::File::create(&to).map_err(|e| Error::io("cannot write", &to, e))?;
-        std::io::copy(&mut reader, &mut writer).map_err(|e| Error::io("cannot copy to", &to, e))?;
+        std::io::copy(&mut reader, &mut writer)
+            .and_then(|_| writer.sync_all())
+            .map_err(|e| Error::io("cannot copy to", &to, e))?;
     }
     Ok(())
 }

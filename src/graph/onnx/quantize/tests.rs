@@ -4,8 +4,14 @@ use crate::graph::interp::Interpreter;
 use crate::graph::onnx::import;
 use crate::graph::onnx::write::read_back::{self, Model};
 use crate::graph::onnx::write::{Attr, NodeSpec};
+use crate::quant::{ByGroup, Packed};
+use crate::tensor::{DType, HostTensor};
+use half::f16;
 use std::collections::HashMap;
 use std::sync::Arc;
+
+mod formats;
+mod resume;
 
 const VOCAB: usize = 130;
 const HIDDEN: usize = 40;
@@ -182,7 +188,7 @@ fn a_model_survives_and_tied_weights_are_packed_once() {
         (&[HIDDEN, INNER][..], 4 * 40 * 96)
     );
     assert_eq!(up.bytes_after, 40 * 96 / 2 + 4 * 96);
-    assert!(up.mae > 0.0 && up.mae < up.mae_int4 && up.mse > 0.0);
+    assert!(up.mae > 0.0 && up.mae < up.mae_int4.unwrap() && up.mse > 0.0);
     assert!(
         up.relative_error > 0.01 && up.relative_error < 0.12,
         "{}",
@@ -336,8 +342,8 @@ fn refusals_are_listed() {
         .map(|l| (l.name.as_str(), l.reason.as_str()))
         .collect();
     for (name, words) in [
-        ("odd", "N is 7, no multiple of 2"),
-        ("short", "K is 7, no multiple of 8"),
+        ("odd", "a 40 x 7 matrix: K must be a multiple of 8 and N even"),
+        ("short", "a 7 x 8 matrix: K must be a multiple of 8 and N even"),
         ("shared", "also read by Add \"sum\""),
         ("both", "both as it is and transposed"),
         ("out", "input or output of the graph"),
@@ -501,7 +507,7 @@ fn a_model_without_matrices_is_refused() {
     let e = run(&dir, &Options::default()).unwrap_err();
     assert!(
         e.to_string()
-            .contains("no weight can be quantized; \"odd\": K is 7"),
+            .contains("no weight can be quantized; \"odd\": a 7 x 130 matrix"),
         "{e}"
     );
     nothing_left(&dir);
@@ -515,91 +521,6 @@ fn names(dir: &tempfile::TempDir) -> Vec<String> {
         .collect();
     names.sort();
     names
-}
-
-#[test]
-fn an_interrupted_run_goes_on_and_a_changed_one_starts_over() {
-    let dir = tied();
-    let (input, out) = (dir.path().join("in"), dir.path().join("out"));
-    let options = Options::default();
-    let whole = quantize(&input, &dir.path().join("whole"), &options, &mut |_| ()).unwrap();
-    // The third weight begins when the second is finished.
-    let interrupted = |options: &Options| {
-        let call = std::panic::AssertUnwindSafe(|| {
-            quantize(&input, &out, options, &mut |p| {
-                if p.tensor == "down" {
-                    std::panic::resume_unwind(Box::new("interrupted"));
-                }
-            })
-        });
-        assert!(std::panic::catch_unwind(call).is_err());
-        assert_eq!(names(&dir), [".quantize-out", "in", "whole"]);
-        assert!(
-            !dir.path().join(".quantize-out").join(MODEL).exists(),
-            "it holds no model that loads"
-        );
-    };
-    interrupted(&options);
-    let summary = quantize(&input, &out, &options, &mut |_| ()).unwrap();
-    assert_eq!(
-        (summary.resumed, summary.weights.clone()),
-        (2, whole.weights.clone())
-    );
-    assert_eq!(names(&dir), ["in", "out", "whole"]);
-    let bytes = |folder: &str, file: &str| std::fs::read(dir.path().join(folder).join(file)).unwrap();
-    for file in [MODEL, "model.onnx.data"] {
-        assert!(bytes("out", file) == bytes("whole", file), "{file}");
-    }
-    let entries = std::fs::read_dir(&out).unwrap();
-    assert_eq!(entries.count(), 2, "the model and its data");
-
-    // Other options fit weights alone that they do not change.
-    std::fs::remove_dir_all(&out).unwrap();
-    interrupted(&options);
-    let other = Options {
-        method: Method::Rtn,
-        ..options
-    };
-    assert_eq!(quantize(&input, &out, &other, &mut |_| ()).unwrap().resumed, 0);
-    std::fs::remove_dir_all(&out).unwrap();
-    interrupted(&options);
-    let other = Options {
-        head_bits: Bits::Four,
-        ..options
-    };
-    assert_eq!(quantize(&input, &out, &other, &mut |_| ()).unwrap().resumed, 1);
-
-    // A part that is not what was written, and a source that is another.
-    std::fs::remove_dir_all(&out).unwrap();
-    interrupted(&options);
-    let part = dir.path().join(".quantize-out/parts/0.bin");
-    let mut damaged = std::fs::read(&part).unwrap();
-    damaged[77] ^= 1;
-    std::fs::write(&part, damaged).unwrap();
-    let summary = quantize(&input, &out, &options, &mut |_| ()).unwrap();
-    assert_eq!((summary.resumed, summary.weights), (1, whole.weights));
-    std::fs::remove_dir_all(&out).unwrap();
-    interrupted(&options);
-    let data = input.join("model.onnx.data");
-    let mut changed = std::fs::read(&data).unwrap();
-    changed[2] ^= 1;
-    std::fs::write(&data, changed).unwrap();
-    assert_eq!(quantize(&input, &out, &options, &mut |_| ()).unwrap().resumed, 1);
-}
-
-#[test]
-fn two_runs_do_not_share_an_output() {
-    let dir = tied();
-    let (input, out) = (dir.path().join("in"), dir.path().join("out"));
-    let mut tried = false;
-    quantize(&input, &out, &Options::default(), &mut |_| {
-        if !std::mem::replace(&mut tried, true) {
-            let e = quantize(&input, &out, &Options::default(), &mut |_| ()).unwrap_err();
-            assert!(e.to_string().contains("another run"), "{e}");
-        }
-    })
-    .unwrap();
-    assert!(tried && out.join(MODEL).exists());
 }
 
 #[test]
@@ -668,67 +589,6 @@ fn all_formats_and_whole_columns_run() {
 }
 
 #[test]
-fn a_budget_is_kept_and_spent() {
-    // A weight of signs takes two bits, and leaves its share to the others.
-    let signs: Vec<f32> = noise(&[64, INNER], 2)
-        .to_f32()
-        .unwrap()
-        .iter()
-        .map(|v| 0.25f32.copysign(*v))
-        .collect();
-    let mut tiny = Tiny::new();
-    tiny.body_of(64, &HostTensor::from_f32(&[64, INNER], &signs).unwrap());
-    let dir = tiny.finish();
-    let with = |name: &str, options: Options| {
-        quantize(
-            &dir.path().join("in"),
-            &dir.path().join(name),
-            &options,
-            &mut |_| (),
-        )
-        .unwrap()
-    };
-    let budget = |bits| Options {
-        budget: Some(bits),
-        group_size: 64,
-        ..Options::default()
-    };
-    let even = with(
-        "even",
-        Options {
-            group_size: 64,
-            head_bits: Bits::Four,
-            ..Options::default()
-        },
-    );
-    let mixed = with("mixed", budget(even.bits_per_weight));
-    let used = mixed.bits_per_weight / even.bits_per_weight;
-    assert!(used <= 1.0 && used > 0.9, "{used}");
-    let chosen: Vec<Bits> = mixed.weights.iter().map(|w| w.bits).collect();
-    assert!(
-        chosen[1] == Bits::Two && chosen[0] >= Bits::Four && chosen[2] > Bits::Four,
-        "{chosen:?}"
-    );
-    assert_eq!(logits(&dir.path().join("mixed")).len(), 5 * VOCAB);
-    // What is spent more evenly has a larger error of this kind.
-    let total = |s: &Summary| s.weights.iter().map(|w| w.relative_error.powi(2)).sum::<f64>();
-    assert!(total(&mixed) < total(&even), "{} {}", total(&mixed), total(&even));
-    let e = quantize(
-        &dir.path().join("in"),
-        &dir.path().join("none"),
-        &budget(2.1),
-        &mut |_| (),
-    )
-    .unwrap_err();
-    assert!(e.is_usage() && e.to_string().contains("--bits"), "{e}");
-    assert!(
-        !names(&dir).iter().any(|n| n.contains("none")),
-        "{:?}",
-        names(&dir)
-    );
-}
-
-#[test]
 fn methods_are_compared_on_request() {
     let dir = tied();
     let options = Options {
@@ -738,8 +598,15 @@ fn methods_are_compared_on_request() {
     let summary = run(&dir, &options).unwrap();
     for w in &summary.weights {
         let ratio = |m| w.compared.iter().find(|c| c.0 == m).unwrap().1;
+        // INT4 is what the others are divided by.
+        let int = if w.bits == Bits::Four {
+            0.999..1.001
+        } else {
+            0.0..0.2
+        };
+        assert!(int.contains(&ratio("int")), "{w:?}");
         assert!(
-            ratio(Method::Mae) < ratio(Method::Mse) && ratio(Method::Mse) < ratio(Method::Rtn),
+            ratio("mae") < ratio("mse") && ratio("mse") < ratio("rtn"),
             "{w:?}"
         );
     }

@@ -76,14 +76,19 @@ pub struct Transcoded {
     pub bytes_before: u64,
 }
 
-/// What is kept of a graph, and what would be if it fitted. `names` are those of the graph, to which the new ones are added.
-pub fn find(graph: &GraphProto, names: &mut HashSet<String>) -> (Vec<Kept>, Vec<Left>) {
+/// What is kept of a graph, and what would be if it fitted. `names` are those of the graph, to which the new ones are added. An error where the order of the rows
+/// of a weight cannot be read.
+pub fn find(
+    graph: &GraphProto,
+    weights: &mut Weights,
+    names: &mut HashSet<String>,
+) -> Result<(Vec<Kept>, Vec<Left>)> {
     let facts = Facts::new(graph);
     let (mut kept, mut left) = (Vec::new(), Vec::new());
     let mut seen = HashSet::new();
     for (at, node) in graph.node.iter().enumerate() {
         let found = if node.domain == "com.microsoft" && node.op_type == "MatMulNBits" {
-            nbits(graph, &facts, at, node)
+            nbits(graph, &facts, weights, at, node)?
         } else if standard(node) && node.op_type == "DequantizeLinear" {
             dequantize(graph, &facts, at, node)
         } else {
@@ -138,11 +143,11 @@ pub fn find(graph: &GraphProto, names: &mut HashSet<String>) -> (Vec<Kept>, Vec<
             !facts.outside.contains(name) && facts.readers.get(name).map_or(0, Vec::len) <= readers[i]
         });
     }
-    (kept, left)
+    Ok((kept, left))
 }
 
 /// A weight, its readers, and the nodes that go.
-type Found = Option<(usize, Result<(Kind, Vec<usize>, Vec<usize>), String>)>;
+type Found = Option<(usize, std::result::Result<(Kind, Vec<usize>, Vec<usize>), String>)>;
 
 /// The initialiser that is operand `i` of a node.
 fn operand(facts: &Facts<'_>, node: &NodeProto, i: usize) -> Option<usize> {
@@ -151,7 +156,7 @@ fn operand(facts: &Facts<'_>, node: &NodeProto, i: usize) -> Option<usize> {
 }
 
 /// As [`operand`]; an error where it is given and is no initialiser.
-fn optional(facts: &Facts<'_>, node: &NodeProto, i: usize) -> Result<Option<usize>, String> {
+fn optional(facts: &Facts<'_>, node: &NodeProto, i: usize) -> std::result::Result<Option<usize>, String> {
     match node.input.get(i).filter(|n| !n.is_empty()) {
         None => Ok(None),
         Some(name) => operand(facts, node, i)
@@ -160,8 +165,16 @@ fn optional(facts: &Facts<'_>, node: &NodeProto, i: usize) -> Result<Option<usiz
     }
 }
 
-fn nbits(graph: &GraphProto, facts: &Facts<'_>, at: usize, node: &NodeProto) -> Found {
-    let codes = operand(facts, node, 1)?;
+fn nbits(
+    graph: &GraphProto,
+    facts: &Facts<'_>,
+    weights: &mut Weights,
+    at: usize,
+    node: &NodeProto,
+) -> Result<Found> {
+    let Some(codes) = operand(facts, node, 1) else {
+        return Ok(None);
+    };
     let decide = || {
         let size = |name: &str| {
             let found = attribute(node, name).and_then(|a| usize::try_from(a.i).ok());
@@ -180,12 +193,25 @@ fn nbits(graph: &GraphProto, facts: &Facts<'_>, at: usize, node: &NodeProto) -> 
             zeros: optional(facts, node, 3)?,
             g_idx: optional(facts, node, 4)?,
         };
-        Ok((Kind::NBits(layout, inputs), vec![at], Vec::new()))
+        Ok((layout, inputs))
     };
-    Some((codes, decide()))
+    let (layout, inputs) = match decide() {
+        Ok(found) => found,
+        Err(why) => return Ok(Some((codes, Err(why)))),
+    };
+    if let Some(g_idx) = inputs.g_idx {
+        let blocks = weights.tensor(&graph.initializer[g_idx])?;
+        if let Err(why) = layout.order(&blocks) {
+            return Ok(Some((codes, Err(why.to_string()))));
+        }
+    }
+    Ok(Some((
+        codes,
+        Ok((Kind::NBits(layout, inputs), vec![at], Vec::new())),
+    )))
 }
 
-fn fits(bits: Bits, k: usize, n: usize, group: usize) -> Result<(), String> {
+fn fits(bits: Bits, k: usize, n: usize, group: usize) -> std::result::Result<(), String> {
     Packed::check(bits, group, k, n).map_err(|e| e.to_string())
 }
 
@@ -219,7 +245,12 @@ fn dequantize(graph: &GraphProto, facts: &Facts<'_>, at: usize, node: &NodeProto
         let scales = operand(facts, node, 1).ok_or("its scales are no constant")?;
         let zeros = optional(facts, node, 2)?;
         let scale = &graph.initializer[scales];
-        let transposed = facts.orientation(result, scale.data_type, &uses, &transposes)?;
+        // From opset 23 on the results may be of another type than the scales.
+        let data_type = match attribute(node, "output_dtype").map_or(0, |a| a.i) {
+            0 => scale.data_type,
+            given => i32::try_from(given).map_err(|_| format!("its results are of type {given}"))?,
+        };
+        let transposed = facts.orientation(result, data_type, &uses, &transposes)?;
         let (k, n) = if transposed {
             (columns, rows)
         } else {
@@ -279,7 +310,7 @@ impl Dequantize {
         codes: &HostTensor,
         scales: &HostTensor,
         zeros: Option<&HostTensor>,
-    ) -> Result<(Packed, Loss), String> {
+    ) -> std::result::Result<(Packed, Loss), String> {
         let text = |e: &dyn std::fmt::Display| e.to_string();
         let (k, n, groups) = (self.k, self.n, self.k.div_ceil(self.group));
         // Signed codes are counted from their lowest.
@@ -351,9 +382,7 @@ impl Kept {
                 let weight = layout
                     .weight(&codes, &scales, zeros.as_ref(), g_idx.as_ref())
                     .map_err(|e| bad(e.to_string()))?;
-                let (grids, order) = weight
-                    .grids()
-                    .ok_or_else(|| bad("its blocks have different numbers of rows".to_owned()))?;
+                let (grids, order) = weight.grids().map_err(|e| bad(e.to_string()))?;
                 let packed = grids.pack().map_err(|e: QuantError| bad(e.to_string()))?;
                 (packed.0, packed.1, order)
             }
@@ -399,20 +428,8 @@ impl Kept {
 
     /// The row of the summary.
     pub fn summary(&self, name: &str, t: &Transcoded, bytes_after: u64) -> Quantized {
-        Quantized {
-            name: name.to_owned(),
-            shape: self.shape.clone(),
-            bits: t.packed.bits,
-            group: t.packed.group,
-            max_error: t.loss.max,
-            relative_error: t.loss.relative_rms(),
-            mae: t.loss.mean_absolute(),
-            mae_int4: 0.0,
-            mse: t.loss.mean_squared(),
-            bytes_before: t.bytes_before,
-            bytes_after,
-            compared: Vec::new(),
-        }
+        let format = (t.packed.bits, t.packed.group);
+        Quantized::new(name, &self.shape, format, &t.loss, t.bytes_before, bytes_after)
     }
 
     /// True for an initialiser that nothing needs any more.

@@ -8,7 +8,9 @@ use super::plan::int;
 use super::*;
 use crate::graph::derive::derive;
 use crate::graph::interp::Interpreter;
+use crate::graph::onnx::proto::StringStringEntryProto;
 use crate::graph::onnx::write::read_back;
+use crate::tensor::HostTensor;
 use prost::Message;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -217,13 +219,140 @@ fn an_order_of_rows_and_a_bias_are_nodes_around_the_product() {
     let bias = tensor("bias", F32, &[N], bias);
     let dir = nbits(4, 32, &["", "g_idx", "bias"], vec![g_idx, bias], 1.0);
     same(&dir, Bits::Four, 32, true, &["w.order", "bias"]);
+    // Blocks of unlike sizes are left to the engine, which runs them as floats; the rest of the model is quantized.
     let uneven = tensor("g_idx", I32, &[K], vec![0; 4 * K]);
     let dir = nbits(4, 32, &["", "g_idx"], vec![uneven], 1.0);
+    let reason = "expected 32 rows of block 0, found 96";
     let error = run(&dir).unwrap_err().to_string();
     assert!(
-        error.contains("weight \"w\": its blocks have different numbers of rows"),
+        error.contains(&format!("no weight can be quantized; \"w\": g_idx: {reason}")),
         "{error}"
     );
+    let path = dir.path().join("in").join(MODEL);
+    let mut proto = ModelProto::decode(std::fs::read(&path).unwrap().as_slice()).unwrap();
+    let graph = proto.graph.as_mut().unwrap();
+    let floats = (0..K * K).flat_map(|i| (f32::from(noise(i)) - 128.0).to_le_bytes());
+    graph
+        .initializer
+        .push(tensor("first", F32, &[K, K], floats.collect()));
+    graph.node[0].input[0] = "h".to_owned();
+    graph
+        .node
+        .insert(0, node("", "MatMul", &["x", "first"], "h", vec![]));
+    std::fs::write(&path, proto.encode_to_vec()).unwrap();
+    let summary = run(&dir).unwrap();
+    assert_eq!((summary.weights.len(), summary.left.len()), (1, 1));
+    assert!(summary.left[0].reason.contains(reason), "{:?}", summary.left);
+    assert_eq!(result(&dir.path().join("out")).len(), 3 * N);
+}
+
+#[test]
+fn results_of_another_type_than_the_scales() {
+    // Of rows that are to be halves: GatherE0M gives single precision.
+    let table = |data_type: i64| {
+        let attributes = vec![
+            int("axis", 0),
+            int("block_size", 0),
+            int("output_dtype", data_type),
+        ];
+        let nodes = vec![
+            node("", "DequantizeLinear", &["w", "scales"], "d", attributes),
+            node("", "Gather", &["d", "tokens"], "rows", vec![int("axis", 0)]),
+            node("", "Cast", &["rows"], "wide", vec![int("to", 1)]),
+            node("", "ReduceSum", &["wide"], "sum", vec![int("keepdims", 0)]),
+            node("", "MatMul", &["x", "second"], "m", vec![]),
+            node("", "Add", &["m", "sum"], "y", vec![]),
+        ];
+        let second = (0..K * N)
+            .flat_map(|i| (f32::from(noise(i)) - 128.0).to_le_bytes())
+            .collect();
+        let all = vec![
+            tensor("w", I8, &[N, K], noises(K * N)),
+            scales(&[N], 1.0),
+            tensor("second", F32, &[K, N], second),
+        ];
+        let dir = model(all, nodes);
+        let path = dir.path().join("in").join(MODEL);
+        let mut proto = ModelProto::decode(std::fs::read(&path).unwrap().as_slice()).unwrap();
+        proto.opset_import[0].version = 23;
+        let graph = proto.graph.as_mut().unwrap();
+        let mut tokens = value("tokens", 1);
+        tokens
+            .r#type
+            .as_mut()
+            .unwrap()
+            .tensor_type
+            .as_mut()
+            .unwrap()
+            .elem_type = 7;
+        graph.input.push(tokens);
+        std::fs::write(&path, proto.encode_to_vec()).unwrap();
+        dir
+    };
+    for (data_type, kept) in [(1, true), (10, false)] {
+        let dir = table(data_type);
+        let summary = run(&dir).unwrap();
+        let names: Vec<&str> = summary.weights.iter().map(|w| w.name.as_str()).collect();
+        assert_eq!(names.contains(&"w"), kept, "{data_type}: {:?}", summary.left);
+        if !kept {
+            assert!(
+                summary.left[0].reason.contains("rows of f16"),
+                "{:?}",
+                summary.left
+            );
+        }
+        let mut graph = import(&dir.path().join("out").join(MODEL)).unwrap();
+        derive(&mut graph).unwrap();
+    }
+}
+
+#[test]
+fn tensors_of_few_bits_that_stay_are_copied() {
+    // Read by a node that takes no packed weight, from a file beside the model.
+    let outside = tensor("w", I4, &[K, N], noises(K * N / 2));
+    let nodes = vec![
+        node(
+            "",
+            "DequantizeLinear",
+            &["w", "scales"],
+            "d",
+            vec![int("axis", 1)],
+        ),
+        node("", "Gemm", &["x", "d"], "g", vec![]),
+        node("", "MatMul", &["x", "second"], "m", vec![]),
+        node("", "Add", &["m", "g"], "y", vec![]),
+    ];
+    let second = (0..K * N)
+        .flat_map(|i| (f32::from(noise(i)) - 128.0).to_le_bytes())
+        .collect();
+    let all = vec![outside, scales(&[N], 1.0), tensor("second", F32, &[K, N], second)];
+    let dir = model(all, nodes);
+    let path = dir.path().join("in").join(MODEL);
+    let mut proto = ModelProto::decode(std::fs::read(&path).unwrap().as_slice()).unwrap();
+    let w = &mut proto.graph.as_mut().unwrap().initializer[0];
+    std::fs::write(dir.path().join("in/other.bin"), std::mem::take(&mut w.raw_data)).unwrap();
+    w.data_location = 1;
+    w.external_data = vec![StringStringEntryProto {
+        key: "location".to_owned(),
+        value: "other.bin".to_owned(),
+    }];
+    std::fs::write(&path, proto.encode_to_vec()).unwrap();
+    let given = result(&dir.path().join("in"));
+    let summary = run(&dir).unwrap();
+    let left: Vec<&str> = summary.left.iter().map(|l| l.name.as_str()).collect();
+    assert_eq!((summary.weights.len(), left), (1, vec!["w"]));
+    let out = dir.path().join("out");
+    let model = read_back::open(&out.join(MODEL));
+    assert_eq!(model.tensor("w").2, noises(K * N / 2));
+    let back = dir.path().join("back");
+    std::fs::create_dir(&back).unwrap();
+    dequantize_into(&out, &back, &mut |_| ()).unwrap();
+    for folder in [out, back] {
+        let found = result(&folder);
+        let off: f32 = given.iter().zip(&found).map(|(a, b)| (a - b).powi(2)).sum();
+        let all: f32 = given.iter().map(|a| a * a).sum();
+        assert!((off / all).sqrt() < 0.1, "{}", folder.display());
+    }
 }
 
 /// `y = x * DequantizeLinear(w)`, through a transpose if `w` is one.

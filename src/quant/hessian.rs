@@ -1,10 +1,10 @@
-//! Second moments of the inputs of a matrix product: what a calibration tells a method.
+//! The Hessian of a matrix product: the second moments of its inputs, which is what a calibration tells a method.
 
 use crate::tensor::product::{Before, Matrix, multiply};
 
-/// Why moments cannot be used.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum MomentsError {
+/// Why a Hessian cannot be used.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum HessianError {
     /// Rows that are no whole number of inputs.
     #[error("{found} numbers are no rows of {k} inputs")]
     Size {
@@ -16,17 +16,25 @@ pub enum MomentsError {
     /// NaN or infinity among the inputs.
     #[error("the inputs of the calibration are not all finite")]
     NotFinite,
+    /// It has no Cholesky factor.
+    #[error(
+        "the Hessian of the calibration's inputs is not positive definite with {damping} of its mean diagonal added; give more text"
+    )]
+    NotPositive {
+        /// The last damping that was tried.
+        damping: f64,
+    },
 }
 
 /// The sum of `x^T x` over rows `x` of K inputs: a symmetric K x K matrix.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Moments {
+pub struct Hessian {
     k: usize,
     rows: u64,
     sum: Vec<f32>,
 }
 
-impl Moments {
+impl Hessian {
     /// Of no rows.
     pub fn new(k: usize) -> Self {
         Self {
@@ -36,7 +44,15 @@ impl Moments {
         }
     }
 
-    /// Bytes that those of `k` inputs take.
+    /// Of `rows` rows whose sum is known, row-major K x K. An error for another number of elements.
+    pub fn from_sum(k: usize, sum: Vec<f32>, rows: u64) -> Result<Self, HessianError> {
+        if k.checked_mul(k) != Some(sum.len()) {
+            return Err(HessianError::Size { k, found: sum.len() });
+        }
+        Ok(Self { k, rows, sum })
+    }
+
+    /// Bytes that that of `k` inputs takes.
     pub fn bytes(k: usize) -> usize {
         k.saturating_mul(k).saturating_mul(size_of::<f32>())
     }
@@ -62,13 +78,13 @@ impl Moments {
     }
 
     /// Adds rows, given one after the other, on all cores.
-    pub fn add(&mut self, rows: &[f32]) -> Result<(), MomentsError> {
+    pub fn add(&mut self, rows: &[f32]) -> Result<(), HessianError> {
         let k = self.k;
         if k == 0 || !rows.len().is_multiple_of(k) {
-            return Err(MomentsError::Size { k, found: rows.len() });
+            return Err(HessianError::Size { k, found: rows.len() });
         }
         if rows.iter().any(|x| !x.is_finite()) {
-            return Err(MomentsError::NotFinite);
+            return Err(HessianError::NotFinite);
         }
         let count = rows.len() / k;
         let (left, right) = (
@@ -89,10 +105,10 @@ impl Moments {
     }
 
     /// Adds what another calibration of the same inputs, or of another product of the same weight, summed up.
-    pub fn merge(&mut self, other: &Self) -> Result<(), MomentsError> {
+    pub fn merge(&mut self, other: &Self) -> Result<(), HessianError> {
         if other.k != self.k {
             let (k, found) = (self.k, other.k);
-            return Err(MomentsError::Size { k, found });
+            return Err(HessianError::Size { k, found });
         }
         self.rows += other.rows;
         for (sum, more) in self.sum.iter_mut().zip(&other.sum) {
@@ -150,14 +166,14 @@ mod tests {
     #[test]
     fn sums_of_products() {
         let rows = [1.0, 2.0, 3.0, -1.0, 0.5, 4.0, 2.0, 2.0, 2.0];
-        let mut whole = Moments::new(3);
+        let mut whole = Hessian::new(3);
         whole.add(&rows).unwrap();
         for (i, j) in [(0, 0), (0, 1), (2, 0), (2, 2)] {
             let exact: f32 = rows.chunks(3).map(|x| x[i] * x[j]).sum();
             assert_eq!(whole.get(i, j), exact);
         }
         assert_eq!(whole.mean_squares(), [2.0, 8.25 / 3.0, 29.0 / 3.0]);
-        let (mut first, mut second) = (Moments::new(3), Moments::new(3));
+        let (mut first, mut second) = (Hessian::new(3), Hessian::new(3));
         first.add(&rows[..3]).unwrap();
         second.add(&rows[3..]).unwrap();
         first.merge(&second).unwrap();
@@ -173,10 +189,10 @@ mod tests {
 
     #[test]
     fn rows_that_cannot_be_added() {
-        let mut m = Moments::new(3);
-        assert_eq!(m.add(&[1.0; 4]), Err(MomentsError::Size { k: 3, found: 4 }));
-        assert_eq!(m.add(&[1.0, f32::NAN, 0.0]), Err(MomentsError::NotFinite));
-        assert!(m.merge(&Moments::new(4)).is_err());
+        let mut m = Hessian::new(3);
+        assert_eq!(m.add(&[1.0; 4]), Err(HessianError::Size { k: 3, found: 4 }));
+        assert_eq!(m.add(&[1.0, f32::NAN, 0.0]), Err(HessianError::NotFinite));
+        assert!(m.merge(&Hessian::new(4)).is_err());
         assert_eq!((m.rows(), m.mean_squares()), (0, vec![0.0; 3]));
     }
 }

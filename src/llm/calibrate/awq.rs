@@ -1,0 +1,200 @@
+//! `awq`: inputs are scaled by what a calibration tells of them.
+
+use super::hessians::batch;
+use super::{Calibration, Input, WeightedMethods};
+use crate::error::{Error, Result, Stage};
+use crate::graph::onnx::quantize::{Methods, Planned, Scaling};
+use crate::graph::products::{Fold, Maker, Products};
+use crate::quant::awq::{self, Sample};
+use crate::quant::{ByGroup, ColumnMethod, Hessian, Method};
+use std::collections::HashMap;
+
+/// Columns of a weight that stand for all when factors are searched.
+const SAMPLE: usize = 48;
+
+/// Activation-aware scaling of each input that what makes it can divide, errors weighed by the mean squares of the scaled inputs.
+///
+/// An input is scaled where all that has to change with it can: every weight that reads it is quantized, and so is the matrix that makes it, or
+/// the vectors that make it are initialisers of the file and nothing else's.
+pub struct AwqMethods<'a> {
+    calibration: &'a Calibration<'a>,
+    products: &'a Products<'a>,
+    method: Method,
+    weighted: WeightedMethods<'a>,
+    /// By weight: mean squares of its scaled inputs, and factors of its rows.
+    rows: HashMap<String, (Vec<f32>, Vec<f32>)>,
+    /// By weight: divisors of its columns.
+    columns: HashMap<String, Vec<f32>>,
+    /// By initialiser: divisors of its elements.
+    divisors: HashMap<String, Vec<f32>>,
+}
+
+impl<'a> AwqMethods<'a> {
+    /// For the model that `calibration` opens and whose graph `products` are of; groups are fitted by `method`.
+    pub fn new(calibration: &'a Calibration<'a>, products: &'a Products<'a>, method: Method) -> Self {
+        Self {
+            calibration,
+            products,
+            method,
+            weighted: WeightedMethods::new(calibration, products, method),
+            rows: HashMap::new(),
+            columns: HashMap::new(),
+            divisors: HashMap::new(),
+        }
+    }
+
+    /// Notes what the factors of an input change.
+    fn fold(&mut self, fold: &Fold, factors: &[f32]) {
+        for weight in &fold.weights {
+            let squares = self.weighted.squares(weight).unwrap_or_default();
+            let scaled = awq::importance(squares, factors);
+            self.rows.insert(weight.clone(), (scaled, factors.to_vec()));
+        }
+        let vectors = match &fold.maker {
+            Maker::Vectors(names) => names,
+            Maker::Columns { weight, vectors } => {
+                self.columns.insert(weight.clone(), factors.to_vec());
+                vectors
+            }
+        };
+        self.divisors
+            .extend(vectors.iter().map(|v| (v.clone(), factors.to_vec())));
+    }
+}
+
+/// True where all that a fold changes is there to be changed.
+fn can_fold(fold: &Fold, planned: &Planned<'_>) -> bool {
+    let (matrix, vectors) = match &fold.maker {
+        Maker::Vectors(names) => (None, names),
+        Maker::Columns { weight, vectors } => (Some(weight), vectors),
+    };
+    let fixed = fold
+        .weights
+        .iter()
+        .chain(matrix)
+        .find(|w| planned.format(w).is_none());
+    let fixed = fixed.or_else(|| vectors.iter().find(|v| !planned.is_free(v)));
+    if let Some(name) = fixed {
+        log::debug!(
+            "awq: \"{}\" is not scaled, as \"{name}\" stays what it is",
+            fold.input
+        );
+    }
+    fixed.is_none()
+}
+
+/// The factors for the inputs of `weights`.
+fn search(fold: &Fold, hessian: &Hessian, planned: &Planned<'_>, method: Method) -> Result<Vec<f32>> {
+    let mut columns = Vec::with_capacity(fold.weights.len());
+    for weight in &fold.weights {
+        // All of them are quantized.
+        if let Some((bits, group)) = planned.format(weight) {
+            columns.push((bits, group, planned.sample(weight, SAMPLE)?));
+        }
+    }
+    let samples: Vec<Sample<'_>> = columns
+        .iter()
+        .map(|(bits, group, columns)| Sample {
+            bits: *bits,
+            group: *group,
+            columns,
+        })
+        .collect();
+    let names = fold.weights.join("\", \"");
+    let found = awq::search(hessian, &samples, method)
+        .map_err(|e| Error::other(Stage::Quantize, format!("weight \"{names}\": {e}")))?;
+    log::debug!(
+        "awq: \"{names}\" by alpha {:.2}, loss {:.3e} of {:.3e}",
+        found.alpha,
+        found.loss.0,
+        found.loss.1
+    );
+    Ok(found.factors)
+}
+
+impl Methods for AwqMethods<'_> {
+    fn name(&self) -> &'static str {
+        "awq"
+    }
+
+    fn prepare(&mut self, planned: &Planned<'_>) -> Result<()> {
+        self.weighted.prepare(planned)?;
+        self.rows.clear();
+        self.columns.clear();
+        self.divisors.clear();
+        let mut folds = self.products.folds();
+        folds.retain(|f| can_fold(f, planned));
+        let model = planned.model()?;
+        let key = |fold: &Fold| {
+            let formats: Vec<_> = fold.weights.iter().map(|w| planned.format(w)).collect();
+            let (method, calibration) = (self.method.name(), self.calibration.key());
+            format!("awq of {method} for {formats:?}, {calibration} of {model}")
+        };
+        // A list of one list of factors each.
+        let mut known: Vec<Option<Vec<Vec<f32>>>> = Vec::with_capacity(folds.len());
+        for (i, fold) in folds.iter().enumerate() {
+            known.push(planned.recall(&format!("factors-{i}"), &key(fold)));
+        }
+        let wanted: Vec<usize> = (0..folds.len()).filter(|i| known[*i].is_none()).collect();
+        let inputs: Vec<Input> = wanted
+            .iter()
+            .map(|i| (folds[*i].input.clone(), folds[*i].k))
+            .collect();
+        let (mut left, mut rest) = (inputs.as_slice(), wanted.iter());
+        while !left.is_empty() {
+            let now = batch(left, self.calibration.budget);
+            left = &left[now.len()..];
+            for (hessian, i) in self.calibration.hessians(now)?.into_iter().zip(rest.by_ref()) {
+                let fold = &folds[*i];
+                let make = || Ok(vec![search(fold, &hessian, planned, self.method)?]);
+                known[*i] = Some(planned.remember(&format!("factors-{i}"), &key(fold), make)?);
+            }
+        }
+        for (fold, factors) in folds.iter().zip(known) {
+            self.fold(fold, &factors.unwrap_or_default().concat());
+        }
+        Ok(())
+    }
+
+    fn of<'b>(&'b self, weight: &str, _k: usize) -> Result<Box<dyn ColumnMethod + 'b>> {
+        let scaled = self.rows.get(weight).map(|(squares, _)| squares.as_slice());
+        Ok(Box::new(ByGroup {
+            method: self.method,
+            importance: scaled.or_else(|| self.weighted.squares(weight)),
+        }))
+    }
+
+    fn scaling(&self, weight: &str) -> Scaling<'_> {
+        Scaling {
+            rows: self.rows.get(weight).map(|(_, factors)| factors.as_slice()),
+            columns: self.columns.get(weight).map(Vec::as_slice),
+        }
+    }
+
+    fn divisor(&self, initializer: &str) -> Option<&[f32]> {
+        self.divisors.get(initializer).map(Vec::as_slice)
+    }
+
+    fn changed(&self) -> Vec<&str> {
+        let all = self
+            .rows
+            .keys()
+            .chain(self.columns.keys())
+            .chain(self.divisors.keys());
+        all.map(String::as_str).collect()
+    }
+
+    fn key(&self, weight: &str) -> String {
+        let Scaling { rows, columns } = self.scaling(weight);
+        let mut crc = crc32fast::Hasher::new();
+        for numbers in [rows, columns] {
+            crc.update(bytemuck::cast_slice(numbers.unwrap_or_default()));
+            crc.update(&[0]);
+        }
+        format!("awq {:08x}, {}", crc.finalize(), self.weighted.key(weight))
+    }
+}
+
+#[cfg(test)]
+#[path = "awq_tests.rs"]
+mod tests;

@@ -1,0 +1,60 @@
+//! `gptq`: error compensation with the Hessians of a calibration.
+
+use super::Calibration;
+use super::hessians::ByHessian;
+use crate::error::Result;
+use crate::graph::onnx::quantize::{Methods, Planned};
+use crate::graph::products::Products;
+use crate::quant::gptq::{CholeskyFactor, DAMPING, Gptq};
+use crate::quant::{ByGroup, ColumnMethod, Method};
+
+/// [`Gptq`] for the weights of matrix products; tables, and weights that anything else reads, are rounded as they are.
+pub struct GptqMethods<'a> {
+    calibration: &'a Calibration<'a>,
+    method: Method,
+    factors: ByHessian<'a, CholeskyFactor>,
+    /// Names the model.
+    model: String,
+}
+
+impl<'a> GptqMethods<'a> {
+    /// For the model that `calibration` opens and whose graph `products` are of; groups are fitted by `method`.
+    pub fn new(calibration: &'a Calibration<'a>, products: &'a Products<'a>, method: Method) -> Self {
+        Self {
+            calibration,
+            method,
+            factors: ByHessian::new(calibration, products, |h| CholeskyFactor::new(&h, DAMPING)),
+            model: String::new(),
+        }
+    }
+}
+
+impl Methods for GptqMethods<'_> {
+    fn name(&self) -> &'static str {
+        "gptq"
+    }
+
+    fn prepare(&mut self, planned: &Planned<'_>) -> Result<()> {
+        self.model = planned.model()?;
+        Ok(())
+    }
+
+    fn of<'b>(&'b self, weight: &str, _k: usize) -> Result<Box<dyn ColumnMethod + 'b>> {
+        Ok(match self.factors.of(weight)? {
+            Some(factor) => Box::new(Gptq {
+                factor,
+                method: self.method,
+            }),
+            None => Box::new(ByGroup::from(self.method)),
+        })
+    }
+
+    fn key(&self, weight: &str) -> String {
+        let method = self.method.name();
+        match self.factors.inputs(weight).is_empty() {
+            true => method.to_owned(),
+            // The inputs are what all layers before the weight make.
+            false => format!("gptq of {method}, {} of {}", self.calibration.key(), self.model),
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! What is made of Hessians, for as many inputs at a time as memory allows.
+
+use super::{Calibration, Input};
+use crate::error::{Error, Result, Stage};
+use crate::graph::products::Products;
+use crate::quant::{Hessian, HessianError};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// What is made of a Hessian.
+type Make<T> = fn(Hessian) -> Result<T, HessianError>;
+
+/// Something of each Hessian, by the inputs that it is of. Weights are asked for in the order of the products; those after the one that is asked for come with it.
+pub(super) struct ByHessian<'a, T> {
+    calibration: &'a Calibration<'a>,
+    products: &'a Products<'a>,
+    make: Make<T>,
+    held: Mutex<HashMap<Vec<String>, Arc<T>>>,
+}
+
+impl<'a, T> ByHessian<'a, T> {
+    pub fn new(calibration: &'a Calibration<'a>, products: &'a Products<'a>, make: Make<T>) -> Self {
+        let held = Mutex::default();
+        Self {
+            calibration,
+            products,
+            make,
+            held,
+        }
+    }
+
+    /// What the products of a weight read; empty for a weight of no product.
+    pub fn inputs(&self, weight: &str) -> Vec<String> {
+        let mut inputs: Vec<String> = self.products.of_weight(weight).map(|p| p.input.clone()).collect();
+        inputs.sort_unstable();
+        inputs.dedup();
+        inputs
+    }
+
+    /// For what the products of `weight` read; `None` for a weight of no product.
+    pub fn of(&self, weight: &str) -> Result<Option<Arc<T>>> {
+        let wanted = self.inputs(weight);
+        if wanted.is_empty() {
+            return Ok(None);
+        }
+        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        if !held.contains_key(&wanted) {
+            // Before the next ones are made.
+            held.clear();
+            *held = self.following(weight)?;
+        }
+        Ok(held.get(&wanted).cloned())
+    }
+
+    fn following(&self, weight: &str) -> Result<HashMap<Vec<String>, Arc<T>>> {
+        let all = self.products.all();
+        let from = all.iter().position(|p| p.weight == weight).unwrap_or(0);
+        let mut inputs: Vec<Input> = Vec::new();
+        for p in self
+            .products
+            .of_weight(weight)
+            .chain(all.get(from..).unwrap_or_default())
+        {
+            if !inputs.iter().any(|(name, _)| *name == p.input) {
+                inputs.push((p.input.clone(), p.k));
+            }
+        }
+        // The weight's own products come first; all of them are needed.
+        let own = self.inputs(weight).len();
+        let inputs = inputs
+            .get(..batch(&inputs, self.calibration.budget).len().max(own))
+            .unwrap_or(&inputs);
+        let found = self.calibration.hessians(inputs)?;
+        let names = inputs.iter().map(|(name, _)| name.clone());
+        let mut hessians: HashMap<String, Hessian> = names.zip(found).collect();
+
+        let mut keys: Vec<Vec<String>> = all.iter().map(|p| self.inputs(&p.weight)).collect();
+        keys.retain(|key| key.iter().all(|name| hessians.contains_key(name)));
+        keys.sort_unstable();
+        keys.dedup();
+        let shared = keys.iter().any(|key| key.len() > 1);
+        let mut made = HashMap::new();
+        for key in keys {
+            let of = |e: HessianError| {
+                Error::other(Stage::Quantize, format!("value \"{}\": {e}", key.join("\", \"")))
+            };
+            let hessian = match key.as_slice() {
+                // What nothing else needs goes as soon as something is made of it.
+                [name] if !shared => hessians.remove(name),
+                names => {
+                    let mut sum: Option<Hessian> = None;
+                    for h in names.iter().filter_map(|name| hessians.get(name)) {
+                        match &mut sum {
+                            None => sum = Some(h.clone()),
+                            Some(sum) => sum.merge(h).map_err(of)?,
+                        }
+                    }
+                    sum
+                }
+            };
+            let found = hessian.map(|h| (self.make)(h)).transpose().map_err(of)?;
+            made.extend(found.map(|f| (key, Arc::new(f))));
+        }
+        Ok(made)
+    }
+}
+
+/// As many of the first of `inputs` as stay within `budget` bytes, at least one.
+pub(super) fn batch(inputs: &[Input], budget: usize) -> &[Input] {
+    let mut bytes = 0usize;
+    let count = inputs
+        .iter()
+        .take_while(|(_, k)| {
+            bytes = bytes.saturating_add(Hessian::bytes(*k));
+            bytes <= budget
+        })
+        .count();
+    &inputs[..count.max(1).min(inputs.len())]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn batches_stay_within_the_budget() {
+        let of = |ks: &[usize]| ks.iter().map(|k| (String::new(), *k)).collect::<Vec<_>>();
+        let lengths = |ks: &[usize]| batch(&of(ks), 1 << 30).len();
+        assert_eq!(lengths(&[8192, 8192, 8192, 8192, 8]), 4);
+        assert_eq!(lengths(&[100_000, 8]), 1);
+        assert_eq!((lengths(&[8, 8]), lengths(&[])), (2, 0));
+    }
+}
