@@ -222,7 +222,7 @@ fn an_order_of_rows_and_a_bias_are_nodes_around_the_product() {
     // Blocks of unlike sizes are left to the engine, which runs them as floats; the rest of the model is quantized.
     let uneven = tensor("g_idx", I32, &[K], vec![0; 4 * K]);
     let dir = nbits(4, 32, &["", "g_idx"], vec![uneven], 1.0);
-    let reason = "expected 32 rows of block 0, found 96";
+    let reason = "expected 32 rows of block 1, found 0";
     let error = run(&dir).unwrap_err().to_string();
     assert!(
         error.contains(&format!("no weight can be quantized; \"w\": g_idx: {reason}")),

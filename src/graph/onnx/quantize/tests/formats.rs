@@ -176,7 +176,7 @@ fn the_number_of_threads_changes_nothing() {
         let mut all = Vec::new();
         let method = crate::quant::ByGroup::from(Method::Mae);
         let losses = panels::panels(threads, elements, &w, &method, &mut |p| {
-            all.push((p.first, p.packed))
+            all.push((p.first, p.packed));
         });
         all.sort_by_key(|(first, _)| *first);
         let losses = losses.ok().unwrap();
