@@ -3,7 +3,7 @@
 use super::config::{Config, Scheme};
 use super::gptq;
 use super::safetensors::{Shards, Tensor};
-use super::{Params, Progress, Stored, Summary, TEMPORARY, Tensors, write_json, write_model};
+use super::{Params, Progress, Stored, Summary, TEMPORARY, TOO_LARGE, Tensors, write_json, write_model};
 use crate::error::{Error, Result, Stage};
 use crate::new_folder::NewFolder;
 use std::cell::RefCell;
@@ -48,7 +48,7 @@ pub fn convert_into(input: &Path, folder: &Path, progress: &mut dyn FnMut(Progre
     let scheme = config.scheme()?;
     let shards = Shards::open(input)?;
     let has = |name: &str| shards.get(name).is_some();
-    let params = config.params(has)?;
+    let params = config.params(shards.names().len(), has)?;
     let tensors = FolderTensors {
         folder: input.to_owned(),
         shards,
@@ -56,7 +56,7 @@ pub fn convert_into(input: &Path, folder: &Path, progress: &mut dyn FnMut(Progre
         tied: params.tied,
         used: RefCell::default(),
     };
-    let total = tensors.check(&params)?;
+    tensors.check(&params)?;
     for name in COPIED {
         let (from, to) = (input.join(name), folder.join(name));
         if from.is_file() {
@@ -68,35 +68,11 @@ pub fn convert_into(input: &Path, folder: &Path, progress: &mut dyn FnMut(Progre
     let kept_config = serde_json::Value::Object(config.map);
     write_json(folder, "config.json", &kept_config, true)?;
 
-    let mut done = 0;
-    let mut report = |tensor: &str, bytes: u64| {
-        done += bytes;
-        progress(Progress { tensor, done, total });
-    };
     let keep = scheme.is_some();
-    let (kept, written) = write_model(&tensors, &params, keep, &[], folder, &mut report)?;
-    let mut source_types = BTreeMap::new();
-    for t in tensors
-        .shards
-        .names()
-        .iter()
-        .filter_map(|n| tensors.shards.get(n))
-    {
-        *source_types.entry(t.dtype.to_owned()).or_insert(0) += 1;
-    }
-    Ok(Summary {
-        architecture: params.architecture,
-        name: None,
-        layers: params.layers,
-        parameters: total / size_of::<f32>() as u64,
-        source_types,
-        vocab: params.vocab,
-        context: params.context,
-        data_bytes: written.data_bytes,
-        kept: kept.weights,
-        // Floats of a quantized checkpoint are floats on purpose.
-        left: Vec::new(),
-    })
+    let mut summary = write_model(&tensors, &params, keep, &[], folder, progress)?;
+    // What has no codes in a quantized checkpoint is of floats on purpose.
+    summary.left.retain(|l| tensors.shards.get(&l.name).is_none());
+    Ok(summary)
 }
 
 /// The tensors of a folder.
@@ -115,38 +91,28 @@ impl FolderTensors {
         self.shards.get(name).ok_or_else(|| self.bad(name, "is missing"))
     }
 
-    /// Compares what the configuration claims with the tensors before anything is allocated by it; bytes of all weights as `f32`.
-    fn check(&self, p: &Params) -> Result<u64> {
-        if p.layers > self.shards.names().len() {
-            let what = format!(
-                "{} layers, but only {} tensors",
-                p.layers,
-                self.shards.names().len()
-            );
-            return Err(Error::file(Stage::Convert, &self.folder, what));
+    /// Compares what the configuration claims with the tensors before anything is allocated by it.
+    fn check(&self, p: &Params) -> Result<()> {
+        if p.elements().is_none() {
+            return Err(self.bad_file(TOO_LARGE));
         }
         self.stored("model.embed_tokens.weight", &[p.vocab, p.hidden])?;
-        let widths = [
-            ("self_attn.q_proj", p.heads.saturating_mul(p.head_dim), p.hidden),
-            (
-                "self_attn.k_proj",
-                p.kv_heads.saturating_mul(p.head_dim),
-                p.hidden,
-            ),
-            ("mlp.up_proj", p.intermediate, p.hidden),
-        ];
-        for (name, outputs, inputs) in widths {
-            self.stored(&format!("model.layers.0.{name}.weight"), &[outputs, inputs])?;
+        let widths = if p.architecture.joins_projections() {
+            vec![
+                ("self_attn.qkv_proj", p.q_width() + 2 * p.kv_width()),
+                ("mlp.gate_up_proj", 2 * p.intermediate),
+            ]
+        } else {
+            vec![
+                ("self_attn.q_proj", p.q_width()),
+                ("self_attn.k_proj", p.kv_width()),
+                ("mlp.up_proj", p.intermediate),
+            ]
+        };
+        for (name, outputs) in widths {
+            self.stored(&format!("model.layers.0.{name}.weight"), &[outputs, p.hidden])?;
         }
-        let (q, kv) = (p.heads * p.head_dim, p.kv_heads * p.head_dim);
-        let biases = |on: bool, n: usize| if on { n } else { 0 };
-        let layer = p.hidden * (2 * q + 2 * kv + 3 * p.intermediate + 2)
-            + biases(p.qkv_bias, q + 2 * kv)
-            + biases(p.output_bias, p.hidden)
-            + biases(p.mlp_bias, 2 * p.intermediate + p.hidden);
-        let tables = if p.tied { 1 } else { 2 };
-        let elements = p.layers * layer + tables * p.vocab * p.hidden + p.hidden;
-        Ok((elements * size_of::<f32>()) as u64)
+        Ok(())
     }
 }
 
@@ -191,6 +157,18 @@ impl Tensors for FolderTensors {
 
     fn bad(&self, name: &str, what: &str) -> Error {
         Error::file(Stage::Convert, &self.folder, format!("tensor \"{name}\": {what}"))
+    }
+
+    fn bad_file(&self, what: &str) -> Error {
+        Error::file(Stage::Convert, &self.folder, what)
+    }
+
+    fn types(&self) -> BTreeMap<String, usize> {
+        let mut types = BTreeMap::new();
+        for t in self.shards.names().iter().filter_map(|n| self.shards.get(n)) {
+            *types.entry(t.dtype.to_owned()).or_insert(0) += 1;
+        }
+        types
     }
 
     fn all_used(&self) -> Result<()> {
