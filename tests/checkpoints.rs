@@ -127,17 +127,13 @@ impl Family {
         usize::try_from(self.config[key].as_u64().unwrap()).unwrap()
     }
 
-    /// As a folder of Hugging Face, converted.
-    fn from_folder(&self) -> (tempfile::TempDir, PathBuf) {
+    /// As a folder of Hugging Face.
+    fn folder(&self) -> Folder {
         let tensor = |w: Weight<'_>| (w.name.to_owned(), ("F32", w.shape.to_vec(), f32s(&w.values)));
-        let folder = Folder {
+        Folder {
             tensors: self.weights().into_iter().map(tensor).collect(),
             config: self.config.clone(),
-        };
-        let (dir, input) = folder.write();
-        let out = dir.path().join("out");
-        checkpoint::folder::convert(&input, &out, &mut |_| {}).unwrap();
-        (dir, out)
+        }
     }
 
     /// As a GGUF file.
@@ -193,14 +189,35 @@ impl Family {
     }
 
     /// As a GGUF file, converted.
-    fn from_gguf(&self) -> (tempfile::TempDir, PathBuf) {
+    fn convert_gguf(&self) -> (tempfile::TempDir, PathBuf) {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("model.gguf");
         std::fs::write(&path, self.file().bytes()).unwrap();
         let out = dir.path().join("out");
-        gguf::convert(&path, &out, false, &mut |_| {}).unwrap();
+        let mut last = (0, 1);
+        gguf::convert(&path, &out, false, &mut |p| last = (p.done, p.total)).unwrap();
+        assert_eq!(last.0, last.1, "progress ends at the total");
         (dir, out)
     }
+}
+
+/// A folder of Hugging Face, converted.
+fn from_folder(folder: &Folder) -> Result<(tempfile::TempDir, PathBuf), String> {
+    let (dir, input) = folder.write();
+    let out = dir.path().join("out");
+    let mut last = (0, 1);
+    checkpoint::folder::convert(&input, &out, &mut |p| last = (p.done, p.total)).text()?;
+    assert_eq!(last.0, last.1, "progress ends at the total");
+    Ok((dir, out))
+}
+
+/// All logits on the host.
+fn host_logits(model: &Path, tokens: &[u32]) -> Result<Vec<f32>, String> {
+    let all = decoder(model, &Pipeline::host(), Logits::All)?;
+    HostModel::new(all, tokens.len())
+        .text()?
+        .forward_all(tokens)
+        .text()
 }
 
 fn strings(list: Vec<String>) -> Value {
@@ -268,32 +285,113 @@ fn steps(case: &Case, model: &mut dyn Model, bound: f32) -> Outcome {
 }
 
 fn on_host(case: &Case) -> Outcome {
-    let (_folder, from_folder) = case.family.from_folder();
-    let (_file, from_gguf) = case.family.from_gguf();
-    for (what, model) in [("folder", &from_folder), ("GGUF", &from_gguf)] {
-        let all = decoder(model, &Pipeline::host(), Logits::All)?;
-        let found = HostModel::new(all, case.tokens.len())
-            .text()?
-            .forward_all(&case.tokens)
-            .text()?;
-        close(what, &case.rows.concat(), &found, HOST)?;
+    let (_folder, of_folder) = from_folder(&case.family.folder())?;
+    let (_file, of_gguf) = case.family.convert_gguf();
+    let wanted = case.rows.concat();
+    for (what, model) in [("folder", &of_folder), ("GGUF", &of_gguf)] {
+        close(what, &wanted, &host_logits(model, &case.tokens)?, HOST)?;
         // What devices run, on the host, step by step.
         let passes = decoder(model, &Pipeline::standard(), Logits::Last)?;
-        let logits = passes
-            .graph()
-            .output("logits")
-            .and_then(|v| passes.graph().value(v).fact.clone());
+        let graph = passes.graph();
+        let logits = graph.output("logits").and_then(|v| graph.value(v).fact.clone());
         if logits.is_none_or(|fact| fact.shape.0[1] != 1.into()) {
             return Err("all rows of the logits are computed".to_owned());
         }
+        let fused = graph.nodes().filter(|(_, n)| n.op.name() == "Attention").count();
+        // Bent scores have no operator of their own.
+        let layers = case.family.size("num_hidden_layers");
+        let expected = if case.family.architecture == "gemma2" {
+            0
+        } else {
+            layers
+        };
+        if fused != expected {
+            return Err(format!(
+                "{fused} of {layers} layers have attention as one operator"
+            ));
+        }
         steps(case, &mut HostModel::new(passes, case.tokens.len()).text()?, HOST)?;
+    }
+    // What the conversion from GGUF says in config.json is the model, except that factors of frequencies are not repeated.
+    if !case.family.gguf_tensors.contains_key("rope_freqs.weight") {
+        let text = std::fs::read(of_gguf.join("config.json")).text()?;
+        let mut folder = case.family.folder();
+        folder.config = serde_json::from_slice(&text).text()?;
+        let (_dir, model) = from_folder(&folder)?;
+        close("config.json", &wanted, &host_logits(&model, &case.tokens)?, HOST)?;
+    }
+    Ok(())
+}
+
+/// Entries of `config.json`, each of which makes another model of a family where it is another one.
+const TRAITS: [(&str, &str, &str); 15] = [
+    ("llama", "rope_theta", "2000.0"),
+    ("llama_3.1", "rope_scaling", "null"),
+    ("llama_linear", "rope_scaling", "null"),
+    ("llama_yarn", "rope_scaling", "null"),
+    ("qwen3", "rms_norm_eps", "0.1"),
+    ("gemma2", "sliding_window", "6"),
+    ("gemma2", "attn_logit_softcapping", "50.0"),
+    ("gemma2", "final_logit_softcapping", "null"),
+    ("gemma2", "query_pre_attn_scalar", "16"),
+    ("gemma3", "sliding_window", "6"),
+    ("gemma3", "rope_local_base_freq", "1000.0"),
+    ("gemma3", "rope_scaling", "null"),
+    ("phi3_short", "sliding_window", "10"),
+    ("phi3_short", "original_max_position_embeddings", "8"),
+    ("phi3_long", "sliding_window", "null"),
+];
+
+/// The comparison with the reference would find a trait that is not looked at.
+fn traits_count(cases: &[Arc<Case>]) -> Outcome {
+    for (name, key, value) in TRAITS {
+        let case = cases.iter().find(|c| c.family.name == name);
+        let case = case.ok_or_else(|| format!("no family {name}"))?;
+        let mut folder = case.family.folder();
+        folder.config[key] = serde_json::from_str(value).text()?;
+        let (_dir, model) = from_folder(&folder)?;
+        let found = host_logits(&model, &case.tokens)?;
+        if close(name, &case.rows.concat(), &found, 100.0 * HOST).is_ok() {
+            return Err(format!("{name}: {key} = {value} changes nothing"));
+        }
+    }
+    Ok(())
+}
+
+/// A checkpoint that reads pictures too is converted without what does so.
+fn with_pictures(case: &Case) -> Outcome {
+    for prefix in ["language_model.model.", "model.language_model."] {
+        let plain = case.family.folder();
+        let renamed = |(name, tensor): (String, _)| (name.replacen("model.", prefix, 1), tensor);
+        let mut folder = Folder {
+            tensors: plain.tensors.into_iter().map(renamed).collect(),
+            config: serde_json::json!({
+                "model_type": "gemma3", "text_config": plain.config, "vision_config": {"hidden_size": 8}, "eos_token_id": [1, 2],
+            }),
+        };
+        let patch = ("F32", vec![2, 2], f32s(&[0.0; 4]));
+        folder
+            .tensors
+            .insert("vision_tower.patch.weight".to_owned(), patch);
+        let (_dir, model) = from_folder(&folder)?;
+        close(
+            prefix,
+            &case.rows.concat(),
+            &host_logits(&model, &case.tokens)?,
+            HOST,
+        )?;
+        let text = std::fs::read(model.join("config.json")).text()?;
+        let config: Json = serde_json::from_slice(&text).text()?;
+        if config["model_type"] != "gemma3_text" || config["eos_token_id"][1] != 2 {
+            return Err(format!("config.json says {config}"));
+        }
     }
     Ok(())
 }
 
 fn on_device(case: &Case, device: &Device) -> Outcome {
     let _turn = device.turn();
-    let (_file, model) = case.family.from_gguf();
+    let (_file, model) = case.family.convert_gguf();
     let decoder = decoder(&model, &Pipeline::standard(), Logits::Last)?;
     let mut model = DeviceModel::new(decoder, Box::new(device.share()), &Lengths::of(64)).text()?;
     steps(case, &mut model, DEVICE)
@@ -463,7 +561,19 @@ fn main() -> ExitCode {
     let mut add = |name: String, run: Box<dyn FnOnce() -> Outcome + Send>| {
         trials.push(Trial::test(name, move || Ok(run()?)));
     };
-    for case in cases() {
+    let all = cases();
+    for case in &all {
+        if case.family.name == "gemma3" {
+            let this = case.clone();
+            add(
+                "gemma3_with_pictures".to_owned(),
+                Box::new(move || with_pictures(&this)),
+            );
+        }
+    }
+    let these = all.clone();
+    add("traits_count".to_owned(), Box::new(move || traits_count(&these)));
+    for case in all {
         let name = case.family.name.clone();
         let this = case.clone();
         add(format!("{name}@host"), Box::new(move || on_host(&this)));

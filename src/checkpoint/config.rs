@@ -9,6 +9,8 @@ use crate::quant::Bits;
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
 
+/// `model_type` of a model that is not one of text alone.
+const WITH_PICTURES: &str = "gemma3";
 /// A head this wide is no head.
 const MAX_HEAD: usize = 1 << 16;
 
@@ -113,20 +115,54 @@ impl Config {
         Err(self.bad(key, format!("\"{value}\" is not supported; supported: {list}")))
     }
 
+    /// The configuration of the text model: of `gemma3`, which reads pictures too, the object on it with the tokens that stand beside it.
+    pub fn text_model(mut self) -> Result<Self> {
+        if self.text("model_type")? != Some(WITH_PICTURES) {
+            return Ok(self);
+        }
+        let mut text = self.need("text_config", self.inner("text_config")?)?;
+        for key in [
+            "bos_token_id",
+            "eos_token_id",
+            "pad_token_id",
+            "tie_word_embeddings",
+        ] {
+            if let (false, Some(v)) = (text.map.contains_key(key), self.map.shift_remove(key)) {
+                text.map.insert(key.to_owned(), v);
+            }
+        }
+        let of = Architecture::Gemma3;
+        text.map.insert("model_type".to_owned(), of.model_type().into());
+        text.map
+            .insert("architectures".to_owned(), vec![of.class()].into());
+        Ok(text)
+    }
+
+    /// A size that must be there, or that the library has where it is not.
+    fn need_size(&self, architecture: Architecture, key: &str) -> Result<usize> {
+        // Files of `gemma3` leave out what is as the library has it.
+        let default = match (architecture, key) {
+            (Architecture::Gemma3, "num_attention_heads") => Some(8),
+            (Architecture::Gemma3, "num_key_value_heads") => Some(4),
+            (Architecture::Gemma3, "max_position_embeddings") => Some(131_072),
+            (Architecture::Gemma3, "vocab_size") => Some(262_208),
+            _ => None,
+        };
+        self.need(key, self.size(key)?.or(default))
+    }
+
     /// Sizes and numbers of the model. `has` tells whether a tensor of that name exists; there are `tensors` of them.
     pub fn params(&self, tensors: usize, has: impl Fn(&str) -> bool) -> Result<Params> {
         let model_type = self.need("model_type", self.text("model_type")?)?;
-        self.one_of(
-            "model_type",
-            model_type,
-            &Architecture::ALL.map(Architecture::model_type),
-        )?;
+        let mut known = Architecture::ALL.map(Architecture::model_type).to_vec();
+        known.push(WITH_PICTURES);
+        self.one_of("model_type", model_type, &known)?;
         let found = Architecture::ALL
             .into_iter()
             .find(|a| a.model_type() == model_type);
         let architecture = found.unwrap_or(Architecture::Llama);
         self.activation(architecture)?;
-        let need = |key: &str| self.need(key, self.size(key)?);
+        let need = |key: &str| self.need_size(architecture, key);
         let layers = need("num_hidden_layers")?;
         if layers > tensors {
             let what = format!("{layers} layers, but only {tensors} tensors");
@@ -134,7 +170,10 @@ impl Config {
         }
         let hidden = need("hidden_size")?;
         let heads = need("num_attention_heads")?;
-        let kv_heads = self.size("num_key_value_heads")?.unwrap_or(heads);
+        let kv_heads = match architecture {
+            Architecture::Gemma3 => need("num_key_value_heads")?,
+            _ => self.size("num_key_value_heads")?.unwrap_or(heads),
+        };
         if heads % kv_heads != 0 {
             let what = format!("{heads} query heads are not a multiple of {kv_heads} key heads");
             return Err(self.bad("num_key_value_heads", what));
@@ -182,7 +221,10 @@ impl Config {
             logit_cap: cap("final_logit_softcapping", 30.0)?,
             embedding_scale: architecture.embedding_scale(hidden),
             norm_offset: if architecture.is_gemma() { 1.0 } else { 0.0 },
-            eps: self.need("rms_norm_eps", self.number("rms_norm_eps")?)?,
+            eps: match self.number("rms_norm_eps")? {
+                None if architecture == three => 1e-6,
+                eps => self.need("rms_norm_eps", eps)?,
+            },
             vocab: need("vocab_size")?,
             context,
             tied: self
@@ -287,7 +329,7 @@ impl Config {
         #[expect(clippy::cast_possible_truncation, reason = "the library truncates")]
         #[expect(clippy::cast_sign_loss, reason = "it is positive")]
         let width = (head_dim as f64 * f64::from(share)) as usize;
-        if width == 0 || width > head_dim || width % 2 != 0 {
+        if width == 0 || width > head_dim || !width.is_multiple_of(2) {
             let what = format!("expected an even part of {head_dim} elements, found {width}");
             return Err(self.bad("partial_rotary_factor", what));
         }

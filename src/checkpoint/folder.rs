@@ -23,6 +23,9 @@ const COPIED: [&str; 9] = [
     "vocab.json",
 ];
 
+/// What the names of a model's tensors begin with: of a text model, and of the text model in one that reads pictures, as old and new files have it.
+const PREFIXES: [&str; 3] = ["model.", "language_model.model.", "model.language_model."];
+
 /// Converts the checkpoint in the folder `input` to the folder `output`, which holds `model.onnx`, `model.onnx.data`, `config.json` and the
 /// tokenizer's files. Matrices that GPTQ or AWQ quantized keep their bits as E0M; others are `f32`.
 ///
@@ -44,18 +47,22 @@ pub fn convert(input: &Path, output: &Path, progress: &mut dyn FnMut(Progress<'_
 
 /// As [`convert`], but writes into the existing folder `folder`, and leaves there what it wrote before an error.
 pub fn convert_into(input: &Path, folder: &Path, progress: &mut dyn FnMut(Progress<'_>)) -> Result<Summary> {
-    let mut config = Config::open(&input.join("config.json"))?;
+    let config = Config::open(&input.join("config.json"))?;
     let scheme = config.scheme()?;
+    let mut config = config.text_model()?;
     let shards = Shards::open(input)?;
-    let has = |name: &str| shards.get(name).is_some();
-    let params = config.params(shards.names().len(), has)?;
-    let tensors = FolderTensors {
+    let there = |prefix: &&&str| shards.get(&format!("{prefix}embed_tokens.weight")).is_some();
+    let mut tensors = FolderTensors {
         folder: input.to_owned(),
+        prefix: PREFIXES.iter().find(there).unwrap_or(&PREFIXES[0]),
         shards,
         scheme,
-        tied: params.tied,
+        tied: false,
         used: RefCell::default(),
     };
+    let has = |name: &str| tensors.shards.get(&tensors.name(name)).is_some();
+    let params = config.params(tensors.shards.names().len(), has)?;
+    tensors.tied = params.tied;
     tensors.check(&params)?;
     for name in COPIED {
         let (from, to) = (input.join(name), folder.join(name));
@@ -71,13 +78,17 @@ pub fn convert_into(input: &Path, folder: &Path, progress: &mut dyn FnMut(Progre
     let keep = scheme.is_some();
     let mut summary = write_model(&tensors, &params, keep, &[], folder, progress)?;
     // What has no codes in a quantized checkpoint is of floats on purpose.
-    summary.left.retain(|l| tensors.shards.get(&l.name).is_none());
+    summary
+        .left
+        .retain(|l| tensors.shards.get(&tensors.name(&l.name)).is_none());
     Ok(summary)
 }
 
 /// The tensors of a folder.
 struct FolderTensors {
     folder: PathBuf,
+    /// What names of the text model begin with.
+    prefix: &'static str,
     shards: Shards,
     scheme: Option<Scheme>,
     tied: bool,
@@ -85,10 +96,24 @@ struct FolderTensors {
 }
 
 impl FolderTensors {
-    /// A tensor that must be there.
+    /// The name in the files.
+    fn name(&self, name: &str) -> String {
+        match name.strip_prefix(PREFIXES[0]) {
+            Some(rest) => format!("{}{rest}", self.prefix),
+            None => name.to_owned(),
+        }
+    }
+
+    /// An error about the tensor of this name in the files.
+    fn bad_tensor(&self, name: &str, what: &str) -> Error {
+        Error::file(Stage::Convert, &self.folder, format!("tensor \"{name}\": {what}"))
+    }
+
+    /// A tensor that must be there, by its name in the files.
     fn need(&self, name: &str) -> Result<Tensor<'_>> {
         self.used.borrow_mut().insert(name.to_owned());
-        self.shards.get(name).ok_or_else(|| self.bad(name, "is missing"))
+        let found = self.shards.get(name);
+        found.ok_or_else(|| self.bad_tensor(name, "is missing"))
     }
 
     /// Compares what the configuration claims with the tensors before anything is allocated by it.
@@ -118,6 +143,7 @@ impl FolderTensors {
 
 impl Tensors for FolderTensors {
     fn stored(&self, name: &str, shape: &[usize]) -> Result<Stored<'_>> {
+        let name = &self.name(name);
         if let (Some(base), &[outputs, inputs]) = (name.strip_suffix(".weight"), shape)
             && self.shards.get(&format!("{base}.qweight")).is_some()
         {
@@ -156,7 +182,7 @@ impl Tensors for FolderTensors {
     }
 
     fn bad(&self, name: &str, what: &str) -> Error {
-        Error::file(Stage::Convert, &self.folder, format!("tensor \"{name}\": {what}"))
+        self.bad_tensor(&self.name(name), what)
     }
 
     fn bad_file(&self, what: &str) -> Error {
@@ -175,7 +201,10 @@ impl Tensors for FolderTensors {
         let used = self.used.borrow();
         let needless = |name: &str| {
             // Older tools store a table that follows from the configuration, and the embedding twice.
-            name.ends_with(".rotary_emb.inv_freq") || self.tied && name == "lm_head.weight"
+            name.ends_with(".rotary_emb.inv_freq")
+                || self.tied && name.ends_with("lm_head.weight")
+                // What reads pictures.
+                || self.prefix != PREFIXES[0] && !name.starts_with(self.prefix)
         };
         let extra = self
             .shards
@@ -183,7 +212,7 @@ impl Tensors for FolderTensors {
             .iter()
             .find(|n| !used.contains(*n) && !needless(n));
         extra.map_or(Ok(()), |name| {
-            Err(self.bad(name, "has no place in this architecture"))
+            Err(self.bad_tensor(name, "has no place in this architecture"))
         })
     }
 }

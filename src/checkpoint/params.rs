@@ -5,7 +5,7 @@ use super::rope::Rope;
 /// Architectures that [`super::Builder`] knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Architecture {
-    /// Llama 1 to 3, SmolLM, and what else calls itself so.
+    /// Llama 1 to 3, `SmolLM`, and what else calls itself so.
     Llama,
     /// Qwen1.5, Qwen2 and Qwen2.5: queries, keys and values have biases.
     Qwen2,

@@ -39,7 +39,7 @@ pub enum Scaling {
         /// Context that the model was first made for.
         original: f32,
     },
-    /// YaRN: as `Llama3`, mixed in proportion to their number, not to their turns.
+    /// `YaRN`: as `Llama3`, mixed in proportion to their number, not to their turns.
     Yarn {
         /// The factor.
         factor: f32,
@@ -52,7 +52,7 @@ pub enum Scaling {
         /// The bounds between low, mixed and high are whole numbers of frequencies.
         truncate: bool,
     },
-    /// LongRoPE: each has a divisor, which depends on the length of the sequence.
+    /// `LongRoPE`: each has a divisor, which depends on the length of the sequence.
     Long {
         /// Divisors for sequences of up to `original` tokens, half as many as the width.
         short: Vec<f32>,
@@ -63,7 +63,7 @@ pub enum Scaling {
     },
 }
 
-/// The factor for cosines and sines that YaRN wants where frequencies are divided by `factor`.
+/// The factor for cosines and sines that `YaRN` wants where frequencies are divided by `factor`.
 pub fn yarn_magnitude(factor: f32) -> f32 {
     if factor > 1.0 {
         0.1 * factor.ln() + 1.0
@@ -72,7 +72,7 @@ pub fn yarn_magnitude(factor: f32) -> f32 {
     }
 }
 
-/// The factor for cosines and sines that LongRoPE wants for a context of `factor` times `original` tokens.
+/// The factor for cosines and sines that `LongRoPE` wants for a context of `factor` times `original` tokens.
 pub fn long_magnitude(factor: f64, original: usize) -> f32 {
     #[expect(clippy::cast_possible_truncation, reason = "rounding is meant")]
     if factor > 1.0 {

@@ -253,7 +253,7 @@ fn what_does_not_fit_is_named() {
     folder.config["model_type"] = json!("gpt2");
     assert!(
         failure(&folder)
-            .contains("\"model_type\": \"gpt2\" is not supported; supported: llama, qwen2, qwen3, gemma, gemma2, gemma3_text, phi3")
+            .contains("\"model_type\": \"gpt2\" is not supported; supported: llama, qwen2, qwen3, gemma, gemma2, gemma3_text, phi3, gemma3")
     );
     let mut folder = plain.clone();
     folder.config["vocab_size"] = json!(1u64 << 40);
@@ -331,6 +331,52 @@ fn weights_that_are_not_finite_are_errors() {
     let name = "model.layers.0.mlp.down_proj.weight";
     folder.tensors.get_mut(name).unwrap().2[..4].copy_from_slice(&f32::NAN.to_le_bytes());
     assert!(failure(&folder).contains(&format!("tensor \"{name}\": one of its elements is NaN")));
+}
+
+#[test]
+fn traits_that_cannot_be_are_named() {
+    let (_, plain) = gptq(4, 32, Order::Plain, false, "llama");
+    let with = |entries: &[(&str, Value)]| {
+        let mut folder = plain.clone();
+        for (key, value) in entries {
+            folder.config[*key] = value.clone();
+        }
+        failure(&folder)
+    };
+    let windows = [
+        ("model_type", json!("qwen2")),
+        ("use_sliding_window", json!(true)),
+        ("sliding_window", json!(8)),
+        ("layer_types", json!(["full_attention"])),
+    ];
+    assert!(with(&windows).contains("\"layer_types\": expected 2 times full_attention or sliding_attention"));
+    assert!(with(&windows[..2]).contains("\"use_sliding_window\": there is no window that it could mean"));
+    assert!(with(&windows[1..]).contains("\"use_sliding_window\": there is no window that it could mean"));
+    let scaling = |value: Value| with(&[("rope_scaling", value)]);
+    let long = json!({"type": "longrope", "short_factor": [1.0], "long_factor": [1.0]});
+    assert!(scaling(long).contains("\"rope_scaling.short_factor\": expected a list of 8 positive numbers"));
+    let missing = json!({"rope_type": "yarn"});
+    assert!(scaling(missing).contains("\"rope_scaling.factor\": is missing"));
+    let nothing = json!({"rope_type": "linear", "factor": 0.0});
+    assert!(scaling(nothing).contains("\"rope_scaling.factor\": expected a positive number, found 0"));
+    let yarn = json!({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1e6});
+    let text = with(&[("rope_theta", json!(1.0)), ("rope_scaling", yarn)]);
+    assert!(
+        text.contains("a rotary frequency of NaN follows from it"),
+        "{text}"
+    );
+    assert!(
+        with(&[("partial_rotary_factor", json!(0.5))])
+            .contains("\"partial_rotary_factor\": heads that are rotated in part are not supported")
+    );
+    let gemma = [("model_type", json!("gemma")), ("hidden_act", json!("relu"))];
+    assert!(with(&gemma).contains("\"hidden_act\": \"relu\" is not supported; supported: gelu_pytorch_tanh"));
+    let joint = [("model_type", json!("phi3"))];
+    assert!(
+        with(&joint).contains("tensor \"model.layers.0.self_attn.qkv_proj.weight\": is missing"),
+        "the projections of another architecture"
+    );
+    assert!(with(&[("model_type", json!("gemma3"))]).contains("\"text_config\": is missing"));
 }
 
 #[test]

@@ -470,6 +470,29 @@ fn what_cannot_be_converted_is_named_and_leaves_nothing() {
     );
     f.tensor("blk.1.attn_v.weight").ggml_type = 200;
     assert!(failure(&f).contains("\"blk.1.attn_v.weight\" is of type 200 (unknown)"));
+    for name in [
+        "token_embd.weight",
+        "blk.1.ffn_norm.weight",
+        "blk.0.attn_k.weight",
+    ] {
+        let mut f = base();
+        let t = f.tensor(name);
+        let last = t.data.len() - 4;
+        t.data[last..].copy_from_slice(&f32::NAN.to_le_bytes());
+        let error = failure(&f);
+        assert!(
+            error.contains(&format!("tensor \"{name}\": one of its elements is NaN")),
+            "{error}"
+        );
+    }
+    let mut f = base();
+    f.add_f32("rope_factors_long.weight", &[4], &[1.0; 4]);
+    assert!(failure(&f).contains("tensor \"rope_factors_short.weight\" is missing"));
+    assert!(
+        with("llama.attention.sliding_window", Value::U32(16))
+            .contains("attention over a window of 16 tokens is not supported for llama")
+    );
+    assert!(with("llama.feed_forward_length", Value::U64(1 << 61)).contains("expected sizes"));
     let mut f = base();
     f.add_f32("blk.0.attn_sinks.weight", &[4], &[0.0; 4]);
     assert!(failure(&f).contains("\"blk.0.attn_sinks.weight\" has no place"));
