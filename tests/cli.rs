@@ -10,6 +10,7 @@ mod support;
 
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
+use support::hugging_face::{Order, gptq};
 use support::tlite;
 use transformer_lite::error::Stage;
 use transformer_lite::graph::onnx::write::{ModelWriter, NodeSpec};
@@ -466,6 +467,45 @@ fn quantize_and_convert_usage() {
         &["cannot make a folder in"],
     );
     assert_eq!(names(dir.path()), ["in"]);
+}
+
+#[test]
+fn conversions_tell_what_keeping_bits_costs() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_checkpoint, input) = gptq(4, 32, Order::Own, false, "llama").0.write();
+    let (out, file) = (dir.path().join("out"), dir.path().join("errors.json"));
+    let args = [
+        "convert",
+        path(&input),
+        "-o",
+        path(&out),
+        "--json",
+        "--report-json",
+        path(&file),
+    ];
+    let output = tlite(&args);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let found: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let written: serde_json::Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    assert_eq!(found, written);
+    let weights = found["weights"].as_array().unwrap();
+    assert_eq!(
+        (weights.len(), found["architecture"].as_str()),
+        (14, Some("llama"))
+    );
+    for w in weights {
+        let numbers = ["bits", "group_size", "mae", "mse", "max_error"].map(|key| w[key].as_f64());
+        assert_eq!(
+            numbers,
+            [Some(4.0), Some(32.0), Some(0.0), Some(0.0), Some(0.0)],
+            "{w}"
+        );
+    }
+    assert_eq!(found["left"].as_array().map(Vec::len), Some(0));
+    let sizes = std::fs::read_dir(&input)
+        .unwrap()
+        .map(|e| e.unwrap().metadata().unwrap().len());
+    assert_eq!(found["bytes_before"].as_u64(), Some(sizes.sum()));
 }
 
 #[test]

@@ -2,12 +2,15 @@
 
 use super::awq::Awq;
 use super::gptq::Gptq;
-use super::{ARCHITECTURES, Params};
+use super::params::{Activation, Architecture, Params, Window};
+use super::rope::{Rope, Scaling, long_magnitude, yarn_magnitude};
 use crate::error::{Error, Result, Stage};
 use crate::quant::Bits;
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
 
+/// `model_type` of a model that is not one of text alone.
+const WITH_PICTURES: &str = "gemma3";
 /// A head this wide is no head.
 const MAX_HEAD: usize = 1 << 16;
 
@@ -78,8 +81,8 @@ impl Config {
         self.typed(key, "a positive number", positive)
     }
 
-    fn truth(&self, key: &str) -> Result<bool> {
-        Ok(self.typed(key, "a truth value", Value::as_bool)?.unwrap_or(false))
+    fn truth(&self, key: &str) -> Result<Option<bool>> {
+        self.typed(key, "a truth value", Value::as_bool)
     }
 
     fn text(&self, key: &str) -> Result<Option<&str>> {
@@ -112,25 +115,73 @@ impl Config {
         Err(self.bad(key, format!("\"{value}\" is not supported; supported: {list}")))
     }
 
-    /// Sizes and numbers of the model. `has` tells whether a tensor of that name exists.
-    pub fn params(&self, has: impl Fn(&str) -> bool) -> Result<Params> {
-        let architecture = self.need("model_type", self.text("model_type")?)?;
-        self.one_of("model_type", architecture, &ARCHITECTURES)?;
-        self.one_of(
-            "hidden_act",
-            self.text("hidden_act")?.unwrap_or("silu"),
-            &["silu"],
-        )?;
-        let need = |key: &str| self.need(key, self.size(key)?);
+    /// The configuration of the text model: of `gemma3`, which reads pictures too, the object on it with the tokens that stand beside it.
+    pub fn text_model(mut self) -> Result<Self> {
+        if self.text("model_type")? != Some(WITH_PICTURES) {
+            return Ok(self);
+        }
+        let mut text = self.need("text_config", self.inner("text_config")?)?;
+        for key in [
+            "bos_token_id",
+            "eos_token_id",
+            "pad_token_id",
+            "tie_word_embeddings",
+        ] {
+            if let (false, Some(v)) = (text.map.contains_key(key), self.map.shift_remove(key)) {
+                text.map.insert(key.to_owned(), v);
+            }
+        }
+        let of = Architecture::Gemma3;
+        text.map.insert("model_type".to_owned(), of.model_type().into());
+        text.map
+            .insert("architectures".to_owned(), vec![of.class()].into());
+        Ok(text)
+    }
+
+    /// A size that must be there, or that the library has where it is not.
+    fn need_size(&self, architecture: Architecture, key: &str) -> Result<usize> {
+        // Files of `gemma3` leave out what is as the library has it.
+        let default = match (architecture, key) {
+            (Architecture::Gemma3, "num_attention_heads") => Some(8),
+            (Architecture::Gemma3, "num_key_value_heads") => Some(4),
+            (Architecture::Gemma3, "max_position_embeddings") => Some(131_072),
+            (Architecture::Gemma3, "vocab_size") => Some(262_208),
+            _ => None,
+        };
+        self.need(key, self.size(key)?.or(default))
+    }
+
+    /// Sizes and numbers of the model. `has` tells whether a tensor of that name exists; there are `tensors` of them.
+    pub fn params(&self, tensors: usize, has: impl Fn(&str) -> bool) -> Result<Params> {
+        let model_type = self.need("model_type", self.text("model_type")?)?;
+        let mut known = Architecture::ALL.map(Architecture::model_type).to_vec();
+        known.push(WITH_PICTURES);
+        self.one_of("model_type", model_type, &known)?;
+        let found = Architecture::ALL
+            .into_iter()
+            .find(|a| a.model_type() == model_type);
+        let architecture = found.unwrap_or(Architecture::Llama);
+        self.activation(architecture)?;
+        let need = |key: &str| self.need_size(architecture, key);
+        let layers = need("num_hidden_layers")?;
+        if layers > tensors {
+            let what = format!("{layers} layers, but only {tensors} tensors");
+            return Err(self.bad("num_hidden_layers", what));
+        }
         let hidden = need("hidden_size")?;
         let heads = need("num_attention_heads")?;
-        let kv_heads = self.size("num_key_value_heads")?.unwrap_or(heads);
+        let kv_heads = match architecture {
+            Architecture::Gemma3 => need("num_key_value_heads")?,
+            _ => self.size("num_key_value_heads")?.unwrap_or(heads),
+        };
         if heads % kv_heads != 0 {
             let what = format!("{heads} query heads are not a multiple of {kv_heads} key heads");
             return Err(self.bad("num_key_value_heads", what));
         }
         let head_dim = match self.size("head_dim")? {
             Some(v) => v,
+            None if architecture.is_gemma() => 256,
+            None if architecture == Architecture::Qwen3 => 128,
             None if hidden % heads == 0 => hidden / heads,
             None => {
                 let what = format!("width {hidden} is not a multiple of {heads} heads");
@@ -142,79 +193,243 @@ impl Config {
             return Err(self.bad("head_dim", what));
         }
         let context = need("max_position_embeddings")?;
-        if self.truth("use_sliding_window")? && self.size("sliding_window")?.is_some_and(|w| w < context) {
-            return Err(self.bad("use_sliding_window", "attention over a window is not supported"));
-        }
-        if self.number("partial_rotary_factor")?.is_some_and(|f| f != 1.0) {
-            return Err(self.bad(
-                "partial_rotary_factor",
-                "heads that are rotated in part are not supported",
-            ));
-        }
-        let layer = |name: &str| has(&format!("model.layers.0.{name}.bias"));
-        // Newer files have all of it in one object.
-        let rope = self.inner("rope_parameters")?;
-        let theta = match &rope {
-            Some(rope) => rope.number("rope_theta")?,
-            None => self.number("rope_theta")?,
+        let (rope, local) = self.ropes(architecture, head_dim, context)?;
+        let (two, three) = (Architecture::Gemma2, Architecture::Gemma3);
+        let scalar = if architecture == two || architecture == three {
+            self.number("query_pre_attn_scalar")?.unwrap_or(256.0)
+        } else {
+            head_dim as f32
         };
-        let mut params = Params {
-            architecture: architecture.to_owned(),
-            layers: need("num_hidden_layers")?,
+        // What is null is off, what is not there is as the library has it.
+        let cap = |key: &str, default: f32| match self.map.contains_key(key) {
+            true => self.number(key),
+            false => Ok((architecture == two).then_some(default)),
+        };
+        let layer = |name: &str| has(&format!("model.layers.0.{name}.bias"));
+        Ok(Params {
+            architecture,
+            layers,
             hidden,
             intermediate: need("intermediate_size")?,
             heads,
             kv_heads,
             head_dim,
-            rope_theta: theta.unwrap_or(10_000.0),
-            rope_factor: 1.0,
-            rope_factors: vec![1.0; head_dim / 2],
-            eps: self.need("rms_norm_eps", self.number("rms_norm_eps")?)?,
+            rope,
+            window: self.window(architecture, layers, context, local)?,
+            scale: 1.0 / scalar.sqrt(),
+            score_cap: cap("attn_logit_softcapping", 50.0)?,
+            logit_cap: cap("final_logit_softcapping", 30.0)?,
+            embedding_scale: architecture.embedding_scale(hidden),
+            norm_offset: if architecture.is_gemma() { 1.0 } else { 0.0 },
+            eps: match self.number("rms_norm_eps")? {
+                None if architecture == three => 1e-6,
+                eps => self.need("rms_norm_eps", eps)?,
+            },
             vocab: need("vocab_size")?,
             context,
-            tied: self.truth("tie_word_embeddings")?,
-            qkv_bias: layer("self_attn.q_proj"),
+            tied: self
+                .truth("tie_word_embeddings")?
+                .unwrap_or(architecture.is_gemma()),
+            qkv_bias: layer("self_attn.q_proj") || layer("self_attn.qkv_proj"),
             output_bias: layer("self_attn.o_proj"),
-            mlp_bias: layer("mlp.gate_proj"),
-        };
-        if let Some(scaling) = rope.map_or_else(|| self.inner("rope_scaling"), |r| Ok(Some(r)))? {
-            scaling.rope(&mut params)?;
-        }
-        Ok(params)
+            mlp_bias: layer("mlp.gate_proj") || layer("mlp.gate_up_proj"),
+        })
     }
 
-    /// The object on the scaling of rotary frequencies.
-    fn rope(&self, params: &mut Params) -> Result<()> {
+    fn activation(&self, architecture: Architecture) -> Result<()> {
+        let (key, supported): (_, &[&str]) = match architecture.activation() {
+            Activation::Silu => ("hidden_act", &["silu"]),
+            // The first files of Gemma say `gelu` and mean its tanh form.
+            Activation::GeluTanh if self.get("hidden_activation").is_none() => {
+                ("hidden_act", &["gelu_pytorch_tanh", "gelu"])
+            }
+            Activation::GeluTanh => ("hidden_activation", &["gelu_pytorch_tanh"]),
+        };
+        match self.text(key)? {
+            Some(found) => self.one_of(key, found, supported),
+            None => Ok(()),
+        }
+    }
+
+    /// Which layers see the latest keys only. `rope` is the rotary embedding of these.
+    fn window(
+        &self,
+        architecture: Architecture,
+        layers: usize,
+        context: usize,
+        rope: Option<Rope>,
+    ) -> Result<Option<Window>> {
+        let on = self.truth("use_sliding_window")?;
+        let length = match architecture {
+            Architecture::Llama | Architecture::Gemma => None,
+            Architecture::Qwen2 | Architecture::Qwen3 if on != Some(true) => None,
+            Architecture::Gemma2 | Architecture::Gemma3 => self.size("sliding_window")?.or(Some(4096)),
+            _ => self.size("sliding_window")?,
+        };
+        let Some(length) = length else {
+            return match on {
+                Some(true) => Err(self.bad("use_sliding_window", "there is no window that it could mean")),
+                _ => Ok(None),
+            };
+        };
+        let kind = |v: &Value| match v.as_str() {
+            Some("full_attention") => Some(false),
+            Some("sliding_attention") => Some(true),
+            _ => None,
+        };
+        let list = |v: &Value| v.as_array()?.iter().map(kind).collect::<Option<Vec<_>>>();
+        let expected = format!("{layers} times full_attention or sliding_attention");
+        let listed = self.typed("layer_types", &expected, |v| {
+            list(v).filter(|list| list.len() == layers)
+        })?;
+        let of = match (listed, architecture) {
+            (Some(listed), _) => listed,
+            (None, Architecture::Qwen2 | Architecture::Qwen3) => {
+                let first = self.typed("max_window_layers", "an integer", Value::as_u64)?;
+                (0..layers as u64).map(|i| i >= first.unwrap_or(28)).collect()
+            }
+            (None, Architecture::Gemma3) => {
+                let period = self.size("sliding_window_pattern")?;
+                let period = period.or(architecture.window_period()).unwrap_or(1);
+                (1..=layers).map(|i| !i.is_multiple_of(period)).collect()
+            }
+            (None, _) => Window::of(architecture, layers),
+        };
+        Ok(Window::new(length, of, rope, context))
+    }
+
+    /// The rotary embeddings of layers that see all keys, and of those with a window, where that is another one.
+    fn ropes(
+        &self,
+        architecture: Architecture,
+        head_dim: usize,
+        context: usize,
+    ) -> Result<(Rope, Option<Rope>)> {
+        // Newer files have all of it in one object, or in one for each kind of layer.
+        let all = self.inner("rope_parameters")?;
+        let (full, local) = match &all {
+            Some(all) if all.get("full_attention").is_some() => {
+                (all.inner("full_attention")?, all.inner("sliding_attention")?)
+            }
+            _ => (all, None),
+        };
+        let full = match full {
+            Some(full) => Some(full),
+            None => self.inner("rope_scaling")?,
+        };
+        let either = |object: &Option<Self>, key: &str, here: &str| -> Result<Option<f32>> {
+            let inside = object.as_ref().map(|o| o.number(key)).transpose()?.flatten();
+            Ok(inside.or(self.number(here)?))
+        };
+        let share = either(&full, "partial_rotary_factor", "partial_rotary_factor")?.unwrap_or(1.0);
+        if share != 1.0 && architecture != Architecture::Phi3 {
+            let what = "heads that are rotated in part are not supported";
+            return Err(self.bad("partial_rotary_factor", what));
+        }
+        #[expect(clippy::cast_possible_truncation, reason = "the library truncates")]
+        #[expect(clippy::cast_sign_loss, reason = "it is positive")]
+        let width = (head_dim as f64 * f64::from(share)) as usize;
+        if width == 0 || width > head_dim || !width.is_multiple_of(2) {
+            let what = format!("expected an even part of {head_dim} elements, found {width}");
+            return Err(self.bad("partial_rotary_factor", what));
+        }
+        let default = if architecture == Architecture::Gemma3 {
+            1e6
+        } else {
+            1e4
+        };
+        let theta = either(&full, "rope_theta", "rope_theta")?.unwrap_or(default);
+        let mut rope = Rope::plain(theta, width);
+        if let Some(scaling) = full {
+            (rope.scaling, rope.magnitude) = scaling.scaling(self, width, context)?;
+        }
+        rope.check().map_err(|what| self.bad("rope_theta", what))?;
+        let mut other = None;
+        if architecture == Architecture::Gemma3 {
+            let theta = either(&local, "rope_theta", "rope_local_base_freq")?.unwrap_or(1e4);
+            let mut own = Rope::plain(theta, width);
+            if let Some(scaling) = local {
+                (own.scaling, own.magnitude) = scaling.scaling(self, width, context)?;
+            }
+            own.check()
+                .map_err(|what| self.bad("rope_local_base_freq", what))?;
+            other = Some(own);
+        }
+        Ok((rope, other))
+    }
+
+    /// What this object in the configuration `top` says on the scaling of rotary frequencies; and the factor of cosines and sines.
+    fn scaling(&self, top: &Self, width: usize, context: usize) -> Result<(Scaling, f32)> {
         let kind = self
             .text("rope_type")?
             .or(self.text("type")?)
             .unwrap_or("default");
-        self.one_of("rope_type", kind, &["default", "linear", "llama3"])?;
+        let supported = ["default", "linear", "llama3", "yarn", "longrope", "su"];
+        self.one_of("rope_type", kind, &supported)?;
         let need = |key: &str| self.need(key, self.number(key)?);
-        match kind {
-            "linear" => params.rope_factor = need("factor")?,
-            "llama3" => {
-                let [factor, low, high, old] = [
-                    need("factor")?,
-                    need("low_freq_factor")?,
-                    need("high_freq_factor")?,
-                    need("original_max_position_embeddings")?,
-                ]
-                .map(f64::from);
-                let width = params.head_dim as f64;
-                for (i, divisor) in params.rope_factors.iter_mut().enumerate() {
-                    let frequency = f64::from(params.rope_theta).powf(-2.0 * i as f64 / width);
-                    // Turns within the context that the model was first made for.
-                    let turns = old * frequency / std::f64::consts::TAU;
-                    let kept = ((turns - low) / (high - low)).clamp(0.0, 1.0);
-                    #[expect(clippy::cast_possible_truncation, reason = "factors are f32")]
-                    let found = (1.0 / (kept + (1.0 - kept) / factor)) as f32;
-                    *divisor = found;
-                }
+        let magnitude = self.number("attention_factor")?;
+        let original = "original_max_position_embeddings";
+        Ok(match kind {
+            "linear" => {
+                let factor = need("factor")?;
+                (Scaling::Linear { factor }, 1.0)
             }
-            _ => {}
-        }
-        Ok(())
+            "llama3" => {
+                let scaling = Scaling::Llama3 {
+                    factor: need("factor")?,
+                    low: need("low_freq_factor")?,
+                    high: need("high_freq_factor")?,
+                    original: need(original)?,
+                };
+                (scaling, 1.0)
+            }
+            "yarn" => {
+                let factor = need("factor")?;
+                let scaling = Scaling::Yarn {
+                    factor,
+                    fast: self.number("beta_fast")?.unwrap_or(32.0),
+                    slow: self.number("beta_slow")?.unwrap_or(1.0),
+                    original: self.number(original)?.unwrap_or(context as f32),
+                    truncate: self.truth("truncate")?.unwrap_or(true),
+                };
+                let inferred = match (self.number("mscale")?, self.number("mscale_all_dim")?) {
+                    (Some(m), Some(all)) => {
+                        let of = |m: f32| m * (yarn_magnitude(factor) - 1.0) + 1.0;
+                        of(m) / of(all)
+                    }
+                    _ => yarn_magnitude(factor),
+                };
+                (scaling, magnitude.unwrap_or(inferred))
+            }
+            "longrope" | "su" => {
+                let first = top.size(original)?.or(self.size(original)?);
+                let factor = match (first, self.number("factor")?) {
+                    (Some(first), _) => context as f64 / first as f64,
+                    (None, factor) => f64::from(factor.unwrap_or(1.0)),
+                };
+                let original = first.unwrap_or(context);
+                let scaling = Scaling::Long {
+                    short: self.divisors("short_factor", width / 2)?,
+                    long: self.divisors("long_factor", width / 2)?,
+                    original,
+                };
+                (
+                    scaling,
+                    magnitude.unwrap_or_else(|| long_magnitude(factor, original)),
+                )
+            }
+            _ => (Scaling::Default, 1.0),
+        })
+    }
+
+    /// A list of `count` positive numbers.
+    fn divisors(&self, key: &str, count: usize) -> Result<Vec<f32>> {
+        #[expect(clippy::cast_possible_truncation, reason = "rounding is meant")]
+        let number = |v: &Value| v.as_f64().map(|v| v as f32).filter(|v| v.is_finite() && *v > 0.0);
+        let list = |v: &Value| v.as_array()?.iter().map(number).collect::<Option<Vec<_>>>();
+        let expected = format!("a list of {count} positive numbers");
+        let found = self.typed(key, &expected, |v| list(v).filter(|list| list.len() == count))?;
+        self.need(key, found)
     }
 
     /// How the matrices are quantized: what the object under `quantization_config` says, or a file beside this one that older tools
@@ -256,7 +471,7 @@ impl Config {
                 self.text("backend")?.unwrap_or("autoawq"),
                 &["autoawq"],
             )?;
-            if self.typed("zero_point", "a truth value", Value::as_bool)? == Some(false) {
+            if self.truth("zero_point")? == Some(false) {
                 return Err(self.bad("zero_point", "matrices without zero points are not supported"));
             }
             return Ok(Scheme::Awq(Awq { group }));
@@ -267,7 +482,7 @@ impl Config {
             .ok_or_else(|| self.bad("bits", format!("expected 2, 3, 4 or 8, found {bits}")))?;
         let format = self.text("checkpoint_format")?.unwrap_or("gptq");
         self.one_of("checkpoint_format", format, &["gptq", "gptq_v2"])?;
-        if self.truth("is_marlin_format")? {
+        if self.truth("is_marlin_format")? == Some(true) {
             return Err(self.bad(
                 "is_marlin_format",
                 "is not supported; supported are gptq and gptq_v2",

@@ -3,7 +3,7 @@
 use super::config::{Config, Scheme};
 use super::gptq;
 use super::safetensors::{Shards, Tensor};
-use super::{Params, Progress, Stored, Summary, TEMPORARY, Tensors, write_json, write_model};
+use super::{Params, Progress, Stored, Summary, TEMPORARY, TOO_LARGE, Tensors, write_json, write_model};
 use crate::error::{Error, Result, Stage};
 use crate::new_folder::NewFolder;
 use std::cell::RefCell;
@@ -22,6 +22,9 @@ const COPIED: [&str; 9] = [
     "tokenizer_config.json",
     "vocab.json",
 ];
+
+/// What the names of a model's tensors begin with: of a text model, and of the text model in one that reads pictures, as old and new files have it.
+const PREFIXES: [&str; 3] = ["model.", "language_model.model.", "model.language_model."];
 
 /// Converts the checkpoint in the folder `input` to the folder `output`, which holds `model.onnx`, `model.onnx.data`, `config.json` and the
 /// tokenizer's files. Matrices that GPTQ or AWQ quantized keep their bits as E0M; others are `f32`.
@@ -44,19 +47,23 @@ pub fn convert(input: &Path, output: &Path, progress: &mut dyn FnMut(Progress<'_
 
 /// As [`convert`], but writes into the existing folder `folder`, and leaves there what it wrote before an error.
 pub fn convert_into(input: &Path, folder: &Path, progress: &mut dyn FnMut(Progress<'_>)) -> Result<Summary> {
-    let mut config = Config::open(&input.join("config.json"))?;
+    let config = Config::open(&input.join("config.json"))?;
     let scheme = config.scheme()?;
+    let mut config = config.text_model()?;
     let shards = Shards::open(input)?;
-    let has = |name: &str| shards.get(name).is_some();
-    let params = config.params(has)?;
-    let tensors = FolderTensors {
+    let there = |prefix: &&&str| shards.get(&format!("{prefix}embed_tokens.weight")).is_some();
+    let mut tensors = FolderTensors {
         folder: input.to_owned(),
+        prefix: PREFIXES.iter().find(there).unwrap_or(&PREFIXES[0]),
         shards,
         scheme,
-        tied: params.tied,
+        tied: false,
         used: RefCell::default(),
     };
-    let total = tensors.check(&params)?;
+    let has = |name: &str| tensors.shards.get(&tensors.name(name)).is_some();
+    let params = config.params(tensors.shards.names().len(), has)?;
+    tensors.tied = params.tied;
+    tensors.check(&params)?;
     for name in COPIED {
         let (from, to) = (input.join(name), folder.join(name));
         if from.is_file() {
@@ -68,40 +75,20 @@ pub fn convert_into(input: &Path, folder: &Path, progress: &mut dyn FnMut(Progre
     let kept_config = serde_json::Value::Object(config.map);
     write_json(folder, "config.json", &kept_config, true)?;
 
-    let mut done = 0;
-    let mut report = |tensor: &str, bytes: u64| {
-        done += bytes;
-        progress(Progress { tensor, done, total });
-    };
     let keep = scheme.is_some();
-    let (kept, written) = write_model(&tensors, &params, keep, &[], folder, &mut report)?;
-    let mut source_types = BTreeMap::new();
-    for t in tensors
-        .shards
-        .names()
-        .iter()
-        .filter_map(|n| tensors.shards.get(n))
-    {
-        *source_types.entry(t.dtype.to_owned()).or_insert(0) += 1;
-    }
-    Ok(Summary {
-        architecture: params.architecture,
-        name: None,
-        layers: params.layers,
-        parameters: total / size_of::<f32>() as u64,
-        source_types,
-        vocab: params.vocab,
-        context: params.context,
-        data_bytes: written.data_bytes,
-        kept: kept.weights,
-        // Floats of a quantized checkpoint are floats on purpose.
-        left: Vec::new(),
-    })
+    let mut summary = write_model(&tensors, &params, keep, &[], folder, progress)?;
+    // What has no codes in a quantized checkpoint is of floats on purpose.
+    summary
+        .left
+        .retain(|l| tensors.shards.get(&tensors.name(&l.name)).is_none());
+    Ok(summary)
 }
 
 /// The tensors of a folder.
 struct FolderTensors {
     folder: PathBuf,
+    /// What names of the text model begin with.
+    prefix: &'static str,
     shards: Shards,
     scheme: Option<Scheme>,
     tied: bool,
@@ -109,49 +96,54 @@ struct FolderTensors {
 }
 
 impl FolderTensors {
-    /// A tensor that must be there.
-    fn need(&self, name: &str) -> Result<Tensor<'_>> {
-        self.used.borrow_mut().insert(name.to_owned());
-        self.shards.get(name).ok_or_else(|| self.bad(name, "is missing"))
+    /// The name in the files.
+    fn name(&self, name: &str) -> String {
+        match name.strip_prefix(PREFIXES[0]) {
+            Some(rest) => format!("{}{rest}", self.prefix),
+            None => name.to_owned(),
+        }
     }
 
-    /// Compares what the configuration claims with the tensors before anything is allocated by it; bytes of all weights as `f32`.
-    fn check(&self, p: &Params) -> Result<u64> {
-        if p.layers > self.shards.names().len() {
-            let what = format!(
-                "{} layers, but only {} tensors",
-                p.layers,
-                self.shards.names().len()
-            );
-            return Err(Error::file(Stage::Convert, &self.folder, what));
+    /// An error about the tensor of this name in the files.
+    fn bad_tensor(&self, name: &str, what: &str) -> Error {
+        Error::file(Stage::Convert, &self.folder, format!("tensor \"{name}\": {what}"))
+    }
+
+    /// A tensor that must be there, by its name in the files.
+    fn need(&self, name: &str) -> Result<Tensor<'_>> {
+        self.used.borrow_mut().insert(name.to_owned());
+        let found = self.shards.get(name);
+        found.ok_or_else(|| self.bad_tensor(name, "is missing"))
+    }
+
+    /// Compares what the configuration claims with the tensors before anything is allocated by it.
+    fn check(&self, p: &Params) -> Result<()> {
+        if p.elements().is_none() {
+            return Err(self.bad_file(TOO_LARGE));
         }
         self.stored("model.embed_tokens.weight", &[p.vocab, p.hidden])?;
-        let widths = [
-            ("self_attn.q_proj", p.heads.saturating_mul(p.head_dim), p.hidden),
-            (
-                "self_attn.k_proj",
-                p.kv_heads.saturating_mul(p.head_dim),
-                p.hidden,
-            ),
-            ("mlp.up_proj", p.intermediate, p.hidden),
-        ];
-        for (name, outputs, inputs) in widths {
-            self.stored(&format!("model.layers.0.{name}.weight"), &[outputs, inputs])?;
+        let widths = if p.architecture.joins_projections() {
+            vec![
+                ("self_attn.qkv_proj", p.q_width() + 2 * p.kv_width()),
+                ("mlp.gate_up_proj", 2 * p.intermediate),
+            ]
+        } else {
+            vec![
+                ("self_attn.q_proj", p.q_width()),
+                ("self_attn.k_proj", p.kv_width()),
+                ("mlp.up_proj", p.intermediate),
+            ]
+        };
+        for (name, outputs) in widths {
+            self.stored(&format!("model.layers.0.{name}.weight"), &[outputs, p.hidden])?;
         }
-        let (q, kv) = (p.heads * p.head_dim, p.kv_heads * p.head_dim);
-        let biases = |on: bool, n: usize| if on { n } else { 0 };
-        let layer = p.hidden * (2 * q + 2 * kv + 3 * p.intermediate + 2)
-            + biases(p.qkv_bias, q + 2 * kv)
-            + biases(p.output_bias, p.hidden)
-            + biases(p.mlp_bias, 2 * p.intermediate + p.hidden);
-        let tables = if p.tied { 1 } else { 2 };
-        let elements = p.layers * layer + tables * p.vocab * p.hidden + p.hidden;
-        Ok((elements * size_of::<f32>()) as u64)
+        Ok(())
     }
 }
 
 impl Tensors for FolderTensors {
     fn stored(&self, name: &str, shape: &[usize]) -> Result<Stored<'_>> {
+        let name = &self.name(name);
         if let (Some(base), &[outputs, inputs]) = (name.strip_suffix(".weight"), shape)
             && self.shards.get(&format!("{base}.qweight")).is_some()
         {
@@ -190,14 +182,29 @@ impl Tensors for FolderTensors {
     }
 
     fn bad(&self, name: &str, what: &str) -> Error {
-        Error::file(Stage::Convert, &self.folder, format!("tensor \"{name}\": {what}"))
+        self.bad_tensor(&self.name(name), what)
+    }
+
+    fn bad_file(&self, what: &str) -> Error {
+        Error::file(Stage::Convert, &self.folder, what)
+    }
+
+    fn types(&self) -> BTreeMap<String, usize> {
+        let mut types = BTreeMap::new();
+        for t in self.shards.names().iter().filter_map(|n| self.shards.get(n)) {
+            *types.entry(t.dtype.to_owned()).or_insert(0) += 1;
+        }
+        types
     }
 
     fn all_used(&self) -> Result<()> {
         let used = self.used.borrow();
         let needless = |name: &str| {
             // Older tools store a table that follows from the configuration, and the embedding twice.
-            name.ends_with(".rotary_emb.inv_freq") || self.tied && name == "lm_head.weight"
+            name.ends_with(".rotary_emb.inv_freq")
+                || self.tied && name.ends_with("lm_head.weight")
+                // What reads pictures.
+                || self.prefix != PREFIXES[0] && !name.starts_with(self.prefix)
         };
         let extra = self
             .shards
@@ -205,7 +212,7 @@ impl Tensors for FolderTensors {
             .iter()
             .find(|n| !used.contains(*n) && !needless(n));
         extra.map_or(Ok(()), |name| {
-            Err(self.bad(name, "has no place in this architecture"))
+            Err(self.bad_tensor(name, "has no place in this architecture"))
         })
     }
 }

@@ -54,18 +54,20 @@ impl Gptq {
             g_idx,
         } = parts;
         let (k, n, bits) = (inputs, outputs, self.bits);
-        let words = move |count: usize| count * bits.count() as usize / 32;
+        let words = |count: usize| {
+            let all = count
+                .checked_mul(bits.count() as usize)
+                .filter(|b| b.is_multiple_of(32));
+            all.map(|b| b / 32).ok_or_else(|| {
+                let bits = bits.count();
+                qweight.bad(format!("a {k} x {n} matrix of {bits} bits fills no whole words"))
+            })
+        };
         let group = self.group.unwrap_or(k);
         let groups = k.div_ceil(group);
-        if !(k * bits.count() as usize).is_multiple_of(32) || !(n * bits.count() as usize).is_multiple_of(32)
-        {
-            return Err(qweight.bad(format!(
-                "a {k} x {n} matrix of {} bits fills no whole words",
-                bits.count()
-            )));
-        }
-        qweight.expect("I32", &[words(k), n])?;
-        qzeros.expect("I32", &[groups, words(n)])?;
+        let (rows, zero_words) = (words(k)?, words(n)?);
+        qweight.expect("I32", &[rows, n])?;
+        qzeros.expect("I32", &[groups, zero_words])?;
         let steps = scales.finite(&[groups, n])?;
         let order = match g_idx {
             Some(g_idx) => {
@@ -83,7 +85,7 @@ impl Gptq {
         let grids = || {
             let (steps, order) = (steps.clone(), order.clone());
             let zero = move |g: usize, j: usize| {
-                let stored = value(bits, j, |w| qzeros.word(g * words(n) + w));
+                let stored = value(bits, j, |w| qzeros.word(g * zero_words + w));
                 match (plain_zeros, bits) {
                     (true, _) => stored,
                     // As the packages that write these files read them.

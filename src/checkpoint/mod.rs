@@ -1,72 +1,37 @@
-//! Checkpoints of the architectures `llama` and `qwen2` as ONNX models.
+//! Checkpoints of decoders, of any [`Architecture`], as ONNX models.
 //!
 //! [`Builder`] writes graph and weights from [`Params`] and [`Tensors`], which the readers of file formats provide: [`crate::gguf`], and
 //! [`folder`] for those of Hugging Face, plain or quantized by GPTQ or AWQ.
 
 mod awq;
 mod config;
+mod decoder;
 pub mod folder;
 mod gptq;
-mod llama;
+mod params;
+pub mod rope;
 mod safetensors;
 mod store;
 #[cfg(test)]
+#[path = "../../tests/support/hugging_face.rs"]
+mod testing;
+#[cfg(test)]
 mod tests;
+mod weights;
 
-pub use llama::Builder;
+pub use params::{Activation, Architecture, Params, Window};
 pub use store::{Stored, Tensors};
+pub use weights::Builder;
 
 use crate::error::{Error, Result, Stage};
 use crate::graph::onnx::quantize::{Left, Quantized};
-use crate::graph::onnx::write::{ModelWriter, Written};
+use crate::graph::onnx::write::ModelWriter;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// Architectures that [`Builder`] knows.
-pub const ARCHITECTURES: [&str; 2] = ["llama", "qwen2"];
-
 /// How the name of the temporary folder of a conversion starts.
 pub(crate) const TEMPORARY: &str = ".convert-";
-
-/// Sizes and numbers of a model.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Params {
-    /// One of [`ARCHITECTURES`].
-    pub architecture: String,
-    /// Number of layers.
-    pub layers: usize,
-    /// Width of the residual stream.
-    pub hidden: usize,
-    /// Width between the matrices of the MLP.
-    pub intermediate: usize,
-    /// Query heads.
-    pub heads: usize,
-    /// Key and value heads; divides `heads`.
-    pub kv_heads: usize,
-    /// Width of a head; even.
-    pub head_dim: usize,
-    /// Base of the rotary frequencies.
-    pub rope_theta: f32,
-    /// All rotary frequencies are divided by this.
-    pub rope_factor: f32,
-    /// Each rotary frequency is divided by its own of these, half as many as `head_dim`.
-    pub rope_factors: Vec<f32>,
-    /// Added to the mean square in normalisations.
-    pub eps: f32,
-    /// Rows of the embedding.
-    pub vocab: usize,
-    /// Longest sequence that the model was made for.
-    pub context: usize,
-    /// The embedding is the output matrix too.
-    pub tied: bool,
-    /// The query, key and value projections have biases.
-    pub qkv_bias: bool,
-    /// The output projection of attention has a bias.
-    pub output_bias: bool,
-    /// The matrices of the MLP have biases.
-    pub mlp_bias: bool,
-}
 
 /// How far a conversion is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,15 +70,15 @@ pub struct Summary {
     pub left: Vec<Left>,
 }
 
-/// Writes `model.onnx` and its data into `folder`; what was kept, and what was written.
+/// Writes `model.onnx` and its data into `folder`. `metadata` are entries of the model's; of them `name` is the model's own.
 pub(crate) fn write_model(
     tensors: &dyn Tensors,
     params: &Params,
     keep_bits: bool,
     metadata: &[(&str, Option<&str>)],
     folder: &Path,
-    progress: &mut dyn FnMut(&str, u64),
-) -> Result<(Kept, Written)> {
+    progress: &mut dyn FnMut(Progress<'_>),
+) -> Result<Summary> {
     let mut writer = ModelWriter::create(Stage::Convert, folder, "model.onnx", "main_graph")?;
     if keep_bits {
         writer = writer.with_checksums();
@@ -123,9 +88,32 @@ pub(crate) fn write_model(
             writer.metadata(key, value);
         }
     }
-    let (writer, kept) = Builder::new(tensors, params, writer, keep_bits, progress).build()?;
-    Ok((kept, writer.finish()?))
+    let parameters = params.elements().ok_or_else(|| tensors.bad_file(TOO_LARGE))? as u64;
+    let total = parameters * size_of::<f32>() as u64;
+    let mut done = 0;
+    let mut report = |tensor: &str, bytes: u64| {
+        done += bytes;
+        progress(Progress { tensor, done, total });
+    };
+    let (writer, kept) = Builder::new(tensors, params, writer, keep_bits, &mut report).build()?;
+    let written = writer.finish()?;
+    let name = metadata.iter().find(|(key, _)| *key == "name");
+    Ok(Summary {
+        architecture: params.architecture.name().to_owned(),
+        name: name.and_then(|(_, value)| value.map(str::to_owned)),
+        layers: params.layers,
+        parameters,
+        source_types: tensors.types(),
+        vocab: params.vocab,
+        context: params.context,
+        data_bytes: written.data_bytes,
+        kept: kept.weights,
+        left: kept.left,
+    })
 }
+
+/// What is wrong with sizes whose products are no sizes.
+pub(crate) const TOO_LARGE: &str = "a model of these sizes is too large";
 
 /// Weights of few bits, as [`Summary`] lists them.
 #[derive(Clone, Debug, Default, PartialEq)]

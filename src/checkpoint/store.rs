@@ -2,6 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::quant::{GridColumn, Grids};
+use std::collections::BTreeMap;
 
 /// Reads rows as `f32`: from the given row on, as many as the buffer holds.
 pub type Rows<'a> = Box<dyn Fn(usize, &mut [f32]) -> Result<()> + 'a>;
@@ -28,6 +29,12 @@ pub trait Tensors {
 
     /// An error about the tensor of this name.
     fn bad(&self, name: &str, what: &str) -> Error;
+
+    /// An error about all of it.
+    fn bad_file(&self, what: &str) -> Error;
+
+    /// How many tensors of each type there are, by the type's name.
+    fn types(&self) -> BTreeMap<String, usize>;
 
     /// An error naming a tensor that nothing has asked for, if there is one.
     fn all_used(&self) -> Result<()>;

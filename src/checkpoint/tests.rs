@@ -1,328 +1,35 @@
 //! Folders written by the published layouts of GPTQ and AWQ, against the float models that they stand for.
 
+use super::awq::Awq;
 use super::folder::convert;
+use super::gptq::{Gptq, Parts};
+use super::testing::{Folder, HIDDEN, INTERMEDIATE, Order, VOCAB, awq, gptq};
 use super::{Summary, safetensors::Shards};
 use crate::graph::onnx::write::read_back;
 use crate::graph::pass::Pipeline;
 use crate::llm::Model as _;
 use crate::llm::engine::{Decoder, HostModel, Logits};
+use crate::quant::Bits;
 use half::f16;
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-const HIDDEN: usize = 64;
-const HEADS: usize = 4;
-const KV_HEADS: usize = 2;
-const HEAD_DIM: usize = 16;
-const INTERMEDIATE: usize = 96;
-const VOCAB: usize = 40;
-
-/// Numbers that look random.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self, below: usize) -> usize {
-        self.0 = self
-            .0
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) as usize % below
-    }
-
-    fn float(&mut self) -> f32 {
-        self.next(2001) as f32 / 1000.0 - 1.0
-    }
-
-    fn order(&mut self, n: usize) -> Vec<usize> {
-        let mut all: Vec<usize> = (0..n).collect();
-        for i in (1..n).rev() {
-            all.swap(i, self.next(i + 1));
-        }
-        all
-    }
+/// Converts the folder; the temporary one, the result, the summary.
+fn converted(f: &Folder) -> Result<(tempfile::TempDir, PathBuf, Summary), String> {
+    let (dir, input) = f.write();
+    let out = dir.path().join("out");
+    let mut last = (0, 1);
+    let summary = convert(&input, &out, &mut |p| last = (p.done, p.total)).map_err(|e| e.to_string())?;
+    assert_eq!(last.0, last.1, "progress ends at the total");
+    Ok((dir, out, summary))
 }
 
-/// A tensor of a file: type, shape, bytes.
-type Entry = (&'static str, Vec<usize>, Vec<u8>);
-
-/// A checkpoint under construction.
-#[derive(Clone)]
-struct Folder {
-    tensors: BTreeMap<String, Entry>,
-    config: Value,
-}
-
-fn f32s(values: &[f32]) -> Vec<u8> {
-    values.iter().flat_map(|v| v.to_le_bytes()).collect()
-}
-
-fn f16s(values: &[f16]) -> Vec<u8> {
-    values.iter().flat_map(|v| v.to_le_bytes()).collect()
-}
-
-fn i32s(values: &[u32]) -> Vec<u8> {
-    values.iter().flat_map(|v| v.to_le_bytes()).collect()
-}
-
-impl Folder {
-    fn write(&self) -> (tempfile::TempDir, PathBuf) {
-        let dir = tempfile::tempdir().unwrap();
-        let input = dir.path().join("in");
-        std::fs::create_dir(&input).unwrap();
-        std::fs::write(input.join("config.json"), self.config.to_string()).unwrap();
-        std::fs::write(input.join("tokenizer.json"), "{}").unwrap();
-        // In two files, with an index.
-        let (mut maps, mut weight_map) = ([BTreeMap::new(), BTreeMap::new()], BTreeMap::new());
-        for (i, (name, entry)) in self.tensors.iter().enumerate() {
-            maps[i % 2].insert(name.clone(), entry);
-            weight_map.insert(name.clone(), format!("model-{}.safetensors", i % 2));
-        }
-        for (i, map) in maps.iter().enumerate() {
-            let (mut header, mut data) = (serde_json::Map::new(), Vec::new());
-            header.insert("__metadata__".to_owned(), json!({"format": "pt"}));
-            for (name, (dtype, shape, bytes)) in map {
-                let start = data.len();
-                data.extend_from_slice(bytes);
-                let entry = json!({"dtype": dtype, "shape": shape, "data_offsets": [start, data.len()]});
-                header.insert(name.clone(), entry);
-            }
-            let header = Value::Object(header).to_string();
-            let mut all = (header.len() as u64).to_le_bytes().to_vec();
-            all.extend_from_slice(header.as_bytes());
-            all.extend(data);
-            std::fs::write(input.join(format!("model-{i}.safetensors")), all).unwrap();
-        }
-        let index = json!({"weight_map": weight_map}).to_string();
-        std::fs::write(input.join("model.safetensors.index.json"), index).unwrap();
-        (dir, input)
+/// The error of a conversion.
+fn failure(f: &Folder) -> String {
+    match converted(f) {
+        Ok(_) => panic!("expected an error"),
+        Err(e) => e,
     }
-
-    fn convert(&self) -> Result<(tempfile::TempDir, PathBuf, Summary), String> {
-        let (dir, input) = self.write();
-        let out = dir.path().join("out");
-        let mut last = (0, 1);
-        let summary = convert(&input, &out, &mut |p| last = (p.done, p.total)).map_err(|e| e.to_string())?;
-        assert_eq!(last.0, last.1, "progress ends at the total");
-        Ok((dir, out, summary))
-    }
-
-    /// The error of a conversion.
-    fn error(&self) -> String {
-        match self.convert() {
-            Ok(_) => panic!("expected an error"),
-            Err(e) => e,
-        }
-    }
-}
-
-/// Widths of the projections of a layer: name, inputs, outputs.
-const PROJECTIONS: [(&str, usize, usize); 7] = [
-    ("self_attn.q_proj", HIDDEN, HEADS * HEAD_DIM),
-    ("self_attn.k_proj", HIDDEN, KV_HEADS * HEAD_DIM),
-    ("self_attn.v_proj", HIDDEN, KV_HEADS * HEAD_DIM),
-    ("self_attn.o_proj", HEADS * HEAD_DIM, HIDDEN),
-    ("mlp.gate_proj", HIDDEN, INTERMEDIATE),
-    ("mlp.up_proj", HIDDEN, INTERMEDIATE),
-    ("mlp.down_proj", INTERMEDIATE, HIDDEN),
-];
-
-/// A quantized matrix: what each file format stores, and what it means.
-struct Quantized {
-    k: usize,
-    n: usize,
-    /// `[k][n]`.
-    codes: Vec<u32>,
-    /// `[groups][n]`.
-    zeros: Vec<u32>,
-    scales: Vec<f16>,
-    g_idx: Vec<usize>,
-}
-
-impl Quantized {
-    fn new(r: &mut Random, bits: usize, group: usize, g_idx: Vec<usize>, n: usize) -> Self {
-        let (k, top) = (g_idx.len(), 1 << bits);
-        let groups = k.div_ceil(group);
-        let step = 0.25 / top as f32;
-        Self {
-            k,
-            n,
-            codes: (0..k * n).map(|_| r.next(top) as u32).collect(),
-            // Zero points from 1 on, as those less 1 are stored.
-            zeros: (0..groups * n).map(|_| 1 + r.next(top - 1) as u32).collect(),
-            scales: (0..groups * n)
-                .map(|_| f16::from_f32(step * (1.5 + r.float())))
-                .collect(),
-            g_idx,
-        }
-    }
-
-    /// `[n][k]`, as a plain checkpoint has it.
-    fn floats(&self) -> Vec<f32> {
-        let mut out = Vec::new();
-        for j in 0..self.n {
-            for i in 0..self.k {
-                let g = self.g_idx[i] * self.n + j;
-                let level = self.codes[i * self.n + j] as f32 - self.zeros[g] as f32;
-                out.push(self.scales[g].to_f32() * level);
-            }
-        }
-        out
-    }
-}
-
-/// Rows of `values` packed along the first axis, as the packages for GPTQ do it.
-fn pack_rows(values: &[u32], rows: usize, columns: usize, bits: usize) -> Vec<u32> {
-    let mut out = vec![0u32; rows * bits / 32 * columns];
-    for c in 0..columns {
-        let at = |i: usize| values[i * columns + c];
-        let mut put = |row: usize, v: u32| out[row * columns + c] |= v;
-        if bits == 3 {
-            for (block, i) in (0..rows).step_by(32).enumerate() {
-                let row = 3 * block;
-                (0..10).for_each(|j| put(row, at(i + j) << (3 * j)));
-                put(row, at(i + 10) << 30);
-                put(row + 1, at(i + 10) >> 2 & 1);
-                (0..10).for_each(|j| put(row + 1, at(i + 11 + j) << (3 * j + 1)));
-                put(row + 1, at(i + 21) << 31);
-                put(row + 2, at(i + 21) >> 1 & 3);
-                (0..10).for_each(|j| put(row + 2, at(i + 22 + j) << (3 * j + 2)));
-            }
-        } else {
-            let per = 32 / bits;
-            (0..rows).for_each(|i| put(i / per, at(i) << (bits * (i % per))));
-        }
-    }
-    out
-}
-
-fn transposed(values: &[u32], rows: usize, columns: usize) -> Vec<u32> {
-    let at = |i: usize| values[i % rows * columns + i / rows];
-    (0..rows * columns).map(at).collect()
-}
-
-/// A model without quantized matrices, and the rest of `config.json`.
-fn base(r: &mut Random, model_type: &str) -> Folder {
-    let mut tensors = BTreeMap::new();
-    let mut add = |name: String, shape: Vec<usize>, r: &mut Random| {
-        let values: Vec<f32> = (0..shape.iter().product()).map(|_| r.float()).collect();
-        tensors.insert(name, ("F32", shape, f32s(&values)));
-    };
-    add("model.embed_tokens.weight".to_owned(), vec![VOCAB, HIDDEN], r);
-    add("model.norm.weight".to_owned(), vec![HIDDEN], r);
-    add("lm_head.weight".to_owned(), vec![VOCAB, HIDDEN], r);
-    for layer in 0..2 {
-        for norm in ["input_layernorm", "post_attention_layernorm"] {
-            add(format!("model.layers.{layer}.{norm}.weight"), vec![HIDDEN], r);
-        }
-        if model_type == "qwen2" {
-            for (name, _, n) in &PROJECTIONS[..3] {
-                add(format!("model.layers.{layer}.{name}.bias"), vec![*n], r);
-            }
-        }
-    }
-    Folder {
-        tensors,
-        config: json!({
-            "model_type": model_type, "hidden_act": "silu", "hidden_size": HIDDEN, "intermediate_size": INTERMEDIATE,
-            "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS, "num_hidden_layers": 2,
-            "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "vocab_size": VOCAB,
-            "tie_word_embeddings": false, "rope_scaling": null,
-        }),
-    }
-}
-
-/// How the groups of inputs lie.
-#[derive(Clone, Copy, PartialEq)]
-enum Order {
-    Plain,
-    /// Queries, keys and values share an order, as do gates and ups.
-    Shared,
-    /// Each matrix has its own.
-    Own,
-}
-
-/// A folder of GPTQ, and the plain one with the same weights.
-fn gptq(bits: usize, group: i64, order: Order, v2: bool, model_type: &str) -> (Folder, Folder) {
-    let r = &mut Random(bits as u64 * 1000 + 7);
-    let mut quantized = base(r, model_type);
-    let mut plain = quantized.clone();
-    for layer in 0..2 {
-        let mut orders: BTreeMap<(usize, &str), Vec<usize>> = BTreeMap::new();
-        for (name, k, n) in PROJECTIONS {
-            let size = usize::try_from(group).unwrap_or(k);
-            let key = match (order, name) {
-                (Order::Shared, "self_attn.q_proj" | "self_attn.k_proj" | "self_attn.v_proj") => "qkv",
-                (Order::Shared, "mlp.gate_proj" | "mlp.up_proj") => "mlp",
-                _ => name,
-            };
-            let places = orders.entry((k, key)).or_insert_with(|| match order {
-                Order::Plain => (0..k).collect(),
-                _ => r.order(k),
-            });
-            let g_idx: Vec<usize> = places.iter().map(|p| p / size).collect();
-            let q = Quantized::new(r, bits, size, g_idx, n);
-            let groups = k.div_ceil(size);
-            let base = format!("model.layers.{layer}.{name}");
-            plain
-                .tensors
-                .insert(format!("{base}.weight"), ("F32", vec![n, k], f32s(&q.floats())));
-            let stored: Vec<u32> = q.zeros.iter().map(|z| if v2 { *z } else { z - 1 }).collect();
-            let zeros = pack_rows(&transposed(&stored, groups, n), n, groups, bits);
-            let zeros = transposed(&zeros, n * bits / 32, groups);
-            let g_idx: Vec<u32> = q.g_idx.iter().map(|g| *g as u32).collect();
-            let mut put = |what: &str, dtype, shape, bytes| {
-                quantized
-                    .tensors
-                    .insert(format!("{base}.{what}"), (dtype, shape, bytes));
-            };
-            let codes = pack_rows(&q.codes, k, n, bits);
-            put("qweight", "I32", vec![k * bits / 32, n], i32s(&codes));
-            put("qzeros", "I32", vec![groups, n * bits / 32], i32s(&zeros));
-            put("scales", "F16", vec![groups, n], f16s(&q.scales));
-            put("g_idx", "I32", vec![k], i32s(&g_idx));
-        }
-    }
-    let format = if v2 { "gptq_v2" } else { "gptq" };
-    quantized.config["quantization_config"] = json!({
-        "quant_method": "gptq", "bits": bits, "group_size": group, "desc_act": order != Order::Plain, "sym": false,
-        "checkpoint_format": format,
-    });
-    (quantized, plain)
-}
-
-/// A folder of AWQ, and the plain one with the same weights.
-fn awq(group: usize) -> (Folder, Folder) {
-    let r = &mut Random(99);
-    let mut quantized = base(r, "qwen2");
-    let mut plain = quantized.clone();
-    for layer in 0..2 {
-        for (name, k, n) in PROJECTIONS {
-            let q = Quantized::new(r, 4, group, (0..k).map(|i| i / group).collect(), n);
-            let base = format!("model.layers.{layer}.{name}");
-            plain
-                .tensors
-                .insert(format!("{base}.weight"), ("F32", vec![n, k], f32s(&q.floats())));
-            let pack = |values: &[u32]| -> Vec<u32> {
-                let order_map = [0, 2, 4, 6, 1, 3, 5, 7];
-                let word = |eight: &[u32]| (0..8).fold(0, |w, i| w | eight[order_map[i]] << (4 * i));
-                values.chunks(8).map(word).collect()
-            };
-            let mut put = |what: &str, dtype, shape, bytes| {
-                quantized
-                    .tensors
-                    .insert(format!("{base}.{what}"), (dtype, shape, bytes));
-            };
-            let groups = k.div_ceil(group);
-            put("qweight", "I32", vec![k, n / 8], i32s(&pack(&q.codes)));
-            put("qzeros", "I32", vec![groups, n / 8], i32s(&pack(&q.zeros)));
-            put("scales", "F16", vec![groups, n], f16s(&q.scales));
-        }
-    }
-    quantized.config["quantization_config"] = json!({
-        "quant_method": "awq", "bits": 4, "group_size": group, "zero_point": true, "version": "gemm",
-    });
-    (quantized, plain)
 }
 
 fn logits(folder: &Path) -> Vec<f32> {
@@ -335,8 +42,8 @@ fn logits(folder: &Path) -> Vec<f32> {
 /// Converts both and compares all weights and the logits.
 #[track_caller]
 fn same(quantized: &Folder, plain: &Folder, gathers: usize) {
-    let (_a, kept, summary) = quantized.convert().unwrap();
-    let (_b, wanted, floats) = plain.convert().unwrap();
+    let (_a, kept, summary) = converted(quantized).unwrap();
+    let (_b, wanted, floats) = converted(plain).unwrap();
     assert_eq!((summary.kept.len(), floats.kept.len()), (14, 0));
     assert_eq!(summary.parameters, floats.parameters);
     for w in &summary.kept {
@@ -389,6 +96,52 @@ fn awq_is_exact() {
     }
 }
 
+/// `tests/data/quantized/make.py` wrote the file by `AutoGPTQ` and `AutoAWQ`.
+#[test]
+fn files_of_the_public_packages_are_read_as_these_read_them() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/quantized");
+    let shards = Shards::open(&folder).unwrap();
+    let (k, n, group) = (64, 32, Some(16));
+    for (name, bits) in [
+        ("gptq_4", Some(Bits::Four)),
+        ("gptq_4_act_order", Some(Bits::Four)),
+        ("gptq_8_act_order", Some(Bits::Eight)),
+        ("gptq_2", Some(Bits::Two)),
+        ("gptq_3_act_order", Some(Bits::Three)),
+        ("awq", None),
+    ] {
+        let part = |what: &str| shards.get(&format!("{name}.{what}")).unwrap();
+        let [qweight, qzeros, scales] = ["qweight", "qzeros", "scales"].map(part);
+        let stored = match bits {
+            None => Awq { group }.stored([qweight, qzeros, scales], k, n).unwrap(),
+            Some(bits) => {
+                let parts = Parts {
+                    qweight,
+                    qzeros,
+                    scales,
+                    g_idx: Some(part("g_idx")),
+                };
+                let plain_zeros = false;
+                let gptq = Gptq {
+                    bits,
+                    group,
+                    plain_zeros,
+                };
+                gptq.stored(parts, k, n).unwrap()
+            }
+        };
+        assert_eq!(stored.order.is_some(), name.contains("act_order"), "{name}");
+        let (mut found, mut wanted) = (vec![0.0; k * n], vec![0.0; k * n]);
+        (stored.rows)(0, &mut found).unwrap();
+        part("dequantized").floats(0, &mut wanted).unwrap();
+        // They compute in halves.
+        let halves: Vec<f32> = found.iter().map(|v| f16::from_f32(*v).to_f32()).collect();
+        assert_eq!(halves, wanted, "{name}");
+        let (packed, loss) = stored.grids.unwrap().pack().unwrap();
+        assert_eq!((packed.k, packed.n, loss.max), (k, n, 0.0), "{name}");
+    }
+}
+
 #[test]
 fn zero_points_wrap_as_the_packages_read_them() {
     let (mut quantized, _) = gptq(4, 32, Order::Plain, false, "llama");
@@ -396,7 +149,7 @@ fn zero_points_wrap_as_the_packages_read_them() {
     let name = "model.layers.0.mlp.up_proj";
     let (_, _, bytes) = quantized.tensors.get_mut(&format!("{name}.qzeros")).unwrap();
     bytes.fill(0xff);
-    let (_dir, out, _) = quantized.convert().unwrap();
+    let (_dir, out, _) = converted(&quantized).unwrap();
     let model = read_back::open(&out.join("model.onnx"));
     let (_, _, scales) = model.tensor(&format!("{name}.weight.scales"));
     for pair in scales.chunks(4) {
@@ -411,7 +164,7 @@ fn what_does_not_fit_is_named() {
     let with = |change: &dyn Fn(&mut Folder)| {
         let mut folder = good.clone();
         change(&mut folder);
-        folder.error()
+        failure(&folder)
     };
     let config = |key: &str, value: Value| with(&|f| f.config["quantization_config"][key] = value.clone());
     for part in ["qweight", "qzeros", "scales"] {
@@ -481,11 +234,7 @@ fn what_does_not_fit_is_named() {
     assert!(config("checkpoint_format", json!("marlin")).contains("\"marlin\" is not supported"));
     assert!(config("group_size", json!(64)).contains("qzeros\": expected shape"));
     let (small, _) = gptq(4, 4, Order::Plain, false, "llama");
-    assert!(
-        small
-            .error()
-            .contains("groups of 4 weights: the size must be a multiple of 8")
-    );
+    assert!(failure(&small).contains("groups of 4 weights: the size must be a multiple of 8"));
     let text = with(&|f| {
         f.config.as_object_mut().unwrap().remove("quantization_config");
     });
@@ -496,32 +245,167 @@ fn what_does_not_fit_is_named() {
     let (mut folder, _) = awq(32);
     folder.config["quantization_config"]["version"] = json!("gemv");
     assert!(
-        folder
-            .error()
+        failure(&folder)
             .contains("\"quantization_config.version\": \"gemv\" is not supported; supported: gemm")
     );
 
     let mut folder = plain.clone();
     folder.config["model_type"] = json!("gpt2");
     assert!(
-        folder
-            .error()
-            .contains("\"model_type\": \"gpt2\" is not supported; supported: llama, qwen2")
+        failure(&folder)
+            .contains("\"model_type\": \"gpt2\" is not supported; supported: llama, qwen2, qwen3, gemma, gemma2, gemma3_text, phi3, gemma3")
     );
     let mut folder = plain.clone();
     folder.config["vocab_size"] = json!(1u64 << 40);
-    assert!(
-        folder
-            .error()
-            .contains("tensor \"model.embed_tokens.weight\": expected shape")
-    );
+    assert!(failure(&folder).contains("tensor \"model.embed_tokens.weight\": expected shape"));
     let mut folder = plain;
-    folder.config["rope_scaling"] = json!({"rope_type": "yarn", "factor": 2.0});
+    folder.config["rope_scaling"] = json!({"rope_type": "dynamic", "factor": 2.0});
+    assert!(failure(&folder).contains("\"rope_scaling.rope_type\": \"dynamic\" is not supported"));
+}
+
+#[test]
+fn sizes_whose_products_are_none_are_errors() {
+    let (quantized, _) = gptq(4, 32, Order::Plain, false, "llama");
+    for key in [
+        "hidden_size",
+        "intermediate_size",
+        "vocab_size",
+        "num_attention_heads",
+        "max_position_embeddings",
+    ] {
+        for size in [1u64 << 62, 1 << 61, (1 << 59) + 1, 1 << 32, (1 << 32) - 2] {
+            let mut folder = quantized.clone();
+            folder.config[key] = json!(size);
+            folder.config["num_key_value_heads"] = json!(2);
+            folder.config["head_dim"] = json!(16);
+            match converted(&folder) {
+                Ok(_) => assert_eq!(key, "max_position_embeddings"),
+                Err(text) => assert!(text.contains("in") && !text.contains("panicked"), "{text}"),
+            }
+        }
+    }
+    let words = Gptq {
+        bits: Bits::Four,
+        group: Some(32),
+        plain_zeros: false,
+    };
+    let (_dir, input) = quantized.write();
+    let shards = Shards::open(&input).unwrap();
+    let part = |what: &str| shards.get(&format!("model.layers.0.mlp.up_proj.{what}")).unwrap();
+    let parts = Parts {
+        qweight: part("qweight"),
+        qzeros: part("qzeros"),
+        scales: part("scales"),
+        g_idx: None,
+    };
+    for (k, n) in [(1 << 62, INTERMEDIATE), (HIDDEN, 1 << 62), (usize::MAX - 31, 8)] {
+        let error = words.stored(parts, k, n).err().unwrap().to_string();
+        assert!(error.contains("mlp.up_proj.qweight\": "), "{error}");
+    }
+}
+
+#[test]
+fn weights_that_are_not_finite_are_errors() {
+    let (quantized, plain) = gptq(4, 32, Order::Plain, false, "qwen2");
+    for name in [
+        "model.embed_tokens.weight",
+        "model.norm.weight",
+        "lm_head.weight",
+        "model.layers.1.self_attn.k_proj.bias",
+    ] {
+        for (value, text) in [
+            (f32::NAN, "NaN"),
+            (f32::INFINITY, "inf"),
+            (f32::NEG_INFINITY, "-inf"),
+        ] {
+            let mut folder = quantized.clone();
+            let (_, _, bytes) = folder.tensors.get_mut(name).unwrap();
+            let last = bytes.len() - 4;
+            bytes[last..].copy_from_slice(&value.to_le_bytes());
+            let error = failure(&folder);
+            let wanted = format!("tensor \"{name}\": one of its elements is {text}");
+            assert!(error.contains(&wanted), "{error}");
+        }
+    }
+    let mut folder = plain;
+    let name = "model.layers.0.mlp.down_proj.weight";
+    folder.tensors.get_mut(name).unwrap().2[..4].copy_from_slice(&f32::NAN.to_le_bytes());
+    assert!(failure(&folder).contains(&format!("tensor \"{name}\": one of its elements is NaN")));
+}
+
+#[test]
+fn traits_that_cannot_be_are_named() {
+    let (_, plain) = gptq(4, 32, Order::Plain, false, "llama");
+    let with = |entries: &[(&str, Value)]| {
+        let mut folder = plain.clone();
+        for (key, value) in entries {
+            folder.config[*key] = value.clone();
+        }
+        failure(&folder)
+    };
+    let windows = [
+        ("model_type", json!("qwen2")),
+        ("use_sliding_window", json!(true)),
+        ("sliding_window", json!(8)),
+        ("layer_types", json!(["full_attention"])),
+    ];
+    assert!(with(&windows).contains("\"layer_types\": expected 2 times full_attention or sliding_attention"));
+    assert!(with(&windows[..2]).contains("\"use_sliding_window\": there is no window that it could mean"));
+    assert!(with(&windows[1..]).contains("\"use_sliding_window\": there is no window that it could mean"));
+    let scaling = |value: Value| with(&[("rope_scaling", value)]);
+    let long = json!({"type": "longrope", "short_factor": [1.0], "long_factor": [1.0]});
+    assert!(scaling(long).contains("\"rope_scaling.short_factor\": expected a list of 8 positive numbers"));
+    let missing = json!({"rope_type": "yarn"});
+    assert!(scaling(missing).contains("\"rope_scaling.factor\": is missing"));
+    let nothing = json!({"rope_type": "linear", "factor": 0.0});
+    assert!(scaling(nothing).contains("\"rope_scaling.factor\": expected a positive number, found 0"));
+    let yarn = json!({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1e6});
+    let text = with(&[("rope_theta", json!(1.0)), ("rope_scaling", yarn)]);
     assert!(
-        folder
-            .error()
-            .contains("\"rope_scaling.rope_type\": \"yarn\" is not supported")
+        text.contains("a rotary frequency of NaN follows from it"),
+        "{text}"
     );
+    assert!(
+        with(&[("partial_rotary_factor", json!(0.5))])
+            .contains("\"partial_rotary_factor\": heads that are rotated in part are not supported")
+    );
+    let gemma = [("model_type", json!("gemma")), ("hidden_act", json!("relu"))];
+    assert!(with(&gemma).contains("\"hidden_act\": \"relu\" is not supported; supported: gelu_pytorch_tanh"));
+    let joint = [("model_type", json!("phi3"))];
+    assert!(
+        with(&joint).contains("tensor \"model.layers.0.self_attn.qkv_proj.weight\": is missing"),
+        "the projections of another architecture"
+    );
+    assert!(with(&[("model_type", json!("gemma3"))]).contains("\"text_config\": is missing"));
+}
+
+#[test]
+fn a_base_beside_newer_objects_is_read() {
+    let (_, plain) = gptq(4, 32, Order::Plain, false, "llama");
+    let base = |change: &dyn Fn(&mut Value)| {
+        let mut folder = plain.clone();
+        change(&mut folder.config);
+        let (_dir, out, _) = converted(&folder).unwrap();
+        let model = read_back::open(&out.join("model.onnx"));
+        let (_, found) = model.f32s("model.rotary_emb.inv_freq");
+        found[1].powf(-8.0)
+    };
+    for (found, wanted) in [
+        (base(&|c| c["rope_theta"] = json!(5e5)), 5e5),
+        (
+            base(&|c| {
+                c["rope_theta"] = json!(5e5);
+                c["rope_parameters"] = json!({"rope_type": "default"});
+            }),
+            5e5,
+        ),
+        (
+            base(&|c| c["rope_parameters"] = json!({"rope_type": "default", "rope_theta": 7e5})),
+            7e5,
+        ),
+    ] {
+        assert!((found / wanted - 1.0f32).abs() < 1e-4, "{found}");
+    }
 }
 
 #[test]
@@ -551,7 +435,7 @@ fn frequencies_of_long_contexts() {
         "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
         "original_max_position_embeddings": 32,
     });
-    let (_dir, out, _) = plain.convert().unwrap();
+    let (_dir, out, _) = converted(&plain).unwrap();
     let model = read_back::open(&out.join("model.onnx"));
     let (_, found) = model.f32s("model.rotary_emb.inv_freq");
     for (i, found) in found.iter().enumerate() {

@@ -1,12 +1,15 @@
 //! `tlite convert`.
 
 use super::interrupt::Interrupt;
-use super::output::{byte_bar, put, size_text};
-use super::quantize::weight_table;
+use super::output::{byte_bar, put, put_json, size_text};
+use super::quantize::{LeftRow, Row, left_rows, rows, weight_table};
 use crate::checkpoint::{self, Summary};
 use crate::error::{Error, Result};
+use crate::files::write_whole;
 use crate::gguf;
 use crate::new_folder::NewFolder;
+use serde::Serialize;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// Make a model folder of a GGUF file or a Hugging Face checkpoint
@@ -24,6 +27,44 @@ pub struct Args {
     /// Keep the bits of a GGUF file's quantized weights, as E0M, in place of making them f32
     #[arg(long)]
     keep_bits: bool,
+    /// Write what was made, with the error of each weight that kept its bits, as JSON
+    #[arg(long, value_name = "FILE")]
+    report_json: Option<PathBuf>,
+    /// Print one JSON object instead of the table
+    #[arg(long)]
+    json: bool,
+}
+
+/// The object of `--json` and `--report-json`.
+#[derive(Debug, Serialize)]
+struct Report<'a> {
+    name: Option<&'a str>,
+    architecture: &'a str,
+    layers: usize,
+    parameters: u64,
+    source_types: &'a BTreeMap<String, usize>,
+    bytes_before: u64,
+    bytes_after: u64,
+    /// Weights that kept their bits.
+    weights: Vec<Row<'a>>,
+    /// Weights that did not, though bits were to be kept.
+    left: Vec<LeftRow<'a>>,
+}
+
+impl<'a> Report<'a> {
+    fn new(s: &'a Summary, bytes_before: u64, bytes_after: u64) -> Self {
+        Self {
+            name: s.name.as_deref(),
+            architecture: &s.architecture,
+            layers: s.layers,
+            parameters: s.parameters,
+            source_types: &s.source_types,
+            bytes_before,
+            bytes_after,
+            weights: rows(&s.kept),
+            left: left_rows(&s.left),
+        }
+    }
 }
 
 /// One line on what was made.
@@ -80,12 +121,21 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     } else {
         std::fs::metadata(&args.file).map_or(0, |m| m.len())
     };
+    let after = folder_bytes(&args.output);
+    let report = Report::new(&summary, before, after);
+    if let Some(file) = &args.report_json {
+        write_whole(file, |out| Ok(serde_json::to_writer_pretty(out, &report)?))?;
+    }
+    let mut out = std::io::stdout().lock();
+    if args.json {
+        return put_json(&mut out, &report);
+    }
     let mut text = String::new();
     if !summary.kept.is_empty() || !summary.left.is_empty() {
         text = weight_table(&summary.kept, &summary.left);
     }
-    text += &closing(&summary, before, folder_bytes(&args.output), &args.output);
-    put(&mut std::io::stdout().lock(), &text)
+    text += &closing(&summary, before, after, &args.output);
+    put(&mut out, &text)
 }
 
 #[cfg(test)]

@@ -170,9 +170,9 @@ impl Args {
     }
 }
 
-/// A row of the object of `--json`.
+/// A weight in the object of `--json`, of this command and of `convert`.
 #[derive(Debug, Serialize)]
-struct Row<'a> {
+pub(super) struct Row<'a> {
     name: &'a str,
     shape: &'a [usize],
     bits: u32,
@@ -187,9 +187,9 @@ struct Row<'a> {
     bytes_after: u64,
 }
 
-/// A weight that was left as it was.
+/// A weight that was left as it was, likewise.
 #[derive(Debug, Serialize)]
-struct LeftRow<'a> {
+pub(super) struct LeftRow<'a> {
     name: &'a str,
     shape: &'a [usize],
     reason: &'a str,
@@ -207,30 +207,40 @@ struct Report<'a> {
     bytes_after: u64,
 }
 
+/// The entries for weights.
+pub(super) fn rows(weights: &[Quantized]) -> Vec<Row<'_>> {
+    let weights = weights.iter().map(|w| Row {
+        name: &w.name,
+        shape: &w.shape,
+        bits: w.bits.count(),
+        group_size: w.group,
+        mae: w.mae,
+        mae_int4: w.mae_int4,
+        mse: w.mse,
+        max_error: w.max_error,
+        relative_error: w.relative_error,
+        bytes_before: w.bytes_before,
+        bytes_after: w.bytes_after,
+    });
+    weights.collect()
+}
+
+/// The entries for weights that were left.
+pub(super) fn left_rows(left: &[Left]) -> Vec<LeftRow<'_>> {
+    let left = left.iter().map(|l| LeftRow {
+        name: &l.name,
+        shape: &l.shape,
+        reason: &l.reason,
+    });
+    left.collect()
+}
+
 impl<'a> Report<'a> {
     fn new(s: &'a Summary) -> Self {
-        let weights = s.weights.iter().map(|w| Row {
-            name: &w.name,
-            shape: &w.shape,
-            bits: w.bits.count(),
-            group_size: w.group,
-            mae: w.mae,
-            mae_int4: w.mae_int4,
-            mse: w.mse,
-            max_error: w.max_error,
-            relative_error: w.relative_error,
-            bytes_before: w.bytes_before,
-            bytes_after: w.bytes_after,
-        });
-        let left = s.left.iter().map(|l| LeftRow {
-            name: &l.name,
-            shape: &l.shape,
-            reason: &l.reason,
-        });
         Self {
             method: s.method,
-            weights: weights.collect(),
-            left: left.collect(),
+            weights: rows(&s.weights),
+            left: left_rows(&s.left),
             relative_error: s.relative_error,
             bits_per_weight: s.bits_per_weight,
             bytes_before: s.bytes_before,

@@ -1,14 +1,16 @@
 //! From a GGUF file to a folder of standard files.
 
-use super::params::{ROPE_FREQS, params};
+use super::params::params;
 use super::read::Gguf;
 use super::tensors::GgufTensors;
 use super::tokenizer::{self, Vocabulary};
-use crate::checkpoint::{Params, Progress, Summary, TEMPORARY, write_json, write_model};
+use crate::checkpoint::rope::decimal;
+use crate::checkpoint::{
+    Activation, Architecture, Params, Progress, Summary, TEMPORARY, write_json, write_model,
+};
 use crate::error::Result;
 use crate::new_folder::NewFolder;
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
 use std::path::Path;
 
 /// Converts the GGUF file `input` to the folder `output`, which holds `model.onnx`, `model.onnx.data` (weights
@@ -82,40 +84,12 @@ fn write_all(
         true,
     )?;
 
-    let rope = gguf.tensor(ROPE_FREQS).map_or(0, |t| t.elements as u64);
-    let parameters = gguf.tensors().iter().map(|t| t.elements as u64).sum::<u64>() - rope;
-    let total = parameters * size_of::<f32>() as u64;
-    let mut done = 0;
-    let mut report = |tensor: &str, bytes: u64| {
-        done += bytes;
-        progress(Progress { tensor, done, total });
-    };
-    let name = gguf.opt_str("general.name")?;
-    let metadata = [("name", name), ("license", gguf.opt_str("general.license")?)];
+    let metadata = [
+        ("name", gguf.opt_str("general.name")?),
+        ("license", gguf.opt_str("general.license")?),
+    ];
     let tensors = GgufTensors::new(gguf, params);
-    let (kept, written) = write_model(&tensors, params, keep_bits, &metadata, folder, &mut report)?;
-
-    let mut source_types = BTreeMap::new();
-    for tensor in gguf.tensors() {
-        *source_types.entry(tensor.ggml_type.to_string()).or_insert(0) += 1;
-    }
-    Ok(Summary {
-        architecture: params.architecture.clone(),
-        name: name.map(str::to_owned),
-        layers: params.layers,
-        parameters,
-        source_types,
-        vocab: params.vocab,
-        context: params.context,
-        data_bytes: written.data_bytes,
-        kept: kept.weights,
-        left: kept.left,
-    })
-}
-
-/// An `f32` as the shortest decimal that reads back as the same `f32`.
-fn decimal(v: f32) -> Value {
-    v.to_string().parse::<f64>().map_or(Value::Null, Value::from)
+    write_model(&tensors, params, keep_bits, &metadata, folder, progress)
 }
 
 fn ids(list: &[u32]) -> Value {
@@ -127,29 +101,23 @@ fn ids(list: &[u32]) -> Value {
 }
 
 fn config_json(p: &Params, v: &Vocabulary) -> Value {
-    let class = if p.architecture == "llama" {
-        "LlamaForCausalLM"
-    } else {
-        "Qwen2ForCausalLM"
-    };
-    let scaling = if p.rope_factor == 1.0 {
-        Value::Null
-    } else {
-        json!({"rope_type": "linear", "factor": decimal(p.rope_factor)})
+    let activation = match p.architecture.activation() {
+        Activation::Silu => "silu",
+        Activation::GeluTanh => "gelu_pytorch_tanh",
     };
     let mut config = json!({
-        "architectures": [class],
-        "model_type": p.architecture,
+        "architectures": [p.architecture.class()],
+        "model_type": p.architecture.model_type(),
         "hidden_size": p.hidden,
         "intermediate_size": p.intermediate,
         "num_hidden_layers": p.layers,
         "num_attention_heads": p.heads,
         "num_key_value_heads": p.kv_heads,
         "head_dim": p.head_dim,
-        "hidden_act": "silu",
+        "hidden_act": activation,
         "rms_norm_eps": decimal(p.eps),
-        "rope_theta": decimal(p.rope_theta),
-        "rope_scaling": scaling,
+        "rope_theta": decimal(p.rope.theta),
+        "rope_scaling": p.rope.scaling_json(),
         "vocab_size": p.vocab,
         "max_position_embeddings": p.context,
         "tie_word_embeddings": p.tied,
@@ -159,9 +127,37 @@ fn config_json(p: &Params, v: &Vocabulary) -> Value {
         "torch_dtype": "float32",
         "use_cache": true,
     });
-    if let (Some(map), "llama") = (config.as_object_mut(), p.architecture.as_str()) {
-        map.insert("attention_bias".to_owned(), p.qkv_bias.into());
-        map.insert("mlp_bias".to_owned(), p.mlp_bias.into());
+    let mut set = |key: &str, value: Value| config[key] = value;
+    if matches!(p.architecture, Architecture::Llama | Architecture::Qwen3) {
+        set("attention_bias", p.qkv_bias.into());
+    }
+    if p.architecture == Architecture::Llama {
+        set("mlp_bias", p.mlp_bias.into());
+    }
+    if p.architecture.is_gemma() {
+        set("hidden_activation", activation.into());
+    }
+    if p.architecture.normalizes_results() {
+        let cap = |cap: Option<f32>| cap.map_or(Value::Null, decimal);
+        set("query_pre_attn_scalar", decimal(1.0 / (p.scale * p.scale)));
+        set("attn_logit_softcapping", cap(p.score_cap));
+        set("final_logit_softcapping", cap(p.logit_cap));
+    }
+    if let Some(window) = &p.window {
+        set("sliding_window", window.length.into());
+        if let Some(rope) = &window.rope {
+            set("rope_local_base_freq", decimal(rope.theta));
+        }
+    } else if p.architecture == Architecture::Phi3 {
+        set("sliding_window", Value::Null);
+    }
+    if p.architecture == Architecture::Phi3 {
+        set(
+            "partial_rotary_factor",
+            json!(p.rope.width as f64 / p.head_dim as f64),
+        );
+        let original = p.rope.frequencies().1.map_or(p.context, |(original, _)| original);
+        set("original_max_position_embeddings", original.into());
     }
     config
 }

@@ -17,6 +17,8 @@ impl GgmlType {
     pub const Q5_0: Self = Self(6);
     pub const Q5_1: Self = Self(7);
     pub const Q8_0: Self = Self(8);
+    pub const Q2_K: Self = Self(10);
+    pub const Q3_K: Self = Self(11);
     pub const Q4_K: Self = Self(12);
     pub const Q5_K: Self = Self(13);
     pub const Q6_K: Self = Self(14);
@@ -24,7 +26,7 @@ impl GgmlType {
 }
 
 /// Types that [`dequantize`] decodes.
-pub const SUPPORTED: [GgmlType; 11] = [
+pub const SUPPORTED: [GgmlType; 13] = [
     GgmlType::F32,
     GgmlType::F16,
     GgmlType::BF16,
@@ -33,6 +35,8 @@ pub const SUPPORTED: [GgmlType; 11] = [
     GgmlType::Q5_0,
     GgmlType::Q5_1,
     GgmlType::Q8_0,
+    GgmlType::Q2_K,
+    GgmlType::Q3_K,
     GgmlType::Q4_K,
     GgmlType::Q5_K,
     GgmlType::Q6_K,
@@ -143,6 +147,38 @@ fn q8_0(b: &[u8; 34], out: &mut GridColumn) {
     out.codes.extend(b[2..].iter().map(|q| q ^ 0x80));
 }
 
+/// Element `i` of a k-quant block in the plane of its two low or high bits: halves of 128 elements, each byte of which serves the four quarters
+/// of a half.
+fn two_bits(plane: &[u8], i: usize) -> u8 {
+    let (n, quarter, l) = (i / 128, i / 32 % 4, i % 32);
+    plane[32 * n + l] >> (2 * quarter) & 3
+}
+
+fn q2_k(b: &[u8; 84], out: &mut GridColumn) {
+    let (scales, codes) = (&b[..16], &b[16..80]);
+    let (d, dmin) = (half(b[80], b[81]), half(b[82], b[83]));
+    out.grids.extend(scales.iter().map(|s| Grid {
+        scale: d * f64::from(s & 15),
+        offset: -dmin * f64::from(s >> 4),
+    }));
+    out.codes.extend((0..QK_K).map(|i| two_bits(codes, i)));
+}
+
+fn q3_k(b: &[u8; 110], out: &mut GridColumn) {
+    let (high, low, scales) = (&b[..32], &b[32..96], &b[96..108]);
+    let d = half(b[108], b[109]);
+    out.grids.extend((0..16).map(|j| {
+        // Six bits: nibbles of eight bytes, the low ones first, and pairs of bits of four more.
+        let bottom = scales[j % 8] >> (4 * (j / 8)) & 15;
+        let top = scales[8 + j % 4] >> (2 * (j / 4)) & 3;
+        Grid::around(d * (f64::from(bottom | top << 4) - 32.0), 4.0)
+    }));
+    out.codes.extend((0..QK_K).map(|i| {
+        let top = high[i % 32] >> (i / 32) & 1;
+        two_bits(low, i) | top << 2
+    }));
+}
+
 /// Scale and minimum of part `j` (0 to 7) of a `Q4_K` or `Q5_K` block: six bits each, packed in twelve bytes.
 fn scale_min(j: usize, q: &[u8]) -> (f64, f64) {
     let (scale, min) = if j < 4 {
@@ -181,11 +217,9 @@ fn q6_k(b: &[u8; 210], out: &mut GridColumn) {
     let scale = |s: &u8| Grid::around(d * f64::from(s.cast_signed()), 32.0);
     out.grids.extend(scales.iter().map(scale));
     out.codes.extend((0..QK_K).map(|i| {
-        // Halves of 128 elements; each byte of high bits serves the four quarters of a half.
         let (n, quarter, l) = (i / 128, i / 32 % 4, i % 32);
         let nibble = low[64 * n + 32 * (quarter % 2) + l] >> (4 * (quarter / 2)) & 15;
-        let top = high[32 * n + l] >> (2 * quarter) & 3;
-        nibble | top << 4
+        nibble | two_bits(high, i) << 4
     }));
 }
 
@@ -194,6 +228,8 @@ impl GgmlType {
     /// [`SUPPORTED`].
     pub fn grid_format(self) -> Option<(Bits, usize)> {
         match self {
+            Self::Q2_K => Some((Bits::Two, QK_K / 16)),
+            Self::Q3_K => Some((Bits::Three, QK_K / 16)),
             Self::Q4_0 | Self::Q4_1 | Self::Q4_K => Some((Bits::Four, QK)),
             Self::Q5_0 | Self::Q5_1 | Self::Q5_K => Some((Bits::Five, QK)),
             Self::Q6_K => Some((Bits::Six, QK_K / 16)),
@@ -218,6 +254,8 @@ pub fn grids(ggml_type: GgmlType, data: &[u8], out: &mut GridColumn) -> bool {
         GgmlType::Q5_0 => blocks(data, |b| q5_0(b, out)),
         GgmlType::Q5_1 => blocks(data, |b| q5_1(b, out)),
         GgmlType::Q8_0 => blocks(data, |b| q8_0(b, out)),
+        GgmlType::Q2_K => blocks(data, |b| q2_k(b, out)),
+        GgmlType::Q3_K => blocks(data, |b| q3_k(b, out)),
         GgmlType::Q4_K => blocks(data, |b| q4_k(b, out)),
         GgmlType::Q5_K => blocks(data, |b| q5_k(b, out)),
         GgmlType::Q6_K => blocks(data, |b| q6_k(b, out)),

@@ -1,66 +1,244 @@
-//! What the metadata of a GGUF file say of a model of the architectures `llama` and `qwen2`.
+//! What the metadata of a GGUF file say of a model of an [`Architecture`].
 
 use super::read::{Gguf, TensorInfo};
-use crate::checkpoint::{ARCHITECTURES, Params};
+use crate::checkpoint::rope::{Rope, Scaling, yarn_magnitude};
+use crate::checkpoint::{Architecture, Params, TOO_LARGE, Window};
 use crate::error::{Error, Result};
 
 /// Keys that change the computation in ways that this graph does not have.
-const FOREIGN_KEYS: [&str; 10] = [
-    "attention.scale",
+const FOREIGN_KEYS: [&str; 9] = [
     "attention.clamp_kqv",
     "attention.max_alibi_bias",
-    "attn_logit_softcapping",
     "embedding_scale",
     "expert_count",
-    "final_logit_softcapping",
     "logit_scale",
     "residual_scale",
+    "rope.scaling.yarn_ext_factor",
+    "rope.scaling.yarn_log_multiplier",
     "use_parallel_residual",
 ];
 
-/// Reads and checks the metadata. An error names the key, what was expected and what was found.
-pub fn params(g: &Gguf) -> Result<Params> {
-    let architecture = g.required("general.architecture", g.opt_str("general.architecture")?)?;
-    if !ARCHITECTURES.contains(&architecture) {
-        return Err(g.bad(format!(
-            "architecture \"{architecture}\" cannot be converted; supported are {}",
-            ARCHITECTURES.join(", ")
-        )));
+/// The metadata of a model, whose keys begin with its architecture.
+struct Metadata<'a> {
+    g: &'a Gguf,
+    architecture: Architecture,
+}
+
+impl Metadata<'_> {
+    fn key(&self, name: &str) -> String {
+        format!("{}.{name}", self.architecture.name())
     }
-    let key = |name: &str| format!("{architecture}.{name}");
-    let size = |name: &str| {
-        let key = key(name);
-        match g.opt_usize(&key)? {
-            Some(0) => Err(g.bad(format!("metadata \"{key}\": expected a positive number, found 0"))),
+
+    /// A positive integer.
+    fn size(&self, name: &str) -> Result<Option<usize>> {
+        let key = self.key(name);
+        match self.g.opt_usize(&key)? {
+            Some(0) => Err(self
+                .g
+                .bad(format!("metadata \"{key}\": expected a positive number, found 0"))),
             v => Ok(v),
-        }
-    };
-    let need = |name: &str| g.required(&key(name), size(name)?);
-    for name in FOREIGN_KEYS {
-        let key = key(name);
-        let neutral = match g.get(&key) {
-            None => true,
-            Some(v) => v.as_u64() == Some(0) || v.as_f32() == Some(0.0) || v.as_bool() == Some(false),
-        };
-        if !neutral {
-            return Err(g.bad(format!(
-                "metadata \"{key}\" asks for a computation that is not supported"
-            )));
         }
     }
 
-    let layers = need("block_count")?;
-    let hidden = need("embedding_length")?;
-    let intermediate = need("feed_forward_length")?;
-    let context = need("context_length")?;
-    let heads = need("attention.head_count")?;
-    let kv_heads = size("attention.head_count_kv")?.unwrap_or(heads);
+    /// A positive number.
+    fn number(&self, name: &str) -> Result<Option<f32>> {
+        let key = self.key(name);
+        match self.g.opt_f32(&key)? {
+            Some(v) if !(v.is_finite() && v > 0.0) => Err(self.g.bad(format!(
+                "metadata \"{key}\": expected a positive number, found {v}"
+            ))),
+            v => Ok(v),
+        }
+    }
+
+    /// A number that is 0 where what it is for is off, and if not there, `default`.
+    fn number_or_off(&self, name: &str, default: Option<f32>) -> Result<Option<f32>> {
+        match self.g.opt_f32(&self.key(name))? {
+            Some(0.0) => Ok(None),
+            _ => Ok(self.number(name)?.or(default)),
+        }
+    }
+
+    fn need<T>(&self, name: &str, value: Option<T>) -> Result<T> {
+        self.g.required(&self.key(name), value)
+    }
+
+    fn need_size(&self, name: &str) -> Result<usize> {
+        self.need(name, self.size(name)?)
+    }
+
+    /// An error for a key that asks for what there is not.
+    fn check_foreign(&self) -> Result<()> {
+        for name in FOREIGN_KEYS {
+            let key = self.key(name);
+            let neutral = match self.g.get(&key) {
+                None => true,
+                Some(v) => v.as_u64() == Some(0) || v.as_f32() == Some(0.0) || v.as_bool() == Some(false),
+            };
+            if !neutral {
+                return Err(self.g.bad(format!(
+                    "metadata \"{key}\" asks for a computation that is not supported"
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// The rotary embedding of layers that see all keys.
+    fn rope(&self, head_dim: usize, context: usize) -> Result<Rope> {
+        let g = self.g;
+        let width = self.size("rope.dimension_count")?.unwrap_or(head_dim);
+        let partial = self.architecture == Architecture::Phi3;
+        if width > head_dim || width % 2 != 0 || (width != head_dim && !partial) {
+            let expected = if partial {
+                "an even number up to the"
+            } else {
+                "the"
+            };
+            return Err(g.bad(format!(
+                "metadata \"{}\": expected {expected} head width {head_dim}, found {width}",
+                self.key("rope.dimension_count")
+            )));
+        }
+        let default = if self.architecture == Architecture::Gemma3 {
+            1e6
+        } else {
+            1e4
+        };
+        let theta = self.number("rope.freq_base")?.unwrap_or(default);
+        let mut rope = Rope::plain(theta, width);
+        rope.divisors = divisors(g, ROPE_FREQS, width / 2)?;
+        rope.magnitude = self.number("rope.scaling.attn_factor")?.unwrap_or(1.0);
+        let original = self.size("rope.scaling.original_context_length")?;
+        let kind = g.opt_str(&self.key("rope.scaling.type"))?;
+        let factor = self.number("rope.scaling.factor")?;
+        let by_length = (
+            divisors(g, ROPE_LONG, width / 2)?,
+            divisors(g, ROPE_SHORT, width / 2)?,
+        );
+        rope.scaling = match (by_length, kind) {
+            ((Some(long), Some(short)), None | Some("none" | "longrope")) => Scaling::Long {
+                short,
+                long,
+                original: original.unwrap_or(context),
+            },
+            ((None, None), None) => {
+                // A factor without a type is a linear one.
+                match factor.or(self.number("rope.scale_linear")?) {
+                    None | Some(1.0) => Scaling::Default,
+                    Some(factor) => Scaling::Linear { factor },
+                }
+            }
+            ((None, None), Some("none")) => Scaling::Default,
+            ((None, None), Some("linear")) => Scaling::Linear {
+                factor: self.need("rope.scaling.factor", factor)?,
+            },
+            ((None, None), Some("yarn")) => {
+                let factor = self.need("rope.scaling.factor", factor)?;
+                // That of the file comes on top of what the formula has.
+                rope.magnitude *= yarn_magnitude(factor);
+                Scaling::Yarn {
+                    factor,
+                    fast: self.number("rope.scaling.yarn_beta_fast")?.unwrap_or(32.0),
+                    slow: self.number("rope.scaling.yarn_beta_slow")?.unwrap_or(1.0),
+                    original: original.unwrap_or(context) as f32,
+                    truncate: true,
+                }
+            }
+            ((None, None), Some(other)) => {
+                return Err(g.bad(format!(
+                    "rotary scaling \"{other}\" is not supported; supported are none, linear, yarn, longrope"
+                )));
+            }
+            ((Some(_), Some(_)), Some(other)) => {
+                return Err(g.bad(format!(
+                    "tensors \"{ROPE_LONG}\" and \"{ROPE_SHORT}\", but rotary scaling \"{other}\""
+                )));
+            }
+            ((Some(_), None), _) => return Err(missing(g, ROPE_SHORT)),
+            ((None, Some(_)), _) => return Err(missing(g, ROPE_LONG)),
+        };
+        let key = self.key("rope.freq_base");
+        rope.check()
+            .map_err(|what| g.bad(format!("metadata \"{key}\": {what}")))?;
+        Ok(rope)
+    }
+
+    /// The layers that see the latest keys only.
+    fn window(&self, layers: usize, rope: &Rope, context: usize) -> Result<Option<Window>> {
+        let name = "attention.sliding_window";
+        let length = match self.g.opt_usize(&self.key(name))? {
+            None if self.architecture == Architecture::Gemma2 => 4096,
+            None if self.architecture == Architecture::Gemma3 => self.need_size(name)?,
+            // Some writers say 0 where there is none.
+            None | Some(0) => return Ok(None),
+            Some(length) => length,
+        };
+        if matches!(
+            self.architecture,
+            Architecture::Llama | Architecture::Qwen2 | Architecture::Qwen3 | Architecture::Gemma
+        ) && length < context
+        {
+            let name = self.architecture.name();
+            return Err(self.g.bad(format!(
+                "attention over a window of {length} tokens is not supported for {name}"
+            )));
+        }
+        let own = if self.architecture == Architecture::Gemma3 {
+            let theta = self.number("rope.freq_base_swa")?.unwrap_or(1e4);
+            Some(Rope::plain(theta, rope.width))
+        } else {
+            None
+        };
+        let listed = Window::of(self.architecture, layers);
+        Ok(Window::new(length, listed, own, context))
+    }
+
+    /// What the scores of attention are multiplied by.
+    fn scale(&self, layers: usize, hidden: usize, heads: usize, head_dim: usize) -> Result<f32> {
+        let name = "attention.scale";
+        if let Some(scale) = self.number_or_off(name, None)? {
+            return Ok(scale);
+        }
+        // Files do not tell that the largest of these have another one.
+        let largest = matches!(
+            (self.architecture, layers),
+            (Architecture::Gemma2, 46) | (Architecture::Gemma3, 62)
+        );
+        let width = if largest { hidden / heads } else { head_dim };
+        Ok(1.0 / (width as f32).sqrt())
+    }
+}
+
+/// Reads and checks the metadata. An error names the key, what was expected and what was found.
+pub fn params(g: &Gguf) -> Result<Params> {
+    let name = g.required("general.architecture", g.opt_str("general.architecture")?)?;
+    let found = Architecture::ALL.into_iter().find(|a| a.name() == name);
+    let architecture = found.ok_or_else(|| {
+        g.bad(format!(
+            "architecture \"{name}\" cannot be converted; supported are {}",
+            Architecture::ALL.map(Architecture::name).join(", ")
+        ))
+    })?;
+    let m = Metadata { g, architecture };
+    m.check_foreign()?;
+
+    let layers = m.need_size("block_count")?;
+    // A count that the tensor table cannot hold is refused before anything is sized by it.
+    if layers > g.tensors().len() {
+        return Err(g.bad(format!("{layers} layers, but only {} tensors", g.tensors().len())));
+    }
+    let hidden = m.need_size("embedding_length")?;
+    let intermediate = m.need_size("feed_forward_length")?;
+    let context = m.need_size("context_length")?;
+    let heads = m.need_size("attention.head_count")?;
+    let kv_heads = m.size("attention.head_count_kv")?.unwrap_or(heads);
     if heads % kv_heads != 0 {
         return Err(g.bad(format!(
             "{heads} query heads are not a multiple of {kv_heads} key heads"
         )));
     }
-    let head_dim = match size("attention.key_length")? {
+    let head_dim = match m.size("attention.key_length")? {
         Some(v) => v,
         None if hidden % heads == 0 => hidden / heads,
         None => return Err(g.bad(format!("width {hidden} is not a multiple of {heads} heads"))),
@@ -68,81 +246,68 @@ pub fn params(g: &Gguf) -> Result<Params> {
     if head_dim % 2 != 0 {
         return Err(g.bad(format!("expected heads of an even width, found {head_dim}")));
     }
-    for name in ["attention.value_length", "rope.dimension_count"] {
-        if let Some(v) = size(name)?.filter(|v| *v != head_dim) {
-            return Err(g.bad(format!(
-                "metadata \"{}\": expected the head width {head_dim}, found {v}",
-                key(name)
-            )));
-        }
-    }
-    if let Some(window) = size("attention.sliding_window")?.filter(|w| *w < context) {
+    if let Some(v) = m.size("attention.value_length")?.filter(|v| *v != head_dim) {
         return Err(g.bad(format!(
-            "attention over a window of {window} tokens is not supported"
+            "metadata \"{}\": expected the head width {head_dim}, found {v}",
+            m.key("attention.value_length")
         )));
     }
-
-    let number = |name: &str| {
-        let key = key(name);
-        match g.opt_f32(&key)? {
-            Some(v) if !(v.is_finite() && v > 0.0) => Err(g.bad(format!(
-                "metadata \"{key}\": expected a positive number, found {v}"
-            ))),
-            v => Ok(v),
-        }
-    };
     let eps_key = "attention.layer_norm_rms_epsilon";
-    let eps = g.required(&key(eps_key), number(eps_key)?)?;
-    let rope_factor = match g.opt_str(&key("rope.scaling.type"))? {
-        // A factor without a type is a linear one.
-        None => number("rope.scaling.factor")?
-            .or(number("rope.scale_linear")?)
-            .unwrap_or(1.0),
-        Some("none") => 1.0,
-        Some("linear") => g.required(&key("rope.scaling.factor"), number("rope.scaling.factor")?)?,
-        Some(other) => {
-            return Err(g.bad(format!(
-                "rotary scaling \"{other}\" is not supported; supported are none, linear"
-            )));
-        }
-    };
+    let eps = m.need(eps_key, m.number(eps_key)?)?;
 
     g.check_types()?;
     let embedding = g
         .tensor("token_embd.weight")
         .ok_or_else(|| missing(g, "token_embd.weight"))?;
     let vocab = embedding.dims.get(1).copied().unwrap_or(1);
-    let stated = size("vocab_size")?.unwrap_or(vocab);
+    let stated = m.size("vocab_size")?.unwrap_or(vocab);
     expect_dims(g, embedding, &[hidden, stated])?;
     // The tensors bound the sizes that the metadata claim before anything is allocated by them.
-    for (name, count) in [("attn_q", heads), ("attn_k", kv_heads)] {
+    let width = |count: usize| count.saturating_mul(head_dim);
+    let outputs = if architecture.joins_projections() {
+        let all = width(heads).saturating_add(width(kv_heads).saturating_mul(2));
+        vec![("attn_qkv", all), ("ffn_up", intermediate.saturating_mul(2))]
+    } else {
+        vec![
+            ("attn_q", width(heads)),
+            ("attn_k", width(kv_heads)),
+            ("ffn_up", intermediate),
+        ]
+    };
+    for (name, outputs) in outputs {
         let name = format!("blk.0.{name}.weight");
         let info = g.tensor(&name).ok_or_else(|| missing(g, &name))?;
-        expect_dims(g, info, &[hidden, count.saturating_mul(head_dim)])?;
+        expect_dims(g, info, &[hidden, outputs])?;
     }
+    let rope = m.rope(head_dim, context)?;
     let bias = |name: &str| g.tensor(&format!("blk.0.{name}.bias")).is_some();
+    let cap = |default: f32| (architecture == Architecture::Gemma2).then_some(default);
     let params = Params {
-        architecture: architecture.to_owned(),
+        architecture,
         layers,
         hidden,
         intermediate,
         heads,
         kv_heads,
         head_dim,
-        rope_theta: number("rope.freq_base")?.unwrap_or(10_000.0),
-        rope_factor,
-        rope_factors: rope_factors(g, head_dim / 2)?,
+        window: m.window(layers, &rope, context)?,
+        rope,
+        scale: m.scale(layers, hidden, heads, head_dim)?,
+        score_cap: m.number_or_off("attn_logit_softcapping", cap(50.0))?,
+        logit_cap: m.number_or_off("final_logit_softcapping", cap(30.0))?,
+        embedding_scale: architecture.embedding_scale(hidden),
+        // Files of Gemma hold the weights with the 1 added.
+        norm_offset: 0.0,
         eps,
         vocab,
         context,
         tied: g.tensor("output.weight").is_none(),
-        qkv_bias: bias("attn_q"),
+        qkv_bias: bias("attn_q") || bias("attn_qkv"),
         output_bias: bias("attn_output"),
-        mlp_bias: bias("ffn_gate"),
+        mlp_bias: bias("ffn_gate") || (architecture.joins_projections() && bias("ffn_up")),
     };
-    // A count that the tensor table cannot hold is refused before anything is sized by it.
-    if layers > g.tensors().len() {
-        return Err(g.bad(format!("{layers} layers, but only {} tensors", g.tensors().len())));
+    if params.elements().is_none() {
+        return Err(g.bad(TOO_LARGE));
     }
     Ok(params)
 }
@@ -161,19 +326,25 @@ pub fn missing(g: &Gguf, name: &str) -> Error {
     g.bad(format!("tensor \"{name}\" is missing"))
 }
 
-/// The tensor of factors, if the file has it.
-pub const ROPE_FREQS: &str = "rope_freqs.weight";
+/// The tensor of divisors of the rotary frequencies.
+const ROPE_FREQS: &str = "rope_freqs.weight";
+/// That of divisors for long sequences.
+const ROPE_LONG: &str = "rope_factors_long.weight";
+/// That of divisors for short ones.
+const ROPE_SHORT: &str = "rope_factors_short.weight";
+/// Tensors that become part of the rotary frequencies.
+pub const ROPE_TENSORS: [&str; 3] = [ROPE_FREQS, ROPE_LONG, ROPE_SHORT];
 
-fn rope_factors(g: &Gguf, half: usize) -> Result<Vec<f32>> {
-    let mut factors = vec![1.0; half];
-    if let Some(info) = g.tensor(ROPE_FREQS) {
-        expect_dims(g, info, &[half])?;
-        g.read_f32(info, 0, &mut factors)?;
-        if let Some(v) = factors.iter().find(|v| !(v.is_finite() && **v > 0.0)) {
-            return Err(g.bad(format!(
-                "tensor \"{ROPE_FREQS}\": expected positive numbers, found {v}"
-            )));
-        }
+/// The `count` positive numbers of a tensor, if the file has it.
+fn divisors(g: &Gguf, name: &str, count: usize) -> Result<Option<Vec<f32>>> {
+    let Some(info) = g.tensor(name) else {
+        return Ok(None);
+    };
+    expect_dims(g, info, &[count])?;
+    let mut found = vec![1.0; count];
+    g.read_f32(info, 0, &mut found)?;
+    match found.iter().find(|v| !(v.is_finite() && **v > 0.0)) {
+        Some(v) => Err(g.bad(format!("tensor \"{name}\": expected positive numbers, found {v}"))),
+        None => Ok(Some(found)),
     }
-    Ok(factors)
 }

@@ -1,13 +1,13 @@
 //! The tensors of a GGUF file by the names of Hugging Face checkpoints.
 
 use super::dequant;
-use super::params::{ROPE_FREQS, expect_dims, missing};
+use super::params::{ROPE_TENSORS, expect_dims, missing};
 use super::read::{Gguf, TensorInfo};
-use crate::checkpoint::{Params, Stored, Tensors};
+use crate::checkpoint::{Architecture, Params, Stored, Tensors};
 use crate::error::{Error, Result};
 use crate::quant::Grids;
 use std::cell::RefCell;
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 
 /// The tensors of a file.
 pub struct GgufTensors<'a> {
@@ -30,12 +30,12 @@ impl<'a> GgufTensors<'a> {
         Self {
             gguf,
             params,
-            used: RefCell::new(HashSet::from([ROPE_FREQS.to_owned()])),
+            used: RefCell::new(ROPE_TENSORS.map(str::to_owned).into()),
         }
     }
 
     /// The name in the file.
-    fn name(name: &str) -> String {
+    fn name(&self, name: &str) -> String {
         let whole = match name {
             "model.embed_tokens.weight" => "token_embd.weight",
             "model.norm.weight" => "output_norm.weight",
@@ -50,13 +50,20 @@ impl<'a> GgufTensors<'a> {
                 let (part, kind) = part.rsplit_once('.').unwrap_or((part, ""));
                 let part = match part {
                     "input_layernorm" => "attn_norm",
-                    "post_attention_layernorm" => "ffn_norm",
+                    "post_attention_layernorm" if self.params.architecture.normalizes_results() => {
+                        "post_attention_norm"
+                    }
+                    "post_attention_layernorm" | "pre_feedforward_layernorm" => "ffn_norm",
+                    "post_feedforward_layernorm" => "post_ffw_norm",
+                    "self_attn.q_norm" => "attn_q_norm",
+                    "self_attn.k_norm" => "attn_k_norm",
+                    "self_attn.qkv_proj" => "attn_qkv",
                     "self_attn.q_proj" => "attn_q",
                     "self_attn.k_proj" => "attn_k",
                     "self_attn.v_proj" => "attn_v",
                     "self_attn.o_proj" => "attn_output",
                     "mlp.gate_proj" => "ffn_gate",
-                    "mlp.up_proj" => "ffn_up",
+                    "mlp.up_proj" | "mlp.gate_up_proj" => "ffn_up",
                     "mlp.down_proj" => "ffn_down",
                     other => other,
                 };
@@ -70,7 +77,8 @@ impl<'a> GgufTensors<'a> {
     fn order(&self, name: &str) -> Option<impl Fn(usize) -> usize + Sync + Copy + use<>> {
         let turned = name.contains(".q_proj.") || name.contains(".k_proj.");
         let head_dim = self.params.head_dim;
-        (turned && self.params.architecture == "llama").then_some(move |row| interleaved(head_dim, row))
+        (turned && self.params.architecture == Architecture::Llama)
+            .then_some(move |row| interleaved(head_dim, row))
     }
 
     fn read(&self, info: &TensorInfo, width: usize, name: &str, first: usize, out: &mut [f32]) -> Result<()> {
@@ -97,7 +105,7 @@ impl<'a> GgufTensors<'a> {
 
 impl Tensors for GgufTensors<'_> {
     fn stored(&self, name: &str, shape: &[usize]) -> Result<Stored<'_>> {
-        let source = Self::name(name);
+        let source = self.name(name);
         let info = self
             .gguf
             .tensor(&source)
@@ -138,7 +146,19 @@ impl Tensors for GgufTensors<'_> {
     }
 
     fn bad(&self, name: &str, what: &str) -> Error {
-        self.gguf.bad(format!("tensor \"{}\": {what}", Self::name(name)))
+        self.gguf.bad(format!("tensor \"{}\": {what}", self.name(name)))
+    }
+
+    fn bad_file(&self, what: &str) -> Error {
+        self.gguf.bad(what)
+    }
+
+    fn types(&self) -> BTreeMap<String, usize> {
+        let mut types = BTreeMap::new();
+        for tensor in self.gguf.tensors() {
+            *types.entry(tensor.ggml_type.to_string()).or_insert(0) += 1;
+        }
+        types
     }
 
     fn all_used(&self) -> Result<()> {

@@ -67,7 +67,7 @@ fn blocks_decode_to_the_golden_values() {
 fn wrong_lengths_and_types_are_not_decoded() {
     assert!(!dequantize(GgmlType::Q8_0, &[0; 33], &mut [0.0; 32]));
     assert!(!dequantize(GgmlType::Q8_0, &[0; 34], &mut [0.0; 31]));
-    assert!(!dequantize(GgmlType(10), &[0; 84], &mut [0.0; 256]));
+    assert!(!dequantize(GgmlType(16), &[0; 66], &mut [0.0; 256]));
     assert!(!dequantize(GgmlType(77), &[0; 4], &mut [0.0; 1]));
 }
 
@@ -422,11 +422,11 @@ fn what_cannot_be_converted_is_named_and_leaves_nothing() {
     let text = |s: &str| Value::String(s.to_owned());
     assert!(
         with("general.architecture", text("mamba"))
-            .contains("\"mamba\" cannot be converted; supported are llama, qwen2")
+            .contains("\"mamba\" cannot be converted; supported are llama, qwen2, qwen3, gemma")
     );
     assert!(with("tokenizer.ggml.pre", text("chameleon")).contains("pre-tokenizer \"chameleon\""));
     assert!(with("tokenizer.ggml.model", text("bert")).contains("tokenizer \"bert\""));
-    assert!(with("llama.rope.scaling.type", text("yarn")).contains("rotary scaling \"yarn\""));
+    assert!(with("llama.rope.scaling.type", text("ntk")).contains("rotary scaling \"ntk\""));
     assert!(with("llama.rope.dimension_count", Value::U32(4)).contains("expected the head width 8, found 4"));
     assert!(with("llama.expert_count", Value::U32(8)).contains("llama.expert_count"));
     assert!(with("llama.attention.head_count_kv", Value::U32(3)).contains("not a multiple of 3"));
@@ -444,7 +444,7 @@ fn what_cannot_be_converted_is_named_and_leaves_nothing() {
     );
     assert!(
         with("llama.feed_forward_length", Value::U32(32))
-            .contains("tensor \"blk.0.ffn_gate.weight\": expected sizes")
+            .contains("tensor \"blk.0.ffn_up.weight\": expected sizes")
     );
     assert!(
         with("llama.block_count", Value::U32(3)).contains("tensor \"blk.2.attn_norm.weight\" is missing")
@@ -462,14 +462,37 @@ fn what_cannot_be_converted_is_named_and_leaves_nothing() {
 
     let mut f = base();
     let t = f.tensor("blk.1.attn_v.weight");
-    (t.ggml_type, t.dims) = (10, vec![256, 2]);
+    (t.ggml_type, t.dims) = (16, vec![256, 2]);
     let error = failure(&f);
     assert!(
-        error.contains("\"blk.1.attn_v.weight\" is of type Q2_K; supported are F32, F16"),
+        error.contains("\"blk.1.attn_v.weight\" is of type IQ2_XXS; supported are F32, F16"),
         "{error}"
     );
     f.tensor("blk.1.attn_v.weight").ggml_type = 200;
     assert!(failure(&f).contains("\"blk.1.attn_v.weight\" is of type 200 (unknown)"));
+    for name in [
+        "token_embd.weight",
+        "blk.1.ffn_norm.weight",
+        "blk.0.attn_k.weight",
+    ] {
+        let mut f = base();
+        let t = f.tensor(name);
+        let last = t.data.len() - 4;
+        t.data[last..].copy_from_slice(&f32::NAN.to_le_bytes());
+        let error = failure(&f);
+        assert!(
+            error.contains(&format!("tensor \"{name}\": one of its elements is NaN")),
+            "{error}"
+        );
+    }
+    let mut f = base();
+    f.add_f32("rope_factors_long.weight", &[4], &[1.0; 4]);
+    assert!(failure(&f).contains("tensor \"rope_factors_short.weight\" is missing"));
+    assert!(
+        with("llama.attention.sliding_window", Value::U32(16))
+            .contains("attention over a window of 16 tokens is not supported for llama")
+    );
+    assert!(with("llama.feed_forward_length", Value::U64(1 << 61)).contains("expected sizes"));
     let mut f = base();
     f.add_f32("blk.0.attn_sinks.weight", &[4], &[0.0; 4]);
     assert!(failure(&f).contains("\"blk.0.attn_sinks.weight\" has no place"));
@@ -702,7 +725,7 @@ fn grids_of_all_types_are_kept_up_to_the_rounding_of_halves() {
         }
         assert_eq!(loss.max, worst, "{kind}");
     }
-    assert_eq!((seen, Bits::ALL.len()), (8, 6));
+    assert_eq!((seen, Bits::ALL.len()), (10, 6));
 }
 
 #[test]

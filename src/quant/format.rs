@@ -166,6 +166,14 @@ pub enum QuantError {
         /// See [`Bits::k_step`].
         step: usize,
     },
+    /// There is no memory for the matrix.
+    #[error("a {k} x {n} matrix: there is no memory for it")]
+    Memory {
+        /// Rows.
+        k: usize,
+        /// Columns.
+        n: usize,
+    },
     /// The group size does not fit the layout.
     #[error("groups of {group} weights: the size must be a multiple of {step}")]
     Group {

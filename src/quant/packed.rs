@@ -112,16 +112,17 @@ impl Packed {
     /// how a grid that exists, as that of another format, becomes one of this.
     ///
     /// An error where K is no positive multiple of [`Bits::k_step`], N not even and positive, or `group` no positive
-    /// multiple of [`GROUP_STEP`].
+    /// multiple of [`GROUP_STEP`]; or where there is no memory for it.
     pub fn empty(bits: Bits, group: usize, k: usize, n: usize) -> Result<Self, QuantError> {
         Self::check(bits, group, k, n)?;
+        let too_large = || QuantError::Memory { k, n };
         Ok(Self {
             bits,
             group,
             k,
             n,
-            codes: vec![0; bits.rows(k) * n],
-            scales: vec![[f16::ZERO; 2]; k.div_ceil(group) * n],
+            codes: filled(bits.rows(k), n, 0).ok_or_else(too_large)?,
+            scales: filled(k.div_ceil(group), n, [f16::ZERO; 2]).ok_or_else(too_large)?,
         })
     }
 
@@ -271,6 +272,15 @@ impl Packed {
             code_at(self.bits, self.n, &self.codes, i, j),
         )
     }
+}
+
+/// `rows * n` times `value`, if there is memory for that.
+fn filled<T: Copy>(rows: usize, n: usize, value: T) -> Option<Vec<T>> {
+    let count = rows.checked_mul(n)?;
+    let mut out = Vec::new();
+    out.try_reserve_exact(count).ok()?;
+    out.resize(count, value);
+    Some(out)
 }
 
 /// Copies rows of `width` to columns `first..` of rows of `n`.

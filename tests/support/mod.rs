@@ -4,6 +4,7 @@
 
 #[allow(clippy::result_large_err, reason = "the library's error, on no hot path")]
 pub mod gguf;
+pub mod hugging_face;
 
 use libtest_mimic::{Failed, Trial};
 use std::collections::HashMap;
