@@ -662,7 +662,7 @@ fn interrupted_work_leaves_no_model_and_goes_on() {
     // The data file is there from the first weight on.
     let begun = || {
         let made = |name: &String| {
-            name.starts_with(".quantize-") && dir.path().join(name).join("model.onnx.data").exists()
+            name.starts_with(".quantize-") && dir.path().join(name).join("model/model.onnx.data").exists()
         };
         names(dir.path()).iter().any(made)
     };
@@ -678,7 +678,7 @@ fn interrupted_work_leaves_no_model_and_goes_on() {
     assert!(sent.success());
     assert_eq!(output.status.code(), Some(130));
     assert_eq!(names(dir.path()), [".quantize-out", "in"]);
-    assert!(!dir.path().join(".quantize-out/model.onnx").exists());
+    assert!(!dir.path().join(".quantize-out/model/model.onnx").exists());
     let output = tlite(&["quantize", path(&input), "-o", path(&dir.path().join("out"))]);
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     assert_eq!(names(dir.path()), ["in", "out"]);

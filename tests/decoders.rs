@@ -261,6 +261,7 @@ fn weights_that_are_absent_are_named_and_never_zeros() {
 }
 
 #[test]
+#[expect(clippy::result_large_err, reason = "the library's error, on no hot path")]
 fn a_watched_decoder_ends_with_what_is_watched() {
     let (_dir, folder) = support::tiny_model("llama", support::gguf::Traits::default());
     let first = "/model/layers.0/input_layernorm/Mul_1_output_0";

@@ -157,7 +157,6 @@ fn mixed_looks_at_results_where_a_text_tells_them() {
     };
     let (by_weights, plain) = of("plain", &[]);
     let (by_results, learnt) = of("learnt", &LEARN);
-    assert_ne!(by_weights, by_results);
     assert!(learnt < plain, "{learnt} {plain}");
     // The first weight of the file is the embedding.
     assert!(by_weights[0] >= 4 && by_results[0] >= 4);

@@ -199,4 +199,62 @@ mod tests {
         let e = spend(&ladders, &[80, 80], 1.9).unwrap_err();
         assert!(e.is_usage() && e.to_string().contains("2.000"), "{e}");
     }
+
+    #[test]
+    fn what_no_input_comes_to_costs_nothing() {
+        const K: usize = 64;
+        // The first half of the rows is rough, the second a constant.
+        let weight = |i: usize, j: usize| {
+            if i < K / 2 {
+                ((i * 7 + j) as f32).sin()
+            } else {
+                0.25
+            }
+        };
+        let bytes: Vec<u8> = (0..K * 4)
+            .flat_map(|at| weight(at / 4, at % 4).to_le_bytes())
+            .collect();
+        let elements = Elements::of(crate::tensor::DType::F32, &bytes).unwrap();
+        let w = |head| Weight {
+            initializer: 0,
+            transposed: false,
+            bits: Bits::Eight,
+            group: 32,
+            k: K,
+            n: 4,
+            codes: String::new(),
+            scales: String::new(),
+            readers: Vec::new(),
+            head,
+        };
+        let options = Options {
+            group_size: 32,
+            head_bits: Bits::Five,
+            ..Options::default()
+        };
+        let inputs = |quiet: std::ops::Range<usize>| {
+            let mut h = Hessian::new(K);
+            let rows = (0..K * 40).map(|at| match quiet.contains(&(at % K)) {
+                true => 0.0,
+                false => (at as f32 * 1.3).cos(),
+            });
+            h.add(&rows.collect::<Vec<f32>>()).unwrap();
+            h
+        };
+        let ladder = |h: Option<&Hessian>| measure(elements, &w(false), &options, h).unwrap();
+        let bits = |l: &[Choice]| l.iter().map(|c| c.bits).collect::<Vec<_>>();
+        let alone = ladder(None);
+        assert!(alone.len() > 3 && alone[0].bits == Bits::Two && alone[0].error > 0.0);
+        let exact = ladder(Some(&inputs(0..K / 2)));
+        assert_eq!((bits(&exact), exact[0].error), (vec![Bits::Two], 0.0));
+        // What comes to the rough half alone is lost as a part of what it makes, more than of all weights.
+        let rough = ladder(Some(&inputs(K / 2..K)));
+        assert!(rough[0].error > 0.0 && rough.len() > 3);
+        // The head is no narrower than is asked for.
+        let head = measure(elements, &w(true), &options, None).unwrap();
+        assert!(
+            head.iter().all(|c| c.bits >= Bits::Five) && head[0].bits == Bits::Five,
+            "{head:?}"
+        );
+    }
 }
