@@ -3,8 +3,9 @@
 use super::generate::{Outcome, stream};
 use super::interrupt::Interrupt;
 use super::load::{load, open_folder};
-use super::options::{ExecOptions, SamplingOptions};
+use super::options::ExecOptions;
 use super::output::{note, put, spinner};
+use super::sampling::SamplingOptions;
 use crate::error::{Error, Result};
 use crate::llm::engine::Logits;
 use crate::llm::{ChatTemplate, Finish, Limits, Message, Model, Sampler, Tokenizer};
@@ -160,9 +161,9 @@ fn talk(session: &mut Session<'_>, console: &mut Console<'_>, interrupt: &Interr
 
 /// Runs the command.
 pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
-    let sampler = Sampler::new(args.sampling.sampler())?;
     let folder = open_folder(&args.model, &["tokenizer.json"])?;
     let tokenizer = Tokenizer::load(folder.dir())?;
+    let sampler = args.sampling.sampler(&tokenizer)?;
     let template = ChatTemplate::load(&folder)?;
     let progress = spinner(format!("loading {}", folder.name()));
     let loaded = load(folder.dir(), &args.exec, Logits::Last);

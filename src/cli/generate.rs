@@ -2,8 +2,9 @@
 
 use super::interrupt::Interrupt;
 use super::load::{load, open_folder};
-use super::options::{ExecOptions, SamplingOptions};
+use super::options::ExecOptions;
 use super::output::{note, put, put_json, spinner};
+use super::sampling::SamplingOptions;
 use crate::error::{Error, Result};
 use crate::llm::engine::Logits;
 use crate::llm::{
@@ -173,9 +174,9 @@ fn read_prompt(prompt: &str, input: &mut dyn Read) -> Result<String> {
 /// Runs the command.
 pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     let mut notes = std::io::stderr();
-    let mut sampler = Sampler::new(args.sampling.sampler())?;
     let folder = open_folder(&args.model, &["tokenizer.json"])?;
     let tokenizer = Tokenizer::load(folder.dir())?;
+    let mut sampler = args.sampling.sampler(&tokenizer)?;
     let prompt = read_prompt(&args.prompt, &mut std::io::stdin())?;
     let prompt = prompt_tokens(
         &folder,

@@ -16,9 +16,11 @@ mod perplexity;
 mod profile;
 mod quantize;
 mod run;
+mod sampling;
 
-pub use options::{BackendChoice, DeviceOptions, ExecOptions, Float, SamplingOptions};
+pub use options::{BackendChoice, DeviceOptions, ExecOptions, Float};
 pub use output::is_broken_pipe;
+pub use sampling::SamplingOptions;
 
 use crate::error::Result;
 use clap::{Parser, Subcommand};

@@ -95,6 +95,7 @@ impl<'a, M: Model + ?Sized> Generator<'a, M> {
             );
             return Err(Error::other(Stage::Text, what));
         }
+        sampler.start(prompt)?;
         Ok(Self {
             metrics: Metrics {
                 prompt_tokens: prompt.len(),
@@ -157,6 +158,7 @@ impl<'a, M: Model + ?Sized> Generator<'a, M> {
         if self.limits.eos.contains(&id) {
             return Ok(Err(Finish::Eos(id)));
         }
+        self.sampler.accept(id)?;
         self.pending.clear();
         self.pending.push(id);
         self.generated += 1;

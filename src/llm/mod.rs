@@ -1,6 +1,7 @@
 //! From tokens to tokens: everything between a prompt and a stream of text.
 
 pub mod calibrate;
+pub mod constraint;
 pub mod engine;
 pub mod folder;
 pub mod generator;
