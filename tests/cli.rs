@@ -2,6 +2,8 @@
 
 #[path = "cli/calibration.rs"]
 mod calibration;
+#[path = "cli/generation.rs"]
+mod generation;
 #[path = "cli/perplexity.rs"]
 mod perplexity;
 #[path = "cli/run.rs"]
@@ -87,6 +89,10 @@ fn help_names_the_options() {
         "--top-k",
         "--top-p",
         "--seed",
+        "--stop",
+        "--draft",
+        "--grammar",
+        "--prompt-cache",
         "--json",
     ] {
         assert!(help("generate").contains(option), "{option}");
@@ -142,6 +148,8 @@ fn values_out_of_range() {
         ("--dry-allowed-length", "0"),
         ("--logit-bias", "7"),
         ("--logit-bias", "7=inf"),
+        ("--draft-tokens", "65"),
+        ("--draft", "guess"),
         ("--context", "0"),
         ("--context", "99999999999999999999999"),
     ] {

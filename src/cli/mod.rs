@@ -1,5 +1,6 @@
 //! The command line. Results go to standard output; progress and notes go to standard error.
 
+mod answer;
 mod bench;
 mod calibration;
 mod chat;
@@ -18,6 +19,7 @@ mod quantize;
 mod run;
 mod sampling;
 
+pub use interrupt::INTERRUPTED;
 pub use options::{BackendChoice, DeviceOptions, ExecOptions, Float};
 pub use output::is_broken_pipe;
 pub use sampling::SamplingOptions;
@@ -46,8 +48,8 @@ enum Command {
     Convert(convert::Args),
     Quantize(quantize::Args),
     Dequantize(dequantize::Args),
-    Generate(generate::Args),
-    Chat(chat::Args),
+    Generate(Box<generate::Args>),
+    Chat(Box<chat::Args>),
     Bench(bench::Args),
     Perplexity(perplexity::Args),
     Profile(profile::Args),
