@@ -99,6 +99,9 @@ pub enum Error {
         /// What is wrong and what would be right.
         what: String,
     },
+    /// Ctrl-C ended the work; what there was of its result is given out.
+    #[error("interrupted")]
+    Interrupted,
     /// Anything else with a sentence of its own.
     #[error("{stage}: {what}")]
     Other {

@@ -1,4 +1,4 @@
-//! The command `tlite`: parses, runs, reports errors. Exit code 0 done, 1 failed, 2 wrong usage.
+//! The command `tlite`: parses, runs, reports errors. Exit code 0 done, 1 failed, 2 wrong usage, 130 interrupted.
 #![warn(
     clippy::expect_used,
     clippy::panic,
@@ -40,6 +40,7 @@ fn main() -> ExitCode {
     match cli::run(parsed) {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) if cli::is_broken_pipe(&e) => ExitCode::SUCCESS,
+        Err(Error::Interrupted) => ExitCode::from(cli::INTERRUPTED),
         Err(e) => {
             report(&e);
             if e.is_usage() {

@@ -2,6 +2,8 @@
 
 #[path = "cli/calibration.rs"]
 mod calibration;
+#[path = "cli/generation.rs"]
+mod generation;
 #[path = "cli/perplexity.rs"]
 mod perplexity;
 #[path = "cli/run.rs"]
@@ -88,6 +90,10 @@ fn help_names_the_options() {
         "--top-k",
         "--top-p",
         "--seed",
+        "--stop",
+        "--draft",
+        "--grammar",
+        "--prompt-cache",
         "--json",
     ] {
         assert!(help("generate").contains(option), "{option}");
@@ -132,6 +138,19 @@ fn values_out_of_range() {
         ("--max-tokens", "0"),
         ("--max-tokens", "-3"),
         ("--seed", "-1"),
+        ("--typical-p", "0"),
+        ("--min-p", "1.5"),
+        ("--repetition-penalty", "0"),
+        ("--frequency-penalty", "-2.5"),
+        ("--presence-penalty", "many"),
+        ("--penalty-last-n", "-1"),
+        ("--dry-multiplier", "-1"),
+        ("--dry-base", "0.9"),
+        ("--dry-allowed-length", "0"),
+        ("--logit-bias", "7"),
+        ("--logit-bias", "7=inf"),
+        ("--draft-tokens", "65"),
+        ("--draft", "guess"),
         ("--context", "0"),
         ("--context", "99999999999999999999999"),
     ] {

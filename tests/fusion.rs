@@ -26,7 +26,8 @@ use transformer_lite::graph::op::softmax::Softmax;
 use transformer_lite::graph::op::split::Split;
 use transformer_lite::graph::op::transpose::Transpose;
 use transformer_lite::graph::pass::{
-    ATTENTION, FOLD, FUSE, KV_CACHE, LAST_ROW, NORM, OUTER, PICK, Pass, Pipeline, ROTARY, SPLIT, TRANS_B,
+    ATTENTION, FOLD, FUSE, KV_CACHE, LAST_ROW, LAST_ROWS, NORM, OUTER, PICK, Pass, Pipeline, ROTARY, ROWS,
+    SPLIT, TRANS_B,
 };
 use transformer_lite::graph::{Edit, Graph, Op, ValueId};
 use transformer_lite::shape::{Bindings, Constraints, Dim, Fact, Shape};

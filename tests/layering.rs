@@ -35,6 +35,7 @@ fn dependencies_stay_in_their_folders() {
         (&["::wgpu", "pollster"], "backend/wgpu"),
         (&["minijinja"], "llm"),
         (&["tokenizers"], "llm|gguf"),
+        (&["llguidance"], "llm"),
         (&["clap", "indicatif", "ctrlc"], "cli|main.rs"),
         (&["anyhow", "env_logger"], "main.rs"),
     ];

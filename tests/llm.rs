@@ -4,6 +4,8 @@
 //! variable these trials are ignored, or fail when `REQUIRE_BACKENDS` is set.
 #![allow(clippy::result_large_err, reason = "the library's error, on no hot path")]
 
+#[path = "llm/generation.rs"]
+mod generation;
 mod support;
 
 use libtest_mimic::{Arguments, Trial};
@@ -76,6 +78,9 @@ fn main() -> ExitCode {
             format!("split_weights@{name}"),
             Box::new(move || split_weights(&device)),
         );
+    }
+    for (name, run) in generation::trials(&devices) {
+        add(name, run);
     }
     match std::env::var_os("TLITE_TEST_MODEL_DIR") {
         Some(dir) => {

@@ -1,13 +1,13 @@
 //! `tlite chat`.
 
-use super::generate::{Outcome, stream};
+use super::answer::{AnswerOptions, Outcome, Responder};
 use super::interrupt::Interrupt;
-use super::load::{load, open_folder};
-use super::options::{ExecOptions, SamplingOptions};
+use super::load::{load_wanted, open_folder};
+use super::options::ExecOptions;
 use super::output::{note, put, spinner};
+use super::sampling::SamplingOptions;
 use crate::error::{Error, Result};
-use crate::llm::engine::Logits;
-use crate::llm::{ChatTemplate, Finish, Limits, Message, Model, Sampler, Tokenizer};
+use crate::llm::{ChatTemplate, Finish, Limits, Message, Tokenizer};
 use std::io::{BufRead, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
@@ -25,69 +25,93 @@ pub struct Args {
     #[command(flatten)]
     sampling: SamplingOptions,
     #[command(flatten)]
+    answers: AnswerOptions,
+    #[command(flatten)]
     exec: ExecOptions,
 }
 
-/// A conversation and the part of it that the model's cache holds.
+/// A conversation and the model that holds a part of it.
 struct Session<'a> {
-    model: &'a mut dyn Model,
-    tokenizer: &'a Tokenizer,
+    responder: Responder<'a>,
     template: &'a ChatTemplate,
-    sampler: Sampler,
     eos: Vec<u32>,
     max_tokens: usize,
+    /// A full context slides.
+    slides: bool,
     system: Option<Message>,
     /// Messages after the system's.
     messages: Vec<Message>,
-    /// Tokens in the cache.
-    cached: Vec<u32>,
 }
 
 /// What became of a message.
 enum Reply {
-    /// It was answered.
-    Answer(Outcome),
+    /// It was answered, after so many of the oldest messages were forgotten.
+    Answer(Outcome, usize),
     /// The conversation with it has this many tokens, more than the context; it was dropped.
     Full(usize),
 }
 
 impl Session<'_> {
+    /// The tokens of the system's text and `messages`.
+    fn tokens(&self, messages: &[Message]) -> Result<Vec<u32>> {
+        let all: Vec<Message> = self.system.iter().chain(messages).cloned().collect();
+        let text = self.template.render(&all, true)?;
+        self.responder.tokenizer.encode(&text, false)
+    }
+
+    /// The tokens of the conversation, without its oldest messages where it slides and would leave too little room for an answer,
+    /// and how many messages were left out.
+    fn fitting(&self) -> Result<(Vec<u32>, usize)> {
+        let context = self.responder.model.context();
+        let room = self.max_tokens.min(context / 4);
+        let mut dropped = 0;
+        loop {
+            let messages = self.messages.get(dropped..).unwrap_or_default();
+            let tokens = self.tokens(messages)?;
+            // A question goes with its answer, and the last question stays.
+            if !self.slides || tokens.len() + room <= context || messages.len() <= 2 {
+                return Ok((tokens, dropped));
+            }
+            dropped += 2;
+        }
+    }
+
+    /// How many of the first of `tokens` come before anything that was said.
+    fn header(&self, tokens: &[u32]) -> usize {
+        let silent = self.tokens(&[Message::user("")]).unwrap_or_else(|e| {
+            log::debug!("nothing is kept when the context slides: {}", e.chain());
+            Vec::new()
+        });
+        let pairs = silent.iter().zip(tokens);
+        pairs.take_while(|(a, b)| a == b).count()
+    }
+
     /// Answers `text` to `out`. Tokens that the conversation shares with the cache are not fed again.
     fn answer(&mut self, text: &str, interrupt: &Interrupt, out: &mut dyn Write) -> Result<Reply> {
         self.messages.push(Message::user(text));
-        let all: Vec<Message> = self.system.iter().chain(&self.messages).cloned().collect();
-        let tokens = self.tokenizer.encode(&self.template.render(&all, true)?, false)?;
-        if tokens.len() > self.model.context() {
+        let (tokens, dropped) = self.fitting()?;
+        if tokens.len() > self.responder.model.context() {
             self.messages.pop();
             return Ok(Reply::Full(tokens.len()));
         }
-        // The last token is fed in any case: the answer starts from its logits.
-        let common = tokens
-            .iter()
-            .zip(&self.cached)
-            .take_while(|(a, b)| a == b)
-            .count();
-        let kept = common.min(tokens.len().saturating_sub(1));
-        self.model.truncate(kept);
+        self.messages.drain(..dropped);
+        let slide = self.slides.then(|| self.header(&tokens));
         let generating = interrupt.generating();
         let limits = Limits {
             max_tokens: self.max_tokens,
             eos: self.eos.clone(),
             cancel: generating.flag(),
+            slide,
         };
-        let new = tokens.get(kept..).unwrap_or(&[]);
-        let outcome = stream(self.model, self.tokenizer, &mut self.sampler, new, limits, out)?;
-        self.cached = tokens;
-        self.cached.extend(&outcome.tokens);
-        self.cached.truncate(self.model.len());
+        let outcome = self.responder.answer(&tokens, limits, out)?;
         self.messages.push(Message::assistant(outcome.text.clone()));
-        Ok(Reply::Answer(outcome))
+        Ok(Reply::Answer(outcome, dropped))
     }
 
     fn reset(&mut self) {
         self.messages.clear();
-        self.cached.clear();
-        self.model.truncate(0);
+        self.responder.cached.clear();
+        self.responder.model.truncate(0);
     }
 }
 
@@ -134,22 +158,31 @@ fn talk(session: &mut Session<'_>, console: &mut Console<'_>, interrupt: &Interr
                 );
             }
             text => match session.answer(text, interrupt, console.out)? {
-                Reply::Answer(outcome) => {
+                Reply::Answer(outcome, dropped) => {
                     put(console.out, "\n")?;
                     note(console.notes, &outcome.speed_line());
+                    if dropped > 0 {
+                        let fed = outcome.metrics.prompt_tokens;
+                        let what = format!(
+                            "note: the context slid: the {dropped} oldest messages are forgotten, {fed} tokens were fed"
+                        );
+                        note(console.notes, &what);
+                    }
                     if outcome.finish == Some(Finish::ContextFull) {
-                        let held = session.model.context();
+                        let held = session.responder.model.context();
                         note(
                             console.notes,
-                            &format!("note: the context of {held} tokens is full; /reset starts anew"),
+                            &format!(
+                                "note: the context of {held} tokens is full; /reset starts anew, --context-shift slides"
+                            ),
                         );
                     }
                 }
                 Reply::Full(needed) => {
-                    let held = session.model.context();
+                    let held = session.responder.model.context();
                     let what = format!(
                         "note: the conversation needs {needed} tokens, the context holds {held}; the message was \
-                         not sent; /reset starts anew, a larger --context may help"
+                         not sent; /reset starts anew, a larger --context or --context-shift may help"
                     );
                     note(console.notes, &what);
                 }
@@ -160,12 +193,14 @@ fn talk(session: &mut Session<'_>, console: &mut Console<'_>, interrupt: &Interr
 
 /// Runs the command.
 pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
-    let sampler = Sampler::new(args.sampling.sampler())?;
     let folder = open_folder(&args.model, &["tokenizer.json"])?;
     let tokenizer = Tokenizer::load(folder.dir())?;
+    let eos = folder.eos_ids(&tokenizer);
+    let sampler = args.sampling.sampler(&tokenizer)?;
+    let sampler = args.answers.constrain(sampler, &tokenizer, &eos)?;
     let template = ChatTemplate::load(&folder)?;
     let progress = spinner(format!("loading {}", folder.name()));
-    let loaded = load(folder.dir(), &args.exec, Logits::Last);
+    let loaded = load_wanted(folder.dir(), &args.exec, &args.answers.wanted(&sampler));
     progress.finish_and_clear();
     let mut loaded = loaded?;
 
@@ -185,16 +220,15 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
             "/reset forgets the conversation, /exit ends, Ctrl-C stops an answer",
         );
     }
+    let model = loaded.model.as_mut();
     let mut session = Session {
-        model: loaded.model.as_mut(),
-        tokenizer: &tokenizer,
+        responder: Responder::new(model, &tokenizer, sampler, &args.answers, &args.exec)?,
         template: &template,
-        sampler,
-        eos: folder.eos_ids(&tokenizer),
+        eos,
         max_tokens: args.sampling.max_tokens.get(),
+        slides: args.answers.context_shift,
         system: args.system.as_deref().map(Message::system),
         messages: Vec::new(),
-        cached: Vec::new(),
     };
     let (mut input, mut out) = (stdin.lock(), std::io::stdout().lock());
     let mut console = Console {
@@ -203,14 +237,15 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
         notes: &mut notes,
         prompt,
     };
-    talk(&mut session, &mut console, interrupt)
+    talk(&mut session, &mut console, interrupt)?;
+    session.responder.save(&args.answers)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::llm::testing::{FakeModel, write_byte_level_tokenizer};
-    use crate::llm::{ModelFolder, SamplerConfig};
+    use crate::llm::{ModelFolder, Sampler, SamplerConfig, StopStrings};
 
     const TEMPLATE: &str = "{% for m in messages %}{{ m.role[0] }}:{{ m.content }}<end>{% endfor %}\
                             {% if add_generation_prompt %}a:{% endif %}";
@@ -222,6 +257,16 @@ mod tests {
 
     /// Feeds `input` to a chat with `model`, whose tokens are bytes, 256 `<start>` and 257 `<end>`.
     fn chat(model: &mut FakeModel, input: &[u8], system: Option<&str>, prompt: bool) -> Result<Run> {
+        chat_sliding(model, input, system, prompt, false)
+    }
+
+    fn chat_sliding(
+        model: &mut FakeModel,
+        input: &[u8],
+        system: Option<&str>,
+        prompt: bool,
+        slides: bool,
+    ) -> Result<Run> {
         let dir = tempfile::tempdir().unwrap();
         write_byte_level_tokenizer(dir.path());
         std::fs::write(dir.path().join("chat_template.jinja"), TEMPLATE).unwrap();
@@ -229,15 +274,20 @@ mod tests {
         let tokenizer = Tokenizer::load(dir.path()).unwrap();
         let template = ChatTemplate::load(&folder).unwrap();
         let mut session = Session {
-            model,
-            tokenizer: &tokenizer,
+            responder: Responder {
+                model,
+                tokenizer: &tokenizer,
+                sampler: Sampler::new(SamplerConfig::default()).unwrap(),
+                stop: StopStrings::default(),
+                draft: None,
+                cached: Vec::new(),
+            },
             template: &template,
-            sampler: Sampler::new(SamplerConfig::default()).unwrap(),
             eos: vec![257],
             max_tokens: 8,
+            slides,
             system: system.map(Message::system),
             messages: Vec::new(),
-            cached: Vec::new(),
         };
         let (mut input, mut out, mut notes) = (input, Vec::new(), Vec::new());
         let mut console = Console {
@@ -345,6 +395,59 @@ mod tests {
             "{}",
             run.notes
         );
+    }
+
+    #[test]
+    fn twenty_turns_feed_each_token_once() {
+        let mut model = polite(1000);
+        let messages: Vec<String> = (0..20).map(|i| "hello ".repeat(i % 3) + "turn").collect();
+        let run = chat(
+            &mut model,
+            messages.join("\n").as_bytes(),
+            Some("be brief"),
+            false,
+        )
+        .unwrap();
+        assert_eq!(run.out, "ok\n".repeat(20));
+        // An answer is its prompt, then `o` and `k` one by one; the end token is the start of the next prompt.
+        assert_eq!(model.calls.len(), 60);
+        for (turn, calls) in model.calls.chunks(3).enumerate() {
+            let said = format!("u:{}<end>a:", messages[turn]);
+            let wanted = match turn {
+                0 => format!("s:be brief<end>{said}"),
+                _ => format!("<end>{said}"),
+            };
+            assert_eq!(calls[0], bytes(&wanted), "turn {turn}");
+            assert_eq!([calls[1].len(), calls[2].len()], [1, 1]);
+        }
+        let fed: usize = model.calls.iter().map(Vec::len).sum();
+        assert_eq!(fed, model.cache.len(), "nothing was fed twice");
+    }
+
+    #[test]
+    fn a_full_context_slides_on_request() {
+        // Room for two turns and an answer.
+        let mut model = polite(40);
+        let input = b"one\ntwo\nsix\nten\n";
+        let run = chat_sliding(&mut model, input, Some("s"), false, true).unwrap();
+        assert_eq!(run.out, "ok\nok\nok\nok\n");
+        assert!(
+            run.notes.contains("the 2 oldest messages are forgotten"),
+            "{}",
+            run.notes
+        );
+        let turn = |q: &str| format!("u:{q}<end>a:ok<end>");
+        let last = bytes(&format!("s:s<end>{}u:ten<end>a:ok", turn("six")));
+        assert_eq!(model.cache, last, "the system's text stays");
+
+        // An answer that does not end slides in its middle: the system's text stays.
+        let mut model = FakeModel::new(258, 20, |cache| (cache.last().unwrap() % 26) + 65);
+        let run = chat_sliding(&mut model, b"hi there\n", Some("s"), false, true).unwrap();
+        assert_eq!(run.out.len(), 9);
+        assert!(run.notes.contains("context slid: "), "{}", run.notes);
+        assert!(model.cache.starts_with(&bytes("s:s<end>u:")));
+        let run = chat_sliding(&mut model, &b"x".repeat(30), Some("s"), false, true).unwrap();
+        assert!(run.notes.contains("the context holds 20"), "{}", run.notes);
     }
 
     #[test]

@@ -1,14 +1,13 @@
 //! `tlite generate`.
 
+use super::answer::{AnswerOptions, Responder};
 use super::interrupt::Interrupt;
-use super::load::{load, open_folder};
-use super::options::{ExecOptions, SamplingOptions};
+use super::load::{load_wanted, open_folder};
+use super::options::ExecOptions;
 use super::output::{note, put, put_json, spinner};
+use super::sampling::SamplingOptions;
 use crate::error::{Error, Result};
-use crate::llm::engine::Logits;
-use crate::llm::{
-    ChatTemplate, Finish, Generator, Limits, Message, Metrics, Model, ModelFolder, Sampler, Tokenizer,
-};
+use crate::llm::{ChatTemplate, Finish, Limits, Message, ModelFolder, Tokenizer};
 use serde::Serialize;
 use std::io::{Read, Write};
 use std::path::PathBuf;
@@ -35,34 +34,17 @@ pub struct Args {
     #[command(flatten)]
     sampling: SamplingOptions,
     #[command(flatten)]
+    answers: AnswerOptions,
+    #[command(flatten)]
     exec: ExecOptions,
-}
-
-/// What a generation gave.
-#[derive(Debug, PartialEq)]
-pub struct Outcome {
-    /// Generated ids, without an end token.
-    pub tokens: Vec<u32>,
-    /// Their text.
-    pub text: String,
-    /// Why it ended.
-    pub finish: Option<Finish>,
-    /// Counts and times.
-    pub metrics: Metrics,
-}
-
-impl Outcome {
-    /// One line for people.
-    pub fn speed_line(&self) -> String {
-        let why = self.finish.map_or_else(String::new, |f| format!(" ({f})"));
-        format!("[{}, {} tokens generated{why}]", self.metrics, self.tokens.len())
-    }
 }
 
 /// The name of an end in JSON.
 fn stop(finish: Finish) -> &'static str {
     match finish {
         Finish::Eos(_) => "end_of_text",
+        Finish::Stop => "stop_string",
+        Finish::Complete => "grammar_complete",
         Finish::MaxTokens => "max_tokens",
         Finish::ContextFull => "context_full",
         Finish::Cancelled => "interrupted",
@@ -76,6 +58,7 @@ struct Report<'a> {
     device: &'a str,
     driver: &'a str,
     prompt_tokens: usize,
+    reused_tokens: usize,
     tokens: &'a [u32],
     text: &'a str,
     /// Why it ended.
@@ -83,41 +66,8 @@ struct Report<'a> {
     load_ms: f64,
     prefill_tokens_per_s: Option<f64>,
     decode_tokens_per_s: Option<f64>,
-}
-
-/// Feeds `prompt` and writes the text that follows to `out` as it comes.
-pub fn stream(
-    model: &mut dyn Model,
-    tokenizer: &Tokenizer,
-    sampler: &mut Sampler,
-    prompt: &[u32],
-    limits: Limits,
-    out: &mut dyn Write,
-) -> Result<Outcome> {
-    let mut generator = Generator::new(model, sampler, prompt, limits)?;
-    let mut decoder = tokenizer.stream();
-    let mut tokens = Vec::new();
-    let mut text = String::new();
-    let mut show = |piece: String| {
-        text.push_str(&piece);
-        if piece.is_empty() {
-            Ok(())
-        } else {
-            put(out, &piece)
-        }
-    };
-    for token in generator.by_ref() {
-        let token = token?;
-        tokens.push(token.id);
-        show(decoder.push(token.id)?)?;
-    }
-    show(decoder.finish()?)?;
-    Ok(Outcome {
-        tokens,
-        text,
-        finish: generator.finish(),
-        metrics: generator.metrics(),
-    })
+    drafted_tokens: usize,
+    accepted_tokens: usize,
 }
 
 /// The tokens to feed for `prompt`. Where the model has no chat template the prompt is fed as it is, and
@@ -173,9 +123,11 @@ fn read_prompt(prompt: &str, input: &mut dyn Read) -> Result<String> {
 /// Runs the command.
 pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     let mut notes = std::io::stderr();
-    let mut sampler = Sampler::new(args.sampling.sampler())?;
     let folder = open_folder(&args.model, &["tokenizer.json"])?;
     let tokenizer = Tokenizer::load(folder.dir())?;
+    let eos = folder.eos_ids(&tokenizer);
+    let sampler = args.sampling.sampler(&tokenizer)?;
+    let sampler = args.answers.constrain(sampler, &tokenizer, &eos)?;
     let prompt = read_prompt(&args.prompt, &mut std::io::stdin())?;
     let prompt = prompt_tokens(
         &folder,
@@ -187,40 +139,40 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     )?;
 
     let progress = spinner(format!("loading {}", folder.name()));
-    let loaded = load(folder.dir(), &args.exec, Logits::Last);
+    let loaded = load_wanted(folder.dir(), &args.exec, &args.answers.wanted(&sampler));
     progress.finish_and_clear();
     let mut loaded = loaded?;
+    let model = loaded.model.as_mut();
+    let mut responder = Responder::new(model, &tokenizer, sampler, &args.answers, &args.exec)?;
 
     let generating = interrupt.generating();
     let limits = Limits {
         max_tokens: args.sampling.max_tokens.get(),
-        eos: folder.eos_ids(&tokenizer),
+        eos,
         cancel: generating.flag(),
+        slide: args.answers.context_shift.then_some(prompt.len()),
     };
     let mut stdout = std::io::stdout().lock();
     let mut nowhere = std::io::sink();
     let live: &mut dyn Write = if args.json { &mut nowhere } else { &mut stdout };
-    let outcome = stream(
-        loaded.model.as_mut(),
-        &tokenizer,
-        &mut sampler,
-        &prompt,
-        limits,
-        live,
-    )?;
+    let outcome = responder.answer(&prompt, limits, live)?;
     drop(generating);
+    responder.save(&args.answers)?;
     if args.json {
         let report = Report {
             backend: &loaded.backend,
             device: &loaded.device,
             driver: &loaded.driver,
             prompt_tokens: prompt.len(),
+            reused_tokens: outcome.reused,
             tokens: &outcome.tokens,
             text: &outcome.text,
             stop: outcome.finish.map(stop),
             load_ms: loaded.load_ms,
             prefill_tokens_per_s: outcome.metrics.prefill_tokens_per_s(),
             decode_tokens_per_s: outcome.metrics.decode_tokens_per_s(),
+            drafted_tokens: outcome.metrics.drafted,
+            accepted_tokens: outcome.metrics.accepted,
         };
         put_json(&mut stdout, &report)?;
     } else {
@@ -234,14 +186,16 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
         ),
     );
     note(&mut notes, &outcome.speed_line());
+    if outcome.finish == Some(Finish::Cancelled) {
+        return Err(Error::Interrupted);
+    }
     Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::llm::SamplerConfig;
-    use crate::llm::testing::{FakeModel, write_byte_level_tokenizer};
+    use crate::llm::testing::write_byte_level_tokenizer;
 
     fn folder(config: &str) -> (tempfile::TempDir, ModelFolder, Tokenizer) {
         let dir = tempfile::tempdir().unwrap();
@@ -250,84 +204,6 @@ mod tests {
         let folder = ModelFolder::open(dir.path()).unwrap();
         let tokenizer = Tokenizer::load(dir.path()).unwrap();
         (dir, folder, tokenizer)
-    }
-
-    /// Says `text` and the end token after a prompt of `start` tokens.
-    fn saying(text: &'static str, start: usize) -> FakeModel {
-        FakeModel::new(258, 64, move |cache| {
-            text.as_bytes()
-                .get(cache.len() - start)
-                .map_or(257, |b| u32::from(*b))
-        })
-    }
-
-    #[derive(Default)]
-    struct Pieces(Vec<String>);
-
-    impl Write for Pieces {
-        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-            self.0.push(String::from_utf8(bytes.to_vec()).unwrap());
-            Ok(bytes.len())
-        }
-
-        fn flush(&mut self) -> std::io::Result<()> {
-            Ok(())
-        }
-    }
-
-    #[test]
-    fn text_is_streamed_in_whole_characters() {
-        let (_dir, _folder, tokenizer) = folder("{}");
-        let mut sampler = Sampler::new(SamplerConfig::default()).unwrap();
-        let limits = |max_tokens| Limits {
-            max_tokens,
-            eos: vec![257],
-            ..Limits::default()
-        };
-        let mut out = Pieces::default();
-        let mut model = saying("aé!", 2);
-        let outcome = stream(&mut model, &tokenizer, &mut sampler, &[1, 2], limits(9), &mut out).unwrap();
-        assert_eq!(out.0, ["a", "é", "!"]);
-        assert_eq!((outcome.text.as_str(), outcome.tokens.len()), ("aé!", 4));
-        assert_eq!(outcome.finish, Some(Finish::Eos(257)));
-        assert!(
-            outcome
-                .speed_line()
-                .ends_with("4 tokens generated (end of text)]"),
-            "{}",
-            outcome.speed_line()
-        );
-
-        let mut out = Pieces::default();
-        model.truncate(0);
-        let outcome = stream(&mut model, &tokenizer, &mut sampler, &[1, 2], limits(2), &mut out).unwrap();
-        assert_eq!(
-            (out.0, outcome.text.as_str()),
-            (vec!["a".to_owned(), "\u{fffd}".to_owned()], "a\u{fffd}")
-        );
-    }
-
-    #[test]
-    fn a_closed_output_stops_generation() {
-        struct Closed;
-        impl Write for Closed {
-            fn write(&mut self, _: &[u8]) -> std::io::Result<usize> {
-                Err(std::io::ErrorKind::BrokenPipe.into())
-            }
-            fn flush(&mut self) -> std::io::Result<()> {
-                Ok(())
-            }
-        }
-        let (_dir, _folder, tokenizer) = folder("{}");
-        let mut sampler = Sampler::new(SamplerConfig::default()).unwrap();
-        let mut model = saying("abc", 1);
-        let limits = Limits {
-            max_tokens: 9,
-            ..Limits::default()
-        };
-        let e = stream(&mut model, &tokenizer, &mut sampler, &[1], limits, &mut Closed).unwrap_err();
-        assert!(super::super::is_broken_pipe(&e), "{e}");
-        assert_eq!(model.calls.len(), 1);
     }
 
     #[test]

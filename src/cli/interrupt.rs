@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Exit code of a program that Ctrl-C ended: 128 and the number of the signal.
-const INTERRUPTED: i32 = 130;
+pub const INTERRUPTED: u8 = 130;
 /// How often an unfinished path is removed.
 const ATTEMPTS: usize = 100;
 
@@ -57,7 +57,7 @@ impl Interrupt {
         let handler = move || {
             if !seen.signal() {
                 seen.remove_scratch();
-                std::process::exit(INTERRUPTED);
+                std::process::exit(INTERRUPTED.into());
             }
         };
         ctrlc::set_handler(handler).map_err(|e| Error::Other {

@@ -5,7 +5,7 @@ use super::output;
 use crate::backend::{self, Backend, BackendError, BackendKind, Caps, DeviceKind};
 use crate::error::{Error, Result, Stage};
 use crate::graph::onnx;
-use crate::graph::pass::Pipeline;
+use crate::graph::pass::{GREEDY, Pipeline};
 use crate::llm::Model;
 use crate::llm::engine::{Decoder, DeviceModel, HostModel, Lengths, Logits, Watch};
 use crate::llm::folder::ModelFolder;
@@ -187,38 +187,40 @@ fn model_and_context(folder: &ModelFolder, options: &ExecOptions) -> Result<(Pat
     Ok((path, context))
 }
 
+/// What a model is to compute.
+#[derive(Clone, Copy, Debug)]
+pub struct Wanted<'a> {
+    /// Rows of the logits.
+    pub logits: Logits,
+    /// As [`Lengths::rows`].
+    pub rows: usize,
+    /// The most likely token is found on the device, where the choice is greedy.
+    pub token: bool,
+    /// Values in the middle that are told, by name.
+    pub watched: &'a [String],
+}
+
+impl Wanted<'_> {
+    /// These rows of the logits and nothing else.
+    pub fn of(logits: Logits) -> Self {
+        Self {
+            logits,
+            rows: 0,
+            token: false,
+            watched: &[],
+        }
+    }
+}
+
 /// Loads the model for the device that `options` name; `None` where they mean the host. Errors as for [`load`].
 pub fn load_device(
     folder: &ModelFolder,
     options: &ExecOptions,
-    logits: Logits,
-) -> Result<Option<DeviceModel>> {
-    load_watching_device(folder, options, &[], logits)
-}
-
-/// Loads the model so that it tells the values `watched`, for the device that `options` name. Errors as for [`load`].
-pub fn load_watching(
-    folder: &ModelFolder,
-    options: &ExecOptions,
-    watched: &[String],
-) -> Result<Box<dyn Watch>> {
-    if let Some(model) = load_watching_device(folder, options, watched, Logits::Last)? {
-        return Ok(Box::new(model));
-    }
-    let (path, context) = model_and_context(folder, options)?;
-    let decoder = decoder(&path, watched, &Pipeline::host(), Logits::Last)?;
-    Ok(Box::new(HostModel::new(decoder, context)?))
-}
-
-fn load_watching_device(
-    folder: &ModelFolder,
-    options: &ExecOptions,
-    watched: &[String],
-    logits: Logits,
+    wanted: &Wanted<'_>,
 ) -> Result<Option<DeviceModel>> {
     let (path, context) = model_and_context(folder, options)?;
     let float = options.on.storage(options.float)?;
-    let pipeline = options.pipeline()?;
+    let mut pipeline = options.pipeline()?;
     let Some(backend) = open(&options.on)? else {
         note_unused(float);
         if options.kv == Kv::Q8 {
@@ -226,12 +228,16 @@ fn load_watching_device(
         }
         return Ok(None);
     };
-    let mut decoder = decoder(&path, watched, &pipeline, logits)?;
+    if wanted.token {
+        pipeline.passes.push(GREEDY);
+    }
+    let mut decoder = decoder(&path, wanted.watched, &pipeline, wanted.logits)?;
     if let Some(float) = float {
         decoder = decoder.stored_in(float);
     }
     let lengths = Lengths {
         padding: options.padding,
+        rows: wanted.rows,
         ..Lengths::of(context)
     };
     let model = DeviceModel::new(decoder, backend, &lengths)?;
@@ -248,13 +254,36 @@ fn load_watching_device(
     Ok(Some(model))
 }
 
+/// Loads the model so that it tells the values `watched`, for the device that `options` name. Errors as for [`load`].
+pub fn load_watching(
+    folder: &ModelFolder,
+    options: &ExecOptions,
+    watched: &[String],
+) -> Result<Box<dyn Watch>> {
+    let wanted = Wanted {
+        watched,
+        ..Wanted::of(Logits::Last)
+    };
+    if let Some(model) = load_device(folder, options, &wanted)? {
+        return Ok(Box::new(model));
+    }
+    let (path, context) = model_and_context(folder, options)?;
+    let decoder = decoder(&path, watched, &Pipeline::host(), Logits::Last)?;
+    Ok(Box::new(HostModel::new(decoder, context)?))
+}
+
 /// Loads `model.onnx` of `dir`, which is to compute the rows `logits`, for the device that `options` name. Usage errors: no such file, no such
 /// device, a context that the model does not have.
 pub fn load(dir: &Path, options: &ExecOptions, logits: Logits) -> Result<LoadedModel> {
+    load_wanted(dir, options, &Wanted::of(logits))
+}
+
+/// As [`load`], for a model that is to compute what is `wanted`.
+pub fn load_wanted(dir: &Path, options: &ExecOptions, wanted: &Wanted<'_>) -> Result<LoadedModel> {
     let start = Instant::now();
     let folder = ModelFolder::open(dir)?;
     let since = |start: Instant| start.elapsed().as_secs_f64() * 1e3;
-    if let Some(model) = load_device(&folder, options, logits)? {
+    if let Some(model) = load_device(&folder, options, wanted)? {
         let caps = model.caps().clone();
         return Ok(LoadedModel {
             model: Box::new(model),
@@ -265,7 +294,7 @@ pub fn load(dir: &Path, options: &ExecOptions, logits: Logits) -> Result<LoadedM
         });
     }
     let (path, context) = model_and_context(&folder, options)?;
-    let decoder = decoder(&path, &[], &Pipeline::host(), logits)?;
+    let decoder = decoder(&path, wanted.watched, &Pipeline::host(), wanted.logits)?;
     Ok(LoadedModel {
         model: Box::new(HostModel::new(decoder, context)?),
         backend: "host".to_owned(),

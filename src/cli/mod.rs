@@ -1,5 +1,6 @@
 //! The command line. Results go to standard output; progress and notes go to standard error.
 
+mod answer;
 mod bench;
 mod calibration;
 mod chat;
@@ -16,9 +17,12 @@ mod perplexity;
 mod profile;
 mod quantize;
 mod run;
+mod sampling;
 
-pub use options::{BackendChoice, DeviceOptions, ExecOptions, Float, Kv, SamplingOptions};
+pub use interrupt::INTERRUPTED;
+pub use options::{BackendChoice, DeviceOptions, ExecOptions, Float, Kv};
 pub use output::is_broken_pipe;
+pub use sampling::SamplingOptions;
 
 use crate::error::Result;
 use clap::{Parser, Subcommand};
@@ -44,8 +48,8 @@ enum Command {
     Convert(convert::Args),
     Quantize(quantize::Args),
     Dequantize(dequantize::Args),
-    Generate(generate::Args),
-    Chat(chat::Args),
+    Generate(Box<generate::Args>),
+    Chat(Box<chat::Args>),
     Bench(bench::Args),
     Perplexity(perplexity::Args),
     Profile(profile::Args),

@@ -3,7 +3,6 @@
 use super::output::note;
 use crate::error::{Error, Result};
 use crate::graph::pass::{FUSE, KV_Q8, Pipeline};
-use crate::llm::SamplerConfig;
 use crate::llm::engine::PADDING;
 use crate::tensor::DType;
 use clap::ValueEnum;
@@ -185,56 +184,6 @@ impl Bounded for u64 {
 
 impl Bounded for usize {
     const MOST: u64 = Self::MAX as u64;
-}
-
-/// Options of every command that samples tokens.
-#[derive(Clone, Debug, clap::Args)]
-#[command(next_help_heading = "Sampling")]
-pub struct SamplingOptions {
-    /// Largest number of tokens to generate
-    #[arg(long, value_name = "N", default_value = "256", value_parser = from_one, allow_negative_numbers = true)]
-    pub max_tokens: NonZeroUsize,
-    /// 0 takes the most likely token always; higher values take others more often
-    #[arg(long, value_name = "F", default_value = "0", allow_negative_numbers = true, value_parser = temperature)]
-    pub temperature: f32,
-    /// Choose among the N most likely tokens; 0 is off
-    #[arg(long, value_name = "N", default_value = "0", value_parser = from_zero::<usize>, allow_negative_numbers = true)]
-    pub top_k: usize,
-    /// Choose among the fewest tokens whose probabilities sum to F; 1 is off
-    #[arg(long, value_name = "F", default_value = "1", allow_negative_numbers = true, value_parser = top_p)]
-    pub top_p: f32,
-    /// Start of the random sequence; equal seeds give equal texts
-    #[arg(long, value_name = "N", default_value = "0", value_parser = from_zero::<u64>, allow_negative_numbers = true)]
-    pub seed: u64,
-}
-
-impl SamplingOptions {
-    /// The sampler's part.
-    pub fn sampler(&self) -> SamplerConfig {
-        let Self {
-            temperature,
-            top_k,
-            top_p,
-            seed,
-            ..
-        } = *self;
-        SamplerConfig {
-            temperature,
-            top_k,
-            top_p,
-            seed,
-        }
-    }
-}
-
-fn temperature(text: &str) -> Result<f32, String> {
-    let value = text.parse().ok().filter(|v: &f32| v.is_finite() && *v >= 0.0);
-    value.ok_or_else(|| "must be a finite number of at least 0".to_owned())
-}
-
-fn top_p(text: &str) -> Result<f32, String> {
-    let value = text.parse().ok().filter(|v| *v > 0.0 && *v <= 1.0);
-    value.ok_or_else(|| "must be a number above 0 and at most 1".to_owned())
 }
 
 /// A usage error when `tokens`, asked for by `option`, do not fit `context`.

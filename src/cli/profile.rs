@@ -1,6 +1,6 @@
 //! `tlite profile`: device time by kernel, for one prefill and one decode run.
 
-use super::load::{load_device, open_folder};
+use super::load::{Wanted, load_device, open_folder};
 use super::options::{ExecOptions, from_one};
 use super::output::{put, put_json, table};
 use crate::error::{Error, Result};
@@ -92,7 +92,7 @@ pub fn run(args: &Args) -> Result<()> {
         ));
     }
     let folder = open_folder(&args.model, &[])?;
-    let Some(mut model) = load_device(&folder, &args.exec, Logits::Last)? else {
+    let Some(mut model) = load_device(&folder, &args.exec, &Wanted::of(Logits::Last))? else {
         return Err(Error::usage("--backend", "the host has no kernels to time"));
     };
     if past >= model.context() {

@@ -352,6 +352,7 @@ fn decoder(file: &Path, graph: Graph, request: &Request, symbols: &mut Symbols) 
         context,
         chunk: request.chunk.min(context).max(1),
         padding: request.padding,
+        rows: 0,
     };
     let batch = graph.input("input_ids").and_then(|v| graph.fact(v).ok());
     let batch = batch.and_then(|f| f.shape.0.first()?.as_symbol().cloned());

@@ -3,21 +3,27 @@
 //! The graph is one that takes `input_ids [batch, sequence]`, perhaps `position_ids` and `attention_mask`, and returns `logits`;
 //! every other input must have become state (pass `kv_cache`). One sequence is run (`batch = 1`).
 
+mod host;
+mod states;
+
+pub use host::HostModel;
+
 use super::Model;
+use super::prompt_cache::States;
+use super::sampler::arg_max;
 use crate::backend::{Backend, Caps, Stats};
 use crate::error::{Error, Result, Stage};
 use crate::graph::derive::derive;
-use crate::graph::interp::Interpreter;
 use crate::graph::onnx::{self, ImportOptions};
 use crate::graph::op::attention::UNSPLIT;
 use crate::graph::op::concat::Concat;
-use crate::graph::pass::{EPILOGUE, LAST_ROW, PassReport, Pipeline};
+use crate::graph::pass::{EPILOGUE, LAST_ROW, LAST_ROWS, PassReport, Pipeline, ROWS, TOKEN};
 use crate::graph::{Edit, Graph, Node, ValueId};
 use crate::plan::{HostStep, MemoryReport, Options, Padding, Plan};
 use crate::session::{Session, Timing};
 use crate::shape::{Bindings, Symbol};
 use crate::tensor::{DType, HostTensor};
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -37,6 +43,9 @@ pub struct Lengths {
     /// In decoding, grids and parameters are those of the next multiple of this many tokens, so that they change only when
     /// a multiple is crossed.
     pub padding: usize,
+    /// Most tokens of a run that tells the logits of all of them, for a decoder with [`Logits::Tail`]: a token and its draft. Below 2
+    /// there is no plan for such runs.
+    pub rows: usize,
 }
 
 impl Lengths {
@@ -46,6 +55,7 @@ impl Lengths {
             context,
             chunk: CHUNK.min(context),
             padding: PADDING,
+            rows: 0,
         }
     }
 }
@@ -55,6 +65,8 @@ impl Lengths {
 pub enum Logits {
     /// The last of each run: generation.
     Last,
+    /// As many of the last as a run asks for: generation with drafts.
+    Tail,
     /// All of them: evaluation.
     All,
 }
@@ -65,7 +77,13 @@ pub struct Decoder {
     graph: Arc<Graph>,
     sequence: Symbol,
     past: Symbol,
+    /// Counts the rows of logits that a run computes, where it may choose.
+    rows: Option<Symbol>,
+    /// All rows of logits are computed in every run.
+    all_rows: bool,
     vocab: usize,
+    /// Tells one model from another.
+    fingerprint: String,
     /// Storage of activations on a device.
     float: DType,
     /// Values in its middle that a run tells, by name.
@@ -203,12 +221,19 @@ impl Decoder {
             .bound(&sequence, Some(1), None)
             .map_err(|e| bad(e.to_string()))?;
         Edit::new(&mut graph).set_constraints(known);
+        let fingerprint = states::fingerprint(&graph);
         let mut pipeline = pipeline.clone();
-        if logits == Logits::Last && graph.output("logits").is_some() {
-            pipeline.insert_before(EPILOGUE.name, LAST_ROW);
+        match logits {
+            Logits::All => {}
+            _ if graph.output("logits").is_none() => {}
+            Logits::Last => pipeline.insert_before(EPILOGUE.name, LAST_ROW),
+            Logits::Tail => pipeline.insert_before(EPILOGUE.name, LAST_ROWS),
         }
         let passes = pipeline.run(&mut graph)?;
-        const KNOWN: [&str; 3] = ["input_ids", "position_ids", "attention_mask"];
+        let chosen = graph.input(ROWS).filter(|_| logits == Logits::Tail);
+        let chosen = chosen.map(|v| graph.fact(v)).transpose()?;
+        let rows = chosen.and_then(|f| symbol(f.shape.0.first()?));
+        const KNOWN: [&str; 4] = ["input_ids", "position_ids", "attention_mask", ROWS];
         if let Some(v) = graph
             .inputs()
             .iter()
@@ -217,7 +242,7 @@ impl Decoder {
             let name = &graph.value(*v).name;
             return Err(bad(format!(
                 "input \"{name}\" is neither {} nor a cache that could become state",
-                KNOWN.join(", ")
+                KNOWN[..3].join(", ")
             )));
         }
         let past = match graph.states().first() {
@@ -246,7 +271,11 @@ impl Decoder {
             graph: Arc::new(graph),
             sequence,
             past,
+            // Where the pass refuses the model, every run has all rows, too.
+            all_rows: logits == Logits::All || logits == Logits::Tail && rows.is_none(),
+            rows,
             vocab,
+            fingerprint,
             float,
             watched: watched.to_vec(),
             passes,
@@ -305,13 +334,13 @@ impl Decoder {
             context,
             chunk,
             padding,
+            ..
         } = *lengths;
         let number = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
-        let base = Options {
-            float: self.float,
-            state_rows: number(context),
-            ..Options::default()
-        };
+        let mut base = self.base_options(lengths);
+        if let Some(rows) = &self.rows {
+            base.fixed.set(rows, 1);
+        }
         let mut prefill = base.clone();
         prefill.bounds = self.bindings(chunk, context);
         let mut decode = base;
@@ -334,6 +363,24 @@ impl Decoder {
         let shorter = usize::try_from(most).is_ok_and(|n| n < lengths.context);
         options.bounds.set(&self.past, most - 1);
         shorter.then_some(options)
+    }
+
+    fn base_options(&self, lengths: &Lengths) -> Options {
+        Options {
+            float: self.float,
+            state_rows: i64::try_from(lengths.context).unwrap_or(i64::MAX),
+            ..Options::default()
+        }
+    }
+
+    /// What the plan of short runs with all their logits is made for, where there is one; see [`Lengths::rows`].
+    fn rows_options(&self, lengths: &Lengths) -> Option<Options> {
+        let rows = self.rows.as_ref().filter(|_| lengths.rows > 1)?;
+        let mut options = self.base_options(lengths);
+        let most = lengths.rows.min(lengths.context);
+        options.bounds = self.bindings(most, lengths.context);
+        options.bounds.set(rows, i64::try_from(most).unwrap_or(i64::MAX));
+        Some(options)
     }
 
     /// Plans for prefill and decode; see [`Decoder::options`].
@@ -414,31 +461,45 @@ pub struct DeviceModel {
     decoder: Decoder,
     session: Session,
     lengths: Lengths,
-    /// Most tokens in the cache for which there is a plan of its own.
-    short_past: Option<i64>,
+    /// The plan of short runs with the logits of all tokens.
+    verify: Option<usize>,
+    /// The plan of decoding behind few tokens, and how many these are at most.
+    short_decode: Option<(usize, i64)>,
     len: usize,
 }
 
 const PREFILL: usize = 0;
 const DECODE: usize = 1;
-/// Present where the context is longer than [`UNSPLIT`].
-const SHORT_DECODE: usize = 2;
+
+/// Which logits a run is to compute.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Rows {
+    /// The last at least.
+    Last,
+    /// All of them.
+    All,
+}
 
 impl DeviceModel {
     /// Plans `decoder` for `backend` and `lengths` and uploads its weights.
     pub fn new(decoder: Decoder, backend: Box<dyn Backend>, lengths: &Lengths) -> Result<Self> {
         let mut plans = Vec::from(decoder.plans(backend.caps(), lengths)?);
-        let short = decoder.short_decode(lengths);
-        let short_past = short.as_ref().and_then(|o| o.bounds.get(&decoder.past));
-        if let Some(options) = short {
+        let mut add = |options: Option<Options>| -> Result<Option<usize>> {
+            let Some(options) = options else { return Ok(None) };
             plans.push(Plan::compile(decoder.graph(), backend.caps(), &options)?);
-        }
+            Ok(Some(plans.len() - 1))
+        };
+        let verify = add(decoder.rows_options(lengths))?;
+        let short = decoder.short_decode(lengths);
+        let most = short.as_ref().and_then(|o| o.bounds.get(&decoder.past));
+        let short_decode = add(short)?.zip(most);
         let session = Session::new(backend, decoder.graph(), plans)?;
         Ok(Self {
             decoder,
             session,
             lengths: *lengths,
-            short_past,
+            verify,
+            short_decode,
             len: 0,
         })
     }
@@ -453,9 +514,13 @@ impl DeviceModel {
         self.session.stats()
     }
 
-    /// What a decode step runs on the host, between segments on the device.
+    /// What a decode step, or else the verification of a draft, runs on the host, between segments on the device.
     pub fn host_steps(&self) -> &[HostStep] {
-        self.session.plan(DECODE).map_or(&[], |p| p.host.as_slice())
+        let steps = |plan| self.session.plan(plan).map_or(&[][..], |p| p.host.as_slice());
+        match self.verify {
+            Some(plan) if steps(DECODE).is_empty() => steps(plan),
+            _ => steps(DECODE),
+        }
     }
 
     /// Sizes of the prefill and of the decode plan, and their numbers of dispatches.
@@ -468,16 +533,16 @@ impl DeviceModel {
     }
 
     /// Queues one run over `tokens`, at most a chunk. Returns the plan that ran.
-    fn advance(&mut self, tokens: &[u32]) -> Result<(usize, Bindings)> {
-        let (plan, bindings) = self.prepare(tokens)?;
+    fn advance(&mut self, tokens: &[u32], wanted: Rows) -> Result<(usize, Bindings)> {
+        let (plan, bindings) = self.prepare(tokens, wanted)?;
         self.session.run(plan, &bindings)?;
         self.len += tokens.len();
         Ok((plan, bindings))
     }
 
     /// As [`DeviceModel::advance`]; returns the plan and the number of rows of its logits: 1 where only the last is computed.
-    fn step(&mut self, tokens: &[u32]) -> Result<(usize, usize)> {
-        let (plan, bindings) = self.advance(tokens)?;
+    fn step(&mut self, tokens: &[u32], wanted: Rows) -> Result<(usize, usize)> {
+        let (plan, bindings) = self.advance(tokens, wanted)?;
         let port = self.session.plan(plan).and_then(|p| p.output("logits"));
         let shape = port.map(|p| p.shape.eval(&bindings)).transpose();
         let shape = shape
@@ -493,28 +558,69 @@ impl DeviceModel {
         Ok((plan, rows))
     }
 
-    fn prepare(&mut self, tokens: &[u32]) -> Result<(usize, Bindings)> {
+    fn prepare(&mut self, tokens: &[u32], wanted: Rows) -> Result<(usize, Bindings)> {
         let past = i64::try_from(self.len).unwrap_or(i64::MAX);
+        let verify = self
+            .verify
+            .filter(|_| wanted == Rows::All && tokens.len() <= self.lengths.rows);
+        let short = self.short_decode.filter(|(_, most)| past <= *most);
         let plan = match tokens.len() {
-            1 if self.short_past.is_some_and(|most| past <= most) => SHORT_DECODE,
-            1 => DECODE,
+            1 => short.map_or(DECODE, |(plan, _)| plan),
+            _ if verify.is_some() => verify.unwrap_or(PREFILL),
             _ => PREFILL,
         };
         for (name, tensor) in self.decoder.inputs(tokens, self.len)? {
             self.session.write(plan, name, &tensor)?;
         }
         let mut bindings = self.decoder.bindings(tokens.len(), self.len);
-        if plan != PREFILL {
+        if tokens.len() == 1 {
             bindings = Bindings::new();
             bindings.set(&self.decoder.past, past);
+        } else if let Some(rows) = self.decoder.rows.as_ref().filter(|_| verify == Some(plan)) {
+            bindings.set(rows, i64::try_from(tokens.len()).unwrap_or(i64::MAX));
         }
         Ok((plan, bindings))
+    }
+
+    /// Runs `tokens` in chunks and hands each chunk's plan and number of rows to `take`.
+    fn chunks(
+        &mut self,
+        tokens: &[u32],
+        wanted: Rows,
+        take: &mut dyn FnMut(&mut Self, usize, usize) -> Result<()>,
+    ) -> Result<()> {
+        check_room(self.len, tokens.len(), self.lengths.context)?;
+        for part in tokens.chunks(self.lengths.chunk) {
+            let (plan, rows) = self.step(part, wanted)?;
+            if wanted == Rows::All {
+                check_rows(part.len(), rows)?;
+            }
+            take(self, plan, rows)?;
+        }
+        Ok(())
+    }
+
+    /// True where the device finds the largest logits itself.
+    fn tells_tokens(&self) -> bool {
+        self.decoder.graph.output(TOKEN).is_some()
+    }
+
+    /// The ids of the largest logits of the last run of `plan`, which has `rows` rows.
+    fn chosen(&mut self, plan: usize, rows: usize) -> Result<Vec<u32>> {
+        let wrong = |what: String| Error::other(Stage::Run, format!("output \"{TOKEN}\": {what}"));
+        let ids = self.session.read(plan, TOKEN)?.to_i64();
+        let ids = ids.map_err(|e| wrong(e.to_string()))?;
+        if ids.len() != rows {
+            return Err(wrong(format!("{} tokens for {rows} rows of logits", ids.len())));
+        }
+        let id = |i: &i64| u32::try_from(*i).map_err(|_| wrong(format!("{i} is no token")));
+        ids.iter().map(id).collect()
     }
 
     /// Runs one chunk of `tokens` and returns what each step took.
     pub fn profile(&mut self, tokens: &[u32]) -> Result<Vec<Timing>> {
         check_room(self.len, tokens.len(), self.lengths.context)?;
-        let (plan, bindings) = self.prepare(tokens)?;
+        let (plan, bindings) = self.prepare(tokens, Rows::Last)?;
         let times = self.session.profile(plan, &bindings)?;
         self.len += tokens.len();
         Ok(times)
@@ -535,29 +641,68 @@ impl Model for DeviceModel {
     }
 
     fn forward(&mut self, tokens: &[u32], logits: &mut Vec<f32>) -> Result<()> {
-        check_room(self.len, tokens.len(), self.lengths.context)?;
         let (mut plan, mut rows) = (DECODE, 1);
-        for part in tokens.chunks(self.lengths.chunk) {
-            (plan, rows) = self.step(part)?;
-        }
+        self.chunks(tokens, Rows::Last, &mut |_, p, r| {
+            (plan, rows) = (p, r);
+            Ok(())
+        })?;
         logits.resize(self.decoder.vocab, 0.0);
         self.session
             .read_f32(plan, "logits", (rows - 1) * self.decoder.vocab, logits)
     }
 
     fn forward_all(&mut self, tokens: &[u32]) -> Result<Vec<f32>> {
-        check_room(self.len, tokens.len(), self.lengths.context)?;
         let vocab = self.decoder.vocab;
         let mut all = vec![0f32; tokens.len() * vocab];
-        let mut rest = all.as_mut_slice();
-        for part in tokens.chunks(self.lengths.chunk) {
-            let (plan, rows) = self.step(part)?;
-            check_rows(part.len(), rows)?;
-            let (data, after) = rest.split_at_mut(rows * vocab);
-            self.session.read_f32(plan, "logits", 0, data)?;
-            rest = after;
-        }
+        let mut done = 0;
+        self.chunks(tokens, Rows::All, &mut |model, plan, rows| {
+            let end = done + rows * vocab;
+            let data = all.get_mut(done..end).unwrap_or_default();
+            done = end;
+            model.session.read_f32(plan, "logits", 0, data)
+        })?;
         Ok(all)
+    }
+
+    fn most_rows(&self) -> usize {
+        match self.verify {
+            Some(_) => self.lengths.rows,
+            None if self.decoder.all_rows => usize::MAX,
+            None => 1,
+        }
+    }
+
+    fn most_likely(&mut self, tokens: &[u32]) -> Result<u32> {
+        if !self.tells_tokens() {
+            let mut logits = Vec::new();
+            self.forward(tokens, &mut logits)?;
+            return arg_max(&logits);
+        }
+        let (mut plan, mut rows) = (DECODE, 1);
+        self.chunks(tokens, Rows::Last, &mut |_, p, r| {
+            (plan, rows) = (p, r);
+            Ok(())
+        })?;
+        let ids = self.chosen(plan, rows)?;
+        let last = ids.last().copied();
+        last.ok_or_else(|| Error::other(Stage::Run, "no token was chosen"))
+    }
+
+    fn most_likely_all(&mut self, tokens: &[u32]) -> Result<Vec<u32>> {
+        if !self.tells_tokens() {
+            let rows = self.forward_all(tokens)?;
+            return rows.chunks(self.decoder.vocab.max(1)).map(arg_max).collect();
+        }
+        let mut all = Vec::with_capacity(tokens.len());
+        self.chunks(tokens, Rows::All, &mut |model, plan, rows| {
+            all.extend(model.chosen(plan, rows)?);
+            Ok(())
+        })?;
+        Ok(all)
+    }
+
+    fn states(&mut self) -> Option<&mut dyn States> {
+        Some(self)
     }
 
     fn truncate(&mut self, len: usize) {
@@ -571,7 +716,7 @@ impl Watch for DeviceModel {
         let mut data = Vec::new();
         for part in tokens.chunks(self.lengths.chunk) {
             let past = self.len;
-            let (plan, _) = self.advance(part)?;
+            let (plan, _) = self.advance(part, Rows::Last)?;
             let bindings = self.decoder.bindings(part.len(), past);
             for (i, name) in self.decoder.watched.iter().enumerate() {
                 let port = self.session.plan(plan).and_then(|p| p.output(name));
@@ -581,141 +726,6 @@ impl Watch for DeviceModel {
                 self.session.read_f32(plan, name, 0, &mut data)?;
                 take(i, &data)?;
             }
-        }
-        Ok(())
-    }
-}
-
-/// A decoder in the interpreter.
-#[derive(Debug)]
-pub struct HostModel {
-    decoder: Decoder,
-    interpreter: Interpreter,
-    states: HashMap<ValueId, HostTensor>,
-    context: usize,
-    len: usize,
-}
-
-impl HostModel {
-    /// Prepares `decoder` for the interpreter.
-    pub fn new(decoder: Decoder, context: usize) -> Result<Self> {
-        let interpreter = Interpreter::new(decoder.graph.clone())?;
-        let mut model = Self {
-            decoder,
-            interpreter,
-            states: HashMap::new(),
-            context,
-            len: 0,
-        };
-        model.clear()?;
-        Ok(model)
-    }
-
-    fn clear(&mut self) -> Result<()> {
-        let none = self.decoder.bindings(0, 0);
-        for s in self.decoder.graph.states() {
-            let fact = self.decoder.graph.fact(s.input)?;
-            let shape = fact
-                .shape
-                .eval(&none)
-                .map_err(|e| Error::other(Stage::Run, e.to_string()))?;
-            let empty =
-                HostTensor::zeros(fact.dtype, &shape).map_err(|e| Error::other(Stage::Run, e.to_string()))?;
-            self.states.insert(s.input, empty);
-        }
-        self.len = 0;
-        Ok(())
-    }
-
-    /// Appends `tokens` and returns what the graph computes.
-    fn results(&mut self, tokens: &[u32]) -> Result<HashMap<ValueId, HostTensor>> {
-        check_room(self.len, tokens.len(), self.context)?;
-        let mut given = self.states.clone();
-        for (name, tensor) in self.decoder.inputs(tokens, self.len)? {
-            if let Some(id) = self.decoder.graph.input(name) {
-                given.insert(id, tensor);
-            }
-        }
-        let mut results = self.interpreter.run(given)?;
-        for s in self.decoder.graph.states() {
-            if let Some(t) = results.remove(&s.output) {
-                self.states.insert(s.input, t);
-            }
-        }
-        self.len += tokens.len();
-        Ok(results)
-    }
-
-    /// The elements of an output among the results of a run.
-    fn taken(&self, results: &mut HashMap<ValueId, HostTensor>, name: &str) -> Result<Vec<f32>> {
-        let found = self.decoder.graph.output(name).and_then(|v| results.remove(&v));
-        let tensor = found.ok_or_else(|| Error::other(Stage::Run, format!("no output \"{name}\"")))?;
-        let elements = tensor.to_f32();
-        Ok(elements
-            .map_err(|e| Error::other(Stage::Run, format!("output \"{name}\": {e}")))?
-            .into_owned())
-    }
-
-    /// Appends `tokens` and returns the logits that the graph computes: of all rows or of the last.
-    fn run(&mut self, tokens: &[u32]) -> Result<Vec<f32>> {
-        let mut results = self.results(tokens)?;
-        self.taken(&mut results, "logits")
-    }
-}
-
-impl Model for HostModel {
-    fn vocab(&self) -> usize {
-        self.decoder.vocab
-    }
-
-    fn context(&self) -> usize {
-        self.context
-    }
-
-    fn len(&self) -> usize {
-        self.len
-    }
-
-    fn forward(&mut self, tokens: &[u32], logits: &mut Vec<f32>) -> Result<()> {
-        let all = self.run(tokens)?;
-        logits.clear();
-        logits.extend_from_slice(&all[all.len() - self.decoder.vocab..]);
-        Ok(())
-    }
-
-    fn forward_all(&mut self, tokens: &[u32]) -> Result<Vec<f32>> {
-        let all = self.run(tokens)?;
-        check_rows(tokens.len(), all.len() / self.decoder.vocab.max(1))?;
-        Ok(all)
-    }
-
-    fn truncate(&mut self, len: usize) {
-        if len >= self.len {
-            return;
-        }
-        let graph = self.decoder.graph.clone();
-        for s in graph.states() {
-            let Some(t) = self.states.get(&s.input) else {
-                continue;
-            };
-            // All axes before the growing one have size 1: the first rows are a prefix of the bytes.
-            let mut shape = t.shape().to_vec();
-            let row = t.byte_len().checked_div(shape[s.axis]).unwrap_or(0);
-            shape[s.axis] = len;
-            let bytes = t.bytes().ok().and_then(|b| b.get(..row * len));
-            if let Some(Ok(part)) = bytes.map(|b| HostTensor::from_bytes(t.dtype(), &shape, b)) {
-                self.states.insert(s.input, part);
-            }
-        }
-        self.len = len;
-    }
-}
-
-impl Watch for HostModel {
-    fn watch(&mut self, tokens: &[u32], take: &mut dyn FnMut(usize, &[f32]) -> Result<()>) -> Result<()> {
-        let mut results = self.results(tokens)?;
-        for (i, name) in self.decoder.watched.clone().iter().enumerate() {
-            take(i, &self.taken(&mut results, name)?)?;
         }
         Ok(())
     }

@@ -1,7 +1,9 @@
 //! The loop of generation: feed, sample, stop.
 
+use super::draft::Draft;
 use super::{Metrics, Model, Sampler};
 use crate::error::{Error, Result, Stage};
+use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,6 +21,9 @@ pub struct Limits {
     pub eos: Vec<u32>,
     /// Set from elsewhere to stop before the next token.
     pub cancel: Arc<AtomicBool>,
+    /// A full context slides: the first so many tokens stay, the older half of the others is forgotten, and the rest is fed again.
+    /// Without a number generation stops there.
+    pub slide: Option<usize>,
 }
 
 /// Why generation stopped.
@@ -26,6 +31,10 @@ pub struct Limits {
 pub enum Finish {
     /// The model chose this end token.
     Eos(u32),
+    /// A stop string came up.
+    Stop,
+    /// What the sampler is constrained to is complete.
+    Complete,
     /// [`Limits::max_tokens`] were generated.
     MaxTokens,
     /// The cache has no room for another token.
@@ -38,6 +47,8 @@ impl fmt::Display for Finish {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Eos(_) => "end of text",
+            Self::Stop => "stop string",
+            Self::Complete => "grammar complete",
             Self::MaxTokens => "token limit reached",
             Self::ContextFull => "context full",
             Self::Cancelled => "stopped",
@@ -56,15 +67,23 @@ pub struct Token {
 
 /// Yields the tokens that follow a prompt; end tokens are not yielded. The prompt is fed by the first call
 /// of `next`. A token is fed when the next one is asked for, so the last one yielded is not in the cache
-/// unless an end token followed it. After an error it yields nothing more.
+/// unless an end token followed it, or a draft foresaw it. After an error it yields nothing more.
 pub struct Generator<'a, M: Model + ?Sized> {
     model: &'a mut M,
     sampler: &'a mut Sampler,
     limits: Limits,
-    /// Tokens to feed before the next sample.
-    pending: Vec<u32>,
+    /// Guesses, and the most tokens of one.
+    draft: Option<(&'a mut dyn Draft, usize)>,
+    /// Tokens in the cache that are not known.
+    unknown: usize,
+    /// The tokens behind them: the rest of the cache, then what is to be fed.
+    context: Vec<u32>,
+    /// Sampled and not yet yielded.
+    ready: VecDeque<Token>,
     logits: Vec<f32>,
-    generated: usize,
+    sampled: usize,
+    /// The end, once what is ready has been yielded.
+    coming: Option<Finish>,
     finish: Option<Finish>,
     failed: bool,
     metrics: Metrics,
@@ -95,20 +114,49 @@ impl<'a, M: Model + ?Sized> Generator<'a, M> {
             );
             return Err(Error::other(Stage::Text, what));
         }
+        sampler.start(prompt)?;
         Ok(Self {
             metrics: Metrics {
                 prompt_tokens: prompt.len(),
                 ..Metrics::default()
             },
-            pending: prompt.to_vec(),
+            unknown: model.len(),
+            context: prompt.to_vec(),
+            ready: VecDeque::new(),
             model,
             sampler,
             limits,
+            draft: None,
             logits: Vec::new(),
-            generated: 0,
+            sampled: 0,
+            coming: None,
             finish: None,
             failed: false,
         })
+    }
+
+    /// The same generation, which knows that the cache holds `cached`: penalties, drafts and a sliding context take them into account.
+    /// An error for another number of tokens than the cache holds.
+    pub fn after(mut self, cached: &[u32]) -> Result<Self> {
+        if cached.len() != self.model.len() {
+            let what = format!(
+                "the cache holds {} tokens, {} are given",
+                self.model.len(),
+                cached.len()
+            );
+            return Err(Error::other(Stage::Run, what));
+        }
+        self.context.splice(..0, cached.iter().copied());
+        self.unknown = 0;
+        self.sampler.start(&self.context)?;
+        Ok(self)
+    }
+
+    /// The same generation, helped by guesses of at most `most` tokens. They change what is run at once, not what is chosen.
+    #[must_use]
+    pub fn drafting(mut self, draft: &'a mut dyn Draft, most: usize) -> Self {
+        self.draft = Some((draft, most));
+        self
     }
 
     /// Why there are no more tokens; `None` before the end and after an error.
@@ -121,49 +169,178 @@ impl<'a, M: Model + ?Sized> Generator<'a, M> {
         self.metrics
     }
 
-    fn step(&mut self) -> Result<Result<Token, Finish>> {
+    /// The tokens in the cache, as far as they are known.
+    pub fn cached(&self) -> &[u32] {
+        self.context.get(..self.fed()).unwrap_or(&self.context)
+    }
+
+    /// How many tokens of `context` are in the cache.
+    fn fed(&self) -> usize {
+        self.model.len().saturating_sub(self.unknown)
+    }
+
+    /// Makes the next tokens ready, at least one, or returns why there are none.
+    fn step(&mut self) -> Result<Option<Finish>> {
         if self.limits.cancel.load(Ordering::Relaxed) {
-            return Ok(Err(Finish::Cancelled));
+            return Ok(Some(Finish::Cancelled));
         }
-        if self.generated >= self.limits.max_tokens {
-            return Ok(Err(Finish::MaxTokens));
+        if self.sampled >= self.limits.max_tokens {
+            return Ok(Some(Finish::MaxTokens));
         }
-        if self.model.len().saturating_add(self.pending.len()) > self.model.context() {
-            return Ok(Err(Finish::ContextFull));
+        if self.unknown + self.context.len() > self.model.context() && !self.slide() {
+            return Ok(Some(Finish::ContextFull));
         }
         let start = Instant::now();
-        // In parts, so that a cancelled prompt ends soon.
-        for part in self.pending.chunks(PROMPT_PART) {
-            if self.limits.cancel.load(Ordering::Relaxed) {
-                return Ok(Err(Finish::Cancelled));
-            }
-            self.model.forward(part, &mut self.logits)?;
+        let before = self.sampled;
+        let guess = self.guess()?;
+        let finish = if guess.is_empty() {
+            self.feed()?
+        } else {
+            self.verify(&guess)?
+        };
+        if finish == Some(Finish::Cancelled) {
+            return Ok(finish);
         }
-        if self.logits.len() != self.model.vocab() {
-            let what = format!(
-                "the model gave {} logits, expected {}",
-                self.logits.len(),
-                self.model.vocab()
-            );
-            return Err(Error::other(Stage::Run, what));
-        }
-        let id = self.sampler.sample(&self.logits)?;
+        // An end token counts as well.
+        let count = self.sampled - before + usize::from(matches!(finish, Some(Finish::Eos(_))));
         if self.metrics.first_token.is_zero() {
             self.metrics.first_token = start.elapsed();
         } else {
             self.metrics.decode += start.elapsed();
-            self.metrics.decode_tokens += 1;
+            self.metrics.decode_tokens += count;
         }
+        Ok(finish)
+    }
+
+    /// Forgets the older half of what does not have to stay, and with it the cache behind what stays. False where that is not
+    /// wanted, or nothing is gained.
+    fn slide(&mut self) -> bool {
+        let Some(keep) = self.limits.slide else {
+            return false;
+        };
+        let keep = keep.saturating_sub(self.unknown).min(self.context.len());
+        let dropped = (self.context.len() - keep) / 2;
+        if dropped == 0 {
+            return false;
+        }
+        self.context.drain(keep..keep + dropped);
+        self.model.truncate(self.unknown + keep);
+        self.metrics.forgotten += dropped;
+        self.metrics.fed_again += self.context.len() - keep;
+        true
+    }
+
+    /// A guess of what follows the one token that is to be fed.
+    fn guess(&mut self) -> Result<Vec<u32>> {
+        let (left, room) = (
+            self.limits.max_tokens - self.sampled - 1,
+            self.model
+                .context()
+                .saturating_sub(self.unknown + self.context.len()),
+        );
+        let waiting = self.context.len() - self.fed();
+        let (rows, vocab) = (self.model.most_rows(), self.model.vocab());
+        let Some((draft, most)) = self.draft.as_mut().filter(|_| waiting == 1) else {
+            return Ok(Vec::new());
+        };
+        let most = left.min(room).min(*most).min(rows.saturating_sub(1));
+        if most == 0 {
+            return Ok(Vec::new());
+        }
+        let mut guess = draft.propose(&self.context, most)?;
+        let known = |id: &u32| usize::try_from(*id).is_ok_and(|id| id < vocab);
+        let usable = guess.iter().take_while(|id| known(id)).count();
+        guess.truncate(usable.min(most));
+        Ok(guess)
+    }
+
+    /// Feeds what is to be fed and takes one token.
+    fn feed(&mut self) -> Result<Option<Finish>> {
+        let waiting = self.context.get(self.fed()..).unwrap_or_default().to_vec();
+        // In parts, so that a cancelled prompt ends soon.
+        let mut parts = waiting.chunks(PROMPT_PART).peekable();
+        while let Some(part) = parts.next() {
+            if self.limits.cancel.load(Ordering::Relaxed) {
+                return Ok(Some(Finish::Cancelled));
+            }
+            if parts.peek().is_none() && self.sampler.is_greedy() {
+                let id = self.model.most_likely(part)?;
+                return self.take(id);
+            }
+            self.model.forward(part, &mut self.logits)?;
+        }
+        self.check_logits(self.logits.len(), 1)?;
+        let id = self.sampler.sample(&self.logits)?;
+        self.take(id)
+    }
+
+    /// Feeds the token that is to be fed and a guess, and takes tokens as long as the guess is right, and one more.
+    fn verify(&mut self, guess: &[u32]) -> Result<Option<Finish>> {
+        let before = self.model.len();
+        let mut run = self.context.get(self.fed()..).unwrap_or_default().to_vec();
+        run.extend_from_slice(guess);
+        let greedy = self.sampler.is_greedy();
+        let (mut ids, mut rows) = (Vec::new(), Vec::new());
+        if greedy {
+            ids = self.model.most_likely_all(&run)?;
+        } else {
+            rows = self.model.forward_all(&run)?;
+            self.check_logits(rows.len(), run.len())?;
+        }
+        let vocab = self.model.vocab();
+        self.metrics.drafted += guess.len();
+        let mut finish = None;
+        for i in 0..run.len() {
+            let id = if greedy {
+                ids.get(i).copied().ok_or_else(|| {
+                    Error::other(
+                        Stage::Run,
+                        format!("{} tokens chosen for a run of {}", ids.len(), run.len()),
+                    )
+                })?
+            } else {
+                self.sampler
+                    .sample(rows.get(i * vocab..(i + 1) * vocab).unwrap_or_default())?
+            };
+            // What the cache holds up to here is right.
+            let right = before + i + 1;
+            finish = self.take(id)?;
+            if finish.is_some() || guess.get(i) != Some(&id) {
+                self.model.truncate(right);
+                break;
+            }
+            self.metrics.accepted += 1;
+        }
+        Ok(finish)
+    }
+
+    fn check_logits(&self, found: usize, rows: usize) -> Result<()> {
+        let wanted = rows * self.model.vocab();
+        if found == wanted {
+            return Ok(());
+        }
+        let what = format!("the model gave {found} logits, expected {wanted}");
+        Err(Error::other(Stage::Run, what))
+    }
+
+    /// Goes on with a token that was chosen.
+    fn take(&mut self, id: u32) -> Result<Option<Finish>> {
         if self.limits.eos.contains(&id) {
-            return Ok(Err(Finish::Eos(id)));
+            return Ok(Some(Finish::Eos(id)));
         }
-        self.pending.clear();
-        self.pending.push(id);
-        self.generated += 1;
-        Ok(Ok(Token {
+        let vocab = self.model.vocab();
+        if usize::try_from(id).map_or(true, |id| id >= vocab) {
+            let what = format!("token {id} was chosen, the model has {vocab}");
+            return Err(Error::other(Stage::Run, what));
+        }
+        self.sampler.accept(id)?;
+        self.ready.push_back(Token {
             id,
-            position: self.model.len(),
-        }))
+            position: self.unknown + self.context.len(),
+        });
+        self.context.push(id);
+        self.sampled += 1;
+        Ok(self.sampler.is_complete().then_some(Finish::Complete))
     }
 }
 
@@ -174,145 +351,27 @@ impl<M: Model + ?Sized> Iterator for Generator<'_, M> {
         if self.failed || self.finish.is_some() {
             return None;
         }
-        match self.step() {
-            Ok(Ok(token)) => Some(Ok(token)),
-            Ok(Err(finish)) => {
-                self.finish = Some(finish);
-                None
-            }
-            Err(e) => {
-                self.failed = true;
-                Some(Err(e))
+        if self.ready.is_empty() && self.coming.is_none() {
+            match self.step() {
+                Ok(end) => self.coming = end,
+                Err(e) => {
+                    self.failed = true;
+                    return Some(Err(e));
+                }
             }
         }
+        if self.limits.cancel.load(Ordering::Relaxed) {
+            // What was guessed ahead is not part of the text.
+            self.finish = Some(Finish::Cancelled);
+            return None;
+        }
+        let token = self.ready.pop_front();
+        if token.is_none() {
+            self.finish = self.coming;
+        }
+        token.map(Ok)
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::llm::SamplerConfig;
-    use crate::llm::testing::FakeModel;
-
-    fn greedy() -> Sampler {
-        Sampler::new(SamplerConfig::default()).unwrap()
-    }
-
-    fn limits(max_tokens: usize, eos: &[u32]) -> Limits {
-        Limits {
-            max_tokens,
-            eos: eos.to_vec(),
-            ..Limits::default()
-        }
-    }
-
-    /// Counts upward from the last token.
-    fn counting(context: usize) -> FakeModel {
-        FakeModel::new(32, context, |cache| (cache.last().unwrap() + 1) % 32)
-    }
-
-    fn run(model: &mut FakeModel, prompt: &[u32], limits: Limits) -> (Vec<u32>, Option<Finish>, Metrics) {
-        let mut sampler = greedy();
-        let mut generator = Generator::new(model, &mut sampler, prompt, limits).unwrap();
-        let ids = generator.by_ref().map(|t| t.unwrap().id).collect();
-        (ids, generator.finish(), generator.metrics())
-    }
-
-    #[test]
-    fn stops_at_an_end_token() {
-        let mut model = counting(100);
-        let (ids, finish, metrics) = run(&mut model, &[1, 2, 3], limits(50, &[9, 7]));
-        assert_eq!(ids, [4, 5, 6]);
-        assert_eq!(finish, Some(Finish::Eos(7)));
-        assert_eq!(model.calls, [vec![1, 2, 3], vec![4], vec![5], vec![6]]);
-        assert_eq!((metrics.prompt_tokens, metrics.decode_tokens), (3, 3));
-    }
-
-    #[test]
-    fn stops_at_the_token_limit_without_a_wasted_step() {
-        let mut model = counting(100);
-        let (ids, finish, _) = run(&mut model, &[1], limits(2, &[]));
-        assert_eq!((ids, finish), (vec![2, 3], Some(Finish::MaxTokens)));
-        assert_eq!(model.cache, [1, 2], "the last token is not fed");
-        let (ids, finish, metrics) = run(&mut model, &[1], limits(0, &[]));
-        assert_eq!((ids, finish), (vec![], Some(Finish::MaxTokens)));
-        assert_eq!(metrics.prefill_tokens_per_s(), None);
-    }
-
-    #[test]
-    fn stops_when_the_context_is_full() {
-        let mut model = counting(4);
-        let (ids, finish, _) = run(&mut model, &[1, 2, 3], limits(50, &[]));
-        assert_eq!((ids, finish), (vec![4, 5], Some(Finish::ContextFull)));
-        assert_eq!(model.cache, [1, 2, 3, 4]);
-        model.truncate(0);
-        let (ids, _, _) = run(&mut model, &[1, 2, 3, 4], limits(50, &[]));
-        assert_eq!(ids, [5], "a prompt of the context's size has one answer");
-    }
-
-    #[test]
-    fn continues_after_what_the_cache_holds() {
-        let mut model = FakeModel::new(32, 100, |cache| u32::try_from(cache.len()).unwrap());
-        model.cache = vec![3, 3, 3];
-        let mut sampler = greedy();
-        let tokens: Vec<Token> = Generator::new(&mut model, &mut sampler, &[4], limits(2, &[]))
-            .unwrap()
-            .map(|t| t.unwrap())
-            .collect();
-        assert_eq!(
-            tokens,
-            [Token { id: 4, position: 4 }, Token { id: 5, position: 5 }]
-        );
-    }
-
-    #[test]
-    fn stops_when_cancelled() {
-        let mut model = counting(100);
-        let limits = limits(50, &[]);
-        let cancel = limits.cancel.clone();
-        let mut sampler = greedy();
-        let mut generator = Generator::new(&mut model as &mut dyn Model, &mut sampler, &[1], limits).unwrap();
-        assert!(generator.next().is_some());
-        cancel.store(true, Ordering::Relaxed);
-        assert!(generator.next().is_none());
-        assert_eq!(generator.finish(), Some(Finish::Cancelled));
-        cancel.store(false, Ordering::Relaxed);
-        assert!(generator.next().is_none(), "the end is final");
-    }
-
-    #[test]
-    fn prompts_that_cannot_be_fed_are_refused() {
-        let mut model = counting(4);
-        model.cache = vec![1, 1];
-        let mut sampler = greedy();
-        let e = Generator::new(&mut model, &mut sampler, &[1, 2, 3], limits(1, &[]))
-            .err()
-            .unwrap();
-        assert!(e.is_usage());
-        assert_eq!(e.to_string(), "prompt: has 5 tokens, but the context holds 4");
-        let e = Generator::new(&mut model, &mut sampler, &[], limits(1, &[]))
-            .err()
-            .unwrap();
-        assert!(e.is_usage(), "{e}");
-        let e = Generator::new(&mut model, &mut sampler, &[32], limits(1, &[]))
-            .err()
-            .unwrap();
-        assert!(
-            e.to_string().contains("token 32") && e.to_string().contains("model's 32"),
-            "{e}"
-        );
-        assert!(model.calls.is_empty());
-    }
-
-    #[test]
-    fn an_error_ends_it() {
-        let mut model = counting(100);
-        model.fail_at = Some(1);
-        let mut sampler = greedy();
-        let mut generator = Generator::new(&mut model, &mut sampler, &[1], limits(9, &[])).unwrap();
-        assert!(generator.next().unwrap().is_ok());
-        assert!(generator.next().unwrap().is_err());
-        assert!(generator.next().is_none());
-        assert_eq!(generator.finish(), None);
-    }
-}
+mod tests;

@@ -15,6 +15,14 @@ pub struct Metrics {
     pub decode_tokens: usize,
     /// Time that they took.
     pub decode: Duration,
+    /// Tokens that a draft guessed.
+    pub drafted: usize,
+    /// Those of them that were right.
+    pub accepted: usize,
+    /// Tokens that a full context forgot.
+    pub forgotten: usize,
+    /// Tokens that were fed again after it.
+    pub fed_again: usize,
 }
 
 impl Metrics {
@@ -45,6 +53,13 @@ impl fmt::Display for Metrics {
         if let Some(r) = self.decode_tokens_per_s() {
             write!(f, ", decode {r:.1} tokens/s")?;
         }
+        if self.drafted > 0 {
+            write!(f, ", {} of {} drafted tokens right", self.accepted, self.drafted)?;
+        }
+        if self.forgotten > 0 {
+            let (old, again) = (self.forgotten, self.fed_again);
+            write!(f, ", context slid: {old} tokens forgotten, {again} fed again")?;
+        }
         Ok(())
     }
 }
@@ -60,11 +75,21 @@ mod tests {
             first_token: Duration::from_millis(200),
             decode_tokens: 3,
             decode: Duration::from_millis(1500),
+            ..Metrics::default()
         };
         assert_eq!(m.prefill_tokens_per_s(), Some(250.0));
         assert_eq!(m.decode_tokens_per_s(), Some(2.0));
         let line = "prompt 50 tokens, first token after 200 ms, prefill 250.0 tokens/s, decode 2.0 tokens/s";
         assert_eq!(m.to_string(), line);
+        let m = Metrics {
+            drafted: 9,
+            accepted: 4,
+            forgotten: 30,
+            fed_again: 31,
+            ..m
+        };
+        let more = ", 4 of 9 drafted tokens right, context slid: 30 tokens forgotten, 31 fed again";
+        assert_eq!(m.to_string(), format!("{line}{more}"));
     }
 
     #[test]

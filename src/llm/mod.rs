@@ -1,21 +1,30 @@
 //! From tokens to tokens: everything between a prompt and a stream of text.
 
 pub mod calibrate;
+pub mod constraint;
+pub mod draft;
 pub mod engine;
 pub mod folder;
 pub mod generator;
+pub mod grammar;
 pub mod metrics;
 pub mod perplexity;
+pub mod prompt_cache;
 pub mod sampler;
+pub mod stop;
 pub mod template;
 #[cfg(test)]
 pub(crate) mod testing;
 pub mod tokenizer;
 
+pub use draft::{Draft, ModelDraft, NgramDraft};
 pub use folder::ModelFolder;
 pub use generator::{Finish, Generator, Limits, Token};
+pub use grammar::Grammar;
 pub use metrics::Metrics;
+pub use prompt_cache::States;
 pub use sampler::{Sampler, SamplerConfig};
+pub use stop::StopStrings;
 pub use template::{ChatTemplate, Message};
 pub use tokenizer::Tokenizer;
 
@@ -43,9 +52,41 @@ pub trait Model {
     fn forward(&mut self, tokens: &[u32], logits: &mut Vec<f32>) -> Result<()>;
 
     /// Appends `tokens` (at least one) to the cache and returns the logits that follow each of them, row after
-    /// row of [`Model::vocab`]. An error for a model that was prepared for generation and computes the last row
-    /// only; as with [`Model::forward`] the cache is then at an unspecified length.
-    fn forward_all(&mut self, tokens: &[u32]) -> Result<Vec<f32>>;
+    /// row of [`Model::vocab`]. An error for more than [`Model::most_rows`]; as with [`Model::forward`] the cache is then at an
+    /// unspecified length. Unless a model does better it runs them one by one.
+    fn forward_all(&mut self, tokens: &[u32]) -> Result<Vec<f32>> {
+        let (mut rows, mut row) = (Vec::new(), Vec::new());
+        for token in tokens {
+            self.forward(std::slice::from_ref(token), &mut row)?;
+            rows.extend_from_slice(&row);
+        }
+        Ok(rows)
+    }
+
+    /// Largest number of tokens of [`Model::forward_all`] and [`Model::most_likely_all`].
+    fn most_rows(&self) -> usize {
+        usize::MAX
+    }
+
+    /// As [`Model::forward`], of the logits only the id of the first largest. Errors of [`sampler::arg_max`], where the host looks
+    /// for it.
+    fn most_likely(&mut self, tokens: &[u32]) -> Result<u32> {
+        let mut logits = Vec::new();
+        self.forward(tokens, &mut logits)?;
+        sampler::arg_max(&logits)
+    }
+
+    /// As [`Model::forward_all`], of each row only the id of the first largest.
+    fn most_likely_all(&mut self, tokens: &[u32]) -> Result<Vec<u32>> {
+        let vocab = self.vocab().max(1);
+        let rows = self.forward_all(tokens)?;
+        rows.chunks(vocab).map(sampler::arg_max).collect()
+    }
+
+    /// The contents of the cache as bytes; `None` where they cannot be had.
+    fn states(&mut self) -> Option<&mut dyn States> {
+        None
+    }
 
     /// Forgets all but the first `len` tokens.
     fn truncate(&mut self, len: usize);

@@ -1,17 +1,36 @@
-//! From logits to the next token.
+//! From logits to the next token, by a chain of steps in the field's usual order: bias of single tokens; penalties of repetition,
+//! frequency and presence; DRY; what a grammar allows; top-k; typical-p; top-p; min-p; temperature; the draw.
 
+mod filters;
+mod penalties;
+mod range;
+
+pub use penalties::{Dry, Penalties};
+pub use range::Range;
+
+use super::constraint::Constraint;
 use crate::error::{Error, Result, Stage};
-use std::cmp::Ordering;
+use filters::Candidate;
 
 /// How tokens are chosen.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct SamplerConfig {
-    /// Divides the logits; 0 takes the most likely token always.
-    pub temperature: f32,
+    /// Added to the logits of these tokens; minus infinity forbids one.
+    pub logit_bias: Vec<(u32, f32)>,
+    /// Penalties of tokens that the context holds.
+    pub penalties: Penalties,
+    /// Penalties of tokens that would repeat a stretch of the context.
+    pub dry: Dry,
     /// Keeps the `top_k` most likely tokens; 0 keeps all.
     pub top_k: usize,
-    /// Keeps the smallest set of most likely tokens whose probabilities sum to at least this; in (0, 1].
+    /// Keeps the tokens whose information is nearest to the entropy, with at least this probability together; 1 keeps all.
+    pub typical_p: f32,
+    /// Keeps the smallest set of most likely tokens whose probabilities sum to at least this; 1 keeps all.
     pub top_p: f32,
+    /// Keeps the tokens at least this many times as likely as the most likely one; 0 keeps all.
+    pub min_p: f32,
+    /// Divides the logits of the tokens that are left; 0 takes the most likely of them always.
+    pub temperature: f32,
     /// Start of the random sequence.
     pub seed: u64,
 }
@@ -20,11 +39,76 @@ impl Default for SamplerConfig {
     /// Greedy.
     fn default() -> Self {
         Self {
-            temperature: 0.0,
+            logit_bias: Vec::new(),
+            penalties: Penalties::default(),
+            dry: Dry::default(),
             top_k: 0,
+            typical_p: 1.0,
             top_p: 1.0,
+            min_p: 0.0,
+            temperature: 0.0,
             seed: 0,
         }
+    }
+}
+
+/// The option that sets a number of [`SamplerConfig`], and what it may be.
+pub type Setting = (&'static str, Range);
+
+/// [`SamplerConfig::temperature`].
+pub const TEMPERATURE: Setting = ("--temperature", Range::of(0.0, f32::INFINITY));
+/// [`SamplerConfig::top_p`].
+pub const TOP_P: Setting = ("--top-p", Range::above(0.0, 1.0));
+/// [`SamplerConfig::typical_p`].
+pub const TYPICAL_P: Setting = ("--typical-p", Range::above(0.0, 1.0));
+/// [`SamplerConfig::min_p`].
+pub const MIN_P: Setting = ("--min-p", Range::of(0.0, 1.0));
+/// [`Penalties::repetition`].
+pub const REPETITION: Setting = ("--repetition-penalty", Range::above(0.0, f32::INFINITY));
+/// [`Penalties::frequency`].
+pub const FREQUENCY: Setting = ("--frequency-penalty", Range::of(-2.0, 2.0));
+/// [`Penalties::presence`].
+pub const PRESENCE: Setting = ("--presence-penalty", Range::of(-2.0, 2.0));
+/// [`Dry::multiplier`].
+pub const DRY_MULTIPLIER: Setting = ("--dry-multiplier", Range::of(0.0, f32::INFINITY));
+/// [`Dry::base`].
+pub const DRY_BASE: Setting = ("--dry-base", Range::of(1.0, f32::INFINITY));
+
+impl SamplerConfig {
+    /// A usage error for a number outside of its range.
+    fn check(&self) -> Result<()> {
+        let numbers = [
+            (TEMPERATURE, self.temperature),
+            (TOP_P, self.top_p),
+            (TYPICAL_P, self.typical_p),
+            (MIN_P, self.min_p),
+            (REPETITION, self.penalties.repetition),
+            (FREQUENCY, self.penalties.frequency),
+            (PRESENCE, self.penalties.presence),
+            (DRY_MULTIPLIER, self.dry.multiplier),
+            (DRY_BASE, self.dry.base),
+        ];
+        for ((option, range), found) in numbers {
+            if !range.holds(found) {
+                return Err(Error::usage(option, format!("{found} is not {range}")));
+            }
+        }
+        match self
+            .logit_bias
+            .iter()
+            .find(|(_, b)| b.is_nan() || *b == f32::INFINITY)
+        {
+            Some((id, bias)) => Err(Error::usage(
+                "--logit-bias",
+                format!("{bias} for token {id} is neither a finite number nor -inf"),
+            )),
+            None => Ok(()),
+        }
+    }
+
+    /// True where the logits are taken as they are.
+    fn is_plain(&self) -> bool {
+        self.logit_bias.is_empty() && self.penalties.is_off() && self.dry.is_off()
     }
 }
 
@@ -53,84 +137,116 @@ impl SplitMix64 {
     }
 }
 
-/// Chooses tokens. Equal configurations and equal logits give equal tokens.
-#[derive(Clone, Debug)]
+/// Chooses tokens. Equal configurations, contexts and logits give equal tokens.
 pub struct Sampler {
     config: SamplerConfig,
     random: SplitMix64,
-    /// Logit and id, then weight and id, of the tokens in question; kept to save allocations.
-    candidates: Vec<(f64, u32)>,
+    /// What may be chosen at all.
+    constraint: Option<Box<dyn Constraint>>,
+    /// The tokens of the context.
+    history: Vec<u32>,
+    /// Changed logits, and the tokens in question; kept to save allocations.
+    logits: Vec<f32>,
+    candidates: Vec<Candidate>,
+}
+
+impl std::fmt::Debug for Sampler {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Sampler")
+            .field("config", &self.config)
+            .field("constrained", &self.constraint.is_some())
+            .field("history", &self.history.len())
+            .finish_non_exhaustive()
+    }
 }
 
 impl Sampler {
     /// A sampler at the start of its random sequence. A usage error when a value is out of range.
     pub fn new(config: SamplerConfig) -> Result<Self> {
-        if !(config.temperature.is_finite() && config.temperature >= 0.0) {
-            let what = format!("{} is not a finite number of at least 0", config.temperature);
-            return Err(Error::usage("--temperature", what));
-        }
-        if !(config.top_p > 0.0 && config.top_p <= 1.0) {
-            return Err(Error::usage(
-                "--top-p",
-                format!("{} is not above 0 and at most 1", config.top_p),
-            ));
-        }
+        config.check()?;
         Ok(Self {
-            config,
             random: SplitMix64::new(config.seed),
+            config,
+            constraint: None,
+            history: Vec::new(),
+            logits: Vec::new(),
             candidates: Vec::new(),
         })
     }
 
+    /// The same sampler, which chooses among the tokens that `constraint` allows.
+    #[must_use]
+    pub fn constrained(mut self, constraint: Box<dyn Constraint>) -> Self {
+        self.constraint = Some(constraint);
+        self
+    }
+
+    /// Begins a text after the tokens of `context`. The random sequence goes on.
+    pub fn start(&mut self, context: &[u32]) -> Result<()> {
+        self.history.clear();
+        self.history.extend_from_slice(context);
+        self.constraint.as_mut().map_or(Ok(()), |c| c.start())
+    }
+
+    /// Notes that the text goes on with `token`. An error where the constraint does not allow it.
+    pub fn accept(&mut self, token: u32) -> Result<()> {
+        self.history.push(token);
+        self.constraint.as_mut().map_or(Ok(()), |c| c.accept(token))
+    }
+
+    /// True when nothing but the end may follow: the constraint is met and allows no more.
+    pub fn is_complete(&self) -> bool {
+        self.constraint.as_ref().is_some_and(|c| c.is_complete())
+    }
+
+    /// True when the choice is the first largest logit, whatever came before.
+    pub fn is_greedy(&self) -> bool {
+        let c = &self.config;
+        let most_likely = c.temperature == 0.0 && c.typical_p >= 1.0 || c.top_k == 1;
+        most_likely && c.is_plain() && self.constraint.is_none()
+    }
+
     /// The next token for a row of logits. Ties go to the smaller id. An error when a logit is NaN or
-    /// plus infinity, or when none is above minus infinity.
+    /// plus infinity, when none is above minus infinity, and for a bias of a token that has no logit.
     pub fn sample(&mut self, logits: &[f32]) -> Result<u32> {
-        let (best, max) = arg_max(logits)?;
-        let SamplerConfig {
-            temperature,
-            top_k,
-            top_p,
-            ..
-        } = self.config;
-        if temperature == 0.0 || top_k == 1 {
+        let best = arg_max(logits)?;
+        if self.is_greedy() {
             return Ok(best);
         }
+        let config = &self.config;
+        let mut changed = std::mem::take(&mut self.logits);
+        changed.clear();
+        changed.extend_from_slice(logits);
+        for (id, bias) in &config.logit_bias {
+            let logit = usize::try_from(*id).ok().and_then(|id| changed.get_mut(id));
+            *logit.ok_or_else(|| {
+                let what = format!("token {id} is not below the model's {}", logits.len());
+                Error::usage("--logit-bias", what)
+            })? += bias;
+        }
+        config.penalties.apply(&self.history, &mut changed);
+        config.dry.apply(&self.history, &mut changed);
+        if let Some(constraint) = &mut self.constraint {
+            constraint.mask(&mut changed)?;
+        }
+        let best = arg_max(&changed)?;
         let all = &mut self.candidates;
-        all.clear();
-        all.extend((0u32..).zip(logits).map(|(id, logit)| (f64::from(*logit), id)));
-        if top_k > 0 && top_k < all.len() {
-            all.select_nth_unstable_by(top_k - 1, likelier);
-            all.truncate(top_k);
-            all.sort_unstable_by(likelier);
+        filters::collect(all, &changed);
+        self.logits = changed;
+        filters::top_k(all, config.top_k);
+        filters::typical_p(all, f64::from(config.typical_p));
+        if config.temperature == 0.0 {
+            let first = |a: &Candidate, b: &Candidate| a.logit.total_cmp(&b.logit).then(b.id.cmp(&a.id));
+            return Ok(all.iter().copied().max_by(first).map_or(best, |c| c.id));
         }
-        let mut total = 0.0;
-        for (value, _) in all.iter_mut() {
-            *value = ((*value - f64::from(max)) / f64::from(temperature)).exp();
-            total += *value;
-        }
-        if top_p < 1.0 {
-            let wanted = f64::from(top_p) * total;
-            // Weights below this sum to less than what the set may leave out, so none of them is in it,
-            // and only few remain to be sorted.
-            let floor = (total - wanted) / all.len() as f64;
-            all.retain(|(weight, _)| *weight >= floor);
-            all.sort_unstable_by(likelier);
-            total = 0.0;
-            let mut kept = 0;
-            for (weight, _) in all.iter() {
-                total += weight;
-                kept += 1;
-                if total >= wanted {
-                    break;
-                }
-            }
-            all.truncate(kept);
-        }
+        filters::top_p(all, f64::from(config.top_p));
+        filters::min_p(all, f64::from(config.min_p));
+        let total = filters::weigh(all, f64::from(config.temperature));
         let mut rest = self.random.next_f64() * total;
         let mut chosen = best;
-        for (weight, id) in all.iter().filter(|(weight, _)| *weight > 0.0) {
-            chosen = *id;
-            rest -= weight;
+        for c in all.iter().filter(|c| c.weight > 0.0) {
+            chosen = c.id;
+            rest -= c.weight;
             if rest < 0.0 {
                 break;
             }
@@ -139,12 +255,8 @@ impl Sampler {
     }
 }
 
-fn likelier(a: &(f64, u32), b: &(f64, u32)) -> Ordering {
-    b.0.total_cmp(&a.0).then(a.1.cmp(&b.1))
-}
-
-/// Index and value of the first largest logit.
-fn arg_max(logits: &[f32]) -> Result<(u32, f32)> {
+/// Index of the first largest logit. An error when a logit is NaN or plus infinity, and when none is above minus infinity.
+pub fn arg_max(logits: &[f32]) -> Result<u32> {
     let mut best = None;
     let mut max = f32::NEG_INFINITY;
     for (id, &logit) in (0u32..).zip(logits) {
@@ -159,7 +271,7 @@ fn arg_max(logits: &[f32]) -> Result<(u32, f32)> {
             best = Some(id);
         }
     }
-    best.map(|id| (id, max)).ok_or_else(|| {
+    best.ok_or_else(|| {
         Error::other(
             Stage::Text,
             format!("none of {} logits is above minus infinity", logits.len()),
@@ -168,147 +280,4 @@ fn arg_max(logits: &[f32]) -> Result<(u32, f32)> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn counts(config: SamplerConfig, logits: &[f32], draws: usize) -> Vec<usize> {
-        let mut sampler = Sampler::new(config).unwrap();
-        let mut counts = vec![0; logits.len()];
-        for _ in 0..draws {
-            counts[sampler.sample(logits).unwrap() as usize] += 1;
-        }
-        counts
-    }
-
-    fn hot() -> SamplerConfig {
-        SamplerConfig {
-            temperature: 1.0,
-            seed: 7,
-            ..SamplerConfig::default()
-        }
-    }
-
-    #[test]
-    fn splitmix_matches_its_reference() {
-        let mut random = SplitMix64::new(1234567);
-        assert_eq!(random.next_u64(), 6457827717110365317);
-        assert_eq!(random.next_u64(), 3203168211198807973);
-    }
-
-    #[test]
-    fn greedy_takes_the_first_of_equals() {
-        let mut sampler = Sampler::new(SamplerConfig::default()).unwrap();
-        assert_eq!(sampler.sample(&[0.0, 2.0, 2.0, -1.0]).unwrap(), 1);
-        assert_eq!(sampler.sample(&[f32::NEG_INFINITY, -3e38]).unwrap(), 1);
-        let config = SamplerConfig { top_k: 1, ..hot() };
-        assert_eq!(counts(config, &[1.0, 1.0, 1.0], 100), [100, 0, 0]);
-    }
-
-    #[test]
-    fn frequencies_follow_the_softmax() {
-        let logits: Vec<f32> = [0.1f32, 0.2, 0.3, 0.4].iter().map(|p| p.ln() + 3.0).collect();
-        let draws = 40_000;
-        for (count, p) in counts(hot(), &logits, draws).iter().zip([0.1, 0.2, 0.3, 0.4]) {
-            let error = (*count as f64 / draws as f64 - p).abs();
-            assert!(error < 0.01, "{count} of {draws} for {p}");
-        }
-        let config = SamplerConfig {
-            temperature: 0.5,
-            ..hot()
-        };
-        let squares = [1.0 / 30.0, 4.0 / 30.0, 9.0 / 30.0, 16.0 / 30.0];
-        for (count, p) in counts(config, &logits, draws).iter().zip(squares) {
-            assert!(
-                (*count as f64 / draws as f64 - p).abs() < 0.01,
-                "{count} of {draws} for {p}"
-            );
-        }
-    }
-
-    #[test]
-    fn top_k_keeps_the_likeliest_and_zero_keeps_all() {
-        let logits = [1.0, 3.0, 2.0, 3.0, 0.5];
-        let c = counts(SamplerConfig { top_k: 2, ..hot() }, &logits, 2000);
-        assert!(c[1] > 800 && c[3] > 800 && c[0] + c[2] + c[4] == 0, "{c:?}");
-        let c = counts(SamplerConfig { top_k: 3, ..hot() }, &[1.0; 6], 3000);
-        assert!(
-            c[..3].iter().all(|n| *n > 850) && c[3..].iter().all(|n| *n == 0),
-            "ties by id: {c:?}"
-        );
-        for k in [0, 5, 99] {
-            let c = counts(SamplerConfig { top_k: k, ..hot() }, &logits, 5000);
-            assert!(c.iter().all(|n| *n > 0), "top_k {k}: {c:?}");
-        }
-    }
-
-    #[test]
-    fn top_p_keeps_the_smallest_sufficient_set() {
-        let logits: Vec<f32> = [0.1f32, 0.5, 0.15, 0.25].iter().map(|p| p.ln()).collect();
-        for (top_p, kept) in [(1e-6, 1), (0.49, 1), (0.6, 2), (0.8, 3), (0.95, 4), (1.0, 4)] {
-            let c = counts(SamplerConfig { top_p, ..hot() }, &logits, 5000);
-            assert_eq!(c.iter().filter(|n| **n > 0).count(), kept, "top_p {top_p}: {c:?}");
-            assert!(c[1] > 0);
-        }
-        let c = counts(SamplerConfig { top_p: 0.5, ..hot() }, &[0.0; 8], 4000);
-        assert!(
-            c[..4].iter().all(|n| *n > 850) && c[4..].iter().all(|n| *n == 0),
-            "ties by id: {c:?}"
-        );
-    }
-
-    #[test]
-    fn seeds_repeat_and_differ() {
-        let logits: Vec<f32> = (0..100).map(|i| (i as f32 * 0.37).sin()).collect();
-        let run = |seed| {
-            let mut s = Sampler::new(SamplerConfig {
-                seed,
-                top_p: 0.9,
-                top_k: 50,
-                ..hot()
-            })
-            .unwrap();
-            (0..50).map(|_| s.sample(&logits).unwrap()).collect::<Vec<_>>()
-        };
-        assert_eq!(run(1), run(1));
-        assert_ne!(run(1), run(2));
-    }
-
-    #[test]
-    fn masked_tokens_are_never_drawn() {
-        let c = counts(hot(), &[f32::NEG_INFINITY, 0.0, f32::NEG_INFINITY, 0.0], 500);
-        assert_eq!((c[0], c[2]), (0, 0));
-        let tiny = SamplerConfig {
-            temperature: 1e-38,
-            ..hot()
-        };
-        assert_eq!(counts(tiny, &[-3e38, 3e38, 0.0], 100), [0, 100, 0]);
-    }
-
-    #[test]
-    fn bad_logits_and_values_are_errors() {
-        for config in [SamplerConfig::default(), hot()] {
-            let mut sampler = Sampler::new(config).unwrap();
-            let e = sampler.sample(&[0.0, f32::NAN]).unwrap_err();
-            assert_eq!(e.to_string(), "text: logit 1 of 2 is NaN");
-            assert!(sampler.sample(&[0.0, f32::INFINITY]).is_err());
-            assert!(sampler.sample(&[f32::NEG_INFINITY]).is_err());
-            assert!(sampler.sample(&[]).is_err());
-        }
-        for (temperature, top_p, option) in [
-            (-1.0, 1.0, "--temperature"),
-            (f32::NAN, 1.0, "--temperature"),
-            (f32::INFINITY, 1.0, "--temperature"),
-            (1.0, 0.0, "--top-p"),
-            (1.0, 1.5, "--top-p"),
-            (1.0, f32::NAN, "--top-p"),
-        ] {
-            let e = Sampler::new(SamplerConfig {
-                temperature,
-                top_p,
-                ..hot()
-            })
-            .unwrap_err();
-            assert!(e.is_usage() && e.to_string().starts_with(option), "{e}");
-        }
-    }
-}
+mod tests;

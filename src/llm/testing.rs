@@ -122,15 +122,6 @@ impl Model for FakeModel {
         Ok(())
     }
 
-    fn forward_all(&mut self, tokens: &[u32]) -> Result<Vec<f32>> {
-        let (mut rows, mut row) = (Vec::new(), Vec::new());
-        for token in tokens {
-            self.forward(std::slice::from_ref(token), &mut row)?;
-            rows.extend_from_slice(&row);
-        }
-        Ok(rows)
-    }
-
     fn truncate(&mut self, len: usize) {
         self.cache.truncate(len);
     }

@@ -9,6 +9,17 @@ pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
     path: PathBuf,
     byte_fallback: bool,
+    /// The vocabulary writes bytes as printable characters.
+    byte_level: bool,
+}
+
+/// What a token stands for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TokenText {
+    /// The bytes of its text, within a text; of a special token its name.
+    pub bytes: Vec<u8>,
+    /// It marks something, and has no text.
+    pub special: bool,
 }
 
 impl Tokenizer {
@@ -29,6 +40,7 @@ impl Tokenizer {
             inner,
             path,
             byte_fallback: decoder.contains("\"ByteFallback\""),
+            byte_level: decoder.contains("\"ByteLevel\""),
         })
     }
 
@@ -76,6 +88,46 @@ impl Tokenizer {
         self.inner.get_vocab_size(true)
     }
 
+    /// All tokens with what they stand for, in the order of their ids, gaps left out.
+    pub fn tokens(&self) -> impl Iterator<Item = (u32, TokenText)> + '_ {
+        let added = self.inner.get_added_tokens_decoder();
+        let mut ids: Vec<u32> = self.inner.get_vocab(true).into_values().collect();
+        ids.sort_unstable();
+        ids.dedup();
+        ids.into_iter().filter_map(move |id| {
+            let text = self.inner.id_to_token(id)?;
+            let token = match added.get(&id) {
+                Some(a) => TokenText {
+                    bytes: text.into_bytes(),
+                    special: a.special,
+                },
+                None => TokenText {
+                    bytes: self.bytes_of(id, &text),
+                    special: false,
+                },
+            };
+            Some((id, token))
+        })
+    }
+
+    /// The bytes that a token of the vocabulary adds to a text.
+    fn bytes_of(&self, id: u32, written: &str) -> Vec<u8> {
+        if self.byte_level {
+            let bytes: Option<Vec<u8>> = written.chars().map(byte_of).collect();
+            return bytes.unwrap_or_else(|| written.as_bytes().to_vec());
+        }
+        if self.is_byte(id) {
+            let byte = written.get(3..5).and_then(|hex| u8::from_str_radix(hex, 16).ok());
+            return byte.map_or_else(|| written.as_bytes().to_vec(), |b| vec![b]);
+        }
+        written.replace('\u{2581}', " ").into_bytes()
+    }
+
+    /// True when both have the same tokens under the same ids.
+    pub fn has_tokens_of(&self, other: &Self) -> bool {
+        self.inner.get_vocab(true) == other.inner.get_vocab(true)
+    }
+
     /// False for the tokens that decoding leaves out: special and unknown ones.
     fn has_text(&self, id: u32) -> bool {
         self.inner
@@ -90,6 +142,19 @@ impl Tokenizer {
                 .inner
                 .id_to_token(id)
                 .is_some_and(|t| t.len() == 6 && t.starts_with("<0x") && t.ends_with('>'))
+    }
+}
+
+/// The byte that byte-level vocabularies write as `c`: printable ones of Latin-1 as themselves, the others in order from
+/// U+0100 on (Radford et al., 2019, GPT-2).
+fn byte_of(c: char) -> Option<u8> {
+    let printable = |b: &u8| matches!(b, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
+    match u32::from(c) {
+        n @ 0..=0xff => u8::try_from(n).ok().filter(printable),
+        n => {
+            let at = usize::try_from(n - 0x100).ok()?;
+            (0..=u8::MAX).filter(|b| !printable(b)).nth(at)
+        }
     }
 }
 
@@ -201,6 +266,33 @@ mod tests {
         testing::write_byte_fallback_tokenizer(dir.path());
         let tokenizer = Tokenizer::load(dir.path()).unwrap();
         (dir, tokenizer)
+    }
+
+    #[test]
+    fn tokens_stand_for_bytes() {
+        let (_dir, tokenizer) = byte_level();
+        let tokens: Vec<(u32, TokenText)> = tokenizer.tokens().collect();
+        assert_eq!(tokens.len(), 258);
+        for (id, token) in &tokens[..256] {
+            assert_eq!((token.bytes.as_slice(), token.special), (&[*id as u8][..], false));
+        }
+        assert_eq!(
+            (tokens[257].1.bytes.as_slice(), tokens[257].1.special),
+            (&b"<end>"[..], true)
+        );
+        let (_dir, tokenizer) = byte_fallback();
+        let tokens: Vec<(u32, TokenText)> = tokenizer.tokens().collect();
+        let texts: Vec<&[u8]> = tokens.iter().take(7).map(|(_, t)| t.bytes.as_slice()).collect();
+        assert_eq!(texts, [&b"<unk>"[..], b"</s>", b" ", b"a", b" a", &[0], &[1]]);
+        assert!(tokens[1].1.special && !tokens[2].1.special);
+    }
+
+    #[test]
+    fn only_equal_vocabularies_are_shared() {
+        let (_a, a) = byte_level();
+        let (_b, b) = byte_level();
+        let (_c, c) = byte_fallback();
+        assert!(a.has_tokens_of(&b) && !a.has_tokens_of(&c));
     }
 
     #[test]

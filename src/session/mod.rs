@@ -359,6 +359,47 @@ impl Session {
         HostTensor::from_ints(port.dtype, &shape, &wide).map_err(|e| tensor_error(e.to_string()))
     }
 
+    fn state(&self, index: usize, bytes: usize) -> Result<View> {
+        let state = self.states.get(index).copied();
+        let mut view = state.ok_or_else(|| {
+            Error::other(
+                Stage::Run,
+                format!("no state {index}; there are {}", self.states.len()),
+            )
+        })?;
+        if bytes as u64 > view.len {
+            let what = format!("state {index} is {} bytes, {bytes} asked for", view.len);
+            return Err(Error::other(Stage::Run, what));
+        }
+        view.len = (bytes as u64).next_multiple_of(4);
+        Ok(view)
+    }
+
+    /// Reads the first bytes of state `index`, as many as `out` holds, as the device stores them, once queued runs are done.
+    pub fn read_state(&mut self, index: usize, out: &mut [u8]) -> Result<()> {
+        let view = self.state(index, out.len())?;
+        if out.is_empty() {
+            return Ok(());
+        }
+        self.bytes.resize(out.len().next_multiple_of(4), 0);
+        let read = self.backend.read(view, &mut self.bytes);
+        read.map_err(|e| Error::device(Stage::Run, format!("reading state {index}"), e))?;
+        out.copy_from_slice(self.bytes.get(..out.len()).unwrap_or_default());
+        Ok(())
+    }
+
+    /// Writes the first bytes of state `index`, as the device stores them. What follows them is no longer defined.
+    pub fn write_state(&mut self, index: usize, bytes: &[u8]) -> Result<()> {
+        let view = self.state(index, bytes.len())?;
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        let mut whole = bytes.to_vec();
+        whole.resize(bytes.len().next_multiple_of(4), 0);
+        let written = self.backend.write(view, &whole);
+        written.map_err(|e| Error::device(Stage::Run, format!("writing state {index}"), e))
+    }
+
     /// Waits until all queued runs are done.
     pub fn wait(&mut self) -> Result<()> {
         self.backend

@@ -186,6 +186,56 @@ fn the_last_row_of_logits() {
 }
 
 #[test]
+fn as_many_last_rows_of_logits_as_are_asked_for() {
+    for (rows, perm, found) in [
+        ("1,s,8", None, "[1, logits_rows, 8]"),
+        ("s,1,8", Some(&[1, 0, 2][..]), "[1, logits_rows, 8]"),
+    ] {
+        let mut b = logits(rows, perm);
+        let passes = vec![LAST_ROWS];
+        let edit_limit = usize::MAX;
+        Edit::new(&mut b.0).set_constraints(Constraints::parse("s >= 1").unwrap());
+        Pipeline { passes, edit_limit }.run(&mut b.0).unwrap();
+        let out = b.0.output("logits").unwrap();
+        assert_eq!(b.0.fact(out).unwrap().shape.to_string(), found);
+        let given = b.0.input(ROWS).unwrap();
+        assert_eq!(b.0.fact(given).unwrap().shape.to_string(), "[logits_rows]");
+    }
+}
+
+#[test]
+fn rows_are_cut_before_a_soft_cap() {
+    for (other, found) in [(false, "[1, 1, 8]"), (true, "[1, s, 8]")] {
+        let mut b = Build::default();
+        let (x, w) = (b.input("x", "1,s,8"), b.input("w", "8,8"));
+        let y = b.node(MatMul { trans_b: false }, &[x, w]);
+        let cap = HostTensor::from_f32(&[], &[30.0]).unwrap();
+        let cap = Edit::new(&mut b.0).add_const("cap", Arc::new(cap));
+        let scaled = b.node(Pointwise::binary("Div", Binary::Div), &[y, cap]);
+        let mut edit = Edit::new(&mut b.0);
+        let out = edit.add_value("logits", None);
+        let capped = Box::new(Pointwise::binary("Mul", Binary::Mul));
+        edit.add_node(
+            "end",
+            Vec::new(),
+            capped,
+            vec![Some(scaled), Some(cap)],
+            vec![out],
+        );
+        edit.add_output(out);
+        if other {
+            // All of the uncapped ones are wanted elsewhere.
+            edit.add_output(y);
+        }
+        Edit::new(&mut b.0).set_constraints(Constraints::parse("s >= 1").unwrap());
+        let passes = vec![LAST_ROW];
+        let edit_limit = usize::MAX;
+        Pipeline { passes, edit_limit }.run(&mut b.0).unwrap();
+        assert_eq!(b.0.fact(out).unwrap().shape.to_string(), found);
+    }
+}
+
+#[test]
 fn sizes_that_are_numbers_become_constants() {
     let mut b = Build::default();
     let x = b.input("x", "s,6");

@@ -1,27 +1,42 @@
-//! Generation needs the logits after the last token only: the product that makes the output `logits`, by way of elementwise operators
-//! perhaps, gets the last row.
+//! Generation needs the logits after the last token only: the product that makes the output `logits` gets the last row, or as many
+//! of the last as a run asks for, by the size of an input.
 
-use super::pattern::{input, only_reader, scalar, shape, transposed};
-use crate::error::Result;
+use super::pattern::{input, only_reader, producer, scalar, shape, transposed};
+use crate::error::{Error, Result, Stage};
 use crate::graph::op::matmul::MatMul;
 use crate::graph::op::matmul_e0m::MatMulE0m;
-use crate::graph::op::pointwise::Pointwise;
+use crate::graph::op::pointwise::{Expr, Pointwise, Unary};
+use crate::graph::op::shape_of::ShapeOf;
 use crate::graph::op::slice::Slice;
-use crate::graph::{Edit, Graph, Node, NodeId, ValueId};
+use crate::graph::{Edit, Graph, Op, ValueId};
+use crate::shape::{Dim, Fact, Shape, Symbol};
+use crate::tensor::DType;
+
+/// The input whose size is the number of rows; its elements are not read.
+pub const ROWS: &str = "logits_rows";
 
 pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
-    let logits = edit.output("logits");
+    cut(edit, false)
+}
+
+pub(super) fn run_many(edit: &mut Edit<'_>) -> Result<()> {
+    cut(edit, true)
+}
+
+fn cut(edit: &mut Edit<'_>, many: bool) -> Result<()> {
+    let logits = edit.output("logits").map(|v| behind(edit, v));
     // A model that works sequence first exchanges batch and sequence at the end.
     let exchanged = logits.and_then(|v| transposed(edit, v, &[1, 0, 2]));
     let axis = if exchanged.is_some() { 0 } else { 1 };
-    let consumers = edit.consumers();
     let found = exchanged
+        .map(|v| behind(edit, v))
         .or(logits)
-        .and_then(|v| product(edit, &consumers, v))
+        .and_then(|v| edit.producer(v))
         .filter(|(_, n)| {
-            input(n, 0)
-                .and_then(|x| shape(edit, x))
-                .is_some_and(|s| s.len() == 3)
+            (n.op.downcast::<MatMul>().is_some() || n.op.downcast::<MatMulE0m>().is_some())
+                && input(n, 0)
+                    .and_then(|x| shape(edit, x))
+                    .is_some_and(|s| s.len() == 3)
         });
     let Some((id, node)) = found else {
         log::debug!("all rows of the logits are computed: no product of rank 3 makes an output \"logits\"");
@@ -29,11 +44,16 @@ pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
     };
     let (x, op, mut inputs) = (input(node, 0), node.op.clone(), node.inputs.clone());
     let (name, origin) = (node.name.clone(), node.origin.clone());
-    if !edit.begin("only the last row of the logits") {
+    if !edit.begin("only the last rows of the logits") {
         return Ok(());
     }
+    let start = if many {
+        Some(minus_rows(edit, &name, &origin, x, axis)?)
+    } else {
+        Some(edit.add_int(&format!("{name}/last_row/start"), -1)?)
+    };
     let mut list = |what: &str, v: i64| edit.add_int(&format!("{name}/last_row/{what}"), v).map(Some);
-    let (start, end, axes) = (list("start", -1)?, list("end", i64::MAX)?, list("axes", axis)?);
+    let (end, axes) = (list("end", i64::MAX)?, list("axes", axis)?);
     let row = edit.add_value(&format!("{name}/last_row"), None);
     edit.add_node(
         &format!("{name}/last_row"),
@@ -49,19 +69,60 @@ pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The product from which `v` follows by elementwise operators of it and of constant numbers alone.
-fn product<'g>(g: &'g Graph, consumers: &[Vec<NodeId>], mut v: ValueId) -> Option<(NodeId, &'g Node)> {
-    loop {
-        let (id, node) = g.producer(v)?;
-        if node.op.downcast::<MatMul>().is_some() || node.op.downcast::<MatMulE0m>().is_some() {
-            return Some((id, node));
-        }
-        node.op.downcast::<Pointwise>()?;
-        let mut rows = node.inputs.iter().flatten().filter(|x| scalar(g, **x).is_none());
-        let (Some(x), None) = (rows.next(), rows.next()) else {
-            return None;
+/// What elementwise operators with constants make `v` of, a cast or a soft-capping: they take rows one by one.
+fn behind(g: &Graph, mut v: ValueId) -> ValueId {
+    let consumers = g.consumers();
+    while let Some((_, node, _)) = producer::<Pointwise>(g, v) {
+        let mut data = node.inputs.iter().flatten().filter(|i| scalar(g, **i).is_none());
+        let (Some(x), None) = (data.next(), data.next()) else {
+            break;
         };
-        (only_reader(g, consumers, *x)? == id).then_some(())?;
+        if shape(g, *x) != shape(g, v) || only_reader(g, &consumers, *x).is_none() {
+            break;
+        }
         v = *x;
     }
+    v
+}
+
+/// Minus the size of a new input: at least 1, and at most the rows that `x` has along `axis`.
+fn minus_rows(
+    edit: &mut Edit<'_>,
+    name: &str,
+    origin: &[String],
+    x: Option<ValueId>,
+    axis: i64,
+) -> Result<ValueId> {
+    let failed = |e: String| Error::other(Stage::Pass, format!("\"{ROWS}\": {e}"));
+    if edit.find(ROWS).is_some() {
+        return Err(failed("the model has a value of this name".to_owned()));
+    }
+    let rows = Symbol::parse(ROWS).map_err(|e| failed(e.to_string()))?;
+    let size = usize::try_from(axis).ok().zip(x);
+    let size = size.and_then(|(a, x)| edit.value(x).fact.as_ref()?.shape.0.get(a).cloned());
+    let mut known = edit.constraints().clone();
+    known
+        .bound(&rows, Some(1), None)
+        .map_err(|e| failed(e.to_string()))?;
+    if let Some(size) = size {
+        let most = known.at_most(&Dim::from(&rows), &size);
+        most.map_err(|e| failed(e.to_string()))?;
+    }
+    edit.set_constraints(known);
+    let fact = Fact::new(DType::I64, Shape(vec![(&rows).into()]));
+    let given = edit.add_value(ROWS, Some(fact));
+    edit.add_input(given);
+    let mut add = |what: &str, op: Box<dyn Op>, operand: ValueId| {
+        let name = format!("{name}/last_row/{what}");
+        let v = edit.add_value(&name, None);
+        edit.add_node(&name, origin.to_vec(), op, vec![Some(operand)], vec![v]);
+        v
+    };
+    let all = ShapeOf { start: 0, end: None };
+    let count = add("rows", Box::new(all), given);
+    let minus = Pointwise {
+        name: "Neg".to_owned(),
+        expr: Expr::Unary(Unary::Neg, Box::new(Expr::Input(0))),
+    };
+    Ok(add("start", Box::new(minus), count))
 }

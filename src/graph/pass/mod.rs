@@ -8,6 +8,7 @@ mod epilogue;
 mod fold;
 mod fuse;
 mod gemm;
+mod greedy;
 mod identity;
 mod inline_if;
 mod joint_matmul_e0m;
@@ -22,6 +23,9 @@ mod pick;
 mod rotary;
 mod split;
 mod trans_b;
+
+pub use greedy::TOKEN;
+pub use last_row::ROWS;
 
 use super::{Edit, Graph, derive};
 use crate::error::Result;
@@ -139,6 +143,17 @@ pub const JOINT_MATMUL_E0M: Pass = Pass {
 pub const LAST_ROW: Pass = Pass {
     name: "last_row",
     run: last_row::run,
+};
+
+/// Only the last rows of the output `logits` are computed, as many as the input [`ROWS`] has elements.
+pub const LAST_ROWS: Pass = Pass {
+    name: "last_rows",
+    run: last_row::run_many,
+};
+/// An output [`TOKEN`] tells the place of the largest of each row of the output `logits`.
+pub const GREEDY: Pass = Pass {
+    name: "greedy",
+    run: greedy::run,
 };
 
 /// Every pass of [`Pipeline::standard`], in order.

@@ -1,0 +1,143 @@
+//! Guesses of the next tokens, which the model then verifies in one run (Leviathan et al., 2023).
+
+use super::Model;
+use super::engine::CHUNK;
+use crate::error::Result;
+
+/// Guesses how a text goes on. A wrong guess costs time and changes nothing.
+pub trait Draft {
+    /// At most `most` tokens that may follow `context`; none where there is nothing to go by.
+    fn propose(&mut self, context: &[u32], most: usize) -> Result<Vec<u32>>;
+}
+
+/// Goes on as the context did where its last tokens stood before (Saxena, 2023, "Prompt Lookup Decoding").
+#[derive(Clone, Copy, Debug)]
+pub struct NgramDraft {
+    /// Longest end of the context that is looked for.
+    pub longest: usize,
+    /// Shortest, at least 1.
+    pub shortest: usize,
+}
+
+impl Default for NgramDraft {
+    fn default() -> Self {
+        Self {
+            longest: 4,
+            shortest: 2,
+        }
+    }
+}
+
+impl Draft for NgramDraft {
+    fn propose(&mut self, context: &[u32], most: usize) -> Result<Vec<u32>> {
+        for n in (self.shortest.max(1)..=self.longest).rev() {
+            let Some(end) = context.len().checked_sub(n).and_then(|at| context.get(at..)) else {
+                continue;
+            };
+            // The last place but the end itself.
+            let before = context.get(..context.len() - 1).unwrap_or_default();
+            let Some(at) = before.windows(n).rposition(|w| w == end) else {
+                continue;
+            };
+            // Where the copied stretch reaches the end of the context it goes on with the copy.
+            let mut all = context.to_vec();
+            for i in at + n..at + n + most {
+                let Some(token) = all.get(i).copied() else { break };
+                all.push(token);
+            }
+            return Ok(all.split_off(context.len()));
+        }
+        Ok(Vec::new())
+    }
+}
+
+/// Goes on as another, smaller model does, which has the same vocabulary.
+pub struct ModelDraft {
+    model: Box<dyn Model>,
+    /// Tokens in its cache.
+    cached: Vec<u32>,
+}
+
+impl ModelDraft {
+    /// A draft by `model`, whose cache is emptied.
+    pub fn new(mut model: Box<dyn Model>) -> Self {
+        model.truncate(0);
+        Self {
+            model,
+            cached: Vec::new(),
+        }
+    }
+}
+
+impl Draft for ModelDraft {
+    fn propose(&mut self, context: &[u32], most: usize) -> Result<Vec<u32>> {
+        let most = most.min(self.model.context().saturating_sub(context.len()));
+        let mut proposed = Vec::with_capacity(most);
+        if most == 0 || context.is_empty() {
+            return Ok(proposed);
+        }
+        let kept = reuse(self.model.as_mut(), &self.cached, context);
+        self.cached.truncate(kept);
+        let mut new = context.get(kept..).unwrap_or_default().to_vec();
+        while proposed.len() < most {
+            let mut next = None;
+            for part in new.chunks(CHUNK) {
+                next = Some(self.model.most_likely(part)?);
+                self.cached.extend_from_slice(part);
+            }
+            let Some(next) = next else { break };
+            proposed.push(next);
+            new.clear();
+            new.push(next);
+        }
+        Ok(proposed)
+    }
+}
+
+/// Shortens the cache of `model`, which holds `cached`, to the tokens that it shares with the start of `tokens`, and returns
+/// their number. The last of `tokens` is not among them: what follows it starts from its logits.
+pub fn reuse(model: &mut dyn Model, cached: &[u32], tokens: &[u32]) -> usize {
+    let pairs = tokens.iter().zip(cached);
+    let common = pairs.take_while(|(a, b)| a == b).count();
+    let kept = common.min(tokens.len().saturating_sub(1)).min(model.len());
+    model.truncate(kept);
+    kept
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::llm::testing::FakeModel;
+
+    #[test]
+    fn n_grams_go_on_as_before() {
+        let mut draft = NgramDraft::default();
+        let mut propose = |context: &[u32], most| draft.propose(context, most).unwrap();
+        assert_eq!(propose(&[1, 2, 3, 4, 5, 1, 2, 3], 2), [4, 5]);
+        assert_eq!(propose(&[7, 8, 1, 9, 8, 2, 7, 8], 1), [1]);
+        // Of several places the last.
+        assert_eq!(propose(&[1, 2, 3, 1, 2, 4, 1, 2], 3), [4, 1, 2]);
+        // The longest end counts, though a shorter one stands nearer.
+        assert_eq!(propose(&[1, 2, 3, 9, 2, 3, 8, 1, 2, 3], 1), [9]);
+        assert_eq!(propose(&[5, 6, 5, 6], 5), [5, 6, 5, 6, 5], "a loop goes on");
+        for none in [&[][..], &[1], &[1, 1], &[1, 2, 3, 4], &[1, 2, 9, 2]] {
+            assert!(propose(none, 4).is_empty(), "{none:?}");
+        }
+    }
+
+    #[test]
+    fn a_model_feeds_what_is_new() {
+        let count = |cache: &[u32]| (cache.last().unwrap() + 1) % 32;
+        let mut draft = ModelDraft::new(Box::new(FakeModel::new(32, 10, count)));
+        assert_eq!(draft.propose(&[1, 2, 3], 3).unwrap(), [4, 5, 6]);
+        assert_eq!(draft.cached, [1, 2, 3, 4, 5]);
+        // Two guesses were right, then came another token.
+        assert_eq!(draft.propose(&[1, 2, 3, 4, 5, 9], 2).unwrap(), [10, 11]);
+        assert_eq!(draft.cached, [1, 2, 3, 4, 5, 9, 10]);
+        assert_eq!(draft.propose(&[1, 2, 3, 4, 5, 9, 10, 11, 12], 4).unwrap(), [13]);
+        assert!(
+            draft.propose(&[0; 10], 4).unwrap().is_empty(),
+            "its context is full"
+        );
+    }
+}

@@ -1,0 +1,162 @@
+//! Decoders in the interpreter.
+
+use super::{Decoder, ROWS, Rows, Watch, check_room, check_rows};
+use crate::error::{Error, Result, Stage};
+use crate::graph::ValueId;
+use crate::graph::interp::Interpreter;
+use crate::llm::Model;
+use crate::llm::prompt_cache::States;
+use crate::tensor::{DType, HostTensor};
+use std::collections::HashMap;
+
+/// A decoder in the interpreter.
+#[derive(Debug)]
+pub struct HostModel {
+    pub(super) decoder: Decoder,
+    interpreter: Interpreter,
+    pub(super) states: HashMap<ValueId, HostTensor>,
+    context: usize,
+    pub(super) len: usize,
+}
+
+impl HostModel {
+    /// Prepares `decoder` for the interpreter.
+    pub fn new(decoder: Decoder, context: usize) -> Result<Self> {
+        let interpreter = Interpreter::new(decoder.graph.clone())?;
+        let mut model = Self {
+            decoder,
+            interpreter,
+            states: HashMap::new(),
+            context,
+            len: 0,
+        };
+        model.clear()?;
+        Ok(model)
+    }
+
+    fn clear(&mut self) -> Result<()> {
+        let none = self.decoder.bindings(0, 0);
+        for s in self.decoder.graph.states() {
+            let fact = self.decoder.graph.fact(s.input)?;
+            let shape = fact
+                .shape
+                .eval(&none)
+                .map_err(|e| Error::other(Stage::Run, e.to_string()))?;
+            let empty =
+                HostTensor::zeros(fact.dtype, &shape).map_err(|e| Error::other(Stage::Run, e.to_string()))?;
+            self.states.insert(s.input, empty);
+        }
+        self.len = 0;
+        Ok(())
+    }
+
+    /// Appends `tokens` and returns what the graph computes.
+    fn results(&mut self, tokens: &[u32], wanted: Rows) -> Result<HashMap<ValueId, HostTensor>> {
+        check_room(self.len, tokens.len(), self.context)?;
+        let mut given = self.states.clone();
+        if let Some(v) = self.decoder.graph.input(ROWS) {
+            let rows = if wanted == Rows::All { tokens.len() } else { 1 };
+            let counted = HostTensor::zeros(DType::I64, &[rows]);
+            given.insert(v, counted.map_err(|e| Error::other(Stage::Run, e.to_string()))?);
+        }
+        for (name, tensor) in self.decoder.inputs(tokens, self.len)? {
+            if let Some(id) = self.decoder.graph.input(name) {
+                given.insert(id, tensor);
+            }
+        }
+        let mut results = self.interpreter.run(given)?;
+        for s in self.decoder.graph.states() {
+            if let Some(t) = results.remove(&s.output) {
+                self.states.insert(s.input, t);
+            }
+        }
+        self.len += tokens.len();
+        Ok(results)
+    }
+
+    /// The elements of an output among the results of a run.
+    fn taken(&self, results: &mut HashMap<ValueId, HostTensor>, name: &str) -> Result<Vec<f32>> {
+        let found = self.decoder.graph.output(name).and_then(|v| results.remove(&v));
+        let tensor = found.ok_or_else(|| Error::other(Stage::Run, format!("no output \"{name}\"")))?;
+        let elements = tensor.to_f32();
+        Ok(elements
+            .map_err(|e| Error::other(Stage::Run, format!("output \"{name}\": {e}")))?
+            .into_owned())
+    }
+
+    /// Appends `tokens` and returns the logits that the graph computes: of all rows or of the last.
+    fn run(&mut self, tokens: &[u32], wanted: Rows) -> Result<Vec<f32>> {
+        let mut results = self.results(tokens, wanted)?;
+        self.taken(&mut results, "logits")
+    }
+}
+
+impl Model for HostModel {
+    fn vocab(&self) -> usize {
+        self.decoder.vocab
+    }
+
+    fn context(&self) -> usize {
+        self.context
+    }
+
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    fn forward(&mut self, tokens: &[u32], logits: &mut Vec<f32>) -> Result<()> {
+        let all = self.run(tokens, Rows::Last)?;
+        logits.clear();
+        logits.extend_from_slice(&all[all.len() - self.decoder.vocab..]);
+        Ok(())
+    }
+
+    fn forward_all(&mut self, tokens: &[u32]) -> Result<Vec<f32>> {
+        let all = self.run(tokens, Rows::All)?;
+        check_rows(tokens.len(), all.len() / self.decoder.vocab.max(1))?;
+        Ok(all)
+    }
+
+    fn most_rows(&self) -> usize {
+        if self.decoder.all_rows || self.decoder.rows.is_some() {
+            usize::MAX
+        } else {
+            1
+        }
+    }
+
+    fn states(&mut self) -> Option<&mut dyn States> {
+        Some(self)
+    }
+
+    fn truncate(&mut self, len: usize) {
+        if len >= self.len {
+            return;
+        }
+        let graph = self.decoder.graph.clone();
+        for s in graph.states() {
+            let Some(t) = self.states.get(&s.input) else {
+                continue;
+            };
+            // All axes before the growing one have size 1: the first rows are a prefix of the bytes.
+            let mut shape = t.shape().to_vec();
+            let row = t.byte_len().checked_div(shape[s.axis]).unwrap_or(0);
+            shape[s.axis] = len;
+            let bytes = t.bytes().ok().and_then(|b| b.get(..row * len));
+            if let Some(Ok(part)) = bytes.map(|b| HostTensor::from_bytes(t.dtype(), &shape, b)) {
+                self.states.insert(s.input, part);
+            }
+        }
+        self.len = len;
+    }
+}
+
+impl Watch for HostModel {
+    fn watch(&mut self, tokens: &[u32], take: &mut dyn FnMut(usize, &[f32]) -> Result<()>) -> Result<()> {
+        let mut results = self.results(tokens, Rows::Last)?;
+        for (i, name) in self.decoder.watched.clone().iter().enumerate() {
+            take(i, &self.taken(&mut results, name)?)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,115 @@
+//! Caches as bytes, and whose they are.
+
+use super::{DeviceModel, HostModel};
+use crate::error::{Error, Result, Stage};
+use crate::graph::{Graph, State};
+use crate::llm::prompt_cache::{Identity, States};
+use crate::shape::Bindings;
+use crate::tensor::{DType, HostTensor};
+
+/// Places of a weight whose bytes are looked at, and how many at each.
+const SAMPLES: usize = 4;
+const SAMPLE: usize = 4096;
+
+/// What tells the model of an imported graph from others: a checksum of the names, types and shapes of its constants, and one of bytes from each
+/// of them, so that a few megabytes are read of a model of any size.
+pub(super) fn fingerprint(graph: &Graph) -> String {
+    let mut names = crc32fast::Hasher::new();
+    let mut bytes = crc32fast::Hasher::new();
+    for value in &graph.values {
+        let Some(tensor) = value.fact.as_ref().and_then(|f| f.as_const()) else {
+            continue;
+        };
+        names.update(format!("{} {} {:?};", value.name, tensor.dtype(), tensor.shape()).as_bytes());
+        // Without its weights a model is planned and not run.
+        let Ok(data) = tensor.bytes() else { continue };
+        for i in 0..SAMPLES {
+            let start = data.len().saturating_sub(SAMPLE) / (SAMPLES - 1) * i;
+            let end = (start + SAMPLE).min(data.len());
+            bytes.update(data.get(start..end).unwrap_or_default());
+        }
+    }
+    format!("{:08x}{:08x}", names.finalize(), bytes.finalize())
+}
+
+/// Elements of one row of a state.
+fn row(graph: &Graph, state: &State) -> Result<usize> {
+    let shape = graph.fact(state.input)?.shape.0.clone();
+    let others = shape.iter().enumerate().filter(|(i, _)| *i != state.axis);
+    let mut elements = 1;
+    for (_, d) in others {
+        let n = d.eval(&Bindings::new());
+        let n = n.map_err(|e| Error::other(Stage::Run, e.to_string()))?;
+        elements *= usize::try_from(n).unwrap_or(0);
+    }
+    Ok(elements)
+}
+
+fn identity(graph: &Graph, fingerprint: &str, float: &dyn Fn(&State) -> DType) -> Result<Identity> {
+    let mut types: Vec<String> = graph.states().iter().map(|s| float(s).to_string()).collect();
+    types.dedup();
+    let states = graph.states().iter().map(|s| {
+        let name = graph.value(s.input).name.clone();
+        Ok((name, row(graph, s)? * float(s).size()))
+    });
+    Ok(Identity {
+        model: fingerprint.to_owned(),
+        float: types.join(" and "),
+        states: states.collect::<Result<_>>()?,
+    })
+}
+
+impl States for DeviceModel {
+    fn identity(&self) -> Result<Identity> {
+        identity(&self.decoder.graph, &self.decoder.fingerprint, &|_| {
+            self.decoder.float
+        })
+    }
+
+    fn read_state(&mut self, index: usize) -> Result<Vec<u8>> {
+        let identity = self.identity()?;
+        let bytes = identity.states.get(index).map_or(0, |(_, row)| row * self.len);
+        let mut out = vec![0; bytes];
+        self.session.read_state(index, &mut out)?;
+        Ok(out)
+    }
+
+    fn write_states(&mut self, tokens: usize, states: &[&[u8]]) -> Result<()> {
+        for (index, bytes) in states.iter().enumerate() {
+            self.session.write_state(index, bytes)?;
+        }
+        self.len = tokens;
+        Ok(())
+    }
+}
+
+impl States for HostModel {
+    fn identity(&self) -> Result<Identity> {
+        let graph = &self.decoder.graph;
+        let dtype = |s: &State| graph.fact(s.input).map_or(DType::F32, |f| f.dtype);
+        identity(graph, &self.decoder.fingerprint, &dtype)
+    }
+
+    fn read_state(&mut self, index: usize) -> Result<Vec<u8>> {
+        let state = self.decoder.graph.states().get(index);
+        let tensor = state.and_then(|s| self.states.get(&s.input));
+        let bytes = tensor.map(|t| t.bytes().map(<[u8]>::to_vec)).transpose();
+        let bytes = bytes.map_err(|e| Error::other(Stage::Run, e.to_string()))?;
+        bytes.ok_or_else(|| Error::other(Stage::Run, format!("no state {index}")))
+    }
+
+    fn write_states(&mut self, tokens: usize, states: &[&[u8]]) -> Result<()> {
+        let failed = |e: String| Error::other(Stage::Run, e);
+        let mut new = Vec::with_capacity(states.len());
+        for (s, bytes) in self.decoder.graph.states().iter().zip(states) {
+            let fact = self.decoder.graph.fact(s.input)?;
+            let shape = fact.shape.eval(&self.decoder.bindings(0, tokens));
+            let shape = shape.map_err(|e| failed(e.to_string()))?;
+            let tensor = HostTensor::from_bytes(fact.dtype, &shape, bytes);
+            new.push((s.input, tensor.map_err(|e| failed(e.to_string()))?));
+        }
+        self.states.extend(new);
+        self.len = tokens;
+        Ok(())
+    }
+}

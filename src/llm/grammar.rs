@@ -1,0 +1,249 @@
+//! Texts that keep to a grammar or to a JSON schema, by the crate `llguidance`: an Earley parser over the bytes of tokens tells which
+//! of them may come next.
+
+use super::Tokenizer;
+use super::constraint::Constraint;
+use crate::error::{Error, Result, Stage};
+use llguidance::api::TopLevelGrammar;
+use llguidance::toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
+use llguidance::{Matcher, ParserFactory, panic_utils};
+use std::fmt::Display;
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+
+/// A grammar for the tokens of one vocabulary.
+pub struct Grammar {
+    /// At the start of a text.
+    fresh: Matcher,
+    matcher: Matcher,
+    eos: Vec<u32>,
+}
+
+impl Grammar {
+    /// A context-free grammar in the notation of Lark, as `llguidance` reads it; its rule `start` is the whole text, after which one of `eos`
+    /// may come. An error for what is no such grammar.
+    pub fn lark(text: &str, tokenizer: &Tokenizer, eos: &[u32]) -> Result<Self> {
+        Self::of(TopLevelGrammar::from_lark(text.to_owned()), tokenizer, eos)
+    }
+
+    /// JSON that a schema describes. An error for what is no JSON, and for a schema that cannot be kept.
+    pub fn json_schema(text: &str, tokenizer: &Tokenizer, eos: &[u32]) -> Result<Self> {
+        let schema = serde_json::from_str(text).map_err(|e| unusable(&e))?;
+        Self::of(TopLevelGrammar::from_json_schema(schema), tokenizer, eos)
+    }
+
+    fn of(grammar: TopLevelGrammar, tokenizer: &Tokenizer, eos: &[u32]) -> Result<Self> {
+        let made = panic_utils::catch_unwind(AssertUnwindSafe(|| {
+            let mut factory = ParserFactory::new_simple(&tokens(tokenizer))?;
+            factory.quiet();
+            factory.create_parser(grammar)
+        }));
+        let fresh = Matcher::new(made);
+        if let Some(e) = fresh.get_error() {
+            return Err(unusable(&e));
+        }
+        Ok(Self {
+            matcher: fresh.deep_clone(),
+            fresh,
+            eos: eos.to_vec(),
+        })
+    }
+}
+
+fn unusable(e: &dyn Display) -> Error {
+    Error::other(Stage::Text, format!("the grammar cannot be used: {e}"))
+}
+
+/// The vocabulary by bytes. Behind it stands an end token that no model has, since the parser wants one and a model may have several.
+fn tokens(tokenizer: &Tokenizer) -> TokEnv {
+    let mut words: Vec<Vec<u8>> = Vec::new();
+    let special = |name: &[u8]| [&[TokTrie::SPECIAL_TOKEN_MARKER], name].concat();
+    for (id, token) in tokenizer.tokens() {
+        let at = usize::try_from(id).unwrap_or(usize::MAX);
+        words.resize(words.len().max(at.saturating_add(1)), Vec::new());
+        if let Some(word) = words.get_mut(at) {
+            *word = if token.special {
+                special(&token.bytes)
+            } else {
+                token.bytes
+            };
+        }
+    }
+    let end = u32::try_from(words.len()).unwrap_or(u32::MAX);
+    words.push(special(b"<|transformer-lite end|>"));
+    let trie = TokTrie::from(&TokRxInfo::new(end.saturating_add(1), end), &words);
+    Arc::new(ApproximateTokEnv::new(trie))
+}
+
+impl Constraint for Grammar {
+    fn start(&mut self) -> Result<()> {
+        self.matcher = self.fresh.deep_clone();
+        Ok(())
+    }
+
+    fn mask(&mut self, logits: &mut [f32]) -> Result<()> {
+        let failed = |e: &dyn Display| Error::other(Stage::Text, format!("the grammar fails: {e}"));
+        let allowed = self.matcher.compute_mask_or_eos().map_err(|e| failed(&e))?;
+        let ends = self.matcher.is_accepting().map_err(|e| failed(&e))?;
+        let size = u32::try_from(allowed.len()).unwrap_or(u32::MAX);
+        let mut left = false;
+        for (id, logit) in (0u32..).zip(logits) {
+            let is_end = self.eos.contains(&id);
+            if is_end && ends || !is_end && id < size && allowed.is_allowed(id) {
+                left = true;
+            } else {
+                *logit = f32::NEG_INFINITY;
+            }
+        }
+        if left {
+            return Ok(());
+        }
+        Err(failed(&"no token of the model can come next"))
+    }
+
+    fn accept(&mut self, token: u32) -> Result<()> {
+        let taken = self.matcher.consume_token(token);
+        taken.map_err(|e| {
+            Error::other(
+                Stage::Text,
+                format!("the grammar does not allow token {token}: {e}"),
+            )
+        })
+    }
+
+    fn is_complete(&self) -> bool {
+        self.matcher.is_stopped()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::llm::testing::{FakeModel, write_byte_fallback_tokenizer, write_byte_level_tokenizer};
+    use crate::llm::{Finish, Generator, Limits, Model, NgramDraft, Sampler, SamplerConfig};
+
+    fn tokenizer() -> (tempfile::TempDir, Tokenizer) {
+        let dir = tempfile::tempdir().unwrap();
+        write_byte_level_tokenizer(dir.path());
+        let tokenizer = Tokenizer::load(dir.path()).unwrap();
+        (dir, tokenizer)
+    }
+
+    fn say(
+        grammar: Grammar,
+        config: SamplerConfig,
+        model: &mut dyn Model,
+        draft: bool,
+    ) -> (String, Option<Finish>) {
+        let mut sampler = Sampler::new(config).unwrap().constrained(Box::new(grammar));
+        let limits = Limits {
+            max_tokens: 600,
+            eos: vec![257],
+            ..Limits::default()
+        };
+        let mut ngrams = NgramDraft::default();
+        let mut generator = Generator::new(model, &mut sampler, &[256], limits).unwrap();
+        if draft {
+            generator = generator.drafting(&mut ngrams, 4);
+        }
+        let ids: Vec<u8> = generator.by_ref().map(|t| t.unwrap().id as u8).collect();
+        (String::from_utf8(ids).unwrap(), generator.finish())
+    }
+
+    /// Always wants the same byte.
+    fn stubborn(byte: u8) -> FakeModel {
+        FakeModel::new(258, 1000, move |_| u32::from(byte))
+    }
+
+    #[test]
+    fn a_model_says_what_the_grammar_allows() {
+        let (_dir, tokenizer) = tokenizer();
+        let text = "start: \"yes\" | \"no\" tail?\ntail: \"!\"+";
+        let say = |byte, draft| {
+            let grammar = Grammar::lark(text, &tokenizer, &[257]).unwrap();
+            say(grammar, SamplerConfig::default(), &mut stubborn(byte), draft)
+        };
+        for draft in [false, true] {
+            // Of what is equally likely the first: `n` before `y`, `!` before the end.
+            assert_eq!(say(b'y', draft), ("yes".to_owned(), Some(Finish::Complete)));
+            let (loud, end) = say(b'!', draft);
+            assert!(loud.starts_with("no!!!!") && loud.len() == 600, "{loud}");
+            assert_eq!(end, Some(Finish::MaxTokens));
+        }
+        // An end token counts where the text may end, and nowhere else.
+        let mut ending = FakeModel::new(258, 1000, |_| 257);
+        let grammar = Grammar::lark(text, &tokenizer, &[257]).unwrap();
+        let (text, end) = super::tests::say(grammar, SamplerConfig::default(), &mut ending, false);
+        assert_eq!((text.as_str(), end), ("no", Some(Finish::Eos(257))));
+    }
+
+    #[test]
+    fn random_json_keeps_to_its_schema() {
+        let (_dir, tokenizer) = tokenizer();
+        let schema = r#"{"type": "object", "properties": {
+            "name": {"type": "string", "minLength": 1, "maxLength": 5},
+            "age": {"type": "integer", "minimum": 3, "maximum": 120},
+            "kind": {"enum": ["cat", "dog"]}},
+            "required": ["name", "age", "kind"], "additionalProperties": false}"#;
+        let mut complete = 0;
+        for seed in 0..8 {
+            let config = SamplerConfig {
+                temperature: 1.0,
+                seed,
+                logit_bias: [b' ', b'\n', b'\t', b'\r'].map(|b| (u32::from(b), -8.0)).to_vec(),
+                ..SamplerConfig::default()
+            };
+            let grammar = Grammar::json_schema(schema, &tokenizer, &[257]).unwrap();
+            let mut model = FakeModel::new(258, 1000, |cache| (cache.len() as u32 * 37) % 128);
+            let (text, end) = say(grammar, config, &mut model, seed % 2 == 0);
+            assert_eq!(end, Some(Finish::Complete), "{text}");
+            let value: serde_json::Value = serde_json::from_str(&text).unwrap();
+            let name = value["name"].as_str().unwrap();
+            assert!((1..=5).contains(&name.chars().count()), "{text}");
+            assert!((3..=120).contains(&value["age"].as_i64().unwrap()), "{text}");
+            assert!(matches!(value["kind"].as_str(), Some("cat" | "dog")), "{text}");
+            assert_eq!(value.as_object().unwrap().len(), 3);
+            complete += 1;
+        }
+        assert_eq!(complete, 8);
+    }
+
+    #[test]
+    fn pieces_of_words_count_by_their_bytes() {
+        let dir = tempfile::tempdir().unwrap();
+        write_byte_fallback_tokenizer(dir.path());
+        let tokenizer = Tokenizer::load(dir.path()).unwrap();
+        let mut grammar = Grammar::lark("start: \"a a\"", &tokenizer, &[1]).unwrap();
+        let mut logits = vec![0.0; 261];
+        grammar.mask(&mut logits).unwrap();
+        let left =
+            |logits: &[f32]| -> Vec<usize> { (0..logits.len()).filter(|i| logits[*i] == 0.0).collect() };
+        // `a`, and the byte of it.
+        assert_eq!(left(&logits), [3, 5 + usize::from(b'a')]);
+        grammar.accept(3).unwrap();
+        let mut logits = vec![0.0; 261];
+        grammar.mask(&mut logits).unwrap();
+        // A space, ` a`, and the byte of a space.
+        assert_eq!(left(&logits), [2, 4, 5 + usize::from(b' ')]);
+        assert!(!grammar.is_complete());
+        grammar.accept(4).unwrap();
+        assert!(grammar.is_complete());
+        grammar.start().unwrap();
+        assert!(!grammar.is_complete());
+        let e = grammar.accept(4).unwrap_err();
+        assert!(e.to_string().contains("does not allow token 4"), "{e}");
+    }
+
+    #[test]
+    fn what_is_no_grammar_is_refused() {
+        let (_dir, tokenizer) = tokenizer();
+        for text in ["", "start: undefined", "start: \"a", "{"] {
+            let e = Grammar::lark(text, &tokenizer, &[]).err().unwrap();
+            assert!(e.to_string().contains("grammar cannot be used"), "{e}");
+        }
+        for text in ["", "{\"type\": 3}", "{\"type\": \"unheard of\"}", "[1"] {
+            let e = Grammar::json_schema(text, &tokenizer, &[]).err().unwrap();
+            assert!(e.to_string().contains("grammar cannot be used"), "{e}");
+        }
+    }
+}

@@ -1,0 +1,155 @@
+//! Texts at which an answer ends, wherever its tokens are cut.
+
+use crate::error::{Error, Result};
+
+/// Texts that end an answer and are not part of it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StopStrings(Vec<String>);
+
+impl StopStrings {
+    /// A usage error for an empty one, which every text holds.
+    pub fn new(list: Vec<String>) -> Result<Self> {
+        if list.iter().any(String::is_empty) {
+            return Err(Error::usage("--stop", "a stop string must not be empty"));
+        }
+        Ok(Self(list))
+    }
+
+    /// Looks for them in a text from its start on.
+    pub fn watch(&self) -> StopWatch<'_> {
+        StopWatch {
+            strings: &self.0,
+            held: String::new(),
+            found: false,
+        }
+    }
+}
+
+/// Looks for stop strings in a text that comes in pieces. How it is cut makes no difference: the text ends before the string that
+/// is complete first, and before the longest where several are at once.
+#[derive(Debug)]
+pub struct StopWatch<'a> {
+    strings: &'a [String],
+    /// What may yet become the start of a stop string.
+    held: String,
+    found: bool,
+}
+
+impl StopWatch<'_> {
+    /// Takes the next piece and returns the text that is now certain to stay. Nothing more comes once a string was found.
+    pub fn push(&mut self, piece: &str) -> String {
+        if self.found {
+            return String::new();
+        }
+        self.held.push_str(piece);
+        let ends = self.strings.iter().filter_map(|s| {
+            let start = self.held.find(s.as_str())?;
+            Some((start + s.len(), start))
+        });
+        if let Some((_, start)) = ends.min() {
+            self.found = true;
+            self.held.truncate(start);
+            return std::mem::take(&mut self.held);
+        }
+        let certain = self.held.len() - self.beginning();
+        let rest = self.held.split_off(certain);
+        std::mem::replace(&mut self.held, rest)
+    }
+
+    /// Length of the longest end of the held text that is the start of a stop string.
+    fn beginning(&self) -> usize {
+        let most = self.strings.iter().map(|s| s.len() - 1).max().unwrap_or(0);
+        let starts = self.held.char_indices().map(|(at, _)| at);
+        let mut ends = starts.filter(|at| self.held.len() - at <= most);
+        let is_start = |at: &usize| {
+            let end = self.held.get(*at..).unwrap_or_default();
+            self.strings.iter().any(|s| s.starts_with(end))
+        };
+        ends.find(is_start).map_or(0, |at| self.held.len() - at)
+    }
+
+    /// True when a stop string was found.
+    pub fn found(&self) -> bool {
+        self.found
+    }
+
+    /// Ends the text and returns what was held back.
+    pub fn finish(self) -> String {
+        self.held
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn strings(list: &[&str]) -> StopStrings {
+        StopStrings::new(list.iter().map(|s| (*s).to_owned()).collect()).unwrap()
+    }
+
+    /// The text before the first stop string, read character by character.
+    fn reference(text: &str, list: &[String]) -> (String, bool) {
+        let mut seen = String::new();
+        for c in text.chars() {
+            seen.push(c);
+            let longest = list
+                .iter()
+                .filter(|s| seen.ends_with(s.as_str()))
+                .map(String::len)
+                .max();
+            if let Some(n) = longest {
+                seen.truncate(seen.len() - n);
+                return (seen, true);
+            }
+        }
+        (seen, false)
+    }
+
+    proptest! {
+        #[test]
+        fn pieces_make_no_difference(
+            pieces in proptest::collection::vec("[ab\u{e9}]{0,3}", 0..12),
+            list in proptest::collection::vec("[ab\u{e9}]{1,4}", 0..4),
+        ) {
+            let stop = StopStrings::new(list.clone()).unwrap();
+            let mut watch = stop.watch();
+            let mut shown = String::new();
+            let mut given = String::new();
+            for piece in &pieces {
+                let certain = watch.push(piece);
+                shown.push_str(&certain);
+                given.push_str(piece);
+                prop_assert!(given.starts_with(&shown), "{shown:?} of {given:?}");
+                if !watch.found() {
+                    let (wanted, found) = reference(&given, &list);
+                    prop_assert!(!found && wanted.starts_with(&shown));
+                }
+            }
+            let found = watch.found();
+            shown.push_str(&watch.finish());
+            prop_assert_eq!((shown, found), reference(&pieces.concat(), &list));
+        }
+    }
+
+    #[test]
+    fn only_what_may_become_a_stop_string_waits() {
+        let stop = strings(&["</s>", "\n\nUser"]);
+        let mut watch = stop.watch();
+        let pieces = ["Hi <", "b>", "</", "s", "x", "\n", "\n", "User: more", "x"].map(|p| watch.push(p));
+        assert_eq!(pieces, ["Hi ", "<b>", "", "", "</sx", "", "", "", ""]);
+        assert!(watch.found());
+        assert_eq!(watch.finish(), "");
+        let mut watch = stop.watch();
+        assert_eq!(watch.push("a\n"), "a");
+        assert!(!watch.found());
+        assert_eq!(watch.finish(), "\n", "what was held back is text after all");
+    }
+
+    #[test]
+    fn empty_ones_are_refused() {
+        let e = StopStrings::new(vec!["a".to_owned(), String::new()]).unwrap_err();
+        assert!(e.is_usage() && e.to_string().starts_with("--stop"), "{e}");
+        assert_eq!(strings(&[]).watch().push("anything"), "anything");
+    }
+}

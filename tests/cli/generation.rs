@@ -1,0 +1,202 @@
+//! `tlite generate` and `tlite chat`: what they take beside a prompt.
+
+use crate::support::gguf::Traits;
+use crate::support::{tiny_model, tlite};
+use crate::{fails, path, stderr};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+/// The object that `generate --json` prints on the host, with these further options.
+fn generate(model: &Path, more: &[&str]) -> serde_json::Value {
+    let base = [
+        "generate",
+        path(model),
+        "--raw",
+        "--prompt",
+        "hello world",
+        "--backend",
+        "host",
+        "--max-tokens",
+        "30",
+        "--json",
+    ];
+    let output = tlite(&[&base[..], more].concat());
+    assert_eq!(output.status.code(), Some(0), "{more:?}: {}", stderr(&output));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+#[test]
+fn drafts_and_caches_change_no_token() {
+    let (dir, model) = tiny_model("llama", Traits::default());
+    let plain = generate(&model, &[]);
+    assert_eq!(plain["tokens"].as_array().unwrap().len(), 30, "{plain}");
+    assert_eq!(
+        (&plain["reused_tokens"], &plain["drafted_tokens"]),
+        (&0.into(), &0.into())
+    );
+    let drafted = generate(&model, &["--draft-model", path(&model), "--draft-tokens", "3"]);
+    assert_eq!(drafted["tokens"], plain["tokens"]);
+    assert!(drafted["accepted_tokens"].as_u64().unwrap() > 15, "{drafted}");
+    let drafted = generate(&model, &["--draft", "ngram"]);
+    assert_eq!(drafted["tokens"], plain["tokens"]);
+
+    let file = dir.path().join("prompt.cache");
+    for reused in [0, plain["prompt_tokens"].as_u64().unwrap() - 1] {
+        let found = generate(&model, &["--prompt-cache", path(&file)]);
+        assert_eq!(found["tokens"], plain["tokens"]);
+        assert_eq!(found["reused_tokens"], reused);
+    }
+    let mut bytes = std::fs::read(&file).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    std::fs::write(&file, &bytes).unwrap();
+    let (_other_dir, other) = tiny_model("qwen2", Traits::default());
+    let base = [
+        "--raw",
+        "--prompt",
+        "x",
+        "--backend",
+        "host",
+        "--prompt-cache",
+        path(&file),
+    ];
+    fails(
+        &[&["generate", path(&model)], &base[..]].concat(),
+        1,
+        &["prompt.cache", "damaged"],
+    );
+    bytes[middle] ^= 1;
+    std::fs::write(&file, &bytes).unwrap();
+    fails(
+        &[&["generate", path(&other)], &base[..]].concat(),
+        1,
+        &["prompt.cache", "another model"],
+    );
+    assert_eq!(
+        std::fs::read(&file).unwrap(),
+        bytes,
+        "what was refused is left alone"
+    );
+}
+
+#[test]
+fn texts_end_and_keep_to_a_grammar() {
+    let (dir, model) = tiny_model("llama", Traits::default());
+    let plain = generate(&model, &[]);
+    let text = plain["text"].as_str().unwrap();
+    let chars: Vec<char> = text.chars().collect();
+    let stop: String = chars[chars.len() / 2..chars.len() / 2 + 2].iter().collect();
+    let stopped = generate(&model, &["--stop", &stop]);
+    assert_eq!(stopped["stop"], "stop_string");
+    assert_eq!(stopped["text"], text.split(&stop).next().unwrap());
+
+    let file = dir.path().join("answer.lark");
+    std::fs::write(&file, "start: (\"hello\" | \"world\") \"!\"").unwrap();
+    let kept = generate(&model, &["--grammar", path(&file)]);
+    assert!(
+        ["hello!", "world!"].contains(&kept["text"].as_str().unwrap()),
+        "{kept}"
+    );
+    assert_eq!(kept["stop"], "grammar_complete");
+    let schema = dir.path().join("schema.json");
+    std::fs::write(&schema, "{\"enum\": [12, true]}").unwrap();
+    let kept = generate(&model, &["--json-schema", path(&schema), "--draft", "ngram"]);
+    assert!(["12", "true"].contains(&kept["text"].as_str().unwrap()), "{kept}");
+    let base = [
+        "generate",
+        path(&model),
+        "--raw",
+        "--prompt",
+        "x",
+        "--backend",
+        "host",
+    ];
+    fails(
+        &[&base[..], &["--grammar", path(&schema)]].concat(),
+        2,
+        &["--grammar", "schema.json", "cannot be used"],
+    );
+    fails(
+        &[&base[..], &["--json-schema", path(&file)]].concat(),
+        2,
+        &["--json-schema", "answer.lark", "cannot be used"],
+    );
+    fails(&[&base[..], &["--grammar", "absent"]].concat(), 1, &["absent"]);
+    fails(&[&base[..], &["--stop", ""]].concat(), 2, &["--stop", "empty"]);
+    fails(
+        &[&base[..], &["--logit-bias", "999999=1"]].concat(),
+        2,
+        &["--logit-bias", "999999"],
+    );
+}
+
+#[test]
+fn drafts_need_the_same_vocabulary() {
+    let (_dir, model) = tiny_model("llama", Traits::default());
+    let other = crate::model_folder();
+    let base = [
+        "generate",
+        path(&model),
+        "--raw",
+        "--prompt",
+        "x",
+        "--backend",
+        "host",
+    ];
+    fails(
+        &[&base[..], &["--draft-model", path(other.path())]].concat(),
+        2,
+        &["--draft-model", "another vocabulary"],
+    );
+    fails(
+        &[&base[..], &["--draft-model", "a", "--draft", "ngram"]].concat(),
+        2,
+        &["--draft-model", "--draft"],
+    );
+}
+
+/// Ctrl-C in the middle of an answer ends it; what came is shown.
+#[cfg(target_os = "linux")]
+#[test]
+fn an_interrupted_answer_is_shown() {
+    use std::io::Read;
+    let (_dir, model) = tiny_model("llama", Traits::default());
+    let mut child = Command::new(env!("CARGO_BIN_EXE_tlite"))
+        .args([
+            "generate",
+            path(&model),
+            "--raw",
+            "--prompt",
+            "hello",
+            "--backend",
+            "host",
+        ])
+        // It goes on for hours.
+        .args([
+            "--max-tokens",
+            "1000000000",
+            "--context-shift",
+            "--logit-bias",
+            "2=-inf",
+        ])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut out = child.stdout.take().unwrap();
+    let mut first = [0; 1];
+    out.read_exact(&mut first).unwrap();
+    let sent = Command::new("kill")
+        .args(["-INT", &child.id().to_string()])
+        .status()
+        .unwrap();
+    assert!(sent.success());
+    let mut rest = Vec::new();
+    out.read_to_end(&mut rest).unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(130), "{}", stderr(&output));
+    assert_eq!(rest.last(), Some(&b'\n'), "the line is ended");
+    assert!(stderr(&output).contains("(stopped)"), "{}", stderr(&output));
+    assert!(!stderr(&output).contains("error"), "{}", stderr(&output));
+}

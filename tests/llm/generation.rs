@@ -1,0 +1,352 @@
+//! What generation asks of a decoder beyond the last row of logits: rows of short runs, the most likely token, drafts, and caches
+//! that are saved and restored.
+
+use super::{AGAINST_HOST, Outcome, close, decoder, host_rows, tokens};
+use crate::support::gguf::{Traits, VOCAB};
+use crate::support::{self, Device, Text};
+use std::path::Path;
+use transformer_lite::error::Stage;
+use transformer_lite::graph::onnx::write::{ModelWriter, NodeSpec};
+use transformer_lite::graph::onnx::{self, ImportOptions};
+use transformer_lite::graph::pass::{GREEDY, Pipeline, TOKEN};
+use transformer_lite::llm::engine::{DeviceModel, HostModel, Lengths, Logits};
+use transformer_lite::llm::sampler::arg_max;
+use transformer_lite::llm::{
+    Draft, Generator, Limits, Model, ModelDraft, NgramDraft, Sampler, SamplerConfig, prompt_cache,
+};
+use transformer_lite::plan::{Options, Plan};
+use transformer_lite::session::Session;
+use transformer_lite::shape::{Bindings, Symbol};
+use transformer_lite::tensor::{DType, HostTensor};
+
+/// A trial's name and work.
+pub type Named = (String, Box<dyn FnOnce() -> Outcome + Send>);
+
+/// The trials for the host and for `devices`.
+pub fn trials(devices: &[Device]) -> Vec<Named> {
+    let mut all: Vec<Named> = Vec::new();
+    let places: Vec<(String, Option<Device>)> = std::iter::once(("host".to_owned(), None))
+        .chain(devices.iter().map(|d| (d.label(devices), Some(d.clone()))))
+        .collect();
+    type Work = fn(Option<&Device>) -> Outcome;
+    let works: [(&str, Work); 4] = [
+        ("rows_of_short_runs", rows_of_short_runs),
+        ("the_most_likely_token", the_most_likely_token),
+        ("drafts_change_nothing", drafts_change_nothing),
+        ("caches_come_back", caches_come_back),
+    ];
+    for (name, work) in works {
+        for (place, device) in &places {
+            let device = device.clone();
+            all.push((
+                format!("{name}@{place}"),
+                Box::new(move || {
+                    let _turn = device.as_ref().map(Device::turn);
+                    work(device.as_ref())
+                }),
+            ));
+        }
+    }
+    for d in devices {
+        let device = d.clone();
+        all.push((
+            format!("ties_go_to_the_first@{}", d.label(devices)),
+            Box::new(move || ties_go_to_the_first(&device)),
+        ));
+    }
+    all
+}
+
+const CONTEXT: usize = 80;
+/// Tokens of a run with all its logits.
+const ROWS: usize = 6;
+
+/// As `tlite generate` loads a model: on a device with the most likely token as an output.
+fn loaded(
+    model: &Path,
+    device: Option<&Device>,
+    logits: Logits,
+    greedy: bool,
+) -> Result<Box<dyn Model>, String> {
+    let Some(device) = device else {
+        let decoder = decoder(model, &Pipeline::host(), logits)?;
+        return Ok(Box::new(HostModel::new(decoder, CONTEXT).text()?));
+    };
+    let mut pipeline = Pipeline::standard();
+    if greedy {
+        pipeline.passes.push(GREEDY);
+    }
+    let lengths = Lengths {
+        rows: ROWS,
+        ..Lengths::of(CONTEXT)
+    };
+    let decoder = decoder(model, &pipeline, logits)?;
+    let model = DeviceModel::new(decoder, Box::new(device.share()), &lengths).text()?;
+    match model.host_steps() {
+        [] => Ok(Box::new(model)),
+        steps => Err(format!("{} nodes run on the host", steps.len())),
+    }
+}
+
+/// A short run tells the logits after each of its tokens; longer ones tell the last, as before.
+fn rows_of_short_runs(device: Option<&Device>) -> Outcome {
+    let (_dir, model) = support::tiny_model("llama", Traits::default());
+    let all = tokens(40);
+    let rows = host_rows(&model, &all)?;
+    let mut tail = loaded(&model, device, Logits::Tail, false)?;
+    let mut logits = Vec::new();
+    tail.forward(&all[..20], &mut logits).text()?;
+    close("row 19", &rows[19], &logits, AGAINST_HOST)?;
+    let mut at = 20;
+    for n in [2, 1, ROWS, 3, 1] {
+        let found = tail.forward_all(&all[at..at + n]).text()?;
+        if found.len() != n * VOCAB {
+            return Err(format!("{} logits for {n} tokens", found.len()));
+        }
+        for (i, row) in found.chunks(VOCAB).enumerate() {
+            close(&format!("row {}", at + i), &rows[at + i], row, AGAINST_HOST)?;
+        }
+        // A guess that was wrong is taken back.
+        tail.truncate(at + n - 1);
+        tail.forward(&all[at + n - 1..at + n], &mut logits).text()?;
+        at += n;
+        close(&format!("row {}", at - 1), &rows[at - 1], &logits, AGAINST_HOST)?;
+    }
+    let most = tail.most_rows();
+    if device.is_none() {
+        return if most >= CONTEXT {
+            Ok(())
+        } else {
+            Err(format!("{most} rows"))
+        };
+    }
+    let longer = tail.forward_all(&all[..=ROWS]);
+    if most == ROWS && longer.is_err() {
+        Ok(())
+    } else {
+        Err(format!("{most} rows, expected {ROWS}"))
+    }
+}
+
+/// The model's own choice is the first largest of its logits, of one row and of several.
+fn the_most_likely_token(device: Option<&Device>) -> Outcome {
+    for (architecture, traits) in [
+        ("llama", Traits::default()),
+        (
+            "qwen2",
+            Traits {
+                untied: true,
+                ..Traits::default()
+            },
+        ),
+    ] {
+        let (_dir, model) = support::tiny_model(architecture, traits);
+        let all = tokens(30);
+        for logits in [Logits::Last, Logits::Tail] {
+            let mut model = loaded(&model, device, logits, true)?;
+            let mut row = Vec::new();
+            for n in [1, 2, 7, 29, 30] {
+                model.truncate(0);
+                model.forward(&all[..n], &mut row).text()?;
+                let wanted = arg_max(&row).text()?;
+                model.truncate(0);
+                let found = model.most_likely(&all[..n]).text()?;
+                if found != wanted || model.len() != n {
+                    return Err(format!("after {n} tokens {found}, the logits say {wanted}"));
+                }
+            }
+            if logits == Logits::Tail {
+                model.truncate(10);
+                let rows = model.forward_all(&all[10..14]).text()?;
+                model.truncate(10);
+                let found = model.most_likely_all(&all[10..14]).text()?;
+                let wanted: Vec<u32> = rows.chunks(VOCAB).map(arg_max).collect::<Result<_, _>>().text()?;
+                if found != wanted {
+                    return Err(format!("{found:?}, the logits say {wanted:?}"));
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+fn generated(
+    model: &mut dyn Model,
+    draft: Option<&mut dyn Draft>,
+    most: usize,
+) -> Result<(Vec<u32>, usize), String> {
+    model.truncate(0);
+    let mut sampler = Sampler::new(SamplerConfig::default()).text()?;
+    let limits = Limits {
+        max_tokens: 50,
+        ..Limits::default()
+    };
+    let mut generator = Generator::new(model, &mut sampler, &tokens(9), limits).text()?;
+    if let Some(draft) = draft {
+        generator = generator.drafting(draft, most);
+    }
+    let ids = generator.by_ref().map(|t| t.map(|t| t.id));
+    let ids = ids.collect::<Result<_, _>>().text()?;
+    Ok((ids, generator.metrics().accepted))
+}
+
+/// Greedy text is the same with and without drafts, right and wrong ones.
+fn drafts_change_nothing(device: Option<&Device>) -> Outcome {
+    let (_dir, model) = support::tiny_model("llama", Traits::default());
+    let (_other_dir, other) = support::tiny_model("qwen2", Traits::default());
+    for greedy in [true, false] {
+        let mut plain = loaded(&model, device, Logits::Last, greedy)?;
+        let (wanted, _) = generated(plain.as_mut(), None, 0)?;
+        let mut model_itself = ModelDraft::new(loaded(&model, None, Logits::Last, false)?);
+        let mut stranger = ModelDraft::new(loaded(&other, None, Logits::Last, false)?);
+        let mut ngrams = NgramDraft::default();
+        let drafts: [(&str, &mut dyn Draft, usize); 3] = [
+            ("the model itself", &mut model_itself, 20),
+            ("another model", &mut stranger, 0),
+            ("n-grams", &mut ngrams, 0),
+        ];
+        let mut tail = loaded(&model, device, Logits::Tail, greedy)?;
+        for (name, draft, least) in drafts {
+            let (found, accepted) = generated(tail.as_mut(), Some(draft), 8)?;
+            if found != wanted {
+                return Err(format!("drafts of {name}: {found:?}, without {wanted:?}"));
+            }
+            if accepted < least {
+                return Err(format!("only {accepted} drafts of {name} were right"));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A cache from a file goes on bit by bit as the one that was saved; that of another model or form is refused.
+fn caches_come_back(device: Option<&Device>) -> Outcome {
+    let (dir, model) = support::tiny_model("llama", Traits::default());
+    let file = dir.path().join("cache.bin");
+    let all = tokens(31);
+    let mut first = loaded(&model, device, Logits::Last, false)?;
+    let (mut wanted, mut found) = (Vec::new(), Vec::new());
+    first.forward(&all[..21], &mut wanted).text()?;
+    prompt_cache::save(&file, first.as_mut(), &all[..21]).text()?;
+    let mut second = loaded(&model, device, Logits::Last, false)?;
+    let held = prompt_cache::load(&file, second.as_mut()).text()?;
+    if held != all[..21] || second.len() != 21 {
+        return Err(format!(
+            "{held:?} came back, {} tokens in the cache",
+            second.len()
+        ));
+    }
+    for model in [&mut first, &mut second] {
+        model.truncate(20);
+    }
+    for t in &all[20..] {
+        first.forward(&[*t], &mut wanted).text()?;
+        second.forward(&[*t], &mut found).text()?;
+        if wanted != found {
+            return Err("logits after the restored cache differ".to_owned());
+        }
+    }
+    let refused = |other: &mut dyn Model, words: &str| -> Outcome {
+        let e = match prompt_cache::load(&file, other) {
+            Ok(_) => return Err(format!("taken, though {words}")),
+            Err(e) => e.to_string(),
+        };
+        if e.contains(words) && e.contains("cache.bin") && other.is_empty() {
+            Ok(())
+        } else {
+            Err(format!("expected {words:?} in {e:?}"))
+        }
+    };
+    let untied = Traits {
+        untied: true,
+        ..Traits::default()
+    };
+    let (_other_dir, other) = support::tiny_model("llama", untied);
+    refused(
+        loaded(&other, device, Logits::Last, false)?.as_mut(),
+        "another model",
+    )?;
+    if device.is_some() {
+        refused(
+            loaded(&model, None, Logits::Last, false)?.as_mut(),
+            "another element type: f16, this one is f32",
+        )?;
+    }
+    Ok(())
+}
+
+/// A model whose logits are its input.
+fn logits_of(vocab: usize) -> Result<transformer_lite::graph::Graph, String> {
+    let dir = tempfile::tempdir().text()?;
+    let mut w = ModelWriter::create(Stage::Convert, dir.path(), "model.onnx", "g").text()?;
+    w.opset("", 18);
+    w.add_input("x", DType::F32, &[1.into(), "rows".into(), vocab.into()])
+        .text()?;
+    w.add_output("logits", DType::F32, &[1.into(), "rows".into(), vocab.into()])
+        .text()?;
+    w.add_node(NodeSpec {
+        domain: "",
+        op: "Neg",
+        name: "n",
+        inputs: &["x"],
+        outputs: &["logits"],
+        attributes: &[],
+    })
+    .text()?;
+    w.finish().text()?;
+    let mut graph = onnx::import_with(&dir.path().join("model.onnx"), ImportOptions::default()).text()?;
+    let mut pipeline = Pipeline::standard();
+    pipeline.passes.push(GREEDY);
+    pipeline.run(&mut graph).text()?;
+    Ok(graph)
+}
+
+fn ties_go_to_the_first(device: &Device) -> Outcome {
+    let _turn = device.turn();
+    // Parts of equal length, with something left over, primes, one part.
+    for vocab in [1, 2, 257, 258, 1000, 49_152, 65_537] {
+        let graph = logits_of(vocab)?;
+        for float in [DType::F32, DType::F16] {
+            let rows = 5;
+            let mut options = Options {
+                float,
+                ..Options::default()
+            };
+            options.bounds.set(&Symbol::new("rows"), rows);
+            let plan = Plan::compile(&graph, &device.caps, &options).text()?;
+            if !plan.host.is_empty() {
+                return Err(format!("{} nodes run on the host", plan.host.len()));
+            }
+            let mut session = Session::new(Box::new(device.share()), &graph, vec![plan]).text()?;
+            // All equal; two largest in different parts; the last; small differences; only negative ones, the largest repeated.
+            let logit = |row: usize, i: usize| -> f32 {
+                let spread = ((i * 7919) % 1013) as f32;
+                match row {
+                    0 => 3.0,
+                    1 if i == vocab / 3 || i == 2 * vocab / 3 => 9.0,
+                    2 if i + 1 == vocab => 1.0,
+                    3 => spread * 0.125,
+                    4 => -1.0 - (spread % 17.0),
+                    _ => 0.0,
+                }
+            };
+            let data: Vec<f32> = (0..5 * vocab).map(|i| logit(i / vocab, i % vocab)).collect();
+            let given: Vec<f32> = data.iter().map(|v| -v).collect();
+            let x = HostTensor::from_f32(&[1, 5, vocab], &given).text()?;
+            session.write(0, "x", &x).text()?;
+            let mut bindings = Bindings::new();
+            bindings.set(&Symbol::new("rows"), rows);
+            session.run(0, &bindings).text()?;
+            let found = session.read(0, TOKEN).text()?.to_i64().text()?;
+            let wanted: Vec<i64> = data
+                .chunks(vocab)
+                .map(|row| arg_max(row).map(i64::from))
+                .collect::<Result<_, _>>()
+                .text()?;
+            if found != wanted {
+                return Err(format!("of {vocab} in {float}: {found:?}, expected {wanted:?}"));
+            }
+        }
+    }
+    Ok(())
+}
