@@ -3,11 +3,13 @@
 use super::Model;
 use super::engine::CHUNK;
 use crate::error::Result;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Guesses how a text goes on. A wrong guess costs time and changes nothing.
 pub trait Draft {
-    /// At most `most` tokens that may follow `context`; none where there is nothing to go by.
-    fn propose(&mut self, context: &[u32], most: usize) -> Result<Vec<u32>>;
+    /// At most `most` tokens that may follow `context`; none where there is nothing to go by. Ends soon, with what it has, once `cancel`
+    /// is set.
+    fn propose(&mut self, context: &[u32], most: usize, cancel: &AtomicBool) -> Result<Vec<u32>>;
 }
 
 /// Goes on as the context did where its last tokens stood before (Saxena, 2023, "Prompt Lookup Decoding").
@@ -29,7 +31,7 @@ impl Default for NgramDraft {
 }
 
 impl Draft for NgramDraft {
-    fn propose(&mut self, context: &[u32], most: usize) -> Result<Vec<u32>> {
+    fn propose(&mut self, context: &[u32], most: usize, _: &AtomicBool) -> Result<Vec<u32>> {
         for n in (self.shortest.max(1)..=self.longest).rev() {
             let Some(end) = context.len().checked_sub(n).and_then(|at| context.get(at..)) else {
                 continue;
@@ -70,7 +72,7 @@ impl ModelDraft {
 }
 
 impl Draft for ModelDraft {
-    fn propose(&mut self, context: &[u32], most: usize) -> Result<Vec<u32>> {
+    fn propose(&mut self, context: &[u32], most: usize, cancel: &AtomicBool) -> Result<Vec<u32>> {
         let most = most.min(self.model.context().saturating_sub(context.len()));
         let mut proposed = Vec::with_capacity(most);
         if most == 0 || context.is_empty() {
@@ -82,6 +84,9 @@ impl Draft for ModelDraft {
         while proposed.len() < most {
             let mut next = None;
             for part in new.chunks(CHUNK) {
+                if cancel.load(Ordering::Relaxed) {
+                    return Ok(proposed);
+                }
                 next = Some(self.model.most_likely(part)?);
                 self.cached.extend_from_slice(part);
             }
@@ -112,7 +117,8 @@ mod tests {
     #[test]
     fn n_grams_go_on_as_before() {
         let mut draft = NgramDraft::default();
-        let mut propose = |context: &[u32], most| draft.propose(context, most).unwrap();
+        let go = AtomicBool::new(false);
+        let mut propose = |context: &[u32], most| draft.propose(context, most, &go).unwrap();
         assert_eq!(propose(&[1, 2, 3, 4, 5, 1, 2, 3], 2), [4, 5]);
         assert_eq!(propose(&[7, 8, 1, 9, 8, 2, 7, 8], 1), [1]);
         // Of several places the last.
@@ -129,15 +135,27 @@ mod tests {
     fn a_model_feeds_what_is_new() {
         let count = |cache: &[u32]| (cache.last().unwrap() + 1) % 32;
         let mut draft = ModelDraft::new(Box::new(FakeModel::new(32, 10, count)));
-        assert_eq!(draft.propose(&[1, 2, 3], 3).unwrap(), [4, 5, 6]);
+        let go = AtomicBool::new(false);
+        assert_eq!(draft.propose(&[1, 2, 3], 3, &go).unwrap(), [4, 5, 6]);
         assert_eq!(draft.cached, [1, 2, 3, 4, 5]);
         // Two guesses were right, then came another token.
-        assert_eq!(draft.propose(&[1, 2, 3, 4, 5, 9], 2).unwrap(), [10, 11]);
+        assert_eq!(draft.propose(&[1, 2, 3, 4, 5, 9], 2, &go).unwrap(), [10, 11]);
         assert_eq!(draft.cached, [1, 2, 3, 4, 5, 9, 10]);
-        assert_eq!(draft.propose(&[1, 2, 3, 4, 5, 9, 10, 11, 12], 4).unwrap(), [13]);
+        assert_eq!(
+            draft.propose(&[1, 2, 3, 4, 5, 9, 10, 11, 12], 4, &go).unwrap(),
+            [13]
+        );
         assert!(
-            draft.propose(&[0; 10], 4).unwrap().is_empty(),
+            draft.propose(&[0; 10], 4, &go).unwrap().is_empty(),
             "its context is full"
         );
+    }
+
+    #[test]
+    fn a_cancelled_guess_feeds_no_more() {
+        let mut draft = ModelDraft::new(Box::new(FakeModel::new(32, 400, |_| 1)));
+        let cancelled = AtomicBool::new(true);
+        assert!(draft.propose(&[1; 300], 4, &cancelled).unwrap().is_empty());
+        assert!(draft.cached.is_empty());
     }
 }

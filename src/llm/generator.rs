@@ -247,7 +247,7 @@ impl<'a, M: Model + ?Sized> Generator<'a, M> {
         if most == 0 {
             return Ok(Vec::new());
         }
-        let mut guess = draft.propose(&self.context, most)?;
+        let mut guess = draft.propose(&self.context, most, &self.limits.cancel)?;
         let known = |id: &u32| usize::try_from(*id).is_ok_and(|id| id < vocab);
         let usable = guess.iter().take_while(|id| known(id)).count();
         guess.truncate(usable.min(most));

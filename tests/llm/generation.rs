@@ -47,6 +47,10 @@ pub fn trials(devices: &[Device]) -> Vec<Named> {
             ));
         }
     }
+    all.push((
+        "a_choice_of_rows_changes_no_other_plan".to_owned(),
+        Box::new(a_choice_of_rows_changes_no_other_plan),
+    ));
     for d in devices {
         let device = d.clone();
         all.push((
@@ -125,6 +129,27 @@ fn rows_of_short_runs(device: Option<&Device>) -> Outcome {
         Ok(())
     } else {
         Err(format!("{most} rows, expected {ROWS}"))
+    }
+}
+
+/// Prefill and decode run the same kernels in the same order, whether drafts are asked for or not.
+fn a_choice_of_rows_changes_no_other_plan() -> Outcome {
+    let (_dir, model) = support::tiny_model("llama", Traits::default());
+    let dispatches = |logits: Logits| -> Result<Vec<Vec<String>>, String> {
+        let plans = decoder(&model, &Pipeline::standard(), logits)?
+            .plans(&support::fake_caps(), &Lengths::of(CONTEXT))
+            .text()?;
+        let kernels =
+            |p: &Plan| -> Vec<String> { p.steps.iter().map(|s| p.kernels[s.kernel].to_string()).collect() };
+        Ok(plans.iter().map(kernels).collect())
+    };
+    let (last, tail) = (dispatches(Logits::Last)?, dispatches(Logits::Tail)?);
+    if last == tail && !last.is_empty() {
+        Ok(())
+    } else {
+        Err(format!(
+            "for the last row {last:#?}\nfor as many as asked for {tail:#?}"
+        ))
     }
 }
 

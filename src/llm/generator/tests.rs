@@ -173,7 +173,7 @@ fn looping(context: usize) -> FakeModel {
 struct Flaky(usize);
 
 impl Draft for Flaky {
-    fn propose(&mut self, context: &[u32], most: usize) -> Result<Vec<u32>> {
+    fn propose(&mut self, context: &[u32], most: usize, _: &AtomicBool) -> Result<Vec<u32>> {
         let mut model = looping(1000);
         let mut all = context.to_vec();
         self.0 = (self.0 + 1) % 6;

@@ -29,7 +29,6 @@ impl Default for Penalties {
 
 impl Penalties {
     /// True when no logit changes.
-    #[expect(clippy::float_cmp, reason = "exactly these values are off")]
     pub fn is_off(&self) -> bool {
         self.last_n == 0 || (self.repetition == 1.0 && self.frequency == 0.0 && self.presence == 0.0)
     }
