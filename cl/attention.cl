@@ -1,4 +1,4 @@
-// softmax(scale * q k^T + mask) v, over tiles of KEYS keys with a running maximum, so that no row of scores leaves the work-group, which takes
+// softmax(scale * q k^T + mask) v, with CAPPED of softcap * tanh(scores / softcap), over tiles of KEYS keys with a running maximum, so that no row of scores leaves the work-group, which takes
 // VECTORS query vectors that share keys: HEADS heads of one group for each of VECTORS / HEADS rows. Work-items first own keys, then parts
 // (2 or 4 elements) of result rows. With SPLIT a work-group takes so many keys only and stores sums, their maximum and their total, for
 // attention_merge.
@@ -58,6 +58,9 @@ KERNEL {
       }
       for (uint r = 0; r < VECTORS; r++) {
         float score = dot(dots[r], (VEC)(1.0f));
+#ifdef CAPPED
+        score = p.softcap * tanh(clamp(score / p.softcap, -20.0f, 20.0f));
+#endif
 #ifdef HAS_MASK
         score += mask_at(batch * p.mask_b + HEAD(r) * p.mask_h + ROW(r) * p.mask_s + key * p.mask_t);
 #endif

@@ -1,4 +1,4 @@
-// softmax(scale * q k^T + mask) v, over tiles of KEYS keys with a running maximum, so that no row of scores leaves the work-group, which takes
+// softmax(scale * q k^T + mask) v, with CAPPED of softcap * tanh(scores / softcap), over tiles of KEYS keys with a running maximum, so that no row of scores leaves the work-group, which takes
 // VECTORS query vectors that share keys: HEADS heads of one group for each of VECTORS / HEADS rows. Work-items first own keys, then parts
 // (2 or 4 elements) of result rows. With SPLIT a work-group takes so many keys only and stores sums, their maximum and their total, for
 // attention_merge.
@@ -62,6 +62,9 @@ fn attention(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_
       }
       for (var r = 0u; r < VECTORS; r++) {
         var score = dot(dots[r], VEC(1.0));
+#ifdef CAPPED
+        score = p.softcap * tanh(clamp(score / p.softcap, -20.0, 20.0));
+#endif
 #ifdef HAS_MASK
         let row = min(row0 + r / HEADS, p.rows - 1u);
         score += mask_at(batch * p.mask_b + (head0 + r % HEADS) * p.mask_h + row * p.mask_s + key * p.mask_t);

@@ -6,6 +6,7 @@ pub mod folder;
 pub mod generator;
 pub mod metrics;
 pub mod perplexity;
+mod roles;
 pub mod sampler;
 pub mod template;
 #[cfg(test)]

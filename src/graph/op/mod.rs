@@ -614,6 +614,7 @@ ops! {
     gemm,
     global_pool,
     grid_sample,
+    group_query_attention,
     if_else,
     joint_e0m,
     kv_append,

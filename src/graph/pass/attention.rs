@@ -3,16 +3,17 @@
 //! The form: `Transpose(softmax(scale * q k^T + mask) v)` with `q`, `k`, `v` transposed from `[b, s, heads, d]`; with grouped
 //! heads either q is reshaped to `[b, kv_heads, group, s, d]` and k, v have a size-1 axis put in, or k and v are repeated for
 //! each query head of their group; or all three are reshaped to `[b * heads, s, d]`, and the scores back to `[b, heads, s, t]` where
-//! the mask is added. One sequence may also lie as `[s, 1, heads, d]`.
+//! the mask is added. One sequence may also lie as `[s, 1, heads, d]`. Scores may be bent by `c tanh(scores / c)` before the mask. The
+//! scale may be factors of q and k too.
 
 use super::pattern::{
-    binary, input, only_reader, origin, producer, reshaped, scalar, shape, transposed, with_scalar,
+    binary, input, only_reader, origin, producer, reshaped, scalar, shape, transposed, unary, with_scalar,
 };
 use crate::error::Result;
 use crate::graph::op::attention::{Attention, mask_fits, takes_head};
 use crate::graph::op::expand::Expand;
 use crate::graph::op::matmul::MatMul;
-use crate::graph::op::pointwise::Binary;
+use crate::graph::op::pointwise::{Binary, Unary};
 use crate::graph::op::softmax::Softmax;
 use crate::graph::op::transpose::Transpose;
 use crate::graph::{Edit, Graph, NodeId, ValueId};
@@ -31,7 +32,7 @@ pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
         if !edit.begin(&format!("attention at \"{name}\"")) {
             continue;
         }
-        let op = Box::new(Attention { scale: found.scale });
+        let op = Box::new(found.op);
         let mut inputs: Vec<Option<ValueId>> = found.rows.into_iter().chain(found.mask).map(Some).collect();
         if !found.sequence_first {
             edit.replace_node(found.node, op, inputs, found.origin);
@@ -78,8 +79,30 @@ struct Found {
     mask: Option<ValueId>,
     /// Rows and result are `[s, 1, heads, d]`.
     sequence_first: bool,
-    scale: f32,
+    op: Attention,
     origin: Vec<String>,
+}
+
+/// What `v` is a multiple of, by constant scalars, and the factor.
+fn scaled(g: &Graph, v: ValueId) -> (ValueId, f32) {
+    let multiplied = binary(g, v, Binary::Mul).and_then(|pair| with_scalar(g, pair));
+    let divided = || {
+        let [x, divisor] = binary(g, v, Binary::Div)?;
+        Some((x, 1.0 / scalar(g, divisor).filter(|d| *d != 0.0)?))
+    };
+    match multiplied.or_else(divided) {
+        Some((x, factor)) => {
+            let (x, others) = scaled(g, x);
+            (x, factor * others)
+        }
+        None => (v, 1.0),
+    }
+}
+
+/// What `v` bends to below a cap, `c tanh(..)`, and the cap.
+fn bent(g: &Graph, v: ValueId) -> Option<(ValueId, f32)> {
+    let (bent, cap) = with_scalar(g, binary(g, v, Binary::Mul)?)?;
+    (cap > 0.0).then_some((unary(g, bent, Unary::Tanh)?, cap))
 }
 
 /// Keys or values behind `v`, which repeats each of their heads, on axis `at`, for the query heads of its group: made by a
@@ -124,6 +147,16 @@ fn rows(g: &Graph, v: ValueId) -> Option<Rows> {
         let fits = b == b4 && s == s4 && d == d4 && kv.mul(group).is_ok_and(|all| all == *h);
         fits.then_some(())?;
     } else if let [all, s, d] = grouped {
+        // Heads may be joined before rows come last.
+        if let Some(value) = transposed(g, v, &[1, 0, 2]).and_then(|joined| reshaped(g, joined)) {
+            let [s4, b, h, d4] = shape(g, value)? else {
+                return None;
+            };
+            return (b.is(1) && s == s4 && d == d4 && h == all).then_some(Rows {
+                value,
+                sequence_first: true,
+            });
+        }
         plain = reshaped(g, v)?;
         let [b, h, s4, d4] = shape(g, plain)? else {
             return None;
@@ -173,37 +206,44 @@ fn find(g: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Option<Found> {
         return None;
     };
     let weights = input(node, 0)?;
-    let (_, softmax_node, softmax) = producer::<Softmax>(g, weights)?;
     let rank = shape(g, weights)?.len();
+    let flat = rank == 3;
+    // The softmax may be over scores with an axis for the heads, which joins batches behind it.
+    let wide = reshaped(g, weights).filter(|v| flat && producer::<Softmax>(g, *v).is_some());
+    let wide = wide.filter(|v| shape(g, *v).and_then(<[_]>::last) == shape(g, weights).and_then(<[_]>::last));
+    let (_, softmax_node, softmax) = producer::<Softmax>(g, wide.unwrap_or(weights))?;
     g.value(weights).fact.as_ref()?.dtype.on_devices().then_some(())?;
     let refuse = |why: &str| {
         log::debug!("no attention at \"{}\": {why}", g.value(*product).name);
         None
     };
-    if softmax.axis != -1 && softmax.axis + 1 != i64::try_from(rank).ok()? {
+    let scores = input(softmax_node, 0)?;
+    if softmax.axis != -1 && softmax.axis + 1 != i64::try_from(shape(g, scores)?.len()).ok()? {
         return refuse("its softmax is not over the keys");
     }
-    let scores = input(softmax_node, 0)?;
     let mut steps = vec![*product, weights, scores];
-    let is_scores = |v: ValueId| match producer::<MatMul>(g, v) {
-        Some((_, n, MatMul { trans_b: true })) => Some((input(n, 0)?, input(n, 1)?, 1.0)),
-        _ => {
-            let scaled = binary(g, v, Binary::Mul).and_then(|pair| with_scalar(g, pair));
-            let divided = || {
-                let [x, divisor] = binary(g, v, Binary::Div)?;
-                Some((x, 1.0 / scalar(g, divisor).filter(|d| *d != 0.0)?))
-            };
-            let (inner, scale) = scaled.or_else(divided)?;
-            let (_, n, MatMul { trans_b: true }) = producer::<MatMul>(g, inner)? else {
-                return None;
-            };
-            Some((input(n, 0)?, input(n, 1)?, scale))
-        }
+    steps.extend(wide);
+    let is_scores = |v: ValueId| {
+        let (inner, scale, softcap) = match bent(g, v) {
+            Some((inner, cap)) => {
+                let (inner, factor) = scaled(g, inner);
+                (inner, factor * cap, cap)
+            }
+            None => {
+                let (inner, factor) = scaled(g, v);
+                (inner, factor, 0.0)
+            }
+        };
+        let (_, n, MatMul { trans_b: true }) = producer::<MatMul>(g, inner)? else {
+            return None;
+        };
+        let ((q, by_q), (k, by_k)) = (scaled(g, input(n, 0)?), scaled(g, input(n, 1)?));
+        let scale = scale * by_q * by_k;
+        Some((q, k, Attention { scale, softcap }))
     };
     // The mask is added where the scores have an axis for the heads.
-    let inside = reshaped(g, scores).filter(|_| rank == 3);
-    let through =
-        |v: ValueId| is_scores(v).or_else(|| is_scores(reshaped(g, v).filter(|_| inside.is_some())?));
+    let inside = reshaped(g, scores).filter(|_| flat);
+    let through = |v: ValueId| is_scores(v).or_else(|| is_scores(reshaped(g, v).filter(|_| flat)?));
     let added = |v: ValueId| {
         let [a, b] = binary(g, v, Binary::Add)?;
         let with = |found, mask| Some((found, Some(mask), v));
@@ -213,9 +253,9 @@ fn find(g: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Option<Found> {
             _ => None,
         }
     };
-    let plain = is_scores(scores).map(|found| (found, None, scores));
+    let plain = through(scores).map(|found| (found, None, scores));
     let found = plain.or_else(|| added(scores)).or_else(|| added(inside?));
-    let Some(((q, k, scale), mask, masked)) = found else {
+    let Some(((q, k, op), mask, masked)) = found else {
         return refuse("its scores are not a scaled product, or what is added to them no mask");
     };
     steps.push(masked);
@@ -274,7 +314,7 @@ fn find(g: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Option<Found> {
         rows: [q.value, k.value, v.value],
         mask,
         sequence_first,
-        scale,
+        op,
         origin: origin(g, &steps),
     })
 }
