@@ -73,6 +73,10 @@ FAMILIES = {
     "phi3": dict(model_type="phi3", vocab_size=32064, hidden_size=3072, intermediate_size=8192, num_hidden_layers=32,
                  num_attention_heads=32, num_key_value_heads=32, max_position_embeddings=4096, original_max_position_embeddings=4096,
                  rms_norm_eps=1e-5, sliding_window=2047, pad_token_id=32000, tie_word_embeddings=False),
+    "phi4-mini": dict(model_type="phi3", vocab_size=200064, hidden_size=3072, intermediate_size=8192, num_hidden_layers=32,
+                      num_attention_heads=24, num_key_value_heads=8, max_position_embeddings=131072,
+                      original_max_position_embeddings=4096, rms_norm_eps=1e-5, partial_rotary_factor=0.75, pad_token_id=199999,
+                      tie_word_embeddings=True),
     "chatglm2": dict(model_type="chatglm", padded_vocab_size=65024, hidden_size=4096, ffn_hidden_size=13696, num_layers=28,
                      num_attention_heads=32, multi_query_attention=True, multi_query_group_num=2, kv_channels=128, seq_length=32768,
                      layernorm_epsilon=1e-5, add_qkv_bias=True, tie_word_embeddings=False),
@@ -89,6 +93,7 @@ SMALL_OF = {
     "gemma2": dict(query_pre_attn_scalar=24),
     "gemma3": dict(num_key_value_heads=1, head_dim=32, query_pre_attn_scalar=24, num_hidden_layers=4, sliding_window_pattern=3),
     "phi3": dict(num_key_value_heads=4, original_max_position_embeddings=512),
+    "phi4-mini": dict(original_max_position_embeddings=512),
 }
 GLM_NAMES = {"vocab_size": "padded_vocab_size", "intermediate_size": "ffn_hidden_size", "num_hidden_layers": "num_layers",
              "num_key_value_heads": "multi_query_group_num", "head_dim": "kv_channels", "max_position_embeddings": "seq_length"}
@@ -194,6 +199,10 @@ def class_of(config):
     import transformers
 
     if config["model_type"] == "chatglm" or config["model_type"] not in transformers.CONFIG_MAPPING:
+        return None
+    # Older versions turn whole heads of Phi.
+    turned = config.get("partial_rotary_factor", 1.0)
+    if turned != 1.0 and tuple(map(int, transformers.__version__.split(".")[:2])) < (4, 49):
         return None
     made = transformers.CONFIG_MAPPING[config["model_type"]](**{k: v for k, v in config.items() if k != "model_type"})
     # Matrix products and a softmax, as exporters see them.

@@ -105,7 +105,7 @@ impl GroupQueryAttention {
         let number = |cx: &mut Parts<'_, '_>, what: &str, n: i64| {
             Ok::<_, OpError>(Some(cx.constant(what, HostTensor::from_i64(&[], &[n])?)))
         };
-        let mut count = |cx: &mut Parts<'_, '_>, what: &str, x: ValueId, axis: i64| {
+        let count = |cx: &mut Parts<'_, '_>, what: &str, x: ValueId, axis: i64| {
             let sizes = cx.node(&format!("{what}/sizes"), ShapeOf { start: 0, end: None }, &[Some(x)])?;
             let at = number(cx, &format!("{what}/axis"), axis)?;
             cx.node(what, Gather { axis: 0 }, &[Some(sizes), at])

@@ -199,7 +199,7 @@ pub(super) fn causal_mask(
         number(cx, "one", 1)?,
         number(cx, "two", 2)?,
     );
-    let mut count = |cx: &mut Parts<'_, '_>, what: &str, x: ValueId| {
+    let count = |cx: &mut Parts<'_, '_>, what: &str, x: ValueId| {
         let sizes = cx.node(&format!("{what}/sizes"), ShapeOf { start: 0, end: None }, &[Some(x)])?;
         cx.node(what, Gather { axis: 0 }, &[Some(sizes), two])
     };

@@ -106,9 +106,9 @@ fn bent(g: &Graph, v: ValueId) -> Option<(ValueId, f32)> {
 }
 
 /// Keys or values behind `v`, which repeats each of their heads, on axis `at`, for the query heads of its group: made by a
-/// size-1 axis after the heads, its expansion, and a reshape that joins the two.
-fn single(g: &Graph, v: ValueId, at: usize) -> Option<ValueId> {
-    let wide = reshaped(g, v)?;
+/// size-1 axis after the heads, its expansion, and a reshape that joins the two; and what they are multiplied by in between.
+fn single(g: &Graph, v: ValueId, at: usize) -> Option<(ValueId, f32)> {
+    let (wide, factor) = scaled(g, reshaped(g, v)?);
     let (_, expand, _) = producer::<Expand>(g, wide)?;
     let one = input(expand, 0)?;
     let x = reshaped(g, one)?;
@@ -122,7 +122,7 @@ fn single(g: &Graph, v: ValueId, at: usize) -> Option<ValueId> {
     joined[at] = sizes[at].mul(&expanded[at + 1]).ok()?;
     let mut rest = expanded.to_vec();
     rest[at + 1] = 1.into();
-    (shape(g, one)? == separate && rest == separate && shape(g, v)? == joined).then_some(x)
+    (shape(g, one)? == separate && rest == separate && shape(g, v)? == joined).then_some((x, factor))
 }
 
 /// Rows behind `v`, which is those with heads first.
@@ -178,11 +178,12 @@ fn rows(g: &Graph, v: ValueId) -> Option<Rows> {
     batch_first.or_else(sequence_first)
 }
 
-/// The rows of keys or values behind `v`, each head once.
-fn cached(g: &Graph, v: ValueId) -> Option<Rows> {
-    let found = rows(g, single(g, v, 1).unwrap_or(v))?;
-    let value = single(g, found.value, 2).unwrap_or(found.value);
-    Some(Rows { value, ..found })
+/// The rows of keys or values behind `v`, each head once, and what they are multiplied by.
+fn cached(g: &Graph, v: ValueId) -> Option<(Rows, f32)> {
+    let (heads, first) = single(g, v, 1).unwrap_or((v, 1.0));
+    let found = rows(g, heads)?;
+    let (value, second) = single(g, found.value, 2).unwrap_or((found.value, 1.0));
+    Some((Rows { value, ..found }, first * second))
 }
 
 impl Rows {
@@ -255,14 +256,18 @@ fn find(g: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Option<Found> {
     };
     let plain = through(scores).map(|found| (found, None, scores));
     let found = plain.or_else(|| added(scores)).or_else(|| added(inside?));
-    let Some(((q, k, op), mask, masked)) = found else {
+    let Some(((q, k, mut op), mask, masked)) = found else {
         return refuse("its scores are not a scaled product, or what is added to them no mask");
     };
     steps.push(masked);
     let (q5, k5, v5) = (q, k, input(node, 1)?);
-    let (Some(q), Some(k), Some(v)) = (rows(g, q5), cached(g, k5), cached(g, v5)) else {
+    let (Some(q), Some((k, by_k)), Some((v, by_v))) = (rows(g, q5), cached(g, k5), cached(g, v5)) else {
         return refuse("its operands are not transposed from [b, s, heads, d]");
     };
+    op.scale *= by_k;
+    if by_v != 1.0 {
+        return refuse("its values are multiplied behind the cache");
+    }
     let sequence_first = q.sequence_first;
     if [k, v].iter().any(|r| r.sequence_first != sequence_first) {
         return refuse("some of its operands are [s, b, heads, d]");

@@ -4,7 +4,7 @@
     tests/golden/decoders/make.py
 
 NAME.onnx is a decoder of one or two layers with made-up weights; NAME.f32 its logits, little-endian, a row for each of TOKENS: a prefill of the first
-PREFILL, then one at a time. tests/decoders_golden.rs runs them. Needs what tools/export_llm.py needs, and onnxruntime.
+PREFILL, then one at a time. tests/exports.rs runs them. Needs what tools/export_llm.py needs, and onnxruntime.
 """
 
 import importlib.util
@@ -26,6 +26,7 @@ EXPORTED = {
     "gemma2-paper": ["gemma2", "paper", "--layers", "2", "--window", "4"],
     "gemma2-plain": ["gemma2", "plain", "--layers", "2", "--window", "4"],
     "qwen3-plain": ["qwen3", "plain", "--layers", "1"],
+    "phi4-mini-plain": ["phi4-mini", "plain", "--layers", "1"],
     "chatglm2-paper": ["chatglm2", "paper", "--layers", "1"],
 }
 SIZES = ["--hidden", "16", "--inner", "16", "--heads", "2", "--kv-heads", "1", "--head-dim", "8", "--vocab", "32", "--context", "64"]
