@@ -49,7 +49,11 @@ fn main() -> Result<(), Box<dyn Error>> {
     };
     let (prompt, decoded) = tokens.split_at(tokens.len().saturating_sub(steps));
     let mut logits = Vec::new();
-    for part in [prompt].into_iter().filter(|p| !p.is_empty()).chain(decoded.chunks(1)) {
+    for part in [prompt]
+        .into_iter()
+        .filter(|p| !p.is_empty())
+        .chain(decoded.chunks(1))
+    {
         logits.extend(model.forward_all(part)?);
     }
     std::fs::write(out, bytemuck::cast_slice(&logits))?;

@@ -41,7 +41,9 @@ fn main() -> ExitCode {
     let (devices, missing) = support::devices();
     let mut trials = Vec::new();
     for (name, layers) in FILES {
-        trials.push(Trial::test(format!("{name}@host"), move || Ok(on_host(name, layers)?)));
+        trials.push(Trial::test(format!("{name}@host"), move || {
+            Ok(on_host(name, layers)?)
+        }));
         for d in &devices {
             let label = format!("{name}@{}", d.label(&devices));
             let device = d.clone();

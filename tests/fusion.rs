@@ -28,8 +28,8 @@ use transformer_lite::graph::op::softmax::Softmax;
 use transformer_lite::graph::op::split::Split;
 use transformer_lite::graph::op::transpose::Transpose;
 use transformer_lite::graph::pass::{
-    ATTENTION, FOLD, FUSE, IDENTITY, KV_CACHE, LAST_ROW, MOVES, NORM, OUTER, PICK, Pass, Pipeline, ROTARY, SPLIT,
-    TRANS_B,
+    ATTENTION, FOLD, FUSE, IDENTITY, KV_CACHE, LAST_ROW, MOVES, NORM, OUTER, PICK, Pass, Pipeline, ROTARY,
+    SPLIT, TRANS_B,
 };
 use transformer_lite::graph::{Edit, Graph, Op, ValueId};
 use transformer_lite::shape::{Bindings, Constraints, Dim, Fact, Shape};

@@ -56,7 +56,8 @@ pub(super) fn name_lengths(graph: &mut Graph) -> Result<(), DimError> {
         let Some(fact) = graph.value(v).fact.as_ref() else {
             continue;
         };
-        let grows = |d: &&Dim| d.as_const().is_none() && d.as_symbol().is_none_or(|s| Some(s) != batch.as_ref());
+        let grows =
+            |d: &&Dim| d.as_const().is_none() && d.as_symbol().is_none_or(|s| Some(s) != batch.as_ref());
         let growing: Vec<&Dim> = fact.shape.0.iter().filter(grows).collect();
         let [size] = growing.as_slice() else { continue };
         let size = size.replace(&with)?;
@@ -108,7 +109,10 @@ fn solved(size: &Dim, sequence: &Symbol) -> Result<Option<(Symbol, Dim)>, DimErr
 
 /// A symbol that no input's size has: `name`, or that with a number.
 fn unused(graph: &Graph, name: &str) -> Symbol {
-    let facts = graph.inputs().iter().filter_map(|v| graph.value(*v).fact.as_ref());
+    let facts = graph
+        .inputs()
+        .iter()
+        .filter_map(|v| graph.value(*v).fact.as_ref());
     let used: BTreeSet<Symbol> = facts.flat_map(|f| f.shape.0.iter().flat_map(symbols)).collect();
     let names = std::iter::once(name.to_owned()).chain((1..).map(|i| format!("{name}_{i}")));
     let free = names.map(|n| Symbol::new(&n)).find(|s| !used.contains(s));
@@ -154,7 +158,9 @@ pub(super) fn inputs(graph: &Graph, tokens: &[u32], past: usize) -> Result<Vec<(
         give(IDS, ints(f, &[1, n], &ids))?;
     }
     if let Some(f) = fact(POSITIONS) {
-        let positions: Vec<i64> = (past..all).map(|p| i64::try_from(p).unwrap_or(i64::MAX)).collect();
+        let positions: Vec<i64> = (past..all)
+            .map(|p| i64::try_from(p).unwrap_or(i64::MAX))
+            .collect();
         let shape: &[usize] = if f.shape.rank() == 1 { &[n] } else { &[1, n] };
         give(POSITIONS, ints(f, shape, &positions))?;
     }
@@ -162,7 +168,9 @@ pub(super) fn inputs(graph: &Graph, tokens: &[u32], past: usize) -> Result<Vec<(
         None => {}
         Some(f) if f.shape.rank() == 4 => {
             let seen = |row: usize, key: usize| if key <= past + row { 0.0 } else { HIDDEN };
-            let mask: Vec<f32> = (0..n).flat_map(|row| (0..all).map(move |key| seen(row, key))).collect();
+            let mask: Vec<f32> = (0..n)
+                .flat_map(|row| (0..all).map(move |key| seen(row, key)))
+                .collect();
             give(MASK, HostTensor::from_floats(f.dtype, &[1, 1, n, all], &mask))?;
         }
         Some(f) if f.dtype.is_float() => {
@@ -213,7 +221,12 @@ mod tests {
         ];
         assert_eq!(
             named(&paper),
-            ["[1, N]", "[1, 1, N, N + past]", "[1, past, 2, 8]", "[1, past, 2, 8]"]
+            [
+                "[1, N]",
+                "[1, 1, N, N + past]",
+                "[1, past, 2, 8]",
+                "[1, past, 2, 8]"
+            ]
         );
         let genai = [
             ("input_ids", I, "batch, sequence"),
@@ -254,7 +267,10 @@ mod tests {
             panic!("{made:?}")
         };
         assert_eq!((ids.dtype(), ids.to_i64().unwrap()), (DType::I32, vec![5, 6]));
-        assert_eq!((positions.shape(), positions.to_i64().unwrap()), (&[2][..], vec![1, 2]));
+        assert_eq!(
+            (positions.shape(), positions.to_i64().unwrap()),
+            (&[2][..], vec![1, 2])
+        );
         assert_eq!(mask.shape(), [1, 1, 2, 3]);
         assert_eq!(mask.to_f32().unwrap().as_ref(), [0.0, 0.0, HIDDEN, 0.0, 0.0, 0.0]);
     }
@@ -268,7 +284,10 @@ mod tests {
             ("position_ids", F, "1, N"),
         ] {
             let e = check(&graph(&[(name, dtype, sizes)])).unwrap_err().to_string();
-            assert!(e.contains(name) && e.contains("expected") && e.contains("found"), "{e}");
+            assert!(
+                e.contains(name) && e.contains("expected") && e.contains("found"),
+                "{e}"
+            );
         }
     }
 }

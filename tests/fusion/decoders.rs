@@ -44,7 +44,11 @@ fn new_rows_alone_make_a_state() {
         let states = usize::from(!matches!(out, Out::Nothing));
         assert_eq!(b.0.states().len(), states, "{out:?}");
         // The reader's result stays, and what the state makes needless is no output any more.
-        assert_eq!((b.0.outputs().len(), b.has("KvAppend")), (1, states == 1), "{out:?}");
+        assert_eq!(
+            (b.0.outputs().len(), b.has("KvAppend")),
+            (1, states == 1),
+            "{out:?}"
+        );
         assert_eq!(b.0.inputs().len(), 2 - states, "{out:?}");
     }
 }
@@ -114,6 +118,62 @@ fn scales_of_operands_are_one() {
     assert_eq!(b.pass(ATTENTION, &SIZES), 0);
 }
 
+#[test]
+fn a_bias_of_heads_before_the_mask() {
+    let biased = |sizes: &'static str| {
+        scores_by(move |b, q, k| {
+            let scores = b.node(MatMul { trans_b: true }, &[q, k]);
+            let bias = b.input("bias", sizes);
+            b.binary(Binary::Add, scores, bias)
+        })
+    };
+    for sizes in ["1,3,1,t", "3,s,t"] {
+        let mut b = biased(sizes);
+        assert_eq!((b.pass(ATTENTION, &SIZES), b.nodes()), (1, 2), "{sizes}");
+    }
+    assert_eq!(
+        biased("2,1,1,t").pass(ATTENTION, &SIZES),
+        0,
+        "a bias that repeats the scores"
+    );
+}
+
+/// A rotary embedding of the first 4 elements of heads of 6, which lie before the rows; the others stay.
+fn part_turned(from: i64) -> Build {
+    let mut b = Build::default();
+    let x = b.input("x", "1,s,3,6");
+    let (cos, sin) = (b.input("cos", "1,1,s,4"), b.input("sin", "1,1,s,4"));
+    let x = b.swap(x, &[0, 2, 1, 3]);
+    let (turns, stays) = (b.part(x, from, from + 4), b.part(x, 4, i64::MAX));
+    let (low, high) = (b.part(turns, 0, 2), b.part(turns, 2, i64::MAX));
+    let high = b.unary(Unary::Neg, high);
+    let half = b.node(Concat { axis: -1 }, &[high, low]);
+    let (plain, turned) = (
+        b.binary(Binary::Mul, turns, cos),
+        b.binary(Binary::Mul, half, sin),
+    );
+    let turned = b.binary(Binary::Add, plain, turned);
+    let y = b.node(Concat { axis: -1 }, &[turned, stays]);
+    b.output(y);
+    b
+}
+
+#[test]
+fn parts_of_heads_turn() {
+    for from in [0, 2] {
+        let mut b = part_turned(from);
+        assert_eq!(b.pass(ROTARY, &[("s", 3)]), 1);
+        assert!(b.pass(MOVES, &[("s", 3)]) > 0);
+        // One transpose is left, the last node; and one of each table of angles.
+        let transposes = b.0.nodes().filter(|(_, n)| n.op.name() == "Transpose").count();
+        assert_eq!(transposes, 3);
+        let last =
+            b.0.producer(b.0.outputs()[0])
+                .map(|(_, n)| n.op.name().to_owned());
+        assert_eq!(last.as_deref(), Some("Transpose"));
+    }
+}
+
 /// Attention over rows `[s, 1, 4, 6]`, heads joined before the products; the softmax has an axis for the heads.
 fn joined_heads(softmax: i64) -> Build {
     let mut b = Build::default();
@@ -151,7 +211,11 @@ fn heads_joined_before_products() {
     let mut b = joined_heads(-1);
     assert_eq!(b.pass(ATTENTION, &SIZES), 1);
     assert!(b.has("Attention") && !b.has("Softmax"));
-    assert_eq!(joined_heads(-2).pass(ATTENTION, &SIZES), 0, "softmax over queries");
+    assert_eq!(
+        joined_heads(-2).pass(ATTENTION, &SIZES),
+        0,
+        "softmax over queries"
+    );
 }
 
 #[test]

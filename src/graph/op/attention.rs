@@ -63,7 +63,11 @@ impl Attention {
     fn bent(&self, dot: f32) -> f64 {
         let score = f64::from(dot) * f64::from(self.scale);
         let cap = f64::from(self.softcap);
-        if cap == 0.0 { score } else { cap * (score / cap).tanh() }
+        if cap == 0.0 {
+            score
+        } else {
+            cap * (score / cap).tanh()
+        }
     }
 }
 

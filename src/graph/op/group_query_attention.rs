@@ -10,16 +10,12 @@
 
 use super::case::{Case, input};
 use super::parts::Parts;
-use super::pointwise::import::{binary, input as arg};
 use super::pointwise::{Binary, Pointwise};
-use super::range::Range;
 use super::rotary_embedding::RotaryEmbedding;
-use super::sdpa::{Sdpa, both_masks, causal_mask, heads_first};
-use super::shape_of::ShapeOf;
+use super::sdpa::{Sdpa, both_masks, causal_mask, heads_first, new_places};
 use super::slice::Slice;
 use super::{
-    Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, OnnxName, as_usize, operand,
-    concat::Concat, gather::Gather,
+    Attributes, InferCx, Inputs, OnnxName, Op, OpDef, OpError, OpResult, as_usize, concat::Concat, operand,
 };
 use crate::graph::ValueId;
 use crate::shape::{Dim, Fact, Shape};
@@ -68,9 +64,9 @@ impl GroupQueryAttention {
         let [_, _, joined] = q.shape.0.as_slice() else {
             return Err(OpError::expected("queries", "[batch, sequence, heads * size]", q));
         };
-        joined
-            .exact_div(&heads)
-            .ok_or_else(|| OpError::expected("last axis of operand 0", format!("a multiple of {heads}"), joined))
+        joined.exact_div(&heads).ok_or_else(|| {
+            OpError::expected("last axis of operand 0", format!("a multiple of {heads}"), joined)
+        })
     }
 
     fn number(n: usize) -> i64 {
@@ -85,9 +81,9 @@ impl GroupQueryAttention {
         }
         let mut at = 0;
         let mut out = [all; 3];
-        for (slot, (name, heads)) in out
-            .iter_mut()
-            .zip([("q", self.heads), ("k", self.kv_heads), ("v", self.kv_heads)])
+        for (slot, (name, heads)) in
+            out.iter_mut()
+                .zip([("q", self.heads), ("k", self.kv_heads), ("v", self.kv_heads)])
         {
             let end = at + Self::number(heads) * size;
             let mut operands = vec![Some(all)];
@@ -98,28 +94,6 @@ impl GroupQueryAttention {
             at = end;
         }
         Ok(out)
-    }
-
-    /// Positions `[1, sequence]` behind a past.
-    fn positions(cx: &mut Parts<'_, '_>, past: ValueId, new: ValueId) -> OpResult<ValueId> {
-        let number = |cx: &mut Parts<'_, '_>, what: &str, n: i64| {
-            Ok::<_, OpError>(Some(cx.constant(what, HostTensor::from_i64(&[], &[n])?)))
-        };
-        let count = |cx: &mut Parts<'_, '_>, what: &str, x: ValueId, axis: i64| {
-            let sizes = cx.node(&format!("{what}/sizes"), ShapeOf { start: 0, end: None }, &[Some(x)])?;
-            let at = number(cx, &format!("{what}/axis"), axis)?;
-            cx.node(what, Gather { axis: 0 }, &[Some(sizes), at])
-        };
-        let first = count(cx, "first", past, 2)?;
-        let more = count(cx, "more", new, 1)?;
-        let behind = cx.pointwise(
-            "behind",
-            binary(Binary::Add, arg(0), arg(1)),
-            &[first, more],
-        )?;
-        let one = number(cx, "step", 1)?;
-        let places = cx.node("positions", Range, &[Some(first), Some(behind), one])?;
-        cx.unsqueeze("positions/batch", places, &[0])
     }
 }
 
@@ -164,7 +138,11 @@ impl Op for GroupQueryAttention {
             cx.same("sizes of a head of keys and of the past", &size, n)?;
             all = past.add(sequence)?;
         }
-        let y = vec![batch.clone(), sequence.clone(), Dim::from_usize(self.heads).mul(&size)?];
+        let y = vec![
+            batch.clone(),
+            sequence.clone(),
+            Dim::from_usize(self.heads).mul(&size)?,
+        ];
         let present = Fact::new(q.dtype, Shape(vec![batch.clone(), kv, all, size]));
         Ok(vec![Fact::new(q.dtype, Shape(y)), present.clone(), present])
     }
@@ -184,7 +162,11 @@ impl Op for GroupQueryAttention {
                 .flat_map(|r| r.iter().skip(from * size).take(heads * size))
                 .copied()
                 .collect();
-            Ok(HostTensor::from_floats(q.dtype(), &[batch, sequence, heads * size], &part)?)
+            Ok(HostTensor::from_floats(
+                q.dtype(),
+                &[batch, sequence, heads * size],
+                &part,
+            )?)
         };
         let [mut q, mut k, v] = match (optional(1), optional(2)) {
             (Some(k), Some(v)) => [q.clone(), k.clone(), v.clone()],
@@ -194,7 +176,9 @@ impl Op for GroupQueryAttention {
                 cut(self.heads + self.kv_heads, self.kv_heads)?,
             ],
         };
-        let past = optional(PAST).and_then(|x| x.shape().get(2).copied()).unwrap_or(0);
+        let past = optional(PAST)
+            .and_then(|x| x.shape().get(2).copied())
+            .unwrap_or(0);
         let all = past + sequence;
         let live = operand(inputs, LIVE)?.to_i64()?;
         if let Some(n) = live.iter().find(|n| n.saturating_add(1) != Self::number(all)) {
@@ -215,7 +199,10 @@ impl Op for GroupQueryAttention {
             for (x, heads) in [(&mut q, self.heads), (&mut k, self.kv_heads)] {
                 let turn = turning(pairs, heads, cos.shape().get(1).copied().unwrap_or(0), size);
                 let turned = turn.eval(&[Some(x), Some(cos), Some(sin), Some(&positions)])?;
-                *x = turned.into_iter().next().ok_or_else(|| OpError::expected("result", 1, 0))?;
+                *x = turned
+                    .into_iter()
+                    .next()
+                    .ok_or_else(|| OpError::expected("result", 1, 0))?;
             }
         }
         let hidden: Vec<bool> = (past..all)
@@ -260,37 +247,38 @@ impl Op for GroupQueryAttention {
             return Ok(None);
         }
         let [mut q, mut k, v] = self.split(cx, size)?;
+        let appended = |cx: &mut Parts<'_, '_>, name: &str, x: ValueId, old: Option<ValueId>| {
+            let new = heads_first(cx, name, x, Self::number(self.kv_heads), size)?;
+            cx.node(name, Concat { axis: 2 }, &[old, Some(new)])
+        };
+        let values = appended(cx, "values", v, cx.opt(PAST + 1))?;
         if let Some(pairs) = self.rotary {
             let (cos, sin) = (cx.input(COSINES)?, cx.input(COSINES + 1)?);
             let table = cx.fact(cos)?.shape.0.get(1).and_then(as_usize).unwrap_or(0);
             let positions = match cx.opt(POSITIONS) {
                 Some(p) => p,
-                None => Self::positions(cx, past, q)?,
+                None => {
+                    let places = new_places(cx, "places", past, values)?;
+                    cx.unsqueeze("positions", places, &[0])?
+                }
             };
             for (name, x, heads) in [("q", &mut q, self.heads), ("k", &mut k, self.kv_heads)] {
                 let turn = turning(pairs, heads, table, usize::try_from(size).unwrap_or(0));
                 let operands = [Some(*x), Some(cos), Some(sin), Some(positions)];
-                *x = cx.node(&format!("{name}/turned"), turn, &operands)?;
+                *x = cx.node(&format!("{name}/embedded"), turn, &operands)?;
             }
         }
-        let mut present = Vec::with_capacity(2);
-        for (name, x, old) in [("keys", k, Some(past)), ("values", v, cx.opt(PAST + 1))] {
-            let new = heads_first(cx, name, x, Self::number(self.kv_heads), size)?;
-            present.push(cx.node(name, Concat { axis: 2 }, &[old, Some(new)])?);
-        }
-        let [keys, values] = present.as_slice() else {
-            return Ok(None);
-        };
-        let mut mask = causal_mask(cx, *keys, past, self.window.map(Self::number))?;
+        let keys = appended(cx, "keys", k, Some(past))?;
+        let mut mask = causal_mask(cx, keys, past, self.window.map(Self::number))?;
         if let Some(bias) = cx.opt(BIAS) {
             mask = both_masks(cx, mask, bias)?;
         }
         let y = cx.node(
             "attention",
             self.attention(),
-            &[Some(q), Some(*keys), Some(*values), Some(mask)],
+            &[Some(q), Some(keys), Some(values), Some(mask)],
         )?;
-        Ok(Some(vec![y, *keys, *values]))
+        Ok(Some(vec![y, keys, values]))
     }
 
     fn reads(&self, input: usize) -> bool {

@@ -8,7 +8,6 @@
 use super::case::{Case, input};
 use super::concat::Concat;
 use super::expand::Expand;
-use super::gather::Gather;
 use super::matmul::MatMul;
 use super::pad::{Mode, Pad};
 use super::parts::Parts;
@@ -182,6 +181,33 @@ fn by_number(cx: &mut Parts<'_, '_>, what: &str, f: Binary, x: ValueId, by: f32)
     cx.pointwise(what, binary(f, arg(0), arg(1)), &[x, by])
 }
 
+/// The number of rows of keys or values `[b, heads, rows, size]`, as a list of one.
+fn number_of_rows(cx: &mut Parts<'_, '_>, what: &str, x: ValueId) -> OpResult<ValueId> {
+    let op = ShapeOf {
+        start: 2,
+        end: Some(3),
+    };
+    cx.node(what, op, &[Some(x)])
+}
+
+/// The integers from one to below another.
+fn range(cx: &mut Parts<'_, '_>, what: &str, start: ValueId, end: ValueId) -> OpResult<ValueId> {
+    let step = cx.ints(&format!("{what}/step"), &[1])?;
+    cx.node(what, Range, &[Some(start), Some(end), Some(step)])
+}
+
+/// Places of the rows that `all` has behind those of `past`.
+pub(super) fn new_places(
+    cx: &mut Parts<'_, '_>,
+    what: &str,
+    past: ValueId,
+    all: ValueId,
+) -> OpResult<ValueId> {
+    let first = number_of_rows(cx, &format!("{what}/first"), past)?;
+    let end = number_of_rows(cx, &format!("{what}/end"), all)?;
+    range(cx, what, first, end)
+}
+
 /// What is added to the scores of new queries and all keys `[b, heads, keys, size]`, of which those in `past` come first: a query sees no
 /// key behind its own place, nor one `window` or more before it. `[queries, keys]` in the type of the keys.
 pub(super) fn causal_mask(
@@ -191,28 +217,21 @@ pub(super) fn causal_mask(
     window: Option<i64>,
 ) -> OpResult<ValueId> {
     let dtype = cx.fact(keys)?.dtype;
-    let number = |cx: &mut Parts<'_, '_>, what: &str, n: i64| {
-        Ok::<_, OpError>(Some(cx.constant(what, HostTensor::from_i64(&[], &[n])?)))
-    };
-    let (zero, one, two) = (
-        number(cx, "zero", 0)?,
-        number(cx, "one", 1)?,
-        number(cx, "two", 2)?,
-    );
-    let count = |cx: &mut Parts<'_, '_>, what: &str, x: ValueId| {
-        let sizes = cx.node(&format!("{what}/sizes"), ShapeOf { start: 0, end: None }, &[Some(x)])?;
-        cx.node(what, Gather { axis: 0 }, &[Some(sizes), two])
-    };
-    let (all, before) = (count(cx, "all", keys)?, count(cx, "before", past)?);
-    let columns = cx.node("columns", Range, &[zero, Some(all), one])?;
-    let rows = cx.node("rows", Range, &[Some(before), Some(all), one])?;
+    let zero = cx.ints("zero", &[0])?;
+    let all = number_of_rows(cx, "all", keys)?;
+    let columns = range(cx, "columns", zero, all)?;
+    let rows = new_places(cx, "rows", past, keys)?;
     let rows = cx.unsqueeze("rows/apart", rows, &[1])?;
     let mut seen = binary(Binary::LessOrEqual, arg(0), arg(1));
     if let Some(window) = window {
         let first = binary(Binary::Sub, arg(1), Expr::Const(f64_of(window), DType::I64));
         seen = binary(Binary::And, seen, binary(Binary::Greater, arg(0), first));
     }
-    let mask = select(seen, Expr::Const(0.0, dtype), Expr::Const(f64::from(HIDDEN), dtype));
+    let mask = select(
+        seen,
+        Expr::Const(0.0, dtype),
+        Expr::Const(f64::from(HIDDEN), dtype),
+    );
     cx.pointwise("causal", mask, &[columns, rows])
 }
 

@@ -4,7 +4,7 @@
 //! heads either q is reshaped to `[b, kv_heads, group, s, d]` and k, v have a size-1 axis put in, or k and v are repeated for
 //! each query head of their group; or all three are reshaped to `[b * heads, s, d]`, and the scores back to `[b, heads, s, t]` where
 //! the mask is added. One sequence may also lie as `[s, 1, heads, d]`. Scores may be bent by `c tanh(scores / c)` before the mask. The
-//! scale may be factors of q and k too.
+//! scale may be factors of q and k too, and the mask two, of which one is a bias by places.
 
 use super::pattern::{
     binary, input, only_reader, origin, producer, reshaped, scalar, shape, transposed, unary, with_scalar,
@@ -13,7 +13,7 @@ use crate::error::Result;
 use crate::graph::op::attention::{Attention, mask_fits, takes_head};
 use crate::graph::op::expand::Expand;
 use crate::graph::op::matmul::MatMul;
-use crate::graph::op::pointwise::{Binary, Unary};
+use crate::graph::op::pointwise::{Binary, Pointwise, Unary};
 use crate::graph::op::softmax::Softmax;
 use crate::graph::op::transpose::Transpose;
 use crate::graph::{Edit, Graph, NodeId, ValueId};
@@ -33,7 +33,21 @@ pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
             continue;
         }
         let op = Box::new(found.op);
-        let mut inputs: Vec<Option<ValueId>> = found.rows.into_iter().chain(found.mask).map(Some).collect();
+        let mask = match found.masks.as_slice() {
+            [first, second] => {
+                let mask = edit.add_value(&format!("{name}/mask"), None);
+                edit.add_node(
+                    &format!("{name}/mask"),
+                    found.origin.clone(),
+                    Box::new(Pointwise::binary("Add", Binary::Add)),
+                    vec![Some(*first), Some(*second)],
+                    vec![mask],
+                );
+                Some(mask)
+            }
+            list => list.first().copied(),
+        };
+        let mut inputs: Vec<Option<ValueId>> = found.rows.into_iter().chain(mask).map(Some).collect();
         if !found.sequence_first {
             edit.replace_node(found.node, op, inputs, found.origin);
             continue;
@@ -76,7 +90,8 @@ struct Found {
     out: ValueId,
     /// Queries, keys and values.
     rows: [ValueId; 3],
-    mask: Option<ValueId>,
+    /// What is added to the scores: nothing, or one or two values, whose sum it is.
+    masks: Vec<ValueId>,
     /// Rows and result are `[s, 1, heads, d]`.
     sequence_first: bool,
     op: Attention,
@@ -245,18 +260,22 @@ fn find(g: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Option<Found> {
     // The mask is added where the scores have an axis for the heads.
     let inside = reshaped(g, scores).filter(|_| flat);
     let through = |v: ValueId| is_scores(v).or_else(|| is_scores(reshaped(g, v).filter(|_| flat)?));
+    // A bias by places, as of ALiBi, may be added before the mask.
     let added = |v: ValueId| {
         let [a, b] = binary(g, v, Binary::Add)?;
-        let with = |found, mask| Some((found, Some(mask), v));
-        match (through(a), through(b)) {
-            (Some(found), _) => with(found, b),
-            (_, Some(found)) => with(found, a),
-            _ => None,
-        }
+        [(a, b), (b, a)].into_iter().find_map(|(sum, last)| {
+            let once = through(sum).map(|found| (found, vec![last], v));
+            let twice = || {
+                let [c, d] = binary(g, sum, Binary::Add)?;
+                let mut ways = [(c, d), (d, c)].into_iter();
+                ways.find_map(|(inner, first)| Some((through(inner)?, vec![first, last], v)))
+            };
+            once.or_else(twice)
+        })
     };
-    let plain = through(scores).map(|found| (found, None, scores));
+    let plain = through(scores).map(|found| (found, Vec::new(), scores));
     let found = plain.or_else(|| added(scores)).or_else(|| added(inside?));
-    let Some(((q, k, mut op), mask, masked)) = found else {
+    let Some(((q, k, mut op), masks, masked)) = found else {
         return refuse("its scores are not a scaled product, or what is added to them no mask");
     };
     steps.push(masked);
@@ -305,7 +324,9 @@ fn find(g: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Option<Found> {
     let scores = [k_sizes[0].clone(), h.clone(), s.clone(), t.clone()];
     let whole = shape(g, masked)? == scores;
     let masked = if whole { &scores[..] } else { &scores[2..] };
-    let mask_fits = mask.is_none_or(|m| shape(g, m).is_some_and(|m| mask_fits(m, masked)));
+    let mask_fits = masks
+        .iter()
+        .all(|m| shape(g, *m).is_some_and(|m| mask_fits(m, masked)));
     if v.sizes(g)?[3].as_const().is_none_or(|d| !takes_head(d)) {
         return refuse("its heads have an odd size, or one too large for the kernel");
     }
@@ -317,7 +338,7 @@ fn find(g: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Option<Found> {
         node: back,
         out: last,
         rows: [q.value, k.value, v.value],
-        mask,
+        masks,
         sequence_first,
         op,
         origin: origin(g, &steps),

@@ -76,7 +76,9 @@ fn find(g: &Graph, reader: NodeId, past: ValueId) -> Result<Option<Pair>, String
     };
     let is_output = |v: &ValueId| g.outputs().contains(v);
     // The whole may come out under a second name, new rows with their axes in another order.
-    let copies = results_of(g, *present, |n| n.op.downcast::<Reshape>() == Some(&Reshape::Identity));
+    let copies = results_of(g, *present, |n| {
+        n.op.downcast::<Reshape>() == Some(&Reshape::Identity)
+    });
     let turned = results_of(g, new, |n| n.op.downcast::<Transpose>().is_some());
     let source = producer::<Transpose>(g, new).and_then(|(_, n, _)| input(n, 0));
     let needless = if is_output(present) {

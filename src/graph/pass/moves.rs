@@ -85,8 +85,19 @@ pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
                 Change::Last { op, inputs, perm } => {
                     let fact = last_axis_fact(edit, y, &perm);
                     let still = edit.add_value(&format!("{name}/unmoved"), fact);
-                    edit.add_node(&format!("{name}/unmoved"), origin.clone(), op, inputs, vec![still]);
-                    edit.replace_node(id, Box::new(Transpose { perm: Some(perm) }), vec![Some(still)], origin);
+                    edit.add_node(
+                        &format!("{name}/unmoved"),
+                        origin.clone(),
+                        op,
+                        inputs,
+                        vec![still],
+                    );
+                    edit.replace_node(
+                        id,
+                        Box::new(Transpose { perm: Some(perm) }),
+                        vec![Some(still)],
+                        origin,
+                    );
                 }
                 Change::Sink { inputs, mover, fact } => {
                     let Some(m) = edit.node(mover) else { continue };
@@ -151,14 +162,19 @@ fn along_last(g: &Graph, id: NodeId) -> Option<Change> {
         let axes = t.axes(rank).ok()?;
         (axes == [0, 2, 1, 3]).then_some((input(n, 0)?, axes))
     };
-    let (op, inputs, axes): (Box<dyn Op>, Vec<Option<ValueId>>, _) = if node.op.downcast::<Slice>().is_some() {
+    let (op, inputs, axes): (Box<dyn Op>, Vec<Option<ValueId>>, _) = if node.op.downcast::<Slice>().is_some()
+    {
         let (v, [_, _, axes, _]) = lists(g, id)?;
         let (x, order) = before(v)?;
         let along = axes.iter().all(|a| usize::try_from(*a) == Ok(last));
         // Without a list of axes the slice is of the first ones.
         (along && node.inputs.len() > 3).then_some(())?;
         let rest = node.inputs.iter().skip(1).copied();
-        (Box::new(Slice), std::iter::once(Some(x)).chain(rest).collect(), order)
+        (
+            Box::new(Slice),
+            std::iter::once(Some(x)).chain(rest).collect(),
+            order,
+        )
     } else {
         let concat = node.op.downcast::<Concat>()?;
         (crate::graph::op::axis(concat.axis, rank).ok()? == last).then_some(())?;

@@ -122,7 +122,11 @@ fn find(g: &Graph, y: ValueId) -> Option<([ValueId; 3], Order, Vec<String>)> {
             let Some((rows, lists)) = part_of_rows(g, x) else {
                 return refuse("heads are not transposed from [b, s, heads, d]");
             };
-            return Some(([rows, cos, sin], Order::PartOfHeadsFirst(lists), origin(g, &steps)));
+            return Some((
+                [rows, cos, sin],
+                Order::PartOfHeadsFirst(lists),
+                origin(g, &steps),
+            ));
         }
     }
     None
@@ -131,7 +135,13 @@ fn find(g: &Graph, y: ValueId) -> Option<([ValueId; 3], Order, Vec<String>)> {
 /// The rows `[b, s, heads, d]` of which `v` is a slice along the last axis, transposed, and the operands of the slice.
 fn part_of_rows(g: &Graph, v: ValueId) -> Option<(ValueId, Vec<Option<ValueId>>)> {
     let (_, node, _) = producer::<Slice>(g, v)?;
-    let axes = g.value(input(node, 3)?).fact.as_ref()?.as_const()?.to_i64().ok()?;
+    let axes = g
+        .value(input(node, 3)?)
+        .fact
+        .as_ref()?
+        .as_const()?
+        .to_i64()
+        .ok()?;
     let rows = transposed(g, input(node, 0)?, &[0, 2, 1, 3])?;
     (axes == [-1] || axes == [3]).then(|| (rows, node.inputs.get(1..).unwrap_or_default().to_vec()))
 }
