@@ -103,7 +103,7 @@ SIZES = {"layers": "num_hidden_layers", "hidden": "hidden_size", "inner": "inter
          "window": "sliding_window"}
 TOKENIZER = ["tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json", "vocab.json",
              "merges.txt", "chat_template.jinja", "generation_config.json"]
-PACKAGES = ["transformers==4.46.3", "onnx>=1.16,<1.23", "numpy<2", "gguf", "onnxruntime"]
+PACKAGES = ["transformers==4.46.3", "onnx>=1.16,<1.23", "numpy<2", "gguf", "accelerate<1.2", "onnxruntime"]
 
 
 def say(text):
@@ -261,6 +261,8 @@ def sources(args):
             loaded(theirs, ours.state_dict())
         return config, ours, theirs, f"made up, seed {args.seed}"
     if args.gguf:
+        if not os.path.isfile(args.gguf):
+            fail(f"there is no file {args.gguf}")
         folder, file = os.path.split(os.path.abspath(args.gguf))
         theirs = transformers.AutoModelForCausalLM.from_pretrained(folder, gguf_file=file, local_files_only=True, attn_implementation="eager")
         theirs = theirs.float().eval()
@@ -478,6 +480,8 @@ def main():
         parser.error("-o DIR is needed")
     if os.path.exists(args.output):
         fail(f"{args.output} exists")
+    # No bars of progress between the lines.
+    os.environ.setdefault("TQDM_DISABLE", "1")
     ensure_packages()
     import torch
     import transformers
@@ -499,10 +503,12 @@ def main():
         check_file(module, ours, file)
         with open(os.path.join(part, "config.json"), "w", encoding="utf-8") as f:
             json.dump(config, f, indent=2)
-        folder = args.model or (os.path.dirname(os.path.abspath(args.gguf)) if args.gguf else None)
-        for name in TOKENIZER if folder else []:
-            if os.path.isfile(os.path.join(folder, name)):
-                shutil.copyfile(os.path.join(folder, name), os.path.join(part, name))
+        for name in TOKENIZER if args.model else []:
+            if os.path.isfile(os.path.join(args.model, name)):
+                shutil.copyfile(os.path.join(args.model, name), os.path.join(part, name))
+        if args.gguf:
+            folder, gguf = os.path.split(os.path.abspath(args.gguf))
+            transformers.AutoTokenizer.from_pretrained(folder, gguf_file=gguf, local_files_only=True).save_pretrained(part)
         os.chmod(part, 0o755)
         os.rename(part, output)
     print(os.path.join(output, "model.onnx"))
