@@ -1,7 +1,7 @@
-// softmax(scale * q k^T + mask) v, over tiles of KEYS keys with a running maximum, so that no row of scores leaves the work-group, which takes
-// VECTORS query vectors that share keys: HEADS heads of one group for each of VECTORS / HEADS rows. LANES work-items compute the score of a key;
-// then each owns parts (2 or 4 elements) of results, or where there are fewer of these, SLICES of them share one (SHARED). With SPLIT a
-// work-group takes so many keys only and stores sums, their maximum and their total, for attention_merge.
+// softmax(scale * q k^T + mask) v, with CAPPED of softcap * tanh(scores / softcap), over tiles of KEYS keys with a running maximum, so that no row
+// of scores leaves the work-group, which takes VECTORS query vectors that share keys: HEADS heads of one group for each of VECTORS / HEADS rows.
+// LANES work-items compute the score of a key; then each owns parts (2 or 4 elements) of results, or where there are fewer of these, SLICES of
+// them share one (SHARED). With SPLIT a work-group takes so many keys only and stores sums, their maximum and their total, for attention_merge.
 #ifdef WIDE
 #define VEC float4
 #define V 4
@@ -90,6 +90,9 @@ KERNEL {
       float score = weight[i];
       for (uint lane = 1; lane < LANES; lane++) score += weight[lane * (VECTORS * KEYS) + i];
       score *= K_SCALE((past + key) * p.kv_heads + kv);
+#ifdef CAPPED
+      score = p.softcap * tanh(clamp(score / p.softcap, -20.0f, 20.0f));
+#endif
 #ifdef HAS_MASK
       score += mask_at(batch * p.mask_b + HEAD(r) * p.mask_h + ROW(r) * p.mask_s + key * p.mask_t);
 #endif

@@ -1,7 +1,8 @@
 //! Writes the logits of a decoder for given tokens, for comparison with other engines.
 //!
-//! `logits MODEL_DIR TOKENS.json OUT.f32 [host|opencl|wgpu]`: TOKENS.json is a list of ids; OUT.f32 receives one row of
-//! little-endian `f32` a token, each `vocabulary` long. The host is the default.
+//! `logits MODEL_DIR TOKENS.json OUT.f32 [host|opencl|wgpu] [STEPS]`: TOKENS.json is a list of ids; OUT.f32 receives one row of
+//! little-endian `f32` a token, each `vocabulary` long. The host is the default. The last STEPS tokens, by default none, are decoded one
+//! at a time behind a prefill of the others.
 
 use std::error::Error;
 use std::path::Path;
@@ -10,19 +11,27 @@ use transformer_lite::graph::pass::Pipeline;
 use transformer_lite::llm::Model;
 use transformer_lite::llm::engine::{Decoder, DeviceModel, HostModel, Lengths, Logits};
 
+const USAGE: &str = "usage: logits MODEL_DIR TOKENS.json OUT.f32 [host|opencl|wgpu] [STEPS]";
+
 fn main() -> Result<(), Box<dyn Error>> {
     let args: Vec<String> = std::env::args().skip(1).collect();
-    let (model, tokens, out, backend) = match args.as_slice() {
-        [model, tokens, out] => (model, tokens, out, "host"),
-        [model, tokens, out, backend] => (model, tokens, out, backend.as_str()),
-        _ => return Err("usage: logits MODEL_DIR TOKENS.json OUT.f32 [host|opencl|wgpu]".into()),
+    let [model, tokens, out, rest @ ..] = args.as_slice() else {
+        return Err(USAGE.into());
+    };
+    let (backend, steps) = match rest {
+        [] => ("host", 0),
+        [backend] => (backend.as_str(), 0),
+        [backend, steps] => (backend.as_str(), steps.parse::<usize>()?),
+        _ => return Err(USAGE.into()),
     };
     let tokens: Vec<u32> = serde_json::from_slice(&std::fs::read(tokens)?)?;
     let path = Path::new(model).join("model.onnx");
     let context = tokens.len().max(2);
-    let logits = match backend {
-        "host" => HostModel::new(Decoder::load(&path, &Pipeline::host(), Logits::All)?, context)?
-            .forward_all(&tokens)?,
+    let mut model: Box<dyn Model> = match backend {
+        "host" => Box::new(HostModel::new(
+            Decoder::load(&path, &Pipeline::host(), Logits::All)?,
+            context,
+        )?),
         "opencl" | "wgpu" => {
             let kind = if backend == "opencl" {
                 BackendKind::OpenCl
@@ -30,11 +39,23 @@ fn main() -> Result<(), Box<dyn Error>> {
                 BackendKind::Wgpu
             };
             let decoder = Decoder::load(&path, &Pipeline::standard(), Logits::All)?;
-            DeviceModel::new(decoder, backend::open(kind, None)?, &Lengths::of(context))?
-                .forward_all(&tokens)?
+            Box::new(DeviceModel::new(
+                decoder,
+                backend::open(kind, None)?,
+                &Lengths::of(context),
+            )?)
         }
         other => return Err(format!("unknown backend {other}").into()),
     };
+    let (prompt, decoded) = tokens.split_at(tokens.len().saturating_sub(steps));
+    let mut logits = Vec::new();
+    for part in [prompt]
+        .into_iter()
+        .filter(|p| !p.is_empty())
+        .chain(decoded.chunks(1))
+    {
+        logits.extend(model.forward_all(part)?);
+    }
     std::fs::write(out, bytemuck::cast_slice(&logits))?;
     Ok(())
 }

@@ -1,7 +1,7 @@
-// softmax(scale * q k^T + mask) v, over tiles of KEYS keys with a running maximum, so that no row of scores leaves the work-group, which takes
-// VECTORS query vectors that share keys: HEADS heads of one group for each of VECTORS / HEADS rows. LANES work-items compute the score of a key;
-// then each owns parts (2 or 4 elements) of results, or where there are fewer of these, SLICES of them share one (SHARED). With SPLIT a
-// work-group takes so many keys only and stores sums, their maximum and their total, for attention_merge.
+// softmax(scale * q k^T + mask) v, with CAPPED of softcap * tanh(scores / softcap), over tiles of KEYS keys with a running maximum, so that no row
+// of scores leaves the work-group, which takes VECTORS query vectors that share keys: HEADS heads of one group for each of VECTORS / HEADS rows.
+// LANES work-items compute the score of a key; then each owns parts (2 or 4 elements) of results, or where there are fewer of these, SLICES of
+// them share one (SHARED). With SPLIT a work-group takes so many keys only and stores sums, their maximum and their total, for attention_merge.
 #ifdef WIDE
 alias VEC = vec4<f32>;
 const V: u32 = 4u;
@@ -98,6 +98,9 @@ fn attention(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_
       var score = weight[i];
       for (var lane = 1u; lane < LANES; lane++) { score += weight[lane * (VECTORS * KEYS) + i]; }
       score *= k_scale((past + key) * p.kv_heads + kv);
+#ifdef CAPPED
+      score = p.softcap * tanh(clamp(score / p.softcap, -20.0, 20.0));
+#endif
 #ifdef HAS_MASK
       let r = i / KEYS;
       let row = min(row0 + r / HEADS, p.rows - 1u);

@@ -1,5 +1,7 @@
 //! Patterns on small graphs: each fires on its own form, computing the same, and on nothing that only looks like it.
 
+#[path = "fusion/decoders.rs"]
+mod decoders;
 #[path = "fusion/epilogues.rs"]
 mod epilogues;
 #[path = "fusion/exporters.rs"]
@@ -26,8 +28,8 @@ use transformer_lite::graph::op::softmax::Softmax;
 use transformer_lite::graph::op::split::Split;
 use transformer_lite::graph::op::transpose::Transpose;
 use transformer_lite::graph::pass::{
-    ATTENTION, FOLD, FUSE, KV_CACHE, LAST_ROW, LAST_ROWS, NORM, OUTER, PICK, Pass, Pipeline, ROTARY, ROWS,
-    SPLIT, TRANS_B,
+    ATTENTION, FOLD, FUSE, IDENTITY, KV_CACHE, LAST_ROW, LAST_ROWS, MOVES, NORM, OUTER, PICK, Pass, Pipeline,
+    ROTARY, ROWS, SPLIT, TRANS_B,
 };
 use transformer_lite::graph::{Edit, Graph, Op, ValueId};
 use transformer_lite::shape::{Bindings, Constraints, Dim, Fact, Shape};

@@ -1,49 +1,145 @@
-"""Called by compare_logits.sh: MODEL_DIR TEXT_DIR POSITIONS LOGITS_PROGRAM WORK_DIR."""
+"""Called by compare_logits.sh: LOGITS_PROGRAM TEXT_DIR [--positions N] [--decode N] [--backend NAME].. MODEL_DIR..
 
+For each folder the file's logits by ONNX Runtime: of a prefill, and of --decode tokens one at a time behind it, with the cache that the
+file itself gives back, whole or new rows alone, in whatever layout. The same by the program on each backend, and the relative errors.
+"""
+
+import argparse
 import json
 import pathlib
 import subprocess
 import sys
+import tempfile
 
 import numpy as np
 import onnxruntime as ort
-from tokenizers import Tokenizer
 
-BOUND = 1e-3
+BOUNDS = {"host": 1e-3, "opencl": 2e-2, "wgpu": 2e-2}
+TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(int64)": np.int64, "tensor(int32)": np.int32,
+         "tensor(bool)": np.bool_}
+ROLES = ("input_ids", "position_ids", "attention_mask")
 
 
-def main() -> int:
-    model, texts, positions, program, work = sys.argv[1:]
-    model, work = pathlib.Path(model), pathlib.Path(work)
-    text = sorted(pathlib.Path(texts).glob("*.txt"))[0].read_text(encoding="utf-8")
-    ids = Tokenizer.from_file(str(model / "tokenizer.json")).encode(text).ids[: int(positions)]
-    if len(ids) < 64:
-        print(f"only {len(ids)} tokens of text; 64 are needed", file=sys.stderr)
-        return 2
-    session = ort.InferenceSession(str(model / "model.onnx"), providers=["CPUExecutionProvider"])
-    n = len(ids)
-    feeds = {
-        "input_ids": np.array([ids], np.int64),
-        "attention_mask": np.ones((1, n), np.int64),
-        "position_ids": np.arange(n, dtype=np.int64)[None],
-    }
-    for value in session.get_inputs():
-        if value.name.startswith("past_key_values"):
-            _, heads, _, dim = value.shape
-            feeds[value.name] = np.zeros((1, heads, 0, dim), np.float32)
-    theirs = session.run(["logits"], feeds)[0][0].astype(np.float64)
+def fail(text):
+    print(f"error: {text}", file=sys.stderr)
+    sys.exit(2)
+
+
+class Reference:
+    """A decoder in ONNX Runtime with its cache."""
+
+    def __init__(self, path):
+        options = ort.SessionOptions()
+        options.log_severity_level = 3
+        self.session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        self.inputs = {v.name: v for v in self.session.get_inputs()}
+        self.past = [v for v in self.session.get_inputs() if v.name not in ROLES]
+        outputs = self.session.get_outputs()
+        self.logits = next(i for i, v in enumerate(outputs) if v.name.endswith("logits"))
+        self.made = [i for i in range(len(outputs)) if i != self.logits]
+        if not self.past or len(self.past) != len(self.made):
+            fail(f"{path}: {len(self.past)} caches go in and {len(self.made)} come out")
+        self.cache = None
+
+    def sizes(self, value, growing):
+        """Sizes of a cache with `growing` rows; of one sequence."""
+        symbols = [i for i, n in enumerate(value.shape) if not isinstance(n, int)]
+        # A batch comes before what grows, but for a cache that is sequence first.
+        axis = next((i for i in symbols if "batch" not in str(value.shape[i])), None)
+        if axis is None:
+            fail(f"{value.name} of {value.shape} has no axis that grows")
+        return [growing if i == axis else 1 if i in symbols else n for i, n in enumerate(value.shape)], axis
+
+    def run(self, ids, past):
+        n = len(ids)
+        feeds = {"input_ids": np.array([ids], np.int64)}
+        if "position_ids" in self.inputs:
+            feeds["position_ids"] = np.arange(past, past + n)[None]
+        mask = self.inputs.get("attention_mask")
+        if mask is not None and len(mask.shape) == 4:
+            hidden = np.arange(past + n)[None] > np.arange(past, past + n)[:, None]
+            feeds["attention_mask"] = np.where(hidden, -65504.0, 0.0)[None, None]
+        elif mask is not None:
+            feeds["attention_mask"] = np.ones((1, past + n))
+        feeds = {name: x.astype(TYPES[self.inputs[name].type]) for name, x in feeds.items()}
+        if self.cache is None:
+            self.cache = [np.zeros(self.sizes(v, 0)[0], TYPES[v.type]) for v in self.past]
+        feeds.update({v.name: c for v, c in zip(self.past, self.cache)})
+        out = self.session.run(None, feeds)
+        for i, (value, made) in enumerate(zip(self.past, self.made)):
+            axis = self.sizes(value, 0)[1]
+            whole = out[made].shape[axis] == past + n
+            self.cache[i] = out[made] if whole else np.concatenate([self.cache[i], out[made]], axis)
+        return out[self.logits][0].astype(np.float64)
+
+
+def token_ids(model, texts, count):
+    """Of a text where the folder has a tokenizer, else any."""
+    if (model / "tokenizer.json").exists():
+        from tokenizers import Tokenizer
+
+        text = sorted(pathlib.Path(texts).glob("*.txt"))[0].read_text(encoding="utf-8")
+        ids = Tokenizer.from_file(str(model / "tokenizer.json")).encode(text).ids[:count]
+        if len(ids) < count:
+            fail(f"only {len(ids)} tokens of text; {count} are needed")
+        return ids
+    config = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    vocab = config.get("vocab_size", config.get("padded_vocab_size"))
+    return np.random.RandomState(count).randint(0, vocab, count).tolist()
+
+
+def errors(found, wanted):
+    """Relative error of the whole, and of the worst row."""
+    norm = np.linalg.norm
+    return norm(found - wanted) / norm(wanted), np.max(norm(found - wanted, axis=1) / norm(wanted, axis=1))
+
+
+def compare(model, args, work):
+    """True if all backends are within their bounds; prints a line for each."""
+    ids = token_ids(model, args.texts, args.positions + args.decode)
+    reference = Reference(model / "model.onnx")
+    parts = [ids[: args.positions], *([i] for i in ids[args.positions:])]
+    rows, past = [], 0
+    for part in parts:
+        rows.append(reference.run(part, past))
+        past += len(part)
+    theirs = np.concatenate(rows)
     (work / "tokens.json").write_text(json.dumps(ids))
-    subprocess.run([program, str(model), str(work / "tokens.json"), str(work / "out.f32")], check=True)
-    ours = np.fromfile(work / "out.f32", np.float32).reshape(n, -1).astype(np.float64)
-    error = np.linalg.norm(ours - theirs) / np.linalg.norm(theirs)
-    worst = np.max(np.linalg.norm(ours - theirs, axis=1) / np.linalg.norm(theirs, axis=1))
-    same = np.mean(ours.argmax(1) == theirs.argmax(1))
-    print(f"{n} positions, onnxruntime {ort.__version__}")
-    print(f"relative error of the logits {error:.2e}, worst position {worst:.2e}, same top token {same:.1%}")
-    if not error < BOUND or not worst < BOUND:
-        print(f"above the bound of {BOUND}", file=sys.stderr)
-        return 1
-    return 0
+    good = True
+    for backend in args.backend:
+        command = [args.program, str(model), str(work / "tokens.json"), str(work / "out.f32"), backend, str(args.decode)]
+        done = subprocess.run(command, stderr=subprocess.PIPE, text=True)
+        if done.returncode:
+            print(f"{model.name:24} {backend:7} FAILED: {done.stderr.strip()}")
+            good = False
+            continue
+        ours = np.fromfile(work / "out.f32", np.float32).reshape(len(ids), -1).astype(np.float64)
+        found = [errors(ours[: args.positions], theirs[: args.positions])]
+        if args.decode:
+            found.append(errors(ours[args.positions:], theirs[args.positions:]))
+        same = np.mean(ours.argmax(1) == theirs.argmax(1))
+        within = all(e < BOUNDS[backend] for pair in found for e in pair)
+        good &= within
+        text = ", ".join(f"{name} {all_:.1e} (worst row {worst:.1e})" for name, (all_, worst) in zip(("prefill", "decode"), found))
+        print(f"{model.name:24} {backend:7} {text}, same top token {same:.1%}" + ("" if within else f"  ABOVE {BOUNDS[backend]}"))
+    return good
 
 
-sys.exit(main())
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("program")
+    parser.add_argument("texts")
+    parser.add_argument("models", nargs="+", type=pathlib.Path, metavar="MODEL_DIR")
+    parser.add_argument("--positions", type=int, default=128)
+    parser.add_argument("--decode", type=int, default=0)
+    parser.add_argument("--backend", action="append", choices=list(BOUNDS))
+    args = parser.parse_args()
+    args.backend = args.backend or ["host"]
+    print(f"{args.positions} positions and {args.decode} decoded, onnxruntime {ort.__version__}; relative errors of the logits")
+    with tempfile.TemporaryDirectory() as work:
+        results = [compare(model, args, pathlib.Path(work)) for model in args.models]
+    return 0 if all(results) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

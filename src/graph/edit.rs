@@ -153,8 +153,11 @@ impl<'a> Edit<'a> {
         }
     }
 
-    /// Gives symbols of inputs and states a value; shapes must be derived again.
-    pub fn fix_symbols(&mut self, bindings: &crate::shape::Bindings) -> Result<(), crate::shape::DimError> {
+    /// Expresses symbols of inputs and states by others, all at once; shapes must be derived again.
+    pub fn replace_symbols(
+        &mut self,
+        with: &std::collections::BTreeMap<crate::shape::Symbol, crate::shape::Dim>,
+    ) -> Result<(), crate::shape::DimError> {
         let given = self
             .graph
             .inputs
@@ -162,7 +165,8 @@ impl<'a> Edit<'a> {
             .chain(self.graph.states.iter().map(|s| &s.input));
         for v in given.copied().collect::<Vec<_>>() {
             if let Some(fact) = &mut self.graph.values[v.index()].fact {
-                fact.shape = fact.shape.substitute(bindings)?;
+                let sizes = fact.shape.0.iter().map(|d| d.replace(with));
+                fact.shape = crate::shape::Shape(sizes.collect::<Result<_, _>>()?);
             }
         }
         Ok(())
@@ -201,6 +205,11 @@ impl<'a> Edit<'a> {
     /// Declares an output of the graph.
     pub fn add_output(&mut self, id: ValueId) {
         self.graph.outputs.push(id);
+    }
+
+    /// Makes `id` no output of the graph, if it is one.
+    pub fn remove_output(&mut self, id: ValueId) {
+        self.graph.outputs.retain(|v| *v != id);
     }
 
     /// Turns an input and an output into a state: the two leave the lists of inputs and outputs.

@@ -230,11 +230,15 @@ pub fn inspect(path: &Path, request: &Request) -> Result<Report> {
     let file = model_file(path)?;
     let mut graph = import_with(&file, ImportOptions { absent_weights: true })?;
     Edit::new(&mut graph).set_constraints(request.bounds.clone());
+    let decodes = Decoder::is_form_of(&graph);
+    if decodes {
+        Decoder::name_lengths(&mut graph)?;
+    }
     let mut raw = graph.clone();
     derive::derive(&mut raw)?;
     let mut symbols = Symbols::new(&raw, &request.bounds, &request.bind)?;
     symbols.check_values(&raw)?;
-    let prepared = if Decoder::is_form_of(&graph) {
+    let prepared = if decodes {
         decoder(&file, graph, request, &mut symbols)?
     } else {
         plain(graph, request, &mut symbols)?

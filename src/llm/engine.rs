@@ -8,22 +8,22 @@ mod states;
 
 pub use host::HostModel;
 
-use super::Model;
 use super::prompt_cache::States;
 use super::sampler::arg_max;
+use super::{Model, roles};
 use crate::backend::{Backend, Caps, Stats};
 use crate::error::{Error, Result, Stage};
 use crate::graph::derive::derive;
 use crate::graph::onnx::{self, ImportOptions};
 use crate::graph::op::attention::UNSPLIT;
 use crate::graph::op::concat::Concat;
-use crate::graph::pass::{EPILOGUE, LAST_ROW, LAST_ROWS, PassReport, Pipeline, ROWS, TOKEN};
+use crate::graph::pass::{EPILOGUE, LAST_ROW, LAST_ROWS, PassReport, Pipeline, ROWS, TOKEN, keeps_cache};
 use crate::graph::{Edit, Graph, Node, ValueId};
 use crate::plan::{HostStep, MemoryReport, Options, Padding, Plan};
 use crate::session::{Session, Timing};
-use crate::shape::{Bindings, Symbol};
+use crate::shape::{Bindings, Dim, Symbol};
 use crate::tensor::{DType, HostTensor};
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -194,27 +194,25 @@ impl Decoder {
             vocab = Some(vocabulary(&graph)?);
             end_with(&mut graph, watched);
         }
-        let ids = graph.input("input_ids").ok_or_else(|| bad(NO_IDS))?;
+        roles::name_lengths(&mut graph).map_err(|e| bad(e.to_string()))?;
+        let ids = graph.input(roles::IDS).ok_or_else(|| bad(NO_IDS))?;
         let [batch, sequence] = graph.fact(ids)?.shape.0.as_slice() else {
             return Err(bad(format!(
                 "input_ids: expected [batch, sequence], found {}",
                 graph.fact(ids)?
             )));
         };
-        let symbol = |d: &crate::shape::Dim| {
-            let mut all = std::collections::BTreeSet::new();
-            d.symbols(&mut all);
-            all.pop_first().filter(|s| *d == s.into())
-        };
-        let sequence = symbol(sequence)
+        let sequence = sequence
+            .as_symbol()
+            .cloned()
             .ok_or_else(|| bad(format!("input_ids: sequence length {sequence} is not a symbol")))?;
-        if let Some(batch) = symbol(batch) {
-            let mut one = Bindings::new();
-            one.set(&batch, 1);
+        if let Some(batch) = batch.as_symbol().cloned() {
+            let one = BTreeMap::from([(batch, Dim::from(1))]);
             Edit::new(&mut graph)
-                .fix_symbols(&one)
+                .replace_symbols(&one)
                 .map_err(|e| bad(e.to_string()))?;
         }
+        roles::check(&graph)?;
         // Every run has a token, so that there is a last one.
         let mut known = graph.constraints().clone();
         known
@@ -232,17 +230,15 @@ impl Decoder {
         let passes = pipeline.run(&mut graph)?;
         let chosen = graph.input(ROWS).filter(|_| logits == Logits::Tail);
         let chosen = chosen.map(|v| graph.fact(v)).transpose()?;
-        let rows = chosen.and_then(|f| symbol(f.shape.0.first()?));
-        const KNOWN: [&str; 4] = ["input_ids", "position_ids", "attention_mask", ROWS];
-        if let Some(v) = graph
-            .inputs()
-            .iter()
-            .find(|v| !KNOWN.contains(&graph.value(**v).name.as_str()))
-        {
+        let rows = chosen.and_then(|f| f.shape.0.first()?.as_symbol().cloned());
+        if let Some(v) = graph.inputs().iter().find(|v| {
+            let name = graph.value(**v).name.as_str();
+            name != ROWS && !roles::KNOWN.contains(&name)
+        }) {
             let name = &graph.value(*v).name;
             return Err(bad(format!(
                 "input \"{name}\" is neither {} nor a cache that could become state",
-                KNOWN[..3].join(", ")
+                roles::KNOWN.join(", ")
             )));
         }
         let past = match graph.states().first() {
@@ -282,20 +278,27 @@ impl Decoder {
         })
     }
 
-    /// True for a graph that has the form of a decoder before any pass: tokens go in, logits come out, and an input that is
-    /// concatenated with something is an output again.
+    /// True for a graph that has the form of a decoder before any pass: tokens go in, logits come out, and an input is
+    /// concatenated with something, of which the whole or what is new comes out again, or kept by an operator as a cache.
     pub fn is_form_of(graph: &Graph) -> bool {
+        let is_output = |v: Option<&ValueId>| v.is_some_and(|v| graph.outputs().contains(v));
         let grows = |node: &Node| {
-            let past = node.inputs.first().copied().flatten();
-            let present = node.outputs.first();
-            node.op.downcast::<Concat>().is_some()
-                && past.is_some_and(|v| graph.inputs().contains(&v))
-                && present.is_some_and(|v| graph.outputs().contains(v))
+            let operand = |i: usize| node.inputs.get(i).copied().flatten();
+            let joins = node.op.downcast::<Concat>().is_some()
+                && operand(0).is_some_and(|v| graph.inputs().contains(&v))
+                && (is_output(node.outputs.first()) || is_output(operand(1).as_ref()));
+            joins || keeps_cache(graph, node)
         };
-        let ids = graph.input("input_ids").and_then(|v| graph.fact(v).ok());
+        let ids = graph.input(roles::IDS).and_then(|v| graph.fact(v).ok());
         ids.is_some_and(|f| f.shape.rank() == 2)
             && graph.output("logits").is_some()
             && graph.nodes().any(|(_, n)| grows(n))
+    }
+
+    /// Expresses the sizes of a decoder's inputs by the tokens of a run and those in the cache, where their roles tell; loading does so
+    /// too.
+    pub fn name_lengths(graph: &mut Graph) -> Result<()> {
+        roles::name_lengths(graph).map_err(|e| bad(e.to_string()))
     }
 
     /// The same with activations and cache stored in `float` on a device, `f16` or `f32`. Without this it is `f16`, and `f32` where the
@@ -394,10 +397,6 @@ impl Decoder {
 
     /// The inputs that the graph has, for `tokens` after `past` others.
     fn inputs(&self, tokens: &[u32], past: usize) -> Result<Vec<(&'static str, HostTensor)>> {
-        let made = |r: Result<HostTensor, crate::tensor::TensorError>| {
-            r.map_err(|e| Error::other(Stage::Run, e.to_string()))
-        };
-        let n = tokens.len();
         if let Some(t) = tokens
             .iter()
             .find(|t| usize::try_from(**t).map_or(true, |t| t >= self.vocab))
@@ -407,21 +406,7 @@ impl Decoder {
                 format!("token {t} is outside the vocabulary of {}", self.vocab),
             ));
         }
-        let ids: Vec<i64> = tokens.iter().map(|t| i64::from(*t)).collect();
-        let positions: Vec<i64> = (past..past + n)
-            .map(|p| i64::try_from(p).unwrap_or(i64::MAX))
-            .collect();
-        let mut out = vec![("input_ids", made(HostTensor::from_i64(&[1, n], &ids))?)];
-        if self.graph.input("position_ids").is_some() {
-            out.push(("position_ids", made(HostTensor::from_i64(&[1, n], &positions))?));
-        }
-        if self.graph.input("attention_mask").is_some() {
-            out.push((
-                "attention_mask",
-                made(HostTensor::from_i64(&[1, past + n], &vec![1; past + n]))?,
-            ));
-        }
-        Ok(out)
+        roles::inputs(&self.graph, tokens, past)
     }
 }
 

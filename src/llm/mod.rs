@@ -10,6 +10,7 @@ pub mod grammar;
 pub mod metrics;
 pub mod perplexity;
 pub mod prompt_cache;
+mod roles;
 pub mod sampler;
 pub mod stop;
 pub mod template;

@@ -210,7 +210,7 @@ pub fn scenarios() -> Vec<(&'static str, Make)> {
             scenario(op, &[Data("s,t", plain)], RUNS)
         }),
         ("attention/mask", || {
-            let op = Attention { scale: 0.3 };
+            let op = Attention::scaled(0.3);
             let mask = Data("1,1,s,s+t", |i| i.range(-4.0, 0.0));
             scenario(
                 op,
@@ -224,12 +224,12 @@ pub fn scenarios() -> Vec<(&'static str, Make)> {
             )
         }),
         ("attention/decode", || {
-            let op = Attention { scale: 0.125 };
+            let op = Attention::scaled(0.125);
             let kv = || Data("1,t,3,64", plain);
             scenario(op, &[Data("1,1,9,64", plain), kv(), kv()], RUNS)
         }),
         ("attention/split", || {
-            let op = Attention { scale: 0.125 };
+            let op = Attention::scaled(0.125);
             let kv = || Data("1,t,2,24", plain);
             let runs = &[(1, 700), (1, 3), (1, 513), (1, 129), (1, 128)];
             scenario(op, &[Data("1,1,6,24", plain), kv(), kv()], runs)

@@ -1,5 +1,5 @@
 //! Scaled dot-product attention with grouped heads (own domain, made by the `attention` pass):
-//! `softmax(scale * q k^T + mask) v` for each query head.
+//! `softmax(c tanh(scale * q k^T / c) + mask) v` for each query head, without a cap c `softmax(scale * q k^T + mask) v`.
 //!
 //! Operands: q `[b, s, heads, d]`, k and v `[b, t, kv_heads, d]`, and an optional mask that is added to the scores: it has the sizes
 //! `[b, heads, s, t]` or 1 in their place, and may have leading axes of size 1 more, or fewer axes. The result is
@@ -16,6 +16,7 @@ use crate::tensor::{DType, HostTensor};
 static KERNEL: Kernel = crate::kernel!(attention {
     heads: U32, kv_heads: U32, rows: U32, keys: U32, live_keys: U32,
     mask_b: U32, mask_h: U32, mask_s: U32, mask_t: U32, scale: F32,
+    softcap: F32,
 } [q: In Elem, k: In Elem, v: In Elem, mask: OptionalIn Elem, live: Weight Elem, y: Out Elem]);
 
 static MERGE: Kernel = crate::kernel!(attention_merge {
@@ -48,6 +49,26 @@ const KEYS: i64 = 64;
 pub struct Attention {
     /// Factor on the scores.
     pub scale: f32,
+    /// Scores are bent to below this before the mask is added; 0 leaves them.
+    pub softcap: f32,
+}
+
+impl Attention {
+    /// Attention without a cap.
+    pub fn scaled(scale: f32) -> Self {
+        Self { scale, softcap: 0.0 }
+    }
+
+    /// A score as the softmax takes it, but for the mask.
+    fn bent(&self, dot: f32) -> f64 {
+        let score = f64::from(dot) * f64::from(self.scale);
+        let cap = f64::from(self.softcap);
+        if cap == 0.0 {
+            score
+        } else {
+            cap * (score / cap).tanh()
+        }
+    }
 }
 
 /// Checks the shapes of queries, keys, values and mask against each other.
@@ -147,7 +168,7 @@ impl Op for Attention {
                     let extra = bias
                         .as_ref()
                         .map_or(0.0, |(m, [mb, mh, ms, mt])| m[b * mb + h * mh + i * ms + j * mt]);
-                    *score = f64::from(dot) * f64::from(self.scale) + f64::from(extra);
+                    *score = self.bent(dot) + f64::from(extra);
                 }
                 let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
                 let sum: f64 = scores.iter().map(|x| (x - max).exp()).sum();
@@ -255,6 +276,12 @@ impl Attention {
             .field(keys)
             .field(live_keys);
         let call = strides.iter().fold(call, Call::field).field(self.scale);
+        let call = call.field(self.softcap);
+        let call = if self.softcap == 0.0 {
+            call
+        } else {
+            call.define("CAPPED", 1)
+        };
         let wide_as = |call: Call| if wide { call.define("WIDE", 1) } else { call };
         let call = wide_as(call);
         let call = if slices > 1 {
@@ -290,6 +317,7 @@ impl Attention {
 fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     Ok(Box::new(Attention {
         scale: a.float("scale")?.unwrap_or(1.0),
+        softcap: a.float("softcap")?.unwrap_or(0.0),
     }))
 }
 
@@ -311,14 +339,25 @@ fn cases() -> Vec<Case> {
         if mask {
             inputs.push(input(&[1, 1, 1, s, t]).range(-4.0, 0.0));
         }
-        Case::new(Attention { scale: 0.25 }, inputs)
+        Case::new(Attention::scaled(0.25), inputs)
     };
     let masked = |b, s, t, mask: &[usize]| {
         let rows = |n, heads| input(&[b, n, heads, 12]).range(-2.0, 2.0);
         let inputs = vec![rows(s, 4), rows(t, 2), rows(t, 2), input(mask).range(-4.0, 0.0)];
-        Case::new(Attention { scale: 0.25 }, inputs)
+        Case::new(Attention::scaled(0.25), inputs)
+    };
+    let capped = |s, mask: &[usize]| {
+        let rows = |n, heads| input(&[1, n, heads, 12]).range(-4.0, 4.0);
+        let inputs = vec![rows(s, 4), rows(70, 2), rows(70, 2), input(mask).range(-4.0, 0.0)];
+        let op = Attention {
+            scale: 0.5,
+            softcap: 2.0,
+        };
+        Case::new(op, inputs)
     };
     vec![
+        capped(1, &[1, 70]),
+        capped(5, &[5, 70]),
         case(1, 1, 2, 1, 64, false),
         case(1, 130, 9, 3, 64, true),
         case(1, 513, 14, 2, 64, true),
@@ -335,7 +374,7 @@ fn cases() -> Vec<Case> {
         masked(2, 6, 6, &[2, 4, 6, 6]),
         masked(1, 6, 6, &[6, 1]),
         Case::new(
-            Attention { scale: 0.25 },
+            Attention::scaled(0.25),
             vec![input(&[3, 5, 4, 8]), input(&[3, 7, 2, 8]), input(&[3, 7, 2, 8])],
         ),
     ]

@@ -87,7 +87,7 @@ fn cases() -> Vec<Case> {
         if mask {
             inputs.push(input(&[1, 1, s, t]).range(-4.0, 0.0));
         }
-        let attention = Attention { scale: 0.25 };
+        let attention = Attention::scaled(0.25);
         Ok(Case::new(AttentionQ8 { attention }, inputs))
     };
     let all = [

@@ -615,6 +615,7 @@ ops! {
     gemm,
     global_pool,
     grid_sample,
+    group_query_attention,
     if_else,
     joint_matmul_e0m,
     kv_append,

@@ -10,6 +10,7 @@ use super::gather_elements::wrap;
 use super::parts::Parts;
 use super::pointwise::Binary;
 use super::pointwise::import::{binary, input as arg};
+use super::rotary::Rotary;
 use super::slice::Slice;
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, fit, onnx, operand};
 use crate::graph::ValueId;
@@ -178,6 +179,14 @@ impl Op for RotaryEmbedding {
                 None => table,
             };
             angles.push(cx.unsqueeze(name, lines, &[if together { 2 } else { 1 }])?);
+        }
+        if together && !self.interleaved && rotated == size && size % 2 == 0 {
+            for (angle, name) in angles.iter_mut().zip(["cos/twice", "sin/twice"]) {
+                *angle = cx.node(name, Concat { axis: -1 }, &[Some(*angle), Some(*angle)])?;
+            }
+            let operands: Vec<_> = std::iter::once(x).chain(angles).map(Some).collect();
+            let y = cx.node("halves", Rotary, &operands)?;
+            return Ok(Some(vec![cx.reshape("joined", y, &[0, 0, joined])?]));
         }
         let [first, second] = if self.interleaved {
             [[0, rotated, 2], [1, rotated, 2]]

@@ -13,6 +13,8 @@ use super::pad::{Mode, Pad};
 use super::parts::Parts;
 use super::pointwise::import::{binary, input as arg, number, select, unary};
 use super::pointwise::{Binary, Expr, Unary};
+use super::range::Range;
+use super::shape_of::ShapeOf;
 use super::softmax::Softmax;
 use super::transpose::Transpose;
 use super::trilu::Trilu;
@@ -159,7 +161,149 @@ impl Sdpa {
 /// What stands for minus infinity on devices; half of it, so that a sum with a mask's own is finite.
 const HIDDEN: f32 = MASK_MIN / 2.0;
 
+/// `[batch, sequence, heads * size]` as `[batch, heads, sequence, size]`.
+pub(super) fn heads_first(
+    cx: &mut Parts<'_, '_>,
+    name: &str,
+    x: ValueId,
+    heads: i64,
+    size: i64,
+) -> OpResult<ValueId> {
+    let apart = cx.reshape(&format!("{name}/heads"), x, &[0, 0, heads, size])?;
+    let perm = Some(vec![0, 2, 1, 3]);
+    cx.node(&format!("{name}/turned"), Transpose { perm }, &[Some(apart)])
+}
+
+/// A value with a constant.
+fn by_number(cx: &mut Parts<'_, '_>, what: &str, f: Binary, x: ValueId, by: f32) -> OpResult<ValueId> {
+    let dtype = cx.fact(x)?.dtype;
+    let by = cx.constant(&format!("{what}/by"), HostTensor::from_floats(dtype, &[], &[by])?);
+    cx.pointwise(what, binary(f, arg(0), arg(1)), &[x, by])
+}
+
+/// The number of rows of keys or values `[b, heads, rows, size]`, as a list of one.
+fn number_of_rows(cx: &mut Parts<'_, '_>, what: &str, x: ValueId) -> OpResult<ValueId> {
+    let op = ShapeOf {
+        start: 2,
+        end: Some(3),
+    };
+    cx.node(what, op, &[Some(x)])
+}
+
+/// The integers from one to below another.
+fn range(cx: &mut Parts<'_, '_>, what: &str, start: ValueId, end: ValueId) -> OpResult<ValueId> {
+    let step = cx.ints(&format!("{what}/step"), &[1])?;
+    cx.node(what, Range, &[Some(start), Some(end), Some(step)])
+}
+
+/// Places of the rows that `all` has behind those of `past`.
+pub(super) fn new_places(
+    cx: &mut Parts<'_, '_>,
+    what: &str,
+    past: ValueId,
+    all: ValueId,
+) -> OpResult<ValueId> {
+    let first = number_of_rows(cx, &format!("{what}/first"), past)?;
+    let end = number_of_rows(cx, &format!("{what}/end"), all)?;
+    range(cx, what, first, end)
+}
+
+/// What is added to the scores of new queries and all keys `[b, heads, keys, size]`, of which those in `past` come first: a query sees no
+/// key behind its own place, nor one `window` or more before it. `[queries, keys]` in the type of the keys.
+pub(super) fn causal_mask(
+    cx: &mut Parts<'_, '_>,
+    keys: ValueId,
+    past: ValueId,
+    window: Option<i64>,
+) -> OpResult<ValueId> {
+    let dtype = cx.fact(keys)?.dtype;
+    let zero = cx.ints("zero", &[0])?;
+    let all = number_of_rows(cx, "all", keys)?;
+    let columns = range(cx, "columns", zero, all)?;
+    let rows = new_places(cx, "rows", past, keys)?;
+    let rows = cx.unsqueeze("rows/apart", rows, &[1])?;
+    let mut seen = binary(Binary::LessOrEqual, arg(0), arg(1));
+    if let Some(window) = window {
+        let first = binary(Binary::Sub, arg(1), Expr::Const(f64_of(window), DType::I64));
+        seen = binary(Binary::And, seen, binary(Binary::Greater, arg(0), first));
+    }
+    let mask = select(
+        seen,
+        Expr::Const(0.0, dtype),
+        Expr::Const(f64::from(HIDDEN), dtype),
+    );
+    cx.pointwise("causal", mask, &[columns, rows])
+}
+
+/// What is added to the scores by two masks, of which `given` may be truth values.
+pub(super) fn both_masks(cx: &mut Parts<'_, '_>, added: ValueId, given: ValueId) -> OpResult<ValueId> {
+    let dtype = cx.fact(added)?.dtype;
+    let hidden = Expr::Const(f64::from(HIDDEN), dtype);
+    let both = if cx.fact(given)?.dtype == DType::Bool {
+        select(arg(1), arg(0), hidden)
+    } else {
+        let given = Expr::Cast(dtype, Box::new(arg(1)));
+        binary(Binary::Add, arg(0), binary(Binary::Max, given, hidden))
+    };
+    cx.pointwise("mask", both, &[added, given])
+}
+
+#[expect(clippy::cast_precision_loss, reason = "windows are far smaller")]
+fn f64_of(n: i64) -> f64 {
+    n as f64
+}
+
 impl Sdpa {
+    /// With past keys and values: these joined with the new ones, and attention over all without a past. `None` where the scores are asked
+    /// for, and where a mask ends before the keys do.
+    fn as_cached(&self, cx: &mut Parts<'_, '_>) -> OpResult<Option<Vec<ValueId>>> {
+        let (Some(old_keys), Some(old_values)) = (cx.opt(4), cx.opt(5)) else {
+            return Ok(None);
+        };
+        if cx.is_read(3) || cx.opt(6).is_some() {
+            return Ok(None);
+        }
+        let mut joined = Vec::with_capacity(2);
+        for (i, name, old) in [(1, "keys", old_keys), (2, "values", old_values)] {
+            let x = cx.input(i)?;
+            let fact = cx.fact(x)?;
+            let [_, heads, _, size] = split(&fact.shape.0, self.heads_of(i))?;
+            let (Some(heads), Some(size)) = (heads.as_const(), size.as_const()) else {
+                return Ok(None);
+            };
+            let new = if fact.shape.rank() == 4 {
+                x
+            } else {
+                heads_first(cx, name, x, heads, size)?
+            };
+            joined.push(cx.node(name, Concat { axis: 2 }, &[Some(old), Some(new)])?);
+        }
+        let [keys, values] = joined.as_slice() else {
+            return Ok(None);
+        };
+        let all = cx.fact(*keys)?.shape.0.get(2).cloned();
+        let mut mask = cx.opt(3);
+        if let Some(given) = mask
+            && cx.fact(given)?.shape.0.last() != all.as_ref()
+        {
+            return Ok(None);
+        }
+        if self.causal {
+            let causal = causal_mask(cx, *keys, old_keys, None)?;
+            mask = Some(match mask {
+                None => causal,
+                Some(given) => both_masks(cx, causal, given)?,
+            });
+        }
+        let op = Self {
+            causal: false,
+            ..self.clone()
+        };
+        let q = cx.input(0)?;
+        let y = cx.node("attention", op, &[Some(q), Some(*keys), Some(*values), mask])?;
+        Ok(Some(vec![y, *keys, *values]))
+    }
+
     /// As products of matrices around a softmax. `None` where sizes that must be numbers are not, and where scores with infinities are
     /// asked for.
     fn as_products(&self, cx: &mut Parts<'_, '_>) -> OpResult<Option<Vec<ValueId>>> {
@@ -176,9 +320,7 @@ impl Sdpa {
             if rank == 4 {
                 return Ok(x);
             }
-            let apart = cx.reshape(&format!("{name}/heads"), x, &[0, 0, heads, size])?;
-            let perm = Some(vec![0, 2, 1, 3]);
-            cx.node(&format!("{name}/turned"), Transpose { perm }, &[Some(apart)])
+            heads_first(cx, name, x, heads, size)
         };
         let q = separate(cx, "q", xq, fq.shape.rank(), heads, size)?;
         let mut k = separate(cx, "k", xk, fk.shape.rank(), kv_heads, size)?;
@@ -206,12 +348,12 @@ impl Sdpa {
             reason = "the size of a head is small"
         )]
         let scale = self.scale.unwrap_or_else(|| (1.0 / (size as f64).sqrt()) as f32);
-        let scaled = cx.pointwise("scaled", binary(Binary::Mul, arg(0), number(scale)), &[q])?;
+        let scaled = by_number(cx, "scaled", Binary::Mul, q, scale)?;
         let products = cx.node("products", MatMul { trans_b: true }, &[Some(scaled), Some(k)])?;
         let bent = if self.softcap > 0.0 {
-            let inner = binary(Binary::Div, arg(0), number(self.softcap));
-            let bent = binary(Binary::Mul, unary(Unary::Tanh, inner), number(self.softcap));
-            cx.pointwise("bent", bent, &[products])?
+            let inner = by_number(cx, "capped", Binary::Div, products, self.softcap)?;
+            let bent = cx.pointwise("tanh", unary(Unary::Tanh, arg(0)), &[inner])?;
+            by_number(cx, "bent", Binary::Mul, bent, self.softcap)?
         } else {
             products
         };
@@ -276,12 +418,14 @@ impl Sdpa {
                 infinite = true;
             }
             infinite |= is_bool;
-            let with = if is_bool {
-                select(arg(1), arg(0), number(HIDDEN))
+            // A sum of scores and a mask is what becomes one operator.
+            let finite = if is_bool {
+                select(arg(0), number(0.0), number(HIDDEN))
             } else {
-                binary(Binary::Add, arg(0), binary(Binary::Max, arg(1), number(HIDDEN)))
+                binary(Binary::Max, arg(0), number(HIDDEN))
             };
-            y = cx.pointwise("masked", with, &[y, mask])?;
+            let finite = cx.pointwise("finite", finite, &[mask])?;
+            y = cx.pointwise("masked", binary(Binary::Add, arg(0), arg(1)), &[y, finite])?;
         }
         if self.causal {
             let Some(past) = past else { return Ok(None) };
@@ -506,7 +650,10 @@ impl Op for Sdpa {
     }
 
     fn parts(&self, cx: &mut Parts<'_, '_>) -> OpResult<Option<Vec<ValueId>>> {
-        self.as_products(cx)
+        match self.as_cached(cx)? {
+            None => self.as_products(cx),
+            parts => Ok(parts),
+        }
     }
 }
 

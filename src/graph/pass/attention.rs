@@ -3,16 +3,17 @@
 //! The form: `Transpose(softmax(scale * q k^T + mask) v)` with `q`, `k`, `v` transposed from `[b, s, heads, d]`; with grouped
 //! heads either q is reshaped to `[b, kv_heads, group, s, d]` and k, v have a size-1 axis put in, or k and v are repeated for
 //! each query head of their group; or all three are reshaped to `[b * heads, s, d]`, and the scores back to `[b, heads, s, t]` where
-//! the mask is added. One sequence may also lie as `[s, 1, heads, d]`.
+//! the mask is added. One sequence may also lie as `[s, 1, heads, d]`. Scores may be bent by `c tanh(scores / c)` before the mask. The
+//! scale may be factors of q and k too, and the mask two, of which one is a bias by places.
 
 use super::pattern::{
-    binary, input, only_reader, origin, producer, reshaped, scalar, shape, transposed, with_scalar,
+    binary, input, only_reader, origin, producer, reshaped, scalar, shape, transposed, unary, with_scalar,
 };
 use crate::error::Result;
 use crate::graph::op::attention::{Attention, mask_fits, takes_head};
 use crate::graph::op::expand::Expand;
 use crate::graph::op::matmul::MatMul;
-use crate::graph::op::pointwise::Binary;
+use crate::graph::op::pointwise::{Binary, Pointwise, Unary};
 use crate::graph::op::softmax::Softmax;
 use crate::graph::op::transpose::Transpose;
 use crate::graph::{Edit, Graph, NodeId, ValueId};
@@ -31,8 +32,22 @@ pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
         if !edit.begin(&format!("attention at \"{name}\"")) {
             continue;
         }
-        let op = Box::new(Attention { scale: found.scale });
-        let mut inputs: Vec<Option<ValueId>> = found.rows.into_iter().chain(found.mask).map(Some).collect();
+        let op = Box::new(found.op);
+        let mask = match found.masks.as_slice() {
+            [first, second] => {
+                let mask = edit.add_value(&format!("{name}/mask"), None);
+                edit.add_node(
+                    &format!("{name}/mask"),
+                    found.origin.clone(),
+                    Box::new(Pointwise::binary("Add", Binary::Add)),
+                    vec![Some(*first), Some(*second)],
+                    vec![mask],
+                );
+                Some(mask)
+            }
+            list => list.first().copied(),
+        };
+        let mut inputs: Vec<Option<ValueId>> = found.rows.into_iter().chain(mask).map(Some).collect();
         if !found.sequence_first {
             edit.replace_node(found.node, op, inputs, found.origin);
             continue;
@@ -75,17 +90,40 @@ struct Found {
     out: ValueId,
     /// Queries, keys and values.
     rows: [ValueId; 3],
-    mask: Option<ValueId>,
+    /// What is added to the scores: nothing, or one or two values, whose sum it is.
+    masks: Vec<ValueId>,
     /// Rows and result are `[s, 1, heads, d]`.
     sequence_first: bool,
-    scale: f32,
+    op: Attention,
     origin: Vec<String>,
 }
 
+/// What `v` is a multiple of, by constant scalars, and the factor.
+fn scaled(g: &Graph, v: ValueId) -> (ValueId, f32) {
+    let multiplied = binary(g, v, Binary::Mul).and_then(|pair| with_scalar(g, pair));
+    let divided = || {
+        let [x, divisor] = binary(g, v, Binary::Div)?;
+        Some((x, 1.0 / scalar(g, divisor).filter(|d| *d != 0.0)?))
+    };
+    match multiplied.or_else(divided) {
+        Some((x, factor)) => {
+            let (x, others) = scaled(g, x);
+            (x, factor * others)
+        }
+        None => (v, 1.0),
+    }
+}
+
+/// What `v` bends to below a cap, `c tanh(..)`, and the cap.
+fn bent(g: &Graph, v: ValueId) -> Option<(ValueId, f32)> {
+    let (bent, cap) = with_scalar(g, binary(g, v, Binary::Mul)?)?;
+    (cap > 0.0).then_some((unary(g, bent, Unary::Tanh)?, cap))
+}
+
 /// Keys or values behind `v`, which repeats each of their heads, on axis `at`, for the query heads of its group: made by a
-/// size-1 axis after the heads, its expansion, and a reshape that joins the two.
-fn single(g: &Graph, v: ValueId, at: usize) -> Option<ValueId> {
-    let wide = reshaped(g, v)?;
+/// size-1 axis after the heads, its expansion, and a reshape that joins the two; and what they are multiplied by in between.
+fn single(g: &Graph, v: ValueId, at: usize) -> Option<(ValueId, f32)> {
+    let (wide, factor) = scaled(g, reshaped(g, v)?);
     let (_, expand, _) = producer::<Expand>(g, wide)?;
     let one = input(expand, 0)?;
     let x = reshaped(g, one)?;
@@ -99,7 +137,7 @@ fn single(g: &Graph, v: ValueId, at: usize) -> Option<ValueId> {
     joined[at] = sizes[at].mul(&expanded[at + 1]).ok()?;
     let mut rest = expanded.to_vec();
     rest[at + 1] = 1.into();
-    (shape(g, one)? == separate && rest == separate && shape(g, v)? == joined).then_some(x)
+    (shape(g, one)? == separate && rest == separate && shape(g, v)? == joined).then_some((x, factor))
 }
 
 /// Rows behind `v`, which is those with heads first.
@@ -124,6 +162,16 @@ fn rows(g: &Graph, v: ValueId) -> Option<Rows> {
         let fits = b == b4 && s == s4 && d == d4 && kv.mul(group).is_ok_and(|all| all == *h);
         fits.then_some(())?;
     } else if let [all, s, d] = grouped {
+        // Heads may be joined before rows come last.
+        if let Some(value) = transposed(g, v, &[1, 0, 2]).and_then(|joined| reshaped(g, joined)) {
+            let [s4, b, h, d4] = shape(g, value)? else {
+                return None;
+            };
+            return (b.is(1) && s == s4 && d == d4 && h == all).then_some(Rows {
+                value,
+                sequence_first: true,
+            });
+        }
         plain = reshaped(g, v)?;
         let [b, h, s4, d4] = shape(g, plain)? else {
             return None;
@@ -145,11 +193,12 @@ fn rows(g: &Graph, v: ValueId) -> Option<Rows> {
     batch_first.or_else(sequence_first)
 }
 
-/// The rows of keys or values behind `v`, each head once.
-fn cached(g: &Graph, v: ValueId) -> Option<Rows> {
-    let found = rows(g, single(g, v, 1).unwrap_or(v))?;
-    let value = single(g, found.value, 2).unwrap_or(found.value);
-    Some(Rows { value, ..found })
+/// The rows of keys or values behind `v`, each head once, and what they are multiplied by.
+fn cached(g: &Graph, v: ValueId) -> Option<(Rows, f32)> {
+    let (heads, first) = single(g, v, 1).unwrap_or((v, 1.0));
+    let found = rows(g, heads)?;
+    let (value, second) = single(g, found.value, 2).unwrap_or((found.value, 1.0));
+    Some((Rows { value, ..found }, first * second))
 }
 
 impl Rows {
@@ -173,56 +222,71 @@ fn find(g: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Option<Found> {
         return None;
     };
     let weights = input(node, 0)?;
-    let (_, softmax_node, softmax) = producer::<Softmax>(g, weights)?;
     let rank = shape(g, weights)?.len();
+    let flat = rank == 3;
+    // The softmax may be over scores with an axis for the heads, which joins batches behind it.
+    let wide = reshaped(g, weights).filter(|v| flat && producer::<Softmax>(g, *v).is_some());
+    let wide = wide.filter(|v| shape(g, *v).and_then(<[_]>::last) == shape(g, weights).and_then(<[_]>::last));
+    let (_, softmax_node, softmax) = producer::<Softmax>(g, wide.unwrap_or(weights))?;
     g.value(weights).fact.as_ref()?.dtype.on_devices().then_some(())?;
     let refuse = |why: &str| {
         log::debug!("no attention at \"{}\": {why}", g.value(*product).name);
         None
     };
-    if softmax.axis != -1 && softmax.axis + 1 != i64::try_from(rank).ok()? {
+    let scores = input(softmax_node, 0)?;
+    if softmax.axis != -1 && softmax.axis + 1 != i64::try_from(shape(g, scores)?.len()).ok()? {
         return refuse("its softmax is not over the keys");
     }
-    let scores = input(softmax_node, 0)?;
     let mut steps = vec![*product, weights, scores];
-    let is_scores = |v: ValueId| match producer::<MatMul>(g, v) {
-        Some((_, n, MatMul { trans_b: true })) => Some((input(n, 0)?, input(n, 1)?, 1.0)),
-        _ => {
-            let scaled = binary(g, v, Binary::Mul).and_then(|pair| with_scalar(g, pair));
-            let divided = || {
-                let [x, divisor] = binary(g, v, Binary::Div)?;
-                Some((x, 1.0 / scalar(g, divisor).filter(|d| *d != 0.0)?))
-            };
-            let (inner, scale) = scaled.or_else(divided)?;
-            let (_, n, MatMul { trans_b: true }) = producer::<MatMul>(g, inner)? else {
-                return None;
-            };
-            Some((input(n, 0)?, input(n, 1)?, scale))
-        }
+    steps.extend(wide);
+    let is_scores = |v: ValueId| {
+        let (inner, scale, softcap) = match bent(g, v) {
+            Some((inner, cap)) => {
+                let (inner, factor) = scaled(g, inner);
+                (inner, factor * cap, cap)
+            }
+            None => {
+                let (inner, factor) = scaled(g, v);
+                (inner, factor, 0.0)
+            }
+        };
+        let (_, n, MatMul { trans_b: true }) = producer::<MatMul>(g, inner)? else {
+            return None;
+        };
+        let ((q, by_q), (k, by_k)) = (scaled(g, input(n, 0)?), scaled(g, input(n, 1)?));
+        let scale = scale * by_q * by_k;
+        Some((q, k, Attention { scale, softcap }))
     };
     // The mask is added where the scores have an axis for the heads.
-    let inside = reshaped(g, scores).filter(|_| rank == 3);
-    let through =
-        |v: ValueId| is_scores(v).or_else(|| is_scores(reshaped(g, v).filter(|_| inside.is_some())?));
+    let inside = reshaped(g, scores).filter(|_| flat);
+    let through = |v: ValueId| is_scores(v).or_else(|| is_scores(reshaped(g, v).filter(|_| flat)?));
+    // A bias by places, as of ALiBi, may be added before the mask.
     let added = |v: ValueId| {
         let [a, b] = binary(g, v, Binary::Add)?;
-        let with = |found, mask| Some((found, Some(mask), v));
-        match (through(a), through(b)) {
-            (Some(found), _) => with(found, b),
-            (_, Some(found)) => with(found, a),
-            _ => None,
-        }
+        [(a, b), (b, a)].into_iter().find_map(|(sum, last)| {
+            let once = through(sum).map(|found| (found, vec![last], v));
+            let twice = || {
+                let [c, d] = binary(g, sum, Binary::Add)?;
+                let mut ways = [(c, d), (d, c)].into_iter();
+                ways.find_map(|(inner, first)| Some((through(inner)?, vec![first, last], v)))
+            };
+            once.or_else(twice)
+        })
     };
-    let plain = is_scores(scores).map(|found| (found, None, scores));
+    let plain = through(scores).map(|found| (found, Vec::new(), scores));
     let found = plain.or_else(|| added(scores)).or_else(|| added(inside?));
-    let Some(((q, k, scale), mask, masked)) = found else {
+    let Some(((q, k, mut op), masks, masked)) = found else {
         return refuse("its scores are not a scaled product, or what is added to them no mask");
     };
     steps.push(masked);
     let (q5, k5, v5) = (q, k, input(node, 1)?);
-    let (Some(q), Some(k), Some(v)) = (rows(g, q5), cached(g, k5), cached(g, v5)) else {
+    let (Some(q), Some((k, by_k)), Some((v, by_v))) = (rows(g, q5), cached(g, k5), cached(g, v5)) else {
         return refuse("its operands are not transposed from [b, s, heads, d]");
     };
+    op.scale *= by_k;
+    if by_v != 1.0 {
+        return refuse("its values are multiplied behind the cache");
+    }
     let sequence_first = q.sequence_first;
     if [k, v].iter().any(|r| r.sequence_first != sequence_first) {
         return refuse("some of its operands are [s, b, heads, d]");
@@ -260,7 +324,9 @@ fn find(g: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Option<Found> {
     let scores = [k_sizes[0].clone(), h.clone(), s.clone(), t.clone()];
     let whole = shape(g, masked)? == scores;
     let masked = if whole { &scores[..] } else { &scores[2..] };
-    let mask_fits = mask.is_none_or(|m| shape(g, m).is_some_and(|m| mask_fits(m, masked)));
+    let mask_fits = masks
+        .iter()
+        .all(|m| shape(g, *m).is_some_and(|m| mask_fits(m, masked)));
     if v.sizes(g)?[3].as_const().is_none_or(|d| !takes_head(d)) {
         return refuse("its heads have an odd size, or one too large for the kernel");
     }
@@ -272,9 +338,9 @@ fn find(g: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Option<Found> {
         node: back,
         out: last,
         rows: [q.value, k.value, v.value],
-        mask,
+        masks,
         sequence_first,
-        scale,
+        op,
         origin: origin(g, &steps),
     })
 }

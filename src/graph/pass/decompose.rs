@@ -1,12 +1,36 @@
-//! Operators that say what others they are made of become those.
+//! Operators that say what others they are made of become those; on the host only those that keep a cache, which is then an operand of a
+//! `Concat` as any other.
 
 use crate::error::{Result, Stage};
 use crate::graph::op::OpError;
 use crate::graph::op::parts::Parts;
-use crate::graph::{Edit, NodeId};
+use crate::graph::{Edit, Graph, Node, NodeId};
 
 pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
-    let mut work: Vec<NodeId> = edit.nodes().map(|(id, _)| id).collect();
+    let work = edit.nodes().map(|(id, _)| id).collect();
+    decompose(edit, work, true)
+}
+
+/// As [`run`], for nodes alone that keep a cache.
+pub(super) fn caches(edit: &mut Edit<'_>) -> Result<()> {
+    let work = edit.nodes().filter(|(_, n)| keeps_cache(edit, n));
+    let work = work.map(|(id, _)| id).collect();
+    decompose(edit, work, false)
+}
+
+/// The node reads an input of four axes and returns, beside its first result, an output of four axes: as attention with a cache does.
+pub(crate) fn keeps_cache(g: &Graph, node: &Node) -> bool {
+    let four = |v: &crate::graph::ValueId| {
+        let fact = g.value(*v).fact.as_ref();
+        fact.is_none_or(|f| f.shape.rank() == 4)
+    };
+    let mut read = node.inputs.iter().flatten();
+    let mut returned = node.outputs.iter().skip(1);
+    read.any(|v| g.inputs().contains(v) && four(v)) && returned.any(|v| g.outputs().contains(v) && four(v))
+}
+
+/// `whole`: parts that have parts become those too.
+fn decompose(edit: &mut Edit<'_>, mut work: Vec<NodeId>, whole: bool) -> Result<()> {
     while let Some(id) = work.pop() {
         let Some(node) = edit.node(id).cloned() else {
             continue;
@@ -27,7 +51,10 @@ pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
             Err(e) => return Err(edit.node_error(Stage::Pass, &node, e)),
             Ok(None) => parts.discard(),
             // The parts may have parts.
-            Ok(Some(results)) => work.extend(parts.finish(id, &results)),
+            Ok(Some(results)) => {
+                let made = parts.finish(id, &results);
+                work.extend(made.into_iter().filter(|_| whole));
+            }
         }
     }
     Ok(())

@@ -1,5 +1,5 @@
 //! Operators that change nothing go away: casts to the type that is there, reshapes and broadcasts to the shape that is there,
-//! transposes that keep the order of axes, joins of one part.
+//! transposes that keep the order of axes, joins of one part, slices by steps of one that keep all.
 
 use super::pattern::{all, input};
 use crate::error::Result;
@@ -7,6 +7,7 @@ use crate::graph::op::concat::Concat;
 use crate::graph::op::expand::Expand;
 use crate::graph::op::pointwise::{Expr, Pointwise};
 use crate::graph::op::reshape::Reshape;
+use crate::graph::op::slice::Slice;
 use crate::graph::op::transpose::Transpose;
 use crate::graph::{Edit, Graph, NodeId, ValueId};
 
@@ -40,6 +41,14 @@ fn find(g: &Graph, id: NodeId) -> Option<(ValueId, ValueId)> {
         t.axes(from.shape.rank()).ok()?.is_sorted()
     } else if node.op.downcast::<Concat>().is_some() {
         only
+    } else if node.op.downcast::<Slice>().is_some() {
+        match input(node, 4) {
+            None => true,
+            Some(steps) => {
+                let steps = g.value(steps).fact.as_ref()?.as_const()?.to_i64().ok()?;
+                steps.iter().all(|s| *s == 1)
+            }
+        }
     } else {
         node.op.downcast::<Reshape>().is_some() || node.op.downcast::<Expand>().is_some()
     };

@@ -1,16 +1,17 @@
 //! Pairs of past and present become state that is appended to in place (paper, section 2.3).
 //!
-//! A pair is a graph input that only a concatenation reads, whose result is a graph output. The state holds one sequence,
-//! sequence first: rows `[heads, dim]` one after another, so that appending is one contiguous write. A cache laid
-//! out `[batch, heads, sequence, dim]` is turned around; its other readers see a transpose, which the attention
-//! pass removes.
+//! A pair is a graph input that only a concatenation reads, of which a graph output is the result, or the new rows alone, as the
+//! paper exports it. The state holds one sequence, sequence first: rows `[heads, dim]` one after another, so that appending is
+//! one contiguous write. A cache laid out `[batch, heads, sequence, dim]` is turned around; its other readers see a transpose,
+//! which the attention pass removes.
 
-use super::pattern::{input, shape, transposed};
+use super::pattern::{input, producer, shape, transposed};
 use crate::error::Result;
 use crate::graph::op::concat::Concat;
 use crate::graph::op::kv_append::KvAppend;
+use crate::graph::op::reshape::Reshape;
 use crate::graph::op::transpose::Transpose;
-use crate::graph::{Edit, Graph, NodeId, State, ValueId};
+use crate::graph::{Edit, Graph, Node, NodeId, State, ValueId};
 use crate::shape::{Fact, Shape, Symbol};
 
 struct Pair {
@@ -18,6 +19,8 @@ struct Pair {
     past: ValueId,
     new: ValueId,
     present: ValueId,
+    /// An output, of new rows alone or a copy of the whole, that the state makes needless.
+    needless: Option<ValueId>,
     /// The new rows `[b, s, heads, d]`, where the pair is `[b, heads, s, d]`.
     turned: bool,
     symbol: Symbol,
@@ -65,11 +68,25 @@ fn find(g: &Graph, reader: NodeId, past: ValueId) -> Result<Option<Pair>, String
     let [present] = node.outputs.as_slice() else {
         return Ok(None);
     };
-    if node.inputs.len() != 2 || input(node, 0) != Some(past) || !g.outputs().contains(present) {
+    if node.inputs.len() != 2 || input(node, 0) != Some(past) {
         return Ok(None);
     }
     let (Some(new), Some(dims)) = (input(node, 1), shape(g, past)) else {
         return Ok(None);
+    };
+    let is_output = |v: &ValueId| g.outputs().contains(v);
+    // The whole may come out under a second name, new rows with their axes in another order.
+    let copies = results_of(g, *present, |n| {
+        n.op.downcast::<Reshape>() == Some(&Reshape::Identity)
+    });
+    let turned = results_of(g, new, |n| n.op.downcast::<Transpose>().is_some());
+    let source = producer::<Transpose>(g, new).and_then(|(_, n, _)| input(n, 0));
+    let needless = if is_output(present) {
+        None
+    } else {
+        let all = copies.into_iter().chain([new]).chain(source).chain(turned);
+        let found = all.into_iter().find(is_output);
+        Some(found.ok_or("neither what it is joined with nor the whole comes out")?)
     };
     let axis = crate::graph::op::axis(concat.axis, dims.len()).map_err(|e| e.to_string())?;
     let mut symbols = std::collections::BTreeSet::new();
@@ -86,6 +103,7 @@ fn find(g: &Graph, reader: NodeId, past: ValueId) -> Result<Option<Pair>, String
             past,
             new,
             present: *present,
+            needless,
             turned,
             symbol,
         }));
@@ -96,7 +114,16 @@ fn find(g: &Graph, reader: NodeId, past: ValueId) -> Result<Option<Pair>, String
     ))
 }
 
+/// First results of the nodes of this kind that read `v`.
+fn results_of(g: &Graph, v: ValueId, kind: impl Fn(&Node) -> bool) -> Vec<ValueId> {
+    let nodes = g.nodes().filter(|(_, n)| input(n, 0) == Some(v) && kind(n));
+    nodes.filter_map(|(_, n)| n.outputs.first().copied()).collect()
+}
+
 fn rewrite(edit: &mut Edit<'_>, p: Pair) -> Result<()> {
+    if let Some(output) = p.needless {
+        edit.remove_output(output);
+    }
     let Some(node) = edit.node(p.node) else {
         return Ok(());
     };

@@ -24,6 +24,7 @@ mod rotary;
 mod split;
 mod trans_b;
 
+pub(crate) use decompose::keeps_cache;
 pub use greedy::TOKEN;
 pub use last_row::ROWS;
 
@@ -53,6 +54,11 @@ pub const FOLD: Pass = Pass {
 pub const DECOMPOSE: Pass = Pass {
     name: "decompose",
     run: decompose::run,
+};
+/// Operators that keep a cache become those that they are made of.
+pub const CACHES: Pass = Pass {
+    name: "caches",
+    run: decompose::caches,
 };
 /// A matrix product over one element becomes a multiplication.
 pub const OUTER: Pass = Pass {
@@ -213,7 +219,7 @@ impl Pipeline {
     /// What the host interpreter wants: the state form of the cache, nothing that only kernels need.
     pub fn host() -> Self {
         Self {
-            passes: vec![INLINE_IF, FOLD, TRANS_B, KV_CACHE],
+            passes: vec![INLINE_IF, FOLD, CACHES, TRANS_B, KV_CACHE],
             edit_limit: usize::MAX,
         }
     }

@@ -4,10 +4,12 @@
 //! * a transpose of a transpose is one, or none;
 //! * slices along different axes are one;
 //! * a part of a concatenation is that part, and the concatenation of all parts of a value is the value;
-//! * a transpose or reshape before an elementwise operator comes behind it, if all operands that are not single elements have it.
+//! * a transpose or reshape before an elementwise operator comes behind it, if all operands that are not single elements have it;
+//! * where heads and rows `[b, s, heads, d]` change places before slices of heads, or concatenations of such, they do so behind.
 
 use super::pattern::{input, only_reader, producer, shape};
 use crate::error::{Error, Result, Stage};
+use crate::graph::op::Op;
 use crate::graph::op::concat::Concat;
 use crate::graph::op::pointwise::Pointwise;
 use crate::graph::op::reshape::Reshape;
@@ -26,6 +28,12 @@ enum Change {
     Transpose(ValueId, Vec<i64>),
     /// Its slice reads this value, by these starts, ends, axes and steps.
     Slice(ValueId, [Vec<i64>; 4]),
+    /// This operator of these values along their last axis, and a transpose of its result.
+    Last {
+        op: Box<dyn Op>,
+        inputs: Vec<Option<ValueId>>,
+        perm: Vec<i64>,
+    },
     /// It reads these values, and the node that moved its operands comes behind it.
     Sink {
         inputs: Vec<Option<ValueId>>,
@@ -74,6 +82,23 @@ pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
                     }
                     edit.replace_node(id, op, inputs, origin);
                 }
+                Change::Last { op, inputs, perm } => {
+                    let fact = last_axis_fact(edit, y, &perm);
+                    let still = edit.add_value(&format!("{name}/unmoved"), fact);
+                    edit.add_node(
+                        &format!("{name}/unmoved"),
+                        origin.clone(),
+                        op,
+                        inputs,
+                        vec![still],
+                    );
+                    edit.replace_node(
+                        id,
+                        Box::new(Transpose { perm: Some(perm) }),
+                        vec![Some(still)],
+                        origin,
+                    );
+                }
                 Change::Sink { inputs, mover, fact } => {
                     let Some(m) = edit.node(mover) else { continue };
                     let (mover_op, mut moved, mover_name) = (m.op.clone(), m.inputs.clone(), m.name.clone());
@@ -113,6 +138,64 @@ fn find(g: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Option<(Change, &'s
         .or_else(|| part(g, id).map(|c| (c, "is a part of a concatenation")))
         .or_else(|| whole(g, id).map(|c| (c, "joins all parts of one value")))
         .or_else(|| sink(g, consumers, id).map(|c| (c, "comes before what moves its operands")))
+        .or_else(|| along_last(g, id).map(|c| (c, "comes before the transpose of its operands")))
+}
+
+/// What is known of the operand of a transpose by `perm` that makes `y`.
+fn last_axis_fact(g: &Graph, y: ValueId, perm: &[i64]) -> Option<Fact> {
+    let fact = g.value(y).fact.as_ref()?;
+    let mut sizes = fact.shape.0.clone();
+    for (size, p) in fact.shape.0.iter().zip(perm) {
+        *sizes.get_mut(usize::try_from(*p).ok()?)? = size.clone();
+    }
+    Some(Fact::new(fact.dtype, crate::shape::Shape(sizes)))
+}
+
+/// A slice or a concatenation along the last axis, where the two axes before it change places.
+fn along_last(g: &Graph, id: NodeId) -> Option<Change> {
+    let node = g.node(id)?;
+    let y = *node.outputs.first()?;
+    let rank = shape(g, y)?.len();
+    let last = rank.checked_sub(1)?;
+    let before = |v: ValueId| {
+        let (_, n, t) = producer::<Transpose>(g, v)?;
+        let axes = t.axes(rank).ok()?;
+        (axes == [0, 2, 1, 3]).then_some((input(n, 0)?, axes))
+    };
+    let (op, inputs, axes): (Box<dyn Op>, Vec<Option<ValueId>>, _) = if node.op.downcast::<Slice>().is_some()
+    {
+        let (v, [_, _, axes, _]) = lists(g, id)?;
+        let (x, order) = before(v)?;
+        let along = axes.iter().all(|a| usize::try_from(*a) == Ok(last));
+        // Without a list of axes the slice is of the first ones.
+        (along && node.inputs.len() > 3).then_some(())?;
+        let rest = node.inputs.iter().skip(1).copied();
+        (
+            Box::new(Slice),
+            std::iter::once(Some(x)).chain(rest).collect(),
+            order,
+        )
+    } else {
+        let concat = node.op.downcast::<Concat>()?;
+        (crate::graph::op::axis(concat.axis, rank).ok()? == last).then_some(())?;
+        let mut inputs = Vec::with_capacity(node.inputs.len());
+        let mut order: Option<Vec<usize>> = None;
+        for v in &node.inputs {
+            let (x, axes) = before((*v)?)?;
+            if order.as_ref().is_some_and(|o| *o != axes) {
+                return None;
+            }
+            order = Some(axes);
+            inputs.push(Some(x));
+        }
+        (Box::new(concat.clone()), inputs, order?)
+    };
+    let perm: Option<Vec<i64>> = axes.iter().map(|a| i64::try_from(*a).ok()).collect();
+    Some(Change::Last {
+        op,
+        inputs,
+        perm: perm?,
+    })
 }
 
 fn transposes(g: &Graph, id: NodeId) -> Option<Change> {

@@ -1,6 +1,6 @@
 //! The rotary embedding of exporters: `x * cos + concat(-x[h..], x[..h]) * sin` over `[b, s, heads, d]` with angles
-//! `[b, s, 1, d]`, operands in either order; or over these heads transposed to `[b, heads, s, d]` with angles `[b, 1, s, d]`,
-//! where the transpose moves behind the embedding.
+//! `[b, s, 1, d]`, operands in either order; or over these heads, or a part of each, transposed to `[b, heads, s, d]` with angles
+//! `[b, 1, s, d]`, where the transpose moves behind the embedding.
 
 use super::pattern::{binary, input, origin, producer, shape, transposed, unary};
 use crate::error::Result;
@@ -18,18 +18,28 @@ pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
     let mut turned: HashMap<ValueId, ValueId> = HashMap::new();
     for (id, outputs) in ids {
         let [y] = outputs.as_slice() else { continue };
-        let Some((inputs, heads_first, names)) = find(edit, *y) else {
+        let Some((inputs, order, names)) = find(edit, *y) else {
             continue;
         };
         let name = edit.value(*y).name.clone();
         if !edit.begin(&format!("rotary embedding at \"{name}\"")) {
             continue;
         }
-        let [x, mut cos, mut sin] = inputs;
-        if !heads_first {
-            let inputs = [x, cos, sin].map(Some).to_vec();
-            edit.replace_node(id, Box::new(Rotary), inputs, names);
-            continue;
+        let [mut x, mut cos, mut sin] = inputs;
+        match order {
+            Order::RowsFirst => {
+                let inputs = [x, cos, sin].map(Some).to_vec();
+                edit.replace_node(id, Box::new(Rotary), inputs, names);
+                continue;
+            }
+            Order::HeadsFirst => {}
+            Order::PartOfHeadsFirst(lists) => {
+                let part = format!("{name}/part");
+                let v = edit.add_value(&part, None);
+                let inputs = std::iter::once(Some(x)).chain(lists).collect();
+                edit.add_node(&part, names.clone(), Box::new(Slice), inputs, vec![v]);
+                x = v;
+            }
         }
         for angle in [&mut cos, &mut sin] {
             *angle = *turned
@@ -65,9 +75,18 @@ fn swap(edit: &mut Edit<'_>, v: ValueId, suffix: &str, origin: &[String]) -> Val
     out
 }
 
-/// Operands of the rotary embedding that makes `y`, whether they and `y` have heads before rows (the first operand is the one
-/// with rows before heads also then), and the names of the nodes.
-fn find(g: &Graph, y: ValueId) -> Option<([ValueId; 3], bool, Vec<String>)> {
+/// How the operand of an embedding lies.
+enum Order {
+    /// `[b, s, heads, d]`.
+    RowsFirst,
+    /// This transposed to `[b, heads, s, d]`.
+    HeadsFirst,
+    /// A slice along the last axis of this transposed, by these operands.
+    PartOfHeadsFirst(Vec<Option<ValueId>>),
+}
+
+/// Operands of the rotary embedding that makes `y`, the first of them always `[b, s, heads, d]`, how they lie, and the names of the nodes.
+fn find(g: &Graph, y: ValueId) -> Option<([ValueId; 3], Order, Vec<String>)> {
     let [a, b] = binary(g, y, Binary::Add)?;
     g.value(y).fact.as_ref()?.dtype.on_devices().then_some(())?;
     let (p, q) = (binary(g, a, Binary::Mul)?, binary(g, b, Binary::Mul)?);
@@ -92,18 +111,39 @@ fn find(g: &Graph, y: ValueId) -> Option<([ValueId; 3], bool, Vec<String>)> {
             }
             steps.extend([y, a, b]);
             if s0 == c0 && c1.is(1) {
-                return Some(([x, cos, sin], false, origin(g, &steps)));
+                return Some(([x, cos, sin], Order::RowsFirst, origin(g, &steps)));
             }
             if !(s1 == c1 && c0.is(1)) {
                 return refuse("angles are neither [b, s, 1, d] nor [b, 1, s, d]");
             }
-            let Some(rows) = transposed(g, x, &[0, 2, 1, 3]) else {
+            if let Some(rows) = transposed(g, x, &[0, 2, 1, 3]) {
+                return Some(([rows, cos, sin], Order::HeadsFirst, origin(g, &steps)));
+            }
+            let Some((rows, lists)) = part_of_rows(g, x) else {
                 return refuse("heads are not transposed from [b, s, heads, d]");
             };
-            return Some(([rows, cos, sin], true, origin(g, &steps)));
+            return Some((
+                [rows, cos, sin],
+                Order::PartOfHeadsFirst(lists),
+                origin(g, &steps),
+            ));
         }
     }
     None
+}
+
+/// The rows `[b, s, heads, d]` of which `v` is a slice along the last axis, transposed, and the operands of the slice.
+fn part_of_rows(g: &Graph, v: ValueId) -> Option<(ValueId, Vec<Option<ValueId>>)> {
+    let (_, node, _) = producer::<Slice>(g, v)?;
+    let axes = g
+        .value(input(node, 3)?)
+        .fact
+        .as_ref()?
+        .as_const()?
+        .to_i64()
+        .ok()?;
+    let rows = transposed(g, input(node, 0)?, &[0, 2, 1, 3])?;
+    (axes == [-1] || axes == [3]).then(|| (rows, node.inputs.get(1..).unwrap_or_default().to_vec()))
 }
 
 /// `x` and the values computed on the way, where `v` is `concat(-x[h..], x[..h])` along the last axis.

@@ -1,0 +1,396 @@
+//! Attention with grouped heads and a cache, as ONNX Runtime has it: `GroupQueryAttention` of the domain `com.microsoft`, version 1.
+//!
+//! Operands: queries, keys and values `[batch, sequence, heads * size]`, or all three side by side as operand 0 alone; past keys and values
+//! `[batch, kv_heads, past, size]`; the number of live keys of each batch less one; the number of all keys; and, each of which may
+//! be left out, tables of cosines and sines `[places, pairs]` where heads are turned, positions, and what is added to the scores. Results: as
+//! the queries; keys and values with the past before them. A query sees its own place and what is before it, at most `window` keys.
+//!
+//! The past is as long as it says, and all of it is live: the cache grows by the new rows. A cache with room behind live keys, and sequences of
+//! different lengths in one batch, are refused.
+
+use super::case::{Case, input};
+use super::parts::Parts;
+use super::pointwise::{Binary, Pointwise};
+use super::rotary_embedding::RotaryEmbedding;
+use super::sdpa::{Sdpa, both_masks, causal_mask, heads_first, new_places};
+use super::slice::Slice;
+use super::{
+    Attributes, InferCx, Inputs, OnnxName, Op, OpDef, OpError, OpResult, as_usize, concat::Concat, operand,
+};
+use crate::graph::ValueId;
+use crate::shape::{Dim, Fact, Shape};
+use crate::tensor::HostTensor;
+
+/// See the module documentation.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GroupQueryAttention {
+    /// Heads of queries.
+    pub heads: usize,
+    /// Heads of keys and values.
+    pub kv_heads: usize,
+    /// Factor on the scores; `None` means one over the square root of the size of a head.
+    pub scale: Option<f32>,
+    /// Scores are bent to below this; 0 leaves them.
+    pub softcap: f32,
+    /// Most keys that a query sees, its own among them.
+    pub window: Option<usize>,
+    /// Queries and keys are turned by their positions: neighbours with each other, or halves of a head.
+    pub rotary: Option<Pairs>,
+}
+
+/// Which elements of a head turn with each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pairs {
+    /// `i` and `i + n / 2` of the first n.
+    Halves,
+    /// `2 i` and `2 i + 1`.
+    Neighbours,
+}
+
+const PAST: usize = 3;
+const LIVE: usize = 5;
+const COSINES: usize = 7;
+const POSITIONS: usize = 9;
+const BIAS: usize = 10;
+
+impl GroupQueryAttention {
+    /// Sizes of a head, of queries and of what is new, from the shapes of operands 0 and 1.
+    fn size(&self, q: &Fact, apart: bool) -> OpResult<Dim> {
+        let heads = Dim::from_usize(if apart {
+            self.heads
+        } else {
+            self.heads + 2 * self.kv_heads
+        });
+        let [_, _, joined] = q.shape.0.as_slice() else {
+            return Err(OpError::expected("queries", "[batch, sequence, heads * size]", q));
+        };
+        joined.exact_div(&heads).ok_or_else(|| {
+            OpError::expected("last axis of operand 0", format!("a multiple of {heads}"), joined)
+        })
+    }
+
+    fn number(n: usize) -> i64 {
+        i64::try_from(n).unwrap_or(i64::MAX)
+    }
+
+    /// Queries, keys and values of three axes.
+    fn split(&self, cx: &mut Parts<'_, '_>, size: i64) -> OpResult<[ValueId; 3]> {
+        let all = cx.input(0)?;
+        if let (Some(k), Some(v)) = (cx.opt(1), cx.opt(2)) {
+            return Ok([all, k, v]);
+        }
+        let mut at = 0;
+        let mut out = [all; 3];
+        for (slot, (name, heads)) in
+            out.iter_mut()
+                .zip([("q", self.heads), ("k", self.kv_heads), ("v", self.kv_heads)])
+        {
+            let end = at + Self::number(heads) * size;
+            let mut operands = vec![Some(all)];
+            for (what, n) in [("start", at), ("end", end), ("axis", 2)] {
+                operands.push(Some(cx.ints(&format!("{name}/{what}"), &[n])?));
+            }
+            *slot = cx.node(name, Slice, &operands)?;
+            at = end;
+        }
+        Ok(out)
+    }
+}
+
+impl Op for GroupQueryAttention {
+    fn name(&self) -> &str {
+        "GroupQueryAttention"
+    }
+
+    fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
+        let q = cx.fact(0)?;
+        let apart = cx.opt(1).is_some();
+        let size = self.size(q, apart)?;
+        let [batch, sequence, _] = q.shape.0.as_slice() else {
+            return Err(OpError::expected("queries", "[batch, sequence, heads * size]", q));
+        };
+        let kv = Dim::from_usize(self.kv_heads);
+        for i in [1, 2] {
+            let Some(x) = cx.opt(i) else { continue };
+            let [b, s, joined] = x.shape.0.as_slice() else {
+                return Err(OpError::expected(
+                    format!("operand {i}"),
+                    "[batch, sequence, heads * size]",
+                    x,
+                ));
+            };
+            cx.same("batches of queries, keys and values", batch, b)?;
+            cx.same("sequences of queries, keys and values", sequence, s)?;
+            cx.same("heads and their size of keys and values", &kv.mul(&size)?, joined)?;
+        }
+        let mut all = sequence.clone();
+        for (i, x) in [(PAST, cx.opt(PAST)), (PAST + 1, cx.opt(PAST + 1))] {
+            let Some(x) = x else { continue };
+            let [b, h, past, n] = x.shape.0.as_slice() else {
+                return Err(OpError::expected(
+                    format!("operand {i}"),
+                    "[batch, heads, past, size]",
+                    x,
+                ));
+            };
+            cx.same("batches of queries and of the past", batch, b)?;
+            cx.same("heads of keys and of the past", &kv, h)?;
+            cx.same("sizes of a head of keys and of the past", &size, n)?;
+            all = past.add(sequence)?;
+        }
+        let y = vec![
+            batch.clone(),
+            sequence.clone(),
+            Dim::from_usize(self.heads).mul(&size)?,
+        ];
+        let present = Fact::new(q.dtype, Shape(vec![batch.clone(), kv, all, size]));
+        Ok(vec![Fact::new(q.dtype, Shape(y)), present.clone(), present])
+    }
+
+    fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
+        let optional = |i: usize| inputs.get(i).copied().flatten();
+        let q = operand(inputs, 0)?;
+        let &[batch, sequence, joined] = q.shape() else {
+            return Err(OpError::expected("rank of queries", 3, q.shape().len()));
+        };
+        let apart = optional(1).is_some();
+        let size = as_usize(&self.size(&Fact::new(q.dtype(), Shape::fixed(q.shape())), apart)?).unwrap_or(0);
+        let cut = |from: usize, heads: usize| -> OpResult<HostTensor> {
+            let data = q.to_f32()?;
+            let rows = data.chunks_exact(joined.max(1));
+            let part: Vec<f32> = rows
+                .flat_map(|r| r.iter().skip(from * size).take(heads * size))
+                .copied()
+                .collect();
+            Ok(HostTensor::from_floats(
+                q.dtype(),
+                &[batch, sequence, heads * size],
+                &part,
+            )?)
+        };
+        let [mut q, mut k, v] = match (optional(1), optional(2)) {
+            (Some(k), Some(v)) => [q.clone(), k.clone(), v.clone()],
+            _ => [
+                cut(0, self.heads)?,
+                cut(self.heads, self.kv_heads)?,
+                cut(self.heads + self.kv_heads, self.kv_heads)?,
+            ],
+        };
+        let past = optional(PAST)
+            .and_then(|x| x.shape().get(2).copied())
+            .unwrap_or(0);
+        let all = past + sequence;
+        let live = operand(inputs, LIVE)?.to_i64()?;
+        if let Some(n) = live.iter().find(|n| n.saturating_add(1) != Self::number(all)) {
+            return Err(OpError::Unsupported(format!(
+                "{} live keys of {all}: all of a cache must be live",
+                n.saturating_add(1)
+            )));
+        }
+        if let Some(pairs) = self.rotary {
+            let positions = match optional(POSITIONS) {
+                Some(p) => p.clone(),
+                None => {
+                    let places: Vec<i64> = (0..batch).flat_map(|_| past..all).map(Self::number).collect();
+                    HostTensor::from_i64(&[batch, sequence], &places)?
+                }
+            };
+            let (cos, sin) = (operand(inputs, COSINES)?, operand(inputs, COSINES + 1)?);
+            for (x, heads) in [(&mut q, self.heads), (&mut k, self.kv_heads)] {
+                let turn = turning(pairs, heads, cos.shape().get(1).copied().unwrap_or(0), size);
+                let turned = turn.eval(&[Some(x), Some(cos), Some(sin), Some(&positions)])?;
+                *x = turned
+                    .into_iter()
+                    .next()
+                    .ok_or_else(|| OpError::expected("result", 1, 0))?;
+            }
+        }
+        let hidden: Vec<bool> = (past..all)
+            .flat_map(|row| {
+                let first = self.window.map_or(0, |w| (row + 1).saturating_sub(w));
+                (0..all).map(move |key| key >= first && key <= row)
+            })
+            .collect();
+        let mut mask = HostTensor::from_bool(&[sequence, all], &hidden)?;
+        if let Some(bias) = optional(BIAS) {
+            let seen = hidden.iter().map(|s| if *s { 0.0 } else { f32::NEG_INFINITY });
+            let seen = HostTensor::from_f32(&[sequence, all], &seen.collect::<Vec<_>>())?;
+            let bias = HostTensor::from_f32(bias.shape(), &bias.to_f32()?)?;
+            let add = Pointwise::binary("Add", Binary::Add);
+            mask = add
+                .eval(&[Some(&bias), Some(&seen)])?
+                .into_iter()
+                .next()
+                .ok_or_else(|| OpError::expected("result", 1, 0))?;
+        }
+        let mut out = self.attention().eval(&[
+            Some(&q),
+            Some(&k),
+            Some(&v),
+            Some(&mask),
+            optional(PAST),
+            optional(PAST + 1),
+        ])?;
+        out.truncate(3);
+        Ok(out)
+    }
+
+    fn parts(&self, cx: &mut Parts<'_, '_>) -> OpResult<Option<Vec<ValueId>>> {
+        let first = cx.input(0)?;
+        let fact = cx.fact(first)?;
+        let apart = cx.opt(1).is_some();
+        let (Some(size), Some(past)) = (self.size(&fact, apart)?.as_const(), cx.opt(PAST)) else {
+            return Ok(None);
+        };
+        // Sequences of one batch may differ in length, which is data.
+        if fact.shape.0.first().is_none_or(|b| !b.is(1)) {
+            return Ok(None);
+        }
+        let [mut q, mut k, v] = self.split(cx, size)?;
+        let appended = |cx: &mut Parts<'_, '_>, name: &str, x: ValueId, old: Option<ValueId>| {
+            let new = heads_first(cx, name, x, Self::number(self.kv_heads), size)?;
+            cx.node(name, Concat { axis: 2 }, &[old, Some(new)])
+        };
+        let values = appended(cx, "values", v, cx.opt(PAST + 1))?;
+        if let Some(pairs) = self.rotary {
+            let (cos, sin) = (cx.input(COSINES)?, cx.input(COSINES + 1)?);
+            let table = cx.fact(cos)?.shape.0.get(1).and_then(as_usize).unwrap_or(0);
+            let positions = match cx.opt(POSITIONS) {
+                Some(p) => p,
+                None => {
+                    let places = new_places(cx, "places", past, values)?;
+                    cx.unsqueeze("positions", places, &[0])?
+                }
+            };
+            for (name, x, heads) in [("q", &mut q, self.heads), ("k", &mut k, self.kv_heads)] {
+                let turn = turning(pairs, heads, table, usize::try_from(size).unwrap_or(0));
+                let operands = [Some(*x), Some(cos), Some(sin), Some(positions)];
+                *x = cx.node(&format!("{name}/embedded"), turn, &operands)?;
+            }
+        }
+        let keys = appended(cx, "keys", k, Some(past))?;
+        let mut mask = causal_mask(cx, keys, past, self.window.map(Self::number))?;
+        if let Some(bias) = cx.opt(BIAS) {
+            mask = both_masks(cx, mask, bias)?;
+        }
+        let y = cx.node(
+            "attention",
+            self.attention(),
+            &[Some(q), Some(keys), Some(values), Some(mask)],
+        )?;
+        Ok(Some(vec![y, keys, values]))
+    }
+
+    fn reads(&self, input: usize) -> bool {
+        input != LIVE + 1
+    }
+}
+
+impl GroupQueryAttention {
+    /// The attention itself; what is seen comes by a mask.
+    fn attention(&self) -> Sdpa {
+        Sdpa {
+            causal: false,
+            heads: Some((self.heads, self.kv_heads)),
+            scale: self.scale,
+            softcap: self.softcap,
+            scores: 0,
+        }
+    }
+}
+
+/// The rotary embedding of `heads` heads by tables of `pairs` cosines a place.
+fn turning(kind: Pairs, heads: usize, pairs: usize, size: usize) -> RotaryEmbedding {
+    RotaryEmbedding {
+        interleaved: kind == Pairs::Neighbours,
+        rotated: if 2 * pairs == size { 0 } else { 2 * pairs },
+        heads,
+    }
+}
+
+fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
+    let count = |name: &str| {
+        let n = a.int(name)?.unwrap_or(0);
+        let valid = usize::try_from(n).ok().filter(|n| *n > 0);
+        valid.ok_or_else(|| OpError::expected(format!("attribute `{name}`"), "1 or more", n))
+    };
+    for (name, i) in [("head_sink", 11), ("k_scale", 12), ("v_scale", 13)] {
+        if a.has_input(i) {
+            return Err(OpError::Unsupported(format!("operand {i} (`{name}`)")));
+        }
+    }
+    for name in ["smooth_softmax", "qk_output", "kv_cache_bit_width"] {
+        if let Some(n) = a.int(name)?.filter(|n| *n > 0) {
+            return Err(OpError::Unsupported(format!("attribute `{name}` of {n}")));
+        }
+    }
+    for name in ["k_quant_type", "v_quant_type"] {
+        if let Some(kind) = a.string(name)?.filter(|k| k != "NONE") {
+            return Err(OpError::Unsupported(format!("attribute `{name}` of {kind}")));
+        }
+    }
+    let pairs = if a.int("rotary_interleaved")?.unwrap_or(0) != 0 {
+        Pairs::Neighbours
+    } else {
+        Pairs::Halves
+    };
+    let window = a.int("local_window_size")?.and_then(|w| usize::try_from(w).ok());
+    Ok(Box::new(GroupQueryAttention {
+        heads: count("num_heads")?,
+        kv_heads: count("kv_num_heads")?,
+        scale: a.float("scale")?.filter(|s| *s != 0.0),
+        softcap: a.float("softcap")?.unwrap_or(0.0),
+        window: window.filter(|w| *w > 0),
+        rotary: (a.int("do_rotary")?.unwrap_or(0) != 0).then_some(pairs),
+    }))
+}
+
+/// The registry's entry.
+pub static DEF: OpDef = OpDef {
+    onnx: &[OnnxName {
+        domain: "com.microsoft",
+        name: "GroupQueryAttention",
+        since: 1,
+    }],
+    import,
+    kernels: &[],
+    cases,
+};
+
+fn cases() -> Vec<Case> {
+    let op = GroupQueryAttention {
+        heads: 4,
+        kv_heads: 2,
+        scale: None,
+        softcap: 0.0,
+        window: None,
+        rotary: None,
+    };
+    let case = |op: &GroupQueryAttention, s: usize, past: usize| {
+        let rows = |heads: usize| input(&[1, s, heads * 8]);
+        let cache = || input(&[1, 2, past, 8]);
+        let number = |n: usize| input(&[1]).values(&[i64::try_from(n).unwrap_or(0)]);
+        let mut inputs = vec![rows(4), rows(2), rows(2), cache(), cache()];
+        inputs.extend([number(past + s - 1), number(past + s)]);
+        if op.rotary.is_some() {
+            inputs.extend([input(&[32, 4]).constant(), input(&[32, 4]).constant()]);
+        }
+        Case::new(op.clone(), inputs).slack(4.0)
+    };
+    let turned = GroupQueryAttention {
+        rotary: Some(Pairs::Halves),
+        ..op.clone()
+    };
+    let windowed = GroupQueryAttention {
+        window: Some(3),
+        softcap: 2.0,
+        rotary: Some(Pairs::Neighbours),
+        ..op.clone()
+    };
+    vec![
+        case(&op, 3, 5),
+        case(&turned, 1, 7),
+        case(&turned, 4, 2),
+        case(&windowed, 6, 5),
+    ]
+}

@@ -1,0 +1,293 @@
+//! The roles of a decoder's inputs: tokens, their positions, the mask, caches; and what the sizes of these have to do with each other.
+//!
+//! Exporters name sizes as they like: `past_sequence_length + sequence_length`, `total_sequence_length`, or `sumN` with a cache of
+//! `sumN - N`. All follow from two numbers, the tokens of a run and those in the cache before it.
+
+use crate::error::{Error, Result, Stage};
+use crate::graph::{Edit, Graph, ValueId};
+use crate::shape::{Dim, DimError, Fact, Symbol};
+use crate::tensor::{DType, HostTensor};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Inputs that are not caches.
+pub(super) const KNOWN: [&str; 3] = [IDS, POSITIONS, MASK];
+pub(super) const IDS: &str = "input_ids";
+const POSITIONS: &str = "position_ids";
+const MASK: &str = "attention_mask";
+
+/// What is added to the score of a key that is not seen: the least half.
+const HIDDEN: f32 = -65504.0;
+
+fn bad(what: impl Into<String>) -> Error {
+    Error::other(Stage::Import, what)
+}
+
+fn symbols(d: &Dim) -> BTreeSet<Symbol> {
+    let mut all = BTreeSet::new();
+    d.symbols(&mut all);
+    all
+}
+
+/// The caches among the inputs: floats of three axes or more, under any name.
+fn caches(graph: &Graph) -> Vec<ValueId> {
+    let is_cache = |v: &ValueId| {
+        let value = graph.value(*v);
+        let fact = value.fact.as_ref();
+        !KNOWN.contains(&value.name.as_str())
+            && fact.is_some_and(|f| f.dtype.is_float() && f.shape.rank() >= 3)
+    };
+    graph.inputs().iter().copied().filter(is_cache).collect()
+}
+
+/// Expresses the sizes of a decoder's inputs by two symbols, that of `input_ids`' last axis for the tokens of a run and one for those
+/// in the cache before it. Sizes that do not follow from their roles stay as they are. An error where expressions get too large.
+pub(super) fn name_lengths(graph: &mut Graph) -> Result<(), DimError> {
+    let last = |v: Option<ValueId>| v.and_then(|v| graph.value(v).fact.as_ref()?.shape.0.last().cloned());
+    let Some(sequence) = last(graph.input(IDS)).and_then(|d| d.as_symbol().cloned()) else {
+        return Ok(());
+    };
+    let batch = graph.input(IDS).and_then(|v| {
+        let sizes = &graph.value(v).fact.as_ref()?.shape.0;
+        sizes.first()?.as_symbol().cloned()
+    });
+    let mut with: BTreeMap<Symbol, Dim> = BTreeMap::new();
+    let mut past: Option<Symbol> = None;
+    for v in caches(graph) {
+        let Some(fact) = graph.value(v).fact.as_ref() else {
+            continue;
+        };
+        let grows =
+            |d: &&Dim| d.as_const().is_none() && d.as_symbol().is_none_or(|s| Some(s) != batch.as_ref());
+        let growing: Vec<&Dim> = fact.shape.0.iter().filter(grows).collect();
+        let [size] = growing.as_slice() else { continue };
+        let size = size.replace(&with)?;
+        match (size.as_symbol(), &past) {
+            (Some(s), None) => past = Some(s.clone()),
+            (Some(s), Some(p)) if s != p && *s != sequence => {
+                with.insert(s.clone(), Dim::from(p));
+            }
+            (Some(_), Some(_)) => {}
+            (None, _) => {
+                let Some((total, rest)) = solved(&size, &sequence)? else {
+                    continue;
+                };
+                let own = past.get_or_insert_with(|| unused(graph, "past"));
+                with.insert(total, Dim::from(&*own).sub(&rest)?);
+            }
+        }
+    }
+    let Some(past) = past else { return Ok(()) };
+    let total = Dim::from(&past).add(&Dim::from(&sequence))?;
+    let sizes = |name: &str| -> Vec<Dim> {
+        let fact = graph.input(name).and_then(|v| graph.value(v).fact.as_ref());
+        fact.map(|f| f.shape.0.clone()).unwrap_or_default()
+    };
+    let mut is = |d: Option<&Dim>, wanted: &Dim| {
+        let own = d.and_then(Dim::as_symbol);
+        if let Some(s) = own.filter(|s| **s != past && **s != sequence && Some(*s) != batch.as_ref()) {
+            with.entry(s.clone()).or_insert_with(|| wanted.clone());
+        }
+    };
+    let (mask, positions) = (sizes(MASK), sizes(POSITIONS));
+    is(mask.last(), &total);
+    if let [_, _, queries, _] = mask.as_slice() {
+        is(Some(queries), &Dim::from(&sequence));
+    }
+    is(positions.last(), &Dim::from(&sequence));
+    Edit::new(graph).replace_symbols(&with)
+}
+
+/// `size` as a symbol other than `sequence`, and what is added to it.
+fn solved(size: &Dim, sequence: &Symbol) -> Result<Option<(Symbol, Dim)>, DimError> {
+    let mut others = symbols(size).into_iter().filter(|s| s != sequence);
+    let (Some(total), None) = (others.next(), others.next()) else {
+        return Ok(None);
+    };
+    let rest = size.sub(&Dim::from(&total))?;
+    Ok((!rest.depends_on(&total)).then_some((total, rest)))
+}
+
+/// A symbol that no input's size has: `name`, or that with a number.
+fn unused(graph: &Graph, name: &str) -> Symbol {
+    let facts = graph
+        .inputs()
+        .iter()
+        .filter_map(|v| graph.value(*v).fact.as_ref());
+    let used: BTreeSet<Symbol> = facts.flat_map(|f| f.shape.0.iter().flat_map(symbols)).collect();
+    let names = std::iter::once(name.to_owned()).chain((1..).map(|i| format!("{name}_{i}")));
+    let free = names.map(|n| Symbol::new(&n)).find(|s| !used.contains(s));
+    free.unwrap_or_else(|| Symbol::new(name))
+}
+
+/// Checks that positions and mask, where the graph has them, have forms that [`inputs`] makes.
+pub(super) fn check(graph: &Graph) -> Result<()> {
+    let fact = |name| graph.input(name).map(|v| graph.fact(v)).transpose();
+    if let Some(f) = fact(POSITIONS)?
+        && !(f.dtype.is_int() && matches!(f.shape.rank(), 1 | 2))
+    {
+        return Err(bad(format!(
+            "{POSITIONS}: expected integers [batch, sequence], found {f}"
+        )));
+    }
+    if let Some(f) = fact(MASK)? {
+        let ones = f.shape.rank() == 2;
+        let added = f.shape.rank() == 4 && f.dtype.is_float();
+        if !ones && !added {
+            return Err(bad(format!(
+                "{MASK}: expected ones [batch, keys], or floats [1, 1, sequence, keys] that are added to scores, found {f}"
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// The inputs that the graph has, for `tokens` after `past` others, in the types that it declares.
+pub(super) fn inputs(graph: &Graph, tokens: &[u32], past: usize) -> Result<Vec<(&'static str, HostTensor)>> {
+    let n = tokens.len();
+    let all = past + n;
+    let mut out = Vec::with_capacity(KNOWN.len());
+    let mut give = |name: &'static str, tensor: Result<HostTensor, crate::tensor::TensorError>| {
+        let tensor = tensor.map_err(|e| Error::other(Stage::Run, format!("input \"{name}\": {e}")))?;
+        out.push((name, tensor));
+        Ok::<_, Error>(())
+    };
+    let fact = |name: &str| -> Option<&Fact> { graph.value(graph.input(name)?).fact.as_ref() };
+    let ints = |f: &Fact, shape: &[usize], data: &[i64]| HostTensor::from_ints(f.dtype, shape, data);
+    if let Some(f) = fact(IDS) {
+        let ids: Vec<i64> = tokens.iter().map(|t| i64::from(*t)).collect();
+        give(IDS, ints(f, &[1, n], &ids))?;
+    }
+    if let Some(f) = fact(POSITIONS) {
+        let positions: Vec<i64> = (past..all)
+            .map(|p| i64::try_from(p).unwrap_or(i64::MAX))
+            .collect();
+        let shape: &[usize] = if f.shape.rank() == 1 { &[n] } else { &[1, n] };
+        give(POSITIONS, ints(f, shape, &positions))?;
+    }
+    match fact(MASK) {
+        None => {}
+        Some(f) if f.shape.rank() == 4 => {
+            let seen = |row: usize, key: usize| if key <= past + row { 0.0 } else { HIDDEN };
+            let mask: Vec<f32> = (0..n)
+                .flat_map(|row| (0..all).map(move |key| seen(row, key)))
+                .collect();
+            give(MASK, HostTensor::from_floats(f.dtype, &[1, 1, n, all], &mask))?;
+        }
+        Some(f) if f.dtype.is_float() => {
+            give(MASK, HostTensor::from_floats(f.dtype, &[1, all], &vec![1.0; all]))?;
+        }
+        Some(f) if f.dtype == DType::Bool => {
+            give(MASK, HostTensor::from_bool(&[1, all], &vec![true; all]))?;
+        }
+        Some(f) => give(MASK, ints(f, &[1, all], &vec![1; all]))?,
+    }
+    Ok(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::shape::Shape;
+
+    /// A graph of inputs alone, with these sizes.
+    fn graph(inputs: &[(&str, DType, &str)]) -> Graph {
+        let mut graph = Graph::default();
+        let mut edit = Edit::new(&mut graph);
+        for (name, dtype, sizes) in inputs {
+            let dims = sizes.split(',').map(|d| Dim::parse(d.trim()).unwrap()).collect();
+            let v = edit.add_value(name, Some(Fact::new(*dtype, Shape(dims))));
+            edit.add_input(v);
+        }
+        graph
+    }
+
+    fn named(inputs: &[(&str, DType, &str)]) -> Vec<String> {
+        let mut graph = graph(inputs);
+        name_lengths(&mut graph).unwrap();
+        let text = |v: &ValueId| graph.fact(*v).unwrap().shape.to_string();
+        graph.inputs().iter().map(text).collect()
+    }
+
+    const I: DType = DType::I64;
+    const F: DType = DType::F32;
+
+    #[test]
+    fn lengths_follow_from_two() {
+        let paper = [
+            ("input_ids", I, "1, N"),
+            ("attention_mask", F, "1, 1, N, sumN"),
+            ("past_key_in0", F, "1, sumN - N, 2, 8"),
+            ("past_value_in0", F, "1, sumN - N, 2, 8"),
+        ];
+        assert_eq!(
+            named(&paper),
+            [
+                "[1, N]",
+                "[1, 1, N, N + past]",
+                "[1, past, 2, 8]",
+                "[1, past, 2, 8]"
+            ]
+        );
+        let genai = [
+            ("input_ids", I, "batch, sequence"),
+            ("attention_mask", I, "batch, total"),
+            ("position_ids", I, "batch, positions"),
+            ("past.0.key", F, "batch, 2, past, 8"),
+            ("past.0.value", F, "batch, 2, past_1, 8"),
+        ];
+        let wanted = [
+            "[batch, sequence]",
+            "[batch, past + sequence]",
+            "[batch, sequence]",
+            "[batch, 2, past, 8]",
+            "[batch, 2, past, 8]",
+        ];
+        assert_eq!(named(&genai), wanted);
+        // What is used already is no new name, and a cache as long as the run is left to be refused.
+        let taken = [
+            ("input_ids", I, "past, N"),
+            ("cache", F, "past, total - N, 8"),
+            ("other", F, "N, 2, 8"),
+        ];
+        assert_eq!(named(&taken), ["[past, N]", "[past, past_1, 8]", "[N, 2, 8]"]);
+        let apart = [("input_ids", I, "1, N"), ("cache", F, "1, 2*N + 3*a, 8")];
+        assert_eq!(named(&apart)[1], "[1, 2*N + 3*a, 8]");
+    }
+
+    #[test]
+    fn inputs_have_the_declared_types() {
+        let graph = graph(&[
+            ("input_ids", DType::I32, "1, N"),
+            ("position_ids", I, "N"),
+            ("attention_mask", F, "1, 1, N, N + past"),
+        ]);
+        check(&graph).unwrap();
+        let made = inputs(&graph, &[5, 6], 1).unwrap();
+        let [(_, ids), (_, positions), (_, mask)] = made.as_slice() else {
+            panic!("{made:?}")
+        };
+        assert_eq!((ids.dtype(), ids.to_i64().unwrap()), (DType::I32, vec![5, 6]));
+        assert_eq!(
+            (positions.shape(), positions.to_i64().unwrap()),
+            (&[2][..], vec![1, 2])
+        );
+        assert_eq!(mask.shape(), [1, 1, 2, 3]);
+        assert_eq!(mask.to_f32().unwrap().as_ref(), [0.0, 0.0, HIDDEN, 0.0, 0.0, 0.0]);
+    }
+
+    #[test]
+    fn other_masks_are_refused() {
+        for (name, dtype, sizes) in [
+            ("attention_mask", I, "1, 1, N, N"),
+            ("attention_mask", F, "1, N, N"),
+            ("position_ids", I, "3, 1, N"),
+            ("position_ids", F, "1, N"),
+        ] {
+            let e = check(&graph(&[(name, dtype, sizes)])).unwrap_err().to_string();
+            assert!(
+                e.contains(name) && e.contains("expected") && e.contains("found"),
+                "{e}"
+            );
+        }
+    }
+}

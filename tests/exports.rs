@@ -1,0 +1,133 @@
+//! Decoders as exporters write them: whatever their form, the cache is state, attention is one operator, and logits are those of ONNX Runtime.
+//!
+//! The files and what they should compute stand in `golden/decoders`, made by the script there.
+#![allow(clippy::result_large_err, reason = "the library's error, on no hot path")]
+
+mod support;
+
+use libtest_mimic::{Arguments, Trial};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use support::{Device, Text};
+use transformer_lite::graph::pass::Pipeline;
+use transformer_lite::llm::Model;
+use transformer_lite::llm::engine::{Decoder, DeviceModel, HostModel, Lengths, Logits};
+
+type Outcome = Result<(), String>;
+
+/// A file, and its layers.
+const FILES: [(&str, usize); 9] = [
+    ("llama3-paper", 1),
+    ("gemma2-paper", 2),
+    ("gemma2-plain", 2),
+    ("qwen3-plain", 1),
+    ("phi4-mini-plain", 1),
+    ("chatglm2-paper", 1),
+    ("gqa", 1),
+    ("gqa-packed", 1),
+    ("attention", 1),
+];
+
+const TOKENS: [u32; 12] = [3, 17, 30, 4, 9, 9, 25, 1, 14, 28, 6, 19];
+/// Tokens that are run at once; the others follow one at a time.
+const PREFILL: usize = 9;
+
+/// Bounds on the relative error of each row of logits: sums in `f32`, and activations stored in halves.
+const HOST: f64 = 1e-3;
+const DEVICE: f64 = 2e-2;
+
+fn main() -> ExitCode {
+    let arguments = Arguments::from_args();
+    let (devices, missing) = support::devices();
+    let mut trials = Vec::new();
+    for (name, layers) in FILES {
+        trials.push(Trial::test(format!("{name}@host"), move || {
+            Ok(on_host(name, layers)?)
+        }));
+        for d in &devices {
+            let label = format!("{name}@{}", d.label(&devices));
+            let device = d.clone();
+            trials.push(Trial::test(label, move || Ok(on_device(name, layers, &device)?)));
+        }
+    }
+    trials.extend(support::missing_trials(missing));
+    libtest_mimic::run(&arguments, trials).exit_code()
+}
+
+fn file(name: &str, kind: &str) -> PathBuf {
+    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/golden/decoders");
+    folder.join(format!("{name}.{kind}"))
+}
+
+/// The decoder after `pipeline`, with keys and values of each layer as state.
+fn decoder(name: &str, layers: usize, pipeline: &Pipeline) -> Result<Decoder, String> {
+    let decoder = Decoder::load(&file(name, "onnx"), pipeline, Logits::All).text()?;
+    let graph = decoder.graph();
+    if graph.states().len() != 2 * layers || graph.outputs().len() != 1 {
+        return Err(format!(
+            "{} states and {} outputs of {layers} layers",
+            graph.states().len(),
+            graph.outputs().len()
+        ));
+    }
+    Ok(decoder)
+}
+
+/// Runs a prefill and single tokens, and compares each row.
+fn compare(name: &str, model: &mut dyn Model, bound: f64) -> Outcome {
+    let bytes = std::fs::read(file(name, "f32")).text()?;
+    let wanted: Vec<f32> = bytes
+        .chunks_exact(4)
+        .filter_map(|b| b.try_into().ok().map(f32::from_le_bytes))
+        .collect();
+    let mut found = Vec::new();
+    let (prompt, rest) = TOKENS.split_at(PREFILL);
+    for part in std::iter::once(prompt).chain(rest.chunks(1)) {
+        found.extend(model.forward_all(part).text()?);
+    }
+    if found.len() != wanted.len() || found.len() != TOKENS.len() * model.vocab() {
+        return Err(format!("{} logits, {} are right", found.len(), wanted.len()));
+    }
+    let rows = wanted.chunks(model.vocab()).zip(found.chunks(model.vocab()));
+    for (i, (wanted, found)) in rows.enumerate() {
+        let square = |v: f64| v * v;
+        let norm: f64 = wanted.iter().map(|v| square(f64::from(*v))).sum();
+        let pairs = wanted.iter().zip(found);
+        let error: f64 = pairs.map(|(a, b)| square(f64::from(*a) - f64::from(*b))).sum();
+        let error = (error / norm).sqrt();
+        if std::env::var_os("CONFORMANCE_ERRORS").is_some() {
+            eprintln!("{name}, row {i}: {error:.2e} of {bound:.0e}");
+        }
+        if error.is_nan() || error > bound {
+            return Err(format!("row {i} is off by {error:.2e} of its length"));
+        }
+    }
+    Ok(())
+}
+
+/// The interpreter with the host's passes, and with those of devices.
+fn on_host(name: &str, layers: usize) -> Outcome {
+    for pipeline in [Pipeline::host(), Pipeline::standard()] {
+        let decoder = decoder(name, layers, &pipeline)?;
+        compare(name, &mut HostModel::new(decoder, TOKENS.len()).text()?, HOST)?;
+    }
+    Ok(())
+}
+
+fn on_device(name: &str, layers: usize, device: &Device) -> Outcome {
+    let _turn = device.turn();
+    let decoder = decoder(name, layers, &Pipeline::standard())?;
+    let count = |op: &str| decoder.graph().nodes().filter(|(_, n)| n.op.name() == op).count();
+    let (fused, left, appended) = (count("Attention"), count("Softmax"), count("KvAppend"));
+    if (fused, left, appended) != (layers, 0, 2 * layers) {
+        return Err(format!(
+            "{fused} attentions, {left} softmaxes and {appended} appends in {layers} layers"
+        ));
+    }
+    let lengths = Lengths::of(TOKENS.len());
+    let mut model = DeviceModel::new(decoder, Box::new(device.share()), &lengths).text()?;
+    if let [step, ..] = model.host_steps() {
+        return Err(format!("\"{}\" runs on the host in decoding", step.name));
+    }
+    compare(name, &mut model, DEVICE)
+}
