@@ -3,7 +3,7 @@
 //! The rows of the weights that read an input are multiplied by `s`, and what makes that input divides by it, so that the model stays
 //! the same before rounding (AWQ, arXiv 2306.00978). A row that is multiplied loses less by the rounding of its group,
 //! the others a little more. `s_k = rms_k^alpha`, where `rms_k` is the root of the mean square of input k, divided by the geometric mean of the largest and the
-//! smallest; alpha is that of a grid with the least loss of the products' results.
+//! smallest; alpha is that of a grid with the least loss of the products' results, each taken as a part of the results' mean square.
 
 use super::format::{Bits, QuantError, decode};
 use super::hessian::Hessian;
@@ -25,8 +25,6 @@ pub struct Sample<'a> {
     pub group: usize,
     /// Columns, one after the other.
     pub columns: &'a [f32],
-    /// Columns of the whole weight for each of these.
-    pub share: f64,
 }
 
 /// What a search found.
@@ -36,7 +34,7 @@ pub struct Scaling {
     pub factors: Vec<f32>,
     /// The power; 0 where no scaling is better than none.
     pub alpha: f32,
-    /// Mean square of what the results lose, and without scaling.
+    /// What the products lose, each as a part of the mean square of its results, summed; and without scaling.
     pub loss: (f64, f64),
 }
 
@@ -44,14 +42,17 @@ pub struct Scaling {
 /// method. Without rows of a calibration all factors are 1.
 pub fn search(hessian: &Hessian, samples: &[Sample<'_>], method: Method) -> Result<Scaling, QuantError> {
     let squares = hessian.mean_squares();
+    let energies: Vec<f64> = samples.iter().map(|s| hessian.output_error(s.columns)).collect();
     let alpha = |step: usize| step as f32 / STEPS as f32;
     let loss = |(): &mut (), step: usize| {
         let factors = factors(&squares, alpha(step));
         let importance = importance(&squares, &factors);
         let mut loss = 0.0;
-        for sample in samples {
+        for (sample, energy) in samples.iter().zip(&energies) {
             let errors = errors(sample, &factors, &importance, method)?;
-            loss += hessian.output_error(&errors) * sample.share;
+            if *energy > 0.0 {
+                loss += hessian.output_error(&errors) / energy;
+            }
         }
         Ok(loss)
     };
@@ -159,7 +160,6 @@ mod tests {
             bits: Bits::Four,
             group: 32,
             columns: &weights,
-            share: 3.0,
         };
         for method in [Method::Rtn, Method::Mse] {
             let found = search(&uneven(), &[sample], method).unwrap();
@@ -179,7 +179,7 @@ mod tests {
             let m = uneven();
             let importance = importance(&m.mean_squares(), &found.factors);
             let errors = errors(&sample, &found.factors, &importance, method).unwrap();
-            assert_eq!(m.output_error(&errors) * 3.0, ours);
+            assert_eq!(m.output_error(&errors) / m.output_error(&weights), ours);
         }
     }
 
@@ -196,7 +196,6 @@ mod tests {
             bits: Bits::Four,
             group: 64,
             columns: &weights,
-            share: 1.0,
         };
         for m in [m, Hessian::new(K)] {
             let found = search(&m, &[sample], Method::Mse).unwrap();

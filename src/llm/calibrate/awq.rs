@@ -83,22 +83,21 @@ fn can_fold(fold: &Fold, planned: &Planned<'_>) -> bool {
     fixed.is_none()
 }
 
-/// The factors for the input of a fold.
+/// The factors for the inputs of `weights`.
 fn search(fold: &Fold, hessian: &Hessian, planned: &Planned<'_>, method: Method) -> Result<Vec<f32>> {
     let mut columns = Vec::with_capacity(fold.weights.len());
     for weight in &fold.weights {
         // All of them are quantized.
-        if let Some(format) = planned.format(weight) {
-            columns.push((format, planned.sample(weight, SAMPLE)?));
+        if let Some((bits, group)) = planned.format(weight) {
+            columns.push((bits, group, planned.sample(weight, SAMPLE)?));
         }
     }
     let samples: Vec<Sample<'_>> = columns
         .iter()
-        .map(|((bits, group), (columns, share))| Sample {
+        .map(|(bits, group, columns)| Sample {
             bits: *bits,
             group: *group,
             columns,
-            share: *share,
         })
         .collect();
     let names = fold.weights.join("\", \"");

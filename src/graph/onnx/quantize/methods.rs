@@ -133,19 +133,16 @@ impl<'a> Planned<'a> {
             && self.weight(initializer).is_none()
     }
 
-    /// Some columns, `most` at most, of the weight of this name, evenly spread, one after the other; and how many of the weight there are for each. None where it
-    /// is not quantized.
-    pub fn sample(&self, weight: &str, most: usize) -> Result<(Vec<f32>, f64)> {
+    /// Some columns, `most` at most, of the weight of this name, evenly spread, one after the other; none where it is not quantized.
+    pub fn sample(&self, weight: &str, most: usize) -> Result<Vec<f32>> {
         let Some(w) = self.weight(weight) else {
-            return Ok((Vec::new(), 1.0));
+            return Ok(Vec::new());
         };
         let tensor = self
             .weights
             .borrow_mut()
             .tensor(&self.source.graph.initializer[w.initializer])?;
-        #[expect(clippy::cast_precision_loss, reason = "columns of a matrix")]
-        let share = w.n as f64 / most.clamp(1, w.n) as f64;
-        Ok((sample(self.source.elements(weight, &tensor)?, w, most), share))
+        Ok(sample(self.source.elements(weight, &tensor)?, w, most))
     }
 
     /// Names the model by the checksum of its files.
