@@ -4,6 +4,7 @@ use super::options::{BackendChoice, DeviceOptions, ExecOptions, Kv, note_unused}
 use super::output;
 use crate::backend::{self, Backend, BackendError, BackendKind, Caps, DeviceKind};
 use crate::error::{Error, Result, Stage};
+use crate::graph::State;
 use crate::graph::onnx;
 use crate::graph::pass::{GREEDY, Pipeline};
 use crate::llm::Model;
@@ -240,6 +241,18 @@ pub fn load_device(
         rows: wanted.rows,
         ..Lengths::of(context)
     };
+    if options.kv == Kv::Q8 {
+        let graph = decoder.graph();
+        let floats = |s: &&State| graph.fact(s.input).is_ok_and(|f| f.dtype.is_float());
+        let kept = graph.states().iter().filter(floats).count();
+        if kept > 0 {
+            let what = format!(
+                "note: {kept} of {} caches keep their floats, which --kv q8 could not change; see RUST_LOG=debug",
+                graph.states().len()
+            );
+            output::note(&mut std::io::stderr(), &what);
+        }
+    }
     let model = DeviceModel::new(decoder, backend, &lengths)?;
     if let [first, ..] = model.host_steps() {
         let what = format!(

@@ -600,6 +600,7 @@ ops! {
     conv_transpose,
     cumulative,
     deform_conv,
+    dequantize_kv,
     depth_to_space,
     det,
     dft,

@@ -5,6 +5,7 @@ use super::pattern::input;
 use crate::error::Result;
 use crate::graph::op::attention::Attention;
 use crate::graph::op::attention_q8::AttentionQ8;
+use crate::graph::op::dequantize_kv::DequantizeKv;
 use crate::graph::op::kv_append::KvAppend;
 use crate::graph::op::kv_append_q8::{KvAppendQ8, words};
 use crate::graph::{Edit, Graph, NodeId, State, ValueId};
@@ -20,6 +21,8 @@ struct Found {
     present: ValueId,
     /// The attentions that read it.
     readers: Vec<NodeId>,
+    /// Values of the state with nodes that ask for their shape.
+    shapes: Vec<(ValueId, NodeId)>,
 }
 
 pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
@@ -30,7 +33,7 @@ pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
             Ok(f) => {
                 found.insert(f.present, f);
             }
-            Err(why) => log::warn!(
+            Err(why) => log::debug!(
                 "cache \"{}\" keeps its floats: {why}",
                 edit.value(state.input).name
             ),
@@ -56,7 +59,7 @@ pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
         }
         for v in &kept {
             let name = &edit.value(*v).name;
-            log::warn!("cache \"{name}\" keeps its floats: what is read beside it does");
+            log::debug!("cache \"{name}\" keeps its floats: what is read beside it does");
         }
         found.retain(|v, _| !kept.contains(v));
     }
@@ -69,6 +72,24 @@ pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
     }
     for f in found.into_values() {
         edit.set_fact(f.past, f.fact);
+        for (state, id) in f.shapes {
+            let Some(node) = edit.node(id) else { continue };
+            let (op, mut inputs, origin) = (node.op.clone(), node.inputs.clone(), node.origin.clone());
+            let name = format!("{}/floats", edit.value(state).name);
+            let floats = match edit.find(&name) {
+                Some(v) => v,
+                None => {
+                    let v = edit.add_value(&name, None);
+                    let operand = vec![Some(state)];
+                    edit.add_node(&name, origin.clone(), Box::new(DequantizeKv), operand, vec![v]);
+                    v
+                }
+            };
+            for input in inputs.iter_mut().filter(|i| **i == Some(state)) {
+                *input = Some(floats);
+            }
+            edit.replace_node(id, op, inputs, origin);
+        }
         let Some(node) = edit.node(f.append) else { continue };
         let (inputs, origin) = (node.inputs.clone(), node.origin.clone());
         edit.replace_node(f.append, Box::new(KvAppendQ8), inputs, origin);
@@ -99,22 +120,38 @@ fn fits(g: &Graph, consumers: &[Vec<NodeId>], state: &State) -> Result<Found, St
     let last = fact.shape.0.split_last().filter(|_| fact.shape.rank() == 4);
     let (d, before) = last.ok_or_else(|| format!("expected [1, past, heads, d], found {fact}"))?;
     let words = words(d).ok_or_else(|| format!("its rows of {d} are no fours"))?;
-    if consumers[state.input.index()] != [append] {
-        return Err("something else reads what is in it before a run".to_owned());
-    }
-    let readers = consumers[state.output.index()].clone();
-    let reads = |id: &NodeId| {
-        let node = g.node(*id)?;
-        let rows = node
-            .inputs
-            .iter()
-            .enumerate()
-            .filter(|(_, v)| **v == Some(state.output));
-        (node.op.downcast::<Attention>().is_some() && rows.into_iter().all(|(i, _)| i == 1 || i == 2))
-            .then_some(())
+    // Where each reader of `v` has it among its operands.
+    let places = |v: ValueId, id: NodeId| {
+        let inputs = g.node(id).map_or(&[][..], |n| &n.inputs).iter().enumerate();
+        inputs.filter(move |(_, o)| **o == Some(v)).map(|(i, _)| i)
     };
-    if readers.is_empty() || !readers.iter().all(|id| reads(id).is_some()) {
-        return Err("something that is no attention reads it".to_owned());
+    let takes_shape = |v: ValueId, id: NodeId| {
+        let op = g.node(id).map(|n| &n.op);
+        op.is_some_and(|op| places(v, id).all(|i| !op.reads(i)))
+    };
+    let mut shapes = Vec::new();
+    for id in &consumers[state.input.index()] {
+        if takes_shape(state.input, *id) {
+            shapes.push((state.input, *id));
+        } else if *id != append {
+            return Err("something else reads what is in it before a run".to_owned());
+        }
+    }
+    let mut readers = Vec::new();
+    for id in &consumers[state.output.index()] {
+        let attention = g
+            .node(*id)
+            .is_some_and(|n| n.op.downcast::<Attention>().is_some());
+        if takes_shape(state.output, *id) {
+            shapes.push((state.output, *id));
+        } else if attention && places(state.output, *id).all(|i| i == 1 || i == 2) {
+            readers.push(*id);
+        } else {
+            return Err("something that is no attention reads it".to_owned());
+        }
+    }
+    if readers.is_empty() {
+        return Err("no attention reads it".to_owned());
     }
     Ok(Found {
         append,
@@ -122,5 +159,6 @@ fn fits(g: &Graph, consumers: &[Vec<NodeId>], state: &State) -> Result<Found, St
         fact: Fact::new(DType::I32, Shape([before, &[words]].concat())),
         present: state.output,
         readers,
+        shapes,
     })
 }
