@@ -266,9 +266,13 @@ def sources(args):
         folder, file = os.path.split(os.path.abspath(args.gguf))
         theirs = transformers.AutoModelForCausalLM.from_pretrained(folder, gguf_file=file, local_files_only=True, attn_implementation="eager")
         theirs = theirs.float().eval()
-        config = {k: v for k, v in theirs.config.to_diff_dict().items() if not k.startswith("_")}
-        config["model_type"] = theirs.config.model_type
-        full = {**theirs.config.to_dict(), **config}
+        from gguf import GGUFReader
+
+        # Some versions of transformers make up an output matrix where a file has none.
+        if all(t.name != "output.weight" for t in GGUFReader(args.gguf).tensors):
+            theirs.config.tie_word_embeddings = True
+            theirs.tie_weights()
+        config = full = {k: v for k, v in theirs.config.to_dict().items() if not k.startswith("_")}
         tensors, source = theirs.state_dict(), file
     else:
         path = os.path.join(args.model, "config.json")
