@@ -298,14 +298,8 @@ fn on_host(case: &Case) -> Outcome {
             return Err("all rows of the logits are computed".to_owned());
         }
         let fused = graph.nodes().filter(|(_, n)| n.op.name() == "Attention").count();
-        // Bent scores have no operator of their own.
         let layers = case.family.size("num_hidden_layers");
-        let expected = if case.family.architecture == "gemma2" {
-            0
-        } else {
-            layers
-        };
-        if fused != expected {
+        if fused != layers {
             return Err(format!(
                 "{fused} of {layers} layers have attention as one operator"
             ));

@@ -634,6 +634,8 @@ impl<'a> Compiler<'a> {
     fn states(&self) -> Result<Vec<StateSlot>> {
         let mut out = Vec::new();
         for s in self.graph.states() {
+            let fact = self.graph.fact(s.input)?;
+            let dtype = device_dtype(fact.dtype, self.options.float);
             let shape = self.fact(s.input).map(|f| f.shape.0.clone()).unwrap_or_default();
             let mut row = Dim::from(self.options.state_rows);
             for (_, d) in shape.iter().enumerate().filter(|(i, _)| *i != s.axis) {
@@ -641,8 +643,8 @@ impl<'a> Compiler<'a> {
             }
             out.push(StateSlot {
                 name: self.graph.value(s.input).name.clone(),
-                dtype: self.options.float,
-                bytes: Arena::bytes(self, self.options.float, &row)?.next_multiple_of(4),
+                dtype,
+                bytes: Arena::bytes(self, dtype, &row)?.next_multiple_of(4),
             });
         }
         Ok(out)

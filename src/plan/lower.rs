@@ -540,9 +540,10 @@ impl LowerCx<'_> {
             .iter()
             .position(|s| s.input == root || s.output == root)
         {
+            let dtype = crate::graph::op::device_dtype(self.fact_of(root)?.dtype, self.float);
             return Ok(Operand {
                 home: Home::State(i),
-                dtype: self.float,
+                dtype,
             });
         }
         let fact = self.fact_of(root)?;

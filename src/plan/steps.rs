@@ -8,6 +8,7 @@ use super::lower::{Field, Home, LiveTable, Operand};
 use super::{Place, Port, Step, Value, dim_error};
 use crate::backend::kernel::{KernelSpec, Role};
 use crate::error::{Error, Result, Stage};
+use crate::graph::op::device_dtype;
 use crate::graph::{NodeId, Part, ValueId};
 use crate::shape::Symbol;
 use std::collections::HashMap;
@@ -102,7 +103,7 @@ impl<'a, 'b> Build<'a, 'b> {
             name: graph.value(v).name.clone(),
             dtype: fact.dtype,
             device: match state {
-                Some(_) => self.c.options.float,
+                Some(_) => device_dtype(fact.dtype, self.c.options.float),
                 None => self.c.storage(root),
             },
             shape: self.c.fact(v).map(|f| f.shape.clone()).unwrap_or_default(),

@@ -2,6 +2,7 @@
 
 use super::{DeviceModel, HostModel};
 use crate::error::{Error, Result, Stage};
+use crate::graph::op::device_dtype;
 use crate::graph::{Graph, State};
 use crate::llm::prompt_cache::{Identity, States};
 use crate::shape::Bindings;
@@ -61,9 +62,12 @@ fn identity(graph: &Graph, fingerprint: &str, float: &dyn Fn(&State) -> DType) -
 
 impl States for DeviceModel {
     fn identity(&self) -> Result<Identity> {
-        identity(&self.decoder.graph, &self.decoder.fingerprint, &|_| {
-            self.decoder.float
-        })
+        let graph = &self.decoder.graph;
+        let dtype = |s: &State| {
+            let own = graph.fact(s.input).map_or(self.decoder.float, |f| f.dtype);
+            device_dtype(own, self.decoder.float)
+        };
+        identity(graph, &self.decoder.fingerprint, &dtype)
     }
 
     fn read_state(&mut self, index: usize) -> Result<Vec<u8>> {
