@@ -16,7 +16,7 @@ use transformer_lite::llm::engine::{Decoder, DeviceModel, HostModel, Lengths, Lo
 type Outcome = Result<(), String>;
 
 /// A file, and its layers.
-const FILES: [(&str, usize); 9] = [
+const FILES: [(&str, usize); 10] = [
     ("llama3-paper", 1),
     ("gemma2-paper", 2),
     ("gemma2-plain", 2),
@@ -25,6 +25,7 @@ const FILES: [(&str, usize); 9] = [
     ("chatglm2-paper", 1),
     ("gqa", 1),
     ("gqa-packed", 1),
+    ("mha", 1),
     ("attention", 1),
 ];
 

@@ -631,6 +631,7 @@ ops! {
     matmul_nbits,
     max_unpool,
     mel_weights,
+    multi_head_attention,
     non_max_suppression,
     non_zero,
     norm,

@@ -257,15 +257,30 @@ impl Sdpa {
     /// With past keys and values: these joined with the new ones, and attention over all without a past. `None` where the scores are asked
     /// for, and where a mask ends before the keys do.
     fn as_cached(&self, cx: &mut Parts<'_, '_>) -> OpResult<Option<Vec<ValueId>>> {
-        let (Some(old_keys), Some(old_values)) = (cx.opt(4), cx.opt(5)) else {
+        let (Some(keys), Some(values)) = (cx.opt(4), cx.opt(5)) else {
             return Ok(None);
         };
         if cx.is_read(3) || cx.opt(6).is_some() {
             return Ok(None);
         }
+        let new = [cx.input(0)?, cx.input(1)?, cx.input(2)?];
+        let mask = cx.opt(3);
+        self.behind(cx, new, mask, [keys, values])
+    }
+
+    /// The parts of attention of queries over past keys and values and new ones: its result, all keys, all values. `None` where sizes that must
+    /// be numbers are not, and where a mask ends before the keys do.
+    pub(super) fn behind(
+        &self,
+        cx: &mut Parts<'_, '_>,
+        new: [ValueId; 3],
+        mask: Option<ValueId>,
+        past: [ValueId; 2],
+    ) -> OpResult<Option<Vec<ValueId>>> {
+        let [q, k, v] = new;
+        let [old_keys, old_values] = past;
         let mut joined = Vec::with_capacity(2);
-        for (i, name, old) in [(1, "keys", old_keys), (2, "values", old_values)] {
-            let x = cx.input(i)?;
+        for (i, name, x, old) in [(1, "keys", k, old_keys), (2, "values", v, old_values)] {
             let fact = cx.fact(x)?;
             let [_, heads, _, size] = split(&fact.shape.0, self.heads_of(i))?;
             let (Some(heads), Some(size)) = (heads.as_const(), size.as_const()) else {
@@ -282,7 +297,7 @@ impl Sdpa {
             return Ok(None);
         };
         let all = cx.fact(*keys)?.shape.0.get(2).cloned();
-        let mut mask = cx.opt(3);
+        let mut mask = mask;
         if let Some(given) = mask
             && cx.fact(given)?.shape.0.last() != all.as_ref()
         {
@@ -299,7 +314,6 @@ impl Sdpa {
             causal: false,
             ..self.clone()
         };
-        let q = cx.input(0)?;
         let y = cx.node("attention", op, &[Some(q), Some(*keys), Some(*values), mask])?;
         Ok(Some(vec![y, *keys, *values]))
     }

@@ -27,13 +27,13 @@ pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
         }
         let [mut x, mut cos, mut sin] = inputs;
         match order {
-            Order::RowsFirst => {
+            Order::Rows => {
                 let inputs = [x, cos, sin].map(Some).to_vec();
                 edit.replace_node(id, Box::new(Rotary), inputs, names);
                 continue;
             }
-            Order::HeadsFirst => {}
-            Order::PartOfHeadsFirst(lists) => {
+            Order::Heads => {}
+            Order::PartOfHeads(lists) => {
                 let part = format!("{name}/part");
                 let v = edit.add_value(&part, None);
                 let inputs = std::iter::once(Some(x)).chain(lists).collect();
@@ -78,11 +78,11 @@ fn swap(edit: &mut Edit<'_>, v: ValueId, suffix: &str, origin: &[String]) -> Val
 /// How the operand of an embedding lies.
 enum Order {
     /// `[b, s, heads, d]`.
-    RowsFirst,
+    Rows,
     /// This transposed to `[b, heads, s, d]`.
-    HeadsFirst,
+    Heads,
     /// A slice along the last axis of this transposed, by these operands.
-    PartOfHeadsFirst(Vec<Option<ValueId>>),
+    PartOfHeads(Vec<Option<ValueId>>),
 }
 
 /// Operands of the rotary embedding that makes `y`, the first of them always `[b, s, heads, d]`, how they lie, and the names of the nodes.
@@ -111,22 +111,18 @@ fn find(g: &Graph, y: ValueId) -> Option<([ValueId; 3], Order, Vec<String>)> {
             }
             steps.extend([y, a, b]);
             if s0 == c0 && c1.is(1) {
-                return Some(([x, cos, sin], Order::RowsFirst, origin(g, &steps)));
+                return Some(([x, cos, sin], Order::Rows, origin(g, &steps)));
             }
             if !(s1 == c1 && c0.is(1)) {
                 return refuse("angles are neither [b, s, 1, d] nor [b, 1, s, d]");
             }
             if let Some(rows) = transposed(g, x, &[0, 2, 1, 3]) {
-                return Some(([rows, cos, sin], Order::HeadsFirst, origin(g, &steps)));
+                return Some(([rows, cos, sin], Order::Heads, origin(g, &steps)));
             }
             let Some((rows, lists)) = part_of_rows(g, x) else {
                 return refuse("heads are not transposed from [b, s, heads, d]");
             };
-            return Some((
-                [rows, cos, sin],
-                Order::PartOfHeadsFirst(lists),
-                origin(g, &steps),
-            ));
+            return Some(([rows, cos, sin], Order::PartOfHeads(lists), origin(g, &steps)));
         }
     }
     None

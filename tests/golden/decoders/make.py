@@ -118,6 +118,8 @@ def built(kind, layers=1, hidden=16, heads=2, kv=1, size=16, vocab=32):
             if kind == "gqa":
                 b.node("GroupQueryAttention", [q, k, v, *names, live, total, cos, sin], [y, *made], "com.microsoft", num_heads=heads,
                        kv_num_heads=kv, do_rotary=1)
+            elif kind == "mha":
+                b.node("MultiHeadAttention", [q, k, v, "", "", "", *names], [y, *made], "com.microsoft", num_heads=heads, unidirectional=1)
             else:
                 b.node("Attention", [q, k, v, "", *names], [y, *made], q_num_heads=heads, kv_num_heads=kv, is_causal=1, softcap=4.0)
         x = b.node("Add", [x, b.node("MatMul", [y, b.weight(heads * size, hidden)])])
@@ -144,8 +146,8 @@ def main():
             command = [sys.executable, str(TOOLS / "export_llm.py"), "--config", family, "--random-weights", "--size", "small"]
             subprocess.run([*command, "--form", form, *SIZES, *more, "-o", str(folder)], check=True, stdout=subprocess.DEVNULL)
             models[name] = shortened(onnx.load(str(folder / "model.onnx")))
-        for kind in ("gqa", "gqa-packed", "attention"):
-            models[kind] = built(kind)
+        for kind in ("gqa", "gqa-packed", "mha", "attention"):
+            models[kind] = built(kind, kv=2 if kind == "mha" else 1)
         for name, model in models.items():
             file = HERE / f"{name}.onnx"
             onnx.save(model, str(file))
