@@ -1,0 +1,350 @@
+//! Attention on devices: keys and values behind those of the cache, and products of matrices around a softmax.
+
+use super::{Sdpa, split};
+use crate::backend::kernel::MASK_MIN;
+use crate::graph::ValueId;
+use crate::graph::op::concat::Concat;
+use crate::graph::op::expand::Expand;
+use crate::graph::op::matmul::MatMul;
+use crate::graph::op::pad::{Mode, Pad};
+use crate::graph::op::parts::Parts;
+use crate::graph::op::pointwise::import::{binary, input as arg, number, select, unary};
+use crate::graph::op::pointwise::{Binary, Expr, Unary};
+use crate::graph::op::range::Range;
+use crate::graph::op::shape_of::ShapeOf;
+use crate::graph::op::softmax::Softmax;
+use crate::graph::op::transpose::Transpose;
+use crate::graph::op::trilu::Trilu;
+use crate::graph::op::{OpResult, as_usize, filled};
+use crate::shape::Dim;
+use crate::tensor::{DType, HostTensor};
+
+/// What stands for minus infinity on devices; half of it, so that a sum with a mask's own is finite.
+const HIDDEN: f32 = MASK_MIN / 2.0;
+
+/// `[batch, sequence, heads * size]` as `[batch, heads, sequence, size]`.
+pub(in crate::graph::op) fn heads_first(
+    cx: &mut Parts<'_, '_>,
+    name: &str,
+    x: ValueId,
+    heads: i64,
+    size: i64,
+) -> OpResult<ValueId> {
+    let apart = cx.reshape(&format!("{name}/heads"), x, &[0, 0, heads, size])?;
+    let perm = Some(vec![0, 2, 1, 3]);
+    cx.node(&format!("{name}/turned"), Transpose { perm }, &[Some(apart)])
+}
+
+/// A value with a constant.
+fn by_number(cx: &mut Parts<'_, '_>, what: &str, f: Binary, x: ValueId, by: f32) -> OpResult<ValueId> {
+    let dtype = cx.fact(x)?.dtype;
+    let by = cx.constant(&format!("{what}/by"), HostTensor::from_floats(dtype, &[], &[by])?);
+    cx.pointwise(what, binary(f, arg(0), arg(1)), &[x, by])
+}
+
+/// The number of rows of keys or values `[b, heads, rows, size]`, as a list of one.
+fn number_of_rows(cx: &mut Parts<'_, '_>, what: &str, x: ValueId) -> OpResult<ValueId> {
+    let op = ShapeOf {
+        start: 2,
+        end: Some(3),
+    };
+    cx.node(what, op, &[Some(x)])
+}
+
+/// The integers from one to below another.
+fn range(cx: &mut Parts<'_, '_>, what: &str, start: ValueId, end: ValueId) -> OpResult<ValueId> {
+    let step = cx.ints(&format!("{what}/step"), &[1])?;
+    cx.node(what, Range, &[Some(start), Some(end), Some(step)])
+}
+
+/// Places of the rows that `all` has behind those of `past`.
+pub(in crate::graph::op) fn new_places(
+    cx: &mut Parts<'_, '_>,
+    what: &str,
+    past: ValueId,
+    all: ValueId,
+) -> OpResult<ValueId> {
+    let first = number_of_rows(cx, &format!("{what}/first"), past)?;
+    let end = number_of_rows(cx, &format!("{what}/end"), all)?;
+    range(cx, what, first, end)
+}
+
+/// What is added to the scores of new queries and all keys `[b, heads, keys, size]`, of which those in `past` come first: a query sees no
+/// key behind its own place, nor one `window` or more before it. `[queries, keys]` in the type of the keys.
+pub(in crate::graph::op) fn causal_mask(
+    cx: &mut Parts<'_, '_>,
+    keys: ValueId,
+    past: ValueId,
+    window: Option<i64>,
+) -> OpResult<ValueId> {
+    let dtype = cx.fact(keys)?.dtype;
+    let zero = cx.ints("zero", &[0])?;
+    let all = number_of_rows(cx, "all", keys)?;
+    let columns = range(cx, "columns", zero, all)?;
+    let rows = new_places(cx, "rows", past, keys)?;
+    let rows = cx.unsqueeze("rows/apart", rows, &[1])?;
+    let mut seen = binary(Binary::LessOrEqual, arg(0), arg(1));
+    if let Some(window) = window {
+        let first = binary(Binary::Sub, arg(1), Expr::Const(f64_of(window), DType::I64));
+        seen = binary(Binary::And, seen, binary(Binary::Greater, arg(0), first));
+    }
+    let mask = select(
+        seen,
+        Expr::Const(0.0, dtype),
+        Expr::Const(f64::from(HIDDEN), dtype),
+    );
+    cx.pointwise("causal", mask, &[columns, rows])
+}
+
+/// What is added to the scores by two masks, of which `given` may be truth values.
+pub(in crate::graph::op) fn both_masks(
+    cx: &mut Parts<'_, '_>,
+    added: ValueId,
+    given: ValueId,
+) -> OpResult<ValueId> {
+    let dtype = cx.fact(added)?.dtype;
+    let hidden = Expr::Const(f64::from(HIDDEN), dtype);
+    let both = if cx.fact(given)?.dtype == DType::Bool {
+        select(arg(1), arg(0), hidden)
+    } else {
+        let given = Expr::Cast(dtype, Box::new(arg(1)));
+        binary(Binary::Add, arg(0), binary(Binary::Max, given, hidden))
+    };
+    cx.pointwise("mask", both, &[added, given])
+}
+
+#[expect(clippy::cast_precision_loss, reason = "windows are far smaller")]
+fn f64_of(n: i64) -> f64 {
+    n as f64
+}
+
+impl Sdpa {
+    /// With past keys and values: these joined with the new ones, and attention over all without a past. `None` where the scores are asked
+    /// for, and where a mask ends before the keys do.
+    pub(super) fn as_cached(&self, cx: &mut Parts<'_, '_>) -> OpResult<Option<Vec<ValueId>>> {
+        let (Some(keys), Some(values)) = (cx.opt(4), cx.opt(5)) else {
+            return Ok(None);
+        };
+        if cx.is_read(3) || cx.opt(6).is_some() {
+            return Ok(None);
+        }
+        let new = [cx.input(0)?, cx.input(1)?, cx.input(2)?];
+        let mask = cx.opt(3);
+        self.behind(cx, new, mask, [keys, values])
+    }
+
+    /// The parts of attention of queries over past keys and values and new ones: its result, all keys, all values. `None` where sizes that must
+    /// be numbers are not, and where a mask ends before the keys do.
+    pub(in crate::graph::op) fn behind(
+        &self,
+        cx: &mut Parts<'_, '_>,
+        new: [ValueId; 3],
+        mask: Option<ValueId>,
+        past: [ValueId; 2],
+    ) -> OpResult<Option<Vec<ValueId>>> {
+        let [q, k, v] = new;
+        let [old_keys, old_values] = past;
+        let mut joined = Vec::with_capacity(2);
+        for (i, name, x, old) in [(1, "keys", k, old_keys), (2, "values", v, old_values)] {
+            let fact = cx.fact(x)?;
+            let [_, heads, _, size] = split(&fact.shape.0, self.heads_of(i))?;
+            let (Some(heads), Some(size)) = (heads.as_const(), size.as_const()) else {
+                return Ok(None);
+            };
+            let new = if fact.shape.rank() == 4 {
+                x
+            } else {
+                heads_first(cx, name, x, heads, size)?
+            };
+            joined.push(cx.node(name, Concat { axis: 2 }, &[Some(old), Some(new)])?);
+        }
+        let [keys, values] = joined.as_slice() else {
+            return Ok(None);
+        };
+        let all = cx.fact(*keys)?.shape.0.get(2).cloned();
+        let mut mask = mask;
+        if let Some(given) = mask
+            && cx.fact(given)?.shape.0.last() != all.as_ref()
+        {
+            return Ok(None);
+        }
+        if self.causal {
+            let causal = causal_mask(cx, *keys, old_keys, None)?;
+            mask = Some(match mask {
+                None => causal,
+                Some(given) => both_masks(cx, causal, given)?,
+            });
+        }
+        let op = Self {
+            causal: false,
+            ..self.clone()
+        };
+        let y = cx.node("attention", op, &[Some(q), Some(*keys), Some(*values), mask])?;
+        Ok(Some(vec![y, *keys, *values]))
+    }
+
+    /// As products of matrices around a softmax. `None` where sizes that must be numbers are not, and where scores with infinities are
+    /// asked for.
+    pub(super) fn as_products(&self, cx: &mut Parts<'_, '_>) -> OpResult<Option<Vec<ValueId>>> {
+        let (xq, xk, xv) = (cx.input(0)?, cx.input(1)?, cx.input(2)?);
+        let (fq, fk, fv) = (cx.fact(xq)?, cx.fact(xk)?, cx.fact(xv)?);
+        let [_, heads, _, size] = split(&fq.shape.0, self.heads_of(0))?;
+        let [_, kv_heads, _, _] = split(&fk.shape.0, self.heads_of(1))?;
+        let [_, _, _, v_size] = split(&fv.shape.0, self.heads_of(2))?;
+        let numbers = [&heads, &kv_heads, &size, &v_size].map(|d| d.as_const().filter(|n| *n > 0));
+        let [Some(heads), Some(kv_heads), Some(size), Some(v_size)] = numbers else {
+            return Ok(None);
+        };
+        let separate = |cx: &mut Parts<'_, '_>, name: &str, x: ValueId, rank: usize, heads, size| {
+            if rank == 4 {
+                return Ok(x);
+            }
+            heads_first(cx, name, x, heads, size)
+        };
+        let q = separate(cx, "q", xq, fq.shape.rank(), heads, size)?;
+        let mut k = separate(cx, "k", xk, fk.shape.rank(), kv_heads, size)?;
+        let mut v = separate(cx, "v", xv, fv.shape.rank(), kv_heads, v_size)?;
+        let mut past = Some(0);
+        if let Some(before) = cx.opt(4) {
+            let rows = cx.fact(before)?.shape.0.get(2).cloned();
+            past = rows.and_then(|d| d.as_const());
+            k = cx.node("keys", Concat { axis: 2 }, &[Some(before), Some(k)])?;
+            v = cx.node("values", Concat { axis: 2 }, &[cx.opt(5), Some(v)])?;
+        }
+        let present = (k, v);
+        let keys = cx.fact(k)?.shape.0.get(2).cloned().unwrap_or_default();
+        if heads != kv_heads {
+            for (name, x, size) in [("k", &mut k, size), ("v", &mut v, v_size)] {
+                let apart = cx.unsqueeze(&format!("{name}/apart"), *x, &[2])?;
+                let times = cx.ints(&format!("{name}/times"), &[1, 1, heads / kv_heads, 1, 1])?;
+                let more = cx.node(&format!("{name}/shared"), Expand, &[Some(apart), Some(times)])?;
+                *x = cx.reshape(&format!("{name}/all"), more, &[0, heads, -1, size])?;
+            }
+        }
+        #[expect(
+            clippy::cast_precision_loss,
+            clippy::cast_possible_truncation,
+            reason = "the size of a head is small"
+        )]
+        let scale = self.scale.unwrap_or_else(|| (1.0 / (size as f64).sqrt()) as f32);
+        let scaled = by_number(cx, "scaled", Binary::Mul, q, scale)?;
+        let products = cx.node("products", MatMul { trans_b: true }, &[Some(scaled), Some(k)])?;
+        let bent = if self.softcap > 0.0 {
+            let inner = by_number(cx, "capped", Binary::Div, products, self.softcap)?;
+            let bent = cx.pointwise("tanh", unary(Unary::Tanh, arg(0)), &[inner])?;
+            by_number(cx, "bent", Binary::Mul, bent, self.softcap)?
+        } else {
+            products
+        };
+        let Some((masked, infinite)) = self.masked(cx, bent, past, &keys)? else {
+            return Ok(None);
+        };
+        if infinite && self.scores == 2 && cx.is_read(3) {
+            return Ok(None);
+        }
+        let softmax = Softmax {
+            axis: -1,
+            flatten: false,
+        };
+        let weights = cx.node("weights", softmax, &[Some(masked)])?;
+        let sums = cx.node("sums", MatMul { trans_b: false }, &[Some(weights), Some(v)])?;
+        let y = if fq.shape.rank() == 3 {
+            let perm = Some(vec![0, 2, 1, 3]);
+            let turned = cx.node("turned", Transpose { perm }, &[Some(sums)])?;
+            cx.reshape("joined", turned, &[0, 0, heads * v_size])?
+        } else {
+            sums
+        };
+        let scores = match self.scores {
+            0 => products,
+            1 => bent,
+            2 => masked,
+            _ => weights,
+        };
+        Ok(Some(vec![y, present.0, present.1, scores]))
+    }
+
+    /// Scores with the masks, and whether a score may stand for minus infinity.
+    fn masked(
+        &self,
+        cx: &mut Parts<'_, '_>,
+        scores: ValueId,
+        past: Option<i64>,
+        keys: &Dim,
+    ) -> OpResult<Option<(ValueId, bool)>> {
+        let (mut y, mut infinite) = (scores, false);
+        if let Some(given) = cx.opt(3) {
+            let fact = cx.fact(given)?;
+            let last = fact.shape.0.last().cloned().unwrap_or_default();
+            let is_bool = fact.dtype == DType::Bool;
+            let mut mask = given;
+            let missing = keys.sub(&last)?;
+            if !missing.is(0) {
+                // A mask may end before the keys do; the rest is hidden.
+                let Some(missing) = missing.as_const() else {
+                    return Ok(None);
+                };
+                let mut pads = vec![0; 2 * fact.shape.rank()];
+                if let Some(end) = pads.last_mut() {
+                    *end = missing;
+                }
+                let pad = Pad {
+                    mode: Mode::Constant,
+                    pads: Some(pads),
+                    value: if is_bool { 0.0 } else { HIDDEN },
+                };
+                mask = cx.node("mask", pad, &[Some(mask)])?;
+                infinite = true;
+            }
+            infinite |= is_bool;
+            // A sum of scores and a mask is what becomes one operator.
+            let finite = if is_bool {
+                select(arg(0), number(0.0), number(HIDDEN))
+            } else {
+                binary(Binary::Max, arg(0), number(HIDDEN))
+            };
+            let finite = cx.pointwise("finite", finite, &[mask])?;
+            y = cx.pointwise("masked", binary(Binary::Add, arg(0), arg(1)), &[y, finite])?;
+        }
+        if self.causal {
+            let Some(past) = past else { return Ok(None) };
+            let sizes = cx.fact(scores)?.shape;
+            let (rows, columns) = (sizes.0.iter().rev().nth(1).and_then(as_usize), as_usize(keys));
+            if let (Some(rows), Some(columns)) = (rows, columns) {
+                // One mask for all heads, in the form of any other.
+                let mut hidden = filled(&[rows, columns], 0f32)?;
+                for (row, line) in (past..).zip(hidden.chunks_exact_mut(columns.max(1))) {
+                    let seen = usize::try_from(row.saturating_add(1)).unwrap_or(0);
+                    line.iter_mut().skip(seen).for_each(|v| *v = HIDDEN);
+                }
+                let hidden = HostTensor::from_f32(&[rows, columns], &hidden)?;
+                let hidden = cx.constant("hidden", hidden);
+                y = cx.pointwise("causal", binary(Binary::Add, arg(0), arg(1)), &[y, hidden])?;
+                return self.live(cx, y, keys);
+            }
+            let all = cx.pointwise("all", Expr::Const(1.0, DType::Bool), &[scores])?;
+            let diagonal = cx.constant("past", HostTensor::from_i64(&[], &[past])?);
+            let seen = cx.node("seen", Trilu { upper: false }, &[Some(all), Some(diagonal)])?;
+            y = cx.pointwise("causal", select(arg(1), arg(0), number(HIDDEN)), &[y, seen])?;
+            infinite = true;
+        }
+        let live = self.live(cx, y, keys)?;
+        Ok(live.map(|(y, more)| (y, infinite || more)))
+    }
+
+    /// Scores of keys behind the given lengths hidden, and whether there may be such.
+    fn live(&self, cx: &mut Parts<'_, '_>, scores: ValueId, keys: &Dim) -> OpResult<Option<(ValueId, bool)>> {
+        let Some(lengths) = cx.opt(6) else {
+            return Ok(Some((scores, self.causal)));
+        };
+        let Some(n) = as_usize(keys) else { return Ok(None) };
+        let places: Vec<i64> = (0i64..).take(n).collect();
+        let places = cx.constant("places", HostTensor::from_i64(&[n], &places)?);
+        let lengths = cx.reshape("lengths", lengths, &[-1, 1, 1, 1])?;
+        let live = select(binary(Binary::Less, arg(1), arg(2)), arg(0), number(HIDDEN));
+        Ok(Some((
+            cx.pointwise("live", live, &[scores, places, lengths])?,
+            true,
+        )))
+    }
+}
