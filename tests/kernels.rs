@@ -17,7 +17,7 @@ use std::sync::OnceLock;
 use transformer_lite::backend::kernel::{FieldTy, Kernel, KernelSpec, Language, Role, Ty};
 use transformer_lite::backend::{Backend, BackendKind, Caps, DeviceKind};
 use transformer_lite::graph::op::ALL;
-use transformer_lite::graph::pass::Pipeline;
+use transformer_lite::graph::pass::{FUSE, KV_Q8, Pipeline};
 use transformer_lite::llm::engine::{Decoder, Lengths, Logits};
 use transformer_lite::tensor::DType;
 
@@ -100,8 +100,14 @@ fn specs() -> &'static [KernelSpec] {
             }
         }
         let (_dir, model) = support::tiny_model("llama", Default::default());
-        for logits in [Logits::All, Logits::Last] {
-            let decoder = Decoder::load(&model.join("model.onnx"), &Pipeline::standard(), logits).unwrap();
+        let mut eight_bits = Pipeline::standard();
+        eight_bits.insert_before(FUSE.name, KV_Q8);
+        for (logits, pipeline) in [
+            (Logits::All, Pipeline::standard()),
+            (Logits::Last, Pipeline::standard()),
+            (Logits::Last, eight_bits),
+        ] {
+            let decoder = Decoder::load(&model.join("model.onnx"), &pipeline, logits).unwrap();
             for caps in kinds_of_device() {
                 for plan in decoder
                     .plans(

@@ -118,7 +118,10 @@ fn shape_alone(g: &Graph, consumers: &[Vec<NodeId>], v: ValueId, id: NodeId, dee
     }
     let passed_on = |r: &ValueId| {
         let readers = &consumers[r.index()];
-        !g.is_kept(*r) && readers.iter().all(|n| shape_alone(g, consumers, *r, *n, deep - 1))
+        !g.is_kept(*r)
+            && readers
+                .iter()
+                .all(|n| shape_alone(g, consumers, *r, *n, deep - 1))
     };
     deep > 0 && node.outputs.iter().all(passed_on)
 }
