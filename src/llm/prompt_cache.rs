@@ -1,6 +1,6 @@
 //! Prompt caches: the cache of a model with the tokens in it, as a file.
 //!
-//! Little-endian: the bytes `TLITEKV1`; the length of a JSON object in 4 bytes, and the object, a [`Header`]; the ids of the tokens,
+//! Little-endian: the bytes `TLITEKV1`; the length of a JSON object in 4 bytes, and the object, the header; the ids of the tokens,
 //! 4 bytes each; for each state its rows, a row for a token; the CRC-32 of all before it, 4 bytes.
 
 use super::Model;

@@ -28,7 +28,10 @@ fn floats(rows: &Fact, q: &Fact) -> OpResult<Fact> {
             rows,
         ));
     }
-    Ok(Fact::new(q.dtype, Shape([before, std::slice::from_ref(d)].concat())))
+    Ok(Fact::new(
+        q.dtype,
+        Shape([before, std::slice::from_ref(d)].concat()),
+    ))
 }
 
 impl Op for AttentionQ8 {
