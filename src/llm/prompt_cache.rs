@@ -121,7 +121,7 @@ pub fn load(path: &Path, model: &mut dyn Model) -> Result<Vec<u32>> {
     let identity = &header.identity;
     for (what, found, wanted) in [
         ("model", &identity.model, &wanted.model),
-        ("element type", &identity.float, &wanted.float),
+        ("storage (--kv, --float)", &identity.float, &wanted.float),
     ] {
         if found != wanted {
             return Err(wrong(&format!(
@@ -328,7 +328,7 @@ mod tests {
         );
         refused(
             &|i| i.float = "f32".to_owned(),
-            "another element type: f16, this one is f32",
+            "another storage (--kv, --float): f16, this one is f32",
         );
         refused(&|i| i.states[0].1 = 4, "states of another form");
     }

@@ -47,7 +47,12 @@ fn row(graph: &Graph, state: &State) -> Result<usize> {
 }
 
 fn identity(graph: &Graph, fingerprint: &str, float: &dyn Fn(&State) -> DType) -> Result<Identity> {
-    let mut types: Vec<String> = graph.states().iter().map(|s| float(s).to_string()).collect();
+    // Words of codes are called as the option that makes them is.
+    let called = |s: &State| match float(s) {
+        DType::I32 => "q8".to_owned(),
+        float => float.to_string(),
+    };
+    let mut types: Vec<String> = graph.states().iter().map(called).collect();
     types.dedup();
     let states = graph.states().iter().map(|s| {
         let name = graph.value(s.input).name.clone();
