@@ -551,8 +551,7 @@ impl DeviceModel {
         let short = self.short_decode.filter(|(_, most)| past <= *most);
         let plan = match tokens.len() {
             1 => short.map_or(DECODE, |(plan, _)| plan),
-            _ if verify.is_some() => verify.unwrap_or(PREFILL),
-            _ => PREFILL,
+            _ => verify.unwrap_or(PREFILL),
         };
         for (name, tensor) in self.decoder.inputs(tokens, self.len)? {
             self.session.write(plan, name, &tensor)?;

@@ -6,6 +6,19 @@ use crate::{fails, path, stderr};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+/// A prompt without a template, on the host.
+fn raw_prompt(model: &Path) -> [&str; 7] {
+    [
+        "generate",
+        path(model),
+        "--raw",
+        "--prompt",
+        "x",
+        "--backend",
+        "host",
+    ]
+}
+
 /// The object that `generate --json` prints on the host, with these further options.
 fn generate(model: &Path, more: &[&str]) -> serde_json::Value {
     let base = [
@@ -102,15 +115,7 @@ fn texts_end_and_keep_to_a_grammar() {
     std::fs::write(&schema, "{\"enum\": [12, true]}").unwrap();
     let kept = generate(&model, &["--json-schema", path(&schema), "--draft", "ngram"]);
     assert!(["12", "true"].contains(&kept["text"].as_str().unwrap()), "{kept}");
-    let base = [
-        "generate",
-        path(&model),
-        "--raw",
-        "--prompt",
-        "x",
-        "--backend",
-        "host",
-    ];
+    let base = raw_prompt(&model);
     fails(
         &[&base[..], &["--grammar", path(&schema)]].concat(),
         2,
@@ -134,15 +139,7 @@ fn texts_end_and_keep_to_a_grammar() {
 fn drafts_need_the_same_vocabulary() {
     let (_dir, model) = tiny_model("llama", Traits::default());
     let other = crate::model_folder();
-    let base = [
-        "generate",
-        path(&model),
-        "--raw",
-        "--prompt",
-        "x",
-        "--backend",
-        "host",
-    ];
+    let base = raw_prompt(&model);
     fails(
         &[&base[..], &["--draft-model", path(other.path())]].concat(),
         2,
