@@ -1,7 +1,7 @@
 //! Writes the graph of a decoder at the true sizes of a known model, without weights, as 4-bit or float:
-//! `cargo run --release --example decoder_graph -- llama2-7b OUT_DIR [--float f16|f32] [--small] [--weights SEED]`.
+//! `cargo run --release --example decoder_graph -- llama2-7b OUT_DIR [--float f16|f32] [--layers N] [--small] [--weights SEED]`.
 //!
-//! `--small` keeps the form and shrinks the sizes; `--weights` makes random weights, which only small models should have.
+//! `--layers` takes the first N layers; `--small` keeps the form and shrinks the sizes; `--weights` makes random weights, which only small models should have.
 
 #[path = "../tests/support/decoders.rs"]
 #[allow(dead_code, reason = "tests use another part")]
@@ -14,9 +14,11 @@ use transformer_lite::tensor::DType;
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut args = std::env::args().skip(1);
     let (mut form, mut small, mut weights, mut places) = (Form::E0m4(128), false, None, Vec::new());
+    let mut layers = None;
     while let Some(arg) = args.next() {
         match arg.as_str() {
             "--small" => small = true,
+            "--layers" => layers = Some(args.next().ok_or("--layers needs a number")?.parse()?),
             "--weights" => weights = Some(args.next().ok_or("--weights needs a number")?.parse()?),
             "--float" => {
                 form = match args.next().as_deref() {
@@ -31,7 +33,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let names: Vec<&str> = SPECS.iter().chain([&SMOLLM2]).map(|s| s.name).collect();
     let [name, folder] = places.as_slice() else {
         return Err(format!(
-            "usage: decoder_graph MODEL OUT_DIR [--float f16|f32] [--small] [--weights SEED], with a MODEL of {}",
+            "usage: decoder_graph MODEL OUT_DIR [--float f16|f32] [--layers N] [--small] [--weights SEED], with a MODEL of {}",
             names.join(", ")
         )
         .into());
@@ -41,6 +43,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     if small {
         spec = spec.small();
     }
+    spec.layers = layers.unwrap_or(spec.layers);
     std::fs::create_dir_all(folder)?;
     let written = decoders::write(&spec, form, weights, folder.as_ref())?;
     println!(
