@@ -10,12 +10,12 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use transformer_lite::backend::kernel::{Kernel, Params};
 use transformer_lite::backend::{self, BackendKind, DeviceKind};
+use transformer_lite::executor::Executor;
 use transformer_lite::graph::op::matmul_e0m::MatMulE0m;
 use transformer_lite::graph::op::pointwise::{Binary, Pointwise};
 use transformer_lite::graph::{Edit, Graph, derive};
 use transformer_lite::plan::{Options, Plan};
 use transformer_lite::quant::Bits;
-use transformer_lite::session::Session;
 use transformer_lite::shape::{Bindings, Fact, Shape};
 use transformer_lite::tensor::{DType, HostTensor};
 
@@ -124,14 +124,14 @@ fn weight(group: usize, k: usize, n: usize, seed: usize, int4: bool) -> Result<[
     ])
 }
 
-/// A session over `count` products of the same rows, by the kernel or its twin.
+/// An executor over `count` products of the same rows, by the kernel or its twin.
 fn products(
     kind: BackendKind,
     a: &Arguments,
     (k, n): (usize, usize),
     count: usize,
     int4: bool,
-) -> Result<Session, AnyError> {
+) -> Result<Executor, AnyError> {
     let backend = backend::open(kind, a.device.as_deref())?;
     let mut graph = Graph::default();
     let mut edit = Edit::new(&mut graph);
@@ -165,12 +165,12 @@ fn products(
             spec.kernel = twin(spec.kernel)?;
         }
     }
-    let mut session = Session::new(backend, &graph, vec![plan])?;
+    let mut executor = Executor::new(backend, &graph, vec![plan])?;
     let data: Vec<f32> = (0..a.rows * k)
         .map(|i| (i * 31 % 17) as f32 / 16.0 - 0.5)
         .collect();
-    session.write(0, "x", &HostTensor::from_f32(&[a.rows, k], &data)?)?;
-    Ok(session)
+    executor.write(0, "x", &HostTensor::from_f32(&[a.rows, k], &data)?)?;
+    Ok(executor)
 }
 
 /// Median time in microseconds of the dispatches of the product kernels.
@@ -179,8 +179,8 @@ fn median(times: &mut [f64]) -> f64 {
     times.get(times.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-fn microseconds(session: &mut Session, kernel: &str) -> Result<Vec<f64>, AnyError> {
-    let timings = session.profile(0, &Bindings::new())?;
+fn microseconds(executor: &mut Executor, kernel: &str) -> Result<Vec<f64>, AnyError> {
+    let timings = executor.profile(0, &Bindings::new())?;
     let own = timings
         .iter()
         .filter(|t| t.kernel.as_deref().is_some_and(|k| k.contains(kernel)));
@@ -209,11 +209,11 @@ fn copy_bandwidth(kind: BackendKind, a: &Arguments, bytes: usize) -> Result<f64,
             ..Options::default()
         },
     )?;
-    let mut session = Session::new(backend, &graph, vec![plan])?;
-    session.write(0, "x", &HostTensor::from_f32(&[count], &vec![0.25; count])?)?;
+    let mut executor = Executor::new(backend, &graph, vec![plan])?;
+    executor.write(0, "x", &HostTensor::from_f32(&[count], &vec![0.25; count])?)?;
     let mut best = f64::INFINITY;
     for _ in 0..10 {
-        best = microseconds(&mut session, "pointwise")?
+        best = microseconds(&mut executor, "pointwise")?
             .into_iter()
             .fold(best, f64::min);
     }
@@ -247,9 +247,9 @@ fn table(kind: BackendKind, a: &Arguments) -> Result<(), AnyError> {
         let mut ours = products(kind, a, (k, n), count, false)?;
         let mut twin = products(kind, a, (k, n), count, true)?;
         let mut results = [vec![0.0; n], vec![0.0; n]];
-        for (session, y) in [&mut ours, &mut twin].into_iter().zip(&mut results) {
-            session.run(0, &Bindings::new())?;
-            session.read_f32(0, "y0", 0, y)?;
+        for (executor, y) in [&mut ours, &mut twin].into_iter().zip(&mut results) {
+            executor.run(0, &Bindings::new())?;
+            executor.read_f32(0, "y0", 0, y)?;
         }
         let apart = largest(&results[0], &results[1]);
         if apart.is_nan() || apart > 1e-3 {

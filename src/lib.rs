@@ -1,14 +1,14 @@
 //! Transformer-Lite runs ONNX models, language models first, on phone and desktop GPUs: through OpenCL, and through WGSL.
 //!
 //! ```text
-//! model.onnx --import--> Graph --passes--> Graph --compile--> Plan --Session--> a device
+//! model.onnx --import--> Graph --passes--> Graph --compile--> Plan --Executor--> a device
 //!                          \--Interpreter (the reference, and `--backend host`)
 //! ```
 //!
 //! * Shapes are symbolic: `batch`, `sequence` and `past` stay names from import to the last parameter of a kernel.
 //! * A [`plan::Plan`] is made once for a graph and a device. From run to run only parameters and grids change.
 //! * Weights may be 4-bit ([`quant`]); activations and the KV cache are stored in 16 bits.
-//! * The KV cache is state of a [`session::Session`]: appended to in place, never copied.
+//! * The KV cache is state of a [`executor::Executor`]: appended to in place, never copied.
 //! * Every kernel exists in OpenCL C and in WGSL; the reference of both is [`graph::op::Op::eval`] on the host.
 //!
 //! # Generating text
@@ -50,7 +50,7 @@
 //! * [`quant`]: the E0M weight formats;
 //! * [`plan`]: one static plan of a graph for a device;
 //! * [`backend`]: OpenCL and wgpu behind one trait, and the kernels as data;
-//! * [`session`]: plans on a device;
+//! * [`executor`]: plans on a device;
 //! * [`runner`]: any model, tensors in, tensors out; [`files`]: tensors and pictures from files;
 //! * [`llm`]: tokens in, tokens out;
 //! * [`inspect`]: what running a model takes, from its file alone;
@@ -81,6 +81,7 @@ pub mod backend;
 pub mod checkpoint;
 pub mod cli;
 pub mod error;
+pub mod executor;
 pub mod files;
 pub mod gguf;
 pub mod graph;
@@ -92,7 +93,7 @@ mod parallel;
 pub mod plan;
 pub mod quant;
 pub mod runner;
-pub mod session;
+
 pub mod shape;
 pub mod tensor;
 

@@ -22,7 +22,7 @@ use transformer_lite::gguf::{GgmlType, Value};
 use transformer_lite::graph::onnx::quantize::{Options, quantize};
 use transformer_lite::graph::onnx::write::{Attr, ModelWriter, NodeSpec};
 use transformer_lite::graph::pass::Pipeline;
-use transformer_lite::llm::Model;
+use transformer_lite::llm::LanguageModel;
 use transformer_lite::llm::engine::{Decoder, DeviceModel, HostModel, Lengths, Logits};
 use transformer_lite::runner::Runner;
 use transformer_lite::tensor::{DType, HostTensor};
@@ -272,7 +272,7 @@ fn decoder(model: &Path, pipeline: &Pipeline, logits: Logits) -> Result<Decoder,
 }
 
 /// The prompt at once, the other tokens one by one.
-fn steps(case: &Case, model: &mut dyn Model, bound: f32) -> Outcome {
+fn steps(case: &Case, model: &mut dyn LanguageModel, bound: f32) -> Outcome {
     let (prompt, rest) = case.tokens.split_at(case.family.prefill);
     let mut logits = Vec::new();
     model.forward(prompt, &mut logits).text()?;

@@ -15,7 +15,7 @@ use transformer_lite::graph::onnx::quantize::{self, quantize};
 use transformer_lite::graph::onnx::{ImportOptions, import, import_with};
 use transformer_lite::graph::pass::Pipeline;
 use transformer_lite::graph::text;
-use transformer_lite::llm::Model;
+use transformer_lite::llm::LanguageModel;
 use transformer_lite::llm::engine::{Decoder, HostModel, Lengths, Logits, Watch};
 use transformer_lite::plan::{Bound, Plan, weight_bytes};
 use transformer_lite::shape::Bindings;

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use support::{Device, Text};
 use transformer_lite::graph::pass::Pipeline;
-use transformer_lite::llm::Model;
+use transformer_lite::llm::LanguageModel;
 use transformer_lite::llm::engine::{Decoder, DeviceModel, HostModel, Lengths, Logits};
 
 type Outcome = Result<(), String>;
@@ -75,7 +75,7 @@ fn decoder(name: &str, layers: usize, pipeline: &Pipeline) -> Result<Decoder, St
 }
 
 /// Runs a prefill and single tokens, and compares each row.
-fn compare(name: &str, model: &mut dyn Model, bound: f64) -> Outcome {
+fn compare(name: &str, model: &mut dyn LanguageModel, bound: f64) -> Outcome {
     let bytes = std::fs::read(file(name, "f32")).text()?;
     let wanted: Vec<f32> = bytes
         .chunks_exact(4)

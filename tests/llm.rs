@@ -19,7 +19,7 @@ use transformer_lite::backend::kernel::Role;
 use transformer_lite::graph::pass::{FUSE, KV_Q8, Pipeline};
 use transformer_lite::llm::engine::{Decoder, DeviceModel, HostModel, Lengths, Logits};
 use transformer_lite::llm::{
-    ChatTemplate, Generator, Limits, Message, Model, ModelFolder, Sampler, SamplerConfig, Tokenizer,
+    ChatTemplate, Generator, LanguageModel, Limits, Message, ModelFolder, Sampler, SamplerConfig, Tokenizer,
 };
 use transformer_lite::plan::Place;
 
@@ -165,7 +165,7 @@ fn host_rows(model: &Path, tokens: &[u32]) -> Result<Vec<Vec<f32>>, String> {
 }
 
 /// Feeds `tokens` to an empty cache in runs of these lengths and returns the last logits.
-fn feed(model: &mut dyn Model, tokens: &[u32], lengths: &[usize]) -> Result<Vec<f32>, String> {
+fn feed(model: &mut dyn LanguageModel, tokens: &[u32], lengths: &[usize]) -> Result<Vec<f32>, String> {
     model.truncate(0);
     let (mut rest, mut logits) = (tokens, Vec::new());
     for n in lengths {
@@ -193,7 +193,7 @@ const CUTS: &[&[usize]] = &[
 ];
 
 /// The same result however `tokens` reach the cache; and after steps back.
-fn any_cut(model: &mut dyn Model, rows: &[Vec<f32>], same: f64, wanted: f64) -> Outcome {
+fn any_cut(model: &mut dyn LanguageModel, rows: &[Vec<f32>], same: f64, wanted: f64) -> Outcome {
     let tokens = tokens(29);
     let whole = feed(model, &tokens, CUTS[0])?;
     close("against the host", &rows[28], &whole, wanted)?;
@@ -548,7 +548,7 @@ fn paris(dir: &Path, device: Option<&Device>) -> Outcome {
         ..Limits::default()
     };
     let context = prompt.len() + limits.max_tokens;
-    let mut model: Box<dyn Model> = match device {
+    let mut model: Box<dyn LanguageModel> = match device {
         Some(d) => Box::new(on_device(dir, d, Logits::Last, context)?),
         None => Box::new(HostModel::new(decoder(dir, &Pipeline::host(), Logits::Last)?, context).text()?),
     };

@@ -15,14 +15,14 @@ use std::process::{Command, ExitCode};
 use std::sync::{Arc, Mutex};
 use support::{Device, Text};
 use tempfile::TempDir;
+use transformer_lite::executor::Executor;
 use transformer_lite::graph::interp::Interpreter;
 use transformer_lite::graph::pass::Pipeline;
 use transformer_lite::graph::{Edit, Graph, derive, onnx};
 use transformer_lite::inspect::{Request, inspect};
-use transformer_lite::llm::Model;
+use transformer_lite::llm::LanguageModel;
 use transformer_lite::llm::engine::{Decoder, HostModel, Lengths, Logits};
 use transformer_lite::plan::{Options, Plan};
-use transformer_lite::session::Session;
 use transformer_lite::shape::{Bindings, Symbol};
 use transformer_lite::tensor::{DType, HostTensor};
 
@@ -430,25 +430,25 @@ fn on_device(path: &Path, real: &Real, device: &Device, float: DType, most: f32)
         ..Options::default()
     };
     let plan = Plan::compile(&graph, &device.caps, &options).text()?;
-    let mut session = Session::new(Box::new(device.share()), &graph, vec![plan]).text()?;
+    let mut executor = Executor::new(Box::new(device.share()), &graph, vec![plan]).text()?;
     let mut before = None;
     let count = if float == DType::F16 { 1 } else { real.sizes.len() };
     for sizes in real.sizes.iter().take(count) {
         let given = inputs(&graph, &bindings(sizes))?;
         for (name, tensor) in &given {
-            session.write(0, name, tensor).text()?;
+            executor.write(0, name, tensor).text()?;
         }
-        let bound = session.bindings(0).text()?;
-        session.run(0, &bound).text()?;
+        let bound = executor.bindings(0).text()?;
+        executor.run(0, &bound).text()?;
         for (name, wanted) in &interpret(&graph, &given)? {
-            let error = distance(&session.read(0, name).text()?, wanted)?;
+            let error = distance(&executor.read(0, name).text()?, wanted)?;
             eprintln!("{} in {float} at {sizes:?}, \"{name}\": {error:.2e}", real.name);
             if error > most {
                 return Err(format!("\"{name}\" at {sizes:?} is {error:.2e} apart"));
             }
         }
         // The first run may take staging memory for transfers.
-        let stats = session.stats();
+        let stats = executor.stats();
         let now = (stats.allocations, stats.compiles, stats.recordings);
         if *before.get_or_insert(now) != now {
             return Err(format!("a run changed the counters from {before:?} to {now:?}"));
@@ -507,7 +507,7 @@ fn decoder_of_integers(path: &Path, device: Option<&Device>) -> Outcome {
         })
         .collect();
     let graph = decoder.graph();
-    let mut session = Session::new(Box::new(device.share()), graph, plans.text()?).text()?;
+    let mut executor = Executor::new(Box::new(device.share()), graph, plans.text()?).text()?;
     let mut past = 0;
     for part in [&tokens[..9], &tokens[9..10], &tokens[10..11], &tokens[11..]] {
         let wanted = host.forward_all(part).text()?;
@@ -521,13 +521,13 @@ fn decoder_of_integers(path: &Path, device: Option<&Device>) -> Outcome {
             ("attention_mask", list(vec![1; total])?),
         ];
         for (name, tensor) in &given {
-            session.write(plan, name, tensor).text()?;
+            executor.write(plan, name, tensor).text()?;
         }
-        let mut bound = session.bindings(plan).text()?;
+        let mut bound = executor.bindings(plan).text()?;
         bound.set(decoder.past(), count(past));
-        session.run(plan, &bound).text()?;
+        executor.run(plan, &bound).text()?;
         past = total;
-        let found = session.read(plan, "logits").text()?;
+        let found = executor.read(plan, "logits").text()?;
         let found = found.to_f32().text()?;
         let error = apart(&found, &wanted)?;
         eprintln!("{DECODER}, {} tokens: {error:.2e}", part.len());

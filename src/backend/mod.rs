@@ -2,7 +2,7 @@
 //!
 //! Contract shared by all backends:
 //!
-//! * **[`crate::session::Session`] validates, backends trust.** Bounds, alignment, argument counts, access
+//! * **[`crate::executor::Executor`] validates, backends trust.** Bounds, alignment, argument counts, access
 //!   conflicts and grid limits are checked once there. A backend reports only what could not be
 //!   foreseen: build failure, out of memory, device lost, a driver's error code.
 //! * **Order.** Commands of one recording see all writes of earlier commands, and a submission sees all
@@ -140,7 +140,7 @@ pub(crate) fn fast_local(kind: DeviceKind, maker: Maker) -> bool {
     known && kind != DeviceKind::Cpu
 }
 
-/// What went wrong below the session.
+/// What went wrong below the executor.
 #[derive(Debug, thiserror::Error)]
 pub enum BackendError {
     /// No driver, or the driver's library cannot be loaded.

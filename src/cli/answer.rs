@@ -8,8 +8,8 @@ use crate::error::{Error, Result};
 use crate::llm::draft::reuse;
 use crate::llm::engine::Logits;
 use crate::llm::{
-    Draft, Finish, Generator, Grammar, Limits, Metrics, Model, ModelDraft, NgramDraft, Sampler, StopStrings,
-    Tokenizer, prompt_cache,
+    Draft, Finish, Generator, Grammar, LanguageModel, Limits, Metrics, ModelDraft, NgramDraft, Sampler,
+    StopStrings, Tokenizer, prompt_cache,
 };
 use clap::ValueEnum;
 use std::io::Write;
@@ -135,7 +135,7 @@ impl Outcome {
 /// A model that answers, and what its cache holds.
 pub struct Responder<'a> {
     /// The model.
-    pub model: &'a mut dyn Model,
+    pub model: &'a mut dyn LanguageModel,
     /// Its tokens.
     pub tokenizer: &'a Tokenizer,
     /// How the next one is chosen.
@@ -151,7 +151,7 @@ pub struct Responder<'a> {
 impl<'a> Responder<'a> {
     /// One with an empty cache, or with that of `--prompt-cache`.
     pub fn new(
-        model: &'a mut dyn Model,
+        model: &'a mut dyn LanguageModel,
         tokenizer: &'a Tokenizer,
         sampler: Sampler,
         options: &AnswerOptions,

@@ -4,7 +4,7 @@ use super::load::{LoadedModel, load, open_folder};
 use super::options::{ExecOptions, check_fits, from_one, from_zero};
 use super::output::{bar, put, put_json, spinner, table};
 use crate::error::{Error, Result};
-use crate::llm::Model;
+use crate::llm::LanguageModel;
 use crate::llm::engine::Logits;
 use crate::llm::metrics::rate;
 use crate::llm::sampler::SplitMix64;
@@ -130,7 +130,7 @@ struct Report<'a> {
 }
 
 /// Tokens per second of one run.
-fn measure(model: &mut dyn Model, test: Test, tokens: &[u32]) -> Result<f64> {
+fn measure(model: &mut dyn LanguageModel, test: Test, tokens: &[u32]) -> Result<f64> {
     let mut logits = Vec::new();
     let (before, tokens) = tokens.split_at_checked(test.depth()).unwrap_or((&[], tokens));
     model.truncate(before.len());
@@ -172,7 +172,7 @@ fn line(test: Test, speeds: &mut [f64]) -> Option<Line> {
 /// Runs all tests; `step` hears the name of each run before it starts. Usage errors, before anything runs,
 /// for tests that do not fit the context.
 fn bench(
-    model: &mut dyn Model,
+    model: &mut dyn LanguageModel,
     tests: &[Test],
     repeat: NonZeroUsize,
     step: &mut dyn FnMut(&str),

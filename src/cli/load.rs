@@ -7,7 +7,7 @@ use crate::error::{Error, Result, Stage};
 use crate::graph::State;
 use crate::graph::onnx;
 use crate::graph::pass::{GREEDY, Pipeline};
-use crate::llm::Model;
+use crate::llm::LanguageModel;
 use crate::llm::engine::{Decoder, DeviceModel, HostModel, Lengths, Logits, Watch};
 use crate::llm::folder::ModelFolder;
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ use std::time::Instant;
 /// A model ready to run, and where it runs.
 pub struct LoadedModel {
     /// The model with an empty cache.
-    pub model: Box<dyn Model>,
+    pub model: Box<dyn LanguageModel>,
     /// `opencl`, `wgpu` or `host`.
     pub backend: String,
     /// Device name as the driver prints it.

@@ -8,7 +8,7 @@ use crate::error::{Error, Result, Stage};
 use crate::llm::engine::{Logits, PADDING};
 use crate::llm::metrics::rate;
 use crate::llm::perplexity::{Comparison, Options, Report, Text, evaluate};
-use crate::llm::{Model, ModelFolder, Tokenizer};
+use crate::llm::{LanguageModel, ModelFolder, Tokenizer};
 use serde::Serialize;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
@@ -240,7 +240,9 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     let start = Instant::now();
     let report = evaluate(
         model.model.as_mut(),
-        reference.as_mut().map(|r| r.model.as_mut() as &mut dyn Model),
+        reference
+            .as_mut()
+            .map(|r| r.model.as_mut() as &mut dyn LanguageModel),
         &tokens,
         &options,
         &mut |p| {

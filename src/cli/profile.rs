@@ -4,7 +4,7 @@ use super::load::{Wanted, load_device, open_folder};
 use super::options::{ExecOptions, from_one};
 use super::output::{put, put_json, table};
 use crate::error::{Error, Result};
-use crate::llm::Model;
+use crate::llm::LanguageModel;
 use crate::llm::engine::{CHUNK, DeviceModel, Logits};
 use std::num::NonZeroUsize;
 use std::path::PathBuf;

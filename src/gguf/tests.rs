@@ -664,7 +664,7 @@ fn of_blocks(kind: GgmlType, architecture: &str) -> File {
 
 fn logits(model: &Path) -> Vec<f32> {
     use crate::graph::pass::Pipeline;
-    use crate::llm::Model as _;
+    use crate::llm::LanguageModel as _;
     use crate::llm::engine::{Decoder, HostModel, Logits};
     let decoder = Decoder::load(&model.join("model.onnx"), &Pipeline::host(), Logits::All).unwrap();
     let tokens: Vec<u32> = (0..9).map(|i| (i * 89 + 5) % VOCAB as u32).collect();

@@ -1,6 +1,6 @@
 //! Guesses of the next tokens, which the model then verifies in one run (Leviathan et al., 2023).
 
-use super::Model;
+use super::LanguageModel;
 use super::engine::CHUNK;
 use crate::error::Result;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -55,14 +55,14 @@ impl Draft for NgramDraft {
 
 /// Goes on as another, smaller model does, which has the same vocabulary.
 pub struct ModelDraft {
-    model: Box<dyn Model>,
+    model: Box<dyn LanguageModel>,
     /// Tokens in its cache.
     cached: Vec<u32>,
 }
 
 impl ModelDraft {
     /// A draft by `model`, whose cache is emptied.
-    pub fn new(mut model: Box<dyn Model>) -> Self {
+    pub fn new(mut model: Box<dyn LanguageModel>) -> Self {
         model.truncate(0);
         Self {
             model,
@@ -101,7 +101,7 @@ impl Draft for ModelDraft {
 
 /// Shortens the cache of `model`, which holds `cached`, to the tokens that it shares with the start of `tokens`, and returns
 /// their number. The last of `tokens` is not among them: what follows it starts from its logits.
-pub fn reuse(model: &mut dyn Model, cached: &[u32], tokens: &[u32]) -> usize {
+pub fn reuse(model: &mut dyn LanguageModel, cached: &[u32], tokens: &[u32]) -> usize {
     let pairs = tokens.iter().zip(cached);
     let common = pairs.take_while(|(a, b)| a == b).count();
     let kept = common.min(tokens.len().saturating_sub(1)).min(model.len());

@@ -1,4 +1,4 @@
-//! ONNX decoders as [`Model`]s: on a device through a [`Session`], and on the host through the interpreter.
+//! ONNX decoders as [`LanguageModel`]s: on a device through a [`Executor`], and on the host through the interpreter.
 //!
 //! The graph is one that takes `input_ids [batch, sequence]`, perhaps `position_ids` and `attention_mask`, and returns `logits`;
 //! every other input must have become state (pass `kv_cache`). One sequence is run (`batch = 1`).
@@ -10,9 +10,10 @@ pub use host::HostModel;
 
 use super::prompt_cache::States;
 use super::sampler::arg_max;
-use super::{Model, roles};
+use super::{LanguageModel, roles};
 use crate::backend::{Backend, Caps, Stats};
 use crate::error::{Error, Result, Stage};
+use crate::executor::{Executor, Timing};
 use crate::graph::derive::derive;
 use crate::graph::onnx::{self, ImportOptions};
 use crate::graph::op::attention::UNSPLIT;
@@ -20,7 +21,6 @@ use crate::graph::op::concat::Concat;
 use crate::graph::pass::{EPILOGUE, LAST_ROW, LAST_ROWS, PassReport, Pipeline, ROWS, TOKEN, keeps_cache};
 use crate::graph::{Edit, Graph, Node, ValueId};
 use crate::plan::{HostStep, MemoryReport, Options, Padding, Plan};
-use crate::session::{Session, Timing};
 use crate::shape::{Bindings, Dim, Symbol};
 use crate::tensor::{DType, HostTensor};
 use std::collections::{BTreeMap, HashSet};
@@ -424,9 +424,9 @@ fn check_room(have: usize, more: usize, context: usize) -> Result<()> {
 }
 
 /// A decoder that tells values in its middle, those of [`Decoder::watching`].
-pub trait Watch: Model {
+pub trait Watch: LanguageModel {
     /// Appends `tokens` (at least one) to the cache and hands the elements of each watched value to `take`, with its place in the list, in pieces
-    /// that follow one another along the tokens. Errors of `take` are passed on. As with [`Model::forward`] an error leaves the cache at an
+    /// that follow one another along the tokens. Errors of `take` are passed on. As with [`LanguageModel::forward`] an error leaves the cache at an
     /// unspecified length.
     fn watch(&mut self, tokens: &[u32], take: &mut dyn FnMut(usize, &[f32]) -> Result<()>) -> Result<()>;
 }
@@ -444,7 +444,7 @@ fn check_rows(tokens: usize, rows: usize) -> Result<()> {
 #[derive(Debug)]
 pub struct DeviceModel {
     decoder: Decoder,
-    session: Session,
+    executor: Executor,
     lengths: Lengths,
     /// The plan of short runs with the logits of all tokens.
     verify: Option<usize>,
@@ -478,10 +478,10 @@ impl DeviceModel {
         let short = decoder.short_decode(lengths);
         let most = short.as_ref().and_then(|o| o.bounds.get(&decoder.past));
         let short_decode = add(short)?.zip(most);
-        let session = Session::new(backend, decoder.graph(), plans)?;
+        let executor = Executor::new(backend, decoder.graph(), plans)?;
         Ok(Self {
             decoder,
-            session,
+            executor,
             lengths: *lengths,
             verify,
             short_decode,
@@ -491,17 +491,17 @@ impl DeviceModel {
 
     /// What the device offers.
     pub fn caps(&self) -> &Caps {
-        self.session.caps()
+        self.executor.caps()
     }
 
     /// Running totals of the backend.
     pub fn stats(&self) -> Stats {
-        self.session.stats()
+        self.executor.stats()
     }
 
     /// What a decode step, or else the verification of a draft, runs on the host, between segments on the device.
     pub fn host_steps(&self) -> &[HostStep] {
-        let steps = |plan| self.session.plan(plan).map_or(&[][..], |p| p.host.as_slice());
+        let steps = |plan| self.executor.plan(plan).map_or(&[][..], |p| p.host.as_slice());
         match self.verify {
             Some(plan) if steps(DECODE).is_empty() => steps(plan),
             _ => steps(DECODE),
@@ -511,7 +511,7 @@ impl DeviceModel {
     /// Sizes of the prefill and of the decode plan, and their numbers of dispatches.
     pub fn memory(&self) -> [(MemoryReport, usize); 2] {
         [PREFILL, DECODE].map(|p| {
-            self.session
+            self.executor
                 .plan(p)
                 .map_or_else(Default::default, |p| (p.memory.clone(), p.steps.len()))
         })
@@ -520,7 +520,7 @@ impl DeviceModel {
     /// Queues one run over `tokens`, at most a chunk. Returns the plan that ran.
     fn advance(&mut self, tokens: &[u32], wanted: Rows) -> Result<(usize, Bindings)> {
         let (plan, bindings) = self.prepare(tokens, wanted)?;
-        self.session.run(plan, &bindings)?;
+        self.executor.run(plan, &bindings)?;
         self.len += tokens.len();
         Ok((plan, bindings))
     }
@@ -528,7 +528,7 @@ impl DeviceModel {
     /// As [`DeviceModel::advance`]; returns the plan and the number of rows of its logits: 1 where only the last is computed.
     fn step(&mut self, tokens: &[u32], wanted: Rows) -> Result<(usize, usize)> {
         let (plan, bindings) = self.advance(tokens, wanted)?;
-        let port = self.session.plan(plan).and_then(|p| p.output("logits"));
+        let port = self.executor.plan(plan).and_then(|p| p.output("logits"));
         let shape = port.map(|p| p.shape.eval(&bindings)).transpose();
         let shape = shape
             .map_err(|e| Error::other(Stage::Run, e.to_string()))?
@@ -554,7 +554,7 @@ impl DeviceModel {
             _ => verify.unwrap_or(PREFILL),
         };
         for (name, tensor) in self.decoder.inputs(tokens, self.len)? {
-            self.session.write(plan, name, &tensor)?;
+            self.executor.write(plan, name, &tensor)?;
         }
         let mut bindings = self.decoder.bindings(tokens.len(), self.len);
         if tokens.len() == 1 {
@@ -592,7 +592,7 @@ impl DeviceModel {
     /// The ids of the largest logits of the last run of `plan`, which has `rows` rows.
     fn chosen(&mut self, plan: usize, rows: usize) -> Result<Vec<u32>> {
         let wrong = |what: String| Error::other(Stage::Run, format!("output \"{TOKEN}\": {what}"));
-        let ids = self.session.read(plan, TOKEN)?.to_i64();
+        let ids = self.executor.read(plan, TOKEN)?.to_i64();
         let ids = ids.map_err(|e| wrong(e.to_string()))?;
         if ids.len() != rows {
             return Err(wrong(format!("{} tokens for {rows} rows of logits", ids.len())));
@@ -605,13 +605,13 @@ impl DeviceModel {
     pub fn profile(&mut self, tokens: &[u32]) -> Result<Vec<Timing>> {
         check_room(self.len, tokens.len(), self.lengths.context)?;
         let (plan, bindings) = self.prepare(tokens, Rows::Last)?;
-        let times = self.session.profile(plan, &bindings)?;
+        let times = self.executor.profile(plan, &bindings)?;
         self.len += tokens.len();
         Ok(times)
     }
 }
 
-impl Model for DeviceModel {
+impl LanguageModel for DeviceModel {
     fn vocab(&self) -> usize {
         self.decoder.vocab
     }
@@ -631,7 +631,7 @@ impl Model for DeviceModel {
             Ok(())
         })?;
         logits.resize(self.decoder.vocab, 0.0);
-        self.session
+        self.executor
             .read_f32(plan, "logits", (rows - 1) * self.decoder.vocab, logits)
     }
 
@@ -643,7 +643,7 @@ impl Model for DeviceModel {
             let end = done + rows * vocab;
             let data = all.get_mut(done..end).unwrap_or_default();
             done = end;
-            model.session.read_f32(plan, "logits", 0, data)
+            model.executor.read_f32(plan, "logits", 0, data)
         })?;
         Ok(all)
     }
@@ -703,11 +703,11 @@ impl Watch for DeviceModel {
             let (plan, _) = self.advance(part, Rows::Last)?;
             let bindings = self.decoder.bindings(part.len(), past);
             for (i, name) in self.decoder.watched.iter().enumerate() {
-                let port = self.session.plan(plan).and_then(|p| p.output(name));
+                let port = self.executor.plan(plan).and_then(|p| p.output(name));
                 let shape = port.map(|p| p.shape.eval(&bindings)).transpose();
                 let shape = shape.map_err(|e| Error::other(Stage::Run, e.to_string()))?;
                 data.resize(shape.unwrap_or_default().iter().product(), 0.0);
-                self.session.read_f32(plan, name, 0, &mut data)?;
+                self.executor.read_f32(plan, name, 0, &mut data)?;
                 take(i, &data)?;
             }
         }

@@ -1,7 +1,7 @@
 //! The loop of generation: feed, sample, stop.
 
 use super::draft::Draft;
-use super::{Metrics, Model, Sampler};
+use super::{LanguageModel, Metrics, Sampler};
 use crate::error::{Error, Result, Stage};
 use std::collections::VecDeque;
 use std::fmt;
@@ -68,7 +68,7 @@ pub struct Token {
 /// Yields the tokens that follow a prompt; end tokens are not yielded. The prompt is fed by the first call
 /// of `next`. A token is fed when the next one is asked for, so the last one yielded is not in the cache
 /// unless an end token followed it, or a draft foresaw it. After an error it yields nothing more.
-pub struct Generator<'a, M: Model + ?Sized> {
+pub struct Generator<'a, M: LanguageModel + ?Sized> {
     model: &'a mut M,
     sampler: &'a mut Sampler,
     limits: Limits,
@@ -89,7 +89,7 @@ pub struct Generator<'a, M: Model + ?Sized> {
     metrics: Metrics,
 }
 
-impl<'a, M: Model + ?Sized> Generator<'a, M> {
+impl<'a, M: LanguageModel + ?Sized> Generator<'a, M> {
     /// Generation after the tokens in the cache of `model` and then `prompt`. Usage errors: an empty
     /// prompt, or one that does not fit the context. An error for an id that the model does not have.
     pub fn new(model: &'a mut M, sampler: &'a mut Sampler, prompt: &[u32], limits: Limits) -> Result<Self> {
@@ -344,7 +344,7 @@ impl<'a, M: Model + ?Sized> Generator<'a, M> {
     }
 }
 
-impl<M: Model + ?Sized> Iterator for Generator<'_, M> {
+impl<M: LanguageModel + ?Sized> Iterator for Generator<'_, M> {
     type Item = Result<Token>;
 
     fn next(&mut self) -> Option<Self::Item> {

@@ -23,7 +23,7 @@
 //! Both models run beside each other, a chunk at a time, so that nothing of the size of the text is kept but one
 //! number a position.
 
-use super::Model;
+use super::LanguageModel;
 use super::engine::CHUNK;
 use crate::error::{Error, Result, Stage};
 use std::num::NonZeroUsize;
@@ -194,8 +194,8 @@ pub struct Report {
 /// Usage errors: a text without a token to score, a window that is longer than a context or not longer than the start tokens,
 /// models with vocabularies of different size. Errors of the models, and logits that are not finite.
 pub fn evaluate(
-    model: &mut dyn Model,
-    mut reference: Option<&mut dyn Model>,
+    model: &mut dyn LanguageModel,
+    mut reference: Option<&mut dyn LanguageModel>,
     text: &Text,
     options: &Options,
     progress: &mut dyn FnMut(Progress),
@@ -247,7 +247,12 @@ pub fn evaluate(
     Ok(report)
 }
 
-fn check(model: &dyn Model, reference: Option<&dyn Model>, text: &Text, options: &Options) -> Result<()> {
+fn check(
+    model: &dyn LanguageModel,
+    reference: Option<&dyn LanguageModel>,
+    text: &Text,
+    options: &Options,
+) -> Result<()> {
     if text.scorable() == 0 {
         let (count, needed) = (text.tokens.len(), text.unscored() + 1);
         let what = format!("the text has {count} tokens; at least {needed} are needed");
@@ -565,7 +570,7 @@ mod tests {
 
     #[test]
     fn what_cannot_be_compared_is_refused() {
-        let run = |model: &mut FakeModel, other: Option<&mut dyn Model>, text: &Text, window| {
+        let run = |model: &mut FakeModel, other: Option<&mut dyn LanguageModel>, text: &Text, window| {
             evaluate(model, other, text, &options(window), &mut |_| ()).unwrap_err()
         };
         let good = text(0..5, &[]);

@@ -3,7 +3,7 @@
 //! Little-endian: the bytes `TLITEKV1`; the length of a JSON object in 4 bytes, and the object, the header; the ids of the tokens,
 //! 4 bytes each; for each state its rows, a row for a token; the CRC-32 of all before it, 4 bytes.
 
-use super::Model;
+use super::LanguageModel;
 use crate::error::{Error, Result, Stage};
 use crate::files::write_whole;
 use serde::{Deserialize, Serialize};
@@ -41,7 +41,7 @@ struct Header {
     tokens: usize,
 }
 
-fn states<'a>(model: &'a mut dyn Model, path: &Path) -> Result<&'a mut dyn States> {
+fn states<'a>(model: &'a mut dyn LanguageModel, path: &Path) -> Result<&'a mut dyn States> {
     model.states().ok_or_else(|| {
         let what = format!("{}: this model's cache cannot be read or written", path.display());
         Error::usage("--prompt-cache", what)
@@ -49,7 +49,7 @@ fn states<'a>(model: &'a mut dyn Model, path: &Path) -> Result<&'a mut dyn State
 }
 
 /// Writes the cache of `model`, which holds `tokens`, to `path`, whole or not at all.
-pub fn save(path: &Path, model: &mut dyn Model, tokens: &[u32]) -> Result<()> {
+pub fn save(path: &Path, model: &mut dyn LanguageModel, tokens: &[u32]) -> Result<()> {
     if model.len() != tokens.len() {
         let what = format!(
             "the cache holds {} tokens, {} are given",
@@ -91,7 +91,7 @@ pub fn save(path: &Path, model: &mut dyn Model, tokens: &[u32]) -> Result<()> {
 
 /// Fills the cache of `model` from `path` and returns the tokens in it, at most as many as its context holds; none where there is no
 /// such file. An error for a damaged file, and for that of another model or form, which leaves the cache as it was.
-pub fn load(path: &Path, model: &mut dyn Model) -> Result<Vec<u32>> {
+pub fn load(path: &Path, model: &mut dyn LanguageModel) -> Result<Vec<u32>> {
     let bytes = match std::fs::read(path) {
         Ok(bytes) => bytes,
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -229,7 +229,7 @@ mod tests {
         }
     }
 
-    impl Model for Saved {
+    impl LanguageModel for Saved {
         fn vocab(&self) -> usize {
             self.model.vocab()
         }

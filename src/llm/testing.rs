@@ -1,6 +1,6 @@
 //! Small tokenizers and a model without weights, for tests.
 
-use super::Model;
+use super::LanguageModel;
 use crate::error::{Error, Result, Stage};
 use serde_json::{Map, Value, json};
 use std::path::Path;
@@ -92,7 +92,7 @@ impl FakeModel {
     }
 }
 
-impl Model for FakeModel {
+impl LanguageModel for FakeModel {
     fn vocab(&self) -> usize {
         self.vocab
     }

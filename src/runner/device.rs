@@ -6,10 +6,10 @@
 
 use crate::backend::{Backend, Caps};
 use crate::error::{Error, Result, Stage};
+use crate::executor::Executor;
 use crate::graph::pass::Pipeline;
 use crate::graph::{Edit, Graph, ValueId};
 use crate::plan::{Options, Plan};
-use crate::session::Session;
 use crate::shape::Fact;
 use crate::tensor::{DType, HostTensor};
 use std::sync::Arc;
@@ -21,11 +21,11 @@ const MOST_ELEMENTS: usize = 64;
 /// Plans for values that are made before the plan for all values stays.
 const MOST_PLANS: usize = 8;
 
-/// The backend, in the hands of a session once there is one.
+/// The backend, in the hands of an executor once there is one.
 enum State {
     Idle(Box<dyn Backend>),
-    Loaded(Box<Session>),
-    /// After an error while a session was loaded.
+    Loaded(Box<Executor>),
+    /// After an error while an executor was loaded.
     Lost,
 }
 
@@ -142,10 +142,10 @@ impl Device {
     fn load(&mut self, graph: &Graph, plan: Plan) -> Result<()> {
         let backend = match std::mem::replace(&mut self.state, State::Lost) {
             State::Idle(backend) => backend,
-            State::Loaded(session) => session.into_backend(),
+            State::Loaded(executor) => executor.into_backend(),
             State::Lost => return Err(lost()),
         };
-        self.state = State::Loaded(Box::new(Session::new(backend, graph, vec![plan])?));
+        self.state = State::Loaded(Box::new(Executor::new(backend, graph, vec![plan])?));
         Ok(())
     }
 
@@ -157,13 +157,13 @@ impl Device {
     /// The plan that is loaded; before the first run perhaps the one for all values.
     pub fn plan(&self) -> Option<&Plan> {
         match &self.state {
-            State::Loaded(session) => session.plan(0),
+            State::Loaded(executor) => executor.plan(0),
             _ => self.plan.as_ref(),
         }
     }
 
-    /// The session with a plan for these inputs, which are all there.
-    pub fn session(&mut self, given: &[Named]) -> Result<&mut Session> {
+    /// The executor with a plan for these inputs, which are all there.
+    pub fn executor(&mut self, given: &[Named]) -> Result<&mut Executor> {
         if let Some(mut special) = self.special.take() {
             let fits = self.fit(&mut special, given);
             if !matches!(fits, Ok(false)) {
@@ -172,13 +172,13 @@ impl Device {
             fits?;
         }
         match &mut self.state {
-            State::Loaded(session) => Ok(session),
+            State::Loaded(executor) => Ok(executor),
             _ => Err(lost()),
         }
     }
 
     /// Loads the plan for these inputs unless it is there. False where the plan for all values stays. After an error of planning all is as it
-    /// was; where a session could not be made, the backend went with it, and the runner must be loaded again.
+    /// was; where an executor could not be made, the backend went with it, and the runner must be loaded again.
     fn fit(&mut self, special: &mut Special, given: &[Named]) -> Result<bool> {
         let name = |v: &ValueId| special.model.value(*v).name.as_str();
         let value = |v: &ValueId| given.iter().find(|(n, _)| n == name(v)).map(|(_, t)| t.clone());

@@ -1,5 +1,5 @@
 //! What the integration tests share: the devices of this machine, which of them must be there, and a backend that
-//! several sessions use one after another.
+//! several executors use one after another.
 #![allow(dead_code, reason = "each test file uses a part")]
 
 #[allow(clippy::result_large_err, reason = "the library's error, on no hot path")]
@@ -167,7 +167,7 @@ impl Device {
         lock(&self.turn)
     }
 
-    /// A backend for one session. Its buffers and recordings are freed with it.
+    /// A backend for one executor. Its buffers and recordings are freed with it.
     pub fn share(&self) -> Shared {
         Shared {
             inner: self.backend.clone(),
@@ -180,10 +180,10 @@ impl Device {
     }
 }
 
-/// The buffers of a [`Shared`] with their sizes as the session asked for them.
+/// The buffers of a [`Shared`] with their sizes as the executor asked for them.
 type Buffers = Arc<Mutex<HashMap<BufferId, u64>>>;
 
-/// A device's backend in the hands of one session.
+/// A device's backend in the hands of one executor.
 pub struct Shared {
     inner: Arc<Mutex<Box<dyn Backend>>>,
     caps: Caps,
@@ -193,7 +193,7 @@ pub struct Shared {
     copies: Arc<AtomicUsize>,
 }
 
-/// Looks at the guard zones of a [`Shared`] that a session owns.
+/// Looks at the guard zones of a [`Shared`] that an executor owns.
 pub struct Guards {
     inner: Arc<Mutex<Box<dyn Backend>>>,
     shift: u64,

@@ -394,7 +394,7 @@ impl Wgpu {
         let mut info = None;
         let module = self.scoped(|device| {
             // SAFETY: the text is one of this crate's kernels: its loops end, and it has no ray queries and no
-            // mesh shaders. The session has checked that every view covers what the kernel touches for the
+            // mesh shaders. The executor has checked that every view covers what the kernel touches for the
             // given parameters; the pad word after a tensor with an odd number of words is inside the buffer.
             let module = unsafe { device.create_shader_module_trusted(descriptor, checks) };
             info = pollster::block_on(module.get_compilation_info())

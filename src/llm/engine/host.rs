@@ -4,7 +4,7 @@ use super::{Decoder, ROWS, Rows, Watch, check_room, check_rows};
 use crate::error::{Error, Result, Stage};
 use crate::graph::ValueId;
 use crate::graph::interp::Interpreter;
-use crate::llm::Model;
+use crate::llm::LanguageModel;
 use crate::llm::prompt_cache::States;
 use crate::tensor::{DType, HostTensor};
 use std::collections::HashMap;
@@ -91,7 +91,7 @@ impl HostModel {
     }
 }
 
-impl Model for HostModel {
+impl LanguageModel for HostModel {
     fn vocab(&self) -> usize {
         self.decoder.vocab
     }

@@ -79,13 +79,13 @@ impl States for DeviceModel {
         let identity = self.identity()?;
         let bytes = identity.states.get(index).map_or(0, |(_, row)| row * self.len);
         let mut out = vec![0; bytes];
-        self.session.read_state(index, &mut out)?;
+        self.executor.read_state(index, &mut out)?;
         Ok(out)
     }
 
     fn write_states(&mut self, tokens: usize, states: &[&[u8]]) -> Result<()> {
         for (index, bytes) in states.iter().enumerate() {
-            self.session.write_state(index, bytes)?;
+            self.executor.write_state(index, bytes)?;
         }
         self.len = tokens;
         Ok(())

@@ -81,7 +81,8 @@ fn stops_when_cancelled() {
     let limits = limits(50, &[]);
     let cancel = limits.cancel.clone();
     let mut sampler = greedy();
-    let mut generator = Generator::new(&mut model as &mut dyn Model, &mut sampler, &[1], limits).unwrap();
+    let mut generator =
+        Generator::new(&mut model as &mut dyn LanguageModel, &mut sampler, &[1], limits).unwrap();
     assert!(generator.next().is_some());
     cancel.store(true, Ordering::Relaxed);
     assert!(generator.next().is_none());
@@ -129,7 +130,7 @@ fn an_error_ends_it() {
 /// A model whose runs are counted, with every row of a short run at once, as devices have it.
 struct Rows(FakeModel, Vec<usize>);
 
-impl Model for Rows {
+impl LanguageModel for Rows {
     fn vocab(&self) -> usize {
         self.0.vocab()
     }

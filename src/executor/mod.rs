@@ -46,7 +46,7 @@ impl Loaded {
 }
 
 /// One graph on one device, with several plans that share weights and states.
-pub struct Session {
+pub struct Executor {
     backend: Box<dyn Backend>,
     weights: HashMap<WeightKey, View>,
     states: Vec<View>,
@@ -55,13 +55,13 @@ pub struct Session {
     bytes: Vec<u8>,
 }
 
-impl std::fmt::Debug for Session {
+impl std::fmt::Debug for Executor {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Session on {}", self.backend.caps().device)
+        write!(f, "Executor on {}", self.backend.caps().device)
     }
 }
 
-impl Session {
+impl Executor {
     /// Loads `plans` of `graph` on `backend`.
     pub fn new(mut backend: Box<dyn Backend>, graph: &Graph, plans: Vec<Plan>) -> Result<Self> {
         let arena_bytes = plans
@@ -91,7 +91,7 @@ impl Session {
             }
             states.push(create(backend.as_mut(), &state.name, state.bytes)?);
         }
-        let mut session = Self {
+        let mut executor = Self {
             backend,
             weights: HashMap::new(),
             states,
@@ -99,11 +99,11 @@ impl Session {
             plans: Vec::new(),
             bytes: Vec::new(),
         };
-        session.upload_weights(graph, &plans)?;
+        executor.upload_weights(graph, &plans)?;
         for plan in plans {
-            session.load(plan)?;
+            executor.load(plan)?;
         }
-        Ok(session)
+        Ok(executor)
     }
 
     fn view(&self, plan: &Plan, live: View, place: Place) -> Option<View> {
@@ -407,7 +407,7 @@ impl Session {
             .map_err(|e| Error::device(Stage::Run, "waiting", e))
     }
 
-    /// Gives the backend back, without what the session had there.
+    /// Gives the backend back, without what the executor had there.
     pub fn into_backend(mut self) -> Box<dyn Backend> {
         for recording in self.plans.iter().flat_map(|p| &p.recordings) {
             self.backend.release(*recording);

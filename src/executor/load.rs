@@ -1,7 +1,7 @@
 //! What happens before runs: memory is taken, weights are uploaded, kernels compiled, dispatches checked and recorded.
 
 use super::pack::pack;
-use super::{Loaded, Session};
+use super::{Executor, Loaded};
 use crate::backend::kernel::Role;
 use crate::backend::{Backend, BackendError, BufferId, Command, KernelId, RecordingId, View};
 use crate::error::{Error, Result, Stage};
@@ -12,7 +12,7 @@ use crate::shape::Bindings;
 use crate::tensor::HostTensor;
 use std::sync::Arc;
 
-impl Session {
+impl Executor {
     pub(super) fn upload_weights(&mut self, graph: &Graph, plans: &[Plan]) -> Result<()> {
         let mut keys: Vec<&WeightKey> = Vec::new();
         for key in plans.iter().flat_map(|p| &p.weights) {
