@@ -90,6 +90,7 @@ pub mod llm;
 mod mapped;
 pub mod new_folder;
 mod parallel;
+pub mod placement;
 pub mod plan;
 pub mod quant;
 pub mod runner;

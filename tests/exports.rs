@@ -11,7 +11,7 @@ use std::process::ExitCode;
 use support::{Device, Text};
 use transformer_lite::graph::pass::Pipeline;
 use transformer_lite::llm::LanguageModel;
-use transformer_lite::llm::engine::{Decoder, DeviceModel, HostModel, Lengths, Logits};
+use transformer_lite::llm::engine::{Decoder, DeviceDecoder, HostModel, Lengths, Logits};
 
 type Outcome = Result<(), String>;
 
@@ -126,9 +126,9 @@ fn on_device(name: &str, layers: usize, device: &Device) -> Outcome {
         ));
     }
     let lengths = Lengths::of(TOKENS.len());
-    let mut model = DeviceModel::new(decoder, Box::new(device.share()), &lengths).text()?;
-    if let [step, ..] = model.host_steps() {
+    let decoder = DeviceDecoder::new(decoder, Box::new(device.share()), &lengths).text()?;
+    if let [step, ..] = decoder.host_steps() {
         return Err(format!("\"{}\" runs on the host in decoding", step.name));
     }
-    compare(name, &mut model, DEVICE)
+    compare(name, &mut decoder.model().text()?, DEVICE)
 }

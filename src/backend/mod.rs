@@ -18,8 +18,11 @@ pub mod epilogue;
 pub mod kernel;
 #[cfg(feature = "opencl")]
 pub mod opencl;
+mod shared;
 #[cfg(feature = "wgpu")]
 pub mod wgpu;
+
+pub use shared::SharedBackend;
 
 use kernel::KernelSpec;
 use std::fmt;

@@ -1,13 +1,13 @@
 //! `tlite bench`.
 
-use super::load::{LoadedModel, load, open_folder};
+use super::load::load_model;
 use super::options::{ExecOptions, check_fits, from_one, from_zero};
-use super::output::{bar, put, put_json, spinner, table};
+use super::output::{bar, put, put_json, table};
 use crate::error::{Error, Result};
-use crate::llm::LanguageModel;
-use crate::llm::engine::Logits;
+use crate::llm::load::{PlaceName, Purpose};
 use crate::llm::metrics::rate;
 use crate::llm::sampler::SplitMix64;
+use crate::llm::{LanguageModel, ModelFolder};
 use serde::Serialize;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -206,7 +206,7 @@ fn bench(
     Ok(lines)
 }
 
-fn text(name: &str, loaded: &LoadedModel, lines: &[Line]) -> String {
+fn text(name: &str, place: &PlaceName, lines: &[Line]) -> String {
     let mut rows = vec![
         ["model", "backend", "device", "test", "tokens/s", "min", "max"]
             .map(str::to_owned)
@@ -214,7 +214,7 @@ fn text(name: &str, loaded: &LoadedModel, lines: &[Line]) -> String {
     ];
     rows.extend(lines.iter().map(|l| {
         let speeds = [l.median(), l.min, l.max].map(|s| format!("{s:.2}"));
-        let names = [name, &loaded.backend, &loaded.device, &l.test].map(str::to_owned);
+        let names = [name, place.backend, &place.device, &l.test].map(str::to_owned);
         names.into_iter().chain(speeds).collect()
     }));
     table(&rows, 4)
@@ -222,11 +222,8 @@ fn text(name: &str, loaded: &LoadedModel, lines: &[Line]) -> String {
 
 /// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
-    let folder = open_folder(&args.model, &[])?;
-    let progress = spinner(format!("loading {}", folder.name()));
-    let loaded = load(folder.dir(), &args.exec, Logits::Last);
-    progress.finish_and_clear();
-    let mut loaded = loaded?;
+    let folder = ModelFolder::holding(&args.model, &[])?;
+    let mut loaded = load_model(&folder, &args.exec.load_options(), Purpose::Generation)?;
 
     let prefill = args.prefill.iter().map(|n| Test::Prefill(n.get()));
     let tests: Vec<Test> = prefill
@@ -246,12 +243,11 @@ pub fn run(args: &Args) -> Result<()> {
 
     let mut out = std::io::stdout().lock();
     if args.json {
-        let LoadedModel {
+        let PlaceName {
             backend,
             device,
             driver,
-            ..
-        } = &loaded;
+        } = &loaded.place;
         put_json(
             &mut out,
             &Report {
@@ -262,7 +258,7 @@ pub fn run(args: &Args) -> Result<()> {
             },
         )
     } else {
-        put(&mut out, &text(&folder.name(), &loaded, &lines))
+        put(&mut out, &text(&folder.name(), &loaded.place, &lines))
     }
 }
 
@@ -333,12 +329,10 @@ mod tests {
 
     #[test]
     fn the_table_has_a_row_for_each_test() {
-        let loaded = LoadedModel {
-            model: Box::new(model(1)),
-            backend: "wgpu".to_owned(),
+        let place = PlaceName {
+            backend: "wgpu",
             device: "Card".to_owned(),
             driver: "d".to_owned(),
-            load_ms: 1.0,
         };
         let lines = [
             line(Test::Prefill(128), &mut [1000.0]).unwrap(),
@@ -347,6 +341,6 @@ mod tests {
         let expected = "model  backend  device  test   tokens/s      min      max\n\
                         m      wgpu     Card    pp128   1000.00  1000.00  1000.00\n\
                         m      wgpu     Card    tg8        9.50     9.50     9.50\n";
-        assert_eq!(text("m", &loaded, &lines), expected);
+        assert_eq!(text("m", &place, &lines), expected);
     }
 }

@@ -1,15 +1,16 @@
 //! `tlite chat`.
 
-use super::answer::{AnswerOptions, Outcome, Responder};
+use super::answer::{AnswerOptions, Outcome, answer};
 use super::interrupt::Interrupt;
-use super::load::{load_wanted, open_folder};
+use super::load::{print_notes, waiting};
 use super::options::ExecOptions;
-use super::output::{note, put, spinner};
+use super::output::{note, put};
 use super::sampling::SamplingOptions;
 use crate::error::{Error, Result};
-use crate::llm::{ChatTemplate, Finish, Limits, Message, Tokenizer};
+use crate::llm::{Codec, Finish, GenerateOptions, Message, Model, ModelFolder, Session, StopStrings};
 use std::io::{BufRead, IsTerminal, Write};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// Talk to a chat model
 ///
@@ -30,11 +31,10 @@ pub struct Args {
     exec: ExecOptions,
 }
 
-/// A conversation and the model that holds a part of it.
-struct Session<'a> {
-    responder: Responder<'a>,
-    template: &'a ChatTemplate,
-    eos: Vec<u32>,
+/// A conversation and the session that holds a part of it.
+struct Conversation {
+    session: Session,
+    stop: StopStrings,
     max_tokens: usize,
     /// A full context slides.
     slides: bool,
@@ -51,18 +51,17 @@ enum Reply {
     Full(usize),
 }
 
-impl Session<'_> {
+impl Conversation {
     /// The tokens of the system's text and `messages`.
     fn tokens(&self, messages: &[Message]) -> Result<Vec<u32>> {
         let all: Vec<Message> = self.system.iter().chain(messages).cloned().collect();
-        let text = self.template.render(&all, true)?;
-        self.responder.tokenizer.encode(&text, false)
+        self.session.codec().encode(&all)
     }
 
     /// The tokens of the conversation, without its oldest messages where it slides and would leave too little room for an answer,
     /// and how many messages were left out.
     fn fitting(&self) -> Result<(Vec<u32>, usize)> {
-        let context = self.responder.model.context();
+        let context = self.session.context();
         let room = self.max_tokens.min(context / 4);
         let mut dropped = 0;
         loop {
@@ -90,28 +89,27 @@ impl Session<'_> {
     fn answer(&mut self, text: &str, interrupt: &Interrupt, out: &mut dyn Write) -> Result<Reply> {
         self.messages.push(Message::user(text));
         let (tokens, dropped) = self.fitting()?;
-        if tokens.len() > self.responder.model.context() {
+        if tokens.len() > self.session.context() {
             self.messages.pop();
             return Ok(Reply::Full(tokens.len()));
         }
         self.messages.drain(..dropped);
         let slide = self.slides.then(|| self.header(&tokens));
         let generating = interrupt.generating();
-        let limits = Limits {
+        let options = GenerateOptions {
             max_tokens: self.max_tokens,
-            eos: self.eos.clone(),
+            stop: self.stop.clone(),
             cancel: generating.flag(),
             slide,
         };
-        let outcome = self.responder.answer(&tokens, limits, out)?;
+        let outcome = answer(&mut self.session, tokens.as_slice(), &options, out)?;
         self.messages.push(Message::assistant(outcome.text.clone()));
         Ok(Reply::Answer(outcome, dropped))
     }
 
     fn reset(&mut self) {
         self.messages.clear();
-        self.responder.cached.clear();
-        self.responder.model.truncate(0);
+        self.session.clear();
     }
 }
 
@@ -127,7 +125,7 @@ struct Console<'a> {
 }
 
 /// Talks until `/exit` or the end of the input.
-fn talk(session: &mut Session<'_>, console: &mut Console<'_>, interrupt: &Interrupt) -> Result<()> {
+fn talk(conversation: &mut Conversation, console: &mut Console<'_>, interrupt: &Interrupt) -> Result<()> {
     loop {
         if console.prompt {
             let _closed = console
@@ -148,7 +146,7 @@ fn talk(session: &mut Session<'_>, console: &mut Console<'_>, interrupt: &Interr
             "" => {}
             "/exit" => return Ok(()),
             "/reset" => {
-                session.reset();
+                conversation.reset();
                 note(console.notes, "[conversation forgotten]");
             }
             command if command.starts_with('/') && !command.contains(char::is_whitespace) => {
@@ -157,7 +155,7 @@ fn talk(session: &mut Session<'_>, console: &mut Console<'_>, interrupt: &Interr
                     &format!("note: {command} is no command; there are /reset and /exit"),
                 );
             }
-            text => match session.answer(text, interrupt, console.out)? {
+            text => match conversation.answer(text, interrupt, console.out)? {
                 Reply::Answer(outcome, dropped) => {
                     put(console.out, "\n")?;
                     note(console.notes, &outcome.speed_line());
@@ -169,7 +167,7 @@ fn talk(session: &mut Session<'_>, console: &mut Console<'_>, interrupt: &Interr
                         note(console.notes, &what);
                     }
                     if outcome.finish == Some(Finish::ContextFull) {
-                        let held = session.responder.model.context();
+                        let held = conversation.session.context();
                         note(
                             console.notes,
                             &format!(
@@ -179,7 +177,7 @@ fn talk(session: &mut Session<'_>, console: &mut Console<'_>, interrupt: &Interr
                     }
                 }
                 Reply::Full(needed) => {
-                    let held = session.responder.model.context();
+                    let held = conversation.session.context();
                     let what = format!(
                         "note: the conversation needs {needed} tokens, the context holds {held}; the message was \
                          not sent; /reset starts anew, a larger --context or --context-shift may help"
@@ -193,24 +191,25 @@ fn talk(session: &mut Session<'_>, console: &mut Console<'_>, interrupt: &Interr
 
 /// Runs the command.
 pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
-    let folder = open_folder(&args.model, &["tokenizer.json"])?;
-    let tokenizer = Tokenizer::load(folder.dir())?;
-    let eos = folder.eos_ids(&tokenizer);
-    let sampler = args.sampling.sampler(&tokenizer)?;
-    let sampler = args.answers.constrain(sampler, &tokenizer, &eos)?;
-    let template = ChatTemplate::load(&folder)?;
-    let progress = spinner(format!("loading {}", folder.name()));
-    let loaded = load_wanted(folder.dir(), &args.exec, &args.answers.wanted(&sampler));
-    progress.finish_and_clear();
-    let mut loaded = loaded?;
+    let folder = ModelFolder::holding(&args.model, &["tokenizer.json"])?;
+    let codec = Arc::new(Codec::load(folder.clone())?);
+    let sampler = args.sampling.sampler(codec.tokenizer())?;
+    let sampler = args.answers.constrain(sampler, &codec)?;
+    codec.chat()?;
+    let stop = args.answers.stop_strings()?;
+    let options = args.answers.load_options(&args.exec, &sampler);
+    let ((model, session), load_ms) = waiting(&folder, || {
+        let model = Model::with_codec(&folder, codec.clone(), &options)?;
+        let session = args.answers.session(&model, sampler, &args.exec)?;
+        Ok((model, session))
+    })?;
+    print_notes(model.notes());
+    let place = model.place();
 
     let mut notes = std::io::stderr();
     note(
         &mut notes,
-        &format!(
-            "{} on {}, loaded in {:.0} ms",
-            loaded.backend, loaded.device, loaded.load_ms
-        ),
+        &format!("{} on {}, loaded in {load_ms:.0} ms", place.backend, place.device),
     );
     let stdin = std::io::stdin();
     let prompt = stdin.is_terminal() && notes.is_terminal();
@@ -220,11 +219,9 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
             "/reset forgets the conversation, /exit ends, Ctrl-C stops an answer",
         );
     }
-    let model = loaded.model.as_mut();
-    let mut session = Session {
-        responder: Responder::new(model, &tokenizer, sampler, &args.answers, &args.exec)?,
-        template: &template,
-        eos,
+    let mut conversation = Conversation {
+        session,
+        stop,
         max_tokens: args.sampling.max_tokens.get(),
         slides: args.answers.context_shift,
         system: args.system.as_deref().map(Message::system),
@@ -237,15 +234,14 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
         notes: &mut notes,
         prompt,
     };
-    talk(&mut session, &mut console, interrupt)?;
-    session.responder.save(&args.answers)
+    talk(&mut conversation, &mut console, interrupt)?;
+    args.answers.save(&mut conversation.session)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::llm::testing::{FakeModel, write_byte_level_tokenizer};
-    use crate::llm::{ModelFolder, Sampler, SamplerConfig, StopStrings};
+    use crate::llm::testing::{FakeModel, Lent, byte_codec};
 
     const TEMPLATE: &str = "{% for m in messages %}{{ m.role[0] }}:{{ m.content }}<end>{% endfor %}\
                             {% if add_generation_prompt %}a:{% endif %}";
@@ -267,23 +263,12 @@ mod tests {
         prompt: bool,
         slides: bool,
     ) -> Result<Run> {
-        let dir = tempfile::tempdir().unwrap();
-        write_byte_level_tokenizer(dir.path());
+        let lent = Lent::of(model);
+        let (dir, codec) = byte_codec("{}");
         std::fs::write(dir.path().join("chat_template.jinja"), TEMPLATE).unwrap();
-        let folder = ModelFolder::open(dir.path()).unwrap();
-        let tokenizer = Tokenizer::load(dir.path()).unwrap();
-        let template = ChatTemplate::load(&folder).unwrap();
-        let mut session = Session {
-            responder: Responder {
-                model,
-                tokenizer: &tokenizer,
-                sampler: Sampler::new(SamplerConfig::default()).unwrap(),
-                stop: StopStrings::default(),
-                draft: None,
-                cached: Vec::new(),
-            },
-            template: &template,
-            eos: vec![257],
+        let mut conversation = Conversation {
+            session: Session::new(Box::new(lent.clone()), Arc::new(codec)),
+            stop: StopStrings::default(),
             max_tokens: 8,
             slides,
             system: system.map(Message::system),
@@ -296,7 +281,9 @@ mod tests {
             notes: &mut notes,
             prompt,
         };
-        talk(&mut session, &mut console, &Interrupt::without_handler())?;
+        let talked = talk(&mut conversation, &mut console, &Interrupt::without_handler());
+        lent.give_back(model);
+        talked?;
         Ok(Run {
             out: String::from_utf8(out).unwrap(),
             notes: String::from_utf8(notes).unwrap(),

@@ -1,7 +1,6 @@
 //! `tlite inspect`.
 
-use super::load;
-use super::options::{BackendChoice, DeviceOptions, from_one, padding};
+use super::options::{from_one, padding};
 use super::output::{note, put, put_json, size_text, table};
 use crate::backend::Caps;
 use crate::error::{Error, Result};
@@ -12,6 +11,7 @@ use crate::inspect::{
     parse_bind, parse_bounds,
 };
 use crate::llm::engine::{CHUNK, PADDING};
+use crate::placement::{BackendChoice, Placement};
 use std::collections::{BTreeMap, HashSet};
 use std::fmt::Write as _;
 use std::num::NonZeroUsize;
@@ -86,10 +86,11 @@ impl Args {
 pub fn run(args: &Args) -> Result<()> {
     let bind = parse_bind(&args.bind)?;
     let bounds = args.bounds.as_deref().map(parse_bounds).transpose()?;
-    let caps = load::caps(&DeviceOptions {
+    let place = Placement {
         backend: args.backend.unwrap_or_default(),
         device: args.device.clone(),
-    })?;
+    };
+    let caps = place.caps()?;
     let request = Request {
         caps: caps.unwrap_or_else(Caps::neutral),
         bind,

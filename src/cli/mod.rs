@@ -20,7 +20,7 @@ mod run;
 mod sampling;
 
 pub use interrupt::INTERRUPTED;
-pub use options::{BackendChoice, DeviceOptions, ExecOptions, Float, Kv};
+pub use options::{DeviceOptions, ExecOptions, Float};
 pub use output::is_broken_pipe;
 pub use sampling::SamplingOptions;
 

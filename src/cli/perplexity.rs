@@ -1,14 +1,15 @@
 //! `tlite perplexity`.
 
 use super::interrupt::Interrupt;
-use super::load::{LoadedModel, load, open_folder};
-use super::options::{DeviceOptions, ExecOptions, Float, Kv, from_one};
-use super::output::{bar, note, put, put_json, spinner};
+use super::load::load_model;
+use super::options::{DeviceOptions, ExecOptions, Float, from_one};
+use super::output::{bar, note, put, put_json};
 use crate::error::{Error, Result, Stage};
-use crate::llm::engine::{Logits, PADDING};
+use crate::llm::engine::PADDING;
+use crate::llm::load::{PlaceName, Purpose};
 use crate::llm::metrics::rate;
 use crate::llm::perplexity::{Comparison, Options, Report, Text, evaluate};
-use crate::llm::{LanguageModel, ModelFolder, Tokenizer};
+use crate::llm::{KvType, LanguageModel, ModelFolder, Tokenizer};
 use serde::Serialize;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
@@ -56,7 +57,7 @@ pub struct Args {
         value_name = "TYPE",
         help_heading = "Execution"
     )]
-    kv: Kv,
+    kv: KvType,
 }
 
 /// The object of `--json`.
@@ -105,10 +106,10 @@ struct Measured<'a> {
 }
 
 impl Measured<'_> {
-    fn object<'a>(&self, on: &'a LoadedModel) -> Object<'a> {
+    fn object<'a>(&self, on: &'a PlaceName) -> Object<'a> {
         let r = self.report;
         Object {
-            backend: &on.backend,
+            backend: on.backend,
             device: &on.device,
             driver: &on.driver,
             window: self.window,
@@ -202,10 +203,10 @@ pub(super) fn window(folders: &[&ModelFolder], asked: Option<usize>) -> Result<u
 /// Runs the command.
 pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     let text = read_text("--text", &args.text)?;
-    let folder = open_folder(&args.model, &["tokenizer.json"])?;
+    let folder = ModelFolder::holding(&args.model, &["tokenizer.json"])?;
     let other = args.reference.as_deref();
     let other = other
-        .map(|path| open_folder(path, &["tokenizer.json"]))
+        .map(|path| ModelFolder::holding(path, &["tokenizer.json"]))
         .transpose()?;
     let tokens = encode(&Tokenizer::load(folder.dir())?, &text)?;
     if let Some(other) = &other {
@@ -221,12 +222,7 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
         kv: args.kv,
         padding: PADDING,
     };
-    let loaded = |folder: &ModelFolder| {
-        let progress = spinner(format!("loading {}", folder.name()));
-        let loaded = load(folder.dir(), &exec, Logits::All);
-        progress.finish_and_clear();
-        loaded
-    };
+    let loaded = |folder: &ModelFolder| load_model(folder, &exec.load_options(), Purpose::Evaluation);
     let mut model = loaded(&folder)?;
     let mut reference = other.as_ref().map(loaded).transpose()?;
 
@@ -265,11 +261,14 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     };
     let mut out = std::io::stdout().lock();
     if args.json {
-        return put_json(&mut out, &measured.object(&model));
+        return put_json(&mut out, &measured.object(&model.place));
     }
     put(&mut out, &measured.lines())?;
     let speed = rate(report.model.tokens(), measured.time).unwrap_or(0.0);
-    let where_run = format!("{} on {}, {speed:.0} tokens/s", model.backend, model.device);
+    let where_run = format!(
+        "{} on {}, {speed:.0} tokens/s",
+        model.place.backend, model.place.device
+    );
     note(&mut std::io::stderr(), &where_run);
     Ok(())
 }
@@ -277,6 +276,7 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::llm::Cancel;
     use crate::llm::testing::{FakeModel, write_byte_fallback_tokenizer, write_byte_level_tokenizer};
 
     fn folder(config: &str, tokenizer: fn(&Path)) -> (tempfile::TempDir, ModelFolder) {
@@ -346,7 +346,7 @@ mod tests {
         let options = Options {
             window: 8,
             limit: None,
-            cancel: std::sync::Arc::default(),
+            cancel: Cancel::default(),
         };
         let report = evaluate(&mut model, Some(&mut reference), &text, &options, &mut |_| ()).unwrap();
         let measured = Measured {
@@ -365,12 +365,10 @@ mod tests {
             "{lines}"
         );
         assert!(lines.ends_with("same top token        100.000 %\n"), "{lines}");
-        let on = LoadedModel {
-            model: Box::new(model),
-            backend: "host".to_owned(),
+        let on = PlaceName {
+            backend: "host",
             device: "d".to_owned(),
             driver: "v".to_owned(),
-            load_ms: 0.0,
         };
         let json = serde_json::to_value(measured.object(&on)).unwrap();
         assert_eq!(

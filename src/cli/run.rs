@@ -5,12 +5,13 @@ mod picture;
 mod report;
 
 use super::load;
-use super::options::{BackendChoice, DeviceOptions, Float, PassOptions, from_one, from_zero, note_unused};
+use super::options::{DeviceOptions, Float, PassOptions, from_one, from_zero, note_unused};
 use super::output::{put, put_json};
 use crate::error::{Error, Result};
 use crate::files::{self, npy};
 use crate::graph::onnx;
 use crate::inspect::model_file;
+use crate::placement::BackendChoice;
 use crate::runner::{Named, Runner, compare};
 use crate::tensor::{DType, HostTensor};
 use inputs::{explained, inputs};

@@ -1,7 +1,7 @@
 //! A run: symbols are bound, segments on the device queued, nodes on the host evaluated between them.
 
 use super::Executor;
-use crate::backend::RecordingId;
+use crate::backend::{Backend, RecordingId};
 use crate::error::{Error, Result, Stage};
 use crate::graph::OpError;
 use crate::plan::host::{self, HostRead};

@@ -4,9 +4,11 @@
 //! every other input must have become state (pass `kv_cache`). One sequence is run (`batch = 1`).
 
 mod host;
+mod loaded;
 mod states;
 
 pub use host::HostModel;
+pub use loaded::DeviceDecoder;
 
 use super::prompt_cache::States;
 use super::sampler::arg_max;
@@ -20,7 +22,7 @@ use crate::graph::op::attention::UNSPLIT;
 use crate::graph::op::concat::Concat;
 use crate::graph::pass::{EPILOGUE, LAST_ROW, LAST_ROWS, PassReport, Pipeline, ROWS, TOKEN, keeps_cache};
 use crate::graph::{Edit, Graph, Node, ValueId};
-use crate::plan::{HostStep, MemoryReport, Options, Padding, Plan};
+use crate::plan::{MemoryReport, Options, Padding, Plan};
 use crate::shape::{Bindings, Dim, Symbol};
 use crate::tensor::{DType, HostTensor};
 use std::collections::{BTreeMap, HashSet};
@@ -443,7 +445,7 @@ fn check_rows(tokens: usize, rows: usize) -> Result<()> {
 /// A decoder on a device.
 #[derive(Debug)]
 pub struct DeviceModel {
-    decoder: Decoder,
+    decoder: Arc<Decoder>,
     executor: Executor,
     lengths: Lengths,
     /// The plan of short runs with the logits of all tokens.
@@ -466,27 +468,9 @@ enum Rows {
 }
 
 impl DeviceModel {
-    /// Plans `decoder` for `backend` and `lengths` and uploads its weights.
+    /// Plans `decoder` for `backend`, which nothing else uses, and `lengths`, and uploads its weights.
     pub fn new(decoder: Decoder, backend: Box<dyn Backend>, lengths: &Lengths) -> Result<Self> {
-        let mut plans = Vec::from(decoder.plans(backend.caps(), lengths)?);
-        let mut add = |options: Option<Options>| -> Result<Option<usize>> {
-            let Some(options) = options else { return Ok(None) };
-            plans.push(Plan::compile(decoder.graph(), backend.caps(), &options)?);
-            Ok(Some(plans.len() - 1))
-        };
-        let verify = add(decoder.rows_options(lengths))?;
-        let short = decoder.short_decode(lengths);
-        let most = short.as_ref().and_then(|o| o.bounds.get(&decoder.past));
-        let short_decode = add(short)?.zip(most);
-        let executor = Executor::new(backend, decoder.graph(), plans)?;
-        Ok(Self {
-            decoder,
-            executor,
-            lengths: *lengths,
-            verify,
-            short_decode,
-            len: 0,
-        })
+        DeviceDecoder::new(decoder, backend, lengths)?.model()
     }
 
     /// What the device offers.
@@ -497,15 +481,6 @@ impl DeviceModel {
     /// Running totals of the backend.
     pub fn stats(&self) -> Stats {
         self.executor.stats()
-    }
-
-    /// What a decode step, or else the verification of a draft, runs on the host, between segments on the device.
-    pub fn host_steps(&self) -> &[HostStep] {
-        let steps = |plan| self.executor.plan(plan).map_or(&[][..], |p| p.host.as_slice());
-        match self.verify {
-            Some(plan) if steps(DECODE).is_empty() => steps(plan),
-            _ => steps(DECODE),
-        }
     }
 
     /// Sizes of the prefill and of the decode plan, and their numbers of dispatches.

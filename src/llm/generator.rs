@@ -1,12 +1,10 @@
 //! The loop of generation: feed, sample, stop.
 
 use super::draft::Draft;
-use super::{LanguageModel, Metrics, Sampler};
+use super::{Cancel, LanguageModel, Metrics, Sampler};
 use crate::error::{Error, Result, Stage};
 use std::collections::VecDeque;
 use std::fmt;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 /// Tokens of a prompt that are run between two looks at the cancel flag: one prefill run of a device.
@@ -19,8 +17,8 @@ pub struct Limits {
     pub max_tokens: usize,
     /// Ids that end the text.
     pub eos: Vec<u32>,
-    /// Set from elsewhere to stop before the next token.
-    pub cancel: Arc<AtomicBool>,
+    /// Stops before the next token.
+    pub cancel: Cancel,
     /// A full context slides: the first so many tokens stay, the older half of the others is forgotten, and the rest is fed again.
     /// Without a number generation stops there.
     pub slide: Option<usize>,
@@ -181,7 +179,7 @@ impl<'a, M: LanguageModel + ?Sized> Generator<'a, M> {
 
     /// Makes the next tokens ready, at least one, or returns why there are none.
     fn step(&mut self) -> Result<Option<Finish>> {
-        if self.limits.cancel.load(Ordering::Relaxed) {
+        if self.limits.cancel.is_cancelled() {
             return Ok(Some(Finish::Cancelled));
         }
         if self.sampled >= self.limits.max_tokens {
@@ -260,7 +258,7 @@ impl<'a, M: LanguageModel + ?Sized> Generator<'a, M> {
         // In parts, so that a cancelled prompt ends soon.
         let mut parts = waiting.chunks(PROMPT_PART).peekable();
         while let Some(part) = parts.next() {
-            if self.limits.cancel.load(Ordering::Relaxed) {
+            if self.limits.cancel.is_cancelled() {
                 return Ok(Some(Finish::Cancelled));
             }
             if parts.peek().is_none() && self.sampler.is_greedy() {
@@ -360,7 +358,7 @@ impl<M: LanguageModel + ?Sized> Iterator for Generator<'_, M> {
                 }
             }
         }
-        if self.limits.cancel.load(Ordering::Relaxed) {
+        if self.limits.cancel.is_cancelled() {
             // What was guessed ahead is not part of the text.
             self.finish = Some(Finish::Cancelled);
             return None;

@@ -1,30 +1,40 @@
 //! From tokens to tokens: everything between a prompt and a stream of text.
 
 pub mod calibrate;
+pub mod cancel;
+pub mod codec;
 pub mod constraint;
 pub mod draft;
 pub mod engine;
 pub mod folder;
 pub mod generator;
 pub mod grammar;
+pub mod load;
 pub mod metrics;
+pub mod model;
 pub mod perplexity;
 pub mod prompt_cache;
 mod roles;
 pub mod sampler;
+pub mod session;
 pub mod stop;
 pub mod template;
 #[cfg(test)]
 pub(crate) mod testing;
 pub mod tokenizer;
 
+pub use cancel::Cancel;
+pub use codec::{Codec, Prompt};
 pub use draft::{Draft, ModelDraft, NgramDraft};
 pub use folder::ModelFolder;
 pub use generator::{Finish, Generator, Limits, Token};
 pub use grammar::Grammar;
+pub use load::{KvType, LoadOptions};
 pub use metrics::Metrics;
+pub use model::Model;
 pub use prompt_cache::States;
 pub use sampler::{Sampler, SamplerConfig};
+pub use session::{Answer, GenerateOptions, Piece, Session};
 pub use stop::StopStrings;
 pub use template::{ChatTemplate, Message};
 pub use tokenizer::Tokenizer;

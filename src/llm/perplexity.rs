@@ -23,12 +23,11 @@
 //! Both models run beside each other, a chunk at a time, so that nothing of the size of the text is kept but one
 //! number a position.
 
-use super::LanguageModel;
 use super::engine::CHUNK;
+use super::{Cancel, LanguageModel};
 use crate::error::{Error, Result, Stage};
 use std::num::NonZeroUsize;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::OnceLock;
 
 /// The tokens of a text.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -85,8 +84,8 @@ pub struct Options {
     pub window: usize,
     /// Most tokens to score.
     pub limit: Option<usize>,
-    /// Set to stop after the chunk under way; what was scored until then is the result.
-    pub cancel: Arc<AtomicBool>,
+    /// Stops after the chunk under way; what was scored until then is the result.
+    pub cancel: Cancel,
 }
 
 /// How far an evaluation is.
@@ -220,7 +219,7 @@ pub fn evaluate(
         let inputs = [window.lead, fed].concat();
         let mut rest = window.scored;
         for (i, chunk) in inputs.chunks(CHUNK).enumerate() {
-            if options.cancel.load(Ordering::Relaxed) {
+            if options.cancel.is_cancelled() {
                 report.cancelled = true;
                 return Ok(report);
             }
@@ -396,7 +395,7 @@ mod tests {
         Options {
             window,
             limit: None,
-            cancel: Arc::default(),
+            cancel: Cancel::default(),
         }
     }
 
@@ -562,7 +561,9 @@ mod tests {
         let (mut model, cancel) = (counting(8, 8, 0), options.cancel.clone());
         let report = evaluate(&mut model, None, &text, &options, &mut |p| {
             assert_eq!(p.total, 7);
-            cancel.store(p.done == 4, Ordering::Relaxed);
+            if p.done == 4 {
+                cancel.cancel();
+            }
         })
         .unwrap();
         assert_eq!((report.cancelled, report.model.tokens()), (true, 4));

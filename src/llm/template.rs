@@ -89,11 +89,14 @@ impl ChatTemplate {
 
     /// As [`ChatTemplate::find`]; an error that names the folder when there is no template.
     pub fn load(folder: &ModelFolder) -> Result<Self> {
-        Self::find(folder)?.ok_or_else(|| {
-            let what =
-                "no chat template: neither chat_template.jinja nor `chat_template` in tokenizer_config.json";
-            Error::file(Stage::Text, folder.dir(), what)
-        })
+        Self::find(folder)?.ok_or_else(|| Self::missing(folder))
+    }
+
+    /// The error of a folder without a template.
+    pub(super) fn missing(folder: &ModelFolder) -> Error {
+        let what =
+            "no chat template: neither chat_template.jinja nor `chat_template` in tokenizer_config.json";
+        Error::file(Stage::Text, folder.dir(), what)
     }
 
     fn parse(folder: &ModelFolder, path: PathBuf, text: String) -> Result<Self> {

@@ -71,7 +71,7 @@ fn loaded(
     device: Option<&Device>,
     logits: Logits,
     greedy: bool,
-) -> Result<Box<dyn LanguageModel>, String> {
+) -> Result<Box<dyn LanguageModel + Send>, String> {
     let Some(device) = device else {
         let decoder = decoder(model, &Pipeline::host(), logits)?;
         return Ok(Box::new(HostModel::new(decoder, CONTEXT).text()?));
@@ -85,9 +85,9 @@ fn loaded(
         ..Lengths::of(CONTEXT)
     };
     let decoder = decoder(model, &pipeline, logits)?;
-    let model = DeviceModel::new(decoder, Box::new(device.share()), &lengths).text()?;
-    match model.host_steps() {
-        [] => Ok(Box::new(model)),
+    let decoder = DeviceDecoder::new(decoder, Box::new(device.share()), &lengths).text()?;
+    match decoder.host_steps() {
+        [] => Ok(Box::new(decoder.model().text()?)),
         steps => Err(format!("{} nodes run on the host", steps.len())),
     }
 }

@@ -8,11 +8,12 @@ use crate::llm::LanguageModel;
 use crate::llm::prompt_cache::States;
 use crate::tensor::{DType, HostTensor};
 use std::collections::HashMap;
+use std::sync::Arc;
 
 /// A decoder in the interpreter.
 #[derive(Debug)]
 pub struct HostModel {
-    pub(super) decoder: Decoder,
+    pub(super) decoder: Arc<Decoder>,
     interpreter: Interpreter,
     pub(super) states: HashMap<ValueId, HostTensor>,
     context: usize,
@@ -20,8 +21,9 @@ pub struct HostModel {
 }
 
 impl HostModel {
-    /// Prepares `decoder` for the interpreter.
-    pub fn new(decoder: Decoder, context: usize) -> Result<Self> {
+    /// Prepares `decoder`, which others may share, for the interpreter.
+    pub fn new(decoder: impl Into<Arc<Decoder>>, context: usize) -> Result<Self> {
+        let decoder = decoder.into();
         let interpreter = Interpreter::new(decoder.graph.clone())?;
         let mut model = Self {
             decoder,

@@ -84,10 +84,10 @@ fn stops_when_cancelled() {
     let mut generator =
         Generator::new(&mut model as &mut dyn LanguageModel, &mut sampler, &[1], limits).unwrap();
     assert!(generator.next().is_some());
-    cancel.store(true, Ordering::Relaxed);
+    cancel.cancel();
     assert!(generator.next().is_none());
     assert_eq!(generator.finish(), Some(Finish::Cancelled));
-    cancel.store(false, Ordering::Relaxed);
+    cancel.reset();
     assert!(generator.next().is_none(), "the end is final");
 }
 
@@ -174,7 +174,7 @@ fn looping(context: usize) -> FakeModel {
 struct Flaky(usize);
 
 impl Draft for Flaky {
-    fn propose(&mut self, context: &[u32], most: usize, _: &AtomicBool) -> Result<Vec<u32>> {
+    fn propose(&mut self, context: &[u32], most: usize, _: &Cancel) -> Result<Vec<u32>> {
         let mut model = looping(1000);
         let mut all = context.to_vec();
         self.0 = (self.0 + 1) % 6;

@@ -1,0 +1,75 @@
+//! A decoder on a device, for any number of sequences.
+
+use super::{DECODE, Decoder, DeviceModel, Lengths};
+use crate::backend::{Backend, Caps, SharedBackend, Stats};
+use crate::error::Result;
+use crate::executor::{Executor, Program};
+use crate::plan::{HostStep, Options, Plan};
+use std::sync::Arc;
+
+/// A decoder planned for a device, its weights uploaded and its kernels compiled. Each [`DeviceModel`] of it has a cache and an arena of its
+/// own, and adds no weights.
+#[derive(Debug)]
+pub struct DeviceDecoder {
+    decoder: Arc<Decoder>,
+    program: Arc<Program>,
+    lengths: Lengths,
+    /// As in [`DeviceModel`].
+    verify: Option<usize>,
+    short_decode: Option<(usize, i64)>,
+}
+
+impl DeviceDecoder {
+    /// Plans `decoder` for `backend` and `lengths` and uploads its weights.
+    pub fn new(decoder: Decoder, backend: Box<dyn Backend>, lengths: &Lengths) -> Result<Self> {
+        let mut plans = Vec::from(decoder.plans(backend.caps(), lengths)?);
+        let mut add = |options: Option<Options>| -> Result<Option<usize>> {
+            let Some(options) = options else { return Ok(None) };
+            plans.push(Plan::compile(decoder.graph(), backend.caps(), &options)?);
+            Ok(Some(plans.len() - 1))
+        };
+        let verify = add(decoder.rows_options(lengths))?;
+        let short = decoder.short_decode(lengths);
+        let most = short.as_ref().and_then(|o| o.bounds.get(&decoder.past));
+        let short_decode = add(short)?.zip(most);
+        let program = Program::load(SharedBackend::new(backend), decoder.graph(), plans)?;
+        Ok(Self {
+            decoder: Arc::new(decoder),
+            program: Arc::new(program),
+            lengths: *lengths,
+            verify,
+            short_decode,
+        })
+    }
+
+    /// A model with an empty cache.
+    pub fn model(&self) -> Result<DeviceModel> {
+        Ok(DeviceModel {
+            decoder: self.decoder.clone(),
+            executor: Executor::of(&self.program)?,
+            lengths: self.lengths,
+            verify: self.verify,
+            short_decode: self.short_decode,
+            len: 0,
+        })
+    }
+
+    /// What the device offers.
+    pub fn caps(&self) -> &Caps {
+        self.program.caps()
+    }
+
+    /// Running totals of the backend, for all models together.
+    pub fn stats(&self) -> Stats {
+        self.program.stats()
+    }
+
+    /// What a decode step, or else the verification of a draft, runs on the host, between segments on the device.
+    pub fn host_steps(&self) -> &[HostStep] {
+        let steps = |plan| self.program.plan(plan).map_or(&[][..], |p| p.host.as_slice());
+        match self.verify {
+            Some(plan) if steps(DECODE).is_empty() => steps(plan),
+            _ => steps(DECODE),
+        }
+    }
+}
