@@ -100,6 +100,12 @@ setup_browser() {
     have "${CHROMIUM:-chromium}" || install chromium
 }
 
+# The interface of C is tested under valgrind, which needs the symbols of the C library.
+setup_valgrind() {
+    [ "$(uname -s)" = Linux ] || return 0
+    have valgrind && any_file /usr/lib/debug/.build-id/*/*.debug || install valgrind libc6-dbg
+}
+
 # Versions of the packaged drivers, for a report.
 driver_versions() {
     local package

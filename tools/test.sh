@@ -17,6 +17,7 @@ step() {
 
 setup_drivers
 setup_browser
+setup_valgrind
 setup_rust
 cargo fmt --version >/dev/null 2>&1 && cargo clippy --version >/dev/null 2>&1 ||
     { have rustup && rustup -q component add rustfmt clippy >&2; } || install rustfmt rust-clippy

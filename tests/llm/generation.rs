@@ -10,7 +10,7 @@ use transformer_lite::executor::Executor;
 use transformer_lite::graph::onnx::write::{ModelWriter, NodeSpec};
 use transformer_lite::graph::onnx::{self, ImportOptions};
 use transformer_lite::graph::pass::{GREEDY, Pipeline, TOKEN};
-use transformer_lite::llm::engine::{DeviceModel, HostModel, Lengths, Logits};
+use transformer_lite::llm::engine::{DeviceDecoder, HostModel, Lengths, Logits};
 use transformer_lite::llm::sampler::arg_max;
 use transformer_lite::llm::{
     Draft, Generator, LanguageModel, Limits, ModelDraft, NgramDraft, Sampler, SamplerConfig, prompt_cache,
