@@ -528,7 +528,11 @@ mod tests {
         assert_eq!(guarded(-1, || -> Result<i32> { panic!("what {}", 7) }), -1);
         assert_eq!(last_error(), "internal error: what 7");
         assert_eq!(guarded(1, || Ok(2)), 2);
-        assert_eq!(last_error(), "internal error: what 7", "what works changes nothing");
+        assert_eq!(
+            last_error(),
+            "internal error: what 7",
+            "what works changes nothing"
+        );
         assert!(guarded(true, || Err(Error::usage("x", "with a \0 inside"))));
         assert_eq!(last_error(), "x: with a ");
         let other = std::thread::spawn(last_error).join().unwrap();

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use support::gguf::{HIDDEN, Traits, VOCAB};
 use support::{Device, Text};
+use transformer_lite::backend::Backend as _;
 use transformer_lite::graph::pass::{GREEDY, Pipeline};
 use transformer_lite::llm::engine::{Decoder, DeviceDecoder, Lengths, Logits};
 use transformer_lite::llm::{
@@ -43,10 +44,7 @@ fn main() -> ExitCode {
         }
     }
     for place in places {
-        add(
-            format!("sessions@{place}"),
-            Box::new(move || sessions(place)),
-        );
+        add(format!("sessions@{place}"), Box::new(move || sessions(place)));
         add(
             format!("sessions_in_threads@{place}"),
             Box::new(move || in_threads(place)),
@@ -235,7 +233,10 @@ fn sessions(place: BackendChoice) -> Outcome {
         let mut answer = first.generate(&[Message::user("hello")], &few).text()?;
         sampled.push(answer.text().text()?);
     }
-    equal(&(sampled[0] == sampled[1], sampled[0] == sampled[2]), &(true, false))?;
+    equal(
+        &(sampled[0] == sampled[1], sampled[0] == sampled[2]),
+        &(true, false),
+    )?;
 
     // Drafts change nothing.
     let drafting = LoadOptions {
@@ -283,7 +284,10 @@ fn refused() -> Outcome {
     let refused = |path: &Path, options: &LoadOptions, words: &str| match Model::load(path, options) {
         Ok(_) => Err(format!("loaded, expected an error with {words:?}")),
         Err(e) if e.is_usage() && e.to_string().contains(words) => Ok(()),
-        Err(e) => Err(format!("expected a usage error with {words:?}, found {}", e.chain())),
+        Err(e) => Err(format!(
+            "expected a usage error with {words:?}, found {}",
+            e.chain()
+        )),
     };
     refused(Path::new("no/such/folder"), &host(), "no/such/folder")?;
     refused(&folder.join("model.onnx"), &host(), "is a file")?;
@@ -293,7 +297,9 @@ fn refused() -> Outcome {
         ("--padding", |o| o.padding = 31),
         ("--draft-tokens", |o| o.drafts = 65),
         ("--kv", |o| o.kv = KvType::Q8),
-        ("--float", |o| o.float = Some(transformer_lite::tensor::DType::F16)),
+        ("--float", |o| {
+            o.float = Some(transformer_lite::tensor::DType::F16)
+        }),
         ("--device", |o| o.place.device = Some("x".to_owned())),
     ];
     for (words, change) in changes {
@@ -303,10 +309,7 @@ fn refused() -> Outcome {
     }
     let empty = tempfile::tempdir().map_err(|e| e.to_string())?;
     refused(empty.path(), &host(), "has no tokenizer.json")?;
-    std::fs::copy(
-        folder.join("tokenizer.json"),
-        empty.path().join("tokenizer.json"),
-    )
-    .map_err(|e| e.to_string())?;
+    std::fs::copy(folder.join("tokenizer.json"), empty.path().join("tokenizer.json"))
+        .map_err(|e| e.to_string())?;
     refused(empty.path(), &host(), "there is no file")
 }

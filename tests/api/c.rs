@@ -69,7 +69,15 @@ fn output(command: &mut Command) -> Result<String, String> {
 fn run(place: BackendChoice, runner: &[&str]) -> Outcome {
     let dir = tempfile::tempdir().map_err(|e| e.to_string())?;
     let (program, library) = (dir.path().join("capi"), library()?);
-    let warnings = ["-std=c11", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-g", "-pthread"];
+    let warnings = [
+        "-std=c11",
+        "-Wall",
+        "-Wextra",
+        "-Wpedantic",
+        "-Werror",
+        "-g",
+        "-pthread",
+    ];
     output(
         Command::new("cc")
             .args(warnings)
