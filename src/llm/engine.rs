@@ -4,6 +4,7 @@
 //! every other input must have become state (pass `kv_cache`). One sequence is run (`batch = 1`).
 
 mod host;
+mod ring;
 mod states;
 
 pub use host::HostModel;
@@ -23,6 +24,7 @@ use crate::plan::{HostStep, MemoryReport, Options, Padding, Plan};
 use crate::session::{Session, Timing};
 use crate::shape::{Bindings, Dim, Symbol};
 use crate::tensor::{DType, HostTensor};
+use ring::Rings;
 use std::collections::{BTreeMap, HashSet};
 use std::path::Path;
 use std::sync::Arc;
@@ -372,6 +374,7 @@ impl Decoder {
         Options {
             float: self.float,
             state_rows: i64::try_from(lengths.context).unwrap_or(i64::MAX),
+            run_rows: i64::try_from(lengths.chunk.max(lengths.rows)).ok(),
             ..Options::default()
         }
     }
@@ -450,6 +453,7 @@ pub struct DeviceModel {
     verify: Option<usize>,
     /// The plan of decoding behind few tokens, and how many these are at most.
     short_decode: Option<(usize, i64)>,
+    rings: Rings,
     len: usize,
 }
 
@@ -478,8 +482,10 @@ impl DeviceModel {
         let short = decoder.short_decode(lengths);
         let most = short.as_ref().and_then(|o| o.bounds.get(&decoder.past));
         let short_decode = add(short)?.zip(most);
+        let rings = Rings::new(plans.first().map_or(&[], |p| p.states.as_slice()));
         let session = Session::new(backend, decoder.graph(), plans)?;
         Ok(Self {
+            rings,
             decoder,
             session,
             lengths: *lengths,
@@ -520,6 +526,7 @@ impl DeviceModel {
     /// Queues one run over `tokens`, at most a chunk. Returns the plan that ran.
     fn advance(&mut self, tokens: &[u32], wanted: Rows) -> Result<(usize, Bindings)> {
         let (plan, bindings) = self.prepare(tokens, wanted)?;
+        self.rings.grow(self.len + tokens.len());
         self.session.run(plan, &bindings)?;
         self.len += tokens.len();
         Ok((plan, bindings))
@@ -605,6 +612,7 @@ impl DeviceModel {
     pub fn profile(&mut self, tokens: &[u32]) -> Result<Vec<Timing>> {
         check_room(self.len, tokens.len(), self.lengths.context)?;
         let (plan, bindings) = self.prepare(tokens, Rows::Last)?;
+        self.rings.grow(self.len + tokens.len());
         let times = self.session.profile(plan, &bindings)?;
         self.len += tokens.len();
         Ok(times)
@@ -689,8 +697,11 @@ impl Model for DeviceModel {
         Some(self)
     }
 
-    fn truncate(&mut self, len: usize) {
-        self.len = self.len.min(len);
+    fn truncate(&mut self, len: usize) -> usize {
+        if len < self.len {
+            self.len = self.rings.cut(len);
+        }
+        self.len
     }
 }
 

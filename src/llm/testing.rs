@@ -77,6 +77,8 @@ pub struct FakeModel {
     pub calls: Vec<Vec<u32>>,
     /// Fails at the call of this index.
     pub fail_at: Option<usize>,
+    /// Most tokens that can be forgotten without forgetting all.
+    pub reach: Option<usize>,
 }
 
 impl FakeModel {
@@ -88,6 +90,7 @@ impl FakeModel {
             cache: Vec::new(),
             calls: Vec::new(),
             fail_at: None,
+            reach: None,
         }
     }
 }
@@ -122,7 +125,9 @@ impl Model for FakeModel {
         Ok(())
     }
 
-    fn truncate(&mut self, len: usize) {
-        self.cache.truncate(len);
+    fn truncate(&mut self, len: usize) -> usize {
+        let enough = self.reach.is_none_or(|reach| len + reach >= self.cache.len());
+        self.cache.truncate(if enough { len } else { 0 });
+        self.cache.len()
     }
 }

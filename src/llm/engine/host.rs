@@ -129,9 +129,9 @@ impl Model for HostModel {
         Some(self)
     }
 
-    fn truncate(&mut self, len: usize) {
+    fn truncate(&mut self, len: usize) -> usize {
         if len >= self.len {
-            return;
+            return self.len;
         }
         let graph = self.decoder.graph.clone();
         for s in graph.states() {
@@ -148,6 +148,7 @@ impl Model for HostModel {
             }
         }
         self.len = len;
+        len
     }
 }
 

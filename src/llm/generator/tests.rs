@@ -156,8 +156,8 @@ impl Model for Rows {
         5
     }
 
-    fn truncate(&mut self, len: usize) {
-        self.0.truncate(len);
+    fn truncate(&mut self, len: usize) -> usize {
+        self.0.truncate(len)
     }
 }
 
