@@ -27,7 +27,8 @@ pub fn print(graph: &Graph) -> Result<String> {
             fact(s.input),
             s.axis,
             s.past,
-            s.window.map_or_else(String::new, |w| format!(", of which {w} rows are read")),
+            s.window
+                .map_or_else(String::new, |w| format!(", of which {w} rows are read")),
         );
     }
     for id in graph.order()? {

@@ -182,12 +182,15 @@ pub fn load(path: &Path, model: &mut dyn Model) -> Result<Vec<u32>> {
     tokens.truncate(context);
     let mut parts = Vec::with_capacity(identity.states.len());
     if header.rows.len() != identity.states.len() {
-        return Err(wrong("the header of the prompt cache does not count the rows of each state"));
+        return Err(wrong(
+            "the header of the prompt cache does not count the rows of each state",
+        ));
     }
     for (state, rows) in identity.states.iter().zip(&header.rows) {
         let part = rest.rows(*rows, state.row)?;
         let missing = header.tokens.checked_sub(*rows);
-        let missing = missing.ok_or_else(|| wrong(&format!("{state}: {rows} rows of {} tokens", header.tokens)))?;
+        let missing =
+            missing.ok_or_else(|| wrong(&format!("{state}: {rows} rows of {} tokens", header.tokens)))?;
         let kept = tokens.len().saturating_sub(missing);
         if kept < state.needed(tokens.len()) {
             return Err(wrong(&format!(
@@ -253,6 +256,8 @@ mod tests {
     struct Saved {
         model: FakeModel,
         identity: Identity,
+        /// Rows that the second state has no longer.
+        gone: usize,
     }
 
     impl Saved {
@@ -264,6 +269,7 @@ mod tests {
                     float: "f16".to_owned(),
                     states: vec![layout("k", 2), layout("v", 1)],
                 },
+                gone: 0,
             }
         }
     }
@@ -278,14 +284,16 @@ mod tests {
             Ok(if index == 0 {
                 cache.flat_map(|t| [t, t + 1]).collect()
             } else {
-                cache.collect()
+                cache.skip(self.gone).collect()
             })
         }
 
         fn write_states(&mut self, tokens: usize, states: &[&[u8]]) -> Result<()> {
-            assert_eq!((states[0].len(), states[1].len()), (2 * tokens, tokens));
-            self.model.cache = states[1].iter().map(|t| u32::from(*t)).collect();
-            assert_eq!(self.read_state(0).unwrap(), states[0]);
+            let (rows, last) = states[0].as_chunks::<2>();
+            assert_eq!((rows.len(), last.len()), (tokens, 0));
+            self.model.cache = rows.iter().map(|t| u32::from(t[0])).collect();
+            self.gone = tokens - states[1].len();
+            assert_eq!(self.read_state(1).unwrap(), states[1]);
             Ok(())
         }
     }
@@ -336,6 +344,35 @@ mod tests {
         assert!(e.to_string().contains("holds 3 tokens, 1 are given"), "{e}");
         let e = save(&path, &mut model.model, &[5, 6, 7]).unwrap_err();
         assert!(e.is_usage() && e.to_string().contains("cannot be read"), "{e}");
+    }
+
+    #[test]
+    fn of_a_window_the_last_rows_come_back() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("cache");
+        let windowed = |context| {
+            let mut model = Saved::new(context);
+            model.identity.states[1].window = Some(4);
+            model
+        };
+        let mut model = windowed(10);
+        (model.model.cache, model.gone) = (vec![5, 6, 7, 8, 9, 1, 2], 2);
+        save(&path, &mut model, &[5, 6, 7, 8, 9, 1, 2]).unwrap();
+        let mut other = windowed(20);
+        assert_eq!(load(&path, &mut other).unwrap().len(), 7);
+        assert_eq!((other.gone, other.model.cache.len()), (2, 7));
+        // The first 5 tokens can be gone on from with rows 2 to 4, the first 4 cannot with rows 2 and 3.
+        let mut short = windowed(5);
+        assert_eq!(load(&path, &mut short).unwrap(), [5, 6, 7, 8, 9]);
+        assert_eq!((short.gone, short.read_state(1).unwrap()), (2, vec![7, 8, 9]));
+        let e = load(&path, &mut windowed(4)).unwrap_err().to_string();
+        assert!(e.contains("\"v\"") && e.contains("cannot be gone on from"), "{e}");
+        // All rows of what keeps no window.
+        let mut model = Saved::new(10);
+        (model.model.cache, model.gone) = (vec![5, 6, 7], 1);
+        save(&path, &mut model, &[5, 6, 7]).unwrap();
+        let e = load(&path, &mut Saved::new(10)).unwrap_err().to_string();
+        assert!(e.contains("of state \"v\" with rows of 1 bytes 2 rows"), "{e}");
     }
 
     #[test]

@@ -586,7 +586,9 @@ impl<'a> Compiler<'a> {
                 if let Some(window) = s.window.filter(|_| kept < self.options.state_rows) {
                     // The first new row reads a window that ends with it, the last one must not have overwritten that.
                     let new = rows.sub(&past).map_err(|e| dim_error(&e))?;
-                    let room = Dim::from(kept - window + 1).sub(&new).map_err(|e| dim_error(&e))?;
+                    let room = Dim::from(kept - window + 1)
+                        .sub(&new)
+                        .map_err(|e| dim_error(&e))?;
                     let meaning = "the new rows exceed the room of a state that keeps a window".to_owned();
                     all.push(relation(&room, false, meaning)?);
                 }

@@ -71,7 +71,9 @@ impl Options {
     /// modulo them.
     pub fn rows(&self, state: &State) -> i64 {
         let ring = state.window.zip(self.run_rows);
-        ring.map_or(self.state_rows, |(w, new)| w.saturating_add(new).min(self.state_rows))
+        ring.map_or(self.state_rows, |(w, new)| {
+            w.saturating_add(new).min(self.state_rows)
+        })
     }
 }
 

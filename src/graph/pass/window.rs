@@ -95,7 +95,12 @@ fn states(g: &Graph) -> BTreeMap<ValueId, i64> {
         for id in found.values().flatten().map(|(id, _)| *id) {
             let Some(node) = g.node(id) else { continue };
             let pair = [1, 2].map(|i| input(node, i));
-            let most = pair.iter().flatten().filter_map(|v| windows.get(v)).max().copied();
+            let most = pair
+                .iter()
+                .flatten()
+                .filter_map(|v| windows.get(v))
+                .max()
+                .copied();
             for v in pair.into_iter().flatten() {
                 if let (Some(own), Some(most)) = (windows.get_mut(&v), most)
                     && *own < most

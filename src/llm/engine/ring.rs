@@ -44,7 +44,11 @@ impl Rings {
     /// Cuts the cache back to its first `len` tokens, or to none where a row is gone that what follows these would read. Returns how many are left.
     pub fn cut(&mut self, len: usize) -> usize {
         // A token behind `len` others reads the rows of `window - 1` of them.
-        if self.0.iter().all(|r| r.lost <= (len + 1).saturating_sub(r.window)) {
+        if self
+            .0
+            .iter()
+            .all(|r| r.lost <= (len + 1).saturating_sub(r.window))
+        {
             return len;
         }
         self.0.iter_mut().for_each(|r| r.lost = 0);
