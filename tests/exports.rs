@@ -136,7 +136,9 @@ fn on_device(name: &str, layers: usize, device: &Device) -> Outcome {
         _ => &[],
     };
     if windows != windowed {
-        return Err(format!("caches with windows of {windows:?}, expected {windowed:?}"));
+        return Err(format!(
+            "caches with windows of {windows:?}, expected {windowed:?}"
+        ));
     }
     let mut model = DeviceModel::new(decoder, Box::new(device.share()), &lengths).text()?;
     if let [step, ..] = model.host_steps() {

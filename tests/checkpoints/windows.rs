@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use transformer_lite::graph::pass::{FUSE, GREEDY, KV_Q8, Pipeline};
 use transformer_lite::graph::text;
+use transformer_lite::inspect::{Request, inspect};
 use transformer_lite::llm::engine::{DeviceModel, HostModel, Lengths, Logits};
 use transformer_lite::llm::{
     Draft, Generator, Limits, Model, NgramDraft, Sampler, SamplerConfig, prompt_cache,
@@ -15,6 +16,8 @@ use transformer_lite::llm::{
 use transformer_lite::plan::text as plan_text;
 
 type Run = Box<dyn FnOnce() -> Outcome + Send>;
+/// Whether a layer has a window.
+type Windowed = fn(usize) -> bool;
 
 /// Tokens of one prefill run.
 const CHUNK: usize = 16;
@@ -24,7 +27,7 @@ const CONTEXT: usize = 200;
 const LONG: usize = 4096;
 
 /// Families with their windows and the layers that have them. All layers of the last are as those of Mistral.
-const MODELS: [(&str, usize, fn(usize) -> bool); 3] = [
+const MODELS: [(&str, usize, Windowed); 3] = [
     ("gemma2", 5, |layer| layer % 2 == 0),
     ("gemma3", 5, |layer| layer % 6 != 5),
     ("qwen2", 7, |_| true),
@@ -133,7 +136,7 @@ fn bytes(family: &Family, rows: usize) -> u64 {
 }
 
 /// With a context of 4096 a cache has room for as many rows, or for the window and one prefill chunk; and is shown so.
-fn exact_bytes(family: &Family, window: usize, windowed: fn(usize) -> bool) -> Outcome {
+fn exact_bytes(family: &Family, window: usize, windowed: Windowed) -> Outcome {
     let (_dir, model) = model(family, window)?;
     let decoder = decoder(&model, &Pipeline::standard(), Logits::Last)?;
     let lengths = Lengths::of(LONG);
@@ -159,6 +162,22 @@ fn exact_bytes(family: &Family, window: usize, windowed: fn(usize) -> bool) -> O
     let windows = 2 * (0..layers).filter(|l| windowed(*l)).count();
     if text.matches(&line).count() != windows {
         return Err(format!("expected {windows} times \"{line}\" in\n{text}"));
+    }
+    let request = Request {
+        context: Some(LONG),
+        ..Request::default()
+    };
+    let report = inspect(&model.join("model.onnx"), &request).text()?;
+    let size = |n: usize| i64::try_from(n).unwrap_or(0);
+    let kept =
+        |s: &&transformer_lite::inspect::StateReport| (s.rows, s.window) == (size(ring), Some(size(window)));
+    if report.states_bytes != wanted.iter().sum::<u64>()
+        || report.states.iter().filter(kept).count() != windows
+    {
+        return Err(format!(
+            "inspect says {} bytes, {:?}",
+            report.states_bytes, report.states
+        ));
     }
     Ok(())
 }
@@ -245,8 +264,8 @@ fn cuts(family: &Family, window: usize, device: &Device) -> Outcome {
     let mut found = on(device, &model, &Pipeline::standard(), &lengths(CONTEXT))?;
     let mut logits = Vec::new();
     found.forward(&tokens[..100], &mut logits).text()?;
-    // A token behind n others needs rows from n + 1 - window on; those before 100 - window - CHUNK are gone.
-    let least = 100 - CHUNK - 1;
+    // A token behind n others needs rows from n + 1 - window on; after 101 tokens those before 101 - window - CHUNK are gone.
+    let least = 101 - CHUNK - 1;
     for (cut, kept) in [
         (120, 100),
         (99, 99),
@@ -428,17 +447,22 @@ fn traffic(family: &Family, window: usize, device: &Device) -> Outcome {
     let mut model = DeviceModel::new(decoder, Box::new(backend), &lengths(CONTEXT)).text()?;
     let mut next = model.most_likely(&tokens(40)).text()?;
     bytes.take();
+    let mut tables = Vec::new();
     for past in 40..140u64 {
         next = model.most_likely(&[next]).text()?;
-        // Of 4 bytes each: token, position, a one for each key.
-        let wanted = (4 + 4 + 4 * (past + 1), 4);
+        // Elements of 4 bytes, in pairs: token, position, a one for each key; and the id of the next token.
+        let (up, down) = (8 + 8 + (4 * (past + 1)).next_multiple_of(8), 4);
         let (written, read) = bytes.take();
-        let table = written.wrapping_sub(wanted.0);
-        if table == 0 || table > live || !table.is_multiple_of(4) || read != wanted.1 {
-            return Err(format!(
-                "token {past}: {written} bytes up, {read} down; expected {wanted:?} and a table of at most {live}"
-            ));
+        tables.push(written.saturating_sub(up));
+        if read != down {
+            return Err(format!("token {past}: {read} bytes down, expected {down}"));
         }
+    }
+    // What is left is the table of live values, which was rounded up to 16 bytes.
+    if tables.iter().any(|n| *n != tables[0]) || tables[0].next_multiple_of(16) != live {
+        return Err(format!(
+            "tables of {live} bytes, and {tables:?} bytes beyond the inputs"
+        ));
     }
     match copies.load(Ordering::Relaxed) {
         0 => Ok(()),

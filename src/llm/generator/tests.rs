@@ -324,7 +324,11 @@ fn what_a_window_forgot_is_fed_again() {
     model.reach = Some(5);
     let (ids, _, metrics) = run(&mut model, &[1, 2, 3, 4], slides());
     assert_eq!(ids, (5..17).collect::<Vec<u32>>());
-    assert_eq!((metrics.forgotten, metrics.fed_again), (8, 14), "the first two too");
+    assert_eq!(
+        (metrics.forgotten, metrics.fed_again),
+        (8, 14),
+        "the first two too"
+    );
     assert_eq!(model.calls[7], [1, 2, 7, 8, 9, 10, 11]);
     // What is not known cannot be fed again.
     let mut model = counting(10);
@@ -332,7 +336,10 @@ fn what_a_window_forgot_is_fed_again() {
     let mut sampler = greedy();
     let mut generator = Generator::new(&mut model, &mut sampler, &[4], slides()).unwrap();
     let e = generator.by_ref().find_map(Result::err).unwrap().to_string();
-    assert!(e.contains("cannot be cut back to 3") && e.contains("not known"), "{e}");
+    assert!(
+        e.contains("cannot be cut back to 3") && e.contains("not known"),
+        "{e}"
+    );
     // Wrong guesses beyond what the window bears.
     for reach in [0, 1, 2, 9] {
         let mut plain = looping(100);

@@ -583,11 +583,7 @@ mod tests {
 
     /// The query is less than `n` behind the key.
     fn near(n: f64) -> Box<Expr> {
-        of(
-            Binary::Greater,
-            input_of(0),
-            of(Binary::Sub, input_of(1), int(n)),
-        )
+        of(Binary::Greater, input_of(0), of(Binary::Sub, input_of(1), int(n)))
     }
 
     #[test]
@@ -634,7 +630,11 @@ mod tests {
         assert_eq!(window(masked(Box::new(Expr::Not(near(6.0))))), None);
         let twice = of(Binary::Mul, input_of(0), int(2.0));
         assert_eq!(window(masked(of(Binary::Greater, twice, input_of(1)))), None);
-        let never = of(Binary::Greater, input_of(0), of(Binary::Add, input_of(1), int(2.0)));
+        let never = of(
+            Binary::Greater,
+            input_of(0),
+            of(Binary::Add, input_of(1), int(2.0)),
+        );
         assert_eq!(window(masked(never)), None);
         assert_eq!(window(choose(near(6.0), float(HIDDEN), float(0.0))), None);
     }
