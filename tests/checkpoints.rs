@@ -5,6 +5,8 @@
 #![allow(clippy::result_large_err, reason = "the library's error, on no hot path")]
 
 mod support;
+#[path = "checkpoints/windows.rs"]
+mod windows;
 
 use half::f16;
 use libtest_mimic::{Arguments, Trial};
@@ -567,7 +569,7 @@ fn main() -> ExitCode {
     }
     let these = all.clone();
     add("traits_count".to_owned(), Box::new(move || traits_count(&these)));
-    for case in all {
+    for case in &all {
         let name = case.family.name.clone();
         let this = case.clone();
         add(format!("{name}@host"), Box::new(move || on_host(&this)));
@@ -601,6 +603,9 @@ fn main() -> ExitCode {
                 Box::new(move || kept_codes(op, &device)),
             );
         }
+    }
+    for (name, run) in windows::trials(&all, &devices) {
+        add(name, run);
     }
     trials.extend(support::missing_trials(missing));
     libtest_mimic::run(&arguments, trials).exit_code()

@@ -241,6 +241,16 @@ fn values(report: &Report) -> String {
             first.shape.join(", "),
             if n > 1 { " and so on" } else { "" }
         );
+        let mut windows: BTreeMap<(i64, i64), usize> = BTreeMap::new();
+        for (window, rows) in report.states.iter().filter_map(|s| Some((s.window?, s.rows))) {
+            *windows.entry((window, rows)).or_default() += 1;
+        }
+        for ((window, rows), n) in windows {
+            let _ok = writeln!(
+                out,
+                "  {n} of them keep {rows} rows, of which the last {window} are read"
+            );
+        }
     }
     out
 }

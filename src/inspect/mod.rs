@@ -160,6 +160,11 @@ pub struct StateReport {
     pub dtype: String,
     /// Bytes with all rows.
     pub bytes: u64,
+    /// Rows that there is room for.
+    pub rows: i64,
+    /// How many of the last rows are read, where these need not be all.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub window: Option<i64>,
 }
 
 /// Something that must hold for the shapes to be right.
@@ -329,6 +334,8 @@ fn states(graph: &Graph, plan: Option<&Plan>) -> Vec<StateReport> {
             shape: value_report(graph, s.input).shape,
             dtype: slot.dtype.to_string(),
             bytes: slot.bytes,
+            rows: slot.rows,
+            window: slot.window,
         })
         .collect()
 }

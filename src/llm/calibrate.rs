@@ -197,8 +197,9 @@ mod tests {
         fn forward_all(&mut self, _: &[u32]) -> Result<Vec<f32>> {
             Ok(vec![])
         }
-        fn truncate(&mut self, len: usize) {
+        fn truncate(&mut self, len: usize) -> usize {
             self.cache.truncate(len);
+            self.cache.len()
         }
     }
 

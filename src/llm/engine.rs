@@ -5,6 +5,7 @@
 
 mod host;
 mod loaded;
+mod ring;
 mod states;
 
 pub use host::HostModel;
@@ -25,6 +26,7 @@ use crate::graph::{Edit, Graph, Node, ValueId};
 use crate::plan::{MemoryReport, Options, Padding, Plan};
 use crate::shape::{Bindings, Dim, Symbol};
 use crate::tensor::{DType, HostTensor};
+use ring::Rings;
 use std::collections::{BTreeMap, HashSet};
 use std::path::Path;
 use std::sync::Arc;
@@ -374,6 +376,7 @@ impl Decoder {
         Options {
             float: self.float,
             state_rows: i64::try_from(lengths.context).unwrap_or(i64::MAX),
+            run_rows: i64::try_from(lengths.chunk.max(lengths.rows)).ok(),
             ..Options::default()
         }
     }
@@ -452,6 +455,7 @@ pub struct DeviceModel {
     verify: Option<usize>,
     /// The plan of decoding behind few tokens, and how many these are at most.
     short_decode: Option<(usize, i64)>,
+    rings: Rings,
     len: usize,
 }
 
@@ -495,6 +499,7 @@ impl DeviceModel {
     /// Queues one run over `tokens`, at most a chunk. Returns the plan that ran.
     fn advance(&mut self, tokens: &[u32], wanted: Rows) -> Result<(usize, Bindings)> {
         let (plan, bindings) = self.prepare(tokens, wanted)?;
+        self.rings.grow(self.len + tokens.len());
         self.executor.run(plan, &bindings)?;
         self.len += tokens.len();
         Ok((plan, bindings))
@@ -580,6 +585,7 @@ impl DeviceModel {
     pub fn profile(&mut self, tokens: &[u32]) -> Result<Vec<Timing>> {
         check_room(self.len, tokens.len(), self.lengths.context)?;
         let (plan, bindings) = self.prepare(tokens, Rows::Last)?;
+        self.rings.grow(self.len + tokens.len());
         let times = self.executor.profile(plan, &bindings)?;
         self.len += tokens.len();
         Ok(times)
@@ -664,8 +670,11 @@ impl LanguageModel for DeviceModel {
         Some(self)
     }
 
-    fn truncate(&mut self, len: usize) {
-        self.len = self.len.min(len);
+    fn truncate(&mut self, len: usize) -> usize {
+        if len < self.len {
+            self.len = self.rings.cut(len);
+        }
+        self.len
     }
 }
 

@@ -185,7 +185,7 @@ impl<'a, M: LanguageModel + ?Sized> Generator<'a, M> {
         if self.sampled >= self.limits.max_tokens {
             return Ok(Some(Finish::MaxTokens));
         }
-        if self.unknown + self.context.len() > self.model.context() && !self.slide() {
+        if self.unknown + self.context.len() > self.model.context() && !self.slide()? {
             return Ok(Some(Finish::ContextFull));
         }
         let start = Instant::now();
@@ -212,20 +212,34 @@ impl<'a, M: LanguageModel + ?Sized> Generator<'a, M> {
 
     /// Forgets the older half of what does not have to stay, and with it the cache behind what stays. False where that is not
     /// wanted, or nothing is gained.
-    fn slide(&mut self) -> bool {
+    fn slide(&mut self) -> Result<bool> {
         let Some(keep) = self.limits.slide else {
-            return false;
+            return Ok(false);
         };
         let keep = keep.saturating_sub(self.unknown).min(self.context.len());
         let dropped = (self.context.len() - keep) / 2;
         if dropped == 0 {
-            return false;
+            return Ok(false);
         }
         self.context.drain(keep..keep + dropped);
-        self.model.truncate(self.unknown + keep);
+        self.cut(self.unknown + keep)?;
         self.metrics.forgotten += dropped;
-        self.metrics.fed_again += self.context.len() - keep;
-        true
+        self.metrics.fed_again += self.context.len() - self.fed();
+        Ok(true)
+    }
+
+    /// Cuts the cache back to its first `len` tokens. Where the model cannot, it forgets more, and what is known of that is fed again.
+    fn cut(&mut self, len: usize) -> Result<()> {
+        let kept = self.model.truncate(len);
+        if kept >= self.unknown.min(len) {
+            return Ok(());
+        }
+        let what = format!(
+            "the cache keeps a window of the latest tokens and cannot be cut back to {len}; {} of these would have to be fed again \
+             and are not known",
+            self.unknown
+        );
+        Err(Error::other(Stage::Run, what))
     }
 
     /// A guess of what follows the one token that is to be fed.
@@ -304,7 +318,7 @@ impl<'a, M: LanguageModel + ?Sized> Generator<'a, M> {
             let right = before + i + 1;
             finish = self.take(id)?;
             if finish.is_some() || guess.get(i) != Some(&id) {
-                self.model.truncate(right);
+                self.cut(right)?;
                 break;
             }
             self.metrics.accepted += 1;

@@ -99,6 +99,7 @@ pub trait LanguageModel {
         None
     }
 
-    /// Forgets all but the first `len` tokens.
-    fn truncate(&mut self, len: usize);
+    /// Forgets all but the first `len` tokens and returns how many are left: `len` or what the cache held, if that is less; or none, where the
+    /// cache keeps a window of the latest tokens and has no longer what the next one would read. What is left is right to go on from.
+    fn truncate(&mut self, len: usize) -> usize;
 }

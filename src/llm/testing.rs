@@ -89,6 +89,8 @@ pub struct FakeModel {
     pub calls: Vec<Vec<u32>>,
     /// Fails at the call of this index.
     pub fail_at: Option<usize>,
+    /// Most tokens that can be forgotten without forgetting all.
+    pub reach: Option<usize>,
 }
 
 impl FakeModel {
@@ -100,6 +102,7 @@ impl FakeModel {
             cache: Vec::new(),
             calls: Vec::new(),
             fail_at: None,
+            reach: None,
         }
     }
 }
@@ -134,8 +137,10 @@ impl LanguageModel for FakeModel {
         Ok(())
     }
 
-    fn truncate(&mut self, len: usize) {
-        self.cache.truncate(len);
+    fn truncate(&mut self, len: usize) -> usize {
+        let enough = self.reach.is_none_or(|reach| len + reach >= self.cache.len());
+        self.cache.truncate(if enough { len } else { 0 });
+        self.cache.len()
     }
 }
 
@@ -174,7 +179,7 @@ impl LanguageModel for Lent {
         self.0.lock().unwrap().forward(tokens, logits)
     }
 
-    fn truncate(&mut self, len: usize) {
-        self.0.lock().unwrap().truncate(len);
+    fn truncate(&mut self, len: usize) -> usize {
+        self.0.lock().unwrap().truncate(len)
     }
 }

@@ -430,6 +430,7 @@ pub fn kv_append(device: &Device, storage: DType) -> Result<(), String> {
         output: present,
         axis: 1,
         past: Symbol::new("t"),
+        window: None,
     });
     derive(&mut graph).map_err(error)?;
     let rows = 12;

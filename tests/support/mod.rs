@@ -10,7 +10,7 @@ use libtest_mimic::{Failed, Trial};
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::process::{Output, Stdio};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use transformer_lite::backend::kernel::KernelSpec;
 use transformer_lite::backend::{
@@ -176,6 +176,7 @@ impl Device {
             buffers: Arc::default(),
             recordings: Vec::new(),
             copies: Arc::default(),
+            traffic: Arc::default(),
         }
     }
 }
@@ -191,6 +192,24 @@ pub struct Shared {
     buffers: Buffers,
     recordings: Vec<RecordingId>,
     copies: Arc<AtomicUsize>,
+    traffic: Arc<Traffic>,
+}
+
+/// Bytes that went one way.
+#[derive(Debug, Default)]
+pub struct Traffic {
+    /// From the host to buffers.
+    pub written: AtomicU64,
+    /// From buffers to the host.
+    pub read: AtomicU64,
+}
+
+impl Traffic {
+    /// What was counted since the last time, written and read.
+    pub fn take(&self) -> (u64, u64) {
+        let take = |n: &AtomicU64| n.swap(0, Ordering::Relaxed);
+        (take(&self.written), take(&self.read))
+    }
 }
 
 /// Looks at the guard zones of a [`Shared`] that an executor owns.
@@ -204,6 +223,12 @@ impl Shared {
     /// Reports other capabilities than the device's.
     pub fn with_caps(mut self, change: impl FnOnce(&mut Caps)) -> Self {
         change(&mut self.caps);
+        self
+    }
+
+    /// Counts what goes between the host and the device, and within it.
+    pub fn counting_bytes(mut self, traffic: Arc<Traffic>) -> Self {
+        self.traffic = traffic;
         self
     }
 
@@ -286,10 +311,14 @@ impl Backend for Shared {
     }
 
     fn write(&mut self, dst: View, bytes: &[u8]) -> Result<(), BackendError> {
+        self.traffic
+            .written
+            .fetch_add(bytes.len() as u64, Ordering::Relaxed);
         lock(&self.inner).write(self.moved(dst), bytes)
     }
 
     fn read(&mut self, src: View, out: &mut [u8]) -> Result<(), BackendError> {
+        self.traffic.read.fetch_add(out.len() as u64, Ordering::Relaxed);
         lock(&self.inner).read(self.moved(src), out)
     }
 

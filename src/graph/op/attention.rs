@@ -3,7 +3,9 @@
 //!
 //! Operands: q `[b, s, heads, d]`, k and v `[b, t, kv_heads, d]`, and an optional mask that is added to the scores: it has the sizes
 //! `[b, heads, s, t]` or 1 in their place, and may have leading axes of size 1 more, or fewer axes. The result is
-//! `[b, s, heads, d]`. Softmax is in `f32`; no matrix of scores exists. Kernels take an even d.
+//! `[b, s, heads, d]`. With a window w query i sees no key before `t - s + i - (w - 1)`, whatever the mask says. Softmax is in `f32`; no
+//! matrix of scores exists. Kernels take an even d, and read no key that no query sees for the window; a cache may keep no more than these
+//! ([`LowerCx::ring`]).
 
 use super::case::{Case, input};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, operand, own};
@@ -51,12 +53,18 @@ pub struct Attention {
     pub scale: f32,
     /// Scores are bent to below this before the mask is added; 0 leaves them.
     pub softcap: f32,
+    /// Most keys that a query sees, the last of which is that at its own place among the last ones. Above 0.
+    pub window: Option<i64>,
 }
 
 impl Attention {
-    /// Attention without a cap.
+    /// Attention without a cap and without a window.
     pub fn scaled(scale: f32) -> Self {
-        Self { scale, softcap: 0.0 }
+        Self {
+            scale,
+            softcap: 0.0,
+            window: None,
+        }
     }
 
     /// A score as the softmax takes it, but for the mask.
@@ -155,11 +163,17 @@ impl Op for Attention {
         let group = heads.checked_div(kv_heads).unwrap_or(1);
         let mut y = vec![0f32; qd.len()];
         let mut scores = vec![0f64; t];
+        let window = self.window.and_then(|w| usize::try_from(w).ok());
         for b in 0..batch {
             for (i, h) in (0..s).flat_map(|i| (0..heads).map(move |h| (i, h))) {
                 let at = ((b * s + i) * heads + h) * d;
+                let first = window.map_or(0, |w| (t + i + 1).saturating_sub(s + w));
                 let row = |j: usize| ((b * t + j) * kv_heads + h / group) * d;
                 for (j, score) in scores.iter_mut().enumerate() {
+                    if j < first {
+                        *score = f64::NEG_INFINITY;
+                        continue;
+                    }
                     let dot: f32 = qd[at..at + d]
                         .iter()
                         .zip(&kd[row(j)..row(j) + d])
@@ -221,11 +235,26 @@ impl Attention {
             return Err(OpError::expected("rank of q", 4, q.rank()));
         };
         let keys = &k.0[1];
+        let (ring, other) = (cx.ring(1)?, cx.ring(2)?);
+        if ring != other {
+            return Err(OpError::mismatch(
+                "rows that the caches of keys and values keep",
+                format!("{ring:?}"),
+                format!("{other:?}"),
+            ));
+        }
         let wide = dim % 4 == 0;
         let vector = if wide { 4 } else { 2 };
         let one = queries.is(1);
         let upper = cx.upper_bound(keys);
-        let many = upper.is_none_or(|n| n > UNSPLIT);
+        let exceeds = |n: &i64| upper.is_none_or(|keys| keys > *n);
+        let window = self.window.filter(exceeds);
+        let ring = ring.filter(exceeds);
+        let read = match window {
+            Some(w) => keys.minimum(&w.into())?,
+            None => keys.clone(),
+        };
+        let many = window.or(upper).is_none_or(|n| n > UNSPLIT);
         // Heads share their keys where these are many, or rows are.
         let group = heads.exact_div(&k.0[2]).and_then(|g| g.as_const()).unwrap_or(1);
         let group = if one && !many && !cpu { 1 } else { group };
@@ -245,7 +274,7 @@ impl Attention {
         let slices = (items / (vectors * (dim / vector))).max(1);
         // One query has too few heads to fill a device; of many keys each part is a work-group.
         let split = (batch.is(1) && one && many).then_some(if cpu { 512 } else { 128 });
-        let splits = split.map(|s| keys.ceil_div(s)).transpose()?;
+        let splits = split.map(|s| read.ceil_div(s)).transpose()?;
         let result = match &splits {
             None => cx.output(0)?,
             Some(splits) => cx.temp(DType::F32, splits.mul(heads)?.mul(&Dim::from(dim + vector))?),
@@ -293,6 +322,14 @@ impl Attention {
             Some(keys) => call.define("SPLIT", keys),
             None => call,
         };
+        let call = match window {
+            Some(keys) => call.define("WINDOW", keys),
+            None => call,
+        };
+        let call = match ring {
+            Some(rows) => call.define("RING", rows),
+            None => call,
+        };
         let call = match stored {
             Rows::Words => call.define("Q8", 1),
             Rows::Floats => call,
@@ -315,9 +352,14 @@ impl Attention {
 }
 
 fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
+    let window = a.int("window")?;
+    if let Some(w) = window.filter(|w| *w < 1) {
+        return Err(OpError::expected("attribute `window`", "1 or more", w));
+    }
     Ok(Box::new(Attention {
         scale: a.float("scale")?.unwrap_or(1.0),
         softcap: a.float("softcap")?.unwrap_or(0.0),
+        window,
     }))
 }
 
@@ -350,12 +392,31 @@ fn cases() -> Vec<Case> {
         let rows = |n, heads| input(&[1, n, heads, 12]).range(-4.0, 4.0);
         let inputs = vec![rows(s, 4), rows(70, 2), rows(70, 2), input(mask).range(-4.0, 0.0)];
         let op = Attention {
-            scale: 0.5,
             softcap: 2.0,
+            ..Attention::scaled(0.5)
+        };
+        Case::new(op, inputs)
+    };
+    let windowed = |s, t, heads, kv, window, mask: bool| {
+        let rows = |n, heads| input(&[1, n, heads, 16]).range(-2.0, 2.0);
+        let mut inputs = vec![rows(s, heads), rows(t, kv), rows(t, kv)];
+        if mask {
+            inputs.push(input(&[s, t]).range(-4.0, 0.0));
+        }
+        let op = Attention {
+            window: Some(window),
+            ..Attention::scaled(0.25)
         };
         Case::new(op, inputs)
     };
     vec![
+        windowed(1, 200, 4, 2, 70, true),
+        windowed(1, 900, 3, 3, 600, false),
+        windowed(1, 900, 4, 1, 7, true),
+        windowed(1, 9, 4, 1, 9, false),
+        windowed(11, 150, 4, 2, 5, true),
+        windowed(70, 70, 2, 2, 3, false),
+        windowed(5, 300, 6, 2, 130, true),
         capped(1, &[1, 70]),
         capped(5, &[5, 70]),
         case(1, 1, 2, 1, 64, false),

@@ -23,6 +23,7 @@ mod pick;
 mod rotary;
 mod split;
 mod trans_b;
+mod window;
 
 pub(crate) use decompose::keeps_cache;
 pub use greedy::TOKEN;
@@ -130,6 +131,11 @@ pub const ATTENTION: Pass = Pass {
     name: "attention",
     run: attention::run,
 };
+/// Attention learns of the window that its mask leaves, and caches keep no more.
+pub const WINDOW: Pass = Pass {
+    name: "window",
+    run: window::run,
+};
 /// Elementwise chains become one operator.
 pub const FUSE: Pass = Pass {
     name: "fuse",
@@ -180,6 +186,7 @@ pub const STANDARD: &[Pass] = &[
     TRANS_B,
     KV_CACHE,
     ATTENTION,
+    WINDOW,
     FUSE,
     EPILOGUE,
     JOINT_MATMUL_E0M,

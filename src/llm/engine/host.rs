@@ -131,9 +131,9 @@ impl LanguageModel for HostModel {
         Some(self)
     }
 
-    fn truncate(&mut self, len: usize) {
+    fn truncate(&mut self, len: usize) -> usize {
         if len >= self.len {
-            return;
+            return self.len;
         }
         let graph = self.decoder.graph.clone();
         for s in graph.states() {
@@ -150,6 +150,7 @@ impl LanguageModel for HostModel {
             }
         }
         self.len = len;
+        len
     }
 }
 

@@ -1,6 +1,7 @@
 //! A decoder on a device, for any number of sequences.
 
-use super::{DECODE, Decoder, DeviceModel, Lengths};
+use super::ring::Rings;
+use super::{DECODE, Decoder, DeviceModel, Lengths, PREFILL};
 use crate::backend::{Backend, Caps, SharedBackend, Stats};
 use crate::error::Result;
 use crate::executor::{Executor, Program};
@@ -44,7 +45,9 @@ impl DeviceDecoder {
 
     /// A model with an empty cache.
     pub fn model(&self) -> Result<DeviceModel> {
+        let states = self.program.plan(PREFILL).map_or(&[][..], |p| p.states.as_slice());
         Ok(DeviceModel {
+            rings: Rings::new(states),
             decoder: self.decoder.clone(),
             executor: Executor::of(&self.program)?,
             lengths: self.lengths,
