@@ -26,7 +26,7 @@ pub use metrics::Metrics;
 pub use prompt_cache::States;
 pub use sampler::{Sampler, SamplerConfig};
 pub use stop::StopStrings;
-pub use template::{ChatTemplate, Message};
+pub use template::{ChatTemplate, Message, Raised};
 pub use tokenizer::Tokenizer;
 
 use crate::error::Result;
