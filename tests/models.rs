@@ -235,9 +235,10 @@ fn main() -> ExitCode {
             Ok(decoder_of_integers(&path, Some(&device))?)
         }));
         let (path, device) = (file(DECODER), d.clone());
-        trials.push(Trial::test(format!("{DECODER}: greedy tokens@{label}"), move || {
-            Ok(greedy_tokens(&path, Some(&device))?)
-        }));
+        trials.push(Trial::test(
+            format!("{DECODER}: greedy tokens@{label}"),
+            move || Ok(greedy_tokens(&path, Some(&device))?),
+        ));
     }
     libtest_mimic::run(&arguments, trials).exit_code()
 }
@@ -255,7 +256,11 @@ fn greedy_tokens(path: &Path, device: Option<&Device>) -> Outcome {
         serde_json::from_value(case[name].clone()).text()
     };
     let copies = Arc::new(AtomicUsize::new(0));
-    let pipeline = if device.is_some() { Pipeline::standard() } else { Pipeline::host() };
+    let pipeline = if device.is_some() {
+        Pipeline::standard()
+    } else {
+        Pipeline::host()
+    };
     let decoder = Decoder::load(path, &pipeline, Logits::Last).text()?;
     let graph = decoder.graph();
     // Keys and values of 8 layers; none is passed in or out.
@@ -280,9 +285,16 @@ fn greedy_tokens(path: &Path, device: Option<&Device>) -> Outcome {
             found.push(model.most_likely(&[last]).text()?);
         }
         let same = found.iter().zip(&wanted).filter(|(a, b)| a == b).count();
-        eprintln!("{}: {same} of {} tokens are the same", case["question"], wanted.len());
+        eprintln!(
+            "{}: {same} of {} tokens are the same",
+            case["question"],
+            wanted.len()
+        );
         if wanted.len() != 64 || same < needed {
-            return Err(format!("{}: expected {wanted:?}, found {found:?}", case["question"]));
+            return Err(format!(
+                "{}: expected {wanted:?}, found {found:?}",
+                case["question"]
+            ));
         }
     }
     match copies.load(Ordering::Relaxed) {

@@ -23,7 +23,9 @@ fn main() -> ExitCode {
     let models = std::env::var_os("TLITE_TEST_MODELS").map(PathBuf::from);
     let mut trials = Vec::new();
     if models.is_none() {
-        trials.push(support::not_set("TLITE_TEST_MODELS names no folder with chat templates"));
+        trials.push(support::not_set(
+            "TLITE_TEST_MODELS names no folder with chat templates",
+        ));
     }
     let chats = Arc::new(chats());
     let Value::Object(expected) = data("expected.json") else {
@@ -79,7 +81,9 @@ fn template(place: &str, models: Option<&Path>) -> Result<String, String> {
         // A string of C that JSON reads, too.
         "test" => {
             let source = read(&models.join("chat-templates/test-chat-template.cpp"))?;
-            let at = source.find(&format!("/* .name= */ \"{name}\",")).ok_or("no such name")?;
+            let at = source
+                .find(&format!("/* .name= */ \"{name}\","))
+                .ok_or("no such name")?;
             let (_, rest) = source[at..]
                 .split_once("/* .template_str= */ ")
                 .ok_or("no template there")?;
@@ -96,7 +100,11 @@ fn dated(text: &str) -> Result<String, String> {
     let mut out = parts.next().unwrap_or_default().to_owned();
     for part in parts {
         let (format, rest) = part.split_once('\u{2}').ok_or("a date without end")?;
-        let date = std::process::Command::new("date").arg("-u").arg(format!("+{format}")).output().text()?;
+        let date = std::process::Command::new("date")
+            .arg("-u")
+            .arg(format!("+{format}"))
+            .output()
+            .text()?;
         out += String::from_utf8(date.stdout).text()?.trim_end_matches('\n');
         out += rest;
     }
@@ -132,5 +140,9 @@ fn renders(template: &str, chats: &Value, expected: &Value) -> Outcome {
             (Err(e), ..) => wrong.push(format!("{name}: expected {wanted}, found {}", e.chain())),
         }
     }
-    if wrong.is_empty() { Ok(()) } else { Err(wrong.join("\n")) }
+    if wrong.is_empty() {
+        Ok(())
+    } else {
+        Err(wrong.join("\n"))
+    }
 }

@@ -42,7 +42,10 @@ const REFUSED: &[(&str, &str)] = &[
     ("aquila", "\"tokenizer.ggml.pre\" is missing"),
     ("gpt-neox", "\"tokenizer.ggml.pre\" is missing"),
     // Unigram, for encoders.
-    ("nomic-bert-moe", "tokenizer \"t5\" is not supported; supported are gpt2, llama, gemma4, bert"),
+    (
+        "nomic-bert-moe",
+        "tokenizer \"t5\" is not supported; supported are gpt2, llama, gemma4, bert",
+    ),
 ];
 
 fn main() -> ExitCode {
@@ -56,15 +59,21 @@ fn main() -> ExitCode {
     let mut trials = Vec::new();
     for (name, start) in VOCABULARIES {
         let path = file(name);
-        trials.push(Trial::test(format!("{name}: ids"), move || Ok(ids(&path, name, *start)?)));
+        trials.push(Trial::test(format!("{name}: ids"), move || {
+            Ok(ids(&path, name, *start)?)
+        }));
         let path = file(name);
-        trials.push(Trial::test(format!("{name}: streams"), move || Ok(streams(&path)?)));
+        trials.push(Trial::test(format!("{name}: streams"), move || {
+            Ok(streams(&path)?)
+        }));
     }
     let path = file("baichuan");
     trials.push(Trial::test("baichuan: its pieces", move || Ok(pieces(&path)?)));
     for (name, words) in REFUSED {
         let path = file(name);
-        trials.push(Trial::test(format!("{name}: refused"), move || Ok(refused(&path, words)?)));
+        trials.push(Trial::test(format!("{name}: refused"), move || {
+            Ok(refused(&path, words)?)
+        }));
     }
     libtest_mimic::run(&arguments, trials).exit_code()
 }
@@ -156,7 +165,9 @@ fn streams(path: &Path) -> Outcome {
     for _ in 0..300 {
         let ids: Vec<u32> = (0..12)
             .map(|_| {
-                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                state = state
+                    .wrapping_mul(6_364_136_223_846_793_005)
+                    .wrapping_add(1_442_695_040_888_963_407);
                 u32::try_from((state >> 33) % count).unwrap_or(0)
             })
             .collect();

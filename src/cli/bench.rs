@@ -1,8 +1,9 @@
 //! `tlite bench`.
 
+use super::interrupt::Interrupt;
 use super::load::{LoadedModel, load, open_folder};
 use super::options::{ExecOptions, check_fits, from_one, from_zero};
-use super::output::{bar, put, put_json, spinner, table};
+use super::output::{bar, note, put, put_json, spinner, table};
 use crate::error::{Error, Result};
 use crate::llm::Model;
 use crate::llm::engine::Logits;
@@ -11,12 +12,14 @@ use crate::llm::sampler::SplitMix64;
 use serde::Serialize;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 /// Measure the speed of a model
 ///
 /// Test ppN feeds N tokens at once into an empty cache; test tgN feeds N tokens one by one, into an empty cache or, as
-/// tgN@D, behind D others. Each is run once to warm up and then --repeat times.
+/// tgN@D, behind D others. Each is run once to warm up and then --repeat times. Ctrl-C stops; what was measured until then is shown,
+/// and the exit code is 130.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Folder with model.onnx and the config files
@@ -127,10 +130,12 @@ struct Report<'a> {
     device: &'a str,
     driver: &'a str,
     results: &'a [Line],
+    interrupted: bool,
 }
 
-/// Tokens per second of one run.
-fn measure(model: &mut dyn Model, test: Test, tokens: &[u32]) -> Result<f64> {
+/// Tokens per second of one run; `None` where it was cancelled.
+fn measure(model: &mut dyn Model, test: Test, tokens: &[u32], cancel: &AtomicBool) -> Result<Option<f64>> {
+    let cancelled = || cancel.load(Ordering::Relaxed);
     let mut logits = Vec::new();
     let (before, tokens) = tokens.split_at_checked(test.depth()).unwrap_or((&[], tokens));
     model.truncate(before.len());
@@ -143,13 +148,20 @@ fn measure(model: &mut dyn Model, test: Test, tokens: &[u32]) -> Result<f64> {
         Test::Prefill(_) => model.forward(tokens, &mut logits)?,
         Test::Decode(..) => {
             for token in tokens {
+                if cancelled() {
+                    return Ok(None);
+                }
                 model.forward(std::slice::from_ref(token), &mut logits)?;
             }
         }
     }
     let time = start.elapsed();
+    if cancelled() {
+        return Ok(None);
+    }
     // A clock too coarse to see the run gives no finite speed; one nanosecond bounds it.
-    Ok(rate(tokens.len(), time.max(std::time::Duration::from_nanos(1))).unwrap_or(0.0))
+    let speed = rate(tokens.len(), time.max(std::time::Duration::from_nanos(1)));
+    Ok(Some(speed.unwrap_or(0.0)))
 }
 
 fn line(test: Test, speeds: &mut [f64]) -> Option<Line> {
@@ -169,12 +181,13 @@ fn line(test: Test, speeds: &mut [f64]) -> Option<Line> {
     })
 }
 
-/// Runs all tests; `step` hears the name of each run before it starts. Usage errors, before anything runs,
+/// Runs all tests until `cancel` is set, and gives what was measured; `step` hears the name of each run before it starts. Usage errors, before anything runs,
 /// for tests that do not fit the context.
 fn bench(
     model: &mut dyn Model,
     tests: &[Test],
     repeat: NonZeroUsize,
+    cancel: &AtomicBool,
     step: &mut dyn FnMut(&str),
 ) -> Result<Vec<Line>> {
     for test in tests {
@@ -187,6 +200,9 @@ fn bench(
     }
     let mut lines = Vec::new();
     for &test in tests {
+        if cancel.load(Ordering::Relaxed) {
+            break;
+        }
         let mut random = SplitMix64::new(0);
         let tokens: Vec<u32> = (0..test.depth() + test.tokens())
             .map(|_| u32::try_from(random.next_u64() % vocab).unwrap_or(0))
@@ -195,9 +211,10 @@ fn bench(
         model.truncate(0);
         for run in 0..=repeat.get() {
             step(&test.name());
-            let speed = measure(model, test, &tokens)?;
-            if run > 0 {
-                speeds.push(speed);
+            match measure(model, test, &tokens, cancel)? {
+                None => break,
+                Some(speed) if run > 0 => speeds.push(speed),
+                Some(_) => {}
             }
         }
         lines.extend(line(test, &mut speeds));
@@ -221,8 +238,8 @@ fn text(name: &str, loaded: &LoadedModel, lines: &[Line]) -> String {
 }
 
 /// Runs the command.
-pub fn run(args: &Args) -> Result<()> {
-    let folder = open_folder(&args.model, &[])?;
+pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
+    let folder = open_folder("MODEL", &args.model, &[])?;
     let progress = spinner(format!("loading {}", folder.name()));
     let loaded = load(folder.dir(), &args.exec, Logits::Last);
     progress.finish_and_clear();
@@ -237,12 +254,25 @@ pub fn run(args: &Args) -> Result<()> {
         )
         .collect();
     let progress = bar(tests.len().saturating_mul(args.repeat.get().saturating_add(1)));
-    let lines = bench(loaded.model.as_mut(), &tests, args.repeat, &mut |name| {
+    let generating = interrupt.generating();
+    let cancel = generating.flag();
+    let lines = bench(loaded.model.as_mut(), &tests, args.repeat, &cancel, &mut |name| {
         progress.set_message(name.to_owned());
         progress.inc(1);
     });
     progress.finish_and_clear();
     let lines = lines?;
+    drop(generating);
+    let interrupted = cancel.load(Ordering::Relaxed);
+    let end = if interrupted {
+        Err(Error::Interrupted)
+    } else {
+        Ok(())
+    };
+    if lines.is_empty() && interrupted {
+        note(&mut std::io::stderr(), "interrupted before a run was measured");
+        return end;
+    }
 
     let mut out = std::io::stdout().lock();
     if args.json {
@@ -259,11 +289,13 @@ pub fn run(args: &Args) -> Result<()> {
                 device,
                 driver,
                 results: &lines,
+                interrupted,
             },
-        )
+        )?;
     } else {
-        put(&mut out, &text(&folder.name(), &loaded, &lines))
+        put(&mut out, &text(&folder.name(), &loaded, &lines))?;
     }
+    end
 }
 
 #[cfg(test)]
@@ -281,9 +313,15 @@ mod tests {
     fn every_test_is_warmed_up_and_repeated() {
         let mut model = model(6);
         let mut names = Vec::new();
-        let lines = bench(&mut model, &TESTS, NonZeroUsize::new(2).unwrap(), &mut |n| {
-            names.push(n.to_owned());
-        })
+        let lines = bench(
+            &mut model,
+            &TESTS,
+            NonZeroUsize::new(2).unwrap(),
+            &AtomicBool::new(false),
+            &mut |n| {
+                names.push(n.to_owned());
+            },
+        )
         .unwrap();
         let run = |name: &str| vec![name.to_owned(); 3];
         assert_eq!(names, [run("pp6"), run("tg3"), run("tg2@4")].concat());
@@ -300,6 +338,27 @@ mod tests {
     }
 
     #[test]
+    fn a_cancelled_bench_gives_what_it_has() {
+        let mut model = model(6);
+        let cancel = AtomicBool::new(false);
+        let mut runs = 0;
+        // The first test is whole, the second ends behind its first measured run.
+        let lines = bench(
+            &mut model,
+            &TESTS,
+            NonZeroUsize::new(2).unwrap(),
+            &cancel,
+            &mut |_| {
+                runs += 1;
+                cancel.store(runs == 6, Ordering::Relaxed);
+            },
+        )
+        .unwrap();
+        let names: Vec<&str> = lines.iter().map(|l| l.test.as_str()).collect();
+        assert_eq!((names, runs), (vec!["pp6", "tg3"], 6));
+    }
+
+    #[test]
     fn tests_that_do_not_fit_name_their_option() {
         let mut model = model(5);
         let one = NonZeroUsize::MIN;
@@ -307,6 +366,7 @@ mod tests {
             &mut model,
             &[Test::Decode(5, 0), Test::Prefill(6)],
             one,
+            &AtomicBool::new(false),
             &mut |_| (),
         )
         .unwrap_err();

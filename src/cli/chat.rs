@@ -6,6 +6,7 @@ use super::load::{load_wanted, open_folder};
 use super::options::ExecOptions;
 use super::output::{note, put, spinner};
 use super::sampling::SamplingOptions;
+use super::template::TemplateOptions;
 use crate::error::{Error, Result};
 use crate::llm::{ChatTemplate, Finish, Limits, Message, Tokenizer};
 use std::io::{BufRead, IsTerminal, Write};
@@ -24,6 +25,8 @@ pub struct Args {
     system: Option<String>,
     #[command(flatten)]
     sampling: SamplingOptions,
+    #[command(flatten)]
+    template: TemplateOptions,
     #[command(flatten)]
     answers: AnswerOptions,
     #[command(flatten)]
@@ -193,12 +196,13 @@ fn talk(session: &mut Session<'_>, console: &mut Console<'_>, interrupt: &Interr
 
 /// Runs the command.
 pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
-    let folder = open_folder(&args.model, &["tokenizer.json"])?;
+    let folder = open_folder("MODEL", &args.model, &["tokenizer.json"])?;
+    args.answers.check()?;
     let tokenizer = Tokenizer::load(folder.dir())?;
     let eos = folder.eos_ids(&tokenizer);
     let sampler = args.sampling.sampler(&tokenizer)?;
     let sampler = args.answers.constrain(sampler, &tokenizer, &eos)?;
-    let template = ChatTemplate::load(&folder)?;
+    let template = ChatTemplate::load(&folder)?.with_values(args.template.values()?);
     let progress = spinner(format!("loading {}", folder.name()));
     let loaded = load_wanted(folder.dir(), &args.exec, &args.answers.wanted(&sampler));
     progress.finish_and_clear();

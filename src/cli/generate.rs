@@ -6,6 +6,7 @@ use super::load::{load_wanted, open_folder};
 use super::options::ExecOptions;
 use super::output::{note, put, put_json, spinner};
 use super::sampling::SamplingOptions;
+use super::template::TemplateOptions;
 use crate::error::{Error, Result};
 use crate::llm::{ChatTemplate, Finish, Limits, Message, ModelFolder, Tokenizer};
 use serde::Serialize;
@@ -33,6 +34,8 @@ pub struct Args {
     json: bool,
     #[command(flatten)]
     sampling: SamplingOptions,
+    #[command(flatten)]
+    template: TemplateOptions,
     #[command(flatten)]
     answers: AnswerOptions,
     #[command(flatten)]
@@ -78,10 +81,19 @@ fn prompt_tokens(
     prompt: &str,
     system: Option<&str>,
     raw: bool,
+    values: &TemplateOptions,
     notes: &mut dyn Write,
 ) -> Result<Vec<u32>> {
     let template = if raw { None } else { ChatTemplate::find(folder)? };
     let Some(template) = template else {
+        if let Some(option) = values.given() {
+            let what = if raw {
+                "has no effect with --raw"
+            } else {
+                "the model has no chat template that could take it"
+            };
+            return Err(Error::usage(option, what));
+        }
         if system.is_some() {
             return Err(Error::usage(
                 "--system",
@@ -98,6 +110,7 @@ fn prompt_tokens(
     };
     let mut messages: Vec<Message> = system.map(Message::system).into_iter().collect();
     messages.push(Message::user(prompt));
+    let template = template.with_values(values.values()?);
     tokenizer.encode(&template.render(&messages, true)?, false)
 }
 
@@ -123,7 +136,8 @@ fn read_prompt(prompt: &str, input: &mut dyn Read) -> Result<String> {
 /// Runs the command.
 pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     let mut notes = std::io::stderr();
-    let folder = open_folder(&args.model, &["tokenizer.json"])?;
+    let folder = open_folder("MODEL", &args.model, &["tokenizer.json"])?;
+    args.answers.check()?;
     let tokenizer = Tokenizer::load(folder.dir())?;
     let eos = folder.eos_ids(&tokenizer);
     let sampler = args.sampling.sampler(&tokenizer)?;
@@ -135,6 +149,7 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
         &prompt,
         args.system.as_deref(),
         args.raw,
+        &args.template,
         &mut notes,
     )?;
 
@@ -212,7 +227,15 @@ mod tests {
         let (_dir, chat, tokenizer) = folder(config);
         let mut notes = Vec::new();
         let tokens = |folder: &ModelFolder, system: Option<&str>, raw, notes: &mut Vec<u8>| {
-            prompt_tokens(folder, &tokenizer, "hi", system, raw, notes)
+            prompt_tokens(
+                folder,
+                &tokenizer,
+                "hi",
+                system,
+                raw,
+                &TemplateOptions::default(),
+                notes,
+            )
         };
         let ids = |parts: &[&str]| -> Vec<u32> {
             parts

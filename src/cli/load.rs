@@ -133,14 +133,20 @@ pub fn caps(options: &DeviceOptions) -> Result<Option<Caps>> {
     ))
 }
 
-/// The folder of a language model, which holds `needed`. Usage errors: no such folder, a file in its place, a file of it that is missing.
-pub fn open_folder(path: &Path, needed: &[&str]) -> Result<ModelFolder> {
+/// The folder of a language model that `option` names, which holds `needed`. Usage errors: no such folder, a file in its place, a file of it that is missing.
+pub fn open_folder(option: &str, path: &Path, needed: &[&str]) -> Result<ModelFolder> {
+    if !path.exists() {
+        return Err(Error::usage(
+            option,
+            format!("there is no folder {}", path.display()),
+        ));
+    }
     if path.is_file() {
         let what = format!(
             "{} is a file; expected a folder with model.onnx and tokenizer.json; {OTHERS}",
             path.display()
         );
-        return Err(Error::usage("MODEL", what));
+        return Err(Error::usage(option, what));
     }
     let folder = ModelFolder::open(path)?;
     match needed.iter().find(|n| !folder.dir().join(n).is_file()) {
@@ -149,7 +155,7 @@ pub fn open_folder(path: &Path, needed: &[&str]) -> Result<ModelFolder> {
                 "{} has no {name}; expected a folder with model.onnx and tokenizer.json; {OTHERS}",
                 path.display()
             );
-            Err(Error::usage("MODEL", what))
+            Err(Error::usage(option, what))
         }
         None => Ok(folder),
     }

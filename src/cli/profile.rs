@@ -91,7 +91,7 @@ pub fn run(args: &Args) -> Result<()> {
             format!("{prefill}: one run takes at most {CHUNK} tokens"),
         ));
     }
-    let folder = open_folder(&args.model, &[])?;
+    let folder = open_folder("MODEL", &args.model, &[])?;
     let Some(mut model) = load_device(&folder, &args.exec, &Wanted::of(Logits::Last))? else {
         return Err(Error::usage("--backend", "the host has no kernels to time"));
     };

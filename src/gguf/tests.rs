@@ -119,7 +119,7 @@ fn impossible_headers_are_named() {
         b[at..at + bytes.len()].copy_from_slice(bytes);
         message(testing::open(b))
     };
-    assert!(with(0, b"GGML").contains("memory.gguf: expected the magic number"));
+    assert!(with(0, b"GGML").contains("memory.gguf: expected a GGUF file"));
     assert!(with(4, &1u32.to_le_bytes()).contains("expected GGUF version 2 or 3, found 1"));
     assert!(with(4, &3u32.to_be_bytes()).contains("big-endian"));
     assert!(with(8, &u64::MAX.to_le_bytes()).contains("tensor table: 18446744073709551615 items"));
@@ -548,7 +548,14 @@ fn encode(t: &Tokenizer, text: &str) -> Vec<String> {
 
 #[test]
 fn byte_level_tokenizers_split_and_round_trip() {
-    let of_one_digit = ["smollm", "qwen2", "command-r", "tekken", "deepseek-llm", "deepseek-coder"];
+    let of_one_digit = [
+        "smollm",
+        "qwen2",
+        "command-r",
+        "tekken",
+        "deepseek-llm",
+        "deepseek-coder",
+    ];
     let of_more = ["gpt-2", "llama-bpe", "smaug-bpe", "mpt", "falcon", "gpt-4o"];
     for pre in of_one_digit.into_iter().chain(of_more) {
         let mut file = File::default();
@@ -593,8 +600,14 @@ fn cut(pre: &str, text: &str) -> Vec<String> {
     let t = load(&file);
     let mut pieces = tokenizers::PreTokenizedString::from(text);
     t.get_pre_tokenizer().unwrap().pre_tokenize(&mut pieces).unwrap();
-    let pieces = pieces.get_splits(tokenizers::OffsetReferential::Original, tokenizers::OffsetType::Byte);
-    pieces.iter().map(|(_, (from, to), _)| text[*from..*to].to_owned()).collect()
+    let pieces = pieces.get_splits(
+        tokenizers::OffsetReferential::Original,
+        tokenizers::OffsetType::Byte,
+    );
+    pieces
+        .iter()
+        .map(|(_, (from, to), _)| text[*from..*to].to_owned())
+        .collect()
 }
 
 /// Those of which no vocabulary with expected ids is at hand.
@@ -603,15 +616,31 @@ fn pre_tokenizers_cut_words() {
     let text = "We've GPUs, HelloWorld's 12345\n/x";
     assert_eq!(
         cut("tekken", text),
-        ["We", "'ve", " GPUs", ",", " Hello", "World", "'s", " ", "1", "2", "3", "4", "5", "\n", "/x"]
+        [
+            "We", "'ve", " GPUs", ",", " Hello", "World", "'s", " ", "1", "2", "3", "4", "5", "\n", "/x"
+        ]
     );
     assert_eq!(
         cut("gpt-4o", text),
-        ["We've", " GPUs", ",", " Hello", "World's", " ", "123", "45", "\n", "/x"]
+        [
+            "We've", " GPUs", ",", " Hello", "World's", " ", "123", "45", "\n", "/x"
+        ]
     );
     assert_eq!(
         cut("llama-bpe", text),
-        ["We", "'ve", " GPUs", ",", " HelloWorld", "'s", " ", "123", "45", "\n", "/x"]
+        [
+            "We",
+            "'ve",
+            " GPUs",
+            ",",
+            " HelloWorld",
+            "'s",
+            " ",
+            "123",
+            "45",
+            "\n",
+            "/x"
+        ]
     );
 }
 
@@ -671,12 +700,18 @@ fn word_pieces_are_written_as_bert_has_them() {
     let tokens = ["[UNK]", "[CLS]", "[SEP]", "▁play", "ing", "▁ing", "▁."];
     file.set("tokenizer.ggml.model", Value::String("bert".to_owned()));
     file.set("tokenizer.ggml.tokens", testing::strings(&tokens));
-    file.set("tokenizer.ggml.token_type", Value::Array(Array::I32(vec![3, 3, 3, 1, 1, 1, 1])));
+    file.set(
+        "tokenizer.ggml.token_type",
+        Value::Array(Array::I32(vec![3, 3, 3, 1, 1, 1, 1])),
+    );
     for (name, id) in [("unknown", 0), ("cls", 1), ("seperator", 2)] {
         file.set(&format!("tokenizer.ggml.{name}_token_id"), Value::U32(id));
     }
     let t = load(&file);
-    assert_eq!(encode(&t, "Playing ing. x"), ["[CLS]", "play", "##ing", "ing", ".", "[UNK]", "[SEP]"]);
+    assert_eq!(
+        encode(&t, "Playing ing. x"),
+        ["[CLS]", "play", "##ing", "ing", ".", "[UNK]", "[SEP]"]
+    );
     assert_eq!(t.decode(&[3, 4, 5, 6], true).unwrap(), "playing ing.");
     let cased = ["[UNK]", "[CLS]", "[SEP]", "▁Play", "ing", "▁ing", "▁."];
     file.set("tokenizer.ggml.tokens", testing::strings(&cased));

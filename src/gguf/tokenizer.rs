@@ -145,7 +145,11 @@ impl Vocabulary {
             }
             "gemma4" => {
                 let prefix = prefix.unwrap_or(false);
-                (Kind::SentencePiece { prefix }, "GemmaTokenizer", stored_merges(g, &index)?)
+                (
+                    Kind::SentencePiece { prefix },
+                    "GemmaTokenizer",
+                    stored_merges(g, &index)?,
+                )
             }
             "bert" => (Kind::WordPiece, "BertTokenizer", Vec::new()),
             _ => {
@@ -203,7 +207,10 @@ impl Vocabulary {
         if add_bos && bos.is_none() {
             return Err(needed("first", first));
         }
-        if add_eos && let [name, ..] = last && id(name)?.is_none() {
+        if add_eos
+            && let [name, ..] = last
+            && id(name)?.is_none()
+        {
             return Err(needed("last", name));
         }
         let unk = match id("unknown")? {

@@ -118,6 +118,7 @@ impl<'a, M: Model + ?Sized> Generator<'a, M> {
         Ok(Self {
             metrics: Metrics {
                 prompt_tokens: prompt.len(),
+                reused_tokens: model.len(),
                 ..Metrics::default()
             },
             unknown: model.len(),

@@ -169,7 +169,11 @@ impl ChatTemplate {
         // An absent token stays undefined, as templates test for it with `is defined`.
         values.extend(self.bos.as_deref().map(|t| ("bos_token", Value::from(t))));
         values.extend(self.eos.as_deref().map(|t| ("eos_token", Value::from(t))));
-        values.extend(self.values.iter().map(|(k, v)| (k.as_str(), Value::from(Serde(v)))));
+        values.extend(
+            self.values
+                .iter()
+                .map(|(k, v)| (k.as_str(), Value::from(Serde(v)))),
+        );
         values.push(("messages", Value::from(Serde(messages))));
         values.push(("add_generation_prompt", Value::from(add_generation_prompt)));
         let text = self.environment.get_template(NAME);
@@ -182,7 +186,12 @@ impl ChatTemplate {
         let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(&e);
         while let Some(c) = cause {
             if let Some(raised) = c.downcast_ref::<Raised>() {
-                return Error::parse(Stage::Text, &self.path, format!("{what}: {raised}"), raised.clone());
+                return Error::parse(
+                    Stage::Text,
+                    &self.path,
+                    format!("{what}: {raised}"),
+                    raised.clone(),
+                );
             }
             cause = c.source();
         }
@@ -297,12 +306,30 @@ mod tests {
     fn lists_and_files_of_templates() {
         let two = json!([{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]);
         let (dir, f) = folder(json!({ "chat_template": two }));
-        assert_eq!(ChatTemplate::load(&f).unwrap().render::<Message>(&[], true).unwrap(), "d");
+        assert_eq!(
+            ChatTemplate::load(&f)
+                .unwrap()
+                .render::<Message>(&[], true)
+                .unwrap(),
+            "d"
+        );
         std::fs::write(dir.path().join("chat_template.jinja"), "file").unwrap();
-        assert_eq!(ChatTemplate::load(&f).unwrap().render::<Message>(&[], true).unwrap(), "file");
+        assert_eq!(
+            ChatTemplate::load(&f)
+                .unwrap()
+                .render::<Message>(&[], true)
+                .unwrap(),
+            "file"
+        );
 
         let (_dir, f) = folder(json!({"chat_template": [{"name": "x", "template": "only"}]}));
-        assert_eq!(ChatTemplate::load(&f).unwrap().render::<Message>(&[], true).unwrap(), "only");
+        assert_eq!(
+            ChatTemplate::load(&f)
+                .unwrap()
+                .render::<Message>(&[], true)
+                .unwrap(),
+            "only"
+        );
         let (_dir, f) =
             folder(json!({"chat_template": [{"name": "x", "template": ""}, {"name": "y", "template": ""}]}));
         assert!(ChatTemplate::load(&f).err().unwrap().to_string().contains("x, y"));

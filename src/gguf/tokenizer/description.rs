@@ -15,7 +15,11 @@ fn sequence(of: &str, parts: &[Value]) -> Value {
 pub fn tokenizer_json(v: &Vocabulary) -> Value {
     let (normalizer, pre_tokenizer, decoder) = match v.kind {
         Kind::ByteLevel(pre) => {
-            let normalizer = if pre.nfc { json!({"type": "NFC"}) } else { Value::Null };
+            let normalizer = if pre.nfc {
+                json!({"type": "NFC"})
+            } else {
+                Value::Null
+            };
             (normalizer, pre.json(), byte_level(true))
         }
         Kind::SentencePiece { prefix } => sentence_piece(prefix),
@@ -70,7 +74,8 @@ pub fn tokenizer_json(v: &Vocabulary) -> Value {
 
 /// Normalizer, pre-tokenizer and decoder of SentencePiece: spaces are a character of their own.
 fn sentence_piece(prefix: bool) -> (Value, Value, Value) {
-    let replace = |from: &str, to: &str| json!({"type": "Replace", "pattern": {"String": from}, "content": to});
+    let replace =
+        |from: &str, to: &str| json!({"type": "Replace", "pattern": {"String": from}, "content": to});
     let word = WORD.to_string();
     let mut normalizers = vec![replace(" ", &word)];
     let mut decoders = vec![

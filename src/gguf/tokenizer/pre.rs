@@ -124,7 +124,12 @@ static PRES: &[Pre] = &[
     },
     Pre {
         names: &["falcon"],
-        cuts: &[Cut::Punctuation, Cut::Gpt2, Cut::Digits, Cut::At("[0-9][0-9][0-9]")],
+        cuts: &[
+            Cut::Punctuation,
+            Cut::Gpt2,
+            Cut::Digits,
+            Cut::At("[0-9][0-9][0-9]"),
+        ],
         class: "PreTrainedTokenizerFast",
         ..Pre::GPT2
     },

@@ -29,7 +29,11 @@ fn repr(value: &Value) -> Result<String, Error> {
         }
         ValueKind::Map => {
             let entry = |key: Value| Ok(format!("{}: {}", repr(&key)?, repr(&value.get_item(&key)?)?));
-            list('{', value.try_iter()?.map(entry).collect::<Result<_, Error>>()?, '}')
+            list(
+                '{',
+                value.try_iter()?.map(entry).collect::<Result<_, Error>>()?,
+                '}',
+            )
         }
         _ => value.to_string(),
     })
@@ -37,7 +41,11 @@ fn repr(value: &Value) -> Result<String, Error> {
 
 /// A text in quotation marks: single ones, unless it has such and no double ones.
 fn quoted(text: &str) -> String {
-    let quote = if text.contains('\'') && !text.contains('"') { '"' } else { '\'' };
+    let quote = if text.contains('\'') && !text.contains('"') {
+        '"'
+    } else {
+        '\''
+    };
     let mut out = String::from(quote);
     for c in text.chars() {
         match c {
@@ -98,7 +106,8 @@ pub(super) fn to_json(value: Value, options: Kwargs) -> Result<String, Error> {
     if value.is_undefined() {
         return Err(refuse("an undefined value has no JSON form"));
     }
-    let json = serde_json::to_value(&value).map_err(|e| refuse("the value has no JSON form").with_source(e))?;
+    let json =
+        serde_json::to_value(&value).map_err(|e| refuse("the value has no JSON form").with_source(e))?;
     let mut out = String::new();
     style.write(&mut out, &json, 0);
     Ok(out)
@@ -110,7 +119,9 @@ impl Style {
             Json::Number(n) if n.is_f64() => out.push_str(&n.as_f64().map_or_else(String::new, float)),
             Json::String(text) => self.text(out, text),
             Json::Array(list) => {
-                self.parts(out, ['[', ']'], list.iter(), depth, |out, v| self.write(out, v, depth + 1));
+                self.parts(out, ['[', ']'], list.iter(), depth, |out, v| {
+                    self.write(out, v, depth + 1)
+                });
             }
             Json::Object(map) => {
                 let mut entries: Vec<_> = map.iter().collect();
