@@ -2,7 +2,7 @@
 //!
 //! Templates are Jinja as Hugging Face renders it: blocks are trimmed, methods of Python's types work,
 //! values and JSON are written as Python does, and `raise_exception` and `strftime_now` exist. What differs: `~` writes truth values
-//! in small letters, and pairs are printed as lists.
+//! in small letters, pairs are printed as lists, and a loop over none is empty.
 
 mod date;
 mod python;
@@ -121,6 +121,11 @@ impl ChatTemplate {
         environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
         environment.set_formatter(python::format);
         environment.add_filter("tojson", python::to_json);
+        environment.add_filter("string", |value: Value| python::text(&value));
+        // None is not, in Python.
+        environment.add_test("iterable", |value: &Value| {
+            !value.is_none() && value.try_iter().is_ok()
+        });
         environment.add_function(
             "raise_exception",
             |what: String| -> Result<Value, minijinja::Error> {

@@ -15,6 +15,15 @@ pub(super) fn format(out: &mut Output<'_>, state: &mut State<'_, '_>, value: &Va
     }
 }
 
+/// What Python's `str` says of a value: the text itself of a text.
+pub(super) fn text(value: &Value) -> Result<String, Error> {
+    match value.as_str() {
+        Some(text) => Ok(text.to_owned()),
+        None if value.is_undefined() => Ok(String::new()),
+        None => repr(value),
+    }
+}
+
 /// What Python's `repr` says of a value.
 fn repr(value: &Value) -> Result<String, Error> {
     let list = |open: char, parts: Vec<String>, close: char| format!("{open}{}{close}", parts.join(", "));
