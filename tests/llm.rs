@@ -99,6 +99,11 @@ fn main() -> ExitCode {
                 );
                 let (model, device) = (dir.clone(), d.clone());
                 add(
+                    format!("real/conversation@{name}"),
+                    Box::new(move || conversation(&model, &device)),
+                );
+                let (model, device) = (dir.clone(), d.clone());
+                add(
                     format!("real/paris@{name}"),
                     Box::new(move || paris(&model, Some(&device))),
                 );
@@ -529,6 +534,61 @@ fn best(row: &[f32]) -> usize {
         .enumerate()
         .max_by(|a, b| a.1.total_cmp(b.1))
         .map_or(0, |(i, _)| i)
+}
+
+/// A conversation of 20 turns through the command: each turn feeds its own tokens, whatever tokens the answers had.
+fn conversation(dir: &Path, device: &Device) -> Outcome {
+    let _turn = device.turn();
+    let tokenizer = Tokenizer::load(dir).text()?;
+    let messages: Vec<String> = (0..20)
+        .map(|i| format!("Tell me fact number {i} about the sea, briefly."))
+        .collect();
+    let mut child = std::process::Command::new(env!("CARGO_BIN_EXE_tlite"))
+        .arg("chat")
+        .arg(dir)
+        .args([
+            "--backend",
+            &device.kind.to_string(),
+            "--device",
+            &device.caps.device,
+        ])
+        .args([
+            "--max-tokens",
+            "8",
+            "--context",
+            "1024",
+            "--temperature",
+            "1.5",
+            "--seed",
+            "3",
+        ])
+        .stdin(std::process::Stdio::piped())
+        .stdout(std::process::Stdio::null())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .text()?;
+    let mut input = child.stdin.take().ok_or("no standard input")?;
+    std::io::Write::write_all(&mut input, messages.join("\n").as_bytes()).text()?;
+    drop(input);
+    let output = child.wait_with_output().text()?;
+    let notes = String::from_utf8(output.stderr).text()?;
+    let lines: Vec<&str> = notes.lines().filter(|l| l.starts_with("[prompt ")).collect();
+    if !output.status.success() || lines.len() != messages.len() {
+        return Err(format!("{} answers: {notes}", lines.len()));
+    }
+    for (line, message) in lines.iter().zip(&messages).skip(1) {
+        let turn = format!("<|im_end|>\n<|im_start|>user\n{message}<|im_end|>\n<|im_start|>assistant\n");
+        let new = tokenizer.encode(&turn, false).text()?.len();
+        let (_, fed) = line
+            .split_once('(')
+            .ok_or_else(|| format!("nothing reused: {line}"))?;
+        let fed: usize = fed.split(' ').next().unwrap_or_default().parse().text()?;
+        // The last token of an answer that was cut short was not fed yet.
+        if !(new..=new + 1).contains(&fed) {
+            return Err(format!("a turn of {new} tokens: {line}"));
+        }
+    }
+    Ok(())
 }
 
 /// The greedy answer through the chat template names the capital.

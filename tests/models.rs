@@ -8,10 +8,12 @@
 mod support;
 
 use libtest_mimic::{Arguments, Trial};
+use serde_json::Value;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use support::{Device, Text};
 use tempfile::TempDir;
@@ -21,7 +23,7 @@ use transformer_lite::graph::pass::Pipeline;
 use transformer_lite::graph::{Edit, Graph, derive, onnx};
 use transformer_lite::inspect::{Request, inspect};
 use transformer_lite::llm::LanguageModel;
-use transformer_lite::llm::engine::{Decoder, HostModel, Lengths, Logits};
+use transformer_lite::llm::engine::{Decoder, DeviceModel, HostModel, Lengths, Logits};
 use transformer_lite::plan::{Options, Plan};
 use transformer_lite::shape::{Bindings, Symbol};
 use transformer_lite::tensor::{DType, HostTensor};
@@ -222,14 +224,83 @@ fn main() -> ExitCode {
     trials.push(Trial::test(format!("{DECODER}@host"), move || {
         Ok(decoder_of_integers(&path, None)?)
     }));
+    let path = file(DECODER);
+    trials.push(Trial::test(format!("{DECODER}: greedy tokens@host"), move || {
+        Ok(greedy_tokens(&path, None)?)
+    }));
     for d in &devices {
         let (path, device) = (file(DECODER), d.clone());
+        let label = d.label(&devices);
+        trials.push(Trial::test(format!("{DECODER}@{label}"), move || {
+            Ok(decoder_of_integers(&path, Some(&device))?)
+        }));
+        let (path, device) = (file(DECODER), d.clone());
         trials.push(Trial::test(
-            format!("{DECODER}@{}", d.label(&devices)),
-            move || Ok(decoder_of_integers(&path, Some(&device))?),
+            format!("{DECODER}: greedy tokens@{label}"),
+            move || Ok(greedy_tokens(&path, Some(&device))?),
         ));
     }
     libtest_mimic::run(&arguments, trials).exit_code()
+}
+
+/// What ONNX Runtime generates greedily: prompts and the 64 tokens behind each. `tests/data/minimind2/make.py` made it.
+const GENERATED: &str = include_str!("data/minimind2/tokens.json");
+/// How many of them a device must choose.
+const SAME_ON_DEVICES: usize = 60;
+
+/// Greedy tokens of `MiniMind2`'s own file, its cache in place: those of ONNX Runtime.
+fn greedy_tokens(path: &Path, device: Option<&Device>) -> Outcome {
+    let _turn = device.map(Device::turn);
+    let cases: Vec<Value> = serde_json::from_str(GENERATED).text()?;
+    let ids = |case: &Value, name: &str| -> Result<Vec<u32>, String> {
+        serde_json::from_value(case[name].clone()).text()
+    };
+    let copies = Arc::new(AtomicUsize::new(0));
+    let pipeline = if device.is_some() {
+        Pipeline::standard()
+    } else {
+        Pipeline::host()
+    };
+    let decoder = Decoder::load(path, &pipeline, Logits::Last).text()?;
+    let graph = decoder.graph();
+    // Keys and values of 8 layers; none is passed in or out.
+    let states = graph.states().len();
+    if states != 16 || graph.outputs().len() != 1 {
+        return Err(format!("{states} states and {} outputs", graph.outputs().len()));
+    }
+    let mut model: Box<dyn LanguageModel> = match device {
+        None => Box::new(HostModel::new(decoder, 128).text()?),
+        Some(d) => {
+            let shared = d.share().counting_copies(copies.clone());
+            Box::new(DeviceModel::new(decoder, Box::new(shared), &Lengths::of(128)).text()?)
+        }
+    };
+    let needed = if device.is_some() { SAME_ON_DEVICES } else { 64 };
+    for case in &cases {
+        let (prompt, wanted) = (ids(case, "prompt")?, ids(case, "tokens")?);
+        model.truncate(0);
+        let mut found = vec![model.most_likely(&prompt).text()?];
+        while found.len() < wanted.len() {
+            let last = found[found.len() - 1];
+            found.push(model.most_likely(&[last]).text()?);
+        }
+        let same = found.iter().zip(&wanted).filter(|(a, b)| a == b).count();
+        eprintln!(
+            "{}: {same} of {} tokens are the same",
+            case["question"],
+            wanted.len()
+        );
+        if wanted.len() != 64 || same < needed {
+            return Err(format!(
+                "{}: expected {wanted:?}, found {found:?}",
+                case["question"]
+            ));
+        }
+    }
+    match copies.load(Ordering::Relaxed) {
+        0 => Ok(()),
+        n => Err(format!("{n} copies or fills in the recordings")),
+    }
 }
 
 /// Models that the command has quantized, each once.

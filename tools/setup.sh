@@ -188,7 +188,7 @@ prepare_real_models() {
     setup_python
     have python3 || fail "python3 is needed to fetch models"
     python3 "$ROOT/tools/fetch_model.py" minimind2-small stories15m minilm mobilenetv2 ppocr-det ppocr-rec ppocr-cls yolo11n \
-        sscd-distilled silero-vad --dir "$CACHE" >/dev/null
+        sscd-distilled silero-vad vocabularies chat-templates --dir "$CACHE" >/dev/null
 }
 
 # Exports CLIP, with made-up weights, to $CACHE. Where PyTorch can't be had, the tests name what they leave out.

@@ -1,7 +1,7 @@
 //! Answers of a model as they are streamed, and the options that they take beside sampling.
 
 use super::load::load;
-use super::options::ExecOptions;
+use super::options::{ExecOptions, check_writable, read_text};
 use super::output::put;
 use super::sampling::some_text;
 use crate::error::{Error, Result};
@@ -12,7 +12,7 @@ use crate::llm::{
 };
 use clap::ValueEnum;
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// How tokens are guessed ahead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -60,16 +60,13 @@ impl AnswerOptions {
     /// `sampler` with the constraint that is asked for. A usage error for a file that holds none.
     pub fn constrain(&self, sampler: Sampler, codec: &Codec) -> Result<Sampler> {
         let (tokenizer, eos) = (codec.tokenizer(), codec.eos());
-        let read = |path: &Path| std::fs::read_to_string(path).map_err(|e| Error::io("cannot read", path, e));
-        let (option, path, grammar) = match (&self.grammar, &self.json_schema) {
-            (Some(path), _) => ("--grammar", path, Grammar::lark(&read(path)?, tokenizer, eos)),
-            (_, Some(path)) => (
-                "--json-schema",
-                path,
-                Grammar::json_schema(&read(path)?, tokenizer, eos),
-            ),
-            _ => return Ok(sampler),
-        };
+        let (option, path, make): (_, _, fn(&str, &Tokenizer, &[u32]) -> Result<Grammar>) =
+            match (&self.grammar, &self.json_schema) {
+                (Some(path), _) => ("--grammar", path, Grammar::lark),
+                (_, Some(path)) => ("--json-schema", path, Grammar::json_schema),
+                _ => return Ok(sampler),
+            };
+        let grammar = make(&read_text(option, path)?, tokenizer, eos);
         let grammar =
             grammar.map_err(|e| Error::usage(option, format!("{}: {}", path.display(), e.chain())))?;
         Ok(sampler.constrained(Box::new(grammar)))
@@ -78,6 +75,17 @@ impl AnswerOptions {
     /// What ends an answer.
     pub fn stop_strings(&self) -> Result<StopStrings> {
         StopStrings::new(self.stop.clone())
+    }
+
+    /// Usage errors, before a model is loaded: a draft that is no model's folder, a cache that could not be written.
+    pub fn check(&self) -> Result<()> {
+        if let Some(dir) = &self.draft_model {
+            ModelFolder::holding("--draft-model", dir, &["tokenizer.json", "model.onnx"])?;
+        }
+        match &self.prompt_cache {
+            Some(path) => check_writable("--prompt-cache", path),
+            None => Ok(()),
+        }
     }
 
     /// How the model is to be loaded for tokens that `sampler` chooses.

@@ -1,8 +1,8 @@
 //! The methods of `tlite quantize`, and the text that some of them learn from.
 
 use super::load::{load, place};
-use super::options::{DeviceOptions, ExecOptions, Float, from_one};
-use super::perplexity::{encode, read_text, window};
+use super::options::{DeviceOptions, ExecOptions, Float, from_one, read_text};
+use super::perplexity::{encode, window};
 use crate::error::{Error, Result};
 use crate::graph::onnx::import;
 use crate::graph::onnx::quantize::{Methods, Options};
@@ -76,7 +76,7 @@ pub fn with_methods<T>(
         (Some(file), _) => file,
     };
     let text = read_text("--calibration", file)?;
-    let folder = ModelFolder::holding(model, &["tokenizer.json", "model.onnx"])?;
+    let folder = ModelFolder::holding("MODEL", model, &["tokenizer.json", "model.onnx"])?;
     let text = encode(&Tokenizer::load(folder.dir())?, &text)?;
     let window = window(&[&folder], None)?;
     let mut exec = ExecOptions {

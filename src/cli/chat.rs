@@ -6,6 +6,7 @@ use super::load::{print_notes, waiting};
 use super::options::ExecOptions;
 use super::output::{note, put};
 use super::sampling::SamplingOptions;
+use super::template::TemplateOptions;
 use crate::error::{Error, Result};
 use crate::llm::{Codec, Finish, GenerateOptions, Message, Model, ModelFolder, Session, StopStrings};
 use std::io::{BufRead, IsTerminal, Write};
@@ -26,6 +27,8 @@ pub struct Args {
     #[command(flatten)]
     sampling: SamplingOptions,
     #[command(flatten)]
+    template: TemplateOptions,
+    #[command(flatten)]
     answers: AnswerOptions,
     #[command(flatten)]
     exec: ExecOptions,
@@ -41,6 +44,8 @@ struct Conversation {
     system: Option<Message>,
     /// Messages after the system's.
     messages: Vec<Message>,
+    /// The text up to the last answer, and the tokens that were fed and generated.
+    said: Option<(String, Vec<u32>)>,
 }
 
 /// What became of a message.
@@ -52,24 +57,37 @@ enum Reply {
 }
 
 impl Conversation {
-    /// The tokens of the system's text and `messages`.
-    fn tokens(&self, messages: &[Message]) -> Result<Vec<u32>> {
+    /// The text of the system and `messages`, and its tokens. What was said before keeps the tokens that it had, as a model does not
+    /// always choose those that its text is encoded to.
+    fn encoded(&self, messages: &[Message]) -> Result<(String, Vec<u32>)> {
         let all: Vec<Message> = self.system.iter().chain(messages).cloned().collect();
-        self.session.codec().encode(&all)
+        let codec = self.session.codec();
+        let (text, tokenizer) = (codec.chat()?.render(&all, true)?, codec.tokenizer());
+        if let Some((said, tokens)) = &self.said
+            && let Some(rest) = text.strip_prefix(said.as_str())
+        {
+            let rest = tokenizer.encode(rest, false)?;
+            // Any other token might have joined with what stands before it.
+            if rest.first().is_some_and(|id| tokenizer.is_special(*id)) {
+                return Ok((text, [tokens.as_slice(), &rest].concat()));
+            }
+        }
+        let tokens = tokenizer.encode(&text, false)?;
+        Ok((text, tokens))
     }
 
-    /// The tokens of the conversation, without its oldest messages where it slides and would leave too little room for an answer,
+    /// Text and tokens of the conversation, without its oldest messages where it slides and would leave too little room for an answer,
     /// and how many messages were left out.
-    fn fitting(&self) -> Result<(Vec<u32>, usize)> {
+    fn fitting(&self) -> Result<(String, Vec<u32>, usize)> {
         let context = self.session.context();
         let room = self.max_tokens.min(context / 4);
         let mut dropped = 0;
         loop {
             let messages = self.messages.get(dropped..).unwrap_or_default();
-            let tokens = self.tokens(messages)?;
+            let (text, tokens) = self.encoded(messages)?;
             // A question goes with its answer, and the last question stays.
             if !self.slides || tokens.len() + room <= context || messages.len() <= 2 {
-                return Ok((tokens, dropped));
+                return Ok((text, tokens, dropped));
             }
             dropped += 2;
         }
@@ -77,18 +95,18 @@ impl Conversation {
 
     /// How many of the first of `tokens` come before anything that was said.
     fn header(&self, tokens: &[u32]) -> usize {
-        let silent = self.tokens(&[Message::user("")]).unwrap_or_else(|e| {
+        let (_, silent) = self.encoded(&[Message::user("")]).unwrap_or_else(|e| {
             log::debug!("nothing is kept when the context slides: {}", e.chain());
-            Vec::new()
+            (String::new(), Vec::new())
         });
         let pairs = silent.iter().zip(tokens);
         pairs.take_while(|(a, b)| a == b).count()
     }
 
     /// Answers `text` to `out`. Tokens that the conversation shares with the cache are not fed again.
-    fn answer(&mut self, text: &str, interrupt: &Interrupt, out: &mut dyn Write) -> Result<Reply> {
-        self.messages.push(Message::user(text));
-        let (tokens, dropped) = self.fitting()?;
+    fn answer(&mut self, message: &str, interrupt: &Interrupt, out: &mut dyn Write) -> Result<Reply> {
+        self.messages.push(Message::user(message));
+        let (text, tokens, dropped) = self.fitting()?;
         if tokens.len() > self.session.context() {
             self.messages.pop();
             return Ok(Reply::Full(tokens.len()));
@@ -103,12 +121,21 @@ impl Conversation {
             slide,
         };
         let outcome = answer(&mut self.session, tokens.as_slice(), &options, out)?;
+        // The tokens of a stop string have more text than was shown.
+        let whole = self.session.codec().tokenizer().decode(&outcome.tokens)? == outcome.text;
+        self.said = whole.then(|| {
+            (
+                text + &outcome.text,
+                [tokens.as_slice(), &outcome.tokens].concat(),
+            )
+        });
         self.messages.push(Message::assistant(outcome.text.clone()));
         Ok(Reply::Answer(outcome, dropped))
     }
 
     fn reset(&mut self) {
         self.messages.clear();
+        self.said = None;
         self.session.clear();
     }
 }
@@ -191,8 +218,10 @@ fn talk(conversation: &mut Conversation, console: &mut Console<'_>, interrupt: &
 
 /// Runs the command.
 pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
-    let folder = ModelFolder::holding(&args.model, &["tokenizer.json"])?;
-    let codec = Arc::new(Codec::load(folder.clone())?);
+    let folder = ModelFolder::holding("MODEL", &args.model, &["tokenizer.json"])?;
+    args.answers.check()?;
+    let codec = Codec::load(folder.clone())?.with_template_values(args.template.values()?);
+    let codec = Arc::new(codec);
     let sampler = args.sampling.sampler(codec.tokenizer())?;
     let sampler = args.answers.constrain(sampler, &codec)?;
     codec.chat()?;
@@ -226,6 +255,7 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
         slides: args.answers.context_shift,
         system: args.system.as_deref().map(Message::system),
         messages: Vec::new(),
+        said: None,
     };
     let (mut input, mut out) = (stdin.lock(), std::io::stdout().lock());
     let mut console = Console {
@@ -273,6 +303,7 @@ mod tests {
             slides,
             system: system.map(Message::system),
             messages: Vec::new(),
+            said: None,
         };
         let (mut input, mut out, mut notes) = (input, Vec::new(), Vec::new());
         let mut console = Console {
@@ -304,6 +335,31 @@ mod tests {
             [.., 0x6f] => u32::from(b'k'),
             _ => 257,
         })
+    }
+
+    /// The answers have a token that their text would not be encoded to.
+    #[test]
+    fn twenty_turns_feed_what_is_new() {
+        let mut model = FakeModel::new(258, 1000, |cache| match cache {
+            [.., 0x3a] => u32::from(b'o'),
+            [.., 0x6f] => 256,
+            [.., 256] => u32::from(b'k'),
+            _ => 257,
+        });
+        let input: String = (0..20).map(|i| format!("message {i}\n")).collect();
+        let run = chat(&mut model, input.as_bytes(), Some("be kind"), false).unwrap();
+        assert_eq!(run.out, "ok\n".repeat(20));
+        let fed: Vec<&Vec<u32>> = model.calls.iter().filter(|c| c.len() > 1).collect();
+        assert_eq!(fed.len(), 20);
+        for (i, fed) in fed.iter().enumerate() {
+            let before = if i == 0 { "s:be kind<end>" } else { "<end>" };
+            assert_eq!(**fed, bytes(&format!("{before}u:message {i}<end>a:")), "turn {i}");
+        }
+        assert!(
+            run.notes.contains("fed, ") && run.notes.contains("reused)"),
+            "{}",
+            run.notes
+        );
     }
 
     #[test]

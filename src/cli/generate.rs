@@ -6,6 +6,7 @@ use super::load::{print_notes, waiting};
 use super::options::ExecOptions;
 use super::output::{note, put, put_json};
 use super::sampling::SamplingOptions;
+use super::template::TemplateOptions;
 use crate::error::{Error, Result};
 use crate::llm::{Codec, Finish, GenerateOptions, Message, Model, ModelFolder};
 use serde::Serialize;
@@ -34,6 +35,8 @@ pub struct Args {
     json: bool,
     #[command(flatten)]
     sampling: SamplingOptions,
+    #[command(flatten)]
+    template: TemplateOptions,
     #[command(flatten)]
     answers: AnswerOptions,
     #[command(flatten)]
@@ -78,9 +81,18 @@ fn prompt_tokens(
     prompt: &str,
     system: Option<&str>,
     raw: bool,
+    values: &TemplateOptions,
     notes: &mut dyn Write,
 ) -> Result<Vec<u32>> {
     if raw || codec.template()?.is_none() {
+        if let Some(option) = values.given() {
+            let what = if raw {
+                "has no effect with --raw"
+            } else {
+                "the model has no chat template that could take it"
+            };
+            return Err(Error::usage(option, what));
+        }
         if system.is_some() {
             return Err(Error::usage(
                 "--system",
@@ -122,13 +134,15 @@ fn read_prompt(prompt: &str, input: &mut dyn Read) -> Result<String> {
 /// Runs the command.
 pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     let mut notes = std::io::stderr();
-    let folder = ModelFolder::holding(&args.model, &["tokenizer.json"])?;
-    let codec = Arc::new(Codec::load(folder.clone())?);
+    let folder = ModelFolder::holding("MODEL", &args.model, &["tokenizer.json"])?;
+    args.answers.check()?;
+    let codec = Codec::load(folder.clone())?.with_template_values(args.template.values()?);
+    let codec = Arc::new(codec);
     let sampler = args.sampling.sampler(codec.tokenizer())?;
     let sampler = args.answers.constrain(sampler, &codec)?;
     let prompt = read_prompt(&args.prompt, &mut std::io::stdin())?;
     let system = args.system.as_deref();
-    let prompt = prompt_tokens(&codec, &prompt, system, args.raw, &mut notes)?;
+    let prompt = prompt_tokens(&codec, &prompt, system, args.raw, &args.template, &mut notes)?;
     let ends = args.answers.stop_strings()?;
 
     let options = args.answers.load_options(&args.exec, &sampler);
@@ -195,7 +209,7 @@ mod tests {
         let (_dir, chat) = byte_codec(config);
         let mut notes = Vec::new();
         let tokens = |codec: &Codec, system: Option<&str>, raw, notes: &mut Vec<u8>| {
-            prompt_tokens(codec, "hi", system, raw, notes)
+            prompt_tokens(codec, "hi", system, raw, &TemplateOptions::default(), notes)
         };
         let ids = |parts: &[&str]| -> Vec<u32> {
             parts

@@ -1,6 +1,6 @@
 //! `tlite inspect`.
 
-use super::options::{from_one, padding};
+use super::options::{check_writable, from_one, padding};
 use super::output::{note, put, put_json, size_text, table};
 use crate::backend::Caps;
 use crate::error::{Error, Result};
@@ -84,6 +84,9 @@ impl Args {
 
 /// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
+    if let Some(file) = &args.html {
+        check_writable("--html", file)?;
+    }
     let bind = parse_bind(&args.bind)?;
     let bounds = args.bounds.as_deref().map(parse_bounds).transpose()?;
     let place = Placement {
@@ -102,9 +105,6 @@ pub fn run(args: &Args) -> Result<()> {
     let report = inspect(&args.model, &request)?;
     args.check_used(&report)?;
     if let Some(file) = &args.html {
-        if file.is_dir() {
-            return Err(Error::usage("--html", format!("{} is a folder", file.display())));
-        }
         let page = page::render(&report);
         write_whole(file, |out| out.write_all(page.as_bytes()))?;
         note(&mut std::io::stderr(), &format!("wrote {}", file.display()));

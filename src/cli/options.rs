@@ -1,7 +1,7 @@
 //! Options that several commands share, and the checks of their values.
 
 use super::output::note;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, Stage};
 use crate::graph::pass::Pipeline;
 use crate::llm::engine::PADDING;
 use crate::llm::load::{KvType, LoadOptions, PADDINGS};
@@ -10,6 +10,7 @@ use crate::tensor::DType;
 use clap::ValueEnum;
 use clap::builder::PossibleValue;
 use std::num::NonZeroUsize;
+use std::path::Path;
 use std::str::FromStr;
 
 impl ValueEnum for BackendChoice {
@@ -198,6 +199,47 @@ impl Bounded for u64 {
 
 impl Bounded for usize {
     const MOST: u64 = Self::MAX as u64;
+}
+
+/// A usage error, before any work, where `option` names a file to read that is not there.
+pub fn check_file(option: &str, path: &Path) -> Result<()> {
+    if path.is_file() {
+        return Ok(());
+    }
+    let what = if path.is_dir() {
+        format!("{} is a folder; expected a file", path.display())
+    } else {
+        format!("there is no file {}", path.display())
+    };
+    Err(Error::usage(option, what))
+}
+
+/// A usage error, before any work, where `option` names a file that could not be written in the end.
+pub fn check_writable(option: &str, path: &Path) -> Result<()> {
+    let refused = |what: String| Err(Error::usage(option, format!("{}: {what}", path.display())));
+    if path.is_dir() {
+        return refused("is a folder; expected a file".to_owned());
+    }
+    let folder = path.parent().filter(|p| !p.as_os_str().is_empty());
+    let folder = folder.unwrap_or(Path::new("."));
+    if !folder.is_dir() {
+        return refused(format!("there is no folder {}", folder.display()));
+    }
+    // As it will be written: beside its place.
+    match tempfile::Builder::new().prefix(".tlite-").tempfile_in(folder) {
+        Ok(_removed) => Ok(()),
+        Err(e) => refused(format!("cannot be written: {e}")),
+    }
+}
+
+/// The text of the file that `option` names. A usage error for one that is not there; an error for bytes that are no UTF-8.
+pub fn read_text(option: &str, path: &Path) -> Result<String> {
+    check_file(option, path)?;
+    let bytes = std::fs::read(path).map_err(|e| Error::io("cannot read", path, e))?;
+    String::from_utf8(bytes).map_err(|e| {
+        let at = e.utf8_error().valid_up_to();
+        Error::file(Stage::Text, path, format!("not UTF-8 at byte {at}"))
+    })
 }
 
 /// A usage error when `tokens`, asked for by `option`, do not fit `context`.

@@ -2,9 +2,9 @@
 
 use super::interrupt::Interrupt;
 use super::load::load_model;
-use super::options::{DeviceOptions, ExecOptions, Float, from_one};
+use super::options::{DeviceOptions, ExecOptions, Float, from_one, read_text};
 use super::output::{bar, note, put, put_json};
-use crate::error::{Error, Result, Stage};
+use crate::error::{Error, Result};
 use crate::llm::engine::PADDING;
 use crate::llm::load::{PlaceName, Purpose};
 use crate::llm::metrics::rate;
@@ -12,7 +12,7 @@ use crate::llm::perplexity::{Comparison, Options, Report, Text, evaluate};
 use crate::llm::{KvType, LanguageModel, ModelFolder, Tokenizer};
 use serde::Serialize;
 use std::num::NonZeroUsize;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 /// Window of the models that were made for as many tokens.
@@ -24,7 +24,7 @@ const SHARE: f64 = 0.99;
 ///
 /// The text is scored in windows, each of which is fed to an empty cache: every token of the text counts once, but the
 /// very first where the tokenizer has no start token. With --reference the divergence from another model
-/// over the same vocabulary is measured beside it. Ctrl-C stops; what was scored until then is shown.
+/// over the same vocabulary is measured beside it. Ctrl-C stops; what was scored until then is shown, and the exit code is 130.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Folder with model.onnx, tokenizer.json and the config files
@@ -149,19 +149,6 @@ impl Measured<'_> {
     }
 }
 
-/// The file's text. Usage errors for one that is not there; an error for bytes that are no UTF-8.
-pub(super) fn read_text(option: &str, path: &Path) -> Result<String> {
-    if !path.is_file() {
-        let what = format!("there is no file {}", path.display());
-        return Err(Error::usage(option, what));
-    }
-    let bytes = std::fs::read(path).map_err(|e| Error::io("cannot read", path, e))?;
-    String::from_utf8(bytes).map_err(|e| {
-        let at = e.utf8_error().valid_up_to();
-        Error::file(Stage::Text, path, format!("not UTF-8 at byte {at}"))
-    })
-}
-
 pub(super) fn encode(tokenizer: &Tokenizer, text: &str) -> Result<Text> {
     Ok(Text {
         tokens: tokenizer.encode(text, false)?,
@@ -203,10 +190,10 @@ pub(super) fn window(folders: &[&ModelFolder], asked: Option<usize>) -> Result<u
 /// Runs the command.
 pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     let text = read_text("--text", &args.text)?;
-    let folder = ModelFolder::holding(&args.model, &["tokenizer.json"])?;
+    let folder = ModelFolder::holding("MODEL", &args.model, &["tokenizer.json"])?;
     let other = args.reference.as_deref();
     let other = other
-        .map(|path| ModelFolder::holding(path, &["tokenizer.json"]))
+        .map(|path| ModelFolder::holding("--reference", path, &["tokenizer.json", "model.onnx"]))
         .transpose()?;
     let tokens = encode(&Tokenizer::load(folder.dir())?, &text)?;
     if let Some(other) = &other {
@@ -251,8 +238,14 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     let report = report?;
     drop(generating);
     if report.model.tokens() == 0 {
-        return Err(Error::other(Stage::Run, "interrupted before a token was scored"));
+        note(&mut std::io::stderr(), "interrupted before a token was scored");
+        return Err(Error::Interrupted);
     }
+    let end = if report.cancelled {
+        Err(Error::Interrupted)
+    } else {
+        Ok(())
+    };
     let measured = Measured {
         report: &report,
         window,
@@ -261,7 +254,8 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     };
     let mut out = std::io::stdout().lock();
     if args.json {
-        return put_json(&mut out, &measured.object(&model.place));
+        put_json(&mut out, &measured.object(&model.place))?;
+        return end;
     }
     put(&mut out, &measured.lines())?;
     let speed = rate(report.model.tokens(), measured.time).unwrap_or(0.0);
@@ -270,7 +264,7 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
         model.place.backend, model.place.device
     );
     note(&mut std::io::stderr(), &where_run);
-    Ok(())
+    end
 }
 
 #[cfg(test)]
@@ -278,6 +272,7 @@ mod tests {
     use super::*;
     use crate::llm::Cancel;
     use crate::llm::testing::{FakeModel, write_byte_fallback_tokenizer, write_byte_level_tokenizer};
+    use std::path::Path;
 
     fn folder(config: &str, tokenizer: fn(&Path)) -> (tempfile::TempDir, ModelFolder) {
         let dir = tempfile::tempdir().unwrap();

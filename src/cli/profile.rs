@@ -92,7 +92,7 @@ pub fn run(args: &Args) -> Result<()> {
             format!("{prefill}: one run takes at most {CHUNK} tokens"),
         ));
     }
-    let folder = ModelFolder::holding(&args.model, &[])?;
+    let folder = ModelFolder::holding("MODEL", &args.model, &[])?;
     let loaded = load(&folder, &args.exec.load_options(), Purpose::Generation)?;
     let Some(mut model) = loaded.device_model()? else {
         return Err(Error::usage("--backend", "the host has no kernels to time"));

@@ -3,6 +3,7 @@
 mod page;
 
 use super::calibration::{CalibratedBy, CalibrationOptions, with_methods};
+use super::options::check_writable;
 use super::output::{byte_bar, put, put_json, size_text, table};
 use crate::error::{Error, Result};
 use crate::files::write_whole;
@@ -318,6 +319,10 @@ fn report(s: &Summary, output: &Path) -> String {
 /// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
     let options = args.options()?;
+    for (option, file) in [("--report", &args.report), ("--report-json", &args.report_json)] {
+        file.as_ref()
+            .map_or(Ok(()), |file| check_writable(option, file))?;
+    }
     let bar = byte_bar();
     let mut progress = |p: Progress<'_>| {
         bar.set_length(p.total);

@@ -1,7 +1,7 @@
 //! From prompts to tokens, with all that a model's folder says about its texts.
 
 use super::folder::ModelFolder;
-use super::template::{ChatTemplate, Message};
+use super::template::{ChatTemplate, Message, Values};
 use super::tokenizer::Tokenizer;
 use crate::error::Result;
 use std::sync::OnceLock;
@@ -58,6 +58,8 @@ pub struct Codec {
     folder: ModelFolder,
     tokenizer: Tokenizer,
     eos: Vec<u32>,
+    /// What the template is given beside the messages.
+    values: Values,
     /// Read when a conversation comes: a model without a usable one can still go on with texts.
     template: OnceLock<Option<ChatTemplate>>,
 }
@@ -76,8 +78,18 @@ impl Codec {
             eos: folder.eos_ids(&tokenizer),
             folder,
             tokenizer,
+            values: Values::new(),
             template: OnceLock::new(),
         })
+    }
+
+    /// The same with further values for its chat template, such as `tools`.
+    pub fn with_template_values(self, values: Values) -> Self {
+        Self {
+            values,
+            template: OnceLock::new(),
+            ..self
+        }
     }
 
     /// The tokenizer.
@@ -95,7 +107,7 @@ impl Codec {
         if let Some(template) = self.template.get() {
             return Ok(template.as_ref());
         }
-        let template = ChatTemplate::find(&self.folder)?;
+        let template = ChatTemplate::find(&self.folder)?.map(|t| t.with_values(self.values.clone()));
         Ok(self.template.get_or_init(|| template).as_ref())
     }
 

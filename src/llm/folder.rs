@@ -147,15 +147,19 @@ impl ModelFolder {
         })
     }
 
-    /// As [`ModelFolder::open`], of a language model's folder, which holds the files `needed`. Usage errors: no such folder, a file in its
-    /// place, a file of it that is missing.
-    pub fn holding(path: &Path, needed: &[&str]) -> Result<Self> {
+    /// As [`ModelFolder::open`], of a language model's folder that `option` names and which holds the files `needed`. Usage errors: no such
+    /// folder, a file in its place, a file of it that is missing.
+    pub fn holding(option: &str, path: &Path, needed: &[&str]) -> Result<Self> {
+        if !path.exists() {
+            let what = format!("there is no folder {}", path.display());
+            return Err(Error::usage(option, what));
+        }
         let refused = |what: &str| {
             let what = format!(
                 "{} {what}; expected a folder with model.onnx and tokenizer.json; {OTHERS}",
                 path.display()
             );
-            Error::usage("MODEL", what)
+            Error::usage(option, what)
         };
         if path.is_file() {
             return Err(refused("is a file"));

@@ -116,6 +116,7 @@ impl<'a, M: LanguageModel + ?Sized> Generator<'a, M> {
         Ok(Self {
             metrics: Metrics {
                 prompt_tokens: prompt.len(),
+                reused_tokens: model.len(),
                 ..Metrics::default()
             },
             unknown: model.len(),

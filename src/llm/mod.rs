@@ -36,7 +36,7 @@ pub use prompt_cache::States;
 pub use sampler::{Sampler, SamplerConfig};
 pub use session::{Answer, GenerateOptions, Piece, Session};
 pub use stop::StopStrings;
-pub use template::{ChatTemplate, Message};
+pub use template::{ChatTemplate, Message, Raised};
 pub use tokenizer::Tokenizer;
 
 use crate::error::Result;
