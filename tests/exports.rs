@@ -125,11 +125,6 @@ fn on_device(name: &str, layers: usize, device: &Device) -> Outcome {
             "{fused} attentions, {left} softmaxes and {appended} appends in {layers} layers"
         ));
     }
-    // Shorter than the prefill, so that caches which keep a window come round in it and in the tokens after it.
-    let lengths = Lengths {
-        chunk: 3,
-        ..Lengths::of(TOKENS.len())
-    };
     let windows: Vec<i64> = decoder.graph().states().iter().filter_map(|s| s.window).collect();
     let windowed = match name {
         // The library that "gemma2-plain" is from counts a window from the first new row: single tokens see all.
@@ -140,6 +135,11 @@ fn on_device(name: &str, layers: usize, device: &Device) -> Outcome {
         return Err(format!(
             "caches with windows of {windows:?}, expected {windowed:?}"
         ));
+    }
+    let mut lengths = Lengths::of(TOKENS.len());
+    if !windowed.is_empty() {
+        // Caches that keep a window come round in the prefill and in the tokens after it.
+        lengths.chunk = 3;
     }
     let decoder = DeviceDecoder::new(decoder, Box::new(device.share()), &lengths).text()?;
     if let [step, ..] = decoder.host_steps() {

@@ -42,7 +42,7 @@ pub const PADDING: usize = 64;
 pub struct Lengths {
     /// Tokens that the cache holds.
     pub context: usize,
-    /// Most tokens of one prefill run.
+    /// Most tokens of one prefill run. A cache of which a window is read has room for that and for so many.
     pub chunk: usize,
     /// In decoding, grids and parameters are those of the next multiple of this many tokens, so that they change only when
     /// a multiple is crossed.

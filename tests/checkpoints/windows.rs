@@ -6,6 +6,7 @@ use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use transformer_lite::backend::DeviceKind;
 use transformer_lite::graph::pass::{FUSE, GREEDY, KV_Q8, Pipeline};
 use transformer_lite::graph::text;
 use transformer_lite::inspect::{Request, inspect};
@@ -119,6 +120,18 @@ fn on(device: &Device, model: &Path, pipeline: &Pipeline, lengths: &Lengths) -> 
     DeviceModel::new(decoder, Box::new(device.share()), lengths).text()
 }
 
+/// The same with the work-groups that a GPU would get.
+fn as_gpu(
+    device: &Device,
+    model: &Path,
+    pipeline: &Pipeline,
+    lengths: &Lengths,
+) -> Result<DeviceModel, String> {
+    let decoder = decoder(model, pipeline, Logits::Last)?;
+    let backend = device.share().with_caps(|c| c.kind = DeviceKind::Discrete);
+    DeviceModel::new(decoder, Box::new(backend), lengths).text()
+}
+
 /// Logits after each token, of the interpreter with all rows in its caches.
 fn host_rows(model: &Path, pipeline: &Pipeline, tokens: &[u32]) -> Result<Vec<Vec<f32>>, String> {
     let mut host = HostModel::new(decoder(model, pipeline, Logits::All)?, tokens.len()).text()?;
@@ -215,6 +228,8 @@ fn steps(family: &Family, window: usize, device: &Device) -> Outcome {
         let mut found = on(device, &model, &Pipeline::standard(), &lengths(CONTEXT))?;
         compare(&mut found, &rows, &tokens[..prefill + 43], prefill, DEVICE)?;
     }
+    let mut found = as_gpu(device, &model, &Pipeline::standard(), &lengths(CONTEXT))?;
+    compare(&mut found, &rows, &tokens, 60, DEVICE)?;
     // Pieces of all lengths, one of them as long as a chunk.
     let mut found = on(device, &model, &Pipeline::standard(), &lengths(CONTEXT))?;
     let (mut at, mut logits) = (0, Vec::new());
@@ -237,6 +252,8 @@ fn steps_of_8_bits(family: &Family, window: usize, device: &Device) -> Outcome {
     if states(&found) * 4 != states(&floats) * 3 {
         return Err(format!("{} bytes of 8-bit caches", states(&found)));
     }
+    compare(&mut found, &rows, &tokens, 60, DEVICE)?;
+    let mut found = as_gpu(device, &model, &q8(), &lengths(CONTEXT))?;
     compare(&mut found, &rows, &tokens, 60, DEVICE)
 }
 
@@ -249,11 +266,14 @@ fn split(family: &Family, _: usize, device: &Device) -> Outcome {
         chunk: 64,
         ..Lengths::of(1000)
     };
-    let mut found = on(device, &model, &Pipeline::standard(), &lengths)?;
-    if found.memory()[0].0.states != 4 * bytes(family, 364) {
-        return Err(format!("{} bytes of caches", found.memory()[0].0.states));
+    for open in [on, as_gpu] {
+        let mut found = open(device, &model, &Pipeline::standard(), &lengths)?;
+        if found.memory()[0].0.states != 4 * bytes(family, 364) {
+            return Err(format!("{} bytes of caches", found.memory()[0].0.states));
+        }
+        compare(&mut found, &rows, &tokens, 755, DEVICE)?;
     }
-    compare(&mut found, &rows, &tokens, 755, DEVICE)
+    Ok(())
 }
 
 /// After a cut that the ring bears the rest goes on, after any other the cache is empty; either way what follows is right.
