@@ -18,6 +18,7 @@ pub mod epilogue;
 pub mod kernel;
 #[cfg(feature = "opencl")]
 pub mod opencl;
+pub mod phones;
 #[cfg(feature = "wgpu")]
 pub mod wgpu;
 
