@@ -1,7 +1,8 @@
 //! Writes every kernel that the plans of models ask for on phones, in OpenCL C and as SPIR-V, with a list of them:
-//! `cargo run --release --example phone_kernels -- OUT_DIR MODEL...`. A model is a folder with `model.onnx`, or a file; weights need not be there.
+//! `cargo run --release --example phone_kernels -- OUT_DIR MODEL... [--costs MODEL...]`. A model is a folder with `model.onnx`, or a file; weights
+//! need not be there. Of all it writes what a token, or a run with symbols of 1, costs; of those behind `--costs` that alone.
 //!
-//! Beside these it writes the vector kernels of E0M4 weights and their INT4 twins with groups of two sizes, so that the difference of two
+//! Beside these it writes the vector kernels of E0M4 weights and their INT4 twins, with loops of one step and of two, so that the difference
 //! is the cost of weights alone. `tools/phone_compile` compiles all for the GPUs themselves.
 
 #[path = "../benches/support/int4_twin.rs"]
@@ -14,11 +15,13 @@ use std::path::{Path, PathBuf};
 use transformer_lite::backend::kernel::{KernelSpec, Language};
 use transformer_lite::backend::phones::PHONES;
 use transformer_lite::backend::{BackendKind, Caps};
+use transformer_lite::graph::derive::derive;
 use transformer_lite::graph::onnx::{ImportOptions, import_with};
 use transformer_lite::graph::pass::{FUSE, GREEDY, KV_Q8, Pipeline};
 use transformer_lite::inspect::{Request, model_file, plans};
 use transformer_lite::llm::engine::{CHUNK, Decoder, Lengths, Logits};
 use transformer_lite::plan::Plan;
+use transformer_lite::shape::{Bindings, Dim};
 
 type AnyError = Box<dyn std::error::Error>;
 
@@ -26,8 +29,6 @@ type AnyError = Box<dyn std::error::Error>;
 const CONTEXT: usize = 4096;
 /// Tokens of a run with drafts.
 const ROWS: usize = 5;
-/// Weights of the groups that E0M4 and INT4 are compared with.
-const GROUPS: [i64; 2] = [32, 64];
 
 /// One kernel text in one language.
 #[derive(Serialize)]
@@ -46,7 +47,7 @@ struct Entry {
     workgroup: u32,
     /// Phones whose plans ask for it.
     phones: BTreeSet<&'static str>,
-    /// Of an E0M4 kernel in the comparison with INT4: columns of a work-item and weights of a group.
+    /// Of a kernel in the comparison of E0M4 with INT4.
     #[serde(skip_serializing_if = "Option::is_none")]
     compared: Option<Compared>,
 }
@@ -54,8 +55,8 @@ struct Entry {
 #[derive(Clone, Copy, Serialize)]
 struct Compared {
     format: &'static str,
-    columns: i64,
-    group: i64,
+    /// Weights of a round of the loop.
+    weights: i64,
 }
 
 /// What tells specialisations with one name apart: the generated function of an epilogue.
@@ -121,7 +122,7 @@ impl Writer {
         };
         let mut key = key(spec);
         if let Some(c) = compared {
-            key = format!("{}: {key}", c.format);
+            key = format!("{} by {}: {key}", c.format, c.weights);
         }
         if let Some(i) = self.known.get(&(backend, key.clone())) {
             self.entries[*i].phones.insert(phone);
@@ -151,25 +152,84 @@ impl Writer {
         Ok(())
     }
 
-    /// The kernel with E0M4 weights and its INT4 twin, with groups of two sizes.
+    /// The kernel with E0M4 weights and its INT4 twin, with a loop of one step and with one of two.
     fn compare(&mut self, spec: &KernelSpec, language: Language, phone: &'static str) -> Result<(), AnyError> {
         let columns = *spec.defines.get("COLS").ok_or("matvec_e0m without COLS")?;
-        for group in GROUPS {
-            let mut ours = spec.clone();
-            ours.defines.insert("GROUP", group);
-            let mut twin = ours.clone();
-            twin.kernel = int4_twin::twin(spec.kernel)?;
-            for (spec, format) in [(ours, "E0M4"), (twin, "INT4")] {
-                let compared = Compared {
-                    format,
-                    columns,
-                    group,
-                };
-                self.add(&spec, language, phone, Some(compared))?;
+        for (format, kernel) in [("E0M4", spec.kernel), ("INT4", int4_twin::twin(spec.kernel)?)] {
+            for (steps, kernel) in [(1, kernel), (2, int4_twin::twice(kernel)?)] {
+                let mut spec = spec.clone();
+                spec.kernel = kernel;
+                // The loop that is not unrolled.
+                spec.defines.remove("WHOLE");
+                let weights = 8 * columns * steps;
+                self.add(&spec, language, phone, Some(Compared { format, weights }))?;
             }
         }
         Ok(())
     }
+}
+
+/// What running a model takes, from its products and convolutions: of a decoder for a token, else with all symbols 1.
+#[derive(Serialize)]
+struct Cost {
+    model: String,
+    decoder: bool,
+    /// Bytes of constant operands, as the file has them; tables of which rows are gathered do not count.
+    weight_bytes: u64,
+    /// Multiplications with additions.
+    macs: u64,
+    /// Those of the product that makes a decoder's logits, which prefill computes once.
+    head_macs: u64,
+}
+
+fn cost(model: &Path) -> Result<Cost, AnyError> {
+    let mut graph = import_with(&model_file(model)?, ImportOptions { absent_weights: true })?;
+    let decoder = Decoder::is_form_of(&graph);
+    if decoder {
+        Decoder::name_lengths(&mut graph)?;
+    }
+    derive(&mut graph)?;
+    let size = |dim: &Dim| -> Result<u64, AnyError> {
+        let mut symbols = BTreeSet::new();
+        dim.symbols(&mut symbols);
+        let mut ones = Bindings::new();
+        for symbol in &symbols {
+            ones.set(symbol, 1);
+        }
+        Ok(u64::try_from(dim.eval(&ones)?)?)
+    };
+    let count = |dims: &[Dim]| dims.iter().try_fold(1, |n, d| Ok::<u64, AnyError>(n * size(d)?));
+    let mut found = Cost {
+        model: model.file_name().unwrap_or_default().to_string_lossy().into_owned(),
+        decoder,
+        weight_bytes: 0,
+        macs: 0,
+        head_macs: 0,
+    };
+    let logits = graph.output("logits");
+    for (_, node) in graph.nodes() {
+        let operand = |i: usize| node.inputs.get(i).copied().flatten();
+        let (Some(x), Some(w), Some(y)) = (operand(0), operand(1), node.outputs.first()) else {
+            continue;
+        };
+        let summed = match node.op.name() {
+            "MatMul" | "MatMulE0M" | "Gemm" => graph.fact(x)?.shape.0.last().map(size).transpose()?.unwrap_or(1),
+            "Conv" => count(graph.fact(w)?.shape.0.get(1..).unwrap_or_default())?,
+            _ => continue,
+        };
+        let macs = count(&graph.fact(*y)?.shape.0)? * summed;
+        found.macs += macs;
+        if logits == Some(*y) {
+            found.head_macs += macs;
+        }
+        for v in node.inputs.iter().flatten() {
+            if graph.value(*v).producer.is_none() && !graph.inputs().contains(v) {
+                let fact = graph.fact(*v)?;
+                found.weight_bytes += count(&fact.shape.0)? * fact.dtype.size() as u64;
+            }
+        }
+    }
+    Ok(found)
 }
 
 /// The plans that running a model on a device takes, with the options that choose other kernels.
@@ -213,7 +273,17 @@ fn main() -> Result<(), AnyError> {
         entries: Vec::new(),
         known: HashMap::new(),
     };
+    let mut costs = Vec::new();
+    let mut kernels = true;
     for model in args {
+        if model.as_os_str() == "--costs" {
+            kernels = false;
+            continue;
+        }
+        costs.push(cost(&model)?);
+        if !kernels {
+            continue;
+        }
         let mut steps = BTreeMap::new();
         for (kind, language) in [
             (BackendKind::OpenCl, Language::OpenCl),
@@ -234,6 +304,7 @@ fn main() -> Result<(), AnyError> {
     }
     let list = serde_json::to_vec_pretty(&writer.entries)?;
     std::fs::write(writer.folder.join("kernels.json"), list)?;
+    std::fs::write(writer.folder.join("models.json"), serde_json::to_vec_pretty(&costs)?)?;
     println!("{}", writer.entries.len());
     Ok(())
 }

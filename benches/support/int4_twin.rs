@@ -18,26 +18,48 @@ const WGSL: [(&str, &str); 2] = [
     ),
 ];
 
-/// The kernel with the other conversion. Its text lives as long as the program, as those of the library do.
-/// An error where the text has another form.
-pub fn twin(kernel: &'static Kernel) -> Result<&'static Kernel, String> {
-    let replaced = |text: &str, pairs: &[(&str, &str)]| -> Result<&'static str, String> {
-        let mut out = text.to_owned();
-        for (from, to) in pairs {
-            if !out.contains(from) {
-                return Err(format!("{}: no {from} in its text", kernel.name));
-            }
-            out = out.replace(from, to);
+/// How the loop of the vector kernel does two steps at a time.
+const CL_TWICE: [(&str, &str); 1] = [("r++) STEP(r)", "r += 2) { STEP(r) STEP(r + 1) }")];
+const WGSL_TWICE: [(&str, &str); 1] = [(
+    "i++) { t = plus(t, i, word_at, panel); }\n    }",
+    "i += 2u) { t = plus(t, i, word_at, panel); t = plus(t, i + 1u, word_at, panel); }\n    }",
+)];
+
+fn replaced(kernel: &Kernel, text: &str, pairs: &[(&str, &str)]) -> Result<&'static str, String> {
+    let mut out = text.to_owned();
+    for (from, to) in pairs {
+        if !out.contains(from) {
+            return Err(format!("{}: no {from} in its text", kernel.name));
         }
-        Ok(Box::leak(out.into_boxed_str()))
-    };
+        out = out.replace(from, to);
+    }
+    Ok(Box::leak(out.into_boxed_str()))
+}
+
+fn changed(
+    kernel: &'static Kernel,
+    cl: &[(&str, &str)],
+    wgsl: &[(&str, &str)],
+) -> Result<&'static Kernel, String> {
     Ok(Box::leak(Box::new(Kernel {
         name: kernel.name,
-        cl: replaced(kernel.cl, &CL)?,
-        wgsl: replaced(kernel.wgsl, &WGSL)?,
+        cl: replaced(kernel, kernel.cl, cl)?,
+        wgsl: replaced(kernel, kernel.wgsl, wgsl)?,
         params: Params {
             fields: kernel.params.fields,
         },
         args: kernel.args,
     })))
+}
+
+/// The kernel with the other conversion. Its text lives as long as the program, as those of the library do.
+/// An error where the text has another form.
+pub fn twin(kernel: &'static Kernel) -> Result<&'static Kernel, String> {
+    changed(kernel, &CL, &WGSL)
+}
+
+/// The vector kernel with a loop of two steps, to be compared with one of one step and never to be run: its last step may be one too many.
+#[allow(dead_code, reason = "the benchmark runs kernels, the list of them compares lengths")]
+pub fn twice(kernel: &'static Kernel) -> Result<&'static Kernel, String> {
+    changed(kernel, &CL_TWICE, &WGSL_TWICE)
 }

@@ -95,6 +95,12 @@ impl Caps {
         self.kind == DeviceKind::Cpu && self.backend == "opencl"
     }
 
+    /// A work-item has so few registers that large tiles of results do not fit: Mali, with 64 of 32 bits, of which threads that take more than
+    /// half leave half of a core idle. Arm's drivers and Mesa's name the GPU so.
+    pub fn few_registers(&self) -> bool {
+        self.device.contains("Mali")
+    }
+
     /// A device that does not exist, for planning where there is no driver: a GPU that shares the host's memory, with
     /// limits that phones keep to, reached through OpenCL.
     pub fn neutral() -> Self {

@@ -114,6 +114,7 @@ mod tests {
                 assert!(caps.view_align.is_power_of_two() && caps.view_align >= 16);
                 assert!(caps.params_align.is_power_of_two());
                 assert!(caps.max_view_bytes % 4 == 0 && caps.max_view_bytes <= caps.max_buffer_bytes);
+                assert_eq!(caps.few_registers(), phone.name.starts_with("mali"));
                 assert!(!caps.explicit_vectors() && !caps.fast_local);
             }
         }

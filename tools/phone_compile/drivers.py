@@ -139,6 +139,9 @@ def read_mali(said):
 
 
 def read_vulkan(gpu, stats):
+    if not stats:
+        # A kernel that does nothing: PanVK makes no program of it.
+        return Counts(0, 0, 2 if gpu.is_mali else 16, 0)
     if gpu.is_mali:
         instructions, waves, spills = "Instructions", "Threads", ("Spills", "Fills")
     else:

@@ -85,23 +85,22 @@ def drift(table, stored):
 
 
 def compared(entries, table):
-    """Instructions per 32 weights of E0M4 vector kernels and of their INT4 twins: (backend, gpu, form, E0M4, INT4). Two sizes of groups,
-    whose loops are unrolled, differ by as many weights of each column of a work-item."""
-    groups = defaultdict(dict)
+    """Instructions per 32 weights of E0M4 vector kernels and of their INT4 twins: (backend, gpu, form, E0M4, INT4). What rounds of two
+    lengths of the loop differ by is the cost of the weights between."""
+    forms = defaultdict(dict)
     for e in entries:
         if "compared" in e:
             c = e["compared"]
-            form = e["key"].split(": ", 1)[1].replace(f"GROUP={c['group']} ", "")
-            groups[(e["backend"], form, c["columns"])][(c["format"], c["group"])] = e["key"]
+            forms[(e["backend"], e["key"].split(": ", 1)[1])][(c["format"], c["weights"])] = e["key"]
     found = []
-    for (backend, form, columns), keys in sorted(groups.items()):
-        low, high = sorted({g for _, g in keys})
+    for (backend, form), keys in sorted(forms.items()):
+        few, more = sorted({weights for _, weights in keys})
         for gpu in GPUS:
             cost = {}
             for kind in ("E0M4", "INT4"):
-                ends = [table.get((backend, keys[(kind, g)]), {}).get(gpu.name) for g in (low, high)]
+                ends = [table.get((backend, keys[(kind, weights)]), {}).get(gpu.name) for weights in (few, more)]
                 if all(isinstance(e, Counts) for e in ends):
-                    cost[kind] = (ends[1].instructions - ends[0].instructions) / (columns * (high - low) / 32)
+                    cost[kind] = (ends[1].instructions - ends[0].instructions) / ((more - few) / 32)
             if len(cost) == 2:
                 found.append((backend, gpu.name, form, cost["E0M4"], cost["INT4"]))
     return found
@@ -164,7 +163,7 @@ The span of instructions over all forms, most registers, fewest waves.
 ## Weights of 4 bits: E0M4 and INT4
 
 Instructions per 32 weights of the vector kernel and of its twin, which differs in the conversion alone: loads, addresses, conversion and 32
-multiply-adds, as the difference of two sizes of groups.
+multiply-adds, as what a loop of two steps has more than one of one.
 
 {markdown(costs)}
 

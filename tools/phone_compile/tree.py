@@ -4,6 +4,7 @@ Debian's packages, named with their checksums in packages.txt, come through apt 
 installed and the system's lists stay as they are. What was downloaded is kept by checksum; with it nothing needs a network.
 """
 
+import functools
 import hashlib
 import os
 import re
@@ -183,9 +184,18 @@ def stamp():
     return h.hexdigest()[:16]
 
 
+@functools.cache
+def namespace():
+    """What gives a command mounts of its own: as root at once, else by a user namespace or, where there is none, by sudo."""
+    if os.geteuid() == 0:
+        return ["unshare", "-m"]
+    alone = ["unshare", "-r", "-m"]
+    allowed = subprocess.run([*alone, "true"], capture_output=True).returncode == 0
+    return alone if allowed else ["sudo", "-n", "unshare", "-m"]
+
+
 def inside(tree, architecture, program, arguments=(), env=None, preload=None, work=None, **options):
-    """Runs a program of a tree with the tree as root, where the folder `work` is /work. Needs no root: a user gets a namespace where it is
-    one."""
+    """Runs a program of a tree with the tree as root, where the folder `work` is /work."""
     mounts = [f'mount --bind /dev/{d} "$T/dev/{d}"' for d in ("null", "zero", "urandom")]
     if work:
         mounts.append(f'mount --bind "{work}" "$T/work"')
@@ -193,11 +203,11 @@ def inside(tree, architecture, program, arguments=(), env=None, preload=None, wo
         command = ["/lib64/ld-linux-x86-64.so.2", "--preload", preload, program] if preload else [program]
     else:
         command = ["/usr/bin/qemu-aarch64", *(["-E", f"LD_PRELOAD={preload}"] if preload else []), program]
-    script = "set -e; T=$1; shift; " + "; ".join(mounts) + '; exec chroot "$T" "$@"'
-    user = [] if os.geteuid() == 0 else ["-r"]
-    whole = ["unshare", *user, "-m", "sh", "-c", script, "sh", str(tree), *command, *arguments]
+    script = "set -e; T=$1; shift; " + "; ".join(mounts) + '; exec "$@"'
+    variables = [f"{k}={v}" for k, v in (env or {}).items()]
+    whole = ["sh", "-c", script, "sh", str(tree), "env", *variables, "chroot", str(tree), *command, *arguments]
     path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-    return subprocess.run(whole, env={"PATH": path, **(env or {})}, **options)
+    return subprocess.run([*namespace(), *whole], env={"PATH": path}, **options)
 
 
 def unpack(files, tree, architecture):
