@@ -5,10 +5,13 @@
 //! a copy reaches. The twin is the kernel's own text with the other conversion, and gets the same codes with scales and zero points of the
 //! same weights; both results are compared before anything is measured. Products in turn read other weights, more in all than caches hold.
 
+#[path = "support/int4_twin.rs"]
+mod int4_twin;
+
 use half::f16;
+use int4_twin::twin;
 use std::process::ExitCode;
 use std::sync::Arc;
-use transformer_lite::backend::kernel::{Kernel, Params};
 use transformer_lite::backend::{self, BackendKind, DeviceKind};
 use transformer_lite::executor::Executor;
 use transformer_lite::graph::op::matmul_e0m::MatMulE0m;
@@ -22,22 +25,6 @@ use transformer_lite::tensor::{DType, HostTensor};
 /// K and N, as the paper's table has them.
 const SHAPES: [(usize, usize); 3] = [(4096, 4096), (4096, 11008), (11008, 4096)];
 const RUNS: usize = 50;
-
-/// How one conversion becomes the other in a text: what is replaced, and by what.
-const CL: [(&str, &str); 2] = [
-    (
-        "#include \"common/e0m\"",
-        "#include \"common/e0m\"\n#define INT4(word, k) CAT(convert_float, COLS)((word) >> E0M_FIELD(k, 4) & 15u)",
-    ),
-    ("AS_FLOATS(E0M_LEVEL(word, low, ", "(INT4(word, "),
-];
-const WGSL: [(&str, &str); 2] = [
-    ("e0m_levels(", "int4("),
-    (
-        "#include \"common/e0m\"",
-        "#include \"common/e0m\"\nfn int4(w: E0mWords, k: u32) -> vec4<f32> { return vec4<f32>((w.high >> vec4<u32>(k / 2u * 4u + k % 2u * 16u)) & vec4<u32>(15u)); }",
-    ),
-];
 
 type AnyError = Box<dyn std::error::Error>;
 
@@ -71,29 +58,6 @@ impl Arguments {
         }
         Ok(out)
     }
-}
-
-/// The kernel with the other conversion. Its text lives as long as the program, as those of the library do.
-fn twin(kernel: &'static Kernel) -> Result<&'static Kernel, AnyError> {
-    let replaced = |text: &str, pairs: &[(&str, &str)]| -> Result<&'static str, AnyError> {
-        let mut out = text.to_owned();
-        for (from, to) in pairs {
-            if !out.contains(from) {
-                return Err(format!("{}: no {from} in its text", kernel.name).into());
-            }
-            out = out.replace(from, to);
-        }
-        Ok(Box::leak(out.into_boxed_str()))
-    };
-    Ok(Box::leak(Box::new(Kernel {
-        name: kernel.name,
-        cl: replaced(kernel.cl, &CL)?,
-        wgsl: replaced(kernel.wgsl, &WGSL)?,
-        params: Params {
-            fields: kernel.params.fields,
-        },
-        args: kernel.args,
-    })))
 }
 
 /// Codes, and scale and bias of each group; for the twin scale and zero point of the same weights: `s * (2 + q / 8 - b)` is

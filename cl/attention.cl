@@ -34,6 +34,12 @@
 #define V_SCALE(row) 1.0f
 #endif
 #define RESULTS (VECTORS * PARTS)
+// With ROLLED the number of parts is one that compilers do not know: a loop of loads that is unrolled runs out of registers.
+#ifdef ROLLED
+#define DOT_PARTS p.parts
+#else
+#define DOT_PARTS PARTS
+#endif
 #ifdef SHARED
 #define OWNED 1
 #define OWN(i) (lid % RESULTS)
@@ -92,7 +98,7 @@ KERNEL {
       uint t = at / LANES, lane = at % LANES, row = PLACE(min(first + t, end - 1));
       VEC dots[VECTORS];
       for (uint r = 0; r < VECTORS; r++) dots[r] = (VEC)(0.0f);
-      for (uint i = lane; i < PARTS; i += LANES) {
+      for (uint i = lane; i < DOT_PARTS; i += LANES) {
         VEC x = K_PART(row, i);
         for (uint r = 0; r < VECTORS; r++) dots[r] += x * query[r * PARTS + i];
       }
@@ -130,16 +136,25 @@ KERNEL {
     uint count = min((uint)KEYS, end - first);
     for (uint i = 0; i < OWNED; i++) {
       uint r = min(OWN(i) / PARTS, (uint)(VECTORS - 1)), part = OWN(i) % PARTS;
-      VEC s = sum[i] * keep[r];
-      float l = total[i] * keep[r];
+      // Chosen by comparisons: an index that compilers cannot compute would keep the sums in memory.
+      VEC s = sum[0];
+      float l = total[0];
+      _Pragma("unroll") for (uint q = 1; q < OWNED; q++) {
+        s = q == i ? sum[q] : s;
+        l = q == i ? total[q] : l;
+      }
+      s *= keep[r];
+      l *= keep[r];
       for (uint t = SLICE; t < count; t += SLICES) {
         float w = weight[r * KEYS + t];
         uint row = PLACE(first + t);
         s += w * V_SCALE(row) * V_PART(row, part);
         l += w;
       }
-      sum[i] = s;
-      total[i] = l;
+      _Pragma("unroll") for (uint q = 0; q < OWNED; q++) {
+        sum[q] = q == i ? s : sum[q];
+        total[q] = q == i ? l : total[q];
+      }
     }
     barrier(CLK_LOCAL_MEM_FENCE);
   }

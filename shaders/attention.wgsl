@@ -94,6 +94,12 @@ fn attention(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_
   }
   for (var r = lid; r < VECTORS; r += WG) { top[r] = LOWEST; }
   workgroupBarrier();
+#ifdef ROLLED
+  // A number that compilers do not know: a loop of loads that is unrolled runs out of registers.
+  let dot_parts = p.parts;
+#else
+  let dot_parts = PARTS;
+#endif
   var sum: array<VEC, OWNED>;
   var total: array<f32, OWNED>;
   for (var first = begin; first < end; first += KEYS) {
@@ -102,7 +108,7 @@ fn attention(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_
       let lane = at % LANES;
       let row = place(past, min(first + t, end - 1u), kv);
       var dots: array<VEC, VECTORS>;
-      for (var i = lane; i < PARTS; i += LANES) {
+      for (var i = lane; i < dot_parts; i += LANES) {
         let x = k_part(row, i);
         for (var r = 0u; r < VECTORS; r++) { dots[r] += x * query[r * PARTS + i]; }
       }
@@ -147,16 +153,25 @@ fn attention(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_
     for (var i = 0u; i < OWNED; i++) {
       let r = min(own(lid, i) / PARTS, VECTORS - 1u);
       let part = own(lid, i) % PARTS;
-      var s = sum[i] * keep[r];
-      var l = total[i] * keep[r];
+      // Chosen by comparisons: an index that compilers cannot compute would keep the sums in memory.
+      var s = sum[0];
+      var l = total[0];
+      for (var q = 1u; q < OWNED; q++) {
+        s = select(s, sum[q], q == i);
+        l = select(l, total[q], q == i);
+      }
+      s *= keep[r];
+      l *= keep[r];
       for (var t = slice_of(lid); t < count; t += SLICES) {
         let w = weight[r * KEYS + t];
         let row = place(past, first + t, kv);
         s += w * v_scale(row) * v_part(row, part);
         l += w;
       }
-      sum[i] = s;
-      total[i] = l;
+      for (var q = 0u; q < OWNED; q++) {
+        sum[q] = select(sum[q], s, q == i);
+        total[q] = select(total[q], l, q == i);
+      }
     }
     workgroupBarrier();
   }

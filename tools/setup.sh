@@ -140,6 +140,25 @@ setup_rust() {
     fail "Rust $(sed -n 's/^rust-version = "\(.*\)"/\1/p' "$ROOT/Cargo.toml") or newer is needed. To install it, type:  $RUSTUP_LINE"
 }
 
+# The standard library of Android's target; linking would take Android's NDK, checking does not.
+ANDROID=aarch64-linux-android
+setup_android() {
+    [ -d "$(rustc --print sysroot)/lib/rustlib/$ANDROID" ] && return 0
+    have rustup && rustup -q target add "$ANDROID" >&2 && return 0
+    say "NOT CHECKED: $ANDROID. Its standard library cannot be had; with rustup, type:  rustup target add $ANDROID"
+    return 1
+}
+
+# What tools/phone_compile unpacks packages with, and the keys that they are signed with.
+setup_phone_compilers() {
+    local missing=()
+    have patch || missing+=(patch)
+    have xz || missing+=(xz-utils)
+    have unshare || missing+=(util-linux)
+    [ -f /usr/share/keyrings/debian-archive-keyring.gpg ] || missing+=(debian-archive-keyring)
+    [ ${#missing[@]} -eq 0 ] || install "${missing[@]}"
+}
+
 setup_python() {
     have python3 && python3 -m pip --version >/dev/null 2>&1 && return 0
     install python3 python3-pip

@@ -18,6 +18,7 @@ pub mod epilogue;
 pub mod kernel;
 #[cfg(feature = "opencl")]
 pub mod opencl;
+pub mod phones;
 mod shared;
 #[cfg(feature = "wgpu")]
 pub mod wgpu;
@@ -95,6 +96,12 @@ impl Caps {
     /// drivers besides pay for barriers. Such a device wants rows by one work-item each, in runs of 16 elements.
     pub fn explicit_vectors(&self) -> bool {
         self.kind == DeviceKind::Cpu && self.backend == "opencl"
+    }
+
+    /// A work-item has so few registers that large tiles of results do not fit: Mali, with 64 of 32 bits, of which threads that take more than
+    /// half leave half of a core idle. Arm's drivers and Mesa's name the GPU so.
+    pub fn few_registers(&self) -> bool {
+        self.device.contains("Mali")
     }
 
     /// A device that does not exist, for planning where there is no driver: a GPU that shares the host's memory, with

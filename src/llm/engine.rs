@@ -400,6 +400,30 @@ impl Decoder {
         ])
     }
 
+    /// All plans that a [`DeviceModel`] loads: those of prefill and decode, and as far as there are such those of short runs with all their
+    /// logits and of decoding behind few tokens.
+    pub fn every_plan(&self, caps: &Caps, lengths: &Lengths) -> Result<Vec<Plan>> {
+        Ok(self.device_plans(caps, lengths)?.plans)
+    }
+
+    fn device_plans(&self, caps: &Caps, lengths: &Lengths) -> Result<DevicePlans> {
+        let mut plans = Vec::from(self.plans(caps, lengths)?);
+        let mut add = |options: Option<Options>| -> Result<Option<usize>> {
+            let Some(options) = options else { return Ok(None) };
+            plans.push(Plan::compile(&self.graph, caps, &options)?);
+            Ok(Some(plans.len() - 1))
+        };
+        let verify = add(self.rows_options(lengths))?;
+        let short = self.short_decode(lengths);
+        let most = short.as_ref().and_then(|o| o.bounds.get(&self.past));
+        let short_decode = add(short)?.zip(most);
+        Ok(DevicePlans {
+            plans,
+            verify,
+            short_decode,
+        })
+    }
+
     /// The inputs that the graph has, for `tokens` after `past` others.
     fn inputs(&self, tokens: &[u32], past: usize) -> Result<Vec<(&'static str, HostTensor)>> {
         if let Some(t) = tokens
@@ -443,6 +467,13 @@ fn check_rows(tokens: usize, rows: usize) -> Result<()> {
     let what =
         format!("{rows} rows of logits for {tokens} tokens: the decoder was loaded for the last row only");
     Err(Error::other(Stage::Run, what))
+}
+
+/// The plans of a [`DeviceModel`]; two of its fields say which is which.
+struct DevicePlans {
+    plans: Vec<Plan>,
+    verify: Option<usize>,
+    short_decode: Option<(usize, i64)>,
 }
 
 /// A decoder on a device.

@@ -18,7 +18,7 @@ use crate::tensor::{DType, HostTensor};
 static KERNEL: Kernel = crate::kernel!(attention {
     heads: U32, kv_heads: U32, rows: U32, keys: U32, live_keys: U32,
     mask_b: U32, mask_h: U32, mask_s: U32, mask_t: U32, scale: F32,
-    softcap: F32,
+    softcap: F32, parts: U32,
 } [q: In Elem, k: In Elem, v: In Elem, mask: OptionalIn Elem, live: Weight Elem, y: Out Elem]);
 
 static MERGE: Kernel = crate::kernel!(attention_merge {
@@ -305,7 +305,12 @@ impl Attention {
             .field(keys)
             .field(live_keys);
         let call = strides.iter().fold(call, Call::field).field(self.scale);
-        let call = call.field(self.softcap);
+        let call = call.field(self.softcap).field(Dim::from(dim / vector));
+        let call = if cpu || cx.caps().fast_local {
+            call
+        } else {
+            call.define("ROLLED", 1)
+        };
         let call = if self.softcap == 0.0 {
             call
         } else {

@@ -351,6 +351,11 @@ impl MatMulE0m {
                     .field(Dim::from_usize(part.first))
             };
             let call = call.field(end(0)).field(end(1)).field(start(1)).field(start(2));
+            let call = if !vector && tile.rows < 8 {
+                call.define("HALF_TILE", 1)
+            } else {
+                call
+            };
             cx.emit(if in_parts { call.define("PARTS", 1) } else { call })?;
         }
         Ok(())
@@ -444,7 +449,7 @@ impl E0mShape {
                 vector_columns: 4,
                 matrix_items: 32,
                 matrix_columns: 4,
-                rows: 8,
+                rows: if caps.few_registers() { 4 } else { 8 },
                 panel: None,
             },
         }

@@ -1,11 +1,11 @@
 //! A decoder on a device, for any number of sequences.
 
 use super::ring::Rings;
-use super::{DECODE, Decoder, DeviceModel, Lengths, PREFILL};
+use super::{DECODE, Decoder, DeviceModel, DevicePlans, Lengths, PREFILL};
 use crate::backend::{Backend, Caps, SharedBackend, Stats};
 use crate::error::Result;
 use crate::executor::{Executor, Program};
-use crate::plan::{HostStep, Options, Plan};
+use crate::plan::HostStep;
 use std::sync::Arc;
 
 /// A decoder planned for a device, its weights uploaded and its kernels compiled. Each [`DeviceModel`] of it has a cache and an arena of its
@@ -23,16 +23,11 @@ pub struct DeviceDecoder {
 impl DeviceDecoder {
     /// Plans `decoder` for `backend` and `lengths` and uploads its weights.
     pub fn new(decoder: Decoder, backend: Box<dyn Backend>, lengths: &Lengths) -> Result<Self> {
-        let mut plans = Vec::from(decoder.plans(backend.caps(), lengths)?);
-        let mut add = |options: Option<Options>| -> Result<Option<usize>> {
-            let Some(options) = options else { return Ok(None) };
-            plans.push(Plan::compile(decoder.graph(), backend.caps(), &options)?);
-            Ok(Some(plans.len() - 1))
-        };
-        let verify = add(decoder.rows_options(lengths))?;
-        let short = decoder.short_decode(lengths);
-        let most = short.as_ref().and_then(|o| o.bounds.get(&decoder.past));
-        let short_decode = add(short)?.zip(most);
+        let DevicePlans {
+            plans,
+            verify,
+            short_decode,
+        } = decoder.device_plans(backend.caps(), lengths)?;
         let program = Program::load(SharedBackend::new(backend), decoder.graph(), plans)?;
         Ok(Self {
             decoder: Arc::new(decoder),
