@@ -195,6 +195,7 @@ fn wgsl_validates_and_its_bindings_are_the_descriptors() {
                 (Ty::Words, _) | (Ty::Elem, DType::F16) => "u32",
                 (Ty::Single, DType::F16) => "atomic u32",
                 (Ty::Words4, _) => "vec4<u32>",
+                (Ty::Halves4, _) => "vec4<f16>",
                 (_, DType::F32) => "f32",
                 (_, _) => "i32",
             };
@@ -328,6 +329,7 @@ fn opencl_arguments_are_the_descriptors() {
                 let ty = match (arg.ty, dtype) {
                     (Ty::Words, _) => "uint*",
                     (Ty::Words4, _) => "uint4*",
+                    (Ty::Halves4, _) => "uint2*",
                     (_, DType::F16) => "half*",
                     (_, DType::F32) => "float*",
                     (_, _) => "int*",

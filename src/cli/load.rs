@@ -239,7 +239,7 @@ pub fn load_device(
     let lengths = Lengths {
         padding: options.padding,
         rows: wanted.rows,
-        ..Lengths::of(context)
+        ..Lengths::of(context).on(backend.caps())
     };
     if options.kv == Kv::Q8 {
         let graph = decoder.graph();

@@ -9,9 +9,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-/// Tokens of a prompt that are run between two looks at the cancel flag: one prefill run of a device.
-const PROMPT_PART: usize = super::engine::CHUNK;
-
 /// When generation stops.
 #[derive(Clone, Debug, Default)]
 pub struct Limits {
@@ -257,8 +254,8 @@ impl<'a, M: Model + ?Sized> Generator<'a, M> {
     /// Feeds what is to be fed and takes one token.
     fn feed(&mut self) -> Result<Option<Finish>> {
         let waiting = self.context.get(self.fed()..).unwrap_or_default().to_vec();
-        // In parts, so that a cancelled prompt ends soon.
-        let mut parts = waiting.chunks(PROMPT_PART).peekable();
+        // One run after another, so that a cancelled prompt ends soon.
+        let mut parts = waiting.chunks(self.model.run_length().max(1)).peekable();
         while let Some(part) = parts.next() {
             if self.limits.cancel.load(Ordering::Relaxed) {
                 return Ok(Some(Finish::Cancelled));

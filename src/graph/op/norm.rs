@@ -61,13 +61,17 @@ pub(super) fn emit(cx: &mut LowerCx<'_>, rows: &Rows) -> OpResult<()> {
     } else {
         2
     };
-    let mut call = if cx.caps().explicit_vectors() {
+    let caps = cx.caps();
+    let mut call = if caps.explicit_vectors() {
         Call::new(&KERNEL, 8)
             .define("ITEM", 1)
             .define("ROWS", 1)
             .grid(count.ceil_div(8)?, 1, 1)
     } else {
-        Call::new(&KERNEL, 64)
+        // A long row keeps more work-items busy, where they add up fast.
+        let long = caps.fast_local && caps.max_workgroup >= 256;
+        let long = long && cx.upper_bound(cols).is_none_or(|n| n > 1024);
+        Call::new(&KERNEL, if long { 256 } else { 64 })
             .define("ROWS", tile)
             .grid(count.ceil_div(tile)?, 1, 1)
     }
