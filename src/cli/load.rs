@@ -229,6 +229,7 @@ pub fn load_device(
         }
         return Ok(None);
     };
+    pipeline = pipeline.on(backend.caps());
     if wanted.token {
         pipeline.passes.push(GREEDY);
     }

@@ -249,7 +249,11 @@ impl OpenCl {
         let limit = object
             .max_workgroup(self.device)
             .map_err(|code| code.at(call("clGetKernelWorkGroupInfo(CL_KERNEL_WORK_GROUP_SIZE)")))?;
-        check_workgroup(limit)?;
+        // NVIDIA's driver tells of kernels with many registers what it would take if their text did not require a size, as it does: such
+        // a kernel was compiled for that.
+        if !spec.kernel.needs_matrix_units(Language::OpenCl) {
+            check_workgroup(limit)?;
+        }
         let local_bytes = object
             .local_bytes(self.device)
             .map_err(|code| code.at(call("clGetKernelWorkGroupInfo(CL_KERNEL_LOCAL_MEM_SIZE)")))?;

@@ -10,6 +10,7 @@
 mod record;
 #[cfg(test)]
 mod tests;
+mod units;
 
 use super::kernel::{Language, Role, Ty, excerpt};
 use super::{Backend, BackendError, BufferId, Caps, Command, DeviceKind, KernelId, KernelSpec, Launch};
@@ -207,7 +208,7 @@ impl Wgpu {
                 .lost
                 .get_or_insert_with(|| format!("{why} ({reason:?})"));
         });
-        Ok(Self {
+        let mut opened = Self {
             device,
             queue,
             caps,
@@ -223,7 +224,15 @@ impl Wgpu {
             pending: 0,
             flushed: None,
             stats: Stats::default(),
-        })
+        };
+        if opened.caps.matrix_units
+            && let Some(why) = units::refusal(&opened)
+        {
+            let name = &opened.caps.device;
+            log::warn!("{name}: generic kernels in place of those for matrix units: {why}");
+            opened.caps.matrix_units = false;
+        }
+        Ok(opened)
     }
 
     /// The stored fault, if any, as the error of `call`. A lost device stays lost; other faults are told once.

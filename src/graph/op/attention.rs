@@ -26,6 +26,13 @@ static UNITS: Kernel = crate::kernel!(attention_mma {
     softcap: F32,
 } [q: In Halves4, k: In Halves4, v: In Halves4, mask: OptionalIn Elem, live: Weight Elem, y: Out Elem]);
 
+/// One row, where work-groups of a large GPU take a head each.
+static ROW: Kernel = crate::kernel!(attention_row {
+    heads: U32, kv_heads: U32, rows: U32, keys: U32, live_keys: U32,
+    mask_b: U32, mask_h: U32, mask_s: U32, mask_t: U32, scale: F32,
+    softcap: F32,
+} [q: In Words4, k: In Words4, v: In Words4, mask: OptionalIn Elem, live: Weight Elem, y: Out Elem]);
+
 static MERGE: Kernel = crate::kernel!(attention_merge {
     vectors: U32, splits: U32,
 } [x: In Elem, y: Out Elem]);
@@ -56,6 +63,17 @@ fn on_units(caps: &Caps, dim: i64, operands: &[Operand]) -> bool {
     let room = caps.max_workgroup >= UNITS_TAKE.0 && caps.local_bytes >= UNITS_TAKE.1;
     let halves = operands.iter().all(|o| o.dtype == DType::F16);
     caps.matrix_units && room && halves && matches!(dim, 64 | 128)
+}
+
+/// Work-items of a work-group for one row.
+const ROW_ITEMS: u32 = 256;
+
+/// The kernel for one row takes queries, keys and values in heads of this size: in OpenCL C with PTX, in WGSL wherever local memory is fast.
+fn by_rows(caps: &Caps, dim: i64, operands: &[Operand]) -> bool {
+    let able = caps.matrix_units || caps.backend == "wgpu" && caps.fast_local;
+    let room = caps.max_workgroup >= ROW_ITEMS && caps.local_bytes >= 19 << 10;
+    let halves = operands.iter().all(|o| o.dtype == DType::F16);
+    able && room && halves && matches!(dim, 64 | 128)
 }
 
 /// Keys of a tile.
@@ -271,7 +289,23 @@ impl Attention {
         let (live, live_keys) = cx.live(keys);
         let operands = [cx.input(0)?, cx.input(1)?, cx.input(2)?];
         let wide_as = |call: Call| if wide { call.define("WIDE", 1) } else { call };
-        let call = if !one && stored == Rows::Floats && on_units(cx.caps(), dim, &operands) {
+        let floats = stored == Rows::Floats;
+        let call = if one && batch.is(1) && floats && by_rows(cx.caps(), dim, &operands) {
+            let call = Call::new(&ROW, ROW_ITEMS)
+                .define("DIM", dim)
+                // As many keys at once as a work-group takes where they are split.
+                .define("STEPS", 128 * (dim / 8) / i64::from(ROW_ITEMS))
+                .grid(heads.clone(), 1, splits.clone().unwrap_or_else(|| Dim::from(1)));
+            let call = match split {
+                Some(keys) => call.define("SPLIT", keys),
+                None => call,
+            };
+            if dim == 128 {
+                call.define("WIDE_HEAD", 1)
+            } else {
+                call
+            }
+        } else if !one && floats && on_units(cx.caps(), dim, &operands) {
             let call = Call::new(&UNITS, UNITS_TAKE.0).define("DIM", dim).grid(
                 heads.clone(),
                 queries.ceil_div(i64::from(UNITS_TAKE.0 / 2))?,
@@ -355,7 +389,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 pub static DEF: OpDef = OpDef {
     onnx: &[own("Attention")],
     import,
-    kernels: &[&KERNEL, &UNITS, &MERGE],
+    kernels: &[&KERNEL, &UNITS, &ROW, &MERGE],
     cases,
 };
 

@@ -2,7 +2,7 @@
 //! registers, and the units multiply and sum in single precision. `w1` is exact in a half; the matrix kernel rounds `s * (w1 - b)` to
 //! one, the vector kernel scales its sums, which rounds nothing.
 
-use super::{MatMulE0m, STRETCH, format_defines, stretch};
+use super::{E0mShape, MatMulE0m, STRETCH, format_defines, stretch};
 use crate::backend::Caps;
 use crate::backend::kernel::Kernel;
 use crate::plan::lower::Call;
@@ -28,8 +28,6 @@ const COLUMNS: usize = 32;
 const LOCAL: u32 = 46 << 10;
 /// Work-items of a warp.
 const WARP: u32 = 32;
-/// Most warps of the vector kernel: with more, drivers run out of registers.
-const WARPS: u32 = 8;
 /// Longest stretch of the vector kernel, in vectors of codes that a work-item holds at a time: more take too many registers.
 const HELD: usize = 4;
 
@@ -89,7 +87,13 @@ impl MatMulE0m {
         let length = { length }.find(|l| stretch(self.group, *l) == *l)?;
         let groups = n.div_ceil(COLUMNS);
         let walks = k.div_ceil(length);
-        let mut warps = WARPS;
+        // Many columns fill the device with small work-groups; few are shared by more warps.
+        let units = caps.assumed_units() as usize;
+        let mut warps: u32 = match groups {
+            _ if groups >= 2 * units => 4,
+            _ if groups > units => 8,
+            _ => 16,
+        };
         while warps > 1 && (warps as usize > walks || warps * WARP > caps.max_workgroup) {
             warps /= 2;
         }
