@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use support::gguf::{Traits, VOCAB};
 use support::{Device, Text};
 use transformer_lite::backend::kernel::Role;
-use transformer_lite::graph::pass::{FUSE, KV_Q8, Pipeline};
+use transformer_lite::graph::pass::{FUSE, KV_Q8, Pipeline, ROTARY_APPEND};
 use transformer_lite::llm::engine::{Decoder, DeviceModel, HostModel, Lengths, Logits};
 use transformer_lite::llm::{
     ChatTemplate, Generator, LanguageModel, Limits, Message, ModelFolder, Sampler, SamplerConfig, Tokenizer,
@@ -72,6 +72,11 @@ fn main() -> ExitCode {
         add(
             format!("caches_of_8_bits@{name}"),
             Box::new(move || caches_of_8_bits(&device)),
+        );
+        let device = d.clone();
+        add(
+            format!("rotary_append@{name}"),
+            Box::new(move || rotary_append(&device)),
         );
         let device = d.clone();
         add(
@@ -324,6 +329,34 @@ fn caches_of_8_bits(device: &Device) -> Outcome {
     // Heads of 8 elements: 12 bytes in place of 16.
     if narrow * 4 != wide * 3 {
         return Err(format!("caches of 8 bits take {narrow} bytes, of f16 {wide}"));
+    }
+    Ok(())
+}
+
+/// Rotary embedding and appends in one dispatch: the same logits, by whatever lengths the tokens come, with three dispatches a layer less.
+fn rotary_append(device: &Device) -> Outcome {
+    let _turn = device.turn();
+    let (_dir, model) = support::tiny_model("llama", Traits::default());
+    let mut pipeline = Pipeline::standard();
+    pipeline.passes.push(ROTARY_APPEND);
+    let joined = decoder(&model, &pipeline, Logits::Last)?;
+    let dispatches = |d: &Decoder| -> Result<Vec<usize>, String> {
+        let plans = d.plans(&support::fake_caps(), &Lengths::of(64)).text()?;
+        Ok(plans.iter().map(|p| p.steps.len()).collect())
+    };
+    let apart = dispatches(&decoder(&model, &Pipeline::standard(), Logits::Last)?)?;
+    let fewer: Vec<usize> = dispatches(&joined)?.iter().map(|n| n + 2 * 3).collect();
+    if apart != fewer {
+        return Err(format!(
+            "{apart:?} dispatches, and with the pass, two layers of three more, {fewer:?}"
+        ));
+    }
+    let long = tokens(40);
+    let rows = host_rows(&model, &long)?;
+    let mut found = DeviceModel::new(joined, Box::new(device.share()), &Lengths::of(64)).text()?;
+    for lengths in [&[40][..], &[1, 30, 9], &[&[30][..], &[1; 10]].concat()] {
+        let logits = feed(&mut found, &long, lengths)?;
+        close("next to the interpreter", &rows[39], &logits, AGAINST_HOST)?;
     }
     Ok(())
 }

@@ -78,6 +78,9 @@ pub struct Caps {
     pub subgroup: Option<u32>,
     /// Half-precision arithmetic is offered.
     pub f16_math: bool,
+    /// Products of 16 x 16 halves, summed in single precision by 32 work-items together, run on units of their own, which kernels reach
+    /// by inline PTX in OpenCL C and by cooperative matrices in WGSL.
+    pub matrix_units: bool,
     /// Times of single dispatches can be measured.
     pub profiling: bool,
 }
@@ -124,6 +127,7 @@ impl Caps {
             max_grid: 65_535,
             subgroup: None,
             f16_math: false,
+            matrix_units: false,
             profiling: false,
         }
     }

@@ -31,8 +31,11 @@ use std::collections::{BTreeMap, HashSet};
 use std::path::Path;
 use std::sync::Arc;
 
-/// Largest number of tokens of one prefill run.
+/// Most tokens of one prefill run, unless the device wants more ([`Lengths::on`]).
 pub const CHUNK: usize = 128;
+
+/// The same where products run on matrix units, which fewer rows leave idle.
+const LONG_CHUNK: usize = 1024;
 
 /// Lengths of decoding are padded to multiples of this.
 pub const PADDING: usize = 64;
@@ -61,6 +64,15 @@ impl Lengths {
             padding: PADDING,
             rows: 0,
         }
+    }
+
+    /// The same, with prefill runs as long as the device wants them.
+    #[must_use]
+    pub fn on(mut self, caps: &Caps) -> Self {
+        if caps.matrix_units {
+            self.chunk = LONG_CHUNK.min(self.context);
+        }
+        self
     }
 }
 
@@ -630,6 +642,10 @@ impl LanguageModel for DeviceModel {
 
     fn context(&self) -> usize {
         self.lengths.context
+    }
+
+    fn run_length(&self) -> usize {
+        self.lengths.chunk
     }
 
     fn len(&self) -> usize {

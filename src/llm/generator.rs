@@ -7,9 +7,6 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::time::Instant;
 
-/// Tokens of a prompt that are run between two looks at the cancel flag: one prefill run of a device.
-const PROMPT_PART: usize = super::engine::CHUNK;
-
 /// When generation stops.
 #[derive(Clone, Debug, Default)]
 pub struct Limits {
@@ -270,8 +267,8 @@ impl<'a, M: LanguageModel + ?Sized> Generator<'a, M> {
     /// Feeds what is to be fed and takes one token.
     fn feed(&mut self) -> Result<Option<Finish>> {
         let waiting = self.context.get(self.fed()..).unwrap_or_default().to_vec();
-        // In parts, so that a cancelled prompt ends soon.
-        let mut parts = waiting.chunks(PROMPT_PART).peekable();
+        // One run after another, so that a cancelled prompt ends soon.
+        let mut parts = waiting.chunks(self.model.run_length().max(1)).peekable();
         while let Some(part) = parts.next() {
             if self.limits.cancel.is_cancelled() {
                 return Ok(Some(Finish::Cancelled));

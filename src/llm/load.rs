@@ -197,7 +197,7 @@ impl Loaded {
                 return Ok(Self { engine, notes });
             }
         };
-        let mut pipeline = Pipeline::standard();
+        let mut pipeline = Pipeline::standard().on(backend.caps());
         if options.kv == KvType::Q8 {
             pipeline.insert_before(FUSE.name, KV_Q8);
         }
@@ -215,7 +215,7 @@ impl Loaded {
         let lengths = Lengths {
             padding: options.padding,
             rows: if drafts { options.drafts + 1 } else { 0 },
-            ..Lengths::of(context)
+            ..Lengths::of(context).on(backend.caps())
         };
         let loaded = DeviceDecoder::new(decoder, backend, &lengths)?;
         if let [first, ..] = loaded.host_steps() {

@@ -49,6 +49,11 @@ pub trait LanguageModel {
     /// Largest number of tokens that the cache holds.
     fn context(&self) -> usize;
 
+    /// Most tokens that the model runs at once; more are run one part after another.
+    fn run_length(&self) -> usize {
+        engine::CHUNK
+    }
+
     /// Number of tokens in the cache.
     fn len(&self) -> usize;
 

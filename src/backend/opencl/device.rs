@@ -274,8 +274,18 @@ fn caps_of(device: DeviceHandle, platform: &str, platform_version: &str) -> Resu
             None
         },
         f16_math: has("cl_khr_fp16"),
+        matrix_units: takes_ptx(kind, maker, has("cl_nv_device_attribute_query"), device),
         profiling: true,
     })
+}
+
+/// `CL_DEVICE_COMPUTE_CAPABILITY_MAJOR_NV` of `cl_nv_device_attribute_query`.
+const COMPUTE_CAPABILITY_MAJOR_NV: u32 = 0x4000;
+
+/// NVIDIA's compilers take inline PTX; from compute capability 8 on it has all that the kernels for matrix units use.
+fn takes_ptx(kind: DeviceKind, maker: Maker, told: bool, device: DeviceHandle) -> bool {
+    let major = || device.info(COMPUTE_CAPABILITY_MAJOR_NV).map(|b| number(&b));
+    kind != DeviceKind::Cpu && maker == Maker::Pci(0x10de) && told && major().is_ok_and(|n| n >= 8)
 }
 
 /// The smallest sub-group size where the driver tells it for the device; else it depends on the kernel.

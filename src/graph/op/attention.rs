@@ -9,9 +9,9 @@
 
 use super::case::{Case, input};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, operand, own};
-use crate::backend::DeviceKind;
+use crate::backend::{Caps, DeviceKind};
 use crate::backend::kernel::Kernel;
-use crate::plan::lower::{Call, LowerCx};
+use crate::plan::lower::{Call, LowerCx, Operand};
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::{DType, HostTensor};
 
@@ -20,6 +20,20 @@ static KERNEL: Kernel = crate::kernel!(attention {
     mask_b: U32, mask_h: U32, mask_s: U32, mask_t: U32, scale: F32,
     softcap: F32, parts: U32,
 } [q: In Elem, k: In Elem, v: In Elem, mask: OptionalIn Elem, live: Weight Elem, y: Out Elem]);
+
+/// Many rows, on matrix units.
+static UNITS: Kernel = crate::kernel!(attention_mma {
+    heads: U32, kv_heads: U32, rows: U32, keys: U32, live_keys: U32,
+    mask_b: U32, mask_h: U32, mask_s: U32, mask_t: U32, scale: F32,
+    softcap: F32,
+} [q: In Halves4, k: In Halves4, v: In Halves4, mask: OptionalIn Elem, live: Weight Elem, y: Out Elem]);
+
+/// One row, where work-groups of a large GPU take a head each.
+static ROW: Kernel = crate::kernel!(attention_row {
+    heads: U32, kv_heads: U32, rows: U32, keys: U32, live_keys: U32,
+    mask_b: U32, mask_h: U32, mask_s: U32, mask_t: U32, scale: F32,
+    softcap: F32,
+} [q: In Words4, k: In Words4, v: In Words4, mask: OptionalIn Elem, live: Weight Elem, y: Out Elem]);
 
 static MERGE: Kernel = crate::kernel!(attention_merge {
     vectors: U32, splits: U32,
@@ -41,6 +55,27 @@ const MOST_HEAD: i64 = 512;
 /// Kernels take heads of this size.
 pub fn takes_head(size: i64) -> bool {
     size % 2 == 0 && size <= MOST_HEAD
+}
+
+/// Work-items of a work-group on matrix units, of which 32 take 16 rows, and the local memory that they take.
+const UNITS_TAKE: (u32, u32) = (128, 43 << 10);
+
+/// Matrix units take queries, keys and values in heads of this size.
+fn on_units(caps: &Caps, dim: i64, operands: &[Operand]) -> bool {
+    let room = caps.max_workgroup >= UNITS_TAKE.0 && caps.local_bytes >= UNITS_TAKE.1;
+    let halves = operands.iter().all(|o| o.dtype == DType::F16);
+    caps.matrix_units && room && halves && matches!(dim, 64 | 128)
+}
+
+/// Work-items of a work-group for one row.
+const ROW_ITEMS: u32 = 256;
+
+/// The kernel for one row takes queries, keys and values in heads of this size: in OpenCL C with PTX, in WGSL wherever local memory is fast.
+fn by_rows(caps: &Caps, dim: i64, operands: &[Operand]) -> bool {
+    let able = caps.matrix_units || caps.backend == "wgpu" && caps.fast_local;
+    let room = caps.max_workgroup >= ROW_ITEMS && caps.local_bytes >= 19 << 10;
+    let halves = operands.iter().all(|o| o.dtype == DType::F16);
+    able && room && halves && matches!(dim, 64 | 128)
 }
 
 /// Keys of a tile.
@@ -281,24 +316,77 @@ impl Attention {
         };
         // Keys behind the live ones, there because lengths are padded, are not read.
         let (live, live_keys) = cx.live(keys);
-        let call = Call::new(&KERNEL, u32::try_from(items).unwrap_or(u32::MAX))
-            .define("DIM", dim)
-            .define("HEADS", together)
-            .define("VECTORS", vectors)
-            .define("KEYS", KEYS)
-            .define("LANES", lanes)
-            .define("SLICES", slices)
-            .operand(cx.input(0)?)
-            .operand(cx.input(1)?)
-            .operand(cx.input(2)?)
+        let operands = [cx.input(0)?, cx.input(1)?, cx.input(2)?];
+        let wide_as = |call: Call| if wide { call.define("WIDE", 1) } else { call };
+        // The kernels for some devices read keys from the first on, stored as they are.
+        let plain = stored == Rows::Floats && window.is_none() && ring.is_none();
+        let call = if one && batch.is(1) && plain && by_rows(cx.caps(), dim, &operands) {
+            let call = Call::new(&ROW, ROW_ITEMS)
+                .define("DIM", dim)
+                // As many keys at once as a work-group takes where they are split.
+                .define("STEPS", 128 * (dim / 8) / i64::from(ROW_ITEMS))
+                .grid(heads.clone(), 1, splits.clone().unwrap_or_else(|| Dim::from(1)));
+            let call = match split {
+                Some(keys) => call.define("SPLIT", keys),
+                None => call,
+            };
+            if dim == 128 {
+                call.define("WIDE_HEAD", 1)
+            } else {
+                call
+            }
+        } else if !one && plain && on_units(cx.caps(), dim, &operands) {
+            let call = Call::new(&UNITS, UNITS_TAKE.0).define("DIM", dim).grid(
+                heads.clone(),
+                queries.ceil_div(i64::from(UNITS_TAKE.0 / 2))?,
+                batch.clone(),
+            );
+            if dim == 128 {
+                call.define("DIM128", 1)
+            } else {
+                call
+            }
+        } else {
+            let call = Call::new(&KERNEL, u32::try_from(items).unwrap_or(u32::MAX))
+                .define("DIM", dim)
+                .define("HEADS", together)
+                .define("VECTORS", vectors)
+                .define("KEYS", KEYS)
+                .define("LANES", lanes)
+                .define("SLICES", slices)
+                .grid(
+                    heads.exact_div(&together.into()).unwrap_or_else(|| heads.clone()),
+                    queries.ceil_div(rows)?,
+                    splits.clone().unwrap_or_else(|| batch.clone()),
+                );
+            let call = wide_as(call);
+            let call = if slices > 1 {
+                call.define("SHARED", 1)
+            } else {
+                call
+            };
+            let call = match split {
+                Some(keys) => call.define("SPLIT", keys),
+                None => call,
+            };
+            let call = match window {
+                Some(keys) => call.define("WINDOW", keys),
+                None => call,
+            };
+            let call = match ring {
+                Some(rows) => call.define("RING", rows),
+                None => call,
+            };
+            match stored {
+                Rows::Words => call.define("Q8", 1),
+                Rows::Floats => call,
+            }
+        };
+        let call = operands.into_iter().fold(call, Call::operand);
+        let call = call
             .optional(mask)
             .operand(live)
             .operand(result)
-            .grid(
-                heads.exact_div(&together.into()).unwrap_or_else(|| heads.clone()),
-                queries.ceil_div(rows)?,
-                splits.clone().unwrap_or_else(|| batch.clone()),
-            )
             .field(heads)
             .field(&k.0[2])
             .field(queries)
@@ -315,29 +403,6 @@ impl Attention {
             call
         } else {
             call.define("CAPPED", 1)
-        };
-        let wide_as = |call: Call| if wide { call.define("WIDE", 1) } else { call };
-        let call = wide_as(call);
-        let call = if slices > 1 {
-            call.define("SHARED", 1)
-        } else {
-            call
-        };
-        let call = match split {
-            Some(keys) => call.define("SPLIT", keys),
-            None => call,
-        };
-        let call = match window {
-            Some(keys) => call.define("WINDOW", keys),
-            None => call,
-        };
-        let call = match ring {
-            Some(rows) => call.define("RING", rows),
-            None => call,
-        };
-        let call = match stored {
-            Rows::Words => call.define("Q8", 1),
-            Rows::Floats => call,
         };
         // Rows of a second sequence would lie elsewhere.
         cx.emit(if batch.is(1) { call.may_be_padded() } else { call })?;
@@ -372,7 +437,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 pub static DEF: OpDef = OpDef {
     onnx: &[own("Attention")],
     import,
-    kernels: &[&KERNEL, &MERGE],
+    kernels: &[&KERNEL, &UNITS, &ROW, &MERGE],
     cases,
 };
 

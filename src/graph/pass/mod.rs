@@ -21,6 +21,7 @@ mod outer;
 pub mod pattern;
 mod pick;
 mod rotary;
+mod rotary_append;
 mod split;
 mod trans_b;
 mod window;
@@ -30,6 +31,7 @@ pub use greedy::TOKEN;
 pub use last_row::ROWS;
 
 use super::{Edit, Graph, derive};
+use crate::backend::Caps;
 use crate::error::Result;
 
 /// One rewrite of a graph.
@@ -151,6 +153,11 @@ pub const JOINT_MATMUL_E0M: Pass = Pass {
     name: "joint_matmul_e0m",
     run: joint_matmul_e0m::run,
 };
+/// What comes between new queries, keys and values and their attention becomes one node, for devices that want few dispatches.
+pub const ROTARY_APPEND: Pass = Pass {
+    name: "rotary_append",
+    run: rotary_append::run,
+};
 /// Only the last row of the output `logits` is computed.
 pub const LAST_ROW: Pass = Pass {
     name: "last_row",
@@ -221,6 +228,15 @@ impl Pipeline {
             passes: STANDARD.to_vec(),
             edit_limit: usize::MAX,
         }
+    }
+
+    /// The same with what this device wants besides.
+    #[must_use]
+    pub fn on(mut self, caps: &Caps) -> Self {
+        if caps.matrix_units {
+            self.passes.push(ROTARY_APPEND);
+        }
+        self
     }
 
     /// What the host interpreter wants: the state form of the cache, nothing that only kernels need.
