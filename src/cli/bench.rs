@@ -198,7 +198,7 @@ fn bench(
     }
     let mut lines = Vec::new();
     for &test in tests {
-        if cancel.is_cancel.is_cancelled() {
+        if cancel.is_cancelled() {
             break;
         }
         let mut random = SplitMix64::new(0);

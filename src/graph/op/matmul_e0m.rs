@@ -337,11 +337,6 @@ impl MatMulE0m {
             };
             let call = call.field(Dim::from_usize(part.first));
             let call = call.field(end(0)).field(end(1)).field(start(1)).field(start(2));
-            let call = if !vector && tile.rows < 8 {
-                call.define("HALF_TILE", 1)
-            } else {
-                call
-            };
             cx.emit(if in_parts { call.define("PARTS", 1) } else { call })?;
         }
         Ok(())
@@ -374,10 +369,15 @@ impl MatMulE0m {
         let columns = tile.matrix_items * tile.matrix_columns;
         let call = Call::new(&MATRIX, tile.matrix_items);
         let groups = Dim::from_usize(n).ceil_div(i64::from(columns))?;
-        Ok(format_defines(call, self.bits, self.group, STRETCH)
+        let call = format_defines(call, self.bits, self.group, STRETCH)
             .define("ROWS", tile.rows)
             .define("COLS", i64::from(tile.matrix_columns))
-            .grid(groups, rows.ceil_div(tile.rows)?, 1))
+            .grid(groups, rows.ceil_div(tile.rows)?, 1);
+        Ok(if tile.rows < 8 {
+            call.define("HALF_TILE", 1)
+        } else {
+            call
+        })
     }
 }
 

@@ -2,7 +2,7 @@
 //! registers, and the units multiply and sum in single precision. `w1` is exact in a half; the matrix kernel rounds `s * (w1 - b)` to
 //! one, the vector kernel scales its sums, which rounds nothing.
 
-use super::{E0mShape, MatMulE0m, STRETCH, format_defines, stretch};
+use super::{MatMulE0m, STRETCH, format_defines, stretch};
 use crate::backend::Caps;
 use crate::backend::kernel::Kernel;
 use crate::plan::lower::Call;
