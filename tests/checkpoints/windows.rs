@@ -12,7 +12,7 @@ use transformer_lite::graph::text;
 use transformer_lite::inspect::{Request, inspect};
 use transformer_lite::llm::engine::{DeviceModel, HostModel, Lengths, Logits};
 use transformer_lite::llm::{
-    Draft, Generator, Limits, Model, NgramDraft, Sampler, SamplerConfig, prompt_cache,
+    Draft, Generator, LanguageModel, Limits, NgramDraft, Sampler, SamplerConfig, prompt_cache,
 };
 use transformer_lite::plan::text as plan_text;
 

@@ -51,6 +51,7 @@ fn before_attention(apart: Apart) -> Build {
             output,
             axis: 1,
             past,
+            window: None,
         });
     }
     b
