@@ -20,6 +20,7 @@ use transformer_lite::llm::{
     SamplerConfig, Session,
 };
 use transformer_lite::placement::{BackendChoice, Placement};
+use transformer_lite::tensor::DType;
 
 /// Result of a trial.
 type Outcome = Result<(), String>;
@@ -298,22 +299,57 @@ fn refused() -> Outcome {
     };
     refused(Path::new("no/such/folder"), &host(), "no/such/folder")?;
     refused(&folder.join("model.onnx"), &host(), "is a file")?;
-    let changes: [(&str, fn(&mut LoadOptions)); 7] = [
-        ("--context", |o| o.context = Some(0)),
-        ("made for at most 64", |o| o.context = Some(65)),
-        ("--padding", |o| o.padding = 31),
-        ("--draft-tokens", |o| o.drafts = 65),
-        ("--kv", |o| o.kv = KvType::Q8),
-        ("--float", |o| {
-            o.float = Some(transformer_lite::tensor::DType::F16)
-        }),
-        ("--device", |o| o.place.device = Some("x".to_owned())),
+    let base = host();
+    let changed = [
+        (
+            "--context",
+            LoadOptions {
+                context: Some(0),
+                ..base.clone()
+            },
+        ),
+        (
+            "made for at most 64",
+            LoadOptions {
+                context: Some(65),
+                ..base.clone()
+            },
+        ),
+        (
+            "--padding",
+            LoadOptions {
+                padding: 31,
+                ..base.clone()
+            },
+        ),
+        (
+            "--draft-tokens",
+            LoadOptions {
+                drafts: 65,
+                ..base.clone()
+            },
+        ),
+        (
+            "--kv",
+            LoadOptions {
+                kv: KvType::Q8,
+                ..base.clone()
+            },
+        ),
+        (
+            "--float",
+            LoadOptions {
+                float: Some(DType::F16),
+                ..base.clone()
+            },
+        ),
     ];
-    for (words, change) in changes {
-        let mut options = host();
-        change(&mut options);
+    for (words, options) in changed {
         refused(&folder, &options, words)?;
     }
+    let mut options = base;
+    options.place.device = Some("x".to_owned());
+    refused(&folder, &options, "--device")?;
     let empty = tempfile::tempdir().map_err(|e| e.to_string())?;
     refused(empty.path(), &host(), "has no tokenizer.json")?;
     std::fs::copy(folder.join("tokenizer.json"), empty.path().join("tokenizer.json"))
