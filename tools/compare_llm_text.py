@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Compares what a model answers greedily with what llama.cpp answers, both with unquantized weights of the same file.
 
-    tools/compare_llm_text.py GGUF --llama-cpp DIR [--backend host|opencl|wgpu] [--device NAME] [--tokens 32] [--wanted 8] [--work DIR]
+    tools/compare_llm_text.py GGUF --llama-cpp DIR [--backend host|opencl|wgpu] [--device NAME] [--tokens 32] [--wanted 8] [--threads N]
+                              [--work DIR]
 
 `tlite convert` makes floats of the weights of GGUF, which a device stores as f16; llama.cpp writes the same file as F16 and runs that. Ten
 questions go through ChatML, which the model must have been made for. For each the table has how many of the first --tokens tokens are the
@@ -51,7 +52,7 @@ class Batch(ctypes.Structure):
 class LlamaCpp:
     """A model in llama.cpp, on the CPU."""
 
-    def __init__(self, library, path, context):
+    def __init__(self, library, path, context, threads):
         self.lib = library
         pointer, text, integer = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int32
         tokens = ctypes.POINTER(ctypes.c_int32)
@@ -80,8 +81,8 @@ class LlamaCpp:
             self.context = self.model and library.llama_init_from_model(self.model, params)
         if not self.context:
             raise Failure(f"llama.cpp could not load {path}")
-        threads = os.cpu_count() or 1
-        library.llama_set_n_threads(self.context, threads, threads)
+        with silence():
+            library.llama_set_n_threads(self.context, threads, threads)
         self.vocab = library.llama_model_get_vocab(self.model)
         self.size = library.llama_vocab_n_tokens(self.vocab)
 
@@ -133,6 +134,7 @@ def main():
     parser.add_argument("--device")
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--wanted", type=int, default=8)
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--work")
     a = parser.parse_args()
     if a.work:
@@ -146,7 +148,7 @@ def main():
         if not os.path.isdir(folder):
             tlite("convert", a.gguf, "-o", folder)
         library.llama_backend_init()
-        model = LlamaCpp(library, half, 512)
+        model = LlamaCpp(library, half, 512, a.threads)
         agreed = 0
         print(f"{'question':<58}{'same':>6}  ")
         for question in QUESTIONS:
