@@ -609,7 +609,7 @@ fn damaged_gguf_files_are_named_and_leave_nothing() {
             &["m.gguf", "expected a GGUF file", "begins with \"PK"],
         ),
         (
-            b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0\0\x01",
+            b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0\0\x01\0\0\0\x01",
             &["m.gguf", "expected a GGUF file", "begins with \"\\x89PNG\""],
         ),
         (

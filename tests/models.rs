@@ -245,10 +245,12 @@ fn main() -> ExitCode {
 
 /// What ONNX Runtime generates greedily: prompts and the 64 tokens behind each. `tests/data/minimind2/make.py` made it.
 const GENERATED: &str = include_str!("data/minimind2/tokens.json");
-/// How many of them a device must choose.
-const SAME_ON_DEVICES: usize = 60;
+/// How many of them a device must choose, and the host where ONNX Runtime itself is not steady.
+const MOST: usize = 60;
 
-/// Greedy tokens of `MiniMind2`'s own file, its cache in place: those of ONNX Runtime.
+/// Greedy tokens of `MiniMind2`'s own file, its cache in place: on the host those of ONNX Runtime. Where two of its logits are nearly equal or
+/// its levels of optimization differ, and on devices, the model is fed its tokens and asked for each next one, as a text that parts once, where two logits
+/// are as good as equal, stays another (see [`OF_INTEGERS`]).
 fn greedy_tokens(path: &Path, device: Option<&Device>) -> Outcome {
     let _turn = device.map(Device::turn);
     let cases: Vec<Value> = serde_json::from_str(GENERATED).text()?;
@@ -275,13 +277,16 @@ fn greedy_tokens(path: &Path, device: Option<&Device>) -> Outcome {
             Box::new(DeviceModel::new(decoder, Box::new(shared), &Lengths::of(128)).text()?)
         }
     };
-    let needed = if device.is_some() { SAME_ON_DEVICES } else { 64 };
+    let mut steady = 0;
     for case in &cases {
         let (prompt, wanted) = (ids(case, "prompt")?, ids(case, "tokens")?);
+        let exact = device.is_none() && case["steady"] == true;
+        steady += usize::from(case["steady"] == true);
         model.truncate(0);
         let mut found = vec![model.most_likely(&prompt).text()?];
         while found.len() < wanted.len() {
-            let last = found[found.len() - 1];
+            let before = if exact { &found } else { &wanted };
+            let last = before[found.len() - 1];
             found.push(model.most_likely(&[last]).text()?);
         }
         let same = found.iter().zip(&wanted).filter(|(a, b)| a == b).count();
@@ -290,7 +295,7 @@ fn greedy_tokens(path: &Path, device: Option<&Device>) -> Outcome {
             case["question"],
             wanted.len()
         );
-        if wanted.len() != 64 || same < needed {
+        if wanted.len() != 64 || same < if exact { 64 } else { MOST } {
             return Err(format!(
                 "{}: expected {wanted:?}, found {found:?}",
                 case["question"]
@@ -298,7 +303,8 @@ fn greedy_tokens(path: &Path, device: Option<&Device>) -> Outcome {
         }
     }
     match copies.load(Ordering::Relaxed) {
-        0 => Ok(()),
+        0 if steady > 0 => Ok(()),
+        0 => Err("no prompt is steady".to_owned()),
         n => Err(format!("{n} copies or fills in the recordings")),
     }
 }

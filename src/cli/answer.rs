@@ -60,13 +60,16 @@ impl AnswerOptions {
     /// `sampler` with the constraint that is asked for. A usage error for a file that holds none.
     pub fn constrain(&self, sampler: Sampler, codec: &Codec) -> Result<Sampler> {
         let (tokenizer, eos) = (codec.tokenizer(), codec.eos());
-        let (option, path, make): (_, _, fn(&str, &Tokenizer, &[u32]) -> Result<Grammar>) =
-            match (&self.grammar, &self.json_schema) {
-                (Some(path), _) => ("--grammar", path, Grammar::lark),
-                (_, Some(path)) => ("--json-schema", path, Grammar::json_schema),
-                _ => return Ok(sampler),
-            };
-        let grammar = make(&read_text(option, path)?, tokenizer, eos);
+        let (option, path) = match (&self.grammar, &self.json_schema) {
+            (Some(path), _) => ("--grammar", path),
+            (_, Some(path)) => ("--json-schema", path),
+            _ => return Ok(sampler),
+        };
+        let text = read_text(option, path)?;
+        let grammar = match self.grammar {
+            Some(_) => Grammar::lark(&text, tokenizer, eos),
+            None => Grammar::json_schema(&text, tokenizer, eos),
+        };
         let grammar =
             grammar.map_err(|e| Error::usage(option, format!("{}: {}", path.display(), e.chain())))?;
         Ok(sampler.constrained(Box::new(grammar)))

@@ -13,7 +13,7 @@ pub struct TemplateOptions {
     /// Tools that the model may call: a JSON list in FILE, as the model's chat template takes it
     #[arg(long, value_name = "FILE")]
     tools: Option<PathBuf>,
-    /// A further value for the chat template, as in enable_thinking=false: JSON, else a text; may be given several times
+    /// A further value for the chat template, as in `enable_thinking=false`: JSON, else a text; may be given several times
     #[arg(long, value_name = "NAME=VALUE", value_parser = named_value)]
     template_value: Vec<(String, Value)>,
 }

@@ -47,7 +47,7 @@ enum Kind {
         /// A space is put before the text.
         prefix: bool,
     },
-    /// WordPiece of lower-case words, after BERT.
+    /// `WordPiece` of lower-case words, after BERT.
     WordPiece,
 }
 
@@ -284,7 +284,7 @@ fn roles(g: &Gguf, count: usize) -> Result<Vec<Role>> {
         .collect()
 }
 
-/// The tokens of a WordPiece vocabulary as BERT writes them: GGUF marks the beginning of a word, BERT what goes on with it.
+/// The tokens of a `WordPiece` vocabulary as BERT writes them: GGUF marks the beginning of a word, BERT what goes on with it.
 fn word_pieces(g: &Gguf, tokens: &[String], roles: &[Role]) -> Result<Vec<String>> {
     let mut pieces = Vec::with_capacity(tokens.len());
     for (token, role) in tokens.iter().zip(roles) {

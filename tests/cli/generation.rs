@@ -147,6 +147,7 @@ fn texts_end_and_keep_to_a_grammar() {
 fn drafts_need_the_same_vocabulary() {
     let (_dir, model) = tiny_model("llama", Traits::default());
     let other = crate::model_folder();
+    std::fs::write(other.path().join("model.onnx"), "never read").unwrap();
     let base = raw_prompt(&model);
     fails(
         &[&base[..], &["--draft-model", path(other.path())]].concat(),

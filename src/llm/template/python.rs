@@ -129,7 +129,7 @@ impl Style {
             Json::String(text) => self.text(out, text),
             Json::Array(list) => {
                 self.parts(out, ['[', ']'], list.iter(), depth, |out, v| {
-                    self.write(out, v, depth + 1)
+                    self.write(out, v, depth + 1);
                 });
             }
             Json::Object(map) => {
