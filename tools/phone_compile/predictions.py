@@ -14,6 +14,10 @@ PAPER = {
     ("chatglm2-6b", "adreno-750"): (121, 14),
     ("qwen1.5-14b", "mali-g720"): (54, 5),
 }
+# Of folders that do not say what they hold.
+NAMES = {"e0m4": "smollm2-135m"}
+# Models that run at once, with the places of a sequence: costs are those of one.
+RUNS = {"mobilenetv2": 1, "clip-image": 1, "clip-text": 77}
 # Milliseconds of an encoder, as the paper measured them.
 PAPER_RUNS = {
     ("clip-image", "adreno-750"): 19.2,
@@ -36,9 +40,13 @@ def page(models, compared, markdown):
             _, bandwidth, half = PEAKS[gpu]
             single = half / 2
             flop = 2 * m["macs"]
-            if not m["decoder"]:
+            if m["model"] in RUNS:
+                flop *= RUNS[m["model"]]
                 ms = max(flop / single, m["weight_bytes"] / bandwidth) * 1e3
                 runs.append([m["model"], gpu, f"{flop / 1e9:.1f}", f"{m['weight_bytes'] / 1e6:.0f}", f"{ms:.1f}", PAPER_RUNS.get((m["model"], gpu), "")])
+                continue
+            # What is left are decoders with packed weights.
+            if not m["decoder"] or not m["weight_bytes"]:
                 continue
             by_memory = m["weight_bytes"] / bandwidth * 1e3
             # A lane does one instruction where it could do one multiply-add.
@@ -48,7 +56,7 @@ def page(models, compared, markdown):
             paper = PAPER.get((m["model"], gpu), ("", ""))
             decoders.append(
                 [
-                    m["model"], gpu, f"{m['weight_bytes'] / 1e9:.2f}", f"{by_memory:.1f}", f"{by_counts:.1f}", f"{1e3 / step:.1f}", paper[1] or "",
+                    NAMES.get(m["model"], m["model"]), gpu, f"{m['weight_bytes'] / 1e9:.2f}", f"{by_memory:.1f}", f"{by_counts:.1f}", f"{1e3 / step:.1f}", paper[1] or "",
                     f"{body / 1e9:.2f}", f"{single / body:.0f}", paper[0],
                 ]
             )
