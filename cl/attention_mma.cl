@@ -78,10 +78,10 @@ KERNEL {
         _Pragma("unroll") for (uint j = 0; j < KEYS / 8; j++) high = fmax(high, fmax(score[j][2 * h], score[j][2 * h + 1]));
         WARP_MAX(high, 1);
         WARP_MAX(high, 2);
-        float keep = native_exp(fmax(top[h] - high, -200.0f)), all = 0.0f;
+        float keep = exp(fmax(top[h] - high, -200.0f)), all = 0.0f;
         top[h] = high;
         _Pragma("unroll") for (uint j = 0; j < KEYS / 8; j++) {
-          float a = native_exp(fmax(score[j][2 * h] - high, -200.0f)), b = native_exp(fmax(score[j][2 * h + 1] - high, -200.0f));
+          float a = exp(fmax(score[j][2 * h] - high, -200.0f)), b = exp(fmax(score[j][2 * h + 1] - high, -200.0f));
           all += a + b;
           HALVES_OF(halves[j][h], a, b);
         }

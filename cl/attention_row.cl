@@ -19,7 +19,7 @@
     float other_top, other_total; \
     WARP_OTHER(other_top, top, apart); \
     WARP_OTHER(other_total, total, apart); \
-    float next = fmax(top, other_top), keep = native_exp(top - next), scale = native_exp(other_top - next); \
+    float next = fmax(top, other_top), keep = exp(top - next), scale = exp(other_top - next); \
     total = total * keep + other_total * scale; \
     top = next; \
     _Pragma("unroll") for (uint i = 0; i < 8; i++) { \
@@ -73,12 +73,12 @@ KERNEL {
       score[s] = from + s * AT_ONCE < end ? dot + score[s] : LOWEST;
       high = fmax(high, score[s]);
     }
-    float keep = native_exp(fmax(top - high, -200.0f));
+    float keep = exp(fmax(top - high, -200.0f));
     top = high;
     total *= keep;
     _Pragma("unroll") for (uint i = 0; i < 8; i++) sum[i] *= keep;
     _Pragma("unroll") for (uint s = 0; s < STEPS; s++) {
-      float value[8], weight = native_exp(fmax(score[s] - high, -200.0f));
+      float value[8], weight = exp(fmax(score[s] - high, -200.0f));
       EIGHT(value, value_words[s])
       total += weight;
       _Pragma("unroll") for (uint i = 0; i < 8; i++) sum[i] += weight * value[i];
@@ -100,7 +100,7 @@ KERNEL {
   total = 0.0f;
   for (uint w = 1; w < WARPS; w++) top = fmax(top, tops[w]);
   for (uint w = 0; w < WARPS; w++) {
-    float scale = native_exp(fmax(tops[w] - top, -200.0f));
+    float scale = exp(fmax(tops[w] - top, -200.0f));
     all += scale * vload4(w * (DIM / 4) + lid, sums);
     total += scale * totals[w];
   }

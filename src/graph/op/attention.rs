@@ -60,7 +60,7 @@ pub fn takes_head(size: i64) -> bool {
 /// Work-items of a work-group on matrix units, of which 32 take 16 rows, and the local memory that they take.
 const UNITS_TAKE: (u32, u32) = (128, 43 << 10);
 
-/// Matrix units take queries, keys and values in heads of this size.
+/// Matrix units take queries, keys and values in heads of this size. They round weights to halves, which a result in halves does not show.
 fn on_units(caps: &Caps, dim: i64, operands: &[Operand]) -> bool {
     let room = caps.max_workgroup >= UNITS_TAKE.0 && caps.local_bytes >= UNITS_TAKE.1;
     let halves = operands.iter().all(|o| o.dtype == DType::F16);
@@ -335,7 +335,7 @@ impl Attention {
             } else {
                 call
             }
-        } else if !one && plain && on_units(cx.caps(), dim, &operands) {
+        } else if !one && plain && result.dtype == DType::F16 && on_units(cx.caps(), dim, &operands) {
             let call = Call::new(&UNITS, UNITS_TAKE.0).define("DIM", dim).grid(
                 heads.clone(),
                 queries.ceil_div(i64::from(UNITS_TAKE.0 / 2))?,
@@ -500,6 +500,10 @@ fn cases() -> Vec<Case> {
         case(3, 7, 2, 2, 6, true),
         case(2, 64, 3, 1, 130, false),
         case(1, 200, 2, 2, 256, true),
+        case(1, 150, 4, 2, 128, true),
+        case(1, 290, 3, 3, 128, false),
+        case(70, 150, 4, 2, 128, true),
+        case(130, 130, 2, 1, 64, false),
         masked(2, 5, 70, &[2, 1, 1, 70]),
         masked(3, 1, 9, &[4, 1, 9]),
         masked(2, 6, 6, &[2, 4, 6, 6]),

@@ -309,9 +309,9 @@ impl MatMulE0m {
         for part in packed_parts(cx, &weights.codes, self.bits, k, n)? {
             let caps = cx.caps();
             let call = if vector {
-                self.vector_on_units(caps, x.dtype, k, part.count)
+                self.vector_on_units(caps, [x.dtype, y.dtype], k, part.count)
             } else if by_fours {
-                self.matrix_on_units(caps, x.dtype, k, part.count, &rows, most)
+                self.matrix_on_units(caps, [x.dtype, y.dtype], k, part.count, &rows, most)
             } else {
                 None
             };
@@ -529,6 +529,12 @@ fn cases() -> Vec<Case> {
         (Five, 48, 5, 96, 34),
         (Six, 64, 9, 96, 130),
         (Four, 576, 1, 576, 34),
+        // Whole blocks of matrix units: stretches that end early, several tiles, a part of a tile.
+        (Four, 128, 1, 1056, 98),
+        (Eight, 128, 1, 1040, 66),
+        (Four, 128, 70, 288, 164),
+        (Four, 64, 140, 192, 132),
+        (Eight, 64, 33, 144, 68),
         // Groups that the vector kernel cuts into stretches where many work-items share a column.
         (Four, 40, 1, 496, 66),
         (Four, 72, 1, 496, 34),

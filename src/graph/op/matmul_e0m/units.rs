@@ -1,6 +1,6 @@
 //! E0M products on matrix units ([`Caps::matrix_units`]): where the activations are halves, weights of 4 and 8 bits become halves too, in
-//! registers, and the units multiply and sum in single precision. `w1` is exact in a half; the matrix kernel rounds `s * (w1 - b)` to
-//! one, the vector kernel scales its sums, which rounds nothing.
+//! registers, and the units multiply and sum in single precision. The matrix kernel rounds `s * (w1 - b)` to a half; the vector kernel
+//! multiplies by halves that `w1` follows from, and scales its sums. Results of 4-bit weights are halves too.
 
 use super::{MatMulE0m, STRETCH, format_defines, stretch};
 use crate::backend::Caps;
@@ -79,17 +79,22 @@ impl MatMulE0m {
     }
 
     /// The vector kernel for a `k x n` weight.
-    pub(super) fn vector_on_units(&self, caps: &Caps, x: DType, k: usize, n: usize) -> Option<Call> {
+    pub(super) fn vector_on_units(&self, caps: &Caps, [x, y]: [DType; 2], k: usize, n: usize) -> Option<Call> {
         let block = self.block(caps, x, k)?;
+        // Sums of 4-bit codes where they stand are as exact as a half asks for, not as single precision.
+        if self.bits == Bits::Four && y != DType::F16 {
+            return None;
+        }
         let most = (block * HELD).min(STRETCH);
         // The longest stretch of whole blocks.
-        let length = (1..=most / block).rev().map(|b| b * block);
-        let length = { length }.find(|l| stretch(self.group, *l) == *l)?;
+        let mut lengths = (1..=most / block).rev().map(|b| b * block);
+        let length = lengths.find(|l| stretch(self.group, *l) == *l)?;
         let groups = n.div_ceil(COLUMNS);
         let walks = k.div_ceil(length);
         // Many columns fill the device with small work-groups; few are shared by more warps.
         let units = caps.assumed_units() as usize;
         let mut warps: u32 = match groups {
+            _ if caps.backend == "wgpu" => 8,
             _ if groups >= 2 * units => 4,
             _ if groups > units => 8,
             _ => 16,
@@ -98,6 +103,10 @@ impl MatMulE0m {
             warps /= 2;
         }
         let call = format_defines(Call::new(&VECTOR, warps * WARP), self.bits, self.group, length);
+        let call = match E0mShape::of(caps).panel {
+            Some(_) => call,
+            None => call.define("FLAT", 1),
+        };
         Some(call.grid(Dim::from_usize(groups), 1, 1))
     }
 
@@ -105,13 +114,17 @@ impl MatMulE0m {
     pub(super) fn matrix_on_units(
         &self,
         caps: &Caps,
-        x: DType,
+        [x, y]: [DType; 2],
         k: usize,
         n: usize,
         rows: &Dim,
         most: Option<i64>,
     ) -> Option<Call> {
         self.block(caps, x, k)?;
+        // Weights are rounded to halves, which a result in halves does not show.
+        if y != DType::F16 {
+            return None;
+        }
         let tile = Tile::of(most.unwrap_or(i64::MAX), caps.backend == "wgpu");
         let columns = tile.columns * i64::try_from(COLUMNS).unwrap_or(1);
         let groups = Dim::from_usize(n).ceil_div(columns).ok()?;
