@@ -96,6 +96,7 @@ pub mod runner;
 
 pub mod shape;
 pub mod tensor;
+mod units;
 
 /// The Rust example of the README, compiled with the documentation tests.
 #[cfg(doctest)]

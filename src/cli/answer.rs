@@ -115,7 +115,12 @@ impl AnswerOptions {
                 greedy: true,
                 ..exec.load_options()
             };
-            let loaded = load(&ModelFolder::open(dir)?, &options, Purpose::Generation)?;
+            let loaded = load(
+                &ModelFolder::open(dir)?,
+                &options,
+                Purpose::Generation,
+                &mut |_| (),
+            )?;
             return Ok(Some(Box::new(ModelDraft::new(loaded.model()?))));
         }
         Ok(self

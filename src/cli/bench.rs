@@ -133,7 +133,12 @@ struct Report<'a> {
 }
 
 /// Tokens per second of one run; `None` where it was cancelled.
-fn measure(model: &mut dyn LanguageModel, test: Test, tokens: &[u32], cancel: &Cancel) -> Result<Option<f64>> {
+fn measure(
+    model: &mut dyn LanguageModel,
+    test: Test,
+    tokens: &[u32],
+    cancel: &Cancel,
+) -> Result<Option<f64>> {
     let mut logits = Vec::new();
     let (before, tokens) = tokens.split_at_checked(test.depth()).unwrap_or((&[], tokens));
     model.truncate(before.len());

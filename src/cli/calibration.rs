@@ -89,7 +89,7 @@ pub fn with_methods<T>(
     let place = place(&mut exec)?;
     let load_options = exec.load_options();
     let open = |names: &[String]| -> Result<Box<dyn Watch>> {
-        Ok(load(&folder, &load_options, Purpose::Watching(names))?.model()?)
+        Ok(load(&folder, &load_options, Purpose::Watching(names), &mut |_| ())?.model()?)
     };
     let progress = |p: Progress| {
         bar.set_message(format!("calibration, window {} of {}", p.done, p.total));

@@ -2,13 +2,14 @@
 
 use super::interrupt::Interrupt;
 use super::options::check_writable;
-use super::output::{byte_bar, put, put_json, size_text};
+use super::output::{byte_bar, put, put_json};
 use super::quantize::{LeftRow, Row, left_rows, rows, weight_table};
 use crate::checkpoint::{self, Summary};
 use crate::error::{Error, Result};
 use crate::files::write_whole;
 use crate::gguf;
 use crate::new_folder::NewFolder;
+use crate::units::size_text;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

@@ -146,8 +146,8 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     let ends = args.answers.stop_strings()?;
 
     let options = args.answers.load_options(&args.exec, &sampler);
-    let ((model, mut session), load_ms) = waiting(&folder, || {
-        let model = Model::with_codec(&folder, codec.clone(), &options)?;
+    let ((model, mut session), load_ms) = waiting(&folder, |hear| {
+        let model = Model::with_codec(&folder, codec.clone(), &options, hear)?;
         let session = args.answers.session(&model, sampler, &args.exec)?;
         Ok((model, session))
     })?;

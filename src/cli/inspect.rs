@@ -1,7 +1,7 @@
 //! `tlite inspect`.
 
 use super::options::{check_writable, from_one, padding};
-use super::output::{note, put, put_json, size_text, table};
+use super::output::{note, put, put_json, table};
 use crate::backend::Caps;
 use crate::error::{Error, Result};
 use crate::files::write_whole;
@@ -12,6 +12,7 @@ use crate::inspect::{
 };
 use crate::llm::engine::{CHUNK, PADDING};
 use crate::placement::{BackendChoice, Placement};
+use crate::units::size_text;
 use std::collections::{BTreeMap, HashSet};
 use std::fmt::Write as _;
 use std::num::NonZeroUsize;

@@ -5,6 +5,7 @@ use super::output;
 use crate::backend::{Backend, Caps};
 use crate::error::Result;
 use crate::llm::LanguageModel;
+use crate::llm::engine::DecoderMemory;
 use crate::llm::folder::ModelFolder;
 use crate::llm::load::{LoadOptions, Loaded, PlaceName, Purpose};
 use crate::placement::{BackendChoice, Opened};
@@ -61,28 +62,38 @@ pub fn print_notes(notes: &[String]) {
     }
 }
 
-/// Loads the model in `folder`. Errors of [`Loaded::new`].
-pub fn load(folder: &ModelFolder, options: &LoadOptions, purpose: Purpose<'_>) -> Result<Loaded> {
-    let loaded = Loaded::new(folder, options, purpose)?;
+/// Loads the model in `folder`. `hear` and errors as of [`Loaded::new`].
+pub fn load(
+    folder: &ModelFolder,
+    options: &LoadOptions,
+    purpose: Purpose<'_>,
+    hear: &mut dyn FnMut(&DecoderMemory),
+) -> Result<Loaded> {
+    let loaded = Loaded::new(folder, options, purpose, hear)?;
     print_notes(loaded.notes());
     Ok(loaded)
 }
 
-/// As [`load`], with a turning sign on standard error meanwhile.
+/// As [`load`], with what it takes and a turning sign on standard error meanwhile.
 pub fn load_model(folder: &ModelFolder, options: &LoadOptions, purpose: Purpose<'_>) -> Result<LoadedModel> {
-    let (loaded, _) = waiting(folder, || load(folder, options, purpose))?;
+    let (loaded, _) = waiting(folder, |hear| load(folder, options, purpose, hear))?;
     Ok(LoadedModel {
         model: loaded.model()?,
         place: loaded.place(),
     })
 }
 
-/// Runs `work`, which loads the model in `folder`, with a turning sign on standard error. Returns what it gives and the milliseconds that it
-/// took.
-pub fn waiting<T>(folder: &ModelFolder, work: impl FnOnce() -> Result<T>) -> Result<(T, f64)> {
+/// Runs `work`, which loads the model in `folder`, with a turning sign on standard error, where the memory that it hears of is printed too.
+/// Returns what it gives and the milliseconds that it took.
+pub fn waiting<T>(
+    folder: &ModelFolder,
+    work: impl FnOnce(&mut dyn FnMut(&DecoderMemory)) -> Result<T>,
+) -> Result<(T, f64)> {
     let start = Instant::now();
     let progress = output::spinner(format!("loading {}", folder.name()));
-    let done = work();
+    let done = work(&mut |memory| {
+        progress.suspend(|| output::note(&mut std::io::stderr(), &format!("memory {memory}")));
+    });
     progress.finish_and_clear();
     Ok((done?, start.elapsed().as_secs_f64() * 1e3))
 }

@@ -87,7 +87,12 @@ fn measure(model: &mut DeviceModel, run: &'static str, past: usize, tokens: usiz
 pub fn run(args: &Args) -> Result<()> {
     let (prefill, past) = (args.prefill.get(), args.past.get());
     let folder = ModelFolder::holding("MODEL", &args.model, &[])?;
-    let loaded = load(&folder, &args.exec.load_options(), Purpose::Generation)?;
+    let loaded = load(
+        &folder,
+        &args.exec.load_options(),
+        Purpose::Generation,
+        &mut |_| (),
+    )?;
     let Some(mut model) = loaded.device_model()? else {
         return Err(Error::usage("--backend", "the host has no kernels to time"));
     };

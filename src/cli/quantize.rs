@@ -4,11 +4,12 @@ mod page;
 
 use super::calibration::{CalibratedBy, CalibrationOptions, with_methods};
 use super::options::check_writable;
-use super::output::{byte_bar, put, put_json, size_text, table};
+use super::output::{byte_bar, put, put_json, table};
 use crate::error::{Error, Result};
 use crate::files::write_whole;
 use crate::graph::onnx::quantize::{GROUP_SIZES, Left, Options, Progress, Quantized, Summary, quantize_with};
 use crate::quant::{Bits, GROUP_STEP, Method, PER_CHANNEL};
+use crate::units::size_text;
 use clap::ValueEnum;
 use serde::Serialize;
 use std::path::{Path, PathBuf};

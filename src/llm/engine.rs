@@ -5,11 +5,13 @@
 
 mod host;
 mod loaded;
+mod memory;
 mod ring;
 mod states;
 
 pub use host::HostModel;
 pub use loaded::DeviceDecoder;
+pub use memory::{DecoderMemory, Planned};
 
 use super::prompt_cache::States;
 use super::sampler::arg_max;

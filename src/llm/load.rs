@@ -1,6 +1,8 @@
 //! Loading a decoder for where it is to run.
 
-use super::engine::{Decoder, DeviceDecoder, DeviceModel, HostModel, Lengths, Logits, PADDING, Watch};
+use super::engine::{
+    Decoder, DecoderMemory, DeviceDecoder, DeviceModel, HostModel, Lengths, Logits, PADDING, Watch,
+};
 use super::folder::ModelFolder;
 use crate::backend::Stats;
 use crate::error::{Error, Result, Stage};
@@ -168,8 +170,13 @@ pub const OTHERS: &str = "`tlite run` runs ONNX files of any kind";
 
 impl Loaded {
     /// Loads `model.onnx` of `folder`. Usage errors: no such file, a model that is no decoder, no such device, a context that the model does
-    /// not have, numbers out of range.
-    pub fn new(folder: &ModelFolder, options: &LoadOptions, purpose: Purpose<'_>) -> Result<Self> {
+    /// not have or the device has no room for, numbers out of range. Before a device's memory is taken, `hear` is told how much.
+    pub fn new(
+        folder: &ModelFolder,
+        options: &LoadOptions,
+        purpose: Purpose<'_>,
+        hear: &mut dyn FnMut(&DecoderMemory),
+    ) -> Result<Self> {
         options.check()?;
         let path = folder.onnx();
         if !path.is_file() {
@@ -217,7 +224,16 @@ impl Loaded {
             rows: if drafts { options.drafts + 1 } else { 0 },
             ..Lengths::of(context).on(backend.caps())
         };
-        let loaded = DeviceDecoder::new(decoder, backend, &lengths)?;
+        let planned = decoder.plan_for(backend.caps(), &lengths, options.context.is_none())?;
+        let memory = planned.memory();
+        if memory.context < context {
+            notes.push(format!(
+                "note: the context is {} tokens, as many as fit the device, and not {context}",
+                memory.context
+            ));
+        }
+        hear(&memory);
+        let loaded = DeviceDecoder::load(decoder, backend, planned)?;
         if let [first, ..] = loaded.host_steps() {
             notes.push(format!(
                 "{} nodes run on the host at each token, such as {} \"{}\" ({}); see `tlite inspect --nodes`",

@@ -1,6 +1,7 @@
 //! A language model as a folder, ready to generate.
 
 use super::codec::Codec;
+use super::engine::DecoderMemory;
 use super::folder::ModelFolder;
 use super::load::{LoadOptions, Loaded, PlaceName, Purpose};
 use super::session::Session;
@@ -24,16 +25,23 @@ impl Model {
     pub fn load(path: impl AsRef<Path>, options: &LoadOptions) -> Result<Self> {
         let folder = ModelFolder::holding("MODEL", path.as_ref(), &["tokenizer.json"])?;
         let codec = Arc::new(Codec::load(folder.clone())?);
-        let model = Self::with_codec(&folder, codec, options)?;
+        let model = Self::with_codec(&folder, codec, options, &mut |memory| {
+            log::info!("memory {memory}")
+        })?;
         for note in model.notes() {
             log::warn!("{note}");
         }
         Ok(model)
     }
 
-    /// As [`Model::load`], with the codec of `folder` at hand and without the log.
-    pub(crate) fn with_codec(folder: &ModelFolder, codec: Arc<Codec>, options: &LoadOptions) -> Result<Self> {
-        let loaded = Arc::new(Loaded::new(folder, options, Purpose::Generation)?);
+    /// As [`Model::load`], with the codec of `folder` at hand and without the log; `hear` as in [`Loaded::new`].
+    pub(crate) fn with_codec(
+        folder: &ModelFolder,
+        codec: Arc<Codec>,
+        options: &LoadOptions,
+        hear: &mut dyn FnMut(&DecoderMemory),
+    ) -> Result<Self> {
+        let loaded = Arc::new(Loaded::new(folder, options, Purpose::Generation, hear)?);
         Ok(Self { loaded, codec })
     }
 

@@ -1,5 +1,6 @@
 //! A decoder on a device, for any number of sequences.
 
+use super::memory::{DecoderMemory, Planned};
 use super::ring::Rings;
 use super::{DECODE, Decoder, DeviceModel, DevicePlans, Lengths, PREFILL};
 use crate::backend::{Backend, Caps, SharedBackend, Stats};
@@ -14,6 +15,7 @@ use std::sync::Arc;
 pub struct DeviceDecoder {
     decoder: Arc<Decoder>,
     program: Arc<Program>,
+    memory: DecoderMemory,
     lengths: Lengths,
     /// As in [`DeviceModel`].
     verify: Option<usize>,
@@ -21,26 +23,43 @@ pub struct DeviceDecoder {
 }
 
 impl DeviceDecoder {
-    /// Plans `decoder` for `backend` and `lengths` and uploads its weights.
+    /// Plans `decoder` for `backend` and `lengths` and uploads its weights. Errors of [`Decoder::plan_for`] and [`DeviceDecoder::load`].
     pub fn new(decoder: Decoder, backend: Box<dyn Backend>, lengths: &Lengths) -> Result<Self> {
+        let planned = decoder.plan_for(backend.caps(), lengths, false)?;
+        Self::load(decoder, backend, planned)
+    }
+
+    /// Uploads the weights of `decoder`, which was planned for the device of `backend`. An error where the device refuses memory or kernels.
+    pub fn load(decoder: Decoder, backend: Box<dyn Backend>, planned: Planned) -> Result<Self> {
+        let memory = planned.memory();
+        let Planned { plans, lengths, .. } = planned;
         let DevicePlans {
             plans,
             verify,
             short_decode,
-        } = decoder.device_plans(backend.caps(), lengths)?;
+        } = plans;
         let program = Program::load(SharedBackend::new(backend), decoder.graph(), plans)?;
         Ok(Self {
             decoder: Arc::new(decoder),
             program: Arc::new(program),
-            lengths: *lengths,
+            memory,
+            lengths,
             verify,
             short_decode,
         })
     }
 
+    /// What it takes with one model.
+    pub fn memory(&self) -> DecoderMemory {
+        self.memory
+    }
+
     /// A model with an empty cache.
     pub fn model(&self) -> Result<DeviceModel> {
-        let states = self.program.plan(PREFILL).map_or(&[][..], |p| p.states.as_slice());
+        let states = self
+            .program
+            .plan(PREFILL)
+            .map_or(&[][..], |p| p.states.as_slice());
         Ok(DeviceModel {
             rings: Rings::new(states),
             decoder: self.decoder.clone(),
