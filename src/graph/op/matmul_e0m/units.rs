@@ -2,7 +2,7 @@
 //! registers, and the units multiply and sum in single precision. The matrix kernel rounds `s * (w1 - b)` to a half; the vector kernel
 //! multiplies by halves that `w1` follows from, and scales its sums. Results of 4-bit weights are halves too.
 
-use super::{MatMulE0m, STRETCH, format_defines, stretch};
+use super::{E0mShape, MatMulE0m, STRETCH, format_defines, stretch};
 use crate::backend::Caps;
 use crate::backend::kernel::Kernel;
 use crate::plan::lower::Call;
