@@ -226,7 +226,7 @@ fn templates_take_tools_and_values() {
     fails(&base, 2, &["--tools", "expected a JSON list"]);
 }
 
-/// Starts the command, waits until `ready` finds what it waits for in a line of standard error, interrupts it and gives what it left.
+/// Starts the command, interrupts it after a time and gives what it left.
 #[cfg(target_os = "linux")]
 pub fn interrupted(args: &[&str], wait: std::time::Duration) -> std::process::Output {
     let child = Command::new(env!("CARGO_BIN_EXE_tlite"))
@@ -241,7 +241,7 @@ pub fn interrupted(args: &[&str], wait: std::time::Duration) -> std::process::Ou
         .args(["-INT", &child.id().to_string()])
         .status()
         .unwrap();
-    assert!(sent.success());
+    assert!(sent.success(), "kill could not be run");
     child.wait_with_output().unwrap()
 }
 
