@@ -153,7 +153,12 @@ impl Writer {
     }
 
     /// The kernel with E0M4 weights and its INT4 twin, with a loop of one step and with one of two.
-    fn compare(&mut self, spec: &KernelSpec, language: Language, phone: &'static str) -> Result<(), AnyError> {
+    fn compare(
+        &mut self,
+        spec: &KernelSpec,
+        language: Language,
+        phone: &'static str,
+    ) -> Result<(), AnyError> {
         let columns = *spec.defines.get("COLS").ok_or("matvec_e0m without COLS")?;
         for (format, kernel) in [("E0M4", spec.kernel), ("INT4", int4_twin::twin(spec.kernel)?)] {
             for (steps, kernel) in [(1, kernel), (2, int4_twin::twice(kernel)?)] {
@@ -200,7 +205,11 @@ fn cost(model: &Path) -> Result<Cost, AnyError> {
     };
     let count = |dims: &[Dim]| dims.iter().try_fold(1, |n, d| Ok::<u64, AnyError>(n * size(d)?));
     let mut found = Cost {
-        model: model.file_name().unwrap_or_default().to_string_lossy().into_owned(),
+        model: model
+            .file_name()
+            .unwrap_or_default()
+            .to_string_lossy()
+            .into_owned(),
         decoder,
         weight_bytes: 0,
         macs: 0,
@@ -213,7 +222,9 @@ fn cost(model: &Path) -> Result<Cost, AnyError> {
             continue;
         };
         let summed = match node.op.name() {
-            "MatMul" | "MatMulE0M" | "Gemm" => graph.fact(x)?.shape.0.last().map(size).transpose()?.unwrap_or(1),
+            "MatMul" | "MatMulE0M" | "Gemm" => {
+                graph.fact(x)?.shape.0.last().map(size).transpose()?.unwrap_or(1)
+            }
             "Conv" => count(graph.fact(w)?.shape.0.get(1..).unwrap_or_default())?,
             _ => continue,
         };
@@ -297,14 +308,22 @@ fn main() -> Result<(), AnyError> {
                         writer.compare(spec, language, phone.name)?;
                     }
                 }
-                *steps.entry(kind.to_string()).or_insert(0) += plans.iter().map(|p| p.kernels.len()).sum::<usize>();
+                *steps.entry(kind.to_string()).or_insert(0) +=
+                    plans.iter().map(|p| p.kernels.len()).sum::<usize>();
             }
         }
-        eprintln!("{}: {steps:?} kernels on {} phones", model.display(), PHONES.len());
+        eprintln!(
+            "{}: {steps:?} kernels on {} phones",
+            model.display(),
+            PHONES.len()
+        );
     }
     let list = serde_json::to_vec_pretty(&writer.entries)?;
     std::fs::write(writer.folder.join("kernels.json"), list)?;
-    std::fs::write(writer.folder.join("models.json"), serde_json::to_vec_pretty(&costs)?)?;
+    std::fs::write(
+        writer.folder.join("models.json"),
+        serde_json::to_vec_pretty(&costs)?,
+    )?;
     println!("{}", writer.entries.len());
     Ok(())
 }

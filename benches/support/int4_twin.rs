@@ -59,7 +59,10 @@ pub fn twin(kernel: &'static Kernel) -> Result<&'static Kernel, String> {
 }
 
 /// The vector kernel with a loop of two steps, to be compared with one of one step and never to be run: its last step may be one too many.
-#[allow(dead_code, reason = "the benchmark runs kernels, the list of them compares lengths")]
+#[allow(
+    dead_code,
+    reason = "the benchmark runs kernels, the list of them compares lengths"
+)]
 pub fn twice(kernel: &'static Kernel) -> Result<&'static Kernel, String> {
     changed(kernel, &CL_TWICE, &WGSL_TWICE)
 }

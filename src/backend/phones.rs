@@ -45,9 +45,27 @@ const fn phone(
 
 /// The GPUs that kernels are compiled for.
 pub const PHONES: &[Phone] = &[
-    phone("adreno-740", "Adreno (TM) 740", "Snapdragon 8 Gen 2", 6, Family::Adreno),
-    phone("adreno-750", "Adreno (TM) 750", "Snapdragon 8 Gen 3", 6, Family::Adreno),
-    phone("adreno-830", "Adreno (TM) 830", "Snapdragon 8 Elite", 6, Family::Adreno),
+    phone(
+        "adreno-740",
+        "Adreno (TM) 740",
+        "Snapdragon 8 Gen 2",
+        6,
+        Family::Adreno,
+    ),
+    phone(
+        "adreno-750",
+        "Adreno (TM) 750",
+        "Snapdragon 8 Gen 3",
+        6,
+        Family::Adreno,
+    ),
+    phone(
+        "adreno-830",
+        "Adreno (TM) 830",
+        "Snapdragon 8 Elite",
+        6,
+        Family::Adreno,
+    ),
     phone("mali-g610", "Mali-G610", "Dimensity 8200", 6, Family::Mali),
     phone("mali-g720", "Mali-G720", "Dimensity 9300", 12, Family::Mali),
 ];
