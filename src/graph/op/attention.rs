@@ -320,7 +320,9 @@ impl Attention {
         let wide_as = |call: Call| if wide { call.define("WIDE", 1) } else { call };
         // The kernels for some devices read keys from the first on, stored as they are.
         let plain = stored == Rows::Floats && window.is_none() && ring.is_none();
-        let call = if one && batch.is(1) && plain && by_rows(cx.caps(), dim, &operands) {
+        let by_row = one && batch.is(1) && plain && by_rows(cx.caps(), dim, &operands);
+        let on_units = !one && plain && result.dtype == DType::F16 && on_units(cx.caps(), dim, &operands);
+        let call = if by_row {
             let call = Call::new(&ROW, ROW_ITEMS)
                 .define("DIM", dim)
                 // As many keys at once as a work-group takes where they are split.
@@ -335,7 +337,7 @@ impl Attention {
             } else {
                 call
             }
-        } else if !one && plain && result.dtype == DType::F16 && on_units(cx.caps(), dim, &operands) {
+        } else if on_units {
             let call = Call::new(&UNITS, UNITS_TAKE.0).define("DIM", dim).grid(
                 heads.clone(),
                 queries.ceil_div(i64::from(UNITS_TAKE.0 / 2))?,
@@ -393,11 +395,16 @@ impl Attention {
             .field(keys)
             .field(live_keys);
         let call = strides.iter().fold(call, Call::field).field(self.scale);
-        let call = call.field(self.softcap).field(Dim::from(dim / vector));
-        let call = if cpu || cx.caps().fast_local {
+        let call = call.field(self.softcap);
+        let call = if by_row || on_units {
             call
         } else {
-            call.define("ROLLED", 1)
+            let call = call.field(Dim::from(dim / vector));
+            if cpu || cx.caps().fast_local {
+                call
+            } else {
+                call.define("ROLLED", 1)
+            }
         };
         let call = if self.softcap == 0.0 {
             call
