@@ -99,7 +99,7 @@ impl Draft for ModelDraft {
 }
 
 /// Shortens the cache of `model`, which holds `cached`, to the tokens that it shares with the start of `tokens`, and returns
-/// how many of these are left ([`Model::truncate`]). The last of `tokens` is not among them: what follows it starts from its logits.
+/// how many of these are left ([`LanguageModel::truncate`]). The last of `tokens` is not among them: what follows it starts from its logits.
 pub fn reuse(model: &mut dyn LanguageModel, cached: &[u32], tokens: &[u32]) -> usize {
     let pairs = tokens.iter().zip(cached);
     let common = pairs.take_while(|(a, b)| a == b).count();

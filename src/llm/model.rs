@@ -26,7 +26,7 @@ impl Model {
         let folder = ModelFolder::holding("MODEL", path.as_ref(), &["tokenizer.json"])?;
         let codec = Arc::new(Codec::load(folder.clone())?);
         let model = Self::with_codec(&folder, codec, options, &mut |memory| {
-            log::info!("memory {memory}")
+            log::info!("memory {memory}");
         })?;
         for note in model.notes() {
             log::warn!("{note}");

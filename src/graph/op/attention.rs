@@ -9,8 +9,8 @@
 
 use super::case::{Case, input};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, operand, own};
-use crate::backend::{Caps, DeviceKind};
 use crate::backend::kernel::Kernel;
+use crate::backend::{Caps, DeviceKind};
 use crate::plan::lower::{Call, LowerCx, Operand};
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::{DType, HostTensor};

@@ -57,7 +57,11 @@ impl Op for RotaryAppend {
             return Err(OpError::mismatch("ranks (4 each)", q, k));
         };
         if !batch.is(1) || cx.shape(6)? != past {
-            return Err(OpError::expected("caches", format!("[1, past, ..], twice {past}"), cx.shape(6)?));
+            return Err(OpError::expected(
+                "caches",
+                format!("[1, past, ..], twice {past}"),
+                cx.shape(6)?,
+            ));
         }
         let states = [cx.output(1)?, cx.output(2)?];
         if states.iter().any(|s| !matches!(s.home, Home::State(_))) {

@@ -79,7 +79,13 @@ impl MatMulE0m {
     }
 
     /// The vector kernel for a `k x n` weight.
-    pub(super) fn vector_on_units(&self, caps: &Caps, [x, y]: [DType; 2], k: usize, n: usize) -> Option<Call> {
+    pub(super) fn vector_on_units(
+        &self,
+        caps: &Caps,
+        [x, y]: [DType; 2],
+        k: usize,
+        n: usize,
+    ) -> Option<Call> {
         let block = self.block(caps, x, k)?;
         // Sums of 4-bit codes where they stand are as exact as a half asks for, not as single precision.
         if self.bits == Bits::Four && y != DType::F16 {
@@ -136,7 +142,11 @@ impl MatMulE0m {
             .define("STAGES", tile.stages);
         // The texts that have a variable for each sum tell these numbers of tiles apart.
         let from = |call: Call, name, least| {
-            if tile.tiles >= least { call.define(name, 1) } else { call }
+            if tile.tiles >= least {
+                call.define(name, 1)
+            } else {
+                call
+            }
         };
         let call = from(from(call, "TILES2", 2), "TILES4", 4);
         Some(call.grid(groups, down, 1))
