@@ -5,39 +5,26 @@
 //! a copy reaches. The twin is the kernel's own text with the other conversion, and gets the same codes with scales and zero points of the
 //! same weights; both results are compared before anything is measured. Products in turn read other weights, more in all than caches hold.
 
+#[path = "support/int4_twin.rs"]
+mod int4_twin;
+
 use half::f16;
+use int4_twin::twin;
 use std::process::ExitCode;
 use std::sync::Arc;
-use transformer_lite::backend::kernel::{Kernel, Params};
 use transformer_lite::backend::{self, BackendKind, DeviceKind};
+use transformer_lite::executor::Executor;
 use transformer_lite::graph::op::matmul_e0m::MatMulE0m;
 use transformer_lite::graph::op::pointwise::{Binary, Pointwise};
 use transformer_lite::graph::{Edit, Graph, derive};
 use transformer_lite::plan::{Options, Plan};
 use transformer_lite::quant::Bits;
-use transformer_lite::session::Session;
 use transformer_lite::shape::{Bindings, Fact, Shape};
 use transformer_lite::tensor::{DType, HostTensor};
 
 /// K and N, as the paper's table has them.
 const SHAPES: [(usize, usize); 3] = [(4096, 4096), (4096, 11008), (11008, 4096)];
 const RUNS: usize = 50;
-
-/// How one conversion becomes the other in a text: what is replaced, and by what.
-const CL: [(&str, &str); 2] = [
-    (
-        "#include \"common/e0m\"",
-        "#include \"common/e0m\"\n#define INT4(word, k) CAT(convert_float, COLS)((word) >> E0M_FIELD(k, 4) & 15u)",
-    ),
-    ("AS_FLOATS(E0M_LEVEL(word, low, ", "(INT4(word, "),
-];
-const WGSL: [(&str, &str); 2] = [
-    ("e0m_levels(", "int4("),
-    (
-        "#include \"common/e0m\"",
-        "#include \"common/e0m\"\nfn int4(w: E0mWords, k: u32) -> vec4<f32> { return vec4<f32>((w.high >> vec4<u32>(k / 2u * 4u + k % 2u * 16u)) & vec4<u32>(15u)); }",
-    ),
-];
 
 type AnyError = Box<dyn std::error::Error>;
 
@@ -73,29 +60,6 @@ impl Arguments {
     }
 }
 
-/// The kernel with the other conversion. Its text lives as long as the program, as those of the library do.
-fn twin(kernel: &'static Kernel) -> Result<&'static Kernel, AnyError> {
-    let replaced = |text: &str, pairs: &[(&str, &str)]| -> Result<&'static str, AnyError> {
-        let mut out = text.to_owned();
-        for (from, to) in pairs {
-            if !out.contains(from) {
-                return Err(format!("{}: no {from} in its text", kernel.name).into());
-            }
-            out = out.replace(from, to);
-        }
-        Ok(Box::leak(out.into_boxed_str()))
-    };
-    Ok(Box::leak(Box::new(Kernel {
-        name: kernel.name,
-        cl: replaced(kernel.cl, &CL)?,
-        wgsl: replaced(kernel.wgsl, &WGSL)?,
-        params: Params {
-            fields: kernel.params.fields,
-        },
-        args: kernel.args,
-    })))
-}
-
 /// Codes, and scale and bias of each group; for the twin scale and zero point of the same weights: `s * (2 + q / 8 - b)` is
 /// `s / 8 * (q - (b - 2) * 8)`.
 fn weight(group: usize, k: usize, n: usize, seed: usize, int4: bool) -> Result<[HostTensor; 2], AnyError> {
@@ -124,14 +88,14 @@ fn weight(group: usize, k: usize, n: usize, seed: usize, int4: bool) -> Result<[
     ])
 }
 
-/// A session over `count` products of the same rows, by the kernel or its twin.
+/// An executor over `count` products of the same rows, by the kernel or its twin.
 fn products(
     kind: BackendKind,
     a: &Arguments,
     (k, n): (usize, usize),
     count: usize,
     int4: bool,
-) -> Result<Session, AnyError> {
+) -> Result<Executor, AnyError> {
     let backend = backend::open(kind, a.device.as_deref())?;
     let mut graph = Graph::default();
     let mut edit = Edit::new(&mut graph);
@@ -165,12 +129,12 @@ fn products(
             spec.kernel = twin(spec.kernel)?;
         }
     }
-    let mut session = Session::new(backend, &graph, vec![plan])?;
+    let mut executor = Executor::new(backend, &graph, vec![plan])?;
     let data: Vec<f32> = (0..a.rows * k)
         .map(|i| (i * 31 % 17) as f32 / 16.0 - 0.5)
         .collect();
-    session.write(0, "x", &HostTensor::from_f32(&[a.rows, k], &data)?)?;
-    Ok(session)
+    executor.write(0, "x", &HostTensor::from_f32(&[a.rows, k], &data)?)?;
+    Ok(executor)
 }
 
 /// Median time in microseconds of the dispatches of the product kernels.
@@ -179,8 +143,8 @@ fn median(times: &mut [f64]) -> f64 {
     times.get(times.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-fn microseconds(session: &mut Session, kernel: &str) -> Result<Vec<f64>, AnyError> {
-    let timings = session.profile(0, &Bindings::new())?;
+fn microseconds(executor: &mut Executor, kernel: &str) -> Result<Vec<f64>, AnyError> {
+    let timings = executor.profile(0, &Bindings::new())?;
     let own = timings
         .iter()
         .filter(|t| t.kernel.as_deref().is_some_and(|k| k.contains(kernel)));
@@ -209,11 +173,11 @@ fn copy_bandwidth(kind: BackendKind, a: &Arguments, bytes: usize) -> Result<f64,
             ..Options::default()
         },
     )?;
-    let mut session = Session::new(backend, &graph, vec![plan])?;
-    session.write(0, "x", &HostTensor::from_f32(&[count], &vec![0.25; count])?)?;
+    let mut executor = Executor::new(backend, &graph, vec![plan])?;
+    executor.write(0, "x", &HostTensor::from_f32(&[count], &vec![0.25; count])?)?;
     let mut best = f64::INFINITY;
     for _ in 0..10 {
-        best = microseconds(&mut session, "pointwise")?
+        best = microseconds(&mut executor, "pointwise")?
             .into_iter()
             .fold(best, f64::min);
     }
@@ -247,9 +211,9 @@ fn table(kind: BackendKind, a: &Arguments) -> Result<(), AnyError> {
         let mut ours = products(kind, a, (k, n), count, false)?;
         let mut twin = products(kind, a, (k, n), count, true)?;
         let mut results = [vec![0.0; n], vec![0.0; n]];
-        for (session, y) in [&mut ours, &mut twin].into_iter().zip(&mut results) {
-            session.run(0, &Bindings::new())?;
-            session.read_f32(0, "y0", 0, y)?;
+        for (executor, y) in [&mut ours, &mut twin].into_iter().zip(&mut results) {
+            executor.run(0, &Bindings::new())?;
+            executor.read_f32(0, "y0", 0, y)?;
         }
         let apart = largest(&results[0], &results[1]);
         if apart.is_nan() || apart > 1e-3 {

@@ -8,17 +8,17 @@ use half::f16;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use transformer_lite::backend::{self, BackendKind};
+use transformer_lite::executor::Executor;
 use transformer_lite::graph::op::Op;
 use transformer_lite::graph::op::matmul::MatMul;
 use transformer_lite::graph::op::matmul_e0m::MatMulE0m;
 use transformer_lite::graph::{Edit, Graph, derive};
 use transformer_lite::plan::{Options, Plan};
 use transformer_lite::quant::Bits;
-use transformer_lite::session::Session;
 use transformer_lite::shape::{Bindings, Fact, Shape};
 use transformer_lite::tensor::{DType, HostTensor};
 
-/// A session over one product of `rows` rows.
+/// An executor over one product of `rows` rows.
 fn product(
     kind: BackendKind,
     op: Box<dyn Op>,
@@ -26,7 +26,7 @@ fn product(
     k: usize,
     weights: Vec<HostTensor>,
     float: DType,
-) -> Option<Session> {
+) -> Option<Executor> {
     let backend = backend::open(kind, None).ok()?;
     let mut graph = Graph::default();
     let mut edit = Edit::new(&mut graph);
@@ -46,12 +46,12 @@ fn product(
         ..Options::default()
     };
     let plan = Plan::compile(&graph, backend.caps(), &options).ok()?;
-    let mut session = Session::new(backend, &graph, vec![plan]).ok()?;
+    let mut executor = Executor::new(backend, &graph, vec![plan]).ok()?;
     let data: Vec<f32> = (0..rows * k).map(|i| (i % 17) as f32 / 16.0 - 0.5).collect();
-    session
+    executor
         .write(0, "x", &HostTensor::from_f32(&[rows, k], &data).ok()?)
         .ok()?;
-    Some(session)
+    Some(executor)
 }
 
 fn packed(bits: Bits, group: usize, k: usize, n: usize) -> Vec<HostTensor> {
@@ -70,8 +70,8 @@ fn packed(bits: Bits, group: usize, k: usize, n: usize) -> Vec<HostTensor> {
     .collect()
 }
 
-fn run(c: &mut Criterion, group: &str, throughput: &Throughput, session: Option<Session>, name: &str) {
-    let Some(mut session) = session else { return };
+fn run(c: &mut Criterion, group: &str, throughput: &Throughput, executor: Option<Executor>, name: &str) {
+    let Some(mut executor) = executor else { return };
     let mut g = c.benchmark_group(group);
     g.warm_up_time(Duration::from_millis(300))
         .measurement_time(Duration::from_secs(1))
@@ -81,9 +81,9 @@ fn run(c: &mut Criterion, group: &str, throughput: &Throughput, session: Option<
         b.iter_custom(|n| {
             let start = Instant::now();
             for _ in 0..n {
-                session.run(0, &Bindings::new()).expect("the plan binds");
+                executor.run(0, &Bindings::new()).expect("the plan binds");
             }
-            session.wait().expect("the device answers");
+            executor.wait().expect("the device answers");
             start.elapsed()
         });
     });

@@ -15,7 +15,7 @@
 KERNEL {
   uint pair = get_global_id(0);
   if (2 * pair >= p.count) return;
-  int v[2];
+  int2 v = (int2)(0);
   for (uint h = 0; h < 2; h++) {
     uint i = min(2 * pair + h, p.count - 1), base = i / p.inner * p.cols * p.inner + i % p.inner;
     uint place = 0;
@@ -31,7 +31,7 @@ KERNEL {
         place = c;
       }
     }
-    v[h] = (int)place;
+    v = h == 0 ? (int2)((int)place, 0) : (int2)(v.x, (int)place);
   }
-  y_put2(pair, (int2)(v[0], v[1]));
+  y_put2(pair, v);
 }

@@ -2,6 +2,8 @@
 // of scores leaves the work-group, which takes VECTORS query vectors that share keys: HEADS heads of one group for each of VECTORS / HEADS rows.
 // LANES work-items compute the score of a key; then each owns parts (2 or 4 elements) of results, or where there are fewer of these, SLICES of
 // them share one (SHARED). With SPLIT a work-group takes so many keys only and stores sums, their maximum and their total, for attention_merge.
+// With WINDOW a row sees so many keys at most, up to its own place among the last rows; none before those of the first row is read. With RING a
+// cache keeps so many keys, each at its place modulo them.
 #ifdef WIDE
 #define VEC float4
 #define V 4
@@ -32,6 +34,12 @@
 #define V_SCALE(row) 1.0f
 #endif
 #define RESULTS (VECTORS * PARTS)
+// With ROLLED the number of parts is one that compilers do not know: a loop of loads that is unrolled runs out of registers.
+#ifdef ROLLED
+#define DOT_PARTS p.parts
+#else
+#define DOT_PARTS PARTS
+#endif
 #ifdef SHARED
 #define OWNED 1
 #define OWN(i) (lid % RESULTS)
@@ -46,6 +54,12 @@
 #define ROW(r) min(row0 + (r) / HEADS, p.rows - 1)
 #define HEAD(r) (head0 + (r) % HEADS)
 #define VECTOR(r) ((batch * p.rows + ROW(r)) * p.heads + HEAD(r))
+// Where a key lies, in rows of heads.
+#ifdef RING
+#define PLACE(key) (((key) % RING) * p.kv_heads + kv)
+#else
+#define PLACE(key) ((past + (key)) * p.kv_heads + kv)
+#endif
 
 KERNEL {
   __local VEC query[RESULTS];
@@ -57,10 +71,16 @@ KERNEL {
 #endif
   uint lid = get_local_id(0), head0 = get_group_id(0) * HEADS, row0 = get_group_id(1) * (VECTORS / HEADS);
   uint keys = live_at(p.live_keys), kv = head0 / (p.heads / p.kv_heads);
-#ifdef SPLIT
-  uint batch = 0, begin = min((uint)get_group_id(2) * SPLIT, keys), end = min(begin + SPLIT, keys);
+#ifdef WINDOW
+  // The first row of the group reaches back furthest.
+  uint before = max(keys + row0 + 1, p.rows + WINDOW) - (p.rows + WINDOW);
 #else
-  uint batch = get_group_id(2), begin = 0, end = keys;
+  uint before = 0;
+#endif
+#ifdef SPLIT
+  uint batch = 0, begin = min(before + (uint)get_group_id(2) * SPLIT, keys), end = min(begin + SPLIT, keys);
+#else
+  uint batch = get_group_id(2), begin = before, end = keys;
 #endif
   uint past = batch * p.keys;
   for (uint i = lid; i < VECTORS * DIM; i += WG)
@@ -75,10 +95,10 @@ KERNEL {
   }
   for (uint first = begin; first < end; first += KEYS) {
     for (uint at = lid; at < KEYS * LANES; at += WG) {
-      uint t = at / LANES, lane = at % LANES, row = (past + min(first + t, end - 1)) * p.kv_heads + kv;
+      uint t = at / LANES, lane = at % LANES, row = PLACE(min(first + t, end - 1));
       VEC dots[VECTORS];
       for (uint r = 0; r < VECTORS; r++) dots[r] = (VEC)(0.0f);
-      for (uint i = lane; i < PARTS; i += LANES) {
+      for (uint i = lane; i < DOT_PARTS; i += LANES) {
         VEC x = K_PART(row, i);
         for (uint r = 0; r < VECTORS; r++) dots[r] += x * query[r * PARTS + i];
       }
@@ -89,12 +109,15 @@ KERNEL {
       uint r = i / KEYS, t = i % KEYS, key = min(first + t, end - 1);
       float score = weight[i];
       for (uint lane = 1; lane < LANES; lane++) score += weight[lane * (VECTORS * KEYS) + i];
-      score *= K_SCALE((past + key) * p.kv_heads + kv);
+      score *= K_SCALE(PLACE(key));
 #ifdef CAPPED
       score = p.softcap * tanh(clamp(score / p.softcap, -20.0f, 20.0f));
 #endif
 #ifdef HAS_MASK
       score += mask_at(batch * p.mask_b + HEAD(r) * p.mask_h + ROW(r) * p.mask_s + key * p.mask_t);
+#endif
+#ifdef WINDOW
+      if (key + p.rows + WINDOW < keys + ROW(r) + 1) score = LOWEST;
 #endif
       weight[i] = first + t < end ? score : LOWEST;
     }
@@ -113,16 +136,25 @@ KERNEL {
     uint count = min((uint)KEYS, end - first);
     for (uint i = 0; i < OWNED; i++) {
       uint r = min(OWN(i) / PARTS, (uint)(VECTORS - 1)), part = OWN(i) % PARTS;
-      VEC s = sum[i] * keep[r];
-      float l = total[i] * keep[r];
+      // Chosen by comparisons: an index that compilers cannot compute would keep the sums in memory.
+      VEC s = sum[0];
+      float l = total[0];
+      _Pragma("unroll") for (uint q = 1; q < OWNED; q++) {
+        s = q == i ? sum[q] : s;
+        l = q == i ? total[q] : l;
+      }
+      s *= keep[r];
+      l *= keep[r];
       for (uint t = SLICE; t < count; t += SLICES) {
         float w = weight[r * KEYS + t];
-        uint row = (past + first + t) * p.kv_heads + kv;
+        uint row = PLACE(first + t);
         s += w * V_SCALE(row) * V_PART(row, part);
         l += w;
       }
-      sum[i] = s;
-      total[i] = l;
+      _Pragma("unroll") for (uint q = 0; q < OWNED; q++) {
+        sum[q] = q == i ? s : sum[q];
+        total[q] = q == i ? l : total[q];
+      }
     }
     barrier(CLK_LOCAL_MEM_FENCE);
   }

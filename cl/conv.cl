@@ -102,13 +102,17 @@ KERNEL {
   uint count = min((uint)RUN, (p.out_w - ox + OUT_STEP - 1) / OUT_STEP);
   for (uint t = 0; t < TILE; t++) {
     if (row + t >= p.rows) continue;
+    // Chosen by comparisons: an index that compilers cannot compute would keep all sums in memory.
+    V one = sum[0];
+    _Pragma("unroll") for (uint q = 1; q < TILE; q++) one = q == t ? sum[q] : one;
     uint m = group * p.rows + row + t;
     uint to = ((get_group_id(2) * p.outputs + m) * p.out_h + oy) * p.out_w + ox;
-    if (OUT_STEP == 1 && count == RUN) y_put_run(RUN, to, sum[t]);
+    if (OUT_STEP == 1 && count == RUN) y_put_run(RUN, to, one);
     else {
       float lane[RUN];
-      CAT(vstore, RUN)(sum[t], 0, lane);
-      for (uint i = 0; i < count; i++) y_put(to + i * OUT_STEP, lane[i]);
+      CAT(vstore, RUN)(one, 0, lane);
+      _Pragma("unroll") for (uint i = 0; i < RUN; i++)
+        if (i < count) y_put(to + i * OUT_STEP, lane[i]);
     }
   }
 }

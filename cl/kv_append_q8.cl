@@ -1,5 +1,5 @@
 // Row at + i of the state becomes row i of x in 8 bits, at = live[start] rows: words of four signed bytes, and the factor of all of them, which is
-// the largest magnitude / 127. A work-group takes a row of DIM elements.
+// the largest magnitude / 127; behind RING rows, if so many are kept, from the start again. A work-group takes a row of DIM elements.
 #define PARTS (DIM / 4)
 
 KERNEL {
@@ -15,7 +15,11 @@ KERNEL {
   barrier(CLK_LOCAL_MEM_FENCE);
   for (uint i = 0; i < WG; i++) most = fmax(most, high[i]);
   float scale = most / 127.0f, inverse = most > 0.0f ? 127.0f / most : 0.0f;
-  uint at = ((uint)live_at(p.start) + row) * (PARTS + 1);
+  uint place = (uint)live_at(p.start) + row;
+#ifdef RING
+  place %= RING;
+#endif
+  uint at = place * (PARTS + 1);
   for (uint i = lid; i < PARTS; i += WG) {
     int4 c = convert_int4_rte(x_at4(row * PARTS + i) * inverse) & 255;
     state[at + i] = as_uint(c.x | c.y << 8 | c.z << 16 | c.w << 24);

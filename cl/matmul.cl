@@ -13,15 +13,16 @@ KERNEL {
 #ifdef ODD
   uint pair = get_global_id(0), total = p.batches * p.m * p.n;
   if (2 * pair >= total) return;
-  float sum[2];
+  float2 sum = (float2)(0.0f);
   for (uint h = 0; h < 2; h++) {
     uint at = min(2 * pair + h, total - 1);
     uint z = at / (p.m * p.n), i = at / p.n % p.m, j = at % p.n;
     uint a0 = a_start(z, p) + i * p.k, b0 = b_start(z, p);
-    sum[h] = 0.0f;
-    for (uint k = 0; k < p.k; k++) sum[h] += a_at(a0 + k) * B(b0, k, j);
+    float one = 0.0f;
+    for (uint k = 0; k < p.k; k++) one += a_at(a0 + k) * B(b0, k, j);
+    sum = h == 0 ? (float2)(one, 0.0f) : (float2)(sum.x, one);
   }
-  y_put2(pair, (float2)(sum[0], sum[1]));
+  y_put2(pair, sum);
 #else
 #ifdef VECTORS
 #define VEC float16

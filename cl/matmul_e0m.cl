@@ -48,7 +48,10 @@ KERNEL {
     barrier(CLK_LOCAL_MEM_FENCE);
   }
   for (uint r = 0; r < ROWS && i0 + r < p.m; r++) {
-    STORE(total[r], lid, out);
+    // Chosen by comparisons: an index that compilers cannot compute would keep all sums in memory.
+    FLOATS row = total[0];
+    _Pragma("unroll") for (uint q = 1; q < ROWS; q++) row = q == r ? total[q] : row;
+    STORE(row, lid, out);
     barrier(CLK_LOCAL_MEM_FENCE);
     for (uint t = 2 * lid; t < WG * COLS && first + t < p.n; t += 2 * WG) {
       uint c = p.column + first + t, at = (i0 + r) * p.y_stride + c;

@@ -63,51 +63,56 @@ KERNEL {
 KERNEL {
   uint lid = get_local_id(0);
   uint first = get_group_id(0) * ROWS;
-  float shift[ROWS], inverse[ROWS];
+  // Of the first row and the last, which may be one.
+  float2 shift = (float2)(0.0f), inverse = (float2)(0.0f);
 #ifndef HAS_MEAN
   __local float scratch[WG + WG / 8];
 #endif
   for (uint j = 0; j < ROWS; j++) {
-    float spread;
+    float spread, centre = 0.0f;
 #ifdef HAS_MEAN
     uint turn = min(first + j, p.rows - 1) % p.sets;
-    shift[j] = mean_at(turn);
+    centre = mean_at(turn);
     spread = variance_at(turn);
 #else
     uint n = first + j < p.rows ? p.cols : 0, start = (first + j) * p.cols;
     float s = 0.0f;
-    shift[j] = 0.0f;
 #ifdef CENTER
     for (uint i = lid; i < n; i += WG) s += x_at(start + i);
-    shift[j] = wg_sum(s, scratch) / (float)p.cols;
+    centre = wg_sum(s, scratch) / (float)p.cols;
     s = 0.0f;
 #endif
     for (uint i = lid; i < n; i += WG) {
-      float v = x_at(start + i) - shift[j];
+      float v = x_at(start + i) - centre;
       s += v * v;
     }
     spread = wg_sum(s, scratch) / (float)p.cols;
 #endif
-    inverse[j] = rsqrt(spread + p.epsilon);
+    spread = rsqrt(spread + p.epsilon);
+    shift = j == 0 ? (float2)(centre) : (float2)(shift.x, centre);
+    inverse = j == 0 ? (float2)(spread) : (float2)(inverse.x, spread);
   }
   uint begin = first * p.cols;
   uint end = min((first + ROWS) * p.cols, p.rows * p.cols);
   for (uint i = begin / 2 + lid; 2 * i < end; i += WG) {
     float2 v = x_at2(i);
-    float out[2] = {v.x, v.y};
+    float2 out = v;
     for (uint h = 0; h < 2; h++) {
-      uint at = 2 * i + h - begin, j = at >= p.cols ? ROWS - 1 : 0, c = at >= p.cols ? at - p.cols : at;
+      uint at = 2 * i + h - begin;
+      bool last = at >= p.cols;
+      uint row = first + (last ? ROWS - 1 : 0), c = last ? at - p.cols : at;
       // Behind an odd end there is one element more, for which there may be no column.
       c = min(c, p.cols - 1);
-      out[h] = (out[h] - shift[j]) * inverse[j];
+      float one = ((h == 0 ? v.x : v.y) - (last ? shift.y : shift.x)) * (last ? inverse.y : inverse.x);
 #ifdef HAS_SCALE
-      out[h] *= scale_at(PLACE(first + j, c));
+      one *= scale_at(PLACE(row, c));
 #endif
 #ifdef HAS_BIAS
-      out[h] += bias_at(PLACE(first + j, c));
+      one += bias_at(PLACE(row, c));
 #endif
+      out = h == 0 ? (float2)(one, v.y) : (float2)(out.x, one);
     }
-    y_put2(i, (float2)(out[0], out[1]));
+    y_put2(i, out);
   }
 }
 #endif

@@ -83,7 +83,7 @@ KERNEL {
   __local float scratch[WG + WG / 8];
   uint pair = get_group_id(0);
 #endif
-  ELEM v[2];
+  ELEM2 v = (ELEM2)(0);
   for (uint h = 0; h < 2; h++) {
     uint base = row_start(min(2 * pair + h, p.rows - 1), p);
     ELEM top = 0;
@@ -104,10 +104,10 @@ KERNEL {
 #ifdef LOG
     s = log(s) + top;
 #endif
-    v[h] = s;
+    v = h == 0 ? (ELEM2)(s, 0) : (ELEM2)(v.x, s);
   }
 #ifndef ITEM
   if (get_local_id(0) == 0)
 #endif
-  y_put2(pair, (ELEM2)(v[0], v[1]));
+  y_put2(pair, v);
 }

@@ -26,30 +26,34 @@ KERNEL {
   __local float scratch[WG + WG / 8];
   uint lid = get_local_id(0);
   uint first = get_group_id(0) * ROWS;
-  float top[ROWS], inverse[ROWS];
+  // Of the first row and the last, which may be one.
+  float2 top = (float2)(0.0f), inverse = (float2)(0.0f);
   for (uint j = 0; j < ROWS; j++) {
     uint n = first + j < p.rows ? p.cols : 0;
     float m = -3.4028235e38f;
     for (uint i = lid; i < n; i += WG) m = fmax(m, x_at((first + j) * p.cols + i));
-    top[j] = wg_max(m, scratch);
+    m = wg_max(m, scratch);
     float s = 0.0f;
-    for (uint i = lid; i < n; i += WG) s += exp(x_at((first + j) * p.cols + i) - top[j]);
+    for (uint i = lid; i < n; i += WG) s += exp(x_at((first + j) * p.cols + i) - m);
     s = fmax(wg_sum(s, scratch), 1.0e-30f);
 #ifdef LOG
-    inverse[j] = log(s);
+    s = log(s);
 #else
-    inverse[j] = 1.0f / s;
+    s = 1.0f / s;
 #endif
+    top = j == 0 ? (float2)(m) : (float2)(top.x, m);
+    inverse = j == 0 ? (float2)(s) : (float2)(inverse.x, s);
   }
   uint begin = first * p.cols;
   uint end = min((first + ROWS) * p.cols, p.rows * p.cols);
   for (uint i = begin / 2 + lid; 2 * i < end; i += WG) {
     float2 v = x_at2(i);
-    uint a = 2 * i - begin >= p.cols ? ROWS - 1 : 0, b = 2 * i + 1 - begin >= p.cols ? ROWS - 1 : 0;
+    bool a = 2 * i - begin >= p.cols, b = 2 * i + 1 - begin >= p.cols;
+    float2 t = (float2)(a ? top.y : top.x, b ? top.y : top.x), f = (float2)(a ? inverse.y : inverse.x, b ? inverse.y : inverse.x);
 #ifdef LOG
-    y_put2(i, (float2)(v.x - top[a] - inverse[a], v.y - top[b] - inverse[b]));
+    y_put2(i, v - t - f);
 #else
-    y_put2(i, (float2)(exp(v.x - top[a]) * inverse[a], exp(fmin(v.y - top[b], 0.0f)) * inverse[b]));
+    y_put2(i, (float2)(exp(v.x - t.x), exp(fmin(v.y - t.y, 0.0f))) * f);
 #endif
   }
 }

@@ -8,7 +8,7 @@ use std::error::Error;
 use std::path::Path;
 use transformer_lite::backend::{self, BackendKind};
 use transformer_lite::graph::pass::Pipeline;
-use transformer_lite::llm::Model;
+use transformer_lite::llm::LanguageModel;
 use transformer_lite::llm::engine::{Decoder, DeviceModel, HostModel, Lengths, Logits};
 
 const USAGE: &str = "usage: logits MODEL_DIR TOKENS.json OUT.f32 [host|opencl|wgpu] [STEPS]";
@@ -27,7 +27,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let tokens: Vec<u32> = serde_json::from_slice(&std::fs::read(tokens)?)?;
     let path = Path::new(model).join("model.onnx");
     let context = tokens.len().max(2);
-    let mut model: Box<dyn Model> = match backend {
+    let mut model: Box<dyn LanguageModel> = match backend {
         "host" => Box::new(HostModel::new(
             Decoder::load(&path, &Pipeline::host(), Logits::All)?,
             context,

@@ -2,6 +2,8 @@
 // of scores leaves the work-group, which takes VECTORS query vectors that share keys: HEADS heads of one group for each of VECTORS / HEADS rows.
 // LANES work-items compute the score of a key; then each owns parts (2 or 4 elements) of results, or where there are fewer of these, SLICES of
 // them share one (SHARED). With SPLIT a work-group takes so many keys only and stores sums, their maximum and their total, for attention_merge.
+// With WINDOW a row sees so many keys at most, up to its own place among the last rows; none before those of the first row is read. With RING a
+// cache keeps so many keys, each at its place modulo them.
 #ifdef WIDE
 alias VEC = vec4<f32>;
 const V: u32 = 4u;
@@ -49,19 +51,34 @@ var<workgroup> weight: array<f32, LANES * VECTORS * KEYS>;
 var<workgroup> top: array<f32, VECTORS>;
 var<workgroup> keep: array<f32, VECTORS>;
 
+// Where a key lies, in rows of heads, behind those of the batches before.
+fn place(past: u32, key: u32, kv: u32) -> u32 {
+#ifdef RING
+  return (key % RING) * p.kv_heads + kv;
+#else
+  return (past + key) * p.kv_heads + kv;
+#endif
+}
+
 @compute @workgroup_size(WG)
 fn attention(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let head0 = group.x * HEADS;
   let row0 = group.y * (VECTORS / HEADS);
   let keys = u32(live_at(p.live_keys));
   let kv = head0 / (p.heads / p.kv_heads);
+#ifdef WINDOW
+  // The first row of the group reaches back furthest.
+  let before = max(keys + row0 + 1u, p.rows + WINDOW) - (p.rows + WINDOW);
+#else
+  let before = 0u;
+#endif
 #ifdef SPLIT
   let batch = 0u;
-  let begin = min(group.z * SPLIT, keys);
+  let begin = min(before + group.z * SPLIT, keys);
   let end = min(begin + SPLIT, keys);
 #else
   let batch = group.z;
-  let begin = 0u;
+  let begin = before;
   let end = keys;
 #endif
   let past = batch * p.keys;
@@ -77,15 +94,21 @@ fn attention(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_
   }
   for (var r = lid; r < VECTORS; r += WG) { top[r] = LOWEST; }
   workgroupBarrier();
+#ifdef ROLLED
+  // A number that compilers do not know: a loop of loads that is unrolled runs out of registers.
+  let dot_parts = p.parts;
+#else
+  let dot_parts = PARTS;
+#endif
   var sum: array<VEC, OWNED>;
   var total: array<f32, OWNED>;
   for (var first = begin; first < end; first += KEYS) {
     for (var at = lid; at < KEYS * LANES; at += WG) {
       let t = at / LANES;
       let lane = at % LANES;
-      let row = (past + min(first + t, end - 1u)) * p.kv_heads + kv;
+      let row = place(past, min(first + t, end - 1u), kv);
       var dots: array<VEC, VECTORS>;
-      for (var i = lane; i < PARTS; i += LANES) {
+      for (var i = lane; i < dot_parts; i += LANES) {
         let x = k_part(row, i);
         for (var r = 0u; r < VECTORS; r++) { dots[r] += x * query[r * PARTS + i]; }
       }
@@ -97,14 +120,17 @@ fn attention(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_
       let key = min(first + t, end - 1u);
       var score = weight[i];
       for (var lane = 1u; lane < LANES; lane++) { score += weight[lane * (VECTORS * KEYS) + i]; }
-      score *= k_scale((past + key) * p.kv_heads + kv);
+      score *= k_scale(place(past, key, kv));
 #ifdef CAPPED
       score = p.softcap * tanh(clamp(score / p.softcap, -20.0, 20.0));
 #endif
-#ifdef HAS_MASK
       let r = i / KEYS;
       let row = min(row0 + r / HEADS, p.rows - 1u);
+#ifdef HAS_MASK
       score += mask_at(batch * p.mask_b + (head0 + r % HEADS) * p.mask_h + row * p.mask_s + key * p.mask_t);
+#endif
+#ifdef WINDOW
+      if (key + p.rows + WINDOW < keys + row + 1u) { score = LOWEST; }
 #endif
       weight[i] = select(LOWEST, score, first + t < end);
     }
@@ -127,16 +153,25 @@ fn attention(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_
     for (var i = 0u; i < OWNED; i++) {
       let r = min(own(lid, i) / PARTS, VECTORS - 1u);
       let part = own(lid, i) % PARTS;
-      var s = sum[i] * keep[r];
-      var l = total[i] * keep[r];
+      // Chosen by comparisons: an index that compilers cannot compute would keep the sums in memory.
+      var s = sum[0];
+      var l = total[0];
+      for (var q = 1u; q < OWNED; q++) {
+        s = select(s, sum[q], q == i);
+        l = select(l, total[q], q == i);
+      }
+      s *= keep[r];
+      l *= keep[r];
       for (var t = slice_of(lid); t < count; t += SLICES) {
         let w = weight[r * KEYS + t];
-        let row = (past + first + t) * p.kv_heads + kv;
+        let row = place(past, first + t, kv);
         s += w * v_scale(row) * v_part(row, part);
         l += w;
       }
-      sum[i] = s;
-      total[i] = l;
+      for (var q = 0u; q < OWNED; q++) {
+        sum[q] = select(sum[q], s, q == i);
+        total[q] = select(total[q], l, q == i);
+      }
     }
     workgroupBarrier();
   }

@@ -1,5 +1,5 @@
 // Row at + i of the state becomes row i of x in 8 bits, at = live[start] rows: words of four signed bytes, and the factor of all of them, which is
-// the largest magnitude / 127. A work-group takes a row of DIM elements.
+// the largest magnitude / 127; behind RING rows, if so many are kept, from the start again. A work-group takes a row of DIM elements.
 const PARTS: u32 = DIM / 4u;
 var<workgroup> high: array<f32, WG>;
 
@@ -16,7 +16,11 @@ fn kv_append_q8(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocati
   for (var i = 0u; i < WG; i++) { most = max(most, high[i]); }
   let scale = most / 127.0;
   let inverse = select(0.0, 127.0 / most, most > 0.0);
-  let at = (u32(live_at(p.start)) + row) * (PARTS + 1u);
+  var place = u32(live_at(p.start)) + row;
+#ifdef RING
+  place %= RING;
+#endif
+  let at = place * (PARTS + 1u);
   if (group.x >= p.rows) { return; }
   for (var i = lid; i < PARTS; i += WG) {
     let c = vec4<i32>(round(x_at4(row * PARTS + i) * inverse)) & vec4<i32>(255);

@@ -1,45 +1,18 @@
-// y[i, column + j] = sum_k x[i, k] * w[k, j] for many rows and an E0M weight. A work-item computes ROWS (8) rows of COLS (4)
-// neighbouring columns; a group of x is shared by the work-group, and each weight is unpacked once for all rows. With PARTS the
+// y[i, column + j] = sum_k x[i, k] * w[k, j] for many rows and an E0M weight. A work-item computes ROWS rows (8, or 4 with HALF_TILE) of
+// COLS (4) neighbouring columns; a group of x is shared by the work-group, and each weight is unpacked once for all rows. With PARTS the
 // columns up to end0, up to end1 and the rest are results of their own, from elements 0, start1 and start2 on.
 // The sums are variables of their own: an array that a compiler does not unroll lives in memory.
 #include "common/e0m"
 var<workgroup> xs: array<vec4<f32>, ROWS * GROUP / 4u>;
 
-// Weights of PER neighbouring rows and four columns.
-struct Weights {
-  a: mat4x4<f32>,
-#ifndef PER4
-  b: mat4x4<f32>,
-#endif
-}
-
-fn unpack(word: E0mWords, scale: vec4<f32>, offset: vec4<f32>) -> Weights {
-  var w: Weights;
-  w.a = mat4x4<f32>(
-    e0m_levels(word, 0u) * scale - offset,
-    e0m_levels(word, 1u) * scale - offset,
-    e0m_levels(word, 2u) * scale - offset,
-    e0m_levels(word, 3u) * scale - offset,
+// Weights of four neighbouring rows, of which the first is weight q of the step, and four columns.
+fn four(word: E0mWords, q: u32, scale: vec4<f32>, offset: vec4<f32>) -> mat4x4<f32> {
+  return mat4x4<f32>(
+    e0m_levels(word, q) * scale - offset,
+    e0m_levels(word, q + 1u) * scale - offset,
+    e0m_levels(word, q + 2u) * scale - offset,
+    e0m_levels(word, q + 3u) * scale - offset,
   );
-#ifndef PER4
-  w.b = mat4x4<f32>(
-    e0m_levels(word, 4u) * scale - offset,
-    e0m_levels(word, 5u) * scale - offset,
-    e0m_levels(word, 6u) * scale - offset,
-    e0m_levels(word, 7u) * scale - offset,
-  );
-#endif
-  return w;
-}
-
-// Products of the shared x of one row, from column c of the group, with w.
-fn row_product(row: u32, c: u32, w: Weights) -> vec4<f32> {
-  let at = (row * GROUP + c) / 4u;
-#ifdef PER4
-  return w.a * xs[at];
-#else
-  return w.a * xs[at] + w.b * xs[at + 1u];
-#endif
 }
 
 // The pair of results of a row from column c on.
@@ -72,10 +45,12 @@ fn matmul_e0m(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation
   var t1 = vec4<f32>();
   var t2 = vec4<f32>();
   var t3 = vec4<f32>();
+#ifndef HALF_TILE
   var t4 = vec4<f32>();
   var t5 = vec4<f32>();
   var t6 = vec4<f32>();
   var t7 = vec4<f32>();
+#endif
   var g = 0u;
   for (var k0 = 0u; k0 < p.k; k0 += GROUP) {
     let len = min(GROUP, p.k - k0);
@@ -90,15 +65,22 @@ fn matmul_e0m(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation
     let s = e0m_scales(scales[pair_at + g / SPAN * panel]);
     let offset = s.scale * s.bias;
     for (var c = 0u; c < len; c += PER) {
-      let w = unpack(e0m_words(word_at, (k0 + c) / PER, panel), s.scale, offset);
-      t0 += row_product(0u, c, w);
-      t1 += row_product(1u, c, w);
-      t2 += row_product(2u, c, w);
-      t3 += row_product(3u, c, w);
-      t4 += row_product(4u, c, w);
-      t5 += row_product(5u, c, w);
-      t6 += row_product(6u, c, w);
-      t7 += row_product(7u, c, w);
+      let word = e0m_words(word_at, (k0 + c) / PER, panel);
+      // Four weights at a time, since all of a step would take as many registers as the sums.
+      for (var q = 0u; q < PER; q += 4u) {
+        let w = four(word, q, s.scale, offset);
+        let at = (c + q) / 4u;
+        t0 += w * xs[at];
+        t1 += w * xs[at + GROUP / 4u];
+        t2 += w * xs[at + 2u * (GROUP / 4u)];
+        t3 += w * xs[at + 3u * (GROUP / 4u)];
+#ifndef HALF_TILE
+        t4 += w * xs[at + 4u * (GROUP / 4u)];
+        t5 += w * xs[at + 5u * (GROUP / 4u)];
+        t6 += w * xs[at + 6u * (GROUP / 4u)];
+        t7 += w * xs[at + 7u * (GROUP / 4u)];
+#endif
+      }
     }
     workgroupBarrier();
     g++;
@@ -107,8 +89,10 @@ fn matmul_e0m(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation
   put(i0 + 1u, column, t1);
   put(i0 + 2u, column, t2);
   put(i0 + 3u, column, t3);
+#ifndef HALF_TILE
   put(i0 + 4u, column, t4);
   put(i0 + 5u, column, t5);
   put(i0 + 6u, column, t6);
   put(i0 + 7u, column, t7);
+#endif
 }

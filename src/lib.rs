@@ -1,14 +1,14 @@
 //! Transformer-Lite runs ONNX models, language models first, on phone and desktop GPUs: through OpenCL, and through WGSL.
 //!
 //! ```text
-//! model.onnx --import--> Graph --passes--> Graph --compile--> Plan --Session--> a device
+//! model.onnx --import--> Graph --passes--> Graph --compile--> Plan --Executor--> a device
 //!                          \--Interpreter (the reference, and `--backend host`)
 //! ```
 //!
 //! * Shapes are symbolic: `batch`, `sequence` and `past` stay names from import to the last parameter of a kernel.
 //! * A [`plan::Plan`] is made once for a graph and a device. From run to run only parameters and grids change.
 //! * Weights may be 4-bit ([`quant`]); activations and the KV cache are stored in 16 bits.
-//! * The KV cache is state of a [`session::Session`]: appended to in place, never copied.
+//! * The KV cache is state of a [`executor::Executor`]: appended to in place, never copied.
 //! * Every kernel exists in OpenCL C and in WGSL; the reference of both is [`graph::op::Op::eval`] on the host.
 //!
 //! # Generating text
@@ -16,31 +16,27 @@
 //! A model is a folder with `model.onnx`, `tokenizer.json` and the configuration files that exporters write beside them.
 //!
 //! ```no_run
-//! use std::path::Path;
-//! use transformer_lite::backend::{self, BackendKind};
-//! use transformer_lite::graph::pass::Pipeline;
-//! use transformer_lite::llm::engine::{Decoder, DeviceModel, Lengths, Logits};
-//! use transformer_lite::llm::{ChatTemplate, Generator, Limits, Message, ModelFolder, Sampler, SamplerConfig, Tokenizer};
+//! use transformer_lite::llm::{GenerateOptions, LoadOptions, Message, Model};
 //!
 //! fn main() -> Result<(), Box<dyn std::error::Error>> {
-//!     let folder = ModelFolder::open(Path::new("smollm2-e0m4"))?;
-//!     let tokenizer = Tokenizer::load(folder.dir())?;
-//!     let decoder = Decoder::load(&folder.onnx(), &Pipeline::standard(), Logits::Last)?;
-//!     let device = backend::open(BackendKind::OpenCl, None)?;
-//!     let mut model = DeviceModel::new(decoder, device, &Lengths::of(2048))?;
-//!
+//!     let model = Model::load("smollm2-e0m4", &LoadOptions::default())?;
+//!     let mut session = model.session()?;
 //!     let question = [Message::user("What is the capital of France?")];
-//!     let prompt = tokenizer.encode(&ChatTemplate::load(&folder)?.render(&question, true)?, false)?;
-//!     let mut sampler = Sampler::new(SamplerConfig::default())?;
-//!     let limits = Limits { max_tokens: 64, eos: folder.eos_ids(&tokenizer), ..Limits::default() };
-//!     let mut text = tokenizer.stream();
-//!     for token in Generator::new(&mut model, &mut sampler, &prompt, limits)? {
-//!         print!("{}", text.push(token?.id)?);
+//!     for piece in session.generate(&question, &GenerateOptions::default())? {
+//!         print!("{}", piece?);
 //!     }
-//!     println!("{}", text.finish()?);
 //!     Ok(())
 //! }
 //! ```
+//!
+//! A [`Model`](llm::Model) holds weights, kernels, tokenizer and chat template. Its [`Session`](llm::Session)s share them; each has a KV cache
+//! of its own. [`LoadOptions`](llm::LoadOptions) choose the device and the context, a [`Sampler`](llm::Sampler) the tokens,
+//! [`GenerateOptions`](llm::GenerateOptions) the end of an answer, and a [`Cancel`](llm::Cancel) in them stops it from another thread. Models and
+//! sessions may go to any thread; commands to one device are made one after another. Every [`Error`](error::Error) has a type, and names
+//! its place; [`Error::is_usage`](error::Error::is_usage) tells what was asked wrongly from what failed.
+//!
+//! Below that, a [`Generator`](llm::Generator) takes tokens from anything that is a [`LanguageModel`](llm::LanguageModel): two methods and
+//! three sizes. [`capi`] is the same for C, with the header `include/tlite.h`.
 //!
 //! # Modules, in the order of the work
 //!
@@ -50,10 +46,12 @@
 //! * [`quant`]: the E0M weight formats;
 //! * [`plan`]: one static plan of a graph for a device;
 //! * [`backend`]: OpenCL and wgpu behind one trait, and the kernels as data;
-//! * [`session`]: plans on a device;
+//! * [`executor`]: plans on a device;
 //! * [`runner`]: any model, tensors in, tensors out; [`files`]: tensors and pictures from files;
-//! * [`llm`]: tokens in, tokens out;
+//! * [`placement`]: which backend, which device;
+//! * [`llm`]: models and sessions; tokens in, tokens out;
 //! * [`inspect`]: what running a model takes, from its file alone;
+//! * [`capi`]: the interface of C;
 //! * [`cli`]: the command `tlite`;
 //! * [`mod@tensor`], [`mod@error`]: host values, and errors that name their place.
 //!
@@ -78,9 +76,11 @@
     )
 )]
 pub mod backend;
+pub mod capi;
 pub mod checkpoint;
 pub mod cli;
 pub mod error;
+pub mod executor;
 pub mod files;
 pub mod gguf;
 pub mod graph;
@@ -89,12 +89,14 @@ pub mod llm;
 mod mapped;
 pub mod new_folder;
 mod parallel;
+pub mod placement;
 pub mod plan;
 pub mod quant;
 pub mod runner;
-pub mod session;
+
 pub mod shape;
 pub mod tensor;
+mod units;
 
 /// The Rust example of the README, compiled with the documentation tests.
 #[cfg(doctest)]

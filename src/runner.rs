@@ -6,13 +6,13 @@
 
 use crate::backend::{Backend, Caps};
 use crate::error::{Error, Result, Stage};
+use crate::executor::Timing;
 use crate::graph::interp::Interpreter;
 use crate::graph::onnx;
 use crate::graph::pass::{KV_CACHE, PassReport, Pipeline};
 use crate::graph::sizes::{self, Rules};
 use crate::graph::{Graph, ValueId};
 use crate::plan::{Plan, bind};
-use crate::session::Timing;
 use crate::shape::{Bindings, Fact, Shape, Symbol};
 use crate::tensor::{DType, HostTensor};
 use device::Device;
@@ -200,12 +200,12 @@ impl Runner {
                 Ok(out)
             }
             Engine::Device(device) => {
-                let session = device.session(given)?;
+                let executor = device.executor(given)?;
                 for (name, tensor) in given {
-                    session.write(0, name, tensor)?;
+                    executor.write(0, name, tensor)?;
                 }
-                session.run(0, &bindings)?;
-                let read = outputs.map(|(_, name)| session.read(0, &name).map(|t| (name, t)));
+                executor.run(0, &bindings)?;
+                let read = outputs.map(|(_, name)| executor.read(0, &name).map(|t| (name, t)));
                 read.collect()
             }
         }
@@ -217,11 +217,11 @@ impl Runner {
         let Engine::Device(device) = &mut self.engine else {
             return Ok(Vec::new());
         };
-        let session = device.session(given)?;
+        let executor = device.executor(given)?;
         for (name, tensor) in given {
-            session.write(0, name, tensor)?;
+            executor.write(0, name, tensor)?;
         }
-        session.profile(0, &bindings)
+        executor.profile(0, &bindings)
     }
 }
 

@@ -5,6 +5,8 @@
 #![allow(clippy::result_large_err, reason = "the library's error, on no hot path")]
 
 mod support;
+#[path = "checkpoints/windows.rs"]
+mod windows;
 
 use half::f16;
 use libtest_mimic::{Arguments, Trial};
@@ -22,7 +24,7 @@ use transformer_lite::gguf::{GgmlType, Value};
 use transformer_lite::graph::onnx::quantize::{Options, quantize};
 use transformer_lite::graph::onnx::write::{Attr, ModelWriter, NodeSpec};
 use transformer_lite::graph::pass::Pipeline;
-use transformer_lite::llm::Model;
+use transformer_lite::llm::LanguageModel;
 use transformer_lite::llm::engine::{Decoder, DeviceModel, HostModel, Lengths, Logits};
 use transformer_lite::runner::Runner;
 use transformer_lite::tensor::{DType, HostTensor};
@@ -272,7 +274,7 @@ fn decoder(model: &Path, pipeline: &Pipeline, logits: Logits) -> Result<Decoder,
 }
 
 /// The prompt at once, the other tokens one by one.
-fn steps(case: &Case, model: &mut dyn Model, bound: f32) -> Outcome {
+fn steps(case: &Case, model: &mut dyn LanguageModel, bound: f32) -> Outcome {
     let (prompt, rest) = case.tokens.split_at(case.family.prefill);
     let mut logits = Vec::new();
     model.forward(prompt, &mut logits).text()?;
@@ -567,7 +569,7 @@ fn main() -> ExitCode {
     }
     let these = all.clone();
     add("traits_count".to_owned(), Box::new(move || traits_count(&these)));
-    for case in all {
+    for case in &all {
         let name = case.family.name.clone();
         let this = case.clone();
         add(format!("{name}@host"), Box::new(move || on_host(&this)));
@@ -601,6 +603,9 @@ fn main() -> ExitCode {
                 Box::new(move || kept_codes(op, &device)),
             );
         }
+    }
+    for (name, run) in windows::trials(&all, &devices) {
+        add(name, run);
     }
     trials.extend(support::missing_trials(missing));
     libtest_mimic::run(&arguments, trials).exit_code()

@@ -473,6 +473,29 @@ fn quantize_and_convert_usage() {
         2,
         &["FILE: there is no file", "absent"],
     );
+    fails(
+        &["convert", path(&input), "-o", path(&out)],
+        2,
+        &[
+            "FILE: ",
+            "has no config.json; expected a folder with config.json and safetensors files, or a GGUF file",
+        ],
+    );
+    let report = absent.join("report.json");
+    for command in ["convert", "quantize"] {
+        fails(
+            &[
+                command,
+                path(&input),
+                "-o",
+                path(&out),
+                "--report-json",
+                path(&report),
+            ],
+            2,
+            &["--report-json", "there is no folder"],
+        );
+    }
     let file = input.join("model.onnx");
     fails(
         &["convert", path(&file), "-o", path(&input)],
@@ -581,9 +604,23 @@ fn damaged_gguf_files_are_named_and_leave_nothing() {
         (&golden[..], &["m.gguf", "architecture", "llama"][..]),
         (&golden[..golden.len() - 1], &["m.gguf"]),
         (&golden[..100], &["m.gguf"]),
-        (b"PK\x03\x04 another format", &["m.gguf", "GGUF"]),
-        (b"GG", &["m.gguf"]),
-        (b"", &["m.gguf"]),
+        (
+            b"PK\x03\x04 another format, of many bytes",
+            &["m.gguf", "expected a GGUF file", "begins with \"PK"],
+        ),
+        (
+            b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0\0\x01\0\0\0\x01",
+            &["m.gguf", "expected a GGUF file", "begins with \"\\x89PNG\""],
+        ),
+        (
+            b"Call me Ishmael. Some years ago",
+            &["m.gguf", "expected a GGUF file", "begins with \"Call\""],
+        ),
+        (
+            b"GG",
+            &["m.gguf", "expected a GGUF header of 24 bytes, found a file of 2"],
+        ),
+        (b"", &["m.gguf", "expected a GGUF file, found an empty one"]),
     ] {
         std::fs::write(&file, bytes).unwrap();
         let args = ["convert", path(&file), "-o", path(&out)];

@@ -10,12 +10,13 @@ mod support;
 use decoders::{Family, Form, SPECS, Spec};
 use std::collections::{BTreeMap, HashSet};
 use std::path::Path;
+use transformer_lite::backend::Caps;
 use transformer_lite::graph::ValueId;
 use transformer_lite::graph::onnx::quantize::{self, quantize};
 use transformer_lite::graph::onnx::{ImportOptions, import, import_with};
 use transformer_lite::graph::pass::Pipeline;
 use transformer_lite::graph::text;
-use transformer_lite::llm::Model;
+use transformer_lite::llm::LanguageModel;
 use transformer_lite::llm::engine::{Decoder, HostModel, Lengths, Logits, Watch};
 use transformer_lite::plan::{Bound, Plan, weight_bytes};
 use transformer_lite::shape::Bindings;
@@ -298,4 +299,62 @@ fn a_watched_decoder_ends_with_what_is_watched() {
     assert!(whole.len() == 2 && whole[0].1.len() == 3 * whole[1].1.len());
     assert_eq!(rows(&[last]), whole);
     assert_eq!(rows(&[first]), rows(&[first, "logits"]));
+}
+
+#[test]
+fn contexts_fit_the_memory_of_the_device() {
+    let dir = tempfile::tempdir().unwrap();
+    decoders::write(
+        &Spec::find("llama2-7b").unwrap(),
+        Form::E0m4(128),
+        None,
+        dir.path(),
+    )
+    .unwrap();
+    let decoder = load(dir.path());
+    let lengths = Lengths::of(4096);
+    let on = |memory_bytes: u64| Caps {
+        memory_bytes,
+        ..support::fake_caps()
+    };
+    let whole = decoder.plan_for(&on(0), &lengths, false).unwrap().memory();
+    assert_eq!((whole.context, whole.cache), (4096, 2 * 32 * 4096 * 4096 * 2));
+    assert_eq!(
+        decoder
+            .plan_for(&on(whole.total()), &lengths, false)
+            .unwrap()
+            .memory()
+            .total(),
+        whole.total()
+    );
+    // A byte less, and some half of the cache.
+    for memory in [whole.total() - 1, whole.weights + whole.cache / 2] {
+        let less = decoder.plan_for(&on(memory), &lengths, true).unwrap().memory();
+        assert!(
+            less.total() <= memory && less.context < 4096 && less.context.is_multiple_of(64),
+            "{less}"
+        );
+        // No more than some hundred tokens are given away.
+        let room = (memory - less.total()) / (whole.cache / 4096);
+        assert!(room < 256, "{room} tokens more of {less}");
+        let e = decoder
+            .plan_for(&on(memory), &lengths, false)
+            .err()
+            .unwrap()
+            .to_string();
+        let (needed, most) = (
+            format!("{whole}"),
+            format!("at most some {} tokens fit", less.context),
+        );
+        let needed = needed.split(';').next().unwrap();
+        assert!(
+            e.contains("--context") && e.contains(needed) && e.contains(&most),
+            "{e}"
+        );
+    }
+    let e = decoder.plan_for(&on(GB), &lengths, true).err().unwrap();
+    assert!(
+        e.is_usage() && e.to_string().contains("the device has 1.0 GB"),
+        "{e}"
+    );
 }

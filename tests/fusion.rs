@@ -1,5 +1,7 @@
 //! Patterns on small graphs: each fires on its own form, computing the same, and on nothing that only looks like it.
 
+#[path = "fusion/appends.rs"]
+mod appends;
 #[path = "fusion/decoders.rs"]
 mod decoders;
 #[path = "fusion/epilogues.rs"]

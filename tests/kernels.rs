@@ -17,7 +17,7 @@ use std::sync::OnceLock;
 use transformer_lite::backend::kernel::{FieldTy, Kernel, KernelSpec, Language, Role, Ty};
 use transformer_lite::backend::{Backend, BackendKind, Caps, DeviceKind};
 use transformer_lite::graph::op::ALL;
-use transformer_lite::graph::pass::{FUSE, KV_Q8, Pipeline};
+use transformer_lite::graph::pass::{FUSE, KV_Q8, Pipeline, ROTARY_APPEND};
 use transformer_lite::llm::engine::{Decoder, Lengths, Logits};
 use transformer_lite::tensor::DType;
 
@@ -48,6 +48,17 @@ fn kinds_of_device() -> Vec<Caps> {
         }
     }
     for backend in ["opencl", "wgpu"] {
+        all.push(Caps {
+            backend,
+            kind: DeviceKind::Discrete,
+            fast_local: true,
+            matrix_units: true,
+            local_bytes: 48 << 10,
+            max_workgroup: 1024,
+            subgroup: Some(32),
+            f16_math: true,
+            ..base.clone()
+        });
         for units in harness::UNITS {
             all.push(Caps {
                 backend,
@@ -102,10 +113,13 @@ fn specs() -> &'static [KernelSpec] {
         let (_dir, model) = support::tiny_model("llama", Default::default());
         let mut eight_bits = Pipeline::standard();
         eight_bits.insert_before(FUSE.name, KV_Q8);
+        let mut few_dispatches = Pipeline::standard();
+        few_dispatches.passes.push(ROTARY_APPEND);
         for (logits, pipeline) in [
             (Logits::All, Pipeline::standard()),
             (Logits::Last, Pipeline::standard()),
             (Logits::Last, eight_bits),
+            (Logits::Last, few_dispatches),
         ] {
             let decoder = Decoder::load(&model.join("model.onnx"), &pipeline, logits).unwrap();
             for caps in kinds_of_device() {
@@ -162,6 +176,14 @@ fn scalar(module: &naga::Module, ty: naga::Handle<naga::Type>) -> String {
             size: naga::VectorSize::Quad,
             scalar: naga::Scalar::U32,
         } => "vec4<u32>".to_owned(),
+        naga::TypeInner::Vector {
+            size: naga::VectorSize::Quad,
+            scalar:
+                naga::Scalar {
+                    kind: naga::ScalarKind::Float,
+                    width: 2,
+                },
+        } => "vec4<f16>".to_owned(),
         naga::TypeInner::Atomic(naga::Scalar::U32) => "atomic u32".to_owned(),
         other => format!("{other:?}"),
     }
@@ -174,7 +196,12 @@ fn wgsl_validates_and_its_bindings_are_the_descriptors() {
         let module = naga::front::wgsl::parse_str(&text)
             .unwrap_or_else(|e| panic!("{spec}: {}", e.emit_to_string(&text)));
         // `unpack2x16float` is core WGSL; naga counts it apart for the sake of old OpenGL.
-        Validator::new(ValidationFlags::all(), Capabilities::SHADER_FLOAT16_IN_FLOAT32)
+        let mut capabilities = Capabilities::SHADER_FLOAT16_IN_FLOAT32;
+        let on_units = spec.kernel.needs_matrix_units(Language::Wgsl);
+        if on_units {
+            capabilities |= Capabilities::SHADER_FLOAT16 | Capabilities::COOPERATIVE_MATRIX;
+        }
+        Validator::new(ValidationFlags::all(), capabilities)
             .validate(&module)
             .unwrap_or_else(|e| panic!("{spec}: {}", e.emit_to_string(&text)));
 
@@ -195,6 +222,7 @@ fn wgsl_validates_and_its_bindings_are_the_descriptors() {
                 (Ty::Words, _) | (Ty::Elem, DType::F16) => "u32",
                 (Ty::Single, DType::F16) => "atomic u32",
                 (Ty::Words4, _) => "vec4<u32>",
+                (Ty::Halves4, _) => "vec4<f16>",
                 (_, DType::F32) => "f32",
                 (_, _) => "i32",
             };
@@ -252,8 +280,10 @@ fn wgsl_validates_and_its_bindings_are_the_descriptors() {
         }
         found.sort();
         assert_eq!(found, wanted, "{spec}");
-        // What every WebGPU implementation has.
-        assert!(local <= 16_384, "{spec} takes {local} bytes of work-group memory");
+        // What every WebGPU implementation has, and what GPUs with fast work-group memory or matrix units have.
+        let large = on_units || ["attention_row"].contains(&spec.kernel.name);
+        let most = if large { 48 << 10 } else { 16_384 };
+        assert!(local <= most, "{spec} takes {local} bytes of work-group memory");
     }
 }
 
@@ -281,7 +311,13 @@ fn every_specialisation_compiles_on_the_device() {
             threads.spawn(move || {
                 let mut backend = device.share();
                 let start = std::time::Instant::now();
-                for spec in all {
+                let language = match kind {
+                    BackendKind::OpenCl => Language::OpenCl,
+                    BackendKind::Wgpu => Language::Wgsl,
+                };
+                let units = backend.caps().matrix_units;
+                let able = |s: &&KernelSpec| units || !s.kernel.needs_matrix_units(language);
+                for spec in all.iter().filter(able) {
                     if let Err(e) = backend.compile(spec) {
                         panic!("{e}");
                     }
@@ -314,7 +350,7 @@ fn opencl_arguments_are_the_descriptors() {
     for spec in specs() {
         // Names depend on the operands that are bound and on their types, not on numbers.
         let key = (spec.kernel.name, spec.operands.clone(), spec.in_place);
-        if !checked.insert(key) {
+        if !checked.insert(key) || spec.kernel.needs_matrix_units(Language::OpenCl) {
             continue;
         }
         let text = spec.expand(Language::OpenCl).unwrap();
@@ -328,6 +364,7 @@ fn opencl_arguments_are_the_descriptors() {
                 let ty = match (arg.ty, dtype) {
                     (Ty::Words, _) => "uint*",
                     (Ty::Words4, _) => "uint4*",
+                    (Ty::Halves4, _) => "uint2*",
                     (_, DType::F16) => "half*",
                     (_, DType::F32) => "float*",
                     (_, _) => "int*",
@@ -403,8 +440,8 @@ fn files_and_descriptors_pair_up() {
     }
 }
 
-/// Helpers of OpenCL C alone: behind the accessors, for which WGSL has built-in functions; and vectors for CPUs.
-const OPENCL_ONLY: &[&str] = &["half", "lanes"];
+/// Helpers of OpenCL C alone: behind the accessors, for which WGSL has built-in functions; vectors for CPUs; and PTX.
+const OPENCL_ONLY: &[&str] = &["half", "lanes", "mma"];
 
 /// Helpers that suit one language: CPU compilers make vectors of macros over any type, which WGSL does not have; and accessors
 /// see operands in OpenCL C only within the kernel, so that a tile is no function there.
@@ -474,6 +511,8 @@ fn kernel_texts_hold_no_forbidden_words() {
             .filter(|p| p.is_file())
         {
             let text = std::fs::read_to_string(&entry).unwrap();
+            // Extensions of the language are for matrix units, which devices with them alone get.
+            let units = text.contains("enable wgpu_cooperative_matrix;");
             for (number, line) in text.lines().enumerate() {
                 // Words of comments do no harm; accessors such as `vload_half2` are core.
                 let code = line
@@ -486,7 +525,7 @@ fn kernel_texts_hold_no_forbidden_words() {
                     .replace("vstorea_half2", "");
                 for word in FORBIDDEN {
                     assert!(
-                        !code.contains(word),
+                        !code.contains(word) || units && *word == "enable f16",
                         "{}:{}: {word}: {line}",
                         entry.display(),
                         number + 1
@@ -500,8 +539,13 @@ fn kernel_texts_hold_no_forbidden_words() {
     for spec in specs() {
         for language in [Language::OpenCl, Language::Wgsl] {
             let text = without_comments(&spec.expand(language).unwrap());
+            let units = spec.kernel.needs_matrix_units(language);
             for word in ["INFINITY", "NAN", "NaN", "inff", "#pragma", "enable "] {
-                assert!(!text.contains(word), "{spec}: {word} in the generated text");
+                let allowed = units && word == "enable ";
+                assert!(
+                    allowed || !text.contains(word),
+                    "{spec}: {word} in the generated text"
+                );
             }
         }
     }

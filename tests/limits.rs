@@ -36,6 +36,7 @@ fn caps() -> Caps {
         max_grid: 65_535,
         subgroup: None,
         f16_math: false,
+        matrix_units: false,
         profiling: false,
     }
 }

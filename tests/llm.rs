@@ -16,10 +16,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use support::gguf::{Traits, VOCAB};
 use support::{Device, Text};
 use transformer_lite::backend::kernel::Role;
-use transformer_lite::graph::pass::{FUSE, KV_Q8, Pipeline};
+use transformer_lite::graph::pass::{FUSE, KV_Q8, Pipeline, ROTARY_APPEND};
 use transformer_lite::llm::engine::{Decoder, DeviceModel, HostModel, Lengths, Logits};
 use transformer_lite::llm::{
-    ChatTemplate, Generator, Limits, Message, Model, ModelFolder, Sampler, SamplerConfig, Tokenizer,
+    ChatTemplate, Generator, LanguageModel, Limits, Message, ModelFolder, Sampler, SamplerConfig, Tokenizer,
 };
 use transformer_lite::plan::Place;
 
@@ -75,6 +75,11 @@ fn main() -> ExitCode {
         );
         let device = d.clone();
         add(
+            format!("rotary_append@{name}"),
+            Box::new(move || rotary_append(&device)),
+        );
+        let device = d.clone();
+        add(
             format!("split_weights@{name}"),
             Box::new(move || split_weights(&device)),
         );
@@ -96,6 +101,11 @@ fn main() -> ExitCode {
                 add(
                     format!("real/agreement@{name}"),
                     Box::new(move || agreement(&model, &device)),
+                );
+                let (model, device) = (dir.clone(), d.clone());
+                add(
+                    format!("real/conversation@{name}"),
+                    Box::new(move || conversation(&model, &device)),
                 );
                 let (model, device) = (dir.clone(), d.clone());
                 add(
@@ -165,7 +175,7 @@ fn host_rows(model: &Path, tokens: &[u32]) -> Result<Vec<Vec<f32>>, String> {
 }
 
 /// Feeds `tokens` to an empty cache in runs of these lengths and returns the last logits.
-fn feed(model: &mut dyn Model, tokens: &[u32], lengths: &[usize]) -> Result<Vec<f32>, String> {
+fn feed(model: &mut dyn LanguageModel, tokens: &[u32], lengths: &[usize]) -> Result<Vec<f32>, String> {
     model.truncate(0);
     let (mut rest, mut logits) = (tokens, Vec::new());
     for n in lengths {
@@ -193,7 +203,7 @@ const CUTS: &[&[usize]] = &[
 ];
 
 /// The same result however `tokens` reach the cache; and after steps back.
-fn any_cut(model: &mut dyn Model, rows: &[Vec<f32>], same: f64, wanted: f64) -> Outcome {
+fn any_cut(model: &mut dyn LanguageModel, rows: &[Vec<f32>], same: f64, wanted: f64) -> Outcome {
     let tokens = tokens(29);
     let whole = feed(model, &tokens, CUTS[0])?;
     close("against the host", &rows[28], &whole, wanted)?;
@@ -319,6 +329,34 @@ fn caches_of_8_bits(device: &Device) -> Outcome {
     // Heads of 8 elements: 12 bytes in place of 16.
     if narrow * 4 != wide * 3 {
         return Err(format!("caches of 8 bits take {narrow} bytes, of f16 {wide}"));
+    }
+    Ok(())
+}
+
+/// Rotary embedding and appends in one dispatch: the same logits, by whatever lengths the tokens come, with three dispatches a layer less.
+fn rotary_append(device: &Device) -> Outcome {
+    let _turn = device.turn();
+    let (_dir, model) = support::tiny_model("llama", Traits::default());
+    let mut pipeline = Pipeline::standard();
+    pipeline.passes.push(ROTARY_APPEND);
+    let joined = decoder(&model, &pipeline, Logits::Last)?;
+    let dispatches = |d: &Decoder| -> Result<Vec<usize>, String> {
+        let plans = d.plans(&support::fake_caps(), &Lengths::of(64)).text()?;
+        Ok(plans.iter().map(|p| p.steps.len()).collect())
+    };
+    let apart = dispatches(&decoder(&model, &Pipeline::standard(), Logits::Last)?)?;
+    let fewer: Vec<usize> = dispatches(&joined)?.iter().map(|n| n + 2 * 3).collect();
+    if apart != fewer {
+        return Err(format!(
+            "{apart:?} dispatches, and with the pass, two layers of three more, {fewer:?}"
+        ));
+    }
+    let long = tokens(40);
+    let rows = host_rows(&model, &long)?;
+    let mut found = DeviceModel::new(joined, Box::new(device.share()), &Lengths::of(64)).text()?;
+    for lengths in [&[40][..], &[1, 30, 9], &[&[30][..], &[1; 10]].concat()] {
+        let logits = feed(&mut found, &long, lengths)?;
+        close("next to the interpreter", &rows[39], &logits, AGAINST_HOST)?;
     }
     Ok(())
 }
@@ -531,6 +569,61 @@ fn best(row: &[f32]) -> usize {
         .map_or(0, |(i, _)| i)
 }
 
+/// A conversation of 20 turns through the command: each turn feeds its own tokens, whatever tokens the answers had.
+fn conversation(dir: &Path, device: &Device) -> Outcome {
+    let _turn = device.turn();
+    let tokenizer = Tokenizer::load(dir).text()?;
+    let messages: Vec<String> = (0..20)
+        .map(|i| format!("Tell me fact number {i} about the sea, briefly."))
+        .collect();
+    let mut child = std::process::Command::new(env!("CARGO_BIN_EXE_tlite"))
+        .arg("chat")
+        .arg(dir)
+        .args([
+            "--backend",
+            &device.kind.to_string(),
+            "--device",
+            &device.caps.device,
+        ])
+        .args([
+            "--max-tokens",
+            "8",
+            "--context",
+            "1024",
+            "--temperature",
+            "1.5",
+            "--seed",
+            "3",
+        ])
+        .stdin(std::process::Stdio::piped())
+        .stdout(std::process::Stdio::null())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .text()?;
+    let mut input = child.stdin.take().ok_or("no standard input")?;
+    std::io::Write::write_all(&mut input, messages.join("\n").as_bytes()).text()?;
+    drop(input);
+    let output = child.wait_with_output().text()?;
+    let notes = String::from_utf8(output.stderr).text()?;
+    let lines: Vec<&str> = notes.lines().filter(|l| l.starts_with("[prompt ")).collect();
+    if !output.status.success() || lines.len() != messages.len() {
+        return Err(format!("{} answers: {notes}", lines.len()));
+    }
+    for (line, message) in lines.iter().zip(&messages).skip(1) {
+        let turn = format!("<|im_end|>\n<|im_start|>user\n{message}<|im_end|>\n<|im_start|>assistant\n");
+        let new = tokenizer.encode(&turn, false).text()?.len();
+        let (_, fed) = line
+            .split_once('(')
+            .ok_or_else(|| format!("nothing reused: {line}"))?;
+        let fed: usize = fed.split(' ').next().unwrap_or_default().parse().text()?;
+        // The last token of an answer that was cut short was not fed yet.
+        if !(new..=new + 1).contains(&fed) {
+            return Err(format!("a turn of {new} tokens: {line}"));
+        }
+    }
+    Ok(())
+}
+
 /// The greedy answer through the chat template names the capital.
 fn paris(dir: &Path, device: Option<&Device>) -> Outcome {
     let _turn = device.map(Device::turn);
@@ -548,7 +641,7 @@ fn paris(dir: &Path, device: Option<&Device>) -> Outcome {
         ..Limits::default()
     };
     let context = prompt.len() + limits.max_tokens;
-    let mut model: Box<dyn Model> = match device {
+    let mut model: Box<dyn LanguageModel> = match device {
         Some(d) => Box::new(on_device(dir, d, Logits::Last, context)?),
         None => Box::new(HostModel::new(decoder(dir, &Pipeline::host(), Logits::Last)?, context).text()?),
     };

@@ -16,6 +16,7 @@ use proptest::prelude::*;
 use std::collections::HashMap;
 use std::sync::Arc;
 use support::{Device, fake_caps};
+use transformer_lite::executor::Executor;
 use transformer_lite::graph::interp::Interpreter;
 use transformer_lite::graph::op::InferCx;
 use transformer_lite::graph::op::concat::Concat;
@@ -32,7 +33,6 @@ use transformer_lite::graph::op::transpose::Transpose;
 use transformer_lite::graph::pass::{FUSE, Pipeline};
 use transformer_lite::graph::{Edit, Graph, Op, OpError, ValueId, derive};
 use transformer_lite::plan::{Bound, Options, Plan, Segment, Shared, Tensor};
-use transformer_lite::session::Session;
 use transformer_lite::shape::{Bindings, Dim, Fact, Shape};
 use transformer_lite::tensor::{DType, HostTensor};
 
@@ -135,14 +135,14 @@ fn reference(graph: &Arc<Graph>, given: &[(&str, HostTensor)]) -> HashMap<String
         .collect()
 }
 
-fn check(session: &mut Session, graph: &Arc<Graph>, given: &[(&str, HostTensor)]) {
+fn check(executor: &mut Executor, graph: &Arc<Graph>, given: &[(&str, HostTensor)]) {
     for (name, tensor) in given {
-        session.write(0, name, tensor).unwrap();
+        executor.write(0, name, tensor).unwrap();
     }
-    let bindings = session.bindings(0).unwrap();
-    session.run(0, &bindings).unwrap();
+    let bindings = executor.bindings(0).unwrap();
+    executor.run(0, &bindings).unwrap();
     for (name, wanted) in reference(graph, given) {
-        let found = session.read(0, &name).unwrap();
+        let found = executor.read(0, &name).unwrap();
         assert_eq!(found.shape(), wanted.shape(), "{name} at {bindings:?}");
         if wanted.dtype().is_float() {
             let (a, b) = (found.to_f64().unwrap(), wanted.to_f64().unwrap());
@@ -309,14 +309,14 @@ fn random_graphs_run_as_on_the_host() {
             let graph = random_graph(&recipe().new_tree(&mut runner).unwrap().current());
             for bounds in [&SYMBOLS[..], &[]] {
                 let plan = Plan::compile(&graph, &device.caps, &options(bounds)).unwrap();
-                let mut session = Session::new(Box::new(device.share()), &graph, vec![plan]).unwrap();
+                let mut executor = Executor::new(Box::new(device.share()), &graph, vec![plan]).unwrap();
                 for (n, m) in [(3, 17), (24, 1), (1, 2), (24, 24)] {
                     let given = [
                         ("x", random(&[1, n, 8], case)),
                         ("y", random(&[1, m, 8], case + 100)),
                         ("z", random(&[1, 16, 8], case + 200)),
                     ];
-                    check(&mut session, &graph, &given);
+                    check(&mut executor, &graph, &given);
                 }
             }
         }
@@ -361,11 +361,11 @@ fn ten_sizes_through_one_load() {
         let _turn = device.turn();
         let graph = mixed();
         let plan = |bounds: &[(&str, i64)]| Plan::compile(&graph, &device.caps, &options(bounds)).unwrap();
-        let load = |plan| Session::new(Box::new(device.share()), &graph, vec![plan]).unwrap();
-        let run = |session: &mut Session, (n, m): (usize, usize)| {
+        let load = |plan| Executor::new(Box::new(device.share()), &graph, vec![plan]).unwrap();
+        let run = |executor: &mut Executor, (n, m): (usize, usize)| {
             let given = [("x", random(&[1, n, 8], 1)), ("y", random(&[1, m, 8], 2))];
-            check(session, &graph, &given);
-            session.read(0, &graph.value(graph.outputs()[0]).name).unwrap()
+            check(executor, &graph, &given);
+            executor.read(0, &graph.value(graph.outputs()[0]).name).unwrap()
         };
         let (mut bounded, mut open) = (load(plan(&[("n", 40), ("m", 40)])), load(plan(&[])));
         let loaded = bounded.stats();
@@ -423,7 +423,7 @@ fn lengths_that_data_tells() {
             "{:?}",
             plan.segments
         );
-        let mut session = Session::new(Box::new(device.share()), &graph, vec![plan]).unwrap();
+        let mut executor = Executor::new(Box::new(device.share()), &graph, vec![plan]).unwrap();
         for mask in [
             vec![0, 1, 1, 0, 5],
             vec![1; 16],
@@ -435,7 +435,7 @@ fn lengths_that_data_tells() {
                 ("mask", HostTensor::from_i64(&[mask.len()], &mask).unwrap()),
                 ("x", random(&[mask.len(), 6], 3)),
             ];
-            check(&mut session, &graph, &given);
+            check(&mut executor, &graph, &given);
         }
         // As many of the largest as an input says.
         let mut b = Build::default();
@@ -453,10 +453,10 @@ fn lengths_that_data_tells() {
         let graph = b.finish(&top);
         let plan = Plan::compile(&graph, &device.caps, &options(&[])).unwrap();
         assert_eq!(plan.host.iter().map(|h| h.read_backs()).sum::<usize>(), 1);
-        let mut session = Session::new(Box::new(device.share()), &graph, vec![plan]).unwrap();
+        let mut executor = Executor::new(Box::new(device.share()), &graph, vec![plan]).unwrap();
         for k in [1, 4, 9] {
             check(
-                &mut session,
+                &mut executor,
                 &graph,
                 &[
                     ("x", random(&[2, 9], 4)),
@@ -472,10 +472,10 @@ fn lengths_that_data_tells() {
         let out = b.node(unary(Unary::Neg), &[wide]);
         let graph = b.finish(&[out]);
         let plan = Plan::compile(&graph, &device.caps, &options(&[])).unwrap();
-        let mut session = Session::new(Box::new(device.share()), &graph, vec![plan]).unwrap();
+        let mut executor = Executor::new(Box::new(device.share()), &graph, vec![plan]).unwrap();
         for n in [1, 3, 8] {
             let a = HostTensor::from_i64(&[2], &[n, 2]).unwrap();
-            check(&mut session, &graph, &[("x", random(&[1, 4], 5)), ("a", a)]);
+            check(&mut executor, &graph, &[("x", random(&[1, 4], 5)), ("a", a)]);
         }
     }
 }
@@ -531,32 +531,32 @@ fn wrong_input_is_refused_by_name() {
         .expect("a driver; see CONTRIBUTING.md");
     let _turn = device.turn();
     let plan = Plan::compile(&graph, &device.caps, &options(&[("n", 16), ("m", 16)])).unwrap();
-    let mut session = Session::new(Box::new(device.share()), &graph, vec![plan]).unwrap();
+    let mut executor = Executor::new(Box::new(device.share()), &graph, vec![plan]).unwrap();
     let message = |r: transformer_lite::error::Result<()>| r.unwrap_err().to_string();
-    let e = message(session.write(0, "z", &random(&[1], 1)));
+    let e = message(executor.write(0, "z", &random(&[1], 1)));
     assert!(e.contains("\"z\"") && e.contains("x, y"), "{e}");
-    let e = message(session.write(0, "x", &random(&[3, 8], 1)));
+    let e = message(executor.write(0, "x", &random(&[3, 8], 1)));
     assert!(
         e.contains("\"x\"") && e.contains("[1, n, 8]") && e.contains("[3, 8]"),
         "{e}"
     );
-    let e = message(session.write(0, "x", &HostTensor::from_i64(&[1, 1, 8], &[0; 8]).unwrap()));
+    let e = message(executor.write(0, "x", &HostTensor::from_i64(&[1, 1, 8], &[0; 8]).unwrap()));
     assert!(
         e.contains("\"x\"") && e.contains("f32") && e.contains("i64"),
         "{e}"
     );
-    session.write(0, "x", &random(&[1, 4, 8], 1)).unwrap();
-    session.write(0, "y", &random(&[1, 2, 8], 1)).unwrap();
-    let e = message(session.run(0, &Bindings::from([("n", 5), ("m", 2)])));
+    executor.write(0, "x", &random(&[1, 4, 8], 1)).unwrap();
+    executor.write(0, "y", &random(&[1, 2, 8], 1)).unwrap();
+    let e = message(executor.run(0, &Bindings::from([("n", 5), ("m", 2)])));
     assert!(
         e.contains("\"x\"") && e.contains("n = 5") && e.contains("[1, 4, 8]"),
         "{e}"
     );
-    let e = message(session.run(0, &Bindings::from([("n", 4)])));
+    let e = message(executor.run(0, &Bindings::from([("n", 4)])));
     assert!(e.contains("symbol m has no value"), "{e}");
-    let e = message(session.run(0, &Bindings::from([("n", 4), ("m", 17)])));
+    let e = message(executor.run(0, &Bindings::from([("n", 4), ("m", 17)])));
     assert!(e.contains("m = 17") && e.contains("0..=16"), "{e}");
-    session.run(0, &Bindings::from([("n", 4), ("m", 2)])).unwrap();
+    executor.run(0, &Bindings::from([("n", 4), ("m", 2)])).unwrap();
     // Sizes that the model says are equal, and are not.
     let mut b = Build::default();
     let (x, y) = (b.input("x", DType::F32, "p 8"), b.input("y", DType::F32, "q 8"));
@@ -587,12 +587,12 @@ fn softmax_of_the_least_numbers() {
         for device in devices() {
             let _turn = device.turn();
             let plan = Plan::compile(&graph, &device.caps, &options(&[("n", 70)])).unwrap();
-            let mut session = Session::new(Box::new(device.share()), &graph, vec![plan]).unwrap();
+            let mut executor = Executor::new(Box::new(device.share()), &graph, vec![plan]).unwrap();
             for n in [5, 70] {
                 let mut data = vec![f32::MIN; 3 * n];
                 data[2 * n..].iter_mut().for_each(|v| *v = 1.0);
                 let x = HostTensor::from_f32(&[3, n], &data).unwrap();
-                check(&mut session, &graph, &[("x", x)]);
+                check(&mut executor, &graph, &[("x", x)]);
             }
         }
     }
@@ -605,10 +605,10 @@ fn nothing_runs_as_nothing() {
     for device in devices() {
         let _turn = device.turn();
         let plan = Plan::compile(&graph, &device.caps, &options(&[])).unwrap();
-        let mut session = Session::new(Box::new(device.share()), &graph, vec![plan]).unwrap();
+        let mut executor = Executor::new(Box::new(device.share()), &graph, vec![plan]).unwrap();
         for (n, m) in [(0, 3), (0, 0), (4, 0), (5, 2)] {
             let given = [("x", random(&[1, n, 8], 1)), ("y", random(&[1, m, 8], 2))];
-            check(&mut session, &graph, &given);
+            check(&mut executor, &graph, &given);
         }
     }
 }
@@ -657,12 +657,12 @@ fn types_that_devices_do_not_hold_stay_on_the_host() {
     for device in devices() {
         let _turn = device.turn();
         let plan = Plan::compile(&graph, &device.caps, &options(&[("n", 16)])).unwrap();
-        let mut session = Session::new(Box::new(device.share()), &graph, vec![plan]).unwrap();
+        let mut executor = Executor::new(Box::new(device.share()), &graph, vec![plan]).unwrap();
         for n in [1, 5, 16] {
             let d: Vec<f64> = (0u32..n * 3).map(|i| 1e9 + f64::from(i) / 3.0).collect();
             let rows = usize::try_from(n).unwrap();
             let d = HostTensor::from_f64(&[rows, 3], &d).unwrap();
-            check(&mut session, &graph, &[("x", random(&[rows, 3], 6)), ("d", d)]);
+            check(&mut executor, &graph, &[("x", random(&[rows, 3], 6)), ("d", d)]);
         }
     }
 }
@@ -692,7 +692,7 @@ fn parts_need_no_copies() {
     for device in devices() {
         let _turn = device.turn();
         let plan = Plan::compile(&graph, &device.caps, &options(&[])).unwrap();
-        let mut session = Session::new(Box::new(device.share()), &graph, vec![plan]).unwrap();
-        check(&mut session, &graph, &[("x", random(&[1, 128, 4, 4], 6))]);
+        let mut executor = Executor::new(Box::new(device.share()), &graph, vec![plan]).unwrap();
+        check(&mut executor, &graph, &[("x", random(&[1, 128, 4, 4], 6))]);
     }
 }

@@ -44,15 +44,16 @@ def tlite(*arguments):
 
 def libraries(folder):
     """llama.cpp's library, with those that it needs loaded before it."""
-    cpu = os.path.join(folder, "libggml-cpu-x64.so")
     for pattern in ("libggml-base*.so*", "libggml.*so*", "libllama.*so*"):
         found = sorted(glob.glob(os.path.join(folder, pattern)))
         if not found:
             raise Failure(f"--llama-cpp: {folder} has no {pattern}")
         library = ctypes.CDLL(found[0], mode=ctypes.RTLD_GLOBAL)
-        if pattern.startswith("libggml.") and os.path.isfile(cpu):
-            library.ggml_backend_load.argtypes = [ctypes.c_char_p]
-            library.ggml_backend_load(cpu.encode())
+        if pattern.startswith("libggml."):
+            # The one for this CPU.
+            library.ggml_backend_load_all_from_path.argtypes = [ctypes.c_char_p]
+            with silence():
+                library.ggml_backend_load_all_from_path(folder.encode())
     return library
 
 

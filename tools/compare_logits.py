@@ -28,8 +28,10 @@ def fail(text):
 class Reference:
     """A decoder in ONNX Runtime with its cache."""
 
-    def __init__(self, path):
+    def __init__(self, path, optimized=True):
         options = ort.SessionOptions()
+        if not optimized:
+            options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         options.log_severity_level = 3
         self.session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         self.inputs = {v.name: v for v in self.session.get_inputs()}

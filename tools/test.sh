@@ -17,6 +17,7 @@ step() {
 
 setup_drivers
 setup_browser
+setup_valgrind
 setup_rust
 cargo fmt --version >/dev/null 2>&1 && cargo clippy --version >/dev/null 2>&1 ||
     { have rustup && rustup -q component add rustfmt clippy >&2; } || install rustfmt rust-clippy
@@ -35,6 +36,9 @@ step "Lints: tests, benches and examples" cargo clippy --release --locked --test
 step "No backend" cargo check --release --locked --no-default-features
 step "OpenCL alone" cargo check --release --locked --no-default-features --features opencl
 step "wgpu alone" cargo check --release --locked --no-default-features --features wgpu
+if setup_android; then
+    RUSTFLAGS="-D warnings" step "Android" cargo check --release --locked --target "$ANDROID" --lib --bins
+fi
 build_tlite
 prepare_model
 prepare_onnx_data
@@ -46,6 +50,8 @@ export TLITE_ONNX_DATA=$ONNX_DATA
 export TLITE_TEST_MODELS=$CACHE
 # A driver that is missing fails the tests instead of leaving some of them out.
 export REQUIRE_BACKENDS=${REQUIRE_BACKENDS:-opencl,wgpu}
+setup_phone_compilers
+step "Phone compilers" python3 tools/phone_compile --check
 step "Tests" cargo test --release --locked --no-fail-fast
 RUSTDOCFLAGS="-D warnings" step "Documentation" cargo doc --release --locked --no-deps
 say "All passed in $SECONDS s"

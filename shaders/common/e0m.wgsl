@@ -40,7 +40,10 @@ fn e0m_words(at: u32, t: u32, panel: u32) -> E0mWords {
 // The bits of weight k of a step in words of a plane, moved to bit `to`. Code k is bit field k / 2 * width + k % 2 * 16.
 fn e0m_part(words: vec4<u32>, k: u32, width: u32, to: u32) -> vec4<u32> {
   let field = k / 2u * width + k % 2u * 16u;
-  return ((words >> vec4<u32>(field)) << vec4<u32>(to)) & vec4<u32>(((1u << width) - 1u) << to);
+  let mask = vec4<u32>(((1u << width) - 1u) << to);
+  // Known when it is compiled, so that one shift is left.
+  if (field <= to) { return (words << vec4<u32>(to - field)) & mask; }
+  return (words >> vec4<u32>(field - to)) & mask;
 }
 
 // w1 of weight k of a step: shifts and an AND-OR on the bits of a float.

@@ -12,6 +12,7 @@
 //! | [`Ty::Single`] | as [`Ty::Elem`] | the same, but `array<atomic<u32>>` for `f16` | the same and `y_put(i, v)` |
 //! | [`Ty::Words`] | `uint *` | `array<u32>` | `w[i]` |
 //! | [`Ty::Words4`] | `uint4 *` | `array<vec4<u32>>` | `w[i]` |
+//! | [`Ty::Halves4`] | `uint2 *` | `array<vec4<f16>>` | `w[i]` |
 //!
 //! `at2(i)` reads elements `2i` and `2i + 1`, `at4(i)` reads `4i ..= 4i + 3`, in OpenCL C each in one access, as views are aligned to
 //! 16 bytes. There is no store of one half: WGSL has no 16-bit store without an extension, so a work-item always owns an aligned pair;
@@ -77,6 +78,8 @@ pub enum Ty {
     Words,
     /// Vectors of four 32-bit words.
     Words4,
+    /// Vectors of four halves, for matrix units.
+    Halves4,
 }
 
 impl Ty {
@@ -242,6 +245,7 @@ const COMMON: &[(&str, &str, &str)] = &[
         include_str!("../../cl/common/tile.cl"),
         include_str!("../../shaders/common/tile.wgsl"),
     ),
+    ("mma", MMA, ""),
     ("lanes", include_str!("../../cl/common/lanes.cl"), ""),
     (
         "e0m",
@@ -249,6 +253,9 @@ const COMMON: &[(&str, &str, &str)] = &[
         include_str!("../../shaders/common/e0m.wgsl"),
     ),
 ];
+
+/// Matrix units in OpenCL C.
+pub(super) const MMA: &str = include_str!("../../cl/common/mma.cl");
 
 /// Loads and stores of halves in OpenCL C, behind the accessors.
 const HALF: &str = include_str!("../../cl/common/half.cl");
@@ -266,6 +273,14 @@ const FOLDED_ENTRY: &str =
 pub const FOLDED: &str = "FOLDED";
 
 impl Kernel {
+    /// Its text in this language works on matrix units ([`super::Caps::matrix_units`]), and compiles only for devices that have them.
+    pub fn needs_matrix_units(&self, language: Language) -> bool {
+        match language {
+            Language::OpenCl => self.cl.contains("#include \"common/mma\""),
+            Language::Wgsl => self.wgsl.contains("enable wgpu_cooperative_matrix;"),
+        }
+    }
+
     /// Its work-items are numbered along one axis, and those behind the last one that is needed do nothing: a long grid may be folded
     /// over two axes, with the define [`FOLDED`].
     pub fn is_linear(&self) -> bool {
@@ -348,7 +363,7 @@ impl KernelSpec {
         }
         let mut out = match language {
             Language::OpenCl => self.prelude_cl(&names),
-            Language::Wgsl => self.prelude_wgsl(),
+            Language::Wgsl => extensions(self.kernel.wgsl) + &self.prelude_wgsl(),
         };
         let body = match language {
             Language::OpenCl => self.kernel.cl,
@@ -445,6 +460,7 @@ impl KernelSpec {
             let base = match (arg.ty, dtype) {
                 (Ty::Words, _) => "uint",
                 (Ty::Words4, _) => "uint4",
+                (Ty::Halves4, _) => "uint2",
                 (_, DType::F16) => "half",
                 (_, DType::F32) => "float",
                 (_, _) => "int",
@@ -564,6 +580,7 @@ impl KernelSpec {
                 (Ty::Words, _) | (Ty::Elem, DType::F16) => "u32",
                 (Ty::Single, DType::F16) => "atomic<u32>",
                 (Ty::Words4, _) => "vec4<u32>",
+                (Ty::Halves4, _) => "vec4<f16>",
                 (_, DType::F32) => "f32",
                 (_, _) => "i32",
             };
@@ -632,6 +649,12 @@ impl KernelSpec {
     }
 }
 
+/// The lines of a WGSL text that ask for extensions of the language.
+fn extensions(text: &str) -> String {
+    let lines = text.lines().filter(|l| l.starts_with("enable "));
+    lines.flat_map(|l| [l, "\n"]).collect()
+}
+
 fn preprocess(
     text: &str,
     language: Language,
@@ -675,6 +698,8 @@ fn preprocess(
                 let text = if language == Language::OpenCl { cl } else { wgsl };
                 preprocess(text, language, names, depth + 1, out)?;
             }
+            // Extensions stand before all else.
+            Some("enable") if language == Language::Wgsl => {}
             _ if live => {
                 out.push_str(line);
                 out.push('\n');

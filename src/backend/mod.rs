@@ -2,7 +2,7 @@
 //!
 //! Contract shared by all backends:
 //!
-//! * **[`crate::session::Session`] validates, backends trust.** Bounds, alignment, argument counts, access
+//! * **[`crate::executor::Executor`] validates, backends trust.** Bounds, alignment, argument counts, access
 //!   conflicts and grid limits are checked once there. A backend reports only what could not be
 //!   foreseen: build failure, out of memory, device lost, a driver's error code.
 //! * **Order.** Commands of one recording see all writes of earlier commands, and a submission sees all
@@ -18,8 +18,12 @@ pub mod epilogue;
 pub mod kernel;
 #[cfg(feature = "opencl")]
 pub mod opencl;
+pub mod phones;
+mod shared;
 #[cfg(feature = "wgpu")]
 pub mod wgpu;
+
+pub use shared::SharedBackend;
 
 use kernel::KernelSpec;
 use std::fmt;
@@ -74,6 +78,9 @@ pub struct Caps {
     pub subgroup: Option<u32>,
     /// Half-precision arithmetic is offered.
     pub f16_math: bool,
+    /// Products of 16 x 16 halves, summed in single precision by 32 work-items together, run on units of their own, which kernels reach
+    /// by inline PTX in OpenCL C and by cooperative matrices in WGSL.
+    pub matrix_units: bool,
     /// Times of single dispatches can be measured.
     pub profiling: bool,
 }
@@ -92,6 +99,12 @@ impl Caps {
     /// drivers besides pay for barriers. Such a device wants rows by one work-item each, in runs of 16 elements.
     pub fn explicit_vectors(&self) -> bool {
         self.kind == DeviceKind::Cpu && self.backend == "opencl"
+    }
+
+    /// A work-item has so few registers that large tiles of results do not fit: Mali, with 64 of 32 bits, of which threads that take more than
+    /// half leave half of a core idle. Arm's drivers and Mesa's name the GPU so.
+    pub fn few_registers(&self) -> bool {
+        self.device.contains("Mali")
     }
 
     /// A device that does not exist, for planning where there is no driver: a GPU that shares the host's memory, with
@@ -114,6 +127,7 @@ impl Caps {
             max_grid: 65_535,
             subgroup: None,
             f16_math: false,
+            matrix_units: false,
             profiling: false,
         }
     }
@@ -140,7 +154,7 @@ pub(crate) fn fast_local(kind: DeviceKind, maker: Maker) -> bool {
     known && kind != DeviceKind::Cpu
 }
 
-/// What went wrong below the session.
+/// What went wrong below the executor.
 #[derive(Debug, thiserror::Error)]
 pub enum BackendError {
     /// No driver, or the driver's library cannot be loaded.

@@ -7,7 +7,7 @@ use super::testing::{Folder, HIDDEN, INTERMEDIATE, Order, VOCAB, awq, gptq};
 use super::{Summary, safetensors::Shards};
 use crate::graph::onnx::write::read_back;
 use crate::graph::pass::Pipeline;
-use crate::llm::Model as _;
+use crate::llm::LanguageModel as _;
 use crate::llm::engine::{Decoder, HostModel, Logits};
 use crate::quant::Bits;
 use half::f16;

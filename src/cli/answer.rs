@@ -1,19 +1,18 @@
 //! Answers of a model as they are streamed, and the options that they take beside sampling.
 
-use super::load::{Wanted, load_wanted};
-use super::options::ExecOptions;
+use super::load::load;
+use super::options::{ExecOptions, check_writable, read_text};
 use super::output::put;
 use super::sampling::some_text;
 use crate::error::{Error, Result};
-use crate::llm::draft::reuse;
-use crate::llm::engine::Logits;
+use crate::llm::load::Purpose;
 use crate::llm::{
-    Draft, Finish, Generator, Grammar, Limits, Metrics, Model, ModelDraft, NgramDraft, Sampler, StopStrings,
-    Tokenizer, prompt_cache,
+    Codec, Draft, Finish, GenerateOptions, Grammar, LoadOptions, Metrics, Model, ModelDraft, ModelFolder,
+    NgramDraft, Prompt, Sampler, Session, StopStrings, Tokenizer,
 };
 use clap::ValueEnum;
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// How tokens are guessed ahead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -59,35 +58,51 @@ fn draft_tokens(text: &str) -> Result<usize, String> {
 
 impl AnswerOptions {
     /// `sampler` with the constraint that is asked for. A usage error for a file that holds none.
-    pub fn constrain(&self, sampler: Sampler, tokenizer: &Tokenizer, eos: &[u32]) -> Result<Sampler> {
-        let read = |path: &Path| std::fs::read_to_string(path).map_err(|e| Error::io("cannot read", path, e));
-        let (option, path, grammar) = match (&self.grammar, &self.json_schema) {
-            (Some(path), _) => ("--grammar", path, Grammar::lark(&read(path)?, tokenizer, eos)),
-            (_, Some(path)) => (
-                "--json-schema",
-                path,
-                Grammar::json_schema(&read(path)?, tokenizer, eos),
-            ),
+    pub fn constrain(&self, sampler: Sampler, codec: &Codec) -> Result<Sampler> {
+        let (tokenizer, eos) = (codec.tokenizer(), codec.eos());
+        let (option, path) = match (&self.grammar, &self.json_schema) {
+            (Some(path), _) => ("--grammar", path),
+            (_, Some(path)) => ("--json-schema", path),
             _ => return Ok(sampler),
+        };
+        let text = read_text(option, path)?;
+        let grammar = match self.grammar {
+            Some(_) => Grammar::lark(&text, tokenizer, eos),
+            None => Grammar::json_schema(&text, tokenizer, eos),
         };
         let grammar =
             grammar.map_err(|e| Error::usage(option, format!("{}: {}", path.display(), e.chain())))?;
         Ok(sampler.constrained(Box::new(grammar)))
     }
 
-    /// What the model is to compute for tokens that `sampler` chooses.
-    pub fn wanted(&self, sampler: &Sampler) -> Wanted<'static> {
+    /// What ends an answer.
+    pub fn stop_strings(&self) -> Result<StopStrings> {
+        StopStrings::new(self.stop.clone())
+    }
+
+    /// Usage errors, before a model is loaded: a draft that is no model's folder, a cache that could not be written.
+    pub fn check(&self) -> Result<()> {
+        if let Some(dir) = &self.draft_model {
+            ModelFolder::holding("--draft-model", dir, &["tokenizer.json", "model.onnx"])?;
+        }
+        match &self.prompt_cache {
+            Some(path) => check_writable("--prompt-cache", path),
+            None => Ok(()),
+        }
+    }
+
+    /// How the model is to be loaded for tokens that `sampler` chooses.
+    pub fn load_options(&self, exec: &ExecOptions, sampler: &Sampler) -> LoadOptions {
         let drafts = self.draft.is_some() || self.draft_model.is_some();
-        Wanted {
-            logits: if drafts { Logits::Tail } else { Logits::Last },
-            rows: if drafts { self.draft_tokens + 1 } else { 0 },
-            token: sampler.is_greedy(),
-            watched: &[],
+        LoadOptions {
+            drafts: if drafts { self.draft_tokens } else { 0 },
+            greedy: sampler.is_greedy(),
+            ..exec.load_options()
         }
     }
 
     /// The draft, if one is asked for. A usage error for a model with other tokens than those of `tokenizer`.
-    pub fn load_draft(&self, exec: &ExecOptions, tokenizer: &Tokenizer) -> Result<Option<Box<dyn Draft>>> {
+    fn load_draft(&self, exec: &ExecOptions, tokenizer: &Tokenizer) -> Result<Option<Box<dyn Draft>>> {
         if let Some(dir) = &self.draft_model {
             if !Tokenizer::load(dir)?.has_tokens_of(tokenizer) {
                 let what = format!(
@@ -96,16 +111,43 @@ impl AnswerOptions {
                 );
                 return Err(Error::usage("--draft-model", what));
             }
-            let wanted = Wanted {
-                token: true,
-                ..Wanted::of(Logits::Last)
+            let options = LoadOptions {
+                greedy: true,
+                ..exec.load_options()
             };
-            let loaded = load_wanted(dir, exec, &wanted)?;
-            return Ok(Some(Box::new(ModelDraft::new(loaded.model))));
+            let loaded = load(
+                &ModelFolder::open(dir)?,
+                &options,
+                Purpose::Generation,
+                &mut |_| (),
+            )?;
+            return Ok(Some(Box::new(ModelDraft::new(loaded.model()?))));
         }
         Ok(self
             .draft
             .map(|DraftKind::Ngram| -> Box<dyn Draft> { Box::new(NgramDraft::default()) }))
+    }
+
+    /// A session of `model` with these options, whose tokens `sampler` chooses.
+    pub fn session(&self, model: &Model, sampler: Sampler, exec: &ExecOptions) -> Result<Session> {
+        let draft = self.load_draft(exec, model.codec().tokenizer())?;
+        let mut session = model.session()?;
+        session.set_sampler(sampler);
+        if let Some(draft) = draft {
+            session.set_draft(draft, self.draft_tokens);
+        }
+        if let Some(path) = &self.prompt_cache {
+            session.load_cache(path)?;
+        }
+        Ok(session)
+    }
+
+    /// Writes the cache of `session` to the file of `--prompt-cache`, if it was given.
+    pub fn save(&self, session: &mut Session) -> Result<()> {
+        match &self.prompt_cache {
+            Some(path) => session.save_cache(path),
+            None => Ok(()),
+        }
     }
 }
 
@@ -132,127 +174,36 @@ impl Outcome {
     }
 }
 
-/// A model that answers, and what its cache holds.
-pub struct Responder<'a> {
-    /// The model.
-    pub model: &'a mut dyn Model,
-    /// Its tokens.
-    pub tokenizer: &'a Tokenizer,
-    /// How the next one is chosen.
-    pub sampler: Sampler,
-    /// What ends an answer.
-    pub stop: StopStrings,
-    /// Guesses, and the most tokens of one.
-    pub draft: Option<(Box<dyn Draft>, usize)>,
-    /// Tokens in the cache.
-    pub cached: Vec<u32>,
-}
-
-impl<'a> Responder<'a> {
-    /// One with an empty cache, or with that of `--prompt-cache`.
-    pub fn new(
-        model: &'a mut dyn Model,
-        tokenizer: &'a Tokenizer,
-        sampler: Sampler,
-        options: &AnswerOptions,
-        exec: &ExecOptions,
-    ) -> Result<Self> {
-        let draft = options.load_draft(exec, tokenizer)?;
-        let cached = match &options.prompt_cache {
-            Some(path) => prompt_cache::load(path, model)?,
-            None => Vec::new(),
-        };
-        Ok(Self {
-            model,
-            tokenizer,
-            sampler,
-            stop: StopStrings::new(options.stop.clone())?,
-            draft: draft.map(|d| (d, options.draft_tokens)),
-            cached,
-        })
-    }
-
-    /// Writes the cache to the file of `--prompt-cache`, if it was given.
-    pub fn save(&mut self, options: &AnswerOptions) -> Result<()> {
-        match &options.prompt_cache {
-            Some(path) => prompt_cache::save(path, self.model, &self.cached),
-            None => Ok(()),
+/// Writes what follows `prompt` to `out` as it comes.
+pub fn answer<'p>(
+    session: &mut Session,
+    prompt: impl Into<Prompt<'p>>,
+    options: &GenerateOptions,
+    out: &mut dyn Write,
+) -> Result<Outcome> {
+    let mut answer = session.generate(prompt, options)?;
+    let (mut tokens, mut text) = (Vec::new(), String::new());
+    while let Some(piece) = answer.next().transpose()? {
+        tokens.extend(piece.token.map(|t| t.id));
+        text.push_str(&piece.text);
+        if !piece.text.is_empty() {
+            put(out, &piece.text)?;
         }
     }
-
-    /// Writes the text that follows the tokens `prompt` to `out` as it comes. Tokens at its start that the cache holds are not fed
-    /// again.
-    pub fn answer(&mut self, prompt: &[u32], limits: Limits, out: &mut dyn Write) -> Result<Outcome> {
-        let reused = reuse(self.model, &self.cached, prompt);
-        self.cached.truncate(reused);
-        let new = prompt.get(reused..).unwrap_or_default();
-        let mut generator =
-            Generator::new(&mut *self.model, &mut self.sampler, new, limits)?.after(&self.cached)?;
-        if let Some((draft, most)) = &mut self.draft {
-            generator = generator.drafting(draft.as_mut(), *most);
-        }
-        let mut decoder = self.tokenizer.stream();
-        let mut watch = self.stop.watch();
-        let (mut tokens, mut text) = (Vec::new(), String::new());
-        let mut show = |piece: String| {
-            text.push_str(&piece);
-            if piece.is_empty() {
-                Ok(())
-            } else {
-                put(out, &piece)
-            }
-        };
-        while let Some(token) = generator.next().transpose()? {
-            tokens.push(token.id);
-            show(watch.push(&decoder.push(token.id)?))?;
-            if watch.found() {
-                break;
-            }
-        }
-        if !watch.found() {
-            show(watch.push(&decoder.finish()?))?;
-        }
-        let finish = if watch.found() {
-            Some(Finish::Stop)
-        } else {
-            show(watch.finish())?;
-            generator.finish()
-        };
-        let metrics = generator.metrics();
-        self.cached = generator.cached().to_vec();
-        Ok(Outcome {
-            tokens,
-            text,
-            finish,
-            reused,
-            metrics,
-        })
-    }
+    Ok(Outcome {
+        tokens,
+        text,
+        finish: answer.finish(),
+        reused: answer.reused(),
+        metrics: answer.metrics(),
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::llm::SamplerConfig;
-    use crate::llm::testing::{FakeModel, write_byte_level_tokenizer};
-
-    fn bytes() -> (tempfile::TempDir, Tokenizer) {
-        let dir = tempfile::tempdir().unwrap();
-        write_byte_level_tokenizer(dir.path());
-        let tokenizer = Tokenizer::load(dir.path()).unwrap();
-        (dir, tokenizer)
-    }
-
-    fn responder<'a>(model: &'a mut FakeModel, tokenizer: &'a Tokenizer, stop: &[&str]) -> Responder<'a> {
-        Responder {
-            cached: model.cache.clone(),
-            model,
-            tokenizer,
-            sampler: Sampler::new(SamplerConfig::default()).unwrap(),
-            stop: StopStrings::new(stop.iter().map(|s| (*s).to_owned()).collect()).unwrap(),
-            draft: None,
-        }
-    }
+    use crate::llm::testing::{FakeModel, Lent, byte_codec};
+    use std::sync::Arc;
 
     /// Says `text` and the end token after a prompt of `start` tokens.
     fn saying(text: &'static str, start: usize) -> FakeModel {
@@ -278,38 +229,22 @@ mod tests {
     }
 
     #[test]
-    fn text_is_streamed_in_whole_characters() {
-        let (_dir, tokenizer) = bytes();
-        let limits = |max_tokens| Limits {
-            max_tokens,
-            eos: vec![257],
-            ..Limits::default()
-        };
-        let mut out = Pieces::default();
+    fn pieces_are_written_as_they_come() {
         let mut model = saying("aé!", 2);
-        let outcome = responder(&mut model, &tokenizer, &[])
-            .answer(&[1, 2], limits(9), &mut out)
-            .unwrap();
+        let (_dir, codec) = byte_codec("{}");
+        let mut session = Session::new(Box::new(Lent::of(&mut model)), Arc::new(codec));
+        let mut out = Pieces::default();
+        let outcome = answer(
+            &mut session,
+            [1, 2].as_slice(),
+            &GenerateOptions::default(),
+            &mut out,
+        )
+        .unwrap();
         assert_eq!(out.0, ["a", "é", "!"]);
         assert_eq!((outcome.text.as_str(), outcome.tokens.len()), ("aé!", 4));
-        assert_eq!(outcome.finish, Some(Finish::Eos(257)));
-        assert!(
-            outcome
-                .speed_line()
-                .ends_with("4 tokens generated (end of text)]"),
-            "{}",
-            outcome.speed_line()
-        );
-
-        let mut out = Pieces::default();
-        model.truncate(0);
-        let outcome = responder(&mut model, &tokenizer, &[])
-            .answer(&[1, 2], limits(2), &mut out)
-            .unwrap();
-        assert_eq!(
-            (out.0, outcome.text.as_str()),
-            (vec!["a".to_owned(), "\u{fffd}".to_owned()], "a\u{fffd}")
-        );
+        let line = outcome.speed_line();
+        assert!(line.ends_with("4 tokens generated (end of text)]"), "{line}");
     }
 
     #[test]
@@ -323,74 +258,14 @@ mod tests {
                 Ok(())
             }
         }
-        let (_dir, tokenizer) = bytes();
         let mut model = saying("abc", 1);
-        let limits = Limits {
-            max_tokens: 9,
-            ..Limits::default()
-        };
-        let e = responder(&mut model, &tokenizer, &[])
-            .answer(&[1], limits, &mut Closed)
-            .unwrap_err();
+        let lent = Lent::of(&mut model);
+        let (_dir, codec) = byte_codec("{}");
+        let mut session = Session::new(Box::new(lent.clone()), Arc::new(codec));
+        let options = GenerateOptions::default();
+        let e = answer(&mut session, [1].as_slice(), &options, &mut Closed).unwrap_err();
         assert!(super::super::is_broken_pipe(&e), "{e}");
+        lent.give_back(&mut model);
         assert_eq!(model.calls.len(), 1);
-    }
-
-    #[test]
-    fn stop_strings_end_an_answer_wherever_tokens_are_cut() {
-        let (_dir, tokenizer) = bytes();
-        let limits = || Limits {
-            max_tokens: 20,
-            eos: vec![257],
-            ..Limits::default()
-        };
-        let (mut model, mut out) = (saying("one</b></s>two", 1), Pieces::default());
-        let mut responder = responder(&mut model, &tokenizer, &["</s>", "zzz"]);
-        let outcome = responder.answer(&[1], limits(), &mut out).unwrap();
-        assert_eq!(
-            (outcome.text.as_str(), outcome.finish),
-            ("one</b>", Some(Finish::Stop))
-        );
-        assert_eq!(out.0, ["o", "n", "e", "</b", ">"]);
-        assert_eq!(
-            outcome.tokens.len(),
-            11,
-            "the tokens of the stop string came, too"
-        );
-        // The token that made it complete was not fed.
-        assert_eq!((responder.cached.len(), responder.model.len()), (11, 11));
-
-        let (mut model, mut out) = (saying("a<", 1), Pieces::default());
-        let outcome = super::tests::responder(&mut model, &tokenizer, &["</s>"])
-            .answer(&[1], limits(), &mut out)
-            .unwrap();
-        assert_eq!(
-            (outcome.text.as_str(), outcome.finish),
-            ("a<", Some(Finish::Eos(257)))
-        );
-    }
-
-    #[test]
-    fn what_was_drafted_beyond_the_end_is_no_harm() {
-        let (_dir, tokenizer) = bytes();
-        let text = "abc abc abc abc.";
-        let mut model = saying(text, 3);
-        let limits = || Limits {
-            max_tokens: 40,
-            eos: vec![257],
-            ..Limits::default()
-        };
-        let mut responder = responder(&mut model, &tokenizer, &["c abc."]);
-        responder.draft = Some((Box::new(NgramDraft::default()), 4));
-        let outcome = responder
-            .answer(&[1, 2, 3], limits(), &mut std::io::sink())
-            .unwrap();
-        assert_eq!(outcome.text, "abc abc ab");
-        assert!(outcome.metrics.accepted > 3, "{:?}", outcome.metrics);
-        assert_eq!(responder.cached.len(), responder.model.len());
-        let again = responder
-            .answer(&[1, 2, 3], limits(), &mut std::io::sink())
-            .unwrap();
-        assert_eq!((again.text, again.reused), (outcome.text, 2));
     }
 }

@@ -1,13 +1,14 @@
 //! `tlite bench`.
 
-use super::load::{LoadedModel, load, open_folder};
+use super::interrupt::Interrupt;
+use super::load::load_model;
 use super::options::{ExecOptions, check_fits, from_one, from_zero};
-use super::output::{bar, put, put_json, spinner, table};
+use super::output::{bar, note, put, put_json, table};
 use crate::error::{Error, Result};
-use crate::llm::Model;
-use crate::llm::engine::Logits;
+use crate::llm::load::{PlaceName, Purpose};
 use crate::llm::metrics::rate;
 use crate::llm::sampler::SplitMix64;
+use crate::llm::{Cancel, LanguageModel, ModelFolder};
 use serde::Serialize;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -16,7 +17,8 @@ use std::time::Instant;
 /// Measure the speed of a model
 ///
 /// Test ppN feeds N tokens at once into an empty cache; test tgN feeds N tokens one by one, into an empty cache or, as
-/// tgN@D, behind D others. Each is run once to warm up and then --repeat times.
+/// tgN@D, behind D others. Each is run once to warm up and then --repeat times. Ctrl-C stops; what was measured until then is shown,
+/// and the exit code is 130.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Folder with model.onnx and the config files
@@ -127,10 +129,16 @@ struct Report<'a> {
     device: &'a str,
     driver: &'a str,
     results: &'a [Line],
+    interrupted: bool,
 }
 
-/// Tokens per second of one run.
-fn measure(model: &mut dyn Model, test: Test, tokens: &[u32]) -> Result<f64> {
+/// Tokens per second of one run; `None` where it was cancelled.
+fn measure(
+    model: &mut dyn LanguageModel,
+    test: Test,
+    tokens: &[u32],
+    cancel: &Cancel,
+) -> Result<Option<f64>> {
     let mut logits = Vec::new();
     let (before, tokens) = tokens.split_at_checked(test.depth()).unwrap_or((&[], tokens));
     model.truncate(before.len());
@@ -143,13 +151,20 @@ fn measure(model: &mut dyn Model, test: Test, tokens: &[u32]) -> Result<f64> {
         Test::Prefill(_) => model.forward(tokens, &mut logits)?,
         Test::Decode(..) => {
             for token in tokens {
+                if cancel.is_cancelled() {
+                    return Ok(None);
+                }
                 model.forward(std::slice::from_ref(token), &mut logits)?;
             }
         }
     }
     let time = start.elapsed();
+    if cancel.is_cancelled() {
+        return Ok(None);
+    }
     // A clock too coarse to see the run gives no finite speed; one nanosecond bounds it.
-    Ok(rate(tokens.len(), time.max(std::time::Duration::from_nanos(1))).unwrap_or(0.0))
+    let speed = rate(tokens.len(), time.max(std::time::Duration::from_nanos(1)));
+    Ok(Some(speed.unwrap_or(0.0)))
 }
 
 fn line(test: Test, speeds: &mut [f64]) -> Option<Line> {
@@ -169,12 +184,13 @@ fn line(test: Test, speeds: &mut [f64]) -> Option<Line> {
     })
 }
 
-/// Runs all tests; `step` hears the name of each run before it starts. Usage errors, before anything runs,
+/// Runs all tests until `cancel` is set, and gives what was measured; `step` hears the name of each run before it starts. Usage errors, before anything runs,
 /// for tests that do not fit the context.
 fn bench(
-    model: &mut dyn Model,
+    model: &mut dyn LanguageModel,
     tests: &[Test],
     repeat: NonZeroUsize,
+    cancel: &Cancel,
     step: &mut dyn FnMut(&str),
 ) -> Result<Vec<Line>> {
     for test in tests {
@@ -187,6 +203,9 @@ fn bench(
     }
     let mut lines = Vec::new();
     for &test in tests {
+        if cancel.is_cancelled() {
+            break;
+        }
         let mut random = SplitMix64::new(0);
         let tokens: Vec<u32> = (0..test.depth() + test.tokens())
             .map(|_| u32::try_from(random.next_u64() % vocab).unwrap_or(0))
@@ -195,9 +214,10 @@ fn bench(
         model.truncate(0);
         for run in 0..=repeat.get() {
             step(&test.name());
-            let speed = measure(model, test, &tokens)?;
-            if run > 0 {
-                speeds.push(speed);
+            match measure(model, test, &tokens, cancel)? {
+                None => break,
+                Some(speed) if run > 0 => speeds.push(speed),
+                Some(_) => {}
             }
         }
         lines.extend(line(test, &mut speeds));
@@ -206,7 +226,7 @@ fn bench(
     Ok(lines)
 }
 
-fn text(name: &str, loaded: &LoadedModel, lines: &[Line]) -> String {
+fn text(name: &str, place: &PlaceName, lines: &[Line]) -> String {
     let mut rows = vec![
         ["model", "backend", "device", "test", "tokens/s", "min", "max"]
             .map(str::to_owned)
@@ -214,19 +234,16 @@ fn text(name: &str, loaded: &LoadedModel, lines: &[Line]) -> String {
     ];
     rows.extend(lines.iter().map(|l| {
         let speeds = [l.median(), l.min, l.max].map(|s| format!("{s:.2}"));
-        let names = [name, &loaded.backend, &loaded.device, &l.test].map(str::to_owned);
+        let names = [name, place.backend, &place.device, &l.test].map(str::to_owned);
         names.into_iter().chain(speeds).collect()
     }));
     table(&rows, 4)
 }
 
 /// Runs the command.
-pub fn run(args: &Args) -> Result<()> {
-    let folder = open_folder(&args.model, &[])?;
-    let progress = spinner(format!("loading {}", folder.name()));
-    let loaded = load(folder.dir(), &args.exec, Logits::Last);
-    progress.finish_and_clear();
-    let mut loaded = loaded?;
+pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
+    let folder = ModelFolder::holding("MODEL", &args.model, &[])?;
+    let mut loaded = load_model(&folder, &args.exec.load_options(), Purpose::Generation)?;
 
     let prefill = args.prefill.iter().map(|n| Test::Prefill(n.get()));
     let tests: Vec<Test> = prefill
@@ -237,21 +254,33 @@ pub fn run(args: &Args) -> Result<()> {
         )
         .collect();
     let progress = bar(tests.len().saturating_mul(args.repeat.get().saturating_add(1)));
-    let lines = bench(loaded.model.as_mut(), &tests, args.repeat, &mut |name| {
+    let generating = interrupt.generating();
+    let cancel = generating.flag();
+    let lines = bench(loaded.model.as_mut(), &tests, args.repeat, &cancel, &mut |name| {
         progress.set_message(name.to_owned());
         progress.inc(1);
     });
     progress.finish_and_clear();
     let lines = lines?;
+    drop(generating);
+    let interrupted = cancel.is_cancelled();
+    let end = if interrupted {
+        Err(Error::Interrupted)
+    } else {
+        Ok(())
+    };
+    if lines.is_empty() && interrupted {
+        note(&mut std::io::stderr(), "interrupted before a run was measured");
+        return end;
+    }
 
     let mut out = std::io::stdout().lock();
     if args.json {
-        let LoadedModel {
+        let PlaceName {
             backend,
             device,
             driver,
-            ..
-        } = &loaded;
+        } = &loaded.place;
         put_json(
             &mut out,
             &Report {
@@ -259,11 +288,13 @@ pub fn run(args: &Args) -> Result<()> {
                 device,
                 driver,
                 results: &lines,
+                interrupted,
             },
-        )
+        )?;
     } else {
-        put(&mut out, &text(&folder.name(), &loaded, &lines))
+        put(&mut out, &text(&folder.name(), &loaded.place, &lines))?;
     }
+    end
 }
 
 #[cfg(test)]
@@ -281,9 +312,15 @@ mod tests {
     fn every_test_is_warmed_up_and_repeated() {
         let mut model = model(6);
         let mut names = Vec::new();
-        let lines = bench(&mut model, &TESTS, NonZeroUsize::new(2).unwrap(), &mut |n| {
-            names.push(n.to_owned());
-        })
+        let lines = bench(
+            &mut model,
+            &TESTS,
+            NonZeroUsize::new(2).unwrap(),
+            &Cancel::default(),
+            &mut |n| {
+                names.push(n.to_owned());
+            },
+        )
         .unwrap();
         let run = |name: &str| vec![name.to_owned(); 3];
         assert_eq!(names, [run("pp6"), run("tg3"), run("tg2@4")].concat());
@@ -300,6 +337,29 @@ mod tests {
     }
 
     #[test]
+    fn a_cancelled_bench_gives_what_it_has() {
+        let mut model = model(6);
+        let cancel = Cancel::default();
+        let mut runs = 0;
+        // The first test is whole, the second ends behind its first measured run.
+        let lines = bench(
+            &mut model,
+            &TESTS,
+            NonZeroUsize::new(2).unwrap(),
+            &cancel,
+            &mut |_| {
+                runs += 1;
+                if runs == 6 {
+                    cancel.cancel();
+                }
+            },
+        )
+        .unwrap();
+        let names: Vec<&str> = lines.iter().map(|l| l.test.as_str()).collect();
+        assert_eq!((names, runs), (vec!["pp6", "tg3"], 6));
+    }
+
+    #[test]
     fn tests_that_do_not_fit_name_their_option() {
         let mut model = model(5);
         let one = NonZeroUsize::MIN;
@@ -307,6 +367,7 @@ mod tests {
             &mut model,
             &[Test::Decode(5, 0), Test::Prefill(6)],
             one,
+            &Cancel::default(),
             &mut |_| (),
         )
         .unwrap_err();
@@ -333,12 +394,10 @@ mod tests {
 
     #[test]
     fn the_table_has_a_row_for_each_test() {
-        let loaded = LoadedModel {
-            model: Box::new(model(1)),
-            backend: "wgpu".to_owned(),
+        let place = PlaceName {
+            backend: "wgpu",
             device: "Card".to_owned(),
             driver: "d".to_owned(),
-            load_ms: 1.0,
         };
         let lines = [
             line(Test::Prefill(128), &mut [1000.0]).unwrap(),
@@ -347,6 +406,6 @@ mod tests {
         let expected = "model  backend  device  test   tokens/s      min      max\n\
                         m      wgpu     Card    pp128   1000.00  1000.00  1000.00\n\
                         m      wgpu     Card    tg8        9.50     9.50     9.50\n";
-        assert_eq!(text("m", &loaded, &lines), expected);
+        assert_eq!(text("m", &place, &lines), expected);
     }
 }

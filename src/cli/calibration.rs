@@ -1,15 +1,16 @@
 //! The methods of `tlite quantize`, and the text that some of them learn from.
 
-use super::load::{load_watching, open_folder, place};
-use super::options::{DeviceOptions, ExecOptions, Float, Kv, from_one};
-use super::perplexity::{encode, read_text, window};
+use super::load::{load, place};
+use super::options::{DeviceOptions, ExecOptions, Float, from_one, read_text};
+use super::perplexity::{encode, window};
 use crate::error::{Error, Result};
 use crate::graph::onnx::import;
 use crate::graph::onnx::quantize::{Methods, Options};
 use crate::graph::products::Products;
-use crate::llm::Tokenizer;
 use crate::llm::calibrate::{AwqMethods, Calibration, GptqMethods, Progress, WeightedMethods};
-use crate::llm::engine::PADDING;
+use crate::llm::engine::{PADDING, Watch};
+use crate::llm::load::Purpose;
+use crate::llm::{KvType, ModelFolder, Tokenizer};
 use crate::quant::Integers;
 use indicatif::ProgressBar;
 use std::num::NonZeroUsize;
@@ -75,18 +76,21 @@ pub fn with_methods<T>(
         (Some(file), _) => file,
     };
     let text = read_text("--calibration", file)?;
-    let folder = open_folder(model, &["tokenizer.json", "model.onnx"])?;
+    let folder = ModelFolder::holding("MODEL", model, &["tokenizer.json", "model.onnx"])?;
     let text = encode(&Tokenizer::load(folder.dir())?, &text)?;
     let window = window(&[&folder], None)?;
     let mut exec = ExecOptions {
         on: given.on.clone(),
         context: NonZeroUsize::new(window),
         float: given.float,
-        kv: Kv::F16,
+        kv: KvType::F16,
         padding: PADDING,
     };
     let place = place(&mut exec)?;
-    let open = |names: &[String]| load_watching(&folder, &exec, names);
+    let load_options = exec.load_options();
+    let open = |names: &[String]| -> Result<Box<dyn Watch>> {
+        Ok(load(&folder, &load_options, Purpose::Watching(names), &mut |_| ())?.model()?)
+    };
     let progress = |p: Progress| {
         bar.set_message(format!("calibration, window {} of {}", p.done, p.total));
     };

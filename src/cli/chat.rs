@@ -1,15 +1,17 @@
 //! `tlite chat`.
 
-use super::answer::{AnswerOptions, Outcome, Responder};
+use super::answer::{AnswerOptions, Outcome, answer};
 use super::interrupt::Interrupt;
-use super::load::{load_wanted, open_folder};
+use super::load::{print_notes, waiting};
 use super::options::ExecOptions;
-use super::output::{note, put, spinner};
+use super::output::{note, put};
 use super::sampling::SamplingOptions;
+use super::template::TemplateOptions;
 use crate::error::{Error, Result};
-use crate::llm::{ChatTemplate, Finish, Limits, Message, Tokenizer};
+use crate::llm::{Codec, Finish, GenerateOptions, Message, Model, ModelFolder, Session, StopStrings};
 use std::io::{BufRead, IsTerminal, Write};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// Talk to a chat model
 ///
@@ -25,22 +27,25 @@ pub struct Args {
     #[command(flatten)]
     sampling: SamplingOptions,
     #[command(flatten)]
+    template: TemplateOptions,
+    #[command(flatten)]
     answers: AnswerOptions,
     #[command(flatten)]
     exec: ExecOptions,
 }
 
-/// A conversation and the model that holds a part of it.
-struct Session<'a> {
-    responder: Responder<'a>,
-    template: &'a ChatTemplate,
-    eos: Vec<u32>,
+/// A conversation and the session that holds a part of it.
+struct Conversation {
+    session: Session,
+    stop: StopStrings,
     max_tokens: usize,
     /// A full context slides.
     slides: bool,
     system: Option<Message>,
     /// Messages after the system's.
     messages: Vec<Message>,
+    /// The text up to the last answer, and the tokens that were fed and generated.
+    said: Option<(String, Vec<u32>)>,
 }
 
 /// What became of a message.
@@ -51,26 +56,38 @@ enum Reply {
     Full(usize),
 }
 
-impl Session<'_> {
-    /// The tokens of the system's text and `messages`.
-    fn tokens(&self, messages: &[Message]) -> Result<Vec<u32>> {
+impl Conversation {
+    /// The text of the system and `messages`, and its tokens. What was said before keeps the tokens that it had, as a model does not
+    /// always choose those that its text is encoded to.
+    fn encoded(&self, messages: &[Message]) -> Result<(String, Vec<u32>)> {
         let all: Vec<Message> = self.system.iter().chain(messages).cloned().collect();
-        let text = self.template.render(&all, true)?;
-        self.responder.tokenizer.encode(&text, false)
+        let codec = self.session.codec();
+        let (text, tokenizer) = (codec.chat()?.render(&all, true)?, codec.tokenizer());
+        if let Some((said, tokens)) = &self.said
+            && let Some(rest) = text.strip_prefix(said.as_str())
+        {
+            let rest = tokenizer.encode(rest, false)?;
+            // Any other token might have joined with what stands before it.
+            if rest.first().is_some_and(|id| tokenizer.is_special(*id)) {
+                return Ok((text, [tokens.as_slice(), &rest].concat()));
+            }
+        }
+        let tokens = tokenizer.encode(&text, false)?;
+        Ok((text, tokens))
     }
 
-    /// The tokens of the conversation, without its oldest messages where it slides and would leave too little room for an answer,
+    /// Text and tokens of the conversation, without its oldest messages where it slides and would leave too little room for an answer,
     /// and how many messages were left out.
-    fn fitting(&self) -> Result<(Vec<u32>, usize)> {
-        let context = self.responder.model.context();
+    fn fitting(&self) -> Result<(String, Vec<u32>, usize)> {
+        let context = self.session.context();
         let room = self.max_tokens.min(context / 4);
         let mut dropped = 0;
         loop {
             let messages = self.messages.get(dropped..).unwrap_or_default();
-            let tokens = self.tokens(messages)?;
+            let (text, tokens) = self.encoded(messages)?;
             // A question goes with its answer, and the last question stays.
             if !self.slides || tokens.len() + room <= context || messages.len() <= 2 {
-                return Ok((tokens, dropped));
+                return Ok((text, tokens, dropped));
             }
             dropped += 2;
         }
@@ -78,40 +95,48 @@ impl Session<'_> {
 
     /// How many of the first of `tokens` come before anything that was said.
     fn header(&self, tokens: &[u32]) -> usize {
-        let silent = self.tokens(&[Message::user("")]).unwrap_or_else(|e| {
+        let (_, silent) = self.encoded(&[Message::user("")]).unwrap_or_else(|e| {
             log::debug!("nothing is kept when the context slides: {}", e.chain());
-            Vec::new()
+            (String::new(), Vec::new())
         });
         let pairs = silent.iter().zip(tokens);
         pairs.take_while(|(a, b)| a == b).count()
     }
 
     /// Answers `text` to `out`. Tokens that the conversation shares with the cache are not fed again.
-    fn answer(&mut self, text: &str, interrupt: &Interrupt, out: &mut dyn Write) -> Result<Reply> {
-        self.messages.push(Message::user(text));
-        let (tokens, dropped) = self.fitting()?;
-        if tokens.len() > self.responder.model.context() {
+    fn answer(&mut self, message: &str, interrupt: &Interrupt, out: &mut dyn Write) -> Result<Reply> {
+        self.messages.push(Message::user(message));
+        let (text, tokens, dropped) = self.fitting()?;
+        if tokens.len() > self.session.context() {
             self.messages.pop();
             return Ok(Reply::Full(tokens.len()));
         }
         self.messages.drain(..dropped);
         let slide = self.slides.then(|| self.header(&tokens));
         let generating = interrupt.generating();
-        let limits = Limits {
+        let options = GenerateOptions {
             max_tokens: self.max_tokens,
-            eos: self.eos.clone(),
+            stop: self.stop.clone(),
             cancel: generating.flag(),
             slide,
         };
-        let outcome = self.responder.answer(&tokens, limits, out)?;
+        let outcome = answer(&mut self.session, tokens.as_slice(), &options, out)?;
+        // The tokens of a stop string have more text than was shown.
+        let whole = self.session.codec().tokenizer().decode(&outcome.tokens)? == outcome.text;
+        self.said = whole.then(|| {
+            (
+                text + &outcome.text,
+                [tokens.as_slice(), &outcome.tokens].concat(),
+            )
+        });
         self.messages.push(Message::assistant(outcome.text.clone()));
         Ok(Reply::Answer(outcome, dropped))
     }
 
     fn reset(&mut self) {
         self.messages.clear();
-        self.responder.cached.clear();
-        self.responder.model.truncate(0);
+        self.said = None;
+        self.session.clear();
     }
 }
 
@@ -127,7 +152,7 @@ struct Console<'a> {
 }
 
 /// Talks until `/exit` or the end of the input.
-fn talk(session: &mut Session<'_>, console: &mut Console<'_>, interrupt: &Interrupt) -> Result<()> {
+fn talk(conversation: &mut Conversation, console: &mut Console<'_>, interrupt: &Interrupt) -> Result<()> {
     loop {
         if console.prompt {
             let _closed = console
@@ -148,7 +173,7 @@ fn talk(session: &mut Session<'_>, console: &mut Console<'_>, interrupt: &Interr
             "" => {}
             "/exit" => return Ok(()),
             "/reset" => {
-                session.reset();
+                conversation.reset();
                 note(console.notes, "[conversation forgotten]");
             }
             command if command.starts_with('/') && !command.contains(char::is_whitespace) => {
@@ -157,7 +182,7 @@ fn talk(session: &mut Session<'_>, console: &mut Console<'_>, interrupt: &Interr
                     &format!("note: {command} is no command; there are /reset and /exit"),
                 );
             }
-            text => match session.answer(text, interrupt, console.out)? {
+            text => match conversation.answer(text, interrupt, console.out)? {
                 Reply::Answer(outcome, dropped) => {
                     put(console.out, "\n")?;
                     note(console.notes, &outcome.speed_line());
@@ -169,7 +194,7 @@ fn talk(session: &mut Session<'_>, console: &mut Console<'_>, interrupt: &Interr
                         note(console.notes, &what);
                     }
                     if outcome.finish == Some(Finish::ContextFull) {
-                        let held = session.responder.model.context();
+                        let held = conversation.session.context();
                         note(
                             console.notes,
                             &format!(
@@ -179,7 +204,7 @@ fn talk(session: &mut Session<'_>, console: &mut Console<'_>, interrupt: &Interr
                     }
                 }
                 Reply::Full(needed) => {
-                    let held = session.responder.model.context();
+                    let held = conversation.session.context();
                     let what = format!(
                         "note: the conversation needs {needed} tokens, the context holds {held}; the message was \
                          not sent; /reset starts anew, a larger --context or --context-shift may help"
@@ -193,24 +218,27 @@ fn talk(session: &mut Session<'_>, console: &mut Console<'_>, interrupt: &Interr
 
 /// Runs the command.
 pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
-    let folder = open_folder(&args.model, &["tokenizer.json"])?;
-    let tokenizer = Tokenizer::load(folder.dir())?;
-    let eos = folder.eos_ids(&tokenizer);
-    let sampler = args.sampling.sampler(&tokenizer)?;
-    let sampler = args.answers.constrain(sampler, &tokenizer, &eos)?;
-    let template = ChatTemplate::load(&folder)?;
-    let progress = spinner(format!("loading {}", folder.name()));
-    let loaded = load_wanted(folder.dir(), &args.exec, &args.answers.wanted(&sampler));
-    progress.finish_and_clear();
-    let mut loaded = loaded?;
+    let folder = ModelFolder::holding("MODEL", &args.model, &["tokenizer.json"])?;
+    args.answers.check()?;
+    let codec = Codec::load(folder.clone())?.with_template_values(args.template.values()?);
+    let codec = Arc::new(codec);
+    let sampler = args.sampling.sampler(codec.tokenizer())?;
+    let sampler = args.answers.constrain(sampler, &codec)?;
+    codec.chat()?;
+    let stop = args.answers.stop_strings()?;
+    let options = args.answers.load_options(&args.exec, &sampler);
+    let ((model, session), load_ms) = waiting(&folder, |hear| {
+        let model = Model::with_codec(&folder, codec.clone(), &options, hear)?;
+        let session = args.answers.session(&model, sampler, &args.exec)?;
+        Ok((model, session))
+    })?;
+    print_notes(model.notes());
+    let place = model.place();
 
     let mut notes = std::io::stderr();
     note(
         &mut notes,
-        &format!(
-            "{} on {}, loaded in {:.0} ms",
-            loaded.backend, loaded.device, loaded.load_ms
-        ),
+        &format!("{} on {}, loaded in {load_ms:.0} ms", place.backend, place.device),
     );
     let stdin = std::io::stdin();
     let prompt = stdin.is_terminal() && notes.is_terminal();
@@ -220,15 +248,14 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
             "/reset forgets the conversation, /exit ends, Ctrl-C stops an answer",
         );
     }
-    let model = loaded.model.as_mut();
-    let mut session = Session {
-        responder: Responder::new(model, &tokenizer, sampler, &args.answers, &args.exec)?,
-        template: &template,
-        eos,
+    let mut conversation = Conversation {
+        session,
+        stop,
         max_tokens: args.sampling.max_tokens.get(),
         slides: args.answers.context_shift,
         system: args.system.as_deref().map(Message::system),
         messages: Vec::new(),
+        said: None,
     };
     let (mut input, mut out) = (stdin.lock(), std::io::stdout().lock());
     let mut console = Console {
@@ -237,15 +264,14 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
         notes: &mut notes,
         prompt,
     };
-    talk(&mut session, &mut console, interrupt)?;
-    session.responder.save(&args.answers)
+    talk(&mut conversation, &mut console, interrupt)?;
+    args.answers.save(&mut conversation.session)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::llm::testing::{FakeModel, write_byte_level_tokenizer};
-    use crate::llm::{ModelFolder, Sampler, SamplerConfig, StopStrings};
+    use crate::llm::testing::{FakeModel, Lent, byte_codec};
 
     const TEMPLATE: &str = "{% for m in messages %}{{ m.role[0] }}:{{ m.content }}<end>{% endfor %}\
                             {% if add_generation_prompt %}a:{% endif %}";
@@ -267,27 +293,17 @@ mod tests {
         prompt: bool,
         slides: bool,
     ) -> Result<Run> {
-        let dir = tempfile::tempdir().unwrap();
-        write_byte_level_tokenizer(dir.path());
+        let lent = Lent::of(model);
+        let (dir, codec) = byte_codec("{}");
         std::fs::write(dir.path().join("chat_template.jinja"), TEMPLATE).unwrap();
-        let folder = ModelFolder::open(dir.path()).unwrap();
-        let tokenizer = Tokenizer::load(dir.path()).unwrap();
-        let template = ChatTemplate::load(&folder).unwrap();
-        let mut session = Session {
-            responder: Responder {
-                model,
-                tokenizer: &tokenizer,
-                sampler: Sampler::new(SamplerConfig::default()).unwrap(),
-                stop: StopStrings::default(),
-                draft: None,
-                cached: Vec::new(),
-            },
-            template: &template,
-            eos: vec![257],
+        let mut conversation = Conversation {
+            session: Session::new(Box::new(lent.clone()), Arc::new(codec)),
+            stop: StopStrings::default(),
             max_tokens: 8,
             slides,
             system: system.map(Message::system),
             messages: Vec::new(),
+            said: None,
         };
         let (mut input, mut out, mut notes) = (input, Vec::new(), Vec::new());
         let mut console = Console {
@@ -296,7 +312,9 @@ mod tests {
             notes: &mut notes,
             prompt,
         };
-        talk(&mut session, &mut console, &Interrupt::without_handler())?;
+        let talked = talk(&mut conversation, &mut console, &Interrupt::without_handler());
+        lent.give_back(model);
+        talked?;
         Ok(Run {
             out: String::from_utf8(out).unwrap(),
             notes: String::from_utf8(notes).unwrap(),
@@ -319,6 +337,31 @@ mod tests {
         })
     }
 
+    /// The answers have a token that their text would not be encoded to.
+    #[test]
+    fn twenty_turns_feed_what_is_new() {
+        let mut model = FakeModel::new(258, 1000, |cache| match cache {
+            [.., 0x3a] => u32::from(b'o'),
+            [.., 0x6f] => 256,
+            [.., 256] => u32::from(b'k'),
+            _ => 257,
+        });
+        let input: String = (0..20).map(|i| format!("message {i}\n")).collect();
+        let run = chat(&mut model, input.as_bytes(), Some("be kind"), false).unwrap();
+        assert_eq!(run.out, "ok\n".repeat(20));
+        let fed: Vec<&Vec<u32>> = model.calls.iter().filter(|c| c.len() > 1).collect();
+        assert_eq!(fed.len(), 20);
+        for (i, fed) in fed.iter().enumerate() {
+            let before = if i == 0 { "s:be kind<end>" } else { "<end>" };
+            assert_eq!(**fed, bytes(&format!("{before}u:message {i}<end>a:")), "turn {i}");
+        }
+        assert!(
+            run.notes.contains("fed, ") && run.notes.contains("reused)"),
+            "{}",
+            run.notes
+        );
+    }
+
     #[test]
     fn shared_tokens_are_fed_once() {
         let mut model = polite(100);
@@ -335,8 +378,8 @@ mod tests {
     }
 
     #[test]
-    fn what_differs_from_the_cache_is_fed_again() {
-        // The answer is half a character, which comes back from the history as another text.
+    fn an_answer_keeps_its_tokens() {
+        // It is half a character, which its text would not be encoded to.
         let mut model = FakeModel::new(
             258,
             100,
@@ -349,10 +392,16 @@ mod tests {
             panic!("{:?}", model.calls)
         };
         assert_eq!((first, half), (&bytes("s:s<end>u:a<end>a:"), &vec![0xc3]));
-        assert_eq!(second, &bytes("\u{fffd}<end>u:b<end>a:"));
+        assert_eq!(second, &bytes("<end>u:b<end>a:"));
         assert_eq!(
             model.cache,
-            [bytes("s:s<end>u:a<end>a:\u{fffd}<end>u:b<end>a:"), vec![0xc3]].concat()
+            [
+                bytes("s:s<end>u:a<end>a:"),
+                vec![0xc3],
+                bytes("<end>u:b<end>a:"),
+                vec![0xc3]
+            ]
+            .concat()
         );
     }
 

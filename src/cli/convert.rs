@@ -1,13 +1,15 @@
 //! `tlite convert`.
 
 use super::interrupt::Interrupt;
-use super::output::{byte_bar, put, put_json, size_text};
+use super::options::check_writable;
+use super::output::{byte_bar, put, put_json};
 use super::quantize::{LeftRow, Row, left_rows, rows, weight_table};
 use crate::checkpoint::{self, Summary};
 use crate::error::{Error, Result};
 use crate::files::write_whole;
 use crate::gguf;
 use crate::new_folder::NewFolder;
+use crate::units::size_text;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -91,9 +93,19 @@ fn folder_bytes(folder: &Path) -> u64 {
 
 /// Runs the command.
 pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
+    if let Some(file) = &args.report_json {
+        check_writable("--report-json", file)?;
+    }
     let folder = args.file.is_dir();
     if !folder && !args.file.is_file() {
         let what = format!("there is no file or folder {}", args.file.display());
+        return Err(Error::usage("FILE", what));
+    }
+    if folder && !args.file.join("config.json").is_file() {
+        let what = format!(
+            "{} has no config.json; expected a folder with config.json and safetensors files, or a GGUF file",
+            args.file.display()
+        );
         return Err(Error::usage("FILE", what));
     }
     if folder && args.keep_bits {

@@ -1,10 +1,11 @@
 //! `tlite dequantize`.
 
 use super::interrupt::Interrupt;
-use super::output::{byte_bar, put, size_text};
+use super::output::{byte_bar, put};
 use crate::error::Result;
 use crate::graph::onnx::quantize::{DEQUANTIZE_TEMPORARY, Progress, dequantize_into};
 use crate::new_folder::NewFolder;
+use crate::units::size_text;
 use std::path::PathBuf;
 
 /// Write the float model that a quantized one stands for

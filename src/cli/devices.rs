@@ -33,6 +33,7 @@ struct Row {
     units: Option<u32>,
     subgroup: Option<u32>,
     f16_math: bool,
+    matrix_units: bool,
     profiling: bool,
 }
 
@@ -53,6 +54,7 @@ impl From<Caps> for Row {
             units: (caps.units > 0).then_some(caps.units),
             subgroup: caps.subgroup,
             f16_math: caps.f16_math,
+            matrix_units: caps.matrix_units,
             profiling: caps.profiling,
         }
     }
@@ -76,6 +78,7 @@ fn host() -> Row {
         units: None,
         subgroup: None,
         f16_math: false,
+        matrix_units: false,
         profiling: false,
     }
 }
@@ -205,6 +208,7 @@ mod tests {
             max_grid: 65535,
             subgroup: Some(32),
             f16_math: true,
+            matrix_units: false,
             profiling: true,
         }
     }

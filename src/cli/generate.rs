@@ -1,16 +1,18 @@
 //! `tlite generate`.
 
-use super::answer::{AnswerOptions, Responder};
+use super::answer::{AnswerOptions, answer};
 use super::interrupt::Interrupt;
-use super::load::{load_wanted, open_folder};
+use super::load::{print_notes, waiting};
 use super::options::ExecOptions;
-use super::output::{note, put, put_json, spinner};
+use super::output::{note, put, put_json};
 use super::sampling::SamplingOptions;
+use super::template::TemplateOptions;
 use crate::error::{Error, Result};
-use crate::llm::{ChatTemplate, Finish, Limits, Message, ModelFolder, Tokenizer};
+use crate::llm::{Codec, Finish, GenerateOptions, Message, Model, ModelFolder};
 use serde::Serialize;
 use std::io::{Read, Write};
 use std::path::PathBuf;
+use std::sync::Arc;
 
 /// Continue a prompt
 ///
@@ -33,6 +35,8 @@ pub struct Args {
     json: bool,
     #[command(flatten)]
     sampling: SamplingOptions,
+    #[command(flatten)]
+    template: TemplateOptions,
     #[command(flatten)]
     answers: AnswerOptions,
     #[command(flatten)]
@@ -73,15 +77,22 @@ struct Report<'a> {
 /// The tokens to feed for `prompt`. Where the model has no chat template the prompt is fed as it is, and
 /// `notes` says so; with a system text that is a usage error.
 fn prompt_tokens(
-    folder: &ModelFolder,
-    tokenizer: &Tokenizer,
+    codec: &Codec,
     prompt: &str,
     system: Option<&str>,
     raw: bool,
+    values: &TemplateOptions,
     notes: &mut dyn Write,
 ) -> Result<Vec<u32>> {
-    let template = if raw { None } else { ChatTemplate::find(folder)? };
-    let Some(template) = template else {
+    if raw || codec.template()?.is_none() {
+        if let Some(option) = values.given() {
+            let what = if raw {
+                "has no effect with --raw"
+            } else {
+                "the model has no chat template that could take it"
+            };
+            return Err(Error::usage(option, what));
+        }
         if system.is_some() {
             return Err(Error::usage(
                 "--system",
@@ -94,11 +105,11 @@ fn prompt_tokens(
                 "note: the model has no chat template; the prompt is fed as it is",
             );
         }
-        return tokenizer.encode(prompt, true);
-    };
+        return codec.encode(prompt);
+    }
     let mut messages: Vec<Message> = system.map(Message::system).into_iter().collect();
     messages.push(Message::user(prompt));
-    tokenizer.encode(&template.render(&messages, true)?, false)
+    codec.encode(&messages)
 }
 
 fn read_prompt(prompt: &str, input: &mut dyn Read) -> Result<String> {
@@ -123,52 +134,50 @@ fn read_prompt(prompt: &str, input: &mut dyn Read) -> Result<String> {
 /// Runs the command.
 pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     let mut notes = std::io::stderr();
-    let folder = open_folder(&args.model, &["tokenizer.json"])?;
-    let tokenizer = Tokenizer::load(folder.dir())?;
-    let eos = folder.eos_ids(&tokenizer);
-    let sampler = args.sampling.sampler(&tokenizer)?;
-    let sampler = args.answers.constrain(sampler, &tokenizer, &eos)?;
+    let folder = ModelFolder::holding("MODEL", &args.model, &["tokenizer.json"])?;
+    args.answers.check()?;
+    let codec = Codec::load(folder.clone())?.with_template_values(args.template.values()?);
+    let codec = Arc::new(codec);
+    let sampler = args.sampling.sampler(codec.tokenizer())?;
+    let sampler = args.answers.constrain(sampler, &codec)?;
     let prompt = read_prompt(&args.prompt, &mut std::io::stdin())?;
-    let prompt = prompt_tokens(
-        &folder,
-        &tokenizer,
-        &prompt,
-        args.system.as_deref(),
-        args.raw,
-        &mut notes,
-    )?;
+    let system = args.system.as_deref();
+    let prompt = prompt_tokens(&codec, &prompt, system, args.raw, &args.template, &mut notes)?;
+    let ends = args.answers.stop_strings()?;
 
-    let progress = spinner(format!("loading {}", folder.name()));
-    let loaded = load_wanted(folder.dir(), &args.exec, &args.answers.wanted(&sampler));
-    progress.finish_and_clear();
-    let mut loaded = loaded?;
-    let model = loaded.model.as_mut();
-    let mut responder = Responder::new(model, &tokenizer, sampler, &args.answers, &args.exec)?;
+    let options = args.answers.load_options(&args.exec, &sampler);
+    let ((model, mut session), load_ms) = waiting(&folder, |hear| {
+        let model = Model::with_codec(&folder, codec.clone(), &options, hear)?;
+        let session = args.answers.session(&model, sampler, &args.exec)?;
+        Ok((model, session))
+    })?;
+    print_notes(model.notes());
+    let place = model.place();
 
     let generating = interrupt.generating();
-    let limits = Limits {
+    let options = GenerateOptions {
         max_tokens: args.sampling.max_tokens.get(),
-        eos,
+        stop: ends,
         cancel: generating.flag(),
         slide: args.answers.context_shift.then_some(prompt.len()),
     };
     let mut stdout = std::io::stdout().lock();
     let mut nowhere = std::io::sink();
     let live: &mut dyn Write = if args.json { &mut nowhere } else { &mut stdout };
-    let outcome = responder.answer(&prompt, limits, live)?;
+    let outcome = answer(&mut session, prompt.as_slice(), &options, live)?;
     drop(generating);
-    responder.save(&args.answers)?;
+    args.answers.save(&mut session)?;
     if args.json {
         let report = Report {
-            backend: &loaded.backend,
-            device: &loaded.device,
-            driver: &loaded.driver,
+            backend: place.backend,
+            device: &place.device,
+            driver: &place.driver,
             prompt_tokens: prompt.len(),
             reused_tokens: outcome.reused,
             tokens: &outcome.tokens,
             text: &outcome.text,
             stop: outcome.finish.map(stop),
-            load_ms: loaded.load_ms,
+            load_ms,
             prefill_tokens_per_s: outcome.metrics.prefill_tokens_per_s(),
             decode_tokens_per_s: outcome.metrics.decode_tokens_per_s(),
             drafted_tokens: outcome.metrics.drafted,
@@ -180,10 +189,7 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     }
     note(
         &mut notes,
-        &format!(
-            "{} on {}, loaded in {:.0} ms",
-            loaded.backend, loaded.device, loaded.load_ms
-        ),
+        &format!("{} on {}, loaded in {load_ms:.0} ms", place.backend, place.device),
     );
     note(&mut notes, &outcome.speed_line());
     if outcome.finish == Some(Finish::Cancelled) {
@@ -195,24 +201,15 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::llm::testing::write_byte_level_tokenizer;
-
-    fn folder(config: &str) -> (tempfile::TempDir, ModelFolder, Tokenizer) {
-        let dir = tempfile::tempdir().unwrap();
-        write_byte_level_tokenizer(dir.path());
-        std::fs::write(dir.path().join("tokenizer_config.json"), config).unwrap();
-        let folder = ModelFolder::open(dir.path()).unwrap();
-        let tokenizer = Tokenizer::load(dir.path()).unwrap();
-        (dir, folder, tokenizer)
-    }
+    use crate::llm::testing::byte_codec;
 
     #[test]
     fn prompts_go_through_the_template() {
         let config = r#"{"chat_template": "{% for m in messages %}<start>{{ m.role[0] }}:{{ m.content }}{% endfor %}"}"#;
-        let (_dir, chat, tokenizer) = folder(config);
+        let (_dir, chat) = byte_codec(config);
         let mut notes = Vec::new();
-        let tokens = |folder: &ModelFolder, system: Option<&str>, raw, notes: &mut Vec<u8>| {
-            prompt_tokens(folder, &tokenizer, "hi", system, raw, notes)
+        let tokens = |codec: &Codec, system: Option<&str>, raw, notes: &mut Vec<u8>| {
+            prompt_tokens(codec, "hi", system, raw, &TemplateOptions::default(), notes)
         };
         let ids = |parts: &[&str]| -> Vec<u32> {
             parts
@@ -228,7 +225,7 @@ mod tests {
         );
         assert_eq!(tokens(&chat, None, true, &mut notes).unwrap(), ids(&["hi"]));
         assert!(notes.is_empty());
-        let (_dir, plain, _) = folder("{}");
+        let (_dir, plain) = byte_codec("{}");
         assert_eq!(tokens(&plain, None, false, &mut notes).unwrap(), ids(&["hi"]));
         assert!(
             String::from_utf8(std::mem::take(&mut notes))

@@ -1,8 +1,7 @@
 //! `tlite inspect`.
 
-use super::load;
-use super::options::{BackendChoice, DeviceOptions, from_one, padding};
-use super::output::{note, put, put_json, size_text, table};
+use super::options::{check_writable, from_one, padding};
+use super::output::{note, put, put_json, table};
 use crate::backend::Caps;
 use crate::error::{Error, Result};
 use crate::files::write_whole;
@@ -12,6 +11,8 @@ use crate::inspect::{
     parse_bind, parse_bounds,
 };
 use crate::llm::engine::{CHUNK, PADDING};
+use crate::placement::{BackendChoice, Placement};
+use crate::units::size_text;
 use std::collections::{BTreeMap, HashSet};
 use std::fmt::Write as _;
 use std::num::NonZeroUsize;
@@ -84,12 +85,16 @@ impl Args {
 
 /// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
+    if let Some(file) = &args.html {
+        check_writable("--html", file)?;
+    }
     let bind = parse_bind(&args.bind)?;
     let bounds = args.bounds.as_deref().map(parse_bounds).transpose()?;
-    let caps = load::caps(&DeviceOptions {
+    let place = Placement {
         backend: args.backend.unwrap_or_default(),
         device: args.device.clone(),
-    })?;
+    };
+    let caps = place.caps()?;
     let request = Request {
         caps: caps.unwrap_or_else(Caps::neutral),
         bind,
@@ -101,9 +106,6 @@ pub fn run(args: &Args) -> Result<()> {
     let report = inspect(&args.model, &request)?;
     args.check_used(&report)?;
     if let Some(file) = &args.html {
-        if file.is_dir() {
-            return Err(Error::usage("--html", format!("{} is a folder", file.display())));
-        }
         let page = page::render(&report);
         write_whole(file, |out| out.write_all(page.as_bytes()))?;
         note(&mut std::io::stderr(), &format!("wrote {}", file.display()));
@@ -240,6 +242,16 @@ fn values(report: &Report) -> String {
             first.shape.join(", "),
             if n > 1 { " and so on" } else { "" }
         );
+        let mut windows: BTreeMap<(i64, i64), usize> = BTreeMap::new();
+        for (window, rows) in report.states.iter().filter_map(|s| Some((s.window?, s.rows))) {
+            *windows.entry((window, rows)).or_default() += 1;
+        }
+        for ((window, rows), n) in windows {
+            let _ok = writeln!(
+                out,
+                "  {n} of them keep {rows} rows, of which the last {window} are read"
+            );
+        }
     }
     out
 }

@@ -1,6 +1,7 @@
 //! Ctrl-C: ends a generation first, the program next.
 
 use crate::error::{Error, Result, Stage};
+use crate::llm::Cancel;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,14 +14,14 @@ const ATTEMPTS: usize = 100;
 #[derive(Default)]
 struct State {
     generating: AtomicBool,
-    cancel: Arc<AtomicBool>,
+    cancel: Cancel,
     scratch: Mutex<Vec<PathBuf>>,
 }
 
 impl State {
     /// True when this signal was one for the running generation, false when the program is to end.
     fn signal(&self) -> bool {
-        self.generating.load(Ordering::SeqCst) && !self.cancel.swap(true, Ordering::SeqCst)
+        self.generating.load(Ordering::SeqCst) && self.cancel.cancel()
     }
 
     fn remove_scratch(&self) {
@@ -70,7 +71,7 @@ impl Interrupt {
 
     /// Until the guard is dropped the first Ctrl-C sets the guard's flag instead of ending the program.
     pub fn generating(&self) -> Generating<'_> {
-        self.0.cancel.store(false, Ordering::SeqCst);
+        self.0.cancel.reset();
         self.0.generating.store(true, Ordering::SeqCst);
         Generating(&self.0)
     }
@@ -100,7 +101,7 @@ pub struct Generating<'a>(&'a State);
 
 impl Generating<'_> {
     /// Set by the first Ctrl-C.
-    pub fn flag(&self) -> Arc<AtomicBool> {
+    pub fn flag(&self) -> Cancel {
         self.0.cancel.clone()
     }
 }
@@ -137,8 +138,8 @@ mod tests {
         for _ in 0..2 {
             let generating = interrupt.generating();
             let flag = generating.flag();
-            assert!(!flag.load(Ordering::SeqCst), "an old signal does not count");
-            assert!(interrupt.0.signal() && flag.load(Ordering::SeqCst));
+            assert!(!flag.is_cancelled(), "an old signal does not count");
+            assert!(interrupt.0.signal() && flag.is_cancelled());
             assert!(!interrupt.0.signal());
         }
         assert!(!interrupt.0.signal());

@@ -18,9 +18,10 @@ mod profile;
 mod quantize;
 mod run;
 mod sampling;
+mod template;
 
 pub use interrupt::INTERRUPTED;
-pub use options::{BackendChoice, DeviceOptions, ExecOptions, Float, Kv};
+pub use options::{DeviceOptions, ExecOptions, Float};
 pub use output::is_broken_pipe;
 pub use sampling::SamplingOptions;
 
@@ -68,7 +69,7 @@ pub fn run(cli: Cli) -> Result<()> {
         Command::Dequantize(args) => dequantize::run(&args, &interrupt),
         Command::Generate(args) => generate::run(&args, &interrupt),
         Command::Chat(args) => chat::run(&args, &interrupt),
-        Command::Bench(args) => bench::run(&args),
+        Command::Bench(args) => bench::run(&args, &interrupt),
         Command::Perplexity(args) => perplexity::run(&args, &interrupt),
         Command::Profile(args) => profile::run(&args),
         Command::Inspect(args) => inspect::run(&args),

@@ -1,36 +1,43 @@
 //! Options that several commands share, and the checks of their values.
 
 use super::output::note;
-use crate::error::{Error, Result};
-use crate::graph::pass::{FUSE, KV_Q8, Pipeline};
+use crate::error::{Error, Result, Stage};
+use crate::graph::pass::Pipeline;
 use crate::llm::engine::PADDING;
+use crate::llm::load::{KvType, LoadOptions, PADDINGS};
+use crate::placement::{BackendChoice, Placement};
 use crate::tensor::DType;
 use clap::ValueEnum;
-use std::fmt;
+use clap::builder::PossibleValue;
 use std::num::NonZeroUsize;
+use std::path::Path;
 use std::str::FromStr;
 
-/// Where a model runs.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub enum BackendChoice {
-    /// OpenCL or wgpu, whichever has a GPU; else whichever has a device; else the host.
-    #[default]
-    Auto,
-    /// OpenCL.
-    Opencl,
-    /// WGSL through wgpu.
-    Wgpu,
-    /// The interpreter on the CPU: slow, for comparison.
-    Host,
+impl ValueEnum for BackendChoice {
+    fn value_variants<'a>() -> &'a [Self] {
+        &Self::ALL
+    }
+
+    fn to_possible_value(&self) -> Option<PossibleValue> {
+        let help = match self {
+            Self::Auto => "OpenCL or wgpu, whichever has a GPU; else whichever has a device; else the host",
+            Self::Opencl => "OpenCL",
+            Self::Wgpu => "WGSL through wgpu",
+            Self::Host => "The interpreter on the CPU: slow, for comparison",
+        };
+        Some(PossibleValue::new(self.name()).help(help))
+    }
 }
 
-impl fmt::Display for BackendChoice {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Auto => "auto",
-            Self::Opencl => "opencl",
-            Self::Wgpu => "wgpu",
-            Self::Host => "host",
+impl ValueEnum for KvType {
+    fn value_variants<'a>() -> &'a [Self] {
+        &[Self::F16, Self::Q8]
+    }
+
+    fn to_possible_value(&self) -> Option<PossibleValue> {
+        Some(match self {
+            Self::F16 => PossibleValue::new("f16").help("As activations: f16 unless --float says otherwise"),
+            Self::Q8 => PossibleValue::new("q8").help("8 bits"),
         })
     }
 }
@@ -48,6 +55,14 @@ pub struct DeviceOptions {
 }
 
 impl DeviceOptions {
+    /// The place as the library takes it.
+    pub fn placement(&self) -> Placement {
+        Placement {
+            backend: self.backend,
+            device: self.device.clone(),
+        }
+    }
+
     /// Storage of activations, where `float` is asked for. A usage error for halves on the host, whose floats have the model's type.
     pub fn storage(&self, float: Option<Float>) -> Result<Option<DType>> {
         match (float, self.backend) {
@@ -55,9 +70,7 @@ impl DeviceOptions {
                 "--float",
                 "f16 is storage on a device; the host keeps the model's own types",
             )),
-            (Some(Float::F16), _) => Ok(Some(DType::F16)),
-            (Some(Float::F32), _) => Ok(Some(DType::F32)),
-            (None, _) => Ok(None),
+            _ => Ok(float.map(Float::dtype)),
         }
     }
 }
@@ -79,6 +92,15 @@ pub enum Float {
     F32,
     /// 16 bits.
     F16,
+}
+
+impl Float {
+    fn dtype(self) -> DType {
+        match self {
+            Self::F32 => DType::F32,
+            Self::F16 => DType::F16,
+        }
+    }
 }
 
 /// Options that find what a rewrite of the graph does wrong, or gains.
@@ -123,41 +145,34 @@ pub struct ExecOptions {
     pub float: Option<Float>,
     /// Storage of the cache on a device; q8 is 8 bits and a factor for each head of a token, of half the size
     #[arg(long, value_enum, default_value_t, value_name = "TYPE")]
-    pub kv: Kv,
+    pub kv: KvType,
     /// Pad the lengths of decoding to multiples of N, 32 to 256
     #[arg(long, value_name = "N", default_value_t = PADDING, value_parser = padding, allow_negative_numbers = true)]
     pub padding: usize,
 }
 
-/// Storage types of the cache.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub enum Kv {
-    /// As activations: f16 unless --float says otherwise.
-    #[default]
-    F16,
-    /// 8 bits.
-    Q8,
-}
-
 impl ExecOptions {
-    /// The passes for a device. A usage error for what the host has not.
-    pub fn pipeline(&self) -> Result<Pipeline> {
-        let mut pipeline = Pipeline::standard();
-        if self.kv == Kv::Q8 {
-            if self.on.backend == BackendChoice::Host {
-                let what = "q8 is storage on a device; the host keeps the model's own types";
-                return Err(Error::usage("--kv", what));
-            }
-            pipeline.insert_before(FUSE.name, KV_Q8);
+    /// The options as the library takes them, for runs that read logits and verify no drafts.
+    pub fn load_options(&self) -> LoadOptions {
+        LoadOptions {
+            place: self.on.placement(),
+            context: self.context.map(NonZeroUsize::get),
+            float: self.float.map(Float::dtype),
+            kv: self.kv,
+            padding: self.padding,
+            drafts: 0,
+            greedy: false,
         }
-        Ok(pipeline)
     }
 }
 
 /// The value of an option `--padding`.
 pub fn padding(text: &str) -> Result<usize, String> {
-    let value = text.parse().ok().filter(|n| (32..=256).contains(n));
-    value.ok_or_else(|| "must be a whole number from 32 to 256".to_owned())
+    let value = text.parse().ok().filter(|n| PADDINGS.contains(n));
+    value.ok_or_else(|| {
+        let (from, to) = (PADDINGS.start(), PADDINGS.end());
+        format!("must be a whole number from {from} to {to}")
+    })
 }
 
 /// The value of an option that counts something.
@@ -184,6 +199,47 @@ impl Bounded for u64 {
 
 impl Bounded for usize {
     const MOST: u64 = Self::MAX as u64;
+}
+
+/// A usage error, before any work, where `option` names a file to read that is not there.
+pub fn check_file(option: &str, path: &Path) -> Result<()> {
+    if path.is_file() {
+        return Ok(());
+    }
+    let what = if path.is_dir() {
+        format!("{} is a folder; expected a file", path.display())
+    } else {
+        format!("there is no file {}", path.display())
+    };
+    Err(Error::usage(option, what))
+}
+
+/// A usage error, before any work, where `option` names a file that could not be written in the end.
+pub fn check_writable(option: &str, path: &Path) -> Result<()> {
+    let refused = |what: String| Err(Error::usage(option, format!("{}: {what}", path.display())));
+    if path.is_dir() {
+        return refused("is a folder; expected a file".to_owned());
+    }
+    let folder = path.parent().filter(|p| !p.as_os_str().is_empty());
+    let folder = folder.unwrap_or(Path::new("."));
+    if !folder.is_dir() {
+        return refused(format!("there is no folder {}", folder.display()));
+    }
+    // As it will be written: beside its place.
+    match tempfile::Builder::new().prefix(".tlite-").tempfile_in(folder) {
+        Ok(_removed) => Ok(()),
+        Err(e) => refused(format!("cannot be written: {e}")),
+    }
+}
+
+/// The text of the file that `option` names. A usage error for one that is not there; an error for bytes that are no UTF-8.
+pub fn read_text(option: &str, path: &Path) -> Result<String> {
+    check_file(option, path)?;
+    let bytes = std::fs::read(path).map_err(|e| Error::io("cannot read", path, e))?;
+    String::from_utf8(bytes).map_err(|e| {
+        let at = e.utf8_error().valid_up_to();
+        Error::file(Stage::Text, path, format!("not UTF-8 at byte {at}"))
+    })
 }
 
 /// A usage error when `tokens`, asked for by `option`, do not fit `context`.

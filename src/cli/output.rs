@@ -60,22 +60,6 @@ pub fn byte_bar() -> ProgressBar {
     }
 }
 
-/// A number of bytes for people, in powers of 1000.
-pub fn size_text(bytes: u64) -> String {
-    let mut value = bytes as f64;
-    for unit in ["B", "kB", "MB", "GB"] {
-        if value < 999.95 {
-            return if unit == "B" {
-                format!("{bytes} B")
-            } else {
-                format!("{value:.1} {unit}")
-            };
-        }
-        value /= 1000.0;
-    }
-    format!("{value:.1} TB")
-}
-
 /// A table of columns of equal width: `left` of them aligned to the left, the others to the right.
 pub fn table(rows: &[Vec<String>], left: usize) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
@@ -117,17 +101,6 @@ mod tests {
         let rows = [["a", "test", "1"], ["bcd", "x", "22"]].map(|r| r.map(str::to_owned).to_vec());
         assert_eq!(table(&rows, 2), "a    test   1\nbcd  x     22\n");
         assert_eq!(table(&[], 0), "");
-    }
-
-    #[test]
-    fn sizes() {
-        let texts = [0, 999, 1000, 999_949, 999_950, 98_400_000, 5_000_000_000_000].map(size_text);
-        assert_eq!(
-            texts,
-            [
-                "0 B", "999 B", "1.0 kB", "999.9 kB", "1.0 MB", "98.4 MB", "5.0 TB"
-            ]
-        );
     }
 
     #[test]

@@ -1,17 +1,18 @@
 //! `tlite perplexity`.
 
 use super::interrupt::Interrupt;
-use super::load::{LoadedModel, load, open_folder};
-use super::options::{DeviceOptions, ExecOptions, Float, Kv, from_one};
-use super::output::{bar, note, put, put_json, spinner};
-use crate::error::{Error, Result, Stage};
-use crate::llm::engine::{Logits, PADDING};
+use super::load::load_model;
+use super::options::{DeviceOptions, ExecOptions, Float, from_one, read_text};
+use super::output::{bar, note, put, put_json};
+use crate::error::{Error, Result};
+use crate::llm::engine::PADDING;
+use crate::llm::load::{PlaceName, Purpose};
 use crate::llm::metrics::rate;
 use crate::llm::perplexity::{Comparison, Options, Report, Text, evaluate};
-use crate::llm::{Model, ModelFolder, Tokenizer};
+use crate::llm::{KvType, LanguageModel, ModelFolder, Tokenizer};
 use serde::Serialize;
 use std::num::NonZeroUsize;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 /// Window of the models that were made for as many tokens.
@@ -23,7 +24,7 @@ const SHARE: f64 = 0.99;
 ///
 /// The text is scored in windows, each of which is fed to an empty cache: every token of the text counts once, but the
 /// very first where the tokenizer has no start token. With --reference the divergence from another model
-/// over the same vocabulary is measured beside it. Ctrl-C stops; what was scored until then is shown.
+/// over the same vocabulary is measured beside it. Ctrl-C stops; what was scored until then is shown, and the exit code is 130.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Folder with model.onnx, tokenizer.json and the config files
@@ -56,7 +57,7 @@ pub struct Args {
         value_name = "TYPE",
         help_heading = "Execution"
     )]
-    kv: Kv,
+    kv: KvType,
 }
 
 /// The object of `--json`.
@@ -105,10 +106,10 @@ struct Measured<'a> {
 }
 
 impl Measured<'_> {
-    fn object<'a>(&self, on: &'a LoadedModel) -> Object<'a> {
+    fn object<'a>(&self, on: &'a PlaceName) -> Object<'a> {
         let r = self.report;
         Object {
-            backend: &on.backend,
+            backend: on.backend,
             device: &on.device,
             driver: &on.driver,
             window: self.window,
@@ -146,19 +147,6 @@ impl Measured<'_> {
         }
         out
     }
-}
-
-/// The file's text. Usage errors for one that is not there; an error for bytes that are no UTF-8.
-pub(super) fn read_text(option: &str, path: &Path) -> Result<String> {
-    if !path.is_file() {
-        let what = format!("there is no file {}", path.display());
-        return Err(Error::usage(option, what));
-    }
-    let bytes = std::fs::read(path).map_err(|e| Error::io("cannot read", path, e))?;
-    String::from_utf8(bytes).map_err(|e| {
-        let at = e.utf8_error().valid_up_to();
-        Error::file(Stage::Text, path, format!("not UTF-8 at byte {at}"))
-    })
 }
 
 pub(super) fn encode(tokenizer: &Tokenizer, text: &str) -> Result<Text> {
@@ -202,10 +190,10 @@ pub(super) fn window(folders: &[&ModelFolder], asked: Option<usize>) -> Result<u
 /// Runs the command.
 pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     let text = read_text("--text", &args.text)?;
-    let folder = open_folder(&args.model, &["tokenizer.json"])?;
+    let folder = ModelFolder::holding("MODEL", &args.model, &["tokenizer.json"])?;
     let other = args.reference.as_deref();
     let other = other
-        .map(|path| open_folder(path, &["tokenizer.json"]))
+        .map(|path| ModelFolder::holding("--reference", path, &["tokenizer.json", "model.onnx"]))
         .transpose()?;
     let tokens = encode(&Tokenizer::load(folder.dir())?, &text)?;
     if let Some(other) = &other {
@@ -221,12 +209,7 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
         kv: args.kv,
         padding: PADDING,
     };
-    let loaded = |folder: &ModelFolder| {
-        let progress = spinner(format!("loading {}", folder.name()));
-        let loaded = load(folder.dir(), &exec, Logits::All);
-        progress.finish_and_clear();
-        loaded
-    };
+    let loaded = |folder: &ModelFolder| load_model(folder, &exec.load_options(), Purpose::Evaluation);
     let mut model = loaded(&folder)?;
     let mut reference = other.as_ref().map(loaded).transpose()?;
 
@@ -240,7 +223,9 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     let start = Instant::now();
     let report = evaluate(
         model.model.as_mut(),
-        reference.as_mut().map(|r| r.model.as_mut() as &mut dyn Model),
+        reference
+            .as_mut()
+            .map(|r| r.model.as_mut() as &mut dyn LanguageModel),
         &tokens,
         &options,
         &mut |p| {
@@ -253,8 +238,14 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     let report = report?;
     drop(generating);
     if report.model.tokens() == 0 {
-        return Err(Error::other(Stage::Run, "interrupted before a token was scored"));
+        note(&mut std::io::stderr(), "interrupted before a token was scored");
+        return Err(Error::Interrupted);
     }
+    let end = if report.cancelled {
+        Err(Error::Interrupted)
+    } else {
+        Ok(())
+    };
     let measured = Measured {
         report: &report,
         window,
@@ -263,19 +254,25 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     };
     let mut out = std::io::stdout().lock();
     if args.json {
-        return put_json(&mut out, &measured.object(&model));
+        put_json(&mut out, &measured.object(&model.place))?;
+        return end;
     }
     put(&mut out, &measured.lines())?;
     let speed = rate(report.model.tokens(), measured.time).unwrap_or(0.0);
-    let where_run = format!("{} on {}, {speed:.0} tokens/s", model.backend, model.device);
+    let where_run = format!(
+        "{} on {}, {speed:.0} tokens/s",
+        model.place.backend, model.place.device
+    );
     note(&mut std::io::stderr(), &where_run);
-    Ok(())
+    end
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::llm::Cancel;
     use crate::llm::testing::{FakeModel, write_byte_fallback_tokenizer, write_byte_level_tokenizer};
+    use std::path::Path;
 
     fn folder(config: &str, tokenizer: fn(&Path)) -> (tempfile::TempDir, ModelFolder) {
         let dir = tempfile::tempdir().unwrap();
@@ -344,7 +341,7 @@ mod tests {
         let options = Options {
             window: 8,
             limit: None,
-            cancel: std::sync::Arc::default(),
+            cancel: Cancel::default(),
         };
         let report = evaluate(&mut model, Some(&mut reference), &text, &options, &mut |_| ()).unwrap();
         let measured = Measured {
@@ -363,12 +360,10 @@ mod tests {
             "{lines}"
         );
         assert!(lines.ends_with("same top token        100.000 %\n"), "{lines}");
-        let on = LoadedModel {
-            model: Box::new(model),
-            backend: "host".to_owned(),
+        let on = PlaceName {
+            backend: "host",
             device: "d".to_owned(),
             driver: "v".to_owned(),
-            load_ms: 0.0,
         };
         let json = serde_json::to_value(measured.object(&on)).unwrap();
         assert_eq!(

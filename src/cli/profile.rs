@@ -1,11 +1,12 @@
 //! `tlite profile`: device time by kernel, for one prefill and one decode run.
 
-use super::load::{Wanted, load_device, open_folder};
+use super::load::load;
 use super::options::{ExecOptions, from_one};
 use super::output::{put, put_json, table};
 use crate::error::{Error, Result};
-use crate::llm::Model;
-use crate::llm::engine::{CHUNK, DeviceModel, Logits};
+use crate::llm::engine::DeviceModel;
+use crate::llm::load::Purpose;
+use crate::llm::{LanguageModel, ModelFolder};
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
@@ -85,16 +86,23 @@ fn measure(model: &mut DeviceModel, run: &'static str, past: usize, tokens: usiz
 /// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
     let (prefill, past) = (args.prefill.get(), args.past.get());
-    if prefill > CHUNK {
-        return Err(Error::usage(
-            "--prefill",
-            format!("{prefill}: one run takes at most {CHUNK} tokens"),
-        ));
-    }
-    let folder = open_folder(&args.model, &[])?;
-    let Some(mut model) = load_device(&folder, &args.exec, &Wanted::of(Logits::Last))? else {
+    let folder = ModelFolder::holding("MODEL", &args.model, &[])?;
+    let loaded = load(
+        &folder,
+        &args.exec.load_options(),
+        Purpose::Generation,
+        &mut |_| (),
+    )?;
+    let Some(mut model) = loaded.device_model()? else {
         return Err(Error::usage("--backend", "the host has no kernels to time"));
     };
+    let most = model.run_length();
+    if prefill > most {
+        return Err(Error::usage(
+            "--prefill",
+            format!("{prefill}: one run takes at most {most} tokens"),
+        ));
+    }
     if past >= model.context() {
         return Err(Error::usage(
             "--past",

@@ -3,11 +3,13 @@
 mod page;
 
 use super::calibration::{CalibratedBy, CalibrationOptions, with_methods};
-use super::output::{byte_bar, put, put_json, size_text, table};
+use super::options::check_writable;
+use super::output::{byte_bar, put, put_json, table};
 use crate::error::{Error, Result};
 use crate::files::write_whole;
 use crate::graph::onnx::quantize::{GROUP_SIZES, Left, Options, Progress, Quantized, Summary, quantize_with};
 use crate::quant::{Bits, GROUP_STEP, Method, PER_CHANNEL};
+use crate::units::size_text;
 use clap::ValueEnum;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
@@ -318,6 +320,10 @@ fn report(s: &Summary, output: &Path) -> String {
 /// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
     let options = args.options()?;
+    for (option, file) in [("--report", &args.report), ("--report-json", &args.report_json)] {
+        file.as_ref()
+            .map_or(Ok(()), |file| check_writable(option, file))?;
+    }
     let bar = byte_bar();
     let mut progress = |p: Progress<'_>| {
         bar.set_length(p.total);

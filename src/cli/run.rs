@@ -5,12 +5,13 @@ mod picture;
 mod report;
 
 use super::load;
-use super::options::{BackendChoice, DeviceOptions, Float, PassOptions, from_one, from_zero, note_unused};
+use super::options::{DeviceOptions, Float, PassOptions, check_file, from_one, from_zero, note_unused};
 use super::output::{put, put_json};
 use crate::error::{Error, Result};
 use crate::files::{self, npy};
 use crate::graph::onnx;
 use crate::inspect::model_file;
+use crate::placement::BackendChoice;
 use crate::runner::{Named, Runner, compare};
 use crate::tensor::{DType, HostTensor};
 use inputs::{explained, inputs};
@@ -70,8 +71,17 @@ pub struct Args {
 }
 
 impl Args {
-    /// A usage error for an option that would have no effect.
-    fn check_used(&self) -> Result<()> {
+    /// A usage error, before anything is loaded, for an option that would have no effect or names what is not there.
+    fn check(&self) -> Result<()> {
+        for (name, file) in &self.input {
+            check_file(&format!("--input {name}"), file)?;
+        }
+        if let Some(dir) = self.compare.as_ref().filter(|dir| !dir.is_dir()) {
+            return Err(Error::usage(
+                "--compare",
+                format!("there is no folder {}", dir.display()),
+            ));
+        }
         let pictures = self.input.iter().any(|(_, file)| files::is_picture(file));
         if let Some(option) = self.picture.given().filter(|_| !pictures) {
             return Err(Error::usage(option, "no input is a picture, a .png or .jpg file"));
@@ -144,7 +154,7 @@ fn compared(dir: &Path, outputs: &[Named], tolerance: f32) -> Result<Vec<Compare
 pub fn run(args: &Args) -> Result<()> {
     let file = model_file(&args.model)?;
     let float = args.on.storage(args.float)?;
-    args.check_used()?;
+    args.check()?;
     let start = Instant::now();
     let ms = |start: Instant| start.elapsed().as_secs_f64() * 1e3;
     let backend = load::open(&args.on)?;

@@ -3,7 +3,7 @@
 use super::params::params;
 use super::read::Gguf;
 use super::tensors::GgufTensors;
-use super::tokenizer::{self, Vocabulary};
+use super::tokenizer::Vocabulary;
 use crate::checkpoint::rope::decimal;
 use crate::checkpoint::{
     Activation, Architecture, Params, Progress, Summary, TEMPORARY, write_json, write_model,
@@ -64,18 +64,7 @@ fn write_all(
     keep_bits: bool,
     progress: &mut dyn FnMut(Progress<'_>),
 ) -> Result<Summary> {
-    write_json(
-        folder,
-        "tokenizer.json",
-        &tokenizer::tokenizer_json(vocabulary),
-        false,
-    )?;
-    write_json(
-        folder,
-        "tokenizer_config.json",
-        &tokenizer::config_json(vocabulary, params.context),
-        true,
-    )?;
+    vocabulary.write(params.context, folder)?;
     write_json(folder, "config.json", &config_json(params, vocabulary), true)?;
     write_json(
         folder,

@@ -18,6 +18,7 @@ mod tokenizer;
 pub use convert::{convert, convert_into};
 pub use dequant::GgmlType;
 pub use read::{Array, Gguf, TensorInfo, Value};
+pub use tokenizer::write_tokenizer;
 
 #[cfg(test)]
 use crate::error::Result;

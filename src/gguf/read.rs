@@ -399,10 +399,10 @@ impl Gguf {
             ));
         }
         if meta.len() < 24 {
-            let what = format!(
-                "expected a GGUF header of 24 bytes, found a file of {}",
-                meta.len()
-            );
+            let what = match meta.len() {
+                0 => "expected a GGUF file, found an empty one".to_owned(),
+                size => format!("expected a GGUF header of 24 bytes, found a file of {size}"),
+            };
             return Err(Error::file(Stage::Convert, path, what));
         }
         let map = Mapped::new(&file).map_err(|e| Error::io("cannot map", path, e))?;
@@ -418,7 +418,10 @@ impl Gguf {
             return Err(Error::file(
                 Stage::Convert,
                 path,
-                format!("expected the magic number \"GGUF\", found {magic:?}"),
+                format!(
+                    "expected a GGUF file, which begins with \"GGUF\"; this one begins with \"{}\"",
+                    magic.escape_ascii()
+                ),
             ));
         }
         let version = c.u32("version")?;

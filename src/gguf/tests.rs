@@ -9,7 +9,7 @@ use super::tokenizer::Vocabulary;
 use crate::error::Error;
 use crate::graph::onnx::write::read_back::{self, Model};
 use std::path::Path;
-use tokenizers::Tokenizer;
+use tokenizers::{PreTokenizer, Tokenizer};
 
 fn golden() -> Gguf {
     Gguf::open(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/gguf/dequant.gguf")).unwrap()
@@ -119,7 +119,7 @@ fn impossible_headers_are_named() {
         b[at..at + bytes.len()].copy_from_slice(bytes);
         message(testing::open(b))
     };
-    assert!(with(0, b"GGML").contains("memory.gguf: expected the magic number"));
+    assert!(with(0, b"GGML").contains("memory.gguf: expected a GGUF file"));
     assert!(with(4, &1u32.to_le_bytes()).contains("expected GGUF version 2 or 3, found 1"));
     assert!(with(4, &3u32.to_be_bytes()).contains("big-endian"));
     assert!(with(8, &u64::MAX.to_le_bytes()).contains("tensor table: 18446744073709551615 items"));
@@ -425,7 +425,7 @@ fn what_cannot_be_converted_is_named_and_leaves_nothing() {
             .contains("\"mamba\" cannot be converted; supported are llama, qwen2, qwen3, gemma")
     );
     assert!(with("tokenizer.ggml.pre", text("chameleon")).contains("pre-tokenizer \"chameleon\""));
-    assert!(with("tokenizer.ggml.model", text("bert")).contains("tokenizer \"bert\""));
+    assert!(with("tokenizer.ggml.model", text("t5")).contains("tokenizer \"t5\""));
     assert!(with("llama.rope.scaling.type", text("ntk")).contains("rotary scaling \"ntk\""));
     assert!(with("llama.rope.dimension_count", Value::U32(4)).contains("expected the head width 8, found 4"));
     assert!(with("llama.expert_count", Value::U32(8)).contains("llama.expert_count"));
@@ -458,7 +458,10 @@ fn what_cannot_be_converted_is_named_and_leaves_nothing() {
         with("tokenizer.ggml.merges", testing::strings(&["h q"])).contains("\"hq\" is not in the vocabulary")
     );
     assert!(with("tokenizer.ggml.merges", testing::strings(&["hq"])).contains("expected two tokens"));
-    assert!(with("tokenizer.ggml.tokens", testing::strings(&["a", "b", "a"])).contains("tokens 0 and 2"));
+    let mut f = base();
+    f.unset("tokenizer.ggml.token_type");
+    f.set("tokenizer.ggml.tokens", testing::strings(&["a", "b", "a"]));
+    assert!(failure(&f).contains("tokens 0 and 2"));
 
     let mut f = base();
     let t = f.tensor("blk.1.attn_v.weight");
@@ -545,7 +548,16 @@ fn encode(t: &Tokenizer, text: &str) -> Vec<String> {
 
 #[test]
 fn byte_level_tokenizers_split_and_round_trip() {
-    for pre in ["smollm", "qwen2", "gpt-2", "llama-bpe"] {
+    let of_one_digit = [
+        "smollm",
+        "qwen2",
+        "command-r",
+        "tekken",
+        "deepseek-llm",
+        "deepseek-coder",
+    ];
+    let of_more = ["gpt-2", "llama-bpe", "smaug-bpe", "mpt", "falcon", "gpt-4o"];
+    for pre in of_one_digit.into_iter().chain(of_more) {
         let mut file = File::default();
         testing::byte_vocabulary(&mut file, pre);
         let t = load(&file);
@@ -561,7 +573,7 @@ fn byte_level_tokenizers_split_and_round_trip() {
             assert_eq!(t.decode(ids.get_ids(), false).unwrap(), text, "{pre}");
         }
         assert_eq!(encode(&t, "hello world"), ["hello", "Ġwor", "ld"], "{pre}");
-        let digits: &[&str] = if ["smollm", "qwen2"].contains(&pre) {
+        let digits: &[&str] = if of_one_digit.contains(&pre) {
             &["1", "2"]
         } else {
             &["12"]
@@ -579,6 +591,57 @@ fn byte_level_tokenizers_split_and_round_trip() {
             "only control tokens are special"
         );
     }
+}
+
+/// Pieces that a pre-tokenizer cuts a text into.
+fn cut(pre: &str, text: &str) -> Vec<String> {
+    let mut file = File::default();
+    testing::byte_vocabulary(&mut file, pre);
+    let t = load(&file);
+    let mut pieces = tokenizers::PreTokenizedString::from(text);
+    t.get_pre_tokenizer().unwrap().pre_tokenize(&mut pieces).unwrap();
+    let pieces = pieces.get_splits(
+        tokenizers::OffsetReferential::Original,
+        tokenizers::OffsetType::Byte,
+    );
+    pieces
+        .iter()
+        .map(|(_, (from, to), _)| text[*from..*to].to_owned())
+        .collect()
+}
+
+/// Those of which no vocabulary with expected ids is at hand.
+#[test]
+fn pre_tokenizers_cut_words() {
+    let text = "We've GPUs, HelloWorld's 12345\n/x";
+    assert_eq!(
+        cut("tekken", text),
+        [
+            "We", "'ve", " GPUs", ",", " Hello", "World", "'s", " ", "1", "2", "3", "4", "5", "\n", "/x"
+        ]
+    );
+    assert_eq!(
+        cut("gpt-4o", text),
+        [
+            "We've", " GPUs", ",", " Hello", "World's", " ", "123", "45", "\n", "/x"
+        ]
+    );
+    assert_eq!(
+        cut("llama-bpe", text),
+        [
+            "We",
+            "'ve",
+            " GPUs",
+            ",",
+            " HelloWorld",
+            "'s",
+            " ",
+            "123",
+            "45",
+            "\n",
+            "/x"
+        ]
+    );
 }
 
 #[test]
@@ -623,8 +686,57 @@ fn sentence_piece_vocabularies_merge_by_score() {
     }
     file.set("tokenizer.ggml.add_space_prefix", Value::Bool(false));
     assert_eq!(encode(&load(&file), "abc"), ["<s>", "abc"]);
+    // Phi-3 takes white space to the special token before it.
+    assert_eq!(encode(&load(&file), "</s> a"), ["<s>", "</s>", "▁a"]);
+    file.set("general.architecture", Value::String("phi3".to_owned()));
+    assert_eq!(encode(&load(&file), "</s> a"), ["<s>", "</s> ", "a"]);
     file.unset("tokenizer.ggml.scores");
     assert!(message(Vocabulary::read(&file.open().unwrap())).contains("tokenizer.ggml.scores"));
+}
+
+#[test]
+fn word_pieces_are_written_as_bert_has_them() {
+    let mut file = File::default();
+    let tokens = ["[UNK]", "[CLS]", "[SEP]", "▁play", "ing", "▁ing", "▁."];
+    file.set("tokenizer.ggml.model", Value::String("bert".to_owned()));
+    file.set("tokenizer.ggml.tokens", testing::strings(&tokens));
+    file.set(
+        "tokenizer.ggml.token_type",
+        Value::Array(Array::I32(vec![3, 3, 3, 1, 1, 1, 1])),
+    );
+    for (name, id) in [("unknown", 0), ("cls", 1), ("seperator", 2)] {
+        file.set(&format!("tokenizer.ggml.{name}_token_id"), Value::U32(id));
+    }
+    let t = load(&file);
+    assert_eq!(
+        encode(&t, "Playing ing. x"),
+        ["[CLS]", "play", "##ing", "ing", ".", "[UNK]", "[SEP]"]
+    );
+    assert_eq!(t.decode(&[3, 4, 5, 6], true).unwrap(), "playing ing.");
+    let cased = ["[UNK]", "[CLS]", "[SEP]", "▁Play", "ing", "▁ing", "▁."];
+    file.set("tokenizer.ggml.tokens", testing::strings(&cased));
+    assert!(message(Vocabulary::read(&file.open().unwrap())).contains("Play\" has a capital letter"));
+    file.set("tokenizer.ggml.tokens", testing::strings(&tokens));
+    file.unset("tokenizer.ggml.seperator_token_id");
+    assert!(message(Vocabulary::read(&file.open().unwrap())).contains("seperator_token_id\" is missing"));
+}
+
+#[test]
+fn templates_with_names_are_kept() {
+    let mut file = File::default();
+    testing::byte_vocabulary(&mut file, "smollm");
+    let text = |s: &str| Value::String(s.to_owned());
+    file.set("tokenizer.chat_template", text("plain"));
+    file.set("tokenizer.chat_templates", testing::strings(&["tool_use"]));
+    let read = |file: &File| Vocabulary::read(&file.open().unwrap());
+    assert!(message(read(&file)).contains("\"tokenizer.chat_template.tool_use\" is missing"));
+    file.set("tokenizer.chat_template.tool_use", text("with tools"));
+    let config = super::tokenizer::config_json(&read(&file).unwrap(), 8);
+    let named = |name: &str, text: &str| serde_json::json!({"name": name, "template": text});
+    assert_eq!(
+        config["chat_template"],
+        serde_json::json!([named("default", "plain"), named("tool_use", "with tools")])
+    );
 }
 
 /// A pseudo-random model whose matrices are blocks of a type; halves where scales stand are small.
@@ -664,7 +776,7 @@ fn of_blocks(kind: GgmlType, architecture: &str) -> File {
 
 fn logits(model: &Path) -> Vec<f32> {
     use crate::graph::pass::Pipeline;
-    use crate::llm::Model as _;
+    use crate::llm::LanguageModel as _;
     use crate::llm::engine::{Decoder, HostModel, Logits};
     let decoder = Decoder::load(&model.join("model.onnx"), &Pipeline::host(), Logits::All).unwrap();
     let tokens: Vec<u32> = (0..9).map(|i| (i * 89 + 5) % VOCAB as u32).collect();

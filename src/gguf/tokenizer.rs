@@ -1,12 +1,28 @@
-//! The vocabulary of a GGUF file as `tokenizer.json` and `tokenizer_config.json`.
+//! The vocabulary of a GGUF file; description.rs makes `tokenizer.json` and `tokenizer_config.json` of it.
+
+mod description;
+mod pre;
 
 use super::read::{Array, Gguf, Value as Entry};
+use crate::checkpoint::write_json;
 use crate::error::Result;
-use serde_json::{Map, Value, json};
+use pre::Pre;
 use std::collections::HashMap;
+use std::path::Path;
 
-/// Values of `tokenizer.ggml.pre` that are known.
-const PRES: [&str; 6] = ["smollm", "qwen2", "gpt-2", "llama-bpe", "llama3", "llama-v3"];
+pub use description::{config_json, tokenizer_json};
+
+/// Writes `tokenizer.json` and `tokenizer_config.json` of the GGUF file `input`, which needs no tensors, into the existing folder
+/// `folder`. Errors: a damaged file, a tokenizer that is not supported, a failure to write.
+pub fn write_tokenizer(input: &Path, folder: &Path) -> Result<()> {
+    let gguf = Gguf::open(input)?;
+    let architecture = gguf.opt_str("general.architecture")?.unwrap_or_default();
+    let context = gguf.opt_usize(&format!("{architecture}.context_length"))?;
+    Vocabulary::read(&gguf)?.write(context.unwrap_or(usize::MAX), folder)
+}
+
+/// Marks the beginning of a word in SentencePiece's vocabularies, and in those of BERT as GGUF files have them.
+const WORD: char = '\u{2581}';
 
 /// Control tokens with one of these texts end an answer, whatever else the file says of them.
 const ENDS: [&str; 9] = [
@@ -24,19 +40,15 @@ const ENDS: [&str; 9] = [
 /// How text becomes tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
-    /// Byte-level BPE after GPT-2.
-    Gpt2,
-    /// Byte-level BPE, digits one by one.
-    SmolLm,
-    /// Byte-level BPE on NFC text.
-    Qwen2,
-    /// Byte-level BPE, digits by three, whole words first.
-    Llama3,
+    /// Byte-level BPE.
+    ByteLevel(&'static Pre),
     /// SentencePiece BPE with byte tokens.
     SentencePiece {
         /// A space is put before the text.
         prefix: bool,
     },
+    /// `WordPiece` of lower-case words, after BERT.
+    WordPiece,
 }
 
 /// What a token is for.
@@ -69,7 +81,7 @@ impl Role {
 pub struct Vocabulary {
     kind: Kind,
     class: &'static str,
-    /// Texts by id; no text occurs twice.
+    /// Texts by id, as `tokenizer.json` writes them; no text occurs twice.
     pub tokens: Vec<String>,
     roles: Vec<Role>,
     merges: Vec<(String, String)>,
@@ -82,7 +94,11 @@ pub struct Vocabulary {
     unk: Option<u32>,
     add_bos: bool,
     add_eos: bool,
+    /// White space behind special tokens belongs to them.
+    strips_right: bool,
     chat_template: Option<String>,
+    /// Further templates with their names.
+    named_templates: Vec<(String, String)>,
 }
 
 fn missing_or<T>(g: &Gguf, key: &str, value: Result<Option<T>>) -> Result<T> {
@@ -95,7 +111,11 @@ impl Vocabulary {
         let key = "tokenizer.ggml.model";
         let model = missing_or(g, key, g.opt_str(key))?;
         let key = "tokenizer.ggml.tokens";
-        let tokens = missing_or(g, key, g.opt_strings(key))?.to_vec();
+        let mut tokens = missing_or(g, key, g.opt_strings(key))?.to_vec();
+        let roles = roles(g, tokens.len())?;
+        if model == "bert" {
+            tokens = word_pieces(g, &tokens, &roles)?;
+        }
         let mut index: HashMap<&str, usize> = HashMap::new();
         for (id, token) in tokens.iter().enumerate() {
             if let Some(first) = index.insert(token, id) {
@@ -105,33 +125,36 @@ impl Vocabulary {
         if u32::try_from(tokens.len()).is_err() || tokens.is_empty() {
             return Err(g.bad(format!("a vocabulary of {} tokens cannot be used", tokens.len())));
         }
-        let roles = roles(g, tokens.len())?;
+        let prefix = g.opt_bool("tokenizer.ggml.add_space_prefix")?;
         let (kind, class, merges) = match model {
             "gpt2" => {
                 let key = "tokenizer.ggml.pre";
-                let pre = missing_or(g, key, g.opt_str(key))?;
-                let (kind, class) = match pre {
-                    "smollm" => (Kind::SmolLm, "GPT2Tokenizer"),
-                    "gpt-2" => (Kind::Gpt2, "GPT2Tokenizer"),
-                    "qwen2" => (Kind::Qwen2, "Qwen2Tokenizer"),
-                    "llama-bpe" | "llama3" | "llama-v3" => (Kind::Llama3, "PreTrainedTokenizerFast"),
-                    _ => {
-                        return Err(g.bad(format!(
-                            "metadata \"{key}\": pre-tokenizer \"{pre}\" is not supported; supported are {}",
-                            PRES.join(", ")
-                        )));
-                    }
-                };
-                (kind, class, stored_merges(g, &index)?)
+                let name = missing_or(g, key, g.opt_str(key))?;
+                let pre = Pre::named(name).ok_or_else(|| {
+                    g.bad(format!(
+                        "metadata \"{key}\": pre-tokenizer \"{name}\" is not supported; supported are {}",
+                        Pre::names()
+                    ))
+                })?;
+                (Kind::ByteLevel(pre), pre.class, stored_merges(g, &index)?)
             }
             "llama" => {
-                let prefix = g.opt_bool("tokenizer.ggml.add_space_prefix")?.unwrap_or(true);
+                let prefix = prefix.unwrap_or(true);
                 let merges = scored_merges(g, &tokens, &roles, &index)?;
                 (Kind::SentencePiece { prefix }, "LlamaTokenizer", merges)
             }
+            "gemma4" => {
+                let prefix = prefix.unwrap_or(false);
+                (
+                    Kind::SentencePiece { prefix },
+                    "GemmaTokenizer",
+                    stored_merges(g, &index)?,
+                )
+            }
+            "bert" => (Kind::WordPiece, "BertTokenizer", Vec::new()),
             _ => {
                 return Err(g.bad(format!(
-                    "metadata \"{key}\": tokenizer \"{model}\" is not supported; supported are gpt2, llama",
+                    "metadata \"{key}\": tokenizer \"{model}\" is not supported; supported are gpt2, llama, gemma4, bert",
                     key = "tokenizer.ggml.model"
                 )));
             }
@@ -152,8 +175,13 @@ impl Vocabulary {
                 })
                 .transpose()
         };
+        // Around a text BERT's tokens for classification and separation stand; GGUF writes the latter so.
+        let (first, last): (_, &[_]) = match kind {
+            Kind::WordPiece => ("cls", &["seperator"]),
+            _ => ("bos", &["eos", "eot", "eom"]),
+        };
         let mut eos = Vec::new();
-        for name in ["eos", "eot", "eom"] {
+        for name in last {
             eos.extend(id(name)?.filter(|v| !eos.contains(v)));
         }
         for id in ENDS.iter().filter_map(|text| index.get(text)) {
@@ -163,20 +191,27 @@ impl Vocabulary {
             }
         }
         let sentence_piece = matches!(kind, Kind::SentencePiece { .. });
-        let add_bos = g
-            .opt_bool("tokenizer.ggml.add_bos_token")?
-            .unwrap_or(sentence_piece || kind == Kind::Llama3);
-        let add_eos = g.opt_bool("tokenizer.ggml.add_eos_token")?.unwrap_or(false);
-        let bos = id("bos")?;
+        let starts = match kind {
+            Kind::ByteLevel(pre) => pre.starts,
+            Kind::SentencePiece { .. } | Kind::WordPiece => true,
+        };
+        let flag = |name: &str| g.opt_bool(&format!("tokenizer.ggml.add_{name}_token"));
+        let add_bos = flag("bos")?.unwrap_or(starts);
+        let add_eos = flag("eos")?.unwrap_or(kind == Kind::WordPiece);
+        let bos = id(first)?;
+        let needed = |what: &str, name: &str| {
+            g.bad(format!(
+                "a {what} token is to be added, but metadata \"tokenizer.ggml.{name}_token_id\" is missing"
+            ))
+        };
         if add_bos && bos.is_none() {
-            return Err(g.bad(
-                "a first token is to be added, but metadata \"tokenizer.ggml.bos_token_id\" is missing",
-            ));
+            return Err(needed("first", first));
         }
-        if add_eos && id("eos")?.is_none() {
-            return Err(g.bad(
-                "a last token is to be added, but metadata \"tokenizer.ggml.eos_token_id\" is missing",
-            ));
+        if add_eos
+            && let [name, ..] = last
+            && id(name)?.is_none()
+        {
+            return Err(needed("last", name));
         }
         let unk = match id("unknown")? {
             None if sentence_piece => roles
@@ -185,7 +220,15 @@ impl Vocabulary {
                 .and_then(|id| u32::try_from(id).ok()),
             v => v,
         };
+        // Phi-3's own description has it so, which GGUF files do not repeat.
+        let strips_right = sentence_piece && g.opt_str("general.architecture")? == Some("phi3");
         let chat_template = g.opt_str("tokenizer.chat_template")?.map(str::to_owned);
+        let mut named_templates = Vec::new();
+        for name in g.opt_strings("tokenizer.chat_templates")?.unwrap_or_default() {
+            let key = format!("tokenizer.chat_template.{name}");
+            let text = missing_or(g, &key, g.opt_str(&key))?;
+            named_templates.push((name.clone(), text.to_owned()));
+        }
         let pad = id("padding")?;
         Ok(Self {
             kind,
@@ -199,8 +242,16 @@ impl Vocabulary {
             unk,
             add_bos,
             add_eos,
+            strips_right,
             chat_template,
+            named_templates,
         })
+    }
+
+    /// Writes `tokenizer.json` and `tokenizer_config.json`, for sequences of up to `context` tokens.
+    pub fn write(&self, context: usize, folder: &Path) -> Result<()> {
+        write_json(folder, "tokenizer.json", &tokenizer_json(self), false)?;
+        write_json(folder, "tokenizer_config.json", &config_json(self, context), true)
     }
 
     fn text(&self, id: Option<u32>) -> Option<&str> {
@@ -231,6 +282,25 @@ fn roles(g: &Gguf, count: usize) -> Result<Vec<Role>> {
         .iter()
         .map(|c| Role::of(*c).ok_or_else(|| g.bad(format!("metadata \"{key}\": expected 1 to 6, found {c}"))))
         .collect()
+}
+
+/// The tokens of a `WordPiece` vocabulary as BERT writes them: GGUF marks the beginning of a word, BERT what goes on with it.
+fn word_pieces(g: &Gguf, tokens: &[String], roles: &[Role]) -> Result<Vec<String>> {
+    let mut pieces = Vec::with_capacity(tokens.len());
+    for (token, role) in tokens.iter().zip(roles) {
+        if *role != Role::Normal {
+            pieces.push(token.clone());
+            continue;
+        }
+        if token.contains(|c: char| c.is_ascii_uppercase()) {
+            return Err(g.bad(format!(
+                "the token {token:?} has a capital letter; of tokenizer \"bert\" those of lower case are supported"
+            )));
+        }
+        let word = token.strip_prefix(WORD).map(str::to_owned);
+        pieces.push(word.unwrap_or_else(|| format!("##{token}")));
+    }
+    Ok(pieces)
 }
 
 /// The merges of a byte-level vocabulary, each of which joins two tokens to a third.
@@ -307,185 +377,4 @@ fn scored_merges(
     }
     merges.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)).then(a.2.cmp(&b.2)));
     Ok(merges.into_iter().map(|m| m.3).collect())
-}
-
-const QWEN2_SPLIT: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-const LLAMA3_SPLIT: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-
-fn byte_level(use_regex: bool) -> Value {
-    json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": use_regex})
-}
-
-fn sequence(of: &str, parts: &[Value]) -> Value {
-    json!({"type": "Sequence", (of): parts})
-}
-
-fn split(pattern: &str) -> Value {
-    let split =
-        json!({"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": false});
-    sequence("pretokenizers", &[split, byte_level(false)])
-}
-
-/// The content of `tokenizer.json`.
-pub fn tokenizer_json(v: &Vocabulary) -> Value {
-    let (normalizer, pre_tokenizer, decoder) = match v.kind {
-        Kind::Gpt2 => (Value::Null, byte_level(true), byte_level(true)),
-        Kind::SmolLm => {
-            let digits = json!({"type": "Digits", "individual_digits": true});
-            (
-                Value::Null,
-                sequence("pretokenizers", &[digits, byte_level(true)]),
-                byte_level(true),
-            )
-        }
-        Kind::Qwen2 => (json!({"type": "NFC"}), split(QWEN2_SPLIT), byte_level(true)),
-        Kind::Llama3 => (Value::Null, split(LLAMA3_SPLIT), byte_level(true)),
-        Kind::SentencePiece { prefix } => {
-            let replace =
-                |from: &str, to: &str| json!({"type": "Replace", "pattern": {"String": from}, "content": to});
-            let mut normalizers = vec![replace(" ", "\u{2581}")];
-            let mut decoders = vec![
-                replace("\u{2581}", " "),
-                json!({"type": "ByteFallback"}),
-                json!({"type": "Fuse"}),
-            ];
-            if prefix {
-                normalizers.insert(0, json!({"type": "Prepend", "prepend": "\u{2581}"}));
-                decoders.push(json!({"type": "Strip", "content": " ", "start": 1, "stop": 0}));
-            }
-            (
-                sequence("normalizers", &normalizers),
-                Value::Null,
-                sequence("decoders", &decoders),
-            )
-        }
-    };
-    let sentence_piece = matches!(v.kind, Kind::SentencePiece { .. });
-    let vocab: Map<String, Value> = v
-        .tokens
-        .iter()
-        .enumerate()
-        .map(|(id, t)| (t.clone(), id.into()))
-        .collect();
-    let merges: Vec<Value> = v.merges.iter().map(|(l, r)| json!([l, r])).collect();
-    let unk = if sentence_piece { v.text(v.unk) } else { None };
-    json!({
-        "version": "1.0",
-        "truncation": null,
-        "padding": null,
-        "added_tokens": added_tokens(v).map(|(_, token)| token).collect::<Vec<_>>(),
-        "normalizer": normalizer,
-        "pre_tokenizer": pre_tokenizer,
-        "post_processor": template(v),
-        "decoder": decoder,
-        "model": {
-            "type": "BPE",
-            "dropout": null,
-            "unk_token": unk,
-            "continuing_subword_prefix": null,
-            "end_of_word_suffix": null,
-            "fuse_unk": sentence_piece,
-            "byte_fallback": sentence_piece,
-            "ignore_merges": v.kind == Kind::Llama3,
-            "vocab": vocab,
-            "merges": merges,
-        },
-    })
-}
-
-/// Tokens that are found in text before anything else, with their ids.
-fn added_tokens(v: &Vocabulary) -> impl Iterator<Item = (usize, Value)> {
-    v.tokens
-        .iter()
-        .zip(&v.roles)
-        .enumerate()
-        .filter_map(|(id, (text, role))| {
-            let special = match role {
-                Role::Control | Role::Unknown => true,
-                Role::UserDefined => false,
-                Role::Normal | Role::Unused | Role::Byte => return None,
-            };
-            let token = json!({
-                "id": id,
-                "content": text,
-                "single_word": false,
-                "lstrip": false,
-                "rstrip": false,
-                "normalized": false,
-                "special": special,
-            });
-            Some((id, token))
-        })
-}
-
-/// The post-processor, when tokens are to be added around a text.
-fn template(v: &Vocabulary) -> Value {
-    let ends = [
-        v.bos.filter(|_| v.add_bos),
-        v.eos.first().copied().filter(|_| v.add_eos),
-    ];
-    if ends.iter().all(Option::is_none) {
-        return Value::Null;
-    }
-    let mut special = Map::new();
-    for id in ends.iter().flatten() {
-        if let Some(text) = v.text(Some(*id)) {
-            special.insert(
-                text.to_owned(),
-                json!({"id": text, "ids": [id], "tokens": [text]}),
-            );
-        }
-    }
-    let around = |name: &str, type_id: usize| {
-        let end = |id: Option<u32>| {
-            v.text(id)
-                .map(|t| json!({"SpecialToken": {"id": t, "type_id": type_id}}))
-        };
-        let text = json!({"Sequence": {"id": name, "type_id": type_id}});
-        let [first, last] = ends;
-        [end(first), Some(text), end(last)]
-            .into_iter()
-            .flatten()
-            .collect::<Vec<_>>()
-    };
-    let single = around("A", 0);
-    let pair: Vec<Value> = single.iter().cloned().chain(around("B", 1)).collect();
-    json!({"type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": special})
-}
-
-/// The content of `tokenizer_config.json`, for sequences of up to `context` tokens.
-pub fn config_json(v: &Vocabulary, context: usize) -> Value {
-    let decoder: Map<String, Value> = added_tokens(v)
-        .map(|(id, mut token)| {
-            if let Some(map) = token.as_object_mut() {
-                map.shift_remove("id");
-            }
-            (id.to_string(), token)
-        })
-        .collect();
-    let special: Vec<&str> = v
-        .tokens
-        .iter()
-        .zip(&v.roles)
-        .filter(|(_, role)| **role == Role::Control)
-        .map(|(text, _)| text.as_str())
-        .collect();
-    let mut config = json!({
-        "tokenizer_class": v.class,
-        "add_bos_token": v.add_bos,
-        "add_eos_token": v.add_eos,
-        "add_prefix_space": v.kind == Kind::SentencePiece { prefix: true },
-        "added_tokens_decoder": decoder,
-        "additional_special_tokens": special,
-        "bos_token": v.text(v.bos),
-        "eos_token": v.text(v.eos.first().copied()),
-        "pad_token": v.text(v.pad),
-        "unk_token": v.text(v.unk),
-        "clean_up_tokenization_spaces": false,
-        "model_max_length": context,
-    });
-    if let (Some(map), Some(template)) = (config.as_object_mut(), &v.chat_template) {
-        map.insert("chat_template".to_owned(), template.as_str().into());
-    }
-    config
 }

@@ -219,6 +219,14 @@ impl<'a> Edit<'a> {
         self.graph.states.push(state);
     }
 
+    /// Sets how many rows of the state that ends as `output` are read; see [`State::window`].
+    pub fn set_window(&mut self, output: ValueId, window: i64) {
+        let mut states = self.graph.states.iter_mut();
+        if let Some(state) = states.find(|s| s.output == output) {
+            state.window = Some(window);
+        }
+    }
+
     /// Sets the versions of operator sets that the model's file declares.
     pub fn set_opsets(&mut self, opsets: Vec<(String, i64)>) {
         self.graph.opsets = opsets;

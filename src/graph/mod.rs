@@ -102,6 +102,9 @@ pub struct State {
     pub axis: usize,
     /// The symbol that is the number of rows before the run.
     pub past: Symbol,
+    /// Nothing reads more of its rows than so many before each new one, that one included: of the others none need be kept. `None` where
+    /// all may be read.
+    pub window: Option<i64>,
 }
 
 /// A model as a graph of operators. Changed only through [`Edit`].

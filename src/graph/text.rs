@@ -21,12 +21,14 @@ pub fn print(graph: &Graph) -> Result<String> {
     for s in graph.states() {
         let _ = writeln!(
             out,
-            "state {} -> {}: {} grows along {} from {}",
+            "state {} -> {}: {} grows along {} from {}{}",
             graph.value(s.input).name,
             graph.value(s.output).name,
             fact(s.input),
             s.axis,
-            s.past
+            s.past,
+            s.window
+                .map_or_else(String::new, |w| format!(", of which {w} rows are read")),
         );
     }
     for id in graph.order()? {

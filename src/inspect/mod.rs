@@ -160,6 +160,11 @@ pub struct StateReport {
     pub dtype: String,
     /// Bytes with all rows.
     pub bytes: u64,
+    /// Rows that there is room for.
+    pub rows: i64,
+    /// How many of the last rows are read, where these need not be all.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub window: Option<i64>,
 }
 
 /// Something that must hold for the shapes to be right.
@@ -224,9 +229,22 @@ struct Prepared {
     decoder: Option<DecoderReport>,
 }
 
-/// Inspects the model in `path`: a folder with `model.onnx`, or a file. Usage errors: no such file; a symbol that the model does
-/// not have, or a value of one that is outside of its bounds, contradicts an equation or makes a size negative.
-pub fn inspect(path: &Path, request: &Request) -> Result<Report> {
+/// A model that is read, with its plans.
+struct Planned {
+    file: PathBuf,
+    /// The model before any pass, its shapes derived.
+    raw: Graph,
+    symbols: Symbols,
+    prepared: Prepared,
+    plans: Vec<Plan>,
+}
+
+/// The plans of the model in `path`: one, or for a decoder those of prefill and decode. Errors are those of [`inspect`].
+pub fn plans(path: &Path, request: &Request) -> Result<Vec<Plan>> {
+    Ok(planned(path, request)?.plans)
+}
+
+fn planned(path: &Path, request: &Request) -> Result<Planned> {
     let file = model_file(path)?;
     let mut graph = import_with(&file, ImportOptions { absent_weights: true })?;
     Edit::new(&mut graph).set_constraints(request.bounds.clone());
@@ -243,20 +261,39 @@ pub fn inspect(path: &Path, request: &Request) -> Result<Report> {
     } else {
         plain(graph, request, &mut symbols)?
     };
+    symbols.check_sizes(&raw)?;
+    let mut plans = Vec::with_capacity(prepared.plans.len());
+    for (_, options) in &prepared.plans {
+        plans.push(Plan::compile(&prepared.graph, &request.caps, options)?);
+    }
+    for plan in &plans {
+        symbols.check_conditions(plan)?;
+    }
+    Ok(Planned {
+        file,
+        raw,
+        symbols,
+        prepared,
+        plans,
+    })
+}
+
+/// Inspects the model in `path`: a folder with `model.onnx`, or a file. Usage errors: no such file; a symbol that the model does
+/// not have, or a value of one that is outside of its bounds, contradicts an equation or makes a size negative.
+pub fn inspect(path: &Path, request: &Request) -> Result<Report> {
+    let Planned {
+        file,
+        raw,
+        symbols,
+        prepared,
+        plans,
+    } = planned(path, request)?;
     let Prepared {
         graph,
         passes,
         plans: options,
         decoder,
     } = prepared;
-    symbols.check_sizes(&raw)?;
-    let mut plans = Vec::with_capacity(options.len());
-    for (_, options) in &options {
-        plans.push(Plan::compile(&graph, &request.caps, options)?);
-    }
-    for plan in &plans {
-        symbols.check_conditions(plan)?;
-    }
     let weights_bytes = weight_bytes(&graph, &plans)?;
     let reports: Vec<PlanReport> = options
         .iter()
@@ -329,6 +366,8 @@ fn states(graph: &Graph, plan: Option<&Plan>) -> Vec<StateReport> {
             shape: value_report(graph, s.input).shape,
             dtype: slot.dtype.to_string(),
             bytes: slot.bytes,
+            rows: slot.rows,
+            window: slot.window,
         })
         .collect()
 }

@@ -174,14 +174,14 @@ impl<'a> Calibration<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::llm::Model;
+    use crate::llm::LanguageModel;
 
     /// Tells `[token, 1]` and `[cache length]` for each token, in two pieces.
     struct Telling {
         cache: Vec<u32>,
     }
 
-    impl Model for Telling {
+    impl LanguageModel for Telling {
         fn vocab(&self) -> usize {
             1
         }
@@ -197,8 +197,9 @@ mod tests {
         fn forward_all(&mut self, _: &[u32]) -> Result<Vec<f32>> {
             Ok(vec![])
         }
-        fn truncate(&mut self, len: usize) {
+        fn truncate(&mut self, len: usize) -> usize {
             self.cache.truncate(len);
+            self.cache.len()
         }
     }
 

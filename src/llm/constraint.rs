@@ -3,7 +3,7 @@
 use crate::error::Result;
 
 /// Knows which tokens a text may go on with.
-pub trait Constraint {
+pub trait Constraint: Send {
     /// Begins a new text.
     fn start(&mut self) -> Result<()>;
 

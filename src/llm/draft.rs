@@ -1,15 +1,14 @@
 //! Guesses of the next tokens, which the model then verifies in one run (Leviathan et al., 2023).
 
-use super::Model;
 use super::engine::CHUNK;
+use super::{Cancel, LanguageModel};
 use crate::error::Result;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Guesses how a text goes on. A wrong guess costs time and changes nothing.
-pub trait Draft {
+pub trait Draft: Send {
     /// At most `most` tokens that may follow `context`; none where there is nothing to go by. Ends soon, with what it has, once `cancel`
     /// is set.
-    fn propose(&mut self, context: &[u32], most: usize, cancel: &AtomicBool) -> Result<Vec<u32>>;
+    fn propose(&mut self, context: &[u32], most: usize, cancel: &Cancel) -> Result<Vec<u32>>;
 }
 
 /// Goes on as the context did where its last tokens stood before (Saxena, 2023, "Prompt Lookup Decoding").
@@ -31,7 +30,7 @@ impl Default for NgramDraft {
 }
 
 impl Draft for NgramDraft {
-    fn propose(&mut self, context: &[u32], most: usize, _: &AtomicBool) -> Result<Vec<u32>> {
+    fn propose(&mut self, context: &[u32], most: usize, _: &Cancel) -> Result<Vec<u32>> {
         for n in (self.shortest.max(1)..=self.longest).rev() {
             let Some(end) = context.len().checked_sub(n).and_then(|at| context.get(at..)) else {
                 continue;
@@ -55,14 +54,14 @@ impl Draft for NgramDraft {
 
 /// Goes on as another, smaller model does, which has the same vocabulary.
 pub struct ModelDraft {
-    model: Box<dyn Model>,
+    model: Box<dyn LanguageModel + Send>,
     /// Tokens in its cache.
     cached: Vec<u32>,
 }
 
 impl ModelDraft {
     /// A draft by `model`, whose cache is emptied.
-    pub fn new(mut model: Box<dyn Model>) -> Self {
+    pub fn new(mut model: Box<dyn LanguageModel + Send>) -> Self {
         model.truncate(0);
         Self {
             model,
@@ -72,7 +71,7 @@ impl ModelDraft {
 }
 
 impl Draft for ModelDraft {
-    fn propose(&mut self, context: &[u32], most: usize, cancel: &AtomicBool) -> Result<Vec<u32>> {
+    fn propose(&mut self, context: &[u32], most: usize, cancel: &Cancel) -> Result<Vec<u32>> {
         let most = most.min(self.model.context().saturating_sub(context.len()));
         let mut proposed = Vec::with_capacity(most);
         if most == 0 || context.is_empty() {
@@ -84,7 +83,7 @@ impl Draft for ModelDraft {
         while proposed.len() < most {
             let mut next = None;
             for part in new.chunks(CHUNK) {
-                if cancel.load(Ordering::Relaxed) {
+                if cancel.is_cancelled() {
                     return Ok(proposed);
                 }
                 next = Some(self.model.most_likely(part)?);
@@ -100,13 +99,12 @@ impl Draft for ModelDraft {
 }
 
 /// Shortens the cache of `model`, which holds `cached`, to the tokens that it shares with the start of `tokens`, and returns
-/// their number. The last of `tokens` is not among them: what follows it starts from its logits.
-pub fn reuse(model: &mut dyn Model, cached: &[u32], tokens: &[u32]) -> usize {
+/// how many of these are left ([`LanguageModel::truncate`]). The last of `tokens` is not among them: what follows it starts from its logits.
+pub fn reuse(model: &mut dyn LanguageModel, cached: &[u32], tokens: &[u32]) -> usize {
     let pairs = tokens.iter().zip(cached);
     let common = pairs.take_while(|(a, b)| a == b).count();
     let kept = common.min(tokens.len().saturating_sub(1)).min(model.len());
-    model.truncate(kept);
-    kept
+    model.truncate(kept)
 }
 
 #[cfg(test)]
@@ -117,7 +115,7 @@ mod tests {
     #[test]
     fn n_grams_go_on_as_before() {
         let mut draft = NgramDraft::default();
-        let go = AtomicBool::new(false);
+        let go = Cancel::default();
         let mut propose = |context: &[u32], most| draft.propose(context, most, &go).unwrap();
         assert_eq!(propose(&[1, 2, 3, 4, 5, 1, 2, 3], 2), [4, 5]);
         assert_eq!(propose(&[7, 8, 1, 9, 8, 2, 7, 8], 1), [1]);
@@ -135,7 +133,7 @@ mod tests {
     fn a_model_feeds_what_is_new() {
         let count = |cache: &[u32]| (cache.last().unwrap() + 1) % 32;
         let mut draft = ModelDraft::new(Box::new(FakeModel::new(32, 10, count)));
-        let go = AtomicBool::new(false);
+        let go = Cancel::default();
         assert_eq!(draft.propose(&[1, 2, 3], 3, &go).unwrap(), [4, 5, 6]);
         assert_eq!(draft.cached, [1, 2, 3, 4, 5]);
         // Two guesses were right, then came another token.
@@ -154,7 +152,8 @@ mod tests {
     #[test]
     fn a_cancelled_guess_feeds_no_more() {
         let mut draft = ModelDraft::new(Box::new(FakeModel::new(32, 400, |_| 1)));
-        let cancelled = AtomicBool::new(true);
+        let cancelled = Cancel::default();
+        cancelled.cancel();
         assert!(draft.propose(&[1; 300], 4, &cancelled).unwrap().is_empty());
         assert!(draft.cached.is_empty());
     }

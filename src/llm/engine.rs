@@ -1,34 +1,43 @@
-//! ONNX decoders as [`Model`]s: on a device through a [`Session`], and on the host through the interpreter.
+//! ONNX decoders as [`LanguageModel`]s: on a device through a [`Executor`], and on the host through the interpreter.
 //!
 //! The graph is one that takes `input_ids [batch, sequence]`, perhaps `position_ids` and `attention_mask`, and returns `logits`;
 //! every other input must have become state (pass `kv_cache`). One sequence is run (`batch = 1`).
 
 mod host;
+mod loaded;
+mod memory;
+mod ring;
 mod states;
 
 pub use host::HostModel;
+pub use loaded::DeviceDecoder;
+pub use memory::{DecoderMemory, Planned};
 
 use super::prompt_cache::States;
 use super::sampler::arg_max;
-use super::{Model, roles};
+use super::{LanguageModel, roles};
 use crate::backend::{Backend, Caps, Stats};
 use crate::error::{Error, Result, Stage};
+use crate::executor::{Executor, Timing};
 use crate::graph::derive::derive;
 use crate::graph::onnx::{self, ImportOptions};
 use crate::graph::op::attention::UNSPLIT;
 use crate::graph::op::concat::Concat;
 use crate::graph::pass::{EPILOGUE, LAST_ROW, LAST_ROWS, PassReport, Pipeline, ROWS, TOKEN, keeps_cache};
 use crate::graph::{Edit, Graph, Node, ValueId};
-use crate::plan::{HostStep, MemoryReport, Options, Padding, Plan};
-use crate::session::{Session, Timing};
+use crate::plan::{MemoryReport, Options, Padding, Plan};
 use crate::shape::{Bindings, Dim, Symbol};
 use crate::tensor::{DType, HostTensor};
+use ring::Rings;
 use std::collections::{BTreeMap, HashSet};
 use std::path::Path;
 use std::sync::Arc;
 
-/// Largest number of tokens of one prefill run.
+/// Most tokens of one prefill run, unless the device wants more ([`Lengths::on`]).
 pub const CHUNK: usize = 128;
+
+/// The same where products run on matrix units, which fewer rows leave idle.
+const LONG_CHUNK: usize = 1024;
 
 /// Lengths of decoding are padded to multiples of this.
 pub const PADDING: usize = 64;
@@ -38,7 +47,7 @@ pub const PADDING: usize = 64;
 pub struct Lengths {
     /// Tokens that the cache holds.
     pub context: usize,
-    /// Most tokens of one prefill run.
+    /// Most tokens of one prefill run. A cache of which a window is read has room for that and for so many.
     pub chunk: usize,
     /// In decoding, grids and parameters are those of the next multiple of this many tokens, so that they change only when
     /// a multiple is crossed.
@@ -57,6 +66,15 @@ impl Lengths {
             padding: PADDING,
             rows: 0,
         }
+    }
+
+    /// The same, with prefill runs as long as the device wants them.
+    #[must_use]
+    pub fn on(mut self, caps: &Caps) -> Self {
+        if caps.matrix_units {
+            self.chunk = LONG_CHUNK.min(self.context);
+        }
+        self
     }
 }
 
@@ -372,6 +390,7 @@ impl Decoder {
         Options {
             float: self.float,
             state_rows: i64::try_from(lengths.context).unwrap_or(i64::MAX),
+            run_rows: i64::try_from(lengths.chunk.max(lengths.rows)).ok(),
             ..Options::default()
         }
     }
@@ -393,6 +412,30 @@ impl Decoder {
             Plan::compile(&self.graph, caps, &prefill)?,
             Plan::compile(&self.graph, caps, &decode)?,
         ])
+    }
+
+    /// All plans that a [`DeviceModel`] loads: those of prefill and decode, and as far as there are such those of short runs with all their
+    /// logits and of decoding behind few tokens.
+    pub fn every_plan(&self, caps: &Caps, lengths: &Lengths) -> Result<Vec<Plan>> {
+        Ok(self.device_plans(caps, lengths)?.plans)
+    }
+
+    fn device_plans(&self, caps: &Caps, lengths: &Lengths) -> Result<DevicePlans> {
+        let mut plans = Vec::from(self.plans(caps, lengths)?);
+        let mut add = |options: Option<Options>| -> Result<Option<usize>> {
+            let Some(options) = options else { return Ok(None) };
+            plans.push(Plan::compile(&self.graph, caps, &options)?);
+            Ok(Some(plans.len() - 1))
+        };
+        let verify = add(self.rows_options(lengths))?;
+        let short = self.short_decode(lengths);
+        let most = short.as_ref().and_then(|o| o.bounds.get(&self.past));
+        let short_decode = add(short)?.zip(most);
+        Ok(DevicePlans {
+            plans,
+            verify,
+            short_decode,
+        })
     }
 
     /// The inputs that the graph has, for `tokens` after `past` others.
@@ -424,9 +467,9 @@ fn check_room(have: usize, more: usize, context: usize) -> Result<()> {
 }
 
 /// A decoder that tells values in its middle, those of [`Decoder::watching`].
-pub trait Watch: Model {
+pub trait Watch: LanguageModel {
     /// Appends `tokens` (at least one) to the cache and hands the elements of each watched value to `take`, with its place in the list, in pieces
-    /// that follow one another along the tokens. Errors of `take` are passed on. As with [`Model::forward`] an error leaves the cache at an
+    /// that follow one another along the tokens. Errors of `take` are passed on. As with [`LanguageModel::forward`] an error leaves the cache at an
     /// unspecified length.
     fn watch(&mut self, tokens: &[u32], take: &mut dyn FnMut(usize, &[f32]) -> Result<()>) -> Result<()>;
 }
@@ -440,16 +483,24 @@ fn check_rows(tokens: usize, rows: usize) -> Result<()> {
     Err(Error::other(Stage::Run, what))
 }
 
+/// The plans of a [`DeviceModel`]; two of its fields say which is which.
+struct DevicePlans {
+    plans: Vec<Plan>,
+    verify: Option<usize>,
+    short_decode: Option<(usize, i64)>,
+}
+
 /// A decoder on a device.
 #[derive(Debug)]
 pub struct DeviceModel {
-    decoder: Decoder,
-    session: Session,
+    decoder: Arc<Decoder>,
+    executor: Executor,
     lengths: Lengths,
     /// The plan of short runs with the logits of all tokens.
     verify: Option<usize>,
     /// The plan of decoding behind few tokens, and how many these are at most.
     short_decode: Option<(usize, i64)>,
+    rings: Rings,
     len: usize,
 }
 
@@ -466,52 +517,25 @@ enum Rows {
 }
 
 impl DeviceModel {
-    /// Plans `decoder` for `backend` and `lengths` and uploads its weights.
+    /// Plans `decoder` for `backend`, which nothing else uses, and `lengths`, and uploads its weights.
     pub fn new(decoder: Decoder, backend: Box<dyn Backend>, lengths: &Lengths) -> Result<Self> {
-        let mut plans = Vec::from(decoder.plans(backend.caps(), lengths)?);
-        let mut add = |options: Option<Options>| -> Result<Option<usize>> {
-            let Some(options) = options else { return Ok(None) };
-            plans.push(Plan::compile(decoder.graph(), backend.caps(), &options)?);
-            Ok(Some(plans.len() - 1))
-        };
-        let verify = add(decoder.rows_options(lengths))?;
-        let short = decoder.short_decode(lengths);
-        let most = short.as_ref().and_then(|o| o.bounds.get(&decoder.past));
-        let short_decode = add(short)?.zip(most);
-        let session = Session::new(backend, decoder.graph(), plans)?;
-        Ok(Self {
-            decoder,
-            session,
-            lengths: *lengths,
-            verify,
-            short_decode,
-            len: 0,
-        })
+        DeviceDecoder::new(decoder, backend, lengths)?.model()
     }
 
     /// What the device offers.
     pub fn caps(&self) -> &Caps {
-        self.session.caps()
+        self.executor.caps()
     }
 
     /// Running totals of the backend.
     pub fn stats(&self) -> Stats {
-        self.session.stats()
-    }
-
-    /// What a decode step, or else the verification of a draft, runs on the host, between segments on the device.
-    pub fn host_steps(&self) -> &[HostStep] {
-        let steps = |plan| self.session.plan(plan).map_or(&[][..], |p| p.host.as_slice());
-        match self.verify {
-            Some(plan) if steps(DECODE).is_empty() => steps(plan),
-            _ => steps(DECODE),
-        }
+        self.executor.stats()
     }
 
     /// Sizes of the prefill and of the decode plan, and their numbers of dispatches.
     pub fn memory(&self) -> [(MemoryReport, usize); 2] {
         [PREFILL, DECODE].map(|p| {
-            self.session
+            self.executor
                 .plan(p)
                 .map_or_else(Default::default, |p| (p.memory.clone(), p.steps.len()))
         })
@@ -520,7 +544,8 @@ impl DeviceModel {
     /// Queues one run over `tokens`, at most a chunk. Returns the plan that ran.
     fn advance(&mut self, tokens: &[u32], wanted: Rows) -> Result<(usize, Bindings)> {
         let (plan, bindings) = self.prepare(tokens, wanted)?;
-        self.session.run(plan, &bindings)?;
+        self.rings.grow(self.len + tokens.len());
+        self.executor.run(plan, &bindings)?;
         self.len += tokens.len();
         Ok((plan, bindings))
     }
@@ -528,7 +553,7 @@ impl DeviceModel {
     /// As [`DeviceModel::advance`]; returns the plan and the number of rows of its logits: 1 where only the last is computed.
     fn step(&mut self, tokens: &[u32], wanted: Rows) -> Result<(usize, usize)> {
         let (plan, bindings) = self.advance(tokens, wanted)?;
-        let port = self.session.plan(plan).and_then(|p| p.output("logits"));
+        let port = self.executor.plan(plan).and_then(|p| p.output("logits"));
         let shape = port.map(|p| p.shape.eval(&bindings)).transpose();
         let shape = shape
             .map_err(|e| Error::other(Stage::Run, e.to_string()))?
@@ -554,7 +579,7 @@ impl DeviceModel {
             _ => verify.unwrap_or(PREFILL),
         };
         for (name, tensor) in self.decoder.inputs(tokens, self.len)? {
-            self.session.write(plan, name, &tensor)?;
+            self.executor.write(plan, name, &tensor)?;
         }
         let mut bindings = self.decoder.bindings(tokens.len(), self.len);
         if tokens.len() == 1 {
@@ -592,7 +617,7 @@ impl DeviceModel {
     /// The ids of the largest logits of the last run of `plan`, which has `rows` rows.
     fn chosen(&mut self, plan: usize, rows: usize) -> Result<Vec<u32>> {
         let wrong = |what: String| Error::other(Stage::Run, format!("output \"{TOKEN}\": {what}"));
-        let ids = self.session.read(plan, TOKEN)?.to_i64();
+        let ids = self.executor.read(plan, TOKEN)?.to_i64();
         let ids = ids.map_err(|e| wrong(e.to_string()))?;
         if ids.len() != rows {
             return Err(wrong(format!("{} tokens for {rows} rows of logits", ids.len())));
@@ -605,19 +630,24 @@ impl DeviceModel {
     pub fn profile(&mut self, tokens: &[u32]) -> Result<Vec<Timing>> {
         check_room(self.len, tokens.len(), self.lengths.context)?;
         let (plan, bindings) = self.prepare(tokens, Rows::Last)?;
-        let times = self.session.profile(plan, &bindings)?;
+        self.rings.grow(self.len + tokens.len());
+        let times = self.executor.profile(plan, &bindings)?;
         self.len += tokens.len();
         Ok(times)
     }
 }
 
-impl Model for DeviceModel {
+impl LanguageModel for DeviceModel {
     fn vocab(&self) -> usize {
         self.decoder.vocab
     }
 
     fn context(&self) -> usize {
         self.lengths.context
+    }
+
+    fn run_length(&self) -> usize {
+        self.lengths.chunk
     }
 
     fn len(&self) -> usize {
@@ -631,7 +661,7 @@ impl Model for DeviceModel {
             Ok(())
         })?;
         logits.resize(self.decoder.vocab, 0.0);
-        self.session
+        self.executor
             .read_f32(plan, "logits", (rows - 1) * self.decoder.vocab, logits)
     }
 
@@ -643,7 +673,7 @@ impl Model for DeviceModel {
             let end = done + rows * vocab;
             let data = all.get_mut(done..end).unwrap_or_default();
             done = end;
-            model.session.read_f32(plan, "logits", 0, data)
+            model.executor.read_f32(plan, "logits", 0, data)
         })?;
         Ok(all)
     }
@@ -689,8 +719,11 @@ impl Model for DeviceModel {
         Some(self)
     }
 
-    fn truncate(&mut self, len: usize) {
-        self.len = self.len.min(len);
+    fn truncate(&mut self, len: usize) -> usize {
+        if len < self.len {
+            self.len = self.rings.cut(len);
+        }
+        self.len
     }
 }
 
@@ -703,11 +736,11 @@ impl Watch for DeviceModel {
             let (plan, _) = self.advance(part, Rows::Last)?;
             let bindings = self.decoder.bindings(part.len(), past);
             for (i, name) in self.decoder.watched.iter().enumerate() {
-                let port = self.session.plan(plan).and_then(|p| p.output(name));
+                let port = self.executor.plan(plan).and_then(|p| p.output(name));
                 let shape = port.map(|p| p.shape.eval(&bindings)).transpose();
                 let shape = shape.map_err(|e| Error::other(Stage::Run, e.to_string()))?;
                 data.resize(shape.unwrap_or_default().iter().product(), 0.0);
-                self.session.read_f32(plan, name, 0, &mut data)?;
+                self.executor.read_f32(plan, name, 0, &mut data)?;
                 take(i, &data)?;
             }
         }

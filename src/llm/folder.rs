@@ -1,5 +1,6 @@
 //! The folder of a model: its paths and its small JSON files.
 
+use super::load::OTHERS;
 use super::tokenizer::Tokenizer;
 use crate::error::{Error, Result, Stage};
 use serde::Deserialize;
@@ -144,6 +145,30 @@ impl ModelFolder {
             tokenizer: read_json(&dir.join("tokenizer_config.json"))?,
             dir: dir.to_owned(),
         })
+    }
+
+    /// As [`ModelFolder::open`], of a language model's folder that `option` names and which holds the files `needed`. Usage errors: no such
+    /// folder, a file in its place, a file of it that is missing.
+    pub fn holding(option: &str, path: &Path, needed: &[&str]) -> Result<Self> {
+        if !path.exists() {
+            let what = format!("there is no folder {}", path.display());
+            return Err(Error::usage(option, what));
+        }
+        let refused = |what: &str| {
+            let what = format!(
+                "{} {what}; expected a folder with model.onnx and tokenizer.json; {OTHERS}",
+                path.display()
+            );
+            Error::usage(option, what)
+        };
+        if path.is_file() {
+            return Err(refused("is a file"));
+        }
+        let folder = Self::open(path)?;
+        match needed.iter().find(|n| !folder.dir.join(n).is_file()) {
+            Some(name) => Err(refused(&format!("has no {name}"))),
+            None => Ok(folder),
+        }
     }
 
     /// The folder.

@@ -1,16 +1,11 @@
 //! The loop of generation: feed, sample, stop.
 
 use super::draft::Draft;
-use super::{Metrics, Model, Sampler};
+use super::{Cancel, LanguageModel, Metrics, Sampler};
 use crate::error::{Error, Result, Stage};
 use std::collections::VecDeque;
 use std::fmt;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
-
-/// Tokens of a prompt that are run between two looks at the cancel flag: one prefill run of a device.
-const PROMPT_PART: usize = super::engine::CHUNK;
 
 /// When generation stops.
 #[derive(Clone, Debug, Default)]
@@ -19,8 +14,8 @@ pub struct Limits {
     pub max_tokens: usize,
     /// Ids that end the text.
     pub eos: Vec<u32>,
-    /// Set from elsewhere to stop before the next token.
-    pub cancel: Arc<AtomicBool>,
+    /// Stops before the next token.
+    pub cancel: Cancel,
     /// A full context slides: the first so many tokens stay, the older half of the others is forgotten, and the rest is fed again.
     /// Without a number generation stops there.
     pub slide: Option<usize>,
@@ -68,7 +63,7 @@ pub struct Token {
 /// Yields the tokens that follow a prompt; end tokens are not yielded. The prompt is fed by the first call
 /// of `next`. A token is fed when the next one is asked for, so the last one yielded is not in the cache
 /// unless an end token followed it, or a draft foresaw it. After an error it yields nothing more.
-pub struct Generator<'a, M: Model + ?Sized> {
+pub struct Generator<'a, M: LanguageModel + ?Sized> {
     model: &'a mut M,
     sampler: &'a mut Sampler,
     limits: Limits,
@@ -89,7 +84,7 @@ pub struct Generator<'a, M: Model + ?Sized> {
     metrics: Metrics,
 }
 
-impl<'a, M: Model + ?Sized> Generator<'a, M> {
+impl<'a, M: LanguageModel + ?Sized> Generator<'a, M> {
     /// Generation after the tokens in the cache of `model` and then `prompt`. Usage errors: an empty
     /// prompt, or one that does not fit the context. An error for an id that the model does not have.
     pub fn new(model: &'a mut M, sampler: &'a mut Sampler, prompt: &[u32], limits: Limits) -> Result<Self> {
@@ -118,6 +113,7 @@ impl<'a, M: Model + ?Sized> Generator<'a, M> {
         Ok(Self {
             metrics: Metrics {
                 prompt_tokens: prompt.len(),
+                reused_tokens: model.len(),
                 ..Metrics::default()
             },
             unknown: model.len(),
@@ -181,13 +177,13 @@ impl<'a, M: Model + ?Sized> Generator<'a, M> {
 
     /// Makes the next tokens ready, at least one, or returns why there are none.
     fn step(&mut self) -> Result<Option<Finish>> {
-        if self.limits.cancel.load(Ordering::Relaxed) {
+        if self.limits.cancel.is_cancelled() {
             return Ok(Some(Finish::Cancelled));
         }
         if self.sampled >= self.limits.max_tokens {
             return Ok(Some(Finish::MaxTokens));
         }
-        if self.unknown + self.context.len() > self.model.context() && !self.slide() {
+        if self.unknown + self.context.len() > self.model.context() && !self.slide()? {
             return Ok(Some(Finish::ContextFull));
         }
         let start = Instant::now();
@@ -214,20 +210,34 @@ impl<'a, M: Model + ?Sized> Generator<'a, M> {
 
     /// Forgets the older half of what does not have to stay, and with it the cache behind what stays. False where that is not
     /// wanted, or nothing is gained.
-    fn slide(&mut self) -> bool {
+    fn slide(&mut self) -> Result<bool> {
         let Some(keep) = self.limits.slide else {
-            return false;
+            return Ok(false);
         };
         let keep = keep.saturating_sub(self.unknown).min(self.context.len());
         let dropped = (self.context.len() - keep) / 2;
         if dropped == 0 {
-            return false;
+            return Ok(false);
         }
         self.context.drain(keep..keep + dropped);
-        self.model.truncate(self.unknown + keep);
+        self.cut(self.unknown + keep)?;
         self.metrics.forgotten += dropped;
-        self.metrics.fed_again += self.context.len() - keep;
-        true
+        self.metrics.fed_again += self.context.len() - self.fed();
+        Ok(true)
+    }
+
+    /// Cuts the cache back to its first `len` tokens. Where the model cannot, it forgets more, and what is known of that is fed again.
+    fn cut(&mut self, len: usize) -> Result<()> {
+        let kept = self.model.truncate(len);
+        if kept >= self.unknown.min(len) {
+            return Ok(());
+        }
+        let what = format!(
+            "the cache keeps a window of the latest tokens and cannot be cut back to {len}; {} of these would have to be fed again \
+             and are not known",
+            self.unknown
+        );
+        Err(Error::other(Stage::Run, what))
     }
 
     /// A guess of what follows the one token that is to be fed.
@@ -257,10 +267,10 @@ impl<'a, M: Model + ?Sized> Generator<'a, M> {
     /// Feeds what is to be fed and takes one token.
     fn feed(&mut self) -> Result<Option<Finish>> {
         let waiting = self.context.get(self.fed()..).unwrap_or_default().to_vec();
-        // In parts, so that a cancelled prompt ends soon.
-        let mut parts = waiting.chunks(PROMPT_PART).peekable();
+        // One run after another, so that a cancelled prompt ends soon.
+        let mut parts = waiting.chunks(self.model.run_length().max(1)).peekable();
         while let Some(part) = parts.next() {
-            if self.limits.cancel.load(Ordering::Relaxed) {
+            if self.limits.cancel.is_cancelled() {
                 return Ok(Some(Finish::Cancelled));
             }
             if parts.peek().is_none() && self.sampler.is_greedy() {
@@ -306,7 +316,7 @@ impl<'a, M: Model + ?Sized> Generator<'a, M> {
             let right = before + i + 1;
             finish = self.take(id)?;
             if finish.is_some() || guess.get(i) != Some(&id) {
-                self.model.truncate(right);
+                self.cut(right)?;
                 break;
             }
             self.metrics.accepted += 1;
@@ -344,7 +354,7 @@ impl<'a, M: Model + ?Sized> Generator<'a, M> {
     }
 }
 
-impl<M: Model + ?Sized> Iterator for Generator<'_, M> {
+impl<M: LanguageModel + ?Sized> Iterator for Generator<'_, M> {
     type Item = Result<Token>;
 
     fn next(&mut self) -> Option<Self::Item> {
@@ -360,7 +370,7 @@ impl<M: Model + ?Sized> Iterator for Generator<'_, M> {
                 }
             }
         }
-        if self.limits.cancel.load(Ordering::Relaxed) {
+        if self.limits.cancel.is_cancelled() {
             // What was guessed ahead is not part of the text.
             self.finish = Some(Finish::Cancelled);
             return None;

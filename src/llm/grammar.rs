@@ -120,7 +120,7 @@ impl Constraint for Grammar {
 mod tests {
     use super::*;
     use crate::llm::testing::{FakeModel, write_byte_fallback_tokenizer, write_byte_level_tokenizer};
-    use crate::llm::{Finish, Generator, Limits, Model, NgramDraft, Sampler, SamplerConfig};
+    use crate::llm::{Finish, Generator, LanguageModel, Limits, NgramDraft, Sampler, SamplerConfig};
 
     fn tokenizer() -> (tempfile::TempDir, Tokenizer) {
         let dir = tempfile::tempdir().unwrap();
@@ -132,7 +132,7 @@ mod tests {
     fn say(
         grammar: Grammar,
         config: SamplerConfig,
-        model: &mut dyn Model,
+        model: &mut dyn LanguageModel,
         draft: bool,
     ) -> (String, Option<Finish>) {
         let mut sampler = Sampler::new(config).unwrap().constrained(Box::new(grammar));

@@ -9,6 +9,8 @@ use std::time::Duration;
 pub struct Metrics {
     /// Tokens fed before the first one was sampled; tokens kept in the cache do not count.
     pub prompt_tokens: usize,
+    /// Tokens that the cache held before them.
+    pub reused_tokens: usize,
     /// Time from the start of the prompt to the first sampled token; zero before it.
     pub first_token: Duration,
     /// Tokens sampled after the first one, an end token included.
@@ -46,7 +48,10 @@ impl fmt::Display for Metrics {
     /// One line for people.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let first = self.first_token.as_secs_f64() * 1e3;
-        write!(f, "prompt {} tokens", self.prompt_tokens)?;
+        match (self.prompt_tokens, self.reused_tokens) {
+            (fed, 0) => write!(f, "prompt {fed} tokens")?,
+            (fed, reused) => write!(f, "prompt {} tokens ({fed} fed, {reused} reused)", fed + reused)?,
+        }
         if let Some(r) = self.prefill_tokens_per_s() {
             write!(f, ", first token after {first:.0} ms, prefill {r:.1} tokens/s")?;
         }
@@ -88,6 +93,12 @@ mod tests {
             fed_again: 31,
             ..m
         };
+        let reusing = Metrics {
+            reused_tokens: 30,
+            ..m
+        };
+        let start = "prompt 80 tokens (50 fed, 30 reused), first token after 200 ms";
+        assert!(reusing.to_string().starts_with(start), "{reusing}");
         let more = ", 4 of 9 drafted tokens right, context slid: 30 tokens forgotten, 31 fed again";
         assert_eq!(m.to_string(), format!("{line}{more}"));
     }

@@ -23,12 +23,11 @@
 //! Both models run beside each other, a chunk at a time, so that nothing of the size of the text is kept but one
 //! number a position.
 
-use super::Model;
 use super::engine::CHUNK;
+use super::{Cancel, LanguageModel};
 use crate::error::{Error, Result, Stage};
 use std::num::NonZeroUsize;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::OnceLock;
 
 /// The tokens of a text.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -85,8 +84,8 @@ pub struct Options {
     pub window: usize,
     /// Most tokens to score.
     pub limit: Option<usize>,
-    /// Set to stop after the chunk under way; what was scored until then is the result.
-    pub cancel: Arc<AtomicBool>,
+    /// Stops after the chunk under way; what was scored until then is the result.
+    pub cancel: Cancel,
 }
 
 /// How far an evaluation is.
@@ -194,8 +193,8 @@ pub struct Report {
 /// Usage errors: a text without a token to score, a window that is longer than a context or not longer than the start tokens,
 /// models with vocabularies of different size. Errors of the models, and logits that are not finite.
 pub fn evaluate(
-    model: &mut dyn Model,
-    mut reference: Option<&mut dyn Model>,
+    model: &mut dyn LanguageModel,
+    mut reference: Option<&mut dyn LanguageModel>,
     text: &Text,
     options: &Options,
     progress: &mut dyn FnMut(Progress),
@@ -220,7 +219,7 @@ pub fn evaluate(
         let inputs = [window.lead, fed].concat();
         let mut rest = window.scored;
         for (i, chunk) in inputs.chunks(CHUNK).enumerate() {
-            if options.cancel.load(Ordering::Relaxed) {
+            if options.cancel.is_cancelled() {
                 report.cancelled = true;
                 return Ok(report);
             }
@@ -247,7 +246,12 @@ pub fn evaluate(
     Ok(report)
 }
 
-fn check(model: &dyn Model, reference: Option<&dyn Model>, text: &Text, options: &Options) -> Result<()> {
+fn check(
+    model: &dyn LanguageModel,
+    reference: Option<&dyn LanguageModel>,
+    text: &Text,
+    options: &Options,
+) -> Result<()> {
     if text.scorable() == 0 {
         let (count, needed) = (text.tokens.len(), text.unscored() + 1);
         let what = format!("the text has {count} tokens; at least {needed} are needed");
@@ -391,7 +395,7 @@ mod tests {
         Options {
             window,
             limit: None,
-            cancel: Arc::default(),
+            cancel: Cancel::default(),
         }
     }
 
@@ -557,7 +561,9 @@ mod tests {
         let (mut model, cancel) = (counting(8, 8, 0), options.cancel.clone());
         let report = evaluate(&mut model, None, &text, &options, &mut |p| {
             assert_eq!(p.total, 7);
-            cancel.store(p.done == 4, Ordering::Relaxed);
+            if p.done == 4 {
+                cancel.cancel();
+            }
         })
         .unwrap();
         assert_eq!((report.cancelled, report.model.tokens()), (true, 4));
@@ -565,7 +571,7 @@ mod tests {
 
     #[test]
     fn what_cannot_be_compared_is_refused() {
-        let run = |model: &mut FakeModel, other: Option<&mut dyn Model>, text: &Text, window| {
+        let run = |model: &mut FakeModel, other: Option<&mut dyn LanguageModel>, text: &Text, window| {
             evaluate(model, other, text, &options(window), &mut |_| ()).unwrap_err()
         };
         let good = text(0..5, &[]);

@@ -1,15 +1,16 @@
 //! Prompt caches: the cache of a model with the tokens in it, as a file.
 //!
-//! Little-endian: the bytes `TLITEKV1`; the length of a JSON object in 4 bytes, and the object, the header; the ids of the tokens,
-//! 4 bytes each; for each state its rows, a row for a token; the CRC-32 of all before it, 4 bytes.
+//! Little-endian: the bytes `TLITEKV2`; the length of a JSON object in 4 bytes, and the object, the header; the ids of the tokens,
+//! 4 bytes each; for each state its rows, a row for a token, of a state that keeps a window those of the last tokens; the CRC-32 of all
+//! before it, 4 bytes.
 
-use super::Model;
+use super::LanguageModel;
 use crate::error::{Error, Result, Stage};
 use crate::files::write_whole;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 
-const MAGIC: &[u8; 8] = b"TLITEKV1";
+const MAGIC: &[u8; 8] = b"TLITEKV2";
 
 /// Whose cache it is, and in which form.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -18,8 +19,35 @@ pub struct Identity {
     pub model: String,
     /// Element type of the states.
     pub float: String,
-    /// Name of each state and bytes of one of its rows, which are those of one token.
-    pub states: Vec<(String, usize)>,
+    /// The form of each state.
+    pub states: Vec<Layout>,
+}
+
+/// The form of a state.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Layout {
+    /// Its name.
+    pub name: String,
+    /// Bytes of a row, which is that of one token.
+    pub row: usize,
+    /// Nothing reads more rows than so many before each new one, that one included; the others may be missing. Without it none may.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub window: Option<usize>,
+}
+
+impl std::fmt::Display for Layout {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { name, row, window } = self;
+        let window = window.map_or_else(String::new, |w| format!(" in a window of {w}"));
+        write!(f, "\"{name}\" with rows of {row} bytes{window}")
+    }
+}
+
+impl Layout {
+    /// The last rows of `tokens` that must be there.
+    fn needed(&self, tokens: usize) -> usize {
+        self.window.map_or(tokens, |w| tokens.min(w.saturating_sub(1)))
+    }
 }
 
 /// The cache of a model as bytes.
@@ -27,10 +55,11 @@ pub trait States {
     /// Whose states these are.
     fn identity(&self) -> Result<Identity>;
 
-    /// The rows of all tokens in state `index` of [`Identity::states`].
+    /// The rows of the last tokens in state `index` of [`Identity::states`], of as many as it has; all, unless it keeps a window.
     fn read_state(&mut self, index: usize) -> Result<Vec<u8>>;
 
-    /// Replaces the cache by `tokens` rows of each state.
+    /// Replaces the cache by that of `tokens` tokens, of which these are the last rows of each state: all, or in a state that keeps a window
+    /// at least one fewer than that.
     fn write_states(&mut self, tokens: usize, states: &[&[u8]]) -> Result<()>;
 }
 
@@ -39,9 +68,11 @@ struct Header {
     #[serde(flatten)]
     identity: Identity,
     tokens: usize,
+    /// Rows of each state in the file.
+    rows: Vec<usize>,
 }
 
-fn states<'a>(model: &'a mut dyn Model, path: &Path) -> Result<&'a mut dyn States> {
+fn states<'a>(model: &'a mut dyn LanguageModel, path: &Path) -> Result<&'a mut dyn States> {
     model.states().ok_or_else(|| {
         let what = format!("{}: this model's cache cannot be read or written", path.display());
         Error::usage("--prompt-cache", what)
@@ -49,7 +80,7 @@ fn states<'a>(model: &'a mut dyn Model, path: &Path) -> Result<&'a mut dyn State
 }
 
 /// Writes the cache of `model`, which holds `tokens`, to `path`, whole or not at all.
-pub fn save(path: &Path, model: &mut dyn Model, tokens: &[u32]) -> Result<()> {
+pub fn save(path: &Path, model: &mut dyn LanguageModel, tokens: &[u32]) -> Result<()> {
     if model.len() != tokens.len() {
         let what = format!(
             "the cache holds {} tokens, {} are given",
@@ -59,17 +90,20 @@ pub fn save(path: &Path, model: &mut dyn Model, tokens: &[u32]) -> Result<()> {
         return Err(Error::other(Stage::Run, what));
     }
     let states = states(model, path)?;
+    let identity = states.identity()?;
+    let parts: Vec<Vec<u8>> = (0..identity.states.len())
+        .map(|i| states.read_state(i))
+        .collect::<Result<_>>()?;
+    let rows = identity.states.iter().zip(&parts);
     let header = Header {
-        identity: states.identity()?,
+        rows: rows.map(|(s, part)| part.len() / s.row.max(1)).collect(),
+        identity,
         tokens: tokens.len(),
     };
     let json = serde_json::to_vec(&header)
         .map_err(|e| Error::parse(Stage::Text, path, "the header cannot be written", e))?;
     let size = u32::try_from(json.len())
         .map_err(|e| Error::parse(Stage::Text, path, "the header is too long", e))?;
-    let parts: Vec<Vec<u8>> = (0..header.identity.states.len())
-        .map(|i| states.read_state(i))
-        .collect::<Result<_>>()?;
     write_whole(path, |out| {
         let mut crc = crc32fast::Hasher::new();
         let mut put = |bytes: &[u8]| {
@@ -91,7 +125,7 @@ pub fn save(path: &Path, model: &mut dyn Model, tokens: &[u32]) -> Result<()> {
 
 /// Fills the cache of `model` from `path` and returns the tokens in it, at most as many as its context holds; none where there is no
 /// such file. An error for a damaged file, and for that of another model or form, which leaves the cache as it was.
-pub fn load(path: &Path, model: &mut dyn Model) -> Result<Vec<u32>> {
+pub fn load(path: &Path, model: &mut dyn LanguageModel) -> Result<Vec<u32>> {
     let bytes = match std::fs::read(path) {
         Ok(bytes) => bytes,
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -102,7 +136,7 @@ pub fn load(path: &Path, model: &mut dyn Model) -> Result<Vec<u32>> {
     let wanted = states.identity()?;
     let wrong = |what: &str| Error::file(Stage::Text, path, what);
     if !bytes.starts_with(MAGIC) {
-        return Err(wrong("not a prompt cache: it does not begin with TLITEKV1"));
+        return Err(wrong("not a prompt cache: it does not begin with TLITEKV2"));
     }
     let (body, sum) = bytes
         .split_last_chunk::<4>()
@@ -130,9 +164,14 @@ pub fn load(path: &Path, model: &mut dyn Model) -> Result<Vec<u32>> {
         }
     }
     if identity.states != wanted.states {
+        let differs = |(a, b): &(&Layout, &Layout)| a != b;
+        let mut pairs = identity.states.iter().zip(&wanted.states);
+        let what = match pairs.find(differs) {
+            Some((found, wanted)) => format!("{found}, expected {wanted}"),
+            None => format!("{}, expected {}", identity.states.len(), wanted.states.len()),
+        };
         return Err(wrong(&format!(
-            "the prompt cache has states of another form: {:?}, expected {:?}",
-            identity.states, wanted.states
+            "the prompt cache has states of another form: {what}"
         )));
     }
     let ids = rest.rows(header.tokens, 4)?;
@@ -142,9 +181,26 @@ pub fn load(path: &Path, model: &mut dyn Model) -> Result<Vec<u32>> {
         .collect();
     tokens.truncate(context);
     let mut parts = Vec::with_capacity(identity.states.len());
-    for (_, row) in &identity.states {
-        let part = rest.rows(header.tokens, *row)?;
-        parts.push(part.get(..tokens.len() * row).unwrap_or(part));
+    if header.rows.len() != identity.states.len() {
+        return Err(wrong(
+            "the header of the prompt cache does not count the rows of each state",
+        ));
+    }
+    for (state, rows) in identity.states.iter().zip(&header.rows) {
+        let part = rest.rows(*rows, state.row)?;
+        let missing = header.tokens.checked_sub(*rows);
+        let missing =
+            missing.ok_or_else(|| wrong(&format!("{state}: {rows} rows of {} tokens", header.tokens)))?;
+        let kept = tokens.len().saturating_sub(missing);
+        if kept < state.needed(tokens.len()) {
+            return Err(wrong(&format!(
+                "the prompt cache holds {} tokens, and of state {state} {rows} rows; the first {} tokens, for which there is room, \
+                 cannot be gone on from with these",
+                header.tokens,
+                tokens.len()
+            )));
+        }
+        parts.push(part.get(..kept * state.row).unwrap_or(part));
     }
     if !rest.bytes.is_empty() {
         return Err(wrong(&format!(
@@ -188,10 +244,20 @@ mod tests {
     use super::*;
     use crate::llm::testing::FakeModel;
 
-    /// Keeps two bytes a token in one state, and one in another.
+    fn layout(name: &str, row: usize) -> Layout {
+        Layout {
+            name: name.to_owned(),
+            row,
+            window: None,
+        }
+    }
+
+    /// Keeps two bytes a token in one state, and one in another, of which it may keep a window.
     struct Saved {
         model: FakeModel,
         identity: Identity,
+        /// Rows that the second state has no longer.
+        gone: usize,
     }
 
     impl Saved {
@@ -201,8 +267,9 @@ mod tests {
                 identity: Identity {
                     model: "1234".to_owned(),
                     float: "f16".to_owned(),
-                    states: vec![("k".to_owned(), 2), ("v".to_owned(), 1)],
+                    states: vec![layout("k", 2), layout("v", 1)],
                 },
+                gone: 0,
             }
         }
     }
@@ -217,19 +284,21 @@ mod tests {
             Ok(if index == 0 {
                 cache.flat_map(|t| [t, t + 1]).collect()
             } else {
-                cache.collect()
+                cache.skip(self.gone).collect()
             })
         }
 
         fn write_states(&mut self, tokens: usize, states: &[&[u8]]) -> Result<()> {
-            assert_eq!((states[0].len(), states[1].len()), (2 * tokens, tokens));
-            self.model.cache = states[1].iter().map(|t| u32::from(*t)).collect();
-            assert_eq!(self.read_state(0).unwrap(), states[0]);
+            let (rows, last) = states[0].as_chunks::<2>();
+            assert_eq!((rows.len(), last.len()), (tokens, 0));
+            self.model.cache = rows.iter().map(|t| u32::from(t[0])).collect();
+            self.gone = tokens - states[1].len();
+            assert_eq!(self.read_state(1).unwrap(), states[1]);
             Ok(())
         }
     }
 
-    impl Model for Saved {
+    impl LanguageModel for Saved {
         fn vocab(&self) -> usize {
             self.model.vocab()
         }
@@ -246,8 +315,8 @@ mod tests {
             self.model.forward(tokens, logits)
         }
 
-        fn truncate(&mut self, len: usize) {
-            self.model.truncate(len);
+        fn truncate(&mut self, len: usize) -> usize {
+            self.model.truncate(len)
         }
 
         fn states(&mut self) -> Option<&mut dyn States> {
@@ -275,6 +344,35 @@ mod tests {
         assert!(e.to_string().contains("holds 3 tokens, 1 are given"), "{e}");
         let e = save(&path, &mut model.model, &[5, 6, 7]).unwrap_err();
         assert!(e.is_usage() && e.to_string().contains("cannot be read"), "{e}");
+    }
+
+    #[test]
+    fn of_a_window_the_last_rows_come_back() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("cache");
+        let windowed = |context| {
+            let mut model = Saved::new(context);
+            model.identity.states[1].window = Some(4);
+            model
+        };
+        let mut model = windowed(10);
+        (model.model.cache, model.gone) = (vec![5, 6, 7, 8, 9, 1, 2], 2);
+        save(&path, &mut model, &[5, 6, 7, 8, 9, 1, 2]).unwrap();
+        let mut other = windowed(20);
+        assert_eq!(load(&path, &mut other).unwrap().len(), 7);
+        assert_eq!((other.gone, other.model.cache.len()), (2, 7));
+        // The first 5 tokens can be gone on from with rows 2 to 4, the first 4 cannot with rows 2 and 3.
+        let mut short = windowed(5);
+        assert_eq!(load(&path, &mut short).unwrap(), [5, 6, 7, 8, 9]);
+        assert_eq!((short.gone, short.read_state(1).unwrap()), (2, vec![7, 8, 9]));
+        let e = load(&path, &mut windowed(4)).unwrap_err().to_string();
+        assert!(e.contains("\"v\"") && e.contains("cannot be gone on from"), "{e}");
+        // All rows of what keeps no window.
+        let mut model = Saved::new(10);
+        (model.model.cache, model.gone) = (vec![5, 6, 7], 1);
+        save(&path, &mut model, &[5, 6, 7]).unwrap();
+        let e = load(&path, &mut Saved::new(10)).unwrap_err().to_string();
+        assert!(e.contains("of state \"v\" with rows of 1 bytes 2 rows"), "{e}");
     }
 
     #[test]
@@ -306,8 +404,8 @@ mod tests {
         let body = &whole[..whole.len() - 4];
         assert!(refused(&signed(&body[..body.len() - 1])).contains("ends"));
         assert!(refused(&signed(&[body, &[0]].concat())).contains("1 bytes too many"));
-        assert!(refused(&signed(b"TLITEKV1\x02\0\0\0{}")).contains("header"));
-        assert!(refused(&signed(b"TLITEKV1\xff\xff\xff\xff{}")).contains("ends"));
+        assert!(refused(&signed(b"TLITEKV2\x02\0\0\0{}")).contains("header"));
+        assert!(refused(&signed(b"TLITEKV2\xff\xff\xff\xff{}")).contains("ends"));
     }
 
     #[test]
@@ -330,6 +428,14 @@ mod tests {
             &|i| i.float = "f32".to_owned(),
             "another storage (--kv, --float): f16, this one is f32",
         );
-        refused(&|i| i.states[0].1 = 4, "states of another form");
+        refused(
+            &|i| i.states[0].row = 4,
+            "states of another form: \"k\" with rows of 2 bytes, expected \"k\" with rows of 4 bytes",
+        );
+        refused(
+            &|i| i.states[1].window = Some(5),
+            "\"v\" with rows of 1 bytes, expected \"v\" with rows of 1 bytes in a window of 5",
+        );
+        refused(&|i| i.states.truncate(1), "states of another form: 2, expected 1");
     }
 }

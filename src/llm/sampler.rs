@@ -160,6 +160,21 @@ impl std::fmt::Debug for Sampler {
     }
 }
 
+impl Default for Sampler {
+    /// Greedy.
+    fn default() -> Self {
+        let config = SamplerConfig::default();
+        Self {
+            random: SplitMix64::new(config.seed),
+            config,
+            constraint: None,
+            history: Vec::new(),
+            logits: Vec::new(),
+            candidates: Vec::new(),
+        }
+    }
+}
+
 impl Sampler {
     /// A sampler at the start of its random sequence. A usage error when a value is out of range.
     pub fn new(config: SamplerConfig) -> Result<Self> {
@@ -167,10 +182,7 @@ impl Sampler {
         Ok(Self {
             random: SplitMix64::new(config.seed),
             config,
-            constraint: None,
-            history: Vec::new(),
-            logits: Vec::new(),
-            candidates: Vec::new(),
+            ..Self::default()
         })
     }
 

@@ -16,9 +16,9 @@ impl StopStrings {
     }
 
     /// Looks for them in a text from its start on.
-    pub fn watch(&self) -> StopWatch<'_> {
+    pub fn watch(&self) -> StopWatch {
         StopWatch {
-            strings: &self.0,
+            strings: self.0.clone(),
             held: String::new(),
             found: false,
         }
@@ -28,14 +28,14 @@ impl StopStrings {
 /// Looks for stop strings in a text that comes in pieces. How it is cut makes no difference: the text ends before the string that
 /// is complete first, and before the longest where several are at once.
 #[derive(Debug)]
-pub struct StopWatch<'a> {
-    strings: &'a [String],
+pub struct StopWatch {
+    strings: Vec<String>,
     /// What may yet become the start of a stop string.
     held: String,
     found: bool,
 }
 
-impl StopWatch<'_> {
+impl StopWatch {
     /// Takes the next piece and returns the text that is now certain to stay. Nothing more comes once a string was found.
     pub fn push(&mut self, piece: &str) -> String {
         if self.found {
@@ -74,8 +74,8 @@ impl StopWatch<'_> {
     }
 
     /// Ends the text and returns what was held back.
-    pub fn finish(self) -> String {
-        self.held
+    pub fn finish(&mut self) -> String {
+        std::mem::take(&mut self.held)
     }
 }
 

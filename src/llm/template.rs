@@ -1,15 +1,20 @@
 //! Chat templates: from messages to the text that a chat model was trained on.
 //!
 //! Templates are Jinja as Hugging Face renders it: blocks are trimmed, methods of Python's types work,
-//! `tojson` writes as Python does, and `raise_exception` and `strftime_now` exist.
+//! values and JSON are written as Python does, and `raise_exception` and `strftime_now` exist. What differs: `~` writes truth values
+//! in small letters, pairs are printed as lists, and a loop over none is empty.
+
+mod date;
+mod python;
 
 use super::folder::{ModelFolder, TemplateSource};
 use crate::error::{Error, Result, Stage};
-use minijinja::value::{Kwargs, ValueKind};
-use minijinja::{Environment, ErrorKind, Output, State, Value, escape_formatter};
+use date::strftime;
+use minijinja::value::Serde;
+use minijinja::{Environment, ErrorKind, Value};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::SystemTime;
 
 /// One turn of a chat.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -46,12 +51,21 @@ impl Message {
     }
 }
 
+/// The words with which a template refuses messages, by `raise_exception`.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct Raised(pub String);
+
+/// Further values that a template may ask for, such as `tools` or `enable_thinking`, by name.
+pub type Values = serde_json::Map<String, serde_json::Value>;
+
 /// A model's chat template.
 pub struct ChatTemplate {
     environment: Environment<'static>,
     path: PathBuf,
     bos: Option<String>,
     eos: Option<String>,
+    values: Values,
 }
 
 const NAME: &str = "chat_template";
@@ -89,11 +103,14 @@ impl ChatTemplate {
 
     /// As [`ChatTemplate::find`]; an error that names the folder when there is no template.
     pub fn load(folder: &ModelFolder) -> Result<Self> {
-        Self::find(folder)?.ok_or_else(|| {
-            let what =
-                "no chat template: neither chat_template.jinja nor `chat_template` in tokenizer_config.json";
-            Error::file(Stage::Text, folder.dir(), what)
-        })
+        Self::find(folder)?.ok_or_else(|| Self::missing(folder))
+    }
+
+    /// The error of a folder without a template.
+    pub(super) fn missing(folder: &ModelFolder) -> Error {
+        let what =
+            "no chat template: neither chat_template.jinja nor `chat_template` in tokenizer_config.json";
+        Error::file(Stage::Text, folder.dir(), what)
     }
 
     fn parse(folder: &ModelFolder, path: PathBuf, text: String) -> Result<Self> {
@@ -105,12 +122,18 @@ impl ChatTemplate {
             .map_err(|e| Error::parse(Stage::Text, &path, "the template engine refuses its settings", e))?;
         environment.set_syntax(syntax);
         environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
-        environment.set_formatter(format_like_python);
-        environment.add_filter("tojson", to_json);
+        environment.set_formatter(python::format);
+        environment.add_filter("tojson", python::to_json);
+        environment.add_filter("string", |value: Value| python::text(&value));
+        // None is not, in Python.
+        environment.add_test("iterable", |value: &Value| {
+            !value.is_none() && value.try_iter().is_ok()
+        });
         environment.add_function(
             "raise_exception",
             |what: String| -> Result<Value, minijinja::Error> {
-                Err(minijinja::Error::new(ErrorKind::InvalidOperation, what))
+                let error = minijinja::Error::new(ErrorKind::InvalidOperation, what.clone());
+                Err(error.with_source(Raised(what)))
             },
         );
         environment.add_function("strftime_now", |format: String| {
@@ -129,7 +152,14 @@ impl ChatTemplate {
             path,
             bos,
             eos,
+            values: Values::new(),
         })
+    }
+
+    /// The same with further values. They stand before the special tokens of the same name; the messages stay what they are.
+    pub fn with_values(mut self, values: Values) -> Self {
+        self.values = values;
+        self
     }
 
     /// The file that the template stands in.
@@ -137,32 +167,43 @@ impl ChatTemplate {
         &self.path
     }
 
-    /// The text of a chat, special tokens included, to be encoded without adding any. With
-    /// `add_generation_prompt` it ends where the model's next turn starts. An error when the template
-    /// refuses the messages, for instance a role that the model does not know.
-    pub fn render(&self, messages: &[Message], add_generation_prompt: bool) -> Result<String> {
-        let messages: Vec<Value> = messages
-            .iter()
-            .map(|m| Value::from_pairs([("role", m.role), ("content", m.content.as_str())]))
-            .collect();
-        let mut values = vec![
-            ("messages", Value::from(messages)),
-            ("add_generation_prompt", Value::from(add_generation_prompt)),
-        ];
+    /// The text of a chat, special tokens included, to be encoded without adding any. Messages are [`Message`]s, or JSON objects where
+    /// there is more to a message, such as `tool_calls`. With `add_generation_prompt` the text ends where the model's next turn starts.
+    /// An error when the template refuses the messages, for instance a role that the model does not know; its cause is [`Raised`]
+    /// where the template has words for it.
+    pub fn render<M: Serialize>(&self, messages: &[M], add_generation_prompt: bool) -> Result<String> {
+        // What was not given is none, as Hugging Face passes it.
+        let mut values = vec![("tools", Value::from(())), ("documents", Value::from(()))];
         // An absent token stays undefined, as templates test for it with `is defined`.
         values.extend(self.bos.as_deref().map(|t| ("bos_token", Value::from(t))));
         values.extend(self.eos.as_deref().map(|t| ("eos_token", Value::from(t))));
-        self.environment
-            .get_template(NAME)
-            .and_then(|t| t.render(Value::from_pairs(values)))
-            .map_err(|e| {
-                Error::parse(
+        values.extend(
+            self.values
+                .iter()
+                .map(|(k, v)| (k.as_str(), Value::from(Serde(v)))),
+        );
+        values.push(("messages", Value::from(Serde(messages))));
+        values.push(("add_generation_prompt", Value::from(add_generation_prompt)));
+        let text = self.environment.get_template(NAME);
+        text.and_then(|t| t.render(Value::from_pairs(values)))
+            .map_err(|e| self.refusal(e))
+    }
+
+    fn refusal(&self, e: minijinja::Error) -> Error {
+        let what = "the chat template refuses the messages";
+        let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(&e);
+        while let Some(c) = cause {
+            if let Some(raised) = c.downcast_ref::<Raised>() {
+                return Error::parse(
                     Stage::Text,
                     &self.path,
-                    "the chat template refuses the messages",
-                    e,
-                )
-            })
+                    format!("{what}: {raised}"),
+                    raised.clone(),
+                );
+            }
+            cause = c.source();
+        }
+        Error::parse(Stage::Text, &self.path, what, e)
     }
 }
 
@@ -188,194 +229,6 @@ fn without_generation_blocks(text: &str) -> String {
     }
     out.push_str(rest);
     out
-}
-
-/// Prints `True`, `False` and `None` as Jinja does.
-fn format_like_python(
-    out: &mut Output<'_>,
-    state: &mut State<'_, '_>,
-    value: &Value,
-) -> Result<(), minijinja::Error> {
-    match value.kind() {
-        ValueKind::None => out.write_str("None").map_err(minijinja::Error::from),
-        ValueKind::Bool => out
-            .write_str(if value.is_true() { "True" } else { "False" })
-            .map_err(minijinja::Error::from),
-        _ => escape_formatter(out, state, value),
-    }
-}
-
-/// JSON with the spaces of Python's `json.dumps` and nothing escaped for HTML.
-fn to_json(value: Value, options: Kwargs) -> Result<String, minijinja::Error> {
-    let refuse = |e: serde_json::Error| {
-        minijinja::Error::new(ErrorKind::BadSerialization, "tojson: the value has no JSON form")
-            .with_source(e)
-    };
-    let indent: Option<usize> = options.get("indent")?;
-    let ascii: Option<bool> = options.get("ensure_ascii")?;
-    options.assert_all_used()?;
-    if ascii == Some(true) {
-        return Err(minijinja::Error::new(
-            ErrorKind::InvalidOperation,
-            "tojson: ensure_ascii=true is not offered",
-        ));
-    }
-    let json = serde_json::to_value(&value).map_err(refuse)?;
-    let mut out = Vec::new();
-    match indent {
-        Some(n) => {
-            let spaces = vec![b' '; n.min(64)];
-            let pretty = serde_json::ser::PrettyFormatter::with_indent(&spaces);
-            json.serialize(&mut serde_json::Serializer::with_formatter(&mut out, pretty))
-                .map_err(refuse)?;
-        }
-        None => json
-            .serialize(&mut serde_json::Serializer::with_formatter(&mut out, Spaced))
-            .map_err(refuse)?,
-    }
-    Ok(String::from_utf8_lossy(&out).into_owned())
-}
-
-/// `, ` between elements and `: ` after keys.
-struct Spaced;
-
-impl serde_json::ser::Formatter for Spaced {
-    fn begin_array_value<W: ?Sized + std::io::Write>(
-        &mut self,
-        out: &mut W,
-        first: bool,
-    ) -> std::io::Result<()> {
-        if first { Ok(()) } else { out.write_all(b", ") }
-    }
-
-    fn begin_object_key<W: ?Sized + std::io::Write>(
-        &mut self,
-        out: &mut W,
-        first: bool,
-    ) -> std::io::Result<()> {
-        if first { Ok(()) } else { out.write_all(b", ") }
-    }
-
-    fn begin_object_value<W: ?Sized + std::io::Write>(&mut self, out: &mut W) -> std::io::Result<()> {
-        out.write_all(b": ")
-    }
-}
-
-const MONTHS: [&str; 12] = [
-    "January",
-    "February",
-    "March",
-    "April",
-    "May",
-    "June",
-    "July",
-    "August",
-    "September",
-    "October",
-    "November",
-    "December",
-];
-const DAYS: [&str; 7] = [
-    "Sunday",
-    "Monday",
-    "Tuesday",
-    "Wednesday",
-    "Thursday",
-    "Friday",
-    "Saturday",
-];
-
-/// `time` in UTC by the usual conversions of C's `strftime`; an error names one that is not offered.
-fn strftime(format: &str, time: SystemTime) -> Result<String, minijinja::Error> {
-    let seconds = time
-        .duration_since(UNIX_EPOCH)
-        .unwrap_or(Duration::ZERO)
-        .as_secs();
-    let (days, of_day) = (seconds / 86_400, seconds % 86_400);
-    let (year, month, day, day_of_year) = civil_date(days);
-    let (hour, minute, second) = (of_day / 3600, of_day / 60 % 60, of_day % 60);
-    let name = |names: &[&'static str], index: u64| -> &'static str {
-        usize::try_from(index)
-            .ok()
-            .and_then(|i| names.get(i).copied())
-            .unwrap_or("")
-    };
-    let month_name = name(&MONTHS, month - 1);
-    let day_name = name(&DAYS, (days + 4) % 7);
-    let short = |name: &'static str| name.get(..3).unwrap_or(name);
-    let hour12 = (hour + 11) % 12 + 1;
-    let mut out = String::new();
-    let mut letters = format.chars();
-    while let Some(c) = letters.next() {
-        if c != '%' {
-            out.push(c);
-            continue;
-        }
-        let conversion = match letters.next() {
-            Some('-') => letters.next().map(|c| ("-", c)),
-            other => other.map(|c| ("", c)),
-        };
-        out.push_str(&match conversion {
-            Some(("", '%')) => "%".to_owned(),
-            Some(("", 'Y')) => year.to_string(),
-            Some(("", 'y')) => format!("{:02}", year % 100),
-            Some(("", 'm')) => format!("{month:02}"),
-            Some(("-", 'm')) => month.to_string(),
-            Some(("", 'd')) => format!("{day:02}"),
-            Some(("-", 'd')) => day.to_string(),
-            Some(("", 'e')) => format!("{day:2}"),
-            Some(("", 'j')) => format!("{day_of_year:03}"),
-            Some(("", 'B')) => month_name.to_owned(),
-            Some(("", 'b' | 'h')) => short(month_name).to_owned(),
-            Some(("", 'A')) => day_name.to_owned(),
-            Some(("", 'a')) => short(day_name).to_owned(),
-            Some(("", 'H')) => format!("{hour:02}"),
-            Some(("-", 'H')) => hour.to_string(),
-            Some(("", 'I')) => format!("{hour12:02}"),
-            Some(("-", 'I')) => hour12.to_string(),
-            Some(("", 'M')) => format!("{minute:02}"),
-            Some(("", 'S')) => format!("{second:02}"),
-            Some(("", 'p')) => if hour < 12 { "AM" } else { "PM" }.to_owned(),
-            Some(("", 'F')) => format!("{year}-{month:02}-{day:02}"),
-            Some(("", 'T')) => format!("{hour:02}:{minute:02}:{second:02}"),
-            Some(("", 'Z')) => "UTC".to_owned(),
-            Some(("", 'z')) => "+0000".to_owned(),
-            other => {
-                let text = other.map_or_else(String::new, |(flag, c)| format!("{flag}{c}"));
-                let what = format!("strftime_now: conversion `%{text}` is not offered");
-                return Err(minijinja::Error::new(ErrorKind::InvalidOperation, what));
-            }
-        });
-    }
-    Ok(out)
-}
-
-/// Year, month (from 1), day (from 1) and day of the year (from 1) of a day counted from 1970-01-01, in the
-/// Gregorian calendar.
-fn civil_date(days: u64) -> (u64, u64, u64, u64) {
-    let leap = |year: u64| year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
-    // 400 years are a whole number of days, so the loop below is short for any time.
-    let mut year = 1970 + days / 146_097 * 400;
-    let mut rest = days % 146_097;
-    loop {
-        let length = if leap(year) { 366 } else { 365 };
-        if rest < length {
-            break;
-        }
-        rest -= length;
-        year += 1;
-    }
-    let day_of_year = rest + 1;
-    let february = if leap(year) { 29 } else { 28 };
-    let mut month = 1;
-    for length in [31, february, 31, 30, 31, 30, 31, 31, 30, 31, 30] {
-        if rest < length {
-            break;
-        }
-        rest -= length;
-        month += 1;
-    }
-    (year, month, rest + 1, day_of_year)
 }
 
 #[cfg(test)]
@@ -461,12 +314,30 @@ mod tests {
     fn lists_and_files_of_templates() {
         let two = json!([{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]);
         let (dir, f) = folder(json!({ "chat_template": two }));
-        assert_eq!(ChatTemplate::load(&f).unwrap().render(&[], true).unwrap(), "d");
+        assert_eq!(
+            ChatTemplate::load(&f)
+                .unwrap()
+                .render::<Message>(&[], true)
+                .unwrap(),
+            "d"
+        );
         std::fs::write(dir.path().join("chat_template.jinja"), "file").unwrap();
-        assert_eq!(ChatTemplate::load(&f).unwrap().render(&[], true).unwrap(), "file");
+        assert_eq!(
+            ChatTemplate::load(&f)
+                .unwrap()
+                .render::<Message>(&[], true)
+                .unwrap(),
+            "file"
+        );
 
         let (_dir, f) = folder(json!({"chat_template": [{"name": "x", "template": "only"}]}));
-        assert_eq!(ChatTemplate::load(&f).unwrap().render(&[], true).unwrap(), "only");
+        assert_eq!(
+            ChatTemplate::load(&f)
+                .unwrap()
+                .render::<Message>(&[], true)
+                .unwrap(),
+            "only"
+        );
         let (_dir, f) =
             folder(json!({"chat_template": [{"name": "x", "template": ""}, {"name": "y", "template": ""}]}));
         assert!(ChatTemplate::load(&f).err().unwrap().to_string().contains("x, y"));
@@ -475,24 +346,5 @@ mod tests {
         assert!(ChatTemplate::find(&f).unwrap().is_none());
         let e = ChatTemplate::load(&f).err().unwrap();
         assert!(e.to_string().contains(&dir.path().display().to_string()), "{e}");
-    }
-
-    #[test]
-    fn dates() {
-        let at = |seconds| UNIX_EPOCH + Duration::from_secs(seconds);
-        let all = "%Y-%m-%d %H:%M:%S %d %b %Y %A %B %a %j %-d %I %p %%";
-        assert_eq!(
-            strftime(all, at(0)).unwrap(),
-            "1970-01-01 00:00:00 01 Jan 1970 Thursday January Thu 001 1 12 AM %"
-        );
-        let leap = strftime(all, at(1_709_251_199)).unwrap();
-        assert_eq!(
-            leap,
-            "2024-02-29 23:59:59 29 Feb 2024 Thursday February Thu 060 29 11 PM %"
-        );
-        assert_eq!(strftime("%F", at(4_102_444_800)).unwrap(), "2100-01-01");
-        assert_eq!(strftime("%F %a", at(951_782_400)).unwrap(), "2000-02-29 Tue");
-        assert_eq!(strftime("%F", at(1_735_603_200)).unwrap(), "2024-12-31");
-        assert!(strftime("%", at(0)).is_err());
     }
 }

@@ -1,9 +1,10 @@
 //! Small tokenizers and a model without weights, for tests.
 
-use super::Model;
+use super::{Codec, LanguageModel, ModelFolder};
 use crate::error::{Error, Result, Stage};
 use serde_json::{Map, Value, json};
 use std::path::Path;
+use std::sync::{Arc, Mutex};
 
 /// The printable character that byte-level vocabularies write for `byte`.
 fn byte_char(byte: u8) -> char {
@@ -64,7 +65,18 @@ pub fn write_byte_fallback_tokenizer(dir: &Path) {
     std::fs::write(dir.join("tokenizer.json"), json.to_string()).unwrap();
 }
 
-type Next = dyn Fn(&[u32]) -> u32;
+/// A codec with the tokenizer of [`write_byte_level_tokenizer`], the end token 257 and `config` as `tokenizer_config.json`. The folder must
+/// stay while it is used.
+pub fn byte_codec(config: &str) -> (tempfile::TempDir, Codec) {
+    let dir = tempfile::tempdir().unwrap();
+    write_byte_level_tokenizer(dir.path());
+    std::fs::write(dir.path().join("config.json"), r#"{"eos_token_id": 257}"#).unwrap();
+    std::fs::write(dir.path().join("tokenizer_config.json"), config).unwrap();
+    let codec = Codec::load(ModelFolder::open(dir.path()).unwrap()).unwrap();
+    (dir, codec)
+}
+
+type Next = dyn Fn(&[u32]) -> u32 + Send;
 
 /// A model whose next token is a function of all tokens in its cache.
 pub struct FakeModel {
@@ -77,10 +89,12 @@ pub struct FakeModel {
     pub calls: Vec<Vec<u32>>,
     /// Fails at the call of this index.
     pub fail_at: Option<usize>,
+    /// Most tokens that can be forgotten without forgetting all.
+    pub reach: Option<usize>,
 }
 
 impl FakeModel {
-    pub fn new(vocab: usize, context: usize, next: impl Fn(&[u32]) -> u32 + 'static) -> Self {
+    pub fn new(vocab: usize, context: usize, next: impl Fn(&[u32]) -> u32 + Send + 'static) -> Self {
         Self {
             vocab,
             context,
@@ -88,11 +102,12 @@ impl FakeModel {
             cache: Vec::new(),
             calls: Vec::new(),
             fail_at: None,
+            reach: None,
         }
     }
 }
 
-impl Model for FakeModel {
+impl LanguageModel for FakeModel {
     fn vocab(&self) -> usize {
         self.vocab
     }
@@ -122,7 +137,49 @@ impl Model for FakeModel {
         Ok(())
     }
 
-    fn truncate(&mut self, len: usize) {
-        self.cache.truncate(len);
+    fn truncate(&mut self, len: usize) -> usize {
+        let enough = self.reach.is_none_or(|reach| len + reach >= self.cache.len());
+        self.cache.truncate(if enough { len } else { 0 });
+        self.cache.len()
+    }
+}
+
+/// A [`FakeModel`] in the hands of a session, to be looked at afterwards. It has the two methods that a model needs, and its sizes.
+#[derive(Clone)]
+pub struct Lent(Arc<Mutex<FakeModel>>);
+
+impl Lent {
+    /// Takes the model out of `place`, until [`Lent::give_back`].
+    pub fn of(place: &mut FakeModel) -> Self {
+        Self(Arc::new(Mutex::new(std::mem::replace(
+            place,
+            FakeModel::new(1, 1, |_| 0),
+        ))))
+    }
+
+    pub fn give_back(&self, place: &mut FakeModel) {
+        std::mem::swap(place, &mut self.0.lock().unwrap());
+    }
+}
+
+impl LanguageModel for Lent {
+    fn vocab(&self) -> usize {
+        self.0.lock().unwrap().vocab()
+    }
+
+    fn context(&self) -> usize {
+        self.0.lock().unwrap().context()
+    }
+
+    fn len(&self) -> usize {
+        self.0.lock().unwrap().len()
+    }
+
+    fn forward(&mut self, tokens: &[u32], logits: &mut Vec<f32>) -> Result<()> {
+        self.0.lock().unwrap().forward(tokens, logits)
+    }
+
+    fn truncate(&mut self, len: usize) -> usize {
+        self.0.lock().unwrap().truncate(len)
     }
 }

@@ -128,11 +128,17 @@ impl Tokenizer {
         self.inner.get_vocab(true) == other.inner.get_vocab(true)
     }
 
-    /// False for the tokens that decoding leaves out: special and unknown ones.
-    fn has_text(&self, id: u32) -> bool {
+    /// True for a token that marks something: it is found in a text before all others, and decoding leaves it out.
+    pub fn is_special(&self, id: u32) -> bool {
+        let added = self.inner.get_added_vocabulary();
         self.inner
             .id_to_token(id)
-            .is_some_and(|t| !self.inner.get_added_vocabulary().is_special_token(&t))
+            .is_some_and(|t| added.is_special_token(&t))
+    }
+
+    /// False for the tokens that decoding leaves out: special and unknown ones.
+    fn has_text(&self, id: u32) -> bool {
+        self.inner.id_to_token(id).is_some() && !self.is_special(id)
     }
 
     /// True for a token that stands for one byte and joins its neighbours of the same kind.

@@ -15,7 +15,7 @@ enum Use {
     Param { at: u32, ty: FieldTy, step: u32 },
     /// One axis of a grid.
     Grid { step: u32, axis: u8 },
-    /// A number that the session reads by index.
+    /// A number that the executor reads by index.
     Plain,
 }
 

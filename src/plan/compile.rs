@@ -8,7 +8,7 @@ use super::{Condition, NoPadding, Options, Padding, Plan, Port, Segment, StateSl
 use crate::backend::Caps;
 use crate::error::{Error, Result, Stage};
 use crate::graph::op::device_dtype;
-use crate::graph::{Graph, MadeSymbol, Node, NodeId, OpError, Part, ValueId};
+use crate::graph::{Graph, MadeSymbol, Node, NodeId, OpError, Part, State, ValueId};
 use crate::shape::{Bindings, Constraints, Dim, Fact, Known, Shape, Symbol, product};
 use crate::tensor::DType;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
@@ -401,7 +401,7 @@ impl<'a> Compiler<'a> {
             facts: &self.facts,
             limits: &self.limits,
             caps: self.caps,
-            float: self.options.float,
+            options: self.options,
             out: &mut self.collected,
         };
         let result = node.op.lower(&mut cx);
@@ -580,8 +580,18 @@ impl<'a> Compiler<'a> {
         }
         all.extend(self.collected.conditions.iter().cloned());
         for s in self.graph.states() {
-            let rows = self.fact(s.output).and_then(|f| f.shape.0.get(s.axis).cloned());
-            if let Some(rows) = rows {
+            let size = |v| self.fact(v).and_then(|f| f.shape.0.get(s.axis).cloned());
+            let kept = self.options.rows(s);
+            if let (Some(rows), Some(past)) = (size(s.output), size(s.input)) {
+                if let Some(window) = s.window.filter(|_| kept < self.options.state_rows) {
+                    // The first new row reads a window that ends with it, the last one must not have overwritten that.
+                    let new = rows.sub(&past).map_err(|e| dim_error(&e))?;
+                    let room = Dim::from(kept - window + 1)
+                        .sub(&new)
+                        .map_err(|e| dim_error(&e))?;
+                    let meaning = "the new rows exceed the room of a state that keeps a window".to_owned();
+                    all.push(relation(&room, false, meaning)?);
+                }
                 let room = Dim::from(self.options.state_rows).sub(&rows);
                 let meaning = "the rows exceed the room of the states".to_owned();
                 all.push(relation(&room.map_err(|e| dim_error(&e))?, false, meaning)?);
@@ -631,13 +641,35 @@ impl<'a> Compiler<'a> {
         Ok(known)
     }
 
+    /// The rows of a state that has not room for all are not where the host looks for them.
+    fn check_ring(&self, s: &State) -> Result<()> {
+        let on_host = self.host.keys().filter_map(|id| self.graph.node(*id));
+        let reads = |n: &&Node| {
+            let mut operands = n.inputs.iter().enumerate();
+            operands.any(|(i, v)| (*v == Some(s.input) || *v == Some(s.output)) && n.op.reads(i))
+        };
+        let reader = on_host.into_iter().find(reads);
+        reader.map_or(Ok(()), |n| {
+            let name = &self.graph.value(s.input).name;
+            let what = format!(
+                "node \"{}\" runs on the host and reads state \"{name}\", of which the device keeps a window",
+                n.name
+            );
+            Err(Error::other(Stage::Plan, what))
+        })
+    }
+
     fn states(&self) -> Result<Vec<StateSlot>> {
         let mut out = Vec::new();
         for s in self.graph.states() {
             let fact = self.graph.fact(s.input)?;
+            let rows = self.options.rows(s);
+            if rows < self.options.state_rows {
+                self.check_ring(s)?;
+            }
             let dtype = device_dtype(fact.dtype, self.options.float);
             let shape = self.fact(s.input).map(|f| f.shape.0.clone()).unwrap_or_default();
-            let mut row = Dim::from(self.options.state_rows);
+            let mut row = Dim::from(rows);
             for (_, d) in shape.iter().enumerate().filter(|(i, _)| *i != s.axis) {
                 row = row.mul(d).map_err(|e| dim_error(&e))?;
             }
@@ -645,6 +677,8 @@ impl<'a> Compiler<'a> {
                 name: self.graph.value(s.input).name.clone(),
                 dtype,
                 bytes: Arena::bytes(self, dtype, &row)?.next_multiple_of(4),
+                rows,
+                window: s.window,
             });
         }
         Ok(out)

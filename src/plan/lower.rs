@@ -1,6 +1,6 @@
 //! What an operator sees when it chooses its kernels.
 
-use super::Condition;
+use super::{Condition, Options};
 use crate::backend::Caps;
 use crate::backend::epilogue::{Beside, Epilogue};
 use crate::backend::kernel::{self, Arg, FieldTy, Kernel, Role};
@@ -420,7 +420,7 @@ pub struct LowerCx<'a> {
     /// The largest values of symbols.
     pub(super) limits: &'a Bindings,
     pub(super) caps: &'a Caps,
-    pub(super) float: DType,
+    pub(super) options: &'a Options,
     pub(super) out: &'a mut Collected,
 }
 
@@ -457,7 +457,7 @@ impl LowerCx<'_> {
 
     /// The plan's storage type of floats.
     pub fn float(&self) -> DType {
-        self.float
+        self.options.float
     }
 
     fn input_id(&self, i: usize) -> OpResult<ValueId> {
@@ -513,6 +513,15 @@ impl LowerCx<'_> {
         self.out.root(id)
     }
 
+    /// Rows that the state kept by operand `i` has room for, where these are not all: row `n` then lies at `n` modulo them.
+    pub fn ring(&self, i: usize) -> OpResult<Option<i64>> {
+        let root = self.root(self.input_id(i)?);
+        let mut states = self.graph.states().iter();
+        let state = states.find(|s| s.input == root || s.output == root);
+        let rows = state.map(|s| self.options.rows(s));
+        Ok(rows.filter(|n| *n < self.options.state_rows))
+    }
+
     /// Where a kernel reads the value.
     fn resolve(&mut self, id: ValueId) -> OpResult<Operand> {
         let root = self.root(id);
@@ -540,7 +549,7 @@ impl LowerCx<'_> {
             .iter()
             .position(|s| s.input == root || s.output == root)
         {
-            let dtype = crate::graph::op::device_dtype(self.fact_of(root)?.dtype, self.float);
+            let dtype = crate::graph::op::device_dtype(self.fact_of(root)?.dtype, self.options.float);
             return Ok(Operand {
                 home: Home::State(i),
                 dtype,
@@ -805,7 +814,7 @@ impl LowerCx<'_> {
             facts: self.facts,
             limits: self.limits,
             caps: self.caps,
-            float: self.float,
+            options: self.options,
             out: self.out,
         }
     }

@@ -18,7 +18,7 @@ pub use host::{HostRead, HostStep, HostWork};
 
 use crate::backend::kernel::{FieldTy, KernelSpec};
 use crate::error::{Error, Result, Stage};
-use crate::graph::{Graph, NodeId};
+use crate::graph::{Graph, NodeId, State};
 use crate::shape::{Bindings, Dim, Shape, Symbol};
 use crate::tensor::{DType, HostTensor};
 use lower::WeightKey;
@@ -40,8 +40,11 @@ pub struct Options {
     /// the plan open: values share memory only where their sizes are proved to fit, and [`Plan::reserve`] takes it for the
     /// values that come.
     pub bounds: Bindings,
-    /// Rows that each state has room for.
+    /// Rows that each state has room for; but see [`Options::rows`].
     pub state_rows: i64,
+    /// Most rows that a run appends to a state, in any plan of the session. With it a state of which but a window is read has room for no
+    /// more than that and these.
+    pub run_rows: Option<i64>,
     /// Memory is planned as if every node had a kernel: for reports about a device that does not exist. Such a plan is not run.
     pub every_on_device: bool,
     /// A length whose every change would change sizes, and how it is padded so that it does not.
@@ -56,9 +59,21 @@ impl Default for Options {
             fixed: Bindings::new(),
             bounds: Bindings::new(),
             state_rows: 0,
+            run_rows: None,
             every_on_device: false,
             padding: None,
         }
+    }
+}
+
+impl Options {
+    /// Rows that a state has room for: [`Options::state_rows`], or its window and those of a run, where these are fewer. Row `n` lies at `n`
+    /// modulo them.
+    pub fn rows(&self, state: &State) -> i64 {
+        let ring = state.window.zip(self.run_rows);
+        ring.map_or(self.state_rows, |(w, new)| {
+            w.saturating_add(new).min(self.state_rows)
+        })
     }
 }
 
@@ -176,6 +191,10 @@ pub struct StateSlot {
     pub dtype: DType,
     /// Bytes for all rows.
     pub bytes: u64,
+    /// Rows that there is room for.
+    pub rows: i64,
+    /// How many of the last rows are read, where these need not be all; see [`State::window`].
+    pub window: Option<i64>,
 }
 
 /// Why a value needs no memory of its own.

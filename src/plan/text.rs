@@ -38,7 +38,14 @@ pub fn print(plan: &Plan, graph: &Graph) -> String {
         port(&mut out, "input", p);
     }
     for (i, s) in plan.states.iter().enumerate() {
-        let _ = writeln!(out, "state {i} \"{}\": {}, {} bytes", s.name, s.dtype, s.bytes);
+        let window = s.window.map_or_else(String::new, |w| {
+            format!(", {} rows, of which {w} are read", s.rows)
+        });
+        let _ = writeln!(
+            out,
+            "state {i} \"{}\": {}, {} bytes{window}",
+            s.name, s.dtype, s.bytes
+        );
     }
     for (i, w) in plan.weights.iter().enumerate() {
         let form = match &w.pack {

@@ -4,12 +4,12 @@
 //! ([`crate::graph::Op::decides`]), the plan is made for the values of the first run, which are then constants of the graph. Other values
 //! get a new plan. Where that does not help, or values change often, the plan for all values is taken and stays.
 
-use crate::backend::{Backend, Caps};
+use crate::backend::{Backend, Caps, SharedBackend};
 use crate::error::{Error, Result, Stage};
+use crate::executor::{Executor, Program};
 use crate::graph::pass::Pipeline;
 use crate::graph::{Edit, Graph, ValueId};
 use crate::plan::{Options, Plan};
-use crate::session::Session;
 use crate::shape::Fact;
 use crate::tensor::{DType, HostTensor};
 use std::sync::Arc;
@@ -20,14 +20,6 @@ use super::Named;
 const MOST_ELEMENTS: usize = 64;
 /// Plans for values that are made before the plan for all values stays.
 const MOST_PLANS: usize = 8;
-
-/// The backend, in the hands of a session once there is one.
-enum State {
-    Idle(Box<dyn Backend>),
-    Loaded(Box<Session>),
-    /// After an error while a session was loaded.
-    Lost,
-}
 
 /// What it takes to plan for values.
 struct Special {
@@ -41,14 +33,15 @@ struct Special {
 
 /// See the module documentation.
 pub(super) struct Device {
-    caps: Caps,
+    backend: SharedBackend,
     float: DType,
     pipeline: Pipeline,
     /// The model after the passes, with its plan for all values.
     graph: Arc<Graph>,
     plan: Option<Plan>,
     special: Option<Special>,
-    state: State,
+    /// `None` before the first run of a model that is planned for values, and after an error while a plan was loaded.
+    executor: Option<Executor>,
 }
 
 /// Inputs of fixed small shapes that nodes want to know: those that decide themselves, and integers that such are computed of.
@@ -103,15 +96,14 @@ impl Device {
         graph: Arc<Graph>,
         float: DType,
     ) -> Result<Self> {
-        let caps = backend.caps().clone();
         let mut device = Self {
-            caps,
+            backend: SharedBackend::new(backend),
             float,
             pipeline,
             graph,
             plan: None,
             special: None,
-            state: State::Idle(backend),
+            executor: None,
         };
         let plan = device.compile(&device.graph)?;
         let inputs = deciding(&model);
@@ -135,35 +127,29 @@ impl Device {
             float: self.float,
             ..Options::default()
         };
-        Plan::compile(graph, &self.caps, &options)
+        Plan::compile(graph, self.backend.caps(), &options)
     }
 
-    /// Loads a plan in the place of the one before.
+    /// Loads a plan in the place of the one before, whose memory is freed first.
     fn load(&mut self, graph: &Graph, plan: Plan) -> Result<()> {
-        let backend = match std::mem::replace(&mut self.state, State::Lost) {
-            State::Idle(backend) => backend,
-            State::Loaded(session) => session.into_backend(),
-            State::Lost => return Err(lost()),
-        };
-        self.state = State::Loaded(Box::new(Session::new(backend, graph, vec![plan])?));
+        self.executor = None;
+        let program = Program::load(self.backend.clone(), graph, vec![plan])?;
+        self.executor = Some(Executor::of(&Arc::new(program))?);
         Ok(())
     }
 
     /// What the device offers.
     pub fn caps(&self) -> &Caps {
-        &self.caps
+        self.backend.caps()
     }
 
     /// The plan that is loaded; before the first run perhaps the one for all values.
     pub fn plan(&self) -> Option<&Plan> {
-        match &self.state {
-            State::Loaded(session) => session.plan(0),
-            _ => self.plan.as_ref(),
-        }
+        self.executor.as_ref().map_or(self.plan.as_ref(), |e| e.plan(0))
     }
 
-    /// The session with a plan for these inputs, which are all there.
-    pub fn session(&mut self, given: &[Named]) -> Result<&mut Session> {
+    /// The executor with a plan for these inputs, which are all there.
+    pub fn executor(&mut self, given: &[Named]) -> Result<&mut Executor> {
         if let Some(mut special) = self.special.take() {
             let fits = self.fit(&mut special, given);
             if !matches!(fits, Ok(false)) {
@@ -171,14 +157,13 @@ impl Device {
             }
             fits?;
         }
-        match &mut self.state {
-            State::Loaded(session) => Ok(session),
-            _ => Err(lost()),
-        }
+        self.executor
+            .as_mut()
+            .ok_or_else(|| Error::other(Stage::Run, "no plan is loaded, after the error of an earlier run"))
     }
 
     /// Loads the plan for these inputs unless it is there. False where the plan for all values stays. After an error of planning all is as it
-    /// was; where a session could not be made, the backend went with it, and the runner must be loaded again.
+    /// was; where an executor could not be made there is none until the next run.
     fn fit(&mut self, special: &mut Special, given: &[Named]) -> Result<bool> {
         let name = |v: &ValueId| special.model.value(*v).name.as_str();
         let value = |v: &ValueId| given.iter().find(|(n, _)| n == name(v)).map(|(_, t)| t.clone());
@@ -202,6 +187,7 @@ impl Device {
             self.pipeline.run(&mut graph)?;
             let plan = self.compile(&graph)?;
             if self.plan.as_ref().is_none_or(|p| plan.host.len() < p.host.len()) {
+                special.values = None;
                 self.load(&graph, plan)?;
                 special.values = Some(values);
                 special.plans += 1;
@@ -219,8 +205,4 @@ impl Device {
         }
         Ok(false)
     }
-}
-
-fn lost() -> Error {
-    Error::other(Stage::Run, "no plan is loaded, after the error of an earlier run")
 }

@@ -126,7 +126,15 @@ fn texts_end_and_keep_to_a_grammar() {
         2,
         &["--json-schema", "answer.lark", "cannot be used"],
     );
-    fails(&[&base[..], &["--grammar", "absent"]].concat(), 1, &["absent"]);
+    for option in ["--grammar", "--json-schema", "--tools", "--draft-model"] {
+        let words = [option, "there is no", "absent"];
+        // Tools go through a template, so not with a raw prompt.
+        let base = ["generate", path(&model), "--prompt", "x", "--backend", "host"];
+        let template = model.join("chat_template.jinja");
+        std::fs::write(&template, "{{ messages[0].content }}{{ tools | tojson }}").unwrap();
+        fails(&[&base[..], &[option, "absent"]].concat(), 2, &words);
+        std::fs::remove_file(&template).unwrap();
+    }
     fails(&[&base[..], &["--stop", ""]].concat(), 2, &["--stop", "empty"]);
     fails(
         &[&base[..], &["--logit-bias", "999999=1"]].concat(),
@@ -139,6 +147,7 @@ fn texts_end_and_keep_to_a_grammar() {
 fn drafts_need_the_same_vocabulary() {
     let (_dir, model) = tiny_model("llama", Traits::default());
     let other = crate::model_folder();
+    std::fs::write(other.path().join("model.onnx"), "never read").unwrap();
     let base = raw_prompt(&model);
     fails(
         &[&base[..], &["--draft-model", path(other.path())]].concat(),
@@ -150,6 +159,139 @@ fn drafts_need_the_same_vocabulary() {
         2,
         &["--draft-model", "--draft"],
     );
+}
+
+/// What tells an answer's place: before a model is loaded.
+#[test]
+fn caches_that_cannot_be_written_are_refused_at_once() {
+    let folder = crate::model_folder();
+    let base = [
+        "generate",
+        path(folder.path()),
+        "--raw",
+        "--prompt",
+        "hello",
+        "--prompt-cache",
+    ];
+    let absent = folder.path().join("absent").join("cache");
+    let refused = |file: &str, words: &[&str]| {
+        let words = [&["--prompt-cache"], words].concat();
+        // The folder has no model; that would be the next thing to be told.
+        fails(&[&base[..], &[file]].concat(), 2, &words);
+        fails(&["chat", path(folder.path()), "--prompt-cache", file], 2, &words);
+    };
+    refused(path(&absent), &["there is no folder", "absent"]);
+    refused(path(folder.path()), &["is a folder; expected a file"]);
+    #[cfg(target_os = "linux")]
+    refused("/proc/cache", &["cannot be written"]);
+    fails(&[&base[..], &["new.cache"]].concat(), 2, &["model.onnx"]);
+}
+
+/// Values of the template reach it, and tools are JSON there.
+#[test]
+fn templates_take_tools_and_values() {
+    let (dir, model) = tiny_model("llama", Traits::default());
+    let template = "{{ messages[-1].content }}{% if mode is defined %}{{ mode }}{% endif %}{% if tools %}{{ tools | tojson }}{% endif %}";
+    std::fs::write(model.join("chat_template.jinja"), template).unwrap();
+    let tools = dir.path().join("tools.json");
+    std::fs::write(&tools, "[{\"name\": \"f\"}]").unwrap();
+    let count = |prompt: &str, more: &[&str]| {
+        let base = [
+            "generate",
+            path(&model),
+            "--prompt",
+            prompt,
+            "--backend",
+            "host",
+            "--max-tokens",
+            "1",
+            "--json",
+        ];
+        let output = tlite(&[&base[..], more].concat());
+        assert_eq!(output.status.code(), Some(0), "{more:?}: {}", stderr(&output));
+        let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        json["prompt_tokens"].as_u64().unwrap()
+    };
+    let with = count("x", &["--tools", path(&tools), "--template-value", "mode=a b"]);
+    assert_eq!(with, count("xa b[{\"name\": \"f\"}]", &[]));
+    assert!(with > count("x", &[]));
+    let base = raw_prompt(&model);
+    fails(
+        &[&base[..], &["--tools", path(&tools)]].concat(),
+        2,
+        &["--tools", "--raw"],
+    );
+    std::fs::write(&tools, "{}").unwrap();
+    let base = ["chat", path(&model), "--tools", path(&tools)];
+    fails(&base, 2, &["--tools", "expected a JSON list"]);
+}
+
+/// Starts the command, interrupts it after a time and gives what it left.
+#[cfg(target_os = "linux")]
+pub fn interrupted(args: &[&str], wait: std::time::Duration) -> std::process::Output {
+    let child = Command::new(env!("CARGO_BIN_EXE_tlite"))
+        .args(args)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    std::thread::sleep(wait);
+    let sent = Command::new("kill")
+        .args(["-INT", &child.id().to_string()])
+        .status()
+        .unwrap();
+    assert!(sent.success(), "kill could not be run");
+    child.wait_with_output().unwrap()
+}
+
+/// Ctrl-C in the middle of measurements ends them; what was measured is shown.
+#[cfg(target_os = "linux")]
+#[test]
+fn interrupted_measurements_are_shown() {
+    let (dir, model) = tiny_model("llama", Traits::default());
+    let bench = [
+        "bench",
+        path(&model),
+        "--backend",
+        "host",
+        "--prefill",
+        "1",
+        "--decode",
+        "1",
+        "--repeat",
+        "1000000000",
+        "--json",
+    ];
+    let text = dir.path().join("text");
+    std::fs::write(&text, "hello world ".repeat(200_000)).unwrap();
+    let perplexity = [
+        "perplexity",
+        path(&model),
+        "--text",
+        path(&text),
+        "--backend",
+        "host",
+        "--context",
+        "16",
+        "--json",
+    ];
+    for args in [&bench[..], &perplexity] {
+        // Loading takes some milliseconds, the work hours; a machine that is busy gets more time.
+        let mut wait = std::time::Duration::from_secs(1);
+        let output = loop {
+            let output = interrupted(args, wait);
+            assert_eq!(output.status.code(), Some(130), "{}", stderr(&output));
+            if !output.stdout.is_empty() || wait.as_secs() > 60 {
+                break output;
+            }
+            wait *= 4;
+        };
+        let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!(json["interrupted"], true, "{json}");
+        let measured = json["results"][0]["min"].as_f64().or(json["perplexity"].as_f64());
+        assert!(measured.unwrap() > 0.0, "{json}");
+    }
 }
 
 /// Ctrl-C in the middle of an answer ends it; what came is shown.

@@ -5,7 +5,7 @@ use crate::support::{tiny_model, tlite};
 use crate::{fails, path};
 use transformer_lite::graph::pass::Pipeline;
 use transformer_lite::llm::engine::{Decoder, HostModel, Logits};
-use transformer_lite::llm::{Model, Tokenizer};
+use transformer_lite::llm::{LanguageModel, Tokenizer};
 
 const TEXT: &str = "It is a truth universally acknowledged, that a single man in possession of a good fortune, \
                     must be in want of a wife.";

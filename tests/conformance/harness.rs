@@ -8,6 +8,7 @@ use std::sync::Arc;
 use transformer_lite::backend::kernel::{KernelSpec, Role};
 use transformer_lite::backend::{Caps, View};
 use transformer_lite::error::Result as LibResult;
+use transformer_lite::executor::Executor;
 use transformer_lite::graph::derive::derive;
 use transformer_lite::graph::op::InferCx;
 use transformer_lite::graph::op::case::Case;
@@ -15,7 +16,6 @@ use transformer_lite::graph::op::reshape::Reshape;
 use transformer_lite::graph::pass::{DECOMPOSE, Pipeline};
 use transformer_lite::graph::{Edit, Graph, Op, ValueId};
 use transformer_lite::plan::{Options, Place, Plan, Shared};
-use transformer_lite::session::Session;
 use transformer_lite::shape::{Bindings, Constraints, Dim, Fact, Known, Shape};
 use transformer_lite::tensor::{DType, HostTensor};
 
@@ -381,18 +381,18 @@ struct Arena {
 }
 
 impl Arena {
-    fn read(session: &mut Session) -> Result<Self, String> {
-        let view = session.arena();
+    fn read(executor: &mut Executor) -> Result<Self, String> {
+        let view = executor.arena();
         let mut bytes = vec![0; usize::try_from(view.len).unwrap_or(0)];
-        session
+        executor
             .backend()
             .read(view, &mut bytes)
             .map_err(|e| e.to_string())?;
         Ok(Self { view, bytes })
     }
 
-    fn write(&self, session: &mut Session) -> Result<(), String> {
-        session
+    fn write(&self, executor: &mut Executor) -> Result<(), String> {
+        executor
             .backend()
             .write(self.view, &self.bytes)
             .map_err(|e| e.to_string())
@@ -445,8 +445,8 @@ fn one_form(
     }
     let inputs = plan.inputs.clone();
     let (shared, guards) = device.share().guarded();
-    let mut session = Session::new(Box::new(shared), graph, vec![plan]).map_err(|e| e.chain())?;
-    let stats = session.stats();
+    let mut executor = Executor::new(Box::new(shared), graph, vec![plan]).map_err(|e| e.chain())?;
+    let stats = executor.stats();
     for (bindings, operands) in &scenario.runs {
         let operands: Vec<HostTensor> = operands
             .iter()
@@ -463,18 +463,18 @@ fn one_form(
         for (run, poison) in (1..).zip([POISON, 0x7b, 0xfb]) {
             let at = |e: String| format!("run {run}, {bindings:?}: {e}");
             let mut before = Arena {
-                view: session.arena(),
+                view: executor.arena(),
                 bytes: Vec::new(),
             };
             before.bytes = vec![poison; usize::try_from(before.view.len).unwrap_or(0)];
-            before.write(&mut session)?;
+            before.write(&mut executor)?;
             for (i, tensor) in operands.iter().enumerate() {
                 let name = format!("x{i}");
                 if graph.input(&name).is_some() {
-                    session.write(0, &name, tensor).map_err(|e| e.to_string())?;
+                    executor.write(0, &name, tensor).map_err(|e| e.to_string())?;
                 }
             }
-            before = Arena::read(&mut session)?;
+            before = Arena::read(&mut executor)?;
             for port in &inputs {
                 let Some(Place::Arena { offset, .. }) = port.place else {
                     continue;
@@ -490,13 +490,13 @@ fn one_form(
                 let to = usize::try_from(offset).unwrap_or(0) + padded(port.device, count);
                 before.bytes[from..to].fill(poison);
             }
-            before.write(&mut session)?;
-            session.run(0, bindings).map_err(|e| e.to_string())?;
+            before.write(&mut executor)?;
+            executor.run(0, bindings).map_err(|e| e.to_string())?;
             let mut found = Vec::new();
             for (name, ..) in &results {
-                found.push(session.read(0, name).map_err(|e| e.to_string())?);
+                found.push(executor.read(0, name).map_err(|e| e.to_string())?);
             }
-            let after = Arena::read(&mut session)?;
+            let after = Arena::read(&mut executor)?;
             if !in_parts {
                 untouched(&before.bytes, &after.bytes, &written, &places).map_err(at)?;
             }
@@ -522,7 +522,7 @@ fn one_form(
         }
     }
     guards.check()?;
-    let now = session.stats();
+    let now = executor.stats();
     if (now.compiles, now.recordings) != (stats.compiles, stats.recordings) {
         return Err("a run compiled or recorded again".to_owned());
     }

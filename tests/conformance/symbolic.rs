@@ -4,6 +4,7 @@ use crate::compare::{bound, compare};
 use crate::harness::Scenario;
 use crate::support::Device;
 use std::sync::Arc;
+use transformer_lite::executor::Executor;
 use transformer_lite::graph::derive::derive;
 use transformer_lite::graph::op::attention::Attention;
 use transformer_lite::graph::op::case::{Input, input};
@@ -26,7 +27,6 @@ use transformer_lite::graph::op::transpose::Transpose;
 use transformer_lite::graph::op::window::{AutoPad, Window};
 use transformer_lite::graph::{Edit, Graph, Op, State};
 use transformer_lite::plan::{Options, Plan};
-use transformer_lite::session::Session;
 use transformer_lite::shape::{Bindings, Dim, Fact, Known, Quotient, Shape, Symbol};
 use transformer_lite::tensor::{DType, HostTensor};
 
@@ -430,6 +430,7 @@ pub fn kv_append(device: &Device, storage: DType) -> Result<(), String> {
         output: present,
         axis: 1,
         past: Symbol::new("t"),
+        window: None,
     });
     derive(&mut graph).map_err(error)?;
     let rows = 12;
@@ -442,17 +443,17 @@ pub fn kv_append(device: &Device, storage: DType) -> Result<(), String> {
     };
     let plan = Plan::compile(&graph, &device.caps, &options).map_err(error)?;
     let (shared, guards) = device.share().guarded();
-    let mut session = Session::new(Box::new(shared), &graph, vec![plan]).map_err(error)?;
+    let mut executor = Executor::new(Box::new(shared), &graph, vec![plan]).map_err(error)?;
     let mut kept: Vec<f32> = Vec::new();
     for (seed, (t, s)) in (1..).zip([(0, 3), (3, 1), (4, 1), (2, 5), (7, 5), (0, 1)]) {
         let tensor = input(&[1, s, 3, 2]).make(seed).map_err(|e| e.to_string())?;
         kept.truncate(t * 6);
         kept.extend(tensor.f32s().map_err(|e| e.to_string())?.iter().map(|v| -v));
-        session.write(0, "new", &tensor).map_err(error)?;
+        executor.write(0, "new", &tensor).map_err(error)?;
         let count = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
         let bindings = Bindings::from([("s", count(s)), ("t", count(t))]);
-        session.run(0, &bindings).map_err(error)?;
-        let found = session.read(0, "out").map_err(error)?;
+        executor.run(0, &bindings).map_err(error)?;
+        let found = executor.read(0, "out").map_err(error)?;
         let wanted = HostTensor::from_f32(&[1, s + t, 3, 2], &kept).map_err(|e| e.to_string())?;
         compare(&wanted, &found, bound(storage, 1)).map_err(|e| format!("{t} + {s} rows: {e}"))?;
         guards.check()?;

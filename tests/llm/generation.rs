@@ -6,16 +6,16 @@ use crate::support::gguf::{Traits, VOCAB};
 use crate::support::{self, Device, Text};
 use std::path::Path;
 use transformer_lite::error::Stage;
+use transformer_lite::executor::Executor;
 use transformer_lite::graph::onnx::write::{ModelWriter, NodeSpec};
 use transformer_lite::graph::onnx::{self, ImportOptions};
 use transformer_lite::graph::pass::{GREEDY, Pipeline, TOKEN};
-use transformer_lite::llm::engine::{DeviceModel, HostModel, Lengths, Logits};
+use transformer_lite::llm::engine::{DeviceDecoder, HostModel, Lengths, Logits};
 use transformer_lite::llm::sampler::arg_max;
 use transformer_lite::llm::{
-    Draft, Generator, Limits, Model, ModelDraft, NgramDraft, Sampler, SamplerConfig, prompt_cache,
+    Draft, Generator, LanguageModel, Limits, ModelDraft, NgramDraft, Sampler, SamplerConfig, prompt_cache,
 };
 use transformer_lite::plan::{Options, Plan};
-use transformer_lite::session::Session;
 use transformer_lite::shape::{Bindings, Symbol};
 use transformer_lite::tensor::{DType, HostTensor};
 
@@ -71,7 +71,7 @@ fn loaded(
     device: Option<&Device>,
     logits: Logits,
     greedy: bool,
-) -> Result<Box<dyn Model>, String> {
+) -> Result<Box<dyn LanguageModel + Send>, String> {
     let Some(device) = device else {
         let decoder = decoder(model, &Pipeline::host(), logits)?;
         return Ok(Box::new(HostModel::new(decoder, CONTEXT).text()?));
@@ -85,9 +85,9 @@ fn loaded(
         ..Lengths::of(CONTEXT)
     };
     let decoder = decoder(model, &pipeline, logits)?;
-    let model = DeviceModel::new(decoder, Box::new(device.share()), &lengths).text()?;
-    match model.host_steps() {
-        [] => Ok(Box::new(model)),
+    let decoder = DeviceDecoder::new(decoder, Box::new(device.share()), &lengths).text()?;
+    match decoder.host_steps() {
+        [] => Ok(Box::new(decoder.model().text()?)),
         steps => Err(format!("{} nodes run on the host", steps.len())),
     }
 }
@@ -196,7 +196,7 @@ fn the_most_likely_token(device: Option<&Device>) -> Outcome {
 }
 
 fn generated(
-    model: &mut dyn Model,
+    model: &mut dyn LanguageModel,
     draft: Option<&mut dyn Draft>,
     most: usize,
 ) -> Result<(Vec<u32>, usize), String> {
@@ -271,7 +271,7 @@ fn caches_come_back(device: Option<&Device>) -> Outcome {
             return Err("logits after the restored cache differ".to_owned());
         }
     }
-    let refused = |other: &mut dyn Model, words: &str| -> Outcome {
+    let refused = |other: &mut dyn LanguageModel, words: &str| -> Outcome {
         let e = match prompt_cache::load(&file, other) {
             Ok(_) => return Err(format!("taken, though {words}")),
             Err(e) => e.to_string(),
@@ -342,7 +342,7 @@ fn ties_go_to_the_first(device: &Device) -> Outcome {
             if !plan.host.is_empty() {
                 return Err(format!("{} nodes run on the host", plan.host.len()));
             }
-            let mut session = Session::new(Box::new(device.share()), &graph, vec![plan]).text()?;
+            let mut executor = Executor::new(Box::new(device.share()), &graph, vec![plan]).text()?;
             // All equal; two largest in different parts; the last; small differences; only negative ones, the largest repeated.
             let logit = |row: usize, i: usize| -> f32 {
                 let spread = ((i * 7919) % 1013) as f32;
@@ -358,11 +358,11 @@ fn ties_go_to_the_first(device: &Device) -> Outcome {
             let data: Vec<f32> = (0..5 * vocab).map(|i| logit(i / vocab, i % vocab)).collect();
             let given: Vec<f32> = data.iter().map(|v| -v).collect();
             let x = HostTensor::from_f32(&[1, 5, vocab], &given).text()?;
-            session.write(0, "x", &x).text()?;
+            executor.write(0, "x", &x).text()?;
             let mut bindings = Bindings::new();
             bindings.set(&Symbol::new("rows"), rows);
-            session.run(0, &bindings).text()?;
-            let found = session.read(0, TOKEN).text()?.to_i64().text()?;
+            executor.run(0, &bindings).text()?;
+            let found = executor.read(0, TOKEN).text()?.to_i64().text()?;
             let wanted: Vec<i64> = data
                 .chunks(vocab)
                 .map(|row| arg_max(row).map(i64::from))

@@ -70,11 +70,11 @@ fn joint_products_are_one_dispatch_where_a_kernel_binds_all_results() {
                 "{columns:?} up to {most:?}, views of {view:?} bytes, on {}",
                 device.kind
             );
-            let mut session = Session::new(Box::new(device.share()), &graph, vec![plan]).unwrap();
+            let mut executor = Executor::new(Box::new(device.share()), &graph, vec![plan]).unwrap();
             for n in [1, 2, 9, 39, 40] {
                 if most.is_none_or(|m| n <= m) {
                     let n = usize::try_from(n).unwrap();
-                    check(&mut session, &graph, &[("x", random(&[n, 64], 7))]);
+                    check(&mut executor, &graph, &[("x", random(&[n, 64], 7))]);
                 }
             }
         }

@@ -79,9 +79,9 @@ fn known_numbers_that_kernels_read_take_no_step_on_the_host() {
             let known = places.filter(|p| matches!(p, Place::Known { .. })).count();
             assert!(known >= 3, "{known} operands are known");
             assert_eq!(plan.padding.is_ok(), padding.is_some(), "{:?}", plan.padding);
-            let mut session = Session::new(Box::new(device.share()), &graph, vec![plan]).unwrap();
+            let mut executor = Executor::new(Box::new(device.share()), &graph, vec![plan]).unwrap();
             for n in [5, 6, 63, 64, 65, 200, 1] {
-                check(&mut session, &graph, &[("x", random(&[n, 8], 3))]);
+                check(&mut executor, &graph, &[("x", random(&[n, 8], 3))]);
             }
         }
     }

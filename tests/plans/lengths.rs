@@ -28,9 +28,9 @@ fn run_padded(graph: &Arc<Graph>, shape: impl Fn(usize) -> Vec<usize>, expect: R
             (Err(NoPadding::Exact(why)), Err(words)) => assert!(why.contains(words), "{place}: {why}"),
             (found, _) => panic!("{place}: {found:?}, expected {expect:?}"),
         }
-        let mut session = Session::new(Box::new(device.share()), graph, vec![plan]).unwrap();
+        let mut executor = Executor::new(Box::new(device.share()), graph, vec![plan]).unwrap();
         for n in [5, 6, 63, 64, 100, 7, 1] {
-            check(&mut session, graph, &[("x", random(&shape(n), 9))]);
+            check(&mut executor, graph, &[("x", random(&shape(n), 9))]);
         }
     }
 }
@@ -128,24 +128,24 @@ fn memory_that_cannot_grow_leaves_all_as_it_was() {
         let plan = |bounds: &[(&str, i64)]| Plan::compile(&graph, &device.caps, &options(bounds)).unwrap();
         let plans = vec![plan(&[]), plan(&[("n", 4), ("m", 4)])];
         let small = device.share().with_caps(|c| c.max_buffer_bytes = 1 << 16);
-        let mut session = Session::new(Box::new(small), &graph, plans).unwrap();
+        let mut executor = Executor::new(Box::new(small), &graph, plans).unwrap();
         let given = |n, m| [("x", random(&[1, n, 8], 1)), ("y", random(&[1, m, 8], 2))];
-        check(&mut session, &graph, &given(20, 30));
+        check(&mut executor, &graph, &given(20, 30));
         for (name, t) in given(4000, 2) {
-            session.write(0, name, &t).unwrap();
+            executor.write(0, name, &t).unwrap();
         }
-        let bindings = session.bindings(0).unwrap();
-        let e = session.run(0, &bindings).unwrap_err().to_string();
+        let bindings = executor.bindings(0).unwrap();
+        let e = executor.run(0, &bindings).unwrap_err().to_string();
         assert!(e.contains("arena"), "{e}");
-        let e = session.run(0, &Bindings::from([("n", 1 << 60), ("m", 2)]));
+        let e = executor.run(0, &Bindings::from([("n", 1 << 60), ("m", 2)]));
         let e = e.unwrap_err().to_string();
         assert!(e.contains("\"x\""), "{e}");
-        check(&mut session, &graph, &given(20, 30));
-        check(&mut session, &graph, &given(31, 30));
+        check(&mut executor, &graph, &given(20, 30));
+        check(&mut executor, &graph, &given(31, 30));
         for (name, t) in given(3, 4) {
-            session.write(1, name, &t).unwrap();
+            executor.write(1, name, &t).unwrap();
         }
-        session.run(1, &Bindings::from([("n", 3), ("m", 4)])).unwrap();
+        executor.run(1, &Bindings::from([("n", 3), ("m", 4)])).unwrap();
     }
 }
 
@@ -159,13 +159,13 @@ fn a_grid_beyond_the_device_is_refused_each_time() {
     let _turn = device.turn();
     let plan = Plan::compile(&graph, &device.caps, &options(&[("n", 400), ("m", 4)])).unwrap();
     let small = device.share().with_caps(|c| c.max_grid = 2);
-    let mut session = Session::new(Box::new(small), &graph, vec![plan]).unwrap();
+    let mut executor = Executor::new(Box::new(small), &graph, vec![plan]).unwrap();
     for (name, t) in [("x", random(&[1, 400, 8], 1)), ("y", random(&[1, 2, 8], 2))] {
-        session.write(0, name, &t).unwrap();
+        executor.write(0, name, &t).unwrap();
     }
-    let bindings = session.bindings(0).unwrap();
+    let bindings = executor.bindings(0).unwrap();
     for _ in 0..3 {
-        let e = session.run(0, &bindings).unwrap_err().to_string();
+        let e = executor.run(0, &bindings).unwrap_err().to_string();
         assert!(e.contains("the device's limit is 2") && e.contains("node"), "{e}");
     }
 }

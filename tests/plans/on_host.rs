@@ -8,9 +8,9 @@ fn run(graph: &Arc<Graph>, given: &[(&str, HostTensor)]) {
         let _turn = device.turn();
         let plan = Plan::compile(graph, &device.caps, &options(&[])).unwrap();
         assert!(!plan.host.is_empty(), "nothing runs on the host");
-        let mut session = Session::new(Box::new(device.share()), graph, vec![plan]).unwrap();
+        let mut executor = Executor::new(Box::new(device.share()), graph, vec![plan]).unwrap();
         for _ in 0..2 {
-            check(&mut session, graph, given);
+            check(&mut executor, graph, given);
         }
     }
 }

@@ -1,5 +1,5 @@
 //! What the integration tests share: the devices of this machine, which of them must be there, and a backend that
-//! several sessions use one after another.
+//! several executors use one after another.
 #![allow(dead_code, reason = "each test file uses a part")]
 
 #[allow(clippy::result_large_err, reason = "the library's error, on no hot path")]
@@ -10,7 +10,7 @@ use libtest_mimic::{Failed, Trial};
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::process::{Output, Stdio};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use transformer_lite::backend::kernel::KernelSpec;
 use transformer_lite::backend::{
@@ -167,7 +167,7 @@ impl Device {
         lock(&self.turn)
     }
 
-    /// A backend for one session. Its buffers and recordings are freed with it.
+    /// A backend for one executor. Its buffers and recordings are freed with it.
     pub fn share(&self) -> Shared {
         Shared {
             inner: self.backend.clone(),
@@ -176,14 +176,15 @@ impl Device {
             buffers: Arc::default(),
             recordings: Vec::new(),
             copies: Arc::default(),
+            traffic: Arc::default(),
         }
     }
 }
 
-/// The buffers of a [`Shared`] with their sizes as the session asked for them.
+/// The buffers of a [`Shared`] with their sizes as the executor asked for them.
 type Buffers = Arc<Mutex<HashMap<BufferId, u64>>>;
 
-/// A device's backend in the hands of one session.
+/// A device's backend in the hands of one executor.
 pub struct Shared {
     inner: Arc<Mutex<Box<dyn Backend>>>,
     caps: Caps,
@@ -191,9 +192,27 @@ pub struct Shared {
     buffers: Buffers,
     recordings: Vec<RecordingId>,
     copies: Arc<AtomicUsize>,
+    traffic: Arc<Traffic>,
 }
 
-/// Looks at the guard zones of a [`Shared`] that a session owns.
+/// Bytes that went one way.
+#[derive(Debug, Default)]
+pub struct Traffic {
+    /// From the host to buffers.
+    pub written: AtomicU64,
+    /// From buffers to the host.
+    pub read: AtomicU64,
+}
+
+impl Traffic {
+    /// What was counted since the last time, written and read.
+    pub fn take(&self) -> (u64, u64) {
+        let take = |n: &AtomicU64| n.swap(0, Ordering::Relaxed);
+        (take(&self.written), take(&self.read))
+    }
+}
+
+/// Looks at the guard zones of a [`Shared`] that an executor owns.
 pub struct Guards {
     inner: Arc<Mutex<Box<dyn Backend>>>,
     shift: u64,
@@ -204,6 +223,12 @@ impl Shared {
     /// Reports other capabilities than the device's.
     pub fn with_caps(mut self, change: impl FnOnce(&mut Caps)) -> Self {
         change(&mut self.caps);
+        self
+    }
+
+    /// Counts what goes between the host and the device, and within it.
+    pub fn counting_bytes(mut self, traffic: Arc<Traffic>) -> Self {
+        self.traffic = traffic;
         self
     }
 
@@ -286,10 +311,14 @@ impl Backend for Shared {
     }
 
     fn write(&mut self, dst: View, bytes: &[u8]) -> Result<(), BackendError> {
+        self.traffic
+            .written
+            .fetch_add(bytes.len() as u64, Ordering::Relaxed);
         lock(&self.inner).write(self.moved(dst), bytes)
     }
 
     fn read(&mut self, src: View, out: &mut [u8]) -> Result<(), BackendError> {
+        self.traffic.read.fetch_add(out.len() as u64, Ordering::Relaxed);
         lock(&self.inner).read(self.moved(src), out)
     }
 

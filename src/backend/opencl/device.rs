@@ -24,9 +24,15 @@ const LIBRARY: &str = if cfg!(target_os = "windows") {
     "libOpenCL.so.1"
 };
 
+/// Where Android's vendors put the library: by name, which apps reach that ask for it with `uses-native-library`, and by path, as plain
+/// programs do. On some phones with a Mali it is a part of another, and Pixels have their own name.
+const ANDROID_LIBRARIES: &str = "libOpenCL.so;/vendor/lib64/libOpenCL.so;/system/vendor/lib64/libOpenCL.so;/system/lib64/libOpenCL.so;\
+     libGLES_mali.so;/vendor/lib64/egl/libGLES_mali.so;/system/vendor/lib64/egl/libGLES_mali.so;/system/lib64/egl/libGLES_mali.so;\
+     libmali.so;/vendor/lib64/libmali.so;libOpenCL-pixel.so;/vendor/lib64/libOpenCL-pixel.so";
+
 /// What to do when there is no usable driver.
 const REMEDY: &str = if cfg!(target_os = "android") {
-    "set OPENCL_DYLIB_PATH to the vendor's library, usually /vendor/lib64/libOpenCL.so"
+    "set OPENCL_DYLIB_PATH to the vendor's library; an app must also name it in a `uses-native-library` of its manifest"
 } else if cfg!(target_os = "linux") {
     "install the GPU's OpenCL driver, or `apt install ocl-icd-libopencl1 pocl-opencl-icd` for the CPU"
 } else {
@@ -35,6 +41,30 @@ const REMEDY: &str = if cfg!(target_os = "android") {
 
 /// Names libraries to try before [`LIBRARY`], with semicolons between them. The binding goes on in silence where they fail.
 const PATH_VARIABLE: &str = "OPENCL_DYLIB_PATH";
+
+/// Has the binding try [`ANDROID_LIBRARIES`], unless the user names others. It reads them from the environment alone.
+#[cfg(target_os = "android")]
+fn name_libraries() {
+    static NAMED: Once = Once::new();
+    NAMED.call_once(|| {
+        if std::env::var_os(PATH_VARIABLE).is_none() {
+            // SAFETY: the standard library has a lock for the environment, so no Rust code reads it meanwhile. Of code in C that this
+            // crate calls, only the driver reads it, which is not loaded yet: this runs once, before the first call of OpenCL.
+            unsafe { std::env::set_var(PATH_VARIABLE, ANDROID_LIBRARIES) };
+        }
+    });
+}
+
+/// The words of an error about a library that cannot be loaded, where `named` were to be tried before [`LIBRARY`].
+fn unloadable(named: Option<&str>) -> String {
+    match named {
+        Some(list) if list == ANDROID_LIBRARIES => {
+            format!("can load none of `{}`, `{LIBRARY}`", list.replace(';', "`, `"))
+        }
+        Some(path) => format!("can load neither `{path}` ({PATH_VARIABLE}) nor `{LIBRARY}`"),
+        None => format!("cannot load the library `{LIBRARY}`"),
+    }
+}
 
 /// The paths in `list` that lead to no file. A name without a folder is the loader's to find.
 fn missing_libraries(list: &str) -> Vec<&str> {
@@ -49,7 +79,8 @@ fn warn_of_missing_libraries() {
     static SAID: Once = Once::new();
     SAID.call_once(|| {
         let list = std::env::var(PATH_VARIABLE).unwrap_or_default();
-        for path in missing_libraries(&list) {
+        // Of those that nobody named most are absent.
+        for path in missing_libraries(if list == ANDROID_LIBRARIES { "" } else { &list }) {
             log::warn!("{PATH_VARIABLE}: there is no file {path}; taking `{LIBRARY}`");
         }
     });
@@ -65,10 +96,9 @@ fn no_driver(found: &str) -> BackendError {
 /// The error for a failed listing of platforms.
 pub(super) fn platforms_error(code: Code) -> BackendError {
     match code.0 {
-        codes::DLOPEN_RUNTIME_LOAD_FAILED => no_driver(&match std::env::var(PATH_VARIABLE) {
-            Ok(path) => format!("can load neither `{path}` (OPENCL_DYLIB_PATH) nor `{LIBRARY}`"),
-            Err(_) => format!("cannot load the library `{LIBRARY}`"),
-        }),
+        codes::DLOPEN_RUNTIME_LOAD_FAILED => {
+            no_driver(&unloadable(std::env::var(PATH_VARIABLE).ok().as_deref()))
+        }
         codes::DLOPEN_FUNCTION_NOT_AVAILABLE => {
             no_driver(&format!("the library `{LIBRARY}` lacks clGetPlatformIDs"))
         }
@@ -87,6 +117,8 @@ pub(super) fn platforms_error(code: Code) -> BackendError {
 /// error says why.
 pub(super) fn enumerate() -> Result<Vec<(DeviceHandle, Caps)>, BackendError> {
     let _listing = LISTING.lock().unwrap_or_else(PoisonError::into_inner);
+    #[cfg(target_os = "android")]
+    name_libraries();
     warn_of_missing_libraries();
     let platforms = platform_api::get_platform_ids().map_err(|code| platforms_error(Code(code)))?;
     if platforms.is_empty() {
@@ -242,8 +274,18 @@ fn caps_of(device: DeviceHandle, platform: &str, platform_version: &str) -> Resu
             None
         },
         f16_math: has("cl_khr_fp16"),
+        matrix_units: takes_ptx(kind, maker, has("cl_nv_device_attribute_query"), device),
         profiling: true,
     })
+}
+
+/// `CL_DEVICE_COMPUTE_CAPABILITY_MAJOR_NV` of `cl_nv_device_attribute_query`.
+const COMPUTE_CAPABILITY_MAJOR_NV: u32 = 0x4000;
+
+/// NVIDIA's compilers take inline PTX; from compute capability 8 on it has all that the kernels for matrix units use.
+fn takes_ptx(kind: DeviceKind, maker: Maker, told: bool, device: DeviceHandle) -> bool {
+    let major = || device.info(COMPUTE_CAPABILITY_MAJOR_NV).map(|b| number(&b));
+    kind != DeviceKind::Cpu && maker == Maker::Pci(0x10de) && told && major().is_ok_and(|n| n >= 8)
 }
 
 /// The smallest sub-group size where the driver tells it for the device; else it depends on the kernel.
@@ -304,6 +346,18 @@ mod tests {
             ["/no/such.so"]
         );
         assert!(missing_libraries("").is_empty());
+    }
+
+    #[test]
+    fn every_library_that_was_tried_is_named() {
+        assert_eq!(unloadable(None), format!("cannot load the library `{LIBRARY}`"));
+        assert!(unloadable(Some("/a.so")).contains("neither `/a.so` (OPENCL_DYLIB_PATH) nor"));
+        let all = unloadable(Some(ANDROID_LIBRARIES));
+        for name in ANDROID_LIBRARIES.split(';') {
+            assert!(all.contains(&format!("`{name}`")), "{name} in {all}");
+            assert!(!name.is_empty() && !name.contains(' '), "{name}");
+        }
+        assert!(all.contains("`/vendor/lib64/libOpenCL.so`, `/system/vendor/lib64/libOpenCL.so`"));
     }
 
     #[test]

@@ -11,6 +11,7 @@ mod driver;
 mod record;
 #[cfg(test)]
 mod tests;
+mod units;
 
 use super::kernel::{self, KernelSpec, Language};
 use super::{
@@ -88,9 +89,18 @@ impl OpenCl {
             asked: device.unwrap_or("any").to_owned(),
             found: format!("no device number {index}"),
         })?;
-        let caps = all.swap_remove(index);
+        let mut caps = all.swap_remove(index);
         let context =
             Context::new(handle).map_err(|code| code.at(format!("clCreateContext on {}", caps.device)))?;
+        if caps.matrix_units
+            && let Some(why) = units::refusal(&context, handle)
+        {
+            log::warn!(
+                "{}: generic kernels in place of those for matrix units: {why}",
+                caps.device
+            );
+            caps.matrix_units = false;
+        }
         let queue = context
             .queue(handle, false)
             .map_err(|code| code.at(format!("clCreateCommandQueue on {}", caps.device)))?;
@@ -239,7 +249,11 @@ impl OpenCl {
         let limit = object
             .max_workgroup(self.device)
             .map_err(|code| code.at(call("clGetKernelWorkGroupInfo(CL_KERNEL_WORK_GROUP_SIZE)")))?;
-        check_workgroup(limit)?;
+        // NVIDIA's driver tells of kernels with many registers what it would take if their text did not require a size, as it does: such
+        // a kernel was compiled for that.
+        if !spec.kernel.needs_matrix_units(Language::OpenCl) {
+            check_workgroup(limit)?;
+        }
         let local_bytes = object
             .local_bytes(self.device)
             .map_err(|code| code.at(call("clGetKernelWorkGroupInfo(CL_KERNEL_LOCAL_MEM_SIZE)")))?;

@@ -10,6 +10,7 @@
 mod record;
 #[cfg(test)]
 mod tests;
+mod units;
 
 use super::kernel::{Language, Role, Ty, excerpt};
 use super::{Backend, BackendError, BufferId, Caps, Command, DeviceKind, KernelId, KernelSpec, Launch};
@@ -98,6 +99,22 @@ fn adapters() -> Result<Vec<(::wgpu::Adapter, Caps)>, BackendError> {
     Ok(found)
 }
 
+/// What kernels on matrix units ask of the device.
+const MATRIX_UNITS: ::wgpu::Features =
+    ::wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX.union(::wgpu::Features::SHADER_F16);
+
+/// [`Caps::matrix_units`]: cooperative matrices of 16 x 16 halves over sub-groups of 32.
+fn has_matrix_units(adapter: &::wgpu::Adapter) -> bool {
+    use ::wgpu::CooperativeScalarType::{F16, F32};
+    let info = adapter.get_info();
+    let fits = |p: &::wgpu::CooperativeMatrixProperties| {
+        [p.m_size, p.n_size, p.k_size] == [16; 3] && p.ab_type == F16 && p.cr_type == F32
+    };
+    adapter.features().contains(MATRIX_UNITS)
+        && (info.subgroup_min_size, info.subgroup_max_size) == (32, 32)
+        && adapter.cooperative_matrix_properties().iter().any(fits)
+}
+
 /// wgpu has no PCI number of a device under Metal.
 fn maker(api: ::wgpu::Backend, vendor: u32) -> Maker {
     match api {
@@ -143,6 +160,7 @@ fn caps_of(adapter: &::wgpu::Adapter) -> Caps {
             .contains(::wgpu::Features::SUBGROUP)
             .then_some(info.subgroup_min_size),
         f16_math: features.contains(::wgpu::Features::SHADER_F16),
+        matrix_units: has_matrix_units(adapter),
         profiling: features.contains(::wgpu::Features::TIMESTAMP_QUERY),
     }
 }
@@ -161,9 +179,17 @@ impl Wgpu {
         let (Some(adapter), Some(caps)) = (adapters.get(chosen), all.into_iter().nth(chosen)) else {
             return Err(driver("choose adapter", "index out of range"));
         };
+        let mut required_features = adapter.features() & ::wgpu::Features::TIMESTAMP_QUERY;
+        let mut experimental_features = ::wgpu::ExperimentalFeatures::disabled();
+        if caps.matrix_units {
+            required_features |= MATRIX_UNITS;
+            // SAFETY: the texts that use them load and store whole matrices inside of work-group memory of their own.
+            experimental_features = unsafe { ::wgpu::ExperimentalFeatures::enabled() };
+        }
         let request = ::wgpu::DeviceDescriptor {
             label: Some("transformer-lite"),
-            required_features: adapter.features() & ::wgpu::Features::TIMESTAMP_QUERY,
+            required_features,
+            experimental_features,
             required_limits: adapter.limits(),
             // A model is a few large buffers; large blocks for sharing would mostly stay empty.
             memory_hints: ::wgpu::MemoryHints::MemoryUsage,
@@ -182,7 +208,7 @@ impl Wgpu {
                 .lost
                 .get_or_insert_with(|| format!("{why} ({reason:?})"));
         });
-        Ok(Self {
+        let mut opened = Self {
             device,
             queue,
             caps,
@@ -198,7 +224,15 @@ impl Wgpu {
             pending: 0,
             flushed: None,
             stats: Stats::default(),
-        })
+        };
+        if opened.caps.matrix_units
+            && let Some(why) = units::refusal(&opened)
+        {
+            let name = &opened.caps.device;
+            log::warn!("{name}: generic kernels in place of those for matrix units: {why}");
+            opened.caps.matrix_units = false;
+        }
+        Ok(opened)
     }
 
     /// The stored fault, if any, as the error of `call`. A lost device stays lost; other faults are told once.
@@ -394,7 +428,7 @@ impl Wgpu {
         let mut info = None;
         let module = self.scoped(|device| {
             // SAFETY: the text is one of this crate's kernels: its loops end, and it has no ray queries and no
-            // mesh shaders. The session has checked that every view covers what the kernel touches for the
+            // mesh shaders. The executor has checked that every view covers what the kernel touches for the
             // given parameters; the pad word after a tensor with an odd number of words is inside the buffer.
             let module = unsafe { device.create_shader_module_trusted(descriptor, checks) };
             info = pollster::block_on(module.get_compilation_info())
@@ -426,7 +460,11 @@ impl Wgpu {
                 read_only: arg.role == Role::Weight,
             },
             has_dynamic_offset: false,
-            min_binding_size: NonZeroU64::new(if arg.ty == Ty::Words4 { 16 } else { 4 }),
+            min_binding_size: NonZeroU64::new(match arg.ty {
+                Ty::Words4 => 16,
+                Ty::Halves4 => 8,
+                _ => 4,
+            }),
         });
         let entries: Vec<_> = (0..)
             .zip(std::iter::once(uniform).chain(storage))

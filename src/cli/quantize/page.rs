@@ -1,10 +1,10 @@
 //! The page of `--report`: one file without references to others, with the error of each weight and method as a picture.
 
 use super::shape_text;
-use crate::cli::output::size_text;
 use crate::graph::onnx::quantize::{Options, Quantized, Summary};
 use crate::inspect::page::CSS;
 use crate::quant::{Bits, Integers, Method};
+use crate::units::size_text;
 use std::fmt::Write;
 use std::path::Path;
 

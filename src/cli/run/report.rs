@@ -1,10 +1,10 @@
 //! What a run gave, for people and as JSON.
 
 use crate::cli::output::table;
+use crate::executor::Timing;
 use crate::graph::pass::PassReport;
 use crate::plan::{HostStep, Segment};
 use crate::runner::Difference;
-use crate::session::Timing;
 use crate::tensor::HostTensor;
 use serde::Serialize;
 use std::fmt::Write as _;

@@ -3,21 +3,37 @@
 //!
 //! Operands: q `[b, s, heads, d]`, k and v `[b, t, kv_heads, d]`, and an optional mask that is added to the scores: it has the sizes
 //! `[b, heads, s, t]` or 1 in their place, and may have leading axes of size 1 more, or fewer axes. The result is
-//! `[b, s, heads, d]`. Softmax is in `f32`; no matrix of scores exists. Kernels take an even d.
+//! `[b, s, heads, d]`. With a window w query i sees no key before `t - s + i - (w - 1)`, whatever the mask says. Softmax is in `f32`; no
+//! matrix of scores exists. Kernels take an even d, and read no key that no query sees for the window; a cache may keep no more than these
+//! ([`LowerCx::ring`]).
 
 use super::case::{Case, input};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, operand, own};
-use crate::backend::DeviceKind;
 use crate::backend::kernel::Kernel;
-use crate::plan::lower::{Call, LowerCx};
+use crate::backend::{Caps, DeviceKind};
+use crate::plan::lower::{Call, LowerCx, Operand};
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::{DType, HostTensor};
 
 static KERNEL: Kernel = crate::kernel!(attention {
     heads: U32, kv_heads: U32, rows: U32, keys: U32, live_keys: U32,
     mask_b: U32, mask_h: U32, mask_s: U32, mask_t: U32, scale: F32,
-    softcap: F32,
+    softcap: F32, parts: U32,
 } [q: In Elem, k: In Elem, v: In Elem, mask: OptionalIn Elem, live: Weight Elem, y: Out Elem]);
+
+/// Many rows, on matrix units.
+static UNITS: Kernel = crate::kernel!(attention_mma {
+    heads: U32, kv_heads: U32, rows: U32, keys: U32, live_keys: U32,
+    mask_b: U32, mask_h: U32, mask_s: U32, mask_t: U32, scale: F32,
+    softcap: F32,
+} [q: In Halves4, k: In Halves4, v: In Halves4, mask: OptionalIn Elem, live: Weight Elem, y: Out Elem]);
+
+/// One row, where work-groups of a large GPU take a head each.
+static ROW: Kernel = crate::kernel!(attention_row {
+    heads: U32, kv_heads: U32, rows: U32, keys: U32, live_keys: U32,
+    mask_b: U32, mask_h: U32, mask_s: U32, mask_t: U32, scale: F32,
+    softcap: F32,
+} [q: In Words4, k: In Words4, v: In Words4, mask: OptionalIn Elem, live: Weight Elem, y: Out Elem]);
 
 static MERGE: Kernel = crate::kernel!(attention_merge {
     vectors: U32, splits: U32,
@@ -41,6 +57,27 @@ pub fn takes_head(size: i64) -> bool {
     size % 2 == 0 && size <= MOST_HEAD
 }
 
+/// Work-items of a work-group on matrix units, of which 32 take 16 rows, and the local memory that they take.
+const UNITS_TAKE: (u32, u32) = (128, 43 << 10);
+
+/// Matrix units take queries, keys and values in heads of this size. They round weights to halves, which a result in halves does not show.
+fn on_units(caps: &Caps, dim: i64, operands: &[Operand]) -> bool {
+    let room = caps.max_workgroup >= UNITS_TAKE.0 && caps.local_bytes >= UNITS_TAKE.1;
+    let halves = operands.iter().all(|o| o.dtype == DType::F16);
+    caps.matrix_units && room && halves && matches!(dim, 64 | 128)
+}
+
+/// Work-items of a work-group for one row.
+const ROW_ITEMS: u32 = 256;
+
+/// The kernel for one row takes queries, keys and values in heads of this size: in OpenCL C with PTX, in WGSL wherever local memory is fast.
+fn by_rows(caps: &Caps, dim: i64, operands: &[Operand]) -> bool {
+    let able = caps.matrix_units || caps.backend == "wgpu" && caps.fast_local;
+    let room = caps.max_workgroup >= ROW_ITEMS && caps.local_bytes >= 19 << 10;
+    let halves = operands.iter().all(|o| o.dtype == DType::F16);
+    able && room && halves && matches!(dim, 64 | 128)
+}
+
 /// Keys of a tile.
 const KEYS: i64 = 64;
 
@@ -51,12 +88,18 @@ pub struct Attention {
     pub scale: f32,
     /// Scores are bent to below this before the mask is added; 0 leaves them.
     pub softcap: f32,
+    /// Most keys that a query sees, the last of which is that at its own place among the last ones. Above 0.
+    pub window: Option<i64>,
 }
 
 impl Attention {
-    /// Attention without a cap.
+    /// Attention without a cap and without a window.
     pub fn scaled(scale: f32) -> Self {
-        Self { scale, softcap: 0.0 }
+        Self {
+            scale,
+            softcap: 0.0,
+            window: None,
+        }
     }
 
     /// A score as the softmax takes it, but for the mask.
@@ -155,11 +198,17 @@ impl Op for Attention {
         let group = heads.checked_div(kv_heads).unwrap_or(1);
         let mut y = vec![0f32; qd.len()];
         let mut scores = vec![0f64; t];
+        let window = self.window.and_then(|w| usize::try_from(w).ok());
         for b in 0..batch {
             for (i, h) in (0..s).flat_map(|i| (0..heads).map(move |h| (i, h))) {
                 let at = ((b * s + i) * heads + h) * d;
+                let first = window.map_or(0, |w| (t + i + 1).saturating_sub(s + w));
                 let row = |j: usize| ((b * t + j) * kv_heads + h / group) * d;
                 for (j, score) in scores.iter_mut().enumerate() {
+                    if j < first {
+                        *score = f64::NEG_INFINITY;
+                        continue;
+                    }
                     let dot: f32 = qd[at..at + d]
                         .iter()
                         .zip(&kd[row(j)..row(j) + d])
@@ -221,11 +270,26 @@ impl Attention {
             return Err(OpError::expected("rank of q", 4, q.rank()));
         };
         let keys = &k.0[1];
+        let (ring, other) = (cx.ring(1)?, cx.ring(2)?);
+        if ring != other {
+            return Err(OpError::mismatch(
+                "rows that the caches of keys and values keep",
+                format!("{ring:?}"),
+                format!("{other:?}"),
+            ));
+        }
         let wide = dim % 4 == 0;
         let vector = if wide { 4 } else { 2 };
         let one = queries.is(1);
         let upper = cx.upper_bound(keys);
-        let many = upper.is_none_or(|n| n > UNSPLIT);
+        let exceeds = |n: &i64| upper.is_none_or(|keys| keys > *n);
+        let window = self.window.filter(exceeds);
+        let ring = ring.filter(exceeds);
+        let read = match window {
+            Some(w) => keys.minimum(&w.into())?,
+            None => keys.clone(),
+        };
+        let many = window.or(upper).is_none_or(|n| n > UNSPLIT);
         // Heads share their keys where these are many, or rows are.
         let group = heads.exact_div(&k.0[2]).and_then(|g| g.as_const()).unwrap_or(1);
         let group = if one && !many && !cpu { 1 } else { group };
@@ -245,31 +309,86 @@ impl Attention {
         let slices = (items / (vectors * (dim / vector))).max(1);
         // One query has too few heads to fill a device; of many keys each part is a work-group.
         let split = (batch.is(1) && one && many).then_some(if cpu { 512 } else { 128 });
-        let splits = split.map(|s| keys.ceil_div(s)).transpose()?;
+        let splits = split.map(|s| read.ceil_div(s)).transpose()?;
         let result = match &splits {
             None => cx.output(0)?,
             Some(splits) => cx.temp(DType::F32, splits.mul(heads)?.mul(&Dim::from(dim + vector))?),
         };
         // Keys behind the live ones, there because lengths are padded, are not read.
         let (live, live_keys) = cx.live(keys);
-        let call = Call::new(&KERNEL, u32::try_from(items).unwrap_or(u32::MAX))
-            .define("DIM", dim)
-            .define("HEADS", together)
-            .define("VECTORS", vectors)
-            .define("KEYS", KEYS)
-            .define("LANES", lanes)
-            .define("SLICES", slices)
-            .operand(cx.input(0)?)
-            .operand(cx.input(1)?)
-            .operand(cx.input(2)?)
+        let operands = [cx.input(0)?, cx.input(1)?, cx.input(2)?];
+        let wide_as = |call: Call| if wide { call.define("WIDE", 1) } else { call };
+        // The kernels for some devices read keys from the first on, stored as they are.
+        let plain = stored == Rows::Floats && window.is_none() && ring.is_none();
+        let by_row = one && batch.is(1) && plain && by_rows(cx.caps(), dim, &operands);
+        let on_units = !one && plain && result.dtype == DType::F16 && on_units(cx.caps(), dim, &operands);
+        let call = if by_row {
+            let call = Call::new(&ROW, ROW_ITEMS)
+                .define("DIM", dim)
+                // As many keys at once as a work-group takes where they are split.
+                .define("STEPS", 128 * (dim / 8) / i64::from(ROW_ITEMS))
+                .grid(heads.clone(), 1, splits.clone().unwrap_or_else(|| Dim::from(1)));
+            let call = match split {
+                Some(keys) => call.define("SPLIT", keys),
+                None => call,
+            };
+            if dim == 128 {
+                call.define("WIDE_HEAD", 1)
+            } else {
+                call
+            }
+        } else if on_units {
+            let call = Call::new(&UNITS, UNITS_TAKE.0).define("DIM", dim).grid(
+                heads.clone(),
+                queries.ceil_div(i64::from(UNITS_TAKE.0 / 2))?,
+                batch.clone(),
+            );
+            if dim == 128 {
+                call.define("DIM128", 1)
+            } else {
+                call
+            }
+        } else {
+            let call = Call::new(&KERNEL, u32::try_from(items).unwrap_or(u32::MAX))
+                .define("DIM", dim)
+                .define("HEADS", together)
+                .define("VECTORS", vectors)
+                .define("KEYS", KEYS)
+                .define("LANES", lanes)
+                .define("SLICES", slices)
+                .grid(
+                    heads.exact_div(&together.into()).unwrap_or_else(|| heads.clone()),
+                    queries.ceil_div(rows)?,
+                    splits.clone().unwrap_or_else(|| batch.clone()),
+                );
+            let call = wide_as(call);
+            let call = if slices > 1 {
+                call.define("SHARED", 1)
+            } else {
+                call
+            };
+            let call = match split {
+                Some(keys) => call.define("SPLIT", keys),
+                None => call,
+            };
+            let call = match window {
+                Some(keys) => call.define("WINDOW", keys),
+                None => call,
+            };
+            let call = match ring {
+                Some(rows) => call.define("RING", rows),
+                None => call,
+            };
+            match stored {
+                Rows::Words => call.define("Q8", 1),
+                Rows::Floats => call,
+            }
+        };
+        let call = operands.into_iter().fold(call, Call::operand);
+        let call = call
             .optional(mask)
             .operand(live)
             .operand(result)
-            .grid(
-                heads.exact_div(&together.into()).unwrap_or_else(|| heads.clone()),
-                queries.ceil_div(rows)?,
-                splits.clone().unwrap_or_else(|| batch.clone()),
-            )
             .field(heads)
             .field(&k.0[2])
             .field(queries)
@@ -277,25 +396,20 @@ impl Attention {
             .field(live_keys);
         let call = strides.iter().fold(call, Call::field).field(self.scale);
         let call = call.field(self.softcap);
+        let call = if by_row || on_units {
+            call
+        } else {
+            let call = call.field(Dim::from(dim / vector));
+            if cpu || cx.caps().fast_local {
+                call
+            } else {
+                call.define("ROLLED", 1)
+            }
+        };
         let call = if self.softcap == 0.0 {
             call
         } else {
             call.define("CAPPED", 1)
-        };
-        let wide_as = |call: Call| if wide { call.define("WIDE", 1) } else { call };
-        let call = wide_as(call);
-        let call = if slices > 1 {
-            call.define("SHARED", 1)
-        } else {
-            call
-        };
-        let call = match split {
-            Some(keys) => call.define("SPLIT", keys),
-            None => call,
-        };
-        let call = match stored {
-            Rows::Words => call.define("Q8", 1),
-            Rows::Floats => call,
         };
         // Rows of a second sequence would lie elsewhere.
         cx.emit(if batch.is(1) { call.may_be_padded() } else { call })?;
@@ -315,9 +429,14 @@ impl Attention {
 }
 
 fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
+    let window = a.int("window")?;
+    if let Some(w) = window.filter(|w| *w < 1) {
+        return Err(OpError::expected("attribute `window`", "1 or more", w));
+    }
     Ok(Box::new(Attention {
         scale: a.float("scale")?.unwrap_or(1.0),
         softcap: a.float("softcap")?.unwrap_or(0.0),
+        window,
     }))
 }
 
@@ -325,7 +444,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 pub static DEF: OpDef = OpDef {
     onnx: &[own("Attention")],
     import,
-    kernels: &[&KERNEL, &MERGE],
+    kernels: &[&KERNEL, &UNITS, &ROW, &MERGE],
     cases,
 };
 
@@ -350,12 +469,31 @@ fn cases() -> Vec<Case> {
         let rows = |n, heads| input(&[1, n, heads, 12]).range(-4.0, 4.0);
         let inputs = vec![rows(s, 4), rows(70, 2), rows(70, 2), input(mask).range(-4.0, 0.0)];
         let op = Attention {
-            scale: 0.5,
             softcap: 2.0,
+            ..Attention::scaled(0.5)
+        };
+        Case::new(op, inputs)
+    };
+    let windowed = |s, t, heads, kv, window, mask: bool| {
+        let rows = |n, heads| input(&[1, n, heads, 16]).range(-2.0, 2.0);
+        let mut inputs = vec![rows(s, heads), rows(t, kv), rows(t, kv)];
+        if mask {
+            inputs.push(input(&[s, t]).range(-4.0, 0.0));
+        }
+        let op = Attention {
+            window: Some(window),
+            ..Attention::scaled(0.25)
         };
         Case::new(op, inputs)
     };
     vec![
+        windowed(1, 200, 4, 2, 70, true),
+        windowed(1, 900, 3, 3, 600, false),
+        windowed(1, 900, 4, 1, 7, true),
+        windowed(1, 9, 4, 1, 9, false),
+        windowed(11, 150, 4, 2, 5, true),
+        windowed(70, 70, 2, 2, 3, false),
+        windowed(5, 300, 6, 2, 130, true),
         capped(1, &[1, 70]),
         capped(5, &[5, 70]),
         case(1, 1, 2, 1, 64, false),
@@ -369,6 +507,10 @@ fn cases() -> Vec<Case> {
         case(3, 7, 2, 2, 6, true),
         case(2, 64, 3, 1, 130, false),
         case(1, 200, 2, 2, 256, true),
+        case(1, 150, 4, 2, 128, true),
+        case(1, 290, 3, 3, 128, false),
+        case(70, 150, 4, 2, 128, true),
+        case(130, 130, 2, 1, 64, false),
         masked(2, 5, 70, &[2, 1, 1, 70]),
         masked(3, 1, 9, &[4, 1, 9]),
         masked(2, 6, 6, &[2, 4, 6, 6]),

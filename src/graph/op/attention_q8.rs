@@ -93,7 +93,17 @@ fn cases() -> Vec<Case> {
         let attention = Attention::scaled(0.25);
         Ok(Case::new(AttentionQ8 { attention }, inputs))
     };
+    let windowed = |case: OpResult<Case>, window| -> OpResult<Case> {
+        let case = case?;
+        let attention = Attention {
+            window: Some(window),
+            ..Attention::scaled(0.25)
+        };
+        Ok(Case::new(AttentionQ8 { attention }, case.inputs))
+    };
     let all = [
+        windowed(case(1, 700, 4, 2, 32, true), 300),
+        windowed(case(7, 165, 4, 2, 32, false), 20),
         case(1, 130, 9, 3, 64, true),
         case(1, 700, 14, 2, 64, false),
         case(7, 65, 4, 2, 32, true),

@@ -360,7 +360,7 @@ impl ConvShape {
             _ => Self {
                 items: 64,
                 run: 4,
-                tile: fit.min(8),
+                tile: fit.min(if caps.few_registers() { 4 } else { 8 }),
                 by_tiles: false,
                 float,
             },

@@ -2,13 +2,14 @@
 //! optimization": the in-place operator that takes the place of the concatenation).
 //!
 //! Operands: the state `[1, past, ..]` and new rows `[1, n, ..]`; the result is the state with `past + n` rows, in the same
-//! memory. The write position is a live value: nothing else changes from token to token.
+//! memory. The write position is a live value: nothing else changes from token to token. In a state that keeps a window
+//! ([`LowerCx::ring`]) a row may take the place of one that nothing reads any more.
 
 use super::case::{Case, input};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, concat::Concat, own};
 use crate::backend::kernel::Kernel;
 use crate::plan::lower::{Call, Home, LowerCx};
-use crate::shape::{Fact, product};
+use crate::shape::{Dim, Fact, product};
 use crate::tensor::HostTensor;
 
 static KERNEL: Kernel =
@@ -57,7 +58,12 @@ impl Op for KvAppend {
         }
         let count = new.count()?;
         let (live, start) = cx.live(&state.0[self.axis].mul(&row)?);
-        let call = Call::new(&KERNEL, 64)
+        let call = Call::new(&KERNEL, 64);
+        let call = match ring(cx, &state.0[self.axis], &new.0[self.axis], &row)? {
+            Some(elements) => call.define("RING", elements),
+            None => call,
+        };
+        let call = call
             .operand(cx.input(1)?)
             .operand(live)
             .operand(target)
@@ -67,6 +73,18 @@ impl Op for KvAppend {
             .may_be_padded();
         cx.emit(call)
     }
+}
+
+/// Elements, or rows of heads, of `row` to a token, that the state which is operand 0 keeps, where a run may append beyond them: then those
+/// behind lie at its start.
+pub(super) fn ring(cx: &LowerCx<'_>, past: &Dim, new: &Dim, row: &Dim) -> OpResult<Option<i64>> {
+    let most = cx.upper_bound(&past.add(new)?);
+    let Some(rows) = cx.ring(0)?.filter(|n| most.is_none_or(|most| most > *n)) else {
+        return Ok(None);
+    };
+    let elements = row.as_const().and_then(|row| rows.checked_mul(row));
+    let unknown = || OpError::Unsupported(format!("a window of a cache with rows of {row}"));
+    elements.map(Some).ok_or_else(unknown)
 }
 
 fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {

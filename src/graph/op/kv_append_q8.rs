@@ -2,11 +2,12 @@
 //! size.
 //!
 //! Operands: the state, `i32 [1, past, heads, d / 4 + 1]`, and new rows `[1, n, heads, d]` of floats; the result is the state with
-//! `past + n` rows, in the same memory. A row of a head is `d / 4` words of four signed codes, the first in the lowest bits, and
+//! `past + n` rows, in the same memory, or where these lie in a window of it. A row of a head is `d / 4` words of four signed codes, the first in the lowest bits, and
 //! the bits of an `f32` factor: the largest magnitude of the row over 127, by which the codes are multiplied. Codes are rounded to
 //! the nearest, ties to even.
 
 use super::case::{Case, given, input};
+use super::kv_append::ring;
 use super::{InferCx, Inputs, Op, OpDef, OpError, OpResult, never_in_files, operand};
 use crate::backend::kernel::Kernel;
 use crate::plan::lower::{Call, Home, LowerCx};
@@ -108,7 +109,12 @@ impl Op for KvAppendQ8 {
         };
         let rows = product(&new.0[..AXIS + 2])?;
         let (live, start) = cx.live(&state.0[AXIS].mul(heads)?);
-        let call = Call::new(&KERNEL, ITEMS)
+        let call = Call::new(&KERNEL, ITEMS);
+        let call = match ring(cx, &state.0[AXIS], &new.0[AXIS], heads)? {
+            Some(rows) => call.define("RING", rows),
+            None => call,
+        };
+        let call = call
             .define("DIM", d)
             .operand(cx.input(1)?)
             .operand(live)

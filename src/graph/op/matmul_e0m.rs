@@ -1,8 +1,10 @@
 //! Matrix product with an E0M weight, of any of its widths (own domain, `MatMulE0M`): operands `x [.., K]`, codes, scales in the layout
 //! of [`crate::quant`]; attributes `bits`, `group_size`.
 //!
-//! Two kernel families (paper, section 2.2): `matvec_e0m` for one row (decode), `matmul_e0m` for many (prefill). A weight above
-//! what a kernel can bind is split by columns.
+//! Two kernel families (paper, section 2.2): `matvec_e0m` for one row (decode), `matmul_e0m` for many (prefill), each with a variant for
+//! devices with matrix units (the module `units`). A weight above what a kernel can bind is split by columns.
+
+mod units;
 
 use super::case::{Case, constant, input};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, operand, own};
@@ -293,7 +295,8 @@ impl MatMulE0m {
             Dim::from(i64::try_from(start).unwrap_or(i64::MAX))
         };
         let rows = rows(&cx.shape(0)?)?;
-        let tile = E0mShape::of(cx.caps());
+        let most = cx.upper_bound(&rows);
+        let x = cx.input(0)?;
         // Weights that kernels take at a time: those of a word of 4 or 8 bits.
         let step = if self.bits == Bits::Eight { 4 } else { 8 };
         let vector = rows.is(1);
@@ -301,59 +304,80 @@ impl MatMulE0m {
         let mut behind = weights.starts.iter().skip(1).zip(&weights.ends);
         let gaps = behind.any(|(start, end)| *start != *end as u64);
         let in_parts = weights.ends.len() > 1 && (!vector || gaps);
+        // Results are matrices of which every row begins at a multiple of four elements.
+        let by_fours = weights.ends.iter().all(|end| end.is_multiple_of(4));
         for part in packed_parts(cx, &weights.codes, self.bits, k, n)? {
-            let (panel, count) = (Dim::from_usize(part.panel), Dim::from_usize(part.count));
-            let columns = if vector {
-                tile.lanes * tile.vector_columns
+            let caps = cx.caps();
+            let call = if vector {
+                self.vector_on_units(caps, [x.dtype, y.dtype], k, part.count)
+            } else if by_fours {
+                self.matrix_on_units(caps, [x.dtype, y.dtype], k, part.count, &rows, most)
             } else {
-                tile.matrix_items * tile.matrix_columns
+                None
             };
-            let (items, most) = if vector {
-                tile.slices(cx.caps(), k, part.count, self.group)
-            } else {
-                (tile.matrix_items, STRETCH)
+            let call = match call {
+                Some(call) => call,
+                None if vector => self.generic_vector(caps, k, part.count)?,
+                None => self.generic_matrix(caps, part.count, &rows)?,
             };
-            let call = Call::new(if vector { &VECTOR } else { &MATRIX }, items);
-            let call = format_defines(call, self.bits, self.group, most)
-                .operand(cx.input(0)?)
+            let call = call
+                .operand(x)
                 .operand(part.codes)
                 .operand(part.scales)
                 .operand(y);
-            let groups = count.ceil_div(i64::from(columns))?;
+            let (panel, count) = (Dim::from_usize(part.panel), Dim::from_usize(part.count));
             let call = if vector {
-                let call = call
-                    .define("LANES", i64::from(tile.lanes))
-                    .define("COLS", i64::from(tile.vector_columns))
-                    .grid(groups, 1, 1);
-                let call = if items >= FOLD * columns {
-                    call.define("FOLD", i64::from(FOLD))
-                } else {
-                    call
-                };
-                let call = if cx.caps().kind == DeviceKind::Cpu {
-                    call
-                } else {
-                    call.define("WHOLE", 1)
-                };
-                call.field(count)
-                    .field(Dim::from_usize(k / step))
-                    .field(panel)
-                    .field(Dim::from_usize(part.first))
+                call.field(count).field(Dim::from_usize(k / step)).field(panel)
             } else {
-                call.define("ROWS", tile.rows)
-                    .define("COLS", i64::from(tile.matrix_columns))
-                    .grid(groups, rows.ceil_div(tile.rows)?, 1)
-                    .field(&rows)
+                call.field(&rows)
                     .field(count)
                     .field(Dim::from_usize(k))
                     .field(panel)
                     .field(Dim::from_usize(n))
-                    .field(Dim::from_usize(part.first))
             };
+            let call = call.field(Dim::from_usize(part.first));
             let call = call.field(end(0)).field(end(1)).field(start(1)).field(start(2));
             cx.emit(if in_parts { call.define("PARTS", 1) } else { call })?;
         }
         Ok(())
+    }
+
+    /// The vector kernel that any device takes, for a `k x n` weight.
+    fn generic_vector(&self, caps: &Caps, k: usize, n: usize) -> OpResult<Call> {
+        let tile = E0mShape::of(caps);
+        let columns = tile.lanes * tile.vector_columns;
+        let (items, most) = tile.slices(caps, k, n, self.group);
+        let call = format_defines(Call::new(&VECTOR, items), self.bits, self.group, most)
+            .define("LANES", i64::from(tile.lanes))
+            .define("COLS", i64::from(tile.vector_columns))
+            .grid(Dim::from_usize(n).ceil_div(i64::from(columns))?, 1, 1);
+        let call = if items >= FOLD * columns {
+            call.define("FOLD", i64::from(FOLD))
+        } else {
+            call
+        };
+        Ok(if caps.kind == DeviceKind::Cpu {
+            call
+        } else {
+            call.define("WHOLE", 1)
+        })
+    }
+
+    /// The matrix kernel that any device takes, for a weight of `n` columns.
+    fn generic_matrix(&self, caps: &Caps, n: usize, rows: &Dim) -> OpResult<Call> {
+        let tile = E0mShape::of(caps);
+        let columns = tile.matrix_items * tile.matrix_columns;
+        let call = Call::new(&MATRIX, tile.matrix_items);
+        let groups = Dim::from_usize(n).ceil_div(i64::from(columns))?;
+        let call = format_defines(call, self.bits, self.group, STRETCH)
+            .define("ROWS", tile.rows)
+            .define("COLS", i64::from(tile.matrix_columns))
+            .grid(groups, rows.ceil_div(tile.rows)?, 1);
+        Ok(if tile.rows < 8 {
+            call.define("HALF_TILE", 1)
+        } else {
+            call
+        })
     }
 }
 
@@ -444,7 +468,7 @@ impl E0mShape {
                 vector_columns: 4,
                 matrix_items: 32,
                 matrix_columns: 4,
-                rows: 8,
+                rows: if caps.few_registers() { 4 } else { 8 },
                 panel: None,
             },
         }
@@ -460,7 +484,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 pub static DEF: OpDef = OpDef {
     onnx: &[own("MatMulE0M")],
     import,
-    kernels: &[&VECTOR, &MATRIX],
+    kernels: &[&VECTOR, &MATRIX, &units::VECTOR, &units::MATRIX],
     cases,
 };
 
@@ -505,6 +529,12 @@ fn cases() -> Vec<Case> {
         (Five, 48, 5, 96, 34),
         (Six, 64, 9, 96, 130),
         (Four, 576, 1, 576, 34),
+        // Whole blocks of matrix units: stretches that end early, several tiles, a part of a tile.
+        (Four, 128, 1, 1056, 98),
+        (Eight, 128, 1, 1040, 66),
+        (Four, 128, 70, 288, 164),
+        (Four, 64, 140, 192, 132),
+        (Eight, 64, 33, 144, 68),
         // Groups that the vector kernel cuts into stretches where many work-items share a column.
         (Four, 40, 1, 496, 66),
         (Four, 72, 1, 496, 34),

@@ -649,6 +649,7 @@ ops! {
     rms_norm,
     roi_align,
     rotary,
+    rotary_append,
     rotary_embedding,
     scan,
     scatter,

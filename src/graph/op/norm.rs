@@ -11,6 +11,7 @@ use super::pointwise::import::{binary, cast, input as arg, number, unary};
 use super::pointwise::{Binary, Unary};
 use super::reduce::{Kind, Reduce};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, axis, onnx, operand, pointwise};
+use crate::backend::Caps;
 use crate::backend::kernel::Kernel;
 use crate::graph::ValueId;
 use crate::plan::lower::{Call, LowerCx};
@@ -21,6 +22,14 @@ use crate::tensor::{DType, HostTensor};
 pub(super) static KERNEL: Kernel = crate::kernel!(norm {
     rows: U32, cols: U32, sets: U32, per: U32, run: U32, epsilon: F32,
 } [x: In Elem, scale: OptionalIn Elem, bias: OptionalIn Elem, mean: OptionalIn Elem, variance: OptionalIn Elem, y: Out Elem]);
+
+/// Rows without a mean and a bias, in work-groups of [`ROW_ITEMS`].
+pub(super) static ROW: Kernel = crate::kernel!(norm_row {
+    cols: U32, epsilon: F32,
+} [x: In Elem, scale: In Elem, y: Out Elem]);
+/// Work-items of a work-group of [`ROW`], and the most vectors of four that each of them holds.
+const ROW_ITEMS: u32 = 256;
+const MOST_HELD: i64 = 16;
 
 /// Which scale and bias belong to an element.
 pub(super) enum Place {
@@ -56,6 +65,22 @@ pub(super) struct Rows {
 /// Normalises operand 0 by scale (operand 1) and bias (operand 2) where they are there.
 pub(super) fn emit(cx: &mut LowerCx<'_>, rows: &Rows) -> OpResult<()> {
     let (count, cols) = (&rows.rows, &rows.cols);
+    let plain = matches!(rows.place, Place::Column) && !rows.center && !rows.given;
+    if plain
+        && cx.has(1)
+        && !cx.has(2)
+        && let Some(held) = held(cx.caps(), cols)
+    {
+        let call = Call::new(&ROW, ROW_ITEMS)
+            .define("EACH", held)
+            .operand(cx.input(0)?)
+            .operand(cx.input(1)?)
+            .operand(cx.output(0)?)
+            .grid(count.clone(), 1, 1)
+            .field(cols)
+            .field(rows.epsilon);
+        return cx.emit(call.may_work_in_place());
+    }
     let tile = if count.is(1) || cols.exact_div(&2.into()).is_some() {
         1
     } else {
@@ -89,6 +114,16 @@ pub(super) fn emit(cx: &mut LowerCx<'_>, rows: &Rows) -> OpResult<()> {
         call = call.define("CENTER", 1);
     }
     cx.emit(call.field(rows.epsilon).may_work_in_place())
+}
+
+/// Vectors that a work-item of [`ROW`] holds for rows of so many elements; `None` where the device or the rows do not suit it.
+fn held(caps: &Caps, cols: &Dim) -> Option<i64> {
+    /// Shorter rows leave most of a work-group idle.
+    const LEAST: i64 = 512;
+    let cols = cols.as_const().filter(|n| n % 4 == 0 && *n >= LEAST)?;
+    let held = (cols / 4 - 1) / i64::from(ROW_ITEMS) + 1;
+    let able = caps.fast_local && caps.max_workgroup >= ROW_ITEMS;
+    (able && held <= MOST_HELD).then_some(held)
 }
 
 /// Which elements are normalised together.

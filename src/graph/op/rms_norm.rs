@@ -150,7 +150,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 pub static DEF: OpDef = OpDef {
     onnx: &[onnx("RMSNormalization", 23)],
     import,
-    kernels: &[&norm::KERNEL],
+    kernels: &[&norm::KERNEL, &norm::ROW],
     cases,
 };
 
@@ -175,5 +175,6 @@ fn cases() -> Vec<Case> {
         case(&[2, 3, 1]),
         case(&[1, 1, 1025]),
         case(&[1, 7]),
+        case(&[3, 1028]),
     ]
 }

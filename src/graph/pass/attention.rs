@@ -255,7 +255,11 @@ fn find(g: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Option<Found> {
         };
         let ((q, by_q), (k, by_k)) = (scaled(g, input(n, 0)?), scaled(g, input(n, 1)?));
         let scale = scale * by_q * by_k;
-        Some((q, k, Attention { scale, softcap }))
+        let op = Attention {
+            softcap,
+            ..Attention::scaled(scale)
+        };
+        Some((q, k, op))
     };
     // The mask is added where the scores have an axis for the heads.
     let inside = reshaped(g, scores).filter(|_| flat);

@@ -141,6 +141,7 @@ fn rewrite(edit: &mut Edit<'_>, p: Pair) -> Result<()> {
             output: p.present,
             axis,
             past: p.symbol,
+            window: None,
         });
         return Ok(());
     }
@@ -199,6 +200,7 @@ fn rewrite(edit: &mut Edit<'_>, p: Pair) -> Result<()> {
         output: p.present,
         axis: 1,
         past: p.symbol,
+        window: None,
     });
     Ok(())
 }

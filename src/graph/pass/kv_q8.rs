@@ -1,7 +1,7 @@
 //! Caches of 8 bits: a state that is appended to and read by attention alone becomes one of rows of 8-bit words, see
 //! [`crate::graph::op::kv_append_q8`]. Runs after the passes `kv_cache` and `attention`; what it refuses keeps its floats.
 
-use super::pattern::input;
+use super::pattern::{input, shape_alone};
 use crate::error::Result;
 use crate::graph::op::attention::Attention;
 use crate::graph::op::attention_q8::AttentionQ8;
@@ -106,26 +106,6 @@ pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Nodes that are looked at one behind another, to see whether data is read.
-const DEEPEST: usize = 4;
-
-/// Node `id` reads nothing of `v` but its shape, or moves it for others that do so.
-fn shape_alone(g: &Graph, consumers: &[Vec<NodeId>], v: ValueId, id: NodeId, deep: usize) -> bool {
-    let Some(node) = g.node(id) else { return false };
-    let mut places = node.inputs.iter().enumerate().filter(|(_, o)| **o == Some(v));
-    if places.all(|(i, _)| !node.op.reads(i)) {
-        return true;
-    }
-    let passed_on = |r: &ValueId| {
-        let readers = &consumers[r.index()];
-        !g.is_kept(*r)
-            && readers
-                .iter()
-                .all(|n| shape_alone(g, consumers, *r, *n, deep - 1))
-    };
-    deep > 0 && node.outputs.iter().all(passed_on)
-}
-
 fn fits(g: &Graph, consumers: &[Vec<NodeId>], state: &State) -> Result<Found, String> {
     let producer = g
         .producer(state.output)
@@ -145,7 +125,7 @@ fn fits(g: &Graph, consumers: &[Vec<NodeId>], state: &State) -> Result<Found, St
         let inputs = g.node(id).map_or(&[][..], |n| &n.inputs).iter().enumerate();
         inputs.filter(move |(_, o)| **o == Some(v)).map(|(i, _)| i)
     };
-    let takes_shape = |v: ValueId, id: NodeId| shape_alone(g, consumers, v, id, DEEPEST);
+    let takes_shape = |v: ValueId, id: NodeId| shape_alone(g, consumers, v, id);
     let mut shapes = Vec::new();
     for id in &consumers[state.input.index()] {
         if takes_shape(state.input, *id) {

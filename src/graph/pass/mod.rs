@@ -21,14 +21,17 @@ mod outer;
 pub mod pattern;
 mod pick;
 mod rotary;
+mod rotary_append;
 mod split;
 mod trans_b;
+mod window;
 
 pub(crate) use decompose::keeps_cache;
 pub use greedy::TOKEN;
 pub use last_row::ROWS;
 
 use super::{Edit, Graph, derive};
+use crate::backend::Caps;
 use crate::error::Result;
 
 /// One rewrite of a graph.
@@ -130,6 +133,11 @@ pub const ATTENTION: Pass = Pass {
     name: "attention",
     run: attention::run,
 };
+/// Attention learns of the window that its mask leaves, and caches keep no more.
+pub const WINDOW: Pass = Pass {
+    name: "window",
+    run: window::run,
+};
 /// Elementwise chains become one operator.
 pub const FUSE: Pass = Pass {
     name: "fuse",
@@ -144,6 +152,11 @@ pub const EPILOGUE: Pass = Pass {
 pub const JOINT_MATMUL_E0M: Pass = Pass {
     name: "joint_matmul_e0m",
     run: joint_matmul_e0m::run,
+};
+/// What comes between new queries, keys and values and their attention becomes one node, for devices that want few dispatches.
+pub const ROTARY_APPEND: Pass = Pass {
+    name: "rotary_append",
+    run: rotary_append::run,
 };
 /// Only the last row of the output `logits` is computed.
 pub const LAST_ROW: Pass = Pass {
@@ -180,6 +193,7 @@ pub const STANDARD: &[Pass] = &[
     TRANS_B,
     KV_CACHE,
     ATTENTION,
+    WINDOW,
     FUSE,
     EPILOGUE,
     JOINT_MATMUL_E0M,
@@ -214,6 +228,15 @@ impl Pipeline {
             passes: STANDARD.to_vec(),
             edit_limit: usize::MAX,
         }
+    }
+
+    /// The same with what this device wants besides.
+    #[must_use]
+    pub fn on(mut self, caps: &Caps) -> Self {
+        if caps.matrix_units {
+            self.passes.push(ROTARY_APPEND);
+        }
+        self
     }
 
     /// What the host interpreter wants: the state form of the cache, nothing that only kernels need.

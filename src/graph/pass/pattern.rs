@@ -100,3 +100,24 @@ pub fn origin(g: &Graph, values: &[ValueId]) -> Vec<String> {
     }
     names
 }
+
+/// Nodes that are looked at one behind another, to see whether data is read.
+const DEEPEST: usize = 4;
+
+/// Node `id` reads nothing of `v` but its shape, or moves it for others that do so.
+pub fn shape_alone(g: &Graph, consumers: &[Vec<NodeId>], v: ValueId, id: NodeId) -> bool {
+    no_deeper(g, consumers, v, id, DEEPEST)
+}
+
+fn no_deeper(g: &Graph, consumers: &[Vec<NodeId>], v: ValueId, id: NodeId, deep: usize) -> bool {
+    let Some(node) = g.node(id) else { return false };
+    let mut places = node.inputs.iter().enumerate().filter(|(_, o)| **o == Some(v));
+    if places.all(|(i, _)| !node.op.reads(i)) {
+        return true;
+    }
+    let passed_on = |r: &ValueId| {
+        let readers = &consumers[r.index()];
+        !g.is_kept(*r) && readers.iter().all(|n| no_deeper(g, consumers, *r, *n, deep - 1))
+    };
+    deep > 0 && node.outputs.iter().all(passed_on)
+}

@@ -5,7 +5,7 @@ use crate::graph::onnx::import;
 use crate::graph::onnx::quantize::{self, Options, Summary, quantize_with};
 use crate::graph::onnx::write::read_back::make_input;
 use crate::graph::onnx::write::{Attr, ModelWriter, NodeSpec};
-use crate::llm::Model;
+use crate::llm::LanguageModel;
 use crate::llm::calibrate::{GptqMethods, Opener, Progress};
 use crate::llm::engine::Watch;
 use crate::llm::perplexity::Text;
@@ -20,7 +20,7 @@ const INNER: usize = 96;
 /// Tells rows of which every fifth element is large.
 struct Uneven(Vec<usize>);
 
-impl Model for Uneven {
+impl LanguageModel for Uneven {
     fn vocab(&self) -> usize {
         1
     }
@@ -36,7 +36,9 @@ impl Model for Uneven {
     fn forward_all(&mut self, _: &[u32]) -> Result<Vec<f32>> {
         Ok(vec![])
     }
-    fn truncate(&mut self, _: usize) {}
+    fn truncate(&mut self, _: usize) -> usize {
+        0
+    }
 }
 
 fn uneven(rows: usize, k: usize) -> Vec<f32> {

@@ -4,15 +4,16 @@ use super::{Decoder, ROWS, Rows, Watch, check_room, check_rows};
 use crate::error::{Error, Result, Stage};
 use crate::graph::ValueId;
 use crate::graph::interp::Interpreter;
-use crate::llm::Model;
+use crate::llm::LanguageModel;
 use crate::llm::prompt_cache::States;
 use crate::tensor::{DType, HostTensor};
 use std::collections::HashMap;
+use std::sync::Arc;
 
 /// A decoder in the interpreter.
 #[derive(Debug)]
 pub struct HostModel {
-    pub(super) decoder: Decoder,
+    pub(super) decoder: Arc<Decoder>,
     interpreter: Interpreter,
     pub(super) states: HashMap<ValueId, HostTensor>,
     context: usize,
@@ -20,8 +21,9 @@ pub struct HostModel {
 }
 
 impl HostModel {
-    /// Prepares `decoder` for the interpreter.
-    pub fn new(decoder: Decoder, context: usize) -> Result<Self> {
+    /// Prepares `decoder`, which others may share, for the interpreter.
+    pub fn new(decoder: impl Into<Arc<Decoder>>, context: usize) -> Result<Self> {
+        let decoder = decoder.into();
         let interpreter = Interpreter::new(decoder.graph.clone())?;
         let mut model = Self {
             decoder,
@@ -91,7 +93,7 @@ impl HostModel {
     }
 }
 
-impl Model for HostModel {
+impl LanguageModel for HostModel {
     fn vocab(&self) -> usize {
         self.decoder.vocab
     }
@@ -129,9 +131,9 @@ impl Model for HostModel {
         Some(self)
     }
 
-    fn truncate(&mut self, len: usize) {
+    fn truncate(&mut self, len: usize) -> usize {
         if len >= self.len {
-            return;
+            return self.len;
         }
         let graph = self.decoder.graph.clone();
         for s in graph.states() {
@@ -148,6 +150,7 @@ impl Model for HostModel {
             }
         }
         self.len = len;
+        len
     }
 }
 

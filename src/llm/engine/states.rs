@@ -1,10 +1,10 @@
 //! Caches as bytes, and whose they are.
 
-use super::{DeviceModel, HostModel};
+use super::{DeviceModel, HostModel, PREFILL};
 use crate::error::{Error, Result, Stage};
 use crate::graph::op::device_dtype;
 use crate::graph::{Graph, State};
-use crate::llm::prompt_cache::{Identity, States};
+use crate::llm::prompt_cache::{Identity, Layout, States};
 use crate::shape::Bindings;
 use crate::tensor::{DType, HostTensor};
 
@@ -46,7 +46,12 @@ fn row(graph: &Graph, state: &State) -> Result<usize> {
     Ok(elements)
 }
 
-fn identity(graph: &Graph, fingerprint: &str, float: &dyn Fn(&State) -> DType) -> Result<Identity> {
+fn identity(
+    graph: &Graph,
+    fingerprint: &str,
+    float: &dyn Fn(&State) -> DType,
+    window: &dyn Fn(&State) -> Option<usize>,
+) -> Result<Identity> {
     // Words of codes are called as the option that makes them is.
     let called = |s: &State| match float(s) {
         DType::I32 => "q8".to_owned(),
@@ -55,14 +60,26 @@ fn identity(graph: &Graph, fingerprint: &str, float: &dyn Fn(&State) -> DType) -
     let mut types: Vec<String> = graph.states().iter().map(called).collect();
     types.dedup();
     let states = graph.states().iter().map(|s| {
-        let name = graph.value(s.input).name.clone();
-        Ok((name, row(graph, s)? * float(s).size()))
+        Ok(Layout {
+            name: graph.value(s.input).name.clone(),
+            row: row(graph, s)? * float(s).size(),
+            window: window(s),
+        })
     });
     Ok(Identity {
         model: fingerprint.to_owned(),
         float: types.join(" and "),
         states: states.collect::<Result<_>>()?,
     })
+}
+
+impl DeviceModel {
+    /// Rows that there is room for in a state; row `n` lies at `n` modulo them.
+    fn room(&self, index: usize) -> usize {
+        let slot = self.executor.plan(PREFILL).and_then(|p| p.states.get(index));
+        let rows = slot.and_then(|s| usize::try_from(s.rows).ok());
+        rows.unwrap_or(self.lengths.context).max(1)
+    }
 }
 
 impl States for DeviceModel {
@@ -72,20 +89,38 @@ impl States for DeviceModel {
             let own = graph.fact(s.input).map_or(self.decoder.float, |f| f.dtype);
             device_dtype(own, self.decoder.float)
         };
-        identity(graph, &self.decoder.fingerprint, &dtype)
+        let window = |s: &State| s.window.and_then(|w| usize::try_from(w).ok());
+        identity(graph, &self.decoder.fingerprint, &dtype, &window)
     }
 
     fn read_state(&mut self, index: usize) -> Result<Vec<u8>> {
-        let identity = self.identity()?;
-        let bytes = identity.states.get(index).map_or(0, |(_, row)| row * self.len);
-        let mut out = vec![0; bytes];
-        self.session.read_state(index, &mut out)?;
+        let row = self.identity()?.states.get(index).map_or(0, |s| s.row);
+        let room = self.room(index);
+        let mut kept = vec![0; row * self.len.min(room)];
+        self.executor.read_state(index, &mut kept)?;
+        let mut out = Vec::with_capacity(kept.len());
+        for place in (self.rings.first(index)..self.len).map(|n| n % room * row) {
+            out.extend_from_slice(kept.get(place..place + row).unwrap_or_default());
+        }
         Ok(out)
     }
 
     fn write_states(&mut self, tokens: usize, states: &[&[u8]]) -> Result<()> {
-        for (index, bytes) in states.iter().enumerate() {
-            self.session.write_state(index, bytes)?;
+        let layouts = self.identity()?.states;
+        for (index, (bytes, layout)) in states.iter().zip(&layouts).enumerate() {
+            let (row, room) = (layout.row.max(1), self.room(index));
+            let given = bytes.len() / row;
+            let first = tokens.saturating_sub(given.min(room));
+            let mut kept = vec![0; row * tokens.min(room)];
+            let rows = bytes.chunks_exact(row).skip(given.saturating_sub(room));
+            for (n, bytes) in (first..tokens).zip(rows) {
+                let place = n % room * row;
+                if let Some(slot) = kept.get_mut(place..place + row) {
+                    slot.copy_from_slice(bytes);
+                }
+            }
+            self.executor.write_state(index, &kept)?;
+            self.rings.restore(index, first);
         }
         self.len = tokens;
         Ok(())
@@ -96,7 +131,8 @@ impl States for HostModel {
     fn identity(&self) -> Result<Identity> {
         let graph = &self.decoder.graph;
         let dtype = |s: &State| graph.fact(s.input).map_or(DType::F32, |f| f.dtype);
-        identity(graph, &self.decoder.fingerprint, &dtype)
+        // The interpreter keeps all rows, also of those that no one reads.
+        identity(graph, &self.decoder.fingerprint, &dtype, &|_| None)
     }
 
     fn read_state(&mut self, index: usize) -> Result<Vec<u8>> {

@@ -81,12 +81,13 @@ fn stops_when_cancelled() {
     let limits = limits(50, &[]);
     let cancel = limits.cancel.clone();
     let mut sampler = greedy();
-    let mut generator = Generator::new(&mut model as &mut dyn Model, &mut sampler, &[1], limits).unwrap();
+    let mut generator =
+        Generator::new(&mut model as &mut dyn LanguageModel, &mut sampler, &[1], limits).unwrap();
     assert!(generator.next().is_some());
-    cancel.store(true, Ordering::Relaxed);
+    cancel.cancel();
     assert!(generator.next().is_none());
     assert_eq!(generator.finish(), Some(Finish::Cancelled));
-    cancel.store(false, Ordering::Relaxed);
+    cancel.reset();
     assert!(generator.next().is_none(), "the end is final");
 }
 
@@ -129,7 +130,7 @@ fn an_error_ends_it() {
 /// A model whose runs are counted, with every row of a short run at once, as devices have it.
 struct Rows(FakeModel, Vec<usize>);
 
-impl Model for Rows {
+impl LanguageModel for Rows {
     fn vocab(&self) -> usize {
         self.0.vocab()
     }
@@ -156,8 +157,8 @@ impl Model for Rows {
         5
     }
 
-    fn truncate(&mut self, len: usize) {
-        self.0.truncate(len);
+    fn truncate(&mut self, len: usize) -> usize {
+        self.0.truncate(len)
     }
 }
 
@@ -173,7 +174,7 @@ fn looping(context: usize) -> FakeModel {
 struct Flaky(usize);
 
 impl Draft for Flaky {
-    fn propose(&mut self, context: &[u32], most: usize, _: &AtomicBool) -> Result<Vec<u32>> {
+    fn propose(&mut self, context: &[u32], most: usize, _: &Cancel) -> Result<Vec<u32>> {
         let mut model = looping(1000);
         let mut all = context.to_vec();
         self.0 = (self.0 + 1) % 6;
@@ -312,4 +313,43 @@ fn what_the_cache_holds_counts_for_penalties() {
     let generator = Generator::new(&mut model, &mut sampler, &[3], limits(1, &[])).unwrap();
     let e = generator.after(&[1]).err().unwrap();
     assert!(e.to_string().contains("0 tokens, 1 are given"), "{e}");
+}
+
+#[test]
+fn what_a_window_forgot_is_fed_again() {
+    let slides = || Limits {
+        slide: Some(2),
+        ..limits(12, &[])
+    };
+    let mut model = counting(10);
+    model.reach = Some(5);
+    let (ids, _, metrics) = run(&mut model, &[1, 2, 3, 4], slides());
+    assert_eq!(ids, (5..17).collect::<Vec<u32>>());
+    assert_eq!(
+        (metrics.forgotten, metrics.fed_again),
+        (8, 14),
+        "the first two too"
+    );
+    assert_eq!(model.calls[7], [1, 2, 7, 8, 9, 10, 11]);
+    // What is not known cannot be fed again.
+    let mut model = counting(10);
+    (model.cache, model.reach) = (vec![1, 2, 3], Some(5));
+    let mut sampler = greedy();
+    let mut generator = Generator::new(&mut model, &mut sampler, &[4], slides()).unwrap();
+    let e = generator.by_ref().find_map(Result::err).unwrap().to_string();
+    assert!(
+        e.contains("cannot be cut back to 3") && e.contains("not known"),
+        "{e}"
+    );
+    // Wrong guesses beyond what the window bears.
+    for reach in [0, 1, 2, 9] {
+        let mut plain = looping(100);
+        let (wanted, ..) = run(&mut plain, &[1, 2, 3], limits(40, &[]));
+        let mut model = looping(100);
+        model.reach = Some(reach);
+        let (mut draft, mut sampler) = (Flaky(0), greedy());
+        let generator = Generator::new(&mut model, &mut sampler, &[1, 2, 3], limits(40, &[])).unwrap();
+        let found = generator.drafting(&mut draft, 6).map(|t| t.unwrap().id);
+        assert_eq!(found.collect::<Vec<_>>(), wanted, "reach {reach}");
+    }
 }

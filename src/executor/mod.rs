@@ -5,24 +5,26 @@
 
 mod load;
 mod pack;
+mod program;
 mod run;
 
+pub use program::Program;
 pub use run::Timing;
 
-use crate::backend::{Backend, BackendError, Caps, KernelId, RecordingId, Stats, View};
+use crate::backend::{Backend, BackendError, Caps, KernelId, RecordingId, SharedBackend, Stats, View};
 use crate::error::{Error, Result, Stage};
 use crate::graph::Graph;
-use crate::plan::lower::WeightKey;
 use crate::plan::{Bound, Place, Plan, Port, bind};
 use crate::shape::Bindings;
 use crate::tensor::{DType, HostTensor};
 use half::f16;
 use load::create;
 use pack::to_device;
-use std::collections::HashMap;
+use std::sync::Arc;
 
 struct Loaded {
-    plan: Plan,
+    /// The program's, until an open one takes more memory.
+    plan: Arc<Plan>,
     /// One for each segment on the device, in order.
     recordings: Vec<RecordingId>,
     bound: Bound,
@@ -30,7 +32,7 @@ struct Loaded {
     live: View,
     /// Values that the host keeps during a run.
     host: Vec<Option<HostTensor>>,
-    kernels: Vec<KernelId>,
+    kernels: Arc<[KernelId]>,
     /// Inputs of a plan whose memory is taken when their sizes are known.
     pending: Vec<Option<HostTensor>>,
     /// Shapes of the inputs as last written, in the order of the plan's inputs and unread inputs.
@@ -45,65 +47,65 @@ impl Loaded {
     }
 }
 
-/// One graph on one device, with several plans that share weights and states.
-pub struct Session {
-    backend: Box<dyn Backend>,
-    weights: HashMap<WeightKey, View>,
+/// Runs the plans of a [`Program`], in memory of its own: states, arena, tables of live values. Several executors of one program can run in
+/// threads of their own; their commands reach the device one after another.
+pub struct Executor {
+    program: Arc<Program>,
+    /// The program's, at hand for calls.
+    backend: SharedBackend,
     states: Vec<View>,
     arena: View,
     plans: Vec<Loaded>,
     bytes: Vec<u8>,
 }
 
-impl std::fmt::Debug for Session {
+impl std::fmt::Debug for Executor {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Session on {}", self.backend.caps().device)
+        write!(f, "Executor on {}", self.backend.caps().device)
     }
 }
 
-impl Session {
-    /// Loads `plans` of `graph` on `backend`.
-    pub fn new(mut backend: Box<dyn Backend>, graph: &Graph, plans: Vec<Plan>) -> Result<Self> {
-        let arena_bytes = plans
-            .iter()
+impl Executor {
+    /// Loads `plans` of `graph` on `backend`, which nothing else uses.
+    pub fn new(backend: Box<dyn Backend>, graph: &Graph, plans: Vec<Plan>) -> Result<Self> {
+        let program = Program::load(SharedBackend::new(backend), graph, plans)?;
+        Self::of(&Arc::new(program))
+    }
+
+    /// One more executor of `program`, with states of its own, whose contents are undefined.
+    pub fn of(program: &Arc<Program>) -> Result<Self> {
+        let mut backend = program.backend.clone();
+        let plans = || program.plans.iter().map(|(p, _)| p);
+        let arena_bytes = plans()
             .map(|p| p.memory.arena)
             .max()
             .unwrap_or(4)
             .next_multiple_of(16);
-        let arena = create(backend.as_mut(), "arena", arena_bytes)?;
-        let mut states = Vec::new();
-        for (i, state) in plans
-            .first()
-            .map(|p| p.states.as_slice())
-            .unwrap_or_default()
-            .iter()
-            .enumerate()
-        {
+        let arena = create(&mut backend, "arena", arena_bytes)?;
+        // From here on what was taken is freed when an error ends this.
+        let mut executor = Self {
+            program: program.clone(),
+            backend,
+            states: Vec::new(),
+            arena,
+            plans: Vec::new(),
+            bytes: Vec::new(),
+        };
+        for (i, state) in plans().next().iter().flat_map(|p| &p.states).enumerate() {
             // Plans of one graph may differ in nothing that concerns states.
-            if plans
-                .iter()
-                .any(|p| p.states.get(i).map(|s| s.bytes) != Some(state.bytes))
-            {
+            if plans().any(|p| p.states.get(i).map(|s| s.bytes) != Some(state.bytes)) {
                 return Err(Error::other(
                     Stage::Plan,
                     format!("plans disagree about the size of state \"{}\"", state.name),
                 ));
             }
-            states.push(create(backend.as_mut(), &state.name, state.bytes)?);
+            let view = create(&mut executor.backend, &state.name, state.bytes)?;
+            executor.states.push(view);
         }
-        let mut session = Self {
-            backend,
-            weights: HashMap::new(),
-            states,
-            arena,
-            plans: Vec::new(),
-            bytes: Vec::new(),
-        };
-        session.upload_weights(graph, &plans)?;
-        for plan in plans {
-            session.load(plan)?;
+        for (plan, kernels) in &program.plans {
+            executor.load(plan.clone(), kernels.clone())?;
         }
-        Ok(session)
+        Ok(executor)
     }
 
     fn view(&self, plan: &Plan, live: View, place: Place) -> Option<View> {
@@ -113,7 +115,7 @@ impl Session {
                 offset,
                 len: len.next_multiple_of(4),
             }),
-            Place::Weight(i) => self.weights.get(plan.weights.get(i)?).copied(),
+            Place::Weight(i) => self.program.weights.get(plan.weights.get(i)?).copied(),
             Place::State(i) => self.states.get(i).copied(),
             Place::Live => Some(live),
             Place::Known { offset, len } => Some(View {
@@ -136,7 +138,7 @@ impl Session {
 
     /// Plan `plan` as loaded.
     pub fn plan(&self, plan: usize) -> Option<&Plan> {
-        self.plans.get(plan).map(|l| &l.plan)
+        self.plans.get(plan).map(|l| l.plan.as_ref())
     }
 
     fn loaded(&self, plan: usize) -> Result<&Loaded> {
@@ -407,26 +409,31 @@ impl Session {
             .map_err(|e| Error::device(Stage::Run, "waiting", e))
     }
 
-    /// Gives the backend back, without what the session had there.
-    pub fn into_backend(mut self) -> Box<dyn Backend> {
-        for recording in self.plans.iter().flat_map(|p| &p.recordings) {
-            self.backend.release(*recording);
-        }
-        let live = self.plans.iter().map(|p| p.live);
-        let views = self.weights.into_values().chain(self.states).chain(live);
-        for view in views.chain([self.arena]) {
-            self.backend.destroy_buffer(view.buffer);
-        }
-        self.backend
-    }
-
     /// The backend, for tests that look at raw memory.
     pub fn backend(&mut self) -> &mut dyn Backend {
-        self.backend.as_mut()
+        &mut self.backend
     }
 
     /// The whole arena, for tests that poison it.
     pub fn arena(&self) -> View {
         self.arena
+    }
+}
+
+impl Drop for Executor {
+    fn drop(&mut self) {
+        // Drivers may still read what is queued.
+        if let Err(e) = self.backend.wait() {
+            log::warn!("while an executor is closed: {e}");
+        }
+        for plan in &self.plans {
+            for recording in &plan.recordings {
+                self.backend.release(*recording);
+            }
+        }
+        let live = self.plans.iter().map(|p| &p.live);
+        for view in self.states.iter().chain(live).chain([&self.arena]) {
+            self.backend.destroy_buffer(view.buffer);
+        }
     }
 }

@@ -1,50 +1,17 @@
-//! What happens before runs: memory is taken, weights are uploaded, kernels compiled, dispatches checked and recorded.
+//! What happens before runs: memory is taken, dispatches are checked and recorded.
 
-use super::pack::pack;
-use super::{Loaded, Session};
+use super::{Executor, Loaded};
 use crate::backend::kernel::Role;
 use crate::backend::{Backend, BackendError, BufferId, Command, KernelId, RecordingId, View};
 use crate::error::{Error, Result, Stage};
-use crate::graph::{Graph, ValueId};
-use crate::plan::lower::WeightKey;
 use crate::plan::{Bound, Plan, Segment};
 use crate::shape::Bindings;
-use crate::tensor::HostTensor;
 use std::sync::Arc;
 
-impl Session {
-    pub(super) fn upload_weights(&mut self, graph: &Graph, plans: &[Plan]) -> Result<()> {
-        let mut keys: Vec<&WeightKey> = Vec::new();
-        for key in plans.iter().flat_map(|p| &p.weights) {
-            if !keys.contains(&key) {
-                keys.push(key);
-            }
-        }
-        for key in keys {
-            let name = key.names(graph).join("\", \"");
-            let tensors = key.values.iter().map(|v| constant(graph, *v));
-            let bytes = pack(&tensors.collect::<Result<Vec<_>>>()?, &key.pack)
-                .map_err(|e| Error::other(Stage::Plan, format!("weight \"{name}\": {e}")))?;
-            let planned = key.bytes(graph);
-            if planned != Some(bytes.len() as u64) {
-                let what = format!(
-                    "weight \"{name}\": planned with {planned:?} bytes, packed into {}",
-                    bytes.len()
-                );
-                return Err(Error::other(Stage::Plan, what));
-            }
-            let view = create(self.backend.as_mut(), &name, bytes.len() as u64)?;
-            self.backend
-                .write(view, &bytes)
-                .map_err(|e| Error::device(Stage::Plan, format!("uploading \"{name}\""), e))?;
-            self.weights.insert(key.clone(), view);
-        }
-        Ok(())
-    }
-
-    pub(super) fn load(&mut self, plan: Plan) -> Result<()> {
-        let kernels = compile(self.backend.as_mut(), &plan)?;
-        let live = create(self.backend.as_mut(), "live values", plan.live_bytes())?;
+impl Executor {
+    /// Takes the memory of a plan of the program, and records its dispatches unless it is open.
+    pub(super) fn load(&mut self, plan: Arc<Plan>, kernels: Arc<[KernelId]>) -> Result<()> {
+        let live = create(&mut self.backend, "live values", plan.live_bytes())?;
         let ports = plan.inputs.len() + plan.unread.len();
         self.plans.push(Loaded {
             recordings: Vec::new(),
@@ -70,7 +37,7 @@ impl Session {
         let Some(loaded) = self.plans.get_mut(plan) else {
             return Ok(());
         };
-        let mut next = loaded.plan.clone();
+        let mut next = Plan::clone(&loaded.plan);
         next.reserve(bindings)?;
         let bytes = next.memory.arena.next_multiple_of(16);
         let (mut again, mut old_arena) = (vec![plan], None);
@@ -78,10 +45,10 @@ impl Session {
             again = (0..self.plans.len())
                 .filter(|i| *i == plan || !self.plans[*i].recordings.is_empty())
                 .collect();
-            let arena = create(self.backend.as_mut(), "arena", bytes)?;
+            let arena = create(&mut self.backend, "arena", bytes)?;
             old_arena = Some(std::mem::replace(&mut self.arena, arena));
         }
-        let old_plan = std::mem::replace(&mut self.plans[plan].plan, next);
+        let old_plan = std::mem::replace(&mut self.plans[plan].plan, Arc::new(next));
         let mut old: Vec<Vec<RecordingId>> = again
             .iter()
             .map(|i| std::mem::take(&mut self.plans[*i].recordings))
@@ -202,24 +169,6 @@ impl Session {
     }
 }
 
-/// Kernels compiled for a plan, by position in [`Plan::kernels`].
-fn compile(backend: &mut dyn Backend, plan: &Plan) -> Result<Vec<KernelId>> {
-    let mut ids = Vec::with_capacity(plan.kernels.len());
-    for (i, spec) in plan.kernels.iter().enumerate() {
-        let id = backend.compile(spec).map_err(|e| {
-            let nodes = plan
-                .steps
-                .iter()
-                .find(|s| s.kernel == i)
-                .map(|s| s.nodes.join("\", \""))
-                .unwrap_or_default();
-            Error::device(Stage::Plan, format!("kernel {spec} for nodes \"{nodes}\""), e)
-        })?;
-        ids.push(id);
-    }
-    Ok(ids)
-}
-
 pub(super) fn create(backend: &mut dyn Backend, label: &str, bytes: u64) -> Result<View> {
     let bytes = bytes.next_multiple_of(4).max(4);
     let limit = backend.caps().max_buffer_bytes;
@@ -237,14 +186,4 @@ pub(super) fn create(backend: &mut dyn Backend, label: &str, bytes: u64) -> Resu
         offset: 0,
         len: bytes,
     })
-}
-
-fn constant(graph: &Graph, value: ValueId) -> Result<&HostTensor> {
-    let value = graph.value(value);
-    value
-        .fact
-        .as_ref()
-        .and_then(|f| f.as_const())
-        .map(Arc::as_ref)
-        .ok_or_else(|| Error::other(Stage::Plan, format!("\"{}\" is not a constant", value.name)))
 }

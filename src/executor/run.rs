@@ -1,7 +1,7 @@
 //! A run: symbols are bound, segments on the device queued, nodes on the host evaluated between them.
 
-use super::Session;
-use crate::backend::RecordingId;
+use super::Executor;
+use crate::backend::{Backend, RecordingId};
 use crate::error::{Error, Result, Stage};
 use crate::graph::OpError;
 use crate::plan::host::{self, HostRead};
@@ -30,7 +30,7 @@ enum Work {
     Host(usize),
 }
 
-impl Session {
+impl Executor {
     fn bind(&mut self, plan: usize, bindings: &Bindings) -> Result<()> {
         if self.loaded(plan)?.plan.must_grow(bindings) {
             // No memory is taken for shapes that contradict the tensors.
@@ -121,13 +121,13 @@ impl Session {
     /// Runs `plan`: segments on the device are queued, nodes on the host wait for the values that they read.
     pub fn run(&mut self, plan: usize, bindings: &Bindings) -> Result<()> {
         self.bind(plan, bindings)?;
-        self.walk(plan, &mut |session, work| match work {
+        self.walk(plan, &mut |executor, work| match work {
             Work::Device(recording, _) => {
-                let launch = &session.plans[plan].bound.launch;
-                let submitted = session.backend.submit(recording, launch);
+                let launch = &executor.plans[plan].bound.launch;
+                let submitted = executor.backend.submit(recording, launch);
                 submitted.map_err(|e| Error::device(Stage::Run, "submitting", e))
             }
-            Work::Host(step) => session.run_on_host(plan, step),
+            Work::Host(step) => executor.run_on_host(plan, step),
         })
     }
 
@@ -136,13 +136,13 @@ impl Session {
     pub fn profile(&mut self, plan: usize, bindings: &Bindings) -> Result<Vec<Timing>> {
         self.bind(plan, bindings)?;
         let mut all = Vec::new();
-        self.walk(plan, &mut |session, work| {
+        self.walk(plan, &mut |executor, work| {
             match work {
                 Work::Device(recording, steps) => {
-                    let launch = &session.plans[plan].bound.launch;
-                    let times = session.backend.profile(recording, launch);
+                    let launch = &executor.plans[plan].bound.launch;
+                    let times = executor.backend.profile(recording, launch);
                     let times = times.map_err(|e| Error::device(Stage::Run, "profiling", e))?;
-                    let p = &session.plans[plan].plan;
+                    let p = &executor.plans[plan].plan;
                     let steps = p.steps.get(steps).unwrap_or_default();
                     all.extend(steps.iter().zip(times).map(|(s, nanoseconds)| Timing {
                         kernel: Some(p.kernels[s.kernel].to_string()),
@@ -152,8 +152,8 @@ impl Session {
                 }
                 Work::Host(step) => {
                     let start = Instant::now();
-                    session.run_on_host(plan, step)?;
-                    let nodes = session.plans[plan].plan.host.get(step);
+                    executor.run_on_host(plan, step)?;
+                    let nodes = executor.plans[plan].plan.host.get(step);
                     all.push(Timing {
                         kernel: None,
                         nodes: nodes.map(|s| s.nodes.clone()).unwrap_or_default(),

@@ -1,0 +1,114 @@
+// softmax(scale * q k^T + mask) v of one row of halves, with CAPPED of softcap * tanh(scores / softcap). A work-group takes one head, its warps
+// every so many keys: LANES work-items have eight neighbours of a key and of a value each, and STEPS such keys on their way at once. Each
+// of these groups has a running maximum of its own; they meet at the end. With SPLIT a work-group takes so many keys only and stores sums,
+// their maximum and their total, for attention_merge.
+#include "common/mma"
+#define LANES (DIM / 8)
+#define WARPS (WG / 32)
+#define AT_ONCE (32 / LANES)
+#define TILE (WARPS * STEPS * AT_ONCE)
+#define LOWEST -3.4028235e38f
+#define EIGHT(to, word) { \
+    FLOATS_OF(to[0], to[1], (word).x); \
+    FLOATS_OF(to[2], to[3], (word).y); \
+    FLOATS_OF(to[4], to[5], (word).z); \
+    FLOATS_OF(to[6], to[7], (word).w); \
+  }
+// What the groups whose numbers differ in the bit `apart` found, put together.
+#define MEET(apart) { \
+    float other_top, other_total; \
+    WARP_OTHER(other_top, top, apart); \
+    WARP_OTHER(other_total, total, apart); \
+    float next = fmax(top, other_top), keep = exp(top - next), scale = exp(other_top - next); \
+    total = total * keep + other_total * scale; \
+    top = next; \
+    _Pragma("unroll") for (uint i = 0; i < 8; i++) { \
+      float other_sum; \
+      WARP_OTHER(other_sum, sum[i], apart); \
+      sum[i] = sum[i] * keep + other_sum * scale; \
+    } \
+  }
+
+KERNEL {
+  __local float sums[WARPS * DIM], tops[WARPS], totals[WARPS];
+  uint lid = get_local_id(0), warp = lid / 32, lane = lid % LANES, group = lid % 32 / LANES;
+  uint head = get_group_id(0), kv = head / (p.heads / p.kv_heads), keys = live_at(p.live_keys);
+#ifdef SPLIT
+  uint begin = min((uint)get_group_id(2) * SPLIT, keys), end = min(begin + SPLIT, keys);
+#else
+  uint begin = 0, end = keys;
+#endif
+  __global const uint4 *k_at = k + kv * LANES + lane, *v_at = v + kv * LANES + lane;
+  uint4 query_words = q[head * LANES + lane];
+  float query[8], sum[8] = {0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f}, top = LOWEST / 2, total = 0.0f;
+  EIGHT(query, query_words)
+  for (uint first = begin; first < end; first += TILE) {
+    uint4 key_words[STEPS], value_words[STEPS];
+    float score[STEPS], high = top;
+    uint from = first + (warp * STEPS) * AT_ONCE + group;
+    _Pragma("unroll") for (uint s = 0; s < STEPS; s++) {
+      uint row = min(from + s * AT_ONCE, end - 1) * p.kv_heads * LANES;
+      key_words[s] = k_at[row];
+      value_words[s] = v_at[row];
+#ifdef HAS_MASK
+      score[s] = mask_at(head * p.mask_h + min(from + s * AT_ONCE, end - 1) * p.mask_t);
+#else
+      score[s] = 0.0f;
+#endif
+    }
+    _Pragma("unroll") for (uint s = 0; s < STEPS; s++) {
+      float key[8], dot = 0.0f;
+      EIGHT(key, key_words[s])
+      _Pragma("unroll") for (uint i = 0; i < 8; i++) dot += query[i] * key[i];
+#ifdef WIDE_HEAD
+      WARP_SUM(dot, 8);
+#endif
+      WARP_SUM(dot, 4);
+      WARP_SUM(dot, 2);
+      WARP_SUM(dot, 1);
+      dot *= p.scale;
+#ifdef CAPPED
+      dot = p.softcap * tanh(clamp(dot / p.softcap, -20.0f, 20.0f));
+#endif
+      score[s] = from + s * AT_ONCE < end ? dot + score[s] : LOWEST;
+      high = fmax(high, score[s]);
+    }
+    float keep = exp(fmax(top - high, -200.0f));
+    top = high;
+    total *= keep;
+    _Pragma("unroll") for (uint i = 0; i < 8; i++) sum[i] *= keep;
+    _Pragma("unroll") for (uint s = 0; s < STEPS; s++) {
+      float value[8], weight = exp(fmax(score[s] - high, -200.0f));
+      EIGHT(value, value_words[s])
+      total += weight;
+      _Pragma("unroll") for (uint i = 0; i < 8; i++) sum[i] += weight * value[i];
+    }
+  }
+  MEET(16)
+#ifndef WIDE_HEAD
+  MEET(8)
+#endif
+  if (lid % 32 < LANES) {
+    vstore8((float8)(sum[0], sum[1], sum[2], sum[3], sum[4], sum[5], sum[6], sum[7]), warp * LANES + lane, sums);
+    tops[warp] = top;
+    totals[warp] = total;
+  }
+  barrier(CLK_LOCAL_MEM_FENCE);
+  if (lid >= DIM / 4) return;
+  float4 all = (float4)(0.0f);
+  top = tops[0];
+  total = 0.0f;
+  for (uint w = 1; w < WARPS; w++) top = fmax(top, tops[w]);
+  for (uint w = 0; w < WARPS; w++) {
+    float scale = exp(fmax(tops[w] - top, -200.0f));
+    all += scale * vload4(w * (DIM / 4) + lid, sums);
+    total += scale * totals[w];
+  }
+#ifdef SPLIT
+  uint at = (get_group_id(2) * p.heads + head) * (DIM / 4 + 1);
+  y_put4(at + lid, all);
+  if (lid == 0) y_put4(at + DIM / 4, (float4)(top, total, 0.0f, 0.0f));
+#else
+  y_put4(head * (DIM / 4) + lid, all / total);
+#endif
+}

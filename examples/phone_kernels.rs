@@ -1,0 +1,329 @@
+//! Writes every kernel that the plans of models ask for on phones, in OpenCL C and as SPIR-V, with a list of them:
+//! `cargo run --release --example phone_kernels -- OUT_DIR MODEL... [--costs MODEL...]`. A model is a folder with `model.onnx`, or a file; weights
+//! need not be there. Of all it writes what a token, or a run with symbols of 1, costs; of those behind `--costs` that alone.
+//!
+//! Beside these it writes the vector kernels of E0M4 weights and their INT4 twins, with loops of one step and of two, so that the difference
+//! is the cost of weights alone. `tools/phone_compile` compiles all for the GPUs themselves.
+
+#[path = "../benches/support/int4_twin.rs"]
+mod int4_twin;
+
+use serde::Serialize;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::{Path, PathBuf};
+use transformer_lite::backend::kernel::{KernelSpec, Language};
+use transformer_lite::backend::phones::PHONES;
+use transformer_lite::backend::{BackendKind, Caps};
+use transformer_lite::graph::derive::derive;
+use transformer_lite::graph::onnx::{ImportOptions, import_with};
+use transformer_lite::graph::pass::{FUSE, GREEDY, KV_Q8, Pipeline};
+use transformer_lite::inspect::{Request, model_file, plans};
+use transformer_lite::llm::engine::{CHUNK, Decoder, Lengths, Logits};
+use transformer_lite::plan::Plan;
+use transformer_lite::shape::{Bindings, Dim};
+
+type AnyError = Box<dyn std::error::Error>;
+
+/// Tokens that caches of decoders hold.
+const CONTEXT: usize = 4096;
+/// Tokens of a run with drafts.
+const ROWS: usize = 5;
+
+/// One kernel text in one language.
+#[derive(Serialize)]
+struct Entry {
+    /// Kernel, defines, operands; what else tells it from others.
+    key: String,
+    /// `opencl` or `wgpu`.
+    backend: &'static str,
+    /// File of its text, in the same folder.
+    file: String,
+    /// Entry point.
+    kernel: &'static str,
+    /// A letter for each binding of WGSL: `u` uniform buffer, `s` storage buffer.
+    bindings: String,
+    /// Work-items of a work-group.
+    workgroup: u32,
+    /// Phones whose plans ask for it.
+    phones: BTreeSet<&'static str>,
+    /// Of a kernel in the comparison of E0M4 with INT4.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    compared: Option<Compared>,
+}
+
+#[derive(Clone, Copy, Serialize)]
+struct Compared {
+    format: &'static str,
+    /// Weights of a round of the loop.
+    weights: i64,
+}
+
+/// What tells specialisations with one name apart: the generated function of an epilogue.
+fn key(spec: &KernelSpec) -> String {
+    let Some(epilogue) = &spec.epilogue else {
+        return spec.to_string();
+    };
+    let mut hash = DefaultHasher::new();
+    format!("{epilogue:?}").hash(&mut hash);
+    format!("{spec} then {:08x}", hash.finish() & 0xFFFF_FFFF)
+}
+
+fn spir_v(text: &str, kernel: &str) -> Result<Vec<u8>, AnyError> {
+    use naga::back::spv;
+    use naga::proc::{BoundsCheckPolicies, BoundsCheckPolicy};
+    use naga::valid::{Capabilities, ValidationFlags, Validator};
+
+    let module = naga::front::wgsl::parse_str(text).map_err(|e| e.emit_to_string(text))?;
+    let capabilities = Capabilities::SHADER_FLOAT16_IN_FLOAT32 | Capabilities::SHADER_FLOAT16;
+    let info = Validator::new(ValidationFlags::all(), capabilities)
+        .validate(&module)
+        .map_err(|e| e.emit_to_string(text))?;
+    // As wgpu writes it for kernels whose bounds the session has checked.
+    let unchecked = BoundsCheckPolicy::Unchecked;
+    let options = spv::Options {
+        lang_version: (1, 5),
+        flags: spv::WriterFlags::empty(),
+        bounds_check_policies: BoundsCheckPolicies {
+            index: unchecked,
+            buffer: unchecked,
+            image_load: unchecked,
+            binding_array: unchecked,
+        },
+        zero_initialize_workgroup_memory: spv::ZeroInitializeWorkgroupMemoryMode::Native,
+        force_loop_bounding: false,
+        ..spv::Options::default()
+    };
+    let entry = spv::PipelineOptions {
+        shader_stage: naga::ShaderStage::Compute,
+        entry_point: kernel.to_owned(),
+    };
+    let words = spv::write_vec(&module, &info, &options, Some(&entry))?;
+    Ok(words.iter().flat_map(|w| w.to_le_bytes()).collect())
+}
+
+struct Writer {
+    folder: PathBuf,
+    entries: Vec<Entry>,
+    known: HashMap<(&'static str, String), usize>,
+}
+
+impl Writer {
+    fn add(
+        &mut self,
+        spec: &KernelSpec,
+        language: Language,
+        phone: &'static str,
+        compared: Option<Compared>,
+    ) -> Result<(), AnyError> {
+        let backend = match language {
+            Language::OpenCl => "opencl",
+            Language::Wgsl => "wgpu",
+        };
+        let mut key = key(spec);
+        if let Some(c) = compared {
+            key = format!("{} by {}: {key}", c.format, c.weights);
+        }
+        if let Some(i) = self.known.get(&(backend, key.clone())) {
+            self.entries[*i].phones.insert(phone);
+            return Ok(());
+        }
+        let text = spec.expand(language)?;
+        let (bytes, extension) = match language {
+            Language::OpenCl => (text.into_bytes(), "cl"),
+            Language::Wgsl => (
+                spir_v(&text, spec.kernel.name).map_err(|e| format!("{key}: {e}"))?,
+                "spv",
+            ),
+        };
+        let file = format!("{}-{}.{extension}", spec.kernel.name, self.entries.len());
+        std::fs::write(self.folder.join(&file), bytes)?;
+        self.known.insert((backend, key.clone()), self.entries.len());
+        self.entries.push(Entry {
+            key,
+            backend,
+            file,
+            kernel: spec.kernel.name,
+            bindings: format!("u{}", "s".repeat(spec.bound().count())),
+            workgroup: spec.workgroup,
+            phones: BTreeSet::from([phone]),
+            compared,
+        });
+        Ok(())
+    }
+
+    /// The kernel with E0M4 weights and its INT4 twin, with a loop of one step and with one of two.
+    fn compare(
+        &mut self,
+        spec: &KernelSpec,
+        language: Language,
+        phone: &'static str,
+    ) -> Result<(), AnyError> {
+        let columns = *spec.defines.get("COLS").ok_or("matvec_e0m without COLS")?;
+        for (format, kernel) in [("E0M4", spec.kernel), ("INT4", int4_twin::twin(spec.kernel)?)] {
+            for (steps, kernel) in [(1, kernel), (2, int4_twin::twice(kernel)?)] {
+                let mut spec = spec.clone();
+                spec.kernel = kernel;
+                // The loop that is not unrolled.
+                spec.defines.remove("WHOLE");
+                let weights = 8 * columns * steps;
+                self.add(&spec, language, phone, Some(Compared { format, weights }))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What running a model takes, from its products and convolutions: of a decoder for a token, else with all symbols 1.
+#[derive(Serialize)]
+struct Cost {
+    model: String,
+    decoder: bool,
+    /// Bytes of constant operands, as the file has them; tables of which rows are gathered do not count.
+    weight_bytes: u64,
+    /// Multiplications with additions.
+    macs: u64,
+    /// Those of the product that makes a decoder's logits, which prefill computes once.
+    head_macs: u64,
+}
+
+fn cost(model: &Path) -> Result<Cost, AnyError> {
+    let mut graph = import_with(&model_file(model)?, ImportOptions { absent_weights: true })?;
+    let decoder = Decoder::is_form_of(&graph);
+    if decoder {
+        Decoder::name_lengths(&mut graph)?;
+    }
+    derive(&mut graph)?;
+    let size = |dim: &Dim| -> Result<u64, AnyError> {
+        let mut symbols = BTreeSet::new();
+        dim.symbols(&mut symbols);
+        let mut ones = Bindings::new();
+        for symbol in &symbols {
+            ones.set(symbol, 1);
+        }
+        Ok(u64::try_from(dim.eval(&ones)?)?)
+    };
+    let count = |dims: &[Dim]| dims.iter().try_fold(1, |n, d| Ok::<u64, AnyError>(n * size(d)?));
+    let mut found = Cost {
+        model: model
+            .file_name()
+            .unwrap_or_default()
+            .to_string_lossy()
+            .into_owned(),
+        decoder,
+        weight_bytes: 0,
+        macs: 0,
+        head_macs: 0,
+    };
+    let logits = graph.output("logits");
+    for (_, node) in graph.nodes() {
+        let operand = |i: usize| node.inputs.get(i).copied().flatten();
+        let (Some(x), Some(w), Some(y)) = (operand(0), operand(1), node.outputs.first()) else {
+            continue;
+        };
+        let summed = match node.op.name() {
+            "MatMul" | "MatMulE0M" | "Gemm" => {
+                graph.fact(x)?.shape.0.last().map(size).transpose()?.unwrap_or(1)
+            }
+            "Conv" => count(graph.fact(w)?.shape.0.get(1..).unwrap_or_default())?,
+            _ => continue,
+        };
+        let macs = count(&graph.fact(*y)?.shape.0)? * summed;
+        found.macs += macs;
+        if logits == Some(*y) {
+            found.head_macs += macs;
+        }
+        for v in node.inputs.iter().flatten() {
+            if graph.value(*v).producer.is_none() && !graph.inputs().contains(v) {
+                let fact = graph.fact(*v)?;
+                found.weight_bytes += count(&fact.shape.0)? * fact.dtype.size() as u64;
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// The plans that running a model on a device takes, with the options that choose other kernels.
+fn all_plans(model: &Path, caps: &Caps) -> Result<Vec<Plan>, AnyError> {
+    let graph = import_with(&model_file(model)?, ImportOptions { absent_weights: true })?;
+    if !Decoder::is_form_of(&graph) {
+        let request = Request {
+            caps: caps.clone(),
+            ..Request::default()
+        };
+        return Ok(plans(model, &request)?);
+    }
+    let lengths = Lengths {
+        chunk: CHUNK,
+        rows: ROWS,
+        ..Lengths::of(CONTEXT)
+    };
+    let mut greedy = Pipeline::standard();
+    greedy.passes.push(GREEDY);
+    let mut eight_bits = Pipeline::standard();
+    eight_bits.insert_before(FUSE.name, KV_Q8);
+    let mut found = Vec::new();
+    for (pipeline, logits) in [
+        (Pipeline::standard(), Logits::All),
+        (Pipeline::standard(), Logits::Tail),
+        (greedy, Logits::Last),
+        (eight_bits, Logits::Last),
+    ] {
+        let decoder = Decoder::of(graph.clone(), &pipeline, logits)?;
+        found.extend(decoder.every_plan(caps, &lengths)?);
+    }
+    Ok(found)
+}
+
+fn main() -> Result<(), AnyError> {
+    let mut args = std::env::args_os().skip(1).map(PathBuf::from);
+    let folder = args.next().ok_or("usage: phone_kernels OUT_DIR MODEL...")?;
+    std::fs::create_dir_all(&folder)?;
+    let mut writer = Writer {
+        folder,
+        entries: Vec::new(),
+        known: HashMap::new(),
+    };
+    let mut costs = Vec::new();
+    let mut kernels = true;
+    for model in args {
+        if model.as_os_str() == "--costs" {
+            kernels = false;
+            continue;
+        }
+        costs.push(cost(&model)?);
+        if !kernels {
+            continue;
+        }
+        let mut steps = BTreeMap::new();
+        for (kind, language) in [
+            (BackendKind::OpenCl, Language::OpenCl),
+            (BackendKind::Wgpu, Language::Wgsl),
+        ] {
+            for phone in PHONES {
+                let plans = all_plans(&model, &phone.caps(kind))?;
+                for spec in plans.iter().flat_map(|p| &p.kernels) {
+                    writer.add(spec, language, phone.name, None)?;
+                    if spec.kernel.name == "matvec_e0m" && spec.defines.get("BITS") == Some(&4) {
+                        writer.compare(spec, language, phone.name)?;
+                    }
+                }
+                *steps.entry(kind.to_string()).or_insert(0) +=
+                    plans.iter().map(|p| p.kernels.len()).sum::<usize>();
+            }
+        }
+        eprintln!(
+            "{}: {steps:?} kernels on {} phones",
+            model.display(),
+            PHONES.len()
+        );
+    }
+    let list = serde_json::to_vec_pretty(&writer.entries)?;
+    std::fs::write(writer.folder.join("kernels.json"), list)?;
+    std::fs::write(
+        writer.folder.join("models.json"),
+        serde_json::to_vec_pretty(&costs)?,
+    )?;
+    println!("{}", writer.entries.len());
+    Ok(())
+}

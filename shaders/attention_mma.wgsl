@@ -1,0 +1,207 @@
+enable f16;
+enable wgpu_cooperative_matrix;
+// softmax(scale * q k^T + mask) v of many rows of halves by cooperative matrices of 16 x 16, with CAPPED of softcap * tanh(scores / softcap). A warp
+// takes 16 rows of queries of one head; the warps of a work-group share tiles of KEYS keys and values in work-group memory. The first
+// walk over the keys finds the largest score of each row, the second sums values: so no sum is ever rescaled, which matrices cannot do
+// row by row.
+const KEYS: u32 = 64u;
+const ROWS: u32 = WG / 2u;
+const LOWEST: f32 = -3.4028235e38;
+// Rows in vectors of four halves: padded, so that they begin in different banks.
+const QUADS: u32 = DIM / 4u;
+const ROW: u32 = QUADS + 2u;
+const P_ROW: u32 = KEYS / 4u + 2u;
+// Queries at first, then keys, then values.
+var<workgroup> tile: array<vec4<f16>, KEYS * ROW>;
+var<workgroup> scores: array<f32, ROWS * KEYS>;
+var<workgroup> powers: array<vec4<f16>, ROWS * P_ROW>;
+
+// Eight neighbours of a row of sums, divided by the total of the row.
+fn put_eight(to: u32, at: u32, total: f32) {
+  y_put4(to, vec4<f32>(scores[at], scores[at + 1u], scores[at + 2u], scores[at + 3u]) / total);
+  y_put4(to + 1u, vec4<f32>(scores[at + 4u], scores[at + 5u], scores[at + 6u], scores[at + 7u]) / total);
+}
+
+alias Left = coop_mat16x16<f16, A>;
+alias Right = coop_mat16x16<f16, B>;
+alias Sum = coop_mat16x16<f32, C>;
+
+struct Place { batch: u32, head: u32, kv: u32, past: u32, keys: u32 }
+
+fn bring_keys(at: Place, first: u32, lid: u32) {
+  workgroupBarrier();
+  for (var e = lid; e < KEYS * QUADS; e += WG) {
+    let row = at.past + min(first + e / QUADS, at.keys - 1u);
+    tile[e / QUADS * ROW + e % QUADS] = k[(row * p.kv_heads + at.kv) * QUADS + e % QUADS];
+  }
+  workgroupBarrier();
+}
+
+fn bring_values(at: Place, first: u32, lid: u32) {
+  workgroupBarrier();
+  for (var e = lid; e < KEYS * QUADS; e += WG) {
+    let row = at.past + min(first + e / QUADS, at.keys - 1u);
+    tile[e / QUADS * ROW + e % QUADS] = v[(row * p.kv_heads + at.kv) * QUADS + e % QUADS];
+  }
+  workgroupBarrier();
+}
+
+// The score of a key in its tile, as the softmax takes it, for row `own` of the work-group.
+fn score(at: Place, own: u32, row: u32, first: u32, key: u32) -> f32 {
+  if (first + key >= at.keys) { return LOWEST; }
+  var s = scores[own * KEYS + key] * p.scale;
+#ifdef CAPPED
+  s = p.softcap * tanh(clamp(s / p.softcap, -20.0, 20.0));
+#endif
+#ifdef HAS_MASK
+  s += mask_at(at.batch * p.mask_b + at.head * p.mask_h + row * p.mask_s + (first + key) * p.mask_t);
+#endif
+  return s;
+}
+
+@compute @workgroup_size(WG)
+fn attention_mma(
+  @builtin(workgroup_id) group: vec3<u32>,
+  @builtin(num_workgroups) groups: vec3<u32>,
+  @builtin(local_invocation_index) lid: u32,
+) {
+  let keys = u32(live_at(p.live_keys));
+  let head = group.x;
+  let at = Place(group.z, head, head / (p.heads / p.kv_heads), group.z * p.keys, keys);
+  // Later rows, which under a causal mask see more keys, come first.
+  let row0 = (groups.y - 1u - group.y) * ROWS;
+  let warp = lid / 32u;
+  // Two work-items look after a row, and half of its keys each.
+  let own = lid / 2u;
+  let part = lid % 2u * (KEYS / 2u);
+  let row = min(row0 + own, p.rows - 1u);
+  for (var e = lid; e < ROWS * QUADS; e += WG) {
+    let source = (at.batch * p.rows + min(row0 + e / QUADS, p.rows - 1u)) * p.heads + head;
+    tile[e / QUADS * ROW + e % QUADS] = q[source * QUADS + e % QUADS];
+  }
+  workgroupBarrier();
+  let mine = warp * 16u * ROW;
+  let q0 = coopLoadT<Left>(&tile[mine + 0u], ROW);
+  let q1 = coopLoadT<Left>(&tile[mine + 4u], ROW);
+  let q2 = coopLoadT<Left>(&tile[mine + 8u], ROW);
+  let q3 = coopLoadT<Left>(&tile[mine + 12u], ROW);
+#ifdef DIM128
+  let q4 = coopLoadT<Left>(&tile[mine + 16u], ROW);
+  let q5 = coopLoadT<Left>(&tile[mine + 20u], ROW);
+  let q6 = coopLoadT<Left>(&tile[mine + 24u], ROW);
+  let q7 = coopLoadT<Left>(&tile[mine + 28u], ROW);
+#endif
+  var s0: Sum;
+  var s1: Sum;
+  var s2: Sum;
+  var s3: Sum;
+#ifdef DIM128
+  var s4: Sum;
+  var s5: Sum;
+  var s6: Sum;
+  var s7: Sum;
+#endif
+  var top = LOWEST;
+  var total = 0.0;
+  for (var first = 0u; first < keys; first += KEYS) {
+    bring_keys(at, first, lid);
+    for (var j = 0u; j < KEYS; j += 16u) {
+      var d: Sum;
+      d = coopMultiplyAdd(q0, coopLoad<Right>(&tile[j * ROW + 0u], ROW), d);
+      d = coopMultiplyAdd(q1, coopLoad<Right>(&tile[j * ROW + 4u], ROW), d);
+      d = coopMultiplyAdd(q2, coopLoad<Right>(&tile[j * ROW + 8u], ROW), d);
+      d = coopMultiplyAdd(q3, coopLoad<Right>(&tile[j * ROW + 12u], ROW), d);
+#ifdef DIM128
+      d = coopMultiplyAdd(q4, coopLoad<Right>(&tile[j * ROW + 16u], ROW), d);
+      d = coopMultiplyAdd(q5, coopLoad<Right>(&tile[j * ROW + 20u], ROW), d);
+      d = coopMultiplyAdd(q6, coopLoad<Right>(&tile[j * ROW + 24u], ROW), d);
+      d = coopMultiplyAdd(q7, coopLoad<Right>(&tile[j * ROW + 28u], ROW), d);
+#endif
+      coopStoreT(d, &scores[warp * 16u * KEYS + j], KEYS);
+    }
+    workgroupBarrier();
+    for (var t = 0u; t < KEYS / 2u; t++) { top = max(top, score(at, own, row, first, part + t)); }
+  }
+  // What the other work-item of the row found.
+  workgroupBarrier();
+  scores[lid] = top;
+  workgroupBarrier();
+  top = max(top, scores[lid ^ 1u]);
+  for (var first = 0u; first < keys; first += KEYS) {
+    bring_keys(at, first, lid);
+    for (var j = 0u; j < KEYS; j += 16u) {
+      var d: Sum;
+      d = coopMultiplyAdd(q0, coopLoad<Right>(&tile[j * ROW + 0u], ROW), d);
+      d = coopMultiplyAdd(q1, coopLoad<Right>(&tile[j * ROW + 4u], ROW), d);
+      d = coopMultiplyAdd(q2, coopLoad<Right>(&tile[j * ROW + 8u], ROW), d);
+      d = coopMultiplyAdd(q3, coopLoad<Right>(&tile[j * ROW + 12u], ROW), d);
+#ifdef DIM128
+      d = coopMultiplyAdd(q4, coopLoad<Right>(&tile[j * ROW + 16u], ROW), d);
+      d = coopMultiplyAdd(q5, coopLoad<Right>(&tile[j * ROW + 20u], ROW), d);
+      d = coopMultiplyAdd(q6, coopLoad<Right>(&tile[j * ROW + 24u], ROW), d);
+      d = coopMultiplyAdd(q7, coopLoad<Right>(&tile[j * ROW + 28u], ROW), d);
+#endif
+      coopStoreT(d, &scores[warp * 16u * KEYS + j], KEYS);
+    }
+    workgroupBarrier();
+    for (var t = 0u; t < KEYS / 8u; t++) {
+      var e = vec4<f32>();
+      for (var c = 0u; c < 4u; c++) { e[c] = exp(max(score(at, own, row, first, part + 4u * t + c) - top, -200.0)); }
+      total += dot(e, vec4<f32>(1.0));
+      powers[own * P_ROW + part / 4u + t] = vec4<f16>(e);
+    }
+    bring_values(at, first, lid);
+    for (var j = 0u; j < KEYS; j += 16u) {
+      let a = coopLoadT<Left>(&powers[warp * 16u * P_ROW + j / 4u], P_ROW);
+      s0 = coopMultiplyAdd(a, coopLoadT<Right>(&tile[j * ROW + 0u], ROW), s0);
+      s1 = coopMultiplyAdd(a, coopLoadT<Right>(&tile[j * ROW + 4u], ROW), s1);
+      s2 = coopMultiplyAdd(a, coopLoadT<Right>(&tile[j * ROW + 8u], ROW), s2);
+      s3 = coopMultiplyAdd(a, coopLoadT<Right>(&tile[j * ROW + 12u], ROW), s3);
+#ifdef DIM128
+      s4 = coopMultiplyAdd(a, coopLoadT<Right>(&tile[j * ROW + 16u], ROW), s4);
+      s5 = coopMultiplyAdd(a, coopLoadT<Right>(&tile[j * ROW + 20u], ROW), s5);
+      s6 = coopMultiplyAdd(a, coopLoadT<Right>(&tile[j * ROW + 24u], ROW), s6);
+      s7 = coopMultiplyAdd(a, coopLoadT<Right>(&tile[j * ROW + 28u], ROW), s7);
+#endif
+    }
+  }
+  workgroupBarrier();
+  scores[lid] = total;
+  workgroupBarrier();
+  total += scores[lid ^ 1u];
+  let result = ((at.batch * p.rows + row) * p.heads + head) * QUADS;
+  workgroupBarrier();
+  coopStoreT(s0, &scores[warp * 256u], 16u);
+  workgroupBarrier();
+  if (row0 + own < p.rows) { put_eight(result + 0u + lid % 2u * 2u, own * 16u + lid % 2u * 8u, total); }
+  workgroupBarrier();
+  coopStoreT(s1, &scores[warp * 256u], 16u);
+  workgroupBarrier();
+  if (row0 + own < p.rows) { put_eight(result + 4u + lid % 2u * 2u, own * 16u + lid % 2u * 8u, total); }
+  workgroupBarrier();
+  coopStoreT(s2, &scores[warp * 256u], 16u);
+  workgroupBarrier();
+  if (row0 + own < p.rows) { put_eight(result + 8u + lid % 2u * 2u, own * 16u + lid % 2u * 8u, total); }
+  workgroupBarrier();
+  coopStoreT(s3, &scores[warp * 256u], 16u);
+  workgroupBarrier();
+  if (row0 + own < p.rows) { put_eight(result + 12u + lid % 2u * 2u, own * 16u + lid % 2u * 8u, total); }
+#ifdef DIM128
+  workgroupBarrier();
+  coopStoreT(s4, &scores[warp * 256u], 16u);
+  workgroupBarrier();
+  if (row0 + own < p.rows) { put_eight(result + 16u + lid % 2u * 2u, own * 16u + lid % 2u * 8u, total); }
+  workgroupBarrier();
+  coopStoreT(s5, &scores[warp * 256u], 16u);
+  workgroupBarrier();
+  if (row0 + own < p.rows) { put_eight(result + 20u + lid % 2u * 2u, own * 16u + lid % 2u * 8u, total); }
+  workgroupBarrier();
+  coopStoreT(s6, &scores[warp * 256u], 16u);
+  workgroupBarrier();
+  if (row0 + own < p.rows) { put_eight(result + 24u + lid % 2u * 2u, own * 16u + lid % 2u * 8u, total); }
+  workgroupBarrier();
+  coopStoreT(s7, &scores[warp * 256u], 16u);
+  workgroupBarrier();
+  if (row0 + own < p.rows) { put_eight(result + 28u + lid % 2u * 2u, own * 16u + lid % 2u * 8u, total); }
+#endif
+}

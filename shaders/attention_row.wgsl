@@ -1,0 +1,92 @@
+// softmax(scale * q k^T + mask) v of one row of halves, with CAPPED of softcap * tanh(scores / softcap). A work-group takes one head and tiles of
+// KEYS keys: LANES work-items have eight neighbours of a key each, then of values. With SPLIT a work-group takes so many keys only and stores sums,
+// their maximum and their total, for attention_merge.
+const LANES: u32 = DIM / 8u;
+const AT_ONCE: u32 = WG / LANES;
+const KEYS: u32 = AT_ONCE * STEPS;
+const LOWEST: f32 = -3.4028235e38;
+// Parts of scores, padded so that rows begin in different banks; sums of values at the end.
+var<workgroup> parts: array<f32, KEYS * (LANES + 1u)>;
+var<workgroup> scores: array<f32, KEYS>;
+var<workgroup> sums: array<vec4<f32>, WG * 2u>;
+var<workgroup> totals: array<f32, AT_ONCE>;
+
+fn four(a: u32, b: u32) -> vec4<f32> { return vec4<f32>(unpack2x16float(a), unpack2x16float(b)); }
+
+@compute @workgroup_size(WG)
+fn attention_row(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
+  let lane = lid % LANES;
+  let slice = lid / LANES;
+  let head = id.x;
+  let at = head / (p.heads / p.kv_heads) * LANES + lane;
+  let keys = u32(live_at(p.live_keys));
+#ifdef SPLIT
+  let begin = min(id.z * SPLIT, keys);
+  let end = min(begin + SPLIT, keys);
+#else
+  let begin = 0u;
+  let end = keys;
+#endif
+  let words = q[head * LANES + lane];
+  let qa = four(words.x, words.y) * p.scale;
+  let qb = four(words.z, words.w) * p.scale;
+  var a = vec4<f32>();
+  var b = vec4<f32>();
+  var top = LOWEST / 2.0;
+  var total = 0.0;
+  for (var first = begin; first < end; first += KEYS) {
+    var values: array<vec4<u32>, STEPS>;
+    for (var s = 0u; s < STEPS; s++) {
+      let row = min(first + s * AT_ONCE + slice, end - 1u) * p.kv_heads * LANES + at;
+      let key = k[row];
+      values[s] = v[row];
+      parts[(s * AT_ONCE + slice) * (LANES + 1u) + lane] = dot(qa, four(key.x, key.y)) + dot(qb, four(key.z, key.w));
+    }
+    workgroupBarrier();
+    for (var t = lid; t < KEYS; t += WG) {
+      var score = 0.0;
+      for (var i = 0u; i < LANES; i++) { score += parts[t * (LANES + 1u) + i]; }
+#ifdef CAPPED
+      score = p.softcap * tanh(clamp(score / p.softcap, -20.0, 20.0));
+#endif
+#ifdef HAS_MASK
+      score += mask_at(head * p.mask_h + min(first + t, end - 1u) * p.mask_t);
+#endif
+      scores[t] = select(LOWEST, score, first + t < end);
+    }
+    workgroupBarrier();
+    var high = top;
+    for (var t = 0u; t < KEYS; t++) { high = max(high, scores[t]); }
+    let keep = exp(max(top - high, -200.0));
+    top = high;
+    total *= keep;
+    a *= keep;
+    b *= keep;
+    for (var s = 0u; s < STEPS; s++) {
+      let weight = exp(max(scores[s * AT_ONCE + slice] - high, -200.0));
+      total += weight;
+      a += weight * four(values[s].x, values[s].y);
+      b += weight * four(values[s].z, values[s].w);
+    }
+    workgroupBarrier();
+  }
+  sums[lid * 2u] = a;
+  sums[lid * 2u + 1u] = b;
+  if (lane == 0u) { totals[slice] = total; }
+  workgroupBarrier();
+  if (lid < LANES * 2u) {
+    var all = vec4<f32>();
+    total = 0.0;
+    for (var i = 0u; i < AT_ONCE; i++) {
+      all += sums[i * LANES * 2u + lid];
+      total += totals[i];
+    }
+#ifdef SPLIT
+    let to = (id.z * p.heads + head) * (LANES * 2u + 1u);
+    y_put4(to + lid, all);
+    if (lid == 0u) { y_put4(to + LANES * 2u, vec4<f32>(top, total, 0.0, 0.0)); }
+#else
+    y_put4(head * LANES * 2u + lid, all / total);
+#endif
+  }
+}

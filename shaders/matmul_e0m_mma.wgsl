@@ -1,0 +1,171 @@
+enable f16;
+enable wgpu_cooperative_matrix;
+// y[i, column + j] = sum_k x[i, k] * w[k, j] for many rows of halves and an E0M weight of 4 or 8 bits, by cooperative matrices of 16 x 16.
+// WARPS_M x WARPS_N warps of TILES * 16 rows by 32 columns share a block of x and of weights, which become halves on their way to
+// work-group memory, there in columns; the next block is on its way while one is summed. With PARTS the columns up to end0, up to end1 and the
+// rest are results of their own, from elements 0, start1 and start2 on.
+#include "common/e0m"
+const TM: u32 = WARPS_M * TILES * 16u;
+const TN: u32 = WARPS_N * 32u;
+const BLOCK: u32 = 64u;
+// A row of a block, in vectors of four halves: padded, so that rows begin in different banks.
+const ROW: u32 = BLOCK / 4u + 2u;
+const X_EACH: u32 = TM * BLOCK / 4u / WG;
+const WORDS: u32 = BLOCK / PER;
+const W_EACH: u32 = (WORDS * TN / 4u + WG - 1u) / WG;
+var<workgroup> xs: array<vec4<f16>, TM * ROW>;
+var<workgroup> ws: array<vec4<f16>, TN * ROW>;
+var<workgroup> out: array<f32, WG * 8u>;
+
+// Four neighbouring weights of a step, from weight k on, as halves.
+fn weights(word: u32, k: u32, scale: f32, offset: f32) -> vec4<f16> {
+  let field = vec4<u32>(k / 2u * BITS) + vec4<u32>(0u, 16u, BITS, 16u + BITS);
+  let level = ((vec4<u32>(word) >> field) << vec4<u32>(23u - BITS)) & vec4<u32>(((1u << BITS) - 1u) << (23u - BITS));
+  return vec4<f16>(bitcast<vec4<f32>>(level | vec4<u32>(0x40000000u)) * scale - offset);
+}
+
+// Where four results of a row from column c on lie.
+fn place(row: u32, c: u32) -> u32 {
+#ifdef PARTS
+  let first = select(select(p.end1, p.end0, c < p.end1), 0u, c < p.end0);
+  let end = select(select(p.y_stride, p.end1, c < p.end1), p.end0, c < p.end0);
+  let start = select(select(p.start2, p.start1, c < p.end1), 0u, c < p.end0);
+  return (start + row * (end - first) + c - first) / 4u;
+#else
+  return (row * p.y_stride + c) / 4u;
+#endif
+}
+
+// Elements of x for vector `at` of a block.
+fn x_part(at: u32, k0: u32, i0: u32) -> vec4<f16> {
+  let k = k0 + at % (BLOCK / 4u) * 4u;
+  let v = x[(min(i0 + at / (BLOCK / 4u), p.m - 1u) * p.k + min(k, p.k - 4u)) / 4u];
+  return select(vec4<f16>(), v, k < p.k);
+}
+
+// Where the codes for vector `at` of a block lie, and their scales.
+fn w_part(at: u32, k0: u32, first: u32) -> vec2<u32> {
+  let panel = p.panel / 4u;
+  let rows = p.k / PER;
+  let row = min(k0 / PER + at / (TN / 4u), rows - 1u);
+  var j = first + at % (TN / 4u) * 4u;
+  j = select(0u, j, j < p.n);
+  return vec2<u32>(
+    (j / p.panel * rows + row) * panel + j % p.panel / 4u,
+    (j / p.panel * e0m_groups(p.k) + row * PER / (GROUP * SPAN)) * panel + j % p.panel / 4u,
+  );
+}
+
+// Stores 16 x 16 sums of a warp that lie in work-group memory.
+fn put_tile(row0: u32, column0: u32, lid: u32) {
+  workgroupBarrier();
+  for (var e = lid % 32u; e < 64u; e += 32u) {
+    let row = row0 + e / 4u;
+    let c = column0 + e % 4u * 4u;
+    let at = lid / 32u * 256u + e * 4u;
+    if (row < p.m && c < p.n) { y_put4(place(row, p.column + c), vec4<f32>(out[at], out[at + 1u], out[at + 2u], out[at + 3u])); }
+  }
+  workgroupBarrier();
+}
+
+alias Left = coop_mat16x16<f16, A>;
+alias Right = coop_mat16x16<f16, B>;
+alias Sum = coop_mat16x16<f32, C>;
+
+@compute @workgroup_size(WG)
+fn matmul_e0m_mma(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
+  let warp = lid / 32u;
+  let row0 = warp % WARPS_M * TILES * 16u;
+  let column0 = warp / WARPS_M * 32u;
+  let i0 = group.y * TM;
+  let first = group.x * TN;
+  var x_next: array<vec4<f16>, X_EACH>;
+  var w_next: array<vec4<u32>, W_EACH>;
+  var pairs: array<vec4<u32>, W_EACH>;
+  var s00: Sum;
+  var s01: Sum;
+#ifdef TILES2
+  var s10: Sum;
+  var s11: Sum;
+#endif
+#ifdef TILES4
+  var s20: Sum;
+  var s21: Sum;
+  var s30: Sum;
+  var s31: Sum;
+#endif
+  for (var e = 0u; e < X_EACH; e++) { x_next[e] = x_part(lid + e * WG, 0u, i0); }
+  for (var e = 0u; e < W_EACH; e++) {
+    let at = w_part(lid + e * WG, 0u, first);
+    w_next[e] = codes[at.x];
+    pairs[e] = scales[at.y];
+  }
+  for (var k0 = 0u; k0 < p.k; k0 += BLOCK) {
+    for (var e = 0u; e < X_EACH; e++) {
+      let at = lid + e * WG;
+      xs[at / (BLOCK / 4u) * ROW + at % (BLOCK / 4u)] = x_next[e];
+    }
+    for (var e = 0u; e < W_EACH; e++) {
+      let at = lid + e * WG;
+      if (at < WORDS * TN / 4u) {
+        for (var c = 0u; c < 4u; c++) {
+          let pair = unpack2x16float(pairs[e][c]);
+          let offset = pair.x * pair.y;
+          let to = (at % (TN / 4u) * 4u + c) * ROW + at / (TN / 4u) * (PER / 4u);
+          ws[to] = weights(w_next[e][c], 0u, pair.x, offset);
+#ifndef PER4
+          ws[to + 1u] = weights(w_next[e][c], 4u, pair.x, offset);
+#endif
+        }
+      }
+    }
+    workgroupBarrier();
+    for (var e = 0u; e < X_EACH; e++) { x_next[e] = x_part(lid + e * WG, k0 + BLOCK, i0); }
+    for (var e = 0u; e < W_EACH; e++) {
+      let at = w_part(lid + e * WG, k0 + BLOCK, first);
+      w_next[e] = codes[at.x];
+      pairs[e] = scales[at.y];
+    }
+    for (var k = 0u; k < BLOCK / 4u; k += 4u) {
+      let b0 = coopLoad<Right>(&ws[column0 * ROW + k], ROW);
+      let b1 = coopLoad<Right>(&ws[(column0 + 16u) * ROW + k], ROW);
+      let a0 = coopLoadT<Left>(&xs[row0 * ROW + k], ROW);
+      s00 = coopMultiplyAdd(a0, b0, s00);
+      s01 = coopMultiplyAdd(a0, b1, s01);
+#ifdef TILES2
+      let a1 = coopLoadT<Left>(&xs[(row0 + 16u) * ROW + k], ROW);
+      s10 = coopMultiplyAdd(a1, b0, s10);
+      s11 = coopMultiplyAdd(a1, b1, s11);
+#endif
+#ifdef TILES4
+      let a2 = coopLoadT<Left>(&xs[(row0 + 32u) * ROW + k], ROW);
+      s20 = coopMultiplyAdd(a2, b0, s20);
+      s21 = coopMultiplyAdd(a2, b1, s21);
+      let a3 = coopLoadT<Left>(&xs[(row0 + 48u) * ROW + k], ROW);
+      s30 = coopMultiplyAdd(a3, b0, s30);
+      s31 = coopMultiplyAdd(a3, b1, s31);
+#endif
+    }
+    workgroupBarrier();
+  }
+  coopStoreT(s00, &out[warp * 256u], 16u);
+  put_tile(i0 + row0 + 0u, first + column0 + 0u, lid);
+  coopStoreT(s01, &out[warp * 256u], 16u);
+  put_tile(i0 + row0 + 0u, first + column0 + 16u, lid);
+#ifdef TILES2
+  coopStoreT(s10, &out[warp * 256u], 16u);
+  put_tile(i0 + row0 + 16u, first + column0 + 0u, lid);
+  coopStoreT(s11, &out[warp * 256u], 16u);
+  put_tile(i0 + row0 + 16u, first + column0 + 16u, lid);
+#endif
+#ifdef TILES4
+  coopStoreT(s20, &out[warp * 256u], 16u);
+  put_tile(i0 + row0 + 32u, first + column0 + 0u, lid);
+  coopStoreT(s21, &out[warp * 256u], 16u);
+  put_tile(i0 + row0 + 32u, first + column0 + 16u, lid);
+  coopStoreT(s30, &out[warp * 256u], 16u);
+  put_tile(i0 + row0 + 48u, first + column0 + 0u, lid);
+  coopStoreT(s31, &out[warp * 256u], 16u);
+  put_tile(i0 + row0 + 48u, first + column0 + 16u, lid);
+#endif
+}

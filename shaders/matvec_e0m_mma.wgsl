@@ -1,0 +1,132 @@
+// y[column + j] = sum_k x[k] * w[k, j] for one row x of halves and an E0M weight of 4 or 8 bits. A work-group takes 32 columns, and its
+// work-items in fours the words of a block of weights in the same columns; each warp of 32 takes every so many stretches, of which the next is
+// on its way while one is summed. Here the sums are made of floats: no cooperative matrix has one column. With PARTS the columns up to
+// end0, up to end1 and the rest are results of their own, from elements 0, start1 and start2 on.
+#include "common/e0m"
+const BLOCK: u32 = 4u * PER;
+const EACH: u32 = GROUP / BLOCK;
+const WARPS: u32 = WG / 32u;
+// Sums of all work-items that share columns, column by column of eight vectors.
+var<workgroup> part: array<vec4<f32>, WG>;
+
+// Codes of a block, and what they are multiplied by.
+struct Block {
+  words: vec4<u32>,
+  xs: vec4<u32>,
+}
+
+// Up to four blocks with their scales. They are variables of their own: an array that a compiler does not unroll lives in memory.
+struct Stretch {
+  a: Block,
+  b: Block,
+  c: Block,
+  d: Block,
+  pairs: vec4<u32>,
+}
+
+// What work-item t has of a block. Behind the last block x is zero.
+fn block_at(i: u32, t: u32, word_at: u32) -> Block {
+  let step = min(i, p.steps / 4u - 1u) * 4u + t;
+#ifdef PER4
+  let xs = x[step / 2u];
+#else
+  let xs = x[step];
+#endif
+  return Block(codes[word_at + step * (p.panel / 4u)], select(vec4<u32>(), xs, i < p.steps / 4u));
+}
+
+fn stretch(s: u32, t: u32, word_at: u32, pair_at: u32) -> Stretch {
+  var r: Stretch;
+  r.a = block_at(s * EACH, t, word_at);
+  if (EACH > 1u) { r.b = block_at(s * EACH + 1u, t, word_at); }
+  if (EACH > 2u) { r.c = block_at(s * EACH + 2u, t, word_at); }
+  if (EACH > 3u) { r.d = block_at(s * EACH + 3u, t, word_at); }
+  r.pairs = scales[pair_at + min(s, (p.steps / 4u - 1u) / EACH) / SPAN * (p.panel / 4u)];
+  return r;
+}
+
+fn halves(word: vec2<u32>) -> vec4<f32> { return vec4<f32>(unpack2x16float(word.x), unpack2x16float(word.y)); }
+
+// Bits of weight k of a step, which is a constant, as w1.
+fn level(words: vec4<u32>, k: u32) -> vec4<f32> {
+  let field = k / 2u * BITS + k % 2u * 16u;
+  let to = 23u - BITS;
+  let moved = select(words >> vec4<u32>(max(field, to) - to), words << vec4<u32>(max(field, to) - field), field < to);
+  return bitcast<vec4<f32>>((moved & vec4<u32>(((1u << BITS) - 1u) << to)) | vec4<u32>(0x40000000u));
+}
+
+// Sums of x times w1 of four columns, and of x.
+struct Terms {
+  dots: vec4<f32>,
+  sum: f32,
+}
+
+fn plus(terms: Terms, r: Block, t: u32) -> Terms {
+#ifdef PER4
+  let a = halves(select(r.xs.xy, r.xs.zw, (t & 1u) == 1u));
+  let sum = terms.sum + dot(a, vec4<f32>(1.0));
+#else
+  let a = halves(r.xs.xy);
+  let c = halves(r.xs.zw);
+  let sum = terms.sum + dot(a + c, vec4<f32>(1.0));
+#endif
+  var dots = terms.dots + a.x * level(r.words, 0u) + a.y * level(r.words, 1u) + a.z * level(r.words, 2u) + a.w * level(r.words, 3u);
+#ifndef PER4
+  dots += c.x * level(r.words, 4u) + c.y * level(r.words, 5u) + c.z * level(r.words, 6u) + c.w * level(r.words, 7u);
+#endif
+  return Terms(dots, sum);
+}
+
+// The scaled sums of a stretch.
+fn summed(r: Stretch, t: u32) -> vec4<f32> {
+  var terms = plus(Terms(), r.a, t);
+  if (EACH > 1u) { terms = plus(terms, r.b, t); }
+  if (EACH > 2u) { terms = plus(terms, r.c, t); }
+  if (EACH > 3u) { terms = plus(terms, r.d, t); }
+  let pair = e0m_scales(r.pairs);
+  return pair.scale * (terms.dots - pair.bias * terms.sum);
+}
+
+// The pair of results of column c.
+fn place(c: u32) -> u32 {
+#ifdef PARTS
+  return (c + select(select(p.start2 - p.end1, p.start1 - p.end0, c < p.end1), 0u, c < p.end0)) / 2u;
+#else
+  return c / 2u;
+#endif
+}
+
+@compute @workgroup_size(WG)
+fn matvec_e0m_mma(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
+  let quad = lid % 8u;
+  let t = lid % 32u / 8u;
+  let first = group.x * 32u;
+  let j = select(0u, first + 4u * quad, first + 4u * quad < p.n);
+  let panel = p.panel / 4u;
+  let word_at = j / p.panel * p.steps * panel + j % p.panel / 4u;
+  let pair_at = j / p.panel * e0m_groups(p.steps * PER) * panel + j % p.panel / 4u;
+  let stretches = (p.steps / 4u + EACH - 1u) / EACH;
+  var total = vec4<f32>();
+  var next = stretch(lid / 32u, t, word_at, pair_at);
+  for (var s = lid / 32u; s < stretches; s += WARPS) {
+    let now = next;
+    next = stretch(s + WARPS, t, word_at, pair_at);
+    total += summed(now, t);
+  }
+  part[lid] = total;
+  workgroupBarrier();
+  // In two steps: eight work-items a vector, then one.
+  if (lid < 64u) {
+    var v = vec4<f32>();
+    for (var i = lid; i < WG; i += 64u) { v += part[i]; }
+    part[lid] = v;
+  }
+  workgroupBarrier();
+  if (lid < 8u && first + 4u * lid < p.n) {
+    var v = vec4<f32>();
+    for (var i = lid; i < min(WG, 64u); i += 8u) { v += part[i]; }
+    let c = p.column + first + 4u * lid;
+    y_put2(place(c), v.xy);
+    if (first + 4u * lid + 2u < p.n) { y_put2(place(c + 2u), v.zw); }
+  }
+}

@@ -1,0 +1,141 @@
+//! GPUs of phones as data, to plan for where there is none.
+//!
+//! Limits and features are those that Mesa's drivers report: rusticl for OpenCL, Turnip and `PanVK` for Vulkan, on which the kernels are
+//! compiled without a phone (`tools/phone_compile`). The makers' own drivers offer at least as much, but for sub-groups in OpenCL, which
+//! these have and rusticl has not.
+
+use super::{BackendKind, Caps, DeviceKind};
+
+/// A family of GPUs, with what its members share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Family {
+    Adreno,
+    Mali,
+}
+
+/// The GPU of a phone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Phone {
+    /// Short name, as `adreno-750`.
+    pub name: &'static str,
+    /// Name that drivers report.
+    pub device: &'static str,
+    /// A system on chip that has it.
+    pub chip: &'static str,
+    /// Compute units in that one.
+    pub units: u32,
+    family: Family,
+}
+
+const fn phone(
+    name: &'static str,
+    device: &'static str,
+    chip: &'static str,
+    units: u32,
+    family: Family,
+) -> Phone {
+    Phone {
+        name,
+        device,
+        chip,
+        units,
+        family,
+    }
+}
+
+/// The GPUs that kernels are compiled for.
+pub const PHONES: &[Phone] = &[
+    phone(
+        "adreno-740",
+        "Adreno (TM) 740",
+        "Snapdragon 8 Gen 2",
+        6,
+        Family::Adreno,
+    ),
+    phone(
+        "adreno-750",
+        "Adreno (TM) 750",
+        "Snapdragon 8 Gen 3",
+        6,
+        Family::Adreno,
+    ),
+    phone(
+        "adreno-830",
+        "Adreno (TM) 830",
+        "Snapdragon 8 Elite",
+        6,
+        Family::Adreno,
+    ),
+    phone("mali-g610", "Mali-G610", "Dimensity 8200", 6, Family::Mali),
+    phone("mali-g720", "Mali-G720", "Dimensity 9300", 12, Family::Mali),
+];
+
+impl Phone {
+    /// The GPU with this short name.
+    pub fn find(name: &str) -> Option<&'static Self> {
+        PHONES.iter().find(|p| p.name == name)
+    }
+
+    /// What it offers through a backend. Local memory is not faster than the caches on any of them.
+    pub fn caps(&self, backend: BackendKind) -> Caps {
+        let adreno = self.family == Family::Adreno;
+        let base = Caps {
+            device: self.device.to_owned(),
+            driver: "none".to_owned(),
+            kind: DeviceKind::Integrated,
+            max_buffer_bytes: (1 << 31) - 4,
+            local_bytes: 1 << 15,
+            fast_local: false,
+            units: self.units,
+            max_workgroup: 1024,
+            max_grid: 65_535,
+            profiling: true,
+            ..Caps::neutral()
+        };
+        match backend {
+            BackendKind::OpenCl => Caps {
+                backend: "opencl",
+                view_align: 128,
+                params_align: 4,
+                max_view_bytes: (1 << 31) - 4,
+                max_workgroup: if adreno { 1024 } else { 256 },
+                subgroup: None,
+                f16_math: true,
+                ..base
+            },
+            BackendKind::Wgpu => Caps {
+                backend: "wgpu",
+                view_align: if adreno { 32 } else { 64 },
+                params_align: 64,
+                max_view_bytes: if adreno { 1 << 27 } else { (1 << 31) - 4 },
+                subgroup: Some(if adreno { 64 } else { 16 }),
+                // Turnip has the arithmetic, but not 16-bit uniforms, which wgpu asks for with it.
+                f16_math: !adreno,
+                ..base
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn phones_have_names_of_their_own_and_keep_what_caps_promise() {
+        for (i, phone) in PHONES.iter().enumerate() {
+            assert_eq!(Phone::find(phone.name), Some(phone));
+            assert!(PHONES.iter().skip(i + 1).all(|p| p.device != phone.device));
+            for backend in [BackendKind::OpenCl, BackendKind::Wgpu] {
+                let caps = phone.caps(backend);
+                assert_eq!(caps.backend, backend.to_string());
+                assert!(caps.view_align.is_power_of_two() && caps.view_align >= 16);
+                assert!(caps.params_align.is_power_of_two());
+                assert!(caps.max_view_bytes % 4 == 0 && caps.max_view_bytes <= caps.max_buffer_bytes);
+                assert_eq!(caps.few_registers(), phone.name.starts_with("mali"));
+                assert!(!caps.explicit_vectors() && !caps.fast_local);
+            }
+        }
+        assert_eq!(Phone::find("adreno"), None);
+    }
+}

@@ -1,0 +1,85 @@
+//! One device in several hands.
+
+use super::kernel::KernelSpec;
+use super::{Backend, BackendError, BufferId, Caps, Command, KernelId, Launch, RecordingId, Stats, View};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// A handle to a backend that others hold, too, from any thread. Each call has the device to itself, so calls are made one after
+/// another, in some order; what holders queue is therefore ordered for each of them. They must not write one another's buffers.
+/// The backend is closed with its last handle.
+#[derive(Clone)]
+pub struct SharedBackend {
+    backend: Arc<Mutex<Box<dyn Backend>>>,
+    caps: Arc<Caps>,
+}
+
+impl SharedBackend {
+    /// The first handle.
+    pub fn new(backend: Box<dyn Backend>) -> Self {
+        Self {
+            caps: Arc::new(backend.caps().clone()),
+            backend: Arc::new(Mutex::new(backend)),
+        }
+    }
+
+    /// The device for one call. After a panic in the middle of a call nothing is known of the driver's state.
+    fn turn(&self) -> Result<MutexGuard<'_, Box<dyn Backend>>, BackendError> {
+        let poisoned = |_| BackendError::Lost("a thread panicked in the middle of a call".to_owned());
+        self.backend.lock().map_err(poisoned)
+    }
+
+    /// The device for a call that cannot fail and only frees or counts.
+    fn turn_anyway(&self) -> MutexGuard<'_, Box<dyn Backend>> {
+        self.backend.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Backend for SharedBackend {
+    fn caps(&self) -> &Caps {
+        &self.caps
+    }
+
+    fn create_buffer(&mut self, label: &str, bytes: u64) -> Result<BufferId, BackendError> {
+        self.turn()?.create_buffer(label, bytes)
+    }
+
+    fn destroy_buffer(&mut self, buffer: BufferId) {
+        self.turn_anyway().destroy_buffer(buffer);
+    }
+
+    fn write(&mut self, dst: View, bytes: &[u8]) -> Result<(), BackendError> {
+        self.turn()?.write(dst, bytes)
+    }
+
+    fn read(&mut self, src: View, out: &mut [u8]) -> Result<(), BackendError> {
+        self.turn()?.read(src, out)
+    }
+
+    fn compile(&mut self, spec: &KernelSpec) -> Result<KernelId, BackendError> {
+        self.turn()?.compile(spec)
+    }
+
+    fn record(&mut self, commands: &[Command]) -> Result<RecordingId, BackendError> {
+        self.turn()?.record(commands)
+    }
+
+    fn submit(&mut self, recording: RecordingId, launch: &Launch) -> Result<(), BackendError> {
+        self.turn()?.submit(recording, launch)
+    }
+
+    fn profile(&mut self, recording: RecordingId, launch: &Launch) -> Result<Vec<u64>, BackendError> {
+        self.turn()?.profile(recording, launch)
+    }
+
+    fn wait(&mut self) -> Result<(), BackendError> {
+        self.turn()?.wait()
+    }
+
+    fn release(&mut self, recording: RecordingId) {
+        self.turn_anyway().release(recording);
+    }
+
+    fn stats(&self) -> Stats {
+        self.turn_anyway().stats()
+    }
+}

@@ -1,0 +1,89 @@
+//! What a chat template is given beside the messages.
+
+use super::options::read_text;
+use crate::error::{Error, Result};
+use crate::llm::template::Values;
+use serde_json::Value;
+use std::path::PathBuf;
+
+/// Options of every command that renders a chat template.
+#[derive(Clone, Debug, Default, clap::Args)]
+#[command(next_help_heading = "Chat template")]
+pub struct TemplateOptions {
+    /// Tools that the model may call: a JSON list in FILE, as the model's chat template takes it
+    #[arg(long, value_name = "FILE")]
+    tools: Option<PathBuf>,
+    /// A further value for the chat template, as in `enable_thinking=false`: JSON, else a text; may be given several times
+    #[arg(long, value_name = "NAME=VALUE", value_parser = named_value)]
+    template_value: Vec<(String, Value)>,
+}
+
+fn named_value(text: &str) -> Result<(String, Value), String> {
+    match text.split_once('=') {
+        Some((name, value)) if !name.is_empty() => {
+            let value = serde_json::from_str(value).unwrap_or_else(|_| Value::from(value));
+            Ok((name.to_owned(), value))
+        }
+        _ => Err("expected NAME=VALUE".to_owned()),
+    }
+}
+
+impl TemplateOptions {
+    /// The option that was given, if any.
+    pub fn given(&self) -> Option<&'static str> {
+        let value = (!self.template_value.is_empty()).then_some("--template-value");
+        self.tools.as_ref().map(|_| "--tools").or(value)
+    }
+
+    /// The values by name. Usage errors: no such file, or one that holds no JSON list.
+    pub fn values(&self) -> Result<Values> {
+        let mut values: Values = self.template_value.iter().cloned().collect();
+        if let Some(path) = &self.tools {
+            let bad = |what: String| Error::usage("--tools", format!("{}: {what}", path.display()));
+            let text = read_text("--tools", path)?;
+            let tools: Vec<Value> =
+                serde_json::from_str(&text).map_err(|e| bad(format!("expected a JSON list: {e}")))?;
+            values.insert("tools".to_owned(), tools.into());
+        }
+        Ok(values)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn values_are_json_or_texts() {
+        let value = |text| named_value(text).unwrap().1;
+        assert_eq!(value("a=false"), json!(false));
+        assert_eq!(value("a={\"b\": [1]}"), json!({"b": [1]}));
+        assert_eq!(value("a=26 Jul = 2024"), json!("26 Jul = 2024"));
+        assert_eq!(value("a="), json!(""));
+        assert!(named_value("a").is_err() && named_value("=1").is_err());
+    }
+
+    #[test]
+    fn tools_are_a_list() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("tools.json");
+        let read = |text: &str| {
+            std::fs::write(&path, text).unwrap();
+            let options = TemplateOptions {
+                tools: Some(path.clone()),
+                template_value: vec![("x".to_owned(), json!(1))],
+            };
+            options.values()
+        };
+        let values = read("[{\"name\": \"f\"}]").unwrap();
+        assert_eq!(Value::from(values), json!({"x": 1, "tools": [{"name": "f"}]}));
+        for bad in ["{}", "[", "", "null"] {
+            let e = read(bad).unwrap_err();
+            assert!(
+                e.is_usage() && e.to_string().contains("expected a JSON list"),
+                "{e}"
+            );
+        }
+    }
+}

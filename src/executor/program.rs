@@ -1,0 +1,123 @@
+//! What executors share: plans, the weights on the device, compiled kernels.
+
+use super::load::create;
+use super::pack::pack;
+use crate::backend::{Backend, Caps, KernelId, SharedBackend, Stats, View};
+use crate::error::{Error, Result, Stage};
+use crate::graph::{Graph, ValueId};
+use crate::plan::Plan;
+use crate::plan::lower::WeightKey;
+use crate::tensor::HostTensor;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// Plans of one graph on one device, with their weights uploaded and their kernels compiled. Each
+/// [`Executor`](super::Executor) of it has states, an arena and recordings of its own and adds no weights and no kernels. The weights are
+/// freed with the last of them.
+pub struct Program {
+    pub(super) backend: SharedBackend,
+    pub(super) weights: HashMap<WeightKey, View>,
+    /// Each with its kernels, by position in [`Plan::kernels`].
+    pub(super) plans: Vec<(Arc<Plan>, Arc<[KernelId]>)>,
+}
+
+impl std::fmt::Debug for Program {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            f,
+            "Program of {} plans on {}",
+            self.plans.len(),
+            self.caps().device
+        )
+    }
+}
+
+impl Program {
+    /// Uploads the weights of `plans` of `graph` and compiles their kernels.
+    pub fn load(backend: SharedBackend, graph: &Graph, plans: Vec<Plan>) -> Result<Self> {
+        let mut program = Self {
+            backend,
+            weights: HashMap::new(),
+            plans: Vec::with_capacity(plans.len()),
+        };
+        for key in plans.iter().flat_map(|p| &p.weights) {
+            if !program.weights.contains_key(key) {
+                program.upload(graph, key)?;
+            }
+        }
+        for plan in plans {
+            let kernels = compile(&mut program.backend, &plan)?;
+            program.plans.push((Arc::new(plan), kernels.into()));
+        }
+        Ok(program)
+    }
+
+    /// What the device offers.
+    pub fn caps(&self) -> &Caps {
+        self.backend.caps()
+    }
+
+    /// Running totals of the backend, which count what all its holders do.
+    pub fn stats(&self) -> Stats {
+        self.backend.stats()
+    }
+
+    /// Plan `plan` as planned.
+    pub fn plan(&self, plan: usize) -> Option<&Plan> {
+        self.plans.get(plan).map(|(p, _)| p.as_ref())
+    }
+
+    fn upload(&mut self, graph: &Graph, key: &WeightKey) -> Result<()> {
+        let name = key.names(graph).join("\", \"");
+        let tensors = key.values.iter().map(|v| constant(graph, *v));
+        let bytes = pack(&tensors.collect::<Result<Vec<_>>>()?, &key.pack)
+            .map_err(|e| Error::other(Stage::Plan, format!("weight \"{name}\": {e}")))?;
+        let planned = key.bytes(graph);
+        if planned != Some(bytes.len() as u64) {
+            let what = format!(
+                "weight \"{name}\": planned with {planned:?} bytes, packed into {}",
+                bytes.len()
+            );
+            return Err(Error::other(Stage::Plan, what));
+        }
+        let view = create(&mut self.backend, &name, bytes.len() as u64)?;
+        self.weights.insert(key.clone(), view);
+        let written = self.backend.write(view, &bytes);
+        written.map_err(|e| Error::device(Stage::Plan, format!("uploading \"{name}\""), e))
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        for view in self.weights.values() {
+            self.backend.destroy_buffer(view.buffer);
+        }
+    }
+}
+
+fn compile(backend: &mut dyn Backend, plan: &Plan) -> Result<Vec<KernelId>> {
+    let mut ids = Vec::with_capacity(plan.kernels.len());
+    for (i, spec) in plan.kernels.iter().enumerate() {
+        let id = backend.compile(spec).map_err(|e| {
+            let nodes = plan
+                .steps
+                .iter()
+                .find(|s| s.kernel == i)
+                .map(|s| s.nodes.join("\", \""))
+                .unwrap_or_default();
+            Error::device(Stage::Plan, format!("kernel {spec} for nodes \"{nodes}\""), e)
+        })?;
+        ids.push(id);
+    }
+    Ok(ids)
+}
+
+fn constant(graph: &Graph, value: ValueId) -> Result<&HostTensor> {
+    let value = graph.value(value);
+    value
+        .fact
+        .as_ref()
+        .and_then(|f| f.as_const())
+        .map(Arc::as_ref)
+        .ok_or_else(|| Error::other(Stage::Plan, format!("\"{}\" is not a constant", value.name)))
+}

@@ -1,0 +1,154 @@
+//! E0M products on matrix units ([`Caps::matrix_units`]): where the activations are halves, weights of 4 and 8 bits become halves too, in
+//! registers, and the units multiply and sum in single precision. The matrix kernel rounds `s * (w1 - b)` to a half; the vector kernel
+//! multiplies by halves that `w1` follows from, and scales its sums. Results of 4-bit weights are halves too.
+
+use super::{E0mShape, MatMulE0m, STRETCH, format_defines, stretch};
+use crate::backend::Caps;
+use crate::backend::kernel::Kernel;
+use crate::plan::lower::Call;
+use crate::quant::Bits;
+use crate::shape::Dim;
+use crate::tensor::DType;
+
+/// One row; a work-group takes 32 columns.
+pub(super) static VECTOR: Kernel = crate::kernel!(matvec_e0m_mma {
+    n: U32, steps: U32, panel: U32, column: U32,
+    end0: U32, end1: U32, start1: U32, start2: U32,
+} [x: In Words4, codes: Weight Words4, scales: Weight Words4, y: InOut Elem]);
+
+/// Many rows.
+pub(super) static MATRIX: Kernel = crate::kernel!(matmul_e0m_mma {
+    m: U32, n: U32, k: U32, panel: U32, y_stride: U32, column: U32,
+    end0: U32, end1: U32, start1: U32, start2: U32,
+} [x: In Halves4, codes: Weight Words4, scales: Weight Words4, y: InOut Elem]);
+
+/// Columns of a warp in both kernels.
+const COLUMNS: usize = 32;
+/// Local memory that the largest tile takes.
+const LOCAL: u32 = 46 << 10;
+/// Work-items of a warp.
+const WARP: u32 = 32;
+/// Longest stretch of the vector kernel, in vectors of codes that a work-item holds at a time: more take too many registers.
+const HELD: usize = 4;
+
+/// How the matrix kernel cuts the results: warps along rows and columns, products of 16 rows of a warp, and blocks on their way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Tile {
+    rows: i64,
+    columns: i64,
+    tiles: i64,
+    stages: i64,
+}
+
+impl Tile {
+    const fn new(rows: i64, columns: i64, tiles: i64, stages: i64) -> Self {
+        Self {
+            rows,
+            columns,
+            tiles,
+            stages,
+        }
+    }
+
+    /// For results of so many rows at most. WGSL, whose sums are variables of their own, has texts for up to four products of a warp.
+    fn of(rows: i64, wgsl: bool) -> Self {
+        match (rows, wgsl) {
+            (..=16, _) => Self::new(1, 4, 1, 6),
+            (..=64, _) => Self::new(1, 4, 2, 6),
+            (_, true) => Self::new(2, 4, 4, 4),
+            (_, false) => Self::new(1, 4, 8, 4),
+        }
+    }
+
+    fn items(self) -> u32 {
+        u32::try_from(self.rows * self.columns).unwrap_or(1) * WARP
+    }
+}
+
+impl MatMulE0m {
+    /// Weights of a block, of which the four work-items of a column have a word each; `None` where the units cannot take the product.
+    fn block(&self, caps: &Caps, x: DType, k: usize) -> Option<usize> {
+        let block = match self.bits {
+            Bits::Four => 32,
+            Bits::Eight => 16,
+            _ => return None,
+        };
+        let whole = k.is_multiple_of(block) && self.group.is_multiple_of(block);
+        let able = caps.matrix_units && caps.local_bytes >= LOCAL && caps.max_workgroup >= 256;
+        (able && x == DType::F16 && whole).then_some(block)
+    }
+
+    /// The vector kernel for a `k x n` weight.
+    pub(super) fn vector_on_units(
+        &self,
+        caps: &Caps,
+        [x, y]: [DType; 2],
+        k: usize,
+        n: usize,
+    ) -> Option<Call> {
+        let block = self.block(caps, x, k)?;
+        // Sums of 4-bit codes where they stand are as exact as a half asks for, not as single precision.
+        if self.bits == Bits::Four && y != DType::F16 {
+            return None;
+        }
+        let most = (block * HELD).min(STRETCH);
+        // The longest stretch of whole blocks.
+        let mut lengths = (1..=most / block).rev().map(|b| b * block);
+        let length = lengths.find(|l| stretch(self.group, *l) == *l)?;
+        let groups = n.div_ceil(COLUMNS);
+        let walks = k.div_ceil(length);
+        // Many columns fill the device with small work-groups; few are shared by more warps.
+        let units = caps.assumed_units() as usize;
+        let mut warps: u32 = match groups {
+            _ if caps.backend == "wgpu" => 8,
+            _ if groups >= 2 * units => 4,
+            _ if groups > units => 8,
+            _ => 16,
+        };
+        while warps > 1 && (warps as usize > walks || warps * WARP > caps.max_workgroup) {
+            warps /= 2;
+        }
+        let call = format_defines(Call::new(&VECTOR, warps * WARP), self.bits, self.group, length);
+        let call = match E0mShape::of(caps).panel {
+            Some(_) => call,
+            None => call.define("FLAT", 1),
+        };
+        Some(call.grid(Dim::from_usize(groups), 1, 1))
+    }
+
+    /// The matrix kernel for `rows`, at most `most`, and a `k x n` weight, whose results begin at multiples of four elements.
+    pub(super) fn matrix_on_units(
+        &self,
+        caps: &Caps,
+        [x, y]: [DType; 2],
+        k: usize,
+        n: usize,
+        rows: &Dim,
+        most: Option<i64>,
+    ) -> Option<Call> {
+        self.block(caps, x, k)?;
+        // Weights are rounded to halves, which a result in halves does not show.
+        if y != DType::F16 {
+            return None;
+        }
+        let tile = Tile::of(most.unwrap_or(i64::MAX), caps.backend == "wgpu");
+        let columns = tile.columns * i64::try_from(COLUMNS).unwrap_or(1);
+        let groups = Dim::from_usize(n).ceil_div(columns).ok()?;
+        let down = rows.ceil_div(tile.rows * tile.tiles * 16).ok()?;
+        let call = format_defines(Call::new(&MATRIX, tile.items()), self.bits, self.group, STRETCH)
+            .define("WARPS_M", tile.rows)
+            .define("WARPS_N", tile.columns)
+            .define("TILES", tile.tiles)
+            .define("STAGES", tile.stages);
+        // The texts that have a variable for each sum tell these numbers of tiles apart.
+        let from = |call: Call, name, least| {
+            if tile.tiles >= least {
+                call.define(name, 1)
+            } else {
+                call
+            }
+        };
+        let call = from(from(call, "TILES2", 2), "TILES4", 4);
+        Some(call.grid(groups, down, 1))
+    }
+}

@@ -1,0 +1,494 @@
+//! What must hold of the places of a mask's elements where a key is seen.
+//!
+//! Of each value behind a mask is known how its elements follow from their places: a [`Line`] of integers, a truth value with what holds
+//! where it is true and where it is false, or a number that is low unless something holds. All of it is necessary, none of it sufficient:
+//! what is not understood may be anything.
+
+use crate::graph::op::expand::Expand;
+use crate::graph::op::pointwise::{Binary, Expr, Pointwise, Unary};
+use crate::graph::op::range::Range;
+use crate::graph::op::reshape::Reshape;
+use crate::graph::op::slice::Slice;
+use crate::graph::op::transpose::Transpose;
+use crate::graph::op::trilu::Trilu;
+use crate::graph::pass::pattern::input;
+use crate::graph::{Graph, Node, ValueId};
+use crate::shape::Dim;
+use crate::tensor::DType;
+use std::collections::HashMap;
+
+/// A key whose score gets this or less has no weight.
+const LOW: f64 = -1e4;
+/// Values that are looked at one behind another.
+const DEEPEST: usize = 64;
+
+/// An integer that grows with the places of its element: `constant` and the sum of places times `factors`, the last axis first.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Line {
+    constant: Dim,
+    factors: Vec<i64>,
+}
+
+/// What is known of the elements of a value.
+#[derive(Clone, Debug)]
+enum Known {
+    /// Nothing.
+    Any,
+    /// They are this integer, as an integer or a float.
+    Integer(Line),
+    /// They are truth values, or 1 and 0.
+    Truth {
+        /// None of these is negative where it is true.
+        yes: Vec<Line>,
+        /// None of these is negative where it is false.
+        no: Vec<Line>,
+    },
+    /// They are floats.
+    Float {
+        /// Where one of these is negative, the float is at most `low`.
+        seen: Vec<Line>,
+        /// See above.
+        low: f64,
+        /// The float is at most this everywhere.
+        most: f64,
+    },
+}
+
+impl Line {
+    fn constant(constant: Dim) -> Self {
+        Self {
+            constant,
+            factors: Vec::new(),
+        }
+    }
+
+    fn factor(&self, axis: usize) -> i64 {
+        self.factors.get(axis).copied().unwrap_or(0)
+    }
+
+    /// `self + by * other`.
+    fn plus(&self, other: &Self, by: i64) -> Option<Self> {
+        let axes = self.factors.len().max(other.factors.len());
+        let factor = |a: usize| self.factor(a).checked_add(other.factor(a).checked_mul(by)?);
+        Some(Self {
+            constant: self.constant.add(&other.constant.mul(&by.into()).ok()?).ok()?,
+            factors: (0..axes).map(factor).collect::<Option<_>>()?,
+        })
+    }
+
+    /// `self - other - less`.
+    fn minus(&self, other: &Self, less: i64) -> Option<Self> {
+        self.plus(other, -1)?.plus(&Self::constant(less.into()), -1)
+    }
+
+    fn as_const(&self) -> Option<i64> {
+        let plain = self.factors.iter().all(|f| *f == 0);
+        self.constant.as_const().filter(|_| plain)
+    }
+
+    /// With the factor of each axis where `place` says, counted from the last, and gone where it says nothing.
+    fn moved(&self, place: &dyn Fn(usize) -> Option<usize>) -> Self {
+        let mut factors = Vec::new();
+        for (axis, factor) in self.factors.iter().enumerate().filter(|(_, f)| **f != 0) {
+            if let Some(to) = place(axis) {
+                if factors.len() <= to {
+                    factors.resize(to + 1, 0);
+                }
+                factors[to] = *factor;
+            }
+        }
+        Self {
+            constant: self.constant.clone(),
+            factors,
+        }
+    }
+}
+
+/// `a` and `b`.
+fn all(a: &[Line], b: &[Line]) -> Vec<Line> {
+    let mut both = a.to_vec();
+    both.extend(b.iter().filter(|l| !a.contains(l)).cloned());
+    both
+}
+
+/// What is in `a` and in `b`.
+fn common(a: &[Line], b: &[Line]) -> Vec<Line> {
+    a.iter().filter(|l| b.contains(l)).cloned().collect()
+}
+
+impl Known {
+    fn float(most: f64) -> Self {
+        Self::Float {
+            seen: Vec::new(),
+            low: f64::NEG_INFINITY,
+            most,
+        }
+    }
+
+    /// The same of other places.
+    fn moved(self, to: &dyn Fn(&Line) -> Line) -> Self {
+        let each = |list: Vec<Line>| list.iter().map(to).collect();
+        match self {
+            Self::Any => Self::Any,
+            Self::Integer(line) => Self::Integer(to(&line)),
+            Self::Truth { yes, no } => Self::Truth {
+                yes: each(yes),
+                no: each(no),
+            },
+            Self::Float { seen, low, most } => Self::Float {
+                seen: each(seen),
+                low,
+                most,
+            },
+        }
+    }
+
+    /// Conditions as of a truth value.
+    fn truth(&self) -> (Vec<Line>, Vec<Line>) {
+        match self {
+            Self::Truth { yes, no } => (yes.clone(), no.clone()),
+            _ => (Vec::new(), Vec::new()),
+        }
+    }
+
+    /// Conditions and bounds as of a float.
+    fn number(&self) -> (Vec<Line>, f64, f64) {
+        let constant = |line: &Line| line.as_const().and_then(|v| i32::try_from(v).ok()).map(f64::from);
+        match self {
+            Self::Float { seen, most, .. } if seen.is_empty() => (Vec::new(), f64::NEG_INFINITY, *most),
+            Self::Float { seen, low, most } => (seen.clone(), *low, *most),
+            Self::Integer(line) => (
+                Vec::new(),
+                f64::NEG_INFINITY,
+                constant(line).unwrap_or(f64::INFINITY),
+            ),
+            Self::Truth { .. } => (Vec::new(), f64::NEG_INFINITY, 1.0),
+            Self::Any => (Vec::new(), f64::NEG_INFINITY, f64::INFINITY),
+        }
+    }
+
+    fn as_const(&self) -> Option<f64> {
+        match self {
+            Self::Integer(_) => Some(self.number().2).filter(|v| v.is_finite()),
+            // A constant is its own bound, and nothing lowers it.
+            Self::Float { seen, low, most } if seen.is_empty() && low == most => Some(*most),
+            _ => None,
+        }
+    }
+
+    fn not(self) -> Self {
+        match self {
+            Self::Truth { yes, no } => Self::Truth { yes: no, no: yes },
+            _ => Self::Any,
+        }
+    }
+
+    fn and(&self, other: &Self) -> Self {
+        let (a, b) = (self.truth(), other.truth());
+        Self::Truth {
+            yes: all(&a.0, &b.0),
+            no: common(&a.1, &b.1),
+        }
+    }
+}
+
+/// `a` where the condition holds, else `b`, of floats.
+fn select(condition: &Known, a: &Known, b: &Known) -> Known {
+    let (yes, no) = condition.truth();
+    let ((seen_a, low_a, most_a), (seen_b, low_b, most_b)) = (a.number(), b.number());
+    let most = most_a.max(most_b);
+    let (a_is_low, b_is_low) = (most_a <= LOW, most_b <= LOW);
+    let (seen, low) = match (a_is_low, b_is_low) {
+        (_, true) => (all(&yes, &seen_a), low_a.max(most_b)),
+        (true, false) => (all(&no, &seen_b), low_b.max(most_a)),
+        // Of either way only what both ask for; a branch that is not low by itself must be so by its own conditions.
+        (false, false) => (common(&seen_a, &seen_b), low_a.max(low_b)),
+    };
+    Known::Float {
+        low: if seen.is_empty() { f64::NEG_INFINITY } else { low },
+        seen,
+        most,
+    }
+}
+
+/// Two floats of which each may be low by its own conditions: the bounds are those of what `low` makes of a low one and the most of the other.
+fn either(a: &Known, b: &Known, low: &dyn Fn(f64, f64) -> f64, most: f64) -> Known {
+    let ((seen_a, low_a, most_a), (seen_b, low_b, most_b)) = (a.number(), b.number());
+    let (mut seen, mut all_low) = (Vec::new(), f64::NEG_INFINITY);
+    for (own, low) in [(seen_a, low(low_a, most_b)), (seen_b, low(low_b, most_a))] {
+        // Not a number, or not low.
+        if low <= LOW && !own.is_empty() {
+            seen = all(&seen, &own);
+            all_low = all_low.max(low);
+        }
+    }
+    Known::Float {
+        seen,
+        low: all_low,
+        most,
+    }
+}
+
+/// A comparison of two integers.
+fn compare(f: Binary, a: &Line, b: &Line) -> Option<Known> {
+    let truth = |yes: Line, no: Option<Line>| Known::Truth {
+        yes: vec![yes],
+        no: no.into_iter().collect(),
+    };
+    Some(match f {
+        Binary::LessOrEqual => truth(b.minus(a, 0)?, a.minus(b, 1)),
+        Binary::Less => truth(b.minus(a, 1)?, a.minus(b, 0)),
+        Binary::GreaterOrEqual => truth(a.minus(b, 0)?, b.minus(a, 1)),
+        Binary::Greater => truth(a.minus(b, 1)?, b.minus(a, 0)),
+        Binary::Equal => Known::Truth {
+            yes: vec![a.minus(b, 0)?, b.minus(a, 0)?],
+            no: Vec::new(),
+        },
+        _ => return None,
+    })
+}
+
+fn binary(f: Binary, a: &Known, b: &Known) -> Option<Known> {
+    use Known::{Integer, Truth};
+    if let (Integer(a), Integer(b)) = (a, b) {
+        let line = match f {
+            Binary::Add => a.plus(b, 1)?,
+            Binary::Sub => a.plus(b, -1)?,
+            Binary::Mul => match (a.as_const(), b.as_const()) {
+                (_, Some(by)) => Line::constant(0.into()).plus(a, by)?,
+                (Some(by), _) => Line::constant(0.into()).plus(b, by)?,
+                _ => return None,
+            },
+            _ => return compare(f, a, b),
+        };
+        return Some(Integer(line));
+    }
+    let (most_a, most_b) = (a.number().2, b.number().2);
+    Some(match (f, a, b) {
+        (Binary::And, ..) | (Binary::Mul, Truth { .. }, Truth { .. }) => a.and(b),
+        (Binary::Or, ..) => a.clone().not().and(&b.clone().not()).not(),
+        (Binary::Sub, _, Truth { .. }) if a.as_const() == Some(1.0) => b.clone().not(),
+        // 1 and 0 times something low.
+        (Binary::Mul, Truth { .. }, _) if b.as_const().is_some() => select(a, b, &Known::float(0.0)),
+        (Binary::Mul, _, Truth { .. }) if a.as_const().is_some() => select(b, a, &Known::float(0.0)),
+        (Binary::Add, ..) => either(a, b, &|low, most| low + most, most_a + most_b),
+        (Binary::Min, ..) => either(a, b, &f64::min, most_a.min(most_b)),
+        // What is added to is no less than a constant.
+        (Binary::Max, _, _) => {
+            let raised = |x: &Known, by: f64| {
+                let (seen, low, most) = x.number();
+                Known::Float {
+                    seen,
+                    low: low.max(by),
+                    most: most.max(by),
+                }
+            };
+            match (a.as_const(), b.as_const()) {
+                (_, Some(by)) => raised(a, by),
+                (Some(by), None) => raised(b, by),
+                _ => return None,
+            }
+        }
+        _ => return None,
+    })
+}
+
+fn expression(e: &Expr, operands: &[Known]) -> Known {
+    let go = |e: &Expr| expression(e, operands);
+    match e {
+        Expr::Input(i) => operands.get(*i).cloned().unwrap_or(Known::Any),
+        Expr::Const(v, t) => constant(*v, *t),
+        Expr::Not(x) => go(x).not(),
+        Expr::Cast(t, x) => match go(x) {
+            // What is not zero is true.
+            Known::Integer(_) | Known::Float { .. } if *t == DType::Bool => Known::Any,
+            Known::Float { .. } if !t.is_float() => Known::Any,
+            x => x,
+        },
+        Expr::Unary(Unary::Neg, x) => match go(x) {
+            Known::Integer(line) => Line::constant(0.into())
+                .plus(&line, -1)
+                .map_or(Known::Any, Known::Integer),
+            _ => Known::Any,
+        },
+        Expr::Binary(f, a, b) => binary(*f, &go(a), &go(b)).unwrap_or(Known::Any),
+        Expr::Select(c, a, b) => match (go(a), go(b)) {
+            (a @ Known::Truth { .. }, b) | (a, b @ Known::Truth { .. }) => {
+                let (c, other) = (go(c), go(c).not());
+                c.and(&a).not().and(&other.and(&b).not()).not()
+            }
+            (a, b) => select(&go(c), &a, &b),
+        },
+        Expr::Unary(..) | Expr::Test(..) => Known::Any,
+    }
+}
+
+fn constant(v: f64, t: DType) -> Known {
+    if t == DType::Bool {
+        // What cannot be, where it is the other.
+        let never = vec![Line::constant((-1).into())];
+        let (yes, no) = if v == 0.0 {
+            (never, Vec::new())
+        } else {
+            (Vec::new(), never)
+        };
+        return Known::Truth { yes, no };
+    }
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "integer constants are stored widened"
+    )]
+    if t.is_int() {
+        return Known::Integer(Line::constant((v as i64).into()));
+    }
+    Known::Float {
+        seen: Vec::new(),
+        low: v,
+        most: v,
+    }
+}
+
+/// What is known of values, as far as they were looked at.
+#[derive(Default)]
+pub(super) struct Masks {
+    known: HashMap<ValueId, Known>,
+}
+
+impl Masks {
+    /// The most keys, its own among them, that a query sees by `mask`, whose last axes are queries and keys, of which `past` come before the
+    /// first query. `None` where it may be all.
+    pub fn window(&mut self, g: &Graph, mask: ValueId, past: &Dim) -> Option<i64> {
+        let Known::Float { seen, low, .. } = self.of(g, mask, 0) else {
+            return None;
+        };
+        if low > LOW {
+            return None;
+        }
+        let windows = seen.iter().filter_map(|line| {
+            let others = line.factors.iter().skip(2).all(|f| *f == 0);
+            // place of the key - place of the query among the new ones + constant >= 0
+            let fits = others && line.factor(0) == 1 && line.factor(1) == -1;
+            let window = past.add(&line.constant).ok()?.add(&1.into()).ok()?;
+            window.as_const().filter(|w| fits && *w > 0)
+        });
+        windows.min()
+    }
+
+    fn of(&mut self, g: &Graph, v: ValueId, deep: usize) -> Known {
+        if let Some(known) = self.known.get(&v) {
+            return known.clone();
+        }
+        let fact = g.value(v).fact.as_ref();
+        let Some(fact) = fact.filter(|_| deep < DEEPEST) else {
+            return Known::Any;
+        };
+        let one = match (fact.as_dims().as_deref(), fact.as_const()) {
+            (Some([d]), _) if fact.dtype.is_int() => Some(Known::Integer(Line::constant(d.clone()))),
+            (_, Some(t)) if t.len() == 1 => {
+                let value = t.to_f32().ok().and_then(|v| v.first().copied());
+                value.map(|v| constant(f64::from(v), fact.dtype))
+            }
+            _ => None,
+        };
+        let found = one.or_else(|| {
+            let (_, node) = g.producer(v)?;
+            self.behind(g, node, v, deep + 1)
+        });
+        // A size of 1 is repeated where operands are larger: its place is 0.
+        let sizes = &fact.shape.0;
+        let real = |axis: usize| sizes.iter().rev().nth(axis).filter(|d| !d.is(1)).map(|_| axis);
+        let known = found.unwrap_or(Known::Any).moved(&|line| line.moved(&real));
+        self.known.insert(v, known.clone());
+        known
+    }
+
+    /// What a node makes of its operands.
+    fn behind(&mut self, g: &Graph, node: &Node, v: ValueId, deep: usize) -> Option<Known> {
+        let op = node.op.as_ref();
+        let dims = |i: usize| g.value(input(node, i)?).fact.as_ref()?.as_dims();
+        let sizes = |v: ValueId| g.value(v).fact.as_ref().map(|f| f.shape.0.as_slice());
+        if let Some(op) = op.downcast::<Pointwise>() {
+            let operands = node.inputs.iter();
+            let operands: Vec<Known> = operands
+                .map(|v| v.map_or(Known::Any, |v| self.of(g, v, deep)))
+                .collect();
+            return Some(expression(&op.expr, &operands));
+        }
+        if op.downcast::<Range>().is_some() {
+            let (start, step) = (dims(0)?, dims(2)?);
+            let ([start], [step]) = (start.as_slice(), step.as_slice()) else {
+                return None;
+            };
+            return Some(Known::Integer(Line {
+                constant: start.clone(),
+                factors: vec![step.as_const()?],
+            }));
+        }
+        let x = input(node, 0)?;
+        if op.downcast::<Reshape>().is_some() {
+            let known = self.of(g, x, deep);
+            // Axes of size 1 come and go; the others stay as they are.
+            let axes = |v: ValueId| -> Option<Vec<(usize, &Dim)>> {
+                let all = sizes(v)?.iter().rev().enumerate();
+                Some(all.filter(|(_, d)| !d.is(1)).collect())
+            };
+            let (from, to) = (axes(x)?, axes(v)?);
+            let same = from.iter().map(|a| a.1).eq(to.iter().map(|a| a.1));
+            let place = |axis: usize| {
+                let at = from.iter().position(|(a, _)| *a == axis)?;
+                to.get(at).map(|(a, _)| *a)
+            };
+            return same.then(|| known.moved(&|line| line.moved(&place)));
+        }
+        if op.downcast::<Expand>().is_some() {
+            return Some(self.of(g, x, deep));
+        }
+        if let Some(op) = op.downcast::<Transpose>() {
+            let rank = sizes(x)?.len();
+            let axes = op.axes(rank).ok()?;
+            let place = |axis: usize| {
+                let from = rank.checked_sub(axis + 1)?;
+                let to = axes.iter().position(|a| *a == from)?;
+                Some(rank - 1 - to)
+            };
+            return Some(self.of(g, x, deep).moved(&|line| line.moved(&place)));
+        }
+        if op.downcast::<Slice>().is_some() {
+            let firsts = dims(1)?.iter().all(|d| d.is(0));
+            let steps = input(node, 4).is_none_or(|_| dims(4).is_some_and(|s| s.iter().all(|d| d.is(1))));
+            return (firsts && steps).then(|| self.of(g, x, deep));
+        }
+        if let Some(op) = op.downcast::<Trilu>() {
+            let diagonal = match input(node, 1) {
+                Some(_) => dims(1)?.first()?.clone(),
+                None => 0.into(),
+            };
+            let line = |factors: Vec<i64>, constant: Dim| Line { constant, factors };
+            let (row_first, key_first) = (vec![-1, 1], vec![1, -1]);
+            let minus = |d: &Dim, less: i64| Dim::from(-less).sub(d).ok();
+            // Kept on and below the diagonal: key <= row + diagonal.
+            let below = line(row_first, diagonal.clone());
+            let above = line(key_first.clone(), minus(&diagonal, 1)?);
+            let on_and_above = line(key_first, minus(&diagonal, 0)?);
+            let under = below.plus(&Line::constant(1.into()), -1)?;
+            let (yes, no) = if op.upper {
+                (on_and_above, under)
+            } else {
+                (below, above)
+            };
+            let kept = Known::Truth {
+                yes: vec![yes],
+                no: vec![no],
+            };
+            let known = self.of(g, x, deep);
+            return Some(match known {
+                Known::Truth { .. } => kept.and(&known),
+                _ => select(&kept, &known, &constant(0.0, DType::F32)),
+            });
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests;

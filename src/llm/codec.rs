@@ -1,0 +1,131 @@
+//! From prompts to tokens, with all that a model's folder says about its texts.
+
+use super::folder::ModelFolder;
+use super::template::{ChatTemplate, Message, Values};
+use super::tokenizer::Tokenizer;
+use crate::error::Result;
+use std::sync::OnceLock;
+
+/// What a text is generated from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Prompt<'a> {
+    /// A text that goes on. It is fed as it is, behind the token that starts a text where the tokenizer has one.
+    Text(&'a str),
+    /// A conversation that is answered, in the form that the model's chat template gives it.
+    Chat(&'a [Message]),
+    /// Tokens, fed as they are.
+    Tokens(&'a [u32]),
+}
+
+impl<'a> From<&'a str> for Prompt<'a> {
+    fn from(text: &'a str) -> Self {
+        Self::Text(text)
+    }
+}
+
+impl<'a> From<&'a String> for Prompt<'a> {
+    fn from(text: &'a String) -> Self {
+        Self::Text(text)
+    }
+}
+
+impl<'a> From<&'a [Message]> for Prompt<'a> {
+    fn from(messages: &'a [Message]) -> Self {
+        Self::Chat(messages)
+    }
+}
+
+impl<'a> From<&'a Vec<Message>> for Prompt<'a> {
+    fn from(messages: &'a Vec<Message>) -> Self {
+        Self::Chat(messages)
+    }
+}
+
+impl<'a, const N: usize> From<&'a [Message; N]> for Prompt<'a> {
+    fn from(messages: &'a [Message; N]) -> Self {
+        Self::Chat(messages)
+    }
+}
+
+impl<'a> From<&'a [u32]> for Prompt<'a> {
+    fn from(tokens: &'a [u32]) -> Self {
+        Self::Tokens(tokens)
+    }
+}
+
+/// A model's tokenizer, its chat template and its end tokens.
+pub struct Codec {
+    folder: ModelFolder,
+    tokenizer: Tokenizer,
+    eos: Vec<u32>,
+    /// What the template is given beside the messages.
+    values: Values,
+    /// Read when a conversation comes: a model without a usable one can still go on with texts.
+    template: OnceLock<Option<ChatTemplate>>,
+}
+
+impl std::fmt::Debug for Codec {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Codec of {}", self.folder.name())
+    }
+}
+
+impl Codec {
+    /// Reads the tokenizer of `folder`.
+    pub fn load(folder: ModelFolder) -> Result<Self> {
+        let tokenizer = Tokenizer::load(folder.dir())?;
+        Ok(Self {
+            eos: folder.eos_ids(&tokenizer),
+            folder,
+            tokenizer,
+            values: Values::new(),
+            template: OnceLock::new(),
+        })
+    }
+
+    /// The same with further values for its chat template, such as `tools`.
+    pub fn with_template_values(self, values: Values) -> Self {
+        Self {
+            values,
+            template: OnceLock::new(),
+            ..self
+        }
+    }
+
+    /// The tokenizer.
+    pub fn tokenizer(&self) -> &Tokenizer {
+        &self.tokenizer
+    }
+
+    /// Ids that end a text, ascending.
+    pub fn eos(&self) -> &[u32] {
+        &self.eos
+    }
+
+    /// The chat template, if there is one. Errors of [`ChatTemplate::find`].
+    pub fn template(&self) -> Result<Option<&ChatTemplate>> {
+        if let Some(template) = self.template.get() {
+            return Ok(template.as_ref());
+        }
+        let template = ChatTemplate::find(&self.folder)?.map(|t| t.with_values(self.values.clone()));
+        Ok(self.template.get_or_init(|| template).as_ref())
+    }
+
+    /// The chat template. An error where there is none.
+    pub fn chat(&self) -> Result<&ChatTemplate> {
+        self.template()?
+            .ok_or_else(|| ChatTemplate::missing(&self.folder))
+    }
+
+    /// The tokens of `prompt`. An error for a conversation where there is no chat template, or that the template refuses.
+    pub fn encode<'a>(&self, prompt: impl Into<Prompt<'a>>) -> Result<Vec<u32>> {
+        match prompt.into() {
+            Prompt::Text(text) => self.tokenizer.encode(text, true),
+            Prompt::Tokens(tokens) => Ok(tokens.to_vec()),
+            Prompt::Chat(messages) => {
+                let text = self.chat()?.render(messages, true)?;
+                self.tokenizer.encode(&text, false)
+            }
+        }
+    }
+}

@@ -1,0 +1,92 @@
+//! A decoder on a device, for any number of sequences.
+
+use super::memory::{DecoderMemory, Planned};
+use super::ring::Rings;
+use super::{DECODE, Decoder, DeviceModel, DevicePlans, Lengths, PREFILL};
+use crate::backend::{Backend, Caps, SharedBackend, Stats};
+use crate::error::Result;
+use crate::executor::{Executor, Program};
+use crate::plan::HostStep;
+use std::sync::Arc;
+
+/// A decoder planned for a device, its weights uploaded and its kernels compiled. Each [`DeviceModel`] of it has a cache and an arena of its
+/// own, and adds no weights.
+#[derive(Debug)]
+pub struct DeviceDecoder {
+    decoder: Arc<Decoder>,
+    program: Arc<Program>,
+    memory: DecoderMemory,
+    lengths: Lengths,
+    /// As in [`DeviceModel`].
+    verify: Option<usize>,
+    short_decode: Option<(usize, i64)>,
+}
+
+impl DeviceDecoder {
+    /// Plans `decoder` for `backend` and `lengths` and uploads its weights. Errors of [`Decoder::plan_for`] and [`DeviceDecoder::load`].
+    pub fn new(decoder: Decoder, backend: Box<dyn Backend>, lengths: &Lengths) -> Result<Self> {
+        let planned = decoder.plan_for(backend.caps(), lengths, false)?;
+        Self::load(decoder, backend, planned)
+    }
+
+    /// Uploads the weights of `decoder`, which was planned for the device of `backend`. An error where the device refuses memory or kernels.
+    pub fn load(decoder: Decoder, backend: Box<dyn Backend>, planned: Planned) -> Result<Self> {
+        let memory = planned.memory();
+        let Planned { plans, lengths, .. } = planned;
+        let DevicePlans {
+            plans,
+            verify,
+            short_decode,
+        } = plans;
+        let program = Program::load(SharedBackend::new(backend), decoder.graph(), plans)?;
+        Ok(Self {
+            decoder: Arc::new(decoder),
+            program: Arc::new(program),
+            memory,
+            lengths,
+            verify,
+            short_decode,
+        })
+    }
+
+    /// What it takes with one model.
+    pub fn memory(&self) -> DecoderMemory {
+        self.memory
+    }
+
+    /// A model with an empty cache.
+    pub fn model(&self) -> Result<DeviceModel> {
+        let states = self
+            .program
+            .plan(PREFILL)
+            .map_or(&[][..], |p| p.states.as_slice());
+        Ok(DeviceModel {
+            rings: Rings::new(states),
+            decoder: self.decoder.clone(),
+            executor: Executor::of(&self.program)?,
+            lengths: self.lengths,
+            verify: self.verify,
+            short_decode: self.short_decode,
+            len: 0,
+        })
+    }
+
+    /// What the device offers.
+    pub fn caps(&self) -> &Caps {
+        self.program.caps()
+    }
+
+    /// Running totals of the backend, for all models together.
+    pub fn stats(&self) -> Stats {
+        self.program.stats()
+    }
+
+    /// What a decode step, or else the verification of a draft, runs on the host, between segments on the device.
+    pub fn host_steps(&self) -> &[HostStep] {
+        let steps = |plan| self.program.plan(plan).map_or(&[][..], |p| p.host.as_slice());
+        match self.verify {
+            Some(plan) if steps(DECODE).is_empty() => steps(plan),
+            _ => steps(DECODE),
+        }
+    }
+}

@@ -1,0 +1,327 @@
+//! Loading a decoder for where it is to run.
+
+use super::engine::{
+    Decoder, DecoderMemory, DeviceDecoder, DeviceModel, HostModel, Lengths, Logits, PADDING, Watch,
+};
+use super::folder::ModelFolder;
+use crate::backend::Stats;
+use crate::error::{Error, Result, Stage};
+use crate::graph::pass::{FUSE, GREEDY, KV_Q8, Pipeline};
+use crate::graph::{Graph, State, onnx};
+use crate::placement::{BackendChoice, Opened, Placement};
+use crate::tensor::DType;
+use std::ops::RangeInclusive;
+use std::path::Path;
+use std::str::FromStr;
+use std::sync::Arc;
+
+/// What [`LoadOptions::padding`] may be.
+pub const PADDINGS: RangeInclusive<usize> = 32..=256;
+/// Most tokens of a guess: the largest [`LoadOptions::drafts`].
+pub const MOST_DRAFTS: usize = 64;
+
+/// Storage types of the KV cache.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum KvType {
+    /// As activations: `f16` unless [`LoadOptions::float`] says otherwise.
+    #[default]
+    F16,
+    /// 8 bits, and a factor for each head of a token.
+    Q8,
+}
+
+impl FromStr for KvType {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        match text {
+            "f16" => Ok(Self::F16),
+            "q8" => Ok(Self::Q8),
+            _ => Err(Error::usage("--kv", format!("\"{text}\" is none of f16, q8"))),
+        }
+    }
+}
+
+/// How a model is loaded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LoadOptions {
+    /// Backend and device.
+    pub place: Placement,
+    /// Tokens that the cache of a sequence holds, at least 1; without a number what the model was made for, at most
+    /// [`DEFAULT_CONTEXT`](super::folder::DEFAULT_CONTEXT).
+    pub context: Option<usize>,
+    /// Storage of activations on a device, `f16` or `f32`; without it `f16`, or `f32` where the model quantizes at run time.
+    pub float: Option<DType>,
+    /// Storage of the cache on a device.
+    pub kv: KvType,
+    /// As [`Lengths::padding`], within [`PADDINGS`].
+    pub padding: usize,
+    /// Most tokens that are to be guessed ahead and verified at once, up to [`MOST_DRAFTS`]; 0 for generation without drafts.
+    pub drafts: usize,
+    /// A device finds the most likely token itself. That makes greedy generation faster and other generation a little slower.
+    pub greedy: bool,
+}
+
+impl Default for LoadOptions {
+    /// For greedy generation without drafts, on the best device.
+    fn default() -> Self {
+        Self {
+            place: Placement::default(),
+            context: None,
+            float: None,
+            kv: KvType::default(),
+            padding: PADDING,
+            drafts: 0,
+            greedy: true,
+        }
+    }
+}
+
+impl LoadOptions {
+    /// Usage errors: numbers out of range, storage that the host does not have.
+    fn check(&self) -> Result<()> {
+        let on_host = self.place.backend == BackendChoice::Host;
+        let wrong = |option: &str, what: String| Err(Error::usage(option, what));
+        if self.context == Some(0) {
+            return wrong("--context", "0: a run needs room for a token".to_owned());
+        }
+        if !PADDINGS.contains(&self.padding) {
+            let (from, to) = (PADDINGS.start(), PADDINGS.end());
+            return wrong(
+                "--padding",
+                format!("{} is not from {from} to {to}", self.padding),
+            );
+        }
+        if self.drafts > MOST_DRAFTS {
+            let what = format!("{} tokens, at most {MOST_DRAFTS} can be guessed", self.drafts);
+            return wrong("--draft-tokens", what);
+        }
+        match self.float {
+            Some(DType::F16) if on_host => {
+                let what = "f16 is storage on a device; the host keeps the model's own types";
+                return wrong("--float", what.to_owned());
+            }
+            None | Some(DType::F16 | DType::F32) => {}
+            Some(other) => return wrong("--float", format!("{other} is none of f16, f32")),
+        }
+        if self.kv == KvType::Q8 && on_host {
+            let what = "q8 is storage on a device; the host keeps the model's own types";
+            return wrong("--kv", what.to_owned());
+        }
+        Ok(())
+    }
+}
+
+/// What a model is loaded for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose<'a> {
+    /// The logits after the last token of each run, and what drafts and greedy choices need.
+    Generation,
+    /// The logits after each token.
+    Evaluation,
+    /// These values in the middle, by name: [`Watch`].
+    Watching(&'a [String]),
+}
+
+impl<'a> Purpose<'a> {
+    fn watched(self) -> &'a [String] {
+        match self {
+            Self::Watching(names) => names,
+            Self::Generation | Self::Evaluation => &[],
+        }
+    }
+
+    fn logits(self, options: &LoadOptions) -> Logits {
+        match self {
+            Self::Evaluation => Logits::All,
+            Self::Generation if options.drafts > 0 => Logits::Tail,
+            Self::Generation | Self::Watching(_) => Logits::Last,
+        }
+    }
+}
+
+#[derive(Debug)]
+enum Engine {
+    Device(DeviceDecoder),
+    Host { decoder: Arc<Decoder>, context: usize },
+}
+
+/// A decoder whose weights are where it runs. Its models, one for each sequence, share them; each has a cache of its own, and may go to
+/// another thread. Commands to one device are made one after another, whichever thread they come from.
+#[derive(Debug)]
+pub struct Loaded {
+    engine: Engine,
+    notes: Vec<String>,
+}
+
+/// The name of the place where a model runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PlaceName {
+    /// `opencl`, `wgpu` or `host`.
+    pub backend: &'static str,
+    /// The device as its driver calls it.
+    pub device: String,
+    /// Name and version of the driver.
+    pub driver: String,
+}
+
+/// What there is for models that generate no text.
+pub const OTHERS: &str = "`tlite run` runs ONNX files of any kind";
+
+impl Loaded {
+    /// Loads `model.onnx` of `folder`. Usage errors: no such file, a model that is no decoder, no such device, a context that the model does
+    /// not have or the device has no room for, numbers out of range. Before a device's memory is taken, `hear` is told how much.
+    pub fn new(
+        folder: &ModelFolder,
+        options: &LoadOptions,
+        purpose: Purpose<'_>,
+        hear: &mut dyn FnMut(&DecoderMemory),
+    ) -> Result<Self> {
+        options.check()?;
+        let path = folder.onnx();
+        if !path.is_file() {
+            return Err(Error::usage(
+                "MODEL",
+                format!("there is no file {}", path.display()),
+            ));
+        }
+        let context = folder.context(options.context)?;
+        let mut notes = Vec::new();
+        let backend = match options.place.open()? {
+            Opened::Device(backend) => backend,
+            Opened::Host { for_want } => {
+                if for_want {
+                    notes.push("no device, `tlite devices` says why; running on the host, slowly".to_owned());
+                }
+                if options.float == Some(DType::F16) {
+                    notes.push("note: --float f16 has no effect on the host".to_owned());
+                }
+                if options.kv == KvType::Q8 {
+                    notes.push("note: --kv q8 has no effect on the host".to_owned());
+                }
+                let decoder = Arc::new(decoder(&path, &Pipeline::host(), options, purpose)?);
+                let engine = Engine::Host { decoder, context };
+                return Ok(Self { engine, notes });
+            }
+        };
+        let mut pipeline = Pipeline::standard().on(backend.caps());
+        if options.kv == KvType::Q8 {
+            pipeline.insert_before(FUSE.name, KV_Q8);
+        }
+        if options.greedy && purpose == Purpose::Generation {
+            pipeline.passes.push(GREEDY);
+        }
+        let mut decoder = decoder(&path, &pipeline, options, purpose)?;
+        if let Some(float) = options.float {
+            decoder = decoder.stored_in(float);
+        }
+        if options.kv == KvType::Q8 {
+            notes.extend(kept_floats(decoder.graph()));
+        }
+        let drafts = purpose == Purpose::Generation && options.drafts > 0;
+        let lengths = Lengths {
+            padding: options.padding,
+            rows: if drafts { options.drafts + 1 } else { 0 },
+            ..Lengths::of(context).on(backend.caps())
+        };
+        let planned = decoder.plan_for(backend.caps(), &lengths, options.context.is_none())?;
+        let memory = planned.memory();
+        if memory.context < context {
+            notes.push(format!(
+                "note: the context is {} tokens, as many as fit the device, and not {context}",
+                memory.context
+            ));
+        }
+        hear(&memory);
+        let loaded = DeviceDecoder::load(decoder, backend, planned)?;
+        if let [first, ..] = loaded.host_steps() {
+            notes.push(format!(
+                "{} nodes run on the host at each token, such as {} \"{}\" ({}); see `tlite inspect --nodes`",
+                loaded.host_steps().len(),
+                first.work.name(),
+                first.name,
+                first.why
+            ));
+        }
+        let engine = Engine::Device(loaded);
+        Ok(Self { engine, notes })
+    }
+
+    /// What happened that was perhaps not expected, a sentence each: the host in place of a device, options without effect.
+    pub fn notes(&self) -> &[String] {
+        &self.notes
+    }
+
+    /// Where it runs.
+    pub fn place(&self) -> PlaceName {
+        match &self.engine {
+            Engine::Device(decoder) => {
+                let caps = decoder.caps();
+                PlaceName {
+                    backend: caps.backend,
+                    device: caps.device.clone(),
+                    driver: caps.driver.clone(),
+                }
+            }
+            Engine::Host { .. } => PlaceName {
+                backend: "host",
+                device: "interpreter".to_owned(),
+                driver: format!("tlite {}", env!("CARGO_PKG_VERSION")),
+            },
+        }
+    }
+
+    /// Running totals of the device, for all models together; `None` on the host.
+    pub fn stats(&self) -> Option<Stats> {
+        match &self.engine {
+            Engine::Device(decoder) => Some(decoder.stats()),
+            Engine::Host { .. } => None,
+        }
+    }
+
+    /// A model with an empty cache.
+    pub fn model(&self) -> Result<Box<dyn Watch + Send>> {
+        Ok(match &self.engine {
+            Engine::Device(decoder) => Box::new(decoder.model()?),
+            Engine::Host { decoder, context } => Box::new(HostModel::new(decoder.clone(), *context)?),
+        })
+    }
+
+    /// A model with an empty cache, for what only devices do; `None` on the host.
+    pub fn device_model(&self) -> Result<Option<DeviceModel>> {
+        match &self.engine {
+            Engine::Device(decoder) => decoder.model().map(Some),
+            Engine::Host { .. } => Ok(None),
+        }
+    }
+}
+
+/// Says how many caches keep their floats, where any do.
+fn kept_floats(graph: &Graph) -> Option<String> {
+    let floats = |s: &&State| graph.fact(s.input).is_ok_and(|f| f.dtype.is_float());
+    let kept = graph.states().iter().filter(floats).count();
+    (kept > 0).then(|| {
+        format!(
+            "note: {kept} of {} caches keep their floats, which --kv q8 could not change; see RUST_LOG=debug",
+            graph.states().len()
+        )
+    })
+}
+
+/// Reads a decoder. A usage error, which says what is missing, for a model that is none.
+fn decoder(path: &Path, pipeline: &Pipeline, options: &LoadOptions, purpose: Purpose<'_>) -> Result<Decoder> {
+    let graph = onnx::import(path)?;
+    let decoder = Decoder::watching(graph, purpose.watched(), pipeline, purpose.logits(options));
+    decoder.map_err(|e| match e {
+        // Once it is read, this stage is the search for the inputs and outputs of a decoder.
+        Error::Other {
+            stage: Stage::Import,
+            what,
+            ..
+        } => Error::usage(
+            "MODEL",
+            format!("{} is no decoder: {what}; {OTHERS}", path.display()),
+        ),
+        e => e,
+    })
+}

@@ -1,0 +1,180 @@
+//! Where a model runs: which backend, which device.
+
+use crate::backend::{self, Backend, BackendError, BackendKind, Caps, DeviceKind};
+use crate::error::{Error, Result, Stage};
+use std::fmt;
+use std::str::FromStr;
+
+/// What runs a model.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum BackendChoice {
+    /// OpenCL or wgpu, whichever has a GPU; else whichever has a device; else the host.
+    #[default]
+    Auto,
+    /// OpenCL.
+    Opencl,
+    /// WGSL through wgpu.
+    Wgpu,
+    /// The interpreter on the CPU: slow, for comparison.
+    Host,
+}
+
+impl BackendChoice {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Auto, Self::Opencl, Self::Wgpu, Self::Host];
+
+    /// The name by which options call it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Opencl => "opencl",
+            Self::Wgpu => "wgpu",
+            Self::Host => "host",
+        }
+    }
+}
+
+impl fmt::Display for BackendChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for BackendChoice {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let found = Self::ALL.into_iter().find(|b| b.name() == text);
+        found.ok_or_else(|| {
+            let known = Self::ALL.map(Self::name).join(", ");
+            Error::usage("--backend", format!("\"{text}\" is none of {known}"))
+        })
+    }
+}
+
+/// A backend and a device of it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Placement {
+    /// The backend.
+    pub backend: BackendChoice,
+    /// The first device whose name or driver contains this text; without it the best.
+    pub device: Option<String>,
+}
+
+/// A place that was found.
+pub enum Opened {
+    /// A device, open for work.
+    Device(Box<dyn Backend>),
+    /// The interpreter.
+    Host {
+        /// It was not asked for: no backend has a device.
+        for_want: bool,
+    },
+}
+
+impl Placement {
+    /// Opens the device. [`BackendChoice::Auto`] takes the first backend with a GPU, else the first with any device, and the host only
+    /// when there is none. Usage errors: no such device, no driver, a device of the host.
+    pub fn open(&self) -> Result<Opened> {
+        let device = self.device.as_deref();
+        let failed = |e| match e {
+            e @ BackendError::NoDevice { .. } => Error::usage("--device", e.to_string()),
+            e @ BackendError::NoDriver { .. } => Error::usage("--backend", e.to_string()),
+            e => Error::device(Stage::Plan, "opening a device", e),
+        };
+        let open = |kind| backend::open(kind, device).map(Opened::Device).map_err(failed);
+        match self.backend {
+            BackendChoice::Host if device.is_some() => {
+                Err(Error::usage("--device", "the host has no devices to choose from"))
+            }
+            BackendChoice::Host => Ok(Opened::Host { for_want: false }),
+            BackendChoice::Opencl => open(BackendKind::OpenCl),
+            BackendChoice::Wgpu => open(BackendKind::Wgpu),
+            BackendChoice::Auto => {
+                let mut reasons = Vec::new();
+                let mut on_cpu = None;
+                for kind in backend::COMPILED {
+                    match backend::open(*kind, device) {
+                        Ok(b) if b.caps().kind != DeviceKind::Cpu => return Ok(Opened::Device(b)),
+                        Ok(b) => on_cpu = on_cpu.or(Some(b)),
+                        Err(e) => reasons.push(reason(*kind, &e)),
+                    }
+                }
+                match (on_cpu, device) {
+                    (Some(b), _) => Ok(Opened::Device(b)),
+                    (None, Some(_)) => Err(Error::usage("--device", reasons.join("; "))),
+                    (None, None) => Ok(Opened::Host { for_want: true }),
+                }
+            }
+        }
+    }
+
+    /// Capabilities of the device, without opening it for work; `None` where none is named.
+    pub fn caps(&self) -> Result<Option<Caps>> {
+        let kinds: &[BackendKind] = match self.backend {
+            BackendChoice::Auto if self.device.is_none() => return Ok(None),
+            BackendChoice::Auto => backend::COMPILED,
+            BackendChoice::Opencl => &[BackendKind::OpenCl],
+            BackendChoice::Wgpu => &[BackendKind::Wgpu],
+            BackendChoice::Host => {
+                return Err(Error::usage(
+                    "--backend",
+                    "the host has no plan; give opencl or wgpu, or nothing for a device that does not exist",
+                ));
+            }
+        };
+        let mut reasons = Vec::new();
+        for kind in kinds {
+            let found = backend::list(*kind).and_then(|all| backend::pick(all, self.device.as_deref()));
+            match found {
+                Ok(caps) => return Ok(Some(caps)),
+                Err(e) => reasons.push(reason(*kind, &e)),
+            }
+        }
+        let option = match self.device {
+            Some(_) => "--device",
+            None => "--backend",
+        };
+        Err(Error::usage(option, reasons.join("; ")))
+    }
+}
+
+/// The error of one of several backends.
+fn reason(kind: BackendKind, e: &BackendError) -> String {
+    match e {
+        // It names its backend.
+        BackendError::NoDriver { .. } => e.to_string(),
+        _ => format!("{kind}: {e}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_read_as_they_are_written() {
+        for choice in BackendChoice::ALL {
+            assert_eq!(choice.to_string().parse::<BackendChoice>().unwrap(), choice);
+        }
+        let e = "cuda".parse::<BackendChoice>().unwrap_err();
+        assert!(
+            e.is_usage() && e.to_string().contains("auto, opencl, wgpu, host"),
+            "{e}"
+        );
+    }
+
+    #[test]
+    fn the_host_has_no_devices() {
+        let host = |device: Option<&str>| Placement {
+            backend: BackendChoice::Host,
+            device: device.map(str::to_owned),
+        };
+        assert!(matches!(
+            host(None).open().unwrap(),
+            Opened::Host { for_want: false }
+        ));
+        assert!(host(Some("x")).open().is_err_and(|e| e.is_usage()));
+        assert!(host(None).caps().is_err_and(|e| e.is_usage()));
+    }
+}

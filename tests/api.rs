@@ -1,0 +1,358 @@
+//! The interfaces of programs: sessions over one model, on the host and on every device; and that of C, whose program is compiled and
+//! run here.
+#![allow(clippy::result_large_err, reason = "the library's error, on no hot path")]
+
+#[path = "api/c.rs"]
+mod c;
+mod support;
+
+use libtest_mimic::{Arguments, Trial};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use support::gguf::{HIDDEN, Traits, VOCAB};
+use support::{Device, Text};
+use transformer_lite::backend::Backend as _;
+use transformer_lite::gguf::Value;
+use transformer_lite::graph::pass::{GREEDY, Pipeline};
+use transformer_lite::llm::engine::{Decoder, DeviceDecoder, Lengths, Logits};
+use transformer_lite::llm::{
+    Finish, GenerateOptions, KvType, LanguageModel, LoadOptions, Message, Model, NgramDraft, Sampler,
+    SamplerConfig, Session,
+};
+use transformer_lite::placement::{BackendChoice, Placement};
+use transformer_lite::tensor::DType;
+
+/// Result of a trial.
+type Outcome = Result<(), String>;
+
+fn main() -> ExitCode {
+    let arguments = Arguments::from_args();
+    let (devices, missing) = support::devices();
+    let mut trials = Vec::new();
+    let mut add = |name: String, run: Box<dyn FnOnce() -> Outcome + Send>| {
+        trials.push(Trial::test(name, move || Ok(run()?)));
+    };
+    for d in &devices {
+        let device = d.clone();
+        add(
+            format!("executors_share_weights@{}", d.label(&devices)),
+            Box::new(move || executors_share_weights(&device)),
+        );
+    }
+    let mut places = vec![BackendChoice::Host];
+    for choice in [BackendChoice::Opencl, BackendChoice::Wgpu] {
+        if devices.iter().any(|d| d.kind.to_string() == choice.name()) {
+            places.push(choice);
+        }
+    }
+    for place in places {
+        add(format!("sessions@{place}"), Box::new(move || sessions(place)));
+        add(
+            format!("sessions_in_threads@{place}"),
+            Box::new(move || in_threads(place)),
+        );
+        add(format!("c@{place}"), Box::new(move || c::runs(place)));
+    }
+    add("loads_that_are_refused".to_owned(), Box::new(refused));
+    add("c_header".to_owned(), Box::new(c::header));
+    add("c@host_under_valgrind".to_owned(), Box::new(c::under_valgrind));
+    trials.extend(support::missing_trials(missing));
+    libtest_mimic::run(&arguments, trials).exit_code()
+}
+
+/// A tiny random model that says letters: the rows of all other tokens in its output matrix are zero.
+fn speaking_model() -> (tempfile::TempDir, PathBuf) {
+    let traits = Traits {
+        untied: true,
+        ..Traits::default()
+    };
+    let mut file = support::gguf::tiny("llama", traits);
+    let template = "{% for m in messages %}{{ m.content }}{% endfor %}";
+    file.set("tokenizer.chat_template", Value::String(template.to_owned()));
+    let rows = &mut file.tensor("output.weight").data;
+    for (token, row) in rows.chunks_exact_mut(4 * HIDDEN).enumerate() {
+        // Behind three control tokens there is one for each byte.
+        let byte = token.checked_sub(3).and_then(|b| u8::try_from(b).ok());
+        if token < VOCAB && !byte.is_some_and(|b| b.is_ascii_lowercase()) {
+            row.fill(0);
+        }
+    }
+    support::converted(&file)
+}
+
+fn options(place: BackendChoice) -> LoadOptions {
+    LoadOptions {
+        place: Placement {
+            backend: place,
+            device: None,
+        },
+        ..LoadOptions::default()
+    }
+}
+
+fn tokens(max_tokens: usize) -> GenerateOptions {
+    GenerateOptions {
+        max_tokens,
+        ..GenerateOptions::default()
+    }
+}
+
+fn text(session: &mut Session, prompt: &str, max_tokens: usize) -> Result<String, String> {
+    session
+        .generate(prompt, &tokens(max_tokens))
+        .text()?
+        .text()
+        .text()
+}
+
+#[track_caller]
+fn equal<T: PartialEq + std::fmt::Debug>(found: &T, wanted: &T) -> Outcome {
+    if found == wanted {
+        return Ok(());
+    }
+    let place = std::panic::Location::caller();
+    Err(format!("{place}: found {found:?}, wanted {wanted:?}"))
+}
+
+/// A second model of a decoder takes memory for its own state and for nothing else, and gives it back.
+fn executors_share_weights(device: &Device) -> Outcome {
+    let _turn = device.turn();
+    let (_dir, model) = support::tiny_model("llama", Traits::default());
+    let mut pipeline = Pipeline::standard();
+    pipeline.passes.push(GREEDY);
+    let decoder = Decoder::load(&model.join("model.onnx"), &pipeline, Logits::Last).text()?;
+    let backend = device.share();
+    let before = device.share().stats();
+    let loaded = DeviceDecoder::new(decoder, Box::new(backend), &Lengths::of(48)).text()?;
+    let weights = loaded.stats().bytes - before.bytes;
+    let with = |bytes: u64| loaded.stats().bytes - before.bytes - bytes;
+    let mut first = loaded.model().text()?;
+    let own = with(weights);
+    let prompt = [5, 6, 7, 8, 9];
+    let mut wanted = Vec::new();
+    first.forward(&prompt, &mut wanted).text()?;
+    let base = loaded.stats();
+    let mut second = loaded.model().text()?;
+    let now = loaded.stats();
+    equal(&(now.bytes - base.bytes), &own)?;
+    equal(&now.compiles, &base.compiles)?;
+    // What a model takes is its own arena, states and small tables; with weights it would be more.
+    let [(prefill, _), (decode, _)] = first.memory();
+    let planned = prefill.arena.max(decode.arena) + prefill.states;
+    if own < planned || own >= planned + weights {
+        return Err(format!(
+            "{own} bytes for a model, {planned} planned, {weights} of weights"
+        ));
+    }
+    // Neither sees the other's cache.
+    let (mut row, mut next) = (Vec::new(), Vec::new());
+    second.forward(&[100, 101], &mut row).text()?;
+    first.forward(&[11], &mut next).text()?;
+    second.truncate(0);
+    second.forward(&prompt, &mut row).text()?;
+    equal(&row, &wanted)?;
+    second.forward(&[11], &mut row).text()?;
+    equal(&row, &next)?;
+    drop(first);
+    second.truncate(5);
+    second.forward(&[11], &mut row).text()?;
+    equal(&row, &next)?;
+    drop(second);
+    let third = loaded.model().text()?;
+    drop(third);
+    drop(loaded);
+    let after = device.share().stats();
+    // The staging buffer for reads is kept.
+    let kept = after.bytes - before.bytes;
+    if kept > base.bytes - before.bytes - weights - own {
+        return Err(format!("{kept} bytes are still held"));
+    }
+    Ok(())
+}
+
+fn sessions(place: BackendChoice) -> Outcome {
+    let (_dir, folder) = speaking_model();
+    let model = Model::load(&folder, &options(place)).text()?;
+    equal(&model.place().backend, &place.name())?;
+    let mut first = model.session().text()?;
+    let base = model.stats();
+    let mut second = model.session().text()?;
+    if let (Some(base), Some(now)) = (base, model.stats()) {
+        equal(&now.compiles, &base.compiles)?;
+        equal(&(now.recordings > base.recordings), &true)?;
+    }
+    let whole = text(&mut first, "hello", 12)?;
+    if whole.len() < 12 || !whole.bytes().all(|b| b.is_ascii_lowercase()) {
+        return Err(format!("{whole:?} are not letters"));
+    }
+    // Another text in between, and the sessions taking turns piece by piece.
+    text(&mut second, "world 12", 7)?;
+    let (few, many) = (tokens(12), tokens(9));
+    let mut one = first.generate("world 12", &few).text()?;
+    let mut two = second.generate("hello", &many).text()?;
+    let mut texts = [String::new(), String::new()];
+    loop {
+        let pieces = [one.next().transpose().text()?, two.next().transpose().text()?];
+        if pieces.iter().all(Option::is_none) {
+            break;
+        }
+        for (text, piece) in texts.iter_mut().zip(pieces.into_iter().flatten()) {
+            text.push_str(&piece.text);
+        }
+    }
+    equal(&[one.finish(), two.finish()], &[Some(Finish::MaxTokens); 2])?;
+    drop((one, two));
+    first.clear();
+    equal(&texts[0].len(), &12)?;
+    equal(&text(&mut first, "hello", 12)?, &whole)?;
+
+    // A cancelled answer keeps what it fed, and the next one is what it would have been.
+    let many = tokens(usize::MAX);
+    let mut answer = first.generate("hello", &many).text()?;
+    answer.next().transpose().text()?;
+    let cancel = many.cancel.clone();
+    let stopped = std::thread::spawn(move || cancel.cancel()).join();
+    equal(&stopped.map_err(|_| "the thread panicked")?, &true)?;
+    equal(&answer.next().is_none(), &true)?;
+    equal(&answer.finish(), &Some(Finish::Cancelled))?;
+    drop(answer);
+    equal(&text(&mut first, "hello", 12)?, &whole)?;
+
+    // Until the context is full, which is that of the model.
+    equal(&first.context(), &64)?;
+    let long = tokens(1000);
+    let mut answer = first.generate("hello", &long).text()?;
+    answer.text().text()?;
+    equal(&answer.finish(), &Some(Finish::ContextFull))?;
+    drop(answer);
+
+    // Sampling, and a conversation.
+    let sampler = |seed| {
+        Sampler::new(SamplerConfig {
+            temperature: 2.0,
+            seed,
+            ..SamplerConfig::default()
+        })
+    };
+    let mut sampled = Vec::new();
+    for seed in [1, 1, 2] {
+        first.clear();
+        first.set_sampler(sampler(seed).text()?);
+        let mut answer = first.generate(&[Message::user("hello")], &few).text()?;
+        sampled.push(answer.text().text()?);
+    }
+    equal(
+        &(sampled[0] == sampled[1], sampled[0] == sampled[2]),
+        &(true, false),
+    )?;
+
+    // Drafts change nothing.
+    let drafting = LoadOptions {
+        drafts: 4,
+        ..options(place)
+    };
+    let mut third = Model::load(&folder, &drafting).text()?.session().text()?;
+    third.set_draft(Box::new(NgramDraft::default()), 4);
+    let mut answer = third.generate("hello hello hello", &few).text()?;
+    let guessed = answer.text().text()?;
+    drop(answer);
+    first.clear();
+    first.set_sampler(Sampler::default());
+    equal(&text(&mut first, "hello hello hello", 12)?, &guessed)
+}
+
+/// Sessions of one model in threads of their own say what they say alone.
+fn in_threads(place: BackendChoice) -> Outcome {
+    let (_dir, folder) = speaking_model();
+    let model = Model::load(&folder, &options(place)).text()?;
+    let prompts = ["hello", "world", "12", "[user]"];
+    let mut wanted = Vec::new();
+    for prompt in prompts {
+        wanted.push(text(&mut model.session().text()?, prompt, 10)?);
+    }
+    let found = std::thread::scope(|scope| {
+        let threads = prompts.map(|prompt| {
+            let model = model.clone();
+            scope.spawn(move || -> Result<String, String> {
+                let mut session = model.session().text()?;
+                text(&mut session, prompt, 10)
+            })
+        });
+        threads.map(|t| t.join().unwrap_or_else(|_| Err("a thread panicked".to_owned())))
+    });
+    for (found, wanted) in found.into_iter().zip(&wanted) {
+        equal(&found?, wanted)?;
+    }
+    Ok(())
+}
+
+fn refused() -> Outcome {
+    let (_dir, folder) = speaking_model();
+    let host = || options(BackendChoice::Host);
+    let refused = |path: &Path, options: &LoadOptions, words: &str| match Model::load(path, options) {
+        Ok(_) => Err(format!("loaded, expected an error with {words:?}")),
+        Err(e) if e.is_usage() && e.to_string().contains(words) => Ok(()),
+        Err(e) => Err(format!(
+            "expected a usage error with {words:?}, found {}",
+            e.chain()
+        )),
+    };
+    refused(Path::new("no/such/folder"), &host(), "no/such/folder")?;
+    refused(&folder.join("model.onnx"), &host(), "is a file")?;
+    let base = host();
+    let changed = [
+        (
+            "--context",
+            LoadOptions {
+                context: Some(0),
+                ..base.clone()
+            },
+        ),
+        (
+            "made for at most 64",
+            LoadOptions {
+                context: Some(65),
+                ..base.clone()
+            },
+        ),
+        (
+            "--padding",
+            LoadOptions {
+                padding: 31,
+                ..base.clone()
+            },
+        ),
+        (
+            "--draft-tokens",
+            LoadOptions {
+                drafts: 65,
+                ..base.clone()
+            },
+        ),
+        (
+            "--kv",
+            LoadOptions {
+                kv: KvType::Q8,
+                ..base.clone()
+            },
+        ),
+        (
+            "--float",
+            LoadOptions {
+                float: Some(DType::F16),
+                ..base.clone()
+            },
+        ),
+    ];
+    for (words, options) in changed {
+        refused(&folder, &options, words)?;
+    }
+    let mut options = base;
+    options.place.device = Some("x".to_owned());
+    refused(&folder, &options, "--device")?;
+    let empty = tempfile::tempdir().map_err(|e| e.to_string())?;
+    refused(empty.path(), &host(), "has no tokenizer.json")?;
+    std::fs::copy(folder.join("tokenizer.json"), empty.path().join("tokenizer.json"))
+        .map_err(|e| e.to_string())?;
+    refused(empty.path(), &host(), "there is no file")
+}

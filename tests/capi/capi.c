@@ -1,0 +1,270 @@
+/* The C interface, used as a program would: capi FOLDER BACKEND. Says what differs and ends with 1. */
+#include "tlite.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define CHECK(condition)                                                                           \
+    do {                                                                                           \
+        if (!(condition)) {                                                                        \
+            fprintf(stderr, "%s:%d: not so: %s; the last error: \"%s\"\n", __FILE__, __LINE__,     \
+                    #condition, tlite_last_error());                                               \
+            exit(1);                                                                               \
+        }                                                                                          \
+    } while (0)
+
+/* What a callback collects. */
+typedef struct {
+    char text[4096];
+    size_t length;
+    int pieces;
+    /* Ends the answer after so many pieces; 0 never. */
+    int stop_after;
+    /* Tries what must be refused while an answer is generated. */
+    const tlite_session *inside;
+} answer;
+
+static int collect(const char *text, size_t length, void *user) {
+    answer *a = user;
+    CHECK(text[length] == 0);
+    CHECK(a->length + length < sizeof a->text);
+    memcpy(a->text + a->length, text, length);
+    a->length += length;
+    a->pieces++;
+    if (a->inside != NULL) {
+        CHECK(tlite_generate(a->inside, "x", NULL, collect, a) == TLITE_FINISH_ERROR);
+        CHECK(strstr(tlite_last_error(), "in use") != NULL);
+        CHECK(tlite_session_clear(a->inside) == -1);
+        a->inside = NULL;
+    }
+    return a->stop_after > 0 && a->pieces >= a->stop_after;
+}
+
+static answer generate(const tlite_session *session, size_t max_tokens, int stop_after, tlite_finish wanted) {
+    answer a = {0};
+    tlite_generate_options options = tlite_generate_defaults();
+    options.max_tokens = max_tokens;
+    a.stop_after = stop_after;
+    CHECK(tlite_generate(session, "hello", &options, collect, &a) == wanted);
+    return a;
+}
+
+static int same(const answer *a, const answer *b) {
+    return a->length == b->length && memcmp(a->text, b->text, a->length) == 0;
+}
+
+/* Errors of loading, each with a message. */
+static void refused_loads(const char *folder) {
+    tlite_load_options options = {0};
+    CHECK(tlite_model_load("no such folder", NULL) == NULL);
+    CHECK(strstr(tlite_last_error(), "no such folder") != NULL);
+    CHECK(tlite_model_load(NULL, NULL) == NULL);
+    CHECK(strstr(tlite_last_error(), "NULL") != NULL);
+    CHECK(tlite_model_load("\xff\xfe", NULL) == NULL);
+    CHECK(strstr(tlite_last_error(), "not UTF-8") != NULL);
+    options.backend = "cuda";
+    CHECK(tlite_model_load(folder, &options) == NULL);
+    CHECK(strstr(tlite_last_error(), "cuda") != NULL);
+    options.backend = "host";
+    options.padding = 7;
+    CHECK(tlite_model_load(folder, &options) == NULL);
+    CHECK(strstr(tlite_last_error(), "padding") != NULL);
+    options.padding = 0;
+    options.kv = "q8";
+    CHECK(tlite_model_load(folder, &options) == NULL);
+    CHECK(strstr(tlite_last_error(), "q8") != NULL);
+}
+
+/* NULL does no harm, and bad options are refused. */
+static void refused_answers(const tlite_session *session) {
+    const char *stops[] = {"good", ""};
+    const tlite_message message = {"judge", "hello"};
+    tlite_generate_options options = tlite_generate_defaults();
+    answer a = {0};
+    tlite_model_free(NULL);
+    tlite_session_free(NULL);
+    tlite_cancel(NULL);
+    CHECK(tlite_session_new(NULL) == NULL);
+    CHECK(tlite_session_clear(NULL) == -1);
+    CHECK(tlite_generate(NULL, "x", NULL, collect, &a) == TLITE_FINISH_ERROR);
+    CHECK(tlite_generate(session, NULL, NULL, collect, &a) == TLITE_FINISH_ERROR);
+    CHECK(tlite_generate(session, "x", NULL, NULL, NULL) == TLITE_FINISH_ERROR);
+    CHECK(tlite_generate(session, "\xc3", NULL, collect, &a) == TLITE_FINISH_ERROR);
+    CHECK(strstr(tlite_last_error(), "not UTF-8 at byte 0") != NULL);
+    options.stop = stops;
+    options.stop_count = 2;
+    CHECK(tlite_generate(session, "x", &options, collect, &a) == TLITE_FINISH_ERROR);
+    CHECK(strstr(tlite_last_error(), "empty") != NULL);
+    options = tlite_generate_defaults();
+    options.stop_count = 1;
+    CHECK(tlite_generate(session, "x", &options, collect, &a) == TLITE_FINISH_ERROR);
+    options = tlite_generate_defaults();
+    options.temperature = -1;
+    CHECK(tlite_generate(session, "x", &options, collect, &a) == TLITE_FINISH_ERROR);
+    CHECK(strstr(tlite_last_error(), "temperature") != NULL);
+    CHECK(tlite_chat(session, &message, 1, NULL, collect, &a) == TLITE_FINISH_ERROR);
+    CHECK(strstr(tlite_last_error(), "judge") != NULL);
+    CHECK(tlite_chat(session, NULL, 1, NULL, collect, &a) == TLITE_FINISH_ERROR);
+    CHECK(a.pieces == 0);
+}
+
+/* Answers, their ends, and sessions that do not disturb one another. */
+static void answers(const tlite_model *model) {
+    const tlite_message messages[] = {{"system", "be brief"}, {"user", "hello"}};
+    tlite_generate_options options = tlite_generate_defaults();
+    tlite_session *first = tlite_session_new(model), *second = tlite_session_new(model);
+    answer whole, part, a = {0};
+    const char *stop;
+    CHECK(first != NULL && second != NULL);
+    refused_answers(first);
+    whole = generate(first, 12, 0, TLITE_FINISH_MAX_TOKENS);
+    CHECK(whole.pieces > 2);
+    part = generate(second, 6, 0, TLITE_FINISH_MAX_TOKENS);
+    CHECK(part.length < whole.length && memcmp(part.text, whole.text, part.length) == 0);
+    a = generate(first, 12, 0, TLITE_FINISH_MAX_TOKENS);
+    CHECK(same(&a, &whole));
+    a = generate(second, 12, 2, TLITE_FINISH_CALLBACK);
+    CHECK(a.pieces == 2);
+    a = generate(second, 0, 0, TLITE_FINISH_MAX_TOKENS);
+    CHECK(a.pieces == 0);
+    CHECK(tlite_session_clear(second) == 0);
+    a = generate(second, 12, 0, TLITE_FINISH_MAX_TOKENS);
+    CHECK(same(&a, &whole));
+    a = generate(second, 1000, 0, TLITE_FINISH_CONTEXT_FULL);
+    CHECK(a.length > whole.length);
+
+    memset(&a, 0, sizeof a);
+    a.inside = first;
+    options.max_tokens = 12;
+    CHECK(tlite_generate(first, "hello", &options, collect, &a) == TLITE_FINISH_MAX_TOKENS);
+    CHECK(same(&a, &whole));
+
+    /* A stop string cut from the middle of the answer. */
+    stop = whole.text + whole.length / 2;
+    while (((unsigned char)*stop & 0xc0) == 0x80) {
+        stop++;
+    }
+    options.stop = &stop;
+    options.stop_count = 1;
+    memset(&a, 0, sizeof a);
+    CHECK(tlite_generate(first, "hello", &options, collect, &a) == TLITE_FINISH_STOP_STRING);
+    CHECK(a.length < whole.length && memcmp(a.text, whole.text, a.length) == 0);
+
+    options = tlite_generate_defaults();
+    options.max_tokens = 4;
+    options.temperature = 0.8f;
+    options.seed = 3;
+    CHECK(tlite_chat(first, messages, 2, &options, collect, &a) == TLITE_FINISH_MAX_TOKENS);
+    tlite_session_free(first);
+    tlite_session_free(second);
+}
+
+/* A generation that another thread stops. */
+typedef struct {
+    const tlite_session *session;
+    pthread_mutex_t mutex;
+    pthread_cond_t changed;
+    int pieces, cancelled;
+} race;
+
+static int wait_for_cancel(const char *text, size_t length, void *user) {
+    race *r = user;
+    (void)text;
+    (void)length;
+    pthread_mutex_lock(&r->mutex);
+    r->pieces++;
+    pthread_cond_signal(&r->changed);
+    while (!r->cancelled) {
+        pthread_cond_wait(&r->changed, &r->mutex);
+    }
+    pthread_mutex_unlock(&r->mutex);
+    return 0;
+}
+
+static void *cancel(void *user) {
+    race *r = user;
+    pthread_mutex_lock(&r->mutex);
+    while (r->pieces == 0) {
+        pthread_cond_wait(&r->changed, &r->mutex);
+    }
+    tlite_cancel(r->session);
+    r->cancelled = 1;
+    pthread_cond_signal(&r->changed);
+    pthread_mutex_unlock(&r->mutex);
+    /* Errors of this thread are its own. */
+    CHECK(strcmp(tlite_last_error(), "") == 0);
+    return NULL;
+}
+
+static void cancelled(const tlite_model *model) {
+    pthread_t thread;
+    race r = {.mutex = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
+    tlite_session *session = tlite_session_new(model);
+    answer a;
+    CHECK(session != NULL);
+    r.session = session;
+    CHECK(pthread_create(&thread, NULL, cancel, &r) == 0);
+    CHECK(tlite_generate(session, "hello", NULL, wait_for_cancel, &r) == TLITE_FINISH_CANCELLED);
+    CHECK(pthread_join(thread, NULL) == 0);
+    CHECK(r.pieces == 1);
+    /* What was cancelled is over; the session goes on. */
+    a = generate(session, 3, 0, TLITE_FINISH_MAX_TOKENS);
+    CHECK(a.pieces > 0);
+    tlite_session_free(session);
+}
+
+/* Two sessions at once, in threads of their own. */
+static void *alone(void *user) {
+    tlite_session *session = tlite_session_new(user);
+    answer *a = malloc(sizeof *a);
+    CHECK(session != NULL && a != NULL);
+    *a = generate(session, 12, 0, TLITE_FINISH_MAX_TOKENS);
+    tlite_session_free(session);
+    return a;
+}
+
+static void side_by_side(tlite_model *model) {
+    pthread_t threads[2];
+    void *found[2];
+    int i;
+    for (i = 0; i < 2; i++) {
+        CHECK(pthread_create(&threads[i], NULL, alone, model) == 0);
+    }
+    for (i = 0; i < 2; i++) {
+        CHECK(pthread_join(threads[i], &found[i]) == 0);
+    }
+    CHECK(same(found[0], found[1]));
+    free(found[0]);
+    free(found[1]);
+}
+
+int main(int argc, char **argv) {
+    tlite_load_options options = {0};
+    tlite_model *model;
+    tlite_session *session;
+    answer a;
+    if (argc != 3) {
+        fprintf(stderr, "usage: capi FOLDER BACKEND\n");
+        return 2;
+    }
+    CHECK(strcmp(tlite_last_error(), "") == 0);
+    refused_loads(argv[1]);
+    options.backend = argv[2];
+    options.context = 40;
+    model = tlite_model_load(argv[1], &options);
+    CHECK(model != NULL);
+    answers(model);
+    cancelled(model);
+    side_by_side(model);
+    /* A session outlives the caller's hold of its model. */
+    session = tlite_session_new(model);
+    CHECK(session != NULL);
+    tlite_model_free(model);
+    a = generate(session, 3, 0, TLITE_FINISH_MAX_TOKENS);
+    CHECK(a.pieces > 0);
+    tlite_session_free(session);
+    printf("%s\n", tlite_version());
+    return 0;
+}

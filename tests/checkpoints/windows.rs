@@ -1,0 +1,491 @@
+//! Caches that keep a window of the latest tokens, on devices against the interpreter, which keeps all rows.
+
+use super::{Case, DEVICE, Family, Outcome, close, decoder, from_folder};
+use crate::support::{self, Device, Text, Traffic};
+use serde_json::json;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use transformer_lite::backend::DeviceKind;
+use transformer_lite::graph::pass::{FUSE, GREEDY, KV_Q8, Pipeline};
+use transformer_lite::graph::text;
+use transformer_lite::inspect::{Request, inspect};
+use transformer_lite::llm::engine::{DeviceModel, HostModel, Lengths, Logits};
+use transformer_lite::llm::{
+    Draft, Generator, LanguageModel, Limits, NgramDraft, Sampler, SamplerConfig, prompt_cache,
+};
+use transformer_lite::plan::text as plan_text;
+
+type Run = Box<dyn FnOnce() -> Outcome + Send>;
+/// Whether a layer has a window.
+type Windowed = fn(usize) -> bool;
+
+/// Tokens of one prefill run.
+const CHUNK: usize = 16;
+/// Room for more tokens than any trial feeds but the longest.
+const CONTEXT: usize = 200;
+/// What the longest trials feed.
+const LONG: usize = 4096;
+
+/// Families with their windows and the layers that have them. All layers of the last are as those of Mistral.
+const MODELS: [(&str, usize, Windowed); 3] = [
+    ("gemma2", 5, |layer| layer % 2 == 0),
+    ("gemma3", 5, |layer| layer % 6 != 5),
+    ("qwen2", 7, |_| true),
+];
+
+pub fn trials(all: &[Arc<Case>], devices: &[Device]) -> Vec<(String, Run)> {
+    let mut trials: Vec<(String, Run)> = Vec::new();
+    let find = |name: &str| all.iter().find(|c| c.family.name == name).cloned();
+    for (name, window, windowed) in MODELS {
+        let Some(case) = find(name) else {
+            trials.push((
+                format!("windows/{name}"),
+                Box::new(move || Err(format!("no family {name}"))),
+            ));
+            continue;
+        };
+        let this = case.clone();
+        trials.push((
+            format!("windows/{name}/bytes"),
+            Box::new(move || exact_bytes(&this.family, window, windowed)),
+        ));
+        for d in devices {
+            let mut add = |what: &str, run: fn(&Family, usize, &Device) -> Outcome| {
+                let (this, device) = (case.clone(), d.clone());
+                let run = move || {
+                    let _turn = device.turn();
+                    run(&this.family, window, &device)
+                };
+                trials.push((
+                    format!("windows/{name}/{what}@{}", d.label(devices)),
+                    Box::new(run),
+                ));
+            };
+            add("steps", steps);
+            add("cuts", cuts);
+            add("prompt_cache", prompt_caches);
+            if name == "gemma2" {
+                add("steps_of_8_bits", steps_of_8_bits);
+                add("drafts", drafts);
+                add("4000_tokens", many_tokens);
+            }
+            if name == "qwen2" {
+                add("split", split);
+            }
+            add("traffic", traffic);
+        }
+    }
+    trials
+}
+
+/// The model with this window in the layers that have one.
+fn model(family: &Family, window: usize) -> Result<(tempfile::TempDir, PathBuf), String> {
+    let mut folder = family.folder();
+    folder.config["sliding_window"] = json!(window);
+    folder.config["max_position_embeddings"] = json!(LONG);
+    if family.architecture == "qwen2" {
+        folder.config["use_sliding_window"] = json!(true);
+        folder.config["layer_types"] = json!(["sliding_attention", "sliding_attention"]);
+    }
+    from_folder(&folder)
+}
+
+fn tokens(count: usize) -> Vec<u32> {
+    (0..count)
+        .map(|i| u32::try_from((i * 7 + i * i * 3 + i / 5) % 32).unwrap_or(0))
+        .collect()
+}
+
+fn lengths(context: usize) -> Lengths {
+    Lengths {
+        chunk: CHUNK,
+        ..Lengths::of(context)
+    }
+}
+
+fn q8() -> Pipeline {
+    let mut pipeline = Pipeline::standard();
+    pipeline.insert_before(FUSE.name, KV_Q8);
+    pipeline
+}
+
+fn on(device: &Device, model: &Path, pipeline: &Pipeline, lengths: &Lengths) -> Result<DeviceModel, String> {
+    let logits = if lengths.rows > 1 {
+        Logits::Tail
+    } else {
+        Logits::Last
+    };
+    let decoder = decoder(model, pipeline, logits)?;
+    DeviceModel::new(decoder, Box::new(device.share()), lengths).text()
+}
+
+/// The same with the work-groups that a GPU would get.
+fn as_gpu(
+    device: &Device,
+    model: &Path,
+    pipeline: &Pipeline,
+    lengths: &Lengths,
+) -> Result<DeviceModel, String> {
+    let decoder = decoder(model, pipeline, Logits::Last)?;
+    let backend = device.share().with_caps(|c| c.kind = DeviceKind::Discrete);
+    DeviceModel::new(decoder, Box::new(backend), lengths).text()
+}
+
+/// Logits after each token, of the interpreter with all rows in its caches.
+fn host_rows(model: &Path, pipeline: &Pipeline, tokens: &[u32]) -> Result<Vec<Vec<f32>>, String> {
+    let mut host = HostModel::new(decoder(model, pipeline, Logits::All)?, tokens.len()).text()?;
+    let all = host.forward_all(tokens).text()?;
+    Ok(all.chunks(host.vocab()).map(<[f32]>::to_vec).collect())
+}
+
+/// Bytes of a cache for `rows` rows, in halves.
+fn bytes(family: &Family, rows: usize) -> u64 {
+    let dim = match family.config.get("head_dim").and_then(serde_json::Value::as_u64) {
+        Some(dim) => usize::try_from(dim).unwrap_or(0),
+        None => family.size("hidden_size") / family.size("num_attention_heads"),
+    };
+    (family.size("num_key_value_heads") * dim * rows * 2) as u64
+}
+
+/// With a context of 4096 a cache has room for as many rows, or for the window and one prefill chunk; and is shown so.
+fn exact_bytes(family: &Family, window: usize, windowed: Windowed) -> Outcome {
+    let (_dir, model) = model(family, window)?;
+    let decoder = decoder(&model, &Pipeline::standard(), Logits::Last)?;
+    let lengths = Lengths::of(LONG);
+    let ring = window + lengths.chunk;
+    let rows = |layer| if windowed(layer) { ring } else { LONG };
+    let layers = family.size("num_hidden_layers");
+    let wanted: Vec<u64> = (0..layers)
+        .flat_map(|layer| [bytes(family, rows(layer)); 2])
+        .collect();
+    for plan in decoder.plans(&support::fake_caps(), &lengths).text()? {
+        let found: Vec<u64> = plan.states.iter().map(|s| s.bytes).collect();
+        if found != wanted || plan.memory.states != wanted.iter().sum::<u64>() {
+            return Err(format!("caches of {found:?} bytes, expected {wanted:?}"));
+        }
+        let text = plan_text::print(&plan, decoder.graph());
+        let line = format!("{} bytes, {ring} rows, of which {window} are read", wanted[0]);
+        if !text.contains(&line) {
+            return Err(format!("no \"{line}\" in\n{text}"));
+        }
+    }
+    let text = text::print(decoder.graph()).text()?;
+    let line = format!("from past_sequence_length, of which {window} rows are read");
+    let windows = 2 * (0..layers).filter(|l| windowed(*l)).count();
+    if text.matches(&line).count() != windows {
+        return Err(format!("expected {windows} times \"{line}\" in\n{text}"));
+    }
+    let request = Request {
+        context: Some(LONG),
+        ..Request::default()
+    };
+    let report = inspect(&model.join("model.onnx"), &request).text()?;
+    let size = |n: usize| i64::try_from(n).unwrap_or(0);
+    let kept =
+        |s: &&transformer_lite::inspect::StateReport| (s.rows, s.window) == (size(ring), Some(size(window)));
+    if report.states_bytes != wanted.iter().sum::<u64>()
+        || report.states.iter().filter(kept).count() != windows
+    {
+        return Err(format!(
+            "inspect says {} bytes, {:?}",
+            report.states_bytes, report.states
+        ));
+    }
+    Ok(())
+}
+
+/// Prefill in chunks across the wrap, then single tokens, each against the row of the reference.
+fn compare(
+    found: &mut DeviceModel,
+    rows: &[Vec<f32>],
+    tokens: &[u32],
+    prefill: usize,
+    bound: f32,
+) -> Outcome {
+    let mut logits = Vec::new();
+    let done = found.len();
+    found.forward(&tokens[done..prefill], &mut logits).text()?;
+    close(
+        &format!("prefill of {prefill}"),
+        &rows[prefill - 1],
+        &logits,
+        bound,
+    )?;
+    for (i, t) in tokens.iter().enumerate().skip(prefill) {
+        found.forward(&[*t], &mut logits).text()?;
+        close(&format!("token {i}"), &rows[i], &logits, bound)?;
+    }
+    Ok(())
+}
+
+fn steps(family: &Family, window: usize, device: &Device) -> Outcome {
+    let (_dir, model) = model(family, window)?;
+    let tokens = tokens(110);
+    let rows = host_rows(&model, &Pipeline::host(), &tokens)?;
+    // A chunk that begins and ends anywhere in the ring, a prefill within the window, and one that ends with it.
+    for prefill in [60, 3, window + CHUNK, 67] {
+        let mut found = on(device, &model, &Pipeline::standard(), &lengths(CONTEXT))?;
+        compare(&mut found, &rows, &tokens[..prefill + 43], prefill, DEVICE)?;
+    }
+    let mut found = as_gpu(device, &model, &Pipeline::standard(), &lengths(CONTEXT))?;
+    compare(&mut found, &rows, &tokens, 60, DEVICE)?;
+    // Pieces of all lengths, one of them as long as a chunk.
+    let mut found = on(device, &model, &Pipeline::standard(), &lengths(CONTEXT))?;
+    let (mut at, mut logits) = (0, Vec::new());
+    for n in [2, 15, 16, 1, 3, 16, 7, 1, 1, 13, 31] {
+        found.forward(&tokens[at..at + n], &mut logits).text()?;
+        at += n;
+        close(&format!("{n} tokens up to {at}"), &rows[at - 1], &logits, DEVICE)?;
+    }
+    Ok(())
+}
+
+fn steps_of_8_bits(family: &Family, window: usize, device: &Device) -> Outcome {
+    let (_dir, model) = model(family, window)?;
+    let tokens = tokens(110);
+    let rows = host_rows(&model, &q8(), &tokens)?;
+    let mut found = on(device, &model, &q8(), &lengths(CONTEXT))?;
+    let floats = on(device, &model, &Pipeline::standard(), &lengths(CONTEXT))?;
+    // Heads of 8 elements: 12 bytes in place of 16.
+    let states = |m: &DeviceModel| m.memory()[0].0.states;
+    if states(&found) * 4 != states(&floats) * 3 {
+        return Err(format!("{} bytes of 8-bit caches", states(&found)));
+    }
+    compare(&mut found, &rows, &tokens, 60, DEVICE)?;
+    let mut found = as_gpu(device, &model, &q8(), &lengths(CONTEXT))?;
+    compare(&mut found, &rows, &tokens, 60, DEVICE)
+}
+
+/// One query over a window that is split among work-groups, in a ring.
+fn split(family: &Family, _: usize, device: &Device) -> Outcome {
+    let (_dir, model) = model(family, 300)?;
+    let tokens = tokens(800);
+    let rows = host_rows(&model, &Pipeline::host(), &tokens)?;
+    let lengths = Lengths {
+        chunk: 64,
+        ..Lengths::of(1000)
+    };
+    for open in [on, as_gpu] {
+        let mut found = open(device, &model, &Pipeline::standard(), &lengths)?;
+        if found.memory()[0].0.states != 4 * bytes(family, 364) {
+            return Err(format!("{} bytes of caches", found.memory()[0].0.states));
+        }
+        compare(&mut found, &rows, &tokens, 755, DEVICE)?;
+    }
+    Ok(())
+}
+
+/// After a cut that the ring bears the rest goes on, after any other the cache is empty; either way what follows is right.
+fn cuts(family: &Family, window: usize, device: &Device) -> Outcome {
+    let (_dir, model) = model(family, window)?;
+    let tokens = tokens(140);
+    let rows = host_rows(&model, &Pipeline::host(), &tokens)?;
+    let mut found = on(device, &model, &Pipeline::standard(), &lengths(CONTEXT))?;
+    let mut logits = Vec::new();
+    found.forward(&tokens[..100], &mut logits).text()?;
+    // A token behind n others needs rows from n + 1 - window on; after 101 tokens those before 101 - window - CHUNK are gone.
+    let least = 101 - CHUNK - 1;
+    for (cut, kept) in [
+        (120, 100),
+        (99, 99),
+        (least, least),
+        (least, least),
+        (least - 1, 0),
+    ] {
+        let found_kept = found.truncate(cut);
+        if (found_kept, found.len()) != (kept, kept) {
+            return Err(format!(
+                "{found_kept} tokens left, {kept} expected after a cut to {cut}"
+            ));
+        }
+        if kept > 0 {
+            found.forward(&tokens[kept..=kept], &mut logits).text()?;
+            close(&format!("a cut to {kept}"), &rows[kept], &logits, DEVICE)?;
+            found.truncate(kept);
+        }
+    }
+    compare(&mut found, &rows, &tokens[..110], 90, DEVICE)?;
+    // Cut twice: what the longer text overwrote stays gone.
+    let mut again = |feed: usize, cut: usize, kept: usize| -> Outcome {
+        let done = found.len();
+        found.forward(&tokens[done..feed], &mut logits).text()?;
+        close(&format!("up to {feed}"), &rows[feed - 1], &logits, DEVICE)?;
+        match found.truncate(cut) {
+            n if n == kept => Ok(()),
+            n => Err(format!(
+                "{n} tokens left, {kept} expected after {feed} and a cut to {cut}"
+            )),
+        }
+    };
+    again(130, 115, 115)?;
+    again(118, 114, 114 * usize::from(114 >= 130 - CHUNK - 1))?;
+    again(140, 100, 0)?;
+    // Behind an emptied cache nothing is gone.
+    again(CHUNK, 2, 2)?;
+    again(60, 59, 59)?;
+    again(61, 61, 61)
+}
+
+fn prompt_caches(family: &Family, window: usize, device: &Device) -> Outcome {
+    let (_dir, model) = model(family, window)?;
+    let tokens = tokens(110);
+    let rows = host_rows(&model, &Pipeline::host(), &tokens)?;
+    let dir = tempfile::tempdir().text()?;
+    let path = dir.path().join("cache");
+    let of = |context| on(device, &model, &Pipeline::standard(), &lengths(context));
+    let mut saved = of(CONTEXT)?;
+    let mut logits = Vec::new();
+    saved.forward(&tokens[..80], &mut logits).text()?;
+    saved.truncate(78);
+    prompt_cache::save(&path, &mut saved, &tokens[..78]).text()?;
+    let size = std::fs::metadata(&path).text()?.len();
+    for context in [CONTEXT, CONTEXT + 50] {
+        let mut found = of(context)?;
+        found.forward(&tokens[40..60], &mut logits).text()?;
+        if prompt_cache::load(&path, &mut found).text()? != tokens[..78] {
+            return Err("other tokens came back".to_owned());
+        }
+        compare(&mut found, &rows, &tokens, 95, DEVICE)?;
+        // What was saved bears as large a cut as before, and no more.
+        if prompt_cache::load(&path, &mut found).text()?.len() != 78 || found.truncate(80 - CHUNK - 1) == 0 {
+            return Err("rows were lost".to_owned());
+        }
+        compare(&mut found, &rows, &tokens[..70], 66, DEVICE)?;
+        if found.truncate(20) != 0 {
+            return Err("rows came back".to_owned());
+        }
+    }
+    // Without a wrap, into a cache with room for all, and back.
+    saved.truncate(0);
+    saved.forward(&tokens[..12], &mut logits).text()?;
+    prompt_cache::save(&path, &mut saved, &tokens[..12]).text()?;
+    let mut small = of(18)?;
+    if prompt_cache::load(&path, &mut small).text()?.len() != 12 || small.truncate(4) != 4 {
+        return Err("a cache without a ring lost rows".to_owned());
+    }
+    compare(&mut small, &rows, &tokens[..18], 9, DEVICE)?;
+    prompt_cache::save(&path, &mut small, &tokens[..18]).text()?;
+    let mut found = of(CONTEXT)?;
+    prompt_cache::load(&path, &mut found).text()?;
+    compare(&mut found, &rows, &tokens[..60], 40, DEVICE)?;
+    // More tokens than there is room for, of which the last rows alone are kept.
+    prompt_cache::save(&path, &mut found, &tokens[..60]).text()?;
+    let error = prompt_cache::load(&path, &mut small)
+        .err()
+        .map(|e| e.to_string())
+        .unwrap_or_default();
+    if !error.contains("cannot be gone on from") || small.len() != 18 {
+        return Err(format!("a cache of 60 tokens in a context of 18: {error}"));
+    }
+    // Rows of windows do not grow with the tokens.
+    let layers = family.size("num_hidden_layers");
+    let all = 2 * layers as u64 * bytes(family, 78);
+    if size >= all + 78 * 4 {
+        return Err(format!("{size} bytes for rows of {all}"));
+    }
+    Ok(())
+}
+
+/// Guesses that are wrong are cut off; the text is that of single steps, also where it is fed again from the start.
+fn drafts(family: &Family, window: usize, device: &Device) -> Outcome {
+    let (_dir, model) = model(family, window)?;
+    let prompt = tokens(50);
+    let generate = |rows: usize, most: usize| -> Result<(Vec<u32>, usize), String> {
+        let lengths = Lengths {
+            rows,
+            ..lengths(CONTEXT)
+        };
+        let mut model = on(device, &model, &Pipeline::standard(), &lengths)?;
+        let config = SamplerConfig {
+            temperature: 0.0,
+            ..SamplerConfig::default()
+        };
+        let mut sampler = Sampler::new(config).text()?;
+        let limits = Limits {
+            max_tokens: 60,
+            ..Limits::default()
+        };
+        let mut draft = NgramDraft {
+            longest: 2,
+            shortest: 1,
+        };
+        let mut generator = Generator::new(&mut model, &mut sampler, &prompt, limits).text()?;
+        if most > 0 {
+            generator = generator.drafting(&mut draft as &mut dyn Draft, most);
+        }
+        let mut text = Vec::new();
+        for token in generator.by_ref() {
+            text.push(token.text()?.id);
+        }
+        Ok((text, generator.metrics().drafted))
+    };
+    let (plain, _) = generate(0, 0)?;
+    let (drafted, guesses) = generate(8, 7)?;
+    if plain != drafted || plain.len() != 60 || guesses == 0 {
+        return Err(format!("{guesses} guesses: {plain:?}, with drafts {drafted:?}"));
+    }
+    Ok(())
+}
+
+/// Device memory and recordings are the same before and after 4000 single tokens, and the last of these sees what it would see of a prefill.
+fn many_tokens(family: &Family, window: usize, device: &Device) -> Outcome {
+    let (_dir, model) = model(family, window)?;
+    let mut found = on(device, &model, &Pipeline::standard(), &Lengths::of(LONG))?;
+    let tokens = tokens(4010);
+    let mut logits = Vec::new();
+    found.forward(&tokens[..9], &mut logits).text()?;
+    found.forward(&tokens[9..10], &mut logits).text()?;
+    let before = found.stats();
+    for t in &tokens[10..] {
+        found.forward(&[*t], &mut logits).text()?;
+    }
+    let after = found.stats();
+    let counters = |s: &transformer_lite::backend::Stats| (s.allocations, s.bytes, s.compiles, s.recordings);
+    if counters(&before) != counters(&after) || after.submits != before.submits + 4000 {
+        return Err(format!("{before:?}, after 4000 tokens {after:?}"));
+    }
+    let stepped = logits.clone();
+    found.truncate(0);
+    found.forward(&tokens, &mut logits).text()?;
+    close("4000 steps against prefill", &logits, &stepped, DEVICE)
+}
+
+/// Over 100 steps nothing is copied between results and caches: up go a token, its position, the mask of ones and the live values, down
+/// comes the next token.
+fn traffic(family: &Family, window: usize, device: &Device) -> Outcome {
+    let (_dir, model) = model(family, window)?;
+    let mut pipeline = Pipeline::standard();
+    pipeline.passes.push(GREEDY);
+    let decoder = decoder(&model, &pipeline, Logits::Last)?;
+    let (copies, bytes) = (Arc::new(AtomicUsize::new(0)), Arc::new(Traffic::default()));
+    let backend = device
+        .share()
+        .counting_copies(copies.clone())
+        .counting_bytes(bytes.clone());
+    let live = decoder.plans(&device.caps, &lengths(CONTEXT)).text()?[1].live_bytes();
+    let mut model = DeviceModel::new(decoder, Box::new(backend), &lengths(CONTEXT)).text()?;
+    let mut next = model.most_likely(&tokens(40)).text()?;
+    bytes.take();
+    let mut tables = Vec::new();
+    for past in 40..140u64 {
+        next = model.most_likely(&[next]).text()?;
+        // Elements of 4 bytes, in pairs: token, position, a one for each key; and the id of the next token.
+        let (up, down) = (8 + 8 + (4 * (past + 1)).next_multiple_of(8), 4);
+        let (written, read) = bytes.take();
+        tables.push(written.saturating_sub(up));
+        if read != down {
+            return Err(format!("token {past}: {read} bytes down, expected {down}"));
+        }
+    }
+    // What is left is the table of live values, which was rounded up to 16 bytes.
+    if tables.iter().any(|n| *n != tables[0]) || tables[0].next_multiple_of(16) != live {
+        return Err(format!(
+            "tables of {live} bytes, and {tables:?} bytes beyond the inputs"
+        ));
+    }
+    match copies.load(Ordering::Relaxed) {
+        0 => Ok(()),
+        n => Err(format!("{n} copies or fills in the recordings")),
+    }
+}

@@ -1,0 +1,177 @@
+#!/usr/bin/env python3
+"""Compares what a model answers greedily with what llama.cpp answers, both with unquantized weights of the same file.
+
+    tools/compare_llm_text.py GGUF --llama-cpp DIR [--backend host|opencl|wgpu] [--device NAME] [--tokens 32] [--wanted 8] [--threads N]
+                              [--work DIR]
+
+`tlite convert` makes floats of the weights of GGUF, which a device stores as f16; llama.cpp writes the same file as F16 and runs that. Ten
+questions go through ChatML, which the model must have been made for. For each the table has how many of the first --tokens tokens are the
+same, and where they part, by how much llama.cpp's logit of its own choice is above that of the other. Exit code 1 where fewer than --wanted
+questions have the same answer to the end.
+
+DIR holds llama.cpp's libraries (libllama, libggml), as the npm package @node-llama-cpp/linux-x64 3.22.1 has them in bins/linux-x64. Files are
+made in --work and stay there; without it they go to a temporary folder. Set TLITE to the command, else the one of the release build is taken.
+"""
+
+import argparse
+import ctypes
+import os
+import sys
+import tempfile
+
+from compare_formats import Failure, libraries, quantize_gguf, silence, tlite
+
+# llama.cpp's number of files of halves.
+F16 = 1
+QUESTIONS = [
+    "What is the capital of France?",
+    "Write a Python function that returns the factorial of n.",
+    "Why is the sky blue?",
+    "Name three primary colours.",
+    "Translate to French: Good morning, my friend.",
+    "What is 12 times 12?",
+    "Write a haiku about the sea.",
+    "Explain what a binary search does.",
+    "Who wrote Romeo and Juliet?",
+    "List the planets of the solar system.",
+]
+
+
+class Params(ctypes.Structure):
+    """The beginning of llama.cpp's parameters of models and of contexts; what lies behind it keeps its defaults."""
+
+    _fields_ = [("context", ctypes.c_uint32), ("batch", ctypes.c_uint32), ("rest", ctypes.c_uint8 * 504)]
+
+
+class Batch(ctypes.Structure):
+    """llama_batch."""
+
+    _fields_ = [("count", ctypes.c_int32), *[(name, ctypes.c_void_p) for name in ("token", "embd", "pos", "n_seq_id", "seq_id", "logits")]]
+
+
+class LlamaCpp:
+    """A model in llama.cpp, on the CPU."""
+
+    def __init__(self, library, path, context, threads):
+        self.lib = library
+        pointer, text, integer = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int32
+        tokens = ctypes.POINTER(ctypes.c_int32)
+        for name, result, arguments in [
+            ("llama_model_default_params", Params, []),
+            ("llama_context_default_params", Params, []),
+            ("llama_model_load_from_file", pointer, [text, Params]),
+            ("llama_init_from_model", pointer, [pointer, Params]),
+            ("llama_set_n_threads", None, [pointer, integer, integer]),
+            ("llama_model_get_vocab", pointer, [pointer]),
+            ("llama_vocab_n_tokens", integer, [pointer]),
+            ("llama_vocab_is_eog", ctypes.c_bool, [pointer, integer]),
+            ("llama_tokenize", integer, [pointer, text, integer, tokens, integer, ctypes.c_bool, ctypes.c_bool]),
+            ("llama_batch_get_one", Batch, [tokens, integer]),
+            ("llama_decode", integer, [pointer, Batch]),
+            ("llama_get_logits_ith", ctypes.POINTER(ctypes.c_float), [pointer, integer]),
+            ("llama_get_memory", pointer, [pointer]),
+            ("llama_memory_clear", None, [pointer, ctypes.c_bool]),
+        ]:
+            function = getattr(library, name)
+            function.restype, function.argtypes = result, arguments
+        with silence():
+            self.model = library.llama_model_load_from_file(path.encode(), library.llama_model_default_params())
+            params = library.llama_context_default_params()
+            params.context = params.batch = context
+            self.context = self.model and library.llama_init_from_model(self.model, params)
+        if not self.context:
+            raise Failure(f"llama.cpp could not load {path}")
+        with silence():
+            library.llama_set_n_threads(self.context, threads, threads)
+        self.vocab = library.llama_model_get_vocab(self.model)
+        self.size = library.llama_vocab_n_tokens(self.vocab)
+
+    def encode(self, text):
+        data, room = text.encode(), len(text.encode()) + 8
+        ids = (ctypes.c_int32 * room)()
+        count = self.lib.llama_tokenize(self.vocab, data, len(data), ids, room, True, True)
+        if count < 0:
+            raise Failure(f"llama.cpp could not encode {text!r}")
+        return list(ids[:count])
+
+    def generate(self, prompt, count):
+        """The most likely tokens, and the logits that each was chosen by."""
+        self.lib.llama_memory_clear(self.lib.llama_get_memory(self.context), True)
+        tokens, rows, part = [], [], prompt
+        while len(tokens) < count:
+            ids = (ctypes.c_int32 * len(part))(*part)
+            code = self.lib.llama_decode(self.context, self.lib.llama_batch_get_one(ids, len(part)))
+            if code != 0:
+                raise Failure(f"llama_decode failed (code {code})")
+            row = self.lib.llama_get_logits_ith(self.context, -1)[: self.size]
+            best = max(range(self.size), key=row.__getitem__)
+            rows.append(row)
+            if self.lib.llama_vocab_is_eog(self.vocab, best):
+                break
+            tokens.append(best)
+            part = [best]
+        return tokens, rows
+
+
+def compare(theirs, rows, ours, wanted):
+    """How many of the first tokens are the same, and what there is to say of the first that is not."""
+    same = next((i for i, pair in enumerate(zip(theirs, ours)) if pair[0] != pair[1]), min(len(theirs), len(ours)))
+    if same == wanted or len(theirs) == len(ours) == same:
+        return same, True, "" if same == wanted else "both end"
+    if same == len(ours):
+        return same, False, "ended"
+    if same == len(theirs):
+        return same, False, "went on"
+    margin = rows[same][theirs[same]] - rows[same][ours[same]]
+    return same, False, f"logits {margin:.4f} apart"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("gguf")
+    parser.add_argument("--llama-cpp", required=True)
+    parser.add_argument("--backend", default="opencl")
+    parser.add_argument("--device")
+    parser.add_argument("--tokens", type=int, default=32)
+    parser.add_argument("--wanted", type=int, default=8)
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--work")
+    a = parser.parse_args()
+    if a.work:
+        os.makedirs(a.work, exist_ok=True)
+    with tempfile.TemporaryDirectory() as temporary:
+        work = a.work or temporary
+        library = libraries(a.llama_cpp)
+        half, folder = os.path.join(work, "f16.gguf"), os.path.join(work, "onnx")
+        if not os.path.isfile(half):
+            quantize_gguf(library, a.gguf, half, F16)
+        if not os.path.isdir(folder):
+            tlite("convert", a.gguf, "-o", folder)
+        library.llama_backend_init()
+        model = LlamaCpp(library, half, 512, a.threads)
+        agreed = 0
+        print(f"{'question':<58}{'same':>6}  ")
+        for question in QUESTIONS:
+            prompt = f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
+            ids = model.encode(prompt)
+            theirs, rows = model.generate(ids, a.tokens)
+            device = ["--device", a.device] if a.device else []
+            found = tlite("generate", folder, "--raw", "--prompt", prompt, "--max-tokens", a.tokens, "--context", 512, "--json", "--backend",
+                          a.backend, *device)
+            if found["prompt_tokens"] != len(ids):
+                raise Failure(f"{question}: {found['prompt_tokens']} tokens, in llama.cpp {len(ids)}")
+            same, good, note = compare(theirs, rows, found["tokens"], a.tokens)
+            agreed += good
+            print(f"{question:<58}{same:>6}  {note}\n    {' '.join(found['text'].split())}", flush=True)
+        print(f"{agreed} of {len(QUESTIONS)} answers are the same, on {found['backend']}, {found['device']}, {found['driver']}")
+    if agreed < a.wanted:
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except (Failure, OSError, AttributeError) as e:
+        sys.exit(f"error: {e}")
+    except KeyboardInterrupt:
+        sys.exit(130)

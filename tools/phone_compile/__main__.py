@@ -1,0 +1,141 @@
+#!/usr/bin/env python3
+"""Compiles every kernel that the plans of models ask for to code of Adreno and Mali GPUs, and compares the counts with the stored ones.
+
+    python3 tools/phone_compile --check     fails on a build error, a spill, lost occupancy, or twice the stored instructions
+    python3 tools/phone_compile --write     writes docs/phone_kernels.tsv and docs/phone_kernels.md anew
+
+Nothing runs on a GPU: Mesa's drivers compile over a kernel driver that does nothing. The drivers are Debian's packages, named with their
+checksums in packages.txt, and are kept in the cache; --update-packages takes the current ones, which changes counts and is a commit
+of its own. Without root this needs user namespaces.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import drivers  # noqa: E402
+import predictions  # noqa: E402
+import tables  # noqa: E402
+import tree  # noqa: E402
+
+ROOT = Path(__file__).resolve().parents[2]
+TSV, PAGE = ROOT / "docs" / "phone_kernels.tsv", ROOT / "docs" / "phone_kernels.md"
+# Folders of the cache that tools/setup.sh fills, and decoders at their true sizes without weights.
+MODELS = ["smollm2-135m/e0m4", "minimind2-small", "minilm", "mobilenetv2", "clip-image", "clip-text", "yolo11n", "ppocr-det", "ppocr-rec", "ppocr-cls"]
+DECODERS = ["llama2-7b"]
+# Of these the paper tells speeds; their kernels are those of the others.
+ONLY_COSTS = ["gemma-2b", "chatglm2-6b", "qwen1.5-14b"]
+# GPUs on which weights of 4 bits must cost less as E0M4 than as INT4.
+CHEAPER_ON = ("adreno-750", "mali-g720")
+
+
+def say(text):
+    print(f"==> {text}", file=sys.stderr, flush=True)
+
+
+def cache_folder():
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(os.environ.get("TLITE_CACHE") or Path(home) / "transformer-lite")
+
+
+def example(name, *arguments):
+    subprocess.run(["cargo", "run", "-q", "--release", "--locked", "--example", name, "--", *map(str, arguments)], cwd=ROOT, check=True)
+
+
+def write_kernels(cache, work):
+    """Has the examples write all kernels to `work`."""
+    models = [cache / m for m in MODELS]
+    for absent in (m for m in models if not (m / "model.onnx").is_file()):
+        say(f"NOT COMPILED: kernels of {absent}, which is not there; tools/setup.sh fetches it")
+    models = [m for m in models if (m / "model.onnx").is_file()]
+    for decoder in DECODERS + ONLY_COSTS:
+        example("decoder_graph", decoder, work / decoder)
+    models += [work / d for d in DECODERS]
+    example("phone_kernels", work, *models, "--costs", *(work / d for d in ONLY_COSTS))
+
+
+def compile_all(trees, work, entries, jobs):
+    """Counts by key, by GPU and backend."""
+    tasks = [(gpu, backend) for gpu in drivers.GPUS for backend in ("opencl", "wgpu")]
+    # Those that take longest first: emulated ones.
+    tasks.sort(key=lambda t: (not t[0].is_mali, t[1] != "opencl"))
+
+    def one(task):
+        gpu, backend = task
+        start = time.monotonic()
+        mine = [e for e in entries if e["backend"] == backend and gpu.name in e["phones"]]
+        found = drivers.run(gpu, backend, trees, work, mine)
+        say(f"{gpu.name}, {tables.LANGUAGE[backend]}: {len(found)} kernels in {time.monotonic() - start:.0f} s")
+        return (gpu.name, backend), found
+
+    with ThreadPoolExecutor(jobs) as pool:
+        return dict(pool.map(one, tasks))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--check", action="store_true", help="compare with the stored table")
+    what.add_argument("--write", action="store_true", help="write the stored table")
+    what.add_argument("--update-packages", action="store_true", help="write packages.txt from Debian's current lists")
+    parser.add_argument("--kernels", type=Path, help="kernels that the example phone_kernels has written")
+    parser.add_argument("--jobs", type=int, default=min(os.cpu_count() or 1, 8), help="drivers that run at a time")
+    args = parser.parse_args()
+    models = cache_folder()
+    cache = models / "phone_compile"
+    cache.mkdir(parents=True, exist_ok=True)
+    if args.update_packages:
+        tree.update_lock(cache)
+        return 0
+    try:
+        trees = tree.prepare(cache)
+    except tree.Missing as e:
+        say(f"NOT CHECKED: kernels are not compiled for phones, since Mesa's packages cannot be had: {e}")
+        return 0 if args.check else 1
+    work = args.kernels
+    if work is None:
+        work = cache / "kernels"
+        shutil.rmtree(work, ignore_errors=True)
+        work.mkdir()
+        write_kernels(models, work)
+    entries = json.loads((work / "kernels.json").read_text())
+    results = compile_all(trees, work.resolve(), entries, args.jobs)
+    table = tables.rows(results)
+    version = tree.mesa_version()
+    stored_version, stored = (version, {})
+    if args.check:
+        stored_version, stored = tables.read_tsv(TSV)
+        if stored_version != version:
+            say(f"{TSV.name} is of Mesa {stored_version}, the packages are of {version}: write it anew")
+            return 1
+        new = sum(1 for at in table if at not in stored)
+        if new:
+            say(f"{new} of {len(table)} kernels are not in {TSV.name}; --write adds them")
+    found = tables.faults(table, stored)
+    for backend, gpu, form, ours, theirs in tables.compared(entries, table):
+        if gpu in CHEAPER_ON and ours >= theirs:
+            found.append(f"{gpu} {backend} {form}: {ours:.1f} instructions per 32 weights in E0M4, {theirs:.1f} in INT4")
+    for line in tables.drift(table, stored):
+        say(f"more instructions: {line}")
+    for line in found:
+        print(line)
+    if args.write:
+        tables.write_tsv(TSV, version, table)
+        models = json.loads((work / "models.json").read_text())
+        predicted = predictions.page(models, tables.compared(entries, table), tables.markdown)
+        tables.write_page(PAGE, version, entries, table, predicted)
+        return 0
+    say(f"{sum(map(len, table.values()))} counts of {len(table)} kernels, {len(found)} faults")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
