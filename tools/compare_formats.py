@@ -24,7 +24,7 @@ import sys
 import tempfile
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-LEARN = ("gptq", "awq")
+LEARN = ("gptq", "awq", "awq-gptq")
 # llama.cpp's numbers of formats of files.
 LLAMA_CPP = {"Q4_0": 2, "Q4_K_M": 15}
 
@@ -141,7 +141,7 @@ def main():
     parser.add_argument("--tokens", type=int, default=20000)
     parser.add_argument("--calibration-tokens", type=int, default=8192)
     parser.add_argument("--groups", default="128,64,32")
-    parser.add_argument("--methods", default="int,rtn,mse,gptq,awq,mixed")
+    parser.add_argument("--methods", default="int,rtn,mse,gptq,awq,awq-gptq,mixed")
     parser.add_argument("--bits", type=float, default=4.5)
     parser.add_argument("--head-bits", type=int, default=8)
     parser.add_argument("--gguf")

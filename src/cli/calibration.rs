@@ -29,6 +29,8 @@ pub enum CalibratedBy {
     Gptq,
     /// AWQ: it scales weights, by the Hessians of the inputs.
     Awq,
+    /// Both: scaled weights are rounded with compensation.
+    AwqGptq,
 }
 
 /// Options of the methods that look at what the model computes.
@@ -65,8 +67,8 @@ pub fn with_methods<T>(
             return Err(Error::usage("--calibration", "this method looks at weights only"));
         }
         (None, CalibratedBy::Integers) => return work(&mut Integers),
-        (None, CalibratedBy::Gptq | CalibratedBy::Awq) => {
-            let what = "gptq and awq need a text to run the model on";
+        (None, CalibratedBy::Gptq | CalibratedBy::Awq | CalibratedBy::AwqGptq) => {
+            let what = "gptq, awq and awq-gptq need a text to run the model on";
             return Err(Error::usage("--calibration", what));
         }
         (None, _) => {
@@ -101,6 +103,9 @@ pub fn with_methods<T>(
     match by {
         CalibratedBy::Gptq => work(&mut GptqMethods::new(&calibration, &products, options.method)),
         CalibratedBy::Awq => work(&mut AwqMethods::new(&calibration, &products, options.method)),
+        CalibratedBy::AwqGptq => {
+            work(&mut AwqMethods::new(&calibration, &products, options.method).compensated())
+        }
         CalibratedBy::Nothing | CalibratedBy::Integers | CalibratedBy::Squares => {
             work(&mut WeightedMethods::new(&calibration, &products, options.method))
         }

@@ -29,6 +29,8 @@ enum By {
     Gptq,
     /// As mse, and weights of large inputs are scaled up before rounding; learns from --calibration
     Awq,
+    /// Scaled as by awq, then rounded as by gptq; learns from --calibration
+    AwqGptq,
     /// Integers from the smallest to the largest weight, for comparison
     Int,
 }
@@ -37,7 +39,7 @@ impl By {
     fn method(self) -> Method {
         match self {
             Self::Rtn | Self::Int => Method::Rtn,
-            Self::Mse | Self::Mixed | Self::Gptq | Self::Awq => Method::Mse,
+            Self::Mse | Self::Mixed | Self::Gptq | Self::Awq | Self::AwqGptq => Method::Mse,
             Self::Mae => Method::Mae,
         }
     }
@@ -49,6 +51,7 @@ impl By {
             Self::Mse | Self::Mae | Self::Mixed => CalibratedBy::Squares,
             Self::Gptq => CalibratedBy::Gptq,
             Self::Awq => CalibratedBy::Awq,
+            Self::AwqGptq => CalibratedBy::AwqGptq,
         }
     }
 }

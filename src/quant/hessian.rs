@@ -104,6 +104,23 @@ impl Hessian {
         Ok(())
     }
 
+    /// That of the inputs divided by `factors`, one for each. An error for another number of factors.
+    pub fn divided(&self, factors: &[f32]) -> Result<Self, HessianError> {
+        let (k, found) = (self.k, factors.len());
+        if found != k {
+            return Err(HessianError::Size { k, found });
+        }
+        let mut sum = self.sum.clone();
+        for (row, by) in sum.chunks_exact_mut(k.max(1)).zip(factors) {
+            row.iter_mut().zip(factors).for_each(|(x, f)| *x /= by * f);
+        }
+        Ok(Self {
+            k,
+            rows: self.rows,
+            sum,
+        })
+    }
+
     /// Adds what another calibration of the same inputs, or of another product of the same weight, summed up.
     pub fn merge(&mut self, other: &Self) -> Result<(), HessianError> {
         if other.k != self.k {
@@ -185,6 +202,17 @@ mod tests {
             .map(|x| x.iter().zip(&error).map(|(x, e)| x * e).sum::<f32>().powi(2))
             .sum();
         assert!((whole.output_error(&error) - f64::from(exact / 3.0)).abs() < 1e-6);
+    }
+
+    #[test]
+    fn divided_inputs() {
+        let (rows, factors) = ([1.0, 2.0, 3.0, -1.0, 0.5, 4.0], [0.5, 2.0, 4.0]);
+        let (mut m, mut divided) = (Hessian::new(3), Hessian::new(3));
+        m.add(&rows).unwrap();
+        let by = rows.iter().zip(factors.iter().cycle()).map(|(x, f)| x / f);
+        divided.add(&by.collect::<Vec<f32>>()).unwrap();
+        assert_eq!(m.divided(&factors).unwrap(), divided);
+        assert_eq!(m.divided(&factors[..2]), Err(HessianError::Size { k: 3, found: 2 }));
     }
 
     #[test]

@@ -167,7 +167,7 @@ fn mixed_looks_at_results_where_a_text_tells_them() {
 #[test]
 fn the_number_of_cores_changes_nothing() {
     let (dir, model) = tiny_model("llama", Traits::default());
-    for method in ["mse", "gptq", "awq"] {
+    for method in ["mse", "gptq", "awq", "awq-gptq"] {
         let bytes = |name: &str, program: &[&str]| {
             let out = dir.path().join(format!("{method}{name}"));
             let args = ["quantize", path(&model), "-o", path(&out), "--method", method];
@@ -189,7 +189,7 @@ fn the_number_of_cores_changes_nothing() {
 #[test]
 fn a_calibration_gives_the_same_bytes_again() {
     let (dir, model) = tiny_model("qwen2", Traits::default());
-    for method in ["gptq", "awq"] {
+    for method in ["gptq", "awq", "awq-gptq"] {
         let bytes = |name: &str| {
             let out = dir.path().join(format!("{method}{name}"));
             let learn = [

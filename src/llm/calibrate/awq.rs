@@ -1,13 +1,15 @@
 //! `awq`: inputs are scaled by what a calibration tells of them.
 
-use super::hessians::batch;
+use super::hessians::{ByHessian, batch};
 use super::{Calibration, Input, WeightedMethods};
 use crate::error::{Error, Result, Stage};
 use crate::graph::onnx::quantize::{Methods, Planned, Scaling};
 use crate::graph::products::{Fold, Maker, Products};
 use crate::quant::awq::{self, Sample};
+use crate::quant::gptq::{CholeskyFactor, DAMPING, Gptq};
 use crate::quant::{ByGroup, ColumnMethod, Hessian, Method};
 use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Columns of a weight that stand for all when factors are searched.
 const SAMPLE: usize = 48;
@@ -27,6 +29,40 @@ pub struct AwqMethods<'a> {
     columns: HashMap<String, Vec<f32>>,
     /// By initialiser: divisors of its elements.
     divisors: HashMap<String, Vec<f32>>,
+    compensation: Option<Compensation<'a>>,
+}
+
+/// What [`Gptq`] needs to round scaled weights.
+struct Compensation<'a> {
+    hessians: ByHessian<'a, Hessian>,
+    /// Of the inputs that a weight was asked for with last, as scaled: weights that read one value follow one another.
+    last: Mutex<Option<(Vec<String>, Arc<CholeskyFactor>)>>,
+    /// Names the model.
+    model: String,
+}
+
+impl Compensation<'_> {
+    /// For a weight whose rows are multiplied by `factors`, if they are; `None` for one of no product.
+    fn of(&self, weight: &str, factors: Option<&[f32]>) -> Result<Option<Arc<CholeskyFactor>>> {
+        let inputs = self.hessians.inputs(weight);
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, factor)) = last.as_ref().filter(|(of, _)| *of == inputs) {
+            return Ok(Some(factor.clone()));
+        }
+        let Some(hessian) = self.hessians.of(weight)? else {
+            return Ok(None);
+        };
+        let made = match factors {
+            Some(factors) => hessian
+                .divided(factors)
+                .and_then(|h| CholeskyFactor::new(&h, DAMPING)),
+            None => CholeskyFactor::new(&hessian, DAMPING),
+        };
+        let failed = |e| Error::other(Stage::Quantize, format!("weight \"{weight}\": {e}"));
+        let factor = Arc::new(made.map_err(failed)?);
+        *last = Some((inputs, factor.clone()));
+        Ok(Some(factor))
+    }
 }
 
 impl<'a> AwqMethods<'a> {
@@ -40,6 +76,19 @@ impl<'a> AwqMethods<'a> {
             rows: HashMap::new(),
             columns: HashMap::new(),
             divisors: HashMap::new(),
+            compensation: None,
+        }
+    }
+
+    /// The same with scaled weights rounded by [`Gptq`].
+    pub fn compensated(self) -> Self {
+        Self {
+            compensation: Some(Compensation {
+                hessians: ByHessian::new(self.calibration, self.products, Ok),
+                last: Mutex::default(),
+                model: String::new(),
+            }),
+            ..self
         }
     }
 
@@ -114,7 +163,10 @@ fn search(fold: &Fold, hessian: &Hessian, planned: &Planned<'_>, method: Method)
 
 impl Methods for AwqMethods<'_> {
     fn name(&self) -> &'static str {
-        "awq"
+        match self.compensation {
+            Some(_) => "awq-gptq",
+            None => "awq",
+        }
     }
 
     fn prepare(&mut self, planned: &Planned<'_>) -> Result<()> {
@@ -125,6 +177,10 @@ impl Methods for AwqMethods<'_> {
         let mut folds = self.products.folds();
         folds.retain(|f| can_fold(f, planned));
         let model = planned.model()?;
+        if let Some(c) = &mut self.compensation {
+            c.model.clone_from(&model);
+            *c.last.get_mut().unwrap_or_else(PoisonError::into_inner) = None;
+        }
         let key = |fold: &Fold| {
             let formats: Vec<_> = fold.weights.iter().map(|w| planned.format(w)).collect();
             let (method, calibration) = (self.method.name(), self.calibration.key());
@@ -157,6 +213,14 @@ impl Methods for AwqMethods<'_> {
     }
 
     fn of<'b>(&'b self, weight: &str, _k: usize) -> Result<Box<dyn ColumnMethod + 'b>> {
+        if let Some(compensation) = &self.compensation
+            && let Some(factor) = compensation.of(weight, self.scaling(weight).rows)?
+        {
+            return Ok(Box::new(Gptq {
+                factor,
+                method: self.method,
+            }));
+        }
         let scaled = self.rows.get(weight).map(|(squares, _)| squares.as_slice());
         Ok(Box::new(ByGroup {
             method: self.method,
@@ -191,7 +255,12 @@ impl Methods for AwqMethods<'_> {
             crc.update(bytemuck::cast_slice(numbers.unwrap_or_default()));
             crc.update(&[0]);
         }
-        format!("awq {:08x}, {}", crc.finalize(), self.weighted.key(weight))
+        let (factors, weighted) = (crc.finalize(), self.weighted.key(weight));
+        match &self.compensation {
+            // As of `gptq`, the inputs are what all layers before the weight make.
+            Some(c) => format!("awq {factors:08x} with gptq, {weighted} of {}", c.model),
+            None => format!("awq {factors:08x}, {weighted}"),
+        }
     }
 }
 
