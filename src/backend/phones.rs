@@ -1,6 +1,6 @@
 //! GPUs of phones as data, to plan for where there is none.
 //!
-//! Limits and features are those that Mesa's drivers report: rusticl for OpenCL, Turnip and PanVK for Vulkan, on which the kernels are
+//! Limits and features are those that Mesa's drivers report: rusticl for OpenCL, Turnip and `PanVK` for Vulkan, on which the kernels are
 //! compiled without a phone (`tools/phone_compile`). The makers' own drivers offer at least as much, but for sub-groups in OpenCL, which
 //! these have and rusticl has not.
 
