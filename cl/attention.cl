@@ -34,11 +34,13 @@
 #define V_SCALE(row) 1.0f
 #endif
 #define RESULTS (VECTORS * PARTS)
-// With ROLLED the number of parts is one that compilers do not know: a loop of loads that is unrolled runs out of registers.
+// With ROLLED these are numbers that compilers do not know: a loop of loads that is unrolled runs out of registers.
 #ifdef ROLLED
 #define DOT_PARTS p.parts
+#define TILE (p.parts / PARTS * KEYS)
 #else
 #define DOT_PARTS PARTS
+#define TILE (uint)KEYS
 #endif
 #ifdef SHARED
 #define OWNED 1
@@ -133,7 +135,7 @@ KERNEL {
     for (uint r = 0; r < VECTORS; r++)
       for (uint t = lid; t < KEYS; t += WG) weight[r * KEYS + t] = exp(weight[r * KEYS + t] - top[r]);
     barrier(CLK_LOCAL_MEM_FENCE);
-    uint count = min((uint)KEYS, end - first);
+    uint count = min(TILE, end - first);
     for (uint i = 0; i < OWNED; i++) {
       uint r = min(OWN(i) / PARTS, (uint)(VECTORS - 1)), part = OWN(i) % PARTS;
       // Chosen by comparisons: an index that compilers cannot compute would keep the sums in memory.

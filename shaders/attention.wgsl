@@ -95,10 +95,12 @@ fn attention(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_
   for (var r = lid; r < VECTORS; r += WG) { top[r] = LOWEST; }
   workgroupBarrier();
 #ifdef ROLLED
-  // A number that compilers do not know: a loop of loads that is unrolled runs out of registers.
+  // Numbers that compilers do not know: a loop of loads that is unrolled runs out of registers.
   let dot_parts = p.parts;
+  let tile = p.parts / PARTS * KEYS;
 #else
   let dot_parts = PARTS;
+  let tile = KEYS;
 #endif
   var sum: array<VEC, OWNED>;
   var total: array<f32, OWNED>;
@@ -149,7 +151,7 @@ fn attention(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_
       }
     }
     workgroupBarrier();
-    let count = min(KEYS, end - first);
+    let count = min(tile, end - first);
     for (var i = 0u; i < OWNED; i++) {
       let r = min(own(lid, i) / PARTS, VECTORS - 1u);
       let part = own(lid, i) % PARTS;

@@ -244,7 +244,7 @@ fn the_page_is_written_whole_or_not_at_all() {
     assert_ne!(std::fs::read_to_string(&page).unwrap(), text);
     let missing = dir.path().join("no/page.html");
     let output = inspect(&model, &["--html", missing.to_str().unwrap()]);
-    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(output.status.code(), Some(2));
     refused(
         &model,
         &["--html", dir.path().to_str().unwrap()],

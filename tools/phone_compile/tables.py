@@ -5,7 +5,6 @@ from collections import defaultdict
 from drivers import GPUS, Counts, Failed
 
 LANGUAGE = {"opencl": "OpenCL C", "wgpu": "WGSL"}
-FULL = {False: 16, True: 2}
 
 
 def rows(results):
@@ -132,12 +131,6 @@ def write_page(path, version, entries, table, predictions):
             span = str(most) if few == most else f"{few} to {most}"
             cells.append(f"{span}, {max(c.registers for c in found)} r, {min(c.waves for c in found)} w")
         summary.append([f"`{kernel}`", LANGUAGE[backend], len(all_counts), *cells])
-    partial = [["kernel", "language", "GPU", "instructions", "registers", "waves"]]
-    for (backend, key), counts in ours.items():
-        for gpu in GPUS:
-            c = counts.get(gpu.name)
-            if isinstance(c, Counts) and c.waves < FULL[gpu.is_mali] // (1 if gpu.is_mali else 2):
-                partial.append([f"`{key}`", LANGUAGE[backend], gpu.name, c.instructions, c.registers, c.waves])
     costs = [["form", "language", "GPU", "E0M4", "INT4", "INT4 / E0M4"]]
     for backend, gpu, form, ours_cost, theirs in compared(entries, table):
         costs.append([f"`{form}`", LANGUAGE[backend], gpu, f"{ours_cost:.1f}", f"{theirs:.1f}", f"{theirs / ours_cost:.2f}"])
@@ -166,10 +159,6 @@ Instructions per 32 weights of the vector kernel and of its twin, which differs 
 multiply-adds, as what a loop of two steps has more than one of one.
 
 {markdown(costs)}
-
-## Less than half of the waves
-
-{markdown(partial) if len(partial) > 1 else "None."}
 
 {predictions}"""
     path.write_text(text)

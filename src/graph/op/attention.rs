@@ -301,7 +301,13 @@ impl Attention {
             (false, true) => i64::from(cx.caps().max_workgroup).clamp(KEYS, 4 * KEYS) / KEYS * KEYS,
         };
         let lanes = (items / KEYS).max(1);
-        let room = VECTORS.0.min(VECTORS.1 / (dim + lanes * KEYS));
+        // A work-item keeps the sums of a score of each vector.
+        let most = match (cx.caps().few_registers(), one) {
+            (false, _) => VECTORS.0,
+            (true, false) => 3,
+            (true, true) => 1,
+        };
+        let room = most.min(VECTORS.1 / (dim + lanes * KEYS));
         let mut together = (1..=HEADS.min(group).min(room)).rev();
         let together = together.find(|n| group % n == 0).unwrap_or(1);
         let rows = if one { 1 } else { (room / together).clamp(1, ROWS) };
