@@ -212,7 +212,10 @@ mod tests {
         let by = rows.iter().zip(factors.iter().cycle()).map(|(x, f)| x / f);
         divided.add(&by.collect::<Vec<f32>>()).unwrap();
         assert_eq!(m.divided(&factors).unwrap(), divided);
-        assert_eq!(m.divided(&factors[..2]), Err(HessianError::Size { k: 3, found: 2 }));
+        assert_eq!(
+            m.divided(&factors[..2]),
+            Err(HessianError::Size { k: 3, found: 2 })
+        );
     }
 
     #[test]
