@@ -96,7 +96,7 @@ fn products(
     count: usize,
     int4: bool,
 ) -> Result<Executor, AnyError> {
-    let backend = backend::open(kind, a.device.as_deref())?;
+    let backend = backend::open(kind, &backend::OpenOptions::of(a.device.as_deref()))?;
     let mut graph = Graph::default();
     let mut edit = Edit::new(&mut graph);
     let x = edit.add_value("x", Some(Fact::new(DType::F32, Shape::fixed(&[a.rows, k]))));
@@ -153,7 +153,7 @@ fn microseconds(executor: &mut Executor, kernel: &str) -> Result<Vec<f64>, AnyEr
 
 /// Bytes read and written in a second by the best of several copies with a plain kernel.
 fn copy_bandwidth(kind: BackendKind, a: &Arguments, bytes: usize) -> Result<f64, AnyError> {
-    let backend = backend::open(kind, a.device.as_deref())?;
+    let backend = backend::open(kind, &backend::OpenOptions::of(a.device.as_deref()))?;
     let count = bytes / 4;
     let mut graph = Graph::default();
     let mut edit = Edit::new(&mut graph);
@@ -190,7 +190,9 @@ fn largest(a: &[f32], b: &[f32]) -> f32 {
 }
 
 fn table(kind: BackendKind, a: &Arguments) -> Result<(), AnyError> {
-    let caps = backend::open(kind, a.device.as_deref())?.caps().clone();
+    let caps = backend::open(kind, &backend::OpenOptions::of(a.device.as_deref()))?
+        .caps()
+        .clone();
     let cpu = caps.kind == DeviceKind::Cpu;
     let copied = copy_bandwidth(kind, a, if cpu { 32 << 20 } else { 120 << 20 })?;
     println!(

@@ -27,7 +27,7 @@ fn product(
     weights: Vec<HostTensor>,
     float: DType,
 ) -> Option<Executor> {
-    let backend = backend::open(kind, None).ok()?;
+    let backend = backend::open(kind, &backend::OpenOptions::default()).ok()?;
     let mut graph = Graph::default();
     let mut edit = Edit::new(&mut graph);
     let x = edit.add_value("x", Some(Fact::new(DType::F32, Shape::fixed(&[rows, k]))));

@@ -41,7 +41,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             let decoder = Decoder::load(&path, &Pipeline::standard(), Logits::All)?;
             Box::new(DeviceModel::new(
                 decoder,
-                backend::open(kind, None)?,
+                backend::open(kind, &backend::OpenOptions::default())?,
                 &Lengths::of(context),
             )?)
         }

@@ -4,6 +4,7 @@
 //! fails says so by what it returns, and leaves a message for [`tlite_last_error`]. The message is the only state outside of what callers
 //! hold.
 
+use crate::backend::OpenOptions;
 use crate::error::{Error, Result, Stage};
 use crate::llm::sampler::Penalties;
 use crate::llm::{
@@ -246,7 +247,7 @@ unsafe fn load_options(options: *const TliteLoadOptions) -> Result<LoadOptions> 
     };
     all.place = Placement {
         backend: backend.map_or(Ok(BackendChoice::default()), str::parse)?,
-        device: device.map(str::to_owned),
+        options: OpenOptions::of(device),
     };
     all.kv = kv.map_or(Ok(KvType::default()), str::parse)?;
     all.context = (given.context > 0).then_some(given.context);

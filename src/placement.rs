@@ -1,6 +1,6 @@
 //! Where a model runs: which backend, which device.
 
-use crate::backend::{self, Backend, BackendError, BackendKind, Caps, DeviceKind};
+use crate::backend::{self, Backend, BackendError, BackendKind, Caps, DeviceKind, OpenOptions};
 use crate::error::{Error, Result, Stage};
 use std::fmt;
 use std::str::FromStr;
@@ -57,8 +57,8 @@ impl FromStr for BackendChoice {
 pub struct Placement {
     /// The backend.
     pub backend: BackendChoice,
-    /// The first device whose name or driver contains this text; without it the best.
-    pub device: Option<String>,
+    /// Which of its devices, and how it is opened.
+    pub options: OpenOptions,
 }
 
 /// A place that was found.
@@ -76,13 +76,17 @@ impl Placement {
     /// Opens the device. [`BackendChoice::Auto`] takes the first backend with a GPU, else the first with any device, and the host only
     /// when there is none. Usage errors: no such device, no driver, a device of the host.
     pub fn open(&self) -> Result<Opened> {
-        let device = self.device.as_deref();
+        let device = self.options.device.as_deref();
         let failed = |e| match e {
             e @ BackendError::NoDevice { .. } => Error::usage("--device", e.to_string()),
             e @ BackendError::NoDriver { .. } => Error::usage("--backend", e.to_string()),
             e => Error::device(Stage::Plan, "opening a device", e),
         };
-        let open = |kind| backend::open(kind, device).map(Opened::Device).map_err(failed);
+        let open = |kind| {
+            backend::open(kind, &self.options)
+                .map(Opened::Device)
+                .map_err(failed)
+        };
         match self.backend {
             BackendChoice::Host if device.is_some() => {
                 Err(Error::usage("--device", "the host has no devices to choose from"))
@@ -94,7 +98,7 @@ impl Placement {
                 let mut reasons = Vec::new();
                 let mut on_cpu = None;
                 for kind in backend::COMPILED {
-                    match backend::open(*kind, device) {
+                    match backend::open(*kind, &self.options) {
                         Ok(b) if b.caps().kind != DeviceKind::Cpu => return Ok(Opened::Device(b)),
                         Ok(b) => on_cpu = on_cpu.or(Some(b)),
                         Err(e) => reasons.push(reason(*kind, &e)),
@@ -112,7 +116,7 @@ impl Placement {
     /// Capabilities of the device, without opening it for work; `None` where none is named.
     pub fn caps(&self) -> Result<Option<Caps>> {
         let kinds: &[BackendKind] = match self.backend {
-            BackendChoice::Auto if self.device.is_none() => return Ok(None),
+            BackendChoice::Auto if self.options.device.is_none() => return Ok(None),
             BackendChoice::Auto => backend::COMPILED,
             BackendChoice::Opencl => &[BackendKind::OpenCl],
             BackendChoice::Wgpu => &[BackendKind::Wgpu],
@@ -125,13 +129,14 @@ impl Placement {
         };
         let mut reasons = Vec::new();
         for kind in kinds {
-            let found = backend::list(*kind).and_then(|all| backend::pick(all, self.device.as_deref()));
+            let found =
+                backend::list(*kind).and_then(|all| backend::pick(all, self.options.device.as_deref()));
             match found {
                 Ok(caps) => return Ok(Some(caps)),
                 Err(e) => reasons.push(reason(*kind, &e)),
             }
         }
-        let option = match self.device {
+        let option = match self.options.device {
             Some(_) => "--device",
             None => "--backend",
         };
@@ -168,7 +173,7 @@ mod tests {
     fn the_host_has_no_devices() {
         let host = |device: Option<&str>| Placement {
             backend: BackendChoice::Host,
-            device: device.map(str::to_owned),
+            options: OpenOptions::of(device),
         };
         assert!(matches!(
             host(None).open().unwrap(),

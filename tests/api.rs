@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use support::gguf::{HIDDEN, Traits, VOCAB};
 use support::{Device, Text};
-use transformer_lite::backend::Backend as _;
+use transformer_lite::backend::{Backend as _, OpenOptions};
 use transformer_lite::gguf::Value;
 use transformer_lite::graph::pass::{GREEDY, Pipeline};
 use transformer_lite::llm::engine::{Decoder, DeviceDecoder, Lengths, Logits};
@@ -84,7 +84,7 @@ fn options(place: BackendChoice) -> LoadOptions {
     LoadOptions {
         place: Placement {
             backend: place,
-            device: None,
+            options: OpenOptions::default(),
         },
         ..LoadOptions::default()
     }
@@ -348,7 +348,7 @@ fn refused() -> Outcome {
         refused(&folder, &options, words)?;
     }
     let mut options = base;
-    options.place.device = Some("x".to_owned());
+    options.place.options.device = Some("x".to_owned());
     refused(&folder, &options, "--device")?;
     let empty = tempfile::tempdir().map_err(|e| e.to_string())?;
     refused(empty.path(), &host(), "has no tokenizer.json")?;

@@ -81,14 +81,14 @@ impl Common {
     }
 
     fn open(&self) -> Result<Option<Box<dyn Backend>>, AnyError> {
-        let device = self.device.as_deref();
+        let options = backend::OpenOptions::of(self.device.as_deref());
         match self.backend {
             On::Host => Ok(None),
-            On::Opencl => Ok(Some(backend::open(BackendKind::OpenCl, device)?)),
-            On::Wgpu => Ok(Some(backend::open(BackendKind::Wgpu, device)?)),
+            On::Opencl => Ok(Some(backend::open(BackendKind::OpenCl, &options)?)),
+            On::Wgpu => Ok(Some(backend::open(BackendKind::Wgpu, &options)?)),
             On::Auto => {
                 let mut kinds = backend::COMPILED.iter();
-                Ok(kinds.find_map(|kind| backend::open(*kind, device).ok()))
+                Ok(kinds.find_map(|kind| backend::open(*kind, &options).ok()))
             }
         }
     }

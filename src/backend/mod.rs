@@ -364,16 +364,32 @@ pub fn list(kind: BackendKind) -> Result<Vec<Caps>, BackendError> {
     }
 }
 
-/// Opens the first device of `kind` whose name or driver contains `device` (ASCII case ignored), or the best one:
-/// discrete before integrated before CPU.
-pub fn open(kind: BackendKind, device: Option<&str>) -> Result<Box<dyn Backend>, BackendError> {
+/// Which device to open, and how.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct OpenOptions {
+    /// The first device whose name or driver contains this text (ASCII case ignored); without it the best one: discrete before
+    /// integrated before CPU.
+    pub device: Option<String>,
+}
+
+impl OpenOptions {
+    /// The options that ask for a device by name.
+    pub fn of(device: Option<&str>) -> Self {
+        Self {
+            device: device.map(str::to_owned),
+        }
+    }
+}
+
+/// Opens a device of `kind`.
+pub fn open(kind: BackendKind, options: &OpenOptions) -> Result<Box<dyn Backend>, BackendError> {
     #[cfg(not(any(feature = "opencl", feature = "wgpu")))]
-    let _unused = device;
+    let _unused = options;
     match kind {
         #[cfg(feature = "opencl")]
-        BackendKind::OpenCl => Ok(Box::new(opencl::OpenCl::open(device)?)),
+        BackendKind::OpenCl => Ok(Box::new(opencl::OpenCl::open(options)?)),
         #[cfg(feature = "wgpu")]
-        BackendKind::Wgpu => Ok(Box::new(wgpu::Wgpu::open(device)?)),
+        BackendKind::Wgpu => Ok(Box::new(wgpu::Wgpu::open(options)?)),
         #[cfg(not(all(feature = "opencl", feature = "wgpu")))]
         _ => Err(not_compiled(kind)),
     }

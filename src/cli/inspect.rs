@@ -2,7 +2,7 @@
 
 use super::options::{check_writable, from_one, padding};
 use super::output::{note, put, put_json, table};
-use crate::backend::Caps;
+use crate::backend::{Caps, OpenOptions};
 use crate::error::{Error, Result};
 use crate::files::write_whole;
 use crate::graph::class::Class;
@@ -92,7 +92,7 @@ pub fn run(args: &Args) -> Result<()> {
     let bounds = args.bounds.as_deref().map(parse_bounds).transpose()?;
     let place = Placement {
         backend: args.backend.unwrap_or_default(),
-        device: args.device.clone(),
+        options: OpenOptions::of(args.device.as_deref()),
     };
     let caps = place.caps()?;
     let request = Request {

@@ -1,6 +1,7 @@
 //! Options that several commands share, and the checks of their values.
 
 use super::output::note;
+use crate::backend::OpenOptions;
 use crate::error::{Error, Result, Stage};
 use crate::graph::pass::Pipeline;
 use crate::llm::engine::PADDING;
@@ -59,7 +60,7 @@ impl DeviceOptions {
     pub fn placement(&self) -> Placement {
         Placement {
             backend: self.backend,
-            device: self.device.clone(),
+            options: OpenOptions::of(self.device.as_deref()),
         }
     }
 

@@ -99,7 +99,7 @@ pub fn devices() -> (Vec<Device>, Vec<Missing>) {
                     if found[before..].iter().any(|d| d.caps.device == caps.device) {
                         continue;
                     }
-                    match backend::open(*kind, Some(&caps.device)) {
+                    match backend::open(*kind, &backend::OpenOptions::of(Some(&caps.device))) {
                         Ok(backend) => found.push(Device::new(*kind, backend)),
                         Err(e) => missing.push(Missing {
                             backend: kind.to_string(),

@@ -15,8 +15,8 @@ mod units;
 
 use super::kernel::{self, KernelSpec, Language};
 use super::{
-    Backend, BackendError, BufferId, Caps, Command, DeviceKind, KernelId, Launch, RecordingId, Stats, View,
-    choose,
+    Backend, BackendError, BufferId, Caps, Command, DeviceKind, KernelId, Launch, OpenOptions, RecordingId,
+    Stats, View, choose,
 };
 use driver::{Context, DeviceHandle, Program, Queue};
 use record::{Block, Dispatch, Step};
@@ -76,13 +76,14 @@ pub struct OpenCl {
 }
 
 impl OpenCl {
-    /// Opens the first device whose name or driver contains `device` (ASCII case ignored), or the best one.
+    /// Opens the device that `options` name.
     ///
     /// # Errors
     ///
     /// [`BackendError::NoDriver`] as for [`list`]; [`BackendError::NoDevice`] when none matches; otherwise the
     /// driver's refusal.
-    pub fn open(device: Option<&str>) -> Result<Self, BackendError> {
+    pub fn open(options: &OpenOptions) -> Result<Self, BackendError> {
+        let device = options.device.as_deref();
         let (handles, mut all): (Vec<DeviceHandle>, Vec<Caps>) = device::enumerate()?.into_iter().unzip();
         let index = choose(&all, device)?;
         let handle = *handles.get(index).ok_or_else(|| BackendError::NoDevice {

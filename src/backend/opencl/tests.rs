@@ -13,7 +13,7 @@ static RMS_NORM: Text =
     kernel!(norm { rows: U32, cols: U32, epsilon: F32 } [x: In Elem, scale: OptionalIn Elem, y: Out Elem]);
 
 fn open() -> OpenCl {
-    OpenCl::open(None).unwrap()
+    OpenCl::open(&OpenOptions::default()).unwrap()
 }
 
 fn spec(rows: i64, dtype: DType, in_place: bool) -> KernelSpec {
@@ -178,7 +178,10 @@ fn devices_are_listed_with_sane_limits() {
 
 #[test]
 fn an_unknown_device_is_refused_with_the_devices_there_are() {
-    match OpenCl::open(Some("no such device")).map(|_| ()).unwrap_err() {
+    match OpenCl::open(&OpenOptions::of(Some("no such device")))
+        .map(|_| ())
+        .unwrap_err()
+    {
         BackendError::NoDevice { asked, found } => {
             assert_eq!(asked, "no such device");
             assert!(found.contains(&list().unwrap()[0].device), "{found}");

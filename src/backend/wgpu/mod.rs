@@ -14,7 +14,7 @@ mod units;
 
 use super::kernel::{Language, Role, Ty, excerpt};
 use super::{Backend, BackendError, BufferId, Caps, Command, DeviceKind, KernelId, KernelSpec, Launch};
-use super::{Maker, RecordingId, Stats, View, choose, fast_local};
+use super::{Maker, OpenOptions, RecordingId, Stats, View, choose, fast_local};
 use std::collections::HashMap;
 use std::num::NonZeroU64;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -171,11 +171,11 @@ pub fn list() -> Result<Vec<Caps>, BackendError> {
 }
 
 impl Wgpu {
-    /// Opens the first adapter whose name or driver contains `device` (ASCII case ignored), or the best one.
+    /// Opens the adapter that `options` name.
     /// Errors: [`BackendError::NoDriver`], [`BackendError::NoDevice`], or the driver's refusal.
-    pub fn open(device: Option<&str>) -> Result<Self, BackendError> {
+    pub fn open(options: &OpenOptions) -> Result<Self, BackendError> {
         let (adapters, all): (Vec<_>, Vec<_>) = adapters()?.into_iter().unzip();
-        let chosen = choose(&all, device)?;
+        let chosen = choose(&all, options.device.as_deref())?;
         let (Some(adapter), Some(caps)) = (adapters.get(chosen), all.into_iter().nth(chosen)) else {
             return Err(driver("choose adapter", "index out of range"));
         };

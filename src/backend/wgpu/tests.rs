@@ -49,7 +49,7 @@ fn scale_spec() -> KernelSpec {
 }
 
 fn open() -> Wgpu {
-    Wgpu::open(None).unwrap()
+    Wgpu::open(&OpenOptions::default()).unwrap()
 }
 
 fn view(buffer: BufferId, offset: u64, len: usize) -> View {
@@ -199,13 +199,13 @@ fn adapters_are_listed_without_being_opened() {
     assert!(caps.view_align.is_power_of_two() && caps.params_align.is_power_of_two());
     assert!(caps.max_view_bytes >= 1 << 20 && caps.max_view_bytes.is_multiple_of(4));
     assert!(caps.max_workgroup >= 64 && caps.max_grid >= 1024 && caps.local_bytes >= 16384);
-    assert!(Wgpu::open(Some(&caps.device.to_ascii_uppercase())).is_ok());
+    assert!(Wgpu::open(&OpenOptions::of(Some(&caps.device.to_ascii_uppercase()))).is_ok());
 }
 
 #[test]
 fn unknown_device_lists_the_known_ones() {
     let name = open().caps().device.clone();
-    match Wgpu::open(Some("no such device")).err() {
+    match Wgpu::open(&OpenOptions::of(Some("no such device"))).err() {
         Some(BackendError::NoDevice { asked, found }) => {
             assert_eq!(asked, "no such device");
             assert!(found.contains(&name));
