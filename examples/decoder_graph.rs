@@ -8,7 +8,7 @@
 #[allow(clippy::result_large_err, reason = "the library's error, on no hot path")]
 mod decoders;
 
-use decoders::{Form, SMOLLM2, SPECS, Spec};
+use decoders::{Form, Spec};
 use transformer_lite::tensor::DType;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -30,7 +30,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             _ => places.push(arg),
         }
     }
-    let names: Vec<&str> = SPECS.iter().chain([&SMOLLM2]).map(|s| s.name).collect();
+    let names: Vec<&str> = Spec::all().map(|s| s.name).collect();
     let [name, folder] = places.as_slice() else {
         return Err(format!(
             "usage: decoder_graph MODEL OUT_DIR [--float f16|f32] [--layers N] [--small] [--weights SEED], with a MODEL of {}",

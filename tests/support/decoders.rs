@@ -147,10 +147,32 @@ pub const SMOLLM2: Spec = Spec {
     context: 2048,
 };
 
+/// Few heads of keys and values for many of queries: what decoding behind many tokens is measured on.
+pub const QWEN25: Spec = Spec {
+    name: "qwen2.5-0.5b",
+    family: Family::Qwen,
+    layers: 24,
+    hidden: 896,
+    heads: 14,
+    kv_heads: 2,
+    head_dim: 64,
+    inner: 4864,
+    vocab: 151_936,
+    theta: 1e6,
+    eps: 1e-6,
+    tied: true,
+    context: 4096,
+};
+
 impl Spec {
+    /// All models: the paper's and the small ones.
+    pub fn all() -> impl Iterator<Item = &'static Self> {
+        SPECS.iter().chain([&SMOLLM2, &QWEN25])
+    }
+
     /// The model of this name.
     pub fn find(name: &str) -> Option<Self> {
-        SPECS.iter().chain([&SMOLLM2]).find(|s| s.name == name).cloned()
+        Self::all().find(|s| s.name == name).cloned()
     }
 
     /// The same form, small: two layers, four heads of 16, the same kind of grouping.

@@ -1,10 +1,16 @@
 """The tables of counts: one for programs, one for people; what changed for the worse."""
 
+import hashlib
 from collections import defaultdict
 
 from drivers import GPUS, Counts, Failed
 
 LANGUAGE = {"opencl": "OpenCL C", "wgpu": "WGSL"}
+
+
+def text_of(folder, entry):
+    """What tells the text of a kernel from every other."""
+    return hashlib.sha256((folder / entry["file"]).read_bytes()).hexdigest()[:16]
 
 
 def rows(results):
@@ -16,13 +22,13 @@ def rows(results):
     return dict(sorted(found.items()))
 
 
-def write_tsv(path, version, table):
-    """Writes the table for programs: in a cell instructions, registers and waves."""
+def write_tsv(path, version, table, texts):
+    """Writes the table for programs: in a cell instructions, registers and waves. `texts` has the hash of each kernel's text."""
     names = [g.name for g in GPUS]
-    lines = [f"# Mesa {version}. A cell: instructions, registers, waves or threads; see phone_kernels.md.", "\t".join(["backend", "kernel", *names])]
+    lines = [f"# Mesa {version}. A cell: instructions, registers, waves or threads; see phone_kernels.md.", "\t".join(["backend", "kernel", "text", *names])]
     for (backend, key), counts in table.items():
         cells = [cell(counts.get(name)) for name in names]
-        lines.append("\t".join([backend, key, *cells]))
+        lines.append("\t".join([backend, key, texts[(backend, key)], *cells]))
     path.write_text("\n".join(lines) + "\n")
 
 
@@ -36,20 +42,20 @@ def cell(c):
 
 
 def read_tsv(path):
-    """The stored table and the version that it is of."""
+    """The version that the stored table is of, the table, and the hashes of the texts that were compiled."""
     lines = path.read_text().splitlines()
     version = lines[0].removeprefix("# Mesa ").split(". ")[0]
-    names = lines[1].split("\t")[2:]
-    table = {}
+    names = lines[1].split("\t")[3:]
+    table, texts = {}, {}
     for line in lines[2:]:
-        backend, key, *cells = line.split("\t")
+        backend, key, text, *cells = line.split("\t")
         counts = {}
-        for name, text in zip(names, cells):
-            numbers = text.split()
-            if text not in ("-", "failed"):
+        for name, found in zip(names, cells):
+            numbers = found.split()
+            if found not in ("-", "failed"):
                 counts[name] = Counts(*map(int, numbers[:3]), int(numbers[3]) if len(numbers) > 3 else 0)
-        table[(backend, key)] = counts
-    return version, table
+        table[(backend, key)], texts[(backend, key)] = counts, text
+    return version, table, texts
 
 
 def faults(table, stored):
@@ -69,6 +75,17 @@ def faults(table, stored):
                 found.append(f"{where}: {c.waves} waves, {b.waves} stored")
             if b and c.instructions > 2 * b.instructions:
                 found.append(f"{where}: {c.instructions} instructions, {b.instructions} stored")
+    return found
+
+
+def unlike(table, stored, same):
+    """Kernels among `same`, whose text is the stored one, that compile to something else, a line each: then the table tells nothing."""
+    found = []
+    for at in same:
+        for gpu, c in table[at].items():
+            b = stored[at].get(gpu)
+            if b and isinstance(c, Counts) and c != b:
+                found.append(f"{gpu} {' '.join(at)}: {cell(c)}, {cell(b)} stored of the same text")
     return found
 
 
