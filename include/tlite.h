@@ -38,7 +38,7 @@ typedef struct tlite_session tlite_session;
 typedef struct {
   // "auto", "opencl", "wgpu" or "host"; NULL is "auto", the best device there is.
   const char *backend;
-  // The first device whose name or driver contains this text; NULL is the best one.
+  // The device of this name, else the one whose name or driver contains this text; NULL is the best one.
   const char *device;
   // Tokens that the cache of a session holds; 0 is what the model was made for, at most 4096.
   size_t context;

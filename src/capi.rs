@@ -32,7 +32,7 @@ pub struct TliteSession {
 pub struct TliteLoadOptions {
     /// "auto", "opencl", "wgpu" or "host"; NULL is "auto", the best device there is.
     pub backend: *const c_char,
-    /// The first device whose name or driver contains this text; NULL is the best one.
+    /// The device of this name, else the one whose name or driver contains this text; NULL is the best one.
     pub device: *const c_char,
     /// Tokens that the cache of a session holds; 0 is what the model was made for, at most 4096.
     pub context: usize,

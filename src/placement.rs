@@ -78,7 +78,9 @@ impl Placement {
     pub fn open(&self) -> Result<Opened> {
         let device = self.options.device.as_deref();
         let failed = |e| match e {
-            e @ BackendError::NoDevice { .. } => Error::usage("--device", e.to_string()),
+            e @ (BackendError::NoDevice { .. } | BackendError::ManyDevices { .. }) => {
+                Error::usage("--device", e.to_string())
+            }
             e @ BackendError::NoDriver { .. } => Error::usage("--backend", e.to_string()),
             e => Error::device(Stage::Plan, "opening a device", e),
         };

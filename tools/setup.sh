@@ -106,6 +106,27 @@ setup_valgrind() {
     have valgrind && any_file /usr/lib/debug/.build-id/*/*.debug || install valgrind libc6-dbg
 }
 
+# Intel's OpenCL for CPUs, which has what PoCL lacks: arithmetic in halves, sub-groups, images made from buffers. Sets INTEL_VENDORS to a
+# folder that OCL_ICD_VENDORS may name; it is for x86-64 alone.
+INTEL_OPENCL="intel-opencl-rt==2026.2.0 intel-cmplr-lib-rt==2026.2.0"
+setup_intel_opencl() {
+    local venv=$CACHE/intel-opencl library
+    [ "$(uname -sm)" = "Linux x86_64" ] || { say "NOT TESTED: Intel's OpenCL, which is for Linux on x86-64"; return 1; }
+    if [ "$(cat "$venv/stamp" 2>/dev/null)" != "$INTEL_OPENCL" ]; then
+        say "Installing Intel's OpenCL for CPUs (some 250 MB the first time)"
+        setup_python
+        python3 -m venv "$venv" 2>/dev/null || { install python3-venv && python3 -m venv "$venv"; }
+        # shellcheck disable=SC2086
+        "$venv/bin/pip" -q install $INTEL_OPENCL >&2 || fail "PyPI's intel-opencl-rt cannot be installed"
+        echo "$INTEL_OPENCL" >"$venv/stamp"
+    fi
+    library=$(find "$venv/lib" -maxdepth 1 -name libintelocl.so)
+    [ -n "$library" ] || fail "$venv has no libintelocl.so"
+    INTEL_VENDORS=$venv/vendors
+    mkdir -p "$INTEL_VENDORS"
+    echo "$library" >"$INTEL_VENDORS/intel.icd"
+}
+
 # Versions of the packaged drivers, for a report.
 driver_versions() {
     local package

@@ -53,5 +53,12 @@ export REQUIRE_BACKENDS=${REQUIRE_BACKENDS:-opencl,wgpu}
 setup_phone_compilers
 step "Phone compilers" python3 tools/phone_compile --check
 step "Tests" cargo test --release --locked --no-fail-fast
+if setup_intel_opencl; then
+    intel() {
+        OCL_ICD_VENDORS=$INTEL_VENDORS REQUIRE_BACKENDS=opencl cargo test --release --locked "$@"
+    }
+    step "Intel's OpenCL: backend" intel --lib -- backend::opencl
+    step "Intel's OpenCL: operators" intel --test conformance -- @opencl
+fi
 RUSTDOCFLAGS="-D warnings" step "Documentation" cargo doc --release --locked --no-deps
 say "All passed in $SECONDS s"

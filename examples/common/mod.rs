@@ -32,7 +32,7 @@ pub struct Common {
     /// Where the models run
     #[arg(long, value_enum, default_value_t, value_name = "NAME")]
     backend: On,
-    /// First device whose name or driver contains this text
+    /// Device of this name, or with this text in its name or driver
     #[arg(long, value_name = "TEXT")]
     device: Option<String>,
     /// Store activations in 16 bits

@@ -173,6 +173,16 @@ pub enum BackendError {
         /// The devices there are.
         found: String,
     },
+    /// Several devices match.
+    #[error(
+        "`{asked}` is several devices: {found}; give more of a name or driver, or add #1 for the first of them"
+    )]
+    ManyDevices {
+        /// What was asked for.
+        asked: String,
+        /// Those that match.
+        found: String,
+    },
     /// A kernel did not compile.
     #[error("kernel {kernel} does not compile on {device}:\n{log}\n{source_excerpt}")]
     Build {
@@ -367,8 +377,8 @@ pub fn list(kind: BackendKind) -> Result<Vec<Caps>, BackendError> {
 /// Which device to open, and how.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OpenOptions {
-    /// The first device whose name or driver contains this text (ASCII case ignored); without it the best one: discrete before
-    /// integrated before CPU.
+    /// The device of this name, else the one whose name or driver contains this text (ASCII case ignored); with `#N` at its end the
+    /// Nth of several. Without it the best one: discrete before integrated before CPU.
     pub device: Option<String>,
 }
 
@@ -413,41 +423,93 @@ pub fn pick(mut all: Vec<Caps>, device: Option<&str>) -> Result<Caps, BackendErr
     Ok(all.swap_remove(i))
 }
 
-/// Index of the device to open among `all`: the first that matches `asked`, else the best kind.
+/// Index of the device to open among `all`: that which `asked` names, as [`OpenOptions::device`] says, else the best kind.
 pub(crate) fn choose(all: &[Caps], asked: Option<&str>) -> Result<usize, BackendError> {
-    let matches = |caps: &Caps| {
-        asked.is_none_or(|a| {
-            let a = a.to_ascii_lowercase();
-            caps.device.to_ascii_lowercase().contains(&a) || caps.driver.to_ascii_lowercase().contains(&a)
-        })
-    };
     let rank = |kind| match kind {
         DeviceKind::Discrete => 0,
         DeviceKind::Integrated => 1,
         DeviceKind::Other => 2,
         DeviceKind::Cpu => 3,
     };
-    all.iter()
-        .enumerate()
-        .filter(|(_, c)| matches(c))
-        .min_by_key(|(i, c)| (rank(c.kind), *i))
-        .map(|(i, _)| i)
-        .ok_or_else(|| {
-            let names: Vec<_> = all.iter().map(|c| c.device.as_str()).collect();
-            BackendError::NoDevice {
-                asked: asked.unwrap_or("any").to_owned(),
-                found: if names.is_empty() {
-                    "none".to_owned()
-                } else {
-                    names.join(", ")
-                },
-            }
-        })
+    let list = |of: &[usize]| {
+        let names = of.iter().filter_map(|i| all.get(*i));
+        let names: Vec<_> = names.map(|c| format!("{} ({})", c.device, c.driver)).collect();
+        if names.is_empty() {
+            "none".to_owned()
+        } else {
+            names.join(", ")
+        }
+    };
+    let everything: Vec<usize> = (0..all.len()).collect();
+    let none = || BackendError::NoDevice {
+        asked: asked.unwrap_or("any").to_owned(),
+        found: list(&everything),
+    };
+    let Some(text) = asked else {
+        let best = all.iter().enumerate().min_by_key(|(i, c)| (rank(c.kind), *i));
+        return best.map(|(i, _)| i).ok_or_else(none);
+    };
+    let found = named(all, text);
+    match (found.as_slice(), text.rsplit_once('#')) {
+        ([one], _) => Ok(*one),
+        ([], Some((name, number))) => {
+            let number: Option<usize> = number.parse().ok();
+            let index = number.and_then(|n| n.checked_sub(1));
+            let index = index.and_then(|i| named(all, name).get(i).copied());
+            index.ok_or_else(none)
+        }
+        ([], None) => Err(none()),
+        (many, _) => Err(BackendError::ManyDevices {
+            asked: text.to_owned(),
+            found: list(many),
+        }),
+    }
+}
+
+/// Indices of the devices of this name, or where there is none, of those with this text in their names or drivers.
+fn named(all: &[Caps], text: &str) -> Vec<usize> {
+    let text = text.to_ascii_lowercase();
+    let of = |holds: &dyn Fn(&Caps) -> bool| -> Vec<usize> {
+        let found = all.iter().enumerate().filter(|(_, c)| holds(c));
+        found.map(|(i, _)| i).collect()
+    };
+    let same = of(&|c| c.device.to_ascii_lowercase() == text);
+    if !same.is_empty() {
+        return same;
+    }
+    of(&|c| c.device.to_ascii_lowercase().contains(&text) || c.driver.to_ascii_lowercase().contains(&text))
 }
 
 #[cfg(all(test, any(feature = "opencl", feature = "wgpu")))]
 mod tests {
     use super::*;
+
+    #[test]
+    fn devices_are_chosen_by_name() {
+        let all: Vec<Caps> = [("Big GPU", "1"), ("Big GPU 2", "1"), ("CPU", "A"), ("CPU", "B")]
+            .map(|(device, driver)| Caps {
+                device: device.to_owned(),
+                driver: driver.to_owned(),
+                ..Caps::neutral()
+            })
+            .into();
+        let at = |asked| choose(&all, Some(asked)).map_err(|e| e.to_string());
+        assert_eq!(at("big gpu"), Ok(0), "a whole name");
+        assert_eq!(at("gpu 2"), Ok(1));
+        assert_eq!(at("b"), Err("`b` is several devices: Big GPU (1), Big GPU 2 (1), CPU (B); give more of a name or driver, or add #1 for the first of them".to_owned()));
+        assert_eq!(at("cpu#2"), Ok(3));
+        assert_eq!(at("big#1"), Ok(0));
+        for wrong in ["cpu#3", "cpu#0", "cpu#x", "no such"] {
+            assert!(
+                at(wrong).is_err_and(
+                    |e| e.starts_with(&format!("no device matches `{wrong}`; found: Big GPU (1), "))
+                ),
+                "{wrong}"
+            );
+        }
+        assert_eq!(choose(&all, None).ok(), Some(0));
+        assert!(choose(&[], None).is_err_and(|e| e.to_string() == "no device matches `any`; found: none"));
+    }
 
     #[test]
     fn local_memory_is_fast_on_gpus_that_have_some() {

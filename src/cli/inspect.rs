@@ -50,7 +50,7 @@ pub struct Args {
     /// Plan for a device of this backend instead of one that does not exist
     #[arg(long, value_enum, value_name = "NAME")]
     backend: Option<BackendChoice>,
-    /// Plan for the first device whose name or driver contains this text; see `tlite devices`
+    /// Plan for the device of this name, or with this text in its name or driver; see `tlite devices`
     #[arg(long, value_name = "SUBSTRING")]
     device: Option<String>,
     /// Tokens that the cache of a language model holds [default: what the model was made for, at most 4096]

@@ -50,7 +50,7 @@ pub struct DeviceOptions {
     /// Where the model runs
     #[arg(long, value_enum, default_value_t, value_name = "NAME")]
     pub backend: BackendChoice,
-    /// First device whose name or driver contains this text; see `tlite devices`
+    /// Device of this name, or with this text in its name or driver, and #2 behind it for the second; see `tlite devices`
     #[arg(long, value_name = "SUBSTRING")]
     pub device: Option<String>,
 }

@@ -99,7 +99,9 @@ pub fn devices() -> (Vec<Device>, Vec<Missing>) {
                     if found[before..].iter().any(|d| d.caps.device == caps.device) {
                         continue;
                     }
-                    match backend::open(*kind, &backend::OpenOptions::of(Some(&caps.device))) {
+                    // The first of its name.
+                    let name = format!("{}#1", caps.device);
+                    match backend::open(*kind, &backend::OpenOptions::of(Some(&name))) {
                         Ok(backend) => found.push(Device::new(*kind, backend)),
                         Err(e) => missing.push(Missing {
                             backend: kind.to_string(),
