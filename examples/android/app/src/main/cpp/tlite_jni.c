@@ -1,0 +1,144 @@
+/* The C interface of Transformer-Lite for Java and Kotlin, as class org.transformerlite.Native declares it. Texts cross as bytes of UTF-8:
+ * strings of JNI have an encoding of their own, which is not UTF-8 for characters such as emoji. */
+#include "tlite.h"
+
+#include <jni.h>
+#include <stdlib.h>
+
+#define NATIVE(result, name) JNIEXPORT result JNICALL Java_org_transformerlite_Native_##name
+
+static void out_of_memory(JNIEnv *env) {
+    jclass class = (*env)->FindClass(env, "java/lang/OutOfMemoryError");
+    if (class != NULL) (*env)->ThrowNew(env, class, "transformer-lite: no room for a text");
+}
+
+/* A copy of the bytes with a 0 behind them, for `free`; NULL for null, and after an exception. */
+static char *text_of(JNIEnv *env, jbyteArray bytes) {
+    if (bytes == NULL) return NULL;
+    jsize length = (*env)->GetArrayLength(env, bytes);
+    char *text = malloc((size_t)length + 1);
+    if (text == NULL) {
+        out_of_memory(env);
+        return NULL;
+    }
+    (*env)->GetByteArrayRegion(env, bytes, 0, length, (jbyte *)text);
+    text[length] = 0;
+    return text;
+}
+
+static jbyteArray bytes_of(JNIEnv *env, const char *text, size_t length) {
+    jbyteArray bytes = (*env)->NewByteArray(env, (jsize)length);
+    if (bytes != NULL) (*env)->SetByteArrayRegion(env, bytes, 0, (jsize)length, (const jbyte *)text);
+    return bytes;
+}
+
+NATIVE(jbyteArray, lastError)(JNIEnv *env, jclass class) {
+    (void)class;
+    const char *text = tlite_last_error();
+    size_t length = 0;
+    while (text[length] != 0) length++;
+    return bytes_of(env, text, length);
+}
+
+NATIVE(jlong, modelLoad)(JNIEnv *env, jclass class, jbyteArray path, jbyteArray backend, jlong context) {
+    (void)class;
+    char *path_text = text_of(env, path), *backend_text = text_of(env, backend);
+    tlite_model *model = NULL;
+    if (!(*env)->ExceptionCheck(env)) {
+        tlite_load_options options = {0};
+        options.backend = backend_text;
+        options.context = (size_t)context;
+        model = tlite_model_load(path_text, &options);
+    }
+    free(path_text);
+    free(backend_text);
+    return (jlong)model;
+}
+
+NATIVE(void, modelFree)(JNIEnv *env, jclass class, jlong model) {
+    (void)env;
+    (void)class;
+    tlite_model_free((tlite_model *)model);
+}
+
+NATIVE(jlong, sessionNew)(JNIEnv *env, jclass class, jlong model) {
+    (void)env;
+    (void)class;
+    return (jlong)tlite_session_new((const tlite_model *)model);
+}
+
+NATIVE(void, sessionFree)(JNIEnv *env, jclass class, jlong session) {
+    (void)env;
+    (void)class;
+    tlite_session_free((tlite_session *)session);
+}
+
+NATIVE(void, cancel)(JNIEnv *env, jclass class, jlong session) {
+    (void)env;
+    (void)class;
+    tlite_cancel((const tlite_session *)session);
+}
+
+/* Who listens to an answer. */
+typedef struct {
+    JNIEnv *env;
+    jobject listener;
+    jmethodID piece;
+} listening;
+
+static int piece(const char *text, size_t length, void *user) {
+    listening *to = user;
+    jbyteArray bytes = bytes_of(to->env, text, length);
+    if (bytes == NULL) return 1;
+    jboolean more = (*to->env)->CallBooleanMethod(to->env, to->listener, to->piece, bytes);
+    (*to->env)->DeleteLocalRef(to->env, bytes);
+    return (*to->env)->ExceptionCheck(to->env) || !more;
+}
+
+static void free_messages(tlite_message *messages, jsize count) {
+    for (jsize i = 0; i < count; i++) {
+        free((char *)messages[i].role);
+        free((char *)messages[i].content);
+    }
+    free(messages);
+}
+
+/* Messages of roles and contents at even and odd places; NULL after an exception. */
+static tlite_message *messages_of(JNIEnv *env, jobjectArray texts, jsize count) {
+    tlite_message *messages = calloc((size_t)count + 1, sizeof *messages);
+    if (messages == NULL) {
+        out_of_memory(env);
+        return NULL;
+    }
+    for (jsize i = 0; i < 2 * count; i++) {
+        jbyteArray bytes = (*env)->GetObjectArrayElement(env, texts, i);
+        char *text = text_of(env, bytes);
+        (*env)->DeleteLocalRef(env, bytes);
+        if (i % 2 == 0) {
+            messages[i / 2].role = text;
+        } else {
+            messages[i / 2].content = text;
+        }
+        if ((*env)->ExceptionCheck(env)) {
+            free_messages(messages, count);
+            return NULL;
+        }
+    }
+    return messages;
+}
+
+NATIVE(jint, chat)(JNIEnv *env, jclass class, jlong session, jobjectArray texts, jlong max_tokens, jfloat temperature, jobject listener) {
+    (void)class;
+    jsize count = (*env)->GetArrayLength(env, texts) / 2;
+    listening to = {env, listener, NULL};
+    to.piece = (*env)->GetMethodID(env, (*env)->GetObjectClass(env, listener), "piece", "([B)Z");
+    if (to.piece == NULL) return TLITE_FINISH_ERROR;
+    tlite_message *messages = messages_of(env, texts, count);
+    if (messages == NULL) return TLITE_FINISH_ERROR;
+    tlite_generate_options options = tlite_generate_defaults();
+    options.max_tokens = (size_t)max_tokens;
+    options.temperature = temperature;
+    tlite_finish finish = tlite_chat((const tlite_session *)session, messages, (size_t)count, &options, piece, &to);
+    free_messages(messages, count);
+    return finish;
+}

@@ -1,0 +1,101 @@
+package org.transformerlite
+
+import java.util.concurrent.locks.ReentrantReadWriteLock
+import kotlin.concurrent.read
+import kotlin.concurrent.write
+
+/** What the library refuses, in its words. */
+class TliteException(message: String) : Exception(message)
+
+/** Why an answer ended. */
+enum class Finish { END_OF_TEXT, STOP_STRING, MAX_TOKENS, CONTEXT_FULL, CANCELLED, CALLBACK }
+
+/** Who said what: "system", "user" or "assistant". */
+data class Message(val role: String, val content: String)
+
+/**
+ * A model in a folder that `tlite convert` and `tlite quantize` made. Loading takes seconds: not on the main thread.
+ *
+ * [backend] is "auto", "opencl" or "wgpu"; [context] is how many tokens a session holds, 0 what the model was made for, at most 4096.
+ */
+class Model(path: String, backend: String = "auto", context: Int = 0) : AutoCloseable {
+    private val handle = Handle(Native.modelLoad(bytes(path), bytes(backend), context.toLong()), Native::modelFree)
+
+    /** A conversation with a cache of its own. Sessions share the weights, and may outlive the model. */
+    fun session() = Session(handle.use { Native.sessionNew(it) })
+
+    override fun close() = handle.close()
+}
+
+/** See [Model.session]. One answer at a time. */
+class Session internal constructor(address: Long) : AutoCloseable {
+    private val handle = Handle(address, Native::sessionFree)
+
+    /**
+     * Answers the conversation, and hands the text to [piece] as it comes, on the calling thread; `false` ends the answer. What an earlier
+     * answer of this session read is not read again. Not on the main thread.
+     */
+    fun chat(messages: List<Message>, maxTokens: Int = 256, temperature: Float = 0f, piece: (String) -> Boolean): Finish {
+        val texts = messages.flatMap { listOf(bytes(it.role), bytes(it.content)) }.toTypedArray()
+        val listener = object : Native.Listener {
+            override fun piece(text: ByteArray) = piece(String(text, Charsets.UTF_8))
+        }
+        val finish = handle.use { Native.chat(it, texts, maxTokens.toLong(), temperature, listener) }
+        return Finish.values().getOrElse(finish) { throw lastError() }
+    }
+
+    /** Ends the answer that is being generated, within one token. For any thread. */
+    fun cancel() = handle.use { Native.cancel(it) }
+
+    /** Ends the answer that is being generated, too. Not for the `piece` of [chat]. */
+    override fun close() = handle.close(Native::cancel)
+}
+
+/** An object of the library, which is freed once, and not while a call uses it. */
+private class Handle(private var address: Long, private val free: (Long) -> Unit) {
+    private val lock = ReentrantReadWriteLock()
+
+    init {
+        if (address == 0L) throw lastError()
+    }
+
+    inline fun <T> use(call: (Long) -> T): T = lock.read {
+        check(address != 0L) { "used after close" }
+        call(address)
+    }
+
+    /** Frees the object when all calls have ended, which [before] may hasten. */
+    fun close(before: (Long) -> Unit = {}) {
+        lock.read { if (address != 0L) before(address) }
+        lock.write {
+            if (address != 0L) free(address)
+            address = 0
+        }
+    }
+}
+
+private fun bytes(text: String): ByteArray {
+    require('\u0000' !in text) { "texts for the library hold no zero characters" }
+    return text.toByteArray(Charsets.UTF_8)
+}
+
+private fun lastError() = TliteException(String(Native.lastError(), Charsets.UTF_8))
+
+/** The functions of tlite_jni.c. */
+internal object Native {
+    init {
+        System.loadLibrary("tlite_jni")
+    }
+
+    interface Listener {
+        fun piece(text: ByteArray): Boolean
+    }
+
+    @JvmStatic external fun lastError(): ByteArray
+    @JvmStatic external fun modelLoad(path: ByteArray, backend: ByteArray, context: Long): Long
+    @JvmStatic external fun modelFree(model: Long)
+    @JvmStatic external fun sessionNew(model: Long): Long
+    @JvmStatic external fun sessionFree(session: Long)
+    @JvmStatic external fun cancel(session: Long)
+    @JvmStatic external fun chat(session: Long, texts: Array<ByteArray>, maxTokens: Long, temperature: Float, listener: Listener): Int
+}
