@@ -14,90 +14,16 @@ result. Counting its bits needs the Python package gguf. Set TLITE to the comman
 """
 
 import argparse
-import ctypes
-import glob
 import json
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+from llama_cpp import Q4_0, Q4_K_M, Failure, libraries, quantize_gguf, tlite
+
 LEARN = ("gptq", "awq", "awq-gptq")
-# llama.cpp's numbers of formats of files.
-LLAMA_CPP = {"Q4_0": 2, "Q4_K_M": 15}
-
-
-class Failure(Exception):
-    """What the user is told."""
-
-
-def tlite(*arguments):
-    """The object that a command prints."""
-    command = [os.environ.get("TLITE") or os.path.join(ROOT, "target/release/tlite"), *map(str, arguments)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    if done.returncode != 0:
-        raise Failure(f"{' '.join(command)}: {done.stderr.strip()}")
-    return json.loads(done.stdout) if done.stdout.startswith("{") else done.stdout
-
-
-def libraries(folder):
-    """llama.cpp's library, with those that it needs loaded before it."""
-    for pattern in ("libggml-base*.so*", "libggml.*so*", "libllama.*so*"):
-        found = sorted(glob.glob(os.path.join(folder, pattern)))
-        if not found:
-            raise Failure(f"--llama-cpp: {folder} has no {pattern}")
-        library = ctypes.CDLL(found[0], mode=ctypes.RTLD_GLOBAL)
-        if pattern.startswith("libggml."):
-            # The one for this CPU.
-            library.ggml_backend_load_all_from_path.argtypes = [ctypes.c_char_p]
-            with silence():
-                library.ggml_backend_load_all_from_path(folder.encode())
-    return library
-
-
-class QuantizeParams(ctypes.Structure):
-    """The beginning of llama_model_quantize_params; what lies behind it keeps its defaults."""
-
-    _fields_ = [
-        ("threads", ctypes.c_int32),
-        ("format", ctypes.c_int),
-        ("output_type", ctypes.c_int),
-        ("embedding_type", ctypes.c_int),
-        ("allow_requantize", ctypes.c_bool),
-        ("rest", ctypes.c_uint8 * 255),
-    ]
-
-
-def quantize_gguf(library, source, target, number):
-    """Quantizes a GGUF file as llama.cpp does."""
-    library.llama_model_quantize_default_params.restype = QuantizeParams
-    library.llama_model_quantize.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.POINTER(QuantizeParams)]
-    library.llama_model_quantize.restype = ctypes.c_uint32
-    params = library.llama_model_quantize_default_params()
-    params.format, params.allow_requantize = number, True
-    # It tells of each tensor.
-    with silence():
-        code = library.llama_model_quantize(source.encode(), target.encode(), ctypes.byref(params))
-    if code != 0:
-        raise Failure(f"llama.cpp could not quantize {source} (code {code})")
-
-
-class silence:
-    """Sends what libraries write to the standard streams nowhere."""
-
-    def __enter__(self):
-        sys.stdout.flush()
-        self.saved = [os.dup(1), os.dup(2)]
-        with open(os.devnull, "wb") as nowhere:
-            os.dup2(nowhere.fileno(), 1)
-            os.dup2(nowhere.fileno(), 2)
-
-    def __exit__(self, *_):
-        for stream, saved in zip((1, 2), self.saved):
-            os.dup2(saved, stream)
-            os.close(saved)
+LLAMA_CPP = {"Q4_0": Q4_0, "Q4_K_M": Q4_K_M}
 
 
 def bits_of(file):

@@ -14,15 +14,12 @@ made in --work and stay there; without it they go to a temporary folder. Set TLI
 """
 
 import argparse
-import ctypes
 import os
 import sys
 import tempfile
 
-from compare_formats import Failure, libraries, quantize_gguf, silence, tlite
+from llama_cpp import F16, Failure, LlamaCpp, libraries, quantize_gguf, tlite
 
-# llama.cpp's number of files of halves.
-F16 = 1
 QUESTIONS = [
     "What is the capital of France?",
     "Write a Python function that returns the factorial of n.",
@@ -35,82 +32,6 @@ QUESTIONS = [
     "Who wrote Romeo and Juliet?",
     "List the planets of the solar system.",
 ]
-
-
-class Params(ctypes.Structure):
-    """The beginning of llama.cpp's parameters of models and of contexts; what lies behind it keeps its defaults."""
-
-    _fields_ = [("context", ctypes.c_uint32), ("batch", ctypes.c_uint32), ("rest", ctypes.c_uint8 * 504)]
-
-
-class Batch(ctypes.Structure):
-    """llama_batch."""
-
-    _fields_ = [("count", ctypes.c_int32), *[(name, ctypes.c_void_p) for name in ("token", "embd", "pos", "n_seq_id", "seq_id", "logits")]]
-
-
-class LlamaCpp:
-    """A model in llama.cpp, on the CPU."""
-
-    def __init__(self, library, path, context, threads):
-        self.lib = library
-        pointer, text, integer = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int32
-        tokens = ctypes.POINTER(ctypes.c_int32)
-        for name, result, arguments in [
-            ("llama_model_default_params", Params, []),
-            ("llama_context_default_params", Params, []),
-            ("llama_model_load_from_file", pointer, [text, Params]),
-            ("llama_init_from_model", pointer, [pointer, Params]),
-            ("llama_set_n_threads", None, [pointer, integer, integer]),
-            ("llama_model_get_vocab", pointer, [pointer]),
-            ("llama_vocab_n_tokens", integer, [pointer]),
-            ("llama_vocab_is_eog", ctypes.c_bool, [pointer, integer]),
-            ("llama_tokenize", integer, [pointer, text, integer, tokens, integer, ctypes.c_bool, ctypes.c_bool]),
-            ("llama_batch_get_one", Batch, [tokens, integer]),
-            ("llama_decode", integer, [pointer, Batch]),
-            ("llama_get_logits_ith", ctypes.POINTER(ctypes.c_float), [pointer, integer]),
-            ("llama_get_memory", pointer, [pointer]),
-            ("llama_memory_clear", None, [pointer, ctypes.c_bool]),
-        ]:
-            function = getattr(library, name)
-            function.restype, function.argtypes = result, arguments
-        with silence():
-            self.model = library.llama_model_load_from_file(path.encode(), library.llama_model_default_params())
-            params = library.llama_context_default_params()
-            params.context = params.batch = context
-            self.context = self.model and library.llama_init_from_model(self.model, params)
-        if not self.context:
-            raise Failure(f"llama.cpp could not load {path}")
-        with silence():
-            library.llama_set_n_threads(self.context, threads, threads)
-        self.vocab = library.llama_model_get_vocab(self.model)
-        self.size = library.llama_vocab_n_tokens(self.vocab)
-
-    def encode(self, text):
-        data, room = text.encode(), len(text.encode()) + 8
-        ids = (ctypes.c_int32 * room)()
-        count = self.lib.llama_tokenize(self.vocab, data, len(data), ids, room, True, True)
-        if count < 0:
-            raise Failure(f"llama.cpp could not encode {text!r}")
-        return list(ids[:count])
-
-    def generate(self, prompt, count):
-        """The most likely tokens, and the logits that each was chosen by."""
-        self.lib.llama_memory_clear(self.lib.llama_get_memory(self.context), True)
-        tokens, rows, part = [], [], prompt
-        while len(tokens) < count:
-            ids = (ctypes.c_int32 * len(part))(*part)
-            code = self.lib.llama_decode(self.context, self.lib.llama_batch_get_one(ids, len(part)))
-            if code != 0:
-                raise Failure(f"llama_decode failed (code {code})")
-            row = self.lib.llama_get_logits_ith(self.context, -1)[: self.size]
-            best = max(range(self.size), key=row.__getitem__)
-            rows.append(row)
-            if self.lib.llama_vocab_is_eog(self.vocab, best):
-                break
-            tokens.append(best)
-            part = [best]
-        return tokens, rows
 
 
 def compare(theirs, rows, ours, wanted):

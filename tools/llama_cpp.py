@@ -1,0 +1,173 @@
+"""What the tools that compare with llama.cpp share: running `tlite`, and llama.cpp's library, by ctypes.
+
+DIR of --llama-cpp holds llama.cpp's libraries (libllama, libggml), as the npm package @node-llama-cpp/linux-x64 3.22.1 has them in
+bins/linux-x64.
+"""
+
+import ctypes
+import glob
+import json
+import os
+import subprocess
+import sys
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+# llama.cpp's numbers of types of files.
+F16, Q4_0, Q4_K_M = 1, 2, 15
+
+
+class Failure(Exception):
+    """What the user is told."""
+
+
+def tlite(*arguments):
+    """The object that a command prints."""
+    command = [os.environ.get("TLITE") or os.path.join(ROOT, "target/release/tlite"), *map(str, arguments)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    if done.returncode != 0:
+        raise Failure(f"{' '.join(command)}: {done.stderr.strip()}")
+    return json.loads(done.stdout) if done.stdout.startswith("{") else done.stdout
+
+
+def libraries(folder):
+    """llama.cpp's library, with those that it needs loaded before it."""
+    for pattern in ("libggml-base*.so*", "libggml.*so*", "libllama.*so*"):
+        found = sorted(glob.glob(os.path.join(folder, pattern)))
+        if not found:
+            raise Failure(f"--llama-cpp: {folder} has no {pattern}")
+        library = ctypes.CDLL(found[0], mode=ctypes.RTLD_GLOBAL)
+        if pattern.startswith("libggml."):
+            # The one for this CPU.
+            library.ggml_backend_load_all_from_path.argtypes = [ctypes.c_char_p]
+            with silence():
+                library.ggml_backend_load_all_from_path(folder.encode())
+    return library
+
+
+class QuantizeParams(ctypes.Structure):
+    """The beginning of llama_model_quantize_params; what lies behind it keeps its defaults."""
+
+    _fields_ = [
+        ("threads", ctypes.c_int32),
+        ("format", ctypes.c_int),
+        ("output_type", ctypes.c_int),
+        ("embedding_type", ctypes.c_int),
+        ("allow_requantize", ctypes.c_bool),
+        ("rest", ctypes.c_uint8 * 255),
+    ]
+
+
+def quantize_gguf(library, source, target, number):
+    """Quantizes a GGUF file as llama.cpp does."""
+    library.llama_model_quantize_default_params.restype = QuantizeParams
+    library.llama_model_quantize.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.POINTER(QuantizeParams)]
+    library.llama_model_quantize.restype = ctypes.c_uint32
+    params = library.llama_model_quantize_default_params()
+    params.format, params.allow_requantize = number, True
+    # It tells of each tensor.
+    with silence():
+        code = library.llama_model_quantize(source.encode(), target.encode(), ctypes.byref(params))
+    if code != 0:
+        raise Failure(f"llama.cpp could not quantize {source} (code {code})")
+
+
+class silence:
+    """Sends what libraries write to the standard streams nowhere."""
+
+    def __enter__(self):
+        sys.stdout.flush()
+        self.saved = [os.dup(1), os.dup(2)]
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), 1)
+            os.dup2(nowhere.fileno(), 2)
+
+    def __exit__(self, *_):
+        for stream, saved in zip((1, 2), self.saved):
+            os.dup2(saved, stream)
+            os.close(saved)
+
+
+class Params(ctypes.Structure):
+    """The beginning of llama.cpp's parameters of models and of contexts; what lies behind it keeps its defaults."""
+
+    _fields_ = [("context", ctypes.c_uint32), ("batch", ctypes.c_uint32), ("rest", ctypes.c_uint8 * 504)]
+
+
+class Batch(ctypes.Structure):
+    """llama_batch."""
+
+    _fields_ = [("count", ctypes.c_int32), *[(name, ctypes.c_void_p) for name in ("token", "embd", "pos", "n_seq_id", "seq_id", "logits")]]
+
+
+class LlamaCpp:
+    """A model in llama.cpp, on the CPU."""
+
+    def __init__(self, library, path, context, threads):
+        self.lib = library
+        pointer, text, integer = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int32
+        tokens = ctypes.POINTER(ctypes.c_int32)
+        for name, result, arguments in [
+            ("llama_model_default_params", Params, []),
+            ("llama_context_default_params", Params, []),
+            ("llama_model_load_from_file", pointer, [text, Params]),
+            ("llama_init_from_model", pointer, [pointer, Params]),
+            ("llama_set_n_threads", None, [pointer, integer, integer]),
+            ("llama_model_get_vocab", pointer, [pointer]),
+            ("llama_vocab_n_tokens", integer, [pointer]),
+            ("llama_vocab_is_eog", ctypes.c_bool, [pointer, integer]),
+            ("llama_tokenize", integer, [pointer, text, integer, tokens, integer, ctypes.c_bool, ctypes.c_bool]),
+            ("llama_batch_get_one", Batch, [tokens, integer]),
+            ("llama_decode", integer, [pointer, Batch]),
+            ("llama_get_logits_ith", ctypes.POINTER(ctypes.c_float), [pointer, integer]),
+            ("llama_get_memory", pointer, [pointer]),
+            ("llama_memory_clear", None, [pointer, ctypes.c_bool]),
+            ("llama_synchronize", None, [pointer]),
+        ]:
+            function = getattr(library, name)
+            function.restype, function.argtypes = result, arguments
+        with silence():
+            self.model = library.llama_model_load_from_file(path.encode(), library.llama_model_default_params())
+            params = library.llama_context_default_params()
+            params.context = params.batch = context
+            self.context = self.model and library.llama_init_from_model(self.model, params)
+        if not self.context:
+            raise Failure(f"llama.cpp could not load {path}")
+        with silence():
+            library.llama_set_n_threads(self.context, threads, threads)
+        self.vocab = library.llama_model_get_vocab(self.model)
+        self.size = library.llama_vocab_n_tokens(self.vocab)
+
+    def encode(self, text):
+        data, room = text.encode(), len(text.encode()) + 8
+        ids = (ctypes.c_int32 * room)()
+        count = self.lib.llama_tokenize(self.vocab, data, len(data), ids, room, True, True)
+        if count < 0:
+            raise Failure(f"llama.cpp could not encode {text!r}")
+        return list(ids[:count])
+
+    def clear(self):
+        """Empties the cache."""
+        self.lib.llama_memory_clear(self.lib.llama_get_memory(self.context), True)
+
+    def feed(self, part):
+        """Goes on with these tokens, and waits for it."""
+        ids = (ctypes.c_int32 * len(part))(*part)
+        code = self.lib.llama_decode(self.context, self.lib.llama_batch_get_one(ids, len(part)))
+        if code != 0:
+            raise Failure(f"llama_decode failed (code {code})")
+        self.lib.llama_synchronize(self.context)
+
+    def generate(self, prompt, count):
+        """The most likely tokens, and the logits that each was chosen by."""
+        self.clear()
+        tokens, rows, part = [], [], prompt
+        while len(tokens) < count:
+            self.feed(part)
+            row = self.lib.llama_get_logits_ith(self.context, -1)[: self.size]
+            best = max(range(self.size), key=row.__getitem__)
+            rows.append(row)
+            if self.lib.llama_vocab_is_eog(self.vocab, best):
+                break
+            tokens.append(best)
+            part = [best]
+        return tokens, rows
