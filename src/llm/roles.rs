@@ -94,7 +94,23 @@ pub(super) fn name_lengths(graph: &mut Graph) -> Result<(), DimError> {
         is(Some(queries), &Dim::from(&sequence));
     }
     is(positions.last(), &Dim::from(&sequence));
-    Edit::new(graph).replace_symbols(&with)
+    Edit::new(graph).replace_symbols(&with)?;
+    mask_all_keys(graph, total);
+    Ok(())
+}
+
+/// Gives the mask `total` keys, where a graph says something else that is no number: Optimum writes `past_sequence_length + 1`, which holds for
+/// runs of one token.
+fn mask_all_keys(graph: &mut Graph, total: Dim) {
+    let Some(mask) = graph.input(MASK) else { return };
+    let Some(mut fact) = graph.value(mask).fact.clone() else {
+        return;
+    };
+    match fact.shape.0.last_mut() {
+        Some(keys) if keys.as_const().is_none() && *keys != total => *keys = total,
+        _ => return,
+    }
+    Edit::new(graph).set_fact(mask, fact);
 }
 
 /// `size` as a symbol other than `sequence`, and what is added to it.
@@ -243,6 +259,17 @@ mod tests {
             "[batch, 2, past, 8]",
         ];
         assert_eq!(named(&genai), wanted);
+        let optimum = [
+            ("input_ids", I, "batch, sequence"),
+            ("attention_mask", I, "batch, past + 1"),
+            ("past.0.key", F, "batch, 2, past, 8"),
+        ];
+        let wanted = [
+            "[batch, sequence]",
+            "[batch, past + sequence]",
+            "[batch, 2, past, 8]",
+        ];
+        assert_eq!(named(&optimum), wanted);
         // What is used already is no new name, and a cache as long as the run is left to be refused.
         let taken = [
             ("input_ids", I, "past, N"),
