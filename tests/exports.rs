@@ -6,23 +6,28 @@
 mod support;
 
 use libtest_mimic::{Arguments, Trial};
+use serde_json::json;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use support::{Device, Text};
 use transformer_lite::graph::pass::Pipeline;
-use transformer_lite::llm::LanguageModel;
 use transformer_lite::llm::engine::{Decoder, DeviceDecoder, HostModel, Lengths, Logits};
+use transformer_lite::llm::load::{Loaded, Purpose};
+use transformer_lite::llm::{LanguageModel, LoadOptions, ModelFolder};
+use transformer_lite::placement::{BackendChoice, Placement};
 
 type Outcome = Result<(), String>;
 
 /// A file, and its layers.
-const FILES: [(&str, usize); 10] = [
+const FILES: [(&str, usize); 12] = [
     ("llama3-paper", 1),
     ("gemma2-paper", 2),
     ("gemma2-plain", 2),
     ("qwen3-plain", 1),
     ("phi4-mini-plain", 1),
     ("chatglm2-paper", 1),
+    ("smollm-optimum", 1),
+    ("mistral-optimum", 1),
     ("gqa", 1),
     ("gqa-packed", 1),
     ("mha", 1),
@@ -50,6 +55,15 @@ fn main() -> ExitCode {
             let device = d.clone();
             trials.push(Trial::test(label, move || Ok(on_device(name, layers, &device)?)));
         }
+    }
+    trials.push(Trial::test("windows of config.json@host", || {
+        Ok(windows_of_config()?)
+    }));
+    for d in &devices {
+        let (label, device) = (d.label(&devices), d.clone());
+        trials.push(Trial::test(format!("windows of masks@{label}"), move || {
+            Ok(window_of_mask(&device)?)
+        }));
     }
     trials.extend(support::missing_trials(missing));
     libtest_mimic::run(&arguments, trials).exit_code()
@@ -146,4 +160,94 @@ fn on_device(name: &str, layers: usize, device: &Device) -> Outcome {
         return Err(format!("\"{}\" runs on the host in decoding", step.name));
     }
     compare(name, &mut decoder.model().text()?, DEVICE)
+}
+
+/// Keys that a query sees in the trials of windows.
+const WINDOW: usize = 4;
+
+/// The logits behind `TOKENS`, all but the last [`WINDOW`] of which are replaced by others if `changed`.
+fn last_logits(model: &mut dyn LanguageModel, changed: bool) -> Result<Vec<f32>, String> {
+    let mut tokens = TOKENS;
+    if changed {
+        let far = tokens.len() - WINDOW;
+        tokens[..far].iter_mut().for_each(|t| *t = (*t + 5) % 32);
+    }
+    model.truncate(0);
+    let mut logits = Vec::new();
+    let (prompt, rest) = tokens.split_at(PREFILL);
+    for part in std::iter::once(prompt).chain(rest.chunks(1)) {
+        model.forward(part, &mut logits).text()?;
+    }
+    Ok(logits)
+}
+
+/// A model of one layer tells the same of equal last tokens exactly if it sees no others.
+fn sees_no_more(model: &mut dyn LanguageModel, wanted: bool) -> Outcome {
+    let (a, b) = (last_logits(model, false)?, last_logits(model, true)?);
+    let most = a.iter().zip(&b).fold(0f32, |m, (a, b)| m.max((a - b).abs()));
+    if (most < 1e-5) == wanted {
+        Ok(())
+    } else {
+        Err(format!(
+            "{most} apart, {} were expected to be equal",
+            if wanted { "logits" } else { "no logits" }
+        ))
+    }
+}
+
+/// A window of which `config.json` alone tells is in the mask where that is ours to make; else a note says that it is not there.
+fn windows_of_config() -> Outcome {
+    let all = json!({"model_type": "mistral", "sliding_window": WINDOW});
+    let some = json!({"model_type": "gemma2", "sliding_window": WINDOW});
+    let off = json!({"model_type": "mistral", "sliding_window": null});
+    for (name, config, context, sees, notes) in [
+        ("llama3-paper", &all, 12, Some(true), 0),
+        ("llama3-paper", &off, 12, Some(false), 0),
+        ("llama3-paper", &some, 12, Some(false), 1),
+        ("qwen3-plain", &all, 12, Some(false), 1),
+        ("qwen3-plain", &all, WINDOW, None, 0),
+        ("gemma2-plain", &some, 12, None, 1),
+        ("gemma2-paper", &some, 12, None, 0),
+    ] {
+        let dir = tempfile::tempdir().text()?;
+        std::fs::copy(file(name, "onnx"), dir.path().join("model.onnx")).text()?;
+        std::fs::write(dir.path().join("config.json"), config.to_string()).text()?;
+        let options = LoadOptions {
+            place: Placement {
+                backend: BackendChoice::Host,
+                ..Placement::default()
+            },
+            context: Some(context),
+            ..LoadOptions::default()
+        };
+        let folder = ModelFolder::open(dir.path()).text()?;
+        let loaded = Loaded::new(&folder, &options, Purpose::Generation, &mut |_| ()).text()?;
+        let told = loaded.notes().iter().filter(|n| n.contains("config.json tells"));
+        if told.count() != notes {
+            return Err(format!(
+                "{name} with {config}: {:?}, {notes} notes were expected",
+                loaded.notes()
+            ));
+        }
+        if let Some(sees) = sees {
+            let mut model = loaded.model().text()?;
+            sees_no_more(model.as_mut(), sees).map_err(|e| format!("{name} with {config}: {e}"))?;
+        }
+    }
+    Ok(())
+}
+
+fn window_of_mask(device: &Device) -> Outcome {
+    let _turn = device.turn();
+    for windowed in [true, false] {
+        let mut decoder =
+            Decoder::load(&file("llama3-paper", "onnx"), &Pipeline::standard(), Logits::Last).text()?;
+        if windowed {
+            decoder = decoder.with_window(WINDOW);
+        }
+        let lengths = Lengths::of(TOKENS.len());
+        let decoder = DeviceDecoder::new(decoder, Box::new(device.share()), &lengths).text()?;
+        sees_no_more(&mut decoder.model().text()?, windowed)?;
+    }
+    Ok(())
 }

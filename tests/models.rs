@@ -1,8 +1,8 @@
 //! Real models as their authors exported them: what planning changes, and what devices compute.
 //!
 //! `TLITE_TEST_MODELS` names a folder with one folder for each model, as `tools/fetch_model.py` makes them; `tools/setup.sh`
-//! does it. Without the variable one ignored trial says so, which fails when `REQUIRE_BACKENDS` is set. CLIP is no package's: it is
-//! tested where `tools/export_clip.py --dir` has put it into that folder, and an ignored trial says where it was not.
+//! does it. Without the variable one ignored trial says so, which fails when `REQUIRE_BACKENDS` is set. CLIP and what Optimum exports are no
+//! package's: they are tested where `tools/setup.sh` has put them into that folder, and an ignored trial says where it has not.
 #![allow(clippy::result_large_err, reason = "the library's error, on no hot path")]
 
 mod support;
@@ -190,11 +190,14 @@ fn main() -> ExitCode {
     let folder = Arc::new(std::path::PathBuf::from(folder));
     let file = |name: &str| folder.join(name).join("model.onnx");
     let quantized = Arc::new(Quantized::default());
+    let not_tested = |name: &str, by: &str| {
+        let name = format!("NOT TESTED: {name}: {by} makes it");
+        Trial::test(name, || Ok(())).with_ignored_flag(true)
+    };
     for real in MODELS {
         let path = file(real.name);
         if real.kind == Kind::Exported && !path.is_file() {
-            let name = format!("NOT TESTED: {}: tools/export_clip.py makes it", real.name);
-            trials.push(Trial::test(name, || Ok(())).with_ignored_flag(true));
+            trials.push(not_tested(real.name, "tools/export_clip.py"));
             continue;
         }
         trials.push(Trial::test(format!("{}@host", real.name), move || {
@@ -224,36 +227,67 @@ fn main() -> ExitCode {
     trials.push(Trial::test(format!("{DECODER}@host"), move || {
         Ok(decoder_of_integers(&path, None)?)
     }));
-    let path = file(DECODER);
-    trials.push(Trial::test(format!("{DECODER}: greedy tokens@host"), move || {
-        Ok(greedy_tokens(&path, None)?)
-    }));
     for d in &devices {
         let (path, device) = (file(DECODER), d.clone());
         let label = d.label(&devices);
         trials.push(Trial::test(format!("{DECODER}@{label}"), move || {
             Ok(decoder_of_integers(&path, Some(&device))?)
         }));
-        let (path, device) = (file(DECODER), d.clone());
-        trials.push(Trial::test(
-            format!("{DECODER}: greedy tokens@{label}"),
-            move || Ok(greedy_tokens(&path, Some(&device))?),
-        ));
+    }
+    for greedy in GREEDY {
+        let path = file(greedy.name);
+        if let (Some(by), false) = (greedy.exported, path.is_file()) {
+            trials.push(not_tested(greedy.name, by));
+            continue;
+        }
+        let name = format!("{}: greedy tokens", greedy.name);
+        for d in &devices {
+            let (path, device) = (path.clone(), d.clone());
+            trials.push(Trial::test(format!("{name}@{}", d.label(&devices)), move || {
+                Ok(greedy_tokens(&path, greedy, Some(&device))?)
+            }));
+        }
+        trials.push(Trial::test(format!("{name}@host"), move || {
+            Ok(greedy_tokens(&path, greedy, None)?)
+        }));
     }
     libtest_mimic::run(&arguments, trials).exit_code()
 }
 
-/// What ONNX Runtime generates greedily: prompts and the 64 tokens behind each. `tests/data/minimind2/make.py` made it.
-const GENERATED: &str = include_str!("data/minimind2/tokens.json");
+/// A decoder's own file and what ONNX Runtime generates with it.
+struct Greedy {
+    name: &'static str,
+    /// What makes the file, where it is no package's.
+    exported: Option<&'static str>,
+    /// Keys and values of its layers.
+    states: usize,
+    /// Prompts and the 64 tokens behind each, by `tests/data/greedy/make.py`.
+    generated: &'static str,
+}
+
+const GREEDY: &[Greedy] = &[
+    Greedy {
+        name: DECODER,
+        exported: None,
+        states: 16,
+        generated: include_str!("data/greedy/minimind2-small.json"),
+    },
+    Greedy {
+        name: "smollm2-optimum",
+        exported: Some("tools/export_llm.py --form optimum"),
+        states: 60,
+        generated: include_str!("data/greedy/smollm2-optimum.json"),
+    },
+];
 /// How many of them a device must choose, and the host where ONNX Runtime itself is not steady.
 const MOST: usize = 60;
 
-/// Greedy tokens of `MiniMind2`'s own file, its cache in place: on the host those of ONNX Runtime. Where two of its logits are nearly equal or
+/// Greedy tokens of a decoder's own file, its cache in place: on the host those of ONNX Runtime. Where two of its logits are nearly equal or
 /// its levels of optimization differ, and on devices, the model is fed its tokens and asked for each next one, as a text that parts once, where two logits
 /// are as good as equal, stays another (see [`OF_INTEGERS`]).
-fn greedy_tokens(path: &Path, device: Option<&Device>) -> Outcome {
+fn greedy_tokens(path: &Path, greedy: &Greedy, device: Option<&Device>) -> Outcome {
     let _turn = device.map(Device::turn);
-    let cases: Vec<Value> = serde_json::from_str(GENERATED).text()?;
+    let cases: Vec<Value> = serde_json::from_str(greedy.generated).text()?;
     let ids = |case: &Value, name: &str| -> Result<Vec<u32>, String> {
         serde_json::from_value(case[name].clone()).text()
     };
@@ -265,9 +299,9 @@ fn greedy_tokens(path: &Path, device: Option<&Device>) -> Outcome {
     };
     let decoder = Decoder::load(path, &pipeline, Logits::Last).text()?;
     let graph = decoder.graph();
-    // Keys and values of 8 layers; none is passed in or out.
+    // None is passed in or out.
     let states = graph.states().len();
-    if states != 16 || graph.outputs().len() != 1 {
+    if states != greedy.states || graph.outputs().len() != 1 {
         return Err(format!("{states} states and {} outputs", graph.outputs().len()));
     }
     let mut model: Box<dyn LanguageModel> = match device {

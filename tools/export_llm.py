@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Exports decoders of language models from PyTorch to ONNX, with caches of keys and values.
 
-usage: export_llm.py MODEL [--gguf FILE] -o DIR [--form paper|plain]
-       export_llm.py --config FAMILY --random-weights [--size true|small] [--seed N] [--layers N] [--hidden N] .. -o DIR [--form paper|plain]
+usage: export_llm.py MODEL [--gguf FILE] -o DIR [--form paper|plain|optimum]
+       export_llm.py --config FAMILY --random-weights [--size true|small] [--seed N] [--layers N] [--hidden N] .. -o DIR [--form ..]
        export_llm.py --list
 
 MODEL is a folder as transformers keeps it: config.json and *.safetensors or pytorch_model*.bin; --gguf FILE, a file in that folder or
@@ -14,7 +14,8 @@ model.onnx, config.json and what there is of a tokenizer.
 and .value [batch, heads, keys, size] in, logits and present.N.key and .value with the new rows appended out. For families that
 the installed transformers lacks it is the same form of llm_modules.py. --form paper is that of the paper, always from llm_modules.py: the
 mask [1, 1, N, sumN] is added to the scores, past_key_inN and past_value_inN are [1, sumN - N, heads, size], for ChatGLM2
-[sumN - N, 1, heads, size], and past_keyN and past_valueN are the N new rows alone.
+[sumN - N, 1, heads, size], and past_keyN and past_valueN are the N new rows alone. --form optimum is what the package of this name makes, as
+`optimum-cli export onnx --task text-generation-with-past` does.
 
 Needs torch 1.13 or newer with a transformers that fits it (4.46 for torch 1.13), onnx and numpy; no GPU. Where they are missing a Python
 environment is made with them in the cache folder, with Debian's python3-torch if it is installed. The modules of llm_modules.py are
@@ -104,6 +105,10 @@ SIZES = {"layers": "num_hidden_layers", "hidden": "hidden_size", "inner": "inter
 TOKENIZER = ["tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json", "vocab.json",
              "merges.txt", "chat_template.jinja", "generation_config.json"]
 PACKAGES = ["transformers==4.46.3", "onnx>=1.16,<1.23", "numpy<2", "gguf", "accelerate<1.2", "onnxruntime"]
+# The last version that takes torch 1.13.
+OPTIMUM = ["optimum==1.23.3"]
+# Its default for these families.
+OPTIMUM_OPSET = 14
 
 
 def say(text):
@@ -114,29 +119,33 @@ def fail(text):
     sys.exit(f"error: {text}")
 
 
-def ensure_packages():
+def ensure_packages(optimum):
     """Goes on in an environment that has what is needed; makes it on first use."""
     try:
         import numpy, onnx, torch, transformers  # noqa: E401, F401
+
+        if optimum:
+            import optimum.exporters.onnx  # noqa: F401
         return
     except ImportError as e:
         missing = e
     cache = os.environ.get("TLITE_CACHE") or os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "transformer-lite")
     venv = os.path.join(cache, "llm-venv")
     python = os.path.join(venv, "bin", "python")
-    if os.path.realpath(sys.prefix) == os.path.realpath(venv):
+    ready = os.path.join(venv, "ready-optimum" if optimum else "ready")
+    if os.path.exists(ready) and os.path.realpath(sys.prefix) == os.path.realpath(venv):
         fail(f"{missing}; remove {venv} and try again")
-    if not os.path.exists(os.path.join(venv, "ready")):
+    if not os.path.exists(ready):
         say(f"Making a Python environment in {venv}")
         system = "/usr/bin/python3"
         debian = os.path.exists(system) and subprocess.run([system, "-c", "import torch"], capture_output=True).returncode == 0
         make = [system, "-m", "venv", "--system-site-packages"] if debian else [sys.executable, "-m", "venv"]
         pip = [python, "-m", "pip", "-q", "install"]
         torch = [] if debian else [[*pip, "torch>=1.13,<2.6"]]
-        for command in [[*make, venv], *torch, [*pip, *PACKAGES]]:
+        for command in [[*make, venv], *torch, [*pip, *PACKAGES, *(OPTIMUM if optimum else [])]]:
             if subprocess.run(command, stdout=sys.stderr).returncode:
                 fail(f"{' '.join(command)} failed; install Debian's python3-torch and python3-venv, or torch, transformers, onnx and numpy")
-        open(os.path.join(venv, "ready"), "w").close()
+        open(ready, "w").close()
     os.execv(python, [python, os.path.abspath(__file__), *sys.argv[1:]])
 
 
@@ -389,6 +398,19 @@ def export(module, ours, file, opset):
                           opset_version=opset, do_constant_folding=True, **kind)
 
 
+def export_by_optimum(theirs, folder, work):
+    """What Optimum makes of transformers' module goes to `folder`."""
+    from optimum.exporters.onnx import main_export
+
+    theirs.save_pretrained(work)
+    with warnings.catch_warnings(), contextlib.redirect_stdout(sys.stderr), gaps_filled(OPTIMUM_OPSET):
+        warnings.simplefilter("ignore")
+        try:
+            main_export(work, folder, task="text-generation-with-past", opset=OPTIMUM_OPSET, do_validation=False, local_files_only=True)
+        except ValueError as e:
+            fail(f"--form optimum: {e}")
+
+
 def finished(file, weights, ours):
     """Says in the file where its weights are from, and gives inputs and outputs their sizes as they were asked for."""
     import onnx
@@ -466,8 +488,8 @@ def main():
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--gguf", metavar="FILE")
     parser.add_argument("-o", "--output", metavar="DIR")
-    parser.add_argument("--form", choices=["paper", "plain"], default="plain")
-    parser.add_argument("--opset", type=int, default=17)
+    parser.add_argument("--form", choices=["paper", "plain", "optimum"], default="plain")
+    parser.add_argument("--opset", type=int, default=17, help="of the forms paper and plain")
     for option in SIZES:
         parser.add_argument(f"--{option}", type=int, metavar="N")
     args = parser.parse_args()
@@ -486,7 +508,7 @@ def main():
         fail(f"{args.output} exists")
     # No bars of progress between the lines.
     os.environ.setdefault("TQDM_DISABLE", "1")
-    ensure_packages()
+    ensure_packages(args.form == "optimum")
     import torch
     import transformers
 
@@ -496,17 +518,22 @@ def main():
     if theirs is not None:
         check_modules(ours, theirs)
     module = ours if theirs is None or ours.paper else wrapped(theirs)
+    if args.form == "optimum" and theirs is None:
+        fail(f"--form optimum: transformers {transformers.__version__} lacks the family")
     output = os.path.abspath(args.output)
     os.makedirs(os.path.dirname(output), exist_ok=True)
     part = tempfile.mkdtemp(prefix=".export-", dir=os.path.dirname(output))
     with contextlib.ExitStack() as stack:
         stack.callback(shutil.rmtree, part, ignore_errors=True)
         file = os.path.join(part, "model.onnx")
-        export(module, ours, file, args.opset)
-        finished(file, weights, ours)
+        if args.form == "optimum":
+            export_by_optimum(theirs, part, stack.enter_context(tempfile.TemporaryDirectory()))
+        else:
+            export(module, ours, file, args.opset)
+            finished(file, weights, ours)
+            with open(os.path.join(part, "config.json"), "w", encoding="utf-8") as f:
+                json.dump(config, f, indent=2)
         check_file(module, ours, file)
-        with open(os.path.join(part, "config.json"), "w", encoding="utf-8") as f:
-            json.dump(config, f, indent=2)
         for name in TOKENIZER if args.model else []:
             if os.path.isfile(os.path.join(args.model, name)):
                 shutil.copyfile(os.path.join(args.model, name), os.path.join(part, name))

@@ -247,6 +247,20 @@ prepare_clip() {
         { tail -n 5 "$CACHE/clip-export.txt" >&2; fail "CLIP: the export failed"; }
 }
 
+# Exports the demo's model by Optimum to $CACHE. Where PyTorch can't be had, the tests name what they leave out.
+prepare_optimum() {
+    local folder=$CACHE/smollm2-optimum gguf=$MODEL_DIR/SmolLM2-135M-Instruct.Q4_1.gguf
+    [ -f "$folder/model.onnx" ] && return 0
+    /usr/bin/python3 -c 'import torch, venv, ensurepip' 2>/dev/null || install python3-torch python3-venv
+    if ! /usr/bin/python3 -c 'import torch' 2>/dev/null; then
+        say "Optimum exports nothing: python3-torch can't be had"
+        return 0
+    fi
+    say "Exporting SmolLM2 by Optimum"
+    TLITE_CACHE=$CACHE /usr/bin/python3 "$ROOT/tools/export_llm.py" --gguf "$gguf" --form optimum -o "$folder" >/dev/null \
+        2>"$CACHE/optimum-export.txt" || { tail -n 5 "$CACHE/optimum-export.txt" >&2; fail "Optimum: the export failed"; }
+}
+
 # Puts the cases of ONNX into $ONNX_DATA.
 prepare_onnx_data() {
     setup_python
@@ -262,5 +276,6 @@ if [ "${BASH_SOURCE[0]}" = "$0" ]; then
     prepare_onnx_data
     prepare_real_models
     prepare_clip
+    prepare_optimum
     say "All is set up"
 fi

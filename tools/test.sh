@@ -44,6 +44,7 @@ prepare_model
 prepare_onnx_data
 prepare_real_models
 prepare_clip
+prepare_optimum
 "$TLITE" devices >&2
 export TLITE_TEST_MODEL_DIR=$MODEL_DIR
 export TLITE_ONNX_DATA=$ONNX_DATA

@@ -11,6 +11,8 @@ use std::path::{Path, PathBuf};
 
 /// `model_type` of a model that is not one of text alone.
 const WITH_PICTURES: &str = "gemma3";
+/// `model_type` of Llama's form with a window in all layers.
+const MISTRAL: &str = "mistral";
 /// A head this wide is no head.
 const MAX_HEAD: usize = 1 << 16;
 
@@ -155,7 +157,7 @@ impl Config {
     pub fn params(&self, tensors: usize, has: impl Fn(&str) -> bool) -> Result<Params> {
         let model_type = self.need("model_type", self.text("model_type")?)?;
         let mut known = Architecture::ALL.map(Architecture::model_type).to_vec();
-        known.push(WITH_PICTURES);
+        known.extend([MISTRAL, WITH_PICTURES]);
         self.one_of("model_type", model_type, &known)?;
         let found = Architecture::ALL
             .into_iter()
@@ -172,6 +174,7 @@ impl Config {
         let heads = need("num_attention_heads")?;
         let kv_heads = match architecture {
             Architecture::Gemma3 => need("num_key_value_heads")?,
+            _ if model_type == MISTRAL => need("num_key_value_heads")?,
             _ => self.size("num_key_value_heads")?.unwrap_or(heads),
         };
         if heads % kv_heads != 0 {
@@ -260,7 +263,11 @@ impl Config {
         rope: Option<Rope>,
     ) -> Result<Option<Window>> {
         let on = self.truth("use_sliding_window")?;
+        let mistral = self.text("model_type")? == Some(MISTRAL);
         let length = match architecture {
+            // What is null is off, what is not there is as the library has it.
+            Architecture::Llama if mistral && !self.map.contains_key("sliding_window") => Some(4096),
+            Architecture::Llama if mistral => self.size("sliding_window")?,
             Architecture::Llama | Architecture::Gemma => None,
             Architecture::Qwen2 | Architecture::Qwen3 if on != Some(true) => None,
             Architecture::Gemma2 | Architecture::Gemma3 => self.size("sliding_window")?.or(Some(4096)),

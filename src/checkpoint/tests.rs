@@ -380,6 +380,36 @@ fn traits_that_cannot_be_are_named() {
 }
 
 #[test]
+fn mistral_is_llama_with_a_window() {
+    let (_, plain) = gptq(4, 32, Order::Plain, false, "llama");
+    let with = |entries: &[(&str, Value)]| {
+        let mut folder = plain.clone();
+        for (key, value) in entries {
+            folder.config[*key] = value.clone();
+        }
+        let (dir, out, _) = converted(&folder).unwrap();
+        let masks = read_back::open(&out.join("model.onnx")).count("Where");
+        (logits(&out), masks, dir)
+    };
+    let (llama, one_mask, _a) = with(&[]);
+    let mistral = ("model_type", json!("mistral"));
+    let (off, _, _b) = with(&[mistral.clone(), ("sliding_window", Value::Null)]);
+    assert_eq!(off, llama);
+    let (found, _, _c) = with(&[mistral.clone(), ("sliding_window", json!(4))]);
+    let (wanted, _, _d) = with(&[
+        ("model_type", json!("qwen2")),
+        ("use_sliding_window", json!(true)),
+        ("sliding_window", json!(4)),
+        ("layer_types", json!(["sliding_attention", "sliding_attention"])),
+    ]);
+    assert_eq!(found, wanted);
+    assert_ne!(found, llama);
+    // What is not there is as the library has it: 4096 keys.
+    let (_, masks, _e) = with(&[mistral, ("max_position_embeddings", json!(8192))]);
+    assert_eq!(masks, one_mask + 1);
+}
+
+#[test]
 fn a_base_beside_newer_objects_is_read() {
     let (_, plain) = gptq(4, 32, Order::Plain, false, "llama");
     let base = |change: &dyn Fn(&mut Value)| {

@@ -10,6 +10,7 @@ use crate::inspect::{
     BoundFrom, How, Operator, PlanReport, Report, Request, StepReport, ValueReport, inspect, page,
     parse_bind, parse_bounds,
 };
+use crate::llm::KvType;
 use crate::llm::engine::{CHUNK, PADDING};
 use crate::placement::{BackendChoice, Placement};
 use crate::units::size_text;
@@ -56,6 +57,9 @@ pub struct Args {
     /// Tokens that the cache of a language model holds [default: what the model was made for, at most 4096]
     #[arg(long, value_name = "N", value_parser = from_one, allow_negative_numbers = true)]
     context: Option<NonZeroUsize>,
+    /// Storage of a language model's cache [default: f16]
+    #[arg(long, value_enum, value_name = "TYPE")]
+    kv: Option<KvType>,
 }
 
 impl Args {
@@ -67,6 +71,7 @@ impl Args {
         let unused = [
             ("--chunk", self.chunk.is_some()),
             ("--padding", self.padding.is_some()),
+            ("--kv", self.kv.is_some()),
             // What no decoder is may have caches too.
             ("--context", self.context.is_some() && report.states.is_empty()),
         ];
@@ -102,6 +107,7 @@ pub fn run(args: &Args) -> Result<()> {
         context: args.context.map(usize::from),
         chunk: args.chunk.map_or(CHUNK, usize::from),
         padding: args.padding.unwrap_or(PADDING),
+        kv: args.kv.unwrap_or_default(),
     };
     let report = inspect(&args.model, &request)?;
     args.check_used(&report)?;

@@ -15,8 +15,8 @@ use crate::error::{Error, Result, Stage};
 use crate::graph::onnx::{ImportOptions, import_with};
 use crate::graph::pass::{PassReport, Pipeline};
 use crate::graph::{Edit, Graph, ValueId, class, derive};
-use crate::llm::ModelFolder;
 use crate::llm::engine::{CHUNK, Decoder, Lengths, Logits, PADDING};
+use crate::llm::{KvType, ModelFolder};
 use crate::plan::{Options, Plan, weight_bytes};
 use crate::shape::{Bindings, Constraints};
 use crate::tensor::DType;
@@ -40,6 +40,8 @@ pub struct Request {
     pub chunk: usize,
     /// Lengths of decoding are padded to multiples of this.
     pub padding: usize,
+    /// Storage of a decoder's cache.
+    pub kv: KvType,
 }
 
 impl Default for Request {
@@ -52,6 +54,7 @@ impl Default for Request {
             context: None,
             chunk: CHUNK,
             padding: PADDING,
+            kv: KvType::default(),
         }
     }
 }
@@ -399,7 +402,9 @@ fn decoder(file: &Path, graph: Graph, request: &Request, symbols: &mut Symbols) 
     };
     let batch = graph.input("input_ids").and_then(|v| graph.fact(v).ok());
     let batch = batch.and_then(|f| f.shape.0.first()?.as_symbol().cloned());
-    let decoder = Decoder::of(graph, &Pipeline::standard(), Logits::Last)?;
+    let mut pipeline = Pipeline::standard();
+    request.kv.store(&mut pipeline);
+    let decoder = Decoder::of(graph, &pipeline, Logits::Last)?;
     if let Some(batch) = batch {
         symbols.decide(&batch, 1, BoundFrom::OneSequence)?;
     }

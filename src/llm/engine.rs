@@ -21,7 +21,7 @@ use crate::error::{Error, Result, Stage};
 use crate::executor::{Executor, Timing};
 use crate::graph::derive::derive;
 use crate::graph::onnx::{self, ImportOptions};
-use crate::graph::op::attention::UNSPLIT;
+use crate::graph::op::attention::{Attention, UNSPLIT};
 use crate::graph::op::concat::Concat;
 use crate::graph::pass::{EPILOGUE, LAST_ROW, LAST_ROWS, PassReport, Pipeline, ROWS, TOKEN, keeps_cache};
 use crate::graph::{Edit, Graph, Node, ValueId};
@@ -104,6 +104,8 @@ pub struct Decoder {
     fingerprint: String,
     /// Storage of activations on a device.
     float: DType,
+    /// Keys that a mask which is made for a run shows to a query.
+    window: Option<usize>,
     /// Values in its middle that a run tells, by name.
     watched: Vec<String>,
     /// What the passes did.
@@ -291,6 +293,7 @@ impl Decoder {
             vocab,
             fingerprint,
             float,
+            window: None,
             watched: watched.to_vec(),
             passes,
         })
@@ -324,6 +327,25 @@ impl Decoder {
     pub fn stored_in(mut self, float: DType) -> Self {
         self.float = float;
         self
+    }
+
+    /// True where the mask is an input that is added to scores: then a window that the graph does not have can be given by
+    /// [`Decoder::with_window`].
+    pub fn adds_mask(&self) -> bool {
+        roles::adds_mask(&self.graph)
+    }
+
+    /// The same with queries that see `window` keys, their own included, as far as the mask is one that is added to scores.
+    pub fn with_window(mut self, window: usize) -> Self {
+        self.window = Some(window);
+        self.fingerprint.push_str(&format!(" window {window}"));
+        self
+    }
+
+    /// True where attention that the passes found sees a window of keys. Those of [`Pipeline::host`] look for none.
+    pub fn has_windows(&self) -> bool {
+        let windowed = |n: &Node| n.op.downcast::<Attention>().is_some_and(|a| a.window.is_some());
+        self.graph.nodes().any(|(_, n)| windowed(n))
     }
 
     /// The prepared graph.
@@ -449,7 +471,7 @@ impl Decoder {
                 format!("token {t} is outside the vocabulary of {}", self.vocab),
             ));
         }
-        roles::inputs(&self.graph, tokens, past)
+        roles::inputs(&self.graph, tokens, past, self.window)
     }
 }
 

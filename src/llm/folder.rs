@@ -42,6 +42,45 @@ pub struct Config {
     pub max_position_embeddings: Option<usize>,
     /// Ids that end a text.
     pub eos_token_id: Option<TokenIds>,
+    /// Keys that a query sees in layers with a window.
+    pub sliding_window: Option<i64>,
+    /// Whether there are such layers.
+    pub use_sliding_window: Option<bool>,
+    /// What each layer sees.
+    pub layer_types: Option<Vec<String>>,
+}
+
+/// Attention over the latest keys, as [`Config`] tells of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SlidingWindow {
+    /// Keys that a query sees, its own included.
+    pub length: usize,
+    /// All layers have it.
+    pub everywhere: bool,
+}
+
+impl Config {
+    /// The window that some layers have, if any has.
+    pub fn window(&self) -> Option<SlidingWindow> {
+        let kind = self.model_type.as_deref().unwrap_or_default();
+        // These have a window only where they say so.
+        let asked = kind.starts_with("qwen2") || kind.starts_with("qwen3");
+        if !self.use_sliding_window.unwrap_or(!asked) {
+            return None;
+        }
+        let length = usize::try_from(self.sliding_window?).ok().filter(|n| *n > 0)?;
+        let everywhere = match &self.layer_types {
+            Some(types) => {
+                let near = types.iter().filter(|t| *t == "sliding_attention").count();
+                if near == 0 {
+                    return None;
+                }
+                near == types.len()
+            }
+            None => matches!(kind, "mistral" | "mixtral" | "phi3" | "starcoder2"),
+        };
+        Some(SlidingWindow { length, everywhere })
+    }
 }
 
 /// The entries of `generation_config.json` that generation needs. Others are ignored.
@@ -275,6 +314,46 @@ mod tests {
         let config = r#"{"eos_token": {"content": "<end>", "lstrip": false}}"#;
         std::fs::write(dir.path().join("tokenizer_config.json"), config).unwrap();
         assert_eq!(open(), [3, 7, end]);
+    }
+
+    #[test]
+    fn windows_are_those_of_layers() {
+        let window = |text: &str| {
+            let config: Config = serde_json::from_str(text).unwrap();
+            config.window().map(|w| (w.length, w.everywhere))
+        };
+        for (text, wanted) in [
+            (r#"{"model_type": "llama"}"#, None),
+            (
+                r#"{"model_type": "mistral", "sliding_window": 8}"#,
+                Some((8, true)),
+            ),
+            (r#"{"model_type": "mistral", "sliding_window": null}"#, None),
+            (r#"{"model_type": "phi3", "sliding_window": -1}"#, None),
+            (
+                r#"{"model_type": "gemma2", "sliding_window": 8}"#,
+                Some((8, false)),
+            ),
+            (r#"{"model_type": "qwen2", "sliding_window": 8}"#, None),
+            (
+                r#"{"model_type": "qwen2", "sliding_window": 8, "use_sliding_window": true}"#,
+                Some((8, false)),
+            ),
+            (
+                r#"{"sliding_window": 8, "layer_types": ["sliding_attention", "sliding_attention"]}"#,
+                Some((8, true)),
+            ),
+            (
+                r#"{"sliding_window": 8, "layer_types": ["full_attention", "sliding_attention"]}"#,
+                Some((8, false)),
+            ),
+            (
+                r#"{"sliding_window": 8, "layer_types": ["full_attention"]}"#,
+                None,
+            ),
+        ] {
+            assert_eq!(window(text), wanted, "{text}");
+        }
     }
 
     #[test]

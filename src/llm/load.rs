@@ -6,6 +6,7 @@ use super::engine::{
 use super::folder::ModelFolder;
 use crate::backend::Stats;
 use crate::error::{Error, Result, Stage};
+use crate::graph::onnx::ImportOptions;
 use crate::graph::pass::{FUSE, GREEDY, KV_Q8, Pipeline};
 use crate::graph::{Graph, State, onnx};
 use crate::placement::{BackendChoice, Opened, Placement};
@@ -28,6 +29,15 @@ pub enum KvType {
     F16,
     /// 8 bits, and a factor for each head of a token.
     Q8,
+}
+
+impl KvType {
+    /// Adds to the passes of a device what stores a cache so.
+    pub fn store(self, pipeline: &mut Pipeline) {
+        if self == Self::Q8 {
+            pipeline.insert_before(FUSE.name, KV_Q8);
+        }
+    }
 }
 
 impl FromStr for KvType {
@@ -199,15 +209,14 @@ impl Loaded {
                 if options.kv == KvType::Q8 {
                     notes.push("note: --kv q8 has no effect on the host".to_owned());
                 }
-                let decoder = Arc::new(decoder(&path, &Pipeline::host(), options, purpose)?);
+                let decoder = decoder(&path, &Pipeline::host(), options, purpose)?;
+                let decoder = Arc::new(windowed(decoder, folder, context, &mut notes)?);
                 let engine = Engine::Host { decoder, context };
                 return Ok(Self { engine, notes });
             }
         };
         let mut pipeline = Pipeline::standard().on(backend.caps());
-        if options.kv == KvType::Q8 {
-            pipeline.insert_before(FUSE.name, KV_Q8);
-        }
+        options.kv.store(&mut pipeline);
         if options.greedy && purpose == Purpose::Generation {
             pipeline.passes.push(GREEDY);
         }
@@ -218,6 +227,7 @@ impl Loaded {
         if options.kv == KvType::Q8 {
             notes.extend(kept_floats(decoder.graph()));
         }
+        let decoder = windowed(decoder, folder, context, &mut notes)?;
         let drafts = purpose == Purpose::Generation && options.drafts > 0;
         let lengths = Lengths {
             padding: options.padding,
@@ -294,6 +304,33 @@ impl Loaded {
             Engine::Host { .. } => Ok(None),
         }
     }
+}
+
+/// `decoder` with the window that `config.json` tells of and its graph does not have, as far as the mask is for us to make; else `notes` says that it
+/// is not there. Within a `context` that is no longer there is nothing to do.
+fn windowed(
+    decoder: Decoder,
+    folder: &ModelFolder,
+    context: usize,
+    notes: &mut Vec<String>,
+) -> Result<Decoder> {
+    let Some(window) = folder.config.window().filter(|w| w.length < context) else {
+        return Ok(decoder);
+    };
+    if window.everywhere && decoder.adds_mask() {
+        return Ok(decoder.with_window(window.length));
+    }
+    // The passes of the host look for no windows.
+    let absent = ImportOptions { absent_weights: true };
+    let planned = Decoder::load_with(&folder.onnx(), absent, &Pipeline::standard(), Logits::Last)?;
+    if !planned.has_windows() {
+        let length = window.length;
+        notes.push(format!(
+            "note: config.json tells of layers that see {length} tokens, model.onnx does not do so: behind {length} tokens the model may not be \
+             what it was made to be; --context {length} stays within"
+        ));
+    }
+    Ok(decoder)
 }
 
 /// Says how many caches keep their floats, where any do.

@@ -94,7 +94,23 @@ pub(super) fn name_lengths(graph: &mut Graph) -> Result<(), DimError> {
         is(Some(queries), &Dim::from(&sequence));
     }
     is(positions.last(), &Dim::from(&sequence));
-    Edit::new(graph).replace_symbols(&with)
+    Edit::new(graph).replace_symbols(&with)?;
+    mask_all_keys(graph, total);
+    Ok(())
+}
+
+/// Gives the mask `total` keys, where a graph says something else that is no number: Optimum writes `past_sequence_length + 1`, which holds for
+/// runs of one token.
+fn mask_all_keys(graph: &mut Graph, total: Dim) {
+    let Some(mask) = graph.input(MASK) else { return };
+    let Some(mut fact) = graph.value(mask).fact.clone() else {
+        return;
+    };
+    match fact.shape.0.last_mut() {
+        Some(keys) if keys.as_const().is_none() && *keys != total => *keys = total,
+        _ => return,
+    }
+    Edit::new(graph).set_fact(mask, fact);
 }
 
 /// `size` as a symbol other than `sequence`, and what is added to it.
@@ -141,8 +157,20 @@ pub(super) fn check(graph: &Graph) -> Result<()> {
     Ok(())
 }
 
-/// The inputs that the graph has, for `tokens` after `past` others, in the types that it declares.
-pub(super) fn inputs(graph: &Graph, tokens: &[u32], past: usize) -> Result<Vec<(&'static str, HostTensor)>> {
+/// True where the mask is an input that is added to scores, so that what a query sees is for its maker to say.
+pub(super) fn adds_mask(graph: &Graph) -> bool {
+    let fact = graph.input(MASK).and_then(|v| graph.value(v).fact.as_ref());
+    fact.is_some_and(|f| f.shape.rank() == 4)
+}
+
+/// The inputs that the graph has, for `tokens` after `past` others, in the types that it declares. A mask that is added to scores hides all but
+/// the latest `window` keys of a query, its own included.
+pub(super) fn inputs(
+    graph: &Graph,
+    tokens: &[u32],
+    past: usize,
+    window: Option<usize>,
+) -> Result<Vec<(&'static str, HostTensor)>> {
     let n = tokens.len();
     let all = past + n;
     let mut out = Vec::with_capacity(KNOWN.len());
@@ -167,7 +195,11 @@ pub(super) fn inputs(graph: &Graph, tokens: &[u32], past: usize) -> Result<Vec<(
     match fact(MASK) {
         None => {}
         Some(f) if f.shape.rank() == 4 => {
-            let seen = |row: usize, key: usize| if key <= past + row { 0.0 } else { HIDDEN };
+            let seen = |row: usize, key: usize| {
+                let own = past + row;
+                let near = window.is_none_or(|w| own < key.saturating_add(w));
+                if key <= own && near { 0.0 } else { HIDDEN }
+            };
             let mask: Vec<f32> = (0..n)
                 .flat_map(|row| (0..all).map(move |key| seen(row, key)))
                 .collect();
@@ -243,6 +275,17 @@ mod tests {
             "[batch, 2, past, 8]",
         ];
         assert_eq!(named(&genai), wanted);
+        let optimum = [
+            ("input_ids", I, "batch, sequence"),
+            ("attention_mask", I, "batch, past + 1"),
+            ("past.0.key", F, "batch, 2, past, 8"),
+        ];
+        let wanted = [
+            "[batch, sequence]",
+            "[batch, past + sequence]",
+            "[batch, 2, past, 8]",
+        ];
+        assert_eq!(named(&optimum), wanted);
         // What is used already is no new name, and a cache as long as the run is left to be refused.
         let taken = [
             ("input_ids", I, "past, N"),
@@ -262,7 +305,7 @@ mod tests {
             ("attention_mask", F, "1, 1, N, N + past"),
         ]);
         check(&graph).unwrap();
-        let made = inputs(&graph, &[5, 6], 1).unwrap();
+        let made = inputs(&graph, &[5, 6], 1, None).unwrap();
         let [(_, ids), (_, positions), (_, mask)] = made.as_slice() else {
             panic!("{made:?}")
         };
@@ -273,6 +316,12 @@ mod tests {
         );
         assert_eq!(mask.shape(), [1, 1, 2, 3]);
         assert_eq!(mask.to_f32().unwrap().as_ref(), [0.0, 0.0, HIDDEN, 0.0, 0.0, 0.0]);
+        let made = inputs(&graph, &[5, 6], 1, Some(2)).unwrap();
+        let (_, mask) = &made[2];
+        assert_eq!(
+            mask.to_f32().unwrap().as_ref(),
+            [0.0, 0.0, HIDDEN, HIDDEN, 0.0, 0.0]
+        );
     }
 
     #[test]
