@@ -94,7 +94,10 @@ impl Model {
     /// A whole answer on a phone, without faults.
     fn phone(&self, profile: Profile) -> Result<&Run, String> {
         let run = || self.run(&of(profile), TOKENS, &[]);
-        let place = PROFILES.iter().zip(&self.phones).find(|((_, p), _)| *p == profile);
+        let place = PROFILES
+            .iter()
+            .zip(&self.phones)
+            .find(|((_, p), _)| *p == profile);
         let (_, place) = place.ok_or("no such phone")?;
         place.get_or_init(run).as_ref().map_err(Clone::clone)
     }
@@ -105,7 +108,9 @@ impl Model {
         if found.len() == tokens && wanted.starts_with(&found) {
             return Ok(());
         }
-        Err(format!("tokens {wanted:?} wanted, of which {tokens}, {found:?} found"))
+        Err(format!(
+            "tokens {wanted:?} wanted, of which {tokens}, {found:?} found"
+        ))
     }
 }
 
@@ -121,7 +126,10 @@ type ModelTrial = Box<dyn FnOnce(&Model) -> Outcome + Send>;
 fn model_trials() -> Vec<(String, ModelTrial)> {
     let mut all: Vec<(String, ModelTrial)> = Vec::new();
     let mut add = |name: &str, run: ModelTrial| all.push((format!("model/{name}"), run));
-    add("plain_is_without_the_stand_in", Box::new(plain_is_without_the_stand_in));
+    add(
+        "plain_is_without_the_stand_in",
+        Box::new(plain_is_without_the_stand_in),
+    );
     add("adreno_context_has_low_priority", Box::new(adreno));
     add("mali_queue_has_low_priority", Box::new(mali));
     add("priority_is_chosen", Box::new(priority_is_chosen));
@@ -171,8 +179,16 @@ fn mali(model: &Model) -> Outcome {
 fn priority_is_chosen(model: &Model) -> Outcome {
     for (profile, priority, line) in [
         // With the highest clocks.
-        (Profile::Adreno, "high", "clCreateContext properties=40c9:40ca,40c2:40c3 = 0"),
-        (Profile::Adreno, "normal", "clCreateContext properties=40c9:40cb = 0"),
+        (
+            Profile::Adreno,
+            "high",
+            "clCreateContext properties=40c9:40ca,40c2:40c3 = 0",
+        ),
+        (
+            Profile::Adreno,
+            "normal",
+            "clCreateContext properties=40c9:40cb = 0",
+        ),
         (
             Profile::Mali,
             "high",
@@ -227,7 +243,10 @@ fn hints_are_refused(model: &Model, profile: Profile) -> Outcome {
     run.has(refusal)?;
     run.has("clCreateContext properties=none = 0")?;
     run.has("clCreateCommandQueue properties=none = 0")?;
-    let told = run.errors.matches(&format!("without a {what}'s priority")).count();
+    let told = run
+        .errors
+        .matches(&format!("without a {what}'s priority"))
+        .count();
     let noted = run.errors.matches("note: --priority low has no effect").count();
     if (told, noted) == (1, 1) {
         Ok(())

@@ -49,8 +49,15 @@ fn command(model: &Path, tokens: usize) -> Command {
     command
         .arg("generate")
         .arg(model)
-        .args(["--prompt", "What is the capital of France?", "--temperature", "0"])
-        .args(["--backend", "opencl", "--context", "128", "--json", "--max-tokens"])
+        .args(["--prompt", "Why is the sky blue?", "--temperature", "0"])
+        .args([
+            "--backend",
+            "opencl",
+            "--context",
+            "128",
+            "--json",
+            "--max-tokens",
+        ])
         .arg(tokens.to_string())
         .env_remove("RUST_LOG");
     command

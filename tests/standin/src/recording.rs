@@ -4,7 +4,6 @@
 //! As strict as a driver may be: a recordable queue takes dispatches only, between the begin and the end of a recording, without events;
 //! and what is changed for one replay is as recorded in the next, so that a caller that counts on either finds out.
 
-use crate::info::Words;
 use crate::objects::{arg, real_kernel, real_set_arg};
 use crate::queue::{Events, Grid, dispatch, sizes};
 use crate::real::real;
@@ -62,10 +61,6 @@ pub struct SizeUpdate {
     pub sizes: *const usize,
 }
 
-fn known() -> bool {
-    Words::configured().is_some_and(|w| w.has("cl_qcom_recordable_queues"))
-}
-
 /// Begins a recording on a recordable queue that makes none.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn clNewRecordingQCOM(queue: Handle, place: *mut Code) -> Handle {
@@ -73,7 +68,7 @@ pub unsafe extern "C" fn clNewRecordingQCOM(queue: Handle, place: *mut Code) -> 
     let mut number = 0;
     let code = before(call, None).unwrap_or_else(|| {
         with(|s| match s.recordable.get(&id(queue)) {
-            Some(None) if known() => {
+            Some(None) => {
                 // Numbers are never used twice, and are no addresses.
                 s.made_recordings += 1;
                 number = s.made_recordings;
