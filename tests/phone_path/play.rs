@@ -44,12 +44,22 @@ fn library() -> Result<PathBuf, String> {
     }
 }
 
-fn command(model: &Path, tokens: usize) -> Command {
+fn tlite(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tlite"));
+    command.args(args).env_remove("RUST_LOG");
     command
-        .arg("generate")
-        .arg(model)
-        .args(["--prompt", "Why is the sky blue?", "--temperature", "0"])
+}
+
+/// What generates `tokens` tokens greedily.
+fn greedy(model: &Path, tokens: usize, more: &[&str]) -> Command {
+    let mut command = tlite(&[
+        "generate",
+        "--prompt",
+        "Why is the sky blue?",
+        "--temperature",
+        "0",
+    ]);
+    command
         .args([
             "--backend",
             "opencl",
@@ -59,12 +69,32 @@ fn command(model: &Path, tokens: usize) -> Command {
             "--max-tokens",
         ])
         .arg(tokens.to_string())
-        .env_remove("RUST_LOG");
+        .args(more)
+        .arg(model);
     command
 }
 
 /// Generates greedily on the stand-in. An error only where the run does not end.
 pub fn generate(model: &Path, config: &Config, tokens: usize, more: &[&str]) -> Result<Run, String> {
+    on_stand_in(greedy(model, tokens, more), config)
+}
+
+/// Generates greedily without the stand-in.
+pub fn generate_without(model: &Path, tokens: usize) -> Result<Run, String> {
+    alone(greedy(model, tokens, &[]))
+}
+
+/// Any command on the stand-in. An error only where it does not end.
+pub fn run(args: &[&str], config: &Config) -> Result<Run, String> {
+    on_stand_in(tlite(args), config)
+}
+
+/// Any command without the stand-in.
+pub fn run_without(args: &[&str]) -> Result<Run, String> {
+    alone(tlite(args))
+}
+
+fn on_stand_in(mut command: Command, config: &Config) -> Result<Run, String> {
     let dir = tempfile::tempdir().map_err(|e| e.to_string())?;
     let log = dir.path().join("log");
     let config = Config {
@@ -74,11 +104,7 @@ pub fn generate(model: &Path, config: &Config, tokens: usize, more: &[&str]) -> 
     let file = dir.path().join("config.json");
     let text = serde_json::to_vec(&config).map_err(|e| e.to_string())?;
     std::fs::write(&file, text).map_err(|e| e.to_string())?;
-    let mut command = command(model, tokens);
-    command
-        .args(more)
-        .env("OPENCL_DYLIB_PATH", library()?)
-        .env(CONFIG, file);
+    command.env("OPENCL_DYLIB_PATH", library()?).env(CONFIG, file);
     let run = wait(command, dir.path(), &log)?;
     if run.log.is_empty() {
         return Err(format!("the stand-in was not loaded: {}", run.errors));
@@ -86,10 +112,9 @@ pub fn generate(model: &Path, config: &Config, tokens: usize, more: &[&str]) -> 
     Ok(run)
 }
 
-/// Generates greedily without the stand-in.
-pub fn generate_without(model: &Path, tokens: usize) -> Result<Run, String> {
+fn alone(command: Command) -> Result<Run, String> {
     let dir = tempfile::tempdir().map_err(|e| e.to_string())?;
-    wait(command(model, tokens), dir.path(), &dir.path().join("log"))
+    wait(command, dir.path(), &dir.path().join("log"))
 }
 
 fn wait(mut command: Command, dir: &Path, log: &Path) -> Result<Run, String> {
@@ -145,6 +170,20 @@ impl Run {
             .as_str()
             .map(str::to_owned)
             .ok_or_else(|| format!("no device in {report}"))
+    }
+
+    /// It ended well, and said that `--priority` has no effect so many times.
+    pub fn notes_of_priority(&self, priority: &str, wanted: usize) -> Outcome {
+        self.report()?;
+        let note = format!("note: --priority {priority} has no effect on ");
+        let found = self.errors.matches(&note).count();
+        if found == wanted {
+            return Ok(());
+        }
+        Err(format!(
+            "{wanted} notes of --priority {priority} wanted: {}",
+            self.errors
+        ))
     }
 
     /// No warning, and no note of an option without effect.

@@ -13,7 +13,7 @@ use tlite_standin::{ArgUpdate, Code, Config, Delay, Fault, Handle, ImageDesc, Pr
 /// A trial and its name.
 type Named = (&'static str, fn() -> Outcome);
 
-pub const TRIALS: [Named; 9] = [
+pub const TRIALS: [Named; 10] = [
     ("says_what_a_phone_says", says_what_a_phone_says),
     ("properties_of_contexts_are_checked", contexts),
     ("properties_of_queues_are_checked", queues),
@@ -23,6 +23,7 @@ pub const TRIALS: [Named; 9] = [
     ("faults_come_at_their_call", faults),
     ("memory_is_limited", memory),
     ("images_of_buffers_are_aligned", images),
+    ("command_buffers_are_logged_and_fail", command_buffers),
 ];
 
 /// The stand-in is one for the process.
@@ -653,4 +654,73 @@ fn images() -> Outcome {
         return Err("64 pixels are refused".to_owned());
     }
     Ok(())
+}
+
+/// The driver's function of that name, by way of the stand-in.
+///
+/// # Safety
+///
+/// `T` is the type of a pointer to that function.
+unsafe fn address<T: Copy>(name: &CStr) -> Result<T, String> {
+    // SAFETY: a name with a closing zero; for extensions of devices drivers look at no platform.
+    let address = unsafe {
+        let mut platform = null_mut();
+        standin::clGetPlatformIDs(1, &raw mut platform, null_mut());
+        standin::clGetExtensionFunctionAddressForPlatform(platform, name.as_ptr())
+    };
+    if address.is_null() {
+        return Err(format!("no {name:?}"));
+    }
+    // SAFETY: as the caller promises.
+    Ok(unsafe { std::mem::transmute_copy(&address) })
+}
+
+/// Where the driver has them.
+fn command_buffers() -> Outcome {
+    type Create = unsafe extern "C" fn(u32, *const Handle, *const c_void, *mut Code) -> Handle;
+    type OfOne = unsafe extern "C" fn(Handle) -> Code;
+    type Enqueue = unsafe extern "C" fn(u32, *const Handle, Handle, u32, *const Handle, *mut Handle) -> Code;
+    let dir = tempfile::tempdir().map_err(|e| e.to_string())?;
+    let log = dir.path().join("log");
+    let phone = Phone::new(Config {
+        log: Some(log.clone()),
+        faults: vec![Fault {
+            call: "clEnqueueCommandBufferKHR".to_owned(),
+            kernel: None,
+            nth: 2,
+            code: cl::OUT_OF_RESOURCES,
+            lost: false,
+        }],
+        ..super::of(Profile::Mali)
+    })?;
+    let list = phone.words(DEVICE_EXTENSIONS)?;
+    if !list.split(' ').any(|e| e == "cl_khr_command_buffer") {
+        return Ok(());
+    }
+    let (context, code) = phone.context(&[0]);
+    ok("context", code)?;
+    let (queue, code) = phone.queue(context, &[0]);
+    ok("queue", code)?;
+    // SAFETY: the functions have these types, and objects are live.
+    let codes = unsafe {
+        let create: Create = address(c"clCreateCommandBufferKHR")?;
+        let finalize: OfOne = address(c"clFinalizeCommandBufferKHR")?;
+        let enqueue: Enqueue = address(c"clEnqueueCommandBufferKHR")?;
+        let release: OfOne = address(c"clReleaseCommandBufferKHR")?;
+        let mut code = cl::SUCCESS;
+        let buffer = create(1, &raw const queue, null(), &raw mut code);
+        let end = finalize(buffer);
+        let mut enqueue = || enqueue(0, null(), buffer, 0, null(), null_mut());
+        let [first, second, third] = [enqueue(), enqueue(), enqueue()];
+        let finish = standin::clFinish(queue);
+        [code, end, first, second, third, finish, release(buffer)]
+    };
+    let mut wanted = [cl::SUCCESS; 7];
+    wanted[3] = cl::OUT_OF_RESOURCES;
+    same("codes", codes, wanted)?;
+    let log = std::fs::read_to_string(log).map_err(|e| e.to_string())?;
+    let queued = log
+        .lines()
+        .filter(|l| l.starts_with("clEnqueueCommandBufferKHR buffer="));
+    same("lines", queued.count(), 3)
 }

@@ -25,6 +25,7 @@
     reason = "functions of the C interface are described in its specification"
 )]
 
+mod command_buffer;
 mod config;
 mod info;
 mod objects;

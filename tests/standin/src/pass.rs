@@ -1,12 +1,13 @@
 //! Calls that are passed on as they are.
 
+use crate::command_buffer::wrapper;
 use crate::queue::no_dispatch;
 use crate::real::real;
-use crate::state::{after, before};
+use crate::state::{after, before, with};
 use crate::{Bits, Code, Handle, Uint, cl, recording};
 use std::ffi::{CStr, c_char, c_void};
 
-/// Functions that return a code: `queries` and releases never fail here, `work` fails as configured, `commands` besides on recordable queues.
+/// Functions that return a code: queries and releases never fail here, work fails as configured, commands do on recordable queues too.
 macro_rules! pass {
     (@$kind:ident $($name:ident($($arg:ident: $ty:ty),* $(,)?);)*) => {$(
         #[unsafe(no_mangle)]
@@ -82,8 +83,17 @@ pub unsafe extern "C" fn clGetExtensionFunctionAddressForPlatform(
     };
     let address = match own {
         Some(own) => own.cast_mut().cast(),
-        None => real!(clGetExtensionFunctionAddressForPlatform(platform: Handle, name: *const c_char) -> *mut c_void)
-            .unwrap_or(std::ptr::null_mut()),
+        None => {
+            let real = real!(clGetExtensionFunctionAddressForPlatform(platform: Handle, name: *const c_char) -> *mut c_void)
+                .unwrap_or(std::ptr::null_mut());
+            match wrapper(&text) {
+                Some(wrapper) if !real.is_null() => {
+                    with(|s| s.addresses.insert(text.to_string(), real as usize));
+                    wrapper.cast_mut().cast()
+                }
+                _ => real,
+            }
+        }
     };
     let code = if address.is_null() {
         cl::INVALID_VALUE

@@ -50,6 +50,8 @@ pub(crate) struct State {
     pub(crate) recordable: HashMap<usize, Option<usize>>,
     pub(crate) recordings: HashMap<usize, Recording>,
     pub(crate) made_recordings: usize,
+    /// Functions of the driver's extensions that were asked for, by name.
+    pub(crate) addresses: HashMap<String, usize>,
 }
 
 static STATE: Mutex<Option<State>> = Mutex::new(None);
