@@ -106,7 +106,7 @@ pub(super) fn open(
     priority: Option<Priority>,
 ) -> Result<Opened, BackendError> {
     let refused = |what: &str, code: Code| {
-        log::warn!("{name}: without {what}, which its driver lists and refuses: {code}")
+        log::warn!("{name}: without {what}, which its driver lists and refuses: {code}");
     };
     let plain_context =
         || Context::new(device, &[]).map_err(|code| code.at(format!("clCreateContext on {name}")));
