@@ -2,6 +2,7 @@
 
 use crate::config::Profile;
 use crate::real::real;
+use crate::recording::MOST;
 use crate::state::{after, with};
 use crate::{Bits, Code, Handle, Uint, cl};
 use std::ffi::c_void;
@@ -344,7 +345,7 @@ fn device_words(words: &Words, name: Uint, real: Query<'_>) -> Result<Option<Vec
         }
         IMAGE_PITCH_ALIGNMENT => words.image_pitch.to_ne_bytes().to_vec(),
         cl::DEVICE_RECORDABLE_QUEUE_MAX_SIZE if words.has("cl_qcom_recordable_queues") => {
-            2048u32.to_ne_bytes().to_vec()
+            MOST.to_ne_bytes().to_vec()
         }
         // Of extensions that are not listed.
         _ if MAKERS.contains(&name) => return Err(cl::INVALID_VALUE),

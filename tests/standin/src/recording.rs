@@ -11,6 +11,9 @@ use crate::state::{Arg, Kernel, after, before, id, made, with};
 use crate::{Code, Handle, Uint, cl};
 use std::ffi::{CString, c_char, c_void};
 
+/// Most dispatches of a recording.
+pub(crate) const MOST: Uint = 2048;
+
 /// A dispatch with a kernel object of its own.
 #[derive(Clone, Debug)]
 struct Recorded {
@@ -127,6 +130,7 @@ pub(crate) fn add(open: Option<usize>, kernel: Handle, grid: Grid, events: Event
         // For what spoils results.
         s.kernels.insert(id(object), known.clone());
         match s.recordings.get_mut(&open) {
+            Some(recording) if recording.steps.len() >= MOST as usize => cl::OUT_OF_RESOURCES,
             Some(recording) => {
                 recording.steps.push(Recorded {
                     object: id(object),
