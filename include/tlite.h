@@ -46,6 +46,8 @@ typedef struct {
   const char *kv;
   // Lengths of decoding are padded to multiples of this, 32 to 256; 0 is 64.
   size_t padding;
+  // Whose work the device does first, "low", "normal" or "high"; NULL is low on GPUs that share the host's memory, else the driver's.
+  const char *priority;
 } tlite_load_options;
 
 // How tokens are chosen, and when an answer ends. Begin with what `tlite_generate_defaults` returns.

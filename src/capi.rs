@@ -40,6 +40,8 @@ pub struct TliteLoadOptions {
     pub kv: *const c_char,
     /// Lengths of decoding are padded to multiples of this, 32 to 256; 0 is 64.
     pub padding: usize,
+    /// Whose work the device does first, "low", "normal" or "high"; NULL is low on GPUs that share the host's memory, else the driver's.
+    pub priority: *const c_char,
 }
 
 /// How tokens are chosen, and when an answer ends. Begin with what `tlite_generate_defaults` returns.
@@ -238,16 +240,20 @@ unsafe fn load_options(options: *const TliteLoadOptions) -> Result<LoadOptions> 
         return Ok(all);
     };
     // SAFETY: as the caller promises.
-    let (backend, device, kv) = unsafe {
+    let (backend, device, kv, priority) = unsafe {
         (
             text_or_none("backend", given.backend)?,
             text_or_none("device", given.device)?,
             text_or_none("kv", given.kv)?,
+            text_or_none("priority", given.priority)?,
         )
     };
     all.place = Placement {
         backend: backend.map_or(Ok(BackendChoice::default()), str::parse)?,
-        options: OpenOptions::of(device),
+        options: OpenOptions {
+            priority: priority.map(str::parse).transpose()?,
+            ..OpenOptions::of(device)
+        },
     };
     all.kv = kv.map_or(Ok(KvType::default()), str::parse)?;
     all.context = (given.context > 0).then_some(given.context);

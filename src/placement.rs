@@ -1,6 +1,6 @@
 //! Where a model runs: which backend, which device.
 
-use crate::backend::{self, Backend, BackendError, BackendKind, Caps, DeviceKind, OpenOptions};
+use crate::backend::{self, Backend, BackendError, BackendKind, Caps, DeviceKind, OpenOptions, Priority};
 use crate::error::{Error, Result, Stage};
 use std::fmt;
 use std::str::FromStr;
@@ -48,6 +48,18 @@ impl FromStr for BackendChoice {
         found.ok_or_else(|| {
             let known = Self::ALL.map(Self::name).join(", ");
             Error::usage("--backend", format!("\"{text}\" is none of {known}"))
+        })
+    }
+}
+
+impl FromStr for Priority {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let found = Self::ALL.into_iter().find(|p| p.name() == text);
+        found.ok_or_else(|| {
+            let known = Self::ALL.map(Self::name).join(", ");
+            Error::usage("--priority", format!("\"{text}\" is none of {known}"))
         })
     }
 }
@@ -115,6 +127,20 @@ impl Placement {
         }
     }
 
+    /// A note for people where a priority is asked for that what was opened, a device with `caps` or the host, cannot have.
+    pub fn priority_note(&self, caps: Option<&Caps>) -> Option<String> {
+        let priority = self.options.priority?;
+        let unused = |place: &str| Some(format!("note: --priority {priority} has no effect on {place}"));
+        match caps {
+            None => unused("the host"),
+            Some(caps) if self.options.priority_is_unused(caps) => unused(&format!(
+                "{}, whose {} driver takes none",
+                caps.device, caps.backend
+            )),
+            Some(_) => None,
+        }
+    }
+
     /// Capabilities of the device, without opening it for work; `None` where none is named.
     pub fn caps(&self) -> Result<Option<Caps>> {
         let kinds: &[BackendKind] = match self.backend {
@@ -164,11 +190,48 @@ mod tests {
         for choice in BackendChoice::ALL {
             assert_eq!(choice.to_string().parse::<BackendChoice>().unwrap(), choice);
         }
+        for priority in Priority::ALL {
+            assert_eq!(priority.to_string().parse::<Priority>().unwrap(), priority);
+        }
+        assert!("urgent".parse::<Priority>().is_err_and(|e| e.is_usage()));
         let e = "cuda".parse::<BackendChoice>().unwrap_err();
         assert!(
             e.is_usage() && e.to_string().contains("auto, opencl, wgpu, host"),
             "{e}"
         );
+    }
+
+    #[test]
+    fn a_priority_without_effect_is_told() {
+        let asked = |priority, caps: Option<&Caps>| {
+            let options = OpenOptions {
+                priority,
+                ..OpenOptions::default()
+            };
+            let place = Placement {
+                options,
+                ..Placement::default()
+            };
+            place.priority_note(caps)
+        };
+        let without = Caps::neutral();
+        let with = Caps {
+            priorities: true,
+            ..Caps::neutral()
+        };
+        for priority in [None, Some(Priority::Normal)] {
+            assert_eq!(asked(priority, Some(&without)), None);
+        }
+        for priority in [Priority::Low, Priority::High] {
+            assert_eq!(asked(Some(priority), Some(&with)), None);
+            for caps in [Some(&without), None] {
+                let note = asked(Some(priority), caps).unwrap();
+                assert!(
+                    note.contains(&format!("--priority {priority} has no effect")),
+                    "{note}"
+                );
+            }
+        }
     }
 
     #[test]

@@ -99,7 +99,7 @@ fn help_names_the_options() {
         assert!(help("generate").contains(option), "{option}");
     }
     for command in ["generate", "chat", "bench", "perplexity"] {
-        for option in ["--backend", "--device", "--context", "--float"] {
+        for option in ["--backend", "--device", "--priority", "--context", "--float"] {
             assert!(help(command).contains(option), "{command} {option}");
         }
     }

@@ -38,6 +38,7 @@ fn caps() -> Caps {
         f16_math: false,
         matrix_units: false,
         profiling: false,
+        priorities: false,
     }
 }
 

@@ -28,10 +28,10 @@ driver_versions >&2
 # All in release, so that the steps share what they build.
 # Cargo does not see the modules that the list of operators declares.
 format() {
-    cargo fmt --check && rustfmt --check --config-path rustfmt.toml --edition 2024 src/graph/op/*.rs
+    cargo fmt --check -p transformer-lite -p tlite-standin && rustfmt --check --config-path rustfmt.toml --edition 2024 src/graph/op/*.rs
 }
 step "Format" format
-step "Lints: library and command" cargo clippy --release --locked --lib --bins -- -D warnings
+step "Lints: library and command" cargo clippy --release --locked --workspace --lib --bins -- -D warnings
 step "Lints: tests, benches and examples" cargo clippy --release --locked --tests --benches --examples -- -D warnings
 step "No backend" cargo check --release --locked --no-default-features
 step "OpenCL alone" cargo check --release --locked --no-default-features --features opencl

@@ -83,6 +83,8 @@ pub struct Caps {
     pub matrix_units: bool,
     /// Times of single dispatches can be measured.
     pub profiling: bool,
+    /// The driver takes a [`Priority`].
+    pub priorities: bool,
 }
 
 impl Caps {
@@ -129,6 +131,7 @@ impl Caps {
             f16_math: false,
             matrix_units: false,
             profiling: false,
+            priorities: false,
         }
     }
 }
@@ -380,6 +383,44 @@ pub struct OpenOptions {
     /// The device of this name, else the one whose name or driver contains this text (ASCII case ignored); with `#N` at its end the
     /// Nth of several. Without it the best one: discrete before integrated before CPU.
     pub device: Option<String>,
+    /// How its work stands against that of other programs; without one [`Priority::default_on`].
+    pub priority: Option<Priority>,
+}
+
+/// How a device's work stands against that of other programs, the one that draws the screen among them. A driver takes it as a hint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Priority {
+    /// After others' work: a screen stays smooth.
+    Low,
+    /// As drivers have it.
+    Normal,
+    /// Before others' work, at the highest clocks.
+    High,
+}
+
+impl Priority {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Low, Self::Normal, Self::High];
+
+    /// The name by which options call it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Low => "low",
+            Self::Normal => "normal",
+            Self::High => "high",
+        }
+    }
+
+    /// What a device gets of which nobody asks for a priority: low where it draws the screen too, else whatever the driver does.
+    pub fn default_on(kind: DeviceKind) -> Option<Self> {
+        (kind == DeviceKind::Integrated).then_some(Self::Low)
+    }
+}
+
+impl fmt::Display for Priority {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
 }
 
 impl OpenOptions {
@@ -387,7 +428,13 @@ impl OpenOptions {
     pub fn of(device: Option<&str>) -> Self {
         Self {
             device: device.map(str::to_owned),
+            priority: None,
         }
+    }
+
+    /// True where a priority is asked for that a device with `caps` does not get, as its driver takes none.
+    pub fn priority_is_unused(&self, caps: &Caps) -> bool {
+        !caps.priorities && matches!(self.priority, Some(Priority::Low | Priority::High))
     }
 }
 

@@ -35,6 +35,7 @@ struct Row {
     f16_math: bool,
     matrix_units: bool,
     profiling: bool,
+    priorities: bool,
 }
 
 impl From<Caps> for Row {
@@ -56,6 +57,7 @@ impl From<Caps> for Row {
             f16_math: caps.f16_math,
             matrix_units: caps.matrix_units,
             profiling: caps.profiling,
+            priorities: caps.priorities,
         }
     }
 }
@@ -80,6 +82,7 @@ fn host() -> Row {
         f16_math: false,
         matrix_units: false,
         profiling: false,
+        priorities: false,
     }
 }
 
@@ -210,6 +213,7 @@ mod tests {
             f16_math: true,
             matrix_units: false,
             profiling: true,
+            priorities: false,
         }
     }
 

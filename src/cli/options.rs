@@ -1,7 +1,7 @@
 //! Options that several commands share, and the checks of their values.
 
 use super::output::note;
-use crate::backend::OpenOptions;
+use crate::backend::{OpenOptions, Priority};
 use crate::error::{Error, Result, Stage};
 use crate::graph::pass::Pipeline;
 use crate::llm::engine::PADDING;
@@ -43,6 +43,21 @@ impl ValueEnum for KvType {
     }
 }
 
+impl ValueEnum for Priority {
+    fn value_variants<'a>() -> &'a [Self] {
+        &Self::ALL
+    }
+
+    fn to_possible_value(&self) -> Option<PossibleValue> {
+        let help = match self {
+            Self::Low => "After other programs' work: a screen stays smooth",
+            Self::Normal => "As drivers have it",
+            Self::High => "Before other programs' work, at the highest clocks",
+        };
+        Some(PossibleValue::new(self.name()).help(help))
+    }
+}
+
 /// Where a model runs.
 #[derive(Clone, Debug, Default, clap::Args)]
 #[command(next_help_heading = "Execution")]
@@ -53,6 +68,9 @@ pub struct DeviceOptions {
     /// Device of this name, or with this text in its name or driver, and #2 behind it for the second; see `tlite devices`
     #[arg(long, value_name = "SUBSTRING")]
     pub device: Option<String>,
+    /// Whose work a device does first, where its driver takes a hint [default: low on GPUs that share the host's memory, else the driver's]
+    #[arg(long, value_enum, value_name = "NAME")]
+    pub priority: Option<Priority>,
 }
 
 impl DeviceOptions {
@@ -60,7 +78,10 @@ impl DeviceOptions {
     pub fn placement(&self) -> Placement {
         Placement {
             backend: self.backend,
-            options: OpenOptions::of(self.device.as_deref()),
+            options: OpenOptions {
+                priority: self.priority,
+                ..OpenOptions::of(self.device.as_deref())
+            },
         }
     }
 

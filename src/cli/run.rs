@@ -7,6 +7,7 @@ mod report;
 use super::load;
 use super::options::{DeviceOptions, Float, PassOptions, check_file, from_one, from_zero, note_unused};
 use super::output::{put, put_json};
+use crate::backend::Backend;
 use crate::error::{Error, Result};
 use crate::files::{self, npy};
 use crate::graph::onnx;
@@ -162,6 +163,12 @@ pub fn run(args: &Args) -> Result<()> {
     if backend.is_none() {
         note_unused(float);
     }
+    load::print_notes(
+        args.on
+            .placement()
+            .priority_note(backend.as_deref().map(Backend::caps))
+            .as_slice(),
+    );
     let float = float.unwrap_or(DType::F32);
     let mut runner = Runner::after(&pipeline, onnx::import(&file)?, backend, float)?;
     let load_ms = ms(start);

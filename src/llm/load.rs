@@ -198,8 +198,12 @@ impl Loaded {
         let context = folder.context(options.context)?;
         let mut notes = Vec::new();
         let backend = match options.place.open()? {
-            Opened::Device(backend) => backend,
+            Opened::Device(backend) => {
+                notes.extend(options.place.priority_note(Some(backend.caps())));
+                backend
+            }
             Opened::Host { for_want } => {
+                notes.extend(options.place.priority_note(None));
                 if for_want {
                     notes.push("no device, `tlite devices` says why; running on the host, slowly".to_owned());
                 }

@@ -72,6 +72,10 @@ static void refused_loads(const char *folder) {
     CHECK(tlite_model_load(folder, &options) == NULL);
     CHECK(strstr(tlite_last_error(), "padding") != NULL);
     options.padding = 0;
+    options.priority = "urgent";
+    CHECK(tlite_model_load(folder, &options) == NULL);
+    CHECK(strstr(tlite_last_error(), "low, normal, high") != NULL);
+    options.priority = NULL;
     options.kv = "q8";
     CHECK(tlite_model_load(folder, &options) == NULL);
     CHECK(strstr(tlite_last_error(), "q8") != NULL);
@@ -253,6 +257,7 @@ int main(int argc, char **argv) {
     refused_loads(argv[1]);
     options.backend = argv[2];
     options.context = 40;
+    options.priority = "normal";
     model = tlite_model_load(argv[1], &options);
     CHECK(model != NULL);
     answers(model);

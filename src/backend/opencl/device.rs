@@ -1,6 +1,7 @@
 //! Which devices there are and what they offer.
 
 use super::driver::{Code, DeviceHandle, number, text};
+use super::priority::Hints;
 use crate::backend::{BackendError, Caps, DeviceKind, Maker, fast_local};
 use opencl3::device as api;
 use opencl3::error_codes as codes;
@@ -156,7 +157,7 @@ pub(super) fn enumerate() -> Result<Vec<(DeviceHandle, Caps)>, BackendError> {
     Ok(devices)
 }
 
-fn platform_text(platform: cl_platform_id, name: u32) -> String {
+pub(super) fn platform_text(platform: cl_platform_id, name: u32) -> String {
     platform_api::get_platform_data(platform, name)
         .map_or_else(|code| Code(code).to_string(), |bytes| text(&bytes))
 }
@@ -276,6 +277,7 @@ fn caps_of(device: DeviceHandle, platform: &str, platform_version: &str) -> Resu
         f16_math: has("cl_khr_fp16"),
         matrix_units: takes_ptx(kind, maker, has("cl_nv_device_attribute_query"), device),
         profiling: true,
+        priorities: Hints::of(device).any_priority(),
     })
 }
 

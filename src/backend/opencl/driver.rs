@@ -13,7 +13,8 @@ use opencl3::kernel as kernel_api;
 use opencl3::memory as memory_api;
 use opencl3::program as program_api;
 use opencl3::types::{
-    CL_BLOCKING, cl_command_queue, cl_context, cl_device_id, cl_event, cl_int, cl_kernel, cl_mem, cl_program,
+    CL_BLOCKING, cl_command_queue, cl_context, cl_context_properties, cl_device_id, cl_event, cl_int,
+    cl_kernel, cl_mem, cl_program, cl_queue_properties,
 };
 use std::ffi::{CStr, c_void};
 use std::fmt;
@@ -89,6 +90,14 @@ impl Code {
     }
 }
 
+/// The function table.
+fn library() -> Result<&'static cl3::OpenCl, Code> {
+    match cl3::load_library() {
+        Ok(library) => Ok(library),
+        Err(_) => Err(Code(codes::DLOPEN_RUNTIME_LOAD_FAILED)),
+    }
+}
+
 macro_rules! handle {
     ($(#[$doc:meta])* $name:ident, $raw:ty, $release:path) => {
         $(#[$doc])*
@@ -154,22 +163,47 @@ impl DeviceHandle {
 }
 
 impl Context {
-    pub(super) fn new(device: DeviceHandle) -> Result<Self, Code> {
-        context_api::create_context(&[device.0], ptr::null(), None, ptr::null_mut())
+    /// A context with `properties`, names and values in turn, without the 0 that ends such lists.
+    pub(super) fn new(device: DeviceHandle, properties: &[cl_context_properties]) -> Result<Self, Code> {
+        let list = [properties, &[0]].concat();
+        let start = if properties.is_empty() {
+            ptr::null()
+        } else {
+            list.as_ptr()
+        };
+        context_api::create_context(&[device.0], start, None, ptr::null_mut())
             .map(Self)
             .map_err(Code)
     }
 
-    pub(super) fn queue(&self, device: DeviceHandle, profiling: bool) -> Result<Queue, Code> {
-        let properties = if profiling {
+    /// A queue; `profiling` for times of its commands. `properties` as for [`Context::new`], for which OpenCL 2.0 is needed.
+    pub(super) fn queue(
+        &self,
+        device: DeviceHandle,
+        profiling: bool,
+        properties: &[cl_queue_properties],
+    ) -> Result<Queue, Code> {
+        let bits = if profiling {
             queue_api::CL_QUEUE_PROFILING_ENABLE
         } else {
             0
         };
-        // SAFETY: the context was made for this device.
-        unsafe { queue_api::create_command_queue(self.0, device.0, properties) }
-            .map(Queue)
-            .map_err(Code)
+        if properties.is_empty() {
+            // SAFETY: the context was made for this device.
+            return unsafe { queue_api::create_command_queue(self.0, device.0, bits) }
+                .map(Queue)
+                .map_err(Code);
+        }
+        let own = [queue_api::CL_QUEUE_PROPERTIES.into(), bits];
+        let list = [&own[..], properties, &[0]].concat();
+        let mut code = codes::CL_SUCCESS;
+        let queue =
+            library()?.clCreateCommandQueueWithProperties(self.0, device.0, list.as_ptr(), &raw mut code);
+        match (queue, code) {
+            (Some(queue), codes::CL_SUCCESS) => Ok(Queue(queue)),
+            (Some(_), code) => Err(Code(code)),
+            (None, _) => Err(Code(codes::DLOPEN_FUNCTION_NOT_AVAILABLE)),
+        }
     }
 
     pub(super) fn buffer(&self, bytes: usize) -> Result<Mem, Code> {
@@ -322,11 +356,8 @@ impl Queue {
         timed: bool,
         call: impl FnOnce(&cl3::OpenCl, *mut cl_event) -> Option<cl_int>,
     ) -> Result<Option<Event>, Code> {
-        let library = cl3::load_library()
-            .as_ref()
-            .map_err(|_| Code(codes::DLOPEN_RUNTIME_LOAD_FAILED))?;
         let mut event = ptr::null_mut();
-        match call(library, if timed { &raw mut event } else { ptr::null_mut() }) {
+        match call(library()?, if timed { &raw mut event } else { ptr::null_mut() }) {
             Some(codes::CL_SUCCESS) => Ok(timed.then(|| Event(event))),
             Some(code) => Err(Code(code)),
             None => Err(Code(codes::DLOPEN_FUNCTION_NOT_AVAILABLE)),

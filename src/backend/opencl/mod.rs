@@ -8,6 +8,7 @@
 
 mod device;
 mod driver;
+mod priority;
 mod record;
 #[cfg(test)]
 mod tests;
@@ -15,10 +16,11 @@ mod units;
 
 use super::kernel::{self, KernelSpec, Language};
 use super::{
-    Backend, BackendError, BufferId, Caps, Command, DeviceKind, KernelId, Launch, OpenOptions, RecordingId,
-    Stats, View, choose,
+    Backend, BackendError, BufferId, Caps, Command, DeviceKind, KernelId, Launch, OpenOptions, Priority,
+    RecordingId, Stats, View, choose,
 };
 use driver::{Context, DeviceHandle, Program, Queue};
+use priority::{Hints, Opened};
 use record::{Block, Dispatch, Step};
 use std::collections::HashMap;
 use std::ffi::CString;
@@ -71,6 +73,8 @@ pub struct OpenCl {
     context: Context,
     device: DeviceHandle,
     caps: Caps,
+    hints: Hints,
+    priority: Option<Priority>,
     stats: Stats,
     next_id: u32,
 }
@@ -91,8 +95,13 @@ impl OpenCl {
             found: format!("no device number {index}"),
         })?;
         let mut caps = all.swap_remove(index);
-        let context =
-            Context::new(handle).map_err(|code| code.at(format!("clCreateContext on {}", caps.device)))?;
+        let priority = options.priority.or(Priority::default_on(caps.kind));
+        let Opened {
+            context,
+            queue,
+            hints,
+        } = priority::open(handle, &caps.device, Hints::of(handle), priority)?;
+        caps.priorities = hints.any_priority();
         if caps.matrix_units
             && let Some(why) = units::refusal(&context, handle)
         {
@@ -102,9 +111,6 @@ impl OpenCl {
             );
             caps.matrix_units = false;
         }
-        let queue = context
-            .queue(handle, false)
-            .map_err(|code| code.at(format!("clCreateCommandQueue on {}", caps.device)))?;
         Ok(Self {
             recordings: HashMap::new(),
             buffers: HashMap::new(),
@@ -115,6 +121,8 @@ impl OpenCl {
             context,
             device: handle,
             caps,
+            hints,
+            priority,
             stats: Stats::default(),
             next_id: 0,
         })
@@ -515,11 +523,12 @@ impl Backend for OpenCl {
         self.wait()?;
         let queue = match &mut self.timed_queue {
             Some(queue) => queue,
-            none => none.insert(
-                self.context
-                    .queue(self.device, true)
-                    .map_err(|code| code.at("clCreateCommandQueue with CL_QUEUE_PROFILING_ENABLE"))?,
-            ),
+            none => none.insert(priority::timed_queue(
+                &self.context,
+                self.device,
+                self.hints,
+                self.priority,
+            )?),
         };
         let steps = self
             .recordings

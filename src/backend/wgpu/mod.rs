@@ -161,6 +161,7 @@ fn caps_of(adapter: &::wgpu::Adapter) -> Caps {
             .then_some(info.subgroup_min_size),
         f16_math: features.contains(::wgpu::Features::SHADER_F16),
         matrix_units: has_matrix_units(adapter),
+        priorities: false,
         profiling: features.contains(::wgpu::Features::TIMESTAMP_QUERY),
     }
 }

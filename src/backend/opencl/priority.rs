@@ -1,0 +1,189 @@
+//! Priorities as drivers take them: Qualcomm's as properties of a context, Khronos' as one of a queue.
+//!
+//! A driver may list an extension and refuse it when it is used. It is then done without, with a warning in the log.
+//!
+//! Clocks are another matter than whose work goes first. `cl_qcom_perf_hint` has the highest as its default, and lower ones would keep
+//! the device busy for longer, so that they are asked for by [`Priority::High`] only, for drivers that do otherwise.
+
+use super::device::platform_text;
+use super::driver::{Code, Context, DeviceHandle, Queue, number, text};
+use crate::backend::{BackendError, Priority};
+use opencl3::device as api;
+use opencl3::platform::platform as platform_api;
+use opencl3::types::{cl_context_properties, cl_platform_id, cl_queue_properties};
+
+/// `CL_CONTEXT_PERF_HINT_QCOM` and `CL_PERF_HINT_HIGH_QCOM` of `cl_qcom_perf_hint`.
+const PERF_HINT_QCOM: [cl_context_properties; 2] = [0x40c2, 0x40c3];
+/// `CL_CONTEXT_PRIORITY_HINT_QCOM` of `cl_qcom_priority_hint`.
+const PRIORITY_HINT_QCOM: cl_context_properties = 0x40c9;
+/// `CL_QUEUE_PRIORITY_KHR` of `cl_khr_priority_hints`.
+const QUEUE_PRIORITY_KHR: cl_queue_properties = 0x1096;
+
+/// The extensions for hints that a driver lists.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Hints {
+    context_priority: bool,
+    context_clocks: bool,
+    queue_priority: bool,
+}
+
+impl Hints {
+    /// Those of a device, whose extensions are `device` and its platform's `platform`: the specification has the priorities of queues
+    /// among the latter, drivers have them among the former too.
+    pub(super) fn listed(device: &str, platform: &str) -> Self {
+        let has = |list: &str, extension: &str| list.split_whitespace().any(|e| e == extension);
+        Self {
+            context_priority: has(device, "cl_qcom_priority_hint"),
+            context_clocks: has(device, "cl_qcom_perf_hint"),
+            queue_priority: has(device, "cl_khr_priority_hints") || has(platform, "cl_khr_priority_hints"),
+        }
+    }
+
+    /// As [`Hints::listed`] of what the driver says; none where it does not say.
+    pub(super) fn of(device: DeviceHandle) -> Self {
+        let extensions = device
+            .info(api::CL_DEVICE_EXTENSIONS)
+            .map_or_else(|_| String::new(), |b| text(&b));
+        let platform = device.info(api::CL_DEVICE_PLATFORM).map_or(0, |b| number(&b));
+        let platform = usize::try_from(platform).unwrap_or(0) as cl_platform_id;
+        let of_platform = platform_text(platform, platform_api::CL_PLATFORM_EXTENSIONS);
+        Self::listed(&extensions, &of_platform)
+    }
+
+    /// True when a priority has an effect.
+    pub(super) fn any_priority(self) -> bool {
+        self.context_priority || self.queue_priority
+    }
+
+    fn of_context(self, priority: Option<Priority>) -> Vec<cl_context_properties> {
+        let mut properties = Vec::new();
+        let Some(priority) = priority else {
+            return properties;
+        };
+        if self.context_priority {
+            // `CL_PRIORITY_HINT_HIGH_QCOM` and those after it.
+            let hint = match priority {
+                Priority::High => 0x40ca,
+                Priority::Normal => 0x40cb,
+                Priority::Low => 0x40cc,
+            };
+            properties.extend([PRIORITY_HINT_QCOM, hint]);
+        }
+        if self.context_clocks && priority == Priority::High {
+            properties.extend(PERF_HINT_QCOM);
+        }
+        properties
+    }
+
+    fn of_queue(self, priority: Option<Priority>) -> Vec<cl_queue_properties> {
+        match priority {
+            Some(priority) if self.queue_priority => {
+                // `CL_QUEUE_PRIORITY_HIGH_KHR` and those after it.
+                let bit = match priority {
+                    Priority::High => 1 << 0,
+                    Priority::Normal => 1 << 1,
+                    Priority::Low => 1 << 2,
+                };
+                vec![QUEUE_PRIORITY_KHR, bit]
+            }
+            _ => Vec::new(),
+        }
+    }
+}
+
+/// A context and its first queue, with the hints that the driver took.
+pub(super) struct Opened {
+    pub(super) context: Context,
+    pub(super) queue: Queue,
+    pub(super) hints: Hints,
+}
+
+/// Opens the device called `name` for work of this priority, without the hints that its driver refuses.
+pub(super) fn open(
+    device: DeviceHandle,
+    name: &str,
+    mut hints: Hints,
+    priority: Option<Priority>,
+) -> Result<Opened, BackendError> {
+    let refused = |what: &str, code: Code| {
+        log::warn!("{name}: without {what}, which its driver lists and refuses: {code}");
+    };
+    let plain_context =
+        || Context::new(device, &[]).map_err(|code| code.at(format!("clCreateContext on {name}")));
+    let properties = hints.of_context(priority);
+    let context = if properties.is_empty() {
+        plain_context()?
+    } else {
+        match Context::new(device, &properties) {
+            Ok(context) => context,
+            Err(code) => {
+                let context = plain_context()?;
+                refused("a context's priority", code);
+                (hints.context_priority, hints.context_clocks) = (false, false);
+                context
+            }
+        }
+    };
+    let plain_queue = || {
+        let queue = context.queue(device, false, &[]);
+        queue.map_err(|code| code.at(format!("clCreateCommandQueue on {name}")))
+    };
+    let properties = hints.of_queue(priority);
+    let queue = if properties.is_empty() {
+        plain_queue()?
+    } else {
+        match context.queue(device, false, &properties) {
+            Ok(queue) => queue,
+            Err(code) => {
+                let queue = plain_queue()?;
+                refused("a queue's priority", code);
+                hints.queue_priority = false;
+                queue
+            }
+        }
+    };
+    Ok(Opened {
+        context,
+        queue,
+        hints,
+    })
+}
+
+/// A further queue, which measures times; of the priority of the first.
+pub(super) fn timed_queue(
+    context: &Context,
+    device: DeviceHandle,
+    hints: Hints,
+    priority: Option<Priority>,
+) -> Result<Queue, BackendError> {
+    let queue = context.queue(device, true, &hints.of_queue(priority));
+    queue.map_err(|code| code.at("clCreateCommandQueue with CL_QUEUE_PROFILING_ENABLE"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hints_are_properties_of_what_takes_them() {
+        let none = Hints::listed("cl_khr_fp16 cl_qcom_priority_hint_not", "");
+        assert_eq!(none, Hints::default());
+        assert!(!none.any_priority());
+        let adreno = Hints::listed("cl_qcom_perf_hint cl_qcom_priority_hint", "");
+        let mali = Hints::listed("cl_khr_priority_hints", "");
+        assert_eq!(mali, Hints::listed("", "cl_khr_icd cl_khr_priority_hints"));
+        assert!(adreno.any_priority() && mali.any_priority());
+        assert_eq!(adreno.of_context(Some(Priority::Low)), [0x40c9, 0x40cc]);
+        assert_eq!(
+            adreno.of_context(Some(Priority::High)),
+            [0x40c9, 0x40ca, 0x40c2, 0x40c3]
+        );
+        assert_eq!(mali.of_queue(Some(Priority::Low)), [0x1096, 4]);
+        assert_eq!(mali.of_queue(Some(Priority::High)), [0x1096, 1]);
+        assert!(
+            adreno.of_queue(Some(Priority::Low)).is_empty()
+                && mali.of_context(Some(Priority::Low)).is_empty()
+        );
+        assert!(adreno.of_context(None).is_empty() && mali.of_queue(None).is_empty());
+    }
+}

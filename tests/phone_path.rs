@@ -1,0 +1,460 @@
+//! The path to phones without a phone: `tlite` on a stand-in for the OpenCL library of an Adreno or a Mali (`tests/standin`), over the
+//! driver of this machine.
+//!
+//! What is covered: priorities reach the driver, as properties of the context or of the queue; a real model gives the tokens that it gives
+//! without the stand-in; and a run in which a call fails recovers with these tokens or ends with one typed error, soon after the failure.
+//! Each of these is a process of its own, which loads the stand-in by `OPENCL_DYLIB_PATH`, and its log is what is asserted on. What the
+//! stand-in does itself is tested in `phone_path/standin.rs`: the checks of properties, recordings, and a kernel with wrong results, of
+//! which nothing in the engine takes note.
+//!
+//! The model is that of `tests/llm.rs`, named by `TLITE_TEST_MODEL_DIR`.
+
+#[path = "phone_path/play.rs"]
+mod play;
+#[path = "phone_path/standin.rs"]
+mod standin;
+mod support;
+
+use libtest_mimic::{Arguments, Trial};
+use play::{Outcome, Run};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::{Arc, OnceLock};
+use support::Text;
+use tlite_standin::{Config, Delay, Fault, Profile, cl};
+use transformer_lite::backend::{self, BackendKind};
+use transformer_lite::error::Stage;
+use transformer_lite::graph::onnx::write::{ModelWriter, NodeSpec, Size};
+use transformer_lite::tensor::DType;
+
+/// Tokens of a whole answer; of one that only shows that the device is opened; and of one on a slow device.
+const TOKENS: usize = 16;
+const ONE: usize = 1;
+const FEW: usize = 4;
+
+const PROFILES: [(&str, Profile); 2] = [("adreno", Profile::Adreno), ("mali", Profile::Mali)];
+
+fn main() -> ExitCode {
+    let arguments = Arguments::from_args();
+    let mut trials = Vec::new();
+    let mut add = |name: String, run: Box<dyn FnOnce() -> Outcome + Send>| {
+        trials.push(Trial::test(name, move || Ok(run()?)));
+    };
+    let mut missing = Vec::new();
+    match backend::list(BackendKind::OpenCl) {
+        Err(e) => missing.push(support::Missing {
+            backend: BackendKind::OpenCl.to_string(),
+            why: e.to_string(),
+        }),
+        Ok(_) => {
+            for (name, run) in standin::TRIALS {
+                add(format!("standin/{name}"), Box::new(run));
+            }
+            add(
+                "run/every_queue_has_the_priority".to_owned(),
+                Box::new(every_queue),
+            );
+            add(
+                "run/priorities_without_effect_are_told".to_owned(),
+                Box::new(without_effect),
+            );
+            if let Some(dir) = std::env::var_os("TLITE_TEST_MODEL_DIR") {
+                let model = Arc::new(Model::new(PathBuf::from(dir).join("e0m4")));
+                for (name, run) in model_trials() {
+                    let model = Arc::clone(&model);
+                    add(name, Box::new(move || run(&model)));
+                }
+            }
+        }
+    }
+    if std::env::var_os("TLITE_TEST_MODEL_DIR").is_none() {
+        trials.push(support::not_set(
+            "TLITE_TEST_MODEL_DIR names no folder with a model",
+        ));
+    }
+    trials.extend(support::missing_trials(missing));
+    libtest_mimic::run(&arguments, trials).exit_code()
+}
+
+/// The model, and what is run of it once for several trials.
+struct Model {
+    folder: PathBuf,
+    plain: OnceLock<Result<Run, String>>,
+    phones: [OnceLock<Result<Run, String>>; PROFILES.len()],
+}
+
+impl Model {
+    fn new(folder: PathBuf) -> Self {
+        Self {
+            folder,
+            plain: OnceLock::new(),
+            phones: [OnceLock::new(), OnceLock::new()],
+        }
+    }
+
+    /// `tokens` tokens with `config` and further options.
+    fn run(&self, config: &Config, tokens: usize, more: &[&str]) -> Result<Run, String> {
+        play::generate(&self.folder, config, tokens, more)
+    }
+
+    /// A whole answer through the stand-in, which only passes calls on.
+    fn plain(&self) -> Result<&Run, String> {
+        let run = || self.run(&Config::default(), TOKENS, &[]);
+        self.plain.get_or_init(run).as_ref().map_err(Clone::clone)
+    }
+
+    /// A whole answer on a phone, without faults.
+    fn phone(&self, profile: Profile) -> Result<&Run, String> {
+        let run = || self.run(&of(profile), TOKENS, &[]);
+        let place = PROFILES
+            .iter()
+            .zip(&self.phones)
+            .find(|((_, p), _)| *p == profile);
+        let (_, place) = place.ok_or("no such phone")?;
+        place.get_or_init(run).as_ref().map_err(Clone::clone)
+    }
+
+    /// `run` must have ended well, with the first `tokens` tokens of the plain answer.
+    fn agrees(&self, run: &Run, tokens: usize) -> Outcome {
+        let (wanted, found) = (self.plain()?.tokens()?, run.tokens()?);
+        if found.len() == tokens && wanted.starts_with(&found) {
+            return Ok(());
+        }
+        Err(format!(
+            "tokens {wanted:?} wanted, of which {tokens}, {found:?} found"
+        ))
+    }
+}
+
+fn of(profile: Profile) -> Config {
+    Config {
+        profile: Some(profile),
+        ..Config::default()
+    }
+}
+
+type ModelTrial = Box<dyn FnOnce(&Model) -> Outcome + Send>;
+
+fn model_trials() -> Vec<(String, ModelTrial)> {
+    let mut all: Vec<(String, ModelTrial)> = Vec::new();
+    let mut add = |name: &str, run: ModelTrial| all.push((format!("model/{name}"), run));
+    add(
+        "plain_is_without_the_stand_in",
+        Box::new(plain_is_without_the_stand_in),
+    );
+    add("adreno_context_has_low_priority", Box::new(adreno));
+    add("mali_queue_has_low_priority", Box::new(mali));
+    add("priority_is_chosen", Box::new(priority_is_chosen));
+    add("drivers_without_hints_are_told_of", Box::new(no_hints));
+    for (name, profile) in PROFILES {
+        let run = move |model: &Model| hints_are_refused(model, profile);
+        add(&format!("hints_are_refused@{name}"), Box::new(run));
+        let run = move |model: &Model| slow(model, profile);
+        add(&format!("slow_device@{name}"), Box::new(run));
+        for (fault, case) in faults() {
+            let run = move |model: &Model| fails(model, profile, &case);
+            add(&format!("{fault}@{name}"), Box::new(run));
+        }
+    }
+    all
+}
+
+/// Nothing is measured against the stand-in alone.
+fn plain_is_without_the_stand_in(model: &Model) -> Outcome {
+    let run = play::generate_without(&model.folder, TOKENS)?;
+    model.agrees(&run, TOKENS)
+}
+
+fn adreno(model: &Model) -> Outcome {
+    let run = model.phone(Profile::Adreno)?;
+    model.agrees(run, TOKENS)?;
+    if !run.device()?.contains("Adreno") {
+        return Err(format!("ran on {}", run.device()?));
+    }
+    // CL_CONTEXT_PRIORITY_HINT_QCOM: CL_PRIORITY_HINT_LOW_QCOM; clocks are the driver's.
+    run.all("clCreateContext ", "clCreateContext properties=40c9:40cc = 0")?;
+    run.all("clCreateCommandQueue", "clCreateCommandQueue properties=none = 0")
+}
+
+fn mali(model: &Model) -> Outcome {
+    let run = model.phone(Profile::Mali)?;
+    model.agrees(run, TOKENS)?;
+    if !run.device()?.contains("Mali") {
+        return Err(format!("ran on {}", run.device()?));
+    }
+    run.all("clCreateContext ", "clCreateContext properties=none = 0")?;
+    // CL_QUEUE_PRIORITY_KHR: CL_QUEUE_PRIORITY_LOW_KHR.
+    let queue = "clCreateCommandQueueWithProperties properties=1093:0,1096:4 = 0";
+    run.all("clCreateCommandQueue", queue)
+}
+
+/// A model of one operator, for `tlite run`.
+fn relu(dir: &Path) -> Result<String, String> {
+    let shape = [Size::Fixed(4)];
+    let mut model = ModelWriter::create(Stage::Convert, dir, "relu.onnx", "g").text()?;
+    model.opset("", 18);
+    model.add_input("x", DType::F32, &shape).text()?;
+    model.add_output("y", DType::F32, &shape).text()?;
+    let node = NodeSpec {
+        domain: "",
+        op: "Relu",
+        name: "relu",
+        inputs: &["x"],
+        outputs: &["y"],
+        attributes: &[],
+    };
+    model.add_node(node).text()?;
+    model.finish().text()?;
+    Ok(dir.join("relu.onnx").display().to_string())
+}
+
+/// The queue that measures times, too.
+fn every_queue() -> Outcome {
+    let dir = tempfile::tempdir().text()?;
+    let model = relu(dir.path())?;
+    let args = [
+        "run",
+        &model,
+        "--random",
+        "--profile",
+        "--json",
+        "--backend",
+        "opencl",
+    ];
+    let run = play::run(&args, &of(Profile::Mali))?;
+    run.notes_of_priority("low", 0)?;
+    let queue = "clCreateCommandQueueWithProperties properties=";
+    run.has(&format!("{queue}1093:0,1096:4 = 0"))?;
+    // CL_QUEUE_PROFILING_ENABLE.
+    run.has(&format!("{queue}1093:2,1096:4 = 0"))
+}
+
+/// On backends that have no priorities.
+fn without_effect() -> Outcome {
+    let dir = tempfile::tempdir().text()?;
+    let model = relu(dir.path())?;
+    let mut backends = vec!["opencl", "host"];
+    if backend::list(BackendKind::Wgpu).is_ok() {
+        backends.push("wgpu");
+    }
+    for backend in backends {
+        let base = ["run", &model, "--random", "--json", "--backend", backend];
+        let run = play::run_without(&[&base[..], &["--priority", "high"]].concat())?;
+        run.notes_of_priority("high", 1)?;
+        play::run_without(&base)?.quiet()?;
+    }
+    Ok(())
+}
+
+fn priority_is_chosen(model: &Model) -> Outcome {
+    for (profile, priority, line) in [
+        // With the highest clocks.
+        (
+            Profile::Adreno,
+            "high",
+            "clCreateContext properties=40c9:40ca,40c2:40c3 = 0",
+        ),
+        (
+            Profile::Adreno,
+            "normal",
+            "clCreateContext properties=40c9:40cb = 0",
+        ),
+        (
+            Profile::Mali,
+            "high",
+            "clCreateCommandQueueWithProperties properties=1093:0,1096:1 = 0",
+        ),
+        (
+            Profile::Mali,
+            "normal",
+            "clCreateCommandQueueWithProperties properties=1093:0,1096:2 = 0",
+        ),
+    ] {
+        let run = model.run(&of(profile), ONE, &["--priority", priority])?;
+        model.agrees(&run, ONE)?;
+        run.quiet()?;
+        let call = line.split(' ').next().unwrap_or_default();
+        run.all(&format!("{call} "), line)?;
+    }
+    Ok(())
+}
+
+/// A driver that lists none gets none, and a priority that was asked for is said to have no effect, unless it is what drivers do.
+fn no_hints(model: &Model) -> Outcome {
+    for (priority, told) in [("low", true), ("high", true), ("normal", false)] {
+        let run = model.run(&Config::default(), ONE, &["--priority", priority])?;
+        model.agrees(&run, ONE)?;
+        run.all("clCreateContext ", "clCreateContext properties=none = 0")?;
+        run.all("clCreateCommandQueue", "clCreateCommandQueue properties=none = 0")?;
+        run.notes_of_priority(priority, usize::from(told))?;
+    }
+    Ok(())
+}
+
+/// A driver that lists hints and refuses them is worked with without them, and that is said once.
+fn hints_are_refused(model: &Model, profile: Profile) -> Outcome {
+    let config = Config {
+        refuse_hints: true,
+        ..of(profile)
+    };
+    let run = model.run(&config, TOKENS, &["--priority", "low"])?;
+    model.agrees(&run, TOKENS)?;
+    let (what, refusal) = match profile {
+        Profile::Adreno => ("context", "clCreateContext properties=40c9:40cc = -64"),
+        Profile::Mali => (
+            "queue",
+            "clCreateCommandQueueWithProperties properties=1093:0,1096:4 = -35",
+        ),
+    };
+    run.has(refusal)?;
+    run.has("clCreateContext properties=none = 0")?;
+    run.has("clCreateCommandQueue properties=none = 0")?;
+    let told = run
+        .errors
+        .matches(&format!("without a {what}'s priority"))
+        .count();
+    if told != 1 {
+        return Err(format!("{told} warnings: {}", run.errors));
+    }
+    run.notes_of_priority("low", 1)
+}
+
+/// Every dispatch takes 1 ms longer, every wait half a second.
+fn slow(model: &Model, profile: Profile) -> Outcome {
+    let delay = |call: &str, ms| Delay {
+        call: call.to_owned(),
+        ms,
+    };
+    let config = Config {
+        delays: vec![
+            delay("clEnqueueNDRangeKernel", 1),
+            delay("clEnqueueReadBuffer", 500),
+            delay("clFinish", 500),
+        ],
+        ..of(profile)
+    };
+    let run = model.run(&config, FEW, &[])?;
+    model.agrees(&run, FEW)?;
+    run.quiet()
+}
+
+/// A call that fails, and the words of the error that the run must end with.
+#[derive(Clone)]
+struct Failing {
+    call: &'static str,
+    /// Only the builds of the program with the kernel that a step ends with.
+    last_kernel: bool,
+    nth: u64,
+    code: i32,
+    lost: bool,
+    words: &'static [&'static str],
+}
+
+fn faults() -> Vec<(&'static str, Failing)> {
+    let fault = |call, nth, code, lost, words| Failing {
+        call,
+        last_kernel: false,
+        nth,
+        code,
+        lost,
+        words,
+    };
+    vec![
+        (
+            "a_kernel_does_not_build",
+            Failing {
+                last_kernel: true,
+                ..fault(
+                    "clBuildProgram",
+                    1,
+                    cl::BUILD_PROGRAM_FAILURE,
+                    false,
+                    &["does not compile", "the stand-in refuses this program"],
+                )
+            },
+        ),
+        (
+            "out_of_resources_at_a_dispatch",
+            fault(
+                "clEnqueueNDRangeKernel",
+                500,
+                cl::OUT_OF_RESOURCES,
+                false,
+                &["clEnqueueNDRangeKernel of kernel", "CL_OUT_OF_RESOURCES"],
+            ),
+        ),
+        (
+            "device_lost_at_a_dispatch",
+            fault(
+                "clEnqueueNDRangeKernel",
+                500,
+                cl::DEVICE_NOT_AVAILABLE,
+                true,
+                &["device lost", "CL_DEVICE_NOT_AVAILABLE"],
+            ),
+        ),
+        (
+            "device_lost_at_a_read",
+            fault(
+                "clEnqueueReadBuffer",
+                3,
+                cl::OUT_OF_RESOURCES,
+                true,
+                &["device lost", "clEnqueueReadBuffer", "CL_OUT_OF_RESOURCES"],
+            ),
+        ),
+        (
+            "device_lost_at_an_upload",
+            fault(
+                "clEnqueueWriteBuffer",
+                5,
+                cl::DEVICE_NOT_AVAILABLE,
+                true,
+                &["device lost", "clEnqueueWriteBuffer"],
+            ),
+        ),
+        (
+            "no_context",
+            fault(
+                "clCreateContext",
+                1,
+                cl::DEVICE_NOT_AVAILABLE,
+                true,
+                &["clCreateContext", "CL_DEVICE_NOT_AVAILABLE"],
+            ),
+        ),
+        (
+            "no_memory",
+            fault(
+                "clCreateBuffer",
+                2,
+                cl::MEM_OBJECT_ALLOCATION_FAILURE,
+                false,
+                &["out of device memory", "CL_MEM_OBJECT_ALLOCATION_FAILURE"],
+            ),
+        ),
+        // A limit on all buffers together, which is less than the weights.
+        ("memory_limit", fault("", 0, 0, false, &["out of device memory"])),
+    ]
+}
+
+fn fails(model: &Model, profile: Profile, case: &Failing) -> Outcome {
+    let kernel = if case.last_kernel {
+        Some(model.phone(profile)?.last_kernel()?)
+    } else {
+        None
+    };
+    let mut config = of(profile);
+    if case.call.is_empty() {
+        config.memory_limit = Some(32 << 20);
+    } else {
+        config.faults = vec![Fault {
+            call: case.call.to_owned(),
+            kernel,
+            nth: case.nth,
+            code: case.code,
+            lost: case.lost,
+        }];
+    }
+    model.run(&config, TOKENS, &[])?.failed(case.words)
+}

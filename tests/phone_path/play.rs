@@ -1,0 +1,260 @@
+//! Runs of `tlite` as processes that load the stand-in, and what they leave behind.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use tlite_standin::{CONFIG, Config};
+
+/// Result of a trial.
+pub type Outcome = Result<(), String>;
+
+/// No run takes that long, on a busy machine either.
+const LIMIT: Duration = Duration::from_secs(300);
+
+/// After a failure nothing is left to be waited for.
+const AFTER_FAILURE: Duration = Duration::from_secs(10);
+
+/// A run that has ended.
+#[derive(Clone, Debug)]
+pub struct Run {
+    status: ExitStatus,
+    output: String,
+    /// What it said on standard error.
+    pub errors: String,
+    /// The stand-in's log; empty where it was not loaded.
+    log: String,
+    /// When it had ended, since 1970.
+    ended: Duration,
+}
+
+/// The stand-in as cargo built it with this program.
+fn library() -> Result<PathBuf, String> {
+    let program = std::env::current_exe().map_err(|e| e.to_string())?;
+    let name = format!(
+        "{}tlite_standin{}",
+        std::env::consts::DLL_PREFIX,
+        std::env::consts::DLL_SUFFIX
+    );
+    let path = program.with_file_name(name);
+    if path.is_file() {
+        Ok(path)
+    } else {
+        Err(format!("there is no {}", path.display()))
+    }
+}
+
+fn tlite(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tlite"));
+    command.args(args).env_remove("RUST_LOG");
+    command
+}
+
+/// What generates `tokens` tokens greedily.
+fn greedy(model: &Path, tokens: usize, more: &[&str]) -> Command {
+    let mut command = tlite(&[
+        "generate",
+        "--prompt",
+        "Why is the sky blue?",
+        "--temperature",
+        "0",
+    ]);
+    command
+        .args([
+            "--backend",
+            "opencl",
+            "--context",
+            "128",
+            "--json",
+            "--max-tokens",
+        ])
+        .arg(tokens.to_string())
+        .args(more)
+        .arg(model);
+    command
+}
+
+/// Generates greedily on the stand-in. An error only where the run does not end.
+pub fn generate(model: &Path, config: &Config, tokens: usize, more: &[&str]) -> Result<Run, String> {
+    on_stand_in(greedy(model, tokens, more), config)
+}
+
+/// Generates greedily without the stand-in.
+pub fn generate_without(model: &Path, tokens: usize) -> Result<Run, String> {
+    alone(greedy(model, tokens, &[]))
+}
+
+/// Any command on the stand-in. An error only where it does not end.
+pub fn run(args: &[&str], config: &Config) -> Result<Run, String> {
+    on_stand_in(tlite(args), config)
+}
+
+/// Any command without the stand-in.
+pub fn run_without(args: &[&str]) -> Result<Run, String> {
+    alone(tlite(args))
+}
+
+fn on_stand_in(mut command: Command, config: &Config) -> Result<Run, String> {
+    let dir = tempfile::tempdir().map_err(|e| e.to_string())?;
+    let log = dir.path().join("log");
+    let config = Config {
+        log: Some(log.clone()),
+        ..config.clone()
+    };
+    let file = dir.path().join("config.json");
+    let text = serde_json::to_vec(&config).map_err(|e| e.to_string())?;
+    std::fs::write(&file, text).map_err(|e| e.to_string())?;
+    command.env("OPENCL_DYLIB_PATH", library()?).env(CONFIG, file);
+    let run = wait(command, dir.path(), &log)?;
+    if run.log.is_empty() {
+        return Err(format!("the stand-in was not loaded: {}", run.errors));
+    }
+    Ok(run)
+}
+
+fn alone(command: Command) -> Result<Run, String> {
+    let dir = tempfile::tempdir().map_err(|e| e.to_string())?;
+    wait(command, dir.path(), &dir.path().join("log"))
+}
+
+fn wait(mut command: Command, dir: &Path, log: &Path) -> Result<Run, String> {
+    let (output, errors) = (dir.join("stdout"), dir.join("stderr"));
+    let create = |path: &Path| File::create(path).map_err(|e| e.to_string());
+    command
+        .stdin(Stdio::null())
+        .stdout(create(&output)?)
+        .stderr(create(&errors)?);
+    let text = |path: &Path| std::fs::read(path).map(|b| String::from_utf8_lossy(&b).into_owned());
+    let start = Instant::now();
+    let mut process = command.spawn().map_err(|e| e.to_string())?;
+    let status = loop {
+        match process.try_wait().map_err(|e| e.to_string())? {
+            Some(status) => break status,
+            None if start.elapsed() > LIMIT => {
+                let _gone = process.kill();
+                let _reaped = process.wait();
+                let said = text(&errors).unwrap_or_default();
+                return Err(format!("runs for more than {LIMIT:?}: {said}"));
+            }
+            None => std::thread::sleep(Duration::from_millis(10)),
+        }
+    };
+    Ok(Run {
+        status,
+        output: text(&output).map_err(|e| e.to_string())?,
+        errors: text(&errors).map_err(|e| e.to_string())?,
+        log: text(log).unwrap_or_default(),
+        ended: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default(),
+    })
+}
+
+impl Run {
+    fn report(&self) -> Result<serde_json::Value, String> {
+        if !self.status.success() {
+            return Err(format!("ended with {}: {}", self.status, self.errors));
+        }
+        serde_json::from_str(&self.output).map_err(|e| format!("{e} in {}", self.output))
+    }
+
+    /// The tokens of the answer of a run that ended well.
+    pub fn tokens(&self) -> Result<Vec<u64>, String> {
+        let report = self.report()?;
+        let tokens = report["tokens"].as_array().ok_or("no tokens")?;
+        Ok(tokens.iter().filter_map(serde_json::Value::as_u64).collect())
+    }
+
+    /// The device that a run that ended well says it ran on.
+    pub fn device(&self) -> Result<String, String> {
+        let report = self.report()?;
+        report["device"]
+            .as_str()
+            .map(str::to_owned)
+            .ok_or_else(|| format!("no device in {report}"))
+    }
+
+    /// It ended well, and said that `--priority` has no effect so many times.
+    pub fn notes_of_priority(&self, priority: &str, wanted: usize) -> Outcome {
+        self.report()?;
+        let note = format!("note: --priority {priority} has no effect on ");
+        let found = self.errors.matches(&note).count();
+        if found == wanted {
+            return Ok(());
+        }
+        Err(format!(
+            "{wanted} notes of --priority {priority} wanted: {}",
+            self.errors
+        ))
+    }
+
+    /// No warning, and no note of an option without effect.
+    pub fn quiet(&self) -> Outcome {
+        if self.errors.contains("WARN") || self.errors.contains("note:") {
+            return Err(self.errors.clone());
+        }
+        Ok(())
+    }
+
+    /// The log has `line`.
+    pub fn has(&self, line: &str) -> Outcome {
+        if self.log.lines().any(|l| l == line) {
+            return Ok(());
+        }
+        let call = line.split(' ').next().unwrap_or_default();
+        let others: Vec<_> = self.log.lines().filter(|l| l.starts_with(call)).take(5).collect();
+        Err(format!("no {line:?} but {others:?}"))
+    }
+
+    /// The log has a line that starts with `start`, and all that do are `line`.
+    pub fn all(&self, start: &str, line: &str) -> Outcome {
+        self.has(line)?;
+        let other = self.log.lines().find(|l| l.starts_with(start) && *l != line);
+        other.map_or(Ok(()), |other| Err(format!("{other:?} beside {line:?}")))
+    }
+
+    /// The kernel that was dispatched last.
+    pub fn last_kernel(&self) -> Result<String, String> {
+        let dispatches = self.log.lines().rev();
+        let mut names = dispatches.filter_map(|l| {
+            l.strip_prefix("clEnqueueNDRangeKernel kernel=")?
+                .split(' ')
+                .next()
+        });
+        names.next().map(str::to_owned).ok_or("no dispatch".to_owned())
+    }
+
+    /// Milliseconds since 1970 of the first line that says that a call was made to fail.
+    fn injected(&self) -> Option<Duration> {
+        let refused = |l: &&str| l.starts_with("inject ") && l.contains(" ms=");
+        let line = self.log.lines().find(refused)?;
+        let ms = line.rsplit_once("ms=")?.1.parse().ok()?;
+        Some(Duration::from_millis(ms))
+    }
+
+    /// It ended by itself, soon after the failure, with exit code 1 and one error, which holds `words`; and without an answer.
+    pub fn failed(&self, words: &[&str]) -> Outcome {
+        let wrong = |what: &str| Err(format!("{what}; {}: {}{}", self.status, self.output, self.errors));
+        if self.status.code() != Some(1) {
+            return wrong("exit code 1 wanted");
+        }
+        if self.errors.contains("panicked") {
+            return wrong("a panic");
+        }
+        if self.errors.lines().filter(|l| l.starts_with("error: ")).count() != 1 {
+            return wrong("one error wanted");
+        }
+        if let Some(word) = words.iter().find(|w| !self.errors.contains(**w)) {
+            return wrong(&format!("{word:?} wanted"));
+        }
+        if !self.output.is_empty() {
+            return wrong("an answer beside an error");
+        }
+        let Some(injected) = self.injected() else {
+            return wrong("no call was made to fail");
+        };
+        let took = self.ended.saturating_sub(injected);
+        if took > AFTER_FAILURE {
+            return wrong(&format!("it took {took:?} to end after the failure"));
+        }
+        Ok(())
+    }
+}

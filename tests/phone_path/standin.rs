@@ -1,0 +1,282 @@
+//! What the stand-in does itself, by calls of its functions in this process.
+//!
+//! This is also all there is on a kernel with wrong results: that the stand-in makes one. The engine does not look for such kernels.
+
+#[path = "standin/phone.rs"]
+mod phone;
+#[path = "standin/recordings.rs"]
+mod recordings;
+
+use crate::play::Outcome;
+use phone::{
+    COUNT, DEVICE_EXTENSIONS, DEVICE_EXTENSIONS_WITH_VERSION, DEVICE_NAME, DEVICE_TYPE, PROFILING, Phone,
+    dispatch, ok, same,
+};
+use recordings::{command_buffers, recordings_are_checked, replays};
+use std::ptr::null_mut;
+use std::time::{Duration, Instant};
+use tlite_standin as standin;
+use tlite_standin::{Config, Delay, Fault, ImageDesc, Profile, cl};
+
+/// A trial and its name.
+type Named = (&'static str, fn() -> Outcome);
+
+pub const TRIALS: [Named; 10] = [
+    ("says_what_a_phone_says", says_what_a_phone_says),
+    ("properties_of_contexts_are_checked", contexts),
+    ("properties_of_queues_are_checked", queues),
+    ("one_kernel_is_wrong", one_kernel_is_wrong),
+    ("recordings_are_replayed_with_changes", replays),
+    ("recordings_are_checked", recordings_are_checked),
+    ("faults_come_at_their_call", faults),
+    ("memory_is_limited", memory),
+    ("images_of_buffers_are_aligned", images),
+    ("command_buffers_are_logged_and_fail", command_buffers),
+];
+
+fn says_what_a_phone_says() -> Outcome {
+    let real = Phone::new(Config::default())?;
+    let (real_name, real_list) = (real.words(DEVICE_NAME)?, real.words(DEVICE_EXTENSIONS)?);
+    drop(real);
+    for (profile, name, own) in [
+        (
+            Profile::Adreno,
+            "Adreno",
+            &[
+                "cl_qcom_perf_hint",
+                "cl_qcom_priority_hint",
+                "cl_qcom_recordable_queues",
+            ][..],
+        ),
+        (Profile::Mali, "Mali", &["cl_khr_priority_hints"]),
+    ] {
+        let phone = Phone::of(profile)?;
+        let said = phone.words(DEVICE_NAME)?;
+        if !said.contains(name) || said == real_name {
+            return Err(format!("a {name} is called {said}"));
+        }
+        same("type", phone.info(DEVICE_TYPE), Ok(4u64.to_ne_bytes().to_vec()))?;
+        let list = phone.words(DEVICE_EXTENSIONS)?;
+        for extension in own {
+            if !list.split(' ').any(|e| e == *extension) {
+                return Err(format!("{name}: no {extension} in {list}"));
+            }
+        }
+        // Nothing that a kernel could need is promised beyond what the compiler has.
+        for extension in list.split(' ') {
+            let has = real_list.split_whitespace().any(|e| e == extension);
+            if !has && !own.contains(&extension) {
+                return Err(format!("{name}: {extension} is not there"));
+            }
+        }
+        // Where the driver is of OpenCL 3.0: a number and 64 letters each.
+        if let Ok(entries) = phone.info(DEVICE_EXTENSIONS_WITH_VERSION) {
+            same("entries", entries.len(), list.split(' ').count() * 68)?;
+        }
+    }
+    Ok(())
+}
+
+fn contexts() -> Outcome {
+    let low = [cl::CONTEXT_PRIORITY_HINT, cl::PRIORITY_HINT_LOW, 0];
+    let high = [
+        cl::CONTEXT_PRIORITY_HINT,
+        cl::PRIORITY_HINT_HIGH,
+        cl::CONTEXT_PERF_HINT,
+        cl::PERF_HINT_HIGH,
+        0,
+    ];
+    let twice = [low[0], low[1], low[0], low[1], 0];
+    let wrong_value = [cl::CONTEXT_PRIORITY_HINT, cl::PERF_HINT_HIGH, 0];
+    let unknown = [0x40ff, 1, 0];
+    let adreno = Phone::of(Profile::Adreno)?;
+    for (list, wanted) in [
+        (&low[..], cl::SUCCESS),
+        (&high, cl::SUCCESS),
+        (&[0], cl::SUCCESS),
+        (&twice, cl::INVALID_PROPERTY),
+        (&wrong_value, cl::INVALID_PROPERTY),
+        (&unknown, cl::INVALID_PROPERTY),
+    ] {
+        let (context, code) = adreno.context(list);
+        same(&format!("{list:x?} on an Adreno"), code, wanted)?;
+        same("a context", context.is_null(), wanted != cl::SUCCESS)?;
+    }
+    drop(adreno);
+    let mali = Phone::of(Profile::Mali)?;
+    same("Adreno's on a Mali", mali.context(&low).1, cl::INVALID_PROPERTY)?;
+    drop(mali);
+    let refusing = Phone::new(Config {
+        refuse_hints: true,
+        ..super::of(Profile::Adreno)
+    })?;
+    same("a refusal", refusing.context(&low).1, cl::INVALID_PROPERTY)
+}
+
+fn queues() -> Outcome {
+    let recordable = [cl::QUEUE_PROPERTIES, cl::QUEUE_RECORDABLE, 0];
+    let timed = [cl::QUEUE_PROPERTIES, cl::QUEUE_RECORDABLE | PROFILING, 0];
+    let low = [cl::QUEUE_PRIORITY, 4, 0];
+    let timed_low = [cl::QUEUE_PROPERTIES, PROFILING, cl::QUEUE_PRIORITY, 4, 0];
+    let both = [cl::QUEUE_PRIORITY, 5, 0];
+    let unknown = [0x10ff, 1, 0];
+    for (profile, lists) in [
+        (
+            Profile::Adreno,
+            [
+                (&recordable[..], cl::SUCCESS),
+                (&timed, cl::INVALID_QUEUE_PROPERTIES),
+                (&low, cl::INVALID_VALUE),
+                (&unknown, cl::INVALID_VALUE),
+                (&[0], cl::SUCCESS),
+            ],
+        ),
+        (
+            Profile::Mali,
+            [
+                (&recordable[..], cl::INVALID_VALUE),
+                (&low, cl::SUCCESS),
+                (&timed_low, cl::SUCCESS),
+                (&both, cl::INVALID_VALUE),
+                (&unknown, cl::INVALID_VALUE),
+            ],
+        ),
+    ] {
+        let phone = Phone::of(profile)?;
+        let (context, code) = phone.context(&[0]);
+        ok("context", code)?;
+        for (list, wanted) in lists {
+            let (queue, code) = phone.queue(context, list);
+            same(&format!("{list:x?} on {profile:?}"), code, wanted)?;
+            same("a queue", queue.is_null(), wanted != cl::SUCCESS)?;
+        }
+    }
+    Ok(())
+}
+
+fn one_kernel_is_wrong() -> Outcome {
+    let phone = Phone::new(Config {
+        corrupt: Some("add".to_owned()),
+        ..super::of(Profile::Adreno)
+    })?;
+    let work = phone.work()?;
+    work.run(work.other, -3.0)?;
+    same("the other", work.read()?, [3.0; COUNT])?;
+    work.run(work.add, 2.0)?;
+    let found = work.read()?;
+    if found[..4].contains(&5.0) || found[4..] != [5.0; COUNT - 4] {
+        return Err(format!("{found:?}"));
+    }
+    Ok(())
+}
+
+fn faults() -> Outcome {
+    let fault = |call: &str, kernel: Option<&str>, nth, code, lost| Fault {
+        call: call.to_owned(),
+        kernel: kernel.map(str::to_owned),
+        nth,
+        code,
+        lost,
+    };
+    let phone = Phone::new(Config {
+        faults: vec![
+            fault(
+                "clEnqueueNDRangeKernel",
+                Some("add"),
+                2,
+                cl::OUT_OF_RESOURCES,
+                false,
+            ),
+            fault("clFinish", None, 3, cl::DEVICE_NOT_AVAILABLE, true),
+        ],
+        delays: vec![Delay {
+            call: "clFinish".to_owned(),
+            ms: 50,
+        }],
+        ..super::of(Profile::Mali)
+    })?;
+    let work = phone.work()?;
+    work.run(work.add, 1.0)?;
+    work.run(work.other, 1.0)?;
+    let second = dispatch(work.queue, work.add, COUNT, null_mut());
+    same("the second", second, cl::OUT_OF_RESOURCES)?;
+    work.run(work.add, 1.0)?;
+    // SAFETY: a queue.
+    let finish = || unsafe { standin::clFinish(work.queue) };
+    let start = Instant::now();
+    same("waits", [finish(), finish()], [cl::SUCCESS; 2])?;
+    if start.elapsed() < Duration::from_millis(100) {
+        return Err(format!("two waits took {:?}", start.elapsed()));
+    }
+    same("the third wait", finish(), cl::DEVICE_NOT_AVAILABLE)?;
+    let after = dispatch(work.queue, work.other, COUNT, null_mut());
+    same("lost", after, cl::DEVICE_NOT_AVAILABLE)?;
+    same("lost", phone.buffer(work.context, 16).1, cl::DEVICE_NOT_AVAILABLE)
+}
+
+fn memory() -> Outcome {
+    let phone = Phone::new(Config {
+        memory_limit: Some(3000),
+        ..super::of(Profile::Adreno)
+    })?;
+    let (context, code) = phone.context(&[0]);
+    ok("context", code)?;
+    let (first, code) = phone.buffer(context, 2000);
+    ok("first", code)?;
+    let over = phone.buffer(context, 1004).1;
+    same("over the limit", over, cl::MEM_OBJECT_ALLOCATION_FAILURE)?;
+    ok("up to the limit", phone.buffer(context, 1000).1)?;
+    // SAFETY: a buffer, given up once.
+    ok("release", unsafe { standin::clReleaseMemObject(first) })?;
+    ok("room again", phone.buffer(context, 2000).1)
+}
+
+fn images() -> Outcome {
+    let phone = Phone::of(Profile::Adreno)?;
+    let (context, code) = phone.context(&[0]);
+    ok("context", code)?;
+    let (buffer, code) = phone.buffer(context, 1 << 16);
+    ok("buffer", code)?;
+    // CL_RGBA, CL_HALF_FLOAT: 8 bytes; rows begin at multiples of 64 pixels.
+    let format = [0x10b5, 0x10dd];
+    let mut desc = ImageDesc {
+        kind: 0x10f1,
+        width: 32,
+        height: 4,
+        depth: 0,
+        layers: 0,
+        row_pitch: 32 * 8,
+        slice_pitch: 0,
+        levels: 0,
+        samples: 0,
+        object: buffer,
+    };
+    let mut make = |row_pitch| {
+        desc.row_pitch = row_pitch;
+        let mut code = cl::SUCCESS;
+        // SAFETY: format and description are complete, and no pointer of the host is given.
+        unsafe {
+            standin::clCreateImage(
+                context,
+                1,
+                &raw const format,
+                &raw const desc,
+                null_mut(),
+                &raw mut code,
+            )
+        };
+        code
+    };
+    for pitch in [0, 32 * 8, 65 * 8] {
+        same(
+            &format!("{pitch} bytes"),
+            make(pitch),
+            cl::INVALID_IMAGE_DESCRIPTOR,
+        )?;
+    }
+    // What the driver says of a right one is its own affair: not all make images from buffers.
+    if make(64 * 8) == cl::INVALID_IMAGE_DESCRIPTOR {
+        return Err("64 pixels are refused".to_owned());
+    }
+    Ok(())
+}

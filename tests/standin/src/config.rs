@@ -1,0 +1,66 @@
+//! What the stand-in is to play.
+
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+
+/// The environment variable with the path of a [`Config`] in JSON.
+pub const CONFIG: &str = "TLITE_STANDIN";
+
+/// The phone whose library it plays.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Profile {
+    /// An Adreno of Qualcomm: hints are properties of the context, dispatches are recorded by queues made for it.
+    Adreno,
+    /// A Mali of Arm: the priority is a property of the queue.
+    Mali,
+}
+
+/// What is played, and what goes wrong.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Config {
+    /// The library to pass calls on to; the loader of this machine by default.
+    pub library: Option<PathBuf>,
+    /// The phone; without one the device is what it is.
+    pub profile: Option<Profile>,
+    /// File to append the log to.
+    pub log: Option<PathBuf>,
+    /// The properties of the extensions for hints are refused though they are listed, as some drivers do.
+    pub refuse_hints: bool,
+    /// Calls that fail.
+    pub faults: Vec<Fault>,
+    /// Calls that take longer.
+    pub delays: Vec<Delay>,
+    /// Bytes of all buffers together beyond which none is given.
+    pub memory_limit: Option<u64>,
+    /// A kernel with wrong results: after each of its dispatches, recorded ones included, the first 16 bytes of its last buffer are
+    /// overwritten.
+    pub corrupt: Option<String>,
+}
+
+/// A call that fails.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Fault {
+    /// Name of the function, as `clEnqueueNDRangeKernel`.
+    pub call: String,
+    /// Only calls about this kernel: dispatches of it, or builds of programs that define it.
+    pub kernel: Option<String>,
+    /// Which of those calls, counted from 1.
+    pub nth: u64,
+    /// What it returns. A failed build has a log too.
+    pub code: i32,
+    /// From then on the device is gone: every call that makes, queues or waits returns the same.
+    pub lost: bool,
+}
+
+/// Calls that take longer.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Delay {
+    /// Name of the function.
+    pub call: String,
+    /// How much longer each takes.
+    pub ms: u64,
+}

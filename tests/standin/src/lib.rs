@@ -1,0 +1,93 @@
+//! A stand-in for a phone's OpenCL library.
+//!
+//! It exports what such a library exports and passes every call on to the library of this machine, handles unchanged. On the way it
+//!
+//! * gives the device the name, the limits and the extensions of a phone's ([`Profile`]), of those that compilers must know only what the
+//!   real driver has;
+//! * does what the extensions define that no driver here has: checks the properties of contexts and queues, as strictly as a driver, and
+//!   records and replays dispatches;
+//! * fails, delays or spoils calls ([`Config`]);
+//! * writes a line for each call.
+//!
+//! A process loads it by `OPENCL_DYLIB_PATH`, which names libraries in place of the system's; [`CONFIG`] names the file with its
+//! configuration. Without one it only passes calls on.
+//!
+//! The log has a line for each call: its name, what matters of its arguments as `name=value`, and `= code`. A fault that is injected has a
+//! line before that of its call, `inject CALL code=CODE ms=MS`, with the milliseconds since 1970.
+#![allow(
+    non_snake_case,
+    reason = "functions of the C interface have their names there"
+)]
+#![allow(
+    clippy::missing_safety_doc,
+    clippy::too_many_arguments,
+    missing_docs,
+    reason = "functions of the C interface are described in its specification"
+)]
+
+mod command_buffer;
+mod config;
+mod info;
+mod objects;
+mod pass;
+mod properties;
+mod queue;
+mod real;
+mod recording;
+mod state;
+
+pub use config::{CONFIG, Config, Delay, Fault, Profile};
+pub use info::*;
+pub use objects::*;
+pub use pass::*;
+pub use properties::*;
+pub use queue::*;
+pub use recording::*;
+pub use state::configure;
+
+use std::ffi::c_void;
+
+/// Any object of OpenCL.
+pub type Handle = *mut c_void;
+/// `cl_int`: an error code, 0 for success.
+pub type Code = i32;
+/// `cl_uint`.
+pub type Uint = u32;
+/// `cl_bitfield`.
+pub type Bits = u64;
+
+/// Codes and names of the interface that are used here.
+pub mod cl {
+    use super::{Bits, Code, Uint};
+
+    pub const SUCCESS: Code = 0;
+    pub const DEVICE_NOT_FOUND: Code = -1;
+    pub const DEVICE_NOT_AVAILABLE: Code = -2;
+    pub const MEM_OBJECT_ALLOCATION_FAILURE: Code = -4;
+    pub const OUT_OF_RESOURCES: Code = -5;
+    pub const BUILD_PROGRAM_FAILURE: Code = -11;
+    pub const INVALID_VALUE: Code = -30;
+    pub const INVALID_QUEUE_PROPERTIES: Code = -35;
+    pub const INVALID_COMMAND_QUEUE: Code = -36;
+    pub const INVALID_WORK_GROUP_SIZE: Code = -54;
+    pub const INVALID_OPERATION: Code = -59;
+    pub const INVALID_PROPERTY: Code = -64;
+    pub const INVALID_IMAGE_DESCRIPTOR: Code = -65;
+    /// The real library has no such function. As `CL_INVALID_OPERATION`, which the specification allows everywhere that this is met.
+    pub const MISSING: Code = INVALID_OPERATION;
+
+    pub const CONTEXT_PLATFORM: isize = 0x1084;
+    pub const CONTEXT_INTEROP_USER_SYNC: isize = 0x1085;
+    pub const CONTEXT_PERF_HINT: isize = 0x40c2;
+    pub const PERF_HINT_HIGH: isize = 0x40c3;
+    pub const PERF_HINT_LOW: isize = 0x40c5;
+    pub const CONTEXT_PRIORITY_HINT: isize = 0x40c9;
+    pub const PRIORITY_HINT_HIGH: isize = 0x40ca;
+    pub const PRIORITY_HINT_LOW: isize = 0x40cc;
+
+    pub const QUEUE_PROPERTIES: Bits = 0x1093;
+    pub const QUEUE_PRIORITY: Bits = 0x1096;
+    pub const QUEUE_RECORDABLE: Bits = 1 << 30;
+
+    pub const DEVICE_RECORDABLE_QUEUE_MAX_SIZE: Uint = 0x41de;
+}

@@ -1,0 +1,395 @@
+//! Memory, programs and kernels: what is known of them, and their faults.
+
+use crate::info::Words;
+use crate::real::real;
+use crate::state::{Arg, Kernel, Program, after, before, id, made, with};
+use crate::{Bits, Code, Handle, Uint, cl};
+use std::collections::BTreeMap;
+use std::ffi::{CStr, c_char, c_void};
+
+const PROGRAM_BUILD_STATUS: Uint = 0x1181;
+const PROGRAM_BUILD_LOG: Uint = 0x1183;
+/// `CL_BUILD_ERROR`.
+const BUILD_ERROR: i32 = -2;
+/// What the compiler says of a build that is made to fail.
+const LOG: &[u8] = b"source.cl:1:1: error: the stand-in refuses this program\n\0";
+const BUFFER_CREATE_TYPE_REGION: Uint = 0x1220;
+const MEM_OBJECT_IMAGE2D: Uint = 0x10f1;
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn clCreateBuffer(
+    context: Handle,
+    flags: Bits,
+    bytes: usize,
+    host: *mut c_void,
+    place: *mut Code,
+) -> Handle {
+    let call = "clCreateBuffer";
+    let mut code = before(call, None).unwrap_or(cl::SUCCESS);
+    let over = with(|s| {
+        let held: u64 = s.buffers.values().filter(|b| b.1).map(|b| b.0).sum();
+        s.config
+            .memory_limit
+            .is_some_and(|limit| held + bytes as u64 > limit)
+    });
+    if code == cl::SUCCESS && over {
+        code = cl::MEM_OBJECT_ALLOCATION_FAILURE;
+        with(|s| s.log_fault(call, code));
+    }
+    let mut object = std::ptr::null_mut();
+    if code == cl::SUCCESS {
+        let place = &raw mut code;
+        let buffer = real!(clCreateBuffer(context: Handle, flags: Bits, bytes: usize, host: *mut c_void, place: *mut Code) -> Handle);
+        object = buffer.unwrap_or_else(|| {
+            code = cl::MISSING;
+            std::ptr::null_mut()
+        });
+    }
+    if code == cl::SUCCESS {
+        with(|s| s.buffers.insert(id(object), (bytes as u64, true)));
+    }
+    // SAFETY: the caller's pointer.
+    unsafe { made(call, &format!(" bytes={bytes}"), object, code, place) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn clCreateSubBuffer(
+    buffer: Handle,
+    flags: Bits,
+    kind: Uint,
+    region: *const c_void,
+    place: *mut Code,
+) -> Handle {
+    let call = "clCreateSubBuffer";
+    let mut code = before(call, None).unwrap_or(cl::SUCCESS);
+    let mut object = std::ptr::null_mut();
+    let [mut origin, mut bytes] = [0usize; 2];
+    if kind == BUFFER_CREATE_TYPE_REGION && !region.is_null() {
+        // SAFETY: for this kind the pointer leads to an origin and a size.
+        [origin, bytes] = unsafe { *region.cast::<[usize; 2]>() };
+    }
+    if code == cl::SUCCESS {
+        let place = &raw mut code;
+        let part = real!(clCreateSubBuffer(buffer: Handle, flags: Bits, kind: Uint, region: *const c_void, place: *mut Code) -> Handle);
+        object = part.unwrap_or_else(|| {
+            code = cl::MISSING;
+            std::ptr::null_mut()
+        });
+    }
+    if code == cl::SUCCESS {
+        with(|s| s.buffers.insert(id(object), (bytes as u64, false)));
+    }
+    let words = format!(" origin={origin} bytes={bytes}");
+    // SAFETY: the caller's pointer.
+    unsafe { made(call, &words, object, code, place) }
+}
+
+/// `cl_image_desc`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct ImageDesc {
+    /// Its kind.
+    pub kind: Uint,
+    /// Pixels of a row.
+    pub width: usize,
+    /// Rows.
+    pub height: usize,
+    pub depth: usize,
+    pub layers: usize,
+    /// Bytes from a row to the next.
+    pub row_pitch: usize,
+    pub slice_pitch: usize,
+    pub levels: Uint,
+    pub samples: Uint,
+    /// The buffer that it is made from.
+    pub object: Handle,
+}
+
+/// Bytes of a pixel of a `cl_image_format`; 0 for those that are not known here.
+fn pixel(order: Uint, kind: Uint) -> usize {
+    // CL_R, CL_RG, CL_RGBA.
+    let channels = match order {
+        0x10b0 => 1,
+        0x10b2 => 2,
+        0x10b5 => 4,
+        _ => 0,
+    };
+    // Bytes, then halves and 16-bit integers, then floats and 32-bit integers.
+    let bytes = match kind {
+        0x10d0 | 0x10d2 | 0x10d7 | 0x10da => 1,
+        0x10d1 | 0x10d3 | 0x10d8 | 0x10db | 0x10dd => 2,
+        0x10d9 | 0x10dc | 0x10de => 4,
+        _ => 0,
+    };
+    channels * bytes
+}
+
+/// An image. One that is made from a buffer must have rows that begin where the device wants them.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn clCreateImage(
+    context: Handle,
+    flags: Bits,
+    format: *const [Uint; 2],
+    desc: *const ImageDesc,
+    host: *mut c_void,
+    place: *mut Code,
+) -> Handle {
+    let call = "clCreateImage";
+    let mut code = before(call, None).unwrap_or(cl::SUCCESS);
+    let mut object = std::ptr::null_mut();
+    let mut words = String::new();
+    if !desc.is_null() && !format.is_null() {
+        // SAFETY: the caller's pointers.
+        let (d, [order, kind]) = unsafe { (*desc, *format) };
+        let from_buffer = !d.object.is_null();
+        words = format!(
+            " type={:x} width={} height={} row_pitch={} from_buffer={from_buffer}",
+            d.kind, d.width, d.height, d.row_pitch
+        );
+        let unit = Words::configured().map_or(0, |w| w.image_pitch as usize) * pixel(order, kind);
+        let pitch = if d.row_pitch == 0 {
+            d.width * pixel(order, kind)
+        } else {
+            d.row_pitch
+        };
+        if from_buffer && d.kind == MEM_OBJECT_IMAGE2D && unit > 0 && !pitch.is_multiple_of(unit) {
+            code = cl::INVALID_IMAGE_DESCRIPTOR;
+        }
+    }
+    if code == cl::SUCCESS {
+        let place = &raw mut code;
+        let image = real!(clCreateImage(context: Handle, flags: Bits, format: *const [Uint; 2], desc: *const ImageDesc, host: *mut c_void, place: *mut Code) -> Handle);
+        object = image.unwrap_or_else(|| {
+            code = cl::MISSING;
+            std::ptr::null_mut()
+        });
+    }
+    // SAFETY: the caller's pointer.
+    unsafe { made(call, &words, object, code, place) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn clReleaseMemObject(object: Handle) -> Code {
+    with(|s| s.buffers.remove(&id(object)));
+    let code = real!(clReleaseMemObject(object: Handle) -> Code).unwrap_or(cl::MISSING);
+    after("clReleaseMemObject", "", code)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn clCreateProgramWithSource(
+    context: Handle,
+    count: Uint,
+    strings: *const *const c_char,
+    lengths: *const usize,
+    place: *mut Code,
+) -> Handle {
+    let call = "clCreateProgramWithSource";
+    let mut code = before(call, None).unwrap_or(cl::SUCCESS);
+    let mut object = std::ptr::null_mut();
+    if code == cl::SUCCESS {
+        let place = &raw mut code;
+        let program = real!(clCreateProgramWithSource(context: Handle, count: Uint, strings: *const *const c_char, lengths: *const usize, place: *mut Code) -> Handle);
+        object = program.unwrap_or_else(|| {
+            code = cl::MISSING;
+            std::ptr::null_mut()
+        });
+    }
+    if code == cl::SUCCESS {
+        let mut source = String::new();
+        for i in 0..count as usize {
+            // SAFETY: so many strings are given, each with a length or a closing zero.
+            let part = unsafe {
+                let start = *strings.add(i);
+                let length = if lengths.is_null() { 0 } else { *lengths.add(i) };
+                if length == 0 {
+                    CStr::from_ptr(start).to_bytes()
+                } else {
+                    std::slice::from_raw_parts(start.cast::<u8>(), length)
+                }
+            };
+            source.push_str(&String::from_utf8_lossy(part));
+        }
+        let broken = false;
+        with(|s| s.programs.insert(id(object), Program { source, broken }));
+    }
+    // SAFETY: the caller's pointer.
+    unsafe { made(call, "", object, code, place) }
+}
+
+/// A program from what a driver compiled earlier; its kernels have no names until they are made.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn clCreateProgramWithBinary(
+    context: Handle,
+    count: Uint,
+    devices: *const Handle,
+    lengths: *const usize,
+    binaries: *const *const u8,
+    status: *mut Code,
+    place: *mut Code,
+) -> Handle {
+    let call = "clCreateProgramWithBinary";
+    let mut code = before(call, None).unwrap_or(cl::SUCCESS);
+    let mut object = std::ptr::null_mut();
+    if code == cl::SUCCESS {
+        let place = &raw mut code;
+        let program = real!(clCreateProgramWithBinary(context: Handle, count: Uint, devices: *const Handle, lengths: *const usize, binaries: *const *const u8, status: *mut Code, place: *mut Code) -> Handle);
+        object = program.unwrap_or_else(|| {
+            code = cl::MISSING;
+            std::ptr::null_mut()
+        });
+    }
+    // SAFETY: the caller's pointer.
+    unsafe { made(call, "", object, code, place) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn clBuildProgram(
+    program: Handle,
+    count: Uint,
+    devices: *const Handle,
+    options: *const c_char,
+    notify: *const c_void,
+    data: *mut c_void,
+) -> Code {
+    let call = "clBuildProgram";
+    // The one of the configured kernels that the program defines.
+    let kernel = with(|s| {
+        let source = &s.programs.get(&id(program))?.source;
+        let named = s.config.faults.iter().filter_map(|f| f.kernel.as_ref());
+        named
+            .into_iter()
+            .find(|name| source.contains(&format!("void {name}(")))
+            .cloned()
+    });
+    let code = match before(call, kernel.as_deref()) {
+        Some(code) => {
+            with(|s| {
+                if let Some(known) = s.programs.get_mut(&id(program)) {
+                    known.broken = true;
+                }
+            });
+            code
+        }
+        None => real!(clBuildProgram(program: Handle, count: Uint, devices: *const Handle, options: *const c_char, notify: *const c_void, data: *mut c_void) -> Code)
+            .unwrap_or(cl::MISSING),
+    };
+    after(call, "", code)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn clGetProgramBuildInfo(
+    program: Handle,
+    device: Handle,
+    name: Uint,
+    size: usize,
+    value: *mut c_void,
+    size_ret: *mut usize,
+) -> Code {
+    let call = "clGetProgramBuildInfo";
+    let broken = with(|s| s.programs.get(&id(program)).is_some_and(|p| p.broken));
+    let status = BUILD_ERROR.to_ne_bytes();
+    let own: Option<&[u8]> = match name {
+        PROGRAM_BUILD_LOG if broken => Some(LOG),
+        PROGRAM_BUILD_STATUS if broken => Some(&status),
+        _ => None,
+    };
+    let code = match own {
+        // SAFETY: the caller's pointers.
+        Some(bytes) => unsafe { crate::info::answer(bytes, size, value, size_ret) },
+        None => real!(clGetProgramBuildInfo(program: Handle, device: Handle, name: Uint, size: usize, value: *mut c_void, size_ret: *mut usize) -> Code)
+            .unwrap_or(cl::MISSING),
+    };
+    after(call, &format!(" name={name:#x}"), code)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn clReleaseProgram(program: Handle) -> Code {
+    let code = real!(clReleaseProgram(program: Handle) -> Code).unwrap_or(cl::MISSING);
+    // Known until another takes its number: kernels that are recorded are made from it.
+    after("clReleaseProgram", "", code)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn clCreateKernel(program: Handle, name: *const c_char, place: *mut Code) -> Handle {
+    let call = "clCreateKernel";
+    // SAFETY: the caller's string.
+    let text = unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned();
+    let mut code = before(call, Some(&text)).unwrap_or(cl::SUCCESS);
+    let mut object = std::ptr::null_mut();
+    if code == cl::SUCCESS {
+        (object, code) = real_kernel(program, name);
+    }
+    if code == cl::SUCCESS {
+        let kernel = Kernel {
+            program: id(program),
+            name: text.clone(),
+            args: BTreeMap::new(),
+        };
+        with(|s| s.kernels.insert(id(object), kernel));
+    }
+    // SAFETY: the caller's pointer.
+    unsafe { made(call, &format!(" kernel={text}"), object, code, place) }
+}
+
+/// A kernel object of the real library.
+pub(crate) fn real_kernel(program: Handle, name: *const c_char) -> (Handle, Code) {
+    let mut code = cl::SUCCESS;
+    let place = &raw mut code;
+    let kernel = real!(clCreateKernel(program: Handle, name: *const c_char, place: *mut Code) -> Handle);
+    match kernel {
+        Some(kernel) => (kernel, code),
+        None => (std::ptr::null_mut(), cl::MISSING),
+    }
+}
+
+/// Sets an argument of a kernel object of the real library.
+pub(crate) fn real_set_arg(kernel: Handle, index: Uint, arg: &Arg) -> Code {
+    let (size, value): (usize, *const c_void) = match arg {
+        Arg::Bytes(bytes) => (bytes.len(), bytes.as_ptr().cast()),
+        Arg::Local(size) => (*size, std::ptr::null()),
+    };
+    real!(clSetKernelArg(kernel: Handle, index: Uint, size: usize, value: *const c_void) -> Code)
+        .unwrap_or(cl::MISSING)
+}
+
+/// An argument as a call gives it.
+///
+/// # Safety
+///
+/// `value` is null or leads to `size` bytes.
+pub(crate) unsafe fn arg(size: usize, value: *const c_void) -> Arg {
+    if value.is_null() {
+        return Arg::Local(size);
+    }
+    // SAFETY: as the caller promises.
+    Arg::Bytes(unsafe { std::slice::from_raw_parts(value.cast::<u8>(), size) }.to_vec())
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn clSetKernelArg(
+    kernel: Handle,
+    index: Uint,
+    size: usize,
+    value: *const c_void,
+) -> Code {
+    let call = "clSetKernelArg";
+    // SAFETY: the caller's bytes.
+    let arg = unsafe { arg(size, value) };
+    let code = before(call, None).unwrap_or_else(|| real_set_arg(kernel, index, &arg));
+    let name = with(|s| {
+        let kernel = s.kernels.get_mut(&id(kernel))?;
+        if code == cl::SUCCESS {
+            kernel.args.insert(index, arg);
+        }
+        Some(kernel.name.clone())
+    });
+    let name = name.unwrap_or_default();
+    after(call, &format!(" kernel={name} index={index} size={size}"), code)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn clReleaseKernel(kernel: Handle) -> Code {
+    with(|s| s.kernels.remove(&id(kernel)));
+    let code = real!(clReleaseKernel(kernel: Handle) -> Code).unwrap_or(cl::MISSING);
+    after("clReleaseKernel", "", code)
+}

@@ -1,0 +1,174 @@
+//! What the stand-in knows: its configuration, the objects that calls made, and the log.
+
+use crate::config::{CONFIG, Config};
+use crate::recording::Recording;
+use crate::{Code, Handle, cl};
+use std::collections::{BTreeMap, HashMap};
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// The value of a kernel's argument.
+#[derive(Clone, Debug)]
+pub(crate) enum Arg {
+    /// Its bytes.
+    Bytes(Vec<u8>),
+    /// So many bytes of local memory.
+    Local(usize),
+}
+
+/// A kernel object.
+#[derive(Clone, Debug)]
+pub(crate) struct Kernel {
+    pub(crate) program: usize,
+    pub(crate) name: String,
+    pub(crate) args: BTreeMap<u32, Arg>,
+}
+
+/// A program.
+#[derive(Debug)]
+pub(crate) struct Program {
+    pub(crate) source: String,
+    /// Its build was made to fail.
+    pub(crate) broken: bool,
+}
+
+/// Everything known; objects by the numbers of their handles.
+#[derive(Debug, Default)]
+pub(crate) struct State {
+    pub(crate) config: Config,
+    log: Option<File>,
+    /// Calls that each of the faults has looked at.
+    counts: Vec<u64>,
+    lost: Option<Code>,
+    pub(crate) programs: HashMap<usize, Program>,
+    pub(crate) kernels: HashMap<usize, Kernel>,
+    /// Bytes of each buffer and sub-buffer, and whether the bytes are its own.
+    pub(crate) buffers: HashMap<usize, (u64, bool)>,
+    /// Recordable queues, with the recording that each is making.
+    pub(crate) recordable: HashMap<usize, Option<usize>>,
+    pub(crate) recordings: HashMap<usize, Recording>,
+    pub(crate) made_recordings: usize,
+    /// Functions of the driver's extensions that were asked for, by name.
+    pub(crate) addresses: HashMap<String, usize>,
+}
+
+static STATE: Mutex<Option<State>> = Mutex::new(None);
+
+/// What stands in the file that the environment names. A file that cannot be read is a mistake in the test, which is told and ends the
+/// process: a run without the faults that it asked for would look like one that recovered.
+fn configured() -> Config {
+    let Some(path) = std::env::var_os(CONFIG) else {
+        return Config::default();
+    };
+    let read = std::fs::read(&path).map_err(|e| e.to_string());
+    read.and_then(|bytes| serde_json::from_slice(&bytes).map_err(|e| e.to_string()))
+        .unwrap_or_else(|e| {
+            eprintln!("{CONFIG}={}: {e}", path.display());
+            std::process::exit(99)
+        })
+}
+
+impl State {
+    fn new(config: Config) -> Self {
+        let open = |path| OpenOptions::new().create(true).append(true).open(path);
+        Self {
+            log: config.log.as_ref().and_then(|path| open(path).ok()),
+            counts: vec![0; config.faults.len()],
+            config,
+            ..Self::default()
+        }
+    }
+
+    /// Writes a line.
+    pub(crate) fn log(&mut self, line: &str) {
+        if let Some(file) = &mut self.log {
+            // The test that reads it fails where lines are missing.
+            let _lost = file.write_all(format!("{line}\n").as_bytes());
+        }
+    }
+
+    /// Writes that a call is made to fail.
+    pub(crate) fn log_fault(&mut self, call: &str, code: Code) {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        self.log(&format!("inject {call} code={code} ms={}", since.as_millis()));
+    }
+
+    /// The fault for this call, if it is to fail now.
+    fn fault(&mut self, call: &str, kernel: Option<&str>) -> Option<Code> {
+        let mut found = self.lost;
+        for (fault, count) in self.config.faults.iter().zip(&mut self.counts) {
+            let about = fault.kernel.is_none() || fault.kernel.as_deref() == kernel;
+            if fault.call != call || !about {
+                continue;
+            }
+            *count += 1;
+            if *count == fault.nth {
+                found = found.or(Some(fault.code));
+                self.lost = self.lost.or(fault.lost.then_some(fault.code));
+            }
+        }
+        if let Some(code) = found {
+            self.log_fault(call, code);
+        }
+        found
+    }
+}
+
+/// Runs `f` with the state. Not for calls of the real library, which may take long.
+pub(crate) fn with<T>(f: impl FnOnce(&mut State) -> T) -> T {
+    let mut state = STATE.lock().unwrap_or_else(PoisonError::into_inner);
+    f(state.get_or_insert_with(|| State::new(configured())))
+}
+
+/// Plays `config` from here on, and forgets all objects. For tests that call the stand-in in their own process, one at a time.
+pub fn configure(config: Config) {
+    *STATE.lock().unwrap_or_else(PoisonError::into_inner) = Some(State::new(config));
+}
+
+/// What comes before every call that makes, queues or waits: delays it, and gives the code with which it must fail.
+pub(crate) fn before(call: &str, kernel: Option<&str>) -> Option<Code> {
+    let (delay, fault) = with(|s| {
+        let delay = s
+            .config
+            .delays
+            .iter()
+            .find(|d| d.call == call)
+            .map_or(0, |d| d.ms);
+        (delay, s.fault(call, kernel))
+    });
+    if delay > 0 {
+        std::thread::sleep(Duration::from_millis(delay));
+    }
+    fault
+}
+
+/// What comes after a call: its line in the log. Returns `code`.
+pub(crate) fn after(call: &str, words: &str, code: Code) -> Code {
+    with(|s| s.log(&format!("{call}{words} = {code}")));
+    code
+}
+
+/// The end of a call that makes an object: writes `code` to `place` and the line to the log; returns the object.
+///
+/// # Safety
+///
+/// `place` is null or takes a code.
+pub(crate) unsafe fn made(call: &str, words: &str, object: Handle, code: Code, place: *mut Code) -> Handle {
+    after(call, words, code);
+    if !place.is_null() {
+        // SAFETY: as the caller promises.
+        unsafe { *place = code };
+    }
+    if code == cl::SUCCESS {
+        object
+    } else {
+        std::ptr::null_mut()
+    }
+}
+
+/// The number by which an object is known here.
+pub(crate) fn id(handle: Handle) -> usize {
+    handle as usize
+}
