@@ -1,5 +1,6 @@
 //! Options that several commands share, and the checks of their values.
 
+use super::cache::CacheOptions;
 use super::output::note;
 use crate::backend::OpenOptions;
 use crate::error::{Error, Result, Stage};
@@ -53,6 +54,9 @@ pub struct DeviceOptions {
     /// First device whose name or driver contains this text; see `tlite devices`
     #[arg(long, value_name = "SUBSTRING")]
     pub device: Option<String>,
+    /// Compiled kernels of earlier runs.
+    #[command(flatten)]
+    pub cache: CacheOptions,
 }
 
 impl DeviceOptions {
@@ -60,7 +64,10 @@ impl DeviceOptions {
     pub fn placement(&self) -> Placement {
         Placement {
             backend: self.backend,
-            options: OpenOptions::of(self.device.as_deref()),
+            options: OpenOptions {
+                device: self.device.clone(),
+                cache: self.cache.store(),
+            },
         }
     }
 
