@@ -46,6 +46,8 @@ typedef struct {
   const char *kv;
   // Lengths of decoding are padded to multiples of this, 32 to 256; 0 is 64.
   size_t padding;
+  // Folder where compiled kernels are kept for the next start, 4 GB of them at most; nobody else should be able to write it. NULL keeps none.
+  const char *kernel_cache;
 } tlite_load_options;
 
 // How tokens are chosen, and when an answer ends. Begin with what `tlite_generate_defaults` returns.

@@ -5,6 +5,7 @@
 //! hold.
 
 use crate::backend::OpenOptions;
+use crate::cache::{DEFAULT_LIMIT, Store};
 use crate::error::{Error, Result, Stage};
 use crate::llm::sampler::Penalties;
 use crate::llm::{
@@ -16,7 +17,7 @@ use std::any::Any;
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Mutex, TryLockError};
+use std::sync::{Arc, Mutex, TryLockError};
 
 /// A loaded model: weights, compiled kernels, tokenizer and chat template. Any number of sessions may share it, in any threads.
 pub struct TliteModel(Model);
@@ -40,6 +41,8 @@ pub struct TliteLoadOptions {
     pub kv: *const c_char,
     /// Lengths of decoding are padded to multiples of this, 32 to 256; 0 is 64.
     pub padding: usize,
+    /// Folder where compiled kernels are kept for the next start, 4 GB of them at most; nobody else should be able to write it. NULL keeps none.
+    pub kernel_cache: *const c_char,
 }
 
 /// How tokens are chosen, and when an answer ends. Begin with what `tlite_generate_defaults` returns.
@@ -238,16 +241,20 @@ unsafe fn load_options(options: *const TliteLoadOptions) -> Result<LoadOptions> 
         return Ok(all);
     };
     // SAFETY: as the caller promises.
-    let (backend, device, kv) = unsafe {
+    let (backend, device, kv, cache) = unsafe {
         (
             text_or_none("backend", given.backend)?,
             text_or_none("device", given.device)?,
             text_or_none("kv", given.kv)?,
+            text_or_none("kernel_cache", given.kernel_cache)?,
         )
     };
     all.place = Placement {
         backend: backend.map_or(Ok(BackendChoice::default()), str::parse)?,
-        options: OpenOptions::of(device),
+        options: OpenOptions {
+            cache: cache.map(|folder| Arc::new(Store::new(folder.into(), DEFAULT_LIMIT))),
+            ..OpenOptions::of(device)
+        },
     };
     all.kv = kv.map_or(Ok(KvType::default()), str::parse)?;
     all.context = (given.context > 0).then_some(given.context);

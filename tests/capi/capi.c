@@ -1,4 +1,4 @@
-/* The C interface, used as a program would: capi FOLDER BACKEND. Says what differs and ends with 1. */
+/* The C interface, used as a program would: capi FOLDER BACKEND CACHE. Says what differs and ends with 1. */
 #include "tlite.h"
 
 #include <pthread.h>
@@ -245,14 +245,15 @@ int main(int argc, char **argv) {
     tlite_model *model;
     tlite_session *session;
     answer a;
-    if (argc != 3) {
-        fprintf(stderr, "usage: capi FOLDER BACKEND\n");
+    if (argc != 4) {
+        fprintf(stderr, "usage: capi FOLDER BACKEND CACHE\n");
         return 2;
     }
     CHECK(strcmp(tlite_last_error(), "") == 0);
     refused_loads(argv[1]);
     options.backend = argv[2];
     options.context = 40;
+    options.kernel_cache = argv[3];
     model = tlite_model_load(argv[1], &options);
     CHECK(model != NULL);
     answers(model);
