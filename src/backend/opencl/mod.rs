@@ -355,22 +355,25 @@ impl Backend for OpenCl {
     }
 
     fn compile_ahead(&mut self, specs: &[&KernelSpec], done: &mut dyn FnMut(usize)) {
+        let mut new = specs.to_vec();
+        new.retain(|spec| !self.cache.contains_key(*spec));
+        let known = specs.len() - new.len();
+        let mut built = Vec::with_capacity(new.len());
         let builder = self.builder();
-        let mut built = Vec::with_capacity(specs.len());
         // One that fails is left for `compile` to say why.
-        let build = |_: &mut (), i: usize| Ok::<_, Infallible>(specs.get(i).map(|spec| builder.build(spec)));
+        let build = |_: &mut (), i: usize| Ok::<_, Infallible>(new.get(i).map(|spec| builder.build(spec)));
         let Ok(()) = parallel::for_each(
             parallel::cores(),
-            specs.len(),
+            new.len(),
             || (),
             build,
             |i, made| {
                 built.extend(made.and_then(Result::ok).map(|made| (i, made)));
-                done(built.len());
+                done(known + built.len());
             },
         );
         for (i, made) in built {
-            if let Some(spec) = specs.get(i).filter(|spec| !self.cache.contains_key(**spec)) {
+            if let Some(spec) = new.get(i).filter(|spec| !self.cache.contains_key(**spec)) {
                 // Too many kernels are `compile`'s to say, too.
                 let _kept = self.keep(spec, made);
             }
