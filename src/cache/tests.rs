@@ -113,7 +113,7 @@ fn beyond_the_limit_the_longest_unused_go() {
     let folder = tempfile::tempdir().unwrap();
     let store = Store::new(folder.path().to_owned(), 4000);
     let old = SystemTime::now() - 30 * DAY;
-    for (text, days) in [("a", 3), ("b", 1), ("c", 2)] {
+    for (text, days) in [("a", 2), ("b", 1), ("c", 3)] {
         store.put(Kind::Program, &key(text), &[0; 1000]);
         let path = store.path(Kind::Program, &store.bytes_of(&key(text)).unwrap());
         File::open(path).unwrap().set_modified(old + days * DAY).unwrap();
