@@ -48,6 +48,8 @@ typedef struct {
   size_t padding;
   // Whose work the device does first, "low", "normal" or "high"; NULL is low on GPUs that share the host's memory, else the driver's.
   const char *priority;
+  // Folder where compiled kernels are kept for the next start, 4 GB of them at most; nobody else should be able to write it. NULL keeps none.
+  const char *kernel_cache;
 } tlite_load_options;
 
 // How tokens are chosen, and when an answer ends. Begin with what `tlite_generate_defaults` returns.

@@ -5,6 +5,7 @@
 //! hold.
 
 use crate::backend::OpenOptions;
+use crate::cache::{DEFAULT_LIMIT, Store};
 use crate::error::{Error, Result, Stage};
 use crate::llm::sampler::Penalties;
 use crate::llm::{
@@ -16,7 +17,7 @@ use std::any::Any;
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Mutex, TryLockError};
+use std::sync::{Arc, Mutex, TryLockError};
 
 /// A loaded model: weights, compiled kernels, tokenizer and chat template. Any number of sessions may share it, in any threads.
 pub struct TliteModel(Model);
@@ -42,6 +43,8 @@ pub struct TliteLoadOptions {
     pub padding: usize,
     /// Whose work the device does first, "low", "normal" or "high"; NULL is low on GPUs that share the host's memory, else the driver's.
     pub priority: *const c_char,
+    /// Folder where compiled kernels are kept for the next start, 4 GB of them at most; nobody else should be able to write it. NULL keeps none.
+    pub kernel_cache: *const c_char,
 }
 
 /// How tokens are chosen, and when an answer ends. Begin with what `tlite_generate_defaults` returns.
@@ -240,18 +243,20 @@ unsafe fn load_options(options: *const TliteLoadOptions) -> Result<LoadOptions> 
         return Ok(all);
     };
     // SAFETY: as the caller promises.
-    let (backend, device, kv, priority) = unsafe {
+    let (backend, device, kv, priority, cache) = unsafe {
         (
             text_or_none("backend", given.backend)?,
             text_or_none("device", given.device)?,
             text_or_none("kv", given.kv)?,
             text_or_none("priority", given.priority)?,
+            text_or_none("kernel_cache", given.kernel_cache)?,
         )
     };
     all.place = Placement {
         backend: backend.map_or(Ok(BackendChoice::default()), str::parse)?,
         options: OpenOptions {
             priority: priority.map(str::parse).transpose()?,
+            cache: cache.map(|folder| Arc::new(Store::new(folder.into(), DEFAULT_LIMIT))),
             ..OpenOptions::of(device)
         },
     };

@@ -46,6 +46,7 @@
 //! * [`quant`]: the E0M weight formats;
 //! * [`plan`]: one static plan of a graph for a device;
 //! * [`backend`]: OpenCL and wgpu behind one trait, and the kernels as data;
+//! * [`cache`]: what makes the next start faster, on disk;
 //! * [`executor`]: plans on a device;
 //! * [`runner`]: any model, tensors in, tensors out; [`files`]: tensors and pictures from files;
 //! * [`placement`]: which backend, which device;
@@ -76,6 +77,7 @@
     )
 )]
 pub mod backend;
+pub mod cache;
 pub mod capi;
 pub mod checkpoint;
 pub mod cli;

@@ -661,7 +661,7 @@ fn a_full_disk_is_an_error_and_leaves_nothing() {
 fn a_closed_standard_output_is_no_failure() {
     let (reader, writer) = std::io::pipe().unwrap();
     drop(reader);
-    let output = Command::new(env!("CARGO_BIN_EXE_tlite"))
+    let output = support::command()
         .args(["devices", "--json"])
         // Without it a library under the Vulkan drivers complains.
         .env("XDG_RUNTIME_DIR", std::env::temp_dir())
@@ -702,7 +702,7 @@ fn interrupted_work_leaves_no_model_and_goes_on() {
     })
     .unwrap();
     w.finish().unwrap();
-    let child = Command::new(env!("CARGO_BIN_EXE_tlite"))
+    let child = support::command()
         .args([
             "quantize",
             path(&input),
@@ -747,7 +747,7 @@ fn interrupt_exits_130() {
     use std::time::{Duration, Instant};
     const SIGINT: u32 = 2;
     let folder = model_folder();
-    let mut child = Command::new(env!("CARGO_BIN_EXE_tlite"))
+    let mut child = support::command()
         .args(["generate", path(folder.path()), "--prompt", "-"])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())

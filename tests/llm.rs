@@ -576,7 +576,7 @@ fn conversation(dir: &Path, device: &Device) -> Outcome {
     let messages: Vec<String> = (0..20)
         .map(|i| format!("Tell me fact number {i} about the sea, briefly."))
         .collect();
-    let mut child = std::process::Command::new(env!("CARGO_BIN_EXE_tlite"))
+    let mut child = support::command()
         .arg("chat")
         .arg(dir)
         .args([

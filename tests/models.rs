@@ -12,7 +12,7 @@ use serde_json::Value;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use support::{Device, Text};
@@ -354,7 +354,7 @@ impl Quantized {
             Entry::Occupied(found) => found.into_mut(),
             Entry::Vacant(free) => {
                 let folder = tempfile::tempdir().text()?;
-                let done = Command::new(env!("CARGO_BIN_EXE_tlite"))
+                let done = support::command()
                     .args(["quantize", "--format", "e0m4"])
                     .arg(model.parent().ok_or("no folder")?)
                     .arg("-o")

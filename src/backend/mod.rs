@@ -25,9 +25,11 @@ pub mod wgpu;
 
 pub use shared::SharedBackend;
 
+use crate::cache::Store;
 use kernel::KernelSpec;
 use std::fmt;
 use std::ops::Range;
+use std::sync::Arc;
 
 /// Kind of processor behind a driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
@@ -290,8 +292,10 @@ pub struct Stats {
     pub allocations: u64,
     /// Bytes of device buffers alive, staging buffers included.
     pub bytes: u64,
-    /// Kernels compiled.
+    /// Kernels compiled from their text.
     pub compiles: u64,
+    /// Kernels whose compiled form came from the [`Store`].
+    pub cached: u64,
     /// Recordings made.
     pub recordings: u64,
     /// Recordings submitted.
@@ -318,6 +322,12 @@ pub trait Backend: Send {
 
     /// Compiles, or finds in the cache, the kernel for `spec`.
     fn compile(&mut self, spec: &KernelSpec) -> Result<KernelId, BackendError>;
+
+    /// Compiles kernels that [`Backend::compile`] will be asked for, several at once where that is faster. `done` hears after each how many are.
+    /// Those that fail are left out: `compile` says why.
+    fn compile_ahead(&mut self, specs: &[&KernelSpec], done: &mut dyn FnMut(usize)) {
+        let _one_by_one = (specs, done);
+    }
 
     /// Prepares commands for submission.
     fn record(&mut self, commands: &[Command]) -> Result<RecordingId, BackendError>;
@@ -385,6 +395,8 @@ pub struct OpenOptions {
     pub device: Option<String>,
     /// How its work stands against that of other programs; without one [`Priority::default_on`].
     pub priority: Option<Priority>,
+    /// Where compiled kernels are kept for the next start; without it nothing is read or written.
+    pub cache: Option<Arc<Store>>,
 }
 
 /// How a device's work stands against that of other programs, the one that draws the screen among them. A driver takes it as a hint.
@@ -428,7 +440,7 @@ impl OpenOptions {
     pub fn of(device: Option<&str>) -> Self {
         Self {
             device: device.map(str::to_owned),
-            priority: None,
+            ..Self::default()
         }
     }
 

@@ -59,6 +59,12 @@ impl Backend for SharedBackend {
         self.turn()?.compile(spec)
     }
 
+    fn compile_ahead(&mut self, specs: &[&KernelSpec], done: &mut dyn FnMut(usize)) {
+        if let Ok(mut backend) = self.turn() {
+            backend.compile_ahead(specs, done);
+        }
+    }
+
     fn record(&mut self, commands: &[Command]) -> Result<RecordingId, BackendError> {
         self.turn()?.record(commands)
     }

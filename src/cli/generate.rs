@@ -72,6 +72,9 @@ struct Report<'a> {
     decode_tokens_per_s: Option<f64>,
     drafted_tokens: usize,
     accepted_tokens: usize,
+    /// Of what the model runs on a device.
+    kernels_compiled: Option<u64>,
+    kernels_cached: Option<u64>,
 }
 
 /// The tokens to feed for `prompt`. Where the model has no chat template the prompt is fed as it is, and
@@ -168,6 +171,7 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     drop(generating);
     args.answers.save(&mut session)?;
     if args.json {
+        let stats = model.stats();
         let report = Report {
             backend: place.backend,
             device: &place.device,
@@ -182,6 +186,8 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
             decode_tokens_per_s: outcome.metrics.decode_tokens_per_s(),
             drafted_tokens: outcome.metrics.drafted,
             accepted_tokens: outcome.metrics.accepted,
+            kernels_compiled: stats.map(|s| s.compiles),
+            kernels_cached: stats.map(|s| s.cached),
         };
         put_json(&mut stdout, &report)?;
     } else {

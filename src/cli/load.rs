@@ -5,9 +5,8 @@ use super::output;
 use crate::backend::{Backend, Caps};
 use crate::error::Result;
 use crate::llm::LanguageModel;
-use crate::llm::engine::DecoderMemory;
 use crate::llm::folder::ModelFolder;
-use crate::llm::load::{LoadOptions, Loaded, PlaceName, Purpose};
+use crate::llm::load::{LoadOptions, Loaded, Loading, PlaceName, Purpose};
 use crate::placement::{BackendChoice, Opened};
 use std::time::Instant;
 
@@ -67,7 +66,7 @@ pub fn load(
     folder: &ModelFolder,
     options: &LoadOptions,
     purpose: Purpose<'_>,
-    hear: &mut dyn FnMut(&DecoderMemory),
+    hear: &mut dyn FnMut(Loading<'_>),
 ) -> Result<Loaded> {
     let loaded = Loaded::new(folder, options, purpose, hear)?;
     print_notes(loaded.notes());
@@ -83,16 +82,20 @@ pub fn load_model(folder: &ModelFolder, options: &LoadOptions, purpose: Purpose<
     })
 }
 
-/// Runs `work`, which loads the model in `folder`, with a turning sign on standard error, where the memory that it hears of is printed too.
+/// Runs `work`, which loads the model in `folder`, with a turning sign on standard error, which becomes a bar while kernels are compiled. The memory
+/// that it hears of is printed there too.
 /// Returns what it gives and the milliseconds that it took.
 pub fn waiting<T>(
     folder: &ModelFolder,
-    work: impl FnOnce(&mut dyn FnMut(&DecoderMemory)) -> Result<T>,
+    work: impl FnOnce(&mut dyn FnMut(Loading<'_>)) -> Result<T>,
 ) -> Result<(T, f64)> {
     let start = Instant::now();
     let progress = output::spinner(format!("loading {}", folder.name()));
-    let done = work(&mut |memory| {
-        progress.suspend(|| output::note(&mut std::io::stderr(), &format!("memory {memory}")));
+    let done = work(&mut |step| match step {
+        Loading::Memory(memory) => {
+            progress.suspend(|| output::note(&mut std::io::stderr(), &format!("memory {memory}")));
+        }
+        Loading::Kernels { ready, all } => output::count(&progress, ready, all, "kernels"),
     });
     progress.finish_and_clear();
     Ok((done?, start.elapsed().as_secs_f64() * 1e3))

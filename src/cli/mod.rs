@@ -2,6 +2,7 @@
 
 mod answer;
 mod bench;
+mod cache;
 mod calibration;
 mod chat;
 mod convert;
@@ -20,6 +21,7 @@ mod run;
 mod sampling;
 mod template;
 
+pub use cache::CacheOptions;
 pub use interrupt::INTERRUPTED;
 pub use options::{DeviceOptions, ExecOptions, Float};
 pub use output::is_broken_pipe;
@@ -56,6 +58,7 @@ enum Command {
     Profile(profile::Args),
     Inspect(inspect::Args),
     Run(Box<run::Args>),
+    Cache(cache::Args),
 }
 
 /// Runs the command that was asked for. Errors for which [`crate::error::Error::is_usage`] holds are wrong
@@ -74,6 +77,7 @@ pub fn run(cli: Cli) -> Result<()> {
         Command::Profile(args) => profile::run(&args),
         Command::Inspect(args) => inspect::run(&args),
         Command::Run(args) => run::run(&args),
+        Command::Cache(args) => cache::run(&args),
     }
 }
 

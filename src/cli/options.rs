@@ -1,5 +1,6 @@
 //! Options that several commands share, and the checks of their values.
 
+use super::cache::CacheOptions;
 use super::output::note;
 use crate::backend::{OpenOptions, Priority};
 use crate::error::{Error, Result, Stage};
@@ -71,6 +72,9 @@ pub struct DeviceOptions {
     /// Whose work a device does first, where its driver takes a hint [default: low on GPUs that share the host's memory, else the driver's]
     #[arg(long, value_enum, value_name = "NAME")]
     pub priority: Option<Priority>,
+    /// Compiled kernels of earlier runs.
+    #[command(flatten)]
+    pub cache: CacheOptions,
 }
 
 impl DeviceOptions {
@@ -80,6 +84,7 @@ impl DeviceOptions {
             backend: self.backend,
             options: OpenOptions {
                 priority: self.priority,
+                cache: self.cache.store(),
                 ..OpenOptions::of(self.device.as_deref())
             },
         }

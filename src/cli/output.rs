@@ -42,13 +42,25 @@ pub fn spinner(text: String) -> ProgressBar {
     bar
 }
 
+const COUNTED: &str = "{bar:30} {pos}/{len} {msg}";
+
 /// A bar over `steps` on standard error; nothing when that is no terminal.
 pub fn bar(steps: usize) -> ProgressBar {
     let bar = ProgressBar::new(u64::try_from(steps).unwrap_or(u64::MAX));
-    match ProgressStyle::with_template("{bar:30} {pos}/{len} {msg}") {
+    match ProgressStyle::with_template(COUNTED) {
         Ok(style) => bar.with_style(style),
         Err(_) => bar,
     }
+}
+
+/// Makes a moving line a bar that has come to `done` of `all`, called `what`.
+pub fn count(line: &ProgressBar, done: usize, all: usize, what: &'static str) {
+    if let Ok(style) = ProgressStyle::with_template(COUNTED) {
+        line.set_style(style);
+    }
+    line.set_message(what);
+    line.set_length(u64::try_from(all).unwrap_or(u64::MAX));
+    line.set_position(u64::try_from(done).unwrap_or(u64::MAX));
 }
 
 /// A bar over bytes on standard error, whose length is set later; nothing when that is no terminal.

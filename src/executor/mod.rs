@@ -68,7 +68,7 @@ impl std::fmt::Debug for Executor {
 impl Executor {
     /// Loads `plans` of `graph` on `backend`, which nothing else uses.
     pub fn new(backend: Box<dyn Backend>, graph: &Graph, plans: Vec<Plan>) -> Result<Self> {
-        let program = Program::load(SharedBackend::new(backend), graph, plans)?;
+        let program = Program::load(SharedBackend::new(backend), graph, plans, &mut |_, _| {})?;
         Self::of(&Arc::new(program))
     }
 

@@ -2,13 +2,14 @@
 
 use super::load::create;
 use super::pack::pack;
+use crate::backend::kernel::KernelSpec;
 use crate::backend::{Backend, Caps, KernelId, SharedBackend, Stats, View};
 use crate::error::{Error, Result, Stage};
 use crate::graph::{Graph, ValueId};
 use crate::plan::Plan;
 use crate::plan::lower::WeightKey;
 use crate::tensor::HostTensor;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 /// Plans of one graph on one device, with their weights uploaded and their kernels compiled. Each
@@ -33,8 +34,13 @@ impl std::fmt::Debug for Program {
 }
 
 impl Program {
-    /// Uploads the weights of `plans` of `graph` and compiles their kernels.
-    pub fn load(backend: SharedBackend, graph: &Graph, plans: Vec<Plan>) -> Result<Self> {
+    /// Uploads the weights of `plans` of `graph` and compiles their kernels; `hear` is told how many of how many are ready.
+    pub fn load(
+        backend: SharedBackend,
+        graph: &Graph,
+        plans: Vec<Plan>,
+        hear: &mut dyn FnMut(usize, usize),
+    ) -> Result<Self> {
         let mut program = Self {
             backend,
             weights: HashMap::new(),
@@ -45,6 +51,15 @@ impl Program {
                 program.upload(graph, key)?;
             }
         }
+        let mut seen = HashSet::new();
+        let specs: Vec<&KernelSpec> = plans
+            .iter()
+            .flat_map(|p| &p.kernels)
+            .filter(|s| seen.insert(*s))
+            .collect();
+        program
+            .backend
+            .compile_ahead(&specs, &mut |ready| hear(ready, specs.len()));
         for plan in plans {
             let kernels = compile(&mut program.backend, &plan)?;
             program.plans.push((Arc::new(plan), kernels.into()));

@@ -150,6 +150,20 @@ impl<'a> Purpose<'a> {
     }
 }
 
+/// What happens while a model is loaded for a device.
+#[derive(Clone, Copy, Debug)]
+pub enum Loading<'a> {
+    /// So much memory is taken next.
+    Memory(&'a DecoderMemory),
+    /// So many of all kernels are compiled or found in the cache.
+    Kernels {
+        /// They are ready.
+        ready: usize,
+        /// All that the model asks for.
+        all: usize,
+    },
+}
+
 #[derive(Debug)]
 enum Engine {
     Device(DeviceDecoder),
@@ -180,12 +194,12 @@ pub const OTHERS: &str = "`tlite run` runs ONNX files of any kind";
 
 impl Loaded {
     /// Loads `model.onnx` of `folder`. Usage errors: no such file, a model that is no decoder, no such device, a context that the model does
-    /// not have or the device has no room for, numbers out of range. Before a device's memory is taken, `hear` is told how much.
+    /// not have or the device has no room for, numbers out of range. `hear` is told how far it has come.
     pub fn new(
         folder: &ModelFolder,
         options: &LoadOptions,
         purpose: Purpose<'_>,
-        hear: &mut dyn FnMut(&DecoderMemory),
+        hear: &mut dyn FnMut(Loading<'_>),
     ) -> Result<Self> {
         options.check()?;
         let path = folder.onnx();
@@ -246,8 +260,10 @@ impl Loaded {
                 memory.context
             ));
         }
-        hear(&memory);
-        let loaded = DeviceDecoder::load(decoder, backend, planned)?;
+        hear(Loading::Memory(&memory));
+        let loaded = DeviceDecoder::load(decoder, backend, planned, &mut |ready, all| {
+            hear(Loading::Kernels { ready, all });
+        })?;
         if let [first, ..] = loaded.host_steps() {
             notes.push(format!(
                 "{} nodes run on the host at each token, such as {} \"{}\" ({}); see `tlite inspect --nodes`",

@@ -1,9 +1,8 @@
 //! A language model as a folder, ready to generate.
 
 use super::codec::Codec;
-use super::engine::DecoderMemory;
 use super::folder::ModelFolder;
-use super::load::{LoadOptions, Loaded, PlaceName, Purpose};
+use super::load::{LoadOptions, Loaded, Loading, PlaceName, Purpose};
 use super::session::Session;
 use crate::backend::Stats;
 use crate::error::Result;
@@ -25,8 +24,9 @@ impl Model {
     pub fn load(path: impl AsRef<Path>, options: &LoadOptions) -> Result<Self> {
         let folder = ModelFolder::holding("MODEL", path.as_ref(), &["tokenizer.json"])?;
         let codec = Arc::new(Codec::load(folder.clone())?);
-        let model = Self::with_codec(&folder, codec, options, &mut |memory| {
-            log::info!("memory {memory}");
+        let model = Self::with_codec(&folder, codec, options, &mut |step| match step {
+            Loading::Memory(memory) => log::info!("memory {memory}"),
+            Loading::Kernels { ready, all } => log::debug!("kernels: {ready} of {all}"),
         })?;
         for note in model.notes() {
             log::warn!("{note}");
@@ -39,7 +39,7 @@ impl Model {
         folder: &ModelFolder,
         codec: Arc<Codec>,
         options: &LoadOptions,
-        hear: &mut dyn FnMut(&DecoderMemory),
+        hear: &mut dyn FnMut(Loading<'_>),
     ) -> Result<Self> {
         let loaded = Arc::new(Loaded::new(folder, options, Purpose::Generation, hear)?);
         Ok(Self { loaded, codec })

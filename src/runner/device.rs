@@ -133,7 +133,7 @@ impl Device {
     /// Loads a plan in the place of the one before, whose memory is freed first.
     fn load(&mut self, graph: &Graph, plan: Plan) -> Result<()> {
         self.executor = None;
-        let program = Program::load(self.backend.clone(), graph, vec![plan])?;
+        let program = Program::load(self.backend.clone(), graph, vec![plan], &mut |_, _| {})?;
         self.executor = Some(Executor::of(&Arc::new(program))?);
         Ok(())
     }

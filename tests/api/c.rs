@@ -1,8 +1,10 @@
 //! The C interface: its header, and a program that uses it.
 
-use super::{Outcome, speaking_model};
+use super::{Outcome, equal, speaking_model};
+use crate::support::Text;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use transformer_lite::cache::{DEFAULT_LIMIT, Store};
 use transformer_lite::placement::BackendChoice;
 
 fn root() -> &'static Path {
@@ -98,11 +100,21 @@ fn run(place: BackendChoice, runner: &[&str]) -> Outcome {
     let [first, rest @ ..] = words.as_slice() else {
         return Err("nothing to run".to_owned());
     };
-    let said = output(Command::new(first).args(rest).arg(&model).arg(place.name()))?;
-    if said.trim() == env!("CARGO_PKG_VERSION") {
-        Ok(())
-    } else {
-        Err(format!("the program says {said:?}"))
+    let kernels = model.join("kernels");
+    let said = output(
+        Command::new(first)
+            .args(rest)
+            .arg(&model)
+            .arg(place.name())
+            .arg(&kernels),
+    )?;
+    if said.trim() != env!("CARGO_PKG_VERSION") {
+        return Err(format!("the program says {said:?}"));
+    }
+    let kept = Store::new(kernels, DEFAULT_LIMIT).entries().text()?.len();
+    match place {
+        BackendChoice::Host => equal(&kept, &0),
+        _ => equal(&(kept > 0), &true),
     }
 }
 

@@ -1,4 +1,4 @@
-/* The C interface, used as a program would: capi FOLDER BACKEND. Says what differs and ends with 1. */
+/* The C interface, used as a program would: capi FOLDER BACKEND CACHE. Says what differs and ends with 1. */
 #include "tlite.h"
 
 #include <pthread.h>
@@ -249,8 +249,8 @@ int main(int argc, char **argv) {
     tlite_model *model;
     tlite_session *session;
     answer a;
-    if (argc != 3) {
-        fprintf(stderr, "usage: capi FOLDER BACKEND\n");
+    if (argc != 4) {
+        fprintf(stderr, "usage: capi FOLDER BACKEND CACHE\n");
         return 2;
     }
     CHECK(strcmp(tlite_last_error(), "") == 0);
@@ -258,6 +258,7 @@ int main(int argc, char **argv) {
     options.backend = argv[2];
     options.context = 40;
     options.priority = "normal";
+    options.kernel_cache = argv[3];
     model = tlite_model_load(argv[1], &options);
     CHECK(model != NULL);
     answers(model);

@@ -4,6 +4,7 @@ use crate::support::gguf::{HEADS, Traits, tiny};
 use crate::support::{converted, tiny_model, tlite};
 use crate::{fails, names, onnx_folder, path, stderr};
 use std::path::Path;
+use transformer_lite::cache::FOLDER_VARIABLE;
 use transformer_lite::gguf::Value;
 
 const TEXT: &str = "tests/data/pride_and_prejudice.txt";
@@ -174,6 +175,7 @@ fn the_number_of_cores_changes_nothing() {
             let all = [program, &[env!("CARGO_BIN_EXE_tlite")], &args, &LEARN].concat();
             let output = std::process::Command::new(all[0])
                 .args(&all[1..])
+                .env(FOLDER_VARIABLE, concat!(env!("CARGO_TARGET_TMPDIR"), "/cache"))
                 .output()
                 .unwrap();
             assert!(output.status.success(), "{}", stderr(&output));

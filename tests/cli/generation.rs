@@ -229,7 +229,7 @@ fn templates_take_tools_and_values() {
 /// Starts the command, interrupts it after a time and gives what it left.
 #[cfg(target_os = "linux")]
 pub fn interrupted(args: &[&str], wait: std::time::Duration) -> std::process::Output {
-    let child = Command::new(env!("CARGO_BIN_EXE_tlite"))
+    let child = crate::support::command()
         .args(args)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
@@ -300,7 +300,7 @@ fn interrupted_measurements_are_shown() {
 fn an_interrupted_answer_is_shown() {
     use std::io::Read;
     let (_dir, model) = tiny_model("llama", Traits::default());
-    let mut child = Command::new(env!("CARGO_BIN_EXE_tlite"))
+    let mut child = crate::support::command()
         .args([
             "generate",
             path(&model),

@@ -3,7 +3,7 @@
 use super::{fails, onnx_folder, path, stderr};
 use crate::support::{tiny_model, tlite};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::Output;
 use transformer_lite::error::Stage;
 use transformer_lite::graph::onnx::write::{Attr, ModelWriter, NodeSpec, Size};
 use transformer_lite::tensor::{DType, HostTensor};
@@ -271,7 +271,7 @@ fn a_missing_driver_is_wrong_usage_and_named() {
     let model = dir.path().join("in");
     std::fs::write(dir.path().join("libOpenCL.so.1"), "not a library").unwrap();
     let run = |backend: &str, named: &str| {
-        Command::new(env!("CARGO_BIN_EXE_tlite"))
+        crate::support::command()
             .args([
                 "run",
                 path(&model),

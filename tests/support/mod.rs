@@ -18,6 +18,8 @@ use transformer_lite::backend::{
     RecordingId, Stats, View,
 };
 
+use transformer_lite::cache::FOLDER_VARIABLE;
+
 // For `gguf`, which the library's own tests include too.
 use transformer_lite::error::Result;
 use transformer_lite::gguf::{Array, GgmlType, Gguf, Value};
@@ -50,13 +52,16 @@ pub fn not_set(why: &'static str) -> Trial {
     trial.with_ignored_flag(required().is_empty())
 }
 
+/// The built command, with a cache of its own in place of the user's.
+pub fn command() -> std::process::Command {
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_tlite"));
+    command.env(FOLDER_VARIABLE, concat!(env!("CARGO_TARGET_TMPDIR"), "/cache"));
+    command
+}
+
 /// Runs the built command to its end, without standard input.
 pub fn tlite(args: &[&str]) -> Output {
-    std::process::Command::new(env!("CARGO_BIN_EXE_tlite"))
-        .args(args)
-        .stdin(Stdio::null())
-        .output()
-        .unwrap()
+    command().args(args).stdin(Stdio::null()).output().unwrap()
 }
 
 /// Byte of memory that nothing has written: every type of float made of it is not a number.

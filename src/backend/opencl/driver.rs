@@ -3,6 +3,8 @@
 //! The safe wrappers of `opencl3` panic when a release fails, as it does on a lost device, so the handles
 //! here are our own.
 
+mod binary;
+
 use crate::backend::BackendError;
 use opencl3::command_queue as queue_api;
 use opencl3::context::context as context_api;
@@ -21,7 +23,7 @@ use std::fmt;
 use std::ptr;
 
 /// OpenCL C 1.2 is the common ground of phone drivers; math stays exact but for fused multiply-add.
-const BUILD_OPTIONS: &CStr = c"-cl-std=CL1.2 -cl-mad-enable";
+pub(super) const BUILD_OPTIONS: &CStr = c"-cl-std=CL1.2 -cl-mad-enable";
 
 /// NVIDIA's answer after a kernel has touched memory that is not its own. Not in any header.
 const NV_ILLEGAL_ACCESS: cl_int = -9999;

@@ -6,6 +6,7 @@
 //! the buffer. Every recorded dispatch has a kernel object of its own with its buffers set, so that a submission
 //! sets at most the parameter struct and queues.
 
+mod build;
 mod device;
 mod driver;
 mod priority;
@@ -14,16 +15,19 @@ mod record;
 mod tests;
 mod units;
 
-use super::kernel::{self, KernelSpec, Language};
+use super::kernel::KernelSpec;
 use super::{
-    Backend, BackendError, BufferId, Caps, Command, DeviceKind, KernelId, Launch, OpenOptions, Priority,
-    RecordingId, Stats, View, choose,
+    Backend, BackendError, BufferId, Caps, Command, KernelId, Launch, OpenOptions, Priority, RecordingId, Stats,
+    View, choose,
 };
-use driver::{Context, DeviceHandle, Program, Queue};
+use crate::cache::Store;
+use crate::parallel;
+use build::{Builder, Built, Compiled};
+use driver::{Context, DeviceHandle, Queue};
 use priority::{Hints, Opened};
 use record::{Block, Dispatch, Step};
 use std::collections::HashMap;
-use std::ffi::CString;
+use std::convert::Infallible;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -50,17 +54,6 @@ impl Drop for Buffer {
     }
 }
 
-struct Compiled {
-    program: Program,
-    entry: CString,
-    /// Kernel and defines, for errors.
-    name: Arc<str>,
-    workgroup: u32,
-    /// Number of operands; the parameter struct follows them.
-    operands: u32,
-    params_bytes: u32,
-}
-
 /// An OpenCL device opened for work.
 pub struct OpenCl {
     // Fields are dropped in this order: users of an object before the object.
@@ -75,6 +68,7 @@ pub struct OpenCl {
     caps: Caps,
     hints: Hints,
     priority: Option<Priority>,
+    store: Option<Arc<Store>>,
     stats: Stats,
     next_id: u32,
 }
@@ -123,9 +117,35 @@ impl OpenCl {
             caps,
             hints,
             priority,
+            store: options.cache.clone(),
             stats: Stats::default(),
             next_id: 0,
         })
+    }
+
+    fn builder(&self) -> Builder<'_> {
+        Builder {
+            context: &self.context,
+            device: self.device,
+            caps: &self.caps,
+            store: self.store.as_deref(),
+        }
+    }
+
+    fn keep(&mut self, spec: &KernelSpec, built: Built) -> Result<KernelId, BackendError> {
+        let id = u32::try_from(self.kernels.len()).map_err(|_| BackendError::Driver {
+            call: format!("kernel {spec}"),
+            why: "more than 2^32 kernels were compiled".to_owned(),
+        })?;
+        self.kernels.push(built.kernel);
+        self.cache.insert(spec.clone(), KernelId(id));
+        let count = if built.stored {
+            &mut self.stats.cached
+        } else {
+            &mut self.stats.compiles
+        };
+        *count += 1;
+        Ok(KernelId(id))
     }
 
     /// A number that no buffer or recording has had.
@@ -182,104 +202,6 @@ impl OpenCl {
         buffer.parts.push(((view.offset, view.len), Arc::clone(&part)));
         self.stats.allocations += 1;
         Ok(part)
-    }
-
-    fn build(&self, spec: &KernelSpec) -> Result<Compiled, BackendError> {
-        let name = spec.to_string();
-        let driver_words = format!("{} ({})", self.caps.device, self.caps.driver);
-        let refused = |why: String| BackendError::Driver {
-            call: format!("kernel {name}"),
-            why,
-        };
-        let failed = |log: String, source_excerpt: String| BackendError::Build {
-            kernel: name.clone(),
-            device: driver_words.clone(),
-            log,
-            source_excerpt,
-        };
-        let check_workgroup = |limit: u64| {
-            if u64::from(spec.workgroup) > limit {
-                Err(refused(format!(
-                    "work-groups of {} work-items asked for, {} allows {limit}",
-                    spec.workgroup, self.caps.device
-                )))
-            } else {
-                Ok(())
-            }
-        };
-        if spec.workgroup == 0 || spec.params_bytes() == 0 {
-            return Err(refused(
-                "a work-group and the parameter struct must not be empty".to_owned(),
-            ));
-        }
-        check_workgroup(u64::from(self.caps.max_workgroup))?;
-        let mut source = spec
-            .expand(Language::OpenCl)
-            .map_err(|error| failed(error.why, kernel::excerpt(spec.kernel.cl, None)))?;
-        if self.caps.kind == DeviceKind::Cpu && !self.caps.f16_math {
-            // Such compilers convert halves in software, one at a time (cl/common/half.cl).
-            source.insert_str(0, "#define SOFT_HALF\n");
-        }
-        let entry = CString::new(spec.kernel.name)
-            .map_err(|_| refused("the kernel's name contains a zero byte".to_owned()))?;
-        let call = |call: &str| format!("{call} of kernel {name}");
-
-        let program = self
-            .context
-            .program(&source)
-            .map_err(|code| code.at(call("clCreateProgramWithSource")))?;
-        if let Err(code) = program.build(self.device) {
-            let log = match program.build_log(self.device) {
-                Ok(log) if log.is_empty() => format!("clBuildProgram: {code}, and the compiler says nothing"),
-                Ok(log) => log,
-                Err(log_code) => format!("clBuildProgram: {code}; no log: {log_code}"),
-            };
-            let line = error_line(&log, source.lines().count());
-            return Err(failed(log, kernel::excerpt(&source, line)));
-        }
-        let object = program.kernel(&entry).map_err(|code| {
-            failed(
-                format!(
-                    "clCreateKernel: {code}; the text has no kernel of the name `{}`",
-                    spec.kernel.name
-                ),
-                kernel::excerpt(&source, None),
-            )
-        })?;
-        let operands = u32::try_from(spec.bound().count()).unwrap_or(u32::MAX);
-        let found = object
-            .arg_count()
-            .map_err(|code| code.at(call("clGetKernelInfo")))?;
-        if found != u64::from(operands) + 1 {
-            return Err(refused(format!(
-                "{operands} operands and the parameters expected, the compiled kernel takes {found} arguments"
-            )));
-        }
-        let limit = object
-            .max_workgroup(self.device)
-            .map_err(|code| code.at(call("clGetKernelWorkGroupInfo(CL_KERNEL_WORK_GROUP_SIZE)")))?;
-        // NVIDIA's driver tells of kernels with many registers what it would take if their text did not require a size, as it does: such
-        // a kernel was compiled for that.
-        if !spec.kernel.needs_matrix_units(Language::OpenCl) {
-            check_workgroup(limit)?;
-        }
-        let local_bytes = object
-            .local_bytes(self.device)
-            .map_err(|code| code.at(call("clGetKernelWorkGroupInfo(CL_KERNEL_LOCAL_MEM_SIZE)")))?;
-        if local_bytes > u64::from(self.caps.local_bytes) {
-            return Err(refused(format!(
-                "needs {local_bytes} bytes of local memory, {} has {}",
-                self.caps.device, self.caps.local_bytes
-            )));
-        }
-        Ok(Compiled {
-            program,
-            entry,
-            name: name.into(),
-            workgroup: spec.workgroup,
-            operands,
-            params_bytes: spec.params_bytes(),
-        })
     }
 
     fn prepare(
@@ -353,28 +275,6 @@ fn size(bytes: u64, label: &str) -> Result<usize, BackendError> {
         bytes,
         why: "more than this machine can address".to_owned(),
     })
-}
-
-/// The first line number that a compiler's log gives for an error, in the form `:<line>:<column>`.
-fn error_line(log: &str, lines: usize) -> Option<usize> {
-    let place = |text: &str| {
-        let mut fields = text
-            .split(':')
-            .map(|field| field.trim().parse::<usize>().ok())
-            .skip(1)
-            .peekable();
-        while let Some(field) = fields.next() {
-            if let (Some(line), Some(Some(_))) = (field, fields.peek()) {
-                return Some(line);
-            }
-        }
-        None
-    };
-    let numbers = log
-        .lines()
-        .filter(|text| text.contains("error"))
-        .filter_map(place);
-    numbers.into_iter().find(|line| (1..=lines).contains(line))
 }
 
 impl Backend for OpenCl {
@@ -458,17 +358,34 @@ impl Backend for OpenCl {
         if let Some(id) = self.cache.get(spec) {
             return Ok(*id);
         }
-        let id = KernelId(
-            u32::try_from(self.kernels.len()).map_err(|_| BackendError::Driver {
-                call: format!("kernel {spec}"),
-                why: "more than 2^32 kernels were compiled".to_owned(),
-            })?,
+        let built = self.builder().build(spec)?;
+        self.keep(spec, built)
+    }
+
+    fn compile_ahead(&mut self, specs: &[&KernelSpec], done: &mut dyn FnMut(usize)) {
+        let mut new = specs.to_vec();
+        new.retain(|spec| !self.cache.contains_key(*spec));
+        let known = specs.len() - new.len();
+        let mut built = Vec::with_capacity(new.len());
+        let builder = self.builder();
+        // One that fails is left for `compile` to say why.
+        let build = |_: &mut (), i: usize| Ok::<_, Infallible>(new.get(i).map(|spec| builder.build(spec)));
+        let Ok(()) = parallel::for_each(
+            parallel::cores(),
+            new.len(),
+            || (),
+            build,
+            |i, made| {
+                built.extend(made.and_then(Result::ok).map(|made| (i, made)));
+                done(known + built.len());
+            },
         );
-        let kernel = self.build(spec)?;
-        self.kernels.push(kernel);
-        self.cache.insert(spec.clone(), id);
-        self.stats.compiles += 1;
-        Ok(id)
+        for (i, made) in built {
+            if let Some(spec) = new.get(i).filter(|spec| !self.cache.contains_key(**spec)) {
+                // Too many kernels are `compile`'s to say, too.
+                let _kept = self.keep(spec, made);
+            }
+        }
     }
 
     fn record(&mut self, commands: &[Command]) -> Result<RecordingId, BackendError> {

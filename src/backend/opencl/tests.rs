@@ -561,14 +561,17 @@ fn impossible_requests_are_errors() {
 
 #[test]
 fn line_numbers_are_found_in_logs() {
-    assert_eq!(error_line("<kernel>:17:5: error: x", 20), Some(17));
-    assert_eq!(error_line("error: /tmp/a.cl:3:9: unknown", 20), Some(3));
-    assert_eq!(error_line("1:4:5: warning: w\n1:7:2: error: e", 20), Some(7));
+    assert_eq!(build::error_line("<kernel>:17:5: error: x", 20), Some(17));
+    assert_eq!(build::error_line("error: /tmp/a.cl:3:9: unknown", 20), Some(3));
     assert_eq!(
-        error_line("<kernel>:99:5: error: x\n2 errors generated.", 20),
+        build::error_line("1:4:5: warning: w\n1:7:2: error: e", 20),
+        Some(7)
+    );
+    assert_eq!(
+        build::error_line("<kernel>:99:5: error: x\n2 errors generated.", 20),
         None
     );
-    assert_eq!(error_line("error: no place", 20), None);
+    assert_eq!(build::error_line("error: no place", 20), None);
 }
 
 #[test]

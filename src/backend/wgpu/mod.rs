@@ -7,16 +7,19 @@
 //! wgpu reports most errors through callbacks. Whatever arrives there outside an error scope is kept in
 //! `Fault` and returned by the call that caused it or by the next one.
 
+mod build;
 mod record;
 #[cfg(test)]
 mod tests;
 mod units;
 
-use super::kernel::{Language, Role, Ty, excerpt};
 use super::{Backend, BackendError, BufferId, Caps, Command, DeviceKind, KernelId, KernelSpec, Launch};
 use super::{Maker, OpenOptions, RecordingId, Stats, View, choose, fast_local};
+use crate::cache::Store;
+use crate::parallel;
+use build::{Built, Compiled};
 use std::collections::HashMap;
-use std::num::NonZeroU64;
+use std::convert::Infallible;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 
@@ -50,19 +53,8 @@ pub struct Wgpu {
     pending: u64,
     /// The submission that carried the last flushed piece of writes.
     flushed: Option<::wgpu::SubmissionIndex>,
+    store: Option<Arc<Store>>,
     stats: Stats,
-}
-
-/// A compiled kernel with what bind groups need.
-struct Compiled {
-    name: String,
-    pipeline: ::wgpu::ComputePipeline,
-    layout: ::wgpu::BindGroupLayout,
-    /// Size of the uniform binding: the parameter struct rounded up to 16 bytes.
-    params: u64,
-    /// Bytes of the parameter struct.
-    params_exact: u32,
-    operands: usize,
 }
 
 fn adapters() -> Result<Vec<(::wgpu::Adapter, Caps)>, BackendError> {
@@ -181,6 +173,10 @@ impl Wgpu {
             return Err(driver("choose adapter", "index out of range"));
         };
         let mut required_features = adapter.features() & ::wgpu::Features::TIMESTAMP_QUERY;
+        let keeps_pipelines = adapter.features().contains(::wgpu::Features::PIPELINE_CACHE);
+        if options.cache.is_some() {
+            required_features |= adapter.features() & ::wgpu::Features::PIPELINE_CACHE;
+        }
         let mut experimental_features = ::wgpu::ExperimentalFeatures::disabled();
         if caps.matrix_units {
             required_features |= MATRIX_UNITS;
@@ -224,6 +220,7 @@ impl Wgpu {
             timers: None,
             pending: 0,
             flushed: None,
+            store: options.cache.clone().filter(|_| keeps_pipelines),
             stats: Stats::default(),
         };
         if opened.caps.matrix_units
@@ -372,6 +369,19 @@ impl Wgpu {
         Ok(buffer)
     }
 
+    fn keep(&mut self, spec: &KernelSpec, built: Built) -> Result<KernelId, BackendError> {
+        let id = u32::try_from(self.kernels.len()).map_err(|_| driver("compile", "too many kernels"))?;
+        self.kernels.push(built.kernel);
+        self.cache.insert(spec.clone(), KernelId(id));
+        let count = if built.stored {
+            &mut self.stats.cached
+        } else {
+            &mut self.stats.compiles
+        };
+        *count += 1;
+        Ok(KernelId(id))
+    }
+
     /// Copies `len` bytes of `source` into `out` once all earlier work is done.
     fn download(&mut self, source: &::wgpu::Buffer, offset: u64, out: &mut [u8]) -> Result<(), BackendError> {
         let len = out.len() as u64;
@@ -406,110 +416,6 @@ impl Wgpu {
             self.forget(&broken);
         }
         read.and_then(|()| self.check("read"))
-    }
-
-    fn build(&self, spec: &KernelSpec) -> Result<Compiled, BackendError> {
-        let failed = |log: String, source_excerpt: String| BackendError::Build {
-            kernel: spec.to_string(),
-            device: format!("{}, {}", self.caps.device, self.caps.driver),
-            log,
-            source_excerpt,
-        };
-        let source = spec
-            .expand(Language::Wgsl)
-            .map_err(|e| failed(e.to_string(), excerpt(spec.kernel.wgsl, None)))?;
-
-        let descriptor = ::wgpu::ShaderModuleDescriptor {
-            label: Some(spec.kernel.name),
-            source: ::wgpu::ShaderSource::Wgsl(source.as_str().into()),
-        };
-        let mut checks = ::wgpu::ShaderRuntimeChecks::unchecked();
-        // Divisors can be elements of a model's tensors.
-        checks.int_div_checks = true;
-        let mut info = None;
-        let module = self.scoped(|device| {
-            // SAFETY: the text is one of this crate's kernels: its loops end, and it has no ray queries and no
-            // mesh shaders. The executor has checked that every view covers what the kernel touches for the
-            // given parameters; the pad word after a tensor with an odd number of words is inside the buffer.
-            let module = unsafe { device.create_shader_module_trusted(descriptor, checks) };
-            info = pollster::block_on(module.get_compilation_info())
-                .messages
-                .into_iter()
-                .next();
-            module
-        });
-        let module = module.map_err(|e| {
-            let line = info
-                .as_ref()
-                .and_then(|m| m.location)
-                .and_then(|l| usize::try_from(l.line_number).ok());
-            failed(
-                info.as_ref().map_or_else(|| words(&e), |m| m.message.clone()),
-                excerpt(&source, line),
-            )
-        })?;
-
-        let params_exact = spec.params_bytes();
-        let params = u64::from(params_exact).next_multiple_of(16).max(16);
-        let uniform = ::wgpu::BindingType::Buffer {
-            ty: ::wgpu::BufferBindingType::Uniform,
-            has_dynamic_offset: true,
-            min_binding_size: NonZeroU64::new(params),
-        };
-        let storage = spec.bound().map(|(arg, _)| ::wgpu::BindingType::Buffer {
-            ty: ::wgpu::BufferBindingType::Storage {
-                read_only: arg.role == Role::Weight,
-            },
-            has_dynamic_offset: false,
-            min_binding_size: NonZeroU64::new(match arg.ty {
-                Ty::Words4 => 16,
-                Ty::Halves4 => 8,
-                _ => 4,
-            }),
-        });
-        let entries: Vec<_> = (0..)
-            .zip(std::iter::once(uniform).chain(storage))
-            .map(|(binding, ty)| ::wgpu::BindGroupLayoutEntry {
-                binding,
-                visibility: ::wgpu::ShaderStages::COMPUTE,
-                ty,
-                count: None,
-            })
-            .collect();
-        let (layout, pipeline) = self
-            .scoped(|device| {
-                let layout = device.create_bind_group_layout(&::wgpu::BindGroupLayoutDescriptor {
-                    label: Some(spec.kernel.name),
-                    entries: &entries,
-                });
-                let whole = device.create_pipeline_layout(&::wgpu::PipelineLayoutDescriptor {
-                    label: Some(spec.kernel.name),
-                    bind_group_layouts: &[Some(&layout)],
-                    immediate_size: 0,
-                });
-                let pipeline = device.create_compute_pipeline(&::wgpu::ComputePipelineDescriptor {
-                    label: Some(spec.kernel.name),
-                    layout: Some(&whole),
-                    module: &module,
-                    entry_point: Some(spec.kernel.name),
-                    compilation_options: ::wgpu::PipelineCompilationOptions {
-                        constants: &[],
-                        zero_initialize_workgroup_memory: false,
-                    },
-                    cache: None,
-                });
-                (layout, pipeline)
-            })
-            .map_err(|e| failed(words(&e), excerpt(&source, None)))?;
-        self.check("compile")?;
-        Ok(Compiled {
-            name: spec.to_string(),
-            pipeline,
-            layout,
-            params,
-            params_exact,
-            operands: entries.len() - 1,
-        })
     }
 }
 
@@ -577,12 +483,33 @@ impl Backend for Wgpu {
             return Ok(*id);
         }
         self.check("compile")?;
-        let compiled = self.build(spec)?;
-        let id = u32::try_from(self.kernels.len()).map_err(|_| driver("compile", "too many kernels"))?;
-        self.kernels.push(compiled);
-        self.cache.insert(spec.clone(), KernelId(id));
-        self.stats.compiles += 1;
-        Ok(KernelId(id))
+        let built = self.build(spec)?;
+        self.keep(spec, built)
+    }
+
+    fn compile_ahead(&mut self, specs: &[&KernelSpec], done: &mut dyn FnMut(usize)) {
+        let mut new = specs.to_vec();
+        new.retain(|spec| !self.cache.contains_key(*spec));
+        let known = specs.len() - new.len();
+        let mut built = Vec::with_capacity(new.len());
+        // One that fails is left for `compile` to say why.
+        let build = |_: &mut (), i: usize| Ok::<_, Infallible>(new.get(i).map(|spec| self.build(spec)));
+        let Ok(()) = parallel::for_each(
+            parallel::cores(),
+            new.len(),
+            || (),
+            build,
+            |i, made| {
+                built.extend(made.and_then(Result::ok).map(|made| (i, made)));
+                done(known + built.len());
+            },
+        );
+        for (i, made) in built {
+            if let Some(spec) = new.get(i).filter(|spec| !self.cache.contains_key(**spec)) {
+                // Too many kernels are `compile`'s to say, too.
+                let _kept = self.keep(spec, made);
+            }
+        }
     }
 
     fn record(&mut self, commands: &[Command]) -> Result<RecordingId, BackendError> {

@@ -1,6 +1,6 @@
 //! Runs on whatever adapter there is; a machine without one fails, with the remedy in the message.
 
-use super::super::kernel::{Arg, FieldTy, Kernel, Params};
+use super::super::kernel::{Arg, FieldTy, Kernel, Params, Role, Ty};
 use super::*;
 use crate::kernel;
 use crate::tensor::DType;

@@ -26,11 +26,17 @@ impl DeviceDecoder {
     /// Plans `decoder` for `backend` and `lengths` and uploads its weights. Errors of [`Decoder::plan_for`] and [`DeviceDecoder::load`].
     pub fn new(decoder: Decoder, backend: Box<dyn Backend>, lengths: &Lengths) -> Result<Self> {
         let planned = decoder.plan_for(backend.caps(), lengths, false)?;
-        Self::load(decoder, backend, planned)
+        Self::load(decoder, backend, planned, &mut |_, _| {})
     }
 
-    /// Uploads the weights of `decoder`, which was planned for the device of `backend`. An error where the device refuses memory or kernels.
-    pub fn load(decoder: Decoder, backend: Box<dyn Backend>, planned: Planned) -> Result<Self> {
+    /// Uploads the weights of `decoder`, which was planned for the device of `backend`, and compiles its kernels; `hear` as of
+    /// [`Program::load`]. An error where the device refuses memory or kernels.
+    pub fn load(
+        decoder: Decoder,
+        backend: Box<dyn Backend>,
+        planned: Planned,
+        hear: &mut dyn FnMut(usize, usize),
+    ) -> Result<Self> {
         let memory = planned.memory();
         let Planned { plans, lengths, .. } = planned;
         let DevicePlans {
@@ -38,7 +44,7 @@ impl DeviceDecoder {
             verify,
             short_decode,
         } = plans;
-        let program = Program::load(SharedBackend::new(backend), decoder.graph(), plans)?;
+        let program = Program::load(SharedBackend::new(backend), decoder.graph(), plans, hear)?;
         Ok(Self {
             decoder: Arc::new(decoder),
             program: Arc::new(program),

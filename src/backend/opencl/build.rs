@@ -1,0 +1,247 @@
+//! Kernels from their text, or from what an earlier start has made of it.
+
+use super::driver::{BUILD_OPTIONS, Context, DeviceHandle, Program};
+use crate::backend::kernel::{self, KernelSpec, Language};
+use crate::backend::{BackendError, Caps, DeviceKind};
+use crate::cache::{Key, Kind, Store};
+use std::ffi::{CStr, CString};
+use std::sync::Arc;
+
+/// A kernel ready for recordings.
+pub(super) struct Compiled {
+    pub(super) program: Program,
+    pub(super) entry: CString,
+    /// Kernel and defines, for errors.
+    pub(super) name: Arc<str>,
+    pub(super) workgroup: u32,
+    /// Number of operands; the parameter struct follows them.
+    pub(super) operands: u32,
+    pub(super) params_bytes: u32,
+}
+
+/// A kernel, and whether its program came from the store.
+pub(super) struct Built {
+    pub(super) kernel: Compiled,
+    pub(super) stored: bool,
+}
+
+/// What kernels are made with. Several threads may build at once, each a program of its own.
+#[derive(Clone, Copy)]
+pub(super) struct Builder<'a> {
+    pub(super) context: &'a Context,
+    pub(super) device: DeviceHandle,
+    pub(super) caps: &'a Caps,
+    pub(super) store: Option<&'a Store>,
+}
+
+/// A kernel on its way.
+struct Job<'a> {
+    spec: &'a KernelSpec,
+    /// Kernel and defines.
+    name: String,
+    source: String,
+    entry: CString,
+}
+
+impl Builder<'_> {
+    /// The kernel for `spec`: from the store, where it is there and the driver takes it, else compiled, and then stored.
+    pub(super) fn build(&self, spec: &KernelSpec) -> Result<Built, BackendError> {
+        let job = self.job(spec)?;
+        let key = self.store.map(|store| (store, self.key(&job)));
+        if let Some((store, key)) = &key
+            && let Some(binary) = store.get(Kind::Program, key)
+        {
+            match self.from_binary(&job, &binary) {
+                Ok(kernel) => return Ok(Built { kernel, stored: true }),
+                Err(why) => {
+                    log::info!(
+                        "kernel {}: the stored program is refused and compiled anew: {why}",
+                        job.name
+                    );
+                    store.remove(Kind::Program, key);
+                }
+            }
+        }
+        let kernel = self.from_source(&job)?;
+        if let Some((store, key)) = &key {
+            match kernel.program.binary() {
+                Ok(binary) if binary.is_empty() => {
+                    log::debug!("kernel {}: the driver gives no program away", job.name);
+                }
+                Ok(binary) => store.put(Kind::Program, key, &binary),
+                Err(code) => log::debug!("kernel {}: clGetProgramInfo: {code}", job.name),
+            }
+        }
+        Ok(Built {
+            kernel,
+            stored: false,
+        })
+    }
+
+    /// Checks what can be checked without a compiler.
+    fn job<'s>(&self, spec: &'s KernelSpec) -> Result<Job<'s>, BackendError> {
+        let name = spec.to_string();
+        if spec.workgroup == 0 || spec.params_bytes() == 0 {
+            let why = "a work-group and the parameter struct must not be empty";
+            return Err(refused(&name, why.to_owned()));
+        }
+        self.check_workgroup(spec, &name, u64::from(self.caps.max_workgroup))?;
+        let expanded = spec.expand(Language::OpenCl);
+        let mut source =
+            expanded.map_err(|error| self.failed(&name, error.why, kernel::excerpt(spec.kernel.cl, None)))?;
+        if self.caps.kind == DeviceKind::Cpu && !self.caps.f16_math {
+            // Such compilers convert halves in software, one at a time (cl/common/half.cl).
+            source.insert_str(0, "#define SOFT_HALF\n");
+        }
+        let entry = CString::new(spec.kernel.name)
+            .map_err(|_| refused(&name, "the kernel's name contains a zero byte".to_owned()))?;
+        Ok(Job {
+            spec,
+            name,
+            source,
+            entry,
+        })
+    }
+
+    fn key(&self, job: &Job<'_>) -> Key {
+        Key {
+            device: self.caps.device.clone(),
+            // Platform and its version included.
+            driver: self.caps.driver.clone(),
+            subject: job.name.clone(),
+            text: format!("// {}\n{}", words(BUILD_OPTIONS), job.source),
+        }
+    }
+
+    fn from_binary(&self, job: &Job<'_>, binary: &[u8]) -> Result<Compiled, BackendError> {
+        let call = |call: &str| format!("{call} of kernel {}", job.name);
+        let program = self
+            .context
+            .program_of(self.device, binary)
+            .map_err(|code| code.at(call("clCreateProgramWithBinary")))?;
+        program
+            .build(self.device)
+            .map_err(|code| code.at(call("clBuildProgram")))?;
+        self.checked(job, program)
+    }
+
+    fn from_source(&self, job: &Job<'_>) -> Result<Compiled, BackendError> {
+        let source = &job.source;
+        let program = self
+            .context
+            .program(source)
+            .map_err(|code| code.at(format!("clCreateProgramWithSource of kernel {}", job.name)))?;
+        if let Err(code) = program.build(self.device) {
+            let log = match program.build_log(self.device) {
+                Ok(log) if log.is_empty() => format!("clBuildProgram: {code}, and the compiler says nothing"),
+                Ok(log) => log,
+                Err(log_code) => format!("clBuildProgram: {code}; no log: {log_code}"),
+            };
+            let line = error_line(&log, source.lines().count());
+            return Err(self.failed(&job.name, log, kernel::excerpt(source, line)));
+        }
+        self.checked(job, program)
+    }
+
+    /// The kernel of a built program, if it is what its spec says and the device can run it.
+    fn checked(&self, job: &Job<'_>, program: Program) -> Result<Compiled, BackendError> {
+        let (spec, name) = (job.spec, &job.name);
+        let call = |call: &str| format!("{call} of kernel {name}");
+        let object = program.kernel(&job.entry).map_err(|code| {
+            let log = format!(
+                "clCreateKernel: {code}; the text has no kernel of the name `{}`",
+                spec.kernel.name
+            );
+            self.failed(name, log, kernel::excerpt(&job.source, None))
+        })?;
+        let operands = u32::try_from(spec.bound().count()).unwrap_or(u32::MAX);
+        let found = object
+            .arg_count()
+            .map_err(|code| code.at(call("clGetKernelInfo")))?;
+        if found != u64::from(operands) + 1 {
+            let why = format!(
+                "{operands} operands and the parameters expected, the compiled kernel takes {found} arguments"
+            );
+            return Err(refused(name, why));
+        }
+        let limit = object
+            .max_workgroup(self.device)
+            .map_err(|code| code.at(call("clGetKernelWorkGroupInfo(CL_KERNEL_WORK_GROUP_SIZE)")))?;
+        // NVIDIA's driver tells of kernels with many registers what it would take if their text did not require a size, as it does: such
+        // a kernel was compiled for that.
+        if !spec.kernel.needs_matrix_units(Language::OpenCl) {
+            self.check_workgroup(spec, name, limit)?;
+        }
+        let local_bytes = object
+            .local_bytes(self.device)
+            .map_err(|code| code.at(call("clGetKernelWorkGroupInfo(CL_KERNEL_LOCAL_MEM_SIZE)")))?;
+        if local_bytes > u64::from(self.caps.local_bytes) {
+            let why = format!(
+                "needs {local_bytes} bytes of local memory, {} has {}",
+                self.caps.device, self.caps.local_bytes
+            );
+            return Err(refused(name, why));
+        }
+        Ok(Compiled {
+            program,
+            entry: job.entry.clone(),
+            name: name.as_str().into(),
+            workgroup: spec.workgroup,
+            operands,
+            params_bytes: spec.params_bytes(),
+        })
+    }
+
+    fn check_workgroup(&self, spec: &KernelSpec, name: &str, limit: u64) -> Result<(), BackendError> {
+        if u64::from(spec.workgroup) <= limit {
+            return Ok(());
+        }
+        let why = format!(
+            "work-groups of {} work-items asked for, {} allows {limit}",
+            spec.workgroup, self.caps.device
+        );
+        Err(refused(name, why))
+    }
+
+    fn failed(&self, name: &str, log: String, source_excerpt: String) -> BackendError {
+        BackendError::Build {
+            kernel: name.to_owned(),
+            device: format!("{} ({})", self.caps.device, self.caps.driver),
+            log,
+            source_excerpt,
+        }
+    }
+}
+
+fn refused(name: &str, why: String) -> BackendError {
+    BackendError::Driver {
+        call: format!("kernel {name}"),
+        why,
+    }
+}
+
+fn words(options: &CStr) -> std::borrow::Cow<'_, str> {
+    options.to_string_lossy()
+}
+
+/// The first line number that a compiler's log gives for an error, in the form `:<line>:<column>`.
+pub(super) fn error_line(log: &str, lines: usize) -> Option<usize> {
+    let place = |text: &str| {
+        let mut fields = text
+            .split(':')
+            .map(|field| field.trim().parse::<usize>().ok())
+            .skip(1)
+            .peekable();
+        while let Some(field) = fields.next() {
+            if let (Some(line), Some(Some(_))) = (field, fields.peek()) {
+                return Some(line);
+            }
+        }
+        None
+    };
+    let numbers = log
+        .lines()
+        .filter(|text| text.contains("error"))
+        .filter_map(place);
+    numbers.into_iter().find(|line| (1..=lines).contains(line))
+}

@@ -1,0 +1,212 @@
+//! Kernels as pipelines, with what an earlier start has kept of the driver's work.
+
+use super::{Wgpu, words};
+use crate::backend::BackendError;
+use crate::backend::kernel::{KernelSpec, Language, Role, Ty, excerpt};
+use crate::cache::{Key, Kind, Store};
+use std::num::NonZeroU64;
+
+/// A compiled kernel with what bind groups need.
+pub(super) struct Compiled {
+    pub(super) name: String,
+    pub(super) pipeline: ::wgpu::ComputePipeline,
+    pub(super) layout: ::wgpu::BindGroupLayout,
+    /// Size of the uniform binding: the parameter struct rounded up to 16 bytes.
+    pub(super) params: u64,
+    /// Bytes of the parameter struct.
+    pub(super) params_exact: u32,
+    pub(super) operands: usize,
+}
+
+/// A kernel, and whether the driver had nothing to add to what was stored of it.
+pub(super) struct Built {
+    pub(super) kernel: Compiled,
+    pub(super) stored: bool,
+}
+
+/// A pipeline's part of the store.
+struct Kept<'a> {
+    store: &'a Store,
+    key: Key,
+    /// What was stored.
+    before: Option<Vec<u8>>,
+    cache: ::wgpu::PipelineCache,
+}
+
+impl Kept<'_> {
+    /// Stores what the driver added while the pipeline was made. True where that was nothing.
+    fn finish(self) -> bool {
+        let Some(now) = self.cache.get_data() else {
+            return false;
+        };
+        // Drivers add, and may write what they were given in another order.
+        let complete = self.before.is_some_and(|before| now.len() <= before.len());
+        if !complete {
+            self.store.put(Kind::Pipeline, &self.key, &now);
+        }
+        complete
+    }
+}
+
+impl Wgpu {
+    /// What the store has of the pipeline of `spec`; `None` without a store, or where the driver refuses to keep any.
+    fn kept(&self, spec: &KernelSpec, source: &str) -> Option<Kept<'_>> {
+        let store = self.store.as_deref()?;
+        let key = Key {
+            device: self.caps.device.clone(),
+            driver: self.caps.driver.clone(),
+            subject: spec.to_string(),
+            text: source.to_owned(),
+        };
+        let made = |data: Option<&[u8]>| {
+            let descriptor = ::wgpu::PipelineCacheDescriptor {
+                label: Some(spec.kernel.name),
+                data,
+                fallback: false,
+            };
+            // SAFETY: the data is what `get_data` gave for a device and driver of the same names, by the key, and unchanged, by its checksum.
+            self.scoped(|device| unsafe { device.create_pipeline_cache(&descriptor) })
+        };
+        let mut before = store.get(Kind::Pipeline, &key);
+        if let Some(data) = &before {
+            match made(Some(data)) {
+                Ok(cache) => {
+                    return Some(Kept {
+                        store,
+                        key,
+                        before,
+                        cache,
+                    });
+                }
+                Err(e) => {
+                    log::info!(
+                        "kernel {spec}: what is stored of it is refused and made anew: {}",
+                        words(&e)
+                    );
+                    store.remove(Kind::Pipeline, &key);
+                    before = None;
+                }
+            }
+        }
+        match made(None) {
+            Ok(cache) => Some(Kept {
+                store,
+                key,
+                before,
+                cache,
+            }),
+            Err(e) => {
+                log::debug!("kernel {spec}: no pipeline cache: {}", words(&e));
+                None
+            }
+        }
+    }
+
+    /// The pipeline for `spec`. Several threads may build at once.
+    pub(super) fn build(&self, spec: &KernelSpec) -> Result<Built, BackendError> {
+        let failed = |log: String, source_excerpt: String| BackendError::Build {
+            kernel: spec.to_string(),
+            device: format!("{}, {}", self.caps.device, self.caps.driver),
+            log,
+            source_excerpt,
+        };
+        let source = spec
+            .expand(Language::Wgsl)
+            .map_err(|e| failed(e.to_string(), excerpt(spec.kernel.wgsl, None)))?;
+
+        let descriptor = ::wgpu::ShaderModuleDescriptor {
+            label: Some(spec.kernel.name),
+            source: ::wgpu::ShaderSource::Wgsl(source.as_str().into()),
+        };
+        let mut checks = ::wgpu::ShaderRuntimeChecks::unchecked();
+        // Divisors can be elements of a model's tensors.
+        checks.int_div_checks = true;
+        let mut info = None;
+        let module = self.scoped(|device| {
+            // SAFETY: the text is one of this crate's kernels: its loops end, and it has no ray queries and no
+            // mesh shaders. The executor has checked that every view covers what the kernel touches for the
+            // given parameters; the pad word after a tensor with an odd number of words is inside the buffer.
+            let module = unsafe { device.create_shader_module_trusted(descriptor, checks) };
+            info = pollster::block_on(module.get_compilation_info())
+                .messages
+                .into_iter()
+                .next();
+            module
+        });
+        let module = module.map_err(|e| {
+            let line = info
+                .as_ref()
+                .and_then(|m| m.location)
+                .and_then(|l| usize::try_from(l.line_number).ok());
+            failed(
+                info.as_ref().map_or_else(|| words(&e), |m| m.message.clone()),
+                excerpt(&source, line),
+            )
+        })?;
+
+        let params_exact = spec.params_bytes();
+        let params = u64::from(params_exact).next_multiple_of(16).max(16);
+        let uniform = ::wgpu::BindingType::Buffer {
+            ty: ::wgpu::BufferBindingType::Uniform,
+            has_dynamic_offset: true,
+            min_binding_size: NonZeroU64::new(params),
+        };
+        let storage = spec.bound().map(|(arg, _)| ::wgpu::BindingType::Buffer {
+            ty: ::wgpu::BufferBindingType::Storage {
+                read_only: arg.role == Role::Weight,
+            },
+            has_dynamic_offset: false,
+            min_binding_size: NonZeroU64::new(match arg.ty {
+                Ty::Words4 => 16,
+                Ty::Halves4 => 8,
+                _ => 4,
+            }),
+        });
+        let entries: Vec<_> = (0..)
+            .zip(std::iter::once(uniform).chain(storage))
+            .map(|(binding, ty)| ::wgpu::BindGroupLayoutEntry {
+                binding,
+                visibility: ::wgpu::ShaderStages::COMPUTE,
+                ty,
+                count: None,
+            })
+            .collect();
+        let kept = self.kept(spec, &source);
+        let (layout, pipeline) = self
+            .scoped(|device| {
+                let layout = device.create_bind_group_layout(&::wgpu::BindGroupLayoutDescriptor {
+                    label: Some(spec.kernel.name),
+                    entries: &entries,
+                });
+                let whole = device.create_pipeline_layout(&::wgpu::PipelineLayoutDescriptor {
+                    label: Some(spec.kernel.name),
+                    bind_group_layouts: &[Some(&layout)],
+                    immediate_size: 0,
+                });
+                let pipeline = device.create_compute_pipeline(&::wgpu::ComputePipelineDescriptor {
+                    label: Some(spec.kernel.name),
+                    layout: Some(&whole),
+                    module: &module,
+                    entry_point: Some(spec.kernel.name),
+                    compilation_options: ::wgpu::PipelineCompilationOptions {
+                        constants: &[],
+                        zero_initialize_workgroup_memory: false,
+                    },
+                    cache: kept.as_ref().map(|k| &k.cache),
+                });
+                (layout, pipeline)
+            })
+            .map_err(|e| failed(words(&e), excerpt(&source, None)))?;
+        self.check("compile")?;
+        let stored = kept.is_some_and(Kept::finish);
+        let kernel = Compiled {
+            name: spec.to_string(),
+            pipeline,
+            layout,
+            params,
+            params_exact,
+            operands: entries.len() - 1,
+        };
+        Ok(Built { kernel, stored })
+    }
+}

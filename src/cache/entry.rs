@@ -1,0 +1,104 @@
+//! One file of a [`Store`](super::Store): a header, the key, the contents.
+//!
+//! ```text
+//! 0   8 bytes   "TLITE\0CA"
+//! 8   u32       version of this form
+//! 12  u32       CRC-32 of all that follows
+//! 16  u64       bytes of the key
+//! 24  u64       bytes of the contents
+//! 32            the key as JSON, the contents
+//! ```
+//!
+//! Numbers are little-endian.
+
+const MAGIC: [u8; 8] = *b"TLITE\0CA";
+const VERSION: u32 = 1;
+
+/// Bytes before the key.
+pub(super) const HEADER: usize = 32;
+
+/// A file's bytes for a key and contents.
+pub(super) fn write(key: &[u8], contents: &[u8]) -> Vec<u8> {
+    let mut rest = Vec::with_capacity(HEADER + key.len() + contents.len());
+    rest.extend_from_slice(&MAGIC);
+    rest.extend_from_slice(&VERSION.to_le_bytes());
+    rest.extend_from_slice(&[0; 4]);
+    rest.extend_from_slice(&(key.len() as u64).to_le_bytes());
+    rest.extend_from_slice(&(contents.len() as u64).to_le_bytes());
+    rest.extend_from_slice(key);
+    rest.extend_from_slice(contents);
+    let sum = crc32fast::hash(rest.get(16..).unwrap_or_default());
+    if let Some(place) = rest.get_mut(12..16) {
+        place.copy_from_slice(&sum.to_le_bytes());
+    }
+    rest
+}
+
+/// Key and contents of a file that is whole; else what is wrong with it.
+pub(super) fn read(file: &[u8]) -> Result<(&[u8], &[u8]), String> {
+    let (header, rest) = file
+        .split_at_checked(HEADER)
+        .ok_or_else(|| format!("{} bytes, the header alone takes {HEADER}", file.len()))?;
+    let number = |at: usize| {
+        header
+            .get(at..at + 8)
+            .and_then(|b| b.first_chunk())
+            .map(|b| u64::from_le_bytes(*b))
+    };
+    let word = |at: usize| {
+        header
+            .get(at..at + 4)
+            .and_then(|b| b.first_chunk())
+            .map(|b| u32::from_le_bytes(*b))
+    };
+    if !header.starts_with(&MAGIC) {
+        return Err("it is no file of this cache".to_owned());
+    }
+    if word(8) != Some(VERSION) {
+        return Err(format!(
+            "its form is of version {:?}, expected {VERSION}",
+            word(8).unwrap_or(0)
+        ));
+    }
+    let (key, contents) = (number(16).unwrap_or(0), number(24).unwrap_or(0));
+    if key.checked_add(contents) != Some(rest.len() as u64) {
+        return Err(format!(
+            "{} bytes behind the header, which tells of {key} and {contents}",
+            rest.len()
+        ));
+    }
+    let (found, wanted) = (
+        crc32fast::hash(file.get(16..).unwrap_or_default()),
+        word(12).unwrap_or(0),
+    );
+    if found != wanted {
+        return Err(format!("its checksum is {found:08x}, expected {wanted:08x}"));
+    }
+    usize::try_from(key)
+        .ok()
+        .and_then(|n| rest.split_at_checked(n))
+        .ok_or_else(|| format!("a key of {key} bytes"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_changed_in_any_place_is_refused() {
+        let file = write(b"key", b"contents");
+        assert_eq!(read(&file), Ok((&b"key"[..], &b"contents"[..])));
+        assert_eq!(read(&write(b"", b"")), Ok((&b""[..], &b""[..])));
+        for at in 0..file.len() {
+            for bit in 0..8 {
+                let mut other = file.clone();
+                other[at] ^= 1 << bit;
+                assert!(read(&other).is_err(), "bit {bit} of byte {at}");
+            }
+            assert!(read(&file[..at]).is_err(), "{at} bytes");
+        }
+        let longer = [file.as_slice(), b"x"].concat();
+        assert!(read(&longer).is_err_and(|e| e.contains("behind the header")));
+        assert!(read(&[7; 100]).is_err_and(|e| e.contains("no file of this cache")));
+    }
+}

@@ -1,0 +1,156 @@
+use super::*;
+
+fn key(text: &str) -> Key {
+    let [device, driver, subject] = ["d", "v 1", "k"].map(str::to_owned);
+    Key {
+        device,
+        driver,
+        subject,
+        text: text.to_owned(),
+    }
+}
+
+fn only(store: &Store) -> PathBuf {
+    let entries = store.entries().unwrap();
+    assert_eq!(entries.len(), 1, "{entries:?}");
+    entries[0].path.clone()
+}
+
+#[test]
+fn what_was_put_is_found_by_its_whole_key() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = Store::new(folder.path().join("a/b"), DEFAULT_LIMIT);
+    assert_eq!(store.get(Kind::Program, &key("x")), None);
+    assert!(store.entries().unwrap().is_empty(), "no folder is no files");
+    store.put(Kind::Program, &key("x"), b"one");
+    store.put(Kind::Program, &key("y"), b"two");
+    store.put(Kind::Pipeline, &key("x"), b"three");
+    store.put(Kind::Program, &key("x"), b"four");
+    let get = |kind, text| store.get(kind, &key(text));
+    assert_eq!(get(Kind::Program, "x").as_deref(), Some(&b"four"[..]));
+    assert_eq!(get(Kind::Program, "y").as_deref(), Some(&b"two"[..]));
+    assert_eq!(get(Kind::Pipeline, "x").as_deref(), Some(&b"three"[..]));
+    let mut other = key("x");
+    other.driver.push('1');
+    assert_eq!(store.get(Kind::Program, &other), None);
+    store.remove(Kind::Program, &key("x"));
+    assert_eq!(get(Kind::Program, "x"), None);
+    assert_eq!(store.clear(Some(Kind::Pipeline)).unwrap().0, 1);
+    assert_eq!(store.entries().unwrap().len(), 1);
+    assert_eq!(
+        only(&store),
+        store.path(Kind::Program, &store.bytes_of(&key("y")).unwrap())
+    );
+    assert_eq!(store.clear(None).unwrap().0, 1);
+}
+
+#[test]
+fn the_name_alone_proves_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = Store::new(folder.path().to_owned(), DEFAULT_LIMIT);
+    store.put(Kind::Program, &key("x"), b"one");
+    let y = store.path(Kind::Program, &store.bytes_of(&key("y")).unwrap());
+    std::fs::rename(only(&store), &y).unwrap();
+    assert_eq!(store.get(Kind::Program, &key("y")), None);
+    assert!(y.exists(), "whole, though not what was asked for");
+    store.put(Kind::Program, &key("y"), b"two");
+    assert_eq!(store.get(Kind::Program, &key("y")).as_deref(), Some(&b"two"[..]));
+}
+
+#[test]
+fn damaged_files_are_removed_and_others_stay() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = Store::new(folder.path().to_owned(), 1 << 20);
+    let foreign = folder.path().join("notes.txt");
+    std::fs::write(&foreign, "mine").unwrap();
+    let damages: [fn(&mut Vec<u8>); 5] = [
+        |b| *b.last_mut().unwrap() ^= 1,
+        |b| b.truncate(b.len() - 1),
+        Vec::clear,
+        |b| *b = b"something else, longer than a header is".to_vec(),
+        |b| b.resize(2 << 20, 0),
+    ];
+    for damage in damages {
+        store.put(Kind::Program, &key("x"), b"contents");
+        let path = only(&store);
+        let mut bytes = std::fs::read(&path).unwrap();
+        damage(&mut bytes);
+        std::fs::write(&path, bytes).unwrap();
+        assert!(store.entries().unwrap()[0].key.is_none());
+        assert_eq!(store.get(Kind::Program, &key("x")), None);
+        assert!(!path.exists());
+    }
+    assert_eq!(store.clear(None).unwrap(), (0, 0));
+    assert!(foreign.exists());
+}
+
+#[test]
+fn a_folder_that_cannot_be_used_changes_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("file");
+    std::fs::write(&file, "").unwrap();
+    // A file where the folder should be, which stops even those who may write everywhere.
+    for place in [file.clone(), file.join("below")] {
+        let store = Store::new(place, DEFAULT_LIMIT);
+        store.put(Kind::Program, &key("x"), b"one");
+        assert_eq!(store.get(Kind::Program, &key("x")), None);
+        assert!(store.told.load(Ordering::Relaxed));
+        store.remove(Kind::Program, &key("x"));
+    }
+    // A folder where a file should be.
+    let store = Store::new(folder.path().to_owned(), DEFAULT_LIMIT);
+    store.put(Kind::Program, &key("x"), b"one");
+    let path = only(&store);
+    std::fs::remove_file(&path).unwrap();
+    std::fs::create_dir(&path).unwrap();
+    store.put(Kind::Program, &key("x"), b"one");
+    assert_eq!(store.get(Kind::Program, &key("x")), None);
+    assert!(store.entries().unwrap().is_empty());
+}
+
+#[test]
+fn beyond_the_limit_the_longest_unused_go() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = Store::new(folder.path().to_owned(), 4000);
+    let old = SystemTime::now() - 30 * DAY;
+    for (text, days) in [("a", 2), ("b", 1), ("c", 3)] {
+        store.put(Kind::Program, &key(text), &[0; 1000]);
+        let path = store.path(Kind::Program, &store.bytes_of(&key(text)).unwrap());
+        File::open(path).unwrap().set_modified(old + days * DAY).unwrap();
+    }
+    // A use counts.
+    assert!(store.get(Kind::Program, &key("b")).is_some());
+    store.put(Kind::Program, &key("d"), &[0; 1000]);
+    let there = |text| {
+        store
+            .path(Kind::Program, &store.bytes_of(&key(text)).unwrap())
+            .exists()
+    };
+    assert_eq!(["a", "b", "c", "d"].map(there), [false, true, true, true]);
+    let total: u64 = store.entries().unwrap().iter().map(|e| e.bytes).sum();
+    assert!(total <= 4000, "{total}");
+    assert_eq!(*store.size.lock().unwrap(), Some(total));
+}
+
+#[test]
+fn writers_at_once_leave_whole_files() {
+    let folder = tempfile::tempdir().unwrap();
+    let texts = ["a", "b", "c"];
+    std::thread::scope(|scope| {
+        for n in 0..4u8 {
+            let store = Store::new(folder.path().to_owned(), DEFAULT_LIMIT);
+            scope.spawn(move || {
+                for _ in 0..50 {
+                    for text in texts {
+                        store.put(Kind::Program, &key(text), &vec![n; 10_000]);
+                        let found = store.get(Kind::Program, &key(text)).unwrap();
+                        assert!(found.len() == 10_000 && found.iter().all(|b| *b == found[0]));
+                    }
+                }
+                assert!(!store.told.load(Ordering::Relaxed));
+            });
+        }
+    });
+    let names = std::fs::read_dir(folder.path()).unwrap().count();
+    assert_eq!(names, 3, "no temporary file is left");
+}

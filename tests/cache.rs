@@ -1,0 +1,271 @@
+//! Compiled kernels on disk: a second start compiles nothing, and whatever becomes of the files, the answer is the same.
+
+mod support;
+
+use libtest_mimic::{Arguments, Trial};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Output, Stdio};
+use support::gguf::Traits;
+use support::{Text, tiny_model};
+use transformer_lite::backend::{BackendKind, OpenOptions};
+use transformer_lite::cache::{DEFAULT_LIMIT, Store};
+
+/// Result of a trial.
+type Outcome = Result<(), String>;
+
+fn main() -> ExitCode {
+    let arguments = Arguments::from_args();
+    let (devices, missing) = support::devices();
+    let mut trials = Vec::new();
+    let mut add = |name: String, run: Box<dyn FnOnce() -> Outcome + Send>| {
+        trials.push(Trial::test(name, move || Ok(run()?)));
+    };
+    for d in &devices {
+        let name = d.label(&devices);
+        let of = |run: fn(&Starts) -> Outcome| {
+            let (kind, device) = (d.kind, d.caps.device.clone());
+            Box::new(move || run(&Starts::new(kind, device)))
+        };
+        add(format!("a_second_start_compiles_nothing@{name}"), of(twice));
+        add(format!("damaged_files_are_made_anew@{name}"), of(damaged));
+        add(format!("refused_programs_are_made_anew@{name}"), of(refused));
+        add(format!("folders_that_cannot_be_written@{name}"), of(unwritable));
+        add(format!("two_processes_at_once@{name}"), of(at_once));
+    }
+    add(
+        "a_library_writes_nothing_by_itself".to_owned(),
+        Box::new(off_by_default),
+    );
+    trials.extend(support::missing_trials(missing));
+    libtest_mimic::run(&arguments, trials).exit_code()
+}
+
+/// A model, a device, and a folder for what is kept.
+struct Starts {
+    kind: BackendKind,
+    device: String,
+    model: PathBuf,
+    dir: tempfile::TempDir,
+    _model: tempfile::TempDir,
+}
+
+/// What a start tells.
+#[derive(Debug, PartialEq)]
+struct Told {
+    tokens: serde_json::Value,
+    compiled: u64,
+    cached: u64,
+}
+
+impl Starts {
+    fn new(kind: BackendKind, device: String) -> Self {
+        let (temporary, model) = tiny_model("llama", Traits::default());
+        Self {
+            kind,
+            device,
+            model,
+            dir: tempfile::tempdir().unwrap(),
+            _model: temporary,
+        }
+    }
+
+    fn folder(&self) -> PathBuf {
+        self.dir.path().join("cache")
+    }
+
+    fn store(&self) -> Store {
+        Store::new(self.folder(), DEFAULT_LIMIT)
+    }
+
+    fn command(&self, folder: &Path) -> Command {
+        let mut command = support::command();
+        let text = ["--raw", "--prompt", "hello world", "--max-tokens", "8", "--json"];
+        command.arg("generate").arg(&self.model).args(text);
+        command.args(["--backend", &self.kind.to_string(), "--device", &self.device]);
+        command.arg("--cache-dir").arg(folder).stdin(Stdio::null());
+        // What Mesa keeps by itself, so that it can be looked at.
+        command.env("MESA_SHADER_CACHE_DIR", self.dir.path().join("mesa"));
+        command
+    }
+
+    /// A start that must succeed.
+    fn start(&self) -> Result<Told, String> {
+        told(&self.command(&self.folder()).output().text()?)
+    }
+
+    /// A start that finds nothing. Kernels may share a text, which the second of them then finds.
+    fn cold(&self) -> Result<Told, String> {
+        let told = self.start()?;
+        let files = self.store().entries().text()?.len() as u64;
+        equal(&(files > 3, told.compiled >= files), &(true, true))?;
+        Ok(told)
+    }
+
+    /// A start that finds nothing of use, and says what `before` said.
+    fn anew(&self, before: &Told) -> Outcome {
+        same(&self.cold()?, before)
+    }
+
+    /// A start that finds all that `before` made.
+    fn warm(&self, before: &Told) -> Outcome {
+        let told = self.start()?;
+        equal(&told.compiled, &0)?;
+        same(&told, before)
+    }
+}
+
+/// Tokens and the number of kernels.
+#[track_caller]
+fn same(found: &Told, wanted: &Told) -> Outcome {
+    let both = |t: &Told| (t.tokens.clone(), t.compiled + t.cached);
+    equal(&both(found), &both(wanted))
+}
+
+fn told(output: &Output) -> Result<Told, String> {
+    let words = String::from_utf8_lossy(&output.stderr);
+    if !output.status.success() {
+        return Err(format!("{}: {words}", output.status));
+    }
+    let json: serde_json::Value = serde_json::from_slice(&output.stdout).text()?;
+    let number = |name: &str| json[name].as_u64().ok_or_else(|| format!("{name} in {json}"));
+    Ok(Told {
+        tokens: json["tokens"].clone(),
+        compiled: number("kernels_compiled")?,
+        cached: number("kernels_cached")?,
+    })
+}
+
+#[track_caller]
+fn equal<T: PartialEq + std::fmt::Debug>(found: &T, wanted: &T) -> Outcome {
+    if found == wanted {
+        return Ok(());
+    }
+    let place = std::panic::Location::caller();
+    Err(format!("{place}: found {found:?}, wanted {wanted:?}"))
+}
+
+/// All files below a folder.
+fn files(folder: &Path) -> Vec<PathBuf> {
+    let list = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    list.flat_map(|item| match item.file_type() {
+        Ok(t) if t.is_dir() => files(&item.path()),
+        _ => vec![item.path()],
+    })
+    .collect()
+}
+
+fn twice(starts: &Starts) -> Outcome {
+    let cold = starts.cold()?;
+    let mesa = starts.dir.path().join("mesa");
+    let before = files(&mesa).len();
+    starts.warm(&cold)?;
+    equal(&files(&mesa).len(), &before)?;
+    // The command shows and removes them.
+    let folder = starts.folder();
+    let cache = |args: &[&str]| {
+        let output = support::command()
+            .arg("cache")
+            .args(args)
+            .arg("--cache-dir")
+            .arg(&folder)
+            .output()
+            .text()?;
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        equal(&output.status.code(), &Some(0)).map(|()| said)
+    };
+    let list: serde_json::Value = serde_json::from_str(&cache(&["list", "--json"])?).text()?;
+    let rows = list["files"].as_array().ok_or("no list")?;
+    let removed = format!("removed {} files", rows.len());
+    equal(&rows.len(), &starts.store().entries().text()?.len())?;
+    equal(&rows.iter().all(|r| r["device"] == starts.device.as_str()), &true)?;
+    equal(&cache(&["list"])?.contains(&starts.device), &true)?;
+    equal(&cache(&["clear"])?.starts_with(&removed), &true)?;
+    equal(&starts.store().entries().text()?.len(), &0)?;
+    starts.anew(&cold)?;
+    // A start that is not to use them.
+    let mut without = support::command();
+    without.args(
+        starts
+            .command(&folder)
+            .get_args()
+            .filter(|a| *a != "--cache-dir" && *a != folder.as_os_str()),
+    );
+    let told = told(&without.arg("--no-cache").output().text()?)?;
+    equal(&told.cached, &0)?;
+    same(&told, &cold)
+}
+
+fn damaged(starts: &Starts) -> Outcome {
+    let cold = starts.cold()?;
+    let damages: [(&str, fn(&mut Vec<u8>)); 5] = [
+        ("a changed byte", |b| *b.last_mut().unwrap() ^= 1),
+        ("a changed header", |b| b[20] ^= 1),
+        ("half a file", |b| b.truncate(b.len() / 2)),
+        ("an empty file", Vec::clear),
+        ("a foreign file", |b| {
+            *b = b"\x7fELF, or anything else that is longer than a header".to_vec()
+        }),
+    ];
+    for (name, damage) in damages {
+        for path in files(&starts.folder()) {
+            let mut bytes = std::fs::read(&path).text()?;
+            damage(&mut bytes);
+            std::fs::write(&path, bytes).text()?;
+        }
+        starts.anew(&cold).map_err(|e| format!("{name}: {e}"))?;
+        starts.warm(&cold).map_err(|e| format!("behind {name}: {e}"))?;
+    }
+    Ok(())
+}
+
+/// Files that are whole, and hold what no driver has made.
+fn refused(starts: &Starts) -> Outcome {
+    let cold = starts.cold()?;
+    let store = starts.store();
+    for contents in [&b"nonsense"[..], &[0; 5000], b""] {
+        for entry in store.entries().text()? {
+            let key = entry.key.ok_or("a file without a key")?;
+            store.put(entry.kind, &key, contents);
+        }
+        starts.anew(&cold)?;
+        starts.warm(&cold)?;
+    }
+    Ok(())
+}
+
+fn unwritable(starts: &Starts) -> Outcome {
+    let cold = starts.cold()?;
+    // A file where the folder should be stops every user.
+    let file = starts.dir.path().join("file");
+    std::fs::write(&file, "").text()?;
+    for folder in [file.clone(), file.join("below")] {
+        let output = starts.command(&folder).output().text()?;
+        let told = told(&output)?;
+        equal(&told.cached, &0)?;
+        same(&told, &cold)?;
+        let words = String::from_utf8_lossy(&output.stderr);
+        equal(&words.matches("cache file").count(), &1)?;
+    }
+    Ok(())
+}
+
+fn at_once(starts: &Starts) -> Outcome {
+    let start = || {
+        starts
+            .command(&starts.folder())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .text()
+    };
+    let (one, two) = (start()?, start()?);
+    let one = told(&one.wait_with_output().text()?)?;
+    let two = told(&two.wait_with_output().text()?)?;
+    same(&one, &two)?;
+    starts.warm(&one)
+}
+
+fn off_by_default() -> Outcome {
+    equal(&OpenOptions::default().cache.is_none(), &true)?;
+    equal(&OpenOptions::of(Some("x")).cache.is_none(), &true)
+}
