@@ -107,6 +107,13 @@ impl Caps {
         self.device.contains("Mali")
     }
 
+    /// Its name or that of its driver contains this text, ASCII case ignored.
+    pub fn is_called(&self, text: &str) -> bool {
+        let text = text.to_ascii_lowercase();
+        let names = [&self.device, &self.driver];
+        names.iter().any(|n| n.to_ascii_lowercase().contains(&text))
+    }
+
     /// A device that does not exist, for planning where there is no driver: a GPU that shares the host's memory, with
     /// limits that phones keep to, reached through OpenCL.
     pub fn neutral() -> Self {
@@ -324,6 +331,11 @@ pub trait Backend: Send {
 
     /// Running totals.
     fn stats(&self) -> Stats;
+
+    /// Names of what the driver offers beside the core of its API: extensions, features. For people, and for what [`Caps`] does not tell.
+    fn extensions(&self) -> Vec<String> {
+        Vec::new()
+    }
 }
 
 /// The backends compiled in.
@@ -415,12 +427,7 @@ pub fn pick(mut all: Vec<Caps>, device: Option<&str>) -> Result<Caps, BackendErr
 
 /// Index of the device to open among `all`: the first that matches `asked`, else the best kind.
 pub(crate) fn choose(all: &[Caps], asked: Option<&str>) -> Result<usize, BackendError> {
-    let matches = |caps: &Caps| {
-        asked.is_none_or(|a| {
-            let a = a.to_ascii_lowercase();
-            caps.device.to_ascii_lowercase().contains(&a) || caps.driver.to_ascii_lowercase().contains(&a)
-        })
-    };
+    let matches = |caps: &Caps| asked.is_none_or(|a| caps.is_called(a));
     let rank = |kind| match kind {
         DeviceKind::Discrete => 0,
         DeviceKind::Integrated => 1,

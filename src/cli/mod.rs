@@ -16,6 +16,7 @@ mod output;
 mod perplexity;
 mod profile;
 mod quantize;
+mod roofline;
 mod run;
 mod sampling;
 mod template;
@@ -54,6 +55,7 @@ enum Command {
     Bench(bench::Args),
     Perplexity(perplexity::Args),
     Profile(profile::Args),
+    Roofline(roofline::Args),
     Inspect(inspect::Args),
     Run(Box<run::Args>),
 }
@@ -72,6 +74,7 @@ pub fn run(cli: Cli) -> Result<()> {
         Command::Bench(args) => bench::run(&args, &interrupt),
         Command::Perplexity(args) => perplexity::run(&args, &interrupt),
         Command::Profile(args) => profile::run(&args),
+        Command::Roofline(args) => roofline::run(&args),
         Command::Inspect(args) => inspect::run(&args),
         Command::Run(args) => run::run(&args),
     }

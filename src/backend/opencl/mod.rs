@@ -566,6 +566,10 @@ impl Backend for OpenCl {
     fn stats(&self) -> Stats {
         self.stats
     }
+
+    fn extensions(&self) -> Vec<String> {
+        device::extensions(self.device)
+    }
 }
 
 impl Drop for OpenCl {
