@@ -153,6 +153,45 @@ impl Shape {
     fn work_items(&self) -> u32 {
         self.items.saturating_mul(self.groups)
     }
+
+    /// A kernel that has a form, by this define, for devices with explicit vectors.
+    fn walk(&self, kernel: &'static Kernel, explicit: &'static str) -> KernelSpec {
+        let define = [(explicit, 1)];
+        spec(kernel, self.items, if self.explicit { &define } else { &[] })
+    }
+
+    fn half(&self, caps: &Caps) -> Option<KernelSpec> {
+        if by_ptx(caps) {
+            return Some(spec(&HALF, self.items, &[("PTX", 1)]));
+        }
+        caps.f16_math.then(|| self.walk(&HALF, "WIDE"))
+    }
+
+    fn dot(&self, caps: &Caps, extensions: &[String]) -> Option<KernelSpec> {
+        dot_form(caps, extensions).map(|defines| spec(&DOT, self.items, defines))
+    }
+}
+
+/// Arithmetic that OpenCL C has no words for is written in PTX.
+fn by_ptx(caps: &Caps) -> bool {
+    caps.matrix_units && caps.backend == "opencl"
+}
+
+fn matrix(caps: &Caps) -> Option<KernelSpec> {
+    let items = if by_ptx(caps) { 256 } else { 32 };
+    caps.matrix_units.then(|| spec(&MATRIX, items, &[]))
+}
+
+/// The kernels by which a device with these extensions is measured.
+pub fn specs(caps: &Caps, extensions: &[String]) -> Vec<KernelSpec> {
+    let shape = Shape::of(caps);
+    let always = [
+        shape.walk(&COPY, "NEAR"),
+        shape.walk(&READ, "NEAR"),
+        shape.walk(&SINGLE, "WIDE"),
+    ];
+    let offered = [shape.half(caps), shape.dot(caps, extensions), matrix(caps)];
+    always.into_iter().chain(offered.into_iter().flatten()).collect()
 }
 
 struct Bench<'a> {
@@ -263,12 +302,11 @@ impl Bench<'_> {
     /// Bytes a second of a kernel that walks through a buffer.
     fn walk(&mut self, kernel: &'static Kernel, x: View, y: View) -> Result<f64, BackendError> {
         let shape = &self.shape;
-        let (items, groups, all) = (shape.items, shape.groups, shape.work_items());
+        let (groups, all) = (shape.groups, shape.work_items());
         let vectors = u32::try_from(shape.bytes / 16).unwrap_or(u32::MAX);
         let each = vectors.div_ceil(all);
-        let near: &[(&'static str, i64)] = if shape.explicit { &[("NEAR", 1)] } else { &[] };
         let moved = if kernel.name == COPY.name { 2 } else { 1 };
-        let id = self.backend.compile(&spec(kernel, items, near))?;
+        let id = self.backend.compile(&shape.walk(kernel, "NEAR"))?;
         let params = [vectors, each, all]
             .iter()
             .flat_map(|n| n.to_le_bytes())
@@ -359,21 +397,13 @@ impl Bench<'_> {
         let launch_s = self.launch(x, y)?;
         without("image_bytes_per_s", "this engine has no images yet");
 
-        let items = self.shape.items;
-        let wide: &[(&'static str, i64)] = if self.shape.explicit { &[("WIDE", 1)] } else { &[] };
-        let lanes: u64 = if self.shape.explicit { 16 } else { 4 };
-        // Eight chains of vectors.
-        let operations = 2 * 8 * lanes * u64::from(items);
+        let items = u64::from(self.shape.items);
         let floats = [0.999f32.to_le_bytes(), 0.001f32.to_le_bytes()];
-        let single = self.rate(&spec(&SINGLE, items, wide), y, operations, &floats)?;
-
-        let ptx = self.caps.matrix_units && self.caps.backend == "opencl";
-        let half = if ptx {
-            Some(vec![("PTX", 1)])
-        } else {
-            self.caps.f16_math.then(|| wide.to_vec())
-        };
-        let half = match half {
+        // Eight chains of vectors.
+        let lanes: u64 = if self.shape.explicit { 16 } else { 4 };
+        let operations = 2 * 8 * lanes * items;
+        let single = self.rate(&self.shape.walk(&SINGLE, "WIDE"), y, operations, &floats)?;
+        let half = match self.shape.half(&self.caps) {
             None => {
                 without(
                     "f16_flops_per_s",
@@ -381,17 +411,13 @@ impl Bench<'_> {
                 );
                 None
             }
-            Some(defines) => {
-                let spec = spec(&HALF, items, &defines);
-                offered(
-                    self.rate(&spec, y, operations, &floats),
-                    "f16_flops_per_s",
-                    &mut without,
-                )?
-            }
+            Some(spec) => offered(
+                self.rate(&spec, y, operations, &floats),
+                "f16_flops_per_s",
+                &mut without,
+            )?,
         };
-
-        let dot = match dot_form(&self.caps, &self.backend.extensions()) {
+        let dot = match self.shape.dot(&self.caps, &self.backend.extensions()) {
             None => {
                 without(
                     "int8_ops_per_s",
@@ -399,32 +425,32 @@ impl Bench<'_> {
                 );
                 None
             }
-            Some(defines) => {
+            Some(spec) => {
                 // Eight chains of dot products of four pairs.
-                let operations = 8 * 8 * u64::from(items);
-                let spec = spec(&DOT, items, defines);
                 let factor = [0x0102_0301u32.to_le_bytes()];
-                offered(
-                    self.rate(&spec, y, operations, &factor),
-                    "int8_ops_per_s",
-                    &mut without,
-                )?
+                let rate = self.rate(&spec, y, 8 * 8 * items, &factor);
+                offered(rate, "int8_ops_per_s", &mut without)?
             }
         };
-
-        let matrix = if self.caps.matrix_units {
-            // Four chains of products, of 16 x 8 x 16 in OpenCL C and 16 x 16 x 16 in WGSL, for each 32 work-items.
-            let product = if ptx { 16 * 8 * 16 } else { 16 * 16 * 16 };
-            let (items, warps) = if ptx { (256, 8) } else { (32, 1) };
-            let spec = spec(&MATRIX, items, &[]);
-            let rate = self.rate(&spec, y, 2 * 4 * product * warps, &floats);
-            offered(rate, "matrix_flops_per_s", &mut without)?
-        } else {
-            without(
-                "matrix_flops_per_s",
-                "not offered: no units for products of matrices that kernels use",
-            );
-            None
+        let matrix = match matrix(&self.caps) {
+            None => {
+                without(
+                    "matrix_flops_per_s",
+                    "not offered: no units for products of matrices that kernels use",
+                );
+                None
+            }
+            Some(spec) => {
+                // Four chains of products, of 16 x 8 x 16 in OpenCL C and 16 x 16 x 16 in WGSL, for each 32 work-items.
+                let product = if by_ptx(&self.caps) {
+                    16 * 8 * 16
+                } else {
+                    16 * 16 * 16
+                };
+                let operations = 2 * 4 * product * u64::from(spec.workgroup / 32);
+                let rate = self.rate(&spec, y, operations, &floats);
+                offered(rate, "matrix_flops_per_s", &mut without)?
+            }
         };
         Ok(Probe {
             version: VERSION,
@@ -470,7 +496,7 @@ fn dot_form(caps: &Caps, extensions: &[String]) -> Option<&'static [(&'static st
     let has = |name: &str| extensions.iter().any(|e| e == name);
     if caps.backend != "opencl" {
         Some(&[])
-    } else if caps.matrix_units {
+    } else if by_ptx(caps) {
         Some(&[("PTX", 1)])
     } else if has("cl_khr_integer_dot_product") {
         Some(&[("KHR", 1)])

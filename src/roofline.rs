@@ -4,6 +4,8 @@
 //! and each of its commands a launch. Nodes run one after another. Bytes that caches keep from one node to the next are counted, so that a model
 //! that fits a cache may be faster than this.
 
+pub mod measured;
+
 use crate::plan::{Arithmetic, NodeCost};
 use serde::Serialize;
 use std::collections::BTreeMap;
