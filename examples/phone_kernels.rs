@@ -15,8 +15,8 @@ use std::path::{Path, PathBuf};
 use transformer_lite::backend::kernel::{KernelSpec, Language};
 use transformer_lite::backend::phones::PHONES;
 use transformer_lite::backend::{BackendKind, Caps};
-use transformer_lite::graph::derive::derive;
 use transformer_lite::graph::ValueId;
+use transformer_lite::graph::derive::derive;
 use transformer_lite::graph::onnx::{ImportOptions, import_with};
 use transformer_lite::graph::op::sizes::Sizes;
 use transformer_lite::graph::pass::{FUSE, GREEDY, KV_Q8, Pipeline};
@@ -206,7 +206,15 @@ fn cost(model: &Path) -> Result<Cost, AnyError> {
         Ok(u64::try_from(dim.eval(&ones)?)?)
     };
     let count = |dims: &[Dim]| dims.iter().try_fold(1, |n, d| Ok::<u64, AnyError>(n * size(d)?));
-    let shape = |v: ValueId| graph.fact(v)?.shape.0.iter().map(size).collect::<Result<Vec<u64>, AnyError>>();
+    let shape = |v: ValueId| {
+        graph
+            .fact(v)?
+            .shape
+            .0
+            .iter()
+            .map(size)
+            .collect::<Result<Vec<u64>, AnyError>>()
+    };
     let mut found = Cost {
         model: model
             .file_name()

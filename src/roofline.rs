@@ -6,9 +6,10 @@
 
 pub mod measured;
 
+use crate::graph::NodeId;
 use crate::plan::{Arithmetic, NodeCost};
 use serde::Serialize;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 /// The most that a device does.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -213,15 +214,15 @@ impl Work {
     pub fn new(name: String, tokens: Option<usize>, runs: &[Vec<NodeCost>], peaks: &Peaks) -> Self {
         let mut whole = Total::default();
         let mut nodes: Vec<(&NodeCost, Total)> = Vec::new();
-        let mut index: BTreeMap<&str, usize> = BTreeMap::new();
+        let mut index: HashMap<NodeId, usize> = HashMap::new();
         for cost in runs.iter().flatten() {
             let total = Total::of(cost, peaks);
             whole.add(&total);
-            let known = index.get(cost.name.as_str()).and_then(|i| nodes.get_mut(*i));
+            let known = index.get(&cost.node).and_then(|i| nodes.get_mut(*i));
             if let Some((_, sum)) = known {
                 sum.add(&total);
             } else {
-                index.insert(&cost.name, nodes.len());
+                index.insert(cost.node, nodes.len());
                 nodes.push((cost, total));
             }
         }
@@ -270,6 +271,7 @@ mod tests {
 
     fn cost(name: &str, op: &str, bytes: u64, flops: u64, commands: usize) -> NodeCost {
         let mut cost = NodeCost {
+            node: NodeId(name.bytes().map(u32::from).sum()),
             name: name.to_owned(),
             op: op.to_owned(),
             nodes: Vec::new(),

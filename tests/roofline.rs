@@ -233,6 +233,12 @@ fn devices_are_measured_once_and_models_against_them() {
                 );
             }
         }
+        let dom = support::browser::opened(&html, "");
+        assert_eq!(dom.matches("<circle").count(), html.matches("<circle").count());
+        assert_eq!(
+            dom.matches("<polyline").count(),
+            html.matches("<polyline").count()
+        );
         for word in ["http://", "https://", "src=", "@import", "url(", "<script"] {
             assert!(!html.contains(word), "the page has {word}");
         }

@@ -5,7 +5,7 @@ use super::options::{ExecOptions, check_fits, from_one, from_zero};
 use super::output::{note, put, put_json, table};
 use crate::backend::Caps;
 use crate::error::{Error, Result};
-use crate::inspect::{self, Request, model_file, parse_bind};
+use crate::inspect::{self, Request, parse_bind};
 use crate::llm::ModelFolder;
 use crate::llm::load::PlannedDecoder;
 use crate::probe::{Probe, store};
@@ -13,7 +13,7 @@ use crate::roofline::{Peaks, Summary, Work};
 use crate::units::{quantity, size_text};
 use serde::Serialize;
 use std::num::NonZeroUsize;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// Show how long a model's work takes at least on a device, without running it
 ///
@@ -89,9 +89,7 @@ fn decoder(args: &Args, caps: &Caps, peaks: &Peaks) -> Result<Vec<Work>> {
             "the sizes of a language model are --prefill and --depth",
         ));
     }
-    let file = model_file(&args.model)?;
-    let dir = file.parent().filter(|p| !p.as_os_str().is_empty());
-    let folder = ModelFolder::open(dir.unwrap_or(Path::new(".")))?;
+    let folder = ModelFolder::holding("MODEL", &args.model, &[])?;
     let planned = PlannedDecoder::new(&folder, &args.exec.load_options(), caps)?;
     let context = planned.context();
     let mut work = Vec::new();

@@ -40,6 +40,8 @@ pub struct CommandCost {
 /// A node of the planned graph that kernels compute.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeCost {
+    /// The node.
+    pub node: NodeId,
     /// Its name.
     pub name: String,
     /// Its operator.
@@ -78,6 +80,7 @@ struct Operand {
 
 #[derive(Clone, Debug)]
 struct NodeWork {
+    node: NodeId,
     name: String,
     origin: Vec<String>,
     op: Box<dyn Op>,
@@ -126,6 +129,7 @@ impl Work {
                 (None, Some(node)) => {
                     index.insert(step.node, nodes.len());
                     nodes.push(NodeWork {
+                        node: step.node,
                         name: node.name.clone(),
                         origin: step.nodes.clone(),
                         op: node.op.clone(),
@@ -303,6 +307,7 @@ impl Plan {
                 bindings: &all,
             };
             costs.push(NodeCost {
+                node: node.node,
                 name: node.name.clone(),
                 op: node.op.name().to_owned(),
                 nodes: node.origin.clone(),

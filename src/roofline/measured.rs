@@ -318,6 +318,7 @@ pub fn roof(intensity: f64, peaks: &Peaks, arithmetic: Arithmetic) -> (f64, Boun
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::graph::NodeId;
     use crate::plan::CommandCost;
 
     const PEAKS: Peaks = Peaks {
@@ -329,6 +330,7 @@ mod tests {
 
     fn run() -> Profile {
         let cost = |name: &str, op: &str, steps: &[usize], read, flops| NodeCost {
+            node: NodeId(name.bytes().map(u32::from).sum()),
             name: name.to_owned(),
             op: op.to_owned(),
             nodes: vec![format!("{name} of the model")],

@@ -22,6 +22,7 @@ main { display: block; } main .panel { margin-bottom: 18px; }
 .memory { fill: var(--weights); } .arithmetic { fill: var(--arena); } .launches { fill: var(--live); }
 .legend .memory { background: var(--weights); } .legend .arithmetic { background: var(--arena); } .legend .launches { background: var(--live); }
 .wide { overflow-x: auto; }
+@media (max-width: 640px) { .roofline { font-size: 19px; } }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .88rem; }
 td, th { padding: .2rem .8rem .2rem 0; text-align: right; white-space: nowrap; } td:nth-child(2), th:nth-child(2) { text-align: left; }
 tr + tr td { border-top: 1px solid var(--line); } .all td { font-weight: 650; }
@@ -32,7 +33,7 @@ const WIDTH: f64 = 560.0;
 const HEIGHT: f64 = 380.0;
 const LEFT: f64 = 62.0;
 const RIGHT: f64 = 548.0;
-const TOP: f64 = 16.0;
+const TOP: f64 = 34.0;
 const BOTTOM: f64 = 332.0;
 
 /// The page, whole.
@@ -294,7 +295,7 @@ fn axes(out: &mut String, x: &Axis, y: &Axis) {
         let _ = writeln!(
             out,
             "<text class=\"soft\" x=\"{at:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{text}</text>",
-            BOTTOM + 17.0
+            BOTTOM + 20.0
         );
     }
     for v in y.powers() {
@@ -314,10 +315,10 @@ fn axes(out: &mut String, x: &Axis, y: &Axis) {
     let _ = writeln!(
         out,
         "<text class=\"soft\" x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"middle\">operations for each byte</text>\n\
-         <text class=\"soft\" transform=\"translate(14 {:.1}) rotate(-90)\" text-anchor=\"middle\">operations a second</text>",
+         <text class=\"soft\" x=\"2\" y=\"{:.1}\">operations a second</text>",
         (LEFT + RIGHT) / 2.0,
-        BOTTOM + 38.0,
-        (TOP + BOTTOM) / 2.0
+        BOTTOM + 42.0,
+        TOP - 16.0
     );
 }
 
