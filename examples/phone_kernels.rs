@@ -15,8 +15,10 @@ use std::path::{Path, PathBuf};
 use transformer_lite::backend::kernel::{KernelSpec, Language};
 use transformer_lite::backend::phones::PHONES;
 use transformer_lite::backend::{BackendKind, Caps};
+use transformer_lite::graph::ValueId;
 use transformer_lite::graph::derive::derive;
 use transformer_lite::graph::onnx::{ImportOptions, import_with};
+use transformer_lite::graph::op::sizes::Sizes;
 use transformer_lite::graph::pass::{FUSE, GREEDY, KV_Q8, Pipeline};
 use transformer_lite::inspect::{Request, model_file, plans};
 use transformer_lite::llm::engine::{CHUNK, Decoder, Lengths, Logits};
@@ -204,6 +206,15 @@ fn cost(model: &Path) -> Result<Cost, AnyError> {
         Ok(u64::try_from(dim.eval(&ones)?)?)
     };
     let count = |dims: &[Dim]| dims.iter().try_fold(1, |n, d| Ok::<u64, AnyError>(n * size(d)?));
+    let shape = |v: ValueId| {
+        graph
+            .fact(v)?
+            .shape
+            .0
+            .iter()
+            .map(size)
+            .collect::<Result<Vec<u64>, AnyError>>()
+    };
     let mut found = Cost {
         model: model
             .file_name()
@@ -217,20 +228,18 @@ fn cost(model: &Path) -> Result<Cost, AnyError> {
     };
     let logits = graph.output("logits");
     for (_, node) in graph.nodes() {
-        let operand = |i: usize| node.inputs.get(i).copied().flatten();
-        let (Some(x), Some(w), Some(y)) = (operand(0), operand(1), node.outputs.first()) else {
+        if !["MatMul", "MatMulE0M", "Gemm", "Conv"].contains(&node.op.name()) {
             continue;
+        }
+        let inputs = node.inputs.iter().map(|v| v.map(shape).transpose());
+        let outputs = node.outputs.iter().map(|v| shape(*v));
+        let sizes = Sizes {
+            inputs: inputs.collect::<Result<_, _>>()?,
+            outputs: outputs.collect::<Result<_, _>>()?,
         };
-        let summed = match node.op.name() {
-            "MatMul" | "MatMulE0M" | "Gemm" => {
-                graph.fact(x)?.shape.0.last().map(size).transpose()?.unwrap_or(1)
-            }
-            "Conv" => count(graph.fact(w)?.shape.0.get(1..).unwrap_or_default())?,
-            _ => continue,
-        };
-        let macs = count(&graph.fact(*y)?.shape.0)? * summed;
+        let macs = node.op.flops(&sizes) / 2;
         found.macs += macs;
-        if logits == Some(*y) {
+        if logits.is_some_and(|v| node.outputs.contains(&v)) {
             found.head_macs += macs;
         }
         for v in node.inputs.iter().flatten() {

@@ -52,6 +52,7 @@
 //! * [`placement`]: which backend, which device;
 //! * [`llm`]: models and sessions; tokens in, tokens out;
 //! * [`inspect`]: what running a model takes, from its file alone;
+//! * [`probe`], [`roofline`]: what a device can do, measured, and how long work takes at least on it;
 //! * [`capi`]: the interface of C;
 //! * [`cli`]: the command `tlite`;
 //! * [`mod@tensor`], [`mod@error`]: host values, and errors that name their place.
@@ -93,7 +94,9 @@ pub mod new_folder;
 mod parallel;
 pub mod placement;
 pub mod plan;
+pub mod probe;
 pub mod quant;
+pub mod roofline;
 pub mod runner;
 
 pub mod shape;

@@ -16,9 +16,45 @@ pub fn size_text(bytes: u64) -> String {
     format!("{value:.1} TB")
 }
 
+/// A number with three digits or so and a prefix for its power of 1000: `39.1 GB/s`, `12.0 us`.
+pub fn quantity(value: f64, unit: &str) -> String {
+    let prefixes = [
+        (1e15, "P"),
+        (1e12, "T"),
+        (1e9, "G"),
+        (1e6, "M"),
+        (1e3, "k"),
+        (1.0, ""),
+        (1e-3, "m"),
+        (1e-6, "u"),
+    ];
+    let found = prefixes.iter().find(|(power, _)| value >= 0.9995 * power);
+    let (power, prefix) = found.copied().unwrap_or((1e-9, "n"));
+    let scaled = value / power;
+    let digits = if scaled < 9.995 {
+        2
+    } else {
+        usize::from(scaled < 99.95)
+    };
+    format!("{scaled:.digits$} {prefix}{unit}")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn quantities() {
+        let texts = [39.1e9, 1.0e12, 999.6e6, 4.3e12, 0.0].map(|v| quantity(v, "B/s"));
+        assert_eq!(
+            texts,
+            ["39.1 GB/s", "1.00 TB/s", "1.00 GB/s", "4.30 TB/s", "0.00 nB/s"]
+        );
+        assert_eq!(
+            [12e-6, 3.456e-3, 2.0].map(|v| quantity(v, "s")),
+            ["12.0 us", "3.46 ms", "2.00 s"]
+        );
+    }
 
     #[test]
     fn sizes() {

@@ -19,6 +19,7 @@ use transformer_lite::backend::{Backend, BackendKind, Caps, DeviceKind};
 use transformer_lite::graph::op::ALL;
 use transformer_lite::graph::pass::{FUSE, KV_Q8, Pipeline, ROTARY_APPEND};
 use transformer_lite::llm::engine::{Decoder, Lengths, Logits};
+use transformer_lite::probe;
 use transformer_lite::tensor::DType;
 
 /// Devices that planning may tell apart.
@@ -110,6 +111,9 @@ fn specs() -> &'static [KernelSpec] {
                 }
             }
         }
+        for caps in kinds_of_device() {
+            add(probe::specs(&caps, &[]));
+        }
         let (_dir, model) = support::tiny_model("llama", Default::default());
         let mut eight_bits = Pipeline::standard();
         eight_bits.insert_before(FUSE.name, KV_Q8);
@@ -142,7 +146,13 @@ fn specs() -> &'static [KernelSpec] {
 }
 
 fn kernels() -> BTreeMap<&'static str, &'static Kernel> {
-    ALL.iter().flat_map(|d| d.kernels).map(|k| (k.name, *k)).collect()
+    let operators = ALL.iter().flat_map(|d| d.kernels);
+    operators.chain(probe::KERNELS).map(|k| (k.name, *k)).collect()
+}
+
+/// It measures devices, and is compiled only where it is run: some ask for what other kernels do without.
+fn is_probe(kernel: &Kernel) -> bool {
+    probe::KERNELS.iter().any(|k| k.name == kernel.name)
 }
 
 #[test]
@@ -199,7 +209,10 @@ fn wgsl_validates_and_its_bindings_are_the_descriptors() {
         let mut capabilities = Capabilities::SHADER_FLOAT16_IN_FLOAT32;
         let on_units = spec.kernel.needs_matrix_units(Language::Wgsl);
         if on_units {
-            capabilities |= Capabilities::SHADER_FLOAT16 | Capabilities::COOPERATIVE_MATRIX;
+            capabilities |= Capabilities::COOPERATIVE_MATRIX;
+        }
+        if on_units || is_probe(spec.kernel) && text.contains("enable f16;") {
+            capabilities |= Capabilities::SHADER_FLOAT16;
         }
         Validator::new(ValidationFlags::all(), capabilities)
             .validate(&module)
@@ -316,7 +329,9 @@ fn every_specialisation_compiles_on_the_device() {
                     BackendKind::Wgpu => Language::Wgsl,
                 };
                 let units = backend.caps().matrix_units;
-                let able = |s: &&KernelSpec| units || !s.kernel.needs_matrix_units(language);
+                let able = |s: &&KernelSpec| {
+                    !is_probe(s.kernel) && (units || !s.kernel.needs_matrix_units(language))
+                };
                 for spec in all.iter().filter(able) {
                     if let Err(e) = backend.compile(spec) {
                         panic!("{e}");
@@ -350,7 +365,7 @@ fn opencl_arguments_are_the_descriptors() {
     for spec in specs() {
         // Names depend on the operands that are bound and on their types, not on numbers.
         let key = (spec.kernel.name, spec.operands.clone(), spec.in_place);
-        if !checked.insert(key) || spec.kernel.needs_matrix_units(Language::OpenCl) {
+        if !checked.insert(key) || spec.kernel.needs_matrix_units(Language::OpenCl) || is_probe(spec.kernel) {
             continue;
         }
         let text = spec.expand(Language::OpenCl).unwrap();
@@ -511,6 +526,13 @@ fn kernel_texts_hold_no_forbidden_words() {
             .filter(|p| p.is_file())
         {
             let text = std::fs::read_to_string(&entry).unwrap();
+            let stem = entry.file_stem().and_then(|s| s.to_str());
+            if kernels()
+                .get(stem.unwrap_or_default())
+                .is_some_and(|k| is_probe(k))
+            {
+                continue;
+            }
             // Extensions of the language are for matrix units, which devices with them alone get.
             let units = text.contains("enable wgpu_cooperative_matrix;");
             for (number, line) in text.lines().enumerate() {
@@ -536,7 +558,7 @@ fn kernel_texts_hold_no_forbidden_words() {
         }
     }
     assert!(files > 20);
-    for spec in specs() {
+    for spec in specs().iter().filter(|s| !is_probe(s.kernel)) {
         for language in [Language::OpenCl, Language::Wgsl] {
             let text = without_comments(&spec.expand(language).unwrap());
             let units = spec.kernel.needs_matrix_units(language);

@@ -1,5 +1,7 @@
 //! Plans: memory of random graphs, sizes that change from run to run, lengths that only data tells, wrong input.
 
+#[path = "plans/costs.rs"]
+mod costs;
 #[path = "plans/joint.rs"]
 mod joint;
 #[path = "plans/known.rs"]

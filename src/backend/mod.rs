@@ -111,6 +111,13 @@ impl Caps {
         self.device.contains("Mali")
     }
 
+    /// Its name or that of its driver contains this text, ASCII case ignored.
+    pub fn is_called(&self, text: &str) -> bool {
+        let text = text.to_ascii_lowercase();
+        let names = [&self.device, &self.driver];
+        names.iter().any(|n| n.to_ascii_lowercase().contains(&text))
+    }
+
     /// A device that does not exist, for planning where there is no driver: a GPU that shares the host's memory, with
     /// limits that phones keep to, reached through OpenCL.
     pub fn neutral() -> Self {
@@ -347,6 +354,11 @@ pub trait Backend: Send {
 
     /// Running totals.
     fn stats(&self) -> Stats;
+
+    /// Names of what the driver offers beside the core of its API: extensions, features. For people, and for what [`Caps`] does not tell.
+    fn extensions(&self) -> Vec<String> {
+        Vec::new()
+    }
 }
 
 /// The backends compiled in.
@@ -527,16 +539,15 @@ pub(crate) fn choose(all: &[Caps], asked: Option<&str>) -> Result<usize, Backend
 
 /// Indices of the devices of this name, or where there is none, of those with this text in their names or drivers.
 fn named(all: &[Caps], text: &str) -> Vec<usize> {
-    let text = text.to_ascii_lowercase();
     let of = |holds: &dyn Fn(&Caps) -> bool| -> Vec<usize> {
         let found = all.iter().enumerate().filter(|(_, c)| holds(c));
         found.map(|(i, _)| i).collect()
     };
-    let same = of(&|c| c.device.to_ascii_lowercase() == text);
+    let same = of(&|c| c.device.eq_ignore_ascii_case(text));
     if !same.is_empty() {
         return same;
     }
-    of(&|c| c.device.to_ascii_lowercase().contains(&text) || c.driver.to_ascii_lowercase().contains(&text))
+    of(&|c| c.is_called(text))
 }
 
 #[cfg(all(test, any(feature = "opencl", feature = "wgpu")))]

@@ -88,4 +88,8 @@ impl Backend for SharedBackend {
     fn stats(&self) -> Stats {
         self.turn_anyway().stats()
     }
+
+    fn extensions(&self) -> Vec<String> {
+        self.turn_anyway().extensions()
+    }
 }

@@ -5,10 +5,12 @@ use super::load::load_model;
 use super::options::{ExecOptions, check_fits, from_one, from_zero};
 use super::output::{bar, note, put, put_json, table};
 use crate::error::{Error, Result};
-use crate::llm::load::{PlaceName, Purpose};
+use crate::llm::load::{Loaded, PlaceName, Purpose};
 use crate::llm::metrics::rate;
 use crate::llm::sampler::SplitMix64;
 use crate::llm::{Cancel, LanguageModel, ModelFolder};
+use crate::probe::{Probe, store};
+use crate::roofline::Work;
 use serde::Serialize;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -113,6 +115,12 @@ struct Line {
     decode_tokens_per_s: Option<f64>,
     min: f64,
     max: f64,
+    /// Tokens per second at the least time, where the device has been measured.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    most_tokens_per_s: Option<f64>,
+    /// Of that, what the median reaches.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    share_of_most: Option<f64>,
 }
 
 impl Line {
@@ -181,6 +189,8 @@ fn line(test: Test, speeds: &mut [f64]) -> Option<Line> {
         decode_tokens_per_s: matches!(test, Test::Decode(..)).then_some(median),
         min: *speeds.first()?,
         max: *speeds.last()?,
+        most_tokens_per_s: None,
+        share_of_most: None,
     })
 }
 
@@ -226,16 +236,45 @@ fn bench(
     Ok(lines)
 }
 
+/// Sets what `lines` reach of the speed at the least time ([`crate::roofline`]), by the stored probe of the device. Decoding is compared with a
+/// token in its middle.
+fn compare(lines: &mut [Line], tests: &[Test], loaded: &Loaded, probe: &Probe) -> Result<()> {
+    let peaks = probe.peaks();
+    for line in lines {
+        let Some(test) = tests.iter().find(|t| t.name() == line.test) else {
+            continue;
+        };
+        let costs = match *test {
+            Test::Prefill(n) => loaded.costs(n, 0)?,
+            Test::Decode(n, depth) => loaded.costs(1, depth + n / 2)?,
+        };
+        let Some(costs) = costs else { continue };
+        let tokens = if matches!(test, Test::Prefill(_)) {
+            test.tokens()
+        } else {
+            1
+        };
+        line.most_tokens_per_s = Work::new(line.test.clone(), Some(tokens), &costs, &peaks).most_tokens_per_s;
+        line.share_of_most = line.most_tokens_per_s.map(|most| line.median() / most);
+    }
+    Ok(())
+}
+
 fn text(name: &str, place: &PlaceName, lines: &[Line]) -> String {
-    let mut rows = vec![
-        ["model", "backend", "device", "test", "tokens/s", "min", "max"]
-            .map(str::to_owned)
-            .to_vec(),
-    ];
+    let compared = lines.iter().any(|l| l.most_tokens_per_s.is_some());
+    let mut titles = vec!["model", "backend", "device", "test", "tokens/s", "min", "max"];
+    if compared {
+        titles.extend(["at most", "share"]);
+    }
+    let mut rows = vec![titles.into_iter().map(str::to_owned).collect::<Vec<_>>()];
     rows.extend(lines.iter().map(|l| {
         let speeds = [l.median(), l.min, l.max].map(|s| format!("{s:.2}"));
         let names = [name, place.backend, &place.device, &l.test].map(str::to_owned);
-        names.into_iter().chain(speeds).collect()
+        let most = l.most_tokens_per_s.map(|s| format!("{s:.2}"));
+        let share = l.share_of_most.map(|s| format!("{:.1} %", 100.0 * s));
+        let most = [most, share].map(Option::unwrap_or_default);
+        let most = most.into_iter().filter(|_| compared);
+        names.into_iter().chain(speeds).chain(most).collect()
     }));
     table(&rows, 4)
 }
@@ -261,8 +300,17 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
         progress.inc(1);
     });
     progress.finish_and_clear();
-    let lines = lines?;
+    let mut lines = lines?;
     drop(generating);
+    if let Some(caps) = loaded.all.caps() {
+        match store::cache_folder().and_then(|cache| store::load(&cache, caps)) {
+            Some(probe) => compare(&mut lines, &tests, &loaded.all, &probe)?,
+            None => note(
+                &mut std::io::stderr(),
+                "note: `tlite devices --probe` measures the device; then this tells what share of its limit is reached",
+            ),
+        }
+    }
     let interrupted = cancel.is_cancelled();
     let end = if interrupted {
         Err(Error::Interrupted)

@@ -1,8 +1,10 @@
 //! `tlite devices`.
 
-use super::output::{put, put_json};
-use crate::backend::{self, BackendError, BackendKind, Caps, DeviceKind};
-use crate::error::Result;
+use super::output::{note, put, put_json};
+use crate::backend::{self, BackendError, BackendKind, Caps, DeviceKind, OpenOptions};
+use crate::error::{Error, Result, Stage};
+use crate::probe::{self, Probe, store};
+use crate::units::quantity;
 use serde::Serialize;
 use std::fmt::Write as _;
 
@@ -11,6 +13,13 @@ use std::fmt::Write as _;
 /// A backend without a driver is listed with the reason.
 #[derive(Debug, clap::Args)]
 pub struct Args {
+    /// Measure speed of memory, arithmetic and launches, some seconds for each device, and keep it for `tlite roofline`, `profile` and `bench`;
+    /// print extensions too
+    #[arg(long)]
+    probe: bool,
+    /// Only devices whose name or driver contains this text
+    #[arg(long, value_name = "SUBSTRING", requires = "probe")]
+    device: Option<String>,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -36,6 +45,13 @@ struct Row {
     matrix_units: bool,
     profiling: bool,
     priorities: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    extensions: Option<Vec<String>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    probe: Option<Probe>,
+    /// Why there is no probe though one was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    not_probed: Option<String>,
 }
 
 impl From<Caps> for Row {
@@ -58,6 +74,9 @@ impl From<Caps> for Row {
             matrix_units: caps.matrix_units,
             profiling: caps.profiling,
             priorities: caps.priorities,
+            extensions: None,
+            probe: None,
+            not_probed: None,
         }
     }
 }
@@ -83,6 +102,9 @@ fn host() -> Row {
         matrix_units: false,
         profiling: false,
         priorities: false,
+        extensions: None,
+        probe: None,
+        not_probed: None,
     }
 }
 
@@ -98,7 +120,11 @@ struct Report {
     absent: Vec<Absent>,
 }
 
-fn report(list: impl Fn(BackendKind) -> Result<Vec<Caps>, BackendError>) -> Report {
+/// The devices that `list` names, each as `row` makes it.
+fn report(
+    list: impl Fn(BackendKind) -> Result<Vec<Caps>, BackendError>,
+    row: &dyn Fn(BackendKind, Caps) -> Row,
+) -> Report {
     let mut report = Report {
         devices: Vec::new(),
         absent: Vec::new(),
@@ -107,7 +133,7 @@ fn report(list: impl Fn(BackendKind) -> Result<Vec<Caps>, BackendError>) -> Repo
         let why = match list(kind) {
             Ok(all) if all.is_empty() => "the driver has no device".to_owned(),
             Ok(all) => {
-                report.devices.extend(all.into_iter().map(Row::from));
+                report.devices.extend(all.into_iter().map(|caps| row(kind, caps)));
                 continue;
             }
             Err(BackendError::NoDriver { why, .. }) => why,
@@ -120,6 +146,96 @@ fn report(list: impl Fn(BackendKind) -> Result<Vec<Caps>, BackendError>) -> Repo
     }
     report.devices.push(host());
     report
+}
+
+/// A device with what is measured of it.
+fn probed(kind: BackendKind, caps: Caps) -> Row {
+    let mut row = Row::from(caps.clone());
+    match measured(kind, &caps) {
+        Ok((extensions, probe)) => {
+            row.extensions = Some(extensions);
+            row.probe = Some(probe);
+        }
+        Err(e) => row.not_probed = Some(chain(&e)),
+    }
+    row
+}
+
+/// An error with its causes.
+fn chain(e: &dyn std::error::Error) -> String {
+    let mut text = e.to_string();
+    let mut cause = e.source();
+    while let Some(e) = cause {
+        let _ok = write!(text, ": {e}");
+        cause = e.source();
+    }
+    text
+}
+
+/// Extensions of a device, and what is measured of it, which is stored.
+fn measured(kind: BackendKind, caps: &Caps) -> Result<(Vec<String>, Probe)> {
+    let failed = |e| Error::device(Stage::Run, format!("opening {}", caps.device), e);
+    let mut backend = backend::open(kind, &OpenOptions::of(Some(&caps.device))).map_err(failed)?;
+    if (&backend.caps().device, &backend.caps().driver) != (&caps.device, &caps.driver) {
+        let what = format!(
+            "{} of {} cannot be told from {} of {}",
+            caps.device,
+            caps.driver,
+            backend.caps().device,
+            backend.caps().driver
+        );
+        return Err(Error::other(Stage::Run, what));
+    }
+    note(&mut std::io::stderr(), &format!("measuring {}", caps.device));
+    let probe = probe::measure(backend.as_mut());
+    let probe = probe.map_err(|e| Error::device(Stage::Run, format!("measuring {}", caps.device), e))?;
+    let kept = match store::cache_folder() {
+        Some(cache) => store::save(&cache, backend.caps(), &probe),
+        None => Err(Error::other(Stage::Run, "neither XDG_CACHE_HOME nor HOME is set")),
+    };
+    match kept {
+        Ok(file) => note(&mut std::io::stderr(), &format!("wrote {}", file.display())),
+        Err(e) => note(
+            &mut std::io::stderr(),
+            &format!("note: what was measured cannot be kept: {}", chain(&e)),
+        ),
+    }
+    Ok((backend.extensions(), probe))
+}
+
+/// A line for each thing that was measured, or was not.
+fn probe_lines(probe: &Probe) -> Vec<(&'static str, String)> {
+    let rate = |value: Option<f64>, field: &str, unit: &str| match (value, probe.not_measured.get(field)) {
+        (Some(v), _) => quantity(v, unit),
+        (None, Some(why)) => why.clone(),
+        (None, None) => "not measured".to_owned(),
+    };
+    vec![
+        ("copy", quantity(probe.copy_bytes_per_s, "B/s")),
+        ("read, buffers", quantity(probe.read_bytes_per_s, "B/s")),
+        (
+            "read, images",
+            rate(probe.image_bytes_per_s, "image_bytes_per_s", "B/s"),
+        ),
+        ("f32", quantity(probe.f32_flops_per_s, "FLOP/s")),
+        ("f16", rate(probe.f16_flops_per_s, "f16_flops_per_s", "FLOP/s")),
+        (
+            "packed int8 dot",
+            rate(probe.int8_ops_per_s, "int8_ops_per_s", "OP/s"),
+        ),
+        (
+            "matrix units",
+            rate(probe.matrix_flops_per_s, "matrix_flops_per_s", "FLOP/s"),
+        ),
+        (
+            "launch",
+            format!(
+                "{}; times by the {}'s clock",
+                quantity(probe.launch_s, "s"),
+                probe.clock
+            ),
+        ),
+    ]
 }
 
 /// A number of bytes in the largest binary unit that keeps it exact enough to read.
@@ -170,6 +286,15 @@ impl Report {
                     if row.f16_math { "yes" } else { "no" }
                 );
             }
+            if let Some(extensions) = &row.extensions {
+                let _ok = writeln!(out, "  extensions: {}", extensions.join(", "));
+            }
+            for (name, value) in row.probe.iter().flat_map(probe_lines) {
+                let _ok = writeln!(out, "  measured {name}: {value}");
+            }
+            if let Some(why) = &row.not_probed {
+                let _ok = writeln!(out, "  not measured: {why}");
+            }
         }
         for absent in &self.absent {
             let _ok = writeln!(out, "{}: none: {}", absent.backend, absent.why);
@@ -180,7 +305,27 @@ impl Report {
 
 /// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
-    let report = report(backend::list);
+    let report = if args.probe {
+        let asked = args.device.as_deref();
+        let list = |kind| {
+            let mut all = backend::list(kind)?;
+            all.retain(|caps| asked.is_none_or(|a| caps.is_called(a)));
+            Ok(all)
+        };
+        let report = report(list, &probed);
+        if let (Some(asked), [_host]) = (asked, report.devices.as_slice()) {
+            let names: Vec<String> = [BackendKind::OpenCl, BackendKind::Wgpu]
+                .into_iter()
+                .flat_map(|kind| backend::list(kind).unwrap_or_default())
+                .map(|caps| caps.device)
+                .collect();
+            let what = format!("no device matches `{asked}`; found: {}", names.join(", "));
+            return Err(Error::usage("--device", what));
+        }
+        report
+    } else {
+        report(backend::list, &|_, caps| caps.into())
+    };
     let mut out = std::io::stdout().lock();
     if args.json {
         put_json(&mut out, &report)
@@ -229,7 +374,7 @@ mod tests {
 
     #[test]
     fn text_has_a_line_for_what_is_known() {
-        let text = report(lists).text();
+        let text = report(lists, &|_, caps| caps.into()).text();
         let start = "wgpu: Card\n  driver: drv 1\n  kind: discrete GPU\n  largest buffer: 4 GiB\n  largest view: 2.0 GiB\n  \
             view alignment: 32 B\n  work-group: 1024\n  local memory: 48 KiB\n  sub-group: 32\n  f16 arithmetic: yes\nhost: ";
         assert!(text.starts_with(start), "{text}");
@@ -238,7 +383,7 @@ mod tests {
 
     #[test]
     fn json_has_null_for_what_is_unknown() {
-        let json = serde_json::to_value(report(lists)).unwrap();
+        let json = serde_json::to_value(report(lists, &|_, caps| caps.into())).unwrap();
         assert_eq!(json["devices"][0]["backend"], "wgpu");
         assert_eq!(json["devices"][0]["kind"], "discrete");
         assert!(json["devices"][0]["memory_bytes"].is_null());
@@ -250,8 +395,46 @@ mod tests {
     }
 
     #[test]
+    fn a_probe_has_a_line_for_each_rate_or_the_reason() {
+        let probe = Probe {
+            version: probe::VERSION,
+            backend: "opencl".to_owned(),
+            device: "Card".to_owned(),
+            driver: "drv 1".to_owned(),
+            copy_bytes_per_s: 4.3e12,
+            read_bytes_per_s: 4.4e12,
+            image_bytes_per_s: None,
+            f32_flops_per_s: 60e12,
+            f16_flops_per_s: Some(1e12),
+            int8_ops_per_s: None,
+            matrix_flops_per_s: None,
+            launch_s: 4.1e-6,
+            clock: "device".to_owned(),
+            not_measured: [("int8_ops_per_s".to_owned(), "not offered: none".to_owned())].into(),
+        };
+        let row = |_, caps: Caps| Row {
+            probe: Some(probe.clone()),
+            extensions: Some(vec!["cl_a".to_owned(), "cl_b".to_owned()]),
+            ..Row::from(caps)
+        };
+        let text = report(lists, &row).text();
+        for line in [
+            "  extensions: cl_a, cl_b\n",
+            "  measured copy: 4.30 TB/s\n",
+            "  measured packed int8 dot: not offered: none\n",
+            "  measured matrix units: not measured\n",
+            "  measured launch: 4.10 us; times by the device's clock\n",
+        ] {
+            assert!(text.contains(line), "{line} in {text}");
+        }
+        let json = serde_json::to_value(report(lists, &row)).unwrap();
+        assert_eq!(json["devices"][0]["probe"]["read_bytes_per_s"], 4.4e12);
+        assert!(json["devices"][1].get("probe").is_none());
+    }
+
+    #[test]
     fn a_driver_without_devices_is_absent() {
-        let report = report(|_| Ok(Vec::new()));
+        let report = report(|_| Ok(Vec::new()), &|_, caps| caps.into());
         assert_eq!((report.devices.len(), report.absent.len()), (1, 2));
     }
 }

@@ -16,6 +16,8 @@ pub struct LoadedModel {
     pub model: Box<dyn LanguageModel>,
     /// Where it runs.
     pub place: PlaceName,
+    /// What it is one of.
+    pub all: Loaded,
 }
 
 /// Opens the device that `options` name; `None` is the host, of which standard error says so where it was not asked for.
@@ -79,6 +81,7 @@ pub fn load_model(folder: &ModelFolder, options: &LoadOptions, purpose: Purpose<
     Ok(LoadedModel {
         model: loaded.model()?,
         place: loaded.place(),
+        all: loaded,
     })
 }
 

@@ -17,6 +17,7 @@ mod output;
 mod perplexity;
 mod profile;
 mod quantize;
+mod roofline;
 mod run;
 mod sampling;
 mod template;
@@ -56,6 +57,7 @@ enum Command {
     Bench(bench::Args),
     Perplexity(perplexity::Args),
     Profile(profile::Args),
+    Roofline(roofline::Args),
     Inspect(inspect::Args),
     Run(Box<run::Args>),
     Cache(cache::Args),
@@ -75,6 +77,7 @@ pub fn run(cli: Cli) -> Result<()> {
         Command::Bench(args) => bench::run(&args, &interrupt),
         Command::Perplexity(args) => perplexity::run(&args, &interrupt),
         Command::Profile(args) => profile::run(&args),
+        Command::Roofline(args) => roofline::run(&args),
         Command::Inspect(args) => inspect::run(&args),
         Command::Run(args) => run::run(&args),
         Command::Cache(args) => cache::run(&args),

@@ -1,93 +1,125 @@
-//! `tlite profile`: device time by kernel, for one prefill and one decode run.
+//! `tlite profile`: device time by operator beside bytes, operations and the peaks of the device.
 
-use super::load::load;
-use super::options::{ExecOptions, from_one};
-use super::output::{put, put_json, table};
-use crate::error::{Error, Result};
+mod page;
+
+use super::load;
+use super::options::{ExecOptions, check_writable, from_one};
+use super::output::{note, put, put_json, table};
+use super::roofline::device;
+use super::run::made_up_inputs;
+use crate::backend::Caps;
+use crate::error::{Error, Result, Stage};
+use crate::executor::Timing;
+use crate::files::write_whole;
+use crate::graph::onnx;
+use crate::inspect::{self, model_file};
 use crate::llm::engine::DeviceModel;
-use crate::llm::load::Purpose;
+use crate::llm::load::{Loaded, Purpose};
 use crate::llm::{LanguageModel, ModelFolder};
+use crate::plan::NodeCost;
+use crate::roofline::Peaks;
+use crate::roofline::measured::{Measured, Profile, trace};
+use crate::runner::Runner;
+use crate::tensor::DType;
+use crate::units::{quantity, size_text};
+use serde::Serialize;
 use std::num::NonZeroUsize;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-/// Show where the device's time goes, by kernel
+/// Show where the device's time goes, by operator, and how near it comes to what the device can do
+///
+/// Times are those of the device's clock, of the fastest of some runs. Bytes and operations follow from the plan, as in `tlite roofline`; peaks are
+/// those of `tlite devices --probe`. A language model takes in a prompt and decodes; any other model runs once, with made up inputs.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Folder of the model
+    /// Folder with model.onnx, or an ONNX file
     model: PathBuf,
-    /// Tokens of the prefill run, at most one chunk
-    #[arg(long, value_name = "N", default_value = "128", value_parser = from_one, allow_negative_numbers = true)]
-    prefill: NonZeroUsize,
-    /// Tokens in the cache when the decode run starts
-    #[arg(long, value_name = "N", default_value = "128", value_parser = from_one, allow_negative_numbers = true)]
-    past: NonZeroUsize,
-    /// One JSON object
+    /// Tokens of the prefill run of a language model, at most one chunk [default: 128]
+    #[arg(long, value_name = "N", value_parser = from_one, allow_negative_numbers = true)]
+    prefill: Option<NonZeroUsize>,
+    /// Tokens in the cache when the decode run of a language model starts [default: 128]
+    #[arg(long, value_name = "N", value_parser = from_one, allow_negative_numbers = true)]
+    past: Option<NonZeroUsize>,
+    /// Sizes of any other model's inputs, as in batch=1,sequence=16; may be given several times
+    #[arg(long, value_name = "NAME=N,...")]
+    bind: Vec<String>,
+    /// List kernels in place of operators
+    #[arg(long, conflicts_with = "nodes")]
+    kernels: bool,
+    /// List nodes in place of operators
+    #[arg(long)]
+    nodes: bool,
+    /// Print one JSON object, with operators, kernels, nodes and commands
     #[arg(long)]
     json: bool,
+    /// Write the commands as trace events, for Perfetto or chrome://tracing
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
+    /// Write a page with a roofline picture
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
     #[command(flatten)]
     exec: ExecOptions,
 }
 
-/// Time of all dispatches of one kernel.
-#[derive(Debug, serde::Serialize)]
-struct Line {
-    run: &'static str,
-    kernel: String,
-    dispatches: usize,
-    microseconds: f64,
-}
+/// Runs of which the fastest counts; earlier ones warm the device up.
+const RUNS: usize = 5;
 
-#[derive(Debug, serde::Serialize)]
+/// What was measured of a model.
+#[derive(Debug, Serialize)]
 struct Report<'a> {
+    model: String,
     backend: &'a str,
     device: &'a str,
     driver: &'a str,
-    kernels: Vec<Line>,
+    peaks: Peaks,
+    runs: Vec<Profile>,
 }
 
-/// Times one run; earlier ones warm the device up.
-fn measure(model: &mut DeviceModel, run: &'static str, past: usize, tokens: usize) -> Result<Vec<Line>> {
-    const RUNS: usize = 5;
-    let mut logits = Vec::new();
-    let mut best: Option<Vec<Line>> = None;
+fn total(timings: &[Timing]) -> u64 {
+    timings.iter().map(|t| t.nanoseconds).sum()
+}
+
+fn fastest(mut run: impl FnMut() -> Result<Vec<Timing>>) -> Result<Vec<Timing>> {
+    let mut best: Option<Vec<Timing>> = None;
     for _ in 0..RUNS {
+        let timings = run()?;
+        if best.as_ref().is_none_or(|b| total(&timings) < total(b)) {
+            best = Some(timings);
+        }
+    }
+    best.ok_or_else(|| Error::other(Stage::Run, "nothing ran"))
+}
+
+/// Times one run of a decoder over `tokens` behind `past` others.
+fn measure(model: &mut DeviceModel, past: usize, tokens: usize) -> Result<Vec<Timing>> {
+    let mut logits = Vec::new();
+    fastest(|| {
         model.truncate(0);
         if past > 0 {
             model.forward(&vec![1; past], &mut logits)?;
         }
-        let mut lines: Vec<Line> = Vec::new();
-        for step in model.profile(&vec![1; tokens])? {
-            let kernel = step.kernel.unwrap_or_else(|| "host".to_owned());
-            #[expect(clippy::cast_precision_loss, reason = "a run takes far less than 2^52 ns")]
-            let time = step.nanoseconds as f64 / 1e3;
-            match lines.iter_mut().find(|l| l.kernel == kernel) {
-                Some(l) => {
-                    l.dispatches += 1;
-                    l.microseconds += time;
-                }
-                None => lines.push(Line {
-                    run,
-                    kernel,
-                    dispatches: 1,
-                    microseconds: time,
-                }),
-            }
-        }
-        let total = |l: &[Line]| l.iter().map(|l| l.microseconds).sum::<f64>();
-        if best.as_ref().is_none_or(|b| total(&lines) < total(b)) {
-            best = Some(lines);
-        }
-    }
-    let mut lines = best.unwrap_or_default();
-    lines.sort_by(|a, b| b.microseconds.total_cmp(&a.microseconds));
-    Ok(lines)
+        model.profile(&vec![1; tokens])
+    })
 }
 
-/// Runs the command.
-pub fn run(args: &Args) -> Result<()> {
-    let (prefill, past) = (args.prefill.get(), args.past.get());
+/// The costs of a run that is one run of a plan.
+fn costs(loaded: &Loaded, tokens: usize, past: usize) -> Result<Vec<NodeCost>> {
+    let runs = loaded.costs(tokens, past)?.unwrap_or_default();
+    Ok(runs.into_iter().flatten().collect())
+}
+
+fn decoder(args: &Args, peaks: &Peaks) -> Result<Vec<Profile>> {
+    if !args.bind.is_empty() {
+        return Err(Error::usage(
+            "--bind",
+            "the sizes of a language model are --prefill and --past",
+        ));
+    }
+    let usual = |n: Option<NonZeroUsize>| n.map_or(128, NonZeroUsize::get);
+    let (mut prefill, mut past) = (usual(args.prefill), usual(args.past));
     let folder = ModelFolder::holding("MODEL", &args.model, &[])?;
-    let loaded = load(
+    let loaded = load::load(
         &folder,
         &args.exec.load_options(),
         Purpose::Generation,
@@ -97,6 +129,12 @@ pub fn run(args: &Args) -> Result<()> {
         return Err(Error::usage("--backend", "the host has no kernels to time"));
     };
     let most = model.run_length();
+    if args.prefill.is_none() {
+        prefill = prefill.min(most);
+    }
+    if args.past.is_none() {
+        past = past.min(model.context().saturating_sub(1));
+    }
     if prefill > most {
         return Err(Error::usage(
             "--prefill",
@@ -109,48 +147,246 @@ pub fn run(args: &Args) -> Result<()> {
             format!("{past} tokens leave no room in a context of {}", model.context()),
         ));
     }
-    let mut lines = measure(&mut model, "prefill", 0, prefill)?;
-    lines.extend(measure(&mut model, "decode", past, 1)?);
-    let caps = model.caps().clone();
+    let timings = measure(&mut model, 0, prefill)?;
+    let first = Profile::new(
+        format!("prefill {prefill}"),
+        &timings,
+        &costs(&loaded, prefill, 0)?,
+        peaks,
+    );
+    let timings = measure(&mut model, past, 1)?;
+    let second = Profile::new(
+        format!("decode at {past}"),
+        &timings,
+        &costs(&loaded, 1, past)?,
+        peaks,
+    );
+    Ok(vec![first, second])
+}
+
+fn other(args: &Args, peaks: &Peaks) -> Result<Vec<Profile>> {
+    let decoders = [
+        ("--prefill", args.prefill.is_some()),
+        ("--past", args.past.is_some()),
+        ("--context", args.exec.context.is_some()),
+    ];
+    if let Some((option, _)) = decoders.into_iter().find(|(_, given)| *given) {
+        let what = format!("{} is no language model with a cache", args.model.display());
+        return Err(Error::usage(option, what));
+    }
+    let float = args.exec.on.storage(args.exec.float)?.unwrap_or(DType::F32);
+    let backend = load::open(&args.exec.on)?;
+    let graph = onnx::import(&model_file(&args.model)?)?;
+    let mut runner = Runner::of(graph, backend, float)?;
+    let given = made_up_inputs(&runner, &args.bind)?;
+    let bindings = runner.check(&given)?;
+    let timings = fastest(|| runner.profile(&given))?;
+    let costs = runner.plan().map(|p| p.costs(&bindings)).transpose()?;
+    Ok(vec![Profile::new(
+        "run".to_owned(),
+        &timings,
+        &costs.unwrap_or_default(),
+        peaks,
+    )])
+}
+
+/// An error where the device does not tell times of commands.
+fn check_times(caps: &Caps) -> Result<()> {
+    if caps.profiling {
+        return Ok(());
+    }
+    let what = format!(
+        "{} ({}, {}) does not measure the times of commands",
+        caps.device, caps.backend, caps.driver
+    );
+    Err(Error::usage("--device", what))
+}
+
+/// The cells of a table for some work.
+fn cells(m: &Measured) -> Vec<String> {
+    let percent = |share: f64| format!("{:.1} %", 100.0 * share);
+    let t = &m.work.total;
+    if t.launches == 0 {
+        let mut cells = vec![String::new(), quantity(m.seconds, "s"), percent(m.share)];
+        cells.resize(COLUMNS.len(), "-".to_owned());
+        return cells;
+    }
+    #[expect(clippy::cast_precision_loss, reason = "for people")]
+    let flops = t.flops as f64;
+    vec![
+        t.launches.to_string(),
+        quantity(m.seconds, "s"),
+        percent(m.share),
+        size_text(t.bytes()),
+        if t.flops == 0 {
+            "0".to_owned()
+        } else {
+            quantity(flops, "")
+        },
+        quantity(m.bytes_per_s, "B/s"),
+        percent(m.share_of_memory),
+        if t.flops == 0 {
+            "0".to_owned()
+        } else {
+            quantity(m.flops_per_s, "FLOP/s")
+        },
+        percent(m.share_of_arithmetic),
+        m.work.bound.name().to_owned(),
+        percent(m.share_of_least),
+    ]
+}
+
+const COLUMNS: [&str; 11] = [
+    "launches",
+    "time",
+    "share",
+    "bytes",
+    "FLOP",
+    "memory",
+    "of peak",
+    "arithmetic",
+    "of peak",
+    "bound",
+    "of limit",
+];
+
+fn header(first: [&str; 2]) -> Vec<String> {
+    first.into_iter().chain(COLUMNS).map(str::to_owned).collect()
+}
+
+fn text(report: &Report<'_>, args: &Args) -> String {
+    let p = &report.peaks;
+    let matrix = p.matrix_flops_per_s.map_or(String::new(), |v| {
+        format!(", matrix units {}", quantity(v, "FLOP/s"))
+    });
+    let mut out = format!(
+        "{} on {} ({}, {})\npeaks: memory {}, f32 {}{matrix}, a launch {}\n",
+        report.model,
+        report.device,
+        report.backend,
+        report.driver,
+        quantity(p.bytes_per_s, "B/s"),
+        quantity(p.f32_flops_per_s, "FLOP/s"),
+        quantity(p.launch_s, "s"),
+    );
+    for run in &report.runs {
+        out.push_str(&format!("\n{}: {}\n", run.name, quantity(run.seconds(), "s")));
+        if args.kernels {
+            let mut rows = vec![
+                ["kernel", "dispatches", "time", "share"]
+                    .map(str::to_owned)
+                    .to_vec(),
+            ];
+            rows.extend(run.kernels.iter().map(|k| {
+                let share = format!("{:.1} %", 100.0 * k.seconds / run.seconds().max(1e-9));
+                vec![
+                    k.kernel.clone(),
+                    k.dispatches.to_string(),
+                    quantity(k.seconds, "s"),
+                    share,
+                ]
+            }));
+            out.push_str(&table(&rows, 1));
+            continue;
+        }
+        let mut rows = Vec::new();
+        let left = if args.nodes {
+            rows.push(header(["node", "operator"]));
+            for l in &run.lines {
+                rows.push(
+                    [l.node.clone(), l.op.clone()]
+                        .into_iter()
+                        .chain(cells(&l.measured))
+                        .collect(),
+                );
+            }
+            2
+        } else {
+            rows.push(header(["operator", "nodes"]));
+            for k in &run.kinds {
+                rows.push(
+                    [k.op.clone(), k.nodes.to_string()]
+                        .into_iter()
+                        .chain(cells(&k.measured))
+                        .collect(),
+                );
+            }
+            1
+        };
+        let all = run.lines.len().to_string();
+        rows.push(
+            ["all".to_owned(), all]
+                .into_iter()
+                .chain(cells(&run.whole))
+                .collect(),
+        );
+        out.push_str(&table(&rows, left));
+    }
+    out
+}
+
+fn write(file: &Path, bytes: &[u8]) -> Result<()> {
+    write_whole(file, |out| out.write_all(bytes))?;
+    note(&mut std::io::stderr(), &format!("wrote {}", file.display()));
+    Ok(())
+}
+
+/// Runs the command.
+pub fn run(args: &Args) -> Result<()> {
+    for (option, file) in [("--trace", &args.trace), ("--html", &args.html)] {
+        if let Some(file) = file {
+            check_writable(option, file)?;
+        }
+    }
+    let decodes = inspect::is_decoder(&args.model)?;
+    let (caps, probe) = device(&args.exec)?;
+    check_times(&caps)?;
+    let peaks = probe.peaks();
+    let runs = if decodes {
+        decoder(args, &peaks)?
+    } else {
+        other(args, &peaks)?
+    };
+    let report = Report {
+        model: inspect::model_name(&args.model)?,
+        backend: caps.backend,
+        device: &caps.device,
+        driver: &caps.driver,
+        peaks,
+        runs,
+    };
+    if let Some(file) = &args.trace {
+        write(file, trace(&caps.device, &report.runs).to_string().as_bytes())?;
+    }
+    if let Some(file) = &args.html {
+        write(file, page::render(&report).as_bytes())?;
+    }
     let mut out = std::io::stdout().lock();
     if args.json {
-        let report = Report {
-            backend: caps.backend,
-            device: &caps.device,
-            driver: &caps.driver,
-            kernels: lines,
-        };
-        return put_json(&mut out, &report);
+        put_json(&mut out, &report)
+    } else {
+        put(&mut out, &text(&report, args))
     }
-    let mut rows = vec![
-        ["run", "kernel", "dispatches", "us", "share"]
-            .map(str::to_owned)
-            .to_vec(),
-    ];
-    for run in ["prefill", "decode"] {
-        let total: f64 = lines
-            .iter()
-            .filter(|l| l.run == run)
-            .map(|l| l.microseconds)
-            .sum();
-        for l in lines.iter().filter(|l| l.run == run) {
-            let share = format!("{:.1} %", 100.0 * l.microseconds / total.max(1e-9));
-            rows.push(vec![
-                run.to_owned(),
-                l.kernel.clone(),
-                l.dispatches.to_string(),
-                format!("{:.0}", l.microseconds),
-                share,
-            ]);
-        }
-        let dispatches: usize = lines.iter().filter(|l| l.run == run).map(|l| l.dispatches).sum();
-        rows.push(vec![
-            run.to_owned(),
-            "all".to_owned(),
-            dispatches.to_string(),
-            format!("{total:.0}"),
-            "100.0 %".to_owned(),
-        ]);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_without_times_is_named() {
+        let caps = Caps::neutral();
+        let e = check_times(&caps).unwrap_err();
+        assert!(
+            e.is_usage() && e.to_string().contains("none (opencl, none)"),
+            "{e}"
+        );
+        assert!(
+            check_times(&Caps {
+                profiling: true,
+                ..caps
+            })
+            .is_ok()
+        );
     }
-    put(&mut out, &table(&rows, 2))
 }

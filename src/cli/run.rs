@@ -15,6 +15,7 @@ use crate::inspect::model_file;
 use crate::placement::BackendChoice;
 use crate::runner::{Named, Runner, compare};
 use crate::tensor::{DType, HostTensor};
+pub use inputs::made_up_inputs;
 use inputs::{explained, inputs};
 use picture::PictureArgs;
 use report::{Compared, OnHost, Report, Value, shares, text};

@@ -14,6 +14,8 @@ use std::time::Instant;
 /// What one step of a run took.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Timing {
+    /// The dispatch, by index into [`Plan::steps`](crate::plan::Plan::steps); `None` for a node on the host.
+    pub step: Option<usize>,
     /// The kernel as its specialisation is shown; `None` for a node on the host.
     pub kernel: Option<String>,
     /// Names of the nodes of the model that the step computes.
@@ -143,8 +145,10 @@ impl Executor {
                     let times = executor.backend.profile(recording, launch);
                     let times = times.map_err(|e| Error::device(Stage::Run, "profiling", e))?;
                     let p = &executor.plans[plan].plan;
-                    let steps = p.steps.get(steps).unwrap_or_default();
-                    all.extend(steps.iter().zip(times).map(|(s, nanoseconds)| Timing {
+                    let dispatches = p.steps.get(steps.clone()).unwrap_or_default();
+                    let timed = steps.zip(dispatches).zip(times);
+                    all.extend(timed.map(|((step, s), nanoseconds)| Timing {
+                        step: Some(step),
                         kernel: Some(p.kernels[s.kernel].to_string()),
                         nodes: s.nodes.clone(),
                         nanoseconds,
@@ -155,6 +159,7 @@ impl Executor {
                     executor.run_on_host(plan, step)?;
                     let nodes = executor.plans[plan].plan.host.get(step);
                     all.push(Timing {
+                        step: None,
                         kernel: None,
                         nodes: nodes.map(|s| s.nodes.clone()).unwrap_or_default(),
                         nanoseconds: u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX),

@@ -197,6 +197,11 @@ pub fn model_file(path: &Path) -> Result<PathBuf> {
     ))
 }
 
+/// The name of a model: of its folder, or of the file. A usage error where there is no such file.
+pub fn model_name(path: &Path) -> Result<String> {
+    Ok(named(path, &model_file(path)?))
+}
+
 fn named(path: &Path, file: &Path) -> String {
     let whole = path.canonicalize().unwrap_or_else(|_| path.to_owned());
     let name = if path.is_dir() {
@@ -240,6 +245,12 @@ struct Planned {
     symbols: Symbols,
     prepared: Prepared,
     plans: Vec<Plan>,
+}
+
+/// True for a decoder, in a folder with `model.onnx` or in a file. A usage error where there is no such file.
+pub fn is_decoder(path: &Path) -> Result<bool> {
+    let graph = import_with(&model_file(path)?, ImportOptions { absent_weights: true })?;
+    Ok(Decoder::is_form_of(&graph))
 }
 
 /// The plans of the model in `path`: one, or for a decoder those of prefill and decode. Errors are those of [`inspect`].

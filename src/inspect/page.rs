@@ -245,11 +245,12 @@ fn embedded(value: &Value) -> String {
         .replace('&', "\\u0026")
 }
 
-/// Text between tags.
-fn escaped(text: &str) -> String {
+/// Text between tags or in an attribute.
+pub(crate) fn escaped(text: &str) -> String {
     text.replace('&', "&amp;")
         .replace('<', "&lt;")
         .replace('>', "&gt;")
+        .replace('"', "&quot;")
 }
 
 /// The page, whole.

@@ -3,6 +3,7 @@
 //! The graph is one that takes `input_ids [batch, sequence]`, perhaps `position_ids` and `attention_mask`, and returns `logits`;
 //! every other input must have become state (pass `kv_cache`). One sequence is run (`batch = 1`).
 
+mod cost;
 mod host;
 mod loaded;
 mod memory;
@@ -371,6 +372,19 @@ impl Decoder {
         b
     }
 
+    /// The plan of a run over `tokens` behind `past` others, where no logits but the last are wanted, and the values of its symbols. `short`: as in
+    /// [`DeviceModel`].
+    fn run_of(&self, short: Option<(usize, i64)>, tokens: usize, past: usize) -> (usize, Bindings) {
+        let mut bindings = self.bindings(tokens, past);
+        if tokens != 1 {
+            return (PREFILL, bindings);
+        }
+        bindings.remove(&self.sequence);
+        let past = i64::try_from(past).unwrap_or(i64::MAX);
+        let short = short.filter(|(_, most)| past <= *most);
+        (short.map_or(DECODE, |(plan, _)| plan), bindings)
+    }
+
     /// What the plans of prefill and decode (one token a run) are made for.
     pub fn options(&self, lengths: &Lengths) -> [Options; 2] {
         let Lengths {
@@ -506,6 +520,7 @@ fn check_rows(tokens: usize, rows: usize) -> Result<()> {
 }
 
 /// The plans of a [`DeviceModel`]; two of its fields say which is which.
+#[derive(Debug)]
 struct DevicePlans {
     plans: Vec<Plan>,
     verify: Option<usize>,
@@ -591,24 +606,16 @@ impl DeviceModel {
     }
 
     fn prepare(&mut self, tokens: &[u32], wanted: Rows) -> Result<(usize, Bindings)> {
-        let past = i64::try_from(self.len).unwrap_or(i64::MAX);
         let verify = self
             .verify
-            .filter(|_| wanted == Rows::All && tokens.len() <= self.lengths.rows);
-        let short = self.short_decode.filter(|(_, most)| past <= *most);
-        let plan = match tokens.len() {
-            1 => short.map_or(DECODE, |(plan, _)| plan),
-            _ => verify.unwrap_or(PREFILL),
-        };
+            .filter(|_| wanted == Rows::All && (2..=self.lengths.rows).contains(&tokens.len()));
+        let (mut plan, mut bindings) = self.decoder.run_of(self.short_decode, tokens.len(), self.len);
+        if let (Some(verify), Some(rows)) = (verify, &self.decoder.rows) {
+            plan = verify;
+            bindings.set(rows, i64::try_from(tokens.len()).unwrap_or(i64::MAX));
+        }
         for (name, tensor) in self.decoder.inputs(tokens, self.len)? {
             self.executor.write(plan, name, &tensor)?;
-        }
-        let mut bindings = self.decoder.bindings(tokens.len(), self.len);
-        if tokens.len() == 1 {
-            bindings = Bindings::new();
-            bindings.set(&self.decoder.past, past);
-        } else if let Some(rows) = self.decoder.rows.as_ref().filter(|_| verify == Some(plan)) {
-            bindings.set(rows, i64::try_from(tokens.len()).unwrap_or(i64::MAX));
         }
         Ok((plan, bindings))
     }

@@ -1,18 +1,19 @@
 //! Loading a decoder for where it is to run.
 
 use super::engine::{
-    Decoder, DecoderMemory, DeviceDecoder, DeviceModel, HostModel, Lengths, Logits, PADDING, Watch,
+    Decoder, DecoderMemory, DeviceDecoder, DeviceModel, HostModel, Lengths, Logits, PADDING, Planned, Watch,
 };
 use super::folder::ModelFolder;
-use crate::backend::Stats;
+use crate::backend::{Caps, Stats};
 use crate::error::{Error, Result, Stage};
 use crate::graph::onnx::ImportOptions;
 use crate::graph::pass::{FUSE, GREEDY, KV_Q8, Pipeline};
 use crate::graph::{Graph, State, onnx};
 use crate::placement::{BackendChoice, Opened, Placement};
+use crate::plan::NodeCost;
 use crate::tensor::DType;
 use std::ops::RangeInclusive;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
 
@@ -202,13 +203,7 @@ impl Loaded {
         hear: &mut dyn FnMut(Loading<'_>),
     ) -> Result<Self> {
         options.check()?;
-        let path = folder.onnx();
-        if !path.is_file() {
-            return Err(Error::usage(
-                "MODEL",
-                format!("there is no file {}", path.display()),
-            ));
-        }
+        let path = model_file(folder)?;
         let context = folder.context(options.context)?;
         let mut notes = Vec::new();
         let backend = match options.place.open()? {
@@ -227,32 +222,15 @@ impl Loaded {
                 if options.kv == KvType::Q8 {
                     notes.push("note: --kv q8 has no effect on the host".to_owned());
                 }
-                let decoder = decoder(&path, &Pipeline::host(), options, purpose)?;
+                let weights = ImportOptions::default();
+                let decoder = decoder(&path, weights, &Pipeline::host(), options, purpose)?;
                 let decoder = Arc::new(windowed(decoder, folder, context, &mut notes)?);
                 let engine = Engine::Host { decoder, context };
                 return Ok(Self { engine, notes });
             }
         };
-        let mut pipeline = Pipeline::standard().on(backend.caps());
-        options.kv.store(&mut pipeline);
-        if options.greedy && purpose == Purpose::Generation {
-            pipeline.passes.push(GREEDY);
-        }
-        let mut decoder = decoder(&path, &pipeline, options, purpose)?;
-        if let Some(float) = options.float {
-            decoder = decoder.stored_in(float);
-        }
-        if options.kv == KvType::Q8 {
-            notes.extend(kept_floats(decoder.graph()));
-        }
-        let decoder = windowed(decoder, folder, context, &mut notes)?;
-        let drafts = purpose == Purpose::Generation && options.drafts > 0;
-        let lengths = Lengths {
-            padding: options.padding,
-            rows: if drafts { options.drafts + 1 } else { 0 },
-            ..Lengths::of(context).on(backend.caps())
-        };
-        let planned = decoder.plan_for(backend.caps(), &lengths, options.context.is_none())?;
+        let weights = ImportOptions::default();
+        let (decoder, planned) = prepared(folder, options, purpose, backend.caps(), weights, &mut notes)?;
         let memory = planned.memory();
         if memory.context < context {
             notes.push(format!(
@@ -309,6 +287,22 @@ impl Loaded {
         }
     }
 
+    /// As [`super::engine::Planned::costs`]; `None` on the host.
+    pub fn costs(&self, tokens: usize, past: usize) -> Result<Option<Vec<Vec<NodeCost>>>> {
+        match &self.engine {
+            Engine::Device(decoder) => decoder.costs(tokens, past).map(Some),
+            Engine::Host { .. } => Ok(None),
+        }
+    }
+
+    /// What the device offers; `None` on the host.
+    pub fn caps(&self) -> Option<&Caps> {
+        match &self.engine {
+            Engine::Device(decoder) => Some(decoder.caps()),
+            Engine::Host { .. } => None,
+        }
+    }
+
     /// A model with an empty cache.
     pub fn model(&self) -> Result<Box<dyn Watch + Send>> {
         Ok(match &self.engine {
@@ -353,6 +347,80 @@ fn windowed(
     Ok(decoder)
 }
 
+/// `model.onnx` of a folder; a usage error where it is not there.
+fn model_file(folder: &ModelFolder) -> Result<PathBuf> {
+    let path = folder.onnx();
+    if path.is_file() {
+        return Ok(path);
+    }
+    Err(Error::usage(
+        "MODEL",
+        format!("there is no file {}", path.display()),
+    ))
+}
+
+/// A decoder with its plans for a device of these capabilities, and what there is to note.
+fn prepared(
+    folder: &ModelFolder,
+    options: &LoadOptions,
+    purpose: Purpose<'_>,
+    caps: &Caps,
+    weights: ImportOptions,
+    notes: &mut Vec<String>,
+) -> Result<(Decoder, Planned)> {
+    let context = folder.context(options.context)?;
+    let mut pipeline = Pipeline::standard().on(caps);
+    options.kv.store(&mut pipeline);
+    if options.greedy && purpose == Purpose::Generation {
+        pipeline.passes.push(GREEDY);
+    }
+    let mut decoder = decoder(&model_file(folder)?, weights, &pipeline, options, purpose)?;
+    if let Some(float) = options.float {
+        decoder = decoder.stored_in(float);
+    }
+    if options.kv == KvType::Q8 {
+        notes.extend(kept_floats(decoder.graph()));
+    }
+    let decoder = windowed(decoder, folder, context, notes)?;
+    let drafts = purpose == Purpose::Generation && options.drafts > 0;
+    let lengths = Lengths {
+        padding: options.padding,
+        rows: if drafts { options.drafts + 1 } else { 0 },
+        ..Lengths::of(context).on(caps)
+    };
+    let planned = decoder.plan_for(caps, &lengths, options.context.is_none())?;
+    Ok((decoder, planned))
+}
+
+/// A decoder planned as [`Loaded::new`] would for a device of these capabilities, without its weights and without the device: for reports.
+#[derive(Debug)]
+pub struct PlannedDecoder {
+    decoder: Decoder,
+    planned: Planned,
+}
+
+impl PlannedDecoder {
+    /// Plans `model.onnx` of `folder` for generation. Usage errors are those of [`Loaded::new`].
+    pub fn new(folder: &ModelFolder, options: &LoadOptions, caps: &Caps) -> Result<Self> {
+        options.check()?;
+        let weights = ImportOptions { absent_weights: true };
+        // A report is about work, not about answers.
+        let mut unsaid = Vec::new();
+        let (decoder, planned) = prepared(folder, options, Purpose::Generation, caps, weights, &mut unsaid)?;
+        Ok(Self { decoder, planned })
+    }
+
+    /// Tokens that the cache has room for.
+    pub fn context(&self) -> usize {
+        self.planned.memory().context
+    }
+
+    /// As [`Planned::costs`].
+    pub fn costs(&self, tokens: usize, past: usize) -> Result<Vec<Vec<NodeCost>>> {
+        self.planned.costs(&self.decoder, tokens, past)
+    }
+}
+
 /// Says how many caches keep their floats, where any do.
 fn kept_floats(graph: &Graph) -> Option<String> {
     let floats = |s: &&State| graph.fact(s.input).is_ok_and(|f| f.dtype.is_float());
@@ -366,8 +434,14 @@ fn kept_floats(graph: &Graph) -> Option<String> {
 }
 
 /// Reads a decoder. A usage error, which says what is missing, for a model that is none.
-fn decoder(path: &Path, pipeline: &Pipeline, options: &LoadOptions, purpose: Purpose<'_>) -> Result<Decoder> {
-    let graph = onnx::import(path)?;
+fn decoder(
+    path: &Path,
+    weights: ImportOptions,
+    pipeline: &Pipeline,
+    options: &LoadOptions,
+    purpose: Purpose<'_>,
+) -> Result<Decoder> {
+    let graph = onnx::import_with(path, weights)?;
     let decoder = Decoder::watching(graph, purpose.watched(), pipeline, purpose.logits(options));
     decoder.map_err(|e| match e {
         // Once it is read, this stage is the search for the inputs and outputs of a decoder.

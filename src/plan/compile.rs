@@ -2,6 +2,7 @@
 
 use super::arena::Arena;
 use super::bind::Formulas;
+use super::cost::Work;
 use super::lower::{Collected, Field, LowerCx};
 use super::steps::Build;
 use super::{Condition, NoPadding, Options, Padding, Plan, Port, Segment, StateSlot, dim_error, order};
@@ -475,6 +476,7 @@ impl<'a> Compiler<'a> {
             .finish(live, &conditions, params_bytes, steps.len())
             .map_err(|e| dim_error(&e))?;
         let mut memory = arena.report.clone();
+        let work = Work::new(&self, &arena, &steps, &kernels);
         let states = self.states()?;
         memory.states = states.iter().map(|s| s.bytes).sum();
         Ok(Plan {
@@ -498,6 +500,7 @@ impl<'a> Compiler<'a> {
             conditions,
             host_values,
             formulas,
+            work,
         })
     }
 

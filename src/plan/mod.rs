@@ -6,6 +6,7 @@
 mod arena;
 pub mod bind;
 mod compile;
+mod cost;
 pub mod host;
 pub mod lower;
 pub mod memory;
@@ -14,6 +15,7 @@ mod steps;
 pub mod text;
 
 pub use bind::Bound;
+pub use cost::{Arithmetic, CommandCost, NodeCost};
 pub use host::{HostRead, HostStep, HostWork};
 
 use crate::backend::kernel::{FieldTy, KernelSpec};
@@ -322,6 +324,7 @@ pub struct Plan {
     /// Number of values on the host.
     host_values: usize,
     formulas: bind::Formulas,
+    work: cost::Work,
 }
 
 impl Plan {

@@ -2,6 +2,7 @@
 //! several executors use one after another.
 #![allow(dead_code, reason = "each test file uses a part")]
 
+pub mod browser;
 #[allow(clippy::result_large_err, reason = "the library's error, on no hot path")]
 pub mod gguf;
 pub mod hugging_face;

@@ -162,6 +162,13 @@ pub(super) fn platform_text(platform: cl_platform_id, name: u32) -> String {
         .map_or_else(|code| Code(code).to_string(), |bytes| text(&bytes))
 }
 
+/// Names of a device's extensions; none where the driver does not say.
+pub(super) fn extensions(device: DeviceHandle) -> Vec<String> {
+    let all = device.info(api::CL_DEVICE_EXTENSIONS).map(|b| text(&b));
+    let all = all.unwrap_or_default();
+    all.split_whitespace().map(str::to_owned).collect()
+}
+
 /// Why a device cannot be used.
 #[derive(Debug, thiserror::Error)]
 enum Unfit {

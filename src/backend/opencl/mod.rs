@@ -17,8 +17,8 @@ mod units;
 
 use super::kernel::KernelSpec;
 use super::{
-    Backend, BackendError, BufferId, Caps, Command, KernelId, Launch, OpenOptions, Priority, RecordingId, Stats,
-    View, choose,
+    Backend, BackendError, BufferId, Caps, Command, KernelId, Launch, OpenOptions, Priority, RecordingId,
+    Stats, View, choose,
 };
 use crate::cache::Store;
 use crate::parallel;
@@ -491,6 +491,10 @@ impl Backend for OpenCl {
 
     fn stats(&self) -> Stats {
         self.stats
+    }
+
+    fn extensions(&self) -> Vec<String> {
+        device::extensions(self.device)
     }
 }
 

@@ -40,6 +40,8 @@ pub struct Wgpu {
     device: ::wgpu::Device,
     queue: ::wgpu::Queue,
     caps: Caps,
+    /// Names of the adapter's features.
+    features: Vec<String>,
     fault: Arc<Mutex<Fault>>,
     buffers: HashMap<u32, ::wgpu::Buffer>,
     next_buffer: u32,
@@ -172,7 +174,8 @@ impl Wgpu {
         let (Some(adapter), Some(caps)) = (adapters.get(chosen), all.into_iter().nth(chosen)) else {
             return Err(driver("choose adapter", "index out of range"));
         };
-        let mut required_features = adapter.features() & ::wgpu::Features::TIMESTAMP_QUERY;
+        let usual = ::wgpu::Features::TIMESTAMP_QUERY | ::wgpu::Features::SHADER_F16;
+        let mut required_features = adapter.features() & usual;
         let keeps_pipelines = adapter.features().contains(::wgpu::Features::PIPELINE_CACHE);
         if options.cache.is_some() {
             required_features |= adapter.features() & ::wgpu::Features::PIPELINE_CACHE;
@@ -209,6 +212,11 @@ impl Wgpu {
             device,
             queue,
             caps,
+            features: adapter
+                .features()
+                .iter_names()
+                .map(|(name, _)| name.to_owned())
+                .collect(),
             fault,
             buffers: HashMap::new(),
             next_buffer: 0,
@@ -562,6 +570,10 @@ impl Backend for Wgpu {
 
     fn stats(&self) -> Stats {
         self.stats
+    }
+
+    fn extensions(&self) -> Vec<String> {
+        self.features.clone()
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::shape_text;
 use crate::graph::onnx::quantize::{Options, Quantized, Summary};
-use crate::inspect::page::CSS;
+use crate::inspect::page::{CSS, escaped};
 use crate::quant::{Bits, Integers, Method};
 use crate::units::size_text;
 use std::fmt::Write;
@@ -20,13 +20,6 @@ svg .int { fill: var(--soft); } svg .written { fill: none; stroke: var(--ink); s
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; } td, th { padding: .15rem .8rem .15rem 0; text-align: right; }
 td:first-child, th:first-child { text-align: left; }
 ";
-
-fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;")
-        .replace('<', "&lt;")
-        .replace('>', "&gt;")
-        .replace('"', "&quot;")
-}
 
 /// The page for what was made of `model`.
 pub fn page(model: &Path, options: &Options, s: &Summary) -> String {

@@ -11,6 +11,9 @@ use crate::tensor::HostTensor;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
+/// The option that gives sizes.
+const BIND: &str = "--bind";
+
 /// Inputs from files, then made up ones.
 pub fn inputs(args: &Args, runner: &Runner) -> Result<Vec<(Named, Option<PathBuf>)>> {
     let options = args.picture.options();
@@ -30,19 +33,36 @@ pub fn inputs(args: &Args, runner: &Runner) -> Result<Vec<(Named, Option<PathBuf
     if !args.random {
         return Ok(out);
     }
-    let mut bindings = parse_bind(&args.bind)?;
+    let made = made_up_beside(runner, ("--random", &args.bind), args.seed, &out)?;
+    out.extend(made.into_iter().map(|t| (t, None)));
+    Ok(out)
+}
+
+/// Made up inputs of the sizes of `bind`, the texts of an option `--bind`. Usage errors: a size that no input has; sizes that nothing gives.
+pub fn made_up_inputs(runner: &Runner, bind: &[String]) -> Result<Vec<Named>> {
+    made_up_beside(runner, (BIND, bind), 0, &[])
+}
+
+/// The inputs that are not among those `given`; `option` is named where sizes are missing.
+fn made_up_beside(
+    runner: &Runner,
+    (option, bind): (&str, &[String]),
+    seed: u64,
+    given: &[(Named, Option<PathBuf>)],
+) -> Result<Vec<Named>> {
+    let mut bindings = parse_bind(bind)?;
     let mut known_symbols = BTreeSet::new();
     let dims = runner.inputs().flat_map(|(_, f)| &f.shape.0);
     dims.for_each(|d| d.symbols(&mut known_symbols));
     if let Some((s, _)) = bindings.iter().find(|(s, _)| !known_symbols.contains(*s)) {
         let list: Vec<&str> = known_symbols.iter().map(Symbol::name).collect();
         let what = format!("no input has the size {s}; there are {}", list.join(", "));
-        return Err(Error::usage("--bind", what));
+        return Err(Error::usage(BIND, what));
     }
-    bind_files(runner, &out, &mut bindings);
+    bind_files(runner, given, &mut bindings);
     let missing: Vec<(&str, &Fact)> = runner
         .inputs()
-        .filter(|(n, _)| out.iter().all(|((o, _), _)| o != n))
+        .filter(|(n, _)| given.iter().all(|((o, _), _)| o != n))
         .collect();
     let mut symbols: BTreeSet<Symbol> = BTreeSet::new();
     missing
@@ -55,12 +75,13 @@ pub fn inputs(args: &Args, runner: &Runner) -> Result<Vec<(Named, Option<PathBuf
             "the inputs have sizes that nothing gives; {}",
             sizes_to_try(runner, &symbols, &bindings)
         );
-        return Err(Error::usage("--random", what));
+        return Err(Error::usage(option, what));
     }
-    let mut random = SplitMix64::new(args.seed);
+    let mut random = SplitMix64::new(seed);
+    let mut out = Vec::with_capacity(missing.len());
     for (name, fact) in missing {
         let shape = shape_at(name, &fact.shape, &bindings)?;
-        out.push(((name.to_owned(), made_up(name, fact, &shape, &mut random)?), None));
+        out.push((name.to_owned(), made_up(name, fact, &shape, &mut random)?));
     }
     Ok(out)
 }

@@ -8,6 +8,7 @@
 //! ([`LowerCx::ring`]).
 
 use super::case::{Case, input};
+use super::sizes::Sizes;
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, operand, own};
 use crate::backend::kernel::Kernel;
 use crate::backend::{Caps, DeviceKind};
@@ -100,6 +101,14 @@ impl Attention {
             softcap: 0.0,
             window: None,
         }
+    }
+
+    /// Keys that a run reads: those that a query of it sees, whatever the mask says.
+    fn keys_read(&self, sizes: &Sizes) -> u64 {
+        let axis = |i: usize| sizes.input(i).get(1).copied().unwrap_or(0);
+        let (queries, keys) = (axis(0), axis(1));
+        let window = self.window.and_then(|w| u64::try_from(w).ok());
+        window.map_or(keys, |w| keys.min(w.saturating_add(queries.saturating_sub(1))))
     }
 
     /// A score as the softmax takes it, but for the mask.
@@ -238,6 +247,26 @@ impl Op for Attention {
 
     fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
         self.emit(cx, Rows::Floats)
+    }
+
+    fn flops(&self, sizes: &Sizes) -> u64 {
+        let [b, s, heads, d] = sizes.input(0) else {
+            return sizes.results();
+        };
+        let keys = self.keys_read(sizes);
+        // A product for the score of each key, one for its part of the result.
+        [*b, *s, *heads, *d, keys, 4]
+            .into_iter()
+            .fold(1, u64::saturating_mul)
+    }
+
+    fn elements_read(&self, input: usize, sizes: &Sizes) -> u64 {
+        let all = sizes.input_elements(input);
+        let [_, rows, ..] = sizes.input(1) else { return all };
+        match input {
+            1 | 2 => all / (*rows).max(1) * self.keys_read(sizes),
+            _ => all,
+        }
     }
 }
 

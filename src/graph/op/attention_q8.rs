@@ -4,6 +4,7 @@
 use super::attention::{Attention, Rows, check};
 use super::case::{Case, given, input};
 use super::kv_append_q8::{KvAppendQ8, decode, words};
+use super::sizes::Sizes;
 use super::{InferCx, Inputs, Op, OpDef, OpError, OpResult, never_in_files, operand};
 use crate::plan::lower::LowerCx;
 use crate::shape::{Fact, Shape};
@@ -65,6 +66,14 @@ impl Op for AttentionQ8 {
 
     fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
         self.attention.emit(cx, Rows::Words)
+    }
+
+    fn flops(&self, sizes: &Sizes) -> u64 {
+        self.attention.flops(sizes)
+    }
+
+    fn elements_read(&self, input: usize, sizes: &Sizes) -> u64 {
+        self.attention.elements_read(input, sizes)
     }
 }
 

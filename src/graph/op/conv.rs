@@ -6,6 +6,7 @@
 mod tiled;
 
 use super::case::{Case, input};
+use super::sizes::Sizes;
 use super::window::{self, AutoPad, Axis, Line, Window};
 use super::{Attributes, InferCx, Inputs, MOST_LOOPS, Op, OpDef, OpError, OpResult, onnx, operand};
 use crate::backend::kernel::Kernel;
@@ -216,6 +217,10 @@ impl Op for Conv {
             return Ok(());
         }
         emit(cx, &lines, self.group, rows, channels, false)
+    }
+
+    fn flops(&self, sizes: &Sizes) -> u64 {
+        sizes.convolution()
     }
 }
 

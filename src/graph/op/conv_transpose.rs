@@ -6,6 +6,7 @@
 
 use super::case::{Case, input};
 use super::conv::{self, add_bias, floats, group, kernel, parts, sizes};
+use super::sizes::Sizes;
 use super::window::{self, AutoPad, Axis, Window, list};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, onnx, operand};
 use crate::plan::lower::LowerCx;
@@ -197,6 +198,14 @@ impl Op for ConvTranspose {
             &channels,
             true,
         )
+    }
+
+    fn flops(&self, sizes: &Sizes) -> u64 {
+        let taps = sizes.input(1).get(1..).unwrap_or_default();
+        taps.iter()
+            .fold(sizes.input_elements(0).saturating_mul(2), |n, d| {
+                n.saturating_mul(*d)
+            })
     }
 }
 

@@ -8,6 +8,7 @@ use super::case::{Case, input};
 use super::conv::Conv;
 use super::matmul::MatMul;
 use super::pointwise::{self, Binary, Expr, Pointwise, Unary};
+use super::sizes::Sizes;
 use super::window::{AutoPad, Window};
 use super::{InferCx, Inputs, Op, OpDef, OpError, OpResult, never_in_files};
 use crate::backend::epilogue::MAX_OPERANDS;
@@ -113,6 +114,23 @@ impl Op for Fused {
 
     fn keeps_precision(&self) -> bool {
         self.base.keeps_precision()
+    }
+
+    fn flops(&self, sizes: &Sizes) -> u64 {
+        let own = sizes.inputs.get(..self.inputs).unwrap_or(&sizes.inputs).to_vec();
+        let base = Sizes {
+            inputs: own,
+            outputs: sizes.outputs.clone(),
+        };
+        self.base.flops(&base).saturating_add(self.function.flops(sizes))
+    }
+
+    fn elements_read(&self, input: usize, sizes: &Sizes) -> u64 {
+        if input < self.inputs {
+            self.base.elements_read(input, sizes)
+        } else {
+            sizes.input_elements(input)
+        }
     }
 }
 

@@ -6,6 +6,7 @@ use super::case::{Case, constant, input};
 use super::matmul_e0m::{
     STRETCH, format_defines, import_format, packed_case, packed_parts, packed_size, scale_pairs,
 };
+use super::sizes::Sizes;
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, operand, own};
 use crate::backend::kernel::Kernel;
 use crate::plan::lower::{Call, LowerCx};
@@ -81,6 +82,20 @@ impl Op for GatherE0m {
             cx.emit(call)?;
         }
         Ok(())
+    }
+
+    fn flops(&self, sizes: &Sizes) -> u64 {
+        sizes.results().saturating_mul(2)
+    }
+
+    fn elements_read(&self, input: usize, sizes: &Sizes) -> u64 {
+        let all = sizes.input_elements(input);
+        let columns = sizes.input(1).last().copied().unwrap_or(1).max(1);
+        if input == 0 {
+            all
+        } else {
+            all.min((all / columns).saturating_mul(sizes.input_elements(0)))
+        }
     }
 }
 

@@ -6,6 +6,7 @@
 use super::case::{Case, input};
 use super::conv::floats;
 use super::conv_transpose::transposed;
+use super::sizes::Sizes;
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, onnx, operand, pointwise};
 use crate::shape::{Fact, Shape};
 use crate::tensor::{HostTensor, product};
@@ -95,6 +96,13 @@ impl Op for Gemm {
             }
         }
         Ok(vec![HostTensor::from_floats(a.dtype(), &[*m, *n], &y)?])
+    }
+
+    fn flops(&self, sizes: &Sizes) -> u64 {
+        let [first, .., last] = sizes.input(0) else {
+            return sizes.results();
+        };
+        sizes.multiply_adds(if self.trans_a { *first } else { *last })
     }
 }
 

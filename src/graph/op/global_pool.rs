@@ -4,6 +4,7 @@
 use super::case::{Case, input};
 use super::pool::{power, root};
 use super::reduce::{self, Kind};
+use super::sizes::Sizes;
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, onnx, operand};
 use crate::plan::lower::LowerCx;
 use crate::shape::{Dim, Fact, Shape};
@@ -93,6 +94,10 @@ impl Op for GlobalPool {
             Self::Lp { p } => return Err(OpError::NoKernel(format!("the {p}-norm of all spatial axes"))),
         };
         reduce::emit(cx, kind, &x, &(2..x.shape.rank()).collect::<Vec<_>>())
+    }
+
+    fn flops(&self, sizes: &Sizes) -> u64 {
+        sizes.input_elements(0)
     }
 }
 

@@ -7,6 +7,7 @@
 
 use super::case::{Case, constant, input};
 use super::matmul_e0m::{MatMulE0m, Weights, packed_case, packed_size, rows};
+use super::sizes::Sizes;
 use super::{InferCx, Inputs, Op, OpDef, OpError, OpResult, never_in_files};
 use crate::plan::lower::{LowerCx, Operand};
 use crate::quant::Bits;
@@ -94,6 +95,10 @@ impl Op for JointMatMulE0m {
             cx.part(&self.product, &operands, o)?;
         }
         Ok(())
+    }
+
+    fn flops(&self, sizes: &Sizes) -> u64 {
+        sizes.row_products()
     }
 }
 

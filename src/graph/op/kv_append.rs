@@ -6,6 +6,7 @@
 //! ([`LowerCx::ring`]) a row may take the place of one that nothing reads any more.
 
 use super::case::{Case, input};
+use super::sizes::Sizes;
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, concat::Concat, own};
 use crate::backend::kernel::Kernel;
 use crate::plan::lower::{Call, Home, LowerCx};
@@ -72,6 +73,18 @@ impl Op for KvAppend {
             .field(start)
             .may_be_padded();
         cx.emit(call)
+    }
+
+    fn flops(&self, _sizes: &Sizes) -> u64 {
+        0
+    }
+
+    fn elements_read(&self, input: usize, sizes: &Sizes) -> u64 {
+        if input == 0 {
+            0
+        } else {
+            sizes.input_elements(input)
+        }
     }
 }
 

@@ -8,6 +8,7 @@
 
 use super::case::{Case, given, input};
 use super::kv_append::ring;
+use super::sizes::Sizes;
 use super::{InferCx, Inputs, Op, OpDef, OpError, OpResult, never_in_files, operand};
 use crate::backend::kernel::Kernel;
 use crate::plan::lower::{Call, Home, LowerCx};
@@ -124,6 +125,19 @@ impl Op for KvAppendQ8 {
             .field(start)
             .may_be_padded();
         cx.emit(call)
+    }
+
+    fn flops(&self, sizes: &Sizes) -> u64 {
+        // The largest magnitude, a division and a rounding.
+        sizes.input_elements(1).saturating_mul(3)
+    }
+
+    fn elements_read(&self, input: usize, sizes: &Sizes) -> u64 {
+        if input == 0 {
+            0
+        } else {
+            sizes.input_elements(input)
+        }
     }
 }
 

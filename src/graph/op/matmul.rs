@@ -8,6 +8,7 @@ use super::case::{Case, input};
 use super::local_tile::{Extent, LocalTile};
 use super::parts::Parts;
 use super::reshape::Reshape;
+use super::sizes::Sizes;
 use super::{
     Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, as_usize, count, filled, onnx, operand,
     pointwise,
@@ -309,6 +310,10 @@ impl Op for MatMul {
             cx.emit(call)?;
         }
         Ok(())
+    }
+
+    fn flops(&self, sizes: &Sizes) -> u64 {
+        sizes.row_products()
     }
 }
 

@@ -7,6 +7,7 @@
 mod units;
 
 use super::case::{Case, constant, input};
+use super::sizes::Sizes;
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, operand, own};
 use crate::backend::kernel::Kernel;
 use crate::backend::{Caps, DeviceKind};
@@ -266,6 +267,10 @@ impl Op for MatMulE0m {
             starts: vec![0],
         };
         self.emit(cx, k, &whole, y)
+    }
+
+    fn flops(&self, sizes: &Sizes) -> u64 {
+        sizes.row_products()
     }
 }
 

@@ -9,6 +9,7 @@ use super::parts::Parts;
 use super::pointwise::Binary;
 use super::pointwise::import::{binary, cast, input as arg};
 use super::quantize_linear::{quantize, quantized};
+use super::sizes::Sizes;
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, count, onnx, operand, room};
 use crate::backend::kernel::Kernel;
 use crate::graph::{ValueId, rules};
@@ -309,6 +310,10 @@ impl Op for MatMulInteger {
             None => call.grid(n.ceil_div(4 * 64)?, rows.ceil_div(tile)?, 1),
         };
         cx.emit(call.may_be_padded())
+    }
+
+    fn flops(&self, sizes: &Sizes) -> u64 {
+        sizes.row_products()
     }
 }
 

@@ -10,6 +10,7 @@ use crate::plan::lower::LowerCx;
 use crate::shape::{Constraints, Dim, DimError, Fact, MAX_KNOWN, Shape, Symbol};
 use crate::tensor::{DType, HostTensor, TensorError};
 use parts::Parts;
+use sizes::Sizes;
 use std::any::Any;
 use std::cell::RefCell;
 use std::fmt::Debug;
@@ -477,6 +478,23 @@ pub trait Op: DynOp + Debug + Send + Sync {
     fn keeps_precision(&self) -> bool {
         self.moves(0)
     }
+
+    /// Arithmetic operations of a run with these sizes, a multiplication with an addition counted as two: what the operator asks for, not what
+    /// a kernel makes of it. Products, convolutions, attention and reductions are counted; of others, which memory bounds, each element of a result
+    /// stands for one, and what only moves elements has none.
+    fn flops(&self, sizes: &Sizes) -> u64 {
+        if self.moves(0) { 0 } else { sizes.results() }
+    }
+
+    /// How many elements of operand `input` a run reads. Of elements that are only moved no more than there are results.
+    fn elements_read(&self, input: usize, sizes: &Sizes) -> u64 {
+        let all = sizes.input_elements(input);
+        if self.moves(input) {
+            all.min(sizes.results())
+        } else {
+            all
+        }
+    }
 }
 
 /// Attributes of a node under import, with typed access. Every attribute must be read, else import fails.
@@ -578,6 +596,7 @@ macro_rules! ops {
 pub mod case;
 mod local_tile;
 pub mod parts;
+pub mod sizes;
 pub mod window;
 
 ops! {

@@ -9,6 +9,7 @@
 //! [`CastMini`](super::cast_like::CastMini). Elements of `f64` are computed in `f64`, those of narrower floats in `f32`.
 
 use super::parts::Parts;
+use super::sizes::Sizes;
 use super::{InferCx, Inputs, Op, OpDef, OpError, OpResult, operand};
 use crate::graph::{ValueId, rules};
 use crate::plan::lower::LowerCx;
@@ -114,6 +115,17 @@ fn each<A: Copy, T>(a: &[A], f: impl Fn(A) -> T) -> Vec<T> {
 }
 
 impl Expr {
+    /// Functions in it: what an element costs, conversions and choices left out.
+    pub fn operations(&self) -> u64 {
+        match self {
+            Self::Input(_) | Self::Const(..) => 0,
+            Self::Unary(_, x) | Self::Test(_, x) | Self::Not(x) => 1 + x.operations(),
+            Self::Binary(_, a, b) => 1 + a.operations() + b.operations(),
+            Self::Select(a, b, c) => a.operations() + b.operations() + c.operations(),
+            Self::Cast(_, x) => x.operations(),
+        }
+    }
+
     /// Type of the result, given the operands' types.
     fn dtype(&self, inputs: &[DType]) -> OpResult<DType> {
         Ok(match self {
@@ -628,6 +640,10 @@ impl Op for Pointwise {
 
     fn keeps_precision(&self) -> bool {
         true
+    }
+
+    fn flops(&self, sizes: &Sizes) -> u64 {
+        sizes.results().saturating_mul(self.expr.operations())
     }
 }
 

@@ -6,6 +6,7 @@
 
 use super::case::{Case, input};
 use super::conv::{parts, sizes};
+use super::sizes::Sizes;
 use super::window::{self, AutoPad, Axis, Window};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, no_number, onnx, operand};
 use crate::backend::kernel::Kernel;
@@ -172,6 +173,11 @@ impl Op for Pool {
             .field(h.size.add(&h.after)?)
             .field(w.size.add(&w.after)?);
         cx.emit(call)
+    }
+
+    fn flops(&self, sizes: &Sizes) -> u64 {
+        let taps = self.window.kernel.iter().filter_map(|n| u64::try_from(*n).ok());
+        taps.fold(sizes.results(), u64::saturating_mul)
     }
 }
 

@@ -5,6 +5,7 @@
 //! reduce up to three ranges of axes; integers in short rows only.
 
 use super::case::{Case, input};
+use super::sizes::Sizes;
 use super::{
     Attributes, InferCx, Inputs, MOST_LOOPS, Op, OpDef, OpError, OpResult, as_usize, axis, max_nan, min_nan,
     onnx, operand, places, transpose,
@@ -238,6 +239,10 @@ impl Op for Reduce {
 
     fn keeps_precision(&self) -> bool {
         true
+    }
+
+    fn flops(&self, sizes: &Sizes) -> u64 {
+        sizes.input_elements(0)
     }
 }
 

@@ -4,6 +4,7 @@
 //! Operands: x `[batch, sequence, heads, dim]`, cos and sin `[batch, sequence, 1, dim]`; dim is even.
 
 use super::case::{Case, input};
+use super::sizes::Sizes;
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, operand, own};
 use crate::backend::kernel::Kernel;
 use crate::plan::lower::{Call, LowerCx};
@@ -80,6 +81,10 @@ impl Op for Rotary {
             .field(&x.0[2])
             .field(&x.0[3]);
         cx.emit(call)
+    }
+
+    fn flops(&self, sizes: &Sizes) -> u64 {
+        sizes.results().saturating_mul(3)
     }
 }
 

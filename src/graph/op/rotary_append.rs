@@ -7,6 +7,7 @@
 use super::case::{Case, input};
 use super::kv_append::KvAppend;
 use super::rotary::Rotary;
+use super::sizes::Sizes;
 use super::{InferCx, Inputs, Op, OpDef, OpError, OpResult, never_in_files};
 use crate::backend::kernel::Kernel;
 use crate::plan::lower::{Call, Home, LowerCx};
@@ -89,6 +90,15 @@ impl Op for RotaryAppend {
             .field(start)
             .may_be_padded();
         cx.emit(call)
+    }
+
+    fn flops(&self, sizes: &Sizes) -> u64 {
+        let turned = sizes.input_elements(0).saturating_add(sizes.input_elements(1));
+        turned.saturating_mul(3)
+    }
+
+    fn elements_read(&self, input: usize, sizes: &Sizes) -> u64 {
+        if input < 5 { sizes.input_elements(input) } else { 0 }
     }
 }
 

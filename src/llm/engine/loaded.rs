@@ -6,7 +6,7 @@ use super::{DECODE, Decoder, DeviceModel, DevicePlans, Lengths, PREFILL};
 use crate::backend::{Backend, Caps, SharedBackend, Stats};
 use crate::error::Result;
 use crate::executor::{Executor, Program};
-use crate::plan::HostStep;
+use crate::plan::{HostStep, NodeCost};
 use std::sync::Arc;
 
 /// A decoder planned for a device, its weights uploaded and its kernels compiled. Each [`DeviceModel`] of it has a cache and an arena of its
@@ -75,6 +75,14 @@ impl DeviceDecoder {
             short_decode: self.short_decode,
             len: 0,
         })
+    }
+
+    /// As [`Planned::costs`].
+    pub fn costs(&self, tokens: usize, past: usize) -> Result<Vec<Vec<NodeCost>>> {
+        let lengths = (self.lengths.chunk, self.lengths.context);
+        let plan = |i| self.program.plan(i);
+        self.decoder
+            .costs(&plan, lengths, self.short_decode, tokens, past)
     }
 
     /// What the device offers.

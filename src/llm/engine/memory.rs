@@ -66,6 +66,7 @@ impl fmt::Display for DecoderMemory {
 }
 
 /// A decoder's plans for a device on which they fit.
+#[derive(Debug)]
 pub struct Planned {
     pub(super) plans: DevicePlans,
     pub(super) lengths: Lengths,

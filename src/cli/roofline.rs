@@ -1,0 +1,279 @@
+//! `tlite roofline`.
+
+use super::load;
+use super::options::{ExecOptions, check_fits, from_one, from_zero};
+use super::output::{note, put, put_json, table};
+use crate::backend::Caps;
+use crate::error::{Error, Result};
+use crate::inspect::{self, Request, parse_bind};
+use crate::llm::ModelFolder;
+use crate::llm::load::PlannedDecoder;
+use crate::probe::{Probe, store};
+use crate::roofline::{Peaks, Summary, Work};
+use crate::units::{quantity, size_text};
+use serde::Serialize;
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+
+/// Show how long a model's work takes at least on a device, without running it
+///
+/// Bytes and operations follow from the model's plans; peaks of memory, arithmetic and launches are those that `tlite devices --probe` measures,
+/// once for each device. A language model takes in prompts and decodes behind others; any other model runs once, with the sizes of --bind.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Folder with model.onnx, or an ONNX file; files with its weights need not be there
+    model: PathBuf,
+    /// Lengths of prompts of a language model, separated by commas [default: 128,1024]
+    #[arg(
+        long,
+        value_name = "N,...",
+        value_delimiter = ',',
+        value_parser = from_one,
+        allow_negative_numbers = true
+    )]
+    prefill: Vec<NonZeroUsize>,
+    /// Tokens in the cache of a language model when it decodes, separated by commas [default: 128,1024]
+    #[arg(
+        long,
+        value_name = "N,...",
+        value_delimiter = ',',
+        value_parser = from_zero::<usize>,
+        allow_negative_numbers = true
+    )]
+    depth: Vec<usize>,
+    /// Sizes of any other model, as in batch=1,sequence=16; may be given several times
+    #[arg(long, value_name = "NAME=N,...")]
+    bind: Vec<String>,
+    /// List the nodes too
+    #[arg(long)]
+    nodes: bool,
+    /// Print one JSON object, with all nodes
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    exec: ExecOptions,
+}
+
+#[derive(Debug, Serialize)]
+struct Report<'a> {
+    model: String,
+    backend: &'a str,
+    device: &'a str,
+    driver: &'a str,
+    peaks: Peaks,
+    probe: &'a Probe,
+    work: Vec<Work>,
+}
+
+/// The capabilities of the device that `options` name, and what is measured of it. A usage error on the host.
+pub fn device(options: &ExecOptions) -> Result<(Caps, Probe)> {
+    let Some(mut backend) = load::open(&options.on)? else {
+        return Err(Error::usage("--backend", "the host has no peaks to measure"));
+    };
+    let probe = store::of_device(backend.as_mut(), &mut |what| note(&mut std::io::stderr(), what))?;
+    Ok((backend.caps().clone(), probe))
+}
+
+/// Usual lengths that fit a context, where none are asked for.
+fn usual(asked: &[usize], context: usize) -> Vec<usize> {
+    if asked.is_empty() {
+        return [128, 1024].into_iter().filter(|n| *n < context).collect();
+    }
+    asked.to_vec()
+}
+
+fn decoder(args: &Args, caps: &Caps, peaks: &Peaks) -> Result<Vec<Work>> {
+    if !args.bind.is_empty() {
+        return Err(Error::usage(
+            "--bind",
+            "the sizes of a language model are --prefill and --depth",
+        ));
+    }
+    let folder = ModelFolder::holding("MODEL", &args.model, &[])?;
+    let planned = PlannedDecoder::new(&folder, &args.exec.load_options(), caps)?;
+    let context = planned.context();
+    let mut work = Vec::new();
+    let prompts: Vec<usize> = args.prefill.iter().map(|n| n.get()).collect();
+    for tokens in usual(&prompts, context) {
+        check_fits("--prefill", tokens, context)?;
+        let costs = planned.costs(tokens, 0)?;
+        work.push(Work::new(
+            format!("prefill {tokens}"),
+            Some(tokens),
+            &costs,
+            peaks,
+        ));
+    }
+    for depth in usual(&args.depth, context) {
+        check_fits("--depth", depth.saturating_add(1), context)?;
+        let costs = planned.costs(1, depth)?;
+        work.push(Work::new(format!("decode at {depth}"), Some(1), &costs, peaks));
+    }
+    Ok(work)
+}
+
+fn other(args: &Args, caps: &Caps, peaks: &Peaks) -> Result<Vec<Work>> {
+    let decoders = [
+        ("--prefill", !args.prefill.is_empty()),
+        ("--depth", !args.depth.is_empty()),
+    ];
+    if let Some((option, _)) = decoders.into_iter().find(|(_, given)| *given) {
+        let what = format!("{} is no language model with a cache", args.model.display());
+        return Err(Error::usage(option, what));
+    }
+    let request = Request {
+        caps: caps.clone(),
+        bind: parse_bind(&args.bind)?,
+        ..Request::default()
+    };
+    let mut work = Vec::new();
+    for plan in inspect::plans(&args.model, &request)? {
+        let open: Vec<String> = plan.bounds().iter().map(|(s, _)| format!("{s}=...")).collect();
+        if !open.is_empty() {
+            let what = format!(
+                "the model has sizes that nothing gives; give them with --bind {}",
+                open.join(",")
+            );
+            return Err(Error::usage("--bind", what));
+        }
+        let costs = plan.costs(&request.bind)?;
+        work.push(Work::new("run".to_owned(), None, &[costs], peaks));
+        if !plan.host.is_empty() {
+            let what = format!(
+                "note: {} nodes run on the host and are not counted",
+                plan.host.len()
+            );
+            note(&mut std::io::stderr(), &what);
+        }
+    }
+    Ok(work)
+}
+
+const COLUMNS: [&str; 8] = [
+    "launches",
+    "read",
+    "written",
+    "FLOP",
+    "FLOP/byte",
+    "least",
+    "share",
+    "bound",
+];
+
+/// What a table shows of some work, of which all takes `whole` seconds.
+fn cells(work: &Summary, whole: f64) -> Vec<String> {
+    let t = &work.total;
+    #[expect(clippy::cast_precision_loss, reason = "for people")]
+    let flops = t.flops as f64;
+    vec![
+        t.launches.to_string(),
+        size_text(t.read_bytes),
+        size_text(t.written_bytes),
+        if t.flops == 0 {
+            "0".to_owned()
+        } else {
+            quantity(flops, "")
+        },
+        format!("{:.1}", t.intensity()),
+        quantity(work.least_s, "s"),
+        format!("{:.1} %", 100.0 * work.least_s / whole.max(1e-12)),
+        work.bound.name().to_owned(),
+    ]
+}
+
+fn text(report: &Report<'_>, nodes: bool) -> String {
+    let p = &report.peaks;
+    let matrix = p.matrix_flops_per_s.map_or(String::new(), |v| {
+        format!(", matrix units {}", quantity(v, "FLOP/s"))
+    });
+    let mut out = format!(
+        "{} on {} ({}, {})\nmeasured: memory {}, f32 {}{matrix}, a launch {}\n",
+        report.model,
+        report.device,
+        report.backend,
+        report.driver,
+        quantity(p.bytes_per_s, "B/s"),
+        quantity(p.f32_flops_per_s, "FLOP/s"),
+        quantity(p.launch_s, "s"),
+    );
+    for work in &report.work {
+        let most = work
+            .most_tokens_per_s
+            .map_or(String::new(), |n| format!(", at most {n:.1} tokens/s"));
+        out.push_str(&format!(
+            "\n{}: {} at least{most}\n",
+            work.name,
+            quantity(work.whole.least_s, "s")
+        ));
+        let columns = COLUMNS.iter().map(|c| (*c).to_owned());
+        let whole = work.whole.least_s;
+        let mut rows: Vec<Vec<String>> = Vec::new();
+        if nodes {
+            rows.push(
+                ["node".to_owned(), "operator".to_owned()]
+                    .into_iter()
+                    .chain(columns)
+                    .collect(),
+            );
+            for l in &work.lines {
+                rows.push(
+                    [l.node.clone(), l.op.clone()]
+                        .into_iter()
+                        .chain(cells(&l.work, whole))
+                        .collect(),
+                );
+            }
+        } else {
+            rows.push(
+                ["operator".to_owned(), "nodes".to_owned()]
+                    .into_iter()
+                    .chain(columns)
+                    .collect(),
+            );
+            for k in &work.kinds {
+                rows.push(
+                    [k.op.clone(), k.nodes.to_string()]
+                        .into_iter()
+                        .chain(cells(&k.work, whole))
+                        .collect(),
+                );
+            }
+        }
+        let all = work.lines.len().to_string();
+        rows.push(
+            ["all".to_owned(), all]
+                .into_iter()
+                .chain(cells(&work.whole, whole))
+                .collect(),
+        );
+        out.push_str(&table(&rows, if nodes { 2 } else { 1 }));
+    }
+    out
+}
+
+/// Runs the command.
+pub fn run(args: &Args) -> Result<()> {
+    let decodes = inspect::is_decoder(&args.model)?;
+    let (caps, probe) = device(&args.exec)?;
+    let peaks = probe.peaks();
+    let work = if decodes {
+        decoder(args, &caps, &peaks)?
+    } else {
+        other(args, &caps, &peaks)?
+    };
+    let report = Report {
+        model: inspect::model_name(&args.model)?,
+        backend: caps.backend,
+        device: &caps.device,
+        driver: &caps.driver,
+        peaks,
+        probe: &probe,
+        work,
+    };
+    let mut out = std::io::stdout().lock();
+    if args.json {
+        put_json(&mut out, &report)
+    } else {
+        put(&mut out, &text(&report, args.nodes))
+    }
+}

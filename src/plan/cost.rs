@@ -1,0 +1,325 @@
+//! What the work of a plan costs in a run of given lengths: bytes that its commands read and write, arithmetic of its nodes. All of it follows from
+//! the plan; nothing is measured.
+//!
+//! Bytes are those of operands as they lie on the device, each counted once for each command that reads or writes it, caches aside: of a weight, a
+//! cache or a table what [`Op::elements_read`] says, of a cache that is appended to the new rows, of scratch memory all. Arithmetic is what
+//! [`Op::flops`] says of a node, whatever its kernels make of it. Lengths are exact, not padded. Nodes on the host are left out.
+
+use super::arena::Arena;
+use super::compile::Compiler;
+use super::{Place, Plan, Step, dim_error};
+use crate::backend::kernel::{KernelSpec, Language, Role};
+use crate::error::{Error, Result, Stage};
+use crate::graph::op::sizes::{Sizes, elements};
+use crate::graph::{NodeId, Op, ValueId};
+use crate::plan::lower::Home;
+use crate::shape::{Bindings, Dim, Shape};
+use std::collections::HashMap;
+
+/// What computes a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Arithmetic {
+    /// Single precision.
+    F32,
+    /// Halves, summed in single precision by units for products of matrices.
+    MatrixUnits,
+}
+
+/// A command of a plan.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CommandCost {
+    /// Index into [`Plan::steps`].
+    pub step: usize,
+    /// Bytes read.
+    pub read: u64,
+    /// Bytes written.
+    pub written: u64,
+}
+
+/// A node of the planned graph that kernels compute.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodeCost {
+    /// The node.
+    pub node: NodeId,
+    /// Its name.
+    pub name: String,
+    /// Its operator.
+    pub op: String,
+    /// Names of the model's nodes that it stands for.
+    pub nodes: Vec<String>,
+    /// Its commands.
+    pub commands: Vec<CommandCost>,
+    /// Arithmetic operations, a multiplication with an addition counted as two.
+    pub flops: u64,
+    /// What computes it.
+    pub arithmetic: Arithmetic,
+}
+
+impl NodeCost {
+    /// Bytes that its commands read.
+    pub fn read(&self) -> u64 {
+        self.commands.iter().fold(0, |n, c| n.saturating_add(c.read))
+    }
+
+    /// Bytes that they write.
+    pub fn written(&self) -> u64 {
+        self.commands.iter().fold(0, |n, c| n.saturating_add(c.written))
+    }
+}
+
+/// An operand or a result of a node.
+#[derive(Clone, Debug)]
+struct Operand {
+    /// The value whose bytes it is.
+    root: ValueId,
+    shape: Shape,
+    /// Its place, by index into [`Plan::tensors`].
+    tensor: Option<usize>,
+}
+
+#[derive(Clone, Debug)]
+struct NodeWork {
+    node: NodeId,
+    name: String,
+    origin: Vec<String>,
+    op: Box<dyn Op>,
+    inputs: Vec<Option<Operand>>,
+    outputs: Vec<Operand>,
+    steps: Vec<usize>,
+    arithmetic: Arithmetic,
+}
+
+/// What a plan keeps of its graph to tell costs.
+#[derive(Clone, Debug)]
+pub(super) struct Work {
+    nodes: Vec<NodeWork>,
+    /// Bytes of each packed constant, and the values that it is made of.
+    weights: Vec<(u64, Vec<ValueId>)>,
+    /// Each state before and after a run.
+    states: Vec<(ValueId, ValueId)>,
+}
+
+impl Work {
+    /// Of the steps that a graph became; their kernels are those of `kernels`.
+    pub fn new(c: &Compiler<'_>, arena: &Arena, steps: &[Step], kernels: &[KernelSpec]) -> Self {
+        let language = match c.caps.backend {
+            "wgpu" => Language::Wgsl,
+            _ => Language::OpenCl,
+        };
+        let operand = |v: ValueId| {
+            let root = c.collected.root(v);
+            let tensor = match arena.place_of(Home::Value(root)) {
+                Some(Place::Arena { tensor, .. }) => Some(tensor),
+                _ => None,
+            };
+            let shape = c.fact(v).map(|f| f.shape.clone()).unwrap_or_default();
+            Operand { root, shape, tensor }
+        };
+        let mut nodes: Vec<NodeWork> = Vec::new();
+        let mut index: HashMap<NodeId, usize> = HashMap::new();
+        for (at, step) in steps.iter().enumerate() {
+            let on_units = kernels
+                .get(step.kernel)
+                .is_some_and(|k| k.kernel.needs_matrix_units(language));
+            let known = index.get(&step.node).and_then(|i| nodes.get_mut(*i));
+            let work = match (known, c.graph.node(step.node)) {
+                (Some(work), _) => work,
+                (None, None) => continue,
+                (None, Some(node)) => {
+                    index.insert(step.node, nodes.len());
+                    nodes.push(NodeWork {
+                        node: step.node,
+                        name: node.name.clone(),
+                        origin: step.nodes.clone(),
+                        op: node.op.clone(),
+                        inputs: node.inputs.iter().map(|v| v.map(operand)).collect(),
+                        outputs: node.outputs.iter().copied().map(operand).collect(),
+                        steps: Vec::new(),
+                        arithmetic: Arithmetic::F32,
+                    });
+                    let Some(last) = nodes.last_mut() else { continue };
+                    last
+                }
+            };
+            work.steps.push(at);
+            if on_units {
+                work.arithmetic = Arithmetic::MatrixUnits;
+            }
+        }
+        let weights = c.collected.weights.iter();
+        let states = c.graph.states().iter();
+        Self {
+            nodes,
+            weights: weights
+                .map(|w| (w.bytes(c.graph).unwrap_or(u64::MAX), w.values.clone()))
+                .collect(),
+            states: states.map(|s| (s.input, s.output)).collect(),
+        }
+    }
+}
+
+/// `part` of `whole` parts of `bytes`.
+fn share(bytes: u64, part: u64, whole: u64) -> u64 {
+    let exact = u128::from(bytes) * u128::from(part.min(whole)) / u128::from(whole.max(1));
+    u64::try_from(exact).unwrap_or(bytes)
+}
+
+/// A node at given lengths.
+struct Run<'a> {
+    plan: &'a Plan,
+    node: &'a NodeWork,
+    sizes: Sizes,
+    bindings: &'a Bindings,
+}
+
+impl Run<'_> {
+    /// The operand with this property, and how many of how many elements of it are read.
+    fn read_of(&self, is: impl Fn(&Operand) -> bool) -> Option<(u64, u64)> {
+        let mut all = self.node.inputs.iter().enumerate();
+        let i = all.find_map(|(i, o)| o.as_ref().is_some_and(&is).then_some(i))?;
+        let all = self.sizes.input_elements(i);
+        Some((self.node.op.elements_read(i, &self.sizes).min(all), all))
+    }
+
+    fn tensor_bytes(&self, tensor: usize) -> Result<u64> {
+        let Some(t) = self.plan.tensors.get(tensor) else {
+            return Ok(0);
+        };
+        number(&t.size, self.bindings)
+    }
+
+    /// Bytes of a state that are read, or written where the node appends to it.
+    fn state_bytes(&self, state: usize) -> (u64, u64) {
+        let (Some((before, after)), Some(slot)) =
+            (self.plan.work.states.get(state), self.plan.states.get(state))
+        else {
+            return (0, 0);
+        };
+        let size = slot.dtype.size() as u64;
+        let mut results = self.node.outputs.iter().zip(&self.sizes.outputs);
+        if let Some((_, shape)) = results.find(|(o, _)| o.root == *after) {
+            let past = self.read_of(|o| o.root == *before).map_or(0, |(_, all)| all);
+            return (0, elements(shape).saturating_sub(past).saturating_mul(size));
+        }
+        let read = self.read_of(|o| o.root == *before || o.root == *after);
+        let read = read.map_or(0, |(read, _)| read.saturating_mul(size));
+        (read.min(slot.bytes), 0)
+    }
+
+    fn command(&self, at: usize) -> Result<CommandCost> {
+        let mut cost = CommandCost {
+            step: at,
+            read: 0,
+            written: 0,
+        };
+        let parts = self
+            .plan
+            .steps
+            .get(at)
+            .and_then(|s| Some((s, self.plan.kernels.get(s.kernel)?)));
+        let Some((step, spec)) = parts else {
+            return Ok(cost);
+        };
+        let shared = spec.shared().map(|a| a.name);
+        for ((arg, _), place) in spec.bound().zip(&step.args) {
+            let (mut read, mut written) = (0, 0);
+            match place {
+                Place::Weight(i) => {
+                    if let Some((bytes, values)) = self.plan.work.weights.get(*i) {
+                        let of = self.read_of(|o| values.contains(&o.root));
+                        read = of.map_or(*bytes, |(part, whole)| share(*bytes, part, whole));
+                    }
+                }
+                Place::State(i) => (read, written) = self.state_bytes(*i),
+                Place::Live => {}
+                Place::Known { len, .. } => read = *len,
+                Place::Arena { tensor, .. } => {
+                    let bytes = self.tensor_bytes(*tensor)?;
+                    match arg.role {
+                        Role::In | Role::OptionalIn | Role::Weight => {
+                            let of = self.read_of(|o| o.tensor == Some(*tensor));
+                            read = of.map_or(bytes, |(part, whole)| share(bytes, part, whole));
+                            if shared == Some(arg.name) {
+                                written = bytes;
+                            }
+                        }
+                        Role::Out => written = bytes,
+                        // Commands that write parts of one result write it once together.
+                        Role::InOut => written = bytes / self.writers(*tensor).max(1),
+                    }
+                }
+            }
+            cost.read = cost.read.saturating_add(read);
+            cost.written = cost.written.saturating_add(written);
+        }
+        Ok(cost)
+    }
+
+    /// Commands of the node that have the tensor as an operand.
+    fn writers(&self, wanted: usize) -> u64 {
+        let steps = self.node.steps.iter().filter_map(|s| self.plan.steps.get(*s));
+        let has = |p: &Place| matches!(p, Place::Arena { tensor, .. } if *tensor == wanted);
+        steps.filter(|s| s.args.iter().any(has)).count() as u64
+    }
+}
+
+fn number(dim: &Dim, bindings: &Bindings) -> Result<u64> {
+    let value = dim.eval(bindings).map_err(|e| dim_error(&e))?;
+    u64::try_from(value).map_err(|_| {
+        Error::other(
+            Stage::Plan,
+            format!("{dim} is {value}: a size cannot be negative"),
+        )
+    })
+}
+
+fn shape(of: &Operand, bindings: &Bindings) -> Result<Vec<u64>> {
+    of.shape.0.iter().map(|d| number(d, bindings)).collect()
+}
+
+impl Plan {
+    /// What a run with these values of the symbols costs, node by node in the order of the plan. Errors: a symbol without a value, one that data
+    /// defines included; a negative size.
+    pub fn costs(&self, bindings: &Bindings) -> Result<Vec<NodeCost>> {
+        let mut all = bindings.clone();
+        for (symbol, value) in self.fixed.iter() {
+            all.set(symbol, value);
+        }
+        let mut costs = Vec::with_capacity(self.work.nodes.len());
+        for node in &self.work.nodes {
+            let inputs = node.inputs.iter();
+            let sizes = Sizes {
+                inputs: inputs
+                    .map(|o| o.as_ref().map(|o| shape(o, &all)).transpose())
+                    .collect::<Result<_>>()?,
+                outputs: node
+                    .outputs
+                    .iter()
+                    .map(|o| shape(o, &all))
+                    .collect::<Result<_>>()?,
+            };
+            let flops = node.op.flops(&sizes);
+            let run = Run {
+                plan: self,
+                node,
+                sizes,
+                bindings: &all,
+            };
+            costs.push(NodeCost {
+                node: node.node,
+                name: node.name.clone(),
+                op: node.op.name().to_owned(),
+                nodes: node.origin.clone(),
+                commands: node
+                    .steps
+                    .iter()
+                    .map(|s| run.command(*s))
+                    .collect::<Result<_>>()?,
+                flops,
+                arithmetic: node.arithmetic,
+            });
+        }
+        Ok(costs)
+    }
+}

@@ -1,0 +1,560 @@
+//! What a device can do, measured: speed of its memory, rates of arithmetic, cost of a launch.
+//!
+//! The kernels are pairs like all others and run through [`Backend`]. Times are those of the device's clock where it has one, else of the host's;
+//! each is the median of several runs. What a device does not offer is told with the reason, not left out.
+
+pub mod store;
+
+use crate::backend::kernel::{Kernel, KernelSpec};
+use crate::backend::{Backend, BackendError, BufferId, Caps, Command, DeviceKind, KernelId, Launch, View};
+use crate::roofline::Peaks;
+use crate::tensor::DType;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+static COPY: Kernel =
+    crate::kernel!(probe_copy { count: U32, each: U32, next: U32 } [x: In Words4, y: Out Words4]);
+static READ: Kernel =
+    crate::kernel!(probe_read { count: U32, each: U32, next: U32 } [x: In Words4, y: Out Words]);
+static SINGLE: Kernel = crate::kernel!(probe_f32 { rounds: U32, factor: F32, addend: F32 } [y: Out Single]);
+static HALF: Kernel = crate::kernel!(probe_f16 { rounds: U32, factor: F32, addend: F32 } [y: Out Single]);
+static DOT: Kernel = crate::kernel!(probe_dot { rounds: U32, factor: U32 } [y: Out Single]);
+static MATRIX: Kernel =
+    crate::kernel!(probe_matrix { rounds: U32, factor: F32, addend: F32 } [y: Out Single]);
+
+/// The kernels of this module.
+pub const KERNELS: &[&Kernel] = &[&COPY, &READ, &SINGLE, &HALF, &DOT, &MATRIX];
+
+/// What was measured of a device. A rate that is `None` is explained in [`Probe::not_measured`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Probe {
+    /// Changes when what is measured does.
+    pub version: u32,
+    /// Backend, as in [`Caps::backend`].
+    pub backend: String,
+    /// Device.
+    pub device: String,
+    /// Driver.
+    pub driver: String,
+    /// Bytes a second, read and written together, of a copy in device memory: by a kernel or by the driver, whichever is faster.
+    pub copy_bytes_per_s: f64,
+    /// Bytes a second that a kernel reads from buffers.
+    pub read_bytes_per_s: f64,
+    /// The same through images.
+    pub image_bytes_per_s: Option<f64>,
+    /// Operations a second in single precision, a multiplication with an addition counted as two, as in all rates.
+    pub f32_flops_per_s: f64,
+    /// In half precision.
+    pub f16_flops_per_s: Option<f64>,
+    /// Of dot products of four pairs of 8-bit integers.
+    pub int8_ops_per_s: Option<f64>,
+    /// Of units for products of matrices of halves, in the form that kernels use.
+    pub matrix_flops_per_s: Option<f64>,
+    /// Seconds that a command of a recording takes of itself.
+    pub launch_s: f64,
+    /// `device` or `host`: whose clock.
+    pub clock: String,
+    /// Why something was not measured, by the name of its field.
+    pub not_measured: BTreeMap<String, String>,
+}
+
+/// [`Probe::version`] of this build.
+pub const VERSION: u32 = 1;
+
+impl Probe {
+    /// The peaks that least times are told by.
+    pub fn peaks(&self) -> Peaks {
+        Peaks {
+            bytes_per_s: self.copy_bytes_per_s.max(self.read_bytes_per_s),
+            f32_flops_per_s: self.f32_flops_per_s,
+            matrix_flops_per_s: self.matrix_flops_per_s,
+            launch_s: self.launch_s,
+        }
+    }
+
+    /// It is one of this device, and of this build.
+    pub fn is_of(&self, caps: &Caps) -> bool {
+        self.version == VERSION
+            && self.backend == caps.backend
+            && self.device == caps.device
+            && self.driver == caps.driver
+    }
+}
+
+/// Runs of which the median counts.
+const RUNS: usize = 5;
+/// Commands of which the cost of one is told.
+const LAUNCHES: u32 = 256;
+/// Rounds of a loop in a kernel: CPU drivers cut longer loops off.
+const MOST_ROUNDS: u32 = 50_000;
+/// What a run of arithmetic takes at least, in seconds, so that its launch does not show.
+const LONG_ENOUGH: f64 = 0.01;
+
+/// Measures the device, which nothing else uses meanwhile. Takes some seconds, and 3 buffers of 256 MiB at most, which are freed. An error where a
+/// kernel that every device takes is refused, or memory is short.
+pub fn measure(backend: &mut dyn Backend) -> Result<Probe, BackendError> {
+    let caps = backend.caps().clone();
+    let mut bench = Bench {
+        shape: Shape::of(&caps),
+        caps,
+        backend,
+        buffers: Vec::new(),
+    };
+    let probe = bench.probe();
+    for buffer in std::mem::take(&mut bench.buffers) {
+        bench.backend.destroy_buffer(buffer);
+    }
+    probe
+}
+
+/// How the work of a kernel is cut.
+struct Shape {
+    /// Work-items of a work-group.
+    items: u32,
+    /// Work-groups.
+    groups: u32,
+    /// A work-item takes neighbouring elements, and computes with the widest vectors.
+    explicit: bool,
+    /// Bytes that are moved.
+    bytes: u64,
+}
+
+impl Shape {
+    fn of(caps: &Caps) -> Self {
+        let explicit = caps.explicit_vectors();
+        let units = caps.assumed_units().max(1);
+        let gpu = caps.kind != DeviceKind::Cpu;
+        // More than caches hold, so far as there is room.
+        let wanted = if caps.kind == DeviceKind::Discrete {
+            256 << 20
+        } else {
+            128 << 20
+        };
+        let memory = if caps.memory_bytes > 0 {
+            caps.memory_bytes / 8
+        } else {
+            u64::MAX
+        };
+        let most = caps.max_view_bytes.min(caps.max_buffer_bytes).min(memory);
+        let (items, groups) = match (explicit, gpu) {
+            (true, _) => (1, units.saturating_mul(8)),
+            (false, false) => (64, 256),
+            (false, true) => (256.min(caps.max_workgroup), units.saturating_mul(16)),
+        };
+        Self {
+            items,
+            groups: groups.clamp(1, caps.max_grid),
+            explicit,
+            bytes: wanted.min(most) / 4096 * 4096,
+        }
+    }
+
+    fn work_items(&self) -> u32 {
+        self.items.saturating_mul(self.groups)
+    }
+
+    /// A kernel that has a form, by this define, for devices with explicit vectors.
+    fn walk(&self, kernel: &'static Kernel, explicit: &'static str) -> KernelSpec {
+        let define = [(explicit, 1)];
+        spec(kernel, self.items, if self.explicit { &define } else { &[] })
+    }
+
+    fn half(&self, caps: &Caps) -> Option<KernelSpec> {
+        if by_ptx(caps) {
+            return Some(spec(&HALF, self.items, &[("PTX", 1)]));
+        }
+        caps.f16_math.then(|| self.walk(&HALF, "WIDE"))
+    }
+
+    fn dot(&self, caps: &Caps, extensions: &[String]) -> Option<KernelSpec> {
+        dot_form(caps, extensions).map(|defines| spec(&DOT, self.items, defines))
+    }
+}
+
+/// Arithmetic that OpenCL C has no words for is written in PTX.
+fn by_ptx(caps: &Caps) -> bool {
+    caps.matrix_units && caps.backend == "opencl"
+}
+
+fn matrix(caps: &Caps) -> Option<KernelSpec> {
+    let items = if by_ptx(caps) { 256 } else { 32 };
+    caps.matrix_units.then(|| spec(&MATRIX, items, &[]))
+}
+
+/// The kernels by which a device with these extensions is measured.
+pub fn specs(caps: &Caps, extensions: &[String]) -> Vec<KernelSpec> {
+    let shape = Shape::of(caps);
+    let always = [
+        shape.walk(&COPY, "NEAR"),
+        shape.walk(&READ, "NEAR"),
+        shape.walk(&SINGLE, "WIDE"),
+    ];
+    let offered = [shape.half(caps), shape.dot(caps, extensions), matrix(caps)];
+    always.into_iter().chain(offered.into_iter().flatten()).collect()
+}
+
+struct Bench<'a> {
+    backend: &'a mut dyn Backend,
+    caps: Caps,
+    shape: Shape,
+    buffers: Vec<BufferId>,
+}
+
+/// The middle of some times.
+fn median(times: &mut [f64]) -> f64 {
+    times.sort_by(f64::total_cmp);
+    times.get(times.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+fn spec(kernel: &'static Kernel, items: u32, defines: &[(&'static str, i64)]) -> KernelSpec {
+    let operands = kernel.args.iter().map(|a| {
+        let dtype = if a.ty.has_accessors() {
+            DType::F32
+        } else {
+            DType::U32
+        };
+        Some(dtype)
+    });
+    KernelSpec {
+        kernel,
+        workgroup: items,
+        defines: defines.iter().copied().collect(),
+        operands: operands.collect(),
+        in_place: None,
+        epilogue: None,
+    }
+}
+
+/// A command that runs a kernel once.
+struct One<'a> {
+    kernel: KernelId,
+    args: &'a [View],
+    params: Vec<u8>,
+    groups: u32,
+}
+
+#[expect(clippy::cast_precision_loss, reason = "rates are estimates")]
+fn float(n: u64) -> f64 {
+    n as f64
+}
+
+impl Bench<'_> {
+    fn buffer(&mut self, label: &str, bytes: u64) -> Result<View, BackendError> {
+        let buffer = self.backend.create_buffer(label, bytes)?;
+        self.buffers.push(buffer);
+        Ok(View {
+            buffer,
+            offset: 0,
+            len: bytes,
+        })
+    }
+
+    /// Seconds of one submission of `commands`, and whether by the device's clock.
+    fn seconds(
+        &mut self,
+        commands: &[Command],
+        launch: &Launch,
+        by_device: bool,
+    ) -> Result<f64, BackendError> {
+        let recording = self.backend.record(commands)?;
+        let mut times = Vec::with_capacity(RUNS);
+        let mut timed = || -> Result<(), BackendError> {
+            for run in 0..=RUNS {
+                let seconds = if by_device {
+                    let times = self.backend.profile(recording, launch)?;
+                    float(times.iter().sum::<u64>()) / 1e9
+                } else {
+                    let start = Instant::now();
+                    self.backend.submit(recording, launch)?;
+                    self.backend.wait()?;
+                    start.elapsed().as_secs_f64()
+                };
+                // The first one warms up.
+                if run > 0 {
+                    times.push(seconds);
+                }
+            }
+            Ok(())
+        };
+        let done = timed();
+        self.backend.release(recording);
+        done?;
+        let middle = median(&mut times);
+        if by_device && middle <= 0.0 {
+            // Some drivers tell no times of copies.
+            return self.seconds(commands, launch, false);
+        }
+        Ok(middle.max(1e-9))
+    }
+
+    fn run(&mut self, one: One<'_>) -> Result<f64, BackendError> {
+        let command = Command::Dispatch {
+            kernel: one.kernel,
+            args: one.args.to_vec(),
+            step: 0,
+            params: 0..u32::try_from(one.params.len()).unwrap_or(u32::MAX),
+        };
+        let launch = Launch {
+            params: one.params,
+            grids: vec![[one.groups, 1, 1]],
+        };
+        let by_device = self.caps.profiling;
+        self.seconds(&[command], &launch, by_device)
+    }
+
+    /// Bytes a second of a kernel that walks through a buffer.
+    fn walk(&mut self, kernel: &'static Kernel, x: View, y: View) -> Result<f64, BackendError> {
+        let shape = &self.shape;
+        let (groups, all) = (shape.groups, shape.work_items());
+        let vectors = u32::try_from(shape.bytes / 16).unwrap_or(u32::MAX);
+        let each = vectors.div_ceil(all);
+        let moved = if kernel.name == COPY.name { 2 } else { 1 };
+        let id = self.backend.compile(&shape.walk(kernel, "NEAR"))?;
+        let params = [vectors, each, all]
+            .iter()
+            .flat_map(|n| n.to_le_bytes())
+            .collect();
+        let time = self.run(One {
+            kernel: id,
+            args: &[x, y],
+            params,
+            groups,
+        })?;
+        Ok(float(u64::from(vectors) * 16 * moved) / time)
+    }
+
+    /// Operations a second of a kernel that does `operations` in each round of a work-item, or of a warp of them.
+    fn rate(
+        &mut self,
+        spec: &KernelSpec,
+        y: View,
+        operations: u64,
+        params: &[[u8; 4]],
+    ) -> Result<f64, BackendError> {
+        let kernel = self.backend.compile(spec)?;
+        let groups = self.shape.groups;
+        let mut rounds = 64u32;
+        loop {
+            let mut bytes = rounds.to_le_bytes().to_vec();
+            bytes.extend(params.iter().flatten());
+            let time = self.run(One {
+                kernel,
+                args: &[y],
+                params: bytes,
+                groups,
+            })?;
+            if time >= LONG_ENOUGH || rounds == MOST_ROUNDS {
+                let all = u64::from(rounds) * operations * u64::from(groups);
+                return Ok(float(all) / time);
+            }
+            let more = (1.5 * LONG_ENOUGH / time).clamp(2.0, 64.0);
+            #[expect(
+                clippy::cast_possible_truncation,
+                clippy::cast_sign_loss,
+                reason = "from 128 on, and bounded"
+            )]
+            let longer = (f64::from(rounds) * more) as u32;
+            rounds = longer.min(MOST_ROUNDS);
+        }
+    }
+
+    /// Seconds that one more command of a recording takes.
+    fn launch(&mut self, x: View, y: View) -> Result<f64, BackendError> {
+        let kernel = self.backend.compile(&spec(&COPY, 64, &[]))?;
+        let params: Vec<u8> = [64u32, 1, 64].iter().flat_map(|n| n.to_le_bytes()).collect();
+        let len = u32::try_from(params.len()).unwrap_or(u32::MAX);
+        let mut times = [0.0; 2];
+        for (time, count) in times.iter_mut().zip([1, LAUNCHES]) {
+            let commands: Vec<Command> = (0..count)
+                .map(|step| Command::Dispatch {
+                    kernel,
+                    args: vec![x, y],
+                    step,
+                    params: 0..len,
+                })
+                .collect();
+            let launch = Launch {
+                params: params.clone(),
+                grids: vec![[1, 1, 1]; count as usize],
+            };
+            *time = self.seconds(&commands, &launch, false)?;
+        }
+        let [one, many] = times;
+        Ok((many - one).max(0.0) / f64::from(LAUNCHES - 1))
+    }
+
+    fn probe(&mut self) -> Result<Probe, BackendError> {
+        let mut not_measured = BTreeMap::new();
+        let mut without = |field: &str, why: &str| {
+            not_measured.insert(field.to_owned(), why.to_owned());
+        };
+        let bytes = self.shape.bytes;
+        let (x, y) = (self.buffer("probe x", bytes)?, self.buffer("probe y", bytes)?);
+        let copied = {
+            let command = Command::Copy { src: x, dst: y };
+            let by_device = self.caps.profiling;
+            2.0 * float(bytes) / self.seconds(&[command], &Launch::default(), by_device)?
+        };
+        let copy = self.walk(&COPY, x, y)?;
+        let read = self.walk(&READ, x, y)?;
+        let launch_s = self.launch(x, y)?;
+        without("image_bytes_per_s", "this engine has no images yet");
+
+        let items = u64::from(self.shape.items);
+        let floats = [0.999f32.to_le_bytes(), 0.001f32.to_le_bytes()];
+        // Eight chains of vectors.
+        let lanes: u64 = if self.shape.explicit { 16 } else { 4 };
+        let operations = 2 * 8 * lanes * items;
+        let single = self.rate(&self.shape.walk(&SINGLE, "WIDE"), y, operations, &floats)?;
+        let half = match self.shape.half(&self.caps) {
+            None => {
+                without(
+                    "f16_flops_per_s",
+                    "not offered: the driver has no half arithmetic",
+                );
+                None
+            }
+            Some(spec) => offered(
+                self.rate(&spec, y, operations, &floats),
+                "f16_flops_per_s",
+                &mut without,
+            )?,
+        };
+        let dot = match self.shape.dot(&self.caps, &self.backend.extensions()) {
+            None => {
+                without(
+                    "int8_ops_per_s",
+                    "not offered: the driver lists no packed dot product",
+                );
+                None
+            }
+            Some(spec) => {
+                // Eight chains of dot products of four pairs.
+                let factor = [0x0102_0301u32.to_le_bytes()];
+                let rate = self.rate(&spec, y, 8 * 8 * items, &factor);
+                offered(rate, "int8_ops_per_s", &mut without)?
+            }
+        };
+        let matrix = match matrix(&self.caps) {
+            None => {
+                without(
+                    "matrix_flops_per_s",
+                    "not offered: no units for products of matrices that kernels use",
+                );
+                None
+            }
+            Some(spec) => {
+                // Four chains of products, of 16 x 8 x 16 in OpenCL C and 16 x 16 x 16 in WGSL, for each 32 work-items.
+                let product = if by_ptx(&self.caps) {
+                    16 * 8 * 16
+                } else {
+                    16 * 16 * 16
+                };
+                let operations = 2 * 4 * product * u64::from(spec.workgroup / 32);
+                let rate = self.rate(&spec, y, operations, &floats);
+                offered(rate, "matrix_flops_per_s", &mut without)?
+            }
+        };
+        Ok(Probe {
+            version: VERSION,
+            backend: self.caps.backend.to_owned(),
+            device: self.caps.device.clone(),
+            driver: self.caps.driver.clone(),
+            copy_bytes_per_s: copy.max(copied),
+            read_bytes_per_s: read,
+            image_bytes_per_s: None,
+            f32_flops_per_s: single,
+            f16_flops_per_s: half,
+            int8_ops_per_s: dot,
+            matrix_flops_per_s: matrix,
+            launch_s,
+            clock: if self.caps.profiling { "device" } else { "host" }.to_owned(),
+            not_measured,
+        })
+    }
+}
+
+/// A rate; none, with the reason, where the kernel does not build though the driver should take it.
+fn offered(
+    rate: Result<f64, BackendError>,
+    field: &str,
+    without: &mut dyn FnMut(&str, &str),
+) -> Result<Option<f64>, BackendError> {
+    match rate {
+        Ok(rate) => Ok(Some(rate)),
+        Err(BackendError::Build { log, .. }) => {
+            let first = log.lines().find(|l| !l.trim().is_empty()).unwrap_or_default();
+            without(
+                field,
+                &format!("the driver offers it and does not compile it: {}", first.trim()),
+            );
+            Ok(None)
+        }
+        Err(e) => Err(e),
+    }
+}
+
+/// How kernels write a packed dot product for a device; `None` where it has none. WGSL has it in the language.
+fn dot_form(caps: &Caps, extensions: &[String]) -> Option<&'static [(&'static str, i64)]> {
+    let has = |name: &str| extensions.iter().any(|e| e == name);
+    if caps.backend != "opencl" {
+        Some(&[])
+    } else if by_ptx(caps) {
+        Some(&[("PTX", 1)])
+    } else if has("cl_khr_integer_dot_product") {
+        Some(&[("KHR", 1)])
+    } else if has("cl_arm_integer_dot_product_accumulate_int8") {
+        Some(&[("ARM", 1)])
+    } else if has("cl_qcom_dot_product8") {
+        Some(&[("QCOM", 1)])
+    } else {
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn packed_dots_are_written_as_the_driver_has_them() {
+        let caps = Caps::neutral();
+        let list = |names: &[&str]| names.iter().map(|n| (*n).to_owned()).collect::<Vec<_>>();
+        assert_eq!(dot_form(&caps, &list(&["cl_khr_fp64"])), None);
+        let form = dot_form(&caps, &list(&["cl_khr_fp16", "cl_qcom_dot_product8"]));
+        assert_eq!(form, Some(&[("QCOM", 1)][..]));
+        let wgpu = Caps {
+            backend: "wgpu",
+            ..caps
+        };
+        assert_eq!(dot_form(&wgpu, &[]), Some(&[][..]));
+    }
+
+    #[test]
+    fn buffers_fit_the_device_and_loops_the_driver() {
+        for (max, memory) in [(1 << 27, 0), (1 << 20, 0), (1 << 40, 1 << 28)] {
+            for kind in [DeviceKind::Cpu, DeviceKind::Discrete, DeviceKind::Integrated] {
+                for backend in ["opencl", "wgpu"] {
+                    let caps = Caps {
+                        max_view_bytes: max,
+                        memory_bytes: memory,
+                        kind,
+                        backend,
+                        ..Caps::neutral()
+                    };
+                    let shape = Shape::of(&caps);
+                    assert!(
+                        shape.bytes > 0 && shape.bytes <= max && (memory == 0 || shape.bytes <= memory / 8)
+                    );
+                    let each = shape.bytes / 16 / u64::from(shape.work_items());
+                    let explicit = caps.explicit_vectors();
+                    assert!(
+                        explicit || each < u64::from(MOST_ROUNDS),
+                        "{kind:?} {backend}: {each}"
+                    );
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,348 @@
+//! How long work takes at least: costs of plans ([`crate::plan::NodeCost`]) over the measured peaks of a device ([`crate::probe`]).
+//!
+//! A node takes at least as long as its bytes at the peak of memory, and as its arithmetic at the peak of what computes it, whichever is longer,
+//! and each of its commands a launch. Nodes run one after another. Bytes that caches keep from one node to the next are counted, so that a model
+//! that fits a cache may be faster than this.
+
+pub mod measured;
+
+use crate::graph::NodeId;
+use crate::plan::{Arithmetic, NodeCost};
+use serde::Serialize;
+use std::collections::{BTreeMap, HashMap};
+
+/// The most that a device does.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Peaks {
+    /// Bytes a second of memory.
+    pub bytes_per_s: f64,
+    /// Operations a second in single precision.
+    pub f32_flops_per_s: f64,
+    /// The same of units for products of matrices; `None` where there are none, or none that kernels use.
+    pub matrix_flops_per_s: Option<f64>,
+    /// Seconds that a launch takes of itself.
+    pub launch_s: f64,
+}
+
+impl Peaks {
+    /// Operations a second; infinite where nothing was measured.
+    pub fn rate(&self, arithmetic: Arithmetic) -> f64 {
+        match arithmetic {
+            Arithmetic::F32 => self.f32_flops_per_s,
+            Arithmetic::MatrixUnits => self.matrix_flops_per_s.unwrap_or(f64::INFINITY),
+        }
+    }
+}
+
+/// What keeps work from being faster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Bound {
+    /// Bytes.
+    Memory,
+    /// Operations.
+    Arithmetic,
+    /// Launches of commands.
+    Launches,
+}
+
+impl Bound {
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Memory => "memory",
+            Self::Arithmetic => "arithmetic",
+            Self::Launches => "launches",
+        }
+    }
+}
+
+/// What work costs, and how long it takes at least.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Total {
+    /// Commands.
+    pub launches: u64,
+    /// Bytes that commands read.
+    pub read_bytes: u64,
+    /// Bytes that they write.
+    pub written_bytes: u64,
+    /// Arithmetic operations, a multiplication with an addition counted as two.
+    pub flops: u64,
+    /// Time of the bytes where they take longer than the arithmetic.
+    pub memory_s: f64,
+    /// Time of the arithmetic where it takes longer than the bytes.
+    pub arithmetic_s: f64,
+    /// Time of the launches.
+    pub launch_s: f64,
+}
+
+#[expect(clippy::cast_precision_loss, reason = "costs are estimates")]
+fn float(n: u64) -> f64 {
+    n as f64
+}
+
+impl Total {
+    /// Of one node.
+    pub fn of(cost: &NodeCost, peaks: &Peaks) -> Self {
+        let mut total = Self {
+            launches: cost.commands.len() as u64,
+            read_bytes: cost.read(),
+            written_bytes: cost.written(),
+            flops: cost.flops,
+            ..Self::default()
+        };
+        let memory = float(total.bytes()) / peaks.bytes_per_s;
+        let arithmetic = float(total.flops) / peaks.rate(cost.arithmetic);
+        if arithmetic > memory {
+            total.arithmetic_s = arithmetic;
+        } else {
+            total.memory_s = memory;
+        }
+        total.launch_s = float(total.launches) * peaks.launch_s;
+        total
+    }
+
+    /// Adds work that comes behind.
+    pub fn add(&mut self, o: &Self) {
+        self.launches += o.launches;
+        self.read_bytes = self.read_bytes.saturating_add(o.read_bytes);
+        self.written_bytes = self.written_bytes.saturating_add(o.written_bytes);
+        self.flops = self.flops.saturating_add(o.flops);
+        self.memory_s += o.memory_s;
+        self.arithmetic_s += o.arithmetic_s;
+        self.launch_s += o.launch_s;
+    }
+
+    /// Bytes that are moved.
+    pub fn bytes(&self) -> u64 {
+        self.read_bytes.saturating_add(self.written_bytes)
+    }
+
+    /// The least time, in seconds.
+    pub fn least_s(&self) -> f64 {
+        self.memory_s + self.arithmetic_s + self.launch_s
+    }
+
+    /// Operations for each byte.
+    pub fn intensity(&self) -> f64 {
+        float(self.flops) / float(self.bytes().max(1))
+    }
+
+    /// What most of the least time is for.
+    pub fn bound(&self) -> Bound {
+        if self.launch_s > self.memory_s.max(self.arithmetic_s) {
+            Bound::Launches
+        } else if self.arithmetic_s > self.memory_s {
+            Bound::Arithmetic
+        } else {
+            Bound::Memory
+        }
+    }
+}
+
+/// [`Total`] with what follows from it.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Summary {
+    /// The work.
+    #[serde(flatten)]
+    pub total: Total,
+    /// The least time, in seconds.
+    pub least_s: f64,
+    /// What most of it is for.
+    pub bound: Bound,
+}
+
+impl From<Total> for Summary {
+    fn from(total: Total) -> Self {
+        Self {
+            least_s: total.least_s(),
+            bound: total.bound(),
+            total,
+        }
+    }
+}
+
+/// All nodes of one operator.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Kind {
+    /// The operator.
+    pub op: String,
+    /// Number of nodes.
+    pub nodes: usize,
+    /// Their work.
+    #[serde(flatten)]
+    pub work: Summary,
+}
+
+/// A node.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Line {
+    /// Its name in the planned graph.
+    pub node: String,
+    /// Its operator.
+    pub op: String,
+    /// Names of the model's nodes that it stands for.
+    pub nodes: Vec<String>,
+    /// Its work, in all runs together.
+    #[serde(flatten)]
+    pub work: Summary,
+}
+
+/// Work of a model: of a decoder so many tokens behind others, of others a run.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Work {
+    /// `prefill 128`, `decode at 1024`, `run`.
+    pub name: String,
+    /// Tokens that a decoder takes in.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tokens: Option<usize>,
+    /// Tokens a second at the least time.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub most_tokens_per_s: Option<f64>,
+    /// Runs of a plan.
+    pub runs: usize,
+    /// All nodes together.
+    pub whole: Summary,
+    /// By operator, those that take longest first.
+    pub kinds: Vec<Kind>,
+    /// By node, in the order of the plan.
+    pub lines: Vec<Line>,
+}
+
+impl Work {
+    /// Of the costs of runs one after another, perhaps of several plans of one graph.
+    pub fn new(name: String, tokens: Option<usize>, runs: &[Vec<NodeCost>], peaks: &Peaks) -> Self {
+        let mut whole = Total::default();
+        let mut nodes: Vec<(&NodeCost, Total)> = Vec::new();
+        let mut index: HashMap<NodeId, usize> = HashMap::new();
+        for cost in runs.iter().flatten() {
+            let total = Total::of(cost, peaks);
+            whole.add(&total);
+            let known = index.get(&cost.node).and_then(|i| nodes.get_mut(*i));
+            if let Some((_, sum)) = known {
+                sum.add(&total);
+            } else {
+                index.insert(cost.node, nodes.len());
+                nodes.push((cost, total));
+            }
+        }
+        let mut kinds: BTreeMap<&str, (usize, Total)> = BTreeMap::new();
+        for (cost, total) in &nodes {
+            let (count, sum) = kinds.entry(&cost.op).or_default();
+            *count += 1;
+            sum.add(total);
+        }
+        let kinds = kinds.into_iter().map(|(op, (nodes, total))| Kind {
+            op: op.to_owned(),
+            nodes,
+            work: total.into(),
+        });
+        let mut kinds: Vec<Kind> = kinds.collect();
+        kinds.sort_by(|a, b| b.work.least_s.total_cmp(&a.work.least_s));
+        let lines = nodes.into_iter().map(|(cost, total)| Line {
+            node: cost.name.clone(),
+            op: cost.op.clone(),
+            nodes: cost.nodes.clone(),
+            work: total.into(),
+        });
+        Self {
+            name,
+            tokens,
+            most_tokens_per_s: tokens.map(|n| float(n as u64) / whole.least_s().max(1e-12)),
+            runs: runs.len(),
+            lines: lines.collect(),
+            whole: whole.into(),
+            kinds,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::CommandCost;
+
+    const PEAKS: Peaks = Peaks {
+        bytes_per_s: 1e9,
+        f32_flops_per_s: 1e10,
+        matrix_flops_per_s: Some(1e12),
+        launch_s: 1e-6,
+    };
+
+    fn cost(name: &str, op: &str, bytes: u64, flops: u64, commands: usize) -> NodeCost {
+        let mut cost = NodeCost {
+            node: NodeId(name.bytes().map(u32::from).sum()),
+            name: name.to_owned(),
+            op: op.to_owned(),
+            nodes: Vec::new(),
+            commands: vec![
+                CommandCost {
+                    step: 0,
+                    read: 0,
+                    written: 0
+                };
+                commands
+            ],
+            flops,
+            arithmetic: Arithmetic::F32,
+        };
+        cost.commands[0].read = bytes;
+        cost
+    }
+
+    #[test]
+    fn the_longer_of_memory_and_arithmetic_counts() {
+        // 1 ms of bytes against 0.1 ms of arithmetic, and the other way round.
+        let memory = Total::of(&cost("a", "MatMul", 1_000_000, 1_000_000, 2), &PEAKS);
+        assert_eq!((memory.memory_s, memory.arithmetic_s), (1e-3, 0.0));
+        assert!((memory.least_s() - 1.002e-3).abs() < 1e-12, "{memory:?}");
+        assert_eq!(memory.bound(), Bound::Memory);
+        let product = cost("b", "MatMul", 1000, 10_000_000, 1);
+        let arithmetic = Total::of(&product, &PEAKS);
+        assert_eq!((arithmetic.memory_s, arithmetic.arithmetic_s), (0.0, 1e-3));
+        assert_eq!(arithmetic.bound(), Bound::Arithmetic);
+        let units = NodeCost {
+            arithmetic: Arithmetic::MatrixUnits,
+            ..product
+        };
+        assert_eq!(Total::of(&units, &PEAKS).arithmetic_s, 1e-5);
+        assert_eq!(
+            Total::of(&cost("c", "Add", 10, 10, 1), &PEAKS).bound(),
+            Bound::Launches
+        );
+    }
+
+    #[test]
+    fn runs_are_added_by_node_and_nodes_by_operator() {
+        let run = || {
+            vec![
+                cost("a", "MatMul", 1000, 0, 1),
+                cost("b", "Add", 10, 5, 1),
+                cost("c", "MatMul", 500, 0, 2),
+            ]
+        };
+        let work = Work::new("prefill 8".to_owned(), Some(8), &[run(), run()], &PEAKS);
+        let lines: Vec<_> = work
+            .lines
+            .iter()
+            .map(|l| (l.node.as_str(), l.work.total.launches))
+            .collect();
+        assert_eq!(lines, [("a", 2), ("b", 2), ("c", 4)]);
+        let kinds: Vec<_> = work
+            .kinds
+            .iter()
+            .map(|k| (k.op.as_str(), k.nodes, k.work.total.bytes()))
+            .collect();
+        assert_eq!(kinds, [("MatMul", 2, 3000), ("Add", 1, 20)]);
+        assert_eq!(
+            (work.whole.total.bytes(), work.whole.total.flops, work.runs),
+            (3020, 10, 2)
+        );
+        let least = 3020e-9 + 8e-6;
+        assert!((work.whole.least_s - least).abs() < 1e-12);
+        assert!((work.most_tokens_per_s.unwrap() - 8.0 / least).abs() < 1e-3);
+        let json = serde_json::to_value(&work).unwrap();
+        assert_eq!(json["kinds"][0]["bound"], "launches");
+        assert_eq!(json["lines"][2]["launches"], 4);
+    }
+}

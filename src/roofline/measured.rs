@@ -1,0 +1,412 @@
+//! Measured times of a run ([`Timing`]) beside its costs and least times.
+
+use super::{Bound, Peaks, Summary, Total, float};
+use crate::executor::Timing;
+use crate::plan::{Arithmetic, NodeCost};
+use serde::Serialize;
+use std::collections::{BTreeMap, HashMap};
+
+/// What work took, beside what it takes at least.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Measured {
+    /// Measured time.
+    pub seconds: f64,
+    /// Of the time of the whole run.
+    pub share: f64,
+    /// Costs and least time; nothing of nodes on the host.
+    #[serde(flatten)]
+    pub work: Summary,
+    /// Bytes a second.
+    pub bytes_per_s: f64,
+    /// Operations a second.
+    pub flops_per_s: f64,
+    /// Bytes a second over the peak of memory.
+    pub share_of_memory: f64,
+    /// Operations a second over the peak of what computes them.
+    pub share_of_arithmetic: f64,
+    /// The least time over the measured one: 1 is as fast as the device allows.
+    pub share_of_least: f64,
+}
+
+impl Measured {
+    fn new(seconds: f64, whole: f64, total: Total, rate: f64, peaks: &Peaks) -> Self {
+        let time = seconds.max(1e-9);
+        let (bytes, flops) = (float(total.bytes()) / time, float(total.flops) / time);
+        Self {
+            seconds,
+            share: seconds / whole.max(1e-9),
+            work: total.into(),
+            bytes_per_s: bytes,
+            flops_per_s: flops,
+            share_of_memory: bytes / peaks.bytes_per_s,
+            share_of_arithmetic: flops / rate,
+            share_of_least: total.least_s() / time,
+        }
+    }
+}
+
+/// A command, or a node on the host.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Event {
+    /// The kernel as its specialisation is shown; `None` on the host.
+    pub kernel: Option<String>,
+    /// The node that it is for, by index into [`Profile::lines`].
+    pub line: usize,
+    /// Measured time.
+    pub nanoseconds: u64,
+    /// Bytes that it reads.
+    pub read_bytes: u64,
+    /// Bytes that it writes.
+    pub written_bytes: u64,
+}
+
+impl Event {
+    /// The kernel's name without its specialisation, or `host`.
+    pub fn name(&self) -> &str {
+        let kernel = self.kernel.as_deref();
+        kernel.map_or("host", |k| k.split('<').next().unwrap_or(k))
+    }
+}
+
+/// A node with its time.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct TimedLine {
+    /// Its name in the planned graph.
+    pub node: String,
+    /// Its operator; `host` for what runs there.
+    pub op: String,
+    /// Names of the model's nodes that it stands for.
+    pub nodes: Vec<String>,
+    /// Time and work.
+    #[serde(flatten)]
+    pub measured: Measured,
+}
+
+/// All nodes of one operator, or all commands of one kernel, with their time.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct TimedKind {
+    /// The operator.
+    pub op: String,
+    /// Number of nodes.
+    pub nodes: usize,
+    /// Time and work.
+    #[serde(flatten)]
+    pub measured: Measured,
+}
+
+/// Time of all commands of one kernel.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct KernelTime {
+    /// The kernel as its specialisation is shown.
+    pub kernel: String,
+    /// Commands.
+    pub dispatches: usize,
+    /// Measured time.
+    pub seconds: f64,
+}
+
+/// A profiled run.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Profile {
+    /// `prefill 128`, `decode at 128`, `run`.
+    pub name: String,
+    /// All together.
+    pub whole: Measured,
+    /// By operator, those that took longest first.
+    pub kinds: Vec<TimedKind>,
+    /// By kernel, those that took longest first.
+    pub kernels: Vec<KernelTime>,
+    /// By node, in order.
+    pub lines: Vec<TimedLine>,
+    /// Commands in the order in which they ran.
+    pub events: Vec<Event>,
+}
+
+/// Operator of what runs on the host.
+const HOST: &str = "host";
+
+struct Sum {
+    nanoseconds: u64,
+    total: Total,
+    nodes: usize,
+    arithmetic: Arithmetic,
+}
+
+impl Profile {
+    /// Of the timings of a run, whose costs are those of its plan.
+    pub fn new(name: String, timings: &[Timing], costs: &[NodeCost], peaks: &Peaks) -> Self {
+        let mut of_step = HashMap::new();
+        for (i, cost) in costs.iter().enumerate() {
+            of_step.extend(cost.commands.iter().map(|c| (c.step, (i, c))));
+        }
+        let all: u64 = timings.iter().map(|t| t.nanoseconds).sum();
+        let seconds = |ns: u64| float(ns) / 1e9;
+        let whole = seconds(all);
+        let mut line_of: HashMap<Option<usize>, usize> = HashMap::new();
+        let mut lines: Vec<(String, String, Vec<String>, Sum)> = Vec::new();
+        let mut events = Vec::with_capacity(timings.len());
+        for t in timings {
+            let found = t.step.and_then(|s| of_step.get(&s));
+            let known = found.and_then(|(i, _)| line_of.get(&Some(*i)).copied());
+            let line = known.unwrap_or_else(|| {
+                let (name, op, sum) = match found.and_then(|(i, _)| costs.get(*i)) {
+                    Some(cost) => (
+                        cost.name.clone(),
+                        cost.op.clone(),
+                        Sum {
+                            nanoseconds: 0,
+                            total: Total::of(cost, peaks),
+                            nodes: 1,
+                            arithmetic: cost.arithmetic,
+                        },
+                    ),
+                    None => (
+                        t.nodes.first().cloned().unwrap_or_default(),
+                        HOST.to_owned(),
+                        Sum {
+                            nanoseconds: 0,
+                            total: Total::default(),
+                            nodes: 1,
+                            arithmetic: Arithmetic::F32,
+                        },
+                    ),
+                };
+                lines.push((name, op, t.nodes.clone(), sum));
+                lines.len() - 1
+            });
+            if let Some((i, _)) = found {
+                line_of.insert(Some(*i), line);
+            }
+            if let Some((.., sum)) = lines.get_mut(line) {
+                sum.nanoseconds += t.nanoseconds;
+            }
+            events.push(Event {
+                kernel: t.kernel.clone(),
+                line,
+                nanoseconds: t.nanoseconds,
+                read_bytes: found.map_or(0, |(_, c)| c.read),
+                written_bytes: found.map_or(0, |(_, c)| c.written),
+            });
+        }
+        let mut kinds: BTreeMap<&str, Sum> = BTreeMap::new();
+        let mut together = Total::default();
+        for (_, op, _, sum) in &lines {
+            let kind = kinds.entry(op).or_insert(Sum {
+                nanoseconds: 0,
+                total: Total::default(),
+                nodes: 0,
+                arithmetic: sum.arithmetic,
+            });
+            kind.nanoseconds += sum.nanoseconds;
+            kind.total.add(&sum.total);
+            kind.nodes += 1;
+            together.add(&sum.total);
+        }
+        let measured = |sum: &Sum| {
+            Measured::new(
+                seconds(sum.nanoseconds),
+                whole,
+                sum.total,
+                peaks.rate(sum.arithmetic),
+                peaks,
+            )
+        };
+        let mut kinds: Vec<TimedKind> = kinds
+            .iter()
+            .map(|(op, sum)| TimedKind {
+                op: (*op).to_owned(),
+                nodes: sum.nodes,
+                measured: measured(sum),
+            })
+            .collect();
+        kinds.sort_by(|a, b| b.measured.seconds.total_cmp(&a.measured.seconds));
+        let mut kernels: Vec<KernelTime> = Vec::new();
+        for t in timings {
+            let kernel = t.kernel.as_deref().unwrap_or(HOST);
+            match kernels.iter_mut().find(|k| k.kernel == kernel) {
+                Some(k) => {
+                    k.dispatches += 1;
+                    k.seconds += seconds(t.nanoseconds);
+                }
+                None => kernels.push(KernelTime {
+                    kernel: kernel.to_owned(),
+                    dispatches: 1,
+                    seconds: seconds(t.nanoseconds),
+                }),
+            }
+        }
+        kernels.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
+        let units = lines
+            .iter()
+            .any(|(.., s)| s.arithmetic == Arithmetic::MatrixUnits);
+        let most = peaks.rate(if units {
+            Arithmetic::MatrixUnits
+        } else {
+            Arithmetic::F32
+        });
+        Self {
+            name,
+            whole: Measured::new(whole, whole, together, most, peaks),
+            kinds,
+            kernels,
+            lines: lines
+                .into_iter()
+                .map(|(node, op, nodes, sum)| TimedLine {
+                    measured: measured(&sum),
+                    node,
+                    op,
+                    nodes,
+                })
+                .collect(),
+            events,
+        }
+    }
+
+    /// The sum of all times.
+    pub fn seconds(&self) -> f64 {
+        self.whole.seconds
+    }
+}
+
+/// Runs as Chrome's and Perfetto's trace events: a process for each, whose events follow one another without gaps, since only times of single commands are
+/// measured.
+pub fn trace(device: &str, runs: &[Profile]) -> serde_json::Value {
+    use serde_json::json;
+    let mut events = Vec::new();
+    for (pid, run) in (1..).zip(runs) {
+        let name = |what: &str, name: &str| json!({"name": what, "ph": "M", "pid": pid, "tid": 1, "ts": 0, "args": {"name": name}});
+        events.push(name("process_name", &run.name));
+        events.push(name("thread_name", device));
+        let mut start = 0u64;
+        for event in &run.events {
+            let line = run.lines.get(event.line);
+            let micro = |ns: u64| float(ns) / 1e3;
+            events.push(json!({
+                "name": event.name(),
+                "cat": line.map_or(HOST, |l| &l.op),
+                "ph": "X",
+                "pid": pid,
+                "tid": 1,
+                "ts": micro(start),
+                "dur": micro(event.nanoseconds),
+                "args": {
+                    "node": line.map(|l| &l.node),
+                    "nodes": line.map(|l| &l.nodes),
+                    "kernel": event.kernel,
+                    "read_bytes": event.read_bytes,
+                    "written_bytes": event.written_bytes,
+                    "node_flops": line.map(|l| l.measured.work.total.flops),
+                    "bound": line.map(|l| l.measured.work.bound),
+                },
+            }));
+            start += event.nanoseconds;
+        }
+    }
+    json!({"traceEvents": events, "displayTimeUnit": "ns"})
+}
+
+/// The roof over work of this intensity: operations a second at most.
+pub fn roof(intensity: f64, peaks: &Peaks, arithmetic: Arithmetic) -> (f64, Bound) {
+    let (memory, rate) = (intensity * peaks.bytes_per_s, peaks.rate(arithmetic));
+    if memory < rate {
+        (memory, Bound::Memory)
+    } else {
+        (rate, Bound::Arithmetic)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::graph::NodeId;
+    use crate::plan::CommandCost;
+
+    const PEAKS: Peaks = Peaks {
+        bytes_per_s: 1e9,
+        f32_flops_per_s: 1e10,
+        matrix_flops_per_s: None,
+        launch_s: 0.0,
+    };
+
+    fn run() -> Profile {
+        let cost = |name: &str, op: &str, steps: &[usize], read, flops| NodeCost {
+            node: NodeId(name.bytes().map(u32::from).sum()),
+            name: name.to_owned(),
+            op: op.to_owned(),
+            nodes: vec![format!("{name} of the model")],
+            commands: steps
+                .iter()
+                .map(|step| CommandCost {
+                    step: *step,
+                    read,
+                    written: 0,
+                })
+                .collect(),
+            flops,
+            arithmetic: Arithmetic::F32,
+        };
+        let costs = [
+            cost("a", "MatMul", &[0, 1], 500, 4000),
+            cost("b", "Add", &[2], 100, 10),
+        ];
+        let timing = |step: Option<usize>, kernel: Option<&str>, nanoseconds| Timing {
+            step,
+            kernel: kernel.map(str::to_owned),
+            nodes: vec!["x".to_owned()],
+            nanoseconds,
+        };
+        let timings = [
+            timing(Some(0), Some("matmul<WG=64>"), 1000),
+            timing(None, None, 700),
+            timing(Some(1), Some("matmul<WG=64>"), 1000),
+            timing(Some(2), Some("pointwise<WG=64>"), 300),
+        ];
+        Profile::new("run".to_owned(), &timings, &costs, &PEAKS)
+    }
+
+    #[test]
+    fn times_meet_their_costs() {
+        let run = run();
+        let kinds: Vec<_> = run.kinds.iter().map(|k| (k.op.as_str(), k.nodes)).collect();
+        assert_eq!(kinds, [("MatMul", 1), ("host", 1), ("Add", 1)]);
+        let product = &run.kinds[0].measured;
+        assert_eq!((product.seconds, product.work.total.bytes()), (2e-6, 1000));
+        assert!((product.bytes_per_s - 5e8).abs() < 1.0 && (product.share_of_memory - 0.5).abs() < 1e-9);
+        assert!((product.flops_per_s - 2e9).abs() < 1.0 && (product.share_of_arithmetic - 0.2).abs() < 1e-9);
+        assert!((product.share_of_least - 0.5).abs() < 1e-9 && (product.share - 2.0 / 3.0).abs() < 1e-9);
+        assert_eq!(
+            (run.kernels[0].kernel.as_str(), run.kernels[0].dispatches),
+            ("matmul<WG=64>", 2)
+        );
+        assert!((run.seconds() - 3e-6).abs() < 1e-15);
+        assert_eq!(run.lines[0].nodes, ["x"]);
+    }
+
+    #[test]
+    fn a_trace_has_its_events_in_order() {
+        let json = trace("card", &[run(), run()]);
+        let text = json.to_string();
+        let read: serde_json::Value = serde_json::from_str(&text).unwrap();
+        let events = read["traceEvents"].as_array().unwrap();
+        for pid in [1, 2] {
+            let of: Vec<_> = events
+                .iter()
+                .filter(|e| e["pid"] == pid && e["ph"] == "X")
+                .collect();
+            assert_eq!(of.len(), 4);
+            let mut end = 0.0;
+            for e in &of {
+                assert_eq!(e["ts"].as_f64().unwrap(), end);
+                end += e["dur"].as_f64().unwrap();
+            }
+            assert_eq!(of[1]["name"], "host");
+            assert_eq!(of[0]["args"]["read_bytes"], 500);
+        }
+    }
+
+    #[test]
+    fn the_roof_bends_where_memory_is_fast_enough() {
+        assert_eq!(roof(5.0, &PEAKS, Arithmetic::F32), (5e9, Bound::Memory));
+        assert_eq!(roof(50.0, &PEAKS, Arithmetic::F32), (1e10, Bound::Arithmetic));
+    }
+}
