@@ -253,7 +253,7 @@ fn what_does_not_fit_is_named() {
     folder.config["model_type"] = json!("gpt2");
     assert!(
         failure(&folder)
-            .contains("\"model_type\": \"gpt2\" is not supported; supported: llama, qwen2, qwen3, gemma, gemma2, gemma3_text, phi3, gemma3")
+            .contains("\"model_type\": \"gpt2\" is not supported; supported: llama, qwen2, qwen3, gemma, gemma2, gemma3_text, phi3, mistral, gemma3")
     );
     let mut folder = plain.clone();
     folder.config["vocab_size"] = json!(1u64 << 40);
