@@ -49,6 +49,9 @@ struct Starts {
     _model: tempfile::TempDir,
 }
 
+/// What becomes of a file.
+type Damage = fn(&mut Vec<u8>);
+
 /// What a start tells.
 #[derive(Debug, PartialEq)]
 struct Told {
@@ -197,13 +200,13 @@ fn twice(starts: &Starts) -> Outcome {
 
 fn damaged(starts: &Starts) -> Outcome {
     let cold = starts.cold()?;
-    let damages: [(&str, fn(&mut Vec<u8>)); 5] = [
+    let damages: [(&str, Damage); 5] = [
         ("a changed byte", |b| *b.last_mut().unwrap() ^= 1),
         ("a changed header", |b| b[20] ^= 1),
         ("half a file", |b| b.truncate(b.len() / 2)),
         ("an empty file", Vec::clear),
         ("a foreign file", |b| {
-            *b = b"\x7fELF, or anything else that is longer than a header".to_vec()
+            *b = b"\x7fELF, or anything else that is longer than a header".to_vec();
         }),
     ];
     for (name, damage) in damages {

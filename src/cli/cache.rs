@@ -22,7 +22,7 @@ pub struct CacheOptions {
     /// Neither read nor write compiled kernels on disk
     #[arg(long, conflicts_with_all = ["cache_dir", "cache_mb"])]
     pub no_cache: bool,
-    /// Folder for compiled kernels [default: TLITE_CACHE_DIR, else a folder where the system keeps caches]
+    /// Folder for compiled kernels [default: `$TLITE_CACHE_DIR`, else a folder where the system keeps caches]
     #[arg(long, value_name = "DIR")]
     pub cache_dir: Option<PathBuf>,
     /// Size of that folder beyond which the longest unused files are removed [default: 4096]
@@ -85,7 +85,7 @@ enum Action {
 
 #[derive(Debug, clap::Args)]
 struct Place {
-    /// The folder [default: TLITE_CACHE_DIR, else a folder where the system keeps caches]
+    /// The folder [default: `$TLITE_CACHE_DIR`, else a folder where the system keeps caches]
     #[arg(long, value_name = "DIR")]
     cache_dir: Option<PathBuf>,
 }

@@ -51,7 +51,7 @@ impl Builder<'_> {
         if let Some((store, key)) = &key
             && let Some(binary) = store.get(Kind::Program, key)
         {
-            match self.from_binary(&job, &binary) {
+            match self.of_binary(&job, &binary) {
                 Ok(kernel) => return Ok(Built { kernel, stored: true }),
                 Err(why) => {
                     log::info!(
@@ -62,7 +62,7 @@ impl Builder<'_> {
                 }
             }
         }
-        let kernel = self.from_source(&job)?;
+        let kernel = self.of_source(&job)?;
         if let Some((store, key)) = &key {
             match kernel.program.binary() {
                 Ok(binary) if binary.is_empty() => {
@@ -113,7 +113,7 @@ impl Builder<'_> {
         }
     }
 
-    fn from_binary(&self, job: &Job<'_>, binary: &[u8]) -> Result<Compiled, BackendError> {
+    fn of_binary(&self, job: &Job<'_>, binary: &[u8]) -> Result<Compiled, BackendError> {
         let call = |call: &str| format!("{call} of kernel {}", job.name);
         let program = self
             .context
@@ -125,7 +125,7 @@ impl Builder<'_> {
         self.checked(job, program)
     }
 
-    fn from_source(&self, job: &Job<'_>) -> Result<Compiled, BackendError> {
+    fn of_source(&self, job: &Job<'_>) -> Result<Compiled, BackendError> {
         let source = &job.source;
         let program = self
             .context
