@@ -36,7 +36,8 @@ pub fn quantity(value: f64, unit: &str) -> String {
     } else {
         usize::from(scaled < 99.95)
     };
-    format!("{scaled:.digits$} {prefix}{unit}")
+    let text = format!("{scaled:.digits$} {prefix}{unit}");
+    text.trim_end().to_owned()
 }
 
 #[cfg(test)]

@@ -52,7 +52,7 @@ pub struct Args {
     /// Print one JSON object, with operators, kernels, nodes and commands
     #[arg(long)]
     json: bool,
-    /// Write the commands as trace events, for Perfetto or chrome://tracing
+    /// Write the commands as trace events, for Perfetto or the tracing page of Chrome
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
     /// Write a page with a roofline picture

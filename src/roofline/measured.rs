@@ -133,8 +133,12 @@ struct Sum {
 }
 
 impl Profile {
-    /// Of the timings of a run, whose costs are those of its plan.
+    /// Of the timings of a run, whose costs are those of its plan. The times of commands by a device's clock hold no launches, and so do least times here.
     pub fn new(name: String, timings: &[Timing], costs: &[NodeCost], peaks: &Peaks) -> Self {
+        let peaks = &Peaks {
+            launch_s: 0.0,
+            ..*peaks
+        };
         let mut of_step = HashMap::new();
         for (i, cost) in costs.iter().enumerate() {
             of_step.extend(cost.commands.iter().map(|c| (c.step, (i, c))));

@@ -19,9 +19,9 @@ main { display: block; } main .panel { margin-bottom: 18px; }
 .roofline .roof { fill: none; stroke: var(--ink); stroke-width: 2; } .roofline .under { fill: var(--sunken); }
 .roofline circle { stroke: var(--panel); stroke-width: 1.5; } .roofline .number { font-weight: 650; paint-order: stroke; stroke: var(--panel); stroke-width: 3px; }
 .roofline .lead { stroke: var(--soft); stroke-width: .8; }
-.memory { fill: var(--weights); } .arithmetic { fill: var(--arena); } .launches { fill: var(--live); }
-.legend .memory { background: var(--weights); } .legend .arithmetic { background: var(--arena); } .legend .launches { background: var(--live); }
-.wide { overflow-x: auto; }
+.memory { fill: var(--weights); } .arithmetic { fill: var(--arena); }
+.legend .memory { background: var(--weights); } .legend .arithmetic { background: var(--arena); }
+.headline { margin-bottom: .8rem; } .wide { overflow-x: auto; }
 @media (max-width: 640px) { .roofline { font-size: 19px; } }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .88rem; }
 td, th { padding: .2rem .8rem .2rem 0; text-align: right; white-space: nowrap; } td:nth-child(2), th:nth-child(2) { text-align: left; }
@@ -32,7 +32,7 @@ tr + tr td { border-top: 1px solid var(--line); } .all td { font-weight: 650; }
 const WIDTH: f64 = 560.0;
 const HEIGHT: f64 = 380.0;
 const LEFT: f64 = 62.0;
-const RIGHT: f64 = 548.0;
+const RIGHT: f64 = 536.0;
 const TOP: f64 = 34.0;
 const BOTTOM: f64 = 332.0;
 
@@ -83,7 +83,7 @@ fn section(out: &mut String, run: &Profile, peaks: &Peaks) {
         out,
         "<section class=\"panel\">\n<h2>{}: {}, {} of what the device allows</h2>\n\
          <p class=\"hint\">Each operator is a dot, numbered as in the table: to the right the operations for each byte that it moves, upwards those that \
-         it does a second, as large as its share of the time. The line is what memory and arithmetic allow. Dots at the left edge move bytes and compute nothing.</p>\n\
+         it does a second, as large as its share of the time. The line is what memory and arithmetic allow. Dots at the left edge move bytes and compute nothing; those without a number take next to no time.</p>\n\
          <ul class=\"legend\">",
         escaped(&run.name),
         quantity(run.seconds(), "s"),
@@ -92,7 +92,6 @@ fn section(out: &mut String, run: &Profile, peaks: &Peaks) {
     for (bound, what) in [
         (Bound::Memory, "bound by memory"),
         (Bound::Arithmetic, "by arithmetic"),
-        (Bound::Launches, "by launches"),
     ] {
         let _ = write!(out, "<li><span class=\"dot {}\"></span>{what}</li>", class(bound));
     }
@@ -345,7 +344,7 @@ fn roofs(out: &mut String, x: &Axis, y: &Axis, peaks: &Peaks) {
             out,
             "<text class=\"soft\" x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">{name} {}</text>",
             RIGHT - 4.0,
-            y.at(rate) + 15.0,
+            y.at(rate) - 7.0,
             quantity(rate, "FLOP/s")
         );
     }
@@ -363,10 +362,13 @@ fn roofs(out: &mut String, x: &Axis, y: &Axis, peaks: &Peaks) {
     );
 }
 
-/// A number beside each dot, where no other number stands.
+/// Of the time of a run, what gives a dot its number.
+const LEAST_SHARE: f64 = 0.002;
+
+/// A number beside each dot that takes time, where no other number stands.
 fn labels(out: &mut String, dots: &[Dot<'_>]) {
     let mut taken: Vec<(f64, f64)> = Vec::new();
-    for dot in dots {
+    for dot in dots.iter().filter(|d| d.kind.measured.share >= LEAST_SHARE) {
         let free = |at: &(f64, f64)| {
             let inside =
                 (LEFT + 4.0..RIGHT - 4.0).contains(&at.0) && (TOP + 6.0..BOTTOM - 2.0).contains(&at.1);
