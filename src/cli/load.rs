@@ -17,6 +17,8 @@ pub struct LoadedModel {
     pub model: Box<dyn LanguageModel>,
     /// Where it runs.
     pub place: PlaceName,
+    /// What it was made from, which knows the device.
+    pub loaded: Loaded,
 }
 
 /// Opens the device that `options` name; `None` is the host, of which standard error says so where it was not asked for.
@@ -80,6 +82,7 @@ pub fn load_model(folder: &ModelFolder, options: &LoadOptions, purpose: Purpose<
     Ok(LoadedModel {
         model: loaded.model()?,
         place: loaded.place(),
+        loaded,
     })
 }
 

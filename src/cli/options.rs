@@ -1,7 +1,7 @@
 //! Options that several commands share, and the checks of their values.
 
 use super::output::note;
-use crate::backend::OpenOptions;
+use crate::backend::{OpenOptions, RecordingWay};
 use crate::error::{Error, Result, Stage};
 use crate::graph::pass::Pipeline;
 use crate::llm::engine::PADDING;
@@ -43,6 +43,22 @@ impl ValueEnum for KvType {
     }
 }
 
+impl ValueEnum for RecordingWay {
+    fn value_variants<'a>() -> &'a [Self] {
+        &[Self::Auto, Self::CommandBuffer, Self::Qcom, Self::Off]
+    }
+
+    fn to_possible_value(&self) -> Option<PossibleValue> {
+        let help = match self {
+            Self::Auto => "Recorded on GPUs whose driver can",
+            Self::CommandBuffer => "By cl_khr_command_buffer",
+            Self::Qcom => "By cl_qcom_recordable_queues",
+            Self::Off => "Queued one by one",
+        };
+        Some(PossibleValue::new(self.name()).help(help))
+    }
+}
+
 /// Where a model runs.
 #[derive(Clone, Debug, Default, clap::Args)]
 #[command(next_help_heading = "Execution")]
@@ -53,6 +69,13 @@ pub struct DeviceOptions {
     /// First device whose name or driver contains this text; see `tlite devices`
     #[arg(long, value_name = "SUBSTRING")]
     pub device: Option<String>,
+    /// How commands that repeat, as those of decoding, reach an OpenCL device
+    #[arg(long, value_enum, default_value_t, value_name = "WAY")]
+    pub recording: RecordingWay,
+    /// Milliseconds that queued work may hold an OpenCL device before other work gets its turn; 0 for no limit [default: 8 on GPUs that
+    /// share the host's memory, else 0]
+    #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u32).range(..=10_000), allow_negative_numbers = true)]
+    pub slice_ms: Option<u32>,
 }
 
 impl DeviceOptions {
@@ -60,7 +83,11 @@ impl DeviceOptions {
     pub fn placement(&self) -> Placement {
         Placement {
             backend: self.backend,
-            options: OpenOptions::of(self.device.as_deref()),
+            options: OpenOptions {
+                recording: self.recording,
+                slice_ms: self.slice_ms,
+                ..OpenOptions::of(self.device.as_deref())
+            },
         }
     }
 

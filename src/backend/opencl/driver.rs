@@ -3,6 +3,9 @@
 //! The safe wrappers of `opencl3` panic when a release fails, as it does on a lost device, so the handles
 //! here are our own.
 
+pub(super) mod command_buffer;
+pub(super) mod recordable;
+
 use crate::backend::BackendError;
 use opencl3::command_queue as queue_api;
 use opencl3::context::context as context_api;
@@ -49,7 +52,7 @@ impl Code {
 
     /// The device or its context is gone, whatever the call was. Our handles are valid by construction, so a
     /// driver that calls one invalid has torn its context down.
-    fn is_lost(self) -> bool {
+    pub(super) fn is_lost(self) -> bool {
         matches!(
             self.0,
             NV_ILLEGAL_ACCESS
@@ -166,6 +169,11 @@ impl Context {
         } else {
             0
         };
+        self.queue_with(device, properties)
+    }
+
+    /// A queue with `properties`, bits of the standard or of an extension.
+    pub(super) fn queue_with(&self, device: DeviceHandle, properties: u64) -> Result<Queue, Code> {
         // SAFETY: the context was made for this device.
         unsafe { queue_api::create_command_queue(self.0, device.0, properties) }
             .map(Queue)
@@ -337,6 +345,7 @@ impl Queue {
     pub(super) fn dispatch(
         &self,
         kernel: &KernelObject,
+        offset: [usize; 3],
         global: [usize; 3],
         local: [usize; 3],
         timed: bool,
@@ -346,7 +355,7 @@ impl Queue {
                 self.0,
                 kernel.0,
                 3,
-                ptr::null(),
+                offset.as_ptr(),
                 global.as_ptr(),
                 local.as_ptr(),
                 0,
@@ -407,15 +416,31 @@ impl Queue {
 }
 
 impl Event {
+    fn time(&self, name: event_api::cl_profiling_info) -> Result<u64, Code> {
+        event_api::get_event_profiling_data(self.0, name)
+            .map(|b| number(&b))
+            .map_err(Code)
+    }
+
     /// Nanoseconds from start to end of a command that is done.
     pub(super) fn nanoseconds(&self) -> Result<u64, Code> {
-        let time = |name| {
-            event_api::get_event_profiling_data(self.0, name)
-                .map(|b| number(&b))
-                .map_err(Code)
-        };
-        let start = time(event_api::CL_PROFILING_COMMAND_START)?;
-        Ok(time(event_api::CL_PROFILING_COMMAND_END)?.saturating_sub(start))
+        let start = self.time(event_api::CL_PROFILING_COMMAND_START)?;
+        Ok(self.end()?.saturating_sub(start))
+    }
+
+    /// When a command that is done was handed to the device, by its clock.
+    pub(super) fn submitted(&self) -> Result<u64, Code> {
+        self.time(event_api::CL_PROFILING_COMMAND_SUBMIT)
+    }
+
+    /// When a command that is done ended, by the device's clock.
+    pub(super) fn end(&self) -> Result<u64, Code> {
+        self.time(event_api::CL_PROFILING_COMMAND_END)
+    }
+
+    /// Waits until the command is done.
+    pub(super) fn wait(&self) -> Result<(), Code> {
+        event_api::wait_for_events(&[self.0]).map_err(Code)
     }
 
     /// Fails with the command's own error code, if it has one.

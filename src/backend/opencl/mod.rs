@@ -4,11 +4,13 @@
 //! made at the first call of [`Backend::profile`], measures times, so that normal work does not pay for it.
 //! Views of a whole buffer are the buffer; other views become sub-buffers, which are kept as long as
 //! the buffer. Every recorded dispatch has a kernel object of its own with its buffers set, so that a submission
-//! sets at most the parameter struct and queues.
+//! sets at most the parameter struct and queues. Where the driver records ([`replay`]) it queues all of them in one call.
 
 mod device;
 mod driver;
 mod record;
+mod replay;
+mod slice;
 #[cfg(test)]
 mod tests;
 mod units;
@@ -18,8 +20,10 @@ use super::{
     Backend, BackendError, BufferId, Caps, Command, DeviceKind, KernelId, Launch, OpenOptions, RecordingId,
     Stats, View, choose,
 };
-use driver::{Context, DeviceHandle, Program, Queue};
-use record::{Block, Dispatch, Step};
+use driver::{Context, DeviceHandle, KernelObject, Program, Queue};
+use record::{Armed, Block, Dispatch, DriverTime, Step};
+use replay::{Recorder, Recording, Target};
+use slice::Slicer;
 use std::collections::HashMap;
 use std::ffi::CString;
 use std::ops::Range;
@@ -50,6 +54,8 @@ impl Drop for Buffer {
 
 struct Compiled {
     program: Program,
+    /// The same for parts of a grid, once it was needed, or why it cannot be had.
+    in_parts: Option<Result<Program, String>>,
     entry: CString,
     /// Kernel and defines, for errors.
     name: Arc<str>,
@@ -62,18 +68,27 @@ struct Compiled {
 /// An OpenCL device opened for work.
 pub struct OpenCl {
     // Fields are dropped in this order: users of an object before the object.
-    recordings: HashMap<RecordingId, Vec<Step>>,
+    recordings: HashMap<RecordingId, Recording>,
     buffers: HashMap<BufferId, Buffer>,
     kernels: Vec<Compiled>,
     cache: HashMap<KernelSpec, KernelId>,
+    slicer: Option<Slicer>,
+    recorder: Recorder,
     queue: Queue,
     timed_queue: Option<Queue>,
     context: Context,
     device: DeviceHandle,
     caps: Caps,
     stats: Stats,
+    /// Time in the driver; the rest of a step is ours.
+    time: DriverTime,
+    /// Grows whenever all that was queued is done.
+    epoch: u64,
     next_id: u32,
 }
+
+/// Put before a kernel's text so that it runs from any work-group on: the driver's function counts from the first that is queued.
+const IN_PARTS: &str = "#define get_group_id(d) (get_group_id(d) + get_global_offset(d) / get_local_size(d))\n";
 
 impl OpenCl {
     /// Opens the device that `options` name.
@@ -102,20 +117,26 @@ impl OpenCl {
             );
             caps.matrix_units = false;
         }
+        let slice = options.slice_nanoseconds(&caps);
+        let recorder = Recorder::open(options.recording, &context, handle, &caps)?;
         let queue = context
-            .queue(handle, false)
+            .queue(handle, slice.is_some())
             .map_err(|code| code.at(format!("clCreateCommandQueue on {}", caps.device)))?;
         Ok(Self {
             recordings: HashMap::new(),
             buffers: HashMap::new(),
             kernels: Vec::new(),
             cache: HashMap::new(),
+            slicer: slice.map(Slicer::new),
+            recorder,
             queue,
             timed_queue: None,
             context,
             device: handle,
             caps,
             stats: Stats::default(),
+            time: DriverTime::default(),
+            epoch: 0,
             next_id: 0,
         })
     }
@@ -176,6 +197,16 @@ impl OpenCl {
         Ok(part)
     }
 
+    /// The whole text of a kernel, as it is compiled.
+    fn source(&self, spec: &KernelSpec) -> Result<String, kernel::ExpandError> {
+        let mut source = spec.expand(Language::OpenCl)?;
+        if self.caps.kind == DeviceKind::Cpu && !self.caps.f16_math {
+            // Such compilers convert halves in software, one at a time (cl/common/half.cl).
+            source.insert_str(0, "#define SOFT_HALF\n");
+        }
+        Ok(source)
+    }
+
     fn build(&self, spec: &KernelSpec) -> Result<Compiled, BackendError> {
         let name = spec.to_string();
         let driver_words = format!("{} ({})", self.caps.device, self.caps.driver);
@@ -205,13 +236,9 @@ impl OpenCl {
             ));
         }
         check_workgroup(u64::from(self.caps.max_workgroup))?;
-        let mut source = spec
-            .expand(Language::OpenCl)
+        let source = self
+            .source(spec)
             .map_err(|error| failed(error.why, kernel::excerpt(spec.kernel.cl, None)))?;
-        if self.caps.kind == DeviceKind::Cpu && !self.caps.f16_math {
-            // Such compilers convert halves in software, one at a time (cl/common/half.cl).
-            source.insert_str(0, "#define SOFT_HALF\n");
-        }
         let entry = CString::new(spec.kernel.name)
             .map_err(|_| refused("the kernel's name contains a zero byte".to_owned()))?;
         let call = |call: &str| format!("{call} of kernel {name}");
@@ -266,6 +293,7 @@ impl OpenCl {
         }
         Ok(Compiled {
             program,
+            in_parts: None,
             entry,
             name: name.into(),
             workgroup: spec.workgroup,
@@ -276,7 +304,7 @@ impl OpenCl {
 
     fn prepare(
         &mut self,
-        kernel: KernelId,
+        id: KernelId,
         args: &[View],
         step: u32,
         params: &Range<u32>,
@@ -287,8 +315,8 @@ impl OpenCl {
             .collect::<Result<Vec<_>, _>>()?;
         let kernel = self
             .kernels
-            .get(kernel.0 as usize)
-            .ok_or_else(|| unknown("kernel", kernel.0))?;
+            .get(id.0 as usize)
+            .ok_or_else(|| unknown("kernel", id.0))?;
         let refused = |why: String| BackendError::Driver {
             call: format!("kernel {}", kernel.name),
             why,
@@ -306,29 +334,160 @@ impl OpenCl {
                 kernel.params_bytes
             )));
         }
-        let mut object = kernel
-            .program
-            .kernel(&kernel.entry)
-            .map_err(|code| code.at(format!("clCreateKernel of kernel {}", kernel.name)))?;
-        for (index, block) in (0u32..).zip(&blocks) {
-            object.set_mem(index, &block.mem).map_err(|code| {
-                block.error(
-                    &format!("clSetKernelArg of kernel {}, operand {index}", kernel.name),
-                    code,
-                )
-            })?;
-        }
+        let capacity = kernel.params_bytes as usize;
+        let whole = Armed {
+            object: with_operands(&kernel.program, kernel, &blocks)?,
+            held: Vec::with_capacity(capacity),
+        };
         Ok(Dispatch {
-            object,
+            kernel: id,
+            whole,
+            in_parts: None,
             name: Arc::clone(&kernel.name),
             workgroup: kernel.workgroup,
             params_index: kernel.operands,
             params: params.start as usize..params.end as usize,
-            held: Vec::with_capacity(kernel.params_bytes as usize),
             step: step as usize,
             args: blocks,
         })
     }
+
+    /// Where parts of a dispatch can run: its longest axis, of which the kernel does not ask for the number of work-groups.
+    fn axis_of_parts(&self, kernel: KernelId, grid: [u32; 3]) -> Result<usize, String> {
+        let spec = self.cache.iter().find(|(_, id)| **id == kernel).map(|(spec, _)| spec);
+        let source = spec.and_then(|s| self.source(s).ok()).unwrap_or_default();
+        if source.contains("get_global_size(") {
+            return Err("it asks for its global size".to_owned());
+        }
+        let free = |axis: &usize| !source.contains(&format!("get_num_groups({axis})"));
+        let longest = (0..3).filter(free).max_by_key(|axis| grid.get(*axis).copied());
+        longest
+            .filter(|axis| grid.get(*axis).is_some_and(|n| *n > 1))
+            .ok_or_else(|| format!("of its {grid:?} work-groups none can run apart"))
+    }
+
+    /// Makes the kernel of a dispatch ready to run in parts.
+    fn arm_in_parts(&mut self, dispatch: &mut Dispatch) -> Result<(), String> {
+        if dispatch.in_parts.is_some() {
+            return Ok(());
+        }
+        let index = dispatch.kernel.0 as usize;
+        let made = self.kernels.get(index).is_some_and(|k| k.in_parts.is_some());
+        if !made {
+            let spec = self.cache.iter().find(|(_, id)| **id == dispatch.kernel);
+            let spec = spec.map(|(spec, _)| spec.clone()).ok_or("it is unknown")?;
+            let program = self.source(&spec).map_err(|e| e.to_string()).and_then(|source| {
+                let program = self.context.program(&(IN_PARTS.to_owned() + &source));
+                let program = program.map_err(|code| format!("clCreateProgramWithSource: {code}"))?;
+                program
+                    .build(self.device)
+                    .map_err(|code| format!("clBuildProgram: {code}"))?;
+                Ok(program)
+            });
+            if let Some(kernel) = self.kernels.get_mut(index) {
+                kernel.in_parts = Some(program);
+                self.stats.compiles += 1;
+            }
+        }
+        let kernel = self.kernels.get(index).ok_or("it is unknown")?;
+        match &kernel.in_parts {
+            Some(Ok(program)) => {
+                let object = with_operands(program, kernel, &dispatch.args).map_err(|e| e.to_string())?;
+                dispatch.in_parts = Some(Armed {
+                    object,
+                    held: Vec::new(),
+                });
+                Ok(())
+            }
+            Some(Err(why)) => Err(why.clone()),
+            None => Err("it is unknown".to_owned()),
+        }
+    }
+
+    /// Cuts a recording for `launch`, of whose steps all times are known.
+    fn cut(&mut self, recording: &mut Recording, launch: &Launch, budget: u64) {
+        let mut axes = HashMap::new();
+        for step in recording.cut.above(budget, &recording.steps, launch) {
+            let Some(Step::Dispatch(dispatch)) = recording.steps.get_mut(step) else {
+                continue;
+            };
+            let grid = launch.grids.get(dispatch.step).copied().unwrap_or_default();
+            let axis = self.axis_of_parts(dispatch.kernel, grid);
+            match axis.and_then(|axis| self.arm_in_parts(dispatch).map(|()| axis)) {
+                Ok(axis) => {
+                    axes.insert(step, axis);
+                }
+                Err(why) => log::warn!(
+                    "opencl: kernel {} takes more than a slice and is not cut: {why}",
+                    dispatch.name
+                ),
+            }
+        }
+        recording.forget();
+        recording
+            .cut
+            .renew(budget, &recording.steps, launch, &|step| axes.get(&step).copied());
+    }
+
+    /// Submits a recording in slices. True where all came from the driver's recordings.
+    fn submit_in_slices(
+        &mut self,
+        id: RecordingId,
+        recording: &mut Recording,
+        launch: &Launch,
+        slicer: &mut Slicer,
+    ) -> Result<bool, BackendError> {
+        recording.learn(id, slicer);
+        if recording.cut.is_unknown(&recording.steps, launch) {
+            slicer.drain(0)?;
+            recording.calibrate(launch, &mut self.target())?;
+            return Ok(false);
+        }
+        if recording.cut.is_stale(launch) {
+            self.cut(recording, launch, slicer.budget);
+        }
+        recording.submit_slices(id, launch, slicer, &mut self.target())
+    }
+
+    fn target(&mut self) -> Target<'_> {
+        Target {
+            queue: &self.queue,
+            recorder: &mut self.recorder,
+            time: &mut self.time,
+            epoch: self.epoch,
+        }
+    }
+
+    /// Notes that nothing is queued any more.
+    fn all_done(&mut self) -> Result<(), BackendError> {
+        self.epoch += 1;
+        let drained = match &mut self.slicer {
+            Some(slicer) => slicer.drain(0),
+            None => Ok(()),
+        };
+        self.stats.longest_slice_ns = self.slicer.as_ref().map_or(0, |s| s.longest);
+        drained
+    }
+}
+
+/// A kernel object of `program` with its operands set.
+fn with_operands(
+    program: &Program,
+    kernel: &Compiled,
+    blocks: &[Arc<Block>],
+) -> Result<KernelObject, BackendError> {
+    let mut object = program
+        .kernel(&kernel.entry)
+        .map_err(|code| code.at(format!("clCreateKernel of kernel {}", kernel.name)))?;
+    for (index, block) in (0u32..).zip(blocks) {
+        object.set_mem(index, &block.mem).map_err(|code| {
+            block.error(
+                &format!("clSetKernelArg of kernel {}, operand {index}", kernel.name),
+                code,
+            )
+        })?;
+    }
+    Ok(object)
 }
 
 fn unknown(what: &str, id: u32) -> BackendError {
@@ -423,13 +582,15 @@ impl Backend for OpenCl {
         if bytes.is_empty() {
             return Ok(());
         }
-        self.queue.write(&block.mem, offset, bytes).map_err(|code| {
+        let written = self.time.of(|| self.queue.write(&block.mem, offset, bytes));
+        written.map_err(|code| {
             if code.is_out_of_memory() {
                 block.error("clEnqueueWriteBuffer", code)
             } else {
                 code.while_waiting(format!("clEnqueueWriteBuffer to buffer {}", block.label))
             }
-        })
+        })?;
+        self.all_done()
     }
 
     fn read(&mut self, src: View, out: &mut [u8]) -> Result<(), BackendError> {
@@ -437,13 +598,15 @@ impl Backend for OpenCl {
         if out.is_empty() {
             return Ok(());
         }
-        self.queue.read(&block.mem, offset, out).map_err(|code| {
+        let read = self.time.of(|| self.queue.read(&block.mem, offset, out));
+        read.map_err(|code| {
             if code.is_out_of_memory() {
                 block.error("clEnqueueReadBuffer", code)
             } else {
                 code.while_waiting(format!("clEnqueueReadBuffer from buffer {}", block.label))
             }
-        })
+        })?;
+        self.all_done()
     }
 
     fn compile(&mut self, spec: &KernelSpec) -> Result<KernelId, BackendError> {
@@ -494,21 +657,30 @@ impl Backend for OpenCl {
             });
         }
         let id = RecordingId(self.new_id()?);
-        self.recordings.insert(id, steps);
+        self.recordings.insert(id, Recording::new(steps));
         self.stats.recordings += 1;
         Ok(id)
     }
 
     fn submit(&mut self, recording: RecordingId, launch: &Launch) -> Result<(), BackendError> {
-        let steps = self
+        let mut found = self
             .recordings
-            .get_mut(&recording)
+            .remove(&recording)
             .ok_or_else(|| unknown("recording", recording.0))?;
-        for step in steps {
-            step.enqueue(&self.queue, launch, false)?;
-        }
+        let submitted = match self.slicer.take() {
+            Some(mut slicer) => {
+                let submitted = self.submit_in_slices(recording, &mut found, launch, &mut slicer);
+                self.slicer = Some(slicer);
+                submitted
+            }
+            None => found.submit(launch, &mut self.target()),
+        };
+        self.recordings.insert(recording, found);
+        self.stats.recorded_submits += u64::from(submitted?);
         self.stats.submits += 1;
-        self.queue.flush().map_err(|code| code.while_waiting("clFlush"))
+        self.time
+            .of(|| self.queue.flush())
+            .map_err(|code| code.while_waiting("clFlush"))
     }
 
     fn profile(&mut self, recording: RecordingId, launch: &Launch) -> Result<Vec<u64>, BackendError> {
@@ -521,14 +693,17 @@ impl Backend for OpenCl {
                     .map_err(|code| code.at("clCreateCommandQueue with CL_QUEUE_PROFILING_ENABLE"))?,
             ),
         };
-        let steps = self
+        let found = self
             .recordings
             .get_mut(&recording)
             .ok_or_else(|| unknown("recording", recording.0))?;
+        // Its values go into the kernel objects, from which some drivers take what they replay.
+        found.forget();
+        let steps = &mut found.steps;
         let mut events = Vec::with_capacity(steps.len());
         let mut failure = None;
         for step in steps.iter_mut() {
-            match step.enqueue(queue, launch, true) {
+            match step.enqueue(queue, launch, None, true, &mut self.time) {
                 Ok(event) => events.push(event),
                 Err(error) => {
                     failure = Some(error);
@@ -556,15 +731,28 @@ impl Backend for OpenCl {
     }
 
     fn wait(&mut self) -> Result<(), BackendError> {
-        self.queue.finish().map_err(|code| code.while_waiting("clFinish"))
+        self.time
+            .of(|| self.queue.finish())
+            .map_err(|code| code.while_waiting("clFinish"))?;
+        self.all_done()
     }
 
     fn release(&mut self, recording: RecordingId) {
+        let running = self.recordings.get(&recording).is_some_and(|r| r.may_run(self.epoch));
+        if running && let Err(error) = self.wait() {
+            log::warn!("opencl: while a recording is freed: {error}");
+        }
         self.recordings.remove(&recording);
+        if let Some(slicer) = &mut self.slicer {
+            slicer.forget(recording);
+        }
     }
 
     fn stats(&self) -> Stats {
-        self.stats
+        Stats {
+            driver_ns: self.time.nanoseconds,
+            ..self.stats
+        }
     }
 }
 

@@ -14,7 +14,7 @@ mod units;
 
 use super::kernel::{Language, Role, Ty, excerpt};
 use super::{Backend, BackendError, BufferId, Caps, Command, DeviceKind, KernelId, KernelSpec, Launch};
-use super::{Maker, OpenOptions, RecordingId, Stats, View, choose, fast_local};
+use super::{Maker, OpenOptions, RecordingId, RecordingWay, Stats, View, choose, fast_local};
 use std::collections::HashMap;
 use std::num::NonZeroU64;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -174,6 +174,16 @@ impl Wgpu {
     /// Opens the adapter that `options` name.
     /// Errors: [`BackendError::NoDriver`], [`BackendError::NoDevice`], or the driver's refusal.
     pub fn open(options: &OpenOptions) -> Result<Self, BackendError> {
+        let refused = |what: String| BackendError::Driver {
+            call: what,
+            why: "only the OpenCL backend can".to_owned(),
+        };
+        if matches!(options.recording, RecordingWay::CommandBuffer | RecordingWay::Qcom) {
+            return Err(refused(format!("recording by {}", options.recording)));
+        }
+        if let Some(ms) = options.slice_ms.filter(|ms| *ms > 0) {
+            return Err(refused(format!("slices of {ms} ms")));
+        }
         let (adapters, all): (Vec<_>, Vec<_>) = adapters()?.into_iter().unzip();
         let chosen = choose(&all, options.device.as_deref())?;
         let (Some(adapter), Some(caps)) = (adapters.get(chosen), all.into_iter().nth(chosen)) else {
