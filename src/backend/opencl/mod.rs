@@ -56,6 +56,10 @@ struct Compiled {
     program: Program,
     /// The same for parts of a grid, once it was needed, or why it cannot be had.
     in_parts: Option<Result<Program, String>>,
+    /// Axes of whose number of work-groups the text does not ask.
+    free_axes: [bool; 3],
+    /// It was said that the kernel cannot run in parts.
+    told: bool,
     entry: CString,
     /// Kernel and defines, for errors.
     name: Arc<str>,
@@ -294,6 +298,10 @@ impl OpenCl {
         Ok(Compiled {
             program,
             in_parts: None,
+            free_axes: [0, 1, 2].map(|axis| {
+                !source.contains("get_global_size(") && !source.contains(&format!("get_num_groups({axis})"))
+            }),
+            told: false,
             entry,
             name: name.into(),
             workgroup: spec.workgroup,
@@ -352,17 +360,13 @@ impl OpenCl {
         })
     }
 
-    /// Where parts of a dispatch can run: its longest axis, of which the kernel does not ask for the number of work-groups.
+    /// Along which axis parts of a dispatch can run: the longest of which the kernel does not ask for the number of work-groups.
     fn axis_of_parts(&self, kernel: KernelId, grid: [u32; 3]) -> Result<usize, String> {
-        let spec = self.cache.iter().find(|(_, id)| **id == kernel).map(|(spec, _)| spec);
-        let source = spec.and_then(|s| self.source(s).ok()).unwrap_or_default();
-        if source.contains("get_global_size(") {
-            return Err("it asks for its global size".to_owned());
-        }
-        let free = |axis: &usize| !source.contains(&format!("get_num_groups({axis})"));
-        let longest = (0..3).filter(free).max_by_key(|axis| grid.get(*axis).copied());
+        let free = self.kernels.get(kernel.0 as usize).map_or([false; 3], |k| k.free_axes);
+        let axes = free.into_iter().zip(grid).enumerate();
+        let longest = axes.filter(|(_, (free, n))| *free && *n > 1).max_by_key(|(_, (_, n))| *n);
         longest
-            .filter(|axis| grid.get(*axis).is_some_and(|n| *n > 1))
+            .map(|(axis, _)| axis)
             .ok_or_else(|| format!("of its {grid:?} work-groups none can run apart"))
     }
 
@@ -417,10 +421,15 @@ impl OpenCl {
                 Ok(axis) => {
                     axes.insert(step, axis);
                 }
-                Err(why) => log::warn!(
-                    "opencl: kernel {} takes more than a slice and is not cut: {why}",
-                    dispatch.name
-                ),
+                Err(why) => {
+                    let kernel = self.kernels.get_mut(dispatch.kernel.0 as usize);
+                    if kernel.is_some_and(|k| !std::mem::replace(&mut k.told, true)) {
+                        log::warn!(
+                            "opencl: kernel {} takes more than a slice and is not cut: {why}",
+                            dispatch.name
+                        );
+                    }
+                }
             }
         }
         recording.forget();

@@ -138,6 +138,7 @@ impl Cut {
         let time = took as f64;
         let expected = self.predicted.get(slice).copied().unwrap_or(0.0);
         let ratio = time / expected.max(1.0);
+        log::trace!("opencl: slice {slice} took {took} ns, {expected:.0} expected");
         if expected > 0.0 && !(0.5..=1.25).contains(&ratio) {
             let mut steps: Vec<usize> = self.jobs[range].iter().map(|j| j.step).collect();
             steps.dedup();
