@@ -213,7 +213,9 @@ fn line(test: Test, runs: &[Run]) -> Option<Line> {
     let mut host: Vec<f64> = runs.iter().filter_map(|r| r.host_us).collect();
     speeds.sort_by(f64::total_cmp);
     host.sort_by(f64::total_cmp);
-    let (submits, recorded) = runs.iter().fold((0, 0), |(s, r), run| (s + run.submits, r + run.recorded));
+    let (submits, recorded) = runs
+        .iter()
+        .fold((0, 0), |(s, r), run| (s + run.submits, r + run.recorded));
     let median = median(&speeds)?;
     Some(Line {
         host_us_per_token: self::median(&host),
@@ -281,7 +283,10 @@ fn text(name: &str, place: &PlaceName, lines: &[Line]) -> String {
         names.into_iter().chain(speeds).collect::<Vec<_>>()
     }));
     if lines.iter().any(|l| l.host_us_per_token.is_some()) {
-        let cell = |l: &Line| l.host_us_per_token.map_or_else(|| "-".to_owned(), |us| format!("{us:.1}"));
+        let cell = |l: &Line| {
+            l.host_us_per_token
+                .map_or_else(|| "-".to_owned(), |us| format!("{us:.1}"))
+        };
         let column = std::iter::once("host us/token".to_owned()).chain(lines.iter().map(cell));
         rows.iter_mut().zip(column).for_each(|(row, cell)| row.push(cell));
     }
@@ -311,10 +316,17 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     let cancel = generating.flag();
     let device = &loaded.loaded;
     let stats = || device.stats();
-    let lines = bench(loaded.model.as_mut(), &stats, &tests, args.repeat, &cancel, &mut |name| {
-        progress.set_message(name.to_owned());
-        progress.inc(1);
-    });
+    let lines = bench(
+        loaded.model.as_mut(),
+        &stats,
+        &tests,
+        args.repeat,
+        &cancel,
+        &mut |name| {
+            progress.set_message(name.to_owned());
+            progress.inc(1);
+        },
+    );
     progress.finish_and_clear();
     let lines = lines?;
     drop(generating);

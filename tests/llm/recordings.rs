@@ -51,12 +51,16 @@ pub fn ways_change_nothing(model: &Path, device: &Device) -> Outcome {
     for (way, slice_ms) in ways {
         let (found, stats) = decoded(model, &options(way, slice_ms), 20)?;
         if let Some(step) = (0..wanted.len()).find(|i| found.get(*i) != wanted.get(*i)) {
-            return Err(format!("{way}, slices of {slice_ms} ms: other logits at step {step}"));
+            return Err(format!(
+                "{way}, slices of {slice_ms} ms: other logits at step {step}"
+            ));
         }
         // A recording is first run one by one, and again where a length crosses a block and cannot be patched.
         let least = STEPS as u64 - 8;
         if way != RecordingWay::Off && slice_ms == 0 && stats.recorded_submits < least {
-            return Err(format!("{way}: {stats:?}, at least {least} from recordings expected"));
+            return Err(format!(
+                "{way}: {stats:?}, at least {least} from recordings expected"
+            ));
         }
         if (slice_ms > 0) != (stats.longest_slice_ns > 0) {
             return Err(format!("{way}, slices of {slice_ms} ms: {stats:?}"));

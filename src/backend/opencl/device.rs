@@ -2,10 +2,10 @@
 
 use super::driver::{Code, DeviceHandle, number, text};
 use crate::backend::{BackendError, Caps, DeviceKind, Maker, fast_local};
+use dlopen2::raw::Library;
 use opencl3::device as api;
 use opencl3::error_codes as codes;
 use opencl3::platform::platform as platform_api;
-use dlopen2::raw::Library;
 use opencl3::types::cl_platform_id;
 use std::ffi::{CStr, c_void};
 use std::ptr::NonNull;
@@ -314,7 +314,10 @@ pub(super) fn listed_version(device: DeviceHandle, extension: &str) -> Option<(u
         return version_in(&bytes, extension);
     }
     let names = text(&device.info(api::CL_DEVICE_EXTENSIONS).ok()?);
-    names.split_whitespace().any(|e| e == extension).then_some((0, 9, 0))
+    names
+        .split_whitespace()
+        .any(|e| e == extension)
+        .then_some((0, 9, 0))
 }
 
 /// The version of `extension` in an array of `cl_name_version`: a number of 10, 10 and 12 bits, and a name of 64 bytes.
@@ -389,7 +392,11 @@ mod tests {
             bytes.resize(68, 0);
             bytes
         };
-        let list = [entry(1 << 22, "cl_khr_fp16"), entry(9 << 12 | 3, "cl_khr_command_buffer")].concat();
+        let list = [
+            entry(1 << 22, "cl_khr_fp16"),
+            entry(9 << 12 | 3, "cl_khr_command_buffer"),
+        ]
+        .concat();
         assert_eq!(version_in(&list, "cl_khr_command_buffer"), Some((0, 9, 3)));
         assert_eq!(version_in(&list, "cl_khr_fp16"), Some((1, 0, 0)));
         assert_eq!(version_in(&list, "cl_khr_command"), None);

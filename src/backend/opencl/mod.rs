@@ -92,7 +92,8 @@ pub struct OpenCl {
 }
 
 /// Put before a kernel's text so that it runs from any work-group on: the driver's function counts from the first that is queued.
-const IN_PARTS: &str = "#define get_group_id(d) (get_group_id(d) + get_global_offset(d) / get_local_size(d))\n";
+const IN_PARTS: &str =
+    "#define get_group_id(d) (get_group_id(d) + get_global_offset(d) / get_local_size(d))\n";
 
 impl OpenCl {
     /// Opens the device that `options` name.
@@ -362,9 +363,14 @@ impl OpenCl {
 
     /// Along which axis parts of a dispatch can run: the longest of which the kernel does not ask for the number of work-groups.
     fn axis_of_parts(&self, kernel: KernelId, grid: [u32; 3]) -> Result<usize, String> {
-        let free = self.kernels.get(kernel.0 as usize).map_or([false; 3], |k| k.free_axes);
+        let free = self
+            .kernels
+            .get(kernel.0 as usize)
+            .map_or([false; 3], |k| k.free_axes);
         let axes = free.into_iter().zip(grid).enumerate();
-        let longest = axes.filter(|(_, (free, n))| *free && *n > 1).max_by_key(|(_, (_, n))| *n);
+        let longest = axes
+            .filter(|(_, (free, n))| *free && *n > 1)
+            .max_by_key(|(_, (_, n))| *n);
         longest
             .map(|(axis, _)| axis)
             .ok_or_else(|| format!("of its {grid:?} work-groups none can run apart"))
@@ -747,7 +753,10 @@ impl Backend for OpenCl {
     }
 
     fn release(&mut self, recording: RecordingId) {
-        let running = self.recordings.get(&recording).is_some_and(|r| r.may_run(self.epoch));
+        let running = self
+            .recordings
+            .get(&recording)
+            .is_some_and(|r| r.may_run(self.epoch));
         if running && let Err(error) = self.wait() {
             log::warn!("opencl: while a recording is freed: {error}");
         }

@@ -213,8 +213,7 @@ impl Recording {
         for slice in self.cut.slices() {
             let mut at = slice.start;
             while at < slice.end {
-                let is_dispatch =
-                    |j: usize| matches!(self.steps[self.cut.jobs[j].step], Step::Dispatch(_));
+                let is_dispatch = |j: usize| matches!(self.steps[self.cut.jobs[j].step], Step::Dispatch(_));
                 let kind = is_dispatch(at);
                 let rest = (at + 1..slice.end).take_while(|j| is_dispatch(*j) == kind);
                 let jobs = at..at + 1 + rest.count().min(most - 1);
@@ -247,36 +246,37 @@ impl Recording {
         let mut all = cut.get(jobs.clone()).unwrap_or_default().iter();
         let runs = all.any(|job| steps[job.step].groups(launch) > 0);
         // Gives every dispatch that runs to `record`.
-        let mut each = |record: &mut dyn FnMut(&super::record::Ready<'_>) -> Result<Option<MutableCommand>, Code>| {
-            for job in cut.get(jobs.clone()).unwrap_or_default() {
-                let Step::Dispatch(d) = &mut steps[job.step] else {
-                    continue;
-                };
-                let (params, grid) = match (d.values(launch), d.grid(launch)) {
-                    (Ok(params), Ok(grid)) => (params.to_vec(), grid),
-                    (Err(e), _) | (_, Err(e)) => {
-                        failure = Some(e);
-                        return Ok(());
-                    }
-                };
-                let command = match d.ready(launch, job.part, &mut DriverTime::default()) {
-                    Ok(Some(ready)) => record(&ready)?,
-                    Ok(None) => None,
-                    Err(e) => {
-                        failure = Some(e);
-                        return Ok(());
-                    }
-                };
-                entries.push(Entry {
-                    job: *job,
-                    command,
-                    params,
-                    grid,
-                    differs: false,
-                });
-            }
-            Ok(())
-        };
+        let mut each =
+            |record: &mut dyn FnMut(&super::record::Ready<'_>) -> Result<Option<MutableCommand>, Code>| {
+                for job in cut.get(jobs.clone()).unwrap_or_default() {
+                    let Step::Dispatch(d) = &mut steps[job.step] else {
+                        continue;
+                    };
+                    let (params, grid) = match (d.values(launch), d.grid(launch)) {
+                        (Ok(params), Ok(grid)) => (params.to_vec(), grid),
+                        (Err(e), _) | (_, Err(e)) => {
+                            failure = Some(e);
+                            return Ok(());
+                        }
+                    };
+                    let command = match d.ready(launch, job.part, &mut DriverTime::default()) {
+                        Ok(Some(ready)) => record(&ready)?,
+                        Ok(None) => None,
+                        Err(e) => {
+                            failure = Some(e);
+                            return Ok(());
+                        }
+                    };
+                    entries.push(Entry {
+                        job: *job,
+                        command,
+                        params,
+                        grid,
+                        differs: false,
+                    });
+                }
+                Ok(())
+            };
         let made = match (&*to.recorder, dispatches) {
             (_, true) if !runs => each(&mut |_| Ok(None))
                 .map(|()| Made::Plain)
@@ -293,7 +293,11 @@ impl Recording {
             }),
             (Recorder::Qcom(api), true) => to.time.of(|| {
                 QueueRecording::new(api, |queue| {
-                    each(&mut |r| queue.dispatch(r.kernel, r.offset, r.global, r.local, false).map(|_| None))
+                    each(&mut |r| {
+                        queue
+                            .dispatch(r.kernel, r.offset, r.global, r.local, false)
+                            .map(|_| None)
+                    })
                 })
                 .map(Made::Qcom)
                 .map_err(|code| ("a recording of cl_qcom_recordable_queues", code))
@@ -307,12 +311,7 @@ impl Recording {
     }
 
     /// Gives the pieces the values of `launch`. False where that needs new ones.
-    fn patch(
-        &mut self,
-        launch: &Launch,
-        running: bool,
-        to: &mut Target<'_>,
-    ) -> Result<bool, BackendError> {
+    fn patch(&mut self, launch: &Launch, running: bool, to: &mut Target<'_>) -> Result<bool, BackendError> {
         for piece in &mut self.pieces {
             let mut changed = Vec::new();
             for (i, entry) in piece.entries.iter_mut().enumerate() {

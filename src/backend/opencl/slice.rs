@@ -109,7 +109,10 @@ impl Cut {
                 #[expect(clippy::cast_precision_loss, reason = "a few parts")]
                 let each = time / pieces.len() as f64;
                 for part in pieces {
-                    jobs.push(Job { step: i, part: Some(part) });
+                    jobs.push(Job {
+                        step: i,
+                        part: Some(part),
+                    });
                     ends.push(jobs.len());
                     predicted.push(each);
                 }
@@ -177,7 +180,8 @@ fn parts(time: f64, most: f64) -> u32 {
 fn divide(grid: [u32; 3], axis: usize, parts: u32) -> Vec<Part> {
     let groups = grid.get(axis).copied().unwrap_or(0);
     let parts = parts.min(groups);
-    let at = |i: u32| u32::try_from(u64::from(groups) * u64::from(i) / u64::from(parts.max(1))).unwrap_or(groups);
+    let at =
+        |i: u32| u32::try_from(u64::from(groups) * u64::from(i) / u64::from(parts.max(1))).unwrap_or(groups);
     (0..parts)
         .map(|i| Part {
             axis,
@@ -228,18 +232,22 @@ impl Slicer {
                 return Ok(());
             };
             let events = &oldest.events;
-            let (Some(first), Some(last)) = (&events.first, events.last.as_ref().or(events.first.as_ref())) else {
+            let (Some(first), Some(last)) = (&events.first, events.last.as_ref().or(events.first.as_ref()))
+            else {
                 continue;
             };
-            let timed = |e: Result<u64, super::driver::Code>| e.map_err(|code| code.at("clGetEventProfilingInfo"));
-            last.wait().map_err(|code| code.while_waiting("clWaitForEvents"))?;
+            let timed =
+                |e: Result<u64, super::driver::Code>| e.map_err(|code| code.at("clGetEventProfilingInfo"));
+            last.wait()
+                .map_err(|code| code.while_waiting("clWaitForEvents"))?;
             last.check().map_err(|code| code.while_waiting("a slice"))?;
             let (begun, ended) = (timed(first.submitted())?, timed(last.end())?);
             // Until the one before has ended it waits for that.
             let took = ended.saturating_sub(begun.max(self.ended));
             self.ended = ended;
             self.longest = self.longest.max(took);
-            self.done.push((oldest.recording, oldest.version, oldest.slice, took));
+            self.done
+                .push((oldest.recording, oldest.version, oldest.slice, took));
         }
         Ok(())
     }
@@ -336,7 +344,10 @@ mod tests {
 
     #[test]
     fn parts_fit_the_budget() {
-        assert_eq!((parts(5.0, 10.0), parts(10.0, 10.0), parts(10.1, 10.0)), (1, 1, 2));
+        assert_eq!(
+            (parts(5.0, 10.0), parts(10.0, 10.0), parts(10.1, 10.0)),
+            (1, 1, 2)
+        );
         assert_eq!(parts(f64::MAX, 1.0), 4096);
     }
 }

@@ -178,7 +178,10 @@ impl Wgpu {
             call: what,
             why: "only the OpenCL backend can".to_owned(),
         };
-        if matches!(options.recording, RecordingWay::CommandBuffer | RecordingWay::Qcom) {
+        if matches!(
+            options.recording,
+            RecordingWay::CommandBuffer | RecordingWay::Qcom
+        ) {
             return Err(refused(format!("recording by {}", options.recording)));
         }
         if let Some(ms) = options.slice_ms.filter(|ms| *ms > 0) {

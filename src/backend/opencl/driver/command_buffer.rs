@@ -41,7 +41,8 @@ pub(in crate::backend::opencl) struct CommandBuffers {
 /// The function `name`, typed by what it is put into. A missing one ends the caller with its name.
 macro_rules! load {
     ($device:expr, $name:literal) => {{
-        let address = function($device, $name).ok_or_else(|| format!("the driver has no {}", $name.to_string_lossy()))?;
+        let address = function($device, $name)
+            .ok_or_else(|| format!("the driver has no {}", $name.to_string_lossy()))?;
         // SAFETY: the address is that of the function of this name, whose type is the extension's.
         unsafe { std::mem::transmute(address.as_ptr()) }
     }};
@@ -127,7 +128,10 @@ unsafe impl Sync for CommandBuffer {}
 impl Drop for CommandBuffer {
     fn drop(&mut self) {
         // SAFETY: this value owns one reference to a live object and gives it up here.
-        let code = self.api.release.map_or(codes::CL_SUCCESS, |f| unsafe { f(self.raw) });
+        let code = self
+            .api
+            .release
+            .map_or(codes::CL_SUCCESS, |f| unsafe { f(self.raw) });
         if code != codes::CL_SUCCESS {
             log::warn!("opencl: release of a command buffer: {}", Code(code));
         }
@@ -153,10 +157,16 @@ impl CommandBuffer {
             flags |= api::CL_COMMAND_BUFFER_MUTABLE_KHR;
         }
         let properties = [api::CL_COMMAND_BUFFER_FLAGS_KHR, flags, 0];
-        let given = if flags == 0 { ptr::null() } else { properties.as_ptr() };
+        let given = if flags == 0 {
+            ptr::null()
+        } else {
+            properties.as_ptr()
+        };
         let mut code = codes::CL_SUCCESS;
         // SAFETY: one live queue, and a list of properties that ends with a zero.
-        let raw = api.create.map(|f| unsafe { f(1, &raw const queue.0, given, &raw mut code) });
+        let raw = api
+            .create
+            .map(|f| unsafe { f(1, &raw const queue.0, given, &raw mut code) });
         done(raw.map(|_| code))?;
         match raw {
             Some(raw) if !raw.is_null() => Ok(Self {
@@ -215,7 +225,11 @@ impl CommandBuffer {
         let mut event: cl_event = ptr::null_mut();
         let place = if timed { &raw mut event } else { ptr::null_mut() };
         // SAFETY: the buffer is live and holds its queue.
-        done(self.api.enqueue.map(|f| unsafe { f(0, ptr::null_mut(), self.raw, 0, ptr::null(), place) }))?;
+        done(
+            self.api
+                .enqueue
+                .map(|f| unsafe { f(0, ptr::null_mut(), self.raw, 0, ptr::null(), place) }),
+        )?;
         Ok((timed && !event.is_null()).then(|| Event(event)))
     }
 
@@ -251,7 +265,11 @@ impl CommandBuffer {
         let list: Vec<*const c_void> = configs.iter().map(|c| ptr::from_ref(c).cast()).collect();
         let count = api::cl_uint::try_from(list.len()).unwrap_or(0);
         // SAFETY: both lists have `count` entries, which point to structures that outlive the call.
-        done(self.api.update.map(|f| unsafe { f(self.raw, count, types.as_ptr(), list.as_ptr()) }))
+        done(
+            self.api
+                .update
+                .map(|f| unsafe { f(self.raw, count, types.as_ptr(), list.as_ptr()) }),
+        )
     }
 }
 
@@ -283,9 +301,21 @@ impl CommandBuffers {
             codes::CL_INVALID_OPERATION
         }
         Arc::new(Self {
-            create: if call == "create" { Some(create) } else { self.create },
-            finalize: if call == "finalize" { Some(finalize) } else { self.finalize },
-            enqueue: if call == "enqueue" { Some(enqueue) } else { self.enqueue },
+            create: if call == "create" {
+                Some(create)
+            } else {
+                self.create
+            },
+            finalize: if call == "finalize" {
+                Some(finalize)
+            } else {
+                self.finalize
+            },
+            enqueue: if call == "enqueue" {
+                Some(enqueue)
+            } else {
+                self.enqueue
+            },
             ..*self
         })
     }

@@ -3,7 +3,7 @@
 //! Dispatches that are put into a queue of a kind of its own are recorded instead of run; a recording is queued as a whole, with values
 //! that take the place of recorded ones. Whether these last is not said, so every call gives all that ever differed.
 
-use super::super::device::{function, listed_version, library_function};
+use super::super::device::{function, library_function, listed_version};
 use super::{Code, Context, DeviceHandle, Event, Queue, number};
 use opencl3::error_codes as codes;
 use opencl3::types::{cl_command_queue, cl_event, cl_int, cl_uint};
@@ -91,7 +91,10 @@ impl RecordableQueue {
         if listed_version(device, NAME).is_none() {
             return Ok(None);
         }
-        let (new, end) = (load!(device, c"clNewRecordingQCOM"), load!(device, c"clEndRecordingQCOM"));
+        let (new, end) = (
+            load!(device, c"clNewRecordingQCOM"),
+            load!(device, c"clEndRecordingQCOM"),
+        );
         let (release, enqueue) = (
             load!(device, c"clReleaseRecordingQCOM"),
             load!(device, c"clEnqueueRecordingQCOM"),
@@ -152,7 +155,11 @@ impl Drop for QueueRecording {
 }
 
 fn done(code: cl_int) -> Result<(), Code> {
-    if code == codes::CL_SUCCESS { Ok(()) } else { Err(Code(code)) }
+    if code == codes::CL_SUCCESS {
+        Ok(())
+    } else {
+        Err(Code(code))
+    }
 }
 
 impl QueueRecording {
