@@ -424,13 +424,12 @@ impl Event {
 
     /// Nanoseconds from start to end of a command that is done.
     pub(super) fn nanoseconds(&self) -> Result<u64, Code> {
-        let start = self.time(event_api::CL_PROFILING_COMMAND_START)?;
-        Ok(self.end()?.saturating_sub(start))
+        Ok(self.end()?.saturating_sub(self.start()?))
     }
 
-    /// When a command that is done was handed to the device, by its clock.
-    pub(super) fn submitted(&self) -> Result<u64, Code> {
-        self.time(event_api::CL_PROFILING_COMMAND_SUBMIT)
+    /// When a command that is done started, by the device's clock.
+    pub(super) fn start(&self) -> Result<u64, Code> {
+        self.time(event_api::CL_PROFILING_COMMAND_START)
     }
 
     /// When a command that is done ended, by the device's clock.

@@ -1,7 +1,8 @@
 //! Slices: what is queued at a time, so that other work of the device, such as drawing, gets its turn between them.
 //!
 //! The first run of a recording measures each command. From then on commands are joined to slices that are predicted to stay within the
-//! budget, a command above it is cut along its grid where its kernel can run in parts, and predictions follow what slices really took.
+//! budget, a command above it is cut along its grid where its kernel can run in parts, and predictions follow what slices really took, within
+//! bounds, so that a busy host does not cut work to dust.
 
 use super::driver::Event;
 use super::record::{Job, Part, Step};
@@ -13,6 +14,12 @@ use std::ops::Range;
 /// Share of the budget that predictions are to fill.
 const FILL: f64 = 0.75;
 
+/// How many times less or more than it took alone a command is believed to take.
+const BELIEF: f64 = 8.0;
+
+/// The most parts of a dispatch.
+const PARTS: f64 = 64.0;
+
 /// How the work of a recording is cut.
 #[derive(Debug)]
 pub(super) struct Cut {
@@ -23,6 +30,8 @@ pub(super) struct Cut {
     predicted: Vec<f64>,
     /// Nanoseconds of a work-group of each step; below 0 where it has not run. Empty before the first run.
     costs: Vec<f64>,
+    /// The same as the first run measured it.
+    measured: Vec<f64>,
     /// Grids that the cut was made for.
     grids: Vec<[u32; 3]>,
     /// A slice took longer than the budget.
@@ -39,6 +48,7 @@ impl Cut {
             ends: vec![steps],
             predicted: Vec::new(),
             costs: Vec::new(),
+            measured: Vec::new(),
             grids: Vec::new(),
             stale: true,
             version: 0,
@@ -146,8 +156,11 @@ impl Cut {
             let mut steps: Vec<usize> = self.jobs[range].iter().map(|j| j.step).collect();
             steps.dedup();
             for step in steps {
-                if let Some(cost) = self.costs.get_mut(step).filter(|c| **c >= 0.0) {
-                    *cost *= ratio.clamp(0.5, 4.0);
+                if let (Some(cost), Some(alone)) = (self.costs.get_mut(step), self.measured.get(step)) {
+                    // Below 0 is unknown and stays so.
+                    if *alone > 0.0 {
+                        *cost = (*cost * ratio).clamp(alone / BELIEF, alone * BELIEF);
+                    }
                 }
             }
             if let Some(predicted) = self.predicted.get_mut(slice) {
@@ -166,7 +179,7 @@ fn fill(budget: u64) -> f64 {
 
 /// Number of parts of at most `most` that `time` takes.
 fn parts(time: f64, most: f64) -> u32 {
-    let parts = (time / most.max(1.0)).ceil().clamp(1.0, 4096.0);
+    let parts = (time / most.max(1.0)).ceil().clamp(1.0, PARTS);
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
@@ -241,8 +254,8 @@ impl Slicer {
             last.wait()
                 .map_err(|code| code.while_waiting("clWaitForEvents"))?;
             last.check().map_err(|code| code.while_waiting("a slice"))?;
-            let (begun, ended) = (timed(first.submitted())?, timed(last.end())?);
-            // Until the one before has ended it waits for that.
+            let (begun, ended) = (timed(first.start())?, timed(last.end())?);
+            // Recordings may tell a start before that of the work before them.
             let took = ended.saturating_sub(begun.max(self.ended));
             self.ended = ended;
             self.longest = self.longest.max(took);
@@ -276,6 +289,7 @@ impl Recording {
             #[expect(clippy::cast_precision_loss, reason = "times and grids are far below 2^52")]
             costs.push(time as f64 / step.groups(launch).max(1) as f64);
         }
+        self.cut.measured.clone_from(&costs);
         self.cut.costs = costs;
         Ok(())
     }
@@ -348,6 +362,6 @@ mod tests {
             (parts(5.0, 10.0), parts(10.0, 10.0), parts(10.1, 10.0)),
             (1, 1, 2)
         );
-        assert_eq!(parts(f64::MAX, 1.0), 4096);
+        assert_eq!(parts(f64::MAX, 1.0), 64);
     }
 }

@@ -304,7 +304,7 @@ fn rms_norm_matches_the_host() {
 
 #[test]
 fn a_second_submit_takes_new_params_and_allocates_nothing() {
-    let mut cl = open();
+    let mut cl = opened(RecordingWay::Off, Some(0));
     let kernel = cl.compile(&spec(1, DType::F32, false)).unwrap();
     assert_eq!(cl.compile(&spec(1, DType::F32, false)).unwrap(), kernel);
     let align = cl.caps().view_align;
@@ -685,11 +685,11 @@ const LAUNCHES: [(u32, f32); 11] = [
 
 #[test]
 fn recordings_compute_what_single_commands_do() {
-    let (expected, recorded) = chain(&mut opened(RecordingWay::Off, None), 7, &LAUNCHES);
+    let (expected, recorded) = chain(&mut opened(RecordingWay::Off, Some(0)), 7, &LAUNCHES);
     assert_eq!(recorded, 0);
     assert!(expected[0] != expected[3] && expected[0] == expected[10]);
     for way in ways() {
-        let mut cl = opened(way, None);
+        let mut cl = opened(way, Some(0));
         let (found, recorded) = chain(&mut cl, 7, &LAUNCHES);
         for (i, (found, expected)) in found.iter().zip(&expected).enumerate() {
             assert!(found == expected, "{way}, run {i}: {:?}", LAUNCHES[i]);
@@ -708,7 +708,7 @@ fn recordings_compute_what_single_commands_do() {
 fn profiles_and_recordings_do_not_mix() {
     let cols = 64;
     for way in ways() {
-        let mut cl = opened(way, None);
+        let mut cl = opened(way, Some(0));
         let kernel = cl.compile(&spec(1, DType::F32, false)).unwrap();
         let bytes = 4 * 4 * cols as u64;
         let [x, y, scale] = ["x", "y", "scale"].map(|n| whole(cl.create_buffer(n, bytes).unwrap(), bytes));
@@ -748,9 +748,9 @@ fn a_driver_that_refuses_to_record_is_not_asked_again() {
     if !ways().contains(&RecordingWay::CommandBuffer) {
         return;
     }
-    let (expected, _) = chain(&mut opened(RecordingWay::Off, None), 7, &LAUNCHES);
+    let (expected, _) = chain(&mut opened(RecordingWay::Off, Some(0)), 7, &LAUNCHES);
     for call in ["create", "finalize", "enqueue"] {
-        let mut cl = opened(RecordingWay::CommandBuffer, None);
+        let mut cl = opened(RecordingWay::CommandBuffer, Some(0));
         let Recorder::CommandBuffers(api) = &cl.recorder else {
             panic!("no command buffers");
         };
