@@ -153,13 +153,19 @@ impl Cut {
         let ratio = time / expected.max(1.0);
         log::trace!("opencl: slice {slice} took {took} ns, {expected:.0} expected");
         if expected > 0.0 && !(0.5..=1.25).contains(&ratio) {
-            let mut steps: Vec<usize> = self.jobs[range].iter().map(|j| j.step).collect();
-            steps.dedup();
-            for step in steps {
-                if let (Some(cost), Some(alone)) = (self.costs.get_mut(step), self.measured.get(step)) {
+            for job in self.jobs.get(range).unwrap_or_default() {
+                // A part tells of its share of the whole.
+                let parts = match job.part {
+                    Some(_) => self.jobs.iter().filter(|j| j.step == job.step).count(),
+                    None => 1,
+                };
+                #[expect(clippy::cast_precision_loss, reason = "a few parts")]
+                let factor = 1.0 + (ratio - 1.0) / parts as f64;
+                if let (Some(cost), Some(alone)) = (self.costs.get_mut(job.step), self.measured.get(job.step))
+                {
                     // Below 0 is unknown and stays so.
                     if *alone > 0.0 {
-                        *cost = (*cost * ratio).clamp(alone / BELIEF, alone * BELIEF);
+                        *cost = (*cost * factor).clamp(alone / BELIEF, alone * BELIEF);
                     }
                 }
             }
@@ -340,6 +346,38 @@ impl Recording {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn predictions_follow_within_bounds() {
+        let mut cut = Cut::whole(2);
+        let whole = |step| Job { step, part: None };
+        let part = |first| Job {
+            step: 1,
+            part: Some(Part {
+                axis: 0,
+                first,
+                count: 5,
+            }),
+        };
+        (cut.jobs, cut.ends) = (vec![whole(0), part(0), part(5)], vec![1, 2, 3]);
+        (cut.predicted, cut.costs, cut.measured) = (vec![1e6, 3e6, 3e6], vec![1e4, 6e5], vec![1e4, 6e5]);
+        cut.stale = false;
+        cut.learn(0, 1_100_000, 4_000_000);
+        assert!(cut.costs == [1e4, 6e5] && !cut.stale, "near enough: {cut:?}");
+        cut.learn(0, 3_000_000, 4_000_000);
+        assert!(
+            cut.costs == [3e4, 6e5] && !cut.stale,
+            "within the budget: {cut:?}"
+        );
+        // A half of it took twice as long.
+        cut.learn(1, 6_000_000, 4_000_000);
+        assert!((cut.costs[1] - 9e5).abs() < 1.0 && cut.stale, "{cut:?}");
+        cut.learn(2, 900_000_000, 4_000_000);
+        assert!((cut.costs[1] - 48e5).abs() < 1.0, "at most eightfold: {cut:?}");
+        // What was learned of a slice is what is expected of it.
+        cut.learn(0, 3_000_000, 4_000_000);
+        assert_eq!(cut.costs[0], 3e4);
+    }
 
     #[test]
     fn grids_are_divided_without_a_gap() {
