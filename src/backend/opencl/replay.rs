@@ -189,8 +189,11 @@ impl Recording {
             return Ok(());
         }
         let same = self.last.as_ref() == Some(launch);
-        if !same && !self.pieces.is_empty() && !(to.recorder.patches() && self.patch(launch, running, to)?) {
-            self.retired.append(&mut self.pieces);
+        if !same && !self.pieces.is_empty() {
+            let patched = to.recorder.patches() && self.patch(launch, running, to)?;
+            if !patched {
+                self.retired.append(&mut self.pieces);
+            }
         }
         let again = same || (self.last.is_some() && to.recorder.patches());
         match &mut self.last {

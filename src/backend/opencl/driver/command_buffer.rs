@@ -38,13 +38,13 @@ pub(in crate::backend::opencl) struct CommandBuffers {
     simultaneous: bool,
 }
 
-/// The function `name`, typed by what it is put into. A missing one ends the caller with its name.
+/// The function `name` of a type. A missing one ends the caller with its name.
 macro_rules! load {
-    ($device:expr, $name:literal) => {{
+    ($device:expr, $name:literal, $type:ty) => {{
         let address = function($device, $name)
             .ok_or_else(|| format!("the driver has no {}", $name.to_string_lossy()))?;
         // SAFETY: the address is that of the function of this name, whose type is the extension's.
-        unsafe { std::mem::transmute(address.as_ptr()) }
+        unsafe { std::mem::transmute::<*mut c_void, $type>(address.as_ptr()) }
     }};
 }
 
@@ -62,7 +62,7 @@ impl CommandBuffers {
             Some((0, 9, 2..) | (1, ..))
                 if capabilities(api::CL_DEVICE_MUTABLE_DISPATCH_CAPABILITIES_KHR) & FIELDS == FIELDS =>
             {
-                Some(load!(device, c"clUpdateMutableCommandsKHR"))
+                Some(load!(device, c"clUpdateMutableCommandsKHR", Update))
             }
             Some(version) => {
                 log::debug!("opencl: {MUTABLE} {version:?} is not used");
@@ -71,11 +71,31 @@ impl CommandBuffers {
             None => None,
         };
         Ok(Some(Arc::new(Self {
-            create: load!(device, c"clCreateCommandBufferKHR"),
-            dispatch: load!(device, c"clCommandNDRangeKernelKHR"),
-            finalize: load!(device, c"clFinalizeCommandBufferKHR"),
-            enqueue: load!(device, c"clEnqueueCommandBufferKHR"),
-            release: load!(device, c"clReleaseCommandBufferKHR"),
+            create: load!(
+                device,
+                c"clCreateCommandBufferKHR",
+                api::clCreateCommandBufferKHR_t
+            ),
+            dispatch: load!(
+                device,
+                c"clCommandNDRangeKernelKHR",
+                api::clCommandNDRangeKernelKHR_t
+            ),
+            finalize: load!(
+                device,
+                c"clFinalizeCommandBufferKHR",
+                api::clFinalizeCommandBufferKHR_t
+            ),
+            enqueue: load!(
+                device,
+                c"clEnqueueCommandBufferKHR",
+                api::clEnqueueCommandBufferKHR_t
+            ),
+            release: load!(
+                device,
+                c"clReleaseCommandBufferKHR",
+                api::clReleaseCommandBufferKHR_t
+            ),
             update,
             simultaneous: capabilities(api::CL_DEVICE_COMMAND_BUFFER_CAPABILITIES_KHR)
                 & api::CL_COMMAND_BUFFER_CAPABILITY_SIMULTANEOUS_USE_KHR
@@ -224,12 +244,11 @@ impl CommandBuffer {
     pub(in crate::backend::opencl) fn enqueue(&self, timed: bool) -> Result<Option<Event>, Code> {
         let mut event: cl_event = ptr::null_mut();
         let place = if timed { &raw mut event } else { ptr::null_mut() };
-        // SAFETY: the buffer is live and holds its queue.
-        done(
-            self.api
-                .enqueue
-                .map(|f| unsafe { f(0, ptr::null_mut(), self.raw, 0, ptr::null(), place) }),
-        )?;
+        let queued = self.api.enqueue.map(|f| {
+            // SAFETY: the buffer is live and holds its queue.
+            unsafe { f(0, ptr::null_mut(), self.raw, 0, ptr::null(), place) }
+        });
+        done(queued)?;
         Ok((timed && !event.is_null()).then(|| Event(event)))
     }
 

@@ -71,14 +71,14 @@ pub(in crate::backend::opencl) struct RecordableQueue {
     most: usize,
 }
 
-/// The function `name`, typed by what it is put into. Drivers hide them from the standard query, so the library is asked too.
+/// The function `name` of a type. Drivers hide them from the standard query, so the library is asked too.
 macro_rules! load {
-    ($device:expr, $name:literal) => {{
+    ($device:expr, $name:literal, $type:ty) => {{
         let address = function($device, $name)
             .or_else(|| library_function($name))
             .ok_or_else(|| format!("the driver has no {}", $name.to_string_lossy()))?;
         // SAFETY: the address is that of the function of this name, whose type is the extension's.
-        unsafe { std::mem::transmute(address.as_ptr()) }
+        unsafe { std::mem::transmute::<*mut c_void, $type>(address.as_ptr()) }
     }};
 }
 
@@ -91,14 +91,10 @@ impl RecordableQueue {
         if listed_version(device, NAME).is_none() {
             return Ok(None);
         }
-        let (new, end) = (
-            load!(device, c"clNewRecordingQCOM"),
-            load!(device, c"clEndRecordingQCOM"),
-        );
-        let (release, enqueue) = (
-            load!(device, c"clReleaseRecordingQCOM"),
-            load!(device, c"clEnqueueRecordingQCOM"),
-        );
+        let new = load!(device, c"clNewRecordingQCOM", New);
+        let end = load!(device, c"clEndRecordingQCOM", End);
+        let release = load!(device, c"clReleaseRecordingQCOM", End);
+        let enqueue = load!(device, c"clEnqueueRecordingQCOM", Enqueue);
         let most = device.info(MAX_SIZE).map_or(0, |bytes| number(&bytes));
         let queue = context
             .queue_with(device, RECORDABLE)
