@@ -6,6 +6,9 @@
 
 #[path = "llm/generation.rs"]
 mod generation;
+#[cfg(feature = "opencl")]
+#[path = "llm/recordings.rs"]
+mod recordings;
 mod support;
 
 use libtest_mimic::{Arguments, Trial};
@@ -15,6 +18,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use support::gguf::{Traits, VOCAB};
 use support::{Device, Text};
+#[cfg(feature = "opencl")]
+use transformer_lite::backend::BackendKind;
 use transformer_lite::backend::kernel::Role;
 use transformer_lite::graph::pass::{FUSE, KV_Q8, Pipeline, ROTARY_APPEND};
 use transformer_lite::llm::engine::{Decoder, DeviceModel, HostModel, Lengths, Logits};
@@ -83,6 +88,18 @@ fn main() -> ExitCode {
             format!("split_weights@{name}"),
             Box::new(move || split_weights(&device)),
         );
+        #[cfg(feature = "opencl")]
+        if d.kind == BackendKind::OpenCl {
+            let device = d.clone();
+            add(
+                format!("ways_change_nothing@{}", d.label(&devices)),
+                Box::new(move || {
+                    let (_dir, model) = support::tiny_model("llama", Traits::default());
+                    let _turn = device.turn();
+                    recordings::ways_change_nothing(&model, &device)
+                }),
+            );
+        }
     }
     for (name, run) in generation::trials(&devices) {
         add(name, run);
@@ -112,6 +129,17 @@ fn main() -> ExitCode {
                     format!("real/paris@{name}"),
                     Box::new(move || paris(&model, Some(&device))),
                 );
+                #[cfg(feature = "opencl")]
+                if d.kind == BackendKind::OpenCl {
+                    let (model, device) = (dir.clone(), d.clone());
+                    add(
+                        format!("real/ways_change_nothing@{}", d.label(&devices)),
+                        Box::new(move || {
+                            let _turn = device.turn();
+                            recordings::ways_change_nothing(&model, &device)
+                        }),
+                    );
+                }
             }
         }
         None => trials.push(support::not_set(

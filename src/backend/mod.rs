@@ -307,6 +307,45 @@ pub struct Stats {
     pub recordings: u64,
     /// Recordings submitted.
     pub submits: u64,
+    /// Those of them whose dispatches all came from recordings of the driver ([`RecordingWay`]).
+    pub recorded_submits: u64,
+    /// Nanoseconds that calls of the driver took which submit, write, read or wait; 0 where that is not measured.
+    pub driver_ns: u64,
+    /// Nanoseconds of device time of the longest slice ([`OpenOptions::slice_ms`]), the first run of each recording aside, which measures;
+    /// 0 where work is not sliced.
+    pub longest_slice_ns: u64,
+}
+
+/// How commands that are submitted again and again reach the device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RecordingWay {
+    /// Recorded where the device is a GPU whose OpenCL driver can, else queued one by one.
+    #[default]
+    Auto,
+    /// `cl_khr_command_buffer`; changed in place where `cl_khr_command_buffer_mutable_dispatch` is there too.
+    CommandBuffer,
+    /// `cl_qcom_recordable_queues`.
+    Qcom,
+    /// Queued one by one.
+    Off,
+}
+
+impl RecordingWay {
+    /// Its name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::CommandBuffer => "command-buffer",
+            Self::Qcom => "qcom",
+            Self::Off => "off",
+        }
+    }
+}
+
+impl fmt::Display for RecordingWay {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
 }
 
 /// A device opened for work. See the module documentation for the contract.
@@ -409,6 +448,11 @@ pub struct OpenOptions {
     pub priority: Option<Priority>,
     /// Where compiled kernels are kept for the next start; without it nothing is read or written.
     pub cache: Option<Arc<Store>>,
+    /// How repeated commands reach an OpenCL device. A way that is named must be there.
+    pub recording: RecordingWay,
+    /// Milliseconds that queued work may hold an OpenCL device before other work gets its turn; 0 for no limit. By default 8 on GPUs that
+    /// share the host's memory, and so probably draw the screen, and no limit elsewhere.
+    pub slice_ms: Option<u32>,
 }
 
 /// How a device's work stands against that of other programs, the one that draws the screen among them. A driver takes it as a hint.
@@ -459,6 +503,14 @@ impl OpenOptions {
     /// True where a priority is asked for that a device with `caps` does not get, as its driver takes none.
     pub fn priority_is_unused(&self, caps: &Caps) -> bool {
         !caps.priorities && matches!(self.priority, Some(Priority::Low | Priority::High))
+    }
+
+    /// The budget of a slice on a device; `None` for no limit.
+    #[cfg(feature = "opencl")]
+    pub(crate) fn slice_nanoseconds(&self, caps: &Caps) -> Option<u64> {
+        let default = if caps.kind == DeviceKind::Integrated { 8 } else { 0 };
+        let ms = self.slice_ms.unwrap_or(default);
+        (ms > 0).then(|| u64::from(ms) * 1_000_000)
     }
 }
 

@@ -4,6 +4,7 @@ use super::interrupt::Interrupt;
 use super::load::load_model;
 use super::options::{ExecOptions, check_fits, from_one, from_zero};
 use super::output::{bar, note, put, put_json, table};
+use crate::backend::Stats;
 use crate::error::{Error, Result};
 use crate::llm::load::{Loaded, PlaceName, Purpose};
 use crate::llm::metrics::rate;
@@ -19,8 +20,9 @@ use std::time::Instant;
 /// Measure the speed of a model
 ///
 /// Test ppN feeds N tokens at once into an empty cache; test tgN feeds N tokens one by one, into an empty cache or, as
-/// tgN@D, behind D others. Each is run once to warm up and then --repeat times. Ctrl-C stops; what was measured until then is shown,
-/// and the exit code is 130.
+/// tgN@D, behind D others. Each is run once to warm up and then --repeat times. With OpenCL, host is the time of a token on the host outside
+/// of the driver, and where work is sliced a line tells how long the longest slice was. Ctrl-C stops; what was measured until then is
+/// shown, and the exit code is 130.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Folder with model.onnx and the config files
@@ -121,6 +123,22 @@ struct Line {
     /// Of that, what the median reaches.
     #[serde(skip_serializing_if = "Option::is_none")]
     share_of_most: Option<f64>,
+    /// Median microseconds of a token on the host outside of the driver, where the backend tells its times.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    host_us_per_token: Option<f64>,
+    /// Submissions that came from recordings of the driver, as a share of all.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    recorded: Option<f64>,
+}
+
+/// What one run gives.
+#[derive(Clone, Copy, Debug)]
+struct Run {
+    /// Tokens per second.
+    speed: f64,
+    host_us: Option<f64>,
+    submits: u64,
+    recorded: u64,
 }
 
 impl Line {
@@ -137,16 +155,20 @@ struct Report<'a> {
     device: &'a str,
     driver: &'a str,
     results: &'a [Line],
+    /// Milliseconds of device time of the longest slice, where work is sliced.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    longest_slice_ms: Option<f64>,
     interrupted: bool,
 }
 
-/// Tokens per second of one run; `None` where it was cancelled.
+/// One run; `None` where it was cancelled.
 fn measure(
     model: &mut dyn LanguageModel,
+    stats: &dyn Fn() -> Option<Stats>,
     test: Test,
     tokens: &[u32],
     cancel: &Cancel,
-) -> Result<Option<f64>> {
+) -> Result<Option<Run>> {
     let mut logits = Vec::new();
     let (before, tokens) = tokens.split_at_checked(test.depth()).unwrap_or((&[], tokens));
     model.truncate(before.len());
@@ -154,6 +176,7 @@ fn measure(
     if let Some(missing) = before.get(model.len()..).filter(|m| !m.is_empty()) {
         model.forward(missing, &mut logits)?;
     }
+    let first = stats().unwrap_or_default();
     let start = Instant::now();
     match test {
         Test::Prefill(_) => model.forward(tokens, &mut logits)?,
@@ -172,18 +195,39 @@ fn measure(
     }
     // A clock too coarse to see the run gives no finite speed; one nanosecond bounds it.
     let speed = rate(tokens.len(), time.max(std::time::Duration::from_nanos(1)));
-    Ok(Some(speed.unwrap_or(0.0)))
+    let last = stats().unwrap_or_default();
+    let driver = std::time::Duration::from_nanos(last.driver_ns - first.driver_ns);
+    let host = time.saturating_sub(driver).as_secs_f64() * 1e6 / tokens.len().max(1) as f64;
+    Ok(Some(Run {
+        speed: speed.unwrap_or(0.0),
+        host_us: (!driver.is_zero()).then_some(host),
+        submits: last.submits - first.submits,
+        recorded: last.recorded_submits - first.recorded_submits,
+    }))
 }
 
-fn line(test: Test, speeds: &mut [f64]) -> Option<Line> {
-    speeds.sort_by(f64::total_cmp);
-    let middle = speeds.len() / 2;
-    let upper = *speeds.get(middle)?;
-    let median = match speeds.len() % 2 {
-        0 => (speeds.get(middle.checked_sub(1)?)? + upper) / 2.0,
+/// The middle one of `values`, which are sorted.
+fn median(values: &[f64]) -> Option<f64> {
+    let middle = values.len() / 2;
+    let upper = *values.get(middle)?;
+    Some(match values.len() % 2 {
+        0 => (values.get(middle.checked_sub(1)?)? + upper) / 2.0,
         _ => upper,
-    };
+    })
+}
+
+fn line(test: Test, runs: &[Run]) -> Option<Line> {
+    let mut speeds: Vec<f64> = runs.iter().map(|r| r.speed).collect();
+    let mut host: Vec<f64> = runs.iter().filter_map(|r| r.host_us).collect();
+    speeds.sort_by(f64::total_cmp);
+    host.sort_by(f64::total_cmp);
+    let (submits, recorded) = runs
+        .iter()
+        .fold((0, 0), |(s, r), run| (s + run.submits, r + run.recorded));
+    let median = median(&speeds)?;
     Some(Line {
+        host_us_per_token: self::median(&host),
+        recorded: (recorded > 0).then(|| recorded as f64 / submits.max(1) as f64),
         test: test.name(),
         prefill_tokens_per_s: matches!(test, Test::Prefill(_)).then_some(median),
         decode_tokens_per_s: matches!(test, Test::Decode(..)).then_some(median),
@@ -198,6 +242,7 @@ fn line(test: Test, speeds: &mut [f64]) -> Option<Line> {
 /// for tests that do not fit the context.
 fn bench(
     model: &mut dyn LanguageModel,
+    stats: &dyn Fn() -> Option<Stats>,
     tests: &[Test],
     repeat: NonZeroUsize,
     cancel: &Cancel,
@@ -220,17 +265,17 @@ fn bench(
         let tokens: Vec<u32> = (0..test.depth() + test.tokens())
             .map(|_| u32::try_from(random.next_u64() % vocab).unwrap_or(0))
             .collect();
-        let mut speeds = Vec::new();
+        let mut runs = Vec::new();
         model.truncate(0);
         for run in 0..=repeat.get() {
             step(&test.name());
-            match measure(model, test, &tokens, cancel)? {
+            match measure(model, stats, test, &tokens, cancel)? {
                 None => break,
-                Some(speed) if run > 0 => speeds.push(speed),
+                Some(measured) if run > 0 => runs.push(measured),
                 Some(_) => {}
             }
         }
-        lines.extend(line(test, &mut speeds));
+        lines.extend(line(test, &runs));
     }
     model.truncate(0);
     Ok(lines)
@@ -274,8 +319,21 @@ fn text(name: &str, place: &PlaceName, lines: &[Line]) -> String {
         let share = l.share_of_most.map(|s| format!("{:.1} %", 100.0 * s));
         let most = [most, share].map(Option::unwrap_or_default);
         let most = most.into_iter().filter(|_| compared);
-        names.into_iter().chain(speeds).chain(most).collect()
+        names.into_iter().chain(speeds).chain(most).collect::<Vec<_>>()
     }));
+    if lines.iter().any(|l| l.host_us_per_token.is_some()) {
+        let cell = |l: &Line| {
+            l.host_us_per_token
+                .map_or_else(|| "-".to_owned(), |us| format!("{us:.1}"))
+        };
+        let column = std::iter::once("host us/token".to_owned()).chain(lines.iter().map(cell));
+        rows.iter_mut().zip(column).for_each(|(row, cell)| row.push(cell));
+    }
+    if lines.iter().any(|l| l.recorded.is_some()) {
+        let cell = |l: &Line| format!("{:.0} %", 100.0 * l.recorded.unwrap_or(0.0));
+        let column = std::iter::once("recorded".to_owned()).chain(lines.iter().map(cell));
+        rows.iter_mut().zip(column).for_each(|(row, cell)| row.push(cell));
+    }
     table(&rows, 4)
 }
 
@@ -295,10 +353,19 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     let progress = bar(tests.len().saturating_mul(args.repeat.get().saturating_add(1)));
     let generating = interrupt.generating();
     let cancel = generating.flag();
-    let lines = bench(loaded.model.as_mut(), &tests, args.repeat, &cancel, &mut |name| {
-        progress.set_message(name.to_owned());
-        progress.inc(1);
-    });
+    let device = &loaded.all;
+    let stats = || device.stats();
+    let lines = bench(
+        loaded.model.as_mut(),
+        &stats,
+        &tests,
+        args.repeat,
+        &cancel,
+        &mut |name| {
+            progress.set_message(name.to_owned());
+            progress.inc(1);
+        },
+    );
     progress.finish_and_clear();
     let mut lines = lines?;
     drop(generating);
@@ -322,6 +389,8 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
         return end;
     }
 
+    let longest_slice = stats().map(|s| s.longest_slice_ns).filter(|ns| *ns > 0);
+    let longest_slice_ms = longest_slice.map(|ns| std::time::Duration::from_nanos(ns).as_secs_f64() * 1e3);
     let mut out = std::io::stdout().lock();
     if args.json {
         let PlaceName {
@@ -336,11 +405,15 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
                 device,
                 driver,
                 results: &lines,
+                longest_slice_ms,
                 interrupted,
             },
         )?;
     } else {
         put(&mut out, &text(&folder.name(), &loaded.place, &lines))?;
+        if let Some(ms) = longest_slice_ms {
+            put(&mut out, &format!("longest slice {ms:.1} ms\n"))?;
+        }
     }
     end
 }
@@ -362,6 +435,7 @@ mod tests {
         let mut names = Vec::new();
         let lines = bench(
             &mut model,
+            &|| None,
             &TESTS,
             NonZeroUsize::new(2).unwrap(),
             &Cancel::default(),
@@ -392,6 +466,7 @@ mod tests {
         // The first test is whole, the second ends behind its first measured run.
         let lines = bench(
             &mut model,
+            &|| None,
             &TESTS,
             NonZeroUsize::new(2).unwrap(),
             &cancel,
@@ -413,6 +488,7 @@ mod tests {
         let one = NonZeroUsize::MIN;
         let e = bench(
             &mut model,
+            &|| None,
             &[Test::Decode(5, 0), Test::Prefill(6)],
             one,
             &Cancel::default(),
@@ -426,18 +502,28 @@ mod tests {
         assert!(model.calls.is_empty());
     }
 
+    fn runs(speeds: &[f64]) -> Vec<Run> {
+        let run = |speed: &f64| Run {
+            speed: *speed,
+            host_us: None,
+            submits: 0,
+            recorded: 0,
+        };
+        speeds.iter().map(run).collect()
+    }
+
     #[test]
     fn medians() {
-        let l = line(Test::Decode(64, 0), &mut [3.0, 1.0, 2.0]).unwrap();
+        let l = line(Test::Decode(64, 0), &runs(&[3.0, 1.0, 2.0])).unwrap();
         assert_eq!((l.median(), l.min, l.max), (2.0, 1.0, 3.0));
         let json = serde_json::to_value(&l).unwrap();
         assert_eq!(
             json,
             serde_json::json!({"test": "tg64", "decode_tokens_per_s": 2.0, "min": 1.0, "max": 3.0})
         );
-        let l = line(Test::Prefill(8), &mut [4.0, 1.0, 2.0, 3.0]).unwrap();
+        let l = line(Test::Prefill(8), &runs(&[4.0, 1.0, 2.0, 3.0])).unwrap();
         assert_eq!(serde_json::to_value(&l).unwrap()["prefill_tokens_per_s"], 2.5);
-        assert!(line(Test::Prefill(1), &mut []).is_none());
+        assert!(line(Test::Prefill(1), &[]).is_none());
     }
 
     #[test]
@@ -448,12 +534,35 @@ mod tests {
             driver: "d".to_owned(),
         };
         let lines = [
-            line(Test::Prefill(128), &mut [1000.0]).unwrap(),
-            line(Test::Decode(8, 0), &mut [9.5]).unwrap(),
+            line(Test::Prefill(128), &runs(&[1000.0])).unwrap(),
+            line(Test::Decode(8, 0), &runs(&[9.5])).unwrap(),
         ];
         let expected = "model  backend  device  test   tokens/s      min      max\n\
                         m      wgpu     Card    pp128   1000.00  1000.00  1000.00\n\
                         m      wgpu     Card    tg8        9.50     9.50     9.50\n";
+        assert_eq!(text("m", &place, &lines), expected);
+    }
+
+    #[test]
+    fn what_a_backend_tells_has_columns() {
+        let place = PlaceName {
+            backend: "opencl",
+            device: "Card".to_owned(),
+            driver: "d".to_owned(),
+        };
+        let run = |host_us, recorded| Run {
+            speed: 9.5,
+            host_us: Some(host_us),
+            submits: 4,
+            recorded,
+        };
+        let lines = [
+            line(Test::Prefill(128), &runs(&[1000.0])).unwrap(),
+            line(Test::Decode(8, 0), &[run(20.0, 4), run(30.0, 2), run(90.0, 3)]).unwrap(),
+        ];
+        let expected = "model  backend  device  test   tokens/s      min      max  host us/token  recorded\n\
+                        m      opencl   Card    pp128   1000.00  1000.00  1000.00              -       0 %\n\
+                        m      opencl   Card    tg8        9.50     9.50     9.50           30.0      75 %\n";
         assert_eq!(text("m", &place, &lines), expected);
     }
 }

@@ -2,7 +2,7 @@
 
 use super::cache::CacheOptions;
 use super::output::note;
-use crate::backend::{OpenOptions, Priority};
+use crate::backend::{OpenOptions, Priority, RecordingWay};
 use crate::error::{Error, Result, Stage};
 use crate::graph::pass::Pipeline;
 use crate::llm::engine::PADDING;
@@ -59,6 +59,22 @@ impl ValueEnum for Priority {
     }
 }
 
+impl ValueEnum for RecordingWay {
+    fn value_variants<'a>() -> &'a [Self] {
+        &[Self::Auto, Self::CommandBuffer, Self::Qcom, Self::Off]
+    }
+
+    fn to_possible_value(&self) -> Option<PossibleValue> {
+        let help = match self {
+            Self::Auto => "Recorded on GPUs whose driver can",
+            Self::CommandBuffer => "By cl_khr_command_buffer",
+            Self::Qcom => "By cl_qcom_recordable_queues",
+            Self::Off => "Queued one by one",
+        };
+        Some(PossibleValue::new(self.name()).help(help))
+    }
+}
+
 /// Where a model runs.
 #[derive(Clone, Debug, Default, clap::Args)]
 #[command(next_help_heading = "Execution")]
@@ -75,6 +91,13 @@ pub struct DeviceOptions {
     /// Compiled kernels of earlier runs.
     #[command(flatten)]
     pub cache: CacheOptions,
+    /// How commands that repeat, as those of decoding, reach an OpenCL device
+    #[arg(long, value_enum, default_value_t, value_name = "WAY")]
+    pub recording: RecordingWay,
+    /// Milliseconds that queued work may hold an OpenCL device before other work gets its turn; 0 for no limit [default: 8 on GPUs that
+    /// share the host's memory, else 0]
+    #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u32).range(..=10_000), allow_negative_numbers = true)]
+    pub slice_ms: Option<u32>,
 }
 
 impl DeviceOptions {
@@ -85,6 +108,8 @@ impl DeviceOptions {
             options: OpenOptions {
                 priority: self.priority,
                 cache: self.cache.store(),
+                recording: self.recording,
+                slice_ms: self.slice_ms,
                 ..OpenOptions::of(self.device.as_deref())
             },
         }

@@ -10,6 +10,12 @@ use std::sync::Arc;
 /// A kernel ready for recordings.
 pub(super) struct Compiled {
     pub(super) program: Program,
+    /// The same for parts of a grid, once it was needed, or why it cannot be had.
+    pub(super) in_parts: Option<Result<Program, String>>,
+    /// Axes of whose number of work-groups the text does not ask.
+    pub(super) free_axes: [bool; 3],
+    /// It was said that the kernel cannot run in parts.
+    pub(super) told: bool,
     pub(super) entry: CString,
     /// Kernel and defines, for errors.
     pub(super) name: Arc<str>,
@@ -78,6 +84,16 @@ impl Builder<'_> {
         })
     }
 
+    /// The whole text of a kernel, as it is compiled.
+    pub(super) fn source(&self, spec: &KernelSpec) -> Result<String, kernel::ExpandError> {
+        let mut source = spec.expand(Language::OpenCl)?;
+        if self.caps.kind == DeviceKind::Cpu && !self.caps.f16_math {
+            // Such compilers convert halves in software, one at a time (cl/common/half.cl).
+            source.insert_str(0, "#define SOFT_HALF\n");
+        }
+        Ok(source)
+    }
+
     /// Checks what can be checked without a compiler.
     fn job<'s>(&self, spec: &'s KernelSpec) -> Result<Job<'s>, BackendError> {
         let name = spec.to_string();
@@ -86,13 +102,9 @@ impl Builder<'_> {
             return Err(refused(&name, why.to_owned()));
         }
         self.check_workgroup(spec, &name, u64::from(self.caps.max_workgroup))?;
-        let expanded = spec.expand(Language::OpenCl);
-        let mut source =
-            expanded.map_err(|error| self.failed(&name, error.why, kernel::excerpt(spec.kernel.cl, None)))?;
-        if self.caps.kind == DeviceKind::Cpu && !self.caps.f16_math {
-            // Such compilers convert halves in software, one at a time (cl/common/half.cl).
-            source.insert_str(0, "#define SOFT_HALF\n");
-        }
+        let source = self.source(spec);
+        let source =
+            source.map_err(|error| self.failed(&name, error.why, kernel::excerpt(spec.kernel.cl, None)))?;
         let entry = CString::new(spec.kernel.name)
             .map_err(|_| refused(&name, "the kernel's name contains a zero byte".to_owned()))?;
         Ok(Job {
@@ -184,6 +196,12 @@ impl Builder<'_> {
         }
         Ok(Compiled {
             program,
+            in_parts: None,
+            free_axes: [0, 1, 2].map(|axis| {
+                !job.source.contains("get_global_size(")
+                    && !job.source.contains(&format!("get_num_groups({axis})"))
+            }),
+            told: false,
             entry: job.entry.clone(),
             name: name.as_str().into(),
             workgroup: spec.workgroup,

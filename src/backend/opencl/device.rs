@@ -3,11 +3,14 @@
 use super::driver::{Code, DeviceHandle, number, text};
 use super::priority::Hints;
 use crate::backend::{BackendError, Caps, DeviceKind, Maker, fast_local};
+use dlopen2::raw::Library;
 use opencl3::device as api;
 use opencl3::error_codes as codes;
 use opencl3::platform::platform as platform_api;
 use opencl3::types::cl_platform_id;
-use std::sync::{Mutex, Once, PoisonError};
+use std::ffi::{CStr, c_void};
+use std::ptr::NonNull;
+use std::sync::{Mutex, Once, OnceLock, PoisonError};
 
 /// `CL_DEVICE_SUB_GROUP_SIZES_INTEL` of `cl_intel_required_subgroup_size`.
 const SUB_GROUP_SIZES_INTEL: u32 = 0x4108;
@@ -312,6 +315,49 @@ fn view_align(bits: u64) -> u64 {
     (bits / 8).max(16).checked_next_power_of_two().unwrap_or(1 << 63)
 }
 
+/// The version of an extension that `device` lists; 0.9.0 where only its name is told, as before OpenCL 3.0.
+pub(super) fn listed_version(device: DeviceHandle, extension: &str) -> Option<(u32, u32, u32)> {
+    if let Ok(bytes) = device.info(api::CL_DEVICE_EXTENSIONS_WITH_VERSION)
+        && !bytes.is_empty()
+    {
+        return version_in(&bytes, extension);
+    }
+    let names = text(&device.info(api::CL_DEVICE_EXTENSIONS).ok()?);
+    names
+        .split_whitespace()
+        .any(|e| e == extension)
+        .then_some((0, 9, 0))
+}
+
+/// The version of `extension` in an array of `cl_name_version`: a number of 10, 10 and 12 bits, and a name of 64 bytes.
+fn version_in(bytes: &[u8], extension: &str) -> Option<(u32, u32, u32)> {
+    let mut entries = bytes.chunks_exact(68).filter_map(|e| e.split_first_chunk::<4>());
+    let (version, _) = entries.find(|(_, name)| text(name) == extension)?;
+    let version = u32::from_ne_bytes(*version);
+    Some((version >> 22, version >> 12 & 0x3ff, version & 0xfff))
+}
+
+/// A function of an extension, by the platform of `device`.
+pub(super) fn function(device: DeviceHandle, name: &CStr) -> Option<NonNull<c_void>> {
+    let platform = usize::try_from(number(&device.info(api::CL_DEVICE_PLATFORM).ok()?)).ok()?;
+    let library = cl3::load_library().as_ref().ok()?;
+    let found = library.clGetExtensionFunctionAddressForPlatform(platform as cl_platform_id, name.as_ptr());
+    NonNull::new(found?)
+}
+
+/// A function by the library's own table of names.
+pub(super) fn library_function(name: &CStr) -> Option<NonNull<c_void>> {
+    static OPEN: OnceLock<Option<Library>> = OnceLock::new();
+    let library = OPEN.get_or_init(|| {
+        let named = std::env::var(PATH_VARIABLE).unwrap_or_default();
+        let mut all = named.split(';').filter(|n| !n.is_empty()).chain([LIBRARY]);
+        all.find_map(|n| Library::open(n).ok())
+    });
+    // SAFETY: the symbol is only taken as an address; it stays valid because the library is never closed.
+    let found = unsafe { library.as_ref()?.symbol_cstr::<*mut c_void>(name) };
+    NonNull::new(found.ok()?)
+}
+
 fn clamp(value: u64) -> u32 {
     u32::try_from(value).unwrap_or(u32::MAX)
 }
@@ -345,6 +391,24 @@ mod tests {
         assert_eq!(view_align(1024), 128);
         assert_eq!(view_align(0), 16);
         assert_eq!(view_align(u64::MAX), 1 << 61);
+    }
+
+    #[test]
+    fn versions_of_extensions_are_read() {
+        let entry = |version: u32, name: &str| {
+            let mut bytes = version.to_ne_bytes().to_vec();
+            bytes.extend_from_slice(name.as_bytes());
+            bytes.resize(68, 0);
+            bytes
+        };
+        let list = [
+            entry(1 << 22, "cl_khr_fp16"),
+            entry(9 << 12 | 3, "cl_khr_command_buffer"),
+        ]
+        .concat();
+        assert_eq!(version_in(&list, "cl_khr_command_buffer"), Some((0, 9, 3)));
+        assert_eq!(version_in(&list, "cl_khr_fp16"), Some((1, 0, 0)));
+        assert_eq!(version_in(&list, "cl_khr_command"), None);
     }
 
     #[test]

@@ -4,6 +4,8 @@
 //! here are our own.
 
 mod binary;
+pub(super) mod command_buffer;
+pub(super) mod recordable;
 
 use crate::backend::BackendError;
 use opencl3::command_queue as queue_api;
@@ -52,7 +54,7 @@ impl Code {
 
     /// The device or its context is gone, whatever the call was. Our handles are valid by construction, so a
     /// driver that calls one invalid has torn its context down.
-    fn is_lost(self) -> bool {
+    pub(super) fn is_lost(self) -> bool {
         matches!(
             self.0,
             NV_ILLEGAL_ACCESS
@@ -191,10 +193,7 @@ impl Context {
             0
         };
         if properties.is_empty() {
-            // SAFETY: the context was made for this device.
-            return unsafe { queue_api::create_command_queue(self.0, device.0, bits) }
-                .map(Queue)
-                .map_err(Code);
+            return self.queue_with(device, bits);
         }
         let own = [queue_api::CL_QUEUE_PROPERTIES.into(), bits];
         let list = [&own[..], properties, &[0]].concat();
@@ -206,6 +205,14 @@ impl Context {
             (Some(_), code) => Err(Code(code)),
             (None, _) => Err(Code(codes::DLOPEN_FUNCTION_NOT_AVAILABLE)),
         }
+    }
+
+    /// A queue with bits of the standard or of an extension.
+    pub(super) fn queue_with(&self, device: DeviceHandle, bits: u64) -> Result<Queue, Code> {
+        // SAFETY: the context was made for this device.
+        unsafe { queue_api::create_command_queue(self.0, device.0, bits) }
+            .map(Queue)
+            .map_err(Code)
     }
 
     pub(super) fn buffer(&self, bytes: usize) -> Result<Mem, Code> {
@@ -370,6 +377,7 @@ impl Queue {
     pub(super) fn dispatch(
         &self,
         kernel: &KernelObject,
+        offset: [usize; 3],
         global: [usize; 3],
         local: [usize; 3],
         timed: bool,
@@ -379,7 +387,7 @@ impl Queue {
                 self.0,
                 kernel.0,
                 3,
-                ptr::null(),
+                offset.as_ptr(),
                 global.as_ptr(),
                 local.as_ptr(),
                 0,
@@ -440,15 +448,30 @@ impl Queue {
 }
 
 impl Event {
+    fn time(&self, name: event_api::cl_profiling_info) -> Result<u64, Code> {
+        event_api::get_event_profiling_data(self.0, name)
+            .map(|b| number(&b))
+            .map_err(Code)
+    }
+
     /// Nanoseconds from start to end of a command that is done.
     pub(super) fn nanoseconds(&self) -> Result<u64, Code> {
-        let time = |name| {
-            event_api::get_event_profiling_data(self.0, name)
-                .map(|b| number(&b))
-                .map_err(Code)
-        };
-        let start = time(event_api::CL_PROFILING_COMMAND_START)?;
-        Ok(time(event_api::CL_PROFILING_COMMAND_END)?.saturating_sub(start))
+        Ok(self.end()?.saturating_sub(self.start()?))
+    }
+
+    /// When a command that is done started, by the device's clock.
+    pub(super) fn start(&self) -> Result<u64, Code> {
+        self.time(event_api::CL_PROFILING_COMMAND_START)
+    }
+
+    /// When a command that is done ended, by the device's clock.
+    pub(super) fn end(&self) -> Result<u64, Code> {
+        self.time(event_api::CL_PROFILING_COMMAND_END)
+    }
+
+    /// Waits until the command is done.
+    pub(super) fn wait(&self) -> Result<(), Code> {
+        event_api::wait_for_events(&[self.0]).map_err(Code)
     }
 
     /// Fails with the command's own error code, if it has one.

@@ -4,13 +4,16 @@
 //! made at the first call of [`Backend::profile`], measures times, so that normal work does not pay for it.
 //! Views of a whole buffer are the buffer; other views become sub-buffers, which are kept as long as
 //! the buffer. Every recorded dispatch has a kernel object of its own with its buffers set, so that a submission
-//! sets at most the parameter struct and queues.
+//! sets at most the parameter struct and queues. Where the driver records ([`replay`]) it queues all of them in one call.
 
 mod build;
 mod device;
 mod driver;
+mod parts;
 mod priority;
 mod record;
+mod replay;
+mod slice;
 #[cfg(test)]
 mod tests;
 mod units;
@@ -23,9 +26,11 @@ use super::{
 use crate::cache::Store;
 use crate::parallel;
 use build::{Builder, Built, Compiled};
-use driver::{Context, DeviceHandle, Queue};
+use driver::{Context, DeviceHandle, KernelObject, Program, Queue};
 use priority::{Hints, Opened};
-use record::{Block, Dispatch, Step};
+use record::{Armed, Block, Dispatch, DriverTime, Step};
+use replay::{Recorder, Recording, Target};
+use slice::Slicer;
 use std::collections::HashMap;
 use std::convert::Infallible;
 use std::ops::Range;
@@ -57,10 +62,12 @@ impl Drop for Buffer {
 /// An OpenCL device opened for work.
 pub struct OpenCl {
     // Fields are dropped in this order: users of an object before the object.
-    recordings: HashMap<RecordingId, Vec<Step>>,
+    recordings: HashMap<RecordingId, Recording>,
     buffers: HashMap<BufferId, Buffer>,
     kernels: Vec<Compiled>,
     cache: HashMap<KernelSpec, KernelId>,
+    slicer: Option<Slicer>,
+    recorder: Recorder,
     queue: Queue,
     timed_queue: Option<Queue>,
     context: Context,
@@ -70,6 +77,10 @@ pub struct OpenCl {
     priority: Option<Priority>,
     store: Option<Arc<Store>>,
     stats: Stats,
+    /// Time in the driver; the rest of a step is ours.
+    time: DriverTime,
+    /// Grows whenever all that was queued is done.
+    epoch: u64,
     next_id: u32,
 }
 
@@ -90,11 +101,12 @@ impl OpenCl {
         })?;
         let mut caps = all.swap_remove(index);
         let priority = options.priority.or(Priority::default_on(caps.kind));
+        let slice = options.slice_nanoseconds(&caps);
         let Opened {
             context,
             queue,
             hints,
-        } = priority::open(handle, &caps.device, Hints::of(handle), priority)?;
+        } = priority::open(handle, &caps.device, Hints::of(handle), priority, slice.is_some())?;
         caps.priorities = hints.any_priority();
         if caps.matrix_units
             && let Some(why) = units::refusal(&context, handle)
@@ -105,11 +117,14 @@ impl OpenCl {
             );
             caps.matrix_units = false;
         }
+        let recorder = Recorder::open(options.recording, &context, handle, &caps)?;
         Ok(Self {
             recordings: HashMap::new(),
             buffers: HashMap::new(),
             kernels: Vec::new(),
             cache: HashMap::new(),
+            slicer: slice.map(Slicer::new),
+            recorder,
             queue,
             timed_queue: None,
             context,
@@ -119,6 +134,8 @@ impl OpenCl {
             priority,
             store: options.cache.clone(),
             stats: Stats::default(),
+            time: DriverTime::default(),
+            epoch: 0,
             next_id: 0,
         })
     }
@@ -206,7 +223,7 @@ impl OpenCl {
 
     fn prepare(
         &mut self,
-        kernel: KernelId,
+        id: KernelId,
         args: &[View],
         step: u32,
         params: &Range<u32>,
@@ -217,8 +234,8 @@ impl OpenCl {
             .collect::<Result<Vec<_>, _>>()?;
         let kernel = self
             .kernels
-            .get(kernel.0 as usize)
-            .ok_or_else(|| unknown("kernel", kernel.0))?;
+            .get(id.0 as usize)
+            .ok_or_else(|| unknown("kernel", id.0))?;
         let refused = |why: String| BackendError::Driver {
             call: format!("kernel {}", kernel.name),
             why,
@@ -236,29 +253,63 @@ impl OpenCl {
                 kernel.params_bytes
             )));
         }
-        let mut object = kernel
-            .program
-            .kernel(&kernel.entry)
-            .map_err(|code| code.at(format!("clCreateKernel of kernel {}", kernel.name)))?;
-        for (index, block) in (0u32..).zip(&blocks) {
-            object.set_mem(index, &block.mem).map_err(|code| {
-                block.error(
-                    &format!("clSetKernelArg of kernel {}, operand {index}", kernel.name),
-                    code,
-                )
-            })?;
-        }
+        let capacity = kernel.params_bytes as usize;
+        let whole = Armed {
+            object: with_operands(&kernel.program, kernel, &blocks)?,
+            held: Vec::with_capacity(capacity),
+        };
         Ok(Dispatch {
-            object,
+            kernel: id,
+            whole,
+            in_parts: None,
             name: Arc::clone(&kernel.name),
             workgroup: kernel.workgroup,
             params_index: kernel.operands,
             params: params.start as usize..params.end as usize,
-            held: Vec::with_capacity(kernel.params_bytes as usize),
             step: step as usize,
             args: blocks,
         })
     }
+
+    fn target(&mut self) -> Target<'_> {
+        Target {
+            queue: &self.queue,
+            recorder: &mut self.recorder,
+            time: &mut self.time,
+            epoch: self.epoch,
+        }
+    }
+
+    /// Notes that nothing is queued any more.
+    fn all_done(&mut self) -> Result<(), BackendError> {
+        self.epoch += 1;
+        let drained = match &mut self.slicer {
+            Some(slicer) => slicer.drain(0),
+            None => Ok(()),
+        };
+        self.stats.longest_slice_ns = self.slicer.as_ref().map_or(0, |s| s.longest);
+        drained
+    }
+}
+
+/// A kernel object of `program` with its operands set.
+fn with_operands(
+    program: &Program,
+    kernel: &Compiled,
+    blocks: &[Arc<Block>],
+) -> Result<KernelObject, BackendError> {
+    let mut object = program
+        .kernel(&kernel.entry)
+        .map_err(|code| code.at(format!("clCreateKernel of kernel {}", kernel.name)))?;
+    for (index, block) in (0u32..).zip(blocks) {
+        object.set_mem(index, &block.mem).map_err(|code| {
+            block.error(
+                &format!("clSetKernelArg of kernel {}, operand {index}", kernel.name),
+                code,
+            )
+        })?;
+    }
+    Ok(object)
 }
 
 fn unknown(what: &str, id: u32) -> BackendError {
@@ -331,13 +382,15 @@ impl Backend for OpenCl {
         if bytes.is_empty() {
             return Ok(());
         }
-        self.queue.write(&block.mem, offset, bytes).map_err(|code| {
+        let written = self.time.of(|| self.queue.write(&block.mem, offset, bytes));
+        written.map_err(|code| {
             if code.is_out_of_memory() {
                 block.error("clEnqueueWriteBuffer", code)
             } else {
                 code.while_waiting(format!("clEnqueueWriteBuffer to buffer {}", block.label))
             }
-        })
+        })?;
+        self.all_done()
     }
 
     fn read(&mut self, src: View, out: &mut [u8]) -> Result<(), BackendError> {
@@ -345,13 +398,15 @@ impl Backend for OpenCl {
         if out.is_empty() {
             return Ok(());
         }
-        self.queue.read(&block.mem, offset, out).map_err(|code| {
+        let read = self.time.of(|| self.queue.read(&block.mem, offset, out));
+        read.map_err(|code| {
             if code.is_out_of_memory() {
                 block.error("clEnqueueReadBuffer", code)
             } else {
                 code.while_waiting(format!("clEnqueueReadBuffer from buffer {}", block.label))
             }
-        })
+        })?;
+        self.all_done()
     }
 
     fn compile(&mut self, spec: &KernelSpec) -> Result<KernelId, BackendError> {
@@ -419,21 +474,30 @@ impl Backend for OpenCl {
             });
         }
         let id = RecordingId(self.new_id()?);
-        self.recordings.insert(id, steps);
+        self.recordings.insert(id, Recording::new(steps));
         self.stats.recordings += 1;
         Ok(id)
     }
 
     fn submit(&mut self, recording: RecordingId, launch: &Launch) -> Result<(), BackendError> {
-        let steps = self
+        let mut found = self
             .recordings
-            .get_mut(&recording)
+            .remove(&recording)
             .ok_or_else(|| unknown("recording", recording.0))?;
-        for step in steps {
-            step.enqueue(&self.queue, launch, false)?;
-        }
+        let submitted = match self.slicer.take() {
+            Some(mut slicer) => {
+                let submitted = self.submit_in_slices(recording, &mut found, launch, &mut slicer);
+                self.slicer = Some(slicer);
+                submitted
+            }
+            None => found.submit(launch, &mut self.target()),
+        };
+        self.recordings.insert(recording, found);
+        self.stats.recorded_submits += u64::from(submitted?);
         self.stats.submits += 1;
-        self.queue.flush().map_err(|code| code.while_waiting("clFlush"))
+        self.time
+            .of(|| self.queue.flush())
+            .map_err(|code| code.while_waiting("clFlush"))
     }
 
     fn profile(&mut self, recording: RecordingId, launch: &Launch) -> Result<Vec<u64>, BackendError> {
@@ -447,14 +511,17 @@ impl Backend for OpenCl {
                 self.priority,
             )?),
         };
-        let steps = self
+        let found = self
             .recordings
             .get_mut(&recording)
             .ok_or_else(|| unknown("recording", recording.0))?;
+        // Its values go into the kernel objects, from which some drivers take what they replay.
+        found.forget();
+        let steps = &mut found.steps;
         let mut events = Vec::with_capacity(steps.len());
         let mut failure = None;
         for step in steps.iter_mut() {
-            match step.enqueue(queue, launch, true) {
+            match step.enqueue(queue, launch, None, true, &mut self.time) {
                 Ok(event) => events.push(event),
                 Err(error) => {
                     failure = Some(error);
@@ -482,15 +549,31 @@ impl Backend for OpenCl {
     }
 
     fn wait(&mut self) -> Result<(), BackendError> {
-        self.queue.finish().map_err(|code| code.while_waiting("clFinish"))
+        self.time
+            .of(|| self.queue.finish())
+            .map_err(|code| code.while_waiting("clFinish"))?;
+        self.all_done()
     }
 
     fn release(&mut self, recording: RecordingId) {
+        let running = self
+            .recordings
+            .get(&recording)
+            .is_some_and(|r| r.may_run(self.epoch));
+        if running && let Err(error) = self.wait() {
+            log::warn!("opencl: while a recording is freed: {error}");
+        }
         self.recordings.remove(&recording);
+        if let Some(slicer) = &mut self.slicer {
+            slicer.forget(recording);
+        }
     }
 
     fn stats(&self) -> Stats {
-        self.stats
+        Stats {
+            driver_ns: self.time.nanoseconds,
+            ..self.stats
+        }
     }
 
     fn extensions(&self) -> Vec<String> {

@@ -98,12 +98,13 @@ pub(super) struct Opened {
     pub(super) hints: Hints,
 }
 
-/// Opens the device called `name` for work of this priority, without the hints that its driver refuses.
+/// Opens the device called `name` for work of this priority, without the hints that its driver refuses; `timed` for a queue that measures times.
 pub(super) fn open(
     device: DeviceHandle,
     name: &str,
     mut hints: Hints,
     priority: Option<Priority>,
+    timed: bool,
 ) -> Result<Opened, BackendError> {
     let refused = |what: &str, code: Code| {
         log::warn!("{name}: without {what}, which its driver lists and refuses: {code}");
@@ -125,14 +126,14 @@ pub(super) fn open(
         }
     };
     let plain_queue = || {
-        let queue = context.queue(device, false, &[]);
+        let queue = context.queue(device, timed, &[]);
         queue.map_err(|code| code.at(format!("clCreateCommandQueue on {name}")))
     };
     let properties = hints.of_queue(priority);
     let queue = if properties.is_empty() {
         plain_queue()?
     } else {
-        match context.queue(device, false, &properties) {
+        match context.queue(device, timed, &properties) {
             Ok(queue) => queue,
             Err(code) => {
                 let queue = plain_queue()?;

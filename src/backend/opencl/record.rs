@@ -1,9 +1,10 @@
-//! Recordings: commands with their OpenCL objects made and their arguments set, ready for submission.
+//! Commands with their OpenCL objects made and their arguments set, ready for submission.
 
 use super::driver::{Code, Event, KernelObject, Mem, Queue};
-use crate::backend::{BackendError, Launch};
+use crate::backend::{BackendError, KernelId, Launch};
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// A buffer or sub-buffer with what an error needs to know about it. Shared with the recordings that use it, so
 /// that the driver's object lives as long as a kernel object that refers to it.
@@ -29,10 +30,53 @@ impl Block {
     }
 }
 
+/// Time spent in calls of the driver that submissions make.
+#[derive(Debug, Default)]
+pub(super) struct DriverTime {
+    pub(super) nanoseconds: u64,
+}
+
+impl DriverTime {
+    /// Makes a call and adds what it takes.
+    pub(super) fn of<T>(&mut self, call: impl FnOnce() -> T) -> T {
+        let start = Instant::now();
+        let result = call();
+        self.nanoseconds += u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        result
+    }
+}
+
+/// A kernel object with its operands set, and the parameters that it holds.
+#[derive(Debug)]
+pub(super) struct Armed {
+    pub(super) object: KernelObject,
+    /// Bytes of the parameter struct in the kernel object now; empty before the first submission.
+    pub(super) held: Vec<u8>,
+}
+
+/// Some work-groups of a dispatch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Part {
+    pub(super) axis: usize,
+    /// The first work-group on that axis.
+    pub(super) first: u32,
+    pub(super) count: u32,
+}
+
+/// A command of a recording, or a part of one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Job {
+    pub(super) step: usize,
+    pub(super) part: Option<Part>,
+}
+
 /// A dispatch with its own kernel object, because a kernel object holds the argument values.
 #[derive(Debug)]
 pub(super) struct Dispatch {
-    pub(super) object: KernelObject,
+    pub(super) kernel: KernelId,
+    pub(super) whole: Armed,
+    /// The same kernel, compiled so that a part of its work-groups can run.
+    pub(super) in_parts: Option<Armed>,
     /// Kernel and defines, for errors.
     pub(super) name: Arc<str>,
     pub(super) workgroup: u32,
@@ -40,8 +84,6 @@ pub(super) struct Dispatch {
     pub(super) params_index: u32,
     /// Where the parameter struct lies in [`Launch::params`].
     pub(super) params: Range<usize>,
-    /// Bytes that the kernel object holds now; empty before the first submission.
-    pub(super) held: Vec<u8>,
     pub(super) step: usize,
     /// Memory that the kernel object refers to.
     pub(super) args: Vec<Arc<Block>>,
@@ -64,22 +106,35 @@ pub(super) enum Step {
 }
 
 impl Step {
-    /// Queues the command. Its event, when `timed` and there is something to run.
+    /// Queues the command, or a part of it. Its event, when `timed` and there is something to run.
     pub(super) fn enqueue(
         &mut self,
         queue: &Queue,
         launch: &Launch,
+        part: Option<Part>,
         timed: bool,
+        time: &mut DriverTime,
     ) -> Result<Option<Event>, BackendError> {
         match self {
-            Self::Dispatch(dispatch) => dispatch.enqueue(queue, launch, timed),
+            Self::Dispatch(dispatch) => dispatch.enqueue(queue, launch, part, timed, time),
             Self::Copy { bytes: 0, .. } | Self::Fill { bytes: 0, .. } => Ok(None),
-            Self::Copy { src, dst, bytes } => queue
-                .copy((&src.0.mem, src.1), (&dst.0.mem, dst.1), *bytes, timed)
+            Self::Copy { src, dst, bytes } => time
+                .of(|| queue.copy((&src.0.mem, src.1), (&dst.0.mem, dst.1), *bytes, timed))
                 .map_err(|code| dst.0.error("clEnqueueCopyBuffer", code)),
-            Self::Fill { dst, bytes, byte } => queue
-                .fill(&dst.0.mem, dst.1, *bytes, *byte, timed)
+            Self::Fill { dst, bytes, byte } => time
+                .of(|| queue.fill(&dst.0.mem, dst.1, *bytes, *byte, timed))
                 .map_err(|code| dst.0.error("clEnqueueFillBuffer", code)),
+        }
+    }
+
+    /// Number of work-groups that it runs; 1 for what is no dispatch.
+    pub(super) fn groups(&self, launch: &Launch) -> u64 {
+        match self {
+            Self::Dispatch(d) => {
+                let grid = launch.grids.get(d.step).copied().unwrap_or_default();
+                grid.map(u64::from).into_iter().fold(1, u64::saturating_mul)
+            }
+            Self::Copy { bytes, .. } | Self::Fill { bytes, .. } => u64::from(*bytes != 0),
         }
     }
 
@@ -93,70 +148,115 @@ impl Step {
     }
 }
 
+/// A dispatch as a driver takes it.
+pub(super) struct Ready<'a> {
+    pub(super) kernel: &'a KernelObject,
+    pub(super) offset: [usize; 3],
+    pub(super) global: [usize; 3],
+    pub(super) local: [usize; 3],
+}
+
 impl Dispatch {
+    fn refused(&self, why: String) -> BackendError {
+        BackendError::Driver {
+            call: format!("kernel {}", self.name),
+            why,
+        }
+    }
+
+    /// Its grid in `launch`.
+    pub(super) fn grid(&self, launch: &Launch) -> Result<[u32; 3], BackendError> {
+        launch.grids.get(self.step).copied().ok_or_else(|| {
+            let all = launch.grids.len();
+            self.refused(format!("grid {} asked for, the launch has {all}", self.step))
+        })
+    }
+
+    /// Its parameters in `launch`.
+    pub(super) fn values<'a>(&self, launch: &'a Launch) -> Result<&'a [u8], BackendError> {
+        launch.params.get(self.params.clone()).ok_or_else(|| {
+            let (range, all) = (&self.params, launch.params.len());
+            self.refused(format!(
+                "parameters at {range:?} asked for, the launch has {all} bytes"
+            ))
+        })
+    }
+
+    /// Global size for a grid.
+    pub(super) fn global(&self, grid: [u32; 3]) -> Result<[usize; 3], BackendError> {
+        let [x, y, z] = grid.map(|n| n as usize);
+        let local = self.workgroup as usize;
+        let wide = x.checked_mul(local).ok_or_else(|| {
+            self.refused(format!(
+                "{x} work-groups of {local} are more than a size can hold"
+            ))
+        })?;
+        Ok([wide, y, z])
+    }
+
+    /// Sets the parameters. `None` where there is nothing to run.
+    pub(super) fn ready(
+        &mut self,
+        launch: &Launch,
+        part: Option<Part>,
+        time: &mut DriverTime,
+    ) -> Result<Option<Ready<'_>>, BackendError> {
+        let mut grid = self.grid(launch)?;
+        let mut first = [0; 3];
+        if grid.contains(&0) {
+            return Ok(None);
+        }
+        let params = self.values(launch)?;
+        if let Some(part) = part
+            && let (Some(count), Some(start)) = (grid.get_mut(part.axis), first.get_mut(part.axis))
+        {
+            (*count, *start) = (part.count, part.first);
+        }
+        let (offset, global) = (self.global(first)?, self.global(grid)?);
+        let armed = match (part, &mut self.in_parts) {
+            (Some(_), Some(armed)) => armed,
+            _ => &mut self.whole,
+        };
+        if armed.held != params {
+            time.of(|| armed.object.set_bytes(self.params_index, params))
+                .map_err(|code| code.at(format!("clSetKernelArg of kernel {}", self.name)))?;
+            armed.held.clear();
+            armed.held.extend_from_slice(params);
+        }
+        Ok(Some(Ready {
+            kernel: &armed.object,
+            offset,
+            global,
+            local: [self.workgroup as usize, 1, 1],
+        }))
+    }
+
     fn enqueue(
         &mut self,
         queue: &Queue,
         launch: &Launch,
+        part: Option<Part>,
         timed: bool,
+        time: &mut DriverTime,
     ) -> Result<Option<Event>, BackendError> {
-        let refused = |name: &str, why: String| BackendError::Driver {
-            call: format!("kernel {name}"),
-            why,
-        };
-        let grid = launch.grids.get(self.step).ok_or_else(|| {
-            refused(
-                &self.name,
-                format!(
-                    "grid {} asked for, the launch has {}",
-                    self.step,
-                    launch.grids.len()
-                ),
-            )
-        })?;
-        if grid.contains(&0) {
+        let Some(ready) = self.ready(launch, part, time)? else {
             return Ok(None);
-        }
-        let params = launch.params.get(self.params.clone()).ok_or_else(|| {
-            refused(
-                &self.name,
-                format!(
-                    "parameters at {:?} asked for, the launch has {} bytes",
-                    self.params,
-                    launch.params.len()
-                ),
-            )
-        })?;
-        if self.held != params {
-            self.object
-                .set_bytes(self.params_index, params)
-                .map_err(|code| code.at(format!("clSetKernelArg of kernel {}", self.name)))?;
-            self.held.clear();
-            self.held.extend_from_slice(params);
-        }
-        let [x, y, z] = grid.map(|n| n as usize);
-        let local = self.workgroup as usize;
-        let x = x.checked_mul(local).ok_or_else(|| {
-            refused(
-                &self.name,
-                format!("{x} work-groups of {local} are more than a size can hold"),
-            )
-        })?;
-        queue
-            .dispatch(&self.object, [x, y, z], [local, 1, 1], timed)
-            .map_err(|code| {
-                if code.is_out_of_memory() {
-                    BackendError::OutOfMemory {
-                        label: format!("operands of kernel {}", self.name),
-                        bytes: self.args.iter().map(|block| block.bytes).sum(),
-                        why: format!("clEnqueueNDRangeKernel: {code}"),
-                    }
-                } else {
-                    code.at(format!(
-                        "clEnqueueNDRangeKernel of kernel {} over {grid:?}",
-                        self.name
-                    ))
+        };
+        let queued = time.of(|| queue.dispatch(ready.kernel, ready.offset, ready.global, ready.local, timed));
+        let global = ready.global;
+        queued.map_err(|code| {
+            if code.is_out_of_memory() {
+                BackendError::OutOfMemory {
+                    label: format!("operands of kernel {}", self.name),
+                    bytes: self.args.iter().map(|block| block.bytes).sum(),
+                    why: format!("clEnqueueNDRangeKernel: {code}"),
                 }
-            })
+            } else {
+                code.at(format!(
+                    "clEnqueueNDRangeKernel of kernel {} over {global:?} work-items",
+                    self.name
+                ))
+            }
+        })
     }
 }

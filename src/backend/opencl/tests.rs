@@ -1,8 +1,10 @@
 //! Tests on whatever driver there is; a machine without one fails them.
 
+mod recordings;
+
 use super::*;
-use crate::backend::DeviceKind;
 use crate::backend::kernel::{Arg, Kernel as Text, Params, Role, Ty};
+use crate::backend::{DeviceKind, RecordingWay};
 use crate::kernel;
 use crate::tensor::DType;
 use half::f16;
@@ -14,6 +16,15 @@ static RMS_NORM: Text =
 
 fn open() -> OpenCl {
     OpenCl::open(&OpenOptions::default()).unwrap()
+}
+
+fn opened(recording: RecordingWay, slice_ms: Option<u32>) -> OpenCl {
+    let options = OpenOptions {
+        recording,
+        slice_ms,
+        ..OpenOptions::default()
+    };
+    OpenCl::open(&options).unwrap()
 }
 
 fn spec(rows: i64, dtype: DType, in_place: bool) -> KernelSpec {
@@ -270,11 +281,13 @@ fn bytes_come_back_from_an_aligned_offset() {
     cl.read(all, &mut back).unwrap();
     let expected = [vec![7; 2 * align as usize], data, vec![7; align as usize]].concat();
     assert_eq!(back, expected);
+    let found = cl.stats();
     assert_eq!(
-        cl.stats(),
+        found,
         Stats {
             allocations: 1,
             bytes: 4 * align,
+            driver_ns: found.driver_ns,
             ..Stats::default()
         }
     );
@@ -302,7 +315,7 @@ fn rms_norm_matches_the_host() {
 
 #[test]
 fn a_second_submit_takes_new_params_and_allocates_nothing() {
-    let mut cl = open();
+    let mut cl = opened(RecordingWay::Off, Some(0));
     let kernel = cl.compile(&spec(1, DType::F32, false)).unwrap();
     assert_eq!(cl.compile(&spec(1, DType::F32, false)).unwrap(), kernel);
     let align = cl.caps().view_align;
@@ -351,13 +364,16 @@ fn a_second_submit_takes_new_params_and_allocates_nothing() {
     assert!(third[cols..].iter().all(|v| *v == 0.0));
     // A grid with a zero runs nothing.
     assert!(run(0, 1e-5).iter().all(|v| *v == 0.0));
+    let after = cl.stats();
     assert_eq!(
-        cl.stats(),
+        after,
         Stats {
             submits: before.submits + 4,
+            driver_ns: after.driver_ns,
             ..before
         }
     );
+    assert!(after.driver_ns > before.driver_ns);
     // The same views are found again.
     cl.record(&[dispatch(0, 0..12)]).unwrap();
     assert_eq!(cl.stats().allocations, 4);

@@ -14,7 +14,7 @@ mod tests;
 mod units;
 
 use super::{Backend, BackendError, BufferId, Caps, Command, DeviceKind, KernelId, KernelSpec, Launch};
-use super::{Maker, OpenOptions, RecordingId, Stats, View, choose, fast_local};
+use super::{Maker, OpenOptions, RecordingId, RecordingWay, Stats, View, choose, fast_local};
 use crate::cache::Store;
 use crate::parallel;
 use build::{Built, Compiled};
@@ -169,6 +169,19 @@ impl Wgpu {
     /// Opens the adapter that `options` name.
     /// Errors: [`BackendError::NoDriver`], [`BackendError::NoDevice`], or the driver's refusal.
     pub fn open(options: &OpenOptions) -> Result<Self, BackendError> {
+        let refused = |what: String| BackendError::Driver {
+            call: what,
+            why: "only the OpenCL backend can".to_owned(),
+        };
+        if matches!(
+            options.recording,
+            RecordingWay::CommandBuffer | RecordingWay::Qcom
+        ) {
+            return Err(refused(format!("recording by {}", options.recording)));
+        }
+        if let Some(ms) = options.slice_ms.filter(|ms| *ms > 0) {
+            return Err(refused(format!("slices of {ms} ms")));
+        }
         let (adapters, all): (Vec<_>, Vec<_>) = adapters()?.into_iter().unzip();
         let chosen = choose(&all, options.device.as_deref())?;
         let (Some(adapter), Some(caps)) = (adapters.get(chosen), all.into_iter().nth(chosen)) else {

@@ -1,0 +1,341 @@
+//! `cl_khr_command_buffer`, and `cl_khr_command_buffer_mutable_dispatch` beside it.
+//!
+//! Both are or were provisional. Of the first only dispatches are recorded, whose signature no version from 0.9.0 to 1.0 has changed,
+//! as have those of copies and fills in 0.9.5. The second updates commands by a list of configurations from 0.9.2 on; before it was a
+//! chain of other structures, and a driver with that is taken for one without.
+
+use super::super::device::{function, listed_version};
+use super::{Code, DeviceHandle, Event, KernelObject, Queue, number};
+use cl3::ext as api;
+use opencl3::error_codes as codes;
+use opencl3::types::cl_event;
+use std::ffi::c_void;
+use std::ptr;
+use std::sync::Arc;
+
+const NAME: &str = "cl_khr_command_buffer";
+const MUTABLE: &str = "cl_khr_command_buffer_mutable_dispatch";
+/// What is changed in a recorded dispatch.
+const FIELDS: api::cl_mutable_dispatch_fields_khr =
+    api::CL_MUTABLE_DISPATCH_GLOBAL_SIZE_KHR | api::CL_MUTABLE_DISPATCH_ARGUMENTS_KHR;
+
+type Update = unsafe extern "C" fn(
+    api::cl_command_buffer_khr,
+    api::cl_uint,
+    *const api::cl_command_buffer_update_type_khr,
+    *const *const c_void,
+) -> api::cl_int;
+
+/// The extensions of one device.
+#[derive(Debug)]
+pub(in crate::backend::opencl) struct CommandBuffers {
+    create: api::clCreateCommandBufferKHR_t,
+    dispatch: api::clCommandNDRangeKernelKHR_t,
+    finalize: api::clFinalizeCommandBufferKHR_t,
+    enqueue: api::clEnqueueCommandBufferKHR_t,
+    release: api::clReleaseCommandBufferKHR_t,
+    update: Option<Update>,
+    simultaneous: bool,
+}
+
+/// The function `name` of a type. A missing one ends the caller with its name.
+macro_rules! load {
+    ($device:expr, $name:literal, $type:ty) => {{
+        let address = function($device, $name)
+            .ok_or_else(|| format!("the driver has no {}", $name.to_string_lossy()))?;
+        // SAFETY: the address is that of the function of this name, whose type is the extension's.
+        unsafe { std::mem::transmute::<*mut c_void, $type>(address.as_ptr()) }
+    }};
+}
+
+impl CommandBuffers {
+    /// The extension of `device`; `None` where it is not listed, an error where it is and cannot be used.
+    pub(in crate::backend::opencl) fn of(device: DeviceHandle) -> Result<Option<Arc<Self>>, String> {
+        let Some(version) = listed_version(device, NAME) else {
+            return Ok(None);
+        };
+        if !matches!(version, (0, 9, _) | (1, ..)) {
+            return Err(format!("version {version:?} of {NAME} is not known"));
+        }
+        let capabilities = |name| device.info(name).map_or(0, |bytes| number(&bytes));
+        let update = match listed_version(device, MUTABLE) {
+            Some((0, 9, 2..) | (1, ..))
+                if capabilities(api::CL_DEVICE_MUTABLE_DISPATCH_CAPABILITIES_KHR) & FIELDS == FIELDS =>
+            {
+                Some(load!(device, c"clUpdateMutableCommandsKHR", Update))
+            }
+            Some(version) => {
+                log::debug!("opencl: {MUTABLE} {version:?} is not used");
+                None
+            }
+            None => None,
+        };
+        Ok(Some(Arc::new(Self {
+            create: load!(
+                device,
+                c"clCreateCommandBufferKHR",
+                api::clCreateCommandBufferKHR_t
+            ),
+            dispatch: load!(
+                device,
+                c"clCommandNDRangeKernelKHR",
+                api::clCommandNDRangeKernelKHR_t
+            ),
+            finalize: load!(
+                device,
+                c"clFinalizeCommandBufferKHR",
+                api::clFinalizeCommandBufferKHR_t
+            ),
+            enqueue: load!(
+                device,
+                c"clEnqueueCommandBufferKHR",
+                api::clEnqueueCommandBufferKHR_t
+            ),
+            release: load!(
+                device,
+                c"clReleaseCommandBufferKHR",
+                api::clReleaseCommandBufferKHR_t
+            ),
+            update,
+            simultaneous: capabilities(api::CL_DEVICE_COMMAND_BUFFER_CAPABILITIES_KHR)
+                & api::CL_COMMAND_BUFFER_CAPABILITY_SIMULTANEOUS_USE_KHR
+                != 0,
+        })))
+    }
+
+    /// Recorded dispatches can be changed.
+    pub(in crate::backend::opencl) fn are_mutable(&self) -> bool {
+        self.update.is_some()
+    }
+
+    /// A command buffer can be queued while it runs.
+    pub(in crate::backend::opencl) fn run_again(&self) -> bool {
+        self.simultaneous
+    }
+}
+
+/// A dispatch in a command buffer. Valid as long as the buffer.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::backend::opencl) struct MutableCommand(api::cl_mutable_command_khr);
+
+// SAFETY: an identifier that is only handed back to the driver, together with its command buffer.
+unsafe impl Send for MutableCommand {}
+// SAFETY: as above.
+unsafe impl Sync for MutableCommand {}
+
+/// New values of a recorded dispatch.
+pub(in crate::backend::opencl) struct Change<'a> {
+    /// The dispatch.
+    pub(in crate::backend::opencl) command: MutableCommand,
+    /// Index and bytes of an argument.
+    pub(in crate::backend::opencl) param: (u32, &'a [u8]),
+    /// Global size.
+    pub(in crate::backend::opencl) global: [usize; 3],
+}
+
+/// A command buffer.
+#[derive(Debug)]
+pub(in crate::backend::opencl) struct CommandBuffer {
+    raw: api::cl_command_buffer_khr,
+    api: Arc<CommandBuffers>,
+}
+
+// SAFETY: OpenCL objects belong to no thread; calls that change one are made through `&mut`.
+unsafe impl Send for CommandBuffer {}
+// SAFETY: as above.
+unsafe impl Sync for CommandBuffer {}
+
+impl Drop for CommandBuffer {
+    fn drop(&mut self) {
+        // SAFETY: this value owns one reference to a live object and gives it up here.
+        let code = self
+            .api
+            .release
+            .map_or(codes::CL_SUCCESS, |f| unsafe { f(self.raw) });
+        if code != codes::CL_SUCCESS {
+            log::warn!("opencl: release of a command buffer: {}", Code(code));
+        }
+    }
+}
+
+fn done(code: Option<api::cl_int>) -> Result<(), Code> {
+    match code {
+        Some(codes::CL_SUCCESS) => Ok(()),
+        Some(code) => Err(Code(code)),
+        None => Err(Code(codes::DLOPEN_FUNCTION_NOT_AVAILABLE)),
+    }
+}
+
+impl CommandBuffer {
+    /// An empty one for `queue`.
+    pub(in crate::backend::opencl) fn new(api: &Arc<CommandBuffers>, queue: &Queue) -> Result<Self, Code> {
+        let mut flags = 0;
+        if api.simultaneous {
+            flags |= api::CL_COMMAND_BUFFER_SIMULTANEOUS_USE_KHR;
+        }
+        if api.update.is_some() {
+            flags |= api::CL_COMMAND_BUFFER_MUTABLE_KHR;
+        }
+        let properties = [api::CL_COMMAND_BUFFER_FLAGS_KHR, flags, 0];
+        let given = if flags == 0 {
+            ptr::null()
+        } else {
+            properties.as_ptr()
+        };
+        let mut code = codes::CL_SUCCESS;
+        // SAFETY: one live queue, and a list of properties that ends with a zero.
+        let raw = api
+            .create
+            .map(|f| unsafe { f(1, &raw const queue.0, given, &raw mut code) });
+        done(raw.map(|_| code))?;
+        match raw {
+            Some(raw) if !raw.is_null() => Ok(Self {
+                raw,
+                api: Arc::clone(api),
+            }),
+            _ => Err(Code(api::CL_INVALID_COMMAND_BUFFER_KHR)),
+        }
+    }
+
+    /// Records a dispatch of a kernel whose arguments are all set; a handle to it where it can be changed.
+    pub(in crate::backend::opencl) fn dispatch(
+        &mut self,
+        kernel: &KernelObject,
+        offset: [usize; 3],
+        global: [usize; 3],
+        local: [usize; 3],
+    ) -> Result<Option<MutableCommand>, Code> {
+        let properties = [api::CL_MUTABLE_DISPATCH_UPDATABLE_FIELDS_KHR, FIELDS, 0];
+        let mut command = ptr::null_mut();
+        let mutable = self.api.update.is_some();
+        let (properties, handle) = if mutable {
+            (properties.as_ptr(), &raw mut command)
+        } else {
+            (ptr::null(), ptr::null_mut())
+        };
+        // SAFETY: the buffer and the kernel are live, sizes have the three numbers that are announced, properties end with a zero. A
+        // buffer of one queue takes no queue here.
+        done(self.api.dispatch.map(|f| unsafe {
+            f(
+                self.raw,
+                ptr::null_mut(),
+                properties,
+                kernel.0,
+                3,
+                offset.as_ptr(),
+                global.as_ptr(),
+                local.as_ptr(),
+                0,
+                ptr::null(),
+                ptr::null_mut(),
+                handle,
+            )
+        }))?;
+        Ok((mutable && !command.is_null()).then_some(MutableCommand(command)))
+    }
+
+    /// Ends the recording.
+    pub(in crate::backend::opencl) fn finalize(&mut self) -> Result<(), Code> {
+        // SAFETY: the buffer is live.
+        done(self.api.finalize.map(|f| unsafe { f(self.raw) }))
+    }
+
+    /// Queues the recorded commands. The event is made only where `timed`.
+    pub(in crate::backend::opencl) fn enqueue(&self, timed: bool) -> Result<Option<Event>, Code> {
+        let mut event: cl_event = ptr::null_mut();
+        let place = if timed { &raw mut event } else { ptr::null_mut() };
+        let queued = self.api.enqueue.map(|f| {
+            // SAFETY: the buffer is live and holds its queue.
+            unsafe { f(0, ptr::null_mut(), self.raw, 0, ptr::null(), place) }
+        });
+        done(queued)?;
+        Ok((timed && !event.is_null()).then(|| Event(event)))
+    }
+
+    /// Changes dispatches. The buffer must not be running.
+    pub(in crate::backend::opencl) fn update(&mut self, changes: &[Change<'_>]) -> Result<(), Code> {
+        let args: Vec<api::cl_mutable_dispatch_arg_khr> = changes
+            .iter()
+            .map(|c| api::cl_mutable_dispatch_arg_khr {
+                arg_index: c.param.0,
+                arg_size: c.param.1.len(),
+                arg_value: c.param.1.as_ptr().cast::<c_void>(),
+            })
+            .collect();
+        let configs: Vec<api::cl_mutable_dispatch_config_khr> = changes
+            .iter()
+            .zip(&args)
+            .map(|(c, arg)| api::cl_mutable_dispatch_config_khr {
+                command: c.command.0,
+                num_args: 1,
+                num_svm_args: 0,
+                num_exec_infos: 0,
+                work_dim: 3,
+                arg_list: arg,
+                arg_svm_list: ptr::null(),
+                exec_info_list: ptr::null(),
+                global_work_offset: ptr::null(),
+                global_work_size: c.global.as_ptr(),
+                local_work_size: ptr::null(),
+            })
+            .collect();
+        // The one type that there is.
+        let types = vec![0; configs.len()];
+        let list: Vec<*const c_void> = configs.iter().map(|c| ptr::from_ref(c).cast()).collect();
+        let count = api::cl_uint::try_from(list.len()).unwrap_or(0);
+        // SAFETY: both lists have `count` entries, which point to structures that outlive the call.
+        done(
+            self.api
+                .update
+                .map(|f| unsafe { f(self.raw, count, types.as_ptr(), list.as_ptr()) }),
+        )
+    }
+}
+
+#[cfg(test)]
+impl CommandBuffers {
+    /// The same, where a call fails from the start: that which creates, ends or queues a buffer.
+    pub(in crate::backend::opencl) fn failing(&self, call: &str) -> Arc<Self> {
+        unsafe extern "C" fn create(
+            _: api::cl_uint,
+            _: *const opencl3::types::cl_command_queue,
+            _: *const api::cl_command_buffer_properties_khr,
+            code: *mut api::cl_int,
+        ) -> api::cl_command_buffer_khr {
+            // SAFETY: the caller gives a place for the code.
+            unsafe { *code = codes::CL_INVALID_VALUE };
+            ptr::null_mut()
+        }
+        unsafe extern "C" fn finalize(_: api::cl_command_buffer_khr) -> api::cl_int {
+            codes::CL_OUT_OF_HOST_MEMORY
+        }
+        unsafe extern "C" fn enqueue(
+            _: api::cl_uint,
+            _: *mut opencl3::types::cl_command_queue,
+            _: api::cl_command_buffer_khr,
+            _: api::cl_uint,
+            _: *const cl_event,
+            _: *mut cl_event,
+        ) -> api::cl_int {
+            codes::CL_INVALID_OPERATION
+        }
+        Arc::new(Self {
+            create: if call == "create" {
+                Some(create)
+            } else {
+                self.create
+            },
+            finalize: if call == "finalize" {
+                Some(finalize)
+            } else {
+                self.finalize
+            },
+            enqueue: if call == "enqueue" {
+                Some(enqueue)
+            } else {
+                self.enqueue
+            },
+            ..*self
+        })
+    }
+}

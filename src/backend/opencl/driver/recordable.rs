@@ -1,0 +1,232 @@
+//! `cl_qcom_recordable_queues` of Adreno, as Qualcomm's header declares it.
+//!
+//! Dispatches that are put into a queue of a kind of its own are recorded instead of run; a recording is queued as a whole, with values
+//! that take the place of recorded ones. Whether these last is not said, so every call gives all that ever differed.
+
+use super::super::device::{function, library_function, listed_version};
+use super::{Code, Context, DeviceHandle, Event, Queue, number};
+use opencl3::error_codes as codes;
+use opencl3::types::{cl_command_queue, cl_event, cl_int, cl_uint};
+use std::ffi::c_void;
+use std::ptr;
+use std::sync::Arc;
+
+const NAME: &str = "cl_qcom_recordable_queues";
+/// `CL_QUEUE_RECORDABLE_QCOM`.
+const RECORDABLE: u64 = 1 << 30;
+/// `CL_DEVICE_RECORDABLE_QUEUE_MAX_SIZE`: dispatches of one recording.
+const MAX_SIZE: u32 = 0x41de;
+
+type Raw = *mut c_void;
+
+/// `cl_array_arg_qcom`.
+#[repr(C)]
+struct ArrayArg {
+    dispatch_index: cl_uint,
+    arg_index: cl_uint,
+    arg_size: usize,
+    arg_value: *const c_void,
+}
+
+/// `cl_offset_qcom`.
+#[repr(C)]
+struct Offset {
+    dispatch_index: cl_uint,
+    offsets: [usize; 3],
+}
+
+/// `cl_workgroup_qcom`.
+#[repr(C)]
+struct Workgroup {
+    dispatch_index: cl_uint,
+    workgroup_size: *const usize,
+}
+
+type New = unsafe extern "C" fn(cl_command_queue, *mut cl_int) -> Raw;
+type End = unsafe extern "C" fn(Raw) -> cl_int;
+type Enqueue = unsafe extern "C" fn(
+    cl_command_queue,
+    Raw,
+    usize,
+    *const ArrayArg,
+    usize,
+    *const Offset,
+    usize,
+    *const Workgroup,
+    usize,
+    *const Workgroup,
+    cl_uint,
+    *const cl_event,
+    *mut cl_event,
+) -> cl_int;
+
+/// The extension of one device, with the queue that records.
+#[derive(Debug)]
+pub(in crate::backend::opencl) struct RecordableQueue {
+    queue: Queue,
+    new: New,
+    end: End,
+    release: End,
+    enqueue: Enqueue,
+    most: usize,
+}
+
+/// The function `name` of a type. Drivers hide them from the standard query, so the library is asked too.
+macro_rules! load {
+    ($device:expr, $name:literal, $type:ty) => {{
+        let address = function($device, $name)
+            .or_else(|| library_function($name))
+            .ok_or_else(|| format!("the driver has no {}", $name.to_string_lossy()))?;
+        // SAFETY: the address is that of the function of this name, whose type is the extension's.
+        unsafe { std::mem::transmute::<*mut c_void, $type>(address.as_ptr()) }
+    }};
+}
+
+impl RecordableQueue {
+    /// The extension of `device`; `None` where it is not listed, an error where it is and cannot be used.
+    pub(in crate::backend::opencl) fn of(
+        context: &Context,
+        device: DeviceHandle,
+    ) -> Result<Option<Arc<Self>>, String> {
+        if listed_version(device, NAME).is_none() {
+            return Ok(None);
+        }
+        let new = load!(device, c"clNewRecordingQCOM", New);
+        let end = load!(device, c"clEndRecordingQCOM", End);
+        let release = load!(device, c"clReleaseRecordingQCOM", End);
+        let enqueue = load!(device, c"clEnqueueRecordingQCOM", Enqueue);
+        let most = device.info(MAX_SIZE).map_or(0, |bytes| number(&bytes));
+        let queue = context
+            .queue_with(device, RECORDABLE)
+            .map_err(|code| format!("clCreateCommandQueue with CL_QUEUE_RECORDABLE_QCOM: {code}"))?;
+        Ok(Some(Arc::new(Self {
+            queue,
+            new,
+            end,
+            release,
+            enqueue,
+            most: match usize::try_from(most) {
+                Ok(0) | Err(_) => usize::MAX,
+                Ok(most) => most,
+            },
+        })))
+    }
+
+    /// Number of dispatches that a recording holds.
+    pub(in crate::backend::opencl) fn most(&self) -> usize {
+        self.most
+    }
+}
+
+/// New values of a recorded dispatch.
+pub(in crate::backend::opencl) struct Change<'a> {
+    /// Which of the recording's dispatches.
+    pub(in crate::backend::opencl) dispatch: u32,
+    /// Index and bytes of an argument.
+    pub(in crate::backend::opencl) param: (u32, &'a [u8]),
+    /// Global size.
+    pub(in crate::backend::opencl) global: [usize; 3],
+}
+
+/// A recording.
+#[derive(Debug)]
+pub(in crate::backend::opencl) struct QueueRecording {
+    raw: Raw,
+    api: Arc<RecordableQueue>,
+}
+
+// SAFETY: OpenCL objects belong to no thread; a recording is not changed once it is made.
+unsafe impl Send for QueueRecording {}
+// SAFETY: as above.
+unsafe impl Sync for QueueRecording {}
+
+impl Drop for QueueRecording {
+    fn drop(&mut self) {
+        // SAFETY: this value owns one reference to a live object and gives it up here.
+        let code = unsafe { (self.api.release)(self.raw) };
+        if code != codes::CL_SUCCESS {
+            log::warn!("opencl: release of a recording: {}", Code(code));
+        }
+    }
+}
+
+fn done(code: cl_int) -> Result<(), Code> {
+    if code == codes::CL_SUCCESS {
+        Ok(())
+    } else {
+        Err(Code(code))
+    }
+}
+
+impl QueueRecording {
+    /// Records what `work` puts into the queue that it is given.
+    pub(in crate::backend::opencl) fn new(
+        api: &Arc<RecordableQueue>,
+        work: impl FnOnce(&Queue) -> Result<(), Code>,
+    ) -> Result<Self, Code> {
+        let mut code = codes::CL_SUCCESS;
+        // SAFETY: the queue is live and was made for recording.
+        let raw = unsafe { (api.new)(api.queue.0, &raw mut code) };
+        done(code)?;
+        if raw.is_null() {
+            return Err(Code(codes::CL_INVALID_OPERATION));
+        }
+        let recording = Self {
+            raw,
+            api: Arc::clone(api),
+        };
+        let worked = work(&api.queue);
+        // Also after a failure: a queue records one thing at a time.
+        // SAFETY: the recording is live and was begun above.
+        let ended = done(unsafe { (api.end)(raw) });
+        worked.and(ended).map(|()| recording)
+    }
+
+    /// Queues the recording with `changes`. The event is made only where `timed`.
+    pub(in crate::backend::opencl) fn enqueue(
+        &self,
+        queue: &Queue,
+        changes: &[Change<'_>],
+        timed: bool,
+    ) -> Result<Option<Event>, Code> {
+        let args: Vec<ArrayArg> = changes
+            .iter()
+            .map(|c| ArrayArg {
+                dispatch_index: c.dispatch,
+                arg_index: c.param.0,
+                arg_size: c.param.1.len(),
+                arg_value: c.param.1.as_ptr().cast(),
+            })
+            .collect();
+        let sizes: Vec<Workgroup> = changes
+            .iter()
+            .map(|c| Workgroup {
+                dispatch_index: c.dispatch,
+                workgroup_size: c.global.as_ptr(),
+            })
+            .collect();
+        let list = |empty: bool| if empty { ptr::null() } else { args.as_ptr() };
+        let groups = |empty: bool| if empty { ptr::null() } else { sizes.as_ptr() };
+        let mut event: cl_event = ptr::null_mut();
+        // SAFETY: recording and queue are live; the lists have the lengths that are announced, and what they point to outlives the call.
+        let code = unsafe {
+            (self.api.enqueue)(
+                queue.0,
+                self.raw,
+                args.len(),
+                list(args.is_empty()),
+                0,
+                ptr::null(),
+                sizes.len(),
+                groups(sizes.is_empty()),
+                0,
+                ptr::null(),
+                0,
+                ptr::null(),
+                if timed { &raw mut event } else { ptr::null_mut() },
+            )
+        };
+        done(code)?;
+        Ok((timed && !event.is_null()).then(|| Event(event)))
+    }
+}

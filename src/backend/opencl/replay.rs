@@ -1,0 +1,481 @@
+//! Recordings: lists of commands, and what the driver has recorded of them.
+//!
+//! A recording is first queued command by command. Once it comes back, its dispatches are recorded in the driver, and from then on
+//! queued as a whole. Values that have changed since are patched where the driver can do that; where it cannot, the driver's recording is
+//! dropped, and made again when two submissions in a row have the same values.
+
+use super::driver::command_buffer::{self, CommandBuffer, CommandBuffers, MutableCommand};
+use super::driver::recordable::{self, QueueRecording, RecordableQueue};
+use super::driver::{Code, Context, DeviceHandle, Event, Queue};
+use super::record::{DriverTime, Job, Step};
+use super::slice::Cut;
+use crate::backend::{BackendError, Caps, DeviceKind, Launch, RecordingWay};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// What a device records with.
+#[derive(Debug)]
+pub(super) enum Recorder {
+    /// Nothing: commands are queued one by one.
+    Off,
+    CommandBuffers(Arc<CommandBuffers>),
+    Qcom(Arc<RecordableQueue>),
+}
+
+impl Recorder {
+    /// The way that is asked for. An error where the device does not offer it.
+    pub(super) fn open(
+        asked: RecordingWay,
+        context: &Context,
+        device: DeviceHandle,
+        caps: &Caps,
+    ) -> Result<Self, BackendError> {
+        let qcom = || RecordableQueue::of(context, device).map(|found| found.map(Self::Qcom));
+        let buffers = || CommandBuffers::of(device).map(|found| found.map(Self::CommandBuffers));
+        let need = |extension: &str, found: Result<Option<Self>, String>| {
+            let why = match found {
+                Ok(Some(recorder)) => return Ok(recorder),
+                Ok(None) => format!("{} does not list {extension}", caps.device),
+                Err(why) => format!("{}: {extension}: {why}", caps.device),
+            };
+            Err(BackendError::Driver {
+                call: format!("recording by {asked}"),
+                why,
+            })
+        };
+        match asked {
+            RecordingWay::Off => Ok(Self::Off),
+            RecordingWay::Qcom => need("cl_qcom_recordable_queues", qcom()),
+            RecordingWay::CommandBuffer => need("cl_khr_command_buffer", buffers()),
+            // Drivers for CPUs replay each command as if it had just come, and gain nothing.
+            RecordingWay::Auto if caps.kind == DeviceKind::Cpu => Ok(Self::Off),
+            RecordingWay::Auto => {
+                for found in [qcom(), buffers()] {
+                    match found {
+                        Ok(Some(recorder)) => return Ok(recorder),
+                        Ok(None) => {}
+                        Err(why) => log::warn!("{}: commands are not recorded: {why}", caps.device),
+                    }
+                }
+                Ok(Self::Off)
+            }
+        }
+    }
+
+    /// Records nothing from now on, and says why.
+    fn give_up(&mut self, call: &str, code: Code) {
+        log::warn!("opencl: commands are queued one by one from now on: {call}: {code}");
+        *self = Self::Off;
+    }
+
+    /// Recorded values can be changed.
+    fn patches(&self) -> bool {
+        match self {
+            Self::Off => false,
+            Self::CommandBuffers(api) => api.are_mutable(),
+            Self::Qcom(_) => true,
+        }
+    }
+
+    /// A recording can be queued while it runs.
+    fn runs_again(&self) -> bool {
+        match self {
+            Self::Off | Self::Qcom(_) => true,
+            Self::CommandBuffers(api) => api.run_again(),
+        }
+    }
+}
+
+/// A recorded dispatch, with the values that it has.
+#[derive(Debug)]
+struct Entry {
+    job: Job,
+    command: Option<MutableCommand>,
+    params: Vec<u8>,
+    grid: [u32; 3],
+    /// The values are no longer those that it was recorded with.
+    differs: bool,
+}
+
+#[derive(Debug)]
+enum Made {
+    /// Nothing: the commands are no dispatches.
+    Plain,
+    CommandBuffer(CommandBuffer),
+    Qcom(QueueRecording),
+}
+
+/// Jobs that are queued in one call.
+#[derive(Debug)]
+struct Piece {
+    jobs: Range<usize>,
+    made: Made,
+    entries: Vec<Entry>,
+}
+
+/// What a submission needs of the device.
+pub(super) struct Target<'a> {
+    pub(super) queue: &'a Queue,
+    pub(super) recorder: &'a mut Recorder,
+    pub(super) time: &'a mut DriverTime,
+    /// Changes whenever all queued work is known to be done.
+    pub(super) epoch: u64,
+}
+
+/// The first and the last event of some jobs, and whether all dispatches among them came from the driver's recordings.
+#[derive(Debug, Default)]
+pub(super) struct Queued {
+    pub(super) first: Option<Event>,
+    pub(super) last: Option<Event>,
+    pub(super) recorded: bool,
+}
+
+impl Queued {
+    fn add(&mut self, event: Option<Event>) {
+        match event {
+            Some(event) if self.first.is_none() => self.first = Some(event),
+            Some(event) => self.last = Some(event),
+            None => {}
+        }
+    }
+}
+
+/// A list of commands.
+#[derive(Debug)]
+pub(super) struct Recording {
+    pub(super) steps: Vec<Step>,
+    /// How its work is cut in slices.
+    pub(super) cut: Cut,
+    pieces: Vec<Piece>,
+    /// Pieces of before that may still run.
+    retired: Vec<Piece>,
+    /// Values of the last submission; those of the pieces.
+    last: Option<Launch>,
+    /// When it was queued last.
+    epoch: Option<u64>,
+}
+
+impl Recording {
+    pub(super) fn new(steps: Vec<Step>) -> Self {
+        Self {
+            cut: Cut::whole(steps.len()),
+            steps,
+            pieces: Vec::new(),
+            retired: Vec::new(),
+            last: None,
+            epoch: None,
+        }
+    }
+
+    /// Queued since `epoch` began, and so perhaps still running.
+    pub(super) fn may_run(&self, epoch: u64) -> bool {
+        self.epoch == Some(epoch)
+    }
+
+    /// Drops what the driver has recorded.
+    pub(super) fn forget(&mut self) {
+        self.retired.append(&mut self.pieces);
+        self.last = None;
+    }
+
+    /// Decides how this submission is queued, and records or patches for it.
+    pub(super) fn prepare(&mut self, launch: &Launch, to: &mut Target<'_>) -> Result<(), BackendError> {
+        let running = self.may_run(to.epoch);
+        if !running {
+            self.retired.clear();
+        }
+        if matches!(to.recorder, Recorder::Off) {
+            self.forget();
+            return Ok(());
+        }
+        let same = self.last.as_ref() == Some(launch);
+        if !same && !self.pieces.is_empty() {
+            let patched = to.recorder.patches() && self.patch(launch, running, to)?;
+            if !patched {
+                self.retired.append(&mut self.pieces);
+            }
+        }
+        let again = same || (self.last.is_some() && to.recorder.patches());
+        match &mut self.last {
+            Some(last) if !same => last.clone_from(launch),
+            Some(_) => {}
+            none => *none = Some(launch.clone()),
+        }
+        if again && self.pieces.is_empty() {
+            self.build(launch, to)?;
+        }
+        Ok(())
+    }
+
+    /// Records all jobs.
+    fn build(&mut self, launch: &Launch, to: &mut Target<'_>) -> Result<(), BackendError> {
+        let most = match &*to.recorder {
+            Recorder::Qcom(api) => api.most(),
+            _ => usize::MAX,
+        };
+        for slice in self.cut.slices() {
+            let mut at = slice.start;
+            while at < slice.end {
+                let is_dispatch = |j: usize| matches!(self.steps[self.cut.jobs[j].step], Step::Dispatch(_));
+                let kind = is_dispatch(at);
+                let rest = (at + 1..slice.end).take_while(|j| is_dispatch(*j) == kind);
+                let jobs = at..at + 1 + rest.count().min(most - 1);
+                at = jobs.end;
+                match self.piece(jobs, kind, launch, to)? {
+                    Ok(piece) => self.pieces.push(piece),
+                    Err((call, code)) => {
+                        to.recorder.give_up(call, code);
+                        self.forget();
+                        return Ok(());
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Records some jobs; the driver's refusal with the call that it refused.
+    fn piece(
+        &mut self,
+        jobs: Range<usize>,
+        dispatches: bool,
+        launch: &Launch,
+        to: &mut Target<'_>,
+    ) -> Result<Result<Piece, (&'static str, Code)>, BackendError> {
+        let mut entries = Vec::with_capacity(jobs.len());
+        let mut failure = None;
+        let (steps, cut) = (&mut self.steps, &self.cut.jobs);
+        // An empty recording is not something that every driver takes.
+        let mut all = cut.get(jobs.clone()).unwrap_or_default().iter();
+        let runs = all.any(|job| steps[job.step].groups(launch) > 0);
+        // Gives every dispatch that runs to `record`.
+        let mut each =
+            |record: &mut dyn FnMut(&super::record::Ready<'_>) -> Result<Option<MutableCommand>, Code>| {
+                for job in cut.get(jobs.clone()).unwrap_or_default() {
+                    let Step::Dispatch(d) = &mut steps[job.step] else {
+                        continue;
+                    };
+                    let (params, grid) = match (d.values(launch), d.grid(launch)) {
+                        (Ok(params), Ok(grid)) => (params.to_vec(), grid),
+                        (Err(e), _) | (_, Err(e)) => {
+                            failure = Some(e);
+                            return Ok(());
+                        }
+                    };
+                    let command = match d.ready(launch, job.part, &mut DriverTime::default()) {
+                        Ok(Some(ready)) => record(&ready)?,
+                        Ok(None) => None,
+                        Err(e) => {
+                            failure = Some(e);
+                            return Ok(());
+                        }
+                    };
+                    entries.push(Entry {
+                        job: *job,
+                        command,
+                        params,
+                        grid,
+                        differs: false,
+                    });
+                }
+                Ok(())
+            };
+        let made = match (&*to.recorder, dispatches) {
+            (_, true) if !runs => each(&mut |_| Ok(None))
+                .map(|()| Made::Plain)
+                .map_err(|code| ("clSetKernelArg", code)),
+            (Recorder::CommandBuffers(api), true) => to.time.of(|| {
+                let mut buffer =
+                    CommandBuffer::new(api, to.queue).map_err(|code| ("clCreateCommandBufferKHR", code))?;
+                each(&mut |r| buffer.dispatch(r.kernel, r.offset, r.global, r.local))
+                    .map_err(|code| ("clCommandNDRangeKernelKHR", code))?;
+                buffer
+                    .finalize()
+                    .map_err(|code| ("clFinalizeCommandBufferKHR", code))?;
+                Ok(Made::CommandBuffer(buffer))
+            }),
+            (Recorder::Qcom(api), true) => to.time.of(|| {
+                QueueRecording::new(api, |queue| {
+                    each(&mut |r| {
+                        queue
+                            .dispatch(r.kernel, r.offset, r.global, r.local, false)
+                            .map(|_| None)
+                    })
+                })
+                .map(Made::Qcom)
+                .map_err(|code| ("a recording of cl_qcom_recordable_queues", code))
+            }),
+            (Recorder::Off, _) | (_, false) => Ok(Made::Plain),
+        };
+        match failure {
+            Some(error) => Err(error),
+            None => Ok(made.map(|made| Piece { jobs, made, entries })),
+        }
+    }
+
+    /// Gives the pieces the values of `launch`. False where that needs new ones.
+    fn patch(&mut self, launch: &Launch, running: bool, to: &mut Target<'_>) -> Result<bool, BackendError> {
+        for piece in &mut self.pieces {
+            let mut changed = Vec::new();
+            for (i, entry) in piece.entries.iter_mut().enumerate() {
+                let Step::Dispatch(d) = &self.steps[entry.job.step] else {
+                    continue;
+                };
+                let (params, grid) = (d.values(launch)?, d.grid(launch)?);
+                if entry.params == params && entry.grid == grid {
+                    continue;
+                }
+                // What runs nothing is not recorded; a part of a dispatch has its place in one grid.
+                if grid.contains(&0) != entry.grid.contains(&0)
+                    || (entry.job.part.is_some() && entry.grid != grid)
+                {
+                    return Ok(false);
+                }
+                entry.params.clear();
+                entry.params.extend_from_slice(params);
+                (entry.grid, entry.differs) = (grid, true);
+                if !grid.contains(&0) {
+                    changed.push(i);
+                }
+            }
+            let Made::CommandBuffer(buffer) = &mut piece.made else {
+                continue;
+            };
+            if changed.is_empty() {
+                continue;
+            }
+            if running {
+                return Ok(false);
+            }
+            let mut changes = Vec::with_capacity(changed.len());
+            for entry in changed.iter().filter_map(|i| piece.entries.get(*i)) {
+                let Step::Dispatch(d) = &self.steps[entry.job.step] else {
+                    continue;
+                };
+                let Some(command) = entry.command else {
+                    return Ok(false);
+                };
+                changes.push(command_buffer::Change {
+                    command,
+                    param: (d.params_index, &entry.params),
+                    global: d.global(grid_of(entry))?,
+                });
+            }
+            if let Err(code) = to.time.of(|| buffer.update(&changes)) {
+                to.recorder.give_up("clUpdateMutableCommandsKHR", code);
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Queues everything. True where all came from the driver's recordings.
+    pub(super) fn submit(&mut self, launch: &Launch, to: &mut Target<'_>) -> Result<bool, BackendError> {
+        self.prepare(launch, to)?;
+        let all = 0..self.cut.jobs.len();
+        Ok(self.enqueue(&all, launch, false, to)?.recorded)
+    }
+
+    /// Queues the jobs of one slice. Events are made only where `timed`.
+    pub(super) fn enqueue(
+        &mut self,
+        slice: &Range<usize>,
+        launch: &Launch,
+        timed: bool,
+        to: &mut Target<'_>,
+    ) -> Result<Queued, BackendError> {
+        let again = to.recorder.runs_again() || !self.may_run(to.epoch);
+        self.epoch = Some(to.epoch);
+        let mut queued = Queued {
+            recorded: !self.pieces.is_empty() && again,
+            ..Queued::default()
+        };
+        let mut at = slice.start;
+        if queued.recorded {
+            let mut failure = None;
+            for piece in &self.pieces {
+                if !slice.contains(&piece.jobs.start) {
+                    continue;
+                }
+                match piece.enqueue(&mut self.steps, &self.cut.jobs, launch, timed, to)? {
+                    Ok(event) => queued.add(event),
+                    Err((_, code)) if code.is_lost() => {
+                        return Err(code.at("queueing a recording of the driver"));
+                    }
+                    Err(refusal) => {
+                        failure = Some(refusal);
+                        break;
+                    }
+                }
+                at = piece.jobs.end;
+            }
+            if let Some((call, code)) = failure {
+                to.recorder.give_up(call, code);
+                self.forget();
+                queued.recorded = false;
+            }
+        }
+        let jobs = self.cut.jobs.get(at..slice.end).unwrap_or_default();
+        let runs = |job: &Job| self.steps[job.step].groups(launch) > 0;
+        let (first, last) = (jobs.iter().position(runs), jobs.iter().rposition(runs));
+        for (i, job) in jobs.iter().enumerate() {
+            let timed = timed && (Some(i) == first || Some(i) == last);
+            queued.add(self.steps[job.step].enqueue(to.queue, launch, job.part, timed, to.time)?);
+        }
+        Ok(queued)
+    }
+}
+
+/// The grid of what an entry runs.
+fn grid_of(entry: &Entry) -> [u32; 3] {
+    let mut grid = entry.grid;
+    if let Some(part) = entry.job.part
+        && let Some(count) = grid.get_mut(part.axis)
+    {
+        *count = part.count;
+    }
+    grid
+}
+
+impl Piece {
+    /// Queues it; the driver's refusal with the call that it refused.
+    fn enqueue(
+        &self,
+        steps: &mut [Step],
+        jobs: &[Job],
+        launch: &Launch,
+        timed: bool,
+        to: &mut Target<'_>,
+    ) -> Result<Result<Option<Event>, (&'static str, Code)>, BackendError> {
+        Ok(match &self.made {
+            Made::Plain => {
+                let mut last = None;
+                for job in jobs.get(self.jobs.clone()).unwrap_or_default() {
+                    let event = steps[job.step].enqueue(to.queue, launch, job.part, timed, to.time)?;
+                    last = event.or(last);
+                }
+                Ok(last)
+            }
+            Made::CommandBuffer(buffer) => to
+                .time
+                .of(|| buffer.enqueue(timed))
+                .map_err(|code| ("clEnqueueCommandBufferKHR", code)),
+            Made::Qcom(recording) => {
+                let mut changes = Vec::new();
+                let recorded = self.entries.iter().filter(|e| !e.grid.contains(&0));
+                for (dispatch, entry) in (0u32..).zip(recorded).filter(|(_, e)| e.differs) {
+                    if let Step::Dispatch(d) = &steps[entry.job.step] {
+                        changes.push(recordable::Change {
+                            dispatch,
+                            param: (d.params_index, &entry.params),
+                            global: d.global(grid_of(entry))?,
+                        });
+                    }
+                }
+                to.time
+                    .of(|| recording.enqueue(to.queue, &changes, timed))
+                    .map_err(|code| ("clEnqueueRecordingQCOM", code))
+            }
+        })
+    }
+}

@@ -1,0 +1,405 @@
+//! Slices: what is queued at a time, so that other work of the device, such as drawing, gets its turn between them.
+//!
+//! The first run of a recording measures each command. From then on commands are joined to slices that are predicted to stay within the
+//! budget, a command above it is cut along its grid where its kernel can run in parts, and predictions follow what slices really took, within
+//! bounds, so that a busy host does not cut work to dust.
+
+use super::driver::Event;
+use super::record::{Job, Part, Step};
+use super::replay::{Queued, Recording, Target};
+use crate::backend::{BackendError, Launch, RecordingId};
+use std::collections::VecDeque;
+use std::ops::Range;
+
+/// Share of the budget that predictions are to fill.
+const FILL: f64 = 0.75;
+
+/// How many times less or more than it took alone a command is believed to take.
+const BELIEF: f64 = 8.0;
+
+/// The most parts of a dispatch.
+const PARTS: f64 = 64.0;
+
+/// How the work of a recording is cut.
+#[derive(Debug)]
+pub(super) struct Cut {
+    pub(super) jobs: Vec<Job>,
+    /// Where each slice ends among the jobs.
+    ends: Vec<usize>,
+    /// Nanoseconds that each slice is predicted to take.
+    predicted: Vec<f64>,
+    /// Nanoseconds of a work-group of each step; below 0 where it has not run. Empty before the first run.
+    costs: Vec<f64>,
+    /// The same as the first run measured it.
+    measured: Vec<f64>,
+    /// Grids that the cut was made for.
+    grids: Vec<[u32; 3]>,
+    /// A slice took longer than the budget.
+    stale: bool,
+    /// Number of this cut.
+    version: u64,
+}
+
+impl Cut {
+    /// Everything in one slice.
+    pub(super) fn whole(steps: usize) -> Self {
+        Self {
+            jobs: (0..steps).map(|step| Job { step, part: None }).collect(),
+            ends: vec![steps],
+            predicted: Vec::new(),
+            costs: Vec::new(),
+            measured: Vec::new(),
+            grids: Vec::new(),
+            stale: true,
+            version: 0,
+        }
+    }
+
+    /// The slices, as ranges of the jobs.
+    pub(super) fn slices(&self) -> Vec<Range<usize>> {
+        let starts = std::iter::once(&0).chain(&self.ends);
+        starts.zip(&self.ends).map(|(a, b)| *a..*b).collect()
+    }
+
+    /// There are steps to run of which it is not known what they take.
+    pub(super) fn is_unknown(&self, steps: &[Step], launch: &Launch) -> bool {
+        let unknown = |(step, cost): (&Step, &f64)| *cost < 0.0 && step.groups(launch) > 0;
+        self.costs.len() != steps.len() || steps.iter().zip(&self.costs).any(unknown)
+    }
+
+    /// What was measured asks for another cut.
+    pub(super) fn is_stale(&self, launch: &Launch) -> bool {
+        self.stale || self.grids != launch.grids
+    }
+
+    fn predict(&self, step: usize, groups: u64) -> Option<f64> {
+        let cost = *self.costs.get(step)?;
+        #[expect(clippy::cast_precision_loss, reason = "far fewer than 2^52 work-groups")]
+        let groups = groups as f64;
+        (cost >= 0.0).then_some(cost * groups)
+    }
+
+    /// Steps that are predicted to take more than the budget by themselves.
+    pub(super) fn above(&self, budget: u64, steps: &[Step], launch: &Launch) -> Vec<usize> {
+        let above = |(i, step): (usize, &Step)| {
+            let time = self.predict(i, step.groups(launch))?;
+            (time > fill(budget)).then_some(i)
+        };
+        steps.iter().enumerate().filter_map(above).collect()
+    }
+
+    /// Cuts anew. `axis` tells along which axis a step can run in parts.
+    pub(super) fn renew(
+        &mut self,
+        budget: u64,
+        steps: &[Step],
+        launch: &Launch,
+        axis: &dyn Fn(usize) -> Option<usize>,
+    ) {
+        let most = fill(budget);
+        let (mut jobs, mut ends, mut predicted) = (Vec::new(), Vec::new(), Vec::new());
+        let mut sum = 0.0;
+        let mut begun = false;
+        for (i, step) in steps.iter().enumerate() {
+            let groups = step.groups(launch);
+            let time = self.predict(i, groups).unwrap_or(0.0);
+            let parts = parts(time, most);
+            let along = axis(i).filter(|_| parts > 1);
+            let grid = match step {
+                Step::Dispatch(d) => launch.grids.get(d.step).copied().unwrap_or_default(),
+                _ => [1; 3],
+            };
+            let pieces = along.map_or_else(Vec::new, |axis| divide(grid, axis, parts));
+            if begun && (pieces.len() > 1 || sum + time > most) {
+                ends.push(jobs.len());
+                predicted.push(sum);
+                (sum, begun) = (0.0, false);
+            }
+            if pieces.len() > 1 {
+                #[expect(clippy::cast_precision_loss, reason = "a few parts")]
+                let each = time / pieces.len() as f64;
+                for part in pieces {
+                    jobs.push(Job {
+                        step: i,
+                        part: Some(part),
+                    });
+                    ends.push(jobs.len());
+                    predicted.push(each);
+                }
+                continue;
+            }
+            jobs.push(Job { step: i, part: None });
+            sum += time;
+            begun = true;
+        }
+        if begun {
+            ends.push(jobs.len());
+            predicted.push(sum);
+        }
+        (self.jobs, self.ends, self.predicted) = (jobs, ends, predicted);
+        self.grids.clone_from(&launch.grids);
+        self.stale = false;
+        self.version += 1;
+    }
+
+    /// Learns what slice `slice` of this cut took.
+    fn learn(&mut self, slice: usize, took: u64, budget: u64) {
+        let Some(range) = self.slices().get(slice).cloned() else {
+            return;
+        };
+        #[expect(clippy::cast_precision_loss, reason = "a slice takes far less than 2^52 ns")]
+        let time = took as f64;
+        let expected = self.predicted.get(slice).copied().unwrap_or(0.0);
+        let ratio = time / expected.max(1.0);
+        log::trace!("opencl: slice {slice} took {took} ns, {expected:.0} expected");
+        if expected > 0.0 && !(0.5..=1.25).contains(&ratio) {
+            for job in self.jobs.get(range).unwrap_or_default() {
+                // A part tells of its share of the whole.
+                let parts = match job.part {
+                    Some(_) => self.jobs.iter().filter(|j| j.step == job.step).count(),
+                    None => 1,
+                };
+                #[expect(clippy::cast_precision_loss, reason = "a few parts")]
+                let factor = 1.0 + (ratio - 1.0) / parts as f64;
+                if let (Some(cost), Some(alone)) = (self.costs.get_mut(job.step), self.measured.get(job.step))
+                {
+                    // Below 0 is unknown and stays so.
+                    if *alone > 0.0 {
+                        *cost = (*cost * factor).clamp(alone / BELIEF, alone * BELIEF);
+                    }
+                }
+            }
+            if let Some(predicted) = self.predicted.get_mut(slice) {
+                *predicted = time;
+            }
+        }
+        // A slice of one job that cannot be cut does not become shorter.
+        self.stale |= took > budget && ratio > 1.25;
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a budget is far less than 2^52 ns")]
+fn fill(budget: u64) -> f64 {
+    budget as f64 * FILL
+}
+
+/// Number of parts of at most `most` that `time` takes.
+fn parts(time: f64, most: f64) -> u32 {
+    let parts = (time / most.max(1.0)).ceil().clamp(1.0, PARTS);
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "clamped above"
+    )]
+    let parts = parts as u32;
+    parts
+}
+
+/// At most `parts` parts of nearly equal size along `axis`.
+fn divide(grid: [u32; 3], axis: usize, parts: u32) -> Vec<Part> {
+    let groups = grid.get(axis).copied().unwrap_or(0);
+    let parts = parts.min(groups);
+    let at =
+        |i: u32| u32::try_from(u64::from(groups) * u64::from(i) / u64::from(parts.max(1))).unwrap_or(groups);
+    (0..parts)
+        .map(|i| Part {
+            axis,
+            first: at(i),
+            count: at(i + 1) - at(i),
+        })
+        .collect()
+}
+
+/// A slice that was queued.
+#[derive(Debug)]
+struct Running {
+    recording: RecordingId,
+    version: u64,
+    slice: usize,
+    events: Queued,
+}
+
+/// The slices of one queue, which must be timed.
+#[derive(Debug)]
+pub(super) struct Slicer {
+    /// Nanoseconds that a slice may take.
+    pub(super) budget: u64,
+    running: VecDeque<Running>,
+    /// What slices took that are done: recording, number of the cut, slice, nanoseconds.
+    done: Vec<(RecordingId, u64, usize, u64)>,
+    /// When the last one ended, by the device's clock.
+    ended: u64,
+    /// Nanoseconds of the longest slice.
+    pub(super) longest: u64,
+}
+
+impl Slicer {
+    pub(super) fn new(budget: u64) -> Self {
+        Self {
+            budget,
+            running: VecDeque::new(),
+            done: Vec::new(),
+            ended: 0,
+            longest: 0,
+        }
+    }
+
+    /// Waits for the oldest slices until at most `left` run.
+    pub(super) fn drain(&mut self, left: usize) -> Result<(), BackendError> {
+        while self.running.len() > left {
+            let Some(oldest) = self.running.pop_front() else {
+                return Ok(());
+            };
+            let events = &oldest.events;
+            let (Some(first), Some(last)) = (&events.first, events.last.as_ref().or(events.first.as_ref()))
+            else {
+                continue;
+            };
+            let timed =
+                |e: Result<u64, super::driver::Code>| e.map_err(|code| code.at("clGetEventProfilingInfo"));
+            last.wait()
+                .map_err(|code| code.while_waiting("clWaitForEvents"))?;
+            last.check().map_err(|code| code.while_waiting("a slice"))?;
+            let (begun, ended) = (timed(first.start())?, timed(last.end())?);
+            // Recordings may tell a start before that of the work before them.
+            let took = ended.saturating_sub(begun.max(self.ended));
+            self.ended = ended;
+            self.longest = self.longest.max(took);
+            self.done
+                .push((oldest.recording, oldest.version, oldest.slice, took));
+        }
+        Ok(())
+    }
+
+    /// Forgets a recording.
+    pub(super) fn forget(&mut self, id: RecordingId) {
+        self.done.retain(|d| d.0 != id);
+    }
+}
+
+impl Recording {
+    /// Runs each command by itself and notes what it takes.
+    pub(super) fn calibrate(&mut self, launch: &Launch, to: &mut Target<'_>) -> Result<(), BackendError> {
+        let mut costs = Vec::with_capacity(self.steps.len());
+        for step in &mut self.steps {
+            let event: Option<Event> = step.enqueue(to.queue, launch, None, true, to.time)?;
+            let Some(event) = event else {
+                costs.push(-1.0);
+                continue;
+            };
+            to.time.of(|| event.wait()).map_err(|code| step.failed(code))?;
+            event.check().map_err(|code| step.failed(code))?;
+            let time = event
+                .nanoseconds()
+                .map_err(|code| code.at("clGetEventProfilingInfo"))?;
+            #[expect(clippy::cast_precision_loss, reason = "times and grids are far below 2^52")]
+            costs.push(time as f64 / step.groups(launch).max(1) as f64);
+        }
+        self.cut.measured.clone_from(&costs);
+        self.cut.costs = costs;
+        Ok(())
+    }
+
+    /// Takes over what was learned of its slices.
+    pub(super) fn learn(&mut self, id: RecordingId, slicer: &mut Slicer) {
+        let budget = slicer.budget;
+        let version = self.cut.version;
+        let cut = &mut self.cut;
+        slicer.done.retain(|(of, made, slice, took)| {
+            if *of == id && *made == version {
+                cut.learn(*slice, *took, budget);
+            }
+            *of != id
+        });
+    }
+
+    /// Queues all slices, each once the one before the last is done. True where all came from the driver's recordings.
+    pub(super) fn submit_slices(
+        &mut self,
+        id: RecordingId,
+        launch: &Launch,
+        slicer: &mut Slicer,
+        to: &mut Target<'_>,
+    ) -> Result<bool, BackendError> {
+        self.prepare(launch, to)?;
+        let mut recorded = true;
+        for (slice, jobs) in self.cut.slices().into_iter().enumerate() {
+            let start = std::time::Instant::now();
+            slicer.drain(1)?;
+            to.time.nanoseconds += u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX);
+            let events = self.enqueue(&jobs, launch, true, to)?;
+            recorded &= events.recorded;
+            to.time
+                .of(|| to.queue.flush())
+                .map_err(|code| code.while_waiting("clFlush"))?;
+            slicer.running.push_back(Running {
+                recording: id,
+                version: self.cut.version,
+                slice,
+                events,
+            });
+        }
+        Ok(recorded)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn predictions_follow_within_bounds() {
+        let mut cut = Cut::whole(2);
+        let whole = |step| Job { step, part: None };
+        let part = |first| Job {
+            step: 1,
+            part: Some(Part {
+                axis: 0,
+                first,
+                count: 5,
+            }),
+        };
+        (cut.jobs, cut.ends) = (vec![whole(0), part(0), part(5)], vec![1, 2, 3]);
+        (cut.predicted, cut.costs, cut.measured) = (vec![1e6, 3e6, 3e6], vec![1e4, 6e5], vec![1e4, 6e5]);
+        cut.stale = false;
+        cut.learn(0, 1_100_000, 4_000_000);
+        assert!(cut.costs == [1e4, 6e5] && !cut.stale, "near enough: {cut:?}");
+        cut.learn(0, 3_000_000, 4_000_000);
+        assert!(
+            cut.costs == [3e4, 6e5] && !cut.stale,
+            "within the budget: {cut:?}"
+        );
+        // A half of it took twice as long.
+        cut.learn(1, 6_000_000, 4_000_000);
+        assert!((cut.costs[1] - 9e5).abs() < 1.0 && cut.stale, "{cut:?}");
+        cut.learn(2, 900_000_000, 4_000_000);
+        assert!((cut.costs[1] - 48e5).abs() < 1.0, "at most eightfold: {cut:?}");
+        // What was learned of a slice is what is expected of it.
+        cut.learn(0, 3_000_000, 4_000_000);
+        assert_eq!(cut.costs[0], 3e4);
+    }
+
+    #[test]
+    fn grids_are_divided_without_a_gap() {
+        for (groups, parts) in [(10, 3), (3, 7), (1, 4), (4096, 4096), (7, 1)] {
+            let all = divide([5, groups, 2], 1, parts);
+            assert_eq!(all.len(), parts.min(groups) as usize);
+            let mut next = 0;
+            for part in &all {
+                assert_eq!((part.axis, part.first), (1, next));
+                assert!(part.count > 0);
+                next += part.count;
+            }
+            assert_eq!(next, groups);
+        }
+    }
+
+    #[test]
+    fn parts_fit_the_budget() {
+        assert_eq!(
+            (parts(5.0, 10.0), parts(10.0, 10.0), parts(10.1, 10.0)),
+            (1, 1, 2)
+        );
+        assert_eq!(parts(f64::MAX, 1.0), 64);
+    }
+}

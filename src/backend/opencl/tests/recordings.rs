@@ -1,0 +1,255 @@
+//! Recordings of the driver, and slices: they compute what single commands do.
+
+use super::*;
+
+/// Ways to record that the device of these tests offers.
+fn ways() -> Vec<RecordingWay> {
+    let with = |recording| OpenOptions {
+        recording,
+        ..OpenOptions::default()
+    };
+    let named = [RecordingWay::CommandBuffer, RecordingWay::Qcom];
+    named
+        .into_iter()
+        .filter(|w| OpenCl::open(&with(*w)).is_ok())
+        .collect()
+}
+
+/// Runs a chain of four normalisations, with a fill and a copy in it, once with each of `launches`: rows and epsilon. Results of all
+/// runs, and how many of them came from recordings of the driver.
+fn chain(cl: &mut OpenCl, rows: usize, launches: &[(u32, f32)]) -> (Vec<Vec<u8>>, u64) {
+    let cols = (cl.caps().view_align / 4) as usize;
+    let kernel = cl.compile(&spec(1, DType::F32, false)).unwrap();
+    let bytes = 4 * (rows * cols) as u64;
+    let place = |cl: &mut OpenCl, name| whole(cl.create_buffer(name, bytes).unwrap(), bytes);
+    let all: Vec<View> = ["a", "b", "c", "d", "e"].map(|n| place(cl, n)).to_vec();
+    let scale = whole(
+        cl.create_buffer("scale", 4 * cols as u64).unwrap(),
+        4 * cols as u64,
+    );
+    cl.write(scale, &to_bytes(&values(cols), DType::F32)).unwrap();
+    let dispatch = |from: usize, to: usize, step: u32| Command::Dispatch {
+        kernel,
+        args: vec![all[from], scale, all[to]],
+        step,
+        params: 12 * step..12 * step + 12,
+    };
+    let fill = |n: usize| Command::Fill { dst: all[n], byte: 0 };
+    let commands = [
+        fill(1),
+        fill(2),
+        fill(4),
+        dispatch(0, 1, 0),
+        dispatch(1, 2, 1),
+        Command::Copy {
+            src: all[2],
+            dst: all[3],
+        },
+        dispatch(3, 4, 2),
+        dispatch(4, 1, 3),
+    ];
+    let recording = cl.record(&commands).unwrap();
+    let before = cl.stats().recorded_submits;
+    let mut results = Vec::new();
+    for (n, epsilon) in launches {
+        cl.write(all[0], &to_bytes(&values(rows * cols), DType::F32))
+            .unwrap();
+        let launch = Launch {
+            params: (0..4u8)
+                .flat_map(|i| params(*n, cols as u32, epsilon * f32::from(i + 1)))
+                .collect(),
+            grids: vec![[*n, 1, 1]; 4],
+        };
+        cl.submit(recording, &launch).unwrap();
+        let mut out = vec![0; bytes as usize];
+        cl.read(all[1], &mut out).unwrap();
+        results.push(out);
+    }
+    let recorded = cl.stats().recorded_submits - before;
+    cl.release(recording);
+    for view in all.into_iter().chain([scale]) {
+        cl.destroy_buffer(view.buffer);
+    }
+    (results, recorded)
+}
+
+/// Values that stay, change, come back, and run nothing for once.
+const LAUNCHES: [(u32, f32); 11] = [
+    (5, 1e-5),
+    (5, 1e-5),
+    (5, 1e-5),
+    (5, 3.0),
+    (5, 3.0),
+    (7, 3.0),
+    (5, 1e-5),
+    (5, 1e-5),
+    (0, 1e-5),
+    (0, 1e-5),
+    (5, 1e-5),
+];
+
+#[test]
+fn recordings_compute_what_single_commands_do() {
+    let (expected, recorded) = chain(&mut opened(RecordingWay::Off, Some(0)), 7, &LAUNCHES);
+    assert_eq!(recorded, 0);
+    assert!(expected[0] != expected[3] && expected[0] == expected[10]);
+    for way in ways() {
+        let mut cl = opened(way, Some(0));
+        let (found, recorded) = chain(&mut cl, 7, &LAUNCHES);
+        for (i, (found, expected)) in found.iter().zip(&expected).enumerate() {
+            assert!(found == expected, "{way}, run {i}: {:?}", LAUNCHES[i]);
+        }
+        // Where values cannot be patched each change costs a plain run; the first is plain always.
+        let patched = match &cl.recorder {
+            Recorder::Qcom(_) => true,
+            Recorder::CommandBuffers(api) => api.are_mutable(),
+            Recorder::Off => panic!("{way} was given up"),
+        };
+        assert_eq!(recorded, if patched { 10 } else { 5 }, "{way}");
+    }
+}
+
+#[test]
+fn profiles_and_recordings_do_not_mix() {
+    let cols = 64;
+    for way in ways() {
+        let mut cl = opened(way, Some(0));
+        let kernel = cl.compile(&spec(1, DType::F32, false)).unwrap();
+        let bytes = 4 * 4 * cols as u64;
+        let [x, y, scale] = ["x", "y", "scale"].map(|n| whole(cl.create_buffer(n, bytes).unwrap(), bytes));
+        cl.write(x, &to_bytes(&values(4 * cols), DType::F32)).unwrap();
+        cl.write(scale, &to_bytes(&values(4 * cols), DType::F32)).unwrap();
+        let command = Command::Dispatch {
+            kernel,
+            args: vec![x, scale, y],
+            step: 0,
+            params: 0..12,
+        };
+        let recording = cl.record(&[command]).unwrap();
+        let launch = |epsilon| Launch {
+            params: params(4, cols as u32, epsilon),
+            grids: vec![[4, 1, 1]],
+        };
+        let read = |cl: &mut OpenCl| {
+            let mut out = vec![0; bytes as usize];
+            cl.read(y, &mut out).unwrap();
+            out
+        };
+        for _ in 0..3 {
+            cl.submit(recording, &launch(1e-5)).unwrap();
+        }
+        let expected = read(&mut cl);
+        cl.profile(recording, &launch(3.0)).unwrap();
+        assert_ne!(read(&mut cl), expected);
+        for _ in 0..3 {
+            cl.submit(recording, &launch(1e-5)).unwrap();
+            assert_eq!(read(&mut cl), expected, "{way}");
+        }
+    }
+}
+
+#[test]
+fn a_driver_that_refuses_to_record_is_not_asked_again() {
+    if !ways().contains(&RecordingWay::CommandBuffer) {
+        return;
+    }
+    let (expected, _) = chain(&mut opened(RecordingWay::Off, Some(0)), 7, &LAUNCHES);
+    for call in ["create", "finalize", "enqueue"] {
+        let mut cl = opened(RecordingWay::CommandBuffer, Some(0));
+        let Recorder::CommandBuffers(api) = &cl.recorder else {
+            panic!("no command buffers");
+        };
+        cl.recorder = Recorder::CommandBuffers(api.failing(call));
+        let (found, recorded) = chain(&mut cl, 7, &LAUNCHES);
+        assert!(found == expected, "{call}");
+        assert_eq!(recorded, 0, "{call}");
+        assert!(matches!(cl.recorder, Recorder::Off), "{call}");
+    }
+}
+
+#[test]
+fn a_way_that_the_device_lacks_is_refused() {
+    let there = ways();
+    for way in [RecordingWay::CommandBuffer, RecordingWay::Qcom] {
+        let opened = OpenCl::open(&OpenOptions {
+            recording: way,
+            ..OpenOptions::default()
+        });
+        match opened {
+            Ok(_) => assert!(there.contains(&way)),
+            Err(error) => assert!(
+                error.to_string().starts_with(&format!("recording by {way}: ")),
+                "{error}"
+            ),
+        }
+    }
+    // A CPU gains nothing.
+    if OpenCl::open(&OpenOptions::default()).unwrap().caps.kind == DeviceKind::Cpu {
+        assert!(matches!(opened(RecordingWay::Auto, None).recorder, Recorder::Off));
+    }
+}
+
+#[test]
+fn slices_compute_what_whole_submissions_do() {
+    // So many rows that one kernel is above the budget on any device that runs these tests, for some milliseconds.
+    let rows = 1 << 16;
+    let n = rows as u32;
+    let launches = [
+        (n, 1e-5),
+        (n, 1e-5),
+        (n, 1e-5),
+        (n / 3, 1e-5),
+        (n, 3.0),
+        (n, 3.0),
+        (7, 1.0),
+    ];
+    let (expected, _) = chain(&mut opened(RecordingWay::Off, Some(0)), rows, &launches);
+    for way in ways().into_iter().chain([RecordingWay::Off]) {
+        let mut cl = opened(way, Some(1));
+        let (found, _) = chain(&mut cl, rows, &launches);
+        for (i, (found, expected)) in found.iter().zip(&expected).enumerate() {
+            assert!(found == expected, "{way}, run {i}");
+        }
+        assert!(cl.stats().longest_slice_ns > 0);
+    }
+}
+
+#[test]
+fn what_is_above_a_slice_runs_in_parts() {
+    let mut cl = opened(RecordingWay::Off, Some(1));
+    let cols = 256;
+    let rows = 1 << 15;
+    let kernel = cl.compile(&spec(1, DType::F32, false)).unwrap();
+    let bytes = 4 * (rows * cols) as u64;
+    let [x, y, scale] = ["x", "y", "scale"].map(|n| whole(cl.create_buffer(n, bytes).unwrap(), bytes));
+    let input = values(rows * cols);
+    cl.write(x, &to_bytes(&input, DType::F32)).unwrap();
+    cl.write(scale, &to_bytes(&values(cols), DType::F32)).unwrap();
+    let command = Command::Dispatch {
+        kernel,
+        args: vec![x, scale, y],
+        step: 0,
+        params: 0..12,
+    };
+    let recording = cl.record(&[command]).unwrap();
+    let launch = Launch {
+        params: params(rows as u32, cols as u32, 1e-5),
+        grids: vec![[rows as u32, 1, 1]],
+    };
+    let expected = rms_norm(&input, &values(cols), cols, 1e-5);
+    for _ in 0..3 {
+        cl.write(y, &vec![0; bytes as usize]).unwrap();
+        cl.submit(recording, &launch).unwrap();
+        let mut out = vec![0; bytes as usize];
+        cl.read(y, &mut out).unwrap();
+        assert_close(&from_bytes(&out, DType::F32), &expected, DType::F32);
+    }
+    let cut = &cl.recordings[&recording].cut;
+    assert!(
+        cut.jobs.len() > 1,
+        "32 MiB in one slice of a millisecond: {cut:?}"
+    );
+    assert_eq!(cut.slices().len(), cut.jobs.len());
+    // The kernel was compiled once more, for parts.
+    assert_eq!(cl.stats().compiles, 2);
+}

@@ -1,0 +1,70 @@
+//! Ways in which commands reach an OpenCL device: one by one, recorded by the driver, in slices. None of them changes a token.
+
+use super::{Outcome, decoder, tokens};
+use crate::support::{Device, Text};
+use std::path::Path;
+use transformer_lite::backend::{self, BackendKind, OpenOptions, RecordingWay, Stats};
+use transformer_lite::graph::pass::Pipeline;
+use transformer_lite::llm::LanguageModel;
+use transformer_lite::llm::engine::{DeviceModel, Lengths, Logits};
+use transformer_lite::llm::sampler::arg_max;
+
+/// Tokens that are generated: across a multiple of the padding.
+const STEPS: usize = 80;
+const CONTEXT: usize = 160;
+
+/// Logits of every step of greedy decoding behind `prompt` tokens, and the counters of the device.
+fn decoded(model: &Path, options: &OpenOptions, prompt: usize) -> Result<(Vec<Vec<f32>>, Stats), String> {
+    let backend = backend::open(BackendKind::OpenCl, options).text()?;
+    let decoder = decoder(model, &Pipeline::standard(), Logits::Last)?;
+    let mut model = DeviceModel::new(decoder, backend, &Lengths::of(CONTEXT)).text()?;
+    let mut logits = Vec::new();
+    let vocab = u32::try_from(model.vocab()).text()?;
+    let prompt: Vec<u32> = tokens(prompt).iter().map(|t| t % vocab).collect();
+    model.forward(&prompt, &mut logits).text()?;
+    let mut all = vec![logits.clone()];
+    for _ in 0..STEPS {
+        let token = arg_max(&logits).text()?;
+        model.forward(&[token], &mut logits).text()?;
+        all.push(logits.clone());
+    }
+    Ok((all, model.stats()))
+}
+
+/// Every way that `device` offers gives the same bits as commands one by one, and is used where it is asked for.
+pub fn ways_change_nothing(model: &Path, device: &Device) -> Outcome {
+    let options = |recording, slice_ms| OpenOptions {
+        recording,
+        slice_ms: Some(slice_ms),
+        ..OpenOptions::of(Some(&device.caps.device))
+    };
+    let (wanted, plain) = decoded(model, &options(RecordingWay::Off, 0), 20)?;
+    if plain.recorded_submits != 0 || plain.longest_slice_ns != 0 {
+        return Err(format!("plain, and yet {plain:?}"));
+    }
+    let mut ways = vec![(RecordingWay::Off, 1)];
+    for way in [RecordingWay::CommandBuffer, RecordingWay::Qcom] {
+        if backend::open(BackendKind::OpenCl, &options(way, 0)).is_ok() {
+            ways.extend([(way, 0), (way, 1)]);
+        }
+    }
+    for (way, slice_ms) in ways {
+        let (found, stats) = decoded(model, &options(way, slice_ms), 20)?;
+        if let Some(step) = (0..wanted.len()).find(|i| found.get(*i) != wanted.get(*i)) {
+            return Err(format!(
+                "{way}, slices of {slice_ms} ms: other logits at step {step}"
+            ));
+        }
+        // A recording is first run one by one, and again where a length crosses a block and cannot be patched.
+        let least = STEPS as u64 - 8;
+        if way != RecordingWay::Off && slice_ms == 0 && stats.recorded_submits < least {
+            return Err(format!(
+                "{way}: {stats:?}, at least {least} from recordings expected"
+            ));
+        }
+        if (slice_ms > 0) != (stats.longest_slice_ns > 0) {
+            return Err(format!("{way}, slices of {slice_ms} ms: {stats:?}"));
+        }
+    }
+    Ok(())
+}
