@@ -47,13 +47,10 @@ impl NewFolder {
     /// stays when this is dropped; see [`NewFolder::discard`].
     pub fn resume(output: &Path, prefix: &str) -> Result<Self> {
         let replace = check(output)?;
-        let name = output.file_name().ok_or_else(|| {
+        let temporary = Self::resumed(output, prefix).ok_or_else(|| {
             let option = format!("output {}", output.display());
             Error::usage(option, "has no name; give one of a folder")
         })?;
-        let mut temporary = std::ffi::OsString::from(prefix);
-        temporary.push(name);
-        let temporary = output.with_file_name(temporary);
         match std::fs::create_dir(&temporary) {
             Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => {
                 Err(Error::io("cannot make a folder in", parent(output), e))
@@ -64,6 +61,13 @@ impl NewFolder {
                 temporary: Temporary::Resumed(temporary),
             }),
         }
+    }
+
+    /// The temporary folder of [`NewFolder::resume`]; `None` where `output` has no name.
+    pub fn resumed(output: &Path, prefix: &str) -> Option<PathBuf> {
+        let mut temporary = std::ffi::OsString::from(prefix);
+        temporary.push(output.file_name()?);
+        Some(output.with_file_name(temporary))
     }
 
     /// The temporary folder.

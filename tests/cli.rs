@@ -551,6 +551,32 @@ fn conversions_tell_what_keeping_bits_costs() {
 }
 
 #[test]
+fn reports_take_no_models_place() {
+    let dir = onnx_folder();
+    let (input, out) = (dir.path().join("in"), dir.path().join("out"));
+    let (model, new) = (input.join("model.onnx"), input.join("new.json"));
+    let before = std::fs::read(&model).unwrap();
+    let other = dir.path().join("x");
+    for (args, words) in [
+        (["--report-json", path(&model)].to_vec(), "is a part of the model"),
+        (["--report", path(&new)].to_vec(), "is a part of the model"),
+        (
+            ["--report", path(&other), "--report-json", path(&other)].to_vec(),
+            "is the file of --report",
+        ),
+    ] {
+        let output = tlite(&[&["quantize", path(&input), "-o", path(&out)][..], &args].concat());
+        assert_eq!(output.status.code(), Some(2), "{args:?}");
+        assert!(
+            stderr(&output).contains(words) && stderr(&output).contains(args[args.len() - 2]),
+            "{args:?}: {}",
+            stderr(&output)
+        );
+    }
+    assert!(std::fs::read(&model).unwrap() == before && !new.exists() && !out.exists());
+}
+
+#[test]
 fn damaged_models_are_named_and_leave_nothing() {
     let dir = onnx_folder();
     let (input, out) = (dir.path().join("in"), dir.path().join("out"));

@@ -1,7 +1,7 @@
 //! `tlite convert`.
 
 use super::interrupt::Interrupt;
-use super::options::check_writable;
+use super::options::check_report;
 use super::output::{byte_bar, put, put_json};
 use super::quantize::{LeftRow, Row, left_rows, rows, weight_table};
 use crate::checkpoint::{self, Summary};
@@ -94,7 +94,7 @@ fn folder_bytes(folder: &Path) -> u64 {
 /// Runs the command.
 pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     if let Some(file) = &args.report_json {
-        check_writable("--report-json", file)?;
+        check_report("--report-json", file, &args.file)?;
     }
     let folder = args.file.is_dir();
     if !folder && !args.file.is_file() {

@@ -266,6 +266,24 @@ pub fn check_file(option: &str, path: &Path) -> Result<()> {
     Err(Error::usage(option, what))
 }
 
+/// As [`check_writable`], for a report on `model`, a file or a folder: a usage error also where it would take the place of a part of it.
+pub fn check_report(option: &str, path: &Path, model: &Path) -> Result<()> {
+    check_writable(option, path)?;
+    let folder = path.parent().filter(|p| !p.as_os_str().is_empty());
+    let real = |p: &Path| std::fs::canonicalize(p).ok();
+    let within = real(folder.unwrap_or(Path::new("."))).zip(real(model));
+    let is_part = within.is_some_and(|(folder, model)| folder.starts_with(&model))
+        || real(path).is_some_and(|path| real(model) == Some(path));
+    if is_part {
+        let what = format!(
+            "{} is a part of the model; expected another place",
+            path.display()
+        );
+        return Err(Error::usage(option, what));
+    }
+    Ok(())
+}
+
 /// A usage error, before any work, where `option` names a file that could not be written in the end.
 pub fn check_writable(option: &str, path: &Path) -> Result<()> {
     let refused = |what: String| Err(Error::usage(option, format!("{}: {what}", path.display())));

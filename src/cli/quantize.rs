@@ -3,11 +3,13 @@
 mod page;
 
 use super::calibration::{CalibratedBy, CalibrationOptions, with_methods};
-use super::options::check_writable;
-use super::output::{byte_bar, put, put_json, table};
+use super::options::check_report;
+use super::output::{byte_bar, note, put, put_json, table};
 use crate::error::{Error, Result};
 use crate::files::write_whole;
-use crate::graph::onnx::quantize::{GROUP_SIZES, Left, Options, Progress, Quantized, Summary, quantize_with};
+use crate::graph::onnx::quantize::{
+    GROUP_SIZES, Left, Options, Progress, Quantized, Summary, quantize_with, unfinished,
+};
 use crate::quant::{Bits, GROUP_STEP, Method, PER_CHANNEL};
 use crate::units::size_text;
 use clap::ValueEnum;
@@ -21,7 +23,7 @@ enum By {
     Rtn,
     /// Least squared error of each group
     Mse,
-    /// Least absolute error of each group
+    /// Least absolute error of each group: cuts outliers, which may cost answers
     Mae,
     /// As mse, the bits of each weight chosen so that they are --bits on average
     Mixed,
@@ -325,7 +327,10 @@ pub fn run(args: &Args) -> Result<()> {
     let options = args.options()?;
     for (option, file) in [("--report", &args.report), ("--report-json", &args.report_json)] {
         file.as_ref()
-            .map_or(Ok(()), |file| check_writable(option, file))?;
+            .map_or(Ok(()), |file| check_report(option, file, &args.model))?;
+    }
+    if args.report.is_some() && args.report == args.report_json {
+        return Err(Error::usage("--report-json", "is the file of --report"));
     }
     let bar = byte_bar();
     let mut progress = |p: Progress<'_>| {
@@ -342,7 +347,22 @@ pub fn run(args: &Args) -> Result<()> {
         &mut |methods| quantize_with(&args.model, &args.output, &options, methods, &mut progress),
     );
     bar.finish_and_clear();
-    let summary = result?;
+    let summary = result.inspect_err(|_| {
+        if let Some(kept) = unfinished(&args.output).filter(|kept| kept.is_dir()) {
+            let what = format!(
+                "note: what is finished is kept in {}; the same command goes on with it, or delete it",
+                kept.display()
+            );
+            note(&mut std::io::stderr(), &what);
+        }
+    })?;
+    let mut out = std::io::stdout().lock();
+    if args.json {
+        put_json(&mut out, &Report::new(&summary))?;
+    } else {
+        put(&mut out, &report(&summary, &args.output))?;
+    }
+    // Last: the model is written by now, and a report that cannot be is no reason to keep its errors back.
     if let Some(file) = &args.report {
         let page = page::page(&args.model, &options, &summary);
         write_whole(file, |out| out.write_all(page.as_bytes()))?;
@@ -352,12 +372,7 @@ pub fn run(args: &Args) -> Result<()> {
             Ok(serde_json::to_writer_pretty(out, &Report::new(&summary))?)
         })?;
     }
-    let mut out = std::io::stdout().lock();
-    if args.json {
-        put_json(&mut out, &Report::new(&summary))
-    } else {
-        put(&mut out, &report(&summary, &args.output))
-    }
+    Ok(())
 }
 
 #[cfg(test)]

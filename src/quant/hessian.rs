@@ -172,7 +172,12 @@ impl Hessian {
             .sum();
         #[expect(clippy::cast_precision_loss, reason = "a number of tokens")]
         let rows = self.rows.max(1) as f64;
-        total.max(0.0) / rows
+        // What cannot be told is no gain.
+        if total.is_nan() {
+            f64::INFINITY
+        } else {
+            total.max(0.0) / rows
+        }
     }
 }
 

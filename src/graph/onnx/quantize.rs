@@ -30,7 +30,7 @@ use job::Job;
 use parts::Parts;
 use plan::{Plan, plan};
 use source::{Source, copy_others};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 pub(crate) use dequantize::TEMPORARY as DEQUANTIZE_TEMPORARY;
 pub use dequantize::{Dequantized, dequantize_into};
@@ -38,6 +38,11 @@ pub use methods::{Methods, Planned, Scaling};
 
 /// How the name of the temporary folder starts.
 pub(crate) const TEMPORARY: &str = ".quantize-";
+/// Where a run that writes `output` keeps what it has finished, for a later one to go on with.
+pub fn unfinished(output: &Path) -> Option<PathBuf> {
+    NewFolder::resumed(output, TEMPORARY)
+}
+
 /// The folder in the temporary one that becomes the output.
 const RESULT: &str = "model";
 /// The graph's file in a model folder.

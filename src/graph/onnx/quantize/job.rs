@@ -14,6 +14,9 @@ use crate::quant::{ByGroup, ColumnMethod, Integers, Loss, Method, Packed, int4_e
 use crate::tensor::{DType, HostTensor, TensorError};
 use half::f16;
 
+/// Grows with each change of what methods make of the same weight.
+const REVISION: u32 = 1;
+
 /// Columns of a weight on which methods are compared.
 const SAMPLE: usize = 64;
 
@@ -191,10 +194,10 @@ impl<'a> Job<'a> {
         Ok(tensors.len())
     }
 
-    /// What a finished weight depends on.
+    /// What a finished weight depends on, and so what a resumed run compares.
     fn key(&self, name: &str, dtype: DType, elements: Elements<'_>, w: &Weight) -> String {
         format!(
-            "{} {}, {name}: {} {}x{} {} crc32 {:08x}, {} group {} by {}",
+            "{} {} revision {REVISION}, {name}: {} {}x{} {} crc32 {:08x}, {} group {} by {}",
             env!("CARGO_PKG_NAME"),
             env!("CARGO_PKG_VERSION"),
             dtype,

@@ -125,7 +125,9 @@ pub(super) fn spend(ladders: &[Vec<Choice>], sizes: &[usize], budget: f64) -> Re
     if spent as f64 > most {
         let least = spent as f64 * 8.0 / weights.max(1) as f64;
         let what = format!(
-            "{budget} bits a weight are too few; the smallest formats take {least:.3}, output head and embeddings at --head-bits or more"
+            "{budget} bits a weight are too few; give at least {:.3}, which the smallest formats take with output head and embeddings at \
+             --head-bits, or lower --head-bits",
+            (least * 1000.0).ceil() / 1000.0
         );
         return Err(Error::usage("--bits", what));
     }

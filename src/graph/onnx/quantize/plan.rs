@@ -339,7 +339,7 @@ impl<'a> Facts<'a> {
                 Use::Rows(_) => !*through,
                 Use::Other(n) => {
                     return Err(format!(
-                        "it is also read by {} \"{}\"",
+                        "it is read by {} \"{}\", which takes no packed weights",
                         self.graph.node[*n].op_type,
                         self.shown(*n)
                     ));

@@ -344,7 +344,7 @@ fn refusals_are_listed() {
     for (name, words) in [
         ("odd", "a 40 x 7 matrix: K must be a multiple of 8 and N even"),
         ("short", "a 7 x 8 matrix: K must be a multiple of 8 and N even"),
-        ("shared", "also read by Add \"sum\""),
+        ("shared", "read by Add \"sum\""),
         ("both", "both as it is and transposed"),
         ("out", "input or output of the graph"),
         ("angles", "positions, not tokens"),
