@@ -173,7 +173,15 @@ fn adreno(model: &Model) -> Outcome {
     }
     // CL_CONTEXT_PRIORITY_HINT_QCOM: CL_PRIORITY_HINT_LOW_QCOM; clocks are the driver's.
     run.all("clCreateContext ", "clCreateContext properties=40c9:40cc = 0")?;
-    run.all("clCreateCommandQueue", "clCreateCommandQueue properties=none = 0")
+    // CL_QUEUE_PROFILING_ENABLE, by which slices are measured; CL_QUEUE_RECORDABLE_QCOM.
+    run.has("clCreateCommandQueue properties=1093:2 = 0")?;
+    run.has("clCreateCommandQueue properties=1093:40000000 = 0")?;
+    // Each step of decoding but the first few, which are measured.
+    let recorded = run.count("clEnqueueRecordingQCOM ");
+    if recorded < TOKENS / 2 {
+        return Err(format!("{recorded} recordings were queued for {TOKENS} tokens"));
+    }
+    Ok(())
 }
 
 fn mali(model: &Model) -> Outcome {
@@ -184,7 +192,7 @@ fn mali(model: &Model) -> Outcome {
     }
     run.all("clCreateContext ", "clCreateContext properties=none = 0")?;
     // CL_QUEUE_PRIORITY_KHR: CL_QUEUE_PRIORITY_LOW_KHR.
-    let queue = "clCreateCommandQueueWithProperties properties=1093:0,1096:4 = 0";
+    let queue = "clCreateCommandQueueWithProperties properties=1093:2,1096:4 = 0";
     run.all("clCreateCommandQueue", queue)
 }
 
@@ -220,13 +228,17 @@ fn every_queue() -> Outcome {
         "--json",
         "--backend",
         "opencl",
+        "--no-cache",
     ];
-    let run = play::run(&args, &of(Profile::Mali))?;
-    run.notes_of_priority("low", 0)?;
     let queue = "clCreateCommandQueueWithProperties properties=";
-    run.has(&format!("{queue}1093:0,1096:4 = 0"))?;
-    // CL_QUEUE_PROFILING_ENABLE.
-    run.has(&format!("{queue}1093:2,1096:4 = 0"))
+    // CL_QUEUE_PROFILING_ENABLE for slices and for profiles.
+    for (slice, first) in [("8", 2), ("0", 0)] {
+        let run = play::run(&[&args[..], &["--slice-ms", slice]].concat(), &of(Profile::Mali))?;
+        run.notes_of_priority("low", 0)?;
+        run.has(&format!("{queue}1093:{first},1096:4 = 0"))?;
+        run.has(&format!("{queue}1093:2,1096:4 = 0"))?;
+    }
+    Ok(())
 }
 
 /// On backends that have no priorities.
@@ -262,12 +274,12 @@ fn priority_is_chosen(model: &Model) -> Outcome {
         (
             Profile::Mali,
             "high",
-            "clCreateCommandQueueWithProperties properties=1093:0,1096:1 = 0",
+            "clCreateCommandQueueWithProperties properties=1093:2,1096:1 = 0",
         ),
         (
             Profile::Mali,
             "normal",
-            "clCreateCommandQueueWithProperties properties=1093:0,1096:2 = 0",
+            "clCreateCommandQueueWithProperties properties=1093:2,1096:2 = 0",
         ),
     ] {
         let run = model.run(&of(profile), ONE, &["--priority", priority])?;
@@ -303,12 +315,12 @@ fn hints_are_refused(model: &Model, profile: Profile) -> Outcome {
         Profile::Adreno => ("context", "clCreateContext properties=40c9:40cc = -64"),
         Profile::Mali => (
             "queue",
-            "clCreateCommandQueueWithProperties properties=1093:0,1096:4 = -35",
+            "clCreateCommandQueueWithProperties properties=1093:2,1096:4 = -35",
         ),
     };
     run.has(refusal)?;
     run.has("clCreateContext properties=none = 0")?;
-    run.has("clCreateCommandQueue properties=none = 0")?;
+    run.has("clCreateCommandQueue properties=1093:2 = 0")?;
     let told = run
         .errors
         .matches(&format!("without a {what}'s priority"))

@@ -66,6 +66,8 @@ fn greedy(model: &Path, tokens: usize, more: &[&str]) -> Command {
             "--context",
             "128",
             "--json",
+            // Kernels are built in each run: a failure to build one is played.
+            "--no-cache",
             "--max-tokens",
         ])
         .arg(tokens.to_string())
@@ -209,6 +211,11 @@ impl Run {
         self.has(line)?;
         let other = self.log.lines().find(|l| l.starts_with(start) && *l != line);
         other.map_or(Ok(()), |other| Err(format!("{other:?} beside {line:?}")))
+    }
+
+    /// How many lines of the log start with this text.
+    pub fn count(&self, start: &str) -> usize {
+        self.log.lines().filter(|l| l.starts_with(start)).count()
     }
 
     /// The kernel that was dispatched last.
