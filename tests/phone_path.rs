@@ -149,6 +149,11 @@ fn model_trials() -> Vec<(String, ModelTrial)> {
     for (name, profile) in PROFILES {
         let run = move |model: &Model| hints_are_refused(model, profile);
         add(&format!("hints_are_refused@{name}"), Box::new(run));
+        let run = move |model: &Model| builds_at_last(model, profile);
+        add(
+            &format!("a_kernel_builds_at_the_second_try@{name}"),
+            Box::new(run),
+        );
         let run = move |model: &Model| slow(model, profile);
         add(&format!("slow_device@{name}"), Box::new(run));
         for (fault, case) in faults() {
@@ -331,6 +336,23 @@ fn hints_are_refused(model: &Model, profile: Profile) -> Outcome {
     run.notes_of_priority("low", 1)
 }
 
+/// A compiler that fails once changes nothing.
+fn builds_at_last(model: &Model, profile: Profile) -> Outcome {
+    let config = Config {
+        faults: vec![Fault {
+            call: "clBuildProgram".to_owned(),
+            kernel: Some(model.phone(profile)?.last_kernel()?),
+            nth: 1,
+            code: cl::BUILD_PROGRAM_FAILURE,
+            lost: false,
+        }],
+        ..of(profile)
+    };
+    let run = model.run(&config, FEW, &[])?;
+    model.agrees(&run, FEW)?;
+    run.quiet()
+}
+
 /// Every dispatch takes 1 ms longer, every wait half a second.
 fn slow(model: &Model, profile: Profile) -> Outcome {
     let delay = |call: &str, ms| Delay {
@@ -460,13 +482,16 @@ fn fails(model: &Model, profile: Profile, case: &Failing) -> Outcome {
     if case.call.is_empty() {
         config.memory_limit = Some(32 << 20);
     } else {
-        config.faults = vec![Fault {
+        // A build that fails is tried again.
+        let last = if case.last_kernel { 8 } else { case.nth };
+        let each = (case.nth..=last).map(|nth| Fault {
             call: case.call.to_owned(),
-            kernel,
-            nth: case.nth,
+            kernel: kernel.clone(),
+            nth,
             code: case.code,
             lost: case.lost,
-        }];
+        });
+        config.faults = each.collect();
     }
     model.run(&config, TOKENS, &[])?.failed(case.words)
 }
