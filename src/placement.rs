@@ -108,6 +108,8 @@ impl Placement {
             BackendChoice::Host => Ok(Opened::Host { for_want: false }),
             BackendChoice::Opencl => open(BackendKind::OpenCl),
             BackendChoice::Wgpu => open(BackendKind::Wgpu),
+            // No other has these.
+            BackendChoice::Auto if self.options.is_for_opencl() => open(BackendKind::OpenCl),
             BackendChoice::Auto => {
                 let mut reasons = Vec::new();
                 let mut on_cpu = None;
@@ -115,6 +117,7 @@ impl Placement {
                     match backend::open(*kind, &self.options) {
                         Ok(b) if b.caps().kind != DeviceKind::Cpu => return Ok(Opened::Device(b)),
                         Ok(b) => on_cpu = on_cpu.or(Some(b)),
+                        Err(e @ BackendError::ManyDevices { .. }) => return Err(failed(e)),
                         Err(e) => reasons.push(reason(*kind, &e)),
                     }
                 }

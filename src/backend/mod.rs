@@ -500,6 +500,12 @@ impl OpenOptions {
         }
     }
 
+    /// True where something is asked for that the OpenCL backend alone has.
+    pub fn is_for_opencl(&self) -> bool {
+        matches!(self.recording, RecordingWay::CommandBuffer | RecordingWay::Qcom)
+            || self.slice_ms.is_some_and(|ms| ms > 0)
+    }
+
     /// True where a priority is asked for that a device with `caps` does not get, as its driver takes none.
     pub fn priority_is_unused(&self, caps: &Caps) -> bool {
         !caps.priorities && matches!(self.priority, Some(Priority::Low | Priority::High))

@@ -390,7 +390,11 @@ impl Backend for OpenCl {
                 code.while_waiting(format!("clEnqueueWriteBuffer to buffer {}", block.label))
             }
         })?;
-        self.all_done()
+        // The bytes are taken, which says nothing of the commands before; slices are waited for.
+        if self.slicer.is_some() {
+            self.all_done()?;
+        }
+        Ok(())
     }
 
     fn read(&mut self, src: View, out: &mut [u8]) -> Result<(), BackendError> {

@@ -143,16 +143,19 @@ impl Queued {
 /// A list of commands.
 #[derive(Debug)]
 pub(super) struct Recording {
-    pub(super) steps: Vec<Step>,
-    /// How its work is cut in slices.
-    pub(super) cut: Cut,
+    // Fields are dropped in this order: what the driver has recorded before the kernel objects in it.
     pieces: Vec<Piece>,
     /// Pieces of before that may still run.
     retired: Vec<Piece>,
+    pub(super) steps: Vec<Step>,
+    /// How its work is cut in slices.
+    pub(super) cut: Cut,
     /// Values of the last submission; those of the pieces.
     last: Option<Launch>,
     /// When it was queued last.
     epoch: Option<u64>,
+    /// What the driver has recorded may be queued in this submission.
+    replays: bool,
 }
 
 impl Recording {
@@ -164,6 +167,7 @@ impl Recording {
             retired: Vec::new(),
             last: None,
             epoch: None,
+            replays: false,
         }
     }
 
@@ -184,18 +188,25 @@ impl Recording {
         if !running {
             self.retired.clear();
         }
+        self.epoch = Some(to.epoch);
+        self.replays = to.recorder.runs_again() || !running;
         if matches!(to.recorder, Recorder::Off) {
             self.forget();
             return Ok(());
         }
         let same = self.last.as_ref() == Some(launch);
         if !same && !self.pieces.is_empty() {
-            let patched = to.recorder.patches() && self.patch(launch, running, to)?;
+            // Where it fails, some pieces have the new values and others do not.
+            let patched = match to.recorder.patches() {
+                true => self.patch(launch, running, to).inspect_err(|_| self.forget())?,
+                false => false,
+            };
             if !patched {
                 self.retired.append(&mut self.pieces);
             }
         }
-        let again = same || (self.last.is_some() && to.recorder.patches());
+        // What runs keeps its values: the next submission that finds nothing running is recorded.
+        let again = same || (self.last.is_some() && to.recorder.patches() && !running);
         match &mut self.last {
             Some(last) if !same => last.clone_from(launch),
             Some(_) => {}
@@ -384,10 +395,8 @@ impl Recording {
         timed: bool,
         to: &mut Target<'_>,
     ) -> Result<Queued, BackendError> {
-        let again = to.recorder.runs_again() || !self.may_run(to.epoch);
-        self.epoch = Some(to.epoch);
         let mut queued = Queued {
-            recorded: !self.pieces.is_empty() && again,
+            recorded: !self.pieces.is_empty() && self.replays,
             ..Queued::default()
         };
         let mut at = slice.start;

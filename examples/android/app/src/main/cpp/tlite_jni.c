@@ -40,18 +40,20 @@ NATIVE(jbyteArray, lastError)(JNIEnv *env, jclass class) {
     return bytes_of(env, text, length);
 }
 
-NATIVE(jlong, modelLoad)(JNIEnv *env, jclass class, jbyteArray path, jbyteArray backend, jlong context) {
+NATIVE(jlong, modelLoad)(JNIEnv *env, jclass class, jbyteArray path, jbyteArray backend, jlong context, jbyteArray cache) {
     (void)class;
-    char *path_text = text_of(env, path), *backend_text = text_of(env, backend);
+    char *path_text = text_of(env, path), *backend_text = text_of(env, backend), *cache_text = text_of(env, cache);
     tlite_model *model = NULL;
     if (!(*env)->ExceptionCheck(env)) {
         tlite_load_options options = {0};
         options.backend = backend_text;
         options.context = (size_t)context;
+        options.kernel_cache = cache_text;
         model = tlite_model_load(path_text, &options);
     }
     free(path_text);
     free(backend_text);
+    free(cache_text);
     return (jlong)model;
 }
 

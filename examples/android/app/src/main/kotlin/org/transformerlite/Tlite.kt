@@ -16,10 +16,12 @@ data class Message(val role: String, val content: String)
 /**
  * A model in a folder that `tlite convert` and `tlite quantize` made. Loading takes seconds: not on the main thread.
  *
- * [backend] is "auto", "opencl" or "wgpu"; [context] is how many tokens a session holds, 0 what the model was made for, at most 4096.
+ * [backend] is "auto", "opencl" or "wgpu"; [context] is how many tokens a session holds, 0 what the model was made for, at most 4096;
+ * [cache] is a folder of the app's own where compiled kernels are kept for the next start, null keeps none.
  */
-class Model(path: String, backend: String = "auto", context: Int = 0) : AutoCloseable {
-    private val handle = Handle(Native.modelLoad(bytes(path), bytes(backend), context.toLong()), Native::modelFree)
+class Model(path: String, backend: String = "auto", context: Int = 0, cache: String? = null) : AutoCloseable {
+    private val handle =
+        Handle(Native.modelLoad(bytes(path), bytes(backend), context.toLong(), cache?.let(::bytes)), Native::modelFree)
 
     /** A conversation with a cache of its own. Sessions share the weights, and may outlive the model. */
     fun session() = Session(handle.use { Native.sessionNew(it) })
@@ -92,7 +94,7 @@ internal object Native {
     }
 
     @JvmStatic external fun lastError(): ByteArray
-    @JvmStatic external fun modelLoad(path: ByteArray, backend: ByteArray, context: Long): Long
+    @JvmStatic external fun modelLoad(path: ByteArray, backend: ByteArray, context: Long, cache: ByteArray?): Long
     @JvmStatic external fun modelFree(model: Long)
     @JvmStatic external fun sessionNew(model: Long): Long
     @JvmStatic external fun sessionFree(session: Long)

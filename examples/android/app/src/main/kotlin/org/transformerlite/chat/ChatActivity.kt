@@ -62,7 +62,7 @@ class ChatActivity : Activity() {
         }
         say(getString(R.string.loading))
         work {
-            session = Model(folder.path).use { it.session() }
+            session = Model(folder.path, cache = File(cacheDir, "kernels").path).use { it.session() }
             runOnUiThread {
                 say(getString(R.string.ready))
                 button.isEnabled = true
@@ -89,7 +89,8 @@ class ChatActivity : Activity() {
                 if (finish == Finish.CONTEXT_FULL) runOnUiThread { say("[$finish]") }
             } finally {
                 runOnUiThread {
-                    messages += Message("assistant", answer.toString())
+                    // What failed before a word is no part of the conversation.
+                    if (answer.isEmpty()) messages.removeLast() else messages += Message("assistant", answer.toString())
                     put("\n")
                     answers(false)
                 }
