@@ -90,7 +90,7 @@ class ChatActivity : Activity() {
             } finally {
                 runOnUiThread {
                     // What failed before a word is no part of the conversation.
-                    if (answer.isEmpty()) messages.removeLast() else messages += Message("assistant", answer.toString())
+                    if (answer.isEmpty()) messages.removeAt(messages.lastIndex) else messages += Message("assistant", answer.toString())
                     put("\n")
                     answers(false)
                 }
