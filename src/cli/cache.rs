@@ -17,7 +17,7 @@ const MB: u64 = 1 << 20;
 
 /// The cache of compiled kernels.
 #[derive(Clone, Debug, Default, clap::Args)]
-#[command(next_help_heading = "Cache")]
+#[command(next_help_heading = "Execution")]
 pub struct CacheOptions {
     /// Neither read nor write compiled kernels on disk
     #[arg(long, conflicts_with_all = ["cache_dir", "cache_mb"])]

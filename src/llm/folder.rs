@@ -237,6 +237,10 @@ impl ModelFolder {
                 "--context",
                 format!("{asked}: the model was made for at most {most} tokens"),
             )),
+            (Some(asked), _) if asked < 2 => Err(Error::usage(
+                "--context",
+                format!("{asked}: a prompt and its answer take 2 tokens at least"),
+            )),
             (Some(asked), _) => Ok(asked),
             (None, most) => Ok(most.unwrap_or(DEFAULT_CONTEXT).min(DEFAULT_CONTEXT)),
         }

@@ -4,7 +4,7 @@
 //! made at the first call of [`Backend::profile`], measures times, so that normal work does not pay for it.
 //! Views of a whole buffer are the buffer; other views become sub-buffers, which are kept as long as
 //! the buffer. Every recorded dispatch has a kernel object of its own with its buffers set, so that a submission
-//! sets at most the parameter struct and queues. Where the driver records ([`replay`]) it queues all of them in one call.
+//! sets at most the parameter struct and queues. Where the driver records (`replay`) it queues all of them in one call.
 
 mod build;
 mod device;
