@@ -1,5 +1,4 @@
-// Rounds of multiply-adds in half precision: eight chains of vectors, of 16 elements with WIDE and of four else, in each work-item, which
-// writes the sum of one. With PTX the vectors are pairs of words, and the instruction is written out.
+// The rate of half precision. With PTX the vectors of the eight chains are pairs of words, and the instruction is written out.
 #ifdef PTX
 #define MAD(a) \
   asm("fma.rn.f16x2 %0, %0, %1, %2;" : "+r"(a.x) : "r"(m), "r"(c)); \
@@ -15,32 +14,10 @@ KERNEL {
 }
 #else
 #pragma OPENCL EXTENSION cl_khr_fp16 : enable
-#ifdef WIDE
-#define VECTOR half16
-#else
-#define VECTOR half4
-#endif
+#define REAL half
+#include "common/chains"
+
 KERNEL {
-  half start = (half)(get_global_id(0) & 7);
-  VECTOR m = (VECTOR)((half)p.factor), c = (VECTOR)((half)p.addend), one = (VECTOR)((half)1.0f);
-  VECTOR a0 = (VECTOR)(start), a1 = a0 + one, a2 = a1 + one, a3 = a2 + one, a4 = a3 + one, a5 = a4 + one, a6 = a5 + one, a7 = a6 + one;
-  for (uint i = 0; i < p.rounds; i++) {
-    a0 = mad(a0, m, c);
-    a1 = mad(a1, m, c);
-    a2 = mad(a2, m, c);
-    a3 = mad(a3, m, c);
-    a4 = mad(a4, m, c);
-    a5 = mad(a5, m, c);
-    a6 = mad(a6, m, c);
-    a7 = mad(a7, m, c);
-  }
-  a0 = a0 + a1 + a2 + a3 + a4 + a5 + a6 + a7;
-#ifdef WIDE
-  half8 half_sum = a0.lo + a0.hi;
-  half4 sum = half_sum.lo + half_sum.hi;
-#else
-  half4 sum = a0;
-#endif
-  y_put(get_global_id(0), (float)(sum.x + sum.y + sum.z + sum.w));
+  y_put(get_global_id(0), chains((REAL)(get_global_id(0) & 7), (REAL)p.factor, (REAL)p.addend, p.rounds));
 }
 #endif

@@ -19,8 +19,9 @@ use transformer_lite::graph::ValueId;
 use transformer_lite::graph::derive::derive;
 use transformer_lite::graph::onnx::{ImportOptions, import_with};
 use transformer_lite::graph::op::sizes::Sizes;
-use transformer_lite::graph::pass::{FUSE, GREEDY, KV_Q8, Pipeline};
+use transformer_lite::graph::pass::{GREEDY, Pipeline};
 use transformer_lite::inspect::{Request, model_file, plans};
+use transformer_lite::llm::KvType;
 use transformer_lite::llm::engine::{CHUNK, Decoder, Lengths, Logits};
 use transformer_lite::plan::Plan;
 use transformer_lite::shape::{Bindings, Dim};
@@ -270,7 +271,7 @@ fn all_plans(model: &Path, caps: &Caps) -> Result<Vec<Plan>, AnyError> {
     let mut greedy = Pipeline::standard();
     greedy.passes.push(GREEDY);
     let mut eight_bits = Pipeline::standard();
-    eight_bits.insert_before(FUSE.name, KV_Q8);
+    KvType::Q8.store(&mut eight_bits);
     let mut found = Vec::new();
     for (pipeline, logits) in [
         (Pipeline::standard(), Logits::All),

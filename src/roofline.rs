@@ -8,8 +8,10 @@ pub mod measured;
 
 use crate::graph::NodeId;
 use crate::plan::{Arithmetic, NodeCost};
+use crate::units::quantity;
 use serde::Serialize;
 use std::collections::{BTreeMap, HashMap};
+use std::fmt;
 
 /// The most that a device does.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -22,6 +24,21 @@ pub struct Peaks {
     pub matrix_flops_per_s: Option<f64>,
     /// Seconds that a launch takes of itself.
     pub launch_s: f64,
+}
+
+impl fmt::Display for Peaks {
+    /// For people.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (memory, single) = (
+            quantity(self.bytes_per_s, "B/s"),
+            quantity(self.f32_flops_per_s, "FLOP/s"),
+        );
+        write!(f, "memory {memory}, f32 {single}")?;
+        if let Some(rate) = self.matrix_flops_per_s {
+            write!(f, ", matrix units {}", quantity(rate, "FLOP/s"))?;
+        }
+        write!(f, ", a launch {}", quantity(self.launch_s, "s"))
+    }
 }
 
 impl Peaks {

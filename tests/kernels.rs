@@ -17,7 +17,8 @@ use std::sync::OnceLock;
 use transformer_lite::backend::kernel::{FieldTy, Kernel, KernelSpec, Language, Role, Ty};
 use transformer_lite::backend::{Backend, BackendKind, Caps, DeviceKind};
 use transformer_lite::graph::op::ALL;
-use transformer_lite::graph::pass::{FUSE, KV_Q8, Pipeline, ROTARY_APPEND};
+use transformer_lite::graph::pass::{Pipeline, ROTARY_APPEND};
+use transformer_lite::llm::KvType;
 use transformer_lite::llm::engine::{Decoder, Lengths, Logits};
 use transformer_lite::probe;
 use transformer_lite::tensor::DType;
@@ -116,7 +117,7 @@ fn specs() -> &'static [KernelSpec] {
         }
         let (_dir, model) = support::tiny_model("llama", Default::default());
         let mut eight_bits = Pipeline::standard();
-        eight_bits.insert_before(FUSE.name, KV_Q8);
+        KvType::Q8.store(&mut eight_bits);
         let mut few_dispatches = Pipeline::standard();
         few_dispatches.passes.push(ROTARY_APPEND);
         for (logits, pipeline) in [

@@ -21,10 +21,11 @@ use support::{Device, Text};
 #[cfg(feature = "opencl")]
 use transformer_lite::backend::BackendKind;
 use transformer_lite::backend::kernel::Role;
-use transformer_lite::graph::pass::{FUSE, KV_Q8, Pipeline, ROTARY_APPEND};
+use transformer_lite::graph::pass::{Pipeline, ROTARY_APPEND};
 use transformer_lite::llm::engine::{Decoder, DeviceModel, HostModel, Lengths, Logits};
 use transformer_lite::llm::{
-    ChatTemplate, Generator, LanguageModel, Limits, Message, ModelFolder, Sampler, SamplerConfig, Tokenizer,
+    ChatTemplate, Generator, KvType, LanguageModel, Limits, Message, ModelFolder, Sampler, SamplerConfig,
+    Tokenizer,
 };
 use transformer_lite::plan::Place;
 
@@ -335,7 +336,7 @@ fn caches_of_8_bits(device: &Device) -> Outcome {
     let _turn = device.turn();
     let (_dir, model) = support::tiny_model("llama", Traits::default());
     let mut pipeline = Pipeline::standard();
-    pipeline.insert_before(FUSE.name, KV_Q8);
+    KvType::Q8.store(&mut pipeline);
     let load = |logits| decoder(&model, &pipeline, logits);
     let long = tokens(300);
     let rows = host_rows(&model, &long)?;

@@ -12,6 +12,7 @@ import subprocess
 import sys
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+COMMAND = os.environ.get("TLITE") or os.path.join(ROOT, "target/release/tlite")
 # llama.cpp's numbers of types of files.
 F16, Q4_0, Q4_K_M = 1, 2, 15
 
@@ -22,7 +23,7 @@ class Failure(Exception):
 
 def tlite(*arguments):
     """The object that a command prints."""
-    command = [os.environ.get("TLITE") or os.path.join(ROOT, "target/release/tlite"), *map(str, arguments)]
+    command = [COMMAND, *map(str, arguments)]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     if done.returncode != 0:
         raise Failure(f"{' '.join(command)}: {done.stderr.strip()}")

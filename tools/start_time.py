@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """How long `tlite generate` takes from the start of the process to its first token: once with all caches empty, then with full ones.
 
-    tools/start_time.py MODEL [--tlite target/release/tlite] [--backend opencl] [--device TEXT] [--raw] [--runs 5]
+    tools/start_time.py MODEL [--backend opencl] [--device TEXT] [--raw] [--runs 5]
 
 The caches of tlite, PoCL and Mesa are in a temporary folder, so a user's own stay as they are. "first" is until the answer of one token
 stands on standard output, "cpu" what the process took of all cores. Ends with 1 if a warm start compiles a kernel or says another token.
+Set TLITE to the command, else the one of the release build is taken.
 """
 
 import argparse
@@ -15,6 +16,8 @@ import subprocess
 import sys
 import tempfile
 import time
+
+from llama_cpp import COMMAND
 
 
 def start(command, environment):
@@ -34,14 +37,13 @@ def start(command, environment):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
-    parser.add_argument("--tlite", default="target/release/tlite")
     parser.add_argument("--backend", default="auto")
     parser.add_argument("--device")
     parser.add_argument("--prompt", default="Hello")
     parser.add_argument("--raw", action="store_true", help="feed the prompt without the chat template")
     parser.add_argument("--runs", type=int, default=5, help="number of warm starts")
     args = parser.parse_args()
-    command = [args.tlite, "generate", args.model, "--prompt", args.prompt, "--max-tokens", "1", "--json"]
+    command = [COMMAND, "generate", args.model, "--prompt", args.prompt, "--max-tokens", "1", "--json"]
     command += ["--backend", args.backend] + ["--raw"] * args.raw
     command += ["--device", args.device] if args.device else []
     with tempfile.TemporaryDirectory() as folder:

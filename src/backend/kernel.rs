@@ -252,6 +252,11 @@ const COMMON: &[(&str, &str, &str)] = &[
         include_str!("../../cl/common/e0m.cl"),
         include_str!("../../shaders/common/e0m.wgsl"),
     ),
+    (
+        "chains",
+        include_str!("../../cl/common/chains.cl"),
+        include_str!("../../shaders/common/chains.wgsl"),
+    ),
 ];
 
 /// Matrix units in OpenCL C.

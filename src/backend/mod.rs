@@ -26,7 +26,11 @@ pub mod wgpu;
 pub use shared::SharedBackend;
 
 use crate::cache::Store;
+#[cfg(any(feature = "opencl", feature = "wgpu"))]
+use crate::parallel;
 use kernel::KernelSpec;
+#[cfg(any(feature = "opencl", feature = "wgpu"))]
+use std::convert::Infallible;
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
@@ -398,6 +402,35 @@ pub trait Backend: Send {
     fn extensions(&self) -> Vec<String> {
         Vec::new()
     }
+}
+
+/// What [`Backend::compile_ahead`] does in each backend: builds those of `specs` that are not `known`, on all cores, and returns those that
+/// could be. One that fails is left for `compile` to say why.
+#[cfg(any(feature = "opencl", feature = "wgpu"))]
+fn build_ahead<'a, T: Send>(
+    specs: &[&'a KernelSpec],
+    known: impl Fn(&KernelSpec) -> bool,
+    build: impl Fn(&KernelSpec) -> Result<T, BackendError> + Sync,
+    done: &mut dyn FnMut(usize),
+) -> Vec<(&'a KernelSpec, T)> {
+    let mut new = specs.to_vec();
+    new.retain(|spec| !known(spec));
+    let mut ready = specs.len() - new.len();
+    let mut built = Vec::with_capacity(new.len());
+    let Ok(()) = parallel::for_each(
+        parallel::cores(),
+        new.len(),
+        || (),
+        |(), i| Ok::<_, Infallible>(new.get(i).map(|spec| (*spec, build(spec)))),
+        |_, made| {
+            if let Some((spec, Ok(made))) = made {
+                built.push((spec, made));
+                ready += 1;
+            }
+            done(ready);
+        },
+    );
+    built
 }
 
 /// The backends compiled in.

@@ -156,20 +156,9 @@ fn probed(kind: BackendKind, caps: Caps) -> Row {
             row.extensions = Some(extensions);
             row.probe = Some(probe);
         }
-        Err(e) => row.not_probed = Some(chain(&e)),
+        Err(e) => row.not_probed = Some(e.chain()),
     }
     row
-}
-
-/// An error with its causes.
-fn chain(e: &dyn std::error::Error) -> String {
-    let mut text = e.to_string();
-    let mut cause = e.source();
-    while let Some(e) = cause {
-        let _ok = write!(text, ": {e}");
-        cause = e.source();
-    }
-    text
 }
 
 /// Extensions of a device, and what is measured of it, which is stored.
@@ -197,7 +186,7 @@ fn measured(kind: BackendKind, caps: &Caps) -> Result<(Vec<String>, Probe)> {
         Ok(file) => note(&mut std::io::stderr(), &format!("wrote {}", file.display())),
         Err(e) => note(
             &mut std::io::stderr(),
-            &format!("note: what was measured cannot be kept: {}", chain(&e)),
+            &format!("note: what was measured cannot be kept: {}", e.chain()),
         ),
     }
     Ok((backend.extensions(), probe))

@@ -5,7 +5,7 @@ mod page;
 use super::load;
 use super::options::{ExecOptions, check_writable, from_one};
 use super::output::{note, put, put_json, table};
-use super::roofline::device;
+use super::roofline::{device, flops_text, work_table};
 use super::run::made_up_inputs;
 use crate::backend::Caps;
 use crate::error::{Error, Result, Stage};
@@ -211,18 +211,12 @@ fn cells(m: &Measured) -> Vec<String> {
         cells.resize(COLUMNS.len(), "-".to_owned());
         return cells;
     }
-    #[expect(clippy::cast_precision_loss, reason = "for people")]
-    let flops = t.flops as f64;
     vec![
         t.launches.to_string(),
         quantity(m.seconds, "s"),
         percent(m.share),
         size_text(t.bytes()),
-        if t.flops == 0 {
-            "0".to_owned()
-        } else {
-            quantity(flops, "")
-        },
+        flops_text(t.flops),
         quantity(m.bytes_per_s, "B/s"),
         percent(m.share_of_memory),
         if t.flops == 0 {
@@ -250,24 +244,10 @@ const COLUMNS: [&str; 11] = [
     "of limit",
 ];
 
-fn header(first: [&str; 2]) -> Vec<String> {
-    first.into_iter().chain(COLUMNS).map(str::to_owned).collect()
-}
-
 fn text(report: &Report<'_>, args: &Args) -> String {
-    let p = &report.peaks;
-    let matrix = p.matrix_flops_per_s.map_or(String::new(), |v| {
-        format!(", matrix units {}", quantity(v, "FLOP/s"))
-    });
     let mut out = format!(
-        "{} on {} ({}, {})\npeaks: memory {}, f32 {}{matrix}, a launch {}\n",
-        report.model,
-        report.device,
-        report.backend,
-        report.driver,
-        quantity(p.bytes_per_s, "B/s"),
-        quantity(p.f32_flops_per_s, "FLOP/s"),
-        quantity(p.launch_s, "s"),
+        "{} on {} ({}, {})\npeaks: {}\n",
+        report.model, report.device, report.backend, report.driver, report.peaks
     );
     for run in &report.runs {
         out.push_str(&format!("\n{}: {}\n", run.name, quantity(run.seconds(), "s")));
@@ -289,38 +269,20 @@ fn text(report: &Report<'_>, args: &Args) -> String {
             out.push_str(&table(&rows, 1));
             continue;
         }
-        let mut rows = Vec::new();
-        let left = if args.nodes {
-            rows.push(header(["node", "operator"]));
-            for l in &run.lines {
-                rows.push(
-                    [l.node.clone(), l.op.clone()]
-                        .into_iter()
-                        .chain(cells(&l.measured))
-                        .collect(),
-                );
-            }
-            2
+        let all = (run.lines.len(), cells(&run.whole));
+        let by_node = run
+            .lines
+            .iter()
+            .map(|l| ([l.node.clone(), l.op.clone()], cells(&l.measured)));
+        let by_operator = run
+            .kinds
+            .iter()
+            .map(|k| ([k.op.clone(), k.nodes.to_string()], cells(&k.measured)));
+        out.push_str(&if args.nodes {
+            work_table(args.nodes, &COLUMNS, by_node, all)
         } else {
-            rows.push(header(["operator", "nodes"]));
-            for k in &run.kinds {
-                rows.push(
-                    [k.op.clone(), k.nodes.to_string()]
-                        .into_iter()
-                        .chain(cells(&k.measured))
-                        .collect(),
-                );
-            }
-            1
-        };
-        let all = run.lines.len().to_string();
-        rows.push(
-            ["all".to_owned(), all]
-                .into_iter()
-                .chain(cells(&run.whole))
-                .collect(),
-        );
-        out.push_str(&table(&rows, left));
+            work_table(args.nodes, &COLUMNS, by_operator, all)
+        });
     }
     out
 }

@@ -160,20 +160,45 @@ const COLUMNS: [&str; 8] = [
     "bound",
 ];
 
+/// Operations as a cell of a table.
+pub(super) fn flops_text(flops: u64) -> String {
+    #[expect(clippy::cast_precision_loss, reason = "for people")]
+    let operations = flops as f64;
+    match flops {
+        0 => "0".to_owned(),
+        _ => quantity(operations, ""),
+    }
+}
+
+/// A table of work under its columns, by node or by operator: its lines, each with two names, then all of it.
+pub(super) fn work_table(
+    nodes: bool,
+    columns: &[&str],
+    lines: impl Iterator<Item = ([String; 2], Vec<String>)>,
+    all: (usize, Vec<String>),
+) -> String {
+    let (first, left) = if nodes {
+        (["node", "operator"], 2)
+    } else {
+        (["operator", "nodes"], 1)
+    };
+    let head = first.iter().chain(columns).map(|c| (*c).to_owned()).collect();
+    let all = (["all".to_owned(), all.0.to_string()], all.1);
+    let rows = lines
+        .chain([all])
+        .map(|(names, cells)| names.into_iter().chain(cells).collect());
+    let rows: Vec<Vec<String>> = std::iter::once(head).chain(rows).collect();
+    table(&rows, left)
+}
+
 /// What a table shows of some work, of which all takes `whole` seconds.
 fn cells(work: &Summary, whole: f64) -> Vec<String> {
     let t = &work.total;
-    #[expect(clippy::cast_precision_loss, reason = "for people")]
-    let flops = t.flops as f64;
     vec![
         t.launches.to_string(),
         size_text(t.read_bytes),
         size_text(t.written_bytes),
-        if t.flops == 0 {
-            "0".to_owned()
-        } else {
-            quantity(flops, "")
-        },
+        flops_text(t.flops),
         format!("{:.1}", t.intensity()),
         quantity(work.least_s, "s"),
         format!("{:.1} %", 100.0 * work.least_s / whole.max(1e-12)),
@@ -182,19 +207,9 @@ fn cells(work: &Summary, whole: f64) -> Vec<String> {
 }
 
 fn text(report: &Report<'_>, nodes: bool) -> String {
-    let p = &report.peaks;
-    let matrix = p.matrix_flops_per_s.map_or(String::new(), |v| {
-        format!(", matrix units {}", quantity(v, "FLOP/s"))
-    });
     let mut out = format!(
-        "{} on {} ({}, {})\nmeasured: memory {}, f32 {}{matrix}, a launch {}\n",
-        report.model,
-        report.device,
-        report.backend,
-        report.driver,
-        quantity(p.bytes_per_s, "B/s"),
-        quantity(p.f32_flops_per_s, "FLOP/s"),
-        quantity(p.launch_s, "s"),
+        "{} on {} ({}, {})\nmeasured: {}\n",
+        report.model, report.device, report.backend, report.driver, report.peaks
     );
     for work in &report.work {
         let most = work
@@ -205,48 +220,21 @@ fn text(report: &Report<'_>, nodes: bool) -> String {
             work.name,
             quantity(work.whole.least_s, "s")
         ));
-        let columns = COLUMNS.iter().map(|c| (*c).to_owned());
         let whole = work.whole.least_s;
-        let mut rows: Vec<Vec<String>> = Vec::new();
-        if nodes {
-            rows.push(
-                ["node".to_owned(), "operator".to_owned()]
-                    .into_iter()
-                    .chain(columns)
-                    .collect(),
-            );
-            for l in &work.lines {
-                rows.push(
-                    [l.node.clone(), l.op.clone()]
-                        .into_iter()
-                        .chain(cells(&l.work, whole))
-                        .collect(),
-                );
-            }
+        let all = (work.lines.len(), cells(&work.whole, whole));
+        let by_node = work
+            .lines
+            .iter()
+            .map(|l| ([l.node.clone(), l.op.clone()], cells(&l.work, whole)));
+        let by_operator = work
+            .kinds
+            .iter()
+            .map(|k| ([k.op.clone(), k.nodes.to_string()], cells(&k.work, whole)));
+        out.push_str(&if nodes {
+            work_table(nodes, &COLUMNS, by_node, all)
         } else {
-            rows.push(
-                ["operator".to_owned(), "nodes".to_owned()]
-                    .into_iter()
-                    .chain(columns)
-                    .collect(),
-            );
-            for k in &work.kinds {
-                rows.push(
-                    [k.op.clone(), k.nodes.to_string()]
-                        .into_iter()
-                        .chain(cells(&k.work, whole))
-                        .collect(),
-                );
-            }
-        }
-        let all = work.lines.len().to_string();
-        rows.push(
-            ["all".to_owned(), all]
-                .into_iter()
-                .chain(cells(&work.whole, whole))
-                .collect(),
-        );
-        out.push_str(&table(&rows, if nodes { 2 } else { 1 }));
+            work_table(nodes, &COLUMNS, by_operator, all)
+        });
     }
     out
 }

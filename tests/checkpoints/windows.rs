@@ -7,12 +7,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use transformer_lite::backend::DeviceKind;
-use transformer_lite::graph::pass::{FUSE, GREEDY, KV_Q8, Pipeline};
+use transformer_lite::graph::pass::{GREEDY, Pipeline};
 use transformer_lite::graph::text;
 use transformer_lite::inspect::{Request, inspect};
 use transformer_lite::llm::engine::{DeviceModel, HostModel, Lengths, Logits};
 use transformer_lite::llm::{
-    Draft, Generator, LanguageModel, Limits, NgramDraft, Sampler, SamplerConfig, prompt_cache,
+    Draft, Generator, KvType, LanguageModel, Limits, NgramDraft, Sampler, SamplerConfig, prompt_cache,
 };
 use transformer_lite::plan::text as plan_text;
 
@@ -106,7 +106,7 @@ fn lengths(context: usize) -> Lengths {
 
 fn q8() -> Pipeline {
     let mut pipeline = Pipeline::standard();
-    pipeline.insert_before(FUSE.name, KV_Q8);
+    KvType::Q8.store(&mut pipeline);
     pipeline
 }
 

@@ -3,6 +3,15 @@
 //! The safe wrappers of `opencl3` panic when a release fails, as it does on a lost device, so the handles
 //! here are our own.
 
+/// The function `name` of a type, at the address that a search found. A missing one ends the caller with its name.
+macro_rules! load {
+    ($address:expr, $name:literal, $type:ty) => {{
+        let address = $address.ok_or_else(|| format!("the driver has no {}", $name.to_string_lossy()))?;
+        // SAFETY: the address is that of the function of this name, whose type is the extension's.
+        unsafe { std::mem::transmute::<*mut c_void, $type>(address.as_ptr()) }
+    }};
+}
+
 mod binary;
 pub(super) mod command_buffer;
 pub(super) mod recordable;
@@ -91,6 +100,15 @@ impl Code {
             }
             _ => self.at(call),
         }
+    }
+}
+
+/// The error of a call's code; `None` says that the library lacks the function.
+fn done(code: Option<cl_int>) -> Result<(), Code> {
+    match code {
+        Some(codes::CL_SUCCESS) => Ok(()),
+        Some(code) => Err(Code(code)),
+        None => Err(Code(codes::DLOPEN_FUNCTION_NOT_AVAILABLE)),
     }
 }
 

@@ -21,10 +21,9 @@ mod units;
 use super::kernel::KernelSpec;
 use super::{
     Backend, BackendError, BufferId, Caps, Command, KernelId, Launch, OpenOptions, Priority, RecordingId,
-    Stats, View, choose,
+    Stats, View, build_ahead, choose,
 };
 use crate::cache::Store;
-use crate::parallel;
 use build::{Builder, Built, Compiled};
 use driver::{Context, DeviceHandle, KernelObject, Program, Queue};
 use priority::{Hints, Opened};
@@ -32,7 +31,6 @@ use record::{Armed, Block, Dispatch, DriverTime, Step};
 use replay::{Recorder, Recording, Target};
 use slice::Slicer;
 use std::collections::HashMap;
-use std::convert::Infallible;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -422,25 +420,11 @@ impl Backend for OpenCl {
     }
 
     fn compile_ahead(&mut self, specs: &[&KernelSpec], done: &mut dyn FnMut(usize)) {
-        let mut new = specs.to_vec();
-        new.retain(|spec| !self.cache.contains_key(*spec));
-        let known = specs.len() - new.len();
-        let mut built = Vec::with_capacity(new.len());
         let builder = self.builder();
-        // One that fails is left for `compile` to say why.
-        let build = |_: &mut (), i: usize| Ok::<_, Infallible>(new.get(i).map(|spec| builder.build(spec)));
-        let Ok(()) = parallel::for_each(
-            parallel::cores(),
-            new.len(),
-            || (),
-            build,
-            |i, made| {
-                built.extend(made.and_then(Result::ok).map(|made| (i, made)));
-                done(known + built.len());
-            },
-        );
-        for (i, made) in built {
-            if let Some(spec) = new.get(i).filter(|spec| !self.cache.contains_key(**spec)) {
+        let known = |spec: &KernelSpec| self.cache.contains_key(spec);
+        let built = build_ahead(specs, known, |spec| builder.build(spec), done);
+        for (spec, made) in built {
+            if !self.cache.contains_key(spec) {
                 // Too many kernels are `compile`'s to say, too.
                 let _kept = self.keep(spec, made);
             }

@@ -14,12 +14,10 @@ mod tests;
 mod units;
 
 use super::{Backend, BackendError, BufferId, Caps, Command, DeviceKind, KernelId, KernelSpec, Launch};
-use super::{Maker, OpenOptions, RecordingId, RecordingWay, Stats, View, choose, fast_local};
+use super::{Maker, OpenOptions, RecordingId, RecordingWay, Stats, View, build_ahead, choose, fast_local};
 use crate::cache::Store;
-use crate::parallel;
 use build::{Built, Compiled};
 use std::collections::HashMap;
-use std::convert::Infallible;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 
@@ -509,24 +507,10 @@ impl Backend for Wgpu {
     }
 
     fn compile_ahead(&mut self, specs: &[&KernelSpec], done: &mut dyn FnMut(usize)) {
-        let mut new = specs.to_vec();
-        new.retain(|spec| !self.cache.contains_key(*spec));
-        let known = specs.len() - new.len();
-        let mut built = Vec::with_capacity(new.len());
-        // One that fails is left for `compile` to say why.
-        let build = |_: &mut (), i: usize| Ok::<_, Infallible>(new.get(i).map(|spec| self.build(spec)));
-        let Ok(()) = parallel::for_each(
-            parallel::cores(),
-            new.len(),
-            || (),
-            build,
-            |i, made| {
-                built.extend(made.and_then(Result::ok).map(|made| (i, made)));
-                done(known + built.len());
-            },
-        );
-        for (i, made) in built {
-            if let Some(spec) = new.get(i).filter(|spec| !self.cache.contains_key(**spec)) {
+        let known = |spec: &KernelSpec| self.cache.contains_key(spec);
+        let built = build_ahead(specs, known, |spec| self.build(spec), done);
+        for (spec, made) in built {
+            if !self.cache.contains_key(spec) {
                 // Too many kernels are `compile`'s to say, too.
                 let _kept = self.keep(spec, made);
             }

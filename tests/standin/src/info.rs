@@ -224,6 +224,26 @@ fn asked(query: Query<'_>) -> Result<Vec<u8>, Code> {
     }
 }
 
+/// Answers a query by a phone's own words, where it has some, else as the real library does.
+///
+/// # Safety
+///
+/// As for [`answer`].
+unsafe fn own_or_real(
+    own: Option<Result<Option<Vec<u8>>, Code>>,
+    real: Query<'_>,
+    size: usize,
+    value: *mut c_void,
+    size_ret: *mut usize,
+) -> Code {
+    match own {
+        // SAFETY: as the caller promises.
+        Some(Ok(Some(bytes))) => unsafe { answer(&bytes, size, value, size_ret) },
+        Some(Err(code)) => code,
+        Some(Ok(None)) | None => real(size, value, size_ret),
+    }
+}
+
 /// The one platform of a phone, or all platforms.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn clGetPlatformIDs(entries: Uint, platforms: *mut Handle, count: *mut Uint) -> Code {
@@ -248,12 +268,9 @@ pub unsafe extern "C" fn clGetPlatformInfo(
         let code = real!(clGetPlatformInfo(platform: Handle, name: Uint, size: usize, value: *mut c_void, size_ret: *mut usize) -> Code);
         code.unwrap_or(cl::MISSING)
     };
-    let code = match Words::configured().map(|w| platform_words(w, name, &query)) {
-        // SAFETY: the caller's pointers.
-        Some(Ok(Some(bytes))) => unsafe { answer(&bytes, size, value, size_ret) },
-        Some(Err(code)) => code,
-        Some(Ok(None)) | None => query(size, value, size_ret),
-    };
+    let own = Words::configured().map(|w| platform_words(w, name, &query));
+    // SAFETY: the caller's pointers.
+    let code = unsafe { own_or_real(own, &query, size, value, size_ret) };
     after("clGetPlatformInfo", &format!(" name={name:#x}"), code)
 }
 
@@ -306,12 +323,9 @@ pub unsafe extern "C" fn clGetDeviceInfo(
         let code = real!(clGetDeviceInfo(device: Handle, name: Uint, size: usize, value: *mut c_void, size_ret: *mut usize) -> Code);
         code.unwrap_or(cl::MISSING)
     };
-    let code = match Words::configured().map(|w| device_words(w, name, &query)) {
-        // SAFETY: the caller's pointers.
-        Some(Ok(Some(bytes))) => unsafe { answer(&bytes, size, value, size_ret) },
-        Some(Err(code)) => code,
-        Some(Ok(None)) | None => query(size, value, size_ret),
-    };
+    let own = Words::configured().map(|w| device_words(w, name, &query));
+    // SAFETY: the caller's pointers.
+    let code = unsafe { own_or_real(own, &query, size, value, size_ret) };
     after("clGetDeviceInfo", &format!(" name={name:#x}"), code)
 }
 

@@ -1,26 +1,8 @@
 //! Programs as drivers give them away and take them back.
 
-use super::{Code, Context, DeviceHandle, Program, codes, program_api};
-use opencl3::types::cl_int;
+use super::{Code, Context, DeviceHandle, Program, codes, done, library, program_api};
 use std::ffi::c_void;
 use std::ptr;
-
-/// The table of functions of the library.
-fn library() -> Result<&'static cl3::OpenCl, Code> {
-    match cl3::load_library() {
-        Ok(library) => Ok(library),
-        Err(_) => Err(Code(codes::DLOPEN_RUNTIME_LOAD_FAILED)),
-    }
-}
-
-/// The error of a call, of which `None` says that the library lacks it.
-fn done(answer: Option<cl_int>) -> Result<(), Code> {
-    match answer {
-        Some(codes::CL_SUCCESS) => Ok(()),
-        Some(code) => Err(Code(code)),
-        None => Err(Code(codes::DLOPEN_FUNCTION_NOT_AVAILABLE)),
-    }
-}
 
 impl Context {
     /// A program from what [`Program::binary`] gave, to be built for `device`, the context's own.

@@ -5,7 +5,7 @@
 //! chain of other structures, and a driver with that is taken for one without.
 
 use super::super::device::{function, listed_version};
-use super::{Code, DeviceHandle, Event, KernelObject, Queue, number};
+use super::{Code, DeviceHandle, Event, KernelObject, Queue, done, number};
 use cl3::ext as api;
 use opencl3::error_codes as codes;
 use opencl3::types::cl_event;
@@ -38,16 +38,6 @@ pub(in crate::backend::opencl) struct CommandBuffers {
     simultaneous: bool,
 }
 
-/// The function `name` of a type. A missing one ends the caller with its name.
-macro_rules! load {
-    ($device:expr, $name:literal, $type:ty) => {{
-        let address = function($device, $name)
-            .ok_or_else(|| format!("the driver has no {}", $name.to_string_lossy()))?;
-        // SAFETY: the address is that of the function of this name, whose type is the extension's.
-        unsafe { std::mem::transmute::<*mut c_void, $type>(address.as_ptr()) }
-    }};
-}
-
 impl CommandBuffers {
     /// The extension of `device`; `None` where it is not listed, an error where it is and cannot be used.
     pub(in crate::backend::opencl) fn of(device: DeviceHandle) -> Result<Option<Arc<Self>>, String> {
@@ -62,7 +52,11 @@ impl CommandBuffers {
             Some((0, 9, 2..) | (1, ..))
                 if capabilities(api::CL_DEVICE_MUTABLE_DISPATCH_CAPABILITIES_KHR) & FIELDS == FIELDS =>
             {
-                Some(load!(device, c"clUpdateMutableCommandsKHR", Update))
+                Some(load!(
+                    function(device, c"clUpdateMutableCommandsKHR"),
+                    c"clUpdateMutableCommandsKHR",
+                    Update
+                ))
             }
             Some(version) => {
                 log::debug!("opencl: {MUTABLE} {version:?} is not used");
@@ -72,27 +66,27 @@ impl CommandBuffers {
         };
         Ok(Some(Arc::new(Self {
             create: load!(
-                device,
+                function(device, c"clCreateCommandBufferKHR"),
                 c"clCreateCommandBufferKHR",
                 api::clCreateCommandBufferKHR_t
             ),
             dispatch: load!(
-                device,
+                function(device, c"clCommandNDRangeKernelKHR"),
                 c"clCommandNDRangeKernelKHR",
                 api::clCommandNDRangeKernelKHR_t
             ),
             finalize: load!(
-                device,
+                function(device, c"clFinalizeCommandBufferKHR"),
                 c"clFinalizeCommandBufferKHR",
                 api::clFinalizeCommandBufferKHR_t
             ),
             enqueue: load!(
-                device,
+                function(device, c"clEnqueueCommandBufferKHR"),
                 c"clEnqueueCommandBufferKHR",
                 api::clEnqueueCommandBufferKHR_t
             ),
             release: load!(
-                device,
+                function(device, c"clReleaseCommandBufferKHR"),
                 c"clReleaseCommandBufferKHR",
                 api::clReleaseCommandBufferKHR_t
             ),
@@ -155,14 +149,6 @@ impl Drop for CommandBuffer {
         if code != codes::CL_SUCCESS {
             log::warn!("opencl: release of a command buffer: {}", Code(code));
         }
-    }
-}
-
-fn done(code: Option<api::cl_int>) -> Result<(), Code> {
-    match code {
-        Some(codes::CL_SUCCESS) => Ok(()),
-        Some(code) => Err(Code(code)),
-        None => Err(Code(codes::DLOPEN_FUNCTION_NOT_AVAILABLE)),
     }
 }
 

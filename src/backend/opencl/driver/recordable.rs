@@ -4,11 +4,11 @@
 //! that take the place of recorded ones. Whether these last is not said, so every call gives all that ever differed.
 
 use super::super::device::{function, library_function, listed_version};
-use super::{Code, Context, DeviceHandle, Event, Queue, number};
+use super::{Code, Context, DeviceHandle, Event, Queue, done, number};
 use opencl3::error_codes as codes;
 use opencl3::types::{cl_command_queue, cl_event, cl_int, cl_uint};
-use std::ffi::c_void;
-use std::ptr;
+use std::ffi::{CStr, c_void};
+use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
 const NAME: &str = "cl_qcom_recordable_queues";
@@ -71,15 +71,9 @@ pub(in crate::backend::opencl) struct RecordableQueue {
     most: usize,
 }
 
-/// The function `name` of a type. Drivers hide them from the standard query, so the library is asked too.
-macro_rules! load {
-    ($device:expr, $name:literal, $type:ty) => {{
-        let address = function($device, $name)
-            .or_else(|| library_function($name))
-            .ok_or_else(|| format!("the driver has no {}", $name.to_string_lossy()))?;
-        // SAFETY: the address is that of the function of this name, whose type is the extension's.
-        unsafe { std::mem::transmute::<*mut c_void, $type>(address.as_ptr()) }
-    }};
+/// Drivers hide these functions from the standard query, so the library is asked too.
+fn address(device: DeviceHandle, name: &CStr) -> Option<NonNull<c_void>> {
+    function(device, name).or_else(|| library_function(name))
 }
 
 impl RecordableQueue {
@@ -91,10 +85,18 @@ impl RecordableQueue {
         if listed_version(device, NAME).is_none() {
             return Ok(None);
         }
-        let new = load!(device, c"clNewRecordingQCOM", New);
-        let end = load!(device, c"clEndRecordingQCOM", End);
-        let release = load!(device, c"clReleaseRecordingQCOM", End);
-        let enqueue = load!(device, c"clEnqueueRecordingQCOM", Enqueue);
+        let new = load!(address(device, c"clNewRecordingQCOM"), c"clNewRecordingQCOM", New);
+        let end = load!(address(device, c"clEndRecordingQCOM"), c"clEndRecordingQCOM", End);
+        let release = load!(
+            address(device, c"clReleaseRecordingQCOM"),
+            c"clReleaseRecordingQCOM",
+            End
+        );
+        let enqueue = load!(
+            address(device, c"clEnqueueRecordingQCOM"),
+            c"clEnqueueRecordingQCOM",
+            Enqueue
+        );
         let most = device.info(MAX_SIZE).map_or(0, |bytes| number(&bytes));
         let queue = context
             .queue_with(device, RECORDABLE)
@@ -150,14 +152,6 @@ impl Drop for QueueRecording {
     }
 }
 
-fn done(code: cl_int) -> Result<(), Code> {
-    if code == codes::CL_SUCCESS {
-        Ok(())
-    } else {
-        Err(Code(code))
-    }
-}
-
 impl QueueRecording {
     /// Records what `work` puts into the queue that it is given.
     pub(in crate::backend::opencl) fn new(
@@ -167,7 +161,7 @@ impl QueueRecording {
         let mut code = codes::CL_SUCCESS;
         // SAFETY: the queue is live and was made for recording.
         let raw = unsafe { (api.new)(api.queue.0, &raw mut code) };
-        done(code)?;
+        done(Some(code))?;
         if raw.is_null() {
             return Err(Code(codes::CL_INVALID_OPERATION));
         }
@@ -178,7 +172,7 @@ impl QueueRecording {
         let worked = work(&api.queue);
         // Also after a failure: a queue records one thing at a time.
         // SAFETY: the recording is live and was begun above.
-        let ended = done(unsafe { (api.end)(raw) });
+        let ended = done(Some(unsafe { (api.end)(raw) }));
         worked.and(ended).map(|()| recording)
     }
 
@@ -226,7 +220,7 @@ impl QueueRecording {
                 if timed { &raw mut event } else { ptr::null_mut() },
             )
         };
-        done(code)?;
+        done(Some(code))?;
         Ok((timed && !event.is_null()).then(|| Event(event)))
     }
 }
