@@ -1,9 +1,10 @@
 // softmax(scale * q k^T + mask) v of one row of halves, with CAPPED of softcap * tanh(scores / softcap). A work-group takes one head, its warps
 // every so many keys: LANES work-items have eight neighbours of a key and of a value each, and STEPS such keys on their way at once. Each
 // of these groups has a running maximum of its own; they meet at the end. With SPLIT a work-group takes so many keys only and stores sums,
-// their maximum and their total, for attention_merge.
+// their maximum and their total: for attention_merge, or in `found` for the last work-group of the head, which counts reach that number.
 #include "common/mma"
 #define LANES (DIM / 8)
+#define PARTS (DIM / 4)
 #define WARPS (WG / 32)
 #define AT_ONCE (32 / LANES)
 #define TILE (WARPS * STEPS * AT_ONCE)
@@ -94,21 +95,65 @@ KERNEL {
     totals[warp] = total;
   }
   barrier(CLK_LOCAL_MEM_FENCE);
-  if (lid >= DIM / 4) return;
   float4 all = (float4)(0.0f);
-  top = tops[0];
-  total = 0.0f;
-  for (uint w = 1; w < WARPS; w++) top = fmax(top, tops[w]);
-  for (uint w = 0; w < WARPS; w++) {
-    float scale = exp(fmax(tops[w] - top, -200.0f));
-    all += scale * vload4(w * (DIM / 4) + lid, sums);
-    total += scale * totals[w];
+  if (lid < PARTS) {
+    top = tops[0];
+    total = 0.0f;
+    for (uint w = 1; w < WARPS; w++) top = fmax(top, tops[w]);
+    for (uint w = 0; w < WARPS; w++) {
+      float scale = exp(fmax(tops[w] - top, -200.0f));
+      all += scale * vload4(w * PARTS + lid, sums);
+      total += scale * totals[w];
+    }
   }
-#ifdef SPLIT
-  uint at = (get_group_id(2) * p.heads + head) * (DIM / 4 + 1);
-  y_put4(at + lid, all);
-  if (lid == 0) y_put4(at + DIM / 4, (float4)(top, total, 0.0f, 0.0f));
+#ifdef HAS_FOUND
+  // Parts of one head side by side, so that the last work-group reads them in one stretch.
+  __local float4 parts[WG];
+  __local float2 ends[WG];
+  __local uint is_last;
+  __global float4 *own = (__global float4 *)found + (head * p.splits + get_group_id(2)) * (PARTS + 1);
+  if (lid < PARTS) own[lid] = all;
+  if (lid == 0) own[PARTS] = (float4)(top, total, 0.0f, 0.0f);
+  MEMORY_FENCE();
+  barrier(CLK_LOCAL_MEM_FENCE);
+  if (lid == 0) is_last = atomic_inc(counts + head) + 1 == p.splits;
+  barrier(CLK_LOCAL_MEM_FENCE);
+  if (!is_last) return;
+  MEMORY_FENCE();
+  if (lid == 0) counts[head] = 0;
+  uint part = lid % PARTS;
+  __global const float4 *from = (__global const float4 *)found + head * p.splits * (PARTS + 1);
+  all = (float4)(0.0f);
+  top = LOWEST;
+  total = 0.0f;
+  for (uint s = lid / PARTS; s < p.splits; s += WG / PARTS) {
+    float4 end_of = SEEN4(from + s * (PARTS + 1) + PARTS), sum_of = SEEN4(from + s * (PARTS + 1) + part);
+    float next = fmax(top, end_of.x), keep = exp(top - next), scale = exp(end_of.x - next);
+    all = all * keep + sum_of * scale;
+    total = total * keep + end_of.y * scale;
+    top = next;
+  }
+  parts[lid] = all;
+  ends[lid] = (float2)(top, total);
+  barrier(CLK_LOCAL_MEM_FENCE);
+  if (lid >= PARTS) return;
+  _Pragma("unroll") for (uint i = PARTS; i < WG; i += PARTS) top = fmax(top, ends[i].x);
+  all = (float4)(0.0f);
+  total = 0.0f;
+  _Pragma("unroll") for (uint i = 0; i < WG; i += PARTS) {
+    float scale = exp(fmax(ends[i].x - top, -200.0f));
+    all += scale * parts[i + lid];
+    total += scale * ends[i].y;
+  }
+  y_put4(head * PARTS + lid, all / total);
 #else
-  y_put4(head * (DIM / 4) + lid, all / total);
+  if (lid >= PARTS) return;
+#ifdef SPLIT
+  uint at = (get_group_id(2) * p.heads + head) * (PARTS + 1);
+  y_put4(at + lid, all);
+  if (lid == 0) y_put4(at + PARTS, (float4)(top, total, 0.0f, 0.0f));
+#else
+  y_put4(head * PARTS + lid, all / total);
+#endif
 #endif
 }

@@ -11,8 +11,10 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use support::{Device, Text};
 use transformer_lite::graph::pass::Pipeline;
+use transformer_lite::graph::{Edit, onnx};
 use transformer_lite::llm::engine::{Decoder, DeviceDecoder, HostModel, Lengths, Logits};
 use transformer_lite::llm::load::{Loaded, Purpose};
+use transformer_lite::llm::sampler::arg_max;
 use transformer_lite::llm::{LanguageModel, LoadOptions, ModelFolder};
 use transformer_lite::placement::{BackendChoice, Placement};
 
@@ -59,10 +61,17 @@ fn main() -> ExitCode {
     trials.push(Trial::test("windows of config.json@host", || {
         Ok(windows_of_config()?)
     }));
+    trials.push(Trial::test("smollm-uncached@host", || Ok(uncached("host")?)));
+    trials.push(Trial::test("caches that do not come out@host", || Ok(kept_in()?)));
     for d in &devices {
         let (label, device) = (d.label(&devices), d.clone());
         trials.push(Trial::test(format!("windows of masks@{label}"), move || {
             Ok(window_of_mask(&device)?)
+        }));
+        let (label, device) = (d.label(&devices), d.clone());
+        trials.push(Trial::test(format!("smollm-uncached@{label}"), move || {
+            let _turn = device.turn();
+            Ok(uncached(device.caps.backend)?)
         }));
     }
     trials.extend(support::missing_trials(missing));
@@ -90,20 +99,25 @@ fn decoder(name: &str, layers: usize, pipeline: &Pipeline) -> Result<Decoder, St
 
 /// Runs a prefill and single tokens, and compares each row.
 fn compare(name: &str, model: &mut dyn LanguageModel, bound: f64) -> Outcome {
-    let bytes = std::fs::read(file(name, "f32")).text()?;
-    let wanted: Vec<f32> = bytes
-        .chunks_exact(4)
-        .filter_map(|b| b.try_into().ok().map(f32::from_le_bytes))
-        .collect();
     let mut found = Vec::new();
     let (prompt, rest) = TOKENS.split_at(PREFILL);
     for part in std::iter::once(prompt).chain(rest.chunks(1)) {
         found.extend(model.forward_all(part).text()?);
     }
-    if found.len() != wanted.len() || found.len() != TOKENS.len() * model.vocab() {
+    same_rows(name, &found, model.vocab(), bound)
+}
+
+/// Compares rows of logits with those of ONNX Runtime.
+fn same_rows(name: &str, found: &[f32], vocab: usize, bound: f64) -> Outcome {
+    let bytes = std::fs::read(file(name, "f32")).text()?;
+    let wanted: Vec<f32> = bytes
+        .chunks_exact(4)
+        .filter_map(|b| b.try_into().ok().map(f32::from_le_bytes))
+        .collect();
+    if found.len() != wanted.len() || found.len() != TOKENS.len() * vocab {
         return Err(format!("{} logits, {} are right", found.len(), wanted.len()));
     }
-    let rows = wanted.chunks(model.vocab()).zip(found.chunks(model.vocab()));
+    let rows = wanted.chunks(vocab).zip(found.chunks(vocab));
     for (i, (wanted, found)) in rows.enumerate() {
         let square = |v: f64| v * v;
         let norm: f64 = wanted.iter().map(|v| square(f64::from(*v))).sum();
@@ -209,9 +223,6 @@ fn windows_of_config() -> Outcome {
         ("gemma2-plain", &some, 12, None, 1),
         ("gemma2-paper", &some, 12, None, 0),
     ] {
-        let dir = tempfile::tempdir().text()?;
-        std::fs::copy(file(name, "onnx"), dir.path().join("model.onnx")).text()?;
-        std::fs::write(dir.path().join("config.json"), config.to_string()).text()?;
         let options = LoadOptions {
             place: Placement {
                 backend: BackendChoice::Host,
@@ -220,7 +231,7 @@ fn windows_of_config() -> Outcome {
             context: Some(context),
             ..LoadOptions::default()
         };
-        let folder = ModelFolder::open(dir.path()).text()?;
+        let (_dir, folder) = folder(name, config)?;
         let loaded = Loaded::new(&folder, &options, Purpose::Generation, &mut |_| ()).text()?;
         let told = loaded.notes().iter().filter(|n| n.contains("config.json tells"));
         if told.count() != notes {
@@ -248,6 +259,79 @@ fn window_of_mask(device: &Device) -> Outcome {
         let lengths = Lengths::of(TOKENS.len());
         let decoder = DeviceDecoder::new(decoder, Box::new(device.share()), &lengths).text()?;
         sees_no_more(&mut decoder.model().text()?, windowed)?;
+    }
+    Ok(())
+}
+
+/// A folder of the file alone, with this `config.json`.
+fn folder(name: &str, config: &serde_json::Value) -> Result<(tempfile::TempDir, ModelFolder), String> {
+    let dir = tempfile::tempdir().text()?;
+    std::fs::copy(file(name, "onnx"), dir.path().join("model.onnx")).text()?;
+    std::fs::write(dir.path().join("config.json"), config.to_string()).text()?;
+    let folder = ModelFolder::open(dir.path()).text()?;
+    Ok((dir, folder))
+}
+
+/// A model without caches runs all tokens again for each new one, and says so.
+fn uncached(backend: &str) -> Outcome {
+    let name = "smollm-uncached";
+    let options = LoadOptions {
+        place: Placement {
+            backend: backend.parse().text()?,
+            ..Placement::default()
+        },
+        context: Some(TOKENS.len()),
+        ..LoadOptions::default()
+    };
+    let (_dir, folder_) = folder(name, &json!({"architectures": ["LlamaForCausalLM"]}))?;
+    let load = |purpose| Loaded::new(&folder_, &options, purpose, &mut |_| ()).text();
+    let loaded = load(Purpose::Evaluation)?;
+    if loaded.keeps_cache() || !loaded.notes().iter().any(|n| n.contains("no KV cache")) {
+        return Err(format!("notes {:?}", loaded.notes()));
+    }
+    let mut model = loaded.model().text()?;
+    let bound = if backend == "host" { HOST } else { DEVICE };
+    compare(name, model.as_mut(), bound)?;
+    let Err(full) = model.forward(&[1], &mut Vec::new()) else {
+        return Err("a token behind a full context".to_owned());
+    };
+    if !full.to_string().contains("exceed the context") {
+        return Err(full.to_string());
+    }
+    // Greedy choices go on from what is left of the tokens, as those of all logits do.
+    let mut chosen = load(Purpose::Generation)?.model().text()?;
+    model.truncate(PREFILL);
+    chosen.forward(&TOKENS[..PREFILL], &mut Vec::new()).text()?;
+    for token in &TOKENS[PREFILL..] {
+        let rows = model.forward_all(&[*token]).text()?;
+        let (wanted, found) = (arg_max(&rows).text()?, chosen.most_likely(&[*token]).text()?);
+        if wanted != found || model.len() != chosen.len() {
+            return Err(format!("token {found} where logits say {wanted}"));
+        }
+    }
+    let (_dir, other) = folder(name, &json!({"architectures": ["BertForMaskedLM"]}))?;
+    match Loaded::new(&other, &options, Purpose::Generation, &mut |_| ()) {
+        Err(e) if e.is_usage() && e.to_string().contains("BertForMaskedLM") => Ok(()),
+        other => Err(format!("a model for other purposes: {other:?}")),
+    }
+}
+
+/// Caches that go in and do not come out stay empty.
+fn kept_in() -> Outcome {
+    let mut graph = onnx::import(&file("smollm-optimum", "onnx")).text()?;
+    let logits = graph.output("logits");
+    Edit::new(&mut graph).keep_outputs(|v| Some(v) == logits);
+    for pipeline in [Pipeline::host(), Pipeline::standard()] {
+        let decoder = Decoder::of(graph.clone(), &pipeline, Logits::All).text()?;
+        if decoder.keeps_cache() || graph.inputs().len() <= decoder.graph().inputs().len() {
+            return Err("the caches are still there".to_owned());
+        }
+        let mut model = HostModel::new(decoder, TOKENS.len()).text()?;
+        let rows = model.forward_all(&TOKENS).text()?;
+        same_rows("smollm-optimum", &rows, model.vocab(), HOST)?;
+        if model.forward_all(&[1]).is_ok() {
+            return Err("a run that goes on without a cache".to_owned());
+        }
     }
     Ok(())
 }

@@ -20,7 +20,6 @@ use support::gguf::{Traits, VOCAB};
 use support::{Device, Text};
 #[cfg(feature = "opencl")]
 use transformer_lite::backend::BackendKind;
-use transformer_lite::backend::kernel::Role;
 use transformer_lite::graph::pass::{Pipeline, ROTARY_APPEND};
 use transformer_lite::llm::engine::{Decoder, DeviceModel, HostModel, Lengths, Logits};
 use transformer_lite::llm::{
@@ -413,7 +412,7 @@ fn states_are_appended_in_place() -> Outcome {
             let spec = &plan.kernels[step.kernel];
             let shared = spec.shared().map(|a| a.name);
             for (place, (arg, _)) in step.args.iter().zip(spec.bound()) {
-                let writes = matches!(arg.role, Role::Out | Role::InOut) || shared == Some(arg.name);
+                let writes = arg.role.writes() || shared == Some(arg.name);
                 if let (true, Place::State(i)) = (writes, place) {
                     if spec.kernel.name != "kv_append" {
                         return Err(format!("{spec} writes state {i}"));

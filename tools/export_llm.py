@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Exports decoders of language models from PyTorch to ONNX, with caches of keys and values.
 
-usage: export_llm.py MODEL [--gguf FILE] -o DIR [--form paper|plain|optimum]
+usage: export_llm.py MODEL [--gguf FILE] -o DIR [--form paper|plain|optimum|uncached]
        export_llm.py --config FAMILY --random-weights [--size true|small] [--seed N] [--layers N] [--hidden N] .. -o DIR [--form ..]
        export_llm.py --list
 
@@ -15,7 +15,7 @@ and .value [batch, heads, keys, size] in, logits and present.N.key and .value wi
 the installed transformers lacks it is the same form of llm_modules.py. --form paper is that of the paper, always from llm_modules.py: the
 mask [1, 1, N, sumN] is added to the scores, past_key_inN and past_value_inN are [1, sumN - N, heads, size], for ChatGLM2
 [sumN - N, 1, heads, size], and past_keyN and past_valueN are the N new rows alone. --form optimum is what the package of this name makes, as
-`optimum-cli export onnx --task text-generation-with-past` does.
+`optimum-cli export onnx --task text-generation-with-past` does; --form uncached is the same for --task text-generation: no cache goes in or out.
 
 Needs torch 1.13 or newer with a transformers that fits it (4.46 for torch 1.13), onnx and numpy; no GPU. Where they are missing a Python
 environment is made with them in the cache folder, with Debian's python3-torch if it is installed. The modules of llm_modules.py are
@@ -105,6 +105,8 @@ SIZES = {"layers": "num_hidden_layers", "hidden": "hidden_size", "inner": "inter
 TOKENIZER = ["tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json", "vocab.json",
              "merges.txt", "chat_template.jinja", "generation_config.json"]
 PACKAGES = ["transformers==4.46.3", "onnx>=1.16,<1.23", "numpy<2", "gguf", "accelerate<1.2", "onnxruntime"]
+# Tasks of Optimum, by --form.
+OPTIMUM_TASKS = {"optimum": "text-generation-with-past", "uncached": "text-generation"}
 # The last version that takes torch 1.13.
 OPTIMUM = ["optimum==1.23.3"]
 # Its default for these families.
@@ -398,17 +400,17 @@ def export(module, ours, file, opset):
                           opset_version=opset, do_constant_folding=True, **kind)
 
 
-def export_by_optimum(theirs, folder, work):
-    """What Optimum makes of transformers' module goes to `folder`."""
+def export_by_optimum(theirs, task, folder, work):
+    """What Optimum makes of transformers' module for a task goes to `folder`."""
     from optimum.exporters.onnx import main_export
 
     theirs.save_pretrained(work)
     with warnings.catch_warnings(), contextlib.redirect_stdout(sys.stderr), gaps_filled(OPTIMUM_OPSET):
         warnings.simplefilter("ignore")
         try:
-            main_export(work, folder, task="text-generation-with-past", opset=OPTIMUM_OPSET, do_validation=False, local_files_only=True)
+            main_export(work, folder, task=task, opset=OPTIMUM_OPSET, do_validation=False, local_files_only=True)
         except ValueError as e:
-            fail(f"--form optimum: {e}")
+            fail(f"Optimum: {e}")
 
 
 def finished(file, weights, ours):
@@ -465,7 +467,8 @@ def check_file(module, ours, file):
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
-    for past, new in ((0, 37), (37, 1), (40, 2)):
+    cached = any("past" in v.name for v in session.get_inputs())
+    for past, new in ((0, 37), (37, 1), (40, 2)) if cached else ((0, 37), (0, 1)):
         case = Case(ours, past, new, past)
         with torch.no_grad():
             wanted = module(*case.inputs)
@@ -488,7 +491,7 @@ def main():
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--gguf", metavar="FILE")
     parser.add_argument("-o", "--output", metavar="DIR")
-    parser.add_argument("--form", choices=["paper", "plain", "optimum"], default="plain")
+    parser.add_argument("--form", choices=["paper", "plain", *OPTIMUM_TASKS], default="plain")
     parser.add_argument("--opset", type=int, default=17, help="of the forms paper and plain")
     for option in SIZES:
         parser.add_argument(f"--{option}", type=int, metavar="N")
@@ -508,7 +511,7 @@ def main():
         fail(f"{args.output} exists")
     # No bars of progress between the lines.
     os.environ.setdefault("TQDM_DISABLE", "1")
-    ensure_packages(args.form == "optimum")
+    ensure_packages(args.form in OPTIMUM_TASKS)
     import torch
     import transformers
 
@@ -518,16 +521,17 @@ def main():
     if theirs is not None:
         check_modules(ours, theirs)
     module = ours if theirs is None or ours.paper else wrapped(theirs)
-    if args.form == "optimum" and theirs is None:
-        fail(f"--form optimum: transformers {transformers.__version__} lacks the family")
+    task = OPTIMUM_TASKS.get(args.form)
+    if task and theirs is None:
+        fail(f"--form {args.form}: transformers {transformers.__version__} lacks the family")
     output = os.path.abspath(args.output)
     os.makedirs(os.path.dirname(output), exist_ok=True)
     part = tempfile.mkdtemp(prefix=".export-", dir=os.path.dirname(output))
     with contextlib.ExitStack() as stack:
         stack.callback(shutil.rmtree, part, ignore_errors=True)
         file = os.path.join(part, "model.onnx")
-        if args.form == "optimum":
-            export_by_optimum(theirs, part, stack.enter_context(tempfile.TemporaryDirectory()))
+        if task:
+            export_by_optimum(theirs, task, part, stack.enter_context(tempfile.TemporaryDirectory()))
         else:
             export(module, ours, file, args.opset)
             finished(file, weights, ours)

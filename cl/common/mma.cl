@@ -33,6 +33,9 @@
     WARP_OTHER(other, v, apart); \
     v += other; \
   }
+// What was written to global memory before is seen by other work-groups that pass this later, and they see it if they read by SEEN4.
+#define MEMORY_FENCE() asm volatile("membar.gl;" ::: "memory")
+#define SEEN4(at) (*(volatile __global const float4 *)(at))
 // 1 where it is so in the whole warp.
 #define WARP_ALL(v) \
   asm volatile("{ .reg .pred a, b; setp.ne.u32 a, %0, 0; vote.sync.all.pred b, a, 0xffffffff; selp.u32 %0, 1, 0, b; }" : "+r"(v))

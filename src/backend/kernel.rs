@@ -65,6 +65,20 @@ pub enum Role {
     Out,
     /// Read and partly written.
     InOut,
+    /// Read and partly written; may be left out.
+    OptionalInOut,
+}
+
+impl Role {
+    /// The kernel writes there.
+    pub fn writes(self) -> bool {
+        matches!(self, Self::Out | Self::InOut | Self::OptionalInOut)
+    }
+
+    /// The operand may be left out.
+    pub fn is_optional(self) -> bool {
+        matches!(self, Self::OptionalIn | Self::OptionalInOut)
+    }
 }
 
 /// How a kernel sees an operand's bytes.
@@ -357,10 +371,10 @@ impl KernelSpec {
         }
         let mut names: Vec<String> = self.defines.keys().map(|k| (*k).to_owned()).collect();
         for (arg, dtype) in self.args().zip(&self.operands) {
-            match (dtype, arg.role) {
-                (Some(_), Role::OptionalIn) => names.push(format!("HAS_{}", arg.name.to_uppercase())),
-                (None, Role::OptionalIn) | (Some(_), _) => {}
-                (None, _) => return Err(error(format!("operand `{}` is missing", arg.name))),
+            match (dtype, arg.role.is_optional()) {
+                (Some(_), true) => names.push(format!("HAS_{}", arg.name.to_uppercase())),
+                (None, true) | (Some(_), false) => {}
+                (None, false) => return Err(error(format!("operand `{}` is missing", arg.name))),
             }
         }
         if self.in_place.is_some() {
@@ -405,7 +419,7 @@ impl KernelSpec {
     /// The result that is written through accessors.
     fn result(&self) -> Option<&'static Arg> {
         let mut results = self.kernel.args.iter();
-        results.find(|a| a.ty.has_accessors() && matches!(a.role, Role::Out | Role::InOut))
+        results.find(|a| a.ty.has_accessors() && a.role.writes())
     }
 
     fn elem_cl(&self) -> &'static str {
@@ -471,7 +485,7 @@ impl KernelSpec {
                 (_, _) => "int",
             };
             let shared = self.shared().is_some_and(|a| a.name == arg.name);
-            let writes = matches!(arg.role, Role::Out | Role::InOut) || shared;
+            let writes = arg.role.writes() || shared;
             let constant = if writes { "" } else { "const " };
             signature.push(format!("__global {constant}{base} *restrict {}", arg.name));
         }
@@ -484,7 +498,7 @@ impl KernelSpec {
             let m = self.storage_of(arg);
             // Views begin where a vector may; `vload` and `vstore` would not assume so, and compilers of GPUs then move single elements.
             let t = if dtype.is_float() { "float" } else { "int" };
-            if matches!(arg.role, Role::Out | Role::InOut) {
+            if arg.role.writes() {
                 let _ = match dtype {
                     DType::F16 => writeln!(
                         s,
@@ -496,7 +510,7 @@ impl KernelSpec {
                     ),
                 };
             }
-            if matches!(arg.role, Role::Out | Role::InOut) {
+            if arg.role.writes() {
                 let _ = match dtype {
                     DType::F16 => writeln!(
                         s,
@@ -623,7 +637,7 @@ impl KernelSpec {
             if arg.ty == Ty::Single {
                 let _ = writeln!(s, "fn {n}_{put}(i: u32, v: {t}) {{ {m}[i] = v; }}");
             }
-            if matches!(arg.role, Role::Out | Role::InOut) {
+            if arg.role.writes() {
                 if dtype == DType::F16 {
                     let _ = writeln!(
                         s,

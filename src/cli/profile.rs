@@ -128,6 +128,9 @@ fn decoder(args: &Args, peaks: &Peaks) -> Result<Vec<Profile>> {
     let Some(mut model) = loaded.device_model()? else {
         return Err(Error::usage("--backend", "the host has no kernels to time"));
     };
+    if let (false, Some(_)) = (loaded.keeps_cache(), args.past) {
+        return Err(Error::usage("--past", "the model has no KV cache"));
+    }
     let most = model.run_length();
     if args.prefill.is_none() {
         prefill = prefill.min(most);
@@ -154,6 +157,9 @@ fn decoder(args: &Args, peaks: &Peaks) -> Result<Vec<Profile>> {
         &costs(&loaded, prefill, 0)?,
         peaks,
     );
+    if !loaded.keeps_cache() {
+        return Ok(vec![first]);
+    }
     let timings = measure(&mut model, past, 1)?;
     let second = Profile::new(
         format!("decode at {past}"),

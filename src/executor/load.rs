@@ -134,7 +134,7 @@ impl Executor {
                     )));
                 }
                 for (other, (arg2, _)) in views.iter().zip(spec.bound()).take(n) {
-                    let writes = |a: &crate::backend::kernel::Arg| matches!(a.role, Role::Out | Role::InOut);
+                    let writes = |a: &crate::backend::kernel::Arg| a.role.writes();
                     let overlap = other.buffer == view.buffer
                         && other.offset < view.offset + view.len
                         && view.offset < other.offset + other.len;

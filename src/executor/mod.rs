@@ -55,6 +55,7 @@ pub struct Executor {
     backend: SharedBackend,
     states: Vec<View>,
     arena: View,
+    counters: Option<View>,
     plans: Vec<Loaded>,
     bytes: Vec<u8>,
 }
@@ -88,9 +89,18 @@ impl Executor {
             backend,
             states: Vec::new(),
             arena,
+            counters: None,
             plans: Vec::new(),
             bytes: Vec::new(),
         };
+        let counters = plans().map(|p| p.counters).max().unwrap_or(0);
+        if counters > 0 {
+            let view = create(&mut executor.backend, "counters", counters * 4)?;
+            executor.counters = Some(view);
+            let zeros = vec![0; usize::try_from(view.len).unwrap_or(0)];
+            let written = executor.backend.write(view, &zeros);
+            written.map_err(|e| Error::device(Stage::Plan, "clearing counters", e))?;
+        }
         for (i, state) in plans().next().iter().flat_map(|p| &p.states).enumerate() {
             // Plans of one graph may differ in nothing that concerns states.
             if plans().any(|p| p.states.get(i).map(|s| s.bytes) != Some(state.bytes)) {
@@ -118,6 +128,7 @@ impl Executor {
             Place::Weight(i) => self.program.weights.get(plan.weights.get(i)?).copied(),
             Place::State(i) => self.states.get(i).copied(),
             Place::Live => Some(live),
+            Place::Counters => self.counters,
             Place::Known { offset, len } => Some(View {
                 buffer: live.buffer,
                 offset,
@@ -432,7 +443,13 @@ impl Drop for Executor {
             }
         }
         let live = self.plans.iter().map(|p| &p.live);
-        for view in self.states.iter().chain(live).chain([&self.arena]) {
+        for view in self
+            .states
+            .iter()
+            .chain(live)
+            .chain([&self.arena])
+            .chain(&self.counters)
+        {
             self.backend.destroy_buffer(view.buffer);
         }
     }

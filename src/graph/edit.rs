@@ -202,6 +202,11 @@ impl<'a> Edit<'a> {
         self.graph.inputs.push(id);
     }
 
+    /// Makes `id` no input of the graph, if it is one.
+    pub fn remove_input(&mut self, id: ValueId) {
+        self.graph.inputs.retain(|v| *v != id);
+    }
+
     /// Declares an output of the graph.
     pub fn add_output(&mut self, id: ValueId) {
         self.graph.outputs.push(id);

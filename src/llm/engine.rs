@@ -1,7 +1,7 @@
 //! ONNX decoders as [`LanguageModel`]s: on a device through a [`Executor`], and on the host through the interpreter.
 //!
 //! The graph is one that takes `input_ids [batch, sequence]`, perhaps `position_ids` and `attention_mask`, and returns `logits`;
-//! every other input must have become state (pass `kv_cache`). One sequence is run (`batch = 1`).
+//! every other input must have become state (pass `kv_cache`), or the model runs without a cache. One sequence is run (`batch = 1`).
 
 mod cost;
 mod host;
@@ -9,10 +9,12 @@ mod loaded;
 mod memory;
 mod ring;
 mod states;
+mod uncached;
 
 pub use host::HostModel;
 pub use loaded::DeviceDecoder;
 pub use memory::{DecoderMemory, Planned};
+pub(super) use uncached::Uncached;
 
 use super::prompt_cache::States;
 use super::sampler::arg_max;
@@ -96,6 +98,8 @@ pub struct Decoder {
     graph: Arc<Graph>,
     sequence: Symbol,
     past: Symbol,
+    /// What runs before left is there for the next.
+    keeps_cache: bool,
     /// Counts the rows of logits that a run computes, where it may choose.
     rows: Option<Symbol>,
     /// All rows of logits are computed in every run.
@@ -124,17 +128,14 @@ fn vocabulary(graph: &Graph) -> Result<usize> {
     let out = graph
         .output("logits")
         .ok_or_else(|| bad("no output \"logits\""))?;
-    let vocab = graph
-        .fact(out)?
-        .shape
-        .0
-        .last()
-        .and_then(crate::shape::Dim::as_const)
-        .and_then(|v| usize::try_from(v).ok());
-    vocab.ok_or_else(|| {
+    let fact = graph.fact(out)?;
+    let last = match fact.shape.0.as_slice() {
+        [_, _, last] => last.as_const().and_then(|v| usize::try_from(v).ok()),
+        _ => None,
+    };
+    last.ok_or_else(|| {
         bad(format!(
-            "logits: expected [batch, sequence, vocabulary], found {}",
-            graph.fact(out).map_or(String::new(), ToString::to_string)
+            "logits: expected [batch, sequence, vocabulary], found {fact}"
         ))
     })
 }
@@ -248,7 +249,15 @@ impl Decoder {
             Logits::Last => pipeline.insert_before(EPILOGUE.name, LAST_ROW),
             Logits::Tail => pipeline.insert_before(EPILOGUE.name, LAST_ROWS),
         }
-        let passes = pipeline.run(&mut graph)?;
+        let imported = graph.clone();
+        let mut passes = pipeline.run(&mut graph)?;
+        if graph.states().is_empty() {
+            let mut without = imported;
+            if roles::empty_caches(&mut without)? {
+                graph = without;
+                passes = pipeline.run(&mut graph)?;
+            }
+        }
         let chosen = graph.input(ROWS).filter(|_| logits == Logits::Tail);
         let chosen = chosen.map(|v| graph.fact(v)).transpose()?;
         let rows = chosen.and_then(|f| f.shape.0.first()?.as_symbol().cloned());
@@ -265,11 +274,7 @@ impl Decoder {
         let past = match graph.states().first() {
             Some(s) if graph.states().iter().all(|o| o.past == s.past) => s.past.clone(),
             Some(_) => return Err(bad("the caches grow from different lengths")),
-            None => {
-                return Err(bad(
-                    "the model has no KV cache inputs and outputs; generation needs them",
-                ));
-            }
+            None => roles::unused(&graph, "past"),
         };
         if past == sequence {
             return Err(bad(format!(
@@ -285,6 +290,7 @@ impl Decoder {
             DType::F16
         };
         Ok(Self {
+            keeps_cache: !graph.states().is_empty(),
             graph: Arc::new(graph),
             sequence,
             past,
@@ -359,9 +365,14 @@ impl Decoder {
         &self.sequence
     }
 
-    /// The symbol that counts the tokens in the cache before a run.
+    /// The symbol that counts the tokens in the cache before a run; without a cache one that no size has.
     pub fn past(&self) -> &Symbol {
         &self.past
+    }
+
+    /// False where no input and output became a cache: then every run starts from no tokens.
+    pub fn keeps_cache(&self) -> bool {
+        self.keeps_cache
     }
 
     fn bindings(&self, sequence: usize, past: usize) -> Bindings {
@@ -376,7 +387,7 @@ impl Decoder {
     /// [`DeviceModel`].
     fn run_of(&self, short: Option<(usize, i64)>, tokens: usize, past: usize) -> (usize, Bindings) {
         let mut bindings = self.bindings(tokens, past);
-        if tokens != 1 {
+        if tokens != 1 || !self.keeps_cache {
             return (PREFILL, bindings);
         }
         bindings.remove(&self.sequence);
@@ -451,12 +462,20 @@ impl Decoder {
     }
 
     /// All plans that a [`DeviceModel`] loads: those of prefill and decode, and as far as there are such those of short runs with all their
-    /// logits and of decoding behind few tokens.
+    /// logits and of decoding behind few tokens. Without a cache prefill is all.
     pub fn every_plan(&self, caps: &Caps, lengths: &Lengths) -> Result<Vec<Plan>> {
         Ok(self.device_plans(caps, lengths)?.plans)
     }
 
     fn device_plans(&self, caps: &Caps, lengths: &Lengths) -> Result<DevicePlans> {
+        if !self.keeps_cache {
+            let [whole, _] = self.options(lengths);
+            return Ok(DevicePlans {
+                plans: vec![Plan::compile(&self.graph, caps, &whole)?],
+                verify: None,
+                short_decode: None,
+            });
+        }
         let mut plans = Vec::from(self.plans(caps, lengths)?);
         let mut add = |options: Option<Options>| -> Result<Option<usize>> {
             let Some(options) = options else { return Ok(None) };
@@ -476,6 +495,12 @@ impl Decoder {
 
     /// The inputs that the graph has, for `tokens` after `past` others.
     fn inputs(&self, tokens: &[u32], past: usize) -> Result<Vec<(&'static str, HostTensor)>> {
+        if past > 0 && !self.keeps_cache {
+            let what = format!(
+                "the model has no KV cache, so that nothing can follow the {past} tokens that were run"
+            );
+            return Err(Error::other(Stage::Run, what));
+        }
         if let Some(t) = tokens
             .iter()
             .find(|t| usize::try_from(**t).map_or(true, |t| t >= self.vocab))

@@ -36,6 +36,8 @@ impl TokenIds {
 pub struct Config {
     /// Architecture, such as `llama`.
     pub model_type: Option<String>,
+    /// Classes of transformers, such as `LlamaForCausalLM`.
+    pub architectures: Option<Vec<String>>,
     /// Number of entries of a logits row.
     pub vocab_size: Option<usize>,
     /// Largest number of tokens that the model was made for.
@@ -60,6 +62,17 @@ pub struct SlidingWindow {
 }
 
 impl Config {
+    /// The class, where it is that of models which do not predict the next token, such as `BertForMaskedLM`.
+    pub fn other_purpose(&self) -> Option<&str> {
+        let all = self.architectures.as_deref().unwrap_or_default();
+        let predicts = |name: &&String| {
+            let ends = ["ForCausalLM", "LMHeadModel", "ForConditionalGeneration"];
+            ends.iter().any(|end| name.ends_with(end))
+        };
+        let first = all.first()?;
+        (!all.iter().any(|a| predicts(&a)) && first.contains("For")).then_some(first)
+    }
+
     /// The window that some layers have, if any has.
     pub fn window(&self) -> Option<SlidingWindow> {
         let kind = self.model_type.as_deref().unwrap_or_default();

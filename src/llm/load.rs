@@ -1,7 +1,8 @@
 //! Loading a decoder for where it is to run.
 
 use super::engine::{
-    Decoder, DecoderMemory, DeviceDecoder, DeviceModel, HostModel, Lengths, Logits, PADDING, Planned, Watch,
+    Decoder, DecoderMemory, DeviceDecoder, DeviceModel, HostModel, Lengths, Logits, PADDING, Planned,
+    Uncached, Watch,
 };
 use super::folder::ModelFolder;
 use crate::backend::{Caps, Stats};
@@ -224,7 +225,7 @@ impl Loaded {
                 }
                 let weights = ImportOptions::default();
                 let decoder = decoder(&path, weights, &Pipeline::host(), options, purpose)?;
-                let decoder = Arc::new(windowed(decoder, folder, context, &mut notes)?);
+                let decoder = Arc::new(fitted(decoder, folder, options, &mut notes)?);
                 let engine = Engine::Host { decoder, context };
                 return Ok(Self { engine, notes });
             }
@@ -303,21 +304,64 @@ impl Loaded {
         }
     }
 
+    /// False where the model has no cache, so that all tokens are run again for each new one.
+    pub fn keeps_cache(&self) -> bool {
+        match &self.engine {
+            Engine::Device(decoder) => decoder.keeps_cache(),
+            Engine::Host { decoder, .. } => decoder.keeps_cache(),
+        }
+    }
+
     /// A model with an empty cache.
     pub fn model(&self) -> Result<Box<dyn Watch + Send>> {
+        let kept = self.keeps_cache();
         Ok(match &self.engine {
-            Engine::Device(decoder) => Box::new(decoder.model()?),
-            Engine::Host { decoder, context } => Box::new(HostModel::new(decoder.clone(), *context)?),
+            Engine::Device(decoder) if kept => Box::new(decoder.model()?),
+            Engine::Device(decoder) => Box::new(Uncached::new(decoder.model()?)),
+            Engine::Host { decoder, context } => {
+                let model = HostModel::new(decoder.clone(), *context)?;
+                if kept {
+                    Box::new(model)
+                } else {
+                    Box::new(Uncached::new(model))
+                }
+            }
         })
     }
 
-    /// A model with an empty cache, for what only devices do; `None` on the host.
+    /// A model with an empty cache, for what only devices do; `None` on the host. Without a cache each of its runs starts from no tokens:
+    /// [`LanguageModel::truncate`](super::LanguageModel::truncate) it before.
     pub fn device_model(&self) -> Result<Option<DeviceModel>> {
         match &self.engine {
             Engine::Device(decoder) => decoder.model().map(Some),
             Engine::Host { .. } => Ok(None),
         }
     }
+}
+
+/// `decoder` as `config.json` and the options have it, with what there is to note.
+fn fitted(
+    decoder: Decoder,
+    folder: &ModelFolder,
+    options: &LoadOptions,
+    notes: &mut Vec<String>,
+) -> Result<Decoder> {
+    if !decoder.keeps_cache() {
+        if let Some(other) = folder.config.other_purpose() {
+            let what = format!("config.json calls it {other}, which does not tell what comes next; {OTHERS}");
+            return Err(Error::usage("MODEL", what));
+        }
+        notes.push(
+            "note: the model has no KV cache, or none that could be recognised: for each token all before it are run again; an export with \
+             past keys and values is many times faster"
+                .to_owned(),
+        );
+        if options.kv == KvType::Q8 {
+            notes.push("note: --kv q8 has no effect without a cache".to_owned());
+        }
+    }
+    let context = folder.context(options.context)?;
+    windowed(decoder, folder, context, notes)
 }
 
 /// `decoder` with the window that `config.json` tells of and its graph does not have, as far as the mask is for us to make; else `notes` says that it
@@ -381,7 +425,7 @@ fn prepared(
     if options.kv == KvType::Q8 {
         notes.extend(kept_floats(decoder.graph()));
     }
-    let decoder = windowed(decoder, folder, context, notes)?;
+    let decoder = fitted(decoder, folder, options, notes)?;
     let drafts = purpose == Purpose::Generation && options.drafts > 0;
     let lengths = Lengths {
         padding: options.padding,

@@ -8,6 +8,7 @@ use crate::graph::{Edit, Graph, ValueId};
 use crate::shape::{Dim, DimError, Fact, Symbol};
 use crate::tensor::{DType, HostTensor};
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 /// Inputs that are not caches.
 pub(super) const KNOWN: [&str; 3] = [IDS, POSITIONS, MASK];
@@ -40,7 +41,7 @@ fn caches(graph: &Graph) -> Vec<ValueId> {
 }
 
 /// Expresses the sizes of a decoder's inputs by two symbols, that of `input_ids`' last axis for the tokens of a run and one for those
-/// in the cache before it. Sizes that do not follow from their roles stay as they are. An error where expressions get too large.
+/// in the cache before it, if there is one. Sizes that do not follow from their roles stay as they are. An error where expressions get too large.
 pub(super) fn name_lengths(graph: &mut Graph) -> Result<(), DimError> {
     let last = |v: Option<ValueId>| v.and_then(|v| graph.value(v).fact.as_ref()?.shape.0.last().cloned());
     let Some(sequence) = last(graph.input(IDS)).and_then(|d| d.as_symbol().cloned()) else {
@@ -76,15 +77,19 @@ pub(super) fn name_lengths(graph: &mut Graph) -> Result<(), DimError> {
             }
         }
     }
-    let Some(past) = past else { return Ok(()) };
-    let total = Dim::from(&past).add(&Dim::from(&sequence))?;
+    let mut total = Dim::from(&sequence);
+    if let Some(past) = &past {
+        total = total.add(&Dim::from(past))?;
+    }
     let sizes = |name: &str| -> Vec<Dim> {
         let fact = graph.input(name).and_then(|v| graph.value(v).fact.as_ref());
         fact.map(|f| f.shape.0.clone()).unwrap_or_default()
     };
     let mut is = |d: Option<&Dim>, wanted: &Dim| {
         let own = d.and_then(Dim::as_symbol);
-        if let Some(s) = own.filter(|s| **s != past && **s != sequence && Some(*s) != batch.as_ref()) {
+        if let Some(s) =
+            own.filter(|s| Some(*s) != past.as_ref() && **s != sequence && Some(*s) != batch.as_ref())
+        {
             with.entry(s.clone()).or_insert_with(|| wanted.clone());
         }
     };
@@ -123,8 +128,42 @@ fn solved(size: &Dim, sequence: &Symbol) -> Result<Option<(Symbol, Dim)>, DimErr
     Ok((!rest.depends_on(&total)).then_some((total, rest)))
 }
 
+/// Gives caches among the inputs no rows, ever, and leaves the logits as the only output. False, and nothing is done, where there are no inputs
+/// like caches. Those that do not grow stay inputs.
+pub(super) fn empty_caches(graph: &mut Graph) -> Result<bool> {
+    let failed = |e: String| bad(format!("caches without rows: {e}"));
+    let caches = caches(graph);
+    let sequence = graph.input(IDS).and_then(|v| {
+        let sizes = &graph.value(v).fact.as_ref()?.shape.0;
+        sizes.last()?.as_symbol().cloned()
+    });
+    let mut none = BTreeMap::new();
+    for v in &caches {
+        let sizes = graph.value(*v).fact.iter().flat_map(|f| &f.shape.0);
+        let grow = sizes.flat_map(symbols).filter(|s| Some(s) != sequence.as_ref());
+        none.extend(grow.map(|s| (s, Dim::from(0))));
+    }
+    if none.is_empty() {
+        return Ok(false);
+    }
+    let logits = graph.output("logits");
+    let mut edit = Edit::new(graph);
+    edit.replace_symbols(&none).map_err(|e| failed(e.to_string()))?;
+    for v in caches {
+        let fact = edit.fact(v)?;
+        let Some(shape) = fact.shape.as_fixed() else {
+            continue;
+        };
+        let empty = HostTensor::zeros(fact.dtype, &shape).map_err(|e| failed(e.to_string()))?;
+        edit.set_fact(v, Fact::of(Arc::new(empty)));
+        edit.remove_input(v);
+    }
+    edit.keep_outputs(|v| Some(v) == logits);
+    Ok(true)
+}
+
 /// A symbol that no input's size has: `name`, or that with a number.
-fn unused(graph: &Graph, name: &str) -> Symbol {
+pub(super) fn unused(graph: &Graph, name: &str) -> Symbol {
     let facts = graph
         .inputs()
         .iter()

@@ -84,7 +84,7 @@ impl Records<'_, '_> {
                 None => Dim::from(0),
             },
             Home::Temp(t) => self.c.collected.temps[t].1.clone(),
-            Home::Weight(_) | Home::State(_) | Home::Live | Home::Known(_) => Dim::from(0),
+            Home::Weight(_) | Home::State(_) | Home::Live | Home::Known(_) | Home::Counters => Dim::from(0),
         };
         let size = device_size(dtype, &count)?;
         let bytes = most_bytes(self.c, &size)?.max(8);
@@ -312,7 +312,7 @@ impl Arena {
         let name = |home: Home| match home {
             Home::Value(v) => c.graph.value(v).name.clone(),
             Home::Temp(t) => format!("scratch {t}"),
-            Home::Weight(_) | Home::State(_) | Home::Live | Home::Known(_) => String::new(),
+            Home::Weight(_) | Home::State(_) | Home::Live | Home::Known(_) | Home::Counters => String::new(),
         };
         let mut report = MemoryReport::default();
         let mut tensors = Vec::with_capacity(records.all.len());

@@ -486,6 +486,7 @@ impl<'a> Compiler<'a> {
             kernels,
             weights: self.collected.weights.clone(),
             states,
+            counters: self.collected.counters,
             inputs,
             unread,
             outputs,

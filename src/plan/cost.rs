@@ -232,7 +232,7 @@ impl Run<'_> {
                     }
                 }
                 Place::State(i) => (read, written) = self.state_bytes(*i),
-                Place::Live => {}
+                Place::Live | Place::Counters => {}
                 Place::Known { len, .. } => read = *len,
                 Place::Arena { tensor, .. } => {
                     let bytes = self.tensor_bytes(*tensor)?;
@@ -246,7 +246,7 @@ impl Run<'_> {
                         }
                         Role::Out => written = bytes,
                         // Commands that write parts of one result write it once together.
-                        Role::InOut => written = bytes / self.writers(*tensor).max(1),
+                        Role::InOut | Role::OptionalInOut => written = bytes / self.writers(*tensor).max(1),
                     }
                 }
             }

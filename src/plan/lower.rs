@@ -159,6 +159,8 @@ pub enum Home {
     Live,
     /// A tensor that derivation knows as expressions, a range of that table; by its index.
     Known(usize),
+    /// Words that are zero between dispatches; see [`LowerCx::counters`].
+    Counters,
 }
 
 /// Where something lies inside something else.
@@ -367,6 +369,8 @@ pub(super) struct Collected {
     pub live: Vec<Dim>,
     /// Tensors that derivation knows as expressions and kernels read, with their elements.
     pub known: Vec<(ValueId, Vec<Dim>)>,
+    /// Most words that a dispatch counts in.
+    pub counters: u64,
 }
 
 /// The table of live values in memory: numbers that kernels read by position, then whole tensors.
@@ -690,6 +694,16 @@ impl LowerCx<'_> {
         (operand, Dim::from_usize(at))
     }
 
+    /// Words that are zero when the dispatch begins, and which it leaves so: for work-groups to tell which of them is the last. All dispatches
+    /// share them, since these follow one another.
+    pub fn counters(&mut self, count: u64) -> Operand {
+        self.out.counters = self.out.counters.max(count);
+        Operand {
+            home: Home::Counters,
+            dtype: DType::U32,
+        }
+    }
+
     /// Bytes from element 0 to element `start` of a tensor of `dtype` on the device, when that is one number in all runs and
     /// a view can begin there.
     fn view_offset(&self, dtype: DType, start: &Dim) -> Option<u64> {
@@ -864,9 +878,7 @@ impl LowerCx<'_> {
         let k = call.kernel;
         if let Some(with) = self.epilogue {
             let result = self.output(0)?;
-            let stores = |(arg, o): (&Arg, &Option<Operand>)| {
-                matches!(arg.role, Role::Out | Role::InOut) && *o == Some(result)
-            };
+            let stores = |(arg, o): (&Arg, &Option<Operand>)| arg.role.writes() && *o == Some(result);
             if k.args.iter().zip(&call.operands).any(stores) {
                 let mut with = with.clone();
                 // Where a kernel binds weights read-only, all that lie in their buffer are bound so.
@@ -904,7 +916,7 @@ impl LowerCx<'_> {
             }
         }
         for (operand, arg) in call.operands.iter().zip(args) {
-            if operand.is_none() && arg.role != Role::OptionalIn {
+            if operand.is_none() && !arg.role.is_optional() {
                 return Err(OpError::expected(
                     format!("operand {} of kernel {}", arg.name, k.name),
                     "a view",

@@ -123,6 +123,8 @@ pub enum Place {
     State(usize),
     /// The table of values that change at every step, whole.
     Live,
+    /// Words that are zero between dispatches, whole.
+    Counters,
     /// Bytes of that table: a tensor whose elements are expressions.
     Known {
         /// First byte, aligned to [`crate::backend::Caps::view_align`].
@@ -300,6 +302,8 @@ pub struct Plan {
     pub weights: Vec<WeightKey>,
     /// States, in the graph's order.
     pub states: Vec<StateSlot>,
+    /// Words that are zero between dispatches: as many as a kernel counts in.
+    pub counters: u64,
     /// Graph inputs that something reads.
     pub inputs: Vec<Port>,
     /// Graph inputs that nothing reads; only their shapes matter.

@@ -47,6 +47,7 @@ impl<'a, 'b> Build<'a, 'b> {
             Home::Weight(i) => Some(Place::Weight(i)),
             Home::State(i) => Some(Place::State(i)),
             Home::Live => Some(Place::Live),
+            Home::Counters => Some(Place::Counters),
             Home::Known(i) => {
                 let (offset, len) = *self.live.known.get(i)?;
                 Some(Place::Known { offset, len })

@@ -11,6 +11,7 @@ fn place(p: Place) -> String {
         Place::Weight(i) => format!("weight {i}"),
         Place::State(i) => format!("state {i}"),
         Place::Live => "live".to_owned(),
+        Place::Counters => "counters".to_owned(),
         Place::Known { offset, len } => format!("live {offset}+{len}"),
     }
 }

@@ -5,7 +5,7 @@ use crate::compare::{bound, compare};
 use crate::support::{Device, POISON};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
-use transformer_lite::backend::kernel::{KernelSpec, Role};
+use transformer_lite::backend::kernel::KernelSpec;
 use transformer_lite::backend::{Caps, View};
 use transformer_lite::error::Result as LibResult;
 use transformer_lite::executor::Executor;
@@ -423,7 +423,7 @@ fn one_form(
         let spec = &plan.kernels[step.kernel];
         let shared = spec.shared().map(|a| a.name);
         for (place, (arg, _)) in step.args.iter().zip(spec.bound()) {
-            let writes = matches!(arg.role, Role::Out | Role::InOut) || shared == Some(arg.name);
+            let writes = arg.role.writes() || shared == Some(arg.name);
             if let (true, Place::Arena { offset, len, .. }) = (writes, place) {
                 written.insert(*offset, *len);
             }

@@ -33,8 +33,11 @@ static UNITS: Kernel = crate::kernel!(attention_mma {
 static ROW: Kernel = crate::kernel!(attention_row {
     heads: U32, kv_heads: U32, rows: U32, keys: U32, live_keys: U32,
     mask_b: U32, mask_h: U32, mask_s: U32, mask_t: U32, scale: F32,
-    softcap: F32,
-} [q: In Words4, k: In Words4, v: In Words4, mask: OptionalIn Elem, live: Weight Elem, y: Out Elem]);
+    softcap: F32, splits: U32,
+} [
+    q: In Words4, k: In Words4, v: In Words4, mask: OptionalIn Elem, live: Weight Elem, y: Out Elem,
+    found: OptionalInOut Words, counts: OptionalInOut Words
+]);
 
 static MERGE: Kernel = crate::kernel!(attention_merge {
     vectors: U32, splits: U32,
@@ -77,6 +80,11 @@ fn by_rows(caps: &Caps, dim: i64, operands: &[Operand]) -> bool {
     let room = caps.max_workgroup >= ROW_ITEMS && caps.local_bytes >= 19 << 10;
     let halves = operands.iter().all(|o| o.dtype == DType::F16);
     able && room && halves && matches!(dim, 64 | 128)
+}
+
+/// A kernel of [`by_rows`] can tell that it is the last work-group of a head, and read what the others wrote: by PTX.
+fn meets(caps: &Caps) -> bool {
+    caps.matrix_units && caps.backend == "opencl"
 }
 
 /// Keys of a tile.
@@ -345,10 +353,6 @@ impl Attention {
         // One query has too few heads to fill a device; of many keys each part is a work-group.
         let split = (batch.is(1) && one && many).then_some(if cpu { 512 } else { 128 });
         let splits = split.map(|s| read.ceil_div(s)).transpose()?;
-        let result = match &splits {
-            None => cx.output(0)?,
-            Some(splits) => cx.temp(DType::F32, splits.mul(heads)?.mul(&Dim::from(dim + vector))?),
-        };
         // Keys behind the live ones, there because lengths are padded, are not read.
         let (live, live_keys) = cx.live(keys);
         let operands = [cx.input(0)?, cx.input(1)?, cx.input(2)?];
@@ -356,6 +360,18 @@ impl Attention {
         // The kernels for some devices read keys from the first on, stored as they are.
         let plain = stored == Rows::Floats && window.is_none() && ring.is_none();
         let by_row = one && batch.is(1) && plain && by_rows(cx.caps(), dim, &operands);
+        // Where work-groups see what others wrote, the last one of a head puts the parts together.
+        let meet = by_row && meets(cx.caps());
+        let found = match &splits {
+            None => None,
+            Some(splits) => {
+                Some(cx.temp(DType::F32, splits.mul(heads)?.mul(&Dim::from(dim + vector))?))
+            }
+        };
+        let result = match found {
+            Some(found) if !meet => found,
+            _ => cx.output(0)?,
+        };
         let on_units = !one && plain && result.dtype == DType::F16 && on_units(cx.caps(), dim, &operands);
         let call = if by_row {
             let call = Call::new(&ROW, ROW_ITEMS)
@@ -423,7 +439,16 @@ impl Attention {
         let call = call
             .optional(mask)
             .operand(live)
-            .operand(result)
+            .operand(result);
+        let call = if by_row {
+            let counters = heads.as_const().and_then(|n| u64::try_from(n).ok());
+            let counted = found.zip(counters).filter(|_| meet);
+            call.optional(counted.map(|(found, _)| found))
+                .optional(counted.map(|(_, n)| cx.counters(n)))
+        } else {
+            call
+        };
+        let call = call
             .field(heads)
             .field(&k.0[2])
             .field(queries)
@@ -431,7 +456,9 @@ impl Attention {
             .field(live_keys);
         let call = strides.iter().fold(call, Call::field).field(self.scale);
         let call = call.field(self.softcap);
-        let call = if by_row || on_units {
+        let call = if by_row {
+            call.field(splits.clone().unwrap_or_else(|| Dim::from(1)))
+        } else if on_units {
             call
         } else {
             let call = call.field(Dim::from(dim / vector));
@@ -448,7 +475,9 @@ impl Attention {
         };
         // Rows of a second sequence would lie elsewhere.
         cx.emit(if batch.is(1) { call.may_be_padded() } else { call })?;
-        let Some(splits) = splits else { return Ok(()) };
+        let (Some(splits), false) = (splits, meet) else {
+            return Ok(());
+        };
         let parts = dim / vector;
         let slices = if cpu { 1 } else { (MERGING / parts).max(1) };
         let merge = Call::new(&MERGE, u32::try_from(parts * slices).unwrap_or(u32::MAX))

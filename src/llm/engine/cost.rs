@@ -15,6 +15,11 @@ impl Decoder {
         past: usize,
     ) -> Result<Vec<Vec<NodeCost>>> {
         check_room(past, tokens, context)?;
+        let (tokens, past) = if self.keeps_cache {
+            (tokens, past)
+        } else {
+            (past + tokens, 0)
+        };
         let mut runs = Vec::new();
         for first in (0..tokens).step_by(chunk.max(1)) {
             let (at, bindings) = self.run_of(short, chunk.min(tokens - first), past + first);

@@ -95,9 +95,17 @@ impl DeviceDecoder {
         self.program.stats()
     }
 
+    /// False where every run starts from no tokens; see [`Decoder::keeps_cache`].
+    pub fn keeps_cache(&self) -> bool {
+        self.decoder.keeps_cache
+    }
+
     /// What a decode step, or else the verification of a draft, runs on the host, between segments on the device.
     pub fn host_steps(&self) -> &[HostStep] {
         let steps = |plan| self.program.plan(plan).map_or(&[][..], |p| p.host.as_slice());
+        if !self.decoder.keeps_cache {
+            return steps(PREFILL);
+        }
         match self.verify {
             Some(plan) if steps(DECODE).is_empty() => steps(plan),
             _ => steps(DECODE),

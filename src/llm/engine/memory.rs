@@ -82,7 +82,11 @@ impl Planned {
 
 impl Decoder {
     fn planned(&self, caps: &Caps, lengths: &Lengths) -> Result<Planned> {
-        let plans = self.device_plans(caps, lengths)?;
+        let mut lengths = *lengths;
+        if !self.keeps_cache {
+            lengths.chunk = lengths.context;
+        }
+        let plans = self.device_plans(caps, &lengths)?;
         let sizes = |of: fn(&crate::plan::MemoryReport) -> u64| {
             plans.plans.iter().map(|p| of(&p.memory)).max().unwrap_or(0)
         };
@@ -94,13 +98,13 @@ impl Decoder {
             device: caps.memory_bytes,
         };
         Ok(Planned {
-            lengths: *lengths,
+            lengths,
             plans,
             memory,
         })
     }
 
-    /// Plans for `caps` and `lengths`. Where that takes more memory than the device has, with as long a context as fits if it
+    /// Plans for `caps` and `lengths`; without a cache one run takes the whole context. Where that takes more memory than the device has, with as long a context as fits if it
     /// `may_be_shorter`; else a usage error, which says how much is needed, what there is, and which context would fit.
     pub fn plan_for(&self, caps: &Caps, lengths: &Lengths, may_be_shorter: bool) -> Result<Planned> {
         let wanted = self.planned(caps, lengths)?;

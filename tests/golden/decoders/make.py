@@ -29,6 +29,7 @@ EXPORTED = {
     "phi4-mini-plain": ["phi4-mini", "plain", "--layers", "1"],
     "chatglm2-paper": ["chatglm2", "paper", "--layers", "1"],
     "smollm-optimum": ["smollm", "optimum", "--layers", "1"],
+    "smollm-uncached": ["smollm", "uncached", "--layers", "1"],
     "mistral-optimum": ["mistral", "optimum", "--layers", "1", "--window", "4"],
 }
 SIZES = ["--hidden", "16", "--inner", "16", "--heads", "2", "--kv-heads", "1", "--head-dim", "8", "--vocab", "32", "--context", "64"]

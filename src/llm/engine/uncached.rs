@@ -1,0 +1,98 @@
+//! Decoders without a cache: all tokens are run again for each new one.
+
+use super::{Watch, check_room};
+use crate::error::Result;
+use crate::llm::LanguageModel;
+
+/// A decoder that keeps no keys and values, as one that has a cache: it keeps the tokens.
+#[derive(Debug)]
+pub(in crate::llm) struct Uncached<M> {
+    model: M,
+    tokens: Vec<u32>,
+}
+
+impl<M: Watch> Uncached<M> {
+    /// Over `model`, of a decoder for which [`super::Decoder::keeps_cache`] is false.
+    pub fn new(model: M) -> Self {
+        Self {
+            model,
+            tokens: Vec::new(),
+        }
+    }
+
+    /// Appends `tokens` and empties the model, which is to run all.
+    fn append(&mut self, tokens: &[u32]) -> Result<()> {
+        check_room(self.tokens.len(), tokens.len(), self.model.context())?;
+        self.tokens.extend_from_slice(tokens);
+        self.model.truncate(0);
+        Ok(())
+    }
+
+    /// The last `count` of `all` that there are for each token.
+    fn last<T: Clone>(&self, all: Vec<T>, count: usize) -> Vec<T> {
+        let each = all.len() / self.tokens.len().max(1);
+        let first = all.len().saturating_sub(each * count);
+        all.get(first..).unwrap_or_default().to_vec()
+    }
+}
+
+impl<M: Watch> LanguageModel for Uncached<M> {
+    fn vocab(&self) -> usize {
+        self.model.vocab()
+    }
+
+    fn context(&self) -> usize {
+        self.model.context()
+    }
+
+    fn run_length(&self) -> usize {
+        self.model.run_length()
+    }
+
+    fn len(&self) -> usize {
+        self.tokens.len()
+    }
+
+    fn forward(&mut self, tokens: &[u32], logits: &mut Vec<f32>) -> Result<()> {
+        self.append(tokens)?;
+        self.model.forward(&self.tokens, logits)
+    }
+
+    fn forward_all(&mut self, tokens: &[u32]) -> Result<Vec<f32>> {
+        self.append(tokens)?;
+        let all = self.model.forward_all(&self.tokens)?;
+        Ok(self.last(all, tokens.len()))
+    }
+
+    fn most_rows(&self) -> usize {
+        self.model.most_rows()
+    }
+
+    fn most_likely(&mut self, tokens: &[u32]) -> Result<u32> {
+        self.append(tokens)?;
+        self.model.most_likely(&self.tokens)
+    }
+
+    fn most_likely_all(&mut self, tokens: &[u32]) -> Result<Vec<u32>> {
+        self.append(tokens)?;
+        let all = self.model.most_likely_all(&self.tokens)?;
+        Ok(self.last(all, tokens.len()))
+    }
+
+    fn truncate(&mut self, len: usize) -> usize {
+        self.tokens.truncate(len);
+        self.tokens.len()
+    }
+}
+
+impl<M: Watch> Watch for Uncached<M> {
+    fn watch(&mut self, tokens: &[u32], take: &mut dyn FnMut(usize, &[f32]) -> Result<()>) -> Result<()> {
+        let past = self.tokens.len();
+        self.append(tokens)?;
+        let all = self.tokens.len();
+        // A run takes all tokens, so what is told of a value is whole.
+        self.model.watch(&self.tokens, &mut |i, elements| {
+            take(i, elements.get(elements.len() / all * past..).unwrap_or_default())
+        })
+    }
+}
