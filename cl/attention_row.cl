@@ -16,17 +16,30 @@
     FLOATS_OF(to[6], to[7], (word).w); \
   }
 // What the groups whose numbers differ in the bit `apart` found, put together.
-#define MEET(apart) { \
+#define MEET(apart, sum, count) { \
     float other_top, other_total; \
     WARP_OTHER(other_top, top, apart); \
     WARP_OTHER(other_total, total, apart); \
     float next = fmax(top, other_top), keep = exp(top - next), scale = exp(other_top - next); \
     total = total * keep + other_total * scale; \
     top = next; \
-    _Pragma("unroll") for (uint i = 0; i < 8; i++) { \
+    _Pragma("unroll") for (uint i = 0; i < count; i++) { \
       float other_sum; \
       WARP_OTHER(other_sum, sum[i], apart); \
       sum[i] = sum[i] * keep + other_sum * scale; \
+    } \
+  }
+// What the warps found, put together by the first work-items, which have four neighbours of a value each.
+#define TOGETHER \
+  if (lid < PARTS) { \
+    all = (float4)(0.0f); \
+    top = tops[0]; \
+    total = 0.0f; \
+    for (uint w = 1; w < WARPS; w++) top = fmax(top, tops[w]); \
+    for (uint w = 0; w < WARPS; w++) { \
+      float scale = exp(fmax(tops[w] - top, -200.0f)); \
+      all += scale * vload4(w * PARTS + lid, sums); \
+      total += scale * totals[w]; \
     } \
   }
 
@@ -85,9 +98,9 @@ KERNEL {
       _Pragma("unroll") for (uint i = 0; i < 8; i++) sum[i] += weight * value[i];
     }
   }
-  MEET(16)
+  MEET(16, sum, 8)
 #ifndef WIDE_HEAD
-  MEET(8)
+  MEET(8, sum, 8)
 #endif
   if (lid % 32 < LANES) {
     vstore8((float8)(sum[0], sum[1], sum[2], sum[3], sum[4], sum[5], sum[6], sum[7]), warp * LANES + lane, sums);
@@ -95,57 +108,50 @@ KERNEL {
     totals[warp] = total;
   }
   barrier(CLK_LOCAL_MEM_FENCE);
-  float4 all = (float4)(0.0f);
-  if (lid < PARTS) {
-    top = tops[0];
-    total = 0.0f;
-    for (uint w = 1; w < WARPS; w++) top = fmax(top, tops[w]);
-    for (uint w = 0; w < WARPS; w++) {
-      float scale = exp(fmax(tops[w] - top, -200.0f));
-      all += scale * vload4(w * PARTS + lid, sums);
-      total += scale * totals[w];
+  float4 all;
+  TOGETHER
+#ifdef HAS_FOUND
+  __local uint counted;
+  // Parts of one head side by side, so that the last work-group reads them in one stretch.
+  __global float4 *own = (__global float4 *)found + (head * p.splits + get_group_id(2)) * (PARTS + 1);
+  if (lid < 32) {
+    if (lid < PARTS) own[lid] = all;
+    if (lid == 0) own[PARTS] = (float4)(top, total, 0.0f, 0.0f);
+    WARP_MEETS();
+    if (lid == 0) {
+      uint before;
+      COUNT(before, counts + head, p.splits - 1);
+      counted = before;
     }
   }
-#ifdef HAS_FOUND
-  // Parts of one head side by side, so that the last work-group reads them in one stretch.
-  __local float4 parts[WG];
-  __local float2 ends[WG];
-  __local uint is_last;
-  __global float4 *own = (__global float4 *)found + (head * p.splits + get_group_id(2)) * (PARTS + 1);
-  if (lid < PARTS) own[lid] = all;
-  if (lid == 0) own[PARTS] = (float4)(top, total, 0.0f, 0.0f);
-  MEMORY_FENCE();
   barrier(CLK_LOCAL_MEM_FENCE);
-  if (lid == 0) is_last = atomic_inc(counts + head) + 1 == p.splits;
-  barrier(CLK_LOCAL_MEM_FENCE);
-  if (!is_last) return;
-  MEMORY_FENCE();
-  if (lid == 0) counts[head] = 0;
+  if (counted + 1 < p.splits) return;
   uint part = lid % PARTS;
-  __global const float4 *from = (__global const float4 *)found + head * p.splits * (PARTS + 1);
-  all = (float4)(0.0f);
+  volatile __global const float4 *from = (volatile __global const float4 *)found + head * p.splits * (PARTS + 1);
+  float four[4] = {0.0f, 0.0f, 0.0f, 0.0f};
   top = LOWEST;
   total = 0.0f;
   for (uint s = lid / PARTS; s < p.splits; s += WG / PARTS) {
-    float4 end_of = SEEN4(from + s * (PARTS + 1) + PARTS), sum_of = SEEN4(from + s * (PARTS + 1) + part);
+    float4 end_of = from[s * (PARTS + 1) + PARTS], sum_of = from[s * (PARTS + 1) + part];
     float next = fmax(top, end_of.x), keep = exp(top - next), scale = exp(end_of.x - next);
-    all = all * keep + sum_of * scale;
+    four[0] = four[0] * keep + sum_of.x * scale;
+    four[1] = four[1] * keep + sum_of.y * scale;
+    four[2] = four[2] * keep + sum_of.z * scale;
+    four[3] = four[3] * keep + sum_of.w * scale;
     total = total * keep + end_of.y * scale;
     top = next;
   }
-  parts[lid] = all;
-  ends[lid] = (float2)(top, total);
-  barrier(CLK_LOCAL_MEM_FENCE);
-  if (lid >= PARTS) return;
-  _Pragma("unroll") for (uint i = PARTS; i < WG; i += PARTS) top = fmax(top, ends[i].x);
-  all = (float4)(0.0f);
-  total = 0.0f;
-  _Pragma("unroll") for (uint i = 0; i < WG; i += PARTS) {
-    float scale = exp(fmax(ends[i].x - top, -200.0f));
-    all += scale * parts[i + lid];
-    total += scale * ends[i].y;
+#ifndef WIDE_HEAD
+  MEET(16, four, 4)
+#endif
+  if (lid % 32 < PARTS) {
+    vstore4((float4)(four[0], four[1], four[2], four[3]), warp * PARTS + part, sums);
+    tops[warp] = top;
+    totals[warp] = total;
   }
-  y_put4(head * PARTS + lid, all / total);
+  barrier(CLK_LOCAL_MEM_FENCE);
+  TOGETHER
+  if (lid < PARTS) y_put4(head * PARTS + lid, all / total);
 #else
   if (lid >= PARTS) return;
 #ifdef SPLIT

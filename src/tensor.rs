@@ -6,6 +6,7 @@ pub mod product;
 
 pub use dtype::DType;
 
+use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use mini::{Codec, Rounding};
 use std::borrow::Cow;
@@ -282,7 +283,7 @@ impl HostTensor {
         };
         Ok(match self.dtype {
             DType::F32 => return self.f32s(),
-            DType::F16 => Cow::Owned(self.f16s()?.iter().map(|v| v.to_f32()).collect()),
+            DType::F16 => Cow::Owned(self.f16s()?.to_f32_vec()),
             DType::BF16 => Cow::Owned(self.bf16s()?.iter().map(|v| v.to_f32()).collect()),
             other => {
                 let codec = Codec::new(other).ok_or_else(|| wrong(other))?;
@@ -340,7 +341,8 @@ impl HostTensor {
         match dtype {
             DType::F32 => Self::from_f32(shape, data),
             DType::F16 => {
-                let halves: Vec<f16> = data.iter().map(|v| f16::from_f32(*v)).collect();
+                let mut halves = vec![f16::ZERO; data.len()];
+                halves.convert_from_f32_slice(data);
                 Self::from_f16(shape, &halves)
             }
             other => {

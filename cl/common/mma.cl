@@ -33,9 +33,11 @@
     WARP_OTHER(other, v, apart); \
     v += other; \
   }
-// What was written to global memory before is seen by other work-groups that pass this later, and they see it if they read by SEEN4.
-#define MEMORY_FENCE() asm volatile("membar.gl;" ::: "memory")
-#define SEEN4(at) (*(volatile __global const float4 *)(at))
+// Counts up to `last` and then from 0 again, and tells the number before. What was written to global memory before is there for those that count
+// later: for a warp's by WARP_MEETS before, for a work-group's to read by a barrier behind.
+#define COUNT(d, at, last) \
+  asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;" : "=r"(d) : "l"((size_t)(at)), "r"(last) : "memory")
+#define WARP_MEETS() asm volatile("bar.warp.sync 0xffffffff;" ::: "memory")
 // 1 where it is so in the whole warp.
 #define WARP_ALL(v) \
   asm volatile("{ .reg .pred a, b; setp.ne.u32 a, %0, 0; vote.sync.all.pred b, a, 0xffffffff; selp.u32 %0, 1, 0, b; }" : "+r"(v))

@@ -3,6 +3,7 @@
 use crate::plan::lower::Pack;
 use crate::tensor::{DType, HostTensor};
 use half::f16;
+use half::slice::HalfFloatSliceExt;
 use std::ops::Range;
 
 /// A tensor's elements in device form: floats as `f16` or `f32`, everything else as 32-bit integers. The length is that of
@@ -37,10 +38,17 @@ fn floats(data: &[f32], dtype: DType) -> Vec<u8> {
 
 /// Halves of `data`; values beyond the range of a half become its largest.
 fn floats_to_halves(data: &[f32]) -> Vec<u8> {
+    const AT_ONCE: usize = 256;
     let max = f16::MAX.to_f32();
-    data.iter()
-        .flat_map(|v| f16::from_f32(v.clamp(-max, max)).to_le_bytes())
-        .collect()
+    let mut halves = vec![f16::ZERO; data.len()];
+    let mut bounded = [0f32; AT_ONCE];
+    for (to, from) in halves.chunks_mut(AT_ONCE).zip(data.chunks(AT_ONCE)) {
+        for (b, v) in bounded.iter_mut().zip(from) {
+            *b = v.clamp(-max, max);
+        }
+        to.convert_from_f32_slice(bounded.get(..from.len()).unwrap_or_default());
+    }
+    bytemuck::cast_slice(&halves).to_vec()
 }
 
 /// The bytes of constants in the form `pack`: of one, or of several whose columns stand side by side.

@@ -234,14 +234,13 @@ pub(super) fn inputs(
     match fact(MASK) {
         None => {}
         Some(f) if f.shape.rank() == 4 => {
-            let seen = |row: usize, key: usize| {
-                let own = past + row;
-                let near = window.is_none_or(|w| own < key.saturating_add(w));
-                if key <= own && near { 0.0 } else { HIDDEN }
-            };
-            let mask: Vec<f32> = (0..n)
-                .flat_map(|row| (0..all).map(move |key| seen(row, key)))
-                .collect();
+            let mut mask = vec![0.0; n * all];
+            for (own, row) in (past..).zip(mask.chunks_mut(all)) {
+                let far = window.map_or(0, |w| (own + 1).saturating_sub(w));
+                let (before, seen) = row.split_at_mut(far);
+                before.fill(HIDDEN);
+                seen.get_mut(own + 1 - far..).unwrap_or_default().fill(HIDDEN);
+            }
             give(MASK, HostTensor::from_floats(f.dtype, &[1, 1, n, all], &mask))?;
         }
         Some(f) if f.dtype.is_float() => {
