@@ -90,6 +90,9 @@ impl Builder<'_> {
         if self.caps.kind == DeviceKind::Cpu && !self.caps.f16_math {
             // Such compilers convert halves in software, one at a time (cl/common/half.cl).
             source.insert_str(0, "#define SOFT_HALF\n");
+            if x86_assembly(&self.caps) {
+                source.insert_str(0, "#define X86_HALF\n");
+            }
         }
         Ok(source)
     }
@@ -262,4 +265,13 @@ pub(super) fn error_line(log: &str, lines: usize) -> Option<usize> {
         .filter(|text| text.contains("error"))
         .filter_map(place);
     numbers.into_iter().find(|line| (1..=lines).contains(line))
+}
+
+/// The compiler takes instructions of this CPU's 512-bit vectors as they are written: PoCL's does, which compiles for the CPU that it runs on.
+fn x86_assembly(caps: &Caps) -> bool {
+    #[cfg(target_arch = "x86_64")]
+    let vectors = std::arch::is_x86_feature_detected!("avx512f");
+    #[cfg(not(target_arch = "x86_64"))]
+    let vectors = false;
+    vectors && caps.kind == DeviceKind::Cpu && caps.driver.contains("PoCL")
 }

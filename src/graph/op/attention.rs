@@ -87,6 +87,9 @@ fn meets(caps: &Caps) -> bool {
     caps.matrix_units && caps.backend == "opencl"
 }
 
+/// Query vectors of a work-item where a CPU runs OpenCL.
+const ITEM: i64 = 16;
+
 /// Keys of a tile.
 const KEYS: i64 = 64;
 
@@ -338,6 +341,8 @@ impl Attention {
             (false, true) => i64::from(cx.caps().max_workgroup).clamp(KEYS, 4 * KEYS) / KEYS * KEYS,
         };
         let lanes = (items / KEYS).max(1);
+        // Compilers for CPUs make vectors of a kernel's own: a work-item takes a query vector in each lane.
+        let by_item = cpu && cx.caps().backend == "opencl" && !one && dim % ITEM == 0 && stored == Rows::Floats;
         // A work-item keeps the sums of a score of each vector.
         let most = match (cx.caps().few_registers(), one) {
             (false, _) => VECTORS.0,
@@ -348,6 +353,13 @@ impl Attention {
         let mut together = (1..=HEADS.min(group).min(room)).rev();
         let together = together.find(|n| group % n == 0).unwrap_or(1);
         let rows = if one { 1 } else { (room / together).clamp(1, ROWS) };
+        let (together, rows) = if by_item {
+            let most = cx.upper_bound(queries).unwrap_or(ITEM).clamp(1, ITEM);
+            let together = (1..=ITEM / most).rev().find(|n| group % n == 0).unwrap_or(1);
+            (together, ITEM / together)
+        } else {
+            (together, rows)
+        };
         let vectors = rows * together;
         let slices = (items / (vectors * (dim / vector))).max(1);
         // One query has too few heads to fill a device; of many keys each part is a work-group.
@@ -398,6 +410,25 @@ impl Attention {
                 call.define("DIM128", 1)
             } else {
                 call
+            }
+        } else if by_item {
+            let call = Call::new(&KERNEL, 1)
+                .define("ITEM", 1)
+                .define("DIM", dim)
+                .define("HEADS", together)
+                .define("VECTORS", vectors)
+                .grid(
+                    heads.exact_div(&together.into()).unwrap_or_else(|| heads.clone()),
+                    queries.ceil_div(rows)?,
+                    batch.clone(),
+                );
+            let call = match window {
+                Some(keys) => call.define("WINDOW", keys),
+                None => call,
+            };
+            match ring {
+                Some(rows) => call.define("RING", rows),
+                None => call,
             }
         } else {
             let call = Call::new(&KERNEL, u32::try_from(items).unwrap_or(u32::MAX))
