@@ -437,17 +437,18 @@ fn states_are_appended_in_place() -> Outcome {
 }
 
 fn decode_allocates_nothing(device: &Device) -> Outcome {
+    const STEPS: usize = 100;
     let _turn = device.turn();
     let (_dir, model) = support::tiny_model("llama", Traits::default());
     let decoder = decoder(&model, &Pipeline::standard(), Logits::Last)?;
     let copies = Arc::new(AtomicUsize::new(0));
     let shared = device.share().counting_copies(copies.clone());
-    let mut model = DeviceModel::new(decoder, Box::new(shared), &Lengths::of(64)).text()?;
+    let mut model = DeviceModel::new(decoder, Box::new(shared), &Lengths::of(128)).text()?;
     let mut logits = Vec::new();
     model.forward(&tokens(5), &mut logits).text()?;
     model.forward(&[7], &mut logits).text()?;
     let before = model.stats();
-    for t in tokens(20) {
+    for t in tokens(STEPS) {
         model.forward(&[t], &mut logits).text()?;
     }
     let after = model.stats();
@@ -457,9 +458,9 @@ fn decode_allocates_nothing(device: &Device) -> Outcome {
             "decoding changed the counters: {before:?}, then {after:?}"
         ));
     }
-    if after.submits != before.submits + 20 {
+    if after.submits != before.submits + STEPS as u64 {
         return Err(format!(
-            "20 tokens took {} submissions",
+            "{STEPS} tokens took {} submissions",
             after.submits - before.submits
         ));
     }

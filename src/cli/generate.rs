@@ -169,7 +169,6 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     let live: &mut dyn Write = if args.json { &mut nowhere } else { &mut stdout };
     let outcome = answer(&mut session, prompt.as_slice(), &options, live)?;
     drop(generating);
-    args.answers.save(&mut session)?;
     if args.json {
         let stats = model.stats();
         let report = Report {
@@ -198,6 +197,7 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
         &format!("{} on {}, loaded in {load_ms:.0} ms", place.backend, place.device),
     );
     note(&mut notes, &outcome.speed_line());
+    args.answers.save(&mut session)?;
     if outcome.finish == Some(Finish::Cancelled) {
         return Err(Error::Interrupted);
     }

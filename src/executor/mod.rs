@@ -56,6 +56,8 @@ pub struct Executor {
     states: Vec<View>,
     arena: View,
     counters: Option<View>,
+    /// The last run failed.
+    is_cut_short: bool,
     plans: Vec<Loaded>,
     bytes: Vec<u8>,
 }
@@ -90,16 +92,14 @@ impl Executor {
             states: Vec::new(),
             arena,
             counters: None,
+            is_cut_short: false,
             plans: Vec::new(),
             bytes: Vec::new(),
         };
         let counters = plans().map(|p| p.counters).max().unwrap_or(0);
         if counters > 0 {
-            let view = create(&mut executor.backend, "counters", counters * 4)?;
-            executor.counters = Some(view);
-            let zeros = vec![0; usize::try_from(view.len).unwrap_or(0)];
-            let written = executor.backend.write(view, &zeros);
-            written.map_err(|e| Error::device(Stage::Plan, "clearing counters", e))?;
+            executor.counters = Some(create(&mut executor.backend, "counters", counters * 4)?);
+            executor.clear_counters()?;
         }
         for (i, state) in plans().next().iter().flat_map(|p| &p.states).enumerate() {
             // Plans of one graph may differ in nothing that concerns states.
@@ -135,6 +135,13 @@ impl Executor {
                 len,
             }),
         }
+    }
+
+    fn clear_counters(&mut self) -> Result<()> {
+        let Some(view) = self.counters else { return Ok(()) };
+        let zeros = vec![0; usize::try_from(view.len).unwrap_or(0)];
+        let written = self.backend.write(view, &zeros);
+        written.map_err(|e| Error::device(Stage::Run, "clearing counters", e))
     }
 
     /// What the device offers.

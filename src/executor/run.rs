@@ -173,6 +173,17 @@ impl Executor {
 
     /// Walks through the segments of a plan, which is bound, and gives each to `run`.
     fn walk(&mut self, plan: usize, run: &mut dyn FnMut(&mut Self, Work) -> Result<()>) -> Result<()> {
+        if self.is_cut_short {
+            self.clear_counters()?;
+        }
+        // A run that fails may leave a dispatch behind of which parts were done.
+        self.is_cut_short = true;
+        self.segments(plan, run)?;
+        self.is_cut_short = false;
+        Ok(())
+    }
+
+    fn segments(&mut self, plan: usize, run: &mut dyn FnMut(&mut Self, Work) -> Result<()>) -> Result<()> {
         let (mut recording, mut segment) = (0, 0);
         loop {
             let Some(next) = self.loaded(plan)?.plan.segments.get(segment).cloned() else {

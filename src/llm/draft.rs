@@ -1,6 +1,5 @@
 //! Guesses of the next tokens, which the model then verifies in one run (Leviathan et al., 2023).
 
-use super::engine::CHUNK;
 use super::{Cancel, LanguageModel};
 use crate::error::Result;
 
@@ -82,7 +81,7 @@ impl Draft for ModelDraft {
         let mut new = context.get(kept..).unwrap_or_default().to_vec();
         while proposed.len() < most {
             let mut next = None;
-            for part in new.chunks(CHUNK) {
+            for part in new.chunks(self.model.run_length().max(1)) {
                 if cancel.is_cancelled() {
                     return Ok(proposed);
                 }

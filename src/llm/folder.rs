@@ -38,6 +38,8 @@ pub struct Config {
     pub model_type: Option<String>,
     /// Classes of transformers, such as `LlamaForCausalLM`.
     pub architectures: Option<Vec<String>>,
+    /// A part of a model that reads one text and writes another.
+    pub is_encoder_decoder: Option<bool>,
     /// Number of entries of a logits row.
     pub vocab_size: Option<usize>,
     /// Largest number of tokens that the model was made for.
@@ -66,8 +68,9 @@ impl Config {
     pub fn other_purpose(&self) -> Option<&str> {
         let all = self.architectures.as_deref().unwrap_or_default();
         let predicts = |name: &&String| {
-            let ends = ["ForCausalLM", "LMHeadModel", "ForConditionalGeneration"];
-            ends.iter().any(|end| name.ends_with(end))
+            let ends = ["ForCausalLM", "LMHeadModel"];
+            let whole = !self.is_encoder_decoder.unwrap_or(false);
+            whole && ends.iter().any(|end| name.ends_with(end))
         };
         let first = all.first()?;
         (!all.iter().any(|a| predicts(&a)) && first.contains("For")).then_some(first)

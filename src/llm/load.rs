@@ -5,6 +5,7 @@ use super::engine::{
     Uncached, Watch,
 };
 use super::folder::ModelFolder;
+use super::roles;
 use crate::backend::{Caps, Stats};
 use crate::error::{Error, Result, Stage};
 use crate::graph::onnx::ImportOptions;
@@ -224,7 +225,8 @@ impl Loaded {
                     notes.push("note: --kv q8 has no effect on the host".to_owned());
                 }
                 let weights = ImportOptions::default();
-                let decoder = decoder(&path, weights, &Pipeline::host(), options, purpose)?;
+                let how = (&Pipeline::host(), context);
+                let decoder = decoder(&path, weights, how, options, purpose, &mut notes)?;
                 let decoder = Arc::new(fitted(decoder, folder, options, &mut notes)?);
                 let engine = Engine::Host { decoder, context };
                 return Ok(Self { engine, notes });
@@ -418,7 +420,8 @@ fn prepared(
     if options.greedy && purpose == Purpose::Generation {
         pipeline.passes.push(GREEDY);
     }
-    let mut decoder = decoder(&model_file(folder)?, weights, &pipeline, options, purpose)?;
+    let how = (&pipeline, context);
+    let mut decoder = decoder(&model_file(folder)?, weights, how, options, purpose, notes)?;
     if let Some(float) = options.float {
         decoder = decoder.stored_in(float);
     }
@@ -427,6 +430,9 @@ fn prepared(
     }
     let decoder = fitted(decoder, folder, options, notes)?;
     let drafts = purpose == Purpose::Generation && options.drafts > 0;
+    if drafts && !decoder.keeps_cache() {
+        notes.push("note: drafts have no effect on a device without a cache".to_owned());
+    }
     let lengths = Lengths {
         padding: options.padding,
         rows: if drafts { options.drafts + 1 } else { 0 },
@@ -477,15 +483,22 @@ fn kept_floats(graph: &Graph) -> Option<String> {
     })
 }
 
-/// Reads a decoder. A usage error, which says what is missing, for a model that is none.
+/// Reads a decoder, for these passes and a context. A usage error, which says what is missing, for a model that is none.
 fn decoder(
     path: &Path,
     weights: ImportOptions,
-    pipeline: &Pipeline,
+    (pipeline, context): (&Pipeline, usize),
     options: &LoadOptions,
     purpose: Purpose<'_>,
+    notes: &mut Vec<String>,
 ) -> Result<Decoder> {
-    let graph = onnx::import_with(path, weights)?;
+    let mut graph = onnx::import_with(path, weights)?;
+    if let Some(length) = roles::decide_lengths(&mut graph, context)? {
+        notes.push(format!(
+            "note: what the model computes depends on whether there are more than {length} tokens, as rotary embeddings for long contexts do; within a \
+             context of {context} it is always what it is for more: --context {length} is for less"
+        ));
+    }
     let decoder = Decoder::watching(graph, purpose.watched(), pipeline, purpose.logits(options));
     decoder.map_err(|e| match e {
         // Once it is read, this stage is the search for the inputs and outputs of a decoder.

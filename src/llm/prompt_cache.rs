@@ -74,7 +74,10 @@ struct Header {
 
 fn states<'a>(model: &'a mut dyn LanguageModel, path: &Path) -> Result<&'a mut dyn States> {
     model.states().ok_or_else(|| {
-        let what = format!("{}: this model's cache cannot be read or written", path.display());
+        let what = format!(
+            "{}: the model has no cache that could be read or written",
+            path.display()
+        );
         Error::usage("--prompt-cache", what)
     })
 }
@@ -124,15 +127,15 @@ pub fn save(path: &Path, model: &mut dyn LanguageModel, tokens: &[u32]) -> Resul
 }
 
 /// Fills the cache of `model` from `path` and returns the tokens in it, at most as many as its context holds; none where there is no
-/// such file. An error for a damaged file, and for that of another model or form, which leaves the cache as it was.
+/// such file. An error for a model without a cache, for a damaged file, and for that of another model or form, which leaves the cache as it was.
 pub fn load(path: &Path, model: &mut dyn LanguageModel) -> Result<Vec<u32>> {
+    let context = model.context();
+    let states = states(model, path)?;
     let bytes = match std::fs::read(path) {
         Ok(bytes) => bytes,
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
         Err(e) => return Err(Error::io("cannot read", path, e)),
     };
-    let context = model.context();
-    let states = states(model, path)?;
     let wanted = states.identity()?;
     let wrong = |what: &str| Error::file(Stage::Text, path, what);
     if !bytes.starts_with(MAGIC) {

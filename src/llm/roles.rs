@@ -4,7 +4,9 @@
 //! `sumN - N`. All follow from two numbers, the tokens of a run and those in the cache before it.
 
 use crate::error::{Error, Result, Stage};
-use crate::graph::{Edit, Graph, ValueId};
+use crate::graph::derive::derive;
+use crate::graph::pass::pattern;
+use crate::graph::{Edit, Graph, NodeId, ValueId};
 use crate::shape::{Dim, DimError, Fact, Symbol};
 use crate::tensor::{DType, HostTensor};
 use std::collections::{BTreeMap, BTreeSet};
@@ -128,11 +130,88 @@ fn solved(size: &Dim, sequence: &Symbol) -> Result<Option<(Symbol, Dim)>, DimErr
     Ok((!rest.depends_on(&total)).then_some((total, rest)))
 }
 
+/// The input is read only as a cache is: rows are appended to it, by a `Concat` or by attention, perhaps behind a transpose.
+fn is_appended_to(graph: &Graph, input: ValueId, consumers: &[Vec<NodeId>]) -> bool {
+    let mut work = vec![input];
+    let mut appended = false;
+    while let Some(v) = work.pop() {
+        for node in consumers[v.index()].iter().filter_map(|id| graph.node(*id)) {
+            let first = node.inputs.first() == Some(&Some(v));
+            match node.op.name() {
+                "Transpose" | "Reshape" if first => work.extend(&node.outputs),
+                "Concat" if first => appended = true,
+                "Attention" | "GroupQueryAttention" | "MultiHeadAttention" if !first => appended = true,
+                "Shape" => {}
+                _ => return false,
+            }
+        }
+    }
+    appended
+}
+
+/// Decides comparisons of a run's length, with what lies in the cache, with a number: as in a run that fills a cache of `context` tokens. So the
+/// frequencies of `LongRoPE` are the same in all runs, and for all keys. Returns the largest number below the context, if there is any.
+pub(super) fn decide_lengths(graph: &mut Graph, context: usize) -> Result<Option<i64>> {
+    name_lengths(graph).map_err(|e| bad(e.to_string()))?;
+    let mut derived = graph.clone();
+    // What cannot be derived is told by the passes, with what they know more.
+    if derive(&mut derived).is_err() {
+        return Ok(None);
+    }
+    let context = i64::try_from(context).unwrap_or(i64::MAX);
+    let consumers = derived.consumers();
+    let mut decided = Vec::new();
+    for (_, node) in derived.nodes().filter(|(_, n)| n.op.name() == "Greater") {
+        let (Some(length), Some(number), Some(result)) = (
+            pattern::input(node, 0),
+            pattern::input(node, 1),
+            node.outputs.first(),
+        ) else {
+            continue;
+        };
+        let length = derived.fact(length)?.as_dims().and_then(|d| d.first().cloned());
+        let number = derived.fact(number)?.as_const().and_then(|t| t.to_i64().ok());
+        let (Some(length), Some([number])) = (length, number.as_deref()) else {
+            continue;
+        };
+        // Masks and windows compare lengths too; here constants are chosen between.
+        let chooses = |id: &NodeId| {
+            let node = derived.node(*id).filter(|n| n.op.name() == "Where");
+            let known =
+                |v: Option<ValueId>| v.is_some_and(|v| derived.fact(v).is_ok_and(|f| f.as_const().is_some()));
+            node.is_some_and(|n| known(pattern::input(n, 1)) && known(pattern::input(n, 2)))
+        };
+        if !consumers[result.index()].iter().all(chooses) {
+            continue;
+        }
+        let shape = derived.fact(*result)?.shape.as_fixed();
+        if let (None, Some(shape)) = (
+            length.as_const(),
+            shape.filter(|s| s.iter().product::<usize>() == 1),
+        ) {
+            decided.push((*result, shape, *number));
+        }
+    }
+    let mut edit = Edit::new(graph);
+    for (result, shape, number) in &decided {
+        let value = HostTensor::from_bool(shape, &[context > *number]).map_err(|e| bad(e.to_string()))?;
+        edit.set_fact(*result, Fact::of(Arc::new(value)));
+        edit.make_const(*result);
+    }
+    Ok(decided
+        .into_iter()
+        .map(|(_, _, n)| n)
+        .filter(|n| *n < context)
+        .max())
+}
+
 /// Gives caches among the inputs no rows, ever, and leaves the logits as the only output. False, and nothing is done, where there are no inputs
-/// like caches. Those that do not grow stay inputs.
+/// to which rows are appended. Those that do not grow stay inputs.
 pub(super) fn empty_caches(graph: &mut Graph) -> Result<bool> {
     let failed = |e: String| bad(format!("caches without rows: {e}"));
-    let caches = caches(graph);
+    let consumers = graph.consumers();
+    let mut caches = caches(graph);
+    caches.retain(|v| is_appended_to(graph, *v, &consumers));
     let sequence = graph.input(IDS).and_then(|v| {
         let sizes = &graph.value(v).fact.as_ref()?.shape.0;
         sizes.last()?.as_symbol().cloned()
@@ -257,6 +336,11 @@ pub(super) fn inputs(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::graph::Op;
+    use crate::graph::op::concat::Concat;
+    use crate::graph::op::matmul::MatMul;
+    use crate::graph::op::pointwise::{Binary, Expr, Pointwise};
+    use crate::graph::op::shape_of::ShapeOf;
     use crate::shape::Shape;
 
     /// A graph of inputs alone, with these sizes.
@@ -360,6 +444,69 @@ mod tests {
             mask.to_f32().unwrap().as_ref(),
             [0.0, 0.0, HIDDEN, HIDDEN, 0.0, 0.0]
         );
+    }
+
+    /// Adds a node with one result.
+    fn node(edit: &mut Edit<'_>, op: Box<dyn Op>, inputs: &[ValueId]) -> ValueId {
+        let v = edit.add_value("logits", None);
+        let inputs = inputs.iter().copied().map(Some).collect();
+        edit.add_node("node", Vec::new(), op, inputs, vec![v]);
+        v
+    }
+
+    #[test]
+    fn only_what_is_appended_to_is_a_cache() {
+        let of = |join: bool| {
+            let mut graph = graph(&[
+                ("input_ids", I, "1, N"),
+                ("rows", F, "1, 2, past, 8"),
+                ("more", F, "1, 2, N, 8"),
+            ]);
+            let inputs: Vec<ValueId> = graph.inputs().to_vec();
+            let mut edit = Edit::new(&mut graph);
+            let op: Box<dyn Op> = if join {
+                Box::new(Concat { axis: 2 })
+            } else {
+                Box::new(MatMul { trans_b: true })
+            };
+            let all = node(&mut edit, op, &[inputs[1], inputs[2]]);
+            edit.add_output(all);
+            let emptied = empty_caches(&mut graph).unwrap();
+            (emptied, graph.inputs().len())
+        };
+        assert_eq!(of(true), (true, 1));
+        // As states of an encoder are read, or a picture.
+        assert_eq!(of(false), (false, 3));
+    }
+
+    #[test]
+    fn lengths_choose_between_constants_by_the_context() {
+        let of = |context| {
+            let mut graph = graph(&[("input_ids", I, "1, N"), ("attention_mask", I, "1, N")]);
+            let mask = graph.inputs()[1];
+            let mut edit = Edit::new(&mut graph);
+            let number = |edit: &mut Edit<'_>, v: i64| edit.add_int("number", v).unwrap();
+            let [original, long, short] = [4, 7, 8].map(|v| number(&mut edit, v));
+            let length = node(&mut edit, Box::new(ShapeOf { start: 1, end: None }), &[mask]);
+            let is_long = node(
+                &mut edit,
+                Box::new(Pointwise::binary("Greater", Binary::Greater)),
+                &[length, original],
+            );
+            let [a, b, c] = [0, 1, 2].map(|i| Box::new(Expr::Input(i)));
+            let choice = Pointwise {
+                name: "Where".to_owned(),
+                expr: Expr::Select(a, b, c),
+            };
+            let chosen = node(&mut edit, Box::new(choice), &[is_long, long, short]);
+            edit.add_output(chosen);
+            let length = decide_lengths(&mut graph, context).unwrap();
+            derive(&mut graph).unwrap();
+            let chosen = graph.fact(chosen).unwrap().as_const().unwrap().to_i64().unwrap();
+            (length, chosen)
+        };
+        assert_eq!(of(4), (None, vec![8]));
+        assert_eq!(of(5), (Some(4), vec![7]));
     }
 
     #[test]

@@ -373,7 +373,7 @@ impl Attention {
         let plain = stored == Rows::Floats && window.is_none() && ring.is_none();
         let by_row = one && batch.is(1) && plain && by_rows(cx.caps(), dim, &operands);
         // Where work-groups see what others wrote, the last one of a head puts the parts together.
-        let meet = by_row && meets(cx.caps());
+        let meet = by_row && meets(cx.caps()) && heads.as_const().is_some();
         let found = match &splits {
             None => None,
             Some(splits) => {

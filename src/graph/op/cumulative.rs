@@ -120,9 +120,12 @@ impl Op for Cumulative {
             .and_then(Dim::as_const)
             .ok_or_else(|| OpError::NoKernel("an axis that is data".to_owned()))?;
         let (outer, cols, inner) = split_at(&x, axis(at, x.rank())?)?;
-        if cols.as_const().is_none_or(|n| n > MOST_LOOPS) {
+        if cx.upper_bound(&cols).is_some_and(|n| n > MOST_LOOPS) {
             return Err(OpError::NoKernel(format!("{} over {cols} elements", self.name())));
         }
+        let rest = Dim::from(MOST_LOOPS).sub(&cols)?;
+        let what = format!("{} over {cols} elements; kernels take at most {MOST_LOOPS}", self.name());
+        cx.require(rest, &what);
         let lines = outer.mul(&inner)?;
         let mut call = Call::new(&KERNEL, 64)
             .operand(cx.input(0)?)
@@ -138,7 +141,9 @@ impl Op for Cumulative {
         ] {
             call = if set { call.define(name, 1) } else { call };
         }
-        cx.emit(call)
+        // What lies behind the live elements of the only line comes after them.
+        let behind = outer.is(1) && !self.reverse;
+        cx.emit(if behind { call.may_be_padded() } else { call })
     }
 
     fn reads(&self, input: usize) -> bool {

@@ -16,7 +16,7 @@ pub struct DecoderMemory {
     pub cache: u64,
     /// The arena that all plans share.
     pub activations: u64,
-    /// Tokens that the cache has room for.
+    /// Tokens that the cache has room for, or without one the longest run.
     pub context: usize,
     /// Memory of the device; 0 where its driver does not say.
     pub device: u64,
@@ -53,13 +53,22 @@ impl fmt::Display for DecoderMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [weights, cache, activations, total] =
             [self.weights, self.cache, self.activations, self.total()].map(size_text);
-        write!(
-            f,
-            "{total}: weights {weights}, KV cache of {} tokens {cache}, activations {activations}",
-            self.context
-        )?;
+        write!(f, "{total}: weights {weights}, ")?;
+        if self.cache > 0 {
+            write!(
+                f,
+                "KV cache of {} tokens {cache}, activations {activations}",
+                self.context
+            )?;
+        } else {
+            write!(
+                f,
+                "no KV cache, activations of up to {} tokens {activations}",
+                self.context
+            )?;
+        }
         if self.device > 0 {
-            write!(f, "; the device has {}", size_text(self.device))?;
+            write!(f, "; the device has {} in all", size_text(self.device))?;
         }
         Ok(())
     }

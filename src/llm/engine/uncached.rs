@@ -46,7 +46,8 @@ impl<M: Watch> LanguageModel for Uncached<M> {
     }
 
     fn run_length(&self) -> usize {
-        self.model.run_length()
+        // Whatever is fed in parts is run again with each of them.
+        self.model.context()
     }
 
     fn len(&self) -> usize {

@@ -19,15 +19,33 @@ from onnx import TensorProto, helper, numpy_helper
 
 HERE = pathlib.Path(__file__).resolve().parent
 TOOLS = HERE.parents[2] / "tools"
-TOKENS = [3, 17, 30, 4, 9, 9, 25, 1, 14, 28, 6, 19]
+TOKENS = [3, 17, 30, 4, 9, 9, 25, 1, 14, 28, 6, 19, 2, 2, 11, 31, 0, 8, 23, 5, 12, 29, 7, 16, 20]
 PREFILL = 9
 EXPORTED = {
+    "llama2-paper": ["llama2", "paper", "--layers", "1"],
+    "llama2-plain": ["llama2", "plain", "--layers", "1"],
     "llama3-paper": ["llama3", "paper", "--layers", "1"],
+    "llama3-plain": ["llama3", "plain", "--layers", "1"],
+    "mistral-paper": ["mistral", "paper", "--layers", "1", "--window", "4"],
+    "mistral-plain": ["mistral", "plain", "--layers", "1", "--window", "4"],
+    "qwen1.5-paper": ["qwen1.5", "paper", "--layers", "1"],
+    "qwen1.5-plain": ["qwen1.5", "plain", "--layers", "1"],
+    "qwen2.5-paper": ["qwen2.5", "paper", "--layers", "1"],
+    "qwen2.5-plain": ["qwen2.5", "plain", "--layers", "1"],
+    "gemma-paper": ["gemma", "paper", "--layers", "1"],
+    "gemma-plain": ["gemma", "plain", "--layers", "1"],
     "gemma2-paper": ["gemma2", "paper", "--layers", "2", "--window", "4"],
     "gemma2-plain": ["gemma2", "plain", "--layers", "2", "--window", "4"],
+    "gemma3-paper": ["gemma3", "paper", "--layers", "2", "--window", "4"],
+    "gemma3-plain": ["gemma3", "plain", "--layers", "2", "--window", "4"],
+    "qwen3-paper": ["qwen3", "paper", "--layers", "1"],
     "qwen3-plain": ["qwen3", "plain", "--layers", "1"],
+    "phi3-paper": ["phi3", "paper", "--layers", "1"],
+    "phi3-plain": ["phi3", "plain", "--layers", "1"],
     "phi4-mini-plain": ["phi4-mini", "plain", "--layers", "1"],
     "chatglm2-paper": ["chatglm2", "paper", "--layers", "1"],
+    "chatglm2-plain": ["chatglm2", "plain", "--layers", "1"],
+    "smollm-paper": ["smollm", "paper", "--layers", "1"],
     "smollm-optimum": ["smollm", "optimum", "--layers", "1"],
     "smollm-uncached": ["smollm", "uncached", "--layers", "1"],
     "mistral-optimum": ["mistral", "optimum", "--layers", "1", "--window", "4"],
@@ -87,8 +105,31 @@ def tables(places, size):
     return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
 
 
+def alibi(b, q, k, v, names, made, heads, size):
+    """Attention with a bias that grows with the place of the key, by a slope for each head, as BLOOM has it (Press et al., 2022)."""
+    number = lambda n, *values: b.constant(np.array(values, np.int64) if n else np.array(values[0], np.int64), f"i{len(b.constants)}")
+    real = lambda v: b.constant(np.array(v, np.float32), f"f{len(b.constants)}")
+    rows = [b.node("Transpose", [b.node("Reshape", [x, number(4, 0, 0, -1, size)])], perm=[0, 2, 1, 3]) for x in (q, k, v)]
+    for name, row, out in zip(names, rows[1:], made):
+        b.node("Concat", [name, row], [out], axis=2)
+    scores = b.node("MatMul", [rows[0], b.node("Transpose", [made[0]], perm=[0, 1, 3, 2])])
+    scores = b.node("Mul", [scores, real(size ** -0.5)])
+    ones = b.node("Cast", ["attention_mask"], to=TensorProto.FLOAT)
+    places = b.node("Sub", [b.node("CumSum", [ones, number(0, 1)]), real(1.0)])
+    places = b.node("Unsqueeze", [places, number(2, 1, 2)])
+    slopes = real([[[2.0 ** -(8 * (i + 1) / heads)]] for i in range(heads)])
+    length = lambda name: b.node("Gather", [b.node("Shape", [name]), number(0, 1)], axis=0)
+    new, total = length("input_ids"), length("attention_mask")
+    own = b.node("Unsqueeze", [b.node("Range", [b.node("Sub", [total, new]), total, number(0, 1)]), number(1, 1)])
+    keys = b.node("Range", [number(0, 0), total, number(0, 1)])
+    hidden = b.node("Where", [b.node("Greater", [keys, own]), real(-65504.0), real(0.0)])
+    scores = b.node("Add", [b.node("Add", [scores, b.node("Mul", [places, slopes])]), hidden])
+    y = b.node("MatMul", [b.node("Softmax", [scores], axis=-1), made[1]])
+    return b.node("Reshape", [b.node("Transpose", [y], perm=[0, 2, 1, 3]), number(3, 0, 0, heads * size)])
+
+
 def built(kind, layers=1, hidden=16, heads=2, kv=1, size=16, vocab=32):
-    """`gqa`, `gqa-packed` with a window, `mha`: operators of com.microsoft; `attention`: the standard's with a cache."""
+    """`gqa`, `gqa-packed` with a window, `mha`: operators of com.microsoft; `attention`: the standard's with a cache; `alibi`: a bias for each head."""
     b = Build(len(kind))
     cos, sin = (b.constant(t, n) for t, n in zip(tables(64, size), ("cos_cache", "sin_cache")))
     one = b.constant(np.ones(hidden, np.float32), "one")
@@ -121,6 +162,8 @@ def built(kind, layers=1, hidden=16, heads=2, kv=1, size=16, vocab=32):
             if kind == "gqa":
                 b.node("GroupQueryAttention", [q, k, v, *names, live, total, cos, sin], [y, *made], "com.microsoft", num_heads=heads,
                        kv_num_heads=kv, do_rotary=1)
+            elif kind == "alibi":
+                y = alibi(b, q, k, v, names, made, heads, size)
             elif kind == "mha":
                 b.node("MultiHeadAttention", [q, k, v, "", "", "", *names], [y, *made], "com.microsoft", num_heads=heads, unidirectional=1)
             else:
@@ -129,7 +172,7 @@ def built(kind, layers=1, hidden=16, heads=2, kv=1, size=16, vocab=32):
         h = b.node("LayerNormalization", [x, one], axis=-1, epsilon=1e-5)
         x = b.node("Add", [x, b.node("MatMul", [b.node("Tanh", [b.node("MatMul", [h, b.weight(hidden, hidden)])]), b.weight(hidden, hidden)])])
     b.node("MatMul", [b.node("LayerNormalization", [x, one], axis=-1, epsilon=1e-5), b.weight(hidden, vocab)], ["logits"])
-    if not kind.startswith("gqa"):
+    if kind in ("mha", "attention"):
         inputs = [v for v in inputs if v.name != "attention_mask"]
     graph = helper.make_graph(b.nodes, kind, inputs, outputs, b.constants)
     # A table that nothing reads is left out.
@@ -149,8 +192,8 @@ def main():
             command = [sys.executable, str(TOOLS / "export_llm.py"), "--config", family, "--random-weights", "--size", "small"]
             subprocess.run([*command, "--form", form, *SIZES, *more, "-o", str(folder)], check=True, stdout=subprocess.DEVNULL)
             models[name] = shortened(onnx.load(str(folder / "model.onnx")))
-        for kind in ("gqa", "gqa-packed", "mha", "attention"):
-            models[kind] = built(kind, kv=2 if kind == "mha" else 1)
+        for kind in ("gqa", "gqa-packed", "mha", "attention", "alibi"):
+            models[kind] = built(kind, kv=2 if kind in ("mha", "alibi") else 1)
         for name, model in models.items():
             file = HERE / f"{name}.onnx"
             onnx.save(model, str(file))
