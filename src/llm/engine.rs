@@ -96,6 +96,8 @@ pub enum Logits {
 #[derive(Debug)]
 pub struct Decoder {
     graph: Arc<Graph>,
+    /// The graph for runs of one token, where these need no mask.
+    unmasked: Option<Graph>,
     sequence: Symbol,
     past: Symbol,
     /// What runs before left is there for the next.
@@ -291,6 +293,7 @@ impl Decoder {
         };
         Ok(Self {
             keeps_cache: !graph.states().is_empty(),
+            unmasked: roles::unmasked(&graph),
             graph: Arc::new(graph),
             sequence,
             past,
@@ -345,6 +348,7 @@ impl Decoder {
     /// The same with queries that see `window` keys, their own included, as far as the mask is one that is added to scores.
     pub fn with_window(mut self, window: usize) -> Self {
         self.window = Some(window);
+        self.unmasked = None;
         self.fingerprint.push_str(&format!(" window {window}"));
         self
     }
@@ -457,7 +461,7 @@ impl Decoder {
         let [prefill, decode] = self.options(lengths);
         Ok([
             Plan::compile(&self.graph, caps, &prefill)?,
-            Plan::compile(&self.graph, caps, &decode)?,
+            Plan::compile(self.step_graph(), caps, &decode)?,
         ])
     }
 
@@ -477,15 +481,15 @@ impl Decoder {
             });
         }
         let mut plans = Vec::from(self.plans(caps, lengths)?);
-        let mut add = |options: Option<Options>| -> Result<Option<usize>> {
+        let mut add = |graph: &Graph, options: Option<Options>| -> Result<Option<usize>> {
             let Some(options) = options else { return Ok(None) };
-            plans.push(Plan::compile(&self.graph, caps, &options)?);
+            plans.push(Plan::compile(graph, caps, &options)?);
             Ok(Some(plans.len() - 1))
         };
-        let verify = add(self.rows_options(lengths))?;
+        let verify = add(&self.graph, self.rows_options(lengths))?;
         let short = self.short_decode(lengths);
         let most = short.as_ref().and_then(|o| o.bounds.get(&self.past));
-        let short_decode = add(short)?.zip(most);
+        let short_decode = add(self.step_graph(), short)?.zip(most);
         Ok(DevicePlans {
             plans,
             verify,
@@ -493,8 +497,18 @@ impl Decoder {
         })
     }
 
-    /// The inputs that the graph has, for `tokens` after `past` others.
-    fn inputs(&self, tokens: &[u32], past: usize) -> Result<Vec<(&'static str, HostTensor)>> {
+    /// The graph that decode plans are made of: values, weights and states are those of [`Decoder::graph`].
+    fn step_graph(&self) -> &Graph {
+        self.unmasked.as_ref().unwrap_or(&self.graph)
+    }
+
+    /// The inputs that the graph has, for `tokens` after `past` others; without a mask that the plan of the run does not read.
+    fn inputs_of(&self, plan: usize, tokens: &[u32], past: usize) -> Result<Vec<(&'static str, HostTensor)>> {
+        let steps = plan != PREFILL && tokens.len() == 1 && self.unmasked.is_some();
+        self.inputs(tokens, past, !steps)
+    }
+
+    fn inputs(&self, tokens: &[u32], past: usize, masked: bool) -> Result<Vec<(&'static str, HostTensor)>> {
         if past > 0 && !self.keeps_cache {
             let what = format!(
                 "the model has no KV cache, so that nothing can follow the {past} tokens that were run"
@@ -510,7 +524,7 @@ impl Decoder {
                 format!("token {t} is outside the vocabulary of {}", self.vocab),
             ));
         }
-        roles::inputs(&self.graph, tokens, past, self.window)
+        roles::inputs(&self.graph, tokens, past, self.window, masked)
     }
 }
 
@@ -639,7 +653,7 @@ impl DeviceModel {
             plan = verify;
             bindings.set(rows, i64::try_from(tokens.len()).unwrap_or(i64::MAX));
         }
-        for (name, tensor) in self.decoder.inputs(tokens, self.len)? {
+        for (name, tensor) in self.decoder.inputs_of(plan, tokens, self.len)? {
             self.executor.write(plan, name, &tensor)?;
         }
         Ok((plan, bindings))

@@ -5,8 +5,10 @@
 
 use crate::error::{Error, Result, Stage};
 use crate::graph::derive::derive;
+use crate::graph::op::attention::Attention;
+use crate::graph::op::attention_q8::AttentionQ8;
 use crate::graph::pass::pattern;
-use crate::graph::{Edit, Graph, NodeId, ValueId};
+use crate::graph::{Edit, Graph, Node, NodeId, ValueId};
 use crate::shape::{Dim, DimError, Fact, Symbol};
 use crate::tensor::{DType, HostTensor};
 use std::collections::{BTreeMap, BTreeSet};
@@ -281,13 +283,47 @@ pub(super) fn adds_mask(graph: &Graph) -> bool {
     fact.is_some_and(|f| f.shape.rank() == 4)
 }
 
+/// The graph for runs of one token, which sees all keys: without a mask that is added to scores. `None` where attention does not read the mask as it
+/// comes in.
+pub(super) fn unmasked(graph: &Graph) -> Option<Graph> {
+    let mask = graph.input(MASK).filter(|_| adds_mask(graph))?;
+    let is_mask = |v: ValueId| {
+        let cast = graph.producer(v).filter(|(_, n)| n.op.name() == "Cast");
+        v == mask || cast.is_some_and(|(_, n)| n.inputs.first() == Some(&Some(mask)))
+    };
+    let reads = |node: &Node| {
+        let attends =
+            node.op.downcast::<Attention>().is_some() || node.op.downcast::<AttentionQ8>().is_some();
+        attends && pattern::input(node, 3).is_some_and(is_mask)
+    };
+    let found: Vec<NodeId> = graph
+        .nodes()
+        .filter(|(_, n)| reads(n))
+        .map(|(id, _)| id)
+        .collect();
+    let mut without = graph.clone();
+    let mut edit = Edit::new(&mut without);
+    for id in &found {
+        let Some(node) = graph.node(*id).cloned() else {
+            continue;
+        };
+        let mut inputs = node.inputs;
+        inputs.truncate(3);
+        edit.replace_node(*id, node.op, inputs, node.origin);
+    }
+    edit.remove_dead();
+    let read = without.nodes().any(|(_, n)| n.inputs.contains(&Some(mask)));
+    (!found.is_empty() && !read).then_some(without)
+}
+
 /// The inputs that the graph has, for `tokens` after `past` others, in the types that it declares. A mask that is added to scores hides all but
-/// the latest `window` keys of a query, its own included.
+/// the latest `window` keys of a query, its own included; it is left out unless `masked`.
 pub(super) fn inputs(
     graph: &Graph,
     tokens: &[u32],
     past: usize,
     window: Option<usize>,
+    masked: bool,
 ) -> Result<Vec<(&'static str, HostTensor)>> {
     let n = tokens.len();
     let all = past + n;
@@ -312,6 +348,7 @@ pub(super) fn inputs(
     }
     match fact(MASK) {
         None => {}
+        Some(f) if f.shape.rank() == 4 && !masked => {}
         Some(f) if f.shape.rank() == 4 => {
             let mut mask = vec![0.0; n * all];
             for (own, row) in (past..).zip(mask.chunks_mut(all)) {
@@ -427,7 +464,7 @@ mod tests {
             ("attention_mask", F, "1, 1, N, N + past"),
         ]);
         check(&graph).unwrap();
-        let made = inputs(&graph, &[5, 6], 1, None).unwrap();
+        let made = inputs(&graph, &[5, 6], 1, None, true).unwrap();
         let [(_, ids), (_, positions), (_, mask)] = made.as_slice() else {
             panic!("{made:?}")
         };
@@ -438,7 +475,7 @@ mod tests {
         );
         assert_eq!(mask.shape(), [1, 1, 2, 3]);
         assert_eq!(mask.to_f32().unwrap().as_ref(), [0.0, 0.0, HIDDEN, 0.0, 0.0, 0.0]);
-        let made = inputs(&graph, &[5, 6], 1, Some(2)).unwrap();
+        let made = inputs(&graph, &[5, 6], 1, Some(2), true).unwrap();
         let (_, mask) = &made[2];
         assert_eq!(
             mask.to_f32().unwrap().as_ref(),
