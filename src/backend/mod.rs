@@ -20,6 +20,7 @@ pub mod kernel;
 pub mod opencl;
 pub mod phones;
 mod shared;
+pub mod verdicts;
 #[cfg(feature = "wgpu")]
 pub mod wgpu;
 
@@ -28,7 +29,7 @@ pub use shared::SharedBackend;
 use crate::cache::Store;
 #[cfg(any(feature = "opencl", feature = "wgpu"))]
 use crate::parallel;
-use kernel::KernelSpec;
+use kernel::{Kernel, KernelSpec};
 #[cfg(any(feature = "opencl", feature = "wgpu"))]
 use std::convert::Infallible;
 use std::fmt;
@@ -91,9 +92,44 @@ pub struct Caps {
     pub profiling: bool,
     /// The driver takes a [`Priority`].
     pub priorities: bool,
+    /// Kernels that are not used on it, since they were wrong there or could not be built.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub quarantined: Vec<Quarantined>,
+}
+
+/// A variant of a kernel ([`kernel::Variant`]) that is not used on a device.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Quarantined {
+    /// Name of the kernel.
+    pub kernel: String,
+    /// Of its texts; other texts are tried anew.
+    pub checksum: u32,
+    /// What was wrong with it.
+    pub why: String,
 }
 
 impl Caps {
+    /// True for a kernel that any device takes, and for a variant where the device has what it needs and it is not quarantined there. The one
+    /// place where that is decided.
+    pub fn takes(&self, kernel: &Kernel) -> bool {
+        let refused = |q: &Quarantined| q.kernel == kernel.name && q.checksum == kernel.checksum();
+        kernel
+            .variant
+            .is_none_or(|v| (v.needs)(self) && !self.quarantined.iter().any(refused))
+    }
+
+    /// The same device, on which a variant is not used.
+    #[must_use]
+    pub fn without(mut self, kernel: &Kernel, why: &str) -> Self {
+        self.quarantined.retain(|q| q.kernel != kernel.name);
+        self.quarantined.push(Quarantined {
+            kernel: kernel.name.to_owned(),
+            checksum: kernel.checksum(),
+            why: why.to_owned(),
+        });
+        self
+    }
+
     /// Compute units, or how many a device of this kind that does not say probably has.
     pub fn assumed_units(&self) -> u32 {
         match (self.units, self.kind) {
@@ -145,6 +181,7 @@ impl Caps {
             matrix_units: false,
             profiling: false,
             priorities: false,
+            quarantined: Vec::new(),
         }
     }
 }
@@ -219,6 +256,16 @@ pub enum BackendError {
         /// Size asked for.
         bytes: u64,
         /// Limit or driver code.
+        why: String,
+    },
+    /// A kernel that has no twin computes something else than its operator asks for.
+    #[error("kernel {kernel} gives wrong results on {device}: {why}; another driver may help, or another backend")]
+    Wrong {
+        /// Kernel and defines.
+        kernel: String,
+        /// Device and driver.
+        device: String,
+        /// What differs.
         why: String,
     },
     /// The device is gone; nothing on it can be used again.

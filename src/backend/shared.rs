@@ -1,6 +1,6 @@
 //! One device in several hands.
 
-use super::kernel::KernelSpec;
+use super::kernel::{Kernel, KernelSpec};
 use super::{Backend, BackendError, BufferId, Caps, Command, KernelId, Launch, RecordingId, Stats, View};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -19,6 +19,15 @@ impl SharedBackend {
         Self {
             caps: Arc::new(backend.caps().clone()),
             backend: Arc::new(Mutex::new(backend)),
+        }
+    }
+
+    /// A handle to the same device by which a variant is not used any more.
+    #[must_use]
+    pub fn without(&self, kernel: &Kernel, why: &str) -> Self {
+        Self {
+            backend: Arc::clone(&self.backend),
+            caps: Arc::new(Caps::clone(&self.caps).without(kernel, why)),
         }
     }
 

@@ -45,17 +45,20 @@ pub enum Kind {
     Program,
     /// A pipeline cache of wgpu, of one pipeline.
     Pipeline,
+    /// What checks of kernels on a device found.
+    Verdict,
 }
 
 impl Kind {
     /// All of them.
-    pub const ALL: [Self; 2] = [Self::Program, Self::Pipeline];
+    pub const ALL: [Self; 3] = [Self::Program, Self::Pipeline, Self::Verdict];
 
     /// The name in options and files.
     pub fn name(self) -> &'static str {
         match self {
             Self::Program => "program",
             Self::Pipeline => "pipeline",
+            Self::Verdict => "verdict",
         }
     }
 }

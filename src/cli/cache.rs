@@ -110,6 +110,7 @@ impl ValueEnum for Kind {
         let help = match self {
             Self::Program => "OpenCL programs",
             Self::Pipeline => "pipeline caches of wgpu",
+            Self::Verdict => "what checks of kernels on a device found",
         };
         Some(PossibleValue::new(self.name()).help(help))
     }

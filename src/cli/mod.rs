@@ -20,6 +20,7 @@ mod quantize;
 mod roofline;
 mod run;
 mod sampling;
+mod selftest;
 mod template;
 
 pub use cache::CacheOptions;
@@ -60,6 +61,7 @@ enum Command {
     Roofline(roofline::Args),
     Inspect(inspect::Args),
     Run(Box<run::Args>),
+    Selftest(selftest::Args),
     Cache(cache::Args),
 }
 
@@ -80,6 +82,7 @@ pub fn run(cli: Cli) -> Result<()> {
         Command::Roofline(args) => roofline::run(&args),
         Command::Inspect(args) => inspect::run(&args),
         Command::Run(args) => run::run(&args),
+        Command::Selftest(args) => selftest::run(&args),
         Command::Cache(args) => cache::run(&args),
     }
 }

@@ -3,6 +3,7 @@
 //! The graph is one that takes `input_ids [batch, sequence]`, perhaps `position_ids` and `attention_mask`, and returns `logits`;
 //! every other input must have become state (pass `kv_cache`), or the model runs without a cache. One sequence is run (`batch = 1`).
 
+mod check;
 mod cost;
 mod host;
 mod loaded;

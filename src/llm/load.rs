@@ -240,9 +240,19 @@ impl Loaded {
             ));
         }
         hear(Loading::Memory(&memory));
-        let loaded = DeviceDecoder::load(decoder, backend, planned, &mut |ready, all| {
-            hear(Loading::Kernels { ready, all });
-        })?;
+        let store = options.place.options.cache.as_deref();
+        let may_be_shorter = options.context.is_none();
+        let (loaded, told) = DeviceDecoder::checked(
+            decoder,
+            backend,
+            planned,
+            may_be_shorter,
+            store,
+            &mut |ready, all| {
+                hear(Loading::Kernels { ready, all });
+            },
+        )?;
+        notes.extend(told);
         if let [first, ..] = loaded.host_steps() {
             notes.push(format!(
                 "{} nodes run on the host at each token, such as {} \"{}\" ({}); see `tlite inspect --nodes`",
@@ -285,6 +295,14 @@ impl Loaded {
         match &self.engine {
             Engine::Device(decoder) => Some(decoder.stats()),
             Engine::Host { .. } => None,
+        }
+    }
+
+    /// Kernels that were compared with the reference while it was loaded: those of which nothing was known.
+    pub fn checked_kernels(&self) -> usize {
+        match &self.engine {
+            Engine::Device(decoder) => decoder.checked_kernels(),
+            Engine::Host { .. } => 0,
         }
     }
 

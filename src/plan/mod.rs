@@ -229,6 +229,15 @@ pub struct Tensor {
     pub shared: Option<Shared>,
 }
 
+/// A node on the device by which kernels can be checked.
+#[derive(Clone, Debug)]
+pub struct Sample {
+    /// The node with its operands and results, as a step on the host would have them.
+    pub node: HostStep,
+    /// Its dispatches, by index into [`Plan::steps`].
+    pub steps: Vec<usize>,
+}
+
 /// Sizes that `inspect` and tests look at, in bytes, at the plan's bounds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MemoryReport {
@@ -298,6 +307,8 @@ pub struct Plan {
     pub segments: Vec<Segment>,
     /// Specialised kernels.
     pub kernels: Vec<KernelSpec>,
+    /// Nodes whose dispatches have each kernel at least once; the first such ones.
+    pub samples: Vec<Sample>,
     /// Packed constants.
     pub weights: Vec<WeightKey>,
     /// States, in the graph's order.
@@ -411,7 +422,8 @@ impl Plan {
         self.memory.arena = total.max(16);
         let tensors = &self.tensors;
         let steps = self.steps.iter_mut().flat_map(|s| &mut s.args);
-        let host = self.host.iter_mut().flat_map(HostStep::ports);
+        let samples = self.samples.iter_mut().map(|s| &mut s.node);
+        let host = self.host.iter_mut().chain(samples).flat_map(HostStep::ports);
         let ports = self
             .inputs
             .iter_mut()

@@ -1,7 +1,7 @@
 //! Operators over symbolic sizes: one plan, one recording, several values of the symbols, odd and even.
 
-use crate::compare::{bound, compare};
-use crate::harness::Scenario;
+use transformer_lite::selftest::compare::{bound, compare};
+use transformer_lite::selftest::case::Scenario;
 use crate::support::Device;
 use std::sync::Arc;
 use transformer_lite::executor::Executor;

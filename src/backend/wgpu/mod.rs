@@ -14,7 +14,7 @@ mod tests;
 mod units;
 
 use super::{Backend, BackendError, BufferId, Caps, Command, DeviceKind, KernelId, KernelSpec, Launch};
-use super::{Maker, OpenOptions, RecordingId, RecordingWay, Stats, View, build_ahead, choose, fast_local};
+use super::{Maker, OpenOptions, RecordingId, RecordingWay, Stats, View, build_ahead, choose, fast_local, verdicts};
 use crate::cache::Store;
 use build::{Built, Compiled};
 use std::collections::HashMap;
@@ -154,6 +154,7 @@ fn caps_of(adapter: &::wgpu::Adapter) -> Caps {
         f16_math: features.contains(::wgpu::Features::SHADER_F16),
         matrix_units: has_matrix_units(adapter),
         priorities: false,
+        quarantined: Vec::new(),
         profiling: features.contains(::wgpu::Features::TIMESTAMP_QUERY),
     }
 }
@@ -219,6 +220,8 @@ impl Wgpu {
                 .lost
                 .get_or_insert_with(|| format!("{why} ({reason:?})"));
         });
+        let mut caps = caps;
+        caps.quarantined = verdicts::quarantined(options.cache.as_deref(), &caps);
         let mut opened = Self {
             device,
             queue,
