@@ -130,6 +130,17 @@ pub struct Kernel {
     pub args: &'static [Arg],
     /// What it needs of a device, and what takes its place elsewhere; `None` for a kernel that any device takes.
     pub variant: Option<Variant>,
+    /// Defines that make it a variant of itself without them.
+    pub forms: &'static [Form],
+}
+
+/// A define by which a kernel suits some devices, and without which it suits any. See [`Caps::takes_form`].
+#[derive(Clone, Copy, Debug)]
+pub struct Form {
+    /// The define.
+    pub define: &'static str,
+    /// What it asks of a device, whatever the sizes.
+    pub needs: fn(&Caps) -> bool,
 }
 
 /// What makes a kernel a choice of some devices. See [`Caps::takes`].
@@ -159,6 +170,7 @@ macro_rules! kernel {
                 ty: $crate::backend::kernel::Ty::$ty,
             }),*],
             variant: None,
+            forms: &[],
         }
     };
 }
@@ -322,6 +334,13 @@ impl Kernel {
         self
     }
 
+    /// The same with forms for devices that have what they need.
+    #[must_use]
+    pub const fn with_forms(mut self, forms: &'static [Form]) -> Self {
+        self.forms = forms;
+        self
+    }
+
     /// Checksum of both texts, as they stand in the files.
     pub fn checksum(&self) -> u32 {
         let mut sum = crc32fast::Hasher::new();
@@ -345,6 +364,11 @@ impl Kernel {
     }
 }
 
+/// The name of a form of a kernel, as [`KernelSpec::variants`] gives it.
+pub fn form_name(kernel: &Kernel, define: &str) -> String {
+    format!("{} {define}", kernel.name)
+}
+
 /// The operands of a kernel with an epilogue.
 pub fn args<'a>(
     kernel: &'static Kernel,
@@ -366,6 +390,16 @@ pub fn fields<'a>(
 }
 
 impl KernelSpec {
+    /// Names of what some devices do without: the kernel, if it is a variant, or its forms.
+    pub fn variants(&self) -> Vec<String> {
+        if self.kernel.variant.is_some() {
+            return vec![self.kernel.name.to_owned()];
+        }
+        let forms = self.kernel.forms.iter();
+        let active = forms.filter(|f| self.defines.contains_key(f.define));
+        active.map(|f| form_name(self.kernel, f.define)).collect()
+    }
+
     /// Its operands, those of the epilogue last.
     pub fn args(&self) -> impl Iterator<Item = &'static Arg> + '_ {
         args(self.kernel, self.epilogue.as_ref())

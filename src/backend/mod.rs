@@ -97,33 +97,46 @@ pub struct Caps {
     pub quarantined: Vec<Quarantined>,
 }
 
-/// A variant of a kernel ([`kernel::Variant`]) that is not used on a device.
+/// A variant of a kernel ([`KernelSpec::variants`]) that is not used on a device.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Quarantined {
-    /// Name of the kernel.
-    pub kernel: String,
-    /// Of its texts; other texts are tried anew.
+    /// Its name.
+    pub variant: String,
+    /// Of the kernel's texts; other texts are tried anew.
     pub checksum: u32,
     /// What was wrong with it.
     pub why: String,
 }
 
 impl Caps {
-    /// True for a kernel that any device takes, and for a variant where the device has what it needs and it is not quarantined there. The one
-    /// place where that is decided.
+    /// True for a kernel that any device takes, and for a variant where the device has what it needs and it is not quarantined there. This and
+    /// [`Caps::takes_form`] alone decide that.
     pub fn takes(&self, kernel: &Kernel) -> bool {
-        let refused = |q: &Quarantined| q.kernel == kernel.name && q.checksum == kernel.checksum();
-        kernel
-            .variant
-            .is_none_or(|v| (v.needs)(self) && !self.quarantined.iter().any(refused))
+        let able = |v: kernel::Variant| (v.needs)(self) && !self.is_quarantined(kernel, kernel.name);
+        kernel.variant.is_none_or(able)
     }
 
-    /// The same device, on which a variant is not used.
+    /// True for a form of a kernel where the device has what it needs and it is not quarantined there.
+    pub fn takes_form(&self, kernel: &Kernel, define: &str) -> bool {
+        let form = kernel.forms.iter().find(|f| f.define == define);
+        let able = |f: &kernel::Form| {
+            (f.needs)(self) && !self.is_quarantined(kernel, &kernel::form_name(kernel, define))
+        };
+        form.is_some_and(able)
+    }
+
+    /// A variant of this name, the kernel's or that of one of its forms, is not used.
+    pub fn is_quarantined(&self, kernel: &Kernel, variant: &str) -> bool {
+        let same = |q: &Quarantined| q.variant == variant && q.checksum == kernel.checksum();
+        self.quarantined.iter().any(same)
+    }
+
+    /// The same device, on which a variant of this name is not used.
     #[must_use]
-    pub fn without(mut self, kernel: &Kernel, why: &str) -> Self {
-        self.quarantined.retain(|q| q.kernel != kernel.name);
+    pub fn without(mut self, kernel: &Kernel, variant: &str, why: &str) -> Self {
+        self.quarantined.retain(|q| q.variant != variant);
         self.quarantined.push(Quarantined {
-            kernel: kernel.name.to_owned(),
+            variant: variant.to_owned(),
             checksum: kernel.checksum(),
             why: why.to_owned(),
         });

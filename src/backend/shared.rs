@@ -24,10 +24,10 @@ impl SharedBackend {
 
     /// A handle to the same device by which a variant is not used any more.
     #[must_use]
-    pub fn without(&self, kernel: &Kernel, why: &str) -> Self {
+    pub fn without(&self, kernel: &Kernel, variant: &str, why: &str) -> Self {
         Self {
             backend: Arc::clone(&self.backend),
-            caps: Arc::new(Caps::clone(&self.caps).without(kernel, why)),
+            caps: Arc::new(Caps::clone(&self.caps).without(kernel, variant, why)),
         }
     }
 

@@ -66,7 +66,7 @@ pub fn keep_right(store: &Store, caps: &Caps, spec: &KernelSpec) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::kernel::Kernel;
+    use crate::backend::kernel::{Form, Kernel};
     use crate::tensor::DType;
     use std::collections::BTreeMap;
 
@@ -109,7 +109,7 @@ mod tests {
     fn what_is_damaged_is_not_known() {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::new(dir.path().to_owned(), 1 << 20);
-        let caps = Caps::neutral().without(&FAST, "slow");
+        let caps = Caps::neutral().without(&FAST, "softmax", "slow");
         keep_right(&store, &caps, &spec(1));
         keep_quarantined(&store, &caps);
         assert_eq!(quarantined(Some(&store), &Caps::neutral()), caps.quarantined);
@@ -136,10 +136,32 @@ mod tests {
         };
         assert!(able.takes(&FAST) && able.takes(&TWIN));
         assert!(!Caps::neutral().takes(&FAST) && Caps::neutral().takes(&TWIN));
-        let mut without = able.clone().without(&FAST, "wrong").without(&FAST, "wrong again");
+        let mut without = able.clone().without(&FAST, "softmax", "wrong").without(&FAST, "softmax", "wrong again");
         assert_eq!(without.quarantined.len(), 1);
         assert!(!without.takes(&FAST));
         without.quarantined[0].checksum ^= 1;
         assert!(without.takes(&FAST), "another text is tried anew");
+    }
+
+    #[test]
+    fn a_form_is_taken_or_left_by_itself() {
+        static FORMS: Kernel =
+            crate::kernel!(softmax { rows: U32, cols: U32 } [x: In Elem, y: Out Elem]).with_forms(&[
+                Form { define: "WIDE", needs: |c| c.fast_local },
+                Form { define: "ROWS", needs: |_| true },
+            ]);
+        let able = Caps {
+            fast_local: true,
+            ..Caps::neutral()
+        };
+        assert!(able.takes_form(&FORMS, "WIDE") && !Caps::neutral().takes_form(&FORMS, "WIDE"));
+        assert!(!able.takes_form(&FORMS, "OTHER") && !able.takes_form(&TWIN, "ROWS"));
+        let spec = KernelSpec {
+            kernel: &FORMS,
+            ..spec(4)
+        };
+        assert_eq!(spec.variants(), ["softmax ROWS"]);
+        let without = able.without(&FORMS, "softmax ROWS", "wrong");
+        assert!(without.takes(&FORMS) && without.takes_form(&FORMS, "WIDE") && !without.takes_form(&FORMS, "ROWS"));
     }
 }

@@ -139,7 +139,7 @@ fn text(report: &Report) -> String {
             row.seconds
         );
         for q in &row.quarantined {
-            let _infallible = writeln!(out, "  quarantined: {}: {}", q.kernel, q.why);
+            let _infallible = writeln!(out, "  quarantined: {}: {}", q.variant, q.why);
         }
         for f in &row.failed {
             let _infallible = writeln!(out, "  FAILED {}: {}", f.case, f.why.replace('\n', "\n    "));
@@ -194,7 +194,7 @@ mod tests {
                 case: "Softmax/3x5/f16".to_owned(),
                 why: "NMSE 2\nat [1]".to_owned(),
             }],
-            quarantined: caps.clone().without(crate::probe::KERNELS[0], "fails X").quarantined,
+            quarantined: caps.clone().without(crate::probe::KERNELS[0], "probe_copy", "fails X").quarantined,
             took: Duration::from_millis(1500),
         };
         let report = Report {

@@ -95,6 +95,10 @@ pub fn run(
     let trials = trials(Backend::caps(&device), quick);
     let depth = if quick { Depth::Quick } else { Depth::Whole };
     let (mut passed, mut failed) = (0, Vec::new());
+    if quick {
+        let specs: Vec<KernelSpec> = trials.iter().flat_map(|t| t.specs(Backend::caps(&device))).collect();
+        device.compile_ahead(&specs.iter().collect::<Vec<_>>(), &mut |_| {});
+    }
     for (done, trial) in trials.iter().enumerate() {
         hear(done, trials.len());
         let result = Scenario::of(&trial.case)
@@ -103,11 +107,12 @@ pub fn run(
             passed += 1;
             continue;
         };
-        let variants = trial.specs(Backend::caps(&device)).into_iter();
-        for spec in variants.filter(|spec| spec.kernel.variant.is_some()) {
-            device = device.without(spec.kernel, &format!("fails {}", trial.name()));
-            if let Some(store) = store {
-                verdicts::keep_quarantined(store, Backend::caps(&device));
+        for spec in trial.specs(Backend::caps(&device)) {
+            for variant in spec.variants() {
+                device = device.without(spec.kernel, &variant, &format!("fails {}", trial.name()));
+                if let Some(store) = store {
+                    verdicts::keep_quarantined(store, Backend::caps(&device));
+                }
             }
         }
         failed.push(Failure {

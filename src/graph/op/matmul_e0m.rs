@@ -9,7 +9,7 @@ mod units;
 use super::case::{Case, constant, input};
 use super::sizes::Sizes;
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, operand, own};
-use crate::backend::kernel::Kernel;
+use crate::backend::kernel::{Form, Kernel};
 use crate::backend::{Caps, DeviceKind};
 use crate::plan::lower::{Call, LowerCx, Operand, Pack};
 use crate::quant::{Bits, ByGroup, GROUP_STEP, Method, Packed, decode_rows};
@@ -22,7 +22,12 @@ use half::f16;
 static VECTOR: Kernel = crate::kernel!(matvec_e0m {
     n: U32, steps: U32, panel: U32, column: U32,
     end0: U32, end1: U32, start1: U32, start2: U32,
-} [x: In Elem, codes: Weight Words4, scales: Weight Words4, y: InOut Elem]);
+} [x: In Elem, codes: Weight Words4, scales: Weight Words4, y: InOut Elem])
+.with_forms(&[Form {
+    // A stretch as one run of loads, which takes registers that compilers may not have.
+    define: "WHOLE",
+    needs: |caps| caps.kind != DeviceKind::Cpu,
+}]);
 
 /// Many rows; the same.
 static MATRIX: Kernel = crate::kernel!(matmul_e0m {
@@ -361,10 +366,10 @@ impl MatMulE0m {
         } else {
             call
         };
-        Ok(if caps.kind == DeviceKind::Cpu {
-            call
-        } else {
+        Ok(if caps.takes_form(&VECTOR, "WHOLE") {
             call.define("WHOLE", 1)
+        } else {
+            call
         })
     }
 

@@ -56,18 +56,19 @@ impl DeviceDecoder {
                 }
             }
             for (spec, why) in bad {
-                if !backend.caps().takes(spec.kernel) {
-                    continue;
+                for variant in spec.variants() {
+                    let caps = backend.caps();
+                    if caps.is_quarantined(spec.kernel, &variant) {
+                        continue;
+                    }
+                    notes.push(format!(
+                        "note: kernel {variant} {why} on {} ({}) and is not used there; results are right, perhaps slower; \
+                         `tlite selftest` says more",
+                        caps.device, caps.driver
+                    ));
+                    log::debug!("kernel {spec} {why}");
+                    backend = backend.without(spec.kernel, &variant, &why);
                 }
-                let (name, caps) = (spec.kernel.name, backend.caps());
-                let note = format!(
-                    "note: kernel {name} {why} on {} ({}) and is not used there; results are right, perhaps slower; \
-                     `tlite selftest` says more",
-                    caps.device, caps.driver
-                );
-                log::debug!("kernel {spec} {why}");
-                notes.push(note);
-                backend = backend.without(spec.kernel, &why);
             }
             if let Some(store) = store {
                 verdicts::keep_quarantined(store, backend.caps());
@@ -113,7 +114,7 @@ impl DeviceDecoder {
 
 /// The variants behind a fault; an error where there are none.
 fn blame(caps: &Caps, fault: Fault) -> Result<Vec<(KernelSpec, String)>> {
-    let variants = fault.kernels.iter().filter(|spec| spec.kernel.variant.is_some());
+    let variants = fault.kernels.iter().filter(|spec| !spec.variants().is_empty());
     let why = format!("gives wrong results ({})", fault.why);
     let variants: Vec<_> = variants.map(|spec| (spec.clone(), why.clone())).collect();
     if !variants.is_empty() {
@@ -131,7 +132,7 @@ fn blame(caps: &Caps, fault: Fault) -> Result<Vec<(KernelSpec, String)>> {
 /// The variants that do not build, compiled before anything is uploaded.
 fn unbuilt(backend: &mut SharedBackend, planned: &Planned) -> Vec<(KernelSpec, String)> {
     let mut variants = specs(&planned.plans.plans);
-    variants.retain(|spec| spec.kernel.variant.is_some());
+    variants.retain(|spec| !spec.variants().is_empty());
     if variants.is_empty() {
         return Vec::new();
     }

@@ -39,6 +39,8 @@ pub struct Config {
     /// A kernel with wrong results: after each of its dispatches, recorded ones included, the first 16 bytes of its last buffer are
     /// overwritten.
     pub corrupt: Option<String>,
+    /// Of that kernel only programs with this text.
+    pub corrupt_text: Option<String>,
 }
 
 /// A call that fails.
