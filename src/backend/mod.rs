@@ -20,6 +20,7 @@ pub mod kernel;
 pub mod opencl;
 pub mod phones;
 mod shared;
+pub mod tunable;
 pub mod verdicts;
 #[cfg(feature = "wgpu")]
 pub mod wgpu;
@@ -35,6 +36,7 @@ use std::convert::Infallible;
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
+use tunable::Tuned;
 
 /// Kind of processor behind a driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
@@ -95,6 +97,9 @@ pub struct Caps {
     /// Kernels that are not used on it, since they were wrong there or could not be built.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub quarantined: Vec<Quarantined>,
+    /// What measuring on it chose for kernels.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub tuned: Vec<Tuned>,
 }
 
 /// A variant of a kernel ([`KernelSpec::variants`]) that is not used on a device.
@@ -195,6 +200,7 @@ impl Caps {
             profiling: false,
             priorities: false,
             quarantined: Vec::new(),
+            tuned: Vec::new(),
         }
     }
 }

@@ -1,10 +1,11 @@
 //! What is known of kernels on a device: which were found right there, and which variants are not used since they were not.
 //!
-//! Both are kept in the [`Store`], so that a start checks nothing that an earlier one has. A verdict belongs to the whole text of a
+//! Besides, what measuring chose for kernels ([`super::tunable`]). All are kept in the [`Store`], so that a start checks nothing that an earlier one has. A verdict belongs to the whole text of a
 //! specialised kernel, to device and driver, and to this version of the library, which decides with which arguments it runs. What is damaged
 //! or missing is found out anew; without a store every start does.
 
 use super::kernel::{KernelSpec, Language};
+use super::tunable::Tuned;
 use super::{Caps, Quarantined};
 use crate::cache::{Key, Kind, Store};
 
@@ -29,6 +30,35 @@ fn key_of(caps: &Caps, spec: &KernelSpec) -> Option<Key> {
 
 fn list_key(caps: &Caps) -> Key {
     key(caps, "quarantine".to_owned(), "")
+}
+
+fn tuned_key(caps: &Caps) -> Key {
+    key(caps, "tuning".to_owned(), "")
+}
+
+/// Sets what is known of a device that was just opened: variants that are not used, and what measuring chose.
+pub fn apply(store: Option<&Store>, caps: &mut Caps) {
+    caps.quarantined = quarantined(store, caps);
+    caps.tuned = tuned(store, caps);
+}
+
+/// What measuring chose for kernels.
+fn tuned(store: Option<&Store>, caps: &Caps) -> Vec<Tuned> {
+    let Some(bytes) = store.and_then(|s| s.get(Kind::Tuning, &tuned_key(caps))) else {
+        return Vec::new();
+    };
+    serde_json::from_slice(&bytes).unwrap_or_else(|e| {
+        log::warn!("what was tuned on {}: {e}; defaults are used", caps.device);
+        Vec::new()
+    })
+}
+
+/// Keeps [`Caps::tuned`] for later starts.
+pub fn keep_tuned(store: &Store, caps: &Caps) {
+    match serde_json::to_vec(&caps.tuned) {
+        Ok(bytes) => store.put(Kind::Tuning, &tuned_key(caps), &bytes),
+        Err(e) => log::warn!("what was tuned cannot be kept: {e}"),
+    }
 }
 
 /// Variants that are not used on the device.

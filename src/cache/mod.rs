@@ -47,11 +47,13 @@ pub enum Kind {
     Pipeline,
     /// What checks of kernels on a device found.
     Verdict,
+    /// What measuring on a device chose for kernels.
+    Tuning,
 }
 
 impl Kind {
     /// All of them.
-    pub const ALL: [Self; 3] = [Self::Program, Self::Pipeline, Self::Verdict];
+    pub const ALL: [Self; 4] = [Self::Program, Self::Pipeline, Self::Verdict, Self::Tuning];
 
     /// The name in options and files.
     pub fn name(self) -> &'static str {
@@ -59,6 +61,7 @@ impl Kind {
             Self::Program => "program",
             Self::Pipeline => "pipeline",
             Self::Verdict => "verdict",
+            Self::Tuning => "tuning",
         }
     }
 }

@@ -22,6 +22,7 @@ mod run;
 mod sampling;
 mod selftest;
 mod template;
+mod tune;
 
 pub use cache::CacheOptions;
 pub use interrupt::INTERRUPTED;
@@ -62,6 +63,7 @@ enum Command {
     Inspect(inspect::Args),
     Run(Box<run::Args>),
     Selftest(selftest::Args),
+    Tune(tune::Args),
     Cache(cache::Args),
 }
 
@@ -83,6 +85,7 @@ pub fn run(cli: Cli) -> Result<()> {
         Command::Inspect(args) => inspect::run(&args),
         Command::Run(args) => run::run(&args),
         Command::Selftest(args) => selftest::run(&args),
+        Command::Tune(args) => tune::run(&args, &interrupt),
         Command::Cache(args) => cache::run(&args),
     }
 }

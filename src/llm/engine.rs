@@ -10,11 +10,13 @@ mod loaded;
 mod memory;
 mod ring;
 mod states;
+mod tune;
 mod uncached;
 
 pub use host::HostModel;
 pub use loaded::DeviceDecoder;
 pub use memory::{DecoderMemory, Planned};
+pub use tune::{Tuner, TuningRow};
 pub(super) use uncached::Uncached;
 
 use super::prompt_cache::States;

@@ -2,9 +2,10 @@
 
 use super::engine::{
     Decoder, DecoderMemory, DeviceDecoder, DeviceModel, HostModel, Lengths, Logits, PADDING, Planned,
-    Uncached, Watch,
+    Tuner, Uncached, Watch,
 };
 use super::folder::ModelFolder;
+use crate::cache::Store;
 use crate::backend::{Caps, Stats};
 use crate::error::{Error, Result, Stage};
 use crate::graph::onnx::ImportOptions;
@@ -264,6 +265,30 @@ impl Loaded {
         }
         let engine = Engine::Device(loaded);
         Ok(Self { engine, notes })
+    }
+
+    /// A tuner of `model.onnx` of `folder`, with the defaults measured; `store` keeps what it finds. Errors are those of [`Loaded::new`]; a device of
+    /// which times cannot be measured is a usage error, and so is the host.
+    pub fn tuner<'s>(
+        folder: &ModelFolder,
+        options: &LoadOptions,
+        store: Option<&'s Store>,
+    ) -> Result<Tuner<'s>> {
+        options.check()?;
+        let Opened::Device(backend) = options.place.open()? else {
+            return Err(Error::usage("--backend", "the host has nothing to tune; a device is needed"));
+        };
+        let mut unsaid = Vec::new();
+        let weights = ImportOptions::default();
+        let (decoder, planned) = prepared(
+            folder,
+            options,
+            Purpose::Generation,
+            backend.caps(),
+            weights,
+            &mut unsaid,
+        )?;
+        Tuner::new(decoder, backend, planned.lengths(), store)
     }
 
     /// What happened that was perhaps not expected, a sentence each: the host in place of a device, options without effect.

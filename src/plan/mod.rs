@@ -19,6 +19,7 @@ pub use cost::{Arithmetic, CommandCost, NodeCost};
 pub use host::{HostRead, HostStep, HostWork};
 
 use crate::backend::kernel::{FieldTy, KernelSpec};
+use crate::backend::tunable::Tuning;
 use crate::error::{Error, Result, Stage};
 use crate::graph::{Graph, NodeId, State};
 use crate::shape::{Bindings, Dim, Shape, Symbol};
@@ -154,6 +155,8 @@ pub struct Step {
     pub nodes: Vec<String>,
     /// The graph's node that it belongs to.
     pub node: NodeId,
+    /// What measuring may change of it.
+    pub tuning: Option<Tuning>,
     grid: [usize; 3],
     fields: Vec<(FieldTy, Value)>,
 }

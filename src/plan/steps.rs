@@ -181,6 +181,7 @@ impl<'a, 'b> Build<'a, 'b> {
             params,
             nodes: self.nodes(emitted.node),
             node: emitted.node,
+            tuning: call.tuning.clone(),
             grid,
             fields,
         })

@@ -289,6 +289,7 @@ fn caps_of(device: DeviceHandle, platform: &str, platform_version: &str) -> Resu
         profiling: true,
         priorities: Hints::of(device).any_priority(),
         quarantined: Vec::new(),
+        tuned: Vec::new(),
     })
 }
 

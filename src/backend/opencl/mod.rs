@@ -115,7 +115,7 @@ impl OpenCl {
             );
             caps.matrix_units = false;
         }
-        caps.quarantined = verdicts::quarantined(options.cache.as_deref(), &caps);
+        verdicts::apply(options.cache.as_deref(), &mut caps);
         let recorder = Recorder::open(options.recording, &context, handle, &caps)?;
         Ok(Self {
             recordings: HashMap::new(),

@@ -155,6 +155,7 @@ fn caps_of(adapter: &::wgpu::Adapter) -> Caps {
         matrix_units: has_matrix_units(adapter),
         priorities: false,
         quarantined: Vec::new(),
+        tuned: Vec::new(),
         profiling: features.contains(::wgpu::Features::TIMESTAMP_QUERY),
     }
 }
@@ -221,7 +222,7 @@ impl Wgpu {
                 .get_or_insert_with(|| format!("{why} ({reason:?})"));
         });
         let mut caps = caps;
-        caps.quarantined = verdicts::quarantined(options.cache.as_deref(), &caps);
+        verdicts::apply(options.cache.as_deref(), &mut caps);
         let mut opened = Self {
             device,
             queue,

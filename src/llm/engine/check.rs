@@ -77,6 +77,13 @@ impl DeviceDecoder {
         }
     }
 
+    /// Compares the kernels that `store` does not know with the reference; an error for the first that is wrong.
+    pub(super) fn check_all(&self, store: Option<&Store>) -> Result<()> {
+        let (_, faults) = self.check(store)?;
+        let first = faults.into_iter().next();
+        first.map_or(Ok(()), |fault| Err(wrong(self.program.caps(), fault)))
+    }
+
     /// Kernels that were compared with the reference while it was loaded.
     pub fn checked_kernels(&self) -> usize {
         self.checked
@@ -120,13 +127,18 @@ fn blame(caps: &Caps, fault: Fault) -> Result<Vec<(KernelSpec, String)>> {
     if !variants.is_empty() {
         return Ok(variants);
     }
+    Err(wrong(caps, fault))
+}
+
+/// The error of a fault.
+fn wrong(caps: &Caps, fault: Fault) -> Error {
     let names: Vec<String> = fault.kernels.iter().map(ToString::to_string).collect();
     let wrong = BackendError::Wrong {
         kernel: names.join(" or "),
         device: format!("{} ({})", caps.device, caps.driver),
         why: fault.why,
     };
-    Err(Error::device(Stage::Plan, format!("checking node \"{}\"", fault.node), wrong))
+    Error::device(Stage::Plan, format!("checking node \"{}\"", fault.node), wrong)
 }
 
 /// The variants that do not build, compiled before anything is uploaded.
