@@ -100,11 +100,18 @@ impl Starts {
     /// A start that finds nothing. Kernels may share a text, which the second of them then finds.
     fn cold(&self) -> Result<Told, String> {
         let told = self.start()?;
-        let (verdicts, programs): (Vec<_>, Vec<_>) =
-            self.store().entries().text()?.into_iter().partition(|e| e.kind == Kind::Verdict);
+        let (verdicts, programs): (Vec<_>, Vec<_>) = self
+            .store()
+            .entries()
+            .text()?
+            .into_iter()
+            .partition(|e| e.kind == Kind::Verdict);
         let files = programs.len() as u64;
         equal(&(files > 3, told.compiled >= files), &(true, true))?;
-        equal(&(verdicts.len() > 3, told.checked >= verdicts.len() as u64), &(true, true))?;
+        equal(
+            &(verdicts.len() > 3, told.checked >= verdicts.len() as u64),
+            &(true, true),
+        )?;
         Ok(told)
     }
 

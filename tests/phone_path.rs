@@ -148,8 +148,20 @@ fn model_trials() -> Vec<(String, ModelTrial)> {
     add("drivers_without_hints_are_told_of", Box::new(no_hints));
     add("a_wrong_variant_is_not_used", Box::new(wrong_variant));
     add("a_wrong_form_is_not_used", Box::new(wrong_form));
-    add("a_variant_that_does_not_build_is_not_used", Box::new(unbuilt_variant));
-    for kernel in ["matvec_e0m", "matmul_e0m", "attention", "rotary", "kv_append", "gather_e0m", "pointwise", "norm"] {
+    add(
+        "a_variant_that_does_not_build_is_not_used",
+        Box::new(unbuilt_variant),
+    );
+    for kernel in [
+        "matvec_e0m",
+        "matmul_e0m",
+        "attention",
+        "rotary",
+        "kv_append",
+        "gather_e0m",
+        "pointwise",
+        "norm",
+    ] {
         let run = move |model: &Model| wrong_kernel(model, kernel);
         add(&format!("a_wrong_kernel_is_an_error/{kernel}"), Box::new(run));
     }

@@ -278,7 +278,9 @@ pub enum BackendError {
         why: String,
     },
     /// A kernel that has no twin computes something else than its operator asks for.
-    #[error("kernel {kernel} gives wrong results on {device}: {why}; another driver may help, or another backend")]
+    #[error(
+        "kernel {kernel} gives wrong results on {device}: {why}; another driver may help, or another backend"
+    )]
     Wrong {
         /// Kernel and defines.
         kernel: String,

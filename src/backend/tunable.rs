@@ -81,7 +81,10 @@ impl Tunable {
     /// Numbers with their names.
     pub fn text(&self, choice: &[u32]) -> String {
         let parts = self.names.iter().zip(choice);
-        parts.map(|(n, v)| format!("{n} {v}")).collect::<Vec<_>>().join(", ")
+        parts
+            .map(|(n, v)| format!("{n} {v}"))
+            .collect::<Vec<_>>()
+            .join(", ")
     }
 }
 

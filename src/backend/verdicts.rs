@@ -67,7 +67,10 @@ pub fn quarantined(store: Option<&Store>, caps: &Caps) -> Vec<Quarantined> {
         return Vec::new();
     };
     serde_json::from_slice(&bytes).unwrap_or_else(|e| {
-        log::warn!("the list of kernels that are not used on {}: {e}; they are checked again", caps.device);
+        log::warn!(
+            "the list of kernels that are not used on {}: {e}; they are checked again",
+            caps.device
+        );
         Vec::new()
     })
 }
@@ -101,8 +104,8 @@ mod tests {
     use std::collections::BTreeMap;
 
     static TWIN: Kernel = crate::kernel!(softmax { rows: U32, cols: U32 } [x: In Elem, y: Out Elem]);
-    static FAST: Kernel =
-        crate::kernel!(softmax { rows: U32, cols: U32 } [x: In Elem, y: Out Elem]).variant_of(&TWIN, |c| c.fast_local);
+    static FAST: Kernel = crate::kernel!(softmax { rows: U32, cols: U32 } [x: In Elem, y: Out Elem])
+        .variant_of(&TWIN, |c| c.fast_local);
 
     fn spec(rows: i64) -> KernelSpec {
         KernelSpec {
@@ -124,7 +127,11 @@ mod tests {
         keep_right(&store, &caps, &spec(1));
         assert!(is_right(&store, &caps, &spec(1)));
         assert!(!is_right(&store, &caps, &spec(2)), "another text");
-        for (device, driver, backend) in [("b", "none", "opencl"), ("none", "b", "opencl"), ("none", "none", "wgpu")] {
+        for (device, driver, backend) in [
+            ("b", "none", "opencl"),
+            ("none", "b", "opencl"),
+            ("none", "none", "wgpu"),
+        ] {
             let other = Caps {
                 device: device.to_owned(),
                 driver: driver.to_owned(),
@@ -166,7 +173,10 @@ mod tests {
         };
         assert!(able.takes(&FAST) && able.takes(&TWIN));
         assert!(!Caps::neutral().takes(&FAST) && Caps::neutral().takes(&TWIN));
-        let mut without = able.clone().without(&FAST, "softmax", "wrong").without(&FAST, "softmax", "wrong again");
+        let mut without =
+            able.clone()
+                .without(&FAST, "softmax", "wrong")
+                .without(&FAST, "softmax", "wrong again");
         assert_eq!(without.quarantined.len(), 1);
         assert!(!without.takes(&FAST));
         without.quarantined[0].checksum ^= 1;
@@ -175,10 +185,16 @@ mod tests {
 
     #[test]
     fn a_form_is_taken_or_left_by_itself() {
-        static FORMS: Kernel =
-            crate::kernel!(softmax { rows: U32, cols: U32 } [x: In Elem, y: Out Elem]).with_forms(&[
-                Form { define: "WIDE", needs: |c| c.fast_local },
-                Form { define: "ROWS", needs: |_| true },
+        static FORMS: Kernel = crate::kernel!(softmax { rows: U32, cols: U32 } [x: In Elem, y: Out Elem])
+            .with_forms(&[
+                Form {
+                    define: "WIDE",
+                    needs: |c| c.fast_local,
+                },
+                Form {
+                    define: "ROWS",
+                    needs: |_| true,
+                },
             ]);
         let able = Caps {
             fast_local: true,
@@ -192,6 +208,10 @@ mod tests {
         };
         assert_eq!(spec.variants(), ["softmax ROWS"]);
         let without = able.without(&FORMS, "softmax ROWS", "wrong");
-        assert!(without.takes(&FORMS) && without.takes_form(&FORMS, "WIDE") && !without.takes_form(&FORMS, "ROWS"));
+        assert!(
+            without.takes(&FORMS)
+                && without.takes_form(&FORMS, "WIDE")
+                && !without.takes_form(&FORMS, "ROWS")
+        );
     }
 }

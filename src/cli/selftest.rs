@@ -88,7 +88,10 @@ fn devices(on: &DeviceOptions) -> Result<(Vec<Box<dyn Backend>>, Vec<String>)> {
         }
     }
     if found.is_empty() {
-        return Err(Error::usage("--backend", format!("there is no device: {}", absent.join("; "))));
+        return Err(Error::usage(
+            "--backend",
+            format!("there is no device: {}", absent.join("; ")),
+        ));
     }
     Ok((found, absent))
 }
@@ -177,7 +180,10 @@ pub fn run(args: &Args) -> Result<()> {
         return Ok(());
     }
     let all = report.passed + report.failed;
-    Err(Error::other(Stage::Run, format!("{} of {all} cases failed", report.failed)))
+    Err(Error::other(
+        Stage::Run,
+        format!("{} of {all} cases failed", report.failed),
+    ))
 }
 
 #[cfg(test)]
@@ -194,7 +200,10 @@ mod tests {
                 case: "Softmax/3x5/f16".to_owned(),
                 why: "NMSE 2\nat [1]".to_owned(),
             }],
-            quarantined: caps.clone().without(crate::probe::KERNELS[0], "probe_copy", "fails X").quarantined,
+            quarantined: caps
+                .clone()
+                .without(crate::probe::KERNELS[0], "probe_copy", "fails X")
+                .quarantined,
             took: Duration::from_millis(1500),
         };
         let report = Report {

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 pub struct Args {
     /// Folder with model.onnx and the files of its tokenizer
     model: PathBuf,
-    /// Start nothing new after so many seconds
+    /// Start nothing new after so many seconds, but for the first set
     #[arg(long, value_name = "N", default_value = "60", value_parser = from_one, allow_negative_numbers = true)]
     seconds: NonZeroUsize,
     /// Print one JSON object
@@ -41,14 +41,31 @@ struct Report<'a> {
 }
 
 fn text(rows: &[TuningRow]) -> String {
-    let head = ["kernel", "shape", "default", "best", "gain"].map(str::to_owned).to_vec();
+    let head = ["kernel", "shape", "default", "best", "gain"]
+        .map(str::to_owned)
+        .to_vec();
     let line = |r: &TuningRow| {
         #[expect(clippy::cast_precision_loss, reason = "times of runs")]
         let gain = r.default_ns as f64 / r.best_ns.max(1) as f64;
-        let best = if r.best_ns < r.default_ns { r.best.clone() } else { "-".to_owned() };
-        vec![r.kernel.clone(), r.shape.clone(), r.default.clone(), best, format!("{gain:.2}x")]
+        let best = if r.best_ns < r.default_ns {
+            r.best.clone()
+        } else {
+            "-".to_owned()
+        };
+        vec![
+            r.kernel.clone(),
+            r.shape.clone(),
+            r.default.clone(),
+            best,
+            format!("{gain:.2}x"),
+        ]
     };
-    table(&std::iter::once(head).chain(rows.iter().map(line)).collect::<Vec<_>>(), 4)
+    table(
+        &std::iter::once(head)
+            .chain(rows.iter().map(line))
+            .collect::<Vec<_>>(),
+        4,
+    )
 }
 
 /// Runs the command.
@@ -69,7 +86,10 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     let budget = Duration::from_secs(u64::try_from(args.seconds.get()).unwrap_or(u64::MAX));
     let progress = bar(tuner.sets());
     let mut measured = 0;
-    while start.elapsed() < budget && !stopping.flag().is_cancelled() && tuner.measure_next()? {
+    while (measured == 0 || start.elapsed() < budget)
+        && !stopping.flag().is_cancelled()
+        && tuner.measure_next()?
+    {
         measured += 1;
         progress.set_position(measured);
     }
@@ -112,7 +132,10 @@ mod tests {
             best_ns,
         };
         let text = text(&[row(200), row(300)]);
-        let lines: Vec<Vec<&str>> = text.lines().map(|l| l.split("  ").filter(|s| !s.is_empty()).map(str::trim).collect()).collect();
+        let lines: Vec<Vec<&str>> = text
+            .lines()
+            .map(|l| l.split("  ").filter(|s| !s.is_empty()).map(str::trim).collect())
+            .collect();
         assert_eq!(lines[1], ["matvec", "4 x 8", "items 64", "items 32", "1.50x"]);
         assert_eq!(lines[2], ["matvec", "4 x 8", "items 64", "-", "1.00x"]);
     }

@@ -1,9 +1,9 @@
 //! A run that tells what some of its nodes read and wrote, so that their kernels can be compared with the reference.
 
+use super::Executor;
 use super::load::create;
 use super::pack::from_device;
 use super::run::Work;
-use super::Executor;
 use crate::backend::{Backend, Command, View};
 use crate::error::{Error, Result, Stage};
 use crate::graph::Op;
@@ -88,7 +88,8 @@ impl Executor {
             let size = if port.device == DType::F16 { 2 } else { 4 };
             let count = shape.iter().try_fold(size, |n: usize, d| n.checked_mul(*d));
             let len = count.and_then(|n| u64::try_from(n).ok()?.checked_next_multiple_of(4));
-            let len = len.ok_or_else(|| Error::other(Stage::Run, format!("\"{}\" is too large", port.name)))?;
+            let len =
+                len.ok_or_else(|| Error::other(Stage::Run, format!("\"{}\" is too large", port.name)))?;
             if len == 0 || port.place.is_none() {
                 return Ok(None);
             }
@@ -109,7 +110,11 @@ impl Executor {
         let reads = reads.collect::<Result<_>>()?;
         let writes = sample.node.writes.iter().map(|w| keep(&w.port));
         let writes = writes.collect::<Result<_>>()?;
-        Ok(Watched { sample, reads, writes })
+        Ok(Watched {
+            sample,
+            reads,
+            writes,
+        })
     }
 
     /// Runs `plan`, which is bound, and copies operands aside before their node, results behind it.
@@ -126,8 +131,14 @@ impl Executor {
             (BTreeMap::new(), BTreeMap::new());
         for w in watched {
             if let (Some(first), Some(last)) = (w.sample.steps.iter().min(), w.sample.steps.iter().max()) {
-                before.entry(*first).or_default().extend(w.reads.iter().flatten().map(copy));
-                after.entry(*last).or_default().extend(w.writes.iter().flatten().map(copy));
+                before
+                    .entry(*first)
+                    .or_default()
+                    .extend(w.reads.iter().flatten().map(copy));
+                after
+                    .entry(*last)
+                    .or_default()
+                    .extend(w.writes.iter().flatten().map(copy));
             }
         }
         let commands = self.commands(plan)?;
@@ -200,7 +211,12 @@ impl Executor {
         });
         let results = results.collect::<Result<_>>()?;
         let steps = &self.loaded(plan)?.plan.steps;
-        let kernels = w.sample.steps.iter().filter_map(|s| steps.get(*s)).map(|s| s.kernel);
+        let kernels = w
+            .sample
+            .steps
+            .iter()
+            .filter_map(|s| steps.get(*s))
+            .map(|s| s.kernel);
         let kernels: BTreeSet<usize> = kernels.collect();
         Ok(Some(Observed {
             op,

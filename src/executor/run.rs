@@ -172,7 +172,11 @@ impl Executor {
     }
 
     /// Walks through the segments of a plan, which is bound, and gives each to `run`.
-    pub(super) fn walk(&mut self, plan: usize, run: &mut dyn FnMut(&mut Self, Work) -> Result<()>) -> Result<()> {
+    pub(super) fn walk(
+        &mut self,
+        plan: usize,
+        run: &mut dyn FnMut(&mut Self, Work) -> Result<()>,
+    ) -> Result<()> {
         let (mut recording, mut segment) = (0, 0);
         loop {
             let Some(next) = self.loaded(plan)?.plan.segments.get(segment).cloned() else {

@@ -1,12 +1,12 @@
 //! Loading a decoder for where it is to run.
 
 use super::engine::{
-    Decoder, DecoderMemory, DeviceDecoder, DeviceModel, HostModel, Lengths, Logits, PADDING, Planned,
-    Tuner, Uncached, Watch,
+    Decoder, DecoderMemory, DeviceDecoder, DeviceModel, HostModel, Lengths, Logits, PADDING, Planned, Tuner,
+    Uncached, Watch,
 };
 use super::folder::ModelFolder;
-use crate::cache::Store;
 use crate::backend::{Caps, Stats};
+use crate::cache::Store;
 use crate::error::{Error, Result, Stage};
 use crate::graph::onnx::ImportOptions;
 use crate::graph::pass::{FUSE, GREEDY, KV_Q8, Pipeline};
@@ -276,7 +276,10 @@ impl Loaded {
     ) -> Result<Tuner<'s>> {
         options.check()?;
         let Opened::Device(backend) = options.place.open()? else {
-            return Err(Error::usage("--backend", "the host has nothing to tune; a device is needed"));
+            return Err(Error::usage(
+                "--backend",
+                "the host has nothing to tune; a device is needed",
+            ));
         };
         let mut unsaid = Vec::new();
         let weights = ImportOptions::default();

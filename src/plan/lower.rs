@@ -3,8 +3,8 @@
 use super::{Condition, Options};
 use crate::backend::Caps;
 use crate::backend::epilogue::{Beside, Epilogue};
-use crate::backend::tunable::Tuning;
 use crate::backend::kernel::{self, Arg, FieldTy, Kernel, Role};
+use crate::backend::tunable::Tuning;
 use crate::graph::op::{Op, OpError, OpResult};
 use crate::graph::{Graph, NodeId, ValueId};
 use crate::shape::{Bindings, Constraints, Dim, Fact, Shape};

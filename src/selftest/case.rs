@@ -1,9 +1,6 @@
 //! Runs one scenario on one device with every check that the module documentation of the test names.
 #![allow(clippy::result_large_err, reason = "the library's error, on no hot path")]
 
-use crate::selftest::compare::{bound, compare};
-use std::collections::{BTreeMap, HashMap};
-use std::sync::Arc;
 use crate::backend::kernel::KernelSpec;
 use crate::backend::{Backend, Caps, SharedBackend, View};
 use crate::error::Result as LibResult;
@@ -15,8 +12,11 @@ use crate::graph::op::reshape::Reshape;
 use crate::graph::pass::{DECOMPOSE, Pipeline};
 use crate::graph::{Edit, Graph, Op, ValueId};
 use crate::plan::{Options, Place, Plan, Shared};
+use crate::selftest::compare::{bound, compare};
 use crate::shape::{Bindings, Constraints, Dim, Fact, Known, Shape};
 use crate::tensor::{DType, HostTensor};
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 
 /// Byte of memory that nothing has written: every type of float made of it is not a number.
 pub const POISON: u8 = 0xff;
@@ -173,9 +173,8 @@ impl Scenario {
             .collect();
         edit.add_node("node", Vec::new(), self.op.clone(), inputs, results.clone());
         if form.alias {
-            let axis = HostTensor::from_i64(&[1], &[0]).map_err(|e| {
-                crate::error::Error::other(crate::error::Stage::Run, e.to_string())
-            })?;
+            let axis = HostTensor::from_i64(&[1], &[0])
+                .map_err(|e| crate::error::Error::other(crate::error::Stage::Run, e.to_string()))?;
             let axis = edit.add_const("axis", Arc::new(axis));
             for (i, y) in results.into_iter().enumerate() {
                 let out = edit.add_value(&format!("out{i}"), None);

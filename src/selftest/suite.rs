@@ -59,7 +59,11 @@ impl Trial {
 fn trials(caps: &Caps, quick: bool) -> Vec<Trial> {
     let cases = ALL.iter().flat_map(|def| (def.cases)());
     let cases = cases.filter(|case| case.host_only.is_none());
-    let storage: &[DType] = if quick { &[DType::F16] } else { &[DType::F16, DType::F32] };
+    let storage: &[DType] = if quick {
+        &[DType::F16]
+    } else {
+        &[DType::F16, DType::F32]
+    };
     let all = cases.flat_map(|case| {
         let of = move |storage: &DType| Trial {
             case: case.clone(),
@@ -96,7 +100,10 @@ pub fn run(
     let depth = if quick { Depth::Quick } else { Depth::Whole };
     let (mut passed, mut failed) = (0, Vec::new());
     if quick {
-        let specs: Vec<KernelSpec> = trials.iter().flat_map(|t| t.specs(Backend::caps(&device))).collect();
+        let specs: Vec<KernelSpec> = trials
+            .iter()
+            .flat_map(|t| t.specs(Backend::caps(&device)))
+            .collect();
         device.compile_ahead(&specs.iter().collect::<Vec<_>>(), &mut |_| {});
     }
     for (done, trial) in trials.iter().enumerate() {
@@ -154,7 +161,11 @@ mod tests {
             };
             let ((few, some), (many, all)) = (of(true), of(false));
             assert_eq!(some, all);
-            assert!(few <= all.len() && many > 10 * few, "{few} of {many} cases, {} kernels", all.len());
+            assert!(
+                few <= all.len() && many > 10 * few,
+                "{few} of {many} cases, {} kernels",
+                all.len()
+            );
             assert_eq!(all.contains("matmul_tiled"), caps.fast_local);
         }
     }

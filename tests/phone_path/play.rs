@@ -177,7 +177,9 @@ impl Run {
     /// A number in the report of a run that ended well.
     pub fn number(&self, name: &str) -> Result<u64, String> {
         let report = self.report()?;
-        report[name].as_u64().ok_or_else(|| format!("no {name} in {report}"))
+        report[name]
+            .as_u64()
+            .ok_or_else(|| format!("no {name} in {report}"))
     }
 
     /// The device that a run that ended well says it ran on.

@@ -14,7 +14,9 @@ mod tests;
 mod units;
 
 use super::{Backend, BackendError, BufferId, Caps, Command, DeviceKind, KernelId, KernelSpec, Launch};
-use super::{Maker, OpenOptions, RecordingId, RecordingWay, Stats, View, build_ahead, choose, fast_local, verdicts};
+use super::{
+    Maker, OpenOptions, RecordingId, RecordingWay, Stats, View, build_ahead, choose, fast_local, verdicts,
+};
 use crate::cache::Store;
 use build::{Built, Compiled};
 use std::collections::HashMap;

@@ -369,9 +369,7 @@ impl Attention {
         let meet = by_row && meets(cx.caps());
         let found = match &splits {
             None => None,
-            Some(splits) => {
-                Some(cx.temp(DType::F32, splits.mul(heads)?.mul(&Dim::from(dim + vector))?))
-            }
+            Some(splits) => Some(cx.temp(DType::F32, splits.mul(heads)?.mul(&Dim::from(dim + vector))?)),
         };
         let result = match found {
             Some(found) if !meet => found,
@@ -441,10 +439,7 @@ impl Attention {
             }
         };
         let call = operands.into_iter().fold(call, Call::operand);
-        let call = call
-            .optional(mask)
-            .operand(live)
-            .operand(result);
+        let call = call.optional(mask).operand(live).operand(result);
         let call = if by_row {
             let counters = heads.as_const().and_then(|n| u64::try_from(n).ok());
             let counted = found.zip(counters).filter(|_| meet);

@@ -377,7 +377,14 @@ impl MatMulE0m {
     }
 
     /// The matrix kernel that any device takes, for `rows`, at most `most`, and a `k x n` weight.
-    fn generic_matrix(&self, caps: &Caps, k: usize, n: usize, rows: &Dim, most: Option<i64>) -> OpResult<Call> {
+    fn generic_matrix(
+        &self,
+        caps: &Caps,
+        k: usize,
+        n: usize,
+        rows: &Dim,
+        most: Option<i64>,
+    ) -> OpResult<Call> {
         let tuning = tune::matrix(self, caps, k, n, most);
         let tile = E0mShape::of(caps).with_matrix(&tuning);
         let columns = tile.matrix_items * tile.matrix_columns;
@@ -618,6 +625,9 @@ mod tests {
         assert_eq!(of(2048, 64, 64), (256, 64));
         assert_eq!(of(496, 576, 72), (128, 72), "no part of the group is long enough");
         let small = Caps::neutral();
-        assert_eq!(E0mShape::of(&small).slices(&small, 4096, 576, 128, true), (64, STRETCH));
+        assert_eq!(
+            E0mShape::of(&small).slices(&small, 4096, 576, 128, true),
+            (64, STRETCH)
+        );
     }
 }

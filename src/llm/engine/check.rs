@@ -149,14 +149,16 @@ fn unbuilt(backend: &mut SharedBackend, planned: &Planned) -> Vec<(KernelSpec, S
         return Vec::new();
     }
     backend.compile_ahead(&variants, &mut |_| {});
-    let refused = variants.into_iter().filter_map(|spec| match backend.compile(spec) {
-        Err(e @ (BackendError::Build { .. } | BackendError::Driver { .. })) => {
-            log::debug!("{e}");
-            Some((spec.clone(), "does not build".to_owned()))
-        }
-        // Of anything else, as of a lost device, loading tells.
-        _ => None,
-    });
+    let refused = variants
+        .into_iter()
+        .filter_map(|spec| match backend.compile(spec) {
+            Err(e @ (BackendError::Build { .. } | BackendError::Driver { .. })) => {
+                log::debug!("{e}");
+                Some((spec.clone(), "does not build".to_owned()))
+            }
+            // Of anything else, as of a lost device, loading tells.
+            _ => None,
+        });
     refused.collect()
 }
 
@@ -169,10 +171,14 @@ impl DeviceModel {
     ) -> Result<()> {
         let number = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
         let (context, rows) = (self.lengths.context, self.lengths.rows.max(1));
-        let first = TOKENS.min(self.lengths.chunk).min(context.saturating_sub(rows)).max(1);
+        let first = TOKENS
+            .min(self.lengths.chunk)
+            .min(context.saturating_sub(rows))
+            .max(1);
         // Runs behind these tokens have room for theirs.
         let past = first.min(context.saturating_sub(rows));
-        let mut runs: Vec<(usize, usize, usize, Bindings)> = vec![(PREFILL, first, 0, self.decoder.bindings(first, 0))];
+        let mut runs: Vec<(usize, usize, usize, Bindings)> =
+            vec![(PREFILL, first, 0, self.decoder.bindings(first, 0))];
         if self.decoder.keeps_cache {
             let one = |plan: usize, model: &Self| {
                 let mut bindings = model.decoder.bindings(1, past);

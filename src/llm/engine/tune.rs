@@ -3,11 +3,11 @@
 //! The decoder is planned with the next set of numbers of a kernel for all shapes at once, the kernels that this makes are checked as a first load
 //! does, and each dispatch of a prefill and of a decode step is timed. Of each kernel and shape the fastest set is kept.
 
-use super::{Decoder, DeviceDecoder, DeviceModel, Lengths};
+use super::{Decoder, DeviceDecoder, DeviceModel, Lengths, Rows};
 use crate::backend::tunable::{ANY, Tunable, Tuned, Tuning};
 use crate::backend::{Backend, BackendError, SharedBackend, verdicts};
 use crate::cache::Store;
-use crate::error::{Error, Result, Stage};
+use crate::error::{Error, Result};
 use crate::llm::LanguageModel;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,6 +15,8 @@ use std::sync::Arc;
 /// Runs whose least time counts.
 const PREFILLS: usize = 2;
 const DECODES: usize = 5;
+/// Tokens in the cache when decoding is timed, on which nothing that is tuned depends.
+const SHORT: usize = 12;
 /// Of the default's time; what gains less is noise.
 const WORTH: f64 = 0.97;
 
@@ -83,11 +85,24 @@ impl<'s> Tuner<'s> {
         let default = tuner.measure(Vec::new())?;
         let mut tunables: Vec<&'static Tunable> = default.values().map(|(t, _)| t.tunable).collect();
         tunables.dedup_by_key(|t| t.kernel.name);
+        let mut sets = Vec::new();
         for tunable in tunables {
-            // All but the default.
             let choices = (tunable.choices)(tuner.backend.caps());
-            tuner.sets.extend(choices.into_iter().skip(1).map(|c| (tunable, c)));
+            // All but the default.
+            sets.extend(
+                choices
+                    .into_iter()
+                    .enumerate()
+                    .skip(1)
+                    .map(|(i, c)| (i, tunable, c)),
+            );
         }
+        // Kernels take turns, as time may run out.
+        sets.sort_by_key(|(i, ..)| *i);
+        tuner.sets = sets
+            .into_iter()
+            .map(|(_, tunable, choice)| (tunable, choice))
+            .collect();
         tuner.best.clone_from(&default);
         tuner.default = default;
         Ok(tuner)
@@ -116,7 +131,8 @@ impl<'s> Tuner<'s> {
             }
             Err(
                 e @ Error::Device {
-                    source: BackendError::Build { .. } | BackendError::Wrong { .. } | BackendError::Driver { .. },
+                    source:
+                        BackendError::Build { .. } | BackendError::Wrong { .. } | BackendError::Driver { .. },
                     ..
                 },
             ) => log::warn!(
@@ -140,7 +156,8 @@ impl<'s> Tuner<'s> {
         for (key, (tuning, ns)) in &self.best {
             let default = self.default.get(key).map_or(0, |(_, ns)| *ns);
             if !tuning.is_default && is_worth(default, *ns) {
-                caps.tuned.push(tuning.tunable.entry(&tuning.shape, &tuning.choice));
+                caps.tuned
+                    .push(tuning.tunable.entry(&tuning.shape, &tuning.choice));
             }
         }
         verdicts::keep_tuned(store, &caps);
@@ -169,6 +186,7 @@ impl<'s> Tuner<'s> {
 
     /// Times of the dispatches that can be tuned, with `tuned` in place of all defaults.
     fn measure(&self, tuned: Vec<Tuned>) -> Result<Times> {
+        let every = tuned.is_empty();
         let backend = self.backend.tuned(tuned);
         let planned = self.decoder.plan_for(backend.caps(), &self.lengths, true)?;
         let loaded = DeviceDecoder::load(self.decoder.clone(), backend, planned, &mut |_, _| {})?;
@@ -176,17 +194,26 @@ impl<'s> Tuner<'s> {
         let mut model = loaded.model()?;
         let vocab = model.vocab().max(1);
         let token = |i: usize| u32::try_from((i * 37 + 5) % vocab).unwrap_or(0);
-        let long = self.lengths.chunk.min(model.context().saturating_sub(1)).max(1);
-        let prompt: Vec<u32> = (0..long).map(token).collect();
         let mut times = Times::new();
-        for _ in 0..PREFILLS {
-            model.truncate(0);
-            least(&mut times, model.times(&prompt)?);
+        let most = model.context().saturating_sub(1).max(1);
+        let long = self.lengths.chunk.min(most);
+        let prompt: Vec<u32> = (0..long).map(token).collect();
+        if every || model.is_tuned(&prompt) {
+            for _ in 0..PREFILLS {
+                model.truncate(0);
+                least(&mut times, model.times(&prompt)?);
+            }
         }
-        if self.decoder.keeps_cache && model.context() > long {
-            for _ in 0..DECODES {
-                model.truncate(long);
-                least(&mut times, model.times(&[token(7)])?);
+        let few = SHORT.min(most);
+        let one = [token(7)];
+        model.truncate(0);
+        if self.decoder.keeps_cache && model.context() > few {
+            model.advance(prompt.get(..few).unwrap_or(&one), Rows::Last)?;
+            if every || model.is_tuned(&one) {
+                for _ in 0..DECODES {
+                    model.truncate(few);
+                    least(&mut times, model.times(&one)?);
+                }
             }
         }
         Ok(times)
@@ -210,7 +237,7 @@ fn least(times: &mut Times, run: Times) {
 impl DeviceModel {
     /// Times of a run over `tokens`, of what can be tuned.
     fn times(&mut self, tokens: &[u32]) -> Result<Times> {
-        let plan = self.next_plan(tokens)?;
+        let plan = self.next_plan(tokens);
         let timings = self.profile(tokens)?;
         let steps = self.executor.plan(plan).map_or(&[][..], |p| p.steps.as_slice());
         let mut times = Times::new();
@@ -227,10 +254,14 @@ impl DeviceModel {
     }
 
     /// The plan that a run over `tokens` takes.
-    fn next_plan(&self, tokens: &[u32]) -> Result<usize> {
-        if tokens.is_empty() {
-            return Err(Error::other(Stage::Run, "no tokens to run"));
-        }
-        Ok(self.decoder.run_of(self.short_decode, tokens.len(), self.len).0)
+    fn next_plan(&self, tokens: &[u32]) -> usize {
+        self.decoder.run_of(self.short_decode, tokens.len(), self.len).0
+    }
+
+    /// Some dispatch of a run over `tokens` is not cut as by default.
+    fn is_tuned(&self, tokens: &[u32]) -> bool {
+        let plan = self.executor.plan(self.next_plan(tokens));
+        let mut steps = plan.iter().flat_map(|p| &p.steps);
+        steps.any(|s| s.tuning.as_ref().is_some_and(|t| !t.is_default))
     }
 }

@@ -102,7 +102,10 @@ impl State {
 
     /// The results of this kernel object are to be wrong.
     pub(crate) fn is_spoilt(&self, object: usize, name: &str) -> bool {
-        let program = self.kernels.get(&object).and_then(|k| self.programs.get(&k.program));
+        let program = self
+            .kernels
+            .get(&object)
+            .and_then(|k| self.programs.get(&k.program));
         let holds = |text: &String| program.is_some_and(|p| p.source.contains(text.as_str()));
         self.config.corrupt.as_deref() == Some(name) && self.config.corrupt_text.as_ref().is_none_or(holds)
     }

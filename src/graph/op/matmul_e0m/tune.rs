@@ -20,14 +20,18 @@ static MATRIX_TUNABLE: Tunable = Tunable {
 const COLUMNS: [u32; 3] = [4, 8, 16];
 
 fn fits_panel(shape: &E0mShape, columns: u32) -> bool {
-    let panel = shape.panel.is_none_or(|panel| panel.is_multiple_of(columns as usize));
+    let panel = shape
+        .panel
+        .is_none_or(|panel| panel.is_multiple_of(columns as usize));
     COLUMNS.contains(&columns) && panel
 }
 
 /// The default, and of `others` what the device takes.
 fn choices(default: Vec<u32>, others: &[[u32; 3]], fits: impl Fn(&[u32; 3]) -> bool) -> Vec<Vec<u32>> {
     let others = others.iter().filter(|c| c.as_slice() != default && fits(c));
-    std::iter::once(default.clone()).chain(others.map(|c| c.to_vec())).collect()
+    std::iter::once(default.clone())
+        .chain(others.map(|c| c.to_vec()))
+        .collect()
 }
 
 fn vectors(caps: &Caps) -> Vec<Vec<u32>> {
@@ -135,13 +139,15 @@ impl E0mShape {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::backend::BackendKind;
     use crate::backend::DeviceKind;
     use crate::backend::phones::PHONES;
-    use crate::backend::BackendKind;
 
     #[test]
     fn choices_are_what_texts_and_devices_take() {
-        let phones = PHONES.iter().flat_map(|p| [p.caps(BackendKind::OpenCl), p.caps(BackendKind::Wgpu)]);
+        let phones = PHONES
+            .iter()
+            .flat_map(|p| [p.caps(BackendKind::OpenCl), p.caps(BackendKind::Wgpu)]);
         let cpus = ["opencl", "wgpu"].map(|backend| Caps {
             kind: DeviceKind::Cpu,
             backend,
@@ -150,7 +156,12 @@ mod tests {
         for caps in phones.chain(cpus).chain([Caps::neutral()]) {
             for (tunable, least) in [(&VECTOR_TUNABLE, 2), (&MATRIX_TUNABLE, 2)] {
                 let all = (tunable.choices)(&caps);
-                assert!(all.len() >= least, "{} on {}: {all:?}", tunable.kernel.name, caps.device);
+                assert!(
+                    all.len() >= least,
+                    "{} on {}: {all:?}",
+                    tunable.kernel.name,
+                    caps.device
+                );
                 for (i, choice) in all.iter().enumerate() {
                     assert!(!all[..i].contains(choice), "{choice:?} twice");
                     assert!(choice[0] <= caps.max_workgroup);
