@@ -48,6 +48,7 @@
 //! * [`backend`]: OpenCL and wgpu behind one trait, and the kernels as data;
 //! * [`cache`]: what makes the next start faster, on disk;
 //! * [`executor`]: plans on a device;
+//! * [`selftest`]: whether kernels are right on a device;
 //! * [`runner`]: any model, tensors in, tensors out; [`files`]: tensors and pictures from files;
 //! * [`placement`]: which backend, which device;
 //! * [`llm`]: models and sessions; tokens in, tokens out;
@@ -98,6 +99,7 @@ pub mod probe;
 pub mod quant;
 pub mod roofline;
 pub mod runner;
+pub mod selftest;
 
 pub mod shape;
 pub mod tensor;

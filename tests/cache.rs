@@ -8,7 +8,7 @@ use std::process::{Command, ExitCode, Output, Stdio};
 use support::gguf::Traits;
 use support::{Text, tiny_model};
 use transformer_lite::backend::{BackendKind, OpenOptions};
-use transformer_lite::cache::{DEFAULT_LIMIT, Store};
+use transformer_lite::cache::{DEFAULT_LIMIT, Kind, Store};
 
 /// Result of a trial.
 type Outcome = Result<(), String>;
@@ -58,6 +58,7 @@ struct Told {
     tokens: serde_json::Value,
     compiled: u64,
     cached: u64,
+    checked: u64,
 }
 
 impl Starts {
@@ -99,8 +100,18 @@ impl Starts {
     /// A start that finds nothing. Kernels may share a text, which the second of them then finds.
     fn cold(&self) -> Result<Told, String> {
         let told = self.start()?;
-        let files = self.store().entries().text()?.len() as u64;
+        let (verdicts, programs): (Vec<_>, Vec<_>) = self
+            .store()
+            .entries()
+            .text()?
+            .into_iter()
+            .partition(|e| e.kind == Kind::Verdict);
+        let files = programs.len() as u64;
         equal(&(files > 3, told.compiled >= files), &(true, true))?;
+        equal(
+            &(verdicts.len() > 3, told.checked >= verdicts.len() as u64),
+            &(true, true),
+        )?;
         Ok(told)
     }
 
@@ -112,7 +123,7 @@ impl Starts {
     /// A start that finds all that `before` made.
     fn warm(&self, before: &Told) -> Outcome {
         let told = self.start()?;
-        equal(&told.compiled, &0)?;
+        equal(&(told.compiled, told.checked), &(0, 0))?;
         same(&told, before)
     }
 }
@@ -135,6 +146,7 @@ fn told(output: &Output) -> Result<Told, String> {
         tokens: json["tokens"].clone(),
         compiled: number("kernels_compiled")?,
         cached: number("kernels_cached")?,
+        checked: number("kernels_checked")?,
     })
 }
 

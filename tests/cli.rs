@@ -2,6 +2,8 @@
 
 #[path = "cli/calibration.rs"]
 mod calibration;
+#[path = "cli/device.rs"]
+mod device;
 #[path = "cli/generation.rs"]
 mod generation;
 #[path = "cli/perplexity.rs"]
@@ -62,6 +64,8 @@ fn help_and_version() {
         &["inspect"],
         &["perplexity"],
         &["run"],
+        &["selftest"],
+        &["tune"],
     ] {
         let output = tlite(&[command, &["--help"]].concat());
         assert_eq!(output.status.code(), Some(0), "{command:?}");

@@ -1,37 +1,25 @@
 //! Every case of every operator on every device, against `Op::eval`.
 //!
-//! A trial is named `softmax/3x130/.../f16@opencl`, so that filters work. Operators write only the cases; to each of them
-//! this harness adds what breaks kernels in practice:
-//!
-//! * both storage types; for `f16` the result is stored once as `f16`, once (as an output of the model) as `f32`;
-//! * operands at non-zero offsets of an arena, and of buffers, whose every other byte is poison: not a number;
-//! * the padding behind odd tensors poisoned too, since a real arena holds anything there;
-//! * all bytes compared after the run: nothing but results is written, each up to its padding;
-//! * two more runs of the same recording amid large numbers, whose results must be the same bits;
-//! * the form that works in place, wherever the planner finds one, and the form that does not;
-//! * weights split in parts, as for a device that binds less at once.
+//! A trial is named `softmax/3x130/.../f16@opencl`, so that filters work. Operators write only the cases; what is added to each of them says
+//! [`transformer_lite::selftest::case`]. Here buffers have guard zones besides, and kernels by way of local memory run in each size of their tiles.
 //!
 //! A backend without a device is an ignored trial, or a failing one when `REQUIRE_BACKENDS` names it.
 //! `tests/expected_failures.txt` lists known failures; one that passes fails. With `CONFORMANCE_ERRORS` set, each
 //! comparison prints its error and its bound.
 
-#[path = "conformance/compare.rs"]
-mod compare;
 #[path = "conformance/expected.rs"]
 mod expected;
-#[path = "conformance/harness.rs"]
-mod harness;
 mod support;
 #[path = "conformance/symbolic.rs"]
 mod symbolic;
 
 use expected::Expectations;
-use harness::Scenario;
 use libtest_mimic::{Arguments, Trial};
 use std::process::ExitCode;
 use std::sync::Arc;
 use support::Device;
 use transformer_lite::graph::op::{ALL, case::Case};
+use transformer_lite::selftest::case::{self, Depth, Scenario};
 use transformer_lite::tensor::DType;
 
 fn main() -> ExitCode {
@@ -109,7 +97,8 @@ fn add(
         let expected = expectations.find(&device.kind.to_string(), &device.caps.driver, &name);
         let (device, make) = (device.clone(), make.clone());
         trials.push(Trial::test(name, move || {
-            let result = make().and_then(|s| harness::run(&device, &s, storage));
+            let _turn = device.turn();
+            let result = make().and_then(|s| case::run(&device, &s, storage, Depth::Every));
             match (result, expected) {
                 (result, None) => Ok(result?),
                 (Err(e), Some(reason)) => {
@@ -128,7 +117,7 @@ fn add(
 fn host_only(case: &Case) -> Result<(), String> {
     let scenario = Scenario::of(case)?;
     scenario.reference(&scenario.runs[0].1)?;
-    match harness::plan(&scenario, &support::fake_caps()) {
+    match case::plan(&scenario, &support::fake_caps()) {
         Ok(steps) if steps > 0 => Err(format!(
             "marked `host_only`, yet planning emits {steps} dispatches"
         )),

@@ -1,15 +1,8 @@
 //! Kernel texts against their descriptors: both languages of every kernel, as planning specialises them for several kinds
 //! of device.
 
-#[path = "conformance/compare.rs"]
-#[allow(dead_code, reason = "a part of the conformance harness")]
-mod compare;
-#[path = "conformance/harness.rs"]
-#[allow(dead_code, reason = "the conformance harness; only its planning is used here")]
-mod harness;
 mod support;
 
-use harness::Scenario;
 use naga::valid::{Capabilities, ValidationFlags, Validator};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -21,6 +14,7 @@ use transformer_lite::graph::pass::{Pipeline, ROTARY_APPEND};
 use transformer_lite::llm::KvType;
 use transformer_lite::llm::engine::{Decoder, Lengths, Logits};
 use transformer_lite::probe;
+use transformer_lite::selftest::case::{self, Scenario};
 use transformer_lite::tensor::DType;
 
 /// Devices that planning may tell apart.
@@ -61,7 +55,7 @@ fn kinds_of_device() -> Vec<Caps> {
             f16_math: true,
             ..base.clone()
         });
-        for units in harness::UNITS {
+        for units in case::UNITS {
             all.push(Caps {
                 backend,
                 kind: DeviceKind::Discrete,
@@ -103,7 +97,7 @@ fn specs() -> &'static [KernelSpec] {
         {
             let scenario = Scenario::of(&case).unwrap();
             for caps in kinds_of_device() {
-                match harness::specs(&scenario, &caps) {
+                match case::specs(&scenario, &caps) {
                     Ok(found) => add(found),
                     Err(e) if caps.max_view_bytes < support::fake_caps().max_view_bytes => {
                         assert!(e.to_string().contains("exceed"), "{}: {e}", case.name());

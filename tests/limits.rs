@@ -38,6 +38,8 @@ fn caps() -> Caps {
         f16_math: false,
         matrix_units: false,
         profiling: false,
+        quarantined: Vec::new(),
+        tuned: Vec::new(),
         priorities: false,
     }
 }

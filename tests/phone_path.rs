@@ -146,6 +146,25 @@ fn model_trials() -> Vec<(String, ModelTrial)> {
     add("mali_queue_has_low_priority", Box::new(mali));
     add("priority_is_chosen", Box::new(priority_is_chosen));
     add("drivers_without_hints_are_told_of", Box::new(no_hints));
+    add("a_wrong_variant_is_not_used", Box::new(wrong_variant));
+    add("a_wrong_form_is_not_used", Box::new(wrong_form));
+    add(
+        "a_variant_that_does_not_build_is_not_used",
+        Box::new(unbuilt_variant),
+    );
+    for kernel in [
+        "matvec_e0m",
+        "matmul_e0m",
+        "attention",
+        "rotary",
+        "kv_append",
+        "gather_e0m",
+        "pointwise",
+        "norm",
+    ] {
+        let run = move |model: &Model| wrong_kernel(model, kernel);
+        add(&format!("a_wrong_kernel_is_an_error/{kernel}"), Box::new(run));
+    }
     for (name, profile) in PROFILES {
         let run = move |model: &Model| hints_are_refused(model, profile);
         add(&format!("hints_are_refused@{name}"), Box::new(run));
@@ -322,6 +341,7 @@ fn hints_are_refused(model: &Model, profile: Profile) -> Outcome {
             "queue",
             "clCreateCommandQueueWithProperties properties=1093:2,1096:4 = -35",
         ),
+        Profile::Radeon => return Err("a graphics card has no hints".to_owned()),
     };
     run.has(refusal)?;
     run.has("clCreateContext properties=none = 0")?;
@@ -351,6 +371,82 @@ fn builds_at_last(model: &Model, profile: Profile) -> Outcome {
     let run = model.run(&config, FEW, &[])?;
     model.agrees(&run, FEW)?;
     run.quiet()
+}
+
+/// The variant of a kernel that a decoder's norms have where local memory is fast.
+const VARIANT: &str = "norm_row";
+
+/// One start says that the variant is not used, and uses its twin; the next one knows, and checks nothing.
+fn quarantined(model: &Model, config: &Config, variant: &str) -> Outcome {
+    let dir = tempfile::tempdir().text()?;
+    let cache = dir.path().join("cache").display().to_string();
+    let run = || play::generate_cached(&model.folder, config, FEW, &cache);
+    let first = run()?;
+    model.agrees(&first, FEW)?;
+    let notes = first.errors.matches(&format!("note: kernel {variant} ")).count();
+    if notes != 1 {
+        return Err(format!("{notes} notes: {}", first.errors));
+    }
+    if first.number("kernels_checked")? == 0 {
+        return Err("nothing was checked".to_owned());
+    }
+    let second = run()?;
+    model.agrees(&second, FEW)?;
+    second.quiet()?;
+    let checked = second.number("kernels_checked")?;
+    if checked > 0 {
+        return Err(format!("{checked} kernels checked"));
+    }
+    Ok(())
+}
+
+fn wrong_variant(model: &Model) -> Outcome {
+    let plain = model.run(&of(Profile::Radeon), FEW, &[])?;
+    model.agrees(&plain, FEW)?;
+    plain.quiet()?;
+    if plain.count(&format!("clEnqueueNDRangeKernel kernel={VARIANT} ")) == 0 {
+        return Err(format!("{VARIANT} is not used where it is right"));
+    }
+    let config = Config {
+        corrupt: Some(VARIANT.to_owned()),
+        ..of(Profile::Radeon)
+    };
+    quarantined(model, &config, VARIANT)
+}
+
+fn unbuilt_variant(model: &Model) -> Outcome {
+    let each = (1..99).map(|nth| Fault {
+        call: "clBuildProgram".to_owned(),
+        kernel: Some(VARIANT.to_owned()),
+        nth,
+        code: cl::BUILD_PROGRAM_FAILURE,
+        lost: false,
+    });
+    let config = Config {
+        faults: each.collect(),
+        ..of(Profile::Radeon)
+    };
+    quarantined(model, &config, VARIANT)
+}
+
+/// A form of a kernel that its define makes; without it the kernel is right.
+fn wrong_form(model: &Model) -> Outcome {
+    let config = Config {
+        corrupt: Some("matvec_e0m".to_owned()),
+        corrupt_text: Some("#define WHOLE".to_owned()),
+        ..of(Profile::Adreno)
+    };
+    quarantined(model, &config, "matvec_e0m WHOLE")
+}
+
+/// A kernel without a twin whose results are wrong ends the start.
+fn wrong_kernel(model: &Model, kernel: &str) -> Outcome {
+    let config = Config {
+        corrupt: Some(kernel.to_owned()),
+        ..of(Profile::Adreno)
+    };
+    let run = model.run(&config, TOKENS, &[])?;
+    run.failed(&["gives wrong results on", &format!("kernel {kernel}<"), "Adreno"])
 }
 
 /// Every dispatch takes 1 ms longer, every wait half a second.

@@ -29,6 +29,7 @@
 //! defines become `#define` and `const`; a define is also visible to `#ifdef`. An optional operand `b` that
 //! is bound defines `HAS_B`; an output that shares the binding of input `x` defines `IN_PLACE`.
 
+use super::Caps;
 use super::epilogue::Epilogue;
 use crate::tensor::DType;
 use std::collections::BTreeMap;
@@ -127,6 +128,28 @@ pub struct Kernel {
     pub params: Params,
     /// Operands in order.
     pub args: &'static [Arg],
+    /// What it needs of a device, and what takes its place elsewhere; `None` for a kernel that any device takes.
+    pub variant: Option<Variant>,
+    /// Defines that make it a variant of itself without them.
+    pub forms: &'static [Form],
+}
+
+/// A define by which a kernel suits some devices, and without which it suits any. See [`Caps::takes_form`].
+#[derive(Clone, Copy, Debug)]
+pub struct Form {
+    /// The define.
+    pub define: &'static str,
+    /// What it asks of a device, whatever the sizes.
+    pub needs: fn(&Caps) -> bool,
+}
+
+/// What makes a kernel a choice of some devices. See [`Caps::takes`].
+#[derive(Clone, Copy, Debug)]
+pub struct Variant {
+    /// What computes the same on any device.
+    pub twin: &'static Kernel,
+    /// What it asks of a device, whatever the sizes.
+    pub needs: fn(&Caps) -> bool,
 }
 
 /// Declares a kernel: `kernel!(softmax { rows: U32, cols: U32 } [x: In Elem, y: Out Elem])`. A missing file of the
@@ -146,6 +169,8 @@ macro_rules! kernel {
                 role: $crate::backend::kernel::Role::$role,
                 ty: $crate::backend::kernel::Ty::$ty,
             }),*],
+            variant: None,
+            forms: &[],
         }
     };
 }
@@ -227,6 +252,16 @@ pub enum Language {
     Wgsl,
 }
 
+impl Language {
+    /// That of a device's kernels.
+    pub fn of(caps: &Caps) -> Self {
+        match caps.backend {
+            "wgpu" => Self::Wgsl,
+            _ => Self::OpenCl,
+        }
+    }
+}
+
 /// Why a kernel text cannot be expanded: a mistake in the text or its spec.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("kernel {kernel}: {why}")]
@@ -292,6 +327,28 @@ const FOLDED_ENTRY: &str =
 pub const FOLDED: &str = "FOLDED";
 
 impl Kernel {
+    /// The same as a variant of `twin`, for devices that have what it `needs`.
+    #[must_use]
+    pub const fn variant_of(mut self, twin: &'static Kernel, needs: fn(&Caps) -> bool) -> Self {
+        self.variant = Some(Variant { twin, needs });
+        self
+    }
+
+    /// The same with forms for devices that have what they need.
+    #[must_use]
+    pub const fn with_forms(mut self, forms: &'static [Form]) -> Self {
+        self.forms = forms;
+        self
+    }
+
+    /// Checksum of both texts, as they stand in the files.
+    pub fn checksum(&self) -> u32 {
+        let mut sum = crc32fast::Hasher::new();
+        sum.update(self.cl.as_bytes());
+        sum.update(self.wgsl.as_bytes());
+        sum.finalize()
+    }
+
     /// Its text in this language works on matrix units ([`super::Caps::matrix_units`]), and compiles only for devices that have them.
     pub fn needs_matrix_units(&self, language: Language) -> bool {
         match language {
@@ -305,6 +362,11 @@ impl Kernel {
     pub fn is_linear(&self) -> bool {
         self.wgsl.contains(LINEAR)
     }
+}
+
+/// The name of a form of a kernel, as [`KernelSpec::variants`] gives it.
+pub fn form_name(kernel: &Kernel, define: &str) -> String {
+    format!("{} {define}", kernel.name)
 }
 
 /// The operands of a kernel with an epilogue.
@@ -328,6 +390,16 @@ pub fn fields<'a>(
 }
 
 impl KernelSpec {
+    /// Names of what some devices do without: the kernel, if it is a variant, or its forms.
+    pub fn variants(&self) -> Vec<String> {
+        if self.kernel.variant.is_some() {
+            return vec![self.kernel.name.to_owned()];
+        }
+        let forms = self.kernel.forms.iter();
+        let active = forms.filter(|f| self.defines.contains_key(f.define));
+        active.map(|f| form_name(self.kernel, f.define)).collect()
+    }
+
     /// Its operands, those of the epilogue last.
     pub fn args(&self) -> impl Iterator<Item = &'static Arg> + '_ {
         args(self.kernel, self.epilogue.as_ref())

@@ -20,6 +20,8 @@ pub mod kernel;
 pub mod opencl;
 pub mod phones;
 mod shared;
+pub mod tunable;
+pub mod verdicts;
 #[cfg(feature = "wgpu")]
 pub mod wgpu;
 
@@ -28,12 +30,13 @@ pub use shared::SharedBackend;
 use crate::cache::Store;
 #[cfg(any(feature = "opencl", feature = "wgpu"))]
 use crate::parallel;
-use kernel::KernelSpec;
+use kernel::{Kernel, KernelSpec};
 #[cfg(any(feature = "opencl", feature = "wgpu"))]
 use std::convert::Infallible;
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
+use tunable::Tuned;
 
 /// Kind of processor behind a driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
@@ -91,9 +94,60 @@ pub struct Caps {
     pub profiling: bool,
     /// The driver takes a [`Priority`].
     pub priorities: bool,
+    /// Kernels that are not used on it, since they were wrong there or could not be built.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub quarantined: Vec<Quarantined>,
+    /// What measuring on it chose for kernels.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub tuned: Vec<Tuned>,
+}
+
+/// A variant of a kernel ([`KernelSpec::variants`]) that is not used on a device.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Quarantined {
+    /// Its name.
+    pub variant: String,
+    /// Of the kernel's texts; other texts are tried anew.
+    pub checksum: u32,
+    /// What was wrong with it.
+    pub why: String,
 }
 
 impl Caps {
+    /// True for a kernel that any device takes, and for a variant where the device has what it needs and it is not quarantined there. This and
+    /// [`Caps::takes_form`] alone decide that.
+    pub fn takes(&self, kernel: &Kernel) -> bool {
+        let able = |v: kernel::Variant| (v.needs)(self) && !self.is_quarantined(kernel, kernel.name);
+        kernel.variant.is_none_or(able)
+    }
+
+    /// True for a form of a kernel where the device has what it needs and it is not quarantined there.
+    pub fn takes_form(&self, kernel: &Kernel, define: &str) -> bool {
+        let form = kernel.forms.iter().find(|f| f.define == define);
+        let able = |f: &kernel::Form| {
+            (f.needs)(self) && !self.is_quarantined(kernel, &kernel::form_name(kernel, define))
+        };
+        form.is_some_and(able)
+    }
+
+    /// A variant of this name, the kernel's or that of one of its forms, is not used.
+    pub fn is_quarantined(&self, kernel: &Kernel, variant: &str) -> bool {
+        let same = |q: &Quarantined| q.variant == variant && q.checksum == kernel.checksum();
+        self.quarantined.iter().any(same)
+    }
+
+    /// The same device, on which a variant of this name is not used.
+    #[must_use]
+    pub fn without(mut self, kernel: &Kernel, variant: &str, why: &str) -> Self {
+        self.quarantined.retain(|q| q.variant != variant);
+        self.quarantined.push(Quarantined {
+            variant: variant.to_owned(),
+            checksum: kernel.checksum(),
+            why: why.to_owned(),
+        });
+        self
+    }
+
     /// Compute units, or how many a device of this kind that does not say probably has.
     pub fn assumed_units(&self) -> u32 {
         match (self.units, self.kind) {
@@ -145,6 +199,8 @@ impl Caps {
             matrix_units: false,
             profiling: false,
             priorities: false,
+            quarantined: Vec::new(),
+            tuned: Vec::new(),
         }
     }
 }
@@ -219,6 +275,18 @@ pub enum BackendError {
         /// Size asked for.
         bytes: u64,
         /// Limit or driver code.
+        why: String,
+    },
+    /// A kernel that has no twin computes something else than its operator asks for.
+    #[error(
+        "kernel {kernel} gives wrong results on {device}: {why}; another driver may help, or another backend"
+    )]
+    Wrong {
+        /// Kernel and defines.
+        kernel: String,
+        /// Device and driver.
+        device: String,
+        /// What differs.
         why: String,
     },
     /// The device is gone; nothing on it can be used again.

@@ -1,6 +1,7 @@
 //! One device in several hands.
 
-use super::kernel::KernelSpec;
+use super::kernel::{Kernel, KernelSpec};
+use super::tunable::Tuned;
 use super::{Backend, BackendError, BufferId, Caps, Command, KernelId, Launch, RecordingId, Stats, View};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -19,6 +20,28 @@ impl SharedBackend {
         Self {
             caps: Arc::new(backend.caps().clone()),
             backend: Arc::new(Mutex::new(backend)),
+        }
+    }
+
+    /// A handle to the same device by which a variant is not used any more.
+    #[must_use]
+    pub fn without(&self, kernel: &Kernel, variant: &str, why: &str) -> Self {
+        Self {
+            backend: Arc::clone(&self.backend),
+            caps: Arc::new(Caps::clone(&self.caps).without(kernel, variant, why)),
+        }
+    }
+
+    /// A handle to the same device for which measuring chose so.
+    #[must_use]
+    pub fn tuned(&self, tuned: Vec<Tuned>) -> Self {
+        let caps = Caps {
+            tuned,
+            ..Caps::clone(&self.caps)
+        };
+        Self {
+            backend: Arc::clone(&self.backend),
+            caps: Arc::new(caps),
         }
     }
 

@@ -45,17 +45,23 @@ pub enum Kind {
     Program,
     /// A pipeline cache of wgpu, of one pipeline.
     Pipeline,
+    /// What checks of kernels on a device found.
+    Verdict,
+    /// What measuring on a device chose for kernels.
+    Tuning,
 }
 
 impl Kind {
     /// All of them.
-    pub const ALL: [Self; 2] = [Self::Program, Self::Pipeline];
+    pub const ALL: [Self; 4] = [Self::Program, Self::Pipeline, Self::Verdict, Self::Tuning];
 
     /// The name in options and files.
     pub fn name(self) -> &'static str {
         match self {
             Self::Program => "program",
             Self::Pipeline => "pipeline",
+            Self::Verdict => "verdict",
+            Self::Tuning => "tuning",
         }
     }
 }

@@ -110,6 +110,8 @@ impl ValueEnum for Kind {
         let help = match self {
             Self::Program => "OpenCL programs",
             Self::Pipeline => "pipeline caches of wgpu",
+            Self::Verdict => "what checks of kernels on a device found",
+            Self::Tuning => "what `tlite tune` chose",
         };
         Some(PossibleValue::new(self.name()).help(help))
     }

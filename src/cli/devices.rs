@@ -347,6 +347,8 @@ mod tests {
             f16_math: true,
             matrix_units: false,
             profiling: true,
+            quarantined: Vec::new(),
+            tuned: Vec::new(),
             priorities: false,
         }
     }

@@ -75,6 +75,7 @@ struct Report<'a> {
     /// Of what the model runs on a device.
     kernels_compiled: Option<u64>,
     kernels_cached: Option<u64>,
+    kernels_checked: usize,
 }
 
 /// The tokens to feed for `prompt`. Where the model has no chat template the prompt is fed as it is, and
@@ -187,6 +188,7 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
             accepted_tokens: outcome.metrics.accepted,
             kernels_compiled: stats.map(|s| s.compiles),
             kernels_cached: stats.map(|s| s.cached),
+            kernels_checked: model.checked_kernels(),
         };
         put_json(&mut stdout, &report)?;
     } else {

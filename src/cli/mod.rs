@@ -20,7 +20,9 @@ mod quantize;
 mod roofline;
 mod run;
 mod sampling;
+mod selftest;
 mod template;
+mod tune;
 
 pub use cache::CacheOptions;
 pub use interrupt::INTERRUPTED;
@@ -60,6 +62,8 @@ enum Command {
     Roofline(roofline::Args),
     Inspect(inspect::Args),
     Run(Box<run::Args>),
+    Selftest(selftest::Args),
+    Tune(tune::Args),
     Cache(cache::Args),
 }
 
@@ -80,6 +84,8 @@ pub fn run(cli: Cli) -> Result<()> {
         Command::Roofline(args) => roofline::run(&args),
         Command::Inspect(args) => inspect::run(&args),
         Command::Run(args) => run::run(&args),
+        Command::Selftest(args) => selftest::run(&args),
+        Command::Tune(args) => tune::run(&args, &interrupt),
         Command::Cache(args) => cache::run(&args),
     }
 }

@@ -75,10 +75,10 @@ impl Executor {
         recorded
     }
 
-    /// Checks every dispatch of a plan and records its segments.
-    fn record(&mut self, index: usize) -> Result<()> {
+    /// Checks every dispatch of a plan and gives the commands of all.
+    pub(super) fn commands(&self, index: usize) -> Result<Vec<Command>> {
         let Some(loaded) = self.plans.get(index) else {
-            return Ok(());
+            return Ok(Vec::new());
         };
         let (plan, kernels, live) = (&loaded.plan, &loaded.kernels, loaded.live);
         let caps = self.backend.caps().clone();
@@ -155,7 +155,16 @@ impl Executor {
                 params: step.params.clone(),
             });
         }
-        let segments = plan.segments.iter().filter_map(|s| match s {
+        Ok(commands)
+    }
+
+    /// Checks every dispatch of a plan and records its segments.
+    fn record(&mut self, index: usize) -> Result<()> {
+        let commands = self.commands(index)?;
+        let Some(loaded) = self.plans.get(index) else {
+            return Ok(());
+        };
+        let segments = loaded.plan.segments.iter().filter_map(|s| match s {
             Segment::Device(range) => Some(range.clone()),
             Segment::Host(_) => None,
         });

@@ -4,11 +4,13 @@
 //! operands, access conflicts; and at each run the limits of the grid.
 
 mod load;
+mod observe;
 mod pack;
 mod program;
 mod run;
 
-pub use program::Program;
+pub use observe::Observed;
+pub use program::{Program, specs};
 pub use run::Timing;
 
 use crate::backend::{Backend, BackendError, Caps, KernelId, RecordingId, SharedBackend, Stats, View};
@@ -19,7 +21,7 @@ use crate::shape::Bindings;
 use crate::tensor::{DType, HostTensor};
 use half::f16;
 use load::create;
-use pack::to_device;
+use pack::{from_device, to_device};
 use std::sync::Arc;
 
 struct Loaded {
@@ -355,28 +357,17 @@ impl Executor {
         if count == 0 {
             return HostTensor::zeros(port.dtype, &shape).map_err(|e| tensor_error(e.to_string()));
         }
-        let view = self.port_view(loaded, port)?;
-        if port.device.is_float() {
-            let mut data = vec![0f32; count];
-            self.read_floats(view, port, 0, &mut data)?;
-            return HostTensor::from_floats(port.dtype, &shape, &data)
-                .map_err(|e| tensor_error(e.to_string()));
+        let mut view = self.port_view(loaded, port)?;
+        let size = if port.device == DType::F16 { 2 } else { 4 };
+        let len = (count * size).next_multiple_of(4);
+        if len as u64 > view.len {
+            return Err(tensor_error(format!("{} bytes, {len} asked for", view.len)));
         }
-        let mut view = view;
-        if (count * 4) as u64 > view.len {
-            return Err(tensor_error(format!(
-                "{} bytes, {} asked for",
-                view.len,
-                count * 4
-            )));
-        }
-        view.len = (count * 4) as u64;
-        let mut data = vec![0i32; count];
-        self.backend
-            .read(view, bytemuck::cast_slice_mut(&mut data))
-            .map_err(|e| Error::device(Stage::Run, format!("reading \"{}\"", port.name), e))?;
-        let wide: Vec<i64> = data.iter().map(|v| i64::from(*v)).collect();
-        HostTensor::from_ints(port.dtype, &shape, &wide).map_err(|e| tensor_error(e.to_string()))
+        view.len = len as u64;
+        let mut bytes = vec![0; len];
+        let read = self.backend.read(view, &mut bytes);
+        read.map_err(|e| Error::device(Stage::Run, format!("reading \"{}\"", port.name), e))?;
+        from_device(&bytes, port.dtype, port.device, &shape).map_err(tensor_error)
     }
 
     fn state(&self, index: usize, bytes: usize) -> Result<View> {

@@ -27,6 +27,36 @@ pub(super) fn to_device(t: &HostTensor, device: DType) -> Result<Vec<u8>, String
 }
 
 /// Floats as the device stores them, an even number of elements.
+/// The tensor of type `dtype` whose elements lie in `bytes` as `device`, the type that devices have for it. What follows them is ignored.
+pub(super) fn from_device(
+    bytes: &[u8],
+    dtype: DType,
+    device: DType,
+    shape: &[usize],
+) -> Result<HostTensor, String> {
+    let count: usize = shape.iter().product();
+    let size = if device == DType::F16 { 2 } else { 4 };
+    let too_few = || format!("{} bytes, {count} elements of {size} wanted", bytes.len());
+    let bytes = bytes.get(..count * size).ok_or_else(too_few)?;
+    let words = || bytes.chunks_exact(4).filter_map(|b| b.first_chunk::<4>());
+    let tensor = match device {
+        DType::F16 => {
+            let halves = bytes.chunks_exact(2).filter_map(|b| b.first_chunk::<2>());
+            let data: Vec<f32> = halves.map(|b| f16::from_le_bytes(*b).to_f32()).collect();
+            HostTensor::from_floats(dtype, shape, &data)
+        }
+        DType::F32 => {
+            let data: Vec<f32> = words().map(|b| f32::from_le_bytes(*b)).collect();
+            HostTensor::from_floats(dtype, shape, &data)
+        }
+        _ => {
+            let data: Vec<i64> = words().map(|b| i64::from(i32::from_le_bytes(*b))).collect();
+            HostTensor::from_ints(dtype, shape, &data)
+        }
+    };
+    tensor.map_err(|e| e.to_string())
+}
+
 fn floats(data: &[f32], dtype: DType) -> Vec<u8> {
     let mut bytes = match dtype {
         DType::F16 => floats_to_halves(data),

@@ -51,12 +51,7 @@ impl Program {
                 program.upload(graph, key)?;
             }
         }
-        let mut seen = HashSet::new();
-        let specs: Vec<&KernelSpec> = plans
-            .iter()
-            .flat_map(|p| &p.kernels)
-            .filter(|s| seen.insert(*s))
-            .collect();
+        let specs = specs(&plans);
         program
             .backend
             .compile_ahead(&specs, &mut |ready| hear(ready, specs.len()));
@@ -75,6 +70,16 @@ impl Program {
     /// Running totals of the backend, which count what all its holders do.
     pub fn stats(&self) -> Stats {
         self.backend.stats()
+    }
+
+    /// The specialised kernels of all plans, each once.
+    pub fn kernels(&self) -> Vec<&KernelSpec> {
+        specs(self.plans.iter().map(|(plan, _)| plan.as_ref()))
+    }
+
+    /// Number of plans.
+    pub fn plans(&self) -> usize {
+        self.plans.len()
     }
 
     /// Plan `plan` as planned.
@@ -108,6 +113,13 @@ impl Drop for Program {
             self.backend.destroy_buffer(view.buffer);
         }
     }
+}
+
+/// The specialised kernels of plans, each once.
+pub fn specs<'a>(plans: impl IntoIterator<Item = &'a Plan>) -> Vec<&'a KernelSpec> {
+    let mut seen = HashSet::new();
+    let all = plans.into_iter().flat_map(|p| &p.kernels);
+    all.filter(|s| seen.insert(*s)).collect()
 }
 
 fn compile(backend: &mut dyn Backend, plan: &Plan) -> Result<Vec<KernelId>> {

@@ -25,7 +25,7 @@ pub struct Timing {
 }
 
 /// One segment of a plan.
-enum Work {
+pub(super) enum Work {
     /// A recording, and the steps in it.
     Device(RecordingId, Range<usize>),
     /// A step on the host.
@@ -33,7 +33,7 @@ enum Work {
 }
 
 impl Executor {
-    fn bind(&mut self, plan: usize, bindings: &Bindings) -> Result<()> {
+    pub(super) fn bind(&mut self, plan: usize, bindings: &Bindings) -> Result<()> {
         if self.loaded(plan)?.plan.must_grow(bindings) {
             // No memory is taken for shapes that contradict the tensors.
             self.check_shapes(plan, bindings)?;
@@ -172,7 +172,11 @@ impl Executor {
     }
 
     /// Walks through the segments of a plan, which is bound, and gives each to `run`.
-    fn walk(&mut self, plan: usize, run: &mut dyn FnMut(&mut Self, Work) -> Result<()>) -> Result<()> {
+    pub(super) fn walk(
+        &mut self,
+        plan: usize,
+        run: &mut dyn FnMut(&mut Self, Work) -> Result<()>,
+    ) -> Result<()> {
         if self.is_cut_short {
             self.clear_counters()?;
         }
@@ -204,7 +208,7 @@ impl Executor {
     }
 
     /// Runs one node on the host: reads back what only the device has, evaluates, uploads what kernels read.
-    fn run_on_host(&mut self, plan: usize, step: usize) -> Result<()> {
+    pub(super) fn run_on_host(&mut self, plan: usize, step: usize) -> Result<()> {
         let Some(step) = self.loaded(plan)?.plan.host.get(step).cloned() else {
             return Ok(());
         };
@@ -274,7 +278,7 @@ impl Executor {
         Ok(())
     }
 
-    fn host_operand(&mut self, plan: usize, node: &str, read: &HostRead) -> Result<HostTensor> {
+    pub(super) fn host_operand(&mut self, plan: usize, node: &str, read: &HostRead) -> Result<HostTensor> {
         let loaded = self.loaded(plan)?;
         let missing = || {
             Error::other(

@@ -3,17 +3,20 @@
 //! The graph is one that takes `input_ids [batch, sequence]`, perhaps `position_ids` and `attention_mask`, and returns `logits`;
 //! every other input must have become state (pass `kv_cache`), or the model runs without a cache. One sequence is run (`batch = 1`).
 
+mod check;
 mod cost;
 mod host;
 mod loaded;
 mod memory;
 mod ring;
 mod states;
+mod tune;
 mod uncached;
 
 pub use host::HostModel;
 pub use loaded::DeviceDecoder;
 pub use memory::{DecoderMemory, Planned};
+pub use tune::{Tuner, TuningRow};
 pub(super) use uncached::Uncached;
 
 use super::prompt_cache::States;

@@ -1,12 +1,13 @@
 //! Loading a decoder for where it is to run.
 
 use super::engine::{
-    Decoder, DecoderMemory, DeviceDecoder, DeviceModel, HostModel, Lengths, Logits, PADDING, Planned,
+    Decoder, DecoderMemory, DeviceDecoder, DeviceModel, HostModel, Lengths, Logits, PADDING, Planned, Tuner,
     Uncached, Watch,
 };
 use super::folder::ModelFolder;
 use super::roles;
 use crate::backend::{Caps, Stats};
+use crate::cache::Store;
 use crate::error::{Error, Result, Stage};
 use crate::graph::onnx::ImportOptions;
 use crate::graph::pass::{FUSE, GREEDY, KV_Q8, Pipeline};
@@ -242,9 +243,19 @@ impl Loaded {
             ));
         }
         hear(Loading::Memory(&memory));
-        let loaded = DeviceDecoder::load(decoder, backend, planned, &mut |ready, all| {
-            hear(Loading::Kernels { ready, all });
-        })?;
+        let store = options.place.options.cache.as_deref();
+        let may_be_shorter = options.context.is_none();
+        let (loaded, told) = DeviceDecoder::checked(
+            decoder,
+            backend,
+            planned,
+            may_be_shorter,
+            store,
+            &mut |ready, all| {
+                hear(Loading::Kernels { ready, all });
+            },
+        )?;
+        notes.extend(told);
         if let [first, ..] = loaded.host_steps() {
             notes.push(format!(
                 "{} nodes run on the host at each token, such as {} \"{}\" ({}); see `tlite inspect --nodes`",
@@ -256,6 +267,33 @@ impl Loaded {
         }
         let engine = Engine::Device(loaded);
         Ok(Self { engine, notes })
+    }
+
+    /// A tuner of `model.onnx` of `folder`, with the defaults measured; `store` keeps what it finds. Errors are those of [`Loaded::new`]; a device of
+    /// which times cannot be measured is a usage error, and so is the host.
+    pub fn tuner<'s>(
+        folder: &ModelFolder,
+        options: &LoadOptions,
+        store: Option<&'s Store>,
+    ) -> Result<Tuner<'s>> {
+        options.check()?;
+        let Opened::Device(backend) = options.place.open()? else {
+            return Err(Error::usage(
+                "--backend",
+                "the host has nothing to tune; a device is needed",
+            ));
+        };
+        let mut unsaid = Vec::new();
+        let weights = ImportOptions::default();
+        let (decoder, planned) = prepared(
+            folder,
+            options,
+            Purpose::Generation,
+            backend.caps(),
+            weights,
+            &mut unsaid,
+        )?;
+        Tuner::new(decoder, backend, planned.lengths(), store)
     }
 
     /// What happened that was perhaps not expected, a sentence each: the host in place of a device, options without effect.
@@ -287,6 +325,14 @@ impl Loaded {
         match &self.engine {
             Engine::Device(decoder) => Some(decoder.stats()),
             Engine::Host { .. } => None,
+        }
+    }
+
+    /// Kernels that were compared with the reference while it was loaded: those of which nothing was known.
+    pub fn checked_kernels(&self) -> usize {
+        match &self.engine {
+            Engine::Device(decoder) => decoder.checked_kernels(),
+            Engine::Host { .. } => 0,
         }
     }
 

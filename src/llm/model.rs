@@ -66,6 +66,11 @@ impl Model {
         self.loaded.notes()
     }
 
+    /// Kernels that were compared with the reference while it was loaded: those of which nothing was known.
+    pub fn checked_kernels(&self) -> usize {
+        self.loaded.checked_kernels()
+    }
+
     /// Running totals of the device, for all sessions together; `None` on the host.
     pub fn stats(&self) -> Option<Stats> {
         self.loaded.stats()

@@ -447,6 +447,7 @@ impl<'a> Compiler<'a> {
                 }
             }
         }
+        let samples = build.samples(&steps)?;
         let ports = |build: &Build<'_, '_>, list: &mut dyn Iterator<Item = ValueId>| -> Result<Vec<Port>> {
             list.map(|v| build.port(v)).collect()
         };
@@ -484,6 +485,7 @@ impl<'a> Compiler<'a> {
             host,
             segments,
             kernels,
+            samples,
             weights: self.collected.weights.clone(),
             states,
             counters: self.collected.counters,

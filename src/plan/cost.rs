@@ -103,10 +103,7 @@ pub(super) struct Work {
 impl Work {
     /// Of the steps that a graph became; their kernels are those of `kernels`.
     pub fn new(c: &Compiler<'_>, arena: &Arena, steps: &[Step], kernels: &[KernelSpec]) -> Self {
-        let language = match c.caps.backend {
-            "wgpu" => Language::Wgsl,
-            _ => Language::OpenCl,
-        };
+        let language = Language::of(c.caps);
         let operand = |v: ValueId| {
             let root = c.collected.root(v);
             let tensor = match arena.place_of(Home::Value(root)) {

@@ -4,6 +4,7 @@ use super::{Condition, Options};
 use crate::backend::Caps;
 use crate::backend::epilogue::{Beside, Epilogue};
 use crate::backend::kernel::{self, Arg, FieldTy, Kernel, Role};
+use crate::backend::tunable::Tuning;
 use crate::graph::op::{Op, OpError, OpResult};
 use crate::graph::{Graph, NodeId, ValueId};
 use crate::shape::{Bindings, Constraints, Dim, Fact, Shape};
@@ -229,6 +230,7 @@ pub struct Call {
     pub(super) epilogue: Option<Epilogue>,
     pub(super) in_place: bool,
     pub(super) padded: bool,
+    pub(super) tuning: Option<Tuning>,
 }
 
 impl Call {
@@ -244,6 +246,7 @@ impl Call {
             epilogue: None,
             in_place: false,
             padded: false,
+            tuning: None,
         }
     }
 
@@ -251,6 +254,13 @@ impl Call {
     #[must_use]
     pub fn workgroup(mut self, items: u32) -> Self {
         self.workgroup = items;
+        self
+    }
+
+    /// Says by which numbers it was cut, which measuring may choose otherwise.
+    #[must_use]
+    pub fn tuned_by(mut self, tuning: Tuning) -> Self {
+        self.tuning = Some(tuning);
         self
     }
 

@@ -19,6 +19,7 @@ pub use cost::{Arithmetic, CommandCost, NodeCost};
 pub use host::{HostRead, HostStep, HostWork};
 
 use crate::backend::kernel::{FieldTy, KernelSpec};
+use crate::backend::tunable::Tuning;
 use crate::error::{Error, Result, Stage};
 use crate::graph::{Graph, NodeId, State};
 use crate::shape::{Bindings, Dim, Shape, Symbol};
@@ -154,6 +155,8 @@ pub struct Step {
     pub nodes: Vec<String>,
     /// The graph's node that it belongs to.
     pub node: NodeId,
+    /// What measuring may change of it.
+    pub tuning: Option<Tuning>,
     grid: [usize; 3],
     fields: Vec<(FieldTy, Value)>,
 }
@@ -229,6 +232,15 @@ pub struct Tensor {
     pub shared: Option<Shared>,
 }
 
+/// A node on the device by which kernels can be checked.
+#[derive(Clone, Debug)]
+pub struct Sample {
+    /// The node with its operands and results, as a step on the host would have them.
+    pub node: HostStep,
+    /// Its dispatches, by index into [`Plan::steps`].
+    pub steps: Vec<usize>,
+}
+
 /// Sizes that `inspect` and tests look at, in bytes, at the plan's bounds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MemoryReport {
@@ -298,6 +310,8 @@ pub struct Plan {
     pub segments: Vec<Segment>,
     /// Specialised kernels.
     pub kernels: Vec<KernelSpec>,
+    /// Nodes whose dispatches have each kernel at least once; the first such ones.
+    pub samples: Vec<Sample>,
     /// Packed constants.
     pub weights: Vec<WeightKey>,
     /// States, in the graph's order.
@@ -411,7 +425,8 @@ impl Plan {
         self.memory.arena = total.max(16);
         let tensors = &self.tensors;
         let steps = self.steps.iter_mut().flat_map(|s| &mut s.args);
-        let host = self.host.iter_mut().flat_map(HostStep::ports);
+        let samples = self.samples.iter_mut().map(|s| &mut s.node);
+        let host = self.host.iter_mut().chain(samples).flat_map(HostStep::ports);
         let ports = self
             .inputs
             .iter_mut()

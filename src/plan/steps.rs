@@ -5,13 +5,13 @@ use super::bind::Formulas;
 use super::compile::{Compiler, Item};
 use super::host::{HostRead, HostStep, HostWork, HostWrite};
 use super::lower::{Field, Home, LiveTable, Operand};
-use super::{Place, Port, Step, Value, dim_error};
+use super::{Place, Port, Sample, Step, Value, dim_error};
 use crate::backend::kernel::{KernelSpec, Role};
 use crate::error::{Error, Result, Stage};
 use crate::graph::op::device_dtype;
 use crate::graph::{NodeId, Part, ValueId};
 use crate::shape::Symbol;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 /// Turns ordered items into steps.
 pub(super) struct Build<'a, 'b> {
@@ -181,6 +181,7 @@ impl<'a, 'b> Build<'a, 'b> {
             params,
             nodes: self.nodes(emitted.node),
             node: emitted.node,
+            tuning: call.tuning.clone(),
             grid,
             fields,
         })
@@ -242,6 +243,24 @@ impl<'a, 'b> Build<'a, 'b> {
             reads,
             writes,
         })
+    }
+
+    /// See [`super::Plan::samples`].
+    pub fn samples(&self, steps: &[Step]) -> Result<Vec<Sample>> {
+        let (mut all, mut known) = (Vec::new(), HashSet::new());
+        for step in steps {
+            if !known.insert(step.kernel) {
+                continue;
+            }
+            let of_node = steps.iter().enumerate().filter(|(_, s)| s.node == step.node);
+            let (of_node, kernels): (Vec<usize>, Vec<usize>) = of_node.map(|(i, s)| (i, s.kernel)).unzip();
+            known.extend(kernels);
+            all.push(Sample {
+                node: self.host_step(step.node)?,
+                steps: of_node,
+            });
+        }
+        Ok(all)
     }
 
     /// A step without an operator: reads a value of the device for its symbols, or computes a known one.

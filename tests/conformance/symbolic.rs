@@ -1,7 +1,5 @@
 //! Operators over symbolic sizes: one plan, one recording, several values of the symbols, odd and even.
 
-use crate::compare::{bound, compare};
-use crate::harness::Scenario;
 use crate::support::Device;
 use std::sync::Arc;
 use transformer_lite::executor::Executor;
@@ -27,6 +25,8 @@ use transformer_lite::graph::op::transpose::Transpose;
 use transformer_lite::graph::op::window::{AutoPad, Window};
 use transformer_lite::graph::{Edit, Graph, Op, State};
 use transformer_lite::plan::{Options, Plan};
+use transformer_lite::selftest::case::Scenario;
+use transformer_lite::selftest::compare::{bound, compare};
 use transformer_lite::shape::{Bindings, Dim, Fact, Known, Quotient, Shape, Symbol};
 use transformer_lite::tensor::{DType, HostTensor};
 

@@ -66,8 +66,6 @@ fn greedy(model: &Path, tokens: usize, more: &[&str]) -> Command {
             "--context",
             "128",
             "--json",
-            // Kernels are built in each run: a failure to build one is played.
-            "--no-cache",
             "--max-tokens",
         ])
         .arg(tokens.to_string())
@@ -78,12 +76,23 @@ fn greedy(model: &Path, tokens: usize, more: &[&str]) -> Command {
 
 /// Generates greedily on the stand-in. An error only where the run does not end.
 pub fn generate(model: &Path, config: &Config, tokens: usize, more: &[&str]) -> Result<Run, String> {
-    on_stand_in(greedy(model, tokens, more), config)
+    on_stand_in(uncached(greedy(model, tokens, more)), config)
+}
+
+/// The same with a cache in this folder.
+pub fn generate_cached(model: &Path, config: &Config, tokens: usize, cache: &str) -> Result<Run, String> {
+    on_stand_in(greedy(model, tokens, &["--cache-dir", cache]), config)
+}
+
+/// Kernels are built in each run: a failure to build one is played.
+fn uncached(mut command: Command) -> Command {
+    command.arg("--no-cache");
+    command
 }
 
 /// Generates greedily without the stand-in.
 pub fn generate_without(model: &Path, tokens: usize) -> Result<Run, String> {
-    alone(greedy(model, tokens, &[]))
+    alone(uncached(greedy(model, tokens, &[])))
 }
 
 /// Any command on the stand-in. An error only where it does not end.
@@ -165,6 +174,14 @@ impl Run {
         Ok(tokens.iter().filter_map(serde_json::Value::as_u64).collect())
     }
 
+    /// A number in the report of a run that ended well.
+    pub fn number(&self, name: &str) -> Result<u64, String> {
+        let report = self.report()?;
+        report[name]
+            .as_u64()
+            .ok_or_else(|| format!("no {name} in {report}"))
+    }
+
     /// The device that a run that ended well says it ran on.
     pub fn device(&self) -> Result<String, String> {
         let report = self.report()?;
@@ -233,7 +250,7 @@ impl Run {
     fn injected(&self) -> Option<Duration> {
         let refused = |l: &&str| l.starts_with("inject ") && l.contains(" ms=");
         let line = self.log.lines().find(refused)?;
-        let ms = line.rsplit_once("ms=")?.1.parse().ok()?;
+        let ms = line.rsplit_once(" ms=")?.1.parse().ok()?;
         Some(Duration::from_millis(ms))
     }
 

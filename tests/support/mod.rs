@@ -65,8 +65,8 @@ pub fn tlite(args: &[&str]) -> Output {
     command().args(args).stdin(Stdio::null()).output().unwrap()
 }
 
-/// Byte of memory that nothing has written: every type of float made of it is not a number.
-pub const POISON: u8 = 0xff;
+pub use transformer_lite::selftest::case::POISON;
+use transformer_lite::selftest::case::{Bench, Guards as Guard};
 
 /// Backend names in the environment variable `REQUIRE_BACKENDS`, a list with commas.
 pub fn required() -> Vec<String> {
@@ -186,6 +186,17 @@ impl Device {
             copies: Arc::default(),
             traffic: Arc::default(),
         }
+    }
+}
+
+impl Bench for Device {
+    fn caps(&self) -> &Caps {
+        &self.caps
+    }
+
+    fn share(&self) -> (Box<dyn Backend>, Guard) {
+        let (shared, guards) = Device::share(self).guarded();
+        (Box::new(shared), Box::new(move || guards.check()))
     }
 }
 

@@ -288,6 +288,8 @@ fn caps_of(device: DeviceHandle, platform: &str, platform_version: &str) -> Resu
         matrix_units: takes_ptx(kind, maker, has("cl_nv_device_attribute_query"), device),
         profiling: true,
         priorities: Hints::of(device).any_priority(),
+        quarantined: Vec::new(),
+        tuned: Vec::new(),
     })
 }
 

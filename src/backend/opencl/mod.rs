@@ -21,7 +21,7 @@ mod units;
 use super::kernel::KernelSpec;
 use super::{
     Backend, BackendError, BufferId, Caps, Command, KernelId, Launch, OpenOptions, Priority, RecordingId,
-    Stats, View, build_ahead, choose,
+    Stats, View, build_ahead, choose, verdicts,
 };
 use crate::cache::Store;
 use build::{Builder, Built, Compiled};
@@ -115,6 +115,7 @@ impl OpenCl {
             );
             caps.matrix_units = false;
         }
+        verdicts::apply(options.cache.as_deref(), &mut caps);
         let recorder = Recorder::open(options.recording, &context, handle, &caps)?;
         Ok(Self {
             recordings: HashMap::new(),

@@ -464,6 +464,8 @@ const fn text(name: &'static str, cl: &'static str) -> Text {
         name,
         cl,
         wgsl: "",
+        variant: None,
+        forms: &[],
         params: Params {
             fields: &[("n", crate::backend::kernel::FieldTy::U32)],
         },

@@ -14,7 +14,9 @@ mod tests;
 mod units;
 
 use super::{Backend, BackendError, BufferId, Caps, Command, DeviceKind, KernelId, KernelSpec, Launch};
-use super::{Maker, OpenOptions, RecordingId, RecordingWay, Stats, View, build_ahead, choose, fast_local};
+use super::{
+    Maker, OpenOptions, RecordingId, RecordingWay, Stats, View, build_ahead, choose, fast_local, verdicts,
+};
 use crate::cache::Store;
 use build::{Built, Compiled};
 use std::collections::HashMap;
@@ -154,6 +156,8 @@ fn caps_of(adapter: &::wgpu::Adapter) -> Caps {
         f16_math: features.contains(::wgpu::Features::SHADER_F16),
         matrix_units: has_matrix_units(adapter),
         priorities: false,
+        quarantined: Vec::new(),
+        tuned: Vec::new(),
         profiling: features.contains(::wgpu::Features::TIMESTAMP_QUERY),
     }
 }
@@ -219,6 +223,8 @@ impl Wgpu {
                 .lost
                 .get_or_insert_with(|| format!("{why} ({reason:?})"));
         });
+        let mut caps = caps;
+        verdicts::apply(options.cache.as_deref(), &mut caps);
         let mut opened = Self {
             device,
             queue,

@@ -16,6 +16,8 @@ static SCALE: Kernel = Kernel {
     cl: "",
     wgsl: "@compute @workgroup_size(WG)\n\
            fn scale(@builtin(global_invocation_id) id: vec3<u32>) { y[id.x] = w[id.x] * p.factor + y[id.x]; }",
+    variant: None,
+    forms: &[],
     params: Params {
         fields: &[("factor", FieldTy::U32)],
     },
@@ -442,6 +444,8 @@ fn a_broken_kernel_names_itself_and_the_line() {
         name: "broken_syntax",
         cl: "",
         wgsl: "@compute @workgroup_size(WG)\nfn broken_syntax() {\n  y[0] = nonsense;\n}",
+        variant: None,
+        forms: &[],
         params: Params {
             fields: &[("n", FieldTy::U32)],
         },
@@ -459,6 +463,8 @@ fn a_broken_kernel_names_itself_and_the_line() {
         name: "",
         cl: "",
         wgsl: "@compute @workgroup_size(WG)\nfn another_name() { y[0] = p.n; }",
+        variant: None,
+        forms: &[],
         params: Params {
             fields: &[("n", FieldTy::U32)],
         },

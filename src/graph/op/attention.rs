@@ -27,7 +27,10 @@ static UNITS: Kernel = crate::kernel!(attention_mma {
     heads: U32, kv_heads: U32, rows: U32, keys: U32, live_keys: U32,
     mask_b: U32, mask_h: U32, mask_s: U32, mask_t: U32, scale: F32,
     softcap: F32,
-} [q: In Halves4, k: In Halves4, v: In Halves4, mask: OptionalIn Elem, live: Weight Elem, y: Out Elem]);
+} [q: In Halves4, k: In Halves4, v: In Halves4, mask: OptionalIn Elem, live: Weight Elem, y: Out Elem])
+.variant_of(&KERNEL, |caps| {
+    caps.matrix_units && caps.max_workgroup >= UNITS_TAKE.0 && caps.local_bytes >= UNITS_TAKE.1
+});
 
 /// One row, where work-groups of a large GPU take a head each.
 static ROW: Kernel = crate::kernel!(attention_row {
@@ -37,7 +40,12 @@ static ROW: Kernel = crate::kernel!(attention_row {
 } [
     q: In Words4, k: In Words4, v: In Words4, mask: OptionalIn Elem, live: Weight Elem, y: Out Elem,
     found: OptionalInOut Words, counts: OptionalInOut Words
-]);
+])
+.variant_of(&KERNEL, |caps| {
+    // In OpenCL C with PTX, in WGSL wherever local memory is fast.
+    let able = caps.matrix_units || caps.backend == "wgpu" && caps.fast_local;
+    able && caps.max_workgroup >= ROW_ITEMS && caps.local_bytes >= 19 << 10
+});
 
 static MERGE: Kernel = crate::kernel!(attention_merge {
     vectors: U32, splits: U32,
@@ -66,20 +74,17 @@ const UNITS_TAKE: (u32, u32) = (128, 43 << 10);
 
 /// Matrix units take queries, keys and values in heads of this size. They round weights to halves, which a result in halves does not show.
 fn on_units(caps: &Caps, dim: i64, operands: &[Operand]) -> bool {
-    let room = caps.max_workgroup >= UNITS_TAKE.0 && caps.local_bytes >= UNITS_TAKE.1;
     let halves = operands.iter().all(|o| o.dtype == DType::F16);
-    caps.matrix_units && room && halves && matches!(dim, 64 | 128)
+    caps.takes(&UNITS) && halves && matches!(dim, 64 | 128)
 }
 
 /// Work-items of a work-group for one row.
 const ROW_ITEMS: u32 = 256;
 
-/// The kernel for one row takes queries, keys and values in heads of this size: in OpenCL C with PTX, in WGSL wherever local memory is fast.
+/// The kernel for one row takes queries, keys and values in heads of this size.
 fn by_rows(caps: &Caps, dim: i64, operands: &[Operand]) -> bool {
-    let able = caps.matrix_units || caps.backend == "wgpu" && caps.fast_local;
-    let room = caps.max_workgroup >= ROW_ITEMS && caps.local_bytes >= 19 << 10;
     let halves = operands.iter().all(|o| o.dtype == DType::F16);
-    able && room && halves && matches!(dim, 64 | 128)
+    caps.takes(&ROW) && halves && matches!(dim, 64 | 128)
 }
 
 /// A kernel of [`by_rows`] can tell that it is the last work-group of a head, and read what the others wrote: by PTX.
@@ -376,9 +381,7 @@ impl Attention {
         let meet = by_row && meets(cx.caps()) && heads.as_const().is_some();
         let found = match &splits {
             None => None,
-            Some(splits) => {
-                Some(cx.temp(DType::F32, splits.mul(heads)?.mul(&Dim::from(dim + vector))?))
-            }
+            Some(splits) => Some(cx.temp(DType::F32, splits.mul(heads)?.mul(&Dim::from(dim + vector))?)),
         };
         let result = match found {
             Some(found) if !meet => found,
@@ -467,10 +470,7 @@ impl Attention {
             }
         };
         let call = operands.into_iter().fold(call, Call::operand);
-        let call = call
-            .optional(mask)
-            .operand(live)
-            .operand(result);
+        let call = call.optional(mask).operand(live).operand(result);
         let call = if by_row {
             let counters = heads.as_const().and_then(|n| u64::try_from(n).ok());
             let counted = found.zip(counters).filter(|_| meet);

@@ -94,9 +94,14 @@ impl Input {
         }
     }
 
+    /// Number of elements.
+    pub fn elements(&self) -> usize {
+        self.shape.iter().product()
+    }
+
     /// The operand, filled from `seed`. Floats are exact in `f16`, so that storage does not count as error.
     pub fn make(&self, seed: u64) -> Result<HostTensor, TensorError> {
-        let count = self.shape.iter().product::<usize>();
+        let count = self.elements();
         let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15).wrapping_add(0x1234_5678);
         // A 64-bit linear congruential generator (Knuth's MMIX constants); the top bits are used.
         let mut next = || {

@@ -1,6 +1,7 @@
 //! Tiles of results that work-groups compute by way of local memory.
 
 use crate::backend::Caps;
+use crate::backend::kernel::Kernel;
 use crate::plan::lower::Call;
 use crate::shape::Dim;
 
@@ -66,11 +67,11 @@ impl LocalTile {
         whole && !sparse(self.rows, rows) && !sparse(self.columns, columns)
     }
 
-    /// The tile for products of this extent; `None` on a device that gains nothing by local memory or has too little of it. The largest
-    /// tile that is filled and gives every compute unit work is taken.
-    pub fn of(caps: &Caps, extent: Extent) -> Option<Self> {
+    /// The tile by which `kernel` computes products of this extent; `None` on a device that does not take it, or has too little local
+    /// memory. The largest tile that is filled and gives every compute unit work is taken.
+    pub fn of(kernel: &Kernel, caps: &Caps, extent: Extent) -> Option<Self> {
         let fits = |t: &Self| t.pool() * 16 <= i64::from(caps.local_bytes) && t.items <= caps.max_workgroup;
-        if !caps.fast_local {
+        if !caps.takes(kernel) {
             return None;
         }
         let batches = extent.batches.unwrap_or(1).max(1);
@@ -137,6 +138,11 @@ mod tests {
     use super::*;
     use crate::backend::DeviceKind;
 
+    /// For a kernel of these tiles.
+    fn tile_of(caps: &Caps, extent: Extent) -> Option<LocalTile> {
+        LocalTile::of(&crate::graph::op::matmul::TILED, caps, extent)
+    }
+
     fn caps(units: u32) -> Caps {
         Caps {
             fast_local: true,
@@ -174,7 +180,7 @@ mod tests {
 
     #[test]
     fn small_products_get_small_tiles() {
-        let of = |caps: &Caps, e: Extent| LocalTile::of(caps, e).unwrap().rows;
+        let of = |caps: &Caps, e: Extent| tile_of(caps, e).unwrap().rows;
         assert_eq!(of(&caps(132), extent(50, 768)), 16);
         assert_eq!(of(&caps(132), extent(50, 3072)), 32);
         assert_eq!(of(&caps(132), extent(4096, 4096)), 64);
@@ -205,7 +211,7 @@ mod tests {
             plane,
             batches: None,
         };
-        let of = |plane| LocalTile::of(&caps(64), open(plane)).unwrap();
+        let of = |plane| tile_of(&caps(64), open(plane)).unwrap();
         assert_eq!(of(false).rows, 16, "256 columns");
         assert_eq!(of(true).rows, 64, "4096 places");
     }
@@ -213,7 +219,7 @@ mod tests {
     #[test]
     fn few_rows_get_wide_tiles() {
         let of = |rows, columns| {
-            let t = LocalTile::of(&caps(132), extent(rows, columns)).unwrap();
+            let t = tile_of(&caps(132), extent(rows, columns)).unwrap();
             (t.rows, t.columns)
         };
         assert_eq!(of(16, 25_600), (16, 64));
@@ -227,11 +233,11 @@ mod tests {
 
     #[test]
     fn few_columns_get_narrow_tiles() {
-        let of = |columns| LocalTile::of(&caps(8), extent(65_536, columns)).unwrap().columns;
+        let of = |columns| tile_of(&caps(8), extent(65_536, columns)).unwrap().columns;
         assert_eq!([1, 2, 16].map(of), [16; 3]);
         assert_eq!([17, 32].map(of), [32; 2]);
         assert_eq!([33, 64, i64::MAX].map(of), [64; 3]);
-        let tall = LocalTile::of(&caps(8), extent(i64::MAX, 64)).unwrap();
+        let tall = tile_of(&caps(8), extent(i64::MAX, 64)).unwrap();
         assert_eq!(tall.rows, 64, "any number of rows");
     }
 
@@ -241,14 +247,14 @@ mod tests {
             local_bytes: 8 << 10,
             ..caps(8)
         };
-        assert_eq!(LocalTile::of(&small, extent(50, 768)), None);
+        assert_eq!(tile_of(&small, extent(50, 768)), None);
         let few = Caps {
             max_workgroup: 128,
             ..caps(8)
         };
-        assert_eq!(LocalTile::of(&few, extent(50, 768)), None);
-        assert_eq!(LocalTile::of(&few, extent(30, 768)), Some(TILES[1]));
-        assert_eq!(LocalTile::of(&few, extent(1, 768)), Some(FLAT));
-        assert_eq!(LocalTile::of(&Caps::neutral(), extent(50, 768)), None, "a phone");
+        assert_eq!(tile_of(&few, extent(50, 768)), None);
+        assert_eq!(tile_of(&few, extent(30, 768)), Some(TILES[1]));
+        assert_eq!(tile_of(&few, extent(1, 768)), Some(FLAT));
+        assert_eq!(tile_of(&Caps::neutral(), extent(50, 768)), None, "a phone");
     }
 }

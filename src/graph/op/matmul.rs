@@ -28,13 +28,14 @@ static KERNEL: Kernel = crate::kernel!(matmul {
     batches: U32,
 } [a: In Elem, b: In Elem, y: InOut Elem]);
 /// The same by way of local memory.
-static TILED: Kernel = crate::kernel!(matmul_tiled {
+pub(super) static TILED: Kernel = crate::kernel!(matmul_tiled {
     m: U32, n: U32, k: U32, b_stride: U32, y_stride: U32, column: U32,
     n1: U32, n2: U32,
     a0: U32, a1: U32, a2: U32,
     b0: U32, b1: U32, b2: U32,
     batches: U32,
-} [a: In Elem, b: In Elem, y: InOut Single]);
+} [a: In Elem, b: In Elem, y: InOut Single])
+.variant_of(&KERNEL, |caps| caps.fast_local);
 
 /// Rows that one work-item computes when there are many.
 const ROWS: i64 = 4;
@@ -243,7 +244,7 @@ impl Op for MatMul {
             plane: false,
             batches: most,
         };
-        let tile = LocalTile::of(cx.caps(), extent);
+        let tile = LocalTile::of(&TILED, cx.caps(), extent);
         let by_vectors = tile.is_none() && cx.caps().explicit_vectors();
         // Columns that are read at a time.
         let together = if tile.is_some() { 4 } else { 2 };

@@ -4,12 +4,13 @@
 //! Two kernel families (paper, section 2.2): `matvec_e0m` for one row (decode), `matmul_e0m` for many (prefill), each with a variant for
 //! devices with matrix units (the module `units`). A weight above what a kernel can bind is split by columns.
 
+mod tune;
 mod units;
 
 use super::case::{Case, constant, input};
 use super::sizes::Sizes;
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, operand, own};
-use crate::backend::kernel::Kernel;
+use crate::backend::kernel::{Form, Kernel};
 use crate::backend::{Caps, DeviceKind};
 use crate::plan::lower::{Call, LowerCx, Operand, Pack};
 use crate::quant::{Bits, ByGroup, GROUP_STEP, Method, Packed, decode_rows};
@@ -22,7 +23,12 @@ use half::f16;
 static VECTOR: Kernel = crate::kernel!(matvec_e0m {
     n: U32, steps: U32, panel: U32, column: U32,
     end0: U32, end1: U32, start1: U32, start2: U32,
-} [x: In Elem, codes: Weight Words4, scales: Weight Words4, y: InOut Elem]);
+} [x: In Elem, codes: Weight Words4, scales: Weight Words4, y: InOut Elem])
+.with_forms(&[Form {
+    // A stretch as one run of loads, which takes registers that compilers may not have.
+    define: "WHOLE",
+    needs: |caps| caps.kind != DeviceKind::Cpu,
+}]);
 
 /// Many rows; the same.
 static MATRIX: Kernel = crate::kernel!(matmul_e0m {
@@ -323,7 +329,7 @@ impl MatMulE0m {
             let call = match call {
                 Some(call) => call,
                 None if vector => self.generic_vector(caps, k, part.count)?,
-                None => self.generic_matrix(caps, part.count, &rows)?,
+                None => self.generic_matrix(caps, k, part.count, &rows, most)?,
             };
             let call = call
                 .operand(x)
@@ -349,35 +355,46 @@ impl MatMulE0m {
 
     /// The vector kernel that any device takes, for a `k x n` weight.
     fn generic_vector(&self, caps: &Caps, k: usize, n: usize) -> OpResult<Call> {
-        let tile = E0mShape::of(caps);
+        let tuning = tune::vector(self, caps, k, n);
+        let tile = E0mShape::of(caps).with_vector(&tuning);
         let columns = tile.lanes * tile.vector_columns;
-        let (items, most) = tile.slices(caps, k, n, self.group);
+        let (items, most) = tile.slices(caps, k, n, self.group, tuning.is_default);
         let call = format_defines(Call::new(&VECTOR, items), self.bits, self.group, most)
             .define("LANES", i64::from(tile.lanes))
             .define("COLS", i64::from(tile.vector_columns))
-            .grid(Dim::from_usize(n).ceil_div(i64::from(columns))?, 1, 1);
+            .grid(Dim::from_usize(n).ceil_div(i64::from(columns))?, 1, 1)
+            .tuned_by(tuning);
         let call = if items >= FOLD * columns {
             call.define("FOLD", i64::from(FOLD))
         } else {
             call
         };
-        Ok(if caps.kind == DeviceKind::Cpu {
-            call
-        } else {
+        Ok(if caps.takes_form(&VECTOR, "WHOLE") {
             call.define("WHOLE", 1)
+        } else {
+            call
         })
     }
 
-    /// The matrix kernel that any device takes, for a weight of `n` columns.
-    fn generic_matrix(&self, caps: &Caps, n: usize, rows: &Dim) -> OpResult<Call> {
-        let tile = E0mShape::of(caps);
+    /// The matrix kernel that any device takes, for `rows`, at most `most`, and a `k x n` weight.
+    fn generic_matrix(
+        &self,
+        caps: &Caps,
+        k: usize,
+        n: usize,
+        rows: &Dim,
+        most: Option<i64>,
+    ) -> OpResult<Call> {
+        let tuning = tune::matrix(self, caps, k, n, most);
+        let tile = E0mShape::of(caps).with_matrix(&tuning);
         let columns = tile.matrix_items * tile.matrix_columns;
         let call = Call::new(&MATRIX, tile.matrix_items);
         let groups = Dim::from_usize(n).ceil_div(i64::from(columns))?;
         let call = format_defines(call, self.bits, self.group, STRETCH)
             .define("ROWS", tile.rows)
             .define("COLS", i64::from(tile.matrix_columns))
-            .grid(groups, rows.ceil_div(tile.rows)?, 1);
+            .grid(groups, rows.ceil_div(tile.rows)?, 1)
+            .tuned_by(tuning);
         Ok(if tile.rows < 8 {
             call.define("HALF_TILE", 1)
         } else {
@@ -411,7 +428,8 @@ struct E0mShape {
 impl E0mShape {
     /// Work-items of the vector kernel for `k x n` weights, and the longest stretch that one of them walks at a time. A large GPU waits for
     /// memory unless there are about a thousand work-items for each compute unit: then more of them share a column, and walk less far.
-    fn slices(&self, caps: &Caps, k: usize, n: usize, group: usize) -> (u32, usize) {
+    /// Without `more` the work-items are as many as they are.
+    fn slices(&self, caps: &Caps, k: usize, n: usize, group: usize, more: bool) -> (u32, usize) {
         /// Work-items of a compute unit that hide the time of a load.
         const EACH: u32 = 1024;
         /// With more, drivers run out of registers for the loads of a stretch, and refuse.
@@ -427,7 +445,8 @@ impl E0mShape {
         let wanted = caps.assumed_units().saturating_mul(EACH);
         let most = stretch(group, STRETCH);
         let walks = |items: u32, stretch: usize| k.div_ceil(stretch) >= (items / self.lanes) as usize;
-        while groups.saturating_mul(items) < wanted
+        while more
+            && groups.saturating_mul(items) < wanted
             && items * 2 <= caps.max_workgroup.min(MOST)
             && items * 2 * self.vector_columns * 4 <= caps.local_bytes
             && walks(items * 2, LEAST)
@@ -582,7 +601,7 @@ mod tests {
                 .flat_map(|u| [(u, 496), (u, 960), (u, 4096)])
             {
                 let caps = gpu(units);
-                let (items, s) = E0mShape::of(&caps).slices(&caps, k, 576, group);
+                let (items, s) = E0mShape::of(&caps).slices(&caps, k, 576, group, true);
                 assert!(
                     s.is_multiple_of(GROUP_STEP) && group.is_multiple_of(s) && items <= 256,
                     "{items} work-items, {s} of {group}, k = {k}, {units} units"
@@ -594,7 +613,7 @@ mod tests {
     #[test]
     fn long_columns_are_shared_by_more_work_items() {
         let caps = gpu(132);
-        let of = |k, n, group| E0mShape::of(&caps).slices(&caps, k, n, group);
+        let of = |k, n, group| E0mShape::of(&caps).slices(&caps, k, n, group, true);
         assert_eq!(of(4096, 4096, 128), (256, 128));
         assert_eq!(of(4096, 4096, 32), (256, 32));
         assert_eq!(
@@ -606,6 +625,9 @@ mod tests {
         assert_eq!(of(2048, 64, 64), (256, 64));
         assert_eq!(of(496, 576, 72), (128, 72), "no part of the group is long enough");
         let small = Caps::neutral();
-        assert_eq!(E0mShape::of(&small).slices(&small, 4096, 576, 128), (64, STRETCH));
+        assert_eq!(
+            E0mShape::of(&small).slices(&small, 4096, 576, 128, true),
+            (64, STRETCH)
+        );
     }
 }

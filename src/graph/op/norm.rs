@@ -26,7 +26,8 @@ pub(super) static KERNEL: Kernel = crate::kernel!(norm {
 /// Rows without a mean and a bias, in work-groups of [`ROW_ITEMS`].
 pub(super) static ROW: Kernel = crate::kernel!(norm_row {
     cols: U32, epsilon: F32,
-} [x: In Elem, scale: In Elem, y: Out Elem]);
+} [x: In Elem, scale: In Elem, y: Out Elem])
+.variant_of(&KERNEL, |caps| caps.fast_local && caps.max_workgroup >= ROW_ITEMS);
 /// Work-items of a work-group of [`ROW`], and the most vectors of four that each of them holds.
 const ROW_ITEMS: u32 = 256;
 const MOST_HELD: i64 = 16;
@@ -122,8 +123,7 @@ fn held(caps: &Caps, cols: &Dim) -> Option<i64> {
     const LEAST: i64 = 512;
     let cols = cols.as_const().filter(|n| n % 4 == 0 && *n >= LEAST)?;
     let held = (cols / 4 - 1) / i64::from(ROW_ITEMS) + 1;
-    let able = caps.fast_local && caps.max_workgroup >= ROW_ITEMS;
-    (able && held <= MOST_HELD).then_some(held)
+    (caps.takes(&ROW) && held <= MOST_HELD).then_some(held)
 }
 
 /// Which elements are normalised together.

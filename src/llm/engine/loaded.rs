@@ -13,8 +13,10 @@ use std::sync::Arc;
 /// own, and adds no weights.
 #[derive(Debug)]
 pub struct DeviceDecoder {
-    decoder: Arc<Decoder>,
-    program: Arc<Program>,
+    pub(super) decoder: Arc<Decoder>,
+    pub(super) program: Arc<Program>,
+    /// Kernels that were checked before.
+    pub(super) checked: usize,
     memory: DecoderMemory,
     lengths: Lengths,
     /// As in [`DeviceModel`].
@@ -26,14 +28,15 @@ impl DeviceDecoder {
     /// Plans `decoder` for `backend` and `lengths` and uploads its weights. Errors of [`Decoder::plan_for`] and [`DeviceDecoder::load`].
     pub fn new(decoder: Decoder, backend: Box<dyn Backend>, lengths: &Lengths) -> Result<Self> {
         let planned = decoder.plan_for(backend.caps(), lengths, false)?;
+        let (decoder, backend) = (Arc::new(decoder), SharedBackend::new(backend));
         Self::load(decoder, backend, planned, &mut |_, _| {})
     }
 
     /// Uploads the weights of `decoder`, which was planned for the device of `backend`, and compiles its kernels; `hear` as of
     /// [`Program::load`]. An error where the device refuses memory or kernels.
     pub fn load(
-        decoder: Decoder,
-        backend: Box<dyn Backend>,
+        decoder: Arc<Decoder>,
+        backend: SharedBackend,
         planned: Planned,
         hear: &mut dyn FnMut(usize, usize),
     ) -> Result<Self> {
@@ -44,9 +47,10 @@ impl DeviceDecoder {
             verify,
             short_decode,
         } = plans;
-        let program = Program::load(SharedBackend::new(backend), decoder.graph(), plans, hear)?;
+        let program = Program::load(backend, decoder.graph(), plans, hear)?;
         Ok(Self {
-            decoder: Arc::new(decoder),
+            decoder,
+            checked: 0,
             program: Arc::new(program),
             memory,
             lengths,

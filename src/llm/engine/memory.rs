@@ -83,6 +83,11 @@ pub struct Planned {
 }
 
 impl Planned {
+    /// What they are made for.
+    pub fn lengths(&self) -> Lengths {
+        self.lengths
+    }
+
     /// What the plans take.
     pub fn memory(&self) -> DecoderMemory {
         self.memory

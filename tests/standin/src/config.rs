@@ -6,7 +6,7 @@ use std::path::PathBuf;
 /// The environment variable with the path of a [`Config`] in JSON.
 pub const CONFIG: &str = "TLITE_STANDIN";
 
-/// The phone whose library it plays.
+/// The device whose library it plays.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Profile {
@@ -14,6 +14,8 @@ pub enum Profile {
     Adreno,
     /// A Mali of Arm: the priority is a property of the queue.
     Mali,
+    /// A graphics card of AMD, with memory of its own and local memory beside its cores, for which there are variants of kernels.
+    Radeon,
 }
 
 /// What is played, and what goes wrong.
@@ -37,6 +39,8 @@ pub struct Config {
     /// A kernel with wrong results: after each of its dispatches, recorded ones included, the first 16 bytes of its last buffer are
     /// overwritten.
     pub corrupt: Option<String>,
+    /// Of that kernel only programs with this text.
+    pub corrupt_text: Option<String>,
 }
 
 /// A call that fails.

@@ -40,6 +40,8 @@ pub(crate) struct Words {
     platform: &'static str,
     maker: &'static str,
     maker_id: Uint,
+    /// Its memory is the host's.
+    unified: bool,
     device: &'static str,
     /// What follows the number of OpenCL's version.
     version: &'static str,
@@ -59,6 +61,7 @@ const ADRENO: Words = Words {
     platform: "QUALCOMM Snapdragon(TM)",
     maker: "QUALCOMM",
     maker_id: 0x5143,
+    unified: true,
     device: "QUALCOMM Adreno(TM) 750",
     version: "Adreno(TM) 750",
     driver: "QUALCOMM build: stand-in Compiler E031.45.02.16",
@@ -91,6 +94,7 @@ const MALI: Words = Words {
     platform: "ARM Platform",
     maker: "ARM",
     maker_id: 0xd800_0000,
+    unified: true,
     device: "Mali-G720",
     version: "v1.r49p1-stand-in",
     driver: "v1.r49p1-stand-in",
@@ -127,12 +131,38 @@ const MALI: Words = Words {
     ],
 };
 
+const RADEON: Words = Words {
+    platform: "AMD Accelerated Parallel Processing",
+    maker: "Advanced Micro Devices, Inc.",
+    maker_id: 0x1002,
+    unified: false,
+    device: "gfx1100",
+    version: "AMD-APP (stand-in)",
+    driver: "stand-in",
+    units: 48,
+    max_workgroup: 256,
+    local_bytes: 64 << 10,
+    image_pitch: 256,
+    own: &[],
+    listed: &[
+        "cl_khr_3d_image_writes",
+        "cl_khr_byte_addressable_store",
+        "cl_khr_fp16",
+        "cl_khr_global_int32_base_atomics",
+        "cl_khr_global_int32_extended_atomics",
+        "cl_khr_image2d_from_buffer",
+        "cl_khr_local_int32_base_atomics",
+        "cl_khr_local_int32_extended_atomics",
+    ],
+};
+
 impl Words {
     /// Those of the configured phone.
     pub(crate) fn configured() -> Option<&'static Self> {
         with(|s| s.config.profile).map(|profile| match profile {
             Profile::Adreno => &ADRENO,
             Profile::Mali => &MALI,
+            Profile::Radeon => &RADEON,
         })
     }
 
@@ -341,7 +371,7 @@ fn device_words(words: &Words, name: Uint, real: Query<'_>) -> Result<Option<Vec
         DRIVER_VERSION => with_end(words.driver),
         EXTENSIONS => with_end(words.extensions(&text(&asked(real)?))),
         EXTENSIONS_WITH_VERSION => words.versioned(&asked(real)?),
-        HOST_UNIFIED_MEMORY => 1u32.to_ne_bytes().to_vec(),
+        HOST_UNIFIED_MEMORY => Uint::from(words.unified).to_ne_bytes().to_vec(),
         MAX_COMPUTE_UNITS => words.units.to_ne_bytes().to_vec(),
         MAX_WORK_GROUP_SIZE => size(&asked(real)?)
             .min(words.max_workgroup)

@@ -13,7 +13,7 @@
 //! configuration. Without one it only passes calls on.
 //!
 //! The log has a line for each call: its name, what matters of its arguments as `name=value`, and `= code`. A fault that is injected has a
-//! line before that of its call, `inject CALL code=CODE ms=MS`, with the milliseconds since 1970.
+//! line before that of its call, `inject CALL code=CODE ms=MS`, with the milliseconds since 1970; so have results that are spoilt.
 #![allow(
     non_snake_case,
     reason = "functions of the C interface have their names there"

@@ -47,7 +47,7 @@ pub(crate) fn dispatch(queue: Handle, object: Handle, name: &str, grid: &Grid, e
     let Events { count, wait, event } = events;
     let code = real!(clEnqueueNDRangeKernel(queue: Handle, object: Handle, rank: Uint, offset: *const usize, global: *const usize, local: *const usize, count: Uint, wait: *const Handle, event: *mut Handle) -> Code)
         .unwrap_or(cl::MISSING);
-    if code != cl::SUCCESS || !with(|s| s.config.corrupt.as_deref() == Some(name)) {
+    if code != cl::SUCCESS || !with(|s| s.is_spoilt(id(object), name)) {
         return code;
     }
     // The last of its arguments that is a buffer.
@@ -66,7 +66,7 @@ pub(crate) fn dispatch(queue: Handle, object: Handle, name: &str, grid: &Grid, e
     let (start, none, count, event) = (0usize, std::ptr::null::<Handle>(), 0, std::ptr::null_mut());
     let code = real!(clEnqueueFillBuffer(queue: Handle, buffer: Handle, pattern: *const c_void, unit: usize, start: usize, bytes: usize, count: Uint, none: *const Handle, event: *mut Handle) -> Code)
         .unwrap_or(cl::MISSING);
-    with(|s| s.log(&format!("inject wrong results kernel={name} bytes={bytes}")));
+    with(|s| s.log_injected(&format!("wrong results kernel={name} bytes={bytes}")));
     code
 }
 

@@ -89,10 +89,25 @@ impl State {
         }
     }
 
+    /// Writes what is done that a driver would not do, and when.
+    pub(crate) fn log_injected(&mut self, what: &str) {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        self.log(&format!("inject {what} ms={}", since.as_millis()));
+    }
+
     /// Writes that a call is made to fail.
     pub(crate) fn log_fault(&mut self, call: &str, code: Code) {
-        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        self.log(&format!("inject {call} code={code} ms={}", since.as_millis()));
+        self.log_injected(&format!("{call} code={code}"));
+    }
+
+    /// The results of this kernel object are to be wrong.
+    pub(crate) fn is_spoilt(&self, object: usize, name: &str) -> bool {
+        let program = self
+            .kernels
+            .get(&object)
+            .and_then(|k| self.programs.get(&k.program));
+        let holds = |text: &String| program.is_some_and(|p| p.source.contains(text.as_str()));
+        self.config.corrupt.as_deref() == Some(name) && self.config.corrupt_text.as_ref().is_none_or(holds)
     }
 
     /// The fault for this call, if it is to fail now.

@@ -14,13 +14,20 @@ use crate::tensor::DType;
 pub(super) static VECTOR: Kernel = crate::kernel!(matvec_e0m_mma {
     n: U32, steps: U32, panel: U32, column: U32,
     end0: U32, end1: U32, start1: U32, start2: U32,
-} [x: In Words4, codes: Weight Words4, scales: Weight Words4, y: InOut Elem]);
+} [x: In Words4, codes: Weight Words4, scales: Weight Words4, y: InOut Elem])
+.variant_of(&super::VECTOR, able);
 
 /// Many rows.
 pub(super) static MATRIX: Kernel = crate::kernel!(matmul_e0m_mma {
     m: U32, n: U32, k: U32, panel: U32, y_stride: U32, column: U32,
     end0: U32, end1: U32, start1: U32, start2: U32,
-} [x: In Halves4, codes: Weight Words4, scales: Weight Words4, y: InOut Elem]);
+} [x: In Halves4, codes: Weight Words4, scales: Weight Words4, y: InOut Elem])
+.variant_of(&super::MATRIX, able);
+
+/// What both ask of a device.
+fn able(caps: &Caps) -> bool {
+    caps.matrix_units && caps.local_bytes >= LOCAL && caps.max_workgroup >= 256
+}
 
 /// Columns of a warp in both kernels.
 const COLUMNS: usize = 32;
@@ -67,15 +74,14 @@ impl Tile {
 
 impl MatMulE0m {
     /// Weights of a block, of which the four work-items of a column have a word each; `None` where the units cannot take the product.
-    fn block(&self, caps: &Caps, x: DType, k: usize) -> Option<usize> {
+    fn block(&self, x: DType, k: usize) -> Option<usize> {
         let block = match self.bits {
             Bits::Four => 32,
             Bits::Eight => 16,
             _ => return None,
         };
         let whole = k.is_multiple_of(block) && self.group.is_multiple_of(block);
-        let able = caps.matrix_units && caps.local_bytes >= LOCAL && caps.max_workgroup >= 256;
-        (able && x == DType::F16 && whole).then_some(block)
+        (x == DType::F16 && whole).then_some(block)
     }
 
     /// The vector kernel for a `k x n` weight.
@@ -86,7 +92,7 @@ impl MatMulE0m {
         k: usize,
         n: usize,
     ) -> Option<Call> {
-        let block = self.block(caps, x, k)?;
+        let block = self.block(x, k).filter(|_| caps.takes(&VECTOR))?;
         // Sums of 4-bit codes where they stand are as exact as a half asks for, not as single precision.
         if self.bits == Bits::Four && y != DType::F16 {
             return None;
@@ -126,7 +132,7 @@ impl MatMulE0m {
         rows: &Dim,
         most: Option<i64>,
     ) -> Option<Call> {
-        self.block(caps, x, k)?;
+        self.block(x, k).filter(|_| caps.takes(&MATRIX))?;
         // Weights are rounded to halves, which a result in halves does not show.
         if y != DType::F16 {
             return None;

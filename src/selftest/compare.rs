@@ -1,6 +1,6 @@
 //! Errors of a result against the reference.
 
-use transformer_lite::tensor::{DType, HostTensor};
+use crate::tensor::{DType, HostTensor};
 
 /// Bound on the normalised mean square error of a result that is stored as `stored`, where no sum has more than
 /// `terms` terms.

@@ -1,26 +1,64 @@
 //! Runs one scenario on one device with every check that the module documentation of the test names.
 #![allow(clippy::result_large_err, reason = "the library's error, on no hot path")]
 
-use crate::compare::{bound, compare};
-use crate::support::{Device, POISON};
+use crate::backend::kernel::KernelSpec;
+use crate::backend::{Backend, Caps, SharedBackend, View};
+use crate::error::Result as LibResult;
+use crate::executor::Executor;
+use crate::graph::derive::derive;
+use crate::graph::op::InferCx;
+use crate::graph::op::case::Case;
+use crate::graph::op::reshape::Reshape;
+use crate::graph::pass::{DECOMPOSE, Pipeline};
+use crate::graph::{Edit, Graph, Op, ValueId};
+use crate::plan::{Options, Place, Plan, Shared};
+use crate::selftest::compare::{bound, compare};
+use crate::shape::{Bindings, Constraints, Dim, Fact, Known, Shape};
+use crate::tensor::{DType, HostTensor};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
-use transformer_lite::backend::kernel::KernelSpec;
-use transformer_lite::backend::{Caps, View};
-use transformer_lite::error::Result as LibResult;
-use transformer_lite::executor::Executor;
-use transformer_lite::graph::derive::derive;
-use transformer_lite::graph::op::InferCx;
-use transformer_lite::graph::op::case::Case;
-use transformer_lite::graph::op::reshape::Reshape;
-use transformer_lite::graph::pass::{DECOMPOSE, Pipeline};
-use transformer_lite::graph::{Edit, Graph, Op, ValueId};
-use transformer_lite::plan::{Options, Place, Plan, Shared};
-use transformer_lite::shape::{Bindings, Constraints, Dim, Fact, Known, Shape};
-use transformer_lite::tensor::{DType, HostTensor};
+
+/// Byte of memory that nothing has written: every type of float made of it is not a number.
+pub const POISON: u8 = 0xff;
+
+/// Looks for what was written outside of buffers; an error says where.
+pub type Guards = Box<dyn Fn() -> Result<(), String>>;
+
+/// A device for cases.
+pub trait Bench {
+    /// What it offers.
+    fn caps(&self) -> &Caps;
+
+    /// A backend for one executor, and guards of its buffers.
+    fn share(&self) -> (Box<dyn Backend>, Guards);
+}
+
+impl Bench for SharedBackend {
+    fn caps(&self) -> &Caps {
+        Backend::caps(self)
+    }
+
+    /// Without guards: one arena holds almost all that is written.
+    fn share(&self) -> (Box<dyn Backend>, Guards) {
+        (Box::new(self.clone()), Box::new(|| Ok(())))
+    }
+}
+
+/// How much of a scenario is run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Depth {
+    /// Its first form.
+    Quick,
+    /// Every form, with weights whole and split.
+    Whole,
+    /// That, and kernels by way of local memory in each size of their tiles, whether the device would have them or not.
+    Every,
+}
 
 /// An operator with operands, whose sizes may be symbols, and values of them for several runs of one plan.
+#[derive(Debug)]
 pub struct Scenario {
+    /// The operator.
     pub op: Box<dyn Op>,
     /// One fact for each operand. Those whose contents are unknown are inputs of the graph.
     pub operands: Vec<Fact>,
@@ -135,9 +173,8 @@ impl Scenario {
             .collect();
         edit.add_node("node", Vec::new(), self.op.clone(), inputs, results.clone());
         if form.alias {
-            let axis = HostTensor::from_i64(&[1], &[0]).map_err(|e| {
-                transformer_lite::error::Error::other(transformer_lite::error::Stage::Run, e.to_string())
-            })?;
+            let axis = HostTensor::from_i64(&[1], &[0])
+                .map_err(|e| crate::error::Error::other(crate::error::Stage::Run, e.to_string()))?;
             let axis = edit.add_const("axis", Arc::new(axis));
             for (i, y) in results.into_iter().enumerate() {
                 let out = edit.add_value(&format!("out{i}"), None);
@@ -213,8 +250,17 @@ pub fn plan(scenario: &Scenario, caps: &Caps) -> LibResult<usize> {
         .len())
 }
 
+/// The kernels of the plan that [`Depth::Quick`] runs.
+pub fn quick_specs(scenario: &Scenario, caps: &Caps, storage: DType) -> LibResult<Vec<KernelSpec>> {
+    let form = forms(storage).first().copied().unwrap_or(Form {
+        alias: false,
+        keep: false,
+    });
+    let graph = scenario.parts(form, storage)?;
+    Ok(Plan::compile(&graph, caps, &scenario.options(storage))?.kernels)
+}
+
 /// The kernels of all plans of `scenario` on a device with these capabilities.
-#[allow(dead_code, reason = "for the checks of kernel texts, which include this file")]
 pub fn specs(scenario: &Scenario, caps: &Caps) -> LibResult<Vec<KernelSpec>> {
     let mut all = Vec::new();
     for storage in [DType::F16, DType::F32] {
@@ -268,19 +314,18 @@ pub fn spread(plan: &mut Plan, align: u64) -> Vec<Place> {
 pub const UNITS: [u32; 3] = [1, 8, 4096];
 
 /// The device as kernels are chosen for it: as it is, and as one of `units` where local memory pays.
-fn kinds(device: &Device, units: &[u32]) -> Vec<Caps> {
+fn kinds(device: &dyn Bench, units: &[u32]) -> Vec<Caps> {
     let shared = units.iter().map(|units| Caps {
         fast_local: true,
         units: *units,
-        ..device.caps.clone()
+        ..device.caps().clone()
     });
-    std::iter::once(device.caps.clone()).chain(shared).collect()
+    std::iter::once(device.caps().clone()).chain(shared).collect()
 }
 
-/// Runs `scenario` in every form.
-pub fn run(device: &Device, scenario: &Scenario, storage: DType) -> Result<(), String> {
-    let _turn = device.turn();
-    let forms: &[Form] = match storage {
+/// What surrounds an operator in turn.
+fn forms(storage: DType) -> &'static [Form] {
+    match storage {
         DType::F16 => &[
             Form {
                 alias: true,
@@ -305,7 +350,13 @@ pub fn run(device: &Device, scenario: &Scenario, storage: DType) -> Result<(), S
                 keep: true,
             },
         ],
-    };
+    }
+}
+
+/// Runs `scenario` with floats stored as `storage`. The error says what differs.
+pub fn run(device: &dyn Bench, scenario: &Scenario, storage: DType, depth: Depth) -> Result<(), String> {
+    let forms = forms(storage);
+    let forms = if depth == Depth::Quick { &forms[..1] } else { forms };
     // A weight that exceeds what a device binds is split; limits that no weight reaches change nothing.
     let weight = scenario
         .operands
@@ -313,6 +364,7 @@ pub fn run(device: &Device, scenario: &Scenario, storage: DType) -> Result<(), S
         .filter_map(Fact::as_const)
         .map(|t| t.byte_len() as u64)
         .max();
+    let weight = weight.filter(|_| depth != Depth::Quick);
     let limits = weight.into_iter().flat_map(|w| [w / 2, w / 3, w / 5]).map(Some);
     let variants: Vec<_> = forms
         .iter()
@@ -321,6 +373,7 @@ pub fn run(device: &Device, scenario: &Scenario, storage: DType) -> Result<(), S
         .flat_map(|(form, limit)| {
             // How a weight is split does not depend on the tile, nor how a tile is cut on what overwrites operands.
             let units = match limit {
+                _ if depth != Depth::Every => &[],
                 Some(_) => &UNITS[1..2],
                 None if form.keep => &[],
                 None => &UNITS[..],
@@ -400,7 +453,7 @@ impl Arena {
 }
 
 fn one_form(
-    device: &Device,
+    device: &dyn Bench,
     scenario: &Scenario,
     storage: DType,
     graph: &Graph,
@@ -415,7 +468,7 @@ fn one_form(
     let places = if in_parts {
         Vec::new()
     } else {
-        spread(&mut plan, device.caps.view_align)
+        spread(&mut plan, device.caps().view_align)
     };
     // Slots that some step writes: their whole length is allowed, that of outputs only up to the padding.
     let mut written: HashMap<u64, u64> = HashMap::new();
@@ -444,8 +497,8 @@ fn one_form(
         results.push((name.clone(), port.device, (!is_part).then_some(offset)));
     }
     let inputs = plan.inputs.clone();
-    let (shared, guards) = device.share().guarded();
-    let mut executor = Executor::new(Box::new(shared), graph, vec![plan]).map_err(|e| e.chain())?;
+    let (backend, guards) = device.share();
+    let mut executor = Executor::new(backend, graph, vec![plan]).map_err(|e| e.chain())?;
     let stats = executor.stats();
     for (bindings, operands) in &scenario.runs {
         let operands: Vec<HostTensor> = operands
@@ -521,7 +574,7 @@ fn one_form(
             }
         }
     }
-    guards.check()?;
+    guards()?;
     let now = executor.stats();
     if (now.compiles, now.recordings) != (stats.compiles, stats.recordings) {
         return Err("a run compiled or recorded again".to_owned());

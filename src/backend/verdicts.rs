@@ -1,0 +1,217 @@
+//! What is known of kernels on a device: which were found right there, and which variants are not used since they were not.
+//!
+//! Besides, what measuring chose for kernels ([`super::tunable`]). All are kept in the [`Store`], so that a start checks nothing that an earlier one has. A verdict belongs to the whole text of a
+//! specialised kernel, to device and driver, and to this version of the library, which decides with which arguments it runs. What is damaged
+//! or missing is found out anew; without a store every start does.
+
+use super::kernel::{KernelSpec, Language};
+use super::tunable::Tuned;
+use super::{Caps, Quarantined};
+use crate::cache::{Key, Kind, Store};
+
+/// Contents of the file of a kernel that was right.
+const RIGHT: &[u8] = b"right";
+
+fn key(caps: &Caps, subject: String, text: &str) -> Key {
+    let version = env!("CARGO_PKG_VERSION");
+    Key {
+        device: caps.device.clone(),
+        driver: caps.driver.clone(),
+        subject,
+        text: format!("// {version} {}\n{text}", caps.backend),
+    }
+}
+
+/// `None` for a text that cannot be expanded, which compiling tells of.
+fn key_of(caps: &Caps, spec: &KernelSpec) -> Option<Key> {
+    let text = spec.expand(Language::of(caps)).ok()?;
+    Some(key(caps, spec.to_string(), &text))
+}
+
+fn list_key(caps: &Caps) -> Key {
+    key(caps, "quarantine".to_owned(), "")
+}
+
+fn tuned_key(caps: &Caps) -> Key {
+    key(caps, "tuning".to_owned(), "")
+}
+
+/// Sets what is known of a device that was just opened: variants that are not used, and what measuring chose.
+pub fn apply(store: Option<&Store>, caps: &mut Caps) {
+    caps.quarantined = quarantined(store, caps);
+    caps.tuned = tuned(store, caps);
+}
+
+/// What measuring chose for kernels.
+fn tuned(store: Option<&Store>, caps: &Caps) -> Vec<Tuned> {
+    let Some(bytes) = store.and_then(|s| s.get(Kind::Tuning, &tuned_key(caps))) else {
+        return Vec::new();
+    };
+    serde_json::from_slice(&bytes).unwrap_or_else(|e| {
+        log::warn!("what was tuned on {}: {e}; defaults are used", caps.device);
+        Vec::new()
+    })
+}
+
+/// Keeps [`Caps::tuned`] for later starts.
+pub fn keep_tuned(store: &Store, caps: &Caps) {
+    match serde_json::to_vec(&caps.tuned) {
+        Ok(bytes) => store.put(Kind::Tuning, &tuned_key(caps), &bytes),
+        Err(e) => log::warn!("what was tuned cannot be kept: {e}"),
+    }
+}
+
+/// Variants that are not used on the device.
+pub fn quarantined(store: Option<&Store>, caps: &Caps) -> Vec<Quarantined> {
+    let Some(bytes) = store.and_then(|s| s.get(Kind::Verdict, &list_key(caps))) else {
+        return Vec::new();
+    };
+    serde_json::from_slice(&bytes).unwrap_or_else(|e| {
+        log::warn!(
+            "the list of kernels that are not used on {}: {e}; they are checked again",
+            caps.device
+        );
+        Vec::new()
+    })
+}
+
+/// Keeps [`Caps::quarantined`] for later starts.
+pub fn keep_quarantined(store: &Store, caps: &Caps) {
+    match serde_json::to_vec(&caps.quarantined) {
+        Ok(bytes) => store.put(Kind::Verdict, &list_key(caps), &bytes),
+        Err(e) => log::warn!("the list of kernels that are not used cannot be kept: {e}"),
+    }
+}
+
+/// True for a kernel that was found right on the device.
+pub fn is_right(store: &Store, caps: &Caps, spec: &KernelSpec) -> bool {
+    let found = key_of(caps, spec).and_then(|key| store.get(Kind::Verdict, &key));
+    found.as_deref() == Some(RIGHT)
+}
+
+/// Keeps for later starts that a kernel is right.
+pub fn keep_right(store: &Store, caps: &Caps, spec: &KernelSpec) {
+    if let Some(key) = key_of(caps, spec) {
+        store.put(Kind::Verdict, &key, RIGHT);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::kernel::{Form, Kernel};
+    use crate::tensor::DType;
+    use std::collections::BTreeMap;
+
+    static TWIN: Kernel = crate::kernel!(softmax { rows: U32, cols: U32 } [x: In Elem, y: Out Elem]);
+    static FAST: Kernel = crate::kernel!(softmax { rows: U32, cols: U32 } [x: In Elem, y: Out Elem])
+        .variant_of(&TWIN, |c| c.fast_local);
+
+    fn spec(rows: i64) -> KernelSpec {
+        KernelSpec {
+            kernel: &FAST,
+            workgroup: 64,
+            defines: BTreeMap::from([("ROWS", rows)]),
+            operands: vec![Some(DType::F16); 2],
+            in_place: None,
+            epilogue: None,
+        }
+    }
+
+    #[test]
+    fn verdicts_are_of_a_text_a_device_and_a_driver() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::new(dir.path().to_owned(), 1 << 20);
+        let caps = Caps::neutral();
+        assert!(!is_right(&store, &caps, &spec(1)));
+        keep_right(&store, &caps, &spec(1));
+        assert!(is_right(&store, &caps, &spec(1)));
+        assert!(!is_right(&store, &caps, &spec(2)), "another text");
+        for (device, driver, backend) in [
+            ("b", "none", "opencl"),
+            ("none", "b", "opencl"),
+            ("none", "none", "wgpu"),
+        ] {
+            let other = Caps {
+                device: device.to_owned(),
+                driver: driver.to_owned(),
+                backend,
+                ..Caps::neutral()
+            };
+            assert!(!is_right(&store, &other, &spec(1)), "{device} {driver} {backend}");
+        }
+    }
+
+    #[test]
+    fn what_is_damaged_is_not_known() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::new(dir.path().to_owned(), 1 << 20);
+        let caps = Caps::neutral().without(&FAST, "softmax", "slow");
+        keep_right(&store, &caps, &spec(1));
+        keep_quarantined(&store, &caps);
+        assert_eq!(quarantined(Some(&store), &Caps::neutral()), caps.quarantined);
+        for file in store.entries().unwrap() {
+            let mut bytes = std::fs::read(&file.path).unwrap();
+            if let Some(last) = bytes.last_mut() {
+                *last ^= 1;
+            }
+            std::fs::write(&file.path, bytes).unwrap();
+        }
+        assert!(!is_right(&store, &caps, &spec(1)));
+        assert_eq!(quarantined(Some(&store), &Caps::neutral()), Vec::new());
+        // Whole, but of another form.
+        store.put(Kind::Verdict, &list_key(&caps), b"{");
+        assert_eq!(quarantined(Some(&store), &Caps::neutral()), Vec::new());
+        assert_eq!(quarantined(None, &Caps::neutral()), Vec::new());
+    }
+
+    #[test]
+    fn a_variant_is_taken_where_it_can_be_and_is_not_quarantined() {
+        let able = Caps {
+            fast_local: true,
+            ..Caps::neutral()
+        };
+        assert!(able.takes(&FAST) && able.takes(&TWIN));
+        assert!(!Caps::neutral().takes(&FAST) && Caps::neutral().takes(&TWIN));
+        let mut without =
+            able.clone()
+                .without(&FAST, "softmax", "wrong")
+                .without(&FAST, "softmax", "wrong again");
+        assert_eq!(without.quarantined.len(), 1);
+        assert!(!without.takes(&FAST));
+        without.quarantined[0].checksum ^= 1;
+        assert!(without.takes(&FAST), "another text is tried anew");
+    }
+
+    #[test]
+    fn a_form_is_taken_or_left_by_itself() {
+        static FORMS: Kernel = crate::kernel!(softmax { rows: U32, cols: U32 } [x: In Elem, y: Out Elem])
+            .with_forms(&[
+                Form {
+                    define: "WIDE",
+                    needs: |c| c.fast_local,
+                },
+                Form {
+                    define: "ROWS",
+                    needs: |_| true,
+                },
+            ]);
+        let able = Caps {
+            fast_local: true,
+            ..Caps::neutral()
+        };
+        assert!(able.takes_form(&FORMS, "WIDE") && !Caps::neutral().takes_form(&FORMS, "WIDE"));
+        assert!(!able.takes_form(&FORMS, "OTHER") && !able.takes_form(&TWIN, "ROWS"));
+        let spec = KernelSpec {
+            kernel: &FORMS,
+            ..spec(4)
+        };
+        assert_eq!(spec.variants(), ["softmax ROWS"]);
+        let without = able.without(&FORMS, "softmax ROWS", "wrong");
+        assert!(
+            without.takes(&FORMS)
+                && without.takes_form(&FORMS, "WIDE")
+                && !without.takes_form(&FORMS, "ROWS")
+        );
+    }
+}

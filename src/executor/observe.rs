@@ -1,0 +1,229 @@
+//! A run that tells what some of its nodes read and wrote, so that their kernels can be compared with the reference.
+
+use super::Executor;
+use super::load::create;
+use super::pack::from_device;
+use super::run::Work;
+use crate::backend::{Backend, Command, View};
+use crate::error::{Error, Result, Stage};
+use crate::graph::Op;
+use crate::plan::{HostRead, HostWork, Port, Sample};
+use crate::shape::Bindings;
+use crate::tensor::{DType, HostTensor};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// A node as a run on a device computed it.
+#[derive(Debug)]
+pub struct Observed {
+    /// Its operator.
+    pub op: Box<dyn Op>,
+    /// Its name.
+    pub name: String,
+    /// Its kernels, by index into [`crate::plan::Plan::kernels`].
+    pub kernels: Vec<usize>,
+    /// Operands as they were before.
+    pub inputs: Vec<Option<HostTensor>>,
+    /// Results, each with its element type on the device; `None` for one that nothing reads.
+    pub results: Vec<Option<(HostTensor, DType)>>,
+}
+
+/// Bytes that begin at a multiple of this can be copied and read on every device.
+const ALIGN: u64 = 256;
+
+/// A tensor that is copied aside during the run.
+struct Kept {
+    from: View,
+    at: u64,
+    shape: Vec<usize>,
+}
+
+/// What is copied aside of a node: operands in the order of those on the device, results likewise.
+struct Watched {
+    sample: Sample,
+    reads: Vec<Option<Kept>>,
+    writes: Vec<Option<Kept>>,
+}
+
+impl Executor {
+    /// Runs `plan`, as [`Executor::run`] does, and tells what those of its samples read and wrote that are `wanted`. All of it is copied
+    /// aside on the device meanwhile, and read at the end.
+    pub fn observe(
+        &mut self,
+        plan: usize,
+        bindings: &Bindings,
+        wanted: &dyn Fn(&Sample) -> bool,
+    ) -> Result<Vec<Observed>> {
+        self.bind(plan, bindings)?;
+        let samples: Vec<Sample> = self.loaded(plan)?.plan.samples.clone();
+        let mut watched = Vec::new();
+        let mut bytes = 0;
+        for sample in samples.into_iter().filter(|s| wanted(s)) {
+            let (start, name) = (bytes, sample.node.name.clone());
+            match self.watch(plan, sample, &mut bytes) {
+                Ok(w) => watched.push(w),
+                Err(e) => {
+                    bytes = start;
+                    log::debug!("node \"{name}\" cannot be observed: {}", e.chain());
+                }
+            }
+        }
+        let aside = create(&mut self.backend, "observed values", bytes.max(ALIGN))?;
+        let found = self
+            .run_observed(plan, &watched, aside)
+            .and_then(|()| self.collect(plan, watched, aside));
+        // Drivers may still read what is queued.
+        let waited = self.wait();
+        self.backend.destroy_buffer(aside.buffer);
+        let found = found?;
+        waited?;
+        Ok(found)
+    }
+
+    /// Decides what is kept of a node, from byte `end` on, which it moves.
+    fn watch(&self, plan: usize, sample: Sample, end: &mut u64) -> Result<Watched> {
+        let mut keep = |port: &Port| -> Result<Option<Kept>> {
+            let loaded = self.loaded(plan)?;
+            let shape = port.shape.eval(loaded.bound.bindings());
+            let shape = shape.map_err(|e| Error::other(Stage::Run, format!("\"{}\": {e}", port.name)))?;
+            let size = if port.device == DType::F16 { 2 } else { 4 };
+            let count = shape.iter().try_fold(size, |n: usize, d| n.checked_mul(*d));
+            let len = count.and_then(|n| u64::try_from(n).ok()?.checked_next_multiple_of(4));
+            let len =
+                len.ok_or_else(|| Error::other(Stage::Run, format!("\"{}\" is too large", port.name)))?;
+            if len == 0 || port.place.is_none() {
+                return Ok(None);
+            }
+            let mut from = self.port_view(loaded, port)?;
+            if len > from.len {
+                let what = format!("\"{}\" takes {len} bytes, its place has {}", port.name, from.len);
+                return Err(Error::other(Stage::Run, what));
+            }
+            from.len = len;
+            let at = *end;
+            *end = (at + len).next_multiple_of(ALIGN);
+            Ok(Some(Kept { from, at, shape }))
+        };
+        let reads = sample.node.reads.iter().map(|r| match r {
+            Some(HostRead::Device(port)) => keep(port),
+            _ => Ok(None),
+        });
+        let reads = reads.collect::<Result<_>>()?;
+        let writes = sample.node.writes.iter().map(|w| keep(&w.port));
+        let writes = writes.collect::<Result<_>>()?;
+        Ok(Watched {
+            sample,
+            reads,
+            writes,
+        })
+    }
+
+    /// Runs `plan`, which is bound, and copies operands aside before their node, results behind it.
+    fn run_observed(&mut self, plan: usize, watched: &[Watched], aside: View) -> Result<()> {
+        let copy = |kept: &Kept| Command::Copy {
+            src: kept.from,
+            dst: View {
+                buffer: aside.buffer,
+                offset: aside.offset + kept.at,
+                len: kept.from.len,
+            },
+        };
+        let (mut before, mut after): (BTreeMap<usize, Vec<Command>>, BTreeMap<usize, Vec<Command>>) =
+            (BTreeMap::new(), BTreeMap::new());
+        for w in watched {
+            if let (Some(first), Some(last)) = (w.sample.steps.iter().min(), w.sample.steps.iter().max()) {
+                before
+                    .entry(*first)
+                    .or_default()
+                    .extend(w.reads.iter().flatten().map(copy));
+                after
+                    .entry(*last)
+                    .or_default()
+                    .extend(w.writes.iter().flatten().map(copy));
+            }
+        }
+        let commands = self.commands(plan)?;
+        self.walk(plan, &mut |executor, work| {
+            let steps = match work {
+                Work::Host(step) => return executor.run_on_host(plan, step),
+                Work::Device(_, steps) => steps,
+            };
+            let mut part = Vec::new();
+            for i in steps {
+                part.extend(before.get(&i).into_iter().flatten().cloned());
+                part.extend(commands.get(i).cloned());
+                part.extend(after.get(&i).into_iter().flatten().cloned());
+            }
+            let failed = |e| Error::device(Stage::Run, "a run that is observed", e);
+            let recording = executor.backend.record(&part).map_err(failed)?;
+            let launch = &executor.plans[plan].bound.launch;
+            let submitted = executor.backend.submit(recording, launch);
+            let done = submitted.and_then(|()| executor.backend.wait());
+            executor.backend.release(recording);
+            done.map_err(failed)
+        })
+    }
+
+    /// What was copied aside. A node whose values cannot be told is left out.
+    fn collect(&mut self, plan: usize, watched: Vec<Watched>, aside: View) -> Result<Vec<Observed>> {
+        let mut bytes = vec![0; usize::try_from(aside.len).unwrap_or(0)];
+        let read = self.backend.read(aside, &mut bytes);
+        read.map_err(|e| Error::device(Stage::Run, "reading observed values", e))?;
+        let mut all = Vec::with_capacity(watched.len());
+        for w in watched {
+            let name = w.sample.node.name.clone();
+            match self.observed(plan, w, &bytes) {
+                Ok(observed) => all.extend(observed),
+                Err(e) => log::debug!("node \"{name}\" cannot be observed: {}", e.chain()),
+            }
+        }
+        Ok(all)
+    }
+
+    fn observed(&mut self, plan: usize, w: Watched, bytes: &[u8]) -> Result<Option<Observed>> {
+        let node = w.sample.node;
+        let HostWork::Op(op) = node.work else {
+            return Ok(None);
+        };
+        let wrong = |port: &Port, e: String| Error::other(Stage::Run, format!("\"{}\": {e}", port.name));
+        let tensor = |port: &Port, kept: &Kept| {
+            let from = bytes.get(usize::try_from(kept.at).unwrap_or(usize::MAX)..);
+            let tensor = from_device(from.unwrap_or_default(), port.dtype, port.device, &kept.shape);
+            tensor.map_err(|e| wrong(port, e))
+        };
+        let mut inputs = Vec::with_capacity(node.reads.len());
+        for (read, kept) in node.reads.iter().zip(&w.reads) {
+            inputs.push(match (read, kept) {
+                (None, _) => None,
+                (Some(HostRead::Device(port)), Some(kept)) => Some(tensor(port, kept)?),
+                // Of one without a place only the shape is used.
+                (Some(HostRead::Device(port)), None) => {
+                    let shape = port.shape.eval(self.loaded(plan)?.bound.bindings());
+                    let shape = shape.map_err(|e| wrong(port, e.to_string()))?;
+                    Some(HostTensor::zeros(port.dtype, &shape).map_err(|e| wrong(port, e.to_string()))?)
+                }
+                (Some(read), _) => Some(self.host_operand(plan, &node.name, read)?),
+            });
+        }
+        let results = node.writes.iter().zip(&w.writes).map(|(write, kept)| {
+            let port = &write.port;
+            let found = kept.as_ref().map(|kept| tensor(port, kept)).transpose()?;
+            Ok(found.map(|t| (t, port.device)))
+        });
+        let results = results.collect::<Result<_>>()?;
+        let steps = &self.loaded(plan)?.plan.steps;
+        let kernels = w
+            .sample
+            .steps
+            .iter()
+            .filter_map(|s| steps.get(*s))
+            .map(|s| s.kernel);
+        let kernels: BTreeSet<usize> = kernels.collect();
+        Ok(Some(Observed {
+            op,
+            name: node.name,
+            kernels: kernels.into_iter().collect(),
+            inputs,
+            results,
+        }))
+    }
+}

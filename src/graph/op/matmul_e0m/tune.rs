@@ -1,0 +1,172 @@
+//! What measuring may choose of the E0M kernels that any device takes: how work-groups cut the weight.
+
+use super::{E0mShape, MATRIX, MatMulE0m, STRETCH, VECTOR};
+use crate::backend::Caps;
+use crate::backend::tunable::{Tunable, Tuning};
+
+static VECTOR_TUNABLE: Tunable = Tunable {
+    kernel: &VECTOR,
+    names: &["items", "lanes", "columns"],
+    choices: vectors,
+};
+
+static MATRIX_TUNABLE: Tunable = Tunable {
+    kernel: &MATRIX,
+    names: &["items", "columns", "rows"],
+    choices: matrices,
+};
+
+/// Columns of a work-item that panels, and the padding of stored rows, are a multiple of, and that the texts have vectors for.
+const COLUMNS: [u32; 3] = [4, 8, 16];
+
+fn fits_panel(shape: &E0mShape, columns: u32) -> bool {
+    let panel = shape
+        .panel
+        .is_none_or(|panel| panel.is_multiple_of(columns as usize));
+    COLUMNS.contains(&columns) && panel
+}
+
+/// The default, and of `others` what the device takes.
+fn choices(default: Vec<u32>, others: &[[u32; 3]], fits: impl Fn(&[u32; 3]) -> bool) -> Vec<Vec<u32>> {
+    let others = others.iter().filter(|c| c.as_slice() != default && fits(c));
+    std::iter::once(default.clone())
+        .chain(others.map(|c| c.to_vec()))
+        .collect()
+}
+
+fn vectors(caps: &Caps) -> Vec<Vec<u32>> {
+    const ALL: [[u32; 3]; 16] = [
+        [64, 8, 4],
+        [64, 16, 4],
+        [64, 32, 4],
+        [128, 16, 4],
+        [128, 32, 4],
+        [128, 8, 4],
+        [256, 32, 4],
+        [32, 8, 4],
+        [64, 8, 8],
+        [64, 16, 8],
+        [16, 16, 8],
+        [8, 8, 8],
+        [4, 4, 16],
+        [2, 2, 16],
+        [8, 8, 16],
+        [16, 16, 16],
+    ];
+    let shape = E0mShape::of(caps);
+    let default = vec![shape.vector_items, shape.lanes, shape.vector_columns];
+    choices(default, &ALL, |[items, lanes, columns]| {
+        // On a CPU nothing is gained by splitting K, on a GPU nothing by small work-groups.
+        let suits = (items == lanes) == (shape.vector_items == shape.lanes);
+        let room = *items <= caps.max_workgroup && items * columns * 4 <= caps.local_bytes;
+        suits && room && items.is_multiple_of(*lanes) && fits_panel(&shape, *columns)
+    })
+}
+
+fn matrices(caps: &Caps) -> Vec<Vec<u32>> {
+    const ALL: [[u32; 3]; 12] = [
+        [32, 4, 8],
+        [64, 4, 8],
+        [16, 4, 8],
+        [32, 4, 4],
+        [64, 4, 4],
+        [128, 4, 8],
+        [32, 8, 4],
+        [16, 8, 8],
+        [8, 16, 8],
+        [4, 16, 8],
+        [16, 16, 8],
+        [8, 16, 4],
+    ];
+    let shape = E0mShape::of(caps);
+    let rows = u32::try_from(shape.rows).unwrap_or(8);
+    let default = vec![shape.matrix_items, shape.matrix_columns, rows];
+    choices(default, &ALL, |[items, columns, rows]| {
+        // The text in WGSL has four columns.
+        let text = caps.backend != "wgpu" || *columns == 4;
+        let stretch = u32::try_from(STRETCH).unwrap_or(u32::MAX);
+        let local = (rows * stretch).saturating_add(items * columns).saturating_mul(4);
+        // Sums beyond these are spilt.
+        let registers = !caps.few_registers() || rows * columns <= 16;
+        let room = *items <= caps.max_workgroup && local <= caps.local_bytes;
+        text && registers && room && fits_panel(&shape, *columns)
+    })
+}
+
+fn shape_text(op: &MatMulE0m, k: usize, n: usize) -> String {
+    format!("E0M{} group {}, {k} x {n}", op.bits.count(), op.group)
+}
+
+/// How the vector kernel cuts a `k x n` weight.
+pub(super) fn vector(op: &MatMulE0m, caps: &Caps, k: usize, n: usize) -> Tuning {
+    VECTOR_TUNABLE.of(caps, shape_text(op, k, n))
+}
+
+/// How the matrix kernel cuts the product of at most `most` rows by a `k x n` weight.
+pub(super) fn matrix(op: &MatMulE0m, caps: &Caps, k: usize, n: usize, most: Option<i64>) -> Tuning {
+    let rows = most.map_or_else(|| "any rows".to_owned(), |m| format!("{m} rows"));
+    MATRIX_TUNABLE.of(caps, format!("{}, {rows}", shape_text(op, k, n)))
+}
+
+impl E0mShape {
+    /// The same with the vector kernel cut so.
+    pub(super) fn with_vector(self, tuning: &Tuning) -> Self {
+        match tuning.choice.as_slice() {
+            &[vector_items, lanes, vector_columns] => Self {
+                vector_items,
+                lanes,
+                vector_columns,
+                ..self
+            },
+            _ => self,
+        }
+    }
+
+    /// The same with the matrix kernel cut so.
+    pub(super) fn with_matrix(self, tuning: &Tuning) -> Self {
+        match tuning.choice.as_slice() {
+            &[matrix_items, matrix_columns, rows] => Self {
+                matrix_items,
+                matrix_columns,
+                rows: i64::from(rows),
+                ..self
+            },
+            _ => self,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::BackendKind;
+    use crate::backend::DeviceKind;
+    use crate::backend::phones::PHONES;
+
+    #[test]
+    fn choices_are_what_texts_and_devices_take() {
+        let phones = PHONES
+            .iter()
+            .flat_map(|p| [p.caps(BackendKind::OpenCl), p.caps(BackendKind::Wgpu)]);
+        let cpus = ["opencl", "wgpu"].map(|backend| Caps {
+            kind: DeviceKind::Cpu,
+            backend,
+            ..Caps::neutral()
+        });
+        for caps in phones.chain(cpus).chain([Caps::neutral()]) {
+            for (tunable, least) in [(&VECTOR_TUNABLE, 2), (&MATRIX_TUNABLE, 2)] {
+                let all = (tunable.choices)(&caps);
+                assert!(
+                    all.len() >= least,
+                    "{} on {}: {all:?}",
+                    tunable.kernel.name,
+                    caps.device
+                );
+                for (i, choice) in all.iter().enumerate() {
+                    assert!(!all[..i].contains(choice), "{choice:?} twice");
+                    assert!(choice[0] <= caps.max_workgroup);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! Whether kernels are right on a device: what they compute against [`Op::eval`](crate::graph::Op::eval).
+
+pub mod case;
+pub mod compare;
+pub mod suite;
+
+use crate::executor::Observed;
+use crate::tensor::{DType, HostTensor};
+use compare::compare;
+
+/// Bound on the normalised mean square error of a node in the middle of a model, whose operands are what the device made of them. What rounding
+/// does, at steps of functions such as `Floor` too, stays far below; what a wrong element does lies above, unless there are thousands of right ones.
+const LOOSE: f64 = 1e-4;
+/// One of so many integers may differ: those that are made of floats.
+const INTEGERS: usize = 64;
+
+/// An error where a node's results are not those of its operator.
+pub fn judge(observed: &Observed) -> Result<(), String> {
+    let inputs: Vec<Option<&HostTensor>> = observed.inputs.iter().map(Option::as_ref).collect();
+    let wanted = match observed.op.run(&inputs) {
+        Ok(wanted) => wanted,
+        Err(e) => {
+            log::debug!("node \"{}\" has no reference: {e}", observed.name);
+            return Ok(());
+        }
+    };
+    for (i, (wanted, found)) in wanted.iter().zip(&observed.results).enumerate() {
+        if let Some((found, stored)) = found {
+            let result = close(wanted, found, *stored);
+            result.map_err(|e| format!("result {i} of {}: {e}", observed.op.name()))?;
+        }
+    }
+    Ok(())
+}
+
+/// Compares a result that is stored as `stored` with the reference. Kernels know no infinities: what the reference has beyond the range of the
+/// stored type counts as its end, and what is not a number is left out.
+fn close(wanted: &HostTensor, found: &HostTensor, stored: DType) -> Result<(), String> {
+    let text = |e: crate::tensor::TensorError| e.to_string();
+    if wanted.len() != found.len() || wanted.dtype() != found.dtype() {
+        return Err(format!("expected {wanted:?}, found {found:?}"));
+    }
+    if !wanted.dtype().is_float() {
+        let (w, f) = (wanted.to_i64().map_err(text)?, found.to_i64().map_err(text)?);
+        let wrong = w.iter().zip(&f).filter(|(w, f)| w != f).count();
+        if wrong > w.len() / INTEGERS {
+            return compare(wanted, found, LOOSE).map(drop);
+        }
+        return Ok(());
+    }
+    let most = if stored == DType::F16 { 65504.0 } else { f32::MAX };
+    let (w, f) = (wanted.to_f32().map_err(text)?, found.to_f32().map_err(text)?);
+    let known = w.iter().zip(f.iter()).filter(|(w, _)| !w.is_nan());
+    let (w, f): (Vec<f32>, Vec<f32>) = known
+        .map(|(w, f)| {
+            let end = |v: &f32| v.clamp(-most, most);
+            (end(w), if f.is_infinite() { end(f) } else { *f })
+        })
+        .unzip();
+    let tensor = |data: &[f32]| HostTensor::from_f32(&[data.len()], data).map_err(text);
+    compare(&tensor(&w)?, &tensor(&f)?, LOOSE).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn floats(data: &[f32]) -> HostTensor {
+        HostTensor::from_f32(&[data.len()], data).unwrap()
+    }
+
+    #[test]
+    fn rounding_is_right_and_a_wrong_element_is_not() {
+        let wanted: Vec<f32> = (0..576).map(|i| (f32::from(i as u16) * 0.37).sin()).collect();
+        let rounded: Vec<f32> = wanted.iter().map(|v| half::f16::from_f32(*v).to_f32()).collect();
+        let check = |found: &[f32]| close(&floats(&wanted), &floats(found), DType::F16);
+        assert_eq!(check(&rounded), Ok(()));
+        for wrong in [0.0, 3.0, f32::NAN] {
+            let mut found = rounded.clone();
+            found[100] = wrong;
+            assert!(check(&found).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn what_kernels_do_not_know_is_not_compared() {
+        let wanted = floats(&[f32::NEG_INFINITY, f32::NAN, -1e30, 1.0]);
+        let found = floats(&[-65504.0, 7.0, -65504.0, 1.0]);
+        assert_eq!(close(&wanted, &found, DType::F16), Ok(()));
+        assert!(close(&wanted, &found, DType::F32).is_err());
+    }
+
+    #[test]
+    fn few_integers_may_differ() {
+        let ints = |wrong: usize| {
+            let data: Vec<i64> = (0..128).map(|i| i64::from(i < wrong)).collect();
+            HostTensor::from_i64(&[128], &data).unwrap()
+        };
+        assert_eq!(close(&ints(0), &ints(2), DType::I32), Ok(()));
+        assert!(close(&ints(0), &ints(3), DType::I32).is_err());
+    }
+}

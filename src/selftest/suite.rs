@@ -1,0 +1,172 @@
+//! The cases of all operators on a device.
+
+use super::case::{self, Bench, Depth, Scenario};
+use crate::backend::kernel::KernelSpec;
+use crate::backend::{Backend, Caps, Quarantined, SharedBackend, verdicts};
+use crate::cache::Store;
+use crate::graph::op::ALL;
+use crate::graph::op::case::{Case, Input};
+use crate::tensor::DType;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+/// A case that a device fails.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct Failure {
+    /// Operator, operands and storage type.
+    pub case: String,
+    /// What differs, and by how much; or why it could not be run.
+    pub why: String,
+}
+
+/// What the cases found out about a device.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    /// Cases that are right.
+    pub passed: usize,
+    /// Cases that are not.
+    pub failed: Vec<Failure>,
+    /// Variants of kernels that are not used there, those that the cases have just found included.
+    pub quarantined: Vec<Quarantined>,
+    /// How long it took.
+    pub took: Duration,
+}
+
+/// A case with a storage type.
+struct Trial {
+    case: Case,
+    storage: DType,
+}
+
+impl Trial {
+    fn name(&self) -> String {
+        format!("{}/{}", self.case.name(), self.storage)
+    }
+
+    fn size(&self) -> usize {
+        self.case.inputs.iter().map(Input::elements).sum()
+    }
+
+    fn specs(&self, caps: &Caps) -> Vec<KernelSpec> {
+        let scenario = Scenario::of(&self.case);
+        let specs = scenario.map(|s| case::quick_specs(&s, caps, self.storage));
+        // What cannot be planned is told when it runs.
+        specs.ok().and_then(Result::ok).unwrap_or_default()
+    }
+}
+
+/// The cases that devices run; if `quick` one for each kernel that a device with `caps` uses, the smallest.
+fn trials(caps: &Caps, quick: bool) -> Vec<Trial> {
+    let cases = ALL.iter().flat_map(|def| (def.cases)());
+    let cases = cases.filter(|case| case.host_only.is_none());
+    let storage: &[DType] = if quick {
+        &[DType::F16]
+    } else {
+        &[DType::F16, DType::F32]
+    };
+    let all = cases.flat_map(|case| {
+        let of = move |storage: &DType| Trial {
+            case: case.clone(),
+            storage: *storage,
+        };
+        storage.iter().map(of).collect::<Vec<_>>()
+    });
+    if !quick {
+        return all.collect();
+    }
+    let mut smallest: BTreeMap<&'static str, (usize, usize)> = BTreeMap::new();
+    let all: Vec<Trial> = all.collect();
+    for (i, trial) in all.iter().enumerate() {
+        for spec in trial.specs(caps) {
+            let place = smallest.entry(spec.kernel.name).or_insert((usize::MAX, i));
+            *place = (*place).min((trial.size(), i));
+        }
+    }
+    let chosen: BTreeSet<usize> = smallest.into_values().map(|(_, i)| i).collect();
+    let kept = all.into_iter().enumerate().filter(|(i, _)| chosen.contains(i));
+    kept.map(|(_, trial)| trial).collect()
+}
+
+/// Runs the cases on a device; if `quick` one for each kernel. A variant in a case that fails is not used from then on, of which `store` keeps a
+/// note. `hear` is told how many cases of how many are done.
+pub fn run(
+    mut device: SharedBackend,
+    store: Option<&Store>,
+    quick: bool,
+    hear: &mut dyn FnMut(usize, usize),
+) -> Outcome {
+    let start = Instant::now();
+    let trials = trials(Backend::caps(&device), quick);
+    let depth = if quick { Depth::Quick } else { Depth::Whole };
+    let (mut passed, mut failed) = (0, Vec::new());
+    if quick {
+        let specs: Vec<KernelSpec> = trials
+            .iter()
+            .flat_map(|t| t.specs(Backend::caps(&device)))
+            .collect();
+        device.compile_ahead(&specs.iter().collect::<Vec<_>>(), &mut |_| {});
+    }
+    for (done, trial) in trials.iter().enumerate() {
+        hear(done, trials.len());
+        let result = Scenario::of(&trial.case)
+            .and_then(|scenario| case::run(&device as &dyn Bench, &scenario, trial.storage, depth));
+        let Err(why) = result else {
+            passed += 1;
+            continue;
+        };
+        for spec in trial.specs(Backend::caps(&device)) {
+            for variant in spec.variants() {
+                device = device.without(spec.kernel, &variant, &format!("fails {}", trial.name()));
+                if let Some(store) = store {
+                    verdicts::keep_quarantined(store, Backend::caps(&device));
+                }
+            }
+        }
+        failed.push(Failure {
+            case: trial.name(),
+            why,
+        });
+    }
+    hear(trials.len(), trials.len());
+    Outcome {
+        passed,
+        failed,
+        quarantined: Backend::caps(&device).quarantined.clone(),
+        took: start.elapsed(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quick_cases_have_every_kernel_of_a_device_and_are_few() {
+        for caps in [
+            Caps::neutral(),
+            Caps {
+                fast_local: true,
+                ..Caps::neutral()
+            },
+        ] {
+            let of = |quick| {
+                let trials = trials(&caps, quick);
+                let kernels: BTreeSet<&str> = trials
+                    .iter()
+                    .filter(|t| t.storage == DType::F16)
+                    .flat_map(|t| t.specs(&caps))
+                    .map(|s| s.kernel.name)
+                    .collect();
+                (trials.len(), kernels)
+            };
+            let ((few, some), (many, all)) = (of(true), of(false));
+            assert_eq!(some, all);
+            assert!(
+                few <= all.len() && many > 10 * few,
+                "{few} of {many} cases, {} kernels",
+                all.len()
+            );
+            assert_eq!(all.contains("matmul_tiled"), caps.fast_local);
+        }
+    }
+}
