@@ -39,6 +39,7 @@ fn caps() -> Caps {
         matrix_units: false,
         profiling: false,
         priorities: false,
+        images: Default::default(),
     }
 }
 

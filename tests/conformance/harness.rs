@@ -5,8 +5,9 @@ use crate::compare::{bound, compare};
 use crate::support::{Device, POISON};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
+use transformer_lite::backend::image::{ImageKind, Images};
 use transformer_lite::backend::kernel::{KernelSpec, Role};
-use transformer_lite::backend::{Caps, View};
+use transformer_lite::backend::{Backend, Caps, View};
 use transformer_lite::error::Result as LibResult;
 use transformer_lite::executor::Executor;
 use transformer_lite::graph::derive::derive;
@@ -267,14 +268,26 @@ pub fn spread(plan: &mut Plan, align: u64) -> Vec<Place> {
 /// Compute units for which products are cut in the largest tiles, in those between, and in the smallest.
 pub const UNITS: [u32; 3] = [1, 8, 4096];
 
-/// The device as kernels are chosen for it: as it is, and as one of `units` where local memory pays.
+/// The device as kernels are chosen for it: as it is, as one of `units` where local memory pays, and as one where images do, of each kind that
+/// it has.
 fn kinds(device: &Device, units: &[u32]) -> Vec<Caps> {
     let shared = units.iter().map(|units| Caps {
         fast_local: true,
         units: *units,
         ..device.caps.clone()
     });
-    std::iter::once(device.caps.clone()).chain(shared).collect()
+    let offered = device.caps.images;
+    let kinds = ImageKind::ALL.into_iter().filter(|kind| offered.offers(*kind));
+    let by_image = kinds.map(|kind| Caps {
+        images: Images {
+            reads: Some(kind),
+            ..offered
+        },
+        view_align: device.caps.view_align.max(offered.view_align(kind)),
+        ..device.caps.clone()
+    });
+    let whole = std::iter::once(device.caps.clone());
+    whole.chain(shared).chain(by_image).collect()
 }
 
 /// Runs `scenario` in every form.
@@ -360,7 +373,7 @@ pub fn run(device: &Device, scenario: &Scenario, storage: DType) -> Result<(), S
         if seen.contains(&what) {
             continue;
         }
-        one_form(device, scenario, storage, &graph, plan)
+        one_form(device, scenario, storage, &graph, plan, caps.view_align)
             .map_err(|e| format!("{form:?}, views of {limit:?} bytes, {what}: {e}"))?;
         seen.push(what);
     }
@@ -405,6 +418,7 @@ fn one_form(
     storage: DType,
     graph: &Graph,
     mut plan: Plan,
+    align: u64,
 ) -> Result<(), String> {
     if let Some(step) = plan.host.first() {
         return Err(format!("\"{}\" runs on the host: {}", step.name, step.why));
@@ -415,7 +429,7 @@ fn one_form(
     let places = if in_parts {
         Vec::new()
     } else {
-        spread(&mut plan, device.caps.view_align)
+        spread(&mut plan, align)
     };
     // Slots that some step writes: their whole length is allowed, that of outputs only up to the padding.
     let mut written: HashMap<u64, u64> = HashMap::new();
@@ -444,9 +458,15 @@ fn one_form(
         results.push((name.clone(), port.device, (!is_part).then_some(offset)));
     }
     let inputs = plan.inputs.clone();
-    let (shared, guards) = device.share().guarded();
+    let by_image = plan.kernels.iter().any(|k| !k.images.is_empty());
+    let shared = device.share().with_caps(|caps| caps.view_align = align);
+    let images = shared.stats().images;
+    let (shared, guards) = shared.guarded();
     let mut executor = Executor::new(Box::new(shared), graph, vec![plan]).map_err(|e| e.chain())?;
     let stats = executor.stats();
+    if by_image && stats.images == images {
+        return Err("the driver refused images that it makes".to_owned());
+    }
     for (bindings, operands) in &scenario.runs {
         let operands: Vec<HostTensor> = operands
             .iter()

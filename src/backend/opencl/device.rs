@@ -1,5 +1,6 @@
 //! Which devices there are and what they offer.
 
+use super::image;
 use super::driver::{Code, DeviceHandle, number, text};
 use super::priority::Hints;
 use crate::backend::{BackendError, Caps, DeviceKind, Maker, fast_local};
@@ -288,6 +289,7 @@ fn caps_of(device: DeviceHandle, platform: &str, platform_version: &str) -> Resu
         matrix_units: takes_ptx(kind, maker, has("cl_nv_device_attribute_query"), device),
         profiling: true,
         priorities: Hints::of(device).any_priority(),
+        images: image::listed(device, number_of_version, has),
     })
 }
 

@@ -3,12 +3,13 @@
 //! One context and one in-order queue for each [`OpenCl`]; the order of commands is the queue's. A second queue,
 //! made at the first call of [`Backend::profile`], measures times, so that normal work does not pay for it.
 //! Views of a whole buffer are the buffer; other views become sub-buffers, which are kept as long as
-//! the buffer. Every recorded dispatch has a kernel object of its own with its buffers set, so that a submission
+//! the buffer, as are the images that are made from them. Every recorded dispatch has a kernel object of its own with its buffers set, so that a submission
 //! sets at most the parameter struct and queues. Where the driver records (`replay`) it queues all of them in one call.
 
 mod build;
 mod device;
 mod driver;
+mod image;
 mod parts;
 mod priority;
 mod record;
@@ -18,6 +19,7 @@ mod slice;
 mod tests;
 mod units;
 
+use super::image::{ImageKind, Pixel};
 use super::kernel::KernelSpec;
 use super::{
     Backend, BackendError, BufferId, Caps, Command, KernelId, Launch, OpenOptions, Priority, RecordingId,
@@ -43,10 +45,15 @@ pub fn list() -> Result<Vec<Caps>, BackendError> {
     Ok(device::enumerate()?.into_iter().map(|(_, caps)| caps).collect())
 }
 
-/// A buffer and its sub-buffers by offset and length, in order of creation.
+/// What a kernel sees of a range of a buffer: its bytes, or pixels.
+type Form = Option<(ImageKind, Pixel)>;
+
+/// A buffer, its sub-buffers and images by offset, length and form, in order of creation.
 struct Buffer {
-    parts: Vec<((u64, u64), Arc<Block>)>,
+    parts: Vec<((u64, u64, Form), Arc<Block>)>,
     whole: Arc<Block>,
+    /// Its bytes with those behind the end, which are there for the last rows of images.
+    room: u64,
 }
 
 impl Drop for Buffer {
@@ -75,6 +82,8 @@ pub struct OpenCl {
     priority: Option<Priority>,
     store: Option<Arc<Store>>,
     stats: Stats,
+    /// The driver refused an image, or a kernel that reads one: none is asked of it again.
+    images_refused: bool,
     /// Time in the driver; the rest of a step is ours.
     time: DriverTime,
     /// Grows whenever all that was queued is done.
@@ -106,6 +115,10 @@ impl OpenCl {
             hints,
         } = priority::open(handle, &caps.device, Hints::of(handle), priority, slice.is_some())?;
         caps.priorities = hints.any_priority();
+        caps.images = image::open(&context, &caps, options.images)?;
+        if let Some(kind) = caps.images.reads {
+            caps.view_align = caps.view_align.max(caps.images.view_align(kind));
+        }
         if caps.matrix_units
             && let Some(why) = units::refusal(&context, handle)
         {
@@ -132,6 +145,7 @@ impl OpenCl {
             priority,
             store: options.cache.clone(),
             stats: Stats::default(),
+            images_refused: false,
             time: DriverTime::default(),
             epoch: 0,
             next_id: 0,
@@ -183,23 +197,29 @@ impl OpenCl {
         Ok((Arc::clone(whole), size(view.offset, &whole.label)?))
     }
 
-    /// The buffer or sub-buffer for `view`.
-    fn bind(&mut self, view: View) -> Result<Arc<Block>, BackendError> {
-        let buffer = self
-            .buffers
-            .get_mut(&view.buffer)
-            .ok_or_else(|| unknown("buffer", view.buffer.0))?;
+    /// The buffer, sub-buffer or image for `view`.
+    fn bind(&mut self, view: View, form: Form) -> Result<Arc<Block>, BackendError> {
+        let buffer = self.buffer(view.buffer)?;
         let whole = &buffer.whole;
-        if view.offset == 0 && view.len == whole.bytes {
+        if view.offset == 0 && (view.len == whole.bytes || view.len == buffer.room) && form.is_none() {
             return Ok(Arc::clone(whole));
         }
-        if let Some((_, part)) = buffer
-            .parts
-            .iter()
-            .find(|(range, _)| *range == (view.offset, view.len))
-        {
+        let key = (view.offset, view.len, form);
+        if let Some((_, part)) = buffer.parts.iter().find(|(k, _)| *k == key) {
             return Ok(Arc::clone(part));
         }
+        let part = match form {
+            None => self.sub_buffer(view)?,
+            Some((kind, pixel)) => self.image(view, kind, pixel)?,
+        };
+        if let Some(buffer) = self.buffers.get_mut(&view.buffer) {
+            buffer.parts.push((key, Arc::clone(&part)));
+        }
+        Ok(part)
+    }
+
+    fn sub_buffer(&mut self, view: View) -> Result<Arc<Block>, BackendError> {
+        let whole = &self.buffer(view.buffer)?.whole;
         let mem = whole
             .mem
             .sub_buffer(size(view.offset, &whole.label)?, size(view.len, &whole.label)?)
@@ -214,9 +234,81 @@ impl OpenCl {
             label: Arc::clone(&whole.label),
             bytes: view.len,
         });
-        buffer.parts.push(((view.offset, view.len), Arc::clone(&part)));
         self.stats.allocations += 1;
         Ok(part)
+    }
+
+    /// An image over a view, up to a whole row.
+    fn image(&mut self, view: View, kind: ImageKind, pixel: Pixel) -> Result<Arc<Block>, BackendError> {
+        let buffer = self.buffer(view.buffer)?;
+        let label = Arc::clone(&buffer.whole.label);
+        let call = || format!("clCreateImage of {kind} in buffer {label}, {} bytes at {}", view.len, view.offset);
+        let room = buffer.room.saturating_sub(view.offset);
+        let shape = self.caps.images.shape(kind, pixel, view.len);
+        let shape = shape
+            .filter(|shape| shape.bytes <= room)
+            .ok_or_else(|| BackendError::Driver {
+                call: call(),
+                why: "larger than images are, or than its buffer".to_owned(),
+            })?;
+        let rows = View {
+            len: shape.bytes,
+            ..view
+        };
+        let memory = self.bind(rows, None)?;
+        let mem = self.context.image(&memory.mem, kind, pixel, shape);
+        let mem = mem.map_err(|code| code.at(call()))?;
+        self.stats.images += 1;
+        Ok(Arc::new(Block {
+            mem,
+            label,
+            bytes: view.len,
+        }))
+    }
+
+    /// Says once that kernels read no images from here on.
+    fn refuse_images(&mut self, why: &BackendError) {
+        if !std::mem::replace(&mut self.images_refused, true) {
+            log::warn!("{}: kernels read buffers in place of images: {why}", self.caps.device);
+        }
+    }
+
+    /// The kernel for `spec` that reads no images, found by that of `spec` too.
+    fn compile_without_images(&mut self, spec: &KernelSpec) -> Result<KernelId, BackendError> {
+        let id = self.compile(&spec.without_images())?;
+        self.cache.insert(spec.clone(), id);
+        Ok(id)
+    }
+
+    /// The operands of a kernel, or where the driver refuses its images that of the kernel without them.
+    fn operands(
+        &mut self,
+        id: KernelId,
+        args: &[View],
+    ) -> Result<(KernelId, Vec<Arc<Block>>), BackendError> {
+        let kernel = self
+            .kernels
+            .get(id.0 as usize)
+            .ok_or_else(|| unknown("kernel", id.0))?;
+        let forms = kernel.images.clone();
+        let reads_images = forms.iter().any(Option::is_some);
+        if !(reads_images && self.images_refused) {
+            let forms = forms.into_iter().chain(std::iter::repeat(None));
+            let bound = args
+                .iter()
+                .zip(forms)
+                .map(|(view, form)| self.bind(*view, form))
+                .collect();
+            match bound {
+                Err(why) if reads_images && !matches!(why, BackendError::Lost(_)) => self.refuse_images(&why),
+                bound => return Ok((id, bound?)),
+            }
+        }
+        let spec = self.cache.iter().find(|(_, known)| **known == id);
+        let spec = spec.map(|(spec, _)| spec.clone());
+        let id = self.compile_without_images(&spec.ok_or_else(|| unknown("kernel", id.0))?)?;
+        let bound: Result<_, _> = args.iter().map(|view| self.bind(*view, None)).collect();
+        Ok((id, bound?))
     }
 
     fn prepare(
@@ -226,10 +318,7 @@ impl OpenCl {
         step: u32,
         params: &Range<u32>,
     ) -> Result<Dispatch, BackendError> {
-        let blocks = args
-            .iter()
-            .map(|view| self.bind(*view))
-            .collect::<Result<Vec<_>, _>>()?;
+        let (id, blocks) = self.operands(id, args)?;
         let kernel = self
             .kernels
             .get(id.0 as usize)
@@ -344,9 +433,11 @@ impl Backend for OpenCl {
             )));
         }
         let id = BufferId(self.new_id()?);
+        let room = bytes.next_multiple_of(self.caps.images.room());
+        let room = if room > self.caps.max_buffer_bytes { bytes } else { room };
         let mem = self
             .context
-            .buffer(size(bytes, label)?)
+            .buffer(size(room, label)?)
             .map_err(|code| match code.0 {
                 _ if code.is_out_of_memory() => out_of_memory(format!("clCreateBuffer: {code}")),
                 opencl3::error_codes::CL_OUT_OF_RESOURCES => out_of_memory(format!("clCreateBuffer: {code}")),
@@ -362,6 +453,7 @@ impl Backend for OpenCl {
             Buffer {
                 parts: Vec::new(),
                 whole,
+                room,
             },
         );
         self.stats.allocations += 1;
@@ -415,8 +507,17 @@ impl Backend for OpenCl {
         if let Some(id) = self.cache.get(spec) {
             return Ok(*id);
         }
-        let built = self.builder().build(spec)?;
-        self.keep(spec, built)
+        let reads_images = !spec.images.is_empty();
+        if reads_images && self.images_refused {
+            return self.compile_without_images(spec);
+        }
+        match self.builder().build(spec) {
+            Err(why @ BackendError::Build { .. }) if reads_images => {
+                self.refuse_images(&why);
+                self.compile_without_images(spec)
+            }
+            built => self.keep(spec, built?),
+        }
     }
 
     fn compile_ahead(&mut self, specs: &[&KernelSpec], done: &mut dyn FnMut(usize)) {

@@ -13,7 +13,8 @@ mod record;
 mod tests;
 mod units;
 
-use super::{Backend, BackendError, BufferId, Caps, Command, DeviceKind, KernelId, KernelSpec, Launch};
+use super::image::Images;
+use super::{Backend, BackendError, BufferId, Caps, Command, DeviceKind, ImageUse, KernelId, KernelSpec, Launch};
 use super::{Maker, OpenOptions, RecordingId, RecordingWay, Stats, View, build_ahead, choose, fast_local};
 use crate::cache::Store;
 use build::{Built, Compiled};
@@ -154,6 +155,7 @@ fn caps_of(adapter: &::wgpu::Adapter) -> Caps {
         f16_math: features.contains(::wgpu::Features::SHADER_F16),
         matrix_units: has_matrix_units(adapter),
         priorities: false,
+        images: Images::default(),
         profiling: features.contains(::wgpu::Features::TIMESTAMP_QUERY),
     }
 }
@@ -176,6 +178,9 @@ impl Wgpu {
             RecordingWay::CommandBuffer | RecordingWay::Qcom
         ) {
             return Err(refused(format!("recording by {}", options.recording)));
+        }
+        if let ImageUse::Of(kind) = options.images {
+            return Err(refused(format!("reading operands through {kind}")));
         }
         if let Some(ms) = options.slice_ms.filter(|ms| *ms > 0) {
             return Err(refused(format!("slices of {ms} ms")));

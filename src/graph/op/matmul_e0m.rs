@@ -353,6 +353,7 @@ impl MatMulE0m {
         let columns = tile.lanes * tile.vector_columns;
         let (items, most) = tile.slices(caps, k, n, self.group);
         let call = format_defines(Call::new(&VECTOR, items), self.bits, self.group, most)
+            .reads_by_fours(0)
             .define("LANES", i64::from(tile.lanes))
             .define("COLS", i64::from(tile.vector_columns))
             .grid(Dim::from_usize(n).ceil_div(i64::from(columns))?, 1, 1);
@@ -375,6 +376,7 @@ impl MatMulE0m {
         let call = Call::new(&MATRIX, tile.matrix_items);
         let groups = Dim::from_usize(n).ceil_div(i64::from(columns))?;
         let call = format_defines(call, self.bits, self.group, STRETCH)
+            .reads_by_fours(0)
             .define("ROWS", tile.rows)
             .define("COLS", i64::from(tile.matrix_columns))
             .grid(groups, rows.ceil_div(tile.rows)?, 1);
