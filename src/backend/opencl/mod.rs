@@ -306,7 +306,8 @@ impl OpenCl {
         }
         let spec = self.cache.iter().find(|(_, known)| **known == id);
         let spec = spec.map(|(spec, _)| spec.clone());
-        let id = self.compile_without_images(&spec.ok_or_else(|| unknown("kernel", id.0))?)?;
+        let spec = spec.ok_or_else(|| unknown("kernel", id.0))?;
+        let id = self.compile(&spec.without_images())?;
         let bound: Result<_, _> = args.iter().map(|view| self.bind(*view, None)).collect();
         Ok((id, bound?))
     }

@@ -362,7 +362,8 @@ impl MatMulE0m {
         } else {
             call
         };
-        Ok(if caps.kind == DeviceKind::Cpu {
+        // Reads of images are all moved to the front of a loop that is unrolled, and leave no registers.
+        Ok(if caps.kind == DeviceKind::Cpu || caps.images.reads.is_some() {
             call
         } else {
             call.define("WHOLE", 1)

@@ -37,8 +37,11 @@ pub struct ImageDesc {
 /// What stands for an image that the real driver does not make.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shadow {
-    /// The buffer whose bytes it shows.
+    /// The buffer or sub-buffer whose bytes it shows.
     source: usize,
+    /// The buffer that this is a part of, and where: PoCL does not copy from a part of one to an image.
+    whole: usize,
+    origin: usize,
     /// A buffer of its own, of an image of one axis.
     copy: Option<usize>,
     image: usize,
@@ -118,7 +121,13 @@ fn real_image(context: Handle, flags: Bits, format: &[Uint; 2], desc: &ImageDesc
 }
 
 /// An image that stands for one in a buffer.
-fn shadow(context: Handle, flags: Bits, format: &[Uint; 2], desc: &ImageDesc) -> Result<(Handle, Shadow), Code> {
+fn shadow(
+    context: Handle,
+    flags: Bits,
+    format: &[Uint; 2],
+    desc: &ImageDesc,
+    memory: Memory,
+) -> Result<(Handle, Shadow), Code> {
     let (object, host, pixel) = (desc.object, std::ptr::null_mut::<c_void>(), pixel(*format));
     let row = desc.width * pixel;
     let mut own = ImageDesc {
@@ -138,6 +147,8 @@ fn shadow(context: Handle, flags: Bits, format: &[Uint; 2], desc: &ImageDesc) ->
     let _code = real!(clRetainMemObject(object: Handle) -> Code);
     let shadow = Shadow {
         source: id(object),
+        whole: memory.part_of.unwrap_or(id(object)),
+        origin: memory.origin as usize,
         copy: (!own.object.is_null()).then(|| id(own.object)),
         image: id(image),
         row,
@@ -179,13 +190,14 @@ pub unsafe extern "C" fn clCreateImage(
     let refused = phone
         .filter(|_| from_buffer)
         .and_then(|words| desc.refusal(words, pixel(format), memory));
+    let memory = memory.filter(|_| phone.is_some_and(|w| w.has("cl_khr_image2d_from_buffer")));
     let image = match before(call, None).or(refused) {
         Some(code) => Err(code),
-        None => match real_image(context, flags, &format, &desc, host) {
-            Err(_) if from_buffer && phone.is_some_and(|w| w.has("cl_khr_image2d_from_buffer")) => {
-                shadow(context, flags, &format, &desc).map(|(image, shadow)| (image, Some(shadow)))
+        None => match (real_image(context, flags, &format, &desc, host), memory) {
+            (Err(_), Some(memory)) => {
+                shadow(context, flags, &format, &desc, memory).map(|(image, shadow)| (image, Some(shadow)))
             }
-            image => image.map(|image| (image, None)),
+            (image, _) => image.map(|image| (image, None)),
         },
     };
     let (object, code) = match image {
@@ -223,7 +235,7 @@ pub(crate) fn refresh(queue: Handle, kernel: Handle) -> Result<(), Code> {
     });
     for shadow in shadows {
         for y in 0..shadow.height {
-            let (source, from, count) = (shadow.source as Handle, y * shadow.pitch, 0);
+            let (source, from, count) = (shadow.whole as Handle, shadow.origin + y * shadow.pitch, 0);
             let (none, event) = (std::ptr::null::<Handle>(), std::ptr::null_mut::<Handle>());
             let code = if let Some(copy) = shadow.copy {
                 let (copy, to, bytes) = (copy as Handle, 0usize, shadow.row);

@@ -26,7 +26,7 @@ pub unsafe extern "C" fn clCreateBuffer(
     let call = "clCreateBuffer";
     let mut code = before(call, None).unwrap_or(cl::SUCCESS);
     let over = with(|s| {
-        let held: u64 = s.buffers.values().filter(|b| b.own).map(|b| b.bytes).sum();
+        let held: u64 = s.buffers.values().filter(|b| b.part_of.is_none()).map(|b| b.bytes).sum();
         s.config
             .memory_limit
             .is_some_and(|limit| held + bytes as u64 > limit)
@@ -48,7 +48,7 @@ pub unsafe extern "C" fn clCreateBuffer(
         let memory = Memory {
             bytes: bytes as u64,
             origin: 0,
-            own: true,
+            part_of: None,
         };
         with(|s| s.buffers.insert(id(object), memory));
     }
@@ -84,7 +84,7 @@ pub unsafe extern "C" fn clCreateSubBuffer(
         let memory = Memory {
             bytes: bytes as u64,
             origin: origin as u64,
-            own: false,
+            part_of: Some(id(buffer)),
         };
         with(|s| s.buffers.insert(id(object), memory));
     }

@@ -43,8 +43,8 @@ pub(crate) struct Memory {
     pub(crate) bytes: u64,
     /// Its first byte in the buffer that it is a part of.
     pub(crate) origin: u64,
-    /// The bytes are its own.
-    pub(crate) own: bool,
+    /// That buffer.
+    pub(crate) part_of: Option<usize>,
 }
 
 /// A program.
