@@ -345,7 +345,9 @@ impl Bench<'_> {
     /// The same through an image, or why not.
     fn read_image(&mut self, x: View, y: View) -> Result<Result<f64, &'static str>, BackendError> {
         let Some(spec) = self.shape.read_image(&self.caps.images) else {
-            return Ok(Err("not offered: the driver makes no images in buffers that are as large"));
+            return Ok(Err(
+                "not offered: the driver makes no images in buffers that are as large",
+            ));
         };
         let before = self.backend.stats().images;
         let rate = self.walk(&spec, x, y)?;

@@ -218,7 +218,10 @@ fn all_read_images(run: &Run) -> Outcome {
         let operand = format!("clSetKernelArg kernel={kernel} index=0 ");
         run.all(&operand, &format!("{operand}size=8 image=true = 0"))?;
     }
-    let recorded = run.lines("clEndRecordingQCOM ").filter(|l| !l.contains(" by_image=0 ")).count();
+    let recorded = run
+        .lines("clEndRecordingQCOM ")
+        .filter(|l| !l.contains(" by_image=0 "))
+        .count();
     if recorded == 0 {
         return Err("nothing that reads an image is recorded".to_owned());
     }
@@ -234,12 +237,16 @@ fn images(model: &Model) -> Outcome {
     if let Some(wrong) = wrong {
         return Err(format!("an image is refused: {wrong}"));
     }
-    let of_parts = run.lines("clCreateImage type=10f6 format=10dd ").filter(|l| !l.ends_with(" origin=0 = 0"));
+    let of_parts = run
+        .lines("clCreateImage type=10f6 format=10dd ")
+        .filter(|l| !l.ends_with(" origin=0 = 0"));
     if made == 0 || of_parts.count() == 0 {
         return Err(format!("{made} images"));
     }
     // All are made with the recordings, before the first kernel runs.
-    let later = run.lines("").skip_while(|l| !l.starts_with("clEnqueueNDRangeKernel "));
+    let later = run
+        .lines("")
+        .skip_while(|l| !l.starts_with("clEnqueueNDRangeKernel "));
     let later = later.filter(|l| l.starts_with("clCreateImage ")).count();
     if later > 0 {
         return Err(format!("{later} of {made} images are made while the model runs"));
@@ -253,7 +260,11 @@ fn images_of_rows(model: &Model) -> Outcome {
     model.agrees(&run, TOKENS)?;
     let made: Vec<_> = run.lines("clCreateImage ").skip(IMAGES_TRIED as usize).collect();
     // CL_MEM_OBJECT_IMAGE2D of CL_HALF_FLOAT: 256 pixels of 8 bytes.
-    let right = |l: &&str| l.starts_with("clCreateImage type=10f1 format=10dd width=256 ") && l.contains(" row_pitch=2048 ") && l.ends_with(" = 0");
+    let right = |l: &&str| {
+        l.starts_with("clCreateImage type=10f1 format=10dd width=256 ")
+            && l.contains(" row_pitch=2048 ")
+            && l.ends_with(" = 0")
+    };
     if made.is_empty() || !made.iter().all(right) {
         return Err(format!("{made:?}"));
     }
@@ -285,7 +296,10 @@ fn images_are_refused(model: &Model, from: u64) -> Outcome {
     };
     let run = model.run(&config, TOKENS, &[])?;
     model.agrees(&run, TOKENS)?;
-    let told = run.errors.matches("kernels read buffers in place of images").count();
+    let told = run
+        .errors
+        .matches("kernels read buffers in place of images")
+        .count();
     if told != 1 {
         return Err(format!("{told} warnings: {}", run.errors));
     }

@@ -153,7 +153,11 @@ impl Images {
 
     /// Bytes that buffers are a multiple of, so that the last row of an image ends in the buffer of its view.
     pub fn room(&self) -> u64 {
-        let row = if self.offers(ImageKind::Image2d) { ROW_PIXELS } else { 1 };
+        let row = if self.offers(ImageKind::Image2d) {
+            ROW_PIXELS
+        } else {
+            1
+        };
         row * 16
     }
 
@@ -185,7 +189,11 @@ mod tests {
             for kind in ImageKind::ALL {
                 let shape = OFFERED.shape(kind, Pixel::Halves, bytes);
                 let pixels = bytes.div_ceil(8);
-                let most = if kind == Image1dBuffer { 1000 } else { 4 * ROW_PIXELS };
+                let most = if kind == Image1dBuffer {
+                    1000
+                } else {
+                    4 * ROW_PIXELS
+                };
                 assert_eq!(shape.is_some(), pixels <= most, "{kind} of {bytes}");
                 let Some(shape) = shape else { continue };
                 assert_eq!(shape.bytes, shape.width * shape.height * 8);
@@ -193,11 +201,18 @@ mod tests {
             }
         }
         let rows = OFFERED.shape(Image2d, Pixel::Floats, 4097);
-        assert_eq!(rows.map(|s| (s.width, s.height, s.bytes)), Some((ROW_PIXELS, 2, 8192)));
+        assert_eq!(
+            rows.map(|s| (s.width, s.height, s.bytes)),
+            Some((ROW_PIXELS, 2, 8192))
+        );
         assert_eq!(OFFERED.align(Image2d, Pixel::Halves), 512);
         assert_eq!(OFFERED.without(Image2d).room(), 16);
         let none = Images::default();
-        assert!(ImageKind::ALL.iter().all(|k| !none.offers(*k) && none.shape(*k, Pixel::Words, 16).is_none()));
+        assert!(
+            ImageKind::ALL
+                .iter()
+                .all(|k| !none.offers(*k) && none.shape(*k, Pixel::Words, 16).is_none())
+        );
     }
 
     #[test]

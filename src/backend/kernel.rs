@@ -527,7 +527,11 @@ impl KernelSpec {
             let Some((kind, pixel)) = image else { continue };
             let n = arg.name;
             by_image.push(n);
-            let read = if pixel == Pixel::Words { "read_imageui" } else { "read_imagef" };
+            let read = if pixel == Pixel::Words {
+                "read_imageui"
+            } else {
+                "read_imagef"
+            };
             let place = match kind {
                 ImageKind::Image1dBuffer => "(int)(i)".to_owned(),
                 ImageKind::Image2d => {
@@ -538,7 +542,8 @@ impl KernelSpec {
         }
         let put = self.store();
         for (arg, dtype) in self.args().zip(&self.operands) {
-            let Some(dtype) = dtype.filter(|_| arg.ty.has_accessors() && !by_image.contains(&arg.name)) else {
+            let Some(dtype) = dtype.filter(|_| arg.ty.has_accessors() && !by_image.contains(&arg.name))
+            else {
                 continue;
             };
             let n = arg.name;

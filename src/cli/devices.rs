@@ -398,7 +398,10 @@ mod tests {
         let both = "image1d_buffer_t up to 4096 pixels, image2d_t up to 256 x 16 pixels";
         assert_eq!(kinds(&images).as_deref(), Some(both));
         images = images.without(ImageKind::Image2d);
-        assert_eq!(kinds(&images).as_deref(), Some("image1d_buffer_t up to 4096 pixels"));
+        assert_eq!(
+            kinds(&images).as_deref(),
+            Some("image1d_buffer_t up to 4096 pixels")
+        );
         assert_eq!(kinds(&Images::default()), None);
     }
 

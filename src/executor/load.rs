@@ -113,7 +113,10 @@ impl Executor {
                 let Some((kind, pixel)) = image else { continue };
                 let fits = caps.images.shape(kind, pixel, view.len).is_some();
                 if !fits || !view.offset.is_multiple_of(caps.images.align(kind, pixel)) {
-                    return Err(wrong(format!("operand {} at {view:?} fits in no {kind}", arg.name)));
+                    return Err(wrong(format!(
+                        "operand {} at {view:?} fits in no {kind}",
+                        arg.name
+                    )));
                 }
             }
             for (n, (view, (arg, _))) in views.iter().zip(spec.bound()).enumerate() {

@@ -893,7 +893,9 @@ impl LowerCx<'_> {
     /// The images that the operands of a call are read through.
     fn images(&self, call: &Call) -> BTreeMap<usize, ImageKind> {
         let images = &self.caps.images;
-        let Some(kind) = images.reads else { return BTreeMap::new() };
+        let Some(kind) = images.reads else {
+            return BTreeMap::new();
+        };
         let fits = |i: &usize| {
             let (arg, operand) = (call.kernel.args.get(*i)?, (*call.operands.get(*i)?)?);
             let pixel = Pixel::of(arg.ty, operand.dtype)?;
@@ -903,7 +905,11 @@ impl LowerCx<'_> {
         let found = call.by_fours.iter().filter_map(|i| {
             let fitting = fits(i);
             if fitting.is_none() {
-                log::debug!("\"{}\": operand {i} of kernel {} is read from its buffer: no {kind} holds it", self.name, call.kernel.name);
+                log::debug!(
+                    "\"{}\": operand {i} of kernel {} is read from its buffer: no {kind} holds it",
+                    self.name,
+                    call.kernel.name
+                );
             }
             fitting
         });

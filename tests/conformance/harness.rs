@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use transformer_lite::backend::image::{ImageKind, Images};
 use transformer_lite::backend::kernel::{KernelSpec, Role};
-use transformer_lite::backend::{Backend, Caps, View};
+use transformer_lite::backend::{Backend, Caps, DeviceKind, View};
 use transformer_lite::error::Result as LibResult;
 use transformer_lite::executor::Executor;
 use transformer_lite::graph::derive::derive;
@@ -268,8 +268,8 @@ pub fn spread(plan: &mut Plan, align: u64) -> Vec<Place> {
 /// Compute units for which products are cut in the largest tiles, in those between, and in the smallest.
 pub const UNITS: [u32; 3] = [1, 8, 4096];
 
-/// The device as kernels are chosen for it: as it is, as one of `units` where local memory pays, and as one where images do, of each kind that
-/// it has.
+/// The device as kernels are chosen for it: as it is, as one of `units` where local memory pays, and as a GPU that reads images, of each kind
+/// that it has.
 fn kinds(device: &Device, units: &[u32]) -> Vec<Caps> {
     let shared = units.iter().map(|units| Caps {
         fast_local: true,
@@ -283,6 +283,7 @@ fn kinds(device: &Device, units: &[u32]) -> Vec<Caps> {
             reads: Some(kind),
             ..offered
         },
+        kind: DeviceKind::Integrated,
         view_align: device.caps.view_align.max(offered.view_align(kind)),
         ..device.caps.clone()
     });

@@ -243,9 +243,8 @@ fn images() -> Outcome {
         let mut code = cl::SUCCESS;
         let region = [origin, 1 << 15];
         // SAFETY: CL_BUFFER_CREATE_TYPE_REGION takes an origin and a size.
-        let part = unsafe {
-            standin::clCreateSubBuffer(buffer, 1, 0x1220, region.as_ptr().cast(), &raw mut code)
-        };
+        let part =
+            unsafe { standin::clCreateSubBuffer(buffer, 1, 0x1220, region.as_ptr().cast(), &raw mut code) };
         ok("sub-buffer", code).map(|()| part)
     };
     // CL_RGBA, CL_HALF_FLOAT: 8 bytes.
@@ -280,18 +279,42 @@ fn images() -> Outcome {
     let (line, rows) = (0x10f6, 0x10f1);
     let (near, far) = (part(128)?, part(512)?);
     for (what, code, wanted) in [
-        ("rows of 32 pixels", make(rows, buffer, 32, 4, 0), INVALID_IMAGE_DESCRIPTOR),
-        ("the same, given", make(rows, buffer, 32, 4, 32 * 8), INVALID_IMAGE_DESCRIPTOR),
-        ("65 pixels", make(rows, buffer, 32, 4, 65 * 8), INVALID_IMAGE_DESCRIPTOR),
+        (
+            "rows of 32 pixels",
+            make(rows, buffer, 32, 4, 0),
+            INVALID_IMAGE_DESCRIPTOR,
+        ),
+        (
+            "the same, given",
+            make(rows, buffer, 32, 4, 32 * 8),
+            INVALID_IMAGE_DESCRIPTOR,
+        ),
+        (
+            "65 pixels",
+            make(rows, buffer, 32, 4, 65 * 8),
+            INVALID_IMAGE_DESCRIPTOR,
+        ),
         ("64 pixels", make(rows, buffer, 32, 4, 64 * 8), cl::SUCCESS),
-        ("shorter than a row", make(rows, buffer, 128, 4, 64 * 8), INVALID_IMAGE_DESCRIPTOR),
-        ("from byte 128 on", make(rows, near, 64, 4, 64 * 8), INVALID_IMAGE_DESCRIPTOR),
+        (
+            "shorter than a row",
+            make(rows, buffer, 128, 4, 64 * 8),
+            INVALID_IMAGE_DESCRIPTOR,
+        ),
+        (
+            "from byte 128 on",
+            make(rows, near, 64, 4, 64 * 8),
+            INVALID_IMAGE_DESCRIPTOR,
+        ),
         ("from byte 512 on", make(rows, far, 64, 4, 64 * 8), cl::SUCCESS),
         ("all of a part", make(rows, far, 64, 64, 64 * 8), cl::SUCCESS),
         ("a row more", make(rows, far, 64, 65, 64 * 8), INVALID_IMAGE_SIZE),
         ("one axis", make(line, near, 4096, 0, 0), cl::SUCCESS),
         ("a pixel more", make(line, near, 4097, 0, 0), INVALID_IMAGE_SIZE),
-        ("with a pitch", make(line, near, 64, 0, 1024), INVALID_IMAGE_DESCRIPTOR),
+        (
+            "with a pitch",
+            make(line, near, 64, 0, 1024),
+            INVALID_IMAGE_DESCRIPTOR,
+        ),
         ("of no buffer", make(line, context, 64, 0, 0), INVALID_MEM_OBJECT),
     ] {
         same(what, code, wanted)?;

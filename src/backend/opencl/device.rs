@@ -1,7 +1,7 @@
 //! Which devices there are and what they offer.
 
-use super::image;
 use super::driver::{Code, DeviceHandle, number, text};
+use super::image;
 use super::priority::Hints;
 use crate::backend::{BackendError, Caps, DeviceKind, Maker, fast_local};
 use dlopen2::raw::Library;

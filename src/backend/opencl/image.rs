@@ -38,7 +38,9 @@ fn refusal(context: &Context, caps: &Caps, kind: ImageKind) -> Option<String> {
     let align = caps.view_align.max(caps.images.room());
     let room = usize::try_from(align).ok()?;
     let tried = || -> Result<(), String> {
-        let buffer = context.buffer(2 * room).map_err(|code| format!("clCreateBuffer: {code}"))?;
+        let buffer = context
+            .buffer(2 * room)
+            .map_err(|code| format!("clCreateBuffer: {code}"))?;
         let part = buffer.sub_buffer(room, room);
         let part = part.map_err(|code| format!("clCreateSubBuffer: {code}"))?;
         for pixel in Pixel::ALL {
@@ -61,7 +63,10 @@ pub(super) fn open(context: &Context, caps: &Caps, asked: ImageUse) -> Result<Im
     }
     let mut images = caps.images;
     let mut refused = Vec::new();
-    for kind in ImageKind::ALL.into_iter().filter(|kind| caps.images.offers(*kind)) {
+    for kind in ImageKind::ALL
+        .into_iter()
+        .filter(|kind| caps.images.offers(*kind))
+    {
         if let Some(why) = refusal(context, caps, kind) {
             log::debug!("opencl: {} makes no {kind} from buffers: {why}", caps.device);
             images = images.without(kind);
@@ -76,13 +81,19 @@ pub(super) fn open(context: &Context, caps: &Caps, asked: ImageUse) -> Result<Im
             let why = refused.iter().find(|r| r.starts_with(kind.name()));
             return Err(BackendError::Driver {
                 call: format!("reading operands through {kind}"),
-                why: why.cloned().unwrap_or_else(|| format!("{} offers none in buffers", caps.device)),
+                why: why
+                    .cloned()
+                    .unwrap_or_else(|| format!("{} offers none in buffers", caps.device)),
             });
         }
         ImageUse::Auto if caps.is_called("adreno") => {
             let found = ImageKind::ALL.into_iter().find(offered);
             if found.is_none() && !refused.is_empty() {
-                log::warn!("{}: kernels read buffers in place of images: {}", caps.device, refused.join("; "));
+                log::warn!(
+                    "{}: kernels read buffers in place of images: {}",
+                    caps.device,
+                    refused.join("; ")
+                );
             }
             found
         }

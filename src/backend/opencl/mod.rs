@@ -242,7 +242,12 @@ impl OpenCl {
     fn image(&mut self, view: View, kind: ImageKind, pixel: Pixel) -> Result<Arc<Block>, BackendError> {
         let buffer = self.buffer(view.buffer)?;
         let label = Arc::clone(&buffer.whole.label);
-        let call = || format!("clCreateImage of {kind} in buffer {label}, {} bytes at {}", view.len, view.offset);
+        let call = || {
+            format!(
+                "clCreateImage of {kind} in buffer {label}, {} bytes at {}",
+                view.len, view.offset
+            )
+        };
         let room = buffer.room.saturating_sub(view.offset);
         let shape = self.caps.images.shape(kind, pixel, view.len);
         let shape = shape
@@ -269,7 +274,10 @@ impl OpenCl {
     /// Says once that kernels read no images from here on.
     fn refuse_images(&mut self, why: &BackendError) {
         if !std::mem::replace(&mut self.images_refused, true) {
-            log::warn!("{}: kernels read buffers in place of images: {why}", self.caps.device);
+            log::warn!(
+                "{}: kernels read buffers in place of images: {why}",
+                self.caps.device
+            );
         }
     }
 
@@ -281,11 +289,7 @@ impl OpenCl {
     }
 
     /// The operands of a kernel, or where the driver refuses its images that of the kernel without them.
-    fn operands(
-        &mut self,
-        id: KernelId,
-        args: &[View],
-    ) -> Result<(KernelId, Vec<Arc<Block>>), BackendError> {
+    fn operands(&mut self, id: KernelId, args: &[View]) -> Result<(KernelId, Vec<Arc<Block>>), BackendError> {
         let kernel = self
             .kernels
             .get(id.0 as usize)
@@ -435,7 +439,11 @@ impl Backend for OpenCl {
         }
         let id = BufferId(self.new_id()?);
         let room = bytes.next_multiple_of(self.caps.images.room());
-        let room = if room > self.caps.max_buffer_bytes { bytes } else { room };
+        let room = if room > self.caps.max_buffer_bytes {
+            bytes
+        } else {
+            room
+        };
         let mem = self
             .context
             .buffer(size(room, label)?)

@@ -14,7 +14,9 @@ mod tests;
 mod units;
 
 use super::image::Images;
-use super::{Backend, BackendError, BufferId, Caps, Command, DeviceKind, ImageUse, KernelId, KernelSpec, Launch};
+use super::{
+    Backend, BackendError, BufferId, Caps, Command, DeviceKind, ImageUse, KernelId, KernelSpec, Launch,
+};
 use super::{Maker, OpenOptions, RecordingId, RecordingWay, Stats, View, build_ahead, choose, fast_local};
 use crate::cache::Store;
 use build::{Built, Compiled};

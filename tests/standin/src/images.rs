@@ -95,7 +95,9 @@ impl ImageDesc {
         };
         let whole = self.kind == MEM_OBJECT_IMAGE1D_BUFFER;
         let rows_begin = pitch.is_multiple_of(words.image_pitch as usize * pixel);
-        let begins = memory.origin.is_multiple_of(u64::from(words.image_base) * pixel as u64);
+        let begins = memory
+            .origin
+            .is_multiple_of(u64::from(words.image_base) * pixel as u64);
         if pitch < self.width * pixel || (whole && pitch != self.width * pixel) {
             return Some(cl::INVALID_IMAGE_DESCRIPTOR);
         }
@@ -109,9 +111,16 @@ impl ImageDesc {
 }
 
 /// An image of the real library.
-fn real_image(context: Handle, flags: Bits, format: &[Uint; 2], desc: &ImageDesc, host: *mut c_void) -> Result<Handle, Code> {
+fn real_image(
+    context: Handle,
+    flags: Bits,
+    format: &[Uint; 2],
+    desc: &ImageDesc,
+    host: *mut c_void,
+) -> Result<Handle, Code> {
     let mut code = cl::SUCCESS;
-    let (format, desc, place): (*const [Uint; 2], *const ImageDesc, *mut Code) = (format, desc, &raw mut code);
+    let (format, desc, place): (*const [Uint; 2], *const ImageDesc, *mut Code) =
+        (format, desc, &raw mut code);
     let image = real!(clCreateImage(context: Handle, flags: Bits, format: *const [Uint; 2], desc: *const ImageDesc, host: *mut c_void, place: *mut Code) -> Handle);
     match (image, code) {
         (Some(image), cl::SUCCESS) => Ok(image),
@@ -171,7 +180,15 @@ pub unsafe extern "C" fn clCreateImage(
     let call = "clCreateImage";
     if format.is_null() || desc.is_null() {
         // SAFETY: the caller's pointer.
-        return unsafe { made(call, "", std::ptr::null_mut(), cl::INVALID_IMAGE_DESCRIPTOR, place) };
+        return unsafe {
+            made(
+                call,
+                "",
+                std::ptr::null_mut(),
+                cl::INVALID_IMAGE_DESCRIPTOR,
+                place,
+            )
+        };
     }
     // SAFETY: the caller's pointers.
     let (format, desc) = unsafe { (*format, *desc) };
@@ -213,7 +230,8 @@ pub unsafe extern "C" fn clCreateImage(
 
 /// It is an image.
 pub(crate) fn is_image(arg: &Arg) -> bool {
-    arg.object().is_some_and(|object| with(|s| s.images.contains_key(&object)))
+    arg.object()
+        .is_some_and(|object| with(|s| s.images.contains_key(&object)))
 }
 
 /// Forgets an image that is released.
@@ -241,7 +259,8 @@ pub(crate) fn refresh(queue: Handle, kernel: Handle) -> Result<(), Code> {
                 let (copy, to, bytes) = (copy as Handle, 0usize, shadow.row);
                 real!(clEnqueueCopyBuffer(queue: Handle, source: Handle, copy: Handle, from: usize, to: usize, bytes: usize, count: Uint, none: *const Handle, event: *mut Handle) -> Code)
             } else {
-                let (image, place, size) = (shadow.image as Handle, [0, y, 0usize], [shadow.width, 1, 1usize]);
+                let (image, place, size) =
+                    (shadow.image as Handle, [0, y, 0usize], [shadow.width, 1, 1usize]);
                 let (place, size) = (place.as_ptr(), size.as_ptr());
                 real!(clEnqueueCopyBufferToImage(queue: Handle, source: Handle, image: Handle, from: usize, place: *const usize, size: *const usize, count: Uint, none: *const Handle, event: *mut Handle) -> Code)
             };

@@ -26,7 +26,12 @@ pub unsafe extern "C" fn clCreateBuffer(
     let call = "clCreateBuffer";
     let mut code = before(call, None).unwrap_or(cl::SUCCESS);
     let over = with(|s| {
-        let held: u64 = s.buffers.values().filter(|b| b.part_of.is_none()).map(|b| b.bytes).sum();
+        let held: u64 = s
+            .buffers
+            .values()
+            .filter(|b| b.part_of.is_none())
+            .map(|b| b.bytes)
+            .sum();
         s.config
             .memory_limit
             .is_some_and(|limit| held + bytes as u64 > limit)
@@ -311,7 +316,11 @@ pub unsafe extern "C" fn clSetKernelArg(
         Some(kernel.name.clone())
     });
     let name = name.unwrap_or_default();
-    after(call, &format!(" kernel={name} index={index} size={size}{image}"), code)
+    after(
+        call,
+        &format!(" kernel={name} index={index} size={size}{image}"),
+        code,
+    )
 }
 
 #[unsafe(no_mangle)]

@@ -155,7 +155,11 @@ pub unsafe extern "C" fn clEndRecordingQCOM(recording: Handle) -> Code {
                 r.ended = true;
                 steps = r.steps.len();
                 let image = |arg: &Arg| arg.object().is_some_and(|o| s.images.contains_key(&o));
-                by_image = r.steps.iter().filter(|step| step.kernel.args.values().any(image)).count();
+                by_image = r
+                    .steps
+                    .iter()
+                    .filter(|step| step.kernel.args.values().any(image))
+                    .count();
                 s.recordable.insert(r.queue, None);
                 cl::SUCCESS
             }
@@ -164,7 +168,10 @@ pub unsafe extern "C" fn clEndRecordingQCOM(recording: Handle) -> Code {
     });
     after(
         call,
-        &format!(" recording={} dispatches={steps} by_image={by_image}", id(recording)),
+        &format!(
+            " recording={} dispatches={steps} by_image={by_image}",
+            id(recording)
+        ),
         code,
     )
 }

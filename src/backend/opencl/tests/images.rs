@@ -86,12 +86,19 @@ fn check(cl: &mut OpenCl, spec: &KernelSpec, dtype: DType, n: u32) {
         grids: vec![[n.div_ceil(64), 1, 1]],
     };
     for factor in [1.0, -3.0] {
-        let wanted: Vec<f32> = values(count).iter().map(|v| f16::from_f32(v * factor).to_f32()).collect();
+        let wanted: Vec<f32> = values(count)
+            .iter()
+            .map(|v| f16::from_f32(v * factor).to_f32())
+            .collect();
         cl.write(staged, &to_bytes(&wanted, dtype)).unwrap();
         cl.submit(recording, &launch).unwrap();
         let mut found = vec![0; count * 4];
         cl.read(y, &mut found).unwrap();
-        assert_eq!(found, to_bytes(&wanted, DType::F32), "{spec}, {n} pixels, times {factor}");
+        assert_eq!(
+            found,
+            to_bytes(&wanted, DType::F32),
+            "{spec}, {n} pixels, times {factor}"
+        );
     }
     cl.release(recording);
     for buffer in [source, y.buffer, staged.buffer] {
@@ -141,7 +148,11 @@ fn a_kind_that_is_asked_for_is_there_or_an_error() {
         images: ImageUse::Off,
         ..OpenOptions::default()
     };
-    assert!(ImageKind::ALL.iter().all(|k| !OpenCl::open(&off).unwrap().caps().images.offers(*k)));
+    assert!(
+        ImageKind::ALL
+            .iter()
+            .all(|k| !OpenCl::open(&off).unwrap().caps().images.offers(*k))
+    );
 }
 
 #[test]
@@ -152,6 +163,11 @@ fn a_kernel_that_does_not_compile_with_images_reads_buffers() {
     assert_eq!(cl.compile(&spec.without_images()).unwrap(), id);
     assert!(cl.images_refused);
     check(&mut cl, &spec, DType::F16, 100);
-    check(&mut cl, &by_image(&FOURS, DType::F16, ImageKind::Image1dBuffer), DType::F16, 100);
+    check(
+        &mut cl,
+        &by_image(&FOURS, DType::F16, ImageKind::Image1dBuffer),
+        DType::F16,
+        100,
+    );
     assert_eq!(cl.stats().images, 0, "none is asked of a driver that refused one");
 }
