@@ -346,7 +346,7 @@ impl Bench<'_> {
     fn read_image(&mut self, x: View, y: View) -> Result<Result<f64, &'static str>, BackendError> {
         let Some(spec) = self.shape.read_image(&self.caps.images) else {
             return Ok(Err(
-                "not offered: the driver makes no images in buffers that are as large",
+                "not offered: the driver makes no images of that size in parts of buffers",
             ));
         };
         let before = self.backend.stats().images;

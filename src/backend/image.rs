@@ -122,6 +122,7 @@ impl Images {
             ImageKind::Image1dBuffer => self.max_pixels = 0,
             ImageKind::Image2d => self.max_rows = 0,
         }
+        self.reads = self.reads.filter(|reads| *reads != kind);
         self
     }
 

@@ -46,7 +46,7 @@ struct Row {
     matrix_units: bool,
     profiling: bool,
     priorities: bool,
-    /// Images in buffers, as the driver lists them.
+    /// Images in buffers: as the driver lists them, or where it was opened to be measured, as it makes them.
     images: Images,
     #[serde(skip_serializing_if = "Option::is_none")]
     extensions: Option<Vec<String>>,
@@ -157,7 +157,8 @@ fn report(
 fn probed(kind: BackendKind, caps: Caps) -> Row {
     let mut row = Row::from(caps.clone());
     match measured(kind, &caps) {
-        Ok((extensions, probe)) => {
+        Ok((opened, extensions, probe)) => {
+            row.images = opened.images;
             row.extensions = Some(extensions);
             row.probe = Some(probe);
         }
@@ -166,8 +167,8 @@ fn probed(kind: BackendKind, caps: Caps) -> Row {
     row
 }
 
-/// Extensions of a device, and what is measured of it, which is stored.
-fn measured(kind: BackendKind, caps: &Caps) -> Result<(Vec<String>, Probe)> {
+/// A device as it is opened, its extensions, and what is measured of it, which is stored.
+fn measured(kind: BackendKind, caps: &Caps) -> Result<(Caps, Vec<String>, Probe)> {
     let failed = |e| Error::device(Stage::Run, format!("opening {}", caps.device), e);
     let mut backend = backend::open(kind, &OpenOptions::of(Some(&caps.device))).map_err(failed)?;
     if (&backend.caps().device, &backend.caps().driver) != (&caps.device, &caps.driver) {
@@ -194,7 +195,7 @@ fn measured(kind: BackendKind, caps: &Caps) -> Result<(Vec<String>, Probe)> {
             &format!("note: what was measured cannot be kept: {}", e.chain()),
         ),
     }
-    Ok((backend.extensions(), probe))
+    Ok((backend.caps().clone(), backend.extensions(), probe))
 }
 
 /// A line for each thing that was measured, or was not.
@@ -239,7 +240,10 @@ fn kinds(images: &Images) -> Option<String> {
         ImageKind::Image1dBuffer => format!("{kind} up to {} pixels", images.max_pixels),
         ImageKind::Image2d => format!("{kind} up to {ROW_PIXELS} x {} pixels", images.max_rows),
     });
-    let all = each.collect::<Vec<_>>().join(", ");
+    let mut all = each.collect::<Vec<_>>().join(", ");
+    if let Some(kind) = images.reads {
+        all += &format!("; products of matrices read {kind}");
+    }
     (!all.is_empty()).then_some(all)
 }
 
@@ -397,6 +401,13 @@ mod tests {
         };
         let both = "image1d_buffer_t up to 4096 pixels, image2d_t up to 256 x 16 pixels";
         assert_eq!(kinds(&images).as_deref(), Some(both));
+        images.reads = Some(ImageKind::Image1dBuffer);
+        let used = kinds(&images).unwrap();
+        assert!(
+            used.ends_with("pixels; products of matrices read image1d_buffer_t"),
+            "{used}"
+        );
+        images.reads = None;
         images = images.without(ImageKind::Image2d);
         assert_eq!(
             kinds(&images).as_deref(),

@@ -258,7 +258,7 @@ fn caps_of(device: DeviceHandle, platform: &str, platform_version: &str) -> Resu
                 .info(api::CL_DEVICE_MAX_NUM_SUB_GROUPS)
                 .is_ok_and(|b| number(&b) != 0));
 
-    Ok(Caps {
+    let mut caps = Caps {
         backend: "opencl",
         device: name.clone(),
         driver: format!("{platform} ({platform_version}), driver {driver}"),
@@ -290,7 +290,9 @@ fn caps_of(device: DeviceHandle, platform: &str, platform_version: &str) -> Resu
         profiling: true,
         priorities: Hints::of(device).any_priority(),
         images: image::listed(device, number_of_version, has),
-    })
+    };
+    caps.images.reads = image::preferred(&caps);
+    Ok(caps)
 }
 
 /// `CL_DEVICE_COMPUTE_CAPABILITY_MAJOR_NV` of `cl_nv_device_attribute_query`.

@@ -4,7 +4,7 @@
 //! writes to a buffer visible to those behind them through every object that is made from it. Within one dispatch the memory of an image is
 //! only read, as [`crate::backend`] promises of operands.
 
-use super::driver::{Context, DeviceHandle, number};
+use super::driver::{Context, DeviceHandle, Mem, number};
 use crate::backend::image::{ImageKind, Images, Pixel, ROW_PIXELS};
 use crate::backend::{BackendError, Caps, ImageUse};
 use opencl3::device as api;
@@ -33,71 +33,78 @@ pub(super) fn listed(device: DeviceHandle, version: (u32, u32), has: impl Fn(&st
     }
 }
 
-/// Why the driver makes no images of a kind; nothing where it makes one of each pixel from a part of a buffer.
-fn refusal(context: &Context, caps: &Caps, kind: ImageKind) -> Option<String> {
-    let align = caps.view_align.max(caps.images.room());
-    let room = usize::try_from(align).ok()?;
-    let tried = || -> Result<(), String> {
-        let buffer = context
-            .buffer(2 * room)
-            .map_err(|code| format!("clCreateBuffer: {code}"))?;
-        let part = buffer.sub_buffer(room, room);
-        let part = part.map_err(|code| format!("clCreateSubBuffer: {code}"))?;
-        for pixel in Pixel::ALL {
-            let shape = caps.images.shape(kind, pixel, align);
-            let shape = shape.ok_or_else(|| format!("{align} bytes are more than it can hold"))?;
-            let made = context.image(&part, kind, pixel, shape);
-            made.map_err(|code| format!("clCreateImage of {pixel:?} from a sub-buffer: {code}"))?;
-        }
-        Ok(())
-    };
-    tried().err()
+/// What plans use unless told otherwise: on Adreno, whose texture caches are faster than what loads go through, the first kind that is there. On
+/// Mali drivers read images no faster, and some of Bifrost and before it fail with those in parts of buffers.
+pub(super) fn preferred(caps: &Caps) -> Option<ImageKind> {
+    let mut kinds = ImageKind::ALL.into_iter().filter(|_| caps.is_called("adreno"));
+    kinds.find(|kind| caps.images.offers(*kind))
 }
 
-/// The images that the driver makes, of those that `caps` lists, and which plans use: those that are asked for, by default those of
-/// Adreno, whose texture caches are faster than what loads go through. On Mali drivers read them no faster, and some of Bifrost and before
-/// it fail with images in parts of buffers.
+/// A part of a buffer, and the bytes that the part holds.
+fn part(context: &Context, caps: &Caps) -> Result<(Mem, u64), String> {
+    let bytes = caps.view_align.max(caps.images.room());
+    let room = usize::try_from(bytes).map_err(|e| e.to_string())?;
+    let buffer = context.buffer(2 * room);
+    let buffer = buffer.map_err(|code| format!("clCreateBuffer: {code}"))?;
+    let part = buffer.sub_buffer(room, room);
+    Ok((part.map_err(|code| format!("clCreateSubBuffer: {code}"))?, bytes))
+}
+
+/// Makes an image of each pixel from a part of a buffer, or says why the driver does not.
+fn try_all(
+    context: &Context,
+    caps: &Caps,
+    (part, bytes): &(Mem, u64),
+    kind: ImageKind,
+) -> Result<(), String> {
+    for pixel in Pixel::ALL {
+        let shape = caps.images.shape(kind, pixel, *bytes);
+        let shape = shape.ok_or_else(|| format!("{bytes} bytes are more than it holds"))?;
+        let made = context.image(part, kind, pixel, shape);
+        made.map_err(|code| format!("clCreateImage of {pixel:?} from a sub-buffer: {code}"))?;
+    }
+    Ok(())
+}
+
+/// The images that the driver makes of those that `caps` lists, and which plans use: those that are asked for, or [`preferred`] ones.
 pub(super) fn open(context: &Context, caps: &Caps, asked: ImageUse) -> Result<Images, BackendError> {
     if asked == ImageUse::Off {
         return Ok(Images::default());
     }
-    let mut images = caps.images;
+    let mut found = caps.clone();
     let mut refused = Vec::new();
-    for kind in ImageKind::ALL
+    let listed: Vec<_> = ImageKind::ALL
         .into_iter()
-        .filter(|kind| caps.images.offers(*kind))
-    {
-        if let Some(why) = refusal(context, caps, kind) {
-            log::debug!("opencl: {} makes no {kind} from buffers: {why}", caps.device);
-            images = images.without(kind);
-            refused.push(format!("{kind}: {why}"));
+        .filter(|k| caps.images.offers(*k))
+        .collect();
+    if !listed.is_empty() {
+        let part = part(context, caps);
+        for kind in listed {
+            let tried = part.as_ref().map_err(Clone::clone);
+            if let Err(why) = tried.and_then(|part| try_all(context, caps, part, kind)) {
+                log::debug!("opencl: {} makes no {kind} from buffers: {why}", caps.device);
+                found.images = found.images.without(kind);
+                refused.push(format!("{kind}: {why}"));
+            }
         }
     }
-    let offered = |kind: &ImageKind| images.offers(*kind);
-    images.reads = match asked {
-        ImageUse::Off => None,
-        ImageUse::Of(kind) if images.offers(kind) => Some(kind),
-        ImageUse::Of(kind) => {
-            let why = refused.iter().find(|r| r.starts_with(kind.name()));
-            return Err(BackendError::Driver {
-                call: format!("reading operands through {kind}"),
-                why: why
-                    .cloned()
-                    .unwrap_or_else(|| format!("{} offers none in buffers", caps.device)),
-            });
-        }
-        ImageUse::Auto if caps.is_called("adreno") => {
-            let found = ImageKind::ALL.into_iter().find(offered);
-            if found.is_none() && !refused.is_empty() {
-                log::warn!(
-                    "{}: kernels read buffers in place of images: {}",
-                    caps.device,
-                    refused.join("; ")
-                );
-            }
-            found
-        }
-        ImageUse::Auto => None,
+    let wanted = match asked {
+        ImageUse::Of(kind) => Some(kind),
+        _ => preferred(&found),
     };
-    Ok(images)
+    if let (ImageUse::Of(kind), false) = (asked, wanted.is_some_and(|kind| found.images.offers(kind))) {
+        let why = refused.into_iter().find(|r| r.starts_with(kind.name()));
+        return Err(BackendError::Driver {
+            call: format!("reading operands through {kind}"),
+            why: why.unwrap_or_else(|| format!("{} offers none in buffers", caps.device)),
+        });
+    }
+    if let (Some(_), None) = (caps.images.reads, wanted) {
+        let why = refused.join("; ");
+        log::warn!("{}: kernels read buffers in place of images: {why}", caps.device);
+    }
+    Ok(Images {
+        reads: wanted,
+        ..found.images
+    })
 }
