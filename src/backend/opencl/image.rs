@@ -5,9 +5,13 @@
 //! only read, as [`crate::backend`] promises of operands.
 
 use super::driver::{Context, DeviceHandle, Mem, number};
+use super::record::Block;
+use super::{OpenCl, unknown};
 use crate::backend::image::{ImageKind, Images, Pixel, ROW_PIXELS};
-use crate::backend::{BackendError, Caps, ImageUse};
+use crate::backend::kernel::KernelSpec;
+use crate::backend::{Backend, BackendError, Caps, ImageUse, KernelId, View};
 use opencl3::device as api;
+use std::sync::Arc;
 
 /// What the driver lists. Numbers of OpenCL 3.0 are 0 where the driver has no such images; one that it does not know leaves them out too.
 pub(super) fn listed(device: DeviceHandle, version: (u32, u32), has: impl Fn(&str) -> bool) -> Images {
@@ -107,4 +111,93 @@ pub(super) fn open(context: &Context, caps: &Caps, asked: ImageUse) -> Result<Im
         reads: wanted,
         ..found.images
     })
+}
+
+impl OpenCl {
+    /// An image over a view, up to a whole row.
+    pub(super) fn image_of(
+        &mut self,
+        view: View,
+        kind: ImageKind,
+        pixel: Pixel,
+    ) -> Result<Arc<Block>, BackendError> {
+        let buffer = self.buffer(view.buffer)?;
+        let label = Arc::clone(&buffer.whole.label);
+        let call = || {
+            format!(
+                "clCreateImage of {kind} in buffer {label}, {} bytes at {}",
+                view.len, view.offset
+            )
+        };
+        let room = buffer.room.saturating_sub(view.offset);
+        let shape = self.caps.images.shape(kind, pixel, view.len);
+        let shape = shape
+            .filter(|shape| shape.bytes <= room)
+            .ok_or_else(|| BackendError::Driver {
+                call: call(),
+                why: "larger than images are, or than its buffer".to_owned(),
+            })?;
+        let rows = View {
+            len: shape.bytes,
+            ..view
+        };
+        let memory = self.bind(rows, None)?;
+        let mem = self.context.image(&memory.mem, kind, pixel, shape);
+        let mem = mem.map_err(|code| code.at(call()))?;
+        self.stats.images += 1;
+        Ok(Arc::new(Block {
+            mem,
+            label,
+            bytes: view.len,
+        }))
+    }
+
+    /// Says once that kernels read no images from here on.
+    pub(super) fn refuse_images(&mut self, why: &BackendError) {
+        if !std::mem::replace(&mut self.images_refused, true) {
+            log::warn!(
+                "{}: kernels read buffers in place of images: {why}",
+                self.caps.device
+            );
+        }
+    }
+
+    /// The kernel for `spec` that reads no images, found by that of `spec` too.
+    pub(super) fn compile_without_images(&mut self, spec: &KernelSpec) -> Result<KernelId, BackendError> {
+        let id = self.compile(&spec.without_images())?;
+        self.cache.insert(spec.clone(), id);
+        Ok(id)
+    }
+
+    /// The operands of a kernel, or where the driver refuses its images that of the kernel without them.
+    pub(super) fn operands(
+        &mut self,
+        id: KernelId,
+        args: &[View],
+    ) -> Result<(KernelId, Vec<Arc<Block>>), BackendError> {
+        let kernel = self
+            .kernels
+            .get(id.0 as usize)
+            .ok_or_else(|| unknown("kernel", id.0))?;
+        let forms = kernel.images.clone();
+        let reads_images = forms.iter().any(Option::is_some);
+        if !(reads_images && self.images_refused) {
+            let forms = forms.into_iter().chain(std::iter::repeat(None));
+            let bound = args
+                .iter()
+                .zip(forms)
+                .map(|(view, form)| self.bind(*view, form))
+                .collect();
+            match bound {
+                Err(why) if reads_images && !matches!(why, BackendError::Lost(_)) => self.refuse_images(&why),
+                bound => return Ok((id, bound?)),
+            }
+        }
+        let spec = self.cache.iter().find(|(_, known)| **known == id);
+        let spec = spec.map(|(spec, _)| spec.clone());
+        let spec = spec.ok_or_else(|| unknown("kernel", id.0))?;
+        let id = self.compile(&spec.without_images())?;
+        let bound: Result<_, _> = args.iter().map(|view| self.bind(*view, None)).collect();
+        Ok((id, bound?))
+    }
 }

@@ -3,8 +3,8 @@
 //! One context and one in-order queue for each [`OpenCl`]; the order of commands is the queue's. A second queue,
 //! made at the first call of [`Backend::profile`], measures times, so that normal work does not pay for it.
 //! Views of a whole buffer are the buffer; other views become sub-buffers, which are kept as long as
-//! the buffer, as are the images that are made from them. Every recorded dispatch has a kernel object of its own with its buffers set, so that a submission
-//! sets at most the parameter struct and queues. Where the driver records (`replay`) it queues all of them in one call.
+//! the buffer, as are the images that are made from them. Every recorded dispatch has a kernel object of its own with its buffers set, so that
+//! a submission sets at most the parameter struct and queues. Where the driver records (`replay`) it queues all of them in one call.
 
 mod build;
 mod device;
@@ -210,7 +210,7 @@ impl OpenCl {
         }
         let part = match form {
             None => self.sub_buffer(view)?,
-            Some((kind, pixel)) => self.image(view, kind, pixel)?,
+            Some((kind, pixel)) => self.image_of(view, kind, pixel)?,
         };
         if let Some(buffer) = self.buffers.get_mut(&view.buffer) {
             buffer.parts.push((key, Arc::clone(&part)));
@@ -236,84 +236,6 @@ impl OpenCl {
         });
         self.stats.allocations += 1;
         Ok(part)
-    }
-
-    /// An image over a view, up to a whole row.
-    fn image(&mut self, view: View, kind: ImageKind, pixel: Pixel) -> Result<Arc<Block>, BackendError> {
-        let buffer = self.buffer(view.buffer)?;
-        let label = Arc::clone(&buffer.whole.label);
-        let call = || {
-            format!(
-                "clCreateImage of {kind} in buffer {label}, {} bytes at {}",
-                view.len, view.offset
-            )
-        };
-        let room = buffer.room.saturating_sub(view.offset);
-        let shape = self.caps.images.shape(kind, pixel, view.len);
-        let shape = shape
-            .filter(|shape| shape.bytes <= room)
-            .ok_or_else(|| BackendError::Driver {
-                call: call(),
-                why: "larger than images are, or than its buffer".to_owned(),
-            })?;
-        let rows = View {
-            len: shape.bytes,
-            ..view
-        };
-        let memory = self.bind(rows, None)?;
-        let mem = self.context.image(&memory.mem, kind, pixel, shape);
-        let mem = mem.map_err(|code| code.at(call()))?;
-        self.stats.images += 1;
-        Ok(Arc::new(Block {
-            mem,
-            label,
-            bytes: view.len,
-        }))
-    }
-
-    /// Says once that kernels read no images from here on.
-    fn refuse_images(&mut self, why: &BackendError) {
-        if !std::mem::replace(&mut self.images_refused, true) {
-            log::warn!(
-                "{}: kernels read buffers in place of images: {why}",
-                self.caps.device
-            );
-        }
-    }
-
-    /// The kernel for `spec` that reads no images, found by that of `spec` too.
-    fn compile_without_images(&mut self, spec: &KernelSpec) -> Result<KernelId, BackendError> {
-        let id = self.compile(&spec.without_images())?;
-        self.cache.insert(spec.clone(), id);
-        Ok(id)
-    }
-
-    /// The operands of a kernel, or where the driver refuses its images that of the kernel without them.
-    fn operands(&mut self, id: KernelId, args: &[View]) -> Result<(KernelId, Vec<Arc<Block>>), BackendError> {
-        let kernel = self
-            .kernels
-            .get(id.0 as usize)
-            .ok_or_else(|| unknown("kernel", id.0))?;
-        let forms = kernel.images.clone();
-        let reads_images = forms.iter().any(Option::is_some);
-        if !(reads_images && self.images_refused) {
-            let forms = forms.into_iter().chain(std::iter::repeat(None));
-            let bound = args
-                .iter()
-                .zip(forms)
-                .map(|(view, form)| self.bind(*view, form))
-                .collect();
-            match bound {
-                Err(why) if reads_images && !matches!(why, BackendError::Lost(_)) => self.refuse_images(&why),
-                bound => return Ok((id, bound?)),
-            }
-        }
-        let spec = self.cache.iter().find(|(_, known)| **known == id);
-        let spec = spec.map(|(spec, _)| spec.clone());
-        let spec = spec.ok_or_else(|| unknown("kernel", id.0))?;
-        let id = self.compile(&spec.without_images())?;
-        let bound: Result<_, _> = args.iter().map(|view| self.bind(*view, None)).collect();
-        Ok((id, bound?))
     }
 
     fn prepare(
