@@ -47,7 +47,7 @@ fn by_image(kernel: &'static Text, dtype: DType, kind: ImageKind) -> KernelSpec 
     }
 }
 
-/// Copies 4 * n elements behind others through the kernel, twice with other contents, of one recording.
+/// Copies 4 * n elements behind others through the kernel, of one recording, some times with other contents.
 fn check(cl: &mut OpenCl, spec: &KernelSpec, dtype: DType, n: u32) {
     let count = 4 * n as usize;
     let size = if dtype == DType::F16 { 2 } else { 4 };
@@ -85,7 +85,7 @@ fn check(cl: &mut OpenCl, spec: &KernelSpec, dtype: DType, n: u32) {
         params: n.to_le_bytes().to_vec(),
         grids: vec![[n.div_ceil(64), 1, 1]],
     };
-    for factor in [1.0, -3.0] {
+    for factor in [1.0, -3.0, 0.5, 2.0] {
         let wanted: Vec<f32> = values(count)
             .iter()
             .map(|v| f16::from_f32(v * factor).to_f32())
@@ -118,6 +118,17 @@ fn images_show_what_is_in_buffers() {
                 let made = u64::from(cl.caps().images.offers(kind) && !cl.images_refused);
                 assert_eq!(cl.stats().images - before, made, "{kind} of {dtype}");
             }
+        }
+    }
+}
+
+/// Enough elements that each is above a slice on a CPU, and cut.
+#[test]
+fn recordings_and_slices_take_images() {
+    for way in recordings::ways().into_iter().chain([RecordingWay::Off]) {
+        for kind in ImageKind::ALL {
+            let mut cl = opened(way, Some(1));
+            check(&mut cl, &by_image(&FOURS, DType::F16, kind), DType::F16, 1 << 19);
         }
     }
 }
