@@ -1,22 +1,26 @@
 // Reads x in vectors of four words, and writes a sum of them for each work-item, which reads `each`: with NEAR neighbours, else every
 // `next`-th.
+#ifndef IMAGE_X
+#define x_at4(i) x[i]
+#endif
+
 KERNEL {
   uint4 sum = (uint4)(0);
 #ifdef NEAR
   uint first = get_global_id(0) * p.each;
   uint end = min(first + p.each, p.count);
-  for (uint i = first; i < end; i++) sum += x[i];
+  for (uint i = first; i < end; i++) sum += x_at4(i);
 #else
   // Four loads at a time do not wait for each other.
   uint4 other = (uint4)(0), third = (uint4)(0), fourth = (uint4)(0);
   uint i = get_global_id(0);
   for (; i + 3 * p.next < p.count; i += 4 * p.next) {
-    sum += x[i];
-    other += x[i + p.next];
-    third += x[i + 2 * p.next];
-    fourth += x[i + 3 * p.next];
+    sum += x_at4(i);
+    other += x_at4(i + p.next);
+    third += x_at4(i + 2 * p.next);
+    fourth += x_at4(i + 3 * p.next);
   }
-  for (; i < p.count; i += p.next) sum += x[i];
+  for (; i < p.count; i += p.next) sum += x_at4(i);
   sum += other + third + fourth;
 #endif
   y[get_global_id(0)] = sum.x + sum.y + sum.z + sum.w;

@@ -5,6 +5,7 @@
 
 pub mod store;
 
+use crate::backend::image::{ImageKind, Images, Pixel};
 use crate::backend::kernel::{Kernel, KernelSpec};
 use crate::backend::{Backend, BackendError, BufferId, Caps, Command, DeviceKind, KernelId, Launch, View};
 use crate::roofline::Peaks;
@@ -60,7 +61,7 @@ pub struct Probe {
 }
 
 /// [`Probe::version`] of this build.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 impl Probe {
     /// The peaks that least times are told by.
@@ -160,6 +161,17 @@ impl Shape {
         spec(kernel, self.items, if self.explicit { &define } else { &[] })
     }
 
+    /// A kernel that reads all through an image, of the kind that plans use or else the first that the device has.
+    fn read_image(&self, images: &Images) -> Option<KernelSpec> {
+        let mut kinds = images.reads.into_iter().chain(ImageKind::ALL);
+        let fits = |kind: &ImageKind| images.shape(*kind, Pixel::Words, self.bytes).is_some();
+        let kind = kinds.find(fits)?;
+        Some(KernelSpec {
+            images: BTreeMap::from([(0, kind)]),
+            ..self.walk(&READ, "NEAR")
+        })
+    }
+
     fn half(&self, caps: &Caps) -> Option<KernelSpec> {
         if by_ptx(caps) {
             return Some(spec(&HALF, self.items, &[("PTX", 1)]));
@@ -190,7 +202,12 @@ pub fn specs(caps: &Caps, extensions: &[String]) -> Vec<KernelSpec> {
         shape.walk(&READ, "NEAR"),
         shape.walk(&SINGLE, "WIDE"),
     ];
-    let offered = [shape.half(caps), shape.dot(caps, extensions), matrix(caps)];
+    let offered = [
+        shape.read_image(&caps.images),
+        shape.half(caps),
+        shape.dot(caps, extensions),
+        matrix(caps),
+    ];
     always.into_iter().chain(offered.into_iter().flatten()).collect()
 }
 
@@ -223,6 +240,7 @@ fn spec(kernel: &'static Kernel, items: u32, defines: &[(&'static str, i64)]) ->
         operands: operands.collect(),
         in_place: None,
         epilogue: None,
+        images: BTreeMap::new(),
     }
 }
 
@@ -304,13 +322,13 @@ impl Bench<'_> {
     }
 
     /// Bytes a second of a kernel that walks through a buffer.
-    fn walk(&mut self, kernel: &'static Kernel, x: View, y: View) -> Result<f64, BackendError> {
+    fn walk(&mut self, spec: &KernelSpec, x: View, y: View) -> Result<f64, BackendError> {
         let shape = &self.shape;
         let (groups, all) = (shape.groups, shape.work_items());
         let vectors = u32::try_from(shape.bytes / 16).unwrap_or(u32::MAX);
         let each = vectors.div_ceil(all);
-        let moved = if kernel.name == COPY.name { 2 } else { 1 };
-        let id = self.backend.compile(&shape.walk(kernel, "NEAR"))?;
+        let moved = if spec.kernel.name == COPY.name { 2 } else { 1 };
+        let id = self.backend.compile(spec)?;
         let params = [vectors, each, all]
             .iter()
             .flat_map(|n| n.to_le_bytes())
@@ -322,6 +340,21 @@ impl Bench<'_> {
             groups,
         })?;
         Ok(float(u64::from(vectors) * 16 * moved) / time)
+    }
+
+    /// The same through an image, or why not.
+    fn read_image(&mut self, x: View, y: View) -> Result<Result<f64, &'static str>, BackendError> {
+        let Some(spec) = self.shape.read_image(&self.caps.images) else {
+            return Ok(Err(
+                "not offered: the driver makes no images of that size in parts of buffers",
+            ));
+        };
+        let before = self.backend.stats().images;
+        let rate = self.walk(&spec, x, y)?;
+        if self.backend.stats().images == before {
+            return Ok(Err("the driver lists images in buffers and refuses one"));
+        }
+        Ok(Ok(rate))
     }
 
     /// Operations a second of a kernel that does `operations` in each round of a work-item, or of a warp of them.
@@ -396,10 +429,13 @@ impl Bench<'_> {
             let by_device = self.caps.profiling;
             2.0 * float(bytes) / self.seconds(&[command], &Launch::default(), by_device)?
         };
-        let copy = self.walk(&COPY, x, y)?;
-        let read = self.walk(&READ, x, y)?;
+        let copy = self.walk(&self.shape.walk(&COPY, "NEAR"), x, y)?;
+        let read = self.walk(&self.shape.walk(&READ, "NEAR"), x, y)?;
+        let image = self.read_image(x, y)?;
+        if let Err(why) = image {
+            without("image_bytes_per_s", why);
+        }
         let launch_s = self.launch(x, y)?;
-        without("image_bytes_per_s", "this engine has no images yet");
 
         let items = u64::from(self.shape.items);
         let floats = [0.999f32.to_le_bytes(), 0.001f32.to_le_bytes()];
@@ -463,7 +499,7 @@ impl Bench<'_> {
             driver: self.caps.driver.clone(),
             copy_bytes_per_s: copy.max(copied),
             read_bytes_per_s: read,
-            image_bytes_per_s: None,
+            image_bytes_per_s: image.ok(),
             f32_flops_per_s: single,
             f16_flops_per_s: half,
             int8_ops_per_s: dot,

@@ -7,7 +7,9 @@ use naga::valid::{Capabilities, ValidationFlags, Validator};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::OnceLock;
+use transformer_lite::backend::image::ImageKind;
 use transformer_lite::backend::kernel::{FieldTy, Kernel, KernelSpec, Language, Role, Ty};
+use transformer_lite::backend::phones::Phone;
 use transformer_lite::backend::{Backend, BackendKind, Caps, DeviceKind};
 use transformer_lite::graph::op::ALL;
 use transformer_lite::graph::pass::{Pipeline, ROTARY_APPEND};
@@ -63,6 +65,14 @@ fn kinds_of_device() -> Vec<Caps> {
                 units,
                 ..base.clone()
             });
+        }
+    }
+    // With images in buffers, through which some kernels read operands.
+    for image in ImageKind::ALL {
+        for kind in [DeviceKind::Cpu, DeviceKind::Integrated] {
+            let mut caps = Phone::find("adreno-750").unwrap().caps(BackendKind::OpenCl);
+            caps.images.reads = Some(image);
+            all.push(Caps { kind, ..caps });
         }
     }
     all.push(Caps {
@@ -328,8 +338,14 @@ fn every_specialisation_compiles_on_the_device() {
                     !is_probe(s.kernel) && (units || !s.kernel.needs_matrix_units(language))
                 };
                 for spec in all.iter().filter(able) {
-                    if let Err(e) = backend.compile(spec) {
-                        panic!("{e}");
+                    let id = match backend.compile(spec) {
+                        Ok(id) => id,
+                        Err(e) => panic!("{e}"),
+                    };
+                    // One that does not compile with images is one without.
+                    if language == Language::OpenCl && !spec.images.is_empty() {
+                        let plain = backend.compile(&spec.without_images()).unwrap();
+                        assert_ne!(id, plain, "{spec}");
                     }
                 }
                 let seconds = start.elapsed().as_secs_f64();

@@ -41,6 +41,7 @@ fn caps() -> Caps {
         quarantined: Vec::new(),
         tuned: Vec::new(),
         priorities: false,
+        images: Default::default(),
     }
 }
 

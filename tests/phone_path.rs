@@ -144,6 +144,13 @@ fn model_trials() -> Vec<(String, ModelTrial)> {
     );
     add("adreno_context_has_low_priority", Box::new(adreno));
     add("mali_queue_has_low_priority", Box::new(mali));
+    add("adreno_products_read_images", Box::new(images));
+    add("adreno_products_read_images_of_rows", Box::new(images_of_rows));
+    add("mali_reads_buffers", Box::new(no_images));
+    for (name, from) in [("every", 1), ("one_of_a_recording", IMAGES_TRIED + 5)] {
+        let run = move |model: &Model| images_are_refused(model, from);
+        add(&format!("{name}_image_is_refused@adreno"), Box::new(run));
+    }
     add("priority_is_chosen", Box::new(priority_is_chosen));
     add("drivers_without_hints_are_told_of", Box::new(no_hints));
     add("a_wrong_variant_is_not_used", Box::new(wrong_variant));
@@ -218,6 +225,114 @@ fn mali(model: &Model) -> Outcome {
     // CL_QUEUE_PRIORITY_KHR: CL_QUEUE_PRIORITY_LOW_KHR.
     let queue = "clCreateCommandQueueWithProperties properties=1093:2,1096:4 = 0";
     run.all("clCreateCommandQueue", queue)
+}
+
+/// Slices on a busy machine are cut anew, and then not recorded.
+const UNCUT: [&str; 2] = ["--slice-ms", "0"];
+
+/// Images that are made when a device is opened, to see whether they can be: three of each kind.
+const IMAGES_TRIED: u64 = 6;
+
+/// Both kernel families of products with quantized weights are given images for their operand, and nothing else, decoding from recordings
+/// included.
+fn all_read_images(run: &Run) -> Outcome {
+    for kernel in ["matvec_e0m", "matmul_e0m"] {
+        let operand = format!("clSetKernelArg kernel={kernel} index=0 ");
+        run.all(&operand, &format!("{operand}size=8 image=true = 0"))?;
+    }
+    let recorded = run
+        .lines("clEndRecordingQCOM ")
+        .filter(|l| !l.contains(" by_image=0 "))
+        .count();
+    if recorded == 0 {
+        return Err("nothing that reads an image is recorded".to_owned());
+    }
+    run.quiet()
+}
+
+/// By default, those of one axis.
+fn images(model: &Model) -> Outcome {
+    let run = model.run(&of(Profile::Adreno), TOKENS, &UNCUT)?;
+    model.agrees(&run, TOKENS)?;
+    let made = run.lines("clCreateImage ").skip(IMAGES_TRIED as usize).count();
+    let wrong = run.lines("clCreateImage ").find(|l| !l.ends_with(" = 0"));
+    if let Some(wrong) = wrong {
+        return Err(format!("an image is refused: {wrong}"));
+    }
+    let of_parts = run
+        .lines("clCreateImage type=10f6 format=10dd ")
+        .filter(|l| !l.ends_with(" origin=0 = 0"));
+    if made == 0 || of_parts.count() == 0 {
+        return Err(format!("{made} images"));
+    }
+    // All are made with the recordings, before the first kernel runs.
+    let later = run
+        .lines("")
+        .skip_while(|l| !l.starts_with("clEnqueueNDRangeKernel "));
+    let later = later.filter(|l| l.starts_with("clCreateImage ")).count();
+    if later > 0 {
+        return Err(format!("{later} of {made} images are made while the model runs"));
+    }
+    all_read_images(&run)
+}
+
+/// Those of two axes, whose rows and beginnings the stand-in checks.
+fn images_of_rows(model: &Model) -> Outcome {
+    let more = [&UNCUT[..], &["--images", "2d"]].concat();
+    let run = model.run(&of(Profile::Adreno), TOKENS, &more)?;
+    model.agrees(&run, TOKENS)?;
+    let made: Vec<_> = run.lines("clCreateImage ").skip(IMAGES_TRIED as usize).collect();
+    // CL_MEM_OBJECT_IMAGE2D of CL_HALF_FLOAT: 256 pixels of 8 bytes.
+    let right = |l: &&str| {
+        l.starts_with("clCreateImage type=10f1 format=10dd width=256 ")
+            && l.contains(" row_pitch=2048 ")
+            && l.ends_with(" = 0")
+    };
+    if made.is_empty() || !made.iter().all(right) {
+        return Err(format!("{made:?}"));
+    }
+    all_read_images(&run)
+}
+
+fn no_images(model: &Model) -> Outcome {
+    let run = model.phone(Profile::Mali)?;
+    model.agrees(run, TOKENS)?;
+    match run.lines("clSetKernelArg ").find(|l| l.contains(" image=true")) {
+        Some(line) => Err(format!("a kernel reads an image: {line}")),
+        None => Ok(()),
+    }
+}
+
+/// A driver that lists images and refuses them, from the first or from another one on, is worked with without them, and that is said once.
+fn images_are_refused(model: &Model, from: u64) -> Outcome {
+    // CL_IMAGE_FORMAT_NOT_SUPPORTED.
+    let faults = (from..from + 999).map(|nth| Fault {
+        call: "clCreateImage".to_owned(),
+        kernel: None,
+        nth,
+        code: cl::IMAGE_FORMAT_NOT_SUPPORTED,
+        lost: false,
+    });
+    let config = Config {
+        faults: faults.collect(),
+        ..of(Profile::Adreno)
+    };
+    let run = model.run(&config, TOKENS, &[])?;
+    model.agrees(&run, TOKENS)?;
+    let told = run
+        .errors
+        .matches("kernels read buffers in place of images")
+        .count();
+    if told != 1 {
+        return Err(format!("{told} warnings: {}", run.errors));
+    }
+    // After the first refusal of a recording none is asked for.
+    let asked = run.count("clCreateImage ") as u64;
+    let most = if from > IMAGES_TRIED { from } else { IMAGES_TRIED };
+    if asked > most {
+        return Err(format!("{asked} images are asked for"));
+    }
+    run.has("clSetKernelArg kernel=matvec_e0m index=0 size=8 = 0")
 }
 
 /// A model of one operator, for `tlite run`.

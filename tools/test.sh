@@ -60,6 +60,8 @@ if setup_intel_opencl; then
     }
     step "Intel's OpenCL: backend" intel --lib -- backend::opencl
     step "Intel's OpenCL: operators" intel --test conformance -- @opencl
+    # There images in buffers are the driver's own.
+    step "Intel's OpenCL: images of a phone" intel --test phone_path -- adreno_products
 fi
 RUSTDOCFLAGS="-D warnings" step "Documentation" cargo doc --release --locked --no-deps
 say "All passed in $SECONDS s"

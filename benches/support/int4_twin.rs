@@ -49,6 +49,8 @@ fn changed(
             fields: kernel.params.fields,
         },
         args: kernel.args,
+        variant: kernel.variant,
+        forms: kernel.forms,
     })))
 }
 

@@ -22,6 +22,9 @@
 //! OpenCL C, which stores any part of a word, has besides `x_run(n, i)` and `y_put_run(n, i, v)`, the elements `i .. i + n` at any `i` as
 //! a vector of 2, 4, 8 or 16, and `y_put` for every result. CPU compilers make nothing as good of single elements.
 //!
+//! An operand that is [read through an image](KernelSpec::images) has `x_at4(i)` alone, in OpenCL C; of [`Ty::Words4`] it has none otherwise.
+//! Its text sees the define `IMAGE_X`.
+//!
 //! `ELEM` (in OpenCL C also `ELEM2` and `ELEM4`) is the accessor type of the result, or without one of the first element
 //! operand: a float or an `int`; `LEAST` is where its running maxima start.
 //!
@@ -31,6 +34,7 @@
 
 use super::Caps;
 use super::epilogue::Epilogue;
+use super::image::{ImageKind, Pixel, ROW_PIXELS};
 use crate::tensor::DType;
 use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
@@ -199,6 +203,8 @@ pub struct KernelSpec {
     pub in_place: Option<usize>,
     /// What is done to each result before it is stored.
     pub epilogue: Option<Epilogue>,
+    /// Operands of the descriptor that OpenCL C reads through images, by their index. They are only read, and their accessors are `at4` alone.
+    pub images: BTreeMap<usize, ImageKind>,
 }
 
 impl PartialEq for KernelSpec {
@@ -209,6 +215,7 @@ impl PartialEq for KernelSpec {
             && self.operands == o.operands
             && self.in_place == o.in_place
             && self.epilogue == o.epilogue
+            && self.images == o.images
     }
 }
 
@@ -222,6 +229,7 @@ impl std::hash::Hash for KernelSpec {
         self.operands.hash(h);
         self.in_place.hash(h);
         self.epilogue.hash(h);
+        self.images.hash(h);
     }
 }
 
@@ -238,6 +246,10 @@ impl fmt::Display for KernelSpec {
         }
         if let Some(i) = self.shared() {
             write!(f, " in place of {}", i.name)?;
+        }
+        for (i, kind) in &self.images {
+            let name = self.kernel.args.get(*i).map_or("?", |a| a.name);
+            write!(f, " {name} by {kind}")?;
         }
         f.write_str(">")
     }
@@ -423,6 +435,23 @@ impl KernelSpec {
         })
     }
 
+    /// The image that each of [`KernelSpec::bound`] is read through.
+    pub fn bound_images(&self) -> impl Iterator<Item = Option<(ImageKind, Pixel)>> + '_ {
+        self.bound().map(|(arg, dtype)| {
+            let index = self.kernel.args.iter().position(|a| a.name == arg.name)?;
+            Some((*self.images.get(&index)?, Pixel::of(arg.ty, dtype)?))
+        })
+    }
+
+    /// The same kernel, all operands of which are read from their buffers.
+    #[must_use]
+    pub fn without_images(&self) -> Self {
+        Self {
+            images: BTreeMap::new(),
+            ..self.clone()
+        }
+    }
+
     /// Bytes of the parameter struct.
     pub fn params_bytes(&self) -> u32 {
         u32::try_from(self.fields().count() * 4).unwrap_or(u32::MAX)
@@ -451,6 +480,20 @@ impl KernelSpec {
         }
         if self.in_place.is_some() {
             names.push("IN_PLACE".to_owned());
+        }
+        if language == Language::OpenCl {
+            for (i, kind) in &self.images {
+                let arg = self.kernel.args.get(*i);
+                let dtype = self.operands.get(*i).copied().flatten();
+                let pixel = arg.zip(dtype).and_then(|(a, d)| Pixel::of(a.ty, d));
+                let reads = arg.is_some_and(|a| !matches!(a.role, Role::Out | Role::InOut));
+                match (arg, pixel) {
+                    (Some(arg), Some(_)) if reads && self.in_place != Some(*i) => {
+                        names.push(format!("IMAGE_{}", arg.name.to_uppercase()));
+                    }
+                    _ => return Err(error(format!("operand {i} cannot be read through {kind}"))),
+                }
+            }
         }
         let mut out = match language {
             Language::OpenCl => self.prelude_cl(&names),
@@ -547,7 +590,11 @@ impl KernelSpec {
             s.push_str(HALF);
         }
         let mut signature = Vec::new();
-        for (arg, dtype) in self.bound() {
+        for ((arg, dtype), image) in self.bound().zip(self.bound_images()) {
+            if let Some((kind, _)) = image {
+                signature.push(format!("read_only {kind} {}", arg.name));
+                continue;
+            }
             let base = match (arg.ty, dtype) {
                 (Ty::Words, _) => "uint",
                 (Ty::Words4, _) => "uint4",
@@ -561,9 +608,28 @@ impl KernelSpec {
             let constant = if writes { "" } else { "const " };
             signature.push(format!("__global {constant}{base} *restrict {}", arg.name));
         }
+        let mut by_image = Vec::new();
+        for ((arg, _), image) in self.bound().zip(self.bound_images()) {
+            let Some((kind, pixel)) = image else { continue };
+            let n = arg.name;
+            by_image.push(n);
+            let read = if pixel == Pixel::Words {
+                "read_imageui"
+            } else {
+                "read_imagef"
+            };
+            let place = match kind {
+                ImageKind::Image1dBuffer => "(int)(i)".to_owned(),
+                ImageKind::Image2d => {
+                    format!("(int2)((uint)(i) % {ROW_PIXELS}u, (uint)(i) / {ROW_PIXELS}u)")
+                }
+            };
+            let _ = writeln!(s, "#define {n}_at4(i) {read}({n}, {place})");
+        }
         let put = self.store();
         for (arg, dtype) in self.args().zip(&self.operands) {
-            let Some(dtype) = dtype.filter(|_| arg.ty.has_accessors()) else {
+            let Some(dtype) = dtype.filter(|_| arg.ty.has_accessors() && !by_image.contains(&arg.name))
+            else {
                 continue;
             };
             let n = arg.name;

@@ -12,9 +12,12 @@
 //! * **Access.** Within one dispatch a buffer is bound either only through [`kernel::Role::Weight`]
 //!   operands (read only) or only through the others. Two operands of one dispatch never overlap: a kernel that
 //!   works in place has one binding for both.
+//! * **Images.** An operand that a kernel's spec [reads through an image](kernel::KernelSpec::images) is a view as any other. The
+//!   backend makes the image from it when commands are recorded ([`image`]); where its driver refuses, it takes the kernel without images.
 //! * **Parameters** travel by value: the bytes `params` of [`Launch::params`] named by the command.
 
 pub mod epilogue;
+pub mod image;
 pub mod kernel;
 #[cfg(feature = "opencl")]
 pub mod opencl;
@@ -30,6 +33,7 @@ pub use shared::SharedBackend;
 use crate::cache::Store;
 #[cfg(any(feature = "opencl", feature = "wgpu"))]
 use crate::parallel;
+use image::{ImageKind, Images};
 use kernel::{Kernel, KernelSpec};
 #[cfg(any(feature = "opencl", feature = "wgpu"))]
 use std::convert::Infallible;
@@ -100,6 +104,8 @@ pub struct Caps {
     /// What measuring on it chose for kernels.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tuned: Vec<Tuned>,
+    /// Images in buffers, and whether plans use them.
+    pub images: Images,
 }
 
 /// A variant of a kernel ([`KernelSpec::variants`]) that is not used on a device.
@@ -201,6 +207,7 @@ impl Caps {
             priorities: false,
             quarantined: Vec::new(),
             tuned: Vec::new(),
+            images: Images::default(),
         }
     }
 }
@@ -369,6 +376,8 @@ pub struct Launch {
 pub struct Stats {
     /// Device buffers and sub-buffers created, staging buffers included.
     pub allocations: u64,
+    /// Images made in buffers.
+    pub images: u64,
     /// Bytes of device buffers alive, staging buffers included.
     pub bytes: u64,
     /// Kernels compiled from their text.
@@ -415,6 +424,44 @@ impl RecordingWay {
 }
 
 impl fmt::Display for RecordingWay {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Whether kernels read operands through images that are made from their buffers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ImageUse {
+    /// Where that is known to be faster: on Adreno.
+    #[default]
+    Auto,
+    /// Through images of this kind, which must be there.
+    Of(ImageKind),
+    /// Never.
+    Off,
+}
+
+impl ImageUse {
+    /// All of them.
+    pub const ALL: [Self; 4] = [
+        Self::Auto,
+        Self::Of(ImageKind::Image1dBuffer),
+        Self::Of(ImageKind::Image2d),
+        Self::Off,
+    ];
+
+    /// Its name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Of(ImageKind::Image1dBuffer) => "1d",
+            Self::Of(ImageKind::Image2d) => "2d",
+            Self::Off => "off",
+        }
+    }
+}
+
+impl fmt::Display for ImageUse {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }
@@ -551,6 +598,8 @@ pub struct OpenOptions {
     pub cache: Option<Arc<Store>>,
     /// How repeated commands reach an OpenCL device. A way that is named must be there.
     pub recording: RecordingWay,
+    /// Whether kernels read operands through images, which OpenCL devices alone have.
+    pub images: ImageUse,
     /// Milliseconds that queued work may hold an OpenCL device before other work gets its turn; 0 for no limit. By default 8 on GPUs that
     /// share the host's memory, and so probably draw the screen, and no limit elsewhere.
     pub slice_ms: Option<u32>,
@@ -604,6 +653,7 @@ impl OpenOptions {
     /// True where something is asked for that the OpenCL backend alone has.
     pub fn is_for_opencl(&self) -> bool {
         matches!(self.recording, RecordingWay::CommandBuffer | RecordingWay::Qcom)
+            || matches!(self.images, ImageUse::Of(_))
             || self.slice_ms.is_some_and(|ms| ms > 0)
     }
 

@@ -4,6 +4,7 @@
 //! compiled without a phone (`tools/phone_compile`). The makers' own drivers offer at least as much, but for sub-groups in OpenCL, which
 //! these have and rusticl has not.
 
+use super::image::{ImageKind, Images};
 use super::{BackendKind, Caps, DeviceKind};
 
 /// A family of GPUs, with what its members share.
@@ -70,6 +71,15 @@ pub const PHONES: &[Phone] = &[
     phone("mali-g720", "Mali-G720", "Dimensity 9300", 12, Family::Mali),
 ];
 
+/// As Qualcomm's drivers and Mesa's have them.
+const ADRENO_IMAGES: Images = Images {
+    max_pixels: 1 << 27,
+    max_rows: 1 << 14,
+    pitch_align: 64,
+    base_align: 64,
+    reads: Some(ImageKind::Image1dBuffer),
+};
+
 impl Phone {
     /// The GPU with this short name.
     pub fn find(name: &str) -> Option<&'static Self> {
@@ -101,6 +111,7 @@ impl Phone {
                 max_workgroup: if adreno { 1024 } else { 256 },
                 subgroup: None,
                 f16_math: true,
+                images: if adreno { ADRENO_IMAGES } else { Images::default() },
                 ..base
             },
             BackendKind::Wgpu => Caps {

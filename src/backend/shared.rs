@@ -26,19 +26,27 @@ impl SharedBackend {
     /// A handle to the same device by which a variant is not used any more.
     #[must_use]
     pub fn without(&self, kernel: &Kernel, variant: &str, why: &str) -> Self {
-        Self {
-            backend: Arc::clone(&self.backend),
-            caps: Arc::new(Caps::clone(&self.caps).without(kernel, variant, why)),
-        }
+        self.with(Caps::clone(&self.caps).without(kernel, variant, why))
     }
 
     /// A handle to the same device for which measuring chose so.
     #[must_use]
     pub fn tuned(&self, tuned: Vec<Tuned>) -> Self {
-        let caps = Caps {
+        self.with(Caps {
             tuned,
             ..Caps::clone(&self.caps)
-        };
+        })
+    }
+
+    /// A handle to the same device for whose plans views begin at multiples of `align`, a multiple of what the device needs.
+    pub(crate) fn aligned(&self, align: u64) -> Self {
+        self.with(Caps {
+            view_align: align,
+            ..Caps::clone(&self.caps)
+        })
+    }
+
+    fn with(&self, caps: Caps) -> Self {
         Self {
             backend: Arc::clone(&self.backend),
             caps: Arc::new(caps),

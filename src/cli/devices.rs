@@ -1,6 +1,7 @@
 //! `tlite devices`.
 
 use super::output::{note, put, put_json};
+use crate::backend::image::{ImageKind, Images, ROW_PIXELS};
 use crate::backend::{self, BackendError, BackendKind, Caps, DeviceKind, OpenOptions};
 use crate::error::{Error, Result, Stage};
 use crate::probe::{self, Probe, store};
@@ -45,6 +46,8 @@ struct Row {
     matrix_units: bool,
     profiling: bool,
     priorities: bool,
+    /// Images in buffers: as the driver lists them, or where it was opened to be measured, as it makes them.
+    images: Images,
     #[serde(skip_serializing_if = "Option::is_none")]
     extensions: Option<Vec<String>>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -74,6 +77,7 @@ impl From<Caps> for Row {
             matrix_units: caps.matrix_units,
             profiling: caps.profiling,
             priorities: caps.priorities,
+            images: caps.images,
             extensions: None,
             probe: None,
             not_probed: None,
@@ -102,6 +106,7 @@ fn host() -> Row {
         matrix_units: false,
         profiling: false,
         priorities: false,
+        images: Images::default(),
         extensions: None,
         probe: None,
         not_probed: None,
@@ -152,7 +157,8 @@ fn report(
 fn probed(kind: BackendKind, caps: Caps) -> Row {
     let mut row = Row::from(caps.clone());
     match measured(kind, &caps) {
-        Ok((extensions, probe)) => {
+        Ok((opened, extensions, probe)) => {
+            row.images = opened.images;
             row.extensions = Some(extensions);
             row.probe = Some(probe);
         }
@@ -161,8 +167,8 @@ fn probed(kind: BackendKind, caps: Caps) -> Row {
     row
 }
 
-/// Extensions of a device, and what is measured of it, which is stored.
-fn measured(kind: BackendKind, caps: &Caps) -> Result<(Vec<String>, Probe)> {
+/// A device as it is opened, its extensions, and what is measured of it, which is stored.
+fn measured(kind: BackendKind, caps: &Caps) -> Result<(Caps, Vec<String>, Probe)> {
     let failed = |e| Error::device(Stage::Run, format!("opening {}", caps.device), e);
     let mut backend = backend::open(kind, &OpenOptions::of(Some(&caps.device))).map_err(failed)?;
     if (&backend.caps().device, &backend.caps().driver) != (&caps.device, &caps.driver) {
@@ -189,7 +195,7 @@ fn measured(kind: BackendKind, caps: &Caps) -> Result<(Vec<String>, Probe)> {
             &format!("note: what was measured cannot be kept: {}", e.chain()),
         ),
     }
-    Ok((backend.extensions(), probe))
+    Ok((backend.caps().clone(), backend.extensions(), probe))
 }
 
 /// A line for each thing that was measured, or was not.
@@ -227,6 +233,20 @@ fn probe_lines(probe: &Probe) -> Vec<(&'static str, String)> {
     ]
 }
 
+/// The kinds of images in buffers, each with its limit.
+fn kinds(images: &Images) -> Option<String> {
+    let kinds = ImageKind::ALL.into_iter().filter(|kind| images.offers(*kind));
+    let each = kinds.map(|kind| match kind {
+        ImageKind::Image1dBuffer => format!("{kind} up to {} pixels", images.max_pixels),
+        ImageKind::Image2d => format!("{kind} up to {ROW_PIXELS} x {} pixels", images.max_rows),
+    });
+    let mut all = each.collect::<Vec<_>>().join(", ");
+    if let Some(kind) = images.reads {
+        all += &format!("; products of matrices read {kind}");
+    }
+    (!all.is_empty()).then_some(all)
+}
+
 /// A number of bytes in the largest binary unit that keeps it exact enough to read.
 fn bytes(n: u64) -> String {
     let units = [(30, "GiB"), (20, "MiB"), (10, "KiB")];
@@ -262,6 +282,7 @@ impl Report {
                 ("local memory", row.local_bytes.map(|n| bytes(n.into()))),
                 ("compute units", row.units.map(|n| n.to_string())),
                 ("sub-group", row.subgroup.map(|n| n.to_string())),
+                ("images in buffers", kinds(&row.images)),
             ];
             for (name, value) in lines {
                 if let Some(value) = value {
@@ -350,6 +371,7 @@ mod tests {
             quarantined: Vec::new(),
             tuned: Vec::new(),
             priorities: false,
+            images: Images::default(),
         }
     }
 
@@ -370,6 +392,30 @@ mod tests {
             view alignment: 32 B\n  work-group: 1024\n  local memory: 48 KiB\n  sub-group: 32\n  f16 arithmetic: yes\nhost: ";
         assert!(text.starts_with(start), "{text}");
         assert!(text.ends_with("opencl: none: no library\n"), "{text}");
+    }
+
+    #[test]
+    fn kinds_of_images_have_their_limits() {
+        let mut images = Images {
+            max_pixels: 4096,
+            max_rows: 16,
+            ..Images::default()
+        };
+        let both = "image1d_buffer_t up to 4096 pixels, image2d_t up to 256 x 16 pixels";
+        assert_eq!(kinds(&images).as_deref(), Some(both));
+        images.reads = Some(ImageKind::Image1dBuffer);
+        let used = kinds(&images).unwrap();
+        assert!(
+            used.ends_with("pixels; products of matrices read image1d_buffer_t"),
+            "{used}"
+        );
+        images.reads = None;
+        images = images.without(ImageKind::Image2d);
+        assert_eq!(
+            kinds(&images).as_deref(),
+            Some("image1d_buffer_t up to 4096 pixels")
+        );
+        assert_eq!(kinds(&Images::default()), None);
     }
 
     #[test]

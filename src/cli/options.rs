@@ -2,7 +2,7 @@
 
 use super::cache::CacheOptions;
 use super::output::note;
-use crate::backend::{OpenOptions, Priority, RecordingWay};
+use crate::backend::{ImageUse, OpenOptions, Priority, RecordingWay};
 use crate::error::{Error, Result, Stage};
 use crate::graph::pass::Pipeline;
 use crate::llm::engine::PADDING;
@@ -75,6 +75,23 @@ impl ValueEnum for RecordingWay {
     }
 }
 
+impl ValueEnum for ImageUse {
+    fn value_variants<'a>() -> &'a [Self] {
+        &Self::ALL
+    }
+
+    fn to_possible_value(&self) -> Option<PossibleValue> {
+        use crate::backend::image::ImageKind;
+        let help = match self {
+            Self::Auto => "Where that is known to be faster: on Adreno",
+            Self::Of(ImageKind::Image1dBuffer) => "Through image1d_buffer_t",
+            Self::Of(ImageKind::Image2d) => "Through image2d_t, by cl_khr_image2d_from_buffer",
+            Self::Off => "From buffers",
+        };
+        Some(PossibleValue::new(self.name()).help(help))
+    }
+}
+
 /// Where a model runs.
 #[derive(Clone, Debug, Default, clap::Args)]
 #[command(next_help_heading = "Execution")]
@@ -94,6 +111,9 @@ pub struct DeviceOptions {
     /// How commands that repeat, as those of decoding, reach an OpenCL device
     #[arg(long, value_enum, default_value_t, value_name = "WAY")]
     pub recording: RecordingWay,
+    /// How products of matrices read activations on an OpenCL device
+    #[arg(long, value_enum, default_value_t, value_name = "KIND")]
+    pub images: ImageUse,
     /// Milliseconds that queued work may hold an OpenCL device before other work gets its turn; 0 for no limit [default: 8 on GPUs that
     /// share the host's memory, else 0]
     #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u32).range(..=10_000), allow_negative_numbers = true)]
@@ -109,6 +129,7 @@ impl DeviceOptions {
                 priority: self.priority,
                 cache: self.cache.store(),
                 recording: self.recording,
+                images: self.images,
                 slice_ms: self.slice_ms,
                 ..OpenOptions::of(self.device.as_deref())
             },

@@ -109,6 +109,16 @@ impl Executor {
                     spec.bound().count()
                 )));
             }
+            for ((view, (arg, _)), image) in views.iter().zip(spec.bound()).zip(spec.bound_images()) {
+                let Some((kind, pixel)) = image else { continue };
+                let fits = caps.images.shape(kind, pixel, view.len).is_some();
+                if !fits || !view.offset.is_multiple_of(caps.images.align(kind, pixel)) {
+                    return Err(wrong(format!(
+                        "operand {} at {view:?} fits in no {kind}",
+                        arg.name
+                    )));
+                }
+            }
             for (n, (view, (arg, _))) in views.iter().zip(spec.bound()).enumerate() {
                 if !view.offset.is_multiple_of(caps.view_align)
                     || !view.len.is_multiple_of(4)

@@ -3,6 +3,7 @@
 use super::{Condition, Options};
 use crate::backend::Caps;
 use crate::backend::epilogue::{Beside, Epilogue};
+use crate::backend::image::{ImageKind, Pixel};
 use crate::backend::kernel::{self, Arg, FieldTy, Kernel, Role};
 use crate::backend::tunable::Tuning;
 use crate::graph::op::{Op, OpError, OpResult};
@@ -231,6 +232,9 @@ pub struct Call {
     pub(super) in_place: bool,
     pub(super) padded: bool,
     pub(super) tuning: Option<Tuning>,
+    /// Operands that the kernel reads by fours alone.
+    by_fours: Vec<usize>,
+    pub(super) images: BTreeMap<usize, ImageKind>,
 }
 
 impl Call {
@@ -247,6 +251,8 @@ impl Call {
             in_place: false,
             padded: false,
             tuning: None,
+            by_fours: Vec::new(),
+            images: BTreeMap::new(),
         }
     }
 
@@ -269,6 +275,11 @@ impl Call {
     pub fn define(mut self, name: &'static str, value: i64) -> Self {
         self.defines.insert(name, value);
         self
+    }
+
+    /// A constant of the kernel text was set.
+    pub fn is_defined(&self, name: &str) -> bool {
+        self.defines.contains_key(name)
     }
 
     /// Adds the next operand of the descriptor.
@@ -330,6 +341,14 @@ impl Call {
     #[must_use]
     pub fn may_work_in_place(mut self) -> Self {
         self.in_place = true;
+        self
+    }
+
+    /// The kernel reads operand `i` by aligned fours alone (`x_at4`), so that it may do so through an image, where plans use these
+    /// ([`crate::backend::image`]).
+    #[must_use]
+    pub fn reads_by_fours(mut self, i: usize) -> Self {
+        self.by_fours.push(i);
         self
     }
 
@@ -883,6 +902,44 @@ impl LowerCx<'_> {
         )))
     }
 
+    /// Most bytes of an operand in any run, where that is known.
+    fn most_bytes(&self, operand: Operand) -> Option<u64> {
+        let count = match operand.home {
+            Home::Value(v) => self.fact_of(v).ok()?.shape.count().ok()?,
+            Home::Temp(i) => self.out.temps.get(i)?.1.clone(),
+            Home::Weight(i) => return self.out.weights.get(i)?.bytes(self.graph),
+            Home::State(_) | Home::Live | Home::Known(_) | Home::Counters => return None,
+        };
+        let count = u64::try_from(self.upper_bound(&count)?).ok()?;
+        count.checked_mul(if operand.dtype == DType::F16 { 2 } else { 4 })
+    }
+
+    /// The images that the operands of a call are read through.
+    fn images(&self, call: &Call) -> BTreeMap<usize, ImageKind> {
+        let images = &self.caps.images;
+        let Some(kind) = images.reads else {
+            return BTreeMap::new();
+        };
+        let fits = |i: &usize| {
+            let (arg, operand) = (call.kernel.args.get(*i)?, (*call.operands.get(*i)?)?);
+            let pixel = Pixel::of(arg.ty, operand.dtype)?;
+            let bytes = self.most_bytes(operand)?.checked_next_multiple_of(8)?;
+            images.shape(kind, pixel, bytes).map(|_| *i)
+        };
+        let found = call.by_fours.iter().filter_map(|i| {
+            let fitting = fits(i);
+            if fitting.is_none() {
+                log::debug!(
+                    "\"{}\": operand {i} of kernel {} is read from its buffer: no {kind} holds it",
+                    self.name,
+                    call.kernel.name
+                );
+            }
+            fitting
+        });
+        found.map(|i| (i, kind)).collect()
+    }
+
     /// Emits a dispatch.
     pub fn emit(&mut self, mut call: Call) -> OpResult<()> {
         let k = call.kernel;
@@ -934,6 +991,7 @@ impl LowerCx<'_> {
                 ));
             }
         }
+        call.images = self.images(&call);
         self.out.calls.push(Emitted { call, node: self.id });
         Ok(())
     }

@@ -139,6 +139,7 @@ impl<'a, 'b> Build<'a, 'b> {
             operands: call.operands.iter().map(|o| o.map(|o| o.dtype)).collect(),
             in_place,
             epilogue: call.epilogue.clone(),
+            images: call.images.clone(),
         };
         let operands = spec.args().zip(&call.operands);
         let bound = operands

@@ -1,8 +1,9 @@
 //! Runs one scenario on one device with every check that the module documentation of the test names.
 #![allow(clippy::result_large_err, reason = "the library's error, on no hot path")]
 
+use crate::backend::image::{ImageKind, Images};
 use crate::backend::kernel::KernelSpec;
-use crate::backend::{Backend, Caps, SharedBackend, View};
+use crate::backend::{Backend, Caps, DeviceKind, SharedBackend, View};
 use crate::error::Result as LibResult;
 use crate::executor::Executor;
 use crate::graph::derive::derive;
@@ -29,8 +30,8 @@ pub trait Bench {
     /// What it offers.
     fn caps(&self) -> &Caps;
 
-    /// A backend for one executor, and guards of its buffers.
-    fn share(&self) -> (Box<dyn Backend>, Guards);
+    /// A backend for one executor, whose views begin at multiples of `align`, and guards of its buffers.
+    fn share(&self, align: u64) -> (Box<dyn Backend>, Guards);
 }
 
 impl Bench for SharedBackend {
@@ -39,8 +40,8 @@ impl Bench for SharedBackend {
     }
 
     /// Without guards: one arena holds almost all that is written.
-    fn share(&self) -> (Box<dyn Backend>, Guards) {
-        (Box::new(self.clone()), Box::new(|| Ok(())))
+    fn share(&self, align: u64) -> (Box<dyn Backend>, Guards) {
+        (Box::new(self.aligned(align)), Box::new(|| Ok(())))
     }
 }
 
@@ -313,14 +314,27 @@ pub fn spread(plan: &mut Plan, align: u64) -> Vec<Place> {
 /// Compute units for which products are cut in the largest tiles, in those between, and in the smallest.
 pub const UNITS: [u32; 3] = [1, 8, 4096];
 
-/// The device as kernels are chosen for it: as it is, and as one of `units` where local memory pays.
+/// The device as kernels are chosen for it: as it is, as one of `units` where local memory pays, and as a GPU that reads images, of each kind
+/// that it has.
 fn kinds(device: &dyn Bench, units: &[u32]) -> Vec<Caps> {
     let shared = units.iter().map(|units| Caps {
         fast_local: true,
         units: *units,
         ..device.caps().clone()
     });
-    std::iter::once(device.caps().clone()).chain(shared).collect()
+    let offered = device.caps().images;
+    let kinds = ImageKind::ALL.into_iter().filter(|kind| offered.offers(*kind));
+    let by_image = kinds.map(|kind| Caps {
+        images: Images {
+            reads: Some(kind),
+            ..offered
+        },
+        kind: DeviceKind::Integrated,
+        view_align: device.caps().view_align.max(offered.view_align(kind)),
+        ..device.caps().clone()
+    });
+    let whole = std::iter::once(device.caps().clone());
+    whole.chain(shared).chain(by_image).collect()
 }
 
 /// What surrounds an operator in turn.
@@ -413,7 +427,7 @@ pub fn run(device: &dyn Bench, scenario: &Scenario, storage: DType, depth: Depth
         if seen.contains(&what) {
             continue;
         }
-        one_form(device, scenario, storage, &graph, plan)
+        one_form(device, scenario, storage, &graph, plan, caps.view_align)
             .map_err(|e| format!("{form:?}, views of {limit:?} bytes, {what}: {e}"))?;
         seen.push(what);
     }
@@ -458,6 +472,7 @@ fn one_form(
     storage: DType,
     graph: &Graph,
     mut plan: Plan,
+    align: u64,
 ) -> Result<(), String> {
     if let Some(step) = plan.host.first() {
         return Err(format!("\"{}\" runs on the host: {}", step.name, step.why));
@@ -468,7 +483,7 @@ fn one_form(
     let places = if in_parts {
         Vec::new()
     } else {
-        spread(&mut plan, device.caps().view_align)
+        spread(&mut plan, align)
     };
     // Slots that some step writes: their whole length is allowed, that of outputs only up to the padding.
     let mut written: HashMap<u64, u64> = HashMap::new();
@@ -497,9 +512,14 @@ fn one_form(
         results.push((name.clone(), port.device, (!is_part).then_some(offset)));
     }
     let inputs = plan.inputs.clone();
-    let (backend, guards) = device.share();
+    let by_image = plan.kernels.iter().any(|k| !k.images.is_empty());
+    let (backend, guards) = device.share(align);
+    let images = backend.stats().images;
     let mut executor = Executor::new(backend, graph, vec![plan]).map_err(|e| e.chain())?;
     let stats = executor.stats();
+    if by_image && stats.images == images {
+        return Err("the driver refused images that it makes".to_owned());
+    }
     for (bindings, operands) in &scenario.runs {
         let operands: Vec<HostTensor> = operands
             .iter()

@@ -230,9 +230,14 @@ impl Run {
         other.map_or(Ok(()), |other| Err(format!("{other:?} beside {line:?}")))
     }
 
+    /// The lines of the log that start with this text.
+    pub fn lines<'a>(&'a self, start: &'a str) -> impl Iterator<Item = &'a str> {
+        self.log.lines().filter(move |l| l.starts_with(start))
+    }
+
     /// How many lines of the log start with this text.
     pub fn count(&self, start: &str) -> usize {
-        self.log.lines().filter(|l| l.starts_with(start)).count()
+        self.lines(start).count()
     }
 
     /// The kernel that was dispatched last.

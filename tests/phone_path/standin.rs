@@ -43,6 +43,7 @@ fn says_what_a_phone_says() -> Outcome {
             Profile::Adreno,
             "Adreno",
             &[
+                "cl_khr_image2d_from_buffer",
                 "cl_qcom_perf_hint",
                 "cl_qcom_priority_hint",
                 "cl_qcom_recordable_queues",
@@ -232,33 +233,41 @@ fn memory() -> Outcome {
 }
 
 fn images() -> Outcome {
+    use cl::{INVALID_IMAGE_DESCRIPTOR, INVALID_IMAGE_SIZE, INVALID_MEM_OBJECT};
     let phone = Phone::of(Profile::Adreno)?;
     let (context, code) = phone.context(&[0]);
     ok("context", code)?;
     let (buffer, code) = phone.buffer(context, 1 << 16);
     ok("buffer", code)?;
-    // CL_RGBA, CL_HALF_FLOAT: 8 bytes; rows begin at multiples of 64 pixels.
-    let format = [0x10b5, 0x10dd];
-    let mut desc = ImageDesc {
-        kind: 0x10f1,
-        width: 32,
-        height: 4,
-        depth: 0,
-        layers: 0,
-        row_pitch: 32 * 8,
-        slice_pitch: 0,
-        levels: 0,
-        samples: 0,
-        object: buffer,
+    let part = |origin: usize| {
+        let mut code = cl::SUCCESS;
+        let region = [origin, 1 << 15];
+        // SAFETY: CL_BUFFER_CREATE_TYPE_REGION takes an origin and a size.
+        let part =
+            unsafe { standin::clCreateSubBuffer(buffer, 1, 0x1220, region.as_ptr().cast(), &raw mut code) };
+        ok("sub-buffer", code).map(|()| part)
     };
-    let mut make = |row_pitch| {
-        desc.row_pitch = row_pitch;
+    // CL_RGBA, CL_HALF_FLOAT: 8 bytes.
+    let format = [0x10b5, 0x10dd];
+    let make = |kind, object, width, height, row_pitch| {
+        let desc = ImageDesc {
+            kind,
+            width,
+            height,
+            depth: 0,
+            layers: 0,
+            row_pitch,
+            slice_pitch: 0,
+            levels: 0,
+            samples: 0,
+            object,
+        };
         let mut code = cl::SUCCESS;
         // SAFETY: format and description are complete, and no pointer of the host is given.
         unsafe {
             standin::clCreateImage(
                 context,
-                1,
+                4,
                 &raw const format,
                 &raw const desc,
                 null_mut(),
@@ -267,16 +276,48 @@ fn images() -> Outcome {
         };
         code
     };
-    for pitch in [0, 32 * 8, 65 * 8] {
-        same(
-            &format!("{pitch} bytes"),
-            make(pitch),
-            cl::INVALID_IMAGE_DESCRIPTOR,
-        )?;
-    }
-    // What the driver says of a right one is its own affair: not all make images from buffers.
-    if make(64 * 8) == cl::INVALID_IMAGE_DESCRIPTOR {
-        return Err("64 pixels are refused".to_owned());
+    let (line, rows) = (0x10f6, 0x10f1);
+    let (near, far) = (part(128)?, part(512)?);
+    for (what, code, wanted) in [
+        (
+            "rows of 32 pixels",
+            make(rows, buffer, 32, 4, 0),
+            INVALID_IMAGE_DESCRIPTOR,
+        ),
+        (
+            "the same, given",
+            make(rows, buffer, 32, 4, 32 * 8),
+            INVALID_IMAGE_DESCRIPTOR,
+        ),
+        (
+            "65 pixels",
+            make(rows, buffer, 32, 4, 65 * 8),
+            INVALID_IMAGE_DESCRIPTOR,
+        ),
+        ("64 pixels", make(rows, buffer, 32, 4, 64 * 8), cl::SUCCESS),
+        (
+            "shorter than a row",
+            make(rows, buffer, 128, 4, 64 * 8),
+            INVALID_IMAGE_DESCRIPTOR,
+        ),
+        (
+            "from byte 128 on",
+            make(rows, near, 64, 4, 64 * 8),
+            INVALID_IMAGE_DESCRIPTOR,
+        ),
+        ("from byte 512 on", make(rows, far, 64, 4, 64 * 8), cl::SUCCESS),
+        ("all of a part", make(rows, far, 64, 64, 64 * 8), cl::SUCCESS),
+        ("a row more", make(rows, far, 64, 65, 64 * 8), INVALID_IMAGE_SIZE),
+        ("one axis", make(line, near, 4096, 0, 0), cl::SUCCESS),
+        ("a pixel more", make(line, near, 4097, 0, 0), INVALID_IMAGE_SIZE),
+        (
+            "with a pitch",
+            make(line, near, 64, 0, 1024),
+            INVALID_IMAGE_DESCRIPTOR,
+        ),
+        ("of no buffer", make(line, context, 64, 0, 0), INVALID_MEM_OBJECT),
+    ] {
+        same(what, code, wanted)?;
     }
     Ok(())
 }

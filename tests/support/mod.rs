@@ -194,8 +194,9 @@ impl Bench for Device {
         &self.caps
     }
 
-    fn share(&self) -> (Box<dyn Backend>, Guard) {
-        let (shared, guards) = Device::share(self).guarded();
+    fn share(&self, align: u64) -> (Box<dyn Backend>, Guard) {
+        let shared = Device::share(self).with_caps(|caps| caps.view_align = align);
+        let (shared, guards) = shared.guarded();
         (Box::new(shared), Box::new(move || guards.check()))
     }
 }

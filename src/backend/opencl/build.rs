@@ -1,6 +1,7 @@
 //! Kernels from their text, or from what an earlier start has made of it.
 
 use super::driver::{BUILD_OPTIONS, Context, DeviceHandle, Program};
+use crate::backend::image::{ImageKind, Pixel};
 use crate::backend::kernel::{self, KernelSpec, Language};
 use crate::backend::{BackendError, Caps, DeviceKind};
 use crate::cache::{Key, Kind, Store};
@@ -22,6 +23,8 @@ pub(super) struct Compiled {
     pub(super) workgroup: u32,
     /// Number of operands; the parameter struct follows them.
     pub(super) operands: u32,
+    /// The image that each of them is.
+    pub(super) images: Vec<Option<(ImageKind, Pixel)>>,
     pub(super) params_bytes: u32,
 }
 
@@ -209,6 +212,7 @@ impl Builder<'_> {
             name: name.as_str().into(),
             workgroup: spec.workgroup,
             operands,
+            images: spec.bound_images().collect(),
             params_bytes: spec.params_bytes(),
         })
     }

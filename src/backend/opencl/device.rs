@@ -1,6 +1,7 @@
 //! Which devices there are and what they offer.
 
 use super::driver::{Code, DeviceHandle, number, text};
+use super::image;
 use super::priority::Hints;
 use crate::backend::{BackendError, Caps, DeviceKind, Maker, fast_local};
 use dlopen2::raw::Library;
@@ -257,7 +258,7 @@ fn caps_of(device: DeviceHandle, platform: &str, platform_version: &str) -> Resu
                 .info(api::CL_DEVICE_MAX_NUM_SUB_GROUPS)
                 .is_ok_and(|b| number(&b) != 0));
 
-    Ok(Caps {
+    let mut caps = Caps {
         backend: "opencl",
         device: name.clone(),
         driver: format!("{platform} ({platform_version}), driver {driver}"),
@@ -290,7 +291,10 @@ fn caps_of(device: DeviceHandle, platform: &str, platform_version: &str) -> Resu
         priorities: Hints::of(device).any_priority(),
         quarantined: Vec::new(),
         tuned: Vec::new(),
-    })
+        images: image::listed(device, number_of_version, has),
+    };
+    caps.images.reads = image::preferred(&caps);
+    Ok(caps)
 }
 
 /// `CL_DEVICE_COMPUTE_CAPABILITY_MAJOR_NV` of `cl_nv_device_attribute_query`.

@@ -17,6 +17,7 @@ pub(super) mod command_buffer;
 pub(super) mod recordable;
 
 use crate::backend::BackendError;
+use crate::backend::image::{ImageKind, ImageShape, Pixel};
 use opencl3::command_queue as queue_api;
 use opencl3::context::context as context_api;
 use opencl3::device as device_api;
@@ -152,7 +153,7 @@ handle!(
     Queue, cl_command_queue, queue_api::release_command_queue
 );
 handle!(
-    /// A buffer or sub-buffer.
+    /// A buffer, a sub-buffer, or an image in either.
     Mem, cl_mem, memory_api::release_mem_object
 );
 handle!(
@@ -238,6 +239,56 @@ impl Context {
         unsafe { memory_api::create_buffer(self.0, memory_api::CL_MEM_READ_WRITE, bytes, ptr::null_mut()) }
             .map(Mem)
             .map_err(Code)
+    }
+
+    /// An image of pixels of four over the start of `buffer`, for kernels to read. The driver keeps the buffer alive.
+    pub(super) fn image(
+        &self,
+        buffer: &Mem,
+        kind: ImageKind,
+        pixel: Pixel,
+        shape: ImageShape,
+    ) -> Result<Mem, Code> {
+        let too_large = |_| Code(codes::CL_INVALID_IMAGE_SIZE);
+        let width = usize::try_from(shape.width).map_err(too_large)?;
+        let height = usize::try_from(shape.height).map_err(too_large)?;
+        let bytes = usize::try_from(pixel.bytes()).map_err(too_large)?;
+        let format = memory_api::cl_image_format {
+            image_channel_order: memory_api::CL_RGBA,
+            image_channel_data_type: match pixel {
+                Pixel::Halves => memory_api::CL_HALF_FLOAT,
+                Pixel::Floats => memory_api::CL_FLOAT,
+                Pixel::Words => memory_api::CL_UNSIGNED_INT32,
+            },
+        };
+        let (image_type, image_height, image_row_pitch) = match kind {
+            ImageKind::Image1dBuffer => (memory_api::CL_MEM_OBJECT_IMAGE1D_BUFFER, 0, 0),
+            ImageKind::Image2d => (memory_api::CL_MEM_OBJECT_IMAGE2D, height, width * bytes),
+        };
+        let desc = memory_api::cl_image_desc {
+            image_type,
+            image_width: width,
+            image_height,
+            image_depth: 0,
+            image_array_size: 0,
+            image_row_pitch,
+            image_slice_pitch: 0,
+            num_mip_levels: 0,
+            num_samples: 0,
+            buffer: buffer.0,
+        };
+        // SAFETY: format and description are complete, the buffer is live and of this context, and no pointer of the host is given.
+        unsafe {
+            memory_api::create_image(
+                self.0,
+                memory_api::CL_MEM_READ_ONLY,
+                &raw const format,
+                &raw const desc,
+                ptr::null_mut(),
+            )
+        }
+        .map(Mem)
+        .map_err(Code)
     }
 
     pub(super) fn program(&self, source: &str) -> Result<Program, Code> {

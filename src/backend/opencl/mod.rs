@@ -3,12 +3,13 @@
 //! One context and one in-order queue for each [`OpenCl`]; the order of commands is the queue's. A second queue,
 //! made at the first call of [`Backend::profile`], measures times, so that normal work does not pay for it.
 //! Views of a whole buffer are the buffer; other views become sub-buffers, which are kept as long as
-//! the buffer. Every recorded dispatch has a kernel object of its own with its buffers set, so that a submission
-//! sets at most the parameter struct and queues. Where the driver records (`replay`) it queues all of them in one call.
+//! the buffer, as are the images that are made from them. Every recorded dispatch has a kernel object of its own with its buffers set, so that
+//! a submission sets at most the parameter struct and queues. Where the driver records (`replay`) it queues all of them in one call.
 
 mod build;
 mod device;
 mod driver;
+mod image;
 mod parts;
 mod priority;
 mod record;
@@ -18,6 +19,7 @@ mod slice;
 mod tests;
 mod units;
 
+use super::image::{ImageKind, Pixel};
 use super::kernel::KernelSpec;
 use super::{
     Backend, BackendError, BufferId, Caps, Command, KernelId, Launch, OpenOptions, Priority, RecordingId,
@@ -43,10 +45,15 @@ pub fn list() -> Result<Vec<Caps>, BackendError> {
     Ok(device::enumerate()?.into_iter().map(|(_, caps)| caps).collect())
 }
 
-/// A buffer and its sub-buffers by offset and length, in order of creation.
+/// What a kernel sees of a range of a buffer: its bytes, or pixels.
+type Form = Option<(ImageKind, Pixel)>;
+
+/// A buffer, its sub-buffers and images by offset, length and form, in order of creation.
 struct Buffer {
-    parts: Vec<((u64, u64), Arc<Block>)>,
+    parts: Vec<((u64, u64, Form), Arc<Block>)>,
     whole: Arc<Block>,
+    /// Its bytes with those behind the end, which are there for the last rows of images.
+    room: u64,
 }
 
 impl Drop for Buffer {
@@ -75,6 +82,8 @@ pub struct OpenCl {
     priority: Option<Priority>,
     store: Option<Arc<Store>>,
     stats: Stats,
+    /// The driver refused an image, or a kernel that reads one: none is asked of it again.
+    images_refused: bool,
     /// Time in the driver; the rest of a step is ours.
     time: DriverTime,
     /// Grows whenever all that was queued is done.
@@ -106,6 +115,10 @@ impl OpenCl {
             hints,
         } = priority::open(handle, &caps.device, Hints::of(handle), priority, slice.is_some())?;
         caps.priorities = hints.any_priority();
+        caps.images = image::open(&context, &caps, options.images)?;
+        if let Some(kind) = caps.images.reads {
+            caps.view_align = caps.view_align.max(caps.images.view_align(kind));
+        }
         if caps.matrix_units
             && let Some(why) = units::refusal(&context, handle)
         {
@@ -133,6 +146,7 @@ impl OpenCl {
             priority,
             store: options.cache.clone(),
             stats: Stats::default(),
+            images_refused: false,
             time: DriverTime::default(),
             epoch: 0,
             next_id: 0,
@@ -184,23 +198,29 @@ impl OpenCl {
         Ok((Arc::clone(whole), size(view.offset, &whole.label)?))
     }
 
-    /// The buffer or sub-buffer for `view`.
-    fn bind(&mut self, view: View) -> Result<Arc<Block>, BackendError> {
-        let buffer = self
-            .buffers
-            .get_mut(&view.buffer)
-            .ok_or_else(|| unknown("buffer", view.buffer.0))?;
+    /// The buffer, sub-buffer or image for `view`.
+    fn bind(&mut self, view: View, form: Form) -> Result<Arc<Block>, BackendError> {
+        let buffer = self.buffer(view.buffer)?;
         let whole = &buffer.whole;
-        if view.offset == 0 && view.len == whole.bytes {
+        if view.offset == 0 && (view.len == whole.bytes || view.len == buffer.room) && form.is_none() {
             return Ok(Arc::clone(whole));
         }
-        if let Some((_, part)) = buffer
-            .parts
-            .iter()
-            .find(|(range, _)| *range == (view.offset, view.len))
-        {
+        let key = (view.offset, view.len, form);
+        if let Some((_, part)) = buffer.parts.iter().find(|(k, _)| *k == key) {
             return Ok(Arc::clone(part));
         }
+        let part = match form {
+            None => self.sub_buffer(view)?,
+            Some((kind, pixel)) => self.image_of(view, kind, pixel)?,
+        };
+        if let Some(buffer) = self.buffers.get_mut(&view.buffer) {
+            buffer.parts.push((key, Arc::clone(&part)));
+        }
+        Ok(part)
+    }
+
+    fn sub_buffer(&mut self, view: View) -> Result<Arc<Block>, BackendError> {
+        let whole = &self.buffer(view.buffer)?.whole;
         let mem = whole
             .mem
             .sub_buffer(size(view.offset, &whole.label)?, size(view.len, &whole.label)?)
@@ -215,7 +235,6 @@ impl OpenCl {
             label: Arc::clone(&whole.label),
             bytes: view.len,
         });
-        buffer.parts.push(((view.offset, view.len), Arc::clone(&part)));
         self.stats.allocations += 1;
         Ok(part)
     }
@@ -227,10 +246,7 @@ impl OpenCl {
         step: u32,
         params: &Range<u32>,
     ) -> Result<Dispatch, BackendError> {
-        let blocks = args
-            .iter()
-            .map(|view| self.bind(*view))
-            .collect::<Result<Vec<_>, _>>()?;
+        let (id, blocks) = self.operands(id, args)?;
         let kernel = self
             .kernels
             .get(id.0 as usize)
@@ -345,9 +361,15 @@ impl Backend for OpenCl {
             )));
         }
         let id = BufferId(self.new_id()?);
+        let room = bytes.next_multiple_of(self.caps.images.room());
+        let room = if room > self.caps.max_buffer_bytes {
+            bytes
+        } else {
+            room
+        };
         let mem = self
             .context
-            .buffer(size(bytes, label)?)
+            .buffer(size(room, label)?)
             .map_err(|code| match code.0 {
                 _ if code.is_out_of_memory() => out_of_memory(format!("clCreateBuffer: {code}")),
                 opencl3::error_codes::CL_OUT_OF_RESOURCES => out_of_memory(format!("clCreateBuffer: {code}")),
@@ -363,6 +385,7 @@ impl Backend for OpenCl {
             Buffer {
                 parts: Vec::new(),
                 whole,
+                room,
             },
         );
         self.stats.allocations += 1;
@@ -416,8 +439,17 @@ impl Backend for OpenCl {
         if let Some(id) = self.cache.get(spec) {
             return Ok(*id);
         }
-        let built = self.builder().build(spec)?;
-        self.keep(spec, built)
+        let reads_images = !spec.images.is_empty();
+        if reads_images && self.images_refused {
+            return self.compile_without_images(spec);
+        }
+        match self.builder().build(spec) {
+            Err(why @ BackendError::Build { .. }) if reads_images => {
+                self.refuse_images(&why);
+                self.compile_without_images(spec)
+            }
+            built => self.keep(spec, built?),
+        }
     }
 
     fn compile_ahead(&mut self, specs: &[&KernelSpec], done: &mut dyn FnMut(usize)) {

@@ -36,7 +36,15 @@ impl OpenCl {
         let made = self.kernels.get(index).is_some_and(|k| k.in_parts.is_some());
         if !made {
             let spec = self.cache.iter().find(|(_, id)| **id == dispatch.kernel);
-            let spec = spec.map(|(spec, _)| spec.clone()).ok_or("it is unknown")?;
+            let mut spec = spec.map(|(spec, _)| spec.clone()).ok_or("it is unknown")?;
+            if self
+                .kernels
+                .get(index)
+                .is_some_and(|k| k.images.iter().all(Option::is_none))
+            {
+                // It may be known by that of a kernel whose images the driver refused.
+                spec.images.clear();
+            }
             let program = self
                 .builder()
                 .source(&spec)

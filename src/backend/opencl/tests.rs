@@ -1,5 +1,6 @@
 //! Tests on whatever driver there is; a machine without one fails them.
 
+mod images;
 mod recordings;
 
 use super::*;
@@ -35,6 +36,7 @@ fn spec(rows: i64, dtype: DType, in_place: bool) -> KernelSpec {
         operands: vec![Some(dtype), Some(DType::F32), Some(dtype)],
         in_place: in_place.then_some(0),
         epilogue: None,
+        images: BTreeMap::new(),
     }
 }
 
@@ -491,6 +493,7 @@ fn broken(kernel: &'static Text, workgroup: u32) -> KernelSpec {
         operands: vec![Some(DType::U32)],
         in_place: None,
         epilogue: None,
+        images: BTreeMap::new(),
     }
 }
 

@@ -13,7 +13,10 @@ mod record;
 mod tests;
 mod units;
 
-use super::{Backend, BackendError, BufferId, Caps, Command, DeviceKind, KernelId, KernelSpec, Launch};
+use super::image::Images;
+use super::{
+    Backend, BackendError, BufferId, Caps, Command, DeviceKind, ImageUse, KernelId, KernelSpec, Launch,
+};
 use super::{
     Maker, OpenOptions, RecordingId, RecordingWay, Stats, View, build_ahead, choose, fast_local, verdicts,
 };
@@ -158,6 +161,7 @@ fn caps_of(adapter: &::wgpu::Adapter) -> Caps {
         priorities: false,
         quarantined: Vec::new(),
         tuned: Vec::new(),
+        images: Images::default(),
         profiling: features.contains(::wgpu::Features::TIMESTAMP_QUERY),
     }
 }
@@ -180,6 +184,9 @@ impl Wgpu {
             RecordingWay::CommandBuffer | RecordingWay::Qcom
         ) {
             return Err(refused(format!("recording by {}", options.recording)));
+        }
+        if let ImageUse::Of(kind) = options.images {
+            return Err(refused(format!("reading operands through {kind}")));
         }
         if let Some(ms) = options.slice_ms.filter(|ms| *ms > 0) {
             return Err(refused(format!("slices of {ms} ms")));

@@ -43,6 +43,7 @@ fn spec(kernel: &'static Kernel, workgroup: u32, operands: &[DType], rows: i64) 
         operands: operands.iter().map(|d| Some(*d)).collect(),
         in_place: None,
         epilogue: None,
+        images: BTreeMap::new(),
     }
 }
 

@@ -307,6 +307,9 @@ impl Op for MatMul {
             call = call.field(&walk.count);
             if turned {
                 call = call.define("TRANS_B", 1);
+                if call.is_defined("BY4") {
+                    call = call.reads_by_fours(1);
+                }
             }
             cx.emit(call)?;
         }
@@ -372,7 +375,7 @@ impl Cut<'_> {
         let columns = self.columns.ceil_div(2 * 64)?;
         let call = over_batches(cx, call, columns, self.rows.ceil_div(rows)?, self.batches)?;
         Ok(if self.depth.exact_div(&4.into()).is_some() {
-            call.define("BY4", 1)
+            call.define("BY4", 1).reads_by_fours(0)
         } else {
             call
         })

@@ -360,6 +360,7 @@ impl MatMulE0m {
         let columns = tile.lanes * tile.vector_columns;
         let (items, most) = tile.slices(caps, k, n, self.group, tuning.is_default);
         let call = format_defines(Call::new(&VECTOR, items), self.bits, self.group, most)
+            .reads_by_fours(0)
             .define("LANES", i64::from(tile.lanes))
             .define("COLS", i64::from(tile.vector_columns))
             .grid(Dim::from_usize(n).ceil_div(i64::from(columns))?, 1, 1)
@@ -369,7 +370,8 @@ impl MatMulE0m {
         } else {
             call
         };
-        Ok(if caps.takes_form(&VECTOR, "WHOLE") {
+        // Reads of images are all moved to the front of a loop that is unrolled, and leave no registers.
+        Ok(if caps.takes_form(&VECTOR, "WHOLE") && caps.images.reads.is_none() {
             call.define("WHOLE", 1)
         } else {
             call
@@ -391,6 +393,7 @@ impl MatMulE0m {
         let call = Call::new(&MATRIX, tile.matrix_items);
         let groups = Dim::from_usize(n).ceil_div(i64::from(columns))?;
         let call = format_defines(call, self.bits, self.group, STRETCH)
+            .reads_by_fours(0)
             .define("ROWS", tile.rows)
             .define("COLS", i64::from(tile.matrix_columns))
             .grid(groups, rows.ceil_div(tile.rows)?, 1)

@@ -24,7 +24,9 @@ const DRIVER_VERSION: Uint = 0x102d;
 const VERSION: Uint = 0x102f;
 const EXTENSIONS: Uint = 0x1030;
 const HOST_UNIFIED_MEMORY: Uint = 0x1035;
+const IMAGE_MAX_BUFFER_SIZE: Uint = 0x1040;
 const IMAGE_PITCH_ALIGNMENT: Uint = 0x104a;
+const IMAGE_BASE_ADDRESS_ALIGNMENT: Uint = 0x104b;
 const EXTENSIONS_WITH_VERSION: Uint = 0x1060;
 /// Numbers that makers gave to queries of their own.
 const MAKERS: std::ops::Range<Uint> = 0x4000..0x5000;
@@ -51,6 +53,10 @@ pub(crate) struct Words {
     local_bytes: u64,
     /// Pixels that the rows of an image in a buffer begin at multiples of.
     pub(crate) image_pitch: Uint,
+    /// Pixels that such an image itself begins at a multiple of.
+    pub(crate) image_base: Uint,
+    /// Most pixels of an image of one axis.
+    pub(crate) image_pixels: usize,
     /// Extensions that the stand-in has itself.
     own: &'static [&'static str],
     /// Others that the maker's driver lists. Those that the real driver has too are listed.
@@ -69,7 +75,10 @@ const ADRENO: Words = Words {
     max_workgroup: 1024,
     local_bytes: 32 << 10,
     image_pitch: 64,
+    image_base: 64,
+    image_pixels: 1 << 27,
     own: &[
+        "cl_khr_image2d_from_buffer",
         "cl_qcom_perf_hint",
         "cl_qcom_priority_hint",
         "cl_qcom_recordable_queues",
@@ -81,7 +90,6 @@ const ADRENO: Words = Words {
         "cl_khr_fp16",
         "cl_khr_global_int32_base_atomics",
         "cl_khr_global_int32_extended_atomics",
-        "cl_khr_image2d_from_buffer",
         "cl_khr_local_int32_base_atomics",
         "cl_khr_local_int32_extended_atomics",
         "cl_khr_mipmap_image",
@@ -102,6 +110,8 @@ const MALI: Words = Words {
     max_workgroup: 1024,
     local_bytes: 32 << 10,
     image_pitch: 16,
+    image_base: 16,
+    image_pixels: 1 << 27,
     own: &["cl_khr_priority_hints"],
     listed: &[
         "cl_khr_3d_image_writes",
@@ -143,6 +153,8 @@ const RADEON: Words = Words {
     max_workgroup: 256,
     local_bytes: 64 << 10,
     image_pitch: 256,
+    image_base: 256,
+    image_pixels: 1 << 27,
     own: &[],
     listed: &[
         "cl_khr_3d_image_writes",
@@ -388,6 +400,8 @@ fn device_words(words: &Words, name: Uint, real: Query<'_>) -> Result<Option<Vec
             bytes.min(words.local_bytes).to_ne_bytes().to_vec()
         }
         IMAGE_PITCH_ALIGNMENT => words.image_pitch.to_ne_bytes().to_vec(),
+        IMAGE_BASE_ADDRESS_ALIGNMENT => words.image_base.to_ne_bytes().to_vec(),
+        IMAGE_MAX_BUFFER_SIZE => size(&asked(real)?).min(words.image_pixels).to_ne_bytes().to_vec(),
         cl::DEVICE_RECORDABLE_QUEUE_MAX_SIZE if words.has("cl_qcom_recordable_queues") => {
             MOST.to_ne_bytes().to_vec()
         }

@@ -4,8 +4,8 @@
 //!
 //! * gives the device the name, the limits and the extensions of a phone's ([`Profile`]), of those that compilers must know only what the
 //!   real driver has;
-//! * does what the extensions define that no driver here has: checks the properties of contexts and queues, as strictly as a driver, and
-//!   records and replays dispatches;
+//! * does what the extensions define that no driver here has: checks the properties of contexts and queues, and rows and places of images, as
+//!   strictly as a driver, records and replays dispatches, and makes images in buffers;
 //! * fails, delays or spoils calls ([`Config`]);
 //! * writes a line for each call.
 //!
@@ -27,6 +27,7 @@
 
 mod command_buffer;
 mod config;
+mod images;
 mod info;
 mod objects;
 mod pass;
@@ -37,6 +38,7 @@ mod recording;
 mod state;
 
 pub use config::{CONFIG, Config, Delay, Fault, Profile};
+pub use images::*;
 pub use info::*;
 pub use objects::*;
 pub use pass::*;
@@ -65,10 +67,13 @@ pub mod cl {
     pub const DEVICE_NOT_AVAILABLE: Code = -2;
     pub const MEM_OBJECT_ALLOCATION_FAILURE: Code = -4;
     pub const OUT_OF_RESOURCES: Code = -5;
+    pub const IMAGE_FORMAT_NOT_SUPPORTED: Code = -10;
     pub const BUILD_PROGRAM_FAILURE: Code = -11;
     pub const INVALID_VALUE: Code = -30;
     pub const INVALID_QUEUE_PROPERTIES: Code = -35;
     pub const INVALID_COMMAND_QUEUE: Code = -36;
+    pub const INVALID_MEM_OBJECT: Code = -38;
+    pub const INVALID_IMAGE_SIZE: Code = -40;
     pub const INVALID_WORK_GROUP_SIZE: Code = -54;
     pub const INVALID_OPERATION: Code = -59;
     pub const INVALID_PROPERTY: Code = -64;

@@ -1,8 +1,8 @@
 //! Memory, programs and kernels: what is known of them, and their faults.
 
-use crate::info::Words;
+use crate::images;
 use crate::real::real;
-use crate::state::{Arg, Kernel, Program, after, before, id, made, with};
+use crate::state::{Arg, Kernel, Memory, Program, after, before, id, made, with};
 use crate::{Bits, Code, Handle, Uint, cl};
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char, c_void};
@@ -14,7 +14,6 @@ const BUILD_ERROR: i32 = -2;
 /// What the compiler says of a build that is made to fail.
 const LOG: &[u8] = b"source.cl:1:1: error: the stand-in refuses this program\n\0";
 const BUFFER_CREATE_TYPE_REGION: Uint = 0x1220;
-const MEM_OBJECT_IMAGE2D: Uint = 0x10f1;
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn clCreateBuffer(
@@ -27,7 +26,12 @@ pub unsafe extern "C" fn clCreateBuffer(
     let call = "clCreateBuffer";
     let mut code = before(call, None).unwrap_or(cl::SUCCESS);
     let over = with(|s| {
-        let held: u64 = s.buffers.values().filter(|b| b.1).map(|b| b.0).sum();
+        let held: u64 = s
+            .buffers
+            .values()
+            .filter(|b| b.part_of.is_none())
+            .map(|b| b.bytes)
+            .sum();
         s.config
             .memory_limit
             .is_some_and(|limit| held + bytes as u64 > limit)
@@ -46,7 +50,12 @@ pub unsafe extern "C" fn clCreateBuffer(
         });
     }
     if code == cl::SUCCESS {
-        with(|s| s.buffers.insert(id(object), (bytes as u64, true)));
+        let memory = Memory {
+            bytes: bytes as u64,
+            origin: 0,
+            part_of: None,
+        };
+        with(|s| s.buffers.insert(id(object), memory));
     }
     // SAFETY: the caller's pointer.
     unsafe { made(call, &format!(" bytes={bytes}"), object, code, place) }
@@ -77,93 +86,14 @@ pub unsafe extern "C" fn clCreateSubBuffer(
         });
     }
     if code == cl::SUCCESS {
-        with(|s| s.buffers.insert(id(object), (bytes as u64, false)));
+        let memory = Memory {
+            bytes: bytes as u64,
+            origin: origin as u64,
+            part_of: Some(id(buffer)),
+        };
+        with(|s| s.buffers.insert(id(object), memory));
     }
     let words = format!(" origin={origin} bytes={bytes}");
-    // SAFETY: the caller's pointer.
-    unsafe { made(call, &words, object, code, place) }
-}
-
-/// `cl_image_desc`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct ImageDesc {
-    /// Its kind.
-    pub kind: Uint,
-    /// Pixels of a row.
-    pub width: usize,
-    /// Rows.
-    pub height: usize,
-    pub depth: usize,
-    pub layers: usize,
-    /// Bytes from a row to the next.
-    pub row_pitch: usize,
-    pub slice_pitch: usize,
-    pub levels: Uint,
-    pub samples: Uint,
-    /// The buffer that it is made from.
-    pub object: Handle,
-}
-
-/// Bytes of a pixel of a `cl_image_format`; 0 for those that are not known here.
-fn pixel(order: Uint, kind: Uint) -> usize {
-    // CL_R, CL_RG, CL_RGBA.
-    let channels = match order {
-        0x10b0 => 1,
-        0x10b2 => 2,
-        0x10b5 => 4,
-        _ => 0,
-    };
-    // Bytes, then halves and 16-bit integers, then floats and 32-bit integers.
-    let bytes = match kind {
-        0x10d0 | 0x10d2 | 0x10d7 | 0x10da => 1,
-        0x10d1 | 0x10d3 | 0x10d8 | 0x10db | 0x10dd => 2,
-        0x10d9 | 0x10dc | 0x10de => 4,
-        _ => 0,
-    };
-    channels * bytes
-}
-
-/// An image. One that is made from a buffer must have rows that begin where the device wants them.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn clCreateImage(
-    context: Handle,
-    flags: Bits,
-    format: *const [Uint; 2],
-    desc: *const ImageDesc,
-    host: *mut c_void,
-    place: *mut Code,
-) -> Handle {
-    let call = "clCreateImage";
-    let mut code = before(call, None).unwrap_or(cl::SUCCESS);
-    let mut object = std::ptr::null_mut();
-    let mut words = String::new();
-    if !desc.is_null() && !format.is_null() {
-        // SAFETY: the caller's pointers.
-        let (d, [order, kind]) = unsafe { (*desc, *format) };
-        let from_buffer = !d.object.is_null();
-        words = format!(
-            " type={:x} width={} height={} row_pitch={} from_buffer={from_buffer}",
-            d.kind, d.width, d.height, d.row_pitch
-        );
-        let unit = Words::configured().map_or(0, |w| w.image_pitch as usize) * pixel(order, kind);
-        let pitch = if d.row_pitch == 0 {
-            d.width * pixel(order, kind)
-        } else {
-            d.row_pitch
-        };
-        if from_buffer && d.kind == MEM_OBJECT_IMAGE2D && unit > 0 && !pitch.is_multiple_of(unit) {
-            code = cl::INVALID_IMAGE_DESCRIPTOR;
-        }
-    }
-    if code == cl::SUCCESS {
-        let place = &raw mut code;
-        let image = real!(clCreateImage(context: Handle, flags: Bits, format: *const [Uint; 2], desc: *const ImageDesc, host: *mut c_void, place: *mut Code) -> Handle);
-        object = image.unwrap_or_else(|| {
-            code = cl::MISSING;
-            std::ptr::null_mut()
-        });
-    }
     // SAFETY: the caller's pointer.
     unsafe { made(call, &words, object, code, place) }
 }
@@ -171,6 +101,7 @@ pub unsafe extern "C" fn clCreateImage(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn clReleaseMemObject(object: Handle) -> Code {
     with(|s| s.buffers.remove(&id(object)));
+    images::forget(object);
     let code = real!(clReleaseMemObject(object: Handle) -> Code).unwrap_or(cl::MISSING);
     after("clReleaseMemObject", "", code)
 }
@@ -375,6 +306,7 @@ pub unsafe extern "C" fn clSetKernelArg(
     let call = "clSetKernelArg";
     // SAFETY: the caller's bytes.
     let arg = unsafe { arg(size, value) };
+    let image = if images::is_image(&arg) { " image=true" } else { "" };
     let code = before(call, None).unwrap_or_else(|| real_set_arg(kernel, index, &arg));
     let name = with(|s| {
         let kernel = s.kernels.get_mut(&id(kernel))?;
@@ -384,7 +316,11 @@ pub unsafe extern "C" fn clSetKernelArg(
         Some(kernel.name.clone())
     });
     let name = name.unwrap_or_default();
-    after(call, &format!(" kernel={name} index={index} size={size}"), code)
+    after(
+        call,
+        &format!(" kernel={name} index={index} size={size}{image}"),
+        code,
+    )
 }
 
 #[unsafe(no_mangle)]

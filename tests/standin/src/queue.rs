@@ -1,5 +1,6 @@
 //! Commands: dispatches, which are recorded on queues that record, and transfers.
 
+use crate::images;
 use crate::info::max_workgroup;
 use crate::real::real;
 use crate::recording;
@@ -45,6 +46,9 @@ pub(crate) fn dispatch(queue: Handle, object: Handle, name: &str, grid: &Grid, e
     let (rank, global) = (grid.global.len() as Uint, grid.global.as_ptr());
     let (offset, local) = (pointer(grid.offset.as_ref()), pointer(grid.local.as_ref()));
     let Events { count, wait, event } = events;
+    if let Err(code) = images::refresh(queue, object) {
+        return code;
+    }
     let code = real!(clEnqueueNDRangeKernel(queue: Handle, object: Handle, rank: Uint, offset: *const usize, global: *const usize, local: *const usize, count: Uint, wait: *const Handle, event: *mut Handle) -> Code)
         .unwrap_or(cl::MISSING);
     if code != cl::SUCCESS || !with(|s| s.is_spoilt(id(object), name)) {
@@ -53,11 +57,8 @@ pub(crate) fn dispatch(queue: Handle, object: Handle, name: &str, grid: &Grid, e
     // The last of its arguments that is a buffer.
     let last = with(|s| {
         let args = s.kernels.get(&id(object))?.args.values().rev();
-        let mut handles = args.filter_map(|arg| match arg {
-            Arg::Bytes(bytes) => bytes.as_slice().try_into().ok().map(usize::from_ne_bytes),
-            Arg::Local(_) => None,
-        });
-        handles.find_map(|h| s.buffers.get(&h).map(|b| (h, b.0)))
+        let mut handles = args.filter_map(Arg::object);
+        handles.find_map(|h| s.buffers.get(&h).map(|b| (h, b.bytes)))
     });
     let Some((buffer, bytes)) = last else { return code };
     let buffer = buffer as Handle;

@@ -148,12 +148,18 @@ pub(crate) fn add(open: Option<usize>, kernel: Handle, grid: Grid, events: Event
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn clEndRecordingQCOM(recording: Handle) -> Code {
     let call = "clEndRecordingQCOM";
-    let mut steps = 0;
+    let (mut steps, mut by_image) = (0, 0);
     let code = before(call, None).unwrap_or_else(|| {
         with(|s| match s.recordings.get_mut(&id(recording)) {
             Some(r) if !r.ended => {
                 r.ended = true;
                 steps = r.steps.len();
+                let image = |arg: &Arg| arg.object().is_some_and(|o| s.images.contains_key(&o));
+                by_image = r
+                    .steps
+                    .iter()
+                    .filter(|step| step.kernel.args.values().any(image))
+                    .count();
                 s.recordable.insert(r.queue, None);
                 cl::SUCCESS
             }
@@ -162,7 +168,10 @@ pub unsafe extern "C" fn clEndRecordingQCOM(recording: Handle) -> Code {
     });
     after(
         call,
-        &format!(" recording={} dispatches={steps}", id(recording)),
+        &format!(
+            " recording={} dispatches={steps} by_image={by_image}",
+            id(recording)
+        ),
         code,
     )
 }

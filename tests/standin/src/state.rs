@@ -1,6 +1,7 @@
 //! What the stand-in knows: its configuration, the objects that calls made, and the log.
 
 use crate::config::{CONFIG, Config};
+use crate::images::Shadow;
 use crate::recording::Recording;
 use crate::{Code, Handle, cl};
 use std::collections::{BTreeMap, HashMap};
@@ -26,6 +27,26 @@ pub(crate) struct Kernel {
     pub(crate) args: BTreeMap<u32, Arg>,
 }
 
+impl Arg {
+    /// The number of the object that it is, if it is one.
+    pub(crate) fn object(&self) -> Option<usize> {
+        match self {
+            Self::Bytes(bytes) => bytes.as_slice().try_into().ok().map(usize::from_ne_bytes),
+            Self::Local(_) => None,
+        }
+    }
+}
+
+/// A buffer or sub-buffer.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Memory {
+    pub(crate) bytes: u64,
+    /// Its first byte in the buffer that it is a part of.
+    pub(crate) origin: u64,
+    /// That buffer.
+    pub(crate) part_of: Option<usize>,
+}
+
 /// A program.
 #[derive(Debug)]
 pub(crate) struct Program {
@@ -44,8 +65,9 @@ pub(crate) struct State {
     lost: Option<Code>,
     pub(crate) programs: HashMap<usize, Program>,
     pub(crate) kernels: HashMap<usize, Kernel>,
-    /// Bytes of each buffer and sub-buffer, and whether the bytes are its own.
-    pub(crate) buffers: HashMap<usize, (u64, bool)>,
+    pub(crate) buffers: HashMap<usize, Memory>,
+    /// Images in buffers, those that the real driver does not make with what stands for them.
+    pub(crate) images: HashMap<usize, Option<Shadow>>,
     /// Recordable queues, with the recording that each is making.
     pub(crate) recordable: HashMap<usize, Option<usize>>,
     pub(crate) recordings: HashMap<usize, Recording>,

@@ -3,7 +3,7 @@
 use super::*;
 
 /// Ways to record that the device of these tests offers.
-fn ways() -> Vec<RecordingWay> {
+pub(super) fn ways() -> Vec<RecordingWay> {
     let with = |recording| OpenOptions {
         recording,
         ..OpenOptions::default()

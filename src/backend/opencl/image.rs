@@ -1,0 +1,203 @@
+//! Images that are made from buffers.
+//!
+//! A kernel that reads an image sees what kernels before it wrote to the buffer: the queue is in order, and commands that are done make their
+//! writes to a buffer visible to those behind them through every object that is made from it. Within one dispatch the memory of an image is
+//! only read, as [`crate::backend`] promises of operands.
+
+use super::driver::{Context, DeviceHandle, Mem, number};
+use super::record::Block;
+use super::{OpenCl, unknown};
+use crate::backend::image::{ImageKind, Images, Pixel, ROW_PIXELS};
+use crate::backend::kernel::KernelSpec;
+use crate::backend::{Backend, BackendError, Caps, ImageUse, KernelId, View};
+use opencl3::device as api;
+use std::sync::Arc;
+
+/// What the driver lists. Numbers of OpenCL 3.0 are 0 where the driver has no such images; one that it does not know leaves them out too.
+pub(super) fn listed(device: DeviceHandle, version: (u32, u32), has: impl Fn(&str) -> bool) -> Images {
+    let value = |name| device.info(name).map_or(0, |b| number(&b));
+    let clamped = |name| u32::try_from(value(name)).unwrap_or(u32::MAX);
+    if value(api::CL_DEVICE_IMAGE_SUPPORT) == 0 {
+        return Images::default();
+    }
+    let listed = Images {
+        max_pixels: value(api::CL_DEVICE_IMAGE_MAX_BUFFER_SIZE),
+        max_rows: value(api::CL_DEVICE_IMAGE2D_MAX_HEIGHT),
+        pitch_align: clamped(api::CL_DEVICE_IMAGE_PITCH_ALIGNMENT),
+        base_align: clamped(api::CL_DEVICE_IMAGE_BASE_ADDRESS_ALIGNMENT),
+        reads: None,
+    };
+    let from_buffer = has("cl_khr_image2d_from_buffer") || (((2, 0)..(3, 0)).contains(&version));
+    let fits = |align: u32| align.is_power_of_two() && u64::from(align) <= ROW_PIXELS;
+    let wide = value(api::CL_DEVICE_IMAGE2D_MAX_WIDTH) >= ROW_PIXELS;
+    if from_buffer && wide && fits(listed.pitch_align) && fits(listed.base_align.max(1)) {
+        listed
+    } else {
+        listed.without(ImageKind::Image2d)
+    }
+}
+
+/// What plans use unless told otherwise: on Adreno, whose texture caches are faster than what loads go through, the first kind that is there. On
+/// Mali drivers read images no faster, and some of Bifrost and before it fail with those in parts of buffers.
+pub(super) fn preferred(caps: &Caps) -> Option<ImageKind> {
+    let mut kinds = ImageKind::ALL.into_iter().filter(|_| caps.is_called("adreno"));
+    kinds.find(|kind| caps.images.offers(*kind))
+}
+
+/// A part of a buffer, and the bytes that the part holds.
+fn part(context: &Context, caps: &Caps) -> Result<(Mem, u64), String> {
+    let bytes = caps.view_align.max(caps.images.room());
+    let room = usize::try_from(bytes).map_err(|e| e.to_string())?;
+    let buffer = context.buffer(2 * room);
+    let buffer = buffer.map_err(|code| format!("clCreateBuffer: {code}"))?;
+    let part = buffer.sub_buffer(room, room);
+    Ok((part.map_err(|code| format!("clCreateSubBuffer: {code}"))?, bytes))
+}
+
+/// Makes an image of each pixel from a part of a buffer, or says why the driver does not.
+fn try_all(
+    context: &Context,
+    caps: &Caps,
+    (part, bytes): &(Mem, u64),
+    kind: ImageKind,
+) -> Result<(), String> {
+    for pixel in Pixel::ALL {
+        let shape = caps.images.shape(kind, pixel, *bytes);
+        let shape = shape.ok_or_else(|| format!("{bytes} bytes are more than it holds"))?;
+        let made = context.image(part, kind, pixel, shape);
+        made.map_err(|code| format!("clCreateImage of {pixel:?} from a sub-buffer: {code}"))?;
+    }
+    Ok(())
+}
+
+/// The images that the driver makes of those that `caps` lists, and which plans use: those that are asked for, or [`preferred`] ones.
+pub(super) fn open(context: &Context, caps: &Caps, asked: ImageUse) -> Result<Images, BackendError> {
+    if asked == ImageUse::Off {
+        return Ok(Images::default());
+    }
+    let mut found = caps.clone();
+    let mut refused = Vec::new();
+    let listed: Vec<_> = ImageKind::ALL
+        .into_iter()
+        .filter(|k| caps.images.offers(*k))
+        .collect();
+    if !listed.is_empty() {
+        let part = part(context, caps);
+        for kind in listed {
+            let tried = part.as_ref().map_err(Clone::clone);
+            if let Err(why) = tried.and_then(|part| try_all(context, caps, part, kind)) {
+                log::debug!("opencl: {} makes no {kind} from buffers: {why}", caps.device);
+                found.images = found.images.without(kind);
+                refused.push(format!("{kind}: {why}"));
+            }
+        }
+    }
+    let wanted = match asked {
+        ImageUse::Of(kind) => Some(kind),
+        _ => preferred(&found),
+    };
+    if let (ImageUse::Of(kind), false) = (asked, wanted.is_some_and(|kind| found.images.offers(kind))) {
+        let why = refused.into_iter().find(|r| r.starts_with(kind.name()));
+        return Err(BackendError::Driver {
+            call: format!("reading operands through {kind}"),
+            why: why.unwrap_or_else(|| format!("{} offers none in buffers", caps.device)),
+        });
+    }
+    if let (Some(_), None) = (caps.images.reads, wanted) {
+        let why = refused.join("; ");
+        log::warn!("{}: kernels read buffers in place of images: {why}", caps.device);
+    }
+    Ok(Images {
+        reads: wanted,
+        ..found.images
+    })
+}
+
+impl OpenCl {
+    /// An image over a view, up to a whole row.
+    pub(super) fn image_of(
+        &mut self,
+        view: View,
+        kind: ImageKind,
+        pixel: Pixel,
+    ) -> Result<Arc<Block>, BackendError> {
+        let buffer = self.buffer(view.buffer)?;
+        let label = Arc::clone(&buffer.whole.label);
+        let call = || {
+            format!(
+                "clCreateImage of {kind} in buffer {label}, {} bytes at {}",
+                view.len, view.offset
+            )
+        };
+        let room = buffer.room.saturating_sub(view.offset);
+        let shape = self.caps.images.shape(kind, pixel, view.len);
+        let shape = shape
+            .filter(|shape| shape.bytes <= room)
+            .ok_or_else(|| BackendError::Driver {
+                call: call(),
+                why: "larger than images are, or than its buffer".to_owned(),
+            })?;
+        let rows = View {
+            len: shape.bytes,
+            ..view
+        };
+        let memory = self.bind(rows, None)?;
+        let mem = self.context.image(&memory.mem, kind, pixel, shape);
+        let mem = mem.map_err(|code| code.at(call()))?;
+        self.stats.images += 1;
+        Ok(Arc::new(Block {
+            mem,
+            label,
+            bytes: view.len,
+        }))
+    }
+
+    /// Says once that kernels read no images from here on.
+    pub(super) fn refuse_images(&mut self, why: &BackendError) {
+        if !std::mem::replace(&mut self.images_refused, true) {
+            log::warn!(
+                "{}: kernels read buffers in place of images: {why}",
+                self.caps.device
+            );
+        }
+    }
+
+    /// The kernel for `spec` that reads no images, found by that of `spec` too.
+    pub(super) fn compile_without_images(&mut self, spec: &KernelSpec) -> Result<KernelId, BackendError> {
+        let id = self.compile(&spec.without_images())?;
+        self.cache.insert(spec.clone(), id);
+        Ok(id)
+    }
+
+    /// The operands of a kernel, or where the driver refuses its images that of the kernel without them.
+    pub(super) fn operands(
+        &mut self,
+        id: KernelId,
+        args: &[View],
+    ) -> Result<(KernelId, Vec<Arc<Block>>), BackendError> {
+        let kernel = self
+            .kernels
+            .get(id.0 as usize)
+            .ok_or_else(|| unknown("kernel", id.0))?;
+        let forms = kernel.images.clone();
+        let reads_images = forms.iter().any(Option::is_some);
+        if !(reads_images && self.images_refused) {
+            let forms = forms.into_iter().chain(std::iter::repeat(None));
+            let bound = args
+                .iter()
+                .zip(forms)
+                .map(|(view, form)| self.bind(*view, form))
+                .collect();
+            match bound {
+                Err(why) if reads_images && !matches!(why, BackendError::Lost(_)) => self.refuse_images(&why),
+                bound => return Ok((id, bound?)),
+            }
+        }
+        let spec = self.cache.iter().find(|(_, known)| **known == id);
+        let spec = spec.map(|(spec, _)| spec.clone());
+        let spec = spec.ok_or_else(|| unknown("kernel", id.0))?;
+        let id = self.compile(&spec.without_images())?;
+        let bound: Result<_, _> = args.iter().map(|view| self.bind(*view, None)).collect();
+        Ok((id, bound?))
+    }
+}

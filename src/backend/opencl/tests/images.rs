@@ -1,0 +1,184 @@
+//! Operands that are read through images.
+
+use super::*;
+use crate::backend::ImageUse;
+
+static FOURS: Text = Text {
+    name: "fours",
+    cl: "KERNEL {\n  uint i = get_global_id(0);\n  if (i < p.n) y_put4(i, x_at4(i));\n}\n",
+    ..TEXT
+};
+/// The same, which no compiler takes with an image.
+static NO_IMAGES: Text = Text {
+    name: "fours",
+    cl: "#ifdef IMAGE_X\n#error no images\n#endif\nKERNEL {\n  uint i = get_global_id(0);\n  if (i < p.n) y_put4(i, x_at4(i));\n}\n",
+    ..TEXT
+};
+const TEXT: Text = Text {
+    name: "",
+    cl: "",
+    wgsl: "",
+    params: Params {
+        fields: &[("n", crate::backend::kernel::FieldTy::U32)],
+    },
+    args: &[
+        Arg {
+            name: "x",
+            role: Role::In,
+            ty: Ty::Elem,
+        },
+        Arg {
+            name: "y",
+            role: Role::Out,
+            ty: Ty::Elem,
+        },
+    ],
+};
+
+fn by_image(kernel: &'static Text, dtype: DType, kind: ImageKind) -> KernelSpec {
+    KernelSpec {
+        kernel,
+        workgroup: 64,
+        defines: BTreeMap::new(),
+        operands: vec![Some(dtype), Some(DType::F32)],
+        in_place: None,
+        epilogue: None,
+        images: BTreeMap::from([(0, kind)]),
+    }
+}
+
+/// Copies 4 * n elements behind others through the kernel, of one recording, some times with other contents.
+fn check(cl: &mut OpenCl, spec: &KernelSpec, dtype: DType, n: u32) {
+    let count = 4 * n as usize;
+    let size = if dtype == DType::F16 { 2 } else { 4 };
+    let align = cl.caps().view_align.max(cl.caps().images.room());
+    let first = 3 * align;
+    let source = cl.create_buffer("source", first + count as u64 * size).unwrap();
+    let [x, y] = [first, 0].map(|offset| View {
+        buffer: source,
+        offset,
+        len: count as u64 * size,
+    });
+    let y = View {
+        buffer: cl.create_buffer("y", count as u64 * 4).unwrap(),
+        len: count as u64 * 4,
+        ..y
+    };
+    let staged = View {
+        buffer: cl.create_buffer("staged", x.len).unwrap(),
+        offset: 0,
+        len: x.len,
+    };
+    let kernel = cl.compile(spec).unwrap();
+    let recording = cl
+        .record(&[
+            Command::Copy { src: staged, dst: x },
+            Command::Dispatch {
+                kernel,
+                args: vec![x, y],
+                step: 0,
+                params: 0..4,
+            },
+        ])
+        .unwrap();
+    let launch = Launch {
+        params: n.to_le_bytes().to_vec(),
+        grids: vec![[n.div_ceil(64), 1, 1]],
+    };
+    for factor in [1.0, -3.0, 0.5, 2.0] {
+        let wanted: Vec<f32> = values(count)
+            .iter()
+            .map(|v| f16::from_f32(v * factor).to_f32())
+            .collect();
+        cl.write(staged, &to_bytes(&wanted, dtype)).unwrap();
+        cl.submit(recording, &launch).unwrap();
+        let mut found = vec![0; count * 4];
+        cl.read(y, &mut found).unwrap();
+        assert_eq!(
+            found,
+            to_bytes(&wanted, DType::F32),
+            "{spec}, {n} pixels, times {factor}"
+        );
+    }
+    cl.release(recording);
+    for buffer in [source, y.buffer, staged.buffer] {
+        cl.destroy_buffer(buffer);
+    }
+}
+
+#[test]
+fn images_show_what_is_in_buffers() {
+    let mut cl = open();
+    for kind in ImageKind::ALL {
+        for dtype in [DType::F16, DType::F32] {
+            for n in [1, 64, 255, 256, 1000] {
+                let before = cl.stats().images;
+                check(&mut cl, &by_image(&FOURS, dtype, kind), dtype, n);
+                // Elsewhere the kernel reads the buffer.
+                let made = u64::from(cl.caps().images.offers(kind) && !cl.images_refused);
+                assert_eq!(cl.stats().images - before, made, "{kind} of {dtype}");
+            }
+        }
+    }
+}
+
+/// Enough elements that each is above a slice on a CPU, and cut.
+#[test]
+fn recordings_and_slices_take_images() {
+    for way in recordings::ways().into_iter().chain([RecordingWay::Off]) {
+        for kind in ImageKind::ALL {
+            let mut cl = opened(way, Some(1));
+            check(&mut cl, &by_image(&FOURS, DType::F16, kind), DType::F16, 1 << 19);
+        }
+    }
+}
+
+#[test]
+fn a_kind_that_is_asked_for_is_there_or_an_error() {
+    let offered = open().caps().images;
+    assert_eq!(offered.reads, None, "CPUs do not gain by images");
+    for kind in ImageKind::ALL {
+        let opened = OpenCl::open(&OpenOptions {
+            images: ImageUse::Of(kind),
+            ..OpenOptions::default()
+        });
+        match opened {
+            Ok(cl) => {
+                assert!(offered.offers(kind));
+                assert_eq!(cl.caps().images.reads, Some(kind));
+                let align = cl.caps().images.align(kind, Pixel::Floats);
+                assert!(cl.caps().view_align.is_multiple_of(align));
+            }
+            Err(e) => {
+                assert!(!offered.offers(kind));
+                assert!(e.to_string().contains(kind.name()), "{e}");
+            }
+        }
+    }
+    let off = OpenOptions {
+        images: ImageUse::Off,
+        ..OpenOptions::default()
+    };
+    assert!(
+        ImageKind::ALL
+            .iter()
+            .all(|k| !OpenCl::open(&off).unwrap().caps().images.offers(*k))
+    );
+}
+
+#[test]
+fn a_kernel_that_does_not_compile_with_images_reads_buffers() {
+    let mut cl = open();
+    let spec = by_image(&NO_IMAGES, DType::F16, ImageKind::Image1dBuffer);
+    let id = cl.compile(&spec).unwrap();
+    assert_eq!(cl.compile(&spec.without_images()).unwrap(), id);
+    assert!(cl.images_refused);
+    check(&mut cl, &spec, DType::F16, 100);
+    check(
+        &mut cl,
+        &by_image(&FOURS, DType::F16, ImageKind::Image1dBuffer),
+        DType::F16,
+        100,
+    );
+    assert_eq!(cl.stats().images, 0, "none is asked of a driver that refused one");
+}
