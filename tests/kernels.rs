@@ -71,6 +71,14 @@ fn kinds_of_device() -> Vec<Caps> {
             });
         }
     }
+    for (backend, name) in ["opencl", "wgpu"].into_iter().zip(harness::PHONES) {
+        all.push(Caps {
+            backend,
+            device: name.to_owned(),
+            f16_math: true,
+            ..base.clone()
+        });
+    }
     all.push(Caps {
         local_bytes: 1 << 14,
         max_workgroup: 128,

@@ -1,12 +1,12 @@
 //! Runs one scenario on one device with every check that the module documentation of the test names.
 #![allow(clippy::result_large_err, reason = "the library's error, on no hot path")]
 
-use crate::compare::{bound, compare};
+use crate::compare::{PAIRS, bound, compare};
 use crate::support::{Device, POISON};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use transformer_lite::backend::kernel::{KernelSpec, Role};
-use transformer_lite::backend::{Caps, View};
+use transformer_lite::backend::{Caps, DeviceKind, View};
 use transformer_lite::error::Result as LibResult;
 use transformer_lite::executor::Executor;
 use transformer_lite::graph::derive::derive;
@@ -267,14 +267,25 @@ pub fn spread(plan: &mut Plan, align: u64) -> Vec<Place> {
 /// Compute units for which products are cut in the largest tiles, in those between, and in the smallest.
 pub const UNITS: [u32; 3] = [1, 8, 4096];
 
-/// The device as kernels are chosen for it: as it is, and as one of `units` where local memory pays.
-fn kinds(device: &Device, units: &[u32]) -> Vec<Caps> {
+/// Names of GPUs of phones, by which kernels are chosen.
+pub const PHONES: [&str; 2] = ["Adreno", "Mali"];
+
+/// The device as kernels are chosen for it: as it is, and as one of `units` where local memory pays; with `phones` also as those.
+fn kinds(device: &Device, units: &[u32], phones: bool) -> Vec<Caps> {
     let shared = units.iter().map(|units| Caps {
         fast_local: true,
         units: *units,
         ..device.caps.clone()
     });
-    std::iter::once(device.caps.clone()).chain(shared).collect()
+    let phones = PHONES.iter().filter(|_| phones).map(|name| Caps {
+        device: (*name).to_owned(),
+        kind: DeviceKind::Integrated,
+        ..device.caps.clone()
+    });
+    std::iter::once(device.caps.clone())
+        .chain(shared)
+        .chain(phones)
+        .collect()
 }
 
 /// Runs `scenario` in every form.
@@ -325,7 +336,9 @@ pub fn run(device: &Device, scenario: &Scenario, storage: DType) -> Result<(), S
                 None if form.keep => &[],
                 None => &UNITS[..],
             };
-            let kinds = kinds(device, units);
+            // Phones store halves.
+            let phones = limit.is_none() && form.alias && !form.keep;
+            let kinds = kinds(device, units, phones);
             kinds.into_iter().map(move |caps| (form, limit, caps))
         })
         .collect();
@@ -443,6 +456,8 @@ fn one_form(
         let is_part = matches!(shared, Some(Shared::View(_)));
         results.push((name.clone(), port.device, (!is_part).then_some(offset)));
     }
+    let in_pairs = plan.kernels.iter().any(|s| s.defines.contains_key("PAIRS"));
+    let pairs = if in_pairs { PAIRS } else { 0.0 };
     let inputs = plan.inputs.clone();
     let (shared, guards) = device.share().guarded();
     let mut executor = Executor::new(Box::new(shared), graph, vec![plan]).map_err(|e| e.chain())?;
@@ -502,7 +517,7 @@ fn one_form(
             }
             for (((name, stored, _), wanted), found) in results.iter().zip(&wanted).zip(&found) {
                 let stored = if in_parts { storage } else { *stored };
-                let limit = bound(stored, Scenario::terms(&operands, wanted)) * scenario.slack;
+                let limit = (bound(stored, Scenario::terms(&operands, wanted)) + pairs) * scenario.slack;
                 let nmse = compare(wanted, found, limit).map_err(|e| at(format!("{name}: {e}")))?;
                 if std::env::var_os("CONFORMANCE_ERRORS").is_some() {
                     eprintln!(

@@ -322,7 +322,7 @@ impl MatMulE0m {
             };
             let call = match call {
                 Some(call) => call,
-                None if vector => self.generic_vector(caps, k, part.count)?,
+                None if vector => self.generic_vector(caps, [x.dtype, y.dtype], k, part.count)?,
                 None => self.generic_matrix(caps, part.count, &rows)?,
             };
             let call = call
@@ -347,9 +347,15 @@ impl MatMulE0m {
         Ok(())
     }
 
+    /// Half arithmetic, which takes weights in pairs, is fast, and errs by less than weights of so few bits and results in halves do.
+    fn in_pairs(&self, caps: &Caps, types: [DType; 2]) -> bool {
+        caps.fast_half() && types == [DType::F16; 2] && self.bits.count() <= 4
+    }
+
     /// The vector kernel that any device takes, for a `k x n` weight.
-    fn generic_vector(&self, caps: &Caps, k: usize, n: usize) -> OpResult<Call> {
+    fn generic_vector(&self, caps: &Caps, types: [DType; 2], k: usize, n: usize) -> OpResult<Call> {
         let tile = E0mShape::of(caps);
+        let pairs = self.in_pairs(caps, types);
         let columns = tile.lanes * tile.vector_columns;
         let (items, most) = tile.slices(caps, k, n, self.group);
         let call = format_defines(Call::new(&VECTOR, items), self.bits, self.group, most)
@@ -361,11 +367,10 @@ impl MatMulE0m {
         } else {
             call
         };
-        Ok(if caps.kind == DeviceKind::Cpu {
-            call
-        } else {
-            call.define("WHOLE", 1)
-        })
+        let call = if pairs { call.define("PAIRS", 1) } else { call };
+        // A run of loads takes more registers than all threads of a phone's GPU have.
+        let in_turn = caps.kind == DeviceKind::Cpu || pairs && caps.few_registers();
+        Ok(if in_turn { call } else { call.define("WHOLE", 1) })
     }
 
     /// The matrix kernel that any device takes, for a weight of `n` columns.
@@ -495,8 +500,13 @@ pub static DEF: OpDef = OpDef {
 
 /// Packed operands of a pseudo-random K x N matrix.
 pub(super) fn packed_case(bits: Bits, group: usize, k: usize, n: usize) -> Option<(HostTensor, HostTensor)> {
+    scaled_case(bits, group, k, n, 1.0)
+}
+
+/// The same of weights up to about `scale`.
+fn scaled_case(bits: Bits, group: usize, k: usize, n: usize, scale: f32) -> Option<(HostTensor, HostTensor)> {
     #[expect(clippy::cast_precision_loss, reason = "small test numbers")]
-    let at = |i: usize, j: usize| ((i * 37 + j * 101 + i * j % 13) % 257) as f32 / 128.0 - 0.9;
+    let at = |i: usize, j: usize| (((i * 37 + j * 101 + i * j % 13) % 257) as f32 / 128.0 - 0.9) * scale;
     let p = Packed::quantize(bits, group, k, n, &ByGroup::from(Method::Mse), &at).ok()?;
     let codes = HostTensor::from_u32(&[bits.rows(k), n], &p.codes).ok()?;
     let flat: Vec<f16> = p.scales.iter().flatten().copied().collect();
@@ -550,7 +560,19 @@ fn cases() -> Vec<Case> {
     ]
     .into_iter()
     .filter_map(|(b, g, r, k, n)| case(b, g, r, k, n))
+    .chain(largest_halves())
     .collect()
+}
+
+/// Activations as large as halves can be, whose products with a step of weights must stay finite.
+fn largest_halves() -> Option<Case> {
+    let (codes, scales) = scaled_case(Bits::Four, 32, 96, 34, 1.0 / 256.0)?;
+    let op = MatMulE0m {
+        bits: Bits::Four,
+        group: 32,
+    };
+    let x = input(&[1, 1, 96]).range(65_000.0, 65_500.0);
+    Some(Case::new(op, vec![x, constant(codes), constant(scales)]))
 }
 
 #[cfg(test)]
