@@ -19,8 +19,6 @@
 #define CODES(at) ((__global const UINTS *)codes)[at]
 #define HALVES(h) (AS_FLOATS((((h) & 0x7FFFu) << 13u) | (((h) & 0x8000u) << 16u)) * 0x1p112f)
 #ifdef PAIRS
-// What x is multiplied by in its sum, so that four products stay finite there too.
-#define SHARE 0.25h
 #define TERM(c, v, k) mad(v, as_half2(E0M_PAIR(word.c, low.c, k))
 #define COLUMN(c) { \
     half2 d = TERM(c, a.s67, 3), TERM(c, a.s45, 2), TERM(c, a.s23, 1), a.s01 * as_half2(E0M_PAIR(word.c, low.c, 0))))); \
@@ -29,8 +27,8 @@
 #define TERMS(r) { \
     half8 a = as_half8(((__global const uint4 *)x)[r]); \
     COLUMN(x) COLUMN(y) COLUMN(z) COLUMN(w) \
-    half2 s = mad(a.s67, SHARE, mad(a.s45, SHARE, mad(a.s23, SHARE, a.s01 * SHARE))); \
-    sum += (float)s.x + (float)s.y; \
+    float4 s = convert_float4(a.lo) + convert_float4(a.hi); \
+    sum += s.x + s.y + s.z + s.w; \
   }
 #else
 #define TERM(v, k) dots += (v) * AS_FLOATS(E0M_LEVEL(word, low, k))
@@ -75,7 +73,7 @@ KERNEL {
     UINTS pair = ((__global const UINTS *)scales)[pair_at + g / SPAN * panel];
 #ifdef PAIRS
     half8 factors = as_half8(pair);
-    total += convert_float4(factors.even) * (E0M_UNIT * dots - convert_float4(factors.odd) * (sum / SHARE));
+    total += convert_float4(factors.even) * (E0M_UNIT * dots - convert_float4(factors.odd) * sum);
 #else
     total += HALVES(pair) * (dots - HALVES(pair >> 16u) * sum);
 #endif

@@ -23,9 +23,6 @@ struct Terms {
 }
 
 #ifdef PAIRS
-// What x is multiplied by in its sum, so that four products stay finite there too.
-const SHARE = 0.25;
-
 // Compilers take the bits as they are.
 fn halves(bits: u32) -> vec2<f16> { return vec2<f16>(unpack2x16float(bits)); }
 
@@ -39,8 +36,8 @@ fn chain(a: vec4<u32>, w0: vec2<f16>, w1: vec2<f16>, w2: vec2<f16>, w3: vec2<f16
 fn plus(before: Terms, r: u32, word_at: u32, panel: u32) -> Terms {
   var t = before;
   let a = vec4<u32>(x[4u * r], x[4u * r + 1u], x[4u * r + 2u], x[4u * r + 3u]);
-  let share = vec2<f16>(f16(SHARE));
-  t.sum += chain(a, share, share, share, share);
+  let s = unpack2x16float(a.x) + unpack2x16float(a.y) + unpack2x16float(a.z) + unpack2x16float(a.w);
+  t.sum += s.x + s.y;
   for (var q = 0u; q < QUADS; q++) {
     let word = e0m_words(word_at + q, r, panel);
     let p0 = e0m_pair(word, 0u);
@@ -115,7 +112,7 @@ fn matvec_e0m(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation
     for (var q = 0u; q < QUADS; q++) {
       let s = e0m_scales(scales[pair_at + g / SPAN * panel + q]);
 #ifdef PAIRS
-      total[q] += s.scale * (E0M_UNIT * t.dots[q] - s.bias * (t.sum / SHARE));
+      total[q] += s.scale * (E0M_UNIT * t.dots[q] - s.bias * t.sum);
 #else
       total[q] += s.scale * (t.dots[q] - s.bias * t.sum);
 #endif
