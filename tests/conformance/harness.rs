@@ -456,7 +456,10 @@ fn one_form(
         let is_part = matches!(shared, Some(Shared::View(_)));
         results.push((name.clone(), port.device, (!is_part).then_some(offset)));
     }
-    let in_pairs = plan.kernels.iter().any(|s| s.defines.contains_key("PAIRS"));
+    let in_pairs = plan
+        .kernels
+        .iter()
+        .any(|s| s.defines.contains_key("PAIRS") || s.kernel.name.ends_with("_pairs"));
     let pairs = if in_pairs { PAIRS } else { 0.0 };
     let inputs = plan.inputs.clone();
     let (shared, guards) = device.share().guarded();

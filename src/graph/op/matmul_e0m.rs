@@ -30,6 +30,12 @@ static MATRIX: Kernel = crate::kernel!(matmul_e0m {
     end0: U32, end1: U32, start1: U32, start2: U32,
 } [x: In Elem, codes: Weight Words4, scales: Weight Words4, y: InOut Elem]);
 
+/// Many rows in halves, 2 columns a work-item; the same.
+static PAIRS: Kernel = crate::kernel!(matmul_e0m_pairs {
+    m: U32, n: U32, k: U32, panel: U32, y_stride: U32, column: U32,
+    end0: U32, end1: U32, start1: U32, start2: U32,
+} [x: In Elem, codes: Weight Words4, scales: Weight Words4, y: InOut Elem]);
+
 /// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MatMulE0m {
@@ -323,7 +329,7 @@ impl MatMulE0m {
             let call = match call {
                 Some(call) => call,
                 None if vector => self.generic_vector(caps, [x.dtype, y.dtype], k, part.count)?,
-                None => self.generic_matrix(caps, part.count, &rows)?,
+                None => self.generic_matrix(caps, [x.dtype, y.dtype], part.count, &rows)?,
             };
             let call = call
                 .operand(x)
@@ -374,7 +380,11 @@ impl MatMulE0m {
     }
 
     /// The matrix kernel that any device takes, for a weight of `n` columns.
-    fn generic_matrix(&self, caps: &Caps, n: usize, rows: &Dim) -> OpResult<Call> {
+    fn generic_matrix(&self, caps: &Caps, types: [DType; 2], n: usize, rows: &Dim) -> OpResult<Call> {
+        // With more registers the kernel in single precision needs fewer instructions.
+        if self.in_pairs(caps, types) && caps.few_registers() {
+            return self.matrix_in_pairs(n, rows);
+        }
         let tile = E0mShape::of(caps);
         let columns = tile.matrix_items * tile.matrix_columns;
         let call = Call::new(&MATRIX, tile.matrix_items);
@@ -388,6 +398,19 @@ impl MatMulE0m {
         } else {
             call
         })
+    }
+
+    /// The matrix kernel in halves, for a weight of `n` columns.
+    fn matrix_in_pairs(&self, n: usize, rows: &Dim) -> OpResult<Call> {
+        const ITEMS: u32 = 32;
+        /// Rows of a work-item: so many as registers have room for.
+        const ROWS: i64 = 6;
+        let even = (stretch(self.group, STRETCH) / GROUP_STEP).is_multiple_of(2);
+        let groups = Dim::from_usize(n).ceil_div(2 * i64::from(ITEMS))?;
+        let call = format_defines(Call::new(&PAIRS, ITEMS), self.bits, self.group, STRETCH)
+            .define("ROWS", ROWS)
+            .define("CHAIN", if even { 2 } else { 1 });
+        Ok(call.grid(groups, rows.ceil_div(ROWS)?, 1))
     }
 }
 
@@ -494,7 +517,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 pub static DEF: OpDef = OpDef {
     onnx: &[own("MatMulE0M")],
     import,
-    kernels: &[&VECTOR, &MATRIX, &units::VECTOR, &units::MATRIX],
+    kernels: &[&VECTOR, &MATRIX, &PAIRS, &units::VECTOR, &units::MATRIX],
     cases,
 };
 
