@@ -267,6 +267,11 @@ pub fn spread(plan: &mut Plan, align: u64) -> Vec<Place> {
 /// Compute units for which products are cut in the largest tiles, in those between, and in the smallest.
 pub const UNITS: [u32; 3] = [1, 8, 4096];
 
+/// The kernel takes E0M weights in pairs, and computes in halves.
+pub fn in_pairs(spec: &KernelSpec) -> bool {
+    spec.defines.contains_key("PAIRS") || spec.kernel.name.ends_with("_pairs")
+}
+
 /// Names of GPUs of phones, by which kernels are chosen.
 pub const PHONES: [&str; 2] = ["Adreno", "Mali"];
 
@@ -456,11 +461,11 @@ fn one_form(
         let is_part = matches!(shared, Some(Shared::View(_)));
         results.push((name.clone(), port.device, (!is_part).then_some(offset)));
     }
-    let in_pairs = plan
-        .kernels
-        .iter()
-        .any(|s| s.defines.contains_key("PAIRS") || s.kernel.name.ends_with("_pairs"));
-    let pairs = if in_pairs { PAIRS } else { 0.0 };
+    let pairs = if plan.kernels.iter().any(in_pairs) {
+        PAIRS
+    } else {
+        0.0
+    };
     let inputs = plan.inputs.clone();
     let (shared, guards) = device.share().guarded();
     let mut executor = Executor::new(Box::new(shared), graph, vec![plan]).map_err(|e| e.chain())?;
