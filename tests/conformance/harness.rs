@@ -282,7 +282,9 @@ fn kinds(device: &Device, units: &[u32], phones: bool) -> Vec<Caps> {
         units: *units,
         ..device.caps.clone()
     });
-    let phones = PHONES.iter().filter(|_| phones).map(|name| Caps {
+    // All that matters here have half arithmetic.
+    let able = phones && device.caps.f16_math;
+    let phones = PHONES.iter().filter(|_| able).map(|name| Caps {
         device: (*name).to_owned(),
         kind: DeviceKind::Integrated,
         ..device.caps.clone()

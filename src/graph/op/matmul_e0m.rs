@@ -2,7 +2,8 @@
 //! of [`crate::quant`]; attributes `bits`, `group_size`.
 //!
 //! Two kernel families (paper, section 2.2): `matvec_e0m` for one row (decode), `matmul_e0m` for many (prefill), each with a variant for
-//! devices with matrix units (the module `units`). A weight above what a kernel can bind is split by columns.
+//! devices with matrix units (the module `units`). On phones with fast half arithmetic they take weights of few bits in pairs of halves: the
+//! define `PAIRS`, and `matmul_e0m_pairs`. A weight above what a kernel can bind is split by columns.
 
 mod units;
 
