@@ -4,15 +4,33 @@
 // rest are results of their own, from elements 0, start1 and start2 on.
 //
 // With w = s * (w1 - b): sum x * w = s * (sum x * w1 - b * sum x), so the bias costs nothing a weight.
+//
+// With PAIRS the products of a step are halves, of 4 columns and an x in halves: two chains of four multiply-adds a column, of even and of odd
+// weights, which are added up in single precision (numeric contract, ARCHITECTURE.md).
+#ifdef PAIRS
+#pragma OPENCL EXTENSION cl_khr_fp16 : enable
+#endif
 #include "common/e0m"
 #define SLICES (WG / LANES)
 #define UINTS CAT(uint, COLS)
 #define FLOATS CAT(float, COLS)
 #define AS_FLOATS CAT(as_float, COLS)
-#define LOAD CAT(vload, COLS)
-#define LOAD_AT(at) LOAD(0, at)
-#define STORE CAT(vstore, COLS)
+// Vectors begin where they may, since columns of panels and of work-items are multiples of COLS.
+#define CODES(at) ((__global const UINTS *)codes)[at]
 #define HALVES(h) (AS_FLOATS((((h) & 0x7FFFu) << 13u) | (((h) & 0x8000u) << 16u)) * 0x1p112f)
+#ifdef PAIRS
+#define TERM(c, v, k) mad(v, as_half2(E0M_PAIR(word.c, low.c, k))
+#define COLUMN(c) { \
+    half2 d = TERM(c, a.s67, 3), TERM(c, a.s45, 2), TERM(c, a.s23, 1), a.s01 * as_half2(E0M_PAIR(word.c, low.c, 0))))); \
+    dots.c += (float)d.x + (float)d.y; \
+  }
+#define TERMS(r) { \
+    half8 a = as_half8(((__global const uint4 *)x)[r]); \
+    COLUMN(x) COLUMN(y) COLUMN(z) COLUMN(w) \
+    float4 s = convert_float4(a.lo) + convert_float4(a.hi); \
+    sum += s.x + s.y + s.z + s.w; \
+  }
+#else
 #define TERM(v, k) dots += (v) * AS_FLOATS(E0M_LEVEL(word, low, k))
 #ifdef PER4
 #define TERMS(r) { \
@@ -28,19 +46,20 @@
     TERM(b.x, 4); TERM(b.y, 5); TERM(b.z, 6); TERM(b.w, 7); \
   }
 #endif
-#define STEP(r) { UINTS word = E0M_HIGH(LOAD_AT, word_at, r, p.panel), low = E0M_LOW(LOAD_AT, word_at, r, p.panel); TERMS(r) }
+#endif
+#define STEP(r) { UINTS word = E0M_HIGH(CODES, word_at, r, panel), low = E0M_LOW(CODES, word_at, r, panel); TERMS(r) }
 #define STRETCH (GROUP / PER)
 
 KERNEL {
-  __local float part[WG * COLS];
+  __local float part[WG * COLS] __attribute__((aligned(64)));
   uint lid = get_local_id(0), lane = lid % LANES;
   uint first = get_group_id(0) * (LANES * COLS);
   uint j = first + lane * COLS;
   j = j < p.n ? j : 0;
   FLOATS total = (FLOATS)(0.0f);
   uint groups = (p.steps + STRETCH - 1) / STRETCH;
-  __global const uint *word_at = (__global const uint *)codes + j / p.panel * E0M_ROWS(p.steps) * p.panel + j % p.panel;
-  __global const uint *pair_at = (__global const uint *)scales + j / p.panel * E0M_GROUPS(p.steps * PER) * p.panel + j % p.panel;
+  uint panel = p.panel / COLS, words = E0M_ROWS(p.steps), pairs = E0M_GROUPS(p.steps * PER);
+  uint word_at = j / p.panel * words * panel + j % p.panel / COLS, pair_at = j / p.panel * pairs * panel + j % p.panel / COLS;
   for (uint g = lid / LANES; g < groups; g += SLICES) {
     FLOATS dots = (FLOATS)(0.0f);
     float sum = 0.0f;
@@ -51,10 +70,15 @@ KERNEL {
     } else
 #endif
     for (uint r = first_step; r < first_step + count; r++) STEP(r)
-    UINTS pair = LOAD(0, pair_at + g / SPAN * p.panel);
+    UINTS pair = ((__global const UINTS *)scales)[pair_at + g / SPAN * panel];
+#ifdef PAIRS
+    half8 factors = as_half8(pair);
+    total += convert_float4(factors.even) * (E0M_UNIT * dots - convert_float4(factors.odd) * sum);
+#else
     total += HALVES(pair) * (dots - HALVES(pair >> 16u) * sum);
+#endif
   }
-  STORE(total, lid, part);
+  ((__local FLOATS *)part)[lid] = total;
   barrier(CLK_LOCAL_MEM_FENCE);
 #ifdef FOLD
   // Many slices are added up in two steps.
@@ -70,7 +94,7 @@ KERNEL {
 #endif
   for (uint t = 2 * lid; t < LANES * COLS && first + t < p.n; t += 2 * WG) {
     float2 v = (float2)(0.0f);
-    for (uint i = 0; i < SUMS; i++) v += vload2((i * LANES * COLS + t) / 2, part);
+    for (uint i = 0; i < SUMS; i++) v += ((__local float2 *)part)[(i * LANES * COLS + t) / 2];
     uint c = p.column + first + t;
 #ifdef PARTS
     c += c < p.end0 ? 0 : c < p.end1 ? p.start1 - p.end0 : p.start2 - p.end1;

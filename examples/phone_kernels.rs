@@ -155,7 +155,7 @@ impl Writer {
         Ok(())
     }
 
-    /// The kernel with E0M4 weights and its INT4 twin, with a loop of one step and with one of two.
+    /// The kernel with E0M4 weights and its INT4 twins, with a loop of one step and with one of two.
     fn compare(
         &mut self,
         spec: &KernelSpec,
@@ -163,7 +163,9 @@ impl Writer {
         phone: &'static str,
     ) -> Result<(), AnyError> {
         let columns = *spec.defines.get("COLS").ok_or("matvec_e0m without COLS")?;
-        for (format, kernel) in [("E0M4", spec.kernel), ("INT4", int4_twin::twin(spec.kernel)?)] {
+        let twins = int4_twin::twins(spec.kernel, spec.defines.contains_key("PAIRS"))?;
+        let twins = twins.into_iter().zip(["INT4", "INT4 by subtraction"]);
+        for (kernel, format) in std::iter::once((spec.kernel, "E0M4")).chain(twins) {
             for (steps, kernel) in [(1, kernel), (2, int4_twin::twice(kernel)?)] {
                 let mut spec = spec.clone();
                 spec.kernel = kernel;

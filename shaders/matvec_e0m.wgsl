@@ -4,6 +4,12 @@
 // rest are results of their own, from elements 0, start1 and start2 on.
 //
 // With w = s * (w1 - b): sum x * w = s * (sum x * w1 - b * sum x), so the bias costs nothing a weight.
+//
+// With PAIRS the products of a step are halves, of an x in halves: two chains of four multiply-adds a column, of even and of odd weights,
+// which are added up in single precision (numeric contract, ARCHITECTURE.md).
+#ifdef PAIRS
+enable f16;
+#endif
 #include "common/e0m"
 const SLICES: u32 = WG / LANES;
 const QUADS: u32 = COLS / 4u;
@@ -16,6 +22,38 @@ struct Terms {
   sum: f32,
 }
 
+#ifdef PAIRS
+// Compilers take the bits as they are.
+fn halves(bits: u32) -> vec2<f16> { return vec2<f16>(unpack2x16float(bits)); }
+
+// The sum of four products of pairs with those of a.
+fn chain(a: vec4<u32>, w0: vec2<f16>, w1: vec2<f16>, w2: vec2<f16>, w3: vec2<f16>) -> f32 {
+  let d = fma(halves(a.w), w3, fma(halves(a.z), w2, fma(halves(a.y), w1, halves(a.x) * w0)));
+  return f32(d.x) + f32(d.y);
+}
+
+// The sums with those of step r.
+fn plus(before: Terms, r: u32, word_at: u32, panel: u32) -> Terms {
+  var t = before;
+  let a = vec4<u32>(x[4u * r], x[4u * r + 1u], x[4u * r + 2u], x[4u * r + 3u]);
+  let s = unpack2x16float(a.x) + unpack2x16float(a.y) + unpack2x16float(a.z) + unpack2x16float(a.w);
+  t.sum += s.x + s.y;
+  for (var q = 0u; q < QUADS; q++) {
+    let word = e0m_words(word_at + q, r, panel);
+    let p0 = e0m_pair(word, 0u);
+    let p1 = e0m_pair(word, 1u);
+    let p2 = e0m_pair(word, 2u);
+    let p3 = e0m_pair(word, 3u);
+    t.dots[q] += vec4<f32>(
+      chain(a, halves(p0.x), halves(p1.x), halves(p2.x), halves(p3.x)),
+      chain(a, halves(p0.y), halves(p1.y), halves(p2.y), halves(p3.y)),
+      chain(a, halves(p0.z), halves(p1.z), halves(p2.z), halves(p3.z)),
+      chain(a, halves(p0.w), halves(p1.w), halves(p2.w), halves(p3.w)),
+    );
+  }
+  return t;
+}
+#else
 // The sums with those of step r.
 fn plus(before: Terms, r: u32, word_at: u32, panel: u32) -> Terms {
   var t = before;
@@ -38,6 +76,7 @@ fn plus(before: Terms, r: u32, word_at: u32, panel: u32) -> Terms {
   }
   return t;
 }
+#endif
 
 // The pair of results of column c.
 fn place(c: u32) -> u32 {
@@ -72,7 +111,11 @@ fn matvec_e0m(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation
     }
     for (var q = 0u; q < QUADS; q++) {
       let s = e0m_scales(scales[pair_at + g / SPAN * panel + q]);
+#ifdef PAIRS
+      total[q] += s.scale * (E0M_UNIT * t.dots[q] - s.bias * t.sum);
+#else
       total[q] += s.scale * (t.dots[q] - s.bias * t.sum);
+#endif
     }
   }
   for (var q = 0u; q < QUADS; q++) { part[lid * QUADS + q] = total[q]; }

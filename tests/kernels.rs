@@ -75,6 +75,14 @@ fn kinds_of_device() -> Vec<Caps> {
             all.push(Caps { kind, ..caps });
         }
     }
+    for (backend, name) in ["opencl", "wgpu"].into_iter().zip(case::PHONES) {
+        all.push(Caps {
+            backend,
+            device: name.to_owned(),
+            f16_math: true,
+            ..base.clone()
+        });
+    }
     all.push(Caps {
         local_bytes: 1 << 14,
         max_workgroup: 128,
@@ -216,7 +224,7 @@ fn wgsl_validates_and_its_bindings_are_the_descriptors() {
         if on_units {
             capabilities |= Capabilities::COOPERATIVE_MATRIX;
         }
-        if on_units || is_probe(spec.kernel) && text.contains("enable f16;") {
+        if on_units || case::in_pairs(spec) || is_probe(spec.kernel) && text.contains("enable f16;") {
             capabilities |= Capabilities::SHADER_FLOAT16;
         }
         Validator::new(ValidationFlags::all(), capabilities)
@@ -333,9 +341,11 @@ fn every_specialisation_compiles_on_the_device() {
                     BackendKind::OpenCl => Language::OpenCl,
                     BackendKind::Wgpu => Language::Wgsl,
                 };
-                let units = backend.caps().matrix_units;
+                let (units, halves) = (backend.caps().matrix_units, backend.caps().f16_math);
                 let able = |s: &&KernelSpec| {
-                    !is_probe(s.kernel) && (units || !s.kernel.needs_matrix_units(language))
+                    !is_probe(s.kernel)
+                        && (units || !s.kernel.needs_matrix_units(language))
+                        && (halves || !case::in_pairs(s))
                 };
                 for spec in all.iter().filter(able) {
                     let id = match backend.compile(spec) {
@@ -371,12 +381,21 @@ fn opencl_arguments_are_the_descriptors() {
             .first()
             .copied()
     });
-    let context = Context::from_device(&Device::new(id.unwrap())).unwrap();
+    let device = Device::new(id.unwrap());
+    let halves = device.extensions().unwrap().contains("cl_khr_fp16");
+    let context = Context::from_device(&device).unwrap();
     let mut checked = BTreeSet::new();
     for spec in specs() {
         // Names depend on the operands that are bound and on their types, not on numbers.
-        let key = (spec.kernel.name, spec.operands.clone(), spec.in_place);
-        if !checked.insert(key) || spec.kernel.needs_matrix_units(Language::OpenCl) || is_probe(spec.kernel) {
+        let key = (
+            spec.kernel.name,
+            spec.operands.clone(),
+            spec.in_place,
+            case::in_pairs(spec),
+        );
+        let able = halves || !case::in_pairs(spec);
+        let left_out = spec.kernel.needs_matrix_units(Language::OpenCl) || is_probe(spec.kernel);
+        if left_out || !able || !checked.insert(key) {
             continue;
         }
         let text = spec.expand(Language::OpenCl).unwrap();
@@ -544,8 +563,12 @@ fn kernel_texts_hold_no_forbidden_words() {
             {
                 continue;
             }
-            // Extensions of the language are for matrix units, which devices with them alone get.
+            // Extensions of the language are for matrix units and for half arithmetic, which devices with them alone get.
             let units = text.contains("enable wgpu_cooperative_matrix;");
+            let pairs = specs()
+                .iter()
+                .any(|s| case::in_pairs(s) && Some(s.kernel.name) == stem);
+            let of_halves = ["#pragma", "enable f16", "half2", "cl_khr_"];
             for (number, line) in text.lines().enumerate() {
                 // Words of comments do no harm; accessors such as `vload_half2` are core.
                 let code = line
@@ -558,7 +581,9 @@ fn kernel_texts_hold_no_forbidden_words() {
                     .replace("vstorea_half2", "");
                 for word in FORBIDDEN {
                     assert!(
-                        !code.contains(word) || units && *word == "enable f16",
+                        !code.contains(word)
+                            || units && *word == "enable f16"
+                            || pairs && of_halves.contains(word),
                         "{}:{}: {word}: {line}",
                         entry.display(),
                         number + 1
@@ -574,7 +599,8 @@ fn kernel_texts_hold_no_forbidden_words() {
             let text = without_comments(&spec.expand(language).unwrap());
             let units = spec.kernel.needs_matrix_units(language);
             for word in ["INFINITY", "NAN", "NaN", "inff", "#pragma", "enable "] {
-                let allowed = units && word == "enable ";
+                let allowed = (units || case::in_pairs(spec)) && word == "enable "
+                    || case::in_pairs(spec) && word == "#pragma";
                 assert!(
                     allowed || !text.contains(word),
                     "{spec}: {word} in the generated text"

@@ -3,6 +3,9 @@
 use transformer_lite::backend::kernel::{Kernel, Params};
 
 /// How one conversion becomes the other in a text: what is replaced, and by what.
+type Changes<'a> = &'a [(&'a str, &'a str)];
+
+/// In single precision.
 const CL: [(&str, &str); 2] = [
     (
         "#include \"common/e0m\"",
@@ -18,6 +21,45 @@ const WGSL: [(&str, &str); 2] = [
     ),
 ];
 
+/// In pairs of halves there are two ways, of which compilers make shorter code of one or the other: integers of 16 bits are converted, or
+/// the code becomes the last bits of a half, of which the rest is subtracted.
+const CL_PAIRS: [&[(&str, &str)]; 2] = [
+    &[
+        (
+            "#include \"common/e0m\"",
+            "#include \"common/e0m\"\n#define INT4_PAIR(word, k) convert_half2(as_ushort2((word) >> 4 * (k) & 0x000F000Fu))",
+        ),
+        ("as_half2(E0M_PAIR(word.c, low.c, ", "(INT4_PAIR(word.c, "),
+        ("E0M_UNIT * dots", "dots"),
+    ],
+    &[
+        (
+            "#include \"common/e0m\"",
+            "#include \"common/e0m\"\n#define INT4_PAIR(word, k) (as_half2(((word) >> 4 * (k) & 0x000F000Fu) | 0x54005400u) - 64.0h)",
+        ),
+        ("as_half2(E0M_PAIR(word.c, low.c, ", "(INT4_PAIR(word.c, "),
+    ],
+];
+const WGSL_PAIRS: [&[(&str, &str)]; 2] = [
+    &[
+        ("e0m_pair(", "int4_pair("),
+        ("halves(p", "int4_halves(p"),
+        ("E0M_UNIT * t.dots", "t.dots"),
+        (
+            "#include \"common/e0m\"",
+            "#include \"common/e0m\"\nfn int4_pair(w: E0mWords, k: u32) -> vec4<u32> { return (w.high >> vec4<u32>(4u * k)) & vec4<u32>(0x000F000Fu); }\nfn int4_halves(bits: u32) -> vec2<f16> { return vec2<f16>(vec2<u32>(bits & 0xFFFFu, bits >> 16u)); }",
+        ),
+    ],
+    &[
+        ("e0m_pair(", "int4_pair("),
+        ("halves(p", "int4_halves(p"),
+        (
+            "#include \"common/e0m\"",
+            "#include \"common/e0m\"\nfn int4_pair(w: E0mWords, k: u32) -> vec4<u32> { return ((w.high >> vec4<u32>(4u * k)) & vec4<u32>(0x000F000Fu)) | vec4<u32>(0x54005400u); }\nfn int4_halves(bits: u32) -> vec2<f16> { return halves(bits) - vec2<f16>(f16(64.0)); }",
+        ),
+    ],
+];
+
 /// How the loop of the vector kernel does two steps at a time.
 const CL_TWICE: [(&str, &str); 1] = [("r++) STEP(r)", "r += 2) { STEP(r) STEP(r + 1) }")];
 const WGSL_TWICE: [(&str, &str); 1] = [(
@@ -25,9 +67,9 @@ const WGSL_TWICE: [(&str, &str); 1] = [(
     "i += 2u) { t = plus(t, i, word_at, panel); t = plus(t, i + 1u, word_at, panel); }\n    }",
 )];
 
-fn replaced(kernel: &Kernel, text: &str, pairs: &[(&str, &str)]) -> Result<&'static str, String> {
+fn replaced(kernel: &Kernel, text: &str, changes: Changes<'_>) -> Result<&'static str, String> {
     let mut out = text.to_owned();
-    for (from, to) in pairs {
+    for (from, to) in changes {
         if !out.contains(from) {
             return Err(format!("{}: no {from} in its text", kernel.name));
         }
@@ -36,11 +78,7 @@ fn replaced(kernel: &Kernel, text: &str, pairs: &[(&str, &str)]) -> Result<&'sta
     Ok(Box::leak(out.into_boxed_str()))
 }
 
-fn changed(
-    kernel: &'static Kernel,
-    cl: &[(&str, &str)],
-    wgsl: &[(&str, &str)],
-) -> Result<&'static Kernel, String> {
+fn changed(kernel: &'static Kernel, cl: Changes<'_>, wgsl: Changes<'_>) -> Result<&'static Kernel, String> {
     Ok(Box::leak(Box::new(Kernel {
         name: kernel.name,
         cl: replaced(kernel, kernel.cl, cl)?,
@@ -54,10 +92,14 @@ fn changed(
     })))
 }
 
-/// The kernel with the other conversion. Its text lives as long as the program, as those of the library do.
-/// An error where the text has another form.
-pub fn twin(kernel: &'static Kernel) -> Result<&'static Kernel, String> {
-    changed(kernel, &CL, &WGSL)
+/// The kernel with the other conversion, in each form that is worth a look; `pairs`: of the form for pairs of halves. Their texts live as long
+/// as the program, as those of the library do. An error where the text has another form.
+pub fn twins(kernel: &'static Kernel, pairs: bool) -> Result<Vec<&'static Kernel>, String> {
+    if !pairs {
+        return Ok(vec![changed(kernel, &CL, &WGSL)?]);
+    }
+    let forms = CL_PAIRS.iter().zip(WGSL_PAIRS);
+    forms.map(|(cl, wgsl)| changed(kernel, cl, wgsl)).collect()
 }
 
 /// The vector kernel with a loop of two steps, to be compared with one of one step and never to be run: its last step may be one too many.

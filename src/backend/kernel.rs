@@ -497,9 +497,9 @@ impl KernelSpec {
         }
         let mut out = match language {
             Language::OpenCl => self.prelude_cl(&names),
-            Language::Wgsl => extensions(self.kernel.wgsl) + &self.prelude_wgsl(),
+            Language::Wgsl => self.prelude_wgsl(),
         };
-        let body = match language {
+        let text = match language {
             Language::OpenCl => self.kernel.cl,
             Language::Wgsl => self.kernel.wgsl,
         };
@@ -524,7 +524,15 @@ impl KernelSpec {
                 }
             });
         }
-        preprocess(body, language, &names, 0, &mut out).map_err(error)?;
+        let mut body = String::new();
+        preprocess(text, language, &names, 0, &mut body).map_err(error)?;
+        if language == Language::Wgsl {
+            // Extensions stand before all else.
+            let (enabled, rest): (Vec<_>, Vec<_>) = body.lines().partition(|l| l.starts_with("enable "));
+            out.insert_str(0, &lines(&enabled));
+            body = lines(&rest);
+        }
+        out.push_str(&body);
         if language == Language::Wgsl && self.defines.contains_key(FOLDED) {
             out = out.replace(LINEAR, FOLDED_ENTRY);
         }
@@ -806,10 +814,9 @@ impl KernelSpec {
     }
 }
 
-/// The lines of a WGSL text that ask for extensions of the language.
-fn extensions(text: &str) -> String {
-    let lines = text.lines().filter(|l| l.starts_with("enable "));
-    lines.flat_map(|l| [l, "\n"]).collect()
+/// Lines as a text.
+fn lines(lines: &[&str]) -> String {
+    lines.iter().flat_map(|l| [l, "\n"]).collect()
 }
 
 fn preprocess(
@@ -855,8 +862,6 @@ fn preprocess(
                 let text = if language == Language::OpenCl { cl } else { wgsl };
                 preprocess(text, language, names, depth + 1, out)?;
             }
-            // Extensions stand before all else.
-            Some("enable") if language == Language::Wgsl => {}
             _ if live => {
                 out.push_str(line);
                 out.push('\n');

@@ -175,6 +175,11 @@ impl Caps {
         self.device.contains("Mali")
     }
 
+    /// Arithmetic in halves takes less time than in single precision: GPUs of phones, where it is offered. Drivers for CPUs emulate it.
+    pub fn fast_half(&self) -> bool {
+        self.f16_math && (self.is_called("adreno") || self.few_registers())
+    }
+
     /// Its name or that of its driver contains this text, ASCII case ignored.
     pub fn is_called(&self, text: &str) -> bool {
         let text = text.to_ascii_lowercase();

@@ -115,6 +115,7 @@ mod tests {
             operands: vec![Some(DType::F16); 2],
             in_place: None,
             epilogue: None,
+            images: BTreeMap::new(),
         }
     }
 

@@ -13,7 +13,7 @@ use crate::graph::op::reshape::Reshape;
 use crate::graph::pass::{DECOMPOSE, Pipeline};
 use crate::graph::{Edit, Graph, Op, ValueId};
 use crate::plan::{Options, Place, Plan, Shared};
-use crate::selftest::compare::{bound, compare};
+use crate::selftest::compare::{PAIRS, bound, compare};
 use crate::shape::{Bindings, Constraints, Dim, Fact, Known, Shape};
 use crate::tensor::{DType, HostTensor};
 use std::collections::{BTreeMap, HashMap};
@@ -314,9 +314,17 @@ pub fn spread(plan: &mut Plan, align: u64) -> Vec<Place> {
 /// Compute units for which products are cut in the largest tiles, in those between, and in the smallest.
 pub const UNITS: [u32; 3] = [1, 8, 4096];
 
+/// The kernel takes E0M weights in pairs, and computes in halves.
+pub fn in_pairs(spec: &KernelSpec) -> bool {
+    spec.defines.contains_key("PAIRS") || spec.kernel.name.ends_with("_pairs")
+}
+
+/// Names of GPUs of phones, by which kernels are chosen.
+pub const PHONES: [&str; 2] = ["Adreno", "Mali"];
+
 /// The device as kernels are chosen for it: as it is, as one of `units` where local memory pays, and as a GPU that reads images, of each kind
-/// that it has.
-fn kinds(device: &dyn Bench, units: &[u32]) -> Vec<Caps> {
+/// that it has; with `phones` also as those.
+fn kinds(device: &dyn Bench, units: &[u32], phones: bool) -> Vec<Caps> {
     let shared = units.iter().map(|units| Caps {
         fast_local: true,
         units: *units,
@@ -334,7 +342,14 @@ fn kinds(device: &dyn Bench, units: &[u32]) -> Vec<Caps> {
         ..device.caps().clone()
     });
     let whole = std::iter::once(device.caps().clone());
-    whole.chain(shared).chain(by_image).collect()
+    // All that matters here have half arithmetic.
+    let able = phones && device.caps().f16_math;
+    let phones = PHONES.iter().filter(|_| able).map(|name| Caps {
+        device: (*name).to_owned(),
+        kind: DeviceKind::Integrated,
+        ..device.caps().clone()
+    });
+    whole.chain(shared).chain(by_image).chain(phones).collect()
 }
 
 /// What surrounds an operator in turn.
@@ -392,7 +407,9 @@ pub fn run(device: &dyn Bench, scenario: &Scenario, storage: DType, depth: Depth
                 None if form.keep => &[],
                 None => &UNITS[..],
             };
-            let kinds = kinds(device, units);
+            // Phones store halves.
+            let phones = depth == Depth::Every && limit.is_none() && form.alias && !form.keep;
+            let kinds = kinds(device, units, phones);
             kinds.into_iter().map(move |caps| (form, limit, caps))
         })
         .collect();
@@ -511,6 +528,11 @@ fn one_form(
         let is_part = matches!(shared, Some(Shared::View(_)));
         results.push((name.clone(), port.device, (!is_part).then_some(offset)));
     }
+    let pairs = if plan.kernels.iter().any(in_pairs) {
+        PAIRS
+    } else {
+        0.0
+    };
     let inputs = plan.inputs.clone();
     let by_image = plan.kernels.iter().any(|k| !k.images.is_empty());
     let (backend, guards) = device.share(align);
@@ -575,7 +597,7 @@ fn one_form(
             }
             for (((name, stored, _), wanted), found) in results.iter().zip(&wanted).zip(&found) {
                 let stored = if in_parts { storage } else { *stored };
-                let limit = bound(stored, Scenario::terms(&operands, wanted)) * scenario.slack;
+                let limit = (bound(stored, Scenario::terms(&operands, wanted)) + pairs) * scenario.slack;
                 let nmse = compare(wanted, found, limit).map_err(|e| at(format!("{name}: {e}")))?;
                 if std::env::var_os("CONFORMANCE_ERRORS").is_some() {
                     eprintln!(

@@ -17,6 +17,14 @@ pub fn bound(stored: DType, terms: usize) -> f64 {
     sums + if stored == DType::F16 { 1e-6 } else { 1e-11 }
 }
 
+/// What is added to the bound for a kernel that takes E0M weights in pairs (`PAIRS`, `_pairs`; numeric contract, exception 8).
+///
+/// Each rounding to a half errs by at most 2^-11 of the value, so of terms of random sign by 2^-22 / 3 of the square. A chain of four terms has,
+/// of products not fused, partial sums of 1, 2, 3 and 4 terms and 3 further products: 13 squares of a term, 13 / 4 for each weight. With `w1`
+/// spread over [2, 4) such a square is 28 / 3 of that of `x`; the result has, of the same weight, 1 / 3 of the square of `x`. Together
+/// 13 / 4 * 28 / 3 * 3 / 3 = 30 times 2^-22 of the square of the result. Where the bias is subtracted first the terms are smaller, and the chains twice as long. The slack, a factor of 4, is for sums that happen to be small.
+pub const PAIRS: f64 = 4.0 * 30.0 / (1u64 << 22) as f64;
+
 /// The coordinates of element `i`.
 fn coordinates(shape: &[usize], mut i: usize) -> Vec<usize> {
     let mut out = vec![0; shape.len()];

@@ -39,6 +39,8 @@ def page(models, compared, markdown):
         for gpu in (g.name for g in GPUS if g.name in PEAKS):
             _, bandwidth, half = PEAKS[gpu]
             single = half / 2
+            # The matrix kernel's.
+            rate = half if gpu.startswith("mali") else single
             flop = 2 * m["macs"]
             if m["model"] in RUNS:
                 flop *= RUNS[m["model"]]
@@ -57,18 +59,18 @@ def page(models, compared, markdown):
             decoders.append(
                 [
                     NAMES.get(m["model"], m["model"]), gpu, f"{m['weight_bytes'] / 1e9:.2f}", f"{by_memory:.1f}", f"{by_counts:.1f}", f"{1e3 / step:.1f}", paper[1] or "",
-                    f"{body / 1e9:.2f}", f"{single / body:.0f}", paper[0],
+                    f"{body / 1e9:.2f}", f"{rate / body:.0f}", paper[0],
                 ]
             )
     chips = "; ".join(f"{gpu}, {chip}: {b / 1e9:.1f} GB/s, {h / 1e12:.1f} half-precision TFLOP/s" for gpu, (chip, b, h) in PEAKS.items())
     return f"""## Predictions
 
-**Nothing here was measured on a phone but the columns of the paper.** Peaks: {chips}; in single precision, in which kernels compute, half of the
-operations.
+**Nothing here was measured on a phone but the columns of the paper.** Peaks: {chips}; in single precision half of the operations.
 
 A decode step reads all weights of products once. By memory: at the peak; by instructions: those of the vector kernel in OpenCL C, one a
-lane a clock. Predicted is the longer one, with {REACHED:.0%} of the memory's peak, which is what published figures of phones reach. Prefill is
-an upper bound: all arithmetic at the peak, of which the paper's own kernels reach 29 %.
+lane a clock, be it of a half, a pair of them or a single. Predicted is the longer one, with {REACHED:.0%} of the memory's peak, which is what published figures of phones reach. Prefill is
+an upper bound: all arithmetic at the peak of single precision, or on Mali, whose matrix kernel computes in halves, of these; of the latter the
+paper's own kernels reach 29 %.
 
 {markdown(decoders)}
 

@@ -2,7 +2,8 @@
 //! of [`crate::quant`]; attributes `bits`, `group_size`.
 //!
 //! Two kernel families (paper, section 2.2): `matvec_e0m` for one row (decode), `matmul_e0m` for many (prefill), each with a variant for
-//! devices with matrix units (the module `units`). A weight above what a kernel can bind is split by columns.
+//! devices with matrix units (the module `units`). On phones with fast half arithmetic they take weights of few bits in pairs of halves: the
+//! define `PAIRS`, and `matmul_e0m_pairs`. A weight above what a kernel can bind is split by columns.
 
 mod tune;
 mod units;
@@ -28,6 +29,10 @@ static VECTOR: Kernel = crate::kernel!(matvec_e0m {
     // A stretch as one run of loads, which takes registers that compilers may not have.
     define: "WHOLE",
     needs: |caps| caps.kind != DeviceKind::Cpu,
+}, Form {
+    // Weights in pairs of halves.
+    define: "PAIRS",
+    needs: Caps::fast_half,
 }]);
 
 /// Many rows; the same.
@@ -35,6 +40,13 @@ static MATRIX: Kernel = crate::kernel!(matmul_e0m {
     m: U32, n: U32, k: U32, panel: U32, y_stride: U32, column: U32,
     end0: U32, end1: U32, start1: U32, start2: U32,
 } [x: In Elem, codes: Weight Words4, scales: Weight Words4, y: InOut Elem]);
+
+/// Many rows in halves, 2 columns a work-item; the same.
+static PAIRS: Kernel = crate::kernel!(matmul_e0m_pairs {
+    m: U32, n: U32, k: U32, panel: U32, y_stride: U32, column: U32,
+    end0: U32, end1: U32, start1: U32, start2: U32,
+} [x: In Elem, codes: Weight Words4, scales: Weight Words4, y: InOut Elem])
+.variant_of(&MATRIX, |caps| caps.fast_half() && caps.few_registers());
 
 /// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -328,7 +340,8 @@ impl MatMulE0m {
             };
             let call = match call {
                 Some(call) => call,
-                None if vector => self.generic_vector(caps, k, part.count)?,
+                None if vector => self.generic_vector(caps, [x.dtype, y.dtype], k, part.count)?,
+                None if self.matrix_pairs(caps, [x.dtype, y.dtype]) => self.matrix_in_pairs(part.count, &rows)?,
                 None => self.generic_matrix(caps, k, part.count, &rows, most)?,
             };
             let call = call
@@ -353,8 +366,19 @@ impl MatMulE0m {
         Ok(())
     }
 
+    /// Half arithmetic, which takes weights in pairs, errs by less than weights of so few bits and results in halves do.
+    fn in_pairs(&self, types: [DType; 2]) -> bool {
+        types == [DType::F16; 2] && self.bits.count() <= 4
+    }
+
+    /// The kernel of many rows takes weights in pairs: with more registers the one in single precision needs fewer instructions.
+    fn matrix_pairs(&self, caps: &Caps, types: [DType; 2]) -> bool {
+        caps.takes(&PAIRS) && self.in_pairs(types)
+    }
+
     /// The vector kernel that any device takes, for a `k x n` weight.
-    fn generic_vector(&self, caps: &Caps, k: usize, n: usize) -> OpResult<Call> {
+    fn generic_vector(&self, caps: &Caps, types: [DType; 2], k: usize, n: usize) -> OpResult<Call> {
+        let pairs = caps.takes_form(&VECTOR, "PAIRS") && self.in_pairs(types);
         let tuning = tune::vector(self, caps, k, n);
         let tile = E0mShape::of(caps).with_vector(&tuning);
         let columns = tile.lanes * tile.vector_columns;
@@ -370,8 +394,11 @@ impl MatMulE0m {
         } else {
             call
         };
-        // Reads of images are all moved to the front of a loop that is unrolled, and leave no registers.
-        Ok(if caps.takes_form(&VECTOR, "WHOLE") && caps.images.reads.is_none() {
+        let call = if pairs { call.define("PAIRS", 1) } else { call };
+        // A run of loads takes more registers than all threads of a phone's GPU have; so do reads of images, which are all moved to the front of
+        // a loop that is unrolled.
+        let in_turn = pairs && caps.few_registers() || caps.images.reads.is_some();
+        Ok(if caps.takes_form(&VECTOR, "WHOLE") && !in_turn {
             call.define("WHOLE", 1)
         } else {
             call
@@ -403,6 +430,19 @@ impl MatMulE0m {
         } else {
             call
         })
+    }
+
+    /// The matrix kernel in halves, for a weight of `n` columns.
+    fn matrix_in_pairs(&self, n: usize, rows: &Dim) -> OpResult<Call> {
+        const ITEMS: u32 = 32;
+        /// Rows of a work-item: so many as registers have room for.
+        const ROWS: i64 = 6;
+        let even = (stretch(self.group, STRETCH) / GROUP_STEP).is_multiple_of(2);
+        let groups = Dim::from_usize(n).ceil_div(2 * i64::from(ITEMS))?;
+        let call = format_defines(Call::new(&PAIRS, ITEMS), self.bits, self.group, STRETCH)
+            .define("ROWS", ROWS)
+            .define("CHAIN", if even { 2 } else { 1 });
+        Ok(call.grid(groups, rows.ceil_div(ROWS)?, 1))
     }
 }
 
@@ -511,14 +551,19 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 pub static DEF: OpDef = OpDef {
     onnx: &[own("MatMulE0M")],
     import,
-    kernels: &[&VECTOR, &MATRIX, &units::VECTOR, &units::MATRIX],
+    kernels: &[&VECTOR, &MATRIX, &PAIRS, &units::VECTOR, &units::MATRIX],
     cases,
 };
 
 /// Packed operands of a pseudo-random K x N matrix.
 pub(super) fn packed_case(bits: Bits, group: usize, k: usize, n: usize) -> Option<(HostTensor, HostTensor)> {
+    scaled_case(bits, group, k, n, 1.0)
+}
+
+/// The same of weights up to about `scale`.
+fn scaled_case(bits: Bits, group: usize, k: usize, n: usize, scale: f32) -> Option<(HostTensor, HostTensor)> {
     #[expect(clippy::cast_precision_loss, reason = "small test numbers")]
-    let at = |i: usize, j: usize| ((i * 37 + j * 101 + i * j % 13) % 257) as f32 / 128.0 - 0.9;
+    let at = |i: usize, j: usize| (((i * 37 + j * 101 + i * j % 13) % 257) as f32 / 128.0 - 0.9) * scale;
     let p = Packed::quantize(bits, group, k, n, &ByGroup::from(Method::Mse), &at).ok()?;
     let codes = HostTensor::from_u32(&[bits.rows(k), n], &p.codes).ok()?;
     let flat: Vec<f16> = p.scales.iter().flatten().copied().collect();
@@ -572,7 +617,19 @@ fn cases() -> Vec<Case> {
     ]
     .into_iter()
     .filter_map(|(b, g, r, k, n)| case(b, g, r, k, n))
+    .chain(largest_halves())
     .collect()
+}
+
+/// Activations as large as halves can be, whose products with a step of weights must stay finite.
+fn largest_halves() -> Option<Case> {
+    let (codes, scales) = scaled_case(Bits::Four, 32, 96, 34, 1.0 / 256.0)?;
+    let op = MatMulE0m {
+        bits: Bits::Four,
+        group: 32,
+    };
+    let x = input(&[1, 1, 96]).range(65_000.0, 65_500.0);
+    Some(Case::new(op, vec![x, constant(codes), constant(scales)]))
 }
 
 #[cfg(test)]

@@ -18,6 +18,8 @@ const TEXT: Text = Text {
     name: "",
     cl: "",
     wgsl: "",
+    variant: None,
+    forms: &[],
     params: Params {
         fields: &[("n", crate::backend::kernel::FieldTy::U32)],
     },
