@@ -3,10 +3,10 @@
 
     python3 tools/phone_compile --check         fails on a build error, a spill, lost occupancy, twice the stored instructions, and where E0M4
                                                 weights in pairs cost no fewer than INT4 weights
-    python3 tools/phone_compile --check --all   likewise, compiling also what has been compiled before
     python3 tools/phone_compile --write         writes docs/phone_kernels.tsv and docs/phone_kernels.md anew
+    .. --all                                    likewise, compiling also what has been compiled before
 
-A text that the stored table has, of the same drivers, compiles to what it did: --check compiles the others, and one in SAMPLE of these to
+A text that the stored table has, of the same drivers, compiles to what it did: the others are compiled, and one in SAMPLE of these to
 see that it is so.
 
 Nothing runs on a GPU: Mesa's drivers compile over a kernel driver that does nothing. The drivers are Debian's packages, named with their
@@ -106,7 +106,7 @@ def main():
     what.add_argument("--check", action="store_true", help="compare with the stored table")
     what.add_argument("--write", action="store_true", help="write the stored table")
     what.add_argument("--update-packages", action="store_true", help="write packages.txt from Debian's current lists")
-    parser.add_argument("--all", action="store_true", help="with --check: compile also the texts that the stored table has")
+    parser.add_argument("--all", action="store_true", help="compile also the texts that the stored table has")
     parser.add_argument("--kernels", type=Path, help="kernels that the example phone_kernels has written")
     parser.add_argument("--jobs", type=int, default=min(os.cpu_count() or 1, 8), help="drivers that run at a time")
     args = parser.parse_args()
@@ -131,14 +131,16 @@ def main():
     version = tree.mesa_version()
     texts = {(e["backend"], e["key"]): tables.text_of(work, e) for e in entries}
     stored, stored_texts, kept, left = {}, {}, {}, entries
-    if args.check:
+    if TSV.is_file():
         stored_version, stored, stored_texts = tables.read_tsv(TSV)
-        if stored_version != version:
+        if stored_version != version and args.check:
             say(f"{TSV.name} is of Mesa {stored_version}, the packages are of {version}: write it anew")
             return 1
+        if stored_version != version:
+            stored, stored_texts = {}, {}
         new = sum(1 for at in texts if at not in stored)
         if new:
-            say(f"{new} of {len(texts)} kernels are not in {TSV.name}; --write adds them")
+            say(f"{new} of {len(texts)} kernels are not in {TSV.name}" + ("; --write adds them" if args.check else ""))
         if not args.all:
             left, kept = known(work, entries, stored, stored_texts)
             say(f"{len(left)} of {len(entries)} texts are compiled: new ones, and one in {SAMPLE} of those in {TSV.name}")

@@ -27,7 +27,7 @@ pub(super) fn listed(device: DeviceHandle, version: (u32, u32), has: impl Fn(&st
         base_align: clamped(api::CL_DEVICE_IMAGE_BASE_ADDRESS_ALIGNMENT),
         reads: None,
     };
-    let from_buffer = has("cl_khr_image2d_from_buffer") || (((2, 0)..(3, 0)).contains(&version));
+    let from_buffer = has("cl_khr_image2d_from_buffer") || ((2, 0)..(3, 0)).contains(&version);
     let fits = |align: u32| align.is_power_of_two() && u64::from(align) <= ROW_PIXELS;
     let wide = value(api::CL_DEVICE_IMAGE2D_MAX_WIDTH) >= ROW_PIXELS;
     if from_buffer && wide && fits(listed.pitch_align) && fits(listed.base_align.max(1)) {

@@ -101,7 +101,8 @@ impl ImageDesc {
         if pitch < self.width * pixel || (whole && pitch != self.width * pixel) {
             return Some(cl::INVALID_IMAGE_DESCRIPTOR);
         }
-        if !whole && !(rows_begin && begins) {
+        let aligned = rows_begin && begins;
+        if !(whole || aligned) {
             return Some(cl::INVALID_IMAGE_DESCRIPTOR);
         }
         let empty = self.width == 0 || rows == 0;
