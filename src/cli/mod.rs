@@ -8,6 +8,7 @@ mod chat;
 mod convert;
 mod dequantize;
 mod devices;
+mod fields;
 mod generate;
 mod inspect;
 pub mod interrupt;
@@ -67,7 +68,7 @@ enum Command {
 /// usage, others are failures.
 pub fn run(cli: Cli) -> Result<()> {
     let interrupt = Interrupt::install()?;
-    match cli.command {
+    let done = match cli.command {
         Command::Devices(args) => devices::run(&args),
         Command::Convert(args) => convert::run(&args, &interrupt),
         Command::Quantize(args) => quantize::run(&args),
@@ -81,7 +82,8 @@ pub fn run(cli: Cli) -> Result<()> {
         Command::Inspect(args) => inspect::run(&args),
         Command::Run(args) => run::run(&args),
         Command::Cache(args) => cache::run(&args),
-    }
+    };
+    done.map_err(fields::in_options)
 }
 
 #[cfg(test)]
