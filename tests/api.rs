@@ -55,6 +55,10 @@ fn main() -> ExitCode {
     }
     add("loads_that_are_refused".to_owned(), Box::new(refused));
     add("c_header".to_owned(), Box::new(c::header));
+    add(
+        "c_header_in_old_c_and_in_cpp".to_owned(),
+        Box::new(c::header_in_old_c_and_in_cpp),
+    );
     add("c@host_under_valgrind".to_owned(), Box::new(c::under_valgrind));
     trials.extend(support::missing_trials(missing));
     libtest_mimic::run(&arguments, trials).exit_code()
