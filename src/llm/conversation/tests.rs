@@ -213,7 +213,7 @@ fn a_full_context_slides_on_request() {
     let mut t = talk(polite(40), None);
     t.conversation.set_slides(true);
     let mut messages = vec![
-        Message::user("one"),
+        Message::user("one and a half"),
         Message::assistant("f()"),
         Message::tool("f", "7"),
         Message::assistant("7"),
