@@ -1,22 +1,21 @@
 //! A conversation, a line of standard input each turn: `cargo run --release --example chat -- FOLDER`
-use transformer_lite::llm::{GenerateOptions, LoadOptions, Message, Model, Sampler, SamplerConfig};
+use transformer_lite::llm::{
+    Conversation, GenerateOptions, LoadOptions, Message, Model, Sampler, SamplerConfig,
+};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let folder = std::env::args().nth(1).ok_or("usage: chat FOLDER")?;
-    let model = Model::load(folder, &LoadOptions::default())?;
-    let mut session = model.session()?;
+    let mut session = Model::load(folder, &LoadOptions::default())?.session()?;
     session.set_sampler(Sampler::new(SamplerConfig {
         temperature: 0.7,
         ..SamplerConfig::default()
     })?);
-    let mut messages = vec![Message::system("Answer briefly.")];
+    let mut conversation = Conversation::new(session, vec![Message::system("Answer briefly.")]);
+    conversation.set_slides(true);
     for line in std::io::stdin().lines() {
-        messages.push(Message::user(line?));
-        // Only what is new since the last turn is fed.
-        let mut answer = session.generate(&messages, &GenerateOptions::default())?;
-        let text = answer.text()?;
-        println!("{text}");
-        messages.push(Message::assistant(text));
+        // Only what is new since the last turn is fed, and the oldest turns are forgotten when the context is full.
+        let mut answer = conversation.say(Message::user(line?), &GenerateOptions::default())?;
+        println!("{}", answer.text()?);
     }
     Ok(())
 }

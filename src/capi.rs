@@ -1,36 +1,48 @@
 //! The C interface, whose header is `include/tlite.h`.
 //!
 //! Every function may be called from any thread, takes NULL where a pointer is expected without harm, and lets no panic out. What
-//! fails says so by what it returns, and leaves a message for [`tlite_last_error`]. The message is the only state outside of what callers
-//! hold.
+//! fails says so by what it returns, and leaves a message and a code for [`tlite_last_error`] and [`tlite_last_error_code`]. They are the
+//! only state outside of what callers hold.
+//!
+//! Structs of options begin with their size, so that they can grow at their end: see [`Options`].
+#![expect(
+    clippy::missing_safety_doc,
+    reason = "the comments become those of the header, which says in its head and in plain sentences what callers promise"
+)]
 
 use crate::backend::OpenOptions;
 use crate::cache::{DEFAULT_LIMIT, Store};
-use crate::error::{Error, Result, Stage};
+use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::llm::sampler::Penalties;
+use crate::llm::template::Values;
 use crate::llm::{
-    Cancel, Finish, GenerateOptions, KvType, LoadOptions, Message, Model, Prompt, Sampler, SamplerConfig,
-    Session, StopStrings,
+    Cancel, Conversation, Finish, GenerateOptions, KvType, LoadOptions, Message, Model, Piece, Sampler,
+    SamplerConfig, StopStrings,
 };
 use crate::placement::{BackendChoice, Placement};
 use std::any::Any;
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::mem::offset_of;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, TryLockError};
 
 /// A loaded model: weights, compiled kernels, tokenizer and chat template. Any number of sessions may share it, in any threads.
 pub struct TliteModel(Model);
 
-/// A sequence of tokens in a cache of its own. One call at a time generates with it; only `tlite_cancel` may be called meanwhile.
+/// A sequence of tokens in a cache of its own. One call at a time generates with it; only `tlite_cancel` and `tlite_cancel_clear` may be called
+/// meanwhile.
 pub struct TliteSession {
-    session: Mutex<Session>,
+    conversation: Mutex<Conversation>,
     cancel: Cancel,
 }
 
-/// Where and how a model is loaded. Strings are UTF-8 and read during the call only.
+/// Where and how a model is loaded. Begin with what `tlite_load_defaults` writes. Strings are UTF-8 and read during the call only.
 #[repr(C)]
+#[derive(Clone, Copy)]
 pub struct TliteLoadOptions {
+    /// The size of this struct, in bytes, as the program was compiled with it.
+    pub size: usize,
     /// "auto", "opencl", "wgpu" or "host"; NULL is "auto", the best device there is.
     pub backend: *const c_char,
     /// The device of this name, else the one whose name or driver contains this text; NULL is the best one.
@@ -47,36 +59,48 @@ pub struct TliteLoadOptions {
     pub kernel_cache: *const c_char,
 }
 
-/// How tokens are chosen, and when an answer ends. Begin with what `tlite_generate_defaults` returns.
+/// How tokens are chosen, and when an answer ends. Begin with what `tlite_generate_defaults` writes.
 #[repr(C)]
+#[derive(Clone, Copy)]
 pub struct TliteGenerateOptions {
+    /// The size of this struct, in bytes, as the program was compiled with it.
+    pub size: usize,
     /// Largest number of tokens to generate; 0 generates none.
     pub max_tokens: usize,
-    /// 0 takes the most likely token always; higher values take others more often.
-    pub temperature: f32,
     /// Choose among so many of the most likely tokens; 0 is off.
     pub top_k: usize,
+    /// Start of the random sequence; equal seeds give equal texts.
+    pub seed: u64,
+    /// 0 takes the most likely token always; higher values take others more often.
+    pub temperature: f32,
     /// Choose among the fewest tokens whose probabilities sum to this; 1 is off.
     pub top_p: f32,
     /// Choose among the tokens at least this many times as likely as the most likely one; 0 is off.
     pub min_p: f32,
     /// Divide logits of tokens that occurred lately by this; 1 is off.
     pub repetition_penalty: f32,
-    /// Start of the random sequence; equal seeds give equal texts.
-    pub seed: u64,
+    /// Not 0: a full context slides. A conversation forgets its oldest turns, but for the system's messages; a text goes on with the prompt
+    /// and the latter half of what followed it.
+    pub context_shift: c_int,
     /// `stop_count` texts in UTF-8 that end the answer and are not part of it; none may be empty. NULL where there are none.
     pub stop: *const *const c_char,
     /// How many texts `stop` has.
     pub stop_count: usize,
+    /// A JSON object in UTF-8 with what the chat template is given beside the messages, such as `{"tools": [...], "enable_thinking": false}`; or
+    /// NULL.
+    pub template_values: *const c_char,
 }
 
 /// A message of a conversation.
 #[repr(C)]
 pub struct TliteMessage {
-    /// "system", "user" or "assistant".
+    /// "system", "user", "assistant" or "tool".
     pub role: *const c_char,
     /// What was said, in UTF-8.
     pub content: *const c_char,
+    /// A JSON object in UTF-8 with what the chat template knows beside these, such as `tool_calls`, `tool_call_id` or `name`; or NULL. A `content`
+    /// in it, which may be null, takes the place of that above.
+    pub extra: *const c_char,
 }
 
 /// Why an answer ended.
@@ -99,6 +123,66 @@ pub enum TliteFinish {
     Callback = 5,
 }
 
+/// What kind of failure an error is.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum TliteError {
+    /// No call of this thread has failed.
+    #[default]
+    None = 0,
+    /// Anything without a code of its own.
+    Other = 1,
+    /// An argument or a member of options has a value that cannot be used.
+    Usage = 2,
+    /// A prompt or conversation has more tokens than the context holds.
+    ContextExceeded = 3,
+    /// A conversation for a model that has no chat template.
+    NoTemplate = 4,
+    /// The chat template refuses the messages.
+    TemplateRefused = 5,
+    /// A token that the model does not have.
+    TokenOutOfRange = 6,
+    /// The file of a prompt cache is damaged, or is none.
+    PromptCacheDamaged = 7,
+    /// A prompt cache is that of another model, or of another storage of the cache.
+    PromptCacheMismatch = 8,
+    /// No driver, or no device of that name.
+    NoDevice = 9,
+    /// A device or the host has too little memory.
+    OutOfMemory = 10,
+    /// The device is gone; models and sessions on it are of no use any more.
+    DeviceLost = 11,
+    /// The operating system refused an operation on a file.
+    Io = 12,
+    /// A file's content is not what its format demands.
+    InvalidFile = 13,
+    /// The work was interrupted.
+    Interrupted = 14,
+    /// A mistake in the library.
+    Internal = 15,
+}
+
+impl From<ErrorKind> for TliteError {
+    fn from(kind: ErrorKind) -> Self {
+        match kind {
+            ErrorKind::Usage => Self::Usage,
+            ErrorKind::ContextExceeded => Self::ContextExceeded,
+            ErrorKind::NoTemplate => Self::NoTemplate,
+            ErrorKind::TemplateRefused => Self::TemplateRefused,
+            ErrorKind::TokenOutOfRange => Self::TokenOutOfRange,
+            ErrorKind::PromptCacheDamaged => Self::PromptCacheDamaged,
+            ErrorKind::PromptCacheMismatch => Self::PromptCacheMismatch,
+            ErrorKind::NoDevice => Self::NoDevice,
+            ErrorKind::OutOfMemory => Self::OutOfMemory,
+            ErrorKind::DeviceLost => Self::DeviceLost,
+            ErrorKind::Io => Self::Io,
+            ErrorKind::InvalidFile => Self::InvalidFile,
+            ErrorKind::Interrupted => Self::Interrupted,
+            ErrorKind::Other => Self::Other,
+        }
+    }
+}
+
 /// Takes a piece of text: `length` bytes of UTF-8 in whole characters, and a 0 behind them; a text may hold zero bytes, too. `text` is valid
 /// during the call only. Returns 0 to go on and anything else to end the answer. It must return normally: no `longjmp`, no exception. It may
 /// not generate with, clear or free the session.
@@ -106,14 +190,14 @@ pub type TliteCallback =
     Option<unsafe extern "C" fn(text: *const c_char, length: usize, user: *mut c_void) -> c_int>;
 
 thread_local! {
-    static LAST_ERROR: RefCell<CString> = RefCell::default();
+    static LAST_ERROR: RefCell<(TliteError, CString)> = RefCell::default();
 }
 
-fn remember(message: &str) {
+fn remember(code: TliteError, message: &str) {
     // A message with a zero byte in it ends there for C.
     let bytes: Vec<u8> = message.bytes().take_while(|b| *b != 0).collect();
     let message = CString::new(bytes).unwrap_or_default();
-    LAST_ERROR.with(|last| last.replace(message));
+    LAST_ERROR.with(|last| last.replace((code, message)));
 }
 
 fn panicked(payload: &(dyn Any + Send)) -> String {
@@ -127,11 +211,11 @@ fn guarded<T>(failed: T, work: impl FnOnce() -> Result<T>) -> T {
     match catch_unwind(AssertUnwindSafe(work)) {
         Ok(Ok(value)) => value,
         Ok(Err(e)) => {
-            remember(&e.chain());
+            remember(e.kind().into(), &e.chain());
             failed
         }
         Err(payload) => {
-            remember(&panicked(payload.as_ref()));
+            remember(TliteError::Internal, &panicked(payload.as_ref()));
             failed
         }
     }
@@ -205,19 +289,136 @@ pub extern "C" fn tlite_version() -> *const c_char {
 #[unsafe(no_mangle)]
 pub extern "C" fn tlite_last_error() -> *const c_char {
     // A thread that is about to end has none any more.
-    let message = LAST_ERROR.try_with(|last| last.try_borrow().map(|m| m.as_ptr()));
+    let message = LAST_ERROR.try_with(|last| last.try_borrow().map(|l| l.1.as_ptr()));
     match message {
         Ok(Ok(pointer)) => pointer,
         _ => c"".as_ptr(),
     }
 }
 
-/// Loads the model in the folder `path`: `model.onnx`, `tokenizer.json` and the configuration files that exporters write beside them.
-/// `options` may be NULL. Returns a model to be freed by `tlite_model_free`, or NULL.
+/// What kind of failure `tlite_last_error` tells of; TLITE_ERROR_NONE before any. Later versions may have more codes.
+#[unsafe(no_mangle)]
+pub extern "C" fn tlite_last_error_code() -> TliteError {
+    let code = LAST_ERROR.try_with(|last| last.try_borrow().map(|l| l.0));
+    code.map_or(TliteError::None, |code| code.unwrap_or_default())
+}
+
+/// Options of callers. A later version of a struct has more members at its end, and none in padding, so that what a caller compiled with an
+/// earlier header gives is a prefix; the rest are the defaults.
 ///
 /// # Safety
 ///
-/// Each pointer is NULL or points to what the header says.
+/// The first member is the struct's size, a `usize`. Any bytes are a value: all members are numbers and pointers.
+unsafe trait Options: Copy {
+    /// Size of the first version.
+    const FIRST: usize;
+
+    /// What is taken unless the caller says otherwise. The first member is the struct's size.
+    fn defaults() -> Self;
+}
+
+// SAFETY: as the trait demands.
+unsafe impl Options for TliteLoadOptions {
+    const FIRST: usize = offset_of!(Self, kernel_cache) + size_of::<*const c_char>();
+
+    fn defaults() -> Self {
+        Self {
+            size: size_of::<Self>(),
+            backend: std::ptr::null(),
+            device: std::ptr::null(),
+            context: 0,
+            kv: std::ptr::null(),
+            padding: 0,
+            priority: std::ptr::null(),
+            kernel_cache: std::ptr::null(),
+        }
+    }
+}
+
+// SAFETY: as the trait demands.
+unsafe impl Options for TliteGenerateOptions {
+    const FIRST: usize = offset_of!(Self, template_values) + size_of::<*const c_char>();
+
+    fn defaults() -> Self {
+        let (answer, sampling) = (GenerateOptions::default(), SamplerConfig::default());
+        Self {
+            size: size_of::<Self>(),
+            max_tokens: answer.max_tokens,
+            top_k: sampling.top_k,
+            seed: sampling.seed,
+            temperature: sampling.temperature,
+            top_p: sampling.top_p,
+            min_p: sampling.min_p,
+            repetition_penalty: sampling.penalties.repetition,
+            context_shift: 0,
+            stop: std::ptr::null(),
+            stop_count: 0,
+            template_values: std::ptr::null(),
+        }
+    }
+}
+
+fn check_size<T: Options>(size: usize) -> Result<()> {
+    if (T::FIRST..=size_of::<T>()).contains(&size) {
+        return Ok(());
+    }
+    let what = format!(
+        "is {size}, expected {} to {}: the options are not set by their defaults, or are those of a later version",
+        T::FIRST,
+        size_of::<T>()
+    );
+    Err(Error::usage("size", what))
+}
+
+/// The options of a caller; `None` for NULL. A usage error for a size that no version has.
+///
+/// # Safety
+///
+/// `given` is NULL or points to as many bytes as it says itself.
+unsafe fn options_of<T: Options>(given: *const T) -> Result<Option<T>> {
+    if given.is_null() {
+        return Ok(None);
+    }
+    // SAFETY: it is not NULL; the size comes first.
+    let size = unsafe { given.cast::<usize>().read() };
+    check_size::<T>(size)?;
+    let mut options = T::defaults();
+    // SAFETY: there are `size` bytes at both places, which any bytes may fill.
+    unsafe { std::ptr::copy_nonoverlapping(given.cast::<u8>(), (&raw mut options).cast(), size) };
+    Ok(Some(options))
+}
+
+/// Writes the first `size` bytes of the defaults to `options`, and `size` as their size. Returns 0, or -1.
+///
+/// # Safety
+///
+/// `options` is NULL or points to `size` bytes.
+unsafe fn write_defaults<T: Options>(options: *mut T, size: usize) -> c_int {
+    guarded(-1, || {
+        if options.is_null() {
+            return Err(null("options"));
+        }
+        check_size::<T>(size)?;
+        let defaults = T::defaults();
+        // SAFETY: there are `size` bytes at both places, the size at the start of each.
+        unsafe {
+            std::ptr::copy_nonoverlapping((&raw const defaults).cast::<u8>(), options.cast(), size);
+            options.cast::<usize>().write(size);
+        }
+        Ok(0)
+    })
+}
+
+/// Writes the defaults to `options`, whose `size` is `sizeof *options`: the best device, and what the model was made for. Returns 0, or -1 for
+/// a size that this library does not know.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tlite_load_defaults(options: *mut TliteLoadOptions, size: usize) -> c_int {
+    // SAFETY: as the caller promises.
+    unsafe { write_defaults(options, size) }
+}
+
+/// Loads the model in the folder `path`: `model.onnx`, `tokenizer.json` and the configuration files that exporters write beside them.
+/// `options` may be NULL. Returns a model to be freed by `tlite_model_free`, or NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tlite_model_load(
     path: *const c_char,
@@ -239,7 +440,7 @@ pub unsafe extern "C" fn tlite_model_load(
 unsafe fn load_options(options: *const TliteLoadOptions) -> Result<LoadOptions> {
     let mut all = LoadOptions::default();
     // SAFETY: as the caller promises.
-    let Some(given) = (unsafe { options.as_ref() }) else {
+    let Some(given) = (unsafe { options_of(options) })? else {
         return Ok(all);
     };
     // SAFETY: as the caller promises.
@@ -270,8 +471,6 @@ unsafe fn load_options(options: *const TliteLoadOptions) -> Result<LoadOptions> 
 
 /// Frees a model. Its sessions keep what they need of it. NULL is allowed.
 ///
-/// # Safety
-///
 /// `model` is NULL or from `tlite_model_load`, not freed before, and in use by no other call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tlite_model_free(model: *mut TliteModel) {
@@ -287,8 +486,6 @@ pub unsafe extern "C" fn tlite_model_free(model: *mut TliteModel) {
 /// A session of `model` with an empty cache, to be freed by `tlite_session_free`; or NULL. Sessions share weights and compiled kernels; each
 /// takes memory for its cache.
 ///
-/// # Safety
-///
 /// `model` is NULL or from `tlite_model_load` and not freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tlite_session_new(model: *const TliteModel) -> *mut TliteSession {
@@ -296,7 +493,7 @@ pub unsafe extern "C" fn tlite_session_new(model: *const TliteModel) -> *mut Tli
         // SAFETY: as the caller promises.
         let model = unsafe { object("model", model) }?;
         let session = TliteSession {
-            session: Mutex::new(model.0.session()?),
+            conversation: Mutex::new(Conversation::new(model.0.session()?, Vec::new())),
             cancel: Cancel::default(),
         };
         Ok(Box::into_raw(Box::new(session)))
@@ -304,8 +501,6 @@ pub unsafe extern "C" fn tlite_session_new(model: *const TliteModel) -> *mut Tli
 }
 
 /// Frees a session. NULL is allowed.
-///
-/// # Safety
 ///
 /// `session` is NULL or from `tlite_session_new`, not freed before, and in use by no other call.
 #[unsafe(no_mangle)]
@@ -321,26 +516,21 @@ pub unsafe extern "C" fn tlite_session_free(session: *mut TliteSession) {
 
 /// Empties the cache of a session. Returns 0, or -1 where it is in use.
 ///
-/// # Safety
-///
 /// `session` is NULL or from `tlite_session_new` and not freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tlite_session_clear(session: *const TliteSession) -> c_int {
     guarded(-1, || {
         // SAFETY: as the caller promises.
         let session = unsafe { object("session", session) }?;
-        session.with(|s| {
-            s.clear();
+        session.with(|c| {
+            c.clear();
             Ok(0)
         })
     })
 }
 
-/// Ends the answer that the session generates at this moment, within one step; without one it does nothing. For any thread.
-///
-/// # Safety
-///
-/// `session` is NULL or from `tlite_session_new` and not freed.
+/// Ends the answer that the session generates at this moment, within one step; without one, the next answer ends before its first token, so
+/// that a call that comes just before an answer starts is not lost. For any thread.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tlite_cancel(session: *const TliteSession) {
     guarded((), || {
@@ -350,29 +540,28 @@ pub unsafe extern "C" fn tlite_cancel(session: *const TliteSession) {
     });
 }
 
-/// 256 tokens, of which each is the most likely one.
+/// Takes back a `tlite_cancel` that came when no answer was generated. Each answer does so at its end.
 #[unsafe(no_mangle)]
-pub extern "C" fn tlite_generate_defaults() -> TliteGenerateOptions {
-    let (answer, sampling) = (GenerateOptions::default(), SamplerConfig::default());
-    TliteGenerateOptions {
-        max_tokens: answer.max_tokens,
-        temperature: sampling.temperature,
-        top_k: sampling.top_k,
-        top_p: sampling.top_p,
-        min_p: sampling.min_p,
-        repetition_penalty: sampling.penalties.repetition,
-        seed: sampling.seed,
-        stop: std::ptr::null(),
-        stop_count: 0,
-    }
+pub unsafe extern "C" fn tlite_cancel_clear(session: *const TliteSession) {
+    guarded((), || {
+        // SAFETY: as the caller promises.
+        unsafe { object("session", session) }?.cancel.reset();
+        Ok(())
+    });
+}
+
+/// Writes the defaults to `options`, whose `size` is `sizeof *options`: 256 tokens, of which each is the most likely one. Returns 0, or -1 for a
+/// size that this library does not know.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tlite_generate_defaults(options: *mut TliteGenerateOptions, size: usize) -> c_int {
+    // SAFETY: as the caller promises.
+    unsafe { write_defaults(options, size) }
 }
 
 /// Goes on with the text `prompt`, in UTF-8, and hands what comes to `callback` with `user`. `options` may be NULL. What the prompt shares with
 /// the session's cache from its start on is not computed again.
 ///
-/// # Safety
-///
-/// Each pointer is NULL or points to what the header says; `session` is not freed before the call ends.
+/// The session must not be freed before the call ends.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tlite_generate(
     session: *const TliteSession,
@@ -385,16 +574,14 @@ pub unsafe extern "C" fn tlite_generate(
         // SAFETY: as the caller promises.
         unsafe {
             let prompt = text("prompt", prompt)?;
-            generate(session, Prompt::Text(prompt), options, callback, user)
+            generate(session, Asked::Text(prompt), options, callback, user)
         }
     })
 }
 
-/// As `tlite_generate`, with the answer to a conversation of `count` messages, in the form that the model's chat template gives it.
-///
-/// # Safety
-///
-/// Each pointer is NULL or points to what the header says; `session` is not freed before the call ends.
+/// As `tlite_generate`, with the answer to a conversation of `count` messages, in the form that the model's chat template gives it. Turn by turn
+/// the caller gives all messages, those that were answered too: what the session said itself keeps its tokens, and only what is new is
+/// computed. The session must not be freed before the call ends.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tlite_chat(
     session: *const TliteSession,
@@ -409,7 +596,7 @@ pub unsafe extern "C" fn tlite_chat(
         unsafe {
             let given = array("messages", messages, count)?;
             let messages: Vec<Message> = given.iter().map(|m| message(m)).collect::<Result<_>>()?;
-            generate(session, Prompt::Chat(&messages), options, callback, user)
+            generate(session, Asked::Chat(messages), options, callback, user)
         }
     })
 }
@@ -421,23 +608,40 @@ pub unsafe extern "C" fn tlite_chat(
 /// As for [`tlite_chat`].
 unsafe fn message(given: &TliteMessage) -> Result<Message> {
     // SAFETY: as the caller promises.
-    let (role, content) = unsafe { (text("role", given.role)?, text("content", given.content)?) };
-    match role {
-        "system" => Ok(Message::system(content)),
-        "user" => Ok(Message::user(content)),
-        "assistant" => Ok(Message::assistant(content)),
-        _ => {
-            let what = format!("\"{role}\" is none of system, user, assistant");
-            Err(Error::usage("role", what))
-        }
+    let (role, content, extra) = unsafe {
+        (
+            text("role", given.role)?,
+            text("content", given.content)?,
+            json_object("extra", given.extra)?,
+        )
+    };
+    if !["system", "user", "assistant", "tool"].contains(&role) {
+        let what = format!("\"{role}\" is none of system, user, assistant, tool");
+        return Err(Error::usage("role", what));
     }
+    Ok(Message {
+        extra,
+        ..Message::new(role.to_owned(), content)
+    })
+}
+
+/// The JSON object behind a pointer of the caller; an empty one for NULL.
+///
+/// # Safety
+///
+/// As for [`text`].
+unsafe fn json_object(what: &str, pointer: *const c_char) -> Result<Values> {
+    // SAFETY: as the caller promises.
+    let text = unsafe { text_or_none(what, pointer) }?;
+    let object = text.map_or_else(|| Ok(Values::new()), serde_json::from_str);
+    object.map_err(|e| Error::usage(what, format!("is no JSON object: {e}")))
 }
 
 impl TliteSession {
-    /// Runs `work` with the session. An error where another call does.
-    fn with<T>(&self, work: impl FnOnce(&mut Session) -> Result<T>) -> Result<T> {
-        match self.session.try_lock() {
-            Ok(mut session) => work(&mut session),
+    /// Runs `work` with what is said in the session. An error where another call does.
+    fn with<T>(&self, work: impl FnOnce(&mut Conversation) -> Result<T>) -> Result<T> {
+        match self.conversation.try_lock() {
+            Ok(mut conversation) => work(&mut conversation),
             Err(TryLockError::WouldBlock) => Err(Error::usage("session", "is in use by another call")),
             Err(TryLockError::Poisoned(_)) => {
                 let what = "the session is unusable after an internal error; free it";
@@ -447,16 +651,18 @@ impl TliteSession {
     }
 }
 
-/// The options in the library's form, without [`GenerateOptions::cancel`].
+/// The options in the library's form, without [`GenerateOptions::cancel`], and whether a full context slides.
 ///
 /// # Safety
 ///
 /// As for [`tlite_generate`].
-unsafe fn generate_options(options: *const TliteGenerateOptions) -> Result<(GenerateOptions, SamplerConfig)> {
+unsafe fn generate_options(
+    options: *const TliteGenerateOptions,
+) -> Result<(GenerateOptions, SamplerConfig, bool)> {
     let (mut answer, mut sampling) = (GenerateOptions::default(), SamplerConfig::default());
     // SAFETY: as the caller promises.
-    let Some(given) = (unsafe { options.as_ref() }) else {
-        return Ok((answer, sampling));
+    let Some(given) = (unsafe { options_of(options) })? else {
+        return Ok((answer, sampling, false));
     };
     // SAFETY: as the caller promises.
     let stop: Vec<String> = unsafe {
@@ -464,6 +670,8 @@ unsafe fn generate_options(options: *const TliteGenerateOptions) -> Result<(Gene
         let texts = given.iter().map(|s| Ok(text("stop", *s)?.to_owned()));
         texts.collect::<Result<_>>()?
     };
+    // SAFETY: as the caller promises.
+    answer.template_values = unsafe { json_object("template_values", given.template_values) }?;
     answer.max_tokens = given.max_tokens;
     answer.stop = StopStrings::new(stop)?;
     sampling.temperature = given.temperature;
@@ -475,7 +683,13 @@ unsafe fn generate_options(options: *const TliteGenerateOptions) -> Result<(Gene
         repetition: given.repetition_penalty,
         ..sampling.penalties
     };
-    Ok((answer, sampling))
+    Ok((answer, sampling, given.context_shift != 0))
+}
+
+/// What is to be answered.
+enum Asked<'a> {
+    Text(&'a str),
+    Chat(Vec<Message>),
 }
 
 /// What [`tlite_generate`] and [`tlite_chat`] do.
@@ -485,43 +699,77 @@ unsafe fn generate_options(options: *const TliteGenerateOptions) -> Result<(Gene
 /// As for [`tlite_generate`].
 unsafe fn generate(
     session: *const TliteSession,
-    prompt: Prompt<'_>,
+    asked: Asked<'_>,
     options: *const TliteGenerateOptions,
     callback: TliteCallback,
     user: *mut c_void,
 ) -> Result<TliteFinish> {
     // SAFETY: as the caller promises.
-    let (handle, (mut options, sampling)) =
+    let (handle, (mut options, sampling, slides)) =
         unsafe { (object("session", session)?, generate_options(options)?) };
     let callback = callback.ok_or_else(|| null("callback"))?;
     let sampler = Sampler::new(sampling)?;
-    handle.with(|session| {
-        handle.cancel.reset();
+    let mut put = |text: &str| {
+        let bytes = [text.as_bytes(), &[0]].concat();
+        // SAFETY: the bytes live until it returns and end with a 0; the rest is the caller's own.
+        unsafe { callback(bytes.as_ptr().cast(), text.len(), user) == 0 }
+    };
+    handle.with(|conversation| {
         options.cancel = handle.cancel.clone();
+        // What was cancelled is over when the call ends, in whatever way.
+        let _over = Over(&handle.cancel);
+        let session = conversation.session();
         session.set_sampler(sampler);
-        let mut answer = session.generate(prompt, &options)?;
-        let mut bytes = Vec::new();
-        while let Some(piece) = answer.next().transpose()? {
-            if piece.text.is_empty() {
-                continue;
+        match asked {
+            Asked::Text(text) => {
+                let tokens = session.codec().encode(text, &options.template_values)?;
+                options.slide = slides.then_some(tokens.len());
+                let mut answer = session.generate(tokens.as_slice(), &options)?;
+                let wanted = stream(&mut answer, &mut put)?;
+                Ok(finish(wanted, answer.finish()))
             }
-            bytes.clear();
-            bytes.extend_from_slice(piece.text.as_bytes());
-            bytes.push(0);
-            // SAFETY: the bytes live until it returns and end with a 0; the rest is the caller's own.
-            let wish = unsafe { callback(bytes.as_ptr().cast(), piece.text.len(), user) };
-            if wish != 0 {
-                return Ok(TliteFinish::Callback);
+            Asked::Chat(messages) => {
+                conversation.set_slides(slides);
+                let mut answer = conversation.answer(messages, &options)?;
+                let wanted = stream(&mut answer, &mut put)?;
+                Ok(finish(wanted, answer.finish()))
             }
         }
-        Ok(match answer.finish() {
-            Some(Finish::Stop) => TliteFinish::StopString,
-            Some(Finish::MaxTokens) => TliteFinish::MaxTokens,
-            Some(Finish::ContextFull) => TliteFinish::ContextFull,
-            Some(Finish::Cancelled) => TliteFinish::Cancelled,
-            Some(Finish::Eos(_) | Finish::Complete) | None => TliteFinish::EndOfText,
-        })
     })
+}
+
+/// Clears a flag when it is dropped.
+struct Over<'a>(&'a Cancel);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.reset();
+    }
+}
+
+/// Gives the texts of `pieces` to `put` until it wants no more. False where it does not want the rest.
+fn stream(
+    pieces: &mut dyn Iterator<Item = Result<Piece>>,
+    put: &mut dyn FnMut(&str) -> bool,
+) -> Result<bool> {
+    for piece in pieces {
+        let text = piece?.text;
+        if !text.is_empty() && !put(&text) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+fn finish(wanted: bool, finish: Option<Finish>) -> TliteFinish {
+    match finish {
+        _ if !wanted => TliteFinish::Callback,
+        Some(Finish::Stop) => TliteFinish::StopString,
+        Some(Finish::MaxTokens) => TliteFinish::MaxTokens,
+        Some(Finish::ContextFull) => TliteFinish::ContextFull,
+        Some(Finish::Cancelled) => TliteFinish::Cancelled,
+        Some(Finish::Eos(_) | Finish::Complete) | None => TliteFinish::EndOfText,
+    }
 }
 
 #[cfg(test)]
@@ -536,9 +784,13 @@ mod tests {
 
     #[test]
     fn panics_and_errors_become_messages() {
-        assert_eq!(last_error(), "");
+        assert_eq!(
+            (last_error(), tlite_last_error_code()),
+            (String::new(), TliteError::None)
+        );
         assert_eq!(guarded(-1, || -> Result<i32> { panic!("what {}", 7) }), -1);
         assert_eq!(last_error(), "internal error: what 7");
+        assert_eq!(tlite_last_error_code(), TliteError::Internal);
         assert_eq!(guarded(1, || Ok(2)), 2);
         assert_eq!(
             last_error(),
@@ -547,17 +799,75 @@ mod tests {
         );
         assert!(guarded(true, || Err(Error::usage("x", "with a \0 inside"))));
         assert_eq!(last_error(), "x: with a ");
+        assert_eq!(tlite_last_error_code(), TliteError::Usage);
+        let long = || Err(Error::usage("prompt", "is long").of_kind(ErrorKind::ContextExceeded));
+        assert!(guarded(true, long));
+        assert_eq!(tlite_last_error_code(), TliteError::ContextExceeded);
         let other = std::thread::spawn(last_error).join().unwrap();
         assert_eq!(other, "", "each thread has its own");
     }
 
+    /// A struct in its second version.
+    #[repr(C)]
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    struct Grown {
+        size: usize,
+        old: usize,
+        new: usize,
+    }
+
+    // SAFETY: as the trait demands.
+    unsafe impl Options for Grown {
+        const FIRST: usize = offset_of!(Self, new);
+
+        fn defaults() -> Self {
+            Self {
+                size: size_of::<Self>(),
+                old: 1,
+                new: 2,
+            }
+        }
+    }
+
+    #[test]
+    fn options_of_an_earlier_header_are_a_prefix() {
+        let read = |bytes: &[usize]| {
+            // SAFETY: no more than the size is read, which the bytes have or which is refused.
+            unsafe { options_of(bytes.as_ptr().cast::<Grown>()) }
+        };
+        let (first, whole) = (size_of::<[usize; 2]>(), size_of::<Grown>());
+        let found = read(&[first, 7]).unwrap().unwrap();
+        assert_eq!((found.old, found.new), (7, 2));
+        let found = read(&[whole, 7, 8]).unwrap().unwrap();
+        assert_eq!((found.old, found.new), (7, 8));
+        for size in [0, first - 1, whole + 1, usize::MAX] {
+            let e = read(&[size, 7, 8]).unwrap_err();
+            assert!(e.is_usage() && e.to_string().starts_with("size: is "), "{e}");
+        }
+        // SAFETY: NULL is allowed.
+        assert_eq!(unsafe { options_of::<Grown>(std::ptr::null()) }.unwrap(), None);
+
+        let mut own = [9; 3];
+        // SAFETY: as many bytes are written as are said to be there.
+        let wrote = unsafe { write_defaults::<Grown>(own.as_mut_ptr().cast(), first) };
+        assert_eq!((wrote, own), (0, [first, 1, 9]));
+        // SAFETY: as before; a size that is unknown writes nothing.
+        let wrote = unsafe { write_defaults::<Grown>(own.as_mut_ptr().cast(), whole + 1) };
+        assert_eq!((wrote, own), (-1, [first, 1, 9]));
+        // A later member must not take the place of padding.
+        assert_eq!(TliteLoadOptions::FIRST, size_of::<TliteLoadOptions>());
+        assert_eq!(TliteGenerateOptions::FIRST, size_of::<TliteGenerateOptions>());
+    }
+
     #[test]
     fn a_session_in_pieces_is_refused() {
+        use crate::llm::Session;
         use crate::llm::testing::{FakeModel, byte_codec};
         let (_dir, codec) = byte_codec("{}");
         let model = Box::new(FakeModel::new(258, 9, |_| panic!("in the model")));
+        let session = Session::new(model, Arc::new(codec));
         let handle = TliteSession {
-            session: Mutex::new(Session::new(model, std::sync::Arc::new(codec))),
+            conversation: Mutex::new(Conversation::new(session, Vec::new())),
             cancel: Cancel::default(),
         };
         unsafe extern "C" fn ignore(_: *const c_char, _: usize, _: *mut c_void) -> c_int {

@@ -1,5 +1,6 @@
 //! Errors with their place: stage, file, node, and what was expected and found.
 
+use crate::backend::BackendError;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
@@ -39,6 +40,40 @@ impl fmt::Display for Stage {
     }
 }
 
+/// What kind of failure an [`Error`] is, for programs that act on it. [`Error::kind`] tells it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// An argument or the field of an option has a value that cannot be used.
+    Usage,
+    /// A prompt or conversation has more tokens than the context holds.
+    ContextExceeded,
+    /// A conversation for a model that has no chat template.
+    NoTemplate,
+    /// The chat template refuses the messages; the cause is [`Raised`](crate::llm::Raised) where it has words for it.
+    TemplateRefused,
+    /// A token that the model does not have.
+    TokenOutOfRange,
+    /// The file of a prompt cache is damaged, or is none.
+    PromptCacheDamaged,
+    /// A prompt cache is that of another model, or of another storage of the cache.
+    PromptCacheMismatch,
+    /// No driver, or no device of that name.
+    NoDevice,
+    /// A device or the host has too little memory.
+    OutOfMemory,
+    /// The device is gone; nothing on it can be used again.
+    DeviceLost,
+    /// The operating system refused an operation on a file.
+    Io,
+    /// A file's content is not what its format demands.
+    InvalidFile,
+    /// The work was interrupted.
+    Interrupted,
+    /// Anything else.
+    Other,
+}
+
 /// A cause of any type, as [`std::error::Error::source`] returns it.
 pub type Cause = Box<dyn std::error::Error + Send + Sync + 'static>;
 
@@ -64,6 +99,8 @@ pub enum Error {
         path: PathBuf,
         /// Expected and found.
         what: String,
+        /// [`ErrorKind::InvalidFile`], or what is known better.
+        kind: ErrorKind,
         /// The parser's words, if any.
         source: Option<Cause>,
     },
@@ -89,15 +126,17 @@ pub enum Error {
         /// Step, kernel and node names; or what was being set up.
         what: String,
         /// The backend's error.
-        source: crate::backend::BackendError,
+        source: BackendError,
     },
     /// An option or argument has a value that cannot be used.
-    #[error("{option}: {what}")]
+    #[error("{name}: {what}")]
     Usage {
-        /// The option as typed.
-        option: String,
+        /// The argument, or the field of an option as it is called in the library; in the command the option as typed.
+        name: String,
         /// What is wrong and what would be right.
         what: String,
+        /// [`ErrorKind::Usage`], or what is known better.
+        kind: ErrorKind,
     },
     /// Ctrl-C ended the work; what there was of its result is given out.
     #[error("interrupted")]
@@ -109,6 +148,8 @@ pub enum Error {
         stage: Stage,
         /// The sentence.
         what: String,
+        /// [`ErrorKind::Other`], or what is known better.
+        kind: ErrorKind,
         /// The cause, if any.
         source: Option<Cause>,
     },
@@ -163,6 +204,7 @@ impl Error {
             stage,
             path: path.to_owned(),
             what: what.into(),
+            kind: ErrorKind::InvalidFile,
             source: None,
         }
     }
@@ -173,6 +215,7 @@ impl Error {
             stage,
             path: path.to_owned(),
             what: what.into(),
+            kind: ErrorKind::InvalidFile,
             source: Some(source.into()),
         }
     }
@@ -182,12 +225,23 @@ impl Error {
         Self::Other {
             stage,
             what: what.into(),
+            kind: ErrorKind::Other,
             source: None,
         }
     }
 
+    /// A failure with a sentence of its own and a cause.
+    pub fn caused(stage: Stage, what: impl Into<String>, source: impl Into<Cause>) -> Self {
+        Self::Other {
+            stage,
+            what: what.into(),
+            kind: ErrorKind::Other,
+            source: Some(source.into()),
+        }
+    }
+
     /// A failed device call; `what` says what was being done.
-    pub fn device(stage: Stage, what: impl Into<String>, source: crate::backend::BackendError) -> Self {
+    pub fn device(stage: Stage, what: impl Into<String>, source: BackendError) -> Self {
         Self::Device {
             stage,
             what: what.into(),
@@ -195,11 +249,32 @@ impl Error {
         }
     }
 
-    /// A bad option value.
-    pub fn usage(option: impl Into<String>, what: impl Into<String>) -> Self {
+    /// A bad value of the argument or option field `name`.
+    pub fn usage(name: impl Into<String>, what: impl Into<String>) -> Self {
         Self::Usage {
-            option: option.into(),
+            name: name.into(),
             what: what.into(),
+            kind: ErrorKind::Usage,
+        }
+    }
+
+    /// The same error, of a kind that is known better than its variant tells. Variants without a kind of their own stay as they are.
+    #[must_use]
+    pub fn of_kind(mut self, better: ErrorKind) -> Self {
+        if let Self::File { kind, .. } | Self::Usage { kind, .. } | Self::Other { kind, .. } = &mut self {
+            *kind = better;
+        }
+        self
+    }
+
+    /// What kind of failure it is.
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Io { .. } => ErrorKind::Io,
+            Self::File { kind, .. } | Self::Usage { kind, .. } | Self::Other { kind, .. } => *kind,
+            Self::Device { source, .. } => kind_of_device(source),
+            Self::Node { source, .. } => source.downcast_ref().map_or(ErrorKind::Other, kind_of_device),
+            Self::Interrupted => ErrorKind::Interrupted,
         }
     }
 
@@ -209,5 +284,73 @@ impl Error {
     }
 }
 
+fn kind_of_device(e: &BackendError) -> ErrorKind {
+    match e {
+        BackendError::NoDriver { .. } | BackendError::NoDevice { .. } => ErrorKind::NoDevice,
+        BackendError::ManyDevices { .. } => ErrorKind::Usage,
+        BackendError::OutOfMemory { .. } => ErrorKind::OutOfMemory,
+        BackendError::Lost(_) => ErrorKind::DeviceLost,
+        BackendError::Build { .. } | BackendError::Driver { .. } | BackendError::Wrong { .. } => {
+            ErrorKind::Other
+        }
+    }
+}
+
 /// Result of this library.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kinds() {
+        let path = Path::new("x");
+        let full = || BackendError::OutOfMemory {
+            label: "kv".to_owned(),
+            bytes: 1,
+            why: "limit".to_owned(),
+        };
+        let node = |source: Cause| Error::Node {
+            stage: Stage::Run,
+            op: "Add".to_owned(),
+            node: "a".to_owned(),
+            inputs: String::new(),
+            source,
+        };
+        let io = || std::io::Error::from(std::io::ErrorKind::NotFound);
+        let lost = BackendError::Lost("gone".to_owned());
+        for (error, kind) in [
+            (Error::usage("top_p", "is 2"), ErrorKind::Usage),
+            (Error::io("cannot read", path, io()), ErrorKind::Io),
+            (Error::file(Stage::Import, path, "short"), ErrorKind::InvalidFile),
+            (Error::other(Stage::Run, "no"), ErrorKind::Other),
+            (Error::device(Stage::Run, "a step", lost), ErrorKind::DeviceLost),
+            (
+                Error::device(Stage::Run, "a step", full()),
+                ErrorKind::OutOfMemory,
+            ),
+            (node(full().into()), ErrorKind::OutOfMemory),
+            (node("words".into()), ErrorKind::Other),
+            (Error::Interrupted, ErrorKind::Interrupted),
+            (
+                Error::Interrupted.of_kind(ErrorKind::Usage),
+                ErrorKind::Interrupted,
+            ),
+        ] {
+            assert_eq!(error.kind(), kind, "{error}");
+        }
+        for error in [
+            Error::usage("prompt", "is long"),
+            Error::file(Stage::Text, path, "is long"),
+            Error::caused(Stage::Text, "is long", io()),
+        ] {
+            let words = error.to_string();
+            let error = error.of_kind(ErrorKind::ContextExceeded);
+            assert_eq!(
+                (error.kind(), error.to_string()),
+                (ErrorKind::ContextExceeded, words)
+            );
+        }
+    }
+}

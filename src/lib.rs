@@ -32,8 +32,8 @@
 //! A [`Model`](llm::Model) holds weights, kernels, tokenizer and chat template. Its [`Session`](llm::Session)s share them; each has a KV cache
 //! of its own. [`LoadOptions`](llm::LoadOptions) choose the device and the context, a [`Sampler`](llm::Sampler) the tokens,
 //! [`GenerateOptions`](llm::GenerateOptions) the end of an answer, and a [`Cancel`](llm::Cancel) in them stops it from another thread. Models and
-//! sessions may go to any thread; commands to one device are made one after another. Every [`Error`](error::Error) has a type, and names
-//! its place; [`Error::is_usage`](error::Error::is_usage) tells what was asked wrongly from what failed.
+//! sessions may go to any thread; commands to one device are made one after another. A [`Conversation`](llm::Conversation) keeps what is said in a
+//! session. Every [`Error`](error::Error) names its place; [`Error::kind`](error::Error::kind) tells programs of what kind it is.
 //!
 //! Below that, a [`Generator`](llm::Generator) takes tokens from anything that is a [`LanguageModel`](llm::LanguageModel): two methods and
 //! three sizes. [`capi`] is the same for C, with the header `include/tlite.h`.

@@ -1,7 +1,7 @@
 //! Where a model runs: which backend, which device.
 
 use crate::backend::{self, Backend, BackendError, BackendKind, Caps, DeviceKind, OpenOptions, Priority};
-use crate::error::{Error, Result, Stage};
+use crate::error::{Error, ErrorKind, Result, Stage};
 use std::fmt;
 use std::str::FromStr;
 
@@ -47,7 +47,7 @@ impl FromStr for BackendChoice {
         let found = Self::ALL.into_iter().find(|b| b.name() == text);
         found.ok_or_else(|| {
             let known = Self::ALL.map(Self::name).join(", ");
-            Error::usage("--backend", format!("\"{text}\" is none of {known}"))
+            Error::usage("backend", format!("\"{text}\" is none of {known}"))
         })
     }
 }
@@ -59,7 +59,7 @@ impl FromStr for Priority {
         let found = Self::ALL.into_iter().find(|p| p.name() == text);
         found.ok_or_else(|| {
             let known = Self::ALL.map(Self::name).join(", ");
-            Error::usage("--priority", format!("\"{text}\" is none of {known}"))
+            Error::usage("priority", format!("\"{text}\" is none of {known}"))
         })
     }
 }
@@ -90,10 +90,9 @@ impl Placement {
     pub fn open(&self) -> Result<Opened> {
         let device = self.options.device.as_deref();
         let failed = |e| match e {
-            e @ (BackendError::NoDevice { .. } | BackendError::ManyDevices { .. }) => {
-                Error::usage("--device", e.to_string())
-            }
-            e @ BackendError::NoDriver { .. } => Error::usage("--backend", e.to_string()),
+            e @ BackendError::NoDevice { .. } => no_device("device", e.to_string()),
+            e @ BackendError::ManyDevices { .. } => Error::usage("device", e.to_string()),
+            e @ BackendError::NoDriver { .. } => no_device("backend", e.to_string()),
             e => Error::device(Stage::Plan, "opening a device", e),
         };
         let open = |kind| {
@@ -103,7 +102,7 @@ impl Placement {
         };
         match self.backend {
             BackendChoice::Host if device.is_some() => {
-                Err(Error::usage("--device", "the host has no devices to choose from"))
+                Err(Error::usage("device", "the host has no devices to choose from"))
             }
             BackendChoice::Host => Ok(Opened::Host { for_want: false }),
             BackendChoice::Opencl => open(BackendKind::OpenCl),
@@ -123,7 +122,7 @@ impl Placement {
                 }
                 match (on_cpu, device) {
                     (Some(b), _) => Ok(Opened::Device(b)),
-                    (None, Some(_)) => Err(Error::usage("--device", reasons.join("; "))),
+                    (None, Some(_)) => Err(no_device("device", reasons.join("; "))),
                     (None, None) => Ok(Opened::Host { for_want: true }),
                 }
             }
@@ -153,7 +152,7 @@ impl Placement {
             BackendChoice::Wgpu => &[BackendKind::Wgpu],
             BackendChoice::Host => {
                 return Err(Error::usage(
-                    "--backend",
+                    "backend",
                     "the host has no plan; give opencl or wgpu, or nothing for a device that does not exist",
                 ));
             }
@@ -167,12 +166,16 @@ impl Placement {
                 Err(e) => reasons.push(reason(*kind, &e)),
             }
         }
-        let option = match self.options.device {
-            Some(_) => "--device",
-            None => "--backend",
+        let name = match self.options.device {
+            Some(_) => "device",
+            None => "backend",
         };
-        Err(Error::usage(option, reasons.join("; ")))
+        Err(no_device(name, reasons.join("; ")))
     }
+}
+
+fn no_device(name: &str, what: String) -> Error {
+    Error::usage(name, what).of_kind(ErrorKind::NoDevice)
 }
 
 /// The error of one of several backends.
@@ -249,5 +252,6 @@ mod tests {
         ));
         assert!(host(Some("x")).open().is_err_and(|e| e.is_usage()));
         assert!(host(None).caps().is_err_and(|e| e.is_usage()));
+        assert_eq!(no_device("device", "x".to_owned()).kind(), ErrorKind::NoDevice);
     }
 }

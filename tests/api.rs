@@ -55,6 +55,10 @@ fn main() -> ExitCode {
     }
     add("loads_that_are_refused".to_owned(), Box::new(refused));
     add("c_header".to_owned(), Box::new(c::header));
+    add(
+        "c_header_in_old_c_and_in_cpp".to_owned(),
+        Box::new(c::header_in_old_c_and_in_cpp),
+    );
     add("c@host_under_valgrind".to_owned(), Box::new(c::under_valgrind));
     trials.extend(support::missing_trials(missing));
     libtest_mimic::run(&arguments, trials).exit_code()
@@ -67,7 +71,8 @@ fn speaking_model() -> (tempfile::TempDir, PathBuf) {
         ..Traits::default()
     };
     let mut file = support::gguf::tiny("llama", traits);
-    let template = "{% for m in messages %}{{ m.content }}{% endfor %}";
+    let template = "{% if tools %}{{ tools[0] }}{% endif %}{% for m in messages %}\
+        {% if m.content == 'refuse' %}{{ raise_exception('no') }}{% endif %}{{ m.name or '' }}{{ m.content }}{% endfor %}";
     file.set("tokenizer.chat_template", Value::String(template.to_owned()));
     let rows = &mut file.tensor("output.weight").data;
     for (token, row) in rows.chunks_exact_mut(4 * HIDDEN).enumerate() {
@@ -302,7 +307,7 @@ fn refused() -> Outcome {
     let base = host();
     let changed = [
         (
-            "--context",
+            "context: ",
             LoadOptions {
                 context: Some(0),
                 ..base.clone()
@@ -316,28 +321,28 @@ fn refused() -> Outcome {
             },
         ),
         (
-            "--padding",
+            "padding: ",
             LoadOptions {
                 padding: 31,
                 ..base.clone()
             },
         ),
         (
-            "--draft-tokens",
+            "drafts: ",
             LoadOptions {
                 drafts: 65,
                 ..base.clone()
             },
         ),
         (
-            "--kv",
+            "kv: ",
             LoadOptions {
                 kv: KvType::Q8,
                 ..base.clone()
             },
         ),
         (
-            "--float",
+            "float: ",
             LoadOptions {
                 float: Some(DType::F16),
                 ..base.clone()
@@ -349,7 +354,7 @@ fn refused() -> Outcome {
     }
     let mut options = base;
     options.place.options.device = Some("x".to_owned());
-    refused(&folder, &options, "--device")?;
+    refused(&folder, &options, "device: ")?;
     let empty = tempfile::tempdir().map_err(|e| e.to_string())?;
     refused(empty.path(), &host(), "has no tokenizer.json")?;
     std::fs::copy(folder.join("tokenizer.json"), empty.path().join("tokenizer.json"))

@@ -348,7 +348,7 @@ fn contexts_fit_the_memory_of_the_device() {
         );
         let needed = needed.split(';').next().unwrap();
         assert!(
-            e.contains("--context") && e.contains(needed) && e.contains(&most),
+            e.contains("context: ") && e.contains(needed) && e.contains(&most),
             "{e}"
         );
     }

@@ -22,6 +22,7 @@ use support::{Device, Text};
 use transformer_lite::backend::BackendKind;
 use transformer_lite::graph::pass::{Pipeline, ROTARY_APPEND};
 use transformer_lite::llm::engine::{Decoder, DeviceModel, HostModel, Lengths, Logits};
+use transformer_lite::llm::template::Values;
 use transformer_lite::llm::{
     ChatTemplate, Generator, KvType, LanguageModel, Limits, Message, ModelFolder, Sampler, SamplerConfig,
     Tokenizer,
@@ -661,7 +662,7 @@ fn paris(dir: &Path, device: Option<&Device>) -> Outcome {
     let question = [Message::user("What is the capital of France?")];
     let prompt = ChatTemplate::load(&folder)
         .text()?
-        .render(&question, true)
+        .render(&question, &Values::new(), true)
         .text()?;
     let prompt = tokenizer.encode(&prompt, false).text()?;
     let limits = Limits {

@@ -133,8 +133,8 @@ fn renders(template: &str, chats: &Value, expected: &Value, lenient: bool) -> Ou
         values.insert("date_string".to_owned(), json!("26 Jul 2024"));
         let messages = values.remove("messages").ok_or("no messages")?;
         let prompt = values.remove("add_generation_prompt") != Some(json!(false));
-        let template = ChatTemplate::load(&folder).text()?.with_values(values);
-        let found = template.render(messages.as_array().ok_or("no list")?, prompt);
+        let template = ChatTemplate::load(&folder).text()?;
+        let found = template.render(messages.as_array().ok_or("no list")?, &values, prompt);
         let wanted = &expected[name];
         let (text, error) = (wanted["text"].as_str(), wanted["error"].as_str());
         match (found, text, error) {

@@ -1,7 +1,7 @@
 //! Weights and nodes of a model that is being written.
 
 use super::{Kept, Params, Stored, Tensors};
-use crate::error::{Error, Result, Stage};
+use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::graph::onnx::quantize::{Left, Quantized};
 use crate::graph::onnx::write::{Attr, ExternalData, ModelWriter, NodeSpec};
 use crate::graph::op::OWN_DOMAIN;
@@ -56,10 +56,9 @@ impl Packed {
 
 fn heap<T: Clone + Default>(length: usize, name: &str) -> Result<Vec<T>> {
     let mut v = Vec::new();
-    v.try_reserve_exact(length).map_err(|e| Error::Other {
-        stage: Stage::Convert,
-        what: format!("tensor \"{name}\""),
-        source: Some(e.into()),
+    v.try_reserve_exact(length).map_err(|e| {
+        let error = Error::caused(Stage::Convert, format!("tensor \"{name}\""), e);
+        error.of_kind(ErrorKind::OutOfMemory)
     })?;
     v.resize(length, T::default());
     Ok(v)
@@ -357,9 +356,5 @@ fn emit(
 }
 
 fn constant_error(name: &str, e: TensorError) -> Error {
-    Error::Other {
-        stage: Stage::Convert,
-        what: format!("constant \"{name}\""),
-        source: Some(e.into()),
-    }
+    Error::caused(Stage::Convert, format!("constant \"{name}\""), e)
 }

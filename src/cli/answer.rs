@@ -1,18 +1,19 @@
 //! Answers of a model as they are streamed, and the options that they take beside sampling.
 
+use super::fields::option_of;
 use super::load::load;
 use super::options::{ExecOptions, check_writable, read_text};
-use super::output::put;
+use super::output::{note, put};
 use super::sampling::some_text;
-use crate::error::{Error, Result};
-use crate::llm::load::Purpose;
+use crate::error::{Error, Result, Stage};
+use crate::llm::load::{Loading, Purpose};
 use crate::llm::{
     Codec, Draft, Finish, GenerateOptions, Grammar, LoadOptions, Metrics, Model, ModelDraft, ModelFolder,
-    NgramDraft, Prompt, Sampler, Session, StopStrings, Tokenizer,
+    NgramDraft, Piece, Prompt, Sampler, Session, StopStrings, Tokenizer,
 };
 use clap::ValueEnum;
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// How tokens are guessed ahead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -31,7 +32,8 @@ pub struct AnswerOptions {
     /// Slide when the context is full: what must stay is kept, the oldest of the rest is forgotten, and what is left is fed again
     #[arg(long)]
     pub context_shift: bool,
-    /// Guess tokens ahead and verify them in one run; what is generated stays the same
+    /// Guess tokens ahead; the model verifies them in one run and keeps those that it would choose. Where two logits differ by no more
+    /// than rounding, another of these tokens may be taken than without
     #[arg(long, value_enum, value_name = "KIND", conflicts_with = "draft_model")]
     pub draft: Option<DraftKind>,
     /// The same with the guesses of a smaller model, a folder with the same tokenizer
@@ -101,36 +103,46 @@ impl AnswerOptions {
         }
     }
 
-    /// The draft, if one is asked for. A usage error for a model with other tokens than those of `tokenizer`.
-    fn load_draft(&self, exec: &ExecOptions, tokenizer: &Tokenizer) -> Result<Option<Box<dyn Draft>>> {
+    /// The draft, if one is asked for. `hear` and errors as of [`load_draft_model`].
+    fn load_draft(
+        &self,
+        exec: &ExecOptions,
+        tokenizer: &Tokenizer,
+        hear: &mut dyn FnMut(Loading<'_>),
+    ) -> Result<Option<Box<dyn Draft>>> {
         if let Some(dir) = &self.draft_model {
-            if !Tokenizer::load(dir)?.has_tokens_of(tokenizer) {
-                let what = format!(
-                    "{} has another vocabulary than the model; a draft needs the same",
-                    dir.display()
-                );
-                return Err(Error::usage("--draft-model", what));
-            }
-            let options = LoadOptions {
-                greedy: true,
-                ..exec.load_options()
+            let draft = load_draft_model(dir, exec, tokenizer, &mut |step| match step {
+                Loading::Memory(memory) => {
+                    note(&mut std::io::stderr(), &format!("draft model: memory {memory}"));
+                }
+                step => hear(step),
+            });
+            return match draft {
+                Ok(draft) => Ok(Some(Box::new(draft))),
+                Err(Error::Usage { name, what, kind }) => {
+                    let what = format!("{}: {}: {what}", dir.display(), option_of(&name));
+                    Err(Error::usage("--draft-model", what).of_kind(kind))
+                }
+                Err(e) => {
+                    let (kind, what) = (e.kind(), format!("--draft-model {}", dir.display()));
+                    Err(Error::caused(Stage::Run, what, e).of_kind(kind))
+                }
             };
-            let loaded = load(
-                &ModelFolder::open(dir)?,
-                &options,
-                Purpose::Generation,
-                &mut |_| (),
-            )?;
-            return Ok(Some(Box::new(ModelDraft::new(loaded.model()?))));
         }
         Ok(self
             .draft
             .map(|DraftKind::Ngram| -> Box<dyn Draft> { Box::new(NgramDraft::default()) }))
     }
 
-    /// A session of `model` with these options, whose tokens `sampler` chooses.
-    pub fn session(&self, model: &Model, sampler: Sampler, exec: &ExecOptions) -> Result<Session> {
-        let draft = self.load_draft(exec, model.codec().tokenizer())?;
+    /// A session of `model` with these options, whose tokens `sampler` chooses. `hear` hears of what a draft model takes.
+    pub fn session(
+        &self,
+        model: &Model,
+        sampler: Sampler,
+        exec: &ExecOptions,
+        hear: &mut dyn FnMut(Loading<'_>),
+    ) -> Result<Session> {
+        let draft = self.load_draft(exec, model.codec().tokenizer(), hear)?;
         let mut session = model.session()?;
         session.set_sampler(sampler);
         if let Some(draft) = draft {
@@ -149,6 +161,32 @@ impl AnswerOptions {
             None => Ok(()),
         }
     }
+}
+
+/// The model in `dir` as a draft for one with the tokens of `tokenizer`. Its context is that of the command, as far as the draft model was made
+/// for so much. `hear` as in [`load`]. A usage error for a model with other tokens, and errors of loading.
+fn load_draft_model(
+    dir: &Path,
+    exec: &ExecOptions,
+    tokenizer: &Tokenizer,
+    hear: &mut dyn FnMut(Loading<'_>),
+) -> Result<ModelDraft> {
+    if !Tokenizer::load(dir)?.has_tokens_of(tokenizer) {
+        let what = "another vocabulary than that of the model; a draft needs the same";
+        return Err(Error::usage("tokenizer.json", what));
+    }
+    let folder = ModelFolder::open(dir)?;
+    let options = exec.load_options();
+    let most = folder.config.max_position_embeddings;
+    let options = LoadOptions {
+        context: options
+            .context
+            .map(|asked| most.map_or(asked, |most| asked.min(most))),
+        greedy: true,
+        ..options
+    };
+    let loaded = load(&folder, &options, Purpose::Generation, hear)?;
+    Ok(ModelDraft::new(loaded.model()?))
 }
 
 /// What an answer gave.
@@ -182,14 +220,7 @@ pub fn answer<'p>(
     out: &mut dyn Write,
 ) -> Result<Outcome> {
     let mut answer = session.generate(prompt, options)?;
-    let (mut tokens, mut text) = (Vec::new(), String::new());
-    while let Some(piece) = answer.next().transpose()? {
-        tokens.extend(piece.token.map(|t| t.id));
-        text.push_str(&piece.text);
-        if !piece.text.is_empty() {
-            put(out, &piece.text)?;
-        }
-    }
+    let (tokens, text) = stream(&mut answer, out)?;
     Ok(Outcome {
         tokens,
         text,
@@ -197,6 +228,23 @@ pub fn answer<'p>(
         reused: answer.reused(),
         metrics: answer.metrics(),
     })
+}
+
+/// Writes pieces of an answer to `out` as they come, and returns their tokens and text.
+pub fn stream(
+    pieces: &mut dyn Iterator<Item = Result<Piece>>,
+    out: &mut dyn Write,
+) -> Result<(Vec<u32>, String)> {
+    let (mut tokens, mut text) = (Vec::new(), String::new());
+    for piece in pieces {
+        let piece = piece?;
+        tokens.extend(piece.token.map(|t| t.id));
+        text.push_str(&piece.text);
+        if !piece.text.is_empty() {
+            put(out, &piece.text)?;
+        }
+    }
+    Ok((tokens, text))
 }
 
 #[cfg(test)]

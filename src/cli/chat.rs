@@ -1,22 +1,23 @@
 //! `tlite chat`.
 
-use super::answer::{AnswerOptions, Outcome, answer};
+use super::answer::{AnswerOptions, Outcome, stream};
 use super::interrupt::Interrupt;
 use super::load::{print_notes, waiting};
 use super::options::ExecOptions;
 use super::output::{note, put};
 use super::sampling::SamplingOptions;
 use super::template::TemplateOptions;
-use crate::error::{Error, Result};
-use crate::llm::{Codec, Finish, GenerateOptions, Message, Model, ModelFolder, Session, StopStrings};
+use crate::error::{Error, ErrorKind, Result};
+use crate::llm::template::Values;
+use crate::llm::{Codec, Conversation, Finish, GenerateOptions, Message, Model, ModelFolder, StopStrings};
 use std::io::{BufRead, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Talk to a chat model
 ///
-/// Each line of standard input is a message. `/reset` forgets the conversation, `/exit` or the end of the
-/// input ends the program. Ctrl-C stops an answer.
+/// Each line of standard input is a message. `/reset` forgets the conversation, `/tool NAME RESULT` gives back what
+/// a tool that the model called returned, `/exit` or the end of the input ends the program. Ctrl-C stops an answer.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Folder with model.onnx, tokenizer.json and the config files
@@ -34,109 +35,64 @@ pub struct Args {
     exec: ExecOptions,
 }
 
-/// A conversation and the session that holds a part of it.
-struct Conversation {
-    session: Session,
+/// A conversation and how it is answered.
+struct Talk<'a> {
+    conversation: Conversation,
     stop: StopStrings,
     max_tokens: usize,
-    /// A full context slides.
-    slides: bool,
-    system: Option<Message>,
-    /// Messages after the system's.
-    messages: Vec<Message>,
-    /// The text up to the last answer, and the tokens that were fed and generated.
-    said: Option<(String, Vec<u32>)>,
+    template_values: Values,
+    interrupt: &'a Interrupt,
 }
 
-/// What became of a message.
-enum Reply {
-    /// It was answered, after so many of the oldest messages were forgotten.
-    Answer(Outcome, usize),
-    /// The conversation with it has this many tokens, more than the context; it was dropped.
-    Full(usize),
-}
-
-impl Conversation {
-    /// The text of the system and `messages`, and its tokens. What was said before keeps the tokens that it had, as a model does not
-    /// always choose those that its text is encoded to.
-    fn encoded(&self, messages: &[Message]) -> Result<(String, Vec<u32>)> {
-        let all: Vec<Message> = self.system.iter().chain(messages).cloned().collect();
-        let codec = self.session.codec();
-        let (text, tokenizer) = (codec.chat()?.render(&all, true)?, codec.tokenizer());
-        if let Some((said, tokens)) = &self.said
-            && let Some(rest) = text.strip_prefix(said.as_str())
-        {
-            let rest = tokenizer.encode(rest, false)?;
-            // Any other token might have joined with what stands before it.
-            if rest.first().is_some_and(|id| tokenizer.is_special(*id)) {
-                return Ok((text, [tokens.as_slice(), &rest].concat()));
-            }
-        }
-        let tokens = tokenizer.encode(&text, false)?;
-        Ok((text, tokens))
-    }
-
-    /// Text and tokens of the conversation, without its oldest messages where it slides and would leave too little room for an answer,
-    /// and how many messages were left out.
-    fn fitting(&self) -> Result<(String, Vec<u32>, usize)> {
-        let context = self.session.context();
-        let room = self.max_tokens.min(context / 4);
-        let mut dropped = 0;
-        loop {
-            let messages = self.messages.get(dropped..).unwrap_or_default();
-            let (text, tokens) = self.encoded(messages)?;
-            // A question goes with its answer, and the last question stays.
-            if !self.slides || tokens.len() + room <= context || messages.len() <= 2 {
-                return Ok((text, tokens, dropped));
-            }
-            dropped += 2;
-        }
-    }
-
-    /// How many of the first of `tokens` come before anything that was said.
-    fn header(&self, tokens: &[u32]) -> usize {
-        let (_, silent) = self.encoded(&[Message::user("")]).unwrap_or_else(|e| {
-            log::debug!("nothing is kept when the context slides: {}", e.chain());
-            (String::new(), Vec::new())
-        });
-        let pairs = silent.iter().zip(tokens);
-        pairs.take_while(|(a, b)| a == b).count()
-    }
-
-    /// Answers `text` to `out`. Tokens that the conversation shares with the cache are not fed again.
-    fn answer(&mut self, message: &str, interrupt: &Interrupt, out: &mut dyn Write) -> Result<Reply> {
-        self.messages.push(Message::user(message));
-        let (text, tokens, dropped) = self.fitting()?;
-        if tokens.len() > self.session.context() {
-            self.messages.pop();
-            return Ok(Reply::Full(tokens.len()));
-        }
-        self.messages.drain(..dropped);
-        let slide = self.slides.then(|| self.header(&tokens));
-        let generating = interrupt.generating();
+impl Talk<'_> {
+    /// Answers `message` to the console. A message for which the context has no room is not sent, and a note says so.
+    fn say(&mut self, message: Message, console: &mut Console<'_>) -> Result<()> {
+        let generating = self.interrupt.generating();
         let options = GenerateOptions {
             max_tokens: self.max_tokens,
             stop: self.stop.clone(),
             cancel: generating.flag(),
-            slide,
+            slide: None,
+            template_values: self.template_values.clone(),
         };
-        let outcome = answer(&mut self.session, tokens.as_slice(), &options, out)?;
-        // The tokens of a stop string have more text than was shown.
-        let whole = self.session.codec().tokenizer().decode(&outcome.tokens)? == outcome.text;
-        self.said = whole.then(|| {
-            (
-                text + &outcome.text,
-                [tokens.as_slice(), &outcome.tokens].concat(),
-            )
-        });
-        self.messages.push(Message::assistant(outcome.text.clone()));
-        Ok(Reply::Answer(outcome, dropped))
-    }
-
-    fn reset(&mut self) {
-        self.messages.clear();
-        self.said = None;
-        self.session.clear();
+        let mut reply = match self.conversation.say(message, &options) {
+            Ok(reply) => reply,
+            Err(e) if e.kind() == ErrorKind::ContextExceeded => {
+                let what = format!(
+                    "note: {e}; the message was not sent; /reset starts anew, a larger --context or --context-shift may help"
+                );
+                note(console.notes, &what);
+                return Ok(());
+            }
+            Err(e) => return Err(e),
+        };
+        let (tokens, text) = stream(&mut reply, console.out)?;
+        let forgotten = reply.forgotten();
+        let outcome = Outcome {
+            tokens,
+            text,
+            finish: reply.finish(),
+            reused: reply.reused(),
+            metrics: reply.metrics(),
+        };
+        drop(reply);
+        put(console.out, "\n")?;
+        note(console.notes, &outcome.speed_line());
+        if forgotten > 0 {
+            let fed = outcome.metrics.prompt_tokens;
+            let what = format!(
+                "note: the context slid: the {forgotten} oldest messages are forgotten, {fed} tokens were fed"
+            );
+            note(console.notes, &what);
+        }
+        if outcome.finish == Some(Finish::ContextFull) {
+            let held = self.conversation.session().context();
+            let what = format!(
+                "note: the context of {held} tokens is full; /reset starts anew, --context-shift slides"
+            );
+            note(console.notes, &what);
+        }
+        Ok(())
     }
 }
 
@@ -151,8 +107,35 @@ struct Console<'a> {
     prompt: bool,
 }
 
+/// What a line of the input asks for.
+#[derive(Debug, PartialEq)]
+enum Line<'a> {
+    Nothing,
+    Exit,
+    Reset,
+    Unknown(&'a str),
+    Message(Message),
+}
+
+impl<'a> Line<'a> {
+    fn read(line: &'a str) -> Self {
+        let (word, rest) = line.split_once(char::is_whitespace).unwrap_or((line, ""));
+        match (word, rest.trim_start()) {
+            ("", _) => Self::Nothing,
+            ("/exit", "") => Self::Exit,
+            ("/reset", "") => Self::Reset,
+            ("/tool", call) => match call.split_once(char::is_whitespace) {
+                Some((name, result)) => Self::Message(Message::tool(name, result.trim_start())),
+                None => Self::Unknown("/tool without NAME and RESULT"),
+            },
+            (word, "") if word.starts_with('/') => Self::Unknown(word),
+            _ => Self::Message(Message::user(line)),
+        }
+    }
+}
+
 /// Talks until `/exit` or the end of the input.
-fn talk(conversation: &mut Conversation, console: &mut Console<'_>, interrupt: &Interrupt) -> Result<()> {
+fn talk(talk: &mut Talk<'_>, console: &mut Console<'_>) -> Result<()> {
     loop {
         if console.prompt {
             let _closed = console
@@ -169,49 +152,19 @@ fn talk(conversation: &mut Conversation, console: &mut Console<'_>, interrupt: &
             note(console.notes, "note: that line is not UTF-8; it was not sent");
             continue;
         };
-        match line.trim() {
-            "" => {}
-            "/exit" => return Ok(()),
-            "/reset" => {
-                conversation.reset();
+        match Line::read(line.trim()) {
+            Line::Nothing => {}
+            Line::Exit => return Ok(()),
+            Line::Reset => {
+                talk.conversation.clear();
                 note(console.notes, "[conversation forgotten]");
             }
-            command if command.starts_with('/') && !command.contains(char::is_whitespace) => {
-                note(
-                    console.notes,
-                    &format!("note: {command} is no command; there are /reset and /exit"),
-                );
+            Line::Unknown(command) => {
+                let what =
+                    format!("note: {command} is no command; there are /reset, /exit and /tool NAME RESULT");
+                note(console.notes, &what);
             }
-            text => match conversation.answer(text, interrupt, console.out)? {
-                Reply::Answer(outcome, dropped) => {
-                    put(console.out, "\n")?;
-                    note(console.notes, &outcome.speed_line());
-                    if dropped > 0 {
-                        let fed = outcome.metrics.prompt_tokens;
-                        let what = format!(
-                            "note: the context slid: the {dropped} oldest messages are forgotten, {fed} tokens were fed"
-                        );
-                        note(console.notes, &what);
-                    }
-                    if outcome.finish == Some(Finish::ContextFull) {
-                        let held = conversation.session.context();
-                        note(
-                            console.notes,
-                            &format!(
-                                "note: the context of {held} tokens is full; /reset starts anew, --context-shift slides"
-                            ),
-                        );
-                    }
-                }
-                Reply::Full(needed) => {
-                    let held = conversation.session.context();
-                    let what = format!(
-                        "note: the conversation needs {needed} tokens, the context holds {held}; the message was \
-                         not sent; /reset starts anew, a larger --context or --context-shift may help"
-                    );
-                    note(console.notes, &what);
-                }
-            },
+            Line::Message(message) => talk.say(message, console)?,
         }
     }
 }
@@ -220,8 +173,8 @@ fn talk(conversation: &mut Conversation, console: &mut Console<'_>, interrupt: &
 pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     let folder = ModelFolder::holding("MODEL", &args.model, &["tokenizer.json"])?;
     args.answers.check()?;
-    let codec = Codec::load(folder.clone())?.with_template_values(args.template.values()?);
-    let codec = Arc::new(codec);
+    let template_values = args.template.values()?;
+    let codec = Arc::new(Codec::load(folder.clone())?);
     let sampler = args.sampling.sampler(codec.tokenizer())?;
     let sampler = args.answers.constrain(sampler, &codec)?;
     codec.chat()?;
@@ -229,7 +182,7 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     let options = args.answers.load_options(&args.exec, &sampler);
     let ((model, session), load_ms) = waiting(&folder, |hear| {
         let model = Model::with_codec(&folder, codec.clone(), &options, hear)?;
-        let session = args.answers.session(&model, sampler, &args.exec)?;
+        let session = args.answers.session(&model, sampler, &args.exec, hear)?;
         Ok((model, session))
     })?;
     print_notes(model.notes());
@@ -248,14 +201,15 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
             "/reset forgets the conversation, /exit ends, Ctrl-C stops an answer",
         );
     }
-    let mut conversation = Conversation {
-        session,
+    let instructions = args.system.as_deref().map(Message::system).into_iter().collect();
+    let mut conversation = Conversation::new(session, instructions);
+    conversation.set_slides(args.answers.context_shift);
+    let mut talking = Talk {
+        conversation,
         stop,
         max_tokens: args.sampling.max_tokens.get(),
-        slides: args.answers.context_shift,
-        system: args.system.as_deref().map(Message::system),
-        messages: Vec::new(),
-        said: None,
+        template_values,
+        interrupt,
     };
     let (mut input, mut out) = (stdin.lock(), std::io::stdout().lock());
     let mut console = Console {
@@ -264,13 +218,14 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
         notes: &mut notes,
         prompt,
     };
-    talk(&mut conversation, &mut console, interrupt)?;
-    args.answers.save(&mut conversation.session)
+    talk(&mut talking, &mut console)?;
+    args.answers.save(talking.conversation.session())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::llm::Session;
     use crate::llm::testing::{FakeModel, Lent, byte_codec};
 
     const TEMPLATE: &str = "{% for m in messages %}{{ m.role[0] }}:{{ m.content }}<end>{% endfor %}\
@@ -296,14 +251,15 @@ mod tests {
         let lent = Lent::of(model);
         let (dir, codec) = byte_codec("{}");
         std::fs::write(dir.path().join("chat_template.jinja"), TEMPLATE).unwrap();
-        let mut conversation = Conversation {
-            session: Session::new(Box::new(lent.clone()), Arc::new(codec)),
+        let session = Session::new(Box::new(lent.clone()), Arc::new(codec));
+        let mut conversation = Conversation::new(session, system.map(Message::system).into_iter().collect());
+        conversation.set_slides(slides);
+        let mut talking = Talk {
+            conversation,
             stop: StopStrings::default(),
             max_tokens: 8,
-            slides,
-            system: system.map(Message::system),
-            messages: Vec::new(),
-            said: None,
+            template_values: Values::new(),
+            interrupt: &Interrupt::without_handler(),
         };
         let (mut input, mut out, mut notes) = (input, Vec::new(), Vec::new());
         let mut console = Console {
@@ -312,7 +268,7 @@ mod tests {
             notes: &mut notes,
             prompt,
         };
-        let talked = talk(&mut conversation, &mut console, &Interrupt::without_handler());
+        let talked = talk(&mut talking, &mut console);
         lent.give_back(model);
         talked?;
         Ok(Run {
@@ -337,31 +293,6 @@ mod tests {
         })
     }
 
-    /// The answers have a token that their text would not be encoded to.
-    #[test]
-    fn twenty_turns_feed_what_is_new() {
-        let mut model = FakeModel::new(258, 1000, |cache| match cache {
-            [.., 0x3a] => u32::from(b'o'),
-            [.., 0x6f] => 256,
-            [.., 256] => u32::from(b'k'),
-            _ => 257,
-        });
-        let input: String = (0..20).map(|i| format!("message {i}\n")).collect();
-        let run = chat(&mut model, input.as_bytes(), Some("be kind"), false).unwrap();
-        assert_eq!(run.out, "ok\n".repeat(20));
-        let fed: Vec<&Vec<u32>> = model.calls.iter().filter(|c| c.len() > 1).collect();
-        assert_eq!(fed.len(), 20);
-        for (i, fed) in fed.iter().enumerate() {
-            let before = if i == 0 { "s:be kind<end>" } else { "<end>" };
-            assert_eq!(**fed, bytes(&format!("{before}u:message {i}<end>a:")), "turn {i}");
-        }
-        assert!(
-            run.notes.contains("fed, ") && run.notes.contains("reused)"),
-            "{}",
-            run.notes
-        );
-    }
-
     #[test]
     fn shared_tokens_are_fed_once() {
         let mut model = polite(100);
@@ -375,34 +306,6 @@ mod tests {
         let expected = ["u:hi<end>a:", "o", "k", "<end>u:you<end>a:", "o", "k"].map(bytes);
         assert_eq!(model.calls, expected);
         assert_eq!(model.cache, bytes("u:hi<end>a:ok<end>u:you<end>a:ok"));
-    }
-
-    #[test]
-    fn an_answer_keeps_its_tokens() {
-        // It is half a character, which its text would not be encoded to.
-        let mut model = FakeModel::new(
-            258,
-            100,
-            |cache| if cache.last() == Some(&0xc3) { 257 } else { 0xc3 },
-        );
-        let run = chat(&mut model, b"a\nb\n/exit\nc\n", Some("s"), true).unwrap();
-        assert_eq!(run.out, "\u{fffd}\n\u{fffd}\n");
-        assert_eq!(run.notes.matches("> ").count(), 3);
-        let [first, half, second, _] = model.calls.as_slice() else {
-            panic!("{:?}", model.calls)
-        };
-        assert_eq!((first, half), (&bytes("s:s<end>u:a<end>a:"), &vec![0xc3]));
-        assert_eq!(second, &bytes("<end>u:b<end>a:"));
-        assert_eq!(
-            model.cache,
-            [
-                bytes("s:s<end>u:a<end>a:"),
-                vec![0xc3],
-                bytes("<end>u:b<end>a:"),
-                vec![0xc3]
-            ]
-            .concat()
-        );
     }
 
     #[test]
@@ -447,56 +350,40 @@ mod tests {
     }
 
     #[test]
-    fn twenty_turns_feed_each_token_once() {
-        let mut model = polite(1000);
-        let messages: Vec<String> = (0..20).map(|i| "hello ".repeat(i % 3) + "turn").collect();
-        let run = chat(
-            &mut model,
-            messages.join("\n").as_bytes(),
-            Some("be brief"),
-            false,
-        )
-        .unwrap();
-        assert_eq!(run.out, "ok\n".repeat(20));
-        // An answer is its prompt, then `o` and `k` one by one; the end token is the start of the next prompt.
-        assert_eq!(model.calls.len(), 60);
-        for (turn, calls) in model.calls.chunks(3).enumerate() {
-            let said = format!("u:{}<end>a:", messages[turn]);
-            let wanted = match turn {
-                0 => format!("s:be brief<end>{said}"),
-                _ => format!("<end>{said}"),
-            };
-            assert_eq!(calls[0], bytes(&wanted), "turn {turn}");
-            assert_eq!([calls[1].len(), calls[2].len()], [1, 1]);
-        }
-        let fed: usize = model.calls.iter().map(Vec::len).sum();
-        assert_eq!(fed, model.cache.len(), "nothing was fed twice");
-    }
-
-    #[test]
     fn a_full_context_slides_on_request() {
-        // Room for two turns and an answer.
         let mut model = polite(40);
-        let input = b"one\ntwo\nsix\nten\n";
-        let run = chat_sliding(&mut model, input, Some("s"), false, true).unwrap();
+        let run = chat_sliding(&mut model, b"one\ntwo\nsix\nten\n", Some("s"), false, true).unwrap();
         assert_eq!(run.out, "ok\nok\nok\nok\n");
         assert!(
             run.notes.contains("the 2 oldest messages are forgotten"),
             "{}",
             run.notes
         );
-        let turn = |q: &str| format!("u:{q}<end>a:ok<end>");
-        let last = bytes(&format!("s:s<end>{}u:ten<end>a:ok", turn("six")));
-        assert_eq!(model.cache, last, "the system's text stays");
 
-        // An answer that does not end slides in its middle: the system's text stays.
         let mut model = FakeModel::new(258, 20, |cache| (cache.last().unwrap() % 26) + 65);
         let run = chat_sliding(&mut model, b"hi there\n", Some("s"), false, true).unwrap();
         assert_eq!(run.out.len(), 9);
         assert!(run.notes.contains("context slid: "), "{}", run.notes);
-        assert!(model.cache.starts_with(&bytes("s:s<end>u:")));
         let run = chat_sliding(&mut model, &b"x".repeat(30), Some("s"), false, true).unwrap();
         assert!(run.notes.contains("the context holds 20"), "{}", run.notes);
+    }
+
+    #[test]
+    fn results_of_tools_are_fed() {
+        let mut model = polite(100);
+        let run = chat(&mut model, b"hi\n/tool add {\"sum\": 2}\n/tool add\n", None, true).unwrap();
+        assert_eq!(run.out, "ok\nok\n");
+        assert_eq!(run.notes.matches("> ").count(), 4, "{}", run.notes);
+        assert!(run.notes.contains("/tool NAME RESULT"), "{}", run.notes);
+        assert_eq!(model.calls[3], bytes("<end>t:{\"sum\": 2}<end>a:"));
+        assert_eq!(
+            Line::read("/tool f  a b"),
+            Line::Message(Message::tool("f", "a b"))
+        );
+        assert_eq!(
+            Line::read("/reset all"),
+            Line::Message(Message::user("/reset all"))
+        );
     }
 
     #[test]

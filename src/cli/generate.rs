@@ -8,6 +8,7 @@ use super::output::{note, put, put_json};
 use super::sampling::SamplingOptions;
 use super::template::TemplateOptions;
 use crate::error::{Error, Result};
+use crate::llm::template::Values;
 use crate::llm::{Codec, Finish, GenerateOptions, Message, Model, ModelFolder};
 use serde::Serialize;
 use std::io::{Read, Write};
@@ -85,11 +86,12 @@ fn prompt_tokens(
     prompt: &str,
     system: Option<&str>,
     raw: bool,
-    values: &TemplateOptions,
+    options: &TemplateOptions,
+    values: &Values,
     notes: &mut dyn Write,
 ) -> Result<Vec<u32>> {
     if raw || codec.template()?.is_none() {
-        if let Some(option) = values.given() {
+        if let Some(option) = options.given() {
             let what = if raw {
                 "has no effect with --raw"
             } else {
@@ -109,11 +111,11 @@ fn prompt_tokens(
                 "note: the model has no chat template; the prompt is fed as it is",
             );
         }
-        return codec.encode(prompt);
+        return codec.encode(prompt, values);
     }
     let mut messages: Vec<Message> = system.map(Message::system).into_iter().collect();
     messages.push(Message::user(prompt));
-    codec.encode(&messages)
+    codec.encode(&messages, values)
 }
 
 fn read_prompt(prompt: &str, input: &mut dyn Read) -> Result<String> {
@@ -140,19 +142,27 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     let mut notes = std::io::stderr();
     let folder = ModelFolder::holding("MODEL", &args.model, &["tokenizer.json"])?;
     args.answers.check()?;
-    let codec = Codec::load(folder.clone())?.with_template_values(args.template.values()?);
-    let codec = Arc::new(codec);
+    let values = args.template.values()?;
+    let codec = Arc::new(Codec::load(folder.clone())?);
     let sampler = args.sampling.sampler(codec.tokenizer())?;
     let sampler = args.answers.constrain(sampler, &codec)?;
     let prompt = read_prompt(&args.prompt, &mut std::io::stdin())?;
     let system = args.system.as_deref();
-    let prompt = prompt_tokens(&codec, &prompt, system, args.raw, &args.template, &mut notes)?;
+    let prompt = prompt_tokens(
+        &codec,
+        &prompt,
+        system,
+        args.raw,
+        &args.template,
+        &values,
+        &mut notes,
+    )?;
     let ends = args.answers.stop_strings()?;
 
     let options = args.answers.load_options(&args.exec, &sampler);
     let ((model, mut session), load_ms) = waiting(&folder, |hear| {
         let model = Model::with_codec(&folder, codec.clone(), &options, hear)?;
-        let session = args.answers.session(&model, sampler, &args.exec)?;
+        let session = args.answers.session(&model, sampler, &args.exec, hear)?;
         Ok((model, session))
     })?;
     print_notes(model.notes());
@@ -164,6 +174,7 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
         stop: ends,
         cancel: generating.flag(),
         slide: args.answers.context_shift.then_some(prompt.len()),
+        template_values: values,
     };
     let mut stdout = std::io::stdout().lock();
     let mut nowhere = std::io::sink();
@@ -217,7 +228,8 @@ mod tests {
         let (_dir, chat) = byte_codec(config);
         let mut notes = Vec::new();
         let tokens = |codec: &Codec, system: Option<&str>, raw, notes: &mut Vec<u8>| {
-            prompt_tokens(codec, "hi", system, raw, &TemplateOptions::default(), notes)
+            let (options, values) = (TemplateOptions::default(), Values::new());
+            prompt_tokens(codec, "hi", system, raw, &options, &values, notes)
         };
         let ids = |parts: &[&str]| -> Vec<u32> {
             parts

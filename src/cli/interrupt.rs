@@ -61,11 +61,8 @@ impl Interrupt {
                 std::process::exit(INTERRUPTED.into());
             }
         };
-        ctrlc::set_handler(handler).map_err(|e| Error::Other {
-            stage: Stage::Run,
-            what: "the handler of Ctrl-C cannot be set".to_owned(),
-            source: Some(e.into()),
-        })?;
+        ctrlc::set_handler(handler)
+            .map_err(|e| Error::caused(Stage::Run, "the handler of Ctrl-C cannot be set", e))?;
         Ok(Self(state))
     }
 

@@ -8,6 +8,7 @@ mod chat;
 mod convert;
 mod dequantize;
 mod devices;
+mod fields;
 mod generate;
 mod inspect;
 pub mod interrupt;
@@ -71,7 +72,7 @@ enum Command {
 /// usage, others are failures.
 pub fn run(cli: Cli) -> Result<()> {
     let interrupt = Interrupt::install()?;
-    match cli.command {
+    let done = match cli.command {
         Command::Devices(args) => devices::run(&args),
         Command::Convert(args) => convert::run(&args, &interrupt),
         Command::Quantize(args) => quantize::run(&args),
@@ -87,7 +88,8 @@ pub fn run(cli: Cli) -> Result<()> {
         Command::Selftest(args) => selftest::run(&args),
         Command::Tune(args) => tune::run(&args, &interrupt),
         Command::Cache(args) => cache::run(&args),
-    }
+    };
+    done.map_err(fields::in_options)
 }
 
 #[cfg(test)]

@@ -261,11 +261,8 @@ impl Graph {
 
     /// Node ids so that every node comes after the producers of its inputs; ties in order of id.
     pub fn order(&self) -> Result<Vec<NodeId>> {
-        self.ordered().map_err(|e| Error::Other {
-            stage: Stage::Import,
-            what: "the graph is not in order".to_owned(),
-            source: Some(e.into()),
-        })
+        self.ordered()
+            .map_err(|e| Error::caused(Stage::Import, "the graph is not in order", e))
     }
 
     /// As [`Graph::order`], with a cause that a file can be named for.

@@ -63,12 +63,12 @@ impl<'a> Calibration<'a> {
     ) -> Result<Self> {
         let tokens = text.tokens.get(..limit).unwrap_or(&text.tokens);
         if tokens.is_empty() {
-            return Err(Error::usage("--calibration", "the text has no tokens"));
+            return Err(Error::usage("calibration", "the text has no tokens"));
         }
         let room = window.saturating_sub(text.start.len());
         if room == 0 {
             let what = format!("the model's context of {window} tokens has no room for text");
-            return Err(Error::usage("--calibration", what));
+            return Err(Error::usage("calibration", what));
         }
         let windows = tokens
             .chunks(room)
@@ -264,7 +264,7 @@ mod tests {
                 .err()
                 .unwrap()
         };
-        assert!(new(&text(&[]), 4).to_string().starts_with("--calibration: "));
+        assert!(new(&text(&[]), 4).to_string().starts_with("calibration: "));
         assert!(new(&text(&[1]), 1).to_string().contains("context of 1 tokens"));
         let good = text(&[1, 2]);
         let calibration = Calibration::new(&good, 4, 9, "host", &open, &quiet).unwrap();

@@ -58,8 +58,6 @@ pub struct Codec {
     folder: ModelFolder,
     tokenizer: Tokenizer,
     eos: Vec<u32>,
-    /// What the template is given beside the messages.
-    values: Values,
     /// Read when a conversation comes: a model without a usable one can still go on with texts.
     template: OnceLock<Option<ChatTemplate>>,
 }
@@ -78,18 +76,8 @@ impl Codec {
             eos: folder.eos_ids(&tokenizer),
             folder,
             tokenizer,
-            values: Values::new(),
             template: OnceLock::new(),
         })
-    }
-
-    /// The same with further values for its chat template, such as `tools`.
-    pub fn with_template_values(self, values: Values) -> Self {
-        Self {
-            values,
-            template: OnceLock::new(),
-            ..self
-        }
     }
 
     /// The tokenizer.
@@ -107,7 +95,7 @@ impl Codec {
         if let Some(template) = self.template.get() {
             return Ok(template.as_ref());
         }
-        let template = ChatTemplate::find(&self.folder)?.map(|t| t.with_values(self.values.clone()));
+        let template = ChatTemplate::find(&self.folder)?;
         Ok(self.template.get_or_init(|| template).as_ref())
     }
 
@@ -117,13 +105,14 @@ impl Codec {
             .ok_or_else(|| ChatTemplate::missing(&self.folder))
     }
 
-    /// The tokens of `prompt`. An error for a conversation where there is no chat template, or that the template refuses.
-    pub fn encode<'a>(&self, prompt: impl Into<Prompt<'a>>) -> Result<Vec<u32>> {
+    /// The tokens of `prompt`; a chat template is given `values` beside the messages. An error for a conversation where there is no chat
+    /// template, or that the template refuses.
+    pub fn encode<'a>(&self, prompt: impl Into<Prompt<'a>>, values: &Values) -> Result<Vec<u32>> {
         match prompt.into() {
             Prompt::Text(text) => self.tokenizer.encode(text, true),
             Prompt::Tokens(tokens) => Ok(tokens.to_vec()),
             Prompt::Chat(messages) => {
-                let text = self.chat()?.render(messages, true)?;
+                let text = self.chat()?.render(messages, values, true)?;
                 self.tokenizer.encode(&text, false)
             }
         }

@@ -181,7 +181,7 @@ impl ModelFolder {
             Ok(meta) => meta,
             Err(e) if e.kind() == ErrorKind::NotFound => {
                 return Err(Error::usage(
-                    "MODEL",
+                    "folder",
                     format!("there is no folder {}", dir.display()),
                 ));
             }
@@ -192,7 +192,7 @@ impl ModelFolder {
                 "{} is a file; expected a folder with model.onnx and tokenizer.json",
                 dir.display()
             );
-            return Err(Error::usage("MODEL", what));
+            return Err(Error::usage("folder", what));
         }
         Ok(Self {
             config: read_json(&dir.join("config.json"))?,
@@ -202,26 +202,26 @@ impl ModelFolder {
         })
     }
 
-    /// As [`ModelFolder::open`], of a language model's folder that `option` names and which holds the files `needed`. Usage errors: no such
+    /// As [`ModelFolder::open`], of a language model's folder that errors call `name` and which holds the files `needed`. Usage errors: no such
     /// folder, a file in its place, a file of it that is missing.
-    pub fn holding(option: &str, path: &Path, needed: &[&str]) -> Result<Self> {
+    pub fn holding(name: &str, path: &Path, needed: &[&str]) -> Result<Self> {
         if !path.exists() {
             let what = format!("there is no folder {}", path.display());
-            return Err(Error::usage(option, what));
+            return Err(Error::usage(name, what));
         }
         let refused = |what: &str| {
             let what = format!(
                 "{} {what}; expected a folder with model.onnx and tokenizer.json; {OTHERS}",
                 path.display()
             );
-            Error::usage(option, what)
+            Error::usage(name, what)
         };
         if path.is_file() {
             return Err(refused("is a file"));
         }
         let folder = Self::open(path)?;
         match needed.iter().find(|n| !folder.dir.join(n).is_file()) {
-            Some(name) => Err(refused(&format!("has no {name}"))),
+            Some(file) => Err(refused(&format!("has no {file}"))),
             None => Ok(folder),
         }
     }
@@ -250,11 +250,11 @@ impl ModelFolder {
     pub fn context(&self, asked: Option<usize>) -> Result<usize> {
         match (asked, self.config.max_position_embeddings) {
             (Some(asked), Some(most)) if asked > most => Err(Error::usage(
-                "--context",
+                "context",
                 format!("{asked}: the model was made for at most {most} tokens"),
             )),
             (Some(asked), _) if asked < 2 => Err(Error::usage(
-                "--context",
+                "context",
                 format!("{asked}: a prompt and its answer take 2 tokens at least"),
             )),
             (Some(asked), _) => Ok(asked),

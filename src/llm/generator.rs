@@ -2,13 +2,13 @@
 
 use super::draft::Draft;
 use super::{Cancel, LanguageModel, Metrics, Sampler};
-use crate::error::{Error, Result, Stage};
+use crate::error::{Error, ErrorKind, Result, Stage};
 use std::collections::VecDeque;
 use std::fmt;
 use std::time::Instant;
 
 /// When generation stops.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Limits {
     /// Largest number of tokens to generate.
     pub max_tokens: usize,
@@ -19,6 +19,18 @@ pub struct Limits {
     /// A full context slides: the first so many tokens stay, the older half of the others is forgotten, and the rest is fed again.
     /// Without a number generation stops there.
     pub slide: Option<usize>,
+}
+
+impl Default for Limits {
+    /// 256 tokens, as with [`GenerateOptions`](super::GenerateOptions).
+    fn default() -> Self {
+        Self {
+            max_tokens: 256,
+            eos: Vec::new(),
+            cancel: Cancel::default(),
+            slide: None,
+        }
+    }
 }
 
 /// Why generation stopped.
@@ -97,7 +109,7 @@ impl<'a, M: LanguageModel + ?Sized> Generator<'a, M> {
         let total = model.len().saturating_add(prompt.len());
         if total > model.context() {
             let what = format!("has {total} tokens, but the context holds {}", model.context());
-            return Err(Error::usage("prompt", what));
+            return Err(Error::usage("prompt", what).of_kind(ErrorKind::ContextExceeded));
         }
         if let Some(id) = prompt
             .iter()
@@ -107,7 +119,7 @@ impl<'a, M: LanguageModel + ?Sized> Generator<'a, M> {
             let what = format!(
                 "token {id} of the prompt is not below the model's {vocab}: the tokenizer is another model's"
             );
-            return Err(Error::other(Stage::Text, what));
+            return Err(Error::other(Stage::Text, what).of_kind(ErrorKind::TokenOutOfRange));
         }
         sampler.start(prompt)?;
         Ok(Self {
@@ -148,7 +160,8 @@ impl<'a, M: LanguageModel + ?Sized> Generator<'a, M> {
         Ok(self)
     }
 
-    /// The same generation, helped by guesses of at most `most` tokens. They change what is run at once, not what is chosen.
+    /// The same generation, helped by guesses of at most `most` tokens, which the model verifies. What that may change is said at
+    /// [`Session::set_draft`](super::Session::set_draft).
     #[must_use]
     pub fn drafting(mut self, draft: &'a mut dyn Draft, most: usize) -> Self {
         self.draft = Some((draft, most));

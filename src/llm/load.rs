@@ -51,7 +51,7 @@ impl FromStr for KvType {
         match text {
             "f16" => Ok(Self::F16),
             "q8" => Ok(Self::Q8),
-            _ => Err(Error::usage("--kv", format!("\"{text}\" is none of f16, q8"))),
+            _ => Err(Error::usage("kv", format!("\"{text}\" is none of f16, q8"))),
         }
     }
 }
@@ -95,32 +95,29 @@ impl LoadOptions {
     /// Usage errors: numbers out of range, storage that the host does not have.
     fn check(&self) -> Result<()> {
         let on_host = self.place.backend == BackendChoice::Host;
-        let wrong = |option: &str, what: String| Err(Error::usage(option, what));
+        let wrong = |name: &str, what: String| Err(Error::usage(name, what));
         if self.context == Some(0) {
-            return wrong("--context", "0: a run needs room for a token".to_owned());
+            return wrong("context", "0: a run needs room for a token".to_owned());
         }
         if !PADDINGS.contains(&self.padding) {
             let (from, to) = (PADDINGS.start(), PADDINGS.end());
-            return wrong(
-                "--padding",
-                format!("{} is not from {from} to {to}", self.padding),
-            );
+            return wrong("padding", format!("{} is not from {from} to {to}", self.padding));
         }
         if self.drafts > MOST_DRAFTS {
             let what = format!("{} tokens, at most {MOST_DRAFTS} can be guessed", self.drafts);
-            return wrong("--draft-tokens", what);
+            return wrong("drafts", what);
         }
         match self.float {
             Some(DType::F16) if on_host => {
                 let what = "f16 is storage on a device; the host keeps the model's own types";
-                return wrong("--float", what.to_owned());
+                return wrong("float", what.to_owned());
             }
             None | Some(DType::F16 | DType::F32) => {}
-            Some(other) => return wrong("--float", format!("{other} is none of f16, f32")),
+            Some(other) => return wrong("float", format!("{other} is none of f16, f32")),
         }
         if self.kv == KvType::Q8 && on_host {
             let what = "q8 is storage on a device; the host keeps the model's own types";
-            return wrong("--kv", what.to_owned());
+            return wrong("kv", what.to_owned());
         }
         Ok(())
     }
@@ -279,7 +276,7 @@ impl Loaded {
         options.check()?;
         let Opened::Device(backend) = options.place.open()? else {
             return Err(Error::usage(
-                "--backend",
+                "backend",
                 "the host has nothing to tune; a device is needed",
             ));
         };
@@ -397,7 +394,7 @@ fn fitted(
     if !decoder.keeps_cache() {
         if let Some(other) = folder.config.other_purpose() {
             let what = format!("config.json calls it {other}, which does not tell what comes next; {OTHERS}");
-            return Err(Error::usage("MODEL", what));
+            return Err(Error::usage("folder", what));
         }
         notes.push(
             "note: the model has no KV cache, or none that could be recognised: for each token all before it are run again; an export with \
@@ -446,7 +443,7 @@ fn model_file(folder: &ModelFolder) -> Result<PathBuf> {
         return Ok(path);
     }
     Err(Error::usage(
-        "MODEL",
+        "folder",
         format!("there is no file {}", path.display()),
     ))
 }
@@ -553,7 +550,7 @@ fn decoder(
             what,
             ..
         } => Error::usage(
-            "MODEL",
+            "folder",
             format!("{} is no decoder: {what}; {OTHERS}", path.display()),
         ),
         e => e,

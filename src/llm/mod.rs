@@ -4,6 +4,7 @@ pub mod calibrate;
 pub mod cancel;
 pub mod codec;
 pub mod constraint;
+pub mod conversation;
 pub mod draft;
 pub mod engine;
 pub mod folder;
@@ -25,6 +26,7 @@ pub mod tokenizer;
 
 pub use cancel::Cancel;
 pub use codec::{Codec, Prompt};
+pub use conversation::{Conversation, Reply};
 pub use draft::{Draft, ModelDraft, NgramDraft};
 pub use folder::ModelFolder;
 pub use generator::{Finish, Generator, Limits, Token};

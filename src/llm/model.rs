@@ -22,7 +22,7 @@ impl Model {
     /// them. Usage errors: no such folder, a file of it that is missing, no such device, options that do not fit the model. What was
     /// done otherwise than one might expect is logged as a warning, and in [`Model::notes`].
     pub fn load(path: impl AsRef<Path>, options: &LoadOptions) -> Result<Self> {
-        let folder = ModelFolder::holding("MODEL", path.as_ref(), &["tokenizer.json"])?;
+        let folder = ModelFolder::holding("path", path.as_ref(), &["tokenizer.json"])?;
         let codec = Arc::new(Codec::load(folder.clone())?);
         let model = Self::with_codec(&folder, codec, options, &mut |step| match step {
             Loading::Memory(memory) => log::info!("memory {memory}"),

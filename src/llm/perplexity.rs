@@ -255,18 +255,18 @@ fn check(
     if text.scorable() == 0 {
         let (count, needed) = (text.tokens.len(), text.unscored() + 1);
         let what = format!("the text has {count} tokens; at least {needed} are needed");
-        return Err(Error::usage("--text", what));
+        return Err(Error::usage("text", what));
     }
     let room = reference.map_or(model.context(), |r| r.context().min(model.context()));
     let window = options.window;
     if window > room || window < text.start.len().max(1) {
         let least = text.start.len().max(1);
         let what = format!("a window of {window} tokens; it must have from {least} to {room}");
-        return Err(Error::usage("--context", what));
+        return Err(Error::usage("context", what));
     }
     match reference {
         Some(r) if r.vocab() != model.vocab() => Err(Error::usage(
-            "--reference",
+            "reference",
             format!(
                 "it has a vocabulary of {} tokens, the model one of {}; their predictions cannot be compared",
                 r.vocab(),
@@ -577,7 +577,7 @@ mod tests {
         let good = text(0..5, &[]);
         let (mut model, mut other) = (counting(8, 4, 0), counting(9, 3, 0));
         let e = run(&mut model, Some(&mut other), &good, 3);
-        assert!(e.is_usage() && e.to_string().starts_with("--reference"), "{e}");
+        assert!(e.is_usage() && e.to_string().starts_with("reference"), "{e}");
         assert!(
             e.to_string().contains("9 tokens") && e.to_string().contains("of 8"),
             "{e}"

@@ -5,7 +5,7 @@
 //! before it, 4 bytes.
 
 use super::LanguageModel;
-use crate::error::{Error, Result, Stage};
+use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::files::write_whole;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
@@ -78,7 +78,7 @@ fn states<'a>(model: &'a mut dyn LanguageModel, path: &Path) -> Result<&'a mut d
             "{}: the model has no cache that could be read or written",
             path.display()
         );
-        Error::usage("--prompt-cache", what)
+        Error::usage("prompt_cache", what)
     })
 }
 
@@ -137,7 +137,8 @@ pub fn load(path: &Path, model: &mut dyn LanguageModel) -> Result<Vec<u32>> {
         Err(e) => return Err(Error::io("cannot read", path, e)),
     };
     let wanted = states.identity()?;
-    let wrong = |what: &str| Error::file(Stage::Text, path, what);
+    let wrong = |what: &str| damaged(path, what);
+    let other = |what: String| Error::file(Stage::Text, path, what).of_kind(ErrorKind::PromptCacheMismatch);
     if !bytes.starts_with(MAGIC) {
         return Err(wrong("not a prompt cache: it does not begin with TLITEKV2"));
     }
@@ -154,14 +155,15 @@ pub fn load(path: &Path, model: &mut dyn LanguageModel) -> Result<Vec<u32>> {
     rest.take(MAGIC.len())?;
     let size = rest.number()?;
     let header: Header = serde_json::from_slice(rest.take(size)?)
-        .map_err(|e| Error::parse(Stage::Text, path, "not the header of a prompt cache", e))?;
+        .map_err(|e| Error::parse(Stage::Text, path, "not the header of a prompt cache", e))
+        .map_err(|e| e.of_kind(ErrorKind::PromptCacheDamaged))?;
     let identity = &header.identity;
     for (what, found, wanted) in [
         ("model", &identity.model, &wanted.model),
-        ("storage (--kv, --float)", &identity.float, &wanted.float),
+        ("storage (kv, float)", &identity.float, &wanted.float),
     ] {
         if found != wanted {
-            return Err(wrong(&format!(
+            return Err(other(format!(
                 "the prompt cache is that of another {what}: {found}, this one is {wanted}"
             )));
         }
@@ -173,7 +175,7 @@ pub fn load(path: &Path, model: &mut dyn LanguageModel) -> Result<Vec<u32>> {
             Some((found, wanted)) => format!("{found}, expected {wanted}"),
             None => format!("{}, expected {}", identity.states.len(), wanted.states.len()),
         };
-        return Err(wrong(&format!(
+        return Err(other(format!(
             "the prompt cache has states of another form: {what}"
         )));
     }
@@ -216,6 +218,10 @@ pub fn load(path: &Path, model: &mut dyn LanguageModel) -> Result<Vec<u32>> {
     Ok(tokens)
 }
 
+fn damaged(path: &Path, what: &str) -> Error {
+    Error::file(Stage::Text, path, what).of_kind(ErrorKind::PromptCacheDamaged)
+}
+
 /// What of a file is still to be read.
 struct Rest<'a> {
     bytes: &'a [u8],
@@ -226,7 +232,7 @@ impl<'a> Rest<'a> {
     fn take(&mut self, count: usize) -> Result<&'a [u8]> {
         let (part, rest) = self.bytes.split_at_checked(count).ok_or_else(|| {
             let what = format!("the prompt cache ends {} bytes before {count}", self.bytes.len());
-            Error::file(Stage::Text, self.path, what)
+            damaged(self.path, &what)
         })?;
         self.bytes = rest;
         Ok(part)
@@ -389,7 +395,9 @@ mod tests {
         let mut refused = |bytes: &[u8]| {
             std::fs::write(&path, bytes).unwrap();
             model.model.cache = vec![9];
-            let e = load(&path, &mut model).unwrap_err().to_string();
+            let e = load(&path, &mut model).unwrap_err();
+            assert_eq!(e.kind(), ErrorKind::PromptCacheDamaged);
+            let e = e.to_string();
             assert!(e.contains("cache"), "{e}");
             assert_eq!(model.model.cache, [9], "nothing was changed");
             e
@@ -420,7 +428,9 @@ mod tests {
         let refused = |change: &dyn Fn(&mut Identity), words: &str| {
             let mut other = Saved::new(10);
             change(&mut other.identity);
-            let e = load(&path, &mut other).unwrap_err().to_string();
+            let e = load(&path, &mut other).unwrap_err();
+            assert_eq!(e.kind(), ErrorKind::PromptCacheMismatch);
+            let e = e.to_string();
             assert!(e.contains(words) && e.contains("cache"), "{e}");
         };
         refused(
@@ -429,7 +439,7 @@ mod tests {
         );
         refused(
             &|i| i.float = "f32".to_owned(),
-            "another storage (--kv, --float): f16, this one is f32",
+            "another storage (kv, float): f16, this one is f32",
         );
         refused(
             &|i| i.states[0].row = 4,

@@ -9,7 +9,7 @@ pub use penalties::{Dry, Penalties};
 pub use range::Range;
 
 use super::constraint::Constraint;
-use crate::error::{Error, Result, Stage};
+use crate::error::{Error, ErrorKind, Result, Stage};
 use filters::Candidate;
 
 /// How tokens are chosen.
@@ -52,27 +52,27 @@ impl Default for SamplerConfig {
     }
 }
 
-/// The option that sets a number of [`SamplerConfig`], and what it may be.
+/// What errors call a number of [`SamplerConfig`], and what it may be.
 pub type Setting = (&'static str, Range);
 
 /// [`SamplerConfig::temperature`].
-pub const TEMPERATURE: Setting = ("--temperature", Range::of(0.0, f32::INFINITY));
+pub const TEMPERATURE: Setting = ("temperature", Range::of(0.0, f32::INFINITY));
 /// [`SamplerConfig::top_p`].
-pub const TOP_P: Setting = ("--top-p", Range::above(0.0, 1.0));
+pub const TOP_P: Setting = ("top_p", Range::above(0.0, 1.0));
 /// [`SamplerConfig::typical_p`].
-pub const TYPICAL_P: Setting = ("--typical-p", Range::above(0.0, 1.0));
+pub const TYPICAL_P: Setting = ("typical_p", Range::above(0.0, 1.0));
 /// [`SamplerConfig::min_p`].
-pub const MIN_P: Setting = ("--min-p", Range::of(0.0, 1.0));
+pub const MIN_P: Setting = ("min_p", Range::of(0.0, 1.0));
 /// [`Penalties::repetition`].
-pub const REPETITION: Setting = ("--repetition-penalty", Range::above(0.0, f32::INFINITY));
+pub const REPETITION: Setting = ("repetition_penalty", Range::above(0.0, f32::INFINITY));
 /// [`Penalties::frequency`].
-pub const FREQUENCY: Setting = ("--frequency-penalty", Range::of(-2.0, 2.0));
+pub const FREQUENCY: Setting = ("frequency_penalty", Range::of(-2.0, 2.0));
 /// [`Penalties::presence`].
-pub const PRESENCE: Setting = ("--presence-penalty", Range::of(-2.0, 2.0));
+pub const PRESENCE: Setting = ("presence_penalty", Range::of(-2.0, 2.0));
 /// [`Dry::multiplier`].
-pub const DRY_MULTIPLIER: Setting = ("--dry-multiplier", Range::of(0.0, f32::INFINITY));
+pub const DRY_MULTIPLIER: Setting = ("dry_multiplier", Range::of(0.0, f32::INFINITY));
 /// [`Dry::base`].
-pub const DRY_BASE: Setting = ("--dry-base", Range::of(1.0, f32::INFINITY));
+pub const DRY_BASE: Setting = ("dry_base", Range::of(1.0, f32::INFINITY));
 
 impl SamplerConfig {
     /// A usage error for a number outside of its range.
@@ -88,9 +88,9 @@ impl SamplerConfig {
             (DRY_MULTIPLIER, self.dry.multiplier),
             (DRY_BASE, self.dry.base),
         ];
-        for ((option, range), found) in numbers {
+        for ((name, range), found) in numbers {
             if !range.holds(found) {
-                return Err(Error::usage(option, format!("{found} is not {range}")));
+                return Err(Error::usage(name, format!("{found} is not {range}")));
             }
         }
         match self
@@ -99,7 +99,7 @@ impl SamplerConfig {
             .find(|(_, b)| b.is_nan() || *b == f32::INFINITY)
         {
             Some((id, bias)) => Err(Error::usage(
-                "--logit-bias",
+                "logit_bias",
                 format!("{bias} for token {id} is neither a finite number nor -inf"),
             )),
             None => Ok(()),
@@ -233,7 +233,7 @@ impl Sampler {
             let logit = usize::try_from(*id).ok().and_then(|id| changed.get_mut(id));
             *logit.ok_or_else(|| {
                 let what = format!("token {id} is not below the model's {}", logits.len());
-                Error::usage("--logit-bias", what)
+                Error::usage("logit_bias", what).of_kind(ErrorKind::TokenOutOfRange)
             })? += bias;
         }
         config.penalties.apply(&self.history, &mut changed);

@@ -4,6 +4,7 @@ use super::codec::{Codec, Prompt};
 use super::draft::{Draft, reuse};
 use super::sampler::Sampler;
 use super::stop::{StopStrings, StopWatch};
+use super::template::Values;
 use super::tokenizer::TextStream;
 use super::{Cancel, Finish, Generator, LanguageModel, Limits, Metrics, Token, prompt_cache};
 use crate::error::Result;
@@ -22,16 +23,25 @@ pub struct GenerateOptions {
     pub cancel: Cancel,
     /// As [`Limits::slide`].
     pub slide: Option<usize>,
+    /// What the chat template is given beside the messages of a conversation, such as `tools` or `enable_thinking`.
+    pub template_values: Values,
 }
 
 impl Default for GenerateOptions {
-    /// 256 tokens.
+    /// 256 tokens, as with [`Limits`].
     fn default() -> Self {
+        let Limits {
+            max_tokens,
+            cancel,
+            slide,
+            ..
+        } = Limits::default();
         Self {
-            max_tokens: 256,
+            max_tokens,
             stop: StopStrings::default(),
-            cancel: Cancel::default(),
-            slide: None,
+            cancel,
+            slide,
+            template_values: Values::new(),
         }
     }
 }
@@ -88,14 +98,16 @@ impl Session {
         self.sampler = sampler;
     }
 
-    /// Has at most `most` tokens guessed ahead by `draft`, which changes the speed and not the text. The model must have been loaded with
+    /// Has at most `most` tokens guessed ahead by `draft`. The model verifies them in one run and keeps those that it would choose itself. Such
+    /// a run may sum in another order than a step of one token does: where two logits differ by no more than rounding, another of these
+    /// tokens may be taken than without a draft. The model must have been loaded with
     /// [`LoadOptions::drafts`](super::LoadOptions::drafts); else nothing is guessed.
     pub fn set_draft(&mut self, draft: Box<dyn Draft>, most: usize) {
         self.draft = Some((draft, most));
     }
 
     /// Tokenizer, chat template and end tokens.
-    pub fn codec(&self) -> &Codec {
+    pub fn codec(&self) -> &Arc<Codec> {
         &self.codec
     }
 
@@ -127,14 +139,14 @@ impl Session {
     }
 
     /// What follows `prompt`, which is the whole of the text or conversation: pieces come as they are asked for, and nothing runs in
-    /// between. Usage errors: a prompt without tokens or with more than the context holds, a conversation without a chat template.
+    /// between. A [`Conversation`](super::Conversation) keeps the messages of several turns, and feeds less. Usage errors: a prompt without tokens or with more than the context holds, a conversation without a chat template.
     /// An error for a token that the model does not have.
     pub fn generate<'a, 'p>(
         &'a mut self,
         prompt: impl Into<Prompt<'p>>,
         options: &GenerateOptions,
     ) -> Result<Answer<'a>> {
-        let prompt = self.codec.encode(prompt)?;
+        let prompt = self.codec.encode(prompt, &options.template_values)?;
         let limits = Limits {
             max_tokens: options.max_tokens,
             eos: self.codec.eos().to_vec(),

@@ -10,7 +10,7 @@ impl StopStrings {
     /// A usage error for an empty one, which every text holds.
     pub fn new(list: Vec<String>) -> Result<Self> {
         if list.iter().any(String::is_empty) {
-            return Err(Error::usage("--stop", "a stop string must not be empty"));
+            return Err(Error::usage("stop", "a stop string must not be empty"));
         }
         Ok(Self(list))
     }
@@ -149,7 +149,7 @@ mod tests {
     #[test]
     fn empty_ones_are_refused() {
         let e = StopStrings::new(vec!["a".to_owned(), String::new()]).unwrap_err();
-        assert!(e.is_usage() && e.to_string().starts_with("--stop"), "{e}");
+        assert!(e.is_usage() && e.to_string().starts_with("stop"), "{e}");
         assert_eq!(strings(&[]).watch().push("anything"), "anything");
     }
 }

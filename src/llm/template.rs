@@ -8,46 +8,79 @@ mod date;
 mod python;
 
 use super::folder::{ModelFolder, TemplateSource};
-use crate::error::{Error, Result, Stage};
+use crate::error::{Error, ErrorKind, Result, Stage};
 use date::strftime;
 use minijinja::value::Serde;
-use minijinja::{Environment, ErrorKind, Value};
-use serde::Serialize;
+use minijinja::{Environment, Value};
+use serde::ser::{Serialize, SerializeMap, Serializer};
+use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-/// One turn of a chat.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+/// A message of a chat.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Message {
-    /// `system`, `user` or `assistant`.
-    pub role: &'static str,
+    /// `system`, `user`, `assistant` or `tool`; or what else the model's chat template knows.
+    pub role: Cow<'static, str>,
     /// The text.
     pub content: String,
+    /// What templates know beside these, such as `tool_calls` of an assistant's message, or `name` and `tool_call_id` of a tool's. One
+    /// that is called `role` or `content` takes the place of that field: `"content": null` where a message has none.
+    pub extra: Values,
 }
 
 impl Message {
+    /// What `role` said.
+    pub fn new(role: impl Into<Cow<'static, str>>, content: impl Into<String>) -> Self {
+        Self {
+            role: role.into(),
+            content: content.into(),
+            extra: Values::new(),
+        }
+    }
+
     /// Instructions before the chat.
     pub fn system(content: impl Into<String>) -> Self {
-        Self {
-            role: "system",
-            content: content.into(),
-        }
+        Self::new("system", content)
     }
 
     /// What the user wrote.
     pub fn user(content: impl Into<String>) -> Self {
-        Self {
-            role: "user",
-            content: content.into(),
-        }
+        Self::new("user", content)
     }
 
     /// What the model wrote.
     pub fn assistant(content: impl Into<String>) -> Self {
-        Self {
-            role: "assistant",
-            content: content.into(),
+        Self::new("assistant", content)
+    }
+
+    /// What the tool `name`, which the model called, gave back: often JSON.
+    pub fn tool(name: impl Into<String>, content: impl Into<String>) -> Self {
+        Self::new("tool", content).with("name", name.into())
+    }
+
+    /// The same message with `value` as `name` of [`Message::extra`].
+    #[must_use]
+    pub fn with(mut self, name: impl Into<String>, value: impl Into<serde_json::Value>) -> Self {
+        self.extra.insert(name.into(), value.into());
+        self
+    }
+}
+
+impl Serialize for Message {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let own = [("role", self.role.as_ref()), ("content", self.content.as_str())];
+        let own = own
+            .into_iter()
+            .filter(|(name, _)| !self.extra.contains_key(*name));
+        let mut map = serializer.serialize_map(None)?;
+        for (name, text) in own {
+            map.serialize_entry(name, text)?;
         }
+        for (name, value) in &self.extra {
+            map.serialize_entry(name, value)?;
+        }
+        map.end()
     }
 }
 
@@ -65,7 +98,6 @@ pub struct ChatTemplate {
     path: PathBuf,
     bos: Option<String>,
     eos: Option<String>,
-    values: Values,
 }
 
 const NAME: &str = "chat_template";
@@ -110,7 +142,7 @@ impl ChatTemplate {
     pub(super) fn missing(folder: &ModelFolder) -> Error {
         let what =
             "no chat template: neither chat_template.jinja nor `chat_template` in tokenizer_config.json";
-        Error::file(Stage::Text, folder.dir(), what)
+        Error::file(Stage::Text, folder.dir(), what).of_kind(ErrorKind::NoTemplate)
     }
 
     fn parse(folder: &ModelFolder, path: PathBuf, text: String) -> Result<Self> {
@@ -132,7 +164,7 @@ impl ChatTemplate {
         environment.add_function(
             "raise_exception",
             |what: String| -> Result<Value, minijinja::Error> {
-                let error = minijinja::Error::new(ErrorKind::InvalidOperation, what.clone());
+                let error = minijinja::Error::new(minijinja::ErrorKind::InvalidOperation, what.clone());
                 Err(error.with_source(Raised(what)))
             },
         );
@@ -152,14 +184,7 @@ impl ChatTemplate {
             path,
             bos,
             eos,
-            values: Values::new(),
         })
-    }
-
-    /// The same with further values. They stand before the special tokens of the same name; the messages stay what they are.
-    pub fn with_values(mut self, values: Values) -> Self {
-        self.values = values;
-        self
     }
 
     /// The file that the template stands in.
@@ -167,25 +192,26 @@ impl ChatTemplate {
         &self.path
     }
 
-    /// The text of a chat, special tokens included, to be encoded without adding any. Messages are [`Message`]s, or JSON objects where
-    /// there is more to a message, such as `tool_calls`. With `add_generation_prompt` the text ends where the model's next turn starts.
+    /// The text of a chat, special tokens included, to be encoded without adding any. Messages are [`Message`]s or JSON objects.
+    /// `values` stand before special tokens of the same name, not before the messages. With `add_generation_prompt` the text ends where the model's next turn starts.
     /// An error when the template refuses the messages, for instance a role that the model does not know; its cause is [`Raised`]
     /// where the template has words for it.
-    pub fn render<M: Serialize>(&self, messages: &[M], add_generation_prompt: bool) -> Result<String> {
+    pub fn render<M: Serialize>(
+        &self,
+        messages: &[M],
+        values: &Values,
+        add_generation_prompt: bool,
+    ) -> Result<String> {
         // What was not given is none, as Hugging Face passes it.
-        let mut values = vec![("tools", Value::from(())), ("documents", Value::from(()))];
+        let mut all = vec![("tools", Value::from(())), ("documents", Value::from(()))];
         // An absent token stays undefined, as templates test for it with `is defined`.
-        values.extend(self.bos.as_deref().map(|t| ("bos_token", Value::from(t))));
-        values.extend(self.eos.as_deref().map(|t| ("eos_token", Value::from(t))));
-        values.extend(
-            self.values
-                .iter()
-                .map(|(k, v)| (k.as_str(), Value::from(Serde(v)))),
-        );
-        values.push(("messages", Value::from(Serde(messages))));
-        values.push(("add_generation_prompt", Value::from(add_generation_prompt)));
+        all.extend(self.bos.as_deref().map(|t| ("bos_token", Value::from(t))));
+        all.extend(self.eos.as_deref().map(|t| ("eos_token", Value::from(t))));
+        all.extend(values.iter().map(|(k, v)| (k.as_str(), Value::from(Serde(v)))));
+        all.push(("messages", Value::from(Serde(messages))));
+        all.push(("add_generation_prompt", Value::from(add_generation_prompt)));
         let text = self.environment.get_template(NAME);
-        text.and_then(|t| t.render(Value::from_pairs(values)))
+        text.and_then(|t| t.render(Value::from_pairs(all)))
             .map_err(|e| self.refusal(e))
     }
 
@@ -194,16 +220,13 @@ impl ChatTemplate {
         let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(&e);
         while let Some(c) = cause {
             if let Some(raised) = c.downcast_ref::<Raised>() {
-                return Error::parse(
-                    Stage::Text,
-                    &self.path,
-                    format!("{what}: {raised}"),
-                    raised.clone(),
-                );
+                let what = format!("{what}: {raised}");
+                let error = Error::parse(Stage::Text, &self.path, what, raised.clone());
+                return error.of_kind(ErrorKind::TemplateRefused);
             }
             cause = c.source();
         }
-        Error::parse(Stage::Text, &self.path, what, e)
+        Error::parse(Stage::Text, &self.path, what, e).of_kind(ErrorKind::TemplateRefused)
     }
 }
 
@@ -246,7 +269,7 @@ mod tests {
     fn render(template: &str, messages: &[Message]) -> Result<String> {
         let (_dir, folder) =
             folder(json!({"chat_template": template, "bos_token": "<s>", "eos_token": {"content": "</s>"}}));
-        ChatTemplate::load(&folder)?.render(messages, true)
+        ChatTemplate::load(&folder)?.render(messages, &Values::new(), true)
     }
 
     fn cause(e: &Error) -> String {
@@ -265,7 +288,11 @@ mod tests {
         let (_dir, folder) = folder(json!({"chat_template": CHATML}));
         let template = ChatTemplate::load(&folder).unwrap();
         let plain = template
-            .render(&[Message::user("a"), Message::assistant("b")], false)
+            .render(
+                &[Message::user("a"), Message::assistant("b")],
+                &Values::new(),
+                false,
+            )
             .unwrap();
         assert_eq!(
             plain,
@@ -292,6 +319,27 @@ mod tests {
     }
 
     #[test]
+    fn messages_carry_what_templates_know() {
+        let text = "{% for m in messages %}{{ m.role }}|{{ m.content }}|{{ m.name }}|{{ m.tool_call_id }}|\
+            {% for c in m.tool_calls or [] %}{{ c.function.name }}{{ c.function.arguments | tojson }}{% endfor %};{% endfor %}\
+            {{ tools | tojson }}{{ bos_token }}{{ messages | length }}";
+        let call = json!([{"id": "7", "function": {"name": "add", "arguments": {"a": 1}}}]);
+        let asked = Message::assistant("")
+            .with("tool_calls", call)
+            .with("content", json!(null));
+        let told = Message::tool("add", "{\"sum\": 2}").with("tool_call_id", "7");
+        let (_dir, folder) = folder(json!({"chat_template": text, "bos_token": "<s>"}));
+        let values = json!({"tools": [{"name": "add"}], "bos_token": "<b>", "messages": []});
+        let serde_json::Value::Object(values) = values else {
+            panic!()
+        };
+        let template = ChatTemplate::load(&folder).unwrap();
+        let found = template.render(&[asked, told], &values, true).unwrap();
+        let expected = "assistant|None|||add{\"a\": 1};tool|{\"sum\": 2}|add|7|;[{\"name\": \"add\"}]<b>2";
+        assert_eq!(found, expected);
+    }
+
+    #[test]
     fn generation_blocks_have_no_effect() {
         let text = "a  {%- generation -%}  b {% endgeneration %}c{% if x %}{% endif %}";
         assert_eq!(render(text, &[]).unwrap(), "ab c");
@@ -302,6 +350,7 @@ mod tests {
         let e = render("{{ raise_exception('System role not supported') }}", &[]).unwrap_err();
         assert!(e.to_string().contains("tokenizer_config.json"), "{e}");
         assert!(cause(&e).contains("System role not supported"), "{}", cause(&e));
+        assert_eq!(e.kind(), ErrorKind::TemplateRefused);
         let e = render("{{ messages[0].content.nosuch() }}", &[Message::user("")]).unwrap_err();
         assert!(cause(&e).contains("nosuch"), "{}", cause(&e));
         let e = render("{% for %}", &[]).unwrap_err();
@@ -317,7 +366,7 @@ mod tests {
         assert_eq!(
             ChatTemplate::load(&f)
                 .unwrap()
-                .render::<Message>(&[], true)
+                .render::<Message>(&[], &Values::new(), true)
                 .unwrap(),
             "d"
         );
@@ -325,7 +374,7 @@ mod tests {
         assert_eq!(
             ChatTemplate::load(&f)
                 .unwrap()
-                .render::<Message>(&[], true)
+                .render::<Message>(&[], &Values::new(), true)
                 .unwrap(),
             "file"
         );
@@ -334,7 +383,7 @@ mod tests {
         assert_eq!(
             ChatTemplate::load(&f)
                 .unwrap()
-                .render::<Message>(&[], true)
+                .render::<Message>(&[], &Values::new(), true)
                 .unwrap(),
             "only"
         );
@@ -346,5 +395,6 @@ mod tests {
         assert!(ChatTemplate::find(&f).unwrap().is_none());
         let e = ChatTemplate::load(&f).err().unwrap();
         assert!(e.to_string().contains(&dir.path().display().to_string()), "{e}");
+        assert_eq!(e.kind(), ErrorKind::NoTemplate);
     }
 }

@@ -22,6 +22,9 @@ pub fn header() -> Outcome {
     let mut made = Vec::new();
     bindings.write(&mut made);
     let made = String::from_utf8(made).map_err(|e| e.to_string())?;
+    for words in ["//", "# Safety", "[`"] {
+        equal(&made.find(words), &None)?;
+    }
     let path = root().join("include/tlite.h");
     if std::env::var_os("UPDATE_GOLDEN").is_some() {
         return std::fs::write(&path, made).map_err(|e| format!("{}: {e}", path.display()));
@@ -65,6 +68,27 @@ fn output(command: &mut Command) -> Result<String, String> {
     }
     let (out, err) = (text(&done.stdout), text(&done.stderr));
     Err(format!("{name} ended with {}:\n{out}{err}", done.status))
+}
+
+/// The header is one of C90, and of C++.
+pub fn header_in_old_c_and_in_cpp() -> Outcome {
+    let dir = tempfile::tempdir().map_err(|e| e.to_string())?;
+    for (compiler, standard, name) in [("cc", "c90", "x.c"), ("c++", "c++11", "x.cpp")] {
+        let file = dir.path().join(name);
+        std::fs::write(
+            &file,
+            "#include \"tlite.h\"\n#include \"tlite.h\"\nextern tlite_error code;\n",
+        )
+        .map_err(|e| e.to_string())?;
+        output(
+            Command::new(compiler)
+                .args([&format!("-std={standard}"), "-Wall", "-Wextra", "-Werror"])
+                .args(["-fsyntax-only", "-I"])
+                .arg(root().join("include"))
+                .arg(file),
+        )?;
+    }
+    Ok(())
 }
 
 /// Compiles the program and runs it with a model on `place`, by way of `runner`.

@@ -42,9 +42,15 @@ static int collect(const char *text, size_t length, void *user) {
     return a->stop_after > 0 && a->pieces >= a->stop_after;
 }
 
+static tlite_generate_options defaults(void) {
+    tlite_generate_options options;
+    CHECK(tlite_generate_defaults(&options, sizeof options) == 0);
+    return options;
+}
+
 static answer generate(const tlite_session *session, size_t max_tokens, int stop_after, tlite_finish wanted) {
     answer a = {0};
-    tlite_generate_options options = tlite_generate_defaults();
+    tlite_generate_options options = defaults();
     options.max_tokens = max_tokens;
     a.stop_after = stop_after;
     CHECK(tlite_generate(session, "hello", &options, collect, &a) == wanted);
@@ -57,9 +63,19 @@ static int same(const answer *a, const answer *b) {
 
 /* Errors of loading, each with a message. */
 static void refused_loads(const char *folder) {
-    tlite_load_options options = {0};
+    tlite_load_options options;
+    CHECK(tlite_load_defaults(NULL, sizeof options) == -1);
+    CHECK(tlite_load_defaults(&options, sizeof options + 8) == -1);
+    CHECK(strstr(tlite_last_error(), "size") != NULL);
+    CHECK(tlite_load_defaults(&options, sizeof options) == 0);
+    CHECK(options.size == sizeof options && options.backend == NULL);
+    options.size = 0;
+    CHECK(tlite_model_load(folder, &options) == NULL);
+    CHECK(strstr(tlite_last_error(), "size: is 0") != NULL);
+    options.size = sizeof options;
     CHECK(tlite_model_load("no such folder", NULL) == NULL);
     CHECK(strstr(tlite_last_error(), "no such folder") != NULL);
+    CHECK(tlite_last_error_code() == TLITE_ERROR_USAGE);
     CHECK(tlite_model_load(NULL, NULL) == NULL);
     CHECK(strstr(tlite_last_error(), "NULL") != NULL);
     CHECK(tlite_model_load("\xff\xfe", NULL) == NULL);
@@ -70,7 +86,7 @@ static void refused_loads(const char *folder) {
     options.backend = "host";
     options.padding = 7;
     CHECK(tlite_model_load(folder, &options) == NULL);
-    CHECK(strstr(tlite_last_error(), "padding") != NULL);
+    CHECK(strncmp(tlite_last_error(), "padding: ", 9) == 0);
     options.padding = 0;
     options.priority = "urgent";
     CHECK(tlite_model_load(folder, &options) == NULL);
@@ -79,13 +95,19 @@ static void refused_loads(const char *folder) {
     options.kv = "q8";
     CHECK(tlite_model_load(folder, &options) == NULL);
     CHECK(strstr(tlite_last_error(), "q8") != NULL);
+    options.kv = NULL;
+    options.backend = "wgpu";
+    options.device = "no such device";
+    CHECK(tlite_model_load(folder, &options) == NULL);
+    CHECK(tlite_last_error_code() == TLITE_ERROR_NO_DEVICE);
 }
 
 /* NULL does no harm, and bad options are refused. */
 static void refused_answers(const tlite_session *session) {
     const char *stops[] = {"good", ""};
-    const tlite_message message = {"judge", "hello"};
-    tlite_generate_options options = tlite_generate_defaults();
+    tlite_message message = {"judge", "hello", NULL};
+    char longer[200];
+    tlite_generate_options options = defaults();
     answer a = {0};
     tlite_model_free(NULL);
     tlite_session_free(NULL);
@@ -101,23 +123,45 @@ static void refused_answers(const tlite_session *session) {
     options.stop_count = 2;
     CHECK(tlite_generate(session, "x", &options, collect, &a) == TLITE_FINISH_ERROR);
     CHECK(strstr(tlite_last_error(), "empty") != NULL);
-    options = tlite_generate_defaults();
+    options = defaults();
     options.stop_count = 1;
     CHECK(tlite_generate(session, "x", &options, collect, &a) == TLITE_FINISH_ERROR);
-    options = tlite_generate_defaults();
+    options = defaults();
     options.temperature = -1;
     CHECK(tlite_generate(session, "x", &options, collect, &a) == TLITE_FINISH_ERROR);
-    CHECK(strstr(tlite_last_error(), "temperature") != NULL);
+    CHECK(strncmp(tlite_last_error(), "temperature: ", 13) == 0);
+    CHECK(tlite_last_error_code() == TLITE_ERROR_USAGE);
+    options = defaults();
+    options.size++;
+    CHECK(tlite_generate(session, "x", &options, collect, &a) == TLITE_FINISH_ERROR);
+    options = defaults();
+    options.template_values = "[]";
+    CHECK(tlite_generate(session, "x", &options, collect, &a) == TLITE_FINISH_ERROR);
+    CHECK(strstr(tlite_last_error(), "template_values: is no JSON object") != NULL);
+    memset(longer, 'x', sizeof longer - 1);
+    longer[sizeof longer - 1] = 0;
+    CHECK(tlite_generate(session, longer, NULL, collect, &a) == TLITE_FINISH_ERROR);
+    CHECK(tlite_last_error_code() == TLITE_ERROR_CONTEXT_EXCEEDED);
     CHECK(tlite_chat(session, &message, 1, NULL, collect, &a) == TLITE_FINISH_ERROR);
     CHECK(strstr(tlite_last_error(), "judge") != NULL);
+    message.role = "user";
+    message.extra = "{";
+    CHECK(tlite_chat(session, &message, 1, NULL, collect, &a) == TLITE_FINISH_ERROR);
+    CHECK(strstr(tlite_last_error(), "extra: is no JSON object") != NULL);
+    message.extra = NULL;
+    message.content = longer;
+    CHECK(tlite_chat(session, &message, 1, NULL, collect, &a) == TLITE_FINISH_ERROR);
+    CHECK(tlite_last_error_code() == TLITE_ERROR_CONTEXT_EXCEEDED);
+    message.content = "refuse";
+    CHECK(tlite_chat(session, &message, 1, NULL, collect, &a) == TLITE_FINISH_ERROR);
+    CHECK(tlite_last_error_code() == TLITE_ERROR_TEMPLATE_REFUSED);
     CHECK(tlite_chat(session, NULL, 1, NULL, collect, &a) == TLITE_FINISH_ERROR);
     CHECK(a.pieces == 0);
 }
 
 /* Answers, their ends, and sessions that do not disturb one another. */
 static void answers(const tlite_model *model) {
-    const tlite_message messages[] = {{"system", "be brief"}, {"user", "hello"}};
-    tlite_generate_options options = tlite_generate_defaults();
+    tlite_generate_options options = defaults();
     tlite_session *first = tlite_session_new(model), *second = tlite_session_new(model);
     answer whole, part, a = {0};
     const char *stop;
@@ -156,13 +200,49 @@ static void answers(const tlite_model *model) {
     CHECK(tlite_generate(first, "hello", &options, collect, &a) == TLITE_FINISH_STOP_STRING);
     CHECK(a.length < whole.length && memcmp(a.text, whole.text, a.length) == 0);
 
-    options = tlite_generate_defaults();
+    options = defaults();
     options.max_tokens = 4;
     options.temperature = 0.8f;
     options.seed = 3;
-    CHECK(tlite_chat(first, messages, 2, &options, collect, &a) == TLITE_FINISH_MAX_TOKENS);
+    memset(&a, 0, sizeof a);
+    CHECK(tlite_generate(first, "hello", &options, collect, &a) == TLITE_FINISH_MAX_TOKENS);
+    CHECK(a.length == 4);
     tlite_session_free(first);
     tlite_session_free(second);
+}
+
+/* Turns of a conversation, which the caller keeps: with a tool, and longer than the context. */
+static void conversations(const tlite_model *model) {
+    tlite_message messages[16] = {{"system", "be", NULL}, {"user", "hi", NULL}};
+    tlite_generate_options options = defaults();
+    tlite_session *session = tlite_session_new(model), *other = tlite_session_new(model);
+    answer answers[8], a;
+    size_t count = 2, i;
+    CHECK(session != NULL && other != NULL);
+    options.max_tokens = 3;
+    options.context_shift = 1;
+    options.template_values = "{\"tools\": [\"f\"]}";
+    for (i = 0; i < 7; i++) {
+        memset(&answers[i], 0, sizeof answers[i]);
+        CHECK(tlite_chat(session, messages, count, &options, collect, &answers[i]) == TLITE_FINISH_MAX_TOKENS);
+        CHECK(answers[i].length == 3);
+        messages[count].role = "assistant";
+        messages[count++].content = answers[i].text;
+        messages[count].role = i == 0 ? "tool" : "user";
+        messages[count].extra = i == 0 ? "{\"name\": \"f\", \"tool_call_id\": \"1\"}" : NULL;
+        messages[count++].content = "hello again";
+    }
+    CHECK(strcmp(messages[3].role, "tool") == 0);
+    /* The values and the names of tools are in the text. */
+    memset(&a, 0, sizeof a);
+    options.template_values = NULL;
+    CHECK(tlite_chat(other, messages, 4, &options, collect, &a) == TLITE_FINISH_MAX_TOKENS);
+    CHECK(!same(&a, &answers[1]));
+    options.context_shift = 0;
+    CHECK(tlite_chat(session, messages, count, &options, collect, &a) == TLITE_FINISH_ERROR);
+    CHECK(tlite_last_error_code() == TLITE_ERROR_CONTEXT_EXCEEDED);
+    tlite_session_free(session);
+    tlite_session_free(other);
 }
 
 /* A generation that another thread stops. */
@@ -216,6 +296,15 @@ static void cancelled(const tlite_model *model) {
     /* What was cancelled is over; the session goes on. */
     a = generate(session, 3, 0, TLITE_FINISH_MAX_TOKENS);
     CHECK(a.pieces > 0);
+    /* A call that comes before the answer is not lost, unless it is taken back. */
+    tlite_cancel(session);
+    a = generate(session, 3, 0, TLITE_FINISH_CANCELLED);
+    CHECK(a.pieces == 0);
+    tlite_cancel(session);
+    tlite_cancel_clear(session);
+    tlite_cancel_clear(NULL);
+    a = generate(session, 3, 0, TLITE_FINISH_MAX_TOKENS);
+    CHECK(a.pieces > 0);
     tlite_session_free(session);
 }
 
@@ -245,7 +334,7 @@ static void side_by_side(tlite_model *model) {
 }
 
 int main(int argc, char **argv) {
-    tlite_load_options options = {0};
+    tlite_load_options options;
     tlite_model *model;
     tlite_session *session;
     answer a;
@@ -254,7 +343,9 @@ int main(int argc, char **argv) {
         return 2;
     }
     CHECK(strcmp(tlite_last_error(), "") == 0);
+    CHECK(tlite_last_error_code() == TLITE_ERROR_NONE);
     refused_loads(argv[1]);
+    CHECK(tlite_load_defaults(&options, sizeof options) == 0);
     options.backend = argv[2];
     options.context = 40;
     options.priority = "normal";
@@ -262,6 +353,7 @@ int main(int argc, char **argv) {
     model = tlite_model_load(argv[1], &options);
     CHECK(model != NULL);
     answers(model);
+    conversations(model);
     cancelled(model);
     side_by_side(model);
     /* A session outlives the caller's hold of its model. */

@@ -143,6 +143,28 @@ fn texts_end_and_keep_to_a_grammar() {
     );
 }
 
+/// `--context` is that of the model; a draft model that was made for fewer tokens guesses as far as it can.
+#[test]
+fn a_draft_model_may_have_a_shorter_context() {
+    let (_dir, model) = tiny_model("llama", Traits::default());
+    let (_short, short) = tiny_model("llama", Traits::default());
+    let file = short.join("config.json");
+    let mut config: serde_json::Value =
+        serde_json::from_str(&std::fs::read_to_string(&file).unwrap()).unwrap();
+    config["max_position_embeddings"] = 24.into();
+    std::fs::write(&file, config.to_string()).unwrap();
+    let plain = generate(&model, &["--context", "48"]);
+    let drafted = generate(&model, &["--context", "48", "--draft-model", path(&short)]);
+    assert_eq!(drafted["tokens"], plain["tokens"]);
+    let accepted = drafted["accepted_tokens"].as_u64().unwrap();
+    assert!((5..24).contains(&accepted), "{drafted}");
+    // What goes wrong with it is said of it.
+    std::fs::write(short.join("model.onnx"), "no graph").unwrap();
+    let words = ["--draft-model", path(&short), "model.onnx"];
+    let base = raw_prompt(&model);
+    fails(&[&base[..], &["--draft-model", path(&short)]].concat(), 1, &words);
+}
+
 #[test]
 fn drafts_need_the_same_vocabulary() {
     let (_dir, model) = tiny_model("llama", Traits::default());

@@ -294,7 +294,7 @@ fn caches_come_back(device: Option<&Device>) -> Outcome {
     if device.is_some() {
         refused(
             loaded(&model, None, Logits::Last, false)?.as_mut(),
-            "another storage (--kv, --float): f16, this one is f32",
+            "another storage (kv, float): f16, this one is f32",
         )?;
     }
     Ok(())

@@ -256,12 +256,12 @@ fn quantize_into(
             "{} is no multiple of {GROUP_STEP} from {first} to {last}",
             options.group_size
         );
-        return Err(Error::usage("--group-size", what));
+        return Err(Error::usage("group_size", what));
     }
     let path = input.join(MODEL);
     if !path.is_file() {
         return Err(Error::usage(
-            "MODEL",
+            "folder",
             format!("there is no file {}", path.display()),
         ));
     }

@@ -2,7 +2,7 @@
 
 use super::{Decoder, DevicePlans, Lengths};
 use crate::backend::Caps;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::plan::weight_bytes;
 use crate::units::size_text;
 use std::fmt;
@@ -146,17 +146,17 @@ impl Decoder {
         }
         match found {
             Some(found) if may_be_shorter => Ok(found),
-            Some(found) => Err(Error::usage(
-                "--context",
-                format!(
+            Some(found) => {
+                let what = format!(
                     "{} tokens take {}; at most some {} tokens fit",
                     lengths.context, wanted.memory, found.lengths.context
-                ),
-            )),
-            None => Err(Error::usage(
-                "--device",
-                format!("the model takes {}", wanted.memory),
-            )),
+                );
+                Err(Error::usage("context", what).of_kind(ErrorKind::OutOfMemory))
+            }
+            None => {
+                let what = format!("the model takes {}", wanted.memory);
+                Err(Error::usage("device", what).of_kind(ErrorKind::OutOfMemory))
+            }
         }
     }
 }

@@ -70,7 +70,7 @@ impl<'s> Tuner<'s> {
         let backend = SharedBackend::new(backend);
         if !backend.caps().profiling {
             let what = format!("{} tells no times of single dispatches", backend.caps().device);
-            return Err(Error::usage("--device", what));
+            return Err(Error::usage("device", what));
         }
         let mut tuner = Self {
             decoder: Arc::new(decoder),

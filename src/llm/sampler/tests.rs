@@ -126,12 +126,12 @@ fn bad_logits_and_values_are_errors() {
         assert!(sampler.sample(&[]).is_err());
     }
     for (temperature, top_p, option) in [
-        (-1.0, 1.0, "--temperature"),
-        (f32::NAN, 1.0, "--temperature"),
-        (f32::INFINITY, 1.0, "--temperature"),
-        (1.0, 0.0, "--top-p"),
-        (1.0, 1.5, "--top-p"),
-        (1.0, f32::NAN, "--top-p"),
+        (-1.0, 1.0, "temperature"),
+        (f32::NAN, 1.0, "temperature"),
+        (f32::INFINITY, 1.0, "temperature"),
+        (1.0, 0.0, "top_p"),
+        (1.0, 1.5, "top_p"),
+        (1.0, f32::NAN, "top_p"),
     ] {
         let e = Sampler::new(SamplerConfig {
             temperature,
@@ -229,7 +229,7 @@ fn the_chain_looks_at_the_context() {
     );
     let e = sampler.sample(&logits[..2]).unwrap_err();
     assert!(
-        e.is_usage() && e.to_string().starts_with("--logit-bias: token 2"),
+        e.is_usage() && e.to_string().starts_with("logit_bias: token 2"),
         "{e}"
     );
 }
@@ -293,56 +293,56 @@ fn numbers_out_of_range_name_their_option() {
                 typical_p: 0.0,
                 ..plain()
             },
-            "--typical-p: 0 is not a number above 0 and at most 1",
+            "typical_p: 0 is not a number above 0 and at most 1",
         ),
         (
             SamplerConfig {
                 min_p: -0.1,
                 ..plain()
             },
-            "--min-p: -0.1 is not a number from 0 to 1",
+            "min_p: -0.1 is not a number from 0 to 1",
         ),
         (
             penalties(Penalties {
                 repetition: 0.0,
                 ..Penalties::default()
             }),
-            "--repetition-penalty: 0 is not a finite number above 0",
+            "repetition_penalty: 0 is not a finite number above 0",
         ),
         (
             penalties(Penalties {
                 frequency: 2.5,
                 ..Penalties::default()
             }),
-            "--frequency-penalty: 2.5 is not a number from -2 to 2",
+            "frequency_penalty: 2.5 is not a number from -2 to 2",
         ),
         (
             penalties(Penalties {
                 presence: f32::NAN,
                 ..Penalties::default()
             }),
-            "--presence-penalty: NaN is not",
+            "presence_penalty: NaN is not",
         ),
         (
             dry(Dry {
                 base: 0.5,
                 ..Dry::default()
             }),
-            "--dry-base: 0.5 is not",
+            "dry_base: 0.5 is not",
         ),
         (
             dry(Dry {
                 multiplier: -1.0,
                 ..Dry::default()
             }),
-            "--dry-multiplier: -1 is not",
+            "dry_multiplier: -1 is not",
         ),
         (
             SamplerConfig {
                 logit_bias: vec![(4, f32::INFINITY)],
                 ..plain()
             },
-            "--logit-bias: inf for token 4",
+            "logit_bias: inf for token 4",
         ),
     ] {
         let e = Sampler::new(config).unwrap_err();

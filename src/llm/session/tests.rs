@@ -1,6 +1,7 @@
 //! Sessions with a fake model, which has the two methods that a model needs.
 
 use super::*;
+use crate::error::ErrorKind;
 use crate::llm::testing::{FakeModel, Lent, byte_codec};
 use crate::llm::{Message, NgramDraft};
 
@@ -169,8 +170,9 @@ fn prompts_are_texts_conversations_and_tokens() {
     let e = f
         .session
         .generate(&[Message::user("hi")], &GenerateOptions::default());
-    let e = e.err().unwrap().to_string();
-    assert!(e.contains("no chat template"), "{e}");
+    let e = e.err().unwrap();
+    assert!(e.to_string().contains("no chat template"), "{e}");
+    assert_eq!(e.kind(), ErrorKind::NoTemplate);
 }
 
 #[test]
@@ -184,12 +186,14 @@ fn bad_input_is_refused_and_the_session_stays_usable() {
         e.is_usage() && e.to_string().contains("the context holds 64"),
         "{e}"
     );
+    assert_eq!(e.kind(), ErrorKind::ContextExceeded);
     for id in [258, u32::MAX] {
         let e = refused(&[1, id]);
         assert!(
             e.to_string().contains(&format!("token {id} of the prompt")),
             "{e}"
         );
+        assert_eq!(e.kind(), ErrorKind::TokenOutOfRange);
     }
     let e = StopStrings::new(vec![String::new()]).unwrap_err();
     assert!(e.is_usage(), "{e}");
@@ -248,4 +252,31 @@ fn another_thread_cancels_within_one_step() {
     let mut answer = f.session.generate([1].as_slice(), &options).unwrap();
     assert!(answer.next().is_none());
     assert_eq!(answer.finish(), Some(Finish::Cancelled));
+}
+
+#[test]
+fn a_template_is_given_values() {
+    let config = r#"{"chat_template": "{{ tools | length }}{{ enable_thinking }}{{ messages[0].name }}"}"#;
+    let mut f = fake_with(saying("ok", 9), config);
+    let mut options = options(5, &[]);
+    for (name, value) in [
+        ("tools", serde_json::json!(["f", "g"])),
+        ("enable_thinking", false.into()),
+    ] {
+        options.template_values.insert(name.to_owned(), value);
+    }
+    let messages = [Message::tool("add", "7")];
+    drop(f.session.generate(&messages, &options).unwrap().text().unwrap());
+    let prompt: Vec<u32> = "2Falseadd".bytes().map(u32::from).collect();
+    assert_eq!(f.model().calls[0], prompt);
+}
+
+#[test]
+fn defaults_agree() {
+    let (limits, options) = (Limits::default(), GenerateOptions::default());
+    assert_eq!(
+        (limits.max_tokens, limits.slide),
+        (options.max_tokens, options.slide)
+    );
+    assert!(options.max_tokens > 0);
 }

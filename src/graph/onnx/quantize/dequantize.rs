@@ -46,7 +46,7 @@ pub fn dequantize_into(
     let path = input.join(MODEL);
     if !path.is_file() {
         let what = format!("there is no file {}", path.display());
-        return Err(Error::usage("MODEL", what));
+        return Err(Error::usage("folder", what));
     }
     let mut graph = import(&path)?;
     derive(&mut graph)?;

@@ -129,7 +129,7 @@ pub(super) fn spend(ladders: &[Vec<Choice>], sizes: &[usize], budget: f64) -> Re
              --head-bits, or lower --head-bits",
             (least * 1000.0).ceil() / 1000.0
         );
-        return Err(Error::usage("--bits", what));
+        return Err(Error::usage("bits", what));
     }
     loop {
         let steps = ladders

@@ -486,7 +486,7 @@ fn damaged_models_and_impossible_outputs() {
                 group_size,
                 ..options
             },
-            "--group-size",
+            "group_size",
         );
     }
     let e = quantize(&input, &dir.path().join("no/out"), &options, &mut |_| ()).unwrap_err();

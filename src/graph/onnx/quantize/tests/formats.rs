@@ -68,7 +68,7 @@ fn a_budget_is_kept_and_spent() {
         &mut |_| (),
     )
     .unwrap_err();
-    assert!(e.is_usage() && e.to_string().contains("--bits"), "{e}");
+    assert!(e.is_usage() && e.to_string().contains("bits"), "{e}");
     assert!(
         !names(&dir).iter().any(|n| n.contains("none")),
         "{:?}",

@@ -45,11 +45,13 @@ NATIVE(jlong, modelLoad)(JNIEnv *env, jclass class, jbyteArray path, jbyteArray 
     char *path_text = text_of(env, path), *backend_text = text_of(env, backend), *cache_text = text_of(env, cache);
     tlite_model *model = NULL;
     if (!(*env)->ExceptionCheck(env)) {
-        tlite_load_options options = {0};
-        options.backend = backend_text;
-        options.context = (size_t)context;
-        options.kernel_cache = cache_text;
-        model = tlite_model_load(path_text, &options);
+        tlite_load_options options;
+        if (tlite_load_defaults(&options, sizeof options) == 0) {
+            options.backend = backend_text;
+            options.context = (size_t)context;
+            options.kernel_cache = cache_text;
+            model = tlite_model_load(path_text, &options);
+        }
     }
     free(path_text);
     free(backend_text);
@@ -79,6 +81,12 @@ NATIVE(void, cancel)(JNIEnv *env, jclass class, jlong session) {
     (void)env;
     (void)class;
     tlite_cancel((const tlite_session *)session);
+}
+
+NATIVE(void, cancelClear)(JNIEnv *env, jclass class, jlong session) {
+    (void)env;
+    (void)class;
+    tlite_cancel_clear((const tlite_session *)session);
 }
 
 /* Who listens to an answer. */
@@ -129,7 +137,8 @@ static tlite_message *messages_of(JNIEnv *env, jobjectArray texts, jsize count) 
     return messages;
 }
 
-NATIVE(jint, chat)(JNIEnv *env, jclass class, jlong session, jobjectArray texts, jlong max_tokens, jfloat temperature, jobject listener) {
+NATIVE(jint, chat)(JNIEnv *env, jclass class, jlong session, jobjectArray texts, jlong max_tokens, jfloat temperature, jboolean context_shift,
+                   jobject listener) {
     (void)class;
     jsize count = (*env)->GetArrayLength(env, texts) / 2;
     listening to = {env, listener, NULL};
@@ -137,10 +146,14 @@ NATIVE(jint, chat)(JNIEnv *env, jclass class, jlong session, jobjectArray texts,
     if (to.piece == NULL) return TLITE_FINISH_ERROR;
     tlite_message *messages = messages_of(env, texts, count);
     if (messages == NULL) return TLITE_FINISH_ERROR;
-    tlite_generate_options options = tlite_generate_defaults();
-    options.max_tokens = (size_t)max_tokens;
-    options.temperature = temperature;
-    tlite_finish finish = tlite_chat((const tlite_session *)session, messages, (size_t)count, &options, piece, &to);
+    tlite_generate_options options;
+    tlite_finish finish = TLITE_FINISH_ERROR;
+    if (tlite_generate_defaults(&options, sizeof options) == 0) {
+        options.max_tokens = (size_t)max_tokens;
+        options.temperature = temperature;
+        options.context_shift = context_shift;
+        finish = tlite_chat((const tlite_session *)session, messages, (size_t)count, &options, piece, &to);
+    }
     free_messages(messages, count);
     return finish;
 }

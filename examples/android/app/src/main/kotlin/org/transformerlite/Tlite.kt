@@ -10,7 +10,7 @@ class TliteException(message: String) : Exception(message)
 /** Why an answer ended. */
 enum class Finish { END_OF_TEXT, STOP_STRING, MAX_TOKENS, CONTEXT_FULL, CANCELLED, CALLBACK }
 
-/** Who said what: "system", "user" or "assistant". */
+/** Who said what: "system", "user", "assistant" or "tool". */
 data class Message(val role: String, val content: String)
 
 /**
@@ -35,19 +35,29 @@ class Session internal constructor(address: Long) : AutoCloseable {
 
     /**
      * Answers the conversation, and hands the text to [piece] as it comes, on the calling thread; `false` ends the answer. What an earlier
-     * answer of this session read is not read again. Not on the main thread.
+     * answer of this session read or said is not read again. With [contextShift] a full context forgets the oldest turns. Not on the main
+     * thread.
      */
-    fun chat(messages: List<Message>, maxTokens: Int = 256, temperature: Float = 0f, piece: (String) -> Boolean): Finish {
+    fun chat(
+        messages: List<Message>,
+        maxTokens: Int = 256,
+        temperature: Float = 0f,
+        contextShift: Boolean = false,
+        piece: (String) -> Boolean
+    ): Finish {
         val texts = messages.flatMap { listOf(bytes(it.role), bytes(it.content)) }.toTypedArray()
         val listener = object : Native.Listener {
             override fun piece(text: ByteArray) = piece(String(text, Charsets.UTF_8))
         }
-        val finish = handle.use { Native.chat(it, texts, maxTokens.toLong(), temperature, listener) }
+        val finish = handle.use { Native.chat(it, texts, maxTokens.toLong(), temperature, contextShift, listener) }
         return Finish.values().getOrElse(finish) { throw lastError() }
     }
 
-    /** Ends the answer that is being generated, within one token. For any thread. */
+    /** Ends the answer that is being generated, within one token; without one, the next ends before it begins. For any thread. */
     fun cancel() = handle.use { Native.cancel(it) }
+
+    /** Takes back a [cancel] that came when no answer was generated: for the start of a question. For any thread. */
+    fun clearCancel() = handle.use { Native.cancelClear(it) }
 
     /** Ends the answer that is being generated, too. Not for the `piece` of [chat]. */
     override fun close() = handle.close(Native::cancel)
@@ -99,5 +109,13 @@ internal object Native {
     @JvmStatic external fun sessionNew(model: Long): Long
     @JvmStatic external fun sessionFree(session: Long)
     @JvmStatic external fun cancel(session: Long)
-    @JvmStatic external fun chat(session: Long, texts: Array<ByteArray>, maxTokens: Long, temperature: Float, listener: Listener): Int
+    @JvmStatic external fun cancelClear(session: Long)
+    @JvmStatic external fun chat(
+        session: Long,
+        texts: Array<ByteArray>,
+        maxTokens: Long,
+        temperature: Float,
+        contextShift: Boolean,
+        listener: Listener
+    ): Int
 }

@@ -77,11 +77,13 @@ class ChatActivity : Activity() {
         messages += Message("user", text)
         say("\n> $text\n")
         answers(true)
+        // A press of the button that came after the last answer ended is not for this one; one that comes from here on is.
+        session?.clearCancel()
         val asked = messages.toList()
         work {
             val answer = StringBuilder()
             try {
-                val finish = session?.chat(asked) { piece ->
+                val finish = session?.chat(asked, contextShift = true) { piece ->
                     answer.append(piece)
                     runOnUiThread { put(piece) }
                     true
