@@ -206,7 +206,6 @@ static void answers(const tlite_model *model) {
     options.seed = 3;
     memset(&a, 0, sizeof a);
     CHECK(tlite_generate(first, "hello", &options, collect, &a) == TLITE_FINISH_MAX_TOKENS);
-    CHECK(a.length == 4);
     tlite_session_free(first);
     tlite_session_free(second);
 }
