@@ -296,7 +296,7 @@ pub extern "C" fn tlite_last_error() -> *const c_char {
     }
 }
 
-/// What kind of failure `tlite_last_error` tells of; TLITE_ERROR_NONE before any. Later versions may have more codes.
+/// What kind of failure `tlite_last_error` tells of; `TLITE_ERROR_NONE` before any. Later versions may have more codes.
 #[unsafe(no_mangle)]
 pub extern "C" fn tlite_last_error_code() -> TliteError {
     let code = LAST_ERROR.try_with(|last| last.try_borrow().map(|l| l.0));

@@ -24,6 +24,11 @@ use transformer_lite::tensor::DType;
 
 fn main() -> ExitCode {
     let arguments = Arguments::from_args();
+    if std::env::var_os("CONFORMANCE_ERRORS").is_some() {
+        let mut log = env_logger::Builder::new();
+        log.filter_module("transformer_lite::selftest", log::LevelFilter::Debug)
+            .init();
+    }
     let (devices, missing) = support::devices();
     let expectations = Arc::new(Expectations::load());
     let mut trials = Vec::new();

@@ -52,8 +52,11 @@ struct Row {
     seconds: f64,
 }
 
-/// The devices that are asked for, each open, and why a backend has none.
-fn devices(on: &DeviceOptions) -> Result<(Vec<Box<dyn Backend>>, Vec<String>)> {
+/// Devices, each open, and why a backend has none.
+type Devices = (Vec<Box<dyn Backend>>, Vec<String>);
+
+/// The devices that are asked for.
+fn devices(on: &DeviceOptions) -> Result<Devices> {
     let place = on.placement();
     if on.backend == BackendChoice::Host {
         let what = "the host is what devices are compared with; give opencl or wgpu";

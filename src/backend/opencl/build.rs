@@ -93,7 +93,7 @@ impl Builder<'_> {
         if self.caps.kind == DeviceKind::Cpu && !self.caps.f16_math {
             // Such compilers convert halves in software, one at a time (cl/common/half.cl).
             source.insert_str(0, "#define SOFT_HALF\n");
-            if x86_assembly(&self.caps) {
+            if x86_assembly(self.caps) {
                 source.insert_str(0, "#define X86_HALF\n");
             }
         }
