@@ -95,11 +95,6 @@ static void refused_loads(const char *folder) {
     options.kv = "q8";
     CHECK(tlite_model_load(folder, &options) == NULL);
     CHECK(strstr(tlite_last_error(), "q8") != NULL);
-    options.kv = NULL;
-    options.backend = "wgpu";
-    options.device = "no such device";
-    CHECK(tlite_model_load(folder, &options) == NULL);
-    CHECK(tlite_last_error_code() == TLITE_ERROR_NO_DEVICE);
 }
 
 /* NULL does no harm, and bad options are refused. */
@@ -346,6 +341,13 @@ int main(int argc, char **argv) {
     refused_loads(argv[1]);
     CHECK(tlite_load_defaults(&options, sizeof options) == 0);
     options.backend = argv[2];
+    /* The host has no devices to look for, and loads no drivers, which are no part of what valgrind is to look at. */
+    if (strcmp(argv[2], "host") != 0) {
+        options.device = "no such device";
+        CHECK(tlite_model_load(argv[1], &options) == NULL);
+        CHECK(tlite_last_error_code() == TLITE_ERROR_NO_DEVICE);
+        options.device = NULL;
+    }
     options.context = 40;
     options.priority = "normal";
     options.kernel_cache = argv[3];
