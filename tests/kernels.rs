@@ -392,6 +392,7 @@ fn opencl_arguments_are_the_descriptors() {
             spec.operands.clone(),
             spec.in_place,
             case::in_pairs(spec),
+            spec.images.clone(),
         );
         let able = halves || !case::in_pairs(spec);
         let left_out = spec.kernel.needs_matrix_units(Language::OpenCl) || is_probe(spec.kernel);
@@ -405,14 +406,16 @@ fn opencl_arguments_are_the_descriptors() {
         let kernel = Kernel::create(&program, spec.kernel.name).unwrap();
         let mut wanted: Vec<(String, String)> = spec
             .bound()
-            .map(|(arg, dtype)| {
-                let ty = match (arg.ty, dtype) {
-                    (Ty::Words, _) => "uint*",
-                    (Ty::Words4, _) => "uint4*",
-                    (Ty::Halves4, _) => "uint2*",
-                    (_, DType::F16) => "half*",
-                    (_, DType::F32) => "float*",
-                    (_, _) => "int*",
+            .zip(spec.bound_images())
+            .map(|((arg, dtype), image)| {
+                let ty = match (image, arg.ty, dtype) {
+                    (Some((kind, _)), _, _) => kind.name(),
+                    (None, Ty::Words, _) => "uint*",
+                    (None, Ty::Words4, _) => "uint4*",
+                    (None, Ty::Halves4, _) => "uint2*",
+                    (None, _, DType::F16) => "half*",
+                    (None, _, DType::F32) => "float*",
+                    (None, _, _) => "int*",
                 };
                 (arg.name.to_owned(), ty.to_owned())
             })
