@@ -263,7 +263,7 @@ const char *tlite_version(void);
 const char *tlite_last_error(void);
 
 /*
- What kind of failure `tlite_last_error` tells of; TLITE_ERROR_NONE before any. Later versions may have more codes.
+ What kind of failure `tlite_last_error` tells of; `TLITE_ERROR_NONE` before any. Later versions may have more codes.
  */
 tlite_error tlite_last_error_code(void);
 

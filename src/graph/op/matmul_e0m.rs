@@ -383,8 +383,10 @@ impl MatMulE0m {
         let tile = E0mShape::of(caps).with_vector(&tuning);
         let columns = tile.lanes * tile.vector_columns;
         let (items, most) = tile.slices(caps, k, n, self.group, tuning.is_default);
-        let call = format_defines(Call::new(&VECTOR, items), self.bits, self.group, most)
-            .reads_by_fours(0)
+        let call = Call::new(&VECTOR, items);
+        // Pairs are read by eights, from the buffer.
+        let call = if pairs { call.define("PAIRS", 1) } else { call.reads_by_fours(0) };
+        let call = format_defines(call, self.bits, self.group, most)
             .define("LANES", i64::from(tile.lanes))
             .define("COLS", i64::from(tile.vector_columns))
             .grid(Dim::from_usize(n).ceil_div(i64::from(columns))?, 1, 1)
@@ -394,10 +396,9 @@ impl MatMulE0m {
         } else {
             call
         };
-        let call = if pairs { call.define("PAIRS", 1) } else { call };
         // A run of loads takes more registers than all threads of a phone's GPU have; so do reads of images, which are all moved to the front of
         // a loop that is unrolled.
-        let in_turn = pairs && caps.few_registers() || caps.images.reads.is_some();
+        let in_turn = if pairs { caps.few_registers() } else { caps.images.reads.is_some() };
         Ok(if caps.takes_form(&VECTOR, "WHOLE") && !in_turn {
             call.define("WHOLE", 1)
         } else {
