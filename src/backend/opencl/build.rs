@@ -93,7 +93,7 @@ impl Builder<'_> {
         if self.caps.kind == DeviceKind::Cpu && !self.caps.f16_math {
             // Such compilers convert halves in software, one at a time (cl/common/half.cl).
             source.insert_str(0, "#define SOFT_HALF\n");
-            if x86_assembly(self.caps) {
+            if x86_vectors(self.caps) {
                 source.insert_str(0, "#define X86_HALF\n");
             }
         }
@@ -271,8 +271,8 @@ pub(super) fn error_line(log: &str, lines: usize) -> Option<usize> {
     numbers.into_iter().find(|line| (1..=lines).contains(line))
 }
 
-/// The compiler takes instructions of this CPU's 512-bit vectors as they are written: PoCL's does, which compiles for the CPU that it runs on.
-fn x86_assembly(caps: &Caps) -> bool {
+/// The compiler has functions for the instructions of this CPU's 512-bit vectors: PoCL's has, which compiles for the CPU that it runs on.
+fn x86_vectors(caps: &Caps) -> bool {
     #[cfg(target_arch = "x86_64")]
     let vectors = std::arch::is_x86_feature_detected!("avx512f");
     #[cfg(not(target_arch = "x86_64"))]
