@@ -352,7 +352,10 @@ mod tests {
         let e = save(&path, &mut model, &[5]).unwrap_err();
         assert!(e.to_string().contains("holds 3 tokens, 1 are given"), "{e}");
         let e = save(&path, &mut model.model, &[5, 6, 7]).unwrap_err();
-        assert!(e.is_usage() && e.to_string().contains("no cache that could be read"), "{e}");
+        assert!(
+            e.is_usage() && e.to_string().contains("no cache that could be read"),
+            "{e}"
+        );
     }
 
     #[test]

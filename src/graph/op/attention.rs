@@ -420,6 +420,10 @@ impl Attention {
                 .define("DIM", dim)
                 .define("HEADS", together)
                 .define("VECTORS", vectors)
+                // These the text in WGSL alone asks for.
+                .define("KEYS", KEYS)
+                .define("LANES", 1)
+                .define("SLICES", 1)
                 .grid(
                     heads.exact_div(&together.into()).unwrap_or_else(|| heads.clone()),
                     queries.ceil_div(rows)?,
