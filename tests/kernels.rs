@@ -7,7 +7,7 @@ use naga::valid::{Capabilities, ValidationFlags, Validator};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::OnceLock;
-use transformer_lite::backend::image::ImageKind;
+use transformer_lite::backend::image::{ImageKind, Images};
 use transformer_lite::backend::kernel::{FieldTy, Kernel, KernelSpec, Language, Role, Ty};
 use transformer_lite::backend::phones::Phone;
 use transformer_lite::backend::{Backend, BackendKind, Caps, DeviceKind};
@@ -68,12 +68,17 @@ fn kinds_of_device() -> Vec<Caps> {
         }
     }
     // With images in buffers, through which some kernels read operands.
-    for image in ImageKind::ALL {
-        for kind in [DeviceKind::Cpu, DeviceKind::Integrated] {
-            let mut caps = Phone::find("adreno-750").unwrap().caps(BackendKind::OpenCl);
-            caps.images.reads = Some(image);
-            all.push(Caps { kind, ..caps });
-        }
+    let phone = Phone::find("adreno-750").unwrap().caps(BackendKind::OpenCl);
+    for reads in ImageKind::ALL.map(Some) {
+        all.push(Caps {
+            images: Images {
+                reads,
+                ..phone.images
+            },
+            view_align: phone.view_align,
+            kind: DeviceKind::Integrated,
+            ..base.clone()
+        });
     }
     for (backend, name) in ["opencl", "wgpu"].into_iter().zip(case::PHONES) {
         all.push(Caps {
