@@ -347,7 +347,8 @@ impl Attention {
         };
         let lanes = (items / KEYS).max(1);
         // Compilers for CPUs make vectors of a kernel's own: a work-item takes a query vector in each lane.
-        let by_item = cpu && cx.caps().backend == "opencl" && !one && dim % ITEM == 0 && stored == Rows::Floats;
+        let by_item =
+            cpu && cx.caps().backend == "opencl" && !one && dim % ITEM == 0 && stored == Rows::Floats;
         // A work-item keeps the sums of a score of each vector.
         let most = match (cx.caps().few_registers(), one) {
             (false, _) => VECTORS.0,

@@ -124,7 +124,10 @@ impl Op for Cumulative {
             return Err(OpError::NoKernel(format!("{} over {cols} elements", self.name())));
         }
         let rest = Dim::from(MOST_LOOPS).sub(&cols)?;
-        let what = format!("{} over {cols} elements; kernels take at most {MOST_LOOPS}", self.name());
+        let what = format!(
+            "{} over {cols} elements; kernels take at most {MOST_LOOPS}",
+            self.name()
+        );
         cx.require(rest, &what);
         let lines = outer.mul(&inner)?;
         let mut call = Call::new(&KERNEL, 64)

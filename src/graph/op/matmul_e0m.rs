@@ -25,15 +25,18 @@ static VECTOR: Kernel = crate::kernel!(matvec_e0m {
     n: U32, steps: U32, panel: U32, column: U32,
     end0: U32, end1: U32, start1: U32, start2: U32,
 } [x: In Elem, codes: Weight Words4, scales: Weight Words4, y: InOut Elem])
-.with_forms(&[Form {
-    // A stretch as one run of loads, which takes registers that compilers may not have.
-    define: "WHOLE",
-    needs: |caps| caps.kind != DeviceKind::Cpu,
-}, Form {
-    // Weights in pairs of halves.
-    define: "PAIRS",
-    needs: Caps::fast_half,
-}]);
+.with_forms(&[
+    Form {
+        // A stretch as one run of loads, which takes registers that compilers may not have.
+        define: "WHOLE",
+        needs: |caps| caps.kind != DeviceKind::Cpu,
+    },
+    Form {
+        // Weights in pairs of halves.
+        define: "PAIRS",
+        needs: Caps::fast_half,
+    },
+]);
 
 /// Many rows; the same.
 static MATRIX: Kernel = crate::kernel!(matmul_e0m {
@@ -341,7 +344,9 @@ impl MatMulE0m {
             let call = match call {
                 Some(call) => call,
                 None if vector => self.generic_vector(caps, [x.dtype, y.dtype], k, part.count)?,
-                None if self.matrix_pairs(caps, [x.dtype, y.dtype]) => self.matrix_in_pairs(part.count, &rows)?,
+                None if self.matrix_pairs(caps, [x.dtype, y.dtype]) => {
+                    self.matrix_in_pairs(part.count, &rows)?
+                }
                 None => self.generic_matrix(caps, k, part.count, &rows, most)?,
             };
             let call = call
@@ -385,7 +390,11 @@ impl MatMulE0m {
         let (items, most) = tile.slices(caps, k, n, self.group, tuning.is_default);
         let call = Call::new(&VECTOR, items);
         // Pairs are read by eights, from the buffer.
-        let call = if pairs { call.define("PAIRS", 1) } else { call.reads_by_fours(0) };
+        let call = if pairs {
+            call.define("PAIRS", 1)
+        } else {
+            call.reads_by_fours(0)
+        };
         let call = format_defines(call, self.bits, self.group, most)
             .define("LANES", i64::from(tile.lanes))
             .define("COLS", i64::from(tile.vector_columns))
@@ -398,7 +407,11 @@ impl MatMulE0m {
         };
         // A run of loads takes more registers than all threads of a phone's GPU have; so do reads of images, which are all moved to the front of
         // a loop that is unrolled.
-        let in_turn = if pairs { caps.few_registers() } else { caps.images.reads.is_some() };
+        let in_turn = if pairs {
+            caps.few_registers()
+        } else {
+            caps.images.reads.is_some()
+        };
         Ok(if caps.takes_form(&VECTOR, "WHOLE") && !in_turn {
             call.define("WHOLE", 1)
         } else {
