@@ -16,8 +16,8 @@ use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::llm::sampler::Penalties;
 use crate::llm::template::Values;
 use crate::llm::{
-    Cancel, Conversation, Finish, GenerateOptions, KvType, LoadOptions, Message, Model, Piece, Sampler,
-    SamplerConfig, StopStrings,
+    Activations, Cancel, Conversation, Finish, GenerateOptions, KvType, LoadOptions, Message, Model, Piece,
+    Sampler, SamplerConfig, StopStrings,
 };
 use crate::placement::{BackendChoice, Placement};
 use std::any::Any;
@@ -57,6 +57,9 @@ pub struct TliteLoadOptions {
     pub priority: *const c_char,
     /// Folder where compiled kernels are kept for the next start, 4 GB of them at most; nobody else should be able to write it. NULL keeps none.
     pub kernel_cache: *const c_char,
+    /// Activations in products with E0M weights of 4 and 8 bits, on a device, "auto", "float" or "int8"; NULL is "auto", which is "int8" on CPUs
+    /// that multiply bytes faster, else "float".
+    pub act: *const c_char,
 }
 
 /// How tokens are chosen, and when an answer ends. Begin with what `tlite_generate_defaults` writes.
@@ -331,6 +334,7 @@ unsafe impl Options for TliteLoadOptions {
             padding: 0,
             priority: std::ptr::null(),
             kernel_cache: std::ptr::null(),
+            act: std::ptr::null(),
         }
     }
 }
@@ -444,11 +448,12 @@ unsafe fn load_options(options: *const TliteLoadOptions) -> Result<LoadOptions> 
         return Ok(all);
     };
     // SAFETY: as the caller promises.
-    let (backend, device, kv, priority, cache) = unsafe {
+    let (backend, device, kv, act, priority, cache) = unsafe {
         (
             text_or_none("backend", given.backend)?,
             text_or_none("device", given.device)?,
             text_or_none("kv", given.kv)?,
+            text_or_none("act", given.act)?,
             text_or_none("priority", given.priority)?,
             text_or_none("kernel_cache", given.kernel_cache)?,
         )
@@ -462,6 +467,7 @@ unsafe fn load_options(options: *const TliteLoadOptions) -> Result<LoadOptions> 
         },
     };
     all.kv = kv.map_or(Ok(KvType::default()), str::parse)?;
+    all.act = act.map_or(Ok(Activations::default()), str::parse)?;
     all.context = (given.context > 0).then_some(given.context);
     if given.padding > 0 {
         all.padding = given.padding;

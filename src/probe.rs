@@ -7,7 +7,9 @@ pub mod store;
 
 use crate::backend::image::{ImageKind, Images, Pixel};
 use crate::backend::kernel::{Kernel, KernelSpec};
-use crate::backend::{Backend, BackendError, BufferId, Caps, Command, DeviceKind, KernelId, Launch, View};
+use crate::backend::{
+    Backend, BackendError, BufferId, Caps, Command, DeviceKind, KernelId, Launch, PackedDot, View,
+};
 use crate::roofline::Peaks;
 use crate::tensor::DType;
 use serde::{Deserialize, Serialize};
@@ -179,8 +181,13 @@ impl Shape {
         caps.f16_math.then(|| self.walk(&HALF, "WIDE"))
     }
 
-    fn dot(&self, caps: &Caps, extensions: &[String]) -> Option<KernelSpec> {
-        dot_form(caps, extensions).map(|defines| spec(&DOT, self.items, defines))
+    /// By instructions of GPUs.
+    fn dot(&self, caps: &Caps) -> Option<KernelSpec> {
+        let form = match caps.packed_dot {
+            PackedDot::None | PackedDot::X86 => return None,
+            other => other.define().map(|define| (define, 1)),
+        };
+        Some(spec(&DOT, self.items, form.as_slice()))
     }
 }
 
@@ -194,8 +201,8 @@ fn matrix(caps: &Caps) -> Option<KernelSpec> {
     caps.matrix_units.then(|| spec(&MATRIX, items, &[]))
 }
 
-/// The kernels by which a device with these extensions is measured.
-pub fn specs(caps: &Caps, extensions: &[String]) -> Vec<KernelSpec> {
+/// The kernels by which a device is measured.
+pub fn specs(caps: &Caps) -> Vec<KernelSpec> {
     let shape = Shape::of(caps);
     let always = [
         shape.walk(&COPY, "NEAR"),
@@ -205,7 +212,7 @@ pub fn specs(caps: &Caps, extensions: &[String]) -> Vec<KernelSpec> {
     let offered = [
         shape.read_image(&caps.images),
         shape.half(caps),
-        shape.dot(caps, extensions),
+        shape.dot(caps),
         matrix(caps),
     ];
     always.into_iter().chain(offered.into_iter().flatten()).collect()
@@ -457,7 +464,7 @@ impl Bench<'_> {
                 &mut without,
             )?,
         };
-        let dot = match self.shape.dot(&self.caps, &self.backend.extensions()) {
+        let dot = match self.shape.dot(&self.caps) {
             None => {
                 without(
                     "int8_ops_per_s",
@@ -531,41 +538,9 @@ fn offered(
     }
 }
 
-/// How kernels write a packed dot product for a device; `None` where it has none. WGSL has it in the language.
-fn dot_form(caps: &Caps, extensions: &[String]) -> Option<&'static [(&'static str, i64)]> {
-    let has = |name: &str| extensions.iter().any(|e| e == name);
-    if caps.backend != "opencl" {
-        Some(&[])
-    } else if by_ptx(caps) {
-        Some(&[("PTX", 1)])
-    } else if has("cl_khr_integer_dot_product") {
-        Some(&[("KHR", 1)])
-    } else if has("cl_arm_integer_dot_product_accumulate_int8") {
-        Some(&[("ARM", 1)])
-    } else if has("cl_qcom_dot_product8") {
-        Some(&[("QCOM", 1)])
-    } else {
-        None
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn packed_dots_are_written_as_the_driver_has_them() {
-        let caps = Caps::neutral();
-        let list = |names: &[&str]| names.iter().map(|n| (*n).to_owned()).collect::<Vec<_>>();
-        assert_eq!(dot_form(&caps, &list(&["cl_khr_fp64"])), None);
-        let form = dot_form(&caps, &list(&["cl_khr_fp16", "cl_qcom_dot_product8"]));
-        assert_eq!(form, Some(&[("QCOM", 1)][..]));
-        let wgpu = Caps {
-            backend: "wgpu",
-            ..caps
-        };
-        assert_eq!(dot_form(&wgpu, &[]), Some(&[][..]));
-    }
 
     #[test]
     fn buffers_fit_the_device_and_loops_the_driver() {

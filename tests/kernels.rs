@@ -10,7 +10,7 @@ use std::sync::OnceLock;
 use transformer_lite::backend::image::{ImageKind, Images};
 use transformer_lite::backend::kernel::{FieldTy, Kernel, KernelSpec, Language, Role, Ty};
 use transformer_lite::backend::phones::Phone;
-use transformer_lite::backend::{Backend, BackendKind, Caps, DeviceKind};
+use transformer_lite::backend::{Backend, BackendKind, Caps, DeviceKind, PackedDot};
 use transformer_lite::graph::op::ALL;
 use transformer_lite::graph::pass::{Pipeline, ROTARY_APPEND};
 use transformer_lite::llm::KvType;
@@ -80,6 +80,12 @@ fn kinds_of_device() -> Vec<Caps> {
             ..base.clone()
         });
     }
+    // CPUs that multiply bytes by vectors.
+    all.push(Caps {
+        kind: DeviceKind::Cpu,
+        packed_dot: PackedDot::X86,
+        ..support::fake_caps()
+    });
     for (backend, name) in ["opencl", "wgpu"].into_iter().zip(case::PHONES) {
         all.push(Caps {
             backend,
@@ -130,7 +136,7 @@ fn specs() -> &'static [KernelSpec] {
             }
         }
         for caps in kinds_of_device() {
-            add(probe::specs(&caps, &[]));
+            add(probe::specs(&caps));
         }
         let (_dir, model) = support::tiny_model("llama", Default::default());
         let mut eight_bits = Pipeline::standard();

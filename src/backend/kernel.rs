@@ -313,6 +313,7 @@ const COMMON: &[(&str, &str, &str)] = &[
         include_str!("../../cl/common/e0m.cl"),
         include_str!("../../shaders/common/e0m.wgsl"),
     ),
+    ("dot", include_str!("../../cl/common/dot.cl"), ""),
     (
         "chains",
         include_str!("../../cl/common/chains.cl"),

@@ -94,6 +94,8 @@ pub struct Caps {
     /// Products of 16 x 16 halves, summed in single precision by 32 work-items together, run on units of their own, which kernels reach
     /// by inline PTX in OpenCL C and by cooperative matrices in WGSL.
     pub matrix_units: bool,
+    /// How kernels write dot products of bytes.
+    pub packed_dot: PackedDot,
     /// Times of single dispatches can be measured.
     pub profiling: bool,
     /// The driver takes a [`Priority`].
@@ -208,12 +210,61 @@ impl Caps {
             subgroup: None,
             f16_math: false,
             matrix_units: false,
+            packed_dot: PackedDot::None,
             profiling: false,
             priorities: false,
             quarantined: Vec::new(),
             tuned: Vec::new(),
             images: Images::default(),
         }
+    }
+}
+
+/// How kernels write the dot product of four bytes with four others, which devices compute by one instruction.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PackedDot {
+    /// By single products.
+    #[default]
+    None,
+    /// As the language has it: WGSL.
+    Wgsl,
+    /// By inline PTX.
+    Ptx,
+    /// `cl_khr_integer_dot_product`.
+    Khr,
+    /// `cl_arm_integer_dot_product_accumulate_int8`.
+    Arm,
+    /// `cl_qcom_dot_product8`.
+    Qcom,
+    /// By instructions of an x86 CPU with AVX-512, sixteen words at a time.
+    X86,
+}
+
+impl PackedDot {
+    /// The define that asks for it in OpenCL C (cl/common/dot.cl).
+    pub fn define(self) -> Option<&'static str> {
+        match self {
+            Self::None | Self::Wgsl => None,
+            Self::Ptx => Some("PTX"),
+            Self::Khr => Some("KHR"),
+            Self::Arm => Some("ARM"),
+            Self::Qcom => Some("QCOM"),
+            Self::X86 => Some("X86_BYTES"),
+        }
+    }
+
+    /// By the extensions that an OpenCL driver lists.
+    #[cfg(feature = "opencl")]
+    pub(crate) fn listed(has: impl Fn(&str) -> bool) -> Self {
+        [
+            ("cl_khr_integer_dot_product", Self::Khr),
+            ("cl_arm_integer_dot_product_accumulate_int8", Self::Arm),
+            ("cl_qcom_dot_product8", Self::Qcom),
+        ]
+        .into_iter()
+        .find(|(name, _)| has(name))
+        .map_or(Self::None, |(_, dot)| dot)
     }
 }
 

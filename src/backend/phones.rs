@@ -5,7 +5,7 @@
 //! these have and rusticl has not.
 
 use super::image::{ImageKind, Images};
-use super::{BackendKind, Caps, DeviceKind};
+use super::{BackendKind, Caps, DeviceKind, PackedDot};
 
 /// A family of GPUs, with what its members share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -112,6 +112,7 @@ impl Phone {
                 subgroup: None,
                 f16_math: true,
                 images: if adreno { ADRENO_IMAGES } else { Images::default() },
+                packed_dot: PackedDot::Khr,
                 ..base
             },
             BackendKind::Wgpu => Caps {
@@ -122,6 +123,7 @@ impl Phone {
                 subgroup: Some(if adreno { 64 } else { 16 }),
                 // Turnip has the arithmetic, but not 16-bit uniforms, which wgpu asks for with it.
                 f16_math: !adreno,
+                packed_dot: PackedDot::Wgsl,
                 ..base
             },
         }

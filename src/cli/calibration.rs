@@ -10,7 +10,7 @@ use crate::graph::products::Products;
 use crate::llm::calibrate::{AwqMethods, Calibration, GptqMethods, Progress, WeightedMethods};
 use crate::llm::engine::{PADDING, Watch};
 use crate::llm::load::Purpose;
-use crate::llm::{KvType, ModelFolder, Tokenizer};
+use crate::llm::{Activations, KvType, ModelFolder, Tokenizer};
 use crate::quant::Integers;
 use indicatif::ProgressBar;
 use std::num::NonZeroUsize;
@@ -86,6 +86,7 @@ pub fn with_methods<T>(
         context: NonZeroUsize::new(window),
         float: given.float,
         kv: KvType::F16,
+        act: Activations::Float,
         padding: PADDING,
     };
     let place = place(&mut exec)?;

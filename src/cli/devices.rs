@@ -347,6 +347,7 @@ pub fn run(args: &Args) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::backend::PackedDot;
 
     fn caps() -> Caps {
         Caps {
@@ -367,6 +368,7 @@ mod tests {
             subgroup: Some(32),
             f16_math: true,
             matrix_units: false,
+            packed_dot: PackedDot::None,
             profiling: true,
             quarantined: Vec::new(),
             tuned: Vec::new(),

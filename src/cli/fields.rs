@@ -4,6 +4,7 @@ use crate::error::Error;
 
 /// Arguments and fields as errors of the library name them, and what of the command sets them.
 const OPTIONS: &[(&str, &str)] = &[
+    ("act", "--act"),
     ("backend", "--backend"),
     ("bits", "--bits"),
     ("calibration", "--calibration"),

@@ -6,7 +6,7 @@ use crate::backend::{ImageUse, OpenOptions, Priority, RecordingWay};
 use crate::error::{Error, Result, Stage};
 use crate::graph::pass::Pipeline;
 use crate::llm::engine::PADDING;
-use crate::llm::load::{KvType, LoadOptions, PADDINGS};
+use crate::llm::load::{Activations, KvType, LoadOptions, PADDINGS};
 use crate::placement::{BackendChoice, Placement};
 use crate::tensor::DType;
 use clap::ValueEnum;
@@ -40,6 +40,22 @@ impl ValueEnum for KvType {
         Some(match self {
             Self::F16 => PossibleValue::new("f16").help("As activations: f16 unless --float says otherwise"),
             Self::Q8 => PossibleValue::new("q8").help("8 bits"),
+        })
+    }
+}
+
+impl ValueEnum for Activations {
+    fn value_variants<'a>() -> &'a [Self] {
+        &[Self::Auto, Self::Float, Self::Int8]
+    }
+
+    fn to_possible_value(&self) -> Option<PossibleValue> {
+        Some(match self {
+            Self::Auto => {
+                PossibleValue::new("auto").help("int8 on CPUs that multiply bytes faster, else float")
+            }
+            Self::Float => PossibleValue::new("float").help("As they are stored"),
+            Self::Int8 => PossibleValue::new("int8").help("8 bits, quantized at run time"),
         })
     }
 }
@@ -219,6 +235,9 @@ pub struct ExecOptions {
     /// Storage of the cache on a device; q8 is 8 bits and a factor for each head of a token, of half the size
     #[arg(long, value_enum, default_value_t, value_name = "TYPE")]
     pub kv: KvType,
+    /// Activations in products with E0M weights of 4 and 8 bits, on a device
+    #[arg(long, value_enum, default_value_t, value_name = "TYPE")]
+    pub act: Activations,
     /// Pad the lengths of decoding to multiples of N, 32 to 256
     #[arg(long, value_name = "N", default_value_t = PADDING, value_parser = padding, allow_negative_numbers = true)]
     pub padding: usize,
@@ -232,6 +251,7 @@ impl ExecOptions {
             context: self.context.map(NonZeroUsize::get),
             float: self.float.map(Float::dtype),
             kv: self.kv,
+            act: self.act,
             padding: self.padding,
             drafts: 0,
             greedy: false,

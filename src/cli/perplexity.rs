@@ -9,7 +9,7 @@ use crate::llm::engine::PADDING;
 use crate::llm::load::{PlaceName, Purpose};
 use crate::llm::metrics::rate;
 use crate::llm::perplexity::{Comparison, Options, Report, Text, evaluate};
-use crate::llm::{KvType, LanguageModel, ModelFolder, Tokenizer};
+use crate::llm::{Activations, KvType, LanguageModel, ModelFolder, Tokenizer};
 use serde::Serialize;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -58,6 +58,15 @@ pub struct Args {
         help_heading = "Execution"
     )]
     kv: KvType,
+    /// Activations of the models in products with E0M weights of 4 and 8 bits, on a device
+    #[arg(
+        long,
+        value_enum,
+        default_value_t,
+        value_name = "TYPE",
+        help_heading = "Execution"
+    )]
+    act: Activations,
 }
 
 /// The object of `--json`.
@@ -207,6 +216,7 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
         context: NonZeroUsize::new(window),
         float: args.float,
         kv: args.kv,
+        act: args.act,
         padding: PADDING,
     };
     let loaded = |folder: &ModelFolder| load_model(folder, &exec.load_options(), Purpose::Evaluation);

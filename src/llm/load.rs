@@ -6,11 +6,11 @@ use super::engine::{
 };
 use super::folder::ModelFolder;
 use super::roles;
-use crate::backend::{Caps, Stats};
+use crate::backend::{Caps, PackedDot, Stats};
 use crate::cache::Store;
 use crate::error::{Error, Result, Stage};
 use crate::graph::onnx::ImportOptions;
-use crate::graph::pass::{FUSE, GREEDY, KV_Q8, Pipeline};
+use crate::graph::pass::{FUSE, GREEDY, INT8_ACTIVATIONS, KV_Q8, Pipeline};
 use crate::graph::{Graph, State, onnx};
 use crate::placement::{BackendChoice, Opened, Placement};
 use crate::plan::NodeCost;
@@ -56,6 +56,44 @@ impl FromStr for KvType {
     }
 }
 
+/// How products with E0M weights of 4 and 8 bits take their activations.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Activations {
+    /// In bytes on CPUs that multiply them faster, else as they are stored.
+    #[default]
+    Auto,
+    /// As they are stored.
+    Float,
+    /// In bytes, quantized at run time ("W4A8").
+    Int8,
+}
+
+impl Activations {
+    /// Adds to the passes of a device what these activations need.
+    pub fn store(self, pipeline: &mut Pipeline, caps: &Caps) {
+        let faster = caps.packed_dot == PackedDot::X86;
+        if self == Self::Int8 || self == Self::Auto && faster {
+            pipeline.insert_before(FUSE.name, INT8_ACTIVATIONS);
+        }
+    }
+}
+
+impl FromStr for Activations {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "float" => Ok(Self::Float),
+            "int8" => Ok(Self::Int8),
+            _ => Err(Error::usage(
+                "act",
+                format!("\"{text}\" is none of auto, float, int8"),
+            )),
+        }
+    }
+}
+
 /// How a model is loaded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LoadOptions {
@@ -68,6 +106,8 @@ pub struct LoadOptions {
     pub float: Option<DType>,
     /// Storage of the cache on a device.
     pub kv: KvType,
+    /// Activations of quantized products on a device.
+    pub act: Activations,
     /// As [`Lengths::padding`], within [`PADDINGS`].
     pub padding: usize,
     /// Most tokens that are to be guessed ahead and verified at once, up to [`MOST_DRAFTS`]; 0 for generation without drafts.
@@ -84,6 +124,7 @@ impl Default for LoadOptions {
             context: None,
             float: None,
             kv: KvType::default(),
+            act: Activations::default(),
             padding: PADDING,
             drafts: 0,
             greedy: true,
@@ -118,6 +159,10 @@ impl LoadOptions {
         if self.kv == KvType::Q8 && on_host {
             let what = "q8 is storage on a device; the host keeps the model's own types";
             return wrong("kv", what.to_owned());
+        }
+        if self.act == Activations::Int8 && on_host {
+            let what = "int8 is arithmetic on a device; the host multiplies floats";
+            return wrong("act", what.to_owned());
         }
         Ok(())
     }
@@ -221,6 +266,9 @@ impl Loaded {
                 }
                 if options.kv == KvType::Q8 {
                     notes.push("note: --kv q8 has no effect on the host".to_owned());
+                }
+                if options.act == Activations::Int8 {
+                    notes.push("note: --act int8 has no effect on the host".to_owned());
                 }
                 let weights = ImportOptions::default();
                 let how = (&Pipeline::host(), context);
@@ -460,6 +508,7 @@ fn prepared(
     let context = folder.context(options.context)?;
     let mut pipeline = Pipeline::standard().on(caps);
     options.kv.store(&mut pipeline);
+    options.act.store(&mut pipeline, caps);
     if options.greedy && purpose == Purpose::Generation {
         pipeline.passes.push(GREEDY);
     }

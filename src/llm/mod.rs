@@ -31,7 +31,7 @@ pub use draft::{Draft, ModelDraft, NgramDraft};
 pub use folder::ModelFolder;
 pub use generator::{Finish, Generator, Limits, Token};
 pub use grammar::Grammar;
-pub use load::{KvType, LoadOptions};
+pub use load::{Activations, KvType, LoadOptions};
 pub use metrics::Metrics;
 pub use model::Model;
 pub use prompt_cache::States;

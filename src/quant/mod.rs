@@ -38,6 +38,7 @@
 //! Scales are `f16[ceil(K / group)][N][2]`: scale, bias. The last group may be short. A group is a multiple of 8 weights. N is even.
 
 pub mod awq;
+mod bytes;
 mod format;
 pub mod gptq;
 mod grid;
@@ -50,6 +51,7 @@ mod search;
 mod tests;
 mod transcode;
 
+pub use bytes::to_bytes;
 pub use format::{Affine, Bits, Plane, QuantError, affine, decode, encode};
 pub use hessian::{Hessian, HessianError};
 pub use int4::{Integers, int4_error};

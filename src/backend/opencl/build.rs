@@ -1,5 +1,6 @@
 //! Kernels from their text, or from what an earlier start has made of it.
 
+use super::device::x86_vectors;
 use super::driver::{BUILD_OPTIONS, Context, DeviceHandle, Program};
 use crate::backend::image::{ImageKind, Pixel};
 use crate::backend::kernel::{self, KernelSpec, Language};
@@ -269,13 +270,4 @@ pub(super) fn error_line(log: &str, lines: usize) -> Option<usize> {
         .filter(|text| text.contains("error"))
         .filter_map(place);
     numbers.into_iter().find(|line| (1..=lines).contains(line))
-}
-
-/// The compiler has functions for the instructions of this CPU's 512-bit vectors: PoCL's has, which compiles for the CPU that it runs on.
-fn x86_vectors(caps: &Caps) -> bool {
-    #[cfg(target_arch = "x86_64")]
-    let vectors = std::arch::is_x86_feature_detected!("avx512f");
-    #[cfg(not(target_arch = "x86_64"))]
-    let vectors = false;
-    vectors && caps.kind == DeviceKind::Cpu && caps.driver.contains("PoCL")
 }

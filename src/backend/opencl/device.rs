@@ -3,7 +3,7 @@
 use super::driver::{Code, DeviceHandle, number, text};
 use super::image;
 use super::priority::Hints;
-use crate::backend::{BackendError, Caps, DeviceKind, Maker, fast_local};
+use crate::backend::{BackendError, Caps, DeviceKind, Maker, PackedDot, fast_local};
 use dlopen2::raw::Library;
 use opencl3::device as api;
 use opencl3::error_codes as codes;
@@ -287,14 +287,32 @@ fn caps_of(device: DeviceHandle, platform: &str, platform_version: &str) -> Resu
         },
         f16_math: has("cl_khr_fp16"),
         matrix_units: takes_ptx(kind, maker, has("cl_nv_device_attribute_query"), device),
+        packed_dot: PackedDot::None,
         profiling: true,
         priorities: Hints::of(device).any_priority(),
         quarantined: Vec::new(),
         tuned: Vec::new(),
         images: image::listed(device, number_of_version, has),
     };
+    caps.packed_dot = if caps.matrix_units {
+        PackedDot::Ptx
+    } else if x86_vectors(&caps) {
+        PackedDot::X86
+    } else {
+        PackedDot::listed(has)
+    };
     caps.images.reads = image::preferred(&caps);
     Ok(caps)
+}
+
+/// The compiler has functions for the instructions of this CPU's 512-bit vectors: PoCL's has, which compiles for the CPU that it runs on.
+pub(super) fn x86_vectors(caps: &Caps) -> bool {
+    #[cfg(target_arch = "x86_64")]
+    let vectors =
+        std::arch::is_x86_feature_detected!("avx512f") && std::arch::is_x86_feature_detected!("avx512bw");
+    #[cfg(not(target_arch = "x86_64"))]
+    let vectors = false;
+    vectors && caps.kind == DeviceKind::Cpu && caps.driver.contains("PoCL")
 }
 
 /// `CL_DEVICE_COMPUTE_CAPABILITY_MAJOR_NV` of `cl_nv_device_attribute_query`.

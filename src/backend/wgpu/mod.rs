@@ -18,7 +18,8 @@ use super::{
     Backend, BackendError, BufferId, Caps, Command, DeviceKind, ImageUse, KernelId, KernelSpec, Launch,
 };
 use super::{
-    Maker, OpenOptions, RecordingId, RecordingWay, Stats, View, build_ahead, choose, fast_local, verdicts,
+    Maker, OpenOptions, PackedDot, RecordingId, RecordingWay, Stats, View, build_ahead, choose, fast_local,
+    verdicts,
 };
 use crate::cache::Store;
 use build::{Built, Compiled};
@@ -158,6 +159,7 @@ fn caps_of(adapter: &::wgpu::Adapter) -> Caps {
             .then_some(info.subgroup_min_size),
         f16_math: features.contains(::wgpu::Features::SHADER_F16),
         matrix_units: has_matrix_units(adapter),
+        packed_dot: PackedDot::Wgsl,
         priorities: false,
         quarantined: Vec::new(),
         tuned: Vec::new(),

@@ -111,28 +111,31 @@ pub static DEF: OpDef = OpDef {
 };
 
 fn cases() -> Vec<Case> {
-    let case = |bits, group, rows: usize, k, columns: &[usize]| {
+    let case = |bits, group, int8, rows: usize, k, columns: &[usize]| {
         let mut inputs = vec![input(&[1, rows, k])];
         for n in columns {
             let (codes, scales) = packed_case(bits, group, k, *n)?;
             inputs.extend([constant(codes), constant(scales)]);
         }
-        let product = MatMulE0m { bits, group };
-        Some(Case::new(JointMatMulE0m { product }, inputs))
+        let product = MatMulE0m { bits, group, int8 };
+        Some(Case::new(JointMatMulE0m { product }, inputs).dispatches(if int8 { 2 } else { 1 }))
     };
     use Bits::{Eight, Four};
     [
-        case(Four, 32, 1, 64, &[64, 64]),
-        case(Four, 32, 1, 96, &[256, 66, 130]),
-        case(Eight, 64, 1, 96, &[64, 32, 96]),
-        case(Four, 32, 9, 96, &[130, 64, 64]),
-        case(Four, 32, 8, 96, &[64, 32, 96]),
-        case(Four, 128, 17, 136, &[66, 10]),
-        case(Eight, 64, 5, 100, &[34, 2, 256]),
-        case(Eight, 64, 8, 100, &[64, 32]),
+        case(Four, 32, false, 1, 64, &[64, 64]),
+        case(Four, 32, false, 1, 96, &[256, 66, 130]),
+        case(Eight, 64, false, 1, 96, &[64, 32, 96]),
+        case(Four, 32, false, 9, 96, &[130, 64, 64]),
+        case(Four, 32, false, 8, 96, &[64, 32, 96]),
+        case(Four, 128, false, 17, 136, &[66, 10]),
+        case(Eight, 64, false, 5, 100, &[34, 2, 256]),
+        case(Eight, 64, false, 8, 100, &[64, 32]),
+        case(Four, 32, true, 1, 96, &[256, 66, 130]),
+        case(Four, 32, true, 9, 96, &[130, 64, 64]),
+        case(Four, 128, true, 17, 136, &[66, 10]),
+        case(Eight, 64, true, 5, 100, &[34, 2, 256]),
     ]
     .into_iter()
     .flatten()
-    .map(|case| case.dispatches(1))
     .collect()
 }

@@ -12,6 +12,7 @@ use super::sizes::Sizes;
 use super::{InferCx, Inputs, Op, OpDef, OpError, OpResult, never_in_files, operand};
 use crate::backend::kernel::Kernel;
 use crate::plan::lower::{Call, Home, LowerCx};
+use crate::quant::to_bytes;
 use crate::shape::{Dim, Fact, Shape, product};
 use crate::tensor::{DType, HostTensor};
 
@@ -35,12 +36,9 @@ pub fn words(d: &Dim) -> Option<Dim> {
 
 /// A row in 8 bits.
 fn encode(row: &[f32], out: &mut Vec<u8>) {
-    let most = row.iter().fold(0f32, |m, v| m.max(v.abs()));
-    let inverse = if most > 0.0 { 127.0 / most } else { 0.0 };
-    #[expect(clippy::cast_possible_truncation, reason = "magnitudes are at most 127")]
-    let code = |v: &f32| (v * inverse).round_ties_even() as i8;
-    out.extend(row.iter().flat_map(|v| code(v).to_le_bytes()));
-    out.extend((most / 127.0).to_le_bytes());
+    let (codes, scale) = to_bytes(row);
+    out.extend(codes.flat_map(i8::to_le_bytes));
+    out.extend(scale.to_le_bytes());
 }
 
 /// The floats that rows of `words` words stand for.

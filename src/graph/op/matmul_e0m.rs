@@ -3,8 +3,10 @@
 //!
 //! Two kernel families (paper, section 2.2): `matvec_e0m` for one row (decode), `matmul_e0m` for many (prefill), each with a variant for
 //! devices with matrix units (the module `units`). On phones with fast half arithmetic they take weights of few bits in pairs of halves: the
-//! define `PAIRS`, and `matmul_e0m_pairs`. A weight above what a kernel can bind is split by columns.
+//! define `PAIRS`, and `matmul_e0m_pairs`. A weight above what a kernel can bind is split by columns. Activations may be taken in bytes (the
+//! module `int8`).
 
+mod int8;
 mod tune;
 mod units;
 
@@ -58,6 +60,9 @@ pub struct MatMulE0m {
     pub bits: Bits,
     /// Weights of a group.
     pub group: usize,
+    /// Rows of `x` become signed bytes first, each block of at most [`ACTIVATIONS`] places with a factor of its own (set by the pass
+    /// `int8_activations`; weights of 4 and 8 bits).
+    pub int8: bool,
 }
 
 /// Bits and group size of a node of our domain.
@@ -116,6 +121,9 @@ pub(super) fn scale_pairs(scales: &HostTensor) -> OpResult<Vec<[f16; 2]>> {
 
 /// Weights of a stretch, unless a kernel asks for fewer.
 pub(super) const STRETCH: usize = 256;
+
+/// Most activations of a block that is quantized on its own.
+pub const ACTIVATIONS: usize = 128;
 
 /// What `common/e0m` asks for: width, planes, groups. Kernels walk in stretches of at most `most` weights, so a larger group is
 /// several of them.
@@ -224,12 +232,15 @@ impl Op for MatMulE0m {
         let (x, codes, scales) = (operand(inputs, 0)?, operand(inputs, 1)?, operand(inputs, 2)?);
         let facts = [codes, scales].map(|t| Fact::new(t.dtype(), Shape::fixed(t.shape())));
         let (k, n) = packed_size(self.bits, self.group, &facts[0], &facts[1])?;
-        let data = match x.dtype() {
+        let mut data = match x.dtype() {
             // The weights have no more digits than single precision.
             #[expect(clippy::cast_possible_truncation, reason = "rounding is meant")]
             DType::F64 => x.f64s()?.iter().map(|v| *v as f32).collect(),
             _ => x.to_f32()?,
         };
+        if self.int8 {
+            data = int8::rounded(&data, k, self.activations()).into();
+        }
         let (words, pairs) = (codes.u32s()?, scale_pairs(scales)?);
         let rows = data.len() / k;
         let mut y = vec![0f32; rows * n];
@@ -322,6 +333,9 @@ impl MatMulE0m {
         };
         let rows = rows(&cx.shape(0)?)?;
         let most = cx.upper_bound(&rows);
+        if self.int8 {
+            return self.emit_int8(cx, k, weights, y);
+        }
         let x = cx.input(0)?;
         // Weights that kernels take at a time: those of a word of 4 or 8 bits.
         let step = if self.bits == Bits::Eight { 4 } else { 8 };
@@ -558,14 +572,26 @@ impl E0mShape {
 
 fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     let (bits, group) = import_format(a)?;
-    Ok(Box::new(MatMulE0m { bits, group }))
+    Ok(Box::new(MatMulE0m {
+        bits,
+        group,
+        int8: false,
+    }))
 }
 
 /// The registry's entry.
 pub static DEF: OpDef = OpDef {
     onnx: &[own("MatMulE0M")],
     import,
-    kernels: &[&VECTOR, &MATRIX, &PAIRS, &units::VECTOR, &units::MATRIX],
+    kernels: &[
+        &VECTOR,
+        &MATRIX,
+        &PAIRS,
+        &units::VECTOR,
+        &units::MATRIX,
+        &int8::QUANTIZE,
+        &int8::PRODUCT,
+    ],
     cases,
 };
 
@@ -590,8 +616,13 @@ fn scaled_case(bits: Bits, group: usize, k: usize, n: usize, scale: f32) -> Opti
 fn cases() -> Vec<Case> {
     let case = |bits, group, rows: usize, k, n| {
         let (codes, scales) = packed_case(bits, group, k, n)?;
+        let op = MatMulE0m {
+            bits,
+            group,
+            int8: false,
+        };
         Some(Case::new(
-            MatMulE0m { bits, group },
+            op,
             vec![input(&[1, rows, k]), constant(codes), constant(scales)],
         ))
     };
@@ -632,6 +663,7 @@ fn cases() -> Vec<Case> {
     .into_iter()
     .filter_map(|(b, g, r, k, n)| case(b, g, r, k, n))
     .chain(largest_halves())
+    .chain(int8::cases())
     .collect()
 }
 
@@ -641,6 +673,7 @@ fn largest_halves() -> Option<Case> {
     let op = MatMulE0m {
         bits: Bits::Four,
         group: 32,
+        int8: false,
     };
     let x = input(&[1, 1, 96]).range(65_000.0, 65_500.0);
     Some(Case::new(op, vec![x, constant(codes), constant(scales)]))

@@ -386,6 +386,7 @@ impl Op for MatMulNBits {
             let op = MatMulE0m {
                 bits: self.bits,
                 group: self.block,
+                int8: false,
             };
             cx.node("product", op, &[Some(x), Some(codes), Some(scales)])?
         } else {

@@ -11,6 +11,7 @@ mod gemm;
 mod greedy;
 mod identity;
 mod inline_if;
+mod int8_activations;
 mod joint_matmul_e0m;
 mod kv_cache;
 mod kv_q8;
@@ -127,6 +128,11 @@ pub const KV_CACHE: Pass = Pass {
 pub const KV_Q8: Pass = Pass {
     name: "kv_q8",
     run: kv_q8::run,
+};
+/// Products with E0M weights take their activations in bytes.
+pub const INT8_ACTIVATIONS: Pass = Pass {
+    name: "int8_activations",
+    run: int8_activations::run,
 };
 /// Scores, softmax and weighted sum become [`super::op::attention::Attention`].
 pub const ATTENTION: Pass = Pass {

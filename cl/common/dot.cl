@@ -1,0 +1,64 @@
+// Dot products of the four bytes of words: codes of an E0M weight, in vectors of COLS words, with activations in signed bytes, one word for all.
+// DOT adds them to PARTIAL sums, which hold those of DOT_STEPS steps; WIDEN makes these INTS. Codes of 8 bits are signed as well, and stand for
+// 128 more than they say, unless DOT takes them as they are: then CODES_OF keeps them, and LEAST_LEVEL is that of code 0.
+//
+// PTX, KHR, ARM or QCOM: how the driver has them, for four columns. X86_BYTES: by instructions of the CPU, which the compiler knows and does not
+// use, for sixteen.
+#define INTS CAT(int, COLS)
+#define DOT_STEPS 4
+#ifdef X86_BYTES
+typedef char dot_bytes __attribute__((ext_vector_type(64)));
+typedef short dot_shorts __attribute__((ext_vector_type(32)));
+// A pair of products of 4 bits with bytes is at most 2 * 15 * 127, so that sums of eight of them are 16-bit integers.
+#define DOT_PAIRS(w, a) __builtin_ia32_pmaddubsw512(__builtin_astype(w, dot_bytes), __builtin_astype((int16)((int)(a)), dot_bytes))
+#define DOT_FOURS(pairs) __builtin_ia32_pmaddwd512(pairs, (dot_shorts)(1))
+#define CODES_OF(word) (word)
+#define LEAST_LEVEL 2.0f
+#ifdef PER4
+#define PARTIAL int16
+#define DOT(sum, w, a) ((sum) + DOT_FOURS(DOT_PAIRS((w) & 0x0F0F0F0Fu, a)) + (DOT_FOURS(DOT_PAIRS(((w) >> 4u) & 0x0F0F0F0Fu, a)) << 4))
+#define WIDEN(sum) (sum)
+#else
+#define PARTIAL dot_shorts
+#define DOT(sum, w, a) ((sum) + DOT_PAIRS(w, a))
+#define WIDEN(sum) DOT_FOURS(sum)
+#endif
+#else
+#define PARTIAL INTS
+#define WIDEN(sum) (sum)
+#ifdef PER4
+#define CODES_OF(word) ((word) ^ 0x80808080u)
+#define LEAST_LEVEL 3.0f
+#else
+#define CODES_OF(word) (word)
+#define LEAST_LEVEL 2.0f
+#endif
+#define DOT(sum, w, a) (INTS)(dot_one((sum).x, (w).x, a), dot_one((sum).y, (w).y, a), dot_one((sum).z, (w).z, a), dot_one((sum).w, (w).w, a))
+#ifdef PTX
+inline int dot_one(int sum, uint w, uint a) {
+  asm("dp4a.s32.s32 %0, %1, %2, %0;" : "+r"(sum) : "r"(w), "r"(a));
+  return sum;
+}
+#else
+#ifdef KHR
+#pragma OPENCL EXTENSION cl_khr_integer_dot_product : enable
+#define dot_one(sum, w, a) ((sum) + dot_4x8packed_ss_int(w, a))
+#else
+#ifdef ARM
+#pragma OPENCL EXTENSION cl_arm_integer_dot_product_accumulate_int8 : enable
+#define dot_one(sum, w, a) arm_dot_acc(as_char4(w), as_char4(a), sum)
+#else
+#ifdef QCOM
+#pragma OPENCL EXTENSION cl_qcom_dot_product8 : enable
+#define dot_one(sum, w, a) qcom_dot8_acc(w, a, sum)
+#else
+// Byte b of words, signed.
+#define DOT_BYTE(type, w, b) (CAT(as_, type)((w) << (24u - 8u * (b))) >> 24)
+#define DOT_TERM(w, a, b) DOT_BYTE(INTS, w, b) * DOT_BYTE(int, a, b)
+#undef DOT
+#define DOT(sum, w, a) ((sum) + DOT_TERM(w, a, 0) + DOT_TERM(w, a, 1) + DOT_TERM(w, a, 2) + DOT_TERM(w, a, 3))
+#endif
+#endif
+#endif
+#endif
+#endif

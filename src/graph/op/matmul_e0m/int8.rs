@@ -1,0 +1,229 @@
+//! E0M products of activations in signed bytes, which devices multiply four at a time ("W4A8"; Arm's paper, section IV, quantizes a row of activations
+//! by its largest magnitude). Here a row has a factor for each block of at most [`ACTIVATIONS`](super::ACTIVATIONS) places, no longer than a group
+//! of weights: sums of bytes end with each group anyhow, and a large activation then costs only its neighbours precision.
+
+use super::{MatMulE0m, PAD, Weights, format_defines, packed_case, packed_parts, rows, stretch};
+use crate::backend::kernel::{Form, Kernel};
+use crate::backend::{Caps, PackedDot};
+use crate::graph::op::OpResult;
+use crate::graph::op::case::{Case, constant, input};
+use crate::plan::lower::{Call, LowerCx, Operand};
+use crate::quant::{Bits, to_bytes};
+use crate::shape::Dim;
+use crate::tensor::DType;
+
+/// Activations into bytes.
+pub(super) static QUANTIZE: Kernel = crate::kernel!(quantize_rows {
+    rows: U32, k: U32,
+} [x: In Elem, y: Out Words, factors: Out Words]);
+
+/// A way to write dot products of bytes.
+macro_rules! dots {
+    ($define:literal, $dot:ident) => {
+        Form {
+            define: $define,
+            needs: |caps| caps.packed_dot == PackedDot::$dot,
+        }
+    };
+}
+
+/// Any number of rows. Only with PARTS does it read the fields from `end0` on.
+pub(super) static PRODUCT: Kernel = crate::kernel!(matmul_e0m_int8 {
+    m: U32, n: U32, k: U32, panel: U32, y_stride: U32, column: U32,
+    end0: U32, end1: U32, start1: U32, start2: U32,
+} [x: In Words, factors: In Words, codes: Weight Words4, scales: Weight Words4, y: InOut Elem])
+.with_forms(&[
+    dots!("PTX", Ptx),
+    dots!("KHR", Khr),
+    dots!("ARM", Arm),
+    dots!("QCOM", Qcom),
+    dots!("X86_BYTES", X86),
+]);
+
+/// `data`, rows of `k` activations, as their bytes in blocks of `block` stand for them.
+pub(super) fn rounded(data: &[f32], k: usize, block: usize) -> Vec<f32> {
+    let blocks = data.chunks(k.max(1)).flat_map(|row| row.chunks(block.max(1)));
+    let mut out = Vec::with_capacity(data.len());
+    for block in blocks {
+        let (codes, scale) = to_bytes(block);
+        out.extend(codes.map(|c| f32::from(c) * scale));
+    }
+    out
+}
+
+/// How the product is cut.
+struct Shape {
+    /// Work-items of a work-group.
+    items: u32,
+    /// Of these, neighbours along the columns; the others share them.
+    lanes: u32,
+    /// Columns of a work-item.
+    columns: u32,
+    /// Rows of a work-item.
+    rows: i64,
+}
+
+impl Shape {
+    fn of(caps: &Caps, one_row: bool) -> Self {
+        // A work-item is a loop iteration on a core: a panel is a vector.
+        let (items, lanes, columns, rows) = match (caps.explicit_vectors(), one_row) {
+            (true, true) => (2, 2, 16, 1),
+            (true, false) => (4, 4, 16, 8),
+            (false, true) => (64, 8, 4, 1),
+            (false, false) => (64, 64, 4, if caps.few_registers() { 4 } else { 8 }),
+        };
+        Self {
+            items,
+            lanes,
+            columns,
+            rows,
+        }
+    }
+}
+
+impl MatMulE0m {
+    /// Weights of this width are multiplied by bytes.
+    pub fn takes_bytes(&self) -> bool {
+        matches!(self.bits, Bits::Four | Bits::Eight)
+    }
+
+    /// Activations that are quantized together.
+    pub(super) fn activations(&self) -> usize {
+        stretch(self.group, super::ACTIVATIONS)
+    }
+
+    /// As [`MatMulE0m::emit`], for activations in bytes.
+    pub(super) fn emit_int8(
+        &self,
+        cx: &mut LowerCx<'_>,
+        k: usize,
+        weights: &Weights,
+        y: Operand,
+    ) -> OpResult<()> {
+        let n = weights.ends.last().copied().unwrap_or(0);
+        let (rows, x) = (rows(&cx.shape(0)?)?, cx.input(0)?);
+        let block = self.activations();
+        let blocks = rows.mul(&Dim::from_usize(k.div_ceil(block)))?;
+        let bytes = cx.temp(DType::U32, rows.mul(&Dim::from_usize(k / 4))?);
+        let factors = cx.temp(DType::U32, blocks.mul(&2.into())?);
+        cx.emit(
+            self.quantize(cx.caps(), block, &blocks)?
+                .operand(x)
+                .operand(bytes)
+                .operand(factors)
+                .field(&rows)
+                .field(Dim::from_usize(k)),
+        )?;
+        let end = |i: usize| Dim::from_usize(weights.ends.get(i).copied().unwrap_or(n));
+        let start = |i: usize| {
+            let start = weights.starts.get(i).copied().unwrap_or(0);
+            Dim::from(i64::try_from(start).unwrap_or(i64::MAX))
+        };
+        for part in packed_parts(cx, &weights.codes, self.bits, k, n)? {
+            let call = self
+                .product(cx.caps(), block, part.count, &rows)?
+                .operand(bytes)
+                .operand(factors)
+                .operand(part.codes)
+                .operand(part.scales)
+                .operand(y)
+                .field(&rows)
+                .field(Dim::from_usize(part.count))
+                .field(Dim::from_usize(k))
+                .field(Dim::from_usize(part.panel))
+                .field(Dim::from_usize(n))
+                .field(Dim::from_usize(part.first))
+                .field(end(0))
+                .field(end(1))
+                .field(start(1))
+                .field(start(2));
+            cx.emit(if weights.ends.len() > 1 {
+                call.define("PARTS", 1)
+            } else {
+                call
+            })?;
+        }
+        Ok(())
+    }
+
+    fn quantize(&self, caps: &Caps, block: usize, blocks: &Dim) -> OpResult<Call> {
+        const ITEMS: u32 = 16;
+        let call = Call::new(&QUANTIZE, ITEMS).define("BLOCK", i64::try_from(block).unwrap_or(i64::MAX));
+        let call = if self.bits == Bits::Eight {
+            call.define("PER4", 1)
+        } else {
+            call
+        };
+        let call = if caps.explicit_vectors() {
+            call.define("WIDE", 1)
+        } else {
+            call
+        };
+        Ok(call.grid(blocks.ceil_div(i64::from(ITEMS))?, 1, 1))
+    }
+
+    fn product(&self, caps: &Caps, block: usize, n: usize, rows: &Dim) -> OpResult<Call> {
+        let shape = Shape::of(caps, rows.is(1));
+        let columns = i64::from(shape.lanes * shape.columns);
+        let call = format_defines(Call::new(&PRODUCT, shape.items), self.bits, self.group, block)
+            .define("ROWS", shape.rows)
+            .define("COLS", i64::from(shape.columns))
+            .define("LANES", i64::from(shape.lanes))
+            .grid(
+                rows.ceil_div(shape.rows)?,
+                Dim::from_usize(n).ceil_div(columns)?,
+                1,
+            );
+        let call = if shape.lanes < shape.items {
+            call.define("SLICED", 1)
+        } else {
+            call
+        };
+        let call = if caps.explicit_vectors() {
+            call.define("RUNS", 1)
+        } else {
+            call
+        };
+        // Those of GPUs are of single words, those of CPUs of sixteen.
+        let dots = caps.packed_dot.define().filter(|d| caps.takes_form(&PRODUCT, d));
+        let suits = (caps.packed_dot == PackedDot::X86) == caps.explicit_vectors();
+        Ok(match dots.filter(|_| suits) {
+            Some(define) => call.define(define, 1),
+            None => call,
+        })
+    }
+}
+
+pub(super) fn cases() -> Vec<Case> {
+    use Bits::{Eight, Four};
+    let case = |bits, group, rows: usize, k, n| {
+        let (codes, scales) = packed_case(bits, group, k, n)?;
+        let op = MatMulE0m {
+            bits,
+            group,
+            int8: true,
+        };
+        let inputs = vec![input(&[1, rows, k]), constant(codes), constant(scales)];
+        Some(Case::new(op, inputs).dispatches(2))
+    };
+    [
+        (Four, 32, 1, 64, 64),
+        (Four, 32, 1, 576, 130),
+        (Four, 128, 1, 136, 10),
+        (Four, 40, 1, 496, 66),
+        (Four, 576, 1, 576, 34),
+        (Eight, 64, 1, 96, 190),
+        (Eight, 520, 1, 520, 34),
+        (Four, 32, 2, 64, 64),
+        (Four, 32, 9, 96, 130),
+        (Four, 128, 17, 136, 66),
+        (Four, 24, 8, 88, 32),
+        (Eight, 64, 5, 100, 34),
+        (Eight, 64, 33, 144, 68),
+    ]
+    .into_iter()
+    .filter_map(|(b, g, r, k, n)| case(b, g, r, k, n))
+    .collect()
+}
+
+const _: () = assert!(PAD.is_multiple_of(16), "vectors of columns are whole");
