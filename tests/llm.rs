@@ -18,14 +18,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use support::gguf::{Traits, VOCAB};
 use support::{Device, Text};
+use transformer_lite::backend::Backend as _;
 #[cfg(feature = "opencl")]
 use transformer_lite::backend::BackendKind;
 use transformer_lite::graph::pass::{Pipeline, ROTARY_APPEND};
 use transformer_lite::llm::engine::{Decoder, DeviceModel, HostModel, Lengths, Logits};
 use transformer_lite::llm::template::Values;
 use transformer_lite::llm::{
-    ChatTemplate, Generator, KvType, LanguageModel, Limits, Message, ModelFolder, Sampler, SamplerConfig,
-    Tokenizer,
+    Activations, ChatTemplate, Generator, KvType, LanguageModel, Limits, Message, ModelFolder, Sampler,
+    SamplerConfig, Tokenizer,
 };
 use transformer_lite::plan::Place;
 
@@ -561,29 +562,35 @@ fn agreement(dir: &Path, device: &Device) -> Outcome {
         return Err(format!("the text has only {} tokens", ids.len()));
     }
     let rows = host_rows(dir, &ids)?;
-    let mut model = on_device(dir, device, Logits::All, ids.len())?;
-    let all = model.forward_all(&ids).text()?;
-    let (mut divergence, mut agree) = (0.0, 0usize);
-    for (p, q) in rows.iter().zip(all.chunks(model.vocab())) {
-        let (lp, lq) = (log_softmax(p), log_softmax(q));
-        divergence += lp.iter().zip(&lq).map(|(a, b)| a.exp() * (a - b)).sum::<f64>();
-        agree += usize::from(best(p) == best(q));
+    // Activations in bytes have a bound of their own.
+    for (act, bound, agreeing) in [(Activations::Float, 1e-3, 0.98), (Activations::Int8, 5e-3, 0.96)] {
+        let mut pipeline = Pipeline::standard();
+        act.store(&mut pipeline, device.share().caps());
+        let decoder = decoder(dir, &pipeline, Logits::All)?;
+        let lengths = Lengths::of(ids.len());
+        let mut model = DeviceModel::new(decoder, Box::new(device.share()), &lengths).text()?;
+        let all = model.forward_all(&ids).text()?;
+        let (mut divergence, mut agree) = (0.0, 0usize);
+        for (p, q) in rows.iter().zip(all.chunks(model.vocab())) {
+            let (lp, lq) = (log_softmax(p), log_softmax(q));
+            divergence += lp.iter().zip(&lq).map(|(a, b)| a.exp() * (a - b)).sum::<f64>();
+            agree += usize::from(best(p) == best(q));
+        }
+        #[expect(clippy::cast_precision_loss, reason = "a few hundred tokens")]
+        let (mean, share) = (divergence / ids.len() as f64, agree as f64 / ids.len() as f64);
+        let of = ids.len();
+        eprintln!(
+            "{}, {act:?}: mean divergence {mean:.2e}, best token agrees at {:.1} % of {of}",
+            device.kind,
+            100.0 * share,
+        );
+        if mean >= bound || share < agreeing {
+            return Err(format!(
+                "{act:?}: mean divergence {mean:.2e} (below {bound:.0e} wanted), agreement {share:.3} ({agreeing} wanted)"
+            ));
+        }
     }
-    #[expect(clippy::cast_precision_loss, reason = "a few hundred tokens")]
-    let (mean, share) = (divergence / ids.len() as f64, agree as f64 / ids.len() as f64);
-    eprintln!(
-        "{}: mean divergence {mean:.2e}, best token agrees at {:.1} % of {}",
-        device.kind,
-        100.0 * share,
-        ids.len()
-    );
-    if mean < 1e-3 && share >= 0.98 {
-        Ok(())
-    } else {
-        Err(format!(
-            "mean divergence {mean:.2e} (below 1e-3 wanted), agreement {share:.3} (0.98 wanted)"
-        ))
-    }
+    Ok(())
 }
 
 fn log_softmax(row: &[f32]) -> Vec<f64> {
