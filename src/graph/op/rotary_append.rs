@@ -72,7 +72,14 @@ impl Op for RotaryAppend {
         let (queries, count) = (q.count()?, k.count()?);
         let all = queries.add(&count.mul(&Dim::from(2))?)?;
         let (live, start) = cx.live(&past.0[1].mul(&row)?);
-        let mut call = Call::new(&KERNEL, 64);
+        // Where vectors are written out, halves of a head's row are whole ones.
+        let runs = dim
+            .as_const()
+            .filter(|d| cx.caps().explicit_vectors() && *d > 0 && d % 32 == 0);
+        let (mut call, each) = match runs {
+            Some(dim) => (Call::new(&KERNEL, 8).define("RUNS", 1), 8 * dim),
+            None => (Call::new(&KERNEL, 64), 2 * 64),
+        };
         for i in 0..5 {
             call = call.operand(cx.input(i)?);
         }
@@ -81,7 +88,7 @@ impl Op for RotaryAppend {
             .operand(cx.output(0)?)
             .operand(states[0])
             .operand(states[1])
-            .grid(all.ceil_div(2 * 64)?, 1, 1)
+            .grid(all.ceil_div(each)?, 1, 1)
             .field(&queries)
             .field(&count)
             .field(heads)

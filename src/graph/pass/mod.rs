@@ -239,7 +239,7 @@ impl Pipeline {
     /// The same with what this device wants besides.
     #[must_use]
     pub fn on(mut self, caps: &Caps) -> Self {
-        if caps.matrix_units {
+        if caps.matrix_units || caps.explicit_vectors() {
             self.passes.push(ROTARY_APPEND);
         }
         self
