@@ -95,6 +95,9 @@ fn meets(caps: &Caps) -> bool {
 /// Query vectors of a work-item where a CPU runs OpenCL.
 const ITEM: i64 = 16;
 
+/// Most heads of a work-item there, of one row: their sums are vectors in registers.
+const LINE: i64 = 4;
+
 /// Keys of a tile.
 const KEYS: i64 = 64;
 
@@ -346,9 +349,10 @@ impl Attention {
             (false, true) => i64::from(cx.caps().max_workgroup).clamp(KEYS, 4 * KEYS) / KEYS * KEYS,
         };
         let lanes = (items / KEYS).max(1);
-        // Compilers for CPUs make vectors of a kernel's own: a work-item takes a query vector in each lane.
-        let by_item =
-            cpu && cx.caps().backend == "opencl" && !one && dim % ITEM == 0 && stored == Rows::Floats;
+        // Compilers for CPUs make vectors of a kernel's own: a work-item takes a query vector in each lane, of one row a head along the lanes.
+        let by_vectors = cx.caps().explicit_vectors() && dim % ITEM == 0 && stored == Rows::Floats;
+        let by_line = by_vectors && one && batch.is(1);
+        let by_item = by_vectors && !one;
         // A work-item keeps the sums of a score of each vector.
         let most = match (cx.caps().few_registers(), one) {
             (false, _) => VECTORS.0,
@@ -363,6 +367,10 @@ impl Attention {
             let most = cx.upper_bound(queries).unwrap_or(ITEM).clamp(1, ITEM);
             let together = (1..=ITEM / most).rev().find(|n| group % n == 0).unwrap_or(1);
             (together, ITEM / together)
+        } else if by_line {
+            // Heads share keys where these are split, else they are too few to share the cores.
+            let most = if many { LINE } else { 1 };
+            ((1..=most).rev().find(|n| group % n == 0).unwrap_or(1), 1)
         } else {
             (together, rows)
         };
@@ -452,8 +460,13 @@ impl Attention {
                     splits.clone().unwrap_or_else(|| batch.clone()),
                 );
             let call = wide_as(call);
-            let call = if slices > 1 {
+            let call = if slices > 1 && !by_line {
                 call.define("SHARED", 1)
+            } else {
+                call
+            };
+            let call = if by_line {
+                call.workgroup(1).define("LINE", 1)
             } else {
                 call
             };
