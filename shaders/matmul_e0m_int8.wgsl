@@ -1,28 +1,12 @@
 // y[i, column + j] = sum_k x[i, k] * w[k, j] for rows x in signed bytes (quantize_rows, in blocks of GROUP places) and an E0M weight of 4 or 8
-// bits. A work-item takes ROWS rows of COLS (4) neighbouring columns; LANES of them lie side by side in a work-group, and WG / LANES, with
-// SLICED and one row, share a column block, each taking every so many blocks. With PARTS the columns up to end0, up to end1 and the rest are
-// results of their own, from elements 0, start1 and start2 on.
+// bits. A work-item takes ROWS rows of COLS (4) neighbouring columns. With PARTS the columns up to end0, up to end1 and the rest are results of
+// their own, from elements 0, start1 and start2 on.
 //
 // With x = a * q and w = s * (2 + c / UNIT - b) the sum over a block is s * (a / UNIT * sum q * c + (2 - b) * a * sum q): products of bytes, and the
 // sum that comes with them. Codes of 8 bits are signed as well, and stand for 128 more than they say.
 #include "common/e0m"
-const SLICES: u32 = WG / LANES;
+#include "common/dot"
 const STRETCH: u32 = GROUP / PER;
-#ifdef PER4
-const UNIT = 128.0;
-const LEAST_LEVEL = 3.0;
-#else
-const UNIT = 8.0;
-const LEAST_LEVEL = 2.0;
-#endif
-#ifdef SLICED
-var<workgroup> part: array<vec4<f32>, WG>;
-#endif
-
-// The four sums of products of bytes, with those before them.
-fn dots(before: vec4<i32>, words: vec4<u32>, a: u32) -> vec4<i32> {
-  return before + vec4<i32>(dot4I8Packed(words.x, a), dot4I8Packed(words.y, a), dot4I8Packed(words.z, a), dot4I8Packed(words.w, a));
-}
 
 // The pair of results of a row from column c on.
 fn place(row: u32, c: u32) -> u32 {
@@ -44,10 +28,8 @@ fn put(row: u32, at: u32, v: vec4<f32>) {
 
 @compute @workgroup_size(WG)
 fn matmul_e0m_int8(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
-  let lane = lid % LANES;
   let i0 = group.x * ROWS;
-  let first = group.y * (LANES * COLS);
-  let j = first + lane * COLS;
+  let j = (group.y * WG + lid) * COLS;
   let column = select(0u, j, j < p.n);
   let panel = p.panel / 4u;
   let steps = p.k / PER;
@@ -55,13 +37,13 @@ fn matmul_e0m_int8(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invoc
   let word_at = column / p.panel * e0m_rows(steps) * panel + column % p.panel / 4u;
   let pair_at = column / p.panel * e0m_groups(p.k) * panel + column % p.panel / 4u;
   var total: array<vec4<f32>, ROWS>;
-  for (var g = lid / LANES; g < blocks; g += SLICES) {
+  for (var g = 0u; g < blocks; g++) {
     var sums: array<vec4<i32>, ROWS>;
     let end = min((g + 1u) * STRETCH, steps);
     for (var t = g * STRETCH; t < end; t++) {
       let words = codes[word_at + t * panel];
 #ifdef PER4
-      let own = words ^ vec4<u32>(0x80808080u);
+      let own = codes_of(words);
       for (var r = 0u; r < ROWS; r++) { sums[r] = dots(sums[r], own, x[min(i0 + r, p.m - 1u) * steps + t]); }
 #else
       let even = words & vec4<u32>(0x0F0F0F0Fu);
@@ -73,22 +55,12 @@ fn matmul_e0m_int8(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invoc
 #endif
     }
     let s = e0m_scales(scales[pair_at + g / SPAN * panel]);
-    let level = s.scale / UNIT;
+    let level = s.scale / CODES_UNIT;
     let rest = s.scale * (LEAST_LEVEL - s.bias);
     for (var r = 0u; r < ROWS; r++) {
       let at = 2u * (min(i0 + r, p.m - 1u) * blocks + g);
       total[r] += bitcast<f32>(factors[at]) * (level * vec4<f32>(sums[r])) + bitcast<f32>(factors[at + 1u]) * rest;
     }
   }
-#ifdef SLICED
-  part[lid] = total[0];
-  workgroupBarrier();
-  if (lid < LANES) {
-    var v = vec4<f32>();
-    for (var i = 0u; i < SLICES; i++) { v += part[i * LANES + lid]; }
-    put(0u, j, v);
-  }
-#else
   for (var r = 0u; r < ROWS; r++) { put(i0 + r, j, total[r]); }
-#endif
 }

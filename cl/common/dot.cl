@@ -2,10 +2,28 @@
 // DOT adds them to PARTIAL sums, which hold those of DOT_STEPS steps; WIDEN makes these INTS. Codes of 8 bits are signed as well, and stand for
 // 128 more than they say, unless DOT takes them as they are: then CODES_OF keeps them, and LEAST_LEVEL is that of code 0.
 //
-// PTX, KHR, ARM or QCOM: how the driver has them, for four columns. X86_BYTES: by instructions of the CPU, which the compiler knows and does not
+// PTX, KHR or ARM: how the driver has them, for four columns (that of QCOM takes one side unsigned). X86_BYTES: by instructions of the CPU, which the compiler knows and does not
 // use, for sixteen.
 #define INTS CAT(int, COLS)
+// Codes that a step of w1 by 1 takes.
+#ifdef PER4
+#define CODES_UNIT 128.0f
+#else
+#define CODES_UNIT 8.0f
+#endif
 #define DOT_STEPS 4
+// STEP(t) for each t from `t` up to `end`, DOT_STEPS at a time between `before` and `after`.
+#define BY_STEPS(before, after) \
+  for (; t + DOT_STEPS <= end; t += DOT_STEPS) { \
+    before; \
+    _Pragma("unroll") for (uint s = 0; s < DOT_STEPS; s++) STEP(t + s) \
+    after; \
+  } \
+  if (t < end) { \
+    before; \
+    for (; t < end; t++) STEP(t) \
+    after; \
+  }
 #ifdef X86_BYTES
 typedef char dot_bytes __attribute__((ext_vector_type(64)));
 typedef short dot_shorts __attribute__((ext_vector_type(32)));
@@ -48,16 +66,11 @@ inline int dot_one(int sum, uint w, uint a) {
 #pragma OPENCL EXTENSION cl_arm_integer_dot_product_accumulate_int8 : enable
 #define dot_one(sum, w, a) arm_dot_acc(as_char4(w), as_char4(a), sum)
 #else
-#ifdef QCOM
-#pragma OPENCL EXTENSION cl_qcom_dot_product8 : enable
-#define dot_one(sum, w, a) qcom_dot8_acc(w, a, sum)
-#else
 // Byte b of words, signed.
 #define DOT_BYTE(type, w, b) (CAT(as_, type)((w) << (24u - 8u * (b))) >> 24)
 #define DOT_TERM(w, a, b) DOT_BYTE(INTS, w, b) * DOT_BYTE(int, a, b)
 #undef DOT
 #define DOT(sum, w, a) ((sum) + DOT_TERM(w, a, 0) + DOT_TERM(w, a, 1) + DOT_TERM(w, a, 2) + DOT_TERM(w, a, 3))
-#endif
 #endif
 #endif
 #endif

@@ -313,7 +313,16 @@ const COMMON: &[(&str, &str, &str)] = &[
         include_str!("../../cl/common/e0m.cl"),
         include_str!("../../shaders/common/e0m.wgsl"),
     ),
-    ("dot", include_str!("../../cl/common/dot.cl"), ""),
+    (
+        "dot",
+        include_str!("../../cl/common/dot.cl"),
+        include_str!("../../shaders/common/dot.wgsl"),
+    ),
+    (
+        "bytes",
+        include_str!("../../cl/common/bytes.cl"),
+        include_str!("../../shaders/common/bytes.wgsl"),
+    ),
     (
         "chains",
         include_str!("../../cl/common/chains.cl"),

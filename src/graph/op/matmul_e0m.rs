@@ -590,6 +590,7 @@ pub static DEF: OpDef = OpDef {
         &units::VECTOR,
         &units::MATRIX,
         &int8::QUANTIZE,
+        &int8::VECTOR,
         &int8::PRODUCT,
     ],
     cases,

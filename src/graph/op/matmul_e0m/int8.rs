@@ -27,18 +27,26 @@ macro_rules! dots {
     };
 }
 
-/// Any number of rows. Only with PARTS does it read the fields from `end0` on.
+/// Those whose dots take both sides signed.
+const FORMS: &[Form] = &[
+    dots!("PTX", Ptx),
+    dots!("KHR", Khr),
+    dots!("ARM", Arm),
+    dots!("X86_BYTES", X86),
+];
+
+/// One row, which it makes into bytes itself. Only with PARTS does it read the fields from `end0` on.
+pub(super) static VECTOR: Kernel = crate::kernel!(matvec_e0m_int8 {
+    n: U32, panel: U32, column: U32, end0: U32, end1: U32, start1: U32, start2: U32, epsilon: F32,
+} [x: In Elem, gain: OptionalIn Elem, codes: Weight Words4, scales: Weight Words4, y: InOut Elem])
+.with_forms(FORMS);
+
+/// Any number of rows; the same.
 pub(super) static PRODUCT: Kernel = crate::kernel!(matmul_e0m_int8 {
     m: U32, n: U32, k: U32, panel: U32, y_stride: U32, column: U32,
     end0: U32, end1: U32, start1: U32, start2: U32,
 } [x: In Words, factors: In Words, codes: Weight Words4, scales: Weight Words4, y: InOut Elem])
-.with_forms(&[
-    dots!("PTX", Ptx),
-    dots!("KHR", Khr),
-    dots!("ARM", Arm),
-    dots!("QCOM", Qcom),
-    dots!("X86_BYTES", X86),
-]);
+.with_forms(FORMS);
 
 /// `data`, rows of `k` activations, as their bytes in blocks of `block` stand for them.
 pub(super) fn rounded(data: &[f32], k: usize, block: usize) -> Vec<f32> {
@@ -49,36 +57,6 @@ pub(super) fn rounded(data: &[f32], k: usize, block: usize) -> Vec<f32> {
         out.extend(codes.map(|c| f32::from(c) * scale));
     }
     out
-}
-
-/// How the product is cut.
-struct Shape {
-    /// Work-items of a work-group.
-    items: u32,
-    /// Of these, neighbours along the columns; the others share them.
-    lanes: u32,
-    /// Columns of a work-item.
-    columns: u32,
-    /// Rows of a work-item.
-    rows: i64,
-}
-
-impl Shape {
-    fn of(caps: &Caps, one_row: bool) -> Self {
-        // A work-item is a loop iteration on a core: a panel is a vector.
-        let (items, lanes, columns, rows) = match (caps.explicit_vectors(), one_row) {
-            (true, true) => (2, 2, 16, 1),
-            (true, false) => (4, 4, 16, 8),
-            (false, true) => (64, 8, 4, 1),
-            (false, false) => (64, 64, 4, if caps.few_registers() { 4 } else { 8 }),
-        };
-        Self {
-            items,
-            lanes,
-            columns,
-            rows,
-        }
-    }
 }
 
 impl MatMulE0m {
@@ -103,45 +81,55 @@ impl MatMulE0m {
         let n = weights.ends.last().copied().unwrap_or(0);
         let (rows, x) = (rows(&cx.shape(0)?)?, cx.input(0)?);
         let block = self.activations();
-        let blocks = rows.mul(&Dim::from_usize(k.div_ceil(block)))?;
-        let bytes = cx.temp(DType::U32, rows.mul(&Dim::from_usize(k / 4))?);
-        let factors = cx.temp(DType::U32, blocks.mul(&2.into())?);
-        cx.emit(
-            self.quantize(cx.caps(), block, &blocks)?
-                .operand(x)
-                .operand(bytes)
-                .operand(factors)
-                .field(&rows)
-                .field(Dim::from_usize(k)),
-        )?;
+        let in_parts = weights.ends.len() > 1;
         let end = |i: usize| Dim::from_usize(weights.ends.get(i).copied().unwrap_or(n));
         let start = |i: usize| {
             let start = weights.starts.get(i).copied().unwrap_or(0);
             Dim::from(i64::try_from(start).unwrap_or(i64::MAX))
         };
+        let places = |call: Call| {
+            let call = call.field(end(0)).field(end(1)).field(start(1)).field(start(2));
+            if in_parts { call.define("PARTS", 1) } else { call }
+        };
+        let vector =
+            rows.is(1) && VectorShape::of(cx.caps(), n).local(k, block) <= cx.caps().local_bytes as usize;
+        let bytes = if vector {
+            None
+        } else {
+            let blocks = rows.mul(&Dim::from_usize(k.div_ceil(block)))?;
+            let bytes = cx.temp(DType::U32, rows.mul(&Dim::from_usize(k / 4))?);
+            let factors = cx.temp(DType::U32, blocks.mul(&2.into())?);
+            let call = self.quantize(cx.caps(), block, &blocks)?;
+            let call = call.operand(x).operand(bytes).operand(factors);
+            cx.emit(call.field(&rows).field(Dim::from_usize(k)))?;
+            Some((bytes, factors))
+        };
         for part in packed_parts(cx, &weights.codes, self.bits, k, n)? {
-            let call = self
-                .product(cx.caps(), block, part.count, &rows)?
-                .operand(bytes)
-                .operand(factors)
-                .operand(part.codes)
-                .operand(part.scales)
-                .operand(y)
-                .field(&rows)
-                .field(Dim::from_usize(part.count))
-                .field(Dim::from_usize(k))
-                .field(Dim::from_usize(part.panel))
-                .field(Dim::from_usize(n))
-                .field(Dim::from_usize(part.first))
-                .field(end(0))
-                .field(end(1))
-                .field(start(1))
-                .field(start(2));
-            cx.emit(if weights.ends.len() > 1 {
-                call.define("PARTS", 1)
-            } else {
-                call
-            })?;
+            let (count, panel, first) = (
+                Dim::from_usize(part.count),
+                Dim::from_usize(part.panel),
+                Dim::from_usize(part.first),
+            );
+            let call = match bytes {
+                None => {
+                    let call = self.vector(cx.caps(), block, k, part.count)?;
+                    let call = call.operand(x).optional(None);
+                    let call = call.operand(part.codes).operand(part.scales).operand(y);
+                    places(call.field(count).field(panel).field(first)).field(0.0)
+                }
+                Some((bytes, factors)) => {
+                    let call = self.product(cx.caps(), block, part.count, &rows)?;
+                    let call = call.operand(bytes).operand(factors);
+                    let call = call.operand(part.codes).operand(part.scales).operand(y);
+                    let call = call
+                        .field(&rows)
+                        .field(count)
+                        .field(Dim::from_usize(k))
+                        .field(panel);
+                    places(call.field(Dim::from_usize(n)).field(first))
+                }
+            };
+            cx.emit(call)?;
         }
         Ok(())
     }
@@ -162,35 +150,90 @@ impl MatMulE0m {
         Ok(call.grid(blocks.ceil_div(i64::from(ITEMS))?, 1, 1))
     }
 
-    fn product(&self, caps: &Caps, block: usize, n: usize, rows: &Dim) -> OpResult<Call> {
-        let shape = Shape::of(caps, rows.is(1));
-        let columns = i64::from(shape.lanes * shape.columns);
-        let call = format_defines(Call::new(&PRODUCT, shape.items), self.bits, self.group, block)
-            .define("ROWS", shape.rows)
+    /// The kernel for one row and a `k x n` weight.
+    fn vector(&self, caps: &Caps, block: usize, k: usize, n: usize) -> OpResult<Call> {
+        let shape = VectorShape::of(caps, n);
+        let columns = i64::from(shape.lanes * shape.columns) * shape.panels;
+        let call = format_defines(Call::new(&VECTOR, shape.items), self.bits, self.group, block)
+            .define("DEPTH", i64::try_from(k).unwrap_or(i64::MAX))
             .define("COLS", i64::from(shape.columns))
             .define("LANES", i64::from(shape.lanes))
-            .grid(
-                rows.ceil_div(shape.rows)?,
-                Dim::from_usize(n).ceil_div(columns)?,
-                1,
-            );
+            .define("PANELS", shape.panels)
+            .grid(Dim::from_usize(n).ceil_div(columns)?, 1, 1);
         let call = if shape.lanes < shape.items {
             call.define("SLICED", 1)
         } else {
             call
         };
-        let call = if caps.explicit_vectors() {
-            call.define("RUNS", 1)
-        } else {
-            call
+        Ok(written(caps, &VECTOR, call))
+    }
+
+    /// The kernel for `rows` in bytes and a weight of `n` columns.
+    fn product(&self, caps: &Caps, block: usize, n: usize, rows: &Dim) -> OpResult<Call> {
+        // On a CPU a work-item is a loop iteration on a core: a panel is a vector.
+        let (items, columns, each) = match (caps.explicit_vectors(), caps.few_registers()) {
+            (true, _) => (4, 16, 8),
+            (false, true) => (64, 4, 4),
+            (false, false) => (64, 4, 8),
         };
-        // Those of GPUs are of single words, those of CPUs of sixteen.
-        let dots = caps.packed_dot.define().filter(|d| caps.takes_form(&PRODUCT, d));
-        let suits = (caps.packed_dot == PackedDot::X86) == caps.explicit_vectors();
-        Ok(match dots.filter(|_| suits) {
-            Some(define) => call.define(define, 1),
-            None => call,
-        })
+        let groups = Dim::from_usize(n).ceil_div(i64::from(items) * columns)?;
+        let call = format_defines(Call::new(&PRODUCT, items), self.bits, self.group, block)
+            .define("ROWS", each)
+            .define("COLS", columns)
+            .grid(rows.ceil_div(each)?, groups, 1);
+        Ok(written(caps, &PRODUCT, call))
+    }
+}
+
+/// `call` of `kernel` with dots as the device has them: those of GPUs are of single words, those of CPUs of sixteen.
+fn written(caps: &Caps, kernel: &'static Kernel, call: Call) -> Call {
+    let cpu = caps.explicit_vectors();
+    let call = if cpu { call.define("WIDE", 1) } else { call };
+    let dots = caps.packed_dot.define().filter(|d| caps.takes_form(kernel, d));
+    let suits = (caps.packed_dot == PackedDot::X86) == cpu;
+    match dots.filter(|_| suits) {
+        Some(define) => call.define(define, 1),
+        None => call,
+    }
+}
+
+/// How the kernel for one row is cut.
+struct VectorShape {
+    /// Work-items of a work-group.
+    items: u32,
+    /// Of these, neighbours along the columns; the others share them.
+    lanes: u32,
+    /// Columns of a work-item, at a time.
+    columns: u32,
+    /// How many times.
+    panels: i64,
+}
+
+impl VectorShape {
+    /// For `n` columns.
+    fn of(caps: &Caps, n: usize) -> Self {
+        if !caps.explicit_vectors() {
+            return Self {
+                items: 64,
+                lanes: 8,
+                columns: 4,
+                panels: 1,
+            };
+        }
+        // A few work-groups a core: each makes the row into bytes for itself.
+        let groups = 4 * caps.assumed_units().max(1) as usize;
+        let panels = n.div_ceil(16 * groups).max(2);
+        Self {
+            items: 1,
+            lanes: 1,
+            columns: 16,
+            panels: i64::try_from(panels).unwrap_or(i64::MAX),
+        }
+    }
+
+    /// Local memory for a row of `k` places, in bytes.
+    fn local(&self, k: usize, block: usize) -> usize {
+        k + 8 * k.div_ceil(block) + self.items as usize * (4 + 4 * self.columns as usize)
     }
 }
 
@@ -204,7 +247,7 @@ pub(super) fn cases() -> Vec<Case> {
             int8: true,
         };
         let inputs = vec![input(&[1, rows, k]), constant(codes), constant(scales)];
-        Some(Case::new(op, inputs).dispatches(2))
+        Some(Case::new(op, inputs).dispatches(if rows == 1 { 1 } else { 2 }))
     };
     [
         (Four, 32, 1, 64, 64),

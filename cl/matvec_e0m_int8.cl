@@ -1,0 +1,120 @@
+// y[column + j] = sum_k x[k] * w[k, j] for one row x of DEPTH places and an E0M weight of 4 or 8 bits. Every work-group makes x into signed bytes
+// for itself, in blocks of GROUP places; with HAS_GAIN x is normalised first: x / sqrt(mean of squares + epsilon) * gain. LANES work-items take
+// COLS neighbouring columns each, side by side, PANELS times; the others of a work-group (SLICED) share these, each taking every so many blocks.
+// With PARTS the columns up to end0, up to end1 and the rest are results of their own, from elements 0, start1 and start2 on. For the sum over a
+// block see matmul_e0m_int8.
+#include "common/e0m"
+#include "common/dot"
+#define UINTS CAT(uint, COLS)
+#define FLOATS CAT(float, COLS)
+#define SLICES (WG / LANES)
+#define BLOCKS ((DEPTH + GROUP - 1) / GROUP)
+#define LOAD(at) CAT(vload, COLS)(0, at)
+#define HALVES(h) (CAT(as_float, COLS)((((h) & 0x7FFFu) << 13u) | (((h) & 0x8000u) << 16u)) * 0x1p112f)
+#ifdef HAS_GAIN
+#define FOUR(i) (x_at4((from + (i)) / 4) * gain_at4((from + (i)) / 4))
+#define SIXTEEN(i) (x_run(16, from + (i)) * gain_run(16, from + (i)))
+#else
+#define FOUR(i) x_at4((from + (i)) / 4)
+#define SIXTEEN(i) x_run(16, from + (i))
+#endif
+#include "common/bytes"
+#ifdef PER4
+#define STEP(t) { \
+    UINTS word = LOAD(word_at + (t) * p.panel); \
+    sums = DOT(sums, CODES_OF(word), bytes[t]); \
+  }
+#else
+#define STEP(t) { \
+    UINTS word = LOAD(word_at + (t) * p.panel); \
+    sums = DOT(sums, word & 0x0F0F0F0Fu, bytes[2 * (t)]); \
+    sums = DOT(sums, (word >> 4u) & 0x0F0F0F0Fu, bytes[2 * (t) + 1]); \
+  }
+#endif
+#ifdef PARTS
+#define PLACE(c) ((c) < p.end0 ? (c) : (c) < p.end1 ? p.start1 + (c) - p.end0 : p.start2 + (c) - p.end1)
+#else
+#define PLACE(c) (c)
+#endif
+
+KERNEL {
+  __local uint bytes[DEPTH / 4] __attribute__((aligned(64)));
+  __local float factors[2 * BLOCKS];
+#ifdef HAS_GAIN
+  __local float squares[WG];
+  float square = 0.0f;
+#endif
+  uint lid = get_local_id(0), lane = lid % LANES;
+  for (uint g = lid; g < BLOCKS; g += WG) {
+    uint from = g * GROUP, count = min((uint)GROUP, (uint)DEPTH - from);
+    TO_BYTES(count, bytes, from / 4)
+    factors[2 * g] = scale;
+    factors[2 * g + 1] = scale * (float)sum;
+#ifdef HAS_GAIN
+    i = 0;
+#ifdef WIDE
+    float16 square16 = (float16)(0.0f);
+    for (; i + 16 <= count; i += 16) {
+      float16 v = x_run(16, from + i);
+      square16 += v * v;
+    }
+    float8 square8 = square16.lo + square16.hi;
+    float4 square4 = square8.lo + square8.hi;
+    square += FOUR_SUM(square4);
+#endif
+    for (; i < count; i += 4) {
+      float4 v = x_at4((from + i) / 4);
+      square += dot(v, v);
+    }
+#endif
+  }
+#ifdef HAS_GAIN
+  squares[lid] = square;
+#endif
+  barrier(CLK_LOCAL_MEM_FENCE);
+  float norm = 1.0f;
+#ifdef HAS_GAIN
+  square = 0.0f;
+  for (uint i = 0; i < WG; i++) square += squares[i];
+  norm = rsqrt(square / (float)DEPTH + p.epsilon);
+#endif
+  uint first = get_group_id(0) * (PANELS * LANES * COLS);
+  for (uint q = 0; q < PANELS; q++) {
+    uint j = first + (q * LANES + lane) * COLS, own = j < p.n ? j : 0;
+    __global const uint *word_at = (__global const uint *)codes + own / p.panel * E0M_ROWS(DEPTH / PER) * p.panel + own % p.panel;
+    __global const uint *pair_at = (__global const uint *)scales + own / p.panel * E0M_GROUPS(DEPTH) * p.panel + own % p.panel;
+    FLOATS total = (FLOATS)(0.0f);
+    for (uint g = lid / LANES; g < BLOCKS; g += SLICES) {
+      INTS dots = (INTS)(0);
+      uint t = g * (GROUP / PER), end = min(t + GROUP / PER, (uint)(DEPTH / PER));
+      BY_STEPS(PARTIAL sums = (PARTIAL)(0), dots += WIDEN(sums))
+      UINTS pair = LOAD(pair_at + g / SPAN * p.panel);
+      FLOATS scale = HALVES(pair);
+      total += scale * (factors[2 * g] / CODES_UNIT * CAT(convert_float, COLS)(dots) + factors[2 * g + 1] * (LEAST_LEVEL - HALVES(pair >> 16u)));
+    }
+    total *= norm;
+#ifdef SLICED
+    __local float part[WG * COLS];
+    CAT(vstore, COLS)(total, lid, part);
+    barrier(CLK_LOCAL_MEM_FENCE);
+    for (uint t = 2 * lid; t < LANES * COLS && first + t < p.n; t += 2 * WG) {
+      float2 v = (float2)(0.0f);
+      for (uint i = 0; i < SLICES; i++) v += vload2((i * LANES * COLS + t) / 2, part);
+      uint c = p.column + first + t;
+      y_put2(PLACE(c) / 2, v);
+    }
+#else
+    if (j >= p.n) return;
+    uint c = p.column + j;
+#ifdef WIDE
+    if (j + COLS <= p.n && PLACE(c + COLS - 1) == PLACE(c) + COLS - 1) {
+      y_put_run(COLS, PLACE(c), total);
+      continue;
+    }
+#endif
+    float one[COLS];
+    CAT(vstore, COLS)(total, 0, one);
+    for (uint i = 0; i < COLS && j + i < p.n; i += 2) y_put2(PLACE(c + i) / 2, vload2(i / 2, one));
+#endif
+  }
+}

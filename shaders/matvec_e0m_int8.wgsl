@@ -1,0 +1,125 @@
+// y[column + j] = sum_k x[k] * w[k, j] for one row x of DEPTH places and an E0M weight of 4 or 8 bits. Every work-group makes x into signed bytes
+// for itself, in blocks of GROUP places; with HAS_GAIN x is normalised first: x / sqrt(mean of squares + epsilon) * gain. LANES work-items take
+// COLS (4) neighbouring columns each, side by side, PANELS times; the others of a work-group (SLICED) share these, each taking every so many
+// blocks. With PARTS the columns up to end0, up to end1 and the rest are results of their own, from elements 0, start1 and start2 on. For the sum
+// over a block see matmul_e0m_int8.
+#include "common/e0m"
+#include "common/dot"
+#include "common/bytes"
+const SLICES: u32 = WG / LANES;
+const STRETCH: u32 = GROUP / PER;
+const BLOCKS: u32 = (DEPTH + GROUP - 1u) / GROUP;
+var<workgroup> bytes: array<u32, DEPTH / 4u>;
+// What the bytes of a block are multiplied by, and that times their sum.
+var<workgroup> factors: array<vec2<f32>, BLOCKS>;
+#ifdef HAS_GAIN
+var<workgroup> squares: array<f32, WG>;
+#endif
+#ifdef SLICED
+var<workgroup> part: array<vec4<f32>, WG>;
+#endif
+
+fn value(i: u32) -> vec4<f32> {
+#ifdef HAS_GAIN
+  return x_at4(i) * gain_at4(i);
+#else
+  return x_at4(i);
+#endif
+}
+
+// The pair of results of column c.
+fn place(c: u32) -> u32 {
+#ifdef PARTS
+  return (c + select(select(p.start2 - p.end1, p.start1 - p.end0, c < p.end1), 0u, c < p.end0)) / 2u;
+#else
+  return c / 2u;
+#endif
+}
+
+fn put(at: u32, v: vec4<f32>) {
+  if (at < p.n) { y_put2(place(p.column + at), v.xy); }
+  if (at + 2u < p.n) { y_put2(place(p.column + at + 2u), v.zw); }
+}
+
+// Block g as bytes.
+fn to_bytes(g: u32) {
+  let at = g * GROUP / 4u;
+  let end = min(at + GROUP / 4u, DEPTH / 4u);
+  var high = vec4<f32>();
+  for (var i = at; i < end; i++) { high = max(high, abs(value(i))); }
+  let most = max(max(high.x, high.y), max(high.z, high.w));
+  let inverse = select(0.0, 127.0 / most, most > 0.0);
+  var sums = vec4<i32>();
+#ifdef PER4
+  for (var i = at; i < end; i++) {
+    let c = vec4<i32>(round(value(i) * inverse));
+    sums += c;
+    bytes[i] = bytes_word(c.x, c.z, c.y, c.w);
+  }
+#else
+  for (var i = at; i < end; i += 2u) {
+    let c = vec4<i32>(round(value(i) * inverse));
+    let d = vec4<i32>(round(value(i + 1u) * inverse));
+    sums += c + d;
+    bytes[i] = bytes_word(c.x, d.x, c.y, d.y);
+    bytes[i + 1u] = bytes_word(c.z, d.z, c.w, d.w);
+  }
+#endif
+  let scale = most / 127.0;
+  factors[g] = vec2<f32>(scale, scale * f32(sums.x + sums.y + sums.z + sums.w));
+}
+
+@compute @workgroup_size(WG)
+fn matvec_e0m_int8(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
+  for (var g = lid; g < BLOCKS; g += WG) { to_bytes(g); }
+#ifdef HAS_GAIN
+  var square = 0.0;
+  for (var i = lid; i < DEPTH / 4u; i += WG) { square += dot(x_at4(i), x_at4(i)); }
+  squares[lid] = square;
+#endif
+  workgroupBarrier();
+  var norm = 1.0;
+#ifdef HAS_GAIN
+  square = 0.0;
+  for (var i = 0u; i < WG; i++) { square += squares[i]; }
+  norm = inverseSqrt(square / f32(DEPTH) + p.epsilon);
+#endif
+  let lane = lid % LANES;
+  let panel = p.panel / 4u;
+  let first = group.x * (PANELS * LANES * COLS);
+  for (var q = 0u; q < PANELS; q++) {
+    let j = first + (q * LANES + lane) * COLS;
+    let column = select(0u, j, j < p.n);
+    let word_at = column / p.panel * e0m_rows(DEPTH / PER) * panel + column % p.panel / 4u;
+    let pair_at = column / p.panel * e0m_groups(DEPTH) * panel + column % p.panel / 4u;
+    var total = vec4<f32>();
+    for (var g = lid / LANES; g < BLOCKS; g += SLICES) {
+      var sums = vec4<i32>();
+      let end = min((g + 1u) * STRETCH, DEPTH / PER);
+      for (var t = g * STRETCH; t < end; t++) {
+        let words = codes[word_at + t * panel];
+#ifdef PER4
+        sums = dots(sums, codes_of(words), bytes[t]);
+#else
+        let even = words & vec4<u32>(0x0F0F0F0Fu);
+        let odd = (words >> vec4<u32>(4u)) & vec4<u32>(0x0F0F0F0Fu);
+        sums = dots(dots(sums, even, bytes[2u * t]), odd, bytes[2u * t + 1u]);
+#endif
+      }
+      let s = e0m_scales(scales[pair_at + g / SPAN * panel]);
+      total += s.scale * (factors[g].x / CODES_UNIT * vec4<f32>(sums) + factors[g].y * (LEAST_LEVEL - s.bias));
+    }
+    total *= norm;
+#ifdef SLICED
+    part[lid] = total;
+    workgroupBarrier();
+    if (lid < LANES) {
+      var v = vec4<f32>();
+      for (var i = 0u; i < SLICES; i++) { v += part[i * LANES + lid]; }
+      put(j, v);
+    }
+#else
+    put(j, total);
+#endif
+  }
+}
