@@ -110,10 +110,7 @@ fn products(
             inputs.push(Some(edit.add_const(&format!("w{i}.{j}"), Arc::new(w))));
         }
         let y = edit.add_value(&format!("y{i}"), None);
-        let op = MatMulE0m {
-            bits: Bits::Four,
-            group: a.group,
-        };
+        let op = MatMulE0m::new(Bits::Four, a.group);
         edit.add_node(&format!("product{i}"), Vec::new(), Box::new(op), inputs, vec![y]);
         edit.add_output(y);
     }

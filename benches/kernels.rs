@@ -127,12 +127,7 @@ fn benches(c: &mut Criterion) {
     for kind in backend::COMPILED {
         for (k, n) in sizes {
             let bytes = Throughput::Bytes((k * n / 2) as u64);
-            let op = || {
-                Box::new(MatMulE0m {
-                    bits: Bits::Four,
-                    group: 32,
-                })
-            };
+            let op = || Box::new(MatMulE0m::new(Bits::Four, 32));
             run(
                 c,
                 "matvec_e0m4",
@@ -150,10 +145,7 @@ fn benches(c: &mut Criterion) {
             );
         }
         let bytes = Throughput::Bytes(576 * 49152);
-        let op = Box::new(MatMulE0m {
-            bits: Bits::Eight,
-            group: 32,
-        });
+        let op = Box::new(MatMulE0m::new(Bits::Eight, 32));
         run(
             c,
             "matvec_e0m8",

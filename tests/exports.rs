@@ -281,7 +281,7 @@ fn window_of_mask(device: &Device) -> Outcome {
         let mut decoder =
             Decoder::load(&file("llama3-paper", "onnx"), &Pipeline::standard(), Logits::Last).text()?;
         if windowed {
-            decoder = decoder.with_window(WINDOW);
+            decoder = decoder.with_window(WINDOW).text()?;
         }
         let lengths = Lengths::of(TOKENS.len());
         let decoder = DeviceDecoder::new(decoder, Box::new(device.share()), &lengths).text()?;

@@ -29,7 +29,9 @@ use crate::graph::derive::derive;
 use crate::graph::onnx::{self, ImportOptions};
 use crate::graph::op::attention::{Attention, UNSPLIT};
 use crate::graph::op::concat::Concat;
-use crate::graph::pass::{EPILOGUE, LAST_ROW, LAST_ROWS, PassReport, Pipeline, ROWS, TOKEN, keeps_cache};
+use crate::graph::pass::{
+    EPILOGUE, LAST_ROW, LAST_ROWS, NORMED_PRODUCT, PassReport, Pipeline, ROWS, TOKEN, keeps_cache,
+};
 use crate::graph::{Edit, Graph, Node, ValueId};
 use crate::plan::{MemoryReport, Options, Padding, Plan};
 use crate::shape::{Bindings, Dim, Symbol};
@@ -99,8 +101,10 @@ pub enum Logits {
 #[derive(Debug)]
 pub struct Decoder {
     graph: Arc<Graph>,
-    /// The graph for runs of one token, where these need no mask.
-    unmasked: Option<Graph>,
+    /// The graph for runs of one token, where it is another.
+    step: Option<Graph>,
+    /// It has no mask.
+    unmasked: bool,
     sequence: Symbol,
     past: Symbol,
     /// What runs before left is there for the next.
@@ -143,6 +147,18 @@ fn vocabulary(graph: &Graph) -> Result<usize> {
             "logits: expected [batch, sequence, vocabulary], found {fact}"
         ))
     })
+}
+
+/// `without`, else `graph`, with what joins where runs have one row; `None` where that is `graph`.
+fn for_one_row(without: Option<Graph>, graph: &Graph) -> Result<Option<Graph>> {
+    let other = without.is_some();
+    let mut step = without.unwrap_or_else(|| graph.clone());
+    let pipeline = Pipeline {
+        passes: vec![NORMED_PRODUCT],
+        edit_limit: usize::MAX,
+    };
+    let joined = pipeline.run(&mut step)?.iter().any(|r| r.edits > 0);
+    Ok((other || joined).then_some(step))
 }
 
 /// Leaves of a decoder what the values `watched`, which are outputs, need: of the caches those that are appended to for them, or the first where that is none, since a
@@ -294,9 +310,12 @@ impl Decoder {
         } else {
             DType::F16
         };
+        let without = roles::unmasked(&graph);
+        let unmasked = without.is_some();
         Ok(Self {
             keeps_cache: !graph.states().is_empty(),
-            unmasked: roles::unmasked(&graph),
+            step: for_one_row(without, &graph)?,
+            unmasked,
             graph: Arc::new(graph),
             sequence,
             past,
@@ -349,11 +368,12 @@ impl Decoder {
     }
 
     /// The same with queries that see `window` keys, their own included, as far as the mask is one that is added to scores.
-    pub fn with_window(mut self, window: usize) -> Self {
+    pub fn with_window(mut self, window: usize) -> Result<Self> {
         self.window = Some(window);
-        self.unmasked = None;
+        self.step = for_one_row(None, &self.graph)?;
+        self.unmasked = false;
         self.fingerprint.push_str(&format!(" window {window}"));
-        self
+        Ok(self)
     }
 
     /// True where attention that the passes found sees a window of keys. Those of [`Pipeline::host`] look for none.
@@ -502,12 +522,12 @@ impl Decoder {
 
     /// The graph that decode plans are made of: values, weights and states are those of [`Decoder::graph`].
     fn step_graph(&self) -> &Graph {
-        self.unmasked.as_ref().unwrap_or(&self.graph)
+        self.step.as_ref().unwrap_or(&self.graph)
     }
 
     /// The inputs that the graph has, for `tokens` after `past` others; without a mask that the plan of the run does not read.
     fn inputs_of(&self, plan: usize, tokens: &[u32], past: usize) -> Result<Vec<(&'static str, HostTensor)>> {
-        let steps = plan != PREFILL && tokens.len() == 1 && self.unmasked.is_some();
+        let steps = plan != PREFILL && tokens.len() == 1 && self.unmasked;
         self.inputs(tokens, past, !steps)
     }
 

@@ -469,7 +469,7 @@ fn windowed(
         return Ok(decoder);
     };
     if window.everywhere && decoder.adds_mask() {
-        return Ok(decoder.with_window(window.length));
+        return decoder.with_window(window.length);
     }
     // The passes of the host look for no windows.
     let absent = ImportOptions { absent_weights: true };

@@ -8,7 +8,7 @@ use transformer_lite::quant::{Bits, ByGroup, Method, Packed};
 
 /// Codes and scales of a constant of 64 rows and `n` columns, as `product` reads them.
 fn weight(b: &mut Build, product: &MatMulE0m, n: usize) -> [ValueId; 2] {
-    let MatMulE0m { bits, group } = *product;
+    let MatMulE0m { bits, group, .. } = *product;
     let at = |i: usize, j: usize| ((i * 7 + j * 3 + n) % 17) as f32 / 8.0 - 1.0;
     let packed = Packed::quantize(bits, group, 64, n, &ByGroup::from(Method::Mse), &at).unwrap();
     let scales: Vec<half::f16> = packed.scales.iter().flatten().copied().collect();
@@ -24,10 +24,7 @@ fn product(b: &mut Build, x: ValueId, product: MatMulE0m, n: usize) -> ValueId {
     b.node(product, &[x, codes, scales])
 }
 
-const FOUR: MatMulE0m = MatMulE0m {
-    bits: Bits::Four,
-    group: 32,
-};
+const FOUR: MatMulE0m = MatMulE0m::new(Bits::Four, 32);
 
 /// Products of `x [s, 64]`, each read by one elementwise operator; with `kept` the first is an output.
 fn products(all: &[(MatMulE0m, usize)], kept: bool) -> Build {
@@ -67,10 +64,7 @@ fn projections_of_one_operand_are_one_node() {
     assert_eq!(b.pass(JOINT_MATMUL_E0M, &sizes), 2);
     assert_eq!(joint(&b), [3, 2]);
     // The alike among others.
-    let eight = MatMulE0m {
-        bits: Bits::Eight,
-        group: 32,
-    };
+    let eight = MatMulE0m::new(Bits::Eight, 32);
     let mut b = products(&[(FOUR, 64), (eight, 16), (FOUR, 10)], false);
     assert_eq!(b.pass(JOINT_MATMUL_E0M, &sizes), 1);
     assert_eq!(joint(&b), [2]);
@@ -80,15 +74,9 @@ fn projections_of_one_operand_are_one_node() {
 fn projections_that_must_not_be_joined() {
     let sizes = [("s", 3)];
     let none = |mut b: Build, what: &str| assert_eq!(b.pass(JOINT_MATMUL_E0M, &sizes), 0, "{what}");
-    let eight = MatMulE0m {
-        bits: Bits::Eight,
-        group: 32,
-    };
+    let eight = MatMulE0m::new(Bits::Eight, 32);
     none(products(&[(FOUR, 64), (eight, 64)], false), "other bits");
-    let wide = MatMulE0m {
-        bits: Bits::Four,
-        group: 64,
-    };
+    let wide = MatMulE0m::new(Bits::Four, 64);
     none(products(&[(FOUR, 64), (wide, 64)], false), "other groups");
     none(products(&[(FOUR, 64), (FOUR, 16)], true), "an output");
     none(products(&[(FOUR, 64)], false), "one alone");

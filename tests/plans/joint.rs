@@ -8,10 +8,7 @@ use transformer_lite::quant::{Bits, ByGroup, Method, Packed};
 
 /// Products of `x [n, 64]` with weights of so many columns; each result is read once.
 fn products(columns: &[usize]) -> Arc<Graph> {
-    let product = MatMulE0m {
-        bits: Bits::Four,
-        group: 32,
-    };
+    let product = MatMulE0m::new(Bits::Four, 32);
     let mut b = Build::default();
     let mut operands = vec![b.input("x", DType::F32, "n 64")];
     for (which, n) in columns.iter().enumerate() {

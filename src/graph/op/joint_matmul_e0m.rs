@@ -15,7 +15,7 @@ use crate::shape::Fact;
 use crate::tensor::HostTensor;
 
 /// See the module documentation.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct JointMatMulE0m {
     /// Each of the products.
     pub product: MatMulE0m,
@@ -25,14 +25,19 @@ impl JointMatMulE0m {
     /// Largest number of products.
     pub const MOST: usize = 3;
 
-    /// Operands of each product, by index, of so many in all.
-    fn operands(inputs: usize) -> OpResult<Vec<[usize; 3]>> {
-        let products = inputs.saturating_sub(1) / 2;
-        if inputs != 2 * products + 1 || !(2..=Self::MOST).contains(&products) {
+    /// Operands of each product, by index, of so many in all; the factors of [`MatMulE0m::norm`] are the last of all.
+    fn operands(&self, inputs: usize) -> OpResult<Vec<Vec<usize>>> {
+        let gain = usize::from(self.product.norm.is_some());
+        let products = inputs.saturating_sub(1 + gain) / 2;
+        if inputs != 2 * products + 1 + gain || !(2..=Self::MOST).contains(&products) {
             let expected = format!("codes and scales of 2 to {} products", Self::MOST);
             return Err(OpError::expected("operands", expected, inputs));
         }
-        Ok((0..products).map(|i| [0, 2 * i + 1, 2 * i + 2]).collect())
+        let of = |i: usize| {
+            let own = [0, 2 * i + 1, 2 * i + 2];
+            own.into_iter().chain((gain == 1).then_some(inputs - 1)).collect()
+        };
+        Ok((0..products).map(of).collect())
     }
 
     /// K, the weights side by side, and where all results lie; the reason where they cannot lie in one place.
@@ -43,8 +48,9 @@ impl JointMatMulE0m {
         };
         let (mut depth, mut end) = (0, 0);
         let (mut codes, mut ends, mut room) = (Vec::new(), Vec::new(), Vec::new());
-        for [_, words, scales] in Self::operands(cx.input_count())? {
+        for operands in self.operands(cx.input_count())? {
             let of = &self.product;
+            let (words, scales) = (operands[1], operands[2]);
             let (k, n) = packed_size(of.bits, of.group, cx.fact(words)?, cx.fact(scales)?)?;
             (depth, end) = (k, end + n);
             codes.push(words);
@@ -52,8 +58,14 @@ impl JointMatMulE0m {
             room.push(most.max(1).saturating_mul(n as u64));
         }
         Ok(cx.block(&room)?.map(|block| {
-            let starts = block.starts;
-            (depth, Weights { codes, ends, starts }, block.operand)
+            let (starts, gain) = (block.starts, cx.input_count() - 1);
+            let weights = Weights {
+                codes,
+                ends,
+                starts,
+                gain,
+            };
+            (depth, weights, block.operand)
         }))
     }
 }
@@ -65,21 +77,30 @@ impl Op for JointMatMulE0m {
 
     fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
         let mut facts = Vec::new();
-        for operands in Self::operands(cx.inputs.len())? {
-            facts.extend(cx.of(
-                &self.product,
-                &operands.map(|i| cx.inputs.get(i).copied().flatten()),
-            )?);
+        for operands in self.operands(cx.inputs.len())? {
+            facts.extend(
+                cx.of(
+                    &self.product,
+                    &operands
+                        .iter()
+                        .map(|i| cx.inputs.get(*i).copied().flatten())
+                        .collect::<Vec<_>>(),
+                )?,
+            );
         }
         Ok(facts)
     }
 
     fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
         let mut results = Vec::new();
-        for operands in Self::operands(inputs.len())? {
+        for operands in self.operands(inputs.len())? {
             results.extend(
-                self.product
-                    .eval(&operands.map(|i| inputs.get(i).copied().flatten()))?,
+                self.product.eval(
+                    &operands
+                        .iter()
+                        .map(|i| inputs.get(*i).copied().flatten())
+                        .collect::<Vec<_>>(),
+                )?,
             );
         }
         Ok(results)
@@ -90,7 +111,7 @@ impl Op for JointMatMulE0m {
             Ok((k, weights, y)) => return self.product.emit(cx, k, &weights, y),
             Err(why) => log::debug!("products of \"{}\" are dispatches of their own: {why}", cx.name()),
         }
-        let operands = Self::operands(cx.input_count())?;
+        let operands = self.operands(cx.input_count())?;
         for (o, operands) in (0..cx.output_count()).zip(operands) {
             cx.part(&self.product, &operands, o)?;
         }
@@ -117,7 +138,10 @@ fn cases() -> Vec<Case> {
             let (codes, scales) = packed_case(bits, group, k, *n)?;
             inputs.extend([constant(codes), constant(scales)]);
         }
-        let product = MatMulE0m { bits, group, int8 };
+        let product = MatMulE0m {
+            int8,
+            ..MatMulE0m::new(bits, group)
+        };
         Some(Case::new(JointMatMulE0m { product }, inputs).dispatches(if int8 && rows > 1 { 2 } else { 1 }))
     };
     use Bits::{Eight, Four};

@@ -11,6 +11,7 @@ mod tune;
 mod units;
 
 use super::case::{Case, constant, input};
+use super::rms_norm::RmsNorm;
 use super::sizes::Sizes;
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, operand, own};
 use crate::backend::kernel::{Form, Kernel};
@@ -54,7 +55,7 @@ static PAIRS: Kernel = crate::kernel!(matmul_e0m_pairs {
 .variant_of(&MATRIX, |caps| caps.fast_half() && caps.few_registers());
 
 /// See the module documentation.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct MatMulE0m {
     /// Format.
     pub bits: Bits,
@@ -63,6 +64,9 @@ pub struct MatMulE0m {
     /// Rows of `x` become signed bytes first, each block of at most [`ACTIVATIONS`] places with a factor of its own (set by the pass
     /// `int8_activations`; weights of 4 and 8 bits).
     pub int8: bool,
+    /// Rows of `x` are normalised first, by the last operand and with this epsilon ([`RmsNorm`]; set by the pass `normed_product`, only where rows
+    /// are taken in bytes).
+    pub norm: Option<f32>,
 }
 
 /// Bits and group size of a node of our domain.
@@ -229,6 +233,19 @@ impl Op for MatMulE0m {
     }
 
     fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
+        if let Some(epsilon) = self.norm {
+            let (x, gain) = (operand(inputs, 0)?, operand(inputs, GAIN)?);
+            let normed = RmsNorm { epsilon }.eval(&[Some(x), Some(gain)])?;
+            let plain = Self {
+                norm: None,
+                ..self.clone()
+            };
+            return plain.eval(&[
+                normed.first(),
+                Some(operand(inputs, 1)?),
+                Some(operand(inputs, 2)?),
+            ]);
+        }
         let (x, codes, scales) = (operand(inputs, 0)?, operand(inputs, 1)?, operand(inputs, 2)?);
         let facts = [codes, scales].map(|t| Fact::new(t.dtype(), Shape::fixed(t.shape())));
         let (k, n) = packed_size(self.bits, self.group, &facts[0], &facts[1])?;
@@ -297,6 +314,7 @@ impl Op for MatMulE0m {
             codes: vec![1],
             ends: vec![n],
             starts: vec![0],
+            gain: GAIN,
         };
         self.emit(cx, k, &whole, y)
     }
@@ -314,7 +332,12 @@ pub(super) struct Weights {
     pub ends: Vec<usize>,
     /// First element of the result of each matrix.
     pub starts: Vec<u64>,
+    /// Operand of the factors of [`MatMulE0m::norm`], where there is one.
+    pub gain: usize,
 }
+
+/// Operand of the factors of [`MatMulE0m::norm`] of a single product.
+const GAIN: usize = 3;
 
 /// Rows of an operand, all axes but the last together.
 pub(super) fn rows(x: &Shape) -> OpResult<Dim> {
@@ -322,6 +345,16 @@ pub(super) fn rows(x: &Shape) -> OpResult<Dim> {
 }
 
 impl MatMulE0m {
+    /// Of activations as they are.
+    pub const fn new(bits: Bits, group: usize) -> Self {
+        Self {
+            bits,
+            group,
+            int8: false,
+            norm: None,
+        }
+    }
+
     /// The product of operand 0, whose rows have `k` elements, with `weights` into `y`. The results of several matrices are matrices
     /// of their own, one behind another, perhaps with gaps.
     pub(super) fn emit(&self, cx: &mut LowerCx<'_>, k: usize, weights: &Weights, y: Operand) -> OpResult<()> {
@@ -572,11 +605,7 @@ impl E0mShape {
 
 fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     let (bits, group) = import_format(a)?;
-    Ok(Box::new(MatMulE0m {
-        bits,
-        group,
-        int8: false,
-    }))
+    Ok(Box::new(MatMulE0m::new(bits, group)))
 }
 
 /// The registry's entry.
@@ -617,11 +646,7 @@ fn scaled_case(bits: Bits, group: usize, k: usize, n: usize, scale: f32) -> Opti
 fn cases() -> Vec<Case> {
     let case = |bits, group, rows: usize, k, n| {
         let (codes, scales) = packed_case(bits, group, k, n)?;
-        let op = MatMulE0m {
-            bits,
-            group,
-            int8: false,
-        };
+        let op = MatMulE0m::new(bits, group);
         Some(Case::new(
             op,
             vec![input(&[1, rows, k]), constant(codes), constant(scales)],
@@ -671,11 +696,7 @@ fn cases() -> Vec<Case> {
 /// Activations as large as halves can be, whose products with a step of weights must stay finite.
 fn largest_halves() -> Option<Case> {
     let (codes, scales) = scaled_case(Bits::Four, 32, 96, 34, 1.0 / 256.0)?;
-    let op = MatMulE0m {
-        bits: Bits::Four,
-        group: 32,
-        int8: false,
-    };
+    let op = MatMulE0m::new(Bits::Four, 32);
     let x = input(&[1, 1, 96]).range(65_000.0, 65_500.0);
     Some(Case::new(op, vec![x, constant(codes), constant(scales)]))
 }

@@ -383,11 +383,7 @@ impl Op for MatMulNBits {
                 x = cx.node("ordered", Gather { axis: -1 }, &[Some(x), Some(order)])?;
             }
             let (codes, scales) = (cx.constant("codes", codes), cx.constant("scales", scales));
-            let op = MatMulE0m {
-                bits: self.bits,
-                group: self.block,
-                int8: false,
-            };
+            let op = MatMulE0m::new(self.bits, self.block);
             cx.node("product", op, &[Some(x), Some(codes), Some(scales)])?
         } else {
             let [Some(codes), Some(scales), zeros, g_idx] = &constants else {

@@ -14,7 +14,7 @@ use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, axis, onn
 use crate::backend::Caps;
 use crate::backend::kernel::Kernel;
 use crate::graph::ValueId;
-use crate::plan::lower::{Call, LowerCx};
+use crate::plan::lower::{Call, LowerCx, Operand};
 use crate::shape::{Dim, Fact, Shape, product};
 use crate::tensor::{DType, HostTensor};
 
@@ -65,18 +65,36 @@ pub(super) struct Rows {
 
 /// Normalises operand 0 by scale (operand 1) and bias (operand 2) where they are there.
 pub(super) fn emit(cx: &mut LowerCx<'_>, rows: &Rows) -> OpResult<()> {
+    let x = cx.input(0)?;
+    let mut others = [None; 4];
+    for (i, other) in (1..).zip(&mut others) {
+        if cx.has(i) && (i < 3 || rows.given) {
+            *other = Some(cx.input(i)?);
+        }
+    }
+    let y = cx.output(0)?;
+    emit_to(cx, rows, x, others, y)
+}
+
+/// Normalises `x` into `y`, by scale, bias, mean and variance of `others`, where they are there.
+pub(super) fn emit_to(
+    cx: &mut LowerCx<'_>,
+    rows: &Rows,
+    x: Operand,
+    others: [Option<Operand>; 4],
+    y: Operand,
+) -> OpResult<()> {
     let (count, cols) = (&rows.rows, &rows.cols);
     let plain = matches!(rows.place, Place::Column) && !rows.center && !rows.given;
     if plain
-        && cx.has(1)
-        && !cx.has(2)
+        && let [Some(scale), None, ..] = others
         && let Some(held) = held(cx.caps(), cols)
     {
         let call = Call::new(&ROW, ROW_ITEMS)
             .define("EACH", held)
-            .operand(cx.input(0)?)
-            .operand(cx.input(1)?)
-            .operand(cx.output(0)?)
+            .operand(x)
+            .operand(scale)
+            .operand(y)
             .grid(count.clone(), 1, 1)
             .field(cols)
             .field(rows.epsilon);
@@ -97,12 +115,9 @@ pub(super) fn emit(cx: &mut LowerCx<'_>, rows: &Rows) -> OpResult<()> {
             .define("ROWS", tile)
             .grid(count.ceil_div(tile)?, 1, 1)
     }
-    .operand(cx.input(0)?);
-    for i in 1..5 {
-        let there = cx.has(i) && (i < 3 || rows.given);
-        call = call.optional(if there { Some(cx.input(i)?) } else { None });
-    }
-    call = call.operand(cx.output(0)?).field(count).field(cols);
+    .operand(x);
+    call = others.into_iter().fold(call, Call::optional);
+    call = call.operand(y).field(count).field(cols);
     call = match &rows.place {
         Place::Column => call
             .define("EACH", 1)

@@ -18,6 +18,7 @@ mod kv_q8;
 mod last_row;
 mod moves;
 mod norm;
+mod normed_product;
 mod outer;
 pub mod pattern;
 mod pick;
@@ -158,6 +159,11 @@ pub const EPILOGUE: Pass = Pass {
 pub const JOINT_MATMUL_E0M: Pass = Pass {
     name: "joint_matmul_e0m",
     run: joint_matmul_e0m::run,
+};
+/// A normalisation of one row joins the products that read it in bytes.
+pub const NORMED_PRODUCT: Pass = Pass {
+    name: "normed_product",
+    run: normed_product::run,
 };
 /// What comes between new queries, keys and values and their attention becomes one node, for devices that want few dispatches.
 pub const ROTARY_APPEND: Pass = Pass {

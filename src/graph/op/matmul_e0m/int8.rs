@@ -7,6 +7,7 @@ use crate::backend::kernel::{Form, Kernel};
 use crate::backend::{Caps, PackedDot};
 use crate::graph::op::OpResult;
 use crate::graph::op::case::{Case, constant, input};
+use crate::graph::op::norm;
 use crate::plan::lower::{Call, LowerCx, Operand};
 use crate::quant::{Bits, to_bytes};
 use crate::shape::Dim;
@@ -79,7 +80,11 @@ impl MatMulE0m {
         y: Operand,
     ) -> OpResult<()> {
         let n = weights.ends.last().copied().unwrap_or(0);
-        let (rows, x) = (rows(&cx.shape(0)?)?, cx.input(0)?);
+        let (rows, mut x) = (rows(&cx.shape(0)?)?, cx.input(0)?);
+        let mut gain = match self.norm {
+            Some(_) => Some(cx.input(weights.gain)?),
+            None => None,
+        };
         let block = self.activations();
         let in_parts = weights.ends.len() > 1;
         let end = |i: usize| Dim::from_usize(weights.ends.get(i).copied().unwrap_or(n));
@@ -93,6 +98,19 @@ impl MatMulE0m {
         };
         let vector =
             rows.is(1) && VectorShape::of(cx.caps(), n).local(k, block) <= cx.caps().local_bytes as usize;
+        if !vector && let Some(epsilon) = self.norm {
+            let normed = cx.temp(x.dtype, rows.mul(&Dim::from_usize(k))?);
+            let all = norm::Rows {
+                rows: rows.clone(),
+                cols: Dim::from_usize(k),
+                place: norm::Place::Column,
+                center: false,
+                given: false,
+                epsilon,
+            };
+            norm::emit_to(cx, &all, x, [gain.take(), None, None, None], normed)?;
+            x = normed;
+        }
         let bytes = if vector {
             None
         } else {
@@ -113,9 +131,9 @@ impl MatMulE0m {
             let call = match bytes {
                 None => {
                     let call = self.vector(cx.caps(), block, k, part.count)?;
-                    let call = call.operand(x).optional(None);
+                    let call = call.operand(x).optional(gain);
                     let call = call.operand(part.codes).operand(part.scales).operand(y);
-                    places(call.field(count).field(panel).field(first)).field(0.0)
+                    places(call.field(count).field(panel).field(first)).field(self.norm.unwrap_or(0.0))
                 }
                 Some((bytes, factors)) => {
                     let call = self.product(cx.caps(), block, part.count, &rows)?;
@@ -239,33 +257,44 @@ impl VectorShape {
 
 pub(super) fn cases() -> Vec<Case> {
     use Bits::{Eight, Four};
-    let case = |bits, group, rows: usize, k, n| {
+    let case = |bits, group, normed: bool, rows: usize, k, n| {
         let (codes, scales) = packed_case(bits, group, k, n)?;
         let op = MatMulE0m {
-            bits,
-            group,
             int8: true,
+            norm: normed.then_some(1e-5),
+            ..MatMulE0m::new(bits, group)
         };
-        let inputs = vec![input(&[1, rows, k]), constant(codes), constant(scales)];
-        Some(Case::new(op, inputs).dispatches(if rows == 1 { 1 } else { 2 }))
+        let mut inputs = vec![input(&[1, rows, k]), constant(codes), constant(scales)];
+        if normed {
+            inputs.push(input(&[k]).range(0.5, 1.5));
+        }
+        let dispatches = match (rows, normed) {
+            (1, _) => 1,
+            (_, false) => 2,
+            (_, true) => 3,
+        };
+        Some(Case::new(op, inputs).dispatches(dispatches))
     };
     [
-        (Four, 32, 1, 64, 64),
-        (Four, 32, 1, 576, 130),
-        (Four, 128, 1, 136, 10),
-        (Four, 40, 1, 496, 66),
-        (Four, 576, 1, 576, 34),
-        (Eight, 64, 1, 96, 190),
-        (Eight, 520, 1, 520, 34),
-        (Four, 32, 2, 64, 64),
-        (Four, 32, 9, 96, 130),
-        (Four, 128, 17, 136, 66),
-        (Four, 24, 8, 88, 32),
-        (Eight, 64, 5, 100, 34),
-        (Eight, 64, 33, 144, 68),
+        (Four, 32, false, 1, 64, 64),
+        (Four, 32, false, 1, 576, 130),
+        (Four, 128, false, 1, 136, 10),
+        (Four, 40, false, 1, 496, 66),
+        (Four, 576, false, 1, 576, 34),
+        (Eight, 64, false, 1, 96, 190),
+        (Eight, 520, false, 1, 520, 34),
+        (Four, 32, false, 2, 64, 64),
+        (Four, 32, false, 9, 96, 130),
+        (Four, 128, false, 17, 136, 66),
+        (Four, 24, false, 8, 88, 32),
+        (Eight, 64, false, 5, 100, 34),
+        (Eight, 64, false, 33, 144, 68),
+        (Four, 32, true, 1, 576, 130),
+        (Eight, 64, true, 1, 100, 34),
+        (Four, 32, true, 9, 96, 66),
     ]
     .into_iter()
-    .filter_map(|(b, g, r, k, n)| case(b, g, r, k, n))
+    .filter_map(|(b, g, normed, r, k, n)| case(b, g, normed, r, k, n))
     .collect()
 }
 

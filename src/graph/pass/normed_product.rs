@@ -1,0 +1,84 @@
+//! A normalisation of one row joins the products that read it: each work-group of these looks at the whole row anyhow, where it takes it in bytes
+//! ([`MatMulE0m::int8`]). For graphs whose runs have one row: several readers would each normalise many.
+
+use super::pattern::input;
+use crate::error::Result;
+use crate::graph::op::Op;
+use crate::graph::op::fused::Fused;
+use crate::graph::op::joint_matmul_e0m::JointMatMulE0m;
+use crate::graph::op::matmul_e0m::MatMulE0m;
+use crate::graph::op::rms_norm::RmsNorm;
+use crate::graph::{Edit, Graph, Node, NodeId, ValueId};
+
+pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
+    let norms: Vec<(NodeId, f32)> = edit
+        .nodes()
+        .filter_map(|(id, n)| Some((id, n.op.downcast::<RmsNorm>()?.epsilon)))
+        .collect();
+    let consumers = edit.consumers();
+    for (id, epsilon) in norms {
+        let Some(node) = edit.node(id) else { continue };
+        let (Some(x), Some(gain), Some(y)) = (input(node, 0), input(node, 1), node.outputs.first().copied())
+        else {
+            continue;
+        };
+        let name = node.name.clone();
+        let readers = consumers.get(y.index()).cloned().unwrap_or_default();
+        let joined: Option<Vec<_>> = readers.iter().map(|r| joined(edit, *r, y, epsilon)).collect();
+        let kept = edit.outputs().contains(&y);
+        let Some(joined) = joined.filter(|all| !all.is_empty() && !kept) else {
+            log::debug!("\"{name}\" stays: what reads it takes no norm");
+            continue;
+        };
+        if !edit.begin(&format!("\"{name}\" joins the products that read it")) {
+            return Ok(());
+        }
+        for (reader, (op, gain_at)) in readers.into_iter().zip(joined) {
+            let Some(node) = edit.node(reader) else { continue };
+            let (mut inputs, mut origin) = (node.inputs.clone(), node.origin.clone());
+            if let Some(first) = inputs.first_mut() {
+                *first = Some(x);
+            }
+            inputs.insert(gain_at.min(inputs.len()), Some(gain));
+            origin.push(name.clone());
+            edit.replace_node(reader, op, inputs, origin);
+        }
+        edit.remove_node(id);
+    }
+    Ok(())
+}
+
+/// The operator of the node `reader` with a norm of its operand 0, which is `y` and is read nowhere else, and the place of the norm's factors among the
+/// operands.
+fn joined(g: &Graph, reader: NodeId, y: ValueId, epsilon: f32) -> Option<(Box<dyn Op>, usize)> {
+    let node = g.node(reader)?;
+    let reads = node.inputs.iter().filter(|v| **v == Some(y)).count();
+    if input(node, 0) != Some(y) || reads != 1 {
+        return None;
+    }
+    with_norm(node, epsilon)
+}
+
+fn with_norm(node: &Node, epsilon: f32) -> Option<(Box<dyn Op>, usize)> {
+    let normed = |product: &MatMulE0m| {
+        let takes = product.int8 && product.norm.is_none();
+        takes.then(|| MatMulE0m {
+            norm: Some(epsilon),
+            ..product.clone()
+        })
+    };
+    if let Some(product) = node.op.downcast::<MatMulE0m>() {
+        return Some((Box::new(normed(product)?), node.inputs.len()));
+    }
+    if let Some(joint) = node.op.downcast::<JointMatMulE0m>() {
+        let product = normed(&joint.product)?;
+        return Some((Box::new(JointMatMulE0m { product }), node.inputs.len()));
+    }
+    let fused = node.op.downcast::<Fused>()?;
+    let product = normed(fused.base().downcast::<MatMulE0m>()?)?;
+    let inputs = fused.inputs();
+    Some((
+        Box::new(Fused::new(Box::new(product), inputs + 1, fused.expr().clone())),
+        inputs,
+    ))
+}
