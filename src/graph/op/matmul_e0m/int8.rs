@@ -99,7 +99,7 @@ impl MatMulE0m {
         let vector =
             rows.is(1) && VectorShape::of(cx.caps(), n).local(k, block) <= cx.caps().local_bytes as usize;
         if !vector && let Some(epsilon) = self.norm {
-            let normed = cx.temp(x.dtype, rows.mul(&Dim::from_usize(k))?);
+            let normed = cx.temp(DType::F32, rows.mul(&Dim::from_usize(k))?);
             let all = norm::Rows {
                 rows: rows.clone(),
                 cols: Dim::from_usize(k),
