@@ -25,11 +25,14 @@ KERNEL {
   y_put2(pair, sum);
 #else
 #ifdef VECTORS
+// Compilers for CPUs keep sums in registers only where they know each by its number.
+#define UNROLL _Pragma("unroll")
 #define VEC float16
 #define LANES 16
 #define LOAD(at) b_run(16, at)
 #define PUT(at, v) y_put_run(16, at, v)
 #else
+#define UNROLL
 #define VECTORS 1
 #define VEC float2
 #define LANES 2
@@ -63,8 +66,8 @@ KERNEL {
 #endif
     VEC sum[ROWS * VECTORS];
     uint row[ROWS];
-    for (uint r = 0; r < ROWS; r++) row[r] = a0 + min(i0 + r, p.m - 1) * p.k;
-    for (uint i = 0; i < ROWS * VECTORS; i++) sum[i] = (VEC)(0.0f);
+    UNROLL for (uint r = 0; r < ROWS; r++) row[r] = a0 + min(i0 + r, p.m - 1) * p.k;
+    UNROLL for (uint i = 0; i < ROWS * VECTORS; i++) sum[i] = (VEC)(0.0f);
 #ifndef TRANS_B
     uint at = b0 + j / p.b_stride * p.b_stride * p.k + j % p.b_stride;
 #endif
@@ -78,7 +81,7 @@ KERNEL {
       float2 w0 = LOAD(at + k * p.b_stride), w1 = LOAD(at + (k + 1) * p.b_stride);
       float2 w2 = LOAD(at + (k + 2) * p.b_stride), w3 = LOAD(at + (k + 3) * p.b_stride);
 #endif
-      for (uint r = 0; r < ROWS; r++) {
+      UNROLL for (uint r = 0; r < ROWS; r++) {
         float4 x = a_at4((row[r] + k) / 4);
         sum[r] += x.x * w0 + x.y * w1 + x.z * w2 + x.w * w3;
       }
@@ -89,14 +92,14 @@ KERNEL {
 #ifdef TRANS_B
       w[0] = (VEC)(B(b0, k, j), B(b0, k, j + 1));
 #else
-      for (uint v = 0; v < VECTORS; v++) w[v] = LOAD(at + k * p.b_stride + v * LANES);
+      UNROLL for (uint v = 0; v < VECTORS; v++) w[v] = LOAD(at + k * p.b_stride + v * LANES);
 #endif
-      for (uint r = 0; r < ROWS; r++)
-        for (uint v = 0; v < VECTORS; v++) sum[r * VECTORS + v] += a_at(row[r] + k) * w[v];
+      UNROLL for (uint r = 0; r < ROWS; r++)
+        UNROLL for (uint v = 0; v < VECTORS; v++) sum[r * VECTORS + v] += a_at(row[r] + k) * w[v];
     }
 #endif
-    for (uint r = 0; r < ROWS; r++)
-      for (uint v = 0; v < VECTORS; v++)
+    UNROLL for (uint r = 0; r < ROWS; r++)
+      UNROLL for (uint v = 0; v < VECTORS; v++)
         if (i0 + r < p.m) PUT((z * p.m + i0 + r) * p.y_stride + p.column + j + v * LANES, sum[r * VECTORS + v]);
   }
 #endif

@@ -26,31 +26,31 @@ KERNEL {
   int16 sum[ROWS][VECTORS], zero[VECTORS];
   int low[ROWS];
   uint row[ROWS];
-  for (uint v = 0; v < VECTORS; v++) {
+  _Pragma("unroll") for (uint v = 0; v < VECTORS; v++) {
 #ifdef HAS_ZB
     zero[v] = p.zb_step == 0 ? (int16)(zb_at(0)) : zb_run(16, j + 16 * v);
 #else
     zero[v] = (int16)(0);
 #endif
   }
-  for (uint r = 0; r < ROWS; r++) {
+  _Pragma("unroll") for (uint r = 0; r < ROWS; r++) {
     uint i = min(i0 + r, p.m - 1);
     row[r] = i * p.k;
     low[r] = ZA(i);
-    for (uint v = 0; v < VECTORS; v++) sum[r][v] = (int16)(0);
+    _Pragma("unroll") for (uint v = 0; v < VECTORS; v++) sum[r][v] = (int16)(0);
   }
   for (uint k = 0; k < p.k; k++) {
     int left[ROWS];
-    for (uint r = 0; r < ROWS; r++) left[r] = a_at(row[r] + k) - low[r];
-    for (uint v = 0; v < VECTORS; v++) {
+    _Pragma("unroll") for (uint r = 0; r < ROWS; r++) left[r] = a_at(row[r] + k) - low[r];
+    _Pragma("unroll") for (uint v = 0; v < VECTORS; v++) {
       uint4 packed = vload4(0, w + (k * p.n + j) / 4 + 4 * v);
       int16 right = BYTES(16, packed) - zero[v];
-      for (uint r = 0; r < ROWS; r++) sum[r][v] += left[r] * right;
+      _Pragma("unroll") for (uint r = 0; r < ROWS; r++) sum[r][v] += left[r] * right;
     }
   }
-  for (uint r = 0; r < ROWS; r++)
+  _Pragma("unroll") for (uint r = 0; r < ROWS; r++)
     if (i0 + r < p.m)
-      for (uint v = 0; v < VECTORS; v++) y_put_run(16, (i0 + r) * p.n + j + 16 * v, sum[r][v]);
+      _Pragma("unroll") for (uint v = 0; v < VECTORS; v++) y_put_run(16, (i0 + r) * p.n + j + 16 * v, sum[r][v]);
 #else
   uint j = 4 * get_global_id(0), i0 = get_group_id(1) * ROWS;
   if (j >= p.n) return;
