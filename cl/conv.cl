@@ -46,7 +46,7 @@ KERNEL {
   if (ox >= p.out_w) return;
   uint tile = p.first + part, group = tile / p.tiles, row = tile % p.tiles * TILE;
   V sum[TILE];
-  for (uint t = 0; t < TILE; t++) {
+  _Pragma("unroll") for (uint t = 0; t < TILE; t++) {
 #ifdef HAS_BIAS
     sum[t] = (V)(bias_at(group * p.rows + min(row + t, p.rows - 1)));
 #else
@@ -95,7 +95,7 @@ KERNEL {
           }
           v = CAT(vload, RUN)(0, lane);
         }
-        for (uint t = 0; t < TILE; t++) sum[t] += WEIGHT(ci, ky * KW + kx, t) * v;
+        _Pragma("unroll") for (uint t = 0; t < TILE; t++) sum[t] += WEIGHT(ci, ky * KW + kx, t) * v;
       }
     }
   }

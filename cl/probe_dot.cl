@@ -1,5 +1,5 @@
 // Rounds of dot products of four pairs of signed 8-bit integers, packed in words: eight chains in each work-item, which writes the sum of
-// all. PTX, KHR, ARM or QCOM: how the driver has them.
+// all. PTX, KHR, ARM or QCOM: how the driver has them; X86_BYTES: sixteen at once, of unsigned with signed integers.
 #ifdef PTX
 #define DOT(a) asm("dp4a.s32.s32 %0, %0, %1, %0;" : "+r"(a) : "r"(m))
 #endif
@@ -15,9 +15,21 @@
 #pragma OPENCL EXTENSION cl_qcom_dot_product8 : enable
 #define DOT(a) a = qcom_dot8_acc((uint)a, m, a)
 #endif
+#ifdef X86_BYTES
+#define COLS 16
+#include "common/dot"
+#define INT int16
+#undef DOT
+#define DOT(a) a += DOT_FOURS(DOT_PAIRS(a, m))
+#define LANE(a) (a).s0
+#else
+#define INT int
+#define LANE(a) (a)
+#endif
+
 KERNEL {
   uint m = p.factor;
-  int a0 = (int)get_global_id(0), a1 = a0 + 1, a2 = a0 + 2, a3 = a0 + 3, a4 = a0 + 4, a5 = a0 + 5, a6 = a0 + 6, a7 = a0 + 7;
+  INT a0 = (INT)((int)get_global_id(0)), a1 = a0 + 1, a2 = a0 + 2, a3 = a0 + 3, a4 = a0 + 4, a5 = a0 + 5, a6 = a0 + 6, a7 = a0 + 7;
   for (uint i = 0; i < p.rounds; i++) {
     DOT(a0);
     DOT(a1);
@@ -28,5 +40,5 @@ KERNEL {
     DOT(a6);
     DOT(a7);
   }
-  y_put(get_global_id(0), (float)(a0 ^ a1 ^ a2 ^ a3 ^ a4 ^ a5 ^ a6 ^ a7));
+  y_put(get_global_id(0), (float)LANE(a0 ^ a1 ^ a2 ^ a3 ^ a4 ^ a5 ^ a6 ^ a7));
 }

@@ -63,7 +63,7 @@ pub struct Probe {
 }
 
 /// [`Probe::version`] of this build.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 
 impl Probe {
     /// The peaks that least times are told by.
@@ -72,6 +72,7 @@ impl Probe {
             bytes_per_s: self.copy_bytes_per_s.max(self.read_bytes_per_s),
             f32_flops_per_s: self.f32_flops_per_s,
             matrix_flops_per_s: self.matrix_flops_per_s,
+            int8_ops_per_s: self.int8_ops_per_s,
             launch_s: self.launch_s,
         }
     }
@@ -181,10 +182,9 @@ impl Shape {
         caps.f16_math.then(|| self.walk(&HALF, "WIDE"))
     }
 
-    /// By instructions of GPUs.
     fn dot(&self, caps: &Caps) -> Option<KernelSpec> {
         let form = match caps.packed_dot {
-            PackedDot::None | PackedDot::X86 => return None,
+            PackedDot::None => return None,
             other => other.define().map(|define| (define, 1)),
         };
         Some(spec(&DOT, self.items, form.as_slice()))
@@ -475,7 +475,12 @@ impl Bench<'_> {
             Some(spec) => {
                 // Eight chains of dot products of four pairs.
                 let factor = [0x0102_0301u32.to_le_bytes()];
-                let rate = self.rate(&spec, y, 8 * 8 * items, &factor);
+                let vector = if self.caps.packed_dot == PackedDot::X86 {
+                    16
+                } else {
+                    1
+                };
+                let rate = self.rate(&spec, y, 8 * 8 * vector * items, &factor);
                 offered(rate, "int8_ops_per_s", &mut without)?
             }
         };

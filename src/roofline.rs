@@ -22,6 +22,8 @@ pub struct Peaks {
     pub f32_flops_per_s: f64,
     /// The same of units for products of matrices; `None` where there are none, or none that kernels use.
     pub matrix_flops_per_s: Option<f64>,
+    /// The same of products of bytes, summed in 32 bits; `None` where a device has no instruction for them.
+    pub int8_ops_per_s: Option<f64>,
     /// Seconds that a launch takes of itself.
     pub launch_s: f64,
 }
@@ -37,6 +39,9 @@ impl fmt::Display for Peaks {
         if let Some(rate) = self.matrix_flops_per_s {
             write!(f, ", matrix units {}", quantity(rate, "FLOP/s"))?;
         }
+        if let Some(rate) = self.int8_ops_per_s {
+            write!(f, ", bytes {}", quantity(rate, "OP/s"))?;
+        }
         write!(f, ", a launch {}", quantity(self.launch_s, "s"))
     }
 }
@@ -47,6 +52,7 @@ impl Peaks {
         match arithmetic {
             Arithmetic::F32 => self.f32_flops_per_s,
             Arithmetic::MatrixUnits => self.matrix_flops_per_s.unwrap_or(f64::INFINITY),
+            Arithmetic::Bytes => self.int8_ops_per_s.unwrap_or(self.f32_flops_per_s),
         }
     }
 }
@@ -283,6 +289,7 @@ mod tests {
         bytes_per_s: 1e9,
         f32_flops_per_s: 1e10,
         matrix_flops_per_s: Some(1e12),
+        int8_ops_per_s: None,
         launch_s: 1e-6,
     };
 

@@ -37,6 +37,7 @@ fn caps() -> Caps {
         subgroup: None,
         f16_math: false,
         matrix_units: false,
+        packed_dot: transformer_lite::backend::PackedDot::None,
         profiling: false,
         quarantined: Vec::new(),
         tuned: Vec::new(),

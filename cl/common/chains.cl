@@ -1,4 +1,4 @@
-// Rounds of multiply-adds of type REAL: eight chains of vectors, of 16 elements with WIDE and of four else, and the sum of all.
+// Rounds of multiply-adds of type REAL, which compilers are allowed to fuse (drivers for CPUs compute `mad` in two steps): eight chains of vectors, of 16 elements with WIDE and of four else, and the sum of all.
 #ifdef WIDE
 #define VECTOR CAT(REAL, 16)
 #else
@@ -8,14 +8,14 @@ inline float chains(REAL start, REAL factor, REAL addend, uint rounds) {
   VECTOR m = (VECTOR)(factor), c = (VECTOR)(addend), one = (VECTOR)((REAL)1.0f);
   VECTOR a0 = (VECTOR)(start), a1 = a0 + one, a2 = a1 + one, a3 = a2 + one, a4 = a3 + one, a5 = a4 + one, a6 = a5 + one, a7 = a6 + one;
   for (uint i = 0; i < rounds; i++) {
-    a0 = mad(a0, m, c);
-    a1 = mad(a1, m, c);
-    a2 = mad(a2, m, c);
-    a3 = mad(a3, m, c);
-    a4 = mad(a4, m, c);
-    a5 = mad(a5, m, c);
-    a6 = mad(a6, m, c);
-    a7 = mad(a7, m, c);
+    a0 = a0 * m + c;
+    a1 = a1 * m + c;
+    a2 = a2 * m + c;
+    a3 = a3 * m + c;
+    a4 = a4 * m + c;
+    a5 = a5 * m + c;
+    a6 = a6 * m + c;
+    a7 = a7 * m + c;
   }
   a0 = a0 + a1 + a2 + a3 + a4 + a5 + a6 + a7;
 #ifdef WIDE

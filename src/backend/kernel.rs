@@ -379,6 +379,11 @@ impl Kernel {
         }
     }
 
+    /// It multiplies bytes, by what [`super::PackedDot`] says.
+    pub fn multiplies_bytes(&self) -> bool {
+        self.wgsl.contains("#include \"common/dot\"")
+    }
+
     /// Its work-items are numbered along one axis, and those behind the last one that is needed do nothing: a long grid may be folded
     /// over two axes, with the define [`FOLDED`].
     pub fn is_linear(&self) -> bool {

@@ -24,6 +24,8 @@ pub enum Arithmetic {
     F32,
     /// Halves, summed in single precision by units for products of matrices.
     MatrixUnits,
+    /// Bytes, summed in 32-bit integers.
+    Bytes,
 }
 
 /// A command of a plan.
@@ -116,9 +118,8 @@ impl Work {
         let mut nodes: Vec<NodeWork> = Vec::new();
         let mut index: HashMap<NodeId, usize> = HashMap::new();
         for (at, step) in steps.iter().enumerate() {
-            let on_units = kernels
-                .get(step.kernel)
-                .is_some_and(|k| k.kernel.needs_matrix_units(language));
+            let kernel = kernels.get(step.kernel).map(|k| k.kernel);
+            let on_units = kernel.is_some_and(|k| k.needs_matrix_units(language));
             let known = index.get(&step.node).and_then(|i| nodes.get_mut(*i));
             let work = match (known, c.graph.node(step.node)) {
                 (Some(work), _) => work,
@@ -142,6 +143,8 @@ impl Work {
             work.steps.push(at);
             if on_units {
                 work.arithmetic = Arithmetic::MatrixUnits;
+            } else if kernel.is_some_and(|k| k.multiplies_bytes()) {
+                work.arithmetic = Arithmetic::Bytes;
             }
         }
         let weights = c.collected.weights.iter();

@@ -240,14 +240,9 @@ impl Profile {
             }
         }
         kernels.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
-        let units = lines
-            .iter()
-            .any(|(.., s)| s.arithmetic == Arithmetic::MatrixUnits);
-        let most = peaks.rate(if units {
-            Arithmetic::MatrixUnits
-        } else {
-            Arithmetic::F32
-        });
+        // The fastest that any of them uses.
+        let rates = lines.iter().map(|(.., s)| peaks.rate(s.arithmetic));
+        let most = rates.fold(peaks.rate(Arithmetic::F32), f64::max);
         Self {
             name,
             whole: Measured::new(whole, whole, together, most, peaks),
@@ -329,6 +324,7 @@ mod tests {
         bytes_per_s: 1e9,
         f32_flops_per_s: 1e10,
         matrix_flops_per_s: None,
+        int8_ops_per_s: None,
         launch_s: 0.0,
     };
 

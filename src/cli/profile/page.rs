@@ -58,6 +58,7 @@ pub fn render(report: &Report<'_>) -> String {
         p.matrix_flops_per_s
             .map(|v| ("matrix units, measured", quantity(v, "FLOP/s"))),
     );
+    cards.extend(p.int8_ops_per_s.map(|v| ("bytes, measured", quantity(v, "OP/s"))));
     cards.push(("a launch, measured", quantity(p.launch_s, "s")));
     for (what, value) in cards {
         let _ = writeln!(out, "<div><dt>{what}</dt><dd>{value}</dd></div>");
@@ -214,10 +215,14 @@ fn picture(out: &mut String, run: &Profile, peaks: &Peaks) {
         .collect();
     let ridge = peaks.f32_flops_per_s / peaks.bytes_per_s;
     intensities.extend([0.1, ridge * 2.0]);
-    let top = peaks.f32_flops_per_s.max(peaks.matrix_flops_per_s.unwrap_or(0.0));
-    if let Some(rate) = peaks.matrix_flops_per_s {
-        intensities.push(2.0 * rate / peaks.bytes_per_s);
-    }
+    let others = [peaks.matrix_flops_per_s, peaks.int8_ops_per_s];
+    let top = others.into_iter().flatten().fold(peaks.f32_flops_per_s, f64::max);
+    intensities.extend(
+        others
+            .into_iter()
+            .flatten()
+            .map(|rate| 2.0 * rate / peaks.bytes_per_s),
+    );
     let x = Axis::new(&intensities, [LEFT, RIGHT]);
     let edge = 10f64.powf(x.low);
     // What computes nothing stands at the left edge, as high as its bytes a second are under the roof of memory.
@@ -329,6 +334,7 @@ fn roofs(out: &mut String, x: &Axis, y: &Axis, peaks: &Peaks) {
             "matrix units",
             peaks.matrix_flops_per_s.map(|_| Arithmetic::MatrixUnits),
         ),
+        ("bytes", peaks.int8_ops_per_s.map(|_| Arithmetic::Bytes)),
     ];
     for (name, arithmetic) in kinds.into_iter().filter_map(|(n, a)| Some((n, a?))) {
         let rate = peaks.rate(arithmetic);
