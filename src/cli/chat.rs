@@ -207,7 +207,7 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     let mut talking = Talk {
         conversation,
         stop,
-        max_tokens: args.sampling.max_tokens.get(),
+        max_tokens: args.sampling.max_tokens,
         template_values,
         interrupt,
     };

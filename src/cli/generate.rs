@@ -170,7 +170,7 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
 
     let generating = interrupt.generating();
     let options = GenerateOptions {
-        max_tokens: args.sampling.max_tokens.get(),
+        max_tokens: args.sampling.max_tokens,
         stop: ends,
         cancel: generating.flag(),
         slide: args.answers.context_shift.then_some(prompt.len()),
@@ -202,7 +202,7 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
             kernels_checked: model.checked_kernels(),
         };
         put_json(&mut stdout, &report)?;
-    } else {
+    } else if options.max_tokens > 0 {
         put(&mut stdout, "\n")?;
     }
     note(
