@@ -16,6 +16,7 @@ use crate::graph::onnx::{ImportOptions, import_with};
 use crate::graph::pass::{PassReport, Pipeline};
 use crate::graph::{Edit, Graph, ValueId, class, derive};
 use crate::llm::engine::{CHUNK, Decoder, Lengths, Logits, PADDING};
+use crate::llm::folder::check_form;
 use crate::llm::{KvType, ModelFolder};
 use crate::plan::{Options, Plan, weight_bytes};
 use crate::shape::{Bindings, Constraints};
@@ -183,6 +184,7 @@ pub struct AssumptionReport {
 
 /// The file that is meant by a folder with `model.onnx`, or by a file.
 pub fn model_file(path: &Path) -> Result<PathBuf> {
+    check_form("MODEL", path)?;
     let file = if path.is_dir() {
         path.join("model.onnx")
     } else {
