@@ -1,19 +1,22 @@
 //! `tlite cache`, and the options of commands that use what it shows.
 
-use super::output::{put, put_json, table};
-use crate::cache::{DEFAULT_LIMIT, Entry, Kind, Store};
+use super::options::whole;
+use super::output::{note, put, put_json, table};
+use crate::cache::{DEFAULT_LIMIT, Entry, FOLDER_VARIABLE, Kind, Store};
 use crate::error::{Error, Result};
-use crate::units::size_text;
-use clap::builder::PossibleValue;
+use crate::units::{count_text, size_text};
+use clap::builder::{PathBufValueParser, PossibleValue, TypedValueParser};
 use clap::{Subcommand, ValueEnum};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::num::NonZeroU64;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 use std::time::SystemTime;
 
 const MB: u64 = 1 << 20;
+/// A pebibyte: more than any disk that it could be for.
+const MOST_MB: NonZeroU64 = NonZeroU64::MIN.saturating_add((1 << 30) - 1);
 
 /// The cache of compiled kernels.
 #[derive(Clone, Debug, Default, clap::Args)]
@@ -23,21 +26,30 @@ pub struct CacheOptions {
     #[arg(long, conflicts_with_all = ["cache_dir", "cache_mb"])]
     pub no_cache: bool,
     /// Folder for compiled kernels [default: `$TLITE_CACHE_DIR`, else a folder where the system keeps caches]
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", value_parser = PathBufValueParser::new().try_map(folder))]
     pub cache_dir: Option<PathBuf>,
     /// Size of that folder beyond which the longest unused files are removed [default: 4096]
     #[arg(long, value_name = "N", value_parser = megabytes, allow_negative_numbers = true)]
     pub cache_mb: Option<NonZeroU64>,
 }
 
+/// It was said that the folder cannot be written.
+static TOLD: Once = Once::new();
+
+fn folder(path: PathBuf) -> Result<PathBuf, String> {
+    match path.exists() && !path.is_dir() {
+        true => Err("is a file; expected a folder".to_owned()),
+        false => Ok(path),
+    }
+}
+
 fn megabytes(text: &str) -> Result<NonZeroU64, String> {
-    let most = u64::MAX / MB;
-    let value = text.parse().ok().filter(|n: &NonZeroU64| n.get() <= most);
-    value.ok_or_else(|| format!("must be a whole number from 1 to {most}"))
+    whole(text, NonZeroU64::MIN, MOST_MB)
 }
 
 impl CacheOptions {
-    /// The store that is asked for; `None` for none, or where no folder is known, which the log says.
+    /// The store that is asked for; `None` for none, or where no folder is known, which the log says. A note tells where nothing can be
+    /// written.
     pub fn store(&self) -> Option<Arc<Store>> {
         if self.no_cache {
             return None;
@@ -47,7 +59,25 @@ impl CacheOptions {
             return None;
         };
         let limit = self.cache_mb.map_or(DEFAULT_LIMIT, |n| n.get() * MB);
-        Some(Arc::new(Store::new(folder, limit)))
+        let store = Store::new(folder, limit);
+        if let Err(e) = store.try_writing() {
+            TOLD.call_once(|| {
+                let (option, folder) = (self.folder_option(), store.folder().display());
+                let what =
+                    format!("note: {option}: cannot write in {folder} ({e}); the next start compiles again");
+                note(&mut std::io::stderr(), &what);
+            });
+        }
+        Some(Arc::new(store))
+    }
+
+    /// What names the folder.
+    fn folder_option(&self) -> &'static str {
+        match &self.cache_dir {
+            Some(_) => "--cache-dir",
+            None if std::env::var_os(FOLDER_VARIABLE).is_some() => FOLDER_VARIABLE,
+            None => "the cache",
+        }
     }
 }
 
@@ -86,7 +116,7 @@ enum Action {
 #[derive(Debug, clap::Args)]
 struct Place {
     /// The folder [default: `$TLITE_CACHE_DIR`, else a folder where the system keeps caches]
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", value_parser = PathBufValueParser::new().try_map(folder))]
     cache_dir: Option<PathBuf>,
 }
 
@@ -216,7 +246,8 @@ pub fn run(args: &Args) -> Result<()> {
             put(
                 &mut out,
                 &format!(
-                    "removed {count} files, {}, from {}\n",
+                    "removed {}, {}, from {}\n",
+                    count_text(count, "file"),
                     size_text(bytes),
                     store.folder().display()
                 ),
@@ -239,9 +270,9 @@ pub fn run(args: &Args) -> Result<()> {
                 );
             }
             let head = format!(
-                "{}: {} files, {}\n",
+                "{}: {}, {}\n",
                 store.folder().display(),
-                entries.len(),
+                count_text(entries.len(), "file"),
                 size_text(bytes)
             );
             let list = if entries.is_empty() {
