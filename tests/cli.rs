@@ -208,6 +208,20 @@ fn missing_models_are_named() {
         2,
         &["is a file"],
     );
+    let file = dir.path().join("x.gguf");
+    std::fs::write(&file, b"GGUF\x03\0\0\0").unwrap();
+    let model = path(&file);
+    for args in [
+        &["generate", model, "--prompt", "x"][..],
+        &["bench", model],
+        &["inspect", model],
+        &["run", model, "--random"],
+        &["profile", model],
+        &["quantize", model, "-o", "out"],
+        &["dequantize", model, "-o", "out"],
+    ] {
+        fails(args, 2, &["MODEL: ", "x.gguf is a GGUF file", "tlite convert"]);
+    }
 }
 
 #[test]
@@ -215,7 +229,11 @@ fn broken_folders_are_named() {
     let folder = model_folder();
     let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
     let model = path(folder.path());
-    fails(&["chat", model], 1, &["no chat template", model]);
+    fails(
+        &["chat", model],
+        2,
+        &["no chat template", model, "generate --raw"],
+    );
     write("chat_template.jinja", "{% for %}");
     fails(
         &["chat", model],

@@ -3,17 +3,20 @@
 use super::fields::{in_file_of, option_of};
 use super::load::load;
 use super::options::{ExecOptions, check_writable, read_text, whole};
-use super::output::{note, put};
+use super::output::{count, note, put};
 use super::sampling::some_text;
 use crate::error::{Error, Result, Stage};
 use crate::llm::load::{Loading, MOST_DRAFTS, Purpose};
 use crate::llm::{
     Codec, Draft, Finish, GenerateOptions, Grammar, LoadOptions, Metrics, Model, ModelDraft, ModelFolder,
-    NgramDraft, Piece, Prompt, Sampler, Session, StopStrings, Tokenizer,
+    NgramDraft, Piece, Progress, Prompt, Sampler, Session, StopStrings, Tokenizer,
 };
+use crate::units::count_text;
 use clap::ValueEnum;
+use indicatif::ProgressBar;
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// How tokens are guessed ahead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -48,7 +51,7 @@ pub struct AnswerOptions {
     /// Answer with JSON as the schema in FILE describes it
     #[arg(long, value_name = "FILE")]
     pub json_schema: Option<PathBuf>,
-    /// Begin with the cache in FILE, if there is one, and write it there in the end
+    /// Begin with the cache in FILE, if there is one, and write it there in the end; the messages of a chat are not kept
     #[arg(long, value_name = "FILE")]
     pub prompt_cache: Option<PathBuf>,
 }
@@ -223,7 +226,40 @@ impl Outcome {
     /// One line for people.
     pub fn speed_line(&self) -> String {
         let why = self.finish.map_or_else(String::new, |f| format!(" ({f})"));
-        format!("[{}, {} tokens generated{why}]", self.metrics, self.tokens.len())
+        let tokens = count_text(self.tokens.len(), "token");
+        format!("[{}, {tokens} generated{why}]", self.metrics)
+    }
+}
+
+/// A bar over the tokens of a long prompt on standard error, while it is read; nothing when that is no terminal. It goes when it is dropped.
+#[derive(Default)]
+pub struct Reading(Arc<Mutex<Option<ProgressBar>>>);
+
+impl Reading {
+    /// What moves the bar.
+    pub fn progress(&self) -> Progress {
+        let bar = self.0.clone();
+        Progress::of(move |done, all| {
+            let mut bar = bar.lock().unwrap_or_else(PoisonError::into_inner);
+            if done < all {
+                count(
+                    bar.get_or_insert_with(|| ProgressBar::new(0)),
+                    done,
+                    all,
+                    "reading the prompt",
+                );
+            } else if let Some(bar) = bar.take() {
+                bar.finish_and_clear();
+            }
+        })
+    }
+}
+
+impl Drop for Reading {
+    fn drop(&mut self) {
+        if let Some(bar) = self.0.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            bar.finish_and_clear();
+        }
     }
 }
 
@@ -266,7 +302,6 @@ pub fn stream(
 mod tests {
     use super::*;
     use crate::llm::testing::{FakeModel, Lent, byte_codec};
-    use std::sync::Arc;
 
     /// Says `text` and the end token after a prompt of `start` tokens.
     fn saying(text: &'static str, start: usize) -> FakeModel {

@@ -9,6 +9,7 @@ use clap::builder::{PathBufValueParser, PossibleValue, TypedValueParser};
 use clap::{Subcommand, ValueEnum};
 use serde::Serialize;
 use std::collections::BTreeMap;
+use std::io::IsTerminal;
 use std::num::NonZeroU64;
 use std::path::PathBuf;
 use std::sync::{Arc, Once};
@@ -198,8 +199,37 @@ fn owner(entry: &Entry) -> (&str, &str) {
     entry.key.as_ref().map_or(DAMAGED, |k| (&k.device, &k.driver))
 }
 
-/// A line for each kind and device, or, with `files`, for each file.
-fn text(entries: &[Entry], files: bool, now: SystemTime) -> String {
+/// Columns of a terminal.
+const COLUMNS: usize = 80;
+
+/// `rows` with the texts of a column cut so far that a line of their table has no more than [`COLUMNS`], if that is enough.
+fn fitted(mut rows: Vec<Vec<String>>, column: usize) -> Vec<Vec<String>> {
+    let width = |rows: &[Vec<String>]| {
+        table(rows, 3)
+            .lines()
+            .map(|l| l.chars().count())
+            .max()
+            .unwrap_or(0)
+    };
+    let lengths = rows
+        .iter()
+        .filter_map(|r| r.get(column))
+        .map(|t| t.chars().count());
+    let longest = lengths.max().unwrap_or(0);
+    let room = longest
+        .saturating_sub(width(&rows).saturating_sub(COLUMNS))
+        .max(12);
+    for text in rows.iter_mut().filter_map(|r| r.get_mut(column)) {
+        if text.chars().count() > room {
+            *text = text.chars().take(room - 3).chain("...".chars()).collect();
+        }
+    }
+    rows
+}
+
+/// A line for each kind and device, or, with `files`, for each file. On a terminal the longest column is cut.
+fn text(entries: &[Entry], files: bool, now: SystemTime, terminal: bool) -> String {
+    let fitted = |rows| if terminal { fitted(rows, 2) } else { rows };
     let heads = |names: &[&str]| names.iter().map(|n| (*n).to_owned()).collect::<Vec<_>>();
     if files {
         let mut rows = vec![heads(&["kind", "device", "kernel", "size", "used"])];
@@ -211,7 +241,7 @@ fn text(entries: &[Entry], files: bool, now: SystemTime) -> String {
                 .chain([size_text(e.bytes), age_text(age(e, now))])
                 .collect()
         }));
-        return table(&rows, 3);
+        return table(&fitted(rows), 3);
     }
     let mut groups = BTreeMap::<_, Group>::new();
     for e in entries {
@@ -233,7 +263,7 @@ fn text(entries: &[Entry], files: bool, now: SystemTime) -> String {
         ];
         names.into_iter().chain(numbers).collect()
     }));
-    table(&rows, 3)
+    table(&fitted(rows), 3)
 }
 
 /// Runs the command.
@@ -278,7 +308,7 @@ pub fn run(args: &Args) -> Result<()> {
             let list = if entries.is_empty() {
                 String::new()
             } else {
-                text(&entries, *files, now)
+                text(&entries, *files, now, std::io::stdout().is_terminal())
             };
             put(&mut out, &format!("{head}{list}"))
         }
@@ -324,7 +354,7 @@ mod tests {
             entry(Kind::Pipeline, Some("B"), 200_000),
             entry(Kind::Program, None, 60),
         ];
-        let lines = text(&all, false, now);
+        let lines = text(&all, false, now, false);
         let lines: Vec<Vec<&str>> = lines
             .lines()
             .map(|l| l.split("  ").map(str::trim).filter(|c| !c.is_empty()).collect())
@@ -333,7 +363,7 @@ mod tests {
         assert_eq!(lines[1], ["program", DAMAGED.0, "1", &size_text(1000), "1 min"]);
         assert_eq!(lines[2], ["program", "B", "1", "2", &size_text(2000), "59 s"]);
         assert_eq!(lines[3], ["pipeline", "B", "1", "1", &size_text(1000), "2 d"]);
-        let lines = text(&all, true, now);
+        let lines = text(&all, true, now, false);
         assert_eq!(lines.lines().count(), 5);
         assert!(
             lines
@@ -342,6 +372,20 @@ mod tests {
                 .is_some_and(|l| l.contains("matmul") && l.ends_with("2 h")),
             "{lines}"
         );
+    }
+
+    #[test]
+    fn on_a_terminal_lines_are_no_longer_than_it() {
+        let row = |driver: &str| ["program", "Device", driver, "3"].map(str::to_owned).to_vec();
+        let rows = || vec![row("driver"), row(&"long ".repeat(30)), row("1")];
+        let lines = table(&fitted(rows(), 2), 3);
+        assert!(lines.lines().all(|l| l.len() <= COLUMNS), "{lines}");
+        assert!(
+            lines.lines().any(|l| l.len() == COLUMNS && l.contains("lo...")),
+            "{lines}"
+        );
+        let short = vec![row("driver"), row("1")];
+        assert_eq!(fitted(short.clone(), 2), short);
     }
 
     #[test]

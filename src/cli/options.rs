@@ -188,7 +188,8 @@ pub enum Float {
 }
 
 impl Float {
-    fn dtype(self) -> DType {
+    /// As element type.
+    pub fn dtype(self) -> DType {
         match self {
             Self::F32 => DType::F32,
             Self::F16 => DType::F16,

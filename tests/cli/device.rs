@@ -109,3 +109,131 @@ fn tune_without_a_device_is_wrong_usage() {
     fails(&["tune", path(&model), "--seconds", "0"], 2, &["--seconds"]);
     fails(&["tune", "/no/such/model"], 2, &["/no/such/model"]);
 }
+
+/// On the host, as on a backend that is there and cannot.
+#[test]
+fn what_a_backend_cannot_is_wrong_usage() {
+    let (_dir, model) = tiny_model("llama", Traits::default());
+    let backends = backends();
+    let others = backends.iter().map(String::as_str).filter(|b| *b != "opencl");
+    for backend in others.chain(["host"]) {
+        for (option, value) in [("--slice-ms", "5"), ("--images", "1d"), ("--recording", "qcom")] {
+            let args = [
+                "generate",
+                path(&model),
+                "--raw",
+                "--prompt",
+                "x",
+                "--backend",
+                backend,
+                option,
+                value,
+            ];
+            fails(&args, 2, &[option, value, "only the OpenCL backend"]);
+            assert_eq!(stderr(&tlite(&args)).lines().count(), 1);
+        }
+    }
+}
+
+#[test]
+fn devices_are_filtered_and_tell_what_can_be_opened() {
+    let (_dir, model) = tiny_model("llama", Traits::default());
+    let all = report(&["devices", "--json"]);
+    for device in all["devices"].as_array().unwrap() {
+        let name = device["device"].as_str().unwrap();
+        let found = report(&["devices", "--json", "--device", &name.to_uppercase()]);
+        let found = found["devices"].as_array().unwrap();
+        assert!(
+            found.iter().all(|d| d["device"] == name) && !found.is_empty(),
+            "{name}: {found:?}"
+        );
+        if device["backend"] == "opencl" {
+            for (kind, pixels) in [("1d", "max_pixels"), ("2d", "max_rows")] {
+                let args = [
+                    "generate",
+                    path(&model),
+                    "--raw",
+                    "--prompt",
+                    "x",
+                    "--max-tokens",
+                    "1",
+                    "--device",
+                    name,
+                    "--images",
+                    kind,
+                ];
+                let output = tlite(&args);
+                let offered = device["images"][pixels] != 0;
+                let code = if offered { 0 } else { 2 };
+                assert_eq!(output.status.code(), Some(code), "{}", stderr(&output));
+                let told = stderr(&output).contains(&format!("--images: {kind}: {name} makes no image"));
+                assert_eq!(told, !offered, "{}", stderr(&output));
+            }
+        }
+    }
+    let opencl = all["devices"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|d| d["backend"] == "opencl");
+    let names: Vec<&str> = opencl.filter_map(|d| d["device"].as_str()).collect();
+    if let [only] = names.as_slice() {
+        let second = format!("{only}#2");
+        let args = ["bench", path(&model), "--backend", "opencl", "--device", &second];
+        fails(&args, 2, &["--device", "only 1 device matches", "there is no #2"]);
+    }
+    fails(
+        &["devices", "--device", "no such"],
+        2,
+        &["--device", "no device matches \"no such\"; found: "],
+    );
+}
+
+/// Ctrl-C before the first set was measured, and behind it.
+#[cfg(target_os = "linux")]
+#[test]
+fn an_interrupted_tune_shows_what_it_has() {
+    use std::io::{BufRead, BufReader};
+    let (dir, model) = tiny_model("llama", Traits::default());
+    let cache = dir.path().join("cache");
+    for backend in backends() {
+        let mut child = crate::support::command()
+            .args([
+                "tune",
+                path(&model),
+                "--json",
+                "--backend",
+                &backend,
+                "--cache-dir",
+                path(&cache),
+                "--seconds",
+                "3600",
+            ])
+            .stdout(std::process::Stdio::piped())
+            .stderr(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        std::thread::sleep(std::time::Duration::from_secs(1));
+        let sent = std::process::Command::new("kill")
+            .args(["-INT", &child.id().to_string()])
+            .status()
+            .unwrap();
+        let start = std::time::Instant::now();
+        let code = child.wait().unwrap().code();
+        // Where all sets were measured by then there was nothing to stop.
+        assert!(
+            sent.success() && (code == Some(130) || code == Some(0)),
+            "{code:?}"
+        );
+        assert!(start.elapsed() < std::time::Duration::from_secs(10));
+        let notes: Vec<String> = BufReader::new(child.stderr.take().unwrap())
+            .lines()
+            .map(Result::unwrap)
+            .collect();
+        let json: serde_json::Value = serde_json::from_reader(child.stdout.take().unwrap()).unwrap();
+        assert_eq!(json["interrupted"], code == Some(130), "{json}");
+        let last = notes.last().unwrap();
+        assert_eq!(last.starts_with("stopped; "), code == Some(130), "{notes:?}");
+        assert!(last.ends_with("measured"), "{notes:?}");
+    }
+}
