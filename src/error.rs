@@ -17,6 +17,8 @@ pub enum Stage {
     Pass,
     /// Quantization.
     Quantize,
+    /// From quantized weights back to floats.
+    Dequantize,
     /// Planning for a device.
     Plan,
     /// Execution.
@@ -33,6 +35,7 @@ impl fmt::Display for Stage {
             Self::Shape => "shape",
             Self::Pass => "pass",
             Self::Quantize => "quantize",
+            Self::Dequantize => "dequantize",
             Self::Plan => "plan",
             Self::Run => "run",
             Self::Text => "text",
@@ -91,7 +94,7 @@ pub enum Error {
         source: std::io::Error,
     },
     /// A file's content is not what its format demands.
-    #[error("{stage}: {}: {what}", path.display())]
+    #[error("{}{}: {what}", Before(*stage), path.display())]
     File {
         /// Stage.
         stage: Stage,
@@ -142,7 +145,7 @@ pub enum Error {
     #[error("interrupted")]
     Interrupted,
     /// Anything else with a sentence of its own.
-    #[error("{stage}: {what}")]
+    #[error("{}{what}", Before(*stage))]
     Other {
         /// Stage.
         stage: Stage,
@@ -153,6 +156,18 @@ pub enum Error {
         /// The cause, if any.
         source: Option<Cause>,
     },
+}
+
+/// A stage as it stands before a sentence. Texts need none: what is said of them names files and tokens.
+struct Before(Stage);
+
+impl fmt::Display for Before {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Stage::Text => Ok(()),
+            stage => write!(f, "{stage}: "),
+        }
+    }
 }
 
 struct Inputs<'a>(&'a str);
@@ -286,8 +301,10 @@ impl Error {
 
 fn kind_of_device(e: &BackendError) -> ErrorKind {
     match e {
-        BackendError::NoDriver { .. } | BackendError::NoDevice { .. } => ErrorKind::NoDevice,
-        BackendError::ManyDevices { .. } => ErrorKind::Usage,
+        BackendError::NoDriver { .. } | BackendError::NoDevice { .. } | BackendError::FewDevices { .. } => {
+            ErrorKind::NoDevice
+        }
+        BackendError::ManyDevices { .. } | BackendError::NotOffered { .. } => ErrorKind::Usage,
         BackendError::OutOfMemory { .. } => ErrorKind::OutOfMemory,
         BackendError::Lost(_) => ErrorKind::DeviceLost,
         BackendError::Build { .. } | BackendError::Driver { .. } | BackendError::Wrong { .. } => {

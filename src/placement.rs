@@ -86,11 +86,15 @@ pub enum Opened {
 
 impl Placement {
     /// Opens the device. [`BackendChoice::Auto`] takes the first backend with a GPU, else the first with any device, and the host only
-    /// when there is none. Usage errors: no such device, no driver, a device of the host.
+    /// when there is none. Usage errors: no such device, no driver, a device of the host, what the device
+    /// or its backend does not offer.
     pub fn open(&self) -> Result<Opened> {
         let device = self.options.device.as_deref();
         let failed = |e| match e {
-            e @ BackendError::NoDevice { .. } => no_device("device", e.to_string()),
+            e @ (BackendError::NoDevice { .. } | BackendError::FewDevices { .. }) => {
+                no_device("device", e.to_string())
+            }
+            BackendError::NotOffered { field, why } => Error::usage(field, why),
             e @ BackendError::ManyDevices { .. } => Error::usage("device", e.to_string()),
             e @ BackendError::NoDriver { .. } => no_device("backend", e.to_string()),
             e => Error::device(Stage::Plan, "opening a device", e),
@@ -104,11 +108,14 @@ impl Placement {
             BackendChoice::Host if device.is_some() => {
                 Err(Error::usage("device", "the host has no devices to choose from"))
             }
-            BackendChoice::Host => Ok(Opened::Host { for_want: false }),
+            BackendChoice::Host => match self.options.for_opencl() {
+                Some(refusal) => Err(failed(refusal)),
+                None => Ok(Opened::Host { for_want: false }),
+            },
             BackendChoice::Opencl => open(BackendKind::OpenCl),
             BackendChoice::Wgpu => open(BackendKind::Wgpu),
             // No other has these.
-            BackendChoice::Auto if self.options.is_for_opencl() => open(BackendKind::OpenCl),
+            BackendChoice::Auto if self.options.for_opencl().is_some() => open(BackendKind::OpenCl),
             BackendChoice::Auto => {
                 let mut reasons = Vec::new();
                 let mut on_cpu = None;

@@ -16,6 +16,14 @@ pub fn size_text(bytes: u64) -> String {
     format!("{value:.1} TB")
 }
 
+/// So many of what is called `one`, as in `1 token`, `2 tokens`.
+pub fn count_text(count: usize, one: &str) -> String {
+    match count {
+        1 => format!("1 {one}"),
+        _ => format!("{count} {one}s"),
+    }
+}
+
 /// A number with three digits or so and a prefix for its power of 1000: `39.1 GB/s`, `12.0 us`.
 pub fn quantity(value: f64, unit: &str) -> String {
     let prefixes = [

@@ -139,7 +139,6 @@ fn values_out_of_range() {
         ("--top-p", "2"),
         ("--top-p", "-0.5"),
         ("--top-k", "-1"),
-        ("--max-tokens", "0"),
         ("--max-tokens", "-3"),
         ("--seed", "-1"),
         ("--typical-p", "0"),
@@ -209,6 +208,20 @@ fn missing_models_are_named() {
         2,
         &["is a file"],
     );
+    let file = dir.path().join("x.gguf");
+    std::fs::write(&file, b"GGUF\x03\0\0\0").unwrap();
+    let model = path(&file);
+    for args in [
+        &["generate", model, "--prompt", "x"][..],
+        &["bench", model],
+        &["inspect", model],
+        &["run", model, "--random"],
+        &["profile", model],
+        &["quantize", model, "-o", "out"],
+        &["dequantize", model, "-o", "out"],
+    ] {
+        fails(args, 2, &["MODEL: ", "x.gguf is a GGUF file", "tlite convert"]);
+    }
 }
 
 #[test]
@@ -216,7 +229,11 @@ fn broken_folders_are_named() {
     let folder = model_folder();
     let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
     let model = path(folder.path());
-    fails(&["chat", model], 1, &["no chat template", model]);
+    fails(
+        &["chat", model],
+        2,
+        &["no chat template", model, "generate --raw"],
+    );
     write("chat_template.jinja", "{% for %}");
     fails(
         &["chat", model],
@@ -617,12 +634,49 @@ fn damaged_models_are_named_and_leave_nothing() {
         ]);
     }
     moved(b"other-file.data");
-    refused(&["cannot open", "other-file.data"]);
+    refused(&["\"first\"", "cannot be opened", "other-file.data"]);
     std::fs::write(&model, &good).unwrap();
     std::fs::write(&data, &weights[..weights.len() - 1]).unwrap();
     refused(&["second", "model.onnx.data", "which has"]);
     std::fs::remove_file(&data).unwrap();
-    refused(&["cannot open", "model.onnx.data"]);
+    refused(&["\"first\"", "cannot be opened", "model.onnx.data"]);
+    std::fs::create_dir(&data).unwrap();
+    refused(&["\"first\"", "model.onnx.data", "no file"]);
+}
+
+/// As in the cache of the Hugging Face Hub, where each file of a folder is a link to one that is named by its contents.
+#[cfg(unix)]
+#[test]
+fn files_of_a_model_may_be_links_and_folders_in_it_may_not() {
+    use std::os::unix::fs::symlink;
+    let dir = onnx_folder();
+    let (input, blobs) = (dir.path().join("in"), dir.path().join("blobs"));
+    std::fs::create_dir(&blobs).unwrap();
+    for name in ["model.onnx", "model.onnx.data"] {
+        std::fs::rename(input.join(name), blobs.join(name)).unwrap();
+        symlink(Path::new("../blobs").join(name), input.join(name)).unwrap();
+    }
+    let out = dir.path().join("out");
+    let output = tlite(&["quantize", path(&input), "-o", path(&out)]);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+
+    let (model, place, below) = (input.join("model.onnx"), b"model.onnx.data", b"sub/./././a.bin");
+    let mut bytes = std::fs::read(&model).unwrap();
+    while let Some(at) = bytes.windows(place.len()).position(|w| w == place) {
+        bytes[at..at + place.len()].copy_from_slice(below);
+    }
+    std::fs::remove_file(&model).unwrap();
+    std::fs::write(&model, bytes).unwrap();
+    std::fs::rename(blobs.join("model.onnx.data"), blobs.join("a.bin")).unwrap();
+    symlink("../blobs", input.join("sub")).unwrap();
+    let other = dir.path().join("other");
+    let args = ["quantize", path(&input), "-o", path(&other)];
+    fails(&args, 1, &["first", "sub/", "a link out of the model's folder"]);
+    std::fs::remove_file(input.join("sub")).unwrap();
+    std::fs::create_dir(input.join("sub")).unwrap();
+    symlink("../../blobs/a.bin", input.join("sub/a.bin")).unwrap();
+    let output = tlite(&args);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
 }
 
 #[test]

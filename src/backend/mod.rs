@@ -184,9 +184,7 @@ impl Caps {
 
     /// Its name or that of its driver contains this text, ASCII case ignored.
     pub fn is_called(&self, text: &str) -> bool {
-        let text = text.to_ascii_lowercase();
-        let names = [&self.device, &self.driver];
-        names.iter().any(|n| n.to_ascii_lowercase().contains(&text))
+        is_called([&self.device, &self.driver], text)
     }
 
     /// A device that does not exist, for planning where there is no driver: a GPU that shares the host's memory, with
@@ -301,7 +299,7 @@ pub enum BackendError {
         why: String,
     },
     /// No device matches.
-    #[error("no device matches `{asked}`; found: {found}")]
+    #[error("no device matches \"{asked}\"; found: {found}")]
     NoDevice {
         /// What was asked for.
         asked: String,
@@ -310,13 +308,31 @@ pub enum BackendError {
     },
     /// Several devices match.
     #[error(
-        "`{asked}` is several devices: {found}; give more of a name or driver, or add #1 for the first of them"
+        "\"{asked}\" is several devices: {found}; give more of a name or driver, or add #1 for the first of them"
     )]
     ManyDevices {
         /// What was asked for.
         asked: String,
         /// Those that match.
         found: String,
+    },
+    /// Fewer devices match than the number behind `#` asks for.
+    #[error("only {} \"{asked}\"; there is no #{number}", matches_of(*count))]
+    FewDevices {
+        /// What was asked for, without the number.
+        asked: String,
+        /// How many match.
+        count: usize,
+        /// The number.
+        number: usize,
+    },
+    /// What a field of [`OpenOptions`] asks for is not there.
+    #[error("{field}: {why}")]
+    NotOffered {
+        /// The field.
+        field: &'static str,
+        /// Its value, and why it is not there.
+        why: String,
     },
     /// A kernel did not compile.
     #[error("kernel {kernel} does not compile on {device}:\n{log}\n{source_excerpt}")]
@@ -706,11 +722,20 @@ impl OpenOptions {
         }
     }
 
-    /// True where something is asked for that the OpenCL backend alone has.
-    pub fn is_for_opencl(&self) -> bool {
-        matches!(self.recording, RecordingWay::CommandBuffer | RecordingWay::Qcom)
-            || matches!(self.images, ImageUse::Of(_))
-            || self.slice_ms.is_some_and(|ms| ms > 0)
+    /// The refusal of what is asked for and the OpenCL backend alone has, if anything is.
+    pub fn for_opencl(&self) -> Option<BackendError> {
+        let refusal = |field, value: String, can: &str| {
+            let why = format!("{value}: only the OpenCL backend {can}");
+            Some(BackendError::NotOffered { field, why })
+        };
+        match (self.recording, self.images, self.slice_ms) {
+            (way @ (RecordingWay::CommandBuffer | RecordingWay::Qcom), ..) => {
+                refusal("recording", way.to_string(), "records commands so")
+            }
+            (_, ImageUse::Of(_), _) => refusal("images", self.images.name().to_owned(), "reads images"),
+            (.., Some(ms)) if ms > 0 => refusal("slice_ms", ms.to_string(), "cuts work into slices"),
+            _ => None,
+        }
     }
 
     /// True where a priority is asked for that a device with `caps` does not get, as its driver takes none.
@@ -767,15 +792,7 @@ pub(crate) fn choose(all: &[Caps], asked: Option<&str>) -> Result<usize, Backend
         DeviceKind::Other => 2,
         DeviceKind::Cpu => 3,
     };
-    let list = |of: &[usize]| {
-        let names = of.iter().filter_map(|i| all.get(*i));
-        let names: Vec<_> = names.map(|c| format!("{} ({})", c.device, c.driver)).collect();
-        if names.is_empty() {
-            "none".to_owned()
-        } else {
-            names.join(", ")
-        }
-    };
+    let list = |of: &[usize]| names(&of.iter().filter_map(|i| all.get(*i)).collect::<Vec<_>>());
     let everything: Vec<usize> = (0..all.len()).collect();
     let none = || BackendError::NoDevice {
         asked: asked.unwrap_or("any").to_owned(),
@@ -789,16 +806,51 @@ pub(crate) fn choose(all: &[Caps], asked: Option<&str>) -> Result<usize, Backend
     match (found.as_slice(), text.rsplit_once('#')) {
         ([one], _) => Ok(*one),
         ([], Some((name, number))) => {
-            let number: Option<usize> = number.parse().ok();
-            let index = number.and_then(|n| n.checked_sub(1));
-            let index = index.and_then(|i| named(all, name).get(i).copied());
-            index.ok_or_else(none)
+            let number: usize = number.parse().map_err(|_| none())?;
+            let found = named(all, name);
+            let index = number.checked_sub(1).and_then(|i| found.get(i));
+            index.copied().ok_or_else(|| match found.len() {
+                0 => none(),
+                count => BackendError::FewDevices {
+                    asked: name.to_owned(),
+                    count,
+                    number,
+                },
+            })
         }
         ([], None) => Err(none()),
         (many, _) => Err(BackendError::ManyDevices {
             asked: text.to_owned(),
             found: list(many),
         }),
+    }
+}
+
+/// True where one of these names holds `text`; ASCII case is ignored.
+pub fn is_called(names: [&str; 2], text: &str) -> bool {
+    let text = text.to_ascii_lowercase();
+    names.iter().any(|n| n.to_ascii_lowercase().contains(&text))
+}
+
+/// The names of devices, with their drivers where these are what they differ in.
+pub fn names(devices: &[&Caps]) -> String {
+    let same = |c: &Caps| devices.iter().filter(|d| d.device == c.device).count() > 1;
+    let named = devices.iter().map(|c| match same(c) {
+        true => format!("{} ({})", c.device, c.driver),
+        false => c.device.clone(),
+    });
+    let named: Vec<String> = named.collect();
+    if named.is_empty() {
+        "none".to_owned()
+    } else {
+        named.join(", ")
+    }
+}
+
+fn matches_of(count: usize) -> String {
+    match count {
+        1 => "1 device matches".to_owned(),
+        _ => format!("{count} devices match"),
     }
 }
 
@@ -831,19 +883,23 @@ mod tests {
         let at = |asked| choose(&all, Some(asked)).map_err(|e| e.to_string());
         assert_eq!(at("big gpu"), Ok(0), "a whole name");
         assert_eq!(at("gpu 2"), Ok(1));
-        assert_eq!(at("b"), Err("`b` is several devices: Big GPU (1), Big GPU 2 (1), CPU (B); give more of a name or driver, or add #1 for the first of them".to_owned()));
+        assert_eq!(at("b"), Err("\"b\" is several devices: Big GPU, Big GPU 2, CPU; give more of a name or driver, or add #1 for the first of them".to_owned()));
+        assert!(at("cpu").is_err_and(|e| e.starts_with("\"cpu\" is several devices: CPU (A), CPU (B); ")));
         assert_eq!(at("cpu#2"), Ok(3));
         assert_eq!(at("big#1"), Ok(0));
-        for wrong in ["cpu#3", "cpu#0", "cpu#x", "no such"] {
-            assert!(
-                at(wrong).is_err_and(
-                    |e| e.starts_with(&format!("no device matches `{wrong}`; found: Big GPU (1), "))
-                ),
-                "{wrong}"
-            );
+        for wrong in ["cpu#x", "no such", "no such#1"] {
+            let why = format!("no device matches \"{wrong}\"; found: Big GPU, Big GPU 2, CPU (A), CPU (B)");
+            assert_eq!(at(wrong), Err(why));
         }
+        let few = |what: &str| Err(what.to_owned());
+        assert_eq!(at("cpu#3"), few("only 2 devices match \"cpu\"; there is no #3"));
+        assert_eq!(at("cpu#0"), few("only 2 devices match \"cpu\"; there is no #0"));
+        assert_eq!(
+            at("gpu 2#2"),
+            few("only 1 device matches \"gpu 2\"; there is no #2")
+        );
         assert_eq!(choose(&all, None).ok(), Some(0));
-        assert!(choose(&[], None).is_err_and(|e| e.to_string() == "no device matches `any`; found: none"));
+        assert!(choose(&[], None).is_err_and(|e| e.to_string() == "no device matches \"any\"; found: none"));
     }
 
     #[test]

@@ -107,7 +107,7 @@ pub struct Store {
     limit: u64,
     /// Bytes of all files, once something was written.
     size: Mutex<Option<u64>>,
-    /// It was said that the folder cannot be used.
+    /// The folder cannot be used as it should, which was said.
     told: AtomicBool,
 }
 
@@ -153,6 +153,29 @@ impl Store {
     /// Where the files are.
     pub fn folder(&self) -> &Path {
         &self.folder
+    }
+
+    /// Whether the folder can be written, which is tried, or made; what is above it is tried in its place where it is not there. Where it cannot, nothing
+    /// more is said of that later.
+    pub fn try_writing(&self) -> std::io::Result<()> {
+        let there = self
+            .folder
+            .ancestors()
+            .find(|p| p.as_os_str().is_empty() || p.exists());
+        let there = there
+            .filter(|p| !p.as_os_str().is_empty())
+            .unwrap_or(Path::new("."));
+        let tried = tempfile::Builder::new().prefix(TEMPORARY).tempfile_in(there);
+        if tried.is_err() {
+            self.told.store(true, Ordering::Relaxed);
+        }
+        // The error of the file that was tried names that file.
+        tried.map(drop).map_err(|e| e.kind().into())
+    }
+
+    /// True where something could not be read or written.
+    pub fn is_refused(&self) -> bool {
+        self.told.load(Ordering::Relaxed)
     }
 
     /// What was stored under `key`. A file that is not whole, or not of this store, is removed.

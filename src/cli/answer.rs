@@ -1,19 +1,22 @@
 //! Answers of a model as they are streamed, and the options that they take beside sampling.
 
-use super::fields::option_of;
+use super::fields::{in_file_of, option_of};
 use super::load::load;
-use super::options::{ExecOptions, check_writable, read_text};
-use super::output::{note, put};
+use super::options::{ExecOptions, check_writable, read_text, whole};
+use super::output::{count, note, put};
 use super::sampling::some_text;
 use crate::error::{Error, Result, Stage};
-use crate::llm::load::{Loading, Purpose};
+use crate::llm::load::{Loading, MOST_DRAFTS, Purpose};
 use crate::llm::{
     Codec, Draft, Finish, GenerateOptions, Grammar, LoadOptions, Metrics, Model, ModelDraft, ModelFolder,
-    NgramDraft, Piece, Prompt, Sampler, Session, StopStrings, Tokenizer,
+    NgramDraft, Piece, Progress, Prompt, Sampler, Session, StopStrings, Tokenizer,
 };
+use crate::units::count_text;
 use clap::ValueEnum;
+use indicatif::ProgressBar;
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// How tokens are guessed ahead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -39,26 +42,36 @@ pub struct AnswerOptions {
     /// The same with the guesses of a smaller model, a folder with the same tokenizer
     #[arg(long, value_name = "DIR")]
     pub draft_model: Option<PathBuf>,
-    /// Guess at most N tokens ahead, 1 to 64
-    #[arg(long, value_name = "N", default_value = "8", value_parser = draft_tokens, allow_negative_numbers = true)]
-    pub draft_tokens: usize,
+    /// Guess at most N tokens ahead, 1 to 64 [default: 8]
+    #[arg(long, value_name = "N", value_parser = draft_tokens, allow_negative_numbers = true)]
+    pub draft_tokens: Option<usize>,
     /// Keep to the grammar in FILE, in the notation of Lark; its rule `start` is a whole answer
     #[arg(long, value_name = "FILE", conflicts_with = "json_schema")]
     pub grammar: Option<PathBuf>,
     /// Answer with JSON as the schema in FILE describes it
     #[arg(long, value_name = "FILE")]
     pub json_schema: Option<PathBuf>,
-    /// Begin with the cache in FILE, if there is one, and write it there in the end
+    /// Begin with the cache in FILE, if there is one, and write it there in the end; the messages of a chat are not kept
     #[arg(long, value_name = "FILE")]
     pub prompt_cache: Option<PathBuf>,
 }
 
 fn draft_tokens(text: &str) -> Result<usize, String> {
-    let value = text.parse().ok().filter(|n| (1..=64).contains(n));
-    value.ok_or_else(|| "must be a whole number from 1 to 64".to_owned())
+    whole(text, 1, MOST_DRAFTS)
 }
 
+/// Tokens that are guessed ahead unless another number is asked for.
+const DRAFT_TOKENS: usize = 8;
+
 impl AnswerOptions {
+    /// Most tokens that are guessed ahead; 0 without a draft.
+    fn drafts(&self) -> usize {
+        match self.draft.is_some() || self.draft_model.is_some() {
+            true => self.draft_tokens.unwrap_or(DRAFT_TOKENS),
+            false => 0,
+        }
+    }
+
     /// `sampler` with the constraint that is asked for. A usage error for a file that holds none.
     pub fn constrain(&self, sampler: Sampler, codec: &Codec) -> Result<Sampler> {
         let (tokenizer, eos) = (codec.tokenizer(), codec.eos());
@@ -82,8 +95,12 @@ impl AnswerOptions {
         StopStrings::new(self.stop.clone())
     }
 
-    /// Usage errors, before a model is loaded: a draft that is no model's folder, a cache that could not be written.
+    /// Usage errors, before a model is loaded: a draft that is no model's folder, tokens to guess without a draft, a cache that could not be written.
     pub fn check(&self) -> Result<()> {
+        if self.draft_tokens.is_some() && self.drafts() == 0 {
+            let what = "has no effect without --draft or --draft-model";
+            return Err(Error::usage("--draft-tokens", what));
+        }
         if let Some(dir) = &self.draft_model {
             ModelFolder::holding("--draft-model", dir, &["tokenizer.json", "model.onnx"])?;
         }
@@ -95,9 +112,8 @@ impl AnswerOptions {
 
     /// How the model is to be loaded for tokens that `sampler` chooses.
     pub fn load_options(&self, exec: &ExecOptions, sampler: &Sampler) -> LoadOptions {
-        let drafts = self.draft.is_some() || self.draft_model.is_some();
         LoadOptions {
-            drafts: if drafts { self.draft_tokens } else { 0 },
+            drafts: self.drafts(),
             greedy: sampler.is_greedy(),
             ..exec.load_options()
         }
@@ -146,10 +162,12 @@ impl AnswerOptions {
         let mut session = model.session()?;
         session.set_sampler(sampler);
         if let Some(draft) = draft {
-            session.set_draft(draft, self.draft_tokens);
+            session.set_draft(draft, self.drafts());
         }
         if let Some(path) = &self.prompt_cache {
-            session.load_cache(path)?;
+            session
+                .load_cache(path)
+                .map_err(|e| in_file_of("--prompt-cache", e))?;
         }
         Ok(session)
     }
@@ -208,7 +226,40 @@ impl Outcome {
     /// One line for people.
     pub fn speed_line(&self) -> String {
         let why = self.finish.map_or_else(String::new, |f| format!(" ({f})"));
-        format!("[{}, {} tokens generated{why}]", self.metrics, self.tokens.len())
+        let tokens = count_text(self.tokens.len(), "token");
+        format!("[{}, {tokens} generated{why}]", self.metrics)
+    }
+}
+
+/// A bar over the tokens of a long prompt on standard error, while it is read; nothing when that is no terminal. It goes when it is dropped.
+#[derive(Default)]
+pub struct Reading(Arc<Mutex<Option<ProgressBar>>>);
+
+impl Reading {
+    /// What moves the bar.
+    pub fn progress(&self) -> Progress {
+        let bar = self.0.clone();
+        Progress::of(move |done, all| {
+            let mut bar = bar.lock().unwrap_or_else(PoisonError::into_inner);
+            if done < all {
+                count(
+                    bar.get_or_insert_with(|| ProgressBar::new(0)),
+                    done,
+                    all,
+                    "reading the prompt",
+                );
+            } else if let Some(bar) = bar.take() {
+                bar.finish_and_clear();
+            }
+        })
+    }
+}
+
+impl Drop for Reading {
+    fn drop(&mut self) {
+        if let Some(bar) = self.0.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            bar.finish_and_clear();
+        }
     }
 }
 
@@ -251,7 +302,6 @@ pub fn stream(
 mod tests {
     use super::*;
     use crate::llm::testing::{FakeModel, Lent, byte_codec};
-    use std::sync::Arc;
 
     /// Says `text` and the end token after a prompt of `start` tokens.
     fn saying(text: &'static str, start: usize) -> FakeModel {

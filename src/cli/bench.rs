@@ -1,7 +1,7 @@
 //! `tlite bench`.
 
 use super::interrupt::Interrupt;
-use super::load::load_model;
+use super::load::{load_model, print_notes};
 use super::options::{ExecOptions, check_fits, from_one, from_zero};
 use super::output::{bar, note, put, put_json, table};
 use crate::backend::Stats;
@@ -17,6 +17,11 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::time::Instant;
 
+/// Lengths of prompts unless others are asked for.
+const PREFILL: [usize; 2] = [128, 512];
+/// Numbers of tokens to decode unless others are asked for.
+const DECODE: [usize; 1] = [64];
+
 /// Measure the speed of a model
 ///
 /// Test ppN feeds N tokens at once into an empty cache; test tgN feeds N tokens one by one, into an empty cache or, as
@@ -27,22 +32,20 @@ use std::time::Instant;
 pub struct Args {
     /// Folder with model.onnx and the config files
     model: PathBuf,
-    /// Lengths of prompts, separated by commas
+    /// Lengths of prompts, separated by commas [default: 128,512, as far as the context goes]
     #[arg(
         long,
         value_name = "N,...",
         value_delimiter = ',',
-        default_value = "128,512",
         value_parser = from_one,
         allow_negative_numbers = true
     )]
     prefill: Vec<NonZeroUsize>,
-    /// Numbers of tokens to decode, separated by commas
+    /// Numbers of tokens to decode, separated by commas [default: 64, as far as the context goes]
     #[arg(
         long,
         value_name = "N,...",
         value_delimiter = ',',
-        default_value = "64",
         value_parser = from_one,
         allow_negative_numbers = true
     )]
@@ -159,6 +162,48 @@ struct Report<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     longest_slice_ms: Option<f64>,
     interrupted: bool,
+}
+
+/// The numbers that are `asked` for, else the `usual` ones, cut to `room`, of which `notes` says so by the name of `option`.
+fn lengths(
+    option: &str,
+    asked: &[NonZeroUsize],
+    usual: &[usize],
+    room: usize,
+    notes: &mut Vec<String>,
+) -> Vec<usize> {
+    if !asked.is_empty() {
+        return asked.iter().map(|n| n.get()).collect();
+    }
+    let mut lengths: Vec<usize> = Vec::new();
+    for &wanted in usual {
+        let length = wanted.min(room);
+        if length < wanted {
+            notes.push(format!(
+                "note: {option}: {length} tokens, as many as the context has room for, and not {wanted}"
+            ));
+        }
+        if length > 0 && !lengths.contains(&length) {
+            lengths.push(length);
+        }
+    }
+    lengths
+}
+
+/// What `args` ask for in a context of so many tokens, and what there is to note. A usage error for a depth that leaves no room.
+fn tests(args: &Args, context: usize) -> Result<(Vec<Test>, Vec<String>)> {
+    let mut notes = Vec::new();
+    let prefill = lengths("--prefill", &args.prefill, &PREFILL, context, &mut notes);
+    let deepest = args.depth.iter().copied().max().unwrap_or(0);
+    check_fits("--depth", deepest.saturating_add(1), context)?;
+    let decode = lengths("--decode", &args.decode, &DECODE, context - deepest, &mut notes);
+    let decode = decode
+        .iter()
+        .flat_map(|n| args.depth.iter().map(|d| Test::Decode(*n, *d)));
+    Ok((
+        prefill.into_iter().map(Test::Prefill).chain(decode).collect(),
+        notes,
+    ))
 }
 
 /// One run; `None` where it was cancelled.
@@ -342,14 +387,8 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     let folder = ModelFolder::holding("MODEL", &args.model, &[])?;
     let mut loaded = load_model(&folder, &args.exec.load_options(), Purpose::Generation)?;
 
-    let prefill = args.prefill.iter().map(|n| Test::Prefill(n.get()));
-    let tests: Vec<Test> = prefill
-        .chain(
-            args.decode
-                .iter()
-                .flat_map(|n| args.depth.iter().map(|d| Test::Decode(n.get(), *d))),
-        )
-        .collect();
+    let (tests, notes) = tests(args, loaded.model.context())?;
+    print_notes(&notes);
     let progress = bar(tests.len().saturating_mul(args.repeat.get().saturating_add(1)));
     let generating = interrupt.generating();
     let cancel = generating.flag();
@@ -422,9 +461,35 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
 mod tests {
     use super::*;
     use crate::llm::testing::FakeModel;
+    use clap::{Args as _, FromArgMatches};
 
     fn model(context: usize) -> FakeModel {
         FakeModel::new(10, context, |cache| *cache.last().unwrap())
+    }
+
+    #[test]
+    fn usual_lengths_are_cut_and_others_are_not() {
+        let tests = |more: &[&str], context| {
+            let line = [&["bench", "m"], more].concat();
+            let command = Args::augment_args(clap::Command::new("bench"));
+            let args = Args::from_arg_matches(&command.get_matches_from(line)).unwrap();
+            tests(&args, context)
+                .map(|(tests, notes)| (tests.into_iter().map(Test::name).collect::<Vec<_>>(), notes.len()))
+        };
+        let names =
+            |names: &[&str], notes| (names.iter().map(|n| (*n).to_owned()).collect::<Vec<_>>(), notes);
+        assert_eq!(tests(&[], 4096).unwrap(), names(&["pp128", "pp512", "tg64"], 0));
+        assert_eq!(tests(&[], 256).unwrap(), names(&["pp128", "pp256", "tg64"], 1));
+        assert_eq!(tests(&[], 32).unwrap(), names(&["pp32", "tg32"], 3));
+        let deep = tests(&["--depth", "0,200"], 256).unwrap();
+        assert_eq!(deep, names(&["pp128", "pp256", "tg56", "tg56@200"], 2));
+        let asked = tests(&["--prefill", "512", "--decode", "8"], 256).unwrap();
+        assert_eq!(asked, names(&["pp512", "tg8"], 0), "which is then refused");
+        let e = tests(&["--depth", "256"], 256).unwrap_err();
+        assert!(
+            e.is_usage() && e.to_string().starts_with("--depth: 257 tokens"),
+            "{e}"
+        );
     }
 
     const TESTS: [Test; 3] = [Test::Prefill(6), Test::Decode(3, 0), Test::Decode(2, 4)];

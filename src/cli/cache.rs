@@ -1,19 +1,23 @@
 //! `tlite cache`, and the options of commands that use what it shows.
 
-use super::output::{put, put_json, table};
-use crate::cache::{DEFAULT_LIMIT, Entry, Kind, Store};
+use super::options::whole;
+use super::output::{note, put, put_json, table};
+use crate::cache::{DEFAULT_LIMIT, Entry, FOLDER_VARIABLE, Kind, Store};
 use crate::error::{Error, Result};
-use crate::units::size_text;
-use clap::builder::PossibleValue;
+use crate::units::{count_text, size_text};
+use clap::builder::{PathBufValueParser, PossibleValue, TypedValueParser};
 use clap::{Subcommand, ValueEnum};
 use serde::Serialize;
 use std::collections::BTreeMap;
+use std::io::IsTerminal;
 use std::num::NonZeroU64;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 use std::time::SystemTime;
 
 const MB: u64 = 1 << 20;
+/// A pebibyte: more than any disk that it could be for.
+const MOST_MB: NonZeroU64 = NonZeroU64::MIN.saturating_add((1 << 30) - 1);
 
 /// The cache of compiled kernels.
 #[derive(Clone, Debug, Default, clap::Args)]
@@ -23,21 +27,30 @@ pub struct CacheOptions {
     #[arg(long, conflicts_with_all = ["cache_dir", "cache_mb"])]
     pub no_cache: bool,
     /// Folder for compiled kernels [default: `$TLITE_CACHE_DIR`, else a folder where the system keeps caches]
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", value_parser = PathBufValueParser::new().try_map(folder))]
     pub cache_dir: Option<PathBuf>,
     /// Size of that folder beyond which the longest unused files are removed [default: 4096]
     #[arg(long, value_name = "N", value_parser = megabytes, allow_negative_numbers = true)]
     pub cache_mb: Option<NonZeroU64>,
 }
 
+/// It was said that the folder cannot be written.
+static TOLD: Once = Once::new();
+
+fn folder(path: PathBuf) -> Result<PathBuf, String> {
+    match path.exists() && !path.is_dir() {
+        true => Err("is a file; expected a folder".to_owned()),
+        false => Ok(path),
+    }
+}
+
 fn megabytes(text: &str) -> Result<NonZeroU64, String> {
-    let most = u64::MAX / MB;
-    let value = text.parse().ok().filter(|n: &NonZeroU64| n.get() <= most);
-    value.ok_or_else(|| format!("must be a whole number from 1 to {most}"))
+    whole(text, NonZeroU64::MIN, MOST_MB)
 }
 
 impl CacheOptions {
-    /// The store that is asked for; `None` for none, or where no folder is known, which the log says.
+    /// The store that is asked for; `None` for none, or where no folder is known, which the log says. A note tells where nothing can be
+    /// written.
     pub fn store(&self) -> Option<Arc<Store>> {
         if self.no_cache {
             return None;
@@ -47,7 +60,25 @@ impl CacheOptions {
             return None;
         };
         let limit = self.cache_mb.map_or(DEFAULT_LIMIT, |n| n.get() * MB);
-        Some(Arc::new(Store::new(folder, limit)))
+        let store = Store::new(folder, limit);
+        if let Err(e) = store.try_writing() {
+            TOLD.call_once(|| {
+                let (option, folder) = (self.folder_option(), store.folder().display());
+                let what =
+                    format!("note: {option}: cannot write in {folder} ({e}); the next start compiles again");
+                note(&mut std::io::stderr(), &what);
+            });
+        }
+        Some(Arc::new(store))
+    }
+
+    /// What names the folder.
+    fn folder_option(&self) -> &'static str {
+        match &self.cache_dir {
+            Some(_) => "--cache-dir",
+            None if std::env::var_os(FOLDER_VARIABLE).is_some() => FOLDER_VARIABLE,
+            None => "the cache",
+        }
     }
 }
 
@@ -86,7 +117,7 @@ enum Action {
 #[derive(Debug, clap::Args)]
 struct Place {
     /// The folder [default: `$TLITE_CACHE_DIR`, else a folder where the system keeps caches]
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", value_parser = PathBufValueParser::new().try_map(folder))]
     cache_dir: Option<PathBuf>,
 }
 
@@ -168,8 +199,37 @@ fn owner(entry: &Entry) -> (&str, &str) {
     entry.key.as_ref().map_or(DAMAGED, |k| (&k.device, &k.driver))
 }
 
-/// A line for each kind and device, or, with `files`, for each file.
-fn text(entries: &[Entry], files: bool, now: SystemTime) -> String {
+/// Columns of a terminal.
+const COLUMNS: usize = 80;
+
+/// `rows` with the texts of a column cut so far that a line of their table has no more than [`COLUMNS`], if that is enough.
+fn fitted(mut rows: Vec<Vec<String>>, column: usize) -> Vec<Vec<String>> {
+    let width = |rows: &[Vec<String>]| {
+        table(rows, 3)
+            .lines()
+            .map(|l| l.chars().count())
+            .max()
+            .unwrap_or(0)
+    };
+    let lengths = rows
+        .iter()
+        .filter_map(|r| r.get(column))
+        .map(|t| t.chars().count());
+    let longest = lengths.max().unwrap_or(0);
+    let room = longest
+        .saturating_sub(width(&rows).saturating_sub(COLUMNS))
+        .max(12);
+    for text in rows.iter_mut().filter_map(|r| r.get_mut(column)) {
+        if text.chars().count() > room {
+            *text = text.chars().take(room - 3).chain("...".chars()).collect();
+        }
+    }
+    rows
+}
+
+/// A line for each kind and device, or, with `files`, for each file. On a terminal the longest column is cut.
+fn text(entries: &[Entry], files: bool, now: SystemTime, terminal: bool) -> String {
+    let fitted = |rows| if terminal { fitted(rows, 2) } else { rows };
     let heads = |names: &[&str]| names.iter().map(|n| (*n).to_owned()).collect::<Vec<_>>();
     if files {
         let mut rows = vec![heads(&["kind", "device", "kernel", "size", "used"])];
@@ -181,7 +241,7 @@ fn text(entries: &[Entry], files: bool, now: SystemTime) -> String {
                 .chain([size_text(e.bytes), age_text(age(e, now))])
                 .collect()
         }));
-        return table(&rows, 3);
+        return table(&fitted(rows), 3);
     }
     let mut groups = BTreeMap::<_, Group>::new();
     for e in entries {
@@ -203,7 +263,7 @@ fn text(entries: &[Entry], files: bool, now: SystemTime) -> String {
         ];
         names.into_iter().chain(numbers).collect()
     }));
-    table(&rows, 3)
+    table(&fitted(rows), 3)
 }
 
 /// Runs the command.
@@ -216,7 +276,8 @@ pub fn run(args: &Args) -> Result<()> {
             put(
                 &mut out,
                 &format!(
-                    "removed {count} files, {}, from {}\n",
+                    "removed {}, {}, from {}\n",
+                    count_text(count, "file"),
                     size_text(bytes),
                     store.folder().display()
                 ),
@@ -239,15 +300,15 @@ pub fn run(args: &Args) -> Result<()> {
                 );
             }
             let head = format!(
-                "{}: {} files, {}\n",
+                "{}: {}, {}\n",
                 store.folder().display(),
-                entries.len(),
+                count_text(entries.len(), "file"),
                 size_text(bytes)
             );
             let list = if entries.is_empty() {
                 String::new()
             } else {
-                text(&entries, *files, now)
+                text(&entries, *files, now, std::io::stdout().is_terminal())
             };
             put(&mut out, &format!("{head}{list}"))
         }
@@ -293,7 +354,7 @@ mod tests {
             entry(Kind::Pipeline, Some("B"), 200_000),
             entry(Kind::Program, None, 60),
         ];
-        let lines = text(&all, false, now);
+        let lines = text(&all, false, now, false);
         let lines: Vec<Vec<&str>> = lines
             .lines()
             .map(|l| l.split("  ").map(str::trim).filter(|c| !c.is_empty()).collect())
@@ -302,7 +363,7 @@ mod tests {
         assert_eq!(lines[1], ["program", DAMAGED.0, "1", &size_text(1000), "1 min"]);
         assert_eq!(lines[2], ["program", "B", "1", "2", &size_text(2000), "59 s"]);
         assert_eq!(lines[3], ["pipeline", "B", "1", "1", &size_text(1000), "2 d"]);
-        let lines = text(&all, true, now);
+        let lines = text(&all, true, now, false);
         assert_eq!(lines.lines().count(), 5);
         assert!(
             lines
@@ -311,6 +372,20 @@ mod tests {
                 .is_some_and(|l| l.contains("matmul") && l.ends_with("2 h")),
             "{lines}"
         );
+    }
+
+    #[test]
+    fn on_a_terminal_lines_are_no_longer_than_it() {
+        let row = |driver: &str| ["program", "Device", driver, "3"].map(str::to_owned).to_vec();
+        let rows = || vec![row("driver"), row(&"long ".repeat(30)), row("1")];
+        let lines = table(&fitted(rows(), 2), 3);
+        assert!(lines.lines().all(|l| l.len() <= COLUMNS), "{lines}");
+        assert!(
+            lines.lines().any(|l| l.len() == COLUMNS && l.contains("lo...")),
+            "{lines}"
+        );
+        let short = vec![row("driver"), row("1")];
+        assert_eq!(fitted(short.clone(), 2), short);
     }
 
     #[test]

@@ -1,15 +1,17 @@
 //! `tlite chat`.
 
-use super::answer::{AnswerOptions, Outcome, stream};
+use super::answer::{AnswerOptions, Outcome, Reading, stream};
 use super::interrupt::Interrupt;
 use super::load::{print_notes, waiting};
 use super::options::ExecOptions;
 use super::output::{note, put};
 use super::sampling::SamplingOptions;
 use super::template::TemplateOptions;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::llm::conversation::MESSAGE;
 use crate::llm::template::Values;
 use crate::llm::{Codec, Conversation, Finish, GenerateOptions, Message, Model, ModelFolder, StopStrings};
+use crate::units::count_text;
 use std::io::{BufRead, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -42,26 +44,42 @@ struct Talk<'a> {
     max_tokens: usize,
     template_values: Values,
     interrupt: &'a Interrupt,
+    /// The model was made for a longer context.
+    may_grow: bool,
+    /// Lines of the input that were no messages, or for which there was no room.
+    unsent: usize,
 }
 
 impl Talk<'_> {
     /// Answers `message` to the console. A message for which the context has no room is not sent, and a note says so.
     fn say(&mut self, message: Message, console: &mut Console<'_>) -> Result<()> {
         let generating = self.interrupt.generating();
+        let reading = Reading::default();
         let options = GenerateOptions {
             max_tokens: self.max_tokens,
             stop: self.stop.clone(),
             cancel: generating.flag(),
             slide: None,
+            progress: reading.progress(),
             template_values: self.template_values.clone(),
         };
         let mut reply = match self.conversation.say(message, &options) {
             Ok(reply) => reply,
-            Err(e) if e.kind() == ErrorKind::ContextExceeded => {
-                let what = format!(
-                    "note: {e}; the message was not sent; /reset starts anew, a larger --context or --context-shift may help"
+            Err(Error::Usage { name, what, kind }) if kind == ErrorKind::ContextExceeded => {
+                let mut help = Vec::new();
+                if name != MESSAGE {
+                    // Where it slides nothing but a message alone is too long.
+                    help.extend(["/reset starts anew", "--context-shift slides"]);
+                }
+                if self.may_grow {
+                    help.push("a larger --context may help");
+                }
+                let help: String = help.iter().map(|h| format!("; {h}")).collect();
+                note(
+                    console.notes,
+                    &format!("note: the {name} {what}; the message was not sent{help}"),
                 );
-                note(console.notes, &what);
+                self.unsent += 1;
                 return Ok(());
             }
             Err(e) => return Err(e),
@@ -75,7 +93,7 @@ impl Talk<'_> {
             reused: reply.reused(),
             metrics: reply.metrics(),
         };
-        drop(reply);
+        drop((reply, reading));
         put(console.out, "\n")?;
         note(console.notes, &outcome.speed_line());
         if forgotten > 0 {
@@ -150,6 +168,7 @@ fn talk(talk: &mut Talk<'_>, console: &mut Console<'_>) -> Result<()> {
         }
         let Ok(line) = std::str::from_utf8(&line) else {
             note(console.notes, "note: that line is not UTF-8; it was not sent");
+            talk.unsent += 1;
             continue;
         };
         match Line::read(line.trim()) {
@@ -163,6 +182,7 @@ fn talk(talk: &mut Talk<'_>, console: &mut Console<'_>) -> Result<()> {
                 let what =
                     format!("note: {command} is no command; there are /reset, /exit and /tool NAME RESULT");
                 note(console.notes, &what);
+                talk.unsent += 1;
             }
             Line::Message(message) => talk.say(message, console)?,
         }
@@ -177,7 +197,13 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     let codec = Arc::new(Codec::load(folder.clone())?);
     let sampler = args.sampling.sampler(codec.tokenizer())?;
     let sampler = args.answers.constrain(sampler, &codec)?;
-    codec.chat()?;
+    if codec.template()?.is_none() {
+        let what = format!(
+            "{} has no chat template; `tlite generate --raw` goes on with texts",
+            args.model.display()
+        );
+        return Err(Error::usage("MODEL", what).of_kind(ErrorKind::NoTemplate));
+    }
     let stop = args.answers.stop_strings()?;
     let options = args.answers.load_options(&args.exec, &sampler);
     let ((model, session), load_ms) = waiting(&folder, |hear| {
@@ -202,14 +228,20 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
         );
     }
     let instructions = args.system.as_deref().map(Message::system).into_iter().collect();
+    let context = session.context();
     let mut conversation = Conversation::new(session, instructions);
     conversation.set_slides(args.answers.context_shift);
     let mut talking = Talk {
         conversation,
         stop,
-        max_tokens: args.sampling.max_tokens.get(),
+        max_tokens: args.sampling.max_tokens,
         template_values,
         interrupt,
+        may_grow: folder
+            .config
+            .max_position_embeddings
+            .is_none_or(|most| context < most),
+        unsent: 0,
     };
     let (mut input, mut out) = (stdin.lock(), std::io::stdout().lock());
     let mut console = Console {
@@ -219,7 +251,16 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
         prompt,
     };
     talk(&mut talking, &mut console)?;
-    args.answers.save(talking.conversation.session())
+    args.answers.save(talking.conversation.session())?;
+    match talking.unsent {
+        // Who sits in front of it has seen it.
+        n if n > 0 && !prompt => {
+            let verb = if n == 1 { "was" } else { "were" };
+            let what = format!("{} of the input {verb} not sent", count_text(n, "line"));
+            Err(Error::other(Stage::Text, what))
+        }
+        _ => Ok(()),
+    }
 }
 
 #[cfg(test)]
@@ -234,6 +275,7 @@ mod tests {
     struct Run {
         out: String,
         notes: String,
+        unsent: usize,
     }
 
     /// Feeds `input` to a chat with `model`, whose tokens are bytes, 256 `<start>` and 257 `<end>`.
@@ -260,6 +302,8 @@ mod tests {
             max_tokens: 8,
             template_values: Values::new(),
             interrupt: &Interrupt::without_handler(),
+            may_grow: true,
+            unsent: 0,
         };
         let (mut input, mut out, mut notes) = (input, Vec::new(), Vec::new());
         let mut console = Console {
@@ -272,6 +316,7 @@ mod tests {
         lent.give_back(model);
         talked?;
         Ok(Run {
+            unsent: talking.unsent,
             out: String::from_utf8(out).unwrap(),
             notes: String::from_utf8(notes).unwrap(),
         })
@@ -331,13 +376,20 @@ mod tests {
     fn a_full_context_is_said_and_the_message_dropped() {
         let mut model = polite(14);
         let run = chat(&mut model, b"hi\nabcdefghij\n/reset\nyo\n", None, false).unwrap();
+        let alone = "note: the message alone needs 15 tokens, the context holds 14; the message was not sent; a larger";
+        assert!(run.notes.contains(alone), "{}", run.notes);
         assert!(
-            run.notes.contains("needs 25 tokens, the context holds 14"),
+            !run.notes.contains("--context-shift") && run.unsent == 1,
             "{}",
             run.notes
         );
         assert_eq!(run.out, "ok\nok\n");
         assert_eq!(model.cache, bytes("u:yo<end>a:ok"));
+
+        let mut longer = polite(20);
+        let run = chat(&mut longer, b"hi\nabcdefghij\n", None, false).unwrap();
+        let all = "note: the conversation needs 25 tokens, the context holds 20; the message was not sent; /reset starts anew; --context-shift";
+        assert!(run.notes.contains(all) && run.unsent == 1, "{}", run.notes);
 
         let mut model = FakeModel::new(258, 10, |_| 65);
         let run = chat(&mut model, b"hi\n", None, false).unwrap();
@@ -365,7 +417,12 @@ mod tests {
         assert_eq!(run.out.len(), 9);
         assert!(run.notes.contains("context slid: "), "{}", run.notes);
         let run = chat_sliding(&mut model, &b"x".repeat(30), Some("s"), false, true).unwrap();
-        assert!(run.notes.contains("the context holds 20"), "{}", run.notes);
+        assert!(
+            run.notes.contains("the message alone needs ") && run.unsent == 1,
+            "{}",
+            run.notes
+        );
+        assert!(!run.notes.contains("--context-shift"), "{}", run.notes);
     }
 
     #[test]

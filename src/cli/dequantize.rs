@@ -4,6 +4,7 @@ use super::interrupt::Interrupt;
 use super::output::{byte_bar, put};
 use crate::error::Result;
 use crate::graph::onnx::quantize::{DEQUANTIZE_TEMPORARY, Progress, dequantize_into};
+use crate::llm::folder::check_form;
 use crate::new_folder::NewFolder;
 use crate::units::size_text;
 use std::path::PathBuf;
@@ -22,6 +23,7 @@ pub struct Args {
 
 /// Runs the command.
 pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
+    check_form("MODEL", &args.model)?;
     let new = NewFolder::create(&args.output, DEQUANTIZE_TEMPORARY)?;
     let _unfinished = interrupt.scratch(new.path());
     let bar = byte_bar();

@@ -19,7 +19,7 @@ pub struct Args {
     #[arg(long)]
     probe: bool,
     /// Only devices whose name or driver contains this text
-    #[arg(long, value_name = "SUBSTRING", requires = "probe")]
+    #[arg(long, value_name = "SUBSTRING")]
     device: Option<String>,
     /// Print one JSON object
     #[arg(long)]
@@ -46,7 +46,7 @@ struct Row {
     matrix_units: bool,
     profiling: bool,
     priorities: bool,
-    /// Images in buffers: as the driver lists them, or where it was opened to be measured, as it makes them.
+    /// Images in buffers, as the driver makes them.
     images: Images,
     #[serde(skip_serializing_if = "Option::is_none")]
     extensions: Option<Vec<String>>,
@@ -125,20 +125,31 @@ struct Report {
     absent: Vec<Absent>,
 }
 
-/// The devices that `list` names, each as `row` makes it.
+/// The devices that `list` names and that `asked` is a part of the name or driver of, each as `row` makes it of its backend, a name that is its alone, and
+/// what is known of it. A usage error where none is called so.
 fn report(
     list: impl Fn(BackendKind) -> Result<Vec<Caps>, BackendError>,
-    row: &dyn Fn(BackendKind, Caps) -> Row,
-) -> Report {
+    asked: Option<&str>,
+    row: &dyn Fn(BackendKind, &str, Caps) -> Row,
+) -> Result<Report> {
     let mut report = Report {
         devices: Vec::new(),
         absent: Vec::new(),
     };
+    let mut known = Vec::new();
     for kind in [BackendKind::OpenCl, BackendKind::Wgpu] {
         let why = match list(kind) {
             Ok(all) if all.is_empty() => "the driver has no device".to_owned(),
             Ok(all) => {
-                report.devices.extend(all.into_iter().map(|caps| row(kind, caps)));
+                for (i, caps) in all.iter().enumerate() {
+                    if asked.is_none_or(|a| caps.is_called(a)) {
+                        // Several may have one name.
+                        let number = all.iter().take(i + 1).filter(|c| c.device == caps.device).count();
+                        let name = format!("{}#{number}", caps.device);
+                        report.devices.push(row(kind, &name, caps.clone()));
+                    }
+                }
+                known.extend(all);
                 continue;
             }
             Err(BackendError::NoDriver { why, .. }) => why,
@@ -149,14 +160,45 @@ fn report(
             why,
         });
     }
-    report.devices.push(host());
-    report
+    let host = host();
+    if asked.is_none_or(|a| backend::is_called([&host.device, &host.driver], a)) {
+        report.devices.push(host);
+    }
+    match asked {
+        Some(asked) if report.devices.is_empty() => {
+            let found = backend::names(&known.iter().collect::<Vec<_>>());
+            let error = BackendError::NoDevice {
+                asked: asked.to_owned(),
+                found,
+            };
+            Err(Error::usage("--device", error.to_string()))
+        }
+        _ => Ok(report),
+    }
 }
 
-/// A device with what is measured of it.
-fn probed(kind: BackendKind, caps: Caps) -> Row {
+/// A device as its driver lists it, but for images, which some list and do not make. `name` is its alone.
+fn listed(kind: BackendKind, name: &str, caps: Caps) -> Row {
+    let mut row = Row::from(caps);
+    if ImageKind::ALL.iter().any(|image| row.images.offers(*image)) {
+        match backend::open(kind, &OpenOptions::of(Some(name))) {
+            Ok(opened) => row.images = opened.caps().images,
+            Err(e) => {
+                row.images = Images::default();
+                note(
+                    &mut std::io::stderr(),
+                    &format!("note: {} cannot be opened: {e}", row.device),
+                );
+            }
+        }
+    }
+    row
+}
+
+/// A device with what is measured of it. `name` is its alone.
+fn probed(kind: BackendKind, name: &str, caps: Caps) -> Row {
     let mut row = Row::from(caps.clone());
-    match measured(kind, &caps) {
+    match measured(kind, name, &caps) {
         Ok((opened, extensions, probe)) => {
             row.images = opened.images;
             row.extensions = Some(extensions);
@@ -168,19 +210,9 @@ fn probed(kind: BackendKind, caps: Caps) -> Row {
 }
 
 /// A device as it is opened, its extensions, and what is measured of it, which is stored.
-fn measured(kind: BackendKind, caps: &Caps) -> Result<(Caps, Vec<String>, Probe)> {
+fn measured(kind: BackendKind, name: &str, caps: &Caps) -> Result<(Caps, Vec<String>, Probe)> {
     let failed = |e| Error::device(Stage::Run, format!("opening {}", caps.device), e);
-    let mut backend = backend::open(kind, &OpenOptions::of(Some(&caps.device))).map_err(failed)?;
-    if (&backend.caps().device, &backend.caps().driver) != (&caps.device, &caps.driver) {
-        let what = format!(
-            "{} of {} cannot be told from {} of {}",
-            caps.device,
-            caps.driver,
-            backend.caps().device,
-            backend.caps().driver
-        );
-        return Err(Error::other(Stage::Run, what));
-    }
+    let mut backend = backend::open(kind, &OpenOptions::of(Some(name))).map_err(failed)?;
     note(&mut std::io::stderr(), &format!("measuring {}", caps.device));
     let probe = probe::measure(backend.as_mut());
     let probe = probe.map_err(|e| Error::device(Stage::Run, format!("measuring {}", caps.device), e))?;
@@ -315,27 +347,8 @@ impl Report {
 
 /// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
-    let report = if args.probe {
-        let asked = args.device.as_deref();
-        let list = |kind| {
-            let mut all = backend::list(kind)?;
-            all.retain(|caps| asked.is_none_or(|a| caps.is_called(a)));
-            Ok(all)
-        };
-        let report = report(list, &probed);
-        if let (Some(asked), [_host]) = (asked, report.devices.as_slice()) {
-            let names: Vec<String> = [BackendKind::OpenCl, BackendKind::Wgpu]
-                .into_iter()
-                .flat_map(|kind| backend::list(kind).unwrap_or_default())
-                .map(|caps| caps.device)
-                .collect();
-            let what = format!("no device matches `{asked}`; found: {}", names.join(", "));
-            return Err(Error::usage("--device", what));
-        }
-        report
-    } else {
-        report(backend::list, &|_, caps| caps.into())
-    };
+    let row = if args.probe { probed } else { listed };
+    let report = report(backend::list, args.device.as_deref(), &row)?;
     let mut out = std::io::stdout().lock();
     if args.json {
         put_json(&mut out, &report)
@@ -389,7 +402,7 @@ mod tests {
 
     #[test]
     fn text_has_a_line_for_what_is_known() {
-        let text = report(lists, &|_, caps| caps.into()).text();
+        let text = report(lists, None, &|_, _, caps| caps.into()).unwrap().text();
         let start = "wgpu: Card\n  driver: drv 1\n  kind: discrete GPU\n  largest buffer: 4 GiB\n  largest view: 2.0 GiB\n  \
             view alignment: 32 B\n  work-group: 1024\n  local memory: 48 KiB\n  sub-group: 32\n  f16 arithmetic: yes\nhost: ";
         assert!(text.starts_with(start), "{text}");
@@ -422,7 +435,7 @@ mod tests {
 
     #[test]
     fn json_has_null_for_what_is_unknown() {
-        let json = serde_json::to_value(report(lists, &|_, caps| caps.into())).unwrap();
+        let json = serde_json::to_value(report(lists, None, &|_, _, caps| caps.into()).unwrap()).unwrap();
         assert_eq!(json["devices"][0]["backend"], "wgpu");
         assert_eq!(json["devices"][0]["kind"], "discrete");
         assert!(json["devices"][0]["memory_bytes"].is_null());
@@ -451,12 +464,12 @@ mod tests {
             clock: "device".to_owned(),
             not_measured: [("int8_ops_per_s".to_owned(), "not offered: none".to_owned())].into(),
         };
-        let row = |_, caps: Caps| Row {
+        let row = |_, _: &str, caps: Caps| Row {
             probe: Some(probe.clone()),
             extensions: Some(vec!["cl_a".to_owned(), "cl_b".to_owned()]),
             ..Row::from(caps)
         };
-        let text = report(lists, &row).text();
+        let text = report(lists, None, &row).unwrap().text();
         for line in [
             "  extensions: cl_a, cl_b\n",
             "  measured copy: 4.30 TB/s\n",
@@ -466,14 +479,42 @@ mod tests {
         ] {
             assert!(text.contains(line), "{line} in {text}");
         }
-        let json = serde_json::to_value(report(lists, &row)).unwrap();
+        let json = serde_json::to_value(report(lists, None, &row).unwrap()).unwrap();
         assert_eq!(json["devices"][0]["probe"]["read_bytes_per_s"], 4.4e12);
         assert!(json["devices"][1].get("probe").is_none());
     }
 
     #[test]
     fn a_driver_without_devices_is_absent() {
-        let report = report(|_| Ok(Vec::new()), &|_, caps| caps.into());
+        let report = report(|_| Ok(Vec::new()), None, &|_, _, caps| caps.into()).unwrap();
         assert_eq!((report.devices.len(), report.absent.len()), (1, 2));
+    }
+
+    #[test]
+    fn a_filter_leaves_out_what_is_called_otherwise() {
+        let two = |kind| match kind {
+            BackendKind::OpenCl => Ok(vec![Caps {
+                device: "Other".to_owned(),
+                ..caps()
+            }]),
+            BackendKind::Wgpu => Ok(vec![caps(), caps()]),
+        };
+        let names = std::cell::RefCell::new(Vec::new());
+        let row = |_, name: &str, caps: Caps| {
+            names.borrow_mut().push(name.to_owned());
+            Row::from(caps)
+        };
+        let found = report(two, Some("card"), &row).unwrap();
+        assert_eq!((found.devices.len(), found.absent.len()), (2, 0), "{found:?}");
+        assert!(found.devices.iter().all(|d| d.device == "Card"), "{found:?}");
+        assert_eq!(names.into_inner(), ["Card#1", "Card#2"]);
+        let host = report(lists, Some("tlite"), &|_, _, caps| caps.into()).unwrap();
+        assert_eq!((host.devices.len(), host.absent.len()), (1, 1));
+        let e = report(two, Some("none such"), &|_, _, caps| caps.into()).unwrap_err();
+        assert!(e.is_usage());
+        assert_eq!(
+            e.to_string(),
+            "--device: no device matches \"none such\"; found: Other, Card (drv 1), Card (drv 1)"
+        );
     }
 }

@@ -17,15 +17,20 @@ const OPTIONS: &[(&str, &str)] = &[
     ("folder", "MODEL"),
     ("frequency_penalty", "--frequency-penalty"),
     ("group_size", "--group-size"),
+    ("images", "--images"),
     ("kv", "--kv"),
     ("logit_bias", "--logit-bias"),
     ("min_p", "--min-p"),
+    ("output", "--output"),
     ("padding", "--padding"),
     ("presence_penalty", "--presence-penalty"),
     ("priority", "--priority"),
+    ("prompt", "--prompt"),
     ("prompt_cache", "--prompt-cache"),
+    ("recording", "--recording"),
     ("reference", "--reference"),
     ("repetition_penalty", "--repetition-penalty"),
+    ("slice_ms", "--slice-ms"),
     ("stop", "--stop"),
     ("temperature", "--temperature"),
     ("text", "--text"),
@@ -51,11 +56,30 @@ pub fn in_options(error: Error) -> Error {
     }
 }
 
+/// `error` as wrong usage of `option`, where it is that of the contents of a file that the option names.
+pub fn in_file_of(option: &str, error: Error) -> Error {
+    match &error {
+        Error::File {
+            path,
+            what,
+            kind,
+            source,
+            ..
+        } => {
+            let cause = source.iter().map(|e| format!(": {e}")).collect::<String>();
+            Error::usage(option, format!("{}: {what}{cause}", path.display())).of_kind(*kind)
+        }
+        _ => error,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::cli::Cli;
+    use crate::error::{ErrorKind, Stage};
     use clap::CommandFactory;
+    use std::path::Path;
 
     #[test]
     fn each_field_has_an_option() {
@@ -75,7 +99,25 @@ mod tests {
         }
         let e = in_options(Error::usage("top_p", "0 is not"));
         assert_eq!(e.to_string(), "--top-p: 0 is not");
-        let e = in_options(Error::usage("prompt", "is long"));
-        assert_eq!(e.to_string(), "prompt: is long");
+        let e = in_options(Error::usage("conversation", "is long"));
+        assert_eq!(e.to_string(), "conversation: is long");
+    }
+
+    #[test]
+    fn a_file_is_named_with_its_option() {
+        let path = Path::new("p.bin");
+        let damaged = Error::file(Stage::Text, path, "is cut off").of_kind(ErrorKind::PromptCacheDamaged);
+        let e = in_file_of("--prompt-cache", damaged);
+        assert_eq!(e.to_string(), "--prompt-cache: p.bin: is cut off");
+        assert_eq!((e.kind(), e.is_usage()), (ErrorKind::PromptCacheDamaged, true));
+        let e = in_file_of(
+            "--grammar",
+            Error::parse(Stage::Text, path, "is no JSON", "eof at 3"),
+        );
+        assert_eq!(e.to_string(), "--grammar: p.bin: is no JSON: eof at 3");
+        assert_eq!(
+            in_file_of("--grammar", Error::Interrupted).kind(),
+            ErrorKind::Interrupted
+        );
     }
 }

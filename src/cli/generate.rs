@@ -1,6 +1,6 @@
 //! `tlite generate`.
 
-use super::answer::{AnswerOptions, answer};
+use super::answer::{AnswerOptions, Reading, answer};
 use super::interrupt::Interrupt;
 use super::load::{print_notes, waiting};
 use super::options::ExecOptions;
@@ -169,18 +169,20 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     let place = model.place();
 
     let generating = interrupt.generating();
+    let reading = Reading::default();
     let options = GenerateOptions {
-        max_tokens: args.sampling.max_tokens.get(),
+        max_tokens: args.sampling.max_tokens,
         stop: ends,
         cancel: generating.flag(),
         slide: args.answers.context_shift.then_some(prompt.len()),
+        progress: reading.progress(),
         template_values: values,
     };
     let mut stdout = std::io::stdout().lock();
     let mut nowhere = std::io::sink();
     let live: &mut dyn Write = if args.json { &mut nowhere } else { &mut stdout };
     let outcome = answer(&mut session, prompt.as_slice(), &options, live)?;
-    drop(generating);
+    drop((generating, reading));
     if args.json {
         let stats = model.stats();
         let report = Report {
@@ -202,7 +204,7 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
             kernels_checked: model.checked_kernels(),
         };
         put_json(&mut stdout, &report)?;
-    } else {
+    } else if options.max_tokens > 0 {
         put(&mut stdout, "\n")?;
     }
     note(

@@ -1,6 +1,6 @@
 //! `tlite inspect`.
 
-use super::options::{check_writable, from_one, padding};
+use super::options::{Float, check_writable, from_one, padding};
 use super::output::{note, put, put_json, table};
 use crate::backend::{Caps, OpenOptions};
 use crate::error::{Error, Result};
@@ -60,6 +60,9 @@ pub struct Args {
     /// Storage of a language model's cache [default: f16]
     #[arg(long, value_enum, value_name = "TYPE")]
     kv: Option<KvType>,
+    /// Storage of activations [default: f16 for a language model, unless it quantizes at run time; else f32]
+    #[arg(long, value_enum, value_name = "TYPE")]
+    float: Option<Float>,
 }
 
 impl Args {
@@ -108,6 +111,7 @@ pub fn run(args: &Args) -> Result<()> {
         chunk: args.chunk.map_or(CHUNK, usize::from),
         padding: args.padding.unwrap_or(PADDING),
         kv: args.kv.unwrap_or_default(),
+        float: args.float.map(Float::dtype),
     };
     let report = inspect(&args.model, &request)?;
     args.check_used(&report)?;

@@ -16,12 +16,20 @@ struct State {
     generating: AtomicBool,
     cancel: Cancel,
     scratch: Mutex<Vec<PathBuf>>,
+    parting: Mutex<Option<Box<dyn FnOnce() + Send>>>,
 }
 
 impl State {
     /// True when this signal was one for the running generation, false when the program is to end.
     fn signal(&self) -> bool {
         self.generating.load(Ordering::SeqCst) && self.cancel.cancel()
+    }
+
+    fn part(&self) {
+        let parting = self.parting.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(parting) = parting {
+            parting();
+        }
     }
 
     fn remove_scratch(&self) {
@@ -58,6 +66,7 @@ impl Interrupt {
         let handler = move || {
             if !seen.signal() {
                 seen.remove_scratch();
+                seen.part();
                 std::process::exit(INTERRUPTED.into());
             }
         };
@@ -87,6 +96,13 @@ impl Interrupt {
         }
     }
 
+    /// Until the guard is dropped `say` is called when Ctrl-C ends the program, while its work goes on: for commands whose steps take long, which show
+    /// at once what they have.
+    pub fn parting(&self, say: impl FnOnce() + Send + 'static) -> Parting<'_> {
+        *self.0.parting.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(say));
+        Parting(&self.0)
+    }
+
     #[cfg(test)]
     pub(super) fn without_handler() -> Self {
         Self(Arc::default())
@@ -106,6 +122,15 @@ impl Generating<'_> {
 impl Drop for Generating<'_> {
     fn drop(&mut self) {
         self.0.generating.store(false, Ordering::SeqCst);
+    }
+}
+
+/// Words for the end of the program.
+pub struct Parting<'a>(&'a State);
+
+impl Drop for Parting<'_> {
+    fn drop(&mut self) {
+        *self.0.parting.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 }
 
@@ -155,5 +180,22 @@ mod tests {
         drop(guards.pop());
         interrupt.0.remove_scratch();
         assert_eq!(paths.map(|p| p.exists()), [false, false, true]);
+    }
+
+    #[test]
+    fn words_at_the_end_are_said_once_and_only_in_their_time() {
+        let interrupt = Interrupt::without_handler();
+        let said = Arc::new(AtomicBool::new(false));
+        let words = || {
+            let said = said.clone();
+            move || assert!(!said.swap(true, Ordering::SeqCst))
+        };
+        drop(interrupt.parting(words()));
+        interrupt.0.part();
+        assert!(!said.load(Ordering::SeqCst));
+        let _guard = interrupt.parting(words());
+        interrupt.0.part();
+        interrupt.0.part();
+        assert!(said.load(Ordering::SeqCst));
     }
 }

@@ -8,6 +8,8 @@ use crate::llm::LanguageModel;
 use crate::llm::folder::ModelFolder;
 use crate::llm::load::{LoadOptions, Loaded, Loading, PlaceName, Purpose};
 use crate::placement::{BackendChoice, Opened};
+use crate::units::count_text;
+use std::io::IsTerminal;
 use std::time::Instant;
 
 /// A model ready to run, and where it runs.
@@ -98,6 +100,16 @@ pub fn waiting<T>(
         Loading::Memory(memory) => {
             progress.suspend(|| output::note(&mut std::io::stderr(), &format!("memory {memory}")));
         }
+        // A bar tells it on a terminal.
+        Loading::New { kernels, kept } => {
+            if !std::io::stderr().is_terminal() {
+                let once = if kept { ", once for this device" } else { "" };
+                let kernels = count_text(kernels, "kernel");
+                let what = format!("note: compiling and checking {kernels}{once}");
+                output::note(&mut std::io::stderr(), &what);
+            }
+        }
+        Loading::Kernels { all: 0, .. } => {}
         Loading::Kernels { ready, all } => output::count(&progress, ready, all, "kernels"),
     });
     progress.finish_and_clear();

@@ -3,7 +3,7 @@
 use super::cache::CacheOptions;
 use super::output::note;
 use crate::backend::{ImageUse, OpenOptions, Priority, RecordingWay};
-use crate::error::{Error, Result, Stage};
+use crate::error::{Error, Result};
 use crate::graph::pass::Pipeline;
 use crate::llm::engine::PADDING;
 use crate::llm::load::{Activations, KvType, LoadOptions, PADDINGS};
@@ -11,7 +11,7 @@ use crate::placement::{BackendChoice, Placement};
 use crate::tensor::DType;
 use clap::ValueEnum;
 use clap::builder::PossibleValue;
-use std::num::NonZeroUsize;
+use std::num::{NonZeroU64, NonZeroUsize};
 use std::path::Path;
 use std::str::FromStr;
 
@@ -108,6 +108,10 @@ impl ValueEnum for ImageUse {
     }
 }
 
+fn slice_ms(text: &str) -> Result<u32, String> {
+    whole(text, 0, 10_000)
+}
+
 /// Where a model runs.
 #[derive(Clone, Debug, Default, clap::Args)]
 #[command(next_help_heading = "Execution")]
@@ -132,7 +136,7 @@ pub struct DeviceOptions {
     pub images: ImageUse,
     /// Milliseconds that queued work may hold an OpenCL device before other work gets its turn; 0 for no limit [default: 8 on GPUs that
     /// share the host's memory, else 0]
-    #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u32).range(..=10_000), allow_negative_numbers = true)]
+    #[arg(long, value_name = "MS", value_parser = slice_ms, allow_negative_numbers = true)]
     pub slice_ms: Option<u32>,
 }
 
@@ -184,7 +188,8 @@ pub enum Float {
 }
 
 impl Float {
-    fn dtype(self) -> DType {
+    /// As element type.
+    pub fn dtype(self) -> DType {
         match self {
             Self::F32 => DType::F32,
             Self::F16 => DType::F16,
@@ -261,38 +266,50 @@ impl ExecOptions {
 
 /// The value of an option `--padding`.
 pub fn padding(text: &str) -> Result<usize, String> {
-    let value = text.parse().ok().filter(|n| PADDINGS.contains(n));
-    value.ok_or_else(|| {
-        let (from, to) = (PADDINGS.start(), PADDINGS.end());
-        format!("must be a whole number from {from} to {to}")
-    })
+    whole(text, *PADDINGS.start(), *PADDINGS.end())
 }
 
 /// The value of an option that counts something.
 pub fn from_one(text: &str) -> Result<NonZeroUsize, String> {
-    let bad = |_| format!("must be a whole number from 1 to {}", usize::MAX);
-    text.parse().map_err(bad)
+    whole(text, NonZeroUsize::MIN, NonZeroUsize::MAX)
 }
 
 /// The value of an option that is a whole number.
-pub fn from_zero<T: FromStr + Bounded>(text: &str) -> Result<T, String> {
-    let bad = |_| format!("must be a whole number from 0 to {}", T::MOST);
-    text.parse().map_err(bad)
+pub fn from_zero<T: Whole>(text: &str) -> Result<T, String> {
+    whole(text, T::LEAST, T::MOST)
 }
 
-/// A type of whole numbers from 0 on.
-pub trait Bounded {
+/// The value of an option that is a whole number in a range. All such options say in the same words which numbers they take.
+pub fn whole<T: Whole>(text: &str, from: T, to: T) -> Result<T, String> {
+    let value = text.parse().ok().filter(|n| (from..=to).contains(n));
+    // The largest number of a type says nothing, but to who asks for more.
+    let more = text.bytes().all(|b| b.is_ascii_digit())
+        && text.bytes().any(|b| b != b'0')
+        && text.parse::<T>().is_err();
+    value.ok_or_else(|| match more || to < T::MOST {
+        true => format!("must be a whole number from {from} to {to}"),
+        false => format!("must be a whole number of at least {from}"),
+    })
+}
+
+/// A type of whole numbers from 0 or 1 on.
+pub trait Whole: FromStr + PartialOrd + Copy + std::fmt::Display {
+    /// The smallest of them.
+    const LEAST: Self;
     /// The largest of them.
-    const MOST: u64;
+    const MOST: Self;
 }
 
-impl Bounded for u64 {
-    const MOST: u64 = Self::MAX;
+macro_rules! whole {
+    ($($ty:ty),*) => {
+        $(impl Whole for $ty {
+            const LEAST: Self = Self::MIN;
+            const MOST: Self = Self::MAX;
+        })*
+    };
 }
 
-impl Bounded for usize {
-    const MOST: u64 = Self::MAX as u64;
-}
+whole!(u32, u64, usize, NonZeroU64, NonZeroUsize);
 
 /// A usage error, before any work, where `option` names a file to read that is not there.
 pub fn check_file(option: &str, path: &Path) -> Result<()> {
@@ -343,13 +360,13 @@ pub fn check_writable(option: &str, path: &Path) -> Result<()> {
     }
 }
 
-/// The text of the file that `option` names. A usage error for one that is not there; an error for bytes that are no UTF-8.
+/// The text of the file that `option` names. Usage errors for one that is not there, and for bytes that are no UTF-8.
 pub fn read_text(option: &str, path: &Path) -> Result<String> {
     check_file(option, path)?;
     let bytes = std::fs::read(path).map_err(|e| Error::io("cannot read", path, e))?;
     String::from_utf8(bytes).map_err(|e| {
         let at = e.utf8_error().valid_up_to();
-        Error::file(Stage::Text, path, format!("not UTF-8 at byte {at}"))
+        Error::usage(option, format!("{}: not UTF-8 at byte {at}", path.display()))
     })
 }
 
@@ -362,4 +379,27 @@ pub fn check_fits(option: &str, tokens: usize, context: usize) -> Result<()> {
         option,
         format!("{tokens} tokens are more than the context of {context}; see --context"),
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whole_numbers_have_one_text() {
+        assert_eq!((whole("7", 1usize, 8), from_zero::<u64>("0")), (Ok(7), Ok(0)));
+        let from_to = "must be a whole number from 0 to 10000";
+        for text in ["-1", "1e9", "", "x", "10001", "1.5", "99999999999999999999"] {
+            assert_eq!(slice_ms(text), Err(from_to.to_owned()), "{text}");
+        }
+        let least = |n: u8| Err(format!("must be a whole number of at least {n}"));
+        for text in ["-1", "x", "", "1e3", " 1"] {
+            assert_eq!(from_zero::<usize>(text), least(0).map(|()| 0), "{text}");
+        }
+        for text in ["0", "00", "-3"] {
+            assert_eq!(from_one(text).map(drop), least(1), "{text}");
+        }
+        let many = from_zero::<u64>("18446744073709551616").unwrap_err();
+        assert!(many.ends_with("from 0 to 18446744073709551615"), "{many}");
+    }
 }

@@ -10,6 +10,7 @@ use crate::files::write_whole;
 use crate::graph::onnx::quantize::{
     GROUP_SIZES, Left, Options, Progress, Quantized, Summary, quantize_with, unfinished,
 };
+use crate::llm::folder::check_form;
 use crate::quant::{Bits, GROUP_STEP, Method, PER_CHANNEL};
 use crate::units::size_text;
 use clap::ValueEnum;
@@ -324,6 +325,7 @@ fn report(s: &Summary, output: &Path) -> String {
 
 /// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
+    check_form("MODEL", &args.model)?;
     let options = args.options()?;
     for (option, file) in [("--report", &args.report), ("--report-json", &args.report_json)] {
         file.as_ref()

@@ -14,9 +14,9 @@ use std::num::NonZeroUsize;
 #[derive(Clone, Debug, clap::Args)]
 #[command(next_help_heading = "Sampling")]
 pub struct SamplingOptions {
-    /// Largest number of tokens to generate
-    #[arg(long, value_name = "N", default_value = "256", value_parser = from_one, allow_negative_numbers = true)]
-    pub max_tokens: NonZeroUsize,
+    /// Largest number of tokens to generate; 0 generates none
+    #[arg(long, value_name = "N", default_value = "256", value_parser = from_zero::<usize>, allow_negative_numbers = true)]
+    pub max_tokens: usize,
     /// Add BIAS to the logit of the token ID; -inf forbids it
     #[arg(long, value_name = "ID=BIAS,...", value_delimiter = ',', value_parser = logit_bias)]
     pub logit_bias: Vec<(u32, f32)>,
@@ -26,10 +26,10 @@ pub struct SamplingOptions {
     /// Divide logits of tokens that occurred by F, where they are positive, else multiply; 1 is off
     #[arg(long, value_name = "F", default_value = "1", allow_negative_numbers = true, value_parser = number(REPETITION))]
     pub repetition_penalty: f32,
-    /// Subtract F from the logit of a token for each time that it occurred; 0 is off
+    /// Subtract F, from -2 to 2, from the logit of a token for each time that it occurred; 0 is off
     #[arg(long, value_name = "F", default_value = "0", allow_negative_numbers = true, value_parser = number(FREQUENCY))]
     pub frequency_penalty: f32,
-    /// Subtract F from the logit of a token that occurred; 0 is off
+    /// Subtract F, from -2 to 2, from the logit of a token that occurred; 0 is off
     #[arg(long, value_name = "F", default_value = "0", allow_negative_numbers = true, value_parser = number(PRESENCE))]
     pub presence_penalty: f32,
     /// DRY: subtract F * base ^ (length - allowed length) where a token would repeat a longer stretch; 0 is off

@@ -6,6 +6,9 @@ use crate::llm::template::Values;
 use serde_json::Value;
 use std::path::PathBuf;
 
+/// What templates are given of the conversation itself.
+const TAKEN: [&str; 2] = ["messages", "add_generation_prompt"];
+
 /// Options of every command that renders a chat template.
 #[derive(Clone, Debug, Default, clap::Args)]
 #[command(next_help_heading = "Chat template")]
@@ -20,6 +23,9 @@ pub struct TemplateOptions {
 
 fn named_value(text: &str) -> Result<(String, Value), String> {
     match text.split_once('=') {
+        Some((name, _)) if TAKEN.contains(&name) => {
+            Err(format!("{name} is that of the conversation and cannot be given"))
+        }
         Some((name, value)) if !name.is_empty() => {
             let value = serde_json::from_str(value).unwrap_or_else(|_| Value::from(value));
             Ok((name.to_owned(), value))
@@ -62,6 +68,8 @@ mod tests {
         assert_eq!(value("a=26 Jul = 2024"), json!("26 Jul = 2024"));
         assert_eq!(value("a="), json!(""));
         assert!(named_value("a").is_err() && named_value("=1").is_err());
+        let e = named_value("messages=3").unwrap_err();
+        assert_eq!(e, "messages is that of the conversation and cannot be given");
     }
 
     #[test]

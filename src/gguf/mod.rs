@@ -17,7 +17,7 @@ mod tokenizer;
 
 pub use convert::{convert, convert_into};
 pub use dequant::GgmlType;
-pub use read::{Array, Gguf, TensorInfo, Value};
+pub use read::{Array, Gguf, TensorInfo, Value, is_gguf};
 pub use tokenizer::write_tokenizer;
 
 #[cfg(test)]

@@ -7,9 +7,17 @@ use crate::tensor::Bytes;
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::fs::File;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 const MAGIC: [u8; 4] = *b"GGUF";
+
+/// True for a file that begins as those of this format do.
+pub fn is_gguf(path: &Path) -> bool {
+    let mut magic = [0; MAGIC.len()];
+    let read = std::fs::File::open(path).and_then(|mut file| file.read_exact(&mut magic));
+    read.is_ok() && magic == MAGIC
+}
 const DEFAULT_ALIGNMENT: u64 = 32;
 /// Arrays may hold arrays, up to this depth.
 const MAX_DEPTH: usize = 4;

@@ -16,6 +16,7 @@ use crate::graph::onnx::{ImportOptions, import_with};
 use crate::graph::pass::{PassReport, Pipeline};
 use crate::graph::{Edit, Graph, ValueId, class, derive};
 use crate::llm::engine::{CHUNK, Decoder, Lengths, Logits, PADDING};
+use crate::llm::folder::check_form;
 use crate::llm::{KvType, ModelFolder};
 use crate::plan::{Options, Plan, weight_bytes};
 use crate::shape::{Bindings, Constraints};
@@ -42,6 +43,8 @@ pub struct Request {
     pub padding: usize,
     /// Storage of a decoder's cache.
     pub kv: KvType,
+    /// Storage of activations; by default what running the model takes.
+    pub float: Option<DType>,
 }
 
 impl Default for Request {
@@ -55,6 +58,7 @@ impl Default for Request {
             chunk: CHUNK,
             padding: PADDING,
             kv: KvType::default(),
+            float: None,
         }
     }
 }
@@ -183,6 +187,7 @@ pub struct AssumptionReport {
 
 /// The file that is meant by a folder with `model.onnx`, or by a file.
 pub fn model_file(path: &Path) -> Result<PathBuf> {
+    check_form("MODEL", path)?;
     let file = if path.is_dir() {
         path.join("model.onnx")
     } else {
@@ -415,7 +420,10 @@ fn decoder(file: &Path, graph: Graph, request: &Request, symbols: &mut Symbols) 
     let batch = batch.and_then(|f| f.shape.0.first()?.as_symbol().cloned());
     let mut pipeline = Pipeline::standard();
     request.kv.store(&mut pipeline);
-    let decoder = Decoder::of(graph, &pipeline, Logits::Last)?;
+    let mut decoder = Decoder::of(graph, &pipeline, Logits::Last)?;
+    if let Some(float) = request.float {
+        decoder = decoder.stored_in(float);
+    }
     if let Some(batch) = batch {
         symbols.decide(&batch, 1, BoundFrom::OneSequence)?;
     }
@@ -442,12 +450,12 @@ fn decoder(file: &Path, graph: Graph, request: &Request, symbols: &mut Symbols) 
     })
 }
 
-/// Any other model has one plan, with floats in `f32`.
+/// Any other model has one plan, with floats in `f32` unless others are asked for.
 fn plain(mut graph: Graph, request: &Request, symbols: &mut Symbols) -> Result<Prepared> {
     let passes = Pipeline::standard().run(&mut graph)?;
     symbols.assume_rest(&graph, None)?;
     let mut options = Options {
-        float: DType::F32,
+        float: request.float.unwrap_or(DType::F32),
         // Without a device the question is what the model needs, not which kernels there are.
         every_on_device: request.caps == Caps::neutral(),
         state_rows: request

@@ -7,6 +7,9 @@ use super::{Finish, Metrics};
 use crate::error::{Error, ErrorKind, Result};
 use std::sync::Arc;
 
+/// What errors call a message, with the instructions before it, for which the context has no room though all else were forgotten.
+pub const MESSAGE: &str = "message";
+
 /// A conversation and the session that answers it.
 ///
 /// An answer keeps the tokens that the model chose, though its text might be encoded to others: so they are in the cache, and a turn feeds
@@ -77,17 +80,28 @@ impl Conversation {
 
     /// Answers `messages`, which take the place of those that there are: for callers that keep them. What they share with the
     /// conversation so far is not fed again. Errors of [`Session::generate`], and one of the kind [`ErrorKind::ContextExceeded`] where the
-    /// conversation does not fit the context, or its last turn where it slides; the conversation is then what it was.
+    /// conversation does not fit the context, or its last turn where it slides; the conversation is then what it was. That one is a usage error of
+    /// [`MESSAGE`] where the last turn alone does not fit.
     pub fn answer(&mut self, messages: Vec<Message>, options: &GenerateOptions) -> Result<Reply<'_>> {
         let count = messages.len();
         let (messages, prompt) = self.fitting(messages, options)?;
         let context = self.session.context();
         if prompt.tokens.len() > context {
-            let what = format!(
-                "needs {} tokens, the context holds {context}",
-                prompt.tokens.len()
-            );
-            return Err(Error::usage("conversation", what).of_kind(ErrorKind::ContextExceeded));
+            let alone = self.last_turn(&messages, &options.template_values)?;
+            let (name, what) = match alone > context {
+                true => (
+                    MESSAGE,
+                    format!("alone needs {alone} tokens, the context holds {context}"),
+                ),
+                false => {
+                    let all = prompt.tokens.len();
+                    (
+                        "conversation",
+                        format!("needs {all} tokens, the context holds {context}"),
+                    )
+                }
+            };
+            return Err(Error::usage(name, what).of_kind(ErrorKind::ContextExceeded));
         }
         let slide = if self.slides {
             Some(self.header(&messages, &prompt.tokens, &options.template_values))
@@ -150,6 +164,18 @@ impl Conversation {
                 _ => return Ok((messages, said)),
             }
         }
+    }
+
+    /// Tokens of `messages` without the turns before the last one.
+    fn last_turn(&self, messages: &[Message], values: &Values) -> Result<usize> {
+        let head = messages.iter().take_while(|m| is_system(m)).count();
+        let last = messages
+            .iter()
+            .rposition(|m| m.role == "user")
+            .unwrap_or(head)
+            .max(head);
+        let turn = [messages.get(..head), messages.get(last..)].map(Option::unwrap_or_default);
+        Ok(self.encoded(&turn.concat(), values)?.tokens.len())
     }
 
     /// How many of the first of `tokens`, those of `messages`, come before anything that was said.

@@ -3,6 +3,7 @@
 use super::load::OTHERS;
 use super::tokenizer::Tokenizer;
 use crate::error::{Error, Result, Stage};
+use crate::gguf;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use std::io::ErrorKind;
@@ -217,7 +218,22 @@ impl ModelFolder {
             Error::usage(name, what)
         };
         if path.is_file() {
-            return Err(refused("is a file"));
+            check_form(name, path)?;
+            let folder = path
+                .parent()
+                .filter(|_| path.file_name() == Some("model.onnx".as_ref()));
+            return Err(match folder.filter(|dir| dir.join("tokenizer.json").is_file()) {
+                Some(dir) => {
+                    let dir = if dir.as_os_str().is_empty() {
+                        Path::new(".")
+                    } else {
+                        dir
+                    };
+                    let what = format!("{} is a file; give its folder, {}", path.display(), dir.display());
+                    Error::usage(name, what)
+                }
+                None => refused("is a file"),
+            });
         }
         let folder = Self::open(path)?;
         match needed.iter().find(|n| !folder.dir.join(n).is_file()) {
@@ -284,6 +300,16 @@ impl ModelFolder {
     }
 }
 
+/// A usage error where the model that errors call `name` is a GGUF file, of which a folder has to be made first.
+pub fn check_form(name: &str, path: &Path) -> Result<()> {
+    if !path.is_file() || !gguf::is_gguf(path) {
+        return Ok(());
+    }
+    let file = path.display();
+    let what = format!("{file} is a GGUF file; make a folder of it first: tlite convert {file} -o DIR");
+    Err(Error::usage(name, what))
+}
+
 fn read_json<T: DeserializeOwned + Default>(path: &Path) -> Result<T> {
     let bytes = match std::fs::read(path) {
         Ok(bytes) => bytes,
@@ -309,6 +335,26 @@ mod tests {
         std::fs::write(&file, b"x").unwrap();
         let e = ModelFolder::open(&file).unwrap_err();
         assert!(e.is_usage() && e.to_string().contains("is a file"), "{e}");
+    }
+
+    #[test]
+    fn files_in_the_place_of_a_folder_are_told_apart() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        let why = |name: &str| {
+            let e = ModelFolder::holding("MODEL", &at(name), &[]).unwrap_err();
+            assert!(e.is_usage(), "{e}");
+            e.to_string()
+        };
+        std::fs::write(at("x.gguf"), b"GGUF\x03\0\0\0").unwrap();
+        let file = at("x.gguf").display().to_string();
+        assert!(why("x.gguf").ends_with(&format!("make a folder of it first: tlite convert {file} -o DIR")));
+        std::fs::write(at("model.onnx"), b"x").unwrap();
+        assert!(why("model.onnx").contains("expected a folder"));
+        std::fs::write(at("tokenizer.json"), b"{}").unwrap();
+        let end = format!("is a file; give its folder, {}", dir.path().display());
+        assert!(why("model.onnx").ends_with(&end));
+        assert!(why("tokenizer.json").contains("expected a folder"));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! The loop of generation: feed, sample, stop.
 
 use super::draft::Draft;
-use super::{Cancel, LanguageModel, Metrics, Sampler};
+use super::{Cancel, LanguageModel, Metrics, Progress, Sampler};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use std::collections::VecDeque;
 use std::fmt;
@@ -19,6 +19,8 @@ pub struct Limits {
     /// A full context slides: the first so many tokens stay, the older half of the others is forgotten, and the rest is fed again.
     /// Without a number generation stops there.
     pub slide: Option<usize>,
+    /// Hears how far a prompt of several runs has come.
+    pub progress: Progress,
 }
 
 impl Default for Limits {
@@ -29,6 +31,7 @@ impl Default for Limits {
             eos: Vec::new(),
             cancel: Cancel::default(),
             slide: None,
+            progress: Progress::default(),
         }
     }
 }
@@ -212,6 +215,7 @@ impl<'a, M: LanguageModel + ?Sized> Generator<'a, M> {
         }
         // An end token counts as well.
         let count = self.sampled - before + usize::from(matches!(finish, Some(Finish::Eos(_))));
+        self.metrics.tokens = self.sampled;
         if self.metrics.first_token.is_zero() {
             self.metrics.first_token = start.elapsed();
         } else {
@@ -281,17 +285,27 @@ impl<'a, M: LanguageModel + ?Sized> Generator<'a, M> {
     fn feed(&mut self) -> Result<Option<Finish>> {
         let waiting = self.context.get(self.fed()..).unwrap_or_default().to_vec();
         // One run after another, so that a cancelled prompt ends soon.
-        let mut parts = waiting.chunks(self.model.run_length().max(1)).peekable();
-        while let Some(part) = parts.next() {
+        let run = self.model.run_length().max(1);
+        let tell = |done| {
+            if waiting.len() > run {
+                self.limits.progress.tell(done, waiting.len());
+            }
+        };
+        let mut done = 0;
+        for part in waiting.chunks(run) {
             if self.limits.cancel.is_cancelled() {
                 return Ok(Some(Finish::Cancelled));
             }
-            if parts.peek().is_none() && self.sampler.is_greedy() {
+            tell(done);
+            done += part.len();
+            if done == waiting.len() && self.sampler.is_greedy() {
                 let id = self.model.most_likely(part)?;
+                tell(done);
                 return self.take(id);
             }
             self.model.forward(part, &mut self.logits)?;
         }
+        tell(done);
         self.check_logits(self.logits.len(), 1)?;
         let id = self.sampler.sample(&self.logits)?;
         self.take(id)

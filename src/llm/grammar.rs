@@ -42,6 +42,12 @@ impl Grammar {
         if let Some(e) = fresh.get_error() {
             return Err(unusable(&e));
         }
+        // Some grammars fail only once they are asked for the first token.
+        let mut first = fresh.deep_clone();
+        let allowed = first.compute_mask_or_eos().map_err(|e| unusable(&e))?;
+        if allowed.is_zero() && !first.is_accepting().map_err(|e| unusable(&e))? {
+            return Err(unusable(&"no text keeps to it"));
+        }
         Ok(Self {
             matcher: fresh.deep_clone(),
             fresh,
@@ -51,7 +57,14 @@ impl Grammar {
 }
 
 fn unusable(e: &dyn Display) -> Error {
-    Error::other(Stage::Text, format!("the grammar cannot be used: {e}"))
+    Error::other(Stage::Text, format!("the grammar cannot be used: {}", words(e)))
+}
+
+/// An error of the parser in one line, without the state of the parser that it may append.
+fn words(e: &dyn Display) -> String {
+    let text = e.to_string();
+    let told = text.split("\n<").next().unwrap_or_default();
+    told.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
 /// The vocabulary by bytes. Behind it stands an end token that no model has, since the parser wants one and a model may have several.
@@ -82,7 +95,7 @@ impl Constraint for Grammar {
     }
 
     fn mask(&mut self, logits: &mut [f32]) -> Result<()> {
-        let failed = |e: &dyn Display| Error::other(Stage::Text, format!("the grammar fails: {e}"));
+        let failed = |e: &dyn Display| Error::other(Stage::Text, format!("the grammar fails: {}", words(e)));
         let allowed = self.matcher.compute_mask_or_eos().map_err(|e| failed(&e))?;
         let ends = self.matcher.is_accepting().map_err(|e| failed(&e))?;
         let size = u32::try_from(allowed.len()).unwrap_or(u32::MAX);
@@ -106,7 +119,7 @@ impl Constraint for Grammar {
         taken.map_err(|e| {
             Error::other(
                 Stage::Text,
-                format!("the grammar does not allow token {token}: {e}"),
+                format!("the grammar does not allow token {token}: {}", words(&e)),
             )
         })
     }
@@ -237,9 +250,21 @@ mod tests {
     #[test]
     fn what_is_no_grammar_is_refused() {
         let (_dir, tokenizer) = tokenizer();
-        for text in ["", "start: undefined", "start: \"a", "{"] {
+        for text in [
+            "",
+            "start: undefined",
+            "start: \"a",
+            "{",
+            "start: start \"a\"",
+            "start: a\na: start \"b\" | a \"c\"",
+        ] {
             let e = Grammar::lark(text, &tokenizer, &[]).err().unwrap();
-            assert!(e.to_string().contains("grammar cannot be used"), "{e}");
+            let (words, lines) = (e.to_string(), e.to_string().lines().count());
+            assert!(
+                words.starts_with("the grammar cannot be used: ") && lines == 1,
+                "{text}: {words}"
+            );
+            assert!(!words.contains("state>") && words.len() < 500, "{text}: {words}");
         }
         for text in ["", "{\"type\": 3}", "{\"type\": \"unheard of\"}", "[1"] {
             let e = Grammar::json_schema(text, &tokenizer, &[]).err().unwrap();

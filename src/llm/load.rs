@@ -201,6 +201,13 @@ impl<'a> Purpose<'a> {
 pub enum Loading<'a> {
     /// So much memory is taken next.
     Memory(&'a DecoderMemory),
+    /// So many kernels are new on the device: they are compiled and checked next.
+    New {
+        /// How many.
+        kernels: usize,
+        /// What comes of it is stored, so that they are new once.
+        kept: bool,
+    },
     /// So many of all kernels are compiled or found in the cache.
     Kernels {
         /// They are ready.
@@ -289,6 +296,11 @@ impl Loaded {
         }
         hear(Loading::Memory(&memory));
         let store = options.place.options.cache.as_deref();
+        let kernels = planned.new_kernels(backend.caps(), store);
+        if kernels > 0 {
+            let kept = store.is_some_and(|s| !s.is_refused());
+            hear(Loading::New { kernels, kept });
+        }
         let may_be_shorter = options.context.is_none();
         let (loaded, told) = DeviceDecoder::checked(
             decoder,

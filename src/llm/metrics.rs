@@ -1,5 +1,6 @@
 //! How fast a generation was.
 
+use crate::units::count_text;
 use std::fmt;
 use std::time::Duration;
 
@@ -13,6 +14,8 @@ pub struct Metrics {
     pub reused_tokens: usize,
     /// Time from the start of the prompt to the first sampled token; zero before it.
     pub first_token: Duration,
+    /// Tokens sampled, without an end token.
+    pub tokens: usize,
     /// Tokens sampled after the first one, an end token included.
     pub decode_tokens: usize,
     /// Time that they took.
@@ -49,21 +52,34 @@ impl fmt::Display for Metrics {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let first = self.first_token.as_secs_f64() * 1e3;
         match (self.prompt_tokens, self.reused_tokens) {
-            (fed, 0) => write!(f, "prompt {fed} tokens")?,
-            (fed, reused) => write!(f, "prompt {} tokens ({fed} fed, {reused} reused)", fed + reused)?,
+            (fed, 0) => write!(f, "prompt {}", count_text(fed, "token"))?,
+            (fed, reused) => {
+                let all = count_text(fed + reused, "token");
+                write!(f, "prompt {all} ({fed} fed, {reused} reused)")?;
+            }
         }
         if let Some(r) = self.prefill_tokens_per_s() {
-            write!(f, ", first token after {first:.0} ms, prefill {r:.1} tokens/s")?;
+            let what = if self.tokens > 0 {
+                "first token after"
+            } else {
+                "read in"
+            };
+            write!(f, ", {what} {first:.0} ms, prefill {r:.1} tokens/s")?;
         }
         if let Some(r) = self.decode_tokens_per_s() {
             write!(f, ", decode {r:.1} tokens/s")?;
         }
         if self.drafted > 0 {
-            write!(f, ", {} of {} drafted tokens right", self.accepted, self.drafted)?;
+            write!(
+                f,
+                ", {} of {} right",
+                self.accepted,
+                count_text(self.drafted, "drafted token")
+            )?;
         }
         if self.forgotten > 0 {
-            let (old, again) = (self.forgotten, self.fed_again);
-            write!(f, ", context slid: {old} tokens forgotten, {again} fed again")?;
+            let (old, again) = (count_text(self.forgotten, "token"), self.fed_again);
+            write!(f, ", context slid: {old} forgotten, {again} fed again")?;
         }
         Ok(())
     }
@@ -77,6 +93,7 @@ mod tests {
     fn rates_are_counts_over_times() {
         let m = Metrics {
             prompt_tokens: 50,
+            tokens: 4,
             first_token: Duration::from_millis(200),
             decode_tokens: 3,
             decode: Duration::from_millis(1500),
@@ -86,6 +103,15 @@ mod tests {
         assert_eq!(m.decode_tokens_per_s(), Some(2.0));
         let line = "prompt 50 tokens, first token after 200 ms, prefill 250.0 tokens/s, decode 2.0 tokens/s";
         assert_eq!(m.to_string(), line);
+        let ended = Metrics {
+            prompt_tokens: 1,
+            first_token: Duration::from_millis(200),
+            ..Metrics::default()
+        };
+        assert_eq!(
+            ended.to_string(),
+            "prompt 1 token, read in 200 ms, prefill 5.0 tokens/s"
+        );
         let m = Metrics {
             drafted: 9,
             accepted: 4,

@@ -26,6 +26,7 @@ impl Model {
         let codec = Arc::new(Codec::load(folder.clone())?);
         let model = Self::with_codec(&folder, codec, options, &mut |step| match step {
             Loading::Memory(memory) => log::info!("memory {memory}"),
+            Loading::New { kernels, .. } => log::info!("{kernels} kernels are new"),
             Loading::Kernels { ready, all } => log::debug!("kernels: {ready} of {all}"),
         })?;
         for note in model.notes() {

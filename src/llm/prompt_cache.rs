@@ -7,6 +7,7 @@
 use super::LanguageModel;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::files::write_whole;
+use crate::units::count_text;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 
@@ -72,6 +73,16 @@ struct Header {
     rows: Vec<usize>,
 }
 
+impl Header {
+    /// Bytes of the tokens and rows behind it.
+    fn bytes(&self) -> Option<usize> {
+        let rows = self.identity.states.iter().zip(&self.rows);
+        rows.map(|(state, rows)| state.row.checked_mul(*rows))
+            .chain([self.tokens.checked_mul(4)])
+            .try_fold(0usize, |sum, part| sum.checked_add(part?))
+    }
+}
+
 fn states<'a>(model: &'a mut dyn LanguageModel, path: &Path) -> Result<&'a mut dyn States> {
     model.states().ok_or_else(|| {
         let what = format!(
@@ -86,8 +97,8 @@ fn states<'a>(model: &'a mut dyn LanguageModel, path: &Path) -> Result<&'a mut d
 pub fn save(path: &Path, model: &mut dyn LanguageModel, tokens: &[u32]) -> Result<()> {
     if model.len() != tokens.len() {
         let what = format!(
-            "the cache holds {} tokens, {} are given",
-            model.len(),
+            "the cache holds {}, {} are given",
+            count_text(model.len(), "token"),
             tokens.len()
         );
         return Err(Error::other(Stage::Run, what));
@@ -147,16 +158,20 @@ pub fn load(path: &Path, model: &mut dyn LanguageModel) -> Result<Vec<u32>> {
         .ok_or_else(|| wrong("the prompt cache is cut off"))?;
     let (found, computed) = (u32::from_le_bytes(*sum), crc32fast::hash(body));
     if found != computed {
-        return Err(wrong(&format!(
-            "the prompt cache is damaged: its checksum is {computed:08x}, the file says {found:08x}"
-        )));
+        let whole = header(&bytes, path).ok().and_then(|(header, rest)| {
+            let before = bytes.len() - rest.bytes.len();
+            header.bytes()?.checked_add(before + sum.len())
+        });
+        return Err(wrong(&match whole.filter(|whole| *whole > bytes.len()) {
+            Some(whole) => format!("the prompt cache is cut off: {} bytes of {whole}", bytes.len()),
+            None => {
+                format!(
+                    "the prompt cache is damaged: its checksum is {computed:08x}, the file says {found:08x}"
+                )
+            }
+        }));
     }
-    let mut rest = Rest { bytes: body, path };
-    rest.take(MAGIC.len())?;
-    let size = rest.number()?;
-    let header: Header = serde_json::from_slice(rest.take(size)?)
-        .map_err(|e| Error::parse(Stage::Text, path, "not the header of a prompt cache", e))
-        .map_err(|e| e.of_kind(ErrorKind::PromptCacheDamaged))?;
+    let (header, mut rest) = header(body, path)?;
     let identity = &header.identity;
     for (what, found, wanted) in [
         ("model", &identity.model, &wanted.model),
@@ -209,13 +224,24 @@ pub fn load(path: &Path, model: &mut dyn LanguageModel) -> Result<Vec<u32>> {
     }
     if !rest.bytes.is_empty() {
         return Err(wrong(&format!(
-            "{} bytes too many for {} tokens",
-            rest.bytes.len(),
-            header.tokens
+            "{} too many for {}",
+            count_text(rest.bytes.len(), "byte"),
+            count_text(header.tokens, "token")
         )));
     }
     states.write_states(tokens.len(), &parts)?;
     Ok(tokens)
+}
+
+/// The header of a prompt cache, and what stands behind it.
+fn header<'a>(bytes: &'a [u8], path: &'a Path) -> Result<(Header, Rest<'a>)> {
+    let mut rest = Rest { bytes, path };
+    rest.take(MAGIC.len())?;
+    let size = rest.number()?;
+    let header = serde_json::from_slice(rest.take(size)?)
+        .map_err(|e| Error::parse(Stage::Text, path, "not the header of a prompt cache", e))
+        .map_err(|e| e.of_kind(ErrorKind::PromptCacheDamaged))?;
+    Ok((header, rest))
 }
 
 fn damaged(path: &Path, what: &str) -> Error {
@@ -411,13 +437,20 @@ mod tests {
             let e = refused(&bytes);
             let expected = if i < 8 { "not a prompt cache" } else { "damaged" };
             assert!(e.contains(expected), "byte {i}: {e}");
-            refused(&whole[..i]);
+            let e = refused(&whole[..i]);
+            let size = usize::from(whole[8]) + 12;
+            if i >= size {
+                assert!(
+                    e.ends_with(&format!("is cut off: {i} bytes of {}", whole.len())),
+                    "{e}"
+                );
+            }
         }
         // With a checksum that is right.
         let signed = |body: &[u8]| [body, &crc32fast::hash(body).to_le_bytes()].concat();
         let body = &whole[..whole.len() - 4];
         assert!(refused(&signed(&body[..body.len() - 1])).contains("ends"));
-        assert!(refused(&signed(&[body, &[0]].concat())).contains("1 bytes too many"));
+        assert!(refused(&signed(&[body, &[0]].concat())).contains("1 byte too many for 3 tokens"));
         assert!(refused(&signed(b"TLITEKV2\x02\0\0\0{}")).contains("header"));
         assert!(refused(&signed(b"TLITEKV2\xff\xff\xff\xff{}")).contains("ends"));
     }

@@ -6,7 +6,7 @@ use super::sampler::Sampler;
 use super::stop::{StopStrings, StopWatch};
 use super::template::Values;
 use super::tokenizer::TextStream;
-use super::{Cancel, Finish, Generator, LanguageModel, Limits, Metrics, Token, prompt_cache};
+use super::{Cancel, Finish, Generator, LanguageModel, Limits, Metrics, Progress, Token, prompt_cache};
 use crate::error::Result;
 use std::fmt;
 use std::path::Path;
@@ -23,6 +23,8 @@ pub struct GenerateOptions {
     pub cancel: Cancel,
     /// As [`Limits::slide`].
     pub slide: Option<usize>,
+    /// As [`Limits::progress`].
+    pub progress: Progress,
     /// What the chat template is given beside the messages of a conversation, such as `tools` or `enable_thinking`.
     pub template_values: Values,
 }
@@ -34,6 +36,7 @@ impl Default for GenerateOptions {
             max_tokens,
             cancel,
             slide,
+            progress,
             ..
         } = Limits::default();
         Self {
@@ -41,6 +44,7 @@ impl Default for GenerateOptions {
             stop: StopStrings::default(),
             cancel,
             slide,
+            progress,
             template_values: Values::new(),
         }
     }
@@ -152,6 +156,7 @@ impl Session {
             eos: self.codec.eos().to_vec(),
             cancel: options.cancel.clone(),
             slide: options.slide,
+            progress: options.progress.clone(),
         };
         let reused = reuse(self.model.as_mut(), &self.cached, &prompt);
         self.cached.truncate(reused);

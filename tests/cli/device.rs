@@ -109,3 +109,114 @@ fn tune_without_a_device_is_wrong_usage() {
     fails(&["tune", path(&model), "--seconds", "0"], 2, &["--seconds"]);
     fails(&["tune", "/no/such/model"], 2, &["/no/such/model"]);
 }
+
+/// On the host, as on a backend that is there and cannot.
+#[test]
+fn what_a_backend_cannot_is_wrong_usage() {
+    let (_dir, model) = tiny_model("llama", Traits::default());
+    let backends = backends();
+    let others = backends.iter().map(String::as_str).filter(|b| *b != "opencl");
+    for backend in others.chain(["host"]) {
+        for (option, value) in [("--slice-ms", "5"), ("--images", "1d"), ("--recording", "qcom")] {
+            let args = [
+                "generate",
+                path(&model),
+                "--raw",
+                "--prompt",
+                "x",
+                "--backend",
+                backend,
+                option,
+                value,
+            ];
+            fails(&args, 2, &[option, value, "only the OpenCL backend"]);
+            assert_eq!(stderr(&tlite(&args)).lines().count(), 1);
+        }
+    }
+}
+
+#[test]
+fn devices_are_filtered_and_tell_what_can_be_opened() {
+    let (_dir, model) = tiny_model("llama", Traits::default());
+    let all = report(&["devices", "--json"]);
+    for device in all["devices"].as_array().unwrap() {
+        let name = device["device"].as_str().unwrap();
+        let found = report(&["devices", "--json", "--device", &name.to_uppercase()]);
+        let found = found["devices"].as_array().unwrap();
+        assert!(
+            found.iter().all(|d| d["device"] == name) && !found.is_empty(),
+            "{name}: {found:?}"
+        );
+        if device["backend"] == "opencl" {
+            for (kind, pixels) in [("1d", "max_pixels"), ("2d", "max_rows")] {
+                let args = [
+                    "generate",
+                    path(&model),
+                    "--raw",
+                    "--prompt",
+                    "x",
+                    "--max-tokens",
+                    "1",
+                    "--device",
+                    name,
+                    "--images",
+                    kind,
+                ];
+                let output = tlite(&args);
+                let offered = device["images"][pixels] != 0;
+                let code = if offered { 0 } else { 2 };
+                assert_eq!(output.status.code(), Some(code), "{}", stderr(&output));
+                let told = stderr(&output).contains(&format!("--images: {kind}: {name} makes no image"));
+                assert_eq!(told, !offered, "{}", stderr(&output));
+            }
+        }
+    }
+    let opencl = all["devices"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|d| d["backend"] == "opencl");
+    let names: Vec<&str> = opencl.filter_map(|d| d["device"].as_str()).collect();
+    if let [only] = names.as_slice() {
+        let second = format!("{only}#2");
+        let args = ["bench", path(&model), "--backend", "opencl", "--device", &second];
+        fails(&args, 2, &["--device", "only 1 device matches", "there is no #2"]);
+    }
+    fails(
+        &["devices", "--device", "no such"],
+        2,
+        &["--device", "no device matches \"no such\"; found: "],
+    );
+}
+
+/// Ctrl-C at any time shows what there is.
+#[cfg(target_os = "linux")]
+#[test]
+fn an_interrupted_tune_shows_what_it_has() {
+    let (dir, model) = tiny_model("llama", Traits::default());
+    for backend in backends() {
+        let mut wait = std::time::Duration::from_secs(1);
+        loop {
+            let cache = dir.path().join(format!("{backend}-{}", wait.as_secs()));
+            let on = ["--backend", &backend, "--cache-dir", path(&cache)];
+            let args = [&["tune", path(&model), "--json", "--seconds", "3600"][..], &on].concat();
+            let output = super::generation::interrupted(&args, wait);
+            let code = output.status.code();
+            // A machine that is busy gets more time.
+            if output.stdout.is_empty() && wait.as_secs() < 60 {
+                wait *= 4;
+                continue;
+            }
+            let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+            // Where all sets were measured by then there was nothing to stop.
+            assert!(
+                code == Some(130) || json["measured"] == json["all"],
+                "{code:?}: {json}"
+            );
+            assert_eq!(json["interrupted"], code == Some(130), "{json}");
+            let last = stderr(&output).lines().last().unwrap();
+            assert_eq!(last.starts_with("stopped; "), code == Some(130), "{last}");
+            break;
+        }
+    }
+}

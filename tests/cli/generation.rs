@@ -75,15 +75,25 @@ fn drafts_and_caches_change_no_token() {
     ];
     fails(
         &[&["generate", path(&model)], &base[..]].concat(),
-        1,
-        &["prompt.cache", "damaged"],
+        2,
+        &["--prompt-cache", "prompt.cache", "damaged"],
     );
     bytes[middle] ^= 1;
+    std::fs::write(&file, &bytes[..bytes.len() - 7]).unwrap();
+    fails(
+        &[&["generate", path(&model)], &base[..]].concat(),
+        2,
+        &[
+            "--prompt-cache",
+            "is cut off",
+            &format!("bytes of {}", bytes.len()),
+        ],
+    );
     std::fs::write(&file, &bytes).unwrap();
     fails(
         &[&["generate", path(&other)], &base[..]].concat(),
-        1,
-        &["prompt.cache", "another model"],
+        2,
+        &["--prompt-cache", "prompt.cache", "another model"],
     );
     assert_eq!(
         std::fs::read(&file).unwrap(),
@@ -140,6 +150,54 @@ fn texts_end_and_keep_to_a_grammar() {
         &[&base[..], &["--logit-bias", "999999=1"]].concat(),
         2,
         &["--logit-bias", "999999"],
+    );
+}
+
+/// What has no effect, or cannot be had, is told before anything is loaded.
+#[test]
+fn options_that_do_nothing_are_refused() {
+    let folder = crate::model_folder();
+    let base = ["generate", path(folder.path()), "--raw", "--prompt", "hello"];
+    let refused = |more: &[&str], words: &[&str]| {
+        let args = [&base[..], more].concat();
+        fails(&args, 2, words);
+        assert_eq!(
+            stderr(&tlite(&args))
+                .lines()
+                .next()
+                .map(|l| l.starts_with("error: ")),
+            Some(true)
+        );
+    };
+    refused(
+        &["--draft-tokens", "5"],
+        &["--draft-tokens", "no effect without --draft"],
+    );
+    refused(
+        &["--template-value", "messages=3"],
+        &["--template-value", "that of the conversation"],
+    );
+    refused(
+        &["--cache-dir", path(&folder.path().join("tokenizer.json"))],
+        &["--cache-dir", "is a file"],
+    );
+    let file = folder.path().join("endless.lark");
+    std::fs::write(&file, "start: start \"a\"").unwrap();
+    let args = [&base[..], &["--grammar", path(&file)]].concat();
+    fails(&args, 2, &["--grammar", "endless.lark", "cannot be used"]);
+    assert_eq!(stderr(&tlite(&args)).lines().count(), 1);
+}
+
+#[test]
+fn no_tokens_are_generated_where_none_are_asked_for() {
+    let (_dir, model) = tiny_model("llama", Traits::default());
+    let output = tlite(&[&raw_prompt(&model)[..], &["--max-tokens", "0"]].concat());
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    assert!(output.stdout.is_empty());
+    assert!(
+        stderr(&output).contains(" 0 tokens generated"),
+        "{}",
+        stderr(&output)
     );
 }
 

@@ -150,7 +150,12 @@ fn texts_and_references_that_cannot_be_used() {
     }
     refused(&at("absent"), &[], 2, &["--text: there is no file", "absent"]);
     refused(&at("empty"), &[], 2, &["--text: the text has 0 tokens; at least"]);
-    refused(&at("broken"), &[], 1, &["broken", "not UTF-8 at byte 2"]);
+    refused(
+        &at("broken"),
+        &[],
+        2,
+        &["--text", "broken", "not UTF-8 at byte 2"],
+    );
     let good = at("good");
     for (option, value) in [("--context", "0"), ("--tokens", "0"), ("--tokens", "-1")] {
         refused(&good, &[option, value], 2, &[option, value]);

@@ -151,20 +151,27 @@ fn options_without_effect_are_refused() {
 #[test]
 fn numbers_out_of_range_name_the_range() {
     for (option, value, range) in [
-        ("--repeat", "0", "from 1 to"),
-        ("--repeat", "x", "from 1 to"),
-        ("--seed", "-1", "from 0 to 18446744073709551615"),
-        ("--edit-limit", "-1", "from 0 to"),
+        ("--repeat", "0", "of at least 1"),
+        ("--repeat", "x", "of at least 1"),
+        ("--seed", "-1", "of at least 0"),
+        ("--seed", "18446744073709551616", "from 0 to 18446744073709551615"),
+        ("--edit-limit", "-1", "of at least 0"),
+        ("--slice-ms", "-1", "from 0 to 10000"),
+        ("--slice-ms", "1e9", "from 0 to 10000"),
         ("--image-multiple", "5000", "from 1 to 4096"),
         ("--tolerance", "-1", "at least 0"),
     ] {
         fails(&["run", "m", "--random", option, value], 2, &[option, range]);
     }
-    fails(&["inspect", "m", "--chunk", "0"], 2, &["--chunk", "from 1 to"]);
+    fails(
+        &["inspect", "m", "--chunk", "0"],
+        2,
+        &["--chunk", "of at least 1"],
+    );
     for (option, value, range) in [
-        ("--max-tokens", "0", "from 1 to"),
-        ("--context", "none", "from 1 to"),
-        ("--top-k", "-1", "from 0 to"),
+        ("--max-tokens", "-1", "of at least 0"),
+        ("--context", "none", "of at least 1"),
+        ("--top-k", "-1", "of at least 0"),
         ("--padding", "8", "from 32 to 256"),
         ("--temperature", "hot", "at least 0"),
         ("--top-p", "x", "above 0 and at most 1"),

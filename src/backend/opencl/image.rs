@@ -97,10 +97,13 @@ pub(super) fn open(context: &Context, caps: &Caps, asked: ImageUse) -> Result<Im
         _ => preferred(&found),
     };
     if let (ImageUse::Of(kind), false) = (asked, wanted.is_some_and(|kind| found.images.offers(kind))) {
-        let why = refused.into_iter().find(|r| r.starts_with(kind.name()));
-        return Err(BackendError::Driver {
-            call: format!("reading operands through {kind}"),
-            why: why.unwrap_or_else(|| format!("{} offers none in buffers", caps.device)),
+        return Err(BackendError::NotOffered {
+            field: "images",
+            why: format!(
+                "{}: {} makes no {kind} in part of a buffer; see --images off",
+                asked.name(),
+                caps.device
+            ),
         });
     }
     if let (Some(_), None) = (caps.images.reads, wanted) {

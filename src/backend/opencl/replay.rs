@@ -38,9 +38,9 @@ impl Recorder {
                 Ok(None) => format!("{} does not list {extension}", caps.device),
                 Err(why) => format!("{}: {extension}: {why}", caps.device),
             };
-            Err(BackendError::Driver {
-                call: format!("recording by {asked}"),
-                why,
+            Err(BackendError::NotOffered {
+                field: "recording",
+                why: format!("{asked}: {why}"),
             })
         };
         match asked {

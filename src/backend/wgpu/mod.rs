@@ -14,12 +14,9 @@ mod tests;
 mod units;
 
 use super::image::Images;
+use super::{Backend, BackendError, BufferId, Caps, Command, DeviceKind, KernelId, KernelSpec, Launch};
 use super::{
-    Backend, BackendError, BufferId, Caps, Command, DeviceKind, ImageUse, KernelId, KernelSpec, Launch,
-};
-use super::{
-    Maker, OpenOptions, PackedDot, RecordingId, RecordingWay, Stats, View, build_ahead, choose, fast_local,
-    verdicts,
+    Maker, OpenOptions, PackedDot, RecordingId, Stats, View, build_ahead, choose, fast_local, verdicts,
 };
 use crate::cache::Store;
 use build::{Built, Compiled};
@@ -175,23 +172,10 @@ pub fn list() -> Result<Vec<Caps>, BackendError> {
 
 impl Wgpu {
     /// Opens the adapter that `options` name.
-    /// Errors: [`BackendError::NoDriver`], [`BackendError::NoDevice`], or the driver's refusal.
+    /// Errors: [`BackendError::NoDriver`], [`BackendError::NoDevice`], [`BackendError::NotOffered`], or the driver's refusal.
     pub fn open(options: &OpenOptions) -> Result<Self, BackendError> {
-        let refused = |what: String| BackendError::Driver {
-            call: what,
-            why: "only the OpenCL backend can".to_owned(),
-        };
-        if matches!(
-            options.recording,
-            RecordingWay::CommandBuffer | RecordingWay::Qcom
-        ) {
-            return Err(refused(format!("recording by {}", options.recording)));
-        }
-        if let ImageUse::Of(kind) = options.images {
-            return Err(refused(format!("reading operands through {kind}")));
-        }
-        if let Some(ms) = options.slice_ms.filter(|ms| *ms > 0) {
-            return Err(refused(format!("slices of {ms} ms")));
+        if let Some(refusal) = options.for_opencl() {
+            return Err(refusal);
         }
         let (adapters, all): (Vec<_>, Vec<_>) = adapters()?.into_iter().unzip();
         let chosen = choose(&all, options.device.as_deref())?;

@@ -1,5 +1,6 @@
 //! Options of pictures, and the sizes of pictures that a model takes.
 
+use crate::cli::options::whole;
 use crate::files::picture::{Fit, IMAGENET, PictureOptions};
 use crate::runner::Runner;
 use crate::shape::{Bindings, Dim, Fact, Symbol};
@@ -85,8 +86,7 @@ fn size(text: &str) -> Result<(u32, u32), String> {
 }
 
 fn multiple(text: &str) -> Result<u32, String> {
-    let value = text.parse().ok().filter(|n| (1..=4096).contains(n));
-    value.ok_or_else(|| "must be a whole number from 1 to 4096".to_owned())
+    whole(text, 1, 4096)
 }
 
 fn deviation(text: &str) -> Result<[f32; 3], String> {

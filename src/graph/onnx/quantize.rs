@@ -267,7 +267,7 @@ fn quantize_into(
     }
     // A model that cannot run, for whatever reason, is told from one that can before anything is written.
     import(&path)?;
-    let source = Source::open(path)?;
+    let source = Source::open(Stage::Quantize, path)?;
     let mut plan = plan(&source.graph, &mut Weights::new(&source.path), options)?;
     check(&source, &plan)?;
     let planned = Planned::new(&source, &plan, parts);

@@ -65,23 +65,30 @@ impl Weights {
             self.files.insert(location.to_owned(), None);
             return Ok(None);
         }
-        let resolved = path
-            .canonicalize()
-            .map_err(|e| Error::io("cannot open external data", &path, e))?;
-        let root = if self.folder.as_os_str().is_empty() {
-            Path::new(".")
-        } else {
-            &self.folder
+        let here = |folder: &Path| match folder.as_os_str().is_empty() {
+            true => PathBuf::from("."),
+            false => folder.to_owned(),
         };
-        let root = root
-            .canonicalize()
-            .map_err(|e| Error::io("cannot open", root, e))?;
-        if !resolved.starts_with(&root) {
+        let real = |path: &Path| {
+            path.canonicalize().map_err(|e| {
+                let what = format!("tensor \"{name}\": its data in \"{location}\" cannot be opened");
+                Error::parse(Stage::Import, &self.model, what, e)
+            })
+        };
+        // The file itself may be a link to anywhere, as in folders of links to a store of files: who made the folder chose it, not the model.
+        let folder = here(path.parent().unwrap_or(Path::new("")));
+        if !real(&folder)?.starts_with(real(&here(&self.folder))?) {
             return Err(Error::file(
                 Stage::Import,
                 &self.model,
-                format!("tensor \"{name}\" points to \"{location}\", a link out of the model's folder"),
+                format!(
+                    "tensor \"{name}\" points to \"{location}\", in a folder that is a link out of the model's folder"
+                ),
             ));
+        }
+        if !real(&path)?.is_file() {
+            let what = format!("tensor \"{name}\" points to \"{location}\", which is no file");
+            return Err(Error::file(Stage::Import, &self.model, what));
         }
         let file: Arc<dyn Bytes> = Arc::new(map(&path)?);
         self.files.insert(location.to_owned(), Some(file.clone()));

@@ -27,6 +27,15 @@ struct Fault {
     why: String,
 }
 
+impl Planned {
+    /// Kernels of which `store` knows nothing on a device with `caps`: they are compiled and checked when it is loaded.
+    pub fn new_kernels(&self, caps: &Caps, store: Option<&Store>) -> usize {
+        let known = |spec: &KernelSpec| store.is_some_and(|s| verdicts::is_right(s, caps, spec));
+        let all = specs(&self.plans.plans);
+        all.into_iter().filter(|spec| !known(spec)).count()
+    }
+}
+
 impl DeviceDecoder {
     /// As [`DeviceDecoder::load`], with kernels that are checked, as far as `store` does not know them. Returns what there is to note, too. Errors
     /// beside those: a kernel that has no twin gives wrong results.

@@ -35,6 +35,10 @@ pub struct TuningRow {
     pub default_ns: u64,
     /// The same by the fastest.
     pub best_ns: u64,
+    /// Sets of the kernel that were measured, the default among them.
+    pub tried: usize,
+    /// All that it has.
+    pub sets: usize,
 }
 
 /// Times by kernel and shape.
@@ -113,6 +117,11 @@ impl<'s> Tuner<'s> {
         self.sets.len()
     }
 
+    /// Sets that were measured.
+    pub fn measured(&self) -> usize {
+        self.done
+    }
+
     /// Measures the next set of numbers, and keeps in the store what is known so far. False where there is none left. A set that does not build, or
     /// is wrong, is passed over.
     pub fn measure_next(&mut self) -> Result<bool> {
@@ -171,7 +180,13 @@ impl<'s> Tuner<'s> {
                 Some((best, ns)) if is_worth(*default_ns, *ns) => (best, *ns),
                 _ => (default, *default_ns),
             };
+            let name = key.0;
+            let count = |sets: &[(&'static Tunable, Vec<u32>)]| {
+                sets.iter().filter(|(t, _)| t.kernel.name == name).count() + 1
+            };
             rows.push(TuningRow {
+                tried: count(self.sets.get(..self.done).unwrap_or(&self.sets)),
+                sets: count(&self.sets),
                 kernel: key.0.to_owned(),
                 shape: key.1.clone(),
                 default: default.tunable.text(&default.choice),

@@ -120,7 +120,7 @@ fn bad_logits_and_values_are_errors() {
     for config in [SamplerConfig::default(), hot()] {
         let mut sampler = Sampler::new(config).unwrap();
         let e = sampler.sample(&[0.0, f32::NAN]).unwrap_err();
-        assert_eq!(e.to_string(), "text: logit 1 of 2 is NaN");
+        assert_eq!(e.to_string(), "logit 1 of 2 is NaN");
         assert!(sampler.sample(&[0.0, f32::INFINITY]).is_err());
         assert!(sampler.sample(&[f32::NEG_INFINITY]).is_err());
         assert!(sampler.sample(&[]).is_err());

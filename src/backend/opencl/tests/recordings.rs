@@ -178,7 +178,7 @@ fn a_way_that_the_device_lacks_is_refused() {
         match opened {
             Ok(_) => assert!(there.contains(&way)),
             Err(error) => assert!(
-                error.to_string().starts_with(&format!("recording by {way}: ")),
+                error.to_string().starts_with(&format!("recording: {way}: ")),
                 "{error}"
             ),
         }

@@ -58,10 +58,10 @@ pub fn dequantize_into(
             Some((value.name.clone(), value.fact.as_ref()?.dtype))
         })
         .collect();
-    let source = Source::open(path)?;
+    let source = Source::open(Stage::Dequantize, path)?;
     let matrices = Matrices::find(&source)?;
     let mut weights = Weights::new(&source.path);
-    let mut writer = ModelWriter::create(Stage::Quantize, folder, MODEL, "")?;
+    let mut writer = ModelWriter::create(Stage::Dequantize, folder, MODEL, "")?;
     let (mut origins, mut written) = (Vec::new(), 0);
     let total = source.graph.initializer.iter().map(bytes_of).sum();
     let mut done = 0;

@@ -35,6 +35,8 @@ pub(super) enum Origin {
 /// The model as read.
 pub(super) struct Source {
     pub path: PathBuf,
+    /// What it is read for, as errors name it.
+    pub stage: Stage,
     bytes: Vec<u8>,
     pub file_bytes: u64,
     pub graph: GraphProto,
@@ -42,30 +44,27 @@ pub(super) struct Source {
 }
 
 impl Source {
-    pub fn open(path: PathBuf) -> Result<Self> {
+    pub fn open(stage: Stage, path: PathBuf) -> Result<Self> {
         let file = map(&path)?;
         let bytes = file.bytes().to_vec();
         let damaged = "not an ONNX model, or damaged";
-        let model = ModelProto::decode(bytes.as_slice())
-            .map_err(|e| Error::parse(Stage::Quantize, &path, damaged, e))?;
-        let graph = model.graph.ok_or_else(|| {
-            Error::file(
-                Stage::Quantize,
-                &path,
-                "no graph in the model; not an ONNX model?",
-            )
-        })?;
+        let model =
+            ModelProto::decode(bytes.as_slice()).map_err(|e| Error::parse(stage, &path, damaged, e))?;
+        let graph = model
+            .graph
+            .ok_or_else(|| Error::file(stage, &path, "no graph in the model; not an ONNX model?"))?;
         Ok(Self {
             file_bytes: bytes.len() as u64,
             bytes,
             graph,
             opsets: model.opset_import,
             path,
+            stage,
         })
     }
 
     pub fn bad(&self, what: impl Into<String>) -> Error {
-        Error::file(Stage::Quantize, &self.path, what)
+        Error::file(self.stage, &self.path, what)
     }
 
     /// The elements of the weight of this name. An error where they are not there, or are no floats that are quantized.
