@@ -50,6 +50,9 @@ impl Report {
         if json {
             return put_json(out, self);
         }
+        if self.shapes.is_empty() {
+            return Ok(());
+        }
         put(out, &text(&self.shapes))
     }
 
@@ -59,6 +62,9 @@ impl Report {
         match (self.interrupted, measured) {
             (true, _) if self.shapes.is_empty() => "stopped; not even the defaults were measured".to_owned(),
             (true, _) => format!("stopped; {measured} of {all} sets were measured"),
+            _ if all == 0 => {
+                "nothing to tune: no kernel of the model has numbers to choose on this device".to_owned()
+            }
             (false, _) if measured == all => format!("all {all} sets were measured"),
             (false, _) => {
                 #[expect(clippy::cast_precision_loss, reason = "for people")]
@@ -202,6 +208,7 @@ mod tests {
             format!("{part}; give --seconds 90 for all")
         );
         assert_eq!(closing(report(false, 16)), "all 16 sets were measured");
+        assert!(closing(Report::default()).starts_with("nothing to tune"));
         assert_eq!(
             closing(report(true, 0)),
             "stopped; not even the defaults were measured"

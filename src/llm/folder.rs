@@ -229,7 +229,11 @@ impl ModelFolder {
                     } else {
                         dir
                     };
-                    let what = format!("{} is a file; give its folder, {}", path.display(), dir.display());
+                    let what = format!(
+                        "{} is a file; give its folder, {}; {OTHERS}",
+                        path.display(),
+                        dir.display()
+                    );
                     Error::usage(name, what)
                 }
                 None => refused("is a file"),
@@ -352,7 +356,7 @@ mod tests {
         std::fs::write(at("model.onnx"), b"x").unwrap();
         assert!(why("model.onnx").contains("expected a folder"));
         std::fs::write(at("tokenizer.json"), b"{}").unwrap();
-        let end = format!("is a file; give its folder, {}", dir.path().display());
+        let end = format!("is a file; give its folder, {}; {OTHERS}", dir.path().display());
         assert!(why("model.onnx").ends_with(&end));
         assert!(why("tokenizer.json").contains("expected a folder"));
     }

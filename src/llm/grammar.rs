@@ -64,6 +64,8 @@ fn unusable(e: &dyn Display) -> Error {
 fn words(e: &dyn Display) -> String {
     let text = e.to_string();
     let told = text.split("\n<").next().unwrap_or_default();
+    // The parser's name for a start from which there is no way on.
+    let told = told.replace("NoExtensionBias", "no text keeps to it");
     told.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
