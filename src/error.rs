@@ -307,9 +307,10 @@ fn kind_of_device(e: &BackendError) -> ErrorKind {
         BackendError::ManyDevices { .. } | BackendError::NotOffered { .. } => ErrorKind::Usage,
         BackendError::OutOfMemory { .. } => ErrorKind::OutOfMemory,
         BackendError::Lost(_) => ErrorKind::DeviceLost,
-        BackendError::Build { .. } | BackendError::Driver { .. } | BackendError::Wrong { .. } => {
-            ErrorKind::Other
-        }
+        BackendError::Build { .. }
+        | BackendError::Unsuited { .. }
+        | BackendError::Driver { .. }
+        | BackendError::Wrong { .. } => ErrorKind::Other,
     }
 }
 

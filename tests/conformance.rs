@@ -103,7 +103,8 @@ fn add(
         let (device, make) = (device.clone(), make.clone());
         trials.push(Trial::test(name, move || {
             let _turn = device.turn();
-            let result = make().and_then(|s| case::run(&device, &s, storage, Depth::Every));
+            let run = |s| case::run(&device, &s, storage, Depth::Every).map_err(|e| e.to_string());
+            let result = make().and_then(run);
             match (result, expected) {
                 (result, None) => Ok(result?),
                 (Err(e), Some(reason)) => {

@@ -58,6 +58,14 @@ fn main() -> ExitCode {
                 "run/priorities_without_effect_are_told".to_owned(),
                 Box::new(without_effect),
             );
+            add(
+                "run/cases_blame_what_is_wrong".to_owned(),
+                Box::new(cases_blame_what_is_wrong),
+            );
+            add(
+                "run/cases_blame_no_kernel_for_the_device".to_owned(),
+                Box::new(cases_blame_no_kernel_for_the_device),
+            );
             if let Some(dir) = std::env::var_os("TLITE_TEST_MODEL_DIR") {
                 let model = Arc::new(Model::new(PathBuf::from(dir).join("e0m4")));
                 for (name, run) in model_trials() {
@@ -155,6 +163,17 @@ fn model_trials() -> Vec<(String, ModelTrial)> {
     add("drivers_without_hints_are_told_of", Box::new(no_hints));
     add("a_wrong_variant_is_not_used", Box::new(wrong_variant));
     add("a_wrong_form_is_not_used", Box::new(wrong_form));
+    add("a_wrong_image_form_is_not_used", Box::new(wrong_image_form));
+    add(
+        "refused_images_are_not_judged",
+        Box::new(refused_images_are_not_judged),
+    );
+    add("a_lack_of_memory_is_no_verdict", Box::new(short_of_memory));
+    add("wrong_parts_are_not_used", Box::new(wrong_in_parts));
+    add(
+        "a_warm_start_in_slices_compiles_nothing",
+        Box::new(warm_in_slices),
+    );
     add(
         "a_variant_that_does_not_build_is_not_used",
         Box::new(unbuilt_variant),
@@ -304,18 +323,22 @@ fn no_images(model: &Model) -> Outcome {
     }
 }
 
-/// A driver that lists images and refuses them, from the first or from another one on, is worked with without them, and that is said once.
-fn images_are_refused(model: &Model, from: u64) -> Outcome {
-    // CL_IMAGE_FORMAT_NOT_SUPPORTED.
-    let faults = (from..from + 999).map(|nth| Fault {
+/// Every image from this one on is refused.
+fn refusals(from: u64) -> Vec<Fault> {
+    let each = (from..from + 999).map(|nth| Fault {
         call: "clCreateImage".to_owned(),
         kernel: None,
         nth,
         code: cl::IMAGE_FORMAT_NOT_SUPPORTED,
         lost: false,
     });
+    each.collect()
+}
+
+/// A driver that lists images and refuses them, from the first or from another one on, is worked with without them, and that is said once.
+fn images_are_refused(model: &Model, from: u64) -> Outcome {
     let config = Config {
-        faults: faults.collect(),
+        faults: refusals(from),
         ..of(Profile::Adreno)
     };
     let run = model.run(&config, TOKENS, &[])?;
@@ -492,11 +515,11 @@ fn builds_at_last(model: &Model, profile: Profile) -> Outcome {
 /// The variant of a kernel that a decoder's norms have where local memory is fast.
 const VARIANT: &str = "norm_row";
 
-/// One start says that the variant is not used, and uses its twin; the next one knows, and checks nothing.
+/// One start says that the variant is not used, and uses its twin; the next one knows and says so, and checks nothing.
 fn quarantined(model: &Model, config: &Config, variant: &str) -> Outcome {
     let dir = tempfile::tempdir().text()?;
     let cache = dir.path().join("cache").display().to_string();
-    let run = || play::generate_cached(&model.folder, config, FEW, &cache);
+    let run = || play::generate_cached(&model.folder, config, FEW, &cache, &[]);
     let first = run()?;
     model.agrees(&first, FEW)?;
     let notes = first.errors.matches(&format!("note: kernel {variant} ")).count();
@@ -508,7 +531,7 @@ fn quarantined(model: &Model, config: &Config, variant: &str) -> Outcome {
     }
     let second = run()?;
     model.agrees(&second, FEW)?;
-    second.quiet()?;
+    second.earlier(variant)?;
     let checked = second.number("kernels_checked")?;
     if checked > 0 {
         return Err(format!("{checked} kernels checked"));
@@ -553,6 +576,195 @@ fn wrong_form(model: &Model) -> Outcome {
         ..of(Profile::Mali)
     };
     quarantined(model, &config, "matvec_e0m WHOLE")
+}
+
+/// The form of a kernel that reads images is wrong; from buffers the kernel is right.
+fn wrong_image_form(model: &Model) -> Outcome {
+    let config = Config {
+        corrupt: Some("matvec_e0m".to_owned()),
+        corrupt_text: Some(BY_IMAGE.to_owned()),
+        ..of(Profile::Adreno)
+    };
+    quarantined(model, &config, "matvec_e0m images")
+}
+
+/// In the programs of `matvec_e0m` that read an image.
+const BY_IMAGE: &str = "#define IMAGE_X";
+
+/// What ran in place of a kernel that reads images is no verdict on that kernel: a later start, in which images are made, checks it.
+fn refused_images_are_not_judged(model: &Model) -> Outcome {
+    let dir = tempfile::tempdir().text()?;
+    let cache = dir.path().join("cache").display().to_string();
+    let run = |config: &Config| play::generate_cached(&model.folder, config, FEW, &cache, &[]);
+    let refusing = Config {
+        faults: refusals(IMAGES_TRIED + 1),
+        ..of(Profile::Adreno)
+    };
+    let first = run(&refusing)?;
+    model.agrees(&first, FEW)?;
+    // The program that ran was checked, too.
+    let again = run(&refusing)?;
+    model.agrees(&again, FEW)?;
+    if (first.number("kernels_checked")?, again.number("kernels_checked")?) == (0, 0) {
+        return Err("nothing was checked".to_owned());
+    }
+    let third = run(&of(Profile::Adreno))?;
+    model.agrees(&third, FEW)?;
+    third.quiet()?;
+    if third.number("kernels_checked")? == 0 {
+        return Err("kernels that read images were not checked".to_owned());
+    }
+    // They are known from then on.
+    match run(&of(Profile::Adreno))?.number("kernels_checked")? {
+        0 => Ok(()),
+        checked => Err(format!("{checked} kernels checked again")),
+    }
+}
+
+/// A compiler that lacks memory once says nothing of the kernel: it is used, in that start and in later ones.
+fn short_of_memory(model: &Model) -> Outcome {
+    let dir = tempfile::tempdir().text()?;
+    let cache = dir.path().join("cache").display().to_string();
+    let each = (1..=2).map(|nth| Fault {
+        call: "clBuildProgram".to_owned(),
+        kernel: Some(VARIANT.to_owned()),
+        nth,
+        code: OUT_OF_HOST_MEMORY,
+        lost: false,
+    });
+    let failing = Config {
+        faults: each.collect(),
+        ..of(Profile::Radeon)
+    };
+    for config in [failing, of(Profile::Radeon)] {
+        let run = play::generate_cached(&model.folder, &config, FEW, &cache, &[])?;
+        model.agrees(&run, FEW)?;
+        run.quiet()?;
+        if run.count(&format!("clEnqueueNDRangeKernel kernel={VARIANT} ")) == 0 {
+            return Err(format!("{VARIANT} is not used"));
+        }
+    }
+    Ok(())
+}
+
+/// `CL_OUT_OF_HOST_MEMORY`.
+const OUT_OF_HOST_MEMORY: i32 = -6;
+
+/// Slices of a millisecond, for which dispatches are cut on any machine that runs these tests.
+const SHORT: [&str; 2] = ["--slice-ms", "1"];
+
+/// Programs for parts of grids are wrong: kernels run as a whole, which every start says, and only the first one has to find out.
+fn wrong_in_parts(model: &Model) -> Outcome {
+    let dir = tempfile::tempdir().text()?;
+    let cache = dir.path().join("cache").display().to_string();
+    let config = Config {
+        corrupt: Some("matvec_e0m".to_owned()),
+        corrupt_text: Some("get_global_offset".to_owned()),
+        ..of(Profile::Adreno)
+    };
+    let mut spoilt = Vec::new();
+    for _ in 0..2 {
+        let run = play::generate_cached(&model.folder, &config, TOKENS, &cache, &SHORT)?;
+        model.agrees(&run, TOKENS)?;
+        let told = run
+            .errors
+            .contains("its parts give other results than it as a whole");
+        if !told {
+            return Err(format!("no warning: {}", run.errors));
+        }
+        spoilt.push(run.count("inject wrong results kernel=matvec_e0m "));
+    }
+    match spoilt.as_slice() {
+        [some, less] if *some > 0 && less < some => Ok(()),
+        _ => Err(format!("parts ran {spoilt:?} times")),
+    }
+}
+
+/// Programs for parts are stored as others are. Which kernels are cut depends on how busy the machine is, so a further start may compile some.
+fn warm_in_slices(model: &Model) -> Outcome {
+    let dir = tempfile::tempdir().text()?;
+    let cache = dir.path().join("cache").display().to_string();
+    let run = || play::generate_cached(&model.folder, &of(Profile::Adreno), FEW, &cache, &SHORT);
+    let mut compiled = Vec::new();
+    while compiled.len() < 6 && compiled.last() != Some(&0) {
+        let run = run()?;
+        model.agrees(&run, FEW)?;
+        compiled.push(run.number("kernels_compiled")?);
+    }
+    match compiled.as_slice() {
+        [first, .., 0] if *first > 0 => Ok(()),
+        _ => Err(format!("kernels compiled: {compiled:?}")),
+    }
+}
+
+/// The report of quick cases on the card.
+fn quick_cases(config: &Config) -> Result<serde_json::Value, String> {
+    let args = [
+        "selftest",
+        "--quick",
+        "--json",
+        "--backend",
+        "opencl",
+        "--no-cache",
+    ];
+    play::run(&args, config)?.json()
+}
+
+/// The number of cases that failed, and the variants that are not used for it.
+fn left(report: &serde_json::Value) -> Result<(usize, Vec<String>), String> {
+    let row = &report["devices"][0];
+    let (failed, left) = (row["failed"].as_array(), row["quarantined"].as_array());
+    let failed = failed.ok_or_else(|| format!("no list of what failed: {report}"))?;
+    let left = left.ok_or_else(|| format!("no list of what is not used: {report}"))?;
+    let names = left
+        .iter()
+        .filter_map(|q| Some(q["variant"].as_str()?.to_owned()));
+    Ok((failed.len(), names.collect()))
+}
+
+/// The cases blame the variant that is wrong, and no other.
+fn cases_blame_what_is_wrong() -> Outcome {
+    let config = Config {
+        corrupt: Some(VARIANT.to_owned()),
+        ..of(Profile::Radeon)
+    };
+    let report = quick_cases(&config)?;
+    match left(&report)? {
+        (1.., names) if names == [VARIANT] => Ok(()),
+        found => Err(format!("{found:?}")),
+    }
+}
+
+/// A device that is lost ends the cases, and says nothing of any kernel; neither do refusals of memory.
+fn cases_blame_no_kernel_for_the_device() -> Outcome {
+    let lost = Fault {
+        call: "clEnqueueNDRangeKernel".to_owned(),
+        kernel: Some(VARIANT.to_owned()),
+        nth: 1,
+        code: cl::DEVICE_NOT_AVAILABLE,
+        lost: true,
+    };
+    let refused = Fault {
+        call: "clEnqueueNDRangeKernel".to_owned(),
+        kernel: Some(VARIANT.to_owned()),
+        nth: 1,
+        code: cl::MEM_OBJECT_ALLOCATION_FAILURE,
+        lost: false,
+    };
+    for fault in [lost, refused] {
+        let config = Config {
+            faults: vec![fault.clone()],
+            ..of(Profile::Radeon)
+        };
+        let report = quick_cases(&config)?;
+        let (failed, names) = left(&report)?;
+        if failed != 1 || !names.is_empty() {
+            return Err(format!(
+                "{fault:?}: {failed} cases failed, {names:?} are not used"
+            ));
+        }
+    }
+    Ok(())
 }
 
 /// A kernel without a twin whose results are wrong ends the start.

@@ -36,8 +36,12 @@ use super::Caps;
 use super::epilogue::Epilogue;
 use super::image::{ImageKind, Pixel, ROW_PIXELS};
 use crate::tensor::DType;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::CStr;
 use std::fmt::{self, Write as _};
+
+/// Options of compilers of OpenCL C. 1.2 is the common ground of phone drivers; math stays exact but for fused multiply-add.
+pub const BUILD_OPTIONS: &CStr = c"-cl-std=CL1.2 -cl-mad-enable";
 
 /// Type of a parameter field; each is 4 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -363,12 +367,42 @@ impl Kernel {
         self
     }
 
-    /// Checksum of both texts, as they stand in the files.
-    pub fn checksum(&self) -> u32 {
+    /// Checksum of all that its programs are made of in both languages: its texts and those that they include, the accessors that are generated
+    /// for its operands, and the compiler's options.
+    pub fn checksum(&'static self) -> u32 {
         let mut sum = crc32fast::Hasher::new();
-        sum.update(self.cl.as_bytes());
-        sum.update(self.wgsl.as_bytes());
+        sum.update(BUILD_OPTIONS.to_bytes());
+        for (language, text) in [(Language::OpenCl, self.cl), (Language::Wgsl, self.wgsl)] {
+            sum.update(text.as_bytes());
+            for included in included(text, language) {
+                sum.update(included.as_bytes());
+            }
+        }
+        for spec in self.samples() {
+            sum.update(spec.prelude_cl(&[]).as_bytes());
+            sum.update(spec.prelude_wgsl().as_bytes());
+        }
         sum.finalize()
+    }
+
+    /// Specs that have all accessors: of each type of elements, and by images of each kind.
+    fn samples(&'static self) -> Vec<KernelSpec> {
+        let of = |dtype: DType, kind: Option<ImageKind>| {
+            let fits = |a: &Arg| Pixel::of(a.ty, dtype).is_some() && !a.role.writes();
+            let args = self.args.iter().enumerate().filter(|(_, a)| fits(a));
+            KernelSpec {
+                kernel: self,
+                workgroup: 1,
+                defines: BTreeMap::new(),
+                operands: vec![Some(dtype); self.args.len()],
+                in_place: None,
+                epilogue: None,
+                images: kind.map_or_else(BTreeMap::new, |kind| args.map(|(i, _)| (i, kind)).collect()),
+            }
+        };
+        let types = [DType::F16, DType::F32, DType::I32].map(|dtype| of(dtype, None));
+        let by_image = ImageKind::ALL.map(|kind| of(DType::F16, Some(kind)));
+        types.into_iter().chain(by_image).collect()
     }
 
     /// Its text in this language works on matrix units ([`super::Caps::matrix_units`]), and compiles only for devices that have them.
@@ -389,6 +423,14 @@ impl Kernel {
     pub fn is_linear(&self) -> bool {
         self.wgsl.contains(LINEAR)
     }
+}
+
+/// What the form of a kernel is called that reads operands through images; without them it is its own twin.
+const IMAGES: &str = "images";
+
+/// The name of the form of a kernel that reads operands through images, as [`KernelSpec::variants`] gives it.
+pub fn image_form(kernel: &Kernel) -> String {
+    form_name(kernel, IMAGES)
 }
 
 /// The name of a form of a kernel, as [`KernelSpec::variants`] gives it.
@@ -417,14 +459,20 @@ pub fn fields<'a>(
 }
 
 impl KernelSpec {
-    /// Names of what some devices do without: the kernel, if it is a variant, or its forms.
+    /// Names of what some devices do without: that it reads images, which comes first, and the kernel, if it is a variant, or its forms.
     pub fn variants(&self) -> Vec<String> {
+        let mut all = Vec::new();
+        if !self.images.is_empty() {
+            all.push(image_form(self.kernel));
+        }
         if self.kernel.variant.is_some() {
-            return vec![self.kernel.name.to_owned()];
+            all.push(self.kernel.name.to_owned());
+            return all;
         }
         let forms = self.kernel.forms.iter();
         let active = forms.filter(|f| self.defines.contains_key(f.define));
-        active.map(|f| form_name(self.kernel, f.define)).collect()
+        all.extend(active.map(|f| form_name(self.kernel, f.define)));
+        all
     }
 
     /// Its operands, those of the epilogue last.
@@ -832,6 +880,25 @@ impl KernelSpec {
 /// Lines as a text.
 fn lines(lines: &[&str]) -> String {
     lines.iter().flat_map(|l| [l, "\n"]).collect()
+}
+
+/// The shared files that a text includes, and those that these do, whatever the conditions, in the order of their names.
+fn included(text: &str, language: Language) -> Vec<&'static str> {
+    let (mut found, mut left) = (BTreeSet::new(), vec![text]);
+    while let Some(text) = left.pop() {
+        for line in text.lines().filter(|l| l.trim_start().starts_with("#include")) {
+            let all = COMMON.iter().enumerate();
+            let file = all.filter(|(_, (name, ..))| line.contains(&format!("\"common/{name}\"")));
+            for (i, (_, cl, wgsl)) in file {
+                if found.insert(i) {
+                    left.push(if language == Language::OpenCl { cl } else { wgsl });
+                }
+            }
+        }
+    }
+    let files = found.into_iter().filter_map(|i| COMMON.get(i));
+    let texts = files.map(|(_, cl, wgsl)| if language == Language::OpenCl { *cl } else { *wgsl });
+    texts.collect()
 }
 
 fn preprocess(

@@ -115,7 +115,7 @@ pub struct Caps {
 pub struct Quarantined {
     /// Its name.
     pub variant: String,
-    /// Of the kernel's texts; other texts are tried anew.
+    /// [`Kernel::checksum`]; other texts are tried anew.
     pub checksum: u32,
     /// What was wrong with it.
     pub why: String,
@@ -124,13 +124,13 @@ pub struct Quarantined {
 impl Caps {
     /// True for a kernel that any device takes, and for a variant where the device has what it needs and it is not quarantined there. This and
     /// [`Caps::takes_form`] alone decide that.
-    pub fn takes(&self, kernel: &Kernel) -> bool {
+    pub fn takes(&self, kernel: &'static Kernel) -> bool {
         let able = |v: kernel::Variant| (v.needs)(self) && !self.is_quarantined(kernel, kernel.name);
         kernel.variant.is_none_or(able)
     }
 
     /// True for a form of a kernel where the device has what it needs and it is not quarantined there.
-    pub fn takes_form(&self, kernel: &Kernel, define: &str) -> bool {
+    pub fn takes_form(&self, kernel: &'static Kernel, define: &str) -> bool {
         let form = kernel.forms.iter().find(|f| f.define == define);
         let able = |f: &kernel::Form| {
             (f.needs)(self) && !self.is_quarantined(kernel, &kernel::form_name(kernel, define))
@@ -138,15 +138,21 @@ impl Caps {
         form.is_some_and(able)
     }
 
+    /// The images that a kernel reads operands through where they fit, unless that form of it is quarantined.
+    pub fn images_of(&self, kernel: &'static Kernel) -> Option<ImageKind> {
+        let used = |_: &ImageKind| !self.is_quarantined(kernel, &kernel::image_form(kernel));
+        self.images.reads.filter(used)
+    }
+
     /// A variant of this name, the kernel's or that of one of its forms, is not used.
-    pub fn is_quarantined(&self, kernel: &Kernel, variant: &str) -> bool {
+    pub fn is_quarantined(&self, kernel: &'static Kernel, variant: &str) -> bool {
         let same = |q: &Quarantined| q.variant == variant && q.checksum == kernel.checksum();
         self.quarantined.iter().any(same)
     }
 
     /// The same device, on which a variant of this name is not used.
     #[must_use]
-    pub fn without(mut self, kernel: &Kernel, variant: &str, why: &str) -> Self {
+    pub fn without(mut self, kernel: &'static Kernel, variant: &str, why: &str) -> Self {
         self.quarantined.retain(|q| q.variant != variant);
         self.quarantined.push(Quarantined {
             variant: variant.to_owned(),
@@ -346,6 +352,16 @@ pub enum BackendError {
         /// Expanded source around the place, with line numbers.
         source_excerpt: String,
     },
+    /// A kernel asks for more than the device has: work-items in a work-group, local memory.
+    #[error("kernel {kernel} does not run on {device}: {why}")]
+    Unsuited {
+        /// Kernel and defines.
+        kernel: String,
+        /// Device and driver.
+        device: String,
+        /// What it asks for, and what there is.
+        why: String,
+    },
     /// An allocation failed.
     #[error("out of device memory: {label} needs {bytes} bytes ({why})")]
     OutOfMemory {
@@ -467,6 +483,8 @@ pub struct Stats {
     /// Nanoseconds of device time of the longest slice ([`OpenOptions::slice_ms`]), the first run of each recording aside, which measures;
     /// 0 where work is not sliced.
     pub longest_slice_ns: u64,
+    /// Nanoseconds of device time of the longest command in a first run of a recording; 0 where work is not sliced.
+    pub longest_uncut_ns: u64,
 }
 
 /// How commands that are submitted again and again reach the device.
@@ -584,6 +602,12 @@ pub trait Backend: Send {
 
     /// Running totals.
     fn stats(&self) -> Stats;
+
+    /// The driver has refused images that it lists: kernels whose specs read operands through images have run, and run, without, as if they
+    /// had been compiled for [`KernelSpec::without_images`].
+    fn refuses_images(&self) -> bool {
+        false
+    }
 
     /// Names of what the driver offers beside the core of its API: extensions, features. For people, and for what [`Caps`] does not tell.
     fn extensions(&self) -> Vec<String> {

@@ -25,8 +25,16 @@ impl SharedBackend {
 
     /// A handle to the same device by which a variant is not used any more.
     #[must_use]
-    pub fn without(&self, kernel: &Kernel, variant: &str, why: &str) -> Self {
+    pub fn without(&self, kernel: &'static Kernel, variant: &str, why: &str) -> Self {
         self.with(Caps::clone(&self.caps).without(kernel, variant, why))
+    }
+
+    /// A handle to the same device whose plans read no images.
+    #[must_use]
+    pub fn without_images(&self) -> Self {
+        let mut caps = Caps::clone(&self.caps);
+        caps.images.reads = None;
+        self.with(caps)
     }
 
     /// A handle to the same device for which measuring chose so.
@@ -118,6 +126,10 @@ impl Backend for SharedBackend {
 
     fn stats(&self) -> Stats {
         self.turn_anyway().stats()
+    }
+
+    fn refuses_images(&self) -> bool {
+        self.turn_anyway().refuses_images()
     }
 
     fn extensions(&self) -> Vec<String> {

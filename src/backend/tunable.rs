@@ -24,7 +24,7 @@ pub struct Tunable {
 pub struct Tuned {
     /// Name of the kernel.
     pub kernel: String,
-    /// Of its texts; for other texts it counts no more.
+    /// [`Kernel::checksum`]; for other texts it counts no more.
     pub checksum: u32,
     /// The shape; [`ANY`] for each that has no entry of its own.
     pub shape: String,

@@ -4,13 +4,15 @@
 //! specialised kernel, to device and driver, and to this version of the library, which decides with which arguments it runs. What is damaged
 //! or missing is found out anew; without a store every start does.
 
-use super::kernel::{KernelSpec, Language};
+use super::kernel::{BUILD_OPTIONS, KernelSpec, Language};
 use super::tunable::Tuned;
 use super::{Caps, Quarantined};
 use crate::cache::{Key, Kind, Store};
 
 /// Contents of the file of a kernel that was right.
 const RIGHT: &[u8] = b"right";
+/// The same of one that was not.
+const WRONG: &[u8] = b"wrong";
 
 fn key(caps: &Caps, subject: String, text: &str) -> Key {
     let version = env!("CARGO_PKG_VERSION");
@@ -24,8 +26,13 @@ fn key(caps: &Caps, subject: String, text: &str) -> Key {
 
 /// `None` for a text that cannot be expanded, which compiling tells of.
 fn key_of(caps: &Caps, spec: &KernelSpec) -> Option<Key> {
-    let text = spec.expand(Language::of(caps)).ok()?;
-    Some(key(caps, spec.to_string(), &text))
+    let language = Language::of(caps);
+    let text = spec.expand(language).ok()?;
+    let options = match language {
+        Language::OpenCl => BUILD_OPTIONS.to_string_lossy(),
+        Language::Wgsl => "".into(),
+    };
+    Some(key(caps, spec.to_string(), &format!("// {options}\n{text}")))
 }
 
 fn list_key(caps: &Caps) -> Key {
@@ -89,6 +96,23 @@ pub fn is_right(store: &Store, caps: &Caps, spec: &KernelSpec) -> bool {
     found.as_deref() == Some(RIGHT)
 }
 
+/// What was found of a program that a backend made of a kernel besides: true where it is right. `program` names the program, `text` is the whole
+/// of it, with what it is built with.
+pub fn of_program(store: Option<&Store>, caps: &Caps, program: &str, text: &str) -> Option<bool> {
+    let found = store?.get(Kind::Verdict, &key(caps, program.to_owned(), text))?;
+    match found.as_slice() {
+        RIGHT => Some(true),
+        WRONG => Some(false),
+        _ => None,
+    }
+}
+
+/// Keeps for later starts what [`of_program`] tells.
+pub fn keep_program(store: &Store, caps: &Caps, program: &str, text: &str, is_right: bool) {
+    let verdict = if is_right { RIGHT } else { WRONG };
+    store.put(Kind::Verdict, &key(caps, program.to_owned(), text), verdict);
+}
+
 /// Keeps for later starts that a kernel is right.
 pub fn keep_right(store: &Store, caps: &Caps, spec: &KernelSpec) {
     if let Some(key) = key_of(caps, spec) {
@@ -99,6 +123,7 @@ pub fn keep_right(store: &Store, caps: &Caps, spec: &KernelSpec) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::backend::image::ImageKind;
     use crate::backend::kernel::{Form, Kernel};
     use crate::tensor::DType;
     use std::collections::BTreeMap;
@@ -144,6 +169,33 @@ mod tests {
     }
 
     #[test]
+    fn a_checksum_is_of_all_that_a_program_is_made_of() {
+        static SINGLE: Kernel = crate::kernel!(softmax { rows: U32, cols: U32 } [x: In Elem, y: Out Single]);
+        static FIELDS: Kernel = crate::kernel!(softmax { rows: U32 } [x: In Elem, y: Out Elem]);
+        assert_eq!(TWIN.checksum(), FAST.checksum(), "the same programs");
+        for other in [&SINGLE, &FIELDS] {
+            assert_ne!(
+                TWIN.checksum(),
+                other.checksum(),
+                "the same texts, other accessors"
+            );
+        }
+    }
+
+    #[test]
+    fn programs_are_right_or_wrong_by_their_text() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::new(dir.path().to_owned(), 1 << 20);
+        let caps = Caps::neutral();
+        let of = |text: &str| of_program(Some(&store), &caps, "softmax in parts", text);
+        assert_eq!(of("a"), None);
+        keep_program(&store, &caps, "softmax in parts", "a", true);
+        keep_program(&store, &caps, "softmax in parts", "b", false);
+        assert_eq!((of("a"), of("b"), of("c")), (Some(true), Some(false), None));
+        assert_eq!(of_program(None, &caps, "softmax in parts", "a"), None);
+    }
+
+    #[test]
     fn what_is_damaged_is_not_known() {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::new(dir.path().to_owned(), 1 << 20);
@@ -182,6 +234,22 @@ mod tests {
         assert!(!without.takes(&FAST));
         without.quarantined[0].checksum ^= 1;
         assert!(without.takes(&FAST), "another text is tried anew");
+    }
+
+    #[test]
+    fn a_kernel_that_reads_images_is_a_form_of_itself() {
+        let mut caps = Caps::neutral();
+        caps.images.reads = Some(ImageKind::Image1dBuffer);
+        let spec = KernelSpec {
+            kernel: &TWIN,
+            images: BTreeMap::from([(0, ImageKind::Image1dBuffer)]),
+            ..spec(4)
+        };
+        assert_eq!(spec.variants(), ["softmax images"]);
+        assert_eq!(spec.without_images().variants(), Vec::<String>::new());
+        assert_eq!(caps.images_of(&TWIN), Some(ImageKind::Image1dBuffer));
+        let without = caps.without(&TWIN, "softmax images", "wrong");
+        assert!(without.images_of(&TWIN).is_none() && without.takes(&TWIN));
     }
 
     #[test]

@@ -19,7 +19,7 @@ pub struct Observed {
     pub op: Box<dyn Op>,
     /// Its name.
     pub name: String,
-    /// Its kernels, by index into [`crate::plan::Plan::kernels`].
+    /// Those of its kernels that ran, by index into [`crate::plan::Plan::kernels`].
     pub kernels: Vec<usize>,
     /// Operands as they were before.
     pub inputs: Vec<Option<HostTensor>>,
@@ -46,7 +46,7 @@ struct Watched {
 
 impl Executor {
     /// Runs `plan`, as [`Executor::run`] does, and tells what those of its samples read and wrote that are `wanted`. All of it is copied
-    /// aside on the device meanwhile, and read at the end.
+    /// aside on the device meanwhile, and read at the end. A node whose values cannot be told is left out.
     pub fn observe(
         &mut self,
         plan: usize,
@@ -210,12 +210,15 @@ impl Executor {
             Ok(found.map(|t| (t, port.device)))
         });
         let results = results.collect::<Result<_>>()?;
-        let steps = &self.loaded(plan)?.plan.steps;
+        let loaded = self.loaded(plan)?;
+        let grids = &loaded.bound.launch.grids;
+        let ran = |s: &&usize| grids.get(**s).is_some_and(|grid| !grid.contains(&0));
         let kernels = w
             .sample
             .steps
             .iter()
-            .filter_map(|s| steps.get(*s))
+            .filter(ran)
+            .filter_map(|s| loaded.plan.steps.get(*s))
             .map(|s| s.kernel);
         let kernels: BTreeSet<usize> = kernels.collect();
         Ok(Some(Observed {

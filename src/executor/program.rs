@@ -72,6 +72,11 @@ impl Program {
         self.backend.stats()
     }
 
+    /// As [`Backend::refuses_images`].
+    pub fn refuses_images(&self) -> bool {
+        self.backend.refuses_images()
+    }
+
     /// The specialised kernels of all plans, each once.
     pub fn kernels(&self) -> Vec<&KernelSpec> {
         specs(self.plans.iter().map(|(plan, _)| plan.as_ref()))

@@ -917,7 +917,7 @@ impl LowerCx<'_> {
     /// The images that the operands of a call are read through.
     fn images(&self, call: &Call) -> BTreeMap<usize, ImageKind> {
         let images = &self.caps.images;
-        let Some(kind) = images.reads else {
+        let Some(kind) = self.caps.images_of(call.kernel) else {
             return BTreeMap::new();
         };
         let fits = |i: &usize| {

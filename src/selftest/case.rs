@@ -3,8 +3,8 @@
 
 use crate::backend::image::{ImageKind, Images};
 use crate::backend::kernel::KernelSpec;
-use crate::backend::{Backend, Caps, DeviceKind, SharedBackend, View};
-use crate::error::Result as LibResult;
+use crate::backend::{Backend, BackendError, Caps, DeviceKind, SharedBackend, View};
+use crate::error::{Error, ErrorKind, Result as LibResult};
 use crate::executor::Executor;
 use crate::graph::derive::derive;
 use crate::graph::op::InferCx;
@@ -42,6 +42,74 @@ impl Bench for SharedBackend {
     /// Without guards: one arena holds almost all that is written.
     fn share(&self, align: u64) -> (Box<dyn Backend>, Guards) {
         (Box::new(self.aligned(align)), Box::new(|| Ok(())))
+    }
+}
+
+/// In what way a scenario fails.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// Kernels write something else than the operator asks for, or elsewhere.
+    Wrong,
+    /// A kernel does not build, or asks for more than the device has.
+    Build,
+    /// The device is gone.
+    Lost,
+    /// Anything else, of which no kernel is to blame: too little memory, a refusal of the driver, an operator that is not planned.
+    Other,
+}
+
+/// A scenario that is not right on a device.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("{why}")]
+pub struct CaseError {
+    /// In what way.
+    pub fault: Fault,
+    /// What differs, and by how much; or why it could not be run.
+    pub why: String,
+    /// Kernels of the plan that fails, where it is known.
+    pub kernels: Vec<KernelSpec>,
+}
+
+impl CaseError {
+    /// Kernels are not right.
+    fn wrong(why: impl Into<String>) -> Self {
+        Self {
+            fault: Fault::Wrong,
+            why: why.into(),
+            kernels: Vec::new(),
+        }
+    }
+}
+
+impl From<String> for CaseError {
+    fn from(why: String) -> Self {
+        Self {
+            fault: Fault::Other,
+            why,
+            kernels: Vec::new(),
+        }
+    }
+}
+
+impl From<Error> for CaseError {
+    fn from(e: Error) -> Self {
+        let build =
+            |e: &BackendError| matches!(e, BackendError::Build { .. } | BackendError::Unsuited { .. });
+        let fault = match &e {
+            Error::Device { source, .. } if build(source) => Fault::Build,
+            e if e.kind() == ErrorKind::DeviceLost => Fault::Lost,
+            _ => Fault::Other,
+        };
+        Self {
+            fault,
+            ..e.chain().into()
+        }
+    }
+}
+
+impl From<BackendError> for CaseError {
+    fn from(e: BackendError) -> Self {
+        Error::device(crate::error::Stage::Run, "a case", e).into()
     }
 }
 
@@ -383,7 +451,7 @@ fn forms(storage: DType) -> &'static [Form] {
 }
 
 /// Runs `scenario` with floats stored as `storage`. The error says what differs.
-pub fn run(device: &dyn Bench, scenario: &Scenario, storage: DType, depth: Depth) -> Result<(), String> {
+pub fn run(device: &dyn Bench, scenario: &Scenario, storage: DType, depth: Depth) -> Result<(), CaseError> {
     let forms = forms(storage);
     let forms = if depth == Depth::Quick { &forms[..1] } else { forms };
     // A weight that exceeds what a device binds is split; limits that no weight reaches change nothing.
@@ -415,7 +483,7 @@ pub fn run(device: &dyn Bench, scenario: &Scenario, storage: DType, depth: Depth
         .collect();
     let mut seen: Vec<String> = Vec::new();
     for (form, limit, mut caps) in variants {
-        let graph = scenario.parts(*form, storage).map_err(|e| e.to_string())?;
+        let graph = scenario.parts(*form, storage)?;
         caps.max_view_bytes = limit.unwrap_or(caps.max_view_bytes);
         if storage == DType::F32 {
             // Grids along one axis are folded.
@@ -426,14 +494,16 @@ pub fn run(device: &dyn Bench, scenario: &Scenario, storage: DType, depth: Depth
             Ok(plan) if limit.is_some() && !plan.host.is_empty() => continue,
             Err(_) if limit.is_some() => continue,
             Ok(plan) => plan,
-            Err(e) => return Err(e.to_string()),
+            Err(e) => return Err(e.into()),
         };
         let wanted = scenario.dispatches.filter(|_| limit.is_none());
         if let Some(n) = wanted.filter(|n| *n != plan.steps.len()) {
-            return Err(format!("{form:?}: {} dispatches, expected {n}", plan.steps.len()));
+            return Err(format!("{form:?}: {} dispatches, expected {n}", plan.steps.len()).into());
         }
         if plan.steps.is_empty() {
-            return Err("planning emits no dispatch: nothing is tested on a device".to_owned());
+            return Err("planning emits no dispatch: nothing is tested on a device"
+                .to_owned()
+                .into());
         }
         let what = plan
             .steps
@@ -444,8 +514,12 @@ pub fn run(device: &dyn Bench, scenario: &Scenario, storage: DType, depth: Depth
         if seen.contains(&what) {
             continue;
         }
-        one_form(device, scenario, storage, &graph, plan, caps.view_align)
-            .map_err(|e| format!("{form:?}, views of {limit:?} bytes, {what}: {e}"))?;
+        let kernels = plan.kernels.clone();
+        one_form(device, scenario, storage, &graph, plan, caps.view_align).map_err(|e| CaseError {
+            why: format!("{form:?}, views of {limit:?} bytes, {what}: {e}"),
+            kernels,
+            ..e
+        })?;
         seen.push(what);
     }
     Ok(())
@@ -465,21 +539,15 @@ struct Arena {
 }
 
 impl Arena {
-    fn read(executor: &mut Executor) -> Result<Self, String> {
+    fn read(executor: &mut Executor) -> Result<Self, CaseError> {
         let view = executor.arena();
         let mut bytes = vec![0; usize::try_from(view.len).unwrap_or(0)];
-        executor
-            .backend()
-            .read(view, &mut bytes)
-            .map_err(|e| e.to_string())?;
+        executor.backend().read(view, &mut bytes)?;
         Ok(Self { view, bytes })
     }
 
-    fn write(&self, executor: &mut Executor) -> Result<(), String> {
-        executor
-            .backend()
-            .write(self.view, &self.bytes)
-            .map_err(|e| e.to_string())
+    fn write(&self, executor: &mut Executor) -> Result<(), CaseError> {
+        Ok(executor.backend().write(self.view, &self.bytes)?)
     }
 }
 
@@ -490,9 +558,9 @@ fn one_form(
     graph: &Graph,
     mut plan: Plan,
     align: u64,
-) -> Result<(), String> {
+) -> Result<(), CaseError> {
     if let Some(step) = plan.host.first() {
-        return Err(format!("\"{}\" runs on the host: {}", step.name, step.why));
+        return Err(format!("\"{}\" runs on the host: {}", step.name, step.why).into());
     }
     // The parts of an operator share memory in turn: there guard zones would keep apart what belongs together, and floats are
     // stored on the way.
@@ -519,9 +587,12 @@ fn one_form(
     let mut results = Vec::new();
     for v in &graph.outputs()[from..] {
         let name = &graph.value(*v).name;
-        let port = plan.output(name).ok_or("no output port")?.clone();
+        let port = plan
+            .output(name)
+            .ok_or_else(|| "no output port".to_owned())?
+            .clone();
         let Some(Place::Arena { offset, tensor, .. }) = port.place else {
-            return Err(format!("\"{name}\" is outside the arena"));
+            return Err(format!("\"{name}\" is outside the arena").into());
         };
         // Beside a result that is a part of something else lies the rest of that.
         let shared = plan.tensors.get(tensor).and_then(|t| t.shared.as_ref());
@@ -537,10 +608,10 @@ fn one_form(
     let by_image = plan.kernels.iter().any(|k| !k.images.is_empty());
     let (backend, guards) = device.share(align);
     let images = backend.stats().images;
-    let mut executor = Executor::new(backend, graph, vec![plan]).map_err(|e| e.chain())?;
+    let mut executor = Executor::new(backend, graph, vec![plan])?;
     let stats = executor.stats();
     if by_image && stats.images == images {
-        return Err("the driver refused images that it makes".to_owned());
+        return Err("the driver refused images that it makes".to_owned().into());
     }
     for (bindings, operands) in &scenario.runs {
         let operands: Vec<HostTensor> = operands
@@ -556,7 +627,7 @@ fn one_form(
         let mut first: Vec<HostTensor> = Vec::new();
         // Not a number, which sums show; and large numbers of either sign, which a maximum shows.
         for (run, poison) in (1..).zip([POISON, 0x7b, 0xfb]) {
-            let at = |e: String| format!("run {run}, {bindings:?}: {e}");
+            let at = |e: String| CaseError::wrong(format!("run {run}, {bindings:?}: {e}"));
             let mut before = Arena {
                 view: executor.arena(),
                 bytes: Vec::new(),
@@ -566,7 +637,7 @@ fn one_form(
             for (i, tensor) in operands.iter().enumerate() {
                 let name = format!("x{i}");
                 if graph.input(&name).is_some() {
-                    executor.write(0, &name, tensor).map_err(|e| e.to_string())?;
+                    executor.write(0, &name, tensor)?;
                 }
             }
             before = Arena::read(&mut executor)?;
@@ -586,10 +657,10 @@ fn one_form(
                 before.bytes[from..to].fill(poison);
             }
             before.write(&mut executor)?;
-            executor.run(0, bindings).map_err(|e| e.to_string())?;
+            executor.run(0, bindings)?;
             let mut found = Vec::new();
             for (name, ..) in &results {
-                found.push(executor.read(0, name).map_err(|e| e.to_string())?);
+                found.push(executor.read(0, name)?);
             }
             let after = Arena::read(&mut executor)?;
             if !in_parts {
@@ -614,10 +685,10 @@ fn one_form(
             }
         }
     }
-    guards()?;
+    guards().map_err(CaseError::wrong)?;
     let now = executor.stats();
     if (now.compiles, now.recordings) != (stats.compiles, stats.recordings) {
-        return Err("a run compiled or recorded again".to_owned());
+        return Err("a run compiled or recorded again".to_owned().into());
     }
     Ok(())
 }

@@ -14,23 +14,25 @@ const LOOSE: f64 = 1e-4;
 /// One of so many integers may differ: those that are made of floats.
 const INTEGERS: usize = 64;
 
-/// An error where a node's results are not those of its operator.
-pub fn judge(observed: &Observed) -> Result<(), String> {
+/// An error where a node's results are not those of its operator; false where nothing could be compared.
+pub fn judge(observed: &Observed) -> Result<bool, String> {
     let inputs: Vec<Option<&HostTensor>> = observed.inputs.iter().map(Option::as_ref).collect();
     let wanted = match observed.op.run(&inputs) {
         Ok(wanted) => wanted,
         Err(e) => {
             log::debug!("node \"{}\" has no reference: {e}", observed.name);
-            return Ok(());
+            return Ok(false);
         }
     };
+    let mut compared = false;
     for (i, (wanted, found)) in wanted.iter().zip(&observed.results).enumerate() {
         if let Some((found, stored)) = found {
             let result = close(wanted, found, *stored);
             result.map_err(|e| format!("result {i} of {}: {e}", observed.op.name()))?;
+            compared |= !wanted.is_empty();
         }
     }
-    Ok(())
+    Ok(compared)
 }
 
 /// Compares a result that is stored as `stored` with the reference. Kernels know no infinities: what the reference has beyond the range of the
@@ -88,6 +90,34 @@ mod tests {
         let found = floats(&[-65504.0, 7.0, -65504.0, 1.0]);
         assert_eq!(close(&wanted, &found, DType::F16), Ok(()));
         assert!(close(&wanted, &found, DType::F32).is_err());
+    }
+
+    #[test]
+    fn what_has_no_results_or_no_reference_is_not_judged() {
+        let observed = |inputs: Vec<Option<HostTensor>>, results| Observed {
+            op: Box::new(crate::graph::op::softmax::Softmax {
+                axis: 0,
+                flatten: false,
+            }),
+            name: "node".to_owned(),
+            kernels: vec![0],
+            inputs,
+            results,
+        };
+        let ones = || Some(floats(&[1.0, 1.0]));
+        let halves = |v| vec![Some((floats(&[v, 0.5]), DType::F32))];
+        assert_eq!(judge(&observed(vec![ones()], halves(0.5))), Ok(true));
+        assert!(judge(&observed(vec![ones()], halves(0.7))).is_err());
+        assert_eq!(
+            judge(&observed(vec![ones()], vec![None])),
+            Ok(false),
+            "nothing to compare"
+        );
+        assert_eq!(
+            judge(&observed(vec![None], halves(0.7))),
+            Ok(false),
+            "no reference"
+        );
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! The cases of all operators on a device.
 
-use super::case::{self, Bench, Depth, Scenario};
+use super::case::{self, Bench, CaseError, Depth, Fault, Scenario};
 use crate::backend::kernel::KernelSpec;
 use crate::backend::{Backend, Caps, Quarantined, SharedBackend, verdicts};
 use crate::cache::Store;
@@ -87,8 +87,49 @@ fn trials(caps: &Caps, quick: bool) -> Vec<Trial> {
     kept.map(|(_, trial)| trial).collect()
 }
 
-/// Runs the cases on a device; if `quick` one for each kernel. A variant in a case that fails is not used from then on, of which `store` keeps a
-/// note. `hear` is told how many cases of how many are done.
+/// A variant of a kernel, and why it is to blame.
+type Blamed = (KernelSpec, String, String);
+
+/// The variants that make a case fail: the first without which `run` passes, else all of them where it passes without all. None where it fails
+/// without any, too, or in a way of which no kernel is to blame.
+fn blame(
+    device: &SharedBackend,
+    name: &str,
+    error: &CaseError,
+    run: &dyn Fn(&SharedBackend) -> Result<(), CaseError>,
+) -> Vec<Blamed> {
+    if !matches!(error.fault, Fault::Wrong | Fault::Build) {
+        return Vec::new();
+    }
+    let mut all: Vec<(KernelSpec, String)> = Vec::new();
+    for spec in &error.kernels {
+        for variant in spec.variants() {
+            if !all.iter().any(|(_, known)| *known == variant) {
+                all.push((spec.clone(), variant));
+            }
+        }
+    }
+    let why = format!("fails {name}");
+    for (spec, variant) in &all {
+        if run(&device.without(spec.kernel, variant, &why)).is_ok() {
+            return vec![(spec.clone(), variant.clone(), why)];
+        }
+    }
+    let without = |device: SharedBackend, (spec, variant): &(KernelSpec, String)| {
+        device.without(spec.kernel, variant, &why)
+    };
+    if all.len() < 2 || run(&all.iter().fold(device.clone(), without)).is_err() {
+        return Vec::new();
+    }
+    let several = format!("{why}, as others of {} do", all.len());
+    let blamed = all.into_iter();
+    blamed
+        .map(|(spec, variant)| (spec, variant, several.clone()))
+        .collect()
+}
+
+/// Runs the cases on a device; if `quick` one for each kernel. A variant by which a case fails is not used from then on, of which `store` keeps a
+/// note; other failures say nothing of kernels. When the device is lost the rest is not run. `hear` is told how many cases of how many are done.
 pub fn run(
     mut device: SharedBackend,
     store: Option<&Store>,
@@ -108,24 +149,34 @@ pub fn run(
     }
     for (done, trial) in trials.iter().enumerate() {
         hear(done, trials.len());
-        let result = Scenario::of(&trial.case)
-            .and_then(|scenario| case::run(&device as &dyn Bench, &scenario, trial.storage, depth));
-        let Err(why) = result else {
+        let run = |device: &SharedBackend| {
+            let scenario = Scenario::of(&trial.case)?;
+            case::run(device as &dyn Bench, &scenario, trial.storage, depth)
+        };
+        let Err(error) = run(&device) else {
             passed += 1;
             continue;
         };
-        for spec in trial.specs(Backend::caps(&device)) {
-            for variant in spec.variants() {
-                device = device.without(spec.kernel, &variant, &format!("fails {}", trial.name()));
-                if let Some(store) = store {
-                    verdicts::keep_quarantined(store, Backend::caps(&device));
-                }
-            }
+        let blamed = blame(&device, &trial.name(), &error, &run);
+        for (spec, variant, why) in &blamed {
+            device = device.without(spec.kernel, variant, why);
+        }
+        if let (Some(store), false) = (store, blamed.is_empty()) {
+            verdicts::keep_quarantined(store, Backend::caps(&device));
+        }
+        let lost = error.fault == Fault::Lost;
+        let mut why = error.why;
+        let rest = trials.len() - done - 1;
+        if lost && rest > 0 {
+            why.push_str(&format!("; {rest} further cases are not run"));
         }
         failed.push(Failure {
             case: trial.name(),
             why,
         });
+        if lost {
+            break;
+        }
     }
     hear(trials.len(), trials.len());
     Outcome {

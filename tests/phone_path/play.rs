@@ -80,8 +80,15 @@ pub fn generate(model: &Path, config: &Config, tokens: usize, more: &[&str]) -> 
 }
 
 /// The same with a cache in this folder.
-pub fn generate_cached(model: &Path, config: &Config, tokens: usize, cache: &str) -> Result<Run, String> {
-    on_stand_in(greedy(model, tokens, &["--cache-dir", cache]), config)
+pub fn generate_cached(
+    model: &Path,
+    config: &Config,
+    tokens: usize,
+    cache: &str,
+    more: &[&str],
+) -> Result<Run, String> {
+    let more = [&["--cache-dir", cache], more].concat();
+    on_stand_in(greedy(model, tokens, &more), config)
 }
 
 /// Kernels are built in each run: a failure to build one is played.
@@ -205,6 +212,17 @@ impl Run {
         ))
     }
 
+    /// It says once that an earlier start has left this variant, and nothing else.
+    pub fn earlier(&self, variant: &str) -> Outcome {
+        let notes = self.errors.matches("note:").count();
+        let right =
+            self.errors.contains("as found earlier: ") && self.errors.contains(&format!("{variant} "));
+        if notes != 1 || !right || self.errors.contains("WARN") {
+            return Err(self.errors.clone());
+        }
+        Ok(())
+    }
+
     /// No warning, and no note of an option without effect.
     pub fn quiet(&self) -> Outcome {
         if self.errors.contains("WARN") || self.errors.contains("note:") {
@@ -251,10 +269,17 @@ impl Run {
         names.next().map(str::to_owned).ok_or("no dispatch".to_owned())
     }
 
-    /// Milliseconds since 1970 of the first line that says that a call was made to fail.
+    /// What a run of any end wrote as its report.
+    pub fn json(&self) -> Result<serde_json::Value, String> {
+        serde_json::from_str(&self.output).map_err(|e| format!("{e} in {}{}", self.output, self.errors))
+    }
+
+    /// Milliseconds since 1970 of the first line that says that a call was made to fail; of results that were made wrong, which forms of a
+    /// kernel are in turn, the last one.
     fn injected(&self) -> Option<Duration> {
         let refused = |l: &&str| l.starts_with("inject ") && l.contains(" ms=");
-        let line = self.log.lines().find(refused)?;
+        let wrong = self.lines("inject wrong results ").last();
+        let line = wrong.or_else(|| self.log.lines().find(refused))?;
         let ms = line.rsplit_once(" ms=")?.1.parse().ok()?;
         Some(Duration::from_millis(ms))
     }

@@ -1,19 +1,35 @@
 //! Kernels from their text, or from what an earlier start has made of it.
 
 use super::device::x86_vectors;
-use super::driver::{BUILD_OPTIONS, Context, DeviceHandle, Program};
+use super::driver::{Code, Context, DeviceHandle, Program};
 use crate::backend::image::{ImageKind, Pixel};
-use crate::backend::kernel::{self, KernelSpec, Language};
-use crate::backend::{BackendError, Caps, DeviceKind};
+use crate::backend::kernel::{self, BUILD_OPTIONS, KernelSpec, Language};
+use crate::backend::{BackendError, Caps, DeviceKind, verdicts};
 use crate::cache::{Key, Kind, Store};
 use std::ffi::{CStr, CString};
 use std::sync::Arc;
+
+/// Put before a kernel's text so that it runs from any work-group on: the driver's function counts from the first that is queued.
+const IN_PARTS: &str =
+    "#define get_group_id(d) (get_group_id(d) + get_global_offset(d) / get_local_size(d))\n";
+
+/// Why a kernel does not run in parts.
+pub(super) const PARTS_DIFFER: &str = "its parts give other results than it as a whole";
+
+/// A kernel compiled so that parts of a grid can run.
+pub(super) struct InParts {
+    pub(super) program: Program,
+    /// Kernel and defines.
+    pub(super) name: String,
+    /// The whole text, as long as its results have not been compared with those of the kernel as it is.
+    pub(super) unchecked: Option<String>,
+}
 
 /// A kernel ready for recordings.
 pub(super) struct Compiled {
     pub(super) program: Program,
     /// The same for parts of a grid, once it was needed, or why it cannot be had.
-    pub(super) in_parts: Option<Result<Program, String>>,
+    pub(super) in_parts: Option<Result<InParts, String>>,
     /// Axes of whose number of work-groups the text does not ask.
     pub(super) free_axes: [bool; 3],
     /// It was said that the kernel cannot run in parts.
@@ -24,6 +40,8 @@ pub(super) struct Compiled {
     pub(super) workgroup: u32,
     /// Number of operands; the parameter struct follows them.
     pub(super) operands: u32,
+    /// Those that it writes.
+    pub(super) writes: Vec<bool>,
     /// The image that each of them is.
     pub(super) images: Vec<Option<(ImageKind, Pixel)>>,
     pub(super) params_bytes: u32,
@@ -56,12 +74,44 @@ struct Job<'a> {
 impl Builder<'_> {
     /// The kernel for `spec`: from the store, where it is there and the driver takes it, else compiled, and then stored.
     pub(super) fn build(&self, spec: &KernelSpec) -> Result<Built, BackendError> {
-        let job = self.job(spec)?;
-        let key = self.store.map(|store| (store, self.key(&job)));
+        self.made(&self.job(spec, "")?)
+    }
+
+    /// The program for `spec` of which parts of a grid can run, made as [`Builder::build`] makes kernels, and whether it came from the store. An
+    /// error in words for one that was not right on an earlier start.
+    pub(super) fn build_in_parts(
+        &self,
+        spec: &KernelSpec,
+    ) -> Result<Result<(InParts, bool), String>, BackendError> {
+        let mut job = self.job(spec, IN_PARTS)?;
+        job.name.push_str(" in parts");
+        let text = self.text(&job);
+        let known = verdicts::of_program(self.store, self.caps, &job.name, &text);
+        if known == Some(false) {
+            return Ok(Err(PARTS_DIFFER.to_owned()));
+        }
+        let built = self.made(&job)?;
+        let parts = InParts {
+            program: built.kernel.program,
+            name: job.name,
+            unchecked: known.is_none().then_some(text),
+        };
+        Ok(Ok((parts, built.stored)))
+    }
+
+    /// Keeps whether a kernel in parts is right.
+    pub(super) fn keep_parts(&self, name: &str, text: &str, is_right: bool) {
+        if let Some(store) = self.store {
+            verdicts::keep_program(store, self.caps, name, text, is_right);
+        }
+    }
+
+    fn made(&self, job: &Job<'_>) -> Result<Built, BackendError> {
+        let key = self.store.map(|store| (store, self.key(job)));
         if let Some((store, key)) = &key
             && let Some(binary) = store.get(Kind::Program, key)
         {
-            match self.of_binary(&job, &binary) {
+            match self.of_binary(job, &binary) {
                 Ok(kernel) => return Ok(Built { kernel, stored: true }),
                 Err(why) => {
                     log::info!(
@@ -72,7 +122,7 @@ impl Builder<'_> {
                 }
             }
         }
-        let kernel = self.of_source(&job)?;
+        let kernel = self.of_source(job)?;
         if let Some((store, key)) = &key {
             match kernel.program.binary() {
                 Ok(binary) if binary.is_empty() => {
@@ -89,7 +139,7 @@ impl Builder<'_> {
     }
 
     /// The whole text of a kernel, as it is compiled.
-    pub(super) fn source(&self, spec: &KernelSpec) -> Result<String, kernel::ExpandError> {
+    fn source(&self, spec: &KernelSpec) -> Result<String, kernel::ExpandError> {
         let mut source = spec.expand(Language::OpenCl)?;
         if self.caps.kind == DeviceKind::Cpu && !self.caps.f16_math {
             // Such compilers convert halves in software, one at a time (cl/common/half.cl).
@@ -101,15 +151,15 @@ impl Builder<'_> {
         Ok(source)
     }
 
-    /// Checks what can be checked without a compiler.
-    fn job<'s>(&self, spec: &'s KernelSpec) -> Result<Job<'s>, BackendError> {
+    /// Checks what can be checked without a compiler. The text begins with `prefix`.
+    fn job<'s>(&self, spec: &'s KernelSpec, prefix: &str) -> Result<Job<'s>, BackendError> {
         let name = spec.to_string();
         if spec.workgroup == 0 || spec.params_bytes() == 0 {
             let why = "a work-group and the parameter struct must not be empty";
             return Err(refused(&name, why.to_owned()));
         }
         self.check_workgroup(spec, &name, u64::from(self.caps.max_workgroup))?;
-        let source = self.source(spec);
+        let source = self.source(spec).map(|source| prefix.to_owned() + &source);
         let source =
             source.map_err(|error| self.failed(&name, error.why, kernel::excerpt(spec.kernel.cl, None)))?;
         let entry = CString::new(spec.kernel.name)
@@ -128,7 +178,33 @@ impl Builder<'_> {
             // Platform and its version included.
             driver: self.caps.driver.clone(),
             subject: job.name.clone(),
-            text: format!("// {}\n{}", words(BUILD_OPTIONS), job.source),
+            text: self.text(job),
+        }
+    }
+
+    /// The text with the options that it is built with.
+    fn text(&self, job: &Job<'_>) -> String {
+        format!("// {}\n{}", words(BUILD_OPTIONS), job.source)
+    }
+
+    /// The error for a code with which the driver refuses to make a kernel. `log` is the compiler's, where the kernel is to blame.
+    fn refusal(
+        &self,
+        job: &Job<'_>,
+        call: &str,
+        code: Code,
+        log: impl FnOnce() -> BackendError,
+    ) -> BackendError {
+        if code.is_of_program() {
+            log()
+        } else if code.is_out_of_memory() {
+            BackendError::OutOfMemory {
+                label: format!("the program of kernel {}", job.name),
+                bytes: u64::try_from(job.source.len()).unwrap_or(u64::MAX),
+                why: format!("{call}: {code}"),
+            }
+        } else {
+            code.at(format!("{call} of kernel {}", job.name))
         }
     }
 
@@ -151,13 +227,17 @@ impl Builder<'_> {
             .program(source)
             .map_err(|code| code.at(format!("clCreateProgramWithSource of kernel {}", job.name)))?;
         if let Err(code) = program.build(self.device) {
-            let log = match program.build_log(self.device) {
-                Ok(log) if log.is_empty() => format!("clBuildProgram: {code}, and the compiler says nothing"),
-                Ok(log) => log,
-                Err(log_code) => format!("clBuildProgram: {code}; no log: {log_code}"),
-            };
-            let line = error_line(&log, source.lines().count());
-            return Err(self.failed(&job.name, log, kernel::excerpt(source, line)));
+            return Err(self.refusal(job, "clBuildProgram", code, || {
+                let log = match program.build_log(self.device) {
+                    Ok(log) if log.is_empty() => {
+                        format!("clBuildProgram: {code}, and the compiler says nothing")
+                    }
+                    Ok(log) => log,
+                    Err(log_code) => format!("clBuildProgram: {code}; no log: {log_code}"),
+                };
+                let line = error_line(&log, source.lines().count());
+                self.failed(&job.name, log, kernel::excerpt(source, line))
+            }));
         }
         self.checked(job, program)
     }
@@ -167,11 +247,13 @@ impl Builder<'_> {
         let (spec, name) = (job.spec, &job.name);
         let call = |call: &str| format!("{call} of kernel {name}");
         let object = program.kernel(&job.entry).map_err(|code| {
-            let log = format!(
-                "clCreateKernel: {code}; the text has no kernel of the name `{}`",
-                spec.kernel.name
-            );
-            self.failed(name, log, kernel::excerpt(&job.source, None))
+            self.refusal(job, "clCreateKernel", code, || {
+                let log = format!(
+                    "clCreateKernel: {code}; the text has no kernel of the name `{}`",
+                    spec.kernel.name
+                );
+                self.failed(name, log, kernel::excerpt(&job.source, None))
+            })
         })?;
         let operands = u32::try_from(spec.bound().count()).unwrap_or(u32::MAX);
         let found = object
@@ -196,11 +278,12 @@ impl Builder<'_> {
             .map_err(|code| code.at(call("clGetKernelWorkGroupInfo(CL_KERNEL_LOCAL_MEM_SIZE)")))?;
         if local_bytes > u64::from(self.caps.local_bytes) {
             let why = format!(
-                "needs {local_bytes} bytes of local memory, {} has {}",
-                self.caps.device, self.caps.local_bytes
+                "needs {local_bytes} bytes of local memory, the device has {}",
+                self.caps.local_bytes
             );
-            return Err(refused(name, why));
+            return Err(self.unsuited(name, why));
         }
+        let shared = spec.shared().map(|arg| arg.name);
         Ok(Compiled {
             program,
             in_parts: None,
@@ -213,6 +296,10 @@ impl Builder<'_> {
             name: name.as_str().into(),
             workgroup: spec.workgroup,
             operands,
+            writes: spec
+                .bound()
+                .map(|(arg, _)| arg.role.writes() || shared == Some(arg.name))
+                .collect(),
             images: spec.bound_images().collect(),
             params_bytes: spec.params_bytes(),
         })
@@ -223,10 +310,18 @@ impl Builder<'_> {
             return Ok(());
         }
         let why = format!(
-            "work-groups of {} work-items asked for, {} allows {limit}",
-            spec.workgroup, self.caps.device
+            "work-groups of {} work-items asked for, it allows {limit}",
+            spec.workgroup
         );
-        Err(refused(name, why))
+        Err(self.unsuited(name, why))
+    }
+
+    fn unsuited(&self, name: &str, why: String) -> BackendError {
+        BackendError::Unsuited {
+            kernel: name.to_owned(),
+            device: format!("{} ({})", self.caps.device, self.caps.driver),
+            why,
+        }
     }
 
     fn failed(&self, name: &str, log: String, source_excerpt: String) -> BackendError {

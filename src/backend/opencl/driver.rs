@@ -18,6 +18,7 @@ pub(super) mod recordable;
 
 use crate::backend::BackendError;
 use crate::backend::image::{ImageKind, ImageShape, Pixel};
+use crate::backend::kernel::BUILD_OPTIONS;
 use opencl3::command_queue as queue_api;
 use opencl3::context::context as context_api;
 use opencl3::device as device_api;
@@ -33,9 +34,6 @@ use opencl3::types::{
 use std::ffi::{CStr, c_void};
 use std::fmt;
 use std::ptr;
-
-/// OpenCL C 1.2 is the common ground of phone drivers; math stays exact but for fused multiply-add.
-pub(super) const BUILD_OPTIONS: &CStr = c"-cl-std=CL1.2 -cl-mad-enable";
 
 /// NVIDIA's answer after a kernel has touched memory that is not its own. Not in any header.
 const NV_ILLEGAL_ACCESS: cl_int = -9999;
@@ -59,6 +57,18 @@ impl Code {
         matches!(
             self.0,
             codes::CL_MEM_OBJECT_ALLOCATION_FAILURE | codes::CL_OUT_OF_HOST_MEMORY
+        )
+    }
+
+    /// The compiler or the linker refuses a program: it would again.
+    pub(super) fn is_of_program(self) -> bool {
+        matches!(
+            self.0,
+            codes::CL_BUILD_PROGRAM_FAILURE
+                | codes::CL_COMPILE_PROGRAM_FAILURE
+                | codes::CL_LINK_PROGRAM_FAILURE
+                | codes::CL_INVALID_KERNEL_NAME
+                | codes::CL_INVALID_KERNEL_DEFINITION
         )
     }
 
@@ -436,7 +446,8 @@ impl Queue {
     ) -> Result<Option<Event>, Code> {
         let mut event = ptr::null_mut();
         match call(library()?, if timed { &raw mut event } else { ptr::null_mut() }) {
-            Some(codes::CL_SUCCESS) => Ok(timed.then(|| Event(event))),
+            // Not every driver gives one.
+            Some(codes::CL_SUCCESS) => Ok((!event.is_null()).then(|| Event(event))),
             Some(code) => Err(Code(code)),
             None => Err(Code(codes::DLOPEN_FUNCTION_NOT_AVAILABLE)),
         }

@@ -299,10 +299,13 @@ impl OpenCl {
     fn all_done(&mut self) -> Result<(), BackendError> {
         self.epoch += 1;
         let drained = match &mut self.slicer {
-            Some(slicer) => slicer.drain(0),
+            Some(slicer) => slicer.drain(0, &self.queue),
             None => Ok(()),
         };
-        self.stats.longest_slice_ns = self.slicer.as_ref().map_or(0, |s| s.longest);
+        if let Some(slicer) = &self.slicer {
+            self.stats.longest_slice_ns = slicer.longest;
+            self.stats.longest_uncut_ns = slicer.longest_uncut;
+        }
         drained
     }
 }
@@ -595,6 +598,10 @@ impl Backend for OpenCl {
             driver_ns: self.time.nanoseconds,
             ..self.stats
         }
+    }
+
+    fn refuses_images(&self) -> bool {
+        self.images_refused
     }
 
     fn extensions(&self) -> Vec<String> {

@@ -231,7 +231,8 @@ impl Dispatch {
         }))
     }
 
-    fn enqueue(
+    /// As [`Step::enqueue`].
+    pub(super) fn enqueue(
         &mut self,
         queue: &Queue,
         launch: &Launch,

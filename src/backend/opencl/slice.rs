@@ -4,12 +4,13 @@
 //! budget, a command above it is cut along its grid where its kernel can run in parts, and predictions follow what slices really took, within
 //! bounds, so that a busy host does not cut work to dust.
 
-use super::driver::Event;
+use super::driver::{Event, Queue};
 use super::record::{Job, Part, Step};
 use super::replay::{Queued, Recording, Target};
 use crate::backend::{BackendError, Launch, RecordingId};
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
+use std::time::Instant;
 
 /// Share of the budget that predictions are to fill.
 const FILL: f64 = 0.75;
@@ -70,6 +71,39 @@ impl Cut {
     /// What was measured asks for another cut.
     pub(super) fn is_stale(&self, launch: &Launch) -> bool {
         self.stale || self.grids != launch.grids
+    }
+
+    /// The parts of each step that is cut.
+    pub(super) fn parts(&self) -> BTreeMap<usize, Vec<Part>> {
+        let mut all: BTreeMap<usize, Vec<Part>> = BTreeMap::new();
+        for job in &self.jobs {
+            if let Some(part) = job.part {
+                all.entry(job.step).or_default().push(part);
+            }
+        }
+        all
+    }
+
+    /// Steps of which a part is predicted to take more than the budget, with the number of their parts.
+    pub(super) fn above_in_parts(&self, budget: u64) -> BTreeMap<usize, usize> {
+        #[expect(clippy::cast_precision_loss, reason = "a budget is far less than 2^52 ns")]
+        let budget = budget as f64;
+        let slices = self.slices().into_iter().zip(&self.predicted);
+        let above = slices
+            .filter(|(_, time)| **time > budget)
+            .filter_map(|(jobs, _)| {
+                let job = self.jobs.get(jobs.start)?;
+                job.part.map(|_| job.step)
+            });
+        let parts = self.parts();
+        above
+            .map(|step| (step, parts.get(&step).map_or(1, Vec::len)))
+            .collect()
+    }
+
+    /// Asks for another cut.
+    pub(super) fn outdate(&mut self) {
+        self.stale = true;
     }
 
     fn predict(&self, step: usize, groups: u64) -> Option<f64> {
@@ -217,6 +251,8 @@ struct Running {
     version: u64,
     slice: usize,
     events: Queued,
+    /// There is something to wait for.
+    runs: bool,
 }
 
 /// The slices of one queue, which must be timed.
@@ -231,6 +267,8 @@ pub(super) struct Slicer {
     ended: u64,
     /// Nanoseconds of the longest slice.
     pub(super) longest: u64,
+    /// Nanoseconds of the longest command of a first run.
+    pub(super) longest_uncut: u64,
 }
 
 impl Slicer {
@@ -241,11 +279,12 @@ impl Slicer {
             done: Vec::new(),
             ended: 0,
             longest: 0,
+            longest_uncut: 0,
         }
     }
 
-    /// Waits for the oldest slices until at most `left` run.
-    pub(super) fn drain(&mut self, left: usize) -> Result<(), BackendError> {
+    /// Waits for the oldest slices in `queue` until at most `left` run.
+    pub(super) fn drain(&mut self, left: usize, queue: &Queue) -> Result<(), BackendError> {
         while self.running.len() > left {
             let Some(oldest) = self.running.pop_front() else {
                 return Ok(());
@@ -253,6 +292,10 @@ impl Slicer {
             let events = &oldest.events;
             let (Some(first), Some(last)) = (&events.first, events.last.as_ref().or(events.first.as_ref()))
             else {
+                if oldest.runs {
+                    // The driver gave no event.
+                    queue.finish().map_err(|code| code.while_waiting("clFinish"))?;
+                }
                 continue;
             };
             last.wait()
@@ -276,6 +319,18 @@ impl Slicer {
         Ok(())
     }
 
+    /// Something was queued.
+    #[cfg(test)]
+    pub(super) fn ran(&mut self, events: Queued, runs: bool) {
+        self.running.push_back(Running {
+            recording: RecordingId(0),
+            version: 0,
+            slice: 0,
+            events,
+            runs,
+        });
+    }
+
     /// Forgets a recording.
     pub(super) fn forget(&mut self, id: RecordingId) {
         self.done.retain(|d| d.0 != id);
@@ -284,22 +339,37 @@ impl Slicer {
 
 impl Recording {
     /// Runs each command by itself and notes what it takes.
-    pub(super) fn calibrate(&mut self, launch: &Launch, to: &mut Target<'_>) -> Result<(), BackendError> {
+    pub(super) fn calibrate(
+        &mut self,
+        launch: &Launch,
+        slicer: &mut Slicer,
+        to: &mut Target<'_>,
+    ) -> Result<(), BackendError> {
         // Some drivers take what they replay from kernel objects, which get other values here.
         self.forget();
         let mut costs = Vec::with_capacity(self.steps.len());
         for (i, step) in self.steps.iter_mut().enumerate() {
-            let event: Option<Event> = step.enqueue(to.queue, launch, None, true, to.time)?;
-            let Some(event) = event else {
+            if step.groups(launch) == 0 {
                 // What does not run now keeps what is known of it.
                 costs.push(self.cut.measured.get(i).copied().unwrap_or(-1.0));
                 continue;
+            }
+            let start = Instant::now();
+            let event: Option<Event> = step.enqueue(to.queue, launch, None, true, to.time)?;
+            let time = if let Some(event) = event {
+                to.time.of(|| event.wait()).map_err(|code| step.failed(code))?;
+                event.check().map_err(|code| step.failed(code))?;
+                event
+                    .nanoseconds()
+                    .map_err(|code| code.at("clGetEventProfilingInfo"))?
+            } else {
+                // The driver gave no event.
+                to.time
+                    .of(|| to.queue.finish())
+                    .map_err(|code| step.failed(code))?;
+                u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX)
             };
-            to.time.of(|| event.wait()).map_err(|code| step.failed(code))?;
-            event.check().map_err(|code| step.failed(code))?;
-            let time = event
-                .nanoseconds()
-                .map_err(|code| code.at("clGetEventProfilingInfo"))?;
+            slicer.longest_uncut = slicer.longest_uncut.max(time);
             #[expect(clippy::cast_precision_loss, reason = "times and grids are far below 2^52")]
             costs.push(time as f64 / step.groups(launch).max(1) as f64);
         }
@@ -332,19 +402,22 @@ impl Recording {
         self.prepare(launch, to)?;
         let mut recorded = true;
         for (slice, jobs) in self.cut.slices().into_iter().enumerate() {
-            let start = std::time::Instant::now();
-            slicer.drain(1)?;
+            let start = Instant::now();
+            slicer.drain(1, to.queue)?;
             to.time.nanoseconds += u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX);
             let events = self.enqueue(&jobs, launch, true, to)?;
             recorded &= events.recorded;
             to.time
                 .of(|| to.queue.flush())
                 .map_err(|code| code.while_waiting("clFlush"))?;
+            let steps = &self.steps;
+            let runs = |job: &Job| steps.get(job.step).is_some_and(|s| s.groups(launch) > 0);
             slicer.running.push_back(Running {
                 recording: id,
                 version: self.cut.version,
                 slice,
                 events,
+                runs: self.cut.jobs.get(jobs).unwrap_or_default().iter().any(runs),
             });
         }
         Ok(recorded)
@@ -385,6 +458,23 @@ mod tests {
         // What was learned of a slice is what is expected of it.
         cut.learn(0, 3_000_000, 4_000_000);
         assert_eq!(cut.costs[0], 3e4);
+    }
+
+    #[test]
+    fn parts_above_the_budget_are_told() {
+        let mut cut = Cut::whole(2);
+        let part = |first| Job {
+            step: 1,
+            part: Some(Part {
+                axis: 0,
+                first,
+                count: 1,
+            }),
+        };
+        (cut.jobs, cut.ends) = (vec![Job { step: 0, part: None }, part(0), part(1)], vec![1, 2, 3]);
+        cut.predicted = vec![9e6, 3e6, 3e6];
+        assert_eq!(cut.above_in_parts(4_000_000), BTreeMap::new());
+        assert_eq!(cut.above_in_parts(2_000_000), BTreeMap::from([(1, 2)]));
     }
 
     #[test]

@@ -69,7 +69,7 @@ impl LocalTile {
 
     /// The tile by which `kernel` computes products of this extent; `None` on a device that does not take it, or has too little local
     /// memory. The largest tile that is filled and gives every compute unit work is taken.
-    pub fn of(kernel: &Kernel, caps: &Caps, extent: Extent) -> Option<Self> {
+    pub fn of(kernel: &'static Kernel, caps: &Caps, extent: Extent) -> Option<Self> {
         let fits = |t: &Self| t.pool() * 16 <= i64::from(caps.local_bytes) && t.items <= caps.max_workgroup;
         if !caps.takes(kernel) {
             return None;

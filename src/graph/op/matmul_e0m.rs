@@ -457,7 +457,7 @@ impl MatMulE0m {
         let in_turn = if pairs {
             caps.few_registers()
         } else {
-            caps.images.reads.is_some()
+            caps.images_of(&VECTOR).is_some()
         };
         Ok(if caps.takes_form(&VECTOR, "WHOLE") && !in_turn {
             call.define("WHOLE", 1)

@@ -3,7 +3,8 @@
 //! Compilers of phones' GPUs, and of new ones, are wrong now and then, for one kernel or one form of it. So each specialised kernel of which the
 //! store knows nothing is compared with the reference, once for each device and driver: the plans run over a few tokens, and of one node for each
 //! kernel [`Op::eval`](crate::graph::Op::eval) computes the results from the operands that the device had. A variant that is wrong, or does not
-//! build, is not used any more, and the decoder is planned again without it. A kernel that has no twin is an error.
+//! build, is not used any more, and the decoder is planned again without it. A kernel that has no twin is an error. Verdicts are of kernels that ran:
+//! where the driver refuses images, the decoder is planned again without them.
 
 use super::{DECODE, Decoder, DeviceDecoder, DeviceModel, PREFILL, Planned};
 use crate::backend::kernel::KernelSpec;
@@ -36,6 +37,18 @@ impl Planned {
     }
 }
 
+/// What comparing kernels with the reference has found.
+#[derive(Default)]
+struct Found {
+    /// Kernels that were compared.
+    judged: usize,
+    /// Those that could not be.
+    unjudged: Vec<String>,
+    faults: Vec<Fault>,
+    /// Other kernels ran than were planned, as the driver refuses images.
+    without_images: bool,
+}
+
 impl DeviceDecoder {
     /// As [`DeviceDecoder::load`], with kernels that are checked, as far as `store` does not know them. Returns what there is to note, too. Errors
     /// beside those: a kernel that has no twin gives wrong results.
@@ -49,23 +62,31 @@ impl DeviceDecoder {
     ) -> Result<(Self, Vec<String>)> {
         let (decoder, mut backend) = (Arc::new(decoder), SharedBackend::new(backend));
         let (mut notes, mut checked) = (Vec::new(), 0);
+        notes.extend(known(backend.caps()));
         loop {
             let lengths = planned.lengths;
             let mut bad = unbuilt(&mut backend, &planned);
             if bad.is_empty() {
                 let mut loaded = Self::load(decoder.clone(), backend.clone(), planned, hear)?;
-                let (count, faults) = loaded.check(store)?;
-                checked += count;
-                if faults.is_empty() {
+                let found = loaded.check(store)?;
+                checked += found.judged;
+                if found.without_images {
+                    drop(loaded);
+                    backend = backend.without_images();
+                    planned = decoder.plan_for(backend.caps(), &lengths, may_be_shorter)?;
+                    continue;
+                }
+                if found.faults.is_empty() {
                     loaded.checked = checked;
+                    notes.extend(unjudged(backend.caps(), &found.unjudged));
                     return Ok((loaded, notes));
                 }
-                for fault in faults {
+                for fault in found.faults {
                     bad.extend(blame(backend.caps(), fault)?);
                 }
             }
             for (spec, why) in bad {
-                for variant in spec.variants() {
+                for variant in to_leave(&spec) {
                     let caps = backend.caps();
                     if caps.is_quarantined(spec.kernel, &variant) {
                         continue;
@@ -88,8 +109,7 @@ impl DeviceDecoder {
 
     /// Compares the kernels that `store` does not know with the reference; an error for the first that is wrong.
     pub(super) fn check_all(&self, store: Option<&Store>) -> Result<()> {
-        let (_, faults) = self.check(store)?;
-        let first = faults.into_iter().next();
+        let first = self.check(store)?.faults.into_iter().next();
         first.map_or(Ok(()), |fault| Err(wrong(self.program.caps(), fault)))
     }
 
@@ -98,34 +118,92 @@ impl DeviceDecoder {
         self.checked
     }
 
-    /// Compares the kernels that `store` does not know with the reference. Returns how many these were, and what is wrong; what is right is kept.
-    fn check(&self, store: Option<&Store>) -> Result<(usize, Vec<Fault>)> {
+    /// Compares the kernels that `store` does not know with the reference; what is right is kept.
+    fn check(&self, store: Option<&Store>) -> Result<Found> {
         let caps = self.program.caps();
-        let known = |spec: &KernelSpec| store.is_some_and(|s| verdicts::is_right(s, caps, spec));
+        let is_known = |spec: &KernelSpec| store.is_some_and(|s| verdicts::is_right(s, caps, spec));
         let kernels = self.program.kernels();
-        let new: HashSet<&KernelSpec> = kernels.into_iter().filter(|spec| !known(spec)).collect();
-        if new.is_empty() {
-            return Ok((0, Vec::new()));
-        }
-        log::debug!("{} kernels are checked", new.len());
-        let mut faults = Vec::new();
-        self.model()?.observe(&new, &mut |kernels, observed| {
-            if let Err(why) = selftest::judge(observed) {
-                faults.push(Fault {
-                    node: observed.name.clone(),
-                    kernels,
-                    why,
-                });
+        let by_image = kernels.iter().any(|spec| !spec.images.is_empty());
+        let new: HashSet<&KernelSpec> = kernels.into_iter().filter(|spec| !is_known(spec)).collect();
+        let (mut judged, mut faults) = (HashSet::new(), Vec::new());
+        if by_image || !new.is_empty() {
+            // Images are made with it.
+            let mut model = self.model()?;
+            if !new.is_empty() {
+                log::debug!("{} kernels are checked", new.len());
+                model.observe(&new, &mut |kernels, observed| {
+                    let verdict = selftest::judge(observed);
+                    if verdict != Ok(false) {
+                        judged.extend(kernels.clone());
+                    }
+                    if let Err(why) = verdict {
+                        faults.push(Fault {
+                            node: observed.name.clone(),
+                            kernels,
+                            why,
+                        });
+                    }
+                })?;
             }
-        })?;
+        }
+        if by_image && self.program.refuses_images() {
+            return Ok(Found {
+                without_images: true,
+                ..Found::default()
+            });
+        }
         let wrong: HashSet<&KernelSpec> = faults.iter().flat_map(|f| &f.kernels).collect();
+        let (judged, unjudged): (Vec<&KernelSpec>, Vec<&KernelSpec>) =
+            new.into_iter().partition(|spec| judged.contains(*spec));
         if let Some(store) = store {
-            for spec in new.iter().filter(|spec| !wrong.contains(*spec)) {
+            for spec in judged.iter().filter(|spec| !wrong.contains(**spec)) {
                 verdicts::keep_right(store, caps, spec);
             }
         }
-        Ok((new.len(), faults))
+        Ok(Found {
+            judged: judged.len(),
+            unjudged: unjudged.into_iter().map(ToString::to_string).collect(),
+            faults,
+            without_images: false,
+        })
     }
+}
+
+/// The variants of a kernel that are left first: images alone, without which its other forms may be right.
+fn to_leave(spec: &KernelSpec) -> Vec<String> {
+    let mut all = spec.variants();
+    if !spec.images.is_empty() {
+        all.truncate(1);
+    }
+    all
+}
+
+/// A note of the variants that earlier starts have left.
+fn known(caps: &Caps) -> Option<String> {
+    let names = caps
+        .quarantined
+        .iter()
+        .map(|q| format!("{} {}", q.variant, q.why));
+    let names: Vec<String> = names.collect();
+    (!names.is_empty()).then(|| {
+        format!(
+            "note: kernels that are not used on {} ({}), as found earlier: {}",
+            caps.device,
+            caps.driver,
+            names.join("; ")
+        )
+    })
+}
+
+/// A note of kernels that could not be compared.
+fn unjudged(caps: &Caps, kernels: &[String]) -> Option<String> {
+    let first = kernels.iter().min()?;
+    Some(format!(
+        "note: {} kernels could not be checked on {} ({}), such as {first}",
+        kernels.len(),
+        caps.device,
+        caps.driver
+    ))
 }
 
 /// The variants behind a fault; an error where there are none.
@@ -161,18 +239,19 @@ fn unbuilt(backend: &mut SharedBackend, planned: &Planned) -> Vec<(KernelSpec, S
     let refused = variants
         .into_iter()
         .filter_map(|spec| match backend.compile(spec) {
-            Err(e @ (BackendError::Build { .. } | BackendError::Driver { .. })) => {
+            Err(e @ (BackendError::Build { .. } | BackendError::Unsuited { .. })) => {
                 log::debug!("{e}");
                 Some((spec.clone(), "does not build".to_owned()))
             }
-            // Of anything else, as of a lost device, loading tells.
+            // Of anything else, as of a lost device or too little memory, loading tells: another time it may build.
             _ => None,
         });
     refused.collect()
 }
 
 impl DeviceModel {
-    /// Runs each plan over a few tokens, and gives `take` a node for each of the kernels `new`, with its kernels. The cache is empty afterwards.
+    /// Runs each plan over a few tokens, and gives `take` a node for each of the kernels `new`, with those of its kernels that ran. The cache is
+    /// empty afterwards.
     fn observe(
         &mut self,
         new: &HashSet<&KernelSpec>,
@@ -230,9 +309,10 @@ impl DeviceModel {
             }
             for observed in self.executor.observe(plan, &bindings, &wanted)? {
                 let own = observed.kernels.iter().filter_map(|k| kernels.get(*k).cloned());
-                take(own.collect(), &observed);
+                let own: Vec<KernelSpec> = own.collect();
+                done.extend(own.iter().cloned());
+                take(own, &observed);
             }
-            done.extend(kernels);
         }
         Ok(())
     }

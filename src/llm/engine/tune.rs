@@ -141,7 +141,10 @@ impl<'s> Tuner<'s> {
             Err(
                 e @ Error::Device {
                     source:
-                        BackendError::Build { .. } | BackendError::Wrong { .. } | BackendError::Driver { .. },
+                        BackendError::Build { .. }
+                        | BackendError::Unsuited { .. }
+                        | BackendError::Wrong { .. }
+                        | BackendError::Driver { .. },
                     ..
                 },
             ) => log::warn!(

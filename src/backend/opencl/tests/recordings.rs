@@ -1,5 +1,7 @@
 //! Recordings of the driver, and slices: they compute what single commands do.
 
+use super::super::replay::Queued;
+use super::super::slice::Slicer;
 use super::*;
 
 /// Ways to record that the device of these tests offers.
@@ -252,4 +254,26 @@ fn what_is_above_a_slice_runs_in_parts() {
     assert_eq!(cut.slices().len(), cut.jobs.len());
     // The kernel was compiled once more, for parts.
     assert_eq!(cl.stats().compiles, 2);
+    assert!(cl.stats().longest_uncut_ns > 1_000_000, "{:?}", cl.stats());
+}
+
+#[test]
+fn a_slice_without_an_event_is_waited_for() {
+    let mut cl = opened(RecordingWay::Off, Some(1));
+    let bytes = 1 << 28;
+    let buffer = cl.create_buffer("much", bytes).unwrap();
+    let (block, _) = cl.place(whole(buffer, bytes)).unwrap();
+    let fill = || {
+        cl.queue
+            .fill(&block.mem, 0, bytes as usize, 1, true)
+            .unwrap()
+            .unwrap()
+    };
+    let last = [fill(), fill(), fill()].into_iter().next_back().unwrap();
+    let mut slicer = Slicer::new(1);
+    slicer.ran(Queued::default(), true);
+    slicer.drain(0, &cl.queue).unwrap();
+    // Times are told of what is done alone.
+    assert!(last.end().is_ok(), "drained while it runs");
+    cl.destroy_buffer(buffer);
 }
