@@ -1,13 +1,16 @@
 //! `tlite devices`.
 
+use super::cache::CacheOptions;
 use super::output::{note, put, put_json};
 use crate::backend::image::{ImageKind, Images, ROW_PIXELS};
 use crate::backend::{self, BackendError, BackendKind, Caps, DeviceKind, OpenOptions};
+use crate::cache::Store;
 use crate::error::{Error, Result, Stage};
 use crate::probe::{self, Probe, store};
 use crate::units::quantity;
 use serde::Serialize;
 use std::fmt::Write as _;
+use std::path::PathBuf;
 
 /// List the devices that models can run on
 ///
@@ -21,6 +24,9 @@ pub struct Args {
     /// Only devices whose name or driver contains this text
     #[arg(long, value_name = "SUBSTRING", requires = "probe")]
     device: Option<String>,
+    /// Folder where that is kept [default: `$TLITE_CACHE_DIR`, else a folder where the system keeps caches]
+    #[arg(long, value_name = "DIR", requires = "probe")]
+    cache_dir: Option<PathBuf>,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -154,9 +160,9 @@ fn report(
 }
 
 /// A device with what is measured of it.
-fn probed(kind: BackendKind, caps: Caps) -> Row {
+fn probed(kind: BackendKind, caps: Caps, store: Option<&Store>) -> Row {
     let mut row = Row::from(caps.clone());
-    match measured(kind, &caps) {
+    match measured(kind, &caps, store) {
         Ok((opened, extensions, probe)) => {
             row.images = opened.images;
             row.extensions = Some(extensions);
@@ -168,7 +174,7 @@ fn probed(kind: BackendKind, caps: Caps) -> Row {
 }
 
 /// A device as it is opened, its extensions, and what is measured of it, which is stored.
-fn measured(kind: BackendKind, caps: &Caps) -> Result<(Caps, Vec<String>, Probe)> {
+fn measured(kind: BackendKind, caps: &Caps, store: Option<&Store>) -> Result<(Caps, Vec<String>, Probe)> {
     let failed = |e| Error::device(Stage::Run, format!("opening {}", caps.device), e);
     let mut backend = backend::open(kind, &OpenOptions::of(Some(&caps.device))).map_err(failed)?;
     if (&backend.caps().device, &backend.caps().driver) != (&caps.device, &caps.driver) {
@@ -184,17 +190,8 @@ fn measured(kind: BackendKind, caps: &Caps) -> Result<(Caps, Vec<String>, Probe)
     note(&mut std::io::stderr(), &format!("measuring {}", caps.device));
     let probe = probe::measure(backend.as_mut());
     let probe = probe.map_err(|e| Error::device(Stage::Run, format!("measuring {}", caps.device), e))?;
-    let kept = match store::cache_folder() {
-        Some(cache) => store::save(&cache, backend.caps(), &probe),
-        None => Err(Error::other(Stage::Run, "neither XDG_CACHE_HOME nor HOME is set")),
-    };
-    match kept {
-        Ok(file) => note(&mut std::io::stderr(), &format!("wrote {}", file.display())),
-        Err(e) => note(
-            &mut std::io::stderr(),
-            &format!("note: what was measured cannot be kept: {}", e.chain()),
-        ),
-    }
+    let kept = store::save(store, backend.caps(), &probe);
+    note(&mut std::io::stderr(), &kept);
     Ok((backend.caps().clone(), backend.extensions(), probe))
 }
 
@@ -322,7 +319,12 @@ pub fn run(args: &Args) -> Result<()> {
             all.retain(|caps| asked.is_none_or(|a| caps.is_called(a)));
             Ok(all)
         };
-        let report = report(list, &probed);
+        let options = CacheOptions {
+            cache_dir: args.cache_dir.clone(),
+            ..CacheOptions::default()
+        };
+        let store = options.probes();
+        let report = report(list, &|kind, caps| probed(kind, caps, store.as_ref()));
         if let (Some(asked), [_host]) = (asked, report.devices.as_slice()) {
             let names: Vec<String> = [BackendKind::OpenCl, BackendKind::Wgpu]
                 .into_iter()
