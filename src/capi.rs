@@ -1,8 +1,8 @@
 //! The C interface, whose header is `include/tlite.h`.
 //!
 //! Every function may be called from any thread, takes NULL where a pointer is expected without harm, and lets no panic out. What
-//! fails says so by what it returns, and leaves a message and a code for [`tlite_last_error`] and [`tlite_last_error_code`]. They are the
-//! only state outside of what callers hold.
+//! fails says so by what it returns, and leaves a message and a code for [`tlite_last_error`] and [`tlite_last_error_code`]. They and
+//! who is told lines of the log ([`tlite_set_log`]) are the only state outside of what callers hold.
 //!
 //! Structs of options begin with their size, so that they can grow at their end: see [`Options`].
 #![expect(
@@ -10,7 +10,9 @@
     reason = "the comments become those of the header, which says in its head and in plain sentences what callers promise"
 )]
 
-use crate::backend::OpenOptions;
+mod listener;
+
+use crate::backend::{ImageUse, OpenOptions, RecordingWay};
 use crate::cache::{DEFAULT_LIMIT, Store};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::llm::sampler::Penalties;
@@ -60,6 +62,15 @@ pub struct TliteLoadOptions {
     /// Activations in products with E0M weights of 4 and 8 bits, on a device, "auto", "float" or "int8"; NULL is "auto", which is "int8" on CPUs
     /// that multiply bytes faster, else "float".
     pub act: *const c_char,
+    /// How products of matrices read activations on an OpenCL device, "auto", "1d" or "2d" through images of one or two axes, or "off"; NULL is
+    /// "auto", through images on Adreno.
+    pub images: *const c_char,
+    /// How commands that repeat reach an OpenCL device, "auto", "command-buffer", "qcom" or "off"; NULL is "auto", recorded on GPUs whose driver
+    /// can.
+    pub recording: *const c_char,
+    /// Milliseconds that queued work may hold an OpenCL device before other work gets its turn, 10000 at most; 0 is no limit, and -1 is 8 on GPUs
+    /// that share the host's memory, else 0.
+    pub slice_ms: isize,
 }
 
 /// How tokens are chosen, and when an answer ends. Begin with what `tlite_generate_defaults` writes.
@@ -192,14 +203,35 @@ impl From<ErrorKind> for TliteError {
 pub type TliteCallback =
     Option<unsafe extern "C" fn(text: *const c_char, length: usize, user: *mut c_void) -> c_int>;
 
+/// How much a line of the log matters.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TliteLogLevel {
+    /// Something failed that no call returns as its own failure.
+    Error = 1,
+    /// Something is done otherwise than asked for or than it could be: notes of loading, refusals of drivers.
+    Warning = 2,
+    /// How much memory is taken, and the like.
+    Info = 3,
+}
+
+/// Takes a line of the log, in UTF-8 and valid during the call only. It is called from any thread, from several at a time, must return
+/// normally, and may call no function of this library.
+pub type TliteLogCallback =
+    Option<unsafe extern "C" fn(level: TliteLogLevel, text: *const c_char, user: *mut c_void)>;
+
 thread_local! {
     static LAST_ERROR: RefCell<(TliteError, CString)> = RefCell::default();
 }
 
+/// A text for C, which ends at a zero byte in it.
+fn c_text(text: &str) -> CString {
+    let bytes: Vec<u8> = text.bytes().take_while(|b| *b != 0).collect();
+    CString::new(bytes).unwrap_or_default()
+}
+
 fn remember(code: TliteError, message: &str) {
-    // A message with a zero byte in it ends there for C.
-    let bytes: Vec<u8> = message.bytes().take_while(|b| *b != 0).collect();
-    let message = CString::new(bytes).unwrap_or_default();
+    let message = c_text(message);
     LAST_ERROR.with(|last| last.replace((code, message)));
 }
 
@@ -306,6 +338,20 @@ pub extern "C" fn tlite_last_error_code() -> TliteError {
     code.map_or(TliteError::None, |code| code.unwrap_or_default())
 }
 
+/// Hands what the library says beside its results to `callback` with `user`, from now on and for all threads: notes of loading a model, which
+/// tell what is done otherwise than the options ask for, and warnings. NULL ends that. When this returns, no call of the callback before runs any
+/// more. Returns 0, or -1 where the program has a log of its own in Rust, which gets the lines.
+///
+/// `callback` may be called with `user` until it is replaced.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tlite_set_log(callback: TliteLogCallback, user: *mut c_void) -> c_int {
+    guarded(-1, || {
+        // SAFETY: as the caller promises.
+        let listener = callback.map(|callback| unsafe { listener::Listener::new(callback, user) });
+        listener::set(listener).map(|()| 0)
+    })
+}
+
 /// Options of callers. A later version of a struct has more members at its end, and none in padding, so that what a caller compiled with an
 /// earlier header gives is a prefix; the rest are the defaults.
 ///
@@ -335,6 +381,9 @@ unsafe impl Options for TliteLoadOptions {
             priority: std::ptr::null(),
             kernel_cache: std::ptr::null(),
             act: std::ptr::null(),
+            images: std::ptr::null(),
+            recording: std::ptr::null(),
+            slice_ms: -1,
         }
     }
 }
@@ -448,7 +497,7 @@ unsafe fn load_options(options: *const TliteLoadOptions) -> Result<LoadOptions> 
         return Ok(all);
     };
     // SAFETY: as the caller promises.
-    let (backend, device, kv, act, priority, cache) = unsafe {
+    let (backend, device, kv, act, priority, cache, images, recording) = unsafe {
         (
             text_or_none("backend", given.backend)?,
             text_or_none("device", given.device)?,
@@ -456,6 +505,8 @@ unsafe fn load_options(options: *const TliteLoadOptions) -> Result<LoadOptions> 
             text_or_none("act", given.act)?,
             text_or_none("priority", given.priority)?,
             text_or_none("kernel_cache", given.kernel_cache)?,
+            text_or_none("images", given.images)?,
+            text_or_none("recording", given.recording)?,
         )
     };
     all.place = Placement {
@@ -463,6 +514,9 @@ unsafe fn load_options(options: *const TliteLoadOptions) -> Result<LoadOptions> 
         options: OpenOptions {
             priority: priority.map(str::parse).transpose()?,
             cache: cache.map(|folder| Arc::new(Store::new(folder.into(), DEFAULT_LIMIT))),
+            images: images.map_or(Ok(ImageUse::default()), str::parse)?,
+            recording: recording.map_or(Ok(RecordingWay::default()), str::parse)?,
+            slice_ms: slice_ms(given.slice_ms)?,
             ..OpenOptions::of(device)
         },
     };
@@ -473,6 +527,16 @@ unsafe fn load_options(options: *const TliteLoadOptions) -> Result<LoadOptions> 
         all.padding = given.padding;
     }
     Ok(all)
+}
+
+/// A number of milliseconds; `None` for -1.
+fn slice_ms(given: isize) -> Result<Option<u32>> {
+    let known = u32::try_from(given).ok().filter(|ms| *ms <= 10_000);
+    if known.is_none() && given != -1 {
+        let what = format!("is {given}, expected -1 to 10000");
+        return Err(Error::usage("slice_ms", what));
+    }
+    Ok(known)
 }
 
 /// Frees a model. Its sessions keep what they need of it. NULL is allowed.
@@ -779,113 +843,4 @@ fn finish(wanted: bool, finish: Option<Finish>) -> TliteFinish {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn last_error() -> String {
-        // SAFETY: the pointer is that of this thread's message, which no call changes meanwhile.
-        let message = unsafe { CStr::from_ptr(tlite_last_error()) };
-        message.to_str().unwrap().to_owned()
-    }
-
-    #[test]
-    fn panics_and_errors_become_messages() {
-        assert_eq!(
-            (last_error(), tlite_last_error_code()),
-            (String::new(), TliteError::None)
-        );
-        assert_eq!(guarded(-1, || -> Result<i32> { panic!("what {}", 7) }), -1);
-        assert_eq!(last_error(), "internal error: what 7");
-        assert_eq!(tlite_last_error_code(), TliteError::Internal);
-        assert_eq!(guarded(1, || Ok(2)), 2);
-        assert_eq!(
-            last_error(),
-            "internal error: what 7",
-            "what works changes nothing"
-        );
-        assert!(guarded(true, || Err(Error::usage("x", "with a \0 inside"))));
-        assert_eq!(last_error(), "x: with a ");
-        assert_eq!(tlite_last_error_code(), TliteError::Usage);
-        let long = || Err(Error::usage("prompt", "is long").of_kind(ErrorKind::ContextExceeded));
-        assert!(guarded(true, long));
-        assert_eq!(tlite_last_error_code(), TliteError::ContextExceeded);
-        let other = std::thread::spawn(last_error).join().unwrap();
-        assert_eq!(other, "", "each thread has its own");
-    }
-
-    /// A struct in its second version.
-    #[repr(C)]
-    #[derive(Clone, Copy, Debug, PartialEq)]
-    struct Grown {
-        size: usize,
-        old: usize,
-        new: usize,
-    }
-
-    // SAFETY: as the trait demands.
-    unsafe impl Options for Grown {
-        const FIRST: usize = offset_of!(Self, new);
-
-        fn defaults() -> Self {
-            Self {
-                size: size_of::<Self>(),
-                old: 1,
-                new: 2,
-            }
-        }
-    }
-
-    #[test]
-    fn options_of_an_earlier_header_are_a_prefix() {
-        let read = |bytes: &[usize]| {
-            // SAFETY: no more than the size is read, which the bytes have or which is refused.
-            unsafe { options_of(bytes.as_ptr().cast::<Grown>()) }
-        };
-        let (first, whole) = (size_of::<[usize; 2]>(), size_of::<Grown>());
-        let found = read(&[first, 7]).unwrap().unwrap();
-        assert_eq!((found.old, found.new), (7, 2));
-        let found = read(&[whole, 7, 8]).unwrap().unwrap();
-        assert_eq!((found.old, found.new), (7, 8));
-        for size in [0, first - 1, whole + 1, usize::MAX] {
-            let e = read(&[size, 7, 8]).unwrap_err();
-            assert!(e.is_usage() && e.to_string().starts_with("size: is "), "{e}");
-        }
-        // SAFETY: NULL is allowed.
-        assert_eq!(unsafe { options_of::<Grown>(std::ptr::null()) }.unwrap(), None);
-
-        let mut own = [9; 3];
-        // SAFETY: as many bytes are written as are said to be there.
-        let wrote = unsafe { write_defaults::<Grown>(own.as_mut_ptr().cast(), first) };
-        assert_eq!((wrote, own), (0, [first, 1, 9]));
-        // SAFETY: as before; a size that is unknown writes nothing.
-        let wrote = unsafe { write_defaults::<Grown>(own.as_mut_ptr().cast(), whole + 1) };
-        assert_eq!((wrote, own), (-1, [first, 1, 9]));
-        // A later member must not take the place of padding.
-        assert_eq!(TliteLoadOptions::FIRST, size_of::<TliteLoadOptions>());
-        assert_eq!(TliteGenerateOptions::FIRST, size_of::<TliteGenerateOptions>());
-    }
-
-    #[test]
-    fn a_session_in_pieces_is_refused() {
-        use crate::llm::Session;
-        use crate::llm::testing::{FakeModel, byte_codec};
-        let (_dir, codec) = byte_codec("{}");
-        let model = Box::new(FakeModel::new(258, 9, |_| panic!("in the model")));
-        let session = Session::new(model, Arc::new(codec));
-        let handle = TliteSession {
-            conversation: Mutex::new(Conversation::new(session, Vec::new())),
-            cancel: Cancel::default(),
-        };
-        unsafe extern "C" fn ignore(_: *const c_char, _: usize, _: *mut c_void) -> c_int {
-            0
-        }
-        for words in ["internal error: in the model", "unusable"] {
-            let user = std::ptr::null_mut();
-            // SAFETY: all pointers are live or NULL.
-            let finish =
-                unsafe { tlite_generate(&handle, c"x".as_ptr(), std::ptr::null(), Some(ignore), user) };
-            assert_eq!(finish, TliteFinish::Error);
-            assert!(last_error().contains(words), "{}", last_error());
-        }
-    }
-}
+mod tests;

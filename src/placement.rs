@@ -1,6 +1,8 @@
 //! Where a model runs: which backend, which device.
 
-use crate::backend::{self, Backend, BackendError, BackendKind, Caps, DeviceKind, OpenOptions, Priority};
+use crate::backend::{
+    self, Backend, BackendError, BackendKind, Caps, DeviceKind, ImageUse, OpenOptions, Priority, RecordingWay,
+};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use std::fmt;
 use std::str::FromStr;
@@ -44,23 +46,45 @@ impl FromStr for BackendChoice {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self> {
-        let found = Self::ALL.into_iter().find(|b| b.name() == text);
-        found.ok_or_else(|| {
-            let known = Self::ALL.map(Self::name).join(", ");
-            Error::usage("backend", format!("\"{text}\" is none of {known}"))
-        })
+        named("backend", Self::ALL, Self::name, text)
     }
+}
+
+/// The one of `all` that is called `text`; a usage error of option `what` where there is none.
+fn named<T: Copy, const N: usize>(
+    what: &str,
+    all: [T; N],
+    name: fn(T) -> &'static str,
+    text: &str,
+) -> Result<T> {
+    let found = all.into_iter().find(|one| name(*one) == text);
+    found.ok_or_else(|| {
+        let known = all.map(name).join(", ");
+        Error::usage(what, format!("\"{text}\" is none of {known}"))
+    })
 }
 
 impl FromStr for Priority {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self> {
-        let found = Self::ALL.into_iter().find(|p| p.name() == text);
-        found.ok_or_else(|| {
-            let known = Self::ALL.map(Self::name).join(", ");
-            Error::usage("priority", format!("\"{text}\" is none of {known}"))
-        })
+        named("priority", Self::ALL, Self::name, text)
+    }
+}
+
+impl FromStr for ImageUse {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        named("images", Self::ALL, Self::name, text)
+    }
+}
+
+impl FromStr for RecordingWay {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        named("recording", Self::ALL, Self::name, text)
     }
 }
 
@@ -205,6 +229,12 @@ mod tests {
         }
         for priority in Priority::ALL {
             assert_eq!(priority.to_string().parse::<Priority>().unwrap(), priority);
+        }
+        for images in ImageUse::ALL {
+            assert_eq!(images.to_string().parse::<ImageUse>().unwrap(), images);
+        }
+        for way in RecordingWay::ALL {
+            assert_eq!(way.to_string().parse::<RecordingWay>().unwrap(), way);
         }
         assert!("urgent".parse::<Priority>().is_err_and(|e| e.is_usage()));
         let e = "cuda".parse::<BackendChoice>().unwrap_err();

@@ -38,7 +38,7 @@ fn dependencies_stay_in_their_folders() {
         (&["llguidance"], "llm"),
         (&["clap", "indicatif", "ctrlc"], "cli|main.rs"),
         (&["anyhow", "env_logger"], "main.rs"),
-        (&["no_mangle", "c_char"], "capi.rs"),
+        (&["no_mangle", "c_char"], "capi.rs|capi"),
     ];
     let mut wrong = Vec::new();
     for (words, folders) in rules {

@@ -13,7 +13,7 @@ use transformer_lite::tensor::{DType, HostTensor};
 fn tlite(cache: &Path, args: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_tlite"))
         .args(args)
-        .env("XDG_CACHE_HOME", cache)
+        .env("TLITE_CACHE_DIR", cache)
         .stdin(Stdio::null())
         .output()
         .unwrap()
@@ -114,14 +114,13 @@ fn devices_are_measured_once_and_models_against_them() {
             let told = probe["not_measured"][field].is_string();
             assert_ne!(probe[field].is_number(), told, "{field}: {probe}");
         }
+        let kept = json(cache.path(), &["cache", "list"]);
+        let files = kept["files"].as_array().unwrap();
         assert!(
-            cache
-                .path()
-                .join("transformer-lite/probe")
-                .read_dir()
-                .unwrap()
-                .count()
-                > 0
+            files
+                .iter()
+                .any(|f| f["kind"] == "probe" && f["device"] == name.as_str()),
+            "{kept}"
         );
 
         let place = ["--backend", &backend, "--device", &name];

@@ -63,7 +63,7 @@ pub struct Caps {
     pub backend: &'static str,
     /// Device name as the driver prints it.
     pub device: String,
-    /// Driver name and version.
+    /// Names and versions of the driver, and the device's version where it has one: that may be all that names the model.
     pub driver: String,
     /// Kind of processor.
     pub kind: DeviceKind,
@@ -502,6 +502,9 @@ pub enum RecordingWay {
 }
 
 impl RecordingWay {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Auto, Self::CommandBuffer, Self::Qcom, Self::Off];
+
     /// Its name on the command line.
     pub fn name(self) -> &'static str {
         match self {

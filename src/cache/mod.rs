@@ -1,4 +1,4 @@
-//! Files that save time at the next start: programs as drivers compiled them.
+//! Files that save time at the next start: programs as drivers compiled them, and what was found out about devices.
 //!
 //! A [`Store`] is a folder of them, one file for each [`Key`]. A key is everything that the contents depend on, and stands in the file: what is
 //! found is compared with it byte by byte, so the hash in a file's name need not be a strong one. Whatever is wrong with a file,
@@ -16,7 +16,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, SystemTime};
 
 /// Bytes that a folder may take unless asked otherwise.
@@ -49,11 +49,19 @@ pub enum Kind {
     Verdict,
     /// What measuring on a device chose for kernels.
     Tuning,
+    /// How fast a device is.
+    Probe,
 }
 
 impl Kind {
     /// All of them.
-    pub const ALL: [Self; 4] = [Self::Program, Self::Pipeline, Self::Verdict, Self::Tuning];
+    pub const ALL: [Self; 5] = [
+        Self::Program,
+        Self::Pipeline,
+        Self::Verdict,
+        Self::Tuning,
+        Self::Probe,
+    ];
 
     /// The name in options and files.
     pub fn name(self) -> &'static str {
@@ -62,6 +70,7 @@ impl Kind {
             Self::Pipeline => "pipeline",
             Self::Verdict => "verdict",
             Self::Tuning => "tuning",
+            Self::Probe => "probe",
         }
     }
 }
@@ -77,7 +86,7 @@ impl std::fmt::Display for Kind {
 pub struct Key {
     /// The device as its driver calls it.
     pub device: String,
-    /// Names and versions of driver and platform.
+    /// Names and versions of driver and platform, and the device's version.
     pub driver: String,
     /// What it is of, for people: a kernel with its defines.
     pub subject: String,
@@ -109,6 +118,8 @@ pub struct Store {
     size: Mutex<Option<u64>>,
     /// The folder cannot be used as it should, which was said.
     told: AtomicBool,
+    /// The folder is there and nobody else's; false where it is not to be used.
+    own: OnceLock<bool>,
 }
 
 impl PartialEq for Store {
@@ -128,6 +139,7 @@ impl Store {
             limit,
             size: Mutex::new(None),
             told: AtomicBool::new(false),
+            own: OnceLock::new(),
         }
     }
 
@@ -180,6 +192,9 @@ impl Store {
 
     /// What was stored under `key`. A file that is not whole, or not of this store, is removed.
     pub fn get(&self, kind: Kind, key: &Key) -> Option<Vec<u8>> {
+        if !self.is_own() {
+            return None;
+        }
         let bytes = self.bytes_of(key)?;
         let path = self.path(kind, &bytes);
         let (file, metadata) = match self.read(&path) {
@@ -210,6 +225,12 @@ impl Store {
     pub fn put(&self, kind: Kind, key: &Key, contents: &[u8]) {
         let Some(bytes) = self.bytes_of(key) else { return };
         let path = self.path(kind, &bytes);
+        if let Err(e) = create_folder(&self.folder) {
+            return self.tell("write", &path, &e);
+        }
+        if !self.is_own() {
+            return;
+        }
         let file = entry::write(&bytes, contents);
         match self.write(&path, &file) {
             Ok(()) => self.trim(file.len() as u64),
@@ -219,7 +240,7 @@ impl Store {
 
     /// Removes what is stored under `key`, which a driver has refused.
     pub fn remove(&self, kind: Kind, key: &Key) {
-        if let Some(bytes) = self.bytes_of(key) {
+        if let Some(bytes) = self.bytes_of(key).filter(|_| self.is_own()) {
             self.delete(&self.path(kind, &bytes));
         }
     }
@@ -271,6 +292,27 @@ impl Store {
         Ok((count, bytes))
     }
 
+    /// Nobody else can put a file there for drivers to run. Says once where somebody can, and the folder is not used. True where there is none.
+    fn is_own(&self) -> bool {
+        if let Some(known) = self.own.get() {
+            return *known;
+        }
+        let Ok(metadata) = std::fs::metadata(&self.folder) else {
+            return true;
+        };
+        *self.own.get_or_init(|| {
+            let exposed = exposed(&metadata);
+            if let Some(why) = &exposed {
+                self.told.store(true, Ordering::Relaxed);
+                log::warn!(
+                    "the cache folder {} is not used: {why}, and drivers run what is in it",
+                    self.folder.display()
+                );
+            }
+            exposed.is_none()
+        })
+    }
+
     /// The key as it stands in a file.
     fn bytes_of(&self, key: &Key) -> Option<Vec<u8>> {
         let bytes = serde_json::to_vec(key);
@@ -300,7 +342,6 @@ impl Store {
     }
 
     fn write(&self, path: &Path, bytes: &[u8]) -> std::io::Result<()> {
-        create_folder(&self.folder)?;
         let mut file = tempfile::Builder::new()
             .prefix(TEMPORARY)
             .tempfile_in(&self.folder)?;
@@ -320,7 +361,7 @@ impl Store {
     fn tell(&self, what: &str, path: &Path, e: &std::io::Error) {
         if !self.told.swap(true, Ordering::Relaxed) {
             log::warn!(
-                "cannot {what} cache file {}: {e}; the next start may compile kernels again",
+                "cannot {what} cache file {}: {e}; the next start may take longer",
                 path.display()
             );
         }
@@ -408,7 +449,29 @@ fn touch(path: &Path, metadata: &Metadata) {
     }
 }
 
-/// Makes a folder that nobody else can write: drivers run what is in it.
+/// How somebody else can write to a folder, or change who can.
+#[cfg(unix)]
+fn exposed(folder: &Metadata) -> Option<String> {
+    use std::os::unix::fs::MetadataExt;
+    let (owner, user) = (folder.uid(), rustix::process::geteuid().as_raw());
+    // With the sticky bit too, others can make files of names that are looked for.
+    let others = folder.mode() & 0o022;
+    if owner != user {
+        return Some(format!("it belongs to user {owner}, this is user {user}"));
+    }
+    (others != 0).then(|| {
+        let mode = folder.mode() & 0o7777;
+        format!("others can write it (mode {mode:04o}; `chmod go-w` ends that)")
+    })
+}
+
+/// Elsewhere a user's folders are the user's own by how they are inherited.
+#[cfg(not(unix))]
+fn exposed(_: &Metadata) -> Option<String> {
+    None
+}
+
+/// Makes a folder that nobody else can write, where there is none: drivers run what is in it.
 fn create_folder(folder: &Path) -> std::io::Result<()> {
     let mut builder = std::fs::DirBuilder::new();
     builder.recursive(true);

@@ -154,3 +154,52 @@ fn writers_at_once_leave_whole_files() {
     let names = std::fs::read_dir(folder.path()).unwrap().count();
     assert_eq!(names, 3, "no temporary file is left");
 }
+
+#[cfg(unix)]
+#[test]
+fn a_folder_that_others_can_write_is_not_used() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = tempfile::tempdir().unwrap();
+    let place = folder.path().join("cache");
+    let open = || Store::new(place.clone(), DEFAULT_LIMIT);
+    open().put(Kind::Program, &key("x"), b"one");
+    let mode = |mode| std::fs::set_permissions(&place, std::fs::Permissions::from_mode(mode)).unwrap();
+    for (bits, own) in [
+        (0o700, true),
+        (0o755, true),
+        (0o770, false),
+        (0o777, false),
+        (0o1777, false),
+    ] {
+        mode(bits);
+        let store = open();
+        store.put(Kind::Program, &key("y"), b"two");
+        let found = [
+            store.get(Kind::Program, &key("x")),
+            store.get(Kind::Program, &key("y")),
+        ];
+        assert_eq!(found.map(|f| f.is_some()), [own; 2], "mode {bits:o}");
+        assert_eq!(store.told.load(Ordering::Relaxed), !own, "mode {bits:o}");
+        // It can be looked at and cleared.
+        assert_eq!(store.entries().unwrap().len(), if own { 2 } else { 1 });
+        mode(0o700);
+        open().remove(Kind::Program, &key("y"));
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn a_folder_of_somebody_else_is_not_used() {
+    // The root's for users, and for the root what is made over to another.
+    let folder = tempfile::tempdir().unwrap();
+    let theirs = if std::os::unix::fs::chown(folder.path(), Some(12_345), None).is_ok() {
+        folder.path()
+    } else {
+        Path::new("/usr")
+    };
+    let store = Store::new(theirs.to_owned(), DEFAULT_LIMIT);
+    store.put(Kind::Program, &key("x"), b"one");
+    assert_eq!(store.get(Kind::Program, &key("x")), None);
+    assert!(store.told.load(Ordering::Relaxed));
+    assert!(store.entries().unwrap().is_empty());
+}

@@ -412,7 +412,8 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     let mut lines = lines?;
     drop(generating);
     if let Some(caps) = loaded.all.caps() {
-        match store::cache_folder().and_then(|cache| store::load(&cache, caps)) {
+        let kept = args.exec.on.cache.probes();
+        match kept.and_then(|kept| store::load(&kept, caps)) {
             Some(probe) => compare(&mut lines, &tests, &loaded.all, &probe)?,
             None => note(
                 &mut std::io::stderr(),

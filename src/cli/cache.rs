@@ -26,7 +26,7 @@ pub struct CacheOptions {
     /// Neither read nor write compiled kernels on disk
     #[arg(long, conflicts_with_all = ["cache_dir", "cache_mb"])]
     pub no_cache: bool,
-    /// Folder for compiled kernels [default: `$TLITE_CACHE_DIR`, else a folder where the system keeps caches]
+    /// Folder for compiled kernels and what was measured of devices [default: `$TLITE_CACHE_DIR`, else a folder where the system keeps caches]
     #[arg(long, value_name = "DIR", value_parser = PathBufValueParser::new().try_map(folder))]
     pub cache_dir: Option<PathBuf>,
     /// Size of that folder beyond which the longest unused files are removed [default: 4096]
@@ -55,12 +55,13 @@ impl CacheOptions {
         if self.no_cache {
             return None;
         }
-        let Some(folder) = self.cache_dir.clone().or_else(Store::default_folder) else {
-            log::info!("no folder for compiled kernels is known; see --cache-dir");
-            return None;
-        };
+        self.probes().map(Arc::new)
+    }
+
+    /// The same store for what is measured of devices, which `--no-cache` is not about.
+    pub fn probes(&self) -> Option<Store> {
         let limit = self.cache_mb.map_or(DEFAULT_LIMIT, |n| n.get() * MB);
-        let store = Store::new(folder, limit);
+        let store = store_in(self.cache_dir.as_ref(), limit)?;
         if let Err(e) = store.try_writing() {
             TOLD.call_once(|| {
                 let (option, folder) = (self.folder_option(), store.folder().display());
@@ -69,7 +70,7 @@ impl CacheOptions {
                 note(&mut std::io::stderr(), &what);
             });
         }
-        Some(Arc::new(store))
+        Some(store)
     }
 
     /// What names the folder.
@@ -82,9 +83,18 @@ impl CacheOptions {
     }
 }
 
-/// List or remove the compiled kernels of earlier runs
+/// The store in the folder that is asked for, else in the user's own; `None` where no folder is known, which the log says.
+fn store_in(folder: Option<&PathBuf>, limit: u64) -> Option<Store> {
+    let folder = folder.cloned().or_else(Store::default_folder);
+    if folder.is_none() {
+        log::info!("no folder for compiled kernels is known; see --cache-dir");
+    }
+    folder.map(|folder| Store::new(folder, limit))
+}
+
+/// List or remove the compiled kernels of earlier runs, and what they found out about devices
 ///
-/// Programs as drivers compiled them make the next start faster. Removing them changes nothing else.
+/// Programs as drivers compiled them make the next start faster; so does what was checked, tuned and measured. Removing them changes nothing else.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(subcommand)]
@@ -123,12 +133,11 @@ struct Place {
 
 impl Place {
     fn store(&self) -> Result<Store> {
-        let folder = self.cache_dir.clone().or_else(Store::default_folder);
-        let folder = folder.ok_or_else(|| {
+        let store = store_in(self.cache_dir.as_ref(), DEFAULT_LIMIT);
+        store.ok_or_else(|| {
             let what = "neither TLITE_CACHE_DIR nor the system names a folder";
             Error::usage("--cache-dir", what.to_owned())
-        })?;
-        Ok(Store::new(folder, DEFAULT_LIMIT))
+        })
     }
 }
 
@@ -143,6 +152,7 @@ impl ValueEnum for Kind {
             Self::Pipeline => "pipeline caches of wgpu",
             Self::Verdict => "what checks of kernels on a device found",
             Self::Tuning => "what `tlite tune` chose",
+            Self::Probe => "what `tlite devices --probe` measured",
         };
         Some(PossibleValue::new(self.name()).help(help))
     }

@@ -1,13 +1,16 @@
 //! `tlite devices`.
 
+use super::cache::CacheOptions;
 use super::output::{note, put, put_json};
 use crate::backend::image::{ImageKind, Images, ROW_PIXELS};
 use crate::backend::{self, BackendError, BackendKind, Caps, DeviceKind, OpenOptions};
+use crate::cache::Store;
 use crate::error::{Error, Result, Stage};
 use crate::probe::{self, Probe, store};
 use crate::units::quantity;
 use serde::Serialize;
 use std::fmt::Write as _;
+use std::path::PathBuf;
 
 /// List the devices that models can run on
 ///
@@ -21,6 +24,9 @@ pub struct Args {
     /// Only devices whose name or driver contains this text
     #[arg(long, value_name = "SUBSTRING")]
     device: Option<String>,
+    /// Folder where that is kept [default: `$TLITE_CACHE_DIR`, else a folder where the system keeps caches]
+    #[arg(long, value_name = "DIR", requires = "probe")]
+    cache_dir: Option<PathBuf>,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -196,9 +202,9 @@ fn listed(kind: BackendKind, name: &str, caps: Caps) -> Row {
 }
 
 /// A device with what is measured of it. `name` is its alone.
-fn probed(kind: BackendKind, name: &str, caps: Caps) -> Row {
+fn probed(kind: BackendKind, name: &str, caps: Caps, store: Option<&Store>) -> Row {
     let mut row = Row::from(caps.clone());
-    match measured(kind, name, &caps) {
+    match measured(kind, name, &caps, store) {
         Ok((opened, extensions, probe)) => {
             row.images = opened.images;
             row.extensions = Some(extensions);
@@ -210,23 +216,19 @@ fn probed(kind: BackendKind, name: &str, caps: Caps) -> Row {
 }
 
 /// A device as it is opened, its extensions, and what is measured of it, which is stored.
-fn measured(kind: BackendKind, name: &str, caps: &Caps) -> Result<(Caps, Vec<String>, Probe)> {
+fn measured(
+    kind: BackendKind,
+    name: &str,
+    caps: &Caps,
+    store: Option<&Store>,
+) -> Result<(Caps, Vec<String>, Probe)> {
     let failed = |e| Error::device(Stage::Run, format!("opening {}", caps.device), e);
     let mut backend = backend::open(kind, &OpenOptions::of(Some(name))).map_err(failed)?;
     note(&mut std::io::stderr(), &format!("measuring {}", caps.device));
     let probe = probe::measure(backend.as_mut());
     let probe = probe.map_err(|e| Error::device(Stage::Run, format!("measuring {}", caps.device), e))?;
-    let kept = match store::cache_folder() {
-        Some(cache) => store::save(&cache, backend.caps(), &probe),
-        None => Err(Error::other(Stage::Run, "neither XDG_CACHE_HOME nor HOME is set")),
-    };
-    match kept {
-        Ok(file) => note(&mut std::io::stderr(), &format!("wrote {}", file.display())),
-        Err(e) => note(
-            &mut std::io::stderr(),
-            &format!("note: what was measured cannot be kept: {}", e.chain()),
-        ),
-    }
+    let kept = store::save(store, backend.caps(), &probe);
+    note(&mut std::io::stderr(), &kept);
     Ok((backend.caps().clone(), backend.extensions(), probe))
 }
 
@@ -347,8 +349,17 @@ impl Report {
 
 /// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
-    let row = if args.probe { probed } else { listed };
-    let report = report(backend::list, args.device.as_deref(), &row)?;
+    let options = CacheOptions {
+        cache_dir: args.cache_dir.clone(),
+        ..CacheOptions::default()
+    };
+    let store = if args.probe { options.probes() } else { None };
+    let row: &dyn Fn(BackendKind, &str, Caps) -> Row = if args.probe {
+        &|kind, name, caps| probed(kind, name, caps, store.as_ref())
+    } else {
+        &listed
+    };
+    let report = report(backend::list, args.device.as_deref(), row)?;
     let mut out = std::io::stdout().lock();
     if args.json {
         put_json(&mut out, &report)

@@ -77,7 +77,7 @@ impl ValueEnum for Priority {
 
 impl ValueEnum for RecordingWay {
     fn value_variants<'a>() -> &'a [Self] {
-        &[Self::Auto, Self::CommandBuffer, Self::Qcom, Self::Off]
+        &Self::ALL
     }
 
     fn to_possible_value(&self) -> Option<PossibleValue> {

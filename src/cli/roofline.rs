@@ -70,7 +70,9 @@ pub fn device(options: &ExecOptions) -> Result<(Caps, Probe)> {
     let Some(mut backend) = load::open(&options.on)? else {
         return Err(Error::usage("--backend", "the host has no peaks to measure"));
     };
-    let probe = store::of_device(backend.as_mut(), &mut |what| note(&mut std::io::stderr(), what))?;
+    let kept = options.on.cache.probes();
+    let hear = &mut |what: &str| note(&mut std::io::stderr(), what);
+    let probe = store::of_device(backend.as_mut(), kept.as_ref(), hear)?;
     Ok((backend.caps().clone(), probe))
 }
 

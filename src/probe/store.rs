@@ -1,78 +1,68 @@
-//! Probes as files, one for each device and driver, so that a device is measured once.
+//! Probes in the [`Store`], one for each backend, device and driver, so that a device is measured once.
 
-use super::{Probe, measure};
+use super::{Probe, VERSION, measure};
 use crate::backend::{Backend, Caps};
+use crate::cache::{Key, Kind, Store};
 use crate::error::{Error, Result, Stage};
-use crate::files::write_whole;
-use std::path::{Path, PathBuf};
 
-/// Folder of the user for what can be made anew: that of the system's conventions, with our name. `None` where the environment names none.
-pub fn cache_folder() -> Option<PathBuf> {
-    let of = |name: &str| {
-        std::env::var_os(name)
-            .filter(|v| !v.is_empty())
-            .map(PathBuf::from)
-    };
-    let base = of("XDG_CACHE_HOME").or_else(|| of("LOCALAPPDATA"));
-    let base = base.or_else(|| Some(of("HOME")?.join(".cache")))?;
-    Some(base.join("transformer-lite"))
-}
-
-/// The file of a device's probe in the cache folder `cache`.
-fn file(cache: &Path, caps: &Caps) -> PathBuf {
-    let key = format!("{}\n{}\n{}", caps.backend, caps.device, caps.driver);
-    let plain = |c: char| if c.is_ascii_alphanumeric() { c } else { '_' };
-    let name: String = caps.device.chars().map(plain).take(40).collect();
-    let sum = crc32fast::hash(key.as_bytes());
-    cache
-        .join("probe")
-        .join(format!("{}-{name}-{sum:08x}.json", caps.backend))
+fn key(caps: &Caps) -> Key {
+    Key {
+        device: caps.device.clone(),
+        driver: caps.driver.clone(),
+        subject: format!("{} memory, arithmetic, launches", caps.backend),
+        text: format!("probe {VERSION}"),
+    }
 }
 
 /// The stored probe of a device; `None` where there is none, or none of this build that can be read.
-pub fn load(cache: &Path, caps: &Caps) -> Option<Probe> {
-    let file = file(cache, caps);
-    let bytes = std::fs::read(&file).ok()?;
+pub fn load(store: &Store, caps: &Caps) -> Option<Probe> {
+    let bytes = store.get(Kind::Probe, &key(caps))?;
     let probe = serde_json::from_slice::<Probe>(&bytes);
     if let Err(e) = &probe {
-        log::warn!("{}: {e}; the device is measured anew", file.display());
+        log::warn!("what was measured of {}: {e}; it is measured anew", caps.device);
     }
     probe.ok().filter(|p| p.is_of(caps))
 }
 
-/// Stores a probe of the device and returns its file.
-pub fn save(cache: &Path, caps: &Caps, probe: &Probe) -> Result<PathBuf> {
-    let file = file(cache, caps);
-    let folder = file.parent().unwrap_or(cache);
-    std::fs::create_dir_all(folder).map_err(|e| Error::io("cannot make a folder", folder, e))?;
-    let text = serde_json::to_vec_pretty(probe)
-        .map_err(|e| Error::file(Stage::Run, &file, format!("cannot be written: {e}")))?;
-    write_whole(&file, |out| out.write_all(&text))?;
-    Ok(file)
+/// Stores a probe of the device, and says in a sentence whether that could be.
+pub fn save(store: Option<&Store>, caps: &Caps, probe: &Probe) -> String {
+    let lost = |why: &str| format!("note: what was measured cannot be kept: {why}");
+    let Some(store) = store else {
+        return lost("no folder for it is known; see --cache-dir");
+    };
+    match serde_json::to_vec(probe) {
+        Ok(bytes) => store.put(Kind::Probe, &key(caps), &bytes),
+        Err(e) => return lost(&e.to_string()),
+    }
+    let folder = store.folder().display();
+    match load(store, caps) {
+        Some(_) => format!("kept in {folder}"),
+        None => lost(&format!("not in {folder}")),
+    }
 }
 
 /// The stored probe of the device, or a new one, which is stored if there is where. `hear` is told what happened, a sentence each, before it takes
 /// time and where nothing could be stored.
-pub fn of_device(backend: &mut dyn Backend, hear: &mut dyn FnMut(&str)) -> Result<Probe> {
+pub fn of_device(
+    backend: &mut dyn Backend,
+    store: Option<&Store>,
+    hear: &mut dyn FnMut(&str),
+) -> Result<Probe> {
     let caps = backend.caps().clone();
-    let cache = cache_folder();
-    if let Some(probe) = cache.as_deref().and_then(|c| load(c, &caps)) {
+    if let Some(probe) = store.and_then(|store| load(store, &caps)) {
         return Ok(probe);
     }
     hear(&format!("measuring {}, once", caps.device));
     let probe =
         measure(backend).map_err(|e| Error::device(Stage::Run, format!("measuring {}", caps.device), e))?;
-    match cache.map(|c| save(&c, &caps, &probe)) {
-        Some(Ok(_)) => {}
-        Some(Err(e)) => hear(&format!("note: what was measured cannot be kept: {e}")),
-        None => hear("note: what was measured cannot be kept: neither XDG_CACHE_HOME nor HOME is set"),
-    }
+    hear(&save(store, &caps, &probe));
     Ok(probe)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cache::DEFAULT_LIMIT;
     use std::collections::BTreeMap;
 
     fn probe(caps: &Caps) -> Probe {
@@ -97,28 +87,37 @@ mod tests {
     #[test]
     fn what_is_stored_is_found_for_the_same_device_and_driver() {
         let dir = tempfile::tempdir().unwrap();
+        let store = Store::new(dir.path().join("cache"), DEFAULT_LIMIT);
         let caps = Caps {
             device: "A/B \"x\" ../c".to_owned(),
             ..Caps::neutral()
         };
-        assert_eq!(load(dir.path(), &caps), None);
-        let saved = save(dir.path(), &caps, &probe(&caps)).unwrap();
-        assert_eq!(saved.parent(), Some(dir.path().join("probe").as_path()));
-        assert_eq!(load(dir.path(), &caps), Some(probe(&caps)));
+        assert_eq!(load(&store, &caps), None);
+        let said = save(Some(&store), &caps, &probe(&caps));
+        assert!(said.starts_with("kept in "), "{said}");
+        assert_eq!(load(&store, &caps), Some(probe(&caps)));
+        // It is listed and cleared with the rest.
+        let entries = store.entries().unwrap();
+        assert!(
+            matches!(entries.as_slice(), [one] if one.kind == Kind::Probe && one.key == Some(key(&caps))),
+            "{entries:?}"
+        );
         let newer = Caps {
             driver: "another".to_owned(),
             ..caps.clone()
         };
-        assert_eq!(load(dir.path(), &newer), None);
+        assert_eq!(load(&store, &newer), None);
         // Of another build, and no probe at all.
         let old = Probe {
             version: 0,
             ..probe(&caps)
         };
-        save(dir.path(), &caps, &old).unwrap();
-        assert_eq!(load(dir.path(), &caps), None);
-        std::fs::write(&saved, "{").unwrap();
-        assert_eq!(load(dir.path(), &caps), None);
+        assert!(save(Some(&store), &caps, &old).starts_with("note: "));
+        assert_eq!(load(&store, &caps), None);
+        store.put(Kind::Probe, &key(&caps), b"{");
+        assert_eq!(load(&store, &caps), None);
+        assert_eq!(store.clear(Some(Kind::Probe)).unwrap().0, 1);
+        assert!(save(None, &caps, &probe(&caps)).contains("--cache-dir"));
     }
 
     #[test]

@@ -92,6 +92,19 @@ static void refused_loads(const char *folder) {
     CHECK(tlite_model_load(folder, &options) == NULL);
     CHECK(strstr(tlite_last_error(), "low, normal, high") != NULL);
     options.priority = NULL;
+    options.images = "3d";
+    CHECK(tlite_model_load(folder, &options) == NULL);
+    CHECK(strstr(tlite_last_error(), "images: \"3d\" is none of auto, 1d, 2d, off") != NULL);
+    options.images = NULL;
+    options.recording = "tape";
+    CHECK(tlite_model_load(folder, &options) == NULL);
+    CHECK(strstr(tlite_last_error(), "recording: \"tape\" is none of auto, command-buffer, qcom, off") != NULL);
+    options.recording = NULL;
+    CHECK(options.slice_ms == -1);
+    options.slice_ms = -2;
+    CHECK(tlite_model_load(folder, &options) == NULL);
+    CHECK(strstr(tlite_last_error(), "slice_ms: is -2") != NULL);
+    options.slice_ms = -1;
     options.kv = "q8";
     CHECK(tlite_model_load(folder, &options) == NULL);
     CHECK(strstr(tlite_last_error(), "q8") != NULL);
@@ -327,7 +340,25 @@ static void side_by_side(tlite_model *model) {
     free(found[1]);
 }
 
+/* Lines of the log that threads said. */
+typedef struct {
+    pthread_mutex_t mutex;
+    int lines, of_priority;
+} heard;
+
+static void hear(tlite_log_level level, const char *text, void *user) {
+    heard *h = user;
+    pthread_mutex_lock(&h->mutex);
+    h->lines++;
+    if (strstr(text, "--priority high has no effect") != NULL) {
+        CHECK(level == TLITE_LOG_LEVEL_WARNING);
+        h->of_priority++;
+    }
+    pthread_mutex_unlock(&h->mutex);
+}
+
 int main(int argc, char **argv) {
+    heard log = {.mutex = PTHREAD_MUTEX_INITIALIZER};
     tlite_load_options options;
     tlite_model *model;
     tlite_session *session;
@@ -349,10 +380,23 @@ int main(int argc, char **argv) {
         options.device = NULL;
     }
     options.context = 40;
-    options.priority = "normal";
     options.kernel_cache = argv[3];
+    options.images = "off";
+    options.recording = "off";
+    options.slice_ms = 0;
+    /* Not on drivers for CPUs, nor on the host. */
+    options.priority = "high";
+    CHECK(tlite_set_log(NULL, NULL) == 0);
+    CHECK(tlite_set_log(hear, &log) == 0);
     model = tlite_model_load(argv[1], &options);
     CHECK(model != NULL);
+    CHECK(log.of_priority == 1 && log.lines > 0);
+    tlite_model_free(model);
+    log.lines = 0;
+    CHECK(tlite_set_log(NULL, NULL) == 0);
+    model = tlite_model_load(argv[1], &options);
+    CHECK(model != NULL);
+    CHECK(log.lines == 0);
     answers(model);
     conversations(model);
     cancelled(model);

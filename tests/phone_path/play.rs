@@ -24,6 +24,8 @@ pub struct Run {
     pub errors: String,
     /// The stand-in's log; empty where it was not loaded.
     log: String,
+    /// From start to end.
+    pub took: Duration,
     /// When it had ended, since 1970.
     ended: Duration,
 }
@@ -97,9 +99,12 @@ fn uncached(mut command: Command) -> Command {
     command
 }
 
-/// Generates greedily without the stand-in.
+/// As on GPUs. Devices that are CPUs take activations in bytes otherwise, and answer in other words.
+pub const FLOAT: [&str; 2] = ["--act", "float"];
+
+/// Generates greedily without the stand-in, in the arithmetic of phones.
 pub fn generate_without(model: &Path, tokens: usize) -> Result<Run, String> {
-    alone(uncached(greedy(model, tokens, &[])))
+    alone(uncached(greedy(model, tokens, &FLOAT)))
 }
 
 /// Any command on the stand-in. An error only where it does not end.
@@ -162,12 +167,14 @@ fn wait(mut command: Command, dir: &Path, log: &Path) -> Result<Run, String> {
         output: text(&output).map_err(|e| e.to_string())?,
         errors: text(&errors).map_err(|e| e.to_string())?,
         log: text(log).unwrap_or_default(),
+        took: start.elapsed(),
         ended: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default(),
     })
 }
 
 impl Run {
-    fn report(&self) -> Result<serde_json::Value, String> {
+    /// The report of a run that ended well.
+    pub fn report(&self) -> Result<serde_json::Value, String> {
         if !self.status.success() {
             return Err(format!("ended with {}: {}", self.status, self.errors));
         }
@@ -284,11 +291,26 @@ impl Run {
         Some(Duration::from_millis(ms))
     }
 
+    /// It went on after a call that was made to fail, and ended within `whole`, the time of a run without failures, and that of a failure.
+    pub fn recovered(&self, whole: Duration) -> Outcome {
+        let injected = self.injected().ok_or("no call was made to fail")?;
+        let took = self.ended.saturating_sub(injected);
+        if took > whole + AFTER_FAILURE {
+            return Err(format!("it took {took:?} to end after the failure"));
+        }
+        Ok(())
+    }
+
     /// It ended by itself, soon after the failure, with exit code 1 and one error, which holds `words`; and without an answer.
     pub fn failed(&self, words: &[&str]) -> Outcome {
+        self.failed_by(1, words)
+    }
+
+    /// The same with another exit code: 2 for what the user asked for and is not there.
+    pub fn failed_by(&self, code: i32, words: &[&str]) -> Outcome {
         let wrong = |what: &str| Err(format!("{what}; {}: {}{}", self.status, self.output, self.errors));
-        if self.status.code() != Some(1) {
-            return wrong("exit code 1 wanted");
+        if self.status.code() != Some(code) {
+            return wrong(&format!("exit code {code} wanted"));
         }
         if self.errors.contains("panicked") {
             return wrong("a panic");

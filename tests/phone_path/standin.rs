@@ -1,6 +1,4 @@
-//! What the stand-in does itself, by calls of its functions in this process.
-//!
-//! This is also all there is on a kernel with wrong results: that the stand-in makes one. The engine does not look for such kernels.
+//! What the stand-in does itself, by calls of its functions in this process. What the engine makes of it is tested beside this.
 
 #[path = "standin/phone.rs"]
 mod phone;
@@ -9,8 +7,8 @@ mod recordings;
 
 use crate::play::Outcome;
 use phone::{
-    COUNT, DEVICE_EXTENSIONS, DEVICE_EXTENSIONS_WITH_VERSION, DEVICE_NAME, DEVICE_TYPE, PROFILING, Phone,
-    dispatch, ok, same,
+    COUNT, DEVICE_EXTENSIONS, DEVICE_EXTENSIONS_WITH_VERSION, DEVICE_NAME, DEVICE_TYPE, DEVICE_VERSION,
+    PROFILING, Phone, dispatch, ok, same,
 };
 use recordings::{command_buffers, recordings_are_checked, replays};
 use std::ptr::null_mut;
@@ -38,10 +36,11 @@ fn says_what_a_phone_says() -> Outcome {
     let real = Phone::new(Config::default())?;
     let (real_name, real_list) = (real.words(DEVICE_NAME)?, real.words(DEVICE_EXTENSIONS)?);
     drop(real);
-    for (profile, name, own) in [
+    for (profile, name, version, own) in [
         (
             Profile::Adreno,
-            "Adreno",
+            "QUALCOMM Adreno(TM)",
+            "Adreno(TM) 750",
             &[
                 "cl_khr_image2d_from_buffer",
                 "cl_qcom_perf_hint",
@@ -49,12 +48,22 @@ fn says_what_a_phone_says() -> Outcome {
                 "cl_qcom_recordable_queues",
             ][..],
         ),
-        (Profile::Mali, "Mali", &["cl_khr_priority_hints"]),
+        (
+            Profile::Mali,
+            "Mali-G720",
+            "v1.r49p1-stand-in",
+            &["cl_khr_priority_hints"],
+        ),
     ] {
         let phone = Phone::of(profile)?;
         let said = phone.words(DEVICE_NAME)?;
-        if !said.contains(name) || said == real_name {
-            return Err(format!("a {name} is called {said}"));
+        same("name", said.as_str(), name)?;
+        if said == real_name {
+            return Err(format!("the driver's own device is a {name}"));
+        }
+        let said = phone.words(DEVICE_VERSION)?;
+        if !said.ends_with(version) {
+            return Err(format!("the version of a {name} is {said}"));
         }
         same("type", phone.info(DEVICE_TYPE), Ok(4u64.to_ne_bytes().to_vec()))?;
         let list = phone.words(DEVICE_EXTENSIONS)?;

@@ -61,6 +61,17 @@ def read_tsv(path):
     return version, table, texts
 
 
+def missing(asked, stored):
+    """Kernels that plans ask for and the stored table lacks, a line each: without them it says nothing of what runs.
+
+    >>> missing([("opencl", "a"), ("wgpu", "a")], {("opencl", "a"): {}})
+    ['wgpu a: not in the table: run tools/phone_compile --write']
+    >>> missing([("opencl", "a")], {("opencl", "a"): {}, ("opencl", "b"): {}})
+    []
+    """
+    return [f"{' '.join(at)}: not in the table: run tools/phone_compile --write" for at in sorted(asked) if at not in stored]
+
+
 def faults(table, stored):
     """What CI refuses, a line each: build errors, spills, lost occupancy, twice the stored instructions."""
     found = []

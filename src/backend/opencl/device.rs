@@ -191,6 +191,16 @@ fn maker(platform: &str, vendor: u32) -> Maker {
     }
 }
 
+/// What [`Caps::driver`] says of a device. Its version is a part: Qualcomm's drivers call every GPU `QUALCOMM Adreno(TM)`, and name the model
+/// there alone (`OpenCL 3.0 Adreno(TM) 750`), which kernels are compiled and chosen for.
+fn driver_name(platform: &str, platform_version: &str, device_version: &str, driver: &str) -> String {
+    let device = match device_version == platform_version {
+        true => String::new(),
+        false => format!(", device {device_version}"),
+    };
+    format!("{platform} ({platform_version}){device}, driver {driver}")
+}
+
 fn caps_of(device: DeviceHandle, platform: &str, platform_version: &str) -> Result<Caps, Unfit> {
     let bytes =
         |property: &'static str, name| device.info(name).map_err(|code| Unfit::Query { property, code });
@@ -261,7 +271,7 @@ fn caps_of(device: DeviceHandle, platform: &str, platform_version: &str) -> Resu
     let mut caps = Caps {
         backend: "opencl",
         device: name.clone(),
-        driver: format!("{platform} ({platform_version}), driver {driver}"),
+        driver: driver_name(platform, platform_version, &version, &driver),
         kind,
         view_align: view_align(value(
             "CL_DEVICE_MEM_BASE_ADDR_ALIGN",
@@ -406,6 +416,27 @@ mod tests {
     }
 
     use super::*;
+
+    #[test]
+    fn models_that_names_of_devices_leave_out_are_told_apart() {
+        let of = |version| {
+            driver_name(
+                "QUALCOMM Snapdragon(TM)",
+                "OpenCL 3.0 QUALCOMM build: 1",
+                version,
+                "1",
+            )
+        };
+        assert_eq!(
+            of("OpenCL 3.0 Adreno(TM) 750"),
+            "QUALCOMM Snapdragon(TM) (OpenCL 3.0 QUALCOMM build: 1), device OpenCL 3.0 Adreno(TM) 750, driver 1"
+        );
+        assert_ne!(of("OpenCL 3.0 Adreno(TM) 750"), of("OpenCL 3.0 Adreno(TM) 740"));
+        assert_eq!(
+            driver_name("A", "OpenCL 1.2", "OpenCL 1.2", "1"),
+            "A (OpenCL 1.2), driver 1"
+        );
+    }
 
     #[test]
     fn versions_and_alignments_are_read() {

@@ -20,6 +20,7 @@ pub const COUNT: usize = 64;
 pub const DEVICE_EXTENSIONS: u32 = 0x1030;
 pub const DEVICE_EXTENSIONS_WITH_VERSION: u32 = 0x1060;
 pub const DEVICE_NAME: u32 = 0x102b;
+pub const DEVICE_VERSION: u32 = 0x102f;
 pub const DEVICE_TYPE: u32 = 0x1000;
 pub const PROFILING: u64 = 2;
 pub const BLOCKING: u32 = 1;

@@ -1,5 +1,6 @@
 //! What the stand-in is to play.
 
+use crate::Code;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
@@ -26,10 +27,14 @@ pub struct Config {
     pub library: Option<PathBuf>,
     /// The phone; without one the device is what it is.
     pub profile: Option<Profile>,
+    /// What the phone's version says behind the number, in place of the usual.
+    pub version: Option<String>,
     /// File to append the log to.
     pub log: Option<PathBuf>,
     /// The properties of the extensions for hints are refused though they are listed, as some drivers do.
     pub refuse_hints: bool,
+    /// Platforms have no device, and say so by this code: `CL_DEVICE_NOT_FOUND`, or `CL_SUCCESS` with a number of 0.
+    pub no_device: Option<Code>,
     /// Calls that fail.
     pub faults: Vec<Fault>,
     /// Calls that take longer.
@@ -41,6 +46,8 @@ pub struct Config {
     pub corrupt: Option<String>,
     /// Of that kernel only programs with this text.
     pub corrupt_text: Option<String>,
+    /// Macros by which forms of a kernel are told apart: lines about arguments name those that the kernel's program defines.
+    pub forms: Vec<String>,
 }
 
 /// A call that fails.

@@ -68,7 +68,8 @@ const ADRENO: Words = Words {
     maker: "QUALCOMM",
     maker_id: 0x5143,
     unified: true,
-    device: "QUALCOMM Adreno(TM) 750",
+    // The model is in the version alone, as with Qualcomm's drivers.
+    device: "QUALCOMM Adreno(TM)",
     version: "Adreno(TM) 750",
     driver: "QUALCOMM build: stand-in Compiler E031.45.02.16",
     units: 6,
@@ -337,6 +338,14 @@ pub unsafe extern "C" fn clGetDeviceIDs(
     devices: *mut Handle,
     count: *mut Uint,
 ) -> Code {
+    if let Some(code) = with(|s| s.config.no_device) {
+        if !count.is_null() {
+            // SAFETY: the caller's place for a number.
+            unsafe { *count = 0 };
+        }
+        with(|s| s.log_fault("clGetDeviceIDs", code));
+        return after("clGetDeviceIDs", &format!(" type={kind:#x}"), code);
+    }
     let phone = Words::configured().is_some();
     let wanted = kind;
     let kind = if phone { Bits::from(Uint::MAX) } else { kind };
@@ -379,7 +388,11 @@ fn device_words(words: &Words, name: Uint, real: Query<'_>) -> Result<Option<Vec
         VENDOR => with_end(words.maker),
         VENDOR_ID => words.maker_id.to_ne_bytes().to_vec(),
         TYPE => TYPE_GPU.to_ne_bytes().to_vec(),
-        VERSION => with_end(format!("{} {}", number(&text(&asked(real)?)), words.version)),
+        VERSION => {
+            let version = with(|s| s.config.version.clone());
+            let version = version.as_deref().unwrap_or(words.version);
+            with_end(format!("{} {version}", number(&text(&asked(real)?))))
+        }
         DRIVER_VERSION => with_end(words.driver),
         EXTENSIONS => with_end(words.extensions(&text(&asked(real)?))),
         EXTENSIONS_WITH_VERSION => words.versioned(&asked(real)?),

@@ -308,17 +308,18 @@ pub unsafe extern "C" fn clSetKernelArg(
     let arg = unsafe { arg(size, value) };
     let image = if images::is_image(&arg) { " image=true" } else { "" };
     let code = before(call, None).unwrap_or_else(|| real_set_arg(kernel, index, &arg));
-    let name = with(|s| {
+    let known = with(|s| {
+        let form = s.form(id(kernel));
         let kernel = s.kernels.get_mut(&id(kernel))?;
         if code == cl::SUCCESS {
             kernel.args.insert(index, arg);
         }
-        Some(kernel.name.clone())
+        Some((kernel.name.clone(), form))
     });
-    let name = name.unwrap_or_default();
+    let (name, form) = known.unwrap_or_default();
     after(
         call,
-        &format!(" kernel={name} index={index} size={size}{image}"),
+        &format!(" kernel={name}{form} index={index} size={size}{image}"),
         code,
     )
 }

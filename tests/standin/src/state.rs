@@ -122,12 +122,31 @@ impl State {
         self.log_injected(&format!("{call} code={code}"));
     }
 
+    /// The program of a kernel object.
+    fn program(&self, object: usize) -> Option<&Program> {
+        let kernel = self.kernels.get(&object)?;
+        self.programs.get(&kernel.program)
+    }
+
+    /// The forms that the program of a kernel object has, as words of a line.
+    pub(crate) fn form(&self, object: usize) -> String {
+        let program = self.program(object);
+        let defines = |name: &str| {
+            let starts = |line: &str| {
+                line.strip_prefix("#define ")?
+                    .split_whitespace()
+                    .next()
+                    .map(|n| n == name)
+            };
+            program.is_some_and(|p| p.source.lines().any(|line| starts(line) == Some(true)))
+        };
+        let forms = self.config.forms.iter().filter(|name| defines(name));
+        forms.map(|name| format!(" form={name}")).collect()
+    }
+
     /// The results of this kernel object are to be wrong.
     pub(crate) fn is_spoilt(&self, object: usize, name: &str) -> bool {
-        let program = self
-            .kernels
-            .get(&object)
-            .and_then(|k| self.programs.get(&k.program));
+        let program = self.program(object);
         let holds = |text: &String| program.is_some_and(|p| p.source.contains(text.as_str()));
         self.config.corrupt.as_deref() == Some(name) && self.config.corrupt_text.as_ref().is_none_or(holds)
     }

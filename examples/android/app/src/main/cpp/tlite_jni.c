@@ -4,6 +4,7 @@
 
 #include <jni.h>
 #include <stdlib.h>
+#include <string.h>
 
 #define NATIVE(result, name) JNIEXPORT result JNICALL Java_org_transformerlite_Native_##name
 
@@ -32,12 +33,81 @@ static jbyteArray bytes_of(JNIEnv *env, const char *text, size_t length) {
     return bytes;
 }
 
+/* Who is told lines of the log, a global reference. */
+typedef struct {
+    jobject object;
+    jmethodID line;
+} log_listener;
+
+static JavaVM *machine;
+static log_listener *logged;
+
+JNIEXPORT jint JNICALL JNI_OnLoad(JavaVM *vm, void *reserved) {
+    (void)reserved;
+    machine = vm;
+    return JNI_VERSION_1_6;
+}
+
+/* The environment of this thread, which may be one of the library's own; NULL where there is no room for one. */
+static JNIEnv *environment(int *attached) {
+    void *env = NULL;
+    *attached = 0;
+    if ((*machine)->GetEnv(machine, &env, JNI_VERSION_1_6) == JNI_OK) return env;
+#ifdef __ANDROID__
+    JNIEnv *made = NULL;
+#else
+    void *made = NULL;
+#endif
+    *attached = (*machine)->AttachCurrentThread(machine, &made, NULL) == JNI_OK;
+    return *attached ? made : NULL;
+}
+
+static void log_line(tlite_log_level level, const char *text, void *user) {
+    const log_listener *to = user;
+    int attached;
+    JNIEnv *env = environment(&attached);
+    if (env == NULL) return;
+    /* With an exception of the caller's on its way, none of these functions may be called. */
+    if (!(*env)->ExceptionCheck(env)) {
+        jbyteArray bytes = bytes_of(env, text, strlen(text));
+        if (bytes != NULL) (*env)->CallVoidMethod(env, to->object, to->line, (jint)level, bytes);
+        (*env)->ExceptionClear(env);
+        (*env)->DeleteLocalRef(env, bytes);
+    }
+    if (attached) (*machine)->DetachCurrentThread(machine);
+}
+
+/* Not from several threads at once. */
+NATIVE(jboolean, setLog)(JNIEnv *env, jclass class, jobject listener) {
+    (void)class;
+    log_listener *next = NULL;
+    if (listener != NULL) {
+        jmethodID line = (*env)->GetMethodID(env, (*env)->GetObjectClass(env, listener), "line", "(I[B)V");
+        if (line == NULL) return JNI_FALSE;
+        next = malloc(sizeof *next);
+        jobject object = (*env)->NewGlobalRef(env, listener);
+        if (next == NULL || object == NULL) {
+            free(next);
+            if (object != NULL) (*env)->DeleteGlobalRef(env, object);
+            out_of_memory(env);
+            return JNI_FALSE;
+        }
+        next->object = object;
+        next->line = line;
+    }
+    /* From here on the one before is not called any more. */
+    jboolean set = tlite_set_log(next == NULL ? NULL : log_line, next) == 0;
+    log_listener *gone = set ? logged : next;
+    if (set) logged = next;
+    if (gone != NULL) (*env)->DeleteGlobalRef(env, gone->object);
+    free(gone);
+    return set;
+}
+
 NATIVE(jbyteArray, lastError)(JNIEnv *env, jclass class) {
     (void)class;
     const char *text = tlite_last_error();
-    size_t length = 0;
-    while (text[length] != 0) length++;
-    return bytes_of(env, text, length);
+    return bytes_of(env, text, strlen(text));
 }
 
 NATIVE(jlong, modelLoad)(JNIEnv *env, jclass class, jbyteArray path, jbyteArray backend, jlong context, jbyteArray cache) {

@@ -10,6 +10,27 @@ class TliteException(message: String) : Exception(message)
 /** Why an answer ended. */
 enum class Finish { END_OF_TEXT, STOP_STRING, MAX_TOKENS, CONTEXT_FULL, CANCELLED, CALLBACK }
 
+/** How much a line of the log matters. */
+enum class LogLevel { ERROR, WARNING, INFO }
+
+/** What the library says beside its results. */
+object TliteLog {
+    /**
+     * Hands every line to [listener]: what is done otherwise than asked for, refusals of drivers, memory. It is called on any thread, on several
+     * at once, and uses nothing of the library. `null` ends that.
+     */
+    @Synchronized
+    fun listen(listener: ((LogLevel, String) -> Unit)?) {
+        val native = listener?.let {
+            object : Native.LogListener {
+                override fun line(level: Int, text: ByteArray) =
+                    it(LogLevel.values()[level - 1], String(text, Charsets.UTF_8))
+            }
+        }
+        if (!Native.setLog(native)) throw lastError()
+    }
+}
+
 /** Who said what: "system", "user", "assistant" or "tool". */
 data class Message(val role: String, val content: String)
 
@@ -103,6 +124,11 @@ internal object Native {
         fun piece(text: ByteArray): Boolean
     }
 
+    interface LogListener {
+        fun line(level: Int, text: ByteArray)
+    }
+
+    @JvmStatic external fun setLog(listener: LogListener?): Boolean
     @JvmStatic external fun lastError(): ByteArray
     @JvmStatic external fun modelLoad(path: ByteArray, backend: ByteArray, context: Long, cache: ByteArray?): Long
     @JvmStatic external fun modelFree(model: Long)

@@ -2,6 +2,7 @@ package org.transformerlite.chat
 
 import android.app.Activity
 import android.os.Bundle
+import android.util.Log
 import android.view.ViewGroup.LayoutParams.MATCH_PARENT
 import android.view.ViewGroup.LayoutParams.WRAP_CONTENT
 import android.widget.Button
@@ -12,10 +13,12 @@ import android.widget.TextView
 import java.io.File
 import java.util.concurrent.Executors
 import org.transformerlite.Finish
+import org.transformerlite.LogLevel
 import org.transformerlite.Message
 import org.transformerlite.Model
 import org.transformerlite.Session
 import org.transformerlite.TliteException
+import org.transformerlite.TliteLog
 
 /** A conversation with the model in the folder `model` of the app's files. */
 class ChatActivity : Activity() {
@@ -52,6 +55,14 @@ class ChatActivity : Activity() {
                 addView(line)
             }
         )
+        TliteLog.listen { level, text ->
+            val priority = when (level) {
+                LogLevel.ERROR -> Log.ERROR
+                LogLevel.WARNING -> Log.WARN
+                LogLevel.INFO -> Log.INFO
+            }
+            Log.println(priority, "tlite", text)
+        }
         load(File(filesDir, "model"))
     }
 

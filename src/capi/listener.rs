@@ -1,0 +1,81 @@
+//! The log of the library for callers in C.
+
+use super::{TliteLogLevel, c_text};
+use crate::error::{Error, Result, Stage};
+use log::{Level, LevelFilter, Log, Metadata, Record};
+use std::ffi::{c_char, c_void};
+use std::sync::{OnceLock, PoisonError, RwLock};
+
+type Callback = unsafe extern "C" fn(TliteLogLevel, *const c_char, *mut c_void);
+
+/// Who is told.
+pub(super) struct Listener {
+    callback: Callback,
+    user: *mut c_void,
+}
+
+// SAFETY: who makes one promises that the callback may be called with the pointer from any thread, from several at a time.
+unsafe impl Send for Listener {}
+// SAFETY: as above.
+unsafe impl Sync for Listener {}
+
+impl Listener {
+    /// # Safety
+    ///
+    /// `callback` may be called with `user` from any thread, from several at a time, until the listener is gone.
+    pub(super) unsafe fn new(callback: Callback, user: *mut c_void) -> Self {
+        Self { callback, user }
+    }
+
+    fn hear(&self, level: Level, text: &str) {
+        let level = match level {
+            Level::Error => TliteLogLevel::Error,
+            Level::Warn => TliteLogLevel::Warning,
+            Level::Info | Level::Debug | Level::Trace => TliteLogLevel::Info,
+        };
+        let text = c_text(text);
+        // SAFETY: the text lives until it returns and ends with a 0; the rest is as promised to `new`.
+        unsafe { (self.callback)(level, text.as_ptr(), self.user) };
+    }
+}
+
+static LISTENER: RwLock<Option<Listener>> = RwLock::new(None);
+
+/// The logger of a process whose program is not in Rust.
+struct ToListener;
+
+impl Log for ToListener {
+    /// All that this library says, for people of any kind; of others only what failed.
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        let own = metadata.target().starts_with(env!("CARGO_CRATE_NAME"));
+        metadata.level() <= if own { Level::Info } else { Level::Error }
+    }
+
+    fn log(&self, record: &Record<'_>) {
+        if self.enabled(record.metadata())
+            && let Some(listener) = &*LISTENER.read().unwrap_or_else(PoisonError::into_inner)
+        {
+            listener.hear(record.level(), &record.args().to_string());
+        }
+    }
+
+    fn flush(&self) {}
+}
+
+/// Has `listener` told in place of the one before, whose callback does not run any more when this returns. An error where the process has another
+/// logger.
+pub(super) fn set(listener: Option<Listener>) -> Result<()> {
+    static OURS: OnceLock<bool> = OnceLock::new();
+    let level = match listener {
+        Some(_) => LevelFilter::Info,
+        None => LevelFilter::Off,
+    };
+    if listener.is_some() && !*OURS.get_or_init(|| log::set_logger(&ToListener).is_ok()) {
+        return Err(Error::other(Stage::Run, "the program has a logger of its own"));
+    }
+    *LISTENER.write().unwrap_or_else(PoisonError::into_inner) = listener;
+    if OURS.get() == Some(&true) {
+        log::set_max_level(level);
+    }
+    Ok(())
+}

@@ -1,0 +1,108 @@
+use super::*;
+
+fn last_error() -> String {
+    // SAFETY: the pointer is that of this thread's message, which no call changes meanwhile.
+    let message = unsafe { CStr::from_ptr(tlite_last_error()) };
+    message.to_str().unwrap().to_owned()
+}
+
+#[test]
+fn panics_and_errors_become_messages() {
+    assert_eq!(
+        (last_error(), tlite_last_error_code()),
+        (String::new(), TliteError::None)
+    );
+    assert_eq!(guarded(-1, || -> Result<i32> { panic!("what {}", 7) }), -1);
+    assert_eq!(last_error(), "internal error: what 7");
+    assert_eq!(tlite_last_error_code(), TliteError::Internal);
+    assert_eq!(guarded(1, || Ok(2)), 2);
+    assert_eq!(
+        last_error(),
+        "internal error: what 7",
+        "what works changes nothing"
+    );
+    assert!(guarded(true, || Err(Error::usage("x", "with a \0 inside"))));
+    assert_eq!(last_error(), "x: with a ");
+    assert_eq!(tlite_last_error_code(), TliteError::Usage);
+    let long = || Err(Error::usage("prompt", "is long").of_kind(ErrorKind::ContextExceeded));
+    assert!(guarded(true, long));
+    assert_eq!(tlite_last_error_code(), TliteError::ContextExceeded);
+    let other = std::thread::spawn(last_error).join().unwrap();
+    assert_eq!(other, "", "each thread has its own");
+}
+
+/// A struct in its second version.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Grown {
+    size: usize,
+    old: usize,
+    new: usize,
+}
+
+// SAFETY: as the trait demands.
+unsafe impl Options for Grown {
+    const FIRST: usize = offset_of!(Self, new);
+
+    fn defaults() -> Self {
+        Self {
+            size: size_of::<Self>(),
+            old: 1,
+            new: 2,
+        }
+    }
+}
+
+#[test]
+fn options_of_an_earlier_header_are_a_prefix() {
+    let read = |bytes: &[usize]| {
+        // SAFETY: no more than the size is read, which the bytes have or which is refused.
+        unsafe { options_of(bytes.as_ptr().cast::<Grown>()) }
+    };
+    let (first, whole) = (size_of::<[usize; 2]>(), size_of::<Grown>());
+    let found = read(&[first, 7]).unwrap().unwrap();
+    assert_eq!((found.old, found.new), (7, 2));
+    let found = read(&[whole, 7, 8]).unwrap().unwrap();
+    assert_eq!((found.old, found.new), (7, 8));
+    for size in [0, first - 1, whole + 1, usize::MAX] {
+        let e = read(&[size, 7, 8]).unwrap_err();
+        assert!(e.is_usage() && e.to_string().starts_with("size: is "), "{e}");
+    }
+    // SAFETY: NULL is allowed.
+    assert_eq!(unsafe { options_of::<Grown>(std::ptr::null()) }.unwrap(), None);
+
+    let mut own = [9; 3];
+    // SAFETY: as many bytes are written as are said to be there.
+    let wrote = unsafe { write_defaults::<Grown>(own.as_mut_ptr().cast(), first) };
+    assert_eq!((wrote, own), (0, [first, 1, 9]));
+    // SAFETY: as before; a size that is unknown writes nothing.
+    let wrote = unsafe { write_defaults::<Grown>(own.as_mut_ptr().cast(), whole + 1) };
+    assert_eq!((wrote, own), (-1, [first, 1, 9]));
+    // A later member must not take the place of padding.
+    let last = offset_of!(TliteLoadOptions, slice_ms) + size_of::<isize>();
+    assert_eq!(last, size_of::<TliteLoadOptions>());
+    assert_eq!(TliteGenerateOptions::FIRST, size_of::<TliteGenerateOptions>());
+}
+
+#[test]
+fn a_session_in_pieces_is_refused() {
+    use crate::llm::Session;
+    use crate::llm::testing::{FakeModel, byte_codec};
+    let (_dir, codec) = byte_codec("{}");
+    let model = Box::new(FakeModel::new(258, 9, |_| panic!("in the model")));
+    let session = Session::new(model, Arc::new(codec));
+    let handle = TliteSession {
+        conversation: Mutex::new(Conversation::new(session, Vec::new())),
+        cancel: Cancel::default(),
+    };
+    unsafe extern "C" fn ignore(_: *const c_char, _: usize, _: *mut c_void) -> c_int {
+        0
+    }
+    for words in ["internal error: in the model", "unusable"] {
+        let user = std::ptr::null_mut();
+        // SAFETY: all pointers are live or NULL.
+        let finish = unsafe { tlite_generate(&handle, c"x".as_ptr(), std::ptr::null(), Some(ignore), user) };
+        assert_eq!(finish, TliteFinish::Error);
+        assert!(last_error().contains(words), "{}", last_error());
+    }
+}
