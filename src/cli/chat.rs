@@ -65,7 +65,11 @@ impl Talk<'_> {
         };
         let mut reply = match self.conversation.say(message, &options) {
             Ok(reply) => reply,
-            Err(Error::Usage { name, what, kind }) if kind == ErrorKind::ContextExceeded => {
+            Err(Error::Usage {
+                name,
+                what,
+                kind: ErrorKind::ContextExceeded,
+            }) => {
                 let mut help = Vec::new();
                 if name != MESSAGE {
                     // Where it slides nothing but a message alone is too long.
