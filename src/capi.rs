@@ -57,7 +57,8 @@ pub struct TliteLoadOptions {
     pub padding: usize,
     /// Whose work the device does first, "low", "normal" or "high"; NULL is low on GPUs that share the host's memory, else the driver's.
     pub priority: *const c_char,
-    /// Folder where compiled kernels are kept for the next start, 4 GB of them at most; nobody else should be able to write it. NULL keeps none.
+    /// Folder where compiled kernels are kept for the next start, 4 GB of them at most. One of somebody else, or that others can write, is not
+    /// used, as drivers run what is in it. NULL keeps none.
     pub kernel_cache: *const c_char,
     /// Activations in products with E0M weights of 4 and 8 bits, on a device, "auto", "float" or "int8"; NULL is "auto", which is "int8" on CPUs
     /// that multiply bytes faster, else "float".
