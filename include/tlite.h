@@ -87,6 +87,24 @@ typedef enum {
 } tlite_error;
 
 /*
+ How much a line of the log matters.
+ */
+typedef enum {
+  /*
+   Something failed that no call returns as its own failure.
+   */
+  TLITE_LOG_LEVEL_ERROR = 1,
+  /*
+   Something is done otherwise than asked for or than it could be: notes of loading, refusals of drivers.
+   */
+  TLITE_LOG_LEVEL_WARNING = 2,
+  /*
+   How much memory is taken, and the like.
+   */
+  TLITE_LOG_LEVEL_INFO = 3,
+} tlite_log_level;
+
+/*
  Why an answer ended.
  */
 typedef enum {
@@ -132,6 +150,12 @@ typedef struct tlite_model tlite_model;
 typedef struct tlite_session tlite_session;
 
 /*
+ Takes a line of the log, in UTF-8 and valid during the call only. It is called from any thread, from several at a time, must return
+ normally, and may call no function of this library.
+ */
+typedef void (*tlite_log_callback)(tlite_log_level level, const char *text, void *user);
+
+/*
  Where and how a model is loaded. Begin with what `tlite_load_defaults` writes. Strings are UTF-8 and read during the call only.
  */
 typedef struct {
@@ -164,9 +188,30 @@ typedef struct {
    */
   const char *priority;
   /*
-   Folder where compiled kernels are kept for the next start, 4 GB of them at most; nobody else should be able to write it. NULL keeps none.
+   Folder where compiled kernels are kept for the next start, 4 GB of them at most. One of somebody else, or that others can write, is not
+   used, as drivers run what is in it. NULL keeps none.
    */
   const char *kernel_cache;
+  /*
+   Activations in products with E0M weights of 4 and 8 bits, on a device, "auto", "float" or "int8"; NULL is "auto", which is "int8" on CPUs
+   that multiply bytes faster, else "float".
+   */
+  const char *act;
+  /*
+   How products of matrices read activations on an OpenCL device, "auto", "1d" or "2d" through images of one or two axes, or "off"; NULL is
+   "auto", through images on Adreno.
+   */
+  const char *images;
+  /*
+   How commands that repeat reach an OpenCL device, "auto", "command-buffer", "qcom" or "off"; NULL is "auto", recorded on GPUs whose driver
+   can.
+   */
+  const char *recording;
+  /*
+   Milliseconds that queued work may hold an OpenCL device before other work gets its turn, 10000 at most; 0 is no limit, and -1 is 8 on GPUs
+   that share the host's memory, else 0.
+   */
+  ptrdiff_t slice_ms;
 } tlite_load_options;
 
 /*
@@ -266,6 +311,16 @@ const char *tlite_last_error(void);
  What kind of failure `tlite_last_error` tells of; `TLITE_ERROR_NONE` before any. Later versions may have more codes.
  */
 tlite_error tlite_last_error_code(void);
+
+/*
+ Hands what the library says beside its results to `callback` with `user`, from now on and for all threads: notes of loading a model, which
+ tell what is done otherwise than the options ask for, and warnings. NULL ends that. When this returns, no call of the callback before runs any
+ more. Returns 0, or -1 where the program has a log of its own in Rust, which gets the lines.
+
+ `callback` may be called with `user` until it is replaced.
+ */
+int tlite_set_log(tlite_log_callback callback,
+                  void *user);
 
 /*
  Writes the defaults to `options`, whose `size` is `sizeof *options`: the best device, and what the model was made for. Returns 0, or -1 for
