@@ -40,6 +40,9 @@
 KERNEL {
   __local uint bytes[DEPTH / 4] __attribute__((aligned(64)));
   __local float factors[2 * BLOCKS];
+#ifdef SLICED
+  __local float part[WG * COLS];
+#endif
 #ifdef HAS_GAIN
   __local float squares[WG];
   float square = 0.0f;
@@ -94,7 +97,6 @@ KERNEL {
     }
     total *= norm;
 #ifdef SLICED
-    __local float part[WG * COLS];
     CAT(vstore, COLS)(total, lid, part);
     barrier(CLK_LOCAL_MEM_FENCE);
     for (uint t = 2 * lid; t < LANES * COLS && first + t < p.n; t += 2 * WG) {
