@@ -174,14 +174,26 @@ fn clear_keeps_the_instructions_only() {
 }
 
 #[test]
+fn a_conversation_that_is_too_long_is_told_from_a_message() {
+    let mut t = talk(polite(20), None);
+    t.ask("hi").unwrap();
+    let e = t.ask("abcdefghij").unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::ContextExceeded);
+    assert_eq!(
+        e.to_string(),
+        "conversation: needs 25 tokens, the context holds 20"
+    );
+}
+
+#[test]
 fn a_full_context_is_an_error_and_the_message_not_said() {
     let mut t = talk(polite(14), None);
     t.ask("hi").unwrap();
     let e = t.ask("abcdefghij").unwrap_err();
     assert_eq!(e.kind(), ErrorKind::ContextExceeded);
-    assert!(
-        e.to_string().contains("needs 25 tokens, the context holds 14"),
-        "{e}"
+    assert_eq!(
+        e.to_string(),
+        "message: alone needs 15 tokens, the context holds 14"
     );
     assert_eq!(t.conversation.messages().len(), 2);
     t.conversation.clear();
