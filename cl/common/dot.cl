@@ -51,7 +51,7 @@ typedef short dot_shorts __attribute__((ext_vector_type(32)));
 #define CODES_OF(word) (word)
 #define LEAST_LEVEL 2.0f
 #endif
-#define DOT(sum, w, a) (INTS)(dot_one((sum).x, (w).x, a), dot_one((sum).y, (w).y, a), dot_one((sum).z, (w).z, a), dot_one((sum).w, (w).w, a))
+#define DOT(sum, words, a) (INTS)(dot_one((sum).x, (words).x, a), dot_one((sum).y, (words).y, a), dot_one((sum).z, (words).z, a), dot_one((sum).w, (words).w, a))
 #ifdef PTX
 inline int dot_one(int sum, uint w, uint a) {
   asm("dp4a.s32.s32 %0, %1, %2, %0;" : "+r"(sum) : "r"(w), "r"(a));

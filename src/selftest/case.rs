@@ -13,7 +13,7 @@ use crate::graph::op::reshape::Reshape;
 use crate::graph::pass::{DECOMPOSE, Pipeline};
 use crate::graph::{Edit, Graph, Op, ValueId};
 use crate::plan::{Options, Place, Plan, Shared};
-use crate::selftest::compare::{PAIRS, bound, compare};
+use crate::selftest::compare::{PAIRS, TIES, bound, compare};
 use crate::shape::{Bindings, Constraints, Dim, Fact, Known, Shape};
 use crate::tensor::{DType, HostTensor};
 use std::collections::{BTreeMap, HashMap};
@@ -599,8 +599,10 @@ fn one_form(
         let is_part = matches!(shared, Some(Shared::View(_)));
         results.push((name.clone(), port.device, (!is_part).then_some(offset)));
     }
-    let pairs = if plan.kernels.iter().any(in_pairs) {
-        PAIRS
+    let any = |of: fn(&KernelSpec) -> bool| plan.kernels.iter().any(of);
+    let pairs = if any(in_pairs) { PAIRS } else { 0.0 };
+    let ties = if any(|spec| spec.kernel.multiplies_bytes()) {
+        TIES
     } else {
         0.0
     };
@@ -668,7 +670,8 @@ fn one_form(
             }
             for (((name, stored, _), wanted), found) in results.iter().zip(&wanted).zip(&found) {
                 let stored = if in_parts { storage } else { *stored };
-                let limit = (bound(stored, Scenario::terms(&operands, wanted)) + pairs) * scenario.slack;
+                let limit =
+                    (bound(stored, Scenario::terms(&operands, wanted)) + pairs + ties) * scenario.slack;
                 let nmse = compare(wanted, found, limit).map_err(|e| at(format!("{name}: {e}")))?;
                 log::debug!(
                     "{nmse:.2e} of {limit:.2e}: {:?}, {name} stored as {stored}",

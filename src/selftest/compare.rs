@@ -25,6 +25,13 @@ pub fn bound(stored: DType, terms: usize) -> f64 {
 /// 13 / 4 * 28 / 3 * 3 / 3 = 30 times 2^-22 of the square of the result. Where the bias is subtracted first the terms are smaller, and the chains twice as long. The slack, a factor of 4, is for sums that happen to be small.
 pub const PAIRS: f64 = 4.0 * 30.0 / (1u64 << 22) as f64;
 
+/// What is added to the bound for a kernel that multiplies bytes (numeric contract, 9).
+///
+/// Devices divide within a unit of the last place, so that an activation that lies as near to a tie as that may become the next byte. Of one in a
+/// thousand that is a step of 1 / 127 of the largest magnitude, whose square is at most three times that of activations spread evenly: 3 / 127^2 /
+/// 1000 of the square of the result, about a hundredth of what quantizing itself does.
+pub const TIES: f64 = 3.0 / (127.0 * 127.0 * 1000.0);
+
 /// The coordinates of element `i`.
 fn coordinates(shape: &[usize], mut i: usize) -> Vec<usize> {
     let mut out = vec![0; shape.len()];
