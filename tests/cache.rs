@@ -250,18 +250,19 @@ fn refused(starts: &Starts) -> Outcome {
 
 fn unwritable(starts: &Starts) -> Outcome {
     let cold = starts.cold()?;
-    // A file where the folder should be stops every user.
     let file = starts.dir.path().join("file");
     std::fs::write(&file, "").text()?;
-    for folder in [file.clone(), file.join("below")] {
-        let output = starts.command(&folder).output().text()?;
-        let told = told(&output)?;
-        equal(&told.cached, &0)?;
-        same(&told, &cold)?;
-        let words = String::from_utf8_lossy(&output.stderr);
-        equal(&words.matches("cache file").count(), &1)?;
-    }
-    Ok(())
+    let output = starts.command(&file).output().text()?;
+    let words = String::from_utf8_lossy(&output.stderr);
+    let named = words.contains("--cache-dir") && words.contains("is a file; expected a folder");
+    equal(&(output.status.code(), named), &(Some(2), true))?;
+    // What cannot be made keeps nothing and stops nothing, for any user.
+    let output = starts.command(&file.join("below")).output().text()?;
+    let told = told(&output)?;
+    equal(&told.cached, &0)?;
+    same(&told, &cold)?;
+    let words = String::from_utf8_lossy(&output.stderr);
+    equal(&words.matches("note: --cache-dir: cannot write in ").count(), &1)
 }
 
 fn at_once(starts: &Starts) -> Outcome {

@@ -227,6 +227,12 @@ impl Op for MatMulE0m {
         if !x.dtype.is_float() || *last != Dim::from_usize(k) {
             return Err(OpError::mismatch("inner dims", x, k));
         }
+        if self.norm.is_some() {
+            let gain = cx.fact(GAIN)?;
+            if gain.shape.0 != [Dim::from_usize(k)] {
+                return Err(OpError::mismatch("sizes of the gain", gain, k));
+            }
+        }
         let mut shape = before.to_vec();
         shape.push(Dim::from_usize(n));
         Ok(vec![Fact::new(x.dtype, Shape(shape))])

@@ -466,7 +466,7 @@ fn damaged_models_and_impossible_outputs() {
     std::fs::write(&data, &weights[..weights.len() - 1]).unwrap();
     failure("which has");
     std::fs::remove_file(&data).unwrap();
-    failure("cannot open");
+    failure("cannot be opened");
     std::fs::write(&data, &weights).unwrap();
 
     let (input, out) = (dir.path().join("in"), dir.path().join("out"));
