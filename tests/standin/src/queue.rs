@@ -4,7 +4,7 @@ use crate::images;
 use crate::info::max_workgroup;
 use crate::real::real;
 use crate::recording;
-use crate::state::{Arg, after, before, id, with};
+use crate::state::{after, before, id, with};
 use crate::{Code, Handle, Uint, cl};
 use std::ffi::c_void;
 
@@ -54,13 +54,9 @@ pub(crate) fn dispatch(queue: Handle, object: Handle, name: &str, grid: &Grid, e
     if code != cl::SUCCESS || !with(|s| s.is_spoilt(id(object), name)) {
         return code;
     }
-    // The last of its arguments that is a buffer.
-    let last = with(|s| {
-        let args = s.kernels.get(&id(object))?.args.values().rev();
-        let mut handles = args.filter_map(Arg::object);
-        handles.find_map(|h| s.buffers.get(&h).map(|b| (h, b.bytes)))
-    });
-    let Some((buffer, bytes)) = last else { return code };
+    let Some((buffer, bytes)) = with(|s| s.result(id(object))) else {
+        return code;
+    };
     let buffer = buffer as Handle;
     let (pattern, unit) = (WRONG.as_ptr().cast::<c_void>(), 4usize);
     let bytes = (bytes as usize).min(WRONG.len()) / unit * unit;

@@ -151,6 +151,19 @@ impl State {
         self.config.corrupt.as_deref() == Some(name) && self.config.corrupt_text.as_ref().is_none_or(holds)
     }
 
+    /// The last buffer that a kernel object writes, and its bytes.
+    pub(crate) fn result(&self, object: usize) -> Option<(usize, u64)> {
+        let (kernel, program) = (self.kernels.get(&object)?, self.program(object)?);
+        let (_, signature) = program.source.split_once(&format!("void {}(", kernel.name))?;
+        let signature = signature.split_once(')').map_or(signature, |(args, _)| args);
+        let written = signature.split(',').zip(0u32..).filter_map(|(arg, i)| {
+            let is_written = arg.contains("__global") && !arg.contains("const");
+            let handle = kernel.args.get(&i).filter(|_| is_written)?.object()?;
+            Some((handle, self.buffers.get(&handle)?.bytes))
+        });
+        written.last()
+    }
+
     /// The fault for this call, if it is to fail now.
     fn fault(&mut self, call: &str, kernel: Option<&str>) -> Option<Code> {
         let mut found = self.lost;
