@@ -7,7 +7,7 @@
 mod decoders;
 mod support;
 
-use decoders::{Family, Form, SPECS, Spec};
+use decoders::{Form, SPECS, Spec};
 use std::collections::{BTreeMap, HashSet};
 use std::path::Path;
 use transformer_lite::backend::Caps;
@@ -111,13 +111,7 @@ fn true_sizes_fuse_and_plan_without_weights() {
         assert_eq!(of("Attention"), layers, "{name}");
         assert_eq!(of("KvAppend"), 2 * layers, "{name}");
         assert_eq!(of("Softmax") + of("MatMul"), 0, "{name}");
-        // The rotary embedding of neighbours in half a head has no operator of its own.
-        let rotary = if spec.family == Family::ChatGlm {
-            0
-        } else {
-            2 * layers
-        };
-        assert_eq!(of("Rotary"), rotary, "{name}");
+        assert_eq!(of("Rotary"), 2 * layers, "{name}");
         // Nothing that computes shapes is left to run: what is known as expressions runs neither on the device nor the host.
         let graph = planned.decoder.graph();
         let known = |v: &ValueId| graph.fact(*v).is_ok_and(|f| f.as_dims().is_some());

@@ -30,8 +30,8 @@ use transformer_lite::graph::op::softmax::Softmax;
 use transformer_lite::graph::op::split::Split;
 use transformer_lite::graph::op::transpose::Transpose;
 use transformer_lite::graph::pass::{
-    ATTENTION, FOLD, FUSE, IDENTITY, KV_CACHE, LAST_ROW, LAST_ROWS, MOVES, NORM, OUTER, PICK, Pass, Pipeline,
-    ROTARY, ROWS, SPLIT, TRANS_B,
+    ATTENTION, FOLD, FUSE, IDENTITY, KV_CACHE, LAST_ROW, LAST_ROWS, MOVES, NEIGHBOURS, NORM, OUTER, PICK,
+    Pass, Pipeline, ROTARY, ROWS, SPLIT, TRANS_B,
 };
 use transformer_lite::graph::{Edit, Graph, Op, ValueId};
 use transformer_lite::shape::{Bindings, Constraints, Dim, Fact, Shape};
@@ -90,6 +90,11 @@ impl Build {
             },
             &[x],
         )
+    }
+
+    fn reshape(&mut self, x: ValueId, sizes: &[i64]) -> ValueId {
+        let sizes = self.list(sizes);
+        self.node(Reshape::Reshape { allow_zero: false }, &[x, sizes])
     }
 
     /// Elements `from .. to` of the last axis.

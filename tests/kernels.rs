@@ -504,7 +504,7 @@ const OPENCL_ONLY: &[&str] = &["half", "lanes", "mma"];
 
 /// Helpers that suit one language: CPU compilers make vectors of macros over any type, which WGSL does not have; and accessors
 /// see operands in OpenCL C only within the kernel, so that a tile is no function there, nor the bytes of a block.
-const NOT_TWINS: &[&str] = &["bytes", "e0m", "tile"];
+const NOT_TWINS: &[&str] = &["bytes", "dot", "e0m", "tile"];
 
 /// Common helpers have the same names in both languages.
 #[test]

@@ -18,7 +18,7 @@ use transformer_lite::graph::op::pool::{self, Pool};
 use transformer_lite::graph::op::range::Range;
 use transformer_lite::graph::op::reduce::{Kind, Reduce};
 use transformer_lite::graph::op::rms_norm::RmsNorm;
-use transformer_lite::graph::op::rotary::Rotary;
+use transformer_lite::graph::op::rotary::{Pairs, Rotary};
 use transformer_lite::graph::op::slice::Slice;
 use transformer_lite::graph::op::softmax::Softmax;
 use transformer_lite::graph::op::transpose::Transpose;
@@ -264,7 +264,15 @@ pub fn scenarios() -> Vec<(&'static str, Make)> {
         }),
         ("rotary/s", || {
             let angles = || Data("1,s,1,6", plain);
-            scenario(Rotary, &[Data("1,s,3,6", plain), angles(), angles()], RUNS)
+            let halves = Rotary { pairs: Pairs::Halves };
+            scenario(halves, &[Data("1,s,3,6", plain), angles(), angles()], RUNS)
+        }),
+        ("rotary/s/neighbours", || {
+            let angles = || Data("s,1,1,2", plain);
+            let neighbours = Rotary {
+                pairs: Pairs::Neighbours,
+            };
+            scenario(neighbours, &[Data("s,1,3,6", plain), angles(), angles()], RUNS)
         }),
         ("reduce/sum", || {
             let op = Reduce {

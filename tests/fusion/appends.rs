@@ -4,7 +4,7 @@ use super::*;
 use transformer_lite::graph::State;
 use transformer_lite::graph::op::attention::Attention;
 use transformer_lite::graph::op::kv_append::KvAppend;
-use transformer_lite::graph::op::rotary::Rotary;
+use transformer_lite::graph::op::rotary::{Pairs, Rotary};
 use transformer_lite::graph::pass::ROTARY_APPEND;
 use transformer_lite::shape::Symbol;
 
@@ -26,12 +26,12 @@ fn before_attention(apart: Apart) -> Build {
     );
     let (cos, sin) = (b.input("cos", "1,s,1,8"), b.input("sin", "1,s,1,8"));
     let (past_k, past_v) = (b.input("past_k", "1,t,2,8"), b.input("past_v", "1,t,2,8"));
-    let query = b.node(Rotary, &[q, cos, sin]);
+    let query = b.node(Rotary { pairs: Pairs::Halves }, &[q, cos, sin]);
     let angles = if apart.angles { [sin, cos] } else { [cos, sin] };
     let new = if apart.keys_as_they_are {
         k
     } else {
-        b.node(Rotary, &[k, angles[0], angles[1]])
+        b.node(Rotary { pairs: Pairs::Halves }, &[k, angles[0], angles[1]])
     };
     let keys = b.node(KvAppend { axis: 1 }, &[past_k, new]);
     let values = b.node(KvAppend { axis: 1 }, &[past_v, v]);

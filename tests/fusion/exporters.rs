@@ -321,3 +321,75 @@ fn parts_of_a_split_are_sliced() {
         assert_eq!((b.pass(SPLIT, &[("s", 3)]), b.has("Split")), (1, false), "{x}");
     }
 }
+
+/// What is off in an embedding of neighbours.
+#[derive(Default)]
+struct Off {
+    sum: bool,
+    odd_by_cosines: bool,
+    other_rest: bool,
+}
+
+/// The rotary embedding of neighbours in the first `r` elements of heads of 8.
+fn rotary_of_neighbours(r: i64, off: &Off) -> Build {
+    let mut b = Build::default();
+    let (x, z) = (b.input("x", "s,1,3,8"), b.input("z", "s,1,3,8"));
+    let angles = format!("s,1,1,{}", r / 2);
+    let (cos, sin) = (b.input("cos", &angles), b.input("sin", &angles));
+    let turn = if r < 8 { b.part(x, 0, r) } else { x };
+    let pairs = b.reshape(turn, &[0, 0, 0, r / 2, 2]);
+    let mut pick = |i| {
+        let one = b.part(pairs, i, i + 1);
+        b.reshape(one, &[0, 0, 0, r / 2])
+    };
+    let (even, odd) = (pick(0), pick(1));
+    let (ec, os) = (b.binary(Binary::Mul, even, cos), b.binary(Binary::Mul, sin, odd));
+    let crossed = if off.odd_by_cosines { even } else { odd };
+    let (oc, es) = (
+        b.binary(Binary::Mul, crossed, cos),
+        b.binary(Binary::Mul, even, sin),
+    );
+    let first = b.binary(if off.sum { Binary::Add } else { Binary::Sub }, ec, os);
+    let second = b.binary(Binary::Add, es, oc);
+    let both = [first, second].map(|v| b.reshape(v, &[0, 0, 0, r / 2, 1]));
+    let both = b.node(Concat { axis: -1 }, &both);
+    let mut y = b.reshape(both, &[0, 0, 0, r]);
+    if r < 8 {
+        let rest = b.part(if off.other_rest { z } else { x }, r, 8);
+        y = b.node(Concat { axis: -1 }, &[y, rest]);
+    }
+    b.output(y);
+    b
+}
+
+#[test]
+fn rotary_embeddings_of_neighbours() {
+    for r in [8, 4] {
+        let mut b = rotary_of_neighbours(r, &Off::default());
+        assert_eq!(b.pass(NEIGHBOURS, &[("s", 3)]), 1, "{r}");
+        assert_eq!((b.has("Rotary"), b.nodes()), (true, 1), "{r}");
+    }
+    let wrong = [
+        Off {
+            sum: true,
+            ..Off::default()
+        },
+        Off {
+            odd_by_cosines: true,
+            ..Off::default()
+        },
+    ];
+    for off in wrong {
+        assert_eq!(rotary_of_neighbours(4, &off).pass(NEIGHBOURS, &[("s", 3)]), 0);
+    }
+    // The part of each head is an embedding all the same.
+    let mut b = rotary_of_neighbours(
+        4,
+        &Off {
+            other_rest: true,
+            ..Off::default()
+        },
+    );
+    assert_eq!(b.pass(NEIGHBOURS, &[("s", 3)]), 1);
+    assert!(b.has("Concat"));
+}

@@ -11,6 +11,7 @@
 use super::case::{Case, input};
 use super::parts::Parts;
 use super::pointwise::{Binary, Pointwise};
+use super::rotary::Pairs;
 use super::rotary_embedding::RotaryEmbedding;
 use super::sdpa::{Sdpa, both_masks, causal_mask, heads_first, new_places};
 use super::slice::Slice;
@@ -36,15 +37,6 @@ pub struct GroupQueryAttention {
     pub window: Option<usize>,
     /// Queries and keys are turned by their positions: neighbours with each other, or halves of a head.
     pub rotary: Option<Pairs>,
-}
-
-/// Which elements of a head turn with each other.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Pairs {
-    /// `i` and `i + n / 2` of the first n.
-    Halves,
-    /// `2 i` and `2 i + 1`.
-    Neighbours,
 }
 
 const PAST: usize = 3;

@@ -1,38 +1,58 @@
-//! Rotary position embedding, halves form: `y = x * cos + rotate_half(x) * sin` with
-//! `rotate_half([a, b]) = [-b, a]` (own domain, made by the `rotary` pass).
+//! Rotary position embedding (own domain, made by the `rotary` pass).
 //!
-//! Operands: x `[batch, sequence, heads, dim]`, cos and sin `[batch, sequence, 1, dim]`; dim is even.
+//! Operands: x `[batch, sequence, heads, dim]`, or with both axes before the heads exchanged; dim is even. Of halves, cos and sin are `[batch,
+//! sequence, 1, dim]`: `y = x * cos + rotate_half(x) * sin` with `rotate_half([a, b]) = [-b, a]`. Of neighbours they are `[batch, sequence, 1,
+//! pairs]`: elements `2 i` and `2 i + 1` turn by angle i, and those behind the last pair stay.
 
 use super::case::{Case, input};
 use super::sizes::Sizes;
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, operand, own};
 use crate::backend::kernel::Kernel;
 use crate::plan::lower::{Call, LowerCx};
-use crate::shape::{Fact, Shape};
+use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::HostTensor;
 
-static KERNEL: Kernel = crate::kernel!(rotary { count: U32, heads: U32, dim: U32 } [x: In Elem, cosine: In Elem, sine: In Elem, y: Out Elem]);
+static KERNEL: Kernel = crate::kernel!(rotary { count: U32, heads: U32, dim: U32, angles: U32 } [x: In Elem, cosine: In Elem, sine: In Elem, y: Out Elem]);
+
+/// Which elements of a head turn with each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pairs {
+    /// `i` and `i + n / 2` of the first n.
+    Halves,
+    /// `2 i` and `2 i + 1`.
+    Neighbours,
+}
 
 /// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Rotary;
+pub struct Rotary {
+    /// Which elements turn with each other.
+    pub pairs: Pairs,
+}
 
-fn check(x: &Shape, cos: &Shape, sin: &Shape) -> OpResult<()> {
-    let fits = cos == sin
-        && match (x.0.as_slice(), cos.0.as_slice()) {
-            ([b, s, _, d], [cb, cs, one, cd]) => {
-                b == cb && s == cs && one.is(1) && d == cd && d.exact_div(&2.into()).is_some()
+impl Rotary {
+    fn check(&self, x: &Shape, cos: &Shape, sin: &Shape) -> OpResult<()> {
+        let pairs_fit = |d: &Dim, angles: &Dim| match self.pairs {
+            Pairs::Halves => d == angles,
+            Pairs::Neighbours => {
+                matches!((d.as_const(), angles.as_const()), (Some(d), Some(n)) if n >= 0 && n <= d / 2)
             }
-            _ => false,
         };
-    if fits {
-        Ok(())
-    } else {
-        Err(OpError::mismatch(
-            "x [b, s, h, d] and angles [b, s, 1, d]",
-            x,
-            format!("{cos}, {sin}"),
-        ))
+        let fits = cos == sin
+            && match (x.0.as_slice(), cos.0.as_slice()) {
+                ([b, s, _, d], [cb, cs, one, cd]) => {
+                    b == cb && s == cs && one.is(1) && pairs_fit(d, cd) && d.exact_div(&2.into()).is_some()
+                }
+                _ => false,
+            };
+        if fits {
+            return Ok(());
+        }
+        let what = match self.pairs {
+            Pairs::Halves => "x [b, s, h, d] and angles [b, s, 1, d]",
+            Pairs::Neighbours => "x [b, s, h, d] and angles [b, s, 1, d / 2 or less]",
+        };
+        Err(OpError::mismatch(what, x, format!("{cos}, {sin}")))
     }
 }
 
@@ -43,23 +63,34 @@ impl Op for Rotary {
 
     fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
         let x = cx.fact(0)?;
-        check(&x.shape, &cx.fact(1)?.shape, &cx.fact(2)?.shape)?;
+        self.check(&x.shape, &cx.fact(1)?.shape, &cx.fact(2)?.shape)?;
         Ok(vec![Fact::new(x.dtype, x.shape.clone())])
     }
 
     fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
         let (x, cos, sin) = (operand(inputs, 0)?, operand(inputs, 1)?, operand(inputs, 2)?);
-        check(
+        self.check(
             &Shape::fixed(x.shape()),
             &Shape::fixed(cos.shape()),
             &Shape::fixed(sin.shape()),
         )?;
-        let (heads, dim) = (x.shape()[2], x.shape()[3]);
+        let (heads, dim, angles) = (x.shape()[2], x.shape()[3], cos.shape()[3]);
         let (data, cos, sin) = (x.to_f32()?, cos.to_f32()?, sin.to_f32()?);
         let half = dim / 2;
         let mut y = Vec::with_capacity(data.len());
         for (i, row) in data.chunks_exact(dim.max(1)).enumerate() {
-            let angle = i / heads * dim;
+            let angle = i / heads * angles;
+            if self.pairs == Pairs::Neighbours {
+                for (j, pair) in row.chunks_exact(2).enumerate() {
+                    let (a, b) = (pair[0], pair[1]);
+                    let (c, s) = match j < angles {
+                        true => (cos[angle + j], sin[angle + j]),
+                        false => (1.0, 0.0),
+                    };
+                    y.extend([a * c - b * s, b * c + a * s]);
+                }
+                continue;
+            }
             y.extend((0..dim).map(|j| {
                 let other = if j < half { -row[j + half] } else { row[j - half] };
                 row[j] * cos[angle + j] + other * sin[angle + j]
@@ -71,7 +102,11 @@ impl Op for Rotary {
     fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
         let x = cx.shape(0)?;
         let count = x.count()?;
-        let call = Call::new(&KERNEL, 64)
+        let mut call = Call::new(&KERNEL, 64);
+        if self.pairs == Pairs::Neighbours {
+            call = call.define("NEIGHBOURS", 1);
+        }
+        let call = call
             .operand(cx.input(0)?)
             .operand(cx.input(1)?)
             .operand(cx.input(2)?)
@@ -79,7 +114,8 @@ impl Op for Rotary {
             .grid(count.ceil_div(2 * 64)?, 1, 1)
             .field(&count)
             .field(&x.0[2])
-            .field(&x.0[3]);
+            .field(&x.0[3])
+            .field(&cx.shape(1)?.0[3]);
         cx.emit(call)
     }
 
@@ -88,8 +124,12 @@ impl Op for Rotary {
     }
 }
 
-fn import(_: &dyn Attributes) -> OpResult<Box<dyn Op>> {
-    Ok(Box::new(Rotary))
+fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
+    let pairs = match a.int("neighbours")?.unwrap_or(0) {
+        0 => Pairs::Halves,
+        _ => Pairs::Neighbours,
+    };
+    Ok(Box::new(Rotary { pairs }))
 }
 
 /// The registry's entry.
@@ -101,11 +141,18 @@ pub static DEF: OpDef = OpDef {
 };
 
 fn cases() -> Vec<Case> {
-    let case = |s, h, d| {
-        Case::new(
-            Rotary,
-            vec![input(&[1, s, h, d]), input(&[1, s, 1, d]), input(&[1, s, 1, d])],
-        )
+    let case = |pairs, [b, s, h, d]: [usize; 4], angles| {
+        let angles = || input(&[b, s, 1, angles]);
+        Case::new(Rotary { pairs }, vec![input(&[b, s, h, d]), angles(), angles()])
     };
-    vec![case(1, 9, 64), case(5, 3, 64), case(3, 2, 6), case(7, 1, 130)]
+    vec![
+        case(Pairs::Halves, [1, 1, 9, 64], 64),
+        case(Pairs::Halves, [1, 5, 3, 64], 64),
+        case(Pairs::Halves, [1, 3, 2, 6], 6),
+        case(Pairs::Halves, [1, 7, 1, 130], 130),
+        case(Pairs::Neighbours, [1, 1, 9, 64], 32),
+        case(Pairs::Neighbours, [5, 1, 3, 64], 16),
+        case(Pairs::Neighbours, [2, 3, 2, 6], 1),
+        case(Pairs::Neighbours, [1, 7, 1, 130], 65),
+    ]
 }

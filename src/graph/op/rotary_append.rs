@@ -1,12 +1,12 @@
 //! What a decoder does with new queries, keys and values before attention: rotary embedding of queries and keys, and keys and values
-//! behind those in the cache (made by the pass of this name, of [`Rotary`] and [`KvAppend`]). One dispatch.
+//! behind those in the cache (made by the pass of this name, of [`Rotary`] of halves and [`KvAppend`]). One dispatch.
 //!
 //! Operands: q `[1, n, heads, dim]`, k and v `[1, n, kv_heads, dim]`, cos and sin `[1, n, 1, dim]`, the states of keys and values `[1, past,
 //! kv_heads, dim]`. Results: the turned queries, and both states with `past + n` rows, in the same memory.
 
 use super::case::{Case, input};
 use super::kv_append::KvAppend;
-use super::rotary::Rotary;
+use super::rotary::{Pairs, Rotary};
 use super::sizes::Sizes;
 use super::{InferCx, Inputs, Op, OpDef, OpError, OpResult, never_in_files};
 use crate::backend::kernel::Kernel;
@@ -25,6 +25,8 @@ static KERNEL: Kernel = crate::kernel!(rotary_append {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RotaryAppend;
 
+const HALVES: Rotary = Rotary { pairs: Pairs::Halves };
+
 /// Rows are appended along this axis.
 const APPEND: KvAppend = KvAppend { axis: 1 };
 
@@ -36,8 +38,8 @@ impl Op for RotaryAppend {
     fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
         let fact = |i: usize| cx.fact(i).map(Some);
         let angles = [fact(3)?, fact(4)?];
-        let mut facts = cx.of(&Rotary, &[fact(0)?, angles[0], angles[1]])?;
-        let keys = cx.of(&Rotary, &[fact(1)?, angles[0], angles[1]])?;
+        let mut facts = cx.of(&HALVES, &[fact(0)?, angles[0], angles[1]])?;
+        let keys = cx.of(&HALVES, &[fact(1)?, angles[0], angles[1]])?;
         facts.extend(cx.of(&APPEND, &[fact(5)?, keys.first()])?);
         facts.extend(cx.of(&APPEND, &[fact(6)?, fact(2)?])?);
         Ok(facts)
@@ -45,8 +47,8 @@ impl Op for RotaryAppend {
 
     fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
         let of = |i: usize| inputs.get(i).copied().flatten();
-        let mut results = Rotary.eval(&[of(0), of(3), of(4)])?;
-        let keys = Rotary.eval(&[of(1), of(3), of(4)])?;
+        let mut results = HALVES.eval(&[of(0), of(3), of(4)])?;
+        let keys = HALVES.eval(&[of(1), of(3), of(4)])?;
         results.extend(APPEND.eval(&[of(5), keys.first()])?);
         results.extend(APPEND.eval(&[of(6), of(2)])?);
         Ok(results)

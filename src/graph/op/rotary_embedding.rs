@@ -10,7 +10,7 @@ use super::gather_elements::wrap;
 use super::parts::Parts;
 use super::pointwise::Binary;
 use super::pointwise::import::{binary, input as arg};
-use super::rotary::Rotary;
+use super::rotary::{Pairs, Rotary};
 use super::slice::Slice;
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, fit, onnx, operand};
 use crate::graph::ValueId;
@@ -185,7 +185,18 @@ impl Op for RotaryEmbedding {
                 *angle = cx.node(name, Concat { axis: -1 }, &[Some(*angle), Some(*angle)])?;
             }
             let operands: Vec<_> = std::iter::once(x).chain(angles).map(Some).collect();
-            let y = cx.node("halves", Rotary, &operands)?;
+            let y = cx.node("halves", Rotary { pairs: Pairs::Halves }, &operands)?;
+            return Ok(Some(vec![cx.reshape("joined", y, &[0, 0, joined])?]));
+        }
+        if together && self.interleaved && size % 2 == 0 {
+            let operands: Vec<_> = std::iter::once(x).chain(angles).map(Some).collect();
+            let y = cx.node(
+                "neighbours",
+                Rotary {
+                    pairs: Pairs::Neighbours,
+                },
+                &operands,
+            )?;
             return Ok(Some(vec![cx.reshape("joined", y, &[0, 0, joined])?]));
         }
         let [first, second] = if self.interleaved {
@@ -279,8 +290,18 @@ fn cases() -> Vec<Case> {
         heads: 0,
     };
     let lines = || input(&[2, 5, 3]);
+    let neighbours = RotaryEmbedding {
+        interleaved: true,
+        rotated: 4,
+        heads: 2,
+    };
+    let narrow = || input(&[9, 2]).constant();
     vec![
         Case::new(op, inputs),
+        Case::new(
+            neighbours,
+            vec![input(&[2, 3, 16]), narrow(), narrow(), input(&[2, 3]).ints(0, 8)],
+        ),
         Case::new(apart, vec![input(&[2, 3, 5, 8]), lines(), lines()]),
     ]
 }

@@ -17,6 +17,7 @@ mod kv_cache;
 mod kv_q8;
 mod last_row;
 mod moves;
+mod neighbours;
 mod norm;
 mod normed_product;
 mod outer;
@@ -110,6 +111,11 @@ pub const ROTARY: Pass = Pass {
     name: "rotary",
     run: rotary::run,
 };
+/// Neighbours that are taken apart, turned and put together become [`super::op::rotary::Rotary`].
+pub const NEIGHBOURS: Pass = Pass {
+    name: "neighbours",
+    run: neighbours::run,
+};
 /// Transposes, reshapes, slices and concatenations cancel or join.
 pub const MOVES: Pass = Pass {
     name: "moves",
@@ -201,6 +207,7 @@ pub const STANDARD: &[Pass] = &[
     CONV_NORM,
     NORM,
     ROTARY,
+    NEIGHBOURS,
     MOVES,
     TRANS_B,
     KV_CACHE,

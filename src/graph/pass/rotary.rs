@@ -6,7 +6,7 @@ use super::pattern::{binary, input, origin, producer, shape, transposed, unary};
 use crate::error::Result;
 use crate::graph::op::concat::Concat;
 use crate::graph::op::pointwise::{Binary, Unary};
-use crate::graph::op::rotary::Rotary;
+use crate::graph::op::rotary::{Pairs, Rotary};
 use crate::graph::op::slice::Slice;
 use crate::graph::op::transpose::Transpose;
 use crate::graph::{Edit, Graph, ValueId};
@@ -29,7 +29,7 @@ pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
         match order {
             Order::Rows => {
                 let inputs = [x, cos, sin].map(Some).to_vec();
-                edit.replace_node(id, Box::new(Rotary), inputs, names);
+                edit.replace_node(id, Box::new(Rotary { pairs: Pairs::Halves }), inputs, names);
                 continue;
             }
             Order::Heads => {}
@@ -49,7 +49,13 @@ pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
         let rows = edit.add_value(&format!("{name}/rows"), None);
         let inputs = [x, cos, sin].map(Some).to_vec();
         let node = format!("{name}/rotary");
-        edit.add_node(&node, names.clone(), Box::new(Rotary), inputs, vec![rows]);
+        edit.add_node(
+            &node,
+            names.clone(),
+            Box::new(Rotary { pairs: Pairs::Halves }),
+            inputs,
+            vec![rows],
+        );
         edit.replace_node(id, Box::new(transpose()), vec![Some(rows)], names);
     }
     Ok(())

@@ -6,7 +6,7 @@ use crate::error::Result;
 use crate::graph::op::Op;
 use crate::graph::op::attention::Attention;
 use crate::graph::op::kv_append::KvAppend;
-use crate::graph::op::rotary::Rotary;
+use crate::graph::op::rotary::{Pairs, Rotary};
 use crate::graph::op::rotary_append::RotaryAppend;
 use crate::graph::{Edit, Graph, Node, NodeId, State, ValueId};
 
@@ -79,6 +79,12 @@ fn find(g: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Result<Found, Strin
     let windowed = |s: &State| s.window.is_some() && caches.contains(&Some(s.input));
     if g.states().iter().any(windowed) {
         return Err("its caches keep a window".to_owned());
+    }
+    if [q, new]
+        .iter()
+        .any(|n| n.op.downcast() != Some(&Rotary { pairs: Pairs::Halves }))
+    {
+        return Err("pairs of its rotary embedding are neighbours".to_owned());
     }
     if [1, 2].iter().any(|i| input(q, *i) != input(new, *i)) {
         return Err("queries and keys have other angles".to_owned());

@@ -1,0 +1,176 @@
+//! The rotary embedding of neighbours of exporters: elements `2 i` and `2 i + 1` of each head in `[.., heads, d]`, taken apart, turned by angles
+//! `[.., 1, r / 2]` and put together again; where `r` is less than `d`, in a slice of each head, behind which the rest is put.
+
+use super::pattern::{binary, input, origin, producer, reshaped, shape};
+use crate::error::Result;
+use crate::graph::op::concat::Concat;
+use crate::graph::op::pointwise::Binary;
+use crate::graph::op::rotary::{Pairs, Rotary};
+use crate::graph::op::slice::Slice;
+use crate::graph::{Edit, Graph, NodeId, ValueId};
+use std::collections::{HashMap, HashSet};
+
+pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
+    let ids: Vec<NodeId> = edit.nodes().map(|(id, _)| id).collect();
+    let (mut all, mut parts) = (Vec::new(), HashSet::new());
+    // What is put together of turned parts comes behind them.
+    for id in ids.into_iter().rev() {
+        let found = edit.node(id).and_then(|node| match node.outputs.as_slice() {
+            [y] if !parts.contains(y) => find(edit, *y),
+            _ => None,
+        });
+        if let Some(found) = found {
+            parts.extend(found.part);
+            all.push((id, found));
+        }
+    }
+    // All layers take the angles apart that they share.
+    let mut angles: HashMap<(ValueId, i64), ValueId> = HashMap::new();
+    for (
+        id,
+        Found {
+            mut inputs, names, ..
+        },
+    ) in all.into_iter().rev()
+    {
+        let name = edit.node(id).map_or("", |n| &n.name).to_owned();
+        if !edit.begin(&format!("rotary embedding of neighbours at \"{name}\"")) {
+            return Ok(());
+        }
+        for angle in inputs.iter_mut().skip(1) {
+            let Some(source) = part_of_pairs(edit, *angle) else {
+                continue;
+            };
+            let first = *angles.entry(source).or_insert(*angle);
+            if shape(edit, first) == shape(edit, *angle) {
+                *angle = first;
+            }
+        }
+        let inputs = inputs.map(Some).to_vec();
+        edit.replace_node(
+            id,
+            Box::new(Rotary {
+                pairs: Pairs::Neighbours,
+            }),
+            inputs,
+            names,
+        );
+    }
+    Ok(())
+}
+
+/// What is pairs along the last axis, whatever its other sizes, and the place in each of them, where `v` is these elements.
+fn part_of_pairs(g: &Graph, v: ValueId) -> Option<(ValueId, i64)> {
+    let (pairs, place, size) = last_slice(g, reshaped(g, v)?)?;
+    let in_pairs = size == 1 && shape(g, pairs)?.last()?.is(2);
+    in_pairs.then_some((reshaped(g, pairs).unwrap_or(pairs), place))
+}
+
+struct Found {
+    inputs: [ValueId; 3],
+    /// What the part of each head becomes that turns, if that is not the whole.
+    part: Option<ValueId>,
+    names: Vec<String>,
+}
+
+fn find(g: &Graph, y: ValueId) -> Option<Found> {
+    g.value(y).fact.as_ref()?.dtype.on_devices().then_some(())?;
+    let of_part = along_last(g, y).and_then(|[part, rest]| {
+        let (turned, steps) = turned(g, part)?;
+        let (x, first, r) = last_slice(g, turned[0])?;
+        let (x2, from, _) = last_slice(g, rest)?;
+        let whole = shape(g, y)? == shape(g, x)?;
+        (x == x2 && first == 0 && from == r && whole).then(|| Found {
+            inputs: [x, turned[1], turned[2]],
+            part: Some(part),
+            names: origin(g, &[&steps[..], &[y, rest, turned[0]]].concat()),
+        })
+    });
+    of_part.or_else(|| {
+        let (inputs, steps) = turned(g, y)?;
+        Some(Found {
+            inputs,
+            part: None,
+            names: origin(g, &steps),
+        })
+    })
+}
+
+/// The two operands of the concatenation along the last axis that computes `v`.
+fn along_last(g: &Graph, v: ValueId) -> Option<[ValueId; 2]> {
+    let (_, node, concat) = producer::<Concat>(g, v)?;
+    let last = i64::try_from(shape(g, v)?.len()).ok()? - 1;
+    let operands = [input(node, 0)?, input(node, 1)?];
+    (node.inputs.len() == 2 && (concat.axis == -1 || concat.axis == last)).then_some(operands)
+}
+
+/// Operand, first element, and size of the slice along the last axis, of each element, that computes `v`.
+fn last_slice(g: &Graph, v: ValueId) -> Option<(ValueId, i64, i64)> {
+    let (_, node, _) = producer::<Slice>(g, v)?;
+    let last = i64::try_from(shape(g, v)?.len()).ok()? - 1;
+    let one = |i| match g
+        .value(input(node, i)?)
+        .fact
+        .as_ref()?
+        .as_const()?
+        .to_i64()
+        .ok()?
+        .as_slice()
+    {
+        [v] => Some(*v),
+        _ => None,
+    };
+    let axis = one(3)?;
+    let unit = match input(node, 4) {
+        Some(_) => one(4)? == 1,
+        None => true,
+    };
+    let size = shape(g, v)?.last()?.as_const()?;
+    (unit && (axis == -1 || axis == last) && one(1)? >= 0).then_some((input(node, 0)?, one(1)?, size))
+}
+
+/// Heads, cosines and sines `[.., r]`, `[.., 1, r / 2]`, and the values computed on the way, where `v` is what the neighbours in them become.
+fn turned(g: &Graph, v: ValueId) -> Option<([ValueId; 3], Vec<ValueId>)> {
+    let pairs = reshaped(g, v)?;
+    let [first, second] = along_last(g, pairs)?;
+    let (left, right) = (reshaped(g, first)?, reshaped(g, second)?);
+    let (minus, plus) = (binary(g, left, Binary::Sub)?, binary(g, right, Binary::Add)?);
+    let products = |[a, b]: [ValueId; 2]| Some([binary(g, a, Binary::Mul)?, binary(g, b, Binary::Mul)?]);
+    let ([even_cos, odd_sin], [p, q]) = (products(minus)?, products(plus)?);
+    let (x, even, cos) = element(g, even_cos, 0)?;
+    let (x2, odd, sin) = element(g, odd_sin, 1)?;
+    let is = |[a, b]: [ValueId; 2], c, d| (a, b) == (c, d) || (a, b) == (d, c);
+    let crossed = is(p, odd, cos) && is(q, even, sin) || is(q, odd, cos) && is(p, even, sin);
+    let ([heads @ .., d], [a, b, one, n]) = (shape(g, x)?, shape(g, cos)?) else {
+        return None;
+    };
+    let fits = heads.len() == 3
+        && heads[..2] == [a.clone(), b.clone()]
+        && one.is(1)
+        && d.as_const() == n.as_const()?.checked_mul(2)
+        && shape(g, sin)? == shape(g, cos)?
+        && shape(g, v)? == shape(g, x)?
+        && shape(g, even)?.last()? == n
+        && shape(g, even)?.get(..3)? == heads
+        && shape(g, pairs)?.last()?.is(2);
+    (x == x2 && crossed && fits).then(|| {
+        let steps = vec![
+            v, pairs, first, second, left, right, minus[0], minus[1], plus[0], plus[1], even, odd,
+        ];
+        ([x, cos, sin], steps)
+    })
+}
+
+/// Of a product: the heads `[.., d]`, in either order the value of their elements `2 i + place`, and the other operand.
+fn element(g: &Graph, factors: [ValueId; 2], place: i64) -> Option<(ValueId, ValueId, ValueId)> {
+    let [a, b] = factors;
+    [(a, b), (b, a)].into_iter().find_map(|(of, other)| {
+        let (pairs, first, size) = last_slice(g, reshaped(g, of)?)?;
+        let x = reshaped(g, pairs)?;
+        let in_pairs = shape(g, pairs)?.last()?.is(2) && shape(g, pairs)?.len() == 5;
+        // Angles are taken from pairs, too, of cosines and sines.
+        let whole = shape(g, x)?.len() == 4 && shape(g, x)?[2] == shape(g, of)?[2];
+        (first == place && size == 1 && in_pairs && whole && shape(g, other)?.get(2)?.is(1))
+            .then_some((x, of, other))
+    })
+}
