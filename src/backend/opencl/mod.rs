@@ -22,8 +22,8 @@ mod units;
 use super::image::{ImageKind, Pixel};
 use super::kernel::KernelSpec;
 use super::{
-    Backend, BackendError, BufferId, Caps, Command, KernelId, Launch, OpenOptions, Priority, RecordingId,
-    Stats, View, build_ahead, choose, verdicts,
+    Backend, BackendError, BufferId, Caps, Command, KernelId, Launch, OpenOptions, PackedDot, Priority,
+    RecordingId, Stats, View, build_ahead, choose, verdicts,
 };
 use crate::cache::Store;
 use build::{Builder, Built, Compiled};
@@ -126,7 +126,15 @@ impl OpenCl {
                 "{}: generic kernels in place of those for matrix units: {why}",
                 caps.device
             );
-            caps.matrix_units = false;
+            (caps.matrix_units, caps.packed_dot) = (false, PackedDot::None);
+        }
+        if let Some(why) = units::dot_refusal(&context, handle, caps.packed_dot) {
+            log::info!(
+                "{}: products of bytes without {:?}: {why}",
+                caps.device,
+                caps.packed_dot
+            );
+            caps.packed_dot = PackedDot::None;
         }
         verdicts::apply(options.cache.as_deref(), &mut caps);
         let recorder = Recorder::open(options.recording, &context, handle, &caps)?;

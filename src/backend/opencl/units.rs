@@ -1,6 +1,7 @@
-//! Whether a driver takes the inline PTX of kernels for matrix units.
+//! Whether a driver's compiler takes what kernels for matrix units and packed dot products are written in.
 
 use super::driver::{Context, DeviceHandle};
+use crate::backend::PackedDot;
 use crate::backend::kernel::MMA;
 
 /// A kernel with every instruction of `common/mma`.
@@ -24,13 +25,38 @@ __kernel __attribute__((reqd_work_group_size(32, 1, 1))) void probe(__global uin
 }
 ";
 
-/// What the compiler says against it; nothing where it takes them.
+/// What the compiler says against the inline PTX of kernels for matrix units; nothing where it takes them.
 pub(super) fn refusal(context: &Context, device: DeviceHandle) -> Option<String> {
-    let program = match context.program(&format!("{MMA}{PROBE}")) {
+    refused(context, device, &format!("{MMA}{PROBE}"))
+}
+
+/// What the compiler says against a packed dot product that the driver lists: some have an extension in later versions of the language alone.
+pub(super) fn dot_refusal(context: &Context, device: DeviceHandle, dot: PackedDot) -> Option<String> {
+    let (extension, sum) = match dot {
+        PackedDot::Khr => (
+            "cl_khr_integer_dot_product",
+            "x[0] + dot_4x8packed_ss_int(as_uint(x[1]), as_uint(x[2]))",
+        ),
+        PackedDot::Arm => (
+            "cl_arm_integer_dot_product_accumulate_int8",
+            "arm_dot_acc(as_char4(x[1]), as_char4(x[2]), x[0])",
+        ),
+        _ => return None,
+    };
+    let text = format!(
+        "#pragma OPENCL EXTENSION {extension} : enable\n__kernel void probe(__global int *x) {{ x[0] = {sum}; }}\n"
+    );
+    refused(context, device, &text)
+}
+
+/// What the compiler says against a program.
+fn refused(context: &Context, device: DeviceHandle, text: &str) -> Option<String> {
+    let program = match context.program(text) {
         Ok(program) => program,
         Err(code) => return Some(code.to_string()),
     };
     let code = program.build(device).err()?;
     let log = program.build_log(device).unwrap_or_default();
-    Some(format!("{code}: {}", log.lines().next().unwrap_or_default()))
+    let line = log.lines().find(|l| l.contains("error:")).or(log.lines().next());
+    Some(format!("{code}: {}", line.unwrap_or_default()))
 }
