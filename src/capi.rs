@@ -4,7 +4,7 @@
 //! fails says so by what it returns, and leaves a message and a code for [`tlite_last_error`] and [`tlite_last_error_code`]. They and
 //! who is told lines of the log ([`tlite_set_log`]) are the only state outside of what callers hold.
 //!
-//! Structs of options begin with their size, so that they can grow at their end: see [`Options`].
+//! Structs of options begin with their size, so that they can grow at their end.
 #![expect(
     clippy::missing_safety_doc,
     reason = "the comments become those of the header, which says in its head and in plain sentences what callers promise"
