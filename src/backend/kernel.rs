@@ -317,11 +317,7 @@ const COMMON: &[(&str, &str, &str)] = &[
         include_str!("../../cl/common/e0m.cl"),
         include_str!("../../shaders/common/e0m.wgsl"),
     ),
-    (
-        "dot",
-        include_str!("../../cl/common/dot.cl"),
-        include_str!("../../shaders/common/dot.wgsl"),
-    ),
+    ("dot", DOT, include_str!("../../shaders/common/dot.wgsl")),
     (
         "bytes",
         include_str!("../../cl/common/bytes.cl"),
@@ -336,6 +332,12 @@ const COMMON: &[(&str, &str, &str)] = &[
 
 /// Matrix units in OpenCL C.
 pub(super) const MMA: &str = include_str!("../../cl/common/mma.cl");
+
+/// Names made of two in OpenCL C.
+pub(super) const CAT: &str = "#define CAT_(a, b) a##b\n#define CAT(a, b) CAT_(a, b)\n";
+
+/// Packed dot products in OpenCL C.
+pub(super) const DOT: &str = include_str!("../../cl/common/dot.cl");
 
 /// Loads and stores of halves in OpenCL C, behind the accessors.
 const HALF: &str = include_str!("../../cl/common/half.cl");
@@ -624,7 +626,7 @@ impl KernelSpec {
     fn prelude_cl(&self, names: &[String]) -> String {
         let mut s = String::new();
         let _ = writeln!(s, "#define WG {}", self.workgroup);
-        s.push_str("#define CAT_(a, b) a##b\n#define CAT(a, b) CAT_(a, b)\n");
+        s.push_str(CAT);
         let _ = writeln!(s, "#define MASK_MIN ({MASK_MIN:.1}f)");
         for (k, v) in &self.defines {
             let _ = writeln!(s, "#define {k} {v}");

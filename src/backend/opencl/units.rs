@@ -2,7 +2,7 @@
 
 use super::driver::{Context, DeviceHandle};
 use crate::backend::PackedDot;
-use crate::backend::kernel::MMA;
+use crate::backend::kernel::{CAT, DOT, MMA};
 
 /// A kernel with every instruction of `common/mma`.
 const PROBE: &str = "
@@ -25,6 +25,13 @@ __kernel __attribute__((reqd_work_group_size(32, 1, 1))) void probe(__global uin
 }
 ";
 
+/// A kernel with the function of `common/dot`.
+const DOT_PROBE: &str = "
+__kernel void probe(__global int *x) {
+  x[0] = dot_one(x[0], as_uint(x[1]), as_uint(x[2]));
+}
+";
+
 /// What the compiler says against the inline PTX of kernels for matrix units; nothing where it takes them.
 pub(super) fn refusal(context: &Context, device: DeviceHandle) -> Option<String> {
     refused(context, device, &format!("{MMA}{PROBE}"))
@@ -32,20 +39,10 @@ pub(super) fn refusal(context: &Context, device: DeviceHandle) -> Option<String>
 
 /// What the compiler says against a packed dot product that the driver lists: some have an extension in later versions of the language alone.
 pub(super) fn dot_refusal(context: &Context, device: DeviceHandle, dot: PackedDot) -> Option<String> {
-    let (extension, sum) = match dot {
-        PackedDot::Khr => (
-            "cl_khr_integer_dot_product",
-            "x[0] + dot_4x8packed_ss_int(as_uint(x[1]), as_uint(x[2]))",
-        ),
-        PackedDot::Arm => (
-            "cl_arm_integer_dot_product_accumulate_int8",
-            "arm_dot_acc(as_char4(x[1]), as_char4(x[2]), x[0])",
-        ),
-        _ => return None,
-    };
-    let text = format!(
-        "#pragma OPENCL EXTENSION {extension} : enable\n__kernel void probe(__global int *x) {{ x[0] = {sum}; }}\n"
-    );
+    let define = dot
+        .define()
+        .filter(|_| matches!(dot, PackedDot::Khr | PackedDot::Arm))?;
+    let text = format!("{CAT}#define COLS 4\n#define {define} 1\n{DOT}{DOT_PROBE}");
     refused(context, device, &text)
 }
 

@@ -180,23 +180,18 @@ impl Op for RotaryEmbedding {
             };
             angles.push(cx.unsqueeze(name, lines, &[if together { 2 } else { 1 }])?);
         }
-        if together && !self.interleaved && rotated == size && size % 2 == 0 {
-            for (angle, name) in angles.iter_mut().zip(["cos/twice", "sin/twice"]) {
-                *angle = cx.node(name, Concat { axis: -1 }, &[Some(*angle), Some(*angle)])?;
+        let pairs = match self.interleaved {
+            true => Some(Pairs::Neighbours),
+            false => (rotated == size).then_some(Pairs::Halves),
+        };
+        if let Some(pairs) = pairs.filter(|_| together && size % 2 == 0) {
+            if pairs == Pairs::Halves {
+                for (angle, name) in angles.iter_mut().zip(["cos/twice", "sin/twice"]) {
+                    *angle = cx.node(name, Concat { axis: -1 }, &[Some(*angle), Some(*angle)])?;
+                }
             }
             let operands: Vec<_> = std::iter::once(x).chain(angles).map(Some).collect();
-            let y = cx.node("halves", Rotary { pairs: Pairs::Halves }, &operands)?;
-            return Ok(Some(vec![cx.reshape("joined", y, &[0, 0, joined])?]));
-        }
-        if together && self.interleaved && size % 2 == 0 {
-            let operands: Vec<_> = std::iter::once(x).chain(angles).map(Some).collect();
-            let y = cx.node(
-                "neighbours",
-                Rotary {
-                    pairs: Pairs::Neighbours,
-                },
-                &operands,
-            )?;
+            let y = cx.node("turned", Rotary { pairs }, &operands)?;
             return Ok(Some(vec![cx.reshape("joined", y, &[0, 0, joined])?]));
         }
         let [first, second] = if self.interleaved {

@@ -1,25 +1,39 @@
-//! Nodes that compute the same: equal operators with equal attributes over the same operands become one. Small constants are the
-//! same when they are equal.
+//! Nodes that compute the same: equal operators with equal attributes over the same operands become one. Small operands are the
+//! same when what is known of them is equal: constants, and sizes as expressions.
 
 use crate::error::Result;
 use crate::graph::{Edit, Graph, NodeId, ValueId};
+use crate::shape::{Dim, Fact};
 use crate::tensor::DType;
 use std::collections::HashMap;
 
 /// Constants of up to this many bytes are compared.
 const SMALL: usize = 64;
 
-/// For each small constant the first one that equals it.
-fn constants(g: &Graph) -> HashMap<ValueId, ValueId> {
-    let mut first: HashMap<(DType, Vec<usize>, Vec<u8>), ValueId> = HashMap::new();
+/// All elements of a small tensor.
+#[derive(PartialEq, Eq, Hash)]
+enum Elements {
+    Bytes(Vec<u8>),
+    Dims(Vec<Dim>),
+}
+
+/// What is known of all elements of a tensor, if it is small.
+fn elements(fact: &Fact) -> Option<Elements> {
+    match fact.as_const() {
+        Some(t) if t.byte_len() <= SMALL => Some(Elements::Bytes(t.bytes().ok()?.to_vec())),
+        Some(_) => None,
+        None => fact.as_dims().map(Elements::Dims),
+    }
+}
+
+/// For each small operand whose elements are known the first one that equals it.
+fn known(g: &Graph) -> HashMap<ValueId, ValueId> {
+    let mut first: HashMap<(DType, &[Dim], Elements), ValueId> = HashMap::new();
     let mut out = HashMap::new();
     for v in g.nodes().flat_map(|(_, n)| n.inputs.iter().flatten()) {
-        let constant = g.value(*v).fact.as_ref().and_then(|f| f.as_const());
-        let Some(t) = constant.filter(|t| t.byte_len() <= SMALL) else {
-            continue;
-        };
-        if let Ok(bytes) = t.bytes() {
-            let key = (t.dtype(), t.shape().to_vec(), bytes.to_vec());
+        let Some(fact) = &g.value(*v).fact else { continue };
+        if let Some(elements) = elements(fact) {
+            let key = (fact.dtype, fact.shape.0.as_slice(), elements);
             out.insert(*v, *first.entry(key).or_insert(*v));
         }
     }
@@ -29,20 +43,20 @@ fn constants(g: &Graph) -> HashMap<ValueId, ValueId> {
 pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
     // Operands change as readers are redirected, so nodes are looked at in the order of their data.
     let order = edit.order()?;
-    let same_constant = constants(edit);
+    let same = known(edit);
     let mut seen: HashMap<(String, Vec<Option<ValueId>>), Vec<NodeId>> = HashMap::new();
     for id in order {
         let Some(node) = edit.node(id) else { continue };
-        let operand = |v: &Option<ValueId>| v.map(|v| same_constant.get(&v).copied().unwrap_or(v));
+        let operand = |v: &Option<ValueId>| v.map(|v| same.get(&v).copied().unwrap_or(v));
         let key = (
             node.op.name().to_owned(),
             node.inputs.iter().map(operand).collect(),
         );
-        let same = |other: &&NodeId| {
+        let alike = |other: &&NodeId| {
             let other = edit.node(**other);
             other.is_some_and(|o| o.op.dyn_eq(node.op.as_ref()) && o.outputs.len() == node.outputs.len())
         };
-        let first = seen.get(&key).and_then(|all| all.iter().find(same)).copied();
+        let first = seen.get(&key).and_then(|all| all.iter().find(alike)).copied();
         let Some(first) = first else {
             seen.entry(key).or_default().push(id);
             continue;

@@ -1,14 +1,12 @@
 //! The rotary embedding of neighbours of exporters: elements `2 i` and `2 i + 1` of each head in `[.., heads, d]`, taken apart, turned by angles
 //! `[.., 1, r / 2]` and put together again; where `r` is less than `d`, in a slice of each head, behind which the rest is put.
 
-use super::pattern::{binary, input, origin, producer, reshaped, shape};
+use super::pattern::{along_last, binary, last_slice, origin, reshaped, shape};
 use crate::error::Result;
-use crate::graph::op::concat::Concat;
 use crate::graph::op::pointwise::Binary;
 use crate::graph::op::rotary::{Pairs, Rotary};
-use crate::graph::op::slice::Slice;
 use crate::graph::{Edit, Graph, NodeId, ValueId};
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 
 pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
     let ids: Vec<NodeId> = edit.nodes().map(|(id, _)| id).collect();
@@ -24,46 +22,17 @@ pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
             all.push((id, found));
         }
     }
-    // All layers take the angles apart that they share.
-    let mut angles: HashMap<(ValueId, i64), ValueId> = HashMap::new();
-    for (
-        id,
-        Found {
-            mut inputs, names, ..
-        },
-    ) in all.into_iter().rev()
-    {
+    for (id, Found { inputs, names, .. }) in all.into_iter().rev() {
         let name = edit.node(id).map_or("", |n| &n.name).to_owned();
         if !edit.begin(&format!("rotary embedding of neighbours at \"{name}\"")) {
             return Ok(());
         }
-        for angle in inputs.iter_mut().skip(1) {
-            let Some(source) = part_of_pairs(edit, *angle) else {
-                continue;
-            };
-            let first = *angles.entry(source).or_insert(*angle);
-            if shape(edit, first) == shape(edit, *angle) {
-                *angle = first;
-            }
-        }
-        let inputs = inputs.map(Some).to_vec();
-        edit.replace_node(
-            id,
-            Box::new(Rotary {
-                pairs: Pairs::Neighbours,
-            }),
-            inputs,
-            names,
-        );
+        let op = Rotary {
+            pairs: Pairs::Neighbours,
+        };
+        edit.replace_node(id, Box::new(op), inputs.map(Some).to_vec(), names);
     }
     Ok(())
-}
-
-/// What is pairs along the last axis, whatever its other sizes, and the place in each of them, where `v` is these elements.
-fn part_of_pairs(g: &Graph, v: ValueId) -> Option<(ValueId, i64)> {
-    let (pairs, place, size) = last_slice(g, reshaped(g, v)?)?;
-    let in_pairs = size == 1 && shape(g, pairs)?.last()?.is(2);
-    in_pairs.then_some((reshaped(g, pairs).unwrap_or(pairs), place))
 }
 
 struct Found {
@@ -94,39 +63,6 @@ fn find(g: &Graph, y: ValueId) -> Option<Found> {
             names: origin(g, &steps),
         })
     })
-}
-
-/// The two operands of the concatenation along the last axis that computes `v`.
-fn along_last(g: &Graph, v: ValueId) -> Option<[ValueId; 2]> {
-    let (_, node, concat) = producer::<Concat>(g, v)?;
-    let last = i64::try_from(shape(g, v)?.len()).ok()? - 1;
-    let operands = [input(node, 0)?, input(node, 1)?];
-    (node.inputs.len() == 2 && (concat.axis == -1 || concat.axis == last)).then_some(operands)
-}
-
-/// Operand, first element, and size of the slice along the last axis, of each element, that computes `v`.
-fn last_slice(g: &Graph, v: ValueId) -> Option<(ValueId, i64, i64)> {
-    let (_, node, _) = producer::<Slice>(g, v)?;
-    let last = i64::try_from(shape(g, v)?.len()).ok()? - 1;
-    let one = |i| match g
-        .value(input(node, i)?)
-        .fact
-        .as_ref()?
-        .as_const()?
-        .to_i64()
-        .ok()?
-        .as_slice()
-    {
-        [v] => Some(*v),
-        _ => None,
-    };
-    let axis = one(3)?;
-    let unit = match input(node, 4) {
-        Some(_) => one(4)? == 1,
-        None => true,
-    };
-    let size = shape(g, v)?.last()?.as_const()?;
-    (unit && (axis == -1 || axis == last) && one(1)? >= 0).then_some((input(node, 0)?, one(1)?, size))
 }
 
 /// Heads, cosines and sines `[.., r]`, `[.., 1, r / 2]`, and the values computed on the way, where `v` is what the neighbours in them become.

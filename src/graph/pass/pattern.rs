@@ -1,7 +1,9 @@
 //! Small questions that patterns are made of.
 
+use crate::graph::op::concat::Concat;
 use crate::graph::op::pointwise::{Binary, Expr, Pointwise, Unary};
 use crate::graph::op::reshape::Reshape;
+use crate::graph::op::slice::Slice;
 use crate::graph::op::transpose::Transpose;
 use crate::graph::{Graph, Node, NodeId, ValueId};
 use crate::shape::Dim;
@@ -73,6 +75,39 @@ pub fn transposed(g: &Graph, v: ValueId, perm: &[usize]) -> Option<ValueId> {
 /// Operand of the reshape (of any kind) that computes `v`.
 pub fn reshaped(g: &Graph, v: ValueId) -> Option<ValueId> {
     producer::<Reshape>(g, v).and_then(|(_, node, _)| input(node, 0))
+}
+
+/// The two operands of the concatenation along the last axis that computes `v`.
+pub fn along_last(g: &Graph, v: ValueId) -> Option<[ValueId; 2]> {
+    let (_, node, concat) = producer::<Concat>(g, v)?;
+    let last = i64::try_from(shape(g, v)?.len()).ok()? - 1;
+    let operands = [input(node, 0)?, input(node, 1)?];
+    (node.inputs.len() == 2 && (concat.axis == -1 || concat.axis == last)).then_some(operands)
+}
+
+/// Operand, first element, and size of the slice along the last axis, of each element, that computes `v`.
+pub fn last_slice(g: &Graph, v: ValueId) -> Option<(ValueId, i64, i64)> {
+    let (_, node, _) = producer::<Slice>(g, v)?;
+    let last = i64::try_from(shape(g, v)?.len()).ok()? - 1;
+    let one = |i| match g
+        .value(input(node, i)?)
+        .fact
+        .as_ref()?
+        .as_const()?
+        .to_i64()
+        .ok()?
+        .as_slice()
+    {
+        [v] => Some(*v),
+        _ => None,
+    };
+    let axis = one(3)?;
+    let unit = match input(node, 4) {
+        Some(_) => one(4)? == 1,
+        None => true,
+    };
+    let size = shape(g, v)?.last()?.as_const()?;
+    (unit && (axis == -1 || axis == last) && one(1)? >= 0).then_some((input(node, 0)?, one(1)?, size))
 }
 
 /// The only reader of `v`, which is no output of the graph.

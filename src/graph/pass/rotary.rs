@@ -2,9 +2,8 @@
 //! `[b, s, 1, d]`, operands in either order; or over these heads, or a part of each, transposed to `[b, heads, s, d]` with angles
 //! `[b, 1, s, d]`, where the transpose moves behind the embedding.
 
-use super::pattern::{binary, input, origin, producer, shape, transposed, unary};
+use super::pattern::{along_last, binary, input, last_slice, origin, producer, shape, transposed, unary};
 use crate::error::Result;
-use crate::graph::op::concat::Concat;
 use crate::graph::op::pointwise::{Binary, Unary};
 use crate::graph::op::rotary::{Pairs, Rotary};
 use crate::graph::op::slice::Slice;
@@ -150,28 +149,9 @@ fn part_of_rows(g: &Graph, v: ValueId) -> Option<(ValueId, Vec<Option<ValueId>>)
 
 /// `x` and the values computed on the way, where `v` is `concat(-x[h..], x[..h])` along the last axis.
 fn rotate_half(g: &Graph, v: ValueId) -> Option<(ValueId, Vec<ValueId>)> {
-    let (_, node, concat) = producer::<Concat>(g, v)?;
-    let rank = shape(g, v)?.len();
-    let last = i64::try_from(rank).ok()? - 1;
-    if node.inputs.len() != 2 || !(concat.axis == -1 || concat.axis == last) {
-        return None;
-    }
-    let (negated, low) = (input(node, 0)?, input(node, 1)?);
+    let [negated, low] = along_last(g, v)?;
     let high = unary(g, negated, Unary::Neg)?;
-    let half = shape(g, low)?.last()?.as_const()?;
-    let part = |v: ValueId| -> Option<(ValueId, i64)> {
-        let (_, node, _) = producer::<Slice>(g, v)?;
-        let list = |i| g.value(input(node, i)?).fact.as_ref()?.as_const()?.to_i64().ok();
-        let axes = list(3)?;
-        let unit = match input(node, 4) {
-            Some(_) => list(4)? == [1],
-            None => true,
-        };
-        (unit && (axes == [-1] || axes == [last])).then_some(())?;
-        Some((input(node, 0)?, *list(1)?.first()?))
-    };
-    let ((x, from_low), (x2, from_high)) = (part(low)?, part(high)?);
-    let size = shape(g, x)?.last()?.as_const()?;
-    (x == x2 && from_low == 0 && from_high == half && size == 2 * half && shape(g, high)?.last()?.is(half))
-        .then(|| (x, vec![v, negated, high, low]))
+    let ((x, first, half), (x2, from, rest)) = (last_slice(g, low)?, last_slice(g, high)?);
+    let whole = shape(g, x)?.last()?.is(2 * half);
+    (x == x2 && first == 0 && from == half && rest == half && whole).then(|| (x, vec![v, negated, high, low]))
 }
