@@ -1,7 +1,9 @@
 // y[column + j] = sum_k x[k] * w[k, j] for one row x and an E0M weight. A work-item takes COLS neighbouring columns, LANES of them
 // lie side by side in a work-group, and WG / LANES share a column block, each taking every so many stretches of weights. With WHOLE a
 // stretch that is not cut short is one run of loads that do not wait for each other. With PARTS the columns up to end0, up to end1 and the
-// rest are results of their own, from elements 0, start1 and start2 on.
+// rest are results of their own, from elements 0, start1 and start2 on. With HAS_GAIN x is normalised first: x / sqrt(mean of squares + epsilon)
+// * gain, whose first factor is that of the sums. With HAS_CODES2 every other slice takes a second weight of the same size, whose results are
+// stored beside the first.
 //
 // With w = s * (w1 - b): sum x * w = s * (sum x * w1 - b * sum x), so the bias costs nothing a weight.
 //
@@ -12,11 +14,16 @@
 #endif
 #include "common/e0m"
 #define SLICES (WG / LANES)
+#ifdef HAS_CODES2
+#define SIDES 2
+#else
+#define SIDES 1
+#endif
 #define UINTS CAT(uint, COLS)
 #define FLOATS CAT(float, COLS)
 #define AS_FLOATS CAT(as_float, COLS)
 // Vectors begin where they may, since columns of panels and of work-items are multiples of COLS.
-#define CODES(at) ((__global const UINTS *)codes)[at]
+#define CODES(at) ((__global const UINTS *)codes_of)[at]
 #define HALVES(h) (AS_FLOATS((((h) & 0x7FFFu) << 13u) | (((h) & 0x8000u) << 16u)) * 0x1p112f)
 #ifdef PAIRS
 #define TERM(c, v, k) mad(v, as_half2(E0M_PAIR(word.c, low.c, k))
@@ -32,15 +39,21 @@
   }
 #else
 #define TERM(v, k) dots += (v) * AS_FLOATS(E0M_LEVEL(word, low, k))
+#ifdef HAS_GAIN
+#define FOUR(v, i) float4 v = x_at4(i); square += dot(v, v); v *= gain_at4(i);
+#else
+#define FOUR(v, i) float4 v = x_at4(i);
+#endif
 #ifdef PER4
 #define TERMS(r) { \
-    float4 a = x_at4(r); \
+    FOUR(a, r) \
     sum += a.x + a.y + a.z + a.w; \
     TERM(a.x, 0); TERM(a.y, 1); TERM(a.z, 2); TERM(a.w, 3); \
   }
 #else
 #define TERMS(r) { \
-    float4 a = x_at4(2 * (r)), b = x_at4(2 * (r) + 1); \
+    FOUR(a, 2 * (r)) \
+    FOUR(b, 2 * (r) + 1) \
     sum += a.x + a.y + a.z + a.w + b.x + b.y + b.z + b.w; \
     TERM(a.x, 0); TERM(a.y, 1); TERM(a.z, 2); TERM(a.w, 3); \
     TERM(b.x, 4); TERM(b.y, 5); TERM(b.z, 6); TERM(b.w, 7); \
@@ -52,7 +65,18 @@
 
 KERNEL {
   __local float part[WG * COLS] __attribute__((aligned(64)));
-  uint lid = get_local_id(0), lane = lid % LANES;
+  uint lid = get_local_id(0), lane = lid % LANES, slice = lid / LANES;
+  __global const uint4 *codes_of = codes, *scales_of = scales;
+#ifdef HAS_CODES2
+  if (slice % 2 == 1) {
+    codes_of = codes2;
+    scales_of = scales2;
+  }
+#endif
+#ifdef HAS_GAIN
+  __local float squares[SLICES];
+  float square = 0.0f;
+#endif
   uint first = get_group_id(0) * (LANES * COLS);
   uint j = first + lane * COLS;
   j = j < p.n ? j : 0;
@@ -60,7 +84,7 @@ KERNEL {
   uint groups = (p.steps + STRETCH - 1) / STRETCH;
   uint panel = p.panel / COLS, words = E0M_ROWS(p.steps), pairs = E0M_GROUPS(p.steps * PER);
   uint word_at = j / p.panel * words * panel + j % p.panel / COLS, pair_at = j / p.panel * pairs * panel + j % p.panel / COLS;
-  for (uint g = lid / LANES; g < groups; g += SLICES) {
+  for (uint g = slice / SIDES; g < groups; g += SLICES / SIDES) {
     FLOATS dots = (FLOATS)(0.0f);
     float sum = 0.0f;
     uint first_step = g * STRETCH, count = min((uint)STRETCH, p.steps - first_step);
@@ -70,7 +94,7 @@ KERNEL {
     } else
 #endif
     for (uint r = first_step; r < first_step + count; r++) STEP(r)
-    UINTS pair = ((__global const UINTS *)scales)[pair_at + g / SPAN * panel];
+    UINTS pair = ((__global const UINTS *)scales_of)[pair_at + g / SPAN * panel];
 #ifdef PAIRS
     half8 factors = as_half8(pair);
     total += convert_float4(factors.even) * (E0M_UNIT * dots - convert_float4(factors.odd) * sum);
@@ -79,7 +103,17 @@ KERNEL {
 #endif
   }
   ((__local FLOATS *)part)[lid] = total;
+#ifdef HAS_GAIN
+  if (lane == 0) squares[slice] = square;
+#endif
   barrier(CLK_LOCAL_MEM_FENCE);
+#ifdef HAS_GAIN
+  square = 0.0f;
+  for (uint i = 0; i < SLICES; i += SIDES) square += squares[i];
+  float factor = rsqrt(square / (float)DEPTH + p.epsilon);
+#else
+  float factor = 1.0f;
+#endif
 #ifdef FOLD
   // Many slices are added up in two steps.
   float folded = 0.0f;
@@ -94,11 +128,17 @@ KERNEL {
 #endif
   for (uint t = 2 * lid; t < LANES * COLS && first + t < p.n; t += 2 * WG) {
     float2 v = (float2)(0.0f);
-    for (uint i = 0; i < SUMS; i++) v += ((__local float2 *)part)[(i * LANES * COLS + t) / 2];
+    for (uint i = 0; i < SUMS; i += SIDES) v += ((__local float2 *)part)[(i * LANES * COLS + t) / 2];
     uint c = p.column + first + t;
 #ifdef PARTS
     c += c < p.end0 ? 0 : c < p.end1 ? p.start1 - p.end0 : p.start2 - p.end1;
 #endif
-    y_put2(c / 2, v);
+#ifdef HAS_CODES2
+    float2 u = (float2)(0.0f);
+    for (uint i = 1; i < SUMS; i += 2) u += ((__local float2 *)part)[(i * LANES * COLS + t) / 2];
+    y_put2(c / 2, v * factor, u * factor);
+#else
+    y_put2(c / 2, v * factor);
+#endif
   }
 }

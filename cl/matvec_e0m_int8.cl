@@ -1,8 +1,9 @@
 // y[column + j] = sum_k x[k] * w[k, j] for one row x of DEPTH places and an E0M weight of 4 or 8 bits. Every work-group makes x into signed bytes
 // for itself, in blocks of GROUP places; with HAS_GAIN x is normalised first: x / sqrt(mean of squares + epsilon) * gain. LANES work-items take
 // COLS neighbouring columns each, side by side, PANELS times; the others of a work-group (SLICED) share these, each taking every so many blocks.
-// With PARTS the columns up to end0, up to end1 and the rest are results of their own, from elements 0, start1 and start2 on. For the sum over a
-// block see matmul_e0m_int8.
+// With PARTS the columns up to end0, up to end1 and the rest are results of their own, from elements 0, start1 and start2 on. With HAS_CODES2 there
+// is a second weight of the same size, of every other of the slices, whose results are stored beside the first. For the sum over a block see
+// matmul_e0m_int8.
 #include "common/e0m"
 #include "common/dot"
 #define UINTS CAT(uint, COLS)
@@ -30,6 +31,29 @@
     sums = DOT(sums, word & 0x0F0F0F0Fu, bytes[2 * (t)]); \
     sums = DOT(sums, (word >> 4u) & 0x0F0F0F0Fu, bytes[2 * (t) + 1]); \
   }
+#endif
+// The product with the blocks of a weight from `from` on, every so many.
+#define PRODUCT(total, codes, scales, from, apart) { \
+    __global const uint *word_at = (__global const uint *)(codes) + own / p.panel * E0M_ROWS(DEPTH / PER) * p.panel + own % p.panel; \
+    __global const uint *pair_at = (__global const uint *)(scales) + own / p.panel * E0M_GROUPS(DEPTH) * p.panel + own % p.panel; \
+    for (uint g = from; g < BLOCKS; g += apart) { \
+      INTS dots = (INTS)(0); \
+      uint t = g * (GROUP / PER), end = min(t + GROUP / PER, (uint)(DEPTH / PER)); \
+      BY_STEPS(PARTIAL sums = (PARTIAL)(0), dots += WIDEN(sums)) \
+      UINTS pair = LOAD(pair_at + g / SPAN * p.panel); \
+      FLOATS scale = HALVES(pair); \
+      total += scale * (factors[2 * g] / CODES_UNIT * CAT(convert_float, COLS)(dots) + factors[2 * g + 1] * (LEAST_LEVEL - HALVES(pair >> 16u))); \
+    } \
+    total *= norm; \
+  }
+#ifdef HAS_CODES2
+#define SIDES 2
+#define PUT2(i, v, u) y_put2(i, v, u)
+#define PUT_RUN(n, i, v, u) y_put_run(n, i, v, u)
+#else
+#define SIDES 1
+#define PUT2(i, v, u) y_put2(i, v)
+#define PUT_RUN(n, i, v, u) y_put_run(n, i, v)
 #endif
 #ifdef PARTS
 #define PLACE(c) ((c) < p.end0 ? (c) : (c) < p.end1 ? p.start1 + (c) - p.end0 : p.start2 + (c) - p.end1)
@@ -84,39 +108,44 @@ KERNEL {
   uint first = get_group_id(0) * (PANELS * LANES * COLS);
   for (uint q = 0; q < PANELS; q++) {
     uint j = first + (q * LANES + lane) * COLS, own = j < p.n ? j : 0;
-    __global const uint *word_at = (__global const uint *)codes + own / p.panel * E0M_ROWS(DEPTH / PER) * p.panel + own % p.panel;
-    __global const uint *pair_at = (__global const uint *)scales + own / p.panel * E0M_GROUPS(DEPTH) * p.panel + own % p.panel;
     FLOATS total = (FLOATS)(0.0f);
-    for (uint g = lid / LANES; g < BLOCKS; g += SLICES) {
-      INTS dots = (INTS)(0);
-      uint t = g * (GROUP / PER), end = min(t + GROUP / PER, (uint)(DEPTH / PER));
-      BY_STEPS(PARTIAL sums = (PARTIAL)(0), dots += WIDEN(sums))
-      UINTS pair = LOAD(pair_at + g / SPAN * p.panel);
-      FLOATS scale = HALVES(pair);
-      total += scale * (factors[2 * g] / CODES_UNIT * CAT(convert_float, COLS)(dots) + factors[2 * g + 1] * (LEAST_LEVEL - HALVES(pair >> 16u)));
-    }
-    total *= norm;
 #ifdef SLICED
+    uint slice = lid / LANES;
+    __global const uint4 *codes_of = codes, *scales_of = scales;
+#ifdef HAS_CODES2
+    if (slice % 2 == 1) {
+      codes_of = codes2;
+      scales_of = scales2;
+    }
+#endif
+    PRODUCT(total, codes_of, scales_of, slice / SIDES, SLICES / SIDES)
     CAT(vstore, COLS)(total, lid, part);
     barrier(CLK_LOCAL_MEM_FENCE);
     for (uint t = 2 * lid; t < LANES * COLS && first + t < p.n; t += 2 * WG) {
-      float2 v = (float2)(0.0f);
-      for (uint i = 0; i < SLICES; i++) v += vload2((i * LANES * COLS + t) / 2, part);
+      float2 v = (float2)(0.0f), u = (float2)(0.0f);
+      for (uint i = 0; i < SLICES; i += SIDES) v += vload2((i * LANES * COLS + t) / 2, part);
+      for (uint i = 1; i < SLICES; i += 2) u += vload2((i * LANES * COLS + t) / 2, part);
       uint c = p.column + first + t;
-      y_put2(PLACE(c) / 2, v);
+      PUT2(PLACE(c) / 2, v, u);
     }
 #else
+    PRODUCT(total, codes, scales, 0, 1)
+    FLOATS other = (FLOATS)(0.0f);
+#ifdef HAS_CODES2
+    PRODUCT(other, codes2, scales2, 0, 1)
+#endif
     if (j >= p.n) return;
     uint c = p.column + j;
 #ifdef WIDE
     if (j + COLS <= p.n && PLACE(c + COLS - 1) == PLACE(c) + COLS - 1) {
-      y_put_run(COLS, PLACE(c), total);
+      PUT_RUN(COLS, PLACE(c), total, other);
       continue;
     }
 #endif
-    float one[COLS];
+    float one[COLS], two[COLS];
     CAT(vstore, COLS)(total, 0, one);
-    for (uint i = 0; i < COLS && j + i < p.n; i += 2) y_put2(PLACE(c + i) / 2, vload2(i / 2, one));
+    CAT(vstore, COLS)(other, 0, two);
+    for (uint i = 0; i < COLS && j + i < p.n; i += 2) PUT2(PLACE(c + i) / 2, vload2(i / 2, one), vload2(i / 2, two));
 #endif
   }
 }

@@ -2,13 +2,22 @@
 // columns, each of its warps every so many stretches of weights; a work-item holds vectors of four columns, of which the next stretch is on its
 // way while one is summed. The units multiply x by halves that w1 follows from by a factor and a term; with w = s * (w1 - b) the sums are scaled
 // here: no weight is rounded. With FLAT the weight is one panel. With PARTS the columns up to end0, up to end1 and the rest are results of
-// their own, from elements 0, start1 and start2 on.
+// their own, from elements 0, start1 and start2 on. With HAS_GAIN each work-group normalises x of DEPTH places first, into local memory: x / sqrt(mean
+// of squares + epsilon) * gain. With HAS_CODES2 every other warp takes a second weight of the same size, whose results are stored beside the first.
 #include "common/e0m"
 #include "common/mma"
+#ifdef HAS_GAIN
+#include "common/reduce"
+#endif
 // Weights of a block: those that the four work-items of a column bring in a word each.
 #define BLOCK (4 * PER)
 #define EACH (GROUP / BLOCK)
 #define WARPS (WG / 32)
+#ifdef HAS_CODES2
+#define SIDES 2
+#else
+#define SIDES 1
+#endif
 // Pairs of neighbouring weights as halves, exact, where their codes stand after one shift at most: codes that begin at bit `from` of a half
 // make 2 + (w1 - 2) / APART, from which W1 makes the sum over w1.
 #define LEVELS(from) ((((1u << BITS) - 1u) << (from)) * 0x10001u)
@@ -22,15 +31,24 @@
 #else
 #define XS uint4
 #endif
-#define LOAD_STRETCH(words, xs, pair, s) { \
-    _Pragma("unroll") for (uint b = 0; b < EACH; b++) { \
-      uint block = (s) * EACH + b; \
-      block = block < blocks ? block : 0; \
-      words[b] = word_at[(block * 4 + t) * step]; \
-      xs[b] = x_words[block * 4 + t]; \
-    } \
+#define LOAD_WORDS(words, pair, s) { \
+    _Pragma("unroll") for (uint b = 0; b < EACH; b++) words[b] = word_at[(BLOCK_OF(s) * 4 + t) * step]; \
     pair = pair_at[(s) / SPAN * step]; \
   }
+#define LOAD_XS(xs, s) { _Pragma("unroll") for (uint b = 0; b < EACH; b++) xs[b] = x_words[BLOCK_OF(s) * 4 + t]; }
+#define BLOCK_OF(s) ((s) * EACH + b < blocks ? (s) * EACH + b : 0)
+// x in local memory is there at once; else it is on its way with the words.
+#ifdef HAS_GAIN
+#define AHEAD(words, xs, pair, s) LOAD_WORDS(words, pair, s)
+#define HELD ((DEPTH / 8 + WG - 1) / WG)
+#define EIGHT(word4) \
+  FLOATS_OF(v[0], v[1], word4.x); \
+  FLOATS_OF(v[2], v[3], word4.y); \
+  FLOATS_OF(v[4], v[5], word4.z); \
+  FLOATS_OF(v[6], v[7], word4.w);
+#else
+#define AHEAD(words, xs, pair, s) { LOAD_WORDS(words, pair, s) LOAD_XS(xs, s) }
+#endif
 #ifdef PER4
 #define ADD(c, a, b, v) { MMA(c[0], PAIR(a, 0), PAIR(b, 0), PAIR((a) >> 8u, 0), PAIR((b) >> 8u, 0), v.x, v.y); }
 #define ADD_ONES(c, v) { MMA(c[0], ONES, ONES, ONES, ONES, v.x, v.y); }
@@ -58,22 +76,64 @@ KERNEL {
   uint lid = get_local_id(0), lane = lid % 32, g = lane / 4, t = lane % 4;
   uint first = get_group_id(0) * 32, j = first + 4 * g;
   j = j < p.n ? j : 0;
+  uint warp = lid / 32;
+  __global const uint4 *codes_of = codes, *scales_of = scales;
+#ifdef HAS_CODES2
+  if (warp % 2 == 1) {
+    codes_of = codes2;
+    scales_of = scales2;
+  }
+#endif
   uint blocks = p.steps / 4, stretches = (blocks + EACH - 1) / EACH, step = p.panel / 4;
 #ifdef FLAT
-  __global const uint4 *word_at = codes + j / 4, *pair_at = scales + j / 4;
+  __global const uint4 *word_at = codes_of + j / 4, *pair_at = scales_of + j / 4;
 #else
-  __global const uint4 *word_at = codes + (j / p.panel * p.steps * p.panel + j % p.panel) / 4;
-  __global const uint4 *pair_at = scales + (j / p.panel * E0M_GROUPS(p.steps * PER) * p.panel + j % p.panel) / 4;
+  __global const uint4 *word_at = codes_of + (j / p.panel * p.steps * p.panel + j % p.panel) / 4;
+  __global const uint4 *pair_at = scales_of + (j / p.panel * E0M_GROUPS(p.steps * PER) * p.panel + j % p.panel) / 4;
 #endif
+#ifdef HAS_GAIN
+  __local uint4 row[DEPTH / 8];
+  __local float scratch[WG + WG / 8];
+  __local const XS *x_words = (__local const XS *)row;
+#else
   __global const XS *x_words = (__global const XS *)x;
+#endif
   float4 total = (float4)(0.0f);
   uint4 words[EACH], next_words[EACH], pair, next_pair;
   XS xs[EACH], next_xs[EACH];
-  uint s = lid / 32;
-  if (s < stretches) LOAD_STRETCH(words, xs, pair, s)
+  uint s = warp / SIDES;
+  if (s < stretches) AHEAD(words, xs, pair, s)
+#ifdef HAS_GAIN
+  uint4 held[HELD];
+  float square = 0.0f, v[8];
+  _Pragma("unroll") for (uint e = 0; e < HELD; e++) {
+    uint i = lid + e * WG;
+    held[e] = i < DEPTH / 8 ? x[i] : (uint4)(0);
+    EIGHT(held[e])
+    _Pragma("unroll") for (uint c = 0; c < 8; c++) square += v[c] * v[c];
+  }
+  float factor = rsqrt(wg_sum(square, scratch) / (float)DEPTH + p.epsilon);
+  _Pragma("unroll") for (uint e = 0; e < HELD; e++) {
+    uint i = lid + e * WG;
+    if (i < DEPTH / 8) {
+      float4 low = gain_at4(2 * i) * factor, high = gain_at4(2 * i + 1) * factor;
+      EIGHT(held[e])
+      uint4 normed;
+      HALVES_OF(normed.x, v[0] * low.x, v[1] * low.y);
+      HALVES_OF(normed.y, v[2] * low.z, v[3] * low.w);
+      HALVES_OF(normed.z, v[4] * high.x, v[5] * high.y);
+      HALVES_OF(normed.w, v[6] * high.z, v[7] * high.w);
+      row[i] = normed;
+    }
+  }
+  barrier(CLK_LOCAL_MEM_FENCE);
+#endif
   while (s < stretches) {
-    uint after = s + WARPS;
-    if (after < stretches) LOAD_STRETCH(next_words, next_xs, next_pair, after)
+    uint after = s + WARPS / SIDES;
+    if (after < stretches) AHEAD(next_words, next_xs, next_pair, after)
+#ifdef HAS_GAIN
+    LOAD_XS(xs, s)
+#endif
     float low[CLASSES][4], high[CLASSES][4], sum[CLASSES][4];
     for (uint c = 0; c < CLASSES; c++)
       for (uint e = 0; e < 4; e++) low[c][e] = high[c][e] = sum[c][e] = 0.0f;
@@ -89,7 +149,9 @@ KERNEL {
     SCALED(total.w, pair.w, DOT(high, 2));
     _Pragma("unroll") for (uint b = 0; b < EACH; b++) {
       words[b] = next_words[b];
+#ifndef HAS_GAIN
       xs[b] = next_xs[b];
+#endif
     }
     pair = next_pair;
     s = after;
@@ -98,11 +160,17 @@ KERNEL {
   barrier(CLK_LOCAL_MEM_FENCE);
   if (lid < 16 && first + 2 * lid < p.n) {
     float2 v = (float2)(0.0f);
-    for (uint w = 0; w < WARPS; w++) v += ((__local float2 *)part)[w * 16 + lid];
+    for (uint w = 0; w < WARPS; w += SIDES) v += ((__local float2 *)part)[w * 16 + lid];
     uint c = p.column + first + 2 * lid;
 #ifdef PARTS
     c += c < p.end0 ? 0 : c < p.end1 ? p.start1 - p.end0 : p.start2 - p.end1;
 #endif
+#ifdef HAS_CODES2
+    float2 u = (float2)(0.0f);
+    for (uint w = 1; w < WARPS; w += 2) u += ((__local float2 *)part)[w * 16 + lid];
+    y_put2(c / 2, v, u);
+#else
     y_put2(c / 2, v);
+#endif
   }
 }

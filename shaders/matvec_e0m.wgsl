@@ -1,7 +1,9 @@
 // y[column + j] = sum_k x[k] * w[k, j] for one row x and an E0M weight. A work-item takes COLS neighbouring columns, LANES of them
 // lie side by side in a work-group, and WG / LANES share a column block, each taking every so many stretches of weights. With WHOLE a
 // stretch that is not cut short is one run of loads that do not wait for each other. With PARTS the columns up to end0, up to end1 and the
-// rest are results of their own, from elements 0, start1 and start2 on.
+// rest are results of their own, from elements 0, start1 and start2 on. With HAS_GAIN x is normalised first: x / sqrt(mean of squares + epsilon)
+// * gain, whose first factor is that of the sums. With HAS_CODES2 every other slice takes a second weight of the same size, whose results are
+// stored beside the first.
 //
 // With w = s * (w1 - b): sum x * w = s * (sum x * w1 - b * sum x), so the bias costs nothing a weight.
 //
@@ -14,12 +16,23 @@ enable f16;
 const SLICES: u32 = WG / LANES;
 const QUADS: u32 = COLS / 4u;
 const STRETCH: u32 = GROUP / PER;
+#ifdef HAS_CODES2
+const SIDES = 2u;
+#else
+const SIDES = 1u;
+#endif
 var<workgroup> part: array<vec4<f32>, WG * QUADS>;
+#ifdef HAS_GAIN
+var<workgroup> squares: array<f32, SLICES>;
+#endif
 
-// Of a stretch: sums of x times w1 of the columns, and the sum of x.
+// Of a stretch: sums of x times w1 of the columns, the sum of x, and, with HAS_GAIN, that of its squares before it is normalised.
 struct Terms {
   dots: array<vec4<f32>, QUADS>,
   sum: f32,
+#ifdef HAS_GAIN
+  square: f32,
+#endif
 }
 
 #ifdef PAIRS
@@ -58,11 +71,20 @@ fn plus(before: Terms, r: u32, word_at: u32, panel: u32) -> Terms {
 fn plus(before: Terms, r: u32, word_at: u32, panel: u32) -> Terms {
   var t = before;
 #ifdef PER4
-  let a = x_at4(r);
+  var a = x_at4(r);
+#ifdef HAS_GAIN
+  t.square += dot(a, a);
+  a *= gain_at4(r);
+#endif
   t.sum += dot(a, vec4<f32>(1.0));
 #else
-  let a = x_at4(2u * r);
-  let b = x_at4(2u * r + 1u);
+  var a = x_at4(2u * r);
+  var b = x_at4(2u * r + 1u);
+#ifdef HAS_GAIN
+  t.square += dot(a, a) + dot(b, b);
+  a *= gain_at4(2u * r);
+  b *= gain_at4(2u * r + 1u);
+#endif
   t.sum += dot(a + b, vec4<f32>(1.0));
 #endif
   for (var q = 0u; q < QUADS; q++) {
@@ -90,6 +112,10 @@ fn place(c: u32) -> u32 {
 @compute @workgroup_size(WG)
 fn matvec_e0m(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let lane = lid % LANES;
+  let slice = lid / LANES;
+#ifdef HAS_CODES2
+  takes_second = slice % 2u == 1u;
+#endif
   let first = group.x * (LANES * COLS);
   let j = select(0u, first + lane * COLS, first + lane * COLS < p.n);
   let panel = p.panel / 4u;
@@ -97,7 +123,10 @@ fn matvec_e0m(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation
   let groups = (p.steps + STRETCH - 1u) / STRETCH;
   let word_at = j / p.panel * e0m_rows(p.steps) * panel + j % p.panel / 4u;
   let pair_at = j / p.panel * e0m_groups(p.steps * PER) * panel + j % p.panel / 4u;
-  for (var g = lid / LANES; g < groups; g += SLICES) {
+#ifdef HAS_GAIN
+  var square = 0.0;
+#endif
+  for (var g = slice / SIDES; g < groups; g += SLICES / SIDES) {
     var t: Terms;
     let r = g * STRETCH;
     let end = min(r + STRETCH, p.steps);
@@ -110,16 +139,28 @@ fn matvec_e0m(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation
       for (var i = r; i < end; i++) { t = plus(t, i, word_at, panel); }
     }
     for (var q = 0u; q < QUADS; q++) {
-      let s = e0m_scales(scales[pair_at + g / SPAN * panel + q]);
+      let s = e0m_scales(pairs_at(pair_at + g / SPAN * panel + q));
 #ifdef PAIRS
       total[q] += s.scale * (E0M_UNIT * t.dots[q] - s.bias * t.sum);
 #else
       total[q] += s.scale * (t.dots[q] - s.bias * t.sum);
 #endif
     }
+#ifdef HAS_GAIN
+    square += t.square;
+#endif
   }
   for (var q = 0u; q < QUADS; q++) { part[lid * QUADS + q] = total[q]; }
+#ifdef HAS_GAIN
+  if (lane == 0u) { squares[slice] = square; }
+#endif
   workgroupBarrier();
+  var factor = 1.0;
+#ifdef HAS_GAIN
+  square = 0.0;
+  for (var i = 0u; i < SLICES; i += SIDES) { square += squares[i]; }
+  factor = inverseSqrt(square / f32(DEPTH) + p.epsilon);
+#endif
 #ifdef FOLD
   // Many slices are added up in two steps.
   var folded = vec4<f32>();
@@ -135,9 +176,18 @@ fn matvec_e0m(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation
 #endif
   for (var t = lid; 4u * t < LANES * COLS && first + 4u * t < p.n; t += WG) {
     var v = vec4<f32>();
-    for (var i = 0u; i < SUMS; i++) { v += part[i * LANES * QUADS + t]; }
+    for (var i = 0u; i < SUMS; i += SIDES) { v += part[i * LANES * QUADS + t]; }
+    v *= factor;
     let at = first + 4u * t;
+#ifdef HAS_CODES2
+    var u = vec4<f32>();
+    for (var i = 1u; i < SUMS; i += SIDES) { u += part[i * LANES * QUADS + t]; }
+    u *= factor;
+    y_put2(place(p.column + at), v.xy, u.xy);
+    if (at + 2u < p.n) { y_put2(place(p.column + at + 2u), v.zw, u.zw); }
+#else
     y_put2(place(p.column + at), v.xy);
     if (at + 2u < p.n) { y_put2(place(p.column + at + 2u), v.zw); }
+#endif
   }
 }

@@ -1,8 +1,9 @@
 // y[column + j] = sum_k x[k] * w[k, j] for one row x of DEPTH places and an E0M weight of 4 or 8 bits. Every work-group makes x into signed bytes
 // for itself, in blocks of GROUP places; with HAS_GAIN x is normalised first: x / sqrt(mean of squares + epsilon) * gain. LANES work-items take
 // COLS (4) neighbouring columns each, side by side, PANELS times; the others of a work-group (SLICED) share these, each taking every so many
-// blocks. With PARTS the columns up to end0, up to end1 and the rest are results of their own, from elements 0, start1 and start2 on. For the sum
-// over a block see matmul_e0m_int8.
+// blocks. With PARTS the columns up to end0, up to end1 and the rest are results of their own, from elements 0, start1 and start2 on. With HAS_CODES2
+// there is a second weight of the same size, of every other of the slices, whose results are stored beside the first. For the sum over a block see
+// matmul_e0m_int8.
 #include "common/e0m"
 #include "common/dot"
 #include "common/bytes"
@@ -36,9 +37,45 @@ fn place(c: u32) -> u32 {
 #endif
 }
 
-fn put(at: u32, v: vec4<f32>) {
+#ifdef HAS_CODES2
+const SIDES = 2u;
+
+fn put(at: u32, v: vec4<f32>, u: vec4<f32>) {
+  if (at < p.n) { y_put2(place(p.column + at), v.xy, u.xy); }
+  if (at + 2u < p.n) { y_put2(place(p.column + at + 2u), v.zw, u.zw); }
+}
+#else
+const SIDES = 1u;
+
+fn put(at: u32, v: vec4<f32>, u: vec4<f32>) {
   if (at < p.n) { y_put2(place(p.column + at), v.xy); }
   if (at + 2u < p.n) { y_put2(place(p.column + at + 2u), v.zw); }
+}
+#endif
+
+// The product of columns from j on with the blocks from `begin` on, every so many.
+fn product(j: u32, begin: u32, apart: u32) -> vec4<f32> {
+  let panel = p.panel / 4u;
+  let word_at = j / p.panel * e0m_rows(DEPTH / PER) * panel + j % p.panel / 4u;
+  let pair_at = j / p.panel * e0m_groups(DEPTH) * panel + j % p.panel / 4u;
+  var total = vec4<f32>();
+  for (var g = begin; g < BLOCKS; g += apart) {
+    var sums = vec4<i32>();
+    let end = min((g + 1u) * STRETCH, DEPTH / PER);
+    for (var t = g * STRETCH; t < end; t++) {
+      let words = codes_at(word_at + t * panel);
+#ifdef PER4
+      sums = dots(sums, codes_of(words), bytes[t]);
+#else
+      let even = words & vec4<u32>(0x0F0F0F0Fu);
+      let odd = (words >> vec4<u32>(4u)) & vec4<u32>(0x0F0F0F0Fu);
+      sums = dots(dots(sums, even, bytes[2u * t]), odd, bytes[2u * t + 1u]);
+#endif
+    }
+    let s = e0m_scales(pairs_at(pair_at + g / SPAN * panel));
+    total += s.scale * (factors[g].x / CODES_UNIT * vec4<f32>(sums) + factors[g].y * (LEAST_LEVEL - s.bias));
+  }
+  return total;
 }
 
 // Block g as bytes.
@@ -85,41 +122,33 @@ fn matvec_e0m_int8(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invoc
   norm = inverseSqrt(square / f32(DEPTH) + p.epsilon);
 #endif
   let lane = lid % LANES;
-  let panel = p.panel / 4u;
   let first = group.x * (PANELS * LANES * COLS);
   for (var q = 0u; q < PANELS; q++) {
     let j = first + (q * LANES + lane) * COLS;
     let column = select(0u, j, j < p.n);
-    let word_at = column / p.panel * e0m_rows(DEPTH / PER) * panel + column % p.panel / 4u;
-    let pair_at = column / p.panel * e0m_groups(DEPTH) * panel + column % p.panel / 4u;
-    var total = vec4<f32>();
-    for (var g = lid / LANES; g < BLOCKS; g += SLICES) {
-      var sums = vec4<i32>();
-      let end = min((g + 1u) * STRETCH, DEPTH / PER);
-      for (var t = g * STRETCH; t < end; t++) {
-        let words = codes[word_at + t * panel];
-#ifdef PER4
-        sums = dots(sums, codes_of(words), bytes[t]);
-#else
-        let even = words & vec4<u32>(0x0F0F0F0Fu);
-        let odd = (words >> vec4<u32>(4u)) & vec4<u32>(0x0F0F0F0Fu);
-        sums = dots(dots(sums, even, bytes[2u * t]), odd, bytes[2u * t + 1u]);
-#endif
-      }
-      let s = e0m_scales(scales[pair_at + g / SPAN * panel]);
-      total += s.scale * (factors[g].x / CODES_UNIT * vec4<f32>(sums) + factors[g].y * (LEAST_LEVEL - s.bias));
-    }
-    total *= norm;
 #ifdef SLICED
-    part[lid] = total;
+    let slice = lid / LANES;
+#ifdef HAS_CODES2
+    takes_second = slice % 2u == 1u;
+#endif
+    part[lid] = product(column, slice / SIDES, SLICES / SIDES) * norm;
     workgroupBarrier();
     if (lid < LANES) {
       var v = vec4<f32>();
-      for (var i = 0u; i < SLICES; i++) { v += part[i * LANES + lid]; }
-      put(j, v);
+      var u = vec4<f32>();
+      for (var i = 0u; i < SLICES; i += SIDES) { v += part[i * LANES + lid]; }
+      for (var i = 1u; i < SLICES; i += 2u) { u += part[i * LANES + lid]; }
+      put(j, v, u);
     }
 #else
-    put(j, total);
+    let v = product(column, 0u, 1u) * norm;
+    var u = vec4<f32>();
+#ifdef HAS_CODES2
+    takes_second = true;
+    u = product(column, 0u, 1u) * norm;
+    takes_second = false;
+#endif
+    put(j, v, u);
 #endif
   }
 }

@@ -1,11 +1,23 @@
 // y[column + j] = sum_k x[k] * w[k, j] for one row x of halves and an E0M weight of 4 or 8 bits. A work-group takes 32 columns, and its
 // work-items in fours the words of a block of weights in the same columns; each warp of 32 takes every so many stretches, of which the next is
 // on its way while one is summed. Here the sums are made of floats: no cooperative matrix has one column. With PARTS the columns up to
-// end0, up to end1 and the rest are results of their own, from elements 0, start1 and start2 on.
+// end0, up to end1 and the rest are results of their own, from elements 0, start1 and start2 on. With HAS_GAIN each work-group normalises x of DEPTH
+// places first, into local memory: x / sqrt(mean of squares + epsilon) * gain. With HAS_CODES2 every other warp takes a second weight of the same
+// size, whose results are stored beside the first.
 #include "common/e0m"
+#ifdef HAS_GAIN
+#include "common/reduce"
+// x, normalised, as pairs of halves.
+var<workgroup> row: array<vec4<u32>, DEPTH / 8u>;
+#endif
 const BLOCK: u32 = 4u * PER;
 const EACH: u32 = GROUP / BLOCK;
 const WARPS: u32 = WG / 32u;
+#ifdef HAS_CODES2
+const SIDES = 2u;
+#else
+const SIDES = 1u;
+#endif
 // Sums of all work-items that share columns, column by column of eight vectors.
 var<workgroup> part: array<vec4<f32>, WG>;
 
@@ -28,11 +40,16 @@ struct Stretch {
 fn block_at(i: u32, t: u32, word_at: u32) -> Block {
   let step = min(i, p.steps / 4u - 1u) * 4u + t;
 #ifdef PER4
-  let xs = x[step / 2u];
+  let at = step / 2u;
 #else
-  let xs = x[step];
+  let at = step;
 #endif
-  return Block(codes[word_at + step * (p.panel / 4u)], select(vec4<u32>(), xs, i < p.steps / 4u));
+#ifdef HAS_GAIN
+  let xs = row[at];
+#else
+  let xs = x[at];
+#endif
+  return Block(codes_at(word_at + step * (p.panel / 4u)), select(vec4<u32>(), xs, i < p.steps / 4u));
 }
 
 fn stretch(s: u32, t: u32, word_at: u32, pair_at: u32) -> Stretch {
@@ -41,7 +58,7 @@ fn stretch(s: u32, t: u32, word_at: u32, pair_at: u32) -> Stretch {
   if (EACH > 1u) { r.b = block_at(s * EACH + 1u, t, word_at); }
   if (EACH > 2u) { r.c = block_at(s * EACH + 2u, t, word_at); }
   if (EACH > 3u) { r.d = block_at(s * EACH + 3u, t, word_at); }
-  r.pairs = scales[pair_at + min(s, (p.steps / 4u - 1u) / EACH) / SPAN * (p.panel / 4u)];
+  r.pairs = pairs_at(pair_at + min(s, (p.steps / 4u - 1u) / EACH) / SPAN * (p.panel / 4u));
   return r;
 }
 
@@ -87,6 +104,24 @@ fn summed(r: Stretch, t: u32) -> vec4<f32> {
   return pair.scale * (terms.dots - pair.bias * terms.sum);
 }
 
+#ifdef HAS_GAIN
+fn norm_row(lid: u32) {
+  var square = 0.0;
+  for (var i = lid; i < DEPTH / 8u; i += WG) {
+    let a = halves(x[i].xy);
+    let b = halves(x[i].zw);
+    square += dot(a, a) + dot(b, b);
+  }
+  let factor = inverseSqrt(wg_sum(square, lid) / f32(DEPTH) + p.epsilon);
+  for (var i = lid; i < DEPTH / 8u; i += WG) {
+    let a = halves(x[i].xy) * gain_at4(2u * i) * factor;
+    let b = halves(x[i].zw) * gain_at4(2u * i + 1u) * factor;
+    row[i] = vec4<u32>(pack2x16float(a.xy), pack2x16float(a.zw), pack2x16float(b.xy), pack2x16float(b.zw));
+  }
+  workgroupBarrier();
+}
+#endif
+
 // The pair of results of column c.
 fn place(c: u32) -> u32 {
 #ifdef PARTS
@@ -94,6 +129,15 @@ fn place(c: u32) -> u32 {
 #else
   return c / 2u;
 #endif
+}
+
+// Of the sums of the first two warps, those of a quad and a side.
+fn sum_of(quad: u32, side: u32) -> vec4<f32> {
+  var v = vec4<f32>();
+  for (var i = quad; i < min(WG, 64u); i += 8u) {
+    if (i / 32u % SIDES == side) { v += part[i]; }
+  }
+  return v;
 }
 
 @compute @workgroup_size(WG)
@@ -107,15 +151,22 @@ fn matvec_e0m_mma(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invoca
   let pair_at = j / p.panel * e0m_groups(p.steps * PER) * panel + j % p.panel / 4u;
   let stretches = (p.steps / 4u + EACH - 1u) / EACH;
   var total = vec4<f32>();
-  var next = stretch(lid / 32u, t, word_at, pair_at);
-  for (var s = lid / 32u; s < stretches; s += WARPS) {
+  let warp = lid / 32u;
+#ifdef HAS_CODES2
+  takes_second = warp % 2u == 1u;
+#endif
+#ifdef HAS_GAIN
+  norm_row(lid);
+#endif
+  var next = stretch(warp / SIDES, t, word_at, pair_at);
+  for (var s = warp / SIDES; s < stretches; s += WARPS / SIDES) {
     let now = next;
-    next = stretch(s + WARPS, t, word_at, pair_at);
+    next = stretch(s + WARPS / SIDES, t, word_at, pair_at);
     total += summed(now, t);
   }
   part[lid] = total;
   workgroupBarrier();
-  // In two steps: eight work-items a vector, then one.
+  // In two steps: eight work-items of a side a vector, then one.
   if (lid < 64u) {
     var v = vec4<f32>();
     for (var i = lid; i < WG; i += 64u) { v += part[i]; }
@@ -123,10 +174,15 @@ fn matvec_e0m_mma(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invoca
   }
   workgroupBarrier();
   if (lid < 8u && first + 4u * lid < p.n) {
-    var v = vec4<f32>();
-    for (var i = lid; i < min(WG, 64u); i += 8u) { v += part[i]; }
     let c = p.column + first + 4u * lid;
+    let v = sum_of(lid, 0u);
+#ifdef HAS_CODES2
+    let u = sum_of(lid, 1u);
+    y_put2(place(c), v.xy, u.xy);
+    if (first + 4u * lid + 2u < p.n) { y_put2(place(c + 2u), v.zw, u.zw); }
+#else
     y_put2(place(c), v.xy);
     if (first + 4u * lid + 2u < p.n) { y_put2(place(c + 2u), v.zw); }
+#endif
   }
 }

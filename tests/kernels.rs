@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::OnceLock;
 use transformer_lite::backend::image::{ImageKind, Images};
-use transformer_lite::backend::kernel::{FieldTy, Kernel, KernelSpec, Language, Role, Ty};
+use transformer_lite::backend::kernel::{FieldTy, Kernel, KernelSpec, Language, Ty};
 use transformer_lite::backend::phones::Phone;
 use transformer_lite::backend::{Backend, BackendKind, Caps, DeviceKind, PackedDot};
 use transformer_lite::graph::op::ALL;
@@ -250,7 +250,7 @@ fn wgsl_validates_and_its_bindings_are_the_descriptors() {
 
         let mut wanted = vec![(0, "p".to_owned(), "uniform", "Params".to_owned())];
         for (i, (arg, dtype)) in (1..).zip(spec.bound()) {
-            let access = if arg.role == Role::Weight {
+            let access = if arg.role.is_weight() {
                 "read"
             } else {
                 "read_write"

@@ -15,6 +15,25 @@ fn e0m_groups(k: u32) -> u32 { return (k + GROUP * SPAN - 1u) / (GROUP * SPAN); 
 // Rows of words that so many steps take.
 fn e0m_rows(steps: u32) -> u32 { return steps * (PER * BITS) / 32u; }
 
+// Codes and scales of the weight that a work-item takes, of two with HAS_CODES2.
+#ifdef HAS_CODES2
+var<private> takes_second: bool;
+
+fn codes_at(i: u32) -> vec4<u32> {
+  if (takes_second) { return codes2[i]; }
+  return codes[i];
+}
+
+fn pairs_at(i: u32) -> vec4<u32> {
+  if (takes_second) { return scales2[i]; }
+  return scales[i];
+}
+#else
+fn codes_at(i: u32) -> vec4<u32> { return codes[i]; }
+
+fn pairs_at(i: u32) -> vec4<u32> { return scales[i]; }
+#endif
+
 // Words of a step of four columns.
 struct E0mWords {
   high: vec4<u32>,
@@ -27,12 +46,12 @@ struct E0mWords {
 fn e0m_words(at: u32, t: u32, panel: u32) -> E0mWords {
   var w: E0mWords;
 #ifdef HIGH
-  w.high = codes[at + (t / 4u * BITS + t % 4u * HIGH / 4u) * panel] >> vec4<u32>(t % (4u / HIGH) * (4u * HIGH));
+  w.high = codes_at(at + (t / 4u * BITS + t % 4u * HIGH / 4u) * panel) >> vec4<u32>(t % (4u / HIGH) * (4u * HIGH));
 #else
-  w.high = codes[at + t * panel];
+  w.high = codes_at(at + t * panel);
 #endif
 #ifdef LOW
-  w.low = codes[at + (t / 4u * BITS + HIGH + t % 4u * LOW / 4u) * panel] >> vec4<u32>(t % (4u / LOW) * (4u * LOW));
+  w.low = codes_at(at + (t / 4u * BITS + HIGH + t % 4u * LOW / 4u) * panel) >> vec4<u32>(t % (4u / LOW) * (4u * LOW));
 #endif
   return w;
 }

@@ -4,6 +4,9 @@
 //! on its way, and read that function's further operands beside it. So any kernel that stores each result once, through `y`'s
 //! accessors, and never reads it, takes an epilogue without a word in its text. An elementwise kernel is nothing but that.
 //!
+//! Where the function takes two results ([`Argument::Other`]) the accessors take both, as `y_put2(i, v, u)`, of kernels that compute two
+//! for each place.
+//!
 //! The function is `apply`, of one element. OpenCL C has `apply2`, `apply4`, `apply8` and `apply16` besides, of vectors, where
 //! [`Epilogue::vectors`] says so; else vectors are taken apart.
 //!
@@ -94,6 +97,8 @@ pub struct Further {
 pub enum Argument {
     /// What the kernel computed.
     Result,
+    /// The second of two results that the kernel computed.
+    Other,
     /// An operand, by index.
     Operand(usize),
 }
@@ -119,6 +124,11 @@ impl Epilogue {
         let both = READ.iter().zip(&WEIGHTS);
         let args = self.operands.iter().zip(both);
         args.map(|(o, (read, weight))| if o.weight { weight } else { read })
+    }
+
+    /// Kernels hand over two results at a time.
+    fn of_two(&self) -> bool {
+        self.arguments.contains(&Argument::Other)
     }
 
     /// The parameters behind those of the kernel: where an operand is apart the number of results and the sizes of all axes but the
@@ -189,7 +199,7 @@ impl Epilogue {
         format!("({t}{width})({})", each.collect::<Vec<_>>().join(", "))
     }
 
-    /// The function of `width` results from index `i_` on in OpenCL C; they are `v_`.
+    /// The function of `width` results from index `i_` on in OpenCL C; they are `v_`, and the second ones `u_`.
     fn call_cl(&self, width: u32, types: &[DType], elem: &str) -> String {
         let name = |o: usize| type_name(types.get(o).copied(), "float", "int");
         let args = |pick: &dyn Fn(Argument) -> String| {
@@ -204,6 +214,7 @@ impl Epilogue {
             };
             let args = args(&|a| match a {
                 Argument::Result => "v_".to_owned(),
+                Argument::Other => "u_".to_owned(),
                 Argument::Operand(o) => self.fetch_cl(o, width, name(o)),
             });
             return format!("apply{suffix}({args})");
@@ -212,6 +223,7 @@ impl Epilogue {
             let i = format!("(i_ + {lane}u)");
             let args = args(&|a| match a {
                 Argument::Result => format!("v_.s{lane:X}"),
+                Argument::Other => format!("u_.s{lane:X}"),
                 Argument::Operand(o) => format!("{}_at({})", NAMES[o], self.place(o, &i)),
             });
             format!("apply({args})")
@@ -222,6 +234,11 @@ impl Epilogue {
     /// Accessors `{y}_put..` over `{y}_raw..`, for operands of `types` and a result of accessor type `elem`.
     pub(super) fn accessors_cl(&self, y: &str, types: &[DType], elem: &str) -> String {
         let mut s = String::new();
+        let (values, given) = if self.of_two() {
+            ("v, u", "v_ = (v), u_ = (u)")
+        } else {
+            ("v", "v_ = (v)")
+        };
         let mut put = |name: &str, width: u32, first: &str, raw: &str| {
             let call = self.call_cl(width, types, elem);
             let vector = if width == 1 {
@@ -231,7 +248,7 @@ impl Epilogue {
             };
             let _ = writeln!(
                 s,
-                "#define {y}_{name}(i, v) do {{ uint i_ = {first}; {vector} v_ = (v); {raw}, {call}); }} while (0)"
+                "#define {y}_{name}(i, {values}) do {{ uint i_ = {first}; {vector} {given}; {raw}, {call}); }} while (0)"
             );
         };
         put("put", 1, "(i)", &format!("{y}_raw(i_"));
@@ -240,31 +257,54 @@ impl Epilogue {
         for n in [2, 4, 8, 16] {
             put(&format!("lanes{n}"), n, "(i)", &format!("{y}_raw_run({n}, i_"));
         }
-        let _ = writeln!(s, "#define {y}_put_run(n, i, v) CAT({y}_lanes, n)(i, v)");
+        let _ = writeln!(
+            s,
+            "#define {y}_put_run(n, i, {values}) CAT({y}_lanes, n)(i, {values})"
+        );
         s
     }
 
     /// The same in WGSL; with `single` the result is stored one by one too.
     pub(super) fn accessors_wgsl(&self, y: &str, elem: &str, single: bool) -> String {
-        let call = |i: &str, v: &str| {
+        let call = |i: &str, lane: &str| {
             let args = self.arguments.iter().map(|a| match a {
-                Argument::Result => v.to_owned(),
+                Argument::Result => format!("v{lane}"),
+                Argument::Other => format!("u{lane}"),
                 Argument::Operand(o) => format!("{}_at({})", NAMES[*o], self.place(*o, i)),
             });
             format!("apply({})", args.collect::<Vec<_>>().join(", "))
         };
-        let pair =
-            |i: &str, j: &str, a: &str, b: &str| format!("vec2<{elem}>({}, {})", call(i, a), call(j, b));
+        let both = format!("vec2<{elem}>({}, {})", call("a", ".x"), call("b", ".y"));
+        let given = |ty: &str| {
+            let second = if self.of_two() {
+                format!(", u: {ty}")
+            } else {
+                String::new()
+            };
+            format!("v: {ty}{second}")
+        };
+        let halves = |part: &str| {
+            let second = if self.of_two() {
+                format!(", u.{part}")
+            } else {
+                String::new()
+            };
+            format!("v.{part}{second}")
+        };
         let mut s = format!(
-            "fn {y}_put2(i: u32, v: vec2<{elem}>) {{ let a = 2u * i; let b = a + 1u; {y}_raw2(i, {}); }}
-fn {y}_put4(i: u32, v: vec4<{elem}>) {{ {y}_put2(2u * i, v.xy); {y}_put2(2u * i + 1u, v.zw); }}\n",
-            pair("a", "b", "v.x", "v.y")
+            "fn {y}_put2(i: u32, {}) {{ let a = 2u * i; let b = a + 1u; {y}_raw2(i, {both}); }}
+fn {y}_put4(i: u32, {}) {{ {y}_put2(2u * i, {}); {y}_put2(2u * i + 1u, {}); }}\n",
+            given(&format!("vec2<{elem}>")),
+            given(&format!("vec4<{elem}>")),
+            halves("xy"),
+            halves("zw")
         );
         if single {
             let _ = writeln!(
                 s,
-                "fn {y}_put(i: u32, v: {elem}) {{ {y}_raw(i, {}); }}",
-                call("i", "v")
+                "fn {y}_put(i: u32, {}) {{ {y}_raw(i, {}); }}",
+                given(elem),
+                call("i", "")
             );
         }
         s

@@ -70,6 +70,8 @@ pub enum Role {
     OptionalIn,
     /// Read only, and its buffer is bound to nothing else in the dispatch.
     Weight,
+    /// As [`Role::Weight`]; may be left out.
+    OptionalWeight,
     /// Every element is written.
     Out,
     /// Read and partly written.
@@ -86,7 +88,15 @@ impl Role {
 
     /// The operand may be left out.
     pub fn is_optional(self) -> bool {
-        matches!(self, Self::OptionalIn | Self::OptionalInOut)
+        matches!(
+            self,
+            Self::OptionalIn | Self::OptionalWeight | Self::OptionalInOut
+        )
+    }
+
+    /// Its buffer is bound read-only.
+    pub fn is_weight(self) -> bool {
+        matches!(self, Self::Weight | Self::OptionalWeight)
     }
 }
 
@@ -814,7 +824,7 @@ impl KernelSpec {
                 (_, DType::F32) => "f32",
                 (_, _) => "i32",
             };
-            let access = if arg.role == Role::Weight {
+            let access = if arg.role.is_weight() {
                 "read"
             } else {
                 "read_write"

@@ -1,7 +1,6 @@
 //! What happens before runs: memory is taken, dispatches are checked and recorded.
 
 use super::{Executor, Loaded};
-use crate::backend::kernel::Role;
 use crate::backend::{Backend, BackendError, BufferId, Command, KernelId, RecordingId, View};
 use crate::error::{Error, Result, Stage};
 use crate::plan::{Bound, Plan, Segment};
@@ -148,8 +147,7 @@ impl Executor {
                     let overlap = other.buffer == view.buffer
                         && other.offset < view.offset + view.len
                         && view.offset < other.offset + other.len;
-                    let mixed = other.buffer == view.buffer
-                        && (arg.role == Role::Weight) != (arg2.role == Role::Weight);
+                    let mixed = other.buffer == view.buffer && arg.role.is_weight() != arg2.role.is_weight();
                     if mixed || overlap && (writes(arg) || writes(arg2)) {
                         return Err(wrong(format!(
                             "operands {} and {} conflict: {view:?} and {other:?}",

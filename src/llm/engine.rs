@@ -29,9 +29,7 @@ use crate::graph::derive::derive;
 use crate::graph::onnx::{self, ImportOptions};
 use crate::graph::op::attention::{Attention, UNSPLIT};
 use crate::graph::op::concat::Concat;
-use crate::graph::pass::{
-    EPILOGUE, LAST_ROW, LAST_ROWS, NORMED_PRODUCT, PassReport, Pipeline, ROWS, TOKEN, keeps_cache,
-};
+use crate::graph::pass::{EPILOGUE, LAST_ROW, LAST_ROWS, PassReport, Pipeline, ROWS, TOKEN, keeps_cache};
 use crate::graph::{Edit, Graph, Node, ValueId};
 use crate::plan::{MemoryReport, Options, Padding, Plan};
 use crate::shape::{Bindings, Dim, Symbol};
@@ -103,6 +101,8 @@ pub struct Decoder {
     graph: Arc<Graph>,
     /// The graph for runs of one token, where it is another.
     step: Option<Graph>,
+    /// By which passes it became so.
+    one_row: Pipeline,
     /// It has no mask.
     unmasked: bool,
     sequence: Symbol,
@@ -149,14 +149,10 @@ fn vocabulary(graph: &Graph) -> Result<usize> {
     })
 }
 
-/// `without`, else `graph`, with what joins where runs have one row; `None` where that is `graph`.
-fn for_one_row(without: Option<Graph>, graph: &Graph) -> Result<Option<Graph>> {
+/// `without`, else `graph`, with what joins by `pipeline` where runs have one row; `None` where that is `graph`.
+fn for_one_row(without: Option<Graph>, graph: &Graph, pipeline: &Pipeline) -> Result<Option<Graph>> {
     let other = without.is_some();
     let mut step = without.unwrap_or_else(|| graph.clone());
-    let pipeline = Pipeline {
-        passes: vec![NORMED_PRODUCT],
-        edit_limit: usize::MAX,
-    };
     let joined = pipeline.run(&mut step)?.iter().any(|r| r.edits > 0);
     Ok((other || joined).then_some(step))
 }
@@ -264,6 +260,7 @@ impl Decoder {
         Edit::new(&mut graph).set_constraints(known);
         let fingerprint = states::fingerprint(&graph);
         let mut pipeline = pipeline.clone();
+        let one_row = pipeline.take_one_row();
         match logits {
             Logits::All => {}
             _ if graph.output("logits").is_none() => {}
@@ -314,7 +311,8 @@ impl Decoder {
         let unmasked = without.is_some();
         Ok(Self {
             keeps_cache: !graph.states().is_empty(),
-            step: for_one_row(without, &graph)?,
+            step: for_one_row(without, &graph, &one_row)?,
+            one_row,
             unmasked,
             graph: Arc::new(graph),
             sequence,
@@ -370,7 +368,7 @@ impl Decoder {
     /// The same with queries that see `window` keys, their own included, as far as the mask is one that is added to scores.
     pub fn with_window(mut self, window: usize) -> Result<Self> {
         self.window = Some(window);
-        self.step = for_one_row(None, &self.graph)?;
+        self.step = for_one_row(None, &self.graph, &self.one_row)?;
         self.unmasked = false;
         self.fingerprint.push_str(&format!(" window {window}"));
         Ok(self)

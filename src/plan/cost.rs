@@ -237,7 +237,7 @@ impl Run<'_> {
                 Place::Arena { tensor, .. } => {
                     let bytes = self.tensor_bytes(*tensor)?;
                     match arg.role {
-                        Role::In | Role::OptionalIn | Role::Weight => {
+                        Role::In | Role::OptionalIn | Role::Weight | Role::OptionalWeight => {
                             let of = self.read_of(|o| o.tensor == Some(*tensor));
                             read = of.map_or(bytes, |(part, whole)| share(bytes, part, whole));
                             if shared == Some(arg.name) {

@@ -4,7 +4,7 @@ use super::{Condition, Options};
 use crate::backend::Caps;
 use crate::backend::epilogue::{Beside, Epilogue};
 use crate::backend::image::{ImageKind, Pixel};
-use crate::backend::kernel::{self, Arg, FieldTy, Kernel, Role};
+use crate::backend::kernel::{self, Arg, FieldTy, Kernel};
 use crate::backend::tunable::Tuning;
 use crate::graph::op::{Op, OpError, OpResult};
 use crate::graph::{Graph, NodeId, ValueId};
@@ -884,21 +884,33 @@ impl LowerCx<'_> {
     /// Lowers `op` over the first `inputs` operands of the node, with `epilogue` on its result, which it
     /// [can take](Op::takes_epilogue).
     pub fn with_epilogue(&mut self, op: &dyn Op, inputs: usize, epilogue: &WithOperands) -> OpResult<()> {
+        let operands = self.inputs.get(..inputs).unwrap_or(self.inputs);
+        self.storing(epilogue, op.name(), |cx| {
+            let (outputs, epilogue) = (cx.outputs, cx.epilogue);
+            op.lower(&mut cx.with(operands, outputs, epilogue))
+        })
+    }
+
+    /// What `emit` dispatches for `name`, with `epilogue` on result 0 of the node.
+    pub fn storing(
+        &mut self,
+        epilogue: &WithOperands,
+        name: &str,
+        emit: impl FnOnce(&mut LowerCx<'_>) -> OpResult<()>,
+    ) -> OpResult<()> {
         if self.epilogue.is_some() {
             return Err(OpError::Unsupported("an epilogue inside of another".to_owned()));
         }
         let result = self.output(0)?;
         let before = self.out.calls.len();
-        let (operands, outputs) = (self.inputs.get(..inputs).unwrap_or(self.inputs), self.outputs);
-        op.lower(&mut self.with(operands, outputs, Some(epilogue)))?;
+        emit(&mut self.with(self.inputs, self.outputs, Some(epilogue)))?;
         let mut emitted = self.out.calls.iter().skip(before);
         let applied = |e: &Emitted| e.call.epilogue.is_some() && e.call.operands.contains(&Some(result));
         if emitted.any(applied) {
             return Ok(());
         }
         Err(OpError::Unsupported(format!(
-            "an epilogue of {}, which stores nothing",
-            op.name()
+            "an epilogue of {name}, which stores nothing"
         )))
     }
 
@@ -949,7 +961,7 @@ impl LowerCx<'_> {
             if k.args.iter().zip(&call.operands).any(stores) {
                 let mut with = with.clone();
                 // Where a kernel binds weights read-only, all that lie in their buffer are bound so.
-                let weights = k.args.iter().any(|a| a.role == Role::Weight);
+                let weights = k.args.iter().any(|a| a.role.is_weight());
                 for (further, operand) in with.epilogue.operands.iter_mut().zip(&with.operands) {
                     further.weight = weights && matches!(operand.home, Home::Weight(_));
                 }

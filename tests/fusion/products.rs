@@ -1,9 +1,11 @@
 //! Products of one operand with packed weights.
 
 use super::*;
+use transformer_lite::graph::op::gated_matmul_e0m::GatedMatMulE0m;
 use transformer_lite::graph::op::joint_matmul_e0m::JointMatMulE0m;
 use transformer_lite::graph::op::matmul_e0m::MatMulE0m;
-use transformer_lite::graph::pass::{EPILOGUE, JOINT_MATMUL_E0M};
+use transformer_lite::graph::op::rms_norm::RmsNorm;
+use transformer_lite::graph::pass::{EPILOGUE, GATED_PRODUCT, JOINT_MATMUL_E0M, NORMED_PRODUCT};
 use transformer_lite::quant::{Bits, ByGroup, Method, Packed};
 
 /// Codes and scales of a constant of 64 rows and `n` columns, as `product` reads them.
@@ -116,4 +118,57 @@ fn products_of_one_operand_are_joined_whatever_else_reads_their_weights() {
     }
     assert_eq!(b.pass(JOINT_MATMUL_E0M, &[("s", 3)]), 2);
     assert_eq!(joint(&b), [2, 2]);
+}
+
+/// A feed-forward layer's first half, `up * silu(gate)`, of `x [s, 64]` behind a norm; with `kept` the gate is an output.
+fn gated(up: (MatMulE0m, usize), gate: (MatMulE0m, usize), kept: bool) -> Build {
+    let mut b = Build::default();
+    let x = b.input("x", "s,64");
+    let gain = HostTensor::from_f32(&[64], &[1.5; 64]).unwrap();
+    let gain = Edit::new(&mut b.0).add_const("gain", Arc::new(gain));
+    let normed = b.node(RmsNorm { epsilon: 1e-5 }, &[x, gain]);
+    let gate = product(&mut b, normed, gate.0, gate.1);
+    let up = product(&mut b, normed, up.0, up.1);
+    let power = b.unary(Unary::Sigmoid, gate);
+    let open = b.binary(Binary::Mul, gate, power);
+    let y = b.binary(Binary::Mul, open, up);
+    b.output(y);
+    if kept {
+        b.output(gate);
+    }
+    b
+}
+
+fn has<T: 'static>(b: &Build, test: impl Fn(&T) -> bool) -> bool {
+    b.0.nodes().any(|(_, n)| n.op.downcast::<T>().is_some_and(&test))
+}
+
+#[test]
+fn gates_join_the_products_that_they_open_and_norms_both() {
+    let sizes = [("s", 1)];
+    let mut b = gated((FOUR, 16), (FOUR, 16), false);
+    b.pass(FUSE, &sizes);
+    assert_eq!(b.pass(EPILOGUE, &sizes), 1);
+    assert_eq!(b.pass(GATED_PRODUCT, &sizes), 1);
+    assert!(has::<GatedMatMulE0m>(&b, |g| g.product.norm.is_none()));
+    assert_eq!(b.pass(NORMED_PRODUCT, &sizes), 1);
+    assert!(has::<GatedMatMulE0m>(&b, |g| g.product.norm == Some(1e-5)));
+    assert_eq!(b.nodes(), 1);
+}
+
+#[test]
+fn gates_that_stay_apart() {
+    let sizes = [("s", 1)];
+    let eight = MatMulE0m::new(Bits::Eight, 32);
+    for (mut b, what) in [
+        (gated((FOUR, 16), (eight, 16), false), "other bits"),
+        (gated((FOUR, 16), (FOUR, 16), true), "an output"),
+    ] {
+        b.pass(FUSE, &sizes);
+        assert_eq!(b.pass(EPILOGUE, &sizes), 1, "{what}");
+        assert_eq!(b.pass(GATED_PRODUCT, &sizes), 0, "{what}");
+        // The norm joins each of them all the same.
+        assert_eq!(b.pass(NORMED_PRODUCT, &sizes), 1, "{what}");
+        assert!(!has::<RmsNorm>(&b, |_| true), "{what}");
+    }
 }

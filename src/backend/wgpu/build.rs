@@ -2,7 +2,7 @@
 
 use super::{Wgpu, words};
 use crate::backend::BackendError;
-use crate::backend::kernel::{KernelSpec, Language, Role, Ty, excerpt};
+use crate::backend::kernel::{KernelSpec, Language, Ty, excerpt};
 use crate::cache::{Key, Kind, Store};
 use std::num::NonZeroU64;
 
@@ -153,7 +153,7 @@ impl Wgpu {
         };
         let storage = spec.bound().map(|(arg, _)| ::wgpu::BindingType::Buffer {
             ty: ::wgpu::BufferBindingType::Storage {
-                read_only: arg.role == Role::Weight,
+                read_only: arg.role.is_weight(),
             },
             has_dynamic_offset: false,
             min_binding_size: NonZeroU64::new(match arg.ty {

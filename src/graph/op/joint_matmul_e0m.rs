@@ -63,6 +63,7 @@ impl JointMatMulE0m {
                 codes,
                 ends,
                 starts,
+                second: None,
                 gain,
             };
             (depth, weights, block.operand)
@@ -132,18 +133,10 @@ pub static DEF: OpDef = OpDef {
 };
 
 fn cases() -> Vec<Case> {
-    let case = |bits, group, int8, rows: usize, k, columns: &[usize]| {
-        let mut inputs = vec![input(&[1, rows, k])];
-        for n in columns {
-            let (codes, scales) = packed_case(bits, group, k, *n)?;
-            inputs.extend([constant(codes), constant(scales)]);
-        }
-        let product = MatMulE0m {
-            int8,
-            ..MatMulE0m::new(bits, group)
-        };
-        Some(Case::new(JointMatMulE0m { product }, inputs).dispatches(if int8 && rows > 1 { 2 } else { 1 }))
-    };
+    let case =
+        |bits, group, int8, rows, k, columns: &[usize]| joint(bits, group, [int8, false], rows, k, columns);
+    let normed =
+        |bits, group, rows, k, columns: &[usize]| joint(bits, group, [false, true], rows, k, columns);
     use Bits::{Eight, Four};
     [
         case(Four, 32, false, 1, 64, &[64, 64]),
@@ -158,8 +151,40 @@ fn cases() -> Vec<Case> {
         case(Four, 32, true, 9, 96, &[130, 64, 64]),
         case(Four, 128, true, 17, 136, &[66, 10]),
         case(Eight, 64, true, 5, 100, &[34, 2, 256]),
+        normed(Four, 32, 1, 96, &[256, 66, 130]),
+        normed(Eight, 64, 1, 192, &[64, 32, 96]),
+        normed(Four, 32, 9, 96, &[64, 32]),
     ]
     .into_iter()
     .flatten()
     .collect()
+}
+
+fn joint(
+    bits: Bits,
+    group: usize,
+    [int8, normed]: [bool; 2],
+    rows: usize,
+    k: usize,
+    columns: &[usize],
+) -> Option<Case> {
+    let mut inputs = vec![input(&[1, rows, k])];
+    for n in columns {
+        let (codes, scales) = packed_case(bits, group, k, *n)?;
+        inputs.extend([constant(codes), constant(scales)]);
+    }
+    if normed {
+        inputs.push(input(&[k]).range(0.5, 1.5).constant());
+    }
+    let product = MatMulE0m {
+        int8,
+        norm: normed.then_some(1e-5),
+        ..MatMulE0m::new(bits, group)
+    };
+    let case = Case::new(JointMatMulE0m { product }, inputs);
+    Some(match (int8, normed) {
+        (_, true) => case,
+        (true, _) if rows > 1 => case.dispatches(2),
+        _ => case.dispatches(1),
+    })
 }

@@ -11,6 +11,7 @@ mod tune;
 mod units;
 
 use super::case::{Case, constant, input};
+use super::norm;
 use super::rms_norm::RmsNorm;
 use super::sizes::Sizes;
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, operand, own};
@@ -23,11 +24,12 @@ use crate::tensor::product::gemm;
 use crate::tensor::{DType, HostTensor};
 use half::f16;
 
-/// One row. Only with PARTS does it read the fields from `end0` on.
+/// One row. Only with PARTS does it read the fields from `end0` to `start2`.
 static VECTOR: Kernel = crate::kernel!(matvec_e0m {
     n: U32, steps: U32, panel: U32, column: U32,
-    end0: U32, end1: U32, start1: U32, start2: U32,
-} [x: In Elem, codes: Weight Words4, scales: Weight Words4, y: InOut Elem])
+    end0: U32, end1: U32, start1: U32, start2: U32, epsilon: F32,
+} [x: In Elem, gain: OptionalIn Elem, codes: Weight Words4, scales: Weight Words4,
+   codes2: OptionalWeight Words4, scales2: OptionalWeight Words4, y: InOut Elem])
 .with_forms(&[
     Form {
         // A stretch as one run of loads, which takes registers that compilers may not have.
@@ -64,8 +66,7 @@ pub struct MatMulE0m {
     /// Rows of `x` become signed bytes first, each block of at most [`ACTIVATIONS`] places with a factor of its own (set by the pass
     /// `int8_activations`; weights of 4 and 8 bits).
     pub int8: bool,
-    /// Rows of `x` are normalised first, by the last operand and with this epsilon ([`RmsNorm`]; set by the pass `normed_product`, only where rows
-    /// are taken in bytes).
+    /// Rows of `x` are normalised first, by the last operand and with this epsilon ([`RmsNorm`]; set by the pass `normed_product`).
     pub norm: Option<f32>,
 }
 
@@ -316,13 +317,7 @@ impl Op for MatMulE0m {
     fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
         let (k, n) = packed_size(self.bits, self.group, cx.fact(1)?, cx.fact(2)?)?;
         let y = cx.output(0)?;
-        let whole = Weights {
-            codes: vec![1],
-            ends: vec![n],
-            starts: vec![0],
-            gain: GAIN,
-        };
-        self.emit(cx, k, &whole, y)
+        self.emit(cx, k, &Weights::whole(1, n, GAIN), y)
     }
 
     fn flops(&self, sizes: &Sizes) -> u64 {
@@ -338,8 +333,24 @@ pub(super) struct Weights {
     pub ends: Vec<usize>,
     /// First element of the result of each matrix.
     pub starts: Vec<u64>,
+    /// Operand of the codes of a second matrix, of the size of the first, whose product with a row goes to the same places as
+    /// [second results](crate::backend::epilogue::Argument::Other).
+    pub second: Option<usize>,
     /// Operand of the factors of [`MatMulE0m::norm`], where there is one.
     pub gain: usize,
+}
+
+impl Weights {
+    /// One matrix of `n` columns, of which `codes` is the operand of the codes.
+    pub fn whole(codes: usize, n: usize, gain: usize) -> Self {
+        Self {
+            codes: vec![codes],
+            ends: vec![n],
+            starts: vec![0],
+            second: None,
+            gain,
+        }
+    }
 }
 
 /// Operand of the factors of [`MatMulE0m::norm`] of a single product.
@@ -348,6 +359,28 @@ const GAIN: usize = 3;
 /// Rows of an operand, all axes but the last together.
 pub(super) fn rows(x: &Shape) -> OpResult<Dim> {
     Ok(product(x.0.split_last().map_or(&[][..], |(_, before)| before))?)
+}
+
+/// `x`, rows of `k` elements, normalised by `gain` into scratch memory of `dtype`.
+fn normed(
+    cx: &mut LowerCx<'_>,
+    x: Operand,
+    gain: Option<Operand>,
+    epsilon: f32,
+    (rows, k): (&Dim, usize),
+    dtype: DType,
+) -> OpResult<Operand> {
+    let normed = cx.temp(dtype, rows.mul(&Dim::from_usize(k))?);
+    let all = norm::Rows {
+        rows: rows.clone(),
+        cols: Dim::from_usize(k),
+        place: norm::Place::Column,
+        center: false,
+        given: false,
+        epsilon,
+    };
+    norm::emit_to(cx, &all, x, [gain, None, None, None], normed)?;
+    Ok(normed)
 }
 
 impl MatMulE0m {
@@ -375,10 +408,28 @@ impl MatMulE0m {
         if self.int8 {
             return self.emit_int8(cx, k, weights, y);
         }
-        let x = cx.input(0)?;
+        let (mut x, mut gain) = (cx.input(0)?, None);
         // Weights that kernels take at a time: those of a word of 4 or 8 bits.
         let step = if self.bits == Bits::Eight { 4 } else { 8 };
         let vector = rows.is(1);
+        if let Some(epsilon) = self.norm {
+            gain = Some(cx.input(weights.gain)?);
+            let types = [x.dtype, y.dtype];
+            let on_units = vector && self.vector_on_units(cx.caps(), types, [k, 1], false).is_some();
+            let itself = match on_units {
+                true => units::holds_row(cx.caps(), k),
+                // What is not normalised yet may be too large for halves.
+                false => vector && !(cx.caps().takes_form(&VECTOR, "PAIRS") && self.in_pairs(types)),
+            };
+            if !itself {
+                let dtype = if on_units { x.dtype } else { DType::F32 };
+                x = normed(cx, x, gain.take(), epsilon, (&rows, k), dtype)?;
+            }
+        }
+        let second = match weights.second {
+            Some(codes) => packed_parts(cx, &[codes], self.bits, k, n)?.into_iter().next(),
+            None => None,
+        };
         // One row of several results without gaps is one row of all.
         let mut behind = weights.starts.iter().skip(1).zip(&weights.ends);
         let gaps = behind.any(|(start, end)| *start != *end as u64);
@@ -388,25 +439,37 @@ impl MatMulE0m {
         for part in packed_parts(cx, &weights.codes, self.bits, k, n)? {
             let caps = cx.caps();
             let call = if vector {
-                self.vector_on_units(caps, [x.dtype, y.dtype], k, part.count)
+                self.vector_on_units(caps, [x.dtype, y.dtype], [k, part.count], second.is_some())
             } else if by_fours {
                 self.matrix_on_units(caps, [x.dtype, y.dtype], k, part.count, &rows, most)
             } else {
                 None
             };
-            let call = match call {
+            let mut call = match call {
                 Some(call) => call,
-                None if vector => self.generic_vector(caps, [x.dtype, y.dtype], k, part.count)?,
+                None if vector => {
+                    self.generic_vector(caps, [x.dtype, y.dtype], [k, part.count], second.is_some())?
+                }
                 None if self.matrix_pairs(caps, [x.dtype, y.dtype]) => {
                     self.matrix_in_pairs(part.count, &rows)?
                 }
                 None => self.generic_matrix(caps, k, part.count, &rows, most)?,
             };
-            let call = call
-                .operand(x)
-                .operand(part.codes)
-                .operand(part.scales)
-                .operand(y);
+            call = call.operand(x);
+            if vector {
+                call = call.optional(gain);
+            }
+            call = call.operand(part.codes).operand(part.scales);
+            if vector {
+                let second = second.as_ref();
+                call = call
+                    .optional(second.map(|s| s.codes))
+                    .optional(second.map(|s| s.scales));
+            }
+            if gain.is_some() {
+                call = call.define("DEPTH", i64::try_from(k).unwrap_or(i64::MAX));
+            }
+            call = call.operand(y);
             let (panel, count) = (Dim::from_usize(part.panel), Dim::from_usize(part.count));
             let call = if vector {
                 call.field(count).field(Dim::from_usize(k / step)).field(panel)
@@ -419,9 +482,20 @@ impl MatMulE0m {
             };
             let call = call.field(Dim::from_usize(part.first));
             let call = call.field(end(0)).field(end(1)).field(start(1)).field(start(2));
+            let call = if vector {
+                call.field(self.norm.unwrap_or(0.0))
+            } else {
+                call
+            };
             cx.emit(if in_parts { call.define("PARTS", 1) } else { call })?;
         }
         Ok(())
+    }
+
+    /// One dispatch computes the products of a row with two weights of `k x n`.
+    pub(super) fn takes_two(&self, cx: &mut LowerCx<'_>, k: usize, n: usize) -> OpResult<bool> {
+        let one_row = rows(&cx.shape(0)?)?.is(1);
+        Ok(one_row && cx.split(n, self.bits.rows(k) * 4, 64)?.len() == 1)
     }
 
     /// Half arithmetic, which takes weights in pairs, errs by less than weights of so few bits and results in halves do.
@@ -434,13 +508,25 @@ impl MatMulE0m {
         caps.takes(&PAIRS) && self.in_pairs(types)
     }
 
-    /// The vector kernel that any device takes, for a `k x n` weight.
-    fn generic_vector(&self, caps: &Caps, types: [DType; 2], k: usize, n: usize) -> OpResult<Call> {
+    /// The vector kernel that any device takes, for a `k x n` weight, or `two` of them.
+    fn generic_vector(
+        &self,
+        caps: &Caps,
+        types: [DType; 2],
+        [k, n]: [usize; 2],
+        two: bool,
+    ) -> OpResult<Call> {
         let pairs = caps.takes_form(&VECTOR, "PAIRS") && self.in_pairs(types);
         let tuning = tune::vector(self, caps, k, n);
         let tile = E0mShape::of(caps).with_vector(&tuning);
         let columns = tile.lanes * tile.vector_columns;
         let (items, most) = tile.slices(caps, k, n, self.group, tuning.is_default);
+        let fold = items >= FOLD * columns;
+        // Every other slice takes the second weight.
+        let items = match two {
+            true if items == tile.lanes || items * 2 <= caps.max_workgroup.min(E0mShape::MOST) => items * 2,
+            _ => items,
+        };
         let call = Call::new(&VECTOR, items);
         // Pairs are read by eights, from the buffer.
         let call = if pairs {
@@ -453,7 +539,7 @@ impl MatMulE0m {
             .define("COLS", i64::from(tile.vector_columns))
             .grid(Dim::from_usize(n).ceil_div(i64::from(columns))?, 1, 1)
             .tuned_by(tuning);
-        let call = if items >= FOLD * columns {
+        let call = if fold {
             call.define("FOLD", i64::from(FOLD))
         } else {
             call
@@ -536,14 +622,15 @@ struct E0mShape {
 }
 
 impl E0mShape {
+    /// With more work-items, drivers run out of registers for the loads of a stretch, and refuse.
+    const MOST: u32 = 256;
+
     /// Work-items of the vector kernel for `k x n` weights, and the longest stretch that one of them walks at a time. A large GPU waits for
     /// memory unless there are about a thousand work-items for each compute unit: then more of them share a column, and walk less far.
     /// Without `more` the work-items are as many as they are.
     fn slices(&self, caps: &Caps, k: usize, n: usize, group: usize, more: bool) -> (u32, usize) {
         /// Work-items of a compute unit that hide the time of a load.
         const EACH: u32 = 1024;
-        /// With more, drivers run out of registers for the loads of a stretch, and refuse.
-        const MOST: u32 = 256;
         /// A shorter stretch pays more for its scale than for its codes.
         const LEAST: usize = 32;
         let mut items = self.vector_items;
@@ -557,7 +644,7 @@ impl E0mShape {
         let walks = |items: u32, stretch: usize| k.div_ceil(stretch) >= (items / self.lanes) as usize;
         while more
             && groups.saturating_mul(items) < wanted
-            && items * 2 <= caps.max_workgroup.min(MOST)
+            && items * 2 <= caps.max_workgroup.min(Self::MOST)
             && items * 2 * self.vector_columns * 4 <= caps.local_bytes
             && walks(items * 2, LEAST)
         {
@@ -695,7 +782,36 @@ fn cases() -> Vec<Case> {
     .into_iter()
     .filter_map(|(b, g, r, k, n)| case(b, g, r, k, n))
     .chain(largest_halves())
+    .chain(normed_cases())
     .chain(int8::cases())
+    .collect()
+}
+
+/// Products of rows that are normalised, by the kernels for one row or before them.
+fn normed_cases() -> Vec<Case> {
+    use Bits::{Eight, Five, Four};
+    let case = |bits, group, rows: usize, k, n| {
+        let (codes, scales) = packed_case(bits, group, k, n)?;
+        let op = MatMulE0m {
+            norm: Some(1e-5),
+            ..MatMulE0m::new(bits, group)
+        };
+        let gain = input(&[k]).range(0.5, 1.5).constant();
+        Some(Case::new(
+            op,
+            vec![input(&[1, rows, k]), constant(codes), constant(scales), gain],
+        ))
+    };
+    [
+        case(Four, 32, 1, 576, 130),
+        case(Four, 128, 1, 1056, 98),
+        case(Eight, 64, 1, 1040, 66),
+        case(Five, 32, 1, 96, 34),
+        case(Four, 40, 1, 496, 66),
+        case(Four, 32, 9, 96, 66),
+    ]
+    .into_iter()
+    .flatten()
     .collect()
 }
 

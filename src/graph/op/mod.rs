@@ -637,6 +637,7 @@ ops! {
     grid_sample,
     group_query_attention,
     if_else,
+    gated_matmul_e0m,
     joint_matmul_e0m,
     kv_append,
     kv_append_q8,

@@ -7,6 +7,7 @@ mod duplicates;
 mod epilogue;
 mod fold;
 mod fuse;
+mod gated_product;
 mod gemm;
 mod greedy;
 mod identity;
@@ -166,7 +167,12 @@ pub const JOINT_MATMUL_E0M: Pass = Pass {
     name: "joint_matmul_e0m",
     run: joint_matmul_e0m::run,
 };
-/// A normalisation of one row joins the products that read it in bytes.
+/// Two products of one row, of which an elementwise function makes one value a place, become one node.
+pub const GATED_PRODUCT: Pass = Pass {
+    name: "gated_product",
+    run: gated_product::run,
+};
+/// A normalisation of one row joins the products that read it.
 pub const NORMED_PRODUCT: Pass = Pass {
     name: "normed_product",
     run: normed_product::run,
@@ -218,6 +224,9 @@ pub const STANDARD: &[Pass] = &[
     JOINT_MATMUL_E0M,
 ];
 
+/// Passes for graphs whose runs have one row, behind all others: decoders have such a graph of their own ([`Pipeline::take_one_row`]).
+pub const ONE_ROW: &[Pass] = &[GATED_PRODUCT, NORMED_PRODUCT];
+
 /// What one pass did.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct PassReport {
@@ -255,7 +264,24 @@ impl Pipeline {
         if caps.matrix_units || caps.explicit_vectors() {
             self.passes.push(ROTARY_APPEND);
         }
+        self.passes.push(GATED_PRODUCT);
+        // Each work-group normalises the row for itself, which phones' GPUs have no cores to spare for.
+        if caps.explicit_vectors() || caps.fast_local {
+            self.passes.push(NORMED_PRODUCT);
+        }
         self
+    }
+
+    /// Takes those of [`ONE_ROW`] out, in order.
+    #[must_use]
+    pub fn take_one_row(&mut self) -> Self {
+        let is = |p: &Pass| ONE_ROW.iter().any(|o| o.name == p.name);
+        let (passes, others) = std::mem::take(&mut self.passes).into_iter().partition(is);
+        self.passes = others;
+        Self {
+            passes,
+            edit_limit: self.edit_limit,
+        }
     }
 
     /// What the host interpreter wants: the state form of the cache, nothing that only kernels need.

@@ -1,10 +1,11 @@
-//! A normalisation of one row joins the products that read it: each work-group of these looks at the whole row anyhow, where it takes it in bytes
-//! ([`MatMulE0m::int8`]). For graphs whose runs have one row: several readers would each normalise many.
+//! A normalisation of one row joins the products that read it: each work-group of these looks at the whole row anyhow. For graphs whose runs have
+//! one row: several readers would each normalise many.
 
 use super::pattern::input;
 use crate::error::Result;
 use crate::graph::op::Op;
 use crate::graph::op::fused::Fused;
+use crate::graph::op::gated_matmul_e0m::GatedMatMulE0m;
 use crate::graph::op::joint_matmul_e0m::JointMatMulE0m;
 use crate::graph::op::matmul_e0m::MatMulE0m;
 use crate::graph::op::rms_norm::RmsNorm;
@@ -61,8 +62,7 @@ fn joined(g: &Graph, reader: NodeId, y: ValueId, epsilon: f32) -> Option<(Box<dy
 
 fn with_norm(node: &Node, epsilon: f32) -> Option<(Box<dyn Op>, usize)> {
     let normed = |product: &MatMulE0m| {
-        let takes = product.int8 && product.norm.is_none();
-        takes.then(|| MatMulE0m {
+        product.norm.is_none().then(|| MatMulE0m {
             norm: Some(epsilon),
             ..product.clone()
         })
@@ -73,6 +73,10 @@ fn with_norm(node: &Node, epsilon: f32) -> Option<(Box<dyn Op>, usize)> {
     if let Some(joint) = node.op.downcast::<JointMatMulE0m>() {
         let product = normed(&joint.product)?;
         return Some((Box::new(JointMatMulE0m { product }), node.inputs.len()));
+    }
+    if let Some(gated) = node.op.downcast::<GatedMatMulE0m>() {
+        let product = normed(&gated.product)?;
+        return Some((Box::new(gated.with_product(product)), node.inputs.len()));
     }
     let fused = node.op.downcast::<Fused>()?;
     let product = normed(fused.base().downcast::<MatMulE0m>()?)?;

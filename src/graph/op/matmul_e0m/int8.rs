@@ -2,12 +2,11 @@
 //! by its largest magnitude). Here a row has a factor for each block of at most [`ACTIVATIONS`](super::ACTIVATIONS) places, no longer than a group
 //! of weights: sums of bytes end with each group anyhow, and a large activation then costs only its neighbours precision.
 
-use super::{MatMulE0m, PAD, Weights, format_defines, packed_case, packed_parts, rows, stretch};
+use super::{MatMulE0m, PAD, Weights, format_defines, normed, packed_case, packed_parts, rows, stretch};
 use crate::backend::kernel::{Form, Kernel};
 use crate::backend::{Caps, PackedDot};
 use crate::graph::op::OpResult;
 use crate::graph::op::case::{Case, constant, input};
-use crate::graph::op::norm;
 use crate::plan::lower::{Call, LowerCx, Operand};
 use crate::quant::{Bits, to_bytes};
 use crate::shape::Dim;
@@ -39,7 +38,8 @@ const FORMS: &[Form] = &[
 /// One row, which it makes into bytes itself. Only with PARTS does it read the fields from `end0` on.
 pub(super) static VECTOR: Kernel = crate::kernel!(matvec_e0m_int8 {
     n: U32, panel: U32, column: U32, end0: U32, end1: U32, start1: U32, start2: U32, epsilon: F32,
-} [x: In Elem, gain: OptionalIn Elem, codes: Weight Words4, scales: Weight Words4, y: InOut Elem])
+} [x: In Elem, gain: OptionalIn Elem, codes: Weight Words4, scales: Weight Words4,
+   codes2: OptionalWeight Words4, scales2: OptionalWeight Words4, y: InOut Elem])
 .with_forms(FORMS);
 
 /// Any number of rows; the same.
@@ -99,17 +99,7 @@ impl MatMulE0m {
         let vector =
             rows.is(1) && VectorShape::of(cx.caps(), n).local(k, block) <= cx.caps().local_bytes as usize;
         if !vector && let Some(epsilon) = self.norm {
-            let normed = cx.temp(DType::F32, rows.mul(&Dim::from_usize(k))?);
-            let all = norm::Rows {
-                rows: rows.clone(),
-                cols: Dim::from_usize(k),
-                place: norm::Place::Column,
-                center: false,
-                given: false,
-                epsilon,
-            };
-            norm::emit_to(cx, &all, x, [gain.take(), None, None, None], normed)?;
-            x = normed;
+            x = normed(cx, x, gain.take(), epsilon, (&rows, k), DType::F32)?;
         }
         let bytes = if vector {
             None
@@ -122,6 +112,10 @@ impl MatMulE0m {
             cx.emit(call.field(&rows).field(Dim::from_usize(k)))?;
             Some((bytes, factors))
         };
+        let second = match weights.second {
+            Some(codes) => packed_parts(cx, &[codes], self.bits, k, n)?.into_iter().next(),
+            None => None,
+        };
         for part in packed_parts(cx, &weights.codes, self.bits, k, n)? {
             let (count, panel, first) = (
                 Dim::from_usize(part.count),
@@ -132,7 +126,12 @@ impl MatMulE0m {
                 None => {
                     let call = self.vector(cx.caps(), block, k, part.count)?;
                     let call = call.operand(x).optional(gain);
-                    let call = call.operand(part.codes).operand(part.scales).operand(y);
+                    let second = second.as_ref();
+                    let call = call.operand(part.codes).operand(part.scales);
+                    let call = call
+                        .optional(second.map(|s| s.codes))
+                        .optional(second.map(|s| s.scales))
+                        .operand(y);
                     places(call.field(count).field(panel).field(first)).field(self.norm.unwrap_or(0.0))
                 }
                 Some((bytes, factors)) => {

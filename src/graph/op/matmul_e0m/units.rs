@@ -13,8 +13,9 @@ use crate::tensor::DType;
 /// One row; a work-group takes 32 columns.
 pub(super) static VECTOR: Kernel = crate::kernel!(matvec_e0m_mma {
     n: U32, steps: U32, panel: U32, column: U32,
-    end0: U32, end1: U32, start1: U32, start2: U32,
-} [x: In Words4, codes: Weight Words4, scales: Weight Words4, y: InOut Elem])
+    end0: U32, end1: U32, start1: U32, start2: U32, epsilon: F32,
+} [x: In Words4, gain: OptionalIn Elem, codes: Weight Words4, scales: Weight Words4,
+   codes2: OptionalWeight Words4, scales2: OptionalWeight Words4, y: InOut Elem])
 .variant_of(&super::VECTOR, able);
 
 /// Many rows.
@@ -27,6 +28,13 @@ pub(super) static MATRIX: Kernel = crate::kernel!(matmul_e0m_mma {
 /// What both ask of a device.
 fn able(caps: &Caps) -> bool {
     caps.matrix_units && caps.local_bytes >= LOCAL && caps.max_workgroup >= 256
+}
+
+/// Local memory holds a row of `k` halves, which the vector kernel normalises, beside what it takes without.
+pub(super) fn holds_row(caps: &Caps, k: usize) -> bool {
+    /// Sums of all work-items, and what they add up in.
+    const SUMS: usize = 24 << 10;
+    2 * k + SUMS <= caps.local_bytes as usize
 }
 
 /// Columns of a warp in both kernels.
@@ -84,13 +92,13 @@ impl MatMulE0m {
         (x == DType::F16 && whole).then_some(block)
     }
 
-    /// The vector kernel for a `k x n` weight.
+    /// The vector kernel for a `k x n` weight, or `two` of them.
     pub(super) fn vector_on_units(
         &self,
         caps: &Caps,
         [x, y]: [DType; 2],
-        k: usize,
-        n: usize,
+        [k, n]: [usize; 2],
+        two: bool,
     ) -> Option<Call> {
         let block = self.block(x, k).filter(|_| caps.takes(&VECTOR))?;
         // Sums of 4-bit codes where they stand are as exact as a half asks for, not as single precision.
@@ -113,6 +121,10 @@ impl MatMulE0m {
         };
         while warps > 1 && (warps as usize > walks || warps * WARP > caps.max_workgroup) {
             warps /= 2;
+        }
+        // Every other warp takes the second weight.
+        if two && (warps == 1 || 2 * warps * WARP <= caps.max_workgroup) {
+            warps *= 2;
         }
         let call = format_defines(Call::new(&VECTOR, warps * WARP), self.bits, self.group, length);
         let call = match E0mShape::of(caps).panel {

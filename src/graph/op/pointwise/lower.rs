@@ -5,7 +5,7 @@ use super::{Expr, MAX_INPUTS, NAMES, join_axes};
 use crate::backend::epilogue::{Argument, Beside, Epilogue, Further, MAX_AXES};
 use crate::backend::kernel::{Kernel, Snippet};
 use crate::graph::op::{OpError, OpResult};
-use crate::plan::lower::{Call, Field, LowerCx, WithOperands};
+use crate::plan::lower::{Call, Field, LowerCx, Operand, WithOperands};
 use crate::shape::{Dim, Shape};
 use crate::tensor::DType;
 
@@ -16,6 +16,10 @@ pub static KERNEL: Kernel = crate::kernel!(pointwise { count: U32 } [y: Out Elem
 pub enum Place {
     /// What the kernel computed.
     Result,
+    /// The second of two results that it computed, as large and of the same type.
+    Other,
+    /// Scratch memory with an element of the result's type for each result.
+    Beside(Operand),
     /// An operand of the node.
     Operand(usize),
 }
@@ -63,6 +67,16 @@ pub fn epilogue(expr: &Expr, cx: &mut LowerCx<'_>, places: &[Place]) -> OpResult
             Place::Result => {
                 types.push(cx.out_fact(0)?.dtype);
                 arguments.push(Argument::Result);
+            }
+            Place::Other => {
+                types.push(cx.out_fact(0)?.dtype);
+                arguments.push(Argument::Other);
+            }
+            Place::Beside(operand) => {
+                types.push(cx.out_fact(0)?.dtype);
+                shapes.push(result.clone());
+                arguments.push(Argument::Operand(operands.len()));
+                operands.push(operand);
             }
             Place::Operand(i) => {
                 let fact = cx.fact(i)?;

@@ -1,0 +1,187 @@
+//! Two products of one operand with E0M weights of one size and form, and an elementwise function of both results (made by the pass
+//! `gated_product`): operands `x [.., K]`, codes and scales of the first and of the second product, as [`super::matmul_e0m`] has them.
+//!
+//! A dispatch computes both for one row, and stores the function of them alone; so the gate of a feed-forward layer takes no launch of its own
+//! (paper, section 2.2, counts launches among the costs of a decode step). More rows are a product into scratch memory and one with the
+//! function where it stores.
+
+use super::case::{Case, constant, input};
+use super::matmul_e0m::{MatMulE0m, Weights, packed_case, packed_size, rows};
+use super::pointwise::{self, Binary, Expr, Place, Pointwise, Unary};
+use super::sizes::Sizes;
+use super::{InferCx, Inputs, Op, OpDef, OpError, OpResult, never_in_files};
+use crate::plan::lower::LowerCx;
+use crate::quant::Bits;
+use crate::shape::{Dim, Fact};
+use crate::tensor::HostTensor;
+
+/// See the module documentation.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GatedMatMulE0m {
+    /// Each of the products.
+    pub product: MatMulE0m,
+    function: Pointwise,
+}
+
+/// Operand of the factors of [`MatMulE0m::norm`].
+const GAIN: usize = 5;
+
+impl GatedMatMulE0m {
+    /// `expr` of the results of both products, its operands 0 and 1.
+    pub fn new(product: MatMulE0m, expr: Expr) -> Self {
+        let function = Pointwise {
+            name: "Gate".to_owned(),
+            expr,
+        };
+        Self { product, function }
+    }
+
+    /// The same of a normalised operand ([`MatMulE0m::norm`]), whose factors are the last operand.
+    #[must_use]
+    pub fn with_product(&self, product: MatMulE0m) -> Self {
+        Self {
+            product,
+            ..self.clone()
+        }
+    }
+
+    /// Operands of a product, by index.
+    fn operands(&self, first: usize) -> Vec<usize> {
+        let own = [0, first, first + 1];
+        own.into_iter().chain(self.product.norm.map(|_| GAIN)).collect()
+    }
+
+    fn check(&self, operands: usize) -> OpResult<()> {
+        let expected = GAIN + usize::from(self.product.norm.is_some());
+        if operands == expected {
+            Ok(())
+        } else {
+            Err(OpError::expected("operands", expected, operands))
+        }
+    }
+}
+
+impl Op for GatedMatMulE0m {
+    fn name(&self) -> &str {
+        "GatedMatMulE0M"
+    }
+
+    fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
+        self.check(cx.inputs.len())?;
+        let of = |first| {
+            let own = self.operands(first).into_iter();
+            let own: Vec<_> = own.map(|i| cx.inputs.get(i).copied().flatten()).collect();
+            let facts = cx.of(&self.product, &own)?;
+            facts
+                .into_iter()
+                .next()
+                .ok_or_else(|| OpError::expected("results", 1, 0))
+        };
+        let (a, b) = (of(1)?, of(3)?);
+        if a != b {
+            return Err(OpError::mismatch("results of both products", a, b));
+        }
+        let facts = cx.of(&self.function, &[Some(&a), Some(&b)])?;
+        match facts.as_slice() {
+            [y] if y.shape == a.shape && y.dtype == a.dtype => Ok(facts),
+            _ => Err(OpError::expected(
+                "a function of two floats",
+                &a,
+                format!("{facts:?}"),
+            )),
+        }
+    }
+
+    fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
+        self.check(inputs.len())?;
+        let of = |first| {
+            let own = self.operands(first).into_iter();
+            let own: Vec<_> = own.map(|i| inputs.get(i).copied().flatten()).collect();
+            self.product.eval(&own)
+        };
+        let (a, b) = (of(1)?, of(3)?);
+        self.function.eval(&[a.first(), b.first()])
+    }
+
+    fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
+        let product = &self.product;
+        let (k, n) = packed_size(product.bits, product.group, cx.fact(1)?, cx.fact(2)?)?;
+        let y = cx.output(0)?;
+        let mut weights = Weights::whole(1, n, GAIN);
+        let place = if product.takes_two(cx, k, n)? {
+            weights.second = Some(3);
+            Place::Other
+        } else {
+            let count = rows(&cx.shape(0)?)?.mul(&Dim::from_usize(n))?;
+            let other = cx.temp(y.dtype, count);
+            product.emit(cx, k, &Weights::whole(3, n, GAIN), other)?;
+            Place::Beside(other)
+        };
+        let epilogue = pointwise::epilogue(&self.function.expr, cx, &[Place::Result, place])?;
+        cx.storing(&epilogue, self.name(), |cx| product.emit(cx, k, &weights, y))
+    }
+
+    fn flops(&self, sizes: &Sizes) -> u64 {
+        sizes
+            .row_products()
+            .saturating_mul(2)
+            .saturating_add(self.function.flops(sizes))
+    }
+}
+
+/// The registry's entry.
+pub static DEF: OpDef = OpDef {
+    onnx: &[],
+    import: never_in_files,
+    kernels: &[],
+    cases,
+};
+
+fn cases() -> Vec<Case> {
+    let value = |i| Box::new(Expr::Input(i));
+    let of = |f, a, b| Box::new(Expr::Binary(f, a, b));
+    // SwiGLU: the second result is the gate.
+    let silu = of(
+        Binary::Mul,
+        value(1),
+        Box::new(Expr::Unary(Unary::Sigmoid, value(1))),
+    );
+    let swiglu = of(Binary::Mul, value(0), silu);
+    let case = |bits, group, int8, normed: bool, rows: usize, k, n| {
+        let weights = [packed_case(bits, group, k, n)?, packed_case(bits, group, k, n)?];
+        let product = MatMulE0m {
+            int8,
+            norm: normed.then_some(1e-5),
+            ..MatMulE0m::new(bits, group)
+        };
+        let mut inputs = vec![input(&[1, rows, k])];
+        inputs.extend(weights.into_iter().flat_map(|(c, s)| [constant(c), constant(s)]));
+        if normed {
+            inputs.push(input(&[k]).range(0.5, 1.5).constant());
+        }
+        let case = Case::new(GatedMatMulE0m::new(product, (*swiglu).clone()), inputs);
+        Some(if rows == 1 && !normed {
+            case.dispatches(1)
+        } else {
+            case
+        })
+    };
+    use Bits::{Eight, Five, Four};
+    [
+        case(Four, 32, false, false, 1, 96, 66),
+        case(Four, 32, false, true, 1, 576, 130),
+        case(Four, 128, false, true, 1, 1056, 98),
+        case(Eight, 64, false, true, 1, 192, 66),
+        case(Eight, 64, false, false, 1, 96, 190),
+        case(Five, 32, false, true, 1, 96, 66),
+        case(Four, 32, false, false, 9, 96, 130),
+        case(Four, 32, false, true, 9, 96, 64),
+        case(Four, 32, true, false, 1, 96, 66),
+        case(Four, 32, true, true, 1, 576, 130),
+        case(Eight, 64, true, true, 1, 100, 34),
+        case(Four, 32, true, true, 9, 96, 66),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
+}

@@ -1,0 +1,67 @@
+//! Two products of one operand with E0M weights of one form and size, of which the one does an elementwise function of both results where it
+//! stores, become one node, [`GatedMatMulE0m`]. For graphs whose runs have one row: kernels for many take the two in turn anyhow.
+
+use super::pattern::{all, input, producer};
+use crate::error::Result;
+use crate::graph::op::fused::Fused;
+use crate::graph::op::gated_matmul_e0m::GatedMatMulE0m;
+use crate::graph::op::matmul_e0m::MatMulE0m;
+use crate::graph::{Edit, Graph, NodeId, ValueId};
+
+pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
+    let consumers = edit.consumers();
+    for found in all(edit, |g, id| find(g, &consumers, id)) {
+        let names = [found.id, found.other].map(|id| edit.node(id).map_or("", |n| &n.name).to_owned());
+        if !edit.begin(&format!("\"{}\" and \"{}\" are one node", names[0], names[1])) {
+            return Ok(());
+        }
+        edit.replace_node(found.id, Box::new(found.op), found.inputs, found.origin);
+        edit.remove_node(found.other);
+    }
+    Ok(())
+}
+
+struct Found {
+    id: NodeId,
+    other: NodeId,
+    op: GatedMatMulE0m,
+    inputs: Vec<Option<ValueId>>,
+    origin: Vec<String>,
+}
+
+fn find(g: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Option<Found> {
+    let node = g.node(id)?;
+    let fused = node.op.downcast::<Fused>()?;
+    let product = fused
+        .base()
+        .downcast::<MatMulE0m>()
+        .filter(|p| p.norm.is_none())?;
+    let (own, further) = node.inputs.split_at_checked(fused.inputs())?;
+    let [Some(gate)] = *further else { return None };
+    let refuse = |why: &str| {
+        log::debug!("product \"{}\" stays: {why}", node.name);
+        None
+    };
+    let (other_id, other, second) = producer::<MatMulE0m>(g, gate)?;
+    if second != product || input(other, 0) != own.first().copied().flatten() {
+        return refuse("the product beside it has another operand or form");
+    }
+    let fact = |v: Option<ValueId>| g.value(v?).fact.as_ref();
+    if (1..3).any(|i| fact(input(other, i)).map(|f| &f.shape) != fact(input(node, i)).map(|f| &f.shape)) {
+        return refuse("the product beside it has another size");
+    }
+    if g.is_kept(gate) || consumers.get(gate.index()).map(Vec::as_slice) != Some(&[id]) {
+        return refuse("the product beside it is read elsewhere");
+    }
+    let mut inputs = own.to_vec();
+    inputs.extend(other.inputs.iter().skip(1));
+    let mut origin = node.origin.clone();
+    origin.extend(other.origin.iter().cloned());
+    Some(Found {
+        id,
+        other: other_id,
+        op: GatedMatMulE0m::new(product.clone(), fused.expr().clone()),
+        inputs,
+        origin,
+    })
+}
