@@ -13,6 +13,9 @@
 enable f16;
 #endif
 #include "common/e0m"
+#ifdef PAIRS
+#include "common/pairs"
+#endif
 const SLICES: u32 = WG / LANES;
 const QUADS: u32 = COLS / 4u;
 const STRETCH: u32 = GROUP / PER;
@@ -36,15 +39,6 @@ struct Terms {
 }
 
 #ifdef PAIRS
-// Compilers take the bits as they are.
-fn halves(bits: u32) -> vec2<f16> { return vec2<f16>(unpack2x16float(bits)); }
-
-// The sum of four products of pairs with those of a.
-fn chain(a: vec4<u32>, w0: vec2<f16>, w1: vec2<f16>, w2: vec2<f16>, w3: vec2<f16>) -> f32 {
-  let d = fma(halves(a.w), w3, fma(halves(a.z), w2, fma(halves(a.y), w1, halves(a.x) * w0)));
-  return f32(d.x) + f32(d.y);
-}
-
 // The sums with those of step r.
 fn plus(before: Terms, r: u32, word_at: u32, panel: u32) -> Terms {
   var t = before;
@@ -53,16 +47,7 @@ fn plus(before: Terms, r: u32, word_at: u32, panel: u32) -> Terms {
   t.sum += s.x + s.y;
   for (var q = 0u; q < QUADS; q++) {
     let word = e0m_words(word_at + q, r, panel);
-    let p0 = e0m_pair(word, 0u);
-    let p1 = e0m_pair(word, 1u);
-    let p2 = e0m_pair(word, 2u);
-    let p3 = e0m_pair(word, 3u);
-    t.dots[q] += vec4<f32>(
-      chain(a, halves(p0.x), halves(p1.x), halves(p2.x), halves(p3.x)),
-      chain(a, halves(p0.y), halves(p1.y), halves(p2.y), halves(p3.y)),
-      chain(a, halves(p0.z), halves(p1.z), halves(p2.z), halves(p3.z)),
-      chain(a, halves(p0.w), halves(p1.w), halves(p2.w), halves(p3.w)),
-    );
+    t.dots[q] += chains_of(a, e0m_pair(word, 0u), e0m_pair(word, 1u), e0m_pair(word, 2u), e0m_pair(word, 3u));
   }
   return t;
 }

@@ -4,7 +4,15 @@
 // end0, up to end1 and the rest are results of their own, from elements 0, start1 and start2 on. With HAS_GAIN each work-group normalises x of DEPTH
 // places first, into local memory: x / sqrt(mean of squares + epsilon) * gain. With HAS_CODES2 every other warp takes a second weight of the same
 // size, whose results are stored beside the first.
+//
+// With PAIRS, of weights of 4 bits, the products are halves, which are added up in single precision (numeric contract, ARCHITECTURE.md).
+#ifdef PAIRS
+enable f16;
+#endif
 #include "common/e0m"
+#ifdef PAIRS
+#include "common/pairs"
+#endif
 #ifdef HAS_GAIN
 #include "common/reduce"
 // x, normalised, as pairs of halves.
@@ -78,6 +86,15 @@ struct Terms {
   sum: f32,
 }
 
+#ifdef PAIRS
+fn plus(terms: Terms, r: Block, t: u32) -> Terms {
+  let s = halves(r.xs.xy) + halves(r.xs.zw);
+  var words: E0mWords;
+  words.high = r.words;
+  let dots = chains_of(r.xs, e0m_pair(words, 0u), e0m_pair(words, 1u), e0m_pair(words, 2u), e0m_pair(words, 3u));
+  return Terms(terms.dots + dots, terms.sum + dot(s, vec4<f32>(1.0)));
+}
+#else
 fn plus(terms: Terms, r: Block, t: u32) -> Terms {
 #ifdef PER4
   let a = halves(select(r.xs.xy, r.xs.zw, (t & 1u) == 1u));
@@ -93,6 +110,7 @@ fn plus(terms: Terms, r: Block, t: u32) -> Terms {
 #endif
   return Terms(dots, sum);
 }
+#endif
 
 // The scaled sums of a stretch.
 fn summed(r: Stretch, t: u32) -> vec4<f32> {
@@ -101,7 +119,11 @@ fn summed(r: Stretch, t: u32) -> vec4<f32> {
   if (EACH > 2u) { terms = plus(terms, r.c, t); }
   if (EACH > 3u) { terms = plus(terms, r.d, t); }
   let pair = e0m_scales(r.pairs);
+#ifdef PAIRS
+  return pair.scale * (E0M_UNIT * terms.dots - pair.bias * terms.sum);
+#else
   return pair.scale * (terms.dots - pair.bias * terms.sum);
+#endif
 }
 
 #ifdef HAS_GAIN

@@ -318,7 +318,7 @@ fn wgsl_validates_and_its_bindings_are_the_descriptors() {
         found.sort();
         assert_eq!(found, wanted, "{spec}");
         // What every WebGPU implementation has, and what GPUs with fast work-group memory or matrix units have.
-        let large = on_units || ["attention_row"].contains(&spec.kernel.name);
+        let large = on_units || ["attention_row", "matvec_e0m_mma"].contains(&spec.kernel.name);
         let most = if large { 48 << 10 } else { 16_384 };
         assert!(local <= most, "{spec} takes {local} bytes of work-group memory");
     }
@@ -479,13 +479,21 @@ fn files_and_descriptors_pair_up() {
     let declared: BTreeSet<String> = kernels().keys().map(|k| (*k).to_owned()).collect();
     assert_eq!(stems("cl", "cl"), declared);
     assert_eq!(stems("shaders", "wgsl"), declared);
-    let (mut cl, wgsl) = (stems("cl/common", "cl"), stems("shaders/common", "wgsl"));
-    for name in OPENCL_ONLY {
-        assert!(cl.remove(*name) && !wgsl.contains(*name), "common/{name}");
-        let text = std::fs::read_to_string(root().join(format!("cl/common/{name}.cl"))).unwrap();
-        let first = text.lines().next().unwrap();
-        let gets = |s: &KernelSpec| s.expand(Language::OpenCl).unwrap().contains(first);
-        assert!(specs().iter().any(gets), "no kernel gets common/{name}");
+    let (mut cl, mut wgsl) = (stems("cl/common", "cl"), stems("shaders/common", "wgsl"));
+    let one = [
+        ("cl", "cl", Language::OpenCl),
+        ("shaders", "wgsl", Language::Wgsl),
+    ];
+    for ((folder, suffix, language), names) in one.into_iter().zip([OPENCL_ONLY, WGSL_ONLY]) {
+        for name in names {
+            let found = [cl.remove(*name), wgsl.remove(*name)];
+            assert_eq!(found, [suffix == "cl", suffix == "wgsl"], "common/{name}");
+            let path = root().join(format!("{folder}/common/{name}.{suffix}"));
+            let text = std::fs::read_to_string(path).unwrap();
+            let first = text.lines().next().unwrap();
+            let gets = |s: &KernelSpec| s.expand(language).unwrap().contains(first);
+            assert!(specs().iter().any(gets), "no kernel gets common/{name}");
+        }
     }
     assert_eq!(cl, wgsl);
     for name in cl {
@@ -501,6 +509,9 @@ fn files_and_descriptors_pair_up() {
 
 /// Helpers of OpenCL C alone: behind the accessors, for which WGSL has built-in functions; vectors for CPUs; and PTX.
 const OPENCL_ONLY: &[&str] = &["half", "lanes", "mma"];
+
+/// Helpers of WGSL alone: what OpenCL C has vectors and macros for.
+const WGSL_ONLY: &[&str] = &["pairs"];
 
 /// Helpers that suit one language: CPU compilers make vectors of macros over any type, which WGSL does not have; and accessors
 /// see operands in OpenCL C only within the kernel, so that a tile is no function there, nor the bytes of a block.

@@ -328,6 +328,7 @@ const COMMON: &[(&str, &str, &str)] = &[
         include_str!("../../shaders/common/e0m.wgsl"),
     ),
     ("dot", DOT, include_str!("../../shaders/common/dot.wgsl")),
+    ("pairs", "", include_str!("../../shaders/common/pairs.wgsl")),
     (
         "bytes",
         include_str!("../../cl/common/bytes.cl"),

@@ -4,7 +4,7 @@
 
 use super::{E0mShape, MatMulE0m, STRETCH, format_defines, stretch};
 use crate::backend::Caps;
-use crate::backend::kernel::Kernel;
+use crate::backend::kernel::{Form, Kernel};
 use crate::plan::lower::Call;
 use crate::quant::Bits;
 use crate::shape::Dim;
@@ -16,7 +16,12 @@ pub(super) static VECTOR: Kernel = crate::kernel!(matvec_e0m_mma {
     end0: U32, end1: U32, start1: U32, start2: U32, epsilon: F32,
 } [x: In Words4, gain: OptionalIn Elem, codes: Weight Words4, scales: Weight Words4,
    codes2: OptionalWeight Words4, scales2: OptionalWeight Words4, y: InOut Elem])
-.variant_of(&super::VECTOR, able);
+.variant_of(&super::VECTOR, able)
+.with_forms(&[Form {
+    // Weights in pairs of halves, where the units have no text.
+    define: "PAIRS",
+    needs: |caps| caps.backend == "wgpu" && caps.f16_math,
+}]);
 
 /// Many rows.
 pub(super) static MATRIX: Kernel = crate::kernel!(matmul_e0m_mma {
@@ -41,6 +46,8 @@ pub(super) fn holds_row(caps: &Caps, k: usize) -> bool {
 const COLUMNS: usize = 32;
 /// Local memory that the largest tile takes.
 const LOCAL: u32 = 46 << 10;
+/// Warps of a work-group of the vector kernel: more have too few registers each.
+const MOST_WARPS: u32 = 16;
 /// Work-items of a warp.
 const WARP: u32 = 32;
 /// Longest stretch of the vector kernel, in vectors of codes that a work-item holds at a time: more take too many registers.
@@ -117,19 +124,24 @@ impl MatMulE0m {
             _ if caps.backend == "wgpu" => 8,
             _ if groups >= 2 * units => 4,
             _ if groups > units => 8,
-            _ => 16,
+            _ => MOST_WARPS,
         };
         while warps > 1 && (warps as usize > walks || warps * WARP > caps.max_workgroup) {
             warps /= 2;
         }
         // Every other warp takes the second weight.
-        if two && (warps == 1 || 2 * warps * WARP <= caps.max_workgroup) {
+        if two && warps <= MOST_WARPS / 2 {
             warps *= 2;
         }
         let call = format_defines(Call::new(&VECTOR, warps * WARP), self.bits, self.group, length);
         let call = match E0mShape::of(caps).panel {
             Some(_) => call,
             None => call.define("FLAT", 1),
+        };
+        let call = if self.bits == Bits::Four && caps.takes_form(&VECTOR, "PAIRS") {
+            call.define("PAIRS", 1)
+        } else {
+            call
         };
         Some(call.grid(Dim::from_usize(groups), 1, 1))
     }
