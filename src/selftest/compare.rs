@@ -25,6 +25,12 @@ pub fn bound(stored: DType, terms: usize) -> f64 {
 /// 13 / 4 * 28 / 3 * 3 / 3 = 30 times 2^-22 of the square of the result. Where the bias is subtracted first the terms are smaller, and the chains twice as long. The slack, a factor of 4, is for sums that happen to be small.
 pub const PAIRS: f64 = 4.0 * 30.0 / (1u64 << 22) as f64;
 
+/// What is added to the bound for a kernel that normalises a row as halves for matrix units (numeric contract, 1).
+///
+/// Each place is rounded once, by at most 2^-11 of it, so by 2^-22 / 3 of the square. The slack, a factor of 4, is for functions of two results that
+/// were computed of one row, whose errors go together.
+pub const NORMED: f64 = 4.0 / 3.0 / (1u64 << 22) as f64;
+
 /// What is added to the bound for a kernel that multiplies bytes (numeric contract, 9).
 ///
 /// Devices divide within a unit of the last place, so that an activation that lies as near to a tie as that may become the next byte. Of one in a
