@@ -6,9 +6,6 @@
 // of squares + epsilon) * gain. With HAS_CODES2 every other warp takes a second weight of the same size, whose results are stored beside the first.
 #include "common/e0m"
 #include "common/mma"
-#ifdef HAS_GAIN
-#include "common/reduce"
-#endif
 // Weights of a block: those that the four work-items of a column bring in a word each.
 #define BLOCK (4 * PER)
 #define EACH (GROUP / BLOCK)
@@ -93,7 +90,7 @@ KERNEL {
 #endif
 #ifdef HAS_GAIN
   __local uint4 row[DEPTH / 8];
-  __local float scratch[WG + WG / 8];
+  __local float squares[WARPS];
   __local const XS *x_words = (__local const XS *)row;
 #else
   __global const XS *x_words = (__global const XS *)x;
@@ -112,7 +109,16 @@ KERNEL {
     EIGHT(held[e])
     _Pragma("unroll") for (uint c = 0; c < 8; c++) square += v[c] * v[c];
   }
-  float factor = rsqrt(wg_sum(square, scratch) / (float)DEPTH + p.epsilon);
+  WARP_SUM(square, 16)
+  WARP_SUM(square, 8)
+  WARP_SUM(square, 4)
+  WARP_SUM(square, 2)
+  WARP_SUM(square, 1)
+  if (lane == 0) squares[warp] = square;
+  barrier(CLK_LOCAL_MEM_FENCE);
+  square = 0.0f;
+  for (uint w = 0; w < WARPS; w++) square += squares[w];
+  float factor = rsqrt(square / (float)DEPTH + p.epsilon);
   _Pragma("unroll") for (uint e = 0; e < HELD; e++) {
     uint i = lid + e * WG;
     if (i < DEPTH / 8) {
