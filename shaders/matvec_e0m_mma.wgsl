@@ -1,6 +1,6 @@
 // y[column + j] = sum_k x[k] * w[k, j] for one row x of halves and an E0M weight of 4 or 8 bits. A work-group takes 32 columns, and its
 // work-items in fours the words of a block of weights in the same columns; each warp of 32 takes every so many stretches, of which the next is
-// on its way while one is summed. Here the sums are made of floats: no cooperative matrix has one column. With PARTS the columns up to
+// on its way while one is summed. Warps are sub-groups. Here the sums are made of floats: no cooperative matrix has one column. With PARTS the columns up to
 // end0, up to end1 and the rest are results of their own, from elements 0, start1 and start2 on. With HAS_GAIN each work-group normalises x of DEPTH
 // places first, into local memory: x / sqrt(mean of squares + epsilon) * gain. With HAS_CODES2 every other warp takes a second weight of the same
 // size, whose results are stored beside the first.
@@ -14,7 +14,8 @@ enable f16;
 #include "common/pairs"
 #endif
 #ifdef HAS_GAIN
-#include "common/reduce"
+// Sums of squares of each warp.
+var<workgroup> squares: array<f32, WARPS>;
 // x, normalised, as pairs of halves.
 var<workgroup> row: array<vec4<u32>, DEPTH / 8u>;
 #endif
@@ -26,8 +27,8 @@ const SIDES = 2u;
 #else
 const SIDES = 1u;
 #endif
-// Sums of all work-items that share columns, column by column of eight vectors.
-var<workgroup> part: array<vec4<f32>, WG>;
+// Sums of each warp in its eight vectors of columns.
+var<workgroup> part: array<vec4<f32>, WARPS * 8u>;
 
 // Codes of a block, and what they are multiplied by.
 struct Block {
@@ -134,7 +135,12 @@ fn norm_row(lid: u32) {
     let b = halves(x[i].zw);
     square += dot(a, a) + dot(b, b);
   }
-  let factor = inverseSqrt(wg_sum(square, lid) / f32(DEPTH) + p.epsilon);
+  square = subgroupAdd(square);
+  if (lid % 32u == 0u) { squares[lid / 32u] = square; }
+  workgroupBarrier();
+  square = 0.0;
+  for (var w = 0u; w < WARPS; w++) { square += squares[w]; }
+  let factor = inverseSqrt(square / f32(DEPTH) + p.epsilon);
   for (var i = lid; i < DEPTH / 8u; i += WG) {
     let a = halves(x[i].xy) * gain_at4(2u * i) * factor;
     let b = halves(x[i].zw) * gain_at4(2u * i + 1u) * factor;
@@ -153,12 +159,10 @@ fn place(c: u32) -> u32 {
 #endif
 }
 
-// Of the sums of the first two warps, those of a quad and a side.
+// The sums of a quad over the warps of a side.
 fn sum_of(quad: u32, side: u32) -> vec4<f32> {
   var v = vec4<f32>();
-  for (var i = quad; i < min(WG, 64u); i += 8u) {
-    if (i / 32u % SIDES == side) { v += part[i]; }
-  }
+  for (var w = side; w < WARPS; w += SIDES) { v += part[w * 8u + quad]; }
   return v;
 }
 
@@ -186,14 +190,9 @@ fn matvec_e0m_mma(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invoca
     next = stretch(s + WARPS / SIDES, t, word_at, pair_at);
     total += summed(now, t);
   }
-  part[lid] = total;
-  workgroupBarrier();
-  // In two steps: eight work-items of a side a vector, then one.
-  if (lid < 64u) {
-    var v = vec4<f32>();
-    for (var i = lid; i < WG; i += 64u) { v += part[i]; }
-    part[lid] = v;
-  }
+  total += subgroupShuffleXor(total, 8u);
+  total += subgroupShuffleXor(total, 16u);
+  if (lid % 32u < 8u) { part[warp * 8u + quad] = total; }
   workgroupBarrier();
   if (lid < 8u && first + 4u * lid < p.n) {
     let c = p.column + first + 4u * lid;

@@ -235,6 +235,10 @@ fn wgsl_validates_and_its_bindings_are_the_descriptors() {
         if on_units {
             capabilities |= Capabilities::COOPERATIVE_MATRIX;
         }
+        // Devices with matrix units have sub-groups of 32.
+        if spec.kernel.name.ends_with("_mma") {
+            capabilities |= Capabilities::SUBGROUP;
+        }
         if on_units || case::in_pairs(spec) || is_probe(spec.kernel) && text.contains("enable f16;") {
             capabilities |= Capabilities::SHADER_FLOAT16;
         }

@@ -95,8 +95,9 @@ fn adapters() -> Result<Vec<(::wgpu::Adapter, Caps)>, BackendError> {
 }
 
 /// What kernels on matrix units ask of the device.
-const MATRIX_UNITS: ::wgpu::Features =
-    ::wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX.union(::wgpu::Features::SHADER_F16);
+const MATRIX_UNITS: ::wgpu::Features = ::wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX
+    .union(::wgpu::Features::SHADER_F16)
+    .union(::wgpu::Features::SUBGROUP);
 
 /// [`Caps::matrix_units`]: cooperative matrices of 16 x 16 halves over sub-groups of 32.
 fn has_matrix_units(adapter: &::wgpu::Adapter) -> bool {
@@ -539,8 +540,8 @@ impl Backend for Wgpu {
         let Some(recording) = self.recordings.get(&recording.0) else {
             return Err(driver("submit", format!("there is no recording {}", recording.0)));
         };
-        let commands = recording.encode(&self.device, &self.queue, launch)?;
-        self.queue_submit(Some(commands));
+        recording.submit(&self.device, &self.queue, launch)?;
+        self.pending = 0;
         self.stats.submits += 1;
         self.check("submit")
     }

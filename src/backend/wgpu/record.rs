@@ -8,6 +8,10 @@ use std::num::NonZeroU64;
 /// Largest helper buffer for fills and for copies within one buffer, in bytes.
 const CHUNK: u64 = 4 << 20;
 
+/// Dispatches that are submitted before more are encoded: the host takes some microseconds for each, as the device does. Every next part has twice as
+/// many, for a submission has a price of its own.
+const FIRST_PART: usize = 16;
+
 /// Commands in the form that is encoded.
 pub(super) struct Recording {
     segments: Vec<Segment>,
@@ -191,36 +195,38 @@ impl Recording {
             .sum()
     }
 
-    /// The commands with the values of `launch`, ready to be submitted; the parameters are already queued.
-    pub(super) fn encode(
+    /// Submits the commands with the values of `launch`, in parts: the device works on the first while the next is encoded.
+    pub(super) fn submit(
         &self,
         device: &::wgpu::Device,
         queue: &::wgpu::Queue,
         launch: &Launch,
-    ) -> Result<::wgpu::CommandBuffer, BackendError> {
+    ) -> Result<(), BackendError> {
         self.write_params(queue, launch)?;
-        let mut encoder = device.create_command_encoder(&::wgpu::CommandEncoderDescriptor::default());
+        let new = || device.create_command_encoder(&::wgpu::CommandEncoderDescriptor::default());
+        let (mut encoder, mut part) = (new(), FIRST_PART);
+        let mut room = part;
         for segment in &self.segments {
-            match segment {
-                Segment::Pass(dispatches) => {
-                    let mut pass = encoder.begin_compute_pass(&::wgpu::ComputePassDescriptor::default());
-                    let mut current = None;
-                    for dispatch in dispatches {
-                        let [x, y, z] = grid(launch, dispatch)?;
-                        if x == 0 || y == 0 || z == 0 {
-                            continue;
-                        }
-                        if current.replace(dispatch.kernel) != Some(dispatch.kernel) {
-                            pass.set_pipeline(&dispatch.pipeline);
-                        }
-                        pass.set_bind_group(0, &dispatch.group, &[dispatch.offset]);
-                        pass.dispatch_workgroups(x, y, z);
-                    }
+            let mut left = match segment {
+                Segment::Pass(dispatches) => dispatches.as_slice(),
+                Segment::Transfer(transfer) => {
+                    transfer.encode(&mut encoder);
+                    continue;
                 }
-                Segment::Transfer(transfer) => transfer.encode(&mut encoder),
+            };
+            while !left.is_empty() {
+                let (now, later) = left.split_at(left.len().min(room));
+                encode_pass(&mut encoder, now, launch)?;
+                (left, room) = (later, room - now.len());
+                if room == 0 {
+                    queue.submit(Some(std::mem::replace(&mut encoder, new()).finish()));
+                    part *= 2;
+                    room = part;
+                }
             }
         }
-        Ok(encoder.finish())
+        queue.submit(Some(encoder.finish()));
+        Ok(())
     }
 
     fn write_params(&self, queue: &::wgpu::Queue, launch: &Launch) -> Result<(), BackendError> {
@@ -236,6 +242,28 @@ impl Recording {
         queue.write_buffer(buffer, 0, used);
         Ok(())
     }
+}
+
+/// A compute pass of these dispatches.
+fn encode_pass(
+    encoder: &mut ::wgpu::CommandEncoder,
+    dispatches: &[Dispatch],
+    launch: &Launch,
+) -> Result<(), BackendError> {
+    let mut pass = encoder.begin_compute_pass(&::wgpu::ComputePassDescriptor::default());
+    let mut current = None;
+    for dispatch in dispatches {
+        let [x, y, z] = grid(launch, dispatch)?;
+        if x == 0 || y == 0 || z == 0 {
+            continue;
+        }
+        if current.replace(dispatch.kernel) != Some(dispatch.kernel) {
+            pass.set_pipeline(&dispatch.pipeline);
+        }
+        pass.set_bind_group(0, &dispatch.group, &[dispatch.offset]);
+        pass.dispatch_workgroups(x, y, z);
+    }
+    Ok(())
 }
 
 impl Transfer {
