@@ -594,6 +594,7 @@ fn kernel_texts_hold_no_forbidden_words() {
             }
             // Extensions of the language are for matrix units and for half arithmetic, which devices with them alone get.
             let units = text.contains("enable wgpu_cooperative_matrix;");
+            let warps = stem.is_some_and(|s| s.ends_with("_mma"));
             let pairs = specs()
                 .iter()
                 .any(|s| case::in_pairs(s) && Some(s.kernel.name) == stem);
@@ -615,6 +616,7 @@ fn kernel_texts_hold_no_forbidden_words() {
                     assert!(
                         !code.contains(word)
                             || units && *word == "enable f16"
+                            || warps && *word == "subgroup"
                             || pairs && of_halves.contains(word)
                             || packed && of_packed.contains(word),
                         "{}:{}: {word}: {line}",
