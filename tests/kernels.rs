@@ -11,6 +11,7 @@ use transformer_lite::backend::image::{ImageKind, Images};
 use transformer_lite::backend::kernel::{FieldTy, Kernel, KernelSpec, Language, Role, Ty};
 use transformer_lite::backend::phones::Phone;
 use transformer_lite::backend::{Backend, BackendKind, Caps, DeviceKind, PackedDot};
+use transformer_lite::executor::random;
 use transformer_lite::graph::op::ALL;
 use transformer_lite::graph::pass::{Pipeline, ROTARY_APPEND};
 use transformer_lite::llm::KvType;
@@ -138,6 +139,7 @@ fn specs() -> &'static [KernelSpec] {
         for caps in kinds_of_device() {
             add(probe::specs(&caps));
         }
+        add(random::specs());
         let (_dir, model) = support::tiny_model("llama", Default::default());
         let mut eight_bits = Pipeline::standard();
         KvType::Q8.store(&mut eight_bits);
@@ -171,7 +173,8 @@ fn specs() -> &'static [KernelSpec] {
 
 fn kernels() -> BTreeMap<&'static str, &'static Kernel> {
     let operators = ALL.iter().flat_map(|d| d.kernels);
-    operators.chain(probe::KERNELS).map(|k| (k.name, *k)).collect()
+    let others = probe::KERNELS.iter().chain(random::KERNELS);
+    operators.chain(others).map(|k| (k.name, *k)).collect()
 }
 
 /// It measures devices, and is compiled only where it is run: some ask for what other kernels do without.
