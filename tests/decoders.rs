@@ -12,7 +12,7 @@ use transformer_lite::executor::random::{Numbers, fill};
 use transformer_lite::graph::ValueId;
 use transformer_lite::graph::onnx::quantize::{self, quantize};
 use transformer_lite::graph::onnx::{ImportOptions, import, import_with};
-use transformer_lite::graph::pass::Pipeline;
+use transformer_lite::graph::pass::{Pipeline, ROTARY_APPEND};
 use transformer_lite::graph::text;
 use transformer_lite::llm::LanguageModel;
 use transformer_lite::llm::engine::{Decoder, DeviceDecoder, HostModel, Lengths, Logits, Watch};
@@ -247,6 +247,49 @@ fn made_up_weights_compute_numbers() {
             assert_ne!(first, logits(2), "{name}");
             let e = new(WeightSource::Files).err().unwrap().chain();
             assert!(e.contains("is not loaded"), "{e}");
+        }
+    }
+}
+
+/// Rotary embedding of neighbours and appends along axis 0 in one dispatch: the same logits, by whatever lengths the tokens come, with three
+/// dispatches a layer less.
+#[test]
+fn neighbours_turn_and_are_appended_in_one_dispatch() {
+    for device in devices() {
+        // By two neighbours, and, where vectors are written out, by rows of heads.
+        for head_dim in [16, 64] {
+            let spec = Spec {
+                head_dim,
+                ..Spec::find("chatglm2-6b").unwrap().small()
+            };
+            let dir = tempfile::tempdir().unwrap();
+            decoders::write(&spec, Form::E0m4(32), Some(9), dir.path()).unwrap();
+            let run = |pipeline: &Pipeline, float| {
+                let decoder = Decoder::load(&model(dir.path()), pipeline, Logits::Last).unwrap();
+                let plans = decoder.plans(&device.caps, &Lengths::of(64)).unwrap();
+                let dispatches = plans.map(|p| p.steps.len());
+                let decoder = decoder.stored_in(float);
+                let loaded = DeviceDecoder::new(decoder, Box::new(device.share()), &Lengths::of(64)).unwrap();
+                let mut model = loaded.model().unwrap();
+                let (mut all, mut logits) = (Vec::new(), Vec::new());
+                for tokens in [&[3, 1, 100, 7, 7][..], &[9], &[127, 5, 5], &[1]] {
+                    model.forward(tokens, &mut logits).unwrap();
+                    all.extend_from_slice(&logits);
+                }
+                (dispatches, all)
+            };
+            let mut joined = Pipeline::standard();
+            joined.passes.push(ROTARY_APPEND);
+            for float in [DType::F16, DType::F32] {
+                let (apart, wanted) = run(&Pipeline::standard(), float);
+                let (fewer, found) = run(&joined, float);
+                let what = format!("heads of {head_dim} in {float} on {}", device.caps.device);
+                assert_eq!(apart, fewer.map(|n| n + 3 * spec.layers), "{what}");
+                let most = wanted.iter().fold(0f32, |m, v| m.max(v.abs()));
+                for (w, f) in wanted.iter().zip(&found) {
+                    assert!((w - f).abs() <= 1e-3 * most, "{what}: {w}, {f}");
+                }
+            }
         }
     }
 }

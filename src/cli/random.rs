@@ -53,8 +53,8 @@ impl Source {
 }
 
 impl RandomOptions {
-    /// A usage error for an option that has no effect on a model of files. (That an option needs another is not checked beside what that
-    /// one excludes.)
+    /// A usage error for an option that has no effect on a model of files. `clap` does not see it: what an option requires is not asked
+    /// for beside MODEL, which excludes that.
     fn check_alone(&self) -> Result<()> {
         let given = [
             ("--group-size", self.group_size.is_some()),
