@@ -3,7 +3,7 @@
 use crate::backend::kernel::{Kernel, KernelSpec};
 use crate::backend::{Backend, BackendError, Caps, Command, Launch, View};
 use crate::graph::Graph;
-use crate::plan::lower::{Pack, WeightKey};
+use crate::plan::lower::WeightKey;
 use crate::tensor::DType;
 use std::collections::BTreeMap;
 
@@ -42,7 +42,7 @@ pub enum Numbers {
     },
 }
 
-/// Weights that share a scale are no more than this number where nothing tells how many.
+/// So many weights are taken to share a scale, which the shape of the scales does not tell.
 const GROUP: f32 = 128.0;
 
 impl Numbers {
@@ -53,13 +53,7 @@ impl Numbers {
         let shape = fact.and_then(|f| f.shape.as_fixed()).unwrap_or_default();
         #[expect(clippy::cast_precision_loss, reason = "a spread need not be exact")]
         let first = shape.first().copied().unwrap_or(1).max(1) as f32;
-        let device = match &key.pack {
-            Pack::Bytes => DType::U32,
-            Pack::Plain { dtype }
-            | Pack::Rows { dtype, .. }
-            | Pack::Columns { dtype, .. }
-            | Pack::Tiles { dtype, .. } => *dtype,
-        };
+        let device = key.pack.dtype();
         match (device, dtype) {
             // Scale and bias of a group of the E0M formats, whose codes stand for 2 up to 4: `scale * (w1 - bias)` has the mean 0.
             (DType::U32, DType::F16) => {
