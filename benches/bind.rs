@@ -5,16 +5,11 @@
 //! under 20 us for `smollm2-135m` and under 100 us for `llama2-7b`, across its end under 2 ms; planning `qwen1.5-14b` from its file
 //! under 2 s.
 
-#[path = "../tests/support/decoders.rs"]
-#[allow(dead_code, reason = "tests use other parts")]
-#[allow(clippy::result_large_err, reason = "the library's error, on no hot path")]
-mod decoders;
-
 use criterion::{Criterion, criterion_group, criterion_main};
-use decoders::{Form, SMOLLM2, Spec};
 use std::hint::black_box;
 use std::path::Path;
 use transformer_lite::backend::Caps;
+use transformer_lite::decoders::{self, Form, SMOLLM2, Spec};
 use transformer_lite::graph::onnx::ImportOptions;
 use transformer_lite::graph::pass::Pipeline;
 use transformer_lite::llm::engine::{Decoder, Lengths, Logits, PADDING};

@@ -1,14 +1,10 @@
 //! Writes the graph of a decoder at the true sizes of a known model, without weights, as 4-bit or float:
 //! `cargo run --release --example decoder_graph -- llama2-7b OUT_DIR [--float f16|f32] [--layers N] [--small] [--weights SEED]`.
 //!
-//! `--layers` takes the first N layers; `--small` keeps the form and shrinks the sizes; `--weights` makes random weights, which only small models should have.
+//! `--layers` takes the first N layers; `--small` keeps the form and shrinks the sizes; `--weights` makes random weights, which only small models should have:
+//! `tlite bench --random` makes those of large ones on the device.
 
-#[path = "../tests/support/decoders.rs"]
-#[allow(dead_code, reason = "tests use another part")]
-#[allow(clippy::result_large_err, reason = "the library's error, on no hot path")]
-mod decoders;
-
-use decoders::{Form, Spec};
+use transformer_lite::decoders::{self, Form, Spec};
 use transformer_lite::tensor::DType;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -1,32 +1,50 @@
 // The rotary embedding of queries and of new keys, and what an append does with these and with new values, at once. A work-item takes two
-// neighbours: of queries first, then of keys, then of values. Angles belong to rows; new rows go to `at` = live[start], even.
-fn turned_query(i: u32, angle: u32) -> f32 {
+// neighbours: of queries first, then of keys, then of values. Angles belong to rows; with NEIGHBOURS one is that of two neighbours, and those behind
+// the last angle stay. New rows go to `at` = live[start], even.
+#ifdef NEIGHBOURS
+fn turn(v: vec2<f32>, j: u32, angle: u32) -> vec2<f32> {
+  if (j >= 2u * p.angles) { return v; }
+  let c = cosine_at(angle + j / 2u);
+  let s = sine_at(angle + j / 2u);
+  return vec2<f32>(v.x * c - v.y * s, v.y * c + v.x * s);
+}
+
+fn turned_query(i: u32, angle: u32) -> vec2<f32> { return turn(q_at2(i / 2u), i % p.dim, angle); }
+
+fn turned_key(i: u32, angle: u32) -> vec2<f32> { return turn(k_at2(i / 2u), i % p.dim, angle); }
+#else
+fn one_query(i: u32, angle: u32) -> f32 {
   let j = i % p.dim;
   var other: f32;
   if (j < p.dim / 2u) { other = -q_at(i + p.dim / 2u); } else { other = q_at(i - p.dim / 2u); }
   return q_at(i) * cosine_at(angle + j) + other * sine_at(angle + j);
 }
 
-fn turned_key(i: u32, angle: u32) -> f32 {
+fn one_key(i: u32, angle: u32) -> f32 {
   let j = i % p.dim;
   var other: f32;
   if (j < p.dim / 2u) { other = -k_at(i + p.dim / 2u); } else { other = k_at(i - p.dim / 2u); }
   return k_at(i) * cosine_at(angle + j) + other * sine_at(angle + j);
 }
 
+fn turned_query(i: u32, angle: u32) -> vec2<f32> { return vec2<f32>(one_query(i, angle), one_query(i + 1u, angle)); }
+
+fn turned_key(i: u32, angle: u32) -> vec2<f32> { return vec2<f32>(one_key(i, angle), one_key(i + 1u, angle)); }
+#endif
+
 @compute @workgroup_size(WG)
 fn rotary_append(@builtin(global_invocation_id) id: vec3<u32>) {
   var i = 2u * id.x;
   if (i < p.queries) {
-    let angle = i / p.dim / p.heads * p.dim;
-    y_put2(i / 2u, vec2<f32>(turned_query(i, angle), turned_query(i + 1u, angle)));
+    let angle = i / p.dim / p.heads * p.angles;
+    y_put2(i / 2u, turned_query(i, angle));
     return;
   }
   i -= p.queries;
   let to = u32(live_at(p.start));
   if (i < p.count) {
-    let angle = i / p.dim / p.kv_heads * p.dim;
-    keys_put2((to + i) / 2u, vec2<f32>(turned_key(i, angle), turned_key(i + 1u, angle)));
+    let angle = i / p.dim / p.kv_heads * p.angles;
+    keys_put2((to + i) / 2u, turned_key(i, angle));
     return;
   }
   i -= p.count;

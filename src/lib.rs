@@ -52,6 +52,7 @@
 //! * [`runner`]: any model, tensors in, tensors out; [`files`]: tensors and pictures from files;
 //! * [`placement`]: which backend, which device;
 //! * [`llm`]: models and sessions; tokens in, tokens out;
+//! * [`decoders`]: graphs of known models at their sizes, without weights or with random ones;
 //! * [`inspect`]: what running a model takes, from its file alone;
 //! * [`probe`], [`roofline`]: what a device can do, measured, and how long work takes at least on it;
 //! * [`capi`]: the interface of C;
@@ -83,6 +84,7 @@ pub mod cache;
 pub mod capi;
 pub mod checkpoint;
 pub mod cli;
+pub mod decoders;
 pub mod error;
 pub mod executor;
 pub mod files;

@@ -1,23 +1,21 @@
 //! Decoders at the true sizes of the paper's models, without weights: derived, fused and planned; and small ones of the same
 //! form, with random weights.
 
-#[path = "support/decoders.rs"]
-#[allow(dead_code, reason = "examples use another part")]
-#[allow(clippy::result_large_err, reason = "the library's error, on no hot path")]
-mod decoders;
 mod support;
 
-use decoders::{Form, SPECS, Spec};
 use std::collections::{BTreeMap, HashSet};
 use std::path::Path;
-use transformer_lite::backend::Caps;
+use transformer_lite::backend::{Backend, Caps, View};
+use transformer_lite::decoders::{self, Form, SPECS, Spec};
+use transformer_lite::executor::WeightSource;
+use transformer_lite::executor::random::{Numbers, fill};
 use transformer_lite::graph::ValueId;
 use transformer_lite::graph::onnx::quantize::{self, quantize};
 use transformer_lite::graph::onnx::{ImportOptions, import, import_with};
-use transformer_lite::graph::pass::Pipeline;
+use transformer_lite::graph::pass::{Pipeline, ROTARY_APPEND};
 use transformer_lite::graph::text;
 use transformer_lite::llm::LanguageModel;
-use transformer_lite::llm::engine::{Decoder, HostModel, Lengths, Logits, Watch};
+use transformer_lite::llm::engine::{Decoder, DeviceDecoder, HostModel, Lengths, Logits, Watch};
 use transformer_lite::plan::{Bound, Plan, weight_bytes};
 use transformer_lite::shape::Bindings;
 use transformer_lite::tensor::DType;
@@ -31,6 +29,16 @@ fn model(folder: &Path) -> std::path::PathBuf {
 
 fn load(folder: &Path) -> Decoder {
     Decoder::load_with(&model(folder), ABSENT, &Pipeline::standard(), Logits::Last).unwrap()
+}
+
+/// All devices; those that are asked for must be there.
+fn devices() -> Vec<support::Device> {
+    let (found, missing) = support::devices();
+    for m in missing {
+        assert!(!m.is_required(), "{}: {}", m.backend, m.why);
+        eprintln!("not tested on {}: {}", m.backend, m.why);
+    }
+    found
 }
 
 /// Number of nodes of each operator.
@@ -91,6 +99,7 @@ fn specifications_have_the_known_numbers_of_parameters() {
         ("chatglm2-6b", 6.24),
         ("llama2-7b", 6.74),
         ("qwen1.5-14b", 14.17),
+        ("qwen2.5-1.5b", 1.54),
     ] {
         let found = number_of_weights(&Spec::find(name).unwrap()) as f64 / 1e9;
         assert!(
@@ -128,6 +137,8 @@ fn true_sizes_fuse_and_plan_without_weights() {
                 plan.host.first()
             );
             assert_eq!(plan.segments.len(), 1, "{name}");
+            // Read as they are: nothing is left to convert for each token.
+            assert_eq!(plan.output("logits").unwrap().device, DType::F32, "{name}");
             for step in &plan.steps {
                 let nodes = &step.nodes;
                 assert!(!nodes.iter().any(|n| sizes.contains(n)), "{name}: {nodes:?}");
@@ -147,7 +158,8 @@ fn true_sizes_fuse_and_plan_without_weights() {
     }
 }
 
-/// Within a block of padding and across its end, and nothing is allocated.
+/// Within a block of padding and across its end, and nothing is allocated. Within a block nothing is computed but three live values: where rows
+/// are appended, how many there are, and the position.
 #[test]
 fn binding_allocates_nothing() {
     for spec in SPECS {
@@ -167,6 +179,13 @@ fn binding_allocates_nothing() {
             }
         });
         assert_eq!(counted.count_total, 0, "{}: {counted:?}", spec.name);
+        decode.bind(&lengths[70], &mut bound).unwrap();
+        let (evaluated, params) = (bound.evaluated(), bound.launch.params.clone());
+        for b in &lengths[71..81] {
+            decode.bind(b, &mut bound).unwrap();
+        }
+        assert_eq!(bound.evaluated() - evaluated, 10 * 3, "{}", spec.name);
+        assert_eq!(bound.launch.params, params, "{}", spec.name);
         assert!(decode.bind(&at(1024), &mut bound).is_err());
         decode.bind(&lengths[7], &mut bound).unwrap();
     }
@@ -205,6 +224,143 @@ fn the_packed_form_is_the_quantizers() {
         }
         assert_eq!(found.len(), wanted.len(), "{}", spec.name);
     }
+}
+
+/// Of each family, on each device: the same numbers of the same seed.
+#[test]
+#[expect(clippy::result_large_err, reason = "the library's error, on no hot path")]
+fn made_up_weights_compute_numbers() {
+    for device in devices() {
+        for spec in SPECS {
+            let small = spec.clone().small();
+            let dir = tempfile::tempdir().unwrap();
+            decoders::write(&small, Form::E0m4(32), None, dir.path()).unwrap();
+            let new = |source| {
+                let decoder = load(dir.path()).with_weights(source);
+                DeviceDecoder::new(decoder, Box::new(device.share()), &Lengths::of(small.context))
+            };
+            let logits = |seed| {
+                let mut model = new(WeightSource::Random(seed)).unwrap().model().unwrap();
+                let (mut all, mut logits) = (Vec::new(), Vec::new());
+                for tokens in [&[3, 1, 100, 7, 7][..], &[9], &[127]] {
+                    model.forward(tokens, &mut logits).unwrap();
+                    all.extend_from_slice(&logits);
+                }
+                all
+            };
+            let (first, name) = (logits(1), format!("{} on {}", spec.name, device.caps.device));
+            let most = first.iter().fold(0f32, |m, v| m.max(v.abs()));
+            assert!(
+                first.iter().all(|v| v.is_finite()) && most > 0.1 && most < 100.0,
+                "{name}: {most}"
+            );
+            assert_eq!(first, logits(1), "{name}");
+            assert_ne!(first, logits(2), "{name}");
+            let e = new(WeightSource::Files).err().unwrap().chain();
+            assert!(e.contains("is not loaded"), "{e}");
+        }
+    }
+}
+
+/// Rotary embedding of neighbours and appends along axis 0 in one dispatch: the same logits, by whatever lengths the tokens come, with three
+/// dispatches a layer less.
+#[test]
+fn neighbours_turn_and_are_appended_in_one_dispatch() {
+    for device in devices() {
+        // By two neighbours, and, where vectors are written out, by rows of heads.
+        for head_dim in [16, 64] {
+            let spec = Spec {
+                head_dim,
+                ..Spec::find("chatglm2-6b").unwrap().small()
+            };
+            let dir = tempfile::tempdir().unwrap();
+            decoders::write(&spec, Form::E0m4(32), Some(9), dir.path()).unwrap();
+            let run = |pipeline: &Pipeline, float| {
+                let decoder = Decoder::load(&model(dir.path()), pipeline, Logits::Last).unwrap();
+                let plans = decoder.plans(&device.caps, &Lengths::of(64)).unwrap();
+                let dispatches = plans.map(|p| p.steps.len());
+                let decoder = decoder.stored_in(float);
+                let loaded = DeviceDecoder::new(decoder, Box::new(device.share()), &Lengths::of(64)).unwrap();
+                let mut model = loaded.model().unwrap();
+                let (mut all, mut logits) = (Vec::new(), Vec::new());
+                for tokens in [&[3, 1, 100, 7, 7][..], &[9], &[127, 5, 5], &[1]] {
+                    model.forward(tokens, &mut logits).unwrap();
+                    all.extend_from_slice(&logits);
+                }
+                (dispatches, all)
+            };
+            let mut joined = Pipeline::standard();
+            joined.passes.push(ROTARY_APPEND);
+            for float in [DType::F16, DType::F32] {
+                let (apart, wanted) = run(&Pipeline::standard(), float);
+                let (fewer, found) = run(&joined, float);
+                let what = format!("heads of {head_dim} in {float} on {}", device.caps.device);
+                assert_eq!(apart, fewer.map(|n| n + 3 * spec.layers), "{what}");
+                let most = wanted.iter().fold(0f32, |m, v| m.max(v.abs()));
+                for (w, f) in wanted.iter().zip(&found) {
+                    assert!((w - f).abs() <= 1e-3 * most, "{what}: {w}, {f}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn made_up_numbers_are_spread_evenly() {
+    let mut words = Vec::new();
+    for device in devices() {
+        let mut backend = device.share();
+        // More than the largest grid has work-items for.
+        let len = 8 * (64 * u64::from(device.caps.max_grid.min(65_535)) + 77);
+        let buffer = backend.create_buffer("numbers", len).unwrap();
+        let view = View {
+            buffer,
+            offset: 0,
+            len,
+        };
+        let mut made = |numbers, seed| {
+            fill(&mut backend, view, numbers, seed).unwrap();
+            let mut bytes = vec![0; len as usize];
+            backend.read(view, &mut bytes).unwrap();
+            bytes
+        };
+        let bytes = made(Numbers::Words, 5);
+        for bit in 0..32 {
+            let set = bytes
+                .chunks_exact(4)
+                .filter(|w| w[bit / 8] >> (bit % 8) & 1 == 1)
+                .count() as f64;
+            let share = set / (len / 4) as f64;
+            assert!((share - 0.5).abs() < 0.01, "bit {bit}: {share}");
+        }
+        assert_ne!(bytes, made(Numbers::Words, 6));
+        words.push(bytes[..4096].to_vec());
+        let (even, odd) = ([0.5, 0.25], [3.0, 0.0]);
+        for dtype in [DType::F16, DType::F32] {
+            let bytes = made(Numbers::Floats { dtype, even, odd }, 5);
+            let floats: Vec<f32> = match dtype {
+                DType::F16 => bytes
+                    .chunks_exact(2)
+                    .map(|b| half::f16::from_le_bytes([b[0], b[1]]).to_f32())
+                    .collect(),
+                _ => bytes
+                    .chunks_exact(4)
+                    .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
+                    .collect(),
+            };
+            assert!(floats.iter().skip(1).step_by(2).all(|v| *v == 3.0), "{dtype}");
+            let evens: Vec<f64> = floats.iter().step_by(2).map(|v| f64::from(*v)).collect();
+            assert!(evens.iter().all(|v| (0.25..=0.75).contains(v)), "{dtype}");
+            let mean = evens.iter().sum::<f64>() / evens.len() as f64;
+            let square = evens.iter().map(|v| (v - mean).powi(2)).sum::<f64>() / evens.len() as f64;
+            assert!(
+                (mean - 0.5).abs() < 1e-3 && (square * 48.0 - 1.0).abs() < 0.01,
+                "{dtype}: {mean}, {square}"
+            );
+        }
+        backend.destroy_buffer(buffer);
+    }
+    assert!(words.windows(2).all(|w| w[0] == w[1]), "devices differ");
 }
 
 /// Fused and decomposed graphs compute the same, in chunks and in single steps.

@@ -11,6 +11,8 @@ use transformer_lite::backend::image::{ImageKind, Images};
 use transformer_lite::backend::kernel::{FieldTy, Kernel, KernelSpec, Language, Ty};
 use transformer_lite::backend::phones::Phone;
 use transformer_lite::backend::{Backend, BackendKind, Caps, DeviceKind, PackedDot};
+use transformer_lite::decoders::{self, Form, Spec};
+use transformer_lite::executor::random;
 use transformer_lite::graph::op::ALL;
 use transformer_lite::graph::pass::{Pipeline, ROTARY_APPEND};
 use transformer_lite::llm::KvType;
@@ -138,18 +140,27 @@ fn specs() -> &'static [KernelSpec] {
         for caps in kinds_of_device() {
             add(probe::specs(&caps));
         }
+        add(random::specs());
         let (_dir, model) = support::tiny_model("llama", Default::default());
+        // Caches that grow along axis 0, heads of whole vectors of which neighbours turn in a half.
+        let glm = tempfile::tempdir().unwrap();
+        let spec = Spec {
+            head_dim: 64,
+            ..Spec::find("chatglm2-6b").unwrap().small()
+        };
+        decoders::write(&spec, Form::E0m4(32), Some(1), glm.path()).unwrap();
         let mut eight_bits = Pipeline::standard();
         KvType::Q8.store(&mut eight_bits);
         let mut few_dispatches = Pipeline::standard();
         few_dispatches.passes.push(ROTARY_APPEND);
-        for (logits, pipeline) in [
-            (Logits::All, Pipeline::standard()),
-            (Logits::Last, Pipeline::standard()),
-            (Logits::Last, eight_bits),
-            (Logits::Last, few_dispatches),
+        for (folder, logits, pipeline) in [
+            (&*model, Logits::All, Pipeline::standard()),
+            (&model, Logits::Last, Pipeline::standard()),
+            (&model, Logits::Last, eight_bits),
+            (&model, Logits::Last, few_dispatches.clone()),
+            (glm.path(), Logits::Last, few_dispatches),
         ] {
-            let decoder = Decoder::load(&model.join("model.onnx"), &pipeline, logits).unwrap();
+            let decoder = Decoder::load(&folder.join("model.onnx"), &pipeline, logits).unwrap();
             for caps in kinds_of_device() {
                 for plan in decoder
                     .plans(
@@ -171,7 +182,8 @@ fn specs() -> &'static [KernelSpec] {
 
 fn kernels() -> BTreeMap<&'static str, &'static Kernel> {
     let operators = ALL.iter().flat_map(|d| d.kernels);
-    operators.chain(probe::KERNELS).map(|k| (k.name, *k)).collect()
+    let others = probe::KERNELS.iter().chain(random::KERNELS);
+    operators.chain(others).map(|k| (k.name, *k)).collect()
 }
 
 /// It measures devices, and is compiled only where it is run: some ask for what other kernels do without.

@@ -698,3 +698,40 @@ fn parts_need_no_copies() {
         check(&mut executor, &graph, &[("x", random(&[1, 128, 4, 4], 6))]);
     }
 }
+
+/// An output that is another name of a value, as exporters that put the sequence first have their logits, is stored as any other.
+#[test]
+fn outputs_are_floats_under_any_name() {
+    let mut b = Build::default();
+    let x = b.input("x", DType::F32, "1 4 8");
+    let square = b.node(Pointwise::binary("Mul", Binary::Mul), &[x, x]);
+    let perm = Some(vec![1, 0, 2]);
+    let turned = b.node(Transpose { perm }, &[square]);
+    let inside = b.node(unary(Unary::Neg), &[square]);
+    let last = b.node(unary(Unary::Abs), &[inside]);
+    let graph = b.finish(&[turned, last]);
+    let halves = Options {
+        float: DType::F16,
+        ..options(&[])
+    };
+    for device in devices() {
+        let _turn = device.turn();
+        let plan = Plan::compile(&graph, &device.caps, &halves).unwrap();
+        assert!(
+            plan.outputs.iter().all(|o| o.device == DType::F32),
+            "{:?}",
+            plan.outputs
+        );
+        // Two products of elements and one of their negative: the new name takes no dispatch.
+        assert_eq!(plan.steps.len(), 3);
+        let name = plan.outputs[0].name.clone();
+        let mut executor = Executor::new(Box::new(device.share()), &graph, vec![plan]).unwrap();
+        // Exact in a half; its square is not.
+        let v = 1.0 + 1.0 / 1024.0;
+        let given = HostTensor::from_f32(&[1, 4, 8], &[v; 32]).unwrap();
+        executor.write(0, "x", &given).unwrap();
+        executor.run(0, &Bindings::new()).unwrap();
+        let found = executor.read(0, &name).unwrap();
+        assert_eq!(found.to_f32().unwrap().as_ref(), [v * v; 32]);
+    }
+}

@@ -162,6 +162,21 @@ fn devices_are_measured_once_and_models_against_them() {
             .map(|w| w["name"].as_str().unwrap())
             .collect();
         assert_eq!(names, ["prefill 16", "prefill 32", "decode at 8"]);
+        // Of the true size: a token takes the 30 layers' weights at least.
+        let made_up = run(&[
+            "roofline",
+            "--random",
+            "smollm2-135m",
+            "--depth",
+            "8",
+            "--context",
+            "64",
+        ]);
+        assert_eq!(made_up["model"], "smollm2-135m");
+        let work = made_up["work"].as_array().unwrap();
+        let decoded = work.iter().find(|w| w["name"] == "decode at 8").unwrap();
+        let bytes = number(&decoded["whole"], "read_bytes");
+        assert!((0.8e8..1.2e8).contains(&bytes), "{bytes} bytes");
 
         if !transformer_lite::backend::Backend::caps(&on).profiling {
             refused(
@@ -171,6 +186,17 @@ fn devices_are_measured_once_and_models_against_them() {
             );
             continue;
         }
+        let random = [
+            "profile",
+            "--random",
+            "smollm2-135m",
+            "--layers",
+            "1",
+            "--context",
+            "64",
+        ];
+        let profiled = run(&[&random[..], &["--prefill", "8", "--past", "8"]].concat());
+        assert_eq!(profiled["runs"].as_array().unwrap().len(), 2, "{profiled}");
         let trace = models.path().join("trace.json");
         let page = models.path().join("page.html");
         let (t, h) = (trace.to_str().unwrap(), page.to_str().unwrap());

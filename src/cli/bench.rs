@@ -4,9 +4,10 @@ use super::interrupt::Interrupt;
 use super::load::{load_model, print_notes};
 use super::options::{ExecOptions, check_fits, from_one, from_zero};
 use super::output::{bar, note, put, put_json, table};
+use super::random::RandomOptions;
 use crate::backend::Stats;
 use crate::error::{Error, Result};
-use crate::llm::load::{Loaded, PlaceName, Purpose};
+use crate::llm::load::{LoadOptions, Loaded, PlaceName, Purpose};
 use crate::llm::metrics::rate;
 use crate::llm::sampler::SplitMix64;
 use crate::llm::{Cancel, LanguageModel, ModelFolder};
@@ -31,7 +32,10 @@ const DECODE: [usize; 1] = [64];
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Folder with model.onnx and the config files
-    model: PathBuf,
+    #[arg(required_unless_present = "random")]
+    model: Option<PathBuf>,
+    #[command(flatten)]
+    random: RandomOptions,
     /// Lengths of prompts, separated by commas [default: 128,512, as far as the context goes]
     #[arg(
         long,
@@ -387,8 +391,13 @@ fn text(name: &str, place: &PlaceName, lines: &[Line]) -> String {
 
 /// Runs the command.
 pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
-    let folder = ModelFolder::holding("MODEL", &args.model, &[])?;
-    let mut loaded = load_model(&folder, &args.exec.load_options(), Purpose::Generation)?;
+    let source = args.random.source(args.model.as_deref())?;
+    let folder = ModelFolder::holding("MODEL", source.path(), &[])?;
+    let options = LoadOptions {
+        weights: source.weights,
+        ..args.exec.load_options()
+    };
+    let mut loaded = load_model(&folder, &options, Purpose::Generation)?;
 
     let (tests, notes) = tests(args, loaded.model.context())?;
     print_notes(&notes);

@@ -18,6 +18,7 @@ mod output;
 mod perplexity;
 mod profile;
 mod quantize;
+mod random;
 mod roofline;
 mod run;
 mod sampling;

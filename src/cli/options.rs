@@ -4,6 +4,7 @@ use super::cache::CacheOptions;
 use super::output::note;
 use crate::backend::{ImageUse, OpenOptions, Priority, RecordingWay};
 use crate::error::{Error, Result};
+use crate::executor::WeightSource;
 use crate::graph::pass::Pipeline;
 use crate::llm::engine::PADDING;
 use crate::llm::load::{Activations, KvType, LoadOptions, PADDINGS};
@@ -260,6 +261,7 @@ impl ExecOptions {
             padding: self.padding,
             drafts: 0,
             greedy: false,
+            weights: WeightSource::Files,
         }
     }
 }

@@ -5,6 +5,7 @@ mod page;
 use super::load;
 use super::options::{ExecOptions, check_writable, from_one};
 use super::output::{note, put, put_json, table};
+use super::random::{RandomOptions, Source};
 use super::roofline::{device, flops_text, work_table};
 use super::run::made_up_inputs;
 use crate::backend::Caps;
@@ -14,7 +15,7 @@ use crate::files::write_whole;
 use crate::graph::onnx;
 use crate::inspect::{self, model_file};
 use crate::llm::engine::DeviceModel;
-use crate::llm::load::{Loaded, Purpose};
+use crate::llm::load::{LoadOptions, Loaded, Purpose};
 use crate::llm::{LanguageModel, ModelFolder};
 use crate::plan::NodeCost;
 use crate::roofline::Peaks;
@@ -33,7 +34,10 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Folder with model.onnx, or an ONNX file
-    model: PathBuf,
+    #[arg(required_unless_present = "random")]
+    model: Option<PathBuf>,
+    #[command(flatten)]
+    random: RandomOptions,
     /// Tokens of the prefill run of a language model, at most one chunk [default: 128]
     #[arg(long, value_name = "N", value_parser = from_one, allow_negative_numbers = true)]
     prefill: Option<NonZeroUsize>,
@@ -109,7 +113,7 @@ fn costs(loaded: &Loaded, tokens: usize, past: usize) -> Result<Vec<NodeCost>> {
     Ok(runs.into_iter().flatten().collect())
 }
 
-fn decoder(args: &Args, peaks: &Peaks) -> Result<Vec<Profile>> {
+fn decoder(args: &Args, source: &Source, peaks: &Peaks) -> Result<Vec<Profile>> {
     if !args.bind.is_empty() {
         return Err(Error::usage(
             "--bind",
@@ -118,10 +122,13 @@ fn decoder(args: &Args, peaks: &Peaks) -> Result<Vec<Profile>> {
     }
     let usual = |n: Option<NonZeroUsize>| n.map_or(128, NonZeroUsize::get);
     let (mut prefill, mut past) = (usual(args.prefill), usual(args.past));
-    let folder = ModelFolder::holding("MODEL", &args.model, &[])?;
+    let folder = ModelFolder::holding("MODEL", source.path(), &[])?;
     let loaded = load::load(
         &folder,
-        &args.exec.load_options(),
+        &LoadOptions {
+            weights: source.weights,
+            ..args.exec.load_options()
+        },
         Purpose::Generation,
         &mut |_| (),
     )?;
@@ -170,19 +177,19 @@ fn decoder(args: &Args, peaks: &Peaks) -> Result<Vec<Profile>> {
     Ok(vec![first, second])
 }
 
-fn other(args: &Args, peaks: &Peaks) -> Result<Vec<Profile>> {
+fn other(args: &Args, model: &Path, peaks: &Peaks) -> Result<Vec<Profile>> {
     let decoders = [
         ("--prefill", args.prefill.is_some()),
         ("--past", args.past.is_some()),
         ("--context", args.exec.context.is_some()),
     ];
     if let Some((option, _)) = decoders.into_iter().find(|(_, given)| *given) {
-        let what = format!("{} is no language model with a cache", args.model.display());
+        let what = format!("{} is no language model with a cache", model.display());
         return Err(Error::usage(option, what));
     }
     let float = args.exec.on.storage(args.exec.float)?.unwrap_or(DType::F32);
     let backend = load::open(&args.exec.on)?;
-    let graph = onnx::import(&model_file(&args.model)?)?;
+    let graph = onnx::import(&model_file(model)?)?;
     let mut runner = Runner::of(graph, backend, float)?;
     let given = made_up_inputs(&runner, &args.bind)?;
     let bindings = runner.check(&given)?;
@@ -306,17 +313,18 @@ pub fn run(args: &Args) -> Result<()> {
             check_writable(option, file)?;
         }
     }
-    let decodes = inspect::is_decoder(&args.model)?;
+    let source = args.random.source(args.model.as_deref())?;
+    let decodes = inspect::is_decoder(source.path())?;
     let (caps, probe) = device(&args.exec)?;
     check_times(&caps)?;
     let peaks = probe.peaks();
     let runs = if decodes {
-        decoder(args, &peaks)?
+        decoder(args, &source, &peaks)?
     } else {
-        other(args, &peaks)?
+        other(args, source.path(), &peaks)?
     };
     let report = Report {
-        model: inspect::model_name(&args.model)?,
+        model: inspect::model_name(source.path())?,
         backend: caps.backend,
         device: &caps.device,
         driver: &caps.driver,

@@ -122,7 +122,8 @@ pub struct Args {
     calibration: CalibrationOptions,
 }
 
-fn group_size(text: &str) -> Result<usize, String> {
+/// The value of an option `--group-size`.
+pub(super) fn group_size(text: &str) -> Result<usize, String> {
     if text == "channel" {
         return Ok(PER_CHANNEL);
     }

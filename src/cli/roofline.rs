@@ -3,6 +3,7 @@
 use super::load;
 use super::options::{ExecOptions, check_fits, from_one, from_zero};
 use super::output::{note, put, put_json, table};
+use super::random::RandomOptions;
 use crate::backend::Caps;
 use crate::error::{Error, Result};
 use crate::inspect::{self, Request, parse_bind};
@@ -13,7 +14,7 @@ use crate::roofline::{Peaks, Summary, Work};
 use crate::units::{quantity, size_text};
 use serde::Serialize;
 use std::num::NonZeroUsize;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Show how long a model's work takes at least on a device, without running it
 ///
@@ -22,7 +23,10 @@ use std::path::PathBuf;
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Folder with model.onnx, or an ONNX file; files with its weights need not be there
-    model: PathBuf,
+    #[arg(required_unless_present = "random")]
+    model: Option<PathBuf>,
+    #[command(flatten)]
+    random: RandomOptions,
     /// Lengths of prompts of a language model, separated by commas [default: 128,1024]
     #[arg(
         long,
@@ -84,14 +88,14 @@ fn usual(asked: &[usize], context: usize) -> Vec<usize> {
     asked.to_vec()
 }
 
-fn decoder(args: &Args, caps: &Caps, peaks: &Peaks) -> Result<Vec<Work>> {
+fn decoder(args: &Args, model: &Path, caps: &Caps, peaks: &Peaks) -> Result<Vec<Work>> {
     if !args.bind.is_empty() {
         return Err(Error::usage(
             "--bind",
             "the sizes of a language model are --prefill and --depth",
         ));
     }
-    let folder = ModelFolder::holding("MODEL", &args.model, &[])?;
+    let folder = ModelFolder::holding("MODEL", model, &[])?;
     let planned = PlannedDecoder::new(&folder, &args.exec.load_options(), caps)?;
     let context = planned.context();
     let mut work = Vec::new();
@@ -114,13 +118,13 @@ fn decoder(args: &Args, caps: &Caps, peaks: &Peaks) -> Result<Vec<Work>> {
     Ok(work)
 }
 
-fn other(args: &Args, caps: &Caps, peaks: &Peaks) -> Result<Vec<Work>> {
+fn other(args: &Args, model: &Path, caps: &Caps, peaks: &Peaks) -> Result<Vec<Work>> {
     let decoders = [
         ("--prefill", !args.prefill.is_empty()),
         ("--depth", !args.depth.is_empty()),
     ];
     if let Some((option, _)) = decoders.into_iter().find(|(_, given)| *given) {
-        let what = format!("{} is no language model with a cache", args.model.display());
+        let what = format!("{} is no language model with a cache", model.display());
         return Err(Error::usage(option, what));
     }
     let request = Request {
@@ -129,7 +133,7 @@ fn other(args: &Args, caps: &Caps, peaks: &Peaks) -> Result<Vec<Work>> {
         ..Request::default()
     };
     let mut work = Vec::new();
-    for plan in inspect::plans(&args.model, &request)? {
+    for plan in inspect::plans(model, &request)? {
         let open: Vec<String> = plan.bounds().iter().map(|(s, _)| format!("{s}=...")).collect();
         if !open.is_empty() {
             let what = format!(
@@ -243,16 +247,18 @@ fn text(report: &Report<'_>, nodes: bool) -> String {
 
 /// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
-    let decodes = inspect::is_decoder(&args.model)?;
+    let source = args.random.source(args.model.as_deref())?;
+    let model = source.path();
+    let decodes = inspect::is_decoder(model)?;
     let (caps, probe) = device(&args.exec)?;
     let peaks = probe.peaks();
     let work = if decodes {
-        decoder(args, &caps, &peaks)?
+        decoder(args, model, &caps, &peaks)?
     } else {
-        other(args, &caps, &peaks)?
+        other(args, model, &caps, &peaks)?
     };
     let report = Report {
-        model: inspect::model_name(&args.model)?,
+        model: inspect::model_name(model)?,
         backend: caps.backend,
         device: &caps.device,
         driver: &caps.driver,

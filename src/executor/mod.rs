@@ -7,10 +7,12 @@ mod load;
 mod observe;
 mod pack;
 mod program;
+pub mod random;
 mod run;
 
 pub use observe::Observed;
 pub use program::{Program, specs};
+pub use random::WeightSource;
 pub use run::Timing;
 
 use crate::backend::{Backend, BackendError, Caps, KernelId, RecordingId, SharedBackend, Stats, View};
@@ -73,7 +75,13 @@ impl std::fmt::Debug for Executor {
 impl Executor {
     /// Loads `plans` of `graph` on `backend`, which nothing else uses.
     pub fn new(backend: Box<dyn Backend>, graph: &Graph, plans: Vec<Plan>) -> Result<Self> {
-        let program = Program::load(SharedBackend::new(backend), graph, plans, &mut |_, _| {})?;
+        let program = Program::load(
+            SharedBackend::new(backend),
+            graph,
+            plans,
+            WeightSource::Files,
+            &mut |_, _| {},
+        )?;
         Self::of(&Arc::new(program))
     }
 

@@ -2,6 +2,7 @@
 
 use super::load::create;
 use super::pack::pack;
+use super::random::{self, Numbers, WeightSource};
 use crate::backend::kernel::KernelSpec;
 use crate::backend::{Backend, Caps, KernelId, SharedBackend, Stats, View};
 use crate::error::{Error, Result, Stage};
@@ -34,11 +35,13 @@ impl std::fmt::Debug for Program {
 }
 
 impl Program {
-    /// Uploads the weights of `plans` of `graph` and compiles their kernels; `hear` is told how many of how many are ready.
+    /// Uploads the weights of `plans` of `graph`, or makes them up, and compiles their kernels; `hear` is told how many of how many are
+    /// ready.
     pub fn load(
         backend: SharedBackend,
         graph: &Graph,
         plans: Vec<Plan>,
+        weights: WeightSource,
         hear: &mut dyn FnMut(usize, usize),
     ) -> Result<Self> {
         let mut program = Self {
@@ -48,7 +51,7 @@ impl Program {
         };
         for key in plans.iter().flat_map(|p| &p.weights) {
             if !program.weights.contains_key(key) {
-                program.upload(graph, key)?;
+                program.upload(graph, key, weights)?;
             }
         }
         let specs = specs(&plans);
@@ -92,10 +95,16 @@ impl Program {
         self.plans.get(plan).map(|(p, _)| p.as_ref())
     }
 
-    fn upload(&mut self, graph: &Graph, key: &WeightKey) -> Result<()> {
+    fn upload(&mut self, graph: &Graph, key: &WeightKey, weights: WeightSource) -> Result<()> {
         let name = key.names(graph).join("\", \"");
         let tensors = key.values.iter().map(|v| constant(graph, *v));
-        let bytes = pack(&tensors.collect::<Result<Vec<_>>>()?, &key.pack)
+        let tensors = tensors.collect::<Result<Vec<_>>>()?;
+        if let WeightSource::Random(seed) = weights
+            && tensors.iter().all(|t| t.is_absent())
+        {
+            return self.make_up(graph, key, &name, seed);
+        }
+        let bytes = pack(&tensors, &key.pack)
             .map_err(|e| Error::other(Stage::Plan, format!("weight \"{name}\": {e}")))?;
         let planned = key.bytes(graph);
         if planned != Some(bytes.len() as u64) {
@@ -109,6 +118,16 @@ impl Program {
         self.weights.insert(key.clone(), view);
         let written = self.backend.write(view, &bytes);
         written.map_err(|e| Error::device(Stage::Plan, format!("uploading \"{name}\""), e))
+    }
+
+    /// Makes the weight `key` up on the device.
+    fn make_up(&mut self, graph: &Graph, key: &WeightKey, name: &str, seed: u32) -> Result<()> {
+        let unknown = || Error::other(Stage::Plan, format!("weight \"{name}\": its size is not known"));
+        let view = create(&mut self.backend, name, key.bytes(graph).ok_or_else(unknown)?)?;
+        self.weights.insert(key.clone(), view);
+        let own = crc32fast::hash(format!("{name} {:?}", key.pack).as_bytes());
+        let filled = random::fill(&mut self.backend, view, Numbers::of(graph, key), seed ^ own);
+        filled.map_err(|e| Error::device(Stage::Plan, format!("making up \"{name}\""), e))
     }
 }
 

@@ -24,7 +24,7 @@ use super::sampler::arg_max;
 use super::{LanguageModel, roles};
 use crate::backend::{Backend, Caps, Stats};
 use crate::error::{Error, Result, Stage};
-use crate::executor::{Executor, Timing};
+use crate::executor::{Executor, Timing, WeightSource};
 use crate::graph::derive::derive;
 use crate::graph::onnx::{self, ImportOptions};
 use crate::graph::op::attention::{Attention, UNSPLIT};
@@ -118,6 +118,8 @@ pub struct Decoder {
     fingerprint: String,
     /// Storage of activations on a device.
     float: DType,
+    /// Where its weights come from on a device.
+    weights: WeightSource,
     /// Keys that a mask which is made for a run shows to a query.
     window: Option<usize>,
     /// Values in its middle that a run tells, by name.
@@ -323,6 +325,7 @@ impl Decoder {
             vocab,
             fingerprint,
             float,
+            weights: WeightSource::default(),
             window: None,
             watched: watched.to_vec(),
             passes,
@@ -356,6 +359,12 @@ impl Decoder {
     /// model quantizes its operands at run time.
     pub fn stored_in(mut self, float: DType) -> Self {
         self.float = float;
+        self
+    }
+
+    /// The same with weights from `source` on a device.
+    pub fn with_weights(mut self, source: WeightSource) -> Self {
+        self.weights = source;
         self
     }
 

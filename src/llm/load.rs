@@ -9,6 +9,7 @@ use super::roles;
 use crate::backend::{Caps, PackedDot, Stats};
 use crate::cache::Store;
 use crate::error::{Error, Result, Stage};
+use crate::executor::WeightSource;
 use crate::graph::onnx::ImportOptions;
 use crate::graph::pass::{FUSE, GREEDY, INT8_ACTIVATIONS, KV_Q8, Pipeline};
 use crate::graph::{Graph, State, onnx};
@@ -112,6 +113,8 @@ pub struct LoadOptions {
     pub padding: usize,
     /// Most tokens that are to be guessed ahead and verified at once, up to [`MOST_DRAFTS`]; 0 for generation without drafts.
     pub drafts: usize,
+    /// Where the weights come from; what is made up is made up on a device.
+    pub weights: WeightSource,
     /// A device finds the most likely token itself. That makes greedy generation faster and other generation a little slower.
     pub greedy: bool,
 }
@@ -127,6 +130,7 @@ impl Default for LoadOptions {
             act: Activations::default(),
             padding: PADDING,
             drafts: 0,
+            weights: WeightSource::default(),
             greedy: true,
         }
     }
@@ -164,7 +168,28 @@ impl LoadOptions {
             let what = "int8 is arithmetic on a device; the host multiplies floats";
             return wrong("act", what.to_owned());
         }
+        if on_host {
+            self.check_weights_on_host()?;
+        }
         Ok(())
+    }
+}
+
+impl LoadOptions {
+    fn check_weights_on_host(&self) -> Result<()> {
+        match self.weights {
+            WeightSource::Files => Ok(()),
+            WeightSource::Random(_) => Err(Error::usage(
+                "backend",
+                "random weights are made on a device, and the host is none",
+            )),
+        }
+    }
+
+    fn import(&self) -> ImportOptions {
+        ImportOptions {
+            absent_weights: self.weights != WeightSource::Files,
+        }
     }
 }
 
@@ -264,6 +289,7 @@ impl Loaded {
                 backend
             }
             Opened::Host { for_want } => {
+                options.check_weights_on_host()?;
                 notes.extend(options.place.priority_note(None));
                 if for_want {
                     notes.push("no device, `tlite devices` says why; running on the host, slowly".to_owned());
@@ -277,7 +303,7 @@ impl Loaded {
                 if options.act == Activations::Int8 {
                     notes.push("note: --act int8 has no effect on the host".to_owned());
                 }
-                let weights = ImportOptions::default();
+                let weights = options.import();
                 let how = (&Pipeline::host(), context);
                 let decoder = decoder(&path, weights, how, options, purpose, &mut notes)?;
                 let decoder = Arc::new(fitted(decoder, folder, options, &mut notes)?);
@@ -285,7 +311,7 @@ impl Loaded {
                 return Ok(Self { engine, notes });
             }
         };
-        let weights = ImportOptions::default();
+        let weights = options.import();
         let (decoder, planned) = prepared(folder, options, purpose, backend.caps(), weights, &mut notes)?;
         let memory = planned.memory();
         if memory.context < context {
@@ -341,7 +367,7 @@ impl Loaded {
             ));
         };
         let mut unsaid = Vec::new();
-        let weights = ImportOptions::default();
+        let weights = options.import();
         let (decoder, planned) = prepared(
             folder,
             options,
@@ -532,7 +558,7 @@ fn prepared(
     if options.kv == KvType::Q8 {
         notes.extend(kept_floats(decoder.graph()));
     }
-    let decoder = fitted(decoder, folder, options, notes)?;
+    let decoder = fitted(decoder, folder, options, notes)?.with_weights(options.weights);
     let drafts = purpose == Purpose::Generation && options.drafts > 0;
     if drafts && !decoder.keeps_cache() {
         notes.push("note: drafts have no effect on a device without a cache".to_owned());

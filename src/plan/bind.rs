@@ -68,12 +68,12 @@ pub struct Bound {
     stale: Vec<bool>,
     values: Vec<i64>,
     ready: bool,
-    /// Number of expressions evaluated so far.
+    /// Number of expressions evaluated so far, live ones and conditions included.
     evaluated: u64,
 }
 
 impl Bound {
-    /// Number of expressions evaluated since the plan was loaded.
+    /// Number of expressions evaluated since the plan was loaded: of parameters and grids, of live values, of conditions.
     pub fn evaluated(&self) -> u64 {
         self.evaluated
     }
@@ -421,6 +421,7 @@ impl Plan {
         for c in &readers.conditions {
             let c = *c as usize;
             if known(&f.condition_slots[c], bound) {
+                bound.evaluated += 1;
                 self.check(&self.conditions[c], bound)?;
             }
         }
@@ -433,6 +434,7 @@ impl Plan {
         for i in &readers.live {
             let i = *i as usize;
             if known(&f.live_slots[i], bound) {
+                bound.evaluated += 1;
                 let v = exact(&f.live[i].1, bound)?;
                 self.set_live(bound, &f.live[i], v)?;
             }

@@ -54,6 +54,8 @@ pub(super) struct Compiler<'a> {
     pub made: Vec<MadeSymbol>,
     /// Values that derivation knows as expressions and that must be there as tensors: for the caller, or as the bytes of another.
     pub known: BTreeSet<ValueId>,
+    /// Values that are stored as graph outputs are, which are other names of them.
+    wide: BTreeSet<ValueId>,
     pub collected: Collected,
 }
 
@@ -124,6 +126,7 @@ impl<'a> Compiler<'a> {
             needed_values: Vec::new(),
             made: Vec::new(),
             known: BTreeSet::new(),
+            wide: BTreeSet::new(),
             collected: Collected::default(),
         })
     }
@@ -268,7 +271,7 @@ impl<'a> Compiler<'a> {
         host
     }
 
-    /// Chooses kernels for every needed node, and puts those without one on the host, until nothing changes.
+    /// Chooses kernels for every needed node, puts those without one on the host, and stores outputs in full, until nothing changes.
     fn lower(&mut self, order: &[NodeId]) -> Result<()> {
         self.host = self.must_run_on_host();
         loop {
@@ -318,11 +321,26 @@ impl<'a> Compiler<'a> {
                     Err(e) => return Err(self.graph.node_error(Stage::Plan, node, e)),
                 }
             }
-            if self.host.len() == before {
+            if self.host.len() == before && !self.widen_outputs() {
                 self.keep_bytes_of_others();
                 return Ok(());
             }
         }
+    }
+
+    /// Notes values of which graph outputs are another name, as of a reshape, and that are stored as halves; true where one is new. A
+    /// caller gets what was computed, and has no halves to convert.
+    fn widen_outputs(&mut self) -> bool {
+        let mut found = false;
+        for v in self.graph.outputs() {
+            let root = self.collected.root(*v);
+            let halves = root != *v && self.collected.storage.get(&root) == Some(&DType::F16);
+            let given = self.graph.inputs().contains(&root) || self.is_kept_elsewhere(root);
+            if halves && !given {
+                found |= self.wide.insert(root);
+            }
+        }
+        found
     }
 
     /// Notes values, known as expressions, whose bytes the caller or a node on the host reads under the name of another.
@@ -378,7 +396,7 @@ impl<'a> Compiler<'a> {
             let Some(fact) = self.facts.get(out.index()).and_then(Option::as_ref) else {
                 continue;
             };
-            let wide = precise || self.graph.outputs().contains(out);
+            let wide = precise || self.graph.outputs().contains(out) || self.wide.contains(out);
             let float = if wide { DType::F32 } else { self.options.float };
             self.collected
                 .storage

@@ -66,6 +66,17 @@ pub enum Pack {
 }
 
 impl Pack {
+    /// Element type on the device.
+    pub fn dtype(&self) -> DType {
+        match self {
+            Self::Bytes => DType::U32,
+            Self::Plain { dtype }
+            | Self::Rows { dtype, .. }
+            | Self::Columns { dtype, .. }
+            | Self::Tiles { dtype, .. } => *dtype,
+        }
+    }
+
     /// Bytes on the device of a constant of this shape and type; `None` beyond what can be counted.
     pub fn bytes(&self, shape: &[usize], host: DType) -> Option<u64> {
         let count = |sizes: &[usize]| {
@@ -662,13 +673,7 @@ impl LowerCx<'_> {
             }
             values.push(root);
         }
-        let dtype = match &pack {
-            Pack::Bytes => DType::U32,
-            Pack::Plain { dtype }
-            | Pack::Rows { dtype, .. }
-            | Pack::Columns { dtype, .. }
-            | Pack::Tiles { dtype, .. } => *dtype,
-        };
+        let dtype = pack.dtype();
         Ok(self.packed(values, pack, dtype))
     }
 

@@ -6,7 +6,7 @@
 
 use crate::backend::{Backend, Caps, SharedBackend};
 use crate::error::{Error, Result, Stage};
-use crate::executor::{Executor, Program};
+use crate::executor::{Executor, Program, WeightSource};
 use crate::graph::pass::Pipeline;
 use crate::graph::{Edit, Graph, ValueId};
 use crate::plan::{Options, Plan};
@@ -133,7 +133,13 @@ impl Device {
     /// Loads a plan in the place of the one before, whose memory is freed first.
     fn load(&mut self, graph: &Graph, plan: Plan) -> Result<()> {
         self.executor = None;
-        let program = Program::load(self.backend.clone(), graph, vec![plan], &mut |_, _| {})?;
+        let program = Program::load(
+            self.backend.clone(),
+            graph,
+            vec![plan],
+            WeightSource::Files,
+            &mut |_, _| {},
+        )?;
         self.executor = Some(Executor::of(&Arc::new(program))?);
         Ok(())
     }

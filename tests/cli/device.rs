@@ -199,6 +199,63 @@ fn devices_are_filtered_and_tell_what_can_be_opened() {
     );
 }
 
+#[test]
+fn made_up_models_are_measured() {
+    for backend in backends() {
+        let args = [
+            "bench",
+            "--random",
+            "smollm2-135m",
+            "--layers",
+            "1",
+            "--group-size",
+            "32",
+            "--seed",
+            "3",
+            "--backend",
+            &backend,
+            "--context",
+            "64",
+            "--prefill",
+            "8",
+            "--decode",
+            "4",
+            "--repeat",
+            "1",
+            "--json",
+        ];
+        let output = tlite(&args);
+        assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+        let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        let speed = |i: usize, field: &str| json["results"][i][field].as_f64().unwrap();
+        assert!(
+            speed(0, "prefill_tokens_per_s") > 0.0 && speed(1, "decode_tokens_per_s") > 0.0,
+            "{json}"
+        );
+    }
+    let small = ["bench", "--random", "smollm2-135m"];
+    let with = |more: &[&'static str]| [&small, more].concat();
+    fails(
+        &["bench", "--random", "llama3"],
+        2,
+        &["--random", "llama2-7b", "smollm2-135m"],
+    );
+    fails(
+        &["bench", "m", "--random", "llama2-7b"],
+        2,
+        &["--random", "[MODEL]"],
+    );
+    fails(&["bench"], 2, &["MODEL"]);
+    fails(&["bench", "m", "--layers", "1"], 2, &["--layers", "--random"]);
+    fails(
+        &with(&["--layers", "31"]),
+        2,
+        &["--layers", "smollm2-135m has 30 layers"],
+    );
+    fails(&with(&["--group-size", "12"]), 2, &["--group-size"]);
+    fails(&with(&["--backend", "host"]), 2, &["--backend", "device"]);
+}
+
 /// Ctrl-C at any time shows what there is.
 #[cfg(target_os = "linux")]
 #[test]

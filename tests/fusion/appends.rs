@@ -8,6 +8,28 @@ use transformer_lite::graph::op::rotary::{Pairs, Rotary};
 use transformer_lite::graph::pass::ROTARY_APPEND;
 use transformer_lite::shape::Symbol;
 
+/// How rows lie, and which elements turn with each other.
+#[derive(Clone, Copy, Debug)]
+struct Form {
+    pairs: Pairs,
+    axis: usize,
+}
+
+const FORMS: [Form; 3] = [
+    Form {
+        pairs: Pairs::Halves,
+        axis: 1,
+    },
+    Form {
+        pairs: Pairs::Neighbours,
+        axis: 1,
+    },
+    Form {
+        pairs: Pairs::Neighbours,
+        axis: 0,
+    },
+];
+
 /// What keeps the nodes apart.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct Apart {
@@ -17,25 +39,43 @@ struct Apart {
     queries_are_output: bool,
 }
 
-fn before_attention(apart: Apart) -> Build {
+fn before_attention(Form { pairs, axis }: Form, apart: Apart) -> Build {
     let mut b = Build::default();
+    let sizes = |rows: &str, rest: &str| match axis {
+        0 => format!("{rows},1,{rest}"),
+        _ => format!("1,{rows},{rest}"),
+    };
+    let angles = if pairs == Pairs::Halves { "1,8" } else { "1,2" };
     let (q, k, v) = (
-        b.input("q", "1,s,4,8"),
-        b.input("k", "1,s,2,8"),
-        b.input("v", "1,s,2,8"),
+        b.input("q", &sizes("s", "4,8")),
+        b.input("k", &sizes("s", "2,8")),
+        b.input("v", &sizes("s", "2,8")),
     );
-    let (cos, sin) = (b.input("cos", "1,s,1,8"), b.input("sin", "1,s,1,8"));
-    let (past_k, past_v) = (b.input("past_k", "1,t,2,8"), b.input("past_v", "1,t,2,8"));
-    let query = b.node(Rotary { pairs: Pairs::Halves }, &[q, cos, sin]);
+    let (cos, sin) = (
+        b.input("cos", &sizes("s", angles)),
+        b.input("sin", &sizes("s", angles)),
+    );
+    let (past_k, past_v) = (
+        b.input("past_k", &sizes("t", "2,8")),
+        b.input("past_v", &sizes("t", "2,8")),
+    );
+    let query = b.node(Rotary { pairs }, &[q, cos, sin]);
     let angles = if apart.angles { [sin, cos] } else { [cos, sin] };
     let new = if apart.keys_as_they_are {
         k
     } else {
-        b.node(Rotary { pairs: Pairs::Halves }, &[k, angles[0], angles[1]])
+        b.node(Rotary { pairs }, &[k, angles[0], angles[1]])
     };
-    let keys = b.node(KvAppend { axis: 1 }, &[past_k, new]);
-    let values = b.node(KvAppend { axis: 1 }, &[past_v, v]);
-    let y = b.node(Attention::scaled(0.25), &[query, keys, values]);
+    let keys = b.node(KvAppend { axis }, &[past_k, new]);
+    let values = b.node(KvAppend { axis }, &[past_v, v]);
+    let mut rows = [query, keys, values];
+    if axis == 0 {
+        rows = rows.map(|v| {
+            let perm = Some(vec![1, 0, 2, 3]);
+            b.node(Transpose { perm }, &[v])
+        });
+    }
+    let y = b.node(Attention::scaled(0.25), &rows);
     b.output(y);
     if apart.keys_read {
         let other = b.unary(Unary::Neg, new);
@@ -49,7 +89,7 @@ fn before_attention(apart: Apart) -> Build {
         Edit::new(&mut b.0).add_state(State {
             input,
             output,
-            axis: 1,
+            axis,
             past,
             window: None,
         });
@@ -60,32 +100,35 @@ fn before_attention(apart: Apart) -> Build {
 #[test]
 fn rotary_embedding_and_appends_are_one_node() {
     let sizes = [("s", 3), ("t", 5)];
-    let mut b = before_attention(Apart::default());
-    assert_eq!(b.pass(ROTARY_APPEND, &sizes), 1);
-    assert!(b.has("RotaryAppend") && b.nodes() == 2);
-    let apart = Apart::default();
-    for apart in [
-        Apart {
-            angles: true,
-            ..apart
-        },
-        Apart {
-            keys_as_they_are: true,
-            ..apart
-        },
-        Apart {
-            keys_read: true,
-            ..apart
-        },
-        Apart {
-            queries_are_output: true,
-            ..apart
-        },
-    ] {
-        assert_eq!(
-            before_attention(apart).pass(ROTARY_APPEND, &sizes),
-            0,
-            "{apart:?}"
-        );
+    for form in FORMS {
+        let mut b = before_attention(form, Apart::default());
+        assert_eq!(b.pass(ROTARY_APPEND, &sizes), 1, "{form:?}");
+        let exchanges = if form.axis == 0 { 3 } else { 0 };
+        assert!(b.has("RotaryAppend") && b.nodes() == 2 + exchanges, "{form:?}");
+        let apart = Apart::default();
+        for apart in [
+            Apart {
+                angles: true,
+                ..apart
+            },
+            Apart {
+                keys_as_they_are: true,
+                ..apart
+            },
+            Apart {
+                keys_read: true,
+                ..apart
+            },
+            Apart {
+                queries_are_output: true,
+                ..apart
+            },
+        ] {
+            assert_eq!(
+                before_attention(form, apart).pass(ROTARY_APPEND, &sizes),
+                0,
+                "{form:?}, {apart:?}"
+            );
+        }
     }
 }

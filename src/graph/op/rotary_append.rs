@@ -1,8 +1,9 @@
 //! What a decoder does with new queries, keys and values before attention: rotary embedding of queries and keys, and keys and values
-//! behind those in the cache (made by the pass of this name, of [`Rotary`] of halves and [`KvAppend`]). One dispatch.
+//! behind those in the cache (made by the pass of this name, of [`Rotary`] and [`KvAppend`]). One dispatch.
 //!
-//! Operands: q `[1, n, heads, dim]`, k and v `[1, n, kv_heads, dim]`, cos and sin `[1, n, 1, dim]`, the states of keys and values `[1, past,
-//! kv_heads, dim]`. Results: the turned queries, and both states with `past + n` rows, in the same memory.
+//! Operands: q `[1, n, heads, dim]`, k and v `[1, n, kv_heads, dim]`, cos and sin `[1, n, 1, dim]`, or for neighbours `[1, n, 1, pairs]`, the states
+//! of keys and values `[1, past, kv_heads, dim]`; where rows are appended along axis 0 the first two axes of all are exchanged. Results: the turned
+//! queries, and both states with `past + n` rows, in the same memory.
 
 use super::case::{Case, input};
 use super::kv_append::KvAppend;
@@ -15,7 +16,7 @@ use crate::shape::{Dim, Fact, product};
 use crate::tensor::HostTensor;
 
 static KERNEL: Kernel = crate::kernel!(rotary_append {
-    queries: U32, count: U32, heads: U32, kv_heads: U32, dim: U32, start: U32,
+    queries: U32, count: U32, heads: U32, kv_heads: U32, dim: U32, angles: U32, start: U32,
 } [
     q: In Elem, k: In Elem, v: In Elem, cosine: In Elem, sine: In Elem, live: Weight Elem,
     y: Out Elem, keys: InOut Elem, values: InOut Elem
@@ -23,12 +24,22 @@ static KERNEL: Kernel = crate::kernel!(rotary_append {
 
 /// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RotaryAppend;
+pub struct RotaryAppend {
+    /// Which elements of a head turn with each other.
+    pub pairs: Pairs,
+    /// Rows are appended along this axis, 0 or 1; the other of these has size 1.
+    pub axis: usize,
+}
 
-const HALVES: Rotary = Rotary { pairs: Pairs::Halves };
+impl RotaryAppend {
+    fn turn(&self) -> Rotary {
+        Rotary { pairs: self.pairs }
+    }
 
-/// Rows are appended along this axis.
-const APPEND: KvAppend = KvAppend { axis: 1 };
+    fn append(&self) -> KvAppend {
+        KvAppend { axis: self.axis }
+    }
+}
 
 impl Op for RotaryAppend {
     fn name(&self) -> &str {
@@ -38,31 +49,36 @@ impl Op for RotaryAppend {
     fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
         let fact = |i: usize| cx.fact(i).map(Some);
         let angles = [fact(3)?, fact(4)?];
-        let mut facts = cx.of(&HALVES, &[fact(0)?, angles[0], angles[1]])?;
-        let keys = cx.of(&HALVES, &[fact(1)?, angles[0], angles[1]])?;
-        facts.extend(cx.of(&APPEND, &[fact(5)?, keys.first()])?);
-        facts.extend(cx.of(&APPEND, &[fact(6)?, fact(2)?])?);
+        let mut facts = cx.of(&self.turn(), &[fact(0)?, angles[0], angles[1]])?;
+        let keys = cx.of(&self.turn(), &[fact(1)?, angles[0], angles[1]])?;
+        facts.extend(cx.of(&self.append(), &[fact(5)?, keys.first()])?);
+        facts.extend(cx.of(&self.append(), &[fact(6)?, fact(2)?])?);
         Ok(facts)
     }
 
     fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
         let of = |i: usize| inputs.get(i).copied().flatten();
-        let mut results = HALVES.eval(&[of(0), of(3), of(4)])?;
-        let keys = HALVES.eval(&[of(1), of(3), of(4)])?;
-        results.extend(APPEND.eval(&[of(5), keys.first()])?);
-        results.extend(APPEND.eval(&[of(6), of(2)])?);
+        let mut results = self.turn().eval(&[of(0), of(3), of(4)])?;
+        let keys = self.turn().eval(&[of(1), of(3), of(4)])?;
+        results.extend(self.append().eval(&[of(5), keys.first()])?);
+        results.extend(self.append().eval(&[of(6), of(2)])?);
         Ok(results)
     }
 
     fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
-        let (q, k, past) = (cx.shape(0)?, cx.shape(1)?, cx.shape(5)?);
-        let ([batch, _, heads, dim], [_, _, kv_heads, _]) = (q.0.as_slice(), k.0.as_slice()) else {
+        let (q, k, cosine, past) = (cx.shape(0)?, cx.shape(1)?, cx.shape(3)?, cx.shape(5)?);
+        let ([_, _, heads, dim], [_, _, kv_heads, _], [.., angles]) =
+            (q.0.as_slice(), k.0.as_slice(), cosine.0.as_slice())
+        else {
             return Err(OpError::mismatch("ranks (4 each)", q, k));
+        };
+        let (Some(rows), Some(batch)) = (past.0.get(self.axis), past.0.get(1 - self.axis.min(1))) else {
+            return Err(OpError::expected("rank of caches", 4, past.rank()));
         };
         if !batch.is(1) || cx.shape(6)? != past {
             return Err(OpError::expected(
                 "caches",
-                format!("[1, past, ..], twice {past}"),
+                format!("one sequence along axis {}, twice {past}", self.axis),
                 cx.shape(6)?,
             ));
         }
@@ -73,15 +89,19 @@ impl Op for RotaryAppend {
         let row = product(past.0.get(2..).unwrap_or_default())?;
         let (queries, count) = (q.count()?, k.count()?);
         let all = queries.add(&count.mul(&Dim::from(2))?)?;
-        let (live, start) = cx.live(&past.0[1].mul(&row)?);
-        // Where vectors are written out, halves of a head's row are whole ones.
+        let (live, start) = cx.live(&rows.mul(&row)?);
+        // Where vectors are written out, halves of a head's row are whole ones, and so are what turns in it and what stays.
+        let whole = angles.as_const().is_some_and(|n| n % 8 == 0);
         let runs = dim
             .as_const()
-            .filter(|d| cx.caps().explicit_vectors() && *d > 0 && d % 32 == 0);
+            .filter(|d| cx.caps().explicit_vectors() && *d > 0 && d % 32 == 0 && whole);
         let (mut call, each) = match runs {
             Some(dim) => (Call::new(&KERNEL, 8).define("RUNS", 1), 8 * dim),
             None => (Call::new(&KERNEL, 64), 2 * 64),
         };
+        if self.pairs == Pairs::Neighbours {
+            call = call.define("NEIGHBOURS", 1);
+        }
         for i in 0..5 {
             call = call.operand(cx.input(i)?);
         }
@@ -96,6 +116,7 @@ impl Op for RotaryAppend {
             .field(heads)
             .field(kv_heads)
             .field(dim)
+            .field(angles)
             .field(start)
             .may_be_padded();
         cx.emit(call)
@@ -120,15 +141,29 @@ pub static DEF: OpDef = OpDef {
 };
 
 fn cases() -> Vec<Case> {
-    let rows = |n: usize, heads: usize| input(&[1, n, heads, 8]);
-    let inputs = vec![
-        rows(2, 4),
-        rows(2, 2),
-        rows(2, 2),
-        rows(2, 1),
-        rows(2, 1),
-        rows(5, 2),
-        rows(5, 2),
-    ];
-    vec![Case::new(RotaryAppend, inputs).host_only("needs states; the model tests append on every device")]
+    let case = |pairs, axis, angles| {
+        let of = |n, heads, dim| {
+            let rows = if axis == 1 { [1, n] } else { [n, 1] };
+            input(&[rows[0], rows[1], heads, dim])
+        };
+        let rows = |n, heads| of(n, heads, 8);
+        let angles = || of(2, 1, angles);
+        let inputs = vec![
+            rows(2, 4),
+            rows(2, 2),
+            rows(2, 2),
+            angles(),
+            angles(),
+            rows(5, 2),
+            rows(5, 2),
+        ];
+        let case = Case::new(RotaryAppend { pairs, axis }, inputs);
+        case.host_only("needs states; the model tests append on every device")
+    };
+    vec![
+        case(Pairs::Halves, 1, 8),
+        case(Pairs::Halves, 0, 8),
+        case(Pairs::Neighbours, 1, 4),
+        case(Pairs::Neighbours, 0, 2),
+    ]
 }

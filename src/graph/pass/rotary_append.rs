@@ -1,12 +1,12 @@
 //! The rotary embedding of queries and keys of an attention, and the appends of its keys and values, become one node, [`RotaryAppend`]: one
 //! dispatch in place of four. Runs after the passes `kv_cache` and `attention`, for devices that want few dispatches.
 
-use super::pattern::input;
+use super::pattern::{input, transposed};
 use crate::error::Result;
 use crate::graph::op::Op;
 use crate::graph::op::attention::Attention;
 use crate::graph::op::kv_append::KvAppend;
-use crate::graph::op::rotary::{Pairs, Rotary};
+use crate::graph::op::rotary::Rotary;
 use crate::graph::op::rotary_append::RotaryAppend;
 use crate::graph::{Edit, Graph, Node, NodeId, State, ValueId};
 
@@ -38,7 +38,7 @@ pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
         edit.add_node(
             &name,
             origin,
-            Box::new(RotaryAppend),
+            Box::new(found.op),
             found.inputs,
             found.outputs.to_vec(),
         );
@@ -47,6 +47,7 @@ pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
 }
 
 struct Found {
+    op: RotaryAppend,
     nodes: [NodeId; 4],
     inputs: Vec<Option<ValueId>>,
     outputs: [ValueId; 3],
@@ -67,25 +68,30 @@ fn find(g: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Result<Found, Strin
     let attention = g.node(id).ok_or("it is gone")?;
     // A value that one node reads, and nobody else.
     let alone = |v: ValueId| !g.is_kept(v) && consumers.get(v.index()).is_some_and(|c| c.len() == 1);
-    let (query, turn_q, q) = made_by::<Rotary>(g, input(attention, 0), "queries have no rotary embedding")?;
-    let (keys, append_k, k) = made_by::<KvAppend>(g, input(attention, 1), "keys are not appended")?;
-    let (values, append_v, v) = made_by::<KvAppend>(g, input(attention, 2), "values are not appended")?;
+    // Rows with the sequence first are exchanged with the batch, which is 1, before an attention.
+    let rows = |i: usize| {
+        let v = input(attention, i)?;
+        Some(transposed(g, v, &[1, 0, 2, 3]).unwrap_or(v))
+    };
+    let (query, turn_q, q) = made_by::<Rotary>(g, rows(0), "queries have no rotary embedding")?;
+    let (keys, append_k, k) = made_by::<KvAppend>(g, rows(1), "keys are not appended")?;
+    let (values, append_v, v) = made_by::<KvAppend>(g, rows(2), "values are not appended")?;
     let (turned, turn_k, new) = made_by::<Rotary>(g, input(k, 1), "keys have no rotary embedding")?;
-    let plain = |n: &Node| n.op.downcast::<KvAppend>() == Some(&KvAppend { axis: 1 });
-    if !plain(k) || !plain(v) {
-        return Err("its caches do not grow along axis 1".to_owned());
-    }
+    let axis = |n: &Node| n.op.downcast::<KvAppend>().map(|append| append.axis);
+    let axis = match [axis(k), axis(v)] {
+        [Some(k), Some(v)] if k == v && k < 2 => k,
+        other => return Err(format!("its caches grow along axes {other:?}")),
+    };
     let caches = [input(k, 0), input(v, 0)];
     let windowed = |s: &State| s.window.is_some() && caches.contains(&Some(s.input));
     if g.states().iter().any(windowed) {
         return Err("its caches keep a window".to_owned());
     }
-    if [q, new]
-        .iter()
-        .any(|n| n.op.downcast() != Some(&Rotary { pairs: Pairs::Halves }))
-    {
-        return Err("pairs of its rotary embedding are neighbours".to_owned());
-    }
+    let pairs = |n: &Node| n.op.downcast::<Rotary>().map(|turn| turn.pairs);
+    let pairs = match [pairs(q), pairs(new)] {
+        [Some(q), Some(k)] if q == k => q,
+        other => return Err(format!("pairs of its rotary embeddings are {other:?}")),
+    };
     if [1, 2].iter().any(|i| input(q, *i) != input(new, *i)) {
         return Err("queries and keys have other angles".to_owned());
     }
@@ -93,6 +99,7 @@ fn find(g: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Result<Found, Strin
         return Err("turned queries or keys are read elsewhere".to_owned());
     }
     Ok(Found {
+        op: RotaryAppend { pairs, axis },
         nodes: [turn_q, turn_k, append_k, append_v],
         inputs: vec![
             input(q, 0),

@@ -47,7 +47,7 @@ impl DeviceDecoder {
             verify,
             short_decode,
         } = plans;
-        let program = Program::load(backend, decoder.graph(), plans, hear)?;
+        let program = Program::load(backend, decoder.graph(), plans, decoder.weights, hear)?;
         Ok(Self {
             decoder,
             checked: 0,

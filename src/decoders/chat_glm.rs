@@ -1,8 +1,8 @@
 //! `ChatGLM`: sequence first, fused projections, a rotary embedding of neighbours in the first half of each head.
 
-use super::{BATCH, Builder, Part, axis, perm};
-use transformer_lite::error::Result;
-use transformer_lite::tensor::{DType, HostTensor};
+use super::builder::{BATCH, Builder, Part, axis, perm, signed};
+use crate::error::Result;
+use crate::tensor::{DType, HostTensor};
 
 impl Builder<'_> {
     pub(super) fn chat_glm(&mut self) -> Result<()> {
@@ -65,7 +65,7 @@ impl Builder<'_> {
 
     /// Turns pairs of neighbours in the first half of each head of `[sequence, batch, heads, head_dim]`.
     fn rotate_neighbours(&mut self, scope: &str, x: &str, heads: usize, cache: &str) -> Result<String> {
-        let dim = self.spec.head_dim as i64;
+        let dim = signed(self.spec.head_dim);
         let half = dim / 2;
         let sequence = self.size(scope, x, 0)?;
         let turn = self.part(scope, x, 3, 0, half)?;
@@ -79,7 +79,7 @@ impl Builder<'_> {
                 Part::Is(2),
             ]
         };
-        let pairs = self.view(scope, &turn, &sizes(heads as i64))?;
+        let pairs = self.view(scope, &turn, &sizes(signed(heads)))?;
         let cache = self.view(scope, cache, &sizes(1))?;
         let mut pick = |v: &str, i: i64| -> Result<String> {
             let i = self.int(i)?;
@@ -126,8 +126,8 @@ impl Builder<'_> {
             let sizes = [
                 Part::Of(&sequence),
                 Part::Of(&batch),
-                Part::Is(heads as i64),
-                Part::Is(dim as i64),
+                Part::Is(signed(heads)),
+                Part::Is(signed(dim)),
             ];
             self.view(scope, part, &sizes)
         };
@@ -146,15 +146,15 @@ impl Builder<'_> {
             );
             self.node_as("Concat", scope, &[&past, new], &axis(0), &present)?;
             let wide = self.unsqueeze(scope, &present, &[-2])?;
-            let times = Part::Is((s.heads / s.kv_heads) as i64);
+            let times = Part::Is(signed(s.heads / s.kv_heads));
             let keep = || Part::Is(-1);
             let wide = self.expand(scope, &wide, &[keep(), keep(), keep(), times, keep()])?;
             let (t, b) = (self.size(scope, &present, 0)?, self.size(scope, &present, 1)?);
             let sizes = [
                 Part::Of(&t),
                 Part::Of(&b),
-                Part::Is(s.heads as i64),
-                Part::Is(dim as i64),
+                Part::Is(signed(s.heads)),
+                Part::Is(signed(dim)),
             ];
             whole.push(self.view(scope, &wide, &sizes)?);
         }
@@ -168,7 +168,7 @@ impl Builder<'_> {
         let weights = self.node("Softmax", scope, &[&scores], &axis(-1))?;
         let mixed = self.node("MatMul", scope, &[&weights, &v], &[])?;
         let mixed = self.node("Transpose", scope, &[&mixed], &perm(&[2, 0, 1, 3]))?;
-        let sizes = [Part::Of(&sequence), Part::Of(&batch), Part::Is(q_width as i64)];
+        let sizes = [Part::Of(&sequence), Part::Of(&batch), Part::Is(signed(q_width))];
         let mixed = self.view(scope, &mixed, &sizes)?;
         let out = format!("{scope}/dense");
         self.linear(&out, &format!("{name}.dense"), &mixed, [q_width, s.hidden], false)

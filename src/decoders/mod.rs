@@ -1,0 +1,259 @@
+//! Decoders at the sizes of known models, as exporters from Python write their graphs, with random weights or none.
+//!
+//! Shapes and plans need no weight bytes: without weights the data file is announced and not made, and the model is read with
+//! `ImportOptions { absent_weights: true }`; a device can make them up ([`crate::executor::WeightSource`]). The forms follow the models' own
+//! Python code: sizes come from chains of `Shape`, `Gather`, `Concat`; `expand` is the exporter's chain around `Expand`; normalisation, rotary
+//! embedding, mask and attention are decomposed; the cache goes in as past and out as present. What is converted from checkpoints has another
+//! builder, [`crate::checkpoint`].
+
+mod builder;
+mod chat_glm;
+mod llama;
+
+use crate::error::{Result, Stage};
+use crate::graph::onnx::write::{ModelWriter, Written};
+use crate::graph::op::OWN_DOMAIN;
+use crate::tensor::DType;
+use builder::{Builder, Random};
+use std::collections::HashMap;
+use std::path::Path;
+
+/// Whose code the graph follows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Family {
+    /// Llama; the rotary embedding turns halves of a head.
+    Llama,
+    /// As Llama, with biases in the projections of queries, keys and values.
+    Qwen,
+    /// As Llama, with a scaled embedding, normalisation by `1 + w`, and a tanh-GELU in the MLP.
+    Gemma,
+    /// Sequence first; fused projections; the rotary embedding turns neighbours in the first half of a head.
+    ChatGlm,
+}
+
+/// Sizes of a decoder.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Spec {
+    /// Name, as [`Spec::find`] takes it.
+    pub name: &'static str,
+    /// Whose code the graph follows.
+    pub family: Family,
+    /// Number of layers.
+    pub layers: usize,
+    /// Elements of a row of activations.
+    pub hidden: usize,
+    /// Heads of queries.
+    pub heads: usize,
+    /// Heads of keys and values.
+    pub kv_heads: usize,
+    /// Elements of a head.
+    pub head_dim: usize,
+    /// Width between the matrices of the MLP.
+    pub inner: usize,
+    /// Number of tokens.
+    pub vocab: usize,
+    /// Base of the rotary frequencies.
+    pub theta: f32,
+    /// Added to the mean square before its root.
+    pub eps: f32,
+    /// The embedding is the output matrix too.
+    pub tied: bool,
+    /// Tokens that the device has room for in the paper's deployments: prompt and answer.
+    pub context: usize,
+}
+
+/// The models of the paper's section 3.
+pub const SPECS: [Spec; 5] = [
+    Spec {
+        name: "gemma-2b",
+        family: Family::Gemma,
+        layers: 18,
+        hidden: 2048,
+        heads: 8,
+        kv_heads: 1,
+        head_dim: 256,
+        inner: 16_384,
+        vocab: 256_000,
+        theta: 1e4,
+        eps: 1e-6,
+        tied: true,
+        context: 2304,
+    },
+    Spec {
+        name: "qwen1.5-4b",
+        family: Family::Qwen,
+        layers: 40,
+        hidden: 2560,
+        heads: 20,
+        kv_heads: 20,
+        head_dim: 128,
+        inner: 6912,
+        vocab: 151_936,
+        theta: 5e6,
+        eps: 1e-6,
+        tied: false,
+        context: 2304,
+    },
+    Spec {
+        name: "chatglm2-6b",
+        family: Family::ChatGlm,
+        layers: 28,
+        hidden: 4096,
+        heads: 32,
+        kv_heads: 2,
+        head_dim: 128,
+        inner: 13_696,
+        vocab: 65_024,
+        theta: 1e4,
+        eps: 1e-5,
+        tied: false,
+        context: 2304,
+    },
+    Spec {
+        name: "llama2-7b",
+        family: Family::Llama,
+        layers: 32,
+        hidden: 4096,
+        heads: 32,
+        kv_heads: 32,
+        head_dim: 128,
+        inner: 11_008,
+        vocab: 32_000,
+        theta: 1e4,
+        eps: 1e-5,
+        tied: false,
+        context: 900,
+    },
+    Spec {
+        name: "qwen1.5-14b",
+        family: Family::Qwen,
+        layers: 40,
+        hidden: 5120,
+        heads: 40,
+        kv_heads: 40,
+        head_dim: 128,
+        inner: 13_696,
+        vocab: 152_064,
+        theta: 1e6,
+        eps: 1e-6,
+        tied: false,
+        context: 2304,
+    },
+];
+
+/// The small model that the demo runs.
+pub const SMOLLM2: Spec = Spec {
+    name: "smollm2-135m",
+    family: Family::Llama,
+    layers: 30,
+    hidden: 576,
+    heads: 9,
+    kv_heads: 3,
+    head_dim: 64,
+    inner: 1536,
+    vocab: 49_152,
+    theta: 1e5,
+    eps: 1e-5,
+    tied: true,
+    context: 2048,
+};
+
+/// Few heads of keys and values for many of queries: what decoding behind many tokens is measured on.
+pub const QWEN25: Spec = Spec {
+    name: "qwen2.5-0.5b",
+    family: Family::Qwen,
+    layers: 24,
+    hidden: 896,
+    heads: 14,
+    kv_heads: 2,
+    head_dim: 64,
+    inner: 4864,
+    vocab: 151_936,
+    theta: 1e6,
+    eps: 1e-6,
+    tied: true,
+    context: 4096,
+};
+
+/// The same family, of a size between that of the small models and those of the paper.
+pub const QWEN25_LARGER: Spec = Spec {
+    name: "qwen2.5-1.5b",
+    family: Family::Qwen,
+    layers: 28,
+    hidden: 1536,
+    heads: 12,
+    kv_heads: 2,
+    head_dim: 128,
+    inner: 8960,
+    vocab: 151_936,
+    theta: 1e6,
+    eps: 1e-6,
+    tied: true,
+    context: 4096,
+};
+
+impl Spec {
+    /// All models: the paper's and the small ones.
+    pub fn all() -> impl Iterator<Item = &'static Self> {
+        SPECS.iter().chain([&QWEN25_LARGER, &QWEN25, &SMOLLM2])
+    }
+
+    /// The model of this name.
+    pub fn find(name: &str) -> Option<Self> {
+        Self::all().find(|s| s.name == name).cloned()
+    }
+
+    /// The same form, small: two layers, four heads of 16, the same kind of grouping.
+    pub fn small(mut self) -> Self {
+        self.kv_heads = match self.heads / self.kv_heads {
+            1 => 4,
+            g if g == self.heads => 1,
+            _ => 2,
+        };
+        (self.layers, self.heads, self.head_dim) = (2, 4, 16);
+        (self.hidden, self.inner, self.vocab, self.context) = (64, 96, 128, 64);
+        self
+    }
+}
+
+/// How matrices are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// As `tlite quantize` stores them: 4 bits, and 8 for embedding and output head, in groups of this size.
+    E0m4(usize),
+    /// Floats of this type, activations too.
+    Float(DType),
+}
+
+/// Random weights of this seed, or none.
+pub type Weights = Option<u64>;
+
+/// Writes `model.onnx` into `folder`, and its data beside it where there are weights. An error where a file cannot be written.
+pub fn write(spec: &Spec, form: Form, weights: Weights, folder: &Path) -> Result<Written> {
+    let out = match weights {
+        Some(_) => ModelWriter::create(Stage::Convert, folder, "model.onnx", spec.name)?,
+        None => ModelWriter::without_data(Stage::Convert, folder, "model.onnx", spec.name),
+    };
+    let float = match form {
+        Form::E0m4(_) => DType::F32,
+        Form::Float(dtype) => dtype,
+    };
+    let mut b = Builder {
+        spec,
+        form,
+        float,
+        random: Random(weights.unwrap_or(0)),
+        out,
+        used: HashMap::new(),
+        numbers: HashMap::new(),
+    };
+    b.out.opset("", 17);
+    if matches!(form, Form::E0m4(_)) {
+        b.out.opset(OWN_DOMAIN, 1);
+    }
+    match spec.family {
+        Family::ChatGlm => b.chat_glm()?,
+        _ => b.llama()?,
+    }
+    b.out.finish()
+}

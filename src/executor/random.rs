@@ -1,0 +1,153 @@
+//! Weights that are made up where they are used: so the speed of a model of any size can be measured without its files.
+
+use crate::backend::kernel::{Kernel, KernelSpec};
+use crate::backend::{Backend, BackendError, Caps, Command, Launch, View};
+use crate::graph::Graph;
+use crate::plan::lower::WeightKey;
+use crate::tensor::DType;
+use std::collections::BTreeMap;
+
+static KERNEL: Kernel = crate::kernel!(random {
+    pairs: U32, next: U32, seed: U32, center: F32, spread: F32, center_odd: F32, spread_odd: F32,
+} [y: Out Elem]);
+
+/// The kernels of this module.
+pub const KERNELS: &[&Kernel] = &[&KERNEL];
+
+/// Where the bytes of weights come from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum WeightSource {
+    /// From the constants of the graph; one that is [absent](crate::tensor::HostTensor::absent) is an error.
+    #[default]
+    Files,
+    /// Those that are absent are made up on the device, of this seed: codes of any bits, in matrices that neither grow nor shrink what they
+    /// multiply, other tensors near 1. They depend on the seed, the names of the constants and the form in which kernels want them, so
+    /// that two plans with a weight in two forms have two weights.
+    Random(u32),
+}
+
+/// What [`fill`] makes up.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Numbers {
+    /// Words of any bits.
+    Words,
+    /// Floats of a type that devices store: those of even and of odd places each evenly distributed around a center, up to a spread.
+    Floats {
+        /// Element type, `f16` or `f32`.
+        dtype: DType,
+        /// Center and spread of even places.
+        even: [f32; 2],
+        /// Center and spread of odd places.
+        odd: [f32; 2],
+    },
+}
+
+/// So many weights are taken to share a scale, which the shape of the scales does not tell.
+const GROUP: f32 = 128.0;
+
+impl Numbers {
+    /// Numbers in the place of an absent constant, or of several side by side.
+    pub(super) fn of(graph: &Graph, key: &WeightKey) -> Self {
+        let fact = key.values.first().and_then(|v| graph.fact(*v).ok());
+        let dtype = fact.map_or(DType::F32, |f| f.dtype);
+        let shape = fact.and_then(|f| f.shape.as_fixed()).unwrap_or_default();
+        #[expect(clippy::cast_precision_loss, reason = "a spread need not be exact")]
+        let first = shape.first().copied().unwrap_or(1).max(1) as f32;
+        let device = key.pack.dtype();
+        match (device, dtype) {
+            // Scale and bias of a group of the E0M formats, whose codes stand for 2 up to 4: `scale * (w1 - bias)` has the mean 0.
+            (DType::U32, DType::F16) => {
+                let scale = (3.0 / (GROUP * first)).sqrt();
+                Self::Floats {
+                    dtype: DType::F16,
+                    even: [scale, scale / 4.0],
+                    odd: [3.0, 0.0],
+                }
+            }
+            (DType::F16 | DType::F32, _) => {
+                // Gains of norms and biases are lists; of a matrix each column has the length 1.
+                let of = if shape.len() < 2 {
+                    [1.0, 0.1]
+                } else {
+                    [0.0, (3.0 / first).sqrt()]
+                };
+                Self::Floats {
+                    dtype: device,
+                    even: of,
+                    odd: of,
+                }
+            }
+            _ => Self::Words,
+        }
+    }
+
+    fn dtype(self) -> DType {
+        match self {
+            Self::Words => DType::I32,
+            Self::Floats { dtype, .. } => dtype,
+        }
+    }
+}
+
+const WORKGROUP: u32 = 64;
+
+fn spec(numbers: Numbers) -> KernelSpec {
+    let bits = (numbers == Numbers::Words).then_some(("BITS", 1));
+    KernelSpec {
+        kernel: &KERNEL,
+        workgroup: WORKGROUP,
+        defines: bits.into_iter().collect(),
+        operands: vec![Some(numbers.dtype())],
+        in_place: None,
+        epilogue: None,
+        images: BTreeMap::new(),
+    }
+}
+
+/// The kernels by which weights are made up.
+pub fn specs() -> Vec<KernelSpec> {
+    let floats = |dtype| Numbers::Floats {
+        dtype,
+        even: [0.0; 2],
+        odd: [0.0; 2],
+    };
+    [Numbers::Words, floats(DType::F16), floats(DType::F32)]
+        .map(spec)
+        .into()
+}
+
+/// Fills `view`, a multiple of 8 bytes that nothing else uses, with numbers that depend on `seed` alone, and waits until it is done.
+pub fn fill(backend: &mut dyn Backend, view: View, numbers: Numbers, seed: u32) -> Result<(), BackendError> {
+    let size = if numbers.dtype() == DType::F16 { 2 } else { 4 };
+    let pairs = view.len / (2 * size);
+    let Caps { max_grid, .. } = *backend.caps();
+    let groups = pairs.div_ceil(u64::from(WORKGROUP)).min(u64::from(max_grid));
+    // No view is as long as what 32 bits cannot count.
+    let count = |n: u64| u32::try_from(n).unwrap_or(u32::MAX);
+    let ([center, spread], [center_odd, spread_odd]) = match numbers {
+        Numbers::Words => ([0.0; 2], [0.0; 2]),
+        Numbers::Floats { even, odd, .. } => (even, odd),
+    };
+    let words = [pairs, groups * u64::from(WORKGROUP)].map(count);
+    let floats = [center, spread, center_odd, spread_odd].map(f32::to_le_bytes);
+    let params = words
+        .into_iter()
+        .chain([seed])
+        .map(u32::to_le_bytes)
+        .chain(floats);
+    let params: Vec<u8> = params.flatten().collect();
+    let kernel = backend.compile(&spec(numbers))?;
+    let recording = backend.record(&[Command::Dispatch {
+        kernel,
+        args: vec![view],
+        step: 0,
+        params: 0..count(params.len() as u64),
+    }])?;
+    let launch = Launch {
+        params,
+        grids: vec![[count(groups), 1, 1]],
+    };
+    let done = backend.submit(recording, &launch).and_then(|()| backend.wait());
+    backend.release(recording);
+    done
+}
