@@ -270,14 +270,15 @@ fn all_plans(model: &Path, caps: &Caps) -> Result<Vec<Plan>, AnyError> {
         rows: ROWS,
         ..Lengths::of(CONTEXT)
     };
-    let mut greedy = Pipeline::standard();
+    let standard = || Pipeline::standard().on(caps);
+    let mut greedy = standard();
     greedy.passes.push(GREEDY);
-    let mut eight_bits = Pipeline::standard();
+    let mut eight_bits = standard();
     KvType::Q8.store(&mut eight_bits);
     let mut found = Vec::new();
     for (pipeline, logits) in [
-        (Pipeline::standard(), Logits::All),
-        (Pipeline::standard(), Logits::Tail),
+        (standard(), Logits::All),
+        (standard(), Logits::Tail),
         (greedy, Logits::Last),
         (eight_bits, Logits::Last),
     ] {
