@@ -40,10 +40,13 @@ const CL_PAIRS: [&[(&str, &str)]; 2] = [
         ("as_half2(E0M_PAIR(word.c, low.c, ", "(INT4_PAIR(word.c, "),
     ],
 ];
+/// The products of pairs, which are part of the text so that their weights can be converted in another way.
+const PRODUCTS: &str = include_str!("../../shaders/common/pairs.wgsl");
 const WGSL_PAIRS: [&[(&str, &str)]; 2] = [
     &[
         ("e0m_pair(", "int4_pair("),
-        ("halves(p", "int4_halves(p"),
+        ("#include \"common/pairs\"", PRODUCTS),
+        ("pair_of(w", "int4_halves(w"),
         ("E0M_UNIT * t.dots", "t.dots"),
         (
             "#include \"common/e0m\"",
@@ -52,10 +55,11 @@ const WGSL_PAIRS: [&[(&str, &str)]; 2] = [
     ],
     &[
         ("e0m_pair(", "int4_pair("),
-        ("halves(p", "int4_halves(p"),
+        ("#include \"common/pairs\"", PRODUCTS),
+        ("pair_of(w", "int4_halves(w"),
         (
             "#include \"common/e0m\"",
-            "#include \"common/e0m\"\nfn int4_pair(w: E0mWords, k: u32) -> vec4<u32> { return ((w.high >> vec4<u32>(4u * k)) & vec4<u32>(0x000F000Fu)) | vec4<u32>(0x54005400u); }\nfn int4_halves(bits: u32) -> vec2<f16> { return halves(bits) - vec2<f16>(f16(64.0)); }",
+            "#include \"common/e0m\"\nfn int4_pair(w: E0mWords, k: u32) -> vec4<u32> { return ((w.high >> vec4<u32>(4u * k)) & vec4<u32>(0x000F000Fu)) | vec4<u32>(0x54005400u); }\nfn int4_halves(bits: u32) -> vec2<f16> { return pair_of(bits) - vec2<f16>(f16(64.0)); }",
         ),
     ],
 ];

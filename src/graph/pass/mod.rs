@@ -264,10 +264,10 @@ impl Pipeline {
         if caps.matrix_units || caps.explicit_vectors() {
             self.passes.push(ROTARY_APPEND);
         }
-        self.passes.push(GATED_PRODUCT);
-        // Each work-group normalises the row for itself, which phones' GPUs have no cores to spare for.
+        // Each work-group normalises the row for itself, and takes registers for two weights: phones' GPUs have too few of cores and registers
+        // (docs/phone_kernels.md).
         if caps.explicit_vectors() || caps.fast_local {
-            self.passes.push(NORMED_PRODUCT);
+            self.passes.extend([GATED_PRODUCT, NORMED_PRODUCT]);
         }
         self
     }
