@@ -247,8 +247,8 @@ fn wgsl_validates_and_its_bindings_are_the_descriptors() {
         if on_units {
             capabilities |= Capabilities::COOPERATIVE_MATRIX;
         }
-        // Devices with matrix units have sub-groups of 32.
-        if spec.kernel.name.ends_with("_mma") {
+        if spec.kernel.needs_sub_groups() {
+            assert!(spec.kernel.variant.is_some(), "{spec}");
             capabilities |= Capabilities::SUBGROUP;
         }
         if on_units || case::in_pairs(spec) || is_probe(spec.kernel) && text.contains("enable f16;") {
@@ -372,6 +372,7 @@ fn every_specialisation_compiles_on_the_device() {
                 let able = |s: &&KernelSpec| {
                     !is_probe(s.kernel)
                         && (units || !s.kernel.needs_matrix_units(language))
+                        && (units || language != Language::Wgsl || !s.kernel.needs_sub_groups())
                         && (halves || !case::in_pairs(s))
                 };
                 for spec in all.iter().filter(able) {
@@ -606,7 +607,9 @@ fn kernel_texts_hold_no_forbidden_words() {
             }
             // Extensions of the language are for matrix units and for half arithmetic, which devices with them alone get.
             let units = text.contains("enable wgpu_cooperative_matrix;");
-            let warps = stem.is_some_and(|s| s.ends_with("_mma"));
+            let warps = kernels()
+                .get(stem.unwrap_or_default())
+                .is_some_and(|k| k.needs_sub_groups());
             let pairs = specs()
                 .iter()
                 .any(|s| case::in_pairs(s) && Some(s.kernel.name) == stem);

@@ -426,6 +426,11 @@ impl Kernel {
         }
     }
 
+    /// Its text in WGSL works on sub-groups of 32, which devices with matrix units have, and compiles for these alone.
+    pub fn needs_sub_groups(&self) -> bool {
+        self.wgsl.contains("subgroup")
+    }
+
     /// It multiplies bytes, by what [`super::PackedDot`] says.
     pub fn multiplies_bytes(&self) -> bool {
         self.wgsl.contains("#include \"common/dot\"")
