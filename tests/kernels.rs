@@ -206,10 +206,16 @@ fn scalar(module: &naga::Module, ty: naga::Handle<naga::Type>) -> String {
             naga::ScalarKind::Float => "f32".to_owned(),
             other => format!("{other:?}"),
         },
-        naga::TypeInner::Vector {
-            size: naga::VectorSize::Quad,
-            scalar: naga::Scalar::U32,
-        } => "vec4<u32>".to_owned(),
+        naga::TypeInner::Vector { size, scalar }
+            if [naga::Scalar::U32, naga::Scalar::F32].contains(scalar) =>
+        {
+            let kind = if *scalar == naga::Scalar::U32 {
+                "u32"
+            } else {
+                "f32"
+            };
+            format!("vec{}<{kind}>", *size as u8)
+        }
         naga::TypeInner::Vector {
             size: naga::VectorSize::Quad,
             scalar:
@@ -235,6 +241,9 @@ fn wgsl_validates_and_its_bindings_are_the_descriptors() {
         if on_units {
             capabilities |= Capabilities::COOPERATIVE_MATRIX;
         }
+        if spec.defines.contains_key("BROADCAST") {
+            capabilities |= Capabilities::SUBGROUP;
+        }
         if on_units || case::in_pairs(spec) || is_probe(spec.kernel) && text.contains("enable f16;") {
             capabilities |= Capabilities::SHADER_FLOAT16;
         }
@@ -256,6 +265,8 @@ fn wgsl_validates_and_its_bindings_are_the_descriptors() {
                 "read_write"
             };
             let ty = match (arg.ty, dtype) {
+                (Ty::Elem, DType::F16) if spec.is_by_fours(arg) => "vec2<u32>",
+                (Ty::Elem, DType::F32) if spec.is_by_fours(arg) => "vec4<f32>",
                 (Ty::Words, _) | (Ty::Elem, DType::F16) => "u32",
                 (Ty::Single, DType::F16) => "atomic u32",
                 (Ty::Words4, _) => "vec4<u32>",

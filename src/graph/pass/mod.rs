@@ -261,12 +261,12 @@ impl Pipeline {
     /// The same with what this device wants besides.
     #[must_use]
     pub fn on(mut self, caps: &Caps) -> Self {
-        if caps.matrix_units || caps.explicit_vectors() {
+        if caps.matrix_units || caps.explicit_vectors() || caps.lane_vectors() {
             self.passes.push(ROTARY_APPEND);
         }
         self.passes.push(GATED_PRODUCT);
         // Each work-group normalises the row for itself, which phones' GPUs have no cores to spare for.
-        if caps.explicit_vectors() || caps.fast_local {
+        if caps.explicit_vectors() || caps.fast_local || caps.lane_broadcast() {
             self.passes.push(NORMED_PRODUCT);
         }
         self
