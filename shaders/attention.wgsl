@@ -4,6 +4,10 @@
 // them share one (SHARED). With SPLIT a work-group takes so many keys only and stores sums, their maximum and their total, for attention_merge.
 // With WINDOW a row sees so many keys at most, up to its own place among the last rows; none before those of the first row is read. With RING a
 // cache keeps so many keys, each at its place modulo them.
+// With BROADCAST, of plain keys, lanes share what they load (common/attention_lanes).
+#ifdef BROADCAST
+#include "common/attention_lanes"
+#else
 #ifdef WIDE
 alias VEC = vec4<f32>;
 const V: u32 = 4u;
@@ -212,3 +216,4 @@ fn attention(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_
     }
   }
 }
+#endif

@@ -13,7 +13,7 @@ use crate::backend::{
 use crate::roofline::Peaks;
 use crate::tensor::DType;
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
 static COPY: Kernel =
@@ -248,6 +248,7 @@ fn spec(kernel: &'static Kernel, items: u32, defines: &[(&'static str, i64)]) ->
         in_place: None,
         epilogue: None,
         images: BTreeMap::new(),
+        fours: BTreeSet::new(),
     }
 }
 

@@ -218,10 +218,16 @@ fn scalar(module: &naga::Module, ty: naga::Handle<naga::Type>) -> String {
             naga::ScalarKind::Float => "f32".to_owned(),
             other => format!("{other:?}"),
         },
-        naga::TypeInner::Vector {
-            size: naga::VectorSize::Quad,
-            scalar: naga::Scalar::U32,
-        } => "vec4<u32>".to_owned(),
+        naga::TypeInner::Vector { size, scalar }
+            if [naga::Scalar::U32, naga::Scalar::F32].contains(scalar) =>
+        {
+            let kind = if *scalar == naga::Scalar::U32 {
+                "u32"
+            } else {
+                "f32"
+            };
+            format!("vec{}<{kind}>", *size as u8)
+        }
         naga::TypeInner::Vector {
             size: naga::VectorSize::Quad,
             scalar:
@@ -247,8 +253,7 @@ fn wgsl_validates_and_its_bindings_are_the_descriptors() {
         if on_units {
             capabilities |= Capabilities::COOPERATIVE_MATRIX;
         }
-        if spec.kernel.needs_sub_groups() {
-            assert!(spec.kernel.variant.is_some(), "{spec}");
+        if spec.needs_sub_groups() {
             capabilities |= Capabilities::SUBGROUP;
         }
         if on_units || case::in_pairs(spec) || is_probe(spec.kernel) && text.contains("enable f16;") {
@@ -272,6 +277,8 @@ fn wgsl_validates_and_its_bindings_are_the_descriptors() {
                 "read_write"
             };
             let ty = match (arg.ty, dtype) {
+                (Ty::Elem, DType::F16) if spec.is_by_fours(arg) => "vec2<u32>",
+                (Ty::Elem, DType::F32) if spec.is_by_fours(arg) => "vec4<f32>",
                 (Ty::Words, _) | (Ty::Elem, DType::F16) => "u32",
                 (Ty::Single, DType::F16) => "atomic u32",
                 (Ty::Words4, _) => "vec4<u32>",
@@ -369,10 +376,11 @@ fn every_specialisation_compiles_on_the_device() {
                     BackendKind::Wgpu => Language::Wgsl,
                 };
                 let (units, halves) = (backend.caps().matrix_units, backend.caps().f16_math);
+                let sub_groups = units || backend.caps().lane_broadcast();
                 let able = |s: &&KernelSpec| {
                     !is_probe(s.kernel)
                         && (units || !s.kernel.needs_matrix_units(language))
-                        && (units || language != Language::Wgsl || !s.kernel.needs_sub_groups())
+                        && (sub_groups || language != Language::Wgsl || !s.needs_sub_groups())
                         && (halves || !case::in_pairs(s))
                 };
                 for spec in all.iter().filter(able) {
@@ -528,7 +536,7 @@ fn files_and_descriptors_pair_up() {
 const OPENCL_ONLY: &[&str] = &["half", "lanes", "mma"];
 
 /// Helpers of WGSL alone: what OpenCL C has vectors and macros for.
-const WGSL_ONLY: &[&str] = &["pairs"];
+const WGSL_ONLY: &[&str] = &["attention_lanes", "pairs"];
 
 /// Helpers that suit one language: CPU compilers make vectors of macros over any type, which WGSL does not have; and accessors
 /// see operands in OpenCL C only within the kernel, so that a tile is no function there, nor the bytes of a block.
@@ -607,9 +615,10 @@ fn kernel_texts_hold_no_forbidden_words() {
             }
             // Extensions of the language are for matrix units and for half arithmetic, which devices with them alone get.
             let units = text.contains("enable wgpu_cooperative_matrix;");
-            let warps = kernels()
-                .get(stem.unwrap_or_default())
-                .is_some_and(|k| k.needs_sub_groups());
+            let warps = stem == Some("attention_lanes")
+                || specs()
+                    .iter()
+                    .any(|s| Some(s.kernel.name) == stem && s.needs_sub_groups());
             let pairs = specs()
                 .iter()
                 .any(|s| case::in_pairs(s) && Some(s.kernel.name) == stem);

@@ -22,6 +22,8 @@
 //! OpenCL C, which stores any part of a word, has besides `x_run(n, i)` and `y_put_run(n, i, v)`, the elements `i .. i + n` at any `i` as
 //! a vector of 2, 4, 8 or 16, and `y_put` for every result. CPU compilers make nothing as good of single elements.
 //!
+//! In WGSL an operand may be [bound as vectors of four](KernelSpec::fours); it has `x_at4(i)` alone then.
+//!
 //! An operand that is [read through an image](KernelSpec::images) has `x_at4(i)` alone, in OpenCL C; of [`Ty::Words4`] it has none otherwise.
 //! Its text sees the define `IMAGE_X`.
 //!
@@ -219,6 +221,9 @@ pub struct KernelSpec {
     pub epilogue: Option<Epilogue>,
     /// Operands of the descriptor that OpenCL C reads through images, by their index. They are only read, and their accessors are `at4` alone.
     pub images: BTreeMap<usize, ImageKind>,
+    /// Operands of the descriptor that WGSL binds as vectors of four elements, by their index. They are only read, and their accessors are `at4`
+    /// alone.
+    pub fours: BTreeSet<usize>,
 }
 
 impl PartialEq for KernelSpec {
@@ -230,6 +235,7 @@ impl PartialEq for KernelSpec {
             && self.in_place == o.in_place
             && self.epilogue == o.epilogue
             && self.images == o.images
+            && self.fours == o.fours
     }
 }
 
@@ -244,6 +250,7 @@ impl std::hash::Hash for KernelSpec {
         self.in_place.hash(h);
         self.epilogue.hash(h);
         self.images.hash(h);
+        self.fours.hash(h);
     }
 }
 
@@ -264,6 +271,10 @@ impl fmt::Display for KernelSpec {
         for (i, kind) in &self.images {
             let name = self.kernel.args.get(*i).map_or("?", |a| a.name);
             write!(f, " {name} by {kind}")?;
+        }
+        for i in &self.fours {
+            let name = self.kernel.args.get(*i).map_or("?", |a| a.name);
+            write!(f, " {name} by fours")?;
         }
         f.write_str(">")
     }
@@ -329,6 +340,11 @@ const COMMON: &[(&str, &str, &str)] = &[
     ),
     ("dot", DOT, include_str!("../../shaders/common/dot.wgsl")),
     ("pairs", "", include_str!("../../shaders/common/pairs.wgsl")),
+    (
+        "attention_lanes",
+        "",
+        include_str!("../../shaders/common/attention_lanes.wgsl"),
+    ),
     (
         "bytes",
         include_str!("../../cl/common/bytes.cl"),
@@ -398,11 +414,13 @@ impl Kernel {
         sum.finalize()
     }
 
-    /// Specs that have all accessors: of each type of elements, and by images of each kind.
+    /// Specs that have all accessors: of each type of elements, by images of each kind, and by fours.
     fn samples(&'static self) -> Vec<KernelSpec> {
-        let of = |dtype: DType, kind: Option<ImageKind>| {
+        let of = |dtype: DType, kind: Option<ImageKind>, fours: bool| {
             let fits = |a: &Arg| Pixel::of(a.ty, dtype).is_some() && !a.role.writes();
             let args = self.args.iter().enumerate().filter(|(_, a)| fits(a));
+            let read = |(_, a): &(usize, &Arg)| fours && a.ty == Ty::Elem;
+            let fours = args.clone().filter(read).map(|(i, _)| i).collect();
             KernelSpec {
                 kernel: self,
                 workgroup: 1,
@@ -411,11 +429,13 @@ impl Kernel {
                 in_place: None,
                 epilogue: None,
                 images: kind.map_or_else(BTreeMap::new, |kind| args.map(|(i, _)| (i, kind)).collect()),
+                fours,
             }
         };
-        let types = [DType::F16, DType::F32, DType::I32].map(|dtype| of(dtype, None));
-        let by_image = ImageKind::ALL.map(|kind| of(DType::F16, Some(kind)));
-        types.into_iter().chain(by_image).collect()
+        let types = [DType::F16, DType::F32, DType::I32].map(|dtype| of(dtype, None, false));
+        let by_image = ImageKind::ALL.map(|kind| of(DType::F16, Some(kind), false));
+        let by_fours = [DType::F16, DType::F32].map(|dtype| of(dtype, None, true));
+        types.into_iter().chain(by_image).chain(by_fours).collect()
     }
 
     /// Its text in this language works on matrix units ([`super::Caps::matrix_units`]), and compiles only for devices that have them.
@@ -424,11 +444,6 @@ impl Kernel {
             Language::OpenCl => self.cl.contains("#include \"common/mma\""),
             Language::Wgsl => self.wgsl.contains("enable wgpu_cooperative_matrix;"),
         }
-    }
-
-    /// Its text in WGSL works on sub-groups of 32, which devices with matrix units have, and compiles for these alone.
-    pub fn needs_sub_groups(&self) -> bool {
-        self.wgsl.contains("subgroup")
     }
 
     /// It multiplies bytes, by what [`super::PackedDot`] says.
@@ -522,6 +537,18 @@ impl KernelSpec {
             let index = self.kernel.args.iter().position(|a| a.name == arg.name)?;
             Some((*self.images.get(&index)?, Pixel::of(arg.ty, dtype)?))
         })
+    }
+
+    /// Its text in WGSL works on sub-groups, which devices with matrix units have, and those with [`super::Caps::lane_broadcast`].
+    pub fn needs_sub_groups(&self) -> bool {
+        self.expand(Language::Wgsl)
+            .is_ok_and(|text| text.contains("subgroup"))
+    }
+
+    /// WGSL binds this operand as vectors of four elements.
+    pub fn is_by_fours(&self, arg: &Arg) -> bool {
+        let named = |i: &usize| self.kernel.args.get(*i).is_some_and(|a| a.name == arg.name);
+        self.fours.iter().any(named)
     }
 
     /// The same kernel, all operands of which are read from their buffers.
@@ -823,6 +850,9 @@ impl KernelSpec {
         s.push_str(" }\n@group(0) @binding(0) var<uniform> p: Params;\n");
         for (i, (arg, dtype)) in self.bound().enumerate() {
             let ty = match (arg.ty, dtype) {
+                (Ty::Elem, DType::F16) if self.is_by_fours(arg) => "vec2<u32>",
+                (Ty::Elem, DType::F32) if self.is_by_fours(arg) => "vec4<f32>",
+                (Ty::Elem, _) if self.is_by_fours(arg) => "vec4<i32>",
                 (Ty::Words, _) | (Ty::Elem, DType::F16) => "u32",
                 (Ty::Single, DType::F16) => "atomic<u32>",
                 (Ty::Words4, _) => "vec4<u32>",
@@ -850,6 +880,16 @@ impl KernelSpec {
             let n = arg.name;
             let m = self.storage_of(arg);
             let t = if dtype.is_float() { "f32" } else { "i32" };
+            if self.is_by_fours(arg) {
+                let _ = match dtype {
+                    DType::F16 => writeln!(
+                        s,
+                        "fn {n}_at4(i: u32) -> vec4<f32> {{ let v = {m}[i]; return vec4<f32>(unpack2x16float(v.x), unpack2x16float(v.y)); }}"
+                    ),
+                    _ => writeln!(s, "fn {n}_at4(i: u32) -> vec4<{t}> {{ return {m}[i]; }}"),
+                };
+                continue;
+            }
             if arg.ty == Ty::Single && dtype == DType::F16 {
                 let _ = writeln!(
                     s,

@@ -177,6 +177,17 @@ impl Caps {
         self.kind == DeviceKind::Cpu && self.backend == "opencl"
     }
 
+    /// A work-item is a lane of a vector on a core: WGSL on CPUs, by llvmpipe. Loads are made lane by lane, wherever they lie, so that a vector of
+    /// four elements takes little longer than one; barriers and local memory take longer than what they save.
+    pub fn lane_vectors(&self) -> bool {
+        self.kind == DeviceKind::Cpu && self.backend == "wgpu"
+    }
+
+    /// Besides, what one of eight lanes has loaded reaches the others by an instruction: each loads another row, and all take all rows.
+    pub fn lane_broadcast(&self) -> bool {
+        self.lane_vectors() && self.subgroup.is_some_and(|lanes| lanes >= 8)
+    }
+
     /// A work-item has so few registers that large tiles of results do not fit: Mali, with 64 of 32 bits, of which threads that take more than
     /// half leave half of a core idle. Arm's drivers and Mesa's name the GPU so.
     pub fn few_registers(&self) -> bool {

@@ -126,7 +126,7 @@ mod tests {
     use crate::backend::image::ImageKind;
     use crate::backend::kernel::{Form, Kernel};
     use crate::tensor::DType;
-    use std::collections::BTreeMap;
+    use std::collections::{BTreeMap, BTreeSet};
 
     static TWIN: Kernel = crate::kernel!(softmax { rows: U32, cols: U32 } [x: In Elem, y: Out Elem]);
     static FAST: Kernel = crate::kernel!(softmax { rows: U32, cols: U32 } [x: In Elem, y: Out Elem])
@@ -141,6 +141,7 @@ mod tests {
             in_place: None,
             epilogue: None,
             images: BTreeMap::new(),
+            fours: BTreeSet::new(),
         }
     }
 

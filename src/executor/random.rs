@@ -5,7 +5,7 @@ use crate::backend::{Backend, BackendError, Caps, Command, Launch, View};
 use crate::graph::Graph;
 use crate::plan::lower::WeightKey;
 use crate::tensor::DType;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 static KERNEL: Kernel = crate::kernel!(random {
     pairs: U32, next: U32, seed: U32, center: F32, spread: F32, center_odd: F32, spread_odd: F32,
@@ -101,6 +101,7 @@ fn spec(numbers: Numbers) -> KernelSpec {
         in_place: None,
         epilogue: None,
         images: BTreeMap::new(),
+        fours: BTreeSet::new(),
     }
 }
 

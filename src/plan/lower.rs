@@ -4,13 +4,13 @@ use super::{Condition, Options};
 use crate::backend::Caps;
 use crate::backend::epilogue::{Beside, Epilogue};
 use crate::backend::image::{ImageKind, Pixel};
-use crate::backend::kernel::{self, Arg, FieldTy, Kernel};
+use crate::backend::kernel::{self, Arg, FieldTy, Kernel, Ty};
 use crate::backend::tunable::Tuning;
 use crate::graph::op::{Op, OpError, OpResult};
 use crate::graph::{Graph, NodeId, ValueId};
 use crate::shape::{Bindings, Constraints, Dim, Fact, Shape};
 use crate::tensor::DType;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// A part of a constant in the form that a kernel wants. The constant is seen as a matrix: all axes but the last as rows,
 /// except that the items of a packed tensor are 4-byte words whatever its element type.
@@ -246,6 +246,7 @@ pub struct Call {
     /// Operands that the kernel reads by fours alone.
     by_fours: Vec<usize>,
     pub(super) images: BTreeMap<usize, ImageKind>,
+    pub(super) fours: BTreeSet<usize>,
 }
 
 impl Call {
@@ -264,6 +265,7 @@ impl Call {
             tuning: None,
             by_fours: Vec::new(),
             images: BTreeMap::new(),
+            fours: BTreeSet::new(),
         }
     }
 
@@ -356,7 +358,7 @@ impl Call {
     }
 
     /// The kernel reads operand `i` by aligned fours alone (`x_at4`), so that it may do so through an image, where plans use these
-    /// ([`crate::backend::image`]).
+    /// ([`crate::backend::image`]), or in WGSL from a buffer of vectors, where these are read faster ([`Caps::lane_vectors`]).
     #[must_use]
     pub fn reads_by_fours(mut self, i: usize) -> Self {
         self.by_fours.push(i);
@@ -957,6 +959,18 @@ impl LowerCx<'_> {
         found.map(|i| (i, kind)).collect()
     }
 
+    /// The operands of a call that are bound as vectors of four elements.
+    fn fours(&self, call: &Call) -> BTreeSet<usize> {
+        let given = |i: usize| call.operands.get(i).is_some_and(Option::is_some);
+        let elements = |i: &&usize| given(**i) && call.kernel.args.get(**i).is_some_and(|a| a.ty == Ty::Elem);
+        let wanted = if self.caps.lane_vectors() {
+            call.by_fours.as_slice()
+        } else {
+            &[]
+        };
+        wanted.iter().filter(elements).copied().collect()
+    }
+
     /// Emits a dispatch.
     pub fn emit(&mut self, mut call: Call) -> OpResult<()> {
         let k = call.kernel;
@@ -1009,6 +1023,7 @@ impl LowerCx<'_> {
             }
         }
         call.images = self.images(&call);
+        call.fours = self.fours(&call);
         self.out.calls.push(Emitted { call, node: self.id });
         Ok(())
     }

@@ -140,6 +140,7 @@ impl<'a, 'b> Build<'a, 'b> {
             in_place,
             epilogue: call.epilogue.clone(),
             images: call.images.clone(),
+            fours: call.fours.clone(),
         };
         let operands = spec.args().zip(&call.operands);
         let bound = operands

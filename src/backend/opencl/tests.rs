@@ -9,7 +9,7 @@ use crate::backend::{DeviceKind, RecordingWay};
 use crate::kernel;
 use crate::tensor::DType;
 use half::f16;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::process::{Command as Process, Output};
 
 static RMS_NORM: Text =
@@ -37,6 +37,7 @@ fn spec(rows: i64, dtype: DType, in_place: bool) -> KernelSpec {
         in_place: in_place.then_some(0),
         epilogue: None,
         images: BTreeMap::new(),
+        fours: BTreeSet::new(),
     }
 }
 
@@ -494,6 +495,7 @@ fn broken(kernel: &'static Text, workgroup: u32) -> KernelSpec {
         in_place: None,
         epilogue: None,
         images: BTreeMap::new(),
+        fours: BTreeSet::new(),
     }
 }
 

@@ -4,6 +4,7 @@ use super::{Wgpu, words};
 use crate::backend::BackendError;
 use crate::backend::kernel::{KernelSpec, Language, Ty, excerpt};
 use crate::cache::{Key, Kind, Store};
+use crate::tensor::DType;
 use std::num::NonZeroU64;
 
 /// A compiled kernel with what bind groups need.
@@ -151,14 +152,16 @@ impl Wgpu {
             has_dynamic_offset: true,
             min_binding_size: NonZeroU64::new(params),
         };
-        let storage = spec.bound().map(|(arg, _)| ::wgpu::BindingType::Buffer {
+        let storage = spec.bound().map(|(arg, dtype)| ::wgpu::BindingType::Buffer {
             ty: ::wgpu::BufferBindingType::Storage {
                 read_only: arg.role.is_weight(),
             },
             has_dynamic_offset: false,
-            min_binding_size: NonZeroU64::new(match arg.ty {
-                Ty::Words4 => 16,
-                Ty::Halves4 => 8,
+            min_binding_size: NonZeroU64::new(match (arg.ty, dtype) {
+                (Ty::Words4, _) => 16,
+                (Ty::Halves4, _) => 8,
+                (Ty::Elem, DType::F16) if spec.is_by_fours(arg) => 8,
+                (Ty::Elem, _) if spec.is_by_fours(arg) => 16,
                 _ => 4,
             }),
         });

@@ -185,6 +185,9 @@ impl Wgpu {
         };
         let usual = ::wgpu::Features::TIMESTAMP_QUERY | ::wgpu::Features::SHADER_F16;
         let mut required_features = adapter.features() & usual;
+        if caps.lane_broadcast() {
+            required_features |= ::wgpu::Features::SUBGROUP;
+        }
         let keeps_pipelines = adapter.features().contains(::wgpu::Features::PIPELINE_CACHE);
         if options.cache.is_some() {
             required_features |= adapter.features() & ::wgpu::Features::PIPELINE_CACHE;

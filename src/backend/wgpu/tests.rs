@@ -5,7 +5,7 @@ use super::*;
 use crate::kernel;
 use crate::tensor::DType;
 use half::f16;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 static RMS_NORM: Kernel =
     kernel!(norm { rows: U32, cols: U32, epsilon: F32 } [x: In Elem, scale: OptionalIn Elem, y: Out Elem]);
@@ -44,6 +44,7 @@ fn spec(kernel: &'static Kernel, workgroup: u32, operands: &[DType], rows: i64) 
         in_place: None,
         epilogue: None,
         images: BTreeMap::new(),
+        fours: BTreeSet::new(),
     }
 }
 

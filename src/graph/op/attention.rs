@@ -10,7 +10,7 @@
 use super::case::{Case, input};
 use super::sizes::Sizes;
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, operand, own};
-use crate::backend::kernel::Kernel;
+use crate::backend::kernel::{Form, Kernel};
 use crate::backend::{Caps, DeviceKind};
 use crate::plan::lower::{Call, LowerCx, Operand};
 use crate::shape::{Dim, Fact, Shape};
@@ -20,7 +20,12 @@ static KERNEL: Kernel = crate::kernel!(attention {
     heads: U32, kv_heads: U32, rows: U32, keys: U32, live_keys: U32,
     mask_b: U32, mask_h: U32, mask_s: U32, mask_t: U32, scale: F32,
     softcap: F32, parts: U32,
-} [q: In Elem, k: In Elem, v: In Elem, mask: OptionalIn Elem, live: Weight Elem, y: Out Elem]);
+} [q: In Elem, k: In Elem, v: In Elem, mask: OptionalIn Elem, live: Weight Elem, y: Out Elem])
+.with_forms(&[Form {
+    // Each lane of a sub-group has a query vector, and loads other keys and parts of values for all.
+    define: "BROADCAST",
+    needs: Caps::lane_broadcast,
+}]);
 
 /// Many rows, on matrix units.
 static UNITS: Kernel = crate::kernel!(attention_mma {
@@ -376,16 +381,20 @@ impl Attention {
         };
         let vectors = rows * together;
         let slices = (items / (vectors * (dim / vector))).max(1);
+        // The kernels for some devices read keys from the first on, stored as they are.
+        let plain = stored == Rows::Floats && window.is_none() && ring.is_none();
+        let operands = [cx.input(0)?, cx.input(1)?, cx.input(2)?];
+        let by_row = one && batch.is(1) && plain && by_rows(cx.caps(), dim, &operands);
+        let shared = heads.exact_div(&k.0[2]).and_then(|g| g.as_const());
+        let by_lanes = shared.filter(|_| {
+            plain && !by_row && dim % 32 == 0 && dim <= 128 && cx.caps().takes_form(&KERNEL, "BROADCAST")
+        });
         // One query has too few heads to fill a device; of many keys each part is a work-group.
-        let split = (batch.is(1) && one && many).then_some(if cpu { 512 } else { 128 });
+        let split = (batch.is(1) && one && many && by_lanes.is_none()).then_some(if cpu { 512 } else { 128 });
         let splits = split.map(|s| read.ceil_div(s)).transpose()?;
         // Keys behind the live ones, there because lengths are padded, are not read.
         let (live, live_keys) = cx.live(keys);
-        let operands = [cx.input(0)?, cx.input(1)?, cx.input(2)?];
         let wide_as = |call: Call| if wide { call.define("WIDE", 1) } else { call };
-        // The kernels for some devices read keys from the first on, stored as they are.
-        let plain = stored == Rows::Floats && window.is_none() && ring.is_none();
-        let by_row = one && batch.is(1) && plain && by_rows(cx.caps(), dim, &operands);
         // Where work-groups see what others wrote, the last one of a head puts the parts together.
         let meet = by_row && meets(cx.caps()) && heads.as_const().is_some();
         let found = match &splits {
@@ -397,7 +406,12 @@ impl Attention {
             _ => cx.output(0)?,
         };
         let on_units = !one && plain && result.dtype == DType::F16 && on_units(cx.caps(), dim, &operands);
-        let call = if by_row {
+        let call = if let Some(shared) = by_lanes {
+            let vectors = queries.mul(&shared.into())?;
+            let call = Call::new(&KERNEL, 8).define("BROADCAST", 1).define("DIM", dim);
+            let call = (0..3).fold(call, Call::reads_by_fours);
+            call.grid(k.0[2].clone(), vectors.ceil_div(8)?, batch.clone())
+        } else if by_row {
             let call = Call::new(&ROW, ROW_ITEMS)
                 .define("DIM", dim)
                 // As many keys at once as a work-group takes where they are split.

@@ -9,7 +9,7 @@ use super::case::{Case, input};
 use super::sizes::Sizes;
 use super::window::{self, AutoPad, Axis, Line, Window};
 use super::{Attributes, InferCx, Inputs, MOST_LOOPS, Op, OpDef, OpError, OpResult, onnx, operand};
-use crate::backend::kernel::Kernel;
+use crate::backend::kernel::{Form, Kernel};
 use crate::backend::{Caps, DeviceKind};
 use crate::plan::lower::{Call, LowerCx, Pack};
 use crate::shape::{Dim, Fact, Shape};
@@ -19,7 +19,12 @@ use crate::tensor::{DType, HostTensor, product};
 pub(super) static KERNEL: Kernel = crate::kernel!(conv {
     in_h: U32, in_w: U32, out_h: U32, out_w: U32, channels: U32, rows: U32, outputs: U32, tiles: U32, first: U32, parts: U32,
     image: U32, total: I32, pad_h: I32, pad_w: I32,
-} [x: In Elem, w: In Elem, bias: OptionalIn Elem, y: InOut Single]);
+} [x: In Elem, w: In Elem, bias: OptionalIn Elem, y: InOut Single])
+.with_forms(&[Form {
+    // Each lane of a sub-group loads other weights for all.
+    define: "BROADCAST",
+    needs: Caps::lane_broadcast,
+}]);
 
 /// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -239,13 +244,16 @@ pub(super) fn emit(
     // Results of a row between which there are no others of a work-item.
     let step = if transposed { v.stride } else { 1 };
     let each = v.out.ceil_div(step)?;
+    let packed = w.as_const().is_some() && !transposed;
+    let broadcast = packed && rows >= BROADCAST.1 && cx.caps().takes_form(&KERNEL, "BROADCAST");
+    let shape = ConvShape::of(cx.caps(), each.as_const(), rows, group, cx.float());
     let ConvShape {
         items,
         run,
         tile,
         by_tiles,
         float,
-    } = ConvShape::of(cx.caps(), each.as_const(), rows, group, cx.float());
+    } = if broadcast { shape.by_broadcast() } else { shape };
     let tiles = rows.div_ceil(tile);
     let groups = window::number(&group.into())?;
     let depth = window::number(channels)?
@@ -253,7 +261,6 @@ pub(super) fn emit(
     if i64::try_from(depth).is_ok_and(|d| d > MOST_LOOPS) {
         return Err(OpError::NoKernel(format!("sums of {depth} terms")));
     }
-    let packed = w.as_const().is_some() && !transposed;
     let mut dispatches = Vec::new();
     if packed {
         let size = if float == DType::F16 { 2 } else { 4 };
@@ -295,6 +302,7 @@ pub(super) fn emit(
         };
         let flags = [
             ("PACKED", packed),
+            ("BROADCAST", broadcast),
             ("BY_TILES", by_tiles),
             ("TRANSPOSED", transposed),
             ("INSIDE", v.is_identity()),
@@ -303,6 +311,9 @@ pub(super) fn emit(
         ];
         for (name, _) in flags.iter().filter(|(_, set)| *set) {
             call = call.define(name, 1);
+        }
+        if broadcast {
+            call = call.reads_by_fours(1);
         }
         call = call
             .field(&h.size)
@@ -337,7 +348,21 @@ struct ConvShape {
     float: DType,
 }
 
+/// Work-items and channels of each where lanes of a sub-group share the weights that they load.
+const BROADCAST: (u32, usize) = (8, 16);
+
 impl ConvShape {
+    /// The same where lanes share weights.
+    fn by_broadcast(self) -> Self {
+        Self {
+            items: BROADCAST.0,
+            run: 4,
+            tile: BROADCAST.1,
+            by_tiles: false,
+            ..self
+        }
+    }
+
     /// For rows of `width` results, where that is a number, and groups of `rows` channels.
     fn of(caps: &Caps, width: Option<i64>, rows: usize, group: i64, float: DType) -> Self {
         let fit = rows.next_power_of_two();

@@ -13,7 +13,8 @@ use super::{
     Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, as_usize, count, filled, onnx, operand,
     pointwise,
 };
-use crate::backend::kernel::Kernel;
+use crate::backend::Caps;
+use crate::backend::kernel::{Form, Kernel};
 use crate::graph::{ValueId, rules};
 use crate::plan::lower::{Call, LowerCx, Pack};
 use crate::shape::{Dim, Fact, Shape, product};
@@ -26,7 +27,12 @@ static KERNEL: Kernel = crate::kernel!(matmul {
     a0: U32, a1: U32, a2: U32,
     b0: U32, b1: U32, b2: U32,
     batches: U32,
-} [a: In Elem, b: In Elem, y: InOut Elem]);
+} [a: In Elem, b: In Elem, y: InOut Elem])
+.with_forms(&[Form {
+    // Each lane of a sub-group loads another row for all.
+    define: "BROADCAST",
+    needs: Caps::lane_broadcast,
+}]);
 /// The same by way of local memory.
 pub(super) static TILED: Kernel = crate::kernel!(matmul_tiled {
     m: U32, n: U32, k: U32, b_stride: U32, y_stride: U32, column: U32,
@@ -41,6 +47,10 @@ pub(super) static TILED: Kernel = crate::kernel!(matmul_tiled {
 const ROWS: i64 = 4;
 /// The same where each has vectors of columns.
 const VECTOR_ROWS: i64 = 8;
+/// Lanes that load a row each, where these are shared by broadcasts.
+const BROADCAST_ROWS: i64 = 8;
+/// Columns of a work-item there.
+const BROADCAST_COLUMNS: i64 = 8;
 
 /// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -246,17 +256,29 @@ impl Op for MatMul {
         };
         let tile = LocalTile::of(&TILED, cx.caps(), extent);
         let by_vectors = tile.is_none() && cx.caps().explicit_vectors();
-        // Columns that are read at a time.
-        let together = if tile.is_some() { 4 } else { 2 };
         let odd = n.exact_div(&2.into()).is_none();
+        let by_fours = |d: &Dim| d.exact_div(&4.into()).is_some();
+        let by_broadcast = tile.is_none()
+            && cx.caps().takes_form(&KERNEL, "BROADCAST")
+            && by_fours(k)
+            && (constant && !odd || by_fours(n));
+        // Columns that are read at a time.
+        let together = match (tile, by_broadcast) {
+            (Some(_), _) => 4,
+            (None, true) => 8,
+            (None, false) => 2,
+        };
         let mut parts = Vec::new();
         if let (true, Some(columns), Some(depth)) = (constant, as_usize(n), as_usize(k)) {
             let size = if cx.float() == DType::F16 { 2 } else { 4 };
             for (first, count) in cx.split(columns, depth * size, together)? {
                 // Columns that one work-item reads from top to bottom are side by side.
-                let panel = [32, 16]
-                    .into_iter()
-                    .find(|p| by_vectors && count.is_multiple_of(*p));
+                let panels: &[usize] = match (by_vectors, by_broadcast) {
+                    (true, _) => &[32, 16],
+                    (false, true) => &[64],
+                    (false, false) => &[],
+                };
+                let panel = panels.iter().copied().find(|p| count.is_multiple_of(*p));
                 let stride = count.next_multiple_of(together);
                 let panel = panel.unwrap_or(stride);
                 let pack = Pack::Columns {
@@ -296,6 +318,7 @@ impl Op for MatMul {
             };
             let mut call = match tile {
                 Some(tile) => cut.tiled(cx, tile)?,
+                None if by_broadcast => cut.by_broadcast(cx)?,
                 None if by_vectors && !turned => cut.by_vectors(cx)?,
                 None => cut.plain(cx)?,
             };
@@ -361,6 +384,20 @@ impl Cut<'_> {
         let columns = self.columns.ceil_div(16 * vectors * 8)?;
         let call = over_batches(cx, call, columns, self.rows.ceil_div(rows)?, self.batches)?;
         Ok(if whole(16) { call } else { call.define("TAIL", 1) })
+    }
+
+    /// A work-item has many rows of a few columns, and loads one or two of these for its sub-group.
+    fn by_broadcast(&self, cx: &LowerCx<'_>) -> OpResult<Call> {
+        let tall = cx.upper_bound(self.rows).is_none_or(|n| n > BROADCAST_ROWS);
+        let rows = if tall { 2 * BROADCAST_ROWS } else { BROADCAST_ROWS };
+        let call = Call::new(&KERNEL, 8)
+            .define("BROADCAST", 1)
+            .define("ROWS", rows)
+            .reads_by_fours(0)
+            .reads_by_fours(1);
+        let columns = self.columns.ceil_div(BROADCAST_COLUMNS * 8)?;
+        let call = over_batches(cx, call, columns, self.rows.ceil_div(rows)?, self.batches)?;
+        Ok(if tall { call.define("TALL", 1) } else { call })
     }
 
     /// A work-item has a few rows of two columns; of an odd number of columns, two results.

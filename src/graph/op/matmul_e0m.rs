@@ -41,13 +41,23 @@ static VECTOR: Kernel = crate::kernel!(matvec_e0m {
         define: "PAIRS",
         needs: Caps::fast_half,
     },
+    Form {
+        // Each lane of a sub-group loads other elements of the row for all.
+        define: "BROADCAST",
+        needs: Caps::lane_broadcast,
+    },
 ]);
 
 /// Many rows; the same.
 static MATRIX: Kernel = crate::kernel!(matmul_e0m {
     m: U32, n: U32, k: U32, panel: U32, y_stride: U32, column: U32,
     end0: U32, end1: U32, start1: U32, start2: U32,
-} [x: In Elem, codes: Weight Words4, scales: Weight Words4, y: InOut Elem]);
+} [x: In Elem, codes: Weight Words4, scales: Weight Words4, y: InOut Elem])
+.with_forms(&[Form {
+    // Each lane of a sub-group loads another row for all.
+    define: "BROADCAST",
+    needs: Caps::lane_broadcast,
+}]);
 
 /// Many rows in halves, 2 columns a work-item; the same.
 static PAIRS: Kernel = crate::kernel!(matmul_e0m_pairs {
@@ -516,6 +526,9 @@ impl MatMulE0m {
         [k, n]: [usize; 2],
         two: bool,
     ) -> OpResult<Call> {
+        if let Some(call) = self.vector_by_broadcast(caps, [k, n])? {
+            return Ok(call);
+        }
         let pairs = caps.takes_form(&VECTOR, "PAIRS") && self.in_pairs(types);
         let tuning = tune::vector(self, caps, k, n);
         let tile = E0mShape::of(caps).with_vector(&tuning);
@@ -558,6 +571,41 @@ impl MatMulE0m {
         })
     }
 
+    /// The vector kernel where lanes share what they load, for a `k x n` weight; `None` where it does not suit device or weight.
+    fn vector_by_broadcast(&self, caps: &Caps, [k, n]: [usize; 2]) -> OpResult<Option<Call>> {
+        /// Elements of the row that the eight lanes load together.
+        const TOGETHER: usize = 32;
+        let whole = [k, stretch(self.group, STRETCH)]
+            .iter()
+            .all(|d| d.is_multiple_of(TOGETHER));
+        if !caps.takes_form(&VECTOR, "BROADCAST") || !whole {
+            return Ok(None);
+        }
+        let call = Call::new(&VECTOR, BROADCAST_ITEMS)
+            .reads_by_fours(0)
+            .reads_by_fours(1);
+        let call = format_defines(call, self.bits, self.group, STRETCH)
+            .define("BROADCAST", 1)
+            .define("LANES", i64::from(BROADCAST_ITEMS))
+            .define("COLS", 8);
+        let columns = i64::from(8 * BROADCAST_ITEMS);
+        Ok(Some(call.grid(Dim::from_usize(n).ceil_div(columns)?, 1, 1)))
+    }
+
+    /// The matrix kernel where lanes share what they load, for `rows`, at most `most`, and a weight of `n` columns.
+    fn matrix_by_broadcast(&self, n: usize, rows: &Dim, most: Option<i64>) -> OpResult<Call> {
+        let tall = most.is_none_or(|n| n > 8);
+        let each = if tall { 16 } else { 8 };
+        let call = Call::new(&MATRIX, BROADCAST_ITEMS).reads_by_fours(0);
+        let call = format_defines(call, self.bits, self.group, STRETCH)
+            .define("BROADCAST", 1)
+            .define("ROWS", each)
+            .define("COLS", 4);
+        let groups = Dim::from_usize(n).ceil_div(i64::from(4 * BROADCAST_ITEMS))?;
+        let call = call.grid(groups, rows.ceil_div(each)?, 1);
+        Ok(if tall { call.define("TALL", 1) } else { call })
+    }
+
     /// The matrix kernel that any device takes, for `rows`, at most `most`, and a `k x n` weight.
     fn generic_matrix(
         &self,
@@ -567,6 +615,9 @@ impl MatMulE0m {
         rows: &Dim,
         most: Option<i64>,
     ) -> OpResult<Call> {
+        if caps.takes_form(&MATRIX, "BROADCAST") && self.bits != Bits::Eight {
+            return self.matrix_by_broadcast(n, rows, most);
+        }
         let tuning = tune::matrix(self, caps, k, n, most);
         let tile = E0mShape::of(caps).with_matrix(&tuning);
         let columns = tile.matrix_items * tile.matrix_columns;
@@ -598,6 +649,9 @@ impl MatMulE0m {
         Ok(call.grid(groups, rows.ceil_div(ROWS)?, 1))
     }
 }
+
+/// Work-items of the kernels whose lanes share what they load: a sub-group.
+const BROADCAST_ITEMS: u32 = 8;
 
 /// Sums that are left after the first of two steps of adding up.
 const FOLD: u32 = 8;
