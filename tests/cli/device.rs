@@ -79,6 +79,10 @@ fn tune_keeps_what_is_fastest() {
         ];
         let args = [&float[..], &on].concat();
         let report = report(&args);
+        if !has_choices(&backend) {
+            assert_eq!(report["all"], 0, "{report}");
+            continue;
+        }
         let shapes = report["shapes"].as_array().unwrap();
         let kernels: BTreeSet<&str> = shapes.iter().filter_map(|s| s["kernel"].as_str()).collect();
         assert!(
@@ -106,6 +110,14 @@ fn tune_keeps_what_is_fastest() {
             "{backend}"
         );
     }
+}
+
+/// Kernels for CPUs through wgpu have no numbers to choose.
+fn has_choices(backend: &str) -> bool {
+    let listed = report(&["devices", "--json"]);
+    let devices = listed["devices"].as_array().unwrap();
+    let device = devices.iter().find(|d| d["backend"] == backend).unwrap();
+    backend != "wgpu" || device["kind"] != "cpu"
 }
 
 #[test]
