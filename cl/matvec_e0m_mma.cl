@@ -102,10 +102,14 @@ KERNEL {
   if (s < stretches) AHEAD(words, xs, pair, s)
 #ifdef HAS_GAIN
   uint4 held[HELD];
+  float4 gains[HELD][2];
   float square = 0.0f, v[8];
   _Pragma("unroll") for (uint e = 0; e < HELD; e++) {
     uint i = lid + e * WG;
     held[e] = i < DEPTH / 8 ? x[i] : (uint4)(0);
+    // Loaded with x: behind the barrier the work-group would wait for memory once more.
+    gains[e][0] = gain_at4(i < DEPTH / 8 ? 2 * i : 0);
+    gains[e][1] = gain_at4(i < DEPTH / 8 ? 2 * i + 1 : 1);
     EIGHT(held[e])
     _Pragma("unroll") for (uint c = 0; c < 8; c++) square += v[c] * v[c];
   }
@@ -122,7 +126,7 @@ KERNEL {
   _Pragma("unroll") for (uint e = 0; e < HELD; e++) {
     uint i = lid + e * WG;
     if (i < DEPTH / 8) {
-      float4 low = gain_at4(2 * i) * factor, high = gain_at4(2 * i + 1) * factor;
+      float4 low = gains[e][0] * factor, high = gains[e][1] * factor;
       EIGHT(held[e])
       uint4 normed;
       HALVES_OF(normed.x, v[0] * low.x, v[1] * low.y);
