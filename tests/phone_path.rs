@@ -9,6 +9,8 @@
 //!
 //! The model is that of `tests/llm.rs`, named by `TLITE_TEST_MODEL_DIR`.
 
+#[path = "phone_path/first_use.rs"]
+mod first_use;
 #[path = "phone_path/play.rs"]
 mod play;
 #[path = "phone_path/standin.rs"]
@@ -49,6 +51,9 @@ fn main() -> ExitCode {
         Ok(_) => {
             for (name, run) in standin::TRIALS {
                 add(format!("standin/{name}"), Box::new(run));
+            }
+            for (name, run) in first_use::TRIALS {
+                add(format!("run/{name}"), Box::new(run));
             }
             add(
                 "run/every_queue_has_the_priority".to_owned(),
@@ -770,18 +775,23 @@ fn wrong_variant(model: &Model) -> Outcome {
 }
 
 fn unbuilt_variant(model: &Model) -> Outcome {
+    let config = Config {
+        faults: refused_builds(VARIANT),
+        ..of(Profile::Radeon)
+    };
+    quarantined(model, &config, VARIANT)
+}
+
+/// Every build of a kernel is refused.
+fn refused_builds(kernel: &str) -> Vec<Fault> {
     let each = (1..99).map(|nth| Fault {
         call: "clBuildProgram".to_owned(),
-        kernel: Some(VARIANT.to_owned()),
+        kernel: Some(kernel.to_owned()),
         nth,
         code: cl::BUILD_PROGRAM_FAILURE,
         lost: false,
     });
-    let config = Config {
-        faults: each.collect(),
-        ..of(Profile::Radeon)
-    };
-    quarantined(model, &config, VARIANT)
+    each.collect()
 }
 
 /// A form of a kernel that its define makes; without it the kernel is right.
