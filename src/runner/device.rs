@@ -238,8 +238,9 @@ impl Device {
         }
         self.check(given, bindings)?;
         let loaded = self.executor.as_mut();
-        let loaded = loaded
-            .ok_or_else(|| Error::other(Stage::Run, "no plan is loaded, after the error of an earlier run"))?;
+        let loaded = loaded.ok_or_else(|| {
+            Error::other(Stage::Run, "no plan is loaded, after the error of an earlier run")
+        })?;
         write(&mut loaded.executor, given)?;
         Ok(&mut loaded.executor)
     }

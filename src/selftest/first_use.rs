@@ -125,7 +125,9 @@ impl FirstUse {
 /// Kernels of `plans` of which `store` knows nothing on a device with `caps`.
 pub fn new_kernels(plans: &[Plan], caps: &Caps, store: Option<&Store>) -> usize {
     let all = specs(plans);
-    all.into_iter().filter(|spec| !is_known(store, caps, spec)).count()
+    all.into_iter()
+        .filter(|spec| !is_known(store, caps, spec))
+        .count()
 }
 
 /// Compares the kernels of `program` that `store` does not know with the reference, as [`FirstUse::is_right`] does; an error for the first that is
@@ -184,9 +186,13 @@ impl<'a> Watch<'a> {
     /// is needed for the others.
     pub fn run(&mut self, executor: &mut Executor, index: usize, bindings: &Bindings) -> Result<bool> {
         let before = self.done.len();
-        let observation = executor.observe(index, bindings, &|plan, sample| self.wants_sample(plan, sample))?;
+        let observation =
+            executor.observe(index, bindings, &|plan, sample| self.wants_sample(plan, sample))?;
         let plan = executor.plan(index);
-        for (plan, observed) in plan.iter().flat_map(|p| observation.nodes.iter().map(move |o| (p, o))) {
+        for (plan, observed) in plan
+            .iter()
+            .flat_map(|p| observation.nodes.iter().map(move |o| (p, o)))
+        {
             self.take(plan, observed);
         }
         Ok(observation.more && self.done.len() > before)

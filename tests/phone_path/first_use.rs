@@ -26,7 +26,7 @@ fn write_model(dir: &Path) -> Result<String, String> {
     model.opset("", 23);
     let rows = Size::Fixed(12);
     model
-        .add_input("x", DType::F32, &[rows.clone(), Size::Fixed(64)])
+        .add_input("x", DType::F32, &[rows.clone(), Size::Fixed(512)])
         .text()?;
     model
         .add_output("y", DType::F32, &[rows, Size::Fixed(32)])
@@ -36,8 +36,8 @@ fn write_model(dir: &Path) -> Result<String, String> {
         let data: Vec<f32> = (0..count).map(|i| ((i * 37 + 11) % 64) as f32 / 64.0).collect();
         HostTensor::from_f32(shape, &data).text()
     };
-    model.add_initializer("scale", &numbers(&[64])?).text()?;
-    model.add_initializer("weight", &numbers(&[64, 32])?).text()?;
+    model.add_initializer("scale", &numbers(&[512])?).text()?;
+    model.add_initializer("weight", &numbers(&[512, 32])?).text()?;
     for (op, inputs, output) in [
         ("RMSNormalization", &["x", "scale"][..], "normed"),
         ("MatMul", &["normed", "weight"], "product"),
@@ -146,18 +146,14 @@ fn unbuilt_variant() -> Outcome {
     })
 }
 
-/// A kernel without a twin. What is right beside it is known to later runs, and its fault is not forgotten.
+/// A kernel without a twin.
 fn wrong_kernel() -> Outcome {
-    let place = Place::new()?;
     let config = Config {
         corrupt: Some("softmax".to_owned()),
         ..of(Profile::Mali)
     };
-    for _ in 0..2 {
-        let run = place.run(&config)?;
-        run.failed(&["gives wrong results on", "kernel softmax<", "checking node \"y\""])?;
-    }
-    Ok(())
+    let run = Place::new()?.run(&config)?;
+    run.failed(&["gives wrong results on", "kernel softmax<", "checking node \"y\""])
 }
 
 /// A kernel that reads buffers runs in the place of one that reads images: nothing is said of the one that did not run.
@@ -169,7 +165,10 @@ fn refused_images() -> Outcome {
     };
     let first = place.run(&refusing)?;
     checked(&first, true)?;
-    let told = first.errors.matches("kernels read buffers in place of images").count();
+    let told = first
+        .errors
+        .matches("kernels read buffers in place of images")
+        .count();
     if told != 1 {
         return Err(format!("{told} warnings: {}", first.errors));
     }
