@@ -5,6 +5,7 @@
 //! kernels (axes, pads, a number of repeats) may have a plan for their values: see [`crate::graph::Op::decides`].
 
 use crate::backend::{Backend, Caps};
+use crate::cache::Store;
 use crate::error::{Error, Result, Stage};
 use crate::executor::Timing;
 use crate::graph::interp::Interpreter;
@@ -13,6 +14,7 @@ use crate::graph::pass::{KV_CACHE, PassReport, Pipeline};
 use crate::graph::sizes::{self, Rules};
 use crate::graph::{Graph, ValueId};
 use crate::plan::{Plan, bind};
+use crate::selftest::first_use::FirstUse;
 use crate::shape::{Bindings, Fact, Shape, Symbol};
 use crate::tensor::{DType, HostTensor};
 use device::Device;
@@ -25,6 +27,17 @@ mod device;
 enum Engine {
     Host(Interpreter),
     Device(Box<Device>),
+}
+
+/// Whether kernels that are new on a device are compared with the reference, by the inputs of the first run.
+#[derive(Clone, Debug, Default)]
+pub enum Checks {
+    /// All are believed.
+    #[default]
+    Off,
+    /// A variant that is wrong is not used, and a kernel without a twin that is wrong is the error of the run. The store has what earlier
+    /// runs found out; without one there is nothing that is not new.
+    On(Option<Arc<Store>>),
 }
 
 /// A loaded model.
@@ -52,7 +65,7 @@ impl Runner {
     /// As [`Runner::load`], of a graph.
     pub fn of(graph: Graph, backend: Option<Box<dyn Backend>>, float: DType) -> Result<Self> {
         let pipeline = Self::pipeline(backend.is_some());
-        Self::after(&pipeline, graph, backend, float)
+        Self::after(&pipeline, graph, backend, float, Checks::Off)
     }
 
     /// The passes of [`Runner::of`]: those of the interpreter, or of a device.
@@ -65,12 +78,13 @@ impl Runner {
         all.without(&[KV_CACHE.name])
     }
 
-    /// As [`Runner::of`], after these passes.
+    /// As [`Runner::of`], after these passes and with these checks, which the host does without.
     pub fn after(
         pipeline: &Pipeline,
         mut graph: Graph,
         backend: Option<Box<dyn Backend>>,
         float: DType,
+        checks: Checks,
     ) -> Result<Self> {
         let model = graph.clone();
         let passes = pipeline.run(&mut graph)?;
@@ -82,7 +96,7 @@ impl Runner {
                 pipeline.clone(),
                 model,
                 graph.clone(),
-                float,
+                (float, checks),
             )?)),
         };
         Ok(Self {
@@ -95,6 +109,23 @@ impl Runner {
     /// What the passes did.
     pub fn passes(&self) -> &[PassReport] {
         &self.passes
+    }
+
+    /// What is to be said of kernels that are not used or could not be checked, so far.
+    pub fn notes(&self) -> &[String] {
+        self.first_use().map_or(&[], FirstUse::notes)
+    }
+
+    /// Kernels that were compared with the reference so far.
+    pub fn checked_kernels(&self) -> usize {
+        self.first_use().map_or(0, FirstUse::checked)
+    }
+
+    fn first_use(&self) -> Option<&FirstUse> {
+        match &self.engine {
+            Engine::Host(_) => None,
+            Engine::Device(device) => device.first_use(),
+        }
     }
 
     /// What the device offers; `None` on the host.
@@ -200,10 +231,7 @@ impl Runner {
                 Ok(out)
             }
             Engine::Device(device) => {
-                let executor = device.executor(given)?;
-                for (name, tensor) in given {
-                    executor.write(0, name, tensor)?;
-                }
+                let executor = device.executor(given, &bindings)?;
                 executor.run(0, &bindings)?;
                 let read = outputs.map(|(_, name)| executor.read(0, &name).map(|t| (name, t)));
                 read.collect()
@@ -217,10 +245,7 @@ impl Runner {
         let Engine::Device(device) = &mut self.engine else {
             return Ok(Vec::new());
         };
-        let executor = device.executor(given)?;
-        for (name, tensor) in given {
-            executor.write(0, name, tensor)?;
-        }
+        let executor = device.executor(given, &bindings)?;
         executor.profile(0, &bindings)
     }
 }

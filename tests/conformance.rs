@@ -12,6 +12,8 @@ mod expected;
 mod support;
 #[path = "conformance/symbolic.rs"]
 mod symbolic;
+#[path = "conformance/tuned.rs"]
+mod tuned;
 
 use expected::Expectations;
 use libtest_mimic::{Arguments, Trial};
@@ -67,6 +69,13 @@ fn main() -> ExitCode {
             trials.push(Trial::test(name, move || {
                 Ok(symbolic::kv_append(&device, storage)?)
             }));
+        }
+    }
+    for device in &devices {
+        for tuned in tuned::trials(device) {
+            let name = format!("{}@{}", tuned.name, device.label(&devices));
+            let device = device.clone();
+            trials.push(Trial::test(name, move || Ok(tuned.run(&device)?)));
         }
     }
     trials.extend(support::missing_trials(missing));

@@ -9,6 +9,8 @@
 //!
 //! The model is that of `tests/llm.rs`, named by `TLITE_TEST_MODEL_DIR`.
 
+#[path = "phone_path/first_use.rs"]
+mod first_use;
 #[path = "phone_path/play.rs"]
 mod play;
 #[path = "phone_path/standin.rs"]
@@ -21,7 +23,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::{Arc, OnceLock};
 use support::Text;
-use tlite_standin::{Config, Delay, Fault, Profile, cl};
+use tlite_standin::{Config, Delay, Fault, Profile, Slow, cl};
 use transformer_lite::backend::{self, BackendKind};
 use transformer_lite::error::Stage;
 use transformer_lite::graph::onnx::write::{ModelWriter, NodeSpec, Size};
@@ -49,6 +51,9 @@ fn main() -> ExitCode {
         Ok(_) => {
             for (name, run) in standin::TRIALS {
                 add(format!("standin/{name}"), Box::new(run));
+            }
+            for (name, run) in first_use::TRIALS {
+                add(format!("run/{name}"), Box::new(run));
             }
             add(
                 "run/every_queue_has_the_priority".to_owned(),
@@ -196,6 +201,7 @@ fn model_trials() -> Vec<(String, ModelTrial)> {
     );
     add("a_lack_of_memory_is_no_verdict", Box::new(short_of_memory));
     add("wrong_parts_are_not_used", Box::new(wrong_in_parts));
+    add("nothing_exceeds_a_slice_at_first", Box::new(heavy_at_first));
     add(
         "a_warm_start_in_slices_compiles_nothing",
         Box::new(warm_in_slices),
@@ -770,18 +776,23 @@ fn wrong_variant(model: &Model) -> Outcome {
 }
 
 fn unbuilt_variant(model: &Model) -> Outcome {
+    let config = Config {
+        faults: refused_builds(VARIANT),
+        ..of(Profile::Radeon)
+    };
+    quarantined(model, &config, VARIANT)
+}
+
+/// Every build of a kernel is refused.
+fn refused_builds(kernel: &str) -> Vec<Fault> {
     let each = (1..99).map(|nth| Fault {
         call: "clBuildProgram".to_owned(),
-        kernel: Some(VARIANT.to_owned()),
+        kernel: Some(kernel.to_owned()),
         nth,
         code: cl::BUILD_PROGRAM_FAILURE,
         lost: false,
     });
-    let config = Config {
-        faults: each.collect(),
-        ..of(Profile::Radeon)
-    };
-    quarantined(model, &config, VARIANT)
+    each.collect()
 }
 
 /// A form of a kernel that its define makes; without it the kernel is right.
@@ -893,6 +904,52 @@ fn wrong_in_parts(model: &Model) -> Outcome {
     match spoilt.as_slice() {
         [some, less] if *some > 0 && less < some => Ok(()),
         _ => Err(format!("parts ran {spoilt:?} times")),
+    }
+}
+
+/// A kernel of which a slice of 8 ms has room for so many work-groups.
+const HEAVY: &str = "matmul_e0m";
+const ROOM: u64 = 8;
+
+/// Work-groups of a dispatch in the log.
+fn groups(line: &str) -> Option<u64> {
+    let product = |name: &str| {
+        let (_, list) = line.split_once(&format!(" {name}=["))?;
+        let (list, _) = list.split_once(']')?;
+        list.split(',')
+            .map(|n| n.parse::<u64>().ok())
+            .product::<Option<u64>>()
+    };
+    Some(product("global")? / product("local")?.max(1))
+}
+
+/// No dispatch of a heavy kernel takes longer than a slice, be it the first.
+fn heavy_at_first(model: &Model) -> Outcome {
+    let config = Config {
+        clock: vec![Slow {
+            kernel: HEAVY.to_owned(),
+            ns: 8_000_000 / ROOM,
+        }],
+        ..of(Profile::Adreno)
+    };
+    let dispatches = |slice_ms: &str| -> Result<Vec<u64>, String> {
+        let more = ["--recording", "off", "--slice-ms", slice_ms];
+        let run = model.run(&config, FEW, &more)?;
+        model.agrees(&run, FEW)?;
+        let start = format!("clEnqueueNDRangeKernel kernel={HEAVY} ");
+        run.lines(&start)
+            .map(|l| groups(l).ok_or_else(|| format!("no sizes in {l}")))
+            .collect()
+    };
+    let (whole, cut) = (dispatches("0")?, dispatches("8")?);
+    if whole.iter().all(|n| *n <= ROOM) {
+        return Err(format!("no dispatch of {HEAVY} has more than {ROOM} work-groups"));
+    }
+    match cut.iter().max() {
+        Some(most) if *most <= ROOM => Ok(()),
+        most => Err(format!(
+            "{most:?} work-groups at a time, a slice has room for {ROOM}"
+        )),
     }
 }
 

@@ -491,11 +491,9 @@ pub struct Stats {
     pub recorded_submits: u64,
     /// Nanoseconds that calls of the driver took which submit, write, read or wait; 0 where that is not measured.
     pub driver_ns: u64,
-    /// Nanoseconds of device time of the longest slice ([`OpenOptions::slice_ms`]), the first run of each recording aside, which measures;
-    /// 0 where work is not sliced.
+    /// Nanoseconds of device time of the longest slice ([`OpenOptions::slice_ms`]), and of what the first run of a recording, which measures, queues at a
+    /// time; 0 where work is not sliced.
     pub longest_slice_ns: u64,
-    /// Nanoseconds of device time of the longest command in a first run of a recording; 0 where work is not sliced.
-    pub longest_uncut_ns: u64,
 }
 
 /// How commands that are submitted again and again reach the device.

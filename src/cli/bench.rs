@@ -165,9 +165,6 @@ struct Report<'a> {
     /// Milliseconds of device time of the longest slice, where work is sliced.
     #[serde(skip_serializing_if = "Option::is_none")]
     longest_slice_ms: Option<f64>,
-    /// The same of the longest command in first runs, which are not cut.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    longest_uncut_ms: Option<f64>,
     interrupted: bool,
 }
 
@@ -443,7 +440,6 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
 
     let ms = |ns: u64| (ns > 0).then(|| std::time::Duration::from_nanos(ns).as_secs_f64() * 1e3);
     let longest_slice_ms = stats().and_then(|s| ms(s.longest_slice_ns));
-    let longest_uncut_ms = stats().and_then(|s| ms(s.longest_uncut_ns));
     let mut out = std::io::stdout().lock();
     if args.json {
         let PlaceName {
@@ -459,16 +455,13 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
                 driver,
                 results: &lines,
                 longest_slice_ms,
-                longest_uncut_ms,
                 interrupted,
             },
         )?;
     } else {
         put(&mut out, &text(&folder.name(), &loaded.place, &lines))?;
         if let Some(ms) = longest_slice_ms {
-            let first = longest_uncut_ms
-                .map_or_else(String::new, |ms| format!(", command of a first run {ms:.1} ms"));
-            put(&mut out, &format!("longest slice {ms:.1} ms{first}\n"))?;
+            put(&mut out, &format!("longest slice {ms:.1} ms\n"))?;
         }
     }
     end

@@ -13,7 +13,7 @@ use crate::files::{self, npy};
 use crate::graph::onnx;
 use crate::inspect::model_file;
 use crate::placement::BackendChoice;
-use crate::runner::{Named, Runner, compare};
+use crate::runner::{Checks, Named, Runner, compare};
 use crate::tensor::{DType, HostTensor};
 pub use inputs::made_up_inputs;
 use inputs::{explained, inputs};
@@ -171,7 +171,8 @@ pub fn run(args: &Args) -> Result<()> {
             .as_slice(),
     );
     let float = float.unwrap_or(DType::F32);
-    let mut runner = Runner::after(&pipeline, onnx::import(&file)?, backend, float)?;
+    let checks = Checks::On(args.on.placement().options.cache);
+    let mut runner = Runner::after(&pipeline, onnx::import(&file)?, backend, float, checks)?;
     let load_ms = ms(start);
     let given = inputs(args, &runner)?;
     let tensors: Vec<Named> = given.iter().map(|(t, _)| t.clone()).collect();
@@ -186,6 +187,7 @@ pub fn run(args: &Args) -> Result<()> {
         .run(&tensors)
         .map_err(|e| explained(args, &runner, &given, e))?;
     let first_ms = ms(start);
+    load::print_notes(runner.notes());
     let mut runs_ms = Vec::new();
     for _ in 1..args.repeat.get() {
         let start = Instant::now();
@@ -228,6 +230,7 @@ pub fn run(args: &Args) -> Result<()> {
             .map(|((name, t), file)| Value::of(name, t, file.clone()))
             .collect(),
         outputs: written,
+        kernels_checked: runner.checked_kernels(),
         dispatches: plan.map_or(0, |p| p.steps.len()),
         segments: plan.map_or(0, |p| p.segments.len()),
         host: plan.map_or_else(Vec::new, |p| p.host.iter().map(OnHost::of).collect()),

@@ -10,7 +10,7 @@ mod program;
 pub mod random;
 mod run;
 
-pub use observe::Observed;
+pub use observe::{Observation, Observed};
 pub use program::{Program, specs};
 pub use random::WeightSource;
 pub use run::Timing;
@@ -157,6 +157,11 @@ impl Executor {
     /// What the device offers.
     pub fn caps(&self) -> &Caps {
         self.backend.caps()
+    }
+
+    /// What it shares with others.
+    pub fn program(&self) -> &Arc<Program> {
+        &self.program
     }
 
     /// Running totals of the backend.

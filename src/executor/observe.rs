@@ -4,13 +4,14 @@ use super::Executor;
 use super::load::create;
 use super::pack::from_device;
 use super::run::Work;
-use crate::backend::{Backend, Command, View};
+use crate::backend::{Backend, BackendError, Command, View};
 use crate::error::{Error, Result, Stage};
 use crate::graph::Op;
-use crate::plan::{HostRead, HostWork, Port, Sample};
+use crate::plan::{HostRead, HostWork, Plan, Port, Sample};
 use crate::shape::Bindings;
 use crate::tensor::{DType, HostTensor};
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 /// A node as a run on a device computed it.
 #[derive(Debug)]
@@ -27,8 +28,19 @@ pub struct Observed {
     pub results: Vec<Option<(HostTensor, DType)>>,
 }
 
+/// Nodes of a run that was observed.
+#[derive(Debug)]
+pub struct Observation {
+    /// Those whose values can be told.
+    pub nodes: Vec<Observed>,
+    /// There was no room for others that were wanted: another run may tell of them.
+    pub more: bool,
+}
+
 /// Bytes that begin at a multiple of this can be copied and read on every device.
 const ALIGN: u64 = 256;
+/// Bytes that are copied aside in a run; a node of more than that is observed alone.
+const ROOM: u64 = 256 << 20;
 
 /// A tensor that is copied aside during the run.
 struct Kept {
@@ -46,28 +58,41 @@ struct Watched {
 
 impl Executor {
     /// Runs `plan`, as [`Executor::run`] does, and tells what those of its samples read and wrote that are `wanted`. All of it is copied
-    /// aside on the device meanwhile, and read at the end. A node whose values cannot be told is left out.
+    /// aside on the device meanwhile, as far as there is room, and read at the end. A node whose values cannot be told is left out.
     pub fn observe(
         &mut self,
         plan: usize,
         bindings: &Bindings,
-        wanted: &dyn Fn(&Sample) -> bool,
-    ) -> Result<Vec<Observed>> {
+        wanted: &dyn Fn(&Plan, &Sample) -> bool,
+    ) -> Result<Observation> {
         self.bind(plan, bindings)?;
-        let samples: Vec<Sample> = self.loaded(plan)?.plan.samples.clone();
+        let planned = Arc::clone(&self.loaded(plan)?.plan);
         let mut watched = Vec::new();
-        let mut bytes = 0;
-        for sample in samples.into_iter().filter(|s| wanted(s)) {
-            let (start, name) = (bytes, sample.node.name.clone());
-            match self.watch(plan, sample, &mut bytes) {
+        let (mut bytes, mut more) = (0, false);
+        for sample in planned.samples.iter().filter(|s| wanted(&planned, s)) {
+            let start = bytes;
+            match self.watch(plan, sample.clone(), &mut bytes) {
+                Ok(_) if start > 0 && bytes > ROOM => (bytes, more) = (start, true),
                 Ok(w) => watched.push(w),
                 Err(e) => {
                     bytes = start;
+                    let name = &sample.node.name;
                     log::debug!("node \"{name}\" cannot be observed: {}", e.chain());
                 }
             }
         }
-        let aside = create(&mut self.backend, "observed values", bytes.max(ALIGN))?;
+        let aside = match create(&mut self.backend, "observed values", bytes.max(ALIGN)) {
+            Err(Error::Device {
+                source: e @ BackendError::OutOfMemory { .. },
+                ..
+            }) if bytes > ALIGN => {
+                // The run itself has its memory.
+                log::debug!("{} nodes cannot be observed: {e}", watched.len());
+                (more, watched) = (false, Vec::new());
+                create(&mut self.backend, "observed values", ALIGN)?
+            }
+            aside => aside?,
+        };
         let found = self
             .run_observed(plan, &watched, aside)
             .and_then(|()| self.collect(plan, watched, aside));
@@ -76,7 +101,7 @@ impl Executor {
         self.backend.destroy_buffer(aside.buffer);
         let found = found?;
         waited?;
-        Ok(found)
+        Ok(Observation { nodes: found, more })
     }
 
     /// Decides what is kept of a node, from byte `end` on, which it moves.

@@ -321,10 +321,10 @@ impl Loaded {
             ));
         }
         hear(Loading::Memory(&memory));
-        let store = options.place.options.cache.as_deref();
-        let kernels = planned.new_kernels(backend.caps(), store);
+        let store = options.place.options.cache.clone();
+        let kernels = planned.new_kernels(backend.caps(), store.as_deref());
         if kernels > 0 {
-            let kept = store.is_some_and(|s| !s.is_refused());
+            let kept = store.as_ref().is_some_and(|s| !s.is_refused());
             hear(Loading::New { kernels, kept });
         }
         let may_be_shorter = options.context.is_none();

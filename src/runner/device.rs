@@ -3,6 +3,9 @@
 //! Where a plan for all values leaves nodes on the host, and the model has small inputs whose values those nodes want to know
 //! ([`crate::graph::Op::decides`]), the plan is made for the values of the first run, which are then constants of the graph. Other values
 //! get a new plan. Where that does not help, or values change often, the plan for all values is taken and stays.
+//!
+//! Kernels of a plan that are new on the device are checked by the inputs of its first run, where that is asked for
+//! ([`crate::selftest::first_use`]).
 
 use crate::backend::{Backend, Caps, SharedBackend};
 use crate::error::{Error, Result, Stage};
@@ -10,11 +13,12 @@ use crate::executor::{Executor, Program, WeightSource};
 use crate::graph::pass::Pipeline;
 use crate::graph::{Edit, Graph, ValueId};
 use crate::plan::{Options, Plan};
-use crate::shape::Fact;
+use crate::selftest::first_use::FirstUse;
+use crate::shape::{Bindings, Fact};
 use crate::tensor::{DType, HostTensor};
 use std::sync::Arc;
 
-use super::Named;
+use super::{Checks, Named};
 
 /// Inputs of at most this many elements are worth a plan of their own.
 const MOST_ELEMENTS: usize = 64;
@@ -41,7 +45,31 @@ pub(super) struct Device {
     plan: Option<Plan>,
     special: Option<Special>,
     /// `None` before the first run of a model that is planned for values, and after an error while a plan was loaded.
-    executor: Option<Executor>,
+    executor: Option<Loaded>,
+    /// Checks of new kernels, where they are checked.
+    first_use: Option<FirstUse>,
+}
+
+/// A plan that is loaded.
+struct Loaded {
+    executor: Executor,
+    /// Of what it was planned.
+    graph: Arc<Graph>,
+    /// Its kernels need no check, or no further one.
+    is_checked: bool,
+}
+
+fn compile(graph: &Graph, caps: &Caps, float: DType) -> Result<Plan> {
+    let options = Options {
+        float,
+        ..Options::default()
+    };
+    Plan::compile(graph, caps, &options)
+}
+
+fn write(executor: &mut Executor, given: &[Named]) -> Result<()> {
+    let mut all = given.iter();
+    all.try_for_each(|(name, tensor)| executor.write(0, name, tensor))
 }
 
 /// Inputs of fixed small shapes that nodes want to know: those that decide themselves, and integers that such are computed of.
@@ -94,10 +122,15 @@ impl Device {
         pipeline: Pipeline,
         model: Graph,
         graph: Arc<Graph>,
-        float: DType,
+        (float, checks): (DType, Checks),
     ) -> Result<Self> {
+        let first_use = match checks {
+            Checks::Off => None,
+            Checks::On(store) => Some(FirstUse::new(backend.caps(), store)),
+        };
         let mut device = Self {
             backend: SharedBackend::new(backend),
+            first_use,
             float,
             pipeline,
             graph,
@@ -105,11 +138,10 @@ impl Device {
             special: None,
             executor: None,
         };
-        let plan = device.compile(&device.graph)?;
+        let plan = compile(&device.graph, device.backend.caps(), float)?;
         let inputs = deciding(&model);
         if plan.host.is_empty() || inputs.is_empty() {
-            let graph = device.graph.clone();
-            device.load(&graph, plan)?;
+            device.load(device.graph.clone(), plan)?;
         } else {
             device.plan = Some(plan);
             device.special = Some(Special {
@@ -122,26 +154,61 @@ impl Device {
         Ok(device)
     }
 
-    fn compile(&self, graph: &Graph) -> Result<Plan> {
-        let options = Options {
-            float: self.float,
-            ..Options::default()
-        };
-        Plan::compile(graph, self.backend.caps(), &options)
-    }
-
-    /// Loads a plan in the place of the one before, whose memory is freed first.
-    fn load(&mut self, graph: &Graph, plan: Plan) -> Result<()> {
+    /// Loads a plan of `graph` in the place of the one before, whose memory is freed first.
+    fn load(&mut self, graph: Arc<Graph>, mut plan: Plan) -> Result<()> {
         self.executor = None;
+        if let Some(first_use) = &mut self.first_use {
+            while first_use.leaves_unbuilt(&mut self.backend, std::slice::from_ref(&plan)) {
+                plan = compile(&graph, self.backend.caps(), self.float)?;
+            }
+        }
         let program = Program::load(
             self.backend.clone(),
-            graph,
+            &graph,
             vec![plan],
             WeightSource::Files,
             &mut |_, _| {},
         )?;
-        self.executor = Some(Executor::of(&Arc::new(program))?);
+        self.executor = Some(Loaded {
+            executor: Executor::of(&Arc::new(program))?,
+            graph,
+            is_checked: self.first_use.is_none(),
+        });
         Ok(())
+    }
+
+    /// Runs what is loaded on these inputs and compares its new kernels with the reference, and loads it anew without those that are wrong. An
+    /// error where it cannot do without.
+    fn check(&mut self, given: &[Named], bindings: &Bindings) -> Result<()> {
+        loop {
+            let (Some(first_use), Some(loaded)) = (&mut self.first_use, &mut self.executor) else {
+                return Ok(());
+            };
+            if loaded.is_checked {
+                return Ok(());
+            }
+            let program = loaded.executor.program().clone();
+            let executor = &mut loaded.executor;
+            let is_right = first_use.is_right(&mut self.backend, &program, &mut |watch| {
+                while !watch.is_empty() {
+                    write(executor, given)?;
+                    if !watch.run(executor, 0, bindings)? {
+                        break;
+                    }
+                }
+                Ok(())
+            })?;
+            if is_right {
+                loaded.is_checked = true;
+                return Ok(());
+            }
+            let graph = loaded.graph.clone();
+            // The memory of what is wrong is freed before other takes its place.
+            drop(program);
+            self.executor = None;
+            let plan = compile(&graph, self.backend.caps(), self.float)?;
+            self.load(graph, plan)?;
+        }
     }
 
     /// What the device offers.
@@ -151,11 +218,17 @@ impl Device {
 
     /// The plan that is loaded; before the first run perhaps the one for all values.
     pub fn plan(&self) -> Option<&Plan> {
-        self.executor.as_ref().map_or(self.plan.as_ref(), |e| e.plan(0))
+        let loaded = self.executor.as_ref();
+        loaded.map_or(self.plan.as_ref(), |l| l.executor.plan(0))
     }
 
-    /// The executor with a plan for these inputs, which are all there.
-    pub fn executor(&mut self, given: &[Named]) -> Result<&mut Executor> {
+    /// The checks of its kernels, where they are checked.
+    pub fn first_use(&self) -> Option<&FirstUse> {
+        self.first_use.as_ref()
+    }
+
+    /// The executor with a plan for these inputs, which are all there, of sizes of `bindings`, and written.
+    pub fn executor(&mut self, given: &[Named], bindings: &Bindings) -> Result<&mut Executor> {
         if let Some(mut special) = self.special.take() {
             let fits = self.fit(&mut special, given);
             if !matches!(fits, Ok(false)) {
@@ -163,9 +236,13 @@ impl Device {
             }
             fits?;
         }
-        self.executor
-            .as_mut()
-            .ok_or_else(|| Error::other(Stage::Run, "no plan is loaded, after the error of an earlier run"))
+        self.check(given, bindings)?;
+        let loaded = self.executor.as_mut();
+        let loaded = loaded.ok_or_else(|| {
+            Error::other(Stage::Run, "no plan is loaded, after the error of an earlier run")
+        })?;
+        write(&mut loaded.executor, given)?;
+        Ok(&mut loaded.executor)
     }
 
     /// Loads the plan for these inputs unless it is there. False where the plan for all values stays. After an error of planning all is as it
@@ -191,10 +268,10 @@ impl Device {
                 edit.set_fact(*v, Fact::of(Arc::new(tensor.clone())));
             }
             self.pipeline.run(&mut graph)?;
-            let plan = self.compile(&graph)?;
+            let plan = compile(&graph, self.backend.caps(), self.float)?;
             if self.plan.as_ref().is_none_or(|p| plan.host.len() < p.host.len()) {
                 special.values = None;
-                self.load(&graph, plan)?;
+                self.load(Arc::new(graph), plan)?;
                 special.values = Some(values);
                 special.plans += 1;
                 return Ok(true);
@@ -206,8 +283,7 @@ impl Device {
             );
         }
         if let Some(plan) = self.plan.take() {
-            let graph = self.graph.clone();
-            self.load(&graph, plan)?;
+            self.load(self.graph.clone(), plan)?;
         }
         Ok(false)
     }

@@ -3,6 +3,7 @@
 
 use crate::backend::image::{ImageKind, Images};
 use crate::backend::kernel::KernelSpec;
+use crate::backend::tunable::Tunable;
 use crate::backend::{Backend, BackendError, Caps, DeviceKind, SharedBackend, View};
 use crate::error::{Error, ErrorKind, Result as LibResult};
 use crate::executor::Executor;
@@ -529,6 +530,31 @@ pub fn run(device: &dyn Bench, scenario: &Scenario, storage: DType, depth: Depth
         seen.push(what);
     }
     Ok(())
+}
+
+/// What measuring may choose of the kernels that `scenario` takes on a device with `caps`, each once.
+pub fn tunables(
+    scenario: &Scenario,
+    caps: &Caps,
+    storage: DType,
+) -> Result<Vec<&'static Tunable>, CaseError> {
+    let graph = scenario.parts(forms(storage)[0], storage)?;
+    let plan = Plan::compile(&graph, caps, &scenario.options(storage))?;
+    let mut found: Vec<&'static Tunable> = Vec::new();
+    for tuning in plan.steps.iter().filter_map(|s| s.tuning.as_ref()) {
+        if found.iter().all(|t| t.kernel.name != tuning.tunable.kernel.name) {
+            found.push(tuning.tunable);
+        }
+    }
+    Ok(found)
+}
+
+/// Runs the first form of `scenario` with the kernels of a device with `caps`, all of which `device` can run.
+pub fn run_as(device: &dyn Bench, scenario: &Scenario, storage: DType, caps: &Caps) -> Result<(), CaseError> {
+    let graph = scenario.parts(forms(storage)[0], storage)?;
+    let plan = Plan::compile(&graph, caps, &scenario.options(storage))?;
+    let kernels = plan.kernels.clone();
+    one_form(device, scenario, storage, &graph, plan, caps.view_align).map_err(|e| CaseError { kernels, ..e })
 }
 
 /// Bytes that `count` elements take with their padding.

@@ -2,6 +2,7 @@
 
 pub mod case;
 pub mod compare;
+pub mod first_use;
 pub mod suite;
 
 use crate::executor::Observed;

@@ -3,7 +3,7 @@
 use super::device::x86_vectors;
 use super::driver::{Code, Context, DeviceHandle, Program};
 use crate::backend::image::{ImageKind, Pixel};
-use crate::backend::kernel::{self, BUILD_OPTIONS, KernelSpec, Language};
+use crate::backend::kernel::{self, BUILD_OPTIONS, KernelSpec, Language, Role};
 use crate::backend::{BackendError, Caps, DeviceKind, verdicts};
 use crate::cache::{Key, Kind, Store};
 use std::ffi::{CStr, CString};
@@ -42,6 +42,8 @@ pub(super) struct Compiled {
     pub(super) operands: u32,
     /// Those that it writes.
     pub(super) writes: Vec<bool>,
+    /// It may read of what it writes, so that it must not run twice.
+    pub(super) rereads: bool,
     /// The image that each of them is.
     pub(super) images: Vec<Option<(ImageKind, Pixel)>>,
     pub(super) params_bytes: u32,
@@ -300,6 +302,10 @@ impl Builder<'_> {
                 .bound()
                 .map(|(arg, _)| arg.role.writes() || shared == Some(arg.name))
                 .collect(),
+            rereads: shared.is_some()
+                || spec
+                    .bound()
+                    .any(|(arg, _)| arg.role.writes() && arg.role != Role::Out),
             images: spec.bound_images().collect(),
             params_bytes: spec.params_bytes(),
         })

@@ -9,6 +9,7 @@
 mod build;
 mod device;
 mod driver;
+mod first_run;
 mod image;
 mod parts;
 mod priority;
@@ -312,7 +313,6 @@ impl OpenCl {
         };
         if let Some(slicer) = &self.slicer {
             self.stats.longest_slice_ns = slicer.longest;
-            self.stats.longest_uncut_ns = slicer.longest_uncut;
         }
         drained
     }

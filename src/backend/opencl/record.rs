@@ -141,7 +141,7 @@ impl Step {
     /// The error for a failure of this command on the device.
     pub(super) fn failed(&self, code: Code) -> BackendError {
         code.while_waiting(match self {
-            Self::Dispatch(dispatch) => format!("kernel {}", dispatch.name),
+            Self::Dispatch(dispatch) => return dispatch.failed(code),
             Self::Copy { src, dst, .. } => format!("copy from buffer {} to {}", src.0.label, dst.0.label),
             Self::Fill { dst, .. } => format!("fill of buffer {}", dst.0.label),
         })
@@ -162,6 +162,11 @@ impl Dispatch {
             call: format!("kernel {}", self.name),
             why,
         }
+    }
+
+    /// The error for a failure on the device.
+    pub(super) fn failed(&self, code: Code) -> BackendError {
+        code.while_waiting(format!("kernel {}", self.name))
     }
 
     /// Its grid in `launch`.
@@ -201,6 +206,18 @@ impl Dispatch {
         part: Option<Part>,
         time: &mut DriverTime,
     ) -> Result<Option<Ready<'_>>, BackendError> {
+        self.ready_by(launch, part, part.is_some(), time)
+    }
+
+    /// As [`Dispatch::ready`], of the kernel for parts or, `in_parts` not being set, of the kernel as it is, for which a part must begin at the first
+    /// work-group.
+    fn ready_by(
+        &mut self,
+        launch: &Launch,
+        part: Option<Part>,
+        in_parts: bool,
+        time: &mut DriverTime,
+    ) -> Result<Option<Ready<'_>>, BackendError> {
         let mut grid = self.grid(launch)?;
         let mut first = [0; 3];
         if grid.contains(&0) {
@@ -213,8 +230,8 @@ impl Dispatch {
             (*count, *start) = (part.count, part.first);
         }
         let (offset, global) = (self.global(first)?, self.global(grid)?);
-        let armed = match (part, &mut self.in_parts) {
-            (Some(_), Some(armed)) => armed,
+        let armed = match &mut self.in_parts {
+            Some(armed) if in_parts => armed,
             _ => &mut self.whole,
         };
         if armed.held != params {
@@ -240,7 +257,34 @@ impl Dispatch {
         timed: bool,
         time: &mut DriverTime,
     ) -> Result<Option<Event>, BackendError> {
-        let Some(ready) = self.ready(launch, part, time)? else {
+        self.enqueue_by(queue, launch, (part, part.is_some()), timed, time)
+    }
+
+    /// Queues the first `count` work-groups along `axis`, by the kernel as it is, which must not ask for their number.
+    pub(super) fn enqueue_first(
+        &mut self,
+        queue: &Queue,
+        launch: &Launch,
+        (axis, count): (usize, u32),
+        time: &mut DriverTime,
+    ) -> Result<Option<Event>, BackendError> {
+        let part = Part {
+            axis,
+            first: 0,
+            count,
+        };
+        self.enqueue_by(queue, launch, (Some(part), false), true, time)
+    }
+
+    fn enqueue_by(
+        &mut self,
+        queue: &Queue,
+        launch: &Launch,
+        (part, in_parts): (Option<Part>, bool),
+        timed: bool,
+        time: &mut DriverTime,
+    ) -> Result<Option<Event>, BackendError> {
+        let Some(ready) = self.ready_by(launch, part, in_parts, time)? else {
             return Ok(None);
         };
         let queued = time.of(|| queue.dispatch(ready.kernel, ready.offset, ready.global, ready.local, timed));

@@ -1,14 +1,14 @@
 //! Slices: what is queued at a time, so that other work of the device, such as drawing, gets its turn between them.
 //!
-//! The first run of a recording measures each command. From then on commands are joined to slices that are predicted to stay within the
+//! The first run of a recording measures each command (`first_run`). From then on commands are joined to slices that are predicted to stay within the
 //! budget, a command above it is cut along its grid where its kernel can run in parts, and predictions follow what slices really took, within
 //! bounds, so that a busy host does not cut work to dust.
 
-use super::driver::{Event, Queue};
+use super::driver::Queue;
 use super::record::{Job, Part, Step};
 use super::replay::{Queued, Recording, Target};
-use crate::backend::{BackendError, Launch, RecordingId};
-use std::collections::{BTreeMap, VecDeque};
+use crate::backend::{BackendError, KernelId, Launch, RecordingId};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::ops::Range;
 use std::time::Instant;
 
@@ -19,7 +19,10 @@ const FILL: f64 = 0.75;
 const BELIEF: f64 = 8.0;
 
 /// The most parts of a dispatch.
-const PARTS: f64 = 64.0;
+pub(super) const PARTS: f64 = 64.0;
+
+/// The most kernels and parameters of which it is kept what they take.
+const MOST_KNOWN: usize = 1 << 12;
 
 /// How the work of a recording is cut.
 #[derive(Debug)]
@@ -62,6 +65,23 @@ impl Cut {
         starts.zip(&self.ends).map(|(a, b)| *a..*b).collect()
     }
 
+    /// Nanoseconds of a work-group of a step, as far as they are known.
+    pub(super) fn cost(&self, step: usize) -> Option<f64> {
+        self.costs.get(step).copied().filter(|cost| *cost >= 0.0)
+    }
+
+    /// The same as the first run measured it.
+    pub(super) fn alone(&self, step: usize) -> Option<f64> {
+        self.measured.get(step).copied()
+    }
+
+    /// Takes over what a work-group of each step took alone, below 0 where it has not run; the next submission is cut by that.
+    pub(super) fn learn_alone(&mut self, costs: Vec<f64>) {
+        self.measured.clone_from(&costs);
+        self.costs = costs;
+        self.stale = true;
+    }
+
     /// There are steps to run of which it is not known what they take.
     pub(super) fn is_unknown(&self, steps: &[Step], launch: &Launch) -> bool {
         let unknown = |(step, cost): (&Step, &f64)| *cost < 0.0 && step.groups(launch) > 0;
@@ -101,16 +121,10 @@ impl Cut {
             .collect()
     }
 
-    /// Asks for another cut.
-    pub(super) fn outdate(&mut self) {
-        self.stale = true;
-    }
-
     fn predict(&self, step: usize, groups: u64) -> Option<f64> {
-        let cost = *self.costs.get(step)?;
         #[expect(clippy::cast_precision_loss, reason = "far fewer than 2^52 work-groups")]
         let groups = groups as f64;
-        (cost >= 0.0).then_some(cost * groups)
+        self.cost(step).map(|cost| cost * groups)
     }
 
     /// Steps that are predicted to take more than the budget by themselves.
@@ -230,7 +244,7 @@ fn parts(time: f64, most: f64) -> u32 {
 }
 
 /// At most `parts` parts of nearly equal size along `axis`.
-fn divide(grid: [u32; 3], axis: usize, parts: u32) -> Vec<Part> {
+pub(super) fn divide(grid: [u32; 3], axis: usize, parts: u32) -> Vec<Part> {
     let groups = grid.get(axis).copied().unwrap_or(0);
     let parts = parts.min(groups);
     let at =
@@ -265,10 +279,10 @@ pub(super) struct Slicer {
     done: Vec<(RecordingId, u64, usize, u64)>,
     /// When the last one ended, by the device's clock.
     ended: u64,
-    /// Nanoseconds of the longest slice.
+    /// Nanoseconds of the longest slice, and of what first runs queue at a time.
     pub(super) longest: u64,
-    /// Nanoseconds of the longest command of a first run.
-    pub(super) longest_uncut: u64,
+    /// Nanoseconds of a work-group of each kernel with parameters that a first run measured.
+    known: HashMap<(KernelId, Box<[u8]>), f64>,
 }
 
 impl Slicer {
@@ -279,8 +293,27 @@ impl Slicer {
             done: Vec::new(),
             ended: 0,
             longest: 0,
-            longest_uncut: 0,
+            known: HashMap::new(),
         }
+    }
+
+    /// Nanoseconds that predictions are to fill.
+    pub(super) fn fill(&self) -> f64 {
+        fill(self.budget)
+    }
+
+    /// Nanoseconds of a work-group of `kernel` with these parameters, where a first run has measured it.
+    pub(super) fn known(&self, kernel: KernelId, params: &[u8]) -> Option<f64> {
+        self.known.get(&(kernel, params.into())).copied()
+    }
+
+    /// Notes what [`Slicer::known`] tells.
+    pub(super) fn know(&mut self, kernel: KernelId, params: &[u8], cost: f64) {
+        if self.known.len() >= MOST_KNOWN {
+            // Sizes that come and go are found out anew.
+            self.known.clear();
+        }
+        self.known.insert((kernel, params.into()), cost);
     }
 
     /// Waits for the oldest slices in `queue` until at most `left` run.
@@ -338,46 +371,6 @@ impl Slicer {
 }
 
 impl Recording {
-    /// Runs each command by itself and notes what it takes.
-    pub(super) fn calibrate(
-        &mut self,
-        launch: &Launch,
-        slicer: &mut Slicer,
-        to: &mut Target<'_>,
-    ) -> Result<(), BackendError> {
-        // Some drivers take what they replay from kernel objects, which get other values here.
-        self.forget();
-        let mut costs = Vec::with_capacity(self.steps.len());
-        for (i, step) in self.steps.iter_mut().enumerate() {
-            if step.groups(launch) == 0 {
-                // What does not run now keeps what is known of it.
-                costs.push(self.cut.measured.get(i).copied().unwrap_or(-1.0));
-                continue;
-            }
-            let start = Instant::now();
-            let event: Option<Event> = step.enqueue(to.queue, launch, None, true, to.time)?;
-            let time = if let Some(event) = event {
-                to.time.of(|| event.wait()).map_err(|code| step.failed(code))?;
-                event.check().map_err(|code| step.failed(code))?;
-                event
-                    .nanoseconds()
-                    .map_err(|code| code.at("clGetEventProfilingInfo"))?
-            } else {
-                // The driver gave no event.
-                to.time
-                    .of(|| to.queue.finish())
-                    .map_err(|code| step.failed(code))?;
-                u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX)
-            };
-            slicer.longest_uncut = slicer.longest_uncut.max(time);
-            #[expect(clippy::cast_precision_loss, reason = "times and grids are far below 2^52")]
-            costs.push(time as f64 / step.groups(launch).max(1) as f64);
-        }
-        self.cut.measured.clone_from(&costs);
-        self.cut.costs = costs;
-        Ok(())
-    }
-
     /// Takes over what was learned of its slices.
     pub(super) fn learn(&mut self, id: RecordingId, slicer: &mut Slicer) {
         let budget = slicer.budget;

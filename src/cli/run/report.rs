@@ -6,6 +6,7 @@ use crate::graph::pass::PassReport;
 use crate::plan::{HostStep, Segment};
 use crate::runner::Difference;
 use crate::tensor::HostTensor;
+use crate::units::count_text;
 use serde::Serialize;
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -18,12 +19,14 @@ pub struct Report {
     pub device: String,
     pub driver: String,
     pub load_ms: f64,
-    /// The first run, which takes memory.
+    /// The first run, which takes memory and checks new kernels.
     pub first_ms: f64,
     pub runs_ms: Vec<f64>,
     pub inputs: Vec<Value>,
     pub outputs: Vec<Value>,
     pub compare: Vec<Compared>,
+    /// Kernels that were compared with the reference in the first run.
+    pub kernels_checked: usize,
     pub dispatches: usize,
     pub segments: usize,
     pub host: Vec<OnHost>,
@@ -276,6 +279,10 @@ pub fn text(report: &Report, segments: Option<&[Segment]>) -> String {
         report.load_ms,
         report.first_ms
     );
+    if report.kernels_checked > 0 {
+        let kernels = count_text(report.kernels_checked, "kernel");
+        let _ok = writeln!(out, "of which {kernels} checked, once for this device");
+    }
     let mut runs = report.runs_ms.clone();
     runs.sort_by(f64::total_cmp);
     if let (Some(low), Some(mid), Some(high)) = (runs.first(), runs.get(runs.len() / 2), runs.last()) {

@@ -39,6 +39,8 @@ pub struct Config {
     pub faults: Vec<Fault>,
     /// Calls that take longer.
     pub delays: Vec<Delay>,
+    /// Kernels that take longer by the device's clock alone.
+    pub clock: Vec<Slow>,
     /// Bytes of all buffers together beyond which none is given.
     pub memory_limit: Option<u64>,
     /// A kernel with wrong results: after each of its dispatches, recorded ones included, the first 16 bytes of its last buffer are
@@ -74,4 +76,14 @@ pub struct Delay {
     pub call: String,
     /// How much longer each takes.
     pub ms: u64,
+}
+
+/// A kernel that takes longer by the device's clock.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Slow {
+    /// Its name.
+    pub kernel: String,
+    /// Nanoseconds that each work-group takes longer.
+    pub ns: u64,
 }

@@ -6,7 +6,7 @@
 //!   real driver has;
 //! * does what the extensions define that no driver here has: checks the properties of contexts and queues, and rows and places of images, as
 //!   strictly as a driver, records and replays dispatches, and makes images in buffers;
-//! * fails, delays or spoils calls ([`Config`]);
+//! * fails, delays or spoils calls, and tells longer times than commands take ([`Config`]);
 //! * writes a line for each call.
 //!
 //! A process loads it by `OPENCL_DYLIB_PATH`, which names libraries in place of the system's; [`CONFIG`] names the file with its
@@ -25,6 +25,7 @@
     reason = "functions of the C interface are described in its specification"
 )]
 
+mod clock;
 mod command_buffer;
 mod config;
 mod images;
@@ -37,7 +38,8 @@ mod real;
 mod recording;
 mod state;
 
-pub use config::{CONFIG, Config, Delay, Fault, Profile};
+pub use clock::*;
+pub use config::{CONFIG, Config, Delay, Fault, Profile, Slow};
 pub use images::*;
 pub use info::*;
 pub use objects::*;

@@ -44,9 +44,7 @@ pass! { @query
     clGetKernelArgInfo(kernel: Handle, index: Uint, name: Uint, size: usize, value: *mut c_void, size_ret: *mut usize);
     clGetKernelWorkGroupInfo(kernel: Handle, device: Handle, name: Uint, size: usize, value: *mut c_void, size_ret: *mut usize);
     clRetainEvent(event: Handle);
-    clReleaseEvent(event: Handle);
     clGetEventInfo(event: Handle, name: Uint, size: usize, value: *mut c_void, size_ret: *mut usize);
-    clGetEventProfilingInfo(event: Handle, name: Uint, size: usize, value: *mut c_void, size_ret: *mut usize);
 }
 
 pass! { @work

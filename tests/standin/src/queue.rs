@@ -33,6 +33,14 @@ pub(crate) struct Grid {
     pub(crate) local: Option<Vec<usize>>,
 }
 
+impl Grid {
+    /// Its work-groups; its work-items where the driver chooses their size.
+    fn groups(&self) -> u64 {
+        let product = |list: &[usize]| list.iter().map(|n| *n as u64).product::<u64>();
+        product(&self.global) / self.local.as_deref().map_or(1, product).max(1)
+    }
+}
+
 /// The events that a command waits for, and the place for its own.
 #[derive(Clone, Copy)]
 pub(crate) struct Events {
@@ -51,6 +59,11 @@ pub(crate) fn dispatch(queue: Handle, object: Handle, name: &str, grid: &Grid, e
     }
     let code = real!(clEnqueueNDRangeKernel(queue: Handle, object: Handle, rank: Uint, offset: *const usize, global: *const usize, local: *const usize, count: Uint, wait: *const Handle, event: *mut Handle) -> Code)
         .unwrap_or(cl::MISSING);
+    if code == cl::SUCCESS {
+        // SAFETY: the caller's place for the event, which the call has set.
+        let made = (!event.is_null()).then(|| id(unsafe { *event }));
+        with(|s| s.took(name, grid.groups(), made));
+    }
     if code != cl::SUCCESS || !with(|s| s.is_spoilt(id(object), name)) {
         return code;
     }

@@ -74,6 +74,10 @@ pub(crate) struct State {
     pub(crate) made_recordings: usize,
     /// Functions of the driver's extensions that were asked for, by name.
     pub(crate) addresses: HashMap<String, usize>,
+    /// Nanoseconds that the device's clock is ahead of the driver's.
+    pub(crate) ahead: u64,
+    /// The same at the start and at the end of commands, by their events.
+    pub(crate) events: HashMap<usize, (u64, u64)>,
 }
 
 static STATE: Mutex<Option<State>> = Mutex::new(None);

@@ -2,8 +2,11 @@
 //! by its largest magnitude). Here a row has a factor for each block of at most [`ACTIVATIONS`](super::ACTIVATIONS) places, no longer than a group
 //! of weights: sums of bytes end with each group anyhow, and a large activation then costs only its neighbours precision.
 
-use super::{MatMulE0m, PAD, Weights, format_defines, normed, packed_case, packed_parts, rows, stretch};
+use super::{
+    MatMulE0m, PAD, Weights, format_defines, normed, packed_case, packed_parts, rows, stretch, tune,
+};
 use crate::backend::kernel::{Form, Kernel};
+use crate::backend::tunable::Tuning;
 use crate::backend::{Caps, PackedDot};
 use crate::graph::op::OpResult;
 use crate::graph::op::case::{Case, constant, input};
@@ -96,8 +99,11 @@ impl MatMulE0m {
             let call = call.field(end(0)).field(end(1)).field(start(1)).field(start(2));
             if in_parts { call.define("PARTS", 1) } else { call }
         };
-        let vector =
-            rows.is(1) && VectorShape::of(cx.caps(), n).local(k, block) <= cx.caps().local_bytes as usize;
+        let most = cx.upper_bound(&rows);
+        let vector = rows.is(1) && {
+            let tuning = tune::bytes_vector(self, cx.caps(), k, n);
+            VectorShape::of(cx.caps(), n, &tuning).local(k, block) <= cx.caps().local_bytes as usize
+        };
         if !vector && let Some(epsilon) = self.norm {
             x = normed(cx, x, gain.take(), epsilon, (&rows, k), DType::F32)?;
         }
@@ -135,7 +141,7 @@ impl MatMulE0m {
                     places(call.field(count).field(panel).field(first)).field(self.norm.unwrap_or(0.0))
                 }
                 Some((bytes, factors)) => {
-                    let call = self.product(cx.caps(), block, part.count, &rows)?;
+                    let call = self.product(cx.caps(), block, [k, part.count], (&rows, most))?;
                     let call = call.operand(bytes).operand(factors);
                     let call = call.operand(part.codes).operand(part.scales).operand(y);
                     let call = call
@@ -169,14 +175,16 @@ impl MatMulE0m {
 
     /// The kernel for one row and a `k x n` weight.
     fn vector(&self, caps: &Caps, block: usize, k: usize, n: usize) -> OpResult<Call> {
-        let shape = VectorShape::of(caps, n);
+        let tuning = tune::bytes_vector(self, caps, k, n);
+        let shape = VectorShape::of(caps, n, &tuning);
         let columns = i64::from(shape.lanes * shape.columns) * shape.panels;
         let call = format_defines(Call::new(&VECTOR, shape.items), self.bits, self.group, block)
             .define("DEPTH", i64::try_from(k).unwrap_or(i64::MAX))
             .define("COLS", i64::from(shape.columns))
             .define("LANES", i64::from(shape.lanes))
             .define("PANELS", shape.panels)
-            .grid(Dim::from_usize(n).ceil_div(columns)?, 1, 1);
+            .grid(Dim::from_usize(n).ceil_div(columns)?, 1, 1)
+            .tuned_by(tuning);
         let call = if shape.lanes < shape.items {
             call.define("SLICED", 1)
         } else {
@@ -185,20 +193,51 @@ impl MatMulE0m {
         Ok(written(caps, &VECTOR, call))
     }
 
-    /// The kernel for `rows` in bytes and a weight of `n` columns.
-    fn product(&self, caps: &Caps, block: usize, n: usize, rows: &Dim) -> OpResult<Call> {
-        // On a CPU a work-item is a loop iteration on a core: a panel is a vector.
-        let (items, columns, each) = match (caps.explicit_vectors(), caps.few_registers()) {
-            (true, _) => (4, 16, 8),
-            (false, true) => (64, 4, 4),
-            (false, false) => (64, 4, 8),
+    /// The kernel for `rows` in bytes, at most `most`, and a `k x n` weight.
+    fn product(
+        &self,
+        caps: &Caps,
+        block: usize,
+        [k, n]: [usize; 2],
+        (rows, most): (&Dim, Option<i64>),
+    ) -> OpResult<Call> {
+        let tuning = tune::bytes_matrix(self, caps, k, n, most);
+        let [items, each] = match tuning.choice.as_slice() {
+            &[items, each] => [items, each],
+            _ => default_product(caps),
         };
+        let columns = i64::from(columns(caps));
         let groups = Dim::from_usize(n).ceil_div(i64::from(items) * columns)?;
         let call = format_defines(Call::new(&PRODUCT, items), self.bits, self.group, block)
-            .define("ROWS", each)
+            .define("ROWS", i64::from(each))
             .define("COLS", columns)
-            .grid(rows.ceil_div(each)?, groups, 1);
+            .grid(rows.ceil_div(i64::from(each))?, groups, 1)
+            .tuned_by(tuning);
         Ok(written(caps, &PRODUCT, call))
+    }
+}
+
+/// Columns of a work-item, as many as its dots have. On a CPU a work-item is a loop iteration on a core: a panel is a vector.
+fn columns(caps: &Caps) -> u32 {
+    if caps.explicit_vectors() { 16 } else { 4 }
+}
+
+/// Work-items of a work-group of the kernel for any number of rows, and the rows of each.
+pub(super) fn default_product(caps: &Caps) -> [u32; 2] {
+    match (caps.explicit_vectors(), caps.few_registers()) {
+        (true, _) => [4, 8],
+        (false, true) => [64, 4],
+        (false, false) => [64, 8],
+    }
+}
+
+/// Work-items of a work-group of the kernel for one row, those of them that are neighbours along the columns, and on a CPU the work-groups of a
+/// core, which is a few, as each makes the row into bytes for itself.
+pub(super) fn default_vector(caps: &Caps) -> [u32; 3] {
+    if caps.explicit_vectors() {
+        [1, 1, 4]
+    } else {
+        [64, 8, 0]
     }
 }
 
@@ -228,22 +267,22 @@ struct VectorShape {
 
 impl VectorShape {
     /// For `n` columns.
-    fn of(caps: &Caps, n: usize) -> Self {
-        if !caps.explicit_vectors() {
-            return Self {
-                items: 64,
-                lanes: 8,
-                columns: 4,
-                panels: 1,
-            };
-        }
-        // A few work-groups a core: each makes the row into bytes for itself.
-        let groups = 4 * caps.assumed_units().max(1) as usize;
-        let panels = n.div_ceil(16 * groups).max(2);
+    fn of(caps: &Caps, n: usize, tuning: &Tuning) -> Self {
+        let [items, lanes, each] = match tuning.choice.as_slice() {
+            &[items, lanes, each] => [items, lanes, each],
+            _ => default_vector(caps),
+        };
+        let panels = match each {
+            0 => 1,
+            _ => {
+                let groups = each.saturating_mul(caps.assumed_units().max(1)) as usize;
+                n.div_ceil(16 * groups).max(2)
+            }
+        };
         Self {
-            items: 1,
-            lanes: 1,
-            columns: 16,
+            items,
+            lanes,
+            columns: columns(caps),
             panels: i64::try_from(panels).unwrap_or(i64::MAX),
         }
     }

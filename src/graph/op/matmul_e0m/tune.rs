@@ -1,6 +1,6 @@
-//! What measuring may choose of the E0M kernels that any device takes: how work-groups cut the weight.
+//! What measuring may choose of the E0M kernels that any device takes, and of those for activations in bytes: how work-groups cut the weight.
 
-use super::{E0mShape, MATRIX, MatMulE0m, STRETCH, VECTOR};
+use super::{E0mShape, MATRIX, MatMulE0m, STRETCH, VECTOR, int8};
 use crate::backend::Caps;
 use crate::backend::tunable::{Tunable, Tuning};
 
@@ -16,6 +16,18 @@ static MATRIX_TUNABLE: Tunable = Tunable {
     choices: matrices,
 };
 
+static BYTES_VECTOR: Tunable = Tunable {
+    kernel: &int8::VECTOR,
+    names: &["items", "lanes", "groups a core"],
+    choices: byte_vectors,
+};
+
+static BYTES_MATRIX: Tunable = Tunable {
+    kernel: &int8::PRODUCT,
+    names: &["items", "rows"],
+    choices: byte_matrices,
+};
+
 /// Columns of a work-item that panels, and the padding of stored rows, are a multiple of, and that the texts have vectors for.
 const COLUMNS: [u32; 3] = [4, 8, 16];
 
@@ -27,7 +39,11 @@ fn fits_panel(shape: &E0mShape, columns: u32) -> bool {
 }
 
 /// The default, and of `others` what the device takes.
-fn choices(default: Vec<u32>, others: &[[u32; 3]], fits: impl Fn(&[u32; 3]) -> bool) -> Vec<Vec<u32>> {
+fn choices<const N: usize>(
+    default: Vec<u32>,
+    others: &[[u32; N]],
+    fits: impl Fn(&[u32; N]) -> bool,
+) -> Vec<Vec<u32>> {
     let others = others.iter().filter(|c| c.as_slice() != default && fits(c));
     std::iter::once(default.clone())
         .chain(others.map(|c| c.to_vec()))
@@ -93,6 +109,37 @@ fn matrices(caps: &Caps) -> Vec<Vec<u32>> {
     })
 }
 
+fn byte_vectors(caps: &Caps) -> Vec<Vec<u32>> {
+    const GPU: [[u32; 3]; 7] = [
+        [64, 8, 0],
+        [64, 16, 0],
+        [64, 32, 0],
+        [32, 8, 0],
+        [128, 8, 0],
+        [128, 16, 0],
+        [128, 32, 0],
+    ];
+    const CPU: [[u32; 3]; 5] = [[1, 1, 1], [1, 1, 2], [1, 1, 4], [1, 1, 8], [1, 1, 16]];
+    let default = int8::default_vector(caps).to_vec();
+    if caps.explicit_vectors() {
+        return choices(default, &CPU, |_| true);
+    }
+    choices(default, &GPU, |[items, ..]| *items <= caps.max_workgroup)
+}
+
+fn byte_matrices(caps: &Caps) -> Vec<Vec<u32>> {
+    const GPU: [[u32; 2]; 6] = [[64, 4], [64, 8], [32, 4], [32, 8], [128, 4], [128, 8]];
+    const CPU: [[u32; 2]; 7] = [[4, 8], [1, 8], [2, 8], [8, 8], [2, 4], [4, 4], [8, 4]];
+    let default = int8::default_product(caps).to_vec();
+    if caps.explicit_vectors() {
+        return choices(default, &CPU, |_| true);
+    }
+    choices(default, &GPU, |[items, rows]| {
+        // Sums beyond these are spilt.
+        *items <= caps.max_workgroup && (!caps.few_registers() || *rows <= 4)
+    })
+}
+
 fn shape_text(op: &MatMulE0m, k: usize, n: usize) -> String {
     format!("E0M{} group {}, {k} x {n}", op.bits.count(), op.group)
 }
@@ -104,8 +151,21 @@ pub(super) fn vector(op: &MatMulE0m, caps: &Caps, k: usize, n: usize) -> Tuning 
 
 /// How the matrix kernel cuts the product of at most `most` rows by a `k x n` weight.
 pub(super) fn matrix(op: &MatMulE0m, caps: &Caps, k: usize, n: usize, most: Option<i64>) -> Tuning {
-    let rows = most.map_or_else(|| "any rows".to_owned(), |m| format!("{m} rows"));
-    MATRIX_TUNABLE.of(caps, format!("{}, {rows}", shape_text(op, k, n)))
+    MATRIX_TUNABLE.of(caps, format!("{}, {}", shape_text(op, k, n), rows_text(most)))
+}
+
+/// How the vector kernel for activations in bytes cuts a `k x n` weight.
+pub(super) fn bytes_vector(op: &MatMulE0m, caps: &Caps, k: usize, n: usize) -> Tuning {
+    BYTES_VECTOR.of(caps, shape_text(op, k, n))
+}
+
+/// How the matrix kernel for activations in bytes cuts the product of at most `most` rows by a `k x n` weight.
+pub(super) fn bytes_matrix(op: &MatMulE0m, caps: &Caps, k: usize, n: usize, most: Option<i64>) -> Tuning {
+    BYTES_MATRIX.of(caps, format!("{}, {}", shape_text(op, k, n), rows_text(most)))
+}
+
+fn rows_text(most: Option<i64>) -> String {
+    most.map_or_else(|| "any rows".to_owned(), |m| format!("{m} rows"))
 }
 
 impl E0mShape {
@@ -154,7 +214,12 @@ mod tests {
             ..Caps::neutral()
         });
         for caps in phones.chain(cpus).chain([Caps::neutral()]) {
-            for (tunable, least) in [(&VECTOR_TUNABLE, 2), (&MATRIX_TUNABLE, 2)] {
+            for (tunable, least) in [
+                (&VECTOR_TUNABLE, 2),
+                (&MATRIX_TUNABLE, 2),
+                (&BYTES_VECTOR, 2),
+                (&BYTES_MATRIX, 2),
+            ] {
                 let all = (tunable.choices)(&caps);
                 assert!(
                     all.len() >= least,

@@ -1,0 +1,185 @@
+//! `tlite run` checks kernels where they first run on a device: outputs stay right without those that are wrong, or the run ends.
+
+use super::play::{self, Outcome, Run};
+use super::support::Text;
+use super::{IMAGES_TRIED, VARIANT, of, refusals, refused_builds};
+use std::path::Path;
+use tlite_standin::{Config, Profile};
+use transformer_lite::error::Stage;
+use transformer_lite::graph::onnx::write::{ModelWriter, NodeSpec, Size};
+use transformer_lite::tensor::{DType, HostTensor};
+
+/// A trial and its name.
+type Named = (&'static str, fn() -> Outcome);
+
+pub const TRIALS: [Named; 5] = [
+    ("right_kernels_are_checked_once", right),
+    ("a_wrong_variant_is_not_used", wrong_variant),
+    ("a_variant_that_does_not_build_is_not_used", unbuilt_variant),
+    ("a_wrong_kernel_is_an_error", wrong_kernel),
+    ("refused_images_are_not_judged", refused_images),
+];
+
+/// A norm, of which there is a variant, a product, whose operand a phone reads through images, and a softmax.
+fn write_model(dir: &Path) -> Result<String, String> {
+    let mut model = ModelWriter::create(Stage::Convert, dir, "model.onnx", "g").text()?;
+    model.opset("", 23);
+    let rows = Size::Fixed(12);
+    model
+        .add_input("x", DType::F32, &[rows.clone(), Size::Fixed(512)])
+        .text()?;
+    model
+        .add_output("y", DType::F32, &[rows, Size::Fixed(32)])
+        .text()?;
+    let numbers = |shape: &[usize]| {
+        let count: usize = shape.iter().product();
+        let data: Vec<f32> = (0..count).map(|i| ((i * 37 + 11) % 64) as f32 / 64.0).collect();
+        HostTensor::from_f32(shape, &data).text()
+    };
+    model.add_initializer("scale", &numbers(&[512])?).text()?;
+    model.add_initializer("weight", &numbers(&[512, 32])?).text()?;
+    for (op, inputs, output) in [
+        ("RMSNormalization", &["x", "scale"][..], "normed"),
+        ("MatMul", &["normed", "weight"], "product"),
+        ("Softmax", &["product"], "y"),
+    ] {
+        let node = NodeSpec {
+            domain: "",
+            op,
+            name: output,
+            inputs,
+            outputs: &[output],
+            attributes: &[],
+        };
+        model.add_node(node).text()?;
+    }
+    model.finish().text()?;
+    Ok(dir.join("model.onnx").display().to_string())
+}
+
+/// A folder with the model, its outputs on the host, and a cache.
+struct Place {
+    dir: tempfile::TempDir,
+    model: String,
+}
+
+impl Place {
+    fn new() -> Result<Self, String> {
+        let dir = tempfile::tempdir().text()?;
+        let model = write_model(dir.path())?;
+        let place = Self { dir, model };
+        let wanted = place.at("wanted");
+        let args = ["run", &place.model, "--random", "--json", "--backend", "host"];
+        play::run_without(&[&args[..], &["--output-dir", &wanted]].concat())?.report()?;
+        Ok(place)
+    }
+
+    fn at(&self, name: &str) -> String {
+        self.dir.path().join(name).display().to_string()
+    }
+
+    /// The model on the stand-in, its outputs compared with those of the host.
+    fn run(&self, config: &Config) -> Result<Run, String> {
+        let (wanted, cache) = (self.at("wanted"), self.at("cache"));
+        let args = ["run", &self.model, "--random", "--json", "--backend", "opencl"];
+        let more = ["--compare", &wanted, "--cache-dir", &cache];
+        play::run(&[&args[..], &more].concat(), config)
+    }
+}
+
+/// So many kernels were checked, of which none or some are wanted.
+fn checked(run: &Run, some: bool) -> Outcome {
+    match run.number("kernels_checked")? {
+        n if (n > 0) == some => Ok(()),
+        n => Err(format!("{n} kernels checked")),
+    }
+}
+
+fn dispatches(run: &Run, kernel: &str) -> usize {
+    run.count(&format!("clEnqueueNDRangeKernel kernel={kernel} "))
+}
+
+fn right() -> Outcome {
+    let place = Place::new()?;
+    for first in [true, false] {
+        let run = place.run(&of(Profile::Radeon))?;
+        run.quiet()?;
+        checked(&run, first)?;
+        // The run that checks, and the run itself.
+        let found = dispatches(&run, VARIANT);
+        if found != 1 + usize::from(first) {
+            return Err(format!("{VARIANT} ran {found} times"));
+        }
+    }
+    Ok(())
+}
+
+/// The first run names the variant, which is not used, and gives what its twin does; the next one knows, and checks nothing.
+fn quarantined(config: &Config) -> Outcome {
+    let place = Place::new()?;
+    let first = place.run(config)?;
+    checked(&first, true)?;
+    let notes = first.errors.matches(&format!("note: kernel {VARIANT} ")).count();
+    if notes != 1 {
+        return Err(format!("{notes} notes: {}", first.errors));
+    }
+    let second = place.run(config)?;
+    checked(&second, false)?;
+    second.earlier(VARIANT)?;
+    match dispatches(&second, VARIANT) {
+        0 => Ok(()),
+        n => Err(format!("{VARIANT} ran {n} times")),
+    }
+}
+
+fn wrong_variant() -> Outcome {
+    quarantined(&Config {
+        corrupt: Some(VARIANT.to_owned()),
+        ..of(Profile::Radeon)
+    })
+}
+
+fn unbuilt_variant() -> Outcome {
+    quarantined(&Config {
+        faults: refused_builds(VARIANT),
+        ..of(Profile::Radeon)
+    })
+}
+
+/// A kernel without a twin.
+fn wrong_kernel() -> Outcome {
+    let config = Config {
+        corrupt: Some("softmax".to_owned()),
+        ..of(Profile::Mali)
+    };
+    let run = Place::new()?.run(&config)?;
+    run.failed(&["gives wrong results on", "kernel softmax<", "checking node \"y\""])
+}
+
+/// A kernel that reads buffers runs in the place of one that reads images: nothing is said of the one that did not run.
+fn refused_images() -> Outcome {
+    let place = Place::new()?;
+    let refusing = Config {
+        faults: refusals(IMAGES_TRIED + 1),
+        ..of(Profile::Adreno)
+    };
+    let first = place.run(&refusing)?;
+    checked(&first, true)?;
+    let told = first
+        .errors
+        .matches("kernels read buffers in place of images")
+        .count();
+    if told != 1 {
+        return Err(format!("{told} warnings: {}", first.errors));
+    }
+    let by_image = |run: &Run| run.lines("clSetKernelArg ").any(|l| l.contains(" image=true"));
+    for some in [true, false] {
+        let run = place.run(&of(Profile::Adreno))?;
+        run.quiet()?;
+        checked(&run, some)?;
+        if !by_image(&run) {
+            return Err("no kernel reads an image".to_owned());
+        }
+    }
+    Ok(())
+}
