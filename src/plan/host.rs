@@ -1,7 +1,7 @@
 //! Nodes that run on the host: those without a kernel, and those whose results' sizes only data tells.
 
 use crate::graph::{Op, Part};
-use crate::shape::{Dim, Shape, Symbol};
+use crate::shape::{Quotient, Shape, Symbol};
 use crate::tensor::{DType, HostTensor};
 use std::sync::Arc;
 
@@ -10,14 +10,14 @@ use std::sync::Arc;
 pub enum HostRead {
     /// A constant.
     Const(Arc<HostTensor>),
-    /// Integers that derivation knows as expressions.
+    /// Integers that derivation knows as expressions, or floats that it knows as quotients of such.
     Dims {
         /// Element type.
         dtype: DType,
         /// Shape.
         shape: Shape,
         /// Elements, row-major; those of the run's exact lengths.
-        elements: Vec<Dim>,
+        elements: Vec<Quotient>,
     },
     /// A value that the caller or an earlier step left on the host.
     Host(usize),

@@ -10,7 +10,7 @@ use crate::backend::kernel::{KernelSpec, Role};
 use crate::error::{Error, Result, Stage};
 use crate::graph::op::device_dtype;
 use crate::graph::{NodeId, Part, ValueId};
-use crate::shape::Symbol;
+use crate::shape::{Dim, Quotient, Symbol};
 use std::collections::{HashMap, HashSet};
 
 /// Turns ordered items into steps.
@@ -206,10 +206,11 @@ impl<'a, 'b> Build<'a, 'b> {
     /// A value that derivation knows as expressions.
     fn dims(&self, v: ValueId) -> Option<HostRead> {
         let fact = self.c.fact(v)?;
+        let whole = |dims: Vec<Dim>| dims.into_iter().map(Quotient::whole).collect();
         Some(HostRead::Dims {
             dtype: fact.dtype,
             shape: fact.shape.clone(),
-            elements: fact.as_dims()?,
+            elements: fact.as_dims().map(whole).or_else(|| fact.as_quotients())?,
         })
     }
 
