@@ -39,7 +39,7 @@ fn load(c: &mut Criterion) {
     let mut group = c.benchmark_group("load");
     group.sample_size(10).throughput(Throughput::Bytes(bytes));
     group.bench_function("graph and checksums", |b| {
-        b.iter(|| onnx::import(black_box(&path)).expect("a model"))
+        b.iter(|| onnx::import(black_box(&path)).expect("a model"));
     });
     group.bench_function("graph and passes", |b| {
         b.iter(|| Decoder::load(black_box(&path), &Pipeline::standard(), Logits::Last).expect("a decoder"));

@@ -76,10 +76,16 @@ fn tokenization(c: &mut Criterion) {
 
     let mut group = c.benchmark_group("tokenization");
     group.sample_size(20);
-    group.bench_function("load", |b| b.iter(|| Tokenizer::load(black_box(dir.path()))));
+    group.bench_function("load", |b| {
+        b.iter(|| Tokenizer::load(black_box(dir.path())).expect("a vocabulary"));
+    });
     group.throughput(Throughput::Bytes(text.len() as u64));
-    group.bench_function("encode", |b| b.iter(|| tokenizer.encode(black_box(&text), true)));
-    group.bench_function("decode", |b| b.iter(|| tokenizer.decode(black_box(&ids))));
+    group.bench_function("encode", |b| {
+        b.iter(|| tokenizer.encode(black_box(&text), true).expect("tokens"));
+    });
+    group.bench_function("decode", |b| {
+        b.iter(|| tokenizer.decode(black_box(&ids)).expect("a text"));
+    });
     // As an answer comes: the text of each token as soon as it is whole.
     let part = &ids[..ids.len().min(2048)];
     group.throughput(Throughput::Elements(part.len() as u64));
@@ -181,7 +187,7 @@ fn sampling(c: &mut Criterion) {
             let mut sampler = Sampler::new(config.clone()).expect("a configuration");
             sampler.start(&context).expect("a context");
             group.bench_function(*name, |b| {
-                b.iter(|| sampler.sample(black_box(&row)).expect("a token"))
+                b.iter(|| sampler.sample(black_box(&row)).expect("a token"));
             });
         }
         group.finish();
