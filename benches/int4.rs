@@ -4,7 +4,10 @@
 //! median of at least 50 dispatches by the device's clock, their ratio, the bandwidth at which E0M4 weights are read and its share of what
 //! a copy reaches. The twin is the kernel's own text with the other conversion, the faster one where there are two, and gets the same codes with
 //! scales and zero points of the same weights; results are compared before anything is measured. Products in turn read other weights, more in all than caches hold.
+//! With `--test`, or run by `cargo test`, each is measured once, in one small shape.
 
+#[path = "support/devices.rs"]
+mod devices;
 #[path = "support/int4_twin.rs"]
 mod int4_twin;
 
@@ -25,6 +28,8 @@ use transformer_lite::tensor::{DType, HostTensor};
 /// K and N, as the paper's table has them.
 const SHAPES: [(usize, usize); 3] = [(4096, 4096), (4096, 11008), (11008, 4096)];
 const RUNS: usize = 50;
+/// What `--test` runs in their place.
+const SHORT: [(usize, usize); 1] = [(256, 512)];
 
 type AnyError = Box<dyn std::error::Error>;
 
@@ -34,6 +39,7 @@ struct Arguments {
     float: DType,
     rows: usize,
     group: usize,
+    short: bool,
 }
 
 impl Arguments {
@@ -43,8 +49,12 @@ impl Arguments {
             float: DType::F16,
             rows: 1,
             group: 128,
+            // As criterion has it: `cargo bench` says so, `cargo test` says nothing.
+            short: std::env::args().any(|a| a == "--test") || !std::env::args().any(|a| a == "--bench"),
         };
-        let mut words = std::env::args().skip(1).filter(|a| a != "--bench");
+        let mut words = std::env::args()
+            .skip(1)
+            .filter(|a| a != "--bench" && a != "--test");
         while let Some(option) = words.next() {
             let value = words.next().ok_or_else(|| format!("{option} needs a value"))?;
             match option.as_str() {
@@ -198,7 +208,12 @@ fn table(kind: BackendKind, a: &Arguments) -> Result<(), AnyError> {
         .caps()
         .clone();
     let cpu = caps.kind == DeviceKind::Cpu;
-    let copied = copy_bandwidth(kind, a, if cpu { 32 << 20 } else { 120 << 20 })?;
+    let copied = match (a.short, cpu) {
+        (true, _) => 1 << 16,
+        (false, true) => 32 << 20,
+        (false, false) => 120 << 20,
+    };
+    let copied = copy_bandwidth(kind, a, copied)?;
     println!(
         "{kind}: {} ({}), copies at {:.1} GB/s",
         caps.device,
@@ -210,10 +225,19 @@ fn table(kind: BackendKind, a: &Arguments) -> Result<(), AnyError> {
         "{:>14} {:>10} {:>10} {:>8} {:>8} {:>7}",
         "K x N", "E0M4", "INT4", "ratio", "GB/s", "of copy"
     );
-    for (k, n) in SHAPES {
+    let (shapes, runs) = if a.short {
+        (&SHORT[..], 1)
+    } else {
+        (&SHAPES[..], RUNS)
+    };
+    for &(k, n) in shapes {
         let bytes = k * n / 2 + k.div_ceil(a.group) * n * 4;
         // Several caches full.
-        let count = if cpu { 2 } else { (256 << 20) / bytes + 1 };
+        let count = if cpu || a.short {
+            2
+        } else {
+            (256 << 20) / bytes + 1
+        };
         let mut all = Vec::new();
         for form in [None, Some(0), Some(1)] {
             all.extend(products(kind, a, (k, n), count, form)?.map(|e| (e, Vec::new(), Vec::new())));
@@ -229,7 +253,7 @@ fn table(kind: BackendKind, a: &Arguments) -> Result<(), AnyError> {
                 return Err(format!("{k}x{n}: the twin's results are {apart:e} apart").into());
             }
         }
-        while all[0].2.len() < RUNS {
+        while all[0].2.len() < runs {
             for (executor, _, times) in &mut all {
                 times.extend(microseconds(executor, "_e0m")?);
             }
@@ -258,8 +282,8 @@ fn main() -> ExitCode {
         }
     };
     let mut failed = false;
-    for kind in backend::COMPILED {
-        if let Err(e) = table(*kind, &arguments) {
+    for kind in devices::backends() {
+        if let Err(e) = table(kind, &arguments) {
             eprintln!("error: {kind}: {e}");
             failed = true;
         }

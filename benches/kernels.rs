@@ -3,6 +3,9 @@
 //! `cargo bench --bench kernels -- matvec`: criterion reports time and, from the bytes of weights read (vector) or the
 //! multiply-adds (matrix), throughput. Device time is taken as submit-to-done of batches of runs.
 
+#[path = "support/devices.rs"]
+mod devices;
+
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use half::f16;
 use std::sync::Arc;
@@ -18,6 +21,8 @@ use transformer_lite::quant::Bits;
 use transformer_lite::shape::{Bindings, Fact, Shape};
 use transformer_lite::tensor::{DType, HostTensor};
 
+type AnyError = Box<dyn std::error::Error>;
+
 /// An executor over one product of `rows` rows.
 fn product(
     kind: BackendKind,
@@ -26,8 +31,8 @@ fn product(
     k: usize,
     weights: Vec<HostTensor>,
     float: DType,
-) -> Option<Executor> {
-    let backend = backend::open(kind, &backend::OpenOptions::default()).ok()?;
+) -> Result<Executor, AnyError> {
+    let backend = backend::open(kind, &backend::OpenOptions::default())?;
     let mut graph = Graph::default();
     let mut edit = Edit::new(&mut graph);
     let x = edit.add_value("x", Some(Fact::new(DType::F32, Shape::fixed(&[rows, k]))));
@@ -39,19 +44,17 @@ fn product(
     let y = edit.add_value("y", None);
     edit.add_node("product", Vec::new(), op, inputs, vec![y]);
     edit.add_output(y);
-    derive::derive(&mut graph).ok()?;
+    derive::derive(&mut graph)?;
     let options = Options {
         float,
         bounds: Bindings::new(),
         ..Options::default()
     };
-    let plan = Plan::compile(&graph, backend.caps(), &options).ok()?;
-    let mut executor = Executor::new(backend, &graph, vec![plan]).ok()?;
+    let plan = Plan::compile(&graph, backend.caps(), &options)?;
+    let mut executor = Executor::new(backend, &graph, vec![plan])?;
     let data: Vec<f32> = (0..rows * k).map(|i| (i % 17) as f32 / 16.0 - 0.5).collect();
-    executor
-        .write(0, "x", &HostTensor::from_f32(&[rows, k], &data).ok()?)
-        .ok()?;
-    Some(executor)
+    executor.write(0, "x", &HostTensor::from_f32(&[rows, k], &data)?)?;
+    Ok(executor)
 }
 
 fn packed(bits: Bits, group: usize, k: usize, n: usize) -> Vec<HostTensor> {
@@ -70,8 +73,14 @@ fn packed(bits: Bits, group: usize, k: usize, n: usize) -> Vec<HostTensor> {
     .collect()
 }
 
-fn run(c: &mut Criterion, group: &str, throughput: &Throughput, executor: Option<Executor>, name: &str) {
-    let Some(mut executor) = executor else { return };
+fn run(
+    c: &mut Criterion,
+    group: &str,
+    throughput: &Throughput,
+    executor: Result<Executor, AnyError>,
+    name: &str,
+) {
+    let mut executor = executor.unwrap_or_else(|e| panic!("{group}/{name}: {e}"));
     let mut g = c.benchmark_group(group);
     g.warm_up_time(Duration::from_millis(300))
         .measurement_time(Duration::from_secs(1))
@@ -124,7 +133,7 @@ fn floats(c: &mut Criterion, kind: BackendKind, float: DType) {
 fn benches(c: &mut Criterion) {
     // SmolLM2's layers and head, and one layer of a 7B model.
     let sizes = [(576, 576), (576, 1536), (1536, 576), (4096, 4096)];
-    for kind in backend::COMPILED {
+    for kind in &devices::backends() {
         for (k, n) in sizes {
             let bytes = Throughput::Bytes((k * n / 2) as u64);
             let op = || Box::new(MatMulE0m::new(Bits::Four, 32));

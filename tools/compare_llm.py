@@ -1,31 +1,55 @@
 #!/usr/bin/env python3
-"""Compares how fast a model runs here and in llama.cpp, on the same cores and lengths, in turns.
+"""Compares how fast a model runs here and in other engines, on the same cores and lengths, in turns.
 
-    tools/compare_llm.py GGUF (--llama-cpp DIR | --llama-bench PATH) [--backend opencl,wgpu] [--device TEXT] [--prefill 128,512] [--decode 64]
-                         [--group-size 32] [--rounds 5] [--threads N] [--work DIR] [--json FILE]
+    tools/compare_llm.py GGUF [--llama-cpp DIR] [--llama-bench PATH] [--vulkan DIR] [--genai [PYTHON]] [--openvino [PYTHON]]
+                         [--backend opencl,wgpu] [--device TEXT] [--prefill 128,512] [--decode 64] [--group-size 32] [--rounds 5]
+                         [--threads N] [--work DIR] [--json FILE]
 
-`tlite` runs the weights of GGUF as E0M4, llama.cpp as Q4_0, which it makes of the same file. In each round every program does every test once,
-after once to warm up: ppN feeds N tokens at once into an empty cache, tgN feeds N one by one. The table has the medians of tokens/s (smallest to
-largest), and the median of the rounds' ratios, tlite over llama.cpp: other work on the machine moves the first, and the last less.
+`tlite` runs the weights of GGUF as E0M4; of the others at least one is named:
 
-DIR holds llama.cpp's libraries (libllama, libggml), as the npm package @node-llama-cpp/linux-x64 3.22.1 has them in bins/linux-x64. PATH is
-llama.cpp's own llama-bench, to be measured in place of the libraries; without DIR it needs a file q4_0.gguf in --work. Files are made in --work
-and stay there; without it they go to a temporary folder. --threads is for llama.cpp; an OpenCL or Vulkan driver for CPUs takes all cores. Set TLITE to the command, else the one of the release build is taken.
+--llama-cpp     llama.cpp on the CPU. DIR holds its libraries (libllama, libggml), as the npm package @node-llama-cpp/linux-x64 3.22.1 has them in
+                bins/linux-x64.
+--llama-bench   llama.cpp's own llama-bench in place of the libraries.
+--vulkan        llama.cpp's Vulkan back end, on the first Vulkan device. DIR as above, of the package @node-llama-cpp/linux-x64-vulkan 3.22.1.
+--genai         ONNX Runtime GenAI on the CPU, weights of 4 bits in groups of 32.
+--openvino      OpenVINO GenAI on the CPU, arithmetic in f32.
+
+llama.cpp and OpenVINO take Q4_0, which llama.cpp makes of the same file; GenAI what its model builder makes of it. PYTHON has the packages listed below;
+without it a Python environment with them is made in --work, which takes PyTorch where Debian's python3-torch is not installed. An engine that cannot be had, or
+cannot run the model, is named with the reason, and the others are measured.
+
+In each round every program does every test once, after once to warm up: ppN feeds N tokens at once into an empty cache, tgN feeds N one by one. The
+table has the medians of tokens/s (smallest to largest), and the median of the rounds' ratios, tlite over the other: other work on the machine moves the first,
+and the last less. Files are made in --work and stay there; without it they go to a temporary folder. --threads is for the others; an OpenCL or Vulkan
+driver for CPUs takes all cores. Set TLITE to the command, else the one of the release build is taken.
 """
 
 import argparse
+import glob
 import json
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
+import zipfile
 
-from llama_cpp import Q4_0, Failure, LlamaCpp, libraries, quantize_gguf, tlite
+from llama_cpp import Q4_0, Failure, libraries, quantize_gguf, tlite
+
+PEERS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "llm_peers.py")
+# What GenAI and OpenVINO need, with what makes GenAI's models: its last builder for the transformers that fits Debian's PyTorch.
+PACKAGES = ["onnxruntime-genai==0.18.0", "onnxruntime==1.32.0", "openvino-genai==2026.4.1.0", "transformers==4.46.3", "onnx==1.22.0",
+            "onnx-ir==1.1.0", "gguf==0.19.0", "accelerate==1.1.1", "numpy<2"]
+BUILDER = "onnxruntime-genai==0.8.3"
+TORCH = "torch>=1.13,<2.6"
+NO_PEER = (Failure, OSError, AttributeError, KeyError, ValueError)
 
 
 def numbers(text):
+    """
+    >>> numbers("128,512")
+    [128, 512]
+    """
     return [int(n) for n in text.split(",")]
 
 
@@ -43,26 +67,32 @@ class Tlite:
         return {r["test"]: r.get("prefill_tokens_per_s") or r["decode_tokens_per_s"] for r in report["results"]}
 
 
-class Library:
-    """llama.cpp by its library."""
+class Process:
+    """A peer of llm_peers.py, at work when it is made."""
 
-    name = device = "llama.cpp"
+    def __init__(self, name, python, peer, model, context, threads, folder=None):
+        command = [python, PEERS, peer, model, "--context", str(context), "--threads", str(threads), *(["--llama-cpp", folder] if folder else [])]
+        # Without this llama.cpp's Vulkan back end leaves drivers for CPUs out, and runs on the CPU itself.
+        environment = {"GGML_VK_VISIBLE_DEVICES": "0"} | os.environ
+        self.name = name
+        self.errors = tempfile.TemporaryFile("w+")
+        self.child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True, env=environment)
+        self.device = self.answer()["device"]
 
-    def __init__(self, library, path, context, threads):
-        self.model = LlamaCpp(library, path, context, threads)
+    def answer(self):
+        line = self.child.stdout.readline()
+        if not line:
+            self.errors.seek(0)
+            raise Failure(f"it ended with {self.child.wait()}: {self.errors.read().strip()[-800:]}")
+        answer = json.loads(line)
+        if "error" in answer:
+            raise Failure(answer["error"])
+        return answer
 
     def round(self, prefill, decode):
-        parts = {f"pp{n}": [[1] * n] for n in prefill} | {f"tg{decode}": [[1]] * decode}
-        return {test: self.speed(p) for test, p in parts.items()}
-
-    def speed(self, parts):
-        for _ in range(2):
-            self.model.clear()
-            start = time.perf_counter()
-            for part in parts:
-                self.model.feed(part)
-            seconds = time.perf_counter() - start
-        return sum(map(len, parts)) / seconds
+        self.child.stdin.write(json.dumps({"prefill": prefill, "decode": decode}) + "\n")
+        self.child.stdin.flush()
+        return self.answer()
 
 
 class Program:
@@ -82,8 +112,112 @@ class Program:
         return {f"pp{r['n_prompt']}" if r["n_prompt"] else f"tg{r['n_gen']}": r["avg_ts"] for r in rows}
 
 
+def called(command):
+    """Runs a command that prints nothing that is needed."""
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if done.returncode != 0:
+        raise Failure(f"{' '.join(command)}: {done.stdout.strip()[-800:]}")
+
+
+def environment(work):
+    """The Python of an environment with PACKAGES, made on first use."""
+    folder = os.path.join(work, "peers")
+    python, ready = os.path.join(folder, "bin", "python"), os.path.join(folder, "ready")
+    if os.path.isfile(ready):
+        return python
+    print(f"==> Making a Python environment in {folder}", file=sys.stderr, flush=True)
+    system = "/usr/bin/python3"
+    debian = os.path.exists(system) and subprocess.run([system, "-c", "import torch"], capture_output=True).returncode == 0
+    called([system, "-m", "venv", "--system-site-packages", folder] if debian else [sys.executable, "-m", "venv", folder])
+    called([python, "-m", "pip", "-q", "install", *PACKAGES, *([] if debian else [TORCH])])
+    open(ready, "w").close()
+    return python
+
+
+def genai_model(python, gguf, work):
+    """GenAI's form of GGUF, made on first use."""
+    model, builder = os.path.join(work, "genai-int4"), os.path.join(work, "genai-builder")
+    if os.path.isdir(model):
+        return model
+    folder = os.path.join(builder, "onnxruntime_genai", "models")
+    if not os.path.isdir(folder):
+        # Any wheel has it; that for another Python than this serves as well.
+        called([python, "-m", "pip", "-q", "download", "--no-deps", "--only-binary", ":all:", "--python-version", "3.11", "-d", builder, BUILDER])
+        with zipfile.ZipFile(glob.glob(os.path.join(builder, "*.whl"))[0]) as wheel:
+            wheel.extractall(builder, [n for n in wheel.namelist() if n.startswith("onnxruntime_genai/models/")])
+    print(f"==> Making {model}", file=sys.stderr, flush=True)
+    called([python, PEERS, "genai-model", gguf, "--builder", folder, "-o", model])
+    return model
+
+
+def q4_0(a, work):
+    """llama.cpp's Q4_0 of the file, made on first use."""
+    path = os.path.join(work, "q4_0.gguf")
+    if not os.path.isfile(path):
+        folder = a.llama_cpp or a.vulkan
+        if not folder:
+            raise Failure(f"there is no {path}; --llama-cpp DIR or --vulkan DIR makes it")
+        quantize_gguf(libraries(folder), a.gguf, path, Q4_0)
+    return path
+
+
+def started(a, work):
+    """The other programs, at work. One that is not to be had is told of."""
+    context = max(*a.prefill, a.decode) + 8
+    rest = (context, a.threads)
+    wanted = []
+    if a.llama_cpp:
+        wanted.append(("llama.cpp", lambda name: Process(name, sys.executable, name, q4_0(a, work), *rest, a.llama_cpp)))
+    if a.llama_bench:
+        wanted.append(("llama-bench", lambda _: Program(a.llama_bench, q4_0(a, work), a.threads)))
+    if a.vulkan:
+        wanted.append(("llama.cpp, Vulkan", lambda name: Process(name, sys.executable, "vulkan", q4_0(a, work), *rest, a.vulkan)))
+    if a.genai is not None:
+        def genai(name):
+            python = a.genai or environment(work)
+            return Process(name, python, "genai", genai_model(python, a.gguf, work), *rest)
+
+        wanted.append(("ONNX Runtime GenAI", genai))
+    if a.openvino is not None:
+        wanted.append(("OpenVINO", lambda name: Process(name, a.openvino or environment(work), "openvino", q4_0(a, work), *rest)))
+    found = []
+    for name, start in wanted:
+        try:
+            found.append(start(name))
+        except NO_PEER as e:
+            left_out(name, e)
+    return found
+
+
+def left_out(name, why):
+    print(f"not measured: {name}: {why}", file=sys.stderr, flush=True)
+
+
 def shown(values):
+    """
+    >>> shown([3.0, 1.0, 2.0])
+    '2.0 (1.0 to 3.0)'
+    """
     return f"{statistics.median(values):.1f} ({min(values):.1f} to {max(values):.1f})"
+
+
+def table(tests, ours, others, rounds):
+    """The lines of the table; `rounds` has an object of tokens/s by test for each program.
+
+    >>> rounds = [{"a": {"tg1": 2.0}, "b": {"tg1": 4.0}}, {"a": {"tg1": 3.0}, "b": {"tg1": 4.0}}]
+    >>> for line in table(["tg1"], ["a"], ["b"], rounds): print(" ".join(line.split()))
+    test program tokens/s a / it
+    tg1 a 2.5 (2.0 to 3.0)
+    tg1 b 4.0 (4.0 to 4.0) 0.625
+    """
+    lines = [f"{'test':<8}{'program':<22}{'tokens/s':<32}" + "".join(f"{f'{p} / it':>20}" for p in ours)]
+    for test in tests:
+        for name in (*ours, *others):
+            line = f"{test:<8}{name:<22}{shown([r[name][test] for r in rounds]):<32}"
+            if name in others:
+                line += "".join(f"{statistics.median(r[p][test] / r[name][test] for r in rounds):>20.3f}" for p in ours)
+            lines.append(line)
+    return lines
 
 
 def main():
@@ -91,6 +225,9 @@ def main():
     parser.add_argument("gguf")
     parser.add_argument("--llama-cpp")
     parser.add_argument("--llama-bench")
+    parser.add_argument("--vulkan")
+    parser.add_argument("--genai", nargs="?", const="")
+    parser.add_argument("--openvino", nargs="?", const="")
     parser.add_argument("--backend", default="opencl,wgpu")
     parser.add_argument("--device")
     parser.add_argument("--prefill", type=numbers, default=[128, 512])
@@ -101,50 +238,45 @@ def main():
     parser.add_argument("--work")
     parser.add_argument("--json")
     a = parser.parse_args()
-    if not a.llama_cpp and not a.llama_bench:
-        parser.error("one of --llama-cpp and --llama-bench is needed")
+    if not any((a.llama_cpp, a.llama_bench, a.vulkan, a.genai is not None, a.openvino is not None)):
+        parser.error("one of --llama-cpp, --llama-bench, --vulkan, --genai and --openvino is needed")
     if a.work:
         os.makedirs(a.work, exist_ok=True)
     with tempfile.TemporaryDirectory() as temporary:
-        work = a.work or temporary
-        q4, plain, folder = (os.path.join(work, name) for name in ("q4_0.gguf", "onnx", f"e0m4-{a.group_size}"))
-        library = libraries(a.llama_cpp) if a.llama_cpp else None
-        if not os.path.isfile(q4):
-            if library is None:
-                raise Failure(f"there is no {q4}; --llama-cpp DIR makes it")
-            quantize_gguf(library, a.gguf, q4, Q4_0)
+        work = os.path.abspath(a.work or temporary)
+        plain, folder = (os.path.join(work, name) for name in ("onnx", f"e0m4-{a.group_size}"))
         if not os.path.isdir(folder):
             if not os.path.isdir(plain):
                 tlite("convert", a.gguf, "-o", plain)
             tlite("quantize", plain, "-o", folder, "--format", "e0m4", "--group-size", a.group_size)
-        if a.llama_bench:
-            peer = Program(a.llama_bench, q4, a.threads)
-        else:
-            library.llama_backend_init()
-            peer = Library(library, q4, max(*a.prefill, a.decode) + 8, a.threads)
+        others = started(a, work)
+        if not others:
+            raise Failure("there is nothing to compare with")
         ours = [Tlite(folder, backend, a.device) for backend in a.backend.split(",")]
         rounds = []
         for _ in range(a.rounds):
-            rounds.append({p.name: p.round(a.prefill, a.decode) for p in (*ours, peer)})
+            results = {p.name: p.round(a.prefill, a.decode) for p in ours}
+            for p in list(others):
+                try:
+                    results[p.name] = p.round(a.prefill, a.decode)
+                except NO_PEER as e:
+                    others.remove(p)
+                    left_out(p.name, e)
+            rounds.append(results)
     tests = [f"pp{n}" for n in a.prefill] + [f"tg{a.decode}"]
-    print(f"{'test':<8}{peer.name:>32}" + "".join(f"{p.name:>32}{'ratio':>8}" for p in ours))
-    for test in tests:
-        line = f"{test:<8}{shown([r[peer.name][test] for r in rounds]):>32}"
-        for p in ours:
-            ratio = statistics.median(r[p.name][test] / r[peer.name][test] for r in rounds)
-            line += f"{shown([r[p.name][test] for r in rounds]):>32}{ratio:>8.3f}"
+    for line in table(tests, [p.name for p in ours], [p.name for p in others], rounds):
         print(line)
-    for p in ours:
+    for p in (*ours, *others):
         print(f"{p.name}: {p.device}")
     if a.json:
         with open(a.json, "w") as f:
-            json.dump({"devices": {p.name: p.device for p in ours}, "rounds": rounds}, f, indent=1)
+            json.dump({"devices": {p.name: p.device for p in (*ours, *others)}, "rounds": rounds}, f, indent=1)
 
 
 if __name__ == "__main__":
     try:
         main()
-    except (Failure, OSError, AttributeError, KeyError, ValueError) as e:
+    except NO_PEER as e:
         sys.exit(f"error: {e}")
     except KeyboardInterrupt:
         sys.exit(130)

@@ -101,7 +101,7 @@ class Batch(ctypes.Structure):
 
 
 class LlamaCpp:
-    """A model in llama.cpp, on the CPU."""
+    """A model in llama.cpp, on the devices that it chooses."""
 
     def __init__(self, library, path, context, threads):
         self.lib = library

@@ -54,7 +54,10 @@ export REQUIRE_BACKENDS=${REQUIRE_BACKENDS:-opencl,wgpu}
 setup_phone_compilers
 step "Phone compilers: what is a fault" python3 -m doctest tools/phone_compile/tables.py
 step "Phone compilers" python3 tools/phone_compile --check
+step "Comparisons: their tables" python3 -m doctest tools/compare_llm.py
 step "Tests" cargo test --release --locked --no-fail-fast
+# Each once and without a clock: criterion does so where nobody says `--bench`.
+step "Benchmarks" cargo test --release --locked --bench '*'
 if setup_intel_opencl; then
     intel() {
         OCL_ICD_VENDORS=$INTEL_VENDORS REQUIRE_BACKENDS=opencl cargo test --release --locked "$@"

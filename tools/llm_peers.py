@@ -1,0 +1,198 @@
+#!/usr/bin/env python3
+"""Other engines than tlite, for compare_llm.py: each runs as a process of its own, by the Python that has its packages.
+
+    llm_peers.py llama.cpp|vulkan|genai|openvino MODEL --context N --threads N [--llama-cpp DIR]
+    llm_peers.py genai-model GGUF --builder FOLDER -o DIR
+
+A peer writes {"device": ..} when it is ready. For each line {"prefill": [..], "decode": N} of standard input it does every test once, after once to
+warm up, and writes {"pp128": tokens/s, .., "tgN": tokens/s}. What it cannot do is {"error": ..}, and its end. ppN feeds N tokens at once into
+an empty cache and has the logits behind them; tgN runs the model on N tokens one by one.
+
+MODEL is a GGUF file; for genai the folder that genai-model makes of one: floats by transformers, from these 4 bits in groups of 32, the output head too,
+whose products take bytes (accuracy level 4), by the model builder of ONNX Runtime GenAI in FOLDER.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+
+from llama_cpp import Failure, LlamaCpp, libraries
+
+
+class Library:
+    """llama.cpp, on the CPU or, by its Vulkan back end, on the first Vulkan device."""
+
+    def __init__(self, a):
+        library = libraries(a.llama_cpp)
+        devices = described(library)
+        if a.peer == "vulkan":
+            devices = {name: text for name, text in devices.items() if name.startswith("Vulkan")}
+            if not devices:
+                raise Failure(f"{a.llama_cpp} finds no Vulkan device")
+        self.device = f"llama.cpp: {', '.join(f'{name} {text}' for name, text in devices.items())}"
+        library.llama_backend_init()
+        self.model = LlamaCpp(library, a.model, a.context, a.threads)
+
+    def prefill(self, count):
+        self.model.clear()
+        return lambda: self.model.feed([1] * count)
+
+    def decode(self, count):
+        self.model.clear()
+        return lambda: [self.model.feed([1]) for _ in range(count)]
+
+
+def described(library):
+    """llama.cpp's devices, and what it tells of each."""
+    import ctypes
+
+    base = ctypes.CDLL(None)
+    base.ggml_backend_dev_count.restype = ctypes.c_size_t
+    base.ggml_backend_dev_get.restype, base.ggml_backend_dev_get.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+    for name in ("ggml_backend_dev_name", "ggml_backend_dev_description"):
+        function = getattr(base, name)
+        function.restype, function.argtypes = ctypes.c_char_p, [ctypes.c_void_p]
+    all = [base.ggml_backend_dev_get(i) for i in range(base.ggml_backend_dev_count())]
+    return {base.ggml_backend_dev_name(d).decode(): base.ggml_backend_dev_description(d).decode() for d in all}
+
+
+class Genai:
+    """ONNX Runtime GenAI, on the CPU."""
+
+    def __init__(self, a):
+        import onnxruntime
+        import onnxruntime_genai as og
+
+        self.og, self.context = og, a.context
+        config = og.Config(a.model)
+        config.overlay(json.dumps({"model": {"decoder": {"session_options": {"intra_op_num_threads": a.threads}}}}))
+        self.model = og.Model(config)
+        self.device = f"ONNX Runtime GenAI {og.__version__}, ONNX Runtime {onnxruntime.__version__}"
+
+    def generator(self):
+        params = self.og.GeneratorParams(self.model)
+        # No end token ends it before.
+        params.set_search_options(max_length=self.context, min_length=self.context, do_sample=False)
+        return self.og.Generator(self.model, params)
+
+    def prefill(self, count):
+        generator = self.generator()
+        return lambda: generator.append_tokens([1] * count)
+
+    def decode(self, count):
+        generator = self.generator()
+
+        # The first choice is made of the logits that are there.
+        def run():
+            generator.append_tokens([1])
+            for _ in range(count):
+                generator.generate_next_token()
+
+        return run
+
+
+class OpenVino:
+    """OpenVINO GenAI, on the CPU, in f32 as the model's file is; its own default is bfloat16 where the CPU has it."""
+
+    def __init__(self, a):
+        import numpy
+        import openvino
+        import openvino_genai as genai
+
+        self.genai, self.numpy, self.tensor = genai, numpy, openvino.Tensor
+        # The other back end keeps what it has computed of a prompt, so that the same one costs nothing.
+        options = {"ATTENTION_BACKEND": "SDPA", "INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": a.threads}
+        self.pipeline = genai.LLMPipeline(a.model, "CPU", **options)
+        self.device = f"OpenVINO GenAI {genai.__version__.split('-')[0]}, f32"
+
+    def generate(self, prompt, new):
+        config = self.genai.GenerationConfig()
+        config.max_new_tokens, config.ignore_eos, config.do_sample = new, True, False
+        ones = self.numpy.ones((1, prompt), dtype=self.numpy.int64)
+        inputs = self.genai.TokenizedInputs(self.tensor(ones), self.tensor(ones))
+        return lambda: self.pipeline.generate(inputs, config)
+
+    def prefill(self, count):
+        return self.generate(count, 1)
+
+    def decode(self, count):
+        return self.generate(1, count)
+
+
+def speed(count, prepare):
+    """Tokens/s of the second of two runs."""
+    for _ in range(2):
+        run = prepare(count)
+        start = time.perf_counter()
+        run()
+        seconds = time.perf_counter() - start
+    return count / seconds
+
+
+def serve(a, write):
+    """Answers each line of standard input."""
+    peer = {"genai": Genai, "openvino": OpenVino}.get(a.peer, Library)(a)
+    write({"device": peer.device})
+    for line in sys.stdin:
+        tests = json.loads(line)
+        results = {f"pp{n}": speed(n, peer.prefill) for n in tests["prefill"]}
+        write(results | {f"tg{tests['decode']}": speed(tests["decode"], peer.decode)})
+
+
+def genai_model(a):
+    """Makes GenAI's form of a GGUF file."""
+    import gguf
+    import torch
+    import transformers
+
+    folder, file = os.path.split(os.path.abspath(a.model))
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, gguf_file=file, local_files_only=True, torch_dtype=torch.float32)
+    # transformers does not take from the file that the head is the embedding.
+    if all(t.name != "output.weight" for t in gguf.GGUFReader(a.model).tensors):
+        model.config.tie_word_embeddings = True
+        model.tie_weights()
+    with tempfile.TemporaryDirectory(dir=os.path.dirname(os.path.abspath(a.output))) as work:
+        floats, cache, made = (os.path.join(work, name) for name in ("floats", "cache", "made"))
+        model.save_pretrained(floats)
+        transformers.AutoTokenizer.from_pretrained(folder, gguf_file=file, local_files_only=True).save_pretrained(floats)
+        command = [sys.executable, os.path.join(a.builder, "builder.py"), "-i", floats, "-m", floats, "-o", made, "-p", "int4", "-e", "cpu", "-c", cache]
+        command += ["--extra_options", "int4_block_size=32", "int4_accuracy_level=4"]
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        if done.returncode != 0:
+            raise Failure(f"the model builder: {done.stdout.strip()[-800:]}")
+        os.rename(made, a.output)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("peer", choices=["llama.cpp", "vulkan", "genai", "openvino", "genai-model"])
+    parser.add_argument("model")
+    parser.add_argument("--context", type=int, default=4096)
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--llama-cpp")
+    parser.add_argument("--builder")
+    parser.add_argument("-o", "--output")
+    a = parser.parse_args()
+    # What libraries print goes to standard error.
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+
+    def write(message):
+        print(json.dumps(message), file=out, flush=True)
+
+    try:
+        if a.peer == "genai-model":
+            genai_model(a)
+        else:
+            serve(a, write)
+    except Exception as e:
+        write({"error": f"{type(e).__name__}: {e}" if not isinstance(e, Failure) else str(e)})
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
