@@ -298,8 +298,10 @@ impl Executor {
                 let shape = shape
                     .eval(loaded.bound.bindings())
                     .map_err(|e| failed(e.to_string()))?;
-                let values: Result<Vec<i64>, _> =
-                    elements.iter().map(|q| q.num.eval(loaded.bound.bindings())).collect();
+                let values: Result<Vec<i64>, _> = elements
+                    .iter()
+                    .map(|q| q.num.eval(loaded.bound.bindings()))
+                    .collect();
                 let values = values.map_err(|e| failed(e.to_string()))?;
                 let tensor = if dtype.is_float() {
                     #[expect(
@@ -307,7 +309,10 @@ impl Executor {
                         clippy::cast_possible_truncation,
                         reason = "the nearest float"
                     )]
-                    let divided = values.iter().zip(elements).map(|(v, q)| (*v as f64 / q.den as f64) as f32);
+                    let divided = values
+                        .iter()
+                        .zip(elements)
+                        .map(|(v, q)| (*v as f64 / q.den as f64) as f32);
                     HostTensor::from_floats(*dtype, &shape, &divided.collect::<Vec<f32>>())
                 } else {
                     HostTensor::from_ints(*dtype, &shape, &values)
