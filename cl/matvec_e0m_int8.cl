@@ -20,13 +20,21 @@
 #define SIXTEEN(i) x_run(16, from + (i))
 #endif
 #include "common/bytes"
+// Cores load no further ahead than their own instructions reach, and their prefetchers stop at the end of a page.
+#ifdef WIDE
+#define AHEAD(at, bytes) __builtin_prefetch((const void *)((size_t)(at) + (bytes)));
+#else
+#define AHEAD(at, bytes)
+#endif
 #ifdef PER4
 #define STEP(t) { \
+    AHEAD(word_at + (t) * p.panel, 4096) \
     UINTS word = LOAD(word_at + (t) * p.panel); \
     sums = DOT(sums, CODES_OF(word), bytes[t]); \
   }
 #else
 #define STEP(t) { \
+    AHEAD(word_at + (t) * p.panel, 4096) \
     UINTS word = LOAD(word_at + (t) * p.panel); \
     sums = DOT(sums, word & 0x0F0F0F0Fu, bytes[2 * (t)]); \
     sums = DOT(sums, (word >> 4u) & 0x0F0F0F0Fu, bytes[2 * (t) + 1]); \
@@ -40,6 +48,7 @@
       INTS dots = (INTS)(0); \
       uint t = g * (GROUP / PER), end = min(t + GROUP / PER, (uint)(DEPTH / PER)); \
       BY_STEPS(PARTIAL sums = (PARTIAL)(0), dots += WIDEN(sums)) \
+      AHEAD(pair_at + g / SPAN * p.panel, 1024) \
       UINTS pair = LOAD(pair_at + g / SPAN * p.panel); \
       FLOATS scale = HALVES(pair); \
       total += scale * (factors[2 * g] / CODES_UNIT * CAT(convert_float, COLS)(dots) + factors[2 * g + 1] * (LEAST_LEVEL - HALVES(pair >> 16u))); \

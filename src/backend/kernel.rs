@@ -367,7 +367,7 @@ pub(super) const CAT: &str = "#define CAT_(a, b) a##b\n#define CAT(a, b) CAT_(a,
 pub(super) const DOT: &str = include_str!("../../cl/common/dot.cl");
 
 /// Loads and stores of halves in OpenCL C, behind the accessors.
-const HALF: &str = include_str!("../../cl/common/half.cl");
+pub(super) const HALF: &str = include_str!("../../cl/common/half.cl");
 
 /// A finite value that behaves like minus infinity in a softmax and fits binary16.
 pub const MASK_MIN: f32 = -65504.0;
@@ -408,7 +408,7 @@ impl Kernel {
             }
         }
         for spec in self.samples() {
-            sum.update(spec.prelude_cl(&[]).as_bytes());
+            sum.update(spec.prelude_cl(&[], None).as_bytes());
             sum.update(spec.prelude_wgsl().as_bytes());
         }
         sum.finalize()
@@ -567,6 +567,16 @@ impl KernelSpec {
 
     /// The whole text to give to the compiler.
     pub fn expand(&self, language: Language) -> Result<String, ExpandError> {
+        self.expand_as(language, None)
+    }
+
+    /// The text in OpenCL C as a function of this name behind [`HALF`], which does what one work-item does: `group_at` is the place of its
+    /// work-group in the grid, and `item_at` its own place in that ([`super::persistent`]).
+    pub(super) fn expand_stage(&self, name: &str) -> Result<String, ExpandError> {
+        self.expand_as(Language::OpenCl, Some(name))
+    }
+
+    fn expand_as(&self, language: Language, stage: Option<&str>) -> Result<String, ExpandError> {
         let error = |why: String| ExpandError {
             kernel: self.kernel.name,
             why,
@@ -604,7 +614,7 @@ impl KernelSpec {
             }
         }
         let mut out = match language {
-            Language::OpenCl => self.prelude_cl(&names),
+            Language::OpenCl => self.prelude_cl(&names, stage),
             Language::Wgsl => self.prelude_wgsl(),
         };
         let text = match language {
@@ -666,7 +676,31 @@ impl KernelSpec {
         if self.epilogue.is_some() { "raw" } else { "put" }
     }
 
-    fn prelude_cl(&self, names: &[String]) -> String {
+    /// The operands as OpenCL C declares them, with `restrict` where each is said to be apart from the others.
+    pub(super) fn signature_cl(&self, restrict: &str) -> Vec<String> {
+        let mut signature = Vec::new();
+        for ((arg, dtype), image) in self.bound().zip(self.bound_images()) {
+            if let Some((kind, _)) = image {
+                signature.push(format!("read_only {kind} {}", arg.name));
+                continue;
+            }
+            let base = match (arg.ty, dtype) {
+                (Ty::Words, _) => "uint",
+                (Ty::Words4, _) => "uint4",
+                (Ty::Halves4, _) => "uint2",
+                (_, DType::F16) => "half",
+                (_, DType::F32) => "float",
+                (_, _) => "int",
+            };
+            let shared = self.shared().is_some_and(|a| a.name == arg.name);
+            let writes = arg.role.writes() || shared;
+            let constant = if writes { "" } else { "const " };
+            signature.push(format!("__global {constant}{base} *{restrict}{}", arg.name));
+        }
+        signature
+    }
+
+    fn prelude_cl(&self, names: &[String], stage: Option<&str>) -> String {
         let mut s = String::new();
         let _ = writeln!(s, "#define WG {}", self.workgroup);
         s.push_str(CAT);
@@ -702,27 +736,8 @@ impl KernelSpec {
             let _ = write!(s, " {ty} {name};");
         }
         s.push_str(" } Params;\n");
-        if self.bound().any(|(a, d)| a.ty.has_accessors() && d == DType::F16) {
+        if stage.is_none() && self.bound().any(|(a, d)| a.ty.has_accessors() && d == DType::F16) {
             s.push_str(HALF);
-        }
-        let mut signature = Vec::new();
-        for ((arg, dtype), image) in self.bound().zip(self.bound_images()) {
-            if let Some((kind, _)) = image {
-                signature.push(format!("read_only {kind} {}", arg.name));
-                continue;
-            }
-            let base = match (arg.ty, dtype) {
-                (Ty::Words, _) => "uint",
-                (Ty::Words4, _) => "uint4",
-                (Ty::Halves4, _) => "uint2",
-                (_, DType::F16) => "half",
-                (_, DType::F32) => "float",
-                (_, _) => "int",
-            };
-            let shared = self.shared().is_some_and(|a| a.name == arg.name);
-            let writes = arg.role.writes() || shared;
-            let constant = if writes { "" } else { "const " };
-            signature.push(format!("__global {constant}{base} *restrict {}", arg.name));
         }
         let mut by_image = Vec::new();
         for ((arg, _), image) in self.bound().zip(self.bound_images()) {
@@ -793,13 +808,20 @@ impl KernelSpec {
                 };
             }
         }
+        let mut signature = self.signature_cl("restrict ");
         signature.push("const Params p".to_owned());
-        let _ = writeln!(
-            s,
-            "#define KERNEL __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void {}({})",
-            self.kernel.name,
-            signature.join(", ")
-        );
+        let signature = signature.join(", ");
+        let _ = match stage {
+            None => writeln!(
+                s,
+                "#define KERNEL __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void {}({signature})",
+                self.kernel.name
+            ),
+            Some(name) => writeln!(
+                s,
+                "#define KERNEL static void {name}({signature}, const uint4 group_at, const uint item_at)"
+            ),
+        };
         s
     }
 

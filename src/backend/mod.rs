@@ -21,6 +21,7 @@ pub mod image;
 pub mod kernel;
 #[cfg(feature = "opencl")]
 pub mod opencl;
+pub mod persistent;
 pub mod phones;
 mod shared;
 pub mod tunable;
@@ -499,9 +500,11 @@ pub struct Stats {
 /// How commands that are submitted again and again reach the device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RecordingWay {
-    /// Recorded where the device is a GPU whose OpenCL driver can, else queued one by one.
+    /// Recorded where the device is a GPU whose OpenCL driver can, joined on a CPU, else queued one by one.
     #[default]
     Auto,
+    /// Joined in persistent kernels, on CPUs.
+    Persistent,
     /// `cl_khr_command_buffer`; changed in place where `cl_khr_command_buffer_mutable_dispatch` is there too.
     CommandBuffer,
     /// `cl_qcom_recordable_queues`.
@@ -512,12 +515,19 @@ pub enum RecordingWay {
 
 impl RecordingWay {
     /// All of them.
-    pub const ALL: [Self; 4] = [Self::Auto, Self::CommandBuffer, Self::Qcom, Self::Off];
+    pub const ALL: [Self; 5] = [
+        Self::Auto,
+        Self::Persistent,
+        Self::CommandBuffer,
+        Self::Qcom,
+        Self::Off,
+    ];
 
     /// Its name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Self::Auto => "auto",
+            Self::Persistent => "persistent",
             Self::CommandBuffer => "command-buffer",
             Self::Qcom => "qcom",
             Self::Off => "off",
@@ -765,7 +775,7 @@ impl OpenOptions {
             Some(BackendError::NotOffered { field, why })
         };
         match (self.recording, self.images, self.slice_ms) {
-            (way @ (RecordingWay::CommandBuffer | RecordingWay::Qcom), ..) => {
+            (way @ (RecordingWay::Persistent | RecordingWay::CommandBuffer | RecordingWay::Qcom), ..) => {
                 refusal("recording", way.to_string(), "records commands so")
             }
             (_, ImageUse::Of(_), _) => refusal("images", self.images.name().to_owned(), "reads images"),

@@ -83,7 +83,8 @@ impl ValueEnum for RecordingWay {
 
     fn to_possible_value(&self) -> Option<PossibleValue> {
         let help = match self {
-            Self::Auto => "Recorded on GPUs whose driver can",
+            Self::Auto => "Recorded on GPUs whose driver can, persistent on CPUs",
+            Self::Persistent => "Dispatches that repeat are stages of one kernel, on CPUs",
             Self::CommandBuffer => "By cl_khr_command_buffer",
             Self::Qcom => "By cl_qcom_recordable_queues",
             Self::Off => "Queued one by one",

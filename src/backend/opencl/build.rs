@@ -4,7 +4,7 @@ use super::device::x86_vectors;
 use super::driver::{Code, Context, DeviceHandle, Program};
 use crate::backend::image::{ImageKind, Pixel};
 use crate::backend::kernel::{self, BUILD_OPTIONS, KernelSpec, Language, Role};
-use crate::backend::{BackendError, Caps, DeviceKind, verdicts};
+use crate::backend::{BackendError, Caps, DeviceKind, persistent, verdicts};
 use crate::cache::{Key, Kind, Store};
 use std::ffi::{CStr, CString};
 use std::sync::Arc;
@@ -12,6 +12,9 @@ use std::sync::Arc;
 /// Put before a kernel's text so that it runs from any work-group on: the driver's function counts from the first that is queued.
 const IN_PARTS: &str =
     "#define get_group_id(d) (get_group_id(d) + get_global_offset(d) / get_local_size(d))\n";
+
+/// Why dispatches are not joined.
+pub(super) const JOINED_DIFFERS: &str = "it gives other results than its stages one by one";
 
 /// Why a kernel does not run in parts.
 pub(super) const PARTS_DIFFER: &str = "its parts give other results than it as a whole";
@@ -22,6 +25,15 @@ pub(super) struct InParts {
     /// Kernel and defines.
     pub(super) name: String,
     /// The whole text, as long as its results have not been compared with those of the kernel as it is.
+    pub(super) unchecked: Option<String>,
+}
+
+/// A persistent kernel.
+pub(super) struct Joined {
+    pub(super) program: Program,
+    /// The stages, for errors.
+    pub(super) name: Arc<str>,
+    /// The whole text, as long as its results have not been compared with those of its stages.
     pub(super) unchecked: Option<String>,
 }
 
@@ -67,10 +79,22 @@ pub(super) struct Builder<'a> {
 /// A kernel on its way.
 struct Job<'a> {
     spec: &'a KernelSpec,
+    text: Text,
+    entry: CString,
+}
+
+/// What a program is made of.
+struct Text {
     /// Kernel and defines.
     name: String,
     source: String,
-    entry: CString,
+}
+
+impl Text {
+    /// The source with the options that it is built with.
+    fn whole(&self) -> String {
+        format!("// {}\n{}", words(BUILD_OPTIONS), self.source)
+    }
 }
 
 impl Builder<'_> {
@@ -86,71 +110,108 @@ impl Builder<'_> {
         spec: &KernelSpec,
     ) -> Result<Result<(InParts, bool), String>, BackendError> {
         let mut job = self.job(spec, IN_PARTS)?;
-        job.name.push_str(" in parts");
-        let text = self.text(&job);
-        let known = verdicts::of_program(self.store, self.caps, &job.name, &text);
+        job.text.name.push_str(" in parts");
+        let text = job.text.whole();
+        let known = verdicts::of_program(self.store, self.caps, &job.text.name, &text);
         if known == Some(false) {
             return Ok(Err(PARTS_DIFFER.to_owned()));
         }
         let built = self.made(&job)?;
         let parts = InParts {
             program: built.kernel.program,
-            name: job.name,
+            name: job.text.name,
             unchecked: known.is_none().then_some(text),
         };
         Ok(Ok((parts, built.stored)))
     }
 
-    /// Keeps whether a kernel in parts is right.
-    pub(super) fn keep_parts(&self, name: &str, text: &str, is_right: bool) {
+    /// Keeps whether a program gives the same as another that it takes the place of.
+    pub(super) fn keep_program(&self, name: &str, text: &str, is_right: bool) {
         if let Some(store) = self.store {
             verdicts::keep_program(store, self.caps, name, text, is_right);
         }
     }
 
     fn made(&self, job: &Job<'_>) -> Result<Built, BackendError> {
-        let key = self.store.map(|store| (store, self.key(job)));
+        let (kernel, stored) = self.program(&job.text, |program| self.checked(job, program))?;
+        Ok(Built { kernel, stored })
+    }
+
+    /// The program of a persistent kernel of these stages, of which it is not known that it gives other results than they one by one. With it
+    /// whether it came from the store.
+    pub(super) fn build_persistent(
+        &self,
+        stages: &[&KernelSpec],
+    ) -> Result<Result<(Joined, bool), String>, BackendError> {
+        let names: Vec<String> = stages.iter().map(ToString::to_string).collect();
+        let name = format!("{} of {}", persistent::ENTRY, names.join(", "));
+        let source = persistent::text(stages).map_err(|error| refused(&name, error.to_string()))?;
+        let text = Text {
+            source: self.halves() + &source,
+            name,
+        };
+        let known = verdicts::of_program(self.store, self.caps, &text.name, &text.whole());
+        if known == Some(false) {
+            return Ok(Err(JOINED_DIFFERS.to_owned()));
+        }
+        let (program, stored) = self.program(&text, Ok)?;
+        let unchecked = known.is_none().then(|| text.whole());
+        let joined = Joined {
+            program,
+            name: text.name.into(),
+            unchecked,
+        };
+        Ok(Ok((joined, stored)))
+    }
+
+    /// A program that passes `check`: from the store, where it is there and the driver takes it, else compiled, and then stored. True for one from
+    /// the store.
+    fn program<T>(
+        &self,
+        text: &Text,
+        check: impl Fn(Program) -> Result<T, BackendError>,
+    ) -> Result<(T, bool), BackendError> {
+        let name = &text.name;
+        let key = self.store.map(|store| (store, self.key(text)));
         if let Some((store, key)) = &key
             && let Some(binary) = store.get(Kind::Program, key)
         {
-            match self.of_binary(job, &binary) {
-                Ok(kernel) => return Ok(Built { kernel, stored: true }),
+            match self.of_binary(text, &binary).and_then(&check) {
+                Ok(made) => return Ok((made, true)),
                 Err(why) => {
-                    log::info!(
-                        "kernel {}: the stored program is refused and compiled anew: {why}",
-                        job.name
-                    );
+                    log::info!("kernel {name}: the stored program is refused and compiled anew: {why}");
                     store.remove(Kind::Program, key);
                 }
             }
         }
-        let kernel = self.of_source(job)?;
-        if let Some((store, key)) = &key {
-            match kernel.program.binary() {
+        let program = self.of_source(text)?;
+        let binary = key.as_ref().map(|_| program.binary());
+        let made = check(program)?;
+        if let (Some((store, key)), Some(binary)) = (&key, binary) {
+            match binary {
                 Ok(binary) if binary.is_empty() => {
-                    log::debug!("kernel {}: the driver gives no program away", job.name);
+                    log::debug!("kernel {name}: the driver gives no program away");
                 }
                 Ok(binary) => store.put(Kind::Program, key, &binary),
-                Err(code) => log::debug!("kernel {}: clGetProgramInfo: {code}", job.name),
+                Err(code) => log::debug!("kernel {name}: clGetProgramInfo: {code}"),
             }
         }
-        Ok(Built {
-            kernel,
-            stored: false,
-        })
+        Ok((made, false))
     }
 
     /// The whole text of a kernel, as it is compiled.
     fn source(&self, spec: &KernelSpec) -> Result<String, kernel::ExpandError> {
-        let mut source = spec.expand(Language::OpenCl)?;
-        if self.caps.kind == DeviceKind::Cpu && !self.caps.f16_math {
-            // Such compilers convert halves in software, one at a time (cl/common/half.cl).
-            source.insert_str(0, "#define SOFT_HALF\n");
-            if x86_vectors(self.caps) {
-                source.insert_str(0, "#define X86_HALF\n");
-            }
+        Ok(self.halves() + &spec.expand(Language::OpenCl)?)
+    }
+
+    /// How texts convert halves: some compilers do it in software, one at a time (cl/common/half.cl).
+    fn halves(&self) -> String {
+        let soft = self.caps.kind == DeviceKind::Cpu && !self.caps.f16_math;
+        match (soft, x86_vectors(self.caps)) {
+            (true, true) => "#define X86_HALF\n#define SOFT_HALF\n".to_owned(),
+            (true, false) => "#define SOFT_HALF\n".to_owned(),
+            (false, _) => String::new(),
         }
-        Ok(source)
     }
 
     /// Checks what can be checked without a compiler. The text begins with `prefix`.
@@ -166,33 +227,24 @@ impl Builder<'_> {
             source.map_err(|error| self.failed(&name, error.why, kernel::excerpt(spec.kernel.cl, None)))?;
         let entry = CString::new(spec.kernel.name)
             .map_err(|_| refused(&name, "the kernel's name contains a zero byte".to_owned()))?;
-        Ok(Job {
-            spec,
-            name,
-            source,
-            entry,
-        })
+        let text = Text { name, source };
+        Ok(Job { spec, text, entry })
     }
 
-    fn key(&self, job: &Job<'_>) -> Key {
+    fn key(&self, text: &Text) -> Key {
         Key {
             device: self.caps.device.clone(),
             // Platform and its version included.
             driver: self.caps.driver.clone(),
-            subject: job.name.clone(),
-            text: self.text(job),
+            subject: text.name.clone(),
+            text: text.whole(),
         }
-    }
-
-    /// The text with the options that it is built with.
-    fn text(&self, job: &Job<'_>) -> String {
-        format!("// {}\n{}", words(BUILD_OPTIONS), job.source)
     }
 
     /// The error for a code with which the driver refuses to make a kernel. `log` is the compiler's, where the kernel is to blame.
     fn refusal(
         &self,
-        job: &Job<'_>,
+        text: &Text,
         call: &str,
         code: Code,
         log: impl FnOnce() -> BackendError,
@@ -201,17 +253,17 @@ impl Builder<'_> {
             log()
         } else if code.is_out_of_memory() {
             BackendError::OutOfMemory {
-                label: format!("the program of kernel {}", job.name),
-                bytes: u64::try_from(job.source.len()).unwrap_or(u64::MAX),
+                label: format!("the program of kernel {}", text.name),
+                bytes: u64::try_from(text.source.len()).unwrap_or(u64::MAX),
                 why: format!("{call}: {code}"),
             }
         } else {
-            code.at(format!("{call} of kernel {}", job.name))
+            code.at(format!("{call} of kernel {}", text.name))
         }
     }
 
-    fn of_binary(&self, job: &Job<'_>, binary: &[u8]) -> Result<Compiled, BackendError> {
-        let call = |call: &str| format!("{call} of kernel {}", job.name);
+    fn of_binary(&self, text: &Text, binary: &[u8]) -> Result<Program, BackendError> {
+        let call = |call: &str| format!("{call} of kernel {}", text.name);
         let program = self
             .context
             .program_of(self.device, binary)
@@ -219,17 +271,17 @@ impl Builder<'_> {
         program
             .build(self.device)
             .map_err(|code| code.at(call("clBuildProgram")))?;
-        self.checked(job, program)
+        Ok(program)
     }
 
-    fn of_source(&self, job: &Job<'_>) -> Result<Compiled, BackendError> {
-        let source = &job.source;
+    fn of_source(&self, text: &Text) -> Result<Program, BackendError> {
+        let Text { name, source } = text;
         let program = self
             .context
             .program(source)
-            .map_err(|code| code.at(format!("clCreateProgramWithSource of kernel {}", job.name)))?;
+            .map_err(|code| code.at(format!("clCreateProgramWithSource of kernel {name}")))?;
         if let Err(code) = program.build(self.device) {
-            return Err(self.refusal(job, "clBuildProgram", code, || {
+            return Err(self.refusal(text, "clBuildProgram", code, || {
                 let log = match program.build_log(self.device) {
                     Ok(log) if log.is_empty() => {
                         format!("clBuildProgram: {code}, and the compiler says nothing")
@@ -238,23 +290,23 @@ impl Builder<'_> {
                     Err(log_code) => format!("clBuildProgram: {code}; no log: {log_code}"),
                 };
                 let line = error_line(&log, source.lines().count());
-                self.failed(&job.name, log, kernel::excerpt(source, line))
+                self.failed(name, log, kernel::excerpt(source, line))
             }));
         }
-        self.checked(job, program)
+        Ok(program)
     }
 
     /// The kernel of a built program, if it is what its spec says and the device can run it.
     fn checked(&self, job: &Job<'_>, program: Program) -> Result<Compiled, BackendError> {
-        let (spec, name) = (job.spec, &job.name);
+        let (spec, name, source) = (job.spec, &job.text.name, &job.text.source);
         let call = |call: &str| format!("{call} of kernel {name}");
         let object = program.kernel(&job.entry).map_err(|code| {
-            self.refusal(job, "clCreateKernel", code, || {
+            self.refusal(&job.text, "clCreateKernel", code, || {
                 let log = format!(
                     "clCreateKernel: {code}; the text has no kernel of the name `{}`",
                     spec.kernel.name
                 );
-                self.failed(name, log, kernel::excerpt(&job.source, None))
+                self.failed(name, log, kernel::excerpt(source, None))
             })
         })?;
         let operands = u32::try_from(spec.bound().count()).unwrap_or(u32::MAX);
@@ -290,8 +342,7 @@ impl Builder<'_> {
             program,
             in_parts: None,
             free_axes: [0, 1, 2].map(|axis| {
-                !job.source.contains("get_global_size(")
-                    && !job.source.contains(&format!("get_num_groups({axis})"))
+                !source.contains("get_global_size(") && !source.contains(&format!("get_num_groups({axis})"))
             }),
             told: false,
             entry: job.entry.clone(),

@@ -176,7 +176,7 @@ impl OpenCl {
     ) -> Result<Option<f64>, BackendError> {
         let kernel = self.kernels.get(dispatch.kernel.0 as usize);
         let saved = if kernel.is_some_and(|k| k.rereads) {
-            match self.save(dispatch) {
+            match self.save(&self.written(dispatch)) {
                 Ok(saved) => Some(saved),
                 Err(BackendError::OutOfMemory { why, .. }) => {
                     log::debug!("opencl: kernel {}: no memory for a pilot: {why}", dispatch.name);
@@ -263,13 +263,18 @@ impl OpenCl {
         Ok(sum)
     }
 
-    /// Copies aside what a dispatch writes.
-    pub(super) fn save(&mut self, dispatch: &Dispatch) -> Result<Saved, BackendError> {
+    /// What a dispatch writes.
+    pub(super) fn written(&self, dispatch: &Dispatch) -> Vec<Arc<Block>> {
         let kernel = self.kernels.get(dispatch.kernel.0 as usize);
-        let writes = kernel.map(|k| k.writes.clone()).unwrap_or_default();
-        let written = dispatch.args.iter().zip(writes).filter(|(_, w)| *w);
+        let writes = kernel.map(|k| k.writes.as_slice()).unwrap_or_default();
+        let written = dispatch.args.iter().zip(writes).filter(|(_, w)| **w);
+        written.map(|(block, _)| Arc::clone(block)).collect()
+    }
+
+    /// Copies memory aside.
+    pub(super) fn save(&mut self, written: &[Arc<Block>]) -> Result<Saved, BackendError> {
         let mut blocks: Vec<(Arc<Block>, Mem, usize)> = Vec::new();
-        for (block, _) in written {
+        for block in written {
             let bytes = size(block.bytes, &block.label)?;
             let copy = self
                 .context

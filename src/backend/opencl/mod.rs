@@ -12,6 +12,7 @@ mod driver;
 mod first_run;
 mod image;
 mod parts;
+mod persistent;
 mod priority;
 mod record;
 mod replay;
@@ -29,11 +30,13 @@ use super::{
 use crate::cache::Store;
 use build::{Builder, Built, Compiled};
 use driver::{Context, DeviceHandle, KernelObject, Program, Queue};
+use persistent::Persistents;
 use priority::{Hints, Opened};
 use record::{Armed, Block, Dispatch, DriverTime, Step};
 use replay::{Recorder, Recording, Target};
 use slice::Slicer;
 use std::collections::HashMap;
+use std::ffi::CStr;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -72,6 +75,7 @@ pub struct OpenCl {
     buffers: HashMap<BufferId, Buffer>,
     kernels: Vec<Compiled>,
     cache: HashMap<KernelSpec, KernelId>,
+    persistents: Persistents,
     slicer: Option<Slicer>,
     recorder: Recorder,
     queue: Queue,
@@ -144,6 +148,7 @@ impl OpenCl {
             buffers: HashMap::new(),
             kernels: Vec::new(),
             cache: HashMap::new(),
+            persistents: Persistents::default(),
             slicer: slice.map(Slicer::new),
             recorder,
             queue,
@@ -324,15 +329,22 @@ fn with_operands(
     kernel: &Compiled,
     blocks: &[Arc<Block>],
 ) -> Result<KernelObject, BackendError> {
+    with_operands_of(program, &kernel.entry, &kernel.name, blocks)
+}
+
+/// The same of an entry of a program; `name` is for errors.
+fn with_operands_of(
+    program: &Program,
+    entry: &CStr,
+    name: &str,
+    blocks: &[Arc<Block>],
+) -> Result<KernelObject, BackendError> {
     let mut object = program
-        .kernel(&kernel.entry)
-        .map_err(|code| code.at(format!("clCreateKernel of kernel {}", kernel.name)))?;
+        .kernel(entry)
+        .map_err(|code| code.at(format!("clCreateKernel of kernel {name}")))?;
     for (index, block) in (0u32..).zip(blocks) {
         object.set_mem(index, &block.mem).map_err(|code| {
-            block.error(
-                &format!("clSetKernelArg of kernel {}, operand {index}", kernel.name),
-                code,
-            )
+            block.error(&format!("clSetKernelArg of kernel {name}, operand {index}"), code)
         })?;
     }
     Ok(object)
@@ -505,8 +517,9 @@ impl Backend for OpenCl {
                 }
             });
         }
+        let persistent = self.persistent(&steps)?;
         let id = RecordingId(self.new_id()?);
-        self.recordings.insert(id, Recording::new(steps));
+        self.recordings.insert(id, Recording::new(steps, persistent));
         self.stats.recordings += 1;
         Ok(id)
     }
@@ -522,7 +535,11 @@ impl Backend for OpenCl {
                 self.slicer = Some(slicer);
                 submitted
             }
-            None => found.submit(launch, &mut self.target()),
+            None => match self.check_persistent(&mut found, launch) {
+                Ok(false) => found.submit(launch, &mut self.target()),
+                Ok(true) => Ok(false),
+                Err(error) => Err(error),
+            },
         };
         self.recordings.insert(recording, found);
         self.stats.recorded_submits += u64::from(submitted?);

@@ -180,7 +180,7 @@ impl OpenCl {
             kernel.in_parts = Some(Err(why.clone()));
         }
         if let Some((name, text, is_right)) = checked {
-            self.builder().keep_parts(&name, &text, is_right);
+            self.builder().keep_program(&name, &text, is_right);
         }
         Ok(verdict)
     }
@@ -193,7 +193,7 @@ impl OpenCl {
         (axis, count): (usize, u32),
         launch: &Launch,
     ) -> Result<bool, BackendError> {
-        let saved = self.save(dispatch)?;
+        let saved = self.save(&self.written(dispatch))?;
         let mut grid = [1; 3];
         if let Some(n) = grid.get_mut(axis) {
             *n = count;

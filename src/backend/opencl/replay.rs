@@ -7,6 +7,7 @@
 use super::driver::command_buffer::{self, CommandBuffer, CommandBuffers, MutableCommand};
 use super::driver::recordable::{self, QueueRecording, RecordableQueue};
 use super::driver::{Code, Context, DeviceHandle, Event, Queue};
+use super::persistent::Persistent;
 use super::record::{DriverTime, Job, Step};
 use super::slice::Cut;
 use crate::backend::{BackendError, Caps, DeviceKind, Launch, RecordingWay};
@@ -18,6 +19,8 @@ use std::sync::Arc;
 pub(super) enum Recorder {
     /// Nothing: commands are queued one by one.
     Off,
+    /// The same, but for those that are stages of persistent kernels.
+    Persistent,
     CommandBuffers(Arc<CommandBuffers>),
     Qcom(Arc<RecordableQueue>),
 }
@@ -47,8 +50,14 @@ impl Recorder {
             RecordingWay::Off => Ok(Self::Off),
             RecordingWay::Qcom => need("cl_qcom_recordable_queues", qcom()),
             RecordingWay::CommandBuffer => need("cl_khr_command_buffer", buffers()),
-            // Drivers for CPUs replay each command as if it had just come, and gain nothing.
-            RecordingWay::Auto if caps.kind == DeviceKind::Cpu => Ok(Self::Off),
+            // Drivers for CPUs replay each command as if it had just come, and gain nothing by that.
+            RecordingWay::Auto | RecordingWay::Persistent if caps.kind == DeviceKind::Cpu => {
+                Ok(Self::Persistent)
+            }
+            RecordingWay::Persistent => Err(BackendError::NotOffered {
+                field: "recording",
+                why: format!("{asked}: {} is no CPU", caps.device),
+            }),
             RecordingWay::Auto => {
                 for found in [qcom(), buffers()] {
                     match found {
@@ -71,7 +80,7 @@ impl Recorder {
     /// Recorded values can be changed.
     fn patches(&self) -> bool {
         match self {
-            Self::Off => false,
+            Self::Off | Self::Persistent => false,
             Self::CommandBuffers(api) => api.are_mutable(),
             Self::Qcom(_) => true,
         }
@@ -80,7 +89,7 @@ impl Recorder {
     /// A recording can be queued while it runs.
     fn runs_again(&self) -> bool {
         match self {
-            Self::Off | Self::Qcom(_) => true,
+            Self::Off | Self::Persistent | Self::Qcom(_) => true,
             Self::CommandBuffers(api) => api.run_again(),
         }
     }
@@ -148,6 +157,8 @@ pub(super) struct Recording {
     /// Pieces of before that may still run.
     retired: Vec<Piece>,
     pub(super) steps: Vec<Step>,
+    /// Steps that run as one, in their order.
+    pub(super) persistent: Vec<Persistent>,
     /// How its work is cut in slices.
     pub(super) cut: Cut,
     /// Values of the last submission; those of the pieces.
@@ -159,10 +170,11 @@ pub(super) struct Recording {
 }
 
 impl Recording {
-    pub(super) fn new(steps: Vec<Step>) -> Self {
+    pub(super) fn new(steps: Vec<Step>, persistent: Vec<Persistent>) -> Self {
         Self {
             cut: Cut::whole(steps.len()),
             steps,
+            persistent,
             pieces: Vec::new(),
             retired: Vec::new(),
             last: None,
@@ -190,7 +202,7 @@ impl Recording {
         }
         self.epoch = Some(to.epoch);
         self.replays = to.recorder.runs_again() || !running;
-        if matches!(to.recorder, Recorder::Off) {
+        if matches!(to.recorder, Recorder::Off | Recorder::Persistent) {
             self.forget();
             return Ok(());
         }
@@ -316,7 +328,7 @@ impl Recording {
                 .map(Made::Qcom)
                 .map_err(|code| ("a recording of cl_qcom_recordable_queues", code))
             }),
-            (Recorder::Off, _) | (_, false) => Ok(Made::Plain),
+            (Recorder::Off | Recorder::Persistent, _) | (_, false) => Ok(Made::Plain),
         };
         match failure {
             Some(error) => Err(error),
@@ -427,7 +439,19 @@ impl Recording {
         let jobs = self.cut.jobs.get(at..slice.end).unwrap_or_default();
         let runs = |job: &Job| self.steps[job.step].groups(launch) > 0;
         let (first, last) = (jobs.iter().position(runs), jobs.iter().rposition(runs));
+        // Where there are such no job is a part of a step, nor is anything timed.
+        let mut persistent = self.persistent.iter_mut().peekable();
+        let mut done = 0;
         for (i, job) in jobs.iter().enumerate() {
+            if job.step < done {
+                continue;
+            }
+            if let Some(joined) = persistent.next_if(|p| p.steps.start == job.step)
+                && joined.enqueue(&self.steps, launch, to.queue, to.time)?
+            {
+                done = joined.steps.end;
+                continue;
+            }
             let timed = timed && (Some(i) == first || Some(i) == last);
             queued.add(self.steps[job.step].enqueue(to.queue, launch, job.part, timed, to.time)?);
         }

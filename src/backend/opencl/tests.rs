@@ -1,6 +1,7 @@
 //! Tests on whatever driver there is; a machine without one fails them.
 
 mod images;
+mod persistent;
 mod recordings;
 
 use super::*;

@@ -105,7 +105,7 @@ fn recordings_compute_what_single_commands_do() {
         let patched = match &cl.recorder {
             Recorder::Qcom(_) => true,
             Recorder::CommandBuffers(api) => api.are_mutable(),
-            Recorder::Off => panic!("{way} was given up"),
+            Recorder::Off | Recorder::Persistent => panic!("{way} was given up"),
         };
         assert_eq!(recorded, if patched { 10 } else { 5 }, "{way}");
     }
@@ -185,9 +185,12 @@ fn a_way_that_the_device_lacks_is_refused() {
             ),
         }
     }
-    // A CPU gains nothing.
+    // A CPU gains nothing by the driver's.
     if OpenCl::open(&OpenOptions::default()).unwrap().caps.kind == DeviceKind::Cpu {
-        assert!(matches!(opened(RecordingWay::Auto, None).recorder, Recorder::Off));
+        assert!(matches!(
+            opened(RecordingWay::Auto, None).recorder,
+            Recorder::Persistent
+        ));
     }
 }
 

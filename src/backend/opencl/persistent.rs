@@ -1,0 +1,378 @@
+//! Dispatches of a recording that run as the stages of persistent kernels (`backend/persistent.rs`).
+//!
+//! Such a kernel is one more program, and relies on more of a driver than others do. So before it is used all that it writes is compared with what
+//! its dispatches write one by one, bit for bit, once for a device and its driver; where that differs they stay dispatches.
+
+use super::build::{JOINED_DIFFERS, Joined};
+use super::driver::{KernelObject, Queue};
+use super::record::{Block, DriverTime, Step};
+use super::replay::{Recorder, Recording};
+use super::{OpenCl, with_operands_of};
+use crate::backend::kernel::KernelSpec;
+use crate::backend::{BackendError, KernelId, Launch, persistent};
+use std::collections::{HashMap, HashSet};
+use std::ffi::CString;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// The most stages of a kernel.
+const MOST_STAGES: usize = 12;
+/// How often stages must follow one another in a recording for a kernel of them, which costs a compilation: as layers do.
+const LEAST_USES: usize = 4;
+/// How many launches of a recording, saved each time, are worth another program.
+const PROGRAM: usize = 16;
+/// The most bytes of arguments that every device takes.
+const MOST_BYTES: usize = 1024;
+/// Work-groups of a stage that its counter holds, with those who ask in vain.
+const MOST_GROUPS: u64 = 1 << 31;
+
+/// What is known of persistent kernels on a device.
+#[derive(Default)]
+pub(super) struct Persistents {
+    /// By the kernels of their stages; `None` for those that are not used.
+    made: HashMap<Vec<KernelId>, Option<Joined>>,
+    /// Whether a kernel may be a stage.
+    stages: HashMap<KernelId, bool>,
+    /// The counters of all of them, which run one after another.
+    counters: Option<Arc<Block>>,
+}
+
+/// Some dispatches of a recording as one.
+#[derive(Debug)]
+pub(super) struct Persistent {
+    object: KernelObject,
+    name: Arc<str>,
+    kernels: Vec<KernelId>,
+    /// The dispatches, among the steps of the recording.
+    pub(super) steps: Range<usize>,
+    /// Index of the parameters of the first stage among the arguments.
+    first_value: u32,
+    /// Its work-groups.
+    groups: usize,
+    /// Parameters and grid of each stage that the kernel object holds.
+    held: Vec<(Vec<u8>, [u32; 3])>,
+}
+
+impl Persistent {
+    /// Queues it. False where the dispatches are too large for it, and nothing was queued. `steps` are those of the recording.
+    pub(super) fn enqueue(
+        &mut self,
+        steps: &[Step],
+        launch: &Launch,
+        queue: &Queue,
+        time: &mut DriverTime,
+    ) -> Result<bool, BackendError> {
+        let name = &self.name;
+        let stages = steps.get(self.steps.clone()).unwrap_or_default();
+        if stages.iter().any(|step| step.groups(launch) >= MOST_GROUPS) {
+            return Ok(false);
+        }
+        let indices = (self.first_value..).step_by(2);
+        for ((step, index), held) in stages.iter().zip(indices).zip(&mut self.held) {
+            let Step::Dispatch(dispatch) = step else { continue };
+            let (params, grid) = (dispatch.values(launch)?, dispatch.grid(launch)?);
+            let mut set = |index: u32, bytes: &[u8]| {
+                time.of(|| self.object.set_bytes(index, bytes))
+                    .map_err(|code| code.at(format!("clSetKernelArg of kernel {name}")))
+            };
+            if held.0 != params {
+                set(index, params)?;
+                held.0.clear();
+                held.0.extend_from_slice(params);
+            }
+            if held.1 != grid {
+                let [x, y, z] = grid;
+                set(index + 1, bytemuck::cast_slice(&[x, y, z, 0]))?;
+                held.1 = grid;
+            }
+        }
+        time.of(|| queue.dispatch(&self.object, [0; 3], [self.groups, 1, 1], [1; 3], false))
+            .map_err(|code| code.at(format!("clEnqueueNDRangeKernel of kernel {name}")))?;
+        Ok(true)
+    }
+}
+
+/// Pieces of a list of kernels, `None` being what is no stage, that are worth a kernel: those that come most often, and save most launches. `fits`
+/// says of a piece whether its arguments do.
+fn pieces(kernels: &[Option<KernelId>], fits: &dyn Fn(&[KernelId]) -> bool) -> Vec<Range<usize>> {
+    let all = |length: usize, first: usize| -> Vec<(Vec<KernelId>, Range<usize>)> {
+        let mut found: Vec<(Vec<KernelId>, Range<usize>)> = Vec::new();
+        let mut at = first;
+        while let Some(piece) = kernels.get(at..at + length) {
+            let stages: Option<Vec<KernelId>> = piece.iter().copied().collect();
+            found.extend(stages.map(|stages| (stages, at..at + length)));
+            at += length;
+        }
+        let mut uses: HashMap<Vec<KernelId>, usize> = HashMap::new();
+        for (stages, _) in &found {
+            *uses.entry(stages.clone()).or_default() += 1;
+        }
+        uses.retain(|stages, count| *count >= LEAST_USES && fits(stages));
+        found.retain(|(stages, _)| uses.contains_key(stages));
+        found
+    };
+    let starts = (2..=MOST_STAGES).flat_map(|length| (0..length).map(move |first| (length, first)));
+    let tried = starts.map(|(length, first)| (length, all(length, first)));
+    let saved = |(length, found): &(usize, Vec<(Vec<KernelId>, Range<usize>)>)| {
+        let programs: HashSet<&[KernelId]> = found.iter().map(|(stages, _)| stages.as_slice()).collect();
+        ((length - 1) * found.len()).saturating_sub(PROGRAM * programs.len())
+    };
+    // Of those that save the same the shortest, which comes first.
+    let best = tried.reduce(|best, next| if saved(&next) > saved(&best) { next } else { best });
+    let best = best.filter(|best| saved(best) > 0);
+    best.map_or_else(Vec::new, |(_, found)| {
+        found.into_iter().map(|(_, range)| range).collect()
+    })
+}
+
+impl OpenCl {
+    /// The kernel of a dispatch, where it may be a stage.
+    fn stage(&mut self, step: &Step) -> Option<KernelId> {
+        let Step::Dispatch(dispatch) = step else {
+            return None;
+        };
+        let kernel = dispatch.kernel;
+        if !self.persistents.stages.contains_key(&kernel) {
+            let spec = self
+                .cache
+                .iter()
+                .find(|(_, id)| **id == kernel)
+                .map(|(spec, _)| spec);
+            let is_stage = spec.is_some_and(|spec| persistent::is_stage(spec).unwrap_or(false));
+            self.persistents.stages.insert(kernel, is_stage);
+        }
+        let is_stage = self.persistents.stages.get(&kernel);
+        is_stage.is_some_and(|is| *is).then_some(kernel)
+    }
+
+    /// Persistent kernels for what can run so of `steps`; none where dispatches are sliced.
+    pub(super) fn persistent(&mut self, steps: &[Step]) -> Result<Vec<Persistent>, BackendError> {
+        if self.slicer.is_some() || !matches!(self.recorder, Recorder::Persistent) {
+            return Ok(Vec::new());
+        }
+        let kernels: Vec<Option<KernelId>> = steps.iter().map(|step| self.stage(step)).collect();
+        let specs: HashMap<KernelId, KernelSpec> = self
+            .cache
+            .iter()
+            .filter(|(_, id)| kernels.contains(&Some(**id)))
+            .map(|(spec, id)| (*id, spec.clone()))
+            .collect();
+        let fits = |stages: &[KernelId]| {
+            let bytes = |spec: &KernelSpec| 8 * spec.bound().count() + spec.params_bytes() as usize + 24;
+            let all = stages.iter().filter_map(|id| specs.get(id)).map(bytes);
+            all.sum::<usize>() + 8 <= MOST_BYTES
+        };
+        let mut all = Vec::new();
+        for range in pieces(&kernels, &fits) {
+            let stages: Vec<KernelId> = kernels
+                .get(range.clone())
+                .unwrap_or_default()
+                .iter()
+                .flatten()
+                .copied()
+                .collect();
+            all.extend(self.joined(&stages, &specs, range, steps)?);
+        }
+        Ok(all)
+    }
+
+    /// A persistent kernel with these stages; nothing where it cannot be had, of which the log tells.
+    fn joined(
+        &mut self,
+        stages: &[KernelId],
+        specs: &HashMap<KernelId, KernelSpec>,
+        range: Range<usize>,
+        steps: &[Step],
+    ) -> Result<Option<Persistent>, BackendError> {
+        if !self.persistents.made.contains_key(stages) {
+            let of: Vec<&KernelSpec> = stages.iter().filter_map(|id| specs.get(id)).collect();
+            let made = match self.builder().build_persistent(&of) {
+                Err(lost @ BackendError::Lost(_)) => return Err(lost),
+                Err(why) => Err(why.to_string()),
+                Ok(made) => made,
+            };
+            match &made {
+                Ok((_, true)) => self.stats.cached += 1,
+                Ok((_, false)) => self.stats.compiles += 1,
+                Err(why) => log::warn!("opencl: dispatches stay {} launches: {why}", stages.len()),
+            }
+            let made = made.ok().map(|(joined, _)| joined);
+            self.persistents.made.insert(stages.to_vec(), made);
+        }
+        let counters = self.counters()?;
+        let Some(Some(made)) = self.persistents.made.get(stages) else {
+            return Ok(None);
+        };
+        let mut operands: Vec<Arc<Block>> = Vec::new();
+        for step in steps.get(range.clone()).unwrap_or_default() {
+            if let Step::Dispatch(dispatch) = step {
+                operands.extend(dispatch.args.iter().cloned());
+            }
+        }
+        let name = &made.name;
+        let entry = CString::new(persistent::ENTRY).map_err(|why| BackendError::Driver {
+            call: format!("kernel {name}"),
+            why: why.to_string(),
+        })?;
+        let mut object = with_operands_of(&made.program, &entry, name, &operands)?;
+        let first_value = u32::try_from(operands.len()).unwrap_or(u32::MAX);
+        let values = 2 * u32::try_from(stages.len()).unwrap_or(u32::MAX);
+        object
+            .set_mem(first_value.saturating_add(values), &counters.mem)
+            .map_err(|code| counters.error(&format!("clSetKernelArg of kernel {name}"), code))?;
+        Ok(Some(Persistent {
+            object,
+            name: Arc::clone(name),
+            kernels: stages.to_vec(),
+            steps: range,
+            first_value,
+            groups: self.caps.assumed_units().max(1) as usize,
+            held: vec![(Vec::new(), [u32::MAX; 3]); stages.len()],
+        }))
+    }
+
+    fn counters(&mut self) -> Result<Arc<Block>, BackendError> {
+        if let Some(counters) = &self.persistents.counters {
+            return Ok(Arc::clone(counters));
+        }
+        let bytes = persistent::counter_bytes(MOST_STAGES);
+        let mem = self.context.buffer(bytes);
+        let block = Block {
+            mem: mem.map_err(|code| code.at("clCreateBuffer of counters"))?,
+            label: "counters of stages".into(),
+            bytes: bytes as u64,
+        };
+        self.queue
+            .write(&block.mem, 0, &vec![0; bytes])
+            .map_err(|code| block.error("clEnqueueWriteBuffer", code))?;
+        let block = Arc::new(block);
+        self.persistents.counters = Some(Arc::clone(&block));
+        Ok(block)
+    }
+
+    fn is_unchecked_joined(&self, kernels: &[KernelId]) -> bool {
+        let made = self.persistents.made.get(kernels).and_then(Option::as_ref);
+        made.is_some_and(|m| m.unchecked.is_some())
+    }
+
+    /// Runs a recording, its dispatches one by one, if some of its persistent kernels were not yet compared with them, and compares them. False where
+    /// there was nothing to compare, and nothing ran.
+    pub(super) fn check_persistent(
+        &mut self,
+        recording: &mut Recording,
+        launch: &Launch,
+    ) -> Result<bool, BackendError> {
+        let unchecked = |p: &Persistent| self.is_unchecked_joined(&p.kernels);
+        if !recording.persistent.iter().any(unchecked) {
+            return Ok(false);
+        }
+        let mut all = std::mem::take(&mut recording.persistent);
+        let mut at = 0;
+        for persistent in &mut all {
+            if !self.is_unchecked_joined(&persistent.kernels) {
+                continue;
+            }
+            let range = persistent.steps.clone();
+            self.one_by_one(recording, at..range.start, launch)?;
+            at = range.end;
+            let verdict = match self.compare_joined(persistent, recording, launch) {
+                Ok(true) => None,
+                Ok(false) => Some(JOINED_DIFFERS.to_owned()),
+                Err(BackendError::OutOfMemory { why, .. }) => {
+                    self.one_by_one(recording, range, launch)?;
+                    Some(format!("no memory to compare it: {why}"))
+                }
+                Err(error) => return Err(error),
+            };
+            let Some(made) = self.persistents.made.get_mut(&persistent.kernels) else {
+                continue;
+            };
+            let text = made.as_mut().and_then(|m| m.unchecked.take());
+            if let Some(why) = &verdict {
+                log::warn!("opencl: kernel {} is not used: {why}", persistent.name);
+                *made = None;
+            }
+            if let Some(text) = text.filter(|_| verdict.as_deref().is_none_or(|why| why == JOINED_DIFFERS)) {
+                self.builder()
+                    .keep_program(&persistent.name, &text, verdict.is_none());
+            }
+        }
+        let rest = at..recording.steps.len();
+        self.one_by_one(recording, rest, launch)?;
+        all.retain(|p| matches!(self.persistents.made.get(&p.kernels), Some(Some(_))));
+        recording.persistent = all;
+        Ok(true)
+    }
+
+    /// Runs a persistent kernel, and then its dispatches over what was there before. True where all that they write is the same. Nothing has run after
+    /// [`BackendError::OutOfMemory`].
+    fn compare_joined(
+        &mut self,
+        persistent: &mut Persistent,
+        recording: &mut Recording,
+        launch: &Launch,
+    ) -> Result<bool, BackendError> {
+        let mut written: Vec<Arc<Block>> = Vec::new();
+        for step in recording.steps.get(persistent.steps.clone()).unwrap_or_default() {
+            let Step::Dispatch(dispatch) = step else { continue };
+            for block in self.written(dispatch) {
+                if !written.iter().any(|b| Arc::ptr_eq(b, &block)) {
+                    written.push(block);
+                }
+            }
+        }
+        let saved = self.save(&written)?;
+        let joined = persistent.enqueue(&recording.steps, launch, &self.queue, &mut self.time)?;
+        let found = self.contents(&saved)?;
+        self.restore(&saved)?;
+        self.one_by_one(recording, persistent.steps.clone(), launch)?;
+        Ok(!joined || found == self.contents(&saved)?)
+    }
+
+    fn one_by_one(
+        &mut self,
+        recording: &mut Recording,
+        range: Range<usize>,
+        launch: &Launch,
+    ) -> Result<(), BackendError> {
+        for step in recording.steps.get_mut(range).unwrap_or_default() {
+            step.enqueue(&self.queue, launch, None, false, &mut self.time)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(text: &str, most: usize) -> Vec<Range<usize>> {
+        let kernels: Vec<Option<KernelId>> = text
+            .bytes()
+            .map(|b| (b != b'-').then(|| KernelId(u32::from(b))))
+            .collect();
+        pieces(&kernels, &|stages| stages.len() <= most)
+    }
+
+    #[test]
+    fn layers_are_joined_and_what_comes_once_is_not() {
+        let layers = |layer: &str, count: usize| format!("xy{}z", layer.repeat(count));
+        assert_eq!(found(&layers("abcdef", 4), 12), [2..8, 8..14, 14..20, 20..26]);
+        // Two layers at a time save more launches.
+        assert_eq!(
+            found(&layers("abcdef", 10), 12),
+            [2..14, 14..26, 26..38, 38..50, 50..62]
+        );
+        // Where that does not fit, one program for all layers is better than two.
+        assert_eq!(found(&layers("abcdef", 10), 11).len(), 10);
+        for too_few in [
+            layers("abcdef", 3),
+            layers("ab", 5),
+            layers("a-b-c-", 40),
+            String::new(),
+        ] {
+            assert_eq!(found(&too_few, 12), Vec::<Range<usize>>::new());
+        }
+        assert_eq!(found("", 12), Vec::<Range<usize>>::new());
+    }
+}

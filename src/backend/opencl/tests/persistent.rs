@@ -1,0 +1,145 @@
+//! Dispatches as stages of persistent kernels, on devices that are CPUs.
+
+use super::*;
+
+/// Turns each 16 elements around by way of local memory, and adds `plus`.
+static TURN: Text = Text {
+    name: "turn",
+    cl: "inline float with_plus(float v, float plus) { return v + plus; }
+KERNEL {
+  __local float held[16];
+  uint first = get_group_id(0) * 16;
+  for (uint i = 0; i < 16; i++) held[i] = x_at(first + i);
+  barrier(CLK_LOCAL_MEM_FENCE);
+  for (uint i = 0; i < 16; i++) y_put(first + i, with_plus(held[15 - i], p.plus));
+}",
+    ..PLAIN
+};
+
+/// Another that work-items share, with names that are those of the first.
+static TIMES: Text = Text {
+    name: "times",
+    cl: "inline float with_plus(float v, float plus) { return v * plus; }
+KERNEL {
+  uint i = get_global_id(0);
+  y_put(i, with_plus(x_at(i), p.plus) + (float)(get_local_id(0) * get_local_size(0)));
+}",
+    ..PLAIN
+};
+
+/// Adds its number of work-groups, asked for as no text is looked through for: as a stage it is another.
+static COUNT: Text = Text {
+    name: "count",
+    cl: "KERNEL {
+  uint i = get_global_id(0);
+  y_put(i, x_at(i) + p.plus + (float)get_num_groups (0));
+}",
+    ..PLAIN
+};
+
+const PLAIN: Text = kernel!(norm { plus: F32 } [x: In Elem, y: Out Elem]);
+
+const COUNTED: usize = 80;
+
+/// What `turn` and `last` in turn, 24 times each, make of the same numbers, for each of some values of `plus` and numbers of work-groups; and how
+/// many persistent kernels stand for them in the end.
+fn run(cl: &mut OpenCl, last: &'static Text, launches: &[(f32, u32)]) -> (Vec<Vec<u8>>, usize) {
+    let bytes = COUNTED as u64 * 4;
+    let views = ["a", "b"].map(|name| whole(cl.create_buffer(name, bytes).unwrap(), bytes));
+    let kernels = [(&TURN, 1), (last, 8)].map(|(kernel, workgroup)| {
+        let spec = KernelSpec {
+            kernel,
+            workgroup,
+            defines: BTreeMap::new(),
+            operands: vec![Some(DType::F32); 2],
+            in_place: None,
+            epilogue: None,
+            images: BTreeMap::new(),
+            fours: BTreeSet::new(),
+        };
+        cl.compile(&spec).unwrap()
+    });
+    let commands: Vec<Command> = (0..48u32)
+        .map(|i| Command::Dispatch {
+            kernel: kernels[i as usize % 2],
+            args: vec![views[i as usize % 2], views[(i as usize + 1) % 2]],
+            step: i % 2,
+            params: 0..4,
+        })
+        .collect();
+    let id = cl.record(&commands).unwrap();
+    let results = launches.iter().map(|(plus, groups)| {
+        cl.write(views[0], &to_bytes(&values(COUNTED), DType::F32))
+            .unwrap();
+        let launch = Launch {
+            params: plus.to_le_bytes().to_vec(),
+            grids: vec![[*groups, 1, 1], [2 * groups, 1, 1]],
+        };
+        cl.submit(id, &launch).unwrap();
+        let mut out = vec![0; bytes as usize];
+        cl.read(views[0], &mut out).unwrap();
+        out
+    });
+    let results = results.collect();
+    (results, cl.recordings[&id].persistent.len())
+}
+
+const LAUNCHES: [(f32, u32); 5] = [(0.5, 5), (0.5, 5), (0.25, 5), (0.25, 0), (0.5, 3)];
+
+/// A device on which dispatches are joined; none where it is no CPU, which says so.
+fn cpu() -> Option<OpenCl> {
+    let options = OpenOptions {
+        recording: RecordingWay::Persistent,
+        ..OpenOptions::default()
+    };
+    match OpenCl::open(&options) {
+        Ok(cl) => Some(cl),
+        Err(BackendError::NotOffered {
+            field: "recording",
+            why,
+        }) => {
+            assert!(
+                open().caps.kind != DeviceKind::Cpu && why.contains("is no CPU"),
+                "{why}"
+            );
+            None
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+#[test]
+fn stages_give_what_dispatches_give() {
+    let Some(mut cl) = cpu() else { return };
+    let (expected, none) = run(&mut opened(RecordingWay::Off, None), &TIMES, &LAUNCHES);
+    assert_eq!(none, 0);
+    assert!(expected[0] == expected[1] && expected[0] != expected[2] && expected[0] != expected[4]);
+    for units in [1, 2, 7] {
+        // More than the driver has threads, of which some begin when the others have done all.
+        cl.caps.units = units;
+        let compiles = cl.stats().compiles;
+        let (found, joined) = run(&mut cl, &TIMES, &LAUNCHES);
+        assert!(found == expected, "{units} work-groups");
+        assert_eq!(joined, 4);
+        assert_eq!(cl.stats().compiles - compiles, if units == 1 { 3 } else { 0 });
+    }
+    assert_eq!(cl.stats().submits, 3 * LAUNCHES.len() as u64);
+}
+
+#[test]
+fn what_differs_as_a_stage_stays_dispatches() {
+    let Some(mut cl) = cpu() else { return };
+    let (expected, _) = run(&mut opened(RecordingWay::Off, None), &COUNT, &LAUNCHES);
+    let (found, joined) = run(&mut cl, &COUNT, &LAUNCHES);
+    assert!(found == expected);
+    assert_eq!(joined, 0);
+}
+
+#[test]
+fn what_is_sliced_is_not_joined() {
+    if cpu().is_none() {
+        return;
+    }
+    let (_, joined) = run(&mut opened(RecordingWay::Persistent, Some(8)), &TIMES, &LAUNCHES);
+    assert_eq!(joined, 0);
+}
