@@ -203,8 +203,8 @@ typedef struct {
    */
   const char *images;
   /*
-   How commands that repeat reach an OpenCL device, "auto", "command-buffer", "qcom" or "off"; NULL is "auto", recorded on GPUs whose driver
-   can.
+   How commands that repeat reach an OpenCL device, "auto", "persistent", "command-buffer", "qcom" or "off"; NULL is "auto", recorded on
+   GPUs whose driver can, and in persistent kernels on CPUs.
    */
   const char *recording;
   /*

@@ -66,8 +66,8 @@ pub struct TliteLoadOptions {
     /// How products of matrices read activations on an OpenCL device, "auto", "1d" or "2d" through images of one or two axes, or "off"; NULL is
     /// "auto", through images on Adreno.
     pub images: *const c_char,
-    /// How commands that repeat reach an OpenCL device, "auto", "command-buffer", "qcom" or "off"; NULL is "auto", recorded on GPUs whose driver
-    /// can.
+    /// How commands that repeat reach an OpenCL device, "auto", "persistent", "command-buffer", "qcom" or "off"; NULL is "auto", recorded on
+    /// GPUs whose driver can, and in persistent kernels on CPUs.
     pub recording: *const c_char,
     /// Milliseconds that queued work may hold an OpenCL device before other work gets its turn, 10000 at most; 0 is no limit, and -1 is 8 on GPUs
     /// that share the host's memory, else 0.

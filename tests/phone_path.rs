@@ -168,6 +168,26 @@ fn of(profile: Profile) -> Config {
 
 type ModelTrial = Box<dyn FnOnce(&Model) -> Outcome + Send>;
 
+/// A dispatch of the last token fails, behind those that were told already.
+fn fails_while_generating(model: &Model, profile: Profile) -> Outcome {
+    let plain = ["--recording", "off", "--slice-ms", "0"];
+    let run = model.run(&of(profile), TOKENS, &plain)?;
+    model.agrees(&run, TOKENS)?;
+    let all = run.count("clEnqueueNDRangeKernel ");
+    let config = Config {
+        faults: vec![Fault {
+            call: "clEnqueueNDRangeKernel".to_owned(),
+            kernel: None,
+            nth: all.saturating_sub(50) as u64,
+            code: cl::OUT_OF_RESOURCES,
+            lost: false,
+        }],
+        ..of(profile)
+    };
+    let run = model.run(&config, TOKENS, &plain)?;
+    run.failed(&["clEnqueueNDRangeKernel of kernel", "CL_OUT_OF_RESOURCES"])
+}
+
 fn model_trials() -> Vec<(String, ModelTrial)> {
     let mut all: Vec<(String, ModelTrial)> = Vec::new();
     let mut add = |name: &str, run: ModelTrial| all.push((format!("model/{name}"), run));
@@ -176,7 +196,11 @@ fn model_trials() -> Vec<(String, ModelTrial)> {
         Box::new(plain_is_without_the_stand_in),
     );
     add("adreno_context_has_low_priority", Box::new(adreno));
-    add("adreno_decodes_from_recordings", Box::new(recorded));
+    let recorded_with = |options: [&'static str; 2]| -> ModelTrial {
+        Box::new(move |model: &Model| recorded(model, &options))
+    };
+    add("adreno_decodes_from_recordings", recorded_with(UNCUT));
+    add("adreno_decodes_from_recordings_in_slices", recorded_with(WIDE));
     add("mali_queue_has_low_priority", Box::new(mali));
     add("adreno_products_read_images", Box::new(images));
     add("adreno_products_read_images_of_rows", Box::new(images_of_rows));
@@ -233,6 +257,11 @@ fn model_trials() -> Vec<(String, ModelTrial)> {
         );
         let run = move |model: &Model| slow(model, profile);
         add(&format!("slow_device@{name}"), Box::new(run));
+        let run = move |model: &Model| fails_while_generating(model, profile);
+        add(
+            &format!("out_of_resources_while_generating@{name}"),
+            Box::new(run),
+        );
         for (fault, case) in faults() {
             let run = move |model: &Model| fails(model, profile, &case);
             add(&format!("{fault}@{name}"), Box::new(run));
@@ -261,16 +290,16 @@ fn adreno(model: &Model) -> Outcome {
     Ok(())
 }
 
-/// Each step of decoding but the first two comes from recordings, which are made once.
-fn recorded(model: &Model) -> Outcome {
-    let run = model.run(&of(Profile::Adreno), TOKENS, &UNCUT)?;
+/// Each step of decoding but the first ones comes from recordings, which are made once.
+fn recorded(model: &Model, options: &[&str]) -> Outcome {
+    let run = model.run(&of(Profile::Adreno), TOKENS, options)?;
     model.agrees(&run, TOKENS)?;
     run.quiet()?;
     let (queued, made) = (
         run.count("clEnqueueRecordingQCOM "),
         run.count("clNewRecordingQCOM "),
     );
-    if queued < TOKENS - 3 || made == 0 || made > queued / 2 {
+    if queued < TOKENS - 4 || made == 0 || made > queued / 2 {
         return Err(format!(
             "{made} recordings were queued {queued} times for {TOKENS} tokens"
         ));
@@ -292,6 +321,8 @@ fn mali(model: &Model) -> Outcome {
 
 /// Slices on a busy machine are cut anew, and then not recorded.
 const UNCUT: [&str; 2] = ["--slice-ms", "0"];
+/// Slices that nothing fills.
+const WIDE: [&str; 2] = ["--slice-ms", "5000"];
 
 /// Images that are made when a device is opened, to see whether they can be: three of each kind.
 const IMAGES_TRIED: u64 = 6;

@@ -570,8 +570,8 @@ impl KernelSpec {
         self.expand_as(language, None)
     }
 
-    /// The text in OpenCL C as a function of this name behind [`HALF`], which does what one work-item does: `group_at` is the place of its
-    /// work-group in the grid, and `item_at` its own place in that ([`super::persistent`]).
+    /// The text in OpenCL C as a function of this name behind [`HALF`], which does what a work-group does: `group_at` is its place in the grid
+    /// ([`super::persistent`]).
     pub(super) fn expand_stage(&self, name: &str) -> Result<String, ExpandError> {
         self.expand_as(Language::OpenCl, Some(name))
     }
@@ -819,7 +819,7 @@ impl KernelSpec {
             ),
             Some(name) => writeln!(
                 s,
-                "#define KERNEL static void {name}({signature}, const uint4 group_at, const uint item_at)"
+                "#define KERNEL static void {name}({signature}, const uint4 group_at)"
             ),
         };
         s

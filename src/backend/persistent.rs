@@ -5,8 +5,8 @@
 //! of this one are done. A work-group that waits has no work left to take, so it waits only for others that run: whatever number of threads the
 //! driver has, and in whatever order they come, none waits for one that has not begun.
 //!
-//! A stage is the text of its kernel as a function of a work-item's place; names that stages share are renamed. Kernels of which work-items wait for
-//! each other are stages only where a work-group is a single one; its local memory is then its own.
+//! A stage is the text of its kernel as a function of a work-group's place; names that stages share are renamed. Its work-group is a single work-item,
+//! which waits for no other and has local memory for itself: what kernels ask for that are written with vectors of their own.
 
 use super::kernel::{ExpandError, FOLDED, HALF, KernelSpec, Language};
 use std::collections::BTreeSet;
@@ -14,10 +14,6 @@ use std::fmt::Write as _;
 
 /// Name of the entry.
 pub const ENTRY: &str = "persistent";
-
-/// The most work-items of a work-group of a stage, which takes them one after another: across more of them compilers of drivers make vectors, which
-/// they do not here.
-const MOST_ITEMS: u32 = 8;
 
 /// Words of a counter: no two of them share a line of a cache.
 const APART: usize = 32;
@@ -27,8 +23,8 @@ pub fn counter_bytes(stages: usize) -> usize {
     4 * APART * (2 * stages + 1)
 }
 
-/// Takes the work-groups of a stage. Other work-groups of the launch count on what this one has written once it has counted what it did; the one that
-/// waits reads plainly at first, since each atomic operation takes the line from those that count.
+/// Ends a stage: counts what this work-group did of it, and waits for the others. What they wrote before they counted is there afterwards: fences
+/// of the CPU say so on both sides, as atomic operations of OpenCL 1.2 order nothing. Reading plainly leaves the line with those that count.
 const TAKE: &str = "
 #if defined(__x86_64__)
 #define WAIT __builtin_ia32_pause()
@@ -36,9 +32,10 @@ const TAKE: &str = "
 #define WAIT
 #endif
 static void meet(volatile __global uint *done, uint mine, uint all) {
+  __sync_synchronize();
   if (mine > 0) atomic_add(done, mine);
   while (*done < all) WAIT;
-  atomic_add(done, 0);
+  __sync_synchronize();
 }
 ";
 
@@ -72,13 +69,12 @@ fn defined(text: &str) -> (BTreeSet<&str>, BTreeSet<&str>) {
 ///
 /// Those of its text.
 pub fn is_stage(spec: &KernelSpec) -> Result<bool, ExpandError> {
-    if !spec.images.is_empty() || spec.workgroup > MOST_ITEMS || spec.defines.contains_key(FOLDED) {
+    if !spec.images.is_empty() || spec.workgroup != 1 || spec.defines.contains_key(FOLDED) {
         return Ok(false);
     }
     let text = spec.expand(Language::OpenCl)?;
-    let alone = spec.workgroup == 1 || !text.contains("barrier(") && !text.contains("__local");
     let counts = ["get_num_groups(", "get_global_size(", "get_global_offset("];
-    Ok(alone && !counts.iter().any(|call| text.contains(call)))
+    Ok(!counts.iter().any(|call| text.contains(call)))
 }
 
 /// The text in OpenCL C of a persistent kernel with these stages. Its arguments are the operands of all stages, then parameters and grid (`uint4`) of
@@ -93,11 +89,7 @@ pub fn text(stages: &[&KernelSpec]) -> Result<String, ExpandError> {
     out.push_str(
         "#define get_group_id(axis) ((axis) == 0 ? group_at.x : (axis) == 1 ? group_at.y : group_at.z)\n",
     );
-    out.push_str("#define get_local_id(axis) ((axis) == 0 ? item_at : 0)\n");
-    out.push_str("#define get_local_size(axis) ((axis) == 0 ? WG : 1)\n");
-    out.push_str(
-        "#define get_global_id(axis) ((axis) == 0 ? group_at.x * WG + item_at : get_group_id(axis))\n",
-    );
+    out.push_str("#define get_global_id(axis) get_group_id(axis)\n");
     let (mut operands, mut values, mut calls) = (Vec::new(), Vec::new(), String::new());
     for (i, spec) in stages.iter().enumerate() {
         let body = spec.expand_stage(&format!("stage{i}"))?;
@@ -116,14 +108,14 @@ pub fn text(stages: &[&KernelSpec]) -> Result<String, ExpandError> {
             operands.push(format!("{ty}o{i}_{n}"));
         }
         values.push(format!("const Params_{i} p{i}, const uint4 grid{i}"));
-        let (taken, done, items) = (2 * i * APART, (2 * i + 1) * APART, spec.workgroup);
+        let (taken, done) = (2 * i * APART, (2 * i + 1) * APART);
         let _ = write!(
             calls,
             "  all = grid{i}.x * grid{i}.y * grid{i}.z;
   mine = 0;
   for (uint i = atomic_inc(counters + {taken}); i < all; i = atomic_inc(counters + {taken})) {{
     uint4 at = (uint4)(i % grid{i}.x, i / grid{i}.x % grid{i}.y, i / grid{i}.x / grid{i}.y, 0);
-    for (uint item = 0; item < {items}; item++) stage{i}({given}p{i}, at, item);
+    stage{i}({given}p{i}, at);
     mine++;
   }}
   meet(counters + {done}, mine, all);

@@ -6,7 +6,7 @@ mod report;
 
 use super::load;
 use super::options::{DeviceOptions, Float, PassOptions, check_file, from_one, from_zero, note_unused};
-use super::output::{put, put_json};
+use super::output::{self, put, put_json};
 use crate::backend::Backend;
 use crate::error::{Error, Result};
 use crate::files::{self, npy};
@@ -172,7 +172,12 @@ pub fn run(args: &Args) -> Result<()> {
     );
     let float = float.unwrap_or(DType::F32);
     let checks = Checks::On(args.on.placement().options.cache);
-    let mut runner = Runner::after(&pipeline, onnx::import(&file)?, backend, float, checks)?;
+    let kept = args.on.placement().options.cache.is_some();
+    let progress = output::spinner(format!("loading {}", file.display()));
+    let runner =
+        onnx::import(&file).and_then(|graph| Runner::after(&pipeline, graph, backend, float, checks));
+    progress.finish_and_clear();
+    let mut runner = runner?;
     let load_ms = ms(start);
     let given = inputs(args, &runner)?;
     let tensors: Vec<Named> = given.iter().map(|(t, _)| t.clone()).collect();
@@ -183,11 +188,12 @@ pub fn run(args: &Args) -> Result<()> {
         std::fs::create_dir_all(dir).map_err(|e| Error::io("cannot make a folder", dir, e))?;
     }
     let start = Instant::now();
-    let mut outputs = runner
-        .run(&tensors)
-        .map_err(|e| explained(args, &runner, &given, e))?;
+    let progress = output::spinner("the first run, which checks kernels that are new".to_owned());
+    let first = runner.run(&tensors);
+    progress.finish_and_clear();
     let first_ms = ms(start);
     load::print_notes(runner.notes());
+    let mut outputs = first.map_err(|e| explained(args, &runner, &given, e))?;
     let mut runs_ms = Vec::new();
     for _ in 1..args.repeat.get() {
         let start = Instant::now();
@@ -231,6 +237,7 @@ pub fn run(args: &Args) -> Result<()> {
             .collect(),
         outputs: written,
         kernels_checked: runner.checked_kernels(),
+        checks_kept: kept,
         dispatches: plan.map_or(0, |p| p.steps.len()),
         segments: plan.map_or(0, |p| p.segments.len()),
         host: plan.map_or_else(Vec::new, |p| p.host.iter().map(OnHost::of).collect()),

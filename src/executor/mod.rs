@@ -10,7 +10,7 @@ mod program;
 pub mod random;
 mod run;
 
-pub use observe::{Observation, Observed};
+pub use observe::{Observation, Observed, Room};
 pub use program::{Program, specs};
 pub use random::WeightSource;
 pub use run::Timing;

@@ -4,7 +4,7 @@ use super::Executor;
 use super::load::create;
 use super::pack::from_device;
 use super::run::Work;
-use crate::backend::{Backend, BackendError, Command, View};
+use crate::backend::{Backend, Command, View};
 use crate::error::{Error, Result, Stage};
 use crate::graph::Op;
 use crate::plan::{HostRead, HostWork, Plan, Port, Sample};
@@ -39,8 +39,15 @@ pub struct Observation {
 
 /// Bytes that begin at a multiple of this can be copied and read on every device.
 const ALIGN: u64 = 256;
-/// Bytes that are copied aside in a run; a node of more than that is observed alone.
-const ROOM: u64 = 256 << 20;
+
+/// How much is copied aside in a run, in bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct Room {
+    /// Of all nodes, if they are more than one.
+    pub together: u64,
+    /// Of one; what takes more is left out.
+    pub each: u64,
+}
 
 /// A tensor that is copied aside during the run.
 struct Kept {
@@ -58,11 +65,12 @@ struct Watched {
 
 impl Executor {
     /// Runs `plan`, as [`Executor::run`] does, and tells what those of its samples read and wrote that are `wanted`. All of it is copied
-    /// aside on the device meanwhile, as far as there is room, and read at the end. A node whose values cannot be told is left out.
+    /// aside on the device meanwhile, as far as there is `room`, and read at the end. A node whose values cannot be told is left out. After [`BackendError::OutOfMemory`] less room may do, with inputs that are written anew.
     pub fn observe(
         &mut self,
         plan: usize,
         bindings: &Bindings,
+        room: Room,
         wanted: &dyn Fn(&Plan, &Sample) -> bool,
     ) -> Result<Observation> {
         self.bind(plan, bindings)?;
@@ -72,7 +80,15 @@ impl Executor {
         for sample in planned.samples.iter().filter(|s| wanted(&planned, s)) {
             let start = bytes;
             match self.watch(plan, sample.clone(), &mut bytes) {
-                Ok(_) if start > 0 && bytes > ROOM => (bytes, more) = (start, true),
+                Ok(_) if bytes - start > room.each.min(self.backend.caps().max_buffer_bytes) => {
+                    log::debug!(
+                        "node \"{}\" is not observed: it takes {} bytes",
+                        sample.node.name,
+                        bytes - start
+                    );
+                    bytes = start;
+                }
+                Ok(_) if start > 0 && bytes > room.together => (bytes, more) = (start, true),
                 Ok(w) => watched.push(w),
                 Err(e) => {
                     bytes = start;
@@ -81,18 +97,7 @@ impl Executor {
                 }
             }
         }
-        let aside = match create(&mut self.backend, "observed values", bytes.max(ALIGN)) {
-            Err(Error::Device {
-                source: e @ BackendError::OutOfMemory { .. },
-                ..
-            }) if bytes > ALIGN => {
-                // The run itself has its memory.
-                log::debug!("{} nodes cannot be observed: {e}", watched.len());
-                (more, watched) = (false, Vec::new());
-                create(&mut self.backend, "observed values", ALIGN)?
-            }
-            aside => aside?,
-        };
+        let aside = create(&mut self.backend, "observed values", bytes.max(ALIGN))?;
         let found = self
             .run_observed(plan, &watched, aside)
             .and_then(|()| self.collect(plan, watched, aside));

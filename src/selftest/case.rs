@@ -549,6 +549,16 @@ pub fn tunables(
     Ok(found)
 }
 
+/// The kernels that [`run_as`] runs.
+///
+/// # Errors
+///
+/// Those of planning.
+pub fn kernels(scenario: &Scenario, caps: &Caps, storage: DType) -> Result<Vec<KernelSpec>, CaseError> {
+    let graph = scenario.parts(forms(storage)[0], storage)?;
+    Ok(Plan::compile(&graph, caps, &scenario.options(storage))?.kernels)
+}
+
 /// Runs the first form of `scenario` with the kernels of a device with `caps`, all of which `device` can run.
 pub fn run_as(device: &dyn Bench, scenario: &Scenario, storage: DType, caps: &Caps) -> Result<(), CaseError> {
     let graph = scenario.parts(forms(storage)[0], storage)?;

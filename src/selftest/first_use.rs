@@ -11,7 +11,7 @@ use crate::backend::kernel::KernelSpec;
 use crate::backend::{Backend, BackendError, Caps, SharedBackend, verdicts};
 use crate::cache::Store;
 use crate::error::{Error, Result, Stage};
-use crate::executor::{Executor, Observed, Program, specs};
+use crate::executor::{Executor, Observed, Program, Room, specs};
 use crate::plan::{Plan, Sample};
 use crate::shape::Bindings;
 use std::collections::HashSet;
@@ -66,11 +66,7 @@ impl FirstUse {
     /// them any more, and its plans are to be made anew.
     pub fn leaves_unbuilt(&mut self, backend: &mut SharedBackend, plans: &[Plan]) -> bool {
         let bad = unbuilt(backend, plans);
-        let any = !bad.is_empty();
-        if any {
-            self.leave(backend, bad);
-        }
-        any
+        self.leave(backend, bad)
     }
 
     /// Compares the kernels of `program` that are not known with the reference. `observe` is called where there are such, or kernels that read images,
@@ -92,15 +88,21 @@ impl FirstUse {
             return Ok(true);
         }
         let mut bad = Vec::new();
-        for fault in found.faults {
+        for fault in &found.faults {
             bad.extend(blame(program.caps(), fault)?);
         }
-        self.leave(backend, bad);
+        if !self.leave(backend, bad)
+            && let Some(fault) = found.faults.first()
+        {
+            // It was planned with although it was left.
+            return Err(wrong(program.caps(), fault));
+        }
         Ok(false)
     }
 
-    /// Uses the variants of kernels that are `bad`, each with the reason, no more.
-    fn leave(&mut self, backend: &mut SharedBackend, bad: Vec<(KernelSpec, String)>) {
+    /// Uses the variants of kernels that are `bad`, each with the reason, no more. False where none was used before.
+    fn leave(&mut self, backend: &mut SharedBackend, bad: Vec<(KernelSpec, String)>) -> bool {
+        let mut any = false;
         for (spec, why) in bad {
             for variant in to_leave(&spec) {
                 let caps = backend.caps();
@@ -114,11 +116,13 @@ impl FirstUse {
                 ));
                 log::debug!("kernel {spec} {why}");
                 *backend = backend.without(spec.kernel, &variant, &why);
+                any = true;
             }
         }
-        if let Some(store) = &self.store {
+        if let Some(store) = self.store.as_deref().filter(|_| any) {
             verdicts::keep_quarantined(store, backend.caps());
         }
+        any
     }
 }
 
@@ -138,9 +142,14 @@ pub fn all_right(
     observe: &mut dyn FnMut(&mut Watch<'_>) -> Result<()>,
 ) -> Result<()> {
     let found = compare(program, store, observe)?.unwrap_or_default();
-    let first = found.faults.into_iter().next();
+    let first = found.faults.first();
     first.map_or(Ok(()), |fault| Err(wrong(program.caps(), fault)))
 }
+
+/// Bytes that are copied aside in a run at first; where the device has no memory for that, less.
+const ROOM: u64 = 256 << 20;
+const LEAST_ROOM: u64 = 1 << 20;
+const SHRINKS: u64 = 4;
 
 /// What is to be observed, and what was.
 pub struct Watch<'a> {
@@ -148,6 +157,7 @@ pub struct Watch<'a> {
     done: HashSet<KernelSpec>,
     judged: HashSet<KernelSpec>,
     faults: Vec<Fault>,
+    room: Room,
 }
 
 impl std::fmt::Debug for Watch<'_> {
@@ -163,6 +173,10 @@ impl<'a> Watch<'a> {
             done: HashSet::new(),
             judged: HashSet::new(),
             faults: Vec::new(),
+            room: Room {
+                together: ROOM,
+                each: u64::MAX,
+            },
         }
     }
 
@@ -186,8 +200,22 @@ impl<'a> Watch<'a> {
     /// is needed for the others.
     pub fn run(&mut self, executor: &mut Executor, index: usize, bindings: &Bindings) -> Result<bool> {
         let before = self.done.len();
-        let observation =
-            executor.observe(index, bindings, &|plan, sample| self.wants_sample(plan, sample))?;
+        let wanted = |plan: &Plan, sample: &Sample| self.wants_sample(plan, sample);
+        let observation = match executor.observe(index, bindings, self.room, &wanted) {
+            Err(Error::Device {
+                source: why @ BackendError::OutOfMemory { .. },
+                ..
+            }) => {
+                log::debug!("no memory to observe nodes: {why}");
+                let less = self.room.together / SHRINKS;
+                self.room = Room {
+                    together: less,
+                    each: less,
+                };
+                return Ok(less >= LEAST_ROOM);
+            }
+            observation => observation?,
+        };
         let plan = executor.plan(index);
         for (plan, observed) in plan
             .iter()
@@ -294,7 +322,7 @@ fn unjudged(caps: &Caps, kernels: &[String]) -> Option<String> {
 }
 
 /// The variants behind a fault; an error where there are none.
-fn blame(caps: &Caps, fault: Fault) -> Result<Vec<(KernelSpec, String)>> {
+fn blame(caps: &Caps, fault: &Fault) -> Result<Vec<(KernelSpec, String)>> {
     let variants = fault.kernels.iter().filter(|spec| !spec.variants().is_empty());
     let why = format!("gives wrong results ({})", fault.why);
     let variants: Vec<_> = variants.map(|spec| (spec.clone(), why.clone())).collect();
@@ -305,12 +333,12 @@ fn blame(caps: &Caps, fault: Fault) -> Result<Vec<(KernelSpec, String)>> {
 }
 
 /// The error of a fault.
-fn wrong(caps: &Caps, fault: Fault) -> Error {
+fn wrong(caps: &Caps, fault: &Fault) -> Error {
     let names: Vec<String> = fault.kernels.iter().map(ToString::to_string).collect();
     let wrong = BackendError::Wrong {
         kernel: names.join(" or "),
         device: format!("{} ({})", caps.device, caps.driver),
-        why: fault.why,
+        why: fault.why.clone(),
     };
     Error::device(Stage::Plan, format!("checking node \"{}\"", fault.node), wrong)
 }

@@ -98,7 +98,7 @@ static void refused_loads(const char *folder) {
     options.images = NULL;
     options.recording = "tape";
     CHECK(tlite_model_load(folder, &options) == NULL);
-    CHECK(strstr(tlite_last_error(), "recording: \"tape\" is none of auto, command-buffer, qcom, off") != NULL);
+    CHECK(strstr(tlite_last_error(), "recording: \"tape\" is none of auto, persistent, command-buffer, qcom, off") != NULL);
     options.recording = NULL;
     CHECK(options.slice_ms == -1);
     options.slice_ms = -2;

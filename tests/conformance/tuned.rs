@@ -1,15 +1,12 @@
-//! Sets of numbers that measuring may choose: cases of their kernel with each of them.
+//! Sets of numbers that measuring may choose: a case of their kernel with each of them, the largest that another program runs for.
 
 use crate::support::Device;
 use std::collections::BTreeMap;
-use transformer_lite::backend::tunable::ANY;
+use transformer_lite::backend::tunable::{ANY, Tunable};
 use transformer_lite::backend::{Caps, DeviceKind};
 use transformer_lite::graph::op::{ALL, case::Case};
 use transformer_lite::selftest::case::{self, Scenario};
-use transformer_lite::tensor::DType;
-
-/// Cases of a kernel that run with each set: what sets change, the sizes of a cut, most cases have the same of.
-const CASES: usize = 1;
+use transformer_lite::tensor::{DType, HostTensor};
 
 /// A case, what its kernels are chosen for, and a name.
 pub struct Tuned {
@@ -37,7 +34,7 @@ pub fn trials(device: &Device) -> Vec<Tuned> {
         if what == "gpu" && caps.kind == device.caps.kind {
             continue;
         }
-        let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+        let mut cases: BTreeMap<&str, Vec<(&'static Tunable, usize, Case)>> = BTreeMap::new();
         for case in ALL.iter().flat_map(|def| (def.cases)()) {
             let Ok(scenario) = Scenario::of(&case) else {
                 continue;
@@ -45,28 +42,44 @@ pub fn trials(device: &Device) -> Vec<Tuned> {
             // What cannot be planned is a failure of its own trial.
             let tunables = case::tunables(&scenario, caps, DType::F32).unwrap_or_default();
             for tunable in tunables {
-                let count = counts.entry(tunable.kernel.name).or_default();
-                *count += 1;
-                if *count > CASES {
-                    continue;
-                }
-                for choice in (tunable.choices)(caps).into_iter().skip(1) {
-                    all.push(Tuned {
-                        name: format!(
-                            "tuned/{}/{}/{what}/{}",
-                            tunable.kernel.name,
-                            tunable.text(&choice),
-                            case.name()
-                        ),
-                        case: case.clone(),
-                        caps: Caps {
-                            tuned: vec![tunable.entry(ANY, &choice)],
-                            ..caps.clone()
-                        },
-                    });
-                }
+                let own = cases.entry(tunable.kernel.name).or_default();
+                own.push((tunable, elements(&scenario), case.clone()));
+            }
+        }
+        for (kernel, mut own) in cases {
+            own.sort_by_key(|(_, elements, _)| std::cmp::Reverse(*elements));
+            let Some((tunable, ..)) = own.first() else {
+                continue;
+            };
+            for choice in (tunable.choices)(caps).into_iter().skip(1) {
+                let tuned = Caps {
+                    tuned: vec![tunable.entry(ANY, &choice)],
+                    ..caps.clone()
+                };
+                let kernels =
+                    |scenario: &Scenario, caps: &Caps| case::kernels(scenario, caps, DType::F32).ok();
+                // Of small cases the cut is often the same by any set.
+                let differs =
+                    |case: &Case| Scenario::of(case).is_ok_and(|s| kernels(&s, caps) != kernels(&s, &tuned));
+                let chosen = own.iter().find(|(.., case)| differs(case)).or(own.first());
+                all.extend(chosen.map(|(.., case)| Tuned {
+                    name: format!("tuned/{kernel}/{}/{what}/{}", tunable.text(&choice), case.name()),
+                    case: case.clone(),
+                    caps: tuned.clone(),
+                }));
             }
         }
     }
     all
+}
+
+/// Elements of the operands of its largest run.
+fn elements(scenario: &Scenario) -> usize {
+    let run = |operands: &[HostTensor]| operands.iter().map(HostTensor::len).sum();
+    scenario
+        .runs
+        .iter()
+        .map(|(_, operands)| run(operands))
+        .max()
+        .unwrap_or(0)
 }

@@ -22,6 +22,9 @@ const GROWTH: u32 = 4;
 /// Bytes that are copied aside at a time, far less than a slice of any device.
 const PIECE: usize = 4 << 20;
 
+/// A byte of which no results are made.
+const PATTERN: u8 = 0xA5;
+
 /// What a dispatch writes, as it was before.
 pub(super) struct Saved {
     blocks: Vec<(Arc<Block>, Mem, usize)>,
@@ -102,14 +105,14 @@ impl OpenCl {
         let time = if let Some(event) = event {
             self.time.of(|| event.wait()).map_err(failed)?;
             event.check().map_err(failed)?;
-            event
-                .nanoseconds()
-                .map_err(|code| code.at("clGetEventProfilingInfo"))?
+            event.nanoseconds().ok()
         } else {
             // The driver gave no event.
             self.time.of(|| self.queue.finish()).map_err(failed)?;
-            u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX)
+            None
         };
+        // Without the device's clock the host's, which shows more.
+        let time = time.unwrap_or_else(|| u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX));
         slicer.longest = slicer.longest.max(time);
         #[expect(clippy::cast_precision_loss, reason = "times are far below 2^52 ns")]
         let time = time as f64;
@@ -179,7 +182,10 @@ impl OpenCl {
             match self.save(&self.written(dispatch)) {
                 Ok(saved) => Some(saved),
                 Err(BackendError::OutOfMemory { why, .. }) => {
-                    log::debug!("opencl: kernel {}: no memory for a pilot: {why}", dispatch.name);
+                    self.tell(
+                        dispatch.kernel,
+                        &format!("perhaps, as there is no memory to try a part of it: {why}"),
+                    );
                     return Ok(None);
                 }
                 Err(e) => return Err(e),
@@ -188,6 +194,7 @@ impl OpenCl {
             None
         };
         let mut first = (count / PILOT).max(1);
+        let mut before = f64::INFINITY;
         loop {
             let start = Instant::now();
             let event = dispatch.enqueue_first(&self.queue, launch, (axis, first), &mut self.time)?;
@@ -195,13 +202,18 @@ impl OpenCl {
             if let Some(saved) = &saved {
                 self.restore(saved)?;
             }
-            let each = time / f64::from(first);
+            let each = (time / f64::from(first)).min(before);
             let next = first.saturating_mul(GROWTH);
             let fits = |n: u32| each * f64::from(n) <= slicer.fill();
-            if fits(count) || next >= count || !fits(next) {
+            if fits(count) || next >= count || (!fits(next) && before.is_finite()) {
                 return Ok(Some(each));
             }
-            first = next;
+            if fits(next) {
+                (first, before) = (next, f64::INFINITY);
+            } else {
+                // Once more: the first one may have waited for memory, or for the device to wake.
+                before = each;
+            }
         }
     }
 
@@ -284,6 +296,24 @@ impl OpenCl {
             blocks.push((Arc::clone(block), copy, bytes));
         }
         Ok(Saved { blocks })
+    }
+
+    /// Writes a pattern over what was copied aside.
+    pub(super) fn spoil(&mut self, saved: &Saved) -> Result<(), BackendError> {
+        for (block, _, bytes) in &saved.blocks {
+            for at in (0..*bytes).step_by(PIECE) {
+                let piece = PIECE.min(bytes - at);
+                self.time
+                    .of(|| self.queue.fill(&block.mem, at, piece, PATTERN, false))
+                    .map_err(|code| block.error("clEnqueueFillBuffer", code))?;
+                if *bytes > PIECE {
+                    self.time
+                        .of(|| self.queue.finish())
+                        .map_err(|code| code.while_waiting("clFinish"))?;
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Copies back what was copied aside.

@@ -5,6 +5,7 @@
 //! its driver, and it runs as a whole where they differ.
 
 use super::build::PARTS_DIFFER;
+use super::first_run::Saved;
 use super::record::{Armed, Dispatch, Step};
 use super::replay::Recording;
 use super::slice::{Slicer, divide};
@@ -158,22 +159,27 @@ impl OpenCl {
         first: (usize, u32),
         launch: &Launch,
     ) -> Result<Result<(), String>, BackendError> {
-        let verdict = match self.compare(dispatch, first, launch) {
-            Ok(true) => Ok(()),
-            Ok(false) => Err(PARTS_DIFFER.to_owned()),
+        let saved = match self.save(&self.written(dispatch)) {
+            Ok(saved) => saved,
             Err(BackendError::OutOfMemory { why, .. }) => {
-                Err(format!("no memory to compare its parts: {why}"))
+                return Ok(Err(format!("no memory to compare its parts: {why}")));
             }
             Err(e) => return Err(e),
+        };
+        let verdict = match self.compare(dispatch, first, launch, &saved)? {
+            Some(true) => Ok(()),
+            Some(false) => Err(PARTS_DIFFER.to_owned()),
+            // Another time.
+            None => return Ok(Err("it wrote what was there before".to_owned())),
         };
         let Some(kernel) = self.kernels.get_mut(dispatch.kernel.0 as usize) else {
             return Ok(verdict);
         };
-        let checked = match (&mut kernel.in_parts, &verdict) {
-            (Some(Ok(made)), Ok(())) => made.unchecked.take().map(|text| (made.name.clone(), text, true)),
-            (Some(Ok(made)), Err(why)) if why == PARTS_DIFFER => {
-                made.unchecked.take().map(|text| (made.name.clone(), text, false))
-            }
+        let checked = match &mut kernel.in_parts {
+            Some(Ok(made)) => made
+                .unchecked
+                .take()
+                .map(|text| (made.name.clone(), text, verdict.is_ok())),
             _ => None,
         };
         if let Err(why) = &verdict {
@@ -185,15 +191,22 @@ impl OpenCl {
         Ok(verdict)
     }
 
-    /// Runs the first `count` work-groups of an axis in parts, and then at once over what was there before. True where all that they write is the same.
-    /// All is as it was afterwards.
+    /// Runs the first `count` work-groups of an axis in parts, and then at once over what was there before. True where all that they write is the same;
+    /// `None` where they change nothing, which says nothing. All is as it was `saved` afterwards; after an error it may not be.
     fn compare(
         &mut self,
         dispatch: &mut Dispatch,
         (axis, count): (usize, u32),
         launch: &Launch,
-    ) -> Result<bool, BackendError> {
-        let saved = self.save(&self.written(dispatch))?;
+        saved: &Saved,
+    ) -> Result<Option<bool>, BackendError> {
+        let kernel = self.kernels.get(dispatch.kernel.0 as usize);
+        let rereads = kernel.is_none_or(|k| k.rereads);
+        if !rereads {
+            // What stands there may be the results, of a run before.
+            self.spoil(saved)?;
+        }
+        let before = self.contents(saved)?;
         let mut grid = [1; 3];
         if let Some(n) = grid.get_mut(axis) {
             *n = count;
@@ -201,12 +214,16 @@ impl OpenCl {
         for part in divide(grid, axis, COMPARED) {
             dispatch.enqueue(&self.queue, launch, Some(part), false, &mut self.time)?;
         }
-        let in_parts = self.contents(&saved)?;
-        self.restore(&saved)?;
+        let in_parts = self.contents(saved)?;
+        if rereads {
+            self.restore(saved)?;
+        } else {
+            self.spoil(saved)?;
+        }
         dispatch.enqueue_first(&self.queue, launch, (axis, count), &mut self.time)?;
-        let whole = self.contents(&saved)?;
-        self.restore(&saved)?;
-        Ok(in_parts == whole)
+        let whole = self.contents(saved)?;
+        self.restore(saved)?;
+        Ok((whole != before).then_some(in_parts == whole))
     }
 
     /// Submits a recording in slices. True where all came from the driver's recordings.

@@ -49,6 +49,8 @@ pub(super) struct Persistent {
     first_value: u32,
     /// Its work-groups.
     groups: usize,
+    /// Bytes of its operands.
+    bytes: u64,
     /// Parameters and grid of each stage that the kernel object holds.
     held: Vec<(Vec<u8>, [u32; 3])>,
 }
@@ -87,7 +89,14 @@ impl Persistent {
             }
         }
         time.of(|| queue.dispatch(&self.object, [0; 3], [self.groups, 1, 1], [1; 3], false))
-            .map_err(|code| code.at(format!("clEnqueueNDRangeKernel of kernel {name}")))?;
+            .map_err(|code| match code.is_out_of_memory() {
+                true => BackendError::OutOfMemory {
+                    label: format!("operands of kernel {name}"),
+                    bytes: self.bytes,
+                    why: format!("clEnqueueNDRangeKernel: {code}"),
+                },
+                false => code.at(format!("clEnqueueNDRangeKernel of kernel {name}")),
+            })?;
         Ok(true)
     }
 }
@@ -194,7 +203,10 @@ impl OpenCl {
             match &made {
                 Ok((_, true)) => self.stats.cached += 1,
                 Ok((_, false)) => self.stats.compiles += 1,
-                Err(why) => log::warn!("opencl: dispatches stay {} launches: {why}", stages.len()),
+                Err(why) => {
+                    let names: Vec<&str> = of.iter().map(|spec| spec.kernel.name).collect();
+                    log::warn!("opencl: {} are not joined: {why}", names.join(", "));
+                }
             }
             let made = made.ok().map(|(joined, _)| joined);
             self.persistents.made.insert(stages.to_vec(), made);
@@ -227,6 +239,7 @@ impl OpenCl {
             steps: range,
             first_value,
             groups: self.caps.assumed_units().max(1) as usize,
+            bytes: operands.iter().map(|block| block.bytes).sum(),
             held: vec![(Vec::new(), [u32::MAX; 3]); stages.len()],
         }))
     }
@@ -267,53 +280,67 @@ impl OpenCl {
             return Ok(false);
         }
         let mut all = std::mem::take(&mut recording.persistent);
+        let checked = self.check_all(&mut all, recording, launch);
+        all.retain(|p| matches!(self.persistents.made.get(&p.kernels), Some(Some(_))));
+        recording.persistent = all;
+        checked.map(|()| true)
+    }
+
+    fn check_all(
+        &mut self,
+        all: &mut [Persistent],
+        recording: &mut Recording,
+        launch: &Launch,
+    ) -> Result<(), BackendError> {
         let mut at = 0;
-        for persistent in &mut all {
+        for persistent in all {
             if !self.is_unchecked_joined(&persistent.kernels) {
                 continue;
             }
             let range = persistent.steps.clone();
             self.one_by_one(recording, at..range.start, launch)?;
             at = range.end;
-            let verdict = match self.compare_joined(persistent, recording, launch) {
-                Ok(true) => None,
-                Ok(false) => Some(JOINED_DIFFERS.to_owned()),
-                Err(BackendError::OutOfMemory { why, .. }) => {
-                    self.one_by_one(recording, range, launch)?;
-                    Some(format!("no memory to compare it: {why}"))
-                }
-                Err(error) => return Err(error),
-            };
+            let verdict = self.compare_joined(persistent, recording, launch)?;
             let Some(made) = self.persistents.made.get_mut(&persistent.kernels) else {
                 continue;
             };
-            let text = made.as_mut().and_then(|m| m.unchecked.take());
-            if let Some(why) = &verdict {
-                log::warn!("opencl: kernel {} is not used: {why}", persistent.name);
+            let (name, text) = match (&verdict, made.as_mut()) {
+                // Another time.
+                (Ok(None), _) | (_, None) => continue,
+                (_, Some(joined)) => (Arc::clone(&joined.name), joined.unchecked.take()),
+            };
+            match &verdict {
+                Ok(Some(false)) => log::warn!("opencl: kernel {name} is not used: {JOINED_DIFFERS}"),
+                Err(why) => log::warn!("opencl: kernel {name} is not used: no memory to compare it: {why}"),
+                Ok(_) => {}
+            }
+            if verdict != Ok(Some(true)) {
                 *made = None;
             }
-            if let Some(text) = text.filter(|_| verdict.as_deref().is_none_or(|why| why == JOINED_DIFFERS)) {
-                self.builder()
-                    .keep_program(&persistent.name, &text, verdict.is_none());
+            if let (Some(text), Ok(Some(is_right))) = (text, verdict) {
+                self.builder().keep_program(&name, &text, is_right);
             }
         }
-        let rest = at..recording.steps.len();
-        self.one_by_one(recording, rest, launch)?;
-        all.retain(|p| matches!(self.persistents.made.get(&p.kernels), Some(Some(_))));
-        recording.persistent = all;
-        Ok(true)
+        self.one_by_one(recording, at..recording.steps.len(), launch)
     }
 
-    /// Runs a persistent kernel, and then its dispatches over what was there before. True where all that they write is the same. Nothing has run after
-    /// [`BackendError::OutOfMemory`].
+    /// Runs a persistent kernel, and then its dispatches over what was there before. True where all that they write is the same; `None` where not all
+    /// of its stages ran. In words why there is no memory for that; the dispatches have run then, too.
     fn compare_joined(
         &mut self,
         persistent: &mut Persistent,
         recording: &mut Recording,
         launch: &Launch,
-    ) -> Result<bool, BackendError> {
+    ) -> Result<Result<Option<bool>, String>, BackendError> {
+        let range = persistent.steps.clone();
+        let steps = recording.steps.get(range.clone()).unwrap_or_default();
+        let runs = |step: &Step| (1..MOST_GROUPS).contains(&step.groups(launch));
+        if !steps.iter().all(runs) {
+            self.one_by_one(recording, range, launch)?;
+            return Ok(Ok(None));
+        }
         let mut written: Vec<Arc<Block>> = Vec::new();
-        for step in recording.steps.get(persistent.steps.clone()).unwrap_or_default() {
+        for step in steps {
             let Step::Dispatch(dispatch) = step else { continue };
             for block in self.written(dispatch) {
                 if !written.iter().any(|b| Arc::ptr_eq(b, &block)) {
@@ -321,12 +348,19 @@ impl OpenCl {
                 }
             }
         }
-        let saved = self.save(&written)?;
-        let joined = persistent.enqueue(&recording.steps, launch, &self.queue, &mut self.time)?;
+        let saved = match self.save(&written) {
+            Ok(saved) => saved,
+            Err(BackendError::OutOfMemory { why, .. }) => {
+                self.one_by_one(recording, range, launch)?;
+                return Ok(Err(why));
+            }
+            Err(error) => return Err(error),
+        };
+        persistent.enqueue(&recording.steps, launch, &self.queue, &mut self.time)?;
         let found = self.contents(&saved)?;
         self.restore(&saved)?;
-        self.one_by_one(recording, persistent.steps.clone(), launch)?;
-        Ok(!joined || found == self.contents(&saved)?)
+        self.one_by_one(recording, range, launch)?;
+        Ok(Ok(Some(found == self.contents(&saved)?)))
     }
 
     fn one_by_one(

@@ -51,9 +51,11 @@ impl Recorder {
             RecordingWay::Qcom => need("cl_qcom_recordable_queues", qcom()),
             RecordingWay::CommandBuffer => need("cl_khr_command_buffer", buffers()),
             // Drivers for CPUs replay each command as if it had just come, and gain nothing by that.
-            RecordingWay::Auto | RecordingWay::Persistent if caps.kind == DeviceKind::Cpu => {
-                Ok(Self::Persistent)
-            }
+            RecordingWay::Persistent if caps.kind == DeviceKind::Cpu => Ok(Self::Persistent),
+            RecordingWay::Auto if caps.kind == DeviceKind::Cpu => Ok(match joins(caps) {
+                true => Self::Persistent,
+                false => Self::Off,
+            }),
             RecordingWay::Persistent => Err(BackendError::NotOffered {
                 field: "recording",
                 why: format!("{asked}: {} is no CPU", caps.device),
@@ -93,6 +95,14 @@ impl Recorder {
             Self::CommandBuffers(api) => api.run_again(),
         }
     }
+}
+
+/// Where persistent kernels were seen to work: drivers that run a work-group to its end on a thread of the system.
+fn joins(caps: &Caps) -> bool {
+    cfg!(target_arch = "x86_64")
+        && ["PoCL", "Intel(R) OpenCL"]
+            .iter()
+            .any(|name| caps.driver.contains(name))
 }
 
 /// A recorded dispatch, with the values that it has.

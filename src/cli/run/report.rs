@@ -27,6 +27,8 @@ pub struct Report {
     pub compare: Vec<Compared>,
     /// Kernels that were compared with the reference in the first run.
     pub kernels_checked: usize,
+    /// Later starts know of them.
+    pub checks_kept: bool,
     pub dispatches: usize,
     pub segments: usize,
     pub host: Vec<OnHost>,
@@ -281,7 +283,12 @@ pub fn text(report: &Report, segments: Option<&[Segment]>) -> String {
     );
     if report.kernels_checked > 0 {
         let kernels = count_text(report.kernels_checked, "kernel");
-        let _ok = writeln!(out, "of which {kernels} checked, once for this device");
+        let once = if report.checks_kept {
+            ", once for this device"
+        } else {
+            ""
+        };
+        let _ok = writeln!(out, "of which {kernels} checked{once}");
     }
     let mut runs = report.runs_ms.clone();
     runs.sort_by(f64::total_cmp);

@@ -543,7 +543,12 @@ impl Attention {
         };
         let parts = dim / vector;
         let slices = if cpu { 1 } else { (MERGING / parts).max(1) };
-        let merge = Call::new(&MERGE, u32::try_from(parts * slices).unwrap_or(u32::MAX))
+        let merge = if by_line {
+            Call::new(&MERGE, 1).define("LINE", 1)
+        } else {
+            Call::new(&MERGE, u32::try_from(parts * slices).unwrap_or(u32::MAX))
+        };
+        let merge = merge
             .define("DIM", dim)
             .operand(result)
             .operand(cx.output(0)?)

@@ -96,7 +96,7 @@ impl Op for RotaryAppend {
             .as_const()
             .filter(|d| cx.caps().explicit_vectors() && *d > 0 && d % 32 == 0 && whole);
         let (mut call, each) = match runs {
-            Some(dim) => (Call::new(&KERNEL, 8).define("RUNS", 1), 8 * dim),
+            Some(dim) => (Call::new(&KERNEL, 1).define("RUNS", 1), dim),
             None => (Call::new(&KERNEL, 64), 2 * 64),
         };
         if self.pairs == Pairs::Neighbours {

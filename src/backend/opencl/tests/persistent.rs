@@ -16,13 +16,12 @@ KERNEL {
     ..PLAIN
 };
 
-/// Another that work-items share, with names that are those of the first.
+/// Another, with names that are those of the first.
 static TIMES: Text = Text {
     name: "times",
     cl: "inline float with_plus(float v, float plus) { return v * plus; }
 KERNEL {
-  uint i = get_global_id(0);
-  y_put(i, with_plus(x_at(i), p.plus) + (float)(get_local_id(0) * get_local_size(0)));
+  for (uint i = get_global_id(0) * 8 + get_local_id(0); i < get_global_id(0) * 8 + 8; i += get_local_size(0)) y_put(i, with_plus(x_at(i), p.plus));
 }",
     ..PLAIN
 };
@@ -31,8 +30,7 @@ KERNEL {
 static COUNT: Text = Text {
     name: "count",
     cl: "KERNEL {
-  uint i = get_global_id(0);
-  y_put(i, x_at(i) + p.plus + (float)get_num_groups (0));
+  for (uint i = get_global_id(0) * 8; i < get_global_id(0) * 8 + 8; i++) y_put(i, x_at(i) + p.plus + (float)get_num_groups (0));
 }",
     ..PLAIN
 };
@@ -46,10 +44,10 @@ const COUNTED: usize = 80;
 fn run(cl: &mut OpenCl, last: &'static Text, launches: &[(f32, u32)]) -> (Vec<Vec<u8>>, usize) {
     let bytes = COUNTED as u64 * 4;
     let views = ["a", "b"].map(|name| whole(cl.create_buffer(name, bytes).unwrap(), bytes));
-    let kernels = [(&TURN, 1), (last, 8)].map(|(kernel, workgroup)| {
+    let kernels = [&TURN, last].map(|kernel| {
         let spec = KernelSpec {
             kernel,
-            workgroup,
+            workgroup: 1,
             defines: BTreeMap::new(),
             operands: vec![Some(DType::F32); 2],
             in_place: None,
