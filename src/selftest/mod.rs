@@ -135,7 +135,7 @@ mod tests {
             let data: Vec<i64> = (0..128).map(|i| i64::from(i < wrong)).collect();
             HostTensor::from_i64(&[128], &data).unwrap()
         };
-        assert_eq!(close(&ints(0), &ints(2), DType::I32), Ok(()));
+        assert_eq!(close(&ints(0), &ints(2), DType::I32), Ok(true));
         assert!(close(&ints(0), &ints(3), DType::I32).is_err());
     }
 }
