@@ -34,7 +34,7 @@ import sys
 import tempfile
 import zipfile
 
-from llama_cpp import Q4_0, Failure, libraries, quantize_gguf, tlite
+from llama_cpp import Q4_0, Failure, folder_for, libraries, quantize_gguf, tlite
 
 PEERS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "llm_peers.py")
 # What GenAI and OpenVINO need, with what makes GenAI's models: its last builder for the transformers that fits Debian's PyTorch.
@@ -121,7 +121,7 @@ def called(command):
 
 def environment(work):
     """The Python of an environment with PACKAGES, made on first use."""
-    folder = os.path.join(work, "peers")
+    folder = os.path.join(os.path.dirname(work), "peers")
     python, ready = os.path.join(folder, "bin", "python"), os.path.join(folder, "ready")
     if os.path.isfile(ready):
         return python
@@ -136,7 +136,7 @@ def environment(work):
 
 def genai_model(python, gguf, work):
     """GenAI's form of GGUF, made on first use."""
-    model, builder = os.path.join(work, "genai-int4"), os.path.join(work, "genai-builder")
+    model, builder = os.path.join(work, "genai-int4"), os.path.join(os.path.dirname(work), "genai-builder")
     if os.path.isdir(model):
         return model
     folder = os.path.join(builder, "onnxruntime_genai", "models")
@@ -240,10 +240,8 @@ def main():
     a = parser.parse_args()
     if not any((a.llama_cpp, a.llama_bench, a.vulkan, a.genai is not None, a.openvino is not None)):
         parser.error("one of --llama-cpp, --llama-bench, --vulkan, --genai and --openvino is needed")
-    if a.work:
-        os.makedirs(a.work, exist_ok=True)
     with tempfile.TemporaryDirectory() as temporary:
-        work = os.path.abspath(a.work or temporary)
+        work = folder_for(a.gguf, a.work or temporary)
         plain, folder = (os.path.join(work, name) for name in ("onnx", f"e0m4-{a.group_size}"))
         if not os.path.isdir(folder):
             if not os.path.isdir(plain):

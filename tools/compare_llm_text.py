@@ -18,7 +18,7 @@ import os
 import sys
 import tempfile
 
-from llama_cpp import F16, Failure, LlamaCpp, libraries, quantize_gguf, tlite
+from llama_cpp import F16, Failure, LlamaCpp, folder_for, libraries, quantize_gguf, tlite
 
 QUESTIONS = [
     "What is the capital of France?",
@@ -58,10 +58,8 @@ def main():
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--work")
     a = parser.parse_args()
-    if a.work:
-        os.makedirs(a.work, exist_ok=True)
     with tempfile.TemporaryDirectory() as temporary:
-        work = a.work or temporary
+        work = folder_for(a.gguf, a.work or temporary)
         library = libraries(a.llama_cpp)
         half, folder = os.path.join(work, "f16.gguf"), os.path.join(work, "onnx")
         if not os.path.isfile(half):

@@ -21,6 +21,14 @@ class Failure(Exception):
     """What the user is told."""
 
 
+def folder_for(gguf, work):
+    """The folder in `work` for what is made of a file, whose name and size tell it from others."""
+    stem = os.path.splitext(os.path.basename(gguf))[0]
+    folder = os.path.join(os.path.abspath(work), f"{stem}-{os.path.getsize(gguf)}")
+    os.makedirs(folder, exist_ok=True)
+    return folder
+
+
 def tlite(*arguments):
     """The object that a command prints."""
     command = [COMMAND, *map(str, arguments)]
@@ -65,11 +73,13 @@ def quantize_gguf(library, source, target, number):
     library.llama_model_quantize.restype = ctypes.c_uint32
     params = library.llama_model_quantize_default_params()
     params.format, params.allow_requantize = number, True
+    part = target + ".part"
     # It tells of each tensor.
     with silence():
-        code = library.llama_model_quantize(source.encode(), target.encode(), ctypes.byref(params))
+        code = library.llama_model_quantize(source.encode(), part.encode(), ctypes.byref(params))
     if code != 0:
         raise Failure(f"llama.cpp could not quantize {source} (code {code})")
+    os.replace(part, target)
 
 
 class silence:

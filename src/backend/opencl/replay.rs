@@ -97,12 +97,10 @@ impl Recorder {
     }
 }
 
-/// Where persistent kernels were seen to work: drivers that run a work-group to its end on a thread of the system.
+/// Where persistent kernels were seen to gain: with PoCL, which runs a work-group to its end on a thread of the system. With Intel's runtime they are
+/// right, but products there have work-groups of more than one work-item, which are no stages.
 fn joins(caps: &Caps) -> bool {
-    cfg!(target_arch = "x86_64")
-        && ["PoCL", "Intel(R) OpenCL"]
-            .iter()
-            .any(|name| caps.driver.contains(name))
+    cfg!(target_arch = "x86_64") && caps.driver.contains("PoCL")
 }
 
 /// A recorded dispatch, with the values that it has.
