@@ -101,11 +101,14 @@ impl Persistent {
     }
 }
 
+/// Parts of a list of kernels, each with its place.
+type Pieces = Vec<(Vec<KernelId>, Range<usize>)>;
+
 /// Pieces of a list of kernels, `None` being what is no stage, that are worth a kernel: those that come most often, and save most launches. `fits`
 /// says of a piece whether its arguments do.
 fn pieces(kernels: &[Option<KernelId>], fits: &dyn Fn(&[KernelId]) -> bool) -> Vec<Range<usize>> {
-    let all = |length: usize, first: usize| -> Vec<(Vec<KernelId>, Range<usize>)> {
-        let mut found: Vec<(Vec<KernelId>, Range<usize>)> = Vec::new();
+    let all = |length: usize, first: usize| -> Pieces {
+        let mut found: Pieces = Vec::new();
         let mut at = first;
         while let Some(piece) = kernels.get(at..at + length) {
             let stages: Option<Vec<KernelId>> = piece.iter().copied().collect();
@@ -122,7 +125,7 @@ fn pieces(kernels: &[Option<KernelId>], fits: &dyn Fn(&[KernelId]) -> bool) -> V
     };
     let starts = (2..=MOST_STAGES).flat_map(|length| (0..length).map(move |first| (length, first)));
     let tried = starts.map(|(length, first)| (length, all(length, first)));
-    let saved = |(length, found): &(usize, Vec<(Vec<KernelId>, Range<usize>)>)| {
+    let saved = |(length, found): &(usize, Pieces)| {
         let programs: HashSet<&[KernelId]> = found.iter().map(|(stages, _)| stages.as_slice()).collect();
         ((length - 1) * found.len()).saturating_sub(PROGRAM * programs.len())
     };
