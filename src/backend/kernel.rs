@@ -572,6 +572,7 @@ impl KernelSpec {
 
     /// The text in OpenCL C as a function of this name behind [`HALF`], which does what a work-group does: `group_at` is its place in the grid
     /// ([`super::persistent`]).
+    #[cfg(feature = "opencl")]
     pub(super) fn expand_stage(&self, name: &str) -> Result<String, ExpandError> {
         self.expand_as(Language::OpenCl, Some(name))
     }

@@ -21,6 +21,7 @@ pub mod image;
 pub mod kernel;
 #[cfg(feature = "opencl")]
 pub mod opencl;
+#[cfg(feature = "opencl")]
 pub mod persistent;
 pub mod phones;
 mod shared;
