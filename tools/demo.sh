@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Sets everything up and lets the model answer.
 #
-#   ./tools/demo.sh                            asks for the capital of France
-#   ./tools/demo.sh "Why is the sky blue?"     asks something else
-#   ./tools/demo.sh "Hello" --backend wgpu     passes options on to `tlite generate`
+#   ./tools/demo.sh                                    asks why the sky is blue
+#   ./tools/demo.sh "What is a binary search?"         asks something else
+#   ./tools/demo.sh "Hello" --backend wgpu             passes options on to `tlite generate`
 set -euo pipefail
 
 case ${1:-} in
@@ -12,7 +12,7 @@ case ${1:-} in
     exit 0
     ;;
 esac
-prompt="What is the capital of France?"
+prompt="Why is the sky blue?"
 case ${1:-} in
 "") [ $# -eq 0 ] || shift ;;
 --*) ;;
