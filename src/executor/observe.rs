@@ -65,7 +65,8 @@ struct Watched {
 
 impl Executor {
     /// Runs `plan`, as [`Executor::run`] does, and tells what those of its samples read and wrote that are `wanted`. All of it is copied
-    /// aside on the device meanwhile, as far as there is `room`, and read at the end. A node whose values cannot be told is left out. After [`BackendError::OutOfMemory`] less room may do, with inputs that are written anew.
+    /// aside on the device meanwhile, as far as there is `room`, and read at the end. A node whose values cannot be told is left out. After
+    /// [`BackendError::OutOfMemory`](crate::backend::BackendError::OutOfMemory) less room may do, with inputs that are written anew.
     pub fn observe(
         &mut self,
         plan: usize,
