@@ -3,7 +3,6 @@
 // memory, where the next keys are on their way while values are summed, and the other way round. A warp leaves a tile out in which the mask hides every
 // key from its rows: scores are taken to be less than 30000 apart.
 #include "common/mma"
-#define KEYS 64
 #define LOWEST -3.4028235e38f
 #define HIDDEN -60000.0f
 #define ROWS (WG / 2)
@@ -29,12 +28,12 @@ KERNEL {
   uint k_to = LOCAL_ADDRESS(k_tile), v_to = LOCAL_ADDRESS(v_tile);
   uint rows[2] = {min(row0 + g, p.rows - 1), min(row0 + g + 8, p.rows - 1)};
   uint4 query[2][DIM / 32];
-  for (uint h = 0; h < 2; h++)
-    for (uint c = 0; c < DIM / 32; c++)
+  _Pragma("unroll") for (uint h = 0; h < 2; h++)
+    _Pragma("unroll") for (uint c = 0; c < DIM / 32; c++)
       query[h][c] = ((__global const uint4 *)q)[((batch * p.rows + rows[h]) * p.heads + head) * CHUNKS + c * 4 + t];
   float sum[DIM / 8][4], top[2] = {LOWEST, LOWEST}, total[2] = {0.0f, 0.0f};
-  for (uint n = 0; n < DIM / 8; n++)
-    for (uint e = 0; e < 4; e++) sum[n][e] = 0.0f;
+  _Pragma("unroll") for (uint n = 0; n < DIM / 8; n++)
+    _Pragma("unroll") for (uint e = 0; e < 4; e++) sum[n][e] = 0.0f;
   BRING(k_to, k, K_PLACE, 0)
   COPIES_END();
   BRING(v_to, v, V_PLACE, 0)

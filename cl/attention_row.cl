@@ -3,6 +3,11 @@
 // of these groups has a running maximum of its own; they meet at the end. With SPLIT a work-group takes so many keys only and stores sums,
 // their maximum and their total: for attention_merge, or in `found` for the last work-group of the head, which counts reach that number.
 #include "common/mma"
+#ifdef SPLIT
+#ifndef HAS_FOUND
+#define PARTED
+#endif
+#endif
 #define LANES (DIM / 8)
 #define PARTS (DIM / 4)
 #define WARPS (WG / 32)
@@ -16,29 +21,46 @@
     FLOATS_OF(to[6], to[7], (word).w); \
   }
 // What the groups whose numbers differ in the bit `apart` found, put together.
-#define MEET(apart, sum, count) { \
+#define MEET(apart) { \
     float other_top, other_total; \
     WARP_OTHER(other_top, top, apart); \
     WARP_OTHER(other_total, total, apart); \
     float next = fmax(top, other_top), keep = exp(top - next), scale = exp(other_top - next); \
     total = total * keep + other_total * scale; \
     top = next; \
-    _Pragma("unroll") for (uint i = 0; i < count; i++) { \
+    _Pragma("unroll") for (uint i = 0; i < 8; i++) { \
       float other_sum; \
       WARP_OTHER(other_sum, sum[i], apart); \
       sum[i] = sum[i] * keep + other_sum * scale; \
     } \
   }
-// What the warps found, put together by the first work-items, which have four neighbours of a value each.
+// What the groups of a warp found, put together in each of them.
+#ifdef FROM256
+#define GROUPS_MEET
+#else
+#ifdef FROM128
+#define GROUPS_MEET MEET(16)
+#else
+#define GROUPS_MEET MEET(16) MEET(8)
+#endif
+#endif
+// What a warp found, for the others.
+#define WARP_STORES \
+  if (lid % 32 < LANES) { \
+    vstore8((float8)(sum[0], sum[1], sum[2], sum[3], sum[4], sum[5], sum[6], sum[7]), warp * LANES + lane, sums); \
+    tops[warp] = top; \
+    totals[warp] = total; \
+  }
+// What the warps found, put together by the first work-items, which have eight neighbours of a value each.
 #define TOGETHER \
-  if (lid < PARTS) { \
-    all = (float4)(0.0f); \
+  if (lid < LANES) { \
+    all = (float8)(0.0f); \
     top = tops[0]; \
     total = 0.0f; \
     for (uint w = 1; w < WARPS; w++) top = fmax(top, tops[w]); \
     for (uint w = 0; w < WARPS; w++) { \
       float scale = exp(fmax(tops[w] - top, -200.0f)); \
-      all += scale * vload4(w * PARTS + lid, sums); \
+      all += scale * vload8(w * LANES + lid, sums); \
       total += scale * totals[w]; \
     } \
   }
@@ -74,7 +96,10 @@ KERNEL {
       float key[8], dot = 0.0f;
       EIGHT(key, key_words[s])
       _Pragma("unroll") for (uint i = 0; i < 8; i++) dot += query[i] * key[i];
-#ifdef WIDE_HEAD
+#ifdef FROM256
+      WARP_SUM(dot, 16);
+#endif
+#ifdef FROM128
       WARP_SUM(dot, 8);
 #endif
       WARP_SUM(dot, 4);
@@ -98,24 +123,20 @@ KERNEL {
       _Pragma("unroll") for (uint i = 0; i < 8; i++) sum[i] += weight * value[i];
     }
   }
-  MEET(16, sum, 8)
-#ifndef WIDE_HEAD
-  MEET(8, sum, 8)
-#endif
-  if (lid % 32 < LANES) {
-    vstore8((float8)(sum[0], sum[1], sum[2], sum[3], sum[4], sum[5], sum[6], sum[7]), warp * LANES + lane, sums);
-    tops[warp] = top;
-    totals[warp] = total;
-  }
+  GROUPS_MEET
+  WARP_STORES
   barrier(CLK_LOCAL_MEM_FENCE);
-  float4 all;
+  float8 all;
   TOGETHER
 #ifdef HAS_FOUND
   __local uint counted;
   // Parts of one head side by side, so that the last work-group reads them in one stretch.
   __global float4 *own = (__global float4 *)found + (head * p.splits + get_group_id(2)) * (PARTS + 1);
   if (lid < 32) {
-    if (lid < PARTS) own[lid] = all;
+    if (lid < LANES) {
+      own[2 * lid] = all.lo;
+      own[2 * lid + 1] = all.hi;
+    }
     if (lid == 0) own[PARTS] = (float4)(top, total, 0.0f, 0.0f);
     WARP_MEETS();
     if (lid == 0) {
@@ -126,40 +147,32 @@ KERNEL {
   }
   barrier(CLK_LOCAL_MEM_FENCE);
   if (counted + 1 < p.splits) return;
-  uint part = lid % PARTS;
   volatile __global const float4 *from = (volatile __global const float4 *)found + head * p.splits * (PARTS + 1);
-  float four[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+  _Pragma("unroll") for (uint i = 0; i < 8; i++) sum[i] = 0.0f;
   top = LOWEST;
   total = 0.0f;
-  for (uint s = lid / PARTS; s < p.splits; s += WG / PARTS) {
-    float4 end_of = from[s * (PARTS + 1) + PARTS], sum_of = from[s * (PARTS + 1) + part];
+  for (uint s = lid / LANES; s < p.splits; s += WG / LANES) {
+    float4 end_of = from[s * (PARTS + 1) + PARTS];
+    float4 low = from[s * (PARTS + 1) + 2 * lane], high = from[s * (PARTS + 1) + 2 * lane + 1];
     float next = fmax(top, end_of.x), keep = exp(top - next), scale = exp(end_of.x - next);
-    four[0] = four[0] * keep + sum_of.x * scale;
-    four[1] = four[1] * keep + sum_of.y * scale;
-    four[2] = four[2] * keep + sum_of.z * scale;
-    four[3] = four[3] * keep + sum_of.w * scale;
+    float found_sum[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+    _Pragma("unroll") for (uint i = 0; i < 8; i++) sum[i] = sum[i] * keep + found_sum[i] * scale;
     total = total * keep + end_of.y * scale;
     top = next;
   }
-#ifndef WIDE_HEAD
-  MEET(16, four, 4)
-#endif
-  if (lid % 32 < PARTS) {
-    vstore4((float4)(four[0], four[1], four[2], four[3]), warp * PARTS + part, sums);
-    tops[warp] = top;
-    totals[warp] = total;
-  }
+  GROUPS_MEET
+  WARP_STORES
   barrier(CLK_LOCAL_MEM_FENCE);
   TOGETHER
-  if (lid < PARTS) y_put4(head * PARTS + lid, all / total);
-#else
-  if (lid >= PARTS) return;
-#ifdef SPLIT
+#endif
+  if (lid >= LANES) return;
+#ifdef PARTED
   uint at = (get_group_id(2) * p.heads + head) * (PARTS + 1);
-  y_put4(at + lid, all);
+  y_put4(at + 2 * lid, all.lo);
+  y_put4(at + 2 * lid + 1, all.hi);
   if (lid == 0) y_put4(at + PARTS, (float4)(top, total, 0.0f, 0.0f));
 #else
-  y_put4(head * PARTS + lid, all / total);
-#endif
+  y_put4(head * PARTS + 2 * lid, all.lo / total);
+  y_put4(head * PARTS + 2 * lid + 1, all.hi / total);
 #endif
 }

@@ -4,15 +4,14 @@ enable wgpu_cooperative_matrix;
 // takes 16 rows of queries of one head; the warps of a work-group share tiles of KEYS keys and values in work-group memory. The first
 // walk over the keys finds the largest score of each row, the second sums values: so no sum is ever rescaled, which matrices cannot do
 // row by row.
-const KEYS: u32 = 64u;
 const ROWS: u32 = WG / 2u;
 const LOWEST: f32 = -3.4028235e38;
 // Rows in vectors of four halves: padded, so that they begin in different banks.
 const QUADS: u32 = DIM / 4u;
 const ROW: u32 = QUADS + 2u;
 const P_ROW: u32 = KEYS / 4u + 2u;
-// Queries at first, then keys, then values.
-var<workgroup> tile: array<vec4<f16>, KEYS * ROW>;
+// Queries at first, then keys, then values: KEYS are no more than ROWS.
+var<workgroup> tile: array<vec4<f16>, ROWS * ROW>;
 var<workgroup> scores: array<f32, ROWS * KEYS>;
 var<workgroup> powers: array<vec4<f16>, ROWS * P_ROW>;
 
@@ -85,21 +84,41 @@ fn attention_mma(
   let q1 = coopLoadT<Left>(&tile[mine + 4u], ROW);
   let q2 = coopLoadT<Left>(&tile[mine + 8u], ROW);
   let q3 = coopLoadT<Left>(&tile[mine + 12u], ROW);
-#ifdef DIM128
+#ifdef FROM128
   let q4 = coopLoadT<Left>(&tile[mine + 16u], ROW);
   let q5 = coopLoadT<Left>(&tile[mine + 20u], ROW);
   let q6 = coopLoadT<Left>(&tile[mine + 24u], ROW);
   let q7 = coopLoadT<Left>(&tile[mine + 28u], ROW);
 #endif
+#ifdef FROM256
+  let q8 = coopLoadT<Left>(&tile[mine + 32u], ROW);
+  let q9 = coopLoadT<Left>(&tile[mine + 36u], ROW);
+  let q10 = coopLoadT<Left>(&tile[mine + 40u], ROW);
+  let q11 = coopLoadT<Left>(&tile[mine + 44u], ROW);
+  let q12 = coopLoadT<Left>(&tile[mine + 48u], ROW);
+  let q13 = coopLoadT<Left>(&tile[mine + 52u], ROW);
+  let q14 = coopLoadT<Left>(&tile[mine + 56u], ROW);
+  let q15 = coopLoadT<Left>(&tile[mine + 60u], ROW);
+#endif
   var s0: Sum;
   var s1: Sum;
   var s2: Sum;
   var s3: Sum;
-#ifdef DIM128
+#ifdef FROM128
   var s4: Sum;
   var s5: Sum;
   var s6: Sum;
   var s7: Sum;
+#endif
+#ifdef FROM256
+  var s8: Sum;
+  var s9: Sum;
+  var s10: Sum;
+  var s11: Sum;
+  var s12: Sum;
+  var s13: Sum;
+  var s14: Sum;
+  var s15: Sum;
 #endif
   var top = LOWEST;
   var total = 0.0;
@@ -111,11 +130,21 @@ fn attention_mma(
       d = coopMultiplyAdd(q1, coopLoad<Right>(&tile[j * ROW + 4u], ROW), d);
       d = coopMultiplyAdd(q2, coopLoad<Right>(&tile[j * ROW + 8u], ROW), d);
       d = coopMultiplyAdd(q3, coopLoad<Right>(&tile[j * ROW + 12u], ROW), d);
-#ifdef DIM128
+#ifdef FROM128
       d = coopMultiplyAdd(q4, coopLoad<Right>(&tile[j * ROW + 16u], ROW), d);
       d = coopMultiplyAdd(q5, coopLoad<Right>(&tile[j * ROW + 20u], ROW), d);
       d = coopMultiplyAdd(q6, coopLoad<Right>(&tile[j * ROW + 24u], ROW), d);
       d = coopMultiplyAdd(q7, coopLoad<Right>(&tile[j * ROW + 28u], ROW), d);
+#endif
+#ifdef FROM256
+      d = coopMultiplyAdd(q8, coopLoad<Right>(&tile[j * ROW + 32u], ROW), d);
+      d = coopMultiplyAdd(q9, coopLoad<Right>(&tile[j * ROW + 36u], ROW), d);
+      d = coopMultiplyAdd(q10, coopLoad<Right>(&tile[j * ROW + 40u], ROW), d);
+      d = coopMultiplyAdd(q11, coopLoad<Right>(&tile[j * ROW + 44u], ROW), d);
+      d = coopMultiplyAdd(q12, coopLoad<Right>(&tile[j * ROW + 48u], ROW), d);
+      d = coopMultiplyAdd(q13, coopLoad<Right>(&tile[j * ROW + 52u], ROW), d);
+      d = coopMultiplyAdd(q14, coopLoad<Right>(&tile[j * ROW + 56u], ROW), d);
+      d = coopMultiplyAdd(q15, coopLoad<Right>(&tile[j * ROW + 60u], ROW), d);
 #endif
       coopStoreT(d, &scores[warp * 16u * KEYS + j], KEYS);
     }
@@ -135,11 +164,21 @@ fn attention_mma(
       d = coopMultiplyAdd(q1, coopLoad<Right>(&tile[j * ROW + 4u], ROW), d);
       d = coopMultiplyAdd(q2, coopLoad<Right>(&tile[j * ROW + 8u], ROW), d);
       d = coopMultiplyAdd(q3, coopLoad<Right>(&tile[j * ROW + 12u], ROW), d);
-#ifdef DIM128
+#ifdef FROM128
       d = coopMultiplyAdd(q4, coopLoad<Right>(&tile[j * ROW + 16u], ROW), d);
       d = coopMultiplyAdd(q5, coopLoad<Right>(&tile[j * ROW + 20u], ROW), d);
       d = coopMultiplyAdd(q6, coopLoad<Right>(&tile[j * ROW + 24u], ROW), d);
       d = coopMultiplyAdd(q7, coopLoad<Right>(&tile[j * ROW + 28u], ROW), d);
+#endif
+#ifdef FROM256
+      d = coopMultiplyAdd(q8, coopLoad<Right>(&tile[j * ROW + 32u], ROW), d);
+      d = coopMultiplyAdd(q9, coopLoad<Right>(&tile[j * ROW + 36u], ROW), d);
+      d = coopMultiplyAdd(q10, coopLoad<Right>(&tile[j * ROW + 40u], ROW), d);
+      d = coopMultiplyAdd(q11, coopLoad<Right>(&tile[j * ROW + 44u], ROW), d);
+      d = coopMultiplyAdd(q12, coopLoad<Right>(&tile[j * ROW + 48u], ROW), d);
+      d = coopMultiplyAdd(q13, coopLoad<Right>(&tile[j * ROW + 52u], ROW), d);
+      d = coopMultiplyAdd(q14, coopLoad<Right>(&tile[j * ROW + 56u], ROW), d);
+      d = coopMultiplyAdd(q15, coopLoad<Right>(&tile[j * ROW + 60u], ROW), d);
 #endif
       coopStoreT(d, &scores[warp * 16u * KEYS + j], KEYS);
     }
@@ -157,11 +196,21 @@ fn attention_mma(
       s1 = coopMultiplyAdd(a, coopLoadT<Right>(&tile[j * ROW + 4u], ROW), s1);
       s2 = coopMultiplyAdd(a, coopLoadT<Right>(&tile[j * ROW + 8u], ROW), s2);
       s3 = coopMultiplyAdd(a, coopLoadT<Right>(&tile[j * ROW + 12u], ROW), s3);
-#ifdef DIM128
+#ifdef FROM128
       s4 = coopMultiplyAdd(a, coopLoadT<Right>(&tile[j * ROW + 16u], ROW), s4);
       s5 = coopMultiplyAdd(a, coopLoadT<Right>(&tile[j * ROW + 20u], ROW), s5);
       s6 = coopMultiplyAdd(a, coopLoadT<Right>(&tile[j * ROW + 24u], ROW), s6);
       s7 = coopMultiplyAdd(a, coopLoadT<Right>(&tile[j * ROW + 28u], ROW), s7);
+#endif
+#ifdef FROM256
+      s8 = coopMultiplyAdd(a, coopLoadT<Right>(&tile[j * ROW + 32u], ROW), s8);
+      s9 = coopMultiplyAdd(a, coopLoadT<Right>(&tile[j * ROW + 36u], ROW), s9);
+      s10 = coopMultiplyAdd(a, coopLoadT<Right>(&tile[j * ROW + 40u], ROW), s10);
+      s11 = coopMultiplyAdd(a, coopLoadT<Right>(&tile[j * ROW + 44u], ROW), s11);
+      s12 = coopMultiplyAdd(a, coopLoadT<Right>(&tile[j * ROW + 48u], ROW), s12);
+      s13 = coopMultiplyAdd(a, coopLoadT<Right>(&tile[j * ROW + 52u], ROW), s13);
+      s14 = coopMultiplyAdd(a, coopLoadT<Right>(&tile[j * ROW + 56u], ROW), s14);
+      s15 = coopMultiplyAdd(a, coopLoadT<Right>(&tile[j * ROW + 60u], ROW), s15);
 #endif
     }
   }
@@ -186,7 +235,7 @@ fn attention_mma(
   coopStoreT(s3, &scores[warp * 256u], 16u);
   workgroupBarrier();
   if (row0 + own < p.rows) { put_eight(result + 12u + lid % 2u * 2u, own * 16u + lid % 2u * 8u, total); }
-#ifdef DIM128
+#ifdef FROM128
   workgroupBarrier();
   coopStoreT(s4, &scores[warp * 256u], 16u);
   workgroupBarrier();
@@ -203,5 +252,39 @@ fn attention_mma(
   coopStoreT(s7, &scores[warp * 256u], 16u);
   workgroupBarrier();
   if (row0 + own < p.rows) { put_eight(result + 28u + lid % 2u * 2u, own * 16u + lid % 2u * 8u, total); }
+#endif
+#ifdef FROM256
+  workgroupBarrier();
+  coopStoreT(s8, &scores[warp * 256u], 16u);
+  workgroupBarrier();
+  if (row0 + own < p.rows) { put_eight(result + 32u + lid % 2u * 2u, own * 16u + lid % 2u * 8u, total); }
+  workgroupBarrier();
+  coopStoreT(s9, &scores[warp * 256u], 16u);
+  workgroupBarrier();
+  if (row0 + own < p.rows) { put_eight(result + 36u + lid % 2u * 2u, own * 16u + lid % 2u * 8u, total); }
+  workgroupBarrier();
+  coopStoreT(s10, &scores[warp * 256u], 16u);
+  workgroupBarrier();
+  if (row0 + own < p.rows) { put_eight(result + 40u + lid % 2u * 2u, own * 16u + lid % 2u * 8u, total); }
+  workgroupBarrier();
+  coopStoreT(s11, &scores[warp * 256u], 16u);
+  workgroupBarrier();
+  if (row0 + own < p.rows) { put_eight(result + 44u + lid % 2u * 2u, own * 16u + lid % 2u * 8u, total); }
+  workgroupBarrier();
+  coopStoreT(s12, &scores[warp * 256u], 16u);
+  workgroupBarrier();
+  if (row0 + own < p.rows) { put_eight(result + 48u + lid % 2u * 2u, own * 16u + lid % 2u * 8u, total); }
+  workgroupBarrier();
+  coopStoreT(s13, &scores[warp * 256u], 16u);
+  workgroupBarrier();
+  if (row0 + own < p.rows) { put_eight(result + 52u + lid % 2u * 2u, own * 16u + lid % 2u * 8u, total); }
+  workgroupBarrier();
+  coopStoreT(s14, &scores[warp * 256u], 16u);
+  workgroupBarrier();
+  if (row0 + own < p.rows) { put_eight(result + 56u + lid % 2u * 2u, own * 16u + lid % 2u * 8u, total); }
+  workgroupBarrier();
+  coopStoreT(s15, &scores[warp * 256u], 16u);
+  workgroupBarrier();
+  if (row0 + own < p.rows) { put_eight(result + 60u + lid % 2u * 2u, own * 16u + lid % 2u * 8u, total); }
 #endif
 }

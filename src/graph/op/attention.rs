@@ -75,12 +75,21 @@ pub fn takes_head(size: i64) -> bool {
 }
 
 /// Work-items of a work-group on matrix units, of which 32 take 16 rows, and the local memory that they take.
-const UNITS_TAKE: (u32, u32) = (128, 43 << 10);
+const UNITS_TAKE: (u32, u32) = (128, 46 << 10);
+
+/// Sizes of heads that kernels for large GPUs take.
+const SIZES: [i64; 3] = [64, 128, 256];
+
+/// Those kernels tell sizes of heads apart by what they are at least.
+fn with_size(call: Call, dim: i64) -> Call {
+    let from = |call: Call, least, name| if dim >= least { call.define(name, 1) } else { call };
+    from(from(call.define("DIM", dim), 128, "FROM128"), 256, "FROM256")
+}
 
 /// Matrix units take queries, keys and values in heads of this size. They round weights to halves, which a result in halves does not show.
 fn on_units(caps: &Caps, dim: i64, operands: &[Operand]) -> bool {
     let halves = operands.iter().all(|o| o.dtype == DType::F16);
-    caps.takes(&UNITS) && halves && matches!(dim, 64 | 128)
+    caps.takes(&UNITS) && halves && SIZES.contains(&dim)
 }
 
 /// Work-items of a work-group for one row.
@@ -89,7 +98,7 @@ const ROW_ITEMS: u32 = 256;
 /// The kernel for one row takes queries, keys and values in heads of this size.
 fn by_rows(caps: &Caps, dim: i64, operands: &[Operand]) -> bool {
     let halves = operands.iter().all(|o| o.dtype == DType::F16);
-    caps.takes(&ROW) && halves && matches!(dim, 64 | 128)
+    caps.takes(&ROW) && halves && SIZES.contains(&dim)
 }
 
 /// A kernel of [`by_rows`] can tell that it is the last work-group of a head, and read what the others wrote: by PTX.
@@ -412,31 +421,24 @@ impl Attention {
             let call = (0..3).fold(call, Call::reads_by_fours);
             call.grid(k.0[2].clone(), vectors.ceil_div(8)?, batch.clone())
         } else if by_row {
-            let call = Call::new(&ROW, ROW_ITEMS)
-                .define("DIM", dim)
-                // As many keys at once as a work-group takes where they are split.
-                .define("STEPS", 128 * (dim / 8) / i64::from(ROW_ITEMS))
+            let call = with_size(Call::new(&ROW, ROW_ITEMS), dim)
+                // As many keys at once as a work-group takes where they are split, or registers hold.
+                .define("STEPS", (128 * (dim / 8) / i64::from(ROW_ITEMS)).min(8))
                 .grid(heads.clone(), 1, splits.clone().unwrap_or_else(|| Dim::from(1)));
-            let call = match split {
+            match split {
                 Some(keys) => call.define("SPLIT", keys),
                 None => call,
-            };
-            if dim == 128 {
-                call.define("WIDE_HEAD", 1)
-            } else {
-                call
             }
         } else if on_units {
-            let call = Call::new(&UNITS, UNITS_TAKE.0).define("DIM", dim).grid(
-                heads.clone(),
-                queries.ceil_div(i64::from(UNITS_TAKE.0 / 2))?,
-                batch.clone(),
-            );
-            if dim == 128 {
-                call.define("DIM128", 1)
-            } else {
-                call
-            }
+            // Local memory holds fewer keys of large heads.
+            let keys = if dim == 256 { KEYS / 2 } else { KEYS };
+            with_size(Call::new(&UNITS, UNITS_TAKE.0), dim)
+                .define("KEYS", keys)
+                .grid(
+                    heads.clone(),
+                    queries.ceil_div(i64::from(UNITS_TAKE.0 / 2))?,
+                    batch.clone(),
+                )
         } else if by_item {
             let call = Call::new(&KERNEL, 1)
                 .define("ITEM", 1)
@@ -643,6 +645,8 @@ fn cases() -> Vec<Case> {
         case(1, 290, 3, 3, 128, false),
         case(70, 150, 4, 2, 128, true),
         case(130, 130, 2, 1, 64, false),
+        case(70, 150, 4, 2, 256, true),
+        case(1, 290, 8, 1, 256, true),
         masked(2, 5, 70, &[2, 1, 1, 70]),
         masked(3, 1, 9, &[4, 1, 9]),
         masked(2, 6, 6, &[2, 4, 6, 6]),
