@@ -413,6 +413,7 @@ fn decoder(file: &Path, graph: Graph, request: &Request, symbols: &mut Symbols) 
     let lengths = Lengths {
         context,
         chunk: request.chunk.min(context).max(1),
+        short: 0,
         padding: request.padding,
         rows: 0,
     };

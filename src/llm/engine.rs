@@ -45,6 +45,9 @@ pub const CHUNK: usize = 128;
 /// The same where products run on matrix units, which fewer rows leave idle.
 const LONG_CHUNK: usize = 1024;
 
+/// Most tokens of a prefill run there whose products are cut for few rows.
+const SHORT_CHUNK: usize = 128;
+
 /// Lengths of decoding are padded to multiples of this.
 pub const PADDING: usize = 64;
 
@@ -55,6 +58,8 @@ pub struct Lengths {
     pub context: usize,
     /// Most tokens of one prefill run. A cache of which a window is read has room for that and for so many.
     pub chunk: usize,
+    /// Prefill runs of no more tokens than this have a plan of their own, whose kernels are for few rows. 0: there is none.
+    pub short: usize,
     /// In decoding, grids and parameters are those of the next multiple of this many tokens, so that they change only when
     /// a multiple is crossed.
     pub padding: usize,
@@ -69,6 +74,7 @@ impl Lengths {
         Self {
             context,
             chunk: CHUNK.min(context),
+            short: 0,
             padding: PADDING,
             rows: 0,
         }
@@ -79,6 +85,7 @@ impl Lengths {
     pub fn on(mut self, caps: &Caps) -> Self {
         if caps.matrix_units {
             self.chunk = LONG_CHUNK.min(self.context);
+            self.short = if self.chunk > SHORT_CHUNK { SHORT_CHUNK } else { 0 };
         }
         self
     }
@@ -417,16 +424,16 @@ impl Decoder {
         b
     }
 
-    /// The plan of a run over `tokens` behind `past` others, where no logits but the last are wanted, and the values of its symbols. `short`: as in
-    /// [`DeviceModel`].
-    fn run_of(&self, short: Option<(usize, i64)>, tokens: usize, past: usize) -> (usize, Bindings) {
+    /// The plan of a run over `tokens` behind `past` others, where no logits but the last are wanted, and the values of its symbols.
+    fn run_of(&self, short: ShortRuns, tokens: usize, past: usize) -> (usize, Bindings) {
         let mut bindings = self.bindings(tokens, past);
         if tokens != 1 || !self.keeps_cache {
-            return (PREFILL, bindings);
+            let few = short.prefill.filter(|(_, most)| tokens <= *most);
+            return (few.map_or(PREFILL, |(plan, _)| plan), bindings);
         }
         bindings.remove(&self.sequence);
         let past = i64::try_from(past).unwrap_or(i64::MAX);
-        let short = short.filter(|(_, most)| past <= *most);
+        let short = short.decode.filter(|(_, most)| past <= *most);
         (short.map_or(DECODE, |(plan, _)| plan), bindings)
     }
 
@@ -496,7 +503,7 @@ impl Decoder {
     }
 
     /// All plans that a [`DeviceModel`] loads: those of prefill and decode, and as far as there are such those of short runs with all their
-    /// logits and of decoding behind few tokens. Without a cache prefill is all.
+    /// logits, of decoding behind few tokens and of prefill runs of few. Without a cache prefill is all.
     pub fn every_plan(&self, caps: &Caps, lengths: &Lengths) -> Result<Vec<Plan>> {
         Ok(self.device_plans(caps, lengths)?.plans)
     }
@@ -507,7 +514,7 @@ impl Decoder {
             return Ok(DevicePlans {
                 plans: vec![Plan::compile(&self.graph, caps, &whole)?],
                 verify: None,
-                short_decode: None,
+                short: ShortRuns::default(),
             });
         }
         let mut plans = Vec::from(self.plans(caps, lengths)?);
@@ -519,11 +526,17 @@ impl Decoder {
         let verify = add(&self.graph, self.rows_options(lengths))?;
         let short = self.short_decode(lengths);
         let most = short.as_ref().and_then(|o| o.bounds.get(&self.past));
-        let short_decode = add(self.step_graph(), short)?.zip(most);
+        let decode = add(self.step_graph(), short)?.zip(most);
+        let few = (1..lengths.chunk).contains(&lengths.short).then(|| {
+            let [mut prefill, _] = self.options(lengths);
+            prefill.bounds = self.bindings(lengths.short, lengths.context);
+            prefill
+        });
+        let prefill = add(&self.graph, few)?.map(|plan| (plan, lengths.short));
         Ok(DevicePlans {
             plans,
             verify,
-            short_decode,
+            short: ShortRuns { decode, prefill },
         })
     }
 
@@ -593,7 +606,16 @@ fn check_rows(tokens: usize, rows: usize) -> Result<()> {
 struct DevicePlans {
     plans: Vec<Plan>,
     verify: Option<usize>,
-    short_decode: Option<(usize, i64)>,
+    short: ShortRuns,
+}
+
+/// Plans of runs that are short in one way or another.
+#[derive(Clone, Copy, Debug, Default)]
+struct ShortRuns {
+    /// That of decoding behind few tokens, and how many these are at most.
+    decode: Option<(usize, i64)>,
+    /// That of prefill runs of few tokens, and how many these are at most.
+    prefill: Option<(usize, usize)>,
 }
 
 /// A decoder on a device.
@@ -604,8 +626,7 @@ pub struct DeviceModel {
     lengths: Lengths,
     /// The plan of short runs with the logits of all tokens.
     verify: Option<usize>,
-    /// The plan of decoding behind few tokens, and how many these are at most.
-    short_decode: Option<(usize, i64)>,
+    short: ShortRuns,
     rings: Rings,
     len: usize,
 }
@@ -678,7 +699,7 @@ impl DeviceModel {
         let verify = self
             .verify
             .filter(|_| wanted == Rows::All && (2..=self.lengths.rows).contains(&tokens.len()));
-        let (mut plan, mut bindings) = self.decoder.run_of(self.short_decode, tokens.len(), self.len);
+        let (mut plan, mut bindings) = self.decoder.run_of(self.short, tokens.len(), self.len);
         if let (Some(verify), Some(rows)) = (verify, &self.decoder.rows) {
             plan = verify;
             bindings.set(rows, i64::try_from(tokens.len()).unwrap_or(i64::MAX));

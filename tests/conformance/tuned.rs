@@ -13,13 +13,14 @@ pub struct Tuned {
     pub name: String,
     case: Case,
     caps: Caps,
+    storage: DType,
 }
 
 impl Tuned {
     pub fn run(&self, device: &Device) -> Result<(), String> {
         let _turn = device.turn();
         let scenario = Scenario::of(&self.case)?;
-        case::run_as(device, &scenario, DType::F32, &self.caps).map_err(|e| e.to_string())
+        case::run_as(device, &scenario, self.storage, &self.caps).map_err(|e| e.to_string())
     }
 }
 
@@ -34,21 +35,25 @@ pub fn trials(device: &Device) -> Vec<Tuned> {
         if what == "gpu" && caps.kind == device.caps.kind {
             continue;
         }
-        let mut cases: BTreeMap<&str, Vec<(&'static Tunable, usize, Case)>> = BTreeMap::new();
+        let mut cases: BTreeMap<&str, Vec<(&'static Tunable, DType, usize, Case)>> = BTreeMap::new();
         for case in ALL.iter().flat_map(|def| (def.cases)()) {
             let Ok(scenario) = Scenario::of(&case) else {
                 continue;
             };
-            // What cannot be planned is a failure of its own trial.
-            let tunables = case::tunables(&scenario, caps, DType::F32).unwrap_or_default();
-            for tunable in tunables {
-                let own = cases.entry(tunable.kernel.name).or_default();
-                own.push((tunable, elements(&scenario), case.clone()));
+            for storage in [DType::F32, DType::F16] {
+                // What cannot be planned is a failure of its own trial.
+                for tunable in case::tunables(&scenario, caps, storage).unwrap_or_default() {
+                    let own = cases.entry(tunable.kernel.name).or_default();
+                    // Halves where the kernel takes nothing else.
+                    if own.first().is_none_or(|(_, first, ..)| *first == storage) {
+                        own.push((tunable, storage, elements(&scenario), case.clone()));
+                    }
+                }
             }
         }
         for (kernel, mut own) in cases {
-            own.sort_by_key(|(_, elements, _)| std::cmp::Reverse(*elements));
-            let Some((tunable, ..)) = own.first() else {
+            own.sort_by_key(|(_, _, elements, _)| std::cmp::Reverse(*elements));
+            let Some(&(tunable, storage, ..)) = own.first() else {
                 continue;
             };
             for choice in (tunable.choices)(caps).into_iter().skip(1) {
@@ -56,8 +61,7 @@ pub fn trials(device: &Device) -> Vec<Tuned> {
                     tuned: vec![tunable.entry(ANY, &choice)],
                     ..caps.clone()
                 };
-                let kernels =
-                    |scenario: &Scenario, caps: &Caps| case::kernels(scenario, caps, DType::F32).ok();
+                let kernels = |scenario: &Scenario, caps: &Caps| case::kernels(scenario, caps, storage).ok();
                 // Of small cases the cut is often the same by any set.
                 let differs =
                     |case: &Case| Scenario::of(case).is_ok_and(|s| kernels(&s, caps) != kernels(&s, &tuned));
@@ -66,6 +70,7 @@ pub fn trials(device: &Device) -> Vec<Tuned> {
                     name: format!("tuned/{kernel}/{}/{what}/{}", tunable.text(&choice), case.name()),
                     case: case.clone(),
                     caps: tuned.clone(),
+                    storage,
                 }));
             }
         }

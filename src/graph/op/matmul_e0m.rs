@@ -823,6 +823,7 @@ fn cases() -> Vec<Case> {
         (Four, 128, 1, 1056, 98),
         (Eight, 128, 1, 1040, 66),
         (Four, 128, 70, 288, 164),
+        (Four, 32, 100, 1056, 260),
         (Four, 64, 140, 192, 132),
         (Eight, 64, 33, 144, 68),
         // Groups that the vector kernel cuts into stretches where many work-items share a column.

@@ -85,7 +85,12 @@ impl DeviceModel {
                 (plan, 1, past, bindings)
             };
             runs.push(one(DECODE, self));
-            runs.extend(self.short_decode.map(|(plan, _)| one(plan, self)));
+            runs.extend(self.short.decode.map(|(plan, _)| one(plan, self)));
+            let few = |(plan, most): (usize, usize)| {
+                let count = first.min(most);
+                (plan, count, 0, self.decoder.bindings(count, 0))
+            };
+            runs.extend(self.short.prefill.map(few));
             if let (Some(plan), Some(symbol)) = (self.verify, &self.decoder.rows) {
                 let mut bindings = self.decoder.bindings(rows, past);
                 bindings.set(symbol, number(rows));

@@ -1,6 +1,6 @@
 //! What running a decoder costs, from its plans: see [`crate::plan::NodeCost`].
 
-use super::{Decoder, Planned, check_room};
+use super::{Decoder, Planned, ShortRuns, check_room};
 use crate::error::{Error, Result, Stage};
 use crate::plan::{NodeCost, Plan};
 
@@ -10,7 +10,7 @@ impl Decoder {
         &self,
         plan: &dyn Fn(usize) -> Option<&'p Plan>,
         (chunk, context): (usize, usize),
-        short: Option<(usize, i64)>,
+        short: ShortRuns,
         tokens: usize,
         past: usize,
     ) -> Result<Vec<Vec<NodeCost>>> {
@@ -36,6 +36,6 @@ impl Planned {
     pub fn costs(&self, decoder: &Decoder, tokens: usize, past: usize) -> Result<Vec<Vec<NodeCost>>> {
         let lengths = (self.lengths.chunk, self.lengths.context);
         let plans = &self.plans;
-        decoder.costs(&|i| plans.plans.get(i), lengths, plans.short_decode, tokens, past)
+        decoder.costs(&|i| plans.plans.get(i), lengths, plans.short, tokens, past)
     }
 }

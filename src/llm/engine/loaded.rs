@@ -2,7 +2,7 @@
 
 use super::memory::{DecoderMemory, Planned};
 use super::ring::Rings;
-use super::{DECODE, Decoder, DeviceModel, DevicePlans, Lengths, PREFILL};
+use super::{DECODE, Decoder, DeviceModel, DevicePlans, Lengths, PREFILL, ShortRuns};
 use crate::backend::{Backend, Caps, SharedBackend, Stats};
 use crate::error::Result;
 use crate::executor::{Executor, Program};
@@ -21,7 +21,7 @@ pub struct DeviceDecoder {
     lengths: Lengths,
     /// As in [`DeviceModel`].
     verify: Option<usize>,
-    short_decode: Option<(usize, i64)>,
+    short: ShortRuns,
 }
 
 impl DeviceDecoder {
@@ -42,11 +42,7 @@ impl DeviceDecoder {
     ) -> Result<Self> {
         let memory = planned.memory();
         let Planned { plans, lengths, .. } = planned;
-        let DevicePlans {
-            plans,
-            verify,
-            short_decode,
-        } = plans;
+        let DevicePlans { plans, verify, short } = plans;
         let program = Program::load(backend, decoder.graph(), plans, decoder.weights, hear)?;
         Ok(Self {
             decoder,
@@ -55,7 +51,7 @@ impl DeviceDecoder {
             memory,
             lengths,
             verify,
-            short_decode,
+            short,
         })
     }
 
@@ -76,7 +72,7 @@ impl DeviceDecoder {
             executor: Executor::of(&self.program)?,
             lengths: self.lengths,
             verify: self.verify,
-            short_decode: self.short_decode,
+            short: self.short,
             len: 0,
         })
     }
@@ -85,8 +81,7 @@ impl DeviceDecoder {
     pub fn costs(&self, tokens: usize, past: usize) -> Result<Vec<Vec<NodeCost>>> {
         let lengths = (self.lengths.chunk, self.lengths.context);
         let plan = |i| self.program.plan(i);
-        self.decoder
-            .costs(&plan, lengths, self.short_decode, tokens, past)
+        self.decoder.costs(&plan, lengths, self.short, tokens, past)
     }
 
     /// What the device offers.

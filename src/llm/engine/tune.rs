@@ -273,7 +273,7 @@ impl DeviceModel {
 
     /// The plan that a run over `tokens` takes.
     fn next_plan(&self, tokens: &[u32]) -> usize {
-        self.decoder.run_of(self.short_decode, tokens.len(), self.len).0
+        self.decoder.run_of(self.short, tokens.len(), self.len).0
     }
 
     /// Some dispatch of a run over `tokens` is not cut as by default.

@@ -151,7 +151,7 @@ pub(super) fn vector(op: &MatMulE0m, caps: &Caps, k: usize, n: usize) -> Tuning 
 
 /// How the matrix kernel cuts the product of at most `most` rows by a `k x n` weight.
 pub(super) fn matrix(op: &MatMulE0m, caps: &Caps, k: usize, n: usize, most: Option<i64>) -> Tuning {
-    MATRIX_TUNABLE.of(caps, format!("{}, {}", shape_text(op, k, n), rows_text(most)))
+    MATRIX_TUNABLE.of(caps, matrix_text(op, k, n, most))
 }
 
 /// How the vector kernel for activations in bytes cuts a `k x n` weight.
@@ -161,11 +161,13 @@ pub(super) fn bytes_vector(op: &MatMulE0m, caps: &Caps, k: usize, n: usize) -> T
 
 /// How the matrix kernel for activations in bytes cuts the product of at most `most` rows by a `k x n` weight.
 pub(super) fn bytes_matrix(op: &MatMulE0m, caps: &Caps, k: usize, n: usize, most: Option<i64>) -> Tuning {
-    BYTES_MATRIX.of(caps, format!("{}, {}", shape_text(op, k, n), rows_text(most)))
+    BYTES_MATRIX.of(caps, matrix_text(op, k, n, most))
 }
 
-fn rows_text(most: Option<i64>) -> String {
-    most.map_or_else(|| "any rows".to_owned(), |m| format!("{m} rows"))
+/// The shape of the product of at most `most` rows by a `k x n` weight.
+pub(super) fn matrix_text(op: &MatMulE0m, k: usize, n: usize, most: Option<i64>) -> String {
+    let rows = most.map_or_else(|| "any rows".to_owned(), |m| format!("{m} rows"));
+    format!("{}, {rows}", shape_text(op, k, n))
 }
 
 impl E0mShape {

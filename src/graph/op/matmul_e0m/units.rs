@@ -2,9 +2,10 @@
 //! registers, and the units multiply and sum in single precision. The matrix kernel rounds `s * (w1 - b)` to a half; the vector kernel
 //! multiplies by halves that `w1` follows from, and scales its sums. Results of 4-bit weights are halves too.
 
-use super::{E0mShape, MatMulE0m, STRETCH, format_defines, stretch};
+use super::{E0mShape, MatMulE0m, STRETCH, format_defines, stretch, tune};
 use crate::backend::Caps;
 use crate::backend::kernel::{Form, Kernel};
+use crate::backend::tunable::{Tunable, Tuning};
 use crate::plan::lower::Call;
 use crate::quant::Bits;
 use crate::shape::Dim;
@@ -32,7 +33,7 @@ pub(super) static MATRIX: Kernel = crate::kernel!(matmul_e0m_mma {
 
 /// What both ask of a device.
 fn able(caps: &Caps) -> bool {
-    caps.matrix_units && caps.local_bytes >= LOCAL && caps.max_workgroup >= 256
+    caps.matrix_units && caps.local_bytes >= LOCAL && caps.max_workgroup >= MOST_WARPS * WARP
 }
 
 /// Local memory holds a row of `k` halves, which the vector kernel normalises, beside what it takes without.
@@ -42,49 +43,124 @@ pub(super) fn holds_row(caps: &Caps, k: usize) -> bool {
     2 * k + SUMS <= caps.local_bytes as usize
 }
 
+/// Most rows of a result that is cut as one of few rows.
+pub const SHORT: i64 = 128;
 /// Columns of a warp in both kernels.
 const COLUMNS: usize = 32;
 /// Local memory that the largest tile takes.
 const LOCAL: u32 = 46 << 10;
-/// Warps of a work-group of the vector kernel: more have too few registers each.
+/// Most warps of a work-group: more have too few registers each.
 const MOST_WARPS: u32 = 16;
 /// Work-items of a warp.
 const WARP: u32 = 32;
 /// Longest stretch of the vector kernel, in vectors of codes that a work-item holds at a time: more take too many registers.
 const HELD: usize = 4;
 
-/// How the matrix kernel cuts the results: warps along rows and columns, products of 16 rows of a warp, and blocks on their way.
+/// How the matrix kernel cuts the results: warps along rows and columns, products of 16 rows of a warp, stages of blocks on their way, and
+/// warps that share each sum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Tile {
     rows: i64,
     columns: i64,
     tiles: i64,
     stages: i64,
+    sharing: i64,
 }
 
 impl Tile {
-    const fn new(rows: i64, columns: i64, tiles: i64, stages: i64) -> Self {
+    const fn new(rows: i64, columns: i64, tiles: i64, stages: i64, sharing: i64) -> Self {
         Self {
             rows,
             columns,
             tiles,
             stages,
+            sharing,
         }
     }
 
-    /// For results of so many rows at most. WGSL, whose sums are variables of their own, has texts for up to four products of a warp.
-    fn of(rows: i64, wgsl: bool) -> Self {
+    /// For results of so many rows at most and of `n` columns, on a device of `units`. WGSL, whose sums are variables of their own, has texts for
+    /// up to four products of a warp, and none for shared sums.
+    fn of(rows: i64, n: usize, units: usize, wgsl: bool) -> Self {
         match (rows, wgsl) {
-            (..=16, _) => Self::new(1, 4, 1, 6),
-            (..=64, _) => Self::new(1, 4, 2, 6),
-            (_, true) => Self::new(2, 4, 4, 4),
-            (_, false) => Self::new(1, 4, 8, 4),
+            (..=16, true) => Self::new(1, 4, 1, 6, 1),
+            (..=SHORT, true) => Self::new(4, 1, 1, 4, 1),
+            (..=SHORT, false) => Self::of_few_rows(rows, n, units),
+            (_, true) => Self::new(2, 4, 4, 4, 1),
+            (_, false) => Self::new(1, 4, 8, 4, 1),
+        }
+    }
+
+    /// Few rows make few work-groups: smaller ones, and warps that share sums, keep the device's units busy. Local memory bounds stages.
+    fn of_few_rows(rows: i64, n: usize, units: usize) -> Self {
+        let tiles = if rows <= 16 { 1 } else { 2 };
+        let down = usize::try_from(rows).unwrap_or(1).div_ceil(if tiles == 1 { 16 } else { 32 });
+        let groups = |columns: usize| n.div_ceil(COLUMNS * columns) * down;
+        // A tenth of the units may wait.
+        let enough = |columns: &usize| groups(*columns) >= units - units / 10;
+        match [4, 2].into_iter().find(enough) {
+            Some(4) if groups(4) >= 2 * units => Self::new(1, 4, tiles, 6, 1),
+            Some(4) => Self::new(1, 4, tiles, 2, 4),
+            Some(_) => Self::new(1, 2, tiles, 3, 4),
+            None => Self::new(1, 1, tiles, 4, 4),
         }
     }
 
     fn items(self) -> u32 {
-        u32::try_from(self.rows * self.columns).unwrap_or(1) * WARP
+        u32::try_from(self.rows * self.columns * self.sharing).unwrap_or(1) * WARP
     }
+
+    /// What was chosen, else that by the rule.
+    fn tuned(self, tuning: &Tuning) -> Self {
+        match tuning.choice.iter().map(|n| i64::from(*n)).collect::<Vec<_>>()[..] {
+            [rows, columns, tiles, stages, sharing] if tuning.choice != BY_RULE => {
+                Self::new(rows, columns, tiles, stages, sharing)
+            }
+            _ => self,
+        }
+    }
+}
+
+/// The choice that leaves a tile to [`Tile::of`].
+const BY_RULE: [u32; 5] = [0; 5];
+
+static MATRIX_TUNABLE: Tunable = Tunable {
+    kernel: &MATRIX,
+    names: &["warps down", "warps across", "tiles", "stages", "warps a sum"],
+    choices: tiles,
+};
+
+fn tiles(caps: &Caps) -> Vec<Vec<u32>> {
+    const PTX: [[u32; 5]; 13] = [
+        [1, 4, 8, 4, 1],
+        [1, 4, 4, 4, 1],
+        [1, 4, 2, 6, 1],
+        [1, 4, 2, 5, 2],
+        [1, 4, 2, 2, 4],
+        [1, 4, 4, 3, 2],
+        [1, 2, 4, 4, 2],
+        [1, 2, 2, 3, 4],
+        [1, 1, 2, 4, 4],
+        [1, 4, 1, 6, 1],
+        [1, 4, 1, 2, 4],
+        [1, 2, 1, 3, 4],
+        [1, 1, 1, 4, 4],
+    ];
+    const WGSL: [[u32; 5]; 6] = [
+        [2, 4, 4, 4, 1],
+        [4, 2, 2, 4, 1],
+        [2, 2, 2, 4, 1],
+        [4, 1, 1, 4, 1],
+        [1, 4, 2, 6, 1],
+        [1, 4, 1, 6, 1],
+    ];
+    let all: &[[u32; 5]] = if caps.backend == "wgpu" { &WGSL } else { &PTX };
+    let fits =
+        |[rows, columns, _, _, sharing]: &&[u32; 5]| rows * columns * sharing * WARP <= caps.max_workgroup;
+    let others = all.iter().filter(fits);
+    std::iter::once(&BY_RULE)
+        .chain(others)
+        .map(|c| c.to_vec())
+        .collect()
 }
 
 impl MatMulE0m {
@@ -161,7 +237,9 @@ impl MatMulE0m {
         if y != DType::F16 {
             return None;
         }
-        let tile = Tile::of(most.unwrap_or(i64::MAX), caps.backend == "wgpu");
+        let units = caps.assumed_units() as usize;
+        let tuning = MATRIX_TUNABLE.of(caps, tune::matrix_text(self, k, n, most));
+        let tile = Tile::of(most.unwrap_or(i64::MAX), n, units, caps.backend == "wgpu").tuned(&tuning);
         let columns = tile.columns * i64::try_from(COLUMNS).unwrap_or(1);
         let groups = Dim::from_usize(n).ceil_div(columns).ok()?;
         let down = rows.ceil_div(tile.rows * tile.tiles * 16).ok()?;
@@ -169,7 +247,13 @@ impl MatMulE0m {
             .define("WARPS_M", tile.rows)
             .define("WARPS_N", tile.columns)
             .define("TILES", tile.tiles)
-            .define("STAGES", tile.stages);
+            .define("STAGES", tile.stages)
+            .define("WARPS_K", tile.sharing);
+        let call = if tile.sharing > 1 {
+            call.define("SHARED_SUMS", 1)
+        } else {
+            call
+        };
         // The texts that have a variable for each sum tell these numbers of tiles apart.
         let from = |call: Call, name, least| {
             if tile.tiles >= least {
@@ -179,6 +263,6 @@ impl MatMulE0m {
             }
         };
         let call = from(from(call, "TILES2", 2), "TILES4", 4);
-        Some(call.grid(groups, down, 1))
+        Some(call.grid(groups, down, 1).tuned_by(tuning))
     }
 }
