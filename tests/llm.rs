@@ -563,13 +563,31 @@ fn agreement(dir: &Path, device: &Device) -> Outcome {
     }
     let rows = host_rows(dir, &ids)?;
     // Activations in bytes have a bound of their own.
-    for (act, bound, agreeing) in [(Activations::Float, 1e-3, 0.98), (Activations::Int8, 5e-3, 0.96)] {
+    for (act, kv, bound, agreeing) in [
+        (Activations::Float, KvType::F16, 1e-3, 0.98),
+        (Activations::Float, KvType::Q8, 1e-3, 0.98),
+        (Activations::Int8, KvType::F16, 5e-3, 0.96),
+    ] {
         let mut pipeline = Pipeline::standard();
         act.store(&mut pipeline, device.share().caps());
+        kv.store(&mut pipeline);
         let decoder = decoder(dir, &pipeline, Logits::All)?;
-        let lengths = Lengths::of(ids.len());
+        let lengths = Lengths::of(ids.len()).on(device.share().caps());
         let mut model = DeviceModel::new(decoder, Box::new(device.share()), &lengths).text()?;
-        let all = model.forward_all(&ids).text()?;
+        // By each plan: of many rows, of few, and of one.
+        let mut all = Vec::new();
+        for part in [&ids[..200], &ids[200..300], &ids[300..]] {
+            all.extend(match part.len() {
+                100.. => model.forward_all(part).text()?,
+                _ => {
+                    let mut rows = Vec::new();
+                    for token in part {
+                        rows.extend(model.forward_all(&[*token]).text()?);
+                    }
+                    rows
+                }
+            });
+        }
         let (mut divergence, mut agree) = (0.0, 0usize);
         for (p, q) in rows.iter().zip(all.chunks(model.vocab())) {
             let (lp, lq) = (log_softmax(p), log_softmax(q));
@@ -580,13 +598,13 @@ fn agreement(dir: &Path, device: &Device) -> Outcome {
         let (mean, share) = (divergence / ids.len() as f64, agree as f64 / ids.len() as f64);
         let of = ids.len();
         eprintln!(
-            "{}, {act:?}: mean divergence {mean:.2e}, best token agrees at {:.1} % of {of}",
+            "{}, {act:?}, cache {kv:?}: mean divergence {mean:.2e}, best token agrees at {:.1} % of {of}",
             device.kind,
             100.0 * share,
         );
         if mean >= bound || share < agreeing {
             return Err(format!(
-                "{act:?}: mean divergence {mean:.2e} (below {bound:.0e} wanted), agreement {share:.3} ({agreeing} wanted)"
+                "{act:?}, cache {kv:?}: mean divergence {mean:.2e} (below {bound:.0e} wanted), agreement {share:.3} ({agreeing} wanted)"
             ));
         }
     }

@@ -83,6 +83,7 @@ impl Tile {
     fn of(rows: i64, n: usize, units: usize, wgsl: bool) -> Self {
         match (rows, wgsl) {
             (..=16, true) => Self::new(1, 4, 1, 6, 1),
+            (..=SHORT, true) if n.div_ceil(2 * COLUMNS) >= units - units / 10 => Self::new(4, 2, 2, 4, 1),
             (..=SHORT, true) => Self::new(4, 1, 1, 4, 1),
             (..=SHORT, false) => Self::of_few_rows(rows, n, units),
             (_, true) => Self::new(2, 4, 4, 4, 1),
