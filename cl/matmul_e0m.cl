@@ -1,12 +1,17 @@
 // y[i, column + j] = sum_k x[i, k] * w[k, j] for many rows and an E0M weight. A work-item computes ROWS rows of COLS neighbouring
 // columns; a group of x is shared by the work-group, and each weight is unpacked once for all rows. With PARTS the columns up to end0,
-// up to end1 and the rest are results of their own, from elements 0, start1 and start2 on.
+// up to end1 and the rest are results of their own, from elements 0, start1 and start2 on. With IMAGE_CODES COLS is 4.
 #include "common/e0m"
 #define UINTS CAT(uint, COLS)
 #define FLOATS CAT(float, COLS)
 #define AS_FLOATS CAT(as_float, COLS)
 #define LOAD CAT(vload, COLS)
 #define LOAD_AT(at) LOAD(0, at)
+#ifdef IMAGE_CODES
+#define CODES(at) codes_at4(at)
+#else
+#define CODES LOAD_AT
+#endif
 #define STORE CAT(vstore, COLS)
 #define HALVES(h) (AS_FLOATS((((h) & 0x7FFFu) << 13u) | (((h) & 0x8000u) << 16u)) * 0x1p112f)
 #define TERM(q) { \
@@ -22,7 +27,12 @@ KERNEL {
   uint j = first + lid * COLS;
   j = j < p.n ? j : 0;
   uint rows = E0M_ROWS(p.k / PER), groups = E0M_GROUPS(p.k);
+#ifdef IMAGE_CODES
+  uint panel = p.panel / COLS, word_at = j / p.panel * rows * panel + j % p.panel / COLS;
+#else
+  uint panel = p.panel;
   __global const uint *word_at = (__global const uint *)codes + j / p.panel * rows * p.panel + j % p.panel;
+#endif
   __global const uint *pair_at = (__global const uint *)scales + j / p.panel * groups * p.panel + j % p.panel;
   FLOATS total[ROWS];
   for (uint r = 0; r < ROWS; r++) total[r] = (FLOATS)(0.0f);
@@ -39,7 +49,7 @@ KERNEL {
     FLOATS scale = HALVES(pair), offset = scale * HALVES(pair >> 16u);
     for (uint c = 0; c < len; c += PER) {
       uint t = (k0 + c) / PER;
-      UINTS word = E0M_HIGH(LOAD_AT, word_at, t, p.panel), low = E0M_LOW(LOAD_AT, word_at, t, p.panel);
+      UINTS word = E0M_HIGH(CODES, word_at, t, panel), low = E0M_LOW(CODES, word_at, t, panel);
       TERM(0) TERM(1) TERM(2) TERM(3)
 #ifndef PER4
       TERM(4) TERM(5) TERM(6) TERM(7)

@@ -3,7 +3,7 @@
 // stretch that is not cut short is one run of loads that do not wait for each other. With PARTS the columns up to end0, up to end1 and the
 // rest are results of their own, from elements 0, start1 and start2 on. With HAS_GAIN x is normalised first: x / sqrt(mean of squares + epsilon)
 // * gain, whose first factor is that of the sums. With HAS_CODES2 every other slice takes a second weight of the same size, whose results are
-// stored beside the first.
+// stored beside the first. With IMAGE_CODES, of one weight, COLS is 4.
 //
 // With w = s * (w1 - b): sum x * w = s * (sum x * w1 - b * sum x), so the bias costs nothing a weight.
 //
@@ -23,7 +23,11 @@
 #define FLOATS CAT(float, COLS)
 #define AS_FLOATS CAT(as_float, COLS)
 // Vectors begin where they may, since columns of panels and of work-items are multiples of COLS.
+#ifdef IMAGE_CODES
+#define CODES(at) codes_at4(at)
+#else
 #define CODES(at) ((__global const UINTS *)codes_of)[at]
+#endif
 #define HALVES(h) (AS_FLOATS((((h) & 0x7FFFu) << 13u) | (((h) & 0x8000u) << 16u)) * 0x1p112f)
 #ifdef PAIRS
 #define TERM(c, v, k) mad(v, as_half2(E0M_PAIR(word.c, low.c, k))
@@ -66,7 +70,11 @@
 KERNEL {
   __local float part[WG * COLS] __attribute__((aligned(64)));
   uint lid = get_local_id(0), lane = lid % LANES, slice = lid / LANES;
+#ifdef IMAGE_CODES
+  __global const uint4 *scales_of = scales;
+#else
   __global const uint4 *codes_of = codes, *scales_of = scales;
+#endif
 #ifdef HAS_CODES2
   if (slice % 2 == 1) {
     codes_of = codes2;

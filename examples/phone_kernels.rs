@@ -1,6 +1,7 @@
 //! Writes every kernel that the plans of models ask for on phones, in OpenCL C and as SPIR-V, with a list of them:
 //! `cargo run --release --example phone_kernels -- OUT_DIR MODEL... [--costs MODEL...]`. A model is a folder with `model.onnx`, or a file; weights
-//! need not be there. Of all it writes what a token, or a run with symbols of 1, costs; of those behind `--costs` that alone.
+//! need not be there. Of all it writes what a token, or a run with symbols of 1, costs; of those behind `--costs` that alone. Kernels in OpenCL C
+//! that can run in parts of their grids, as slices need, are written so too, of those that differ in types of operands or epilogues alone the first.
 //!
 //! Beside these it writes the vector kernels of E0M4 weights and their INT4 twins, with loops of one step and of two, so that the difference
 //! is the cost of weights alone. `tools/phone_compile` compiles all for the GPUs themselves.
@@ -12,7 +13,7 @@ use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
-use transformer_lite::backend::kernel::{KernelSpec, Language};
+use transformer_lite::backend::kernel::{KernelSpec, Language, free_axes, in_parts};
 use transformer_lite::backend::phones::PHONES;
 use transformer_lite::backend::{BackendKind, Caps};
 use transformer_lite::graph::ValueId;
@@ -21,8 +22,8 @@ use transformer_lite::graph::onnx::{ImportOptions, import_with};
 use transformer_lite::graph::op::sizes::Sizes;
 use transformer_lite::graph::pass::{GREEDY, Pipeline};
 use transformer_lite::inspect::{Request, model_file, plans};
-use transformer_lite::llm::KvType;
 use transformer_lite::llm::engine::{CHUNK, Decoder, Lengths, Logits};
+use transformer_lite::llm::{Activations, KvType};
 use transformer_lite::plan::Plan;
 use transformer_lite::shape::{Bindings, Dim};
 
@@ -109,29 +110,72 @@ struct Writer {
     folder: PathBuf,
     entries: Vec<Entry>,
     known: HashMap<(&'static str, String), usize>,
+    /// What is written in parts: kernel, work-items, defines, and what is read through images.
+    in_parts: HashMap<String, KernelSpec>,
+}
+
+/// What of a kernel is written.
+#[derive(Clone, Copy)]
+enum Form {
+    Plain,
+    /// As it runs in parts of its grid.
+    InParts,
+    Compared(Compared),
 }
 
 impl Writer {
+    /// The kernel as it is and, where it can run so, in parts.
+    fn add_forms(
+        &mut self,
+        spec: &KernelSpec,
+        language: Language,
+        phone: &'static str,
+    ) -> Result<(), AnyError> {
+        self.add(spec, language, phone, Form::Plain)?;
+        if language != Language::OpenCl || !free_axes(&spec.expand(language)?).contains(&true) {
+            return Ok(());
+        }
+        let KernelSpec {
+            kernel,
+            workgroup,
+            defines,
+            images,
+            ..
+        } = spec;
+        let like = format!("{} {workgroup} {defines:?} {images:?}", kernel.name);
+        let first = self.in_parts.entry(like).or_insert_with(|| spec.clone()).clone();
+        self.add(&first, language, phone, Form::InParts)
+    }
+
     fn add(
         &mut self,
         spec: &KernelSpec,
         language: Language,
         phone: &'static str,
-        compared: Option<Compared>,
+        form: Form,
     ) -> Result<(), AnyError> {
         let backend = match language {
             Language::OpenCl => "opencl",
             Language::Wgsl => "wgpu",
         };
         let mut key = key(spec);
-        if let Some(c) = compared {
-            key = format!("{} by {}: {key}", c.format, c.weights);
+        let mut compared = None;
+        match form {
+            Form::Plain => {}
+            Form::InParts => key.push_str(" in parts"),
+            Form::Compared(c) => {
+                key = format!("{} by {}: {key}", c.format, c.weights);
+                compared = Some(c);
+            }
         }
         if let Some(i) = self.known.get(&(backend, key.clone())) {
             self.entries[*i].phones.insert(phone);
             return Ok(());
         }
-        let text = spec.expand(language)?;
+        let mut text = spec.expand(language)?;
+        if matches!(form, Form::InParts) {
+            text = in_parts(&text);
+        }
         let (bytes, extension) = match language {
             Language::OpenCl => (text.into_bytes(), "cl"),
             Language::Wgsl => (
@@ -172,7 +216,12 @@ impl Writer {
                 // The loop that is not unrolled.
                 spec.defines.remove("WHOLE");
                 let weights = 8 * columns * steps;
-                self.add(&spec, language, phone, Some(Compared { format, weights }))?;
+                self.add(
+                    &spec,
+                    language,
+                    phone,
+                    Form::Compared(Compared { format, weights }),
+                )?;
             }
         }
         Ok(())
@@ -275,12 +324,16 @@ fn all_plans(model: &Path, caps: &Caps) -> Result<Vec<Plan>, AnyError> {
     greedy.passes.push(GREEDY);
     let mut eight_bits = standard();
     KvType::Q8.store(&mut eight_bits);
+    // Products of bytes, of many rows and of one.
+    let mut bytes = standard();
+    Activations::Int8.store(&mut bytes, caps);
     let mut found = Vec::new();
     for (pipeline, logits) in [
         (standard(), Logits::All),
         (standard(), Logits::Tail),
         (greedy, Logits::Last),
         (eight_bits, Logits::Last),
+        (bytes, Logits::Last),
     ] {
         let decoder = Decoder::of(graph.clone(), &pipeline, logits)?;
         found.extend(decoder.every_plan(caps, &lengths)?);
@@ -296,6 +349,7 @@ fn main() -> Result<(), AnyError> {
         folder,
         entries: Vec::new(),
         known: HashMap::new(),
+        in_parts: HashMap::new(),
     };
     let mut costs = Vec::new();
     let mut kernels = true;
@@ -316,7 +370,7 @@ fn main() -> Result<(), AnyError> {
             for phone in PHONES {
                 let plans = all_plans(&model, &phone.caps(kind))?;
                 for spec in plans.iter().flat_map(|p| &p.kernels) {
-                    writer.add(spec, language, phone.name, None)?;
+                    writer.add_forms(spec, language, phone.name)?;
                     if spec.kernel.name == "matvec_e0m" && spec.defines.get("BITS") == Some(&4) {
                         writer.compare(spec, language, phone.name)?;
                     }

@@ -103,8 +103,8 @@ pub enum Opened {
     Device(Box<dyn Backend>),
     /// The interpreter.
     Host {
-        /// It was not asked for: no backend has a device.
-        for_want: bool,
+        /// Why no backend has a device, where it was not asked for.
+        for_want: Option<String>,
     },
 }
 
@@ -134,7 +134,7 @@ impl Placement {
             }
             BackendChoice::Host => match self.options.for_opencl() {
                 Some(refusal) => Err(failed(refusal)),
-                None => Ok(Opened::Host { for_want: false }),
+                None => Ok(Opened::Host { for_want: None }),
             },
             BackendChoice::Opencl => open(BackendKind::OpenCl),
             BackendChoice::Wgpu => open(BackendKind::Wgpu),
@@ -154,8 +154,22 @@ impl Placement {
                 match (on_cpu, device) {
                     (Some(b), _) => Ok(Opened::Device(b)),
                     (None, Some(_)) => Err(no_device("device", reasons.join("; "))),
-                    (None, None) => Ok(Opened::Host { for_want: true }),
+                    (None, None) => Ok(Opened::Host {
+                        for_want: Some(reasons.join("; ")),
+                    }),
                 }
+            }
+        }
+    }
+
+    /// As [`Placement::open`] for what only a device can do: on the host a usage error, which says `what` it lacks where it was asked for, else why
+    /// there is no device.
+    pub fn open_device(&self, what: &str) -> Result<Box<dyn Backend>> {
+        match self.open()? {
+            Opened::Device(backend) => Ok(backend),
+            Opened::Host { for_want: None } => Err(Error::usage("backend", what)),
+            Opened::Host { for_want: Some(why) } => {
+                Err(no_device("backend", format!("there is no device: {why}")))
             }
         }
     }
@@ -285,7 +299,7 @@ mod tests {
         };
         assert!(matches!(
             host(None).open().unwrap(),
-            Opened::Host { for_want: false }
+            Opened::Host { for_want: None }
         ));
         assert!(host(Some("x")).open().is_err_and(|e| e.is_usage()));
         assert!(host(None).caps().is_err_and(|e| e.is_usage()));

@@ -14,7 +14,7 @@ use crate::graph::pass::{KV_CACHE, PassReport, Pipeline};
 use crate::graph::sizes::{self, Rules};
 use crate::graph::{Graph, ValueId};
 use crate::plan::{Plan, bind};
-use crate::selftest::first_use::FirstUse;
+use crate::selftest::first_use::{FirstUse, Hear};
 use crate::shape::{Bindings, Fact, Shape, Symbol};
 use crate::tensor::{DType, HostTensor};
 use device::Device;
@@ -119,6 +119,13 @@ impl Runner {
     /// Kernels that were compared with the reference so far.
     pub fn checked_kernels(&self) -> usize {
         self.first_use().map_or(0, FirstUse::checked)
+    }
+
+    /// `hear` is told how many of how many new kernels were compared with the reference, whenever one more was.
+    pub fn hear_checks(&mut self, hear: Hear) {
+        if let Engine::Device(device) = &mut self.engine {
+            device.hear_checks(hear);
+        }
     }
 
     fn first_use(&self) -> Option<&FirstUse> {

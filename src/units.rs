@@ -24,6 +24,14 @@ pub fn count_text(count: usize, one: &str) -> String {
     }
 }
 
+/// So many dispatches.
+pub fn dispatches_text(count: usize) -> String {
+    match count {
+        1 => "1 dispatch".to_owned(),
+        _ => format!("{count} dispatches"),
+    }
+}
+
 /// A number with three digits or so and a prefix for its power of 1000: `39.1 GB/s`, `12.0 us`.
 pub fn quantity(value: f64, unit: &str) -> String {
     let prefixes = [
@@ -63,6 +71,15 @@ mod tests {
             [12e-6, 3.456e-3, 2.0].map(|v| quantity(v, "s")),
             ["12.0 us", "3.46 ms", "2.00 s"]
         );
+    }
+
+    #[test]
+    fn counts() {
+        assert_eq!(
+            [0, 1, 2].map(|n| count_text(n, "kernel")),
+            ["0 kernels", "1 kernel", "2 kernels"]
+        );
+        assert_eq!([1, 2].map(dispatches_text), ["1 dispatch", "2 dispatches"]);
     }
 
     #[test]

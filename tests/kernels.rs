@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::OnceLock;
 use transformer_lite::backend::image::{ImageKind, Images};
-use transformer_lite::backend::kernel::{FieldTy, Kernel, KernelSpec, Language, Ty};
+use transformer_lite::backend::kernel::{FieldTy, Kernel, KernelSpec, Language, Role, Ty};
 use transformer_lite::backend::phones::Phone;
 use transformer_lite::backend::{Backend, BackendKind, Caps, DeviceKind, PackedDot};
 use transformer_lite::decoders::{self, Form, Spec};
@@ -669,4 +669,29 @@ fn kernel_texts_hold_no_forbidden_words() {
             }
         }
     }
+}
+
+/// Slices copy aside what a kernel reads of its results before they try a part of it: no more, and no less.
+#[test]
+fn operands_that_are_parts_are_not_read() {
+    let all = kernels();
+    for kernel in all.values() {
+        for part in kernel.args.iter().filter(|a| a.role == Role::Part) {
+            for text in [kernel.cl, kernel.wgsl] {
+                let code = text
+                    .lines()
+                    .map(|line| line.split("//").next().unwrap_or_default());
+                let code: String = code.flat_map(|line| [line, "\n"]).collect();
+                for read in ["_at(", "_at2(", "_at4(", "_run("] {
+                    let read = format!("{}{read}", part.name);
+                    let begins = |at: usize| !code[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_');
+                    let found = code.match_indices(&read).any(|(at, _)| begins(at));
+                    assert!(!found, "{} reads {read}", kernel.name);
+                }
+            }
+        }
+    }
+    let rereads = |k: &&&Kernel| k.args.iter().any(|a| a.role.rereads());
+    let names: Vec<&str> = all.values().filter(rereads).map(|k| k.name).collect();
+    assert_eq!(names, ["attention_row", "gather"]);
 }

@@ -35,6 +35,7 @@ fn caps() -> Caps {
         max_workgroup: 256,
         max_grid: 65_535,
         subgroup: None,
+        waves: Vec::new(),
         f16_math: false,
         matrix_units: false,
         packed_dot: transformer_lite::backend::PackedDot::None,

@@ -16,6 +16,8 @@ mod play;
 #[path = "phone_path/standin.rs"]
 mod standin;
 mod support;
+#[path = "phone_path/tune.rs"]
+mod tune;
 
 use libtest_mimic::{Arguments, Trial};
 use play::{Outcome, Run};
@@ -54,6 +56,9 @@ fn main() -> ExitCode {
             }
             for (name, run) in first_use::TRIALS {
                 add(format!("run/{name}"), Box::new(run));
+            }
+            for (name, run) in tune::TRIALS {
+                add(format!("tune/{name}"), Box::new(run));
             }
             add(
                 "run/every_queue_has_the_priority".to_owned(),
@@ -960,6 +965,7 @@ fn heavy_at_first(model: &Model) -> Outcome {
         clock: vec![Slow {
             kernel: HEAVY.to_owned(),
             ns: 8_000_000 / ROOM,
+            without: None,
         }],
         ..of(Profile::Adreno)
     };

@@ -735,3 +735,25 @@ fn outputs_are_floats_under_any_name() {
         assert_eq!(found.to_f32().unwrap().as_ref(), [v * v; 32]);
     }
 }
+
+/// The host repeats what a sample computes: of the nodes with a kernel it is the one with the least work, in runs of any size.
+#[test]
+fn samples_are_nodes_with_the_least_work() {
+    let mut b = Build::default();
+    let sizes = ["128 16", "sequence 16", "8 16", "1024 16"];
+    let names = ["a", "b", "c", "d"];
+    let ends: Vec<ValueId> = names
+        .iter()
+        .zip(sizes)
+        .map(|(name, sizes)| {
+            let x = b.input(name, DType::F32, sizes);
+            b.node(unary(Unary::Relu), &[x])
+        })
+        .collect();
+    let graph = b.finish(&ends);
+    for (most, wanted) in [(32, "node3"), (4, "node2")] {
+        let plan = Plan::compile(&graph, &fake_caps(), &options(&[("sequence", most)])).unwrap();
+        let samples: Vec<&str> = plan.samples.iter().map(|s| s.node.name.as_str()).collect();
+        assert_eq!((plan.kernels.len(), samples), (1, vec![wanted]));
+    }
+}

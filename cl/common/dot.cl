@@ -12,7 +12,13 @@
 #define CODES_UNIT 8.0f
 #endif
 #define DOT_STEPS 4
-// STEP(t) for each t from `t` up to `end`, DOT_STEPS at a time between `before` and `after`.
+// STEP(t) for each t from `t` up to `end`, DOT_STEPS at a time between `before` and `after`; with IN_TURN one by one.
+#ifdef IN_TURN
+#define BY_STEPS(before, after) \
+  before; \
+  for (; t < end; t++) STEP(t) \
+  after;
+#else
 #define BY_STEPS(before, after) \
   for (; t + DOT_STEPS <= end; t += DOT_STEPS) { \
     before; \
@@ -24,6 +30,7 @@
     for (; t < end; t++) STEP(t) \
     after; \
   }
+#endif
 #ifdef X86_BYTES
 typedef char dot_bytes __attribute__((ext_vector_type(64)));
 typedef short dot_shorts __attribute__((ext_vector_type(32)));

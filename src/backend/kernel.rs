@@ -37,6 +37,7 @@
 use super::Caps;
 use super::epilogue::Epilogue;
 use super::image::{ImageKind, Pixel, ROW_PIXELS};
+use super::wave::{self, WAVE, Wave};
 use crate::tensor::DType;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::CStr;
@@ -76,6 +77,8 @@ pub enum Role {
     OptionalWeight,
     /// Every element is written.
     Out,
+    /// Partly written, and not read.
+    Part,
     /// Read and partly written.
     InOut,
     /// Read and partly written; may be left out.
@@ -85,7 +88,12 @@ pub enum Role {
 impl Role {
     /// The kernel writes there.
     pub fn writes(self) -> bool {
-        matches!(self, Self::Out | Self::InOut | Self::OptionalInOut)
+        matches!(self, Self::Out | Self::Part | Self::InOut | Self::OptionalInOut)
+    }
+
+    /// The kernel may read there what it has written.
+    pub fn rereads(self) -> bool {
+        matches!(self, Self::InOut | Self::OptionalInOut)
     }
 
     /// The operand may be left out.
@@ -414,7 +422,7 @@ impl Kernel {
         sum.finalize()
     }
 
-    /// Specs that have all accessors: of each type of elements, by images of each kind, and by fours.
+    /// Specs that have all accessors: of each type of elements, by images of each kind, and by fours; and what asks for waves.
     fn samples(&'static self) -> Vec<KernelSpec> {
         let of = |dtype: DType, kind: Option<ImageKind>, fours: bool| {
             let fits = |a: &Arg| Pixel::of(a.ty, dtype).is_some() && !a.role.writes();
@@ -435,7 +443,18 @@ impl Kernel {
         let types = [DType::F16, DType::F32, DType::I32].map(|dtype| of(dtype, None, false));
         let by_image = ImageKind::ALL.map(|kind| of(DType::F16, Some(kind), false));
         let by_fours = [DType::F16, DType::F32].map(|dtype| of(dtype, None, true));
-        types.into_iter().chain(by_image).chain(by_fours).collect()
+        let waves = [Wave::Half, Wave::Full, Wave::Lanes(wave::MOST)].map(|wave| KernelSpec {
+            defines: BTreeMap::from([(WAVE, i64::from(wave.number()))]),
+            ..of(DType::F16, None, false)
+        });
+        let waves = waves.into_iter().filter(|_| self.may_ask_for_waves());
+        let plain = types.into_iter().chain(by_image).chain(by_fours);
+        plain.chain(waves).collect()
+    }
+
+    /// It has the form that asks for a wave.
+    fn may_ask_for_waves(&self) -> bool {
+        self.forms.iter().any(|f| f.define == WAVE)
     }
 
     /// Its text in this language works on matrix units ([`super::Caps::matrix_units`]), and compiles only for devices that have them.
@@ -471,6 +490,17 @@ pub fn form_name(kernel: &Kernel, define: &str) -> String {
     format!("{} {define}", kernel.name)
 }
 
+/// A text in OpenCL C such that it runs from any work-group on: the driver's function counts from the first that is queued.
+pub fn in_parts(text: &str) -> String {
+    format!("#define get_group_id(d) (get_group_id(d) + get_global_offset(d) / get_local_size(d))\n{text}")
+}
+
+/// The axes of a grid of whose number of work-groups a text in OpenCL C does not ask: along these it can run in parts.
+pub fn free_axes(text: &str) -> [bool; 3] {
+    let asks = |axis: usize| text.contains(&format!("get_num_groups({axis})"));
+    [0, 1, 2].map(|axis| !text.contains("get_global_size(") && !asks(axis))
+}
+
 /// The operands of a kernel with an epilogue.
 pub fn args<'a>(
     kernel: &'static Kernel,
@@ -492,20 +522,31 @@ pub fn fields<'a>(
 }
 
 impl KernelSpec {
-    /// Names of what some devices do without: that it reads images, which comes first, and the kernel, if it is a variant, or its forms.
+    /// Names of what some devices do without: that it reads images and that it asks for a wave, which come first, and the kernel, if it is a
+    /// variant, or its forms.
     pub fn variants(&self) -> Vec<String> {
-        let mut all = Vec::new();
-        if !self.images.is_empty() {
-            all.push(image_form(self.kernel));
-        }
+        let mut all: Vec<String> = self.outer_forms().collect();
         if self.kernel.variant.is_some() {
             all.push(self.kernel.name.to_owned());
             return all;
         }
         let forms = self.kernel.forms.iter();
-        let active = forms.filter(|f| self.defines.contains_key(f.define));
+        let active = forms.filter(|f| f.define != WAVE && self.defines.contains_key(f.define));
         all.extend(active.map(|f| form_name(self.kernel, f.define)));
         all
+    }
+
+    /// The first of [`KernelSpec::variants`]: forms that are made of the same text, by its accessors and attributes.
+    pub fn outer_forms(&self) -> impl Iterator<Item = String> + use<> {
+        let images = (!self.images.is_empty()).then(|| image_form(self.kernel));
+        let wave = self.wave().map(|_| form_name(self.kernel, WAVE));
+        images.into_iter().chain(wave)
+    }
+
+    /// The wave that it asks for in OpenCL C.
+    pub fn wave(&self) -> Option<Wave> {
+        let number = self.defines.get(WAVE).and_then(|n| u32::try_from(*n).ok());
+        number.and_then(Wave::of)
     }
 
     /// Its operands, those of the epilogue last.
@@ -605,7 +646,7 @@ impl KernelSpec {
                 let arg = self.kernel.args.get(*i);
                 let dtype = self.operands.get(*i).copied().flatten();
                 let pixel = arg.zip(dtype).and_then(|(a, d)| Pixel::of(a.ty, d));
-                let reads = arg.is_some_and(|a| !matches!(a.role, Role::Out | Role::InOut));
+                let reads = arg.is_some_and(|a| !matches!(a.role, Role::Out | Role::Part | Role::InOut));
                 match (arg, pixel) {
                     (Some(arg), Some(_)) if reads && self.in_place != Some(*i) => {
                         names.push(format!("IMAGE_{}", arg.name.to_uppercase()));
@@ -703,6 +744,8 @@ impl KernelSpec {
 
     fn prelude_cl(&self, names: &[String], stage: Option<&str>) -> String {
         let mut s = String::new();
+        let wave = self.wave().filter(|_| stage.is_none());
+        s.push_str(wave.map_or("", Wave::pragma));
         let _ = writeln!(s, "#define WG {}", self.workgroup);
         s.push_str(CAT);
         let _ = writeln!(s, "#define MASK_MIN ({MASK_MIN:.1}f)");
@@ -812,10 +855,11 @@ impl KernelSpec {
         let mut signature = self.signature_cl("restrict ");
         signature.push("const Params p".to_owned());
         let signature = signature.join(", ");
+        let wave = wave.map_or_else(String::new, Wave::attribute);
         let _ = match stage {
             None => writeln!(
                 s,
-                "#define KERNEL __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void {}({signature})",
+                "#define KERNEL __kernel {wave}__attribute__((reqd_work_group_size(WG, 1, 1))) void {}({signature})",
                 self.kernel.name
             ),
             Some(name) => writeln!(

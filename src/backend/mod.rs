@@ -27,6 +27,7 @@ pub mod phones;
 mod shared;
 pub mod tunable;
 pub mod verdicts;
+pub mod wave;
 #[cfg(feature = "wgpu")]
 pub mod wgpu;
 
@@ -43,6 +44,7 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 use tunable::Tuned;
+use wave::Wave;
 
 /// Kind of processor behind a driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
@@ -91,6 +93,9 @@ pub struct Caps {
     pub max_grid: u32,
     /// Sub-group size where the driver has sub-groups; the smallest where it varies.
     pub subgroup: Option<u32>,
+    /// Waves that kernels may ask for; none where compilers choose alone.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub waves: Vec<Wave>,
     /// Half-precision arithmetic is offered.
     pub f16_math: bool,
     /// Products of 16 x 16 halves, summed in single precision by 32 work-items together, run on units of their own, which kernels reach
@@ -225,6 +230,7 @@ impl Caps {
             max_workgroup: 1024,
             max_grid: 65_535,
             subgroup: None,
+            waves: Vec::new(),
             f16_math: false,
             matrix_units: false,
             packed_dot: PackedDot::None,

@@ -6,6 +6,7 @@
 
 use super::Caps;
 use super::kernel::Kernel;
+use super::wave::Wave;
 use std::fmt;
 
 /// A kernel with numbers that may be chosen.
@@ -13,7 +14,7 @@ use std::fmt;
 pub struct Tunable {
     /// The kernel.
     pub kernel: &'static Kernel,
-    /// What the numbers are.
+    /// What the numbers are; [`ASKED_WAVE`] of a wave ([`Wave::of`]), [`BY_IMAGE`] of 1 or 0.
     pub names: &'static [&'static str],
     /// The sets of numbers that are right on a device, the default first.
     pub choices: fn(&Caps) -> Vec<Vec<u32>>,
@@ -31,6 +32,12 @@ pub struct Tuned {
     /// The numbers.
     pub choice: Vec<u32>,
 }
+
+/// The name of the number of a wave.
+pub const ASKED_WAVE: &str = "wave";
+
+/// The name of the number that is 1 where weights are read through an image.
+pub const BY_IMAGE: &str = "weights by image";
 
 /// See [`Tuned::shape`].
 pub const ANY: &str = "*";
@@ -78,13 +85,33 @@ impl Tunable {
         }
     }
 
-    /// Numbers with their names.
+    /// Numbers with their names, the wave, if one is asked for, and what is read through an image.
     pub fn text(&self, choice: &[u32]) -> String {
         let parts = self.names.iter().zip(choice);
         parts
-            .map(|(n, v)| format!("{n} {v}"))
+            .filter_map(|(n, v)| match *n {
+                ASKED_WAVE => Wave::of(*v).map(|wave| wave.to_string()),
+                BY_IMAGE => (*v > 0).then(|| BY_IMAGE.to_owned()),
+                _ => Some(format!("{n} {v}")),
+            })
             .collect::<Vec<_>>()
             .join(", ")
+    }
+
+    /// The wave of these numbers.
+    pub fn wave(&self, choice: &[u32]) -> Option<Wave> {
+        Wave::of(self.number(ASKED_WAVE, choice))
+    }
+
+    /// By these numbers weights are read through an image.
+    pub fn is_by_image(&self, choice: &[u32]) -> bool {
+        self.number(BY_IMAGE, choice) > 0
+    }
+
+    /// The number of this name; 0 where there is none.
+    fn number(&self, name: &str, choice: &[u32]) -> u32 {
+        let mut parts = self.names.iter().zip(choice);
+        parts.find(|(n, _)| **n == name).map_or(0, |(_, v)| *v)
     }
 }
 
@@ -129,5 +156,14 @@ mod tests {
         old.checksum ^= 1;
         assert_eq!(of(vec![old], "a"), default);
         assert_eq!(TUNABLE.text(&[2, 64]), "rows 2, items 64");
+        let waves = Tunable {
+            names: &["rows", ASKED_WAVE, BY_IMAGE],
+            ..TUNABLE
+        };
+        assert_eq!(waves.text(&[2, 2, 1]), "rows 2, full wave, weights by image");
+        assert!(waves.is_by_image(&[2, 2, 1]) && !waves.is_by_image(&[2, 2, 0]));
+        let texts = [0, 1, 16].map(|wave| waves.text(&[2, wave, 0]));
+        assert_eq!(texts, ["rows 2", "rows 2, half wave", "rows 2, waves of 16"]);
+        assert_eq!([0, 1].map(|n| waves.wave(&[2, n, 0])), [None, Some(Wave::Half)]);
     }
 }

@@ -7,7 +7,7 @@ use crate::backend::{self, BackendError, BackendKind, Caps, DeviceKind, OpenOpti
 use crate::cache::Store;
 use crate::error::{Error, Result, Stage};
 use crate::probe::{self, Probe, store};
-use crate::units::quantity;
+use crate::units::{quantity, size_text};
 use serde::Serialize;
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -281,16 +281,6 @@ fn kinds(images: &Images) -> Option<String> {
     (!all.is_empty()).then_some(all)
 }
 
-/// A number of bytes in the largest binary unit that keeps it exact enough to read.
-fn bytes(n: u64) -> String {
-    let units = [(30, "GiB"), (20, "MiB"), (10, "KiB")];
-    match units.iter().find(|(shift, _)| n >> shift >= 1) {
-        Some((shift, unit)) if n.is_multiple_of(1 << shift) => format!("{} {unit}", n >> shift),
-        Some((shift, unit)) => format!("{:.1} {unit}", n as f64 / (1u64 << shift) as f64),
-        None => format!("{n} B"),
-    }
-}
-
 impl Report {
     fn text(&self) -> String {
         let mut out = String::new();
@@ -308,12 +298,12 @@ impl Report {
                 row.backend, row.device, row.driver
             );
             let lines = [
-                ("memory", row.memory_bytes.map(bytes)),
-                ("largest buffer", row.max_buffer_bytes.map(bytes)),
-                ("largest view", row.max_view_bytes.map(bytes)),
-                ("view alignment", row.view_align.map(bytes)),
+                ("memory", row.memory_bytes.map(size_text)),
+                ("largest buffer", row.max_buffer_bytes.map(size_text)),
+                ("largest view", row.max_view_bytes.map(size_text)),
+                ("view alignment", row.view_align.map(size_text)),
                 ("work-group", row.max_workgroup.map(|n| n.to_string())),
-                ("local memory", row.local_bytes.map(|n| bytes(n.into()))),
+                ("local memory", row.local_bytes.map(|n| size_text(n.into()))),
                 ("compute units", row.units.map(|n| n.to_string())),
                 ("sub-group", row.subgroup.map(|n| n.to_string())),
                 ("images in buffers", kinds(&row.images)),
@@ -390,6 +380,7 @@ mod tests {
             max_workgroup: 1024,
             max_grid: 65535,
             subgroup: Some(32),
+            waves: Vec::new(),
             f16_math: true,
             matrix_units: false,
             packed_dot: PackedDot::None,
@@ -414,8 +405,8 @@ mod tests {
     #[test]
     fn text_has_a_line_for_what_is_known() {
         let text = report(lists, None, &|_, _, caps| caps.into()).unwrap().text();
-        let start = "wgpu: Card\n  driver: drv 1\n  kind: discrete GPU\n  largest buffer: 4 GiB\n  largest view: 2.0 GiB\n  \
-            view alignment: 32 B\n  work-group: 1024\n  local memory: 48 KiB\n  sub-group: 32\n  f16 arithmetic: yes\nhost: ";
+        let start = "wgpu: Card\n  driver: drv 1\n  kind: discrete GPU\n  largest buffer: 4.3 GB\n  largest view: 2.1 GB\n  \
+            view alignment: 32 B\n  work-group: 1024\n  local memory: 49.2 kB\n  sub-group: 32\n  f16 arithmetic: yes\nhost: ";
         assert!(text.starts_with(start), "{text}");
         assert!(text.ends_with("opencl: none: no library\n"), "{text}");
     }

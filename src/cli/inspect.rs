@@ -13,7 +13,7 @@ use crate::inspect::{
 use crate::llm::KvType;
 use crate::llm::engine::{CHUNK, PADDING};
 use crate::placement::{BackendChoice, Placement};
-use crate::units::size_text;
+use crate::units::{count_text, dispatches_text, size_text};
 use std::collections::{BTreeMap, HashSet};
 use std::fmt::Write as _;
 use std::num::NonZeroUsize;
@@ -408,16 +408,19 @@ fn running(report: &Report) -> String {
             "no synchronisation between".to_owned()
         } else {
             format!(
-                "{} segments, {} read-backs, {} uploads between",
-                p.segments.len(),
-                p.read_backs,
-                p.uploads
+                "{}, {}, {} between",
+                count_text(p.segments.len(), "segment"),
+                count_text(p.read_backs, "read-back"),
+                count_text(p.uploads, "upload")
             )
         };
         let _ok = writeln!(
             out,
-            "  {}: {} dispatches of {} kernels in {}, {waits}",
-            p.name, p.dispatches, p.kernels, p.float
+            "  {}: {} of {} in {}, {waits}",
+            p.name,
+            dispatches_text(p.dispatches),
+            count_text(p.kernels, "kernel"),
+            p.float
         );
         match (&p.padding, &p.padding_refused) {
             (Some(pad), _) => {

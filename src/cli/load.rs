@@ -27,7 +27,7 @@ pub fn open(options: &DeviceOptions) -> Result<Option<Box<dyn Backend>>> {
     match options.placement().open()? {
         Opened::Device(backend) => Ok(Some(backend)),
         Opened::Host { for_want } => {
-            if for_want {
+            if for_want.is_some() {
                 let what = "no device, `tlite devices` says why; running on the host, slowly";
                 output::note(&mut std::io::stderr(), what);
             }

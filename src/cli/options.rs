@@ -348,6 +348,11 @@ pub fn check_report(option: &str, path: &Path, model: &Path) -> Result<()> {
 /// A usage error, before any work, where `option` names a file that could not be written in the end.
 pub fn check_writable(option: &str, path: &Path) -> Result<()> {
     let refused = |what: String| Err(Error::usage(option, format!("{}: {what}", path.display())));
+    if path == Path::new("-") {
+        return refused(
+            "standard output is for the report; expected a file, ./- for one of this name".to_owned(),
+        );
+    }
     if path.is_dir() {
         return refused("is a folder; expected a file".to_owned());
     }

@@ -30,7 +30,8 @@ use std::path::{Path, PathBuf};
 /// Show where the device's time goes, by operator, and how near it comes to what the device can do
 ///
 /// Times are those of the device's clock, of the fastest of some runs. Bytes and operations follow from the plan, as in `tlite roofline`; peaks are
-/// those of `tlite devices --probe`. A language model takes in a prompt and decodes; any other model runs once, with made up inputs.
+/// those of `tlite devices --probe`. A language model takes in a prompt and decodes; any other model runs once, with made up inputs. The commands of
+/// a run that is timed are queued at once, not in the slices of --slice-ms.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Folder with model.onnx, or an ONNX file

@@ -1,6 +1,5 @@
 //! `tlite roofline`.
 
-use super::load;
 use super::options::{ExecOptions, check_fits, from_one, from_zero};
 use super::output::{note, put, put_json, table};
 use super::random::RandomOptions;
@@ -71,9 +70,8 @@ struct Report<'a> {
 
 /// The capabilities of the device that `options` name, and what is measured of it. A usage error on the host.
 pub fn device(options: &ExecOptions) -> Result<(Caps, Probe)> {
-    let Some(mut backend) = load::open(&options.on)? else {
-        return Err(Error::usage("--backend", "the host has no peaks to measure"));
-    };
+    let place = options.on.placement();
+    let mut backend = place.open_device("the host has no peaks to measure")?;
     let kept = options.on.cache.probes();
     let hear = &mut |what: &str| note(&mut std::io::stderr(), what);
     let probe = store::of_device(backend.as_mut(), kept.as_ref(), hear)?;

@@ -189,6 +189,10 @@ pub fn run(args: &Args) -> Result<()> {
     }
     let start = Instant::now();
     let progress = output::spinner("the first run, which checks kernels that are new".to_owned());
+    let line = progress.clone();
+    runner.hear_checks(Box::new(move |done, all| {
+        output::count(&line, done, all, "new kernels checked");
+    }));
     let first = runner.run(&tensors);
     progress.finish_and_clear();
     let first_ms = ms(start);

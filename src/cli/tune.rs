@@ -16,8 +16,9 @@ use std::time::{Duration, Instant};
 
 /// Measure how kernels are best cut for a model on a device, and keep it
 ///
-/// Every set of numbers that a kernel can run with is checked against the reference and timed in a prefill and in decoding; the fastest is kept in the
-/// cache, for the device, its driver and the shapes of the model, and used from then on. Ctrl-C keeps and shows what was found until then, and the exit code is 130.
+/// Every set of numbers that a kernel can run with is checked against the reference and timed in a prefill and in decoding, in turn with the default;
+/// what gains more than such times differ by themselves is kept in the cache, for the device, its driver and the shapes of the model, and used from then on. Ctrl-C keeps and shows what was found until then, and the exit code is 130.
+/// The commands of a run that is timed are queued at once, not in the slices of --slice-ms.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Folder with model.onnx and the files of its tokenizer
@@ -25,6 +26,9 @@ pub struct Args {
     /// Start nothing new after so many seconds, but for the first set
     #[arg(long, value_name = "N", default_value = "60", value_parser = from_one, allow_negative_numbers = true)]
     seconds: NonZeroUsize,
+    /// Measure at most so many sets beside the defaults: those that were chosen earlier come first, then those that are like the defaults
+    #[arg(long, value_name = "N", value_parser = from_one, allow_negative_numbers = true)]
+    sets: Option<NonZeroUsize>,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -56,8 +60,8 @@ impl Report {
         put(out, &text(&self.shapes))
     }
 
-    /// One line on how far it came, in so much time for the `defaults` and for the `others`.
-    fn closing(&self, defaults: Duration, others: Duration) -> String {
+    /// One line on how far it came, in so much time for the `defaults` and for the `others`; `limited` where no more were asked for.
+    fn closing(&self, limited: bool, defaults: Duration, others: Duration) -> String {
         let (measured, all) = (self.measured, self.all);
         match (self.interrupted, measured) {
             (true, _) if self.shapes.is_empty() => "stopped; not even the defaults were measured".to_owned(),
@@ -65,7 +69,9 @@ impl Report {
             _ if all == 0 => {
                 "nothing to tune: no kernel of the model has numbers to choose on this device".to_owned()
             }
+            (false, 1) if all == 1 => "the one set was measured".to_owned(),
             (false, _) if measured == all => format!("all {all} sets were measured"),
+            (false, _) if limited => format!("{measured} of {all} sets were measured"),
             (false, _) => {
                 #[expect(clippy::cast_precision_loss, reason = "for people")]
                 let whole =
@@ -84,16 +90,16 @@ fn text(rows: &[TuningRow]) -> String {
     let line = |r: &TuningRow| {
         #[expect(clippy::cast_precision_loss, reason = "times of runs")]
         let gain = r.default_ns as f64 / r.best_ns.max(1) as f64;
-        let best = if r.best_ns < r.default_ns {
-            r.best.clone()
-        } else {
-            "-".to_owned()
+        let best = match (r.best_ns < r.default_ns, r.within_noise) {
+            (true, _) => r.best.as_str(),
+            (false, true) => "- (others gain no more than noise)",
+            (false, false) => "-",
         };
         vec![
             r.kernel.clone(),
             r.shape.clone(),
             r.default.clone(),
-            best,
+            best.to_owned(),
             format!("{}/{}", r.tried, r.sets),
             format!("{gain:.2}x"),
         ]
@@ -131,7 +137,7 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
         }
         note(
             &mut std::io::stderr(),
-            &report.closing(Duration::ZERO, Duration::ZERO),
+            &report.closing(false, Duration::ZERO, Duration::ZERO),
         );
     });
     let line = spinner(format!("measuring {} as it is", folder.name()));
@@ -148,16 +154,21 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     learn(&tuner);
     let (defaults, begun) = (start.elapsed(), Instant::now());
     let budget = Duration::from_secs(u64::try_from(args.seconds.get()).unwrap_or(u64::MAX));
-    let progress = bar(tuner.sets());
-    while (tuner.measured() == 0 || start.elapsed() < budget) && tuner.measure_next()? {
+    let progress = bar(tuner.sets().min(args.sets.map_or(usize::MAX, NonZeroUsize::get)));
+    let most = args.sets.map_or(usize::MAX, NonZeroUsize::get);
+    let time_left = |tuner: &Tuner<'_>| tuner.measured() == 0 || start.elapsed() < budget;
+    while tuner.measured() < most && time_left(&tuner) && tuner.measure_next()? {
         learn(&tuner);
-        progress.inc(1);
+        progress.set_position(tuner.measured() as u64);
     }
     progress.finish_and_clear();
     drop(parting);
     let report = known.lock().unwrap_or_else(PoisonError::into_inner);
     report.show(args.json, &mut std::io::stdout().lock())?;
-    note(&mut notes, &report.closing(defaults, begun.elapsed()));
+    note(
+        &mut notes,
+        &report.closing(report.measured >= most, defaults, begun.elapsed()),
+    );
     Ok(())
 }
 
@@ -173,6 +184,7 @@ mod tests {
             best: "items 32".to_owned(),
             default_ns: 300,
             best_ns,
+            within_noise: false,
             tried: 2,
             sets: 8,
         }
@@ -190,6 +202,11 @@ mod tests {
             ["matvec", "4 x 8", "items 64", "items 32", "2/8", "1.50x"]
         );
         assert_eq!(lines[2], ["matvec", "4 x 8", "items 64", "-", "2/8", "1.00x"]);
+        let close = TuningRow {
+            within_noise: true,
+            ..row(300)
+        };
+        assert!(super::text(&[close]).contains("  - (others gain no more than noise)  "));
     }
 
     #[test]
@@ -201,13 +218,15 @@ mod tests {
             shapes: vec![],
             ..Report::default()
         };
-        let closing = |r: Report| r.closing(Duration::from_secs(9), Duration::from_secs(25));
+        let closing = |r: Report| r.closing(false, Duration::from_secs(9), Duration::from_secs(25));
         let part = "5 of 16 sets were measured";
         assert_eq!(
             closing(report(false, 5)),
             format!("{part}; give --seconds 90 for all")
         );
         assert_eq!(closing(report(false, 16)), "all 16 sets were measured");
+        let limited = report(false, 5).closing(true, Duration::ZERO, Duration::ZERO);
+        assert_eq!(limited, part);
         assert!(closing(Report::default()).starts_with("nothing to tune"));
         assert_eq!(
             closing(report(true, 0)),

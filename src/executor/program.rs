@@ -19,6 +19,8 @@ use std::sync::Arc;
 pub struct Program {
     pub(super) backend: SharedBackend,
     pub(super) weights: HashMap<WeightKey, View>,
+    /// Where weights are from that are not freed with it.
+    lender: Option<Arc<Self>>,
     /// Each with its kernels, by position in [`Plan::kernels`].
     pub(super) plans: Vec<(Arc<Plan>, Arc<[KernelId]>)>,
 }
@@ -44,13 +46,28 @@ impl Program {
         weights: WeightSource,
         hear: &mut dyn FnMut(usize, usize),
     ) -> Result<Self> {
+        Self::load_beside(backend, graph, plans, weights, None, hear)
+    }
+
+    /// The same with the weights of `lender`, other plans of `graph` on the same device, as far as it has them.
+    pub(crate) fn load_beside(
+        backend: SharedBackend,
+        graph: &Graph,
+        plans: Vec<Plan>,
+        weights: WeightSource,
+        lender: Option<Arc<Self>>,
+        hear: &mut dyn FnMut(usize, usize),
+    ) -> Result<Self> {
         let mut program = Self {
             backend,
             weights: HashMap::new(),
+            lender,
             plans: Vec::with_capacity(plans.len()),
         };
         for key in plans.iter().flat_map(|p| &p.weights) {
-            if !program.weights.contains_key(key) {
+            if let Some(view) = program.lent(key) {
+                program.weights.insert(key.clone(), view);
+            } else if !program.weights.contains_key(key) {
                 program.upload(graph, key, weights)?;
             }
         }
@@ -63,6 +80,11 @@ impl Program {
             program.plans.push((Arc::new(plan), kernels.into()));
         }
         Ok(program)
+    }
+
+    /// A weight that another program has uploaded.
+    fn lent(&self, key: &WeightKey) -> Option<View> {
+        self.lender.as_ref()?.weights.get(key).copied()
     }
 
     /// What the device offers.
@@ -133,8 +155,10 @@ impl Program {
 
 impl Drop for Program {
     fn drop(&mut self) {
-        for view in self.weights.values() {
-            self.backend.destroy_buffer(view.buffer);
+        for (key, view) in &self.weights {
+            if self.lent(key).is_none() {
+                self.backend.destroy_buffer(view.buffer);
+            }
         }
     }
 }

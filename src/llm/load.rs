@@ -291,7 +291,7 @@ impl Loaded {
             Opened::Host { for_want } => {
                 options.check_weights_on_host()?;
                 notes.extend(options.place.priority_note(None));
-                if for_want {
+                if for_want.is_some() {
                     notes.push("no device, `tlite devices` says why; running on the host, slowly".to_owned());
                 }
                 if options.float == Some(DType::F16) {
@@ -360,12 +360,8 @@ impl Loaded {
         store: Option<&'s Store>,
     ) -> Result<Tuner<'s>> {
         options.check()?;
-        let Opened::Device(backend) = options.place.open()? else {
-            return Err(Error::usage(
-                "backend",
-                "the host has nothing to tune; a device is needed",
-            ));
-        };
+        let lacks = "the host has nothing to tune; a device is needed";
+        let backend = options.place.open_device(lacks)?;
         let mut unsaid = Vec::new();
         let weights = options.import();
         let (decoder, planned) = prepared(

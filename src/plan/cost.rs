@@ -246,7 +246,9 @@ impl Run<'_> {
                         }
                         Role::Out => written = bytes,
                         // Commands that write parts of one result write it once together.
-                        Role::InOut | Role::OptionalInOut => written = bytes / self.writers(*tensor).max(1),
+                        Role::Part | Role::InOut | Role::OptionalInOut => {
+                            written = bytes / self.writers(*tensor).max(1);
+                        }
                     }
                 }
             }

@@ -6,6 +6,7 @@ use crate::backend::epilogue::{Beside, Epilogue};
 use crate::backend::image::{ImageKind, Pixel};
 use crate::backend::kernel::{self, Arg, FieldTy, Kernel, Ty};
 use crate::backend::tunable::Tuning;
+use crate::backend::wave::WAVE;
 use crate::graph::op::{Op, OpError, OpResult};
 use crate::graph::{Graph, NodeId, ValueId};
 use crate::shape::{Bindings, Constraints, Dim, Fact, Shape};
@@ -276,9 +277,12 @@ impl Call {
         self
     }
 
-    /// Says by which numbers it was cut, which measuring may choose otherwise.
+    /// Says by which numbers it was cut, which measuring may choose otherwise; the wave among them it asks for.
     #[must_use]
     pub fn tuned_by(mut self, tuning: Tuning) -> Self {
+        if let Some(wave) = tuning.tunable.wave(&tuning.choice) {
+            self.defines.insert(WAVE, i64::from(wave.number()));
+        }
         self.tuning = Some(tuning);
         self
     }

@@ -310,7 +310,7 @@ pub struct Plan {
     pub segments: Vec<Segment>,
     /// Specialised kernels.
     pub kernels: Vec<KernelSpec>,
-    /// Nodes whose dispatches have each kernel at least once; the first such ones.
+    /// Nodes whose dispatches have each kernel at least once: of those with a kernel one with the least work, which the host has to repeat.
     pub samples: Vec<Sample>,
     /// Packed constants.
     pub weights: Vec<WeightKey>,

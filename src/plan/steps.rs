@@ -9,9 +9,10 @@ use super::{Place, Port, Sample, Step, Value, dim_error};
 use crate::backend::kernel::{KernelSpec, Role};
 use crate::error::{Error, Result, Stage};
 use crate::graph::op::device_dtype;
+use crate::graph::op::sizes::Sizes;
 use crate::graph::{NodeId, Part, ValueId};
 use crate::shape::{Dim, Quotient, Symbol};
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 /// Turns ordered items into steps.
 pub(super) struct Build<'a, 'b> {
@@ -250,20 +251,57 @@ impl<'a, 'b> Build<'a, 'b> {
 
     /// See [`super::Plan::samples`].
     pub fn samples(&self, steps: &[Step]) -> Result<Vec<Sample>> {
-        let (mut all, mut known) = (Vec::new(), HashSet::new());
-        for step in steps {
-            if !known.insert(step.kernel) {
-                continue;
+        let (mut nodes, mut at): (Vec<(NodeId, Vec<usize>)>, _) = (Vec::new(), HashMap::new());
+        for (i, step) in steps.iter().enumerate() {
+            let index = *at.entry(step.node).or_insert(nodes.len());
+            match nodes.get_mut(index) {
+                Some((_, own)) => own.push(i),
+                None => nodes.push((step.node, vec![i])),
             }
-            let of_node = steps.iter().enumerate().filter(|(_, s)| s.node == step.node);
-            let (of_node, kernels): (Vec<usize>, Vec<usize>) = of_node.map(|(i, s)| (i, s.kernel)).unzip();
-            known.extend(kernels);
-            all.push(Sample {
-                node: self.host_step(step.node)?,
-                steps: of_node,
-            });
         }
-        Ok(all)
+        let work: HashMap<NodeId, u64> = nodes.iter().map(|(node, _)| (*node, self.work(*node))).collect();
+        nodes.sort_by_key(|(node, _)| work.get(node).copied().unwrap_or(u64::MAX));
+        let mut known = HashSet::new();
+        nodes.retain(|(_, own)| {
+            let kernels: Vec<usize> = own.iter().filter_map(|i| Some(steps.get(*i)?.kernel)).collect();
+            let any = kernels.iter().any(|k| !known.contains(k));
+            known.extend(kernels);
+            any
+        });
+        nodes.sort_by_key(|(_, own)| own.first().copied());
+        let sample = |(node, steps)| {
+            Ok(Sample {
+                node: self.host_step(node)?,
+                steps,
+            })
+        };
+        nodes.into_iter().map(sample).collect()
+    }
+
+    /// Operations of a node, to compare nodes by: at the bounds of symbols, and as if those without any were all the same.
+    fn work(&self, id: NodeId) -> u64 {
+        const UNBOUNDED: i64 = 64;
+        let graph = self.c.graph;
+        let Some(node) = graph.node(id) else {
+            return u64::MAX;
+        };
+        let size = |dim: &Dim| {
+            let (mut symbols, mut values) = (BTreeSet::new(), self.c.limits.clone());
+            dim.symbols(&mut symbols);
+            for symbol in symbols.iter().filter(|s| self.c.limits.get(s).is_none()) {
+                values.set(symbol, UNBOUNDED);
+            }
+            let size = dim.eval(&values).ok().and_then(|n| u64::try_from(n).ok());
+            size.unwrap_or(u64::MAX)
+        };
+        let shape = |v: &ValueId| -> Vec<u64> {
+            let fact = graph.fact(*v);
+            fact.map_or_else(|_| Vec::new(), |f| f.shape.0.iter().map(size).collect())
+        };
+        node.op.flops(&Sizes {
+            inputs: node.inputs.iter().map(|v| v.as_ref().map(shape)).collect(),
+            outputs: node.outputs.iter().map(shape).collect(),
+        })
     }
 
     /// A step without an operator: reads a value of the device for its symbols, or computes a known one.

@@ -13,7 +13,7 @@ use crate::executor::{Executor, Program, WeightSource};
 use crate::graph::pass::Pipeline;
 use crate::graph::{Edit, Graph, ValueId};
 use crate::plan::{Options, Plan};
-use crate::selftest::first_use::FirstUse;
+use crate::selftest::first_use::{FirstUse, Hear};
 use crate::shape::{Bindings, Fact};
 use crate::tensor::{DType, HostTensor};
 use std::sync::Arc;
@@ -220,6 +220,13 @@ impl Device {
     pub fn plan(&self) -> Option<&Plan> {
         let loaded = self.executor.as_ref();
         loaded.map_or(self.plan.as_ref(), |l| l.executor.plan(0))
+    }
+
+    /// `hear` is told how far checks of kernels have come, where they are checked.
+    pub fn hear_checks(&mut self, hear: Hear) {
+        if let Some(first_use) = &mut self.first_use {
+            first_use.heard_by(hear);
+        }
     }
 
     /// The checks of its kernels, where they are checked.

@@ -14,6 +14,7 @@ use crate::error::{Error, Result, Stage};
 use crate::executor::{Executor, Observed, Program, Room, specs};
 use crate::plan::{Plan, Sample};
 use crate::shape::Bindings;
+use crate::units::count_text;
 use std::collections::HashSet;
 use std::sync::Arc;
 
@@ -25,7 +26,6 @@ struct Fault {
 }
 
 /// What comparing kernels with the reference has found.
-#[derive(Default)]
 struct Found {
     /// Kernels that were compared.
     judged: usize,
@@ -34,12 +34,21 @@ struct Found {
     faults: Vec<Fault>,
 }
 
+/// Is told how many of how many new kernels were compared.
+pub type Hear = Box<dyn FnMut(usize, usize) + Send>;
+
 /// The checks of kernels of one model on one device, and what there is to note of them.
-#[derive(Debug)]
 pub struct FirstUse {
     store: Option<Arc<Store>>,
     notes: Vec<String>,
     checked: usize,
+    hear: Option<Hear>,
+}
+
+impl std::fmt::Debug for FirstUse {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "FirstUse, {} kernels checked, {:?}", self.checked, self.notes)
+    }
 }
 
 impl FirstUse {
@@ -49,7 +58,13 @@ impl FirstUse {
             store,
             notes: known(caps).into_iter().collect(),
             checked: 0,
+            hear: None,
         }
+    }
+
+    /// From now on `hear` is told how far checks have come.
+    pub fn heard_by(&mut self, hear: Hear) {
+        self.hear = Some(hear);
     }
 
     /// Sentences about kernels that are not used, or could not be checked.
@@ -78,7 +93,8 @@ impl FirstUse {
         program: &Program,
         observe: &mut dyn FnMut(&mut Watch<'_>) -> Result<()>,
     ) -> Result<bool> {
-        let Some(found) = compare(program, self.store.as_deref(), observe)? else {
+        let hear = self.hear.as_mut();
+        let Some(found) = compare(program, self.store.as_deref(), observe, hear)? else {
             *backend = backend.without_images();
             return Ok(false);
         };
@@ -135,15 +151,17 @@ pub fn new_kernels(plans: &[Plan], caps: &Caps, store: Option<&Store>) -> usize 
 }
 
 /// Compares the kernels of `program` that `store` does not know with the reference, as [`FirstUse::is_right`] does; an error for the first that is
-/// wrong.
+/// wrong. False where the driver refuses images: other kernels ran than were planned, and nothing is known of either.
 pub fn all_right(
     program: &Program,
     store: Option<&Store>,
     observe: &mut dyn FnMut(&mut Watch<'_>) -> Result<()>,
-) -> Result<()> {
-    let found = compare(program, store, observe)?.unwrap_or_default();
+) -> Result<bool> {
+    let Some(found) = compare(program, store, observe, None)? else {
+        return Ok(false);
+    };
     let first = found.faults.first();
-    first.map_or(Ok(()), |fault| Err(wrong(program.caps(), fault)))
+    first.map_or(Ok(true), |fault| Err(wrong(program.caps(), fault)))
 }
 
 /// Bytes that are copied aside in a run at first; where the device has no memory for that, less.
@@ -158,6 +176,7 @@ pub struct Watch<'a> {
     judged: HashSet<KernelSpec>,
     faults: Vec<Fault>,
     room: Room,
+    hear: Option<&'a mut Hear>,
 }
 
 impl std::fmt::Debug for Watch<'_> {
@@ -167,9 +186,10 @@ impl std::fmt::Debug for Watch<'_> {
 }
 
 impl<'a> Watch<'a> {
-    fn of(new: &'a HashSet<&'a KernelSpec>) -> Self {
+    fn of(new: &'a HashSet<&'a KernelSpec>, hear: Option<&'a mut Hear>) -> Self {
         Self {
             new,
+            hear,
             done: HashSet::new(),
             judged: HashSet::new(),
             faults: Vec::new(),
@@ -231,6 +251,10 @@ impl<'a> Watch<'a> {
         let own: Vec<KernelSpec> = own.cloned().collect();
         self.done.extend(own.iter().cloned());
         let verdict = judge(observed);
+        if let Some(hear) = &mut self.hear {
+            let done = self.new.iter().filter(|spec| self.done.contains(**spec));
+            hear(done.count(), self.new.len());
+        }
         if verdict != Ok(false) {
             self.judged.extend(own.iter().cloned());
         }
@@ -254,13 +278,14 @@ fn compare(
     program: &Program,
     store: Option<&Store>,
     observe: &mut dyn FnMut(&mut Watch<'_>) -> Result<()>,
+    hear: Option<&mut Hear>,
 ) -> Result<Option<Found>> {
     let caps = program.caps();
     let kernels = program.kernels();
     let by_image = kernels.iter().any(|spec| !spec.images.is_empty());
     let new = kernels.into_iter().filter(|spec| !is_known(store, caps, spec));
     let new: HashSet<&KernelSpec> = new.collect();
-    let mut watch = Watch::of(&new);
+    let mut watch = Watch::of(&new, hear);
     if by_image || !new.is_empty() {
         log::debug!("{} kernels are checked", new.len());
         observe(&mut watch)?;
@@ -284,13 +309,10 @@ fn compare(
     }))
 }
 
-/// The variants of a kernel that are left first: images alone, without which its other forms may be right.
+/// The variants of a kernel that are left first: images alone, or the wave, without which its other forms may be right.
 fn to_leave(spec: &KernelSpec) -> Vec<String> {
-    let mut all = spec.variants();
-    if !spec.images.is_empty() {
-        all.truncate(1);
-    }
-    all
+    let outer = spec.outer_forms().next();
+    outer.map_or_else(|| spec.variants(), |form| vec![form])
 }
 
 /// A note of the variants that earlier starts have left.
@@ -314,8 +336,8 @@ fn known(caps: &Caps) -> Option<String> {
 fn unjudged(caps: &Caps, kernels: &[String]) -> Option<String> {
     let first = kernels.iter().min()?;
     Some(format!(
-        "note: {} kernels could not be checked on {} ({}), such as {first}",
-        kernels.len(),
+        "note: {} could not be checked on {} ({}), such as {first}",
+        count_text(kernels.len(), "kernel"),
         caps.device,
         caps.driver
     ))

@@ -132,6 +132,42 @@ fn tune_without_a_device_is_wrong_usage() {
     fails(&["tune", "/no/such/model"], 2, &["/no/such/model"]);
 }
 
+#[test]
+fn what_needs_a_device_says_why_there_is_none() {
+    let (dir, model) = tiny_model("llama", Traits::default());
+    for command in ["profile", "roofline", "tune"] {
+        let output = crate::support::command()
+            .args([command, path(&model), "--no-cache"])
+            .env("OCL_ICD_VENDORS", dir.path())
+            .env("XDG_RUNTIME_DIR", std::env::temp_dir())
+            .env("VK_DRIVER_FILES", dir.path().join("none.json"))
+            .output()
+            .unwrap();
+        let text = stderr(&output);
+        assert_eq!(output.status.code(), Some(2), "{command}: {text}");
+        for words in [
+            "error: --backend: there is no device: opencl: ",
+            "; wgpu: ",
+            "install",
+        ] {
+            assert!(text.contains(words), "{command}: {words:?} wanted: {text}");
+        }
+    }
+}
+
+#[test]
+fn reports_are_not_written_to_a_file_named_as_standard_output() {
+    let (_dir, model) = tiny_model("llama", Traits::default());
+    for option in ["--trace", "--html"] {
+        fails(
+            &["profile", path(&model), option, "-"],
+            2,
+            &[option, "standard output"],
+        );
+    }
+    assert!(!Path::new("-").exists());
+}
+
 /// On the host, as on a backend that is there and cannot.
 #[test]
 fn what_a_backend_cannot_is_wrong_usage() {

@@ -2,6 +2,7 @@
 
 use crate::support::Device;
 use std::collections::BTreeMap;
+use transformer_lite::backend::image::{ImageKind, Images};
 use transformer_lite::backend::tunable::{ANY, Tunable};
 use transformer_lite::backend::{Caps, DeviceKind};
 use transformer_lite::graph::op::{ALL, case::Case};
@@ -24,15 +25,33 @@ impl Tuned {
     }
 }
 
-/// Every set but the defaults, on the device as it is and as a GPU.
+/// Every set but the defaults, on the device as it is and as a GPU; and those that read weights through images on one that has some.
 pub fn trials(device: &Device) -> Vec<Tuned> {
     let gpu = Caps {
         kind: DeviceKind::Integrated,
         ..device.caps.clone()
     };
+    let offered = device.caps.images;
+    let kind = ImageKind::ALL.into_iter().find(|kind| offered.offers(*kind));
+    let by_image = Caps {
+        images: Images {
+            reads: kind,
+            ..offered
+        },
+        ..gpu.clone()
+    };
     let mut all = Vec::new();
-    for (what, caps) in [("as it is", &device.caps), ("gpu", &gpu)] {
-        if what == "gpu" && caps.kind == device.caps.kind {
+    for (what, caps) in [
+        ("as it is", &device.caps),
+        ("gpu", &gpu),
+        ("gpu by image", &by_image),
+    ] {
+        let known = match what {
+            "gpu" => caps.kind == device.caps.kind,
+            "gpu by image" => kind.is_none(),
+            _ => false,
+        };
+        if known {
             continue;
         }
         let mut cases: BTreeMap<&str, Vec<(&'static Tunable, DType, usize, Case)>> = BTreeMap::new();
@@ -56,7 +75,8 @@ pub fn trials(device: &Device) -> Vec<Tuned> {
             let Some(&(tunable, storage, ..)) = own.first() else {
                 continue;
             };
-            for choice in (tunable.choices)(caps).into_iter().skip(1) {
+            let choices = (tunable.choices)(caps).into_iter().skip(1);
+            for choice in choices.filter(|c| what != "gpu by image" || tunable.is_by_image(c)) {
                 let tuned = Caps {
                     tuned: vec![tunable.entry(ANY, &choice)],
                     ..caps.clone()

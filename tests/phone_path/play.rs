@@ -181,6 +181,14 @@ impl Run {
         serde_json::from_str(&self.output).map_err(|e| format!("{e} in {}", self.output))
     }
 
+    /// An error for a run that did not end well, whatever it wrote.
+    pub fn ended_well(&self) -> Outcome {
+        if self.status.success() {
+            return Ok(());
+        }
+        Err(format!("ended with {}: {}", self.status, self.errors))
+    }
+
     /// The tokens of the answer of a run that ended well.
     pub fn tokens(&self) -> Result<Vec<u64>, String> {
         let report = self.report()?;

@@ -19,7 +19,7 @@ use tlite_standin::{Config, Delay, Fault, ImageDesc, Profile, cl};
 /// A trial and its name.
 type Named = (&'static str, fn() -> Outcome);
 
-pub const TRIALS: [Named; 10] = [
+pub const TRIALS: [Named; 11] = [
     ("says_what_a_phone_says", says_what_a_phone_says),
     ("properties_of_contexts_are_checked", contexts),
     ("properties_of_queues_are_checked", queues),
@@ -30,6 +30,7 @@ pub const TRIALS: [Named; 10] = [
     ("memory_is_limited", memory),
     ("images_of_buffers_are_aligned", images),
     ("command_buffers_are_logged_and_fail", command_buffers),
+    ("requests_for_waves_are_checked", waves),
 ];
 
 fn says_what_a_phone_says() -> Outcome {
@@ -46,6 +47,7 @@ fn says_what_a_phone_says() -> Outcome {
                 "cl_qcom_perf_hint",
                 "cl_qcom_priority_hint",
                 "cl_qcom_recordable_queues",
+                "cl_qcom_reqd_sub_group_size",
             ][..],
         ),
         (
@@ -327,6 +329,29 @@ fn images() -> Outcome {
         ("of no buffer", make(line, context, 64, 0, 0), INVALID_MEM_OBJECT),
     ] {
         same(what, code, wanted)?;
+    }
+    Ok(())
+}
+
+fn waves() -> Outcome {
+    let pragma = "#pragma OPENCL EXTENSION cl_qcom_reqd_sub_group_size : enable";
+    let text = |pragma: &str, wave: &str| {
+        format!(
+            "{pragma}\n__kernel __attribute__((qcom_reqd_sub_group_size({wave}))) void f(__global int *x) {{ x[0] = 1; }}"
+        )
+    };
+    for (profile, text, wanted) in [
+        (Profile::Adreno, text(pragma, "\"half\""), cl::SUCCESS),
+        (Profile::Adreno, text(pragma, "\"full\""), cl::SUCCESS),
+        (
+            Profile::Adreno,
+            text(pragma, "\"third\""),
+            cl::BUILD_PROGRAM_FAILURE,
+        ),
+        (Profile::Adreno, text("", "\"half\""), cl::BUILD_PROGRAM_FAILURE),
+        (Profile::Mali, text(pragma, "\"half\""), cl::BUILD_PROGRAM_FAILURE),
+    ] {
+        same(&text, Phone::of(profile)?.builds(&text)?, wanted)?;
     }
     Ok(())
 }

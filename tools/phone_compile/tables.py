@@ -146,6 +146,35 @@ def dearer(entries, table):
     return found
 
 
+IN_PARTS = " in parts"
+
+
+def parts(table):
+    """Kernels that run in parts of their grids: how many, the most instructions that one needs more than as a whole, and those that lose waves, a
+    line each.
+
+    >>> whole, part = Counts(100, 8, 16, 0), Counts(104, 8, 16, 0)
+    >>> parts({("opencl", "a"): {"g": whole}, ("opencl", "a in parts"): {"g": part}})
+    (1, 4, [])
+    >>> parts({("opencl", "a"): {"g": whole}, ("opencl", "a in parts"): {"g": Counts(104, 20, 8, 0)}})
+    (1, 4, ['`a` on g: 8 waves, 16 as a whole'])
+    """
+    many, more, lost = 0, 0, []
+    for (backend, key), counts in table.items():
+        if not key.endswith(IN_PARTS):
+            continue
+        many += 1
+        whole = table.get((backend, key.removesuffix(IN_PARTS)), {})
+        for gpu, c in counts.items():
+            w = whole.get(gpu)
+            if not (isinstance(c, Counts) and isinstance(w, Counts)):
+                continue
+            more = max(more, c.instructions - w.instructions)
+            if c.waves < w.waves:
+                lost.append(f"`{key.removesuffix(IN_PARTS)}` on {gpu}: {c.waves} waves, {w.waves} as a whole")
+    return many, more, lost
+
+
 def markdown(rows):
     head, *body = rows
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
@@ -177,6 +206,8 @@ def write_page(path, version, entries, table, predictions):
         costs.append([f"`{form}`", LANGUAGE[backend], gpu, f"{ours_cost:.1f}", f"{theirs:.1f}", f"{theirs / ours_cost:.2f}"])
     spilled = sum(1 for counts in table.values() for c in counts.values() if isinstance(c, Counts) and c.spills)
     failed = sum(1 for counts in table.values() for c in counts.values() if isinstance(c, Failed))
+    many, more, lost = parts(table)
+    lost = "\n".join(f"* {line}" for line in lost) or "* None has fewer waves than as a whole."
     text = f"""# Kernels on phones
 
 Every kernel that the plans of models ask for, compiled for GPUs of phones by Mesa's drivers, without a phone. Written by
@@ -193,6 +224,13 @@ Every kernel that the plans of models ask for, compiled for GPUs of phones by Me
 The span of instructions over all forms, most registers, fewest waves.
 
 {markdown(summary)}
+
+## In parts of their grids
+
+{many} of the forms in OpenCL C are kernels as they run in parts of their grids, which slices need: `get_group_id` counts from the offset of the part. They
+need at most {more} instructions more.
+
+{lost}
 
 ## Weights of 4 bits: E0M4 and INT4
 

@@ -3,15 +3,11 @@
 use super::device::x86_vectors;
 use super::driver::{Code, Context, DeviceHandle, Program};
 use crate::backend::image::{ImageKind, Pixel};
-use crate::backend::kernel::{self, BUILD_OPTIONS, KernelSpec, Language, Role};
+use crate::backend::kernel::{self, BUILD_OPTIONS, KernelSpec, Language};
 use crate::backend::{BackendError, Caps, DeviceKind, persistent, verdicts};
 use crate::cache::{Key, Kind, Store};
 use std::ffi::{CStr, CString};
 use std::sync::Arc;
-
-/// Put before a kernel's text so that it runs from any work-group on: the driver's function counts from the first that is queued.
-const IN_PARTS: &str =
-    "#define get_group_id(d) (get_group_id(d) + get_global_offset(d) / get_local_size(d))\n";
 
 /// Why dispatches are not joined.
 pub(super) const JOINED_DIFFERS: &str = "it gives other results than its stages one by one";
@@ -100,7 +96,7 @@ impl Text {
 impl Builder<'_> {
     /// The kernel for `spec`: from the store, where it is there and the driver takes it, else compiled, and then stored.
     pub(super) fn build(&self, spec: &KernelSpec) -> Result<Built, BackendError> {
-        self.made(&self.job(spec, "")?)
+        self.made(&self.job(spec)?)
     }
 
     /// The program for `spec` of which parts of a grid can run, made as [`Builder::build`] makes kernels, and whether it came from the store. An
@@ -109,8 +105,9 @@ impl Builder<'_> {
         &self,
         spec: &KernelSpec,
     ) -> Result<Result<(InParts, bool), String>, BackendError> {
-        let mut job = self.job(spec, IN_PARTS)?;
+        let mut job = self.job(spec)?;
         job.text.name.push_str(" in parts");
+        job.text.source = kernel::in_parts(&job.text.source);
         let text = job.text.whole();
         let known = verdicts::of_program(self.store, self.caps, &job.text.name, &text);
         if known == Some(false) {
@@ -215,14 +212,14 @@ impl Builder<'_> {
     }
 
     /// Checks what can be checked without a compiler. The text begins with `prefix`.
-    fn job<'s>(&self, spec: &'s KernelSpec, prefix: &str) -> Result<Job<'s>, BackendError> {
+    fn job<'s>(&self, spec: &'s KernelSpec) -> Result<Job<'s>, BackendError> {
         let name = spec.to_string();
         if spec.workgroup == 0 || spec.params_bytes() == 0 {
             let why = "a work-group and the parameter struct must not be empty";
             return Err(refused(&name, why.to_owned()));
         }
         self.check_workgroup(spec, &name, u64::from(self.caps.max_workgroup))?;
-        let source = self.source(spec).map(|source| prefix.to_owned() + &source);
+        let source = self.source(spec);
         let source =
             source.map_err(|error| self.failed(&name, error.why, kernel::excerpt(spec.kernel.cl, None)))?;
         let entry = CString::new(spec.kernel.name)
@@ -341,9 +338,7 @@ impl Builder<'_> {
         Ok(Compiled {
             program,
             in_parts: None,
-            free_axes: [0, 1, 2].map(|axis| {
-                !source.contains("get_global_size(") && !source.contains(&format!("get_num_groups({axis})"))
-            }),
+            free_axes: kernel::free_axes(source),
             told: false,
             entry: job.entry.clone(),
             name: name.as_str().into(),
@@ -353,10 +348,7 @@ impl Builder<'_> {
                 .bound()
                 .map(|(arg, _)| arg.role.writes() || shared == Some(arg.name))
                 .collect(),
-            rereads: shared.is_some()
-                || spec
-                    .bound()
-                    .any(|(arg, _)| arg.role.writes() && arg.role != Role::Out),
+            rereads: shared.is_some() || spec.bound().any(|(arg, _)| arg.role.rereads()),
             images: spec.bound_images().collect(),
             params_bytes: spec.params_bytes(),
         })

@@ -3,6 +3,7 @@
 use super::driver::{Code, DeviceHandle, number, text};
 use super::image;
 use super::priority::Hints;
+use crate::backend::wave::{self, Wave};
 use crate::backend::{BackendError, Caps, DeviceKind, Maker, PackedDot, fast_local};
 use dlopen2::raw::Library;
 use opencl3::device as api;
@@ -291,10 +292,11 @@ fn caps_of(device: DeviceHandle, platform: &str, platform_version: &str) -> Resu
         // Work-item numbers are kept in 32 bits by the kernels.
         max_grid: u32::MAX / max_workgroup,
         subgroup: if sub_groups {
-            smallest_sub_group(device)
+            sub_group_sizes(device).into_iter().min()
         } else {
             None
         },
+        waves: waves(has, device),
         f16_math: has("cl_khr_fp16"),
         matrix_units: takes_ptx(kind, maker, has("cl_nv_device_attribute_query"), device),
         packed_dot: PackedDot::None,
@@ -334,14 +336,25 @@ fn takes_ptx(kind: DeviceKind, maker: Maker, told: bool, device: DeviceHandle) -
     kind != DeviceKind::Cpu && maker == Maker::Pci(0x10de) && told && major().is_ok_and(|n| n >= 8)
 }
 
-/// The smallest sub-group size where the driver tells it for the device; else it depends on the kernel.
-fn smallest_sub_group(device: DeviceHandle) -> Option<u32> {
-    let bytes = device.info(SUB_GROUP_SIZES_INTEL).ok()?;
-    bytes
-        .chunks_exact(size_of::<usize>())
-        .map(|b| clamp(number(b)))
-        .filter(|n| *n > 0)
-        .min()
+/// Sub-group sizes where the driver tells them for the device; else they depend on the kernel.
+fn sub_group_sizes(device: DeviceHandle) -> Vec<u32> {
+    let bytes = device.info(SUB_GROUP_SIZES_INTEL).unwrap_or_default();
+    let sizes = bytes.chunks_exact(size_of::<usize>());
+    sizes.map(|b| clamp(number(b))).filter(|n| *n > 0).collect()
+}
+
+/// What kernels may ask for.
+fn waves(has: impl Fn(&str) -> bool, device: DeviceHandle) -> Vec<Wave> {
+    /// Least and most of Intel's GPUs.
+    const LANES: std::ops::RangeInclusive<u32> = 8..=wave::MOST;
+    if has("cl_qcom_reqd_sub_group_size") {
+        return vec![Wave::Half, Wave::Full];
+    }
+    if !has("cl_intel_required_subgroup_size") {
+        return Vec::new();
+    }
+    let sizes = sub_group_sizes(device).into_iter();
+    sizes.filter(|n| LANES.contains(n)).map(Wave::Lanes).collect()
 }
 
 /// Bytes from the alignment in bits that drivers give: at least those of a vector of four words, which accessors read.

@@ -155,6 +155,7 @@ fn caps_of(adapter: &::wgpu::Adapter) -> Caps {
         subgroup: features
             .contains(::wgpu::Features::SUBGROUP)
             .then_some(info.subgroup_min_size),
+        waves: Vec::new(),
         f16_math: features.contains(::wgpu::Features::SHADER_F16),
         matrix_units: has_matrix_units(adapter),
         packed_dot: PackedDot::Wgsl,

@@ -6,7 +6,7 @@ use crate::graph::pass::PassReport;
 use crate::plan::{HostStep, Segment};
 use crate::runner::Difference;
 use crate::tensor::HostTensor;
-use crate::units::count_text;
+use crate::units::{count_text, dispatches_text};
 use serde::Serialize;
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -295,8 +295,8 @@ pub fn text(report: &Report, segments: Option<&[Segment]>) -> String {
     if let (Some(low), Some(mid), Some(high)) = (runs.first(), runs.get(runs.len() / 2), runs.last()) {
         let _ok = writeln!(
             out,
-            "then {} runs: median {mid:.2} ms ({low:.2} to {high:.2})",
-            runs.len()
+            "then {}: median {mid:.2} ms ({low:.2} to {high:.2})",
+            count_text(runs.len(), "run")
         );
     }
     let _ok = write!(out, "\ninputs\n{}", values(&report.inputs, "made up"));
@@ -327,9 +327,10 @@ pub fn text(report: &Report, segments: Option<&[Segment]>) -> String {
             .count();
         let _ok = writeln!(
             out,
-            "\n{} dispatches in {on_device} segments on the device, {} steps on the host",
-            report.dispatches,
-            report.host.len()
+            "\n{} in {} on the device, {} on the host",
+            dispatches_text(report.dispatches),
+            count_text(on_device, "segment"),
+            count_text(report.host.len(), "step")
         );
         // One line for all that have one reason; --json has each.
         let mut groups: Vec<(String, Vec<&OnHost>)> = Vec::new();

@@ -19,7 +19,7 @@ use crate::tensor::{DType, HostTensor, product};
 pub(super) static KERNEL: Kernel = crate::kernel!(conv {
     in_h: U32, in_w: U32, out_h: U32, out_w: U32, channels: U32, rows: U32, outputs: U32, tiles: U32, first: U32, parts: U32,
     image: U32, total: I32, pad_h: I32, pad_w: I32,
-} [x: In Elem, w: In Elem, bias: OptionalIn Elem, y: InOut Single])
+} [x: In Elem, w: In Elem, bias: OptionalIn Elem, y: Part Single])
 .with_forms(&[Form {
     // Each lane of a sub-group loads other weights for all.
     define: "BROADCAST",

@@ -16,7 +16,7 @@ use crate::tensor::{DType, HostTensor};
 
 static KERNEL: Kernel = crate::kernel!(gather_e0m {
     count: U32, k: U32, panel: U32, table_rows: I32, first: I32, part_rows: I32,
-} [codes: Weight Words4, scales: Weight Words4, index: In Elem, y: InOut Elem]);
+} [codes: Weight Words4, scales: Weight Words4, index: In Elem, y: Part Elem]);
 
 /// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -14,7 +14,7 @@ use crate::shape::{Dim, Fact, product};
 use crate::tensor::HostTensor;
 
 static KERNEL: Kernel =
-    crate::kernel!(kv_append { count: U32, start: U32 } [x: In Elem, live: Weight Elem, state: InOut Elem]);
+    crate::kernel!(kv_append { count: U32, start: U32 } [x: In Elem, live: Weight Elem, state: Part Elem]);
 
 /// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]

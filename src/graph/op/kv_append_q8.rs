@@ -18,7 +18,7 @@ use crate::tensor::{DType, HostTensor};
 
 static KERNEL: Kernel = crate::kernel!(kv_append_q8 {
     rows: U32, start: U32,
-} [x: In Elem, live: Weight Elem, state: InOut Words]);
+} [x: In Elem, live: Weight Elem, state: Part Words]);
 
 /// Work-items for a row of a head.
 const ITEMS: u32 = 16;

@@ -27,7 +27,7 @@ static KERNEL: Kernel = crate::kernel!(matmul {
     a0: U32, a1: U32, a2: U32,
     b0: U32, b1: U32, b2: U32,
     batches: U32,
-} [a: In Elem, b: In Elem, y: InOut Elem])
+} [a: In Elem, b: In Elem, y: Part Elem])
 .with_forms(&[Form {
     // Each lane of a sub-group loads another row for all.
     define: "BROADCAST",
@@ -40,7 +40,7 @@ pub(super) static TILED: Kernel = crate::kernel!(matmul_tiled {
     a0: U32, a1: U32, a2: U32,
     b0: U32, b1: U32, b2: U32,
     batches: U32,
-} [a: In Elem, b: In Elem, y: InOut Single])
+} [a: In Elem, b: In Elem, y: Part Single])
 .variant_of(&KERNEL, |caps| caps.fast_local);
 
 /// Rows that one work-item computes when there are many.

@@ -16,7 +16,7 @@ use super::rms_norm::RmsNorm;
 use super::sizes::Sizes;
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, operand, own};
 use crate::backend::kernel::{Form, Kernel};
-use crate::backend::{Caps, DeviceKind};
+use crate::backend::{Caps, DeviceKind, wave};
 use crate::plan::lower::{Call, LowerCx, Operand, Pack};
 use crate::quant::{Bits, ByGroup, GROUP_STEP, Method, Packed, decode_rows};
 use crate::shape::{Dim, Fact, Shape, product};
@@ -29,7 +29,7 @@ static VECTOR: Kernel = crate::kernel!(matvec_e0m {
     n: U32, steps: U32, panel: U32, column: U32,
     end0: U32, end1: U32, start1: U32, start2: U32, epsilon: F32,
 } [x: In Elem, gain: OptionalIn Elem, codes: Weight Words4, scales: Weight Words4,
-   codes2: OptionalWeight Words4, scales2: OptionalWeight Words4, y: InOut Elem])
+   codes2: OptionalWeight Words4, scales2: OptionalWeight Words4, y: Part Elem])
 .with_forms(&[
     Form {
         // A stretch as one run of loads, which takes registers that compilers may not have.
@@ -46,24 +46,34 @@ static VECTOR: Kernel = crate::kernel!(matvec_e0m {
         define: "BROADCAST",
         needs: Caps::lane_broadcast,
     },
+    wave::FORM,
 ]);
+
+/// Its operand of codes.
+const VECTOR_CODES: usize = 2;
 
 /// Many rows; the same.
 static MATRIX: Kernel = crate::kernel!(matmul_e0m {
     m: U32, n: U32, k: U32, panel: U32, y_stride: U32, column: U32,
     end0: U32, end1: U32, start1: U32, start2: U32,
-} [x: In Elem, codes: Weight Words4, scales: Weight Words4, y: InOut Elem])
-.with_forms(&[Form {
-    // Each lane of a sub-group loads another row for all.
-    define: "BROADCAST",
-    needs: Caps::lane_broadcast,
-}]);
+} [x: In Elem, codes: Weight Words4, scales: Weight Words4, y: Part Elem])
+.with_forms(&[
+    Form {
+        // Each lane of a sub-group loads another row for all.
+        define: "BROADCAST",
+        needs: Caps::lane_broadcast,
+    },
+    wave::FORM,
+]);
+
+/// Its operand of codes.
+const MATRIX_CODES: usize = 1;
 
 /// Many rows in halves, 2 columns a work-item; the same.
 static PAIRS: Kernel = crate::kernel!(matmul_e0m_pairs {
     m: U32, n: U32, k: U32, panel: U32, y_stride: U32, column: U32,
     end0: U32, end1: U32, start1: U32, start2: U32,
-} [x: In Elem, codes: Weight Words4, scales: Weight Words4, y: InOut Elem])
+} [x: In Elem, codes: Weight Words4, scales: Weight Words4, y: Part Elem])
 .variant_of(&MATRIX, |caps| caps.fast_half() && caps.few_registers());
 
 /// See the module documentation.
@@ -533,19 +543,25 @@ impl MatMulE0m {
         let tuning = tune::vector(self, caps, k, n);
         let tile = E0mShape::of(caps).with_vector(&tuning);
         let columns = tile.lanes * tile.vector_columns;
-        let (items, most) = tile.slices(caps, k, n, self.group, tuning.is_default);
+        let (items, most) = tile.slices(caps, k, n, self.group, tile == E0mShape::of(caps));
         let fold = items >= FOLD * columns;
         // Every other slice takes the second weight.
         let items = match two {
             true if items == tile.lanes || items * 2 <= caps.max_workgroup.min(E0mShape::MOST) => items * 2,
             _ => items,
         };
+        let by_image = !two && tuning.tunable.is_by_image(&tuning.choice);
         let call = Call::new(&VECTOR, items);
         // Pairs are read by eights, from the buffer.
         let call = if pairs {
             call.define("PAIRS", 1)
         } else {
             call.reads_by_fours(0)
+        };
+        let call = if by_image {
+            call.reads_by_fours(VECTOR_CODES)
+        } else {
+            call
         };
         let call = format_defines(call, self.bits, self.group, most)
             .define("LANES", i64::from(tile.lanes))
@@ -559,7 +575,9 @@ impl MatMulE0m {
         };
         // A run of loads takes more registers than all threads of a phone's GPU have; so do reads of images, which are all moved to the front of
         // a loop that is unrolled.
-        let in_turn = if pairs {
+        let in_turn = if by_image {
+            true
+        } else if pairs {
             caps.few_registers()
         } else {
             caps.images_of(&VECTOR).is_some()
@@ -623,6 +641,10 @@ impl MatMulE0m {
         let columns = tile.matrix_items * tile.matrix_columns;
         let call = Call::new(&MATRIX, tile.matrix_items);
         let groups = Dim::from_usize(n).ceil_div(i64::from(columns))?;
+        let call = match tuning.tunable.is_by_image(&tuning.choice) {
+            true => call.reads_by_fours(MATRIX_CODES),
+            false => call,
+        };
         let call = format_defines(call, self.bits, self.group, STRETCH)
             .reads_by_fours(0)
             .define("ROWS", tile.rows)
@@ -657,6 +679,7 @@ const BROADCAST_ITEMS: u32 = 8;
 const FOLD: u32 = 8;
 
 /// Work-group shapes of the two kernels for a device.
+#[derive(PartialEq, Eq)]
 struct E0mShape {
     /// Work-items of the vector kernel.
     vector_items: u32,

@@ -19,7 +19,7 @@ static KERNEL: Kernel = crate::kernel!(rotary_append {
     queries: U32, count: U32, heads: U32, kv_heads: U32, dim: U32, angles: U32, start: U32,
 } [
     q: In Elem, k: In Elem, v: In Elem, cosine: In Elem, sine: In Elem, live: Weight Elem,
-    y: Out Elem, keys: InOut Elem, values: InOut Elem
+    y: Out Elem, keys: Part Elem, values: Part Elem
 ]);
 
 /// See the module documentation.

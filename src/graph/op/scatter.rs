@@ -18,7 +18,7 @@ use crate::tensor::HostTensor;
 static KERNEL: Kernel = crate::kernel!(scatter {
     count: U32, row: U32, n0: I32, n1: I32, n2: I32, n3: I32, s0: U32, s1: U32, s2: U32, s3: U32,
     m1: U32, m2: U32, m3: U32, m4: U32, t0: U32, t1: U32, t2: U32, t3: U32, t4: U32,
-} [x: In Elem, index: In Elem, y: InOut Single]);
+} [x: In Elem, index: In Elem, y: Part Single]);
 
 /// What becomes of the old element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

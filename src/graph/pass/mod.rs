@@ -261,9 +261,7 @@ impl Pipeline {
     /// The same with what this device wants besides.
     #[must_use]
     pub fn on(mut self, caps: &Caps) -> Self {
-        if caps.matrix_units || caps.explicit_vectors() || caps.lane_vectors() {
-            self.passes.push(ROTARY_APPEND);
-        }
+        self.passes.push(ROTARY_APPEND);
         // Each work-group normalises the row for itself, and takes registers for two weights: phones' GPUs have too few of cores and registers
         // (docs/phone_kernels.md).
         if caps.explicit_vectors() || caps.fast_local || caps.lane_broadcast() {

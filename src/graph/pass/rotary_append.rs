@@ -1,5 +1,5 @@
 //! The rotary embedding of queries and keys of an attention, and the appends of its keys and values, become one node, [`RotaryAppend`]: one
-//! dispatch in place of four. Runs after the passes `kv_cache` and `attention`, for devices that want few dispatches.
+//! dispatch in place of four. Runs after the passes `kv_cache` and `attention`, for devices.
 
 use super::pattern::{input, transposed};
 use crate::error::Result;

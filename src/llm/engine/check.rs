@@ -45,8 +45,9 @@ impl DeviceDecoder {
         }
     }
 
-    /// Compares the kernels that `store` does not know with the reference; an error for the first that is wrong.
-    pub(super) fn check_all(&self, store: Option<&Store>) -> Result<()> {
+    /// Compares the kernels that `store` does not know with the reference; an error for the first that is wrong. False where the driver refuses
+    /// images, so that other kernels ran.
+    pub(super) fn check_all(&self, store: Option<&Store>) -> Result<bool> {
         first_use::all_right(&self.program, store, &mut |watch| self.observe(watch))
     }
 

@@ -40,10 +40,22 @@ impl DeviceDecoder {
         planned: Planned,
         hear: &mut dyn FnMut(usize, usize),
     ) -> Result<Self> {
+        Self::load_beside(decoder, backend, planned, None, hear)
+    }
+
+    /// The same with the weights of `beside` on this device, as far as they are the same.
+    pub(super) fn load_beside(
+        decoder: Arc<Decoder>,
+        backend: SharedBackend,
+        planned: Planned,
+        beside: Option<&Self>,
+        hear: &mut dyn FnMut(usize, usize),
+    ) -> Result<Self> {
         let memory = planned.memory();
         let Planned { plans, lengths, .. } = planned;
         let DevicePlans { plans, verify, short } = plans;
-        let program = Program::load(backend, decoder.graph(), plans, decoder.weights, hear)?;
+        let beside = beside.map(|other| other.program.clone());
+        let program = Program::load_beside(backend, decoder.graph(), plans, decoder.weights, beside, hear)?;
         Ok(Self {
             decoder,
             checked: 0,

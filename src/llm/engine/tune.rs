@@ -1,7 +1,8 @@
 //! Numbers of kernels chosen by measuring a decoder on its device.
 //!
-//! The decoder is planned with the next set of numbers of a kernel for all shapes at once, the kernels that this makes are checked as a first load
-//! does, and each dispatch of a prefill and of a decode step is timed. Of each kernel and shape the fastest set is kept.
+//! The decoder is planned with the next set of numbers of a kernel for all shapes at once, beside the defaults, with which it shares the weights. The
+//! kernels that this makes are checked as a first load does, and each dispatch of a prefill and of a decode step is timed, by the defaults and by
+//! the set in turn. Of each kernel and shape the set is kept that gains most, if it gains more than such times differ by themselves.
 
 use super::{Decoder, DeviceDecoder, DeviceModel, Lengths, Rows};
 use crate::backend::tunable::{ANY, Tunable, Tuned, Tuning};
@@ -12,11 +13,13 @@ use crate::llm::LanguageModel;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Runs whose least time counts.
-const PREFILLS: usize = 2;
+/// Runs of each set whose median counts, behind one that does not.
+const PREFILLS: usize = 3;
 const DECODES: usize = 5;
 /// Tokens in the cache when decoding is timed, on which nothing that is tuned depends.
 const SHORT: usize = 12;
+/// Tokens that caches hold beside a prefill.
+const BESIDE: usize = 64;
 /// Of the default's time; what gains less is noise.
 const WORTH: f64 = 0.97;
 
@@ -29,20 +32,86 @@ pub struct TuningRow {
     pub shape: String,
     /// The default set of numbers.
     pub default: String,
-    /// The fastest that is right.
+    /// The one that is used: the default where no other gains more than noise.
     pub best: String,
-    /// Nanoseconds of all dispatches of the shape in a run, by the default.
+    /// Nanoseconds of all dispatches of the shape in a run, by the default: the median of runs in turn with those of `best`.
     pub default_ns: u64,
-    /// The same by the fastest.
+    /// The same by the one that is used.
     pub best_ns: u64,
+    /// Another set was faster than the default, by no more than noise.
+    pub within_noise: bool,
     /// Sets of the kernel that were measured, the default among them.
     pub tried: usize,
     /// All that it has.
     pub sets: usize,
 }
 
-/// Times by kernel and shape.
-type Times = BTreeMap<(&'static str, String), (Tuning, u64)>;
+/// A kernel and a shape.
+type Key = (&'static str, String);
+
+/// Times of runs, by kernel and shape.
+#[derive(Default)]
+struct Times(BTreeMap<Key, (Tuning, Vec<u64>)>);
+
+impl Times {
+    /// Adds those of a run.
+    fn add(&mut self, run: BTreeMap<Key, (Tuning, u64)>) {
+        for (key, (tuning, ns)) in run {
+            let entry = self.0.entry(key).or_insert_with(|| (tuning, Vec::new()));
+            entry.1.push(ns);
+        }
+    }
+}
+
+/// The median of times, and how far apart the middle ones are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Level {
+    median: u64,
+    spread: u64,
+}
+
+impl Level {
+    /// Zeros of no times.
+    fn of(times: &[u64]) -> Self {
+        let mut times = times.to_vec();
+        times.sort_unstable();
+        let outer = usize::from(times.len() > 3);
+        let middle = times.get(outer..times.len() - outer).unwrap_or(&times);
+        let ends = middle.first().zip(middle.last());
+        Self {
+            median: times.get(times.len() / 2).copied().unwrap_or(0),
+            spread: ends.map_or(0, |(first, last)| last - first),
+        }
+    }
+}
+
+/// A set that was measured in turn with the default.
+#[derive(Clone, Debug)]
+struct Pair {
+    tuning: Tuning,
+    default: Level,
+    own: Level,
+}
+
+impl Pair {
+    /// Its part of the default's time.
+    #[expect(clippy::cast_precision_loss, reason = "times of runs")]
+    fn part(&self) -> f64 {
+        self.own.median as f64 / self.default.median.max(1) as f64
+    }
+
+    /// It gains more than noise.
+    fn is_worth(&self) -> bool {
+        let gain = self.default.median.saturating_sub(self.own.median);
+        self.part() < WORTH && gain > self.default.spread.max(self.own.spread)
+    }
+}
+
+/// The decoder with one set of numbers.
+struct Loaded {
+    decoder: DeviceDecoder,
+    model: DeviceModel,
+}
 
 /// A decoder that is being tuned.
 pub struct Tuner<'s> {
@@ -50,8 +119,13 @@ pub struct Tuner<'s> {
     backend: SharedBackend,
     lengths: Lengths,
     store: Option<&'s Store>,
-    default: Times,
-    best: Times,
+    /// With the defaults, and how long these take.
+    plain: Loaded,
+    default: BTreeMap<Key, (Tuning, Level)>,
+    /// The best of each shape that is worth it.
+    best: BTreeMap<Key, Pair>,
+    /// Shapes for which some set was faster, by no more than noise.
+    close: Vec<Key>,
     sets: Vec<(&'static Tunable, Vec<u32>)>,
     /// Sets that were measured.
     done: usize,
@@ -71,23 +145,34 @@ impl<'s> Tuner<'s> {
         lengths: Lengths,
         store: Option<&'s Store>,
     ) -> Result<Self> {
-        let backend = SharedBackend::new(backend);
+        let mut backend = SharedBackend::new(backend);
         if !backend.caps().profiling {
             let what = format!("{} tells no times of single dispatches", backend.caps().device);
             return Err(Error::usage("device", what));
         }
+        // Nothing that is tuned depends on the context, and two models have a cache each.
+        let context = lengths.context.min(lengths.chunk.saturating_add(BESIDE));
+        let (decoder, lengths) = (Arc::new(decoder), Lengths { context, ..lengths });
+        let plain = loop {
+            match load(&decoder, &backend, &lengths, store, None)? {
+                Some(plain) => break plain,
+                None => backend = backend.without_images(),
+            }
+        };
         let mut tuner = Self {
-            decoder: Arc::new(decoder),
+            decoder,
             backend,
             lengths,
             store,
-            default: Times::new(),
-            best: Times::new(),
+            plain,
+            default: BTreeMap::new(),
+            best: BTreeMap::new(),
+            close: Vec::new(),
             sets: Vec::new(),
             done: 0,
         };
-        let default = tuner.measure(Vec::new())?;
-        let mut tunables: Vec<&'static Tunable> = default.values().map(|(t, _)| t.tunable).collect();
+        tuner.measure_defaults()?;
+        let mut tunables: Vec<&'static Tunable> = tuner.default.values().map(|(t, _)| t.tunable).collect();
         tunables.dedup_by_key(|t| t.kernel.name);
         let mut sets = Vec::new();
         for tunable in tunables {
@@ -101,14 +186,14 @@ impl<'s> Tuner<'s> {
                     .map(|(i, c)| (i, tunable, c)),
             );
         }
-        // Kernels take turns, as time may run out.
-        sets.sort_by_key(|(i, ..)| *i);
+        // Kernels take turns, as time may run out; what was chosen earlier is measured first.
+        let stored = &tuner.backend.caps().tuned;
+        let is_stored = |t: &Tunable, c: &[u32]| stored.iter().any(|s| is_of(s, t, c));
+        sets.sort_by_key(|(i, tunable, choice)| (!is_stored(tunable, choice), *i));
         tuner.sets = sets
             .into_iter()
             .map(|(_, tunable, choice)| (tunable, choice))
             .collect();
-        tuner.best.clone_from(&default);
-        tuner.default = default;
         Ok(tuner)
     }
 
@@ -122,6 +207,17 @@ impl<'s> Tuner<'s> {
         self.done
     }
 
+    fn measure_defaults(&mut self) -> Result<()> {
+        let runs = Runs::of(&self.decoder, &self.lengths, &self.plain.model);
+        let mut times = Times::default();
+        runs.take(&mut [(&mut self.plain.model, &mut times)], true)?;
+        let levels = times.0.into_iter();
+        self.default = levels
+            .map(|(key, (tuning, ns))| (key, (tuning, Level::of(&ns))))
+            .collect();
+        Ok(())
+    }
+
     /// Measures the next set of numbers, and keeps in the store what is known so far. False where there is none left. A set that does not build, or
     /// is wrong, is passed over.
     pub fn measure_next(&mut self) -> Result<bool> {
@@ -129,14 +225,23 @@ impl<'s> Tuner<'s> {
             return Ok(false);
         };
         self.done += 1;
-        match self.measure(vec![tunable.entry(ANY, &choice)]) {
-            Ok(times) => {
-                for (key, (tuning, ns)) in times {
-                    let better = self.best.get(&key).is_none_or(|(_, least)| ns < *least);
-                    if !tuning.is_default && better {
-                        self.best.insert(key, (tuning, ns));
-                    }
+        match self.measure(tunable.entry(ANY, &choice)) {
+            Ok(Some(pairs)) => {
+                for (key, pair) in pairs {
+                    self.take(key, pair);
                 }
+            }
+            // The driver has begun to refuse images: what was measured with them is of other kernels.
+            Ok(None) => {
+                self.backend = self.backend.without_images();
+                let plain = load(&self.decoder, &self.backend, &self.lengths, self.store, None)?;
+                if let Some(plain) = plain {
+                    self.plain = plain;
+                }
+                self.measure_defaults()?;
+                self.best.clear();
+                self.close.clear();
+                self.done = 0;
             }
             Err(
                 e @ Error::Device {
@@ -144,6 +249,7 @@ impl<'s> Tuner<'s> {
                         BackendError::Build { .. }
                         | BackendError::Unsuited { .. }
                         | BackendError::Wrong { .. }
+                        | BackendError::OutOfMemory { .. }
                         | BackendError::Driver { .. },
                     ..
                 },
@@ -159,106 +265,207 @@ impl<'s> Tuner<'s> {
         Ok(true)
     }
 
-    /// Those that are worth it, for the store: beside what earlier runs found out for other shapes.
+    fn take(&mut self, key: Key, pair: Pair) {
+        if pair.is_worth() {
+            let better = self.best.get(&key).is_none_or(|best| pair.part() < best.part());
+            if better {
+                self.best.insert(key, pair);
+            }
+        } else if pair.own.median < pair.default.median {
+            self.close.push(key);
+        }
+    }
+
+    /// Those that are worth it, for the store: beside what earlier runs found out and this one did not measure again.
     fn keep(&self) {
         let Some(store) = self.store else { return };
         let mut caps = self.backend.caps().clone();
-        let measured = |t: &Tuned| self.default.keys().any(|(k, s)| *k == t.kernel && *s == t.shape);
-        caps.tuned.retain(|t| !measured(t));
-        for (key, (tuning, ns)) in &self.best {
-            let default = self.default.get(key).map_or(0, |(_, ns)| *ns);
-            if !tuning.is_default && is_worth(default, *ns) {
-                caps.tuned
-                    .push(tuning.tunable.entry(&tuning.shape, &tuning.choice));
-            }
-        }
+        let tried = self.sets.get(..self.done).unwrap_or(&self.sets);
+        let best = self.best.values().map(|pair| {
+            let t = &pair.tuning;
+            t.tunable.entry(&t.shape, &t.choice)
+        });
+        let shape = |t: &Tuned| self.default.keys().any(|(k, s)| *k == t.kernel && *s == t.shape);
+        let again = |t: &Tuned| shape(t) && tried.iter().any(|(tunable, c)| is_of(t, tunable, c));
+        caps.tuned = kept(&caps.tuned, &again, best.collect());
         verdicts::keep_tuned(store, &caps);
     }
 
     /// What was found out, those that gain most of a run first.
     pub fn rows(&self) -> Vec<TuningRow> {
         let mut rows: Vec<TuningRow> = Vec::new();
-        for (key, (default, default_ns)) in &self.default {
-            let (best, best_ns) = match self.best.get(key) {
-                Some((best, ns)) if is_worth(*default_ns, *ns) => (best, *ns),
-                _ => (default, *default_ns),
-            };
+        for (key, (default, level)) in &self.default {
+            let best = self.best.get(key);
             let name = key.0;
             let count = |sets: &[(&'static Tunable, Vec<u32>)]| {
                 sets.iter().filter(|(t, _)| t.kernel.name == name).count() + 1
             };
+            let used = best.map_or(default, |pair| &pair.tuning);
             rows.push(TuningRow {
                 tried: count(self.sets.get(..self.done).unwrap_or(&self.sets)),
                 sets: count(&self.sets),
                 kernel: key.0.to_owned(),
                 shape: key.1.clone(),
                 default: default.tunable.text(&default.choice),
-                best: best.tunable.text(&best.choice),
-                default_ns: *default_ns,
-                best_ns,
+                best: used.tunable.text(&used.choice),
+                default_ns: best.map_or(level, |pair| &pair.default).median,
+                best_ns: best.map_or(level, |pair| &pair.own).median,
+                within_noise: best.is_none() && self.close.contains(key),
             });
         }
-        rows.sort_by_key(|r| std::cmp::Reverse(r.default_ns - r.best_ns));
+        rows.sort_by_key(|r| std::cmp::Reverse(r.default_ns.saturating_sub(r.best_ns)));
         rows
     }
 
-    /// Times of the dispatches that can be tuned, with `tuned` in place of all defaults.
-    fn measure(&self, tuned: Vec<Tuned>) -> Result<Times> {
-        let every = tuned.is_empty();
-        let backend = self.backend.tuned(tuned);
-        let planned = self.decoder.plan_for(backend.caps(), &self.lengths, true)?;
-        let loaded = DeviceDecoder::load(self.decoder.clone(), backend, planned, &mut |_, _| {})?;
-        loaded.check_all(self.store)?;
-        let mut model = loaded.model()?;
+    /// Times by the set `tuned` and by the defaults, in turn, of the shapes that are not cut as by default. `None` where the driver refuses images:
+    /// other kernels would run than were planned, of which nothing is known.
+    fn measure(&mut self, tuned: Tuned) -> Result<Option<Vec<(Key, Pair)>>> {
+        let backend = self.backend.tuned(vec![tuned]);
+        let beside = Some(&self.plain.decoder);
+        let Some(mut other) = load(&self.decoder, &backend, &self.lengths, self.store, beside)? else {
+            return Ok(None);
+        };
+        let runs = Runs::of(&self.decoder, &self.lengths, &self.plain.model);
+        let (mut default, mut own) = (Times::default(), Times::default());
+        let mut models = [
+            (&mut other.model, &mut own),
+            (&mut self.plain.model, &mut default),
+        ];
+        runs.take(&mut models, false)?;
+        let pairs = own.0.into_iter().filter_map(|(key, (tuning, ns))| {
+            let (_, beside) = default.0.get(&key)?;
+            let pair = Pair {
+                default: Level::of(beside),
+                own: Level::of(&ns),
+                tuning,
+            };
+            (!pair.tuning.is_default).then_some((key, pair))
+        });
+        Ok(Some(pairs.collect()))
+    }
+}
+
+/// The decoder as `backend` plans it, its new kernels checked, with the weights of `beside`. `None` where the driver refuses images.
+fn load(
+    decoder: &Arc<Decoder>,
+    backend: &SharedBackend,
+    lengths: &Lengths,
+    store: Option<&Store>,
+    beside: Option<&DeviceDecoder>,
+) -> Result<Option<Loaded>> {
+    let backend = match beside {
+        None => backend.tuned(Vec::new()),
+        Some(_) => backend.clone(),
+    };
+    let planned = decoder.plan_for(backend.caps(), lengths, true)?;
+    let decoder = DeviceDecoder::load_beside(decoder.clone(), backend, planned, beside, &mut |_, _| {})?;
+    if !decoder.check_all(store)? {
+        return Ok(None);
+    }
+    let model = decoder.model()?;
+    Ok(Some(Loaded { decoder, model }))
+}
+
+/// What is run to measure: a prefill, and decode steps behind a short one.
+struct Runs {
+    prompt: Vec<u32>,
+    /// Most tokens of a prefill run that has a plan of its own, or 0.
+    short: usize,
+    few: usize,
+    one: u32,
+    decodes: bool,
+}
+
+impl Runs {
+    fn of(decoder: &Decoder, lengths: &Lengths, model: &DeviceModel) -> Self {
         let vocab = model.vocab().max(1);
         let token = |i: usize| u32::try_from((i * 37 + 5) % vocab).unwrap_or(0);
-        let mut times = Times::new();
         let most = model.context().saturating_sub(1).max(1);
-        let long = self.lengths.chunk.min(most);
-        let prompt: Vec<u32> = (0..long).map(token).collect();
-        if every || model.is_tuned(&prompt) {
-            for _ in 0..PREFILLS {
-                model.truncate(0);
-                least(&mut times, model.times(&prompt)?);
-            }
-        }
         let few = SHORT.min(most);
-        let one = [token(7)];
-        model.truncate(0);
-        if self.decoder.keeps_cache && model.context() > few {
-            model.advance(prompt.get(..few).unwrap_or(&one), Rows::Last)?;
-            if every || model.is_tuned(&one) {
-                for _ in 0..DECODES {
-                    model.truncate(few);
-                    least(&mut times, model.times(&one)?);
-                }
+        Self {
+            prompt: (0..lengths.chunk.min(most)).map(token).collect(),
+            short: lengths.short,
+            few,
+            one: token(7),
+            decodes: decoder.keeps_cache && model.context() > few,
+        }
+    }
+
+    /// Times of `models`, which take turns; without `every` only runs in which the first of them is cut otherwise than by default.
+    fn take(&self, models: &mut [(&mut DeviceModel, &mut Times)], every: bool) -> Result<()> {
+        let differs = |models: &[(&mut DeviceModel, &mut Times)], tokens: &[u32]| {
+            every || models.first().is_some_and(|(m, _)| m.is_tuned(tokens))
+        };
+        for (model, _) in &mut *models {
+            model.truncate(0);
+        }
+        if differs(models, &self.prompt) {
+            in_turn(models, &self.prompt, 0, PREFILLS)?;
+        }
+        if let Some(few) = self.prompt.get(..self.short).filter(|few| !few.is_empty())
+            && differs(models, few)
+        {
+            in_turn(models, few, 0, PREFILLS)?;
+        }
+        if !self.decodes {
+            return Ok(());
+        }
+        let one = [self.one];
+        let short = self.prompt.get(..self.few).unwrap_or(&one);
+        for (model, _) in &mut *models {
+            model.truncate(0);
+            model.advance(short, Rows::Last)?;
+        }
+        if differs(models, &one) {
+            in_turn(models, &one, short.len(), DECODES)?;
+        }
+        Ok(())
+    }
+}
+
+/// Times so many runs of each model over `tokens` behind the first `past`, which are there; before, one that is not timed.
+fn in_turn(
+    models: &mut [(&mut DeviceModel, &mut Times)],
+    tokens: &[u32],
+    past: usize,
+    runs: usize,
+) -> Result<()> {
+    for run in 0..=runs {
+        for (model, times) in &mut *models {
+            model.truncate(past);
+            let found = model.times(tokens)?;
+            if run > 0 {
+                times.add(found);
             }
         }
-        Ok(times)
     }
+    Ok(())
 }
 
-fn is_worth(default: u64, best: u64) -> bool {
-    #[expect(clippy::cast_precision_loss, reason = "times of runs")]
-    let part = best as f64 / default.max(1) as f64;
-    part < WORTH
+/// A stored choice is this set.
+fn is_of(stored: &Tuned, tunable: &Tunable, choice: &[u32]) -> bool {
+    stored.kernel == tunable.kernel.name && stored.choice == choice
 }
 
-/// Takes the smaller time of each.
-fn least(times: &mut Times, run: Times) {
-    for (key, (tuning, ns)) in run {
-        let entry = times.entry(key).or_insert((tuning, u64::MAX));
-        entry.1 = entry.1.min(ns);
-    }
+/// What is stored after a run: `best` of it, and of what was `stored` all for which it has nothing better and that it did not measure `again`.
+fn kept(stored: &[Tuned], again: &dyn Fn(&Tuned) -> bool, best: Vec<Tuned>) -> Vec<Tuned> {
+    let same = |a: &Tuned, b: &Tuned| (&a.kernel, &a.shape) == (&b.kernel, &b.shape);
+    let replaced = |t: &Tuned| best.iter().any(|b| same(t, b));
+    let left = stored.iter().filter(|t| !replaced(t) && !again(t));
+    left.cloned()
+        .collect::<Vec<_>>()
+        .into_iter()
+        .chain(best.iter().cloned())
+        .collect()
 }
 
 impl DeviceModel {
     /// Times of a run over `tokens`, of what can be tuned.
-    fn times(&mut self, tokens: &[u32]) -> Result<Times> {
+    fn times(&mut self, tokens: &[u32]) -> Result<BTreeMap<Key, (Tuning, u64)>> {
         let plan = self.next_plan(tokens);
         let timings = self.profile(tokens)?;
         let steps = self.executor.plan(plan).map_or(&[][..], |p| p.steps.as_slice());
-        let mut times = Times::new();
+        let mut times = BTreeMap::new();
         for timing in timings {
             let step = timing.step.and_then(|i| steps.get(i));
             let Some(tuning) = step.and_then(|s| s.tuning.as_ref()) else {
@@ -281,5 +488,66 @@ impl DeviceModel {
         let plan = self.executor.plan(self.next_plan(tokens));
         let mut steps = plan.iter().flat_map(|p| &p.steps);
         steps.any(|s| s.tuning.as_ref().is_some_and(|t| !t.is_default))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn level(times: &[u64]) -> Level {
+        Level::of(times)
+    }
+
+    #[test]
+    fn a_level_is_a_median_and_the_spread_of_the_middle() {
+        let of = |median, spread| Level { median, spread };
+        assert_eq!(level(&[]), of(0, 0));
+        assert_eq!(level(&[7]), of(7, 0));
+        assert_eq!(level(&[9, 2, 4]), of(4, 7));
+        // One run that something else held up does not count.
+        assert_eq!(level(&[5, 900, 4, 6, 5]), of(5, 1));
+    }
+
+    #[test]
+    fn what_gains_no_more_than_noise_is_not_worth_it() {
+        let tunable: &'static Tunable = Box::leak(Box::new(Tunable {
+            kernel: &KERNEL,
+            names: &["items"],
+            choices: |_| vec![vec![64], vec![32]],
+        }));
+        let pair = |default: &[u64], own: &[u64]| Pair {
+            tuning: tunable.of(&crate::backend::Caps::neutral(), "a".to_owned()),
+            default: level(default),
+            own: level(own),
+        };
+        assert!(pair(&[100, 101, 102], &[80, 81, 82]).is_worth());
+        assert!(!pair(&[100, 101, 102], &[98, 99, 100]).is_worth(), "too little");
+        assert!(
+            !pair(&[80, 100, 120], &[80, 82, 84]).is_worth(),
+            "the default's noise"
+        );
+        assert!(!pair(&[100, 101, 102], &[60, 80, 99]).is_worth(), "its own");
+        assert!(!pair(&[80, 81, 82], &[100, 101, 102]).is_worth(), "slower");
+    }
+
+    static KERNEL: crate::backend::kernel::Kernel =
+        crate::kernel!(softmax { rows: U32, cols: U32 } [x: In Elem, y: Out Elem]);
+
+    #[test]
+    fn what_was_not_measured_again_stays() {
+        let entry = |shape: &str, items: u32| Tuned {
+            kernel: "softmax".to_owned(),
+            checksum: 1,
+            shape: shape.to_owned(),
+            choice: vec![items],
+        };
+        let stored = [entry("a", 1), entry("b", 2), entry("c", 1)];
+        // The set of `a` and `c` was measured again for both shapes, that of `b` was not; `c` has a better one.
+        let again = |t: &Tuned| t.choice == [1];
+        let all = kept(&stored, &again, vec![entry("c", 4)]);
+        assert_eq!(all, [entry("b", 2), entry("c", 4)]);
+        assert_eq!(kept(&stored, &|_| false, Vec::new()), stored);
+        assert_eq!(kept(&stored, &|_| false, vec![entry("b", 4)])[2], entry("b", 4));
     }
 }

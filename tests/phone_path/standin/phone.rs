@@ -1,7 +1,7 @@
 //! The stand-in as a device with two kernels.
 
 use crate::play::Outcome;
-use std::ffi::{CStr, c_void};
+use std::ffi::{CStr, CString, c_void};
 use std::ptr::{null, null_mut};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use tlite_standin as standin;
@@ -132,6 +132,22 @@ impl Phone {
         // SAFETY: plain memory takes no pointer.
         let buffer = unsafe { standin::clCreateBuffer(context, 1, bytes, null_mut(), &raw mut code) };
         (buffer, code)
+    }
+
+    /// What building a program of this text returns.
+    pub fn builds(&self, text: &str) -> Result<Code, String> {
+        let (context, code) = self.context(&[0]);
+        ok("context", code)?;
+        let text = CString::new(text).map_err(|e| e.to_string())?;
+        let (strings, mut code) = (text.as_ptr(), cl::SUCCESS);
+        // SAFETY: one string with a closing zero.
+        let built = unsafe {
+            let program =
+                standin::clCreateProgramWithSource(context, 1, &raw const strings, null(), &raw mut code);
+            standin::clBuildProgram(program, 1, &raw const self.device, null(), null(), null_mut())
+        };
+        ok("program", code)?;
+        Ok(built)
     }
 
     /// Two kernels and their operand, which is all zeros.

@@ -2,6 +2,7 @@
 //!
 //! All events of later commands are as much later. Recordings tell the start of their last dispatch.
 
+use crate::config::Slow;
 use crate::real::real;
 use crate::state::{State, after, id, with};
 use crate::{Code, Handle, Uint, cl};
@@ -11,9 +12,11 @@ use std::ffi::c_void;
 const END: Uint = 0x1283;
 
 impl State {
-    /// A kernel was dispatched over so many work-groups; `event` is its event, where it has one.
-    pub(crate) fn took(&mut self, kernel: &str, groups: u64, event: Option<usize>) {
-        let slow = self.config.clock.iter().find(|s| s.kernel == kernel);
+    /// A kernel object was dispatched over so many work-groups; `event` is its event, where it has one.
+    pub(crate) fn took(&mut self, object: usize, kernel: &str, groups: u64, event: Option<usize>) {
+        let source = self.program(object).map_or("", |p| p.source.as_str());
+        let told = |s: &&Slow| s.without.as_ref().is_none_or(|text| !source.contains(text));
+        let slow = self.config.clock.iter().filter(told).find(|s| s.kernel == kernel);
         let begun = self.ahead;
         self.ahead += slow.map_or(0, |s| s.ns.saturating_mul(groups));
         if let Some(event) = event {

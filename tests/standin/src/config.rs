@@ -86,4 +86,7 @@ pub struct Slow {
     pub kernel: String,
     /// Nanoseconds that each work-group takes longer.
     pub ns: u64,
+    /// Only by programs without this text.
+    #[serde(default)]
+    pub without: Option<String>,
 }

@@ -83,6 +83,7 @@ const ADRENO: Words = Words {
         "cl_qcom_perf_hint",
         "cl_qcom_priority_hint",
         "cl_qcom_recordable_queues",
+        "cl_qcom_reqd_sub_group_size",
     ],
     listed: &[
         "cl_khr_3d_image_writes",

@@ -1,6 +1,7 @@
 //! Memory, programs and kernels: what is known of them, and their faults.
 
 use crate::images;
+use crate::info::Words;
 use crate::real::real;
 use crate::state::{Arg, Kernel, Memory, Program, after, before, id, made, with};
 use crate::{Bits, Code, Handle, Uint, cl};
@@ -192,7 +193,11 @@ pub unsafe extern "C" fn clBuildProgram(
             .find(|name| source.contains(&format!("void {name}(")))
             .cloned()
     });
-    let code = match before(call, kernel.as_deref()) {
+    let wave = with(|s| s.programs.get(&id(program)).map(|p| Wave::of(&p.source)));
+    let refused = wave
+        .is_some_and(Wave::is_refused)
+        .then_some(cl::BUILD_PROGRAM_FAILURE);
+    let code = match before(call, kernel.as_deref()).or(refused) {
         Some(code) => {
             with(|s| {
                 if let Some(known) = s.programs.get_mut(&id(program)) {
@@ -204,7 +209,45 @@ pub unsafe extern "C" fn clBuildProgram(
         None => real!(clBuildProgram(program: Handle, count: Uint, devices: *const Handle, options: *const c_char, notify: *const c_void, data: *mut c_void) -> Code)
             .unwrap_or(cl::MISSING),
     };
-    after(call, "", code)
+    after(call, wave.map_or("", Wave::words), code)
+}
+
+/// What a program asks of `cl_qcom_reqd_sub_group_size`.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Wave {
+    None,
+    Half,
+    Full,
+    /// Not as the extension has it.
+    Wrong,
+}
+
+impl Wave {
+    fn of(source: &str) -> Self {
+        let mut requests = source.split("qcom_reqd_sub_group_size(").skip(1);
+        let enabled = source.contains("#pragma OPENCL EXTENSION cl_qcom_reqd_sub_group_size : enable");
+        match (requests.next(), requests.next()) {
+            (None, _) => Self::None,
+            (Some(one), None) if enabled && one.starts_with("\"half\")") => Self::Half,
+            (Some(one), None) if enabled && one.starts_with("\"full\")") => Self::Full,
+            _ => Self::Wrong,
+        }
+    }
+
+    /// By the compiler of the phone that is played.
+    fn is_refused(self) -> bool {
+        let listed = || Words::configured().is_none_or(|w| w.has("cl_qcom_reqd_sub_group_size"));
+        self == Self::Wrong || self != Self::None && !listed()
+    }
+
+    fn words(self) -> &'static str {
+        match self {
+            Self::None => "",
+            Self::Half => " wave=half",
+            Self::Full => " wave=full",
+            Self::Wrong => " wave=wrong",
+        }
+    }
 }
 
 #[unsafe(no_mangle)]

@@ -62,7 +62,7 @@ pub(crate) fn dispatch(queue: Handle, object: Handle, name: &str, grid: &Grid, e
     if code == cl::SUCCESS {
         // SAFETY: the caller's place for the event, which the call has set.
         let made = (!event.is_null()).then(|| id(unsafe { *event }));
-        with(|s| s.took(name, grid.groups(), made));
+        with(|s| s.took(id(object), name, grid.groups(), made));
     }
     if code != cl::SUCCESS || !with(|s| s.is_spoilt(id(object), name)) {
         return code;

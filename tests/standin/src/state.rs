@@ -127,7 +127,7 @@ impl State {
     }
 
     /// The program of a kernel object.
-    fn program(&self, object: usize) -> Option<&Program> {
+    pub(crate) fn program(&self, object: usize) -> Option<&Program> {
         let kernel = self.kernels.get(&object)?;
         self.programs.get(&kernel.program)
     }

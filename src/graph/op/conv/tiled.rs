@@ -14,7 +14,7 @@ pub(super) static KERNEL: Kernel = crate::kernel!(conv_tiled {
     m: U32, n: U32, k: U32, b_stride: U32,
     in_h: U32, in_w: U32, out_w: U32, pad_h: I32, pad_w: I32,
     outputs: U32, first: U32, groups: U32, first_group: U32, all_groups: U32, batches: U32,
-} [a: In Elem, b: In Elem, bias: OptionalIn Elem, y: InOut Single])
+} [a: In Elem, b: In Elem, bias: OptionalIn Elem, y: Part Single])
 .variant_of(&super::KERNEL, |caps| caps.fast_local);
 
 /// Output channels of a group, and terms of a sum, of which there must be as many for a tile to pay.

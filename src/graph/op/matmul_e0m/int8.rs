@@ -42,14 +42,14 @@ const FORMS: &[Form] = &[
 pub(super) static VECTOR: Kernel = crate::kernel!(matvec_e0m_int8 {
     n: U32, panel: U32, column: U32, end0: U32, end1: U32, start1: U32, start2: U32, epsilon: F32,
 } [x: In Elem, gain: OptionalIn Elem, codes: Weight Words4, scales: Weight Words4,
-   codes2: OptionalWeight Words4, scales2: OptionalWeight Words4, y: InOut Elem])
+   codes2: OptionalWeight Words4, scales2: OptionalWeight Words4, y: Part Elem])
 .with_forms(FORMS);
 
 /// Any number of rows; the same.
 pub(super) static PRODUCT: Kernel = crate::kernel!(matmul_e0m_int8 {
     m: U32, n: U32, k: U32, panel: U32, y_stride: U32, column: U32,
     end0: U32, end1: U32, start1: U32, start2: U32,
-} [x: In Words, factors: In Words, codes: Weight Words4, scales: Weight Words4, y: InOut Elem])
+} [x: In Words, factors: In Words, codes: Weight Words4, scales: Weight Words4, y: Part Elem])
 .with_forms(FORMS);
 
 /// `data`, rows of `k` activations, as their bytes in blocks of `block` stand for them.
@@ -213,6 +213,12 @@ impl MatMulE0m {
             .define("COLS", columns)
             .grid(rows.ceil_div(i64::from(each))?, groups, 1)
             .tuned_by(tuning);
+        // Compilers of phones move all loads of an unrolled loop to its front, and run out of registers.
+        let call = if caps.fast_half() {
+            call.define("IN_TURN", 1)
+        } else {
+            call
+        };
         Ok(written(caps, &PRODUCT, call))
     }
 }
@@ -224,10 +230,19 @@ fn columns(caps: &Caps) -> u32 {
 
 /// Work-items of a work-group of the kernel for any number of rows, and the rows of each.
 pub(super) fn default_product(caps: &Caps) -> [u32; 2] {
-    match (caps.explicit_vectors(), caps.few_registers()) {
-        (true, _) => [4, 8],
-        (false, true) => [64, 4],
-        (false, false) => [64, 8],
+    if caps.explicit_vectors() {
+        return [4, 8];
+    }
+    [64, most_rows(caps)]
+}
+
+/// Rows of a work-item on a GPU of whose sums none are spilt, as far as its compiler is known: in OpenCL C those of phones hold fewer.
+pub(super) fn most_rows(caps: &Caps) -> u32 {
+    match (caps.few_registers(), caps.backend) {
+        (true, "opencl") => 2,
+        (true, _) => 4,
+        (false, "opencl") if caps.fast_half() => 4,
+        (false, _) => 8,
     }
 }
 

@@ -1,18 +1,20 @@
 //! What measuring may choose of the E0M kernels that any device takes, and of those for activations in bytes: how work-groups cut the weight.
 
 use super::{E0mShape, MATRIX, MatMulE0m, STRETCH, VECTOR, int8};
-use crate::backend::Caps;
-use crate::backend::tunable::{Tunable, Tuning};
+use crate::backend::kernel::Kernel;
+use crate::backend::tunable::{ASKED_WAVE, BY_IMAGE, Tunable, Tuning};
+use crate::backend::wave::{WAVE, Wave};
+use crate::backend::{Caps, DeviceKind};
 
 static VECTOR_TUNABLE: Tunable = Tunable {
     kernel: &VECTOR,
-    names: &["items", "lanes", "columns"],
+    names: &["items", "lanes", "columns", ASKED_WAVE, BY_IMAGE],
     choices: vectors,
 };
 
 static MATRIX_TUNABLE: Tunable = Tunable {
     kernel: &MATRIX,
-    names: &["items", "columns", "rows"],
+    names: &["items", "columns", "rows", ASKED_WAVE, BY_IMAGE],
     choices: matrices,
 };
 
@@ -50,6 +52,57 @@ fn choices<const N: usize>(
         .collect()
 }
 
+/// Each of `cuts`, of so many items and columns, as it is, with each wave that the device lets `kernel` ask for, and with weights that are read
+/// through images; of the default cut, which comes first, both at once too.
+fn with_forms(
+    caps: &Caps,
+    kernel: &'static Kernel,
+    cuts: &[Vec<u32>],
+    sizes: fn(&[u32]) -> [u32; 2],
+) -> Vec<Vec<u32>> {
+    // On CPUs vectors are the kernel's own, and images are slow.
+    let able = !caps.explicit_vectors();
+    let offered: &[Wave] = if able && caps.takes_form(kernel, WAVE) {
+        &caps.waves
+    } else {
+        &[]
+    };
+    let images = able && caps.images_of(kernel).is_some();
+    let waves = |cut: &[u32]| -> Vec<u32> {
+        let [items, _] = sizes(cut);
+        let fitting = offered.iter().filter(|wave| wave.divides(items));
+        fitting.map(|wave| wave.number()).collect()
+    };
+    // A pixel is four columns.
+    let by_image = |cut: &[u32]| images && sizes(cut)[1] == 4;
+    let mut all = Vec::new();
+    let mut add = |cut: &[u32], wave: u32, image: bool| all.push([cut, &[wave, u32::from(image)]].concat());
+    let (default, others) = cuts.split_at(cuts.len().min(1));
+    for cut in default {
+        for image in [false, true] {
+            if image && !by_image(cut) {
+                continue;
+            }
+            add(cut, 0, image);
+            waves(cut).into_iter().for_each(|wave| add(cut, wave, image));
+        }
+    }
+    others.iter().for_each(|cut| add(cut, 0, false));
+    for cut in others {
+        waves(cut).into_iter().for_each(|wave| add(cut, wave, false));
+    }
+    let read = others.iter().filter(|cut| by_image(cut));
+    read.for_each(|cut| add(cut, 0, true));
+    all
+}
+
+/// On a GPU nothing is gained by work-groups that fill no wave.
+fn fills_waves(caps: &Caps, items: u32) -> bool {
+    /// The least wave of GPUs with waves of one size, Mali's.
+    const LEAST: u32 = 16;
+    caps.kind == DeviceKind::Cpu || items.is_multiple_of(LEAST)
+}
+
 fn vectors(caps: &Caps) -> Vec<Vec<u32>> {
     const ALL: [[u32; 3]; 16] = [
         [64, 8, 4],
@@ -71,12 +124,13 @@ fn vectors(caps: &Caps) -> Vec<Vec<u32>> {
     ];
     let shape = E0mShape::of(caps);
     let default = vec![shape.vector_items, shape.lanes, shape.vector_columns];
-    choices(default, &ALL, |[items, lanes, columns]| {
+    let cuts = choices(default, &ALL, |[items, lanes, columns]| {
         // On a CPU nothing is gained by splitting K, on a GPU nothing by small work-groups.
         let suits = (items == lanes) == (shape.vector_items == shape.lanes);
         let room = *items <= caps.max_workgroup && items * columns * 4 <= caps.local_bytes;
         suits && room && items.is_multiple_of(*lanes) && fits_panel(&shape, *columns)
-    })
+    });
+    with_forms(caps, &VECTOR, &cuts, |c| [c[0], c[2]])
 }
 
 fn matrices(caps: &Caps) -> Vec<Vec<u32>> {
@@ -97,7 +151,7 @@ fn matrices(caps: &Caps) -> Vec<Vec<u32>> {
     let shape = E0mShape::of(caps);
     let rows = u32::try_from(shape.rows).unwrap_or(8);
     let default = vec![shape.matrix_items, shape.matrix_columns, rows];
-    choices(default, &ALL, |[items, columns, rows]| {
+    let cuts = choices(default, &ALL, |[items, columns, rows]| {
         // The text in WGSL has four columns.
         let text = caps.backend != "wgpu" || *columns == 4;
         let stretch = u32::try_from(STRETCH).unwrap_or(u32::MAX);
@@ -105,8 +159,9 @@ fn matrices(caps: &Caps) -> Vec<Vec<u32>> {
         // Sums beyond these are spilt.
         let registers = !caps.few_registers() || rows * columns <= 16;
         let room = *items <= caps.max_workgroup && local <= caps.local_bytes;
-        text && registers && room && fits_panel(&shape, *columns)
-    })
+        text && registers && room && fits_panel(&shape, *columns) && fills_waves(caps, *items)
+    });
+    with_forms(caps, &MATRIX, &cuts, |c| [c[0], c[1]])
 }
 
 fn byte_vectors(caps: &Caps) -> Vec<Vec<u32>> {
@@ -128,15 +183,24 @@ fn byte_vectors(caps: &Caps) -> Vec<Vec<u32>> {
 }
 
 fn byte_matrices(caps: &Caps) -> Vec<Vec<u32>> {
-    const GPU: [[u32; 2]; 6] = [[64, 4], [64, 8], [32, 4], [32, 8], [128, 4], [128, 8]];
+    const GPU: [[u32; 2]; 9] = [
+        [64, 4],
+        [64, 8],
+        [32, 4],
+        [32, 8],
+        [128, 4],
+        [128, 8],
+        [64, 2],
+        [32, 2],
+        [128, 2],
+    ];
     const CPU: [[u32; 2]; 7] = [[4, 8], [1, 8], [2, 8], [8, 8], [2, 4], [4, 4], [8, 4]];
     let default = int8::default_product(caps).to_vec();
     if caps.explicit_vectors() {
         return choices(default, &CPU, |_| true);
     }
     choices(default, &GPU, |[items, rows]| {
-        // Sums beyond these are spilt.
-        *items <= caps.max_workgroup && (!caps.few_registers() || *rows <= 4)
+        *items <= caps.max_workgroup && *rows <= int8::most_rows(caps)
     })
 }
 
@@ -174,7 +238,7 @@ impl E0mShape {
     /// The same with the vector kernel cut so.
     pub(super) fn with_vector(self, tuning: &Tuning) -> Self {
         match tuning.choice.as_slice() {
-            &[vector_items, lanes, vector_columns] => Self {
+            &[vector_items, lanes, vector_columns, ..] => Self {
                 vector_items,
                 lanes,
                 vector_columns,
@@ -187,7 +251,7 @@ impl E0mShape {
     /// The same with the matrix kernel cut so.
     pub(super) fn with_matrix(self, tuning: &Tuning) -> Self {
         match tuning.choice.as_slice() {
-            &[matrix_items, matrix_columns, rows] => Self {
+            &[matrix_items, matrix_columns, rows, ..] => Self {
                 matrix_items,
                 matrix_columns,
                 rows: i64::from(rows),
@@ -202,7 +266,6 @@ impl E0mShape {
 mod tests {
     use super::*;
     use crate::backend::BackendKind;
-    use crate::backend::DeviceKind;
     use crate::backend::phones::PHONES;
 
     #[test]
@@ -232,8 +295,52 @@ mod tests {
                 for (i, choice) in all.iter().enumerate() {
                     assert!(!all[..i].contains(choice), "{choice:?} twice");
                     assert!(choice[0] <= caps.max_workgroup);
+                    // Mali's waves are 16 work-items, and no kernel can ask for others.
+                    let wave = if caps.few_registers() { 16 } else { 1 };
+                    assert_eq!(choice[0] % wave, 0, "{choice:?} on {}", caps.device);
+                    assert_eq!(tunable.wave(choice), None, "{choice:?} on {}", caps.device);
                 }
             }
+        }
+    }
+
+    #[test]
+    fn waves_are_chosen_where_the_device_takes_requests() {
+        let caps = Caps {
+            waves: vec![Wave::Half, Wave::Full],
+            ..Caps::neutral()
+        };
+        let waves = |caps: &Caps, tunable: &Tunable| -> Vec<Option<Wave>> {
+            let all = (tunable.choices)(caps);
+            all.iter().map(|c| tunable.wave(c)).collect()
+        };
+        for tunable in [&VECTOR_TUNABLE, &MATRIX_TUNABLE] {
+            let found = waves(&caps, tunable);
+            assert_eq!(found[..3], [None, Some(Wave::Half), Some(Wave::Full)]);
+            let plain = waves(&Caps::neutral(), tunable);
+            assert_eq!(found.len(), 3 * plain.len());
+            assert!(plain.iter().all(Option::is_none));
+            // As a kernel that was wrong with one.
+            let form = crate::backend::kernel::form_name(tunable.kernel, WAVE);
+            assert_eq!(
+                waves(&caps.clone().without(tunable.kernel, &form, "wrong"), tunable),
+                plain
+            );
+            let cpu = Caps {
+                kind: DeviceKind::Cpu,
+                ..caps.clone()
+            };
+            assert!(waves(&cpu, tunable).iter().all(Option::is_none));
+        }
+        let lanes = Caps {
+            waves: vec![Wave::Lanes(16), Wave::Lanes(32)],
+            ..Caps::neutral()
+        };
+        for choice in (MATRIX_TUNABLE.choices)(&lanes) {
+            assert!(
+                choice[3] == 0 || choice[0].is_multiple_of(choice[3]),
+                "{choice:?}"
+            );
         }
     }
 }

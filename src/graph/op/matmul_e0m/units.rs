@@ -16,7 +16,7 @@ pub(super) static VECTOR: Kernel = crate::kernel!(matvec_e0m_mma {
     n: U32, steps: U32, panel: U32, column: U32,
     end0: U32, end1: U32, start1: U32, start2: U32, epsilon: F32,
 } [x: In Words4, gain: OptionalIn Elem, codes: Weight Words4, scales: Weight Words4,
-   codes2: OptionalWeight Words4, scales2: OptionalWeight Words4, y: InOut Elem])
+   codes2: OptionalWeight Words4, scales2: OptionalWeight Words4, y: Part Elem])
 .variant_of(&super::VECTOR, able)
 .with_forms(&[Form {
     // Weights in pairs of halves, where the units have no text.
@@ -28,7 +28,7 @@ pub(super) static VECTOR: Kernel = crate::kernel!(matvec_e0m_mma {
 pub(super) static MATRIX: Kernel = crate::kernel!(matmul_e0m_mma {
     m: U32, n: U32, k: U32, panel: U32, y_stride: U32, column: U32,
     end0: U32, end1: U32, start1: U32, start2: U32,
-} [x: In Halves4, codes: Weight Words4, scales: Weight Words4, y: InOut Elem])
+} [x: In Halves4, codes: Weight Words4, scales: Weight Words4, y: Part Elem])
 .variant_of(&super::MATRIX, able);
 
 /// What both ask of a device.
@@ -94,7 +94,9 @@ impl Tile {
     /// Few rows make few work-groups: smaller ones, and warps that share sums, keep the device's units busy. Local memory bounds stages.
     fn of_few_rows(rows: i64, n: usize, units: usize) -> Self {
         let tiles = if rows <= 16 { 1 } else { 2 };
-        let down = usize::try_from(rows).unwrap_or(1).div_ceil(if tiles == 1 { 16 } else { 32 });
+        let down = usize::try_from(rows)
+            .unwrap_or(1)
+            .div_ceil(if tiles == 1 { 16 } else { 32 });
         let groups = |columns: usize| n.div_ceil(COLUMNS * columns) * down;
         // A tenth of the units may wait.
         let enough = |columns: &usize| groups(*columns) >= units - units / 10;
