@@ -63,7 +63,7 @@ pub struct Probe {
 }
 
 /// [`Probe::version`] of this build.
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
 
 impl Probe {
     /// The peaks that least times are told by.
@@ -71,6 +71,7 @@ impl Probe {
         Peaks {
             bytes_per_s: self.copy_bytes_per_s.max(self.read_bytes_per_s),
             f32_flops_per_s: self.f32_flops_per_s,
+            f16_flops_per_s: self.f16_flops_per_s,
             matrix_flops_per_s: self.matrix_flops_per_s,
             int8_ops_per_s: self.int8_ops_per_s,
             launch_s: self.launch_s,
@@ -470,17 +471,16 @@ impl Bench<'_> {
         };
         let dot = match self.shape.dot(&self.caps) {
             None => {
-                without(
-                    "int8_ops_per_s",
-                    "not offered: the driver lists no packed dot product",
-                );
+                let lacks = PackedDot::x86_refusal(&self.caps);
+                let why = lacks.unwrap_or_else(|| "the driver lists no packed dot product".to_owned());
+                without("int8_ops_per_s", &format!("not offered: {why}"));
                 None
             }
             Some(spec) => {
-                // Eight chains of dot products of four pairs.
+                // Eight chains of dot products of four pairs, with vectors of sixteen columns four steps of them.
                 let factor = [0x0102_0301u32.to_le_bytes()];
                 let vector = if self.caps.packed_dot == PackedDot::X86 {
-                    16
+                    16 * 4
                 } else {
                     1
                 };

@@ -1,7 +1,7 @@
 //! How long work takes at least: costs of plans ([`crate::plan::NodeCost`]) over the measured peaks of a device ([`crate::probe`]).
 //!
 //! A node takes at least as long as its bytes at the peak of memory, and as its arithmetic at the peak of what computes it, whichever is longer,
-//! and each of its commands a launch. Nodes run one after another. Bytes that caches keep from one node to the next are counted, so that a model
+//! and each of its commands a launch, unless the backend joins them. Nodes run one after another. Bytes that caches keep from one node to the next are counted, so that a model
 //! that fits a cache may be faster than this.
 
 pub mod measured;
@@ -20,6 +20,8 @@ pub struct Peaks {
     pub bytes_per_s: f64,
     /// Operations a second in single precision.
     pub f32_flops_per_s: f64,
+    /// The same in half precision; `None` where a device has no such arithmetic.
+    pub f16_flops_per_s: Option<f64>,
     /// The same of units for products of matrices; `None` where there are none, or none that kernels use.
     pub matrix_flops_per_s: Option<f64>,
     /// The same of products of bytes, summed in 32 bits; `None` where a device has no instruction for them.
@@ -36,6 +38,9 @@ impl fmt::Display for Peaks {
             quantity(self.f32_flops_per_s, "FLOP/s"),
         );
         write!(f, "memory {memory}, f32 {single}")?;
+        if let Some(rate) = self.f16_flops_per_s {
+            write!(f, ", f16 {}", quantity(rate, "FLOP/s"))?;
+        }
         if let Some(rate) = self.matrix_flops_per_s {
             write!(f, ", matrix units {}", quantity(rate, "FLOP/s"))?;
         }
@@ -51,6 +56,7 @@ impl Peaks {
     pub fn rate(&self, arithmetic: Arithmetic) -> f64 {
         match arithmetic {
             Arithmetic::F32 => self.f32_flops_per_s,
+            Arithmetic::F16 => self.f16_flops_per_s.unwrap_or(self.f32_flops_per_s),
             Arithmetic::MatrixUnits => self.matrix_flops_per_s.unwrap_or(f64::INFINITY),
             Arithmetic::Bytes => self.int8_ops_per_s.unwrap_or(self.f32_flops_per_s),
         }
@@ -83,7 +89,7 @@ impl Bound {
 /// What work costs, and how long it takes at least.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Total {
-    /// Commands.
+    /// Commands, each a launch of its own where nothing joins them.
     pub launches: u64,
     /// Bytes that commands read.
     pub read_bytes: u64,
@@ -224,6 +230,8 @@ pub struct Work {
     pub most_tokens_per_s: Option<f64>,
     /// Runs of a plan.
     pub runs: usize,
+    /// Launches of all commands together.
+    pub launches: u64,
     /// All nodes together.
     pub whole: Summary,
     /// By operator, those that take longest first.
@@ -271,13 +279,37 @@ impl Work {
         Self {
             name,
             tokens,
-            most_tokens_per_s: tokens.map(|n| float(n as u64) / whole.least_s().max(1e-12)),
+            most_tokens_per_s: most(tokens, &whole),
             runs: runs.len(),
+            launches: whole.launches,
             lines: lines.collect(),
             whole: whole.into(),
             kinds,
         }
     }
+
+    /// The same where the backend joins commands, so that there are only so many launches. Each command has an equal part of their time.
+    #[must_use]
+    pub fn in_launches(mut self, launches: u64) -> Self {
+        let part = float(launches) / float(self.whole.total.launches.max(1));
+        let scaled = |work: &mut Summary| {
+            work.total.launch_s *= part;
+            *work = work.total.into();
+        };
+        scaled(&mut self.whole);
+        self.kinds.iter_mut().for_each(|k| scaled(&mut k.work));
+        self.lines.iter_mut().for_each(|l| scaled(&mut l.work));
+        self.kinds
+            .sort_by(|a, b| b.work.least_s.total_cmp(&a.work.least_s));
+        self.launches = launches;
+        self.most_tokens_per_s = most(self.tokens, &self.whole.total);
+        self
+    }
+}
+
+/// Tokens a second at the least time.
+fn most(tokens: Option<usize>, whole: &Total) -> Option<f64> {
+    tokens.map(|n| float(n as u64) / whole.least_s().max(1e-12))
 }
 
 #[cfg(test)]
@@ -288,6 +320,7 @@ mod tests {
     const PEAKS: Peaks = Peaks {
         bytes_per_s: 1e9,
         f32_flops_per_s: 1e10,
+        f16_flops_per_s: Some(2e10),
         matrix_flops_per_s: Some(1e12),
         int8_ops_per_s: None,
         launch_s: 1e-6,
@@ -330,6 +363,16 @@ mod tests {
             ..product
         };
         assert_eq!(Total::of(&units, &PEAKS).arithmetic_s, 1e-5);
+        let halves = NodeCost {
+            arithmetic: Arithmetic::F16,
+            ..units.clone()
+        };
+        assert_eq!(Total::of(&halves, &PEAKS).arithmetic_s, 5e-4);
+        let unknown = Peaks {
+            f16_flops_per_s: None,
+            ..PEAKS
+        };
+        assert_eq!(Total::of(&halves, &unknown).arithmetic_s, 1e-3);
         assert_eq!(
             Total::of(&cost("c", "Add", 10, 10, 1), &PEAKS).bound(),
             Bound::Launches
@@ -368,5 +411,16 @@ mod tests {
         let json = serde_json::to_value(&work).unwrap();
         assert_eq!(json["kinds"][0]["bound"], "launches");
         assert_eq!(json["lines"][2]["launches"], 4);
+
+        // Eight commands in two launches.
+        assert_eq!((work.launches, json["launches"].as_u64()), (8, Some(8)));
+        let work = work.in_launches(2);
+        assert_eq!((work.launches, work.whole.total.launches), (2, 8));
+        let least = 3020e-9 + 2e-6;
+        assert!((work.whole.least_s - least).abs() < 1e-12);
+        assert!((work.most_tokens_per_s.unwrap() - 8.0 / least).abs() < 1e-3);
+        let parts: f64 = work.lines.iter().map(|l| l.work.least_s).sum();
+        assert!((parts - least).abs() < 1e-12, "{parts}");
+        assert_eq!(work.kinds[0].work.bound, Bound::Memory);
     }
 }

@@ -5,6 +5,7 @@ mod support;
 use serde_json::Value;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
+use transformer_lite::backend::DeviceKind;
 use transformer_lite::error::Stage;
 use transformer_lite::graph::onnx::write::{ModelWriter, NodeSpec, Size};
 use transformer_lite::tensor::{DType, HostTensor};
@@ -131,6 +132,9 @@ fn devices_are_measured_once_and_models_against_them() {
             roofline["probe"]["f32_flops_per_s"], probe["f32_flops_per_s"],
             "what was kept is used"
         );
+        let halves = run(&["roofline", small, "--bind", "N=10", "--float", "f16"]);
+        let read = |of: &Value| number(&of["work"][0]["whole"], "read_bytes");
+        assert!(read(&halves) < read(&roofline), "{halves}");
         let work = &roofline["work"][0];
         let product = &work["kinds"]
             .as_array()
@@ -177,6 +181,11 @@ fn devices_are_measured_once_and_models_against_them() {
         let decoded = work.iter().find(|w| w["name"] == "decode at 8").unwrap();
         let bytes = number(&decoded["whole"], "read_bytes");
         assert!((0.8e8..1.2e8).contains(&bytes), "{bytes} bytes");
+        let dispatches = number(&decoded["whole"], "launches");
+        let launches = number(decoded, "launches");
+        let caps = transformer_lite::backend::Backend::caps(&on);
+        let joins = caps.driver.contains("PoCL") && cfg!(target_arch = "x86_64");
+        assert_eq!(launches < dispatches, joins, "{launches} of {dispatches}");
 
         if !transformer_lite::backend::Backend::caps(&on).profiling {
             refused(
@@ -282,7 +291,58 @@ fn devices_are_measured_once_and_models_against_them() {
             "--context",
             "64",
         ]);
-        for line in bench["results"].as_array().unwrap() {
+        let used = |json: &Value| ["act", "kv", "recording"].map(|key| json[key].as_str().map(str::to_owned));
+        let way = match caps.kind {
+            DeviceKind::Cpu if joins => Some("persistent"),
+            // Of a GPU's driver it is not known whether it records.
+            DeviceKind::Cpu => Some("off"),
+            _ => bench["recording"].as_str(),
+        };
+        let way = way.map(str::to_owned);
+        let some = |text: &str| Some(text.to_owned());
+        assert_eq!(used(&bench), [some("float"), some("f16"), way.clone()], "{bench}");
+        let other = run(&[
+            "bench",
+            "--random",
+            "smollm2-135m",
+            "--layers",
+            "1",
+            "--group-size",
+            "channel",
+            "--prefill",
+            "1",
+            "--decode",
+            "1",
+            "--repeat",
+            "1",
+            "--context",
+            "64",
+            "--act",
+            "int8",
+            "--kv",
+            "q8",
+        ]);
+        assert_eq!(used(&other), [some("int8"), some("q8"), way], "{other}");
+        let planned = run(&[
+            "roofline",
+            model,
+            "--prefill",
+            "16",
+            "--depth",
+            "2",
+            "--context",
+            "64",
+        ]);
+        for (line, work) in std::iter::zip(
+            bench["results"].as_array().unwrap(),
+            planned["work"].as_array().unwrap(),
+        ) {
+            assert_eq!(
+                line["launches"].as_f64(),
+                work["launches"].as_f64(),
+                "{line} {work}"
+            );
+            assert_eq!(line["most_tokens_per_s"], work["most_tokens_per_s"]);
             assert!(
                 number(line, "most_tokens_per_s") > 0.0 && number(line, "share_of_most") > 0.0,
                 "{line}"
@@ -322,6 +382,17 @@ fn wrong_questions_are_refused() {
         &["roofline", small, "--prefill", "8"],
         &["--prefill", "no language model"],
     );
+    for option in [
+        ["--context", "64"],
+        ["--kv", "q8"],
+        ["--act", "int8"],
+        ["--padding", "128"],
+    ] {
+        at(
+            &[&["roofline", small, "--bind", "N=1"][..], &option].concat(),
+            &[option[0], "no language model"],
+        );
+    }
     at(&["profile", small], &["--bind", "N="]);
     let (_dir, decoder) = support::tiny_model("llama", Default::default());
     let decoder = decoder.to_str().unwrap();

@@ -9,25 +9,27 @@
 
 --llama-cpp     llama.cpp on the CPU. DIR holds its libraries (libllama, libggml), as the npm package @node-llama-cpp/linux-x64 3.22.1 has them in
                 bins/linux-x64.
---llama-bench   llama.cpp's own llama-bench in place of the libraries.
+--llama-bench   llama.cpp by a llama-bench of your own, on the devices that it chooses; no other option is needed.
 --vulkan        llama.cpp's Vulkan back end, on the first Vulkan device. DIR as above, of the package @node-llama-cpp/linux-x64-vulkan 3.22.1.
 --genai         ONNX Runtime GenAI on the CPU, weights of 4 bits in groups of 32.
 --openvino      OpenVINO GenAI on the CPU, arithmetic in f32.
 
-llama.cpp and OpenVINO take Q4_0, which llama.cpp makes of the same file; GenAI what its model builder makes of it. PYTHON has the packages listed below;
-without it a Python environment with them is made in --work, which takes PyTorch where Debian's python3-torch is not installed. An engine that cannot be had, or
-cannot run the model, is named with the reason, and the others are measured.
+llama.cpp and OpenVINO take Q4_0, which llama.cpp makes of the same file: the libraries of --llama-cpp or --vulkan, or a llama-quantize beside llama-bench.
+Without any of these llama-bench takes GGUF itself, with the bits that it has. GenAI takes what its model builder makes of it. PYTHON has the packages listed
+below; without it a Python environment with them is made in --work, which takes PyTorch where Debian's python3-torch is not installed. An engine that was
+named and cannot be had, or cannot run the model, ends the comparison with 1 and the reason.
 
-In each round every program does every test once, after once to warm up: ppN feeds N tokens at once into an empty cache, tgN feeds N one by one. The
-table has the medians of tokens/s (smallest to largest), and the median of the rounds' ratios, tlite over the other: other work on the machine moves the first,
-and the last less. Files are made in --work and stay there; without it they go to a temporary folder. --threads is for the others; an OpenCL or Vulkan
-driver for CPUs takes all cores. Set TLITE to the command, else the one of the release build is taken.
+In each round every program does every test once, after once to warm up, and another program begins: ppN feeds N tokens at once into an empty cache, tgN feeds
+N one by one. The table has the medians of tokens/s (smallest to largest), and the median of the rounds' ratios, tlite over the other: other work on the machine
+moves the first, and the last less. Files are made in --work and stay there; without it they go to a temporary folder. --threads is for the others; an OpenCL or
+Vulkan driver for CPUs takes all cores. Set TLITE to the command, else the one of the release build is taken.
 """
 
 import argparse
 import glob
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -42,7 +44,7 @@ PACKAGES = ["onnxruntime-genai==0.18.0", "onnxruntime==1.32.0", "openvino-genai=
             "onnx-ir==1.1.0", "gguf==0.19.0", "accelerate==1.1.1", "numpy<2"]
 BUILDER = "onnxruntime-genai==0.8.3"
 TORCH = "torch>=1.13,<2.6"
-NO_PEER = (Failure, OSError, AttributeError, KeyError, ValueError)
+NO_PEER = (Failure, OSError, AttributeError, KeyError, TypeError, ValueError)
 
 
 def numbers(text):
@@ -98,18 +100,40 @@ class Process:
 class Program:
     """llama.cpp by its llama-bench."""
 
-    name = device = "llama-bench"
+    name = "llama-bench"
 
     def __init__(self, path, model, threads):
         self.command = [path, "-m", model, "-t", str(threads), "-r", "1", "-o", "json"]
+        # It tells with its results.
+        self.device = ""
 
     def round(self, prefill, decode):
+        """
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = os.path.join(folder, "llama-bench")
+        ...     rows = [{"n_prompt": 8, "n_gen": 0, "avg_ts": 2.5}, {"n_prompt": 0, "n_gen": 4, "avg_ts": 1.5, "cpu_info": "Z80", "model_type": "Q4_0"}]
+        ...     with open(path, "w") as f: _ = f.write(f"#!/bin/sh\\ncat <<'END'\\n{json.dumps(rows)}\\nEND\\n")
+        ...     os.chmod(path, 0o755)
+        ...     program = Program(path, "m.gguf", 2)
+        ...     print(program.round([8], 4), program.device)
+        ...     with open(path, "w") as f: _ = f.write("#!/bin/sh\\necho no model >&2\\nexit 3\\n")
+        ...     try: program.round([8], 4)
+        ...     except Failure as e: print(str(e).rsplit(": ", 1)[-1])
+        {'pp8': 2.5, 'tg4': 1.5} Z80, Q4_0
+        no model
+        """
         command = [*self.command, "-p", ",".join(map(str, prefill)), "-n", str(decode)]
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         if done.returncode != 0:
             raise Failure(f"{' '.join(command)}: {done.stderr.strip()[-800:]}")
         rows = json.loads(done.stdout)
-        return {f"pp{r['n_prompt']}" if r["n_prompt"] else f"tg{r['n_gen']}": r["avg_ts"] for r in rows}
+        told = [rows[-1].get(key) for key in ("build_commit", "backends", "cpu_info", "gpu_info", "model_type")]
+        self.device = ", ".join(str(text) for text in told if text)
+        results = {f"pp{r['n_prompt']}" if r["n_prompt"] else f"tg{r['n_gen']}": r["avg_ts"] for r in rows}
+        missing = {f"tg{decode}", *(f"pp{n}" for n in prefill)} - set(results)
+        if missing:
+            raise Failure(f"{' '.join(command)}: no result for {', '.join(sorted(missing))}")
+        return results
 
 
 def called(command):
@@ -151,27 +175,52 @@ def genai_model(python, gguf, work):
 
 
 def q4_0(a, work):
-    """llama.cpp's Q4_0 of the file, made on first use."""
+    """llama.cpp's Q4_0 of the file, made on first use; without a llama.cpp that can make it, nothing."""
     path = os.path.join(work, "q4_0.gguf")
-    if not os.path.isfile(path):
-        folder = a.llama_cpp or a.vulkan
-        if not folder:
-            raise Failure(f"there is no {path}; --llama-cpp DIR or --vulkan DIR makes it")
+    if os.path.isfile(path):
+        return path
+    folder, beside = a.llama_cpp or a.vulkan, os.path.join(os.path.dirname(a.llama_bench or ""), "llama-quantize")
+    if folder:
         quantize_gguf(libraries(folder), a.gguf, path, Q4_0)
+    elif a.llama_bench and os.path.isfile(beside):
+        called([beside, "--allow-requantize", a.gguf, path + ".part", "Q4_0"])
+        os.replace(path + ".part", path)
+    else:
+        return None
     return path
 
 
+def needed_q4_0(a, work):
+    """The same, for who takes nothing else."""
+    path = q4_0(a, work)
+    if not path:
+        raise Failure(f"there is no {os.path.join(work, 'q4_0.gguf')}; --llama-cpp DIR or --vulkan DIR makes it")
+    return path
+
+
+def look(a):
+    """Sees to it that what the options name is there, before anything is made."""
+    if a.llama_bench and not os.access(a.llama_bench, os.X_OK):
+        raise Failure(f"llama-bench: {a.llama_bench} is no program")
+    for name, folder in (("llama.cpp", a.llama_cpp), ("llama.cpp, Vulkan", a.vulkan)):
+        if folder and not glob.glob(os.path.join(folder, "libllama.*so*")):
+            raise Failure(f"{name}: {folder} has no libllama")
+    for name, python in (("ONNX Runtime GenAI", a.genai), ("OpenVINO", a.openvino)):
+        if python and not shutil.which(python):
+            raise Failure(f"{name}: {python} is no program")
+
+
 def started(a, work):
-    """The other programs, at work. One that is not to be had is told of."""
+    """The other programs, at work."""
     context = max(*a.prefill, a.decode) + 8
     rest = (context, a.threads)
     wanted = []
     if a.llama_cpp:
-        wanted.append(("llama.cpp", lambda name: Process(name, sys.executable, name, q4_0(a, work), *rest, a.llama_cpp)))
+        wanted.append(("llama.cpp", lambda name: Process(name, sys.executable, name, needed_q4_0(a, work), *rest, a.llama_cpp)))
     if a.llama_bench:
-        wanted.append(("llama-bench", lambda _: Program(a.llama_bench, q4_0(a, work), a.threads)))
+        wanted.append(("llama-bench", lambda _: Program(a.llama_bench, q4_0(a, work) or a.gguf, a.threads)))
     if a.vulkan:
-        wanted.append(("llama.cpp, Vulkan", lambda name: Process(name, sys.executable, "vulkan", q4_0(a, work), *rest, a.vulkan)))
+        wanted.append(("llama.cpp, Vulkan", lambda name: Process(name, sys.executable, "vulkan", needed_q4_0(a, work), *rest, a.vulkan)))
     if a.genai is not None:
         def genai(name):
             python = a.genai or environment(work)
@@ -179,18 +228,39 @@ def started(a, work):
 
         wanted.append(("ONNX Runtime GenAI", genai))
     if a.openvino is not None:
-        wanted.append(("OpenVINO", lambda name: Process(name, a.openvino or environment(work), "openvino", q4_0(a, work), *rest)))
-    found = []
-    for name, start in wanted:
-        try:
-            found.append(start(name))
-        except NO_PEER as e:
-            left_out(name, e)
-    return found
+        wanted.append(("OpenVINO", lambda name: Process(name, a.openvino or environment(work), "openvino", needed_q4_0(a, work), *rest)))
+    return [named(name, start, name) for name, start in wanted]
 
 
-def left_out(name, why):
-    print(f"not measured: {name}: {why}", file=sys.stderr, flush=True)
+def named(name, do, *arguments):
+    """What `do` makes of the arguments; a failure with whose it is.
+
+    >>> named("llama.cpp", Program("/nowhere/llama-bench", "m.gguf", 2).round, [8], 4)
+    Traceback (most recent call last):
+    llama_cpp.Failure: llama.cpp: [Errno 2] No such file or directory: '/nowhere/llama-bench'
+    """
+    try:
+        return do(*arguments)
+    except NO_PEER as e:
+        raise Failure(f"{name}: {e}") from e
+
+
+def turns(programs, number):
+    """The order of a round: each program comes first in turn.
+
+    >>> [turns(["a", "b", "c"], n) for n in range(4)]
+    [['a', 'b', 'c'], ['b', 'c', 'a'], ['c', 'a', 'b'], ['a', 'b', 'c']]
+    """
+    first = number % len(programs)
+    return programs[first:] + programs[:first]
+
+
+def one_line(error):
+    """
+    >>> one_line(Failure("llama.cpp: it ended\\n  with 3 "))
+    'error: llama.cpp: it ended with 3'
+    """
+    return f"error: {' '.join(str(error).split())}"
 
 
 def shown(values):
@@ -240,6 +310,7 @@ def main():
     a = parser.parse_args()
     if not any((a.llama_cpp, a.llama_bench, a.vulkan, a.genai is not None, a.openvino is not None)):
         parser.error("one of --llama-cpp, --llama-bench, --vulkan, --genai and --openvino is needed")
+    look(a)
     with tempfile.TemporaryDirectory() as temporary:
         work = folder_for(a.gguf, a.work or temporary)
         plain, folder = (os.path.join(work, name) for name in ("onnx", f"e0m4-{a.group_size}"))
@@ -248,19 +319,8 @@ def main():
                 tlite("convert", a.gguf, "-o", plain)
             tlite("quantize", plain, "-o", folder, "--format", "e0m4", "--group-size", a.group_size)
         others = started(a, work)
-        if not others:
-            raise Failure("there is nothing to compare with")
         ours = [Tlite(folder, backend, a.device) for backend in a.backend.split(",")]
-        rounds = []
-        for _ in range(a.rounds):
-            results = {p.name: p.round(a.prefill, a.decode) for p in ours}
-            for p in list(others):
-                try:
-                    results[p.name] = p.round(a.prefill, a.decode)
-                except NO_PEER as e:
-                    others.remove(p)
-                    left_out(p.name, e)
-            rounds.append(results)
+        rounds = [{p.name: named(p.name, p.round, a.prefill, a.decode) for p in turns([*ours, *others], n)} for n in range(a.rounds)]
     tests = [f"pp{n}" for n in a.prefill] + [f"tg{a.decode}"]
     for line in table(tests, [p.name for p in ours], [p.name for p in others], rounds):
         print(line)
@@ -275,6 +335,6 @@ if __name__ == "__main__":
     try:
         main()
     except NO_PEER as e:
-        sys.exit(f"error: {e}")
+        sys.exit(one_line(e))
     except KeyboardInterrupt:
         sys.exit(130)

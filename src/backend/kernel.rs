@@ -470,6 +470,11 @@ impl Kernel {
         self.wgsl.contains("#include \"common/dot\"")
     }
 
+    /// Its text in OpenCL C asks for arithmetic in halves, in all of its forms.
+    fn always_multiplies_halves(&self) -> bool {
+        self.cl.contains("#pragma OPENCL EXTENSION cl_khr_fp16") && self.forms.is_empty()
+    }
+
     /// Its work-items are numbered along one axis, and those behind the last one that is needed do nothing: a long grid may be folded
     /// over two axes, with the define [`FOLDED`].
     pub fn is_linear(&self) -> bool {
@@ -522,6 +527,11 @@ pub fn fields<'a>(
 }
 
 impl KernelSpec {
+    /// It multiplies in halves, on no matrix units: weights are taken in pairs of them.
+    pub fn multiplies_halves(&self) -> bool {
+        self.defines.contains_key("PAIRS") || self.kernel.always_multiplies_halves()
+    }
+
     /// Names of what some devices do without: that it reads images and that it asks for a wave, which come first, and the kernel, if it is a
     /// variant, or its forms.
     pub fn variants(&self) -> Vec<String> {

@@ -277,6 +277,21 @@ impl PackedDot {
         }
     }
 
+    /// What a CPU or its OpenCL driver lacks for [`PackedDot::X86`]: the compiler must have functions for the instructions of this CPU's 512-bit
+    /// vectors, as PoCL's has, which compiles for the CPU that it runs on. `None` where nothing is missing, or where no CPU is asked.
+    pub(crate) fn x86_refusal(caps: &Caps) -> Option<String> {
+        #[cfg(target_arch = "x86_64")]
+        let sets = [
+            ("AVX512F", std::arch::is_x86_feature_detected!("avx512f")),
+            ("AVX512BW", std::arch::is_x86_feature_detected!("avx512bw")),
+        ];
+        #[cfg(not(target_arch = "x86_64"))]
+        let sets = [("AVX512F", false), ("AVX512BW", false)];
+        (caps.backend == "opencl" && caps.kind == DeviceKind::Cpu)
+            .then(|| lacks(caps, &sets))
+            .flatten()
+    }
+
     /// By the extensions that an OpenCL driver lists.
     #[cfg(feature = "opencl")]
     pub(crate) fn listed(has: impl Fn(&str) -> bool) -> Self {
@@ -289,6 +304,21 @@ impl PackedDot {
         .find(|(name, _)| has(name))
         .map_or(Self::None, |(_, dot)| dot)
     }
+}
+
+/// Which of these instruction sets a CPU lacks, or that its driver's compiler has no functions for them.
+fn lacks(caps: &Caps, sets: &[(&str, bool)]) -> Option<String> {
+    let missing: Vec<&str> = sets.iter().filter(|(_, has)| !has).map(|(set, _)| *set).collect();
+    if !missing.is_empty() {
+        return Some(format!("the CPU lacks {}", missing.join(" and ")));
+    }
+    let names: Vec<&str> = sets.iter().map(|(set, _)| *set).collect();
+    (!caps.driver.contains("PoCL")).then(|| {
+        format!(
+            "the driver's compiler is not known to have functions for {}, as PoCL's has",
+            names.join(" and ")
+        )
+    })
 }
 
 /// Who names the maker of a GPU.
@@ -497,11 +527,15 @@ pub struct Stats {
     pub submits: u64,
     /// Those of them whose dispatches all came from recordings of the driver ([`RecordingWay`]).
     pub recorded_submits: u64,
+    /// Launches of them: a command is one, dispatches that the backend joins are one together, parts of a slice are several.
+    pub launches: u64,
     /// Nanoseconds that calls of the driver took which submit, write, read or wait; 0 where that is not measured.
     pub driver_ns: u64,
     /// Nanoseconds of device time of the longest slice ([`OpenOptions::slice_ms`]), and of what the first run of a recording, which measures, queues at a
     /// time; 0 where work is not sliced.
     pub longest_slice_ns: u64,
+    /// Kernels of which a dispatch takes more than a slice, though it is cut as far as it can be; the log names them.
+    pub kernels_above_slice: u64,
 }
 
 /// How commands that are submitted again and again reach the device.
@@ -616,6 +650,12 @@ pub trait Backend: Send {
     /// Prepares commands for submission.
     fn record(&mut self, commands: &[Command]) -> Result<RecordingId, BackendError>;
 
+    /// How many launches a recording of dispatches of these kernels takes, one behind the other, if the backend can do what it means to: fewer than there
+    /// are where it joins them.
+    fn launches(&mut self, kernels: &[&KernelSpec]) -> usize {
+        kernels.len()
+    }
+
     /// Queues a recording with these launch values. Returns before the device is done.
     fn submit(&mut self, recording: RecordingId, launch: &Launch) -> Result<(), BackendError>;
 
@@ -636,6 +676,11 @@ pub trait Backend: Send {
     /// had been compiled for [`KernelSpec::without_images`].
     fn refuses_images(&self) -> bool {
         false
+    }
+
+    /// How recordings reach the device now, whatever was asked for: never [`RecordingWay::Auto`].
+    fn recording_way(&self) -> RecordingWay {
+        RecordingWay::Off
     }
 
     /// Names of what the driver offers beside the core of its API: extensions, features. For people, and for what [`Caps`] does not tell.
@@ -923,6 +968,24 @@ fn named(all: &[Caps], text: &str) -> Vec<usize> {
 #[cfg(all(test, any(feature = "opencl", feature = "wgpu")))]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_a_cpu_lacks_for_bytes_is_named() {
+        let caps = |driver: &str| Caps {
+            driver: driver.to_owned(),
+            ..Caps::neutral()
+        };
+        let at = |driver: &str, wide, bytes| lacks(&caps(driver), &[("AVX512F", wide), ("AVX512BW", bytes)]);
+        assert_eq!(at("PoCL 5", true, true), None);
+        assert_eq!(at("PoCL 5", true, false).unwrap(), "the CPU lacks AVX512BW");
+        assert_eq!(
+            at("PoCL 5", false, false).unwrap(),
+            "the CPU lacks AVX512F and AVX512BW"
+        );
+        let other = at("Intel", true, true).unwrap();
+        assert!(other.contains("AVX512F and AVX512BW"), "{other}");
+        assert_eq!(PackedDot::x86_refusal(&caps("PoCL")), None, "no CPU");
+    }
 
     #[test]
     fn devices_are_chosen_by_name() {

@@ -2,7 +2,9 @@
 
 use super::kernel::{Kernel, KernelSpec};
 use super::tunable::Tuned;
-use super::{Backend, BackendError, BufferId, Caps, Command, KernelId, Launch, RecordingId, Stats, View};
+use super::{
+    Backend, BackendError, BufferId, Caps, Command, KernelId, Launch, RecordingId, RecordingWay, Stats, View,
+};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A handle to a backend that others hold, too, from any thread. Each call has the device to itself, so calls are made one after
@@ -108,6 +110,10 @@ impl Backend for SharedBackend {
         self.turn()?.record(commands)
     }
 
+    fn launches(&mut self, kernels: &[&KernelSpec]) -> usize {
+        self.turn_anyway().launches(kernels)
+    }
+
     fn submit(&mut self, recording: RecordingId, launch: &Launch) -> Result<(), BackendError> {
         self.turn()?.submit(recording, launch)
     }
@@ -126,6 +132,10 @@ impl Backend for SharedBackend {
 
     fn stats(&self) -> Stats {
         self.turn_anyway().stats()
+    }
+
+    fn recording_way(&self) -> RecordingWay {
+        self.turn_anyway().recording_way()
     }
 
     fn refuses_images(&self) -> bool {

@@ -2,7 +2,7 @@
 //!
 //! A [`Store`] is a folder of them, one file for each [`Key`]. A key is everything that the contents depend on, and stands in the file: what is
 //! found is compared with it byte by byte, so the hash in a file's name need not be a strong one. Whatever is wrong with a file,
-//! it is removed and made anew; whatever is wrong with the folder, it is said once, and the run goes on without. So the cache changes how
+//! it is removed and made anew, with all others of which that holds, and they are told of together; whatever is wrong with the folder, it is said once, and the run goes on without. So the cache changes how
 //! long a start takes and nothing else.
 //!
 //! Files are written under another name and renamed, so several processes may use one folder: each sees whole files, and the last
@@ -11,6 +11,7 @@
 mod entry;
 
 use crate::error::{Error, Result};
+use crate::units::count_text;
 use std::fs::{File, Metadata};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{ErrorKind, Write};
@@ -120,6 +121,8 @@ pub struct Store {
     told: AtomicBool,
     /// The folder is there and nobody else's; false where it is not to be used.
     own: OnceLock<bool>,
+    /// Whose turn it is to remove damaged files and tell of them.
+    mending: Mutex<()>,
 }
 
 impl PartialEq for Store {
@@ -140,6 +143,7 @@ impl Store {
             size: Mutex::new(None),
             told: AtomicBool::new(false),
             own: OnceLock::new(),
+            mending: Mutex::new(()),
         }
     }
 
@@ -213,11 +217,31 @@ impl Store {
             // The names are equal by chance; the next to be written takes the place.
             Ok(_) => None,
             Err(why) => {
-                log::warn!("cache file {}: {why}; it is made anew", path.display());
-                self.delete(&path);
+                let _turn = self.mending.lock().unwrap_or_else(PoisonError::into_inner);
+                // Another thread may have told of it.
+                if path.exists() {
+                    let count = self.remove_damaged().max(1);
+                    let files = count_text(count, "damaged cache file");
+                    log::warn!(
+                        "{files} removed, {} among them: {why}; what was in them is made anew",
+                        path.display()
+                    );
+                }
                 None
             }
         }
+    }
+
+    /// Removes all files that are not whole, or not of this store: where one is damaged others probably are, and all together are told of at once.
+    /// Returns how many there were.
+    fn remove_damaged(&self) -> usize {
+        let mut files = self.files().unwrap_or_default();
+        files.retain(|(_, path, _)| {
+            let read = self.read(path);
+            read.is_ok_and(|(file, _)| entry::read(&file).is_err())
+        });
+        files.iter().for_each(|(_, path, _)| self.delete(path));
+        files.len()
     }
 
     /// Stores `contents` under `key`, in place of what was there. Where that fails it is said once, and nothing else happens. Beyond the

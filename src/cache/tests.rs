@@ -85,6 +85,26 @@ fn damaged_files_are_removed_and_others_stay() {
 }
 
 #[test]
+fn where_one_file_is_damaged_all_that_are_go_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = Store::new(folder.path().to_owned(), 1 << 20);
+    for name in ["a", "b", "c"] {
+        store.put(Kind::Program, &key(name), b"contents");
+    }
+    let entries = store.entries().unwrap();
+    let damaged = entries
+        .iter()
+        .filter(|e| e.key.as_ref().is_some_and(|k| *k != key("c")));
+    for entry in damaged {
+        std::fs::write(&entry.path, "half").unwrap();
+    }
+    assert_eq!(store.get(Kind::Program, &key("a")), None);
+    let left: Vec<_> = store.entries().unwrap().into_iter().map(|e| e.key).collect();
+    assert_eq!(left, [Some(key("c"))]);
+    assert_eq!(store.get(Kind::Program, &key("c")).unwrap(), b"contents");
+}
+
+#[test]
 fn a_folder_that_cannot_be_used_changes_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("file");

@@ -1,13 +1,13 @@
 //! `tlite bench`.
 
 use super::interrupt::Interrupt;
-use super::load::{load_model, print_notes};
+use super::load::{load_model, note_slices, print_notes};
 use super::options::{ExecOptions, check_fits, from_one, from_zero};
 use super::output::{bar, note, put, put_json, table};
 use super::random::RandomOptions;
 use crate::backend::Stats;
 use crate::error::{Error, Result};
-use crate::llm::load::{LoadOptions, Loaded, PlaceName, Purpose};
+use crate::llm::load::{LoadOptions, Loaded, PlaceName, Purpose, Used};
 use crate::llm::metrics::rate;
 use crate::llm::sampler::SplitMix64;
 use crate::llm::{Cancel, LanguageModel, ModelFolder};
@@ -133,6 +133,9 @@ struct Line {
     /// Median microseconds of a token on the host outside of the driver, where the backend tells its times.
     #[serde(skip_serializing_if = "Option::is_none")]
     host_us_per_token: Option<f64>,
+    /// Launches of a prompt, or of a token that is decoded, where a device has them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    launches: Option<f64>,
     /// Submissions that came from recordings of the driver, as a share of all.
     #[serde(skip_serializing_if = "Option::is_none")]
     recorded: Option<f64>,
@@ -146,6 +149,7 @@ struct Run {
     host_us: Option<f64>,
     submits: u64,
     recorded: u64,
+    launches: u64,
 }
 
 impl Line {
@@ -161,6 +165,8 @@ struct Report<'a> {
     backend: &'a str,
     device: &'a str,
     driver: &'a str,
+    #[serde(flatten)]
+    used: Used,
     results: &'a [Line],
     /// Milliseconds of device time of the longest slice, where work is sliced.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -252,6 +258,7 @@ fn measure(
         host_us: (!driver.is_zero()).then_some(host),
         submits: last.submits - first.submits,
         recorded: last.recorded_submits - first.recorded_submits,
+        launches: last.launches - first.launches,
     }))
 }
 
@@ -270,12 +277,16 @@ fn line(test: Test, runs: &[Run]) -> Option<Line> {
     let mut host: Vec<f64> = runs.iter().filter_map(|r| r.host_us).collect();
     speeds.sort_by(f64::total_cmp);
     host.sort_by(f64::total_cmp);
-    let (submits, recorded) = runs
-        .iter()
-        .fold((0, 0), |(s, r), run| (s + run.submits, r + run.recorded));
+    let sum = |of: fn(&Run) -> u64| runs.iter().map(of).sum::<u64>();
+    let (submits, recorded, launches) = (sum(|r| r.submits), sum(|r| r.recorded), sum(|r| r.launches));
+    let parts = match test {
+        Test::Prefill(_) => runs.len(),
+        Test::Decode(n, _) => n * runs.len(),
+    };
     let median = median(&speeds)?;
     Some(Line {
         host_us_per_token: self::median(&host),
+        launches: (launches > 0).then(|| launches as f64 / parts.max(1) as f64),
         recorded: (recorded > 0).then(|| recorded as f64 / submits.max(1) as f64),
         test: test.name(),
         prefill_tokens_per_s: matches!(test, Test::Prefill(_)).then_some(median),
@@ -330,7 +341,7 @@ fn bench(
     Ok(lines)
 }
 
-/// Sets what `lines` reach of the speed at the least time ([`crate::roofline`]), by the stored probe of the device. Decoding is compared with a
+/// Sets what `lines` reach of the speed at the least time ([`crate::roofline`]), by the stored probe of the device and the launches that there were. Decoding is compared with a
 /// token in its middle.
 fn compare(lines: &mut [Line], tests: &[Test], loaded: &Loaded, probe: &Probe) -> Result<()> {
     let peaks = probe.peaks();
@@ -348,7 +359,14 @@ fn compare(lines: &mut [Line], tests: &[Test], loaded: &Loaded, probe: &Probe) -
         } else {
             1
         };
-        line.most_tokens_per_s = Work::new(line.test.clone(), Some(tokens), &costs, &peaks).most_tokens_per_s;
+        let work = Work::new(line.test.clone(), Some(tokens), &costs, &peaks);
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "a mean of counts"
+        )]
+        let launches = line.launches.map_or(work.launches, |n| n.round() as u64);
+        line.most_tokens_per_s = work.in_launches(launches).most_tokens_per_s;
         line.share_of_most = line.most_tokens_per_s.map(|most| line.median() / most);
     }
     Ok(())
@@ -453,6 +471,7 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
                 backend,
                 device,
                 driver,
+                used: loaded.all.used()?,
                 results: &lines,
                 longest_slice_ms,
                 interrupted,
@@ -464,6 +483,7 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
             put(&mut out, &format!("longest slice {ms:.1} ms\n"))?;
         }
     }
+    note_slices(stats());
     end
 }
 
@@ -583,6 +603,7 @@ mod tests {
             host_us: None,
             submits: 0,
             recorded: 0,
+            launches: 0,
         };
         speeds.iter().map(run).collect()
     }
@@ -630,6 +651,7 @@ mod tests {
             host_us: Some(host_us),
             submits: 4,
             recorded,
+            launches: 80,
         };
         let lines = [
             line(Test::Prefill(128), &runs(&[1000.0])).unwrap(),
@@ -639,5 +661,7 @@ mod tests {
                         m      opencl   Card    pp128   1000.00  1000.00  1000.00              -       0 %\n\
                         m      opencl   Card    tg8        9.50     9.50     9.50           30.0      75 %\n";
         assert_eq!(text("m", &place, &lines), expected);
+        // 80 in each of three runs of 8 tokens.
+        assert_eq!((lines[0].launches, lines[1].launches), (None, Some(10.0)));
     }
 }

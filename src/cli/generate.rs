@@ -2,12 +2,13 @@
 
 use super::answer::{AnswerOptions, Reading, answer};
 use super::interrupt::Interrupt;
-use super::load::{print_notes, waiting};
+use super::load::{note_slices, print_notes, waiting};
 use super::options::ExecOptions;
 use super::output::{note, put, put_json};
 use super::sampling::SamplingOptions;
 use super::template::TemplateOptions;
 use crate::error::{Error, Result};
+use crate::llm::load::Used;
 use crate::llm::template::Values;
 use crate::llm::{Codec, Finish, GenerateOptions, Message, Model, ModelFolder};
 use serde::Serialize;
@@ -62,6 +63,8 @@ struct Report<'a> {
     backend: &'a str,
     device: &'a str,
     driver: &'a str,
+    #[serde(flatten)]
+    used: Used,
     prompt_tokens: usize,
     reused_tokens: usize,
     tokens: &'a [u32],
@@ -189,6 +192,7 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
             backend: place.backend,
             device: &place.device,
             driver: &place.driver,
+            used: model.used()?,
             prompt_tokens: prompt.len(),
             reused_tokens: outcome.reused,
             tokens: &outcome.tokens,
@@ -212,6 +216,7 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
         &format!("{} on {}, loaded in {load_ms:.0} ms", place.backend, place.device),
     );
     note(&mut notes, &outcome.speed_line());
+    note_slices(model.stats());
     args.answers.save(&mut session)?;
     if outcome.finish == Some(Finish::Cancelled) {
         return Err(Error::Interrupted);

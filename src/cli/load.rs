@@ -2,7 +2,7 @@
 
 use super::options::{DeviceOptions, ExecOptions};
 use super::output;
-use crate::backend::{Backend, Caps};
+use crate::backend::{Backend, Caps, Stats};
 use crate::error::Result;
 use crate::llm::LanguageModel;
 use crate::llm::folder::ModelFolder;
@@ -10,7 +10,9 @@ use crate::llm::load::{LoadOptions, Loaded, Loading, PlaceName, Purpose};
 use crate::placement::{BackendChoice, Opened};
 use crate::units::count_text;
 use std::io::IsTerminal;
-use std::time::Instant;
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 /// A model ready to run, and where it runs.
 pub struct LoadedModel {
@@ -65,6 +67,52 @@ pub fn print_notes(notes: &[String]) {
     }
 }
 
+/// Says of how many kernels dispatches take more than a slice, where there are such.
+pub fn note_slices(stats: Option<Stats>) {
+    let above = stats.map_or(0, |s| s.kernels_above_slice);
+    if let Some(above) = usize::try_from(above).ok().filter(|n| *n > 0) {
+        let kernels = count_text(above, "kernel");
+        let what =
+            format!("note: {kernels} cannot be cut to the slices of --slice-ms; RUST_LOG=info names them");
+        output::note(&mut std::io::stderr(), &what);
+    }
+}
+
+/// Tells now and then, from its making until it is dropped, that work which takes long goes on.
+struct Sign {
+    stop: Option<Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// How often it tells.
+const SIGN: Duration = Duration::from_secs(15);
+
+impl Sign {
+    fn new(every: Duration, mut tell: impl FnMut(u64) + Send + 'static) -> Self {
+        let (stop, stopped) = channel();
+        let start = Instant::now();
+        let thread = std::thread::spawn(move || {
+            while stopped.recv_timeout(every) == Err(RecvTimeoutError::Timeout) {
+                tell(start.elapsed().as_secs());
+            }
+        });
+        Self {
+            stop: Some(stop),
+            thread: Some(thread),
+        }
+    }
+}
+
+impl Drop for Sign {
+    fn drop(&mut self) {
+        self.stop = None;
+        if let Some(thread) = self.thread.take() {
+            // A thread that has panicked tells nothing any more.
+            let _ended = thread.join();
+        }
+    }
+}
+
 /// Loads the model in `folder`. `hear` and errors as of [`Loaded::new`].
 pub fn load(
     folder: &ModelFolder,
@@ -96,22 +144,49 @@ pub fn waiting<T>(
 ) -> Result<(T, f64)> {
     let start = Instant::now();
     let progress = output::spinner(format!("loading {}", folder.name()));
+    let mut sign = None;
     let done = work(&mut |step| match step {
         Loading::Memory(memory) => {
             progress.suspend(|| output::note(&mut std::io::stderr(), &format!("memory {memory}")));
         }
         // A bar tells it on a terminal.
-        Loading::New { kernels, kept } => {
+        Loading::New {
+            device,
+            kernels,
+            kept,
+        } => {
             if !std::io::stderr().is_terminal() {
-                let once = if kept { ", once for this device" } else { "" };
+                let kept = if kept { "; kept for the next start" } else { "" };
                 let kernels = count_text(kernels, "kernel");
-                let what = format!("note: compiling and checking {kernels}{once}");
+                let what = format!("note: compiling and checking {kernels} for {device}{kept}");
                 output::note(&mut std::io::stderr(), &what);
+                sign = Some(Sign::new(SIGN, |seconds| {
+                    let what = format!("note: compiling and checking goes on, {seconds} s so far");
+                    output::note(&mut std::io::stderr(), &what);
+                }));
             }
         }
         Loading::Kernels { all: 0, .. } => {}
         Loading::Kernels { ready, all } => output::count(&progress, ready, all, "kernels"),
     });
+    drop(sign);
     progress.finish_and_clear();
     Ok((done?, start.elapsed().as_secs_f64() * 1e3))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sign_tells_until_it_is_dropped() {
+        let (told, heard) = channel();
+        let sign = Sign::new(Duration::from_millis(1), move |_| {
+            let _gone = told.send(());
+        });
+        heard.recv().unwrap();
+        drop(sign);
+        // What it sent before is followed by its end.
+        while heard.recv().is_ok() {}
+    }
 }

@@ -85,7 +85,7 @@ pub fn run(cli: Cli) -> Result<()> {
         Command::Profile(args) => profile::run(&args),
         Command::Roofline(args) => roofline::run(&args),
         Command::Inspect(args) => inspect::run(&args),
-        Command::Run(args) => run::run(&args),
+        Command::Run(args) => run::run(&args, &interrupt),
         Command::Selftest(args) => selftest::run(&args),
         Command::Tune(args) => tune::run(&args, &interrupt),
         Command::Cache(args) => cache::run(&args),

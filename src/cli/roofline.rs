@@ -3,10 +3,11 @@
 use super::options::{ExecOptions, check_fits, from_one, from_zero};
 use super::output::{note, put, put_json, table};
 use super::random::RandomOptions;
-use crate::backend::Caps;
+use crate::backend::{Backend, Caps};
 use crate::error::{Error, Result};
 use crate::inspect::{self, Request, parse_bind};
 use crate::llm::ModelFolder;
+use crate::llm::engine::PADDING;
 use crate::llm::load::PlannedDecoder;
 use crate::probe::{Probe, store};
 use crate::roofline::{Peaks, Summary, Work};
@@ -70,12 +71,18 @@ struct Report<'a> {
 
 /// The capabilities of the device that `options` name, and what is measured of it. A usage error on the host.
 pub fn device(options: &ExecOptions) -> Result<(Caps, Probe)> {
+    let (backend, probe) = measured(options)?;
+    Ok((backend.caps().clone(), probe))
+}
+
+/// The same, with the device.
+fn measured(options: &ExecOptions) -> Result<(Box<dyn Backend>, Probe)> {
     let place = options.on.placement();
     let mut backend = place.open_device("the host has no peaks to measure")?;
     let kept = options.on.cache.probes();
     let hear = &mut |what: &str| note(&mut std::io::stderr(), what);
     let probe = store::of_device(backend.as_mut(), kept.as_ref(), hear)?;
-    Ok((backend.caps().clone(), probe))
+    Ok((backend, probe))
 }
 
 /// Usual lengths that fit a context, where none are asked for.
@@ -86,7 +93,7 @@ fn usual(asked: &[usize], context: usize) -> Vec<usize> {
     asked.to_vec()
 }
 
-fn decoder(args: &Args, model: &Path, caps: &Caps, peaks: &Peaks) -> Result<Vec<Work>> {
+fn decoder(args: &Args, model: &Path, backend: &mut dyn Backend, peaks: &Peaks) -> Result<Vec<Work>> {
     if !args.bind.is_empty() {
         return Err(Error::usage(
             "--bind",
@@ -94,40 +101,44 @@ fn decoder(args: &Args, model: &Path, caps: &Caps, peaks: &Peaks) -> Result<Vec<
         ));
     }
     let folder = ModelFolder::holding("MODEL", model, &[])?;
-    let planned = PlannedDecoder::new(&folder, &args.exec.load_options(), caps)?;
+    let planned = PlannedDecoder::new(&folder, &args.exec.load_options(), backend.caps())?;
     let context = planned.context();
+    let mut of = |name: String, tokens: usize, past: usize| -> Result<Work> {
+        let costs = planned.costs(tokens, past)?;
+        let launches = planned.launches(&mut |kernels| backend.launches(kernels), tokens, past)?;
+        Ok(Work::new(name, Some(tokens), &costs, peaks).in_launches(launches as u64))
+    };
     let mut work = Vec::new();
     let prompts: Vec<usize> = args.prefill.iter().map(|n| n.get()).collect();
     for tokens in usual(&prompts, context) {
         check_fits("--prefill", tokens, context)?;
-        let costs = planned.costs(tokens, 0)?;
-        work.push(Work::new(
-            format!("prefill {tokens}"),
-            Some(tokens),
-            &costs,
-            peaks,
-        ));
+        work.push(of(format!("prefill {tokens}"), tokens, 0)?);
     }
     for depth in usual(&args.depth, context) {
         check_fits("--depth", depth.saturating_add(1), context)?;
-        let costs = planned.costs(1, depth)?;
-        work.push(Work::new(format!("decode at {depth}"), Some(1), &costs, peaks));
+        work.push(of(format!("decode at {depth}"), 1, depth)?);
     }
     Ok(work)
 }
 
-fn other(args: &Args, model: &Path, caps: &Caps, peaks: &Peaks) -> Result<Vec<Work>> {
+fn other(args: &Args, model: &Path, backend: &mut dyn Backend, peaks: &Peaks) -> Result<Vec<Work>> {
+    let usual = ExecOptions::default();
     let decoders = [
         ("--prefill", !args.prefill.is_empty()),
         ("--depth", !args.depth.is_empty()),
+        ("--context", args.exec.context.is_some()),
+        ("--kv", args.exec.kv != usual.kv),
+        ("--act", args.exec.act != usual.act),
+        ("--padding", args.exec.padding != PADDING),
     ];
     if let Some((option, _)) = decoders.into_iter().find(|(_, given)| *given) {
         let what = format!("{} is no language model with a cache", model.display());
         return Err(Error::usage(option, what));
     }
     let request = Request {
-        caps: caps.clone(),
+        caps: backend.caps().clone(),
         bind: parse_bind(&args.bind)?,
+        float: args.exec.on.storage(args.exec.float)?,
         ..Request::default()
     };
     let mut work = Vec::new();
@@ -141,7 +152,8 @@ fn other(args: &Args, model: &Path, caps: &Caps, peaks: &Peaks) -> Result<Vec<Wo
             return Err(Error::usage("--bind", what));
         }
         let costs = plan.costs(&request.bind)?;
-        work.push(Work::new("run".to_owned(), None, &[costs], peaks));
+        let launches = plan.launches(&mut |kernels| backend.launches(kernels));
+        work.push(Work::new("run".to_owned(), None, &[costs], peaks).in_launches(launches as u64));
         if !plan.host.is_empty() {
             let what = format!(
                 "note: {} nodes run on the host and are not counted",
@@ -154,7 +166,7 @@ fn other(args: &Args, model: &Path, caps: &Caps, peaks: &Peaks) -> Result<Vec<Wo
 }
 
 const COLUMNS: [&str; 8] = [
-    "launches",
+    "dispatches",
     "read",
     "written",
     "FLOP",
@@ -219,8 +231,13 @@ fn text(report: &Report<'_>, nodes: bool) -> String {
         let most = work
             .most_tokens_per_s
             .map_or(String::new(), |n| format!(", at most {n:.1} tokens/s"));
+        let all = work.whole.total.launches;
+        let joined = match work.launches < all {
+            true => format!(", {all} dispatches in {} launches", work.launches),
+            false => String::new(),
+        };
         out.push_str(&format!(
-            "\n{}: {} at least{most}\n",
+            "\n{}: {} at least{most}{joined}\n",
             work.name,
             quantity(work.whole.least_s, "s")
         ));
@@ -248,13 +265,14 @@ pub fn run(args: &Args) -> Result<()> {
     let source = args.random.source(args.model.as_deref())?;
     let model = source.path();
     let decodes = inspect::is_decoder(model)?;
-    let (caps, probe) = device(&args.exec)?;
+    let (mut backend, probe) = measured(&args.exec)?;
     let peaks = probe.peaks();
     let work = if decodes {
-        decoder(args, model, &caps, &peaks)?
+        decoder(args, model, backend.as_mut(), &peaks)?
     } else {
-        other(args, model, &caps, &peaks)?
+        other(args, model, backend.as_mut(), &peaks)?
     };
+    let caps = backend.caps();
     let report = Report {
         model: inspect::model_name(model)?,
         backend: caps.backend,

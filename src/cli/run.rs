@@ -4,9 +4,10 @@ mod inputs;
 mod picture;
 mod report;
 
+use super::interrupt::Interrupt;
 use super::load;
 use super::options::{DeviceOptions, Float, PassOptions, check_file, from_one, from_zero, note_unused};
-use super::output::{self, put, put_json};
+use super::output::{self, note, put, put_json};
 use crate::backend::Backend;
 use crate::error::{Error, Result};
 use crate::files::{self, npy};
@@ -15,6 +16,7 @@ use crate::inspect::model_file;
 use crate::placement::BackendChoice;
 use crate::runner::{Checks, Named, Runner, compare};
 use crate::tensor::{DType, HostTensor};
+use crate::units::count_text;
 pub use inputs::made_up_inputs;
 use inputs::{explained, inputs};
 use picture::PictureArgs;
@@ -153,7 +155,7 @@ fn compared(dir: &Path, outputs: &[Named], tolerance: f32) -> Result<Vec<Compare
 }
 
 /// Runs the command.
-pub fn run(args: &Args) -> Result<()> {
+pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     let file = model_file(&args.model)?;
     let float = args.on.storage(args.float)?;
     args.check()?;
@@ -199,12 +201,20 @@ pub fn run(args: &Args) -> Result<()> {
     load::print_notes(runner.notes());
     let mut outputs = first.map_err(|e| explained(args, &runner, &given, e))?;
     let mut runs_ms = Vec::new();
+    // What was measured until Ctrl-C is shown.
+    let repeating = interrupt.generating();
+    let stop = repeating.flag();
     for _ in 1..args.repeat.get() {
+        if stop.is_cancelled() {
+            break;
+        }
         let start = Instant::now();
         outputs = runner.run(&tensors)?;
         runs_ms.push(ms(start));
     }
-    let profile = if args.profile {
+    drop(repeating);
+    let interrupted = stop.is_cancelled();
+    let profile = if args.profile && !interrupted {
         shares(&runner.profile(&tensors)?)
     } else {
         Vec::new()
@@ -246,6 +256,7 @@ pub fn run(args: &Args) -> Result<()> {
         segments: plan.map_or(0, |p| p.segments.len()),
         host: plan.map_or_else(Vec::new, |p| p.host.iter().map(OnHost::of).collect()),
         passes: runner.passes().to_vec(),
+        interrupted,
         profile,
         compare,
     };
@@ -254,6 +265,14 @@ pub fn run(args: &Args) -> Result<()> {
         put_json(&mut out, &report)?;
     } else {
         put(&mut out, &text(&report, plan.map(|p| p.segments.as_slice())))?;
+    }
+    if interrupted {
+        let runs = count_text(1 + report.runs_ms.len(), "run");
+        note(
+            &mut std::io::stderr(),
+            &format!("interrupted after {runs} of {}", args.repeat),
+        );
+        return Err(Error::Interrupted);
     }
     let apart = report.compare.iter().filter(|c| !c.passed).count();
     if apart > 0 {

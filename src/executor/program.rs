@@ -4,7 +4,7 @@ use super::load::create;
 use super::pack::pack;
 use super::random::{self, Numbers, WeightSource};
 use crate::backend::kernel::KernelSpec;
-use crate::backend::{Backend, Caps, KernelId, SharedBackend, Stats, View};
+use crate::backend::{Backend, Caps, KernelId, RecordingWay, SharedBackend, Stats, View};
 use crate::error::{Error, Result, Stage};
 use crate::graph::{Graph, ValueId};
 use crate::plan::Plan;
@@ -95,6 +95,11 @@ impl Program {
     /// Running totals of the backend, which count what all its holders do.
     pub fn stats(&self) -> Stats {
         self.backend.stats()
+    }
+
+    /// As [`Backend::recording_way`].
+    pub fn recording_way(&self) -> RecordingWay {
+        self.backend.recording_way()
     }
 
     /// As [`Backend::refuses_images`].

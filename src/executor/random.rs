@@ -2,7 +2,8 @@
 
 use crate::backend::kernel::{Kernel, KernelSpec};
 use crate::backend::{Backend, BackendError, Caps, Command, Launch, View};
-use crate::graph::Graph;
+use crate::graph::op::gather_e0m::GatherE0m;
+use crate::graph::{Graph, ValueId};
 use crate::plan::lower::WeightKey;
 use crate::tensor::DType;
 use std::collections::{BTreeMap, BTreeSet};
@@ -42,8 +43,16 @@ pub enum Numbers {
     },
 }
 
-/// So many weights are taken to share a scale, which the shape of the scales does not tell.
-const GROUP: f32 = 128.0;
+/// Terms of the sums that a matrix with these scales is multiplied in, which their shape does not tell; by the row that its node reads or gives.
+fn terms(graph: &Graph, scales: ValueId) -> Option<i64> {
+    let mut nodes = graph.nodes();
+    let (_, node) = nodes.find(|(_, n)| n.inputs.iter().skip(1).any(|v| *v == Some(scales)))?;
+    let row = match node.op.downcast::<GatherE0m>() {
+        Some(_) => node.outputs.first().copied(),
+        None => node.inputs.first().copied().flatten(),
+    };
+    graph.fact(row?).ok()?.shape.0.last()?.as_const()
+}
 
 impl Numbers {
     /// Numbers in the place of an absent constant, or of several side by side.
@@ -57,7 +66,10 @@ impl Numbers {
         match (device, dtype) {
             // Scale and bias of a group of the E0M formats, whose codes stand for 2 up to 4: `scale * (w1 - bias)` has the mean 0.
             (DType::U32, DType::F16) => {
-                let scale = (3.0 / (GROUP * first)).sqrt();
+                let terms = key.values.first().and_then(|v| terms(graph, *v));
+                #[expect(clippy::cast_precision_loss, reason = "a spread need not be exact")]
+                let terms = terms.map_or(first, |n| n.max(1) as f32);
+                let scale = (3.0 / terms).sqrt();
                 Self::Floats {
                     dtype: DType::F16,
                     even: [scale, scale / 4.0],
@@ -151,4 +163,61 @@ pub fn fill(backend: &mut dyn Backend, view: View, numbers: Numbers, seed: u32) 
     let done = backend.submit(recording, &launch).and_then(|()| backend.wait());
     backend.release(recording);
     done
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::graph::op::matmul_e0m::MatMulE0m;
+    use crate::graph::{Edit, Op};
+    use crate::plan::lower::Pack;
+    use crate::quant::Bits;
+    use crate::shape::{Fact, Shape};
+
+    /// Scales of `k` rows in groups of `group`, of a product or of a table.
+    fn spread(op: Box<dyn Op>, k: usize, groups: usize) -> f32 {
+        let mut graph = Graph::default();
+        let mut edit = Edit::new(&mut graph);
+        let is_table = op.downcast::<GatherE0m>().is_some();
+        let mut value =
+            |name, shape: &[usize], dtype| edit.add_value(name, Some(Fact::new(dtype, Shape::fixed(shape))));
+        let codes = value("codes", &[Bits::Four.rows(k), 64], DType::U32);
+        let scales = value("scales", &[groups, 64, 2], DType::F16);
+        let long = value("long", &[1, k], DType::F32);
+        let short = value("short", &[1], DType::I64);
+        let (x, y) = if is_table { (short, long) } else { (long, short) };
+        edit.add_node(
+            "node",
+            Vec::new(),
+            op,
+            vec![Some(x), Some(codes), Some(scales)],
+            vec![y],
+        );
+        let pack = Pack::Plain { dtype: DType::U32 };
+        let key = WeightKey {
+            values: vec![scales],
+            pack,
+        };
+        match Numbers::of(&graph, &key) {
+            Numbers::Floats { even, .. } => even[0],
+            Numbers::Words => panic!("floats are scales"),
+        }
+    }
+
+    #[test]
+    fn scales_follow_the_length_of_a_sum_and_not_the_groups() {
+        for k in [96usize, 4096] {
+            let wanted = (3.0 / k as f32).sqrt();
+            for group in [32, 128, 1 << 20] {
+                let groups = k.div_ceil(group);
+                let product = Box::new(MatMulE0m::new(Bits::Four, group));
+                assert_eq!(spread(product, k, groups), wanted, "groups of {group}");
+                let table = Box::new(GatherE0m {
+                    bits: Bits::Four,
+                    group,
+                });
+                assert_eq!(spread(table, k, groups), wanted, "a table, groups of {group}");
+            }
+        }
+    }
 }

@@ -6,16 +6,19 @@ use super::engine::{
 };
 use super::folder::ModelFolder;
 use super::roles;
-use crate::backend::{Caps, PackedDot, Stats};
+use crate::backend::kernel::KernelSpec;
+use crate::backend::{Caps, Stats};
 use crate::cache::Store;
 use crate::error::{Error, Result, Stage};
 use crate::executor::WeightSource;
 use crate::graph::onnx::ImportOptions;
+use crate::graph::op::matmul_e0m::MatMulE0m;
 use crate::graph::pass::{FUSE, GREEDY, INT8_ACTIVATIONS, KV_Q8, Pipeline};
 use crate::graph::{Graph, State, onnx};
 use crate::placement::{BackendChoice, Opened, Placement};
-use crate::plan::NodeCost;
+use crate::plan::{Arithmetic, NodeCost};
 use crate::tensor::DType;
+use serde::Serialize;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -72,8 +75,7 @@ pub enum Activations {
 impl Activations {
     /// Adds to the passes of a device what these activations need.
     pub fn store(self, pipeline: &mut Pipeline, caps: &Caps) {
-        let faster = caps.packed_dot == PackedDot::X86;
-        if self == Self::Int8 || self == Self::Auto && faster {
+        if self == Self::Int8 || self == Self::Auto && MatMulE0m::bytes_are_faster(caps) {
             pipeline.insert_before(FUSE.name, INT8_ACTIVATIONS);
         }
     }
@@ -228,6 +230,8 @@ pub enum Loading<'a> {
     Memory(&'a DecoderMemory),
     /// So many kernels are new on the device: they are compiled and checked next.
     New {
+        /// The device.
+        device: &'a str,
         /// How many.
         kernels: usize,
         /// What comes of it is stored, so that they are new once.
@@ -265,6 +269,17 @@ pub struct PlaceName {
     pub device: String,
     /// Name and version of the driver.
     pub driver: String,
+}
+
+/// What a model really uses, whatever its options asked for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Used {
+    /// How products with E0M weights take activations: `int8` where any takes bytes, else `float`.
+    pub act: &'static str,
+    /// Storage of the cache: `q8`, or the type of its floats where none is; `None` without a cache.
+    pub kv: Option<String>,
+    /// How commands reach the device, as [`crate::backend::RecordingWay`] is called; `None` on the host.
+    pub recording: Option<&'static str>,
 }
 
 /// What there is for models that generate no text.
@@ -325,7 +340,12 @@ impl Loaded {
         let kernels = planned.new_kernels(backend.caps(), store.as_deref());
         if kernels > 0 {
             let kept = store.as_ref().is_some_and(|s| !s.is_refused());
-            hear(Loading::New { kernels, kept });
+            let device = &backend.caps().device;
+            hear(Loading::New {
+                device,
+                kernels,
+                kept,
+            });
         }
         let may_be_shorter = options.context.is_none();
         let (loaded, told) = DeviceDecoder::checked(
@@ -397,6 +417,27 @@ impl Loaded {
                 driver: format!("tlite {}", env!("CARGO_PKG_VERSION")),
             },
         }
+    }
+
+    /// What it really uses. Errors are those of [`Loaded::costs`].
+    pub fn used(&self) -> Result<Used> {
+        let Engine::Device(decoder) = &self.engine else {
+            return Ok(Used {
+                act: "float",
+                kv: self.keeps_cache().then(|| DType::F32.to_string()),
+                recording: None,
+            });
+        };
+        let costs = decoder.costs(1, 0)?;
+        let in_bytes = costs.iter().flatten().any(|c| c.arithmetic == Arithmetic::Bytes);
+        let states = decoder.states();
+        let quantized = states.iter().any(|s| !s.dtype.is_float());
+        let floats = || states.first().map(|s| s.dtype.to_string());
+        Ok(Used {
+            act: if in_bytes { "int8" } else { "float" },
+            kv: quantized.then(|| "q8".to_owned()).or_else(floats),
+            recording: Some(decoder.recording_way().name()),
+        })
     }
 
     /// Running totals of the device, for all models together; `None` on the host.
@@ -594,6 +635,16 @@ impl PlannedDecoder {
     /// As [`Planned::costs`].
     pub fn costs(&self, tokens: usize, past: usize) -> Result<Vec<Vec<NodeCost>>> {
         self.planned.costs(&self.decoder, tokens, past)
+    }
+
+    /// As [`Planned::launches`].
+    pub fn launches(
+        &self,
+        of: &mut dyn FnMut(&[&KernelSpec]) -> usize,
+        tokens: usize,
+        past: usize,
+    ) -> Result<usize> {
+        self.planned.launches(&self.decoder, of, tokens, past)
     }
 }
 

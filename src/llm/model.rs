@@ -2,7 +2,7 @@
 
 use super::codec::Codec;
 use super::folder::ModelFolder;
-use super::load::{LoadOptions, Loaded, Loading, PlaceName, Purpose};
+use super::load::{LoadOptions, Loaded, Loading, PlaceName, Purpose, Used};
 use super::session::Session;
 use crate::backend::Stats;
 use crate::error::Result;
@@ -70,6 +70,11 @@ impl Model {
     /// Kernels that were compared with the reference while it was loaded: those of which nothing was known.
     pub fn checked_kernels(&self) -> usize {
         self.loaded.checked_kernels()
+    }
+
+    /// As [`Loaded::used`].
+    pub fn used(&self) -> Result<Used> {
+        self.loaded.used()
     }
 
     /// Running totals of the device, for all sessions together; `None` on the host.

@@ -7,7 +7,7 @@
 
 use super::arena::Arena;
 use super::compile::Compiler;
-use super::{Place, Plan, Step, dim_error};
+use super::{Place, Plan, Segment, Step, dim_error};
 use crate::backend::kernel::{KernelSpec, Language, Role};
 use crate::error::{Error, Result, Stage};
 use crate::graph::op::sizes::{Sizes, elements};
@@ -24,6 +24,8 @@ pub enum Arithmetic {
     F32,
     /// Halves, summed in single precision by units for products of matrices.
     MatrixUnits,
+    /// Halves, in short chains that are summed in single precision.
+    F16,
     /// Bytes, summed in 32-bit integers.
     Bytes,
 }
@@ -118,7 +120,8 @@ impl Work {
         let mut nodes: Vec<NodeWork> = Vec::new();
         let mut index: HashMap<NodeId, usize> = HashMap::new();
         for (at, step) in steps.iter().enumerate() {
-            let kernel = kernels.get(step.kernel).map(|k| k.kernel);
+            let spec = kernels.get(step.kernel);
+            let kernel = spec.map(|k| k.kernel);
             let on_units = kernel.is_some_and(|k| k.needs_matrix_units(language));
             let known = index.get(&step.node).and_then(|i| nodes.get_mut(*i));
             let work = match (known, c.graph.node(step.node)) {
@@ -145,6 +148,8 @@ impl Work {
                 work.arithmetic = Arithmetic::MatrixUnits;
             } else if kernel.is_some_and(|k| k.multiplies_bytes()) {
                 work.arithmetic = Arithmetic::Bytes;
+            } else if spec.is_some_and(KernelSpec::multiplies_halves) {
+                work.arithmetic = Arithmetic::F16;
             }
         }
         let weights = c.collected.weights.iter();
@@ -281,6 +286,19 @@ fn shape(of: &Operand, bindings: &Bindings) -> Result<Vec<u64>> {
 }
 
 impl Plan {
+    /// Launches of a run: the sum of what `of` says of the kernels of each part that runs in one go ([`crate::backend::Backend::launches`]).
+    pub fn launches(&self, of: &mut dyn FnMut(&[&KernelSpec]) -> usize) -> usize {
+        let kernels = |range: &std::ops::Range<usize>| -> Vec<&KernelSpec> {
+            let steps = self.steps.get(range.clone()).unwrap_or_default();
+            steps.iter().filter_map(|s| self.kernels.get(s.kernel)).collect()
+        };
+        let parts = self.segments.iter().map(|segment| match segment {
+            Segment::Device(range) => of(&kernels(range)),
+            Segment::Host(_) => 0,
+        });
+        parts.sum()
+    }
+
     /// What a run with these values of the symbols costs, node by node in the order of the plan. Errors: a symbol without a value, one that data
     /// defines included; a negative size.
     pub fn costs(&self, bindings: &Bindings) -> Result<Vec<NodeCost>> {

@@ -323,6 +323,7 @@ mod tests {
     const PEAKS: Peaks = Peaks {
         bytes_per_s: 1e9,
         f32_flops_per_s: 1e10,
+        f16_flops_per_s: None,
         matrix_flops_per_s: None,
         int8_ops_per_s: None,
         launch_s: 0.0,

@@ -311,3 +311,33 @@ fn a_missing_driver_is_wrong_usage_and_named() {
         "{text}"
     );
 }
+
+/// Ctrl-C between runs ends them; what was measured is shown.
+#[cfg(target_os = "linux")]
+#[test]
+fn interrupted_runs_are_shown() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = even_pictures(dir.path());
+    let args = [
+        "run",
+        path(&model),
+        "--backend",
+        "host",
+        "--random",
+        "--bind",
+        "height=2,width=2",
+        "--repeat",
+        "1000000000",
+        "--json",
+    ];
+    let output = super::generation::interrupted(&args, std::time::Duration::from_secs(2));
+    let errors = stderr(&output);
+    assert_eq!(output.status.code(), Some(130), "{errors}");
+    assert!(
+        errors.contains("interrupted after ") && errors.contains(" of 1000000000"),
+        "{errors}"
+    );
+    let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(json["interrupted"], true, "{json}");
+    assert!(!json["runs_ms"].as_array().unwrap().is_empty(), "{json}");
+}

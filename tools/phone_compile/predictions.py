@@ -27,8 +27,48 @@ PAPER_RUNS = {
 }
 
 
-def page(models, compared, markdown):
-    """The part of the page about predictions. `compared`: as tables.compared returns it."""
+# Prompts of the paper's figure 4, of which its text tells speeds for the first alone.
+TOLD = 128
+
+
+def peaks():
+    """GPUs with the bytes and operations a second, in single and half precision, that examples/phone_predictions.rs reckons with.
+
+    >>> peaks()[0]
+    'adreno-750=46080000000,2800000000000,5600000000000'
+    """
+    return [f"{gpu}={b * REACHED:.0f},{h / 2:.0f},{h:.0f}" for gpu, (_, b, h) in PEAKS.items()]
+
+
+def figure_4(lines, markdown):
+    """The part of the page about the paper's figure 4. `lines`: what examples/phone_predictions.rs has written.
+
+    >>> line = {"model": "gemma-2b", "gpu": "adreno-750", "prefill_flops": 128e9, "decode_bytes": 2e9, "prefill_tokens_per_s": 400.0, "decode_tokens_per_s": 25.0}
+    >>> for row in figure_4([line | {"prompt": n} for n in (128, 1024)], lambda rows: "\\n".join(map(str, rows))).splitlines()[-2:]: print(row)
+    ['gemma-2b', 'adreno-750', 128, '1.00', '400', 330, '2.00', '25.0', 30]
+    ['gemma-2b', 'adreno-750', 1024, '0.12', '400', '', '2.00', '25.0', '']
+    """
+    rows = [["model", "GPU", "prompt", "GFLOP a token", "prefill, tokens/s", "paper", "GB a token behind it", "decode, tokens/s", "paper"]]
+    for l in lines:
+        prefill, decode = PAPER.get((l["model"], l["gpu"]), ("", "")) if l["prompt"] == TOLD else ("", "")
+        rows.append(
+            [
+                l["model"], l["gpu"], l["prompt"], f"{l['prefill_flops'] / l['prompt'] / 1e9:.2f}", f"{l['prefill_tokens_per_s']:.0f}", prefill,
+                f"{l['decode_bytes'] / 1e9:.2f}", f"{l['decode_tokens_per_s']:.1f}", decode or "",
+            ]
+        )
+    return f"""### The paper's figure 4
+
+Its models, phones and prompts, E0M4 in groups of 128: prefill of the prompt into an empty cache, and a token behind it. Predicted from the bytes and operations of the
+plans for these GPUs, attention and cache among them, node by node the longer of {REACHED:.0%} of the memory's peak and the peak of what the kernels compute in, launches left
+out. Prefill is so an upper bound again. The paper's text tells some of the speeds with a prompt of {TOLD}, the others are in its pictures alone.
+
+{markdown(rows)}
+"""
+
+
+def page(models, compared, figure, markdown):
+    """The part of the page about predictions. `compared`: as tables.compared returns it; `figure`: as figure_4 takes it."""
     cost = {}
     for backend, gpu, _, e0m4, _ in compared:
         if backend == "opencl":
@@ -77,4 +117,5 @@ paper's own kernels reach 29 %.
 Encoders and networks for images, whole runs with a batch of 1, at the peak of single precision; the paper's ran in half precision.
 
 {markdown(runs)}
-"""
+
+{figure_4(figure, markdown)}"""

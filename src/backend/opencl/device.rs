@@ -317,14 +317,9 @@ fn caps_of(device: DeviceHandle, platform: &str, platform_version: &str) -> Resu
     Ok(caps)
 }
 
-/// The compiler has functions for the instructions of this CPU's 512-bit vectors: PoCL's has, which compiles for the CPU that it runs on.
+/// The compiler has functions for the instructions of this CPU's 512-bit vectors.
 pub(super) fn x86_vectors(caps: &Caps) -> bool {
-    #[cfg(target_arch = "x86_64")]
-    let vectors =
-        std::arch::is_x86_feature_detected!("avx512f") && std::arch::is_x86_feature_detected!("avx512bw");
-    #[cfg(not(target_arch = "x86_64"))]
-    let vectors = false;
-    vectors && caps.kind == DeviceKind::Cpu && caps.driver.contains("PoCL")
+    caps.kind == DeviceKind::Cpu && PackedDot::x86_refusal(caps).is_none()
 }
 
 /// `CL_DEVICE_COMPUTE_CAPABILITY_MAJOR_NV` of `cl_nv_device_attribute_query`.

@@ -141,6 +141,11 @@ impl OpenCl {
             );
             caps.packed_dot = PackedDot::None;
         }
+        if caps.packed_dot == PackedDot::None
+            && let Some(why) = PackedDot::x86_refusal(&caps)
+        {
+            log::info!("{}: products of bytes one by one: {why}", caps.device);
+        }
         verdicts::apply(options.cache.as_deref(), &mut caps);
         let recorder = Recorder::open(options.recording, &context, handle, &caps)?;
         Ok(Self {
@@ -524,6 +529,11 @@ impl Backend for OpenCl {
         Ok(id)
     }
 
+    fn launches(&mut self, kernels: &[&KernelSpec]) -> usize {
+        let joined = self.joined_of(kernels);
+        kernels.len() - joined.iter().map(|piece| piece.len() - 1).sum::<usize>()
+    }
+
     fn submit(&mut self, recording: RecordingId, launch: &Launch) -> Result<(), BackendError> {
         let mut found = self
             .recordings
@@ -541,7 +551,9 @@ impl Backend for OpenCl {
                 Err(error) => Err(error),
             },
         };
+        let launches = found.launches() as u64;
         self.recordings.insert(recording, found);
+        self.stats.launches += launches;
         self.stats.recorded_submits += u64::from(submitted?);
         self.stats.submits += 1;
         self.time
@@ -623,6 +635,10 @@ impl Backend for OpenCl {
             driver_ns: self.time.nanoseconds,
             ..self.stats
         }
+    }
+
+    fn recording_way(&self) -> super::RecordingWay {
+        self.recorder.way()
     }
 
     fn refuses_images(&self) -> bool {

@@ -100,7 +100,8 @@ impl OpenCl {
         if let Some(kernel) = self.kernels.get_mut(kernel.0 as usize)
             && !std::mem::replace(&mut kernel.told, true)
         {
-            log::warn!("opencl: kernel {} takes more than a slice {why}", kernel.name);
+            log::info!("opencl: kernel {} takes more than a slice {why}", kernel.name);
+            self.stats.kernels_above_slice += 1;
         }
     }
 

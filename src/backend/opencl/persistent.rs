@@ -12,6 +12,7 @@ use crate::backend::kernel::KernelSpec;
 use crate::backend::{BackendError, KernelId, Launch, persistent};
 use std::collections::{HashMap, HashSet};
 use std::ffi::CString;
+use std::hash::Hash;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -102,20 +103,20 @@ impl Persistent {
 }
 
 /// Parts of a list of kernels, each with its place.
-type Pieces = Vec<(Vec<KernelId>, Range<usize>)>;
+type Pieces<K> = Vec<(Vec<K>, Range<usize>)>;
 
 /// Pieces of a list of kernels, `None` being what is no stage, that are worth a kernel: those that come most often, and save most launches. `fits`
 /// says of a piece whether its arguments do.
-fn pieces(kernels: &[Option<KernelId>], fits: &dyn Fn(&[KernelId]) -> bool) -> Vec<Range<usize>> {
-    let all = |length: usize, first: usize| -> Pieces {
-        let mut found: Pieces = Vec::new();
+fn pieces<K: Copy + Eq + Hash>(kernels: &[Option<K>], fits: &dyn Fn(&[K]) -> bool) -> Vec<Range<usize>> {
+    let all = |length: usize, first: usize| -> Pieces<K> {
+        let mut found: Pieces<K> = Vec::new();
         let mut at = first;
         while let Some(piece) = kernels.get(at..at + length) {
-            let stages: Option<Vec<KernelId>> = piece.iter().copied().collect();
+            let stages: Option<Vec<K>> = piece.iter().copied().collect();
             found.extend(stages.map(|stages| (stages, at..at + length)));
             at += length;
         }
-        let mut uses: HashMap<Vec<KernelId>, usize> = HashMap::new();
+        let mut uses: HashMap<Vec<K>, usize> = HashMap::new();
         for (stages, _) in &found {
             *uses.entry(stages.clone()).or_default() += 1;
         }
@@ -125,8 +126,8 @@ fn pieces(kernels: &[Option<KernelId>], fits: &dyn Fn(&[KernelId]) -> bool) -> V
     };
     let starts = (2..=MOST_STAGES).flat_map(|length| (0..length).map(move |first| (length, first)));
     let tried = starts.map(|(length, first)| (length, all(length, first)));
-    let saved = |(length, found): &(usize, Pieces)| {
-        let programs: HashSet<&[KernelId]> = found.iter().map(|(stages, _)| stages.as_slice()).collect();
+    let saved = |(length, found): &(usize, Pieces<K>)| {
+        let programs: HashSet<&[K]> = found.iter().map(|(stages, _)| stages.as_slice()).collect();
         ((length - 1) * found.len()).saturating_sub(PROGRAM * programs.len())
     };
     // Of those that save the same the shortest, which comes first.
@@ -137,7 +138,36 @@ fn pieces(kernels: &[Option<KernelId>], fits: &dyn Fn(&[KernelId]) -> bool) -> V
     })
 }
 
+/// Bytes of the arguments of a stage.
+fn argument_bytes(spec: &KernelSpec) -> usize {
+    8 * spec.bound().count() + spec.params_bytes() as usize + 24
+}
+
+/// The arguments of a kernel with these stages are no more than every device takes.
+fn fit<'a>(stages: impl Iterator<Item = &'a KernelSpec>) -> bool {
+    stages.map(argument_bytes).sum::<usize>() + 8 <= MOST_BYTES
+}
+
 impl OpenCl {
+    /// Whether dispatches are joined at all: not where they are sliced.
+    fn joins(&self) -> bool {
+        self.slicer.is_none() && matches!(self.recorder, Recorder::Persistent)
+    }
+
+    /// The dispatches of these kernels that [`OpenCl::persistent`] would join.
+    pub(super) fn joined_of(&self, kernels: &[&KernelSpec]) -> Vec<Range<usize>> {
+        if !self.joins() {
+            return Vec::new();
+        }
+        let mut stages: HashMap<&KernelSpec, bool> = HashMap::new();
+        let mut stage = |spec| {
+            let is_stage = || persistent::is_stage(spec).unwrap_or(false);
+            (*stages.entry(spec).or_insert_with(is_stage)).then_some(spec)
+        };
+        let stages: Vec<Option<&KernelSpec>> = kernels.iter().map(|spec| stage(spec)).collect();
+        pieces(&stages, &|stages| fit(stages.iter().copied()))
+    }
+
     /// The kernel of a dispatch, where it may be a stage.
     fn stage(&mut self, step: &Step) -> Option<KernelId> {
         let Step::Dispatch(dispatch) = step else {
@@ -157,9 +187,9 @@ impl OpenCl {
         is_stage.is_some_and(|is| *is).then_some(kernel)
     }
 
-    /// Persistent kernels for what can run so of `steps`; none where dispatches are sliced.
+    /// Persistent kernels for what can run so of `steps`.
     pub(super) fn persistent(&mut self, steps: &[Step]) -> Result<Vec<Persistent>, BackendError> {
-        if self.slicer.is_some() || !matches!(self.recorder, Recorder::Persistent) {
+        if !self.joins() {
             return Ok(Vec::new());
         }
         let kernels: Vec<Option<KernelId>> = steps.iter().map(|step| self.stage(step)).collect();
@@ -169,11 +199,7 @@ impl OpenCl {
             .filter(|(_, id)| kernels.contains(&Some(**id)))
             .map(|(spec, id)| (*id, spec.clone()))
             .collect();
-        let fits = |stages: &[KernelId]| {
-            let bytes = |spec: &KernelSpec| 8 * spec.bound().count() + spec.params_bytes() as usize + 24;
-            let all = stages.iter().filter_map(|id| specs.get(id)).map(bytes);
-            all.sum::<usize>() + 8 <= MOST_BYTES
-        };
+        let fits = |stages: &[KernelId]| fit(stages.iter().filter_map(|id| specs.get(id)));
         let mut all = Vec::new();
         for range in pieces(&kernels, &fits) {
             let stages: Vec<KernelId> = kernels

@@ -73,6 +73,16 @@ impl Recorder {
         }
     }
 
+    /// What it is.
+    pub(super) fn way(&self) -> RecordingWay {
+        match self {
+            Self::Off => RecordingWay::Off,
+            Self::Persistent => RecordingWay::Persistent,
+            Self::CommandBuffers(_) => RecordingWay::CommandBuffer,
+            Self::Qcom(_) => RecordingWay::Qcom,
+        }
+    }
+
     /// Records nothing from now on, and says why.
     fn give_up(&mut self, call: &str, code: Code) {
         log::warn!("opencl: commands are queued one by one from now on: {call}: {code}");
@@ -189,6 +199,11 @@ impl Recording {
             epoch: None,
             replays: false,
         }
+    }
+
+    /// Launches of a submission.
+    pub(super) fn launches(&self) -> usize {
+        self.cut.jobs.len() - self.persistent.iter().map(|p| p.steps.len() - 1).sum::<usize>()
     }
 
     /// Queued since `epoch` began, and so perhaps still running.

@@ -547,6 +547,7 @@ impl Backend for Wgpu {
         recording.submit(&self.device, &self.queue, launch)?;
         self.pending = 0;
         self.stats.submits += 1;
+        self.stats.launches += recording.commands() as u64;
         self.check("submit")
     }
 

@@ -69,6 +69,11 @@ pub(super) struct Timers {
 const TIMES_PER_SET: usize = ::wgpu::QUERY_SET_MAX_QUERIES as usize / 2;
 
 impl Recording {
+    /// Commands of a submission.
+    pub(super) fn commands(&self) -> usize {
+        self.commands
+    }
+
     /// Prepares `commands`. Buffers that it allocates are counted in the backend's statistics.
     pub(super) fn new(backend: &mut Wgpu, commands: &[Command]) -> Result<Self, BackendError> {
         let (params, params_used) = params_buffer(backend, commands)?;

@@ -33,6 +33,8 @@ pub struct Report {
     pub segments: usize,
     pub host: Vec<OnHost>,
     pub passes: Vec<PassReport>,
+    /// Ctrl-C came before all runs were done.
+    pub interrupted: bool,
     pub profile: Vec<Share>,
 }
 

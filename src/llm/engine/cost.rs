@@ -1,19 +1,21 @@
 //! What running a decoder costs, from its plans: see [`crate::plan::NodeCost`].
 
 use super::{Decoder, Planned, ShortRuns, check_room};
+use crate::backend::kernel::KernelSpec;
 use crate::error::{Error, Result, Stage};
 use crate::plan::{NodeCost, Plan};
+use crate::shape::Bindings;
 
 impl Decoder {
-    /// The costs of feeding `tokens` behind `past` others, a list for each run that this takes.
-    pub(super) fn costs<'p>(
+    /// The runs that feeding `tokens` behind `past` others takes: plans and bindings.
+    pub(super) fn runs<'p>(
         &self,
         plan: &dyn Fn(usize) -> Option<&'p Plan>,
         (chunk, context): (usize, usize),
         short: ShortRuns,
         tokens: usize,
         past: usize,
-    ) -> Result<Vec<Vec<NodeCost>>> {
+    ) -> Result<Vec<(&'p Plan, Bindings)>> {
         check_room(past, tokens, context)?;
         let (tokens, past) = if self.keeps_cache {
             (tokens, past)
@@ -24,7 +26,7 @@ impl Decoder {
         for first in (0..tokens).step_by(chunk.max(1)) {
             let (at, bindings) = self.run_of(short, chunk.min(tokens - first), past + first);
             let plan = plan(at).ok_or_else(|| Error::other(Stage::Plan, format!("no plan {at}")))?;
-            runs.push(plan.costs(&bindings)?);
+            runs.push((plan, bindings));
         }
         Ok(runs)
     }
@@ -34,8 +36,25 @@ impl Planned {
     /// What feeding `tokens` (at least one) to `decoder`, of which these are the plans, behind `past` others costs: a list for each run that this
     /// takes. An error where they exceed the context.
     pub fn costs(&self, decoder: &Decoder, tokens: usize, past: usize) -> Result<Vec<Vec<NodeCost>>> {
+        let runs = self.runs(decoder, tokens, past)?;
+        runs.iter().map(|(plan, bindings)| plan.costs(bindings)).collect()
+    }
+
+    /// The launches of the same by [`Plan::launches`].
+    pub fn launches(
+        &self,
+        decoder: &Decoder,
+        of: &mut dyn FnMut(&[&KernelSpec]) -> usize,
+        tokens: usize,
+        past: usize,
+    ) -> Result<usize> {
+        let runs = self.runs(decoder, tokens, past)?;
+        Ok(runs.iter().map(|(plan, _)| plan.launches(of)).sum())
+    }
+
+    fn runs(&self, decoder: &Decoder, tokens: usize, past: usize) -> Result<Vec<(&Plan, Bindings)>> {
         let lengths = (self.lengths.chunk, self.lengths.context);
         let plans = &self.plans;
-        decoder.costs(&|i| plans.plans.get(i), lengths, plans.short, tokens, past)
+        decoder.runs(&|i| plans.plans.get(i), lengths, plans.short, tokens, past)
     }
 }

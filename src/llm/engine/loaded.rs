@@ -3,10 +3,10 @@
 use super::memory::{DecoderMemory, Planned};
 use super::ring::Rings;
 use super::{DECODE, Decoder, DeviceModel, DevicePlans, Lengths, PREFILL, ShortRuns};
-use crate::backend::{Backend, Caps, SharedBackend, Stats};
+use crate::backend::{Backend, Caps, RecordingWay, SharedBackend, Stats};
 use crate::error::Result;
 use crate::executor::{Executor, Program};
-use crate::plan::{HostStep, NodeCost};
+use crate::plan::{HostStep, NodeCost, StateSlot};
 use std::sync::Arc;
 
 /// A decoder planned for a device, its weights uploaded and its kernels compiled. Each [`DeviceModel`] of it has a cache and an arena of its
@@ -74,12 +74,8 @@ impl DeviceDecoder {
 
     /// A model with an empty cache.
     pub fn model(&self) -> Result<DeviceModel> {
-        let states = self
-            .program
-            .plan(PREFILL)
-            .map_or(&[][..], |p| p.states.as_slice());
         Ok(DeviceModel {
-            rings: Rings::new(states),
+            rings: Rings::new(self.states()),
             decoder: self.decoder.clone(),
             executor: Executor::of(&self.program)?,
             lengths: self.lengths,
@@ -93,12 +89,25 @@ impl DeviceDecoder {
     pub fn costs(&self, tokens: usize, past: usize) -> Result<Vec<Vec<NodeCost>>> {
         let lengths = (self.lengths.chunk, self.lengths.context);
         let plan = |i| self.program.plan(i);
-        self.decoder.costs(&plan, lengths, self.short, tokens, past)
+        let runs = self.decoder.runs(&plan, lengths, self.short, tokens, past)?;
+        runs.iter().map(|(plan, bindings)| plan.costs(bindings)).collect()
     }
 
     /// What the device offers.
     pub fn caps(&self) -> &Caps {
         self.program.caps()
+    }
+
+    /// As [`crate::backend::Backend::recording_way`].
+    pub fn recording_way(&self) -> RecordingWay {
+        self.program.recording_way()
+    }
+
+    /// States of the cache.
+    pub fn states(&self) -> &[StateSlot] {
+        self.program
+            .plan(PREFILL)
+            .map_or(&[][..], |p| p.states.as_slice())
     }
 
     /// Running totals of the backend, for all models together.

@@ -39,25 +39,38 @@ const PLAIN: Text = kernel!(norm { plus: F32 } [x: In Elem, y: Out Elem]);
 
 const COUNTED: usize = 80;
 
+const DISPATCHES: u32 = 48;
+
+/// `turn` and `last`.
+fn specs(last: &'static Text) -> [KernelSpec; 2] {
+    [&TURN, last].map(|kernel| KernelSpec {
+        kernel,
+        workgroup: 1,
+        defines: BTreeMap::new(),
+        operands: vec![Some(DType::F32); 2],
+        in_place: None,
+        epilogue: None,
+        images: BTreeMap::new(),
+        fours: BTreeSet::new(),
+    })
+}
+
+/// How many launches the device means to make of them, in turn.
+fn foretold(cl: &mut OpenCl, last: &'static Text) -> usize {
+    let [turn, last] = specs(last);
+    let all: Vec<&KernelSpec> = (0..DISPATCHES)
+        .map(|i| if i % 2 == 0 { &turn } else { &last })
+        .collect();
+    cl.launches(&all)
+}
+
 /// What `turn` and `last` in turn, 24 times each, make of the same numbers, for each of some values of `plus` and numbers of work-groups; and how
 /// many persistent kernels stand for them in the end.
 fn run(cl: &mut OpenCl, last: &'static Text, launches: &[(f32, u32)]) -> (Vec<Vec<u8>>, usize) {
     let bytes = COUNTED as u64 * 4;
     let views = ["a", "b"].map(|name| whole(cl.create_buffer(name, bytes).unwrap(), bytes));
-    let kernels = [&TURN, last].map(|kernel| {
-        let spec = KernelSpec {
-            kernel,
-            workgroup: 1,
-            defines: BTreeMap::new(),
-            operands: vec![Some(DType::F32); 2],
-            in_place: None,
-            epilogue: None,
-            images: BTreeMap::new(),
-            fours: BTreeSet::new(),
-        };
-        cl.compile(&spec).unwrap()
-    });
-    let commands: Vec<Command> = (0..48u32)
+    let kernels = specs(last).map(|spec| cl.compile(&spec).unwrap());
+    let commands: Vec<Command> = (0..DISPATCHES)
         .map(|i| Command::Dispatch {
             kernel: kernels[i as usize % 2],
             args: vec![views[i as usize % 2], views[(i as usize + 1) % 2]],
@@ -109,8 +122,12 @@ fn cpu() -> Option<OpenCl> {
 #[test]
 fn stages_give_what_dispatches_give() {
     let Some(mut cl) = cpu() else { return };
-    let (expected, none) = run(&mut opened(RecordingWay::Off, None), &TIMES, &LAUNCHES);
-    assert_eq!(none, 0);
+    let mut one_by_one = opened(RecordingWay::Off, None);
+    let (expected, none) = run(&mut one_by_one, &TIMES, &LAUNCHES);
+    let all = u64::from(DISPATCHES) * LAUNCHES.len() as u64;
+    assert_eq!((none, one_by_one.stats().launches), (0, all));
+    assert_eq!(foretold(&mut one_by_one, &TIMES), DISPATCHES as usize);
+    assert_eq!(foretold(&mut cl, &TIMES), 4);
     assert!(expected[0] == expected[1] && expected[0] != expected[2] && expected[0] != expected[4]);
     for units in [1, 2, 7] {
         // More than the driver has threads, of which some begin when the others have done all.
@@ -121,7 +138,8 @@ fn stages_give_what_dispatches_give() {
         assert_eq!(joined, 4);
         assert_eq!(cl.stats().compiles - compiles, if units == 1 { 3 } else { 0 });
     }
-    assert_eq!(cl.stats().submits, 3 * LAUNCHES.len() as u64);
+    let submits = 3 * LAUNCHES.len() as u64;
+    assert_eq!((cl.stats().submits, cl.stats().launches), (submits, 4 * submits));
 }
 
 #[test]
