@@ -9,7 +9,9 @@
 )]
 
 use clap::Parser;
+use std::io::Write as _;
 use std::process::ExitCode;
+use transformer_lite::backend::NOTE;
 use transformer_lite::cli;
 use transformer_lite::error::Error;
 
@@ -28,6 +30,13 @@ fn main() -> ExitCode {
     env_logger::Builder::from_env(
         env_logger::Env::default().default_filter_or("error,transformer_lite=warn"),
     )
+    .format(|out, record| match record.target() {
+        NOTE => writeln!(out, "note: {}", record.args()),
+        target => {
+            let (time, level) = (out.timestamp(), record.level());
+            writeln!(out, "[{time} {level:<5} {target}] {}", record.args())
+        }
+    })
     .init();
     let parsed = match cli::Cli::try_parse() {
         Ok(parsed) => parsed,
@@ -54,7 +63,6 @@ fn main() -> ExitCode {
 
 /// The error and its causes on standard error.
 fn report(error: &Error) {
-    use std::io::Write;
     let text = format!("error: {}\n", error.lines().join("\n  caused by: "));
     // With standard error closed the exit code has to do.
     let _closed = std::io::stderr().write_all(text.as_bytes());

@@ -534,9 +534,10 @@ pub struct Stats {
     /// Nanoseconds of device time of the longest slice ([`OpenOptions::slice_ms`]), and of what the first run of a recording, which measures, queues at a
     /// time; 0 where work is not sliced.
     pub longest_slice_ns: u64,
-    /// Kernels of which a dispatch takes more than a slice, though it is cut as far as it can be; the log names them.
-    pub kernels_above_slice: u64,
 }
+
+/// Target of what the log tells of how work is done, for people who have done nothing wrong: `tlite` prints it as a note.
+pub const NOTE: &str = "transformer_lite::note";
 
 /// How commands that are submitted again and again reach the device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -1,7 +1,7 @@
 //! `tlite bench`.
 
 use super::interrupt::Interrupt;
-use super::load::{load_model, note_slices, print_notes};
+use super::load::{load_model, print_notes};
 use super::options::{ExecOptions, check_fits, from_one, from_zero};
 use super::output::{bar, note, put, put_json, table};
 use super::random::RandomOptions;
@@ -483,7 +483,6 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
             put(&mut out, &format!("longest slice {ms:.1} ms\n"))?;
         }
     }
-    note_slices(stats());
     end
 }
 

@@ -2,7 +2,7 @@
 
 use super::answer::{AnswerOptions, Outcome, Reading, stream};
 use super::interrupt::Interrupt;
-use super::load::{note_slices, print_notes, waiting};
+use super::load::{print_notes, waiting};
 use super::options::ExecOptions;
 use super::output::{note, put};
 use super::sampling::SamplingOptions;
@@ -255,7 +255,6 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
         prompt,
     };
     talk(&mut talking, &mut console)?;
-    note_slices(model.stats());
     args.answers.save(talking.conversation.session())?;
     match talking.unsent {
         // Who sits in front of it has seen it.

@@ -2,7 +2,7 @@
 
 use super::answer::{AnswerOptions, Reading, answer};
 use super::interrupt::Interrupt;
-use super::load::{note_slices, print_notes, waiting};
+use super::load::{print_notes, waiting};
 use super::options::ExecOptions;
 use super::output::{note, put, put_json};
 use super::sampling::SamplingOptions;
@@ -216,7 +216,6 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
         &format!("{} on {}, loaded in {load_ms:.0} ms", place.backend, place.device),
     );
     note(&mut notes, &outcome.speed_line());
-    note_slices(model.stats());
     args.answers.save(&mut session)?;
     if outcome.finish == Some(Finish::Cancelled) {
         return Err(Error::Interrupted);

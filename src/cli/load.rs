@@ -2,7 +2,7 @@
 
 use super::options::{DeviceOptions, ExecOptions};
 use super::output;
-use crate::backend::{Backend, Caps, Stats};
+use crate::backend::{Backend, Caps};
 use crate::error::Result;
 use crate::llm::LanguageModel;
 use crate::llm::folder::ModelFolder;
@@ -64,17 +64,6 @@ pub fn place(options: &mut ExecOptions) -> Result<String> {
 pub fn print_notes(notes: &[String]) {
     for note in notes {
         output::note(&mut std::io::stderr(), note);
-    }
-}
-
-/// Says of how many kernels dispatches take more than a slice, where there are such.
-pub fn note_slices(stats: Option<Stats>) {
-    let above = stats.map_or(0, |s| s.kernels_above_slice);
-    if let Some(above) = usize::try_from(above).ok().filter(|n| *n > 0) {
-        let kernels = count_text(above, "kernel");
-        let what =
-            format!("note: {kernels} cannot be cut to the slices of --slice-ms; RUST_LOG=info names them");
-        output::note(&mut std::io::stderr(), &what);
     }
 }
 

@@ -227,7 +227,7 @@ impl OpenCl {
         fill: f64,
     ) -> Result<bool, BackendError> {
         if let Err(why) = self.arm_in_parts(dispatch)? {
-            self.tell(dispatch.kernel, &format!("and is not cut: {why}"));
+            self.tell(dispatch.kernel, &format!("is not cut: {why}"));
             return Ok(false);
         }
         if !self.is_unchecked(dispatch.kernel) {
@@ -239,7 +239,7 @@ impl OpenCl {
             Ok(()) => Ok(true),
             Err(why) => {
                 dispatch.in_parts = None;
-                self.tell(dispatch.kernel, &format!("and is not cut: {why}"));
+                self.tell(dispatch.kernel, &format!("is not cut: {why}"));
                 Ok(false)
             }
         }

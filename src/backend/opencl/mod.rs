@@ -76,6 +76,8 @@ pub struct OpenCl {
     kernels: Vec<Compiled>,
     cache: HashMap<KernelSpec, KernelId>,
     persistents: Persistents,
+    /// Kernels that take more than a slice, each with the reason, of which nothing was said yet.
+    above_slice: Vec<String>,
     slicer: Option<Slicer>,
     recorder: Recorder,
     queue: Queue,
@@ -154,6 +156,7 @@ impl OpenCl {
             kernels: Vec::new(),
             cache: HashMap::new(),
             persistents: Persistents::default(),
+            above_slice: Vec::new(),
             slicer: slice.map(Slicer::new),
             recorder,
             queue,
@@ -543,6 +546,7 @@ impl Backend for OpenCl {
             Some(mut slicer) => {
                 let submitted = self.submit_in_slices(recording, &mut found, launch, &mut slicer);
                 self.slicer = Some(slicer);
+                self.tell_of_slices();
                 submitted
             }
             None => match self.check_persistent(&mut found, launch) {

@@ -10,7 +10,7 @@ use super::record::{Armed, Dispatch, Step};
 use super::replay::Recording;
 use super::slice::{Slicer, divide};
 use super::{OpenCl, with_operands};
-use crate::backend::{BackendError, KernelId, Launch, RecordingId};
+use crate::backend::{BackendError, KernelId, Launch, NOTE, RecordingId};
 use std::collections::HashMap;
 
 /// Parts that are compared with the whole.
@@ -95,13 +95,20 @@ impl OpenCl {
         }
     }
 
-    /// Says once of a kernel that its dispatches take more than a slice.
+    /// Notes once of a kernel that its dispatches take more than a slice; [`OpenCl::tell_of_slices`] says so of all together.
     pub(super) fn tell(&mut self, kernel: KernelId, why: &str) {
         if let Some(kernel) = self.kernels.get_mut(kernel.0 as usize)
             && !std::mem::replace(&mut kernel.told, true)
         {
-            log::info!("opencl: kernel {} takes more than a slice {why}", kernel.name);
-            self.stats.kernels_above_slice += 1;
+            self.above_slice.push(format!("{} {why}", kernel.name));
+        }
+    }
+
+    /// Says which kernels were found to take more than a slice since this was said last.
+    pub(super) fn tell_of_slices(&mut self) {
+        if !self.above_slice.is_empty() {
+            let kernels = std::mem::take(&mut self.above_slice).join("; ");
+            log::warn!(target: NOTE, "kernels take more than a slice: {kernels}");
         }
     }
 
@@ -121,7 +128,7 @@ impl OpenCl {
                 Ok(axis) => {
                     axes.insert(step, axis);
                 }
-                Err(why) => self.tell(dispatch.kernel, &format!("and is not cut: {why}")),
+                Err(why) => self.tell(dispatch.kernel, &format!("is not cut: {why}")),
             }
         }
         recording.forget();

@@ -334,6 +334,7 @@ fn roofs(out: &mut String, x: &Axis, y: &Axis, peaks: &Peaks) {
             "matrix units",
             peaks.matrix_flops_per_s.map(|_| Arithmetic::MatrixUnits),
         ),
+        ("halves", peaks.f16_flops_per_s.map(|_| Arithmetic::F16)),
         ("bytes", peaks.int8_ops_per_s.map(|_| Arithmetic::Bytes)),
     ];
     for (name, arithmetic) in kinds.into_iter().filter_map(|(n, a)| Some((n, a?))) {
