@@ -527,7 +527,7 @@ pub struct Stats {
     pub submits: u64,
     /// Those of them whose dispatches all came from recordings of the driver ([`RecordingWay`]).
     pub recorded_submits: u64,
-    /// Launches of them: a command is one, dispatches that the backend joins are one together, parts of a slice are several.
+    /// Launches of them: a command is one, whatever its grid, dispatches that the backend joins are one together, parts of a slice are several.
     pub launches: u64,
     /// Nanoseconds that calls of the driver took which submit, write, read or wait; 0 where that is not measured.
     pub driver_ns: u64,

@@ -373,6 +373,8 @@ fn a_second_submit_takes_new_params_and_allocates_nothing() {
         after,
         Stats {
             submits: before.submits + 4,
+            // The fill and the dispatch, also where its grid has a zero.
+            launches: before.launches + 4 * 2,
             driver_ns: after.driver_ns,
             ..before
         }
