@@ -29,6 +29,7 @@ use crate::graph::derive::derive;
 use crate::graph::onnx::{self, ImportOptions};
 use crate::graph::op::attention::{Attention, UNSPLIT};
 use crate::graph::op::concat::Concat;
+use crate::graph::op::matmul_e0m::FEW_ROWS;
 use crate::graph::pass::{EPILOGUE, LAST_ROW, LAST_ROWS, PassReport, Pipeline, ROWS, TOKEN, keeps_cache};
 use crate::graph::{Edit, Graph, Node, ValueId};
 use crate::plan::{MemoryReport, Options, Padding, Plan};
@@ -44,9 +45,6 @@ pub const CHUNK: usize = 128;
 
 /// The same where products run on matrix units, which fewer rows leave idle.
 const LONG_CHUNK: usize = 1024;
-
-/// Most tokens of a prefill run there whose products are cut for few rows.
-const SHORT_CHUNK: usize = 128;
 
 /// Lengths of decoding are padded to multiples of this.
 pub const PADDING: usize = 64;
@@ -85,7 +83,8 @@ impl Lengths {
     pub fn on(mut self, caps: &Caps) -> Self {
         if caps.matrix_units {
             self.chunk = LONG_CHUNK.min(self.context);
-            self.short = if self.chunk > SHORT_CHUNK { SHORT_CHUNK } else { 0 };
+            let few = usize::try_from(FEW_ROWS).unwrap_or(0);
+            self.short = if self.chunk > few { few } else { 0 };
         }
         self
     }

@@ -10,6 +10,8 @@ mod int8;
 mod tune;
 mod units;
 
+pub use units::FEW_ROWS;
+
 use super::case::{Case, constant, input};
 use super::norm;
 use super::rms_norm::RmsNorm;

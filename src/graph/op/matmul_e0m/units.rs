@@ -44,7 +44,7 @@ pub(super) fn holds_row(caps: &Caps, k: usize) -> bool {
 }
 
 /// Most rows of a result that is cut as one of few rows.
-pub const SHORT: i64 = 128;
+pub const FEW_ROWS: i64 = 128;
 /// Columns of a warp in both kernels.
 const COLUMNS: usize = 32;
 /// Local memory that the largest tile takes.
@@ -83,9 +83,9 @@ impl Tile {
     fn of(rows: i64, n: usize, units: usize, wgsl: bool) -> Self {
         match (rows, wgsl) {
             (..=16, true) => Self::new(1, 4, 1, 6, 1),
-            (..=SHORT, true) if n.div_ceil(2 * COLUMNS) >= units - units / 10 => Self::new(4, 2, 2, 4, 1),
-            (..=SHORT, true) => Self::new(4, 1, 1, 4, 1),
-            (..=SHORT, false) => Self::of_few_rows(rows, n, units),
+            (..=FEW_ROWS, true) if fill(n.div_ceil(2 * COLUMNS), units) => Self::new(4, 2, 2, 4, 1),
+            (..=FEW_ROWS, true) => Self::new(4, 1, 1, 4, 1),
+            (..=FEW_ROWS, false) => Self::of_few_rows(rows, n, units),
             (_, true) => Self::new(2, 4, 4, 4, 1),
             (_, false) => Self::new(1, 4, 8, 4, 1),
         }
@@ -93,14 +93,10 @@ impl Tile {
 
     /// Few rows make few work-groups: smaller ones, and warps that share sums, keep the device's units busy. Local memory bounds stages.
     fn of_few_rows(rows: i64, n: usize, units: usize) -> Self {
-        let tiles = if rows <= 16 { 1 } else { 2 };
-        let down = usize::try_from(rows)
-            .unwrap_or(1)
-            .div_ceil(if tiles == 1 { 16 } else { 32 });
+        let (tiles, high) = if rows <= 16 { (1, 16) } else { (2, 32) };
+        let down = usize::try_from(rows).unwrap_or(1).div_ceil(high);
         let groups = |columns: usize| n.div_ceil(COLUMNS * columns) * down;
-        // A tenth of the units may wait.
-        let enough = |columns: &usize| groups(*columns) >= units - units / 10;
-        match [4, 2].into_iter().find(enough) {
+        match [4, 2].into_iter().find(|columns| fill(groups(*columns), units)) {
             Some(4) if groups(4) >= 2 * units => Self::new(1, 4, tiles, 6, 1),
             Some(4) => Self::new(1, 4, tiles, 2, 4),
             Some(_) => Self::new(1, 2, tiles, 3, 4),
@@ -121,6 +117,11 @@ impl Tile {
             _ => self,
         }
     }
+}
+
+/// So many work-groups keep a device's units busy, of which a tenth may wait.
+fn fill(groups: usize, units: usize) -> bool {
+    groups >= units - units / 10
 }
 
 /// The choice that leaves a tile to [`Tile::of`].
