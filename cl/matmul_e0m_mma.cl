@@ -33,6 +33,9 @@
 #else
 #define PAIRS 4
 #endif
+// A row that is there, for one that may lie behind the last. Another one for each, from the first on (numbers wrap): all work-groups copy at a time, and the
+// same few bytes, were it the last row, come from one place of the cache.
+#define STAND_IN(row) min(min((row), (row) - p.m), p.m - 1)
 // Neighbours along k of a work-item: PER halves of a row.
 #ifdef PER4
 #define XS uint2
@@ -59,7 +62,7 @@ KERNEL {
   // Blocks of x of a stage lie before its blocks of codes.
 #define BRING(step, stage) { \
     for (uint e = lid; e < WARPS_K * X_COPIES; e += WG) { \
-      uint row = min(i0 + WITHIN(e, X_COPIES) / CHUNKS, p.m - 1), block = (step) * WARPS_K + SLICE(e, X_COPIES); \
+      uint row = STAND_IN(i0 + WITHIN(e, X_COPIES) / CHUNKS), block = (step) * WARPS_K + SLICE(e, X_COPIES); \
       WHERE_LIVE(block) COPY16(to + ((stage) * COPIES + e) * 16, x + (row * (p.k / 8) + block * CHUNKS + e % CHUNKS) * 2); \
     } \
     for (uint e = lid; e < WARPS_K * W_COPIES; e += WG) { \
