@@ -22,7 +22,8 @@ use std::path::PathBuf;
 /// Show what a model is and what running it takes, without loading its weights
 ///
 /// Prints symbols, operators, passes, the memory plan, and what cannot run on a device. Sizes hold for all lengths within the
-/// bounds; a symbol without a bound gets a usual one, which is then said.
+/// bounds; a symbol without a bound gets a usual one, which is then said. What a device wants besides, as kernels for one row that normalise too
+/// and activations in bytes, is left out: `tlite profile` tells of the kernels that run there.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Folder with model.onnx, or an ONNX file; files with its weights need not be there
