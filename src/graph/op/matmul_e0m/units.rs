@@ -96,11 +96,15 @@ impl Tile {
         let (tiles, high) = if rows <= 16 { (1, 16) } else { (2, 32) };
         let down = usize::try_from(rows).unwrap_or(1).div_ceil(high);
         let groups = |columns: usize| n.div_ceil(COLUMNS * columns) * down;
-        match [4, 2].into_iter().find(|columns| fill(groups(*columns), units)) {
-            Some(4) if groups(4) >= 2 * units => Self::new(1, 4, tiles, 6, 1),
-            Some(4) => Self::new(1, 4, tiles, 2, 4),
-            Some(_) => Self::new(1, 2, tiles, 3, 4),
-            None => Self::new(1, 1, tiles, 4, 4),
+        let (wide, narrow) = (groups(4), groups(2));
+        if wide >= 2 * units {
+            Self::new(1, 4, tiles, 6, 1)
+        } else if fill(wide, units) && last_too(wide, units) {
+            Self::new(1, 4, tiles, 2, 4)
+        } else if fill(narrow, units) {
+            Self::new(1, 2, tiles, 3, 4)
+        } else {
+            Self::new(1, 1, tiles, 4, 4)
         }
     }
 
@@ -122,6 +126,11 @@ impl Tile {
 /// So many work-groups keep a device's units busy, of which a tenth may wait.
 fn fill(groups: usize, units: usize) -> bool {
     groups >= units - units / 10
+}
+
+/// Of work-groups that take a unit each, not so few are left for the last time that over three tenths of all units' time is lost.
+fn last_too(groups: usize, units: usize) -> bool {
+    10 * groups >= 7 * units * groups.div_ceil(units.max(1))
 }
 
 /// The choice that leaves a tile to [`Tile::of`].
