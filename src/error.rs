@@ -309,6 +309,7 @@ fn kind_of_device(e: &BackendError) -> ErrorKind {
         BackendError::Lost(_) => ErrorKind::DeviceLost,
         BackendError::Build { .. }
         | BackendError::Unsuited { .. }
+        | BackendError::Launch { .. }
         | BackendError::Driver { .. }
         | BackendError::Wrong { .. } => ErrorKind::Other,
     }

@@ -190,7 +190,11 @@ fn fails_while_generating(model: &Model, profile: Profile) -> Outcome {
         ..of(profile)
     };
     let run = model.run(&config, TOKENS, &plain)?;
-    run.failed(&["clEnqueueNDRangeKernel of kernel", "CL_OUT_OF_RESOURCES"])
+    run.failed(&[
+        "is refused at its launch",
+        "clEnqueueNDRangeKernel over",
+        "CL_OUT_OF_RESOURCES",
+    ])
 }
 
 fn model_trials() -> Vec<(String, ModelTrial)> {
@@ -238,6 +242,10 @@ fn model_trials() -> Vec<(String, ModelTrial)> {
     add(
         "a_variant_that_does_not_build_is_not_used",
         Box::new(unbuilt_variant),
+    );
+    add(
+        "a_variant_that_is_not_launched_is_not_used",
+        Box::new(unlaunched_variant),
     );
     for kernel in [
         "matvec_e0m",
@@ -818,6 +826,21 @@ fn unbuilt_variant(model: &Model) -> Outcome {
     quarantined(model, &config, VARIANT)
 }
 
+/// Compiled, but not launched.
+fn unlaunched_variant(model: &Model) -> Outcome {
+    let config = Config {
+        faults: vec![Fault {
+            call: "clEnqueueNDRangeKernel".to_owned(),
+            kernel: Some(VARIANT.to_owned()),
+            nth: 1,
+            code: cl::OUT_OF_RESOURCES,
+            lost: false,
+        }],
+        ..of(Profile::Radeon)
+    };
+    quarantined(model, &config, VARIANT)
+}
+
 /// Every build of a kernel is refused.
 fn refused_builds(kernel: &str) -> Vec<Fault> {
     let each = (1..99).map(|nth| Fault {
@@ -1109,7 +1132,7 @@ fn slow(model: &Model, profile: Profile) -> Outcome {
 #[derive(Clone)]
 struct Failing {
     call: &'static str,
-    /// Only the builds of the program with the kernel that a step ends with.
+    /// Only the calls about the kernel that a step ends with, or about its program.
     last_kernel: bool,
     nth: u64,
     code: i32,
@@ -1141,14 +1164,21 @@ fn faults() -> Vec<(&'static str, Failing)> {
             },
         ),
         (
-            "out_of_resources_at_a_dispatch",
-            fault(
-                "clEnqueueNDRangeKernel",
-                500,
-                cl::OUT_OF_RESOURCES,
-                false,
-                &["clEnqueueNDRangeKernel of kernel", "CL_OUT_OF_RESOURCES"],
-            ),
+            "a_kernel_is_not_launched",
+            Failing {
+                last_kernel: true,
+                ..fault(
+                    "clEnqueueNDRangeKernel",
+                    1,
+                    cl::OUT_OF_RESOURCES,
+                    false,
+                    &[
+                        "is refused at its launch",
+                        "clEnqueueNDRangeKernel over",
+                        "CL_OUT_OF_RESOURCES",
+                    ],
+                )
+            },
         ),
         (
             "device_lost_at_a_dispatch",

@@ -411,6 +411,14 @@ pub enum BackendError {
         /// What it asks for, and what there is.
         why: String,
     },
+    /// The driver refuses to launch a kernel that it has compiled: work-items take more registers than there are, say.
+    #[error("kernel {kernel} is refused at its launch: {why}")]
+    Launch {
+        /// Kernel and defines.
+        kernel: String,
+        /// What was asked for, and the driver's code.
+        why: String,
+    },
     /// An allocation failed.
     #[error("out of device memory: {label} needs {bytes} bytes ({why})")]
     OutOfMemory {

@@ -4,7 +4,7 @@ use super::Executor;
 use super::load::create;
 use super::pack::from_device;
 use super::run::Work;
-use crate::backend::{Backend, Command, View};
+use crate::backend::{Backend, BackendError, Command, View};
 use crate::error::{Error, Result, Stage};
 use crate::graph::Op;
 use crate::plan::{HostRead, HostWork, Plan, Port, Sample};
@@ -66,7 +66,7 @@ struct Watched {
 impl Executor {
     /// Runs `plan`, as [`Executor::run`] does, and tells what those of its samples read and wrote that are `wanted`. All of it is copied
     /// aside on the device meanwhile, as far as there is `room`, and read at the end. A node whose values cannot be told is left out. After
-    /// [`BackendError::OutOfMemory`](crate::backend::BackendError::OutOfMemory) less room may do, with inputs that are written anew.
+    /// [`BackendError::OutOfMemory`] less room may do, with inputs that are written anew.
     pub fn observe(
         &mut self,
         plan: usize,
@@ -105,9 +105,22 @@ impl Executor {
         // Drivers may still read what is queued.
         let waited = self.wait();
         self.backend.destroy_buffer(aside.buffer);
-        let found = found?;
-        waited?;
-        Ok(Observation { nodes: found, more })
+        // A device that is gone refuses launches, too, for which no kernel is to blame.
+        let refused = |e: &Error| {
+            matches!(
+                e,
+                Error::Device {
+                    source: BackendError::Launch { .. },
+                    ..
+                }
+            )
+        };
+        match (found, waited) {
+            (Err(e), Ok(())) => Err(e),
+            (Err(e), Err(_)) if !refused(&e) => Err(e),
+            (_, Err(e)) => Err(e),
+            (Ok(nodes), Ok(())) => Ok(Observation { nodes, more }),
+        }
     }
 
     /// Decides what is kept of a node, from byte `end` on, which it moves.

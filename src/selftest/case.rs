@@ -51,7 +51,7 @@ impl Bench for SharedBackend {
 pub enum Fault {
     /// Kernels write something else than the operator asks for, or elsewhere.
     Wrong,
-    /// A kernel does not build, or asks for more than the device has.
+    /// A kernel does not build, asks for more than the device has, or is refused at its launch.
     Build,
     /// The device is gone.
     Lost,
@@ -94,8 +94,12 @@ impl From<String> for CaseError {
 
 impl From<Error> for CaseError {
     fn from(e: Error) -> Self {
-        let build =
-            |e: &BackendError| matches!(e, BackendError::Build { .. } | BackendError::Unsuited { .. });
+        let build = |e: &BackendError| {
+            matches!(
+                e,
+                BackendError::Build { .. } | BackendError::Unsuited { .. } | BackendError::Launch { .. }
+            )
+        };
         let fault = match &e {
             Error::Device { source, .. } if build(source) => Fault::Build,
             e if e.kind() == ErrorKind::DeviceLost => Fault::Lost,

@@ -3,7 +3,7 @@
 //! Compilers of phones' GPUs, and of new ones, are wrong now and then, for one kernel or one form of it. So each specialised kernel of which the
 //! store knows nothing is compared with the reference, once for each device and driver: of one node for each kernel
 //! [`Op::eval`](crate::graph::Op::eval) computes the results from the operands that the device had. A variant that is wrong, or does not
-//! build, is not used any more, and what is loaded is planned again without it. A kernel that has no twin is an error. Verdicts are of kernels that
+//! build, or is refused at its launch, is not used any more, and what is loaded is planned again without it. A kernel that has no twin is an error. Verdicts are of kernels that
 //! ran: where the driver refuses images, all is planned again without them.
 
 use super::judge;
@@ -32,6 +32,22 @@ struct Found {
     /// Those that could not be.
     unjudged: Vec<String>,
     faults: Vec<Fault>,
+    refused: Vec<Refused>,
+}
+
+impl Found {
+    /// The first fault as an error.
+    fn right(self, caps: &Caps) -> Result<()> {
+        let refused = self.refused.into_iter().map(|r| r.error);
+        let faults = self.faults.iter().map(|fault| wrong(caps, fault));
+        refused.chain(faults).next().map_or(Ok(()), Err)
+    }
+}
+
+/// A variant whose launch is refused.
+struct Refused {
+    kernel: KernelSpec,
+    error: Error,
 }
 
 /// Is told how many of how many new kernels were compared.
@@ -99,19 +115,20 @@ impl FirstUse {
             return Ok(false);
         };
         self.checked += found.judged;
-        if found.faults.is_empty() {
+        if found.faults.is_empty() && found.refused.is_empty() {
             self.notes.extend(unjudged(program.caps(), &found.unjudged));
             return Ok(true);
         }
-        let mut bad = Vec::new();
+        let refused = found.refused.iter();
+        let mut bad: Vec<_> = refused
+            .map(|r| (r.kernel.clone(), "is refused at its launch".to_owned()))
+            .collect();
         for fault in &found.faults {
             bad.extend(blame(program.caps(), fault)?);
         }
-        if !self.leave(backend, bad)
-            && let Some(fault) = found.faults.first()
-        {
+        if !self.leave(backend, bad) {
             // It was planned with although it was left.
-            return Err(wrong(program.caps(), fault));
+            found.right(program.caps())?;
         }
         Ok(false)
     }
@@ -160,8 +177,7 @@ pub fn all_right(
     let Some(found) = compare(program, store, observe, None)? else {
         return Ok(false);
     };
-    let first = found.faults.first();
-    first.map_or(Ok(true), |fault| Err(wrong(program.caps(), fault)))
+    found.right(program.caps()).map(|()| true)
 }
 
 /// Bytes that are copied aside in a run at first; where the device has no memory for that, less.
@@ -175,6 +191,7 @@ pub struct Watch<'a> {
     done: HashSet<KernelSpec>,
     judged: HashSet<KernelSpec>,
     faults: Vec<Fault>,
+    refused: Vec<Refused>,
     room: Room,
     hear: Option<&'a mut Hear>,
 }
@@ -193,6 +210,7 @@ impl<'a> Watch<'a> {
             done: HashSet::new(),
             judged: HashSet::new(),
             faults: Vec::new(),
+            refused: Vec::new(),
             room: Room {
                 together: ROOM,
                 each: u64::MAX,
@@ -234,7 +252,8 @@ impl<'a> Watch<'a> {
                 };
                 return Ok(less >= LEAST_ROOM);
             }
-            observation => observation?,
+            Err(error) => return self.refuse(executor.plan(index), error),
+            Ok(observation) => observation,
         };
         let plan = executor.plan(index);
         for (plan, observed) in plan
@@ -244,6 +263,24 @@ impl<'a> Watch<'a> {
             self.take(plan, observed);
         }
         Ok(observation.more && self.done.len() > before)
+    }
+
+    /// Keeps that the launch of a variant was refused, of which no more runs of `plan` tell anything; any other error is returned.
+    fn refuse(&mut self, plan: Option<&Plan>, error: Error) -> Result<bool> {
+        let Error::Device {
+            source: BackendError::Launch { kernel, .. },
+            ..
+        } = &error
+        else {
+            return Err(error);
+        };
+        let mut kernels = plan.iter().flat_map(|p| &p.kernels);
+        let variant = kernels.find(|spec| spec.to_string() == *kernel && !spec.variants().is_empty());
+        let Some(kernel) = variant.cloned() else {
+            return Err(error);
+        };
+        self.refused.push(Refused { kernel, error });
+        Ok(false)
     }
 
     fn take(&mut self, plan: &Plan, observed: &Observed) {
@@ -293,7 +330,12 @@ fn compare(
     if by_image && program.refuses_images() {
         return Ok(None);
     }
-    let Watch { judged, faults, .. } = watch;
+    let Watch {
+        judged,
+        faults,
+        refused,
+        ..
+    } = watch;
     let wrong: HashSet<&KernelSpec> = faults.iter().flat_map(|f| &f.kernels).collect();
     let (judged, unjudged): (Vec<&KernelSpec>, Vec<&KernelSpec>) =
         new.into_iter().partition(|spec| judged.contains(*spec));
@@ -306,6 +348,7 @@ fn compare(
         judged: judged.len(),
         unjudged: unjudged.into_iter().map(ToString::to_string).collect(),
         faults,
+        refused,
     }))
 }
 

@@ -103,6 +103,27 @@ impl Code {
         }
     }
 
+    /// The error for a refusal to queue `kernel`, whose operands take `bytes`, over so many work-items.
+    pub(super) fn at_launch(self, kernel: &str, bytes: u64, global: [usize; 3]) -> BackendError {
+        let why = format!("clEnqueueNDRangeKernel over {global:?} work-items: {self}");
+        match self.0 {
+            _ if self.is_out_of_memory() => BackendError::OutOfMemory {
+                label: format!("operands of kernel {kernel}"),
+                bytes,
+                why,
+            },
+            codes::CL_OUT_OF_RESOURCES
+            | codes::CL_INVALID_WORK_GROUP_SIZE
+            | codes::CL_INVALID_WORK_ITEM_SIZE => BackendError::Launch {
+                kernel: kernel.to_owned(),
+                why,
+            },
+            _ => self.at(format!(
+                "clEnqueueNDRangeKernel of kernel {kernel} over {global:?} work-items"
+            )),
+        }
+    }
+
     /// The error for a failure of `call` that waits: a command queued before may be the cause.
     pub(super) fn while_waiting(self, call: impl Into<String>) -> BackendError {
         match self.0 {

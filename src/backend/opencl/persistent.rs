@@ -89,15 +89,9 @@ impl Persistent {
                 held.1 = grid;
             }
         }
-        time.of(|| queue.dispatch(&self.object, [0; 3], [self.groups, 1, 1], [1; 3], false))
-            .map_err(|code| match code.is_out_of_memory() {
-                true => BackendError::OutOfMemory {
-                    label: format!("operands of kernel {name}"),
-                    bytes: self.bytes,
-                    why: format!("clEnqueueNDRangeKernel: {code}"),
-                },
-                false => code.at(format!("clEnqueueNDRangeKernel of kernel {name}")),
-            })?;
+        let global = [self.groups, 1, 1];
+        time.of(|| queue.dispatch(&self.object, [0; 3], global, [1; 3], false))
+            .map_err(|code| code.at_launch(name, self.bytes, global))?;
         Ok(true)
     }
 }

@@ -289,19 +289,7 @@ impl Dispatch {
         };
         let queued = time.of(|| queue.dispatch(ready.kernel, ready.offset, ready.global, ready.local, timed));
         let global = ready.global;
-        queued.map_err(|code| {
-            if code.is_out_of_memory() {
-                BackendError::OutOfMemory {
-                    label: format!("operands of kernel {}", self.name),
-                    bytes: self.args.iter().map(|block| block.bytes).sum(),
-                    why: format!("clEnqueueNDRangeKernel: {code}"),
-                }
-            } else {
-                code.at(format!(
-                    "clEnqueueNDRangeKernel of kernel {} over {global:?} work-items",
-                    self.name
-                ))
-            }
-        })
+        let bytes = |args: &[Arc<Block>]| args.iter().map(|block| block.bytes).sum();
+        queued.map_err(|code| code.at_launch(&self.name, bytes(&self.args), global))
     }
 }

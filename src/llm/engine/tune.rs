@@ -248,6 +248,7 @@ impl<'s> Tuner<'s> {
                     source:
                         BackendError::Build { .. }
                         | BackendError::Unsuited { .. }
+                        | BackendError::Launch { .. }
                         | BackendError::Wrong { .. }
                         | BackendError::OutOfMemory { .. }
                         | BackendError::Driver { .. },
