@@ -23,7 +23,11 @@
 #define SLICE(e, copies) ((e) / (copies))
 #define WITHIN(e, copies) ((e) % (copies))
 #define WHERE_LIVE(block) if ((block) < blocks)
+// Where stages were the sums lie at the end, of half the warps that share them.
+#define SUMS (WARPS_K / 2 * TILES * 4 * TILE_ITEMS)
+#define ROOM (STAGES * COPIES > SUMS ? STAGES * COPIES : SUMS)
 #else
+#define ROOM (STAGES * COPIES)
 #define SLICE(e, copies) 0
 #define WITHIN(e, copies) (e)
 #define WHERE_LIVE(block)
@@ -44,7 +48,7 @@
 #endif
 
 KERNEL {
-  __local uint4 stages[STAGES * COPIES];
+  __local uint4 stages[ROOM];
   uint lid = get_local_id(0), lane = lid % 32, g = lane / 4, t = lane % 4;
   uint warp_m = lid / 32 % WARPS_M, warp_n = lid / 32 / WARPS_M % WARPS_N, warp_k = lid / TILE_ITEMS;
   uint i0 = get_group_id(1) * TM, first = get_group_id(0) * TN, step = p.panel / 4;

@@ -1,5 +1,5 @@
 // Rounds of dot products of four pairs of signed 8-bit integers, packed in words: eight chains in each work-item, which writes the sum of
-// all. PTX, KHR, ARM or QCOM: how the driver has them; X86_BYTES: as products of matrices take DOT_STEPS words of sixteen columns.
+// all. PTX, KHR or ARM: how the driver has them; X86_BYTES: as products of matrices take DOT_STEPS words of sixteen columns.
 #ifdef PTX
 #define DOT(a) asm("dp4a.s32.s32 %0, %0, %1, %0;" : "+r"(a) : "r"(m))
 #endif
@@ -10,10 +10,6 @@
 #ifdef ARM
 #pragma OPENCL EXTENSION cl_arm_integer_dot_product_accumulate_int8 : enable
 #define DOT(a) a = arm_dot_acc(as_char4(a), as_char4(m), a)
-#endif
-#ifdef QCOM
-#pragma OPENCL EXTENSION cl_qcom_dot_product8 : enable
-#define DOT(a) a = qcom_dot8_acc((uint)a, m, a)
 #endif
 #ifdef X86_BYTES
 #define COLS 16

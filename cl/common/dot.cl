@@ -2,7 +2,7 @@
 // DOT adds them to PARTIAL sums, which hold those of DOT_STEPS steps; WIDEN makes these INTS. Codes of 8 bits are signed as well, and stand for
 // 128 more than they say, unless DOT takes them as they are: then CODES_OF keeps them, and LEAST_LEVEL is that of code 0.
 //
-// PTX, KHR or ARM: how the driver has them, for four columns (that of QCOM takes one side unsigned). X86_BYTES: by instructions of the CPU, which the compiler knows and does not
+// PTX, KHR or ARM: how the driver has them, for four columns. X86_BYTES: by instructions of the CPU, which the compiler knows and does not
 // use, for sixteen.
 #define INTS CAT(int, COLS)
 // Codes that a step of w1 by 1 takes.

@@ -91,6 +91,11 @@ impl Role {
         matches!(self, Self::Out | Self::Part | Self::InOut | Self::OptionalInOut)
     }
 
+    /// The kernel reads there.
+    pub fn reads(self) -> bool {
+        !matches!(self, Self::Out | Self::Part)
+    }
+
     /// The kernel may read there what it has written.
     pub fn rereads(self) -> bool {
         matches!(self, Self::InOut | Self::OptionalInOut)
@@ -470,11 +475,6 @@ impl Kernel {
         self.wgsl.contains("#include \"common/dot\"")
     }
 
-    /// Its text in OpenCL C asks for arithmetic in halves, in all of its forms.
-    fn always_multiplies_halves(&self) -> bool {
-        self.cl.contains("#pragma OPENCL EXTENSION cl_khr_fp16") && self.forms.is_empty()
-    }
-
     /// Its work-items are numbered along one axis, and those behind the last one that is needed do nothing: a long grid may be folded
     /// over two axes, with the define [`FOLDED`].
     pub fn is_linear(&self) -> bool {
@@ -529,10 +529,10 @@ pub fn fields<'a>(
 impl KernelSpec {
     /// It multiplies in halves, on no matrix units: weights are taken in pairs of them.
     pub fn multiplies_halves(&self) -> bool {
-        self.defines.contains_key("PAIRS") || self.kernel.always_multiplies_halves()
+        self.defines.contains_key("PAIRS")
     }
 
-    /// Names of what some devices do without: that it reads images and that it asks for a wave, which come first, and the kernel, if it is a
+    /// Names of what some devices do without: that it asks for a wave and that it reads images, which come first, and the kernel, if it is a
     /// variant, or its forms.
     pub fn variants(&self) -> Vec<String> {
         let mut all: Vec<String> = self.outer_forms().collect();
@@ -546,11 +546,12 @@ impl KernelSpec {
         all
     }
 
-    /// The first of [`KernelSpec::variants`]: forms that are made of the same text, by its accessors and attributes.
+    /// The first of [`KernelSpec::variants`]: forms that are made of the same text, by its attributes and accessors. The wave comes first, as few
+    /// kernels of a device ask for one, and many read images.
     pub fn outer_forms(&self) -> impl Iterator<Item = String> + use<> {
         let images = (!self.images.is_empty()).then(|| image_form(self.kernel));
         let wave = self.wave().map(|_| form_name(self.kernel, WAVE));
-        images.into_iter().chain(wave)
+        wave.into_iter().chain(images)
     }
 
     /// The wave that it asks for in OpenCL C.
@@ -656,7 +657,7 @@ impl KernelSpec {
                 let arg = self.kernel.args.get(*i);
                 let dtype = self.operands.get(*i).copied().flatten();
                 let pixel = arg.zip(dtype).and_then(|(a, d)| Pixel::of(a.ty, d));
-                let reads = arg.is_some_and(|a| !matches!(a.role, Role::Out | Role::Part | Role::InOut));
+                let reads = arg.is_some_and(|a| !a.role.writes());
                 match (arg, pixel) {
                     (Some(arg), Some(_)) if reads && self.in_place != Some(*i) => {
                         names.push(format!("IMAGE_{}", arg.name.to_uppercase()));
@@ -845,7 +846,7 @@ impl KernelSpec {
                     ),
                 };
             }
-            if arg.role != Role::Out && arg.ty == Ty::Elem {
+            if arg.role.reads() && arg.ty == Ty::Elem {
                 let _ = match dtype {
                     DType::F16 => writeln!(s, "#define {n}_run(n, i) CAT(half_load, n)(0, {m} + (i))"),
                     _ => writeln!(s, "#define {n}_run(n, i) CAT(vload, n)(0, {m} + (i))"),
@@ -884,7 +885,7 @@ impl KernelSpec {
     fn elem_is_float(&self) -> bool {
         let args = self.kernel.args.iter().zip(&self.operands);
         let elems = || args.clone().filter(|(a, _)| a.ty.has_accessors());
-        let result = elems().find(|(a, _)| a.role == Role::Out);
+        let result = elems().find(|(a, _)| a.role.writes());
         let elem = result.or_else(|| elems().find(|(_, d)| d.is_some()));
         elem.and_then(|(_, d)| *d).is_none_or(DType::is_float)
     }
@@ -994,7 +995,7 @@ impl KernelSpec {
                     );
                 }
             }
-            if arg.role != Role::Out && arg.ty == Ty::Elem {
+            if arg.role.reads() && arg.ty == Ty::Elem {
                 if dtype == DType::F16 {
                     let _ = writeln!(
                         s,

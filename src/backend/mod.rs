@@ -258,8 +258,6 @@ pub enum PackedDot {
     Khr,
     /// `cl_arm_integer_dot_product_accumulate_int8`.
     Arm,
-    /// `cl_qcom_dot_product8`.
-    Qcom,
     /// By instructions of an x86 CPU with AVX-512, sixteen words at a time.
     X86,
 }
@@ -272,7 +270,6 @@ impl PackedDot {
             Self::Ptx => Some("PTX"),
             Self::Khr => Some("KHR"),
             Self::Arm => Some("ARM"),
-            Self::Qcom => Some("QCOM"),
             Self::X86 => Some("X86_BYTES"),
         }
     }
@@ -286,7 +283,7 @@ impl PackedDot {
             ("AVX512BW", std::arch::is_x86_feature_detected!("avx512bw")),
         ];
         #[cfg(not(target_arch = "x86_64"))]
-        let sets = [("AVX512F", false), ("AVX512BW", false)];
+        let sets = [("an x86 processor", false)];
         (caps.backend == "opencl" && caps.kind == DeviceKind::Cpu)
             .then(|| lacks(caps, &sets))
             .flatten()
@@ -298,7 +295,6 @@ impl PackedDot {
         [
             ("cl_khr_integer_dot_product", Self::Khr),
             ("cl_arm_integer_dot_product_accumulate_int8", Self::Arm),
-            ("cl_qcom_dot_product8", Self::Qcom),
         ]
         .into_iter()
         .find(|(name, _)| has(name))
@@ -535,7 +531,8 @@ pub struct Stats {
     pub submits: u64,
     /// Those of them whose dispatches all came from recordings of the driver ([`RecordingWay`]).
     pub recorded_submits: u64,
-    /// Launches of them: a command is one, whatever its grid, dispatches that the backend joins are one together, parts of a slice are several.
+    /// Launches of them: a command is one, whatever its grid, dispatches that the backend joins are one together, parts of a slice are several. What
+    /// a first run tries, or runs again to compare, is not counted.
     pub launches: u64,
     /// Nanoseconds that calls of the driver took which submit, write, read or wait; 0 where that is not measured.
     pub driver_ns: u64,

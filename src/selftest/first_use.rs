@@ -352,7 +352,7 @@ fn compare(
     }))
 }
 
-/// The variants of a kernel that are left first: images alone, or the wave, without which its other forms may be right.
+/// The variants of a kernel that are left first: the wave alone, or images, without which its other forms may be right.
 fn to_leave(spec: &KernelSpec) -> Vec<String> {
     let outer = spec.outer_forms().next();
     outer.map_or_else(|| spec.variants(), |form| vec![form])

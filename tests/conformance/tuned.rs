@@ -12,7 +12,8 @@ use transformer_lite::tensor::{DType, HostTensor};
 /// A case, what its kernels are chosen for, and a name.
 pub struct Tuned {
     pub name: String,
-    case: Case,
+    /// `None` where this set changes the kernels of none.
+    case: Option<Case>,
     caps: Caps,
     storage: DType,
 }
@@ -20,7 +21,8 @@ pub struct Tuned {
 impl Tuned {
     pub fn run(&self, device: &Device) -> Result<(), String> {
         let _turn = device.turn();
-        let scenario = Scenario::of(&self.case)?;
+        let case = self.case.as_ref().ok_or("no case runs otherwise with this set")?;
+        let scenario = Scenario::of(case)?;
         case::run_as(device, &scenario, self.storage, &self.caps).map_err(|e| e.to_string())
     }
 }
@@ -85,17 +87,41 @@ pub fn trials(device: &Device) -> Vec<Tuned> {
                 // Of small cases the cut is often the same by any set.
                 let differs =
                     |case: &Case| Scenario::of(case).is_ok_and(|s| kernels(&s, caps) != kernels(&s, &tuned));
-                let chosen = own.iter().find(|(.., case)| differs(case)).or(own.first());
-                all.extend(chosen.map(|(.., case)| Tuned {
-                    name: format!("tuned/{kernel}/{}/{what}/{}", tunable.text(&choice), case.name()),
-                    case: case.clone(),
-                    caps: tuned.clone(),
-                    storage,
-                }));
+                // On matrix units the width of weights decides how much of local memory a set takes.
+                let by_width = tunable.kernel.variant.is_some();
+                let mut chosen: Vec<(Option<i64>, Option<Case>)> = Vec::new();
+                for (.., case) in own.iter().filter(|(.., case)| differs(case)) {
+                    let width = width(case, &tuned, storage).filter(|_| by_width);
+                    if chosen.iter().all(|(known, _)| *known != width) {
+                        chosen.push((width, Some(case.clone())));
+                    }
+                    if !by_width {
+                        break;
+                    }
+                }
+                if chosen.is_empty() {
+                    chosen.push((None, None));
+                }
+                for (_, case) in chosen {
+                    let name = case.as_ref().map_or("no case".to_owned(), Case::name);
+                    all.push(Tuned {
+                        name: format!("tuned/{kernel}/{}/{what}/{name}", tunable.text(&choice)),
+                        case,
+                        caps: tuned.clone(),
+                        storage,
+                    });
+                }
             }
         }
     }
     all
+}
+
+/// Bits of the weights of a case's kernels.
+fn width(case: &Case, caps: &Caps, storage: DType) -> Option<i64> {
+    let kernels = case::kernels(&Scenario::of(case).ok()?, caps, storage).ok()?;
+    let mut widths = kernels.iter().filter_map(|spec| spec.defines.get("BITS"));
+    widths.next().copied()
 }
 
 /// Elements of the operands of its largest run.

@@ -197,11 +197,17 @@ impl OpenCl {
         let mut before = f64::INFINITY;
         loop {
             let start = Instant::now();
-            let event = dispatch.enqueue_first(&self.queue, launch, (axis, first), &mut self.time)?;
-            let time = self.done(event, start, slicer, &|code| dispatch.failed(code))?;
-            if let Some(saved) = &saved {
-                self.restore(saved)?;
-            }
+            let queued = dispatch.enqueue_first(&self.queue, launch, (axis, first), &mut self.time);
+            let time =
+                queued.and_then(|event| self.done(event, start, slicer, &|code| dispatch.failed(code)));
+            let time = match &saved {
+                Some(saved) => {
+                    let time = self.put_back(saved, time)?;
+                    self.restore(saved)?;
+                    time
+                }
+                None => time?,
+            };
             let each = (time / f64::from(first)).min(before);
             let next = first.saturating_mul(GROWTH);
             let fits = |n: u32| each * f64::from(n) <= slicer.fill();
@@ -322,6 +328,25 @@ impl OpenCl {
             self.copy_in_pieces((copy, &block.mem), *bytes, block)?;
         }
         Ok(())
+    }
+
+    /// `done`, after an error with all as it was `saved`: what is written to may outlive the run, as a cache does. Where that cannot be had the
+    /// device counts as lost.
+    pub(super) fn put_back<T>(
+        &mut self,
+        saved: &Saved,
+        done: Result<T, BackendError>,
+    ) -> Result<T, BackendError> {
+        match done {
+            Ok(done) => Ok(done),
+            Err(lost @ BackendError::Lost(_)) => Err(lost),
+            Err(error) => Err(match self.restore(saved) {
+                Ok(()) => error,
+                Err(why) => {
+                    BackendError::Lost(format!("{error}; what was there before is not put back: {why}"))
+                }
+            }),
+        }
     }
 
     /// What is there now of what was copied aside.

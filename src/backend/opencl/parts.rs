@@ -108,7 +108,7 @@ impl OpenCl {
     pub(super) fn tell_of_slices(&mut self) {
         if !self.above_slice.is_empty() {
             let kernels = std::mem::take(&mut self.above_slice).join("; ");
-            log::warn!(target: NOTE, "kernels take more than a slice: {kernels}");
+            log::warn!(target: NOTE, "kernels take more than a slice on {}: {kernels}", self.caps.device);
         }
     }
 
@@ -174,7 +174,8 @@ impl OpenCl {
             }
             Err(e) => return Err(e),
         };
-        let verdict = match self.compare(dispatch, first, launch, &saved)? {
+        let compared = self.compare(dispatch, first, launch, &saved);
+        let verdict = match self.put_back(&saved, compared)? {
             Some(true) => Ok(()),
             Some(false) => Err(PARTS_DIFFER.to_owned()),
             // Another time.
@@ -200,7 +201,7 @@ impl OpenCl {
     }
 
     /// Runs the first `count` work-groups of an axis in parts, and then at once over what was there before. True where all that they write is the same;
-    /// `None` where they change nothing, which says nothing. All is as it was `saved` afterwards; after an error it may not be.
+    /// `None` where they change nothing, which says nothing. All is as it was `saved` afterwards, but after an error.
     fn compare(
         &mut self,
         dispatch: &mut Dispatch,

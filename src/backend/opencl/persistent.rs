@@ -379,8 +379,9 @@ impl OpenCl {
             }
             Err(error) => return Err(error),
         };
-        persistent.enqueue(&recording.steps, launch, &self.queue, &mut self.time)?;
-        let found = self.contents(&saved)?;
+        let queued = persistent.enqueue(&recording.steps, launch, &self.queue, &mut self.time);
+        let found = queued.and_then(|_| self.contents(&saved));
+        let found = self.put_back(&saved, found)?;
         self.restore(&saved)?;
         self.one_by_one(recording, range, launch)?;
         Ok(Ok(Some(found == self.contents(&saved)?)))

@@ -668,6 +668,7 @@ impl MatMulE0m {
         let even = (stretch(self.group, STRETCH) / GROUP_STEP).is_multiple_of(2);
         let groups = Dim::from_usize(n).ceil_div(2 * i64::from(ITEMS))?;
         let call = format_defines(Call::new(&PAIRS, ITEMS), self.bits, self.group, STRETCH)
+            .define("PAIRS", 1)
             .define("ROWS", ROWS)
             .define("CHAIN", if even { 2 } else { 1 });
         Ok(call.grid(groups, rows.ceil_div(ROWS)?, 1))
@@ -851,6 +852,7 @@ fn cases() -> Vec<Case> {
         (Four, 32, 100, 1056, 260),
         (Four, 64, 140, 192, 132),
         (Eight, 64, 33, 144, 68),
+        (Eight, 64, 100, 144, 4096),
         // Groups that the vector kernel cuts into stretches where many work-items share a column.
         (Four, 40, 1, 496, 66),
         (Four, 72, 1, 496, 34),

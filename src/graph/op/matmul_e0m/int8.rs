@@ -221,12 +221,6 @@ impl MatMulE0m {
             .define("COLS", columns)
             .grid(rows.ceil_div(i64::from(each))?, groups, 1)
             .tuned_by(tuning);
-        // Compilers of phones move all loads of an unrolled loop to its front, and run out of registers.
-        let call = if caps.fast_half() {
-            call.define("IN_TURN", 1)
-        } else {
-            call
-        };
         Ok(written(caps, &PRODUCT, call))
     }
 }
@@ -268,6 +262,12 @@ pub(super) fn default_vector(caps: &Caps) -> [u32; 3] {
 fn written(caps: &Caps, kernel: &'static Kernel, call: Call) -> Call {
     let cpu = caps.explicit_vectors();
     let call = if cpu { call.define("WIDE", 1) } else { call };
+    // Compilers of phones move all loads of an unrolled loop to its front, and run out of registers.
+    let call = if caps.fast_half() {
+        call.define("IN_TURN", 1)
+    } else {
+        call
+    };
     let dots = caps.packed_dot.define().filter(|d| caps.takes_form(kernel, d));
     let suits = (caps.packed_dot == PackedDot::X86) == cpu;
     match dots.filter(|_| suits) {

@@ -142,30 +142,34 @@ static MATRIX_TUNABLE: Tunable = Tunable {
     choices: tiles,
 };
 
+/// Tiles in OpenCL C that measuring may choose: warps down, across, products of 16 rows, stages, warps a sum.
+const PTX: [[u32; 5]; 13] = [
+    [1, 4, 8, 4, 1],
+    [1, 4, 4, 4, 1],
+    [1, 4, 2, 6, 1],
+    [1, 4, 2, 5, 2],
+    [1, 4, 2, 2, 4],
+    [1, 4, 4, 3, 2],
+    [1, 2, 4, 4, 2],
+    [1, 2, 2, 3, 4],
+    [1, 1, 2, 4, 4],
+    [1, 4, 1, 6, 1],
+    [1, 4, 1, 2, 4],
+    [1, 2, 1, 3, 4],
+    [1, 1, 1, 4, 4],
+];
+
+/// The same in WGSL.
+const WGSL: [[u32; 5]; 6] = [
+    [2, 4, 4, 4, 1],
+    [4, 2, 2, 4, 1],
+    [2, 2, 2, 4, 1],
+    [4, 1, 1, 4, 1],
+    [1, 4, 2, 6, 1],
+    [1, 4, 1, 6, 1],
+];
+
 fn tiles(caps: &Caps) -> Vec<Vec<u32>> {
-    const PTX: [[u32; 5]; 13] = [
-        [1, 4, 8, 4, 1],
-        [1, 4, 4, 4, 1],
-        [1, 4, 2, 6, 1],
-        [1, 4, 2, 5, 2],
-        [1, 4, 2, 2, 4],
-        [1, 4, 4, 3, 2],
-        [1, 2, 4, 4, 2],
-        [1, 2, 2, 3, 4],
-        [1, 1, 2, 4, 4],
-        [1, 4, 1, 6, 1],
-        [1, 4, 1, 2, 4],
-        [1, 2, 1, 3, 4],
-        [1, 1, 1, 4, 4],
-    ];
-    const WGSL: [[u32; 5]; 6] = [
-        [2, 4, 4, 4, 1],
-        [4, 2, 2, 4, 1],
-        [2, 2, 2, 4, 1],
-        [4, 1, 1, 4, 1],
-        [1, 4, 2, 6, 1],
-        [1, 4, 1, 6, 1],
-    ];
     let all: &[[u32; 5]] = if caps.backend == "wgpu" { &WGSL } else { &PTX };
     let fits =
         |[rows, columns, _, _, sharing]: &&[u32; 5]| rows * columns * sharing * WARP <= caps.max_workgroup;
@@ -277,5 +281,53 @@ impl MatMulE0m {
         };
         let call = from(from(call, "TILES2", 2), "TILES4", 4);
         Some(call.grid(groups, down, 1).tuned_by(tuning))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Bytes of local memory of a work-group of the matrix kernel, as its text in OpenCL C has it: stages of blocks, where the sums lie at the end.
+    fn local(tile: &[u32; 5], bits: u32) -> u32 {
+        let [rows, columns, tiles, stages, sharing] = *tile;
+        let block = 4 * 32 / bits;
+        let copies = sharing * (rows * tiles * 16 * block / 8 + columns * 32);
+        let sums = sharing / 2 * tiles * 4 * rows * columns * WARP;
+        16 * (stages * copies).max(sums)
+    }
+
+    #[test]
+    fn tiles_fit_local_memory_and_work_groups_by_weights_of_each_width() {
+        for tile in &PTX {
+            for bits in [4, 8] {
+                assert!(
+                    local(tile, bits) <= LOCAL,
+                    "{tile:?} of {bits} bits: {} bytes",
+                    local(tile, bits)
+                );
+            }
+            let [rows, columns, _, _, sharing] = *tile;
+            assert!(rows * columns * sharing <= MOST_WARPS, "{tile:?}");
+        }
+    }
+
+    #[test]
+    fn what_the_rule_chooses_is_among_what_is_measured() {
+        for (wgsl, all) in [(false, &PTX[..]), (true, &WGSL[..])] {
+            for rows in [1, 16, 17, 32, 64, 100, 128, 1024] {
+                for (n, units) in [32, 68, 576, 4096, 5120, 11_008, 151_936]
+                    .into_iter()
+                    .flat_map(|n| [1, 24, 132, 160].map(|units| (n, units)))
+                {
+                    let tile = Tile::of(rows, n, units, wgsl);
+                    let of = [tile.rows, tile.columns, tile.tiles, tile.stages, tile.sharing];
+                    assert!(
+                        all.iter().any(|set| set.map(i64::from) == of),
+                        "{tile:?} for {rows} rows, {n} columns, {units} units"
+                    );
+                }
+            }
+        }
     }
 }
