@@ -247,6 +247,10 @@ fn model_trials() -> Vec<(String, ModelTrial)> {
         "a_variant_that_is_not_launched_is_not_used",
         Box::new(unlaunched_variant),
     );
+    add(
+        "a_variant_is_launched_at_the_second_try",
+        Box::new(launched_at_last),
+    );
     for kernel in [
         "matvec_e0m",
         "matmul_e0m",
@@ -826,19 +830,31 @@ fn unbuilt_variant(model: &Model) -> Outcome {
     quarantined(model, &config, VARIANT)
 }
 
+/// The first launches of the variant are refused.
+fn unlaunched(count: u64) -> Config {
+    let each = (1..=count).map(|nth| Fault {
+        call: "clEnqueueNDRangeKernel".to_owned(),
+        kernel: Some(VARIANT.to_owned()),
+        nth,
+        code: cl::OUT_OF_RESOURCES,
+        lost: false,
+    });
+    Config {
+        faults: each.collect(),
+        ..of(Profile::Radeon)
+    }
+}
+
 /// Compiled, but not launched.
 fn unlaunched_variant(model: &Model) -> Outcome {
-    let config = Config {
-        faults: vec![Fault {
-            call: "clEnqueueNDRangeKernel".to_owned(),
-            kernel: Some(VARIANT.to_owned()),
-            nth: 1,
-            code: cl::OUT_OF_RESOURCES,
-            lost: false,
-        }],
-        ..of(Profile::Radeon)
-    };
-    quarantined(model, &config, VARIANT)
+    quarantined(model, &unlaunched(99), VARIANT)
+}
+
+/// A driver that refuses a launch once says nothing of the kernel.
+fn launched_at_last(model: &Model) -> Outcome {
+    let run = model.run(&unlaunched(1), FEW, &[])?;
+    model.agrees(&run, FEW)?;
+    run.quiet()
 }
 
 /// Every build of a kernel is refused.

@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 """Runs models through tlite and through ONNX Runtime on the same inputs, and compares results and times.
 
-    tools/compare_ort.py [--backend host|opencl|wgpu]... [--device TEXT] [--repeat N] [--threads N] [--float f32|f16] [--json FILE]
+    tools/compare_ort.py [--backend host|opencl|wgpu]... [--device TEXT] [--repeat N] [--rounds N] [--threads N] [--float f32|f16] [--json FILE]
                          [--round-activations] [--picture FILE] [MODEL[:SIZES]]...
 
 MODEL is a name of tools/fetch_model.py, which is fetched, one of tools/export_clip.py, which is taken where it was exported to the cache, a
 folder with model.onnx, or an ONNX file. SIZES gives symbols values, as in minilm:batch_size=1,sequence_length=128. Without models all
 that the list below names are taken. --float f16 stores the activations of all models in 16 bits on devices, with the bound 0.02. Prints one line for each model and
-backend: the largest difference over the range of ONNX Runtime's output, its bound, both medians and their ratio. Exit code 1 where a
+backend: the largest difference over the range of ONNX Runtime's output, its bound, both medians and their ratio. Both run in turn, --repeat
+times in each of --rounds. Exit code 1 where a
 difference exceeds its bound. --round-activations asks what 16 bits cost whoever stores in them: no tlite runs; ONNX Runtime, with f32
 arithmetic and unoptimized, is compared with itself with the result of every operator rounded to a half. --picture takes the one float
 input of 3 planes from a picture, normalised as for ImageNet. Needs onnx, onnxruntime 1.31.1 and numpy; ONNX Runtime gets as many threads as there are cores unless
@@ -201,7 +202,7 @@ def median_of(runs):
 
 
 def with_ort(path, sizes, threads, repeat, work):
-    """Writes inputs and outputs to `work` and returns the arguments for tlite and the times in milliseconds."""
+    """Writes inputs and outputs to `work` and returns the arguments for tlite and what takes the milliseconds of `repeat` runs."""
     import numpy as np
     import onnxruntime as ort
 
@@ -219,12 +220,30 @@ def with_ort(path, sizes, threads, repeat, work):
     outputs = session.run(names, given)
     for name, value in zip(names, outputs):
         np.save(os.path.join(work, name.replace("/", "_").replace(":", "_") + ".npy"), value)
-    times = []
-    for _ in range(repeat):
-        start = time.perf_counter()
-        session.run(names, given)
-        times.append((time.perf_counter() - start) * 1e3)
-    return arguments, median_of(times)
+
+    def timed():
+        times = []
+        for _ in range(repeat):
+            start = time.perf_counter()
+            session.run(names, given)
+            times.append((time.perf_counter() - start) * 1e3)
+        return times
+
+    return arguments, timed
+
+
+def in_turn(command, timed, rounds):
+    """Times of ONNX Runtime and of tlite, and the last report of tlite; what it printed where that is no report."""
+    theirs, ours = [], []
+    for _ in range(rounds):
+        theirs += timed()
+        done = subprocess.run(command, capture_output=True, text=True)
+        try:
+            report = json.loads(done.stdout)
+        except ValueError:
+            return theirs, ours, done.stderr.strip()
+        ours += report["runs_ms"] or [report["first_ms"]]
+    return theirs, ours, report
 
 
 def main():
@@ -232,6 +251,7 @@ def main():
     parser.add_argument("--backend", action="append", choices=["host", "opencl", "wgpu"])
     parser.add_argument("--device")
     parser.add_argument("--repeat", type=int, default=10)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--float", choices=list(BOUNDS), default="f32")
     parser.add_argument("--json")
@@ -239,6 +259,8 @@ def main():
     parser.add_argument("--picture")
     parser.add_argument("model", nargs="*")
     args = parser.parse_args()
+    if min(args.repeat, args.rounds) < 1:
+        parser.error("--repeat and --rounds take at least 1")
     if args.picture and not args.round_activations:
         parser.error("--picture goes with --round-activations")
     models = args.model or [name for name in MODELS if exported(name)]
@@ -263,7 +285,7 @@ def main():
             round_activations(name, path, sizes, args.picture)
             continue
         with tempfile.TemporaryDirectory() as work:
-            arguments, theirs = with_ort(path, sizes, args.threads, args.repeat, work)
+            arguments, timed = with_ort(path, sizes, args.threads, args.repeat, work)
             for backend in args.backend or ["host", "opencl", "wgpu"]:
                 command = [tlite, "run", path, "--json", "--backend", backend, "--compare", work,
                            "--repeat", str(args.repeat + 1), *arguments]
@@ -271,15 +293,13 @@ def main():
                 command += ["--float", args.float, "--tolerance", str(tolerance)]
                 if args.device and backend != "host":
                     command += ["--device", args.device]
-                done = subprocess.run(command, capture_output=True, text=True)
-                try:
-                    report = json.loads(done.stdout)
-                except ValueError:
+                theirs, ours, report = in_turn(command, timed, args.rounds)
+                if isinstance(report, str):
                     failed = True
-                    rows.append({"model": name, "backend": backend, "error": done.stderr.strip()})
-                    print(f"{name:<16} {backend:<7} FAILED: {done.stderr.strip()}", flush=True)
+                    rows.append({"model": name, "backend": backend, "error": report})
+                    print(f"{name:<16} {backend:<7} FAILED: {report}", flush=True)
                     continue
-                ours = median_of(report["runs_ms"] or [report["first_ms"]])
+                theirs, ours = median_of(theirs), median_of(ours)
                 worst = max((c["relative"] if c["error"] is None else float("inf") for c in report["compare"]), default=0.0)
                 passed = all(c["passed"] for c in report["compare"])
                 failed |= not passed

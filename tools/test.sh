@@ -74,6 +74,11 @@ if setup_intel_opencl; then
     step "Intel's OpenCL: backend" intel --lib -- backend::opencl
     step "Intel's OpenCL: operators" operators
     # There images in buffers are the driver's own, and weights are taken in pairs, as arithmetic in halves allows.
+    # A filter that nothing matches passes.
+    accuracy() {
+        intel --test llm -- agreement_as_ --list | grep -q agreement_as_Mali && intel --test llm -- agreement_as_
+    }
+    step "Intel's OpenCL: accuracy of phones' kernels" accuracy
     step "Intel's OpenCL: a model on an Adreno" intel --test phone_path -- adreno_
     step "Intel's OpenCL: a model on a Mali" intel --test phone_path -- mali_
 fi

@@ -173,8 +173,8 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
             .as_slice(),
     );
     let float = float.unwrap_or(DType::F32);
-    let checks = Checks::On(args.on.placement().options.cache);
-    let kept = args.on.placement().options.cache.is_some();
+    let store = args.on.placement().options.cache;
+    let checks = Checks::On(store.clone());
     let progress = output::spinner(format!("loading {}", file.display()));
     let runner =
         onnx::import(&file).and_then(|graph| Runner::after(&pipeline, graph, backend, float, checks));
@@ -251,7 +251,7 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
             .collect(),
         outputs: written,
         kernels_checked: runner.checked_kernels(),
-        checks_kept: kept,
+        checks_kept: store.is_some_and(|s| !s.is_refused()),
         dispatches: plan.map_or(0, |p| p.steps.len()),
         segments: plan.map_or(0, |p| p.segments.len()),
         host: plan.map_or_else(Vec::new, |p| p.host.iter().map(OnHost::of).collect()),

@@ -2,7 +2,7 @@
 #![allow(clippy::result_large_err, reason = "the library's error, on no hot path")]
 
 use crate::backend::image::{ImageKind, Images};
-use crate::backend::kernel::KernelSpec;
+use crate::backend::kernel::{Arg, KernelSpec};
 use crate::backend::tunable::Tunable;
 use crate::backend::{Backend, BackendError, Caps, DeviceKind, SharedBackend, View};
 use crate::error::{Error, ErrorKind, Result as LibResult};
@@ -10,6 +10,7 @@ use crate::executor::Executor;
 use crate::graph::derive::derive;
 use crate::graph::op::InferCx;
 use crate::graph::op::case::Case;
+use crate::graph::op::pointwise::{Expr, Pointwise};
 use crate::graph::op::reshape::Reshape;
 use crate::graph::pass::{DECOMPOSE, Pipeline};
 use crate::graph::{Edit, Graph, Op, ValueId};
@@ -149,8 +150,8 @@ pub struct Scenario {
 /// What surrounds the operator.
 #[derive(Clone, Copy, Debug)]
 struct Form {
-    /// The result is no output of the graph itself, so that it is stored as the plan stores floats.
-    alias: bool,
+    /// The result is no output of the graph: another operator reads it, under another name, so that it is stored as the plan stores floats.
+    inner: bool,
     /// Operands are outputs too, so that nothing may overwrite them.
     keep: bool,
 }
@@ -213,12 +214,19 @@ impl Scenario {
         Ok(results)
     }
 
-    /// The number of the operator's results. Where none can be derived, the graph says why.
-    fn results(&self) -> usize {
+    /// Which of the operator's results are floats. Where none can be derived, the graph says why.
+    fn results(&self) -> Vec<bool> {
         let facts: Vec<Option<&Fact>> = self.operands.iter().map(Some).collect();
         let constraints = Constraints::default();
         let found = self.op.infer(&InferCx::new(&facts, &constraints));
-        found.map_or(1, |results| results.len().max(1))
+        let found: Vec<bool> = found.iter().flatten().map(|fact| fact.dtype.is_float()).collect();
+        if found.is_empty() { vec![false] } else { found }
+    }
+
+    /// Operators behind this one in `form`, which are dispatches of their own.
+    fn readers(&self, form: Form) -> usize {
+        let floats = self.results().into_iter().filter(|float| *float);
+        floats.filter(|_| form.inner).count()
     }
 
     fn graph(&self, form: Form, storage: DType) -> LibResult<Graph> {
@@ -242,24 +250,42 @@ impl Scenario {
             }
             inputs.push(Some(v));
         }
-        let results: Vec<ValueId> = (0..self.results())
+        let floats = self.results();
+        let results: Vec<ValueId> = (0..floats.len())
             .map(|i| edit.add_value(&format!("y{i}"), None))
             .collect();
         edit.add_node("node", Vec::new(), self.op.clone(), inputs, results.clone());
-        if form.alias {
+        if form.inner {
             let axis = HostTensor::from_i64(&[1], &[0])
                 .map_err(|e| crate::error::Error::other(crate::error::Stage::Run, e.to_string()))?;
             let axis = edit.add_const("axis", Arc::new(axis));
-            for (i, y) in results.into_iter().enumerate() {
+            for (i, (y, float)) in results.into_iter().zip(floats).enumerate() {
                 let out = edit.add_value(&format!("out{i}"), None);
+                let name = match float {
+                    true => edit.add_value(&format!("name{i}"), None),
+                    false => out,
+                };
                 let inputs = vec![Some(y), Some(axis)];
                 edit.add_node(
                     &format!("alias{i}"),
                     Vec::new(),
                     Box::new(Reshape::Unsqueeze),
                     inputs,
-                    vec![out],
+                    vec![name],
                 );
+                if float {
+                    let same = Pointwise {
+                        name: "Identity".to_owned(),
+                        expr: Expr::Input(0),
+                    };
+                    edit.add_node(
+                        &format!("reader{i}"),
+                        Vec::new(),
+                        Box::new(same),
+                        vec![Some(name)],
+                        vec![out],
+                    );
+                }
                 edit.add_output(out);
             }
         } else {
@@ -314,7 +340,7 @@ impl Scenario {
 pub fn plan(scenario: &Scenario, caps: &Caps) -> LibResult<usize> {
     let graph = scenario.graph(
         Form {
-            alias: false,
+            inner: false,
             keep: false,
         },
         DType::F16,
@@ -327,7 +353,7 @@ pub fn plan(scenario: &Scenario, caps: &Caps) -> LibResult<usize> {
 /// The kernels of the plan that [`Depth::Quick`] runs.
 pub fn quick_specs(scenario: &Scenario, caps: &Caps, storage: DType) -> LibResult<Vec<KernelSpec>> {
     let form = forms(storage).first().copied().unwrap_or(Form {
-        alias: false,
+        inner: false,
         keep: false,
     });
     let graph = scenario.parts(form, storage)?;
@@ -338,8 +364,8 @@ pub fn quick_specs(scenario: &Scenario, caps: &Caps, storage: DType) -> LibResul
 pub fn specs(scenario: &Scenario, caps: &Caps) -> LibResult<Vec<KernelSpec>> {
     let mut all = Vec::new();
     for storage in [DType::F16, DType::F32] {
-        for (alias, keep) in [(false, false), (false, true), (true, false), (true, true)] {
-            let graph = scenario.parts(Form { alias, keep }, storage)?;
+        for (inner, keep) in [(false, false), (false, true), (true, false), (true, true)] {
+            let graph = scenario.parts(Form { inner, keep }, storage)?;
             all.extend(Plan::compile(&graph, caps, &scenario.options(storage))?.kernels);
         }
     }
@@ -436,25 +462,25 @@ fn forms(storage: DType) -> &'static [Form] {
     match storage {
         DType::F16 => &[
             Form {
-                alias: true,
+                inner: true,
                 keep: false,
             },
             Form {
-                alias: true,
+                inner: true,
                 keep: true,
             },
             Form {
-                alias: false,
+                inner: false,
                 keep: false,
             },
         ],
         _ => &[
             Form {
-                alias: false,
+                inner: false,
                 keep: false,
             },
             Form {
-                alias: false,
+                inner: false,
                 keep: true,
             },
         ],
@@ -487,7 +513,7 @@ pub fn run(device: &dyn Bench, scenario: &Scenario, storage: DType, depth: Depth
                 None => &UNITS[..],
             };
             // Phones store halves.
-            let phones = depth == Depth::Every && limit.is_none() && form.alias && !form.keep;
+            let phones = depth == Depth::Every && limit.is_none() && form.inner && !form.keep;
             let kinds = kinds(device, units, phones);
             kinds.into_iter().map(move |caps| (form, limit, caps))
         })
@@ -508,10 +534,11 @@ pub fn run(device: &dyn Bench, scenario: &Scenario, storage: DType, depth: Depth
             Err(e) => return Err(e.into()),
         };
         let wanted = scenario.dispatches.filter(|_| limit.is_none());
-        if let Some(n) = wanted.filter(|n| *n != plan.steps.len()) {
-            return Err(format!("{form:?}: {} dispatches, expected {n}", plan.steps.len()).into());
+        let own = plan.steps.len() - scenario.readers(*form).min(plan.steps.len());
+        if let Some(n) = wanted.filter(|n| *n != own) {
+            return Err(format!("{form:?}: {own} dispatches, expected {n}").into());
         }
-        if plan.steps.is_empty() {
+        if own == 0 {
             return Err("planning emits no dispatch: nothing is tested on a device"
                 .to_owned()
                 .into());
@@ -526,7 +553,15 @@ pub fn run(device: &dyn Bench, scenario: &Scenario, storage: DType, depth: Depth
             continue;
         }
         let kernels = plan.kernels.clone();
-        one_form(device, scenario, storage, &graph, plan, caps.view_align).map_err(|e| CaseError {
+        one_form(
+            device,
+            scenario,
+            storage,
+            &graph,
+            plan,
+            (form.inner, caps.view_align),
+        )
+        .map_err(|e| CaseError {
             why: format!("{form:?}, views of {limit:?} bytes, {what}: {e}"),
             kernels,
             ..e
@@ -565,10 +600,19 @@ pub fn kernels(scenario: &Scenario, caps: &Caps, storage: DType) -> Result<Vec<K
 
 /// Runs the first form of `scenario` with the kernels of a device with `caps`, all of which `device` can run.
 pub fn run_as(device: &dyn Bench, scenario: &Scenario, storage: DType, caps: &Caps) -> Result<(), CaseError> {
-    let graph = scenario.parts(forms(storage)[0], storage)?;
+    let form = forms(storage)[0];
+    let graph = scenario.parts(form, storage)?;
     let plan = Plan::compile(&graph, caps, &scenario.options(storage))?;
     let kernels = plan.kernels.clone();
-    one_form(device, scenario, storage, &graph, plan, caps.view_align).map_err(|e| CaseError { kernels, ..e })
+    one_form(
+        device,
+        scenario,
+        storage,
+        &graph,
+        plan,
+        (form.inner, caps.view_align),
+    )
+    .map_err(|e| CaseError { kernels, ..e })
 }
 
 /// Bytes that `count` elements take with their padding.
@@ -597,13 +641,31 @@ impl Arena {
     }
 }
 
+/// Element type and place of what the elementwise kernel reads that writes at byte `to` of the arena.
+fn read_for(plan: &Plan, to: u64) -> Option<(DType, usize, u64)> {
+    let found = plan.steps.iter().find_map(|step| {
+        let spec = plan.kernels.get(step.kernel)?;
+        let all = || step.args.iter().zip(spec.bound());
+        let writes = |(place, (arg, _)): (&Place, (&Arg, DType))| {
+            arg.role.writes() && matches!(place, Place::Arena { offset, .. } if *offset == to)
+        };
+        (spec.kernel.name == "pointwise" && all().any(writes)).then(|| {
+            all().find_map(|(place, (arg, dtype))| match place {
+                Place::Arena { offset, tensor, .. } if !arg.role.writes() => Some((dtype, *tensor, *offset)),
+                _ => None,
+            })
+        })
+    });
+    found.flatten()
+}
+
 fn one_form(
     device: &dyn Bench,
     scenario: &Scenario,
     storage: DType,
     graph: &Graph,
     mut plan: Plan,
-    align: u64,
+    (inner, align): (bool, u64),
 ) -> Result<(), CaseError> {
     if let Some(step) = plan.host.first() {
         return Err(format!("\"{}\" runs on the host: {}", step.name, step.why).into());
@@ -629,7 +691,7 @@ fn one_form(
         }
     }
     // Operands that are kept are outputs too, before the results.
-    let from = graph.outputs().len().saturating_sub(scenario.results());
+    let from = graph.outputs().len().saturating_sub(scenario.results().len());
     let mut results = Vec::new();
     for v in &graph.outputs()[from..] {
         let name = &graph.value(*v).name;
@@ -640,10 +702,13 @@ fn one_form(
         let Some(Place::Arena { offset, tensor, .. }) = port.place else {
             return Err(format!("\"{name}\" is outside the arena").into());
         };
+        // What an operator behind it reads is the result itself.
+        let read = inner.then(|| read_for(&plan, offset)).flatten();
+        let (stored, tensor, offset) = read.unwrap_or((port.device, tensor, offset));
         // Beside a result that is a part of something else lies the rest of that.
         let shared = plan.tensors.get(tensor).and_then(|t| t.shared.as_ref());
         let is_part = matches!(shared, Some(Shared::View(_)));
-        results.push((name.clone(), port.device, (!is_part).then_some(offset)));
+        results.push((name.clone(), stored, (!is_part).then_some(offset)));
     }
     let any = |of: fn(&KernelSpec) -> bool| plan.kernels.iter().any(of);
     let pairs = if any(in_pairs) { PAIRS } else { 0.0 };

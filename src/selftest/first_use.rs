@@ -191,6 +191,8 @@ pub struct Watch<'a> {
     done: HashSet<KernelSpec>,
     judged: HashSet<KernelSpec>,
     faults: Vec<Fault>,
+    /// Kernels whose launch was refused once, which may have had other reasons.
+    tried: HashSet<KernelSpec>,
     refused: Vec<Refused>,
     room: Room,
     hear: Option<&'a mut Hear>,
@@ -210,6 +212,7 @@ impl<'a> Watch<'a> {
             done: HashSet::new(),
             judged: HashSet::new(),
             faults: Vec::new(),
+            tried: HashSet::new(),
             refused: Vec::new(),
             room: Room {
                 together: ROOM,
@@ -265,7 +268,8 @@ impl<'a> Watch<'a> {
         Ok(observation.more && self.done.len() > before)
     }
 
-    /// Keeps that the launch of a variant was refused, of which no more runs of `plan` tell anything; any other error is returned.
+    /// Keeps that the launch of a variant was refused twice, of which no more runs of `plan` tell anything; after the first time another run is
+    /// needed. Any other error is returned.
     fn refuse(&mut self, plan: Option<&Plan>, error: Error) -> Result<bool> {
         let Error::Device {
             source: BackendError::Launch { kernel, .. },
@@ -279,6 +283,9 @@ impl<'a> Watch<'a> {
         let Some(kernel) = variant.cloned() else {
             return Err(error);
         };
+        if self.tried.insert(kernel.clone()) {
+            return Ok(true);
+        }
         self.refused.push(Refused { kernel, error });
         Ok(false)
     }

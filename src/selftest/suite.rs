@@ -110,6 +110,10 @@ fn blame(
         }
     }
     let why = format!("fails {name}");
+    // The driver was short of something when it refused a launch.
+    if error.fault == Fault::Build && run(device).is_ok() {
+        return Vec::new();
+    }
     for (spec, variant) in &all {
         if run(&device.without(spec.kernel, variant, &why)).is_ok() {
             return vec![(spec.clone(), variant.clone(), why)];

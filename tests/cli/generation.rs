@@ -325,6 +325,20 @@ pub fn interrupted(args: &[&str], wait: std::time::Duration) -> std::process::Ou
     child.wait_with_output().unwrap()
 }
 
+/// Sends Ctrl-C to a command of hours once it has something to show.
+#[cfg(target_os = "linux")]
+pub fn interrupted_at_work(args: &[&str]) -> std::process::Output {
+    // Loading takes some milliseconds; a machine that is busy gets more time.
+    let mut wait = std::time::Duration::from_secs(1);
+    loop {
+        let output = interrupted(args, wait);
+        if !output.stdout.is_empty() || wait.as_secs() > 60 {
+            return output;
+        }
+        wait *= 4;
+    }
+}
+
 /// Ctrl-C in the middle of measurements ends them; what was measured is shown.
 #[cfg(target_os = "linux")]
 #[test]
@@ -357,16 +371,8 @@ fn interrupted_measurements_are_shown() {
         "--json",
     ];
     for args in [&bench[..], &perplexity] {
-        // Loading takes some milliseconds, the work hours; a machine that is busy gets more time.
-        let mut wait = std::time::Duration::from_secs(1);
-        let output = loop {
-            let output = interrupted(args, wait);
-            assert_eq!(output.status.code(), Some(130), "{}", stderr(&output));
-            if !output.stdout.is_empty() || wait.as_secs() > 60 {
-                break output;
-            }
-            wait *= 4;
-        };
+        let output = interrupted_at_work(args);
+        assert_eq!(output.status.code(), Some(130), "{}", stderr(&output));
         let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
         assert_eq!(json["interrupted"], true, "{json}");
         let measured = json["results"][0]["min"].as_f64().or(json["perplexity"].as_f64());

@@ -330,7 +330,7 @@ fn interrupted_runs_are_shown() {
         "1000000000",
         "--json",
     ];
-    let output = super::generation::interrupted(&args, std::time::Duration::from_secs(2));
+    let output = super::generation::interrupted_at_work(&args);
     let errors = stderr(&output);
     assert_eq!(output.status.code(), Some(130), "{errors}");
     assert!(

@@ -1,8 +1,9 @@
 //! Sets of numbers that measuring may choose: a case of their kernel with each of them, the largest that another program runs for.
 
 use crate::support::Device;
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use transformer_lite::backend::image::{ImageKind, Images};
+use transformer_lite::backend::kernel::KernelSpec;
 use transformer_lite::backend::tunable::{ANY, Tunable};
 use transformer_lite::backend::{Caps, DeviceKind};
 use transformer_lite::graph::op::{ALL, case::Case};
@@ -42,7 +43,12 @@ pub fn trials(device: &Device) -> Vec<Tuned> {
         },
         ..gpu.clone()
     };
-    let mut all = Vec::new();
+    let all: Vec<(Case, Scenario)> = ALL
+        .iter()
+        .flat_map(|def| (def.cases)())
+        .filter_map(|case| Scenario::of(&case).ok().map(|scenario| (case, scenario)))
+        .collect();
+    let mut trials = Vec::new();
     for (what, caps) in [
         ("as it is", &device.caps),
         ("gpu", &gpu),
@@ -56,26 +62,13 @@ pub fn trials(device: &Device) -> Vec<Tuned> {
         if known {
             continue;
         }
-        let mut cases: BTreeMap<&str, Vec<(&'static Tunable, DType, usize, Case)>> = BTreeMap::new();
-        for case in ALL.iter().flat_map(|def| (def.cases)()) {
-            let Ok(scenario) = Scenario::of(&case) else {
-                continue;
-            };
-            for storage in [DType::F32, DType::F16] {
-                // What cannot be planned is a failure of its own trial.
-                for tunable in case::tunables(&scenario, caps, storage).unwrap_or_default() {
-                    let own = cases.entry(tunable.kernel.name).or_default();
-                    // Halves where the kernel takes nothing else.
-                    if own.first().is_none_or(|(_, first, ..)| *first == storage) {
-                        own.push((tunable, storage, elements(&scenario), case.clone()));
-                    }
-                }
-            }
-        }
-        for (kernel, mut own) in cases {
-            own.sort_by_key(|(_, _, elements, _)| std::cmp::Reverse(*elements));
-            let Some(&(tunable, storage, ..)) = own.first() else {
-                continue;
+        for (storage, tunable, mut own) in tuned_cases(&all, caps) {
+            let kernel = tunable.kernel.name;
+            own.sort_by_key(|own| std::cmp::Reverse(elements(own.scenario)));
+            // On matrix units the width of weights decides how much of local memory a set takes.
+            let widths: BTreeSet<Option<i64>> = match tunable.kernel.variant {
+                Some(_) => own.iter().map(|own| own.width()).collect(),
+                None => BTreeSet::from([None]),
             };
             let choices = (tunable.choices)(caps).into_iter().skip(1);
             for choice in choices.filter(|c| what != "gpu by image" || tunable.is_by_image(c)) {
@@ -83,30 +76,24 @@ pub fn trials(device: &Device) -> Vec<Tuned> {
                     tuned: vec![tunable.entry(ANY, &choice)],
                     ..caps.clone()
                 };
-                let kernels = |scenario: &Scenario, caps: &Caps| case::kernels(scenario, caps, storage).ok();
                 // Of small cases the cut is often the same by any set.
-                let differs =
-                    |case: &Case| Scenario::of(case).is_ok_and(|s| kernels(&s, caps) != kernels(&s, &tuned));
-                // On matrix units the width of weights decides how much of local memory a set takes.
-                let by_width = tunable.kernel.variant.is_some();
-                let mut chosen: Vec<(Option<i64>, Option<Case>)> = Vec::new();
-                for (.., case) in own.iter().filter(|(.., case)| differs(case)) {
-                    let width = width(case, &tuned, storage).filter(|_| by_width);
-                    if chosen.iter().all(|(known, _)| *known != width) {
-                        chosen.push((width, Some(case.clone())));
-                    }
-                    if !by_width {
-                        break;
-                    }
-                }
+                let differs = |own: &&Own<'_>| {
+                    case::kernels(own.scenario, &tuned, storage).is_ok_and(|found| found != own.kernels)
+                };
+                let of_width = |width: &Option<i64>| {
+                    let mut same = own.iter().filter(|own| width.is_none() || own.width() == *width);
+                    same.find(differs).map(|own| own.case)
+                };
+                let mut chosen: Vec<Option<&Case>> =
+                    widths.iter().map(of_width).filter(Option::is_some).collect();
                 if chosen.is_empty() {
-                    chosen.push((None, None));
+                    chosen.push(None);
                 }
-                for (_, case) in chosen {
-                    let name = case.as_ref().map_or("no case".to_owned(), Case::name);
-                    all.push(Tuned {
+                for case in chosen {
+                    let name = case.map_or("no case".to_owned(), Case::name);
+                    trials.push(Tuned {
                         name: format!("tuned/{kernel}/{}/{what}/{name}", tunable.text(&choice)),
-                        case,
+                        case: case.cloned(),
                         caps: tuned.clone(),
                         storage,
                     });
@@ -114,14 +101,48 @@ pub fn trials(device: &Device) -> Vec<Tuned> {
             }
         }
     }
-    all
+    trials
 }
 
-/// Bits of the weights of a case's kernels.
-fn width(case: &Case, caps: &Caps, storage: DType) -> Option<i64> {
-    let kernels = case::kernels(&Scenario::of(case).ok()?, caps, storage).ok()?;
-    let mut widths = kernels.iter().filter_map(|spec| spec.defines.get("BITS"));
-    widths.next().copied()
+/// A case whose kernels have numbers to choose, and these kernels by default.
+struct Own<'a> {
+    case: &'a Case,
+    scenario: &'a Scenario,
+    kernels: Vec<KernelSpec>,
+}
+
+impl Own<'_> {
+    /// Bits of the weights.
+    fn width(&self) -> Option<i64> {
+        let mut widths = self.kernels.iter().filter_map(|spec| spec.defines.get("BITS"));
+        widths.next().copied()
+    }
+}
+
+/// The cases of each kernel with numbers to choose on a device with `caps`, where floats are stored in halves only if the kernel takes nothing else.
+fn tuned_cases<'a>(all: &'a [(Case, Scenario)], caps: &Caps) -> Vec<(DType, &'static Tunable, Vec<Own<'a>>)> {
+    let mut found: Vec<(DType, &'static Tunable, Vec<Own<'a>>)> = Vec::new();
+    for (case, scenario) in all {
+        for storage in [DType::F32, DType::F16] {
+            // What cannot be planned is a failure of its own trial.
+            for tunable in case::tunables(scenario, caps, storage).unwrap_or_default() {
+                let own = Own {
+                    case,
+                    scenario,
+                    kernels: case::kernels(scenario, caps, storage).unwrap_or_default(),
+                };
+                let same = found
+                    .iter_mut()
+                    .find(|(_, t, _)| t.kernel.name == tunable.kernel.name);
+                match same {
+                    Some((first, _, all)) if *first == storage => all.push(own),
+                    Some(_) => {}
+                    None => found.push((storage, tunable, vec![own])),
+                }
+            }
+        }
+    }
+    found
 }
 
 /// Elements of the operands of its largest run.

@@ -852,7 +852,7 @@ fn cases() -> Vec<Case> {
         (Four, 32, 100, 1056, 260),
         (Four, 64, 140, 192, 132),
         (Eight, 64, 33, 144, 68),
-        (Eight, 64, 100, 144, 4096),
+        (Eight, 64, 100, 80, 4096),
         // Groups that the vector kernel cuts into stretches where many work-items share a column.
         (Four, 40, 1, 496, 66),
         (Four, 72, 1, 496, 34),

@@ -129,6 +129,8 @@ pub struct Tuner<'s> {
     sets: Vec<(&'static Tunable, Vec<u32>)>,
     /// Sets that were measured.
     done: usize,
+    /// Of these such as the device had no means for, which says nothing of them.
+    unmeasured: Vec<usize>,
 }
 
 impl std::fmt::Debug for Tuner<'_> {
@@ -170,6 +172,7 @@ impl<'s> Tuner<'s> {
             close: Vec::new(),
             sets: Vec::new(),
             done: 0,
+            unmeasured: Vec::new(),
         };
         tuner.measure_defaults()?;
         let mut tunables: Vec<&'static Tunable> = tuner.default.values().map(|(t, _)| t.tunable).collect();
@@ -241,6 +244,7 @@ impl<'s> Tuner<'s> {
                 self.measure_defaults()?;
                 self.best.clear();
                 self.close.clear();
+                self.unmeasured.clear();
                 self.done = 0;
             }
             Err(
@@ -254,12 +258,17 @@ impl<'s> Tuner<'s> {
                         | BackendError::Driver { .. },
                     ..
                 },
-            ) => log::warn!(
-                "{}, {}, is passed over: {}",
-                tunable.kernel.name,
-                tunable.text(&choice),
-                e.chain()
-            ),
+            ) => {
+                log::warn!(
+                    "{}, {}, is passed over: {}",
+                    tunable.kernel.name,
+                    tunable.text(&choice),
+                    e.chain()
+                );
+                if !is_of_the_set(&e) {
+                    self.unmeasured.push(self.done - 1);
+                }
+            }
             Err(e) => return Err(e),
         }
         self.keep();
@@ -281,13 +290,14 @@ impl<'s> Tuner<'s> {
     fn keep(&self) {
         let Some(store) = self.store else { return };
         let mut caps = self.backend.caps().clone();
-        let tried = self.sets.get(..self.done).unwrap_or(&self.sets);
+        let done = self.sets.iter().enumerate().take(self.done);
+        let tried: Vec<_> = done.filter(|(i, _)| !self.unmeasured.contains(i)).collect();
         let best = self.best.values().map(|pair| {
             let t = &pair.tuning;
             t.tunable.entry(&t.shape, &t.choice)
         });
         let shape = |t: &Tuned| self.default.keys().any(|(k, s)| *k == t.kernel && *s == t.shape);
-        let again = |t: &Tuned| shape(t) && tried.iter().any(|(tunable, c)| is_of(t, tunable, c));
+        let again = |t: &Tuned| shape(t) && tried.iter().any(|(_, (tunable, c))| is_of(t, tunable, c));
         caps.tuned = kept(&caps.tuned, &again, best.collect());
         verdicts::keep_tuned(store, &caps);
     }
@@ -385,7 +395,7 @@ impl Runs {
         let few = SHORT.min(most);
         Self {
             prompt: (0..lengths.chunk.min(most)).map(token).collect(),
-            short: lengths.short,
+            short: if decoder.keeps_cache { lengths.short } else { 0 },
             few,
             one: token(7),
             decodes: decoder.keeps_cache && model.context() > few,
@@ -441,6 +451,17 @@ fn in_turn(
         }
     }
     Ok(())
+}
+
+/// The error says that the set is not to be used; others that the device was short of something.
+fn is_of_the_set(e: &Error) -> bool {
+    matches!(
+        e,
+        Error::Device {
+            source: BackendError::Build { .. } | BackendError::Unsuited { .. } | BackendError::Wrong { .. },
+            ..
+        }
+    )
 }
 
 /// A stored choice is this set.

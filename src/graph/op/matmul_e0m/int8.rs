@@ -262,8 +262,8 @@ pub(super) fn default_vector(caps: &Caps) -> [u32; 3] {
 fn written(caps: &Caps, kernel: &'static Kernel, call: Call) -> Call {
     let cpu = caps.explicit_vectors();
     let call = if cpu { call.define("WIDE", 1) } else { call };
-    // Compilers of phones move all loads of an unrolled loop to its front, and run out of registers.
-    let call = if caps.fast_half() {
+    // OpenCL's compilers for phones move all loads of an unrolled loop to its front, and run out of registers.
+    let call = if caps.fast_half() && caps.backend == "opencl" {
         call.define("IN_TURN", 1)
     } else {
         call

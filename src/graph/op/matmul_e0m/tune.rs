@@ -194,7 +194,17 @@ fn byte_matrices(caps: &Caps) -> Vec<Vec<u32>> {
         [32, 2],
         [128, 2],
     ];
-    const CPU: [[u32; 2]; 7] = [[4, 8], [1, 8], [2, 8], [8, 8], [2, 4], [4, 4], [8, 4]];
+    const CPU: [[u32; 2]; 9] = [
+        [4, 8],
+        [1, 8],
+        [2, 8],
+        [8, 8],
+        [2, 4],
+        [4, 4],
+        [8, 4],
+        [4, 12],
+        [2, 12],
+    ];
     let default = int8::default_product(caps).to_vec();
     if caps.explicit_vectors() {
         return choices(default, &CPU, |_| true);

@@ -287,6 +287,9 @@ impl MatMulE0m {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::backend::kernel::Language;
+    use crate::selftest::case::{self, Scenario};
+    use std::collections::BTreeSet;
 
     /// Bytes of local memory of a work-group of the matrix kernel, as its text in OpenCL C has it: stages of blocks, where the sums lie at the end.
     fn local(tile: &[u32; 5], bits: u32) -> u32 {
@@ -295,6 +298,35 @@ mod tests {
         let copies = sharing * (rows * tiles * 16 * block / 8 + columns * 32);
         let sums = sharing / 2 * tiles * 4 * rows * columns * WARP;
         16 * (stages * copies).max(sums)
+    }
+
+    /// Results of cases are halves where floats are stored so, which both kernels ask for.
+    #[test]
+    fn cases_run_both_kernels_by_weights_of_each_width() {
+        let caps = Caps {
+            matrix_units: true,
+            fast_local: true,
+            units: 132,
+            local_bytes: 48 << 10,
+            max_workgroup: 1024,
+            ..Caps::neutral()
+        };
+        let mut found = BTreeSet::new();
+        for case in super::super::cases() {
+            let scenario = Scenario::of(&case).unwrap();
+            for spec in case::kernels(&scenario, &caps, DType::F16).unwrap() {
+                let numbers = ["BITS", "WARPS_K"].map(|name| spec.defines.get(name).copied().unwrap_or(1));
+                if spec.kernel.needs_matrix_units(Language::OpenCl) {
+                    found.insert((spec.kernel.name, numbers[0], numbers[1] > 1));
+                }
+            }
+        }
+        let shared = [4, 8].map(|bits| (MATRIX.name, bits, true));
+        let vector = [4, 8].map(|bits| (VECTOR.name, bits, false));
+        assert!(
+            shared.iter().chain(&vector).all(|k| found.contains(k)),
+            "{found:?}"
+        );
     }
 
     #[test]
