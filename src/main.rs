@@ -27,6 +27,8 @@ fn silence_device_select() {
 
 fn main() -> ExitCode {
     silence_device_select();
+    #[cfg(feature = "opencl")]
+    transformer_lite::backend::opencl::name_library();
     env_logger::Builder::from_env(
         env_logger::Env::default().default_filter_or("error,transformer_lite=warn"),
     )

@@ -142,16 +142,32 @@ impl Placement {
             BackendChoice::Auto if self.options.for_opencl().is_some() => open(BackendKind::OpenCl),
             BackendChoice::Auto => {
                 let mut reasons = Vec::new();
-                let mut on_cpu = None;
+                let mut faults = Vec::new();
+                let mut taken = None;
                 for kind in backend::COMPILED {
                     match backend::open(*kind, &self.options) {
-                        Ok(b) if b.caps().kind != DeviceKind::Cpu => return Ok(Opened::Device(b)),
-                        Ok(b) => on_cpu = on_cpu.or(Some(b)),
+                        Ok(b) if b.caps().kind != DeviceKind::Cpu => {
+                            taken = Some(b);
+                            break;
+                        }
+                        Ok(b) => taken = taken.or(Some(b)),
                         Err(e @ BackendError::ManyDevices { .. }) => return Err(failed(e)),
-                        Err(e) => reasons.push(reason(*kind, &e)),
+                        Err(e) => {
+                            if !e.is_absence() {
+                                faults.push(reason(*kind, &e));
+                            }
+                            reasons.push(reason(*kind, &e));
+                        }
                     }
                 }
-                match (on_cpu, device) {
+                if let (Some(on), false) = (&taken, faults.is_empty()) {
+                    let (backend, device) = (on.caps().backend, &on.caps().device);
+                    log::warn!(
+                        "{backend} on {device} is taken, since another cannot be opened: {}",
+                        faults.join("; ")
+                    );
+                }
+                match (taken, device) {
                     (Some(b), _) => Ok(Opened::Device(b)),
                     (None, Some(_)) => Err(no_device("device", reasons.join("; "))),
                     (None, None) => Ok(Opened::Host {

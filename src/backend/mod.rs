@@ -115,6 +115,9 @@ pub struct Caps {
     pub tuned: Vec<Tuned>,
     /// Images in buffers, and whether plans use them.
     pub images: Images,
+    /// What the driver lists and then refuses, each with its words.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub refused: Vec<String>,
 }
 
 /// A variant of a kernel ([`KernelSpec::variants`]) that is not used on a device.
@@ -172,6 +175,8 @@ impl Caps {
     /// Compute units, or how many a device of this kind that does not say probably has.
     pub fn assumed_units(&self) -> u32 {
         match (self.units, self.kind) {
+            // Desktop GPUs with matrix units have 24 to 170, and fewer work-groups than units cost more than smaller ones.
+            (0, DeviceKind::Discrete) if self.matrix_units => 128,
             (0, DeviceKind::Discrete) => 64,
             (0, _) => 16,
             (units, _) => units,
@@ -239,6 +244,7 @@ impl Caps {
             quarantined: Vec::new(),
             tuned: Vec::new(),
             images: Images::default(),
+            refused: Vec::new(),
         }
     }
 }
@@ -448,6 +454,13 @@ pub enum BackendError {
         /// The driver's code or words.
         why: String,
     },
+}
+
+impl BackendError {
+    /// There is no such driver or device, of which nothing is at fault.
+    pub fn is_absence(&self) -> bool {
+        matches!(self, Self::NoDriver { .. } | Self::NoDevice { .. })
+    }
 }
 
 /// A buffer of one backend.

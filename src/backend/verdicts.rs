@@ -2,7 +2,8 @@
 //!
 //! Besides, what measuring chose for kernels ([`super::tunable`]). All are kept in the [`Store`], so that a start checks nothing that an earlier one has. A verdict belongs to the whole text of a
 //! specialised kernel, to device and driver, and to this version of the library, which decides with which arguments it runs. What is damaged
-//! or missing is found out anew; without a store every start does.
+//! or missing is found out anew; without a store every start does. Cases of operators find faults that a first use does not, so that where the list of
+//! what is not used is gone no variant counts as right.
 
 use super::kernel::{BUILD_OPTIONS, KernelSpec, Language};
 use super::tunable::Tuned;
@@ -70,30 +71,75 @@ pub fn keep_tuned(store: &Store, caps: &Caps) {
 
 /// Variants that are not used on the device.
 pub fn quarantined(store: Option<&Store>, caps: &Caps) -> Vec<Quarantined> {
-    let Some(bytes) = store.and_then(|s| s.get(Kind::Verdict, &list_key(caps))) else {
-        return Vec::new();
-    };
-    serde_json::from_slice(&bytes).unwrap_or_else(|e| {
+    store.and_then(|s| list(s, caps)).unwrap_or_default()
+}
+
+/// The same; `None` where there is no list.
+fn list(store: &Store, caps: &Caps) -> Option<Vec<Quarantined>> {
+    let bytes = store.get(Kind::Verdict, &list_key(caps))?;
+    let read = serde_json::from_slice(&bytes);
+    read.map_err(|e| {
         log::warn!(
             "the list of kernels that are not used on {}: {e}; they are checked again",
             caps.device
         );
-        Vec::new()
     })
+    .ok()
 }
 
-/// Keeps [`Caps::quarantined`] for later starts.
+/// Adds [`Caps::quarantined`] to what later starts do not use. Another process may have found more since this one has read the list.
 pub fn keep_quarantined(store: &Store, caps: &Caps) {
-    match serde_json::to_vec(&caps.quarantined) {
+    let mut all = quarantined(Some(store), caps);
+    all.retain(|q| !caps.quarantined.iter().any(|own| own.variant == q.variant));
+    all.extend(caps.quarantined.iter().cloned());
+    put_list(store, caps, &all);
+}
+
+fn put_list(store: &Store, caps: &Caps, list: &[Quarantined]) {
+    match serde_json::to_vec(list) {
         Ok(bytes) => store.put(Kind::Verdict, &list_key(caps), &bytes),
         Err(e) => log::warn!("the list of kernels that are not used cannot be kept: {e}"),
     }
 }
 
-/// True for a kernel that was found right on the device.
-pub fn is_right(store: &Store, caps: &Caps, spec: &KernelSpec) -> bool {
-    let found = key_of(caps, spec).and_then(|key| store.get(Kind::Verdict, &key));
-    found.as_deref() == Some(RIGHT)
+/// Which kernels were found right on a device.
+#[derive(Debug)]
+pub struct Right<'a> {
+    store: &'a Store,
+    caps: &'a Caps,
+    /// There is a list of variants that are not used.
+    listed: bool,
+}
+
+impl<'a> Right<'a> {
+    /// As the store has it now.
+    pub fn new(store: &'a Store, caps: &'a Caps) -> Self {
+        Self {
+            store,
+            caps,
+            listed: list(store, caps).is_some(),
+        }
+    }
+
+    /// True for a kernel that was found right.
+    pub fn has(&self, spec: &KernelSpec) -> bool {
+        if !self.listed && !spec.variants().is_empty() {
+            return false;
+        }
+        let found = key_of(self.caps, spec).and_then(|key| self.store.get(Kind::Verdict, &key));
+        found.as_deref() == Some(RIGHT)
+    }
+
+    /// Keeps for later starts that these are right.
+    pub fn keep<'s>(&mut self, specs: impl Iterator<Item = &'s KernelSpec>) {
+        if !self.listed {
+            put_list(self.store, self.caps, &self.caps.quarantined);
+            self.listed = true;
+        }
+        for key in specs.filter_map(|spec| key_of(self.caps, spec)) {
+            self.store.put(Kind::Verdict, &key, RIGHT);
+        }
+    }
 }
 
 /// What was found of a program that a backend made of a kernel besides: true where it is right. `program` names the program, `text` is the whole
@@ -111,13 +157,6 @@ pub fn of_program(store: Option<&Store>, caps: &Caps, program: &str, text: &str)
 pub fn keep_program(store: &Store, caps: &Caps, program: &str, text: &str, is_right: bool) {
     let verdict = if is_right { RIGHT } else { WRONG };
     store.put(Kind::Verdict, &key(caps, program.to_owned(), text), verdict);
-}
-
-/// Keeps for later starts that a kernel is right.
-pub fn keep_right(store: &Store, caps: &Caps, spec: &KernelSpec) {
-    if let Some(key) = key_of(caps, spec) {
-        store.put(Kind::Verdict, &key, RIGHT);
-    }
 }
 
 #[cfg(test)]
@@ -143,6 +182,52 @@ mod tests {
             images: BTreeMap::new(),
             fours: BTreeSet::new(),
         }
+    }
+
+    fn is_right(store: &Store, caps: &Caps, spec: &KernelSpec) -> bool {
+        Right::new(store, caps).has(spec)
+    }
+
+    fn keep_right(store: &Store, caps: &Caps, spec: &KernelSpec) {
+        Right::new(store, caps).keep(std::iter::once(spec));
+    }
+
+    #[test]
+    fn without_the_list_no_variant_counts_as_right() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::new(dir.path().to_owned(), 1 << 20);
+        let caps = Caps::neutral();
+        let plain = KernelSpec {
+            kernel: &TWIN,
+            ..spec(1)
+        };
+        keep_right(&store, &caps, &spec(1));
+        keep_right(&store, &caps, &plain);
+        // Cases find a fault of it, and the list is lost.
+        keep_quarantined(&store, &caps.clone().without(&FAST, "softmax", "wrong"));
+        assert_eq!(quarantined(Some(&store), &caps).len(), 1);
+        for damage in [None, Some(&b"{"[..])] {
+            match damage {
+                None => store.remove(Kind::Verdict, &list_key(&caps)),
+                Some(bytes) => store.put(Kind::Verdict, &list_key(&caps), bytes),
+            }
+            assert!(!is_right(&store, &caps, &spec(1)), "{damage:?}");
+            assert!(is_right(&store, &caps, &plain), "nothing else takes its place");
+        }
+    }
+
+    #[test]
+    fn what_two_processes_find_is_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::new(dir.path().to_owned(), 1 << 20);
+        let of = |variant: &str| Caps::neutral().without(&FAST, variant, "wrong");
+        for variant in ["softmax", "softmax WIDE", "softmax"] {
+            keep_quarantined(&store, &of(variant));
+        }
+        let all = quarantined(Some(&store), &Caps::neutral());
+        let mut names: Vec<&str> = all.iter().map(|q| q.variant.as_str()).collect();
+        names.sort_unstable();
+        assert_eq!(names, ["softmax", "softmax WIDE"]);
     }
 
     #[test]

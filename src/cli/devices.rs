@@ -54,6 +54,9 @@ struct Row {
     priorities: bool,
     /// Images in buffers, as the driver makes them.
     images: Images,
+    /// What the driver lists and then refuses.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    refused: Vec<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     extensions: Option<Vec<String>>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -84,6 +87,7 @@ impl From<Caps> for Row {
             profiling: caps.profiling,
             priorities: caps.priorities,
             images: caps.images,
+            refused: caps.refused,
             extensions: None,
             probe: None,
             not_probed: None,
@@ -113,6 +117,7 @@ fn host() -> Row {
         profiling: false,
         priorities: false,
         images: Images::default(),
+        refused: Vec::new(),
         extensions: None,
         probe: None,
         not_probed: None,
@@ -320,6 +325,9 @@ impl Report {
                     if row.f16_math { "yes" } else { "no" }
                 );
             }
+            for refused in &row.refused {
+                let _ok = writeln!(out, "  listed and refused: {refused}");
+            }
             if let Some(extensions) = &row.extensions {
                 let _ok = writeln!(out, "  extensions: {}", extensions.join(", "));
             }
@@ -389,6 +397,7 @@ mod tests {
             tuned: Vec::new(),
             priorities: false,
             images: Images::default(),
+            refused: Vec::new(),
         }
     }
 

@@ -8,7 +8,8 @@
 
 use super::judge;
 use crate::backend::kernel::KernelSpec;
-use crate::backend::{Backend, BackendError, Caps, SharedBackend, verdicts};
+use crate::backend::verdicts::{self, Right};
+use crate::backend::{Backend, BackendError, Caps, SharedBackend};
 use crate::cache::Store;
 use crate::error::{Error, Result, Stage};
 use crate::executor::{Executor, Observed, Program, Room, specs};
@@ -161,10 +162,8 @@ impl FirstUse {
 
 /// Kernels of `plans` of which `store` knows nothing on a device with `caps`.
 pub fn new_kernels(plans: &[Plan], caps: &Caps, store: Option<&Store>) -> usize {
-    let all = specs(plans);
-    all.into_iter()
-        .filter(|spec| !is_known(store, caps, spec))
-        .count()
+    let right = store.map(|s| Right::new(s, caps));
+    unknown(specs(plans), right.as_ref()).count()
 }
 
 /// Compares the kernels of `program` that `store` does not know with the reference, as [`FirstUse::is_right`] does; an error for the first that is
@@ -312,8 +311,14 @@ impl<'a> Watch<'a> {
     }
 }
 
-fn is_known(store: Option<&Store>, caps: &Caps, spec: &KernelSpec) -> bool {
-    store.is_some_and(|s| verdicts::is_right(s, caps, spec))
+/// Those of `specs` that `right` does not know.
+fn unknown<'s>(
+    specs: impl IntoIterator<Item = &'s KernelSpec>,
+    right: Option<&Right<'_>>,
+) -> impl Iterator<Item = &'s KernelSpec> {
+    specs
+        .into_iter()
+        .filter(move |spec| !right.is_some_and(|r| r.has(spec)))
 }
 
 /// Compares the kernels that `store` does not know with the reference; what is right is kept. `None` where other kernels ran than were planned, as
@@ -327,8 +332,8 @@ fn compare(
     let caps = program.caps();
     let kernels = program.kernels();
     let by_image = kernels.iter().any(|spec| !spec.images.is_empty());
-    let new = kernels.into_iter().filter(|spec| !is_known(store, caps, spec));
-    let new: HashSet<&KernelSpec> = new.collect();
+    let mut right = store.map(|s| Right::new(s, caps));
+    let new: HashSet<&KernelSpec> = unknown(kernels, right.as_ref()).collect();
     let mut watch = Watch::of(&new, hear);
     if by_image || !new.is_empty() {
         log::debug!("{} kernels are checked", new.len());
@@ -346,10 +351,9 @@ fn compare(
     let wrong: HashSet<&KernelSpec> = faults.iter().flat_map(|f| &f.kernels).collect();
     let (judged, unjudged): (Vec<&KernelSpec>, Vec<&KernelSpec>) =
         new.into_iter().partition(|spec| judged.contains(*spec));
-    if let Some(store) = store {
-        for spec in judged.iter().filter(|spec| !wrong.contains(**spec)) {
-            verdicts::keep_right(store, caps, spec);
-        }
+    if let Some(right) = right.as_mut().filter(|_| !judged.is_empty()) {
+        let found = judged.iter().filter(|spec| !wrong.contains(**spec));
+        right.keep(found.copied());
     }
     Ok(Some(Found {
         judged: judged.len(),

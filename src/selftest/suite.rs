@@ -110,10 +110,6 @@ fn blame(
         }
     }
     let why = format!("fails {name}");
-    // The driver was short of something when it refused a launch.
-    if error.fault == Fault::Build && run(device).is_ok() {
-        return Vec::new();
-    }
     for (spec, variant) in &all {
         if run(&device.without(spec.kernel, variant, &why)).is_ok() {
             return vec![(spec.clone(), variant.clone(), why)];
@@ -157,7 +153,12 @@ pub fn run(
             let scenario = Scenario::of(&trial.case)?;
             case::run(device as &dyn Bench, &scenario, trial.storage, depth)
         };
-        let Err(error) = run(&device) else {
+        let error = match run(&device) {
+            // A driver that is short of something refuses a launch once.
+            Err(error) if error.fault == Fault::Build => run(&device).err(),
+            ran => ran.err(),
+        };
+        let Some(error) = error else {
             passed += 1;
             continue;
         };

@@ -1,7 +1,9 @@
 """Mesa's drivers, unpacked where they can run, over a kernel driver that does nothing.
 
 Debian's packages, named with their checksums in packages.txt, come through apt with a configuration of its own, so that nothing is
-installed and the system's lists stay as they are. What was downloaded is kept by checksum; with it nothing needs a network.
+installed and the system's lists stay as they are. What was downloaded is kept by checksum; with it nothing needs a network. Debian keeps one
+version of a package: where that is not the one of packages.txt any more, of all but what decides about the compiled code the present one is taken, by
+the checksum that Debian has signed.
 """
 
 import functools
@@ -10,6 +12,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -32,6 +35,10 @@ UNUSED = re.compile(
     r"(lib)?(python|perl|dpkg|tar$|tzdata|debconf|readline|sqlite|db5|ssl|openssl|media-types|netbase|binutils|gprofng|ctf|sframe|jansson"
     r"|asan|lsan|tsan|ubsan|hwasan|quadmath|itm|gomp|stdc\+\+-14-dev|objc|gc1|clang1-|llvm-19-linker|ncurses|uuid|rpcsvc|crypt|opencl-clhpp)"
 )
+
+
+# What makes code of kernels: other versions of these give other counts.
+COMPILERS = re.compile(r"mesa-|libclc|libllvm|clang-19|libclang")
 
 
 class Missing(Exception):
@@ -81,6 +88,23 @@ class Apt:
         if done.returncode:
             raise Missing(f"apt-get {' '.join(arguments[:3])}: {done.stderr.strip()[-800:]}")
         return done.stdout
+
+
+    def offered(self, packages):
+        """Versions of packages by (architecture, package), the newest first."""
+        env = dict(os.environ, APT_CONFIG=str(self.root / "apt.conf"), LC_ALL="C")
+        names = sorted({f"{p}:{a}" for p in packages for a in ARCHITECTURES})
+        done = subprocess.run(["apt-cache", "madison", *names], env=env, text=True, capture_output=True)
+        found = {}
+        for line in done.stdout.splitlines():
+            package, version, origin = (part.strip() for part in line.split("|"))
+            package, where = package.split(":")[0], origin.split()
+            if where[-1] == "Packages":
+                for of in (where[-2], "all"):
+                    versions = found.setdefault((of, package), [])
+                    if version not in versions:
+                        versions.append(version)
+        return found
 
 
 def lock():
@@ -144,11 +168,25 @@ def fetch(cache):
             absent.append((of, package, version, checksum, file))
     if absent:
         apt = Apt(cache / "apt")
-        apt.run("update")
-        wanted = [which(of, p, v) for of, p, v, _, _ in absent if of != "source"]
+        apt.run("update", "--error-on=any")
+        offered = apt.offered([p for of, p, *_ in absent if of != "source"])
+        wanted, signed = [], set()
+        for of, package, version, checksum, file in absent:
+            there = offered.get((of, package), [])
+            if of != "source" and version not in there:
+                if not there or COMPILERS.match(package):
+                    raise Missing(f"Debian has {package} {' and '.join(there) or 'in no version'}, {LOCK.name} names {version}")
+                print(f"==> {package} {there[0]} in place of {version}, which Debian has no more; --update-packages takes it", file=sys.stderr)
+                names[(of, package)] = deb(archives, of, package, there[0])
+                signed.add((of, package))
+                version = there[0]
+            if of != "source":
+                wanted.append(which(of, package, version))
         if wanted:
             apt.run("download", *wanted, cwd=archives)
         for of, package, version, checksum, file in absent:
+            if (of, package) in signed:
+                continue
             if of == "source":
                 with tempfile.TemporaryDirectory(dir=cache) as folder:
                     apt.run("source", "--download-only", f"{package}={version}", cwd=folder)

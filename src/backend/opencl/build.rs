@@ -22,6 +22,8 @@ pub(super) struct InParts {
     pub(super) name: String,
     /// The whole text, as long as its results have not been compared with those of the kernel as it is.
     pub(super) unchecked: Option<String>,
+    /// Comparisons that told nothing.
+    pub(super) tries: u32,
 }
 
 /// A persistent kernel.
@@ -63,6 +65,15 @@ pub(super) struct Built {
     pub(super) stored: bool,
 }
 
+/// What became of a program that tells whether the compiler takes its text.
+pub(super) enum Tried {
+    /// It came from the store.
+    Stored,
+    Compiled,
+    /// In words why it is refused, now or in an earlier start.
+    Refused(String),
+}
+
 /// What kernels are made with. Several threads may build at once, each a program of its own.
 #[derive(Clone, Copy)]
 pub(super) struct Builder<'a> {
@@ -93,6 +104,22 @@ impl Text {
     }
 }
 
+impl<'a> Builder<'a> {
+    pub(super) fn new(
+        context: &'a Context,
+        device: DeviceHandle,
+        caps: &'a Caps,
+        store: Option<&'a Store>,
+    ) -> Self {
+        Self {
+            context,
+            device,
+            caps,
+            store,
+        }
+    }
+}
+
 impl Builder<'_> {
     /// The kernel for `spec`: from the store, where it is there and the driver takes it, else compiled, and then stored.
     pub(super) fn build(&self, spec: &KernelSpec) -> Result<Built, BackendError> {
@@ -118,6 +145,7 @@ impl Builder<'_> {
             program: built.kernel.program,
             name: job.text.name,
             unchecked: known.is_none().then_some(text),
+            tries: 0,
         };
         Ok(Ok((parts, built.stored)))
     }
@@ -126,6 +154,30 @@ impl Builder<'_> {
     pub(super) fn keep_program(&self, name: &str, text: &str, is_right: bool) {
         if let Some(store) = self.store {
             verdicts::keep_program(store, self.caps, name, text, is_right);
+        }
+    }
+
+    /// Whether the compiler takes a program, as it told an earlier start or tells now.
+    pub(super) fn tries(&self, name: &str, source: String) -> Result<Tried, BackendError> {
+        let text = Text {
+            name: name.to_owned(),
+            source,
+        };
+        let whole = text.whole();
+        if verdicts::of_program(self.store, self.caps, name, &whole) == Some(false) {
+            return Ok(Tried::Refused(
+                "the compiler refused it in an earlier start".to_owned(),
+            ));
+        }
+        match self.program(&text, Ok) {
+            Ok((_, true)) => Ok(Tried::Stored),
+            Ok((_, false)) => Ok(Tried::Compiled),
+            Err(BackendError::Build { log, .. }) => {
+                self.keep_program(name, &whole, false);
+                let line = log.lines().find(|l| l.contains("error:")).or(log.lines().next());
+                Ok(Tried::Refused(line.unwrap_or_default().to_owned()))
+            }
+            Err(other) => Err(other),
         }
     }
 

@@ -31,10 +31,27 @@ const LIBRARY: &str = if cfg!(target_os = "windows") {
 };
 
 /// Where Android's vendors put the library: by name, which apps reach that ask for it with `uses-native-library`, and by path, as plain
-/// programs do. On some phones with a Mali it is a part of another, and Pixels have their own name.
-const ANDROID_LIBRARIES: &str = "libOpenCL.so;/vendor/lib64/libOpenCL.so;/system/vendor/lib64/libOpenCL.so;/system/lib64/libOpenCL.so;\
-     libGLES_mali.so;/vendor/lib64/egl/libGLES_mali.so;/system/vendor/lib64/egl/libGLES_mali.so;/system/lib64/egl/libGLES_mali.so;\
-     libmali.so;/vendor/lib64/libmali.so;libOpenCL-pixel.so;/vendor/lib64/libOpenCL-pixel.so";
+/// programs do. On some phones with a Mali or a `PowerVR` it is a part of another. Pixels have a name of their own, of a library that may hand its
+/// functions out in a way of its own, too.
+const ANDROID_LIBRARIES: [&str; 14] = [
+    "libOpenCL.so",
+    "/vendor/lib64/libOpenCL.so",
+    "/system/vendor/lib64/libOpenCL.so",
+    "/system/lib64/libOpenCL.so",
+    "libGLES_mali.so",
+    "/vendor/lib64/egl/libGLES_mali.so",
+    "/system/vendor/lib64/egl/libGLES_mali.so",
+    "/system/lib64/egl/libGLES_mali.so",
+    "libmali.so",
+    "/vendor/lib64/libmali.so",
+    "libPVROCL.so",
+    "/vendor/lib64/libPVROCL.so",
+    "libOpenCL-pixel.so",
+    "/vendor/lib64/libOpenCL-pixel.so",
+];
+
+/// A function that every OpenCL library has.
+const PLATFORMS: &CStr = c"clGetPlatformIDs";
 
 /// What to do when there is no usable driver.
 const REMEDY: &str = if cfg!(target_os = "android") {
@@ -45,49 +62,75 @@ const REMEDY: &str = if cfg!(target_os = "android") {
     "install the GPU's OpenCL driver"
 };
 
-/// Names libraries to try before [`LIBRARY`], with semicolons between them. The binding goes on in silence where they fail.
+/// Names libraries to try before [`LIBRARY`], with semicolons between them. The binding takes the first that can be opened, and goes on in silence
+/// where none can.
 const PATH_VARIABLE: &str = "OPENCL_DYLIB_PATH";
 
-/// Has the binding try [`ANDROID_LIBRARIES`], unless the user names others. It reads them from the environment alone.
-#[cfg(target_os = "android")]
-fn name_libraries() {
+/// Has the binding take the first of [`ANDROID_LIBRARIES`] that serves, unless the user names others. It reads the name from the environment alone,
+/// which can be changed as long as the process has one thread; an app names the library itself.
+pub fn name_library() {
     static NAMED: Once = Once::new();
+    if !cfg!(target_os = "android") {
+        return;
+    }
     NAMED.call_once(|| {
-        if std::env::var_os(PATH_VARIABLE).is_none() {
-            // SAFETY: the standard library has a lock for the environment, so no Rust code reads it meanwhile. Of code in C that this
-            // crate calls, only the driver reads it, which is not loaded yet: this runs once, before the first call of OpenCL.
-            unsafe { std::env::set_var(PATH_VARIABLE, ANDROID_LIBRARIES) };
+        let alone = || std::fs::read_dir("/proc/self/task").is_ok_and(|threads| threads.count() == 1);
+        if std::env::var_os(PATH_VARIABLE).is_none()
+            && let Some(found) = ANDROID_LIBRARIES
+                .into_iter()
+                .find(|name| unusable(name).is_none())
+            && alone()
+        {
+            // SAFETY: no other thread exists that could read the environment.
+            unsafe { std::env::set_var(PATH_VARIABLE, found) };
         }
     });
 }
 
-/// The words of an error about a library that cannot be loaded, where `named` were to be tried before [`LIBRARY`].
-fn unloadable(named: Option<&str>) -> String {
-    match named {
-        Some(list) if list == ANDROID_LIBRARIES => {
-            format!("can load none of `{}`, `{LIBRARY}`", list.replace(';', "`, `"))
-        }
-        Some(path) => format!("can load neither `{path}` ({PATH_VARIABLE}) nor `{LIBRARY}`"),
-        None => format!("cannot load the library `{LIBRARY}`"),
+/// Why a library is none of OpenCL.
+fn unusable(name: &str) -> Option<String> {
+    match Library::open(name) {
+        Err(why) => Some(why.to_string()),
+        // SAFETY: the symbol is only looked for.
+        Ok(library) => match unsafe { library.symbol_cstr::<*mut c_void>(PLATFORMS) } {
+            Ok(_) => {
+                // A driver that was opened may have started threads.
+                std::mem::forget(library);
+                None
+            }
+            Err(_) => Some(format!("it has no {}", PLATFORMS.to_string_lossy())),
+        },
     }
 }
 
-/// The paths in `list` that lead to no file. A name without a folder is the loader's to find.
-fn missing_libraries(list: &str) -> Vec<&str> {
-    let given = list.split(';').filter(|p| !p.is_empty());
-    given
-        .filter(|p| p.contains(std::path::is_separator) && !std::path::Path::new(p).exists())
-        .collect()
+/// The names in the value of [`PATH_VARIABLE`].
+fn names(list: &str) -> Vec<&str> {
+    list.split(';').filter(|name| !name.is_empty()).collect()
 }
 
-/// Says once which libraries were named and are not there.
-fn warn_of_missing_libraries() {
+/// The words of an error about a library that cannot be loaded, where `named` were to be tried before [`LIBRARY`].
+fn unloadable(named: Option<&str>) -> String {
+    let tried = |names: &[&str]| {
+        let why = |name: &&str| unusable(name).map(|why| format!("`{name}` ({why})"));
+        names.iter().filter_map(why).collect::<Vec<_>>().join(", ")
+    };
+    match named.map(names) {
+        Some(names) if !names.is_empty() => {
+            let list = tried(&names);
+            format!("can load neither what {PATH_VARIABLE} names, {list}, nor `{LIBRARY}`")
+        }
+        _ if cfg!(target_os = "android") => format!("can load none of {}", tried(&ANDROID_LIBRARIES)),
+        _ => format!("cannot load the library `{LIBRARY}`"),
+    }
+}
+
+/// Says once which libraries of [`PATH_VARIABLE`] cannot be used, and what is taken for them.
+fn warn_of_named_libraries() {
     static SAID: Once = Once::new();
     SAID.call_once(|| {
         let list = std::env::var(PATH_VARIABLE).unwrap_or_default();
-        // Of those that nobody named most are absent.
-        for path in missing_libraries(if list == ANDROID_LIBRARIES { "" } else { &list }) {
-            log::warn!("{PATH_VARIABLE}: there is no file {path}; taking `{LIBRARY}`");
+        for (name, why) in names(&list).into_iter().filter_map(|n| Some((n, unusable(n)?))) {
+            log::warn!("{PATH_VARIABLE}: {name} cannot be used: {why}");
         }
     });
 }
@@ -106,7 +149,10 @@ pub(super) fn platforms_error(code: Code) -> BackendError {
             no_driver(&unloadable(std::env::var(PATH_VARIABLE).ok().as_deref()))
         }
         codes::DLOPEN_FUNCTION_NOT_AVAILABLE => {
-            no_driver(&format!("the library `{LIBRARY}` lacks clGetPlatformIDs"))
+            let named = std::env::var(PATH_VARIABLE).unwrap_or_default();
+            let opened = names(&named).into_iter().find(|n| Library::open(n).is_ok());
+            let (library, lacks) = (opened.unwrap_or(LIBRARY), PLATFORMS.to_string_lossy());
+            no_driver(&format!("the library `{library}` lacks {lacks}"))
         }
         codes::CL_PLATFORM_NOT_FOUND_KHR => {
             no_driver(&format!("`{LIBRARY}` is there but finds no platform: {code}"))
@@ -123,9 +169,8 @@ pub(super) fn platforms_error(code: Code) -> BackendError {
 /// error says why.
 pub(super) fn enumerate() -> Result<Vec<(DeviceHandle, Caps)>, BackendError> {
     let _listing = LISTING.lock().unwrap_or_else(PoisonError::into_inner);
-    #[cfg(target_os = "android")]
-    name_libraries();
-    warn_of_missing_libraries();
+    name_library();
+    warn_of_named_libraries();
     let platforms = platform_api::get_platform_ids().map_err(|code| platforms_error(Code(code)))?;
     if platforms.is_empty() {
         return Err(platforms_error(Code(codes::CL_PLATFORM_NOT_FOUND_KHR)));
@@ -305,6 +350,7 @@ fn caps_of(device: DeviceHandle, platform: &str, platform_version: &str) -> Resu
         quarantined: Vec::new(),
         tuned: Vec::new(),
         images: image::listed(device, number_of_version, has),
+        refused: Vec::new(),
     };
     caps.packed_dot = if caps.matrix_units {
         PackedDot::Ptx
@@ -392,7 +438,7 @@ pub(super) fn library_function(name: &CStr) -> Option<NonNull<c_void>> {
     static OPEN: OnceLock<Option<Library>> = OnceLock::new();
     let library = OPEN.get_or_init(|| {
         let named = std::env::var(PATH_VARIABLE).unwrap_or_default();
-        let mut all = named.split(';').filter(|n| !n.is_empty()).chain([LIBRARY]);
+        let mut all = names(&named).into_iter().chain([LIBRARY]);
         all.find_map(|n| Library::open(n).ok())
     });
     // SAFETY: the symbol is only taken as an address; it stays valid because the library is never closed.
@@ -405,7 +451,7 @@ fn clamp(value: u64) -> u32 {
 }
 
 /// Major and minor number of `OpenCL 3.0 ...`.
-fn version_of(version: &str) -> Option<(u32, u32)> {
+pub(super) fn version_of(version: &str) -> Option<(u32, u32)> {
     let (major, minor) = version
         .strip_prefix("OpenCL ")?
         .split_whitespace()
@@ -475,25 +521,29 @@ mod tests {
     }
 
     #[test]
-    fn only_paths_are_looked_for() {
-        let here = file!();
+    fn a_library_without_opencl_is_none_of_it() {
+        // Tests run by a C library, which has no function of OpenCL.
+        #[cfg(target_os = "linux")]
         assert_eq!(
-            missing_libraries(&format!("{here};libOpenCL.so;/no/such.so;")),
-            ["/no/such.so"]
+            unusable("libc.so.6").as_deref(),
+            Some("it has no clGetPlatformIDs")
         );
-        assert!(missing_libraries("").is_empty());
+        assert!(unusable("/no/such.so").is_some());
+        assert_eq!(names(";a.so;;/b.so"), ["a.so", "/b.so"]);
     }
 
     #[test]
     fn every_library_that_was_tried_is_named() {
         assert_eq!(unloadable(None), format!("cannot load the library `{LIBRARY}`"));
-        assert!(unloadable(Some("/a.so")).contains("neither `/a.so` (OPENCL_DYLIB_PATH) nor"));
-        let all = unloadable(Some(ANDROID_LIBRARIES));
-        for name in ANDROID_LIBRARIES.split(';') {
-            assert!(all.contains(&format!("`{name}`")), "{name} in {all}");
-            assert!(!name.is_empty() && !name.contains(' '), "{name}");
+        let two = unloadable(Some("/no/a.so;/no/b.so"));
+        for name in ["/no/a.so", "/no/b.so", PATH_VARIABLE, LIBRARY] {
+            assert!(two.contains(&format!("{name}")), "{name} in {two}");
         }
-        assert!(all.contains("`/vendor/lib64/libOpenCL.so`, `/system/vendor/lib64/libOpenCL.so`"));
+        for name in ANDROID_LIBRARIES {
+            let rest = name.strip_prefix("/vendor").or(name.strip_prefix("/system"));
+            assert_eq!(rest.is_some(), name.contains('/'), "{name}");
+            assert!(name.ends_with(".so") && !name.contains(';'), "{name}");
+        }
     }
 
     #[test]

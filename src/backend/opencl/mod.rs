@@ -29,6 +29,7 @@ use super::{
 };
 use crate::cache::Store;
 use build::{Builder, Built, Compiled};
+pub use device::name_library;
 use driver::{Context, DeviceHandle, KernelObject, Program, Queue};
 use persistent::Persistents;
 use priority::{Hints, Opened};
@@ -126,8 +127,10 @@ impl OpenCl {
         if let Some(kind) = caps.images.reads {
             caps.view_align = caps.view_align.max(caps.images.view_align(kind));
         }
+        let mut stats = Stats::default();
+        let store = options.cache.as_deref();
         if caps.matrix_units
-            && let Some(why) = units::refusal(&context, handle)
+            && let Some(why) = units::refusal(Builder::new(&context, handle, &caps, store), &mut stats)
         {
             log::warn!(
                 "{}: generic kernels in place of those for matrix units: {why}",
@@ -135,12 +138,10 @@ impl OpenCl {
             );
             (caps.matrix_units, caps.packed_dot) = (false, PackedDot::None);
         }
-        if let Some(why) = units::dot_refusal(&context, handle, caps.packed_dot) {
-            log::info!(
-                "{}: products of bytes without {:?}: {why}",
-                caps.device,
-                caps.packed_dot
-            );
+        if let Some(why) = units::dot_refusal(Builder::new(&context, handle, &caps, store), &mut stats) {
+            let what = format!("packed dot products ({:?}): {why}", caps.packed_dot);
+            log::info!("{}: products of bytes without {what}", caps.device);
+            caps.refused.push(what);
             caps.packed_dot = PackedDot::None;
         }
         if caps.packed_dot == PackedDot::None
@@ -167,7 +168,7 @@ impl OpenCl {
             hints,
             priority,
             store: options.cache.clone(),
-            stats: Stats::default(),
+            stats,
             images_refused: false,
             time: DriverTime::default(),
             epoch: 0,
@@ -176,12 +177,7 @@ impl OpenCl {
     }
 
     fn builder(&self) -> Builder<'_> {
-        Builder {
-            context: &self.context,
-            device: self.device,
-            caps: &self.caps,
-            store: self.store.as_deref(),
-        }
+        Builder::new(&self.context, self.device, &self.caps, self.store.as_deref())
     }
 
     fn keep(&mut self, spec: &KernelSpec, built: Built) -> Result<KernelId, BackendError> {

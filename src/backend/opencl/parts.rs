@@ -16,6 +16,9 @@ use std::collections::HashMap;
 /// Parts that are compared with the whole.
 const COMPARED: u32 = 4;
 
+/// How often parts are compared where that tells nothing: each time costs a run command by command.
+const MOST_TRIES: u32 = 3;
+
 impl OpenCl {
     /// Along which axis parts of a dispatch can run: the longest of which the kernel does not ask for the number of work-groups.
     pub(super) fn axis_of_parts(&self, kernel: KernelId, grid: [u32; 3]) -> Result<usize, String> {
@@ -170,7 +173,8 @@ impl OpenCl {
         let saved = match self.save(&self.written(dispatch)) {
             Ok(saved) => saved,
             Err(BackendError::OutOfMemory { why, .. }) => {
-                return Ok(Err(format!("no memory to compare its parts: {why}")));
+                let why = format!("no memory to compare its parts: {why}");
+                return Ok(Err(self.untold(dispatch.kernel, why)));
             }
             Err(e) => return Err(e),
         };
@@ -179,7 +183,10 @@ impl OpenCl {
             Some(true) => Ok(()),
             Some(false) => Err(PARTS_DIFFER.to_owned()),
             // Another time.
-            None => return Ok(Err("it wrote what was there before".to_owned())),
+            None => {
+                let why = "it wrote what was there before".to_owned();
+                return Ok(Err(self.untold(dispatch.kernel, why)));
+            }
         };
         let Some(kernel) = self.kernels.get_mut(dispatch.kernel.0 as usize) else {
             return Ok(verdict);
@@ -198,6 +205,20 @@ impl OpenCl {
             self.builder().keep_program(&name, &text, is_right);
         }
         Ok(verdict)
+    }
+
+    /// `why` the comparison of a kernel's parts told nothing, of which there are not many.
+    fn untold(&mut self, kernel: KernelId, why: String) -> String {
+        let kernel = self.kernels.get_mut(kernel.0 as usize);
+        if let Some(in_parts) = kernel.and_then(|k| k.in_parts.as_mut())
+            && let Ok(parts) = in_parts
+        {
+            parts.tries += 1;
+            if parts.tries >= MOST_TRIES {
+                *in_parts = Err(why.clone());
+            }
+        }
+        why
     }
 
     /// Runs the first `count` work-groups of an axis in parts, and then at once over what was there before. True where all that they write is the same;

@@ -234,6 +234,24 @@ impl OpenCl {
             let made = made.ok().map(|(joined, _)| joined);
             self.persistents.made.insert(stages.to_vec(), made);
         }
+        match self.armed(stages, range, steps) {
+            Ok(persistent) => Ok(persistent),
+            Err(lost @ BackendError::Lost(_)) => Err(lost),
+            Err(why) => {
+                log::warn!("opencl: dispatches are not joined: {why}");
+                self.persistents.made.insert(stages.to_vec(), None);
+                Ok(None)
+            }
+        }
+    }
+
+    /// A persistent kernel with its operands set; nothing where there is none of these stages.
+    fn armed(
+        &mut self,
+        stages: &[KernelId],
+        range: Range<usize>,
+        steps: &[Step],
+    ) -> Result<Option<Persistent>, BackendError> {
         let counters = self.counters()?;
         let Some(Some(made)) = self.persistents.made.get(stages) else {
             return Ok(None);
@@ -273,9 +291,18 @@ impl OpenCl {
         }
         let bytes = persistent::counter_bytes(MOST_STAGES);
         let mem = self.context.buffer(bytes);
+        let label = "counters of stages";
+        let mem = mem.map_err(|code| match code.is_out_of_memory() {
+            true => BackendError::OutOfMemory {
+                label: label.to_owned(),
+                bytes: bytes as u64,
+                why: format!("clCreateBuffer: {code}"),
+            },
+            false => code.at(format!("clCreateBuffer of {label}")),
+        })?;
         let block = Block {
-            mem: mem.map_err(|code| code.at("clCreateBuffer of counters"))?,
-            label: "counters of stages".into(),
+            mem,
+            label: label.into(),
             bytes: bytes as u64,
         };
         self.queue
@@ -334,7 +361,7 @@ impl OpenCl {
             };
             match &verdict {
                 Ok(Some(false)) => log::warn!("opencl: kernel {name} is not used: {JOINED_DIFFERS}"),
-                Err(why) => log::warn!("opencl: kernel {name} is not used: no memory to compare it: {why}"),
+                Err(why) => log::warn!("opencl: kernel {name} is not used: it cannot be compared: {why}"),
                 Ok(_) => {}
             }
             if verdict != Ok(Some(true)) {
@@ -348,7 +375,7 @@ impl OpenCl {
     }
 
     /// Runs a persistent kernel, and then its dispatches over what was there before. True where all that they write is the same; `None` where not all
-    /// of its stages ran. In words why there is no memory for that; the dispatches have run then, too.
+    /// of its stages ran. In words why that cannot be found out; the dispatches have run then, too.
     fn compare_joined(
         &mut self,
         persistent: &mut Persistent,
@@ -375,13 +402,20 @@ impl OpenCl {
             Ok(saved) => saved,
             Err(BackendError::OutOfMemory { why, .. }) => {
                 self.one_by_one(recording, range, launch)?;
-                return Ok(Err(why));
+                return Ok(Err(format!("no memory: {why}")));
             }
             Err(error) => return Err(error),
         };
         let queued = persistent.enqueue(&recording.steps, launch, &self.queue, &mut self.time);
         let found = queued.and_then(|_| self.contents(&saved));
-        let found = self.put_back(&saved, found)?;
+        let found = match self.put_back(&saved, found) {
+            Ok(found) => found,
+            Err(lost @ BackendError::Lost(_)) => return Err(lost),
+            Err(why) => {
+                self.one_by_one(recording, range, launch)?;
+                return Ok(Err(why.to_string()));
+            }
+        };
         self.restore(&saved)?;
         self.one_by_one(recording, range, launch)?;
         Ok(Ok(Some(found == self.contents(&saved)?)))

@@ -5,7 +5,7 @@
 //! Clocks are another matter than whose work goes first. `cl_qcom_perf_hint` has the highest as its default, and lower ones would keep
 //! the device busy for longer, so that they are asked for by [`Priority::High`] only, for drivers that do otherwise.
 
-use super::device::platform_text;
+use super::device::{platform_text, version_of};
 use super::driver::{Code, Context, DeviceHandle, Queue, number, text};
 use crate::backend::{BackendError, Priority};
 use opencl3::device as api;
@@ -47,7 +47,17 @@ impl Hints {
         let platform = device.info(api::CL_DEVICE_PLATFORM).map_or(0, |b| number(&b));
         let platform = usize::try_from(platform).unwrap_or(0) as cl_platform_id;
         let of_platform = platform_text(platform, platform_api::CL_PLATFORM_EXTENSIONS);
-        Self::listed(&extensions, &of_platform)
+        let version = device.info(api::CL_DEVICE_VERSION).map(|b| text(&b));
+        let hints = Self::listed(&extensions, &of_platform);
+        hints.of_version(version.ok().as_deref().and_then(version_of))
+    }
+
+    /// Queues take properties from OpenCL 2.0 on: the function for it is in older drivers' tables no function at all.
+    fn of_version(self, version: Option<(u32, u32)>) -> Self {
+        Self {
+            queue_priority: self.queue_priority && version.is_some_and(|v| v >= (2, 0)),
+            ..self
+        }
     }
 
     /// True when a priority has an effect.
@@ -172,6 +182,11 @@ mod tests {
         assert!(!none.any_priority());
         let adreno = Hints::listed("cl_qcom_perf_hint cl_qcom_priority_hint", "");
         let mali = Hints::listed("cl_khr_priority_hints", "");
+        assert_eq!(mali.of_version(Some((2, 0))), mali);
+        assert_eq!(adreno.of_version(Some((1, 2))), adreno, "of the context");
+        for old in [Some((1, 2)), None] {
+            assert_eq!(mali.of_version(old), Hints::default());
+        }
         assert_eq!(mali, Hints::listed("", "cl_khr_icd cl_khr_priority_hints"));
         assert!(adreno.any_priority() && mali.any_priority());
         assert_eq!(adreno.of_context(Some(Priority::Low)), [0x40c9, 0x40cc]);

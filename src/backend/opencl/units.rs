@@ -1,8 +1,8 @@
 //! Whether a driver's compiler takes what kernels for matrix units and packed dot products are written in.
 
-use super::driver::{Context, DeviceHandle};
-use crate::backend::PackedDot;
+use super::build::{Builder, Tried};
 use crate::backend::kernel::{CAT, DOT, MMA};
+use crate::backend::{PackedDot, Stats};
 
 /// A kernel with every instruction of `common/mma`.
 const PROBE: &str = "
@@ -33,27 +33,27 @@ __kernel void probe(__global int *x) {
 ";
 
 /// What the compiler says against the inline PTX of kernels for matrix units; nothing where it takes them.
-pub(super) fn refusal(context: &Context, device: DeviceHandle) -> Option<String> {
-    refused(context, device, &format!("{MMA}{PROBE}"))
+pub(super) fn refusal(builder: Builder<'_>, stats: &mut Stats) -> Option<String> {
+    refused(builder, "probe of matrix units", format!("{MMA}{PROBE}"), stats)
 }
 
 /// What the compiler says against a packed dot product that the driver lists: some have an extension in later versions of the language alone.
-pub(super) fn dot_refusal(context: &Context, device: DeviceHandle, dot: PackedDot) -> Option<String> {
+pub(super) fn dot_refusal(builder: Builder<'_>, stats: &mut Stats) -> Option<String> {
+    let dot = builder.caps.packed_dot;
     let define = dot
         .define()
         .filter(|_| matches!(dot, PackedDot::Khr | PackedDot::Arm))?;
     let text = format!("{CAT}#define COLS 4\n#define {define} 1\n{DOT}{DOT_PROBE}");
-    refused(context, device, &text)
+    refused(builder, "probe of packed dot products", text, stats)
 }
 
-/// What the compiler says against a program.
-fn refused(context: &Context, device: DeviceHandle, text: &str) -> Option<String> {
-    let program = match context.program(text) {
-        Ok(program) => program,
-        Err(code) => return Some(code.to_string()),
-    };
-    let code = program.build(device).err()?;
-    let log = program.build_log(device).unwrap_or_default();
-    let line = log.lines().find(|l| l.contains("error:")).or(log.lines().next());
-    Some(format!("{code}: {}", line.unwrap_or_default()))
+/// What the compiler says against a program, which is not asked again in later starts.
+fn refused(builder: Builder<'_>, name: &str, text: String, stats: &mut Stats) -> Option<String> {
+    match builder.tries(name, text) {
+        Ok(Tried::Stored) => stats.cached += 1,
+        Ok(Tried::Compiled) => stats.compiles += 1,
+        Ok(Tried::Refused(why)) => return Some(why),
+        Err(why) => return Some(why.to_string()),
+    }
+    None
 }

@@ -163,6 +163,7 @@ fn caps_of(adapter: &::wgpu::Adapter) -> Caps {
         quarantined: Vec::new(),
         tuned: Vec::new(),
         images: Images::default(),
+        refused: Vec::new(),
         profiling: features.contains(::wgpu::Features::TIMESTAMP_QUERY),
     }
 }
