@@ -37,6 +37,11 @@ pub const TRIALS: [Named; 14] = [
     ("programs_are_forgotten", forgotten),
 ];
 
+/// Extensions that a phone lists over the driver of this machine.
+pub fn extensions(profile: Profile) -> Result<String, String> {
+    Phone::of(profile)?.words(DEVICE_EXTENSIONS)
+}
+
 fn says_what_a_phone_says() -> Outcome {
     let real = Phone::new(Config::default())?;
     let (real_name, real_list) = (real.words(DEVICE_NAME)?, real.words(DEVICE_EXTENSIONS)?);
