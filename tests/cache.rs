@@ -3,6 +3,7 @@
 mod support;
 
 use libtest_mimic::{Arguments, Trial};
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Output, Stdio};
 use support::gguf::Traits;
@@ -28,6 +29,7 @@ fn main() -> ExitCode {
         };
         add(format!("a_second_start_compiles_nothing@{name}"), of(twice));
         add(format!("damaged_files_are_made_anew@{name}"), of(damaged));
+        add(format!("each_file_alone_changes_no_token@{name}"), of(alone));
         add(format!("refused_programs_are_made_anew@{name}"), of(refused));
         add(format!("folders_that_cannot_be_written@{name}"), of(unwritable));
         add(format!("two_processes_at_once@{name}"), of(at_once));
@@ -229,6 +231,103 @@ fn damaged(starts: &Starts) -> Outcome {
         }
         starts.anew(&cold).map_err(|e| format!("{name}: {e}"))?;
         starts.warm(&cold).map_err(|e| format!("behind {name}: {e}"))?;
+    }
+    Ok(())
+}
+
+/// What becomes of one file: its new bytes, or none for a file that is gone.
+type Loss = fn(&[u8]) -> Option<Vec<u8>>;
+
+/// One file after another is damaged or gone, of each kind that commands write for the device, and all others are whole.
+fn alone(starts: &Starts) -> Outcome {
+    let model = starts.dir.path().join("e0m4");
+    let done = |command: &str, args: &[&std::ffi::OsStr]| {
+        let output = support::command().arg(command).args(args).output().text()?;
+        match output.status.success() {
+            true => Ok(output.stdout),
+            false => Err(format!("{command}: {}", String::from_utf8_lossy(&output.stderr))),
+        }
+    };
+    let (folder, backend) = (starts.folder(), starts.kind.to_string());
+    let cache = ["--cache-dir".as_ref(), folder.as_os_str()];
+    let device = ["--device".as_ref(), starts.device.as_ref()];
+    done(
+        "quantize",
+        &[starts.model.as_ref(), "-o".as_ref(), model.as_ref()],
+    )?;
+    done("devices", &[&["--probe".as_ref()], &device[..], &cache].concat())?;
+    let tune = [
+        "--backend",
+        &backend,
+        "--act",
+        "float",
+        "--sets",
+        "2",
+        "--seconds",
+        "9999",
+        "--json",
+    ]
+    .map(AsRef::as_ref);
+    let tuned = done("tune", &[&[model.as_ref()], &tune[..], &device, &cache].concat())?;
+    let tuned: serde_json::Value = serde_json::from_slice(&tuned).text()?;
+    // What follows is compiled and checked for an answer, so that it is used.
+    for kind in [Kind::Program, Kind::Pipeline, Kind::Verdict] {
+        starts.store().clear(Some(kind)).text()?;
+    }
+    let start = || {
+        let command = starts.command(&folder);
+        let args: Vec<_> = command.get_args().map(std::ffi::OsStr::to_owned).collect();
+        let changed = args.iter().map(|arg| {
+            if *arg == starts.model {
+                model.as_os_str()
+            } else {
+                arg
+            }
+        });
+        told(
+            &support::command()
+                .args(changed)
+                .args(["--act", "float"])
+                .output()
+                .text()?,
+        )
+    };
+    let wanted = start()?;
+    let compiled = match starts.kind {
+        BackendKind::OpenCl => Kind::Program,
+        _ => Kind::Pipeline,
+    };
+    let entries = starts.store().entries().text()?;
+    let kinds: BTreeSet<Kind> = entries.iter().map(|e| e.kind).collect();
+    let mut all = BTreeSet::from([compiled, Kind::Verdict, Kind::Probe]);
+    // Kernels for CPUs through wgpu have no numbers to choose.
+    all.extend((tuned["all"] != 0).then_some(Kind::Tuning));
+    equal(&kinds, &all)?;
+    let losses: [(&str, Loss); 3] = [
+        ("half of", |b| b.get(..b.len() / 2).map(<[u8]>::to_vec)),
+        ("nonsense for", |b| Some(vec![0x5a; b.len()])),
+        ("without", |_| None),
+    ];
+    for (i, entry) in entries.iter().enumerate() {
+        let whole = std::fs::read(&entry.path).text()?;
+        // Verdicts are many, and have the same contents: each is lost in one way.
+        let ways = match entry.kind {
+            Kind::Verdict => &losses[i % losses.len()..][..1],
+            _ => &losses[..],
+        };
+        for (name, loss) in ways {
+            match loss(&whole) {
+                Some(bytes) => std::fs::write(&entry.path, bytes).text()?,
+                None => std::fs::remove_file(&entry.path).text()?,
+            }
+            let told = start()?;
+            let what = || format!("{name} the {} {}", entry.kind, entry.path.display());
+            equal(&told.tokens, &wanted.tokens).map_err(|e| format!("{}: {e}", what()))?;
+            if entry.kind == compiled && told.compiled == 0 {
+                return Err(format!("{}: nothing was compiled", what()));
+            }
+            std::fs::write(&entry.path, &whole).text()?;
+        }
     }
     Ok(())
 }

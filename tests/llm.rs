@@ -100,7 +100,7 @@ fn main() -> ExitCode {
                 Box::new(move || {
                     let (_dir, model) = support::tiny_model("llama", Traits::default());
                     let _turn = device.turn();
-                    recordings::ways_change_nothing(&model, &device)
+                    recordings::ways_change_nothing(&model, &device, false)
                 }),
             );
         }
@@ -152,7 +152,7 @@ fn main() -> ExitCode {
                         format!("real/ways_change_nothing@{}", d.label(&devices)),
                         Box::new(move || {
                             let _turn = device.turn();
-                            recordings::ways_change_nothing(&model, &device)
+                            recordings::ways_change_nothing(&model, &device, true)
                         }),
                     );
                 }

@@ -1,22 +1,29 @@
-//! Ways in which commands reach an OpenCL device: one by one, recorded by the driver, in slices. None of them changes a token.
+//! Ways in which commands reach an OpenCL device: one by one, recorded by the driver, as stages of persistent kernels, in slices. None of them changes a token.
 
 use super::{Outcome, decoder, tokens};
 use crate::support::{Device, Text};
 use std::path::Path;
-use transformer_lite::backend::{self, BackendKind, OpenOptions, RecordingWay, Stats};
+use transformer_lite::backend::{self, BackendKind, Caps, OpenOptions, RecordingWay, Stats};
 use transformer_lite::graph::pass::Pipeline;
-use transformer_lite::llm::LanguageModel;
 use transformer_lite::llm::engine::{DeviceModel, Lengths, Logits};
 use transformer_lite::llm::sampler::arg_max;
+use transformer_lite::llm::{Activations, LanguageModel};
 
 /// Tokens that are generated: across a multiple of the padding.
 const STEPS: usize = 80;
 const CONTEXT: usize = 160;
 
+/// The passes of a device as `tlite` has them by default: activations in bytes on CPUs that have fast kernels for these.
+fn passes(caps: &Caps) -> Pipeline {
+    let mut pipeline = Pipeline::standard();
+    Activations::Auto.store(&mut pipeline, caps);
+    pipeline
+}
+
 /// Logits of every step of greedy decoding behind `prompt` tokens, and the counters of the device.
 fn decoded(model: &Path, options: &OpenOptions, prompt: usize) -> Result<(Vec<Vec<f32>>, Stats), String> {
     let backend = backend::open(BackendKind::OpenCl, options).text()?;
-    let decoder = decoder(model, &Pipeline::standard(), Logits::Last)?;
+    let decoder = decoder(model, &passes(backend.caps()), Logits::Last)?;
     let mut model = DeviceModel::new(decoder, backend, &Lengths::of(CONTEXT)).text()?;
     let mut logits = Vec::new();
     let vocab = u32::try_from(model.vocab()).text()?;
@@ -31,8 +38,9 @@ fn decoded(model: &Path, options: &OpenOptions, prompt: usize) -> Result<(Vec<Ve
     Ok((all, model.stats()))
 }
 
-/// Every way that `device` offers gives the same bits as commands one by one, and is used where it is asked for.
-pub fn ways_change_nothing(model: &Path, device: &Device) -> Outcome {
+/// Every way that `device` offers gives the same bits as commands one by one, and is used where it is asked for. `deep`: the model has layers
+/// enough for persistent kernels.
+pub fn ways_change_nothing(model: &Path, device: &Device, deep: bool) -> Outcome {
     let options = |recording, slice_ms| OpenOptions {
         recording,
         slice_ms: Some(slice_ms),
@@ -43,7 +51,11 @@ pub fn ways_change_nothing(model: &Path, device: &Device) -> Outcome {
         return Err(format!("plain, and yet {plain:?}"));
     }
     let mut ways = vec![(RecordingWay::Off, 1)];
-    for way in [RecordingWay::CommandBuffer, RecordingWay::Qcom] {
+    for way in [
+        RecordingWay::CommandBuffer,
+        RecordingWay::Qcom,
+        RecordingWay::Persistent,
+    ] {
         if backend::open(BackendKind::OpenCl, &options(way, 0)).is_ok() {
             ways.extend([(way, 0), (way, 1)]);
         }
@@ -57,9 +69,19 @@ pub fn ways_change_nothing(model: &Path, device: &Device) -> Outcome {
         }
         // A recording is first run one by one, and again where a length crosses a block and cannot be patched.
         let least = STEPS as u64 - 8;
-        if way != RecordingWay::Off && slice_ms == 0 && stats.recorded_submits < least {
+        let recorded = !matches!(way, RecordingWay::Off | RecordingWay::Persistent);
+        if recorded && slice_ms == 0 && stats.recorded_submits < least {
             return Err(format!(
                 "{way}: {stats:?}, at least {least} from recordings expected"
+            ));
+        }
+        // Stages are work-items of their own, as products of bytes have them.
+        let bytes = passes(&device.caps).passes.len() > Pipeline::standard().passes.len();
+        let joins = deep && bytes && device.caps.driver.contains("PoCL") && cfg!(target_arch = "x86_64");
+        if way == RecordingWay::Persistent && slice_ms == 0 && joins && stats.launches >= plain.launches {
+            return Err(format!(
+                "{way}: {stats:?}, one by one {} launches",
+                plain.launches
             ));
         }
         if (slice_ms > 0) != (stats.longest_slice_ns > 0) {

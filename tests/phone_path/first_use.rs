@@ -5,6 +5,7 @@ use super::support::Text;
 use super::{IMAGES_TRIED, VARIANT, of, refusals, refused_builds};
 use std::path::Path;
 use tlite_standin::{Config, Profile};
+use transformer_lite::cache::{DEFAULT_LIMIT, Store};
 use transformer_lite::error::Stage;
 use transformer_lite::graph::onnx::write::{ModelWriter, NodeSpec, Size};
 use transformer_lite::tensor::{DType, HostTensor};
@@ -12,10 +13,11 @@ use transformer_lite::tensor::{DType, HostTensor};
 /// A trial and its name.
 type Named = (&'static str, fn() -> Outcome);
 
-pub const TRIALS: [Named; 5] = [
+pub const TRIALS: [Named; 6] = [
     ("right_kernels_are_checked_once", right),
     ("a_wrong_variant_is_not_used", wrong_variant),
     ("a_variant_that_does_not_build_is_not_used", unbuilt_variant),
+    ("a_lost_list_of_what_is_wrong_is_made_anew", lost_list),
     ("a_wrong_kernel_is_an_error", wrong_kernel),
     ("refused_images_are_not_judged", refused_images),
 ];
@@ -114,18 +116,26 @@ fn right() -> Outcome {
     Ok(())
 }
 
+/// The run names the variant once.
+fn named(run: &Run) -> Outcome {
+    match run.errors.matches(&format!("note: kernel {VARIANT} ")).count() {
+        1 => Ok(()),
+        notes => Err(format!("{notes} notes: {}", run.errors)),
+    }
+}
+
 /// The first run names the variant, which is not used, and gives what its twin does; the next one knows, and checks nothing.
 fn quarantined(config: &Config) -> Outcome {
     let place = Place::new()?;
     let first = place.run(config)?;
     checked(&first, true)?;
-    let notes = first.errors.matches(&format!("note: kernel {VARIANT} ")).count();
-    if notes != 1 {
-        return Err(format!("{notes} notes: {}", first.errors));
-    }
+    named(&first)?;
     let second = place.run(config)?;
     checked(&second, false)?;
     second.earlier(VARIANT)?;
+    second.unharmed()?;
+    // The second is a whole run without failures.
+    first.recovered(2 * second.took)?;
     match dispatches(&second, VARIANT) {
         0 => Ok(()),
         n => Err(format!("{VARIANT} ran {n} times")),
@@ -137,6 +147,39 @@ fn wrong_variant() -> Outcome {
         corrupt: Some(VARIANT.to_owned()),
         ..of(Profile::Radeon)
     })
+}
+
+/// Where the list is damaged or gone, and nothing else is, the variant is found wrong again. The outputs stay right.
+fn lost_list() -> Outcome {
+    let config = Config {
+        corrupt: Some(VARIANT.to_owned()),
+        ..of(Profile::Radeon)
+    };
+    let place = Place::new()?;
+    named(&place.run(&config)?)?;
+    let entries = Store::new(place.at("cache").into(), DEFAULT_LIMIT)
+        .entries()
+        .text()?;
+    let mut lists = entries
+        .iter()
+        .filter(|e| e.key.as_ref().is_some_and(|k| k.subject == "quarantine"));
+    let list = lists.next().ok_or("no list of what is wrong")?;
+    let whole = std::fs::read(&list.path).text()?;
+    for damaged in [
+        Some(&whole[..whole.len() / 2]),
+        Some(b"nonsense".as_slice()),
+        None,
+    ] {
+        match damaged {
+            Some(bytes) => std::fs::write(&list.path, bytes).text()?,
+            None => std::fs::remove_file(&list.path).text()?,
+        }
+        let run = place.run(&config)?;
+        checked(&run, true)?;
+        named(&run)?;
+        place.run(&config)?.earlier(VARIANT)?;
+    }
+    Ok(())
 }
 
 fn unbuilt_variant() -> Outcome {
@@ -177,6 +220,7 @@ fn refused_images() -> Outcome {
         let run = place.run(&of(Profile::Adreno))?;
         run.quiet()?;
         checked(&run, some)?;
+        first.recovered(2 * run.took)?;
         if !by_image(&run) {
             return Err("no kernel reads an image".to_owned());
         }

@@ -12,6 +12,9 @@ pub type Outcome = Result<(), String>;
 /// No run takes that long, on a busy machine either.
 const LIMIT: Duration = Duration::from_secs(300);
 
+/// What is said of a kernel whose parts are wrong, on no machine because it is busy.
+pub const PARTS_DIFFER: &str = "its parts give other results than it as a whole";
+
 /// After a failure nothing is left to be waited for.
 const AFTER_FAILURE: Duration = Duration::from_secs(10);
 
@@ -238,10 +241,12 @@ impl Run {
         Ok(())
     }
 
-    /// What it noted, but for how many kernels there are to compile.
+    /// What it noted, but for how many kernels there are to compile, and which take more than a slice: on a busy machine all may.
     fn notes(&self) -> impl Iterator<Item = &str> {
         let notes = self.errors.lines().filter(|l| l.starts_with("note: "));
-        notes.filter(|l| !l.starts_with("note: compiling and checking "))
+        let slow =
+            |l: &str| l.starts_with("note: kernels take more than a slice ") && !l.contains(PARTS_DIFFER);
+        notes.filter(move |l| !l.starts_with("note: compiling and checking ") && !slow(l))
     }
 
     /// No warning, and no note of an option without effect.
@@ -298,7 +303,7 @@ impl Run {
     /// Milliseconds since 1970 of the first line that says that a call was made to fail; of results that were made wrong, which forms of a
     /// kernel are in turn, the last one.
     fn injected(&self) -> Option<Duration> {
-        let refused = |l: &&str| l.starts_with("inject ") && l.contains(" ms=");
+        let refused = |l: &&str| l.starts_with("inject ") && l.contains(" ms=") && !l.contains(" delay=");
         let wrong = self.lines("inject wrong results ").last();
         let line = wrong.or_else(|| self.log.lines().find(refused))?;
         let ms = line.rsplit_once(" ms=")?.1.parse().ok()?;
@@ -315,6 +320,33 @@ impl Run {
         Ok(())
     }
 
+    /// It ended well though calls were delayed, some of each of `calls`, and within `whole`, the time of a run without delays, that of a failure, and
+    /// the delays.
+    pub fn endured(&self, calls: &[&str], whole: Duration) -> Outcome {
+        let of = |line: &str| -> Option<u64> {
+            let (_, delay) = line.split_once(" delay=")?;
+            delay.split(' ').next()?.parse().ok()
+        };
+        for call in calls {
+            if self.lines(&format!("inject {call} ")).find_map(of).is_none() {
+                return Err(format!("no {call} was delayed"));
+            }
+        }
+        let delays: u64 = self.lines("inject ").filter_map(of).sum();
+        if self.took > whole + AFTER_FAILURE + Duration::from_millis(delays) {
+            return Err(format!("it took {:?} with {delays} ms of delays", self.took));
+        }
+        Ok(())
+    }
+
+    /// No call was made to fail, and no result was made wrong.
+    pub fn unharmed(&self) -> Outcome {
+        match self.lines("inject ").next() {
+            Some(line) => Err(line.to_owned()),
+            None => Ok(()),
+        }
+    }
+
     /// It ended by itself, soon after the failure, with exit code 1 and one error, which holds `words`; and without an answer.
     pub fn failed(&self, words: &[&str]) -> Outcome {
         self.failed_by(1, words)
@@ -322,7 +354,20 @@ impl Run {
 
     /// The same with another exit code: 2 for what the user asked for and is not there.
     pub fn failed_by(&self, code: i32, words: &[&str]) -> Outcome {
-        let wrong = |what: &str| Err(format!("{what}; {}: {}{}", self.status, self.output, self.errors));
+        self.refused(code, words)?;
+        let Some(injected) = self.injected() else {
+            return Err(self.told("no call was made to fail"));
+        };
+        let took = self.ended.saturating_sub(injected);
+        if took > AFTER_FAILURE {
+            return Err(self.told(&format!("it took {took:?} to end after the failure")));
+        }
+        Ok(())
+    }
+
+    /// It ended by itself with this exit code and one error, which holds `words`; and without an answer.
+    pub fn refused(&self, code: i32, words: &[&str]) -> Outcome {
+        let wrong = |what: &str| Err(self.told(what));
         if self.status.code() != Some(code) {
             return wrong(&format!("exit code {code} wanted"));
         }
@@ -338,13 +383,11 @@ impl Run {
         if !self.output.is_empty() {
             return wrong("an answer beside an error");
         }
-        let Some(injected) = self.injected() else {
-            return wrong("no call was made to fail");
-        };
-        let took = self.ended.saturating_sub(injected);
-        if took > AFTER_FAILURE {
-            return wrong(&format!("it took {took:?} to end after the failure"));
-        }
         Ok(())
+    }
+
+    /// What is wrong, with all that it said.
+    fn told(&self, what: &str) -> String {
+        format!("{what}; {}: {}{}", self.status, self.output, self.errors)
     }
 }

@@ -8,18 +8,18 @@ mod recordings;
 use crate::play::Outcome;
 use phone::{
     COUNT, DEVICE_EXTENSIONS, DEVICE_EXTENSIONS_WITH_VERSION, DEVICE_NAME, DEVICE_TYPE, DEVICE_VERSION,
-    PROFILING, Phone, dispatch, ok, same,
+    PROFILING, Phone, Work, dispatch, ok, same, set,
 };
-use recordings::{command_buffers, recordings_are_checked, replays};
-use std::ptr::null_mut;
+use recordings::{command_buffers, command_buffers_are_checked, recordings_are_checked, replays};
+use std::ptr::{null, null_mut};
 use std::time::{Duration, Instant};
 use tlite_standin as standin;
-use tlite_standin::{Config, Delay, Fault, ImageDesc, Profile, cl};
+use tlite_standin::{Config, Delay, Fault, Handle, ImageDesc, Profile, cl};
 
 /// A trial and its name.
 type Named = (&'static str, fn() -> Outcome);
 
-pub const TRIALS: [Named; 11] = [
+pub const TRIALS: [Named; 14] = [
     ("says_what_a_phone_says", says_what_a_phone_says),
     ("properties_of_contexts_are_checked", contexts),
     ("properties_of_queues_are_checked", queues),
@@ -30,8 +30,17 @@ pub const TRIALS: [Named; 11] = [
     ("memory_is_limited", memory),
     ("images_of_buffers_are_aligned", images),
     ("command_buffers_are_logged_and_fail", command_buffers),
+    // By its name it runs where trials of a model on a Mali do.
+    ("mali_command_buffers_are_checked", command_buffers_are_checked),
     ("requests_for_waves_are_checked", waves),
+    ("binaries_are_known_by_their_source", binaries),
+    ("programs_are_forgotten", forgotten),
 ];
+
+/// Extensions that a phone lists over the driver of this machine.
+pub fn extensions(profile: Profile) -> Result<String, String> {
+    Phone::of(profile)?.words(DEVICE_EXTENSIONS)
+}
 
 fn says_what_a_phone_says() -> Outcome {
     let real = Phone::new(Config::default())?;
@@ -354,4 +363,112 @@ fn waves() -> Outcome {
         same(&text, Phone::of(profile)?.builds(&text)?, wanted)?;
     }
     Ok(())
+}
+
+/// The binary of a built program.
+fn binary(program: Handle) -> Result<Vec<u8>, String> {
+    let mut length = 0usize;
+    let place = (&raw mut length).cast();
+    // SAFETY: the place takes a size.
+    let code = unsafe { standin::clGetProgramInfo(program, 0x1165, size_of::<usize>(), place, null_mut()) };
+    ok("its size", code)?;
+    let mut bytes = vec![0u8; length];
+    let mut start = bytes.as_mut_ptr();
+    let place = (&raw mut start).cast();
+    // SAFETY: the place holds a pointer to as many bytes as were told.
+    let code = unsafe { standin::clGetProgramInfo(program, 0x1166, size_of::<*mut u8>(), place, null_mut()) };
+    ok("its bytes", code).map(|()| bytes)
+}
+
+/// The program is that of `work`, in a new process as it were: by its binary alone.
+fn binaries() -> Outcome {
+    let spoiling = || Config {
+        corrupt: Some("add".to_owned()),
+        corrupt_text: Some("get_global_id".to_owned()),
+        ..super::of(Profile::Adreno)
+    };
+    let phone = Phone::new(spoiling())?;
+    let work = phone.work()?;
+    let bytes = binary(work.program)?;
+    drop(phone);
+    let phone = Phone::new(spoiling())?;
+    let (context, code) = phone.context(&[0]);
+    ok("context", code)?;
+    let (queue, code) = phone.queue(context, &[0]);
+    ok("queue", code)?;
+    let (x, code) = phone.buffer(context, COUNT * 4);
+    ok("buffer", code)?;
+    let (length, start) = (bytes.len(), bytes.as_ptr());
+    let mut codes = [cl::SUCCESS; 4];
+    let [status, made, built, named] = &mut codes;
+    // SAFETY: one device, one length, one pointer, one status.
+    let (program, add) = unsafe {
+        let program = standin::clCreateProgramWithBinary(
+            context,
+            1,
+            &raw const phone.device,
+            &raw const length,
+            &raw const start,
+            status,
+            made,
+        );
+        *built = standin::clBuildProgram(program, 1, &raw const phone.device, null(), null(), null_mut());
+        (program, standin::clCreateKernel(program, c"add".as_ptr(), named))
+    };
+    same("program", codes, [cl::SUCCESS; 4])?;
+    same("the same binary", binary(program)?, bytes)?;
+    ok("operand", set(add, 0, &x))?;
+    let work = Work {
+        context,
+        queue,
+        program,
+        add,
+        other: add,
+        x,
+    };
+    work.write(&[0.0; COUNT])?;
+    work.run(add, 2.0)?;
+    let found = work.read()?;
+    if found[..4].contains(&2.0) || found[4..] != [2.0; COUNT - 4] {
+        return Err(format!("{found:?}"));
+    }
+    Ok(())
+}
+
+/// One whose build was made to fail, and then one by the same number.
+fn forgotten() -> Outcome {
+    let mut config = super::of(Profile::Mali);
+    config.faults = vec![Fault {
+        call: "clBuildProgram".to_owned(),
+        kernel: None,
+        nth: 1,
+        code: cl::BUILD_PROGRAM_FAILURE,
+        lost: false,
+    }];
+    let phone = Phone::new(config)?;
+    let (context, code) = phone.context(&[0]);
+    ok("context", code)?;
+    let (first, code) = phone.program(context, c"__kernel void f(__global int *x) { x[0] = 1; }");
+    same("the first", code, cl::BUILD_PROGRAM_FAILURE)?;
+    same("known", standin::knows_program(first), true)?;
+    // SAFETY: a program, with two references that are given up.
+    let codes = unsafe { [standin::clRetainProgram(first), standin::clReleaseProgram(first)] };
+    same("a reference more", codes, [cl::SUCCESS; 2])?;
+    same("known still", standin::knows_program(first), true)?;
+    // SAFETY: as above.
+    ok("the last reference", unsafe { standin::clReleaseProgram(first) })?;
+    same("known", standin::knows_program(first), false)?;
+    let (second, code) = phone.program(context, c"__kernel void g(__global int *x) { x[0] = 1; }");
+    ok("the second", code)?;
+    let mut code = cl::SUCCESS;
+    // SAFETY: a name with a closing zero.
+    let kernel = unsafe { standin::clCreateKernel(second, c"g".as_ptr(), &raw mut code) };
+    ok("a kernel", code)?;
+    // SAFETY: a program, which its kernel keeps, and the kernel.
+    unsafe {
+        ok("release", standin::clReleaseProgram(second))?;
+        same("known by its kernel", standin::knows_program(second), true)?;
+        ok("release", standin::clReleaseKernel(kernel))?;
+    }
+    same("known", standin::knows_program(second), false)
 }

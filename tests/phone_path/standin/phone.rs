@@ -47,6 +47,7 @@ pub struct Phone {
 pub struct Work {
     pub context: Handle,
     pub queue: Handle,
+    pub program: Handle,
     pub add: Handle,
     pub other: Handle,
     pub x: Handle,
@@ -139,15 +140,20 @@ impl Phone {
         let (context, code) = self.context(&[0]);
         ok("context", code)?;
         let text = CString::new(text).map_err(|e| e.to_string())?;
+        Ok(self.program(context, &text).1)
+    }
+
+    /// A program of this text, with what building it returns.
+    pub fn program(&self, context: Handle, text: &CStr) -> (Handle, Code) {
         let (strings, mut code) = (text.as_ptr(), cl::SUCCESS);
         // SAFETY: one string with a closing zero.
-        let built = unsafe {
+        unsafe {
             let program =
                 standin::clCreateProgramWithSource(context, 1, &raw const strings, null(), &raw mut code);
-            standin::clBuildProgram(program, 1, &raw const self.device, null(), null(), null_mut())
-        };
-        ok("program", code)?;
-        Ok(built)
+            let built =
+                standin::clBuildProgram(program, 1, &raw const self.device, null(), null(), null_mut());
+            (program, if code == cl::SUCCESS { built } else { code })
+        }
     }
 
     /// Two kernels and their operand, which is all zeros.
@@ -158,23 +164,21 @@ impl Phone {
         ok("queue", code)?;
         let (x, code) = self.buffer(context, COUNT * 4);
         ok("buffer", code)?;
-        let mut code = cl::SUCCESS;
-        let text = SOURCE.as_ptr();
-        // SAFETY: one string with a closing zero; names with one each.
-        let (codes, add, other) = unsafe {
-            let program =
-                standin::clCreateProgramWithSource(context, 1, &raw const text, null(), &raw mut code);
-            let built =
-                standin::clBuildProgram(program, 1, &raw const self.device, null(), null(), null_mut());
-            let mut made = [cl::SUCCESS; 2];
+        let (program, built) = self.program(context, SOURCE);
+        let mut made = [cl::SUCCESS; 2];
+        // SAFETY: names with a closing zero each.
+        let (add, other) = unsafe {
             let add = standin::clCreateKernel(program, c"add".as_ptr(), &raw mut made[0]);
-            let other = standin::clCreateKernel(program, c"other".as_ptr(), &raw mut made[1]);
-            ([code, built, made[0], made[1]], add, other)
+            (
+                add,
+                standin::clCreateKernel(program, c"other".as_ptr(), &raw mut made[1]),
+            )
         };
-        same("program", codes, [cl::SUCCESS; 4])?;
+        same("program", [built, made[0], made[1]], [cl::SUCCESS; 3])?;
         let work = Work {
             context,
             queue,
+            program,
             add,
             other,
             x,

@@ -5,7 +5,9 @@ use crate::play::Outcome;
 use std::ffi::{CStr, c_void};
 use std::ptr::{null, null_mut};
 use tlite_standin as standin;
-use tlite_standin::{ArgUpdate, Code, Config, Fault, Handle, Profile, SizeUpdate, cl};
+use tlite_standin::{
+    ArgUpdate, Code, Config, DispatchArg, DispatchConfig, Fault, Handle, Profile, SizeUpdate, cl,
+};
 
 /// A recording of `add` by 1 over all elements, then `add` by 10 over the first half, with the queue that made it.
 fn recorded(phone: &Phone, work: &Work) -> Result<(Handle, Handle), String> {
@@ -177,9 +179,6 @@ unsafe fn address<T: Copy>(name: &CStr) -> Result<T, String> {
 
 /// Where the driver has them.
 pub fn command_buffers() -> Outcome {
-    type Create = unsafe extern "C" fn(u32, *const Handle, *const c_void, *mut Code) -> Handle;
-    type OfOne = unsafe extern "C" fn(Handle) -> Code;
-    type Enqueue = unsafe extern "C" fn(u32, *const Handle, Handle, u32, *const Handle, *mut Handle) -> Code;
     let dir = tempfile::tempdir().map_err(|e| e.to_string())?;
     let log = dir.path().join("log");
     let phone = Phone::new(Config {
@@ -201,28 +200,278 @@ pub fn command_buffers() -> Outcome {
     ok("context", code)?;
     let (queue, code) = phone.queue(context, &[0]);
     ok("queue", code)?;
-    // SAFETY: the functions have these types, and objects are live.
-    let codes = unsafe {
-        let create: Create = address(c"clCreateCommandBufferKHR")?;
-        let finalize: OfOne = address(c"clFinalizeCommandBufferKHR")?;
-        let enqueue: Enqueue = address(c"clEnqueueCommandBufferKHR")?;
-        let release: OfOne = address(c"clReleaseCommandBufferKHR")?;
-        let mut code = cl::SUCCESS;
-        let buffer = create(1, &raw const queue, null(), &raw mut code);
-        let end = finalize(buffer);
-        let enqueue = || enqueue(0, null(), buffer, 0, null(), null_mut());
-        // One that is still under way cannot be queued again.
-        let turn = || [enqueue(), standin::clFinish(queue)];
-        let turns = [turn(), turn(), turn()];
-        let [[first, _], [second, _], [third, _]] = turns;
-        [code, end, first, second, third, release(buffer)]
-    };
-    let mut wanted = [cl::SUCCESS; 6];
-    wanted[3] = cl::OUT_OF_RESOURCES;
+    let api = Buffers::new()?;
+    let buffer = api.create(queue, 0)?;
+    let end = api.finalize(buffer);
+    // One that is still under way cannot be queued again.
+    // SAFETY: a queue.
+    let turn = || [api.enqueue(buffer), unsafe { standin::clFinish(queue) }];
+    let [[first, _], [second, _], [third, _]] = [turn(), turn(), turn()];
+    let codes = [end, first, second, third, api.release(buffer)];
+    let mut wanted = [cl::SUCCESS; 5];
+    wanted[2] = cl::OUT_OF_RESOURCES;
     same("codes", codes, wanted)?;
     let log = std::fs::read_to_string(log).map_err(|e| e.to_string())?;
     let queued = log
         .lines()
         .filter(|l| l.starts_with("clEnqueueCommandBufferKHR buffer="));
     same("lines", queued.count(), 3)
+}
+
+type Create = unsafe extern "C" fn(u32, *const Handle, *const u64, *mut Code) -> Handle;
+type OfOne = unsafe extern "C" fn(Handle) -> Code;
+type Enqueue = unsafe extern "C" fn(u32, *const Handle, Handle, u32, *const Handle, *mut Handle) -> Code;
+type Dispatch = unsafe extern "C" fn(
+    Handle,
+    Handle,
+    *const u64,
+    Handle,
+    u32,
+    *const usize,
+    *const usize,
+    *const usize,
+    u32,
+    *const u32,
+    *mut u32,
+    *mut Handle,
+) -> Code;
+type Update = unsafe extern "C" fn(Handle, u32, *const u32, *const *const c_void) -> Code;
+
+/// What of a dispatch is to be changed in these tests.
+const FIELDS: u64 = cl::MUTABLE_DISPATCH_ARGUMENTS | cl::MUTABLE_DISPATCH_GLOBAL_SIZE;
+
+/// The functions of the extension.
+struct Buffers {
+    create: Create,
+    dispatch: Dispatch,
+    finalize: OfOne,
+    enqueue: Enqueue,
+    release: OfOne,
+}
+
+impl Buffers {
+    fn new() -> Result<Self, String> {
+        // SAFETY: the functions have these types.
+        unsafe {
+            Ok(Self {
+                create: address(c"clCreateCommandBufferKHR")?,
+                dispatch: address(c"clCommandNDRangeKernelKHR")?,
+                finalize: address(c"clFinalizeCommandBufferKHR")?,
+                enqueue: address(c"clEnqueueCommandBufferKHR")?,
+                release: address(c"clReleaseCommandBufferKHR")?,
+            })
+        }
+    }
+
+    /// A command buffer with these flags.
+    fn create(&self, queue: Handle, flags: u64) -> Result<Handle, String> {
+        let (list, mut code) = ([cl::COMMAND_BUFFER_FLAGS, flags, 0], cl::SUCCESS);
+        let list = if flags == 0 { null() } else { list.as_ptr() };
+        // SAFETY: one queue, and a list that ends with 0.
+        let buffer = unsafe { (self.create)(1, &raw const queue, list, &raw mut code) };
+        ok("command buffer", code).map(|()| buffer)
+    }
+
+    /// Records a dispatch over all elements.
+    fn dispatch(&self, buffer: Handle, queue: Handle, kernel: Handle, handle: Option<&mut Handle>) -> Code {
+        let (list, count) = ([cl::MUTABLE_DISPATCH_UPDATABLE_FIELDS, FIELDS, 0], COUNT);
+        let list = if handle.is_some() { list.as_ptr() } else { null() };
+        let handle = handle.map_or(null_mut(), std::ptr::from_mut);
+        let global = &raw const count;
+        // SAFETY: one axis, and a list that ends with 0.
+        unsafe {
+            (self.dispatch)(
+                buffer,
+                queue,
+                list,
+                kernel,
+                1,
+                null(),
+                global,
+                null(),
+                0,
+                null(),
+                null_mut(),
+                handle,
+            )
+        }
+    }
+
+    fn finalize(&self, buffer: Handle) -> Code {
+        // SAFETY: for the function to judge.
+        unsafe { (self.finalize)(buffer) }
+    }
+
+    fn enqueue(&self, buffer: Handle) -> Code {
+        // SAFETY: it goes to its own queue, and waits for nothing.
+        unsafe { (self.enqueue)(0, null(), buffer, 0, null(), null_mut()) }
+    }
+
+    fn release(&self, buffer: Handle) -> Code {
+        // SAFETY: for the function to judge.
+        unsafe { (self.release)(buffer) }
+    }
+}
+
+/// What the extensions define, whatever the driver makes of it. Where the driver has them.
+pub fn command_buffers_are_checked() -> Outcome {
+    let phone = Phone::of(Profile::Mali)?;
+    let list = phone.words(DEVICE_EXTENSIONS)?;
+    let has = |name: &str| list.split(' ').any(|e| e == name);
+    if !has("cl_khr_command_buffer") {
+        return Ok(());
+    }
+    let (work, api) = (phone.work()?, Buffers::new()?);
+    let buffer = api.create(work.queue, 0)?;
+    let unset = api.dispatch(buffer, null_mut(), work.add, None);
+    same("an argument that is not set", unset, cl::INVALID_KERNEL_ARGS)?;
+    ok("argument", set(work.add, 1, &1f32))?;
+    for (what, code, wanted) in [
+        (
+            "no buffer",
+            api.dispatch(work.x, null_mut(), work.add, None),
+            cl::INVALID_COMMAND_BUFFER,
+        ),
+        (
+            "no kernel",
+            api.dispatch(buffer, null_mut(), work.x, None),
+            cl::INVALID_KERNEL,
+        ),
+        (
+            "a queue",
+            api.dispatch(buffer, work.queue, work.add, None),
+            cl::INVALID_COMMAND_QUEUE,
+        ),
+        (
+            "a handle where nothing can be changed",
+            api.dispatch(buffer, null_mut(), work.add, Some(&mut null_mut())),
+            cl::INVALID_VALUE,
+        ),
+        ("before its end", api.enqueue(buffer), cl::INVALID_OPERATION),
+        (
+            "a dispatch",
+            api.dispatch(buffer, null_mut(), work.add, None),
+            cl::SUCCESS,
+        ),
+        ("its end", api.finalize(buffer), cl::SUCCESS),
+        ("a second end", api.finalize(buffer), cl::INVALID_OPERATION),
+        (
+            "behind its end",
+            api.dispatch(buffer, null_mut(), work.add, None),
+            cl::INVALID_OPERATION,
+        ),
+        ("no buffer", api.enqueue(work.x), cl::INVALID_COMMAND_BUFFER),
+        ("queued", api.enqueue(buffer), cl::SUCCESS),
+    ] {
+        same(what, code, wanted)?;
+    }
+    same("as recorded", work.read()?, [1.0; COUNT])?;
+    ok("release", api.release(buffer))?;
+    same("released", api.release(buffer), cl::INVALID_COMMAND_BUFFER)?;
+    if !has("cl_khr_command_buffer_mutable_dispatch") {
+        return Ok(());
+    }
+    changes_are_checked(&work, &api)
+}
+
+fn changes_are_checked(work: &Work, api: &Buffers) -> Outcome {
+    // SAFETY: the function has this type.
+    let update: Update = unsafe { address(c"clUpdateMutableCommandsKHR")? };
+    let change = |buffer: Handle, kind: u32, config: &DispatchConfig| {
+        let start = std::ptr::from_ref(config).cast::<c_void>();
+        // SAFETY: lists of one, of which the second leads to a whole structure.
+        unsafe { update(buffer, 1, &raw const kind, &raw const start) }
+    };
+    let (buffer, mut command) = (api.create(work.queue, cl::COMMAND_BUFFER_MUTABLE)?, null_mut());
+    ok(
+        "dispatch",
+        api.dispatch(buffer, null_mut(), work.add, Some(&mut command)),
+    )?;
+    let (by, half) = (5f32, COUNT / 2);
+    let arg = DispatchArg {
+        index: 1,
+        size: size_of::<f32>(),
+        value: (&raw const by).cast(),
+    };
+    let (unknown, small) = (DispatchArg { index: 7, ..arg }, DispatchArg { size: 2, ..arg });
+    let config = DispatchConfig {
+        command,
+        arg_count: 1,
+        svm_count: 0,
+        info_count: 0,
+        rank: 1,
+        args: &raw const arg,
+        svm: null(),
+        infos: null(),
+        offset: null(),
+        global: &raw const half,
+        local: null(),
+    };
+    same(
+        "before its end",
+        change(buffer, 0, &config),
+        cl::INVALID_OPERATION,
+    )?;
+    ok("its end", api.finalize(buffer))?;
+    let with_args = |args| DispatchConfig { args, ..config };
+    for (what, kind, config, wanted) in [
+        ("another type", 1, config, cl::INVALID_VALUE),
+        (
+            "no dispatch of it",
+            0,
+            DispatchConfig {
+                command: work.x,
+                ..config
+            },
+            cl::INVALID_MUTABLE_COMMAND,
+        ),
+        (
+            "no such argument",
+            0,
+            with_args(&raw const unknown),
+            cl::INVALID_ARG_INDEX,
+        ),
+        (
+            "another size",
+            0,
+            with_args(&raw const small),
+            cl::INVALID_ARG_SIZE,
+        ),
+        ("no arguments", 0, with_args(null()), cl::INVALID_VALUE),
+        (
+            "what was not said to change",
+            0,
+            DispatchConfig {
+                local: &raw const half,
+                ..config
+            },
+            cl::INVALID_OPERATION,
+        ),
+        (
+            "another rank",
+            0,
+            DispatchConfig { rank: 2, ..config },
+            cl::INVALID_VALUE,
+        ),
+    ] {
+        same(what, change(buffer, kind, &config), wanted)?;
+    }
+    work.write(&[0.0; COUNT])?;
+    ok("queued", api.enqueue(buffer))?;
+    same("as recorded", work.read()?, [1.0; COUNT])?;
+    work.write(&[0.0; COUNT])?;
+    ok("changed", change(buffer, 0, &config))?;
+    ok("queued", api.enqueue(buffer))?;
+    same("as changed", work.read()?, halves(5.0, 0.0))?;
+    ok("release", api.release(buffer))?;
+    same("released", change(buffer, 0, &config), cl::INVALID_COMMAND_BUFFER)?;
+    let fixed = api.create(work.queue, 0)?;
+    ok("dispatch", api.dispatch(fixed, null_mut(), work.add, None))?;
+    ok("its end", api.finalize(fixed))?;
+    same(
+        "nothing can be changed",
+        change(fixed, 0, &config),
+        cl::INVALID_OPERATION,
+    )?;
+    ok("release", api.release(fixed))
 }

@@ -35,6 +35,8 @@ pub struct Config {
     pub refuse_hints: bool,
     /// Platforms have no device, and say so by this code: `CL_DEVICE_NOT_FOUND`, or `CL_SUCCESS` with a number of 0.
     pub no_device: Option<Code>,
+    /// The phone's platform has its device twice.
+    pub twice: bool,
     /// Calls that fail.
     pub faults: Vec<Fault>,
     /// Calls that take longer.
@@ -43,8 +45,8 @@ pub struct Config {
     pub clock: Vec<Slow>,
     /// Bytes of all buffers together beyond which none is given.
     pub memory_limit: Option<u64>,
-    /// A kernel with wrong results: after each of its dispatches, recorded ones included, the first 16 bytes of its last buffer are
-    /// overwritten.
+    /// A kernel with wrong results: after each of its dispatches, those of Qualcomm's recordings included, the first 16 bytes of its last
+    /// buffer are overwritten. Not in command buffers, which are the driver's.
     pub corrupt: Option<String>,
     /// Of that kernel only programs with this text.
     pub corrupt_text: Option<String>,

@@ -245,14 +245,23 @@ pub(crate) fn forget(object: Handle) {
     }
 }
 
-/// Has the images that a kernel object is given show what is in their buffers.
-pub(crate) fn refresh(queue: Handle, kernel: Handle) -> Result<(), Code> {
-    let shadows: Vec<Shadow> = with(|s| {
+/// The images that stand for others among what a kernel object is given.
+fn shadows(kernel: Handle) -> Vec<Shadow> {
+    with(|s| {
         let args = s.kernels.get(&id(kernel)).map(|k| &k.args);
         let objects = args.into_iter().flat_map(|a| a.values()).filter_map(Arg::object);
         objects.filter_map(|o| *s.images.get(&o)?).collect()
-    });
-    for shadow in shadows {
+    })
+}
+
+/// A kernel object is given an image that stands for another.
+pub(crate) fn has_shadow(kernel: Handle) -> bool {
+    !shadows(kernel).is_empty()
+}
+
+/// Has the images that a kernel object is given show what is in their buffers.
+pub(crate) fn refresh(queue: Handle, kernel: Handle) -> Result<(), Code> {
+    for shadow in shadows(kernel) {
         for y in 0..shadow.height {
             let (source, from, count) = (shadow.whole as Handle, shadow.origin + y * shadow.pitch, 0);
             let (none, event) = (std::ptr::null::<Handle>(), std::ptr::null_mut::<Handle>());

@@ -119,6 +119,7 @@ const MALI: Words = Words {
         "cl_khr_3d_image_writes",
         "cl_khr_byte_addressable_store",
         "cl_khr_command_buffer",
+        "cl_khr_command_buffer_mutable_dispatch",
         "cl_khr_depth_images",
         "cl_khr_extended_bit_ops",
         "cl_khr_fp16",
@@ -330,7 +331,7 @@ fn platform_words(words: &Words, name: Uint, real: Query<'_>) -> Result<Option<V
     }))
 }
 
-/// The one device of a phone, a GPU, or all devices.
+/// The one device of a phone, a GPU, which may be there twice; or all devices.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn clGetDeviceIDs(
     platform: Handle,
@@ -356,9 +357,16 @@ pub unsafe extern "C" fn clGetDeviceIDs(
         let code = real!(clGetDeviceIDs(platform: Handle, kind: Bits, entries: Uint, devices: *mut Handle, count: *mut Uint) -> Code);
         code.unwrap_or(cl::MISSING)
     };
-    if code == cl::SUCCESS && phone && !count.is_null() {
-        // SAFETY: the real library has just written there.
-        unsafe { *count = (*count).min(1) };
+    if code == cl::SUCCESS && phone {
+        let twice = with(|s| s.config.twice);
+        if !count.is_null() {
+            // SAFETY: the real library has just written there.
+            unsafe { *count = (*count).min(1) << u32::from(twice) };
+        }
+        if twice && entries > 1 && !devices.is_null() {
+            // SAFETY: there is room for so many, and the real library has just written the first.
+            unsafe { *devices.add(1) = *devices };
+        }
     }
     after("clGetDeviceIDs", &format!(" type={wanted:#x}"), code)
 }

@@ -13,7 +13,8 @@
 //! configuration. Without one it only passes calls on.
 //!
 //! The log has a line for each call: its name, what matters of its arguments as `name=value`, and `= code`. A fault that is injected has a
-//! line before that of its call, `inject CALL code=CODE ms=MS`, with the milliseconds since 1970; so have results that are spoilt.
+//! line before that of its call, `inject CALL code=CODE ms=MS`, with the milliseconds since 1970; so have results that are spoilt, and delays,
+//! `inject CALL delay=DELAY ms=MS`.
 #![allow(
     non_snake_case,
     reason = "functions of the C interface have their names there"
@@ -25,6 +26,7 @@
     reason = "functions of the C interface are described in its specification"
 )]
 
+mod binaries;
 mod clock;
 mod command_buffer;
 mod config;
@@ -38,7 +40,9 @@ mod real;
 mod recording;
 mod state;
 
+pub use binaries::*;
 pub use clock::*;
+pub use command_buffer::{DispatchArg, DispatchConfig};
 pub use config::{CONFIG, Config, Delay, Fault, Profile, Slow};
 pub use images::*;
 pub use info::*;
@@ -47,7 +51,7 @@ pub use pass::*;
 pub use properties::*;
 pub use queue::*;
 pub use recording::*;
-pub use state::configure;
+pub use state::{configure, knows_program};
 
 use std::ffi::c_void;
 
@@ -76,10 +80,16 @@ pub mod cl {
     pub const INVALID_COMMAND_QUEUE: Code = -36;
     pub const INVALID_MEM_OBJECT: Code = -38;
     pub const INVALID_IMAGE_SIZE: Code = -40;
+    pub const INVALID_KERNEL: Code = -48;
+    pub const INVALID_ARG_INDEX: Code = -49;
+    pub const INVALID_ARG_SIZE: Code = -51;
+    pub const INVALID_KERNEL_ARGS: Code = -52;
     pub const INVALID_WORK_GROUP_SIZE: Code = -54;
     pub const INVALID_OPERATION: Code = -59;
     pub const INVALID_PROPERTY: Code = -64;
     pub const INVALID_IMAGE_DESCRIPTOR: Code = -65;
+    pub const INVALID_COMMAND_BUFFER: Code = -1138;
+    pub const INVALID_MUTABLE_COMMAND: Code = -1141;
     /// The real library has no such function. As `CL_INVALID_OPERATION`, which the specification allows everywhere that this is met.
     pub const MISSING: Code = INVALID_OPERATION;
 
@@ -97,4 +107,14 @@ pub mod cl {
     pub const QUEUE_RECORDABLE: Bits = 1 << 30;
 
     pub const DEVICE_RECORDABLE_QUEUE_MAX_SIZE: Uint = 0x41de;
+
+    pub const COMMAND_BUFFER_FLAGS: Bits = 0x1293;
+    pub const COMMAND_BUFFER_SIMULTANEOUS_USE: Bits = 1 << 0;
+    pub const COMMAND_BUFFER_MUTABLE: Bits = 1 << 1;
+    pub const MUTABLE_DISPATCH_UPDATABLE_FIELDS: Bits = 0x12b1;
+    pub const MUTABLE_DISPATCH_GLOBAL_OFFSET: Bits = 1 << 0;
+    pub const MUTABLE_DISPATCH_GLOBAL_SIZE: Bits = 1 << 1;
+    pub const MUTABLE_DISPATCH_LOCAL_SIZE: Bits = 1 << 2;
+    pub const MUTABLE_DISPATCH_ARGUMENTS: Bits = 1 << 3;
+    pub const MUTABLE_DISPATCH_EXEC_INFO: Bits = 1 << 4;
 }

@@ -1,9 +1,10 @@
 //! Memory, programs and kernels: what is known of them, and their faults.
 
+use crate::binaries;
 use crate::images;
 use crate::info::Words;
 use crate::real::real;
-use crate::state::{Arg, Kernel, Memory, Program, after, before, id, made, with};
+use crate::state::{Arg, Memory, after, before, id, made, with};
 use crate::{Bits, Code, Handle, Uint, cl};
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char, c_void};
@@ -141,14 +142,13 @@ pub unsafe extern "C" fn clCreateProgramWithSource(
             };
             source.push_str(&String::from_utf8_lossy(part));
         }
-        let broken = false;
-        with(|s| s.programs.insert(id(object), Program { source, broken }));
+        with(|s| s.add_program(id(object), source));
     }
     // SAFETY: the caller's pointer.
     unsafe { made(call, "", object, code, place) }
 }
 
-/// A program from what a driver compiled earlier; its kernels have no names until they are made.
+/// A program from what a driver compiled earlier. Its source is known where this library gave the binary away.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn clCreateProgramWithBinary(
     context: Handle,
@@ -162,13 +162,25 @@ pub unsafe extern "C" fn clCreateProgramWithBinary(
     let call = "clCreateProgramWithBinary";
     let mut code = before(call, None).unwrap_or(cl::SUCCESS);
     let mut object = std::ptr::null_mut();
+    // SAFETY: there is a length and a pointer for each device, of which phones have one.
+    let given = (count == 1).then(|| unsafe { std::slice::from_raw_parts(*binaries, *lengths) });
+    let marked = given.and_then(binaries::split);
     if code == cl::SUCCESS {
         let place = &raw mut code;
+        let own = marked.as_ref().map(|(_, binary)| (binary.len(), binary.as_ptr()));
+        let (lengths, binaries): (*const usize, *const *const u8) = match &own {
+            Some((length, start)) => (length, start),
+            None => (lengths, binaries),
+        };
         let program = real!(clCreateProgramWithBinary(context: Handle, count: Uint, devices: *const Handle, lengths: *const usize, binaries: *const *const u8, status: *mut Code, place: *mut Code) -> Handle);
         object = program.unwrap_or_else(|| {
             code = cl::MISSING;
             std::ptr::null_mut()
         });
+    }
+    if code == cl::SUCCESS {
+        let source = marked.map_or_else(String::new, |(source, _)| source);
+        with(|s| s.add_program(id(object), source));
     }
     // SAFETY: the caller's pointer.
     unsafe { made(call, "", object, code, place) }
@@ -277,9 +289,16 @@ pub unsafe extern "C" fn clGetProgramBuildInfo(
 }
 
 #[unsafe(no_mangle)]
+pub unsafe extern "C" fn clRetainProgram(program: Handle) -> Code {
+    with(|s| s.retain_program(id(program)));
+    let code = real!(clRetainProgram(program: Handle) -> Code).unwrap_or(cl::MISSING);
+    after("clRetainProgram", "", code)
+}
+
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn clReleaseProgram(program: Handle) -> Code {
+    with(|s| s.release_program(id(program)));
     let code = real!(clReleaseProgram(program: Handle) -> Code).unwrap_or(cl::MISSING);
-    // Known until another takes its number: kernels that are recorded are made from it.
     after("clReleaseProgram", "", code)
 }
 
@@ -294,12 +313,7 @@ pub unsafe extern "C" fn clCreateKernel(program: Handle, name: *const c_char, pl
         (object, code) = real_kernel(program, name);
     }
     if code == cl::SUCCESS {
-        let kernel = Kernel {
-            program: id(program),
-            name: text.clone(),
-            args: BTreeMap::new(),
-        };
-        with(|s| s.kernels.insert(id(object), kernel));
+        with(|s| s.add_kernel(id(object), id(program), text.clone(), BTreeMap::new()));
     }
     // SAFETY: the caller's pointer.
     unsafe { made(call, &format!(" kernel={text}"), object, code, place) }
@@ -368,8 +382,15 @@ pub unsafe extern "C" fn clSetKernelArg(
 }
 
 #[unsafe(no_mangle)]
+pub unsafe extern "C" fn clRetainKernel(kernel: Handle) -> Code {
+    with(|s| s.retain_kernel(id(kernel)));
+    let code = real!(clRetainKernel(kernel: Handle) -> Code).unwrap_or(cl::MISSING);
+    after("clRetainKernel", "", code)
+}
+
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn clReleaseKernel(kernel: Handle) -> Code {
-    with(|s| s.kernels.remove(&id(kernel)));
+    with(|s| s.release_kernel(id(kernel)));
     let code = real!(clReleaseKernel(kernel: Handle) -> Code).unwrap_or(cl::MISSING);
     after("clReleaseKernel", "", code)
 }

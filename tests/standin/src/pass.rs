@@ -36,10 +36,7 @@ pass! { @query
     clGetMemObjectInfo(object: Handle, name: Uint, size: usize, value: *mut c_void, size_ret: *mut usize);
     clGetImageInfo(image: Handle, name: Uint, size: usize, value: *mut c_void, size_ret: *mut usize);
     clGetSupportedImageFormats(context: Handle, flags: Bits, kind: Uint, entries: Uint, formats: *mut c_void, count: *mut Uint);
-    clRetainProgram(program: Handle);
-    clGetProgramInfo(program: Handle, name: Uint, size: usize, value: *mut c_void, size_ret: *mut usize);
     clUnloadPlatformCompiler(platform: Handle);
-    clRetainKernel(kernel: Handle);
     clGetKernelInfo(kernel: Handle, name: Uint, size: usize, value: *mut c_void, size_ret: *mut usize);
     clGetKernelArgInfo(kernel: Handle, index: Uint, name: Uint, size: usize, value: *mut c_void, size_ret: *mut usize);
     clGetKernelWorkGroupInfo(kernel: Handle, device: Handle, name: Uint, size: usize, value: *mut c_void, size_ret: *mut usize);
@@ -76,7 +73,6 @@ pub unsafe extern "C" fn clGetExtensionFunctionAddressForPlatform(
         "clEndRecordingQCOM" => Some(recording::clEndRecordingQCOM as *const ()),
         "clReleaseRecordingQCOM" => Some(recording::clReleaseRecordingQCOM as *const ()),
         "clEnqueueRecordingQCOM" => Some(recording::clEnqueueRecordingQCOM as *const ()),
-        "clSetPerfHintQCOM" => Some(crate::properties::clSetPerfHintQCOM as *const ()),
         _ => None,
     };
     let address = match own {

@@ -12,7 +12,7 @@ use std::fmt::Write as _;
 /// # Safety
 ///
 /// `list` is null or such a list.
-unsafe fn pairs<T: Copy + Default + PartialEq>(list: *const T) -> Vec<(T, T)> {
+pub(crate) unsafe fn pairs<T: Copy + Default + PartialEq>(list: *const T) -> Vec<(T, T)> {
     let mut all = Vec::new();
     let mut at = list;
     // SAFETY: as the caller promises, every name but the last is followed by a value.
@@ -57,6 +57,9 @@ fn of_context(given: &[(isize, isize)]) -> Result<Vec<isize>, Code> {
             }
             _ => false,
         };
+        if refused && matches!(*name, cl::CONTEXT_PERF_HINT | cl::CONTEXT_PRIORITY_HINT) {
+            with(|s| s.log_fault("clCreateContext", cl::INVALID_PROPERTY));
+        }
         if !hint || given[..i].iter().any(|(earlier, _)| earlier == name) {
             return Err(cl::INVALID_PROPERTY);
         }
@@ -107,21 +110,8 @@ pub unsafe extern "C" fn clCreateContext(
     }
 }
 
-/// Asks for other clocks for a context that there is already.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn clSetPerfHintQCOM(context: Handle, hint: Uint) -> Code {
-    let has = Words::configured().is_some_and(|w| w.has("cl_qcom_perf_hint"));
-    let known = isize::try_from(hint).is_ok_and(|h| (cl::PERF_HINT_HIGH..=cl::PERF_HINT_LOW).contains(&h));
-    let code = if context.is_null() || !has || !known {
-        cl::INVALID_VALUE
-    } else {
-        cl::SUCCESS
-    };
-    after("clSetPerfHintQCOM", &format!(" hint={hint:x}"), code)
-}
-
-/// What is left of a queue's properties for the real library and whether it records, or the code with which a driver refuses them.
-fn of_queue(given: &[(Bits, Bits)]) -> Result<(Vec<Bits>, bool), Code> {
+/// What is left of a queue's properties for the real library and whether it records, or the code with which a driver refuses them in this call.
+fn of_queue(call: &str, given: &[(Bits, Bits)]) -> Result<(Vec<Bits>, bool), Code> {
     let refused = with(|s| s.config.refuse_hints);
     let words = Words::configured();
     let has = |extension: &str| words.is_some_and(|w| w.has(extension));
@@ -143,6 +133,7 @@ fn of_queue(given: &[(Bits, Bits)]) -> Result<(Vec<Bits>, bool), Code> {
             }
             cl::QUEUE_PRIORITY if words.is_some() => {
                 if refused {
+                    with(|s| s.log_fault(call, cl::INVALID_QUEUE_PROPERTIES));
                     return Err(cl::INVALID_QUEUE_PROPERTIES);
                 }
                 if !has("cl_khr_priority_hints") || ![1, 2, 4].contains(value) {
@@ -172,7 +163,7 @@ unsafe fn queue(
 ) -> Handle {
     let mut code = cl::SUCCESS;
     let mut object = std::ptr::null_mut();
-    match before(call, None).map_or_else(|| of_queue(given), Err) {
+    match before(call, None).map_or_else(|| of_queue(call, given), Err) {
         Err(refused) => code = refused,
         Ok((left, records)) => {
             let bits = left.iter().position(|n| *n == cl::QUEUE_PROPERTIES);

@@ -128,7 +128,7 @@ pub(crate) fn add(open: Option<usize>, kernel: Handle, grid: Grid, events: Event
     }
     with(|s| {
         // For what spoils results.
-        s.kernels.insert(id(object), known.clone());
+        s.add_kernel(id(object), known.program, known.name.clone(), known.args.clone());
         match s.recordings.get_mut(&open) {
             Some(recording) if recording.steps.len() >= MOST as usize => cl::OUT_OF_RESOURCES,
             Some(recording) => {
@@ -181,7 +181,7 @@ pub unsafe extern "C" fn clReleaseRecordingQCOM(recording: Handle) -> Code {
     let gone = with(|s| {
         let gone = s.recordings.remove(&id(recording))?;
         for step in &gone.steps {
-            s.kernels.remove(&step.object);
+            s.release_kernel(step.object);
         }
         if s.recordable.get(&gone.queue) == Some(&Some(id(recording))) {
             s.recordable.insert(gone.queue, None);
@@ -210,7 +210,7 @@ pub unsafe extern "C" fn clReleaseRecordingQCOM(recording: Handle) -> Code {
 /// # Safety
 ///
 /// `start` is null or leads to `count` elements.
-unsafe fn list<'a, T>(count: usize, start: *const T) -> &'a [T] {
+pub(crate) unsafe fn list<'a, T>(count: usize, start: *const T) -> &'a [T] {
     if start.is_null() || count == 0 {
         return &[];
     }
@@ -343,7 +343,11 @@ fn replay(queue: Handle, recorded: &Recording, steps: &[Recorded], events: Event
                 std::ptr::null_mut()
             },
         };
-        with(|s| s.kernels.insert(step.object, step.kernel.clone()));
+        with(|s| {
+            if let Some(known) = s.kernels.get_mut(&step.object) {
+                known.args.clone_from(&step.kernel.args);
+            }
+        });
         let code = dispatch(queue, object, &step.kernel.name, &step.grid, events);
         for ((index, _), old) in &changed {
             real_set_arg(object, **index, old);

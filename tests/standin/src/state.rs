@@ -1,5 +1,6 @@
 //! What the stand-in knows: its configuration, the objects that calls made, and the log.
 
+use crate::command_buffer::CommandBuffer;
 use crate::config::{CONFIG, Config};
 use crate::images::Shadow;
 use crate::recording::Recording;
@@ -25,6 +26,7 @@ pub(crate) struct Kernel {
     pub(crate) program: usize,
     pub(crate) name: String,
     pub(crate) args: BTreeMap<u32, Arg>,
+    references: usize,
 }
 
 impl Arg {
@@ -53,6 +55,8 @@ pub(crate) struct Program {
     pub(crate) source: String,
     /// Its build was made to fail.
     pub(crate) broken: bool,
+    /// Its own and those of its kernels.
+    references: usize,
 }
 
 /// Everything known; objects by the numbers of their handles.
@@ -72,6 +76,7 @@ pub(crate) struct State {
     pub(crate) recordable: HashMap<usize, Option<usize>>,
     pub(crate) recordings: HashMap<usize, Recording>,
     pub(crate) made_recordings: usize,
+    pub(crate) command_buffers: HashMap<usize, CommandBuffer>,
     /// Functions of the driver's extensions that were asked for, by name.
     pub(crate) addresses: HashMap<String, usize>,
     /// Nanoseconds that the device's clock is ahead of the driver's.
@@ -124,6 +129,69 @@ impl State {
     /// Writes that a call is made to fail.
     pub(crate) fn log_fault(&mut self, call: &str, code: Code) {
         self.log_injected(&format!("{call} code={code}"));
+    }
+
+    /// A program was made.
+    pub(crate) fn add_program(&mut self, object: usize, source: String) {
+        let program = Program {
+            source,
+            broken: false,
+            references: 1,
+        };
+        self.programs.insert(object, program);
+    }
+
+    pub(crate) fn retain_program(&mut self, object: usize) {
+        if let Some(program) = self.programs.get_mut(&object) {
+            program.references += 1;
+        }
+    }
+
+    /// Forgets a program with its last reference. Before the driver is told, which may give its number to another then.
+    pub(crate) fn release_program(&mut self, object: usize) {
+        if let Some(program) = self.programs.get_mut(&object) {
+            program.references -= 1;
+            if program.references == 0 {
+                self.programs.remove(&object);
+            }
+        }
+    }
+
+    /// A kernel object was made of a program, which it keeps.
+    pub(crate) fn add_kernel(
+        &mut self,
+        object: usize,
+        program: usize,
+        name: String,
+        args: BTreeMap<u32, Arg>,
+    ) {
+        self.retain_program(program);
+        let kernel = Kernel {
+            program,
+            name,
+            args,
+            references: 1,
+        };
+        self.kernels.insert(object, kernel);
+    }
+
+    pub(crate) fn retain_kernel(&mut self, object: usize) {
+        if let Some(kernel) = self.kernels.get_mut(&object) {
+            kernel.references += 1;
+        }
+    }
+
+    /// As [`Self::release_program`].
+    pub(crate) fn release_kernel(&mut self, object: usize) {
+        let Some(kernel) = self.kernels.get_mut(&object) else {
+            return;
+        };
+        kernel.references -= 1;
+        if kernel.references == 0 {
+            let program = kernel.program;
+            self.kernels.remove(&object);
+            self.release_program(program);
+        }
     }
 
     /// The program of a kernel object.
@@ -200,6 +268,11 @@ pub fn configure(config: Config) {
     *STATE.lock().unwrap_or_else(PoisonError::into_inner) = Some(State::new(config));
 }
 
+/// Something is known of a program of this handle. For the same tests.
+pub fn knows_program(program: Handle) -> bool {
+    with(|s| s.programs.contains_key(&id(program)))
+}
+
 /// What comes before every call that makes, queues or waits: delays it, and gives the code with which it must fail.
 pub(crate) fn before(call: &str, kernel: Option<&str>) -> Option<Code> {
     let (delay, fault) = with(|s| {
@@ -209,6 +282,9 @@ pub(crate) fn before(call: &str, kernel: Option<&str>) -> Option<Code> {
             .iter()
             .find(|d| d.call == call)
             .map_or(0, |d| d.ms);
+        if delay > 0 {
+            s.log_injected(&format!("{call} delay={delay}"));
+        }
         (delay, s.fault(call, kernel))
     });
     if delay > 0 {
