@@ -152,11 +152,8 @@ fn report(
         let why = match list(kind) {
             Ok(all) if all.is_empty() => "the driver has no device".to_owned(),
             Ok(all) => {
-                for (i, caps) in all.iter().enumerate() {
+                for (name, caps) in backend::numbered(&all) {
                     if asked.is_none_or(|a| caps.is_called(a)) {
-                        // Several may have one name.
-                        let number = all.iter().take(i + 1).filter(|c| c.device == caps.device).count();
-                        let name = format!("{}#{number}", caps.device);
                         report.devices.push(row(kind, &name, caps.clone()));
                     }
                 }

@@ -77,11 +77,9 @@ fn devices(on: &DeviceOptions) -> Result<Devices> {
                 continue;
             }
         };
-        for (i, caps) in all.iter().enumerate() {
-            // Several may have one name.
-            let number = all.iter().take(i + 1).filter(|c| c.device == caps.device).count();
+        for (name, caps) in backend::numbered(&all) {
             let options = OpenOptions {
-                device: Some(format!("{}#{number}", caps.device)),
+                device: Some(name),
                 ..place.options.clone()
             };
             match backend::open(*kind, &options) {

@@ -1,5 +1,4 @@
-//! Runs one scenario on one device with every check that the module documentation of the test names.
-#![allow(clippy::result_large_err, reason = "the library's error, on no hot path")]
+//! Runs one case of an operator on one device: its plan in several forms, against the reference, with guards around what may be written.
 
 use crate::backend::image::{ImageKind, Images};
 use crate::backend::kernel::{Arg, KernelSpec};
