@@ -225,6 +225,10 @@ fn model_trials() -> Vec<(String, ModelTrial)> {
         "mali_decodes_from_command_buffers",
         Box::new(command_buffers::decode),
     );
+    for (name, call) in command_buffers::refused_calls() {
+        let run = move |model: &Model| command_buffers::refused(model, &call);
+        add(&format!("mali_command_buffers_are_refused/{name}"), Box::new(run));
+    }
     add("mali_queue_has_low_priority", Box::new(mali));
     add("adreno_products_read_images", Box::new(images));
     add("adreno_products_read_images_of_rows", Box::new(images_of_rows));

@@ -1,12 +1,34 @@
 //! Decoding on a Mali from command buffers, which are the driver's own.
 
-use super::play::Outcome;
+use super::play::{Outcome, Run};
 use super::standin::extensions;
 use super::{Model, UNCUT, of};
-use tlite_standin::Profile;
+use tlite_standin::{Config, Fault, Profile, cl};
 
 /// Tokens that cross a multiple of the padding.
 const TOKENS: usize = 40;
+
+/// Whether the driver has command buffers, and can change their dispatches.
+fn offered() -> Result<(bool, bool), String> {
+    let list = extensions(Profile::Mali)?;
+    let has = |name: &str| list.split(' ').any(|e| e == name);
+    let recorded = has("cl_khr_command_buffer");
+    Ok((
+        recorded,
+        recorded && has("cl_khr_command_buffer_mutable_dispatch"),
+    ))
+}
+
+/// Calls about command buffers.
+fn about(run: &Run) -> impl Iterator<Item = &str> {
+    let calls = [
+        "CommandBufferKHR ",
+        "clCommandNDRangeKernelKHR ",
+        "clUpdateMutableCommandsKHR ",
+    ];
+    run.lines("cl")
+        .filter(move |l| calls.iter().any(|call| l.contains(call)))
+}
 
 /// Each step but the first ones comes from a command buffer: from one, which is changed where a length crosses a multiple of the padding,
 /// or where the driver cannot change any, from another one then. Where the driver has none all commands are queued one by one.
@@ -22,16 +44,8 @@ pub fn decode(model: &Model) -> Outcome {
     if found != wanted || found.len() != TOKENS {
         return Err(format!("tokens {wanted:?} wanted, {found:?} found"));
     }
-    let list = extensions(Profile::Mali)?;
-    let has = |name: &str| list.split(' ').any(|e| e == name);
-    let recorded = has("cl_khr_command_buffer");
-    let mutable = recorded && has("cl_khr_command_buffer_mutable_dispatch");
-    let about = |l: &&str| {
-        ["CommandBufferKHR", "clCommandNDRangeKernelKHR", "clUpdateMutable"]
-            .iter()
-            .any(|call| l.split(' ').next().is_some_and(|c| c.contains(call)))
-    };
-    if let Some(refused) = run.lines("cl").filter(about).find(|l| !l.ends_with(" = 0")) {
+    let (recorded, mutable) = offered()?;
+    if let Some(refused) = about(&run).find(|l| !l.ends_with(" = 0")) {
         return Err(refused.to_owned());
     }
     if let Some(changed) = run
@@ -46,7 +60,7 @@ pub fn decode(model: &Model) -> Outcome {
         "clUpdateMutableCommandsKHR ",
     ]
     .map(|call| run.count(call));
-    let dispatches = |run: &super::Run| run.count("clEnqueueNDRangeKernel ");
+    let dispatches = |run: &Run| run.count("clEnqueueNDRangeKernel ");
     let (one_by_one, recorded_ones) = (dispatches(&run), run.count("clCommandNDRangeKernelKHR "));
     let right = if mutable {
         made == 1 && changed > 0
@@ -64,4 +78,69 @@ pub fn decode(model: &Model) -> Outcome {
          changed {changed} times; {one_by_one} dispatches came one by one, {} without recordings",
         dispatches(&plain)
     ))
+}
+
+/// A call that is refused, and which of them.
+pub struct Refused {
+    call: &'static str,
+    nth: u64,
+}
+
+pub fn refused_calls() -> [(&'static str, Refused); 6] {
+    let refused = |call, nth| Refused { call, nth };
+    [
+        ("create", refused("clCreateCommandBufferKHR", 1)),
+        ("dispatch", refused("clCommandNDRangeKernelKHR", 9)),
+        ("finalize", refused("clFinalizeCommandBufferKHR", 1)),
+        ("enqueue", refused("clEnqueueCommandBufferKHR", 1)),
+        ("enqueue_of_the_fifth", refused("clEnqueueCommandBufferKHR", 5)),
+        ("update", refused("clUpdateMutableCommandsKHR", 1)),
+    ]
+}
+
+/// A driver that lists command buffers and refuses one is worked with without them, and that is said once. Where the driver beneath has none,
+/// or cannot change any, nothing is refused.
+pub fn refused(model: &Model, refused: &Refused) -> Outcome {
+    let config = Config {
+        faults: vec![Fault {
+            call: refused.call.to_owned(),
+            kernel: None,
+            nth: refused.nth,
+            code: cl::INVALID_OPERATION,
+            lost: false,
+        }],
+        ..of(Profile::Mali)
+    };
+    let run = model.run(&config, TOKENS, &UNCUT)?;
+    let (wanted, found) = (model.plain()?.tokens()?, run.tokens()?);
+    if found.len() != TOKENS || !found.starts_with(&wanted) {
+        return Err(format!("tokens {wanted:?} and more wanted, {found:?} found"));
+    }
+    let (recorded, mutable) = offered()?;
+    let asked = if refused.call == "clUpdateMutableCommandsKHR" {
+        mutable
+    } else {
+        recorded
+    };
+    if !asked {
+        run.unharmed()?;
+        return run.quiet();
+    }
+    // That of a shorter answer, each token of which takes some time.
+    run.recovered(4 * model.phone(Profile::Mali)?.took)?;
+    let warnings: Vec<_> = run.errors.lines().filter(|l| l.contains("WARN")).collect();
+    let told = format!("commands are queued one by one from now on: {}: ", refused.call);
+    if !matches!(warnings.as_slice(), [one] if one.contains(&told)) {
+        return Err(format!("one warning wanted, {warnings:?} found"));
+    }
+    // Behind the refusal they are only given up.
+    let refusal = about(&run).position(|l| !l.ends_with(" = 0"));
+    let behind = about(&run).skip(refusal.ok_or("no refusal")? + 1);
+    match behind
+        .into_iter()
+        .find(|l| !l.starts_with("clReleaseCommandBufferKHR "))
+    {
+        Some(line) => Err(format!("{line} after the refusal")),
+        None => Ok(()),
+    }
 }
