@@ -10,6 +10,8 @@ mod known;
 mod lengths;
 #[path = "plans/on_host.rs"]
 mod on_host;
+#[path = "plans/masks.rs"]
+mod masks;
 mod support;
 #[path = "plans/values.rs"]
 mod values;
@@ -23,6 +25,7 @@ use transformer_lite::graph::interp::Interpreter;
 use transformer_lite::graph::op::InferCx;
 use transformer_lite::graph::op::concat::Concat;
 use transformer_lite::graph::op::expand::Expand;
+use transformer_lite::graph::op::attention::Attention;
 use transformer_lite::graph::op::gather::Gather;
 use transformer_lite::graph::op::non_zero::NonZero;
 use transformer_lite::graph::op::pointwise::{Binary, Expr, Pointwise, Unary};

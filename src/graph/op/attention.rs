@@ -7,10 +7,10 @@
 //! matrix of scores exists. Kernels take an even d, and read no key that no query sees for the window; a cache may keep no more than these
 //! ([`LowerCx::ring`]).
 
-use super::case::{Case, input};
+use super::case::{Case, given, input};
 use super::sizes::Sizes;
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, operand, own};
-use crate::backend::kernel::{Form, Kernel};
+use crate::backend::kernel::{Form, Kernel, MASK_MIN};
 use crate::backend::{Caps, DeviceKind};
 use crate::plan::lower::{Call, LowerCx, Operand};
 use crate::shape::{Dim, Fact, Shape};
@@ -620,7 +620,31 @@ fn cases() -> Vec<Case> {
         };
         Case::new(op, inputs)
     };
-    vec![
+    // Sequences of which a mask hides all keys, or leading ones and others between. Scores are sixteenths, as sums with the least half keep them.
+    let padded = |s: usize, t: usize, hidden: &dyn Fn(usize, usize) -> bool| {
+        let whole = |sizes: &[usize]| {
+            let steps = (0..sizes.iter().product()).map(|i: usize| i * 7 + i / 5);
+            let data: Vec<f32> = steps.map(|i| [-2.0, -1.0, 0.0, 1.0, 2.0][i % 5]).collect();
+            HostTensor::from_f32(sizes, &data).ok().map(given)
+        };
+        let (batch, size) = (2, 64);
+        let places = (0..batch).flat_map(|b| (0..t).map(move |key| (b, key)));
+        let mask: Vec<f32> = places
+            .map(|(b, key)| if hidden(b, key) { MASK_MIN } else { 0.0 })
+            .collect();
+        let mask = HostTensor::from_f32(&[batch, 1, 1, t], &mask).ok().map(given)?;
+        let (q, k) = (whole(&[batch, s, 4, size])?, whole(&[batch, t, 2, size])?);
+        let v = input(&[batch, t, 2, size]);
+        Some(Case::new(Attention::scaled(0.0625), vec![q, k, v, mask]))
+    };
+    let hidden = [
+        padded(5, 64, &|b, _| b == 1),
+        padded(5, 70, &|b, _| b == 1),
+        padded(1, 40, &|b, _| b == 1),
+        padded(70, 133, &|_, _| true),
+        padded(9, 150, &|b, key| b == 1 && (key < 70 || key / 16 == 6)),
+    ];
+    let mut all = vec![
         windowed(1, 200, 4, 2, 70, true),
         windowed(1, 900, 3, 3, 600, false),
         windowed(1, 900, 4, 1, 7, true),
@@ -655,5 +679,7 @@ fn cases() -> Vec<Case> {
             Attention::scaled(0.25),
             vec![input(&[3, 5, 4, 8]), input(&[3, 7, 2, 8]), input(&[3, 7, 2, 8])],
         ),
-    ]
+    ];
+    all.extend(hidden.into_iter().flatten());
+    all
 }
