@@ -214,7 +214,7 @@ pub(super) fn packed_parts(
 ) -> OpResult<Vec<Part>> {
     let mut parts = Vec::new();
     let scales: Vec<usize> = codes.iter().map(|i| i + 1).collect();
-    for (first, count) in cx.split(n, bits.rows(k) * 4, 64)? {
+    for (first, count) in cx.split(n, (bits.rows(k), 4), 64)? {
         let stride = count.next_multiple_of(PAD);
         let panel = E0mShape::of(cx.caps()).panel.unwrap_or(stride);
         let pack = Pack::Columns {
@@ -452,6 +452,9 @@ impl MatMulE0m {
             Some(codes) => packed_parts(cx, &[codes], self.bits, k, n)?.into_iter().next(),
             None => None,
         };
+        for (what, columns) in [("first operand", k), ("result", n)] {
+            cx.countable(what, &rows.mul(&Dim::from_usize(columns))?)?;
+        }
         // One row of several results without gaps is one row of all.
         let mut behind = weights.starts.iter().skip(1).zip(&weights.ends);
         let gaps = behind.any(|(start, end)| *start != *end as u64);
@@ -517,7 +520,7 @@ impl MatMulE0m {
     /// One dispatch computes the products of a row with two weights of `k x n`.
     pub(super) fn takes_two(&self, cx: &mut LowerCx<'_>, k: usize, n: usize) -> OpResult<bool> {
         let one_row = rows(&cx.shape(0)?)?.is(1);
-        Ok(one_row && cx.split(n, self.bits.rows(k) * 4, 64)?.len() == 1)
+        Ok(one_row && cx.split(n, (self.bits.rows(k), 4), 64)?.len() == 1)
     }
 
     /// Half arithmetic, which takes weights in pairs, errs by less than weights of so few bits and results in halves do.
