@@ -282,6 +282,8 @@ struct VectorShape {
     items: u32,
     /// Of these, neighbours along the columns; the others share them.
     lanes: u32,
+            // Work-items that share columns meet behind these once: the texts have no barrier between panels.
+            _ if lanes < items => 1,
     /// Columns of a work-item, at a time.
     columns: u32,
     /// How many times.
@@ -352,6 +354,25 @@ pub(super) fn cases() -> Vec<Case> {
         (Eight, 64, false, 33, 144, 68),
         (Four, 32, true, 1, 576, 130),
         (Eight, 64, true, 1, 100, 34),
+    #[test]
+    fn columns_that_are_shared_are_one_panel() {
+        let caps = Caps {
+            kind: crate::backend::DeviceKind::Cpu,
+            ..Caps::neutral()
+        };
+        let op = MatMulE0m::new(Bits::Four, 32);
+        let tuning = tune::bytes_vector(&op, &caps, 64, 1 << 16);
+        let cut = |choice: [u32; 3]| {
+            let tuning = Tuning {
+                choice: choice.to_vec(),
+                ..tuning.clone()
+            };
+            VectorShape::of(&caps, 1 << 16, &tuning).panels
+        };
+        assert!(cut([1, 1, 4]) > 1);
+        assert_eq!([cut([8, 4, 4]), cut([64, 8, 0]), cut([1, 1, 0])], [1; 3]);
+    }
+
         (Four, 32, true, 9, 96, 66),
     ]
     .into_iter()
