@@ -351,6 +351,11 @@ const COMMON: &[(&str, &str, &str)] = &[
         include_str!("../../cl/common/e0m.cl"),
         include_str!("../../shaders/common/e0m.wgsl"),
     ),
+    (
+        "parts",
+        include_str!("../../cl/common/parts.cl"),
+        include_str!("../../shaders/common/parts.wgsl"),
+    ),
     ("dot", DOT, include_str!("../../shaders/common/dot.wgsl")),
     ("pairs", "", include_str!("../../shaders/common/pairs.wgsl")),
     (
