@@ -364,6 +364,11 @@ const COMMON: &[(&str, &str, &str)] = &[
         include_str!("../../shaders/common/attention_lanes.wgsl"),
     ),
     (
+        "attention_scores",
+        "",
+        include_str!("../../shaders/common/attention_scores.wgsl"),
+    ),
+    (
         "bytes",
         include_str!("../../cl/common/bytes.cl"),
         include_str!("../../shaders/common/bytes.wgsl"),
