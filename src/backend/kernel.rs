@@ -298,7 +298,7 @@ impl fmt::Display for KernelSpec {
 pub enum Language {
     /// OpenCL C 1.2.
     OpenCl,
-    /// WGSL without extensions.
+    /// WGSL; texts that need an extension enable it.
     Wgsl,
 }
 
