@@ -116,7 +116,8 @@ KERNEL {
       int16 place = (int16)(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
       score = place < (int)count ? score : (float16)(LOWEST);
       float next = fmax(top[h], lanes_max(score)), keep = exp(top[h] - next);
-      score = exp(score - next);
+      // Where the mask is the least float, keys that are not there would count as much as the hidden ones.
+      score = place < (int)count ? exp(score - next) : (float16)(0.0f);
       total[h] = total[h] * keep + lanes_sum(score);
       top[h] = next;
       vstore16(score, h, line);
@@ -143,7 +144,8 @@ KERNEL {
 #else
 #ifdef ITEM
 // A work-item takes up to 16 query vectors, one in each lane, so that nothing goes from lane to lane, and walks over tiles of 16 keys. Keys and
-// values become floats once for all lanes. Tiles that the mask hides from all rows are passed over.
+// values become floats once for all lanes. A tile that the mask hides from all rows is passed over once each of them has seen a key: scores are
+// taken to be less than 30000 apart. A row that sees none has the softmax over all keys, as they are hidden alike.
 #define LANE_OF(v) (((v) & 15) < VECTORS ? ((v) & 15) : 0)
 #define EACH(i) _Pragma("unroll") for (uint i = 0; i < 16; i++)
 #define MASK_RUN(r) mask_run(16, batch * p.mask_b + head0 * p.mask_h + min(row0 + (r), p.rows - 1) * p.mask_s + first)
@@ -176,7 +178,7 @@ KERNEL {
         least = fmin(least, m);
         most = fmax(most, m);
       }
-      if (lanes_max(most) <= MASK_MIN) continue;
+      if (lanes_max(most) <= MASK_MIN && -lanes_max(-top) > MASK_MIN / 2) continue;
       masked = lanes_max(-least) != 0.0f || lanes_max(most) != 0.0f;
     }
 #endif
@@ -217,8 +219,9 @@ KERNEL {
     keep = exp(top - next);
     top = next;
     total *= keep;
+    // Where the mask is the least float, keys that are not there would count as much as the hidden ones.
     EACH(t) {
-      score[t] = exp(score[t] - next);
+      score[t] = t < count ? exp(score[t] - next) : (float16)(0.0f);
       total += score[t];
     }
     for (uint d = 0; d < DIM; d++) {

@@ -2,6 +2,7 @@
 // columns; a group of x is shared by the work-group, and each weight is unpacked once for all rows. With PARTS the columns up to end0,
 // up to end1 and the rest are results of their own, from elements 0, start1 and start2 on. With IMAGE_CODES COLS is 4.
 #include "common/e0m"
+#include "common/parts"
 #define UINTS CAT(uint, COLS)
 #define FLOATS CAT(float, COLS)
 #define AS_FLOATS CAT(as_float, COLS)
@@ -13,7 +14,6 @@
 #define CODES LOAD_AT
 #endif
 #define STORE CAT(vstore, COLS)
-#define HALVES(h) (AS_FLOATS((((h) & 0x7FFFu) << 13u) | (((h) & 0x8000u) << 16u)) * 0x1p112f)
 #define TERM(q) { \
     FLOATS w = AS_FLOATS(E0M_LEVEL(word, low, q)) * scale - offset; \
     _Pragma("unroll") for (int r = 0; r < ROWS; r++) total[r] += w * xs[r * GROUP + c + q]; \
@@ -46,7 +46,7 @@ KERNEL {
     }
     barrier(CLK_LOCAL_MEM_FENCE);
     UINTS pair = LOAD(0, pair_at + g / SPAN * p.panel);
-    FLOATS scale = HALVES(pair), offset = scale * HALVES(pair >> 16u);
+    FLOATS scale = E0M_HALF(FLOATS, pair), offset = scale * E0M_HALF(FLOATS, pair >> 16u);
     for (uint c = 0; c < len; c += PER) {
       uint t = (k0 + c) / PER;
       UINTS word = E0M_HIGH(CODES, word_at, t, panel), low = E0M_LOW(CODES, word_at, t, panel);
@@ -64,13 +64,7 @@ KERNEL {
     STORE(row, lid, out);
     barrier(CLK_LOCAL_MEM_FENCE);
     for (uint t = 2 * lid; t < WG * COLS && first + t < p.n; t += 2 * WG) {
-      uint c = p.column + first + t, at = (i0 + r) * p.y_stride + c;
-#ifdef PARTS
-      uint from = c < p.end0 ? 0 : c < p.end1 ? p.end0 : p.end1, to = c < p.end0 ? p.end0 : c < p.end1 ? p.end1 : p.y_stride;
-      uint start = c < p.end0 ? 0 : c < p.end1 ? p.start1 : p.start2;
-      at = start + (i0 + r) * (to - from) + c - from;
-#endif
-      y_put2(at / 2, vload2(t / 2, out));
+      y_put2(result_at(i0 + r, p.column + first + t, p.y_stride, p) / 2, vload2(t / 2, out));
     }
     barrier(CLK_LOCAL_MEM_FENCE);
   }

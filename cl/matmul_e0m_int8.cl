@@ -5,11 +5,11 @@
 // With x = a * q and w = s * (2 + c / UNIT - b) the sum over a block is s * (a / UNIT * sum q * c + (2 - b) * a * sum q): products of bytes, and the
 // sum that comes with them.
 #include "common/e0m"
+#include "common/parts"
 #include "common/dot"
 #define UINTS CAT(uint, COLS)
 #define FLOATS CAT(float, COLS)
 #define LOAD(at) CAT(vload, COLS)(0, at)
-#define HALVES(h) (CAT(as_float, COLS)((((h) & 0x7FFFu) << 13u) | (((h) & 0x8000u) << 16u)) * 0x1p112f)
 #define EACH_ROW _Pragma("unroll") for (uint r = 0; r < ROWS; r++)
 #ifdef PER4
 #define STEP(t) { \
@@ -25,11 +25,7 @@
     } \
   }
 #endif
-#ifdef PARTS
-#define PLACE(i, c) ((c) < p.end0 ? (i) * p.end0 + (c) : (c) < p.end1 ? p.start1 + (i) * (p.end1 - p.end0) + (c) - p.end0 : p.start2 + (i) * (p.y_stride - p.end1) + (c) - p.end1)
-#else
-#define PLACE(i, c) ((i) * p.y_stride + (c))
-#endif
+#define PLACE(i, c) result_at(i, c, p.y_stride, p)
 
 KERNEL {
   uint i0 = get_group_id(0) * ROWS, j = (get_group_id(1) * WG + get_local_id(0)) * COLS;
@@ -48,7 +44,7 @@ KERNEL {
     uint t = g * (GROUP / PER), end = min(t + GROUP / PER, steps);
     BY_STEPS(PARTIAL sums[ROWS]; EACH_ROW sums[r] = (PARTIAL)(0), EACH_ROW dots[r] += WIDEN(sums[r]))
     UINTS pair = LOAD(pair_at + g / SPAN * p.panel);
-    FLOATS scale = HALVES(pair), level = scale / CODES_UNIT, rest = scale * (LEAST_LEVEL - HALVES(pair >> 16u));
+    FLOATS scale = E0M_HALF(FLOATS, pair), level = scale / CODES_UNIT, rest = scale * (LEAST_LEVEL - E0M_HALF(FLOATS, pair >> 16u));
     EACH_ROW {
       uint at = 2 * (row[r] * blocks + g);
       total[r] += as_float(factors[at]) * (level * CAT(convert_float, COLS)(dots[r])) + as_float(factors[at + 1]) * rest;

@@ -4,6 +4,7 @@
 // every so many blocks of them, and a stage holds a block for each. With PARTS the columns up to end0, up to end1 and the rest are results
 // of their own, from elements 0, start1 and start2 on.
 #include "common/e0m"
+#include "common/parts"
 #include "common/mma"
 // Rows and columns of a work-group: WARPS_M x WARPS_N warps of TILES * 16 rows by 32 columns each.
 #define TM (WARPS_M * TILES * 16)
@@ -167,14 +168,7 @@ KERNEL {
       uint row = i0 + (warp_m * TILES + i) * 16 + g + h / 2 * 8, c = first + warp_n * 32 + 8 * t + h % 2 * 4;
       if (row >= p.m || c >= p.n) continue;
       float4 v = (float4)(sum[i][0][h], sum[i][1][h], sum[i][2][h], sum[i][3][h]);
-      c += p.column;
-      uint at = row * p.y_stride + c;
-#ifdef PARTS
-      uint from = c < p.end0 ? 0 : c < p.end1 ? p.end0 : p.end1, to = c < p.end0 ? p.end0 : c < p.end1 ? p.end1 : p.y_stride;
-      uint start = c < p.end0 ? 0 : c < p.end1 ? p.start1 : p.start2;
-      at = start + row * (to - from) + c - from;
-#endif
-      y_put4(at / 4, v);
+      y_put4(result_at(row, p.column + c, p.y_stride, p) / 4, v);
     }
   }
 }

@@ -6,6 +6,7 @@
 // contract, ARCHITECTURE.md).
 #pragma OPENCL EXTENSION cl_khr_fp16 : enable
 #include "common/e0m"
+#include "common/parts"
 #define STEPS (GROUP / PER)
 #define CODES(at) ((__global const uint2 *)codes)[at]
 #define WEIGHTS(k) mad(as_half4(E0M_PAIR(word, low, k)), by, less)
@@ -51,13 +52,7 @@ KERNEL {
     barrier(CLK_LOCAL_MEM_FENCE);
   }
   if (column >= p.n) return;
-  uint c = p.column + column;
-#ifdef PARTS
-  uint from = c < p.end0 ? 0 : c < p.end1 ? p.end0 : p.end1, to = c < p.end0 ? p.end0 : c < p.end1 ? p.end1 : p.y_stride;
-  uint start = (c < p.end0 ? 0 : c < p.end1 ? p.start1 : p.start2) + c - from, stride = to - from;
-#else
-  uint start = c, stride = p.y_stride;
-#endif
+  uint c = p.column + column, start = column_at(c, p), apart = columns_of(c, p.y_stride, p);
   _Pragma("unroll") for (uint r = 0; r < ROWS; r++)
-    if (i0 + r < p.m) y_put2((start + (i0 + r) * stride) / 2, total[r]);
+    if (i0 + r < p.m) y_put2((start + (i0 + r) * apart) / 2, total[r]);
 }

@@ -13,6 +13,7 @@
 #pragma OPENCL EXTENSION cl_khr_fp16 : enable
 #endif
 #include "common/e0m"
+#include "common/parts"
 #define SLICES (WG / LANES)
 #ifdef HAS_CODES2
 #define SIDES 2
@@ -28,7 +29,6 @@
 #else
 #define CODES(at) ((__global const UINTS *)codes_of)[at]
 #endif
-#define HALVES(h) (AS_FLOATS((((h) & 0x7FFFu) << 13u) | (((h) & 0x8000u) << 16u)) * 0x1p112f)
 #ifdef PAIRS
 #define TERM(c, v, k) mad(v, as_half2(E0M_PAIR(word.c, low.c, k))
 #define COLUMN(c) { \
@@ -107,7 +107,7 @@ KERNEL {
     half8 factors = as_half8(pair);
     total += convert_float4(factors.even) * (E0M_UNIT * dots - convert_float4(factors.odd) * sum);
 #else
-    total += HALVES(pair) * (dots - HALVES(pair >> 16u) * sum);
+    total += E0M_HALF(FLOATS, pair) * (dots - E0M_HALF(FLOATS, pair >> 16u) * sum);
 #endif
   }
   ((__local FLOATS *)part)[lid] = total;
@@ -137,10 +137,7 @@ KERNEL {
   for (uint t = 2 * lid; t < LANES * COLS && first + t < p.n; t += 2 * WG) {
     float2 v = (float2)(0.0f);
     for (uint i = 0; i < SUMS; i += SIDES) v += ((__local float2 *)part)[(i * LANES * COLS + t) / 2];
-    uint c = p.column + first + t;
-#ifdef PARTS
-    c += c < p.end0 ? 0 : c < p.end1 ? p.start1 - p.end0 : p.start2 - p.end1;
-#endif
+    uint c = column_at(p.column + first + t, p);
 #ifdef HAS_CODES2
     float2 u = (float2)(0.0f);
     for (uint i = 1; i < SUMS; i += 2) u += ((__local float2 *)part)[(i * LANES * COLS + t) / 2];

@@ -5,13 +5,13 @@
 // is a second weight of the same size, of every other of the slices, whose results are stored beside the first. For the sum over a block see
 // matmul_e0m_int8.
 #include "common/e0m"
+#include "common/parts"
 #include "common/dot"
 #define UINTS CAT(uint, COLS)
 #define FLOATS CAT(float, COLS)
 #define SLICES (WG / LANES)
 #define BLOCKS ((DEPTH + GROUP - 1) / GROUP)
 #define LOAD(at) CAT(vload, COLS)(0, at)
-#define HALVES(h) (CAT(as_float, COLS)((((h) & 0x7FFFu) << 13u) | (((h) & 0x8000u) << 16u)) * 0x1p112f)
 #ifdef HAS_GAIN
 #define FOUR(i) (x_at4((from + (i)) / 4) * gain_at4((from + (i)) / 4))
 #define SIXTEEN(i) (x_run(16, from + (i)) * gain_run(16, from + (i)))
@@ -50,8 +50,8 @@
       BY_STEPS(PARTIAL sums = (PARTIAL)(0), dots += WIDEN(sums)) \
       AHEAD(pair_at + g / SPAN * p.panel, 1024) \
       UINTS pair = LOAD(pair_at + g / SPAN * p.panel); \
-      FLOATS scale = HALVES(pair); \
-      total += scale * (factors[2 * g] / CODES_UNIT * CAT(convert_float, COLS)(dots) + factors[2 * g + 1] * (LEAST_LEVEL - HALVES(pair >> 16u))); \
+      FLOATS scale = E0M_HALF(FLOATS, pair); \
+      total += scale * (factors[2 * g] / CODES_UNIT * CAT(convert_float, COLS)(dots) + factors[2 * g + 1] * (LEAST_LEVEL - E0M_HALF(FLOATS, pair >> 16u))); \
     } \
     total *= norm; \
   }
@@ -63,11 +63,6 @@
 #define SIDES 1
 #define PUT2(i, v, u) y_put2(i, v)
 #define PUT_RUN(n, i, v, u) y_put_run(n, i, v)
-#endif
-#ifdef PARTS
-#define PLACE(c) ((c) < p.end0 ? (c) : (c) < p.end1 ? p.start1 + (c) - p.end0 : p.start2 + (c) - p.end1)
-#else
-#define PLACE(c) (c)
 #endif
 
 KERNEL {
@@ -135,7 +130,7 @@ KERNEL {
       for (uint i = 0; i < SLICES; i += SIDES) v += vload2((i * LANES * COLS + t) / 2, part);
       for (uint i = 1; i < SLICES; i += 2) u += vload2((i * LANES * COLS + t) / 2, part);
       uint c = p.column + first + t;
-      PUT2(PLACE(c) / 2, v, u);
+      PUT2(column_at(c, p) / 2, v, u);
     }
 #else
     PRODUCT(total, codes, scales, 0, 1)
@@ -146,15 +141,15 @@ KERNEL {
     if (j >= p.n) return;
     uint c = p.column + j;
 #ifdef WIDE
-    if (j + COLS <= p.n && PLACE(c + COLS - 1) == PLACE(c) + COLS - 1) {
-      PUT_RUN(COLS, PLACE(c), total, other);
+    if (j + COLS <= p.n && column_at(c + COLS - 1, p) == column_at(c, p) + COLS - 1) {
+      PUT_RUN(COLS, column_at(c, p), total, other);
       continue;
     }
 #endif
     float one[COLS], two[COLS];
     CAT(vstore, COLS)(total, 0, one);
     CAT(vstore, COLS)(other, 0, two);
-    for (uint i = 0; i < COLS && j + i < p.n; i += 2) PUT2(PLACE(c + i) / 2, vload2(i / 2, one), vload2(i / 2, two));
+    for (uint i = 0; i < COLS && j + i < p.n; i += 2) PUT2(column_at(c + i, p) / 2, vload2(i / 2, one), vload2(i / 2, two));
 #endif
   }
 }

@@ -5,6 +5,7 @@
 // their own, from elements 0, start1 and start2 on. With HAS_GAIN each work-group normalises x of DEPTH places first, into local memory: x / sqrt(mean
 // of squares + epsilon) * gain. With HAS_CODES2 every other warp takes a second weight of the same size, whose results are stored beside the first.
 #include "common/e0m"
+#include "common/parts"
 #include "common/mma"
 // Weights of a block: those that the four work-items of a column bring in a word each.
 #define BLOCK (4 * PER)
@@ -21,7 +22,6 @@
 #define PAIR(word, from) (((word) & LEVELS(from)) | 0x40004000u)
 #define APART(from) ((float)(1 << (10 - BITS - (from))))
 #define W1(from, dot, sum) (APART(from) * (dot) - (2.0f * APART(from) - 2.0f) * (sum))
-#define HALF_OF(h) (as_float((((h) & 0x7FFFu) << 13u) | (((h) & 0x8000u) << 16u)) * 0x1p112f)
 #define ONES 0x3C003C00u
 #ifdef PER4
 #define XS uint2
@@ -66,7 +66,7 @@
 #define DOT(c, i) (W1(0, c[0][i], sum[0][0]) + W1(4, c[1][i], sum[1][0]))
 #define ALL (sum[0][0] + sum[1][0])
 #endif
-#define SCALED(v, word, dot) v += HALF_OF(word) * ((dot) - HALF_OF((word) >> 16u) * ALL)
+#define SCALED(v, word, dot) v += E0M_HALF(float, word) * ((dot) - E0M_HALF(float, (word) >> 16u) * ALL)
 
 KERNEL {
   __local float4 part[WARPS * 8];
@@ -171,10 +171,7 @@ KERNEL {
   if (lid < 16 && first + 2 * lid < p.n) {
     float2 v = (float2)(0.0f);
     for (uint w = 0; w < WARPS; w += SIDES) v += ((__local float2 *)part)[w * 16 + lid];
-    uint c = p.column + first + 2 * lid;
-#ifdef PARTS
-    c += c < p.end0 ? 0 : c < p.end1 ? p.start1 - p.end0 : p.start2 - p.end1;
-#endif
+    uint c = column_at(p.column + first + 2 * lid, p);
 #ifdef HAS_CODES2
     float2 u = (float2)(0.0f);
     for (uint w = 1; w < WARPS; w += 2) u += ((__local float2 *)part)[w * 16 + lid];

@@ -4,6 +4,7 @@
 // The sums are variables of their own: an array that a compiler does not unroll lives in memory. With BROADCAST a work-item computes 8 rows, or 16
 // with TALL, and loads one row (two) for all lanes of its sub-group.
 #include "common/e0m"
+#include "common/parts"
 #ifndef BROADCAST
 var<workgroup> xs: array<vec4<f32>, ROWS * GROUP / 4u>;
 #endif
@@ -18,22 +19,10 @@ fn four(word: E0mWords, q: u32, scale: vec4<f32>, offset: vec4<f32>) -> mat4x4<f
   );
 }
 
-// The pair of results of a row from column c on.
-fn place(row: u32, c: u32) -> u32 {
-#ifdef PARTS
-  let first = select(select(p.end1, p.end0, c < p.end1), 0u, c < p.end0);
-  let end = select(select(p.y_stride, p.end1, c < p.end1), p.end0, c < p.end0);
-  let start = select(select(p.start2, p.start1, c < p.end1), 0u, c < p.end0);
-  return (start + row * (end - first) + c - first) / 2u;
-#else
-  return (row * p.y_stride + c) / 2u;
-#endif
-}
-
 fn put(row: u32, at: u32, v: vec4<f32>) {
   let c = p.column + at;
-  if (row < p.m && at < p.n) { y_put2(place(row, c), v.xy); }
-  if (row < p.m && at + 2u < p.n) { y_put2(place(row, c + 2u), v.zw); }
+  if (row < p.m && at < p.n) { y_put2(result_at(row, c, p.y_stride) / 2u, v.xy); }
+  if (row < p.m && at + 2u < p.n) { y_put2(result_at(row, c + 2u, p.y_stride) / 2u, v.zw); }
 }
 
 #ifdef BROADCAST

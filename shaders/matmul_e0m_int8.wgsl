@@ -5,25 +5,14 @@
 // With x = a * q and w = s * (2 + c / UNIT - b) the sum over a block is s * (a / UNIT * sum q * c + (2 - b) * a * sum q): products of bytes, and the
 // sum that comes with them. Codes of 8 bits are signed as well, and stand for 128 more than they say.
 #include "common/e0m"
+#include "common/parts"
 #include "common/dot"
 const STRETCH: u32 = GROUP / PER;
 
-// The pair of results of a row from column c on.
-fn place(row: u32, c: u32) -> u32 {
-#ifdef PARTS
-  let first = select(select(p.end1, p.end0, c < p.end1), 0u, c < p.end0);
-  let end = select(select(p.y_stride, p.end1, c < p.end1), p.end0, c < p.end0);
-  let start = select(select(p.start2, p.start1, c < p.end1), 0u, c < p.end0);
-  return (start + row * (end - first) + c - first) / 2u;
-#else
-  return (row * p.y_stride + c) / 2u;
-#endif
-}
-
 fn put(row: u32, at: u32, v: vec4<f32>) {
   let c = p.column + at;
-  if (row < p.m && at < p.n) { y_put2(place(row, c), v.xy); }
-  if (row < p.m && at + 2u < p.n) { y_put2(place(row, c + 2u), v.zw); }
+  if (row < p.m && at < p.n) { y_put2(result_at(row, c, p.y_stride) / 2u, v.xy); }
+  if (row < p.m && at + 2u < p.n) { y_put2(result_at(row, c + 2u, p.y_stride) / 2u, v.zw); }
 }
 
 @compute @workgroup_size(WG)

@@ -5,6 +5,7 @@ enable wgpu_cooperative_matrix;
 // work-group memory, there in columns; the next block is on its way while one is summed. With PARTS the columns up to end0, up to end1 and the
 // rest are results of their own, from elements 0, start1 and start2 on.
 #include "common/e0m"
+#include "common/parts"
 const TM: u32 = WARPS_M * TILES * 16u;
 const TN: u32 = WARPS_N * 32u;
 const BLOCK: u32 = 64u;
@@ -22,18 +23,6 @@ fn weights(word: u32, k: u32, scale: f32, offset: f32) -> vec4<f16> {
   let field = vec4<u32>(k / 2u * BITS) + vec4<u32>(0u, 16u, BITS, 16u + BITS);
   let level = ((vec4<u32>(word) >> field) << vec4<u32>(23u - BITS)) & vec4<u32>(((1u << BITS) - 1u) << (23u - BITS));
   return vec4<f16>(bitcast<vec4<f32>>(level | vec4<u32>(0x40000000u)) * scale - offset);
-}
-
-// Where four results of a row from column c on lie.
-fn place(row: u32, c: u32) -> u32 {
-#ifdef PARTS
-  let first = select(select(p.end1, p.end0, c < p.end1), 0u, c < p.end0);
-  let end = select(select(p.y_stride, p.end1, c < p.end1), p.end0, c < p.end0);
-  let start = select(select(p.start2, p.start1, c < p.end1), 0u, c < p.end0);
-  return (start + row * (end - first) + c - first) / 4u;
-#else
-  return (row * p.y_stride + c) / 4u;
-#endif
 }
 
 // Elements of x for vector `at` of a block.
@@ -63,7 +52,7 @@ fn put_tile(row0: u32, column0: u32, lid: u32) {
     let row = row0 + e / 4u;
     let c = column0 + e % 4u * 4u;
     let at = lid / 32u * 256u + e * 4u;
-    if (row < p.m && c < p.n) { y_put4(place(row, p.column + c), vec4<f32>(out[at], out[at + 1u], out[at + 2u], out[at + 3u])); }
+    if (row < p.m && c < p.n) { y_put4(result_at(row, p.column + c, p.y_stride) / 4u, vec4<f32>(out[at], out[at + 1u], out[at + 2u], out[at + 3u])); }
   }
   workgroupBarrier();
 }

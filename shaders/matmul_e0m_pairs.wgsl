@@ -6,11 +6,10 @@
 // contract, ARCHITECTURE.md). The sums are variables of their own: an array that a compiler does not unroll lives in memory.
 enable f16;
 #include "common/e0m"
+#include "common/pairs"
+#include "common/parts"
 const STEPS: u32 = GROUP / PER;
 var<workgroup> xs: array<vec4<u32>, ROWS * STEPS>;
-
-// Compilers take the bits as they are.
-fn halves(bits: u32) -> vec2<f16> { return vec2<f16>(unpack2x16float(bits)); }
 
 // Weights of a step of both columns, w1 - b divided so that chains stay finite.
 struct Step { a: array<vec2<f16>, 4>, b: array<vec2<f16>, 4> }
@@ -25,17 +24,17 @@ fn weights(w: E0mWords, by: vec2<f16>, less: vec2<f16>) -> Step {
   let l = vec2<f16>(less.x);
   let m = vec2<f16>(less.y);
   return Step(
-    array(fma(halves(p0.x), x, l), fma(halves(p1.x), x, l), fma(halves(p2.x), x, l), fma(halves(p3.x), x, l)),
-    array(fma(halves(p0.y), y, m), fma(halves(p1.y), y, m), fma(halves(p2.y), y, m), fma(halves(p3.y), y, m)),
+    array(fma(pair_of(p0.x), x, l), fma(pair_of(p1.x), x, l), fma(pair_of(p2.x), x, l), fma(pair_of(p3.x), x, l)),
+    array(fma(pair_of(p0.y), y, m), fma(pair_of(p1.y), y, m), fma(pair_of(p2.y), y, m), fma(pair_of(p3.y), y, m)),
   );
 }
 
 // Chains of a row: even and odd weights of one column, then of the other.
 fn plus(d: vec4<f16>, x: vec4<u32>, w: Step) -> vec4<f16> {
-  let x0 = halves(x.x);
-  let x1 = halves(x.y);
-  let x2 = halves(x.z);
-  let x3 = halves(x.w);
+  let x0 = pair_of(x.x);
+  let x1 = pair_of(x.y);
+  let x2 = pair_of(x.z);
+  let x3 = pair_of(x.w);
   return vec4<f16>(
     fma(x3, w.a[3], fma(x2, w.a[2], fma(x1, w.a[1], fma(x0, w.a[0], d.xy)))),
     fma(x3, w.b[3], fma(x2, w.b[2], fma(x1, w.b[1], fma(x0, w.b[0], d.zw)))),
@@ -49,15 +48,7 @@ fn sums(d: vec4<f16>) -> vec2<f32> {
 
 fn put(row: u32, column: u32, v: vec2<f32>) {
   if (row >= p.m || column >= p.n) { return; }
-  let c = p.column + column;
-#ifdef PARTS
-  let first = select(select(p.end1, p.end0, c < p.end1), 0u, c < p.end0);
-  let end = select(select(p.y_stride, p.end1, c < p.end1), p.end0, c < p.end0);
-  let start = select(select(p.start2, p.start1, c < p.end1), 0u, c < p.end0);
-  y_put2((start + row * (end - first) + c - first) / 2u, v);
-#else
-  y_put2((row * p.y_stride + c) / 2u, v);
-#endif
+  y_put2(result_at(row, p.column + column, p.y_stride) / 2u, v);
 }
 
 @compute @workgroup_size(WG)

@@ -14,6 +14,7 @@
 enable f16;
 #endif
 #include "common/e0m"
+#include "common/parts"
 #ifdef PAIRS
 #include "common/pairs"
 #endif
@@ -87,15 +88,6 @@ fn plus(before: Terms, r: u32, word_at: u32, panel: u32) -> Terms {
   return t;
 }
 #endif
-
-// The pair of results of column c.
-fn place(c: u32) -> u32 {
-#ifdef PARTS
-  return (c + select(select(p.start2 - p.end1, p.start1 - p.end0, c < p.end1), 0u, c < p.end0)) / 2u;
-#else
-  return c / 2u;
-#endif
-}
 
 #ifdef BROADCAST
 // Weights of a step of four columns times elements of x, four of them in `a`, with more in a step four in `b`.
@@ -198,15 +190,15 @@ fn matvec_e0m(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation
 #ifdef HAS_CODES2
   takes_second = true;
   let u = sums(word_at, pair_at, panel, lane);
-  if (column < p.n) { y_put2(place(c), factor * v.left.xy, factor * u.left.xy); }
-  if (column + 2u < p.n) { y_put2(place(c + 2u), factor * v.left.zw, factor * u.left.zw); }
-  if (column + 4u < p.n) { y_put2(place(c + 4u), factor * v.right.xy, factor * u.right.xy); }
-  if (column + 6u < p.n) { y_put2(place(c + 6u), factor * v.right.zw, factor * u.right.zw); }
+  if (column < p.n) { y_put2(column_at(c) / 2u, factor * v.left.xy, factor * u.left.xy); }
+  if (column + 2u < p.n) { y_put2(column_at(c + 2u) / 2u, factor * v.left.zw, factor * u.left.zw); }
+  if (column + 4u < p.n) { y_put2(column_at(c + 4u) / 2u, factor * v.right.xy, factor * u.right.xy); }
+  if (column + 6u < p.n) { y_put2(column_at(c + 6u) / 2u, factor * v.right.zw, factor * u.right.zw); }
 #else
-  if (column < p.n) { y_put2(place(c), factor * v.left.xy); }
-  if (column + 2u < p.n) { y_put2(place(c + 2u), factor * v.left.zw); }
-  if (column + 4u < p.n) { y_put2(place(c + 4u), factor * v.right.xy); }
-  if (column + 6u < p.n) { y_put2(place(c + 6u), factor * v.right.zw); }
+  if (column < p.n) { y_put2(column_at(c) / 2u, factor * v.left.xy); }
+  if (column + 2u < p.n) { y_put2(column_at(c + 2u) / 2u, factor * v.left.zw); }
+  if (column + 4u < p.n) { y_put2(column_at(c + 4u) / 2u, factor * v.right.xy); }
+  if (column + 6u < p.n) { y_put2(column_at(c + 6u) / 2u, factor * v.right.zw); }
 #endif
 }
 #else
@@ -284,11 +276,11 @@ fn matvec_e0m(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation
     var u = vec4<f32>();
     for (var i = 1u; i < SUMS; i += SIDES) { u += part[i * LANES * QUADS + t]; }
     u *= factor;
-    y_put2(place(p.column + at), v.xy, u.xy);
-    if (at + 2u < p.n) { y_put2(place(p.column + at + 2u), v.zw, u.zw); }
+    y_put2(column_at(p.column + at) / 2u, v.xy, u.xy);
+    if (at + 2u < p.n) { y_put2(column_at(p.column + at + 2u) / 2u, v.zw, u.zw); }
 #else
-    y_put2(place(p.column + at), v.xy);
-    if (at + 2u < p.n) { y_put2(place(p.column + at + 2u), v.zw); }
+    y_put2(column_at(p.column + at) / 2u, v.xy);
+    if (at + 2u < p.n) { y_put2(column_at(p.column + at + 2u) / 2u, v.zw); }
 #endif
   }
 }

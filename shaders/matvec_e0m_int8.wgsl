@@ -5,6 +5,7 @@
 // there is a second weight of the same size, of every other of the slices, whose results are stored beside the first. For the sum over a block see
 // matmul_e0m_int8.
 #include "common/e0m"
+#include "common/parts"
 #include "common/dot"
 #include "common/bytes"
 const SLICES: u32 = WG / LANES;
@@ -28,28 +29,19 @@ fn value(i: u32) -> vec4<f32> {
 #endif
 }
 
-// The pair of results of column c.
-fn place(c: u32) -> u32 {
-#ifdef PARTS
-  return (c + select(select(p.start2 - p.end1, p.start1 - p.end0, c < p.end1), 0u, c < p.end0)) / 2u;
-#else
-  return c / 2u;
-#endif
-}
-
 #ifdef HAS_CODES2
 const SIDES = 2u;
 
 fn put(at: u32, v: vec4<f32>, u: vec4<f32>) {
-  if (at < p.n) { y_put2(place(p.column + at), v.xy, u.xy); }
-  if (at + 2u < p.n) { y_put2(place(p.column + at + 2u), v.zw, u.zw); }
+  if (at < p.n) { y_put2(column_at(p.column + at) / 2u, v.xy, u.xy); }
+  if (at + 2u < p.n) { y_put2(column_at(p.column + at + 2u) / 2u, v.zw, u.zw); }
 }
 #else
 const SIDES = 1u;
 
 fn put(at: u32, v: vec4<f32>, u: vec4<f32>) {
-  if (at < p.n) { y_put2(place(p.column + at), v.xy); }
-  if (at + 2u < p.n) { y_put2(place(p.column + at + 2u), v.zw); }
+  if (at < p.n) { y_put2(column_at(p.column + at) / 2u, v.xy); }
+  if (at + 2u < p.n) { y_put2(column_at(p.column + at + 2u) / 2u, v.zw); }
 }
 #endif
 

@@ -10,6 +10,7 @@
 enable f16;
 #endif
 #include "common/e0m"
+#include "common/parts"
 #ifdef PAIRS
 #include "common/pairs"
 #endif
@@ -150,15 +151,6 @@ fn norm_row(lid: u32) {
 }
 #endif
 
-// The pair of results of column c.
-fn place(c: u32) -> u32 {
-#ifdef PARTS
-  return (c + select(select(p.start2 - p.end1, p.start1 - p.end0, c < p.end1), 0u, c < p.end0)) / 2u;
-#else
-  return c / 2u;
-#endif
-}
-
 // The sums of a quad over the warps of a side.
 fn sum_of(quad: u32, side: u32) -> vec4<f32> {
   var v = vec4<f32>();
@@ -199,11 +191,11 @@ fn matvec_e0m_mma(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invoca
     let v = sum_of(lid, 0u);
 #ifdef HAS_CODES2
     let u = sum_of(lid, 1u);
-    y_put2(place(c), v.xy, u.xy);
-    if (first + 4u * lid + 2u < p.n) { y_put2(place(c + 2u), v.zw, u.zw); }
+    y_put2(column_at(c) / 2u, v.xy, u.xy);
+    if (first + 4u * lid + 2u < p.n) { y_put2(column_at(c + 2u) / 2u, v.zw, u.zw); }
 #else
-    y_put2(place(c), v.xy);
-    if (first + 4u * lid + 2u < p.n) { y_put2(place(c + 2u), v.zw); }
+    y_put2(column_at(c) / 2u, v.xy);
+    if (first + 4u * lid + 2u < p.n) { y_put2(column_at(c + 2u) / 2u, v.zw); }
 #endif
   }
 }

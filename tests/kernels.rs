@@ -541,7 +541,7 @@ fn files_and_descriptors_pair_up() {
 const OPENCL_ONLY: &[&str] = &["half", "lanes", "mma"];
 
 /// Helpers of WGSL alone: what OpenCL C has vectors and macros for.
-const WGSL_ONLY: &[&str] = &["attention_lanes", "pairs"];
+const WGSL_ONLY: &[&str] = &["attention_lanes", "attention_scores", "pairs"];
 
 /// Helpers that suit one language: CPU compilers make vectors of macros over any type, which WGSL does not have; and accessors
 /// see operands in OpenCL C only within the kernel, so that a tile is no function there, nor the bytes of a block.

@@ -2,12 +2,16 @@
 
 #[path = "plans/costs.rs"]
 mod costs;
+#[path = "plans/halves.rs"]
+mod halves;
 #[path = "plans/joint.rs"]
 mod joint;
 #[path = "plans/known.rs"]
 mod known;
 #[path = "plans/lengths.rs"]
 mod lengths;
+#[path = "plans/masks.rs"]
+mod masks;
 #[path = "plans/on_host.rs"]
 mod on_host;
 mod support;
@@ -21,9 +25,11 @@ use support::{Device, fake_caps};
 use transformer_lite::executor::Executor;
 use transformer_lite::graph::interp::Interpreter;
 use transformer_lite::graph::op::InferCx;
+use transformer_lite::graph::op::attention::Attention;
 use transformer_lite::graph::op::concat::Concat;
 use transformer_lite::graph::op::expand::Expand;
 use transformer_lite::graph::op::gather::Gather;
+use transformer_lite::graph::op::matmul::MatMul;
 use transformer_lite::graph::op::non_zero::NonZero;
 use transformer_lite::graph::op::pointwise::{Binary, Expr, Pointwise, Unary};
 use transformer_lite::graph::op::reshape::Reshape;

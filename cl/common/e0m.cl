@@ -41,7 +41,7 @@
 #endif
 
 // Finite halves in the low 16 bits of each element, as floats, by integer arithmetic: CPU compilers make vectors of it.
-#define E0M_HALF(type, h) (as_##type((((h) & 0x7FFFu) << 13u) | (((h) & 0x8000u) << 16u)) * 0x1p112f)
+#define E0M_HALF(type, h) (CAT(as_, type)((((h) & 0x7FFFu) << 13u) | (((h) & 0x8000u) << 16u)) * 0x1p112f)
 
 // The same as halves: bits of w1 / E0M_UNIT of weights 2k and 2k + 1 of a step, in both halves of each word, by as many operations as one weight
 // takes. Divided so that four products with any halves stay finite when they are added up.

@@ -1,7 +1,8 @@
 // Loads and stores of halves as floats. CPU compilers without half arithmetic convert one half at a time in software;
 // with SOFT_HALF (set by the backend for such devices) the bits are moved by vector integer operations instead, and with X86_HALF sixteen by one
 // instruction. Infinities and
-// NaN do not occur (numeric contract); results are rounded to nearest even, as by the built-in functions. Pairs and fours are of
+// NaN are not loaded (numeric contract); results are rounded to nearest even, as by the built-in functions. With SOFT_HALF what is beyond the range
+// of a half is stored as the last one, by all forms alike: vectors and the single elements behind them are of one row. Pairs and fours are of
 // two kinds: `pair` and `four` begin at a multiple of their size, which the others need not.
 #ifdef SOFT_HALF
 #define HALF_SOFT_FORMS(n) \
@@ -36,7 +37,7 @@ HALF_SOFT_FORMS(16)
 #define half_load_four half_load4
 #define half_store_pair half_store2
 #define half_store_four half_store4
-inline void half_store(float v, size_t i, __global half *y) { vstore_half(v, i, y); }
+inline void half_store(float v, size_t i, __global half *y) { vstore_half(clamp(v, -65504.0f, 65504.0f), i, y); }
 inline float half_load(size_t i, const __global half *x) {
   uint h = ((const __global ushort *)x)[i];
   return as_float(((h & 0x7FFFu) << 13u) | ((h & 0x8000u) << 16u)) * 0x1p112f;

@@ -25,9 +25,11 @@ fn finished(products: vec4<f32>, first: u32, keys: u32, mask: u32) -> vec4<f32> 
   return select(vec4<f32>(LOWEST), score, key < vec4<u32>(keys));
 }
 
-fn weights(score: vec4<f32>, top: f32) -> vec4<f32> {
+// Weights of four keys from `first` on. Where the mask is the least float, keys that are not there would count as much as the hidden ones.
+fn weights(score: vec4<f32>, top: f32, first: u32, keys: u32) -> vec4<f32> {
   let d = score - top;
-  return select(vec4<f32>(), exp(d), d > vec4<f32>(-80.0));
+  let key = vec4<u32>(first, first + 1u, first + 2u, first + 3u);
+  return select(vec4<f32>(), exp(d), d > vec4<f32>(-80.0) & key < vec4<u32>(keys));
 }
 
 fn most(v: vec4<f32>) -> f32 { return max(max(v.x, v.y), max(v.z, v.w)); }
@@ -79,7 +81,12 @@ fn attention(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_
     let next = max(top, most(max(max(s0, s4), max(s8, s12))));
     let keep = exp(max(top - next, -80.0));
     top = next;
-    var w = array<vec4<f32>, 4>(weights(s0, top), weights(s4, top), weights(s8, top), weights(s12, top));
+    var w = array<vec4<f32>, 4>(
+      weights(s0, top, first, keys),
+      weights(s4, top, first + 4u, keys),
+      weights(s8, top, first + 8u, keys),
+      weights(s12, top, first + 12u, keys),
+    );
     total = total * keep + dot(w[0] + w[1] + w[2] + w[3], vec4<f32>(1.0));
     for (var e = 0u; e < EACH; e++) {
       r0[e] *= subgroupBroadcast(keep, 0u);

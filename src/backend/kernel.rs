@@ -298,7 +298,7 @@ impl fmt::Display for KernelSpec {
 pub enum Language {
     /// OpenCL C 1.2.
     OpenCl,
-    /// WGSL without extensions.
+    /// WGSL; texts that need an extension enable it.
     Wgsl,
 }
 
@@ -351,12 +351,22 @@ const COMMON: &[(&str, &str, &str)] = &[
         include_str!("../../cl/common/e0m.cl"),
         include_str!("../../shaders/common/e0m.wgsl"),
     ),
+    (
+        "parts",
+        include_str!("../../cl/common/parts.cl"),
+        include_str!("../../shaders/common/parts.wgsl"),
+    ),
     ("dot", DOT, include_str!("../../shaders/common/dot.wgsl")),
     ("pairs", "", include_str!("../../shaders/common/pairs.wgsl")),
     (
         "attention_lanes",
         "",
         include_str!("../../shaders/common/attention_lanes.wgsl"),
+    ),
+    (
+        "attention_scores",
+        "",
+        include_str!("../../shaders/common/attention_scores.wgsl"),
     ),
     (
         "bytes",

@@ -1,6 +1,6 @@
 //! What an operator sees when it chooses its kernels.
 
-use super::{Condition, Options};
+use super::{Condition, Options, views};
 use crate::backend::Caps;
 use crate::backend::epilogue::{Beside, Epilogue};
 use crate::backend::image::{ImageKind, Pixel};
@@ -683,19 +683,15 @@ impl LowerCx<'_> {
         Ok(self.packed(values, pack, dtype))
     }
 
-    /// Splits `count` items of `bytes` each into ranges (first, count) that a kernel can bind, each but the last a
-    /// multiple of `unit` items.
-    pub fn split(&self, count: usize, bytes: usize, unit: usize) -> OpResult<Vec<(usize, usize)>> {
-        let limit = usize::try_from(self.caps.max_view_bytes).unwrap_or(usize::MAX);
-        let most = (limit / bytes.max(1) / unit).saturating_mul(unit);
-        if most == 0 {
-            return Err(OpError::Unsupported(format!(
-                "{unit} items of {bytes} bytes exceed the device's largest view of {limit} bytes"
-            )));
-        }
-        Ok((0..count.div_ceil(most))
-            .map(|i| (i * most, most.min(count - i * most)))
-            .collect())
+    /// Splits `count` items of `elements` of `size` bytes each into ranges (first, count) that a kernel can bind and count the elements of, each
+    /// but the last a multiple of `unit` items.
+    pub fn split(
+        &self,
+        count: usize,
+        (elements, size): (usize, usize),
+        unit: usize,
+    ) -> OpResult<Vec<(usize, usize)>> {
+        views::split(self.caps, count, (elements, size), unit)
     }
 
     /// Scratch memory of this node.
@@ -718,6 +714,20 @@ impl LowerCx<'_> {
                 meaning,
             });
         }
+    }
+
+    /// States that a kernel can count the `count` elements of the operand or result that is called `what`.
+    pub fn countable(&mut self, what: &str, count: &Dim) -> OpResult<()> {
+        let most = i64::from(views::MOST_ELEMENTS);
+        if self.upper_bound(count).is_some_and(|n| n <= most) {
+            return Ok(());
+        }
+        let room = Dim::from(most).sub(count)?;
+        self.require(
+            room,
+            &format!("kernels count the elements of the {what} in 32 bits"),
+        );
+        Ok(())
     }
 
     /// An integer that the kernel reads from a small buffer, exact at every step, and the position of it there: for values
@@ -836,8 +846,7 @@ impl LowerCx<'_> {
             starts.push(start / size);
             start.checked_add(count.checked_mul(size)?)
         });
-        // Kernels count elements in 32 bits.
-        let most = self.caps.max_view_bytes.min(u64::from(u32::MAX) * size);
+        let most = views::largest(self.caps, size);
         let end = end.and_then(|n| n.checked_next_multiple_of(8));
         let Some(bytes) = end.filter(|n| *n <= most) else {
             let bytes = end.map_or_else(|| "bytes beyond count".to_owned(), |n| format!("{n} bytes"));

@@ -13,6 +13,7 @@ pub mod memory;
 mod order;
 mod steps;
 pub mod text;
+mod views;
 
 pub use bind::Bound;
 pub use cost::{Arithmetic, CommandCost, NodeCost};

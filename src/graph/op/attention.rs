@@ -7,10 +7,10 @@
 //! matrix of scores exists. Kernels take an even d, and read no key that no query sees for the window; a cache may keep no more than these
 //! ([`LowerCx::ring`]).
 
-use super::case::{Case, input};
+use super::case::{Case, given, input};
 use super::sizes::Sizes;
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, operand, own};
-use crate::backend::kernel::{Form, Kernel};
+use crate::backend::kernel::{Form, Kernel, MASK_MIN};
 use crate::backend::{Caps, DeviceKind};
 use crate::plan::lower::{Call, LowerCx, Operand};
 use crate::shape::{Dim, Fact, Shape};
@@ -105,6 +105,9 @@ fn by_rows(caps: &Caps, dim: i64, operands: &[Operand]) -> bool {
 fn meets(caps: &Caps) -> bool {
     caps.matrix_units && caps.backend == "opencl"
 }
+
+/// Work-items of a work-group of the generic kernel on a CPU.
+const CPU_ITEMS: i64 = 16;
 
 /// Query vectors of a work-item where a CPU runs OpenCL.
 const ITEM: i64 = 16;
@@ -312,12 +315,67 @@ pub(super) enum Rows {
     Words,
 }
 
-impl Attention {
-    /// Emits the dispatches of a node whose keys and values are stored as `stored` says.
-    pub(super) fn emit(&self, cx: &mut LowerCx<'_>, stored: Rows) -> OpResult<()> {
+/// What a node computes, as its kernels are told of it.
+struct Node {
+    batch: Dim,
+    queries: Dim,
+    heads: Dim,
+    keys: Dim,
+    kv_heads: Dim,
+    /// Size of a head.
+    dim: i64,
+    /// Heads that share keys, where that is one number.
+    group: Option<i64>,
+    /// Most queries, where that is known.
+    most: Option<i64>,
+    /// Keys that a query sees and that a cache keeps, where there can be more.
+    window: Option<i64>,
+    ring: Option<i64>,
+    /// Keys of which a single query reads, and that these can be more than [`UNSPLIT`].
+    read: Dim,
+    many: bool,
+    stored: Rows,
+    /// With the strides of [`mask_strides`].
+    mask: Option<Operand>,
+    strides: [Dim; 4],
+    /// Queries, keys and values.
+    operands: [Operand; 3],
+}
+
+/// How it is computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    /// One row, by [`ROW`].
+    Row,
+    /// Lanes of a sub-group share what they load; so many heads share keys.
+    Lanes(i64),
+    /// Many rows, by [`UNITS`].
+    Units,
+    /// Many rows where a CPU runs OpenCL: a query vector is a lane of a work-item.
+    Item,
+    /// One row there: vectors lie along the heads.
+    Line,
+    /// Work-groups share keys.
+    Groups,
+}
+
+/// How query vectors are cut: heads that share keys, of so many rows, and the work-items that look after them, of which `lanes` compute the score of
+/// a key.
+struct Cut {
+    together: i64,
+    rows: i64,
+    items: i64,
+    lanes: i64,
+}
+
+impl Node {
+    /// The operands of a node of `op` whose keys and values are stored as `stored` says.
+    fn of(op: &Attention, cx: &mut LowerCx<'_>, stored: Rows) -> OpResult<Self> {
         let (q, k) = (cx.shape(0)?, cx.shape(1)?);
-        let dim = q.0[3].as_const().filter(|d| takes_head(*d));
-        let Some(dim) = dim else {
+        let ([batch, queries, heads, dim], [_, keys, kv_heads, _]) = (q.0.as_slice(), k.0.as_slice()) else {
+            return Err(OpError::mismatch("ranks (4 each)", q, k));
+        };
+        let Some(dim) = dim.as_const().filter(|d| takes_head(*d)) else {
             return Err(OpError::NoKernel(format!(
                 "attention of {q}; kernels take an even head size up to {MOST_HEAD}"
             )));
@@ -327,11 +385,6 @@ impl Attention {
         } else {
             (None, [0, 0, 0, 0].map(Dim::from))
         };
-        let cpu = cx.caps().kind == DeviceKind::Cpu;
-        let [batch, queries, heads, _] = q.0.as_slice() else {
-            return Err(OpError::expected("rank of q", 4, q.rank()));
-        };
-        let keys = &k.0[1];
         let (ring, other) = (cx.ring(1)?, cx.ring(2)?);
         if ring != other {
             return Err(OpError::mismatch(
@@ -340,173 +393,282 @@ impl Attention {
                 format!("{other:?}"),
             ));
         }
-        let wide = dim % 4 == 0;
-        let vector = if wide { 4 } else { 2 };
-        let one = queries.is(1);
         let upper = cx.upper_bound(keys);
         let exceeds = |n: &i64| upper.is_none_or(|keys| keys > *n);
-        let window = self.window.filter(exceeds);
-        let ring = ring.filter(exceeds);
-        let read = match window {
-            Some(w) => keys.minimum(&w.into())?,
-            None => keys.clone(),
+        let window = op.window.filter(exceeds);
+        Ok(Self {
+            dim,
+            group: heads.exact_div(kv_heads).and_then(|g| g.as_const()),
+            most: cx.upper_bound(queries),
+            window,
+            ring: ring.filter(exceeds),
+            read: match window {
+                Some(w) => keys.minimum(&w.into())?,
+                None => keys.clone(),
+            },
+            many: window.or(upper).is_none_or(|n| n > UNSPLIT),
+            stored,
+            mask,
+            strides,
+            operands: [cx.input(0)?, cx.input(1)?, cx.input(2)?],
+            batch: batch.clone(),
+            queries: queries.clone(),
+            heads: heads.clone(),
+            keys: keys.clone(),
+            kv_heads: kv_heads.clone(),
+        })
+    }
+
+    /// There is one query.
+    fn one(&self) -> bool {
+        self.queries.is(1)
+    }
+
+    /// There is one, of one sequence.
+    fn single(&self) -> bool {
+        self.one() && self.batch.is(1)
+    }
+
+    /// How a device computes results that are stored as `result`.
+    fn way(&self, caps: &Caps, result: DType) -> Way {
+        let (dim, operands) = (self.dim, &self.operands);
+        // The kernels for some devices read keys from the first on, stored as they are.
+        let plain = self.stored == Rows::Floats && self.window.is_none() && self.ring.is_none();
+        let lanes = || dim % 32 == 0 && dim <= 128 && caps.takes_form(&KERNEL, "BROADCAST");
+        // Compilers for CPUs make vectors of a kernel's own.
+        let by_vectors = caps.explicit_vectors() && dim % ITEM == 0 && self.stored == Rows::Floats;
+        if plain && self.single() && by_rows(caps, dim, operands) {
+            return Way::Row;
+        }
+        if let Some(shared) = self.group
+            && plain
+            && lanes()
+        {
+            return Way::Lanes(shared);
+        }
+        if plain && !self.one() && result == DType::F16 && on_units(caps, dim, operands) {
+            Way::Units
+        } else if by_vectors && !self.one() {
+            Way::Item
+        } else if by_vectors && self.single() {
+            Way::Line
+        } else {
+            Way::Groups
+        }
+    }
+
+    /// Elements of a vector of the generic kernel.
+    fn vector(&self) -> i64 {
+        if self.dim % 4 == 0 { 4 } else { 2 }
+    }
+
+    /// `call` of a kernel that tells this size of vectors apart.
+    fn wide(&self, call: Call) -> Call {
+        if self.vector() == 4 {
+            call.define("WIDE", 1)
+        } else {
+            call
+        }
+    }
+
+    /// The most heads up to `most` that share keys, of which there are `group`.
+    fn dividing(group: i64, most: i64) -> i64 {
+        (1..=most).rev().find(|n| group % n == 0).unwrap_or(1)
+    }
+
+    /// The generic text in work-groups of `items`, with results of `parts` work-groups for each query vector.
+    fn cut(&self, cut: &Cut, items: u32, parts: Dim) -> OpResult<Call> {
+        let vectors = cut.rows * cut.together;
+        let together = Dim::from(cut.together);
+        let heads = self.heads.exact_div(&together);
+        let call = Call::new(&KERNEL, items)
+            .define("DIM", self.dim)
+            .define("HEADS", cut.together)
+            .define("VECTORS", vectors)
+            .define("KEYS", KEYS)
+            .define("LANES", cut.lanes)
+            .define("SLICES", self.slices(cut))
+            .grid(
+                heads.unwrap_or_else(|| self.heads.clone()),
+                self.queries.ceil_div(cut.rows)?,
+                parts,
+            );
+        let with = |call: Call, name, number: Option<i64>| match number {
+            Some(n) => call.define(name, n),
+            None => call,
         };
-        let many = window.or(upper).is_none_or(|n| n > UNSPLIT);
-        // Heads share their keys where these are many, or rows are.
-        let group = heads.exact_div(&k.0[2]).and_then(|g| g.as_const()).unwrap_or(1);
-        let group = if one && !many && !cpu { 1 } else { group };
+        Ok(with(with(call, "WINDOW", self.window), "RING", self.ring))
+    }
+
+    /// Work-items that share a part of a result.
+    fn slices(&self, cut: &Cut) -> i64 {
+        (cut.items / (cut.rows * cut.together * (self.dim / self.vector()))).max(1)
+    }
+
+    /// Work-groups for each query vector: those that its keys are split over, else one for each sequence.
+    fn parts(&self, splits: Option<&Dim>) -> Dim {
+        splits.unwrap_or(&self.batch).clone()
+    }
+
+    fn by_row(&self, split: Option<i64>, splits: Option<&Dim>) -> Call {
+        let call = with_size(Call::new(&ROW, ROW_ITEMS), self.dim)
+            // As many keys at once as a work-group takes where they are split, or registers hold.
+            .define("STEPS", (128 * (self.dim / 8) / i64::from(ROW_ITEMS)).min(8))
+            .grid(self.heads.clone(), 1, self.parts(splits));
+        match split {
+            Some(keys) => call.define("SPLIT", keys),
+            None => call,
+        }
+    }
+
+    fn by_lanes(&self, shared: i64) -> OpResult<Call> {
+        let vectors = self.queries.mul(&shared.into())?;
+        let call = Call::new(&KERNEL, 8)
+            .define("BROADCAST", 1)
+            .define("DIM", self.dim);
+        let call = (0..3).fold(call, Call::reads_by_fours);
+        Ok(call.grid(self.kv_heads.clone(), vectors.ceil_div(8)?, self.batch.clone()))
+    }
+
+    fn on_units(&self) -> OpResult<Call> {
+        // Local memory holds fewer keys of large heads.
+        let keys = if self.dim == 256 { KEYS / 2 } else { KEYS };
+        let rows = self.queries.ceil_div(i64::from(UNITS_TAKE.0 / 2))?;
+        let call = with_size(Call::new(&UNITS, UNITS_TAKE.0), self.dim).define("KEYS", keys);
+        Ok(call.grid(self.heads.clone(), rows, self.batch.clone()))
+    }
+
+    fn by_item(&self) -> OpResult<Call> {
+        let most = self.most.unwrap_or(ITEM).clamp(1, ITEM);
+        let together = Self::dividing(self.group.unwrap_or(1), ITEM / most);
+        let cut = Cut {
+            together,
+            rows: ITEM / together,
+            items: CPU_ITEMS,
+            lanes: 1,
+        };
+        // The text in WGSL alone asks for keys, lanes and slices.
+        Ok(self.cut(&cut, 1, self.batch.clone())?.define("ITEM", 1))
+    }
+
+    fn by_line(&self, split: Option<i64>, splits: Option<&Dim>) -> OpResult<Call> {
+        // Heads share keys where these are split, else they are too few to share the cores.
+        let most = if self.many { LINE } else { 1 };
+        let cut = Cut {
+            together: Self::dividing(self.group.unwrap_or(1), most),
+            rows: 1,
+            items: CPU_ITEMS,
+            lanes: 1,
+        };
+        let call = self
+            .wide(self.cut(&cut, 1, self.parts(splits))?)
+            .define("LINE", 1);
+        Ok(match split {
+            Some(keys) => call.define("SPLIT", keys),
+            None => call,
+        })
+    }
+
+    fn by_groups(&self, caps: &Caps, split: Option<i64>, splits: Option<&Dim>) -> OpResult<Call> {
+        let (one, cpu) = (self.one(), caps.kind == DeviceKind::Cpu);
         // On a CPU driver a work-item is a loop iteration: just enough of them to own a result row. On others a single query wants as many
         // loads in flight as can be.
         let items = match (cpu, one) {
-            (true, _) => 16,
+            (true, _) => CPU_ITEMS,
             (false, false) => KEYS,
-            (false, true) => i64::from(cx.caps().max_workgroup).clamp(KEYS, 4 * KEYS) / KEYS * KEYS,
+            (false, true) => i64::from(caps.max_workgroup).clamp(KEYS, 4 * KEYS) / KEYS * KEYS,
         };
         let lanes = (items / KEYS).max(1);
-        // Compilers for CPUs make vectors of a kernel's own: a work-item takes a query vector in each lane, of one row a head along the lanes.
-        let by_vectors = cx.caps().explicit_vectors() && dim % ITEM == 0 && stored == Rows::Floats;
-        let by_line = by_vectors && one && batch.is(1);
-        let by_item = by_vectors && !one;
+        // Heads share their keys where these are many, or rows are.
+        let group = match self.group {
+            Some(group) if cpu || !one || self.many => group,
+            _ => 1,
+        };
         // A work-item keeps the sums of a score of each vector.
-        let most = match (cx.caps().few_registers(), one) {
+        let most = match (caps.few_registers(), one) {
             (false, _) => VECTORS.0,
             (true, false) => 3,
             (true, true) => 1,
         };
-        let room = most.min(VECTORS.1 / (dim + lanes * KEYS));
-        let mut together = (1..=HEADS.min(group).min(room)).rev();
-        let together = together.find(|n| group % n == 0).unwrap_or(1);
-        let rows = if one { 1 } else { (room / together).clamp(1, ROWS) };
-        let (together, rows) = if by_item {
-            let most = cx.upper_bound(queries).unwrap_or(ITEM).clamp(1, ITEM);
-            let together = (1..=ITEM / most).rev().find(|n| group % n == 0).unwrap_or(1);
-            (together, ITEM / together)
-        } else if by_line {
-            // Heads share keys where these are split, else they are too few to share the cores.
-            let most = if many { LINE } else { 1 };
-            ((1..=most).rev().find(|n| group % n == 0).unwrap_or(1), 1)
-        } else {
-            (together, rows)
+        let room = most.min(VECTORS.1 / (self.dim + lanes * KEYS));
+        let together = Self::dividing(group, HEADS.min(group).min(room));
+        let cut = Cut {
+            together,
+            rows: if one { 1 } else { (room / together).clamp(1, ROWS) },
+            items,
+            lanes,
         };
-        let vectors = rows * together;
-        let slices = (items / (vectors * (dim / vector))).max(1);
-        // The kernels for some devices read keys from the first on, stored as they are.
-        let plain = stored == Rows::Floats && window.is_none() && ring.is_none();
-        let operands = [cx.input(0)?, cx.input(1)?, cx.input(2)?];
-        let by_row = one && batch.is(1) && plain && by_rows(cx.caps(), dim, &operands);
-        let shared = heads.exact_div(&k.0[2]).and_then(|g| g.as_const());
-        let by_lanes = shared.filter(|_| {
-            plain && !by_row && dim % 32 == 0 && dim <= 128 && cx.caps().takes_form(&KERNEL, "BROADCAST")
-        });
+        let workgroup = u32::try_from(items).unwrap_or(u32::MAX);
+        let call = self.wide(self.cut(&cut, workgroup, self.parts(splits))?);
+        let flags = [
+            ("SHARED", self.slices(&cut) > 1),
+            ("Q8", self.stored == Rows::Words),
+        ];
+        let set = flags.into_iter().filter(|(_, set)| *set);
+        let call = set.fold(call, |call, (name, _)| call.define(name, 1));
+        Ok(match split {
+            Some(keys) => call.define("SPLIT", keys),
+            None => call,
+        })
+    }
+
+    /// Puts the parts of the results of one query together.
+    fn merge(&self, way: Way, cpu: bool, splits: &Dim, parts: Operand, result: Operand) -> Call {
+        let pieces = self.dim / self.vector();
+        let slices = if cpu { 1 } else { (MERGING / pieces).max(1) };
+        let call = if way == Way::Line {
+            Call::new(&MERGE, 1).define("LINE", 1)
+        } else {
+            Call::new(&MERGE, u32::try_from(pieces * slices).unwrap_or(u32::MAX))
+        };
+        let call = call
+            .define("DIM", self.dim)
+            .operand(parts)
+            .operand(result)
+            .grid(self.heads.clone(), 1, 1)
+            .field(&self.heads)
+            .field(splits)
+            .may_be_padded();
+        self.wide(call)
+    }
+}
+
+impl Attention {
+    /// Emits the dispatches of a node whose keys and values are stored as `stored` says.
+    pub(super) fn emit(&self, cx: &mut LowerCx<'_>, stored: Rows) -> OpResult<()> {
+        let node = Node::of(self, cx, stored)?;
+        let cpu = cx.caps().kind == DeviceKind::Cpu;
+        let stored = cx.output(0)?.dtype;
+        let way = node.way(cx.caps(), stored);
         // One query has too few heads to fill a device; of many keys each part is a work-group.
-        let split = (batch.is(1) && one && many && by_lanes.is_none()).then_some(if cpu { 512 } else { 128 });
-        let splits = split.map(|s| read.ceil_div(s)).transpose()?;
+        let splits_keys = node.single() && node.many && !matches!(way, Way::Lanes(_));
+        let split = splits_keys.then_some(if cpu { 512 } else { 128 });
+        let splits = split.map(|s| node.read.ceil_div(s)).transpose()?;
         // Keys behind the live ones, there because lengths are padded, are not read.
-        let (live, live_keys) = cx.live(keys);
-        let wide_as = |call: Call| if wide { call.define("WIDE", 1) } else { call };
+        let (live, live_keys) = cx.live(&node.keys);
         // Where work-groups see what others wrote, the last one of a head puts the parts together.
-        let meet = by_row && meets(cx.caps()) && heads.as_const().is_some();
+        let meet = way == Way::Row && meets(cx.caps()) && node.heads.as_const().is_some();
+        let row = Dim::from(node.dim + node.vector());
         let found = match &splits {
             None => None,
-            Some(splits) => Some(cx.temp(DType::F32, splits.mul(heads)?.mul(&Dim::from(dim + vector))?)),
+            Some(splits) => Some(cx.temp(DType::F32, splits.mul(&node.heads)?.mul(&row)?)),
         };
         let result = match found {
             Some(found) if !meet => found,
             _ => cx.output(0)?,
         };
-        let on_units = !one && plain && result.dtype == DType::F16 && on_units(cx.caps(), dim, &operands);
-        let call = if let Some(shared) = by_lanes {
-            let vectors = queries.mul(&shared.into())?;
-            let call = Call::new(&KERNEL, 8).define("BROADCAST", 1).define("DIM", dim);
-            let call = (0..3).fold(call, Call::reads_by_fours);
-            call.grid(k.0[2].clone(), vectors.ceil_div(8)?, batch.clone())
-        } else if by_row {
-            let call = with_size(Call::new(&ROW, ROW_ITEMS), dim)
-                // As many keys at once as a work-group takes where they are split, or registers hold.
-                .define("STEPS", (128 * (dim / 8) / i64::from(ROW_ITEMS)).min(8))
-                .grid(heads.clone(), 1, splits.clone().unwrap_or_else(|| Dim::from(1)));
-            match split {
-                Some(keys) => call.define("SPLIT", keys),
-                None => call,
-            }
-        } else if on_units {
-            // Local memory holds fewer keys of large heads.
-            let keys = if dim == 256 { KEYS / 2 } else { KEYS };
-            with_size(Call::new(&UNITS, UNITS_TAKE.0), dim)
-                .define("KEYS", keys)
-                .grid(
-                    heads.clone(),
-                    queries.ceil_div(i64::from(UNITS_TAKE.0 / 2))?,
-                    batch.clone(),
-                )
-        } else if by_item {
-            let call = Call::new(&KERNEL, 1)
-                .define("ITEM", 1)
-                .define("DIM", dim)
-                .define("HEADS", together)
-                .define("VECTORS", vectors)
-                // These the text in WGSL alone asks for.
-                .define("KEYS", KEYS)
-                .define("LANES", 1)
-                .define("SLICES", 1)
-                .grid(
-                    heads.exact_div(&together.into()).unwrap_or_else(|| heads.clone()),
-                    queries.ceil_div(rows)?,
-                    batch.clone(),
-                );
-            let call = match window {
-                Some(keys) => call.define("WINDOW", keys),
-                None => call,
-            };
-            match ring {
-                Some(rows) => call.define("RING", rows),
-                None => call,
-            }
-        } else {
-            let call = Call::new(&KERNEL, u32::try_from(items).unwrap_or(u32::MAX))
-                .define("DIM", dim)
-                .define("HEADS", together)
-                .define("VECTORS", vectors)
-                .define("KEYS", KEYS)
-                .define("LANES", lanes)
-                .define("SLICES", slices)
-                .grid(
-                    heads.exact_div(&together.into()).unwrap_or_else(|| heads.clone()),
-                    queries.ceil_div(rows)?,
-                    splits.clone().unwrap_or_else(|| batch.clone()),
-                );
-            let call = wide_as(call);
-            let call = if slices > 1 && !by_line {
-                call.define("SHARED", 1)
-            } else {
-                call
-            };
-            let call = if by_line {
-                call.workgroup(1).define("LINE", 1)
-            } else {
-                call
-            };
-            let call = match split {
-                Some(keys) => call.define("SPLIT", keys),
-                None => call,
-            };
-            let call = match window {
-                Some(keys) => call.define("WINDOW", keys),
-                None => call,
-            };
-            let call = match ring {
-                Some(rows) => call.define("RING", rows),
-                None => call,
-            };
-            match stored {
-                Rows::Words => call.define("Q8", 1),
-                Rows::Floats => call,
-            }
+        let call = match way {
+            Way::Row => node.by_row(split, splits.as_ref()),
+            Way::Lanes(shared) => node.by_lanes(shared)?,
+            Way::Units => node.on_units()?,
+            Way::Item => node.by_item()?,
+            Way::Line => node.by_line(split, splits.as_ref())?,
+            Way::Groups => node.by_groups(cx.caps(), split, splits.as_ref())?,
         };
-        let call = operands.into_iter().fold(call, Call::operand);
-        let call = call.optional(mask).operand(live).operand(result);
-        let call = if by_row {
-            let counters = heads.as_const().and_then(|n| u64::try_from(n).ok());
+        let call = node.operands.into_iter().fold(call, Call::operand);
+        let call = call.optional(node.mask).operand(live).operand(result);
+        let call = if way == Way::Row {
+            let counters = node.heads.as_const().and_then(|n| u64::try_from(n).ok());
             let counted = found.zip(counters).filter(|_| meet);
             call.optional(counted.map(|(found, _)| found))
                 .optional(counted.map(|(_, n)| cx.counters(n)))
@@ -514,23 +676,23 @@ impl Attention {
             call
         };
         let call = call
-            .field(heads)
-            .field(&k.0[2])
-            .field(queries)
-            .field(keys)
+            .field(&node.heads)
+            .field(&node.kv_heads)
+            .field(&node.queries)
+            .field(&node.keys)
             .field(live_keys);
-        let call = strides.iter().fold(call, Call::field).field(self.scale);
+        let call = node.strides.iter().fold(call, Call::field).field(self.scale);
         let call = call.field(self.softcap);
-        let call = if by_row {
-            call.field(splits.clone().unwrap_or_else(|| Dim::from(1)))
-        } else if on_units {
-            call
-        } else {
-            let call = call.field(Dim::from(dim / vector));
-            if cpu || cx.caps().fast_local {
-                call
-            } else {
-                call.define("ROLLED", 1)
+        let call = match way {
+            Way::Row => call.field(node.parts(splits.as_ref())),
+            Way::Units => call,
+            Way::Lanes(_) | Way::Item | Way::Line | Way::Groups => {
+                let call = call.field(Dim::from(node.dim / node.vector()));
+                if cpu || cx.caps().fast_local {
+                    call
+                } else {
+                    call.define("ROLLED", 1)
+                }
             }
         };
         let call = if self.softcap == 0.0 {
@@ -539,26 +701,18 @@ impl Attention {
             call.define("CAPPED", 1)
         };
         // Rows of a second sequence would lie elsewhere.
-        cx.emit(if batch.is(1) { call.may_be_padded() } else { call })?;
-        let (Some(splits), false) = (splits, meet) else {
-            return Ok(());
-        };
-        let parts = dim / vector;
-        let slices = if cpu { 1 } else { (MERGING / parts).max(1) };
-        let merge = if by_line {
-            Call::new(&MERGE, 1).define("LINE", 1)
+        cx.emit(if node.batch.is(1) {
+            call.may_be_padded()
         } else {
-            Call::new(&MERGE, u32::try_from(parts * slices).unwrap_or(u32::MAX))
-        };
-        let merge = merge
-            .define("DIM", dim)
-            .operand(result)
-            .operand(cx.output(0)?)
-            .grid(heads.clone(), 1, 1)
-            .field(heads)
-            .field(&splits)
-            .may_be_padded();
-        cx.emit(wide_as(merge))
+            call
+        })?;
+        match splits {
+            Some(splits) if !meet => {
+                let y = cx.output(0)?;
+                cx.emit(node.merge(way, cpu, &splits, result, y))
+            }
+            _ => Ok(()),
+        }
     }
 }
 
@@ -620,7 +774,31 @@ fn cases() -> Vec<Case> {
         };
         Case::new(op, inputs)
     };
-    vec![
+    // Sequences of which a mask hides all keys, or leading ones and others between. Scores are sixteenths, as sums with the least half keep them.
+    let padded = |s: usize, t: usize, hidden: &dyn Fn(usize, usize) -> bool| {
+        let whole = |sizes: &[usize]| {
+            let steps = (0..sizes.iter().product()).map(|i: usize| i * 7 + i / 5);
+            let data: Vec<f32> = steps.map(|i| [-2.0, -1.0, 0.0, 1.0, 2.0][i % 5]).collect();
+            HostTensor::from_f32(sizes, &data).ok().map(given)
+        };
+        let (batch, size) = (2, 64);
+        let places = (0..batch).flat_map(|b| (0..t).map(move |key| (b, key)));
+        let mask: Vec<f32> = places
+            .map(|(b, key)| if hidden(b, key) { MASK_MIN } else { 0.0 })
+            .collect();
+        let mask = HostTensor::from_f32(&[batch, 1, 1, t], &mask).ok().map(given)?;
+        let (q, k) = (whole(&[batch, s, 4, size])?, whole(&[batch, t, 2, size])?);
+        let v = input(&[batch, t, 2, size]);
+        Some(Case::new(Attention::scaled(0.0625), vec![q, k, v, mask]))
+    };
+    let hidden = [
+        padded(5, 64, &|b, _| b == 1),
+        padded(5, 70, &|b, _| b == 1),
+        padded(1, 40, &|b, _| b == 1),
+        padded(70, 133, &|_, _| true),
+        padded(9, 150, &|b, key| b == 1 && (key < 70 || key / 16 == 6)),
+    ];
+    let mut all = vec![
         windowed(1, 200, 4, 2, 70, true),
         windowed(1, 900, 3, 3, 600, false),
         windowed(1, 900, 4, 1, 7, true),
@@ -655,5 +833,7 @@ fn cases() -> Vec<Case> {
             Attention::scaled(0.25),
             vec![input(&[3, 5, 4, 8]), input(&[3, 7, 2, 8]), input(&[3, 7, 2, 8])],
         ),
-    ]
+    ];
+    all.extend(hidden.into_iter().flatten());
+    all
 }

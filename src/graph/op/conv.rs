@@ -264,7 +264,7 @@ pub(super) fn emit(
     let mut dispatches = Vec::new();
     if packed {
         let size = if float == DType::F16 { 2 } else { 4 };
-        for (first, count) in cx.split(tiles * groups, depth * tile * size, 1)? {
+        for (first, count) in cx.split(tiles * groups, (depth.saturating_mul(tile), size), 1)? {
             let pack = Pack::Tiles {
                 dtype: float,
                 rows,

@@ -80,7 +80,7 @@ impl Op for Gather {
         if let (Some(_), Some(rows), Some(row), 0) = (table.as_const(), as_usize(&rows), as_usize(&row), a) {
             let dtype = device_dtype(table.dtype, cx.float());
             let size = if dtype == DType::F16 { 2 } else { 4 };
-            for (first, count) in cx.split(rows, row * size, 1)? {
+            for (first, count) in cx.split(rows, (row, size), 1)? {
                 let pack = Pack::Rows { dtype, first, count };
                 parts.push((
                     cx.weight(0, pack)?,
@@ -89,6 +89,7 @@ impl Op for Gather {
                 ));
             }
         } else {
+            cx.countable("table", &table.shape.count()?)?;
             parts.push((cx.input(0)?, 0.into(), rows.clone()));
         }
         let (count, indices) = (out.count()?, cx.shape(1)?.count()?);

@@ -271,7 +271,7 @@ impl Op for MatMul {
         let mut parts = Vec::new();
         if let (true, Some(columns), Some(depth)) = (constant, as_usize(n), as_usize(k)) {
             let size = if cx.float() == DType::F16 { 2 } else { 4 };
-            for (first, count) in cx.split(columns, depth * size, together)? {
+            for (first, count) in cx.split(columns, (depth, size), together)? {
                 // Columns that one work-item reads from top to bottom are side by side.
                 let panels: &[usize] = match (by_vectors, by_broadcast) {
                     (true, _) => &[32, 16],
@@ -297,6 +297,7 @@ impl Op for MatMul {
                 ));
             }
         } else {
+            cx.countable("second operand", &b.shape.count()?)?;
             let stride = if self.trans_b { k } else { n };
             parts.push((cx.input(1)?, 0, n.clone(), stride.clone()));
         }
@@ -305,6 +306,8 @@ impl Op for MatMul {
                 "a weight of {n} columns, an odd number, above the binding limit"
             )));
         }
+        cx.countable("first operand", &a.count()?)?;
+        cx.countable("result", &out.count()?)?;
         for (weight, first, count, stride) in parts {
             let turned = self.trans_b && !constant;
             let fields = [&rows, &count, k, &stride, n, &Dim::from_usize(first)];

@@ -214,7 +214,7 @@ pub(super) fn packed_parts(
 ) -> OpResult<Vec<Part>> {
     let mut parts = Vec::new();
     let scales: Vec<usize> = codes.iter().map(|i| i + 1).collect();
-    for (first, count) in cx.split(n, bits.rows(k) * 4, 64)? {
+    for (first, count) in cx.split(n, (bits.rows(k), 4), 64)? {
         let stride = count.next_multiple_of(PAD);
         let panel = E0mShape::of(cx.caps()).panel.unwrap_or(stride);
         let pack = Pack::Columns {
@@ -373,6 +373,36 @@ impl Weights {
             gain,
         }
     }
+
+    /// Columns of all matrices.
+    pub fn columns(&self) -> usize {
+        self.ends.last().copied().unwrap_or(0)
+    }
+
+    /// The second matrix, of rows of `k` weights, where there is one.
+    fn second_part(&self, cx: &mut LowerCx<'_>, bits: Bits, k: usize) -> OpResult<Option<Part>> {
+        let Some(codes) = self.second else { return Ok(None) };
+        Ok(packed_parts(cx, &[codes], bits, k, self.columns())?
+            .into_iter()
+            .next())
+    }
+
+    /// `call` with the fields by which a kernel finds the place of a column (`common/parts`), and which it reads where results are `in_parts`.
+    fn place(&self, call: Call, in_parts: bool) -> Call {
+        let end = |i: usize| Dim::from_usize(self.ends.get(i).copied().unwrap_or(self.columns()));
+        let start = |i: usize| {
+            let start = self.starts.get(i).copied().unwrap_or(0);
+            Dim::from(i64::try_from(start).unwrap_or(i64::MAX))
+        };
+        let call = call.field(end(0)).field(end(1)).field(start(1)).field(start(2));
+        if in_parts { call.define("PARTS", 1) } else { call }
+    }
+}
+
+/// `call` of a vector kernel with its operands of a second matrix.
+fn with_second(call: Call, second: Option<&Part>) -> Call {
+    call.optional(second.map(|s| s.codes))
+        .optional(second.map(|s| s.scales))
 }
 
 /// Operand of the factors of [`MatMulE0m::norm`] of a single product.
@@ -419,14 +449,12 @@ impl MatMulE0m {
     /// The product of operand 0, whose rows have `k` elements, with `weights` into `y`. The results of several matrices are matrices
     /// of their own, one behind another, perhaps with gaps.
     pub(super) fn emit(&self, cx: &mut LowerCx<'_>, k: usize, weights: &Weights, y: Operand) -> OpResult<()> {
-        let n = weights.ends.last().copied().unwrap_or(0);
-        let end = |i: usize| Dim::from_usize(weights.ends.get(i).copied().unwrap_or(n));
-        let start = |i: usize| {
-            let start = weights.starts.get(i).copied().unwrap_or(0);
-            Dim::from(i64::try_from(start).unwrap_or(i64::MAX))
-        };
+        let n = weights.columns();
         let rows = rows(&cx.shape(0)?)?;
         let most = cx.upper_bound(&rows);
+        for (what, columns) in [("first operand", k), ("result", n)] {
+            cx.countable(what, &rows.mul(&Dim::from_usize(columns))?)?;
+        }
         if self.int8 {
             return self.emit_int8(cx, k, weights, y);
         }
@@ -448,10 +476,7 @@ impl MatMulE0m {
                 x = normed(cx, x, gain.take(), epsilon, (&rows, k), dtype)?;
             }
         }
-        let second = match weights.second {
-            Some(codes) => packed_parts(cx, &[codes], self.bits, k, n)?.into_iter().next(),
-            None => None,
-        };
+        let second = weights.second_part(cx, self.bits, k)?;
         // One row of several results without gaps is one row of all.
         let mut behind = weights.starts.iter().skip(1).zip(&weights.ends);
         let gaps = behind.any(|(start, end)| *start != *end as u64);
@@ -483,10 +508,7 @@ impl MatMulE0m {
             }
             call = call.operand(part.codes).operand(part.scales);
             if vector {
-                let second = second.as_ref();
-                call = call
-                    .optional(second.map(|s| s.codes))
-                    .optional(second.map(|s| s.scales));
+                call = with_second(call, second.as_ref());
             }
             if gain.is_some() {
                 call = call.define("DEPTH", i64::try_from(k).unwrap_or(i64::MAX));
@@ -502,14 +524,12 @@ impl MatMulE0m {
                     .field(panel)
                     .field(Dim::from_usize(n))
             };
-            let call = call.field(Dim::from_usize(part.first));
-            let call = call.field(end(0)).field(end(1)).field(start(1)).field(start(2));
-            let call = if vector {
+            let call = weights.place(call.field(Dim::from_usize(part.first)), in_parts);
+            cx.emit(if vector {
                 call.field(self.norm.unwrap_or(0.0))
             } else {
                 call
-            };
-            cx.emit(if in_parts { call.define("PARTS", 1) } else { call })?;
+            })?;
         }
         Ok(())
     }
@@ -517,7 +537,7 @@ impl MatMulE0m {
     /// One dispatch computes the products of a row with two weights of `k x n`.
     pub(super) fn takes_two(&self, cx: &mut LowerCx<'_>, k: usize, n: usize) -> OpResult<bool> {
         let one_row = rows(&cx.shape(0)?)?.is(1);
-        Ok(one_row && cx.split(n, self.bits.rows(k) * 4, 64)?.len() == 1)
+        Ok(one_row && cx.split(n, (self.bits.rows(k), 4), 64)?.len() == 1)
     }
 
     /// Half arithmetic, which takes weights in pairs, errs by less than weights of so few bits and results in halves do.

@@ -51,10 +51,10 @@ pub(super) fn emit(
     let mut dispatches = Vec::new();
     if constant {
         let dtype = cx.float();
-        let bytes = terms.saturating_mul(if dtype == DType::F16 { 2 } else { 4 });
+        let size = if dtype == DType::F16 { 2 } else { 4 };
         // Of several groups only whole ones are computed in a dispatch.
         let unit = if group == 1 { 1 } else { rows };
-        let split = match cx.split(outputs, bytes, unit) {
+        let split = match cx.split(outputs, (terms, size), unit) {
             Ok(split) => split,
             Err(why) => {
                 log::debug!("convolution \"{}\" is computed without tiles: {why}", cx.name());
@@ -73,11 +73,7 @@ pub(super) fn emit(
     let inputs = batches.mul(channels)?.mul(&stride)?;
     let results = batches.mul(&Dim::from_usize(rows))?.mul(&columns)?;
     for (what, count) in [("input", inputs), ("result", results)] {
-        let room = Dim::from(i64::from(u32::MAX)).sub(&count)?;
-        cx.require(
-            room,
-            &format!("kernels count the elements of the {what} in 32 bits"),
-        );
+        cx.countable(what, &count)?;
     }
     for (weights, first, count) in dispatches {
         let rows = rows.min(count);

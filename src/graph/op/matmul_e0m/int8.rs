@@ -4,6 +4,7 @@
 
 use super::{
     MatMulE0m, PAD, Weights, format_defines, normed, packed_case, packed_parts, rows, stretch, tune,
+    with_second,
 };
 use crate::backend::kernel::{Form, Kernel};
 use crate::backend::tunable::Tuning;
@@ -30,7 +31,7 @@ macro_rules! dots {
     };
 }
 
-/// Those whose dots take both sides signed.
+/// Dots of activations, which are signed, with codes as each way takes them (`common/dot`).
 const FORMS: &[Form] = &[
     dots!("PTX", Ptx),
     dots!("KHR", Khr),
@@ -90,7 +91,7 @@ impl MatMulE0m {
         weights: &Weights,
         y: Operand,
     ) -> OpResult<()> {
-        let n = weights.ends.last().copied().unwrap_or(0);
+        let n = weights.columns();
         let (rows, mut x) = (rows(&cx.shape(0)?)?, cx.input(0)?);
         let mut gain = match self.norm {
             Some(_) => Some(cx.input(weights.gain)?),
@@ -98,15 +99,6 @@ impl MatMulE0m {
         };
         let block = self.activations();
         let in_parts = weights.ends.len() > 1;
-        let end = |i: usize| Dim::from_usize(weights.ends.get(i).copied().unwrap_or(n));
-        let start = |i: usize| {
-            let start = weights.starts.get(i).copied().unwrap_or(0);
-            Dim::from(i64::try_from(start).unwrap_or(i64::MAX))
-        };
-        let places = |call: Call| {
-            let call = call.field(end(0)).field(end(1)).field(start(1)).field(start(2));
-            if in_parts { call.define("PARTS", 1) } else { call }
-        };
         let most = cx.upper_bound(&rows);
         let vector = rows.is(1) && {
             let tuning = tune::bytes_vector(self, cx.caps(), k, n);
@@ -126,10 +118,7 @@ impl MatMulE0m {
             cx.emit(call.field(&rows).field(Dim::from_usize(k)))?;
             Some((bytes, factors))
         };
-        let second = match weights.second {
-            Some(codes) => packed_parts(cx, &[codes], self.bits, k, n)?.into_iter().next(),
-            None => None,
-        };
+        let second = weights.second_part(cx, self.bits, k)?;
         for part in packed_parts(cx, &weights.codes, self.bits, k, n)? {
             let (count, panel, first) = (
                 Dim::from_usize(part.count),
@@ -140,13 +129,10 @@ impl MatMulE0m {
                 None => {
                     let call = self.vector(cx.caps(), block, k, part.count)?;
                     let call = call.operand(x).optional(gain);
-                    let second = second.as_ref();
                     let call = call.operand(part.codes).operand(part.scales);
-                    let call = call
-                        .optional(second.map(|s| s.codes))
-                        .optional(second.map(|s| s.scales))
-                        .operand(y);
-                    places(call.field(count).field(panel).field(first)).field(self.norm.unwrap_or(0.0))
+                    let call = with_second(call, second.as_ref()).operand(y);
+                    let call = call.field(count).field(panel).field(first);
+                    weights.place(call, in_parts).field(self.norm.unwrap_or(0.0))
                 }
                 Some((bytes, factors)) => {
                     let call = self.product(cx.caps(), block, [k, part.count], (&rows, most))?;
@@ -157,7 +143,7 @@ impl MatMulE0m {
                         .field(count)
                         .field(Dim::from_usize(k))
                         .field(panel);
-                    places(call.field(Dim::from_usize(n)).field(first))
+                    weights.place(call.field(Dim::from_usize(n)).field(first), in_parts)
                 }
             };
             cx.emit(call)?;
@@ -296,6 +282,8 @@ impl VectorShape {
             _ => default_vector(caps),
         };
         let panels = match each {
+            // Work-items that share columns meet behind these once: the texts have no barrier between panels.
+            _ if lanes < items => 1,
             0 => 1,
             _ => {
                 let groups = each.saturating_mul(caps.assumed_units().max(1)) as usize;
@@ -365,6 +353,25 @@ const _: () = assert!(PAD.is_multiple_of(16), "vectors of columns are whole");
 mod tests {
     use super::*;
     use crate::backend::kernel::form_name;
+
+    #[test]
+    fn columns_that_are_shared_are_one_panel() {
+        let caps = Caps {
+            kind: crate::backend::DeviceKind::Cpu,
+            ..Caps::neutral()
+        };
+        let op = MatMulE0m::new(Bits::Four, 32);
+        let tuning = tune::bytes_vector(&op, &caps, 64, 1 << 16);
+        let cut = |choice: [u32; 3]| {
+            let tuning = Tuning {
+                choice: choice.to_vec(),
+                ..tuning.clone()
+            };
+            VectorShape::of(&caps, 1 << 16, &tuning).panels
+        };
+        assert!(cut([1, 1, 4]) > 1);
+        assert_eq!([cut([8, 4, 4]), cut([64, 8, 0]), cut([1, 1, 0])], [1; 3]);
+    }
 
     #[test]
     fn bytes_are_faster_where_both_kernels_have_their_form() {
