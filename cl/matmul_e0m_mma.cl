@@ -12,7 +12,7 @@
 #define TILE_ITEMS (WARPS_M * WARPS_N * 32)
 #define BLOCK (4 * PER)
 #define LEVELS ((((1u << BITS) - 1u) << (10 - BITS)) * 0x10001u)
-#define LEVEL_PAIR(word, j) ((E0M_MOVE(word, (j) * BITS, 10 - BITS) & LEVELS) | 0x40004000u)
+#define LEVEL_PAIR(d, word, j) MASKED_OR(d, E0M_MOVE(word, (j) * BITS, 10 - BITS), LEVELS, 0x40004000u)
 #define GROUP_BLOCKS (GROUP * SPAN / BLOCK)
 // Vectors of 16 bytes of a row of x in a block, copies of x and of codes in a block, and all of a stage.
 #define CHUNKS (BLOCK / 8)
@@ -124,10 +124,10 @@ KERNEL {
     uint each[4] = {word.x, word.y, word.z, word.w};
     uint w[4][PAIRS];
     _Pragma("unroll") for (uint c = 0; c < 4; c++) {
-      uint levels[4] = {LEVEL_PAIR(each[c], 0), LEVEL_PAIR(each[c], 1), LEVEL_PAIR(each[c], 2 % PAIRS), LEVEL_PAIR(each[c], 3 % PAIRS)};
       _Pragma("unroll") for (uint e = 0; e < PAIRS; e++) {
-        uint d;
-        HALVES_SUB(d, levels[e], bias[c]);
+        uint level, d;
+        LEVEL_PAIR(level, each[c], e);
+        HALVES_SUB(d, level, bias[c]);
         HALVES_MUL(w[c][e], d, scale[c]);
       }
     }

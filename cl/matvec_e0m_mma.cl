@@ -1,7 +1,7 @@
 // y[column + j] = sum_k x[k] * w[k, j] for one row x of halves and an E0M weight of 4 or 8 bits, on matrix units. A work-group takes 32
 // columns, each of its warps every so many stretches of weights; a work-item holds vectors of four columns, of which the next stretch is on its
 // way while one is summed. The units multiply x by halves that w1 follows from by a factor and a term; with w = s * (w1 - b) the sums are scaled
-// here: no weight is rounded. With FLAT the weight is one panel. With PARTS the columns up to end0, up to end1 and the rest are results of
+// here: no weight is rounded. With FLAT the weight is one panel, with WHOLE no stretch is cut short. With PARTS the columns up to end0, up to end1 and the rest are results of
 // their own, from elements 0, start1 and start2 on. With HAS_GAIN each work-group normalises x of DEPTH places first, into local memory: x / sqrt(mean
 // of squares + epsilon) * gain. With HAS_CODES2 every other warp takes a second weight of the same size, whose results are stored beside the first.
 #include "common/e0m"
@@ -19,7 +19,9 @@
 // Pairs of neighbouring weights as halves, exact, where their codes stand after one shift at most: codes that begin at bit `from` of a half
 // make 2 + (w1 - 2) / APART, from which W1 makes the sum over w1.
 #define LEVELS(from) ((((1u << BITS) - 1u) << (from)) * 0x10001u)
-#define PAIR(word, from) (((word) & LEVELS(from)) | 0x40004000u)
+#define PAIR(d, word, from) \
+  uint d; \
+  MASKED_OR(d, word, LEVELS(from), 0x40004000u);
 #define APART(from) ((float)(1 << (10 - BITS - (from))))
 #define W1(from, dot, sum) (APART(from) * (dot) - (2.0f * APART(from) - 2.0f) * (sum))
 #define ONES 0x3C003C00u
@@ -33,7 +35,13 @@
     pair = pair_at[(s) / SPAN * step]; \
   }
 #define LOAD_XS(xs, s) { _Pragma("unroll") for (uint b = 0; b < EACH; b++) xs[b] = x_words[BLOCK_OF(s) * 4 + t]; }
+#ifdef WHOLE
+#define BLOCK_OF(s) ((s) * EACH + b)
+#define ENDS(s) false
+#else
 #define BLOCK_OF(s) ((s) * EACH + b < blocks ? (s) * EACH + b : 0)
+#define ENDS(s) ((s) * EACH + b >= blocks)
+#endif
 // x in local memory is there at once; else it is on its way with the words.
 #ifdef HAS_GAIN
 #define AHEAD(words, xs, pair, s) LOAD_WORDS(words, pair, s)
@@ -46,27 +54,66 @@
 #else
 #define AHEAD(words, xs, pair, s) { LOAD_WORDS(words, pair, s) LOAD_XS(xs, s) }
 #endif
+// Pairs of x that meet codes of one place: as they lie in memory, or side by side, as a normalised row is stored.
+#define X0(v) v.x
+#define X3(v) v.w
+#ifdef HAS_GAIN
+#define X1(v) v.y
+#define X2(v) v.z
+#else
+#define X1(v) v.z
+#define X2(v) v.y
+#endif
+#define ADD_AT(c, a, b, from, x0, x1) { \
+    PAIR(a0, a, from) \
+    PAIR(b0, b, from) \
+    PAIR(a8, (a) >> 8u, from) \
+    PAIR(b8, (b) >> 8u, from) \
+    MMA(c, a0, b0, a8, b8, x0, x1); \
+  }
 #ifdef PER4
-#define ADD(c, a, b, v) { MMA(c[0], PAIR(a, 0), PAIR(b, 0), PAIR((a) >> 8u, 0), PAIR((b) >> 8u, 0), v.x, v.y); }
+#define ADD(c, a, b, v) ADD_AT(c[0], a, b, 0, v.x, v.y)
 #define ADD_ONES(c, v) { MMA(c[0], ONES, ONES, ONES, ONES, v.x, v.y); }
 #define CLASSES 1
 #define DOT(c, i) W1(0, c[0][i], sum[0][0])
 #define ALL sum[0][0]
 #else
 // Codes of one place make a sum of their own.
-#define ADD(c, a, b, v) { \
-    MMA(c[0], PAIR(a, 0), PAIR(b, 0), PAIR((a) >> 8u, 0), PAIR((b) >> 8u, 0), v.x, v.z); \
-    MMA(c[1], PAIR(a, 4), PAIR(b, 4), PAIR((a) >> 8u, 4), PAIR((b) >> 8u, 4), v.y, v.w); \
-  }
+#define ADD(c, a, b, v) ADD_AT(c[0], a, b, 0, X0(v), X1(v)) ADD_AT(c[1], a, b, 4, X2(v), X3(v))
 #define ADD_ONES(c, v) { \
-    MMA(c[0], ONES, ONES, ONES, ONES, v.x, v.z); \
-    MMA(c[1], ONES, ONES, ONES, ONES, v.y, v.w); \
+    MMA(c[0], ONES, ONES, ONES, ONES, X0(v), X1(v)); \
+    MMA(c[1], ONES, ONES, ONES, ONES, X2(v), X3(v)); \
   }
 #define CLASSES 2
 #define DOT(c, i) (W1(0, c[0][i], sum[0][0]) + W1(4, c[1][i], sum[1][0]))
 #define ALL (sum[0][0] + sum[1][0])
 #endif
-#define SCALED(v, word, dot) v += E0M_HALF(float, word) * ((dot) - E0M_HALF(float, (word) >> 16u) * ALL)
+#define SCALED(v, word, dot) { \
+    float scale, bias; \
+    FLOATS_OF(scale, bias, word); \
+    v += scale * ((dot) - bias * ALL); \
+  }
+// The sums of a stretch, of which the next one is on its way.
+#define STRETCH(words, xs, pair, s) { \
+    float low[CLASSES][4], high[CLASSES][4], sum[CLASSES][4]; \
+    for (uint c = 0; c < CLASSES; c++) \
+      for (uint e = 0; e < 4; e++) low[c][e] = high[c][e] = sum[c][e] = 0.0f; \
+    _Pragma("unroll") for (uint b = 0; b < EACH; b++) { \
+      if (ENDS(s)) break; \
+      ADD(low, words[b].x, words[b].y, xs[b]) \
+      ADD(high, words[b].z, words[b].w, xs[b]) \
+      ADD_ONES(sum, xs[b]) \
+    } \
+    SCALED(total.x, pair.x, DOT(low, 0)) \
+    SCALED(total.y, pair.y, DOT(low, 2)) \
+    SCALED(total.z, pair.z, DOT(high, 0)) \
+    SCALED(total.w, pair.w, DOT(high, 2)) \
+  }
+#ifdef HAS_GAIN
+#define LOAD_LATE(xs, s) LOAD_XS(xs, s)
+#else
+#define LOAD_LATE(xs, s)
+#endif
 
 KERNEL {
   __local float4 part[WARPS * 8];
@@ -133,37 +180,27 @@ KERNEL {
       HALVES_OF(normed.y, v[2] * low.z, v[3] * low.w);
       HALVES_OF(normed.z, v[4] * high.x, v[5] * high.y);
       HALVES_OF(normed.w, v[6] * high.z, v[7] * high.w);
+#ifdef PER4
       row[i] = normed;
+#else
+      row[i] = normed.xzyw;
+#endif
     }
   }
   barrier(CLK_LOCAL_MEM_FENCE);
 #endif
+  // Two at a time, so that none is moved.
   while (s < stretches) {
     uint after = s + WARPS / SIDES;
     if (after < stretches) AHEAD(next_words, next_xs, next_pair, after)
-#ifdef HAS_GAIN
-    LOAD_XS(xs, s)
-#endif
-    float low[CLASSES][4], high[CLASSES][4], sum[CLASSES][4];
-    for (uint c = 0; c < CLASSES; c++)
-      for (uint e = 0; e < 4; e++) low[c][e] = high[c][e] = sum[c][e] = 0.0f;
-    _Pragma("unroll") for (uint b = 0; b < EACH; b++) {
-      if (s * EACH + b >= blocks) break;
-      ADD(low, words[b].x, words[b].y, xs[b])
-      ADD(high, words[b].z, words[b].w, xs[b])
-      ADD_ONES(sum, xs[b])
-    }
-    SCALED(total.x, pair.x, DOT(low, 0));
-    SCALED(total.y, pair.y, DOT(low, 2));
-    SCALED(total.z, pair.z, DOT(high, 0));
-    SCALED(total.w, pair.w, DOT(high, 2));
-    _Pragma("unroll") for (uint b = 0; b < EACH; b++) {
-      words[b] = next_words[b];
-#ifndef HAS_GAIN
-      xs[b] = next_xs[b];
-#endif
-    }
-    pair = next_pair;
+    LOAD_LATE(xs, s)
+    STRETCH(words, xs, pair, s)
+    s = after;
+    if (s >= stretches) break;
+    after = s + WARPS / SIDES;
+    if (after < stretches) AHEAD(words, xs, pair, after)
+    LOAD_LATE(next_xs, s)
+    STRETCH(next_words, next_xs, next_pair, s)
     s = after;
   }
   if (t == 0) part[lid / 32 * 8 + g] = total;

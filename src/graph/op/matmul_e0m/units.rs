@@ -231,6 +231,11 @@ impl MatMulE0m {
             Some(_) => call,
             None => call.define("FLAT", 1),
         };
+        let call = if k.is_multiple_of(length) {
+            call.define("WHOLE", 1)
+        } else {
+            call
+        };
         let call = if self.bits == Bits::Four && caps.takes_form(&VECTOR, "PAIRS") {
             call.define("PAIRS", 1)
         } else {
