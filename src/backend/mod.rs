@@ -578,24 +578,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_cpu_lacks_for_bytes_is_named() {
-        let caps = |driver: &str| Caps {
-            driver: driver.to_owned(),
-            ..Caps::neutral()
-        };
-        let at = |driver: &str, wide, bytes| lacks(&caps(driver), &[("AVX512F", wide), ("AVX512BW", bytes)]);
-        assert_eq!(at("PoCL 5", true, true), None);
-        assert_eq!(at("PoCL 5", true, false).unwrap(), "the CPU lacks AVX512BW");
-        assert_eq!(
-            at("PoCL 5", false, false).unwrap(),
-            "the CPU lacks AVX512F and AVX512BW"
-        );
-        let other = at("Intel", true, true).unwrap();
-        assert!(other.contains("AVX512F and AVX512BW"), "{other}");
-        assert_eq!(PackedDot::x86_refusal(&caps("PoCL")), None, "no CPU");
-    }
-
-    #[test]
     fn devices_are_chosen_by_name() {
         let all: Vec<Caps> = [("Big GPU", "1"), ("Big GPU 2", "1"), ("CPU", "A"), ("CPU", "B")]
             .map(|(device, driver)| Caps {
@@ -624,34 +606,5 @@ mod tests {
         );
         assert_eq!(choose(&all, None).ok(), Some(0));
         assert!(choose(&[], None).is_err_and(|e| e.to_string() == "no device matches \"any\"; found: none"));
-    }
-
-    #[test]
-    fn local_memory_is_fast_on_gpus_that_have_some() {
-        use DeviceKind::{Cpu, Discrete, Integrated, Other};
-        // As NVIDIA's, AMD's and Intel's drivers say, and MoltenVK of an Apple GPU.
-        for (kind, number) in [
-            (Discrete, 0x10de),
-            (Discrete, 0x1002),
-            (Integrated, 0x8086),
-            (Integrated, 0x106b),
-        ] {
-            assert!(fast_local(kind, Maker::Pci(number)), "{number:#x}");
-        }
-        // Mali, Adreno, PowerVR, Microsoft's and Mesa's renderers, Intel's OpenCL on a CPU; nothing known.
-        for (kind, number) in [
-            (Integrated, 0x13b5),
-            (Integrated, 0x5143),
-            (Integrated, 0x1010),
-            (Cpu, 0x1414),
-            (Cpu, 0x10005),
-            (Cpu, 0x8086),
-            (Other, 0),
-        ] {
-            assert!(!fast_local(kind, Maker::Pci(number)), "{number:#x}");
-        }
-        // Metal, whatever kind it says; Apple's OpenCL has the CPU as a device too.
-        assert!(fast_local(Integrated, Maker::ApplesDriver) && fast_local(Discrete, Maker::ApplesDriver));
-        assert!(!fast_local(Cpu, Maker::ApplesDriver));
     }
 }

@@ -537,7 +537,7 @@ mod tests {
         assert_eq!(unloadable(None), format!("cannot load the library `{LIBRARY}`"));
         let two = unloadable(Some("/no/a.so;/no/b.so"));
         for name in ["/no/a.so", "/no/b.so", PATH_VARIABLE, LIBRARY] {
-            assert!(two.contains(&format!("{name}")), "{name} in {two}");
+            assert!(two.contains(name), "{name} in {two}");
         }
         for name in ANDROID_LIBRARIES {
             let rest = name.strip_prefix("/vendor").or(name.strip_prefix("/system"));
