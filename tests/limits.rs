@@ -44,6 +44,7 @@ fn caps() -> Caps {
         tuned: Vec::new(),
         priorities: false,
         images: Default::default(),
+        refused: Vec::new(),
     }
 }
 
