@@ -11,7 +11,6 @@ mod int4_twin;
 
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use transformer_lite::backend::kernel::{KernelSpec, Language, free_axes, in_parts};
 use transformer_lite::backend::phones::PHONES;
@@ -68,9 +67,8 @@ fn key(spec: &KernelSpec) -> String {
     let Some(epilogue) = &spec.epilogue else {
         return spec.to_string();
     };
-    let mut hash = DefaultHasher::new();
-    format!("{epilogue:?}").hash(&mut hash);
-    format!("{spec} then {:08x}", hash.finish() & 0xFFFF_FFFF)
+    let hash = crc32fast::hash(format!("{epilogue:?}").as_bytes());
+    format!("{spec} then {hash:08x}")
 }
 
 fn spir_v(text: &str, kernel: &str) -> Result<Vec<u8>, AnyError> {

@@ -21,7 +21,7 @@
 //! fn main() -> Result<(), Box<dyn std::error::Error>> {
 //!     let model = Model::load("smollm2-e0m4", &LoadOptions::default())?;
 //!     let mut session = model.session()?;
-//!     let question = [Message::user("What is the capital of France?")];
+//!     let question = [Message::user("Why is the sky blue?")];
 //!     for piece in session.generate(&question, &GenerateOptions::default())? {
 //!         print!("{}", piece?);
 //!     }

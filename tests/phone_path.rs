@@ -267,6 +267,10 @@ fn model_trials() -> Vec<(String, ModelTrial)> {
         Box::new(unlaunched_variant),
     );
     add(
+        "a_persistent_kernel_is_not_launched",
+        Box::new(unlaunched_persistent),
+    );
+    add(
         "a_variant_is_launched_at_the_second_try",
         Box::new(launched_at_last),
     );
@@ -891,17 +895,22 @@ fn unbuilt_variant(model: &Model) -> Outcome {
     quarantined(model, &config, VARIANT)
 }
 
-/// The first launches of the variant are refused.
-fn unlaunched(count: u64) -> Config {
+/// The first launches of a kernel are refused.
+fn launches_refused(kernel: &str, count: u64) -> Vec<Fault> {
     let each = (1..=count).map(|nth| Fault {
         call: "clEnqueueNDRangeKernel".to_owned(),
-        kernel: Some(VARIANT.to_owned()),
+        kernel: Some(kernel.to_owned()),
         nth,
         code: cl::OUT_OF_RESOURCES,
         lost: false,
     });
+    each.collect()
+}
+
+/// The first launches of the variant are refused.
+fn unlaunched(count: u64) -> Config {
     Config {
-        faults: each.collect(),
+        faults: launches_refused(VARIANT, count),
         ..of(Profile::Radeon)
     }
 }
@@ -916,6 +925,35 @@ fn launched_at_last(model: &Model) -> Outcome {
     let run = model.run(&unlaunched(1), FEW, &[])?;
     model.recovers(&run, Profile::Radeon, FEW)?;
     run.quiet()
+}
+
+/// Dispatches of which the driver does not launch the kernel that joins them run one by one.
+fn unlaunched_persistent(model: &Model) -> Outcome {
+    let kernel = "persistent";
+    let run = |count: u64| {
+        let config = Config {
+            faults: launches_refused(kernel, count),
+            ..Config::default()
+        };
+        model.run(&config, FEW, &["--recording", "persistent"])
+    };
+    let joined = format!("clEnqueueNDRangeKernel kernel={kernel} ");
+    let (plain, refused) = (run(0)?, run(99)?);
+    if plain.count(&joined) == 0 {
+        return Err("no dispatches are joined".to_owned());
+    }
+    if plain.tokens()? != refused.tokens()? {
+        return Err(format!(
+            "tokens {:?} wanted, {:?} found",
+            plain.tokens()?,
+            refused.tokens()?
+        ));
+    }
+    refused.recovered(2 * plain.took)?;
+    match refused.errors.contains("is not used: it cannot be compared") {
+        true => Ok(()),
+        false => Err(format!("no warning: {}", refused.errors)),
+    }
 }
 
 /// Every build of a kernel is refused.

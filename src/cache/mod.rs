@@ -223,7 +223,7 @@ impl Store {
                     let count = self.remove_damaged().max(1);
                     let files = count_text(count, "damaged cache file");
                     log::warn!(
-                        "{files} removed, {} among them: {why}; what was in them is made anew",
+                        "{files} removed, {} among them: {why}; what was in them is made anew, but for what `tlite tune` chose",
                         path.display()
                     );
                 }

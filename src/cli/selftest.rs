@@ -1,13 +1,17 @@
 //! `tlite selftest`.
 
 use super::options::DeviceOptions;
-use super::output::{bar, put, put_json};
+use super::output::{bar, note, put, put_json};
 use crate::backend::{self, Backend, Caps, DeviceKind, OpenOptions, Quarantined, SharedBackend};
 use crate::error::{Error, Result, Stage};
 use crate::placement::{BackendChoice, Opened};
 use crate::selftest::suite::{self, Failure, Outcome};
 use serde::Serialize;
 use std::fmt::Write as _;
+use std::time::{Duration, Instant};
+
+/// How often a line says how far a check is, where no bar does.
+const TELL: Duration = Duration::from_secs(15);
 
 /// Check that devices compute right, for a bug report
 ///
@@ -103,9 +107,16 @@ fn check(backend: Box<dyn Backend>, args: &Args) -> Row {
     let line = bar(0);
     line.set_message(caps.device.clone());
     let device = SharedBackend::new(backend);
+    let mut told = Instant::now();
     let outcome = suite::run(device, store.as_deref(), args.quick, &mut |done, all| {
         line.set_length(u64::try_from(all).unwrap_or(u64::MAX));
         line.set_position(u64::try_from(done).unwrap_or(u64::MAX));
+        // Without a terminal there is no bar.
+        if line.is_hidden() && told.elapsed() >= TELL {
+            told = Instant::now();
+            let what = format!("{}: {done} of {all} cases", caps.device);
+            note(&mut std::io::stderr(), &what);
+        }
     });
     line.finish_and_clear();
     row(caps, extensions, outcome)

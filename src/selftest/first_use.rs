@@ -390,7 +390,7 @@ fn known(caps: &Caps) -> Option<String> {
 fn unjudged(caps: &Caps, kernels: &[String]) -> Option<String> {
     let first = kernels.iter().min()?;
     Some(format!(
-        "note: {} could not be checked on {} ({}), such as {first}",
+        "note: {} could not be checked on {} ({}) and are used all the same, such as {first}: what they computed in these runs tells nothing",
         count_text(kernels.len(), "kernel"),
         caps.device,
         caps.driver
