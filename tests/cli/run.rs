@@ -307,7 +307,8 @@ fn a_missing_driver_is_wrong_usage_and_named() {
     let text = stderr(&output);
     assert_eq!(output.status.code(), Some(0), "{text}");
     assert!(
-        text.contains("no device, `tlite devices` says why") && text.contains("no file /no/such/library.so"),
+        text.contains("no device, `tlite devices` says why")
+            && text.contains("/no/such/library.so cannot be used: "),
         "{text}"
     );
 }
