@@ -66,7 +66,7 @@ const REMEDY: &str = if cfg!(target_os = "android") {
 /// where none can.
 const PATH_VARIABLE: &str = "OPENCL_DYLIB_PATH";
 
-/// Has the binding take the first of [`ANDROID_LIBRARIES`] that serves, unless the user names others. It reads the name from the environment alone,
+/// Has the binding take the first of the usual names on Android that serves, unless the user names others. It reads the name from the environment alone,
 /// which can be changed as long as the process has one thread; an app names the library itself.
 pub fn name_library() {
     static NAMED: Once = Once::new();
