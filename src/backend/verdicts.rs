@@ -2,8 +2,8 @@
 //!
 //! Besides, what measuring chose for kernels ([`super::tunable`]). All are kept in the [`Store`], so that a start checks nothing that an earlier one has. A verdict belongs to the whole text of a
 //! specialised kernel, to device and driver, and to this version of the library, which decides with which arguments it runs. What is damaged
-//! or missing is found out anew; without a store every start does. Cases of operators find faults that a first use does not, so that where the list of
-//! what is not used is gone no variant counts as right.
+//! or missing is found out anew; without a store every start does. So where the list of what is not used is gone, variants are checked again at their
+//! next use.
 
 use super::kernel::{BUILD_OPTIONS, KernelSpec, Language};
 use super::tunable::Tuned;
@@ -92,11 +92,7 @@ pub fn keep_quarantined(store: &Store, caps: &Caps) {
     let mut all = quarantined(Some(store), caps);
     all.retain(|q| !caps.quarantined.iter().any(|own| own.variant == q.variant));
     all.extend(caps.quarantined.iter().cloned());
-    put_list(store, caps, &all);
-}
-
-fn put_list(store: &Store, caps: &Caps, list: &[Quarantined]) {
-    match serde_json::to_vec(list) {
+    match serde_json::to_vec(&all) {
         Ok(bytes) => store.put(Kind::Verdict, &list_key(caps), &bytes),
         Err(e) => log::warn!("the list of kernels that are not used cannot be kept: {e}"),
     }
@@ -133,7 +129,8 @@ impl<'a> Right<'a> {
     /// Keeps for later starts that these are right.
     pub fn keep<'s>(&mut self, specs: impl Iterator<Item = &'s KernelSpec>) {
         if !self.listed {
-            put_list(self.store, self.caps, &self.caps.quarantined);
+            // Another process may have written one meanwhile.
+            keep_quarantined(self.store, self.caps);
             self.listed = true;
         }
         for key in specs.filter_map(|spec| key_of(self.caps, spec)) {
@@ -193,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn without_the_list_no_variant_counts_as_right() {
+    fn without_the_list_variants_are_checked_again() {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::new(dir.path().to_owned(), 1 << 20);
         let caps = Caps::neutral();

@@ -95,6 +95,8 @@ class Apt:
         env = dict(os.environ, APT_CONFIG=str(self.root / "apt.conf"), LC_ALL="C")
         names = sorted({f"{p}:{a}" for p in packages for a in ARCHITECTURES})
         done = subprocess.run(["apt-cache", "madison", *names], env=env, text=True, capture_output=True)
+        if done.returncode:
+            raise Missing(f"apt-cache madison: {done.stderr.strip()[-800:]}")
         found = {}
         for line in done.stdout.splitlines():
             package, version, origin = (part.strip() for part in line.split("|"))
@@ -105,6 +107,27 @@ class Apt:
                     if version not in versions:
                         versions.append(version)
         return found
+
+
+class Substitutes:
+    """Packages that were taken for versions which Debian has no more, by checksum, so that later runs need no network either."""
+
+    def __init__(self, archives):
+        self.archives, self.list = archives, archives / "substitutes.txt"
+        lines = self.list.read_text().splitlines() if self.list.is_file() else []
+        self.known = {(of, package): (name, checksum) for of, package, name, checksum in (line.split() for line in lines)}
+
+    def file(self, of, package):
+        """Where the substitute of a package lies, if there is one."""
+        name, checksum = self.known.get((of, package), (None, None))
+        file = name and self.archives / name
+        return file if file and file.is_file() and sha256(file) == checksum else None
+
+    def add(self, of, package, file):
+        """Notes one that was downloaded."""
+        self.known[(of, package)] = (file.name, sha256(file))
+        lines = [" ".join([*key, *value]) + "\n" for key, value in sorted(self.known.items())]
+        self.list.write_text("".join(lines))
 
 
 def lock():
@@ -160,10 +183,14 @@ def fetch(cache):
     archives = cache / "archives"
     archives.mkdir(parents=True, exist_ok=True)
     names, absent = {}, []
+    taken = Substitutes(archives)
     for of, package, version, checksum in lock():
         file = archives / f"{package}_{version}.tar.xz" if of == "source" else deb(archives, of, package, version)
         names[(of, package)] = file
         if not file.is_file() or sha256(file) != checksum:
+            if there := taken.file(of, package):
+                names[(of, package)] = there
+                continue
             file.unlink(missing_ok=True)
             absent.append((of, package, version, checksum, file))
     if absent:
@@ -186,6 +213,7 @@ def fetch(cache):
             apt.run("download", *wanted, cwd=archives)
         for of, package, version, checksum, file in absent:
             if (of, package) in signed:
+                taken.add(of, package, names[(of, package)])
                 continue
             if of == "source":
                 with tempfile.TemporaryDirectory(dir=cache) as folder:

@@ -166,7 +166,8 @@ impl Builder<'_> {
         let whole = text.whole();
         if verdicts::of_program(self.store, self.caps, name, &whole) == Some(false) {
             return Ok(Tried::Refused(
-                "the compiler refused it in an earlier start".to_owned(),
+                "the compiler refused it in an earlier start; `tlite cache clear` has it asked again"
+                    .to_owned(),
             ));
         }
         match self.program(&text, Ok) {

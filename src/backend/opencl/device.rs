@@ -67,7 +67,8 @@ const REMEDY: &str = if cfg!(target_os = "android") {
 const PATH_VARIABLE: &str = "OPENCL_DYLIB_PATH";
 
 /// Has the binding take the first of the usual names on Android that serves, unless the user names others. It reads the name from the environment alone,
-/// which can be changed as long as the process has one thread; an app names the library itself.
+/// which can be changed as long as the process has one thread: a program calls this first. An app, which has threads from the start, sets
+/// `OPENCL_DYLIB_PATH` itself before OpenCL is first used, and errors tell it so.
 pub fn name_library() {
     static NAMED: Once = Once::new();
     if !cfg!(target_os = "android") {
@@ -75,10 +76,11 @@ pub fn name_library() {
     }
     NAMED.call_once(|| {
         let alone = || std::fs::read_dir("/proc/self/task").is_ok_and(|threads| threads.count() == 1);
+        let usable = |name: &&str| unusable(name).is_none();
         if std::env::var_os(PATH_VARIABLE).is_none()
-            && let Some(found) = ANDROID_LIBRARIES
-                .into_iter()
-                .find(|name| unusable(name).is_none())
+            && alone()
+            && let Some(found) = ANDROID_LIBRARIES.into_iter().find(usable)
+            // A driver that was opened may have started a thread.
             && alone()
         {
             // SAFETY: no other thread exists that could read the environment.
@@ -94,7 +96,7 @@ fn unusable(name: &str) -> Option<String> {
         // SAFETY: the symbol is only looked for.
         Ok(library) => match unsafe { library.symbol_cstr::<*mut c_void>(PLATFORMS) } {
             Ok(_) => {
-                // A driver that was opened may have started threads.
+                // Threads of a driver that was opened may run its code.
                 std::mem::forget(library);
                 None
             }
@@ -111,8 +113,13 @@ fn names(list: &str) -> Vec<&str> {
 /// The words of an error about a library that cannot be loaded, where `named` were to be tried before [`LIBRARY`].
 fn unloadable(named: Option<&str>) -> String {
     let tried = |names: &[&str]| {
-        let why = |name: &&str| unusable(name).map(|why| format!("`{name}` ({why})"));
-        names.iter().filter_map(why).collect::<Vec<_>>().join(", ")
+        let why = |name: &&str| match unusable(name) {
+            Some(why) => format!("`{name}` ({why})"),
+            None => format!(
+                "`{name}` (which can be used, but {PATH_VARIABLE} must name it before OpenCL is first used)"
+            ),
+        };
+        names.iter().map(why).collect::<Vec<_>>().join(", ")
     };
     match named.map(names) {
         Some(names) if !names.is_empty() => {
@@ -124,12 +131,12 @@ fn unloadable(named: Option<&str>) -> String {
     }
 }
 
-/// Says once which libraries of [`PATH_VARIABLE`] cannot be used, and what is taken for them.
+/// Says once which libraries of [`PATH_VARIABLE`] cannot be used, of those before the first that can.
 fn warn_of_named_libraries() {
     static SAID: Once = Once::new();
     SAID.call_once(|| {
         let list = std::env::var(PATH_VARIABLE).unwrap_or_default();
-        for (name, why) in names(&list).into_iter().filter_map(|n| Some((n, unusable(n)?))) {
+        for (name, why) in names(&list).into_iter().map_while(|n| Some((n, unusable(n)?))) {
             log::warn!("{PATH_VARIABLE}: {name} cannot be used: {why}");
         }
     });

@@ -136,6 +136,7 @@ impl OpenCl {
                 "{}: generic kernels in place of those for matrix units: {why}",
                 caps.device
             );
+            caps.refused.push(format!("inline PTX for matrix units: {why}"));
             (caps.matrix_units, caps.packed_dot) = (false, PackedDot::None);
         }
         if let Some(why) = units::dot_refusal(Builder::new(&context, handle, &caps, store), &mut stats) {

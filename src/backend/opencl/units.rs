@@ -4,7 +4,7 @@ use super::build::{Builder, Tried};
 use crate::backend::kernel::{CAT, DOT, MMA};
 use crate::backend::{PackedDot, Stats};
 
-/// A kernel with every instruction of `common/mma`.
+/// A kernel with those instructions of `common/mma` that not every GPU with inline PTX has.
 const PROBE: &str = "
 __kernel __attribute__((reqd_work_group_size(32, 1, 1))) void probe(__global uint *x) {
   __local uint4 stage[32];

@@ -1,5 +1,6 @@
 package org.transformerlite
 
+import android.system.Os
 import java.util.concurrent.locks.ReentrantReadWriteLock
 import kotlin.concurrent.read
 import kotlin.concurrent.write
@@ -117,6 +118,9 @@ private fun lastError() = TliteException(String(Native.lastError(), Charsets.UTF
 /** The functions of tlite_jni.c. */
 internal object Native {
     init {
+        // Read when OpenCL is first used; a process with threads has no other way to say it than this one, which Android gives. The names are
+        // those of the manifest, of which the first that can be opened is taken.
+        Os.setenv("OPENCL_DYLIB_PATH", "libOpenCL.so;libGLES_mali.so;libmali.so;libPVROCL.so", false)
         System.loadLibrary("tlite_jni")
     }
 
