@@ -508,6 +508,20 @@ fn images_are_refused(model: &Model, from: u64) -> Outcome {
     run.has("clSetKernelArg kernel=matvec_e0m index=0 size=8 = 0")
 }
 
+/// A phone whose driver refuses a call at the `nth` time.
+fn refusing(profile: Profile, call: &str, nth: u64) -> Config {
+    Config {
+        faults: vec![Fault {
+            call: call.to_owned(),
+            kernel: None,
+            nth,
+            code: cl::INVALID_OPERATION,
+            lost: false,
+        }],
+        ..of(profile)
+    }
+}
+
 /// A call about recordings that fails, and how often it may be made.
 struct Refused {
     call: &'static str,
@@ -537,17 +551,11 @@ fn recordings_refused() -> [(&'static str, Refused); 5] {
 
 /// A driver that lists recordings and refuses one is worked with without them, and that is said once.
 fn recordings_are_refused(model: &Model, refused: &Refused) -> Outcome {
-    let config = Config {
-        faults: vec![Fault {
-            call: refused.call.to_owned(),
-            kernel: None,
-            nth: refused.nth,
-            code: cl::INVALID_OPERATION,
-            lost: false,
-        }],
-        ..of(Profile::Adreno)
-    };
-    let run = model.run(&config, TOKENS, &UNCUT)?;
+    let run = model.run(
+        &refusing(Profile::Adreno, refused.call, refused.nth),
+        TOKENS,
+        &UNCUT,
+    )?;
     model.recovers(&run, Profile::Adreno, TOKENS)?;
     let warnings: Vec<_> = run.errors.lines().filter(|l| l.contains("WARN")).collect();
     if !matches!(warnings.as_slice(), [one] if one.contains(refused.told)) {

@@ -2,8 +2,8 @@
 
 use super::play::{Outcome, Run};
 use super::standin::extensions;
-use super::{Model, UNCUT, of};
-use tlite_standin::{Config, Fault, Profile, cl};
+use super::{Model, UNCUT, of, refusing};
+use tlite_standin::Profile;
 
 /// Tokens that cross a multiple of the padding.
 const TOKENS: usize = 40;
@@ -101,17 +101,11 @@ pub fn refused_calls() -> [(&'static str, Refused); 6] {
 /// A driver that lists command buffers and refuses one is worked with without them, and that is said once. Where the driver beneath has none,
 /// or cannot change any, nothing is refused.
 pub fn refused(model: &Model, refused: &Refused) -> Outcome {
-    let config = Config {
-        faults: vec![Fault {
-            call: refused.call.to_owned(),
-            kernel: None,
-            nth: refused.nth,
-            code: cl::INVALID_OPERATION,
-            lost: false,
-        }],
-        ..of(Profile::Mali)
-    };
-    let run = model.run(&config, TOKENS, &UNCUT)?;
+    let run = model.run(
+        &refusing(Profile::Mali, refused.call, refused.nth),
+        TOKENS,
+        &UNCUT,
+    )?;
     let (wanted, found) = (model.plain()?.tokens()?, run.tokens()?);
     if found.len() != TOKENS || !found.starts_with(&wanted) {
         return Err(format!("tokens {wanted:?} and more wanted, {found:?} found"));
