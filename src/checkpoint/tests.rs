@@ -448,10 +448,12 @@ fn damaged_files_are_errors() {
     for length in (1..header).step_by(97).chain((header..good.len()).step_by(4999)) {
         std::fs::write(&file, &good[..length]).unwrap();
         let error = Shards::open(&input).err().map(|e| e.to_string());
-        assert!(
-            error.is_some_and(|e| e.contains("model-0.safetensors")),
-            "{length}"
-        );
+        let error = error.unwrap_or_else(|| panic!("{length} bytes are taken for the whole file"));
+        assert!(error.contains("model-0.safetensors"), "{length}: {error}");
+        if length >= header {
+            let needs = format!("needs at least {} bytes, has {length}", good.len());
+            assert!(error.contains(&needs), "{length}: {error}");
+        }
     }
     std::fs::remove_file(&file).unwrap();
     assert!(convert(&input, &dir.path().join("out"), &mut |_| ()).is_err());

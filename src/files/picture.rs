@@ -95,9 +95,14 @@ pub fn open(path: &Path) -> Result<RgbImage> {
     let reader = reader
         .with_guessed_format()
         .map_err(|e| Error::io("cannot read", path, e))?;
-    let picture = reader
-        .decode()
-        .map_err(|e| Error::parse(Stage::Run, path, "no PNG or JPEG picture, or damaged", e))?;
+    let picture = reader.decode().map_err(|e| {
+        Error::parse(
+            Stage::Run,
+            path,
+            "not a PNG or JPEG picture, or the file is damaged",
+            e,
+        )
+    })?;
     Ok(flat(picture))
 }
 
@@ -323,7 +328,7 @@ mod tests {
         let path = dir.path().join("p.png");
         std::fs::write(&path, b"\x89PNG\r\n\x1a\nnothing more").unwrap();
         let e = open(&path).unwrap_err().chain();
-        assert!(e.contains("p.png") && e.contains("no PNG or JPEG"), "{e}");
+        assert!(e.contains("p.png") && e.contains("PNG or JPEG"), "{e}");
         std::fs::write(&path, b"text").unwrap();
         assert!(open(&path).is_err());
         assert!(open(&dir.path().join("none.jpg")).is_err());

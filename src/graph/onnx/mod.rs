@@ -1,5 +1,6 @@
 //! ONNX files: reading, writing and quantizing them. No type of the wire format leaves this folder.
 
+mod decode;
 mod import;
 mod missing;
 mod proto;
@@ -19,8 +20,14 @@ use std::path::Path;
 /// Reads a file that holds one tensor, a `TensorProto` on its own, as test data of ONNX does.
 pub fn read_tensor(path: &Path) -> Result<HostTensor> {
     let file = weights::map(path)?;
-    let proto = proto::TensorProto::decode(file.bytes())
-        .map_err(|e| Error::parse(Stage::Import, path, "not an ONNX tensor, or damaged", e))?;
+    let proto = proto::TensorProto::decode(file.bytes()).map_err(|e| {
+        Error::parse(
+            Stage::Import,
+            path,
+            "not an ONNX tensor, or the file is damaged",
+            e,
+        )
+    })?;
     weights::Weights::new(path).tensor(&proto)
 }
 
@@ -58,8 +65,7 @@ fn known(code: i64) -> Option<DType> {
 /// Keys and values that the exporter of a model left in it: names of classes, alphabets, licences.
 pub fn metadata(path: &Path) -> Result<Vec<(String, String)>> {
     let file = weights::map(path)?;
-    let model = proto::ModelProto::decode(file.bytes())
-        .map_err(|e| Error::parse(Stage::Import, path, "not an ONNX model, or damaged", e))?;
+    let model = decode::model(Stage::Import, path, file.bytes())?;
     Ok(model
         .metadata_props
         .into_iter()

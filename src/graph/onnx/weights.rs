@@ -6,6 +6,7 @@ use crate::mapped::Mapped;
 use crate::tensor::{Bytes, DType, HostTensor};
 use std::collections::HashMap;
 use std::fs::File;
+use std::io::ErrorKind;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
@@ -15,6 +16,14 @@ pub(super) const CHECKSUM: &str = "crc32";
 /// Maps a whole file.
 pub(super) fn map(path: &Path) -> Result<Mapped> {
     let file = File::open(path).map_err(|e| Error::io("cannot open", path, e))?;
+    if file
+        .metadata()
+        .is_ok_and(|meta| meta.is_file() && meta.len() == 0)
+    {
+        // It cannot be mapped.
+        let what = "the file is empty; download it again";
+        return Err(Error::file(Stage::Import, path, what));
+    }
     Mapped::new(&file).map_err(|e| Error::io("cannot map", path, e))
 }
 
@@ -70,9 +79,17 @@ impl Weights {
             false => folder.to_owned(),
         };
         let real = |path: &Path| {
-            path.canonicalize().map_err(|e| {
-                let what = format!("tensor \"{name}\": its data in \"{location}\" cannot be opened");
-                Error::parse(Stage::Import, &self.model, what, e)
+            path.canonicalize().map_err(|e| match e.kind() {
+                ErrorKind::NotFound => {
+                    let what = format!(
+                        "the file \"{location}\" with its weights is missing; download it to the same folder"
+                    );
+                    Error::file(Stage::Import, &self.model, what)
+                }
+                _ => {
+                    let what = format!("tensor \"{name}\": its data in \"{location}\" cannot be opened");
+                    Error::parse(Stage::Import, &self.model, what, e)
+                }
             })
         };
         // The file itself may be a link to anywhere, as in folders of links to a store of files: who made the folder chose it, not the model.
@@ -87,7 +104,7 @@ impl Weights {
             ));
         }
         if !real(&path)?.is_file() {
-            let what = format!("tensor \"{name}\" points to \"{location}\", which is no file");
+            let what = format!("tensor \"{name}\" points to \"{location}\", which is not a file");
             return Err(Error::file(Stage::Import, &self.model, what));
         }
         let file: Arc<dyn Bytes> = Arc::new(map(&path)?);
@@ -189,10 +206,9 @@ impl Weights {
         };
         let have = file.bytes().len();
         if offset.checked_add(bytes).is_none_or(|end| end > have) {
-            return Err(bad(format!(
-                "needs bytes {offset} to {} of \"{location}\", which has {have}",
-                offset.saturating_add(bytes)
-            )));
+            let needs = offset.saturating_add(bytes) as u64;
+            let data = self.folder.join(&location);
+            return Err(Error::cut_off(Stage::Import, &data, needs, have as u64));
         }
         let checksum = t.metadata_props.iter().find(|e| e.key == CHECKSUM);
         // A model that is looked at without being run need not be read as a whole.
@@ -201,7 +217,8 @@ impl Weights {
             let found = format!("{:08x}", crc32fast::hash(data));
             if found != wanted.value {
                 return Err(bad(format!(
-                    "the checksum of its {bytes} bytes in \"{location}\" is {found}, expected {}; the file is damaged",
+                    "the file \"{location}\" is damaged (checksum of {bytes} bytes: expected {}, found {found}); \
+                     download or convert it again",
                     wanted.value
                 )));
             }

@@ -1,5 +1,6 @@
 use super::*;
-use crate::graph::onnx::proto::{OperatorSetIdProto, ValueInfoProto};
+use crate::graph::onnx::proto::{ModelProto, OperatorSetIdProto, ValueInfoProto};
+use prost::Message;
 
 fn value(name: &str, sizes: &[i64]) -> ValueInfoProto {
     use crate::graph::onnx::proto::{DimensionProto, TensorShapeProto, TensorTypeProto};

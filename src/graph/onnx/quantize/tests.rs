@@ -464,9 +464,9 @@ fn damaged_models_and_impossible_outputs() {
     std::fs::write(&model, &good).unwrap();
     let weights = std::fs::read(&data).unwrap();
     std::fs::write(&data, &weights[..weights.len() - 1]).unwrap();
-    failure("which has");
+    failure(&format!("needs at least {} bytes", weights.len()));
     std::fs::remove_file(&data).unwrap();
-    failure("cannot be opened");
+    failure("is missing");
     std::fs::write(&data, &weights).unwrap();
 
     let (input, out) = (dir.path().join("in"), dir.path().join("out"));
