@@ -483,7 +483,7 @@ mod tests {
             "  measured copy: 4.30 TB/s\n",
             "  measured packed int8 dot: not offered: none\n",
             "  measured matrix units: not measured\n",
-            "  measured launch: 4.10 us; times by the device's clock\n",
+            "  measured launch: 4.10 µs; times by the device's clock\n",
         ] {
             assert!(text.contains(line), "{line} in {text}");
         }
