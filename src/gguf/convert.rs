@@ -56,6 +56,14 @@ pub fn convert_into(
     write_all(&gguf, &params, &vocabulary, folder, keep_bits, progress)
 }
 
+/// An error if the model in `gguf` cannot be converted: its architecture, tokenizer, a type of its tensors or another
+/// trait is not supported. Tensor data are not read.
+pub fn supported(gguf: &Gguf) -> Result<()> {
+    params(gguf)?;
+    Vocabulary::read(gguf)?;
+    Ok(())
+}
+
 fn write_all(
     gguf: &Gguf,
     params: &Params,
