@@ -49,7 +49,7 @@ impl NewFolder {
         let replace = check(output)?;
         let temporary = Self::resumed(output, prefix).ok_or_else(|| {
             let option = format!("output {}", output.display());
-            Error::usage(option, "has no name; give one of a folder")
+            Error::usage(option, "is not the name of a folder")
         })?;
         match std::fs::create_dir(&temporary) {
             Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => {
@@ -118,8 +118,14 @@ impl NewFolder {
         if self.replace {
             std::fs::remove_dir(&self.output).map_err(|e| Error::io("cannot replace", &self.output, e))?;
         }
-        std::fs::rename(folder, &self.output)
-            .map_err(|e| Error::io("cannot move the result to", &self.output, e))?;
+        std::fs::rename(folder, &self.output).map_err(|e| match std::fs::read_dir(&self.output) {
+            Ok(_) => {
+                let what = "another run has written this folder in the meantime; its result is kept";
+                let e = std::io::Error::new(e.kind(), what);
+                Error::io("cannot move the result to", &self.output, e)
+            }
+            Err(_) => Error::io("cannot move the result to", &self.output, e),
+        })?;
         synced(parent(&self.output))
     }
 }
@@ -147,7 +153,7 @@ fn check(output: &Path) -> Result<bool> {
     let in_the_way = |what: &str| {
         Err(Error::usage(
             format!("output {}", output.display()),
-            format!("{what}; give a folder that does not exist yet or is empty"),
+            format!("{what}; choose a folder that does not exist or is empty"),
         ))
     };
     match std::fs::symlink_metadata(output) {

@@ -76,7 +76,7 @@ pub fn run(cli: Cli) -> Result<()> {
     let done = match cli.command {
         Command::Devices(args) => devices::run(&args),
         Command::Convert(args) => convert::run(&args, &interrupt),
-        Command::Quantize(args) => quantize::run(&args),
+        Command::Quantize(args) => quantize::run(&args, &interrupt),
         Command::Dequantize(args) => dequantize::run(&args, &interrupt),
         Command::Generate(args) => generate::run(&args, &interrupt),
         Command::Chat(args) => chat::run(&args, &interrupt),

@@ -12,7 +12,7 @@ use std::collections::HashMap;
 
 const HTML: &str = include_str!("page/page.html");
 /// The style of pages.
-pub(crate) const CSS: &str = include_str!("page/page.css");
+const CSS: &str = include_str!("page/page.css");
 const JS: &str = include_str!("page/page.js");
 const GRAPH: &str = include_str!("page/graph.js");
 

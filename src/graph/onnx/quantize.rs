@@ -4,6 +4,7 @@
 //! engine's own domain; everything else is copied byte by byte.
 
 mod dequantize;
+mod grid;
 mod job;
 mod methods;
 mod mixed;
@@ -34,6 +35,7 @@ use std::path::{Path, PathBuf};
 
 pub(crate) use dequantize::TEMPORARY as DEQUANTIZE_TEMPORARY;
 pub use dequantize::{Dequantized, dequantize_into};
+pub use grid::grid_group;
 pub use methods::{Methods, Planned, Scaling};
 
 /// How the name of the temporary folder starts.

@@ -92,7 +92,7 @@ impl Parts {
             Err(TryLockError::WouldBlock) => Err(Error::file(
                 Stage::Quantize,
                 folder,
-                "another run is writing this output",
+                "another run is writing this output; wait for it, or choose another output",
             )),
             Err(TryLockError::Error(e)) => Err(Error::io("cannot lock", &path, e)),
         }
