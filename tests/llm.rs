@@ -590,13 +590,13 @@ fn agreement(dir: &Path, device: &Device, phone: Option<&str>) -> Outcome {
     let rows = host_rows(dir, &ids)?;
     // Activations in bytes have a bound of their own.
     let all = [
-        (Activations::Float, KvType::F16, 1e-3, 0.98),
+        (Activations::Auto, KvType::F16, 1e-3, 0.985),
         (Activations::Float, KvType::Q8, 1e-3, 0.98),
         (Activations::Int8, KvType::F16, 5e-3, 0.96),
     ];
     for (act, kv, bound, agreeing) in all {
         let mut pipeline = Pipeline::standard();
-        act.store(&mut pipeline, share().caps());
+        act.store(&mut pipeline);
         kv.store(&mut pipeline);
         let decoder = decoder(dir, &pipeline, Logits::All)?;
         let lengths = Lengths::of(ids.len()).on(share().caps());
@@ -632,7 +632,7 @@ fn agreement(dir: &Path, device: &Device, phone: Option<&str>) -> Outcome {
             of.len(),
         );
         // Of bytes the first tokens have the largest errors, whatever way they are fed: their bounds are of a text.
-        let exact = (act, kv) == (Activations::Float, KvType::F16);
+        let exact = (act, kv) == (Activations::Auto, KvType::F16);
         let by_parts = exact && parts.iter().any(|p| *p >= bound);
         if of.len() != ids.len() || mean(&of) >= bound || by_parts || share < agreeing {
             return Err(format!(
