@@ -89,9 +89,7 @@ pub enum BackendError {
         why: String,
     },
     /// A kernel without a fallback gives results that differ from the operator's reference.
-    #[error(
-        "kernel {kernel} gives wrong results on {device}: {why}; try another driver or another backend"
-    )]
+    #[error("kernel {kernel} gives wrong results on {device}: {why}; try another driver or another backend")]
     Wrong {
         /// Kernel and defines.
         kernel: String,

@@ -59,7 +59,10 @@ fn tuned(store: Option<&Store>, caps: &Caps) -> Vec<Tuned> {
         return Vec::new();
     };
     serde_json::from_slice(&bytes).unwrap_or_else(|e| {
-        log::warn!("cannot read the tuned kernel settings of {}: {e}; using the defaults", caps.device);
+        log::warn!(
+            "cannot read the tuned kernel settings of {}: {e}; using the defaults",
+            caps.device
+        );
         Vec::new()
     })
 }

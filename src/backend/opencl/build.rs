@@ -189,8 +189,8 @@ impl Builder<'_> {
         Ok(Built { kernel, stored })
     }
 
-    /// The persistent kernel of these stages, and whether it came from the store; `None` if its
-    /// results are known to differ from those of its stages.
+    /// The persistent kernel of these stages, and whether it came from the store. The inner error
+    /// is the reason if its results are known to differ from those of its stages.
     pub(super) fn build_persistent(
         &self,
         stages: &[&KernelSpec],
