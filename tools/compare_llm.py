@@ -328,7 +328,7 @@ def main():
         plain, folder = (os.path.join(work, name) for name in ("onnx", f"e0m4-{a.group_size}"))
         if not os.path.isdir(folder):
             if not os.path.isdir(plain):
-                tlite("convert", a.gguf, "-o", plain)
+                tlite("convert", a.gguf, "--float", "-o", plain)
             tlite("quantize", plain, "-o", folder, "--format", "e0m4", "--group-size", a.group_size)
         others = started(a, work)
         ours = [Tlite(folder, backend, a.device, a.act) for backend in a.backend.split(",")]
