@@ -4,6 +4,8 @@
 //! variable these trials are ignored, or fail when `REQUIRE_BACKENDS` is set.
 #![allow(clippy::result_large_err, reason = "the library's error, on no hot path")]
 
+#[path = "llm/answers.rs"]
+mod answers;
 #[path = "llm/generation.rs"]
 mod generation;
 #[cfg(feature = "opencl")]
@@ -26,7 +28,7 @@ use transformer_lite::graph::pass::{Pipeline, ROTARY_APPEND};
 use transformer_lite::llm::engine::{Decoder, DeviceModel, HostModel, Lengths, Logits};
 use transformer_lite::llm::template::Values;
 use transformer_lite::llm::{
-    Activations, ChatTemplate, Generator, KvType, LanguageModel, Limits, Message, ModelFolder, Sampler,
+    Activations, Generator, KvType, LanguageModel, Limits, ModelFolder, Sampler,
     SamplerConfig, Tokenizer,
 };
 use transformer_lite::plan::Place;
@@ -113,8 +115,8 @@ fn main() -> ExitCode {
             let dir = Arc::new(PathBuf::from(dir).join("e0m4"));
             let model = dir.clone();
             add(
-                "real/paris@host".to_owned(),
-                Box::new(move || paris(&model, None)),
+                "real/answers@host".to_owned(),
+                Box::new(move || answers::agree(&model, None)),
             );
             for d in &devices {
                 let name = d.label(&devices);
@@ -142,8 +144,8 @@ fn main() -> ExitCode {
                 );
                 let (model, device) = (dir.clone(), d.clone());
                 add(
-                    format!("real/paris@{name}"),
-                    Box::new(move || paris(&model, Some(&device))),
+                    format!("real/answers@{name}"),
+                    Box::new(move || answers::agree(&model, Some(&device))),
                 );
                 #[cfg(feature = "opencl")]
                 if d.kind == BackendKind::OpenCl {
@@ -712,39 +714,4 @@ fn conversation(dir: &Path, device: &Device) -> Outcome {
         }
     }
     Ok(())
-}
-
-/// The greedy answer through the chat template names the capital.
-fn paris(dir: &Path, device: Option<&Device>) -> Outcome {
-    let _turn = device.map(Device::turn);
-    let folder = ModelFolder::open(dir).text()?;
-    let tokenizer = Tokenizer::load(dir).text()?;
-    let question = [Message::user("What is the capital of France?")];
-    let prompt = ChatTemplate::load(&folder)
-        .text()?
-        .render(&question, &Values::new(), true)
-        .text()?;
-    let prompt = tokenizer.encode(&prompt, false).text()?;
-    let limits = Limits {
-        max_tokens: 24,
-        eos: folder.eos_ids(&tokenizer),
-        ..Limits::default()
-    };
-    let context = prompt.len() + limits.max_tokens;
-    let mut model: Box<dyn LanguageModel> = match device {
-        Some(d) => Box::new(on_device(dir, d, Logits::Last, context)?),
-        None => Box::new(HostModel::new(decoder(dir, &Pipeline::host(), Logits::Last)?, context).text()?),
-    };
-    let mut sampler = Sampler::new(SamplerConfig::default()).text()?;
-    let generator = Generator::new(model.as_mut(), &mut sampler, &prompt, limits).text()?;
-    let ids: Vec<u32> = generator
-        .map(|t| t.map(|t| t.id))
-        .collect::<Result<_, _>>()
-        .text()?;
-    let answer = tokenizer.decode(&ids).text()?;
-    if answer.contains("Paris") {
-        Ok(())
-    } else {
-        Err(format!("the answer is \"{answer}\""))
-    }
 }
