@@ -299,7 +299,7 @@ unsafe fn text<'a>(what: &str, pointer: *const c_char) -> Result<&'a str> {
     let bytes = unsafe { CStr::from_ptr(pointer) };
     bytes
         .to_str()
-        .map_err(|e| Error::usage(what, format!("invalid UTF-8 at byte {}", e.valid_up_to())))
+        .map_err(|e| Error::usage(what, format!("is not UTF-8 at byte {}", e.valid_up_to())))
 }
 
 /// Like [`text`], but `None` for NULL.
