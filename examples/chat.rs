@@ -1,5 +1,5 @@
-//! Chats with a model, one line of standard input per turn: `cargo run --release --example chat --
-//! FOLDER`
+//! Chats with a model, one line of standard input per turn:
+//! `cargo run --release --example chat -- FOLDER`
 use transformer_lite::llm::{
     Conversation, GenerateOptions, LoadOptions, Message, Model, Sampler, SamplerConfig,
 };

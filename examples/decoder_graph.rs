@@ -36,8 +36,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         )
         .into());
     };
-    let mut spec =
-        Spec::find(name).ok_or_else(|| format!("unknown model \"{name}\"; expected one of {}", names.join(", ")))?;
+    let mut spec = Spec::find(name)
+        .ok_or_else(|| format!("unknown model \"{name}\"; expected one of {}", names.join(", ")))?;
     if small {
         spec = spec.small();
     }
@@ -49,11 +49,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         written.nodes,
         written.initializers,
         written.data_bytes,
-        if weights.is_some() {
-            ""
-        } else {
-            " (not written)"
-        }
+        if weights.is_some() { "" } else { " (not written)" }
     );
     Ok(())
 }

@@ -1,5 +1,5 @@
-//! Detects objects in an image with `YOLO11n`: `cargo run --release --example detect -- [PICTURE]
-//! [--output FILE]`.
+//! Detects objects in an image with `YOLO11n`:
+//! `cargo run --release --example detect -- [PICTURE] [--output FILE]`.
 //!
 //! `tools/fetch_model.py yolo11n pictures` downloads the model and images. The model's license is
 //! AGPL-3.0.

@@ -1,10 +1,10 @@
 //! Writes every kernel that the plans of given models use on phones, in OpenCL C and as SPIR-V,
-//! with a list: `cargo run --release --example phone_kernels -- OUT_DIR MODEL... [--costs
-//! MODEL...]`. A model is a folder with `model.onnx`, or a file; weights are not needed. Also
-//! writes the cost of a token (or of a run with all symbols 1) of each model; for models after
-//! `--costs`, only this. OpenCL C kernels that can run on parts of their grid, as time slices need,
-//! are also written in that form. Of kernels that differ only in operand types or epilogues, only
-//! the first is.
+//! with a list:
+//! `cargo run --release --example phone_kernels -- OUT_DIR MODEL... [--costs MODEL...]`. A model is
+//! a folder with `model.onnx`, or a file; weights are not needed. Also writes the cost of a token
+//! (or of a run with all symbols 1) of each model; for models after `--costs`, only this. OpenCL C
+//! kernels that can run on parts of their grid, as time slices need, are also written in that form.
+//! Of kernels that differ only in operand types or epilogues, only the first is.
 //!
 //! In addition, it writes the GEMV kernels with E0M4 weights and equivalent INT4 kernels, with one
 //! and two loop steps, so that the difference is the cost of the weight format alone.

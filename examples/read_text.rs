@@ -1,6 +1,6 @@
 //! Reads text in a photograph with the three PP-OCRv4 models: one finds lines, one detects
-//! upside-down lines, one reads them. `cargo run --release --example read_text -- [PICTURE]
-//! [--output FILE]`.
+//! upside-down lines, one reads them.
+//! `cargo run --release --example read_text -- [PICTURE] [--output FILE]`.
 //!
 //! `tools/fetch_model.py ppocr-det ppocr-cls ppocr-rec pictures` downloads the models and images.
 

@@ -1,5 +1,5 @@
-//! Scores how well texts describe an image, with CLIP: `cargo run --release --example similarity --
-//! [--picture FILE] [TEXT]...`.
+//! Scores how well texts describe an image, with CLIP:
+//! `cargo run --release --example similarity -- [--picture FILE] [TEXT]...`.
 //!
 //! `tools/export_clip.py` exports the two models. The scores are meaningful only if it was given
 //! trained weights. The vocabulary is that of CLIP.

@@ -277,8 +277,8 @@ typedef struct {
    */
   size_t stop_count;
   /*
-   A JSON object in UTF-8 with extra variables for the chat template, such as `{"tools": [...],
-   "enable_thinking": false}`, or NULL.
+   A JSON object in UTF-8 with extra variables for the chat template, such as
+   `{"tools": [...], "enable_thinking": false}`, or NULL.
    */
   const char *template_values;
 } tlite_generate_options;

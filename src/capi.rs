@@ -112,8 +112,8 @@ pub struct TliteGenerateOptions {
     pub stop: *const *const c_char,
     /// Number of strings in `stop`.
     pub stop_count: usize,
-    /// A JSON object in UTF-8 with extra variables for the chat template, such as `{"tools": [...],
-    /// "enable_thinking": false}`, or NULL.
+    /// A JSON object in UTF-8 with extra variables for the chat template, such as
+    /// `{"tools": [...], "enable_thinking": false}`, or NULL.
     pub template_values: *const c_char,
 }
 
@@ -290,7 +290,8 @@ unsafe fn object<'a, T>(what: &str, pointer: *const T) -> Result<&'a T> {
 ///
 /// # Safety
 ///
-/// `pointer` is NULL or points to a string that ends with a 0 and is not changed during the result's lifetime.
+/// `pointer` is NULL or points to a string that ends with a 0 and is not changed during the
+/// result's lifetime.
 unsafe fn text<'a>(what: &str, pointer: *const c_char) -> Result<&'a str> {
     if pointer.is_null() {
         return Err(null(what));

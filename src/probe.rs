@@ -368,7 +368,9 @@ impl Bench<'_> {
         let before = self.backend.stats().images;
         let rate = self.walk(&spec, x, y)?;
         if self.backend.stats().images == before {
-            return Ok(Err("the driver lists images from buffers but fails to create one"));
+            return Ok(Err(
+                "the driver lists images from buffers but fails to create one",
+            ));
         }
         Ok(Ok(rate))
     }
@@ -551,7 +553,10 @@ fn offered(
             let first = log.lines().find(|l| !l.trim().is_empty()).unwrap_or_default();
             without(
                 field,
-                &format!("the driver reports support but does not compile the kernel: {}", first.trim()),
+                &format!(
+                    "the driver reports support but does not compile the kernel: {}",
+                    first.trim()
+                ),
             );
             Ok(None)
         }

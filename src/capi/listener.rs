@@ -72,7 +72,10 @@ pub(super) fn set(listener: Option<Listener>) -> Result<()> {
         None => LevelFilter::Off,
     };
     if listener.is_some() && !*OURS.get_or_init(|| log::set_logger(&ToListener).is_ok()) {
-        return Err(Error::other(Stage::Run, "the program has already set its own logger"));
+        return Err(Error::other(
+            Stage::Run,
+            "the program has already set its own logger",
+        ));
     }
     *LISTENER.write().unwrap_or_else(PoisonError::into_inner) = listener;
     if OURS.get() == Some(&true) {

@@ -1,5 +1,5 @@
-//! Matrices quantized with AWQ, as `AutoAWQ` stores them in version `gemm`: 4 bits, `w = scale * (q
-//! - zero)`.
+//! Matrices quantized with AWQ, as `AutoAWQ` stores them in version `gemm`: 4 bits,
+//! `w = scale * (q - zero)`.
 //!
 //! For K inputs, N outputs and groups of g inputs: `qweight`, `i32[K][N / 8]`; `qzeros`,
 //! `i32[ceil(K / g)][N / 8]`; `scales`, `f16[ceil(K / g)][N]`. The nibbles of a word, lowest first,
@@ -38,7 +38,9 @@ impl Awq {
         let group = self.group.unwrap_or(k);
         let groups = k.div_ceil(group);
         if !n.is_multiple_of(8) {
-            return Err(qweight.bad(format!("{n} columns of 4 bits do not fill whole words; expected a multiple of 8")));
+            return Err(qweight.bad(format!(
+                "{n} columns of 4 bits do not fill whole words; expected a multiple of 8"
+            )));
         }
         qweight.expect("I32", &[k, words])?;
         qzeros.expect("I32", &[groups, words])?;

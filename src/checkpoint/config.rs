@@ -276,7 +276,9 @@ impl Config {
         };
         let Some(length) = length else {
             return match on {
-                Some(true) => Err(self.bad("use_sliding_window", "is true, but \"sliding_window\" is missing")),
+                Some(true) => {
+                    Err(self.bad("use_sliding_window", "is true, but \"sliding_window\" is missing"))
+                }
                 _ => Ok(None),
             };
         };
@@ -481,7 +483,10 @@ impl Config {
                 &["autoawq"],
             )?;
             if self.truth("zero_point")? == Some(false) {
-                return Err(self.bad("zero_point", "expected true: matrices without zero points are not supported"));
+                return Err(self.bad(
+                    "zero_point",
+                    "expected true: matrices without zero points are not supported",
+                ));
             }
             return Ok(Scheme::Awq(Awq { group }));
         }
@@ -492,10 +497,7 @@ impl Config {
         let format = self.text("checkpoint_format")?.unwrap_or("gptq");
         self.one_of("checkpoint_format", format, &["gptq", "gptq_v2"])?;
         if self.truth("is_marlin_format")? == Some(true) {
-            return Err(self.bad(
-                "is_marlin_format",
-                "is not supported; supported: gptq, gptq_v2",
-            ));
+            return Err(self.bad("is_marlin_format", "is not supported; supported: gptq, gptq_v2"));
         }
         if self
             .get("dynamic")

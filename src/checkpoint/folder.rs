@@ -170,9 +170,7 @@ impl Tensors for FolderTensors {
                 Some(Scheme::Awq(awq)) => {
                     awq.stored([qweight, part("qzeros")?, part("scales")?], inputs, outputs)
                 }
-                None => {
-                    Err(qweight.bad("is quantized, but config.json has no quantization_config"))
-                }
+                None => Err(qweight.bad("is quantized, but config.json has no quantization_config")),
             };
         }
         let tensor = self.need(name)?;

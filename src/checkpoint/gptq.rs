@@ -1,11 +1,11 @@
-//! Matrices quantized with GPTQ, as `AutoGPTQ` and `GPTQModel` store them: `w = scale * (q -
-//! zero)`.
+//! Matrices quantized with GPTQ, as `AutoGPTQ` and `GPTQModel` store them:
+//! `w = scale * (q - zero)`.
 //!
-//! For K inputs, N outputs, groups of g inputs and b bits (2, 3, 4 or 8): `qweight`, `i32[K * b /
-//! 32][N]`, each column a bit stream, lowest bits of a word first; `qzeros`, `i32[ceil(K / g)][N *
-//! b / 32]`, each row such a stream; `scales`, `f16[ceil(K / g)][N]`; `g_idx`, `i32[K]`, the group
-//! of each input, which with act-order differs from its index divided by g. The format `gptq`
-//! stores zero points minus 1, `gptq_v2` unchanged.
+//! For K inputs, N outputs, groups of g inputs and b bits (2, 3, 4 or 8): `qweight`,
+//! `i32[K * b / 32][N]`, each column a bit stream, lowest bits of a word first; `qzeros`,
+//! `i32[ceil(K / g)][N * b / 32]`, each row such a stream; `scales`, `f16[ceil(K / g)][N]`;
+//! `g_idx`, `i32[K]`, the group of each input, which with act-order differs from its index divided
+//! by g. The format `gptq` stores zero points minus 1, `gptq_v2` unchanged.
 
 use super::safetensors::Tensor;
 use super::store::{Stored, decoded};
@@ -64,7 +64,9 @@ impl Gptq {
                 .filter(|b| b.is_multiple_of(32));
             all.map(|b| b / 32).ok_or_else(|| {
                 let bits = bits.count();
-                qweight.bad(format!("a {k} x {n} matrix of {bits} bits does not fill whole words"))
+                qweight.bad(format!(
+                    "a {k} x {n} matrix of {bits} bits does not fill whole words"
+                ))
             })
         };
         let group = self.group.unwrap_or(k);

@@ -108,8 +108,8 @@ impl Architecture {
         }
     }
 
-    /// Default layer pattern if the checkpoint does not list one: every n-th layer has full attention,
-    /// the others a sliding window. `None`: all layers have the window.
+    /// Default layer pattern if the checkpoint does not list one: every n-th layer has full
+    /// attention, the others a sliding window. `None`: all layers have the window.
     pub const fn window_period(self) -> Option<usize> {
         match self {
             // The last layer of each period has full attention.

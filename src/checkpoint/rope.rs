@@ -3,8 +3,8 @@
 use serde_json::{Value, json};
 use std::f64::consts::TAU;
 
-/// A rotary embedding: elements `i` and `i + width / 2` of a head rotate by `position *
-/// frequency(i)`.
+/// A rotary embedding: elements `i` and `i + width / 2` of a head rotate by
+/// `position * frequency(i)`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rope {
     /// Base: frequency i before scaling is `theta^(-2 i / width)`.

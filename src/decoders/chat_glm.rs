@@ -64,8 +64,8 @@ impl Builder<'_> {
         self.cast(scope, &cache, self.float)
     }
 
-    /// Rotates adjacent pairs in the first half of each head of `[sequence, batch, heads,
-    /// head_dim]`.
+    /// Rotates adjacent pairs in the first half of each head of
+    /// `[sequence, batch, heads, head_dim]`.
     fn rotate_neighbours(&mut self, scope: &str, x: &str, heads: usize, cache: &str) -> Result<String> {
         let dim = signed(self.spec.head_dim);
         let half = dim / 2;

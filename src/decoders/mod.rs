@@ -222,8 +222,8 @@ impl Spec {
 /// Weight storage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
-    /// 4 bits, and 8 bits for embedding and output head, in groups of this size, like `tlite
-    /// quantize`.
+    /// 4 bits, and 8 bits for embedding and output head, in groups of this size, like
+    /// `tlite quantize`.
     E0m4(usize),
     /// This float type, also for activations.
     Float(DType),

@@ -70,8 +70,10 @@ impl<'a> Calibration<'a> {
         }
         let room = window.saturating_sub(text.start.len());
         if room == 0 {
-            let what = format!("the model's context of {window} tokens has no room for text after the \
-             start tokens");
+            let what = format!(
+                "the model's context of {window} tokens has no room for text after the \
+             start tokens"
+            );
             return Err(Error::usage("calibration", what));
         }
         let windows = tokens

@@ -95,13 +95,17 @@ impl Conversation {
             let (name, what) = match alone > context {
                 true => (
                     MESSAGE,
-                    format!("needs {alone} tokens on its own, but the context holds {context}; shorten it or raise the context"),
+                    format!(
+                        "needs {alone} tokens on its own, but the context holds {context}; shorten it or raise the context"
+                    ),
                 ),
                 false => {
                     let all = prompt.tokens.len();
                     (
                         "conversation",
-                        format!("needs {all} tokens, but the context holds {context}; raise the context or allow it to slide"),
+                        format!(
+                            "needs {all} tokens, but the context holds {context}; raise the context or allow it to slide"
+                        ),
                     )
                 }
             };
@@ -190,7 +194,10 @@ impl Conversation {
         silent.push(Message::user(""));
         let silent = self.encoded(&silent, values).map_or_else(
             |e| {
-                log::debug!("cannot keep system messages when the context slides: {}", e.chain());
+                log::debug!(
+                    "cannot keep system messages when the context slides: {}",
+                    e.chain()
+                );
                 Vec::new()
             },
             |said| said.tokens,

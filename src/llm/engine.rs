@@ -256,10 +256,11 @@ impl Decoder {
                 graph.fact(ids)?
             )));
         };
-        let sequence = sequence
-            .as_symbol()
-            .cloned()
-            .ok_or_else(|| bad(format!("input_ids: the sequence length {sequence} is fixed; expected a symbol")))?;
+        let sequence = sequence.as_symbol().cloned().ok_or_else(|| {
+            bad(format!(
+                "input_ids: the sequence length {sequence} is fixed; expected a symbol"
+            ))
+        })?;
         if let Some(batch) = batch.as_symbol().cloned() {
             let one = BTreeMap::from([(batch, Dim::from(1))]);
             Edit::new(&mut graph)
@@ -564,9 +565,7 @@ impl Decoder {
 
     fn inputs(&self, tokens: &[u32], past: usize, masked: bool) -> Result<Vec<(&'static str, HostTensor)>> {
         if past > 0 && !self.keeps_cache {
-            let what = format!(
-                "the model has no KV cache: a run cannot continue after {past} tokens"
-            );
+            let what = format!("the model has no KV cache: a run cannot continue after {past} tokens");
             return Err(Error::other(Stage::Run, what));
         }
         if let Some(t) = tokens
@@ -575,7 +574,10 @@ impl Decoder {
         {
             return Err(Error::other(
                 Stage::Run,
-                format!("token ID {t} is out of range; the vocabulary has {} tokens", self.vocab),
+                format!(
+                    "token ID {t} is out of range; the vocabulary has {} tokens",
+                    self.vocab
+                ),
             ));
         }
         roles::inputs(&self.graph, tokens, past, self.window, masked)
@@ -608,8 +610,9 @@ fn check_rows(tokens: usize, rows: usize) -> Result<()> {
     if tokens == rows {
         return Ok(());
     }
-    let what =
-        format!("found {rows} rows of logits for {tokens} tokens: the decoder was loaded for the last row only");
+    let what = format!(
+        "found {rows} rows of logits for {tokens} tokens: the decoder was loaded for the last row only"
+    );
     Err(Error::other(Stage::Run, what))
 }
 

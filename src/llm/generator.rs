@@ -107,10 +107,7 @@ impl<'a, M: LanguageModel + ?Sized> Generator<'a, M> {
     /// vocabulary.
     pub fn new(model: &'a mut M, sampler: &'a mut Sampler, prompt: &[u32], limits: Limits) -> Result<Self> {
         if prompt.is_empty() {
-            return Err(Error::usage(
-                "prompt",
-                "has no tokens; expected at least one",
-            ));
+            return Err(Error::usage("prompt", "has no tokens; expected at least one"));
         }
         let total = model.len().saturating_add(prompt.len());
         if total > model.context() {
@@ -336,7 +333,11 @@ impl<'a, M: LanguageModel + ?Sized> Generator<'a, M> {
                 ids.get(i).copied().ok_or_else(|| {
                     Error::other(
                         Stage::Run,
-                        format!("the model returned {} tokens for a run of {}", ids.len(), run.len()),
+                        format!(
+                            "the model returned {} tokens for a run of {}",
+                            ids.len(),
+                            run.len()
+                        ),
                     )
                 })?
             } else {

@@ -54,7 +54,10 @@ impl FromStr for KvType {
         match text {
             "f16" => Ok(Self::F16),
             "q8" => Ok(Self::Q8),
-            _ => Err(Error::usage("kv", format!("\"{text}\" is not valid; expected f16 or q8"))),
+            _ => Err(Error::usage(
+                "kv",
+                format!("\"{text}\" is not valid; expected f16 or q8"),
+            )),
         }
     }
 }
@@ -62,13 +65,14 @@ impl FromStr for KvType {
 /// Activation precision of matmuls with E0M weights of 4 and 8 bits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Activations {
-    /// The fastest precision that keeps the answers of the float model: [`Float`](Self::Float) on every backend.
+    /// The fastest precision that keeps the answers of the float model: [`Float`](Self::Float) on
+    /// every backend.
     #[default]
     Auto,
     /// The precision in which activations are stored.
     Float,
-    /// 8 bits, quantized at run time ("W4A8"). Faster on CPUs with byte dot products; answers can differ from the
-    /// float model's.
+    /// 8 bits, quantized at run time ("W4A8"). Faster on CPUs with byte dot products; answers can
+    /// differ from the float model's.
     Int8,
 }
 
@@ -150,10 +154,16 @@ impl LoadOptions {
         }
         if !PADDINGS.contains(&self.padding) {
             let (from, to) = (PADDINGS.start(), PADDINGS.end());
-            return wrong("padding", format!("{} is out of range; expected {from} to {to}", self.padding));
+            return wrong(
+                "padding",
+                format!("{} is out of range; expected {from} to {to}", self.padding),
+            );
         }
         if self.drafts > MOST_DRAFTS {
-            let what = format!("{} tokens are too many; expected at most {MOST_DRAFTS}", self.drafts);
+            let what = format!(
+                "{} tokens are too many; expected at most {MOST_DRAFTS}",
+                self.drafts
+            );
             return wrong("drafts", what);
         }
         match self.float {
@@ -310,8 +320,11 @@ impl Loaded {
                 options.check_weights_on_host()?;
                 notes.extend(options.place.priority_note(None));
                 if for_want.is_some() {
-                    notes.push("no device found (`tlite devices` shows why); running on the host, which \
-                     is slow".to_owned());
+                    notes.push(
+                        "no device found (`tlite devices` shows why); running on the host, which \
+                     is slow"
+                            .to_owned(),
+                    );
                 }
                 if options.float == Some(DType::F16) {
                     notes.push("note: --float f16 has no effect on the host".to_owned());
@@ -694,7 +707,10 @@ fn decoder(
             ..
         } => Error::usage(
             "folder",
-            format!("{} is not a text-generation model: {what}; {OTHERS}", path.display()),
+            format!(
+                "{} is not a text-generation model: {what}; {OTHERS}",
+                path.display()
+            ),
         ),
         e => e,
     })

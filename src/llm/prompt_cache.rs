@@ -89,10 +89,7 @@ impl Header {
 
 fn states<'a>(model: &'a mut dyn LanguageModel, path: &Path) -> Result<&'a mut dyn States> {
     model.states().ok_or_else(|| {
-        let what = format!(
-            "{}: the model has no KV cache to read or write",
-            path.display()
-        );
+        let what = format!("{}: the model has no KV cache to read or write", path.display());
         Error::usage("prompt_cache", what)
     })
 }
@@ -169,7 +166,10 @@ pub fn load(path: &Path, model: &mut dyn LanguageModel) -> Result<Vec<u32>> {
             header.bytes()?.checked_add(before + sum.len())
         });
         return Err(wrong(&match whole.filter(|whole| *whole > bytes.len()) {
-            Some(whole) => format!("the prompt cache is truncated: found {} bytes, expected {whole}", bytes.len()),
+            Some(whole) => format!(
+                "the prompt cache is truncated: found {} bytes, expected {whole}",
+                bytes.len()
+            ),
             None => {
                 format!(
                     "the prompt cache is damaged: its checksum is {computed:08x}, but the file records {found:08x}"
@@ -215,8 +215,12 @@ pub fn load(path: &Path, model: &mut dyn LanguageModel) -> Result<Vec<u32>> {
     for (state, rows) in identity.states.iter().zip(&header.rows) {
         let part = rest.rows(*rows, state.row)?;
         let missing = header.tokens.checked_sub(*rows);
-        let missing =
-            missing.ok_or_else(|| wrong(&format!("{state}: found {rows} rows for {} tokens", header.tokens)))?;
+        let missing = missing.ok_or_else(|| {
+            wrong(&format!(
+                "{state}: found {rows} rows for {} tokens",
+                header.tokens
+            ))
+        })?;
         let kept = tokens.len().saturating_sub(missing);
         if kept < state.needed(tokens.len()) {
             return Err(wrong(&format!(
@@ -263,7 +267,10 @@ struct Rest<'a> {
 impl<'a> Rest<'a> {
     fn take(&mut self, count: usize) -> Result<&'a [u8]> {
         let (part, rest) = self.bytes.split_at_checked(count).ok_or_else(|| {
-            let what = format!("the prompt cache is truncated: {} bytes left, expected {count}", self.bytes.len());
+            let what = format!(
+                "the prompt cache is truncated: {} bytes left, expected {count}",
+                self.bytes.len()
+            );
             damaged(self.path, &what)
         })?;
         self.bytes = rest;

@@ -91,7 +91,10 @@ impl SamplerConfig {
         ];
         for ((name, range), found) in numbers {
             if !range.holds(found) {
-                return Err(Error::usage(name, format!("{found} is out of range; expected {range}")));
+                return Err(Error::usage(
+                    name,
+                    format!("{found} is out of range; expected {range}"),
+                ));
             }
         }
         match self
@@ -233,7 +236,10 @@ impl Sampler {
         for (id, bias) in &config.logit_bias {
             let logit = usize::try_from(*id).ok().and_then(|id| changed.get_mut(id));
             *logit.ok_or_else(|| {
-                let what = format!("token ID {id} is out of range; the vocabulary has {} tokens", logits.len());
+                let what = format!(
+                    "token ID {id} is out of range; the vocabulary has {} tokens",
+                    logits.len()
+                );
                 Error::usage("logit_bias", what).of_kind(ErrorKind::TokenOutOfRange)
             })? += bias;
         }

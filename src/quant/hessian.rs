@@ -144,8 +144,8 @@ impl Hessian {
         (0..self.k).map(|i| self.get(i, i) / rows).collect()
     }
 
-    /// The sum of `e^T H e` over consecutive columns `e` of K errors, where H is the mean of `x^T
-    /// x`: the mean squared error of the matmul results, summed over their columns.
+    /// The sum of `e^T H e` over consecutive columns `e` of K errors, where H is the mean of
+    /// `x^T x`: the mean squared error of the matmul results, summed over their columns.
     pub fn output_error(&self, errors: &[f32]) -> f64 {
         let k = self.k;
         let count = errors.len() / k.max(1);

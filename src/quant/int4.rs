@@ -5,8 +5,8 @@ use super::method::{ColumnMethod, Scratch};
 use super::packed::Column;
 use half::f16;
 
-/// A min-max asymmetric grid with an integer zero point: `2^x` levels from `min(w, 0)` to `max(w,
-/// 0)`, `w = scale * (q - zero)`, with an f16 scale.
+/// A min-max asymmetric grid with an integer zero point: `2^x` levels from `min(w, 0)` to
+/// `max(w, 0)`, `w = scale * (q - zero)`, with an f16 scale.
 struct Grid {
     scale: f32,
     zero: f32,

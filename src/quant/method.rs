@@ -12,8 +12,8 @@ pub enum Method {
     /// bias are cleared.
     ///
     /// `[min(w, 0), max(w, 0)]` is mapped to `[2, 4 - eps]`, where eps is the spacing of f16 there,
-    /// 2^-9. The scale is the smallest f16 not below the range divided by `2 - eps`. The bias is `2
-    /// - min / scale`, cleared below its highest x fraction bits. The paper's range need not
+    /// 2^-9. The scale is the smallest f16 not below the range divided by `2 - eps`. The bias is
+    /// `2 - min / scale`, cleared below its highest x fraction bits. The paper's range need not
     /// contain zero; here it does, so that the bias is in the interval and zero is exact.
     /// Importance of inputs is ignored.
     Rtn,

@@ -34,12 +34,12 @@
 //! | 6 | 4, 2 | 32 |
 //! | 8 | 8 | 4 |
 //!
-//! A plane of P bits takes P consecutive words of a block. Word r of a plane holds weights `32 / P
-//! * r ..` of the block; its weight i is the P bits from bit `i / 2 * P + i % 2 * 16`. Weights `2j`
-//! and `2j + 1` thus have the same position in the low and the high half-word, and one mask turns
-//! both into f16. Every run of 8 weights, in each plane, is a byte or part of a byte in each
-//! half-word, which one shift moves to the same position, so a kernel with k-steps of 8 reads all
-//! formats alike. (E0M8 has 4 weights per word.)
+//! A plane of P bits takes P consecutive words of a block. Word r of a plane holds weights
+//! `32 / P * r ..` of the block; its weight i is the P bits from bit `i / 2 * P + i % 2 * 16`.
+//! Weights `2j` and `2j + 1` thus have the same position in the low and the high half-word, and one
+//! mask turns both into f16. Every run of 8 weights, in each plane, is a byte or part of a byte in
+//! each half-word, which one shift moves to the same position, so a kernel with k-steps of 8 reads
+//! all formats alike. (E0M8 has 4 weights per word.)
 //!
 //! Scales are `f16[ceil(K / group)][N][2]`: scale, bias. The last group may be short. A group size
 //! is a multiple of 8, and N is even.

@@ -304,11 +304,9 @@ pub(crate) fn code_at(bits: Bits, n: usize, codes: &[u32], i: usize, j: usize) -
     u8::try_from(code).unwrap_or(u8::MAX)
 }
 
-/// Dequantizes rows `first .. first + count` of packed `codes` and `scales` into `out`, row-major `count x n`.
-#[expect(
-    clippy::too_many_arguments,
-    reason = "the parts of a matrix in a tensor"
-)]
+/// Dequantizes rows `first .. first + count` of packed `codes` and `scales` into `out`, row-major
+/// `count x n`.
+#[expect(clippy::too_many_arguments, reason = "the parts of a matrix in a tensor")]
 pub fn decode_rows(
     bits: Bits,
     group: usize,

@@ -248,9 +248,8 @@ impl Device {
         }
         self.check(given, bindings)?;
         let loaded = self.executor.as_mut();
-        let loaded = loaded.ok_or_else(|| {
-            Error::other(Stage::Run, "no plan is loaded because an earlier run failed")
-        })?;
+        let loaded = loaded
+            .ok_or_else(|| Error::other(Stage::Run, "no plan is loaded because an earlier run failed"))?;
         write(&mut loaded.executor, given)?;
         Ok(&mut loaded.executor)
     }
@@ -263,7 +262,10 @@ impl Device {
         let value = |v: &ValueId| given.iter().find(|(n, _)| n == name(v)).map(|(_, t)| t.clone());
         let values: Vec<HostTensor> = special.inputs.iter().filter_map(value).collect();
         if values.len() != special.inputs.len() {
-            return Err(Error::other(Stage::Run, "an input that decides shapes is missing"));
+            return Err(Error::other(
+                Stage::Run,
+                "an input that decides shapes is missing",
+            ));
         }
         let same = |a: &HostTensor, b: &HostTensor| {
             a.dtype() == b.dtype() && a.shape() == b.shape() && a.bytes().ok() == b.bytes().ok()
@@ -287,7 +289,9 @@ impl Device {
                 special.plans += 1;
                 return Ok(true);
             }
-            log::debug!("planning for the values of small inputs does not help; keeping the plan for all values");
+            log::debug!(
+                "planning for the values of small inputs does not help; keeping the plan for all values"
+            );
         } else {
             log::debug!(
                 "made {MOST_PLANS} plans for values of small inputs; keeping the plan for all values"

@@ -25,7 +25,8 @@ impl Decoder {
         let mut runs = Vec::new();
         for first in (0..tokens).step_by(chunk.max(1)) {
             let (at, bindings) = self.run_of(short, chunk.min(tokens - first), past + first);
-            let plan = plan(at).ok_or_else(|| Error::other(Stage::Plan, format!("plan {at} does not exist")))?;
+            let plan =
+                plan(at).ok_or_else(|| Error::other(Stage::Plan, format!("plan {at} does not exist")))?;
             runs.push((plan, bindings));
         }
         Ok(runs)

@@ -79,7 +79,8 @@ impl HostModel {
     /// Takes the elements of an output from the results of a run.
     fn taken(&self, results: &mut HashMap<ValueId, HostTensor>, name: &str) -> Result<Vec<f32>> {
         let found = self.decoder.graph.output(name).and_then(|v| results.remove(&v));
-        let tensor = found.ok_or_else(|| Error::other(Stage::Run, format!("the model has no output \"{name}\"")))?;
+        let tensor =
+            found.ok_or_else(|| Error::other(Stage::Run, format!("the model has no output \"{name}\"")))?;
         let elements = tensor.to_f32();
         Ok(elements
             .map_err(|e| Error::other(Stage::Run, format!("output \"{name}\": {e}")))?

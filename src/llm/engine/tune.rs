@@ -152,7 +152,10 @@ impl<'s> Tuner<'s> {
     ) -> Result<Self> {
         let mut backend = SharedBackend::new(backend);
         if !backend.caps().profiling {
-            let what = format!("{} cannot time individual dispatches, which tuning needs", backend.caps().device);
+            let what = format!(
+                "{} cannot time individual dispatches, which tuning needs",
+                backend.caps().device
+            );
             return Err(Error::usage("device", what));
         }
         // Tuned kernels do not depend on the context, and both models have their own cache.
