@@ -31,7 +31,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let names: Vec<&str> = Spec::all().map(|s| s.name).collect();
     let [name, folder] = places.as_slice() else {
         return Err(format!(
-            "usage: decoder_graph MODEL OUT_DIR [--float f16|f32] [--layers N] [--small] [--weights SEED]\nMODEL is one of {}",
+            "usage: decoder_graph MODEL OUT_DIR [--float f16|f32] [--layers N] [--small] [--weights \
+             SEED]\nMODEL is one of {}",
             names.join(", ")
         )
         .into());

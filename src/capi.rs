@@ -437,7 +437,8 @@ fn check_size<T: Options>(size: usize) -> Result<()> {
         return Ok(());
     }
     let what = format!(
-        "is {size}, expected {} to {}: initialize the options with their defaults function and the matching header",
+        "is {size}, expected {} to {}: initialize the options with their defaults function and the \
+         matching header",
         T::FIRST,
         size_of::<T>()
     );

@@ -186,7 +186,8 @@ fn files(folder: &Path) -> Result<Vec<PathBuf>> {
         )),
         n => {
             let what = format!(
-                "the folder contains {n} safetensors files but no model.safetensors.index.json, which lists the files of a model"
+                "the folder contains {n} safetensors files but no model.safetensors.index.json, \
+                 which lists the files of a model"
             );
             Err(Error::file(Stage::Convert, folder, what))
         }

@@ -104,7 +104,8 @@ impl Conversation {
                     (
                         "conversation",
                         format!(
-                            "needs {all} tokens, but the context holds {context}; raise the context or allow it to slide"
+                            "needs {all} tokens, but the context holds {context}; raise the context \
+                             or allow it to slide"
                         ),
                     )
                 }

@@ -120,7 +120,8 @@ impl<'a, M: LanguageModel + ?Sized> Generator<'a, M> {
         {
             let vocab = model.vocab();
             let what = format!(
-                "token ID {id} of the prompt is out of range; the vocabulary has {vocab} tokens: does the tokenizer belong to this model?"
+                "token ID {id} of the prompt is out of range; the vocabulary has {vocab} tokens: \
+                 does the tokenizer belong to this model?"
             );
             return Err(Error::other(Stage::Text, what).of_kind(ErrorKind::TokenOutOfRange));
         }

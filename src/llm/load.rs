@@ -378,7 +378,8 @@ impl Loaded {
         notes.extend(told);
         if let [first, ..] = loaded.host_steps() {
             notes.push(format!(
-                "{} nodes run on the host for every token, for example {} \"{}\" ({}); see `tlite inspect --nodes`",
+                "{} nodes run on the host for every token, for example {} \"{}\" ({}); see `tlite \
+                 inspect --nodes`",
                 loaded.host_steps().len(),
                 first.work.name(),
                 first.name,

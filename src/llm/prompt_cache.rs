@@ -172,7 +172,8 @@ pub fn load(path: &Path, model: &mut dyn LanguageModel) -> Result<Vec<u32>> {
             ),
             None => {
                 format!(
-                    "the prompt cache is damaged: its checksum is {computed:08x}, but the file records {found:08x}"
+                    "the prompt cache is damaged: its checksum is {computed:08x}, but the file \
+                     records {found:08x}"
                 )
             }
         }));

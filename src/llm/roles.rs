@@ -275,7 +275,8 @@ pub(super) fn check(graph: &Graph) -> Result<()> {
         let added = f.shape.rank() == 4 && f.dtype.is_float();
         if !ones && !added {
             return Err(bad(format!(
-                "{MASK}: expected [batch, keys], or floats [1, 1, sequence, keys] that are added to scores, found {f}"
+                "{MASK}: expected [batch, keys], or floats [1, 1, sequence, keys] that are added to \
+                 scores, found {f}"
             )));
         }
     }

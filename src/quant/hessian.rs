@@ -18,7 +18,8 @@ pub enum HessianError {
     NotFinite,
     /// It has no Cholesky factor.
     #[error(
-        "the Hessian of the calibration inputs is not positive definite, even with damping {damping}; use a longer calibration text"
+        "the Hessian of the calibration inputs is not positive definite, even with damping \
+         {damping}; use a longer calibration text"
     )]
     NotPositive {
         /// The last damping tried.
