@@ -1,8 +1,7 @@
-//! Measures what a device can do: memory bandwidth, arithmetic rates, launch cost.
+//! What a device can do, measured: speed of its memory, rates of arithmetic, cost of a launch.
 //!
-//! The kernels exist in OpenCL C and WGSL like all others and run through [`Backend`]. Times come
-//! from the device's clock if it has one, else from the host's. Each time is the median of several
-//! runs. [`Probe::not_measured`] gives the reason for every missing value.
+//! The kernels are pairs like all others and run through [`Backend`]. Times are those of the device's clock where it has one, else of the host's;
+//! each is the median of several runs. What a device does not offer is told with the reason, not left out.
 
 pub mod store;
 
@@ -30,10 +29,10 @@ static MATRIX: Kernel =
 /// The kernels of this module.
 pub const KERNELS: &[&Kernel] = &[&COPY, &READ, &SINGLE, &HALF, &DOT, &MATRIX];
 
-/// Measured rates of a device. [`Probe::not_measured`] explains each rate that is `None`.
+/// What was measured of a device. A rate that is `None` is explained in [`Probe::not_measured`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Probe {
-    /// Version of the set of measurements; see [`VERSION`].
+    /// Changes when what is measured does.
     pub version: u32,
     /// Backend, as in [`Caps::backend`].
     pub backend: String,
@@ -41,28 +40,25 @@ pub struct Probe {
     pub device: String,
     /// Driver.
     pub driver: String,
-    /// Bandwidth of a copy in device memory in bytes per second, reads plus writes: by a kernel or
-    /// by the driver, whichever is faster.
+    /// Bytes a second, read and written together, of a copy in device memory: by a kernel or by the driver, whichever is faster.
     pub copy_bytes_per_s: f64,
-    /// Read bandwidth of a kernel from buffers, in bytes per second.
+    /// Bytes a second that a kernel reads from buffers.
     pub read_bytes_per_s: f64,
-    /// Read bandwidth of a kernel through images, in bytes per second.
+    /// The same through images.
     pub image_bytes_per_s: Option<f64>,
-    /// Single-precision operations per second. In all rates a multiply-add counts as two
-    /// operations.
+    /// Operations a second in single precision, a multiplication with an addition counted as two, as in all rates.
     pub f32_flops_per_s: f64,
-    /// Half-precision operations per second.
+    /// In half precision.
     pub f16_flops_per_s: Option<f64>,
-    /// Operations per second of dot products of four pairs of 8-bit integers.
+    /// Of dot products of four pairs of 8-bit integers.
     pub int8_ops_per_s: Option<f64>,
-    /// Half-precision operations per second of tensor cores or cooperative matrices, in the shape
-    /// that kernels use.
+    /// Of units for products of matrices of halves, in the form that kernels use.
     pub matrix_flops_per_s: Option<f64>,
-    /// Overhead of one command in a recording, in seconds.
+    /// Seconds that a command of a recording takes of itself.
     pub launch_s: f64,
-    /// Clock used: `device` or `host`.
+    /// `device` or `host`: whose clock.
     pub clock: String,
-    /// Reasons for missing values, by field name.
+    /// Why something was not measured, by the name of its field.
     pub not_measured: BTreeMap<String, String>,
 }
 
@@ -70,7 +66,7 @@ pub struct Probe {
 pub const VERSION: u32 = 5;
 
 impl Probe {
-    /// The peaks for roofline estimates.
+    /// The peaks that least times are told by.
     pub fn peaks(&self) -> Peaks {
         Peaks {
             bytes_per_s: self.copy_bytes_per_s.max(self.read_bytes_per_s),
@@ -82,7 +78,7 @@ impl Probe {
         }
     }
 
-    /// True if this build measured this device.
+    /// It is one of this device, and of this build.
     pub fn is_of(&self, caps: &Caps) -> bool {
         self.version == VERSION
             && self.backend == caps.backend
@@ -91,18 +87,17 @@ impl Probe {
     }
 }
 
-/// Timed runs; the median counts.
+/// Runs of which the median counts.
 const RUNS: usize = 5;
-/// Commands per run when measuring the cost of one.
+/// Commands of which the cost of one is told.
 const LAUNCHES: u32 = 256;
-/// Upper bound on loop rounds in a kernel: CPU drivers cut longer loops short.
+/// Rounds of a loop in a kernel: CPU drivers cut longer loops off.
 const MOST_ROUNDS: u32 = 50_000;
-/// Minimum run time of an arithmetic kernel in seconds, so that launch cost is negligible.
+/// What a run of arithmetic takes at least, in seconds, so that its launch does not show.
 const LONG_ENOUGH: f64 = 0.01;
 
-/// Measures the device, which must be otherwise idle. Takes a few seconds and up to 3 buffers of
-/// 256 MiB, which are freed. Fails if the device rejects a kernel that every device supports, or if
-/// memory is short.
+/// Measures the device, which nothing else uses meanwhile. Takes some seconds, and 3 buffers of 256 MiB at most, which are freed. An error where a
+/// kernel that every device takes is refused, or memory is short.
 pub fn measure(backend: &mut dyn Backend) -> Result<Probe, BackendError> {
     let caps = backend.caps().clone();
     let mut bench = Bench {
@@ -118,15 +113,15 @@ pub fn measure(backend: &mut dyn Backend) -> Result<Probe, BackendError> {
     probe
 }
 
-/// How the work of a kernel is divided.
+/// How the work of a kernel is cut.
 struct Shape {
-    /// Work-items per work-group.
+    /// Work-items of a work-group.
     items: u32,
-    /// Number of work-groups.
+    /// Work-groups.
     groups: u32,
-    /// Each work-item takes adjacent elements and computes with the widest vectors.
+    /// A work-item takes neighbouring elements, and computes with the widest vectors.
     explicit: bool,
-    /// Bytes per buffer.
+    /// Bytes that are moved.
     bytes: u64,
 }
 
@@ -135,7 +130,7 @@ impl Shape {
         let explicit = caps.explicit_vectors();
         let units = caps.assumed_units().max(1);
         let gpu = caps.kind != DeviceKind::Cpu;
-        // More than caches hold, if memory allows.
+        // More than caches hold, so far as there is room.
         let wanted = if caps.kind == DeviceKind::Discrete {
             256 << 20
         } else {
@@ -164,15 +159,13 @@ impl Shape {
         self.items.saturating_mul(self.groups)
     }
 
-    /// A kernel with a variant, selected by the define `explicit`, for devices with explicit
-    /// vectors.
+    /// A kernel that has a form, by this define, for devices with explicit vectors.
     fn walk(&self, kernel: &'static Kernel, explicit: &'static str) -> KernelSpec {
         let define = [(explicit, 1)];
         spec(kernel, self.items, if self.explicit { &define } else { &[] })
     }
 
-    /// The read kernel with an image of the kind that plans use, else of the first kind that the
-    /// device supports.
+    /// A kernel that reads all through an image, of the kind that plans use or else the first that the device has.
     fn read_image(&self, images: &Images) -> Option<KernelSpec> {
         let mut kinds = images.reads.into_iter().chain(ImageKind::ALL);
         let fits = |kind: &ImageKind| images.shape(*kind, Pixel::Words, self.bytes).is_some();
@@ -199,7 +192,7 @@ impl Shape {
     }
 }
 
-/// True if arithmetic that OpenCL C cannot express is written in PTX.
+/// Arithmetic that OpenCL C has no words for is written in PTX.
 fn by_ptx(caps: &Caps) -> bool {
     caps.matrix_units && caps.backend == "opencl"
 }
@@ -209,7 +202,7 @@ fn matrix(caps: &Caps) -> Option<KernelSpec> {
     caps.matrix_units.then(|| spec(&MATRIX, items, &[]))
 }
 
-/// All measurement kernels for this device.
+/// The kernels by which a device is measured.
 pub fn specs(caps: &Caps) -> Vec<KernelSpec> {
     let shape = Shape::of(caps);
     let always = [
@@ -233,7 +226,7 @@ struct Bench<'a> {
     buffers: Vec<BufferId>,
 }
 
-/// The median.
+/// The middle of some times.
 fn median(times: &mut [f64]) -> f64 {
     times.sort_by(f64::total_cmp);
     times.get(times.len() / 2).copied().unwrap_or(f64::NAN)
@@ -260,7 +253,7 @@ fn spec(kernel: &'static Kernel, items: u32, defines: &[(&'static str, i64)]) ->
     }
 }
 
-/// A command that launches one kernel.
+/// A command that runs a kernel once.
 struct One<'a> {
     kernel: KernelId,
     args: &'a [View],
@@ -284,7 +277,7 @@ impl Bench<'_> {
         })
     }
 
-    /// Seconds per submission of `commands`, by the device's clock if `by_device`.
+    /// Seconds of one submission of `commands`, and whether by the device's clock.
     fn seconds(
         &mut self,
         commands: &[Command],
@@ -304,7 +297,7 @@ impl Bench<'_> {
                     self.backend.wait()?;
                     start.elapsed().as_secs_f64()
                 };
-                // The first run warms up.
+                // The first one warms up.
                 if run > 0 {
                     times.push(seconds);
                 }
@@ -316,7 +309,7 @@ impl Bench<'_> {
         done?;
         let middle = median(&mut times);
         if by_device && middle <= 0.0 {
-            // Some drivers report no times for copies.
+            // Some drivers tell no times of copies.
             return self.seconds(commands, launch, false);
         }
         Ok(middle.max(1e-9))
@@ -337,7 +330,7 @@ impl Bench<'_> {
         self.seconds(&[command], &launch, by_device)
     }
 
-    /// Bandwidth in bytes per second of a kernel that walks through a buffer.
+    /// Bytes a second of a kernel that walks through a buffer.
     fn walk(&mut self, spec: &KernelSpec, x: View, y: View) -> Result<f64, BackendError> {
         let shape = &self.shape;
         let (groups, all) = (shape.groups, shape.work_items());
@@ -358,25 +351,22 @@ impl Bench<'_> {
         Ok(float(u64::from(vectors) * 16 * moved) / time)
     }
 
-    /// Read bandwidth through an image, or why it cannot be measured.
+    /// The same through an image, or why not.
     fn read_image(&mut self, x: View, y: View) -> Result<Result<f64, &'static str>, BackendError> {
         let Some(spec) = self.shape.read_image(&self.caps.images) else {
             return Ok(Err(
-                "not supported: the driver cannot make images of that size from parts of buffers",
+                "not offered: the driver makes no images of that size in parts of buffers",
             ));
         };
         let before = self.backend.stats().images;
         let rate = self.walk(&spec, x, y)?;
         if self.backend.stats().images == before {
-            return Ok(Err(
-                "the driver lists images from buffers but fails to create one",
-            ));
+            return Ok(Err("the driver lists images in buffers and refuses one"));
         }
         Ok(Ok(rate))
     }
 
-    /// Operations per second of a kernel that does `operations` in each round of a work-item or a
-    /// warp.
+    /// Operations a second of a kernel that does `operations` in each round of a work-item, or of a warp of them.
     fn rate(
         &mut self,
         spec: &KernelSpec,
@@ -411,7 +401,7 @@ impl Bench<'_> {
         }
     }
 
-    /// Seconds that one more command in a recording takes.
+    /// Seconds that one more command of a recording takes.
     fn launch(&mut self, x: View, y: View) -> Result<f64, BackendError> {
         let kernel = self.backend.compile(&spec(&COPY, 64, &[]))?;
         let params: Vec<u8> = [64u32, 1, 64].iter().flat_map(|n| n.to_le_bytes()).collect();
@@ -443,8 +433,7 @@ impl Bench<'_> {
         };
         let bytes = self.shape.bytes;
         let (x, y) = (self.buffer("probe x", bytes)?, self.buffer("probe y", bytes)?);
-        // Reading memory that was never written would measure a cache: the operating system backs
-        // it with one zero page.
+        // What was never written is one page of zeros to the system of a CPU, and reading it shows the speed of a cache.
         let fill = Command::Fill { dst: x, byte: 1 };
         self.seconds(&[fill], &Launch::default(), false)?;
         let copied = {
@@ -470,7 +459,7 @@ impl Bench<'_> {
             None => {
                 without(
                     "f16_flops_per_s",
-                    "not supported: the driver has no half-precision arithmetic",
+                    "not offered: the driver has no half arithmetic",
                 );
                 None
             }
@@ -484,12 +473,11 @@ impl Bench<'_> {
             None => {
                 let lacks = PackedDot::x86_refusal(&self.caps);
                 let why = lacks.unwrap_or_else(|| "the driver lists no packed dot product".to_owned());
-                without("int8_ops_per_s", &format!("not supported: {why}"));
+                without("int8_ops_per_s", &format!("not offered: {why}"));
                 None
             }
             Some(spec) => {
-                // Eight chains of dot products of four pairs; with vectors, sixteen columns and
-                // four k-steps.
+                // Eight chains of dot products of four pairs, with vectors of sixteen columns four steps of them.
                 let factor = [0x0102_0301u32.to_le_bytes()];
                 let vector = if self.caps.packed_dot == PackedDot::X86 {
                     16 * 4
@@ -504,13 +492,12 @@ impl Bench<'_> {
             None => {
                 without(
                     "matrix_flops_per_s",
-                    "not supported: no tensor cores or cooperative matrices that kernels can use",
+                    "not offered: no units for products of matrices that kernels use",
                 );
                 None
             }
             Some(spec) => {
-                // Four chains of products per 32 work-items: 16 x 8 x 16 in OpenCL C, 16 x 16 x 16
-                // in WGSL.
+                // Four chains of products, of 16 x 8 x 16 in OpenCL C and 16 x 16 x 16 in WGSL, for each 32 work-items.
                 let product = if by_ptx(&self.caps) {
                     16 * 8 * 16
                 } else {
@@ -540,8 +527,7 @@ impl Bench<'_> {
     }
 }
 
-/// A rate, or none with the reason if the kernel does not compile although the driver reports
-/// support.
+/// A rate; none, with the reason, where the kernel does not build though the driver should take it.
 fn offered(
     rate: Result<f64, BackendError>,
     field: &str,
@@ -553,10 +539,7 @@ fn offered(
             let first = log.lines().find(|l| !l.trim().is_empty()).unwrap_or_default();
             without(
                 field,
-                &format!(
-                    "the driver reports support but does not compile the kernel: {}",
-                    first.trim()
-                ),
+                &format!("the driver offers it and does not compile it: {}", first.trim()),
             );
             Ok(None)
         }

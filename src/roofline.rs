@@ -1,10 +1,8 @@
-//! Lower bounds on run time (roofline): costs of plans ([`crate::plan::NodeCost`]) divided by the
-//! measured peaks of a device ([`crate::probe`]).
+//! How long work takes at least: costs of plans ([`crate::plan::NodeCost`]) over the measured peaks of a device ([`crate::probe`]).
 //!
-//! A node takes at least the longer of two times: its bytes at peak bandwidth, and its arithmetic
-//! at the peak rate of that arithmetic. Each command adds a launch unless the backend joins
-//! commands. Nodes run one after another. Bytes that stay in caches between nodes are counted too,
-//! so a model that fits a cache may be faster than this bound.
+//! A node takes at least as long as its bytes at the peak of memory, and as its arithmetic at the peak of what computes it, whichever is longer,
+//! and each of its commands a launch, unless the backend joins them. Nodes run one after another. Bytes that caches keep from one node to the next are counted, so that a model
+//! that fits a cache may be faster than this.
 
 pub mod measured;
 
@@ -15,26 +13,25 @@ use serde::Serialize;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 
-/// Peak rates of a device.
+/// The most that a device does.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Peaks {
-    /// Memory bandwidth in bytes per second.
+    /// Bytes a second of memory.
     pub bytes_per_s: f64,
-    /// Single-precision operations per second.
+    /// Operations a second in single precision.
     pub f32_flops_per_s: f64,
-    /// Half-precision operations per second; `None` if the device has no half-precision arithmetic.
+    /// The same in half precision; `None` where a device has no such arithmetic.
     pub f16_flops_per_s: Option<f64>,
-    /// Half-precision operations per second of tensor cores or cooperative matrices; `None` if
-    /// kernels cannot use any.
+    /// The same of units for products of matrices; `None` where there are none, or none that kernels use.
     pub matrix_flops_per_s: Option<f64>,
-    /// 8-bit integer operations per second with 32-bit sums; `None` if the device has no
-    /// instruction for them.
+    /// The same of products of bytes, summed in 32 bits; `None` where a device has no instruction for them.
     pub int8_ops_per_s: Option<f64>,
-    /// Overhead of a launch in seconds.
+    /// Seconds that a launch takes of itself.
     pub launch_s: f64,
 }
 
 impl fmt::Display for Peaks {
+    /// For people.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (memory, single) = (
             quantity(self.bytes_per_s, "B/s"),
@@ -45,17 +42,17 @@ impl fmt::Display for Peaks {
             write!(f, ", f16 {}", quantity(rate, "FLOP/s"))?;
         }
         if let Some(rate) = self.matrix_flops_per_s {
-            write!(f, ", tensor cores {}", quantity(rate, "FLOP/s"))?;
+            write!(f, ", matrix units {}", quantity(rate, "FLOP/s"))?;
         }
         if let Some(rate) = self.int8_ops_per_s {
-            write!(f, ", int8 {}", quantity(rate, "OP/s"))?;
+            write!(f, ", bytes {}", quantity(rate, "OP/s"))?;
         }
-        write!(f, ", launch {}", quantity(self.launch_s, "s"))
+        write!(f, ", a launch {}", quantity(self.launch_s, "s"))
     }
 }
 
 impl Peaks {
-    /// Operations per second; infinite if not measured.
+    /// Operations a second; infinite where nothing was measured.
     pub fn rate(&self, arithmetic: Arithmetic) -> f64 {
         match arithmetic {
             Arithmetic::F32 => self.f32_flops_per_s,
@@ -66,15 +63,15 @@ impl Peaks {
     }
 }
 
-/// What limits the speed of work.
+/// What keeps work from being faster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Bound {
-    /// Memory bandwidth.
+    /// Bytes.
     Memory,
-    /// Arithmetic rate.
+    /// Operations.
     Arithmetic,
-    /// Launch overhead.
+    /// Launches of commands.
     Launches,
 }
 
@@ -89,22 +86,22 @@ impl Bound {
     }
 }
 
-/// Cost of some work, and the lower bound on its time.
+/// What work costs, and how long it takes at least.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Total {
-    /// Commands; each is a launch unless the backend joins them.
+    /// Commands, each a launch of its own where nothing joins them.
     pub launches: u64,
-    /// Bytes read by commands.
+    /// Bytes that commands read.
     pub read_bytes: u64,
-    /// Bytes written by commands.
+    /// Bytes that they write.
     pub written_bytes: u64,
-    /// Arithmetic operations; a multiply-add counts as two.
+    /// Arithmetic operations, a multiplication with an addition counted as two.
     pub flops: u64,
-    /// Time in seconds of nodes limited by memory bandwidth.
+    /// Time of the bytes where they take longer than the arithmetic.
     pub memory_s: f64,
-    /// Time in seconds of nodes limited by arithmetic.
+    /// Time of the arithmetic where it takes longer than the bytes.
     pub arithmetic_s: f64,
-    /// Time of launches in seconds.
+    /// Time of the launches.
     pub launch_s: f64,
 }
 
@@ -114,7 +111,7 @@ fn float(n: u64) -> f64 {
 }
 
 impl Total {
-    /// The cost of one node.
+    /// Of one node.
     pub fn of(cost: &NodeCost, peaks: &Peaks) -> Self {
         let mut total = Self {
             launches: cost.commands.len() as u64,
@@ -134,7 +131,7 @@ impl Total {
         total
     }
 
-    /// Adds work that runs afterwards.
+    /// Adds work that comes behind.
     pub fn add(&mut self, o: &Self) {
         self.launches += o.launches;
         self.read_bytes = self.read_bytes.saturating_add(o.read_bytes);
@@ -145,22 +142,22 @@ impl Total {
         self.launch_s += o.launch_s;
     }
 
-    /// Bytes read and written.
+    /// Bytes that are moved.
     pub fn bytes(&self) -> u64 {
         self.read_bytes.saturating_add(self.written_bytes)
     }
 
-    /// Lower bound on the time, in seconds.
+    /// The least time, in seconds.
     pub fn least_s(&self) -> f64 {
         self.memory_s + self.arithmetic_s + self.launch_s
     }
 
-    /// Operations per byte.
+    /// Operations for each byte.
     pub fn intensity(&self) -> f64 {
         float(self.flops) / float(self.bytes().max(1))
     }
 
-    /// The largest share of the lower bound.
+    /// What most of the least time is for.
     pub fn bound(&self) -> Bound {
         if self.launch_s > self.memory_s.max(self.arithmetic_s) {
             Bound::Launches
@@ -172,15 +169,15 @@ impl Total {
     }
 }
 
-/// A [`Total`] with its derived values.
+/// [`Total`] with what follows from it.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Summary {
     /// The work.
     #[serde(flatten)]
     pub total: Total,
-    /// Lower bound on the time, in seconds.
+    /// The least time, in seconds.
     pub least_s: f64,
-    /// What limits it.
+    /// What most of it is for.
     pub bound: Bound,
 }
 
@@ -194,7 +191,7 @@ impl From<Total> for Summary {
     }
 }
 
-/// All nodes with the same operator.
+/// All nodes of one operator.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Kind {
     /// The operator.
@@ -206,46 +203,45 @@ pub struct Kind {
     pub work: Summary,
 }
 
-/// One node.
+/// A node.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Line {
-    /// Name in the planned graph.
+    /// Its name in the planned graph.
     pub node: String,
     /// Its operator.
     pub op: String,
-    /// Names of the nodes in the model that this node replaces.
+    /// Names of the model's nodes that it stands for.
     pub nodes: Vec<String>,
-    /// Its cost, summed over all runs.
+    /// Its work, in all runs together.
     #[serde(flatten)]
     pub work: Summary,
 }
 
-/// Cost of a model: of a decoder for a number of tokens at a context length, of other models per
-/// run.
+/// Work of a model: of a decoder so many tokens behind others, of others a run.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Work {
     /// `prefill 128`, `decode at 1024`, `run`.
     pub name: String,
-    /// Number of input tokens of a decoder.
+    /// Tokens that a decoder takes in.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tokens: Option<usize>,
-    /// Upper bound on tokens per second.
+    /// Tokens a second at the least time.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub most_tokens_per_s: Option<f64>,
-    /// Number of runs of a plan.
+    /// Runs of a plan.
     pub runs: usize,
-    /// Launches of all commands.
+    /// Launches of all commands together.
     pub launches: u64,
-    /// Sum over all nodes.
+    /// All nodes together.
     pub whole: Summary,
-    /// By operator, longest first.
+    /// By operator, those that take longest first.
     pub kinds: Vec<Kind>,
-    /// By node, in plan order.
+    /// By node, in the order of the plan.
     pub lines: Vec<Line>,
 }
 
 impl Work {
-    /// Sums the costs of consecutive runs, possibly of several plans of one graph.
+    /// Of the costs of runs one after another, perhaps of several plans of one graph.
     pub fn new(name: String, tokens: Option<usize>, runs: &[Vec<NodeCost>], peaks: &Peaks) -> Self {
         let mut whole = Total::default();
         let mut nodes: Vec<(&NodeCost, Total)> = Vec::new();
@@ -292,8 +288,7 @@ impl Work {
         }
     }
 
-    /// Sets the number of launches for a backend that joins commands. Launch time is divided
-    /// equally among the commands.
+    /// The same where the backend joins commands, so that there are only so many launches. Each command has an equal part of their time.
     #[must_use]
     pub fn in_launches(mut self, launches: u64) -> Self {
         let part = float(launches) / float(self.whole.total.launches.max(1));
@@ -312,7 +307,7 @@ impl Work {
     }
 }
 
-/// Upper bound on tokens per second.
+/// Tokens a second at the least time.
 fn most(tokens: Option<usize>, whole: &Total) -> Option<f64> {
     tokens.map(|n| float(n as u64) / whole.least_s().max(1e-12))
 }

@@ -96,7 +96,8 @@ impl Conversation {
                 true => (
                     MESSAGE,
                     format!(
-                        "needs {alone} tokens on its own, but the context holds {context}; shorten it or raise the context"
+                        "needs {alone} tokens on its own, but the context holds {context}; shorten \
+                         it or raise the context"
                     ),
                 ),
                 false => {
