@@ -95,19 +95,13 @@ impl Conversation {
             let (name, what) = match alone > context {
                 true => (
                     MESSAGE,
-                    format!(
-                        "needs {alone} tokens on its own, but the context holds {context}; shorten \
-                         it or raise the context"
-                    ),
+                    format!("needs {alone} tokens on its own, but the context holds {context}"),
                 ),
                 false => {
                     let all = prompt.tokens.len();
                     (
                         "conversation",
-                        format!(
-                            "needs {all} tokens, but the context holds {context}; raise the context \
-                             or allow it to slide"
-                        ),
+                        format!("needs {all} tokens, but the context holds {context}"),
                     )
                 }
             };
