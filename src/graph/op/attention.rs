@@ -443,7 +443,7 @@ impl Node {
         // Some kernels read unquantized keys from the first one on.
         let plain = self.stored == Rows::Floats && self.window.is_none() && self.ring.is_none();
         let lanes = || dim % 32 == 0 && dim <= 128 && caps.takes_form(&KERNEL, "BROADCAST");
-        // CPU compilers vectorize the kernel's explicit vectors.
+        // CPU compilers map explicit vectors of a kernel to SIMD.
         let by_vectors = caps.explicit_vectors() && dim % ITEM == 0 && self.stored == Rows::Floats;
         if plain && self.single() && by_rows(caps, dim, operands) {
             return Way::Row;

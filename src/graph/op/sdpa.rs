@@ -172,7 +172,7 @@ impl Op for Sdpa {
         let per = heads.exact_div(&kv_heads);
         per.ok_or_else(|| {
             OpError::mismatch(
-                "heads of queries and of keys (must be a multiple)",
+                "heads of queries (a multiple of key heads) and of keys",
                 &heads,
                 &kv_heads,
             )
