@@ -2,9 +2,9 @@
 
 usage: LOGITS_PROGRAM TEXT_DIR [--positions N] [--decode N] [--backend NAME].. MODEL_DIR..
 
-For each folder, ONNX Runtime computes the logits of a prefill and of --decode tokens one by one after
-it, feeding back the model's own KV cache (the whole cache or only its new rows, in any layout). The
-program computes the same on each backend, and the relative errors are printed.
+For each folder, ONNX Runtime computes the logits of a prefill and of --decode tokens one by one
+after it, feeding back the model's own KV cache (the whole cache or only its new rows, in any
+layout). The program computes the same on each backend, and the relative errors are printed.
 """
 
 import argparse

@@ -5,13 +5,14 @@
                          [--threads N] [--float f32|f16] [--json FILE]
                          [--round-activations] [--picture FILE] [MODEL[:SIZES]]...
 
-MODEL is a name of tools/fetch_model.py, which is downloaded; a name of tools/export_clip.py that was
-exported to the cache; a folder with model.onnx; or an ONNX file. SIZES gives values to symbols, for
-example minilm:batch_size=1,sequence_length=128. Without MODEL, all models of the list below run.
+MODEL is a name of tools/fetch_model.py, which is downloaded; a name of tools/export_clip.py that
+was exported to the cache; a folder with model.onnx; or an ONNX file. SIZES gives values to symbols,
+for example minilm:batch_size=1,sequence_length=128. Without MODEL, all models of the list below
+run.
 
 Prints a line for each model and backend: the largest difference relative to the range of ONNX
-Runtime's output, both median times and their ratio. Both engines run in turn, --repeat times in each
-of --rounds. The exit code is 1 if a difference exceeds its bound.
+Runtime's output, both median times and their ratio. Both engines run in turn, --repeat times in
+each of --rounds. The exit code is 1 if a difference exceeds its bound.
 
 --float f16           store activations in 16 bits on devices; the bound is then 0.02
 --threads N           threads for ONNX Runtime (default: the number of cores)

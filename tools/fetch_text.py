@@ -4,8 +4,9 @@
 usage: fetch_text.py NAME... --dir DIR
        fetch_text.py --list
 
-Each NAME is a novel by Jane Austen. It is written to DIR/texts/NAME.txt, and the path is printed. The
-texts come from the Debian package r-cran-janeaustenr, which apt downloads without installing it.
+Each NAME is a novel by Jane Austen. It is written to DIR/texts/NAME.txt, and the path is printed.
+The texts come from the Debian package r-cran-janeaustenr, which apt downloads without installing
+it.
 """
 
 import hashlib

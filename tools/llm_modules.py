@@ -4,11 +4,12 @@ They follow the structure that the models' authors published. One module serves 
 `Structure` reads their differences from a `config.json`. Parameters have the names of transformers,
 so the tensors of a checkpoint load directly; `glm_names` renames those of ChatGLM2.
 
-There are two forms. `plain` is the graph that exporters usually write: `attention_mask` [batch, keys]
-of ones, and a KV cache [batch, heads, keys, size] that is an input, is extended, and is a whole output.
-`paper` is the form of the paper *Transformer-Lite*, section 2.3: the mask is an input [1, 1, N, keys]
-that is added to the scores, the cache is sequence first, [1, keys, heads, size], and only its new
-rows are an output. ChatGLM2 has hidden states and caches [keys, batch, heads, size] in both forms.
+There are two forms. `plain` is the graph that exporters usually write: `attention_mask` [batch,
+keys] of ones, and a KV cache [batch, heads, keys, size] that is an input, is extended, and is a
+whole output. `paper` is the form of the paper *Transformer-Lite*, section 2.3: the mask is an input
+[1, 1, N, keys] that is added to the scores, the cache is sequence first, [1, keys, heads, size],
+and only its new rows are an output. ChatGLM2 has hidden states and caches [keys, batch, heads,
+size] in both forms.
 """
 
 import math

@@ -6,12 +6,12 @@
 
 An engine writes {"device": ..} when it is ready. For each line {"prefill": [..], "decode": N} of
 standard input it runs every test once after a warm-up, and writes {"pp128": tokens/s, .., "tgN":
-tokens/s}. After a failure it writes {"error": ..} and ends. ppN feeds N tokens at once into an empty
-KV cache and computes the logits after the last one; tgN feeds N tokens one by one.
+tokens/s}. After a failure it writes {"error": ..} and ends. ppN feeds N tokens at once into an
+empty KV cache and computes the logits after the last one; tgN feeds N tokens one by one.
 
-MODEL is a GGUF file; for genai it is the folder that genai-model makes of one. To do so, transformers
-reads the floats, and the model builder of ONNX Runtime GenAI in FOLDER quantizes them to 4 bits in
-groups of 32, including the output head, with 8-bit activations (accuracy level 4).
+MODEL is a GGUF file; for genai it is the folder that genai-model makes of one. To do so,
+transformers reads the floats, and the model builder of ONNX Runtime GenAI in FOLDER quantizes them
+to 4 bits in groups of 32, including the output head, with 8-bit activations (accuracy level 4).
 """
 
 import argparse

@@ -1,18 +1,19 @@
 #!/usr/bin/env python3
 """Counts the node cases of ONNX that pass in tlite and in other engines.
 
-    tools/onnx_score.py [--data DIR] [--report FILE] [--peers NAME,...] [--seconds N] [--json FILE] [--failures]
+    tools/onnx_score.py [--data DIR] [--report FILE] [--peers NAME,...] [--seconds N]
+                        [--json FILE] [--failures]
 
 The results of tlite come from the report of tests/onnx_nodes.rs. --report names a report that was
-written with TLITE_ONNX_NODES_REPORT; without it the test runs. On a device a case counts as passed if
-the device runs all of it; cases with nodes on the host are counted in another column.
+written with TLITE_ONNX_NODES_REPORT; without it the test runs. On a device a case counts as passed
+if the device runs all of it; cases with nodes on the host are counted in another column.
 
-The other engines are onnxruntime (through its Python interface, which does not support 4-bit types),
-tract, rten and wonnx; the runners of the last three are built from tools/onnx_score. All have the
-error bounds of ONNX's own runner, 0.001 of an element and 1e-7. On devices tlite may also err by 1e-5
-of the largest element, since exp and log of GPUs are less accurate. An unsupported case, a crash, and
-a case that takes longer than --seconds count as not passed. rten may return 32-bit integers, and wonnx
-results without shapes.
+The other engines are onnxruntime (through its Python interface, which does not support 4-bit
+types), tract, rten and wonnx; the runners of the last three are built from tools/onnx_score. All
+have the error bounds of ONNX's own runner, 0.001 of an element and 1e-7. On devices tlite may also
+err by 1e-5 of the largest element, since exp and log of GPUs are less accurate. An unsupported
+case, a crash, and a case that takes longer than --seconds count as not passed. rten may return
+32-bit integers, and wonnx results without shapes.
 
 --data is a folder of tools/fetch_onnx_nodes.py, by default the one in the cache. --failures prints
 each failure of the other engines. Needs onnx, onnxruntime and numpy for onnxruntime, and Cargo for

@@ -4,9 +4,10 @@
     tools/start_time.py MODEL [--backend opencl] [--device TEXT] [--raw] [--runs 5]
 
 The caches of tlite, PoCL and Mesa are in a temporary folder, so your own caches are not touched.
-"first" is the time until the answer of one token is on standard output; "cpu" is the CPU time of the
-process over all cores. The exit code is 1 if a warm start compiles a kernel or generates another
-token. The environment variable TLITE names the command; by default it is that of the release build.
+"first" is the time until the answer of one token is on standard output; "cpu" is the CPU time of
+the process over all cores. The exit code is 1 if a warm start compiles a kernel or generates
+another token. The environment variable TLITE names the command; by default it is that of the
+release build.
 """
 
 import argparse
