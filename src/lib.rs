@@ -94,6 +94,7 @@ pub mod inspect;
 pub mod llm;
 mod mapped;
 pub mod new_folder;
+pub mod note;
 mod parallel;
 pub mod placement;
 pub mod plan;
@@ -105,6 +106,8 @@ pub mod selftest;
 
 pub mod shape;
 pub mod tensor;
+#[cfg(test)]
+mod testing;
 mod units;
 
 /// The Rust example of the README, compiled with the documentation tests.

@@ -4,6 +4,7 @@ use crate::backend::{
     self, Backend, BackendError, BackendKind, Caps, DeviceKind, ImageUse, OpenOptions, Priority, RecordingWay,
 };
 use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::note::{Note, Unused};
 use std::fmt;
 use std::str::FromStr;
 
@@ -191,15 +192,21 @@ impl Placement {
     }
 
     /// A note for people where a priority is asked for that what was opened, a device with `caps` or the host, cannot have.
-    pub fn priority_note(&self, caps: Option<&Caps>) -> Option<String> {
+    pub fn priority_note(&self, caps: Option<&Caps>) -> Option<Note> {
         let priority = self.options.priority?;
-        let unused = |place: &str| Some(format!("note: --priority {priority} has no effect on {place}"));
+        let unused = |reason| {
+            Some(Note::NoEffect {
+                option: "priority",
+                value: priority.to_string(),
+                reason,
+            })
+        };
         match caps {
-            None => unused("the host"),
-            Some(caps) if self.options.priority_is_unused(caps) => unused(&format!(
-                "{}, whose {} driver takes none",
-                caps.device, caps.backend
-            )),
+            None => unused(Unused::Host),
+            Some(caps) if self.options.priority_is_unused(caps) => unused(Unused::Driver {
+                device: caps.device.clone(),
+                backend: caps.backend,
+            }),
             Some(_) => None,
         }
     }
@@ -251,6 +258,7 @@ fn reason(kind: BackendKind, e: &BackendError) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::{assert_carries, assert_usage};
 
     #[test]
     fn names_are_read_as_they_are_written() {
@@ -268,10 +276,7 @@ mod tests {
         }
         assert!("urgent".parse::<Priority>().is_err_and(|e| e.is_usage()));
         let e = "cuda".parse::<BackendChoice>().unwrap_err();
-        assert!(
-            e.is_usage() && e.to_string().contains("auto, opencl, wgpu, host"),
-            "{e}"
-        );
+        assert_usage(&e, "backend", &["cuda", "auto, opencl, wgpu, host"]);
     }
 
     #[test]
@@ -300,9 +305,10 @@ mod tests {
             for caps in [Some(&without), None] {
                 let note = asked(Some(priority), caps).unwrap();
                 assert!(
-                    note.contains(&format!("--priority {priority} has no effect")),
+                    matches!(&note, Note::NoEffect { option: "priority", value, .. } if *value == priority.to_string()),
                     "{note}"
                 );
+                assert_carries(&note, &[&format!("--priority {priority}")]);
             }
         }
     }

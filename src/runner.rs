@@ -6,16 +6,17 @@
 
 use crate::backend::{Backend, Caps};
 use crate::cache::Store;
-use crate::error::{Error, Result, Stage};
+use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::executor::Timing;
 use crate::graph::interp::Interpreter;
 use crate::graph::onnx;
 use crate::graph::pass::{KV_CACHE, PassReport, Pipeline};
 use crate::graph::sizes::{self, Rules};
 use crate::graph::{Graph, ValueId};
+use crate::note::Note;
 use crate::plan::{Plan, bind};
 use crate::selftest::first_use::{FirstUse, Hear};
-use crate::shape::{Bindings, Fact, Shape, Symbol};
+use crate::shape::{Bindings, DimError, Fact, Shape, Symbol};
 use crate::tensor::{DType, HostTensor};
 use device::Device;
 use std::collections::{BTreeSet, HashMap};
@@ -112,7 +113,7 @@ impl Runner {
     }
 
     /// What is to be said of kernels that are not used or could not be checked, so far.
-    pub fn notes(&self) -> &[String] {
+    pub fn notes(&self) -> &[Note] {
         self.first_use().map_or(&[], FirstUse::notes)
     }
 
@@ -170,11 +171,17 @@ impl Runner {
     /// is wrong at once.
     pub fn check(&self, given: &[Named]) -> Result<Bindings> {
         let find = |name: &str| given.iter().find(|(n, _)| n == name).map(|(_, t)| t);
-        let mut wrong = Vec::new();
+        let (mut wrong, mut kind) = (Vec::new(), ErrorKind::Other);
         for (name, fact) in self.inputs() {
             match find(name) {
-                None => wrong.push(format!("input \"{name}\" is missing; expected {fact}")),
+                None => {
+                    kind = ErrorKind::MissingInput;
+                    wrong.push(format!("input \"{name}\" is missing; expected {fact}"));
+                }
                 Some(t) if t.dtype() != fact.dtype || t.shape().len() != fact.shape.rank() => {
+                    if kind == ErrorKind::Other {
+                        kind = ErrorKind::ShapeMismatch;
+                    }
                     wrong.push(format!("input \"{name}\": expected {fact}, found {t:?}"));
                 }
                 Some(_) => {}
@@ -193,7 +200,7 @@ impl Runner {
             }
         }
         if !wrong.is_empty() {
-            return Err(Error::other(Stage::Run, wrong.join("\n  ")));
+            return Err(Error::other(Stage::Run, wrong.join("\n  ")).of_kind(kind));
         }
         let shapes = self
             .inputs()
@@ -259,9 +266,13 @@ impl Runner {
 
 /// The shape of `fact` with every symbol bound; the error names those that are not.
 pub fn shape_at(name: &str, shape: &Shape, bindings: &Bindings) -> Result<Vec<usize>> {
-    shape
-        .eval(bindings)
-        .map_err(|e| Error::other(Stage::Run, format!("input \"{name}\" of shape {shape}: {e}")))
+    shape.eval(bindings).map_err(|e| {
+        let kind = match e {
+            DimError::Unbound(_) => ErrorKind::MissingInput,
+            _ => ErrorKind::Other,
+        };
+        Error::other(Stage::Run, format!("input \"{name}\" of shape {shape}: {e}")).of_kind(kind)
+    })
 }
 
 /// How far two tensors are from each other.

@@ -23,7 +23,7 @@ use super::prompt_cache::States;
 use super::sampler::arg_max;
 use super::{LanguageModel, roles};
 use crate::backend::{Backend, Caps, Stats};
-use crate::error::{Error, Result, Stage};
+use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::executor::{Executor, Timing, WeightSource};
 use crate::graph::derive::derive;
 use crate::graph::onnx::{self, ImportOptions};
@@ -561,10 +561,8 @@ impl Decoder {
             .iter()
             .find(|t| usize::try_from(**t).map_or(true, |t| t >= self.vocab))
         {
-            return Err(Error::other(
-                Stage::Run,
-                format!("token {t} is outside the vocabulary of {}", self.vocab),
-            ));
+            let what = format!("token {t} is outside the vocabulary of {}", self.vocab);
+            return Err(Error::other(Stage::Run, what).of_kind(ErrorKind::TokenOutOfRange));
         }
         roles::inputs(&self.graph, tokens, past, self.window, masked)
     }
@@ -572,10 +570,8 @@ impl Decoder {
 
 fn check_room(have: usize, more: usize, context: usize) -> Result<()> {
     if have + more > context {
-        return Err(Error::other(
-            Stage::Run,
-            format!("{have} tokens in the cache and {more} more exceed the context of {context}"),
-        ));
+        let what = format!("{have} tokens in the cache and {more} more exceed the context of {context}");
+        return Err(Error::other(Stage::Run, what).of_kind(ErrorKind::ContextExceeded));
     }
     if more == 0 {
         return Err(Error::other(Stage::Run, "no tokens to run"));

@@ -15,6 +15,7 @@ use crate::graph::onnx::ImportOptions;
 use crate::graph::op::matmul_e0m::MatMulE0m;
 use crate::graph::pass::{FUSE, GREEDY, INT8_ACTIVATIONS, KV_Q8, Pipeline};
 use crate::graph::{Graph, State, onnx};
+use crate::note::{Note, Unused};
 use crate::placement::{BackendChoice, Opened, Placement};
 use crate::plan::{Arithmetic, NodeCost};
 use crate::tensor::DType;
@@ -257,7 +258,7 @@ enum Engine {
 #[derive(Debug)]
 pub struct Loaded {
     engine: Engine,
-    notes: Vec<String>,
+    notes: Vec<Note>,
 }
 
 /// The name of the place where a model runs.
@@ -307,16 +308,16 @@ impl Loaded {
                 options.check_weights_on_host()?;
                 notes.extend(options.place.priority_note(None));
                 if for_want.is_some() {
-                    notes.push("no device, `tlite devices` says why; running on the host, slowly".to_owned());
+                    notes.push(Note::NoDevice);
                 }
                 if options.float == Some(DType::F16) {
-                    notes.push("note: --float f16 has no effect on the host".to_owned());
+                    notes.push(no_effect("float", "f16", Unused::Host));
                 }
                 if options.kv == KvType::Q8 {
-                    notes.push("note: --kv q8 has no effect on the host".to_owned());
+                    notes.push(no_effect("kv", "q8", Unused::Host));
                 }
                 if options.act == Activations::Int8 {
-                    notes.push("note: --act int8 has no effect on the host".to_owned());
+                    notes.push(no_effect("act", "int8", Unused::Host));
                 }
                 let weights = options.import();
                 let how = (&Pipeline::host(), context);
@@ -330,10 +331,10 @@ impl Loaded {
         let (decoder, planned) = prepared(folder, options, purpose, backend.caps(), weights, &mut notes)?;
         let memory = planned.memory();
         if memory.context < context {
-            notes.push(format!(
-                "note: the context is {} tokens, as many as fit the device, and not {context}",
-                memory.context
-            ));
+            notes.push(Note::ShorterContext {
+                context: memory.context,
+                wanted: context,
+            });
         }
         hear(Loading::Memory(&memory));
         let store = options.place.options.cache.clone();
@@ -360,13 +361,12 @@ impl Loaded {
         )?;
         notes.extend(told);
         if let [first, ..] = loaded.host_steps() {
-            notes.push(format!(
-                "{} nodes run on the host at each token, such as {} \"{}\" ({}); see `tlite inspect --nodes`",
-                loaded.host_steps().len(),
-                first.work.name(),
-                first.name,
-                first.why
-            ));
+            notes.push(Note::HostNodes {
+                count: loaded.host_steps().len(),
+                op: first.work.name().to_owned(),
+                node: first.name.clone(),
+                reason: first.why.clone(),
+            });
         }
         let engine = Engine::Device(loaded);
         Ok(Self { engine, notes })
@@ -395,8 +395,8 @@ impl Loaded {
         Tuner::new(decoder, backend, planned.lengths(), store)
     }
 
-    /// What happened that was perhaps not expected, a sentence each: the host in place of a device, options without effect.
-    pub fn notes(&self) -> &[String] {
+    /// What is done otherwise than one might expect: the host in place of a device, options without effect.
+    pub fn notes(&self) -> &[Note] {
         &self.notes
     }
 
@@ -507,25 +507,29 @@ impl Loaded {
     }
 }
 
+fn no_effect(option: &'static str, value: impl ToString, reason: Unused) -> Note {
+    Note::NoEffect {
+        option,
+        value: value.to_string(),
+        reason,
+    }
+}
+
 /// `decoder` as `config.json` and the options have it, with what there is to note.
 fn fitted(
     decoder: Decoder,
     folder: &ModelFolder,
     options: &LoadOptions,
-    notes: &mut Vec<String>,
+    notes: &mut Vec<Note>,
 ) -> Result<Decoder> {
     if !decoder.keeps_cache() {
         if let Some(other) = folder.config.other_purpose() {
             let what = format!("config.json calls it {other}, which does not tell what comes next; {OTHERS}");
             return Err(Error::usage("folder", what));
         }
-        notes.push(
-            "note: the model has no KV cache, or none that could be recognised: for each token all before it are run again; an export with \
-             past keys and values is many times faster"
-                .to_owned(),
-        );
+        notes.push(Note::NoCache);
         if options.kv == KvType::Q8 {
-            notes.push("note: --kv q8 has no effect without a cache".to_owned());
+            notes.push(no_effect("kv", "q8", Unused::NoCache));
         }
     }
     let context = folder.context(options.context)?;
@@ -538,7 +542,7 @@ fn windowed(
     decoder: Decoder,
     folder: &ModelFolder,
     context: usize,
-    notes: &mut Vec<String>,
+    notes: &mut Vec<Note>,
 ) -> Result<Decoder> {
     let Some(window) = folder.config.window().filter(|w| w.length < context) else {
         return Ok(decoder);
@@ -550,11 +554,9 @@ fn windowed(
     let absent = ImportOptions { absent_weights: true };
     let planned = Decoder::load_with(&folder.onnx(), absent, &Pipeline::standard(), Logits::Last)?;
     if !planned.has_windows() {
-        let length = window.length;
-        notes.push(format!(
-            "note: config.json tells of layers that see {length} tokens, model.onnx does not do so: behind {length} tokens the model may not be \
-             what it was made to be; --context {length} stays within"
-        ));
+        notes.push(Note::WindowIgnored {
+            length: window.length,
+        });
     }
     Ok(decoder)
 }
@@ -578,7 +580,7 @@ fn prepared(
     purpose: Purpose<'_>,
     caps: &Caps,
     weights: ImportOptions,
-    notes: &mut Vec<String>,
+    notes: &mut Vec<Note>,
 ) -> Result<(Decoder, Planned)> {
     let context = folder.context(options.context)?;
     let mut pipeline = Pipeline::standard().on(caps);
@@ -598,7 +600,7 @@ fn prepared(
     let decoder = fitted(decoder, folder, options, notes)?.with_weights(options.weights);
     let drafts = purpose == Purpose::Generation && options.drafts > 0;
     if drafts && !decoder.keeps_cache() {
-        notes.push("note: drafts have no effect on a device without a cache".to_owned());
+        notes.push(no_effect("drafts", options.drafts, Unused::NoCache));
     }
     let lengths = Lengths {
         padding: options.padding,
@@ -649,15 +651,11 @@ impl PlannedDecoder {
 }
 
 /// Says how many caches keep their floats, where any do.
-fn kept_floats(graph: &Graph) -> Option<String> {
+fn kept_floats(graph: &Graph) -> Option<Note> {
     let floats = |s: &&State| graph.fact(s.input).is_ok_and(|f| f.dtype.is_float());
     let kept = graph.states().iter().filter(floats).count();
-    (kept > 0).then(|| {
-        format!(
-            "note: {kept} of {} caches keep their floats, which --kv q8 could not change; see RUST_LOG=debug",
-            graph.states().len()
-        )
-    })
+    let all = graph.states().len();
+    (kept > 0).then_some(Note::FloatCaches { kept, all })
 }
 
 /// Reads a decoder, for these passes and a context. A usage error, which says what is missing, for a model that is none.
@@ -667,14 +665,11 @@ fn decoder(
     (pipeline, context): (&Pipeline, usize),
     options: &LoadOptions,
     purpose: Purpose<'_>,
-    notes: &mut Vec<String>,
+    notes: &mut Vec<Note>,
 ) -> Result<Decoder> {
     let mut graph = onnx::import_with(path, weights)?;
     if let Some(length) = roles::decide_lengths(&mut graph, context)? {
-        notes.push(format!(
-            "note: what the model computes depends on whether there are more than {length} tokens, as rotary embeddings for long contexts do; within a \
-             context of {context} it is always what it is for more: --context {length} is for less"
-        ));
+        notes.push(Note::LongContext { length, context });
     }
     let decoder = Decoder::watching(graph, purpose.watched(), pipeline, purpose.logits(options));
     decoder.map_err(|e| match e {

@@ -6,6 +6,7 @@ use super::load::{LoadOptions, Loaded, Loading, PlaceName, Purpose, Used};
 use super::session::Session;
 use crate::backend::Stats;
 use crate::error::Result;
+use crate::note::Note;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -62,8 +63,8 @@ impl Model {
         self.loaded.place()
     }
 
-    /// What happened while it was loaded that was perhaps not expected, a sentence each.
-    pub fn notes(&self) -> &[String] {
+    /// As [`Loaded::notes`].
+    pub fn notes(&self) -> &[Note] {
         self.loaded.notes()
     }
 

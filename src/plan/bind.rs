@@ -4,7 +4,7 @@
 use super::{Condition, Padding, Plan};
 use crate::backend::Launch;
 use crate::backend::kernel::FieldTy;
-use crate::error::{Error, Result, Stage};
+use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::shape::{Bindings, Dim, DimError, Shape, Symbol};
 use std::collections::{BTreeSet, HashMap};
 
@@ -325,7 +325,7 @@ impl Plan {
                         format!("{symbol} = {v} is outside 0..={limit}, the bounds of this plan"),
                     ));
                 }
-                None => return Err(Error::other(Stage::Run, format!("symbol {symbol} has no value"))),
+                None => return Err(unbound(symbol)),
             }
         }
         if changed {
@@ -460,7 +460,7 @@ impl Plan {
             let expected = if c.equal { "0" } else { "0 or more" };
             let values = values_of([&c.given], &[&bound.exact, &self.fixed]);
             let what = format!("{}: {} is {v}, not {expected}{}", c.meaning, c.given, at(&values));
-            return Err(Error::other(Stage::Run, what));
+            return Err(mismatch(what));
         }
         Ok(())
     }
@@ -478,6 +478,16 @@ impl Plan {
         let values = values_of([dim], &[&bound.padded]);
         Error::other(Stage::Run, format!("{nodes}{what}{}", at(&values)))
     }
+}
+
+/// An error for a symbol whose value is not given.
+pub(super) fn unbound(symbol: &Symbol) -> Error {
+    let what = format!("symbol {symbol} has no value");
+    Error::other(Stage::Run, what).of_kind(ErrorKind::MissingInput)
+}
+
+fn mismatch(what: String) -> Error {
+    Error::other(Stage::Run, what).of_kind(ErrorKind::ShapeMismatch)
 }
 
 /// The value of an expression at the run's own lengths.
@@ -509,16 +519,13 @@ pub fn check_shape(
         _ => None,
     });
     if let Some(s) = unbound {
-        return Err(Error::other(
-            Stage::Run,
-            format!("{what} of shape {expected}: symbol {s} has no value"),
-        ));
+        let what = format!("{what} of shape {expected}: symbol {s} has no value");
+        return Err(Error::other(Stage::Run, what).of_kind(ErrorKind::MissingInput));
     }
     let at = at(&values_of(&expected.0, &[bindings]));
-    Err(Error::other(
-        Stage::Run,
-        format!("{what}: expected shape {expected}{at}, found {found:?}"),
-    ))
+    Err(mismatch(format!(
+        "{what}: expected shape {expected}{at}, found {found:?}"
+    )))
 }
 
 /// The values of the symbols in these shapes, for inputs of these names and sizes. An error names the input whose sizes contradict
@@ -529,7 +536,7 @@ pub fn solve<'a>(inputs: impl Iterator<Item = (&'a str, &'a Shape, &'a [usize])>
     for (name, shape, found) in &inputs {
         if shape.rank() != found.len() {
             let what = format!("input \"{name}\": expected shape {shape}, found {found:?}");
-            return Err(Error::other(Stage::Run, what));
+            return Err(mismatch(what));
         }
     }
     let sizes = || {

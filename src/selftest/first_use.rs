@@ -13,9 +13,9 @@ use crate::backend::{Backend, BackendError, Caps, SharedBackend};
 use crate::cache::Store;
 use crate::error::{Error, Result, Stage};
 use crate::executor::{Executor, Observed, Program, Room, specs};
+use crate::note::Note;
 use crate::plan::{Plan, Sample};
 use crate::shape::Bindings;
-use crate::units::count_text;
 use std::collections::HashSet;
 use std::sync::Arc;
 
@@ -57,7 +57,7 @@ pub type Hear = Box<dyn FnMut(usize, usize) + Send>;
 /// The checks of kernels of one model on one device, and what there is to note of them.
 pub struct FirstUse {
     store: Option<Arc<Store>>,
-    notes: Vec<String>,
+    notes: Vec<Note>,
     checked: usize,
     hear: Option<Hear>,
 }
@@ -84,8 +84,8 @@ impl FirstUse {
         self.hear = Some(hear);
     }
 
-    /// Sentences about kernels that are not used, or could not be checked.
-    pub fn notes(&self) -> &[String] {
+    /// Kernels that are not used, or could not be checked.
+    pub fn notes(&self) -> &[Note] {
         &self.notes
     }
 
@@ -143,11 +143,12 @@ impl FirstUse {
                 if caps.is_quarantined(spec.kernel, &variant) {
                     continue;
                 }
-                self.notes.push(format!(
-                    "note: kernel {variant} {why} on {} ({}) and is not used there; results are right, perhaps slower; \
-                     `tlite selftest` says more",
-                    caps.device, caps.driver
-                ));
+                self.notes.push(Note::KernelLeft {
+                    variant: variant.clone(),
+                    why: why.clone(),
+                    device: caps.device.clone(),
+                    driver: caps.driver.clone(),
+                });
                 log::debug!("kernel {spec} {why}");
                 *backend = backend.without(spec.kernel, &variant, &why);
                 any = true;
@@ -370,31 +371,27 @@ fn to_leave(spec: &KernelSpec) -> Vec<String> {
 }
 
 /// A note of the variants that earlier starts have left.
-fn known(caps: &Caps) -> Option<String> {
-    let names = caps
+fn known(caps: &Caps) -> Option<Note> {
+    let left = caps
         .quarantined
         .iter()
-        .map(|q| format!("{} {}", q.variant, q.why));
-    let names: Vec<String> = names.collect();
-    (!names.is_empty()).then(|| {
-        format!(
-            "note: kernels that are not used on {} ({}), as found earlier: {}",
-            caps.device,
-            caps.driver,
-            names.join("; ")
-        )
+        .map(|q| (q.variant.clone(), q.why.clone()));
+    let variants: Vec<(String, String)> = left.collect();
+    (!variants.is_empty()).then(|| Note::KernelsLeft {
+        variants,
+        device: caps.device.clone(),
+        driver: caps.driver.clone(),
     })
 }
 
 /// A note of kernels that could not be compared.
-fn unjudged(caps: &Caps, kernels: &[String]) -> Option<String> {
-    let first = kernels.iter().min()?;
-    Some(format!(
-        "note: {} could not be checked on {} ({}) and are used all the same, such as {first}: what they computed in these runs tells nothing",
-        count_text(kernels.len(), "kernel"),
-        caps.device,
-        caps.driver
-    ))
+fn unjudged(caps: &Caps, kernels: &[String]) -> Option<Note> {
+    Some(Note::KernelsUnchecked {
+        count: kernels.len(),
+        first: kernels.iter().min()?.clone(),
+        device: caps.device.clone(),
+        driver: caps.driver.clone(),
+    })
 }
 
 /// The variants behind a fault; an error where there are none.

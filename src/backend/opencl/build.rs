@@ -12,8 +12,8 @@ use std::sync::Arc;
 /// Why dispatches are not joined.
 pub(super) const JOINED_DIFFERS: &str = "it gives other results than its stages one by one";
 
-/// Why a kernel does not run in parts.
-pub(super) const PARTS_DIFFER: &str = "its parts give other results than it as a whole";
+/// Why a kernel does not run in parts: what is noted of it.
+pub const PARTS_DIFFER: &str = "its parts give other results than it as a whole";
 
 /// A kernel compiled so that parts of a grid can run.
 pub(super) struct InParts {

@@ -3,7 +3,7 @@
 //! A part is two files: the data, such as codes and scales, and a record of what they were made from and of their checksum. The record is written last, and
 //! a part whose record does not fit, or whose checksum does not, is made anew.
 
-use crate::error::{Error, Result, Stage};
+use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::graph::onnx::weights::map;
 use crate::mapped::Mapped;
 use crate::quant::Loss;
@@ -89,11 +89,10 @@ impl Parts {
                 folder: parts,
                 _lock: lock,
             }),
-            Err(TryLockError::WouldBlock) => Err(Error::file(
-                Stage::Quantize,
-                folder,
-                "another run is writing this output",
-            )),
+            Err(TryLockError::WouldBlock) => {
+                let what = "another run is writing this output";
+                Err(Error::file(Stage::Quantize, folder, what).of_kind(ErrorKind::Busy))
+            }
             Err(TryLockError::Error(e)) => Err(Error::io("cannot lock", &path, e)),
         }
     }
