@@ -85,6 +85,22 @@ typedef enum {
    A bug in the library.
    */
   TLITE_ERROR_INTERNAL = 15,
+  /*
+   Valid, but not implemented: an operator, a tensor type, an architecture.
+   */
+  TLITE_ERROR_UNSUPPORTED = 16,
+  /*
+   Sizes or element types do not fit one another, or the model's.
+   */
+  TLITE_ERROR_SHAPE_MISMATCH = 17,
+  /*
+   An input, the size of an open dimension or the elements of a weight are not given.
+   */
+  TLITE_ERROR_MISSING_INPUT = 18,
+  /*
+   Another call or process is using the session, file or folder.
+   */
+  TLITE_ERROR_BUSY = 19,
 } tlite_error;
 
 /*

@@ -187,6 +187,14 @@ pub enum TliteError {
     Interrupted = 14,
     /// A bug in the library.
     Internal = 15,
+    /// Valid, but not implemented: an operator, a tensor type, an architecture.
+    Unsupported = 16,
+    /// Sizes or element types do not fit one another, or the model's.
+    ShapeMismatch = 17,
+    /// An input, the size of an open dimension or the elements of a weight are not given.
+    MissingInput = 18,
+    /// Another call or process is using the session, file or folder.
+    Busy = 19,
 }
 
 impl From<ErrorKind> for TliteError {
@@ -204,6 +212,10 @@ impl From<ErrorKind> for TliteError {
             ErrorKind::DeviceLost => Self::DeviceLost,
             ErrorKind::Io => Self::Io,
             ErrorKind::InvalidFile => Self::InvalidFile,
+            ErrorKind::Unsupported => Self::Unsupported,
+            ErrorKind::ShapeMismatch => Self::ShapeMismatch,
+            ErrorKind::MissingInput => Self::MissingInput,
+            ErrorKind::Busy => Self::Busy,
             ErrorKind::Interrupted => Self::Interrupted,
             ErrorKind::Other => Self::Other,
         }
@@ -739,7 +751,10 @@ impl TliteSession {
     fn with<T>(&self, work: impl FnOnce(&mut Conversation) -> Result<T>) -> Result<T> {
         match self.conversation.try_lock() {
             Ok(mut conversation) => work(&mut conversation),
-            Err(TryLockError::WouldBlock) => Err(Error::usage("session", "is in use by another call")),
+            Err(TryLockError::WouldBlock) => {
+                let used = Error::usage("session", "is in use by another call");
+                Err(used.of_kind(ErrorKind::Busy))
+            }
             Err(TryLockError::Poisoned(_)) => {
                 let what = "the session is unusable after an internal error; free it";
                 Err(Error::other(Stage::Run, what))

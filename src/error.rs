@@ -1,6 +1,8 @@
 //! Errors with their place: stage, file or node, and what was expected and found.
 
 use crate::backend::BackendError;
+use crate::graph::op::OpError;
+use crate::tensor::TensorError;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
@@ -72,6 +74,14 @@ pub enum ErrorKind {
     Io,
     /// A file's content is not valid for its format.
     InvalidFile,
+    /// Valid, but not implemented: an operator, a tensor type, an architecture.
+    Unsupported,
+    /// Sizes or element types do not fit one another, or the model's.
+    ShapeMismatch,
+    /// An input, the size of an open dimension or the elements of a weight are not given.
+    MissingInput,
+    /// Another call or process is using the session, file or folder.
+    Busy,
     /// The work was interrupted.
     Interrupted,
     /// Anything else.
@@ -291,7 +301,7 @@ impl Error {
             Self::Io { .. } => ErrorKind::Io,
             Self::File { kind, .. } | Self::Usage { kind, .. } | Self::Other { kind, .. } => *kind,
             Self::Device { source, .. } => kind_of_device(source),
-            Self::Node { source, .. } => source.downcast_ref().map_or(ErrorKind::Other, kind_of_device),
+            Self::Node { source, .. } => kind_of_cause(source.as_ref()),
             Self::Interrupted => ErrorKind::Interrupted,
         }
     }
@@ -299,6 +309,26 @@ impl Error {
     /// True if the caller asked for something impossible; the command then exits with code 2.
     pub fn is_usage(&self) -> bool {
         matches!(self, Self::Usage { .. })
+    }
+}
+
+/// The kind of a node's error.
+fn kind_of_cause(cause: &(dyn std::error::Error + Send + Sync + 'static)) -> ErrorKind {
+    if let Some(e) = cause.downcast_ref() {
+        return kind_of_device(e);
+    }
+    cause.downcast_ref().map_or(ErrorKind::Other, kind_of_op)
+}
+
+/// The kind of an operator's error.
+pub(crate) fn kind_of_op(e: &OpError) -> ErrorKind {
+    match e {
+        OpError::Mismatch { .. } => ErrorKind::ShapeMismatch,
+        OpError::Unsupported(_) | OpError::NoKernel(_) => ErrorKind::Unsupported,
+        OpError::Tensor(TensorError::Absent(_)) => ErrorKind::MissingInput,
+        OpError::Expected { .. } | OpError::Body(_) | OpError::Dim(_) | OpError::Tensor(_) => {
+            ErrorKind::Other
+        }
     }
 }
 
@@ -354,6 +384,18 @@ mod tests {
             ),
             (node(full().into()), ErrorKind::OutOfMemory),
             (node("words".into()), ErrorKind::Other),
+            (
+                node(OpError::mismatch("sizes", 2, 3).into()),
+                ErrorKind::ShapeMismatch,
+            ),
+            (
+                node(OpError::Unsupported("f64".to_owned()).into()),
+                ErrorKind::Unsupported,
+            ),
+            (
+                node(OpError::expected("axis", "below 2", 5).into()),
+                ErrorKind::Other,
+            ),
             (Error::Interrupted, ErrorKind::Interrupted),
             (
                 Error::Interrupted.of_kind(ErrorKind::Usage),

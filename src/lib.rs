@@ -105,6 +105,7 @@ pub mod inspect;
 pub mod llm;
 mod mapped;
 pub mod new_folder;
+pub mod note;
 mod parallel;
 pub mod placement;
 pub mod plan;
@@ -116,6 +117,8 @@ pub mod selftest;
 
 pub mod shape;
 pub mod tensor;
+#[cfg(test)]
+mod testing;
 mod units;
 
 /// The Rust example of the README, compiled as a documentation test.

@@ -63,8 +63,9 @@ fn main() -> ExitCode {
     }
 }
 
-/// The error and its causes on standard error.
+/// The error and its causes on standard error. `RUST_LOG=transformer_lite::error=debug` shows its variants and fields too.
 fn report(error: &Error) {
+    log::debug!(target: "transformer_lite::error", "{error:?}");
     let text = format!("error: {}\n", error.lines().join("\n  caused by: "));
     // With standard error closed the exit code has to do.
     let _closed = std::io::stderr().write_all(text.as_bytes());

@@ -4,6 +4,7 @@ use crate::backend::{
     self, Backend, BackendError, BackendKind, Caps, DeviceKind, ImageUse, OpenOptions, Priority, RecordingWay,
 };
 use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::note::{Note, Unused};
 use std::fmt;
 use std::str::FromStr;
 
@@ -195,15 +196,21 @@ impl Placement {
 
     /// A note for the user if a priority was requested that has no effect. `caps` describes the
     /// device that was opened; `None` means the host.
-    pub fn priority_note(&self, caps: Option<&Caps>) -> Option<String> {
+    pub fn priority_note(&self, caps: Option<&Caps>) -> Option<Note> {
         let priority = self.options.priority?;
-        let unused = |place: &str| Some(format!("note: --priority {priority} has no effect on {place}"));
+        let unused = |reason| {
+            Some(Note::NoEffect {
+                option: "priority",
+                value: priority.to_string(),
+                reason,
+            })
+        };
         match caps {
-            None => unused("the host"),
-            Some(caps) if self.options.priority_is_unused(caps) => unused(&format!(
-                "{}: its {} driver does not support priorities",
-                caps.device, caps.backend
-            )),
+            None => unused(Unused::Host),
+            Some(caps) if self.options.priority_is_unused(caps) => unused(Unused::Driver {
+                device: caps.device.clone(),
+                backend: caps.backend,
+            }),
             Some(_) => None,
         }
     }
@@ -256,6 +263,7 @@ fn reason(kind: BackendKind, e: &BackendError) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::{assert_carries, assert_usage};
 
     #[test]
     fn names_are_read_as_they_are_written() {
@@ -273,10 +281,7 @@ mod tests {
         }
         assert!("urgent".parse::<Priority>().is_err_and(|e| e.is_usage()));
         let e = "cuda".parse::<BackendChoice>().unwrap_err();
-        assert!(
-            e.is_usage() && e.to_string().contains("auto, opencl, wgpu, host"),
-            "{e}"
-        );
+        assert_usage(&e, "backend", &["cuda", "auto, opencl, wgpu, host"]);
     }
 
     #[test]
@@ -305,9 +310,10 @@ mod tests {
             for caps in [Some(&without), None] {
                 let note = asked(Some(priority), caps).unwrap();
                 assert!(
-                    note.contains(&format!("--priority {priority} has no effect")),
+                    matches!(&note, Note::NoEffect { option: "priority", value, .. } if *value == priority.to_string()),
                     "{note}"
                 );
+                assert_carries(&note, &[&format!("--priority {priority}")]);
             }
         }
     }

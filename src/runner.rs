@@ -7,16 +7,17 @@
 
 use crate::backend::{Backend, Caps};
 use crate::cache::Store;
-use crate::error::{Error, Result, Stage};
+use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::executor::Timing;
 use crate::graph::interp::Interpreter;
 use crate::graph::onnx;
 use crate::graph::pass::{KV_CACHE, PassReport, Pipeline};
 use crate::graph::sizes::{self, Rules};
 use crate::graph::{Graph, ValueId};
+use crate::note::Note;
 use crate::plan::{Plan, bind};
 use crate::selftest::first_use::{FirstUse, Hear};
-use crate::shape::{Bindings, Fact, Shape, Symbol};
+use crate::shape::{Bindings, DimError, Fact, Shape, Symbol};
 use crate::tensor::{DType, HostTensor};
 use device::Device;
 use std::collections::{BTreeSet, HashMap};
@@ -115,7 +116,7 @@ impl Runner {
     }
 
     /// Notes so far about kernels that are not used or could not be validated.
-    pub fn notes(&self) -> &[String] {
+    pub fn notes(&self) -> &[Note] {
         self.first_use().map_or(&[], FirstUse::notes)
     }
 
@@ -173,11 +174,17 @@ impl Runner {
     /// symbols. The error lists every problem.
     pub fn check(&self, given: &[Named]) -> Result<Bindings> {
         let find = |name: &str| given.iter().find(|(n, _)| n == name).map(|(_, t)| t);
-        let mut wrong = Vec::new();
+        let (mut wrong, mut kind) = (Vec::new(), ErrorKind::Other);
         for (name, fact) in self.inputs() {
             match find(name) {
-                None => wrong.push(format!("input \"{name}\" is missing; expected {fact}")),
+                None => {
+                    kind = ErrorKind::MissingInput;
+                    wrong.push(format!("input \"{name}\" is missing; expected {fact}"));
+                }
                 Some(t) if t.dtype() != fact.dtype || t.shape().len() != fact.shape.rank() => {
+                    if kind == ErrorKind::Other {
+                        kind = ErrorKind::ShapeMismatch;
+                    }
                     wrong.push(format!("input \"{name}\": expected {fact}, found {t:?}"));
                 }
                 Some(_) => {}
@@ -196,7 +203,7 @@ impl Runner {
             }
         }
         if !wrong.is_empty() {
-            return Err(Error::other(Stage::Run, wrong.join("\n  ")));
+            return Err(Error::other(Stage::Run, wrong.join("\n  ")).of_kind(kind));
         }
         let shapes = self
             .inputs()
@@ -264,9 +271,13 @@ impl Runner {
 
 /// Evaluates the shape of an input with every symbol bound; the error names unbound symbols.
 pub fn shape_at(name: &str, shape: &Shape, bindings: &Bindings) -> Result<Vec<usize>> {
-    shape
-        .eval(bindings)
-        .map_err(|e| Error::other(Stage::Run, format!("input \"{name}\" of shape {shape}: {e}")))
+    shape.eval(bindings).map_err(|e| {
+        let kind = match e {
+            DimError::Unbound(_) => ErrorKind::MissingInput,
+            _ => ErrorKind::Other,
+        };
+        Error::other(Stage::Run, format!("input \"{name}\" of shape {shape}: {e}")).of_kind(kind)
+    })
 }
 
 /// Difference of two tensors.

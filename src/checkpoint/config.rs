@@ -4,7 +4,7 @@ use super::awq::Awq;
 use super::gptq::Gptq;
 use super::params::{Activation, Architecture, Params, Window};
 use super::rope::{Rope, Scaling, long_magnitude, yarn_magnitude};
-use crate::error::{Error, Result, Stage};
+use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::quant::Bits;
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
@@ -50,6 +50,11 @@ impl Config {
     fn bad(&self, key: &str, what: impl AsRef<str>) -> Error {
         let what = format!("\"{}{key}\": {}", self.inside, what.as_ref());
         Error::file(Stage::Convert, &self.path, what)
+    }
+
+    /// An error for a valid value that is not implemented.
+    fn unsupported(&self, key: &str, what: impl AsRef<str>) -> Error {
+        self.bad(key, what).of_kind(ErrorKind::Unsupported)
     }
 
     /// A value that exists and is not null.
@@ -114,7 +119,7 @@ impl Config {
             return Ok(());
         }
         let list = supported.join(", ");
-        Err(self.bad(key, format!("\"{value}\" is not supported; supported: {list}")))
+        Err(self.unsupported(key, format!("\"{value}\" is not supported; supported: {list}")))
     }
 
     /// The configuration of the text model. `gemma3`, which also reads images, has it in an inner
@@ -334,7 +339,7 @@ impl Config {
         let share = either(&full, "partial_rotary_factor", "partial_rotary_factor")?.unwrap_or(1.0);
         if share != 1.0 && architecture != Architecture::Phi3 {
             let what = "partially rotated heads are not supported";
-            return Err(self.bad("partial_rotary_factor", what));
+            return Err(self.unsupported("partial_rotary_factor", what));
         }
         #[expect(clippy::cast_possible_truncation, reason = "the library truncates")]
         #[expect(clippy::cast_sign_loss, reason = "the value is positive")]
@@ -483,7 +488,7 @@ impl Config {
                 &["autoawq"],
             )?;
             if self.truth("zero_point")? == Some(false) {
-                return Err(self.bad(
+                return Err(self.unsupported(
                     "zero_point",
                     "expected true: matrices without zero points are not supported",
                 ));
@@ -497,14 +502,14 @@ impl Config {
         let format = self.text("checkpoint_format")?.unwrap_or("gptq");
         self.one_of("checkpoint_format", format, &["gptq", "gptq_v2"])?;
         if self.truth("is_marlin_format")? == Some(true) {
-            return Err(self.bad("is_marlin_format", "is not supported; supported: gptq, gptq_v2"));
+            return Err(self.unsupported("is_marlin_format", "is not supported; supported: gptq, gptq_v2"));
         }
         if self
             .get("dynamic")
             .and_then(Value::as_object)
             .is_some_and(|d| !d.is_empty())
         {
-            return Err(self.bad("dynamic", "different bits per module are not supported"));
+            return Err(self.unsupported("dynamic", "different bits per module are not supported"));
         }
         Ok(Scheme::Gptq(Gptq {
             bits,

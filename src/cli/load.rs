@@ -61,9 +61,9 @@ pub fn place(options: &mut ExecOptions) -> Result<String> {
 }
 
 /// Prints what happened while a model was loaded.
-pub fn print_notes(notes: &[String]) {
+pub fn print_notes(notes: &[impl std::fmt::Display]) {
     for note in notes {
-        output::note(&mut std::io::stderr(), note);
+        output::note(&mut std::io::stderr(), &note.to_string());
     }
 }
 

@@ -3,7 +3,7 @@
 
 use super::op::nothing;
 use super::{Graph, NodeId, ValueId};
-use crate::error::{Error, Result, Stage};
+use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::shape::{Fact, Known};
 use crate::tensor::HostTensor;
 use std::collections::HashMap;
@@ -77,10 +77,8 @@ impl Interpreter {
             .chain(graph.states().iter().map(|s| s.input))
         {
             if !values.contains_key(&v) {
-                return Err(Error::other(
-                    Stage::Run,
-                    format!("input \"{}\" is missing", graph.value(v).name),
-                ));
+                let what = format!("input \"{}\" is missing", graph.value(v).name);
+                return Err(Error::other(Stage::Run, what).of_kind(ErrorKind::MissingInput));
             }
         }
         for (id, done) in self.order.iter().zip(&self.last_use) {

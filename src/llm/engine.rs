@@ -25,7 +25,7 @@ use super::prompt_cache::States;
 use super::sampler::arg_max;
 use super::{LanguageModel, roles};
 use crate::backend::{Backend, Caps, Stats};
-use crate::error::{Error, Result, Stage};
+use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::executor::{Executor, Timing, WeightSource};
 use crate::graph::derive::derive;
 use crate::graph::onnx::{self, ImportOptions};
@@ -572,13 +572,11 @@ impl Decoder {
             .iter()
             .find(|t| usize::try_from(**t).map_or(true, |t| t >= self.vocab))
         {
-            return Err(Error::other(
-                Stage::Run,
-                format!(
-                    "token ID {t} is out of range; the vocabulary has {} tokens",
-                    self.vocab
-                ),
-            ));
+            let what = format!(
+                "token ID {t} is out of range; the vocabulary has {} tokens",
+                self.vocab
+            );
+            return Err(Error::other(Stage::Run, what).of_kind(ErrorKind::TokenOutOfRange));
         }
         roles::inputs(&self.graph, tokens, past, self.window, masked)
     }
@@ -586,10 +584,8 @@ impl Decoder {
 
 fn check_room(have: usize, more: usize, context: usize) -> Result<()> {
     if have + more > context {
-        return Err(Error::other(
-            Stage::Run,
-            format!("the cache holds {have} tokens; {more} more exceed the context of {context}"),
-        ));
+        let what = format!("the cache holds {have} tokens; {more} more exceed the context of {context}");
+        return Err(Error::other(Stage::Run, what).of_kind(ErrorKind::ContextExceeded));
     }
     if more == 0 {
         return Err(Error::other(Stage::Run, "a run needs at least one token"));

@@ -14,6 +14,7 @@ use crate::executor::WeightSource;
 use crate::graph::onnx::ImportOptions;
 use crate::graph::pass::{FUSE, GREEDY, INT8_ACTIVATIONS, KV_Q8, Pipeline};
 use crate::graph::{Graph, State, onnx};
+use crate::note::{Note, Unused};
 use crate::placement::{BackendChoice, Opened, Placement};
 use crate::plan::{Arithmetic, NodeCost};
 use crate::tensor::DType;
@@ -269,7 +270,7 @@ enum Engine {
 #[derive(Debug)]
 pub struct Loaded {
     engine: Engine,
-    notes: Vec<String>,
+    notes: Vec<Note>,
 }
 
 /// Where a model runs.
@@ -320,20 +321,16 @@ impl Loaded {
                 options.check_weights_on_host()?;
                 notes.extend(options.place.priority_note(None));
                 if for_want.is_some() {
-                    notes.push(
-                        "no device found (`tlite devices` shows why); running on the host, which \
-                     is slow"
-                            .to_owned(),
-                    );
+                    notes.push(Note::NoDevice);
                 }
                 if options.float == Some(DType::F16) {
-                    notes.push("note: --float f16 has no effect on the host".to_owned());
+                    notes.push(no_effect("float", "f16", Unused::Host));
                 }
                 if options.kv == KvType::Q8 {
-                    notes.push("note: --kv q8 has no effect on the host".to_owned());
+                    notes.push(no_effect("kv", "q8", Unused::Host));
                 }
                 if options.act == Activations::Int8 {
-                    notes.push("note: --act int8 has no effect on the host".to_owned());
+                    notes.push(no_effect("act", "int8", Unused::Host));
                 }
                 let weights = options.import();
                 let how = (&Pipeline::host(), context);
@@ -347,10 +344,10 @@ impl Loaded {
         let (decoder, planned) = prepared(folder, options, purpose, backend.caps(), weights, &mut notes)?;
         let memory = planned.memory();
         if memory.context < context {
-            notes.push(format!(
-                "note: the context is {} tokens instead of {context}: more do not fit in device memory",
-                memory.context
-            ));
+            notes.push(Note::ShorterContext {
+                context: memory.context,
+                wanted: context,
+            });
         }
         hear(Loading::Memory(&memory));
         let store = options.place.options.cache.clone();
@@ -377,14 +374,12 @@ impl Loaded {
         )?;
         notes.extend(told);
         if let [first, ..] = loaded.host_steps() {
-            notes.push(format!(
-                "{} nodes run on the host for every token, for example {} \"{}\" ({}); see `tlite \
-                 inspect --nodes`",
-                loaded.host_steps().len(),
-                first.work.name(),
-                first.name,
-                first.why
-            ));
+            notes.push(Note::HostNodes {
+                count: loaded.host_steps().len(),
+                op: first.work.name().to_owned(),
+                node: first.name.clone(),
+                reason: first.why.clone(),
+            });
         }
         let engine = Engine::Device(loaded);
         Ok(Self { engine, notes })
@@ -415,7 +410,7 @@ impl Loaded {
     }
 
     /// Warnings raised while loading, one sentence each.
-    pub fn notes(&self) -> &[String] {
+    pub fn notes(&self) -> &[Note] {
         &self.notes
     }
 
@@ -527,25 +522,29 @@ impl Loaded {
     }
 }
 
+fn no_effect(option: &'static str, value: impl ToString, reason: Unused) -> Note {
+    Note::NoEffect {
+        option,
+        value: value.to_string(),
+        reason,
+    }
+}
+
 /// Adapts `decoder` to `config.json` and the options; adds notes.
 fn fitted(
     decoder: Decoder,
     folder: &ModelFolder,
     options: &LoadOptions,
-    notes: &mut Vec<String>,
+    notes: &mut Vec<Note>,
 ) -> Result<Decoder> {
     if !decoder.keeps_cache() {
         if let Some(other) = folder.config.other_purpose() {
             let what = format!("config.json names the class {other}, which does not generate text; {OTHERS}");
             return Err(Error::usage("folder", what));
         }
-        notes.push(
-            "note: no KV cache was found in the model, so every token runs all previous tokens again; an \
-             export with past keys and values is many times faster"
-                .to_owned(),
-        );
+        notes.push(Note::NoCache);
         if options.kv == KvType::Q8 {
-            notes.push("note: --kv q8 has no effect without a cache".to_owned());
+            notes.push(no_effect("kv", "q8", Unused::NoCache));
         }
     }
     let context = folder.context(options.context)?;
@@ -558,7 +557,7 @@ fn windowed(
     decoder: Decoder,
     folder: &ModelFolder,
     context: usize,
-    notes: &mut Vec<String>,
+    notes: &mut Vec<Note>,
 ) -> Result<Decoder> {
     let Some(window) = folder.config.window().filter(|w| w.length < context) else {
         return Ok(decoder);
@@ -570,11 +569,9 @@ fn windowed(
     let absent = ImportOptions { absent_weights: true };
     let planned = Decoder::load_with(&folder.onnx(), absent, &Pipeline::standard(), Logits::Last)?;
     if !planned.has_windows() {
-        let length = window.length;
-        notes.push(format!(
-            "note: config.json limits attention to {length} tokens, but model.onnx does not; answers may \
-             be poor beyond {length} tokens; use --context {length} to stay within"
-        ));
+        notes.push(Note::WindowIgnored {
+            length: window.length,
+        });
     }
     Ok(decoder)
 }
@@ -598,7 +595,7 @@ fn prepared(
     purpose: Purpose<'_>,
     caps: &Caps,
     weights: ImportOptions,
-    notes: &mut Vec<String>,
+    notes: &mut Vec<Note>,
 ) -> Result<(Decoder, Planned)> {
     let context = folder.context(options.context)?;
     let mut pipeline = Pipeline::standard().on(caps);
@@ -618,7 +615,7 @@ fn prepared(
     let decoder = fitted(decoder, folder, options, notes)?.with_weights(options.weights);
     let drafts = purpose == Purpose::Generation && options.drafts > 0;
     if drafts && !decoder.keeps_cache() {
-        notes.push("note: drafts have no effect on a device if the model has no KV cache".to_owned());
+        notes.push(no_effect("drafts", options.drafts, Unused::NoCache));
     }
     let lengths = Lengths {
         padding: options.padding,
@@ -670,15 +667,11 @@ impl PlannedDecoder {
 }
 
 /// A note with the number of caches that stay in floats, if any.
-fn kept_floats(graph: &Graph) -> Option<String> {
+fn kept_floats(graph: &Graph) -> Option<Note> {
     let floats = |s: &&State| graph.fact(s.input).is_ok_and(|f| f.dtype.is_float());
     let kept = graph.states().iter().filter(floats).count();
-    (kept > 0).then(|| {
-        format!(
-            "note: --kv q8 has no effect on {kept} of {} caches; RUST_LOG=debug shows why",
-            graph.states().len()
-        )
-    })
+    let all = graph.states().len();
+    (kept > 0).then_some(Note::FloatCaches { kept, all })
 }
 
 /// Reads a decoder and runs the passes of `pipeline`. A usage error with the reason if the model is
@@ -689,15 +682,11 @@ fn decoder(
     (pipeline, context): (&Pipeline, usize),
     options: &LoadOptions,
     purpose: Purpose<'_>,
-    notes: &mut Vec<String>,
+    notes: &mut Vec<Note>,
 ) -> Result<Decoder> {
     let mut graph = onnx::import_with(path, weights)?;
     if let Some(length) = roles::decide_lengths(&mut graph, context)? {
-        notes.push(format!(
-            "note: this model computes differently beyond {length} tokens (rotary embeddings for long \
-             contexts); with a context of {context} it always uses the long form; use --context \
-             {length} for the short one"
-        ));
+        notes.push(Note::LongContext { length, context });
     }
     let decoder = Decoder::watching(graph, purpose.watched(), pipeline, purpose.logits(options));
     decoder.map_err(|e| match e {

@@ -6,6 +6,7 @@ use super::load::{LoadOptions, Loaded, Loading, PlaceName, Purpose, Used};
 use super::session::Session;
 use crate::backend::Stats;
 use crate::error::Result;
+use crate::note::Note;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -66,7 +67,7 @@ impl Model {
     }
 
     /// Warnings raised while loading, one sentence each.
-    pub fn notes(&self) -> &[String] {
+    pub fn notes(&self) -> &[Note] {
         self.loaded.notes()
     }
 

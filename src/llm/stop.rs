@@ -151,7 +151,7 @@ mod tests {
     #[test]
     fn empty_ones_are_refused() {
         let e = StopStrings::new(vec!["a".to_owned(), String::new()]).unwrap_err();
-        assert!(e.is_usage() && e.to_string().starts_with("stop"), "{e}");
+        crate::testing::assert_usage(&e, "stop", &[]);
         assert_eq!(strings(&[]).watch().push("anything"), "anything");
     }
 }

@@ -504,7 +504,6 @@ mod tests {
         );
         let e = CholeskyFactor::new(&two(2.5), DAMPING).unwrap_err();
         assert_eq!(e, HessianError::NotPositive { damping: 0.64 });
-        assert!(e.to_string().contains("not positive definite"), "{e}");
         let e = CholeskyFactor::new(&two(f32::NAN), DAMPING).unwrap_err();
         assert_eq!(e, HessianError::NotFinite);
     }

@@ -9,7 +9,7 @@
 //! ([`crate::selftest::first_use`]).
 
 use crate::backend::{Backend, Caps, SharedBackend};
-use crate::error::{Error, Result, Stage};
+use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::executor::{Executor, Program, WeightSource};
 use crate::graph::pass::Pipeline;
 use crate::graph::{Edit, Graph, ValueId};
@@ -262,10 +262,8 @@ impl Device {
         let value = |v: &ValueId| given.iter().find(|(n, _)| n == name(v)).map(|(_, t)| t.clone());
         let values: Vec<HostTensor> = special.inputs.iter().filter_map(value).collect();
         if values.len() != special.inputs.len() {
-            return Err(Error::other(
-                Stage::Run,
-                "an input that decides shapes is missing",
-            ));
+            let missing = Error::other(Stage::Run, "an input that decides shapes is missing");
+            return Err(missing.of_kind(ErrorKind::MissingInput));
         }
         let same = |a: &HostTensor, b: &HostTensor| {
             a.dtype() == b.dtype() && a.shape() == b.shape() && a.bytes().ok() == b.bytes().ok()

@@ -34,7 +34,11 @@ pub fn agree(dir: &Path, device: Option<&Device>) -> Outcome {
     let template = ChatTemplate::load(&folder).text()?;
     let lines: Vec<&str> = EXPECTED.lines().collect();
     let update = std::env::var_os("UPDATE_ANSWERS").is_some();
-    let asked = if device.is_some() || update { lines.len() } else { MUST_AGREE };
+    let asked = if device.is_some() || update {
+        lines.len()
+    } else {
+        MUST_AGREE
+    };
     let context = 160;
     let mut model: Box<dyn LanguageModel> = match device {
         Some(d) => Box::new(on_device(dir, d, Logits::Last, context)?),
@@ -64,7 +68,10 @@ pub fn agree(dir: &Path, device: Option<&Device>) -> Outcome {
             loops.push(format!("{question} {answer}"));
         }
         if answer != expected {
-            differ.push((i, format!("{question}\n  expected: {expected}\n  found:    {answer}")));
+            differ.push((
+                i,
+                format!("{question}\n  expected: {expected}\n  found:    {answer}"),
+            ));
         }
         anew += &format!("{question}\t{answer}\n");
     }
@@ -74,13 +81,21 @@ pub fn agree(dir: &Path, device: Option<&Device>) -> Outcome {
     let important = differ.iter().any(|(i, _)| *i < MUST_AGREE);
     let texts: Vec<&str> = differ.iter().map(|(_, text)| text.as_str()).collect();
     if !texts.is_empty() {
-        eprintln!("{} of {asked} answers differ from the host's:\n{}", texts.len(), texts.join("\n"));
+        eprintln!(
+            "{} of {asked} answers differ from the host's:\n{}",
+            texts.len(),
+            texts.join("\n")
+        );
     }
     if !loops.is_empty() {
         return Err(format!("answers that repeat themselves: {loops:#?}"));
     }
     if important || differ.len() > MAY_DIFFER {
-        return Err(format!("{} of {asked} answers differ:\n{}", texts.len(), texts.join("\n")));
+        return Err(format!(
+            "{} of {asked} answers differ:\n{}",
+            texts.len(),
+            texts.join("\n")
+        ));
     }
     Ok(())
 }

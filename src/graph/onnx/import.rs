@@ -4,7 +4,7 @@ use super::dtype_of;
 use super::missing::{Missing, MissingParts};
 use super::proto::{AttributeProto, DimensionValue, GraphProto, ModelProto, NodeProto, TypeProto};
 use super::weights::{Weights, map};
-use crate::error::{Error, Result, Stage};
+use crate::error::{Error, ErrorKind, Result, Stage, kind_of_op};
 use crate::graph::body::Body;
 use crate::graph::op::{ALL, Attributes, Op, OpError, OpResult};
 use crate::graph::{Disorder, Edit, Graph, ValueId};
@@ -84,13 +84,14 @@ pub fn import_with(path: &Path, options: ImportOptions) -> Result<Graph> {
     Importer::new(file, &mut graph, None).graph(proto)?;
     let missing = missing.take();
     if !missing.is_empty() {
-        let missing = MissingParts(missing);
-        return Err(Error::parse(
-            Stage::Import,
-            path,
-            "the model uses unsupported features",
-            missing,
-        ));
+        let unsupported = |m: &Missing| kind_of_op(&m.source) == ErrorKind::Unsupported;
+        let kind = if missing.iter().any(unsupported) {
+            ErrorKind::Unsupported
+        } else {
+            ErrorKind::InvalidFile
+        };
+        let what = "the model cannot be imported";
+        return Err(Error::parse(Stage::Import, path, what, MissingParts(missing)).of_kind(kind));
     }
     let mut versions: Vec<(String, i64)> = opsets.iter().map(|(d, v)| ((*d).to_owned(), *v)).collect();
     versions.sort();

@@ -650,6 +650,8 @@ pub(crate) mod read_back {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::ErrorKind;
+    use crate::testing::assert_error;
 
     fn writer(folder: &Path) -> ModelWriter {
         let mut w = ModelWriter::create(Stage::Quantize, folder, "model.onnx", "g").unwrap();
@@ -718,23 +720,15 @@ mod tests {
         let error = w
             .add_initializer_external("t", DType::U32, &[2], |out| out.write(&[0; 7]))
             .unwrap_err();
-        assert!(
-            error.to_string().contains("tensor \"t\" needs 8 bytes, got 7"),
-            "{error}"
-        );
+        assert_error(&error, ErrorKind::InvalidFile, &["\"t\"", "8", "7"]);
         let error = w
             .add_initializer_external("t", DType::U32, &[2], |out| out.write(&[0; 9]))
             .unwrap_err();
-        assert!(
-            error
-                .to_string()
-                .contains("tensor \"t\": 1 bytes more than its shape needs"),
-            "{error}"
-        );
+        assert_error(&error, ErrorKind::InvalidFile, &["\"t\"", "1"]);
         let error = w
             .add_initializer_external("t", DType::U32, &[usize::MAX, 2], |_| Ok(()))
             .unwrap_err();
-        assert!(error.to_string().contains("too large"), "{error}");
+        assert_error(&error, ErrorKind::InvalidFile, &["\"t\""]);
     }
 
     #[test]
@@ -743,31 +737,26 @@ mod tests {
         let finish = |build: &dyn Fn(&mut ModelWriter)| {
             let mut w = writer(folder.path());
             build(&mut w);
-            w.finish().unwrap_err().to_string()
+            w.finish().unwrap_err()
         };
-        let text = finish(&|w| w.add_node(node(&["z"], &["y"])).unwrap());
-        assert!(
-            text.contains("node \"y\" reads \"z\", which nothing before it makes"),
-            "{text}"
-        );
-        let text = finish(&|_| ());
-        assert!(text.contains("nothing makes the graph output \"y\""), "{text}");
-        let text = finish(&|w| {
+        let refused = |e: &Error, values: &[&str]| assert_error(e, ErrorKind::InvalidFile, values);
+        let e = finish(&|w| w.add_node(node(&["z"], &["y"])).unwrap());
+        refused(&e, &["\"y\"", "\"z\""]);
+        let e = finish(&|_| ());
+        refused(&e, &["\"y\""]);
+        let e = finish(&|w| {
             w.add_node(node(&["x"], &["x"])).unwrap();
         });
-        assert!(text.contains("value \"x\" is defined twice"), "{text}");
-        let text = finish(&|w| {
+        refused(&e, &["\"x\""]);
+        let e = finish(&|w| {
             w.add_node(NodeSpec {
                 domain: "other",
                 ..node(&["x"], &["y"])
             })
             .unwrap();
         });
-        assert!(
-            text.contains("no operator set announced for domain \"other\""),
-            "{text}"
-        );
-        let text = finish(&|w| {
+        refused(&e, &["\"other\""]);
+        let e = finish(&|w| {
             w.add_node(NodeSpec {
                 name: "n",
                 ..node(&["x"], &["y"])
@@ -779,7 +768,7 @@ mod tests {
             })
             .unwrap();
         });
-        assert!(text.contains("two nodes are named \"n\""), "{text}");
+        refused(&e, &["\"n\""]);
         assert!(
             !folder.path().join("model.onnx").exists(),
             "a refused graph is not written"

@@ -63,7 +63,10 @@ pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
             continue;
         };
         if node.outputs.iter().any(|v| edit.is_kept(*v)) {
-            log::debug!("\"{}\" is not merged: it defines an output of the model", node.name);
+            log::debug!(
+                "\"{}\" is not merged: it defines an output of the model",
+                node.name
+            );
             continue;
         }
         let (name, outputs) = (node.name.clone(), node.outputs.clone());

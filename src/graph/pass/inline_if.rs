@@ -15,7 +15,10 @@ pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
         };
         let branch = branch(edit, &node).map_err(|e| edit.node_error(Stage::Pass, &node, e))?;
         let Some((holds, branch, outer)) = branch else {
-            log::debug!("\"{}\" is not inlined: its condition depends on the run", node.name);
+            log::debug!(
+                "\"{}\" is not inlined: its condition depends on the run",
+                node.name
+            );
             continue;
         };
         if !edit.begin(&format!("the condition of \"{}\" is {holds}", node.name)) {

@@ -62,7 +62,9 @@ fn find(g: &Graph) -> Vec<Vec<NodeId>> {
             for group in all.chunks(JointMatMulE0m::MOST) {
                 if let [id] = group {
                     let name = g.node(*id).map_or("", |n| &n.name);
-                    log::debug!("matmul \"{name}\" is not fused: no other matmul of its operand has weights of the form {op:?}");
+                    log::debug!(
+                        "matmul \"{name}\" is not fused: no other matmul of its operand has weights of the form {op:?}"
+                    );
                 } else {
                     groups.push(group.to_vec());
                 }
@@ -93,6 +95,9 @@ fn can_join(g: &Graph, id: NodeId) -> bool {
     } else {
         return true;
     };
-    log::debug!("matmul \"{}\" is not fused with others of its operand: {why}", node.name);
+    log::debug!(
+        "matmul \"{}\" is not fused with others of its operand: {why}",
+        node.name
+    );
     false
 }

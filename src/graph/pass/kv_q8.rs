@@ -34,10 +34,7 @@ pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
             Ok(f) => {
                 found.insert(f.present, f);
             }
-            Err(why) => log::debug!(
-                "cache \"{}\" stays float: {why}",
-                edit.value(state.input).name
-            ),
+            Err(why) => log::debug!("cache \"{}\" stays float: {why}", edit.value(state.input).name),
         }
     }
     // Both caches of an attention change, or neither.

@@ -39,7 +39,9 @@ fn cut(edit: &mut Edit<'_>, many: bool) -> Result<()> {
                     .is_some_and(|s| s.len() == 3)
         });
     let Some((id, node)) = found else {
-        log::debug!("all rows of the logits are computed: there is no output \"logits\" made by a matmul of rank 3");
+        log::debug!(
+            "all rows of the logits are computed: there is no output \"logits\" made by a matmul of rank 3"
+        );
         return Ok(());
     };
     let (x, op, mut inputs) = (input(node, 0), node.op.clone(), node.inputs.clone());

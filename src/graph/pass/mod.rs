@@ -268,7 +268,7 @@ impl Pipeline {
     pub fn on(mut self, caps: &Caps) -> Self {
         self.passes.push(ROTARY_APPEND);
         // Each work-group normalizes the row itself and uses registers for two weights; GPUs of
-        // phones have too few cores and registers (docs/phone_kernels.md).
+        // phones have too few cores and registers (docs/benchmarks/phone-kernels.md).
         if caps.explicit_vectors() || caps.fast_local || caps.lane_broadcast() {
             self.passes.extend([GATED_PRODUCT, NORMED_PRODUCT]);
         }

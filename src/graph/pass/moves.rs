@@ -254,7 +254,10 @@ fn slices(g: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Option<Change> {
         return None;
     }
     if outer[2].iter().any(|a| inner[2].contains(a)) {
-        log::debug!("slices at \"{}\" are not merged: both cut the same axis", g.value(v).name);
+        log::debug!(
+            "slices at \"{}\" are not merged: both cut the same axis",
+            g.value(v).name
+        );
         return None;
     }
     for (all, more) in outer.iter_mut().zip(inner) {

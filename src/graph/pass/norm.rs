@@ -113,7 +113,10 @@ fn row_mean(g: &Graph, v: ValueId) -> Option<ValueId> {
     if reduce.kind == Kind::Mean && reduce.keep && (axes == [-1] || axes == [last]) {
         return Some(x);
     }
-    log::debug!("\"{}\" is not a mean of rows: it reduces axes {axes:?}", node.name);
+    log::debug!(
+        "\"{}\" is not a mean of rows: it reduces axes {axes:?}",
+        node.name
+    );
     None
 }
 

@@ -27,7 +27,9 @@ pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
                 continue;
             }
         };
-        if !edit.begin(&format!("rotary embedding and appends of \"{name}\" become one node")) {
+        if !edit.begin(&format!(
+            "rotary embedding and appends of \"{name}\" become one node"
+        )) {
             return Ok(());
         }
         let origin = found.nodes.iter().filter_map(|id| edit.node(*id));

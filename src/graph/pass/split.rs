@@ -48,7 +48,10 @@ fn find(g: &Graph, id: NodeId) -> Option<Found> {
     for part in &node.outputs {
         let size = g.value(*part).fact.as_ref()?.shape.0.get(axis)?;
         let Some(size) = size.as_const() else {
-            log::debug!("\"{}\" stays a split: the size {size} of a part is not constant", node.name);
+            log::debug!(
+                "\"{}\" stays a split: the size {size} of a part is not constant",
+                node.name
+            );
             return None;
         };
         let end = at.checked_add(size)?;

@@ -6,6 +6,7 @@ use super::{DECODE, Decoder, DeviceDecoder, DeviceModel, PREFILL, Planned};
 use crate::backend::{Backend, Caps, SharedBackend};
 use crate::cache::Store;
 use crate::error::Result;
+use crate::note::Note;
 use crate::selftest::first_use::{self, FirstUse, Watch};
 use crate::shape::Bindings;
 use std::sync::Arc;
@@ -31,7 +32,7 @@ impl DeviceDecoder {
         may_be_shorter: bool,
         store: Option<Arc<Store>>,
         hear: &mut dyn FnMut(usize, usize),
-    ) -> Result<(Self, Vec<String>)> {
+    ) -> Result<(Self, Vec<Note>)> {
         let (decoder, mut backend) = (Arc::new(decoder), SharedBackend::new(backend));
         let mut first = FirstUse::new(backend.caps(), store);
         loop {

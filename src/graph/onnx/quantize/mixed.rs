@@ -204,7 +204,7 @@ mod tests {
         assert_eq!(chosen(6.0), [Eight, Four]);
         assert_eq!(chosen(100.0), [Eight, Eight]);
         let e = spend(&ladders, &[80, 80], 1.9).unwrap_err();
-        assert!(e.is_usage() && e.to_string().contains("2.000"), "{e}");
+        crate::testing::assert_usage(&e, "bits", &["2.000"]);
     }
 
     #[test]

@@ -5,7 +5,7 @@
 //! inputs and checksum. The record is written last. A part with a record or checksum that does not
 //! match is made again.
 
-use crate::error::{Error, Result, Stage};
+use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::graph::onnx::weights::map;
 use crate::mapped::Mapped;
 use crate::quant::Loss;
@@ -91,11 +91,10 @@ impl Parts {
                 folder: parts,
                 _lock: lock,
             }),
-            Err(TryLockError::WouldBlock) => Err(Error::file(
-                Stage::Quantize,
-                folder,
-                "another run is writing this output; wait for it or choose another output",
-            )),
+            Err(TryLockError::WouldBlock) => {
+                let what = "another run is writing this output; wait for it or choose another output";
+                Err(Error::file(Stage::Quantize, folder, what).of_kind(ErrorKind::Busy))
+            }
             Err(TryLockError::Error(e)) => Err(Error::io("cannot lock", &path, e)),
         }
     }
