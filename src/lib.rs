@@ -121,7 +121,12 @@ pub mod tensor;
 mod testing;
 mod units;
 
-/// The Rust example of the README, compiled as a documentation test.
+/// The Rust examples of the documents, compiled as documentation tests.
 #[cfg(doctest)]
-#[doc = include_str!("../README.md")]
-struct Readme;
+mod documents {
+    #[doc = include_str!("../README.md")]
+    struct Readme;
+
+    #[doc = include_str!("../docs/library.md")]
+    struct Library;
+}
