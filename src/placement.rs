@@ -163,7 +163,7 @@ impl Placement {
                 if let (Some(on), false) = (&taken, faults.is_empty()) {
                     let (backend, device) = (on.caps().backend, &on.caps().device);
                     log::warn!(
-                        "{backend} on {device} is taken, since another cannot be opened: {}",
+                        "using {backend} on {device}; another device cannot be opened: {}",
                         faults.join("; ")
                     );
                 }
@@ -193,7 +193,7 @@ impl Placement {
     /// A note for people where a priority is asked for that what was opened, a device with `caps` or the host, cannot have.
     pub fn priority_note(&self, caps: Option<&Caps>) -> Option<String> {
         let priority = self.options.priority?;
-        let unused = |place: &str| Some(format!("note: --priority {priority} has no effect on {place}"));
+        let unused = |place: &str| Some(format!("--priority {priority} has no effect on {place}"));
         match caps {
             None => unused("the host"),
             Some(caps) if self.options.priority_is_unused(caps) => unused(&format!(

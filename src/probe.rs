@@ -30,7 +30,7 @@ static MATRIX: Kernel =
 pub const KERNELS: &[&Kernel] = &[&COPY, &READ, &SINGLE, &HALF, &DOT, &MATRIX];
 
 /// What was measured of a device. A rate that is `None` is explained in [`Probe::not_measured`].
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Probe {
     /// Changes when what is measured does.
     pub version: u32,

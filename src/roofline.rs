@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 
 /// The most that a device does.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, schemars::JsonSchema)]
 pub struct Peaks {
     /// Bytes a second of memory.
     pub bytes_per_s: f64,
@@ -64,7 +64,7 @@ impl Peaks {
 }
 
 /// What keeps work from being faster.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Bound {
     /// Bytes.
@@ -87,7 +87,7 @@ impl Bound {
 }
 
 /// What work costs, and how long it takes at least.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, schemars::JsonSchema)]
 pub struct Total {
     /// Commands, each a launch of its own where nothing joins them.
     pub launches: u64,
@@ -170,7 +170,7 @@ impl Total {
 }
 
 /// [`Total`] with what follows from it.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, schemars::JsonSchema)]
 pub struct Summary {
     /// The work.
     #[serde(flatten)]
@@ -192,7 +192,7 @@ impl From<Total> for Summary {
 }
 
 /// All nodes of one operator.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, schemars::JsonSchema)]
 pub struct Kind {
     /// The operator.
     pub op: String,
@@ -204,7 +204,7 @@ pub struct Kind {
 }
 
 /// A node.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, schemars::JsonSchema)]
 pub struct Line {
     /// Its name in the planned graph.
     pub node: String,
@@ -218,7 +218,7 @@ pub struct Line {
 }
 
 /// Work of a model: of a decoder so many tokens behind others, of others a run.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, schemars::JsonSchema)]
 pub struct Work {
     /// `prefill 128`, `decode at 1024`, `run`.
     pub name: String,

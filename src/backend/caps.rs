@@ -6,7 +6,7 @@ use super::tunable::Tuned;
 use super::wave::Wave;
 
 /// Kind of processor behind a driver.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum DeviceKind {
     /// A GPU with memory of its own.
@@ -80,7 +80,7 @@ pub struct Caps {
 }
 
 /// A variant of a kernel ([`kernel::KernelSpec::variants`]) that is not used on a device.
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 pub struct Quarantined {
     /// Its name.
     pub variant: String,

@@ -17,7 +17,7 @@ use std::fmt;
 pub const ROW_PIXELS: u64 = 256;
 
 /// How an image in a buffer is numbered.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, schemars::JsonSchema)]
 pub enum ImageKind {
     /// `image1d_buffer_t`, of OpenCL 1.2: one row.
     #[serde(rename = "1d")]
@@ -81,7 +81,7 @@ impl Pixel {
 }
 
 /// The images in buffers that a device offers. By default none.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, schemars::JsonSchema)]
 pub struct Images {
     /// Most pixels of an [`ImageKind::Image1dBuffer`]; 0 where there are none.
     pub max_pixels: u64,

@@ -1,6 +1,6 @@
 //! `tlite cache`, and the options of commands that use what it shows.
 
-use super::options::whole;
+use super::options::{ADVANCED, whole};
 use super::output::{note, put, put_json, table};
 use crate::cache::{DEFAULT_LIMIT, Entry, FOLDER_VARIABLE, Kind, Store};
 use crate::error::{Error, Result};
@@ -21,20 +21,32 @@ const MOST_MB: NonZeroU64 = NonZeroU64::MIN.saturating_add((1 << 30) - 1);
 
 /// The cache of compiled kernels.
 #[derive(Clone, Debug, Default, clap::Args)]
-#[command(next_help_heading = "Execution")]
+#[command(next_help_heading = ADVANCED)]
 pub struct CacheOptions {
-    /// Neither read nor write compiled kernels on disk
-    #[arg(long, conflicts_with_all = ["cache_dir", "cache_mb"])]
+    /// Ignore the kernel cache; device measurements are still saved
+    #[arg(long, conflicts_with_all = ["cache_dir", "cache_mb"], hide_short_help = true)]
     pub no_cache: bool,
-    /// Folder for compiled kernels and what was measured of devices [default: `$TLITE_CACHE_DIR`, else a folder where the system keeps caches]
-    #[arg(long, value_name = "DIR", value_parser = PathBufValueParser::new().try_map(folder))]
+    /// Folder for compiled kernels and device measurements [default: `$TLITE_CACHE_DIR`, else in the
+    /// user's cache folder]
+    #[arg(
+        long,
+        value_name = "DIR",
+        value_parser = PathBufValueParser::new().try_map(folder),
+        hide_short_help = true
+    )]
     pub cache_dir: Option<PathBuf>,
-    /// Size of that folder beyond which the longest unused files are removed [default: 4096]
-    #[arg(long, value_name = "N", value_parser = megabytes, allow_negative_numbers = true)]
+    /// Cache size limit in MB; least recently used files are removed first [default: 4096]
+    #[arg(
+        long,
+        value_name = "N",
+        value_parser = megabytes,
+        allow_negative_numbers = true,
+        hide_short_help = true
+    )]
     pub cache_mb: Option<NonZeroU64>,
 }
 
-/// It was said that the folder cannot be written.
+/// The note that the folder cannot be written is printed once.
 static TOLD: Once = Once::new();
 
 fn folder(path: PathBuf) -> Result<PathBuf, String> {
@@ -49,7 +61,7 @@ fn megabytes(text: &str) -> Result<NonZeroU64, String> {
 }
 
 impl CacheOptions {
-    /// The store that is asked for; `None` for none, or where no folder is known, which the log says. A note tells where nothing can be
+    /// The kernel cache; `None` without one, or if no folder is known. A note says if it cannot be
     /// written.
     pub fn store(&self) -> Option<Arc<Store>> {
         if self.no_cache {
@@ -58,22 +70,23 @@ impl CacheOptions {
         self.probes().map(Arc::new)
     }
 
-    /// The same store for what is measured of devices, which `--no-cache` is not about.
+    /// The same store for device measurements, which `--no-cache` does not affect.
     pub fn probes(&self) -> Option<Store> {
         let limit = self.cache_mb.map_or(DEFAULT_LIMIT, |n| n.get() * MB);
         let store = store_in(self.cache_dir.as_ref(), limit)?;
         if let Err(e) = store.try_writing() {
             TOLD.call_once(|| {
                 let (option, folder) = (self.folder_option(), store.folder().display());
-                let what =
-                    format!("note: {option}: cannot write in {folder} ({e}); the next start compiles again");
+                let what = format!(
+                    "{option}: cannot write in {folder} ({e}); the next start compiles kernels again"
+                );
                 note(&mut std::io::stderr(), &what);
             });
         }
         Some(store)
     }
 
-    /// What names the folder.
+    /// The option or variable that names the folder.
     fn folder_option(&self) -> &'static str {
         match &self.cache_dir {
             Some(_) => "--cache-dir",
@@ -83,11 +96,11 @@ impl CacheOptions {
     }
 }
 
-/// The store in the folder that is asked for, else in the user's own; `None` where no folder is known, which the log says.
+/// The store in `folder`, else in the user's cache folder; `None` if that is not known.
 fn store_in(folder: Option<&PathBuf>, limit: u64) -> Option<Store> {
     let folder = folder.cloned().or_else(Store::default_folder);
     if folder.is_none() {
-        log::info!("no folder for compiled kernels is known; see --cache-dir");
+        log::info!("no cache folder is known; see --cache-dir");
     }
     folder.map(|folder| Store::new(folder, limit))
 }

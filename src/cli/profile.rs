@@ -34,11 +34,8 @@ use std::path::{Path, PathBuf};
 /// a run that is timed are queued at once, not in the slices of --slice-ms.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Folder with model.onnx, or an ONNX file
-    #[arg(required_unless_present = "random")]
-    model: Option<PathBuf>,
     #[command(flatten)]
-    random: RandomOptions,
+    model: RandomOptions,
     /// Tokens of the prefill run of a language model, at most one chunk [default: 128]
     #[arg(long, value_name = "N", value_parser = from_one, allow_negative_numbers = true)]
     prefill: Option<NonZeroUsize>,
@@ -314,7 +311,7 @@ pub fn run(args: &Args) -> Result<()> {
             check_writable(option, file)?;
         }
     }
-    let source = args.random.source(args.model.as_deref())?;
+    let source = args.model.source()?;
     let decodes = inspect::is_decoder(source.path())?;
     let (caps, probe) = device(&args.exec)?;
     check_times(&caps)?;

@@ -14,7 +14,7 @@ use crate::roofline::{Peaks, Summary, Work};
 use crate::units::{quantity, size_text};
 use serde::Serialize;
 use std::num::NonZeroUsize;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// Show how long a model's work takes at least on a device, without running it
 ///
@@ -22,11 +22,8 @@ use std::path::{Path, PathBuf};
 /// once for each device. A language model takes in prompts and decodes behind others; any other model runs once, with the sizes of --bind.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Folder with model.onnx, or an ONNX file; files with its weights need not be there
-    #[arg(required_unless_present = "random")]
-    model: Option<PathBuf>,
     #[command(flatten)]
-    random: RandomOptions,
+    model: RandomOptions,
     /// Lengths of prompts of a language model, separated by commas [default: 128,1024]
     #[arg(
         long,
@@ -262,7 +259,7 @@ fn text(report: &Report<'_>, nodes: bool) -> String {
 
 /// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
-    let source = args.random.source(args.model.as_deref())?;
+    let source = args.model.source()?;
     let model = source.path();
     let decodes = inspect::is_decoder(model)?;
     let (mut backend, probe) = measured(&args.exec)?;

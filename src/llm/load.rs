@@ -18,6 +18,7 @@ use crate::graph::{Graph, State, onnx};
 use crate::placement::{BackendChoice, Opened, Placement};
 use crate::plan::{Arithmetic, NodeCost};
 use crate::tensor::DType;
+use schemars::JsonSchema;
 use serde::Serialize;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
@@ -272,13 +273,13 @@ pub struct PlaceName {
 }
 
 /// What a model really uses, whatever its options asked for.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Used {
-    /// How products with E0M weights take activations: `int8` where any takes bytes, else `float`.
+    /// Activations of quantized matmuls: `int8` if any of them quantizes, else `float`.
     pub act: &'static str,
-    /// Storage of the cache: `q8`, or the type of its floats where none is; `None` without a cache.
+    /// Storage of the KV cache: `q8` or a float type; null without a cache.
     pub kv: Option<String>,
-    /// How commands reach the device, as [`crate::backend::RecordingWay`] is called; `None` on the host.
+    /// How commands reach the device, as named by `--recording`; null on the host.
     pub recording: Option<&'static str>,
 }
 
@@ -307,16 +308,19 @@ impl Loaded {
                 options.check_weights_on_host()?;
                 notes.extend(options.place.priority_note(None));
                 if for_want.is_some() {
-                    notes.push("no device, `tlite devices` says why; running on the host, slowly".to_owned());
+                    notes.push(
+                        "no device found (see `tlite devices`); running on the host, which is slow"
+                            .to_owned(),
+                    );
                 }
                 if options.float == Some(DType::F16) {
-                    notes.push("note: --float f16 has no effect on the host".to_owned());
+                    notes.push("--float f16 has no effect on the host".to_owned());
                 }
                 if options.kv == KvType::Q8 {
-                    notes.push("note: --kv q8 has no effect on the host".to_owned());
+                    notes.push("--kv q8 has no effect on the host".to_owned());
                 }
                 if options.act == Activations::Int8 {
-                    notes.push("note: --act int8 has no effect on the host".to_owned());
+                    notes.push("--act int8 has no effect on the host".to_owned());
                 }
                 let weights = options.import();
                 let how = (&Pipeline::host(), context);
@@ -331,7 +335,7 @@ impl Loaded {
         let memory = planned.memory();
         if memory.context < context {
             notes.push(format!(
-                "note: the context is {} tokens, as many as fit the device, and not {context}",
+                "the context is {} tokens instead of {context}; no more fit in the device's memory",
                 memory.context
             ));
         }
@@ -516,16 +520,17 @@ fn fitted(
 ) -> Result<Decoder> {
     if !decoder.keeps_cache() {
         if let Some(other) = folder.config.other_purpose() {
-            let what = format!("config.json calls it {other}, which does not tell what comes next; {OTHERS}");
+            let what =
+                format!("config.json calls it {other}, which is not a text-generation model; {OTHERS}");
             return Err(Error::usage("folder", what));
         }
         notes.push(
-            "note: the model has no KV cache, or none that could be recognised: for each token all before it are run again; an export with \
-             past keys and values is many times faster"
+            "no KV cache was found in the model, so every token runs the whole text again; an export with past keys and values is \
+             many times faster"
                 .to_owned(),
         );
         if options.kv == KvType::Q8 {
-            notes.push("note: --kv q8 has no effect without a cache".to_owned());
+            notes.push("--kv q8 has no effect on a model without a KV cache".to_owned());
         }
     }
     let context = folder.context(options.context)?;
@@ -552,8 +557,8 @@ fn windowed(
     if !planned.has_windows() {
         let length = window.length;
         notes.push(format!(
-            "note: config.json tells of layers that see {length} tokens, model.onnx does not do so: behind {length} tokens the model may not be \
-             what it was made to be; --context {length} stays within"
+            "config.json limits attention to {length} tokens, but model.onnx does not: after {length} tokens answers may get worse; \
+             --context {length} avoids that"
         ));
     }
     Ok(decoder)
@@ -598,7 +603,7 @@ fn prepared(
     let decoder = fitted(decoder, folder, options, notes)?.with_weights(options.weights);
     let drafts = purpose == Purpose::Generation && options.drafts > 0;
     if drafts && !decoder.keeps_cache() {
-        notes.push("note: drafts have no effect on a device without a cache".to_owned());
+        notes.push("drafts have no effect on a model without a KV cache".to_owned());
     }
     let lengths = Lengths {
         padding: options.padding,
@@ -654,7 +659,7 @@ fn kept_floats(graph: &Graph) -> Option<String> {
     let kept = graph.states().iter().filter(floats).count();
     (kept > 0).then(|| {
         format!(
-            "note: {kept} of {} caches keep their floats, which --kv q8 could not change; see RUST_LOG=debug",
+            "{kept} of {} caches stay in floats despite --kv q8; RUST_LOG=debug says why",
             graph.states().len()
         )
     })
@@ -672,8 +677,8 @@ fn decoder(
     let mut graph = onnx::import_with(path, weights)?;
     if let Some(length) = roles::decide_lengths(&mut graph, context)? {
         notes.push(format!(
-            "note: what the model computes depends on whether there are more than {length} tokens, as rotary embeddings for long contexts do; within a \
-             context of {context} it is always what it is for more: --context {length} is for less"
+            "the model computes differently beyond {length} tokens (rotary embeddings for long contexts); with a context of {context} it \
+             always uses the long form, with --context {length} the short one"
         ));
     }
     let decoder = Decoder::watching(graph, purpose.watched(), pipeline, purpose.logits(options));
@@ -685,7 +690,10 @@ fn decoder(
             ..
         } => Error::usage(
             "folder",
-            format!("{} is no decoder: {what}; {OTHERS}", path.display()),
+            format!(
+                "{} is not a text-generation model: {what}; {OTHERS}",
+                path.display()
+            ),
         ),
         e => e,
     })

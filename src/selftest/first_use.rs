@@ -144,9 +144,8 @@ impl FirstUse {
                     continue;
                 }
                 self.notes.push(format!(
-                    "note: kernel {variant} {why} on {} ({}) and is not used there; results are right, perhaps slower; \
-                     `tlite selftest` says more",
-                    caps.device, caps.driver
+                    "kernel {variant} {why} on {}; another one is used, which may be slower (details: `tlite selftest`)",
+                    caps.device
                 ));
                 log::debug!("kernel {spec} {why}");
                 *backend = backend.without(spec.kernel, &variant, &why);
@@ -378,9 +377,8 @@ fn known(caps: &Caps) -> Option<String> {
     let names: Vec<String> = names.collect();
     (!names.is_empty()).then(|| {
         format!(
-            "note: kernels that are not used on {} ({}), as found earlier: {}",
+            "kernels not used on {}, as earlier runs found: {}",
             caps.device,
-            caps.driver,
             names.join("; ")
         )
     })
@@ -390,10 +388,9 @@ fn known(caps: &Caps) -> Option<String> {
 fn unjudged(caps: &Caps, kernels: &[String]) -> Option<String> {
     let first = kernels.iter().min()?;
     Some(format!(
-        "note: {} could not be checked on {} ({}) and are used all the same, such as {first}: what they computed in these runs tells nothing",
+        "{} could not be checked on {} and are used unchecked, such as {first}",
         count_text(kernels.len(), "kernel"),
-        caps.device,
-        caps.driver
+        caps.device
     ))
 }
 

@@ -68,7 +68,11 @@ impl fmt::Display for DecoderMemory {
             )?;
         }
         if self.device > 0 {
-            write!(f, "; the device has {} in all", size_text(self.device))?;
+            write!(
+                f,
+                "; device memory reported by the driver {}",
+                size_text(self.device)
+            )?;
         }
         Ok(())
     }

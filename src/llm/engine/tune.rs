@@ -24,7 +24,7 @@ const BESIDE: usize = 64;
 const WORTH: f64 = 0.97;
 
 /// A kernel and a shape, and what was measured.
-#[derive(Clone, Debug, PartialEq, serde::Serialize)]
+#[derive(Clone, Debug, PartialEq, serde::Serialize, schemars::JsonSchema)]
 pub struct TuningRow {
     /// Name of the kernel.
     pub kernel: String,

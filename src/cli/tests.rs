@@ -1,0 +1,6 @@
+use super::*;
+
+#[test]
+fn the_description_is_consistent() {
+    command().debug_assert();
+}
