@@ -384,7 +384,7 @@ impl Loaded {
         store: Option<&'s Store>,
     ) -> Result<Tuner<'s>> {
         options.check()?;
-        let lacks = "the host has nothing to tune; a device is needed";
+        let lacks = "tune needs a device; the host interpreter has no kernel settings";
         let backend = options.place.open_device(lacks)?;
         let mut unsaid = Vec::new();
         let weights = options.import();
