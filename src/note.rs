@@ -166,22 +166,22 @@ impl fmt::Display for Note {
                 variant,
                 why,
                 device,
-                driver,
+                ..
             } => write!(
                 f,
-                "note: kernel {variant} {why} on {device} ({driver}); a fallback is used, which may be slower; run \
+                "note: kernel {variant} {why} on {device}; a fallback is used, which may be slower; run \
                  `tlite selftest` for details"
             ),
             Self::KernelsLeft {
                 variants,
                 device,
-                driver,
+                ..
             } => {
                 let variants: Vec<String> =
                     variants.iter().map(|(name, why)| format!("{name} {why}")).collect();
                 write!(
                     f,
-                    "note: kernels quarantined in an earlier run on {device} ({driver}): {}",
+                    "note: kernels quarantined in an earlier run on {device}: {}",
                     variants.join("; ")
                 )
             }
@@ -189,10 +189,10 @@ impl fmt::Display for Note {
                 count,
                 first,
                 device,
-                driver,
+                ..
             } => write!(
                 f,
-                "note: {} could not be checked on {device} ({driver}) and are used unchecked, for example {first}: \
+                "note: {} could not be checked on {device} and are used unchecked, for example {first}: \
                  their results in these runs prove nothing",
                 crate::units::count_text(*count, "kernel")
             ),

@@ -31,7 +31,7 @@ static MATRIX: Kernel =
 pub const KERNELS: &[&Kernel] = &[&COPY, &READ, &SINGLE, &HALF, &DOT, &MATRIX];
 
 /// Measurements of a device. [`Probe::not_measured`] explains a rate that is `None`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Probe {
     /// Version of the measurement; see [`Probe::VERSION`].
     pub version: u32,

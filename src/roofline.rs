@@ -16,7 +16,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 
 /// Peak rates of a device.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, schemars::JsonSchema)]
 pub struct Peaks {
     /// Bytes of memory traffic per second.
     pub bytes_per_s: f64,
@@ -68,7 +68,7 @@ impl Peaks {
 }
 
 /// The limiting factor.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Bound {
     /// Memory bandwidth.
@@ -91,7 +91,7 @@ impl Bound {
 }
 
 /// Cost of some work, and its minimum time.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, schemars::JsonSchema)]
 pub struct Total {
     /// Commands; each is one launch unless the backend joins them.
     pub launches: u64,
@@ -174,7 +174,7 @@ impl Total {
 }
 
 /// [`Total`] with derived values.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, schemars::JsonSchema)]
 pub struct Summary {
     /// The work.
     #[serde(flatten)]
@@ -196,7 +196,7 @@ impl From<Total> for Summary {
 }
 
 /// All nodes of one operator.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, schemars::JsonSchema)]
 pub struct Kind {
     /// The operator.
     pub op: String,
@@ -208,7 +208,7 @@ pub struct Kind {
 }
 
 /// A node.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, schemars::JsonSchema)]
 pub struct Line {
     /// Its name in the planned graph.
     pub node: String,
@@ -222,7 +222,7 @@ pub struct Line {
 }
 
 /// Work of a model: for a decoder, some tokens after a given context; for other models, one run.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, schemars::JsonSchema)]
 pub struct Work {
     /// `prefill 128`, `decode at 1024`, `run`.
     pub name: String,

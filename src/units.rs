@@ -32,7 +32,7 @@ pub fn dispatches_text(count: usize) -> String {
     }
 }
 
-/// A value with about three digits and an SI prefix: `39.1 GB/s`, `12.0 us`.
+/// A value with about three digits and an SI prefix: `39.1 GB/s`, `12.0 µs`.
 pub fn quantity(value: f64, unit: &str) -> String {
     let prefixes = [
         (1e15, "P"),
@@ -42,7 +42,7 @@ pub fn quantity(value: f64, unit: &str) -> String {
         (1e3, "k"),
         (1.0, ""),
         (1e-3, "m"),
-        (1e-6, "u"),
+        (1e-6, "µ"),
     ];
     let found = prefixes.iter().find(|(power, _)| value >= 0.9995 * power);
     let (power, prefix) = found.copied().unwrap_or((1e-9, "n"));
@@ -69,7 +69,7 @@ mod tests {
         );
         assert_eq!(
             [12e-6, 3.456e-3, 2.0].map(|v| quantity(v, "s")),
-            ["12.0 us", "3.46 ms", "2.00 s"]
+            ["12.0 µs", "3.46 ms", "2.00 s"]
         );
     }
 

@@ -6,7 +6,7 @@ use super::tunable::Tuned;
 use super::wave::Wave;
 
 /// Kind of processor.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum DeviceKind {
     /// A GPU with its own memory.
@@ -85,7 +85,7 @@ pub struct Caps {
 }
 
 /// A quarantined kernel: a variant ([`kernel::KernelSpec::variants`]) that is not used on a device.
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 pub struct Quarantined {
     /// Name of the variant.
     pub variant: String,

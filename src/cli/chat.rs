@@ -1,11 +1,11 @@
 //! `tlite chat`.
 
-use super::answer::{AnswerOptions, Outcome, Reading, stream};
+use super::answer::{AnswerOptions, Facts, Outcome, Reading, stream};
 use super::interrupt::Interrupt;
-use super::load::{print_notes, waiting};
+use super::load::{print_loaded, waiting};
 use super::options::ExecOptions;
-use super::output::{note, put};
-use super::sampling::SamplingOptions;
+use super::output::{figures, note, put, text_output};
+use super::sampling::{Chosen, SamplingOptions};
 use super::template::TemplateOptions;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::llm::conversation::MESSAGE;
@@ -42,6 +42,7 @@ struct Talk<'a> {
     conversation: Conversation,
     stop: StopStrings,
     max_tokens: usize,
+    facts: Facts,
     template_values: Values,
     interrupt: &'a Interrupt,
     /// The model was made for a longer context.
@@ -99,7 +100,7 @@ impl Talk<'_> {
         };
         drop((reply, reading));
         put(console.out, "\n")?;
-        note(console.notes, &outcome.speed_line());
+        figures(console.notes, &outcome.status_line(self.facts));
         if forgotten > 0 {
             let fed = outcome.metrics.prompt_tokens;
             let what = format!(
@@ -180,7 +181,7 @@ fn talk(talk: &mut Talk<'_>, console: &mut Console<'_>) -> Result<()> {
             Line::Exit => return Ok(()),
             Line::Reset => {
                 talk.conversation.clear();
-                note(console.notes, "[conversation forgotten]");
+                note(console.notes, "conversation forgotten");
             }
             Line::Unknown(command) => {
                 let what =
@@ -199,7 +200,7 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     args.answers.check()?;
     let template_values = args.template.values()?;
     let codec = Arc::new(Codec::load(folder.clone())?);
-    let sampler = args.sampling.sampler(codec.tokenizer())?;
+    let Chosen { sampler, seed } = args.sampling.sampler(&folder, codec.tokenizer())?;
     let sampler = args.answers.constrain(sampler, &codec)?;
     if codec.template()?.is_none() {
         let what = format!(
@@ -210,19 +211,14 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     }
     let stop = args.answers.stop_strings()?;
     let options = args.answers.load_options(&args.exec, &sampler);
-    let ((model, session), load_ms) = waiting(&folder, |hear| {
+    let ((model, session), time) = waiting(&folder, |hear| {
         let model = Model::with_codec(&folder, codec.clone(), &options, hear)?;
         let session = args.answers.session(&model, sampler, &args.exec, hear)?;
         Ok((model, session))
     })?;
-    print_notes(model.notes());
-    let place = model.place();
+    print_loaded(model.notes(), &model.place(), time);
 
     let mut notes = std::io::stderr();
-    note(
-        &mut notes,
-        &format!("{} on {}, loaded in {load_ms:.0} ms", place.backend, place.device),
-    );
     let stdin = std::io::stdin();
     let prompt = stdin.is_terminal() && notes.is_terminal();
     if prompt {
@@ -238,7 +234,8 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     let mut talking = Talk {
         conversation,
         stop,
-        max_tokens: args.sampling.max_tokens,
+        max_tokens: args.answers.max_tokens(),
+        facts: Facts::new(seed, &model.used()?),
         template_values,
         interrupt,
         may_grow: folder
@@ -247,10 +244,10 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
             .is_none_or(|most| context < most),
         unsent: 0,
     };
-    let (mut input, mut out) = (stdin.lock(), std::io::stdout().lock());
+    let (mut input, mut out) = (stdin.lock(), text_output());
     let mut console = Console {
         input: &mut input,
-        out: &mut out,
+        out: &mut *out,
         notes: &mut notes,
         prompt,
     };
@@ -304,6 +301,7 @@ mod tests {
             conversation,
             stop: StopStrings::default(),
             max_tokens: 8,
+            facts: Facts::default(),
             template_values: Values::new(),
             interrupt: &Interrupt::without_handler(),
             may_grow: true,

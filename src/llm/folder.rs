@@ -1,6 +1,7 @@
 //! The folder of a model: its paths and its small JSON files.
 
 use super::load::OTHERS;
+use super::sampler::SamplerConfig;
 use super::tokenizer::Tokenizer;
 use crate::error::{Error, Result, Stage};
 use crate::gguf;
@@ -100,11 +101,51 @@ impl Config {
     }
 }
 
+/// Name of the file that [`GenerationConfig`] is read from.
+pub const GENERATION_CONFIG: &str = "generation_config.json";
+
 /// The entries of `generation_config.json` that generation needs. Others are ignored.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 pub struct GenerationConfig {
-    /// Ids that end a text; they stand before those of [`Config`].
+    /// Ids that end a text; used instead of those of [`Config`].
     pub eos_token_id: Option<TokenIds>,
+    /// False: the most likely token is always taken.
+    pub do_sample: Option<bool>,
+    /// As [`SamplerConfig::temperature`].
+    pub temperature: Option<f32>,
+    /// As [`SamplerConfig::top_k`]; a negative number is off.
+    pub top_k: Option<i64>,
+    /// As [`SamplerConfig::top_p`].
+    pub top_p: Option<f32>,
+    /// As [`SamplerConfig::min_p`].
+    pub min_p: Option<f32>,
+    /// As [`Penalties::repetition`](super::sampler::Penalties::repetition).
+    pub repetition_penalty: Option<f32>,
+}
+
+impl GenerationConfig {
+    /// The sampler settings that the file asks for, without a seed. If it names any of temperature,
+    /// top-k, top-p and min-p, those it does not name are off; if it names none,
+    /// [`SamplerConfig::sampling`] decides. Greedy if `do_sample` is false; a repetition penalty counts
+    /// otherwise. Values are as in the file: [`Sampler::new`](super::Sampler::new) checks them.
+    pub fn sampling(&self) -> SamplerConfig {
+        if self.do_sample == Some(false) {
+            return SamplerConfig::default();
+        }
+        let named = self.temperature.is_some()
+            || self.top_k.is_some()
+            || self.top_p.is_some()
+            || self.min_p.is_some();
+        let mut config = SamplerConfig::sampling();
+        if named {
+            config.temperature = self.temperature.unwrap_or(1.0);
+            config.top_k = self.top_k.map_or(0, |k| usize::try_from(k).unwrap_or(0));
+            config.top_p = self.top_p.unwrap_or(1.0);
+            config.min_p = self.min_p.unwrap_or(0.0);
+        }
+        config.penalties.repetition = self.repetition_penalty.unwrap_or(config.penalties.repetition);
+        config
+    }
 }
 
 /// A special token in `tokenizer_config.json`: its text, or an object that holds it.
@@ -197,7 +238,7 @@ impl ModelFolder {
         }
         Ok(Self {
             config: read_json(&dir.join("config.json"))?,
-            generation: read_json(&dir.join("generation_config.json"))?,
+            generation: read_json(&dir.join(GENERATION_CONFIG))?,
             tokenizer: read_json(&dir.join("tokenizer_config.json"))?,
             dir: dir.to_owned(),
         })

@@ -53,6 +53,24 @@ impl Default for SamplerConfig {
     }
 }
 
+impl SamplerConfig {
+    /// Sampling with the usual settings: temperature 0.8, top-k 40, top-p 0.95, min-p 0.05, seed 0.
+    pub fn sampling() -> Self {
+        Self {
+            top_k: 40,
+            top_p: 0.95,
+            min_p: 0.05,
+            temperature: 0.8,
+            ..Self::default()
+        }
+    }
+
+    /// True if random numbers take part in the choice.
+    pub fn is_random(&self) -> bool {
+        self.temperature > 0.0 && self.top_k != 1
+    }
+}
+
 /// Name of a number in [`SamplerConfig`] for errors, and its valid range.
 pub type Setting = (&'static str, Range);
 

@@ -7,7 +7,7 @@ use serde::Serialize;
 use std::collections::{BTreeMap, HashMap};
 
 /// Measured time of some work, compared with its minimum.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, schemars::JsonSchema)]
 pub struct Measured {
     /// Measured time in seconds.
     pub seconds: f64,
@@ -46,7 +46,7 @@ impl Measured {
 }
 
 /// A command, or a node on the host.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, schemars::JsonSchema)]
 pub struct Event {
     /// Display text of the specialised kernel; `None` on the host.
     pub kernel: Option<String>,
@@ -69,7 +69,7 @@ impl Event {
 }
 
 /// A node with its time.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, schemars::JsonSchema)]
 pub struct TimedLine {
     /// Its name in the planned graph.
     pub node: String,
@@ -83,7 +83,7 @@ pub struct TimedLine {
 }
 
 /// All nodes of one operator, or all commands of one kernel, with their time.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, schemars::JsonSchema)]
 pub struct TimedKind {
     /// The operator.
     pub op: String,
@@ -95,7 +95,7 @@ pub struct TimedKind {
 }
 
 /// Time of all commands of one kernel.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, schemars::JsonSchema)]
 pub struct KernelTime {
     /// Display text of the specialised kernel.
     pub kernel: String,
@@ -106,7 +106,7 @@ pub struct KernelTime {
 }
 
 /// A profiled run.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, schemars::JsonSchema)]
 pub struct Profile {
     /// `prefill 128`, `decode at 128`, `run`.
     pub name: String,

@@ -69,7 +69,11 @@ impl fmt::Display for DecoderMemory {
             )?;
         }
         if self.device > 0 {
-            write!(f, "; device memory {}", size_text(self.device))?;
+            write!(
+                f,
+                "; device memory reported by the driver {}",
+                size_text(self.device)
+            )?;
         }
         Ok(())
     }
