@@ -7,7 +7,7 @@ mod support;
 
 use std::collections::{BTreeMap, HashSet};
 use std::path::Path;
-use support::assert_error;
+use support::{assert_error, present as devices};
 use transformer_lite::backend::{Backend, Caps, View};
 use transformer_lite::decoders::{self, Form, SPECS, Spec};
 use transformer_lite::error::{Error, ErrorKind};
@@ -33,16 +33,6 @@ fn model(folder: &Path) -> std::path::PathBuf {
 
 fn load(folder: &Path) -> Decoder {
     Decoder::load_with(&model(folder), ABSENT, &Pipeline::standard(), Logits::Last).unwrap()
-}
-
-/// All devices; those that are asked for must be there.
-fn devices() -> Vec<support::Device> {
-    let (found, missing) = support::devices();
-    for m in missing {
-        assert!(!m.is_required(), "{}: {}", m.backend, m.why);
-        eprintln!("not tested on {}: {}", m.backend, m.why);
-    }
-    found
 }
 
 /// Number of nodes of each operator.

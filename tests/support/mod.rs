@@ -6,8 +6,10 @@ pub mod browser;
 #[allow(clippy::result_large_err, reason = "the library's error, on no hot path")]
 pub mod gguf;
 pub mod hugging_face;
+mod not_tested;
 pub mod values;
 
+pub use not_tested::{not_tested, required};
 pub use values::{assert_carries, carries};
 
 use libtest_mimic::{Failed, Trial};
@@ -148,15 +150,6 @@ pub fn tlite(args: &[&str]) -> Output {
 pub use transformer_lite::selftest::case::POISON;
 use transformer_lite::selftest::case::{Bench, Guards as Guard};
 
-/// Backend names in the environment variable `REQUIRE_BACKENDS`, a list with commas.
-pub fn required() -> Vec<String> {
-    let list = std::env::var("REQUIRE_BACKENDS").unwrap_or_default();
-    list.split(',')
-        .map(|s| s.trim().to_owned())
-        .filter(|s| !s.is_empty())
-        .collect()
-}
-
 /// A backend that has no device here.
 pub struct Missing {
     /// `opencl` or `wgpu`, or an unknown name in `REQUIRE_BACKENDS`.
@@ -214,6 +207,17 @@ pub fn devices() -> (Vec<Device>, Vec<Missing>) {
         }
     }
     (found, missing)
+}
+
+/// As [`devices`], for tests without a trial for each device: what is missing is written to standard error, or fails the test where
+/// `REQUIRE_BACKENDS` names it.
+pub fn present() -> Vec<Device> {
+    let (found, missing) = devices();
+    for m in missing {
+        assert!(!m.is_required(), "REQUIRE_BACKENDS names {}: {}", m.backend, m.why);
+        not_tested(&format!("no device for backend {}: {}", m.backend, m.why));
+    }
+    found
 }
 
 /// A device opened once for all tests of a program.

@@ -90,7 +90,7 @@ pub fn name_library() {
 }
 
 /// Why a library is none of OpenCL.
-fn unusable(name: &str) -> Option<String> {
+pub(super) fn unusable(name: &str) -> Option<String> {
     match Library::open(name) {
         Err(why) => Some(why.to_string()),
         // SAFETY: the symbol is only looked for.
