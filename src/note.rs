@@ -1,62 +1,63 @@
-//! What is done otherwise than options ask for, or than one might expect.
+//! Warnings raised while a model is loaded.
 
 use std::fmt;
 
-/// Something that is done otherwise than options ask for, or than one might expect. Displayed it is a sentence for people.
+/// A deviation from what options ask for, or from what a user might expect. It displays as one
+/// sentence.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Note {
-    /// There is no device; the model runs on the host.
+    /// No device was found; the model runs on the host.
     NoDevice,
     /// An option has no effect.
     NoEffect {
-        /// The option, as the field of an options struct is called.
+        /// The option, named as the field of its options struct.
         option: &'static str,
         /// Its value.
         value: String,
-        /// Why it has none.
+        /// Why it has no effect.
         reason: Unused,
     },
-    /// The context is shorter than the model's: so many tokens fit the device.
+    /// The context is shorter than requested, because device memory is limited.
     ShorterContext {
-        /// Tokens.
+        /// Tokens of the context.
         context: usize,
-        /// Tokens of the model's.
+        /// Tokens that the model supports.
         wanted: usize,
     },
-    /// Nodes run on the host for each token.
+    /// Nodes run on the host for every token.
     HostNodes {
-        /// How many.
+        /// Number of nodes.
         count: usize,
         /// Operator of the first.
         op: String,
         /// Its name.
         node: String,
-        /// Why it runs there.
+        /// Why it runs on the host.
         reason: crate::plan::HostReason,
     },
-    /// The model has no KV cache: each token takes a run over all before it.
+    /// The model has no KV cache: every token runs all previous tokens again.
     NoCache,
-    /// Caches keep their floats where quantized ones were asked for.
+    /// Some caches stay in floats although a quantized cache was requested.
     FloatCaches {
-        /// How many.
+        /// Caches in floats.
         kept: usize,
-        /// Of how many.
+        /// All caches.
         all: usize,
     },
-    /// `config.json` names a sliding window that the graph does not have.
+    /// `config.json` sets a sliding window that the graph does not implement.
     WindowIgnored {
         /// Tokens in the window.
         length: usize,
     },
-    /// The model computes what it is for long contexts for short ones too.
+    /// The model uses its long-context form for short contexts too.
     LongContext {
-        /// Tokens from which the model is meant to do so.
+        /// Tokens above which the model is meant to use the long form.
         length: i64,
         /// Tokens of the context.
         context: usize,
     },
-    /// A variant of a kernel is not used from now on.
+    /// A kernel variant was quarantined in this start.
     KernelLeft {
         /// The variant.
         variant: String,
@@ -67,18 +68,18 @@ pub enum Note {
         /// Its driver.
         driver: String,
     },
-    /// Variants of kernels are not used, as an earlier start has found.
+    /// Kernel variants were quarantined in an earlier start.
     KernelsLeft {
-        /// Each with what is wrong with it.
+        /// Each variant and what is wrong with it.
         variants: Vec<(String, String)>,
         /// The device.
         device: String,
         /// Its driver.
         driver: String,
     },
-    /// Kernels are used although they could not be checked.
+    /// Kernels that could not be validated are used unchecked.
     KernelsUnchecked {
-        /// How many.
+        /// Number of kernels.
         count: usize,
         /// One of them.
         first: String,
@@ -93,11 +94,11 @@ pub enum Note {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Unused {
-    /// The host has no such thing.
+    /// The host does not support it.
     Host,
     /// The model has no KV cache.
     NoCache,
-    /// The device's driver has no such thing.
+    /// The driver does not support it.
     Driver {
         /// The device.
         device: String,
@@ -109,12 +110,12 @@ pub enum Unused {
 impl fmt::Display for Note {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NoDevice => f.write_str("no device, `tlite devices` says why; running on the host, slowly"),
+            Self::NoDevice => f.write_str("note: no device found (`tlite devices` shows why); running on the host, which is slow"),
             Self::NoEffect {
                 option: "drafts",
                 reason: Unused::NoCache,
                 ..
-            } => f.write_str("note: drafts have no effect on a device without a cache"),
+            } => f.write_str("note: drafts have no effect on a device if the model has no KV cache"),
             Self::NoEffect {
                 option,
                 value,
@@ -125,13 +126,13 @@ impl fmt::Display for Note {
                     Unused::Host => f.write_str("on the host"),
                     Unused::NoCache => f.write_str("without a cache"),
                     Unused::Driver { device, backend } => {
-                        write!(f, "on {device}, whose {backend} driver takes none")
+                        write!(f, "on {device}: its {backend} driver does not support it")
                     }
                 }
             }
             Self::ShorterContext { context, wanted } => write!(
                 f,
-                "note: the context is {context} tokens, as many as fit the device, and not {wanted}"
+                "note: the context is {context} tokens instead of {wanted}: more do not fit in device memory"
             ),
             Self::HostNodes {
                 count,
@@ -140,25 +141,26 @@ impl fmt::Display for Note {
                 reason,
             } => write!(
                 f,
-                "{count} nodes run on the host at each token, such as {op} \"{node}\" ({reason}); see `tlite inspect --nodes`"
+                "note: {count} nodes run on the host for every token, for example {op} \"{node}\" ({reason}); \
+                 see `tlite inspect --nodes`"
             ),
             Self::NoCache => f.write_str(
-                "note: the model has no KV cache, or none that could be recognised: for each token all before it are run again; an export with \
-                 past keys and values is many times faster",
+                "note: no KV cache was found in the model, so every token runs all previous tokens again; an export \
+                 with past keys and values is many times faster",
             ),
             Self::FloatCaches { kept, all } => write!(
                 f,
-                "note: {kept} of {all} caches keep their floats, which --kv q8 could not change; see RUST_LOG=debug"
+                "note: --kv q8 has no effect on {kept} of {all} caches; RUST_LOG=debug shows why"
             ),
             Self::WindowIgnored { length } => write!(
                 f,
-                "note: config.json tells of layers that see {length} tokens, model.onnx does not do so: behind {length} tokens the model may not be \
-                 what it was made to be; --context {length} stays within"
+                "note: config.json limits attention to {length} tokens, but model.onnx does not; answers may be \
+                 poor beyond {length} tokens; use --context {length} to stay within"
             ),
             Self::LongContext { length, context } => write!(
                 f,
-                "note: what the model computes depends on whether there are more than {length} tokens, as rotary embeddings for long contexts do; within a \
-                 context of {context} it is always what it is for more: --context {length} is for less"
+                "note: this model computes differently beyond {length} tokens (rotary embeddings for long contexts); \
+                 with a context of {context} it always uses the long form; use --context {length} for the short one"
             ),
             Self::KernelLeft {
                 variant,
@@ -167,8 +169,8 @@ impl fmt::Display for Note {
                 driver,
             } => write!(
                 f,
-                "note: kernel {variant} {why} on {device} ({driver}) and is not used there; results are right, perhaps slower; \
-                 `tlite selftest` says more"
+                "note: kernel {variant} {why} on {device} ({driver}); a fallback is used, which may be slower; run \
+                 `tlite selftest` for details"
             ),
             Self::KernelsLeft {
                 variants,
@@ -179,7 +181,7 @@ impl fmt::Display for Note {
                     variants.iter().map(|(name, why)| format!("{name} {why}")).collect();
                 write!(
                     f,
-                    "note: kernels that are not used on {device} ({driver}), as found earlier: {}",
+                    "note: kernels quarantined in an earlier run on {device} ({driver}): {}",
                     variants.join("; ")
                 )
             }
@@ -190,7 +192,8 @@ impl fmt::Display for Note {
                 driver,
             } => write!(
                 f,
-                "note: {} could not be checked on {device} ({driver}) and are used all the same, such as {first}: what they computed in these runs tells nothing",
+                "note: {} could not be checked on {device} ({driver}) and are used unchecked, for example {first}: \
+                 their results in these runs prove nothing",
                 crate::units::count_text(*count, "kernel")
             ),
         }

@@ -55,7 +55,7 @@ pub struct Config {
     pub layer_types: Option<Vec<String>>,
 }
 
-/// Attention over the latest keys, as [`Config`] tells of it.
+/// Sliding-window attention, as described by [`Config`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlidingWindow {
     /// Keys that a query sees, its own included.
@@ -175,8 +175,8 @@ pub struct ModelFolder {
 }
 
 impl ModelFolder {
-    /// Reads the JSON files of `dir`. A usage error when `dir` is no folder; an error that names the file
-    /// when one of them cannot be read or has an entry of the wrong form.
+    /// Reads the JSON files of `dir`. A usage error if `dir` is not a folder; an error that names
+    /// the file if one cannot be read or has an invalid entry.
     pub fn open(dir: &Path) -> Result<Self> {
         let meta = match std::fs::metadata(dir) {
             Ok(meta) => meta,

@@ -1,32 +1,32 @@
-//! How fast a generation was.
+//! Speed of a generation.
 
 use crate::units::count_text;
 use std::fmt;
 use std::time::Duration;
 
-/// Counts and times of one generation. Times cover the model and the sampler, not what the caller does
-/// between tokens.
+/// Counts and times of one generation. Times cover the model and the sampler, but not the caller's
+/// work between tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Metrics {
-    /// Tokens fed before the first one was sampled; tokens kept in the cache do not count.
+    /// Tokens fed before the first one was sampled, without tokens reused from the cache.
     pub prompt_tokens: usize,
-    /// Tokens that the cache held before them.
+    /// Tokens reused from the cache.
     pub reused_tokens: usize,
-    /// Time from the start of the prompt to the first sampled token; zero before it.
+    /// Time from the start of the prompt to the first sampled token; zero before that.
     pub first_token: Duration,
-    /// Tokens sampled, without an end token.
+    /// Sampled tokens, without an end token.
     pub tokens: usize,
-    /// Tokens sampled after the first one, an end token included.
+    /// Tokens sampled after the first one, including an end token.
     pub decode_tokens: usize,
-    /// Time that they took.
+    /// Time for `decode_tokens`.
     pub decode: Duration,
-    /// Tokens that a draft guessed.
+    /// Drafted tokens.
     pub drafted: usize,
-    /// Those of them that were right.
+    /// Accepted draft tokens.
     pub accepted: usize,
-    /// Tokens that a full context forgot.
+    /// Tokens dropped because the context was full.
     pub forgotten: usize,
-    /// Tokens that were fed again after it.
+    /// Tokens fed again afterwards.
     pub fed_again: usize,
 }
 
@@ -36,19 +36,19 @@ impl Metrics {
         rate(self.prompt_tokens, self.first_token)
     }
 
-    /// Tokens per second after the first one; `None` when there is none.
+    /// Tokens per second after the first one; `None` if there are none.
     pub fn decode_tokens_per_s(&self) -> Option<f64> {
         rate(self.decode_tokens, self.decode)
     }
 }
 
-/// `count` per second of `time`; `None` when either is zero.
+/// `count` per second of `time`; `None` if either is zero.
 pub fn rate(count: usize, time: Duration) -> Option<f64> {
     (count > 0 && !time.is_zero()).then(|| count as f64 / time.as_secs_f64())
 }
 
 impl fmt::Display for Metrics {
-    /// One line for people.
+    /// One line of text.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let first = self.first_token.as_secs_f64() * 1e3;
         match (self.prompt_tokens, self.reused_tokens) {
@@ -72,14 +72,14 @@ impl fmt::Display for Metrics {
         if self.drafted > 0 {
             write!(
                 f,
-                ", {} of {} right",
+                ", {} of {} accepted",
                 self.accepted,
                 count_text(self.drafted, "drafted token")
             )?;
         }
         if self.forgotten > 0 {
             let (old, again) = (count_text(self.forgotten, "token"), self.fed_again);
-            write!(f, ", context slid: {old} forgotten, {again} fed again")?;
+            write!(f, ", context slid: {old} dropped, {again} fed again")?;
         }
         Ok(())
     }
