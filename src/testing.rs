@@ -1,4 +1,5 @@
-//! What the library's own tests ask of errors: kinds, names and values, never words. And of devices: that there are some.
+//! What the library's own tests ask of errors: kinds, names and values, never words. And of
+//! devices: that there are some.
 
 #[cfg(any(feature = "opencl", feature = "wgpu"))]
 #[path = "../tests/support/not_tested.rs"]
@@ -29,7 +30,8 @@ pub fn assert_usage(e: &Error, option: &str, values: &[&str]) {
     assert_carries(e.chain(), values);
 }
 
-/// False where a backend has no device, after a line on standard error that names the test; a failure where `REQUIRE_BACKENDS` names it.
+/// False where a backend has no device, after a line on standard error that names the test; a
+/// failure where `REQUIRE_BACKENDS` names it.
 #[cfg(any(feature = "opencl", feature = "wgpu"))]
 #[track_caller]
 pub fn has_device(kind: BackendKind) -> bool {

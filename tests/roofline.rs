@@ -1,4 +1,5 @@
-//! `tlite devices --probe`, `tlite roofline` and `tlite profile`: what they print, write and refuse, on each device there is.
+//! `tlite devices --probe`, `tlite roofline` and `tlite profile`: what they print, write and
+//! refuse, on each device there is.
 
 mod support;
 
@@ -87,7 +88,8 @@ fn devices_are_measured_once_and_models_against_them() {
             "{row}"
         );
         for field in ["copy_bytes_per_s", "read_bytes_per_s", "f32_flops_per_s"] {
-            // A slow core moves and computes more than this, and no device a thousand times what today's do.
+            // A slow core moves and computes more than this, and no device a thousand times what
+            // today's do.
             assert!((1e7..1e17).contains(&number(probe, field)), "{field}: {probe}");
         }
         assert!((0.0..0.01).contains(&number(probe, "launch_s")), "{probe}");

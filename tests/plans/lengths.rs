@@ -1,4 +1,5 @@
-//! Lengths: padded ones, constraints that runs must keep to, memory that grows, values of symbols from shapes.
+//! Lengths: padded ones, constraints that runs must keep to, memory that grows, values of symbols
+//! from shapes.
 
 use super::*;
 use crate::support::carries;
@@ -18,7 +19,8 @@ fn padded() -> Options {
     }
 }
 
-/// Runs a graph over `x`, of this shape for a length, with padding asked for, at lengths within and across blocks.
+/// Runs a graph over `x`, of this shape for a length, with padding asked for, at lengths within and
+/// across blocks.
 #[track_caller]
 fn run_padded(
     graph: &Arc<Graph>,

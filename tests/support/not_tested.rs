@@ -13,7 +13,8 @@ pub fn required() -> Vec<String> {
         .collect()
 }
 
-/// Writes that something is not tested to standard error, once for each reason. The harness hides what tests print; it does not hide this.
+/// Writes that something is not tested to standard error, once for each reason. The harness hides
+/// what tests print; it does not hide this.
 pub fn not_tested(why: &str) {
     static SAID: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
     let mut said = SAID.lock().unwrap_or_else(PoisonError::into_inner);
