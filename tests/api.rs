@@ -1,5 +1,5 @@
-//! The interfaces of programs: sessions over one model, on the host and on every device; and that of C, whose program is compiled and
-//! run here.
+//! The interfaces of programs: sessions over one model, on the host and on every device; and that
+//! of C, whose program is compiled and run here.
 #![allow(clippy::result_large_err, reason = "the library's error, on no hot path")]
 
 #[path = "api/c.rs"]
@@ -65,7 +65,8 @@ fn main() -> ExitCode {
     libtest_mimic::run(&arguments, trials).exit_code()
 }
 
-/// A tiny random model that says letters: the rows of all other tokens in its output matrix are zero.
+/// A tiny random model that says letters: the rows of all other tokens in its output matrix are
+/// zero.
 fn speaking_model() -> (tempfile::TempDir, PathBuf) {
     let traits = Traits {
         untied: true,
@@ -120,7 +121,8 @@ fn equal<T: PartialEq + std::fmt::Debug>(found: &T, wanted: &T) -> Outcome {
     Err(format!("{place}: found {found:?}, wanted {wanted:?}"))
 }
 
-/// A second model of a decoder takes memory for its own state and for nothing else, and gives it back.
+/// A second model of a decoder takes memory for its own state and for nothing else, and gives it
+/// back.
 fn executors_share_weights(device: &Device) -> Outcome {
     let _turn = device.turn();
     let (_dir, model) = support::tiny_model("llama", Traits::default());

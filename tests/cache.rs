@@ -1,4 +1,5 @@
-//! Compiled kernels on disk: a second start compiles nothing, and whatever becomes of the files, the answer is the same.
+//! Compiled kernels on disk: a second start compiles nothing, and whatever becomes of the files,
+//! the answer is the same.
 
 mod support;
 
@@ -237,7 +238,8 @@ fn damaged(starts: &Starts) -> Outcome {
 /// What becomes of one file: its new bytes, or none for a file that is gone.
 type Loss = fn(&[u8]) -> Option<Vec<u8>>;
 
-/// One file after another is damaged or gone, of each kind that commands write for the device, and all others are whole.
+/// One file after another is damaged or gone, of each kind that commands write for the device, and
+/// all others are whole.
 fn alone(starts: &Starts) -> Outcome {
     let model = starts.dir.path().join("e0m4");
     let done = |command: &str, args: &[&std::ffi::OsStr]| {

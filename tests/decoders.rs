@@ -1,5 +1,5 @@
-//! Decoders at the true sizes of the paper's models, without weights: derived, fused and planned; and small ones of the same
-//! form, with random weights.
+//! Decoders at the true sizes of the paper's models, without weights: derived, fused and planned;
+//! and small ones of the same form, with random weights.
 
 #[path = "decoders/launches.rs"]
 mod launches;
@@ -7,7 +7,7 @@ mod support;
 
 use std::collections::{BTreeMap, HashSet};
 use std::path::Path;
-use support::assert_error;
+use support::{assert_error, present as devices};
 use transformer_lite::backend::{Backend, Caps, View};
 use transformer_lite::decoders::{self, Form, SPECS, Spec};
 use transformer_lite::error::{Error, ErrorKind};
@@ -33,16 +33,6 @@ fn model(folder: &Path) -> std::path::PathBuf {
 
 fn load(folder: &Path) -> Decoder {
     Decoder::load_with(&model(folder), ABSENT, &Pipeline::standard(), Logits::Last).unwrap()
-}
-
-/// All devices; those that are asked for must be there.
-fn devices() -> Vec<support::Device> {
-    let (found, missing) = support::devices();
-    for m in missing {
-        assert!(!m.is_required(), "{}: {}", m.backend, m.why);
-        eprintln!("not tested on {}: {}", m.backend, m.why);
-    }
-    found
 }
 
 /// Number of nodes of each operator.
@@ -125,7 +115,8 @@ fn true_sizes_fuse_and_plan_without_weights() {
         assert_eq!(of("KvAppend"), 2 * layers, "{name}");
         assert_eq!(of("Softmax") + of("MatMul"), 0, "{name}");
         assert_eq!(of("Rotary"), 2 * layers, "{name}");
-        // Nothing that computes shapes is left to run: what is known as expressions runs neither on the device nor the host.
+        // Nothing that computes shapes is left to run: what is known as expressions runs neither on
+        // the device nor the host.
         let graph = planned.decoder.graph();
         let known = |v: &ValueId| graph.fact(*v).is_ok_and(|f| f.as_dims().is_some());
         let sizes = graph.nodes().filter(|(_, n)| n.outputs.iter().all(known));
@@ -148,7 +139,8 @@ fn true_sizes_fuse_and_plan_without_weights() {
                 assert!(!nodes.iter().any(|n| sizes.contains(n)), "{name}: {nodes:?}");
             }
         }
-        // Four bits and a pair of halves for 128 weights, eight for embedding and head; norms, biases, padding are small.
+        // Four bits and a pair of halves for 128 weights, eight for embedding and head; norms,
+        // biases, padding are small.
         let tables = spec.vocab * spec.hidden * if spec.tied { 1 } else { 2 };
         let estimate = (number_of_weights(&spec) - tables) as f64 * (0.5 + 4.0 / 128.0)
             + tables as f64 * (1.0 + 4.0 / 128.0);
@@ -162,8 +154,9 @@ fn true_sizes_fuse_and_plan_without_weights() {
     }
 }
 
-/// Within a block of padding and across its end, and nothing is allocated. Within a block nothing is computed but three live values: where rows
-/// are appended, how many there are, and the position.
+/// Within a block of padding and across its end, and nothing is allocated. Within a block nothing
+/// is computed but three live values: where rows are appended, how many there are, and the
+/// position.
 #[test]
 fn binding_allocates_nothing() {
     for spec in SPECS {
@@ -266,8 +259,8 @@ fn made_up_weights_compute_numbers() {
     }
 }
 
-/// Rotary embedding of neighbours and appends along axis 0 in one dispatch: the same logits, by whatever lengths the tokens come, with three
-/// dispatches a layer less.
+/// Rotary embedding of neighbours and appends along axis 0 in one dispatch: the same logits, by
+/// whatever lengths the tokens come, with three dispatches a layer less.
 #[test]
 fn neighbours_turn_and_are_appended_in_one_dispatch() {
     for device in devices() {

@@ -1,4 +1,5 @@
-//! Decoders as exporters write them: whatever their form, the cache is state, attention is one operator, and logits are those of ONNX Runtime.
+//! Decoders as exporters write them: whatever their form, the cache is state, attention is one
+//! operator, and logits are those of ONNX Runtime.
 //!
 //! The files and what they should compute stand in `golden/decoders`, made by the script there.
 #![allow(clippy::result_large_err, reason = "the library's error, on no hot path")]
@@ -64,7 +65,8 @@ const TOKENS: [u32; 25] = [
 /// Tokens that are run at once; the others follow one at a time.
 const PREFILL: usize = 9;
 
-/// Bounds on the relative error of each row of logits: sums in `f32`, and activations stored in halves.
+/// Bounds on the relative error of each row of logits: sums in `f32`, and activations stored in
+/// halves.
 const HOST: f64 = 1e-3;
 const DEVICE: f64 = 2e-2;
 
@@ -179,7 +181,8 @@ fn on_device(name: &str, layers: usize, device: &Device) -> Outcome {
     }
     let windows: Vec<i64> = decoder.graph().states().iter().filter_map(|s| s.window).collect();
     let windowed = match name {
-        // The library that "gemma2-plain" is from counts a window from the first new row: single tokens see all.
+        // The library that "gemma2-plain" is from counts a window from the first new row: single
+        // tokens see all.
         "gemma2-paper" | "gqa-packed" | "mistral-paper" => &[4, 4][..],
         "gemma3-paper" | "gemma3-plain" => &[4, 4, 4, 4],
         "phi3-paper" => &[24, 24],
@@ -208,7 +211,8 @@ fn on_device(name: &str, layers: usize, device: &Device) -> Outcome {
 /// Keys that a query sees in the trials of windows.
 const WINDOW: usize = 4;
 
-/// The logits behind `TOKENS`, all but the last [`WINDOW`] of which are replaced by others if `changed`.
+/// The logits behind `TOKENS`, all but the last [`WINDOW`] of which are replaced by others if
+/// `changed`.
 fn last_logits(model: &mut dyn LanguageModel, changed: bool) -> Result<Vec<f32>, String> {
     let mut tokens = TOKENS;
     if changed {
@@ -238,7 +242,8 @@ fn sees_no_more(model: &mut dyn LanguageModel, wanted: bool) -> Outcome {
     }
 }
 
-/// A window of which `config.json` alone tells is in the mask where that is ours to make; else a note says that it is not there.
+/// A window of which `config.json` alone tells is in the mask where that is ours to make; else a
+/// note says that it is not there.
 fn windows_of_config() -> Outcome {
     let all = json!({"model_type": "mistral", "sliding_window": WINDOW});
     let some = json!({"model_type": "gemma2", "sliding_window": WINDOW});

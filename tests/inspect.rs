@@ -128,9 +128,8 @@ fn a_decoder_needs_so_many_bytes() {
         );
     }
     let text = stdout(&inspect(&model, &["--context", "32", "--chunk", "16"]));
-    let values = [total, weights, states, arena].map(|n| n.to_string());
-    let sums = |l: &str| carries(l, "32") && values.iter().all(|v| carries(l, v));
-    assert!(text.lines().any(sums), "{text}");
+    let sum = |l: &str| carries(l, "32") && carries(l, &total.to_string());
+    assert!(text.lines().any(sum), "{text}");
     // A longer context needs a larger cache and nothing else that counts.
     let longer = json(&model, &["--context", "64", "--chunk", "16"]);
     assert_eq!(longer["states_bytes"].as_u64().unwrap(), 2 * states);
@@ -142,12 +141,11 @@ fn other_models_say_what_was_assumed() {
     let dir = tempfile::tempdir().unwrap();
     let model = small(dir.path());
     let text = stdout(&inspect(&model, &[]));
-    assert!(text.contains("--bounds") && text.contains(" N="), "{text}");
     let bounded = stdout(&inspect(&model, &["--bounds", "2 <= N <= 100"]));
-    assert!(
-        carries(&bounded, "N=100") && !bounded.contains("--bounds"),
-        "{bounded}"
-    );
+    assert!(text.contains(" N=") && carries(&bounded, "N=100"), "{bounded}");
+    // What was assumed comes with the option that changes it.
+    let hints = |text: &str| text.matches("--bounds").count();
+    assert!(hints(&text) > hints(&bounded), "{text}\n{bounded}");
     let all = json(&model, &["--bounds", "2 <= N <= 100"]);
     assert_eq!(all["weights_bytes"], 8 * 512 * 4);
     assert_eq!(all["plans"][0]["bounds"]["N"], 100);

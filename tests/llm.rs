@@ -1,7 +1,7 @@
 //! Decoders on the host and on every device: cache, counters, split weights, and a real model.
 //!
-//! The real model is a folder named by `TLITE_TEST_MODEL_DIR` that holds `e0m4`, a quantized model. Without the
-//! variable these trials are ignored, or fail when `REQUIRE_BACKENDS` is set.
+//! The real model is a folder named by `TLITE_TEST_MODEL_DIR` that holds `e0m4`, a quantized model.
+//! Without the variable these trials are ignored, or fail when `REQUIRE_BACKENDS` is set.
 #![allow(clippy::result_large_err, reason = "the library's error, on no hot path")]
 
 #[path = "llm/answers.rs"]
@@ -237,7 +237,8 @@ fn feed(model: &mut dyn LanguageModel, tokens: &[u32], lengths: &[usize]) -> Res
     }
 }
 
-/// Ways to cut 29 tokens in runs: at once, one by one, odd and even parts, single tokens in between.
+/// Ways to cut 29 tokens in runs: at once, one by one, odd and even parts, single tokens in
+/// between.
 const CUTS: &[&[usize]] = &[
     &[29],
     &[1; 29],
@@ -294,8 +295,9 @@ fn tiny_host(architecture: &str) -> Outcome {
     any_cut(&mut passes, &rows, 1e-10, 1e-10)
 }
 
-/// Bound on the NMSE between a device and the host. Each of some ten roundings to `f16` on the way through a layer errs by
-/// 2^-12 of the value on average, 6e-8 of its square; two layers with sums that cancel stay below this.
+/// Bound on the NMSE between a device and the host. Each of some ten roundings to `f16` on the way
+/// through a layer errs by 2^-12 of the value on average, 6e-8 of its square; two layers with sums
+/// that cancel stay below this.
 const AGAINST_HOST: f64 = 1e-5;
 /// Bound between two runs on one device, whose roundings are mostly the same ones.
 const AGAINST_ITSELF: f64 = 1e-5;
@@ -345,8 +347,8 @@ fn long_caches(device: &Device) -> Outcome {
     Ok(())
 }
 
-/// Bound on the NMSE that caches of 8 bits cost: a code errs by at most half of 1/127 of its row's largest, of the square some 1e-5,
-/// in each of two layers.
+/// Bound on the NMSE that caches of 8 bits cost: a code errs by at most half of 1/127 of its row's
+/// largest, of the square some 1e-5, in each of two layers.
 const EIGHT_BITS: f64 = 1e-3;
 
 /// A cache of 8 bits: as the interpreter computes it, near to what floats give, and smaller.
@@ -380,7 +382,8 @@ fn caches_of_8_bits(device: &Device) -> Outcome {
     Ok(())
 }
 
-/// Rotary embedding and appends in one dispatch: the same logits, by whatever lengths the tokens come, with three dispatches a layer less.
+/// Rotary embedding and appends in one dispatch: the same logits, by whatever lengths the tokens
+/// come, with three dispatches a layer less.
 fn rotary_append(device: &Device) -> Outcome {
     let _turn = device.turn();
     let (_dir, model) = support::tiny_model("llama", Traits::default());
@@ -489,7 +492,8 @@ fn decode_allocates_nothing(device: &Device) -> Outcome {
     }
 }
 
-/// Decoding computes the same whatever multiple its lengths are padded to, also where the cache ends within one.
+/// Decoding computes the same whatever multiple its lengths are padded to, also where the cache
+/// ends within one.
 fn paddings_change_nothing(device: &Device) -> Outcome {
     let _turn = device.turn();
     let (_dir, model) = support::tiny_model("llama", Traits::default());
@@ -568,11 +572,13 @@ fn split_weights(device: &Device) -> Outcome {
     }
 }
 
-/// Single tokens at the start, of which few are behind them, rows of a run of many and of one of few, and single tokens behind many.
+/// Single tokens at the start, of which few are behind them, rows of a run of many and of one of
+/// few, and single tokens behind many.
 const AGREEING: [usize; 3] = [20, 220, 320];
 
-/// Teacher-forced over real text: mean divergence from the host, over all and by each way to feed tokens, and agreement of the best token. With a
-/// phone's name in its place the device has the kernels of that.
+/// Teacher-forced over real text: mean divergence from the host, over all and by each way to feed
+/// tokens, and agreement of the best token. With a phone's name in its place the device has the
+/// kernels of that.
 fn agreement(dir: &Path, device: &Device, phone: Option<&str>) -> Outcome {
     let _turn = device.turn();
     let share = || {
@@ -634,7 +640,8 @@ fn agreement(dir: &Path, device: &Device, phone: Option<&str>) -> Outcome {
             100.0 * share,
             of.len(),
         );
-        // Of bytes the first tokens have the largest errors, whatever way they are fed: their bounds are of a text.
+        // Of bytes the first tokens have the largest errors, whatever way they are fed: their
+        // bounds are of a text.
         let exact = (act, kv) == (Activations::Auto, KvType::F16);
         let by_parts = exact && parts.iter().any(|p| *p >= bound);
         if of.len() != ids.len() || mean(&of) >= bound || by_parts || share < agreeing {

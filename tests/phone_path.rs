@@ -1,11 +1,13 @@
-//! The path to phones without a phone: `tlite` on a stand-in for the OpenCL library of an Adreno or a Mali (`tests/standin`), over the
-//! driver of this machine.
+//! The path to phones without a phone: `tlite` on a stand-in for the OpenCL library of an Adreno or
+//! a Mali (`tests/standin`), over the driver of this machine.
 //!
-//! What is covered: priorities reach the driver, as properties of the context or of the queue; a real model gives the tokens that it gives
-//! without the stand-in; a run in which a call fails recovers with these tokens or ends with one typed error, soon after the failure; and a
-//! kernel with wrong results is found at the start, which goes on with its twin or ends. Each of these is a process of its own, which loads
-//! the stand-in by `OPENCL_DYLIB_PATH`, and its log is what is asserted on. What the stand-in does itself is tested in
-//! `phone_path/standin.rs`: the checks of properties, recordings, and that a kernel's results are spoilt where that is asked for.
+//! What is covered: priorities reach the driver, as properties of the context or of the queue; a
+//! real model gives the tokens that it gives without the stand-in; a run in which a call fails
+//! recovers with these tokens or ends with one typed error, soon after the failure; and a kernel
+//! with wrong results is found at the start, which goes on with its twin or ends. Each of these is
+//! a process of its own, which loads the stand-in by `OPENCL_DYLIB_PATH`, and its log is what is
+//! asserted on. What the stand-in does itself is tested in `phone_path/standin.rs`: the checks of
+//! properties, recordings, and that a kernel's results are spoilt where that is asked for.
 //!
 //! The model is that of `tests/llm.rs`, named by `TLITE_TEST_MODEL_DIR`.
 
@@ -35,7 +37,8 @@ use transformer_lite::error::Stage;
 use transformer_lite::graph::onnx::write::{ModelWriter, NodeSpec, Size};
 use transformer_lite::tensor::DType;
 
-/// Tokens of a whole answer; of one that only shows that the device is opened; and of one on a slow device.
+/// Tokens of a whole answer; of one that only shows that the device is opened; and of one on a slow
+/// device.
 const TOKENS: usize = 16;
 const ONE: usize = 1;
 const FEW: usize = 4;
@@ -140,7 +143,8 @@ impl Model {
         play::generate(&self.folder, config, tokens, more)
     }
 
-    /// A whole answer through the stand-in, which only passes calls on. In the arithmetic of phones.
+    /// A whole answer through the stand-in, which only passes calls on. In the arithmetic of
+    /// phones.
     fn plain(&self) -> Result<&Run, String> {
         let run = || self.run(&Config::default(), TOKENS, &play::FLOAT);
         self.plain.get_or_init(run).as_ref().map_err(Clone::clone)
@@ -157,8 +161,9 @@ impl Model {
         place.get_or_init(run).as_ref().map_err(Clone::clone)
     }
 
-    /// A run in which something failed must have ended as [`Self::agrees`] says, and soon: after the failure it took no longer than a whole
-    /// run without one, twice that on a machine that is busy, and what a failure may take.
+    /// A run in which something failed must have ended as [`Self::agrees`] says, and soon: after
+    /// the failure it took no longer than a whole run without one, twice that on a machine that is
+    /// busy, and what a failure may take.
     fn recovers(&self, run: &Run, profile: Profile, tokens: usize) -> Outcome {
         self.agrees(run, tokens)?;
         run.recovered(2 * self.phone(profile)?.took)
@@ -374,7 +379,8 @@ fn adreno_by_form() -> Config {
     }
 }
 
-/// The phone has arithmetic in halves, as the driver of this machine has or has not. All real ones have it.
+/// The phone has arithmetic in halves, as the driver of this machine has or has not. All real ones
+/// have it.
 fn halves(profile: Profile) -> Result<bool, String> {
     let report = play::run(&["devices", "--json"], &of(profile))?.report()?;
     let mut devices = report["devices"].as_array().into_iter().flatten();
@@ -384,8 +390,9 @@ fn halves(profile: Profile) -> Result<bool, String> {
         .ok_or_else(|| format!("no phone in {report}"))
 }
 
-/// Both kernel families of products with quantized weights are given images for their operand, and nothing else, decoding from recordings
-/// included; but for the form in pairs, which reads buffers, by eights. In halves this is that of all weights but the 8-bit ones of the head.
+/// Both kernel families of products with quantized weights are given images for their operand, and
+/// nothing else, decoding from recordings included; but for the form in pairs, which reads buffers,
+/// by eights. In halves this is that of all weights but the 8-bit ones of the head.
 fn all_read_images(run: &Run) -> Outcome {
     for kernel in ["matvec_e0m", "matmul_e0m"] {
         let operand = format!("clSetKernelArg kernel={kernel} index=0 ");
@@ -481,7 +488,8 @@ fn refusals(from: u64) -> Vec<Fault> {
     each.collect()
 }
 
-/// A driver that lists images and refuses them, from the first or from another one on, is worked with without them, and that is said once.
+/// A driver that lists images and refuses them, from the first or from another one on, is worked
+/// with without them, and that is said once.
 fn images_are_refused(model: &Model, from: u64) -> Outcome {
     let config = Config {
         faults: refusals(from),
@@ -534,7 +542,8 @@ fn recordings_refused() -> [(&'static str, Refused); 5] {
     ]
 }
 
-/// A driver that lists recordings and refuses one is worked with without them, and that is said once.
+/// A driver that lists recordings and refuses one is worked with without them, and that is said
+/// once.
 fn recordings_are_refused(model: &Model, refused: &Refused) -> Outcome {
     let run = model.run(
         &refusing(Profile::Adreno, refused.call, refused.nth),
@@ -665,7 +674,8 @@ fn models_of_one_name() -> Outcome {
     Ok(())
 }
 
-/// A loader that is there with a platform that finds nothing, as on a phone whose driver an app may not open.
+/// A loader that is there with a platform that finds nothing, as on a phone whose driver an app may
+/// not open.
 fn no_device(code: i32) -> Outcome {
     let dir = tempfile::tempdir().text()?;
     let model = relu(dir.path())?;
@@ -773,7 +783,8 @@ fn priority_is_chosen(model: &Model) -> Outcome {
     Ok(())
 }
 
-/// A driver that lists none gets none, and a priority that was asked for is said to have no effect, unless it is what drivers do.
+/// A driver that lists none gets none, and a priority that was asked for is said to have no effect,
+/// unless it is what drivers do.
 fn no_hints(model: &Model) -> Outcome {
     for (priority, told) in [("low", true), ("high", true), ("normal", false)] {
         let more = [&play::FLOAT[..], &["--priority", priority]].concat();
@@ -832,7 +843,8 @@ fn builds_at_last(model: &Model, profile: Profile) -> Outcome {
 /// The variant of a kernel that a decoder's norms have where local memory is fast.
 const VARIANT: &str = "norm_row";
 
-/// One start says that the variant is not used, and uses its twin; the next one knows and says so, and checks nothing.
+/// One start says that the variant is not used, and uses its twin; the next one knows and says so,
+/// and checks nothing.
 fn quarantined(model: &Model, config: &Config, variant: &str) -> Outcome {
     let dir = tempfile::tempdir().text()?;
     let cache = dir.path().join("cache").display().to_string();
@@ -985,7 +997,8 @@ fn wrong_image_form(model: &Model) -> Outcome {
 /// In the programs of `matvec_e0m` that read an image.
 const BY_IMAGE: &str = "#define IMAGE_X";
 
-/// What ran in place of a kernel that reads images is no verdict on that kernel: a later start, in which images are made, checks it.
+/// What ran in place of a kernel that reads images is no verdict on that kernel: a later start, in
+/// which images are made, checks it.
 fn refused_images_are_not_judged(model: &Model) -> Outcome {
     let dir = tempfile::tempdir().text()?;
     let cache = dir.path().join("cache").display().to_string();
@@ -1015,7 +1028,8 @@ fn refused_images_are_not_judged(model: &Model) -> Outcome {
     }
 }
 
-/// A compiler that lacks memory once says nothing of the kernel: it is used, in that start and in later ones.
+/// A compiler that lacks memory once says nothing of the kernel: it is used, in that start and in
+/// later ones.
 fn short_of_memory(model: &Model) -> Outcome {
     let dir = tempfile::tempdir().text()?;
     let cache = dir.path().join("cache").display().to_string();
@@ -1048,7 +1062,8 @@ fn short_of_memory(model: &Model) -> Outcome {
 /// `CL_OUT_OF_HOST_MEMORY`.
 const OUT_OF_HOST_MEMORY: i32 = -6;
 
-/// Programs for parts of grids are wrong: kernels run as a whole, which every start says, and only the first one has to find out.
+/// Programs for parts of grids are wrong: kernels run as a whole, which every start says, and only
+/// the first one has to find out.
 fn wrong_in_parts(model: &Model) -> Outcome {
     let dir = tempfile::tempdir().text()?;
     let cache = dir.path().join("cache").display().to_string();
@@ -1072,7 +1087,8 @@ fn wrong_in_parts(model: &Model) -> Outcome {
     Ok(())
 }
 
-/// A kernel that is cut in every run of [`cut_always`], however fast the machine is that runs the tests.
+/// A kernel that is cut in every run of [`cut_always`], however fast the machine is that runs the
+/// tests.
 const CUT: &str = "matvec_e0m";
 
 /// An Adreno on which no slice has room for all work-groups of [`CUT`].
@@ -1134,7 +1150,8 @@ fn heavy_at_first(model: &Model) -> Outcome {
     }
 }
 
-/// Programs for parts are stored as others are. Others than [`CUT`] may be cut where the machine is busy, so a further start may compile some.
+/// Programs for parts are stored as others are. Others than [`CUT`] may be cut where the machine is
+/// busy, so a further start may compile some.
 fn warm_in_slices(model: &Model) -> Outcome {
     let dir = tempfile::tempdir().text()?;
     let cache = dir.path().join("cache").display().to_string();
@@ -1189,7 +1206,8 @@ fn cases_blame_what_is_wrong() -> Outcome {
     }
 }
 
-/// A device that is lost ends the cases, and says nothing of any kernel; neither do refusals of memory.
+/// A device that is lost ends the cases, and says nothing of any kernel; neither do refusals of
+/// memory.
 fn cases_blame_no_kernel_for_the_device() -> Outcome {
     let lost = Fault {
         call: "clEnqueueNDRangeKernel".to_owned(),

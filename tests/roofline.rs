@@ -1,4 +1,5 @@
-//! `tlite devices --probe`, `tlite roofline` and `tlite profile`: what they print, write and refuse, on each device there is.
+//! `tlite devices --probe`, `tlite roofline` and `tlite profile`: what they print, write and
+//! refuse, on each device there is.
 
 mod support;
 
@@ -70,17 +71,7 @@ fn devices_are_measured_once_and_models_against_them() {
     let models = tempfile::tempdir().unwrap();
     product(models.path());
     let (_dir, decoder) = support::tiny_model("llama", Default::default());
-    let (found, missing) = support::devices();
-    for m in missing {
-        assert!(
-            !m.is_required(),
-            "REQUIRE_BACKENDS names {}: {}",
-            m.backend,
-            m.why
-        );
-        eprintln!("NOT TESTED, no device for {}: {}", m.backend, m.why);
-    }
-    for device in found {
+    for device in support::present() {
         let _turn = device.turn();
         let backend = device.kind.to_string();
         let on = device.share();
@@ -97,7 +88,8 @@ fn devices_are_measured_once_and_models_against_them() {
             "{row}"
         );
         for field in ["copy_bytes_per_s", "read_bytes_per_s", "f32_flops_per_s"] {
-            // A slow core moves and computes more than this, and no device a thousand times what today's do.
+            // A slow core moves and computes more than this, and no device a thousand times what
+            // today's do.
             assert!((1e7..1e17).contains(&number(probe, field)), "{field}: {probe}");
         }
         assert!((0.0..0.01).contains(&number(probe, "launch_s")), "{probe}");
@@ -364,7 +356,7 @@ fn wrong_questions_are_refused() {
         &["profile", small, "--html", "/no/such/folder/x.html"],
         &["--html"],
     );
-    let (found, _) = support::devices();
+    let found = support::present();
     if found.is_empty() {
         return;
     }

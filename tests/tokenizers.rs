@@ -1,7 +1,8 @@
 //! Vocabularies of GGUF files against the ids that their authors' tokenizers give.
 //!
-//! `TLITE_TEST_MODELS` names a folder with one folder for each model, as `tools/fetch_model.py` makes them; that of `vocabularies` holds
-//! these. Without the variable one ignored trial says so, which fails when `REQUIRE_BACKENDS` is set.
+//! `TLITE_TEST_MODELS` names a folder with one folder for each model, as `tools/fetch_model.py`
+//! makes them; that of `vocabularies` holds these. Without the variable one ignored trial says so,
+//! which fails when `REQUIRE_BACKENDS` is set.
 #![allow(clippy::result_large_err, reason = "the library's error, on no hot path")]
 
 mod support;
@@ -133,7 +134,8 @@ fn ids(path: &Path, name: &str, start: Option<u32>) -> Outcome {
     Ok(())
 }
 
-/// Tokens one at a time give what all give together, in whole characters, whether they come from a text or not.
+/// Tokens one at a time give what all give together, in whole characters, whether they come from a
+/// text or not.
 fn streams(path: &Path) -> Outcome {
     let tokenizer = tokenizer(path)?;
     let mut held = 0;
@@ -181,7 +183,8 @@ fn streams(path: &Path) -> Outcome {
     Ok(())
 }
 
-/// A SentencePiece vocabulary without expected ids: texts come back, and its own pieces are single tokens.
+/// A SentencePiece vocabulary without expected ids: texts come back, and its own pieces are single
+/// tokens.
 fn pieces(path: &Path) -> Outcome {
     let tokenizer = tokenizer(path)?;
     for text in ["Hello world", " 天气 很好", "naïve 🦙\n\tx  y"] {

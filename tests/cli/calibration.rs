@@ -63,7 +63,8 @@ fn methods_that_look_at_inputs_diverge_less() {
     let (rtn, mse) = (of("rtn", false), of("mse", false));
     let (gptq, awq, weighted) = (of("gptq", true), of("awq", true), of("mse", true));
     assert!(mse < rtn && gptq < 0.8 * mse, "rtn {rtn}, mse {mse}, gptq {gptq}");
-    // Random weights make no inputs that are much larger than others, so that scaling finds little; where there are, see the library's tests.
+    // Random weights make no inputs that are much larger than others, so that scaling finds little;
+    // where there are, see the library's tests.
     assert!(
         awq < 1.05 * weighted && weighted < rtn,
         "rtn {rtn}, awq {awq}, weighted {weighted}"

@@ -2,13 +2,12 @@
 
 use super::{fails, path, stderr};
 use crate::support::gguf::Traits;
-use crate::support::{LOG, assert_carries, assert_failed, carries, devices, tiny_model, tlite};
+use crate::support::{LOG, assert_carries, assert_failed, carries, present, tiny_model, tlite};
 use std::collections::BTreeSet;
 use std::path::Path;
 
 fn backends() -> Vec<String> {
-    let (found, _) = devices();
-    let kinds: BTreeSet<String> = found.iter().map(|d| d.kind.to_string()).collect();
+    let kinds: BTreeSet<String> = present().iter().map(|d| d.kind.to_string()).collect();
     kinds.into_iter().collect()
 }
 

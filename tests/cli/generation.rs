@@ -198,7 +198,8 @@ fn no_tokens_are_generated_where_none_are_asked_for() {
     assert_carries(stderr(&output), &["0"]);
 }
 
-/// `--context` is that of the model; a draft model that was made for fewer tokens guesses as far as it can.
+/// `--context` is that of the model; a draft model that was made for fewer tokens guesses as far as
+/// it can.
 #[test]
 fn a_draft_model_may_have_a_shorter_context() {
     let (_dir, model) = tiny_model("llama", Traits::default());

@@ -21,7 +21,8 @@ fn json(args: &[&str]) -> serde_json::Value {
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
-/// The figures of windows of 16 are those of the logits that the library gives for them, one by one.
+/// The figures of windows of 16 are those of the logits that the library gives for them, one by
+/// one.
 #[test]
 fn figures_are_those_of_the_logits() {
     let (dir, model) = tiny_model("llama", Traits::default());
@@ -154,7 +155,8 @@ fn texts_and_references_that_cannot_be_used() {
     }
     refused(&good, &["--context", "1000000"], 2, &["--context", "1000000"]);
     refused(&good, &["--reference", path(&at("absent"))], 2, &["absent"]);
-    // A model of another family has another tokenizer; one that is changed is told by what it makes of the text.
+    // A model of another family has another tokenizer; one that is changed is told by what it makes
+    // of the text.
     let other = at("other");
     std::fs::create_dir(&other).unwrap();
     for entry in std::fs::read_dir(&model).unwrap() {

@@ -1,4 +1,5 @@
-//! `tlite run`: what it says to sizes and options that do not fit, and how it sums outputs up. And decoders as other commands take them.
+//! `tlite run`: what it says to sizes and options that do not fit, and how it sums outputs up. And
+//! decoders as other commands take them.
 
 use super::{fails, onnx_folder, path, stderr};
 use crate::support::{assert_carries, tiny_model, tlite};

@@ -1,4 +1,5 @@
-//! Greedy answers of a real model to everyday questions: those of the host interpreter, word for word, on every device.
+//! Greedy answers of a real model to everyday questions: those of the host interpreter, word for
+//! word, on every device.
 
 use super::{Outcome, decoder, on_device};
 use crate::support::{Device, Text};
@@ -10,8 +11,8 @@ use transformer_lite::llm::{
     ChatTemplate, Generator, LanguageModel, Limits, Message, ModelFolder, Sampler, SamplerConfig, Tokenizer,
 };
 
-/// Lines `question<tab>answer`. The first [`MUST_AGREE`] are those that everybody asks; the answers are the host's, and
-/// `UPDATE_ANSWERS=1` writes them anew.
+/// Lines `question<tab>answer`. The first [`MUST_AGREE`] are those that everybody asks; the answers
+/// are the host's, and `UPDATE_ANSWERS=1` writes them anew.
 const EXPECTED: &str = include_str!("../data/answers/smollm2-135m.tsv");
 const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/answers/smollm2-135m.tsv");
 
@@ -26,7 +27,8 @@ const MAX_TOKENS: usize = 64;
 /// A text that repeats its last words, at most this many tokens, for half of an answer is a loop.
 const LONGEST_PERIOD: usize = 16;
 
-/// Compares the answers of the model in `dir` on `device`, or the first ones on the host, with the expected ones.
+/// Compares the answers of the model in `dir` on `device`, or the first ones on the host, with the
+/// expected ones.
 pub fn agree(dir: &Path, device: Option<&Device>) -> Outcome {
     let _turn = device.map(Device::turn);
     let folder = ModelFolder::open(dir).text()?;

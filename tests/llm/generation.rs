@@ -1,5 +1,5 @@
-//! What generation asks of a decoder beyond the last row of logits: rows of short runs, the most likely token, drafts, and caches
-//! that are saved and restored.
+//! What generation asks of a decoder beyond the last row of logits: rows of short runs, the most
+//! likely token, drafts, and caches that are saved and restored.
 
 use super::{AGAINST_HOST, Outcome, close, decoder, host_rows, tokens};
 use crate::support::gguf::{Traits, VOCAB};
@@ -244,7 +244,8 @@ fn drafts_change_nothing(device: Option<&Device>) -> Outcome {
     Ok(())
 }
 
-/// A cache from a file goes on bit by bit as the one that was saved; that of another model or form is refused.
+/// A cache from a file goes on bit by bit as the one that was saved; that of another model or form
+/// is refused.
 fn caches_come_back(device: Option<&Device>) -> Outcome {
     let (dir, model) = support::tiny_model("llama", Traits::default());
     let file = dir.path().join("cache.bin");
@@ -340,7 +341,8 @@ fn ties_go_to_the_first(device: &Device) -> Outcome {
                 return Err(format!("{} nodes run on the host", plan.host.len()));
             }
             let mut executor = Executor::new(Box::new(device.share()), &graph, vec![plan]).text()?;
-            // All equal; two largest in different parts; the last; small differences; only negative ones, the largest repeated.
+            // All equal; two largest in different parts; the last; small differences; only negative
+            // ones, the largest repeated.
             let logit = |row: usize, i: usize| -> f32 {
                 let spread = ((i * 7919) % 1013) as f32;
                 match row {

@@ -1,4 +1,5 @@
-//! `tlite run` checks kernels where they first run on a device: outputs stay right without those that are wrong, or the run ends.
+//! `tlite run` checks kernels where they first run on a device: outputs stay right without those
+//! that are wrong, or the run ends.
 
 use super::play::{self, Outcome, Run};
 use super::support::Text;
@@ -22,7 +23,8 @@ pub const TRIALS: [Named; 6] = [
     ("refused_images_are_not_judged", refused_images),
 ];
 
-/// A norm, of which there is a variant, a product, whose operand a phone reads through images, and a softmax.
+/// A norm, of which there is a variant, a product, whose operand a phone reads through images, and
+/// a softmax.
 fn write_model(dir: &Path) -> Result<String, String> {
     let mut model = ModelWriter::create(Stage::Convert, dir, "model.onnx", "g").text()?;
     model.opset("", 23);
@@ -124,7 +126,8 @@ fn named(run: &Run) -> Outcome {
     }
 }
 
-/// The first run names the variant, which is not used, and gives what its twin does; the next one knows, and checks nothing.
+/// The first run names the variant, which is not used, and gives what its twin does; the next one
+/// knows, and checks nothing.
 fn quarantined(config: &Config) -> Outcome {
     let place = Place::new()?;
     let first = place.run(config)?;
@@ -149,7 +152,8 @@ fn wrong_variant() -> Outcome {
     })
 }
 
-/// Where the list is damaged or gone, and nothing else is, the variant is found wrong again. The outputs stay right.
+/// Where the list is damaged or gone, and nothing else is, the variant is found wrong again. The
+/// outputs stay right.
 fn lost_list() -> Outcome {
     let config = Config {
         corrupt: Some(VARIANT.to_owned()),
@@ -199,7 +203,8 @@ fn wrong_kernel() -> Outcome {
     run.failed("Wrong", &["softmax", "\"y\""])
 }
 
-/// A kernel that reads buffers runs in the place of one that reads images: nothing is said of the one that did not run.
+/// A kernel that reads buffers runs in the place of one that reads images: nothing is said of the
+/// one that did not run.
 fn refused_images() -> Outcome {
     let place = Place::new()?;
     let refusing = Config {

@@ -48,7 +48,8 @@ fn library() -> Result<PathBuf, String> {
     }
 }
 
-/// Warnings; not which kernels take more than a slice: on a busy machine all may. And the variants of errors, beside their words.
+/// Warnings; not which kernels take more than a slice: on a busy machine all may. And the variants
+/// of errors, beside their words.
 const LOG: &str = "error,transformer_lite=warn,transformer_lite::note=off,transformer_lite::error=debug";
 
 fn tlite(args: &[&str]) -> Command {
@@ -111,7 +112,8 @@ fn uncached(mut command: Command) -> Command {
     command
 }
 
-/// As on GPUs. Devices that are CPUs take activations in bytes otherwise, and answer in other words.
+/// As on GPUs. Devices that are CPUs take activations in bytes otherwise, and answer in other
+/// words.
 pub const FLOAT: [&str; 2] = ["--act", "float"];
 
 /// Generates greedily without the stand-in, in the arithmetic of phones.
@@ -319,8 +321,8 @@ impl Run {
         serde_json::from_str(&self.output).map_err(|e| format!("{e} in {}{}", self.output, self.errors))
     }
 
-    /// Milliseconds since 1970 of the first line that says that a call was made to fail; of results that were made wrong, which forms of a
-    /// kernel are in turn, the last one.
+    /// Milliseconds since 1970 of the first line that says that a call was made to fail; of results
+    /// that were made wrong, which forms of a kernel are in turn, the last one.
     fn injected(&self) -> Option<Duration> {
         let refused = |l: &&str| l.starts_with("inject ") && l.contains(" ms=") && !l.contains(" delay=");
         let wrong = self.lines("inject wrong results ").last();
@@ -329,7 +331,8 @@ impl Run {
         Some(Duration::from_millis(ms))
     }
 
-    /// It went on after a call that was made to fail, and ended within `whole`, the time of a run without failures, and that of a failure.
+    /// It went on after a call that was made to fail, and ended within `whole`, the time of a run
+    /// without failures, and that of a failure.
     pub fn recovered(&self, whole: Duration) -> Outcome {
         let injected = self.injected().ok_or("no call was made to fail")?;
         let took = self.ended.saturating_sub(injected);
@@ -339,8 +342,8 @@ impl Run {
         Ok(())
     }
 
-    /// It ended well though calls were delayed, some of each of `calls`, and within `whole`, the time of a run without delays, that of a failure, and
-    /// the delays.
+    /// It ended well though calls were delayed, some of each of `calls`, and within `whole`, the
+    /// time of a run without delays, that of a failure, and the delays.
     pub fn endured(&self, calls: &[&str], whole: Duration) -> Outcome {
         let of = |line: &str| -> Option<u64> {
             let (_, delay) = line.split_once(" delay=")?;
@@ -366,8 +369,8 @@ impl Run {
         }
     }
 
-    /// It ended by itself, soon after the failure, with exit code 1 and one error, which is one of `variant` and carries `values`; and without
-    /// an answer.
+    /// It ended by itself, soon after the failure, with exit code 1 and one error, which is one of
+    /// `variant` and carries `values`; and without an answer.
     pub fn failed(&self, variant: &str, values: &[&str]) -> Outcome {
         self.failed_by(1, variant, values)
     }
@@ -385,7 +388,8 @@ impl Run {
         Ok(())
     }
 
-    /// It ended by itself with this exit code and one error, which is one of `variant` and carries `values`; and without an answer.
+    /// It ended by itself with this exit code and one error, which is one of `variant` and carries
+    /// `values`; and without an answer.
     pub fn refused(&self, code: i32, variant: &str, values: &[&str]) -> Outcome {
         let wrong = |what: &str| Err(self.told(what));
         if self.status.code() != Some(code) {

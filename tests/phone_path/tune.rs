@@ -1,4 +1,5 @@
-//! `tlite tune` on phones: what only some devices have is among the sets that are measured, and what is chosen is used.
+//! `tlite tune` on phones: what only some devices have is among the sets that are measured, and
+//! what is chosen is used.
 
 use super::play::{self, Outcome, Run};
 use super::support::{gguf::Traits, tiny_model};
@@ -15,7 +16,8 @@ pub const TRIALS: [Named; 3] = [
     ("refused_images_are_not_tuned", refused_images),
 ];
 
-/// As many sets as the kernel of one row and that of many have with their default cuts and a wave, or weights by an image.
+/// As many sets as the kernel of one row and that of many have with their default cuts and a wave,
+/// or weights by an image.
 const SETS: &str = "6";
 
 /// A tiny quantized decoder, and a cache.
@@ -154,7 +156,8 @@ fn fastest_wave() -> Outcome {
     Ok(())
 }
 
-/// Where the driver refuses images other kernels run than were planned: they are planned without, and then one that is wrong is found.
+/// Where the driver refuses images other kernels run than were planned: they are planned without,
+/// and then one that is wrong is found.
 fn refused_images() -> Outcome {
     let place = Place::new()?;
     let slow = Slow {

@@ -1,13 +1,14 @@
-//! Values that derivation knows as expressions and kernels read as data: ranges of the table of live values, for which nothing runs
-//! on the host and nothing is uploaded.
+//! Values that derivation knows as expressions and kernels read as data: ranges of the table of
+//! live values, for which nothing runs on the host and nothing is uploaded.
 
 use super::*;
 use transformer_lite::graph::op::range::Range;
 use transformer_lite::plan::{Padding, Place};
 use transformer_lite::shape::Symbol;
 
-/// The mask of a text encoder as exporters write it, over `x [n, 8]`: positions compared with a length that follows from the shape
-/// of `x`, in integers and as a float; a list of lengths beside each position; and with `gathers`, one that is gathered from.
+/// The mask of a text encoder as exporters write it, over `x [n, 8]`: positions compared with a
+/// length that follows from the shape of `x`, in integers and as a float; a list of lengths beside
+/// each position; and with `gathers`, one that is gathered from.
 fn masked(gathers: bool) -> Arc<Graph> {
     let mut b = Build::default();
     let x = b.input("x", DType::F32, "n 8");

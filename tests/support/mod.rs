@@ -1,13 +1,15 @@
-//! What the integration tests share: the devices of this machine, which of them must be there, and a backend that
-//! several executors use one after another.
+//! What the integration tests share: the devices of this machine, which of them must be there, and
+//! a backend that several executors use one after another.
 #![allow(dead_code, reason = "each test file uses a part")]
 
 pub mod browser;
 #[allow(clippy::result_large_err, reason = "the library's error, on no hot path")]
 pub mod gguf;
 pub mod hugging_face;
+mod not_tested;
 pub mod values;
 
+pub use not_tested::{not_tested, required};
 pub use values::{assert_carries, carries};
 
 use libtest_mimic::{Failed, Trial};
@@ -68,7 +70,8 @@ pub fn assert_usage(e: &Error, option: &str, values: &[&str]) {
     assert_carries(e.chain(), values);
 }
 
-/// A trial for each backend without a device: failed where it is required, else ignored with the reason in its name.
+/// A trial for each backend without a device: failed where it is required, else ignored with the
+/// reason in its name.
 pub fn missing_trials(missing: Vec<Missing>) -> Vec<Trial> {
     let trial = |m: Missing| {
         let required = m.is_required();
@@ -78,7 +81,8 @@ pub fn missing_trials(missing: Vec<Missing>) -> Vec<Trial> {
     missing.into_iter().map(trial).collect()
 }
 
-/// A trial in the place of those that need what is not given: failed where backends are required, else ignored.
+/// A trial in the place of those that need what is not given: failed where backends are required,
+/// else ignored.
 pub fn not_set(why: &'static str) -> Trial {
     let trial = Trial::test(format!("NOT TESTED: {why}"), move || Err(Failed::from(why)));
     trial.with_ignored_flag(required().is_empty())
@@ -91,7 +95,8 @@ pub const LOG: &str = "error,transformer_lite=warn,transformer_lite::error=debug
 pub struct Failure {
     /// For people.
     pub message: String,
-    /// The error in Rust's notation, with its variants and fields; empty where the command line could not be read.
+    /// The error in Rust's notation, with its variants and fields; empty where the command line
+    /// could not be read.
     pub error: String,
 }
 
@@ -107,7 +112,8 @@ impl Failure {
     }
 }
 
-/// Fails unless the command has ended with `code`, nothing on standard output, and an error whose message carries each of `values`.
+/// Fails unless the command has ended with `code`, nothing on standard output, and an error whose
+/// message carries each of `values`.
 #[track_caller]
 pub fn assert_failed(args: &[&str], output: &Output, code: i32, values: &[&str]) -> Failure {
     let failure = Failure::of(output);
@@ -148,15 +154,6 @@ pub fn tlite(args: &[&str]) -> Output {
 pub use transformer_lite::selftest::case::POISON;
 use transformer_lite::selftest::case::{Bench, Guards as Guard};
 
-/// Backend names in the environment variable `REQUIRE_BACKENDS`, a list with commas.
-pub fn required() -> Vec<String> {
-    let list = std::env::var("REQUIRE_BACKENDS").unwrap_or_default();
-    list.split(',')
-        .map(|s| s.trim().to_owned())
-        .filter(|s| !s.is_empty())
-        .collect()
-}
-
 /// A backend that has no device here.
 pub struct Missing {
     /// `opencl` or `wgpu`, or an unknown name in `REQUIRE_BACKENDS`.
@@ -172,7 +169,8 @@ impl Missing {
     }
 }
 
-/// All devices of all backends, and the backends that have none, those that `REQUIRE_BACKENDS` asks for included.
+/// All devices of all backends, and the backends that have none, those that `REQUIRE_BACKENDS` asks
+/// for included.
 pub fn devices() -> (Vec<Device>, Vec<Missing>) {
     let (mut found, mut missing): (Vec<Device>, Vec<Missing>) = (Vec::new(), Vec::new());
     for kind in COMPILED {
@@ -216,6 +214,17 @@ pub fn devices() -> (Vec<Device>, Vec<Missing>) {
     (found, missing)
 }
 
+/// As [`devices`], for tests without a trial for each device: what is missing is written to
+/// standard error, or fails the test where `REQUIRE_BACKENDS` names it.
+pub fn present() -> Vec<Device> {
+    let (found, missing) = devices();
+    for m in missing {
+        assert!(!m.is_required(), "REQUIRE_BACKENDS names {}: {}", m.backend, m.why);
+        not_tested(&format!("no device for backend {}: {}", m.backend, m.why));
+    }
+    found
+}
+
 /// A device opened once for all tests of a program.
 #[derive(Clone)]
 pub struct Device {
@@ -226,7 +235,8 @@ pub struct Device {
 }
 
 fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
-    // A failed test leaves nothing half done that the next one would see: each has buffers of its own.
+    // A failed test leaves nothing half done that the next one would see: each has buffers of its
+    // own.
     m.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -338,7 +348,8 @@ impl Shared {
         self
     }
 
-    /// Puts a guard zone before and after each buffer, so that every view has an offset, and poisons new buffers.
+    /// Puts a guard zone before and after each buffer, so that every view has an offset, and
+    /// poisons new buffers.
     pub fn guarded(mut self) -> (Self, Guards) {
         self.shift = self.caps.view_align.max(64);
         let guards = Guards {

@@ -1,4 +1,5 @@
-//! What tests ask of a message: the values that it must carry, never its words, so that it can be reworded.
+//! What tests ask of a message: the values that it must carry, never its words, so that it can be
+//! reworded.
 //!
 //! Values are names of files, nodes, tensors, options, commands and symbols, and numbers.
 
@@ -22,9 +23,11 @@ pub fn assert_carries(text: impl std::fmt::Display, values: &[&str]) {
     }
 }
 
-/// False for English: two words of small letters side by side. Commands, as `tlite run`, are values.
+/// False for English: two words of small letters side by side. Commands, as `tlite run` and `apt
+/// install`, are values.
 fn is_value(text: &str) -> bool {
     let small = |word: &str| word.len() > 1 && word.bytes().all(|b| b.is_ascii_lowercase());
     let words: Vec<&str> = text.split_whitespace().collect();
-    text.starts_with("tlite ") || !words.windows(2).any(|pair| pair.iter().all(|word| small(word)))
+    let command = ["tlite ", "apt "].iter().any(|c| text.starts_with(c));
+    command || !words.windows(2).any(|pair| pair.iter().all(|word| small(word)))
 }

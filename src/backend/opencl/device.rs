@@ -92,7 +92,7 @@ pub fn name_library() {
 }
 
 /// Why a library cannot be used for OpenCL; `None` if it can.
-fn unusable(name: &str) -> Option<String> {
+pub(super) fn unusable(name: &str) -> Option<String> {
     match Library::open(name) {
         Err(why) => Some(why.to_string()),
         // SAFETY: the symbol is only looked up.
