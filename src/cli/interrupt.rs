@@ -5,9 +5,12 @@ use crate::llm::Cancel;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 /// Exit code of a program that Ctrl-C ended: 128 and the number of the signal.
 pub const INTERRUPTED: u8 = 130;
+/// How long the end of the program waits until all output is written.
+const FLUSH: Duration = Duration::from_millis(500);
 /// How often an unfinished path is removed.
 const ATTEMPTS: usize = 100;
 
@@ -17,12 +20,17 @@ struct State {
     cancel: Cancel,
     scratch: Mutex<Vec<PathBuf>>,
     parting: Mutex<Option<Box<dyn FnOnce() + Send>>>,
+    hint: Mutex<Option<Box<dyn FnOnce() + Send>>>,
 }
 
 impl State {
-    /// True when this signal was one for the running generation, false when the program is to end.
+    /// True when this signal stopped a generation or was answered with a hint, false when the program is to end.
     fn signal(&self) -> bool {
-        self.generating.load(Ordering::SeqCst) && self.cancel.cancel()
+        if self.generating.load(Ordering::SeqCst) && self.cancel.cancel() {
+            return true;
+        }
+        let hint = self.hint.lock().unwrap_or_else(PoisonError::into_inner).take();
+        hint.map(|hint| hint()).is_some()
     }
 
     fn part(&self) {
@@ -59,8 +67,14 @@ impl State {
 /// which crashes those threads now and then, stays as it is.
 fn end() -> ! {
     use std::io::Write;
-    // With its stream closed there is nobody to tell.
-    let _closed = (std::io::stdout().flush(), std::io::stderr().flush());
+    // Another thread may hold a stream for as long as it waits for input.
+    let (done, waiting) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        // With its stream closed there is nobody to tell.
+        let _closed = (std::io::stdout().flush(), std::io::stderr().flush());
+        let _late = done.send(());
+    });
+    let _late = waiting.recv_timeout(FLUSH);
     #[cfg(unix)]
     {
         unsafe extern "C" {
@@ -121,6 +135,12 @@ impl Interrupt {
         Parting(&self.0)
     }
 
+    /// Until the guard is dropped the first Ctrl-C calls `hint` and only the second ends the program.
+    pub fn hinting(&self, hint: impl FnOnce() + Send + 'static) -> Hinting<'_> {
+        *self.0.hint.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(hint));
+        Hinting(&self.0)
+    }
+
     #[cfg(test)]
     pub(super) fn without_handler() -> Self {
         Self(Arc::default())
@@ -149,6 +169,15 @@ pub struct Parting<'a>(&'a State);
 impl Drop for Parting<'_> {
     fn drop(&mut self) {
         *self.0.parting.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+}
+
+/// A prompt at which Ctrl-C is answered with a hint first.
+pub struct Hinting<'a>(&'a State);
+
+impl Drop for Hinting<'_> {
+    fn drop(&mut self) {
+        *self.0.hint.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 }
 
@@ -183,6 +212,22 @@ mod tests {
             assert!(!interrupt.0.signal());
         }
         assert!(!interrupt.0.signal());
+    }
+
+    #[test]
+    fn the_first_signal_at_a_prompt_is_hinted_at() {
+        let interrupt = Interrupt::without_handler();
+        let hints = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+        for round in 1..3 {
+            let seen = hints.clone();
+            let hinting = interrupt.hinting(move || drop(seen.fetch_add(1, Ordering::SeqCst)));
+            assert!(interrupt.0.signal());
+            assert!(!interrupt.0.signal(), "the second one ends the program");
+            assert_eq!(hints.load(Ordering::SeqCst), round);
+            drop(hinting);
+            drop(interrupt.hinting(|| panic!("the prompt is over")));
+            assert!(!interrupt.0.signal());
+        }
     }
 
     #[test]

@@ -53,6 +53,17 @@ impl Conversation {
         self.slides = slides;
     }
 
+    /// Whether a full context slides.
+    pub fn slides(&self) -> bool {
+        self.slides
+    }
+
+    /// Replaces all messages. The cache keeps what they share with it.
+    pub fn restore(&mut self, messages: Vec<Message>) {
+        self.messages = messages;
+        self.said = None;
+    }
+
     /// The messages that are not forgotten, answers included.
     pub fn messages(&self) -> &[Message] {
         &self.messages
