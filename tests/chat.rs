@@ -27,10 +27,15 @@ const CTRL_D: &[u8] = b"\x04";
 const LEFT: &[u8] = b"\x1b[D";
 const UP: &[u8] = b"\x1b[A";
 const ALT_ENTER: &[u8] = b"\x1b\r";
+/// Favours the token of `A`: the first tokens are three special ones and the bytes.
+const A: &str = "68=1000";
+/// Favours that of the control character Escape.
+const ESCAPE: &str = "30=2000";
 /// Asks for the position of the cursor.
 const WHERE: &[u8] = b"\x1b[6n";
 
-/// A model that answers with the byte that `--logit-bias` favours, whose prompts are short however long messages are.
+/// A model that answers with the byte that `--logit-bias` favours, whose prompts are short however
+/// long messages are.
 fn model() -> &'static Path {
     static MODEL: OnceLock<(tempfile::TempDir, PathBuf)> = OnceLock::new();
     let (_, model) = MODEL.get_or_init(|| {
@@ -107,7 +112,7 @@ impl Chat {
         command
             .arg("chat")
             .arg(model())
-            .args(["--backend", "host", "--temp", "0", "--logit-bias", "65=1000"])
+            .args(["--backend", "host", "--temp", "0", "--logit-bias", A])
             .args(start.options)
             .current_dir(start.home)
             .env("HOME", start.home)
@@ -174,7 +179,9 @@ impl Chat {
             self.keyboard.write_all(position.as_bytes()).unwrap();
         }
         // A question may be cut.
-        let cut = (1..WHERE.len()).rev().find(|n| self.pending.ends_with(&WHERE[..*n]));
+        let cut = (1..WHERE.len())
+            .rev()
+            .find(|n| self.pending.ends_with(&WHERE[..*n]));
         let whole = self.pending.len() - cut.unwrap_or(0);
         let shown: Vec<u8> = self.pending.drain(..whole).collect();
         self.screen.process(&shown);
@@ -222,7 +229,8 @@ impl Chat {
     }
 
     fn paste(&mut self, text: &str) {
-        // Terminals send the key Enter for the end of a line. A large paste is written while output is read.
+        // Terminals send the key Enter for the end of a line. A large paste is written while output
+        // is read.
         let bytes = [b"\x1b[200~", text.replace('\n', "\r").as_bytes(), b"\x1b[201~"].concat();
         let mut keyboard = self.keyboard.try_clone().unwrap();
         let writer = std::thread::spawn(move || keyboard.write_all(&bytes).unwrap());
@@ -249,7 +257,11 @@ impl Chat {
         let start = Instant::now();
         while !path.exists() {
             self.turn();
-            assert!(start.elapsed() < PATIENCE, "{name} is not written:\n{}", self.text());
+            assert!(
+                start.elapsed() < PATIENCE,
+                "{name} is not written:\n{}",
+                self.text()
+            );
         }
         self.prompted();
         let saved: serde_json::Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
@@ -357,9 +369,9 @@ fn paste_of_any_length_is_one_message() {
     });
     let text = long_text();
     chat.paste(&text);
-    chat.wait("paste", |chat| chat.line().ends_with("long line"));
+    chat.wait("paste", |chat| chat.text().trim_end().ends_with("long line"));
     chat.press(b" end");
-    chat.wait("typed text", |chat| chat.line().ends_with(" end"));
+    chat.wait("typed text", |chat| chat.text().trim_end().ends_with(" end"));
     chat.press(b"\r");
     chat.answered();
     assert_eq!(chat.messages(), [text + " end", "AAA".to_owned()]);
@@ -447,12 +459,16 @@ fn ctrl_c_stops_an_answer_and_typed_text_is_kept() {
 fn generated_text_does_not_control_the_terminal() {
     let home = tempfile::tempdir().unwrap();
     let mut chat = Chat::ready(Start {
-        options: &["-n", "3", "--logit-bias", "27=2000"],
+        options: &["-n", "3", "--logit-bias", ESCAPE],
         ..Start::at(home.path())
     });
     chat.enter("hi");
     chat.answered();
-    assert!(chat.text().contains("\u{fffd}\u{fffd}\u{fffd}"), "{}", chat.text());
+    assert!(
+        chat.text().contains("\u{fffd}\u{fffd}\u{fffd}"),
+        "{}",
+        chat.text()
+    );
     assert_eq!(chat.messages(), ["hi", "\u{1b}\u{1b}\u{1b}"]);
     chat.press(CTRL_D);
     chat.ends_with(0);
@@ -477,7 +493,9 @@ fn narrow_terminal_and_wide_characters() {
     chat.press(b"\r");
     chat.answered();
     chat.enter("/help");
-    chat.wait("help", |chat| chat.text().contains("/exit") && chat.text().contains("Ctrl-D"));
+    chat.wait("help", |chat| {
+        chat.text().contains("/exit") && chat.text().contains("Ctrl-D")
+    });
     chat.prompted();
     for line in chat.text().lines() {
         assert!(line.chars().count() <= 40, "{line}");
@@ -506,7 +524,10 @@ fn dumb_terminal_is_read_by_lines() {
     chat.prompted();
     assert_eq!(chat.messages(), ["one\ntwo", "AAA"]);
     let formatted = String::from_utf8(chat.screen.screen().contents_formatted()).unwrap();
-    assert!(!formatted.contains("\u{1b}[2m") && !formatted.contains("\u{1b}[3"), "{formatted:?}");
+    assert!(
+        !formatted.contains("\u{1b}[2m") && !formatted.contains("\u{1b}[3"),
+        "{formatted:?}"
+    );
     chat.press(CTRL_D);
     chat.ends_with(0);
 

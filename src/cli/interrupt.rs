@@ -24,7 +24,8 @@ struct State {
 }
 
 impl State {
-    /// True when this signal stopped a generation or was answered with a hint, false when the program is to end.
+    /// True when this signal stopped a generation or was answered with a hint, false when the
+    /// program is to end.
     fn signal(&self) -> bool {
         if self.generating.load(Ordering::SeqCst) && self.cancel.cancel() {
             return true;
@@ -47,7 +48,8 @@ impl State {
             .unwrap_or_else(PoisonError::into_inner)
             .drain(..)
         {
-            // A folder can gain a file while it is being removed, as the work goes on until the program ends.
+            // A folder can gain a file while it is being removed, as the work goes on until the
+            // program ends.
             for _ in 0..ATTEMPTS {
                 // What cannot be removed cannot be reported better than by its presence.
                 let _gone = if path.is_dir() {
@@ -63,8 +65,9 @@ impl State {
     }
 }
 
-/// Ends the program at once. Work goes on in other threads, perhaps inside of a driver; so what drivers would take down at the end of a program,
-/// which crashes those threads now and then, stays as it is.
+/// Ends the program at once. Work goes on in other threads, perhaps inside of a driver; so what
+/// drivers would take down at the end of a program, which crashes those threads now and then, stays
+/// as it is.
 fn end() -> ! {
     use std::io::Write;
     // Another thread may hold a stream for as long as it waits for input.
@@ -80,7 +83,8 @@ fn end() -> ! {
         unsafe extern "C" {
             fn _exit(code: std::ffi::c_int) -> !;
         }
-        // SAFETY: POSIX: ends the process, from any thread and at any time, without a look at its memory.
+        // SAFETY: POSIX: ends the process, from any thread and at any time, without a look at its
+        // memory.
         unsafe { _exit(INTERRUPTED.into()) }
     }
     #[cfg(not(unix))]
@@ -107,15 +111,16 @@ impl Interrupt {
         Ok(Self(state))
     }
 
-    /// Until the guard is dropped the first Ctrl-C sets the guard's flag instead of ending the program.
+    /// Until the guard is dropped the first Ctrl-C sets the guard's flag instead of ending the
+    /// program.
     pub fn generating(&self) -> Generating<'_> {
         self.0.cancel.reset();
         self.0.generating.store(true, Ordering::SeqCst);
         Generating(&self.0)
     }
 
-    /// Until the guard is dropped `path`, an unfinished file or folder, is removed when Ctrl-C ends the
-    /// program. Dropping the guard removes nothing.
+    /// Until the guard is dropped `path`, an unfinished file or folder, is removed when Ctrl-C ends
+    /// the program. Dropping the guard removes nothing.
     pub fn scratch(&self, path: &Path) -> Scratch<'_> {
         self.0
             .scratch
@@ -128,14 +133,15 @@ impl Interrupt {
         }
     }
 
-    /// Until the guard is dropped `say` is called when Ctrl-C ends the program, while its work goes on: for commands whose steps take long, which show
-    /// at once what they have.
+    /// Until the guard is dropped `say` is called when Ctrl-C ends the program, while its work goes
+    /// on: for commands whose steps take long, which show at once what they have.
     pub fn parting(&self, say: impl FnOnce() + Send + 'static) -> Parting<'_> {
         *self.0.parting.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(say));
         Parting(&self.0)
     }
 
-    /// Until the guard is dropped the first Ctrl-C calls `hint` and only the second ends the program.
+    /// Until the guard is dropped the first Ctrl-C calls `hint` and only the second ends the
+    /// program.
     pub fn hinting(&self, hint: impl FnOnce() + Send + 'static) -> Hinting<'_> {
         *self.0.hint.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(hint));
         Hinting(&self.0)

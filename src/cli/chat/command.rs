@@ -7,7 +7,10 @@ use std::path::PathBuf;
 /// The commands, as `/help` lists them.
 pub const COMMANDS: [(&str, &str); 9] = [
     ("/help", "list the commands"),
-    ("/system [TEXT]", "show the system prompt, or replace it and start anew"),
+    (
+        "/system [TEXT]",
+        "show the system prompt, or replace it and start anew",
+    ),
     ("/reset", "forget the conversation (also /clear)"),
     ("/retry", "answer the last message again"),
     ("/save FILE", "save the conversation as JSON"),
@@ -126,7 +129,10 @@ fn trimmed(text: &str) -> &str {
         one if one.starts_with('/') => one,
         several => {
             let start = text.len() - several.len();
-            let line = text.get(..start).and_then(|t| t.rfind('\n')).map_or(0, |at| at + 1);
+            let line = text
+                .get(..start)
+                .and_then(|t| t.rfind('\n'))
+                .map_or(0, |at| at + 1);
             text.get(line..).unwrap_or(several)
         }
     }

@@ -15,8 +15,35 @@ pub struct Looks {
     pub colour: bool,
     /// Only what was asked for is printed, and what was not sent.
     pub quiet: bool,
-    /// Columns of the terminal; `None` outside of one.
-    pub width: Option<usize>,
+    /// How long lines may be.
+    pub width: Width,
+}
+
+/// Columns of a line.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Width {
+    /// Any number.
+    #[default]
+    Free,
+    /// Those of the terminal, whose size may change.
+    Terminal,
+    /// So many.
+    #[cfg(test)]
+    Columns(usize),
+}
+
+impl Width {
+    fn columns(self) -> Option<usize> {
+        match self {
+            Self::Free => None,
+            Self::Terminal => {
+                let (width, _) = terminal_size::terminal_size_of(std::io::stderr())?;
+                Some(usize::from(width.0)).filter(|w| *w > 0)
+            }
+            #[cfg(test)]
+            Self::Columns(columns) => Some(columns),
+        }
+    }
 }
 
 impl Looks {
@@ -27,15 +54,9 @@ impl Looks {
             interactive: input.is_terminal() && notes.is_terminal(),
             colour: AutoStream::choice(&notes) != ColorChoice::Never,
             quiet,
-            width: columns(),
+            width: Width::Terminal,
         }
     }
-}
-
-/// Columns of the terminal that standard error is.
-fn columns() -> Option<usize> {
-    let (width, _) = terminal_size::terminal_size_of(std::io::stderr())?;
-    Some(usize::from(width.0)).filter(|w| *w > 0)
 }
 
 /// Both streams.
@@ -75,13 +96,13 @@ impl Console<'_> {
         for (name, what) in rows {
             let pad = " ".repeat(names - name.width());
             let start = format!("{name}{pad}  ");
-            let text = wrapped(&printable(what), start.len(), self.looks.width);
+            let text = wrapped(&printable(what), start.len(), self.looks.width.columns());
             self.write(&format!("{}{text}\n", printable(&start)));
         }
     }
 
     fn line(&mut self, style: Style, text: &str) {
-        let text = wrapped(&printable(text), 0, self.looks.width);
+        let text = wrapped(&printable(text), 0, self.looks.width.columns());
         let style = if self.looks.colour { style } else { Style::new() };
         self.write(&format!("{style}{text}{style:#}\n"));
     }
@@ -95,8 +116,8 @@ impl Console<'_> {
     }
 }
 
-/// `text` in lines that fit `width` columns, broken between words; all but the first begin with `indent` spaces. A width that leaves
-/// next to no room is none.
+/// `text` in lines that fit `width` columns, broken between words; all but the first begin with
+/// `indent` spaces. A width that leaves next to no room is none.
 fn wrapped(text: &str, indent: usize, width: Option<usize>) -> String {
     const LEAST: usize = 8;
     let Some(room) = width.map(|w| w.saturating_sub(indent)).filter(|r| *r >= LEAST) else {
@@ -173,10 +194,7 @@ mod tests {
             ..plain
         };
         assert_eq!(printed(colour, |c| c.note("a")), "\u{1b}[2ma\u{1b}[0m\n");
-        let quiet = Looks {
-            quiet: true,
-            ..plain
-        };
+        let quiet = Looks { quiet: true, ..plain };
         assert_eq!(printed(quiet, |c| c.note("a")), "");
         assert_eq!(printed(quiet, |c| c.refuse("a")), "note: a\n");
         assert_eq!(printed(quiet, |c| c.reply("a")), "a\n");

@@ -24,7 +24,8 @@ fn lock<T>(shared: &Shared<T>) -> MutexGuard<'_, T> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The editor. While there is one, the terminal does not show what is typed during an answer, and keeps it for the next entry.
+/// The editor. While there is one, the terminal does not show what is typed during an answer, and
+/// keeps it for the next entry.
 pub struct Editor<'a> {
     /// `None` where the next entry begins on a line of its own.
     line: Option<Reedline>,
@@ -37,7 +38,8 @@ pub struct Editor<'a> {
 }
 
 impl<'a> Editor<'a> {
-    /// An editor with the entries of `history`, where new ones go too. When `interrupt` ends the program it leaves the terminal as it was.
+    /// An editor with the entries of `history`, where new ones go too. When `interrupt` ends the
+    /// program it leaves the terminal as it was.
     pub fn new(history: Option<HistoryFile>, colour: bool, interrupt: &'a Interrupt) -> Self {
         let terminal = QuietTerminal::enter();
         let parting = interrupt.parting(terminal.restorer());
@@ -78,7 +80,8 @@ impl<'a> Editor<'a> {
             .use_bracketed_paste(cfg!(not(unix)))
     }
 
-    /// The next entry. Ctrl-C clears a line that holds text. Errors of the terminal, which may not answer to an editor.
+    /// The next entry. Ctrl-C clears a line that holds text. Errors of the terminal, which may not
+    /// answer to an editor.
     pub fn read(&mut self) -> std::io::Result<Input> {
         *lock(&self.draft) = Draft::default();
         let mut line = self.line.take().unwrap_or_else(|| self.fresh());
@@ -316,7 +319,8 @@ mod tests {
         for text in ["one", "one", "\"\"\"\n/exit\n\"\"\"", "a \\\nb"] {
             *lock(&draft) = Draft::default();
             let line = text.find('\\').map(|at| &text[..=at]);
-            line.into_iter().for_each(|line| assert!(lock(&draft).goes_on(line)));
+            line.into_iter()
+                .for_each(|line| assert!(lock(&draft).goes_on(line)));
             recall.save(HistoryItem::from_command_line(text)).unwrap();
         }
         let sent = ["one", "//exit", "a \nb"];

@@ -35,7 +35,8 @@ impl HistoryFile {
         &self.0
     }
 
-    /// The entries, the newest last. Lines that are none are left out. A file of twice the capacity is shortened.
+    /// The entries, the newest last. Lines that are none are left out. A file of twice the capacity
+    /// is shortened.
     pub fn read(&self) -> std::io::Result<Vec<String>> {
         let file = match File::open(&self.0) {
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -115,7 +116,8 @@ mod tests {
         #[cfg(unix)]
         {
             use std::os::unix::fs::PermissionsExt;
-            let mode = |file: &HistoryFile| std::fs::metadata(file.path()).unwrap().permissions().mode() & 0o777;
+            let mode =
+                |file: &HistoryFile| std::fs::metadata(file.path()).unwrap().permissions().mode() & 0o777;
             assert_eq!(mode(&file), 0o600);
             std::fs::set_permissions(file.path(), PermissionsExt::from_mode(0o644)).unwrap();
             file.add("three").unwrap();
@@ -127,14 +129,21 @@ mod tests {
     fn foreign_lines_are_left_out_and_old_ones_forgotten() {
         let dir = tempfile::tempdir().unwrap();
         let file = HistoryFile::at(dir.path().join("history"));
-        std::fs::write(file.path(), b"\xff\n\"a\"\n\nplain\n{}\n\"b\\u001b[31m\\u0007c\"\n\"cut").unwrap();
+        std::fs::write(
+            file.path(),
+            b"\xff\n\"a\"\n\nplain\n{}\n\"b\\u001b[31m\\u0007c\"\n\"cut",
+        )
+        .unwrap();
         assert_eq!(file.read().unwrap(), ["a", "bc"]);
 
         let lines: String = (0..2 * CAPACITY).map(|n| format!("\"{n}\"\n")).collect();
         std::fs::write(file.path(), lines).unwrap();
         let read = file.read().unwrap();
         assert_eq!((read.len(), read[0].as_str()), (CAPACITY, "1000"));
-        assert_eq!(std::fs::read_to_string(file.path()).unwrap().lines().count(), CAPACITY);
+        assert_eq!(
+            std::fs::read_to_string(file.path()).unwrap().lines().count(),
+            CAPACITY
+        );
         assert_eq!(file.read().unwrap(), read);
         let others = std::fs::read_dir(dir.path()).unwrap().count();
         assert_eq!(others, 1, "no temporary file is left");

@@ -44,9 +44,13 @@ pub trait Source {
 pub struct Draft {
     /// Its text up to each `\` with which a line was continued.
     continued: Vec<String>,
-    /// It begins with [`QUOTES`] that were pasted: they are part of the message.
-    literal: bool,
+    /// How pasted texts that begin with [`QUOTES`] go on: at the start of a message they are a part
+    /// of it.
+    literal: Vec<String>,
 }
+
+/// Characters by which a pasted text is recognised.
+const RECOGNISED: usize = 100;
 
 /// `text` before and after the [`QUOTES`] that open it: at its start, or after `/system`.
 fn opened(text: &str) -> Option<(&str, &str)> {
@@ -63,13 +67,25 @@ fn opened(text: &str) -> Option<(&str, &str)> {
 impl Draft {
     /// Hears that `text` was pasted.
     pub fn pasted(&mut self, text: &str) {
-        self.literal |= text.trim_start().starts_with(QUOTES);
+        let text = text.trim();
+        if text.starts_with(QUOTES) {
+            self.literal.push(text.chars().take(RECOGNISED).collect());
+        }
+    }
+
+    /// As [`opened`], where that was typed.
+    fn opened<'t>(&self, text: &'t str) -> Option<(&'t str, &'t str)> {
+        let start = text.trim_start();
+        match self.literal.iter().any(|pasted| start.starts_with(pasted)) {
+            true => None,
+            false => opened(text),
+        }
     }
 
     /// True where the end of a line does not end `text`.
     pub fn goes_on(&mut self, text: &str) -> bool {
-        match opened(text) {
-            Some((_, inside)) if !self.literal => !inside.trim_end().ends_with(QUOTES),
+        match self.opened(text) {
+            Some((_, inside)) => !inside.trim_end().ends_with(QUOTES),
             _ if text.ends_with('\\') => {
                 self.continued.push(text.to_owned());
                 true
@@ -90,10 +106,7 @@ impl Draft {
                 text.remove(part.len() - 1);
             }
         }
-        if self.literal {
-            return (text, false);
-        }
-        let Some((before, inside)) = opened(&text) else {
+        let Some((before, inside)) = self.opened(&text) else {
             return (text, false);
         };
         let Some(inside) = inside.trim_end().strip_suffix(QUOTES) else {
@@ -123,7 +136,8 @@ impl<'a> Lines<'a> {
         Self { input, typed: None }
     }
 
-    /// Of a terminal that edits lines itself. Prompts go to `prompt`; Ctrl-C is answered with a hint first.
+    /// Of a terminal that edits lines itself. Prompts go to `prompt`; Ctrl-C is answered with a
+    /// hint first.
     pub fn typed(input: &'a mut dyn BufRead, prompt: &'a mut dyn Write, interrupt: &'a Interrupt) -> Self {
         Self {
             input,
@@ -224,7 +238,8 @@ impl Source for Terminal<'_> {
 mod tests {
     use super::*;
 
-    /// Types `lines`, each ended with Enter, and gives the entry with the number of lines that were used.
+    /// Types `lines`, each ended with Enter, and gives the entry with the number of lines that were
+    /// used.
     fn typed(lines: &[&str]) -> (String, bool, usize) {
         let (mut draft, mut text) = (Draft::default(), String::new());
         for (at, line) in lines.iter().enumerate() {
@@ -249,7 +264,11 @@ mod tests {
             (&["\"\"\"one line\"\"\""], "one line", true),
             (&["\"\"\"", "/exit \\", "\"\"\""], "/exit \\", true),
             (&["\"\"\"\"\"\""], "", true),
-            (&["\"\"\"", "x = \"\"\"y\"\"\" # doc", "\"\"\""], "x = \"\"\"y\"\"\" # doc", true),
+            (
+                &["\"\"\"", "x = \"\"\"y\"\"\" # doc", "\"\"\""],
+                "x = \"\"\"y\"\"\" # doc",
+                true,
+            ),
             (
                 &["/system \"\"\"", "be", "kind", "\"\"\""],
                 "/system be\nkind",
@@ -260,7 +279,10 @@ mod tests {
         ] {
             let (found, was_quoted, used) = typed(lines);
             assert_eq!((found.as_str(), was_quoted), (text, quoted), "{lines:?}");
-            assert!(used == lines.len() || lines[used..].len() == 1, "{lines:?}: {used}");
+            assert!(
+                used == lines.len() || lines[used..].len() == 1,
+                "{lines:?}: {used}"
+            );
         }
     }
 
@@ -271,6 +293,12 @@ mod tests {
         draft.pasted(paste);
         assert!(!draft.goes_on(paste));
         assert_eq!(draft.finish(paste), (paste.to_owned(), false));
+        // Not within a message that was begun by hand.
+        let typed = format!("{QUOTES}\n{paste}");
+        assert!(draft.goes_on(&typed));
+        let whole = format!("{typed}\n{QUOTES}");
+        assert!(!draft.goes_on(&whole));
+        assert_eq!(draft.finish(&whole), (paste.to_owned(), true));
         // A sign typed after a paste is one.
         let mut draft = Draft::default();
         let text = "a \\\nb \\";

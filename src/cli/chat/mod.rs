@@ -41,9 +41,9 @@ Examples:
 
 /// Chat with a model
 ///
-/// In a terminal, lines can be edited, and earlier ones recalled; a paste is one message. `/help` lists
-/// the commands of a chat. Ctrl-C stops an answer. Without a terminal, each line of standard input is a
-/// message or a command.
+/// In a terminal, lines can be edited, and earlier ones recalled; a paste is one message. `/help`
+/// lists the commands of a chat. Ctrl-C stops an answer. Without a terminal, each line of standard
+/// input is a message or a command.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
@@ -54,8 +54,8 @@ pub struct Args {
     system: Option<String>,
     /// Keep no history of what is typed
     ///
-    /// It is kept in `$TLITE_HISTORY_DIR/history`, by default in the folder `transformer-lite/chat` of the
-    /// user's cache folder.
+    /// It is kept in `$TLITE_HISTORY_DIR/history`, by default in the folder `transformer-lite/chat`
+    /// of the user's cache folder.
     #[arg(long)]
     no_history: bool,
     #[command(flatten)]
@@ -138,8 +138,8 @@ impl Talk<'_> {
                 Entry::Retry => self.retry(console)?,
                 Entry::Stats => self.stats(console),
                 Entry::System(None) => match self.system() {
-                    Some(text) => console.reply(&text),
-                    None => console.reply("There is no system prompt; /system TEXT sets one."),
+                    Some(text) if !text.is_empty() => console.reply(&text),
+                    _ => console.reply("There is no system prompt; /system TEXT sets one."),
                 },
                 Entry::System(Some(text)) => {
                     self.conversation.restore(vec![Message::system(text)]);
@@ -168,7 +168,8 @@ impl Talk<'_> {
         (first.role == "system").then(|| first.content.clone())
     }
 
-    /// Answers the last message of `messages` to the console. A note says where that cannot be done; the conversation is then what it was.
+    /// Answers the last message of `messages` to the console. A note says where that cannot be
+    /// done; the conversation is then what it was.
     fn answer(&mut self, messages: Vec<Message>, console: &mut Console<'_>) -> Result<()> {
         let generating = self.interrupt.generating();
         let reading = Reading::default();
@@ -223,7 +224,7 @@ impl Talk<'_> {
     }
 
     /// The line after an answer.
-    fn status(&mut self, outcome: &Outcome, forgotten: usize) -> String {
+    fn status(&self, outcome: &Outcome, forgotten: usize) -> String {
         let mut line = match is_verbose() {
             true => outcome.status_line(self.facts),
             false => brief(outcome, self.facts),
@@ -232,8 +233,7 @@ impl Talk<'_> {
             line += &format!(" {} forgotten", count_text(forgotten, "old message"));
         }
         if outcome.finish == Some(Finish::ContextFull) {
-            let held = self.conversation.session().context();
-            line += &format!(" The context of {held} tokens is full: /reset starts anew, --context-shift goes on.");
+            line += " /reset starts anew, --context-shift drops the oldest messages.";
         }
         line
     }
@@ -263,13 +263,22 @@ impl Talk<'_> {
         ];
         if let Some(last) = &self.last {
             let rate = |rate: Option<f64>| rate.map_or_else(String::new, |r| format!(" at {r:.1} tokens/s"));
-            let (read, written) = (rate(last.prefill_tokens_per_s()), rate(last.decode_tokens_per_s()));
-            rows.push(("prompt", format!("{}{read}", count_text(last.prompt_tokens, "token"))));
+            let (read, written) = (
+                rate(last.prefill_tokens_per_s()),
+                rate(last.decode_tokens_per_s()),
+            );
+            rows.push((
+                "prompt",
+                format!("{}{read}", count_text(last.prompt_tokens, "token")),
+            ));
             rows.push(("answer", format!("{}{written}", count_text(last.tokens, "token"))));
         }
         rows.extend(self.about.memory.clone().map(|memory| ("memory", memory)));
         let seed = self.facts.seed.map(|seed| seed.to_string());
-        rows.push(("seed", seed.unwrap_or_else(|| "none: decoding is greedy".to_owned())));
+        rows.push((
+            "seed",
+            seed.unwrap_or_else(|| "none: decoding is greedy".to_owned()),
+        ));
         if self.facts.int8 {
             rows.push(("activations", "int8".to_owned()));
         }
@@ -290,7 +299,8 @@ impl Talk<'_> {
         }
     }
 
-    /// Goes on with a saved conversation. Where that cannot be done a note says why, and nothing changes.
+    /// Goes on with a saved conversation. Where that cannot be done a note says why, and nothing
+    /// changes.
     fn load(&mut self, path: &Path, console: &mut Console<'_>) {
         match self.saved(path) {
             Err(e) => self.refuse(&e.chain(), console),
@@ -300,18 +310,24 @@ impl Talk<'_> {
                 let other = other.map_or_else(String::new, |model| format!("; saved with {model}"));
                 let tokens = count_text(tokens, "token");
                 self.conversation.restore(saved.messages);
-                console.note(&format!("{count} ({tokens}) loaded from {}{other}", path.display()));
+                console.note(&format!(
+                    "{count} ({tokens}) loaded from {}{other}",
+                    path.display()
+                ));
             }
         }
     }
 
-    /// The conversation in the file `path` and its number of tokens. Errors: no such file, one that holds none, messages that the chat
-    /// template refuses or that the context has no room for.
+    /// The conversation in the file `path` and its number of tokens. Errors: no such file, one that
+    /// holds none, messages that the chat template refuses or that the context has no room for.
     fn saved(&mut self, path: &Path) -> Result<(Saved, usize)> {
         let saved = Saved::read(path)?;
         let slides = self.conversation.slides();
         let session = self.conversation.session();
-        let tokens = session.codec().encode(&saved.messages, &self.template_values)?.len();
+        let tokens = session
+            .codec()
+            .encode(&saved.messages, &self.template_values)?
+            .len();
         let context = session.context();
         if tokens > context && !slides {
             let what = format!("{tokens} tokens are more than the context of {context}; see --context");
@@ -438,7 +454,10 @@ fn at_streams(talk: &mut Talk<'_>, looks: Looks, no_history: bool, interrupt: &I
         looks,
     };
     let About { model, place, .. } = &talk.about;
-    let seed = talk.facts.seed.map_or_else(String::new, |seed| format!(", seed {seed}"));
+    let seed = talk
+        .facts
+        .seed
+        .map_or_else(String::new, |seed| format!(", seed {seed}"));
     console.note(&format!("{model} on {place}{seed}"));
     if !looks.interactive {
         return talk.run(&mut Lines::new(&mut input), &mut console);
@@ -455,7 +474,11 @@ fn at_streams(talk: &mut Talk<'_>, looks: Looks, no_history: bool, interrupt: &I
 
 /// True where the terminal takes no control sequences.
 fn is_dumb() -> bool {
-    std::env::var_os("TERM").is_some_and(|term| term == "dumb" || term.is_empty())
+    match std::env::var_os("TERM") {
+        Some(term) => term == "dumb" || term.is_empty(),
+        // Windows has consoles without a name.
+        None => cfg!(unix),
+    }
 }
 
 #[cfg(test)]

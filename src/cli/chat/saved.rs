@@ -10,7 +10,8 @@ use std::path::Path;
 /// A larger file is not a conversation.
 const MOST_BYTES: u64 = 64 << 20;
 
-/// A conversation as `/save` writes it: `{"model": NAME, "messages": [{"role": ..., "content": ...}, ...]}`.
+/// A conversation as `/save` writes it: `{"model": NAME, "messages": [{"role": ..., "content":
+/// ...}, ...]}`.
 #[derive(Debug, PartialEq)]
 pub struct Saved {
     /// The name of the model that answered.
@@ -20,7 +21,8 @@ pub struct Saved {
 }
 
 impl Saved {
-    /// Writes the file `path` whole or not at all. A usage error where that is a file of another kind.
+    /// Writes the file `path` whole or not at all. A usage error where that is a file of another
+    /// kind.
     pub fn write(&self, path: &Path) -> Result<()> {
         if path.exists() && Self::read(path).is_err() {
             let what = "exists and is not a saved conversation; choose another name";
@@ -33,7 +35,8 @@ impl Saved {
         })
     }
 
-    /// Reads the file `path`. Usage errors: no such file, or one that holds no conversation. A list of messages alone is one too.
+    /// Reads the file `path`. Usage errors: no such file, or one that holds no conversation. A list
+    /// of messages alone is one too.
     pub fn read(path: &Path) -> Result<Self> {
         let wrong = |what: String| Error::usage(path.display().to_string(), what);
         if std::fs::metadata(path).is_ok_and(|file| file.len() > MOST_BYTES) {
@@ -53,9 +56,15 @@ impl Saved {
             }
             _ => (None, None),
         };
-        let messages = messages.ok_or_else(|| wrong("expected an object with a list \"messages\"".to_owned()))?;
+        let messages =
+            messages.ok_or_else(|| wrong("expected an object with a list \"messages\"".to_owned()))?;
         let messages = messages.into_iter().enumerate().map(|(at, value)| {
-            let wrong = || wrong(format!("message {}: expected \"role\" and \"content\", both texts", at + 1));
+            let wrong = || {
+                wrong(format!(
+                    "message {}: expected \"role\" and \"content\", both texts",
+                    at + 1
+                ))
+            };
             message(value).ok_or_else(wrong)
         });
         Ok(Self {
@@ -67,7 +76,9 @@ impl Saved {
 
 /// The message that `value` holds, with what else there is beside role and content.
 fn message(value: Value) -> Option<Message> {
-    let Value::Object(mut map) = value else { return None };
+    let Value::Object(mut map) = value else {
+        return None;
+    };
     let Some(Value::String(role)) = map.remove("role") else {
         return None;
     };

@@ -37,8 +37,9 @@ mod unix {
         pub fn apply(&self) {
             let Some(original) = &self.original else { return };
             let mut quiet = original.clone();
-            // Whole lines are limited to 4095 bytes. Ctrl-C stays a signal.
+            // Whole lines are limited to 4095 bytes. Ctrl-C stays a signal, which discards nothing.
             quiet.local_modes.remove(LocalModes::ICANON | LocalModes::ECHO);
+            quiet.local_modes.insert(LocalModes::NOFLSH);
             // The key Enter stays different from a line feed.
             quiet.input_modes.remove(InputModes::ICRNL);
             quiet.special_codes[SpecialCodeIndex::VMIN] = 1;

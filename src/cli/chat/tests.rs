@@ -1,9 +1,11 @@
+use super::console::Width;
 use super::*;
 use crate::llm::Session;
 use crate::llm::testing::{FakeModel, Lent, byte_codec};
 use std::collections::VecDeque;
 
-const TEMPLATE: &str = "{% for m in messages %}{% if m.content == 'refuse' %}{{ raise_exception('no') }}{% endif %}\
+const TEMPLATE: &str = "{% for m in messages %}\
+                        {% if m.content == 'refuse' %}{{ raise_exception('no') }}{% endif %}\
                         {{ m.role[0] }}:{{ m.content }}<end>{% endfor %}\
                         {% if add_generation_prompt %}a:{% endif %}";
 
@@ -129,7 +131,12 @@ fn shared_tokens_are_fed_once() {
     let mut model = polite(100);
     let run = piped(&mut model, b"hi\n\n  you  \r\n", None).unwrap();
     assert_eq!(run.out, "ok\nok\n");
-    assert_eq!(run.notes.lines().count(), 2, "a line after each answer: {}", run.notes);
+    assert_eq!(
+        run.notes.lines().count(),
+        2,
+        "a line after each answer: {}",
+        run.notes
+    );
     let expected = ["u:hi<end>a:", "o", "k", "<end>u:you<end>a:", "o", "k"].map(bytes);
     assert_eq!(model.calls, expected);
     assert_eq!(model.cache, bytes("u:hi<end>a:ok<end>u:you<end>a:ok"));
@@ -158,7 +165,11 @@ fn message_beyond_the_context_is_not_sent() {
 
     let mut longer = polite(20);
     let run = piped(&mut longer, b"hi\nabcdefghij\n", None).unwrap();
-    assert!(run.notes.contains("--context-shift") && run.unsent == 1, "{}", run.notes);
+    assert!(
+        run.notes.contains("--context-shift") && run.unsent == 1,
+        "{}",
+        run.notes
+    );
     assert_eq!(run.contents(), ["hi", "ok"]);
 
     let mut model = FakeModel::new(258, 10, |_| 65);
@@ -175,7 +186,12 @@ fn full_context_shifts_on_request() {
         ..Setting::default()
     };
     let mut model = polite(40);
-    let run = held(&mut model, &mut Script::new(&["one", "two", "six", "ten"]), &sliding).unwrap();
+    let run = held(
+        &mut model,
+        &mut Script::new(&["one", "two", "six", "ten"]),
+        &sliding,
+    )
+    .unwrap();
     assert_eq!(run.out, "ok\nok\nok\nok\n");
     assert_eq!(run.contents(), ["s", "two", "ok", "six", "ok", "ten", "ok"]);
     let mut model = FakeModel::new(258, 20, |cache| (cache.last().unwrap() % 26) + 65);
@@ -253,7 +269,10 @@ fn conversations_are_saved_and_loaded() {
     assert_eq!(run.unsent, 0, "{}", run.notes);
     let json: serde_json::Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
     assert_eq!(json["model"], "fake");
-    assert_eq!(json["messages"][1], serde_json::json!({"role": "user", "content": "hi"}));
+    assert_eq!(
+        json["messages"][1],
+        serde_json::json!({"role": "user", "content": "hi"})
+    );
 
     let mut fresh = polite(100);
     let run = typed(&mut fresh, &["other", &load, "yo"]);
@@ -298,7 +317,7 @@ fn stats_and_help_are_shown_on_request() {
 fn help_fits_a_narrow_terminal() {
     let narrow = Setting {
         looks: Looks {
-            width: Some(40),
+            width: Width::Columns(40),
             ..Looks::default()
         },
         ..Setting::default()
