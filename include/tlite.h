@@ -193,8 +193,9 @@ typedef struct {
    */
   const char *kernel_cache;
   /*
-   Activations in products with E0M weights of 4 and 8 bits, on a device, "auto", "float" or "int8"; NULL is "auto", which is "int8" on CPUs
-   that multiply bytes faster, else "float".
+   Activation precision of matmuls with E0M weights of 4 and 8 bits on a device: "auto", "float" or "int8".
+   NULL is "auto", which keeps the answers of the float model ("float" on every backend). "int8" is faster on
+   some CPUs, and its answers can differ.
    */
   const char *act;
   /*

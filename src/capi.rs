@@ -60,8 +60,9 @@ pub struct TliteLoadOptions {
     /// Folder where compiled kernels are kept for the next start, 4 GB of them at most. One of somebody else, or that others can write, is not
     /// used, as drivers run what is in it. NULL keeps none.
     pub kernel_cache: *const c_char,
-    /// Activations in products with E0M weights of 4 and 8 bits, on a device, "auto", "float" or "int8"; NULL is "auto", which is "int8" on CPUs
-    /// that multiply bytes faster, else "float".
+    /// Activation precision of matmuls with E0M weights of 4 and 8 bits on a device: "auto", "float" or "int8".
+    /// NULL is "auto", which keeps the answers of the float model ("float" on every backend). "int8" is faster on
+    /// some CPUs, and its answers can differ.
     pub act: *const c_char,
     /// How products of matrices read activations on an OpenCL device, "auto", "1d" or "2d" through images of one or two axes, or "off"; NULL is
     /// "auto", through images on Adreno.

@@ -107,7 +107,7 @@ def main():
                 file = os.path.join(work, f"{name}.gguf")
                 quantize_gguf(library, a.gguf, file, number)
                 bits, types = bits_of(file)
-                tlite("convert", file, "-o", made)
+                tlite("convert", file, "--float", "-o", made)
                 table.measure(name, None, bits, made, ", ".join(types))
                 shutil.rmtree(made)
                 os.remove(file)

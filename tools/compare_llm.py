@@ -1,28 +1,39 @@
 #!/usr/bin/env python3
-"""Compares how fast a model runs here and in other engines, on the same cores and lengths, in turns.
+"""Compares the speed of tlite with other engines, on the same cores and lengths, in turns.
 
-    tools/compare_llm.py GGUF [--llama-cpp DIR] [--llama-bench PATH] [--vulkan DIR] [--genai [PYTHON]] [--openvino [PYTHON]]
-                         [--backend opencl,wgpu] [--device TEXT] [--prefill 128,512] [--decode 64] [--group-size 32] [--rounds 5]
+    tools/compare_llm.py GGUF [--llama-cpp DIR] [--llama-bench PATH] [--vulkan DIR]
+                         [--genai [PYTHON]] [--openvino [PYTHON]]
+                         [--backend opencl,wgpu] [--device TEXT] [--act auto|float|int8]
+                         [--prefill 128,512] [--decode 64] [--group-size 32] [--rounds 5]
                          [--threads N] [--work DIR] [--json FILE]
 
-`tlite` runs the weights of GGUF as E0M4; of the others at least one is named:
+tlite runs the weights of GGUF as E0M4, with the activation precision of --act. Name at least one
+other engine:
 
---llama-cpp     llama.cpp on the CPU. DIR holds its libraries (libllama, libggml), as the npm package @node-llama-cpp/linux-x64 3.22.1 has them in
-                bins/linux-x64.
---llama-bench   llama.cpp by a llama-bench of your own, on the devices that it chooses; no other option is needed.
---vulkan        llama.cpp's Vulkan back end, on the first Vulkan device. DIR as above, of the package @node-llama-cpp/linux-x64-vulkan 3.22.1.
---genai         ONNX Runtime GenAI on the CPU, weights of 4 bits in groups of 32.
+--llama-cpp     llama.cpp on the CPU. DIR holds its libraries (libllama, libggml), as in the folder
+                bins/linux-x64 of the npm package @node-llama-cpp/linux-x64 3.22.1.
+--llama-bench   llama.cpp through your own llama-bench, on the devices that it chooses.
+--vulkan        llama.cpp's Vulkan backend on the first Vulkan device. DIR as above, of the package
+                @node-llama-cpp/linux-x64-vulkan 3.22.1.
+--genai         ONNX Runtime GenAI on the CPU, 4-bit weights in groups of 32.
 --openvino      OpenVINO GenAI on the CPU, arithmetic in f32.
 
-llama.cpp and OpenVINO take Q4_0, which llama.cpp makes of the same file: the libraries of --llama-cpp or --vulkan, or a llama-quantize beside llama-bench.
-Without any of these llama-bench takes GGUF itself, with the bits that it has. GenAI takes what its model builder makes of it. PYTHON has the packages listed
-below; without it a Python environment with them is made in --work, which takes PyTorch where Debian's python3-torch is not installed. An engine that was
-named and cannot be had, or cannot run the model, ends the comparison with 1 and the reason.
+llama.cpp and OpenVINO get Q4_0, which llama.cpp makes of the same file. That takes the libraries of
+--llama-cpp or --vulkan, or a llama-quantize beside llama-bench. Without any of these, llama-bench
+runs GGUF itself with the bits that it has. GenAI gets what its model builder makes of GGUF.
 
-In each round every program does every test once, after once to warm up, and another program begins: ppN feeds N tokens at once into an empty cache, tgN feeds
-N one by one. The table has the medians of tokens/s (smallest to largest), and the median of the rounds' ratios, tlite over the other: other work on the machine
-moves the first, and the last less. Files are made in --work and stay there; without it they go to a temporary folder. --threads is for the others; an OpenCL or
-Vulkan driver for CPUs takes all cores. Set TLITE to the command, else the one of the release build is taken.
+PYTHON has the packages listed below. Without it, a Python environment with them is made in --work;
+that needs PyTorch, and installs it unless Debian's python3-torch is there. If a named engine cannot
+be had or cannot run the model, the comparison ends with exit code 1 and the reason.
+
+In each round every engine runs every test once, after one warm-up, and another engine begins. ppN
+feeds N tokens at once into an empty cache; tgN feeds N tokens one by one. The table has the median
+tokens/s (smallest to largest), and the median over the rounds of tlite's speed over that of the
+other engine. Other work on the machine affects the ratios less than the speeds.
+
+Files are made in --work and stay there; without it they go to a temporary folder. --threads is for
+the other engines; OpenCL and Vulkan drivers for CPUs take all cores. The environment variable TLITE
+names the command; by default it is that of the release build.
 """
 
 import argparse
@@ -58,9 +69,9 @@ def numbers(text):
 class Tlite:
     """A folder on a backend."""
 
-    def __init__(self, folder, backend, device):
+    def __init__(self, folder, backend, device, act):
         self.name = f"tlite, {backend}"
-        self.options = [folder, "--backend", backend, *(["--device", device] if device else [])]
+        self.options = [folder, "--backend", backend, "--act", act, *(["--device", device] if device else [])]
 
     def round(self, prefill, decode):
         lengths = ["--prefill", ",".join(map(str, prefill)), "--decode", decode, "--repeat", 1, "--context", max(*prefill, decode)]
@@ -300,6 +311,7 @@ def main():
     parser.add_argument("--openvino", nargs="?", const="")
     parser.add_argument("--backend", default="opencl,wgpu")
     parser.add_argument("--device")
+    parser.add_argument("--act", choices=["auto", "float", "int8"], default="auto")
     parser.add_argument("--prefill", type=numbers, default=[128, 512])
     parser.add_argument("--decode", type=int, default=64)
     parser.add_argument("--group-size", type=int, default=32)
@@ -316,10 +328,10 @@ def main():
         plain, folder = (os.path.join(work, name) for name in ("onnx", f"e0m4-{a.group_size}"))
         if not os.path.isdir(folder):
             if not os.path.isdir(plain):
-                tlite("convert", a.gguf, "-o", plain)
+                tlite("convert", a.gguf, "--float", "-o", plain)
             tlite("quantize", plain, "-o", folder, "--format", "e0m4", "--group-size", a.group_size)
         others = started(a, work)
-        ours = [Tlite(folder, backend, a.device) for backend in a.backend.split(",")]
+        ours = [Tlite(folder, backend, a.device, a.act) for backend in a.backend.split(",")]
         rounds = [{p.name: named(p.name, p.round, a.prefill, a.decode) for p in turns([*ours, *others], n)} for n in range(a.rounds)]
     tests = [f"pp{n}" for n in a.prefill] + [f"tg{a.decode}"]
     for line in table(tests, [p.name for p in ours], [p.name for p in others], rounds):

@@ -65,7 +65,7 @@ def main():
         if not os.path.isfile(half):
             quantize_gguf(library, a.gguf, half, F16)
         if not os.path.isdir(folder):
-            tlite("convert", a.gguf, "-o", folder)
+            tlite("convert", a.gguf, "--float", "-o", folder)
         library.llama_backend_init()
         model = LlamaCpp(library, half, 512, a.threads)
         agreed = 0

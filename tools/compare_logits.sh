@@ -20,7 +20,7 @@ done
 [ ${#models[@]} -gt 0 ] || models=("$cache/smollm2-135m/onnx")
 for model in "${models[@]}"; do
   if [ ! -f "$model/model.onnx" ]; then
-    echo "compare_logits: no $model/model.onnx; run tools/demo.sh first, or name a folder that 'tlite convert' or export_llm.py wrote" >&2
+    echo "compare_logits: no $model/model.onnx; name a folder that 'tlite convert --float' or export_llm.py wrote" >&2
     exit 2
   fi
 done

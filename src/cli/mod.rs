@@ -120,16 +120,19 @@ pub fn parse() -> Result<Cli, clap::Error> {
     let parsed = command
         .try_get_matches_from_mut(std::env::args_os())
         .and_then(|matches| Cli::from_arg_matches(&matches).map_err(|e| e.format(&mut command)));
-    parsed.map_err(|mut e| {
+    parsed.map_err(plain)
+}
+
+/// `error` without tips that mislead.
+fn plain(mut error: clap::Error) -> clap::Error {
+    match error.kind() {
         // All values are listed anyway, and the most similar one is often not what was meant.
-        if matches!(e.kind(), ErrorKind::InvalidValue) {
-            e.remove(ContextKind::SuggestedValue);
-        }
-        if matches!(e.kind(), ErrorKind::UnknownArgument) {
-            e.remove(ContextKind::Suggested);
-        }
-        e
-    })
+        ErrorKind::InvalidValue => drop(error.remove(ContextKind::SuggestedValue)),
+        // How to pass a text that looks like an option.
+        ErrorKind::UnknownArgument => drop(error.remove(ContextKind::Suggested)),
+        _ => {}
+    }
+    error
 }
 
 /// Runs the command. Errors for which [`crate::error::Error::is_usage`] holds are wrong usage, others are

@@ -276,6 +276,44 @@ pub fn table(rows: &[Vec<String>], left: usize) -> String {
     out
 }
 
+/// Widest line of a table.
+pub const COLUMNS: usize = 100;
+
+/// A [`table`] of at most [`COLUMNS`] columns: texts in the column `cut` are shortened if necessary, in
+/// the middle, as their ends often tell them apart.
+pub fn fitted_table(rows: &[Vec<String>], left: usize, cut: usize) -> String {
+    let text = table(rows, left);
+    let width = text.lines().map(|l| l.chars().count()).max().unwrap_or(0);
+    let lengths = rows.iter().filter_map(|r| r.get(cut)).map(|t| t.chars().count());
+    let room = lengths
+        .max()
+        .unwrap_or(0)
+        .saturating_sub(width.saturating_sub(COLUMNS));
+    if width <= COLUMNS {
+        return text;
+    }
+    let mut rows = rows.to_vec();
+    for text in rows.iter_mut().filter_map(|r| r.get_mut(cut)) {
+        *text = shortened(text, room.max(12));
+    }
+    table(&rows, left)
+}
+
+/// `text` in at most `most` characters, with `...` in the place of its middle.
+pub fn shortened(text: &str, most: usize) -> String {
+    let all: Vec<char> = text.chars().collect();
+    if all.len() <= most {
+        return text.to_owned();
+    }
+    let kept = most.saturating_sub(3);
+    let end = all.len() - kept / 2;
+    let start = all.iter().take(kept - kept / 2);
+    start
+        .chain(&['.', '.', '.'])
+        .chain(all.iter().skip(end))
+        .collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -285,6 +323,26 @@ mod tests {
         let rows = [["a", "test", "1"], ["bcd", "x", "22"]].map(|r| r.map(str::to_owned).to_vec());
         assert_eq!(table(&rows, 2), "a    test   1\nbcd  x     22\n");
         assert_eq!(table(&[], 0), "");
+    }
+
+    #[test]
+    fn wide_tables_are_cut_in_one_column() {
+        let row = |name: &str| ["program", name, "3"].map(str::to_owned).to_vec();
+        let lines = fitted_table(&[row("short"), row(&"long".repeat(40)), row("x")], 2, 1);
+        assert!(lines.lines().all(|l| l.chars().count() <= COLUMNS), "{lines}");
+        assert!(
+            lines
+                .lines()
+                .nth(1)
+                .is_some_and(|l| l.contains("...") && l.len() == COLUMNS),
+            "{lines}"
+        );
+        let short = [row("short"), row("x")];
+        assert_eq!(fitted_table(&short, 2, 1), table(&short, 2));
+        assert_eq!(
+            (shortened("abcdefgh", 7), shortened("abc", 3)),
+            ("ab...gh".to_owned(), "abc".to_owned())
+        );
     }
 
     #[test]

@@ -31,7 +31,6 @@ pub struct RandomOptions {
         value_name = "NAME",
         conflicts_with_all = ["model", "model_option"],
         value_parser = PossibleValuesParser::new(Spec::all().map(|s| s.name)),
-        hide_possible_values = true,
         help_heading = HEADING,
         hide_short_help = true
     )]

@@ -12,7 +12,6 @@ use crate::cache::Store;
 use crate::error::{Error, Result, Stage};
 use crate::executor::WeightSource;
 use crate::graph::onnx::ImportOptions;
-use crate::graph::op::matmul_e0m::MatMulE0m;
 use crate::graph::pass::{FUSE, GREEDY, INT8_ACTIVATIONS, KV_Q8, Pipeline};
 use crate::graph::{Graph, State, onnx};
 use crate::placement::{BackendChoice, Opened, Placement};
@@ -61,22 +60,23 @@ impl FromStr for KvType {
     }
 }
 
-/// How products with E0M weights of 4 and 8 bits take their activations.
+/// Activation precision of matmuls with E0M weights of 4 and 8 bits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Activations {
-    /// In bytes on CPUs that multiply them faster, else as they are stored.
+    /// The fastest precision that keeps the answers of the float model: [`Float`](Self::Float) on every backend.
     #[default]
     Auto,
-    /// As they are stored.
+    /// The precision in which activations are stored.
     Float,
-    /// In bytes, quantized at run time ("W4A8").
+    /// 8 bits, quantized at run time ("W4A8"). Faster on CPUs with byte dot products; answers can differ from the
+    /// float model's.
     Int8,
 }
 
 impl Activations {
-    /// Adds to the passes of a device what these activations need.
-    pub fn store(self, pipeline: &mut Pipeline, caps: &Caps) {
-        if self == Self::Int8 || self == Self::Auto && MatMulE0m::bytes_are_faster(caps) {
+    /// Adds the pass that this precision needs.
+    pub fn store(self, pipeline: &mut Pipeline) {
+        if self == Self::Int8 {
             pipeline.insert_before(FUSE.name, INT8_ACTIVATIONS);
         }
     }
@@ -384,7 +384,7 @@ impl Loaded {
         store: Option<&'s Store>,
     ) -> Result<Tuner<'s>> {
         options.check()?;
-        let lacks = "the host has nothing to tune; a device is needed";
+        let lacks = "tune needs a device; the host interpreter has no kernel settings";
         let backend = options.place.open_device(lacks)?;
         let mut unsaid = Vec::new();
         let weights = options.import();
@@ -588,7 +588,7 @@ fn prepared(
     let context = folder.context(options.context)?;
     let mut pipeline = Pipeline::standard().on(caps);
     options.kv.store(&mut pipeline);
-    options.act.store(&mut pipeline, caps);
+    options.act.store(&mut pipeline);
     if options.greedy && purpose == Purpose::Generation {
         pipeline.passes.push(GREEDY);
     }

@@ -262,8 +262,8 @@ impl Pipeline {
     #[must_use]
     pub fn on(mut self, caps: &Caps) -> Self {
         self.passes.push(ROTARY_APPEND);
-        // Each work-group normalises the row for itself, and takes registers for two weights: phones' GPUs have too few of cores and registers
-        // (docs/phone_kernels.md).
+        // Each work-group normalizes the row itself and needs registers for two weights: GPUs of
+        // phones have too few cores and registers for that (docs/benchmarks/phone-kernels.md).
         if caps.explicit_vectors() || caps.fast_local || caps.lane_broadcast() {
             self.passes.extend([GATED_PRODUCT, NORMED_PRODUCT]);
         }

@@ -53,14 +53,6 @@ pub(super) static PRODUCT: Kernel = crate::kernel!(matmul_e0m_int8 {
 } [x: In Words, factors: In Words, codes: Weight Words4, scales: Weight Words4, y: Part Elem])
 .with_forms(FORMS);
 
-impl MatMulE0m {
-    /// The device multiplies bytes faster than floats: a CPU with the instructions of `X86_BYTES`, where no form for these is quarantined.
-    pub fn bytes_are_faster(caps: &Caps) -> bool {
-        let takes = |kernel| caps.takes_form(kernel, "X86_BYTES");
-        takes(&VECTOR) && takes(&PRODUCT)
-    }
-}
-
 /// `data`, rows of `k` activations, as their bytes in blocks of `block` stand for them.
 pub(super) fn rounded(data: &[f32], k: usize, block: usize) -> Vec<f32> {
     let blocks = data.chunks(k.max(1)).flat_map(|row| row.chunks(block.max(1)));
@@ -352,7 +344,6 @@ const _: () = assert!(PAD.is_multiple_of(16), "vectors of columns are whole");
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::kernel::form_name;
 
     #[test]
     fn columns_that_are_shared_are_one_panel() {
@@ -371,20 +362,5 @@ mod tests {
         };
         assert!(cut([1, 1, 4]) > 1);
         assert_eq!([cut([8, 4, 4]), cut([64, 8, 0]), cut([1, 1, 0])], [1; 3]);
-    }
-
-    #[test]
-    fn bytes_are_faster_where_both_kernels_have_their_form() {
-        let caps = Caps {
-            packed_dot: PackedDot::X86,
-            ..Caps::neutral()
-        };
-        assert!(MatMulE0m::bytes_are_faster(&caps) && !MatMulE0m::bytes_are_faster(&Caps::neutral()));
-        for kernel in [&VECTOR, &PRODUCT] {
-            let less = caps
-                .clone()
-                .without(kernel, &form_name(kernel, "X86_BYTES"), "wrong");
-            assert!(!MatMulE0m::bytes_are_faster(&less), "{}", kernel.name);
-        }
     }
 }
