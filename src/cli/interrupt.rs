@@ -226,7 +226,9 @@ mod tests {
         let hints = Arc::new(std::sync::atomic::AtomicUsize::new(0));
         for round in 1..3 {
             let seen = hints.clone();
-            let hinting = interrupt.hinting(move || drop(seen.fetch_add(1, Ordering::SeqCst)));
+            let hinting = interrupt.hinting(move || {
+                seen.fetch_add(1, Ordering::SeqCst);
+            });
             assert!(interrupt.0.signal());
             assert!(!interrupt.0.signal(), "the second one ends the program");
             assert_eq!(hints.load(Ordering::SeqCst), round);

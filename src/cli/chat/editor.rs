@@ -63,6 +63,9 @@ impl<'a> Editor<'a> {
             ReedlineEvent::UntilFound(vec![ReedlineEvent::Multiple(vec![end]), ReedlineEvent::Esc])
         };
         keys.add_binding(KeyModifiers::CONTROL, KeyCode::Char('c'), end_with(INTERRUPT));
+        // Of a paste that its terminal does not mark.
+        let tab = ReedlineEvent::Edit(vec![EditCommand::InsertChar('\t')]);
+        keys.add_binding(KeyModifiers::NONE, KeyCode::Tab, tab);
         if cfg!(unix) {
             keys.add_binding(KeyModifiers::CONTROL, KeyCode::Char('z'), end_with(SUSPEND));
         }
