@@ -193,7 +193,7 @@ fn full_context_shifts_on_request() {
     )
     .unwrap();
     assert_eq!(run.out, "ok\nok\nok\nok\n");
-    assert_eq!(run.contents(), ["s", "two", "ok", "six", "ok", "ten", "ok"]);
+    assert_eq!(run.contents(), ["s", "six", "ok", "ten", "ok"]);
     let mut model = FakeModel::new(258, 20, |cache| (cache.last().unwrap() % 26) + 65);
     let run = held(&mut model, &mut Script::new(&["hi there"]), &sliding).unwrap();
     assert_eq!((run.out.len(), run.unsent), (9, 0));
@@ -281,7 +281,7 @@ fn conversations_are_saved_and_loaded() {
     assert_eq!(fresh.cache, last);
 
     // What cannot be loaded changes nothing.
-    let mut small = polite(20);
+    let mut small = polite(14);
     let run = typed(&mut small, &["hi", &load, "/load absent", "/save /"]);
     assert_eq!((run.unsent, run.contents()), (3, vec!["hi", "ok"]));
     std::fs::write(&file, r#"[{"role": "user", "content": "refuse"}]"#).unwrap();
@@ -304,7 +304,7 @@ fn stats_and_help_are_shown_on_request() {
     let run = held(&mut model, &mut Script::new(&["hi"]), &quiet).unwrap();
     assert_eq!((run.out.as_str(), run.notes.as_str()), ("ok\n", ""));
     let run = held(&mut model, &mut Script::new(&["hi", "/stats", "/help"]), &quiet).unwrap();
-    for word in ["fake", "nowhere", "1 kB", "13 of 100 tokens"] {
+    for word in ["fake", "nowhere", "1 kB", "9 of 100 tokens"] {
         assert!(run.notes.contains(word), "{word}: {}", run.notes);
     }
     for (name, _) in COMMANDS {
