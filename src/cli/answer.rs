@@ -114,14 +114,7 @@ impl AnswerOptions {
             Some(_) => Grammar::lark(&text, tokenizer, eos),
             None => Grammar::json_schema(&text, tokenizer, eos),
         };
-        let grammar = grammar.map_err(|e| {
-            let hint = match self.grammar.is_some() && text.contains("::=") {
-                true => " (this looks like GBNF; expected a Lark grammar)",
-                false => "",
-            };
-            let what = format!("{}{hint}: {}", path.display(), e.lines().join(":\n"));
-            Error::usage(option, what)
-        })?;
+        let grammar = grammar.map_err(|e| Error::usage(option, format!("{}: {}", path.display(), e.chain())))?;
         Ok(sampler.constrained(Box::new(grammar)))
     }
 

@@ -1,7 +1,7 @@
 //! `tlite bench`.
 
 use super::interrupt::Interrupt;
-use super::load::{load_model, model_folder, print_notes};
+use super::load::{load_model, print_notes};
 use super::options::{ExecOptions, Verbosity, check_fits, from_one, from_zero};
 use super::output::{bar, note, put, put_json, table};
 use super::random::RandomOptions;
@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::llm::load::{LoadOptions, Loaded, PlaceName, Purpose, Used};
 use crate::llm::metrics::rate;
 use crate::llm::sampler::SplitMix64;
-use crate::llm::{Cancel, LanguageModel};
+use crate::llm::{Cancel, LanguageModel, ModelFolder};
 use crate::probe::{Probe, store};
 use crate::roofline::Work;
 use schemars::JsonSchema;
@@ -446,8 +446,8 @@ fn text(name: &str, place: &PlaceName, used: &Used, lines: &[Line]) -> String {
 /// Runs the command.
 pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     args.verbosity.apply(args.json);
-    let source = args.model.source()?;
-    let folder = model_folder("MODEL", source.path(), &[])?;
+    let source = args.model.source(interrupt)?;
+    let folder = ModelFolder::holding("MODEL", source.path(), &[])?;
     let options = LoadOptions {
         weights: source.weights,
         ..args.exec.load_options()

@@ -210,7 +210,7 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     args.verbosity.apply(args.json);
     let mut notes = std::io::stderr();
     let (model, prompt) = args.given()?;
-    let folder = model_folder("MODEL", model, &["tokenizer.json"])?;
+    let folder = model_folder("MODEL", model, &["tokenizer.json"], interrupt)?;
     args.answers.check()?;
     let values = args.template.values()?;
     let codec = Arc::new(Codec::load(folder.clone())?);

@@ -1,5 +1,6 @@
 //! Loading of models and devices, with progress and notes on standard error.
 
+use super::interrupt::Interrupt;
 use super::options::{DeviceOptions, ExecOptions};
 use super::output::{self, detail, note, warning};
 use crate::backend::{Backend, Caps};
@@ -11,7 +12,7 @@ use crate::placement::{BackendChoice, Opened};
 use crate::units::count_text;
 use std::fmt;
 use std::io::IsTerminal;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -26,10 +27,20 @@ pub struct LoadedModel {
     pub all: Loaded,
 }
 
+/// The folder with `model.onnx` that MODEL stands for, or the ONNX file.
+pub fn model_path(given: &Path, _interrupt: &Interrupt) -> Result<PathBuf> {
+    Ok(given.to_owned())
+}
+
 /// The folder of the language model that `option` names as `given`, with the files `needed`. Errors are
-/// those of [`ModelFolder::holding`].
-pub fn model_folder(option: &str, given: &Path, needed: &[&str]) -> Result<ModelFolder> {
-    ModelFolder::holding(option, given, needed)
+/// those of [`model_path`] and [`ModelFolder::holding`].
+pub fn model_folder(
+    option: &str,
+    given: &Path,
+    needed: &[&str],
+    interrupt: &Interrupt,
+) -> Result<ModelFolder> {
+    ModelFolder::holding(option, &model_path(given, interrupt)?, needed)
 }
 
 /// Opens the device that `options` name; `None` is the host. A note says so if `auto` chose it.
@@ -87,7 +98,7 @@ pub fn print_loaded(notes: &[String], place: &PlaceName, time: LoadTime) {
 pub struct LoadTime {
     /// From the start until the model was ready.
     pub all: Duration,
-    /// The part of it in which new kernels were compiled and checked.
+    /// The part of it in which new kernels were compiled.
     pub compiling: Duration,
 }
 
@@ -114,7 +125,7 @@ impl fmt::Display for LoadTime {
         write!(f, "loaded in {loading:.1} s")?;
         if !self.compiling.is_zero() {
             let compiling = self.compiling.as_secs_f64();
-            write!(f, ", kernels compiled and checked in {compiling:.1} s")?;
+            write!(f, ", plus {compiling:.1} s to compile kernels")?;
         }
         Ok(())
     }

@@ -242,10 +242,10 @@ pub(super) fn window(folders: &[&ModelFolder], asked: Option<usize>) -> Result<u
 pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     args.verbosity.apply(args.json);
     let text = read_text("--text", &args.text)?;
-    let folder = model_folder("MODEL", args.model.given()?, &["tokenizer.json"])?;
+    let folder = model_folder("MODEL", args.model.given()?, &["tokenizer.json"], interrupt)?;
     let other = args.reference.as_deref();
     let other = other
-        .map(|path| model_folder("--reference", path, &["tokenizer.json", "model.onnx"]))
+        .map(|path| model_folder("--reference", path, &["tokenizer.json", "model.onnx"], interrupt))
         .transpose()?;
     let tokens = encode(&Tokenizer::load(folder.dir())?, &text)?;
     if let Some(other) = &other {

@@ -2,6 +2,7 @@
 
 mod page;
 
+use super::interrupt::Interrupt;
 use super::load;
 use super::options::{ExecOptions, Verbosity, check_writable, from_one};
 use super::output::{fitted_table, note, put, put_json};
@@ -14,9 +15,9 @@ use crate::executor::Timing;
 use crate::files::write_whole;
 use crate::graph::onnx;
 use crate::inspect::{self, model_file};
-use crate::llm::LanguageModel;
 use crate::llm::engine::DeviceModel;
 use crate::llm::load::{LoadOptions, Loaded, Purpose};
+use crate::llm::{LanguageModel, ModelFolder};
 use crate::plan::NodeCost;
 use crate::roofline::Peaks;
 use crate::roofline::measured::{Measured, Profile, trace};
@@ -151,7 +152,7 @@ fn decoder(args: &Args, source: &Source, peaks: &Peaks) -> Result<Vec<Profile>> 
     }
     let usual = |n: Option<NonZeroUsize>| n.map_or(128, NonZeroUsize::get);
     let (mut prefill, mut past) = (usual(args.prefill), usual(args.past));
-    let folder = load::model_folder("MODEL", source.path(), &[])?;
+    let folder = ModelFolder::holding("MODEL", source.path(), &[])?;
     let loaded = load::load(
         &folder,
         &LoadOptions {
@@ -339,14 +340,14 @@ fn write(file: &Path, bytes: &[u8]) -> Result<()> {
 }
 
 /// Runs the command.
-pub fn run(args: &Args) -> Result<()> {
+pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     args.verbosity.apply(args.json);
     for (option, file) in [("--trace", &args.trace), ("--html", &args.html)] {
         if let Some(file) = file {
             check_writable(option, file)?;
         }
     }
-    let source = args.model.source()?;
+    let source = args.model.source(interrupt)?;
     let decodes = inspect::is_decoder(source.path())?;
     let (caps, probe) = device(&args.exec)?;
     check_times(&caps)?;

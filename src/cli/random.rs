@@ -1,5 +1,7 @@
 //! Models that are made up: the graph of a known model at its true size, with random weights.
 
+use super::interrupt::Interrupt;
+use super::load::model_path;
 use super::options::{MODEL, MODEL_LONG, MODEL_OPTION, from_one, from_zero};
 use super::quantize::group_size;
 use crate::decoders::{Form, Spec, write};
@@ -98,15 +100,15 @@ impl RandomOptions {
         }
     }
 
-    /// The model. Usage errors: none is given, more layers than the model has.
-    pub fn source(&self) -> Result<Source> {
+    /// The model. Usage errors: none is given, more layers than the model has. Errors of [`model_path`].
+    pub fn source(&self, interrupt: &Interrupt) -> Result<Source> {
         let given = self.option.as_ref().or(self.model.as_ref());
         let (mut spec, folder) = match (self.random.as_deref().and_then(Spec::find), given) {
             (Some(spec), _) => (spec, tempfile::tempdir()),
             (None, Some(path)) => {
                 self.check_alone()?;
                 return Ok(Source {
-                    path: path.to_owned(),
+                    path: model_path(path, interrupt)?,
                     weights: WeightSource::Files,
                     _folder: None,
                 });

@@ -1,12 +1,13 @@
 //! `tlite roofline`.
 
-use super::load::model_folder;
+use super::interrupt::Interrupt;
 use super::options::{ExecOptions, Verbosity, check_fits, from_one, from_zero};
 use super::output::{fitted_table, note, put, put_json};
 use super::random::RandomOptions;
 use crate::backend::{Backend, Caps};
 use crate::error::{Error, Result};
 use crate::inspect::{self, Request, parse_bind};
+use crate::llm::ModelFolder;
 use crate::llm::engine::PADDING;
 use crate::llm::load::PlannedDecoder;
 use crate::probe::{Probe, store};
@@ -135,7 +136,7 @@ fn decoder(args: &Args, model: &Path, backend: &mut dyn Backend, peaks: &Peaks) 
             "is for other models; a language model takes --prefill and --depth",
         ));
     }
-    let folder = model_folder("MODEL", model, &[])?;
+    let folder = ModelFolder::holding("MODEL", model, &[])?;
     let planned = PlannedDecoder::new(&folder, &args.exec.load_options(), backend.caps())?;
     let context = planned.context();
     let mut of = |name: String, tokens: usize, past: usize| -> Result<Work> {
@@ -293,9 +294,9 @@ fn text(report: &Report<'_>, nodes: bool) -> String {
 }
 
 /// Runs the command.
-pub fn run(args: &Args) -> Result<()> {
+pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     args.verbosity.apply(args.json);
-    let source = args.model.source()?;
+    let source = args.model.source(interrupt)?;
     let model = source.path();
     let decodes = inspect::is_decoder(model)?;
     let (mut backend, probe) = measured(&args.exec)?;

@@ -128,7 +128,7 @@ fn text(rows: &[TuningRow]) -> String {
 pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     args.verbosity.apply(args.json);
     let start = Instant::now();
-    let folder = model_folder("MODEL", args.model.given()?, &[])?;
+    let folder = model_folder("MODEL", args.model.given()?, &[], interrupt)?;
     let options = args.exec.load_options();
     let store = options.place.options.cache.clone();
     let mut notes = std::io::stderr();
