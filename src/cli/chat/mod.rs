@@ -366,7 +366,7 @@ fn help(console: &mut Console<'_>) {
 pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     args.verbosity.apply(false);
     let given = args.model.given()?;
-    let folder = model_folder("MODEL", given, &["tokenizer.json"])?;
+    let folder = model_folder("MODEL", given, &["tokenizer.json"], interrupt)?;
     args.answers.check()?;
     let template_values = args.template.values()?;
     let codec = Arc::new(Codec::load(folder.clone())?);
