@@ -55,6 +55,8 @@ struct Start<'a> {
     columns: u16,
     term: &'a str,
     no_color: Option<&'a str>,
+    /// It tells where the cursor is.
+    answers: bool,
     /// Answers of three tokens unless told otherwise.
     options: &'a [&'a str],
     /// Holds the history, and what is saved.
@@ -69,6 +71,7 @@ impl<'a> Start<'a> {
             columns: 80,
             term: "xterm-256color",
             no_color: None,
+            answers: true,
             options: &["-n", "3"],
             home,
             stdout: None,
@@ -86,6 +89,7 @@ struct Chat {
     /// Not yet shown, as it may be a part of a question.
     pending: Vec<u8>,
     screen: vt100::Parser,
+    answers: bool,
     /// All that was shown.
     shown: Vec<u8>,
     home: PathBuf,
@@ -156,6 +160,7 @@ impl Chat {
             output,
             pending: Vec::new(),
             screen: vt100::Parser::new(start.rows, start.columns, 10_000),
+            answers: start.answers,
             shown: Vec::new(),
             home: start.home.to_owned(),
             saves: 0,
@@ -180,9 +185,11 @@ impl Chat {
         while let Some(at) = self.pending.windows(WHERE.len()).position(|w| w == WHERE) {
             let shown: Vec<u8> = self.pending.drain(..at + WHERE.len()).collect();
             self.show(&shown[..at]);
-            let (row, column) = self.screen.screen().cursor_position();
-            let position = format!("\x1b[{};{}R", row + 1, column + 1);
-            self.keyboard.write_all(position.as_bytes()).unwrap();
+            if self.answers {
+                let (row, column) = self.screen.screen().cursor_position();
+                let position = format!("\x1b[{};{}R", row + 1, column + 1);
+                self.keyboard.write_all(position.as_bytes()).unwrap();
+            }
         }
         // A question may be cut.
         let cut = (1..WHERE.len())
@@ -366,7 +373,10 @@ fn long_text() -> String {
     let line = |n: usize| format!("{n}: {}\n", "日本 emoji 🎉\tx \\".repeat(n % 5));
     let mut text: String = (0..).map(line).take(300).collect();
     text += &"one long line ".repeat(100);
-    assert!(text.chars().count() > 6000);
+    assert!(
+        text.chars().count() > 6000,
+        "more than a line of a terminal holds"
+    );
     text.trim_end().to_owned()
 }
 
@@ -564,6 +574,22 @@ fn no_color_is_respected() {
         let found = sequences.map(|sequence| shown.contains(sequence));
         assert_eq!(found, [coloured; 3], "{shown:?}");
     }
+}
+
+#[test]
+fn terminal_without_answers_is_read_by_lines() {
+    let home = tempfile::tempdir().unwrap();
+    let mut chat = Chat::start(Start {
+        answers: false,
+        ..Start::at(home.path())
+    });
+    chat.prompted();
+    chat.wait("line mode", Chat::is_sane);
+    chat.enter("hi");
+    chat.answered();
+    assert_eq!(chat.messages(), ["hi", "AAA"]);
+    chat.press(CTRL_D);
+    chat.ends_with(0);
 }
 
 #[test]

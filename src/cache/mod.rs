@@ -446,8 +446,8 @@ impl Store {
     }
 }
 
-/// The folder that the environment variable `variable` names, else `transformer-lite/name` where the
-/// system keeps a user's caches. `None` where the environment names neither.
+/// The folder that the environment variable `variable` names, else `transformer-lite/name` where
+/// the system keeps a user's caches. `None` where the environment names neither.
 pub fn named_folder(variable: &str, name: &str) -> Option<PathBuf> {
     let value = |name| std::env::var_os(name).map(PathBuf::from);
     // The XDG specification says to ignore relative paths.
