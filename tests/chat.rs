@@ -295,9 +295,6 @@ impl Chat {
         loop {
             self.turn();
             if let Some(status) = self.child.try_wait().unwrap() {
-                while let Ok(bytes) = self.output.try_recv() {
-                    self.show(&bytes);
-                }
                 return status;
             }
             assert!(start.elapsed() < PATIENCE, "no end:\n{}", self.text());
@@ -309,7 +306,10 @@ impl Chat {
         let status = self.ended();
         assert_eq!(status.code(), Some(code), "{}", self.text());
         assert!(self.is_sane(), "the terminal is left as it was");
-        assert!(!self.screen.screen().bracketed_paste(), "so are its pastes");
+        // What was written last may still be on its way.
+        self.wait("end of marked pastes", |chat| {
+            !chat.screen.screen().bracketed_paste()
+        });
     }
 
     /// True where the terminal shows and edits lines itself.
