@@ -1,7 +1,7 @@
 use super::*;
 
 /// Commands whose help follows these rules later.
-const PENDING: [&str; 6] = ["chat", "run", "convert", "quantize", "dequantize", "inspect"];
+const PENDING: [&str; 5] = ["run", "convert", "quantize", "dequantize", "inspect"];
 
 /// The commands with their names as typed, subcommands included, built for 80 columns.
 fn commands() -> Vec<(String, clap::Command)> {
