@@ -75,8 +75,9 @@ fn main() -> ExitCode {
     }
 }
 
-/// The error and its causes on standard error.
+/// The error and its causes on standard error. `RUST_LOG=transformer_lite::error=debug` shows its variants and fields too.
 fn report(error: &Error) {
+    log::debug!(target: "transformer_lite::error", "{error:?}");
     let text = format!("error: {}\n", error.lines().join("\n  caused by: "));
     let text = cli::printable(&text);
     // With standard error closed, the exit code has to do.

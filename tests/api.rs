@@ -12,6 +12,7 @@ use std::process::ExitCode;
 use support::gguf::{HIDDEN, Traits, VOCAB};
 use support::{Device, Text};
 use transformer_lite::backend::{Backend as _, OpenOptions};
+use transformer_lite::error::Error;
 use transformer_lite::gguf::Value;
 use transformer_lite::graph::pass::{GREEDY, Pipeline};
 use transformer_lite::llm::engine::{Decoder, DeviceDecoder, Lengths, Logits};
@@ -294,70 +295,79 @@ fn in_threads(place: BackendChoice) -> Outcome {
 fn refused() -> Outcome {
     let (_dir, folder) = speaking_model();
     let host = || options(BackendChoice::Host);
-    let refused = |path: &Path, options: &LoadOptions, words: &str| match Model::load(path, options) {
-        Ok(_) => Err(format!("loaded, expected an error with {words:?}")),
-        Err(e) if e.is_usage() && e.to_string().contains(words) => Ok(()),
-        Err(e) => Err(format!(
-            "expected a usage error with {words:?}, found {}",
-            e.chain()
-        )),
+    let refused = |path: &Path, options: &LoadOptions, option: &str, values: &[&str]| {
+        let Err(e) = Model::load(path, options) else {
+            return Err(format!("loaded, expected an error of {option:?}"));
+        };
+        match &e {
+            Error::Usage { name, .. } if name == option => support::refusal(&e, e.kind(), values),
+            _ => Err(format!(
+                "expected a usage error of {option:?}, found {}",
+                e.chain()
+            )),
+        }
     };
-    refused(Path::new("no/such/folder"), &host(), "no/such/folder")?;
-    refused(&folder.join("model.onnx"), &host(), "is a file")?;
+    refused(
+        Path::new("no/such/folder"),
+        &host(),
+        "folder",
+        &["no/such/folder"],
+    )?;
+    refused(&folder.join("model.onnx"), &host(), "folder", &["model.onnx"])?;
     let base = host();
     let changed = [
         (
-            "context: ",
+            ("context", "0"),
             LoadOptions {
                 context: Some(0),
                 ..base.clone()
             },
         ),
         (
-            "made for at most 64",
+            ("context", "64"),
             LoadOptions {
                 context: Some(65),
                 ..base.clone()
             },
         ),
         (
-            "padding: ",
+            ("padding", "31"),
             LoadOptions {
                 padding: 31,
                 ..base.clone()
             },
         ),
         (
-            "drafts: ",
+            ("drafts", "65"),
             LoadOptions {
                 drafts: 65,
                 ..base.clone()
             },
         ),
         (
-            "kv: ",
+            ("kv", "q8"),
             LoadOptions {
                 kv: KvType::Q8,
                 ..base.clone()
             },
         ),
         (
-            "float: ",
+            ("float", "f16"),
             LoadOptions {
                 float: Some(DType::F16),
                 ..base.clone()
             },
         ),
     ];
-    for (words, options) in changed {
-        refused(&folder, &options, words)?;
+    for ((option, value), options) in changed {
+        refused(&folder, &options, option, &[value])?;
     }
     let mut options = base;
     options.place.options.device = Some("x".to_owned());
-    refused(&folder, &options, "device: ")?;
+    refused(&folder, &options, "device", &["x"])?;
     let empty = tempfile::tempdir().map_err(|e| e.to_string())?;
-    refused(empty.path(), &host(), "has no tokenizer.json")?;
+    refused(empty.path(), &host(), "folder", &["tokenizer.json"])?;
     std::fs::copy(folder.join("tokenizer.json"), empty.path().join("tokenizer.json"))
         .map_err(|e| e.to_string())?;
-    refused(empty.path(), &host(), "there is no file")
+    refused(empty.path(), &host(), "folder", &["model.onnx"])
 }

@@ -20,16 +20,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use support::gguf::{Traits, VOCAB};
 use support::{Device, Text};
-use transformer_lite::backend::Backend as _;
 #[cfg(feature = "opencl")]
 use transformer_lite::backend::BackendKind;
 use transformer_lite::backend::DeviceKind;
+use transformer_lite::backend::{Backend as _, OpenOptions};
 use transformer_lite::graph::pass::{Pipeline, ROTARY_APPEND};
 use transformer_lite::llm::engine::{Decoder, DeviceModel, HostModel, Lengths, Logits};
 use transformer_lite::llm::template::Values;
 use transformer_lite::llm::{
-    Activations, Generator, KvType, LanguageModel, Limits, ModelFolder, Sampler, SamplerConfig, Tokenizer,
+    Activations, ChatTemplate, Conversation, GenerateOptions, Generator, KvType, LanguageModel, Limits,
+    LoadOptions, Message, Model, ModelFolder, Sampler, SamplerConfig, Tokenizer,
 };
+use transformer_lite::placement::Placement;
 use transformer_lite::plan::Place;
 use transformer_lite::selftest::case::PHONES;
 
@@ -660,56 +662,46 @@ fn best(row: &[f32]) -> usize {
         .map_or(0, |(i, _)| i)
 }
 
-/// A conversation of 20 turns through the command: each turn feeds its own tokens, whatever tokens the answers had.
+/// A conversation of 20 turns: each turn feeds its own tokens, whatever tokens the answers had.
 fn conversation(dir: &Path, device: &Device) -> Outcome {
     let _turn = device.turn();
+    let backend = device.kind.to_string().parse().text()?;
+    let options = LoadOptions {
+        place: Placement {
+            backend,
+            options: OpenOptions::of(Some(&device.caps.device)),
+        },
+        context: Some(1024),
+        ..LoadOptions::default()
+    };
+    let model = Model::load(dir, &options).text()?;
+    let mut session = model.session().text()?;
+    let sampling = SamplerConfig {
+        temperature: 1.5,
+        seed: 3,
+        ..SamplerConfig::default()
+    };
+    session.set_sampler(Sampler::new(sampling).text()?);
+    let mut conversation = Conversation::new(session, Vec::new());
+    let options = GenerateOptions {
+        max_tokens: 8,
+        ..GenerateOptions::default()
+    };
     let tokenizer = Tokenizer::load(dir).text()?;
-    let messages: Vec<String> = (0..20)
-        .map(|i| format!("Tell me fact number {i} about the sea, briefly."))
-        .collect();
-    let mut child = support::command()
-        .arg("chat")
-        .arg(dir)
-        .args([
-            "--backend",
-            &device.kind.to_string(),
-            "--device",
-            &device.caps.device,
-        ])
-        .args([
-            "--max-tokens",
-            "8",
-            "--context",
-            "1024",
-            "--temperature",
-            "1.5",
-            "--seed",
-            "3",
-        ])
-        .stdin(std::process::Stdio::piped())
-        .stdout(std::process::Stdio::null())
-        .stderr(std::process::Stdio::piped())
-        .spawn()
-        .text()?;
-    let mut input = child.stdin.take().ok_or("no standard input")?;
-    std::io::Write::write_all(&mut input, messages.join("\n").as_bytes()).text()?;
-    drop(input);
-    let output = child.wait_with_output().text()?;
-    let notes = String::from_utf8(output.stderr).text()?;
-    let lines: Vec<&str> = notes.lines().filter(|l| l.starts_with("[prompt ")).collect();
-    if !output.status.success() || lines.len() != messages.len() {
-        return Err(format!("{} answers: {notes}", lines.len()));
-    }
-    for (line, message) in lines.iter().zip(&messages).skip(1) {
+    for i in 0..20 {
+        let message = format!("Tell me fact number {i} about the sea, briefly.");
+        let mut reply = conversation
+            .say(Message::user(message.as_str()), &options)
+            .text()?;
+        reply.text().text()?;
         let turn = format!("<|im_end|>\n<|im_start|>user\n{message}<|im_end|>\n<|im_start|>assistant\n");
-        let new = tokenizer.encode(&turn, false).text()?.len();
-        let (_, fed) = line
-            .split_once('(')
-            .ok_or_else(|| format!("nothing reused: {line}"))?;
-        let fed: usize = fed.split(' ').next().unwrap_or_default().parse().text()?;
+        let (new, fed) = (
+            tokenizer.encode(&turn, false).text()?.len(),
+            reply.metrics().prompt_tokens,
+        );
         // The last token of an answer that was cut short was not fed yet.
-        if !(new..=new + 1).contains(&fed) {
-            return Err(format!("a turn of {new} tokens: {line}"));
+        if i > 0 && !(new..=new + 1).contains(&fed) {
+            return Err(format!("a turn of {new} tokens feeds {fed}"));
         }
     }
     Ok(())

@@ -50,7 +50,8 @@ import zipfile
 from llama_cpp import Q4_0, Failure, folder_for, libraries, quantize_gguf, tlite
 
 PEERS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "llm_peers.py")
-# What GenAI and OpenVINO need, with what makes GenAI's models: its last builder for the transformers that fits Debian's PyTorch.
+# What GenAI and OpenVINO need, with what makes GenAI's models: its last builder for the
+# transformers that fits Debian's PyTorch.
 PACKAGES = ["onnxruntime-genai==0.18.0", "onnxruntime==1.32.0", "openvino-genai==2026.4.1.0", "transformers==4.46.3", "onnx==1.22.0",
             "onnx-ir==1.1.0", "gguf==0.19.0", "accelerate==1.1.1", "numpy<2"]
 BUILDER = "onnxruntime-genai==0.8.3"
@@ -67,7 +68,7 @@ def numbers(text):
 
 
 class Tlite:
-    """A folder on a backend."""
+    """A model folder on a backend."""
 
     def __init__(self, folder, backend, device, act):
         self.name = f"tlite, {backend}"
@@ -81,11 +82,11 @@ class Tlite:
 
 
 class Process:
-    """A peer of llm_peers.py, at work when it is made."""
+    """An engine of llm_peers.py, started when the object is created."""
 
     def __init__(self, name, python, peer, model, context, threads, folder=None):
         command = [python, PEERS, peer, model, "--context", str(context), "--threads", str(threads), *(["--llama-cpp", folder] if folder else [])]
-        # Without this llama.cpp's Vulkan back end leaves drivers for CPUs out, and runs on the CPU itself.
+        # Without this, llama.cpp's Vulkan backend ignores CPU drivers and runs on the CPU directly.
         environment = {"GGML_VK_VISIBLE_DEVICES": "0"} | os.environ
         self.name = name
         self.errors = tempfile.TemporaryFile("w+")
@@ -96,7 +97,7 @@ class Process:
         line = self.child.stdout.readline()
         if not line:
             self.errors.seek(0)
-            raise Failure(f"it ended with {self.child.wait()}: {self.errors.read().strip()[-800:]}")
+            raise Failure(f"the process ended with exit code {self.child.wait()}: {self.errors.read().strip()[-800:]}")
         answer = json.loads(line)
         if "error" in answer:
             raise Failure(answer["error"])
@@ -109,13 +110,13 @@ class Process:
 
 
 class Program:
-    """llama.cpp by its llama-bench."""
+    """llama.cpp through llama-bench."""
 
     name = "llama-bench"
 
     def __init__(self, path, model, threads):
         self.command = [path, "-m", model, "-t", str(threads), "-r", "1", "-o", "json"]
-        # It tells with its results.
+        # Known after the first round.
         self.device = ""
 
     def round(self, prefill, decode):
@@ -148,19 +149,19 @@ class Program:
 
 
 def called(command):
-    """Runs a command that prints nothing that is needed."""
+    """Runs a command whose output is not needed; a failure includes it."""
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if done.returncode != 0:
         raise Failure(f"{' '.join(command)}: {done.stdout.strip()[-800:]}")
 
 
 def environment(work):
-    """The Python of an environment with PACKAGES, made on first use."""
+    """The Python of an environment with PACKAGES, created on first use."""
     folder = os.path.join(os.path.dirname(work), "peers")
     python, ready = os.path.join(folder, "bin", "python"), os.path.join(folder, "ready")
     if os.path.isfile(ready):
         return python
-    print(f"==> Making a Python environment in {folder}", file=sys.stderr, flush=True)
+    print(f"==> Creating a Python environment in {folder}", file=sys.stderr, flush=True)
     system = "/usr/bin/python3"
     debian = os.path.exists(system) and subprocess.run([system, "-c", "import torch"], capture_output=True).returncode == 0
     called([system, "-m", "venv", "--system-site-packages", folder] if debian else [sys.executable, "-m", "venv", folder])
@@ -170,23 +171,23 @@ def environment(work):
 
 
 def genai_model(python, gguf, work):
-    """GenAI's form of GGUF, made on first use."""
+    """The GGUF model in GenAI's format, converted on first use."""
     model, builder = os.path.join(work, "genai-int4"), os.path.join(os.path.dirname(work), "genai-builder")
     if os.path.isdir(model):
         return model
     folder = os.path.join(builder, "onnxruntime_genai", "models")
     if not os.path.isdir(folder):
-        # Any wheel has it; that for another Python than this serves as well.
+        # Every wheel contains the builder, also one for another version of Python.
         called([python, "-m", "pip", "-q", "download", "--no-deps", "--only-binary", ":all:", "--python-version", "3.11", "-d", builder, BUILDER])
         with zipfile.ZipFile(glob.glob(os.path.join(builder, "*.whl"))[0]) as wheel:
             wheel.extractall(builder, [n for n in wheel.namelist() if n.startswith("onnxruntime_genai/models/")])
-    print(f"==> Making {model}", file=sys.stderr, flush=True)
+    print(f"==> Converting {model}", file=sys.stderr, flush=True)
     called([python, PEERS, "genai-model", gguf, "--builder", folder, "-o", model])
     return model
 
 
 def q4_0(a, work):
-    """llama.cpp's Q4_0 of the file, made on first use; without a llama.cpp that can make it, nothing."""
+    """The file in llama.cpp's Q4_0, quantized on first use; None if no llama.cpp can do that."""
     path = os.path.join(work, "q4_0.gguf")
     if os.path.isfile(path):
         return path
@@ -202,27 +203,27 @@ def q4_0(a, work):
 
 
 def needed_q4_0(a, work):
-    """The same, for who takes nothing else."""
+    """The same for engines that need Q4_0."""
     path = q4_0(a, work)
     if not path:
-        raise Failure(f"there is no {os.path.join(work, 'q4_0.gguf')}; --llama-cpp DIR or --vulkan DIR makes it")
+        raise Failure(f"{os.path.join(work, 'q4_0.gguf')} not found; give --llama-cpp DIR or --vulkan DIR to create it")
     return path
 
 
 def look(a):
-    """Sees to it that what the options name is there, before anything is made."""
+    """Checks that the programs and libraries in the options exist."""
     if a.llama_bench and not os.access(a.llama_bench, os.X_OK):
-        raise Failure(f"llama-bench: {a.llama_bench} is no program")
+        raise Failure(f"llama-bench: {a.llama_bench} is not executable")
     for name, folder in (("llama.cpp", a.llama_cpp), ("llama.cpp, Vulkan", a.vulkan)):
         if folder and not glob.glob(os.path.join(folder, "libllama.*so*")):
             raise Failure(f"{name}: {folder} has no libllama")
     for name, python in (("ONNX Runtime GenAI", a.genai), ("OpenVINO", a.openvino)):
         if python and not shutil.which(python):
-            raise Failure(f"{name}: {python} is no program")
+            raise Failure(f"{name}: {python} not found")
 
 
 def started(a, work):
-    """The other programs, at work."""
+    """Starts the other engines."""
     context = max(*a.prefill, a.decode) + 8
     rest = (context, a.threads)
     wanted = []
@@ -244,7 +245,7 @@ def started(a, work):
 
 
 def named(name, do, *arguments):
-    """What `do` makes of the arguments; a failure with whose it is.
+    """Calls `do` with the arguments; a failure names the engine.
 
     >>> named("llama.cpp", Program("/nowhere/llama-bench", "m.gguf", 2).round, [8], 4)
     Traceback (most recent call last):
@@ -283,7 +284,7 @@ def shown(values):
 
 
 def table(tests, ours, others, rounds):
-    """The lines of the table; `rounds` has an object of tokens/s by test for each program.
+    """The lines of the table; `rounds` has tokens/s by program and test.
 
     >>> rounds = [{"a": {"tg1": 2.0}, "b": {"tg1": 4.0}}, {"a": {"tg1": 3.0}, "b": {"tg1": 4.0}}]
     >>> for line in table(["tg1"], ["a"], ["b"], rounds): print(" ".join(line.split()))
@@ -321,7 +322,7 @@ def main():
     parser.add_argument("--json")
     a = parser.parse_args()
     if not any((a.llama_cpp, a.llama_bench, a.vulkan, a.genai is not None, a.openvino is not None)):
-        parser.error("one of --llama-cpp, --llama-bench, --vulkan, --genai and --openvino is needed")
+        parser.error("give at least one of --llama-cpp, --llama-bench, --vulkan, --genai and --openvino")
     look(a)
     with tempfile.TemporaryDirectory() as temporary:
         work = folder_for(a.gguf, a.work or temporary)

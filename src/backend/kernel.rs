@@ -1147,6 +1147,7 @@ pub fn excerpt(source: &str, line: Option<usize>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::assert_carries;
 
     #[test]
     fn conditionals_nest_and_mistakes_are_named() {
@@ -1159,12 +1160,11 @@ mod tests {
         assert_eq!(run(text, &["A"]).unwrap(), "1\n3\n");
         assert_eq!(run(text, &["A", "B"]).unwrap(), "1\n2\n");
         assert_eq!(run(text, &["B"]).unwrap(), "4\n");
-        assert!(run("#endif", &[]).unwrap_err().contains("line 1"));
+        assert_carries(run("#endif", &[]).unwrap_err(), &["1"]);
         assert!(run("#ifdef A", &[]).is_err());
-        assert!(
-            run("#include \"common/none\"", &[])
-                .unwrap_err()
-                .contains("no such file")
+        assert_carries(
+            run("#include \"common/none\"", &[]).unwrap_err(),
+            &["common/none"],
         );
     }
 }

@@ -604,25 +604,43 @@ mod tests {
                 ..Caps::neutral()
             })
             .into();
-        let at = |asked| choose(&all, Some(asked)).map_err(|e| e.to_string());
-        assert_eq!(at("big gpu"), Ok(0), "a whole name");
-        assert_eq!(at("gpu 2"), Ok(1));
-        assert_eq!(at("b"), Err("\"b\" is several devices: Big GPU, Big GPU 2, CPU; give more of a name or driver, or add #1 for the first of them".to_owned()));
-        assert!(at("cpu").is_err_and(|e| e.starts_with("\"cpu\" is several devices: CPU (A), CPU (B); ")));
-        assert_eq!(at("cpu#2"), Ok(3));
-        assert_eq!(at("big#1"), Ok(0));
+        let at = |asked| choose(&all, Some(asked));
+        let is = |asked, place| assert_eq!(at(asked).unwrap(), place, "{asked}");
+        is("big gpu", 0);
+        is("gpu 2", 1);
+        let several = |name, devices: &str| match at(name).unwrap_err() {
+            BackendError::ManyDevices { asked, found } => {
+                assert_eq!((asked.as_str(), found.as_str()), (name, devices))
+            }
+            e => panic!("{e}"),
+        };
+        several("b", "Big GPU, Big GPU 2, CPU");
+        several("cpu", "CPU (A), CPU (B)");
+        is("cpu#2", 3);
+        is("big#1", 0);
         for wrong in ["cpu#x", "no such", "no such#1"] {
-            let why = format!("no device matches \"{wrong}\"; found: Big GPU, Big GPU 2, CPU (A), CPU (B)");
-            assert_eq!(at(wrong), Err(why));
+            match at(wrong).unwrap_err() {
+                BackendError::NoDevice { asked, found } => {
+                    assert_eq!(asked, wrong);
+                    assert_eq!(found, "Big GPU, Big GPU 2, CPU (A), CPU (B)");
+                }
+                e => panic!("{e}"),
+            }
         }
-        let few = |what: &str| Err(what.to_owned());
-        assert_eq!(at("cpu#3"), few("only 2 devices match \"cpu\"; there is no #3"));
-        assert_eq!(at("cpu#0"), few("only 2 devices match \"cpu\"; there is no #0"));
-        assert_eq!(
-            at("gpu 2#2"),
-            few("only 1 device matches \"gpu 2\"; there is no #2")
-        );
+        for (name, wanted) in [
+            ("cpu#3", ("cpu", 2, 3)),
+            ("cpu#0", ("cpu", 2, 0)),
+            ("gpu 2#2", ("gpu 2", 1, 2)),
+        ] {
+            match at(name).unwrap_err() {
+                BackendError::FewDevices { asked, count, number } => {
+                    assert_eq!((asked.as_str(), count, number), wanted)
+                }
+                e => panic!("{e}"),
+            }
+        }
         assert_eq!(choose(&all, None).ok(), Some(0));
-        assert!(choose(&[], None).is_err_and(|e| e.to_string() == "no device matches \"any\"; found: none"));
+        let none = choose(&[], None);
+        assert!(matches!(none, Err(BackendError::NoDevice { asked, .. }) if asked == "any"));
     }
 }

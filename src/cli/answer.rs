@@ -114,7 +114,8 @@ impl AnswerOptions {
             Some(_) => Grammar::lark(&text, tokenizer, eos),
             None => Grammar::json_schema(&text, tokenizer, eos),
         };
-        let grammar = grammar.map_err(|e| Error::usage(option, format!("{}: {}", path.display(), e.chain())))?;
+        let grammar =
+            grammar.map_err(|e| Error::usage(option, format!("{}: {}", path.display(), e.chain())))?;
         Ok(sampler.constrained(Box::new(grammar)))
     }
 

@@ -80,14 +80,14 @@ pub fn place(options: &mut ExecOptions) -> Result<String> {
 }
 
 /// Prints the notes of a loaded model.
-pub fn print_notes(notes: &[String]) {
+pub fn print_notes(notes: &[impl fmt::Display]) {
     for text in notes {
-        note(&mut std::io::stderr(), text);
+        note(&mut std::io::stderr(), &text.to_string());
     }
 }
 
 /// Prints the notes of a loaded model and, with `--verbose`, where it runs and how long loading took.
-pub fn print_loaded(notes: &[String], place: &PlaceName, time: LoadTime) {
+pub fn print_loaded(notes: &[impl fmt::Display], place: &PlaceName, time: LoadTime) {
     print_notes(notes);
     let what = format!("{} on {}, {time}", place.backend, place.device);
     detail(&mut std::io::stderr(), &what);
@@ -185,7 +185,8 @@ pub fn load(
 pub fn load_model(folder: &ModelFolder, options: &LoadOptions, purpose: Purpose<'_>) -> Result<LoadedModel> {
     let (loaded, time) = waiting(folder, |hear| load(folder, options, purpose, hear))?;
     let place = loaded.place();
-    print_loaded(&[], &place, time);
+    let printed: &[String] = &[];
+    print_loaded(printed, &place, time);
     Ok(LoadedModel {
         model: loaded.model()?,
         place,

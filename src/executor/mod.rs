@@ -17,7 +17,7 @@ pub use random::WeightSource;
 pub use run::Timing;
 
 use crate::backend::{Backend, BackendError, Caps, KernelId, RecordingId, SharedBackend, Stats, View};
-use crate::error::{Error, Result, Stage};
+use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::graph::Graph;
 use crate::plan::{Bound, Place, Plan, Port, bind};
 use crate::shape::Bindings;
@@ -224,15 +224,16 @@ impl Executor {
             .or_else(|| p.unread.get(at - p.inputs.len()))
             .cloned();
         let port = port.ok_or_else(|| wrong("no port".to_owned()))?;
+        let mismatch = |what: String| wrong(what).of_kind(ErrorKind::ShapeMismatch);
         if port.dtype != tensor.dtype() {
-            return Err(wrong(format!(
+            return Err(mismatch(format!(
                 "expected elements of type {}, found {}",
                 port.dtype,
                 tensor.dtype()
             )));
         }
         if port.shape.rank() != tensor.shape().len() {
-            return Err(wrong(format!(
+            return Err(mismatch(format!(
                 "expected shape {}, found {:?}",
                 port.shape,
                 tensor.shape()

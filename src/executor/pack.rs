@@ -314,6 +314,6 @@ mod tests {
             "columns outside the tensor"
         );
         let unlike = [words(1, 3, 66), words(2, 4, 10)];
-        assert_eq!(columns(&unlike, (0, 76), 16).unwrap_err(), "4 rows beside 3");
+        crate::testing::assert_carries(columns(&unlike, (0, 76), 16).unwrap_err(), &["4", "3"]);
     }
 }

@@ -5,7 +5,7 @@ use super::pack::pack;
 use super::random::{self, Numbers, WeightSource};
 use crate::backend::kernel::KernelSpec;
 use crate::backend::{Backend, Caps, KernelId, RecordingWay, SharedBackend, Stats, View};
-use crate::error::{Error, Result, Stage};
+use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::graph::{Graph, ValueId};
 use crate::plan::Plan;
 use crate::plan::lower::WeightKey;
@@ -132,8 +132,14 @@ impl Program {
         {
             return self.make_up(graph, key, &name, seed);
         }
-        let bytes = pack(&tensors, &key.pack)
-            .map_err(|e| Error::other(Stage::Plan, format!("weight \"{name}\": {e}")))?;
+        let bytes = pack(&tensors, &key.pack).map_err(|e| {
+            let kind = if tensors.iter().any(|t| t.is_absent()) {
+                ErrorKind::MissingInput
+            } else {
+                ErrorKind::Other
+            };
+            Error::other(Stage::Plan, format!("weight \"{name}\": {e}")).of_kind(kind)
+        })?;
         let planned = key.bytes(graph);
         if planned != Some(bytes.len() as u64) {
             let what = format!(

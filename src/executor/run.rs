@@ -2,7 +2,7 @@
 
 use super::Executor;
 use crate::backend::{Backend, RecordingId};
-use crate::error::{Error, Result, Stage};
+use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::graph::OpError;
 use crate::plan::host::{self, HostRead};
 use crate::plan::{HostWork, Segment, bind};
@@ -56,10 +56,8 @@ impl Executor {
                 .and_then(|p| p.host)
                 .and_then(|h| loaded.host.get(h)?.as_ref());
             let value = value.and_then(|t| host::part(t, *part)).ok_or_else(|| {
-                Error::other(
-                    Stage::Run,
-                    format!("the input that defines {symbol} has not been written"),
-                )
+                let what = format!("the input that defines {symbol} has not been written");
+                Error::other(Stage::Run, what).of_kind(ErrorKind::MissingInput)
             })?;
             p.define(symbol, value, bound)?;
         }

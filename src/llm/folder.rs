@@ -56,7 +56,7 @@ pub struct Config {
     pub layer_types: Option<Vec<String>>,
 }
 
-/// Attention over the latest keys, as [`Config`] tells of it.
+/// Sliding-window attention, as described by [`Config`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlidingWindow {
     /// Keys that a query sees, its own included.
@@ -216,8 +216,8 @@ pub struct ModelFolder {
 }
 
 impl ModelFolder {
-    /// Reads the JSON files of `dir`. A usage error when `dir` is no folder; an error that names the file
-    /// when one of them cannot be read or has an entry of the wrong form.
+    /// Reads the JSON files of `dir`. A usage error if `dir` is not a folder; an error that names
+    /// the file if one cannot be read or has an invalid entry.
     pub fn open(dir: &Path) -> Result<Self> {
         let meta = match std::fs::metadata(dir) {
             Ok(meta) => meta,
@@ -369,37 +369,41 @@ fn read_json<T: DeserializeOwned + Default>(path: &Path) -> Result<T> {
 mod tests {
     use super::*;
     use crate::llm::testing;
+    use crate::testing::{assert_carries, assert_usage};
 
     #[test]
     fn missing_folder_and_file_are_usage_errors() {
         let dir = tempfile::tempdir().unwrap();
         let missing = dir.path().join("absent");
         let e = ModelFolder::open(&missing).unwrap_err();
-        assert!(e.is_usage() && e.to_string().contains("absent"), "{e}");
+        assert_usage(&e, "folder", &["absent"]);
         let file = dir.path().join("model.onnx");
         std::fs::write(&file, b"x").unwrap();
         let e = ModelFolder::open(&file).unwrap_err();
-        assert!(e.is_usage() && e.to_string().contains("is a file"), "{e}");
+        assert_usage(&e, "folder", &["model.onnx"]);
     }
 
     #[test]
     fn files_in_the_place_of_a_folder_are_told_apart() {
         let dir = tempfile::tempdir().unwrap();
         let at = |name: &str| dir.path().join(name);
-        let why = |name: &str| {
+        let refused = |name: &str, values: &[&str]| {
             let e = ModelFolder::holding("MODEL", &at(name), &[]).unwrap_err();
-            assert!(e.is_usage(), "{e}");
+            assert_usage(&e, "MODEL", values);
             e.to_string()
         };
         std::fs::write(at("x.gguf"), b"GGUF\x03\0\0\0").unwrap();
         let file = at("x.gguf").display().to_string();
-        assert!(why("x.gguf").ends_with(&format!("make a folder of it first: tlite convert {file} -o DIR")));
+        refused("x.gguf", &["GGUF", &format!("tlite convert {file} -o DIR")]);
         std::fs::write(at("model.onnx"), b"x").unwrap();
-        assert!(why("model.onnx").contains("expected a folder"));
+        refused("model.onnx", &["model.onnx", "tokenizer.json"]);
         std::fs::write(at("tokenizer.json"), b"{}").unwrap();
-        let end = format!("is a file; give its folder, {}; {OTHERS}", dir.path().display());
-        assert!(why("model.onnx").ends_with(&end));
-        assert!(why("tokenizer.json").contains("expected a folder"));
+        let beside = refused("model.onnx", &[]);
+        // The folder alone, beside the file in it.
+        let folder = dir.path().display().to_string();
+        assert_eq!(beside.matches(&folder).count(), 2, "{beside}");
+        let other = refused("tokenizer.json", &["model.onnx", "tokenizer.json"]);
+        assert_eq!(other.matches(&folder).count(), 1, "{other}");
     }
 
     #[test]
@@ -478,7 +482,7 @@ mod tests {
         ] {
             std::fs::write(dir.path().join("generation_config.json"), text).unwrap();
             let e = ModelFolder::open(dir.path()).unwrap_err();
-            assert!(e.to_string().contains("generation_config.json"), "{e}");
+            assert_carries(e, &["generation_config.json"]);
         }
     }
 }

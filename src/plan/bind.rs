@@ -4,7 +4,7 @@
 use super::{Condition, Padding, Plan};
 use crate::backend::Launch;
 use crate::backend::kernel::FieldTy;
-use crate::error::{Error, Result, Stage};
+use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::shape::{Bindings, Dim, DimError, Shape, Symbol};
 use std::collections::{BTreeSet, HashMap};
 
@@ -331,7 +331,7 @@ impl Plan {
                         format!("{symbol} = {v} is outside 0..={limit}, the bounds of this plan"),
                     ));
                 }
-                None => return Err(Error::other(Stage::Run, format!("symbol {symbol} has no value"))),
+                None => return Err(unbound(symbol)),
             }
         }
         if changed {
@@ -471,7 +471,7 @@ impl Plan {
                 c.given,
                 at(&values)
             );
-            return Err(Error::other(Stage::Run, what));
+            return Err(mismatch(what));
         }
         Ok(())
     }
@@ -489,6 +489,16 @@ impl Plan {
         let values = values_of([dim], &[&bound.padded]);
         Error::other(Stage::Run, format!("{nodes}{what}{}", at(&values)))
     }
+}
+
+/// An error for a symbol without a value.
+pub(super) fn unbound(symbol: &Symbol) -> Error {
+    let what = format!("symbol {symbol} has no value");
+    Error::other(Stage::Run, what).of_kind(ErrorKind::MissingInput)
+}
+
+fn mismatch(what: String) -> Error {
+    Error::other(Stage::Run, what).of_kind(ErrorKind::ShapeMismatch)
 }
 
 /// The value of an expression at the run's exact lengths.
@@ -520,16 +530,13 @@ pub fn check_shape(
         _ => None,
     });
     if let Some(s) = unbound {
-        return Err(Error::other(
-            Stage::Run,
-            format!("{what} of shape {expected}: symbol {s} has no value"),
-        ));
+        let what = format!("{what} of shape {expected}: symbol {s} has no value");
+        return Err(Error::other(Stage::Run, what).of_kind(ErrorKind::MissingInput));
     }
     let at = at(&values_of(&expected.0, &[bindings]));
-    Err(Error::other(
-        Stage::Run,
-        format!("{what}: expected shape {expected}{at}, found {found:?}"),
-    ))
+    Err(mismatch(format!(
+        "{what}: expected shape {expected}{at}, found {found:?}"
+    )))
 }
 
 /// Solves for the symbols in these shapes, given input names and sizes. The error names the input
@@ -540,7 +547,7 @@ pub fn solve<'a>(inputs: impl Iterator<Item = (&'a str, &'a Shape, &'a [usize])>
     for (name, shape, found) in &inputs {
         if shape.rank() != found.len() {
             let what = format!("input \"{name}\": expected shape {shape}, found {found:?}");
-            return Err(Error::other(Stage::Run, what));
+            return Err(mismatch(what));
         }
     }
     let sizes = || {

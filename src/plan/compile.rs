@@ -3,6 +3,7 @@
 use super::arena::Arena;
 use super::bind::Formulas;
 use super::cost::Work;
+use super::host::HostReason;
 use super::lower::{Collected, Field, LowerCx};
 use super::steps::Build;
 use super::{Condition, NoPadding, Options, Padding, Plan, Port, Segment, StateSlot, dim_error, order};
@@ -48,7 +49,7 @@ pub(super) struct Compiler<'a> {
     /// Symbols without a bound that are not defined by data.
     pub open: BTreeSet<Symbol>,
     /// Nodes that run on the host, with the reason.
-    pub host: BTreeMap<NodeId, String>,
+    pub host: BTreeMap<NodeId, HostReason>,
     /// Nodes and values needed as data for the outputs, states and shapes.
     needed_nodes: Vec<bool>,
     needed_values: Vec<bool>,
@@ -267,11 +268,11 @@ impl<'a> Compiler<'a> {
     }
 
     /// Nodes that must run on the host, whatever kernels exist.
-    fn must_run_on_host(&self) -> BTreeMap<NodeId, String> {
+    fn must_run_on_host(&self) -> BTreeMap<NodeId, HostReason> {
         let mut host = BTreeMap::new();
         for m in self.graph.made() {
             if let (Part::Size(_), Some((id, _))) = (m.part, self.graph.producer(m.value)) {
-                host.insert(id, "the size of its result depends on data".to_owned());
+                host.insert(id, HostReason::Data);
             }
         }
         host
@@ -308,22 +309,22 @@ impl<'a> Compiler<'a> {
                     .filter_map(|(_, v)| v.as_ref());
                 if let Some(v) = reads.chain(&node.outputs).find(unbounded) {
                     // A value without a bound cannot be placed in the arena.
-                    let size = self.fact(*v).map(|f| f.shape.to_string()).unwrap_or_default();
-                    let value = &self.graph.value(*v).name;
-                    self.host
-                        .insert(*id, format!("\"{value}\" of shape {size} has no bound"));
+                    let unbounded = HostReason::Unbounded {
+                        value: self.graph.value(*v).name.clone(),
+                        shape: self.fact(*v).map(|f| f.shape.clone()).unwrap_or_default(),
+                    };
+                    self.host.insert(*id, unbounded);
                     continue;
                 }
                 if let Some(v) = self.off_devices(node) {
-                    let fact = self.fact(v).map(|f| f.dtype.to_string()).unwrap_or_default();
-                    let why = format!("no device kernel for elements of type {fact}");
-                    self.host.insert(*id, why);
+                    let dtype = self.graph.fact(v)?.dtype;
+                    self.host.insert(*id, HostReason::Type(dtype));
                     continue;
                 }
                 match self.lower_node(node, *id) {
                     Ok(()) => {}
                     Err(OpError::NoKernel(why)) => {
-                        self.host.insert(*id, why);
+                        self.host.insert(*id, HostReason::Kernel(why));
                     }
                     Err(e) => return Err(self.graph.node_error(Stage::Plan, node, e)),
                 }
@@ -559,10 +560,11 @@ impl<'a> Compiler<'a> {
                 Field::F32(_) => None,
             });
             if let Some(d) = fields.chain(&e.call.grid).find(|d| d.depends_on(&p.symbol)) {
-                let (kernel, node) = (e.call.kernel.name, name(e.node));
-                return refuse(format!(
-                    "kernel {kernel} of node \"{node}\" computes over {d} itself"
-                ));
+                return Err(NoPadding::Kernel {
+                    kernel: e.call.kernel.name,
+                    node: name(e.node).to_owned(),
+                    size: d.clone(),
+                });
             }
         }
         if let Some((id, _)) = self.host.iter().next() {
@@ -575,8 +577,10 @@ impl<'a> Compiler<'a> {
         for v in ports.filter(|v| self.needed_values[v.index()]) {
             let Some(shape) = shape(*v) else { continue };
             if Layout::of(shape, &p.symbol).is_some_and(|l| !l.in_front()) {
-                let name = &self.graph.value(*v).name;
-                return refuse(format!("\"{name}\" of shape {shape} does not grow at its end"));
+                return Err(NoPadding::Inner {
+                    value: self.graph.value(*v).name.clone(),
+                    shape: shape.clone(),
+                });
             }
         }
         for v in self.collected.alias.keys() {
@@ -588,10 +592,11 @@ impl<'a> Compiler<'a> {
             if layouts.0 != layouts.1
                 && !matches!(&layouts, (Some(a), Some(b)) if a.in_front() && b.in_front())
             {
-                let name = &self.graph.value(*v).name;
-                return refuse(format!(
-                    "\"{name}\" of shape {new} has the elements of {old} in other places"
-                ));
+                return Err(NoPadding::Moved {
+                    value: self.graph.value(*v).name.clone(),
+                    shape: new.clone(),
+                    source_shape: old.clone(),
+                });
             }
         }
         Ok(p.clone())

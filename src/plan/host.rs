@@ -56,6 +56,39 @@ impl HostWork {
     }
 }
 
+/// Why a step runs on the host.
+#[derive(Clone, Debug, Default, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum HostReason {
+    /// It runs on a device, and here to check a kernel.
+    #[default]
+    #[error("")]
+    Check,
+    /// The size of a result depends on data.
+    #[error("the size of its result depends on data")]
+    Data,
+    /// The arena has no room for a value without a bound.
+    #[error("\"{value}\" of shape {shape} has no bound")]
+    Unbounded {
+        /// The value.
+        value: String,
+        /// Its shape.
+        shape: Shape,
+    },
+    /// Devices do not hold elements of this type.
+    #[error("no device kernel for elements of type {0}")]
+    Type(DType),
+    /// No kernel takes the operands.
+    #[error("{0}")]
+    Kernel(String),
+    /// [`HostWork::Known`].
+    #[error("its elements follow from the shapes")]
+    Known,
+    /// [`HostWork::Observe`].
+    #[error("sizes depend on its elements")]
+    Observed,
+}
+
 /// A step on the host.
 #[derive(Clone, Debug)]
 pub struct HostStep {
@@ -66,7 +99,7 @@ pub struct HostStep {
     /// Names of the model's nodes that it computes.
     pub nodes: Vec<String>,
     /// Why it runs on the host.
-    pub why: String,
+    pub why: HostReason,
     /// Operands; `None` for an omitted optional one.
     pub reads: Vec<Option<HostRead>>,
     /// Results. A step without an operator lists its operand here.

@@ -18,7 +18,7 @@ mod views;
 
 pub use bind::Bound;
 pub use cost::{Arithmetic, CommandCost, NodeCost};
-pub use host::{HostRead, HostStep, HostWork};
+pub use host::{HostRead, HostReason, HostStep, HostWork};
 
 use crate::backend::kernel::{FieldTy, KernelSpec};
 use crate::backend::tunable::Tuning;
@@ -275,6 +275,34 @@ pub enum NoPadding {
     /// Something in the plan needs the exact length; the reason.
     #[error("{0}")]
     Exact(String),
+    /// A kernel has a size that depends on the length as a parameter.
+    #[error("kernel {kernel} of node \"{node}\" computes over {size} itself")]
+    Kernel {
+        /// The kernel.
+        kernel: &'static str,
+        /// The node that it computes.
+        node: String,
+        /// The size.
+        size: Dim,
+    },
+    /// The length is not the outermost size of an input or output.
+    #[error("\"{value}\" of shape {shape} does not grow at its end")]
+    Inner {
+        /// The input or output.
+        value: String,
+        /// Its shape.
+        shape: Shape,
+    },
+    /// A view has the elements of its source in other places once they are padded.
+    #[error("\"{value}\" of shape {shape} has the elements of {source_shape} in other places")]
+    Moved {
+        /// The view.
+        value: String,
+        /// Its shape.
+        shape: Shape,
+        /// That of its source.
+        source_shape: Shape,
+    },
 }
 
 /// A condition that must hold in every run.
@@ -393,9 +421,7 @@ impl Plan {
     pub fn reserve(&mut self, bindings: &Bindings) -> Result<()> {
         let Some(open) = &mut self.open else { return Ok(()) };
         for s in &open.symbols {
-            let v = bindings
-                .get(s)
-                .ok_or_else(|| Error::other(Stage::Run, format!("symbol {s} has no value")))?;
+            let v = bindings.get(s).ok_or_else(|| bind::unbound(s))?;
             if v < 0 {
                 let what = format!("{s} = {v}: a size cannot be negative");
                 return Err(Error::other(Stage::Run, what));

@@ -3,7 +3,7 @@
 use super::arena::Arena;
 use super::bind::Formulas;
 use super::compile::{Compiler, Item};
-use super::host::{HostRead, HostStep, HostWork, HostWrite};
+use super::host::{HostRead, HostReason, HostStep, HostWork, HostWrite};
 use super::lower::{Field, Home, LiveTable, Operand};
 use super::{Place, Port, Sample, Step, Value, dim_error};
 use crate::backend::kernel::{KernelSpec, Role};
@@ -315,23 +315,19 @@ impl<'a, 'b> Build<'a, 'b> {
             .map(|(id, _)| self.nodes(id))
             .unwrap_or_default();
         let (work, read, why) = if self.c.known.contains(&v) {
-            (
-                HostWork::Known,
-                self.dims(v),
-                "its elements follow from the shapes",
-            )
+            (HostWork::Known, self.dims(v), HostReason::Known)
         } else {
             (
                 HostWork::Observe,
                 Some(HostRead::Device(port.clone())),
-                "sizes depend on its elements",
+                HostReason::Observed,
             )
         };
         Ok(HostStep {
             work,
             name: port.name.clone(),
             nodes,
-            why: why.to_owned(),
+            why,
             reads: vec![read],
             writes: vec![HostWrite {
                 port,

@@ -16,9 +16,9 @@ use crate::backend::{Backend, BackendError, Caps, SharedBackend};
 use crate::cache::Store;
 use crate::error::{Error, Result, Stage};
 use crate::executor::{Executor, Observed, Program, Room, specs};
+use crate::note::Note;
 use crate::plan::{Plan, Sample};
 use crate::shape::Bindings;
-use crate::units::count_text;
 use std::collections::HashSet;
 use std::sync::Arc;
 
@@ -60,7 +60,7 @@ pub type Hear = Box<dyn FnMut(usize, usize) + Send>;
 /// Validation of one model's kernels on one device, with notes for the user.
 pub struct FirstUse {
     store: Option<Arc<Store>>,
-    notes: Vec<String>,
+    notes: Vec<Note>,
     checked: usize,
     hear: Option<Hear>,
 }
@@ -89,7 +89,7 @@ impl FirstUse {
     }
 
     /// Notes about kernels that are quarantined or could not be checked.
-    pub fn notes(&self) -> &[String] {
+    pub fn notes(&self) -> &[Note] {
         &self.notes
     }
 
@@ -150,11 +150,12 @@ impl FirstUse {
                 if caps.is_quarantined(spec.kernel, &variant) {
                     continue;
                 }
-                self.notes.push(format!(
-                    "note: kernel {variant} {why} on {} ({}); a fallback is used, which may be slower; \
-                     run `tlite selftest` for details",
-                    caps.device, caps.driver
-                ));
+                self.notes.push(Note::KernelLeft {
+                    variant: variant.clone(),
+                    why: why.clone(),
+                    device: caps.device.clone(),
+                    driver: caps.driver.clone(),
+                });
                 log::debug!("kernel {spec} {why}");
                 *backend = backend.without(spec.kernel, &variant, &why);
                 any = true;
@@ -379,31 +380,27 @@ fn to_leave(spec: &KernelSpec) -> Vec<String> {
 }
 
 /// A note about the variants quarantined in earlier starts.
-fn known(caps: &Caps) -> Option<String> {
-    let names = caps
+fn known(caps: &Caps) -> Option<Note> {
+    let left = caps
         .quarantined
         .iter()
-        .map(|q| format!("{} {}", q.variant, q.why));
-    let names: Vec<String> = names.collect();
-    (!names.is_empty()).then(|| {
-        format!(
-            "note: kernels quarantined in an earlier run on {} ({}): {}",
-            caps.device,
-            caps.driver,
-            names.join("; ")
-        )
+        .map(|q| (q.variant.clone(), q.why.clone()));
+    let variants: Vec<(String, String)> = left.collect();
+    (!variants.is_empty()).then(|| Note::KernelsLeft {
+        variants,
+        device: caps.device.clone(),
+        driver: caps.driver.clone(),
     })
 }
 
 /// A note about kernels that could not be compared.
-fn unjudged(caps: &Caps, kernels: &[String]) -> Option<String> {
-    let first = kernels.iter().min()?;
-    Some(format!(
-        "note: {} could not be checked on {} ({}) and are used unchecked, for example {first}: their results in these runs prove nothing",
-        count_text(kernels.len(), "kernel"),
-        caps.device,
-        caps.driver
-    ))
+fn unjudged(caps: &Caps, kernels: &[String]) -> Option<Note> {
+    Some(Note::KernelsUnchecked {
+        count: kernels.len(),
+        first: kernels.iter().min()?.clone(),
+        device: caps.device.clone(),
+        driver: caps.driver.clone(),
+    })
 }
 
 /// The variants behind a fault; an error if there are none.

@@ -123,8 +123,8 @@ pub fn refused(model: &Model, refused: &Refused) -> Outcome {
     // That of a shorter answer, each token of which takes some time.
     run.recovered(4 * model.phone(Profile::Mali)?.took)?;
     let warnings: Vec<_> = run.errors.lines().filter(|l| l.contains("WARN")).collect();
-    let told = format!("commands are queued one by one from now on: {}: ", refused.call);
-    if !matches!(warnings.as_slice(), [one] if one.contains(&told)) {
+    let told = run.warnings("backend::opencl::replay", &[refused.call]);
+    if (warnings.len(), told) != (1, 1) {
         return Err(format!("one warning wanted, {warnings:?} found"));
     }
     // Behind the refusal they are only given up.

@@ -6,6 +6,9 @@ pub mod browser;
 #[allow(clippy::result_large_err, reason = "the library's error, on no hot path")]
 pub mod gguf;
 pub mod hugging_face;
+pub mod values;
+
+pub use values::{assert_carries, carries};
 
 use libtest_mimic::{Failed, Trial};
 use std::collections::HashMap;
@@ -22,7 +25,7 @@ use transformer_lite::backend::{
 use transformer_lite::cache::FOLDER_VARIABLE;
 
 // For `gguf`, which the library's own tests include too.
-use transformer_lite::error::Result;
+use transformer_lite::error::{Error, ErrorKind, Result};
 use transformer_lite::gguf::{Array, GgmlType, Gguf, Value};
 
 /// Any displayable error as a trial's.
@@ -35,6 +38,34 @@ impl<T, E: std::fmt::Display> Text<T> for std::result::Result<T, E> {
     fn text(self) -> std::result::Result<T, String> {
         self.map_err(|e| e.to_string())
     }
+}
+
+/// Fails unless the error is of this kind and carries each of `values`.
+#[track_caller]
+pub fn assert_error(e: &Error, kind: ErrorKind, values: &[&str]) {
+    assert_eq!(e.kind(), kind, "{}", e.chain());
+    assert_carries(e.chain(), values);
+}
+
+/// An error unless `e` is of this kind and carries each of `values`.
+pub fn refusal(e: &Error, kind: ErrorKind, values: &[&str]) -> Result<(), String> {
+    let said = e.chain();
+    match values.iter().find(|v| !carries(&said, v)) {
+        _ if e.kind() != kind => Err(format!("{kind:?} expected, found {:?}: {said}", e.kind())),
+        Some(value) => Err(format!("expected {value:?} in: {said}")),
+        None => Ok(()),
+    }
+}
+
+/// Fails unless the error is about this option or argument, and carries each of `values`.
+#[track_caller]
+pub fn assert_usage(e: &Error, option: &str, values: &[&str]) {
+    assert!(
+        matches!(e, Error::Usage { name, .. } if name == option),
+        "{}",
+        e.chain()
+    );
+    assert_carries(e.chain(), values);
 }
 
 /// A trial for each backend without a device: failed where it is required, else ignored with the reason in its name.
@@ -51,6 +82,55 @@ pub fn missing_trials(missing: Vec<Missing>) -> Vec<Trial> {
 pub fn not_set(why: &'static str) -> Trial {
     let trial = Trial::test(format!("NOT TESTED: {why}"), move || Err(Failed::from(why)));
     trial.with_ignored_flag(required().is_empty())
+}
+
+/// Shows errors of the command as the library has them, on a line of their own, see [`Failure`].
+pub const LOG: &str = "error,transformer_lite=warn,transformer_lite::error=debug";
+
+/// What a command that failed wrote to standard error.
+pub struct Failure {
+    /// For people.
+    pub message: String,
+    /// The error in Rust's notation, with its variants and fields; empty where the command line could not be read.
+    pub error: String,
+}
+
+impl Failure {
+    fn of(output: &Output) -> Self {
+        let text = String::from_utf8(output.stderr.clone()).unwrap();
+        let shown = |line: &&str| carries(line, "DEBUG") && carries(line, "transformer_lite::error");
+        let (error, message): (Vec<&str>, Vec<&str>) = text.lines().partition(shown);
+        Self {
+            message: message.join("\n"),
+            error: error.join("\n"),
+        }
+    }
+}
+
+/// Fails unless the command has ended with `code`, nothing on standard output, and an error whose message carries each of `values`.
+#[track_caller]
+pub fn assert_failed(args: &[&str], output: &Output, code: i32, values: &[&str]) -> Failure {
+    let failure = Failure::of(output);
+    let text = &failure.message;
+    assert_eq!(output.status.code(), Some(code), "{args:?}: {text}");
+    assert!(output.stdout.is_empty(), "{args:?} wrote to standard output");
+    let errors = text.lines().filter(|l| l.starts_with("error: "));
+    assert_eq!(errors.count(), 1, "{args:?}: {text}");
+    for value in values {
+        assert!(carries(text, value), "{args:?}: expected {value:?} in: {text}");
+    }
+    failure
+}
+
+/// Runs a command that must fail as [`assert_failed`] says.
+#[track_caller]
+pub fn assert_fails(args: &[&str], code: i32, values: &[&str]) -> Failure {
+    let output = command()
+        .args(args)
+        .env("RUST_LOG", LOG)
+        .stdin(Stdio::null())
+        .output();
+    assert_failed(args, &output.unwrap(), code, values)
 }
 
 /// The built command, with a cache of its own in place of the user's.

@@ -13,7 +13,7 @@ use std::sync::Arc;
 pub(super) const JOINED_DIFFERS: &str = "its results differ from those of its stages run one by one";
 
 /// Why a kernel is not run in parts.
-pub(super) const PARTS_DIFFER: &str = "its results in parts differ from those of a single launch";
+pub const PARTS_DIFFER: &str = "its results in parts differ from those of a single launch";
 
 /// A kernel compiled so that parts of its grid can run.
 pub(super) struct InParts {

@@ -540,17 +540,14 @@ mod tests {
     fn a_library_without_opencl_is_none_of_it() {
         // Tests run by a C library, which has no function of OpenCL.
         #[cfg(target_os = "linux")]
-        assert_eq!(
-            unusable("libc.so.6").as_deref(),
-            Some("it has no clGetPlatformIDs")
-        );
+        crate::testing::assert_carries(unusable("libc.so.6").unwrap(), &["clGetPlatformIDs"]);
         assert!(unusable("/no/such.so").is_some());
         assert_eq!(names(";a.so;;/b.so"), ["a.so", "/b.so"]);
     }
 
     #[test]
     fn every_library_that_was_tried_is_named() {
-        assert_eq!(unloadable(None), format!("cannot load the library `{LIBRARY}`"));
+        assert!(unloadable(None).contains(LIBRARY));
         let two = unloadable(Some("/no/a.so;/no/b.so"));
         for name in ["/no/a.so", "/no/b.so", PATH_VARIABLE, LIBRARY] {
             assert!(two.contains(name), "{name} in {two}");

@@ -29,6 +29,7 @@ use super::{
     RecordingId, Stats, View, build_ahead, choose, verdicts,
 };
 use crate::cache::Store;
+pub use build::PARTS_DIFFER;
 use build::{Builder, Built, Compiled};
 pub use device::name_library;
 use driver::{Context, DeviceHandle, KernelObject, Program, Queue};

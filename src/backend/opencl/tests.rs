@@ -9,6 +9,7 @@ use crate::backend::kernel::{Arg, Kernel as Text, Params, Role, Ty};
 use crate::backend::{DeviceKind, RecordingWay};
 use crate::kernel;
 use crate::tensor::DType;
+use crate::testing::{assert_carries, carries};
 use half::f16;
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::{Command as Process, Output};
@@ -242,14 +243,12 @@ fn a_missing_library_and_a_missing_platform_are_no_driver() {
     let text = list_elsewhere(|process| {
         process.env("LD_LIBRARY_PATH", dir.path());
     });
+    let install = "apt install ocl-icd-libopencl1 pocl-opencl-icd";
     assert!(
-        text.contains("NoDriver(opencl): cannot load the library `libOpenCL.so.1`"),
+        text.contains("NoDriver(opencl): ") && text.contains(install),
         "{text}"
     );
-    assert!(
-        text.contains("apt install ocl-icd-libopencl1 pocl-opencl-icd"),
-        "{text}"
-    );
+    assert_carries(text, &["libOpenCL.so.1"]);
 
     let empty = tempfile::tempdir().unwrap();
     let text = list_elsewhere(|process| {
@@ -526,7 +525,7 @@ fn a_broken_kernel_is_named_with_log_and_place() {
     match cl.compile(&broken(&UNKNOWN_INCLUDE, 64)).unwrap_err() {
         BackendError::Build { kernel, log, .. } => {
             assert!(
-                kernel.starts_with("unknown_include<") && log.contains("no such file"),
+                kernel.starts_with("unknown_include<") && carries(&log, "#include"),
                 "{kernel}: {log}"
             );
         }
@@ -543,8 +542,14 @@ fn impossible_requests_are_errors() {
         workgroup: cl.caps().max_workgroup * 2,
         ..too_wide
     };
-    let error = cl.compile(&too_wide).unwrap_err().to_string();
-    assert!(error.contains("norm<") && error.contains("allows"), "{error}");
+    let (asked, most) = (2 * cl.caps().max_workgroup, cl.caps().max_workgroup);
+    match cl.compile(&too_wide).unwrap_err() {
+        BackendError::Unsuited { kernel, why, .. } => {
+            assert_carries(kernel, &["norm"]);
+            assert_carries(why, &[&asked.to_string(), &most.to_string()]);
+        }
+        other => panic!("{other}"),
+    }
 
     let limit = cl.caps().max_buffer_bytes;
     match cl.create_buffer("huge", limit + 4).unwrap_err() {
@@ -565,24 +570,21 @@ fn impossible_requests_are_errors() {
             params: 0..12,
         }]
     };
-    let error = cl.record(&dispatch(vec![a])).unwrap_err().to_string();
-    assert!(error.contains("2 views expected, 1 given"), "{error}");
+    let driver = |error: BackendError, values: &[&str]| {
+        assert!(matches!(error, BackendError::Driver { .. }), "{error}");
+        assert_carries(error, values);
+    };
+    driver(cl.record(&dispatch(vec![a])).unwrap_err(), &["2", "1"]);
     let recording = cl.record(&dispatch(vec![a, a])).unwrap();
-    let error = cl.submit(recording, &Launch::default()).unwrap_err().to_string();
-    assert!(error.contains("norm<") && error.contains("grid 3"), "{error}");
+    let error = cl.submit(recording, &Launch::default()).unwrap_err();
+    driver(error, &["norm", "grid", "3"]);
     let launch = Launch {
         params: vec![0; 8],
         grids: vec![[1; 3]; 4],
     };
-    let error = cl.submit(recording, &launch).unwrap_err().to_string();
-    assert!(error.contains("parameters at 0..12"), "{error}");
+    driver(cl.submit(recording, &launch).unwrap_err(), &["0..12"]);
     cl.release(recording);
-    assert!(
-        cl.submit(recording, &launch)
-            .unwrap_err()
-            .to_string()
-            .contains("recording")
-    );
+    driver(cl.submit(recording, &launch).unwrap_err(), &["recording"]);
 }
 
 #[test]

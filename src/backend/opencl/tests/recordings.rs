@@ -179,10 +179,11 @@ fn a_way_that_the_device_lacks_is_refused() {
         });
         match opened {
             Ok(_) => assert!(there.contains(&way)),
-            Err(error) => assert!(
-                error.to_string().starts_with(&format!("recording: {way}: ")),
-                "{error}"
-            ),
+            Err(BackendError::NotOffered { field, why }) => {
+                assert_eq!(field, "recording");
+                assert_carries(why, &[&way.to_string()]);
+            }
+            Err(error) => panic!("{error}"),
         }
     }
     // A CPU gains nothing by the driver's.
