@@ -49,14 +49,21 @@ Examples:
   tlite convert model.Q8_0.gguf -o models/float --float";
 
 /// The object of `--json` and `--report-json`.
-#[derive(Debug, Serialize)]
-struct Report<'a> {
+#[derive(Debug, Serialize, schemars::JsonSchema)]
+pub(super) struct Report<'a> {
+    /// Name of the model, if the source has one.
     name: Option<&'a str>,
+    /// Architecture, such as `llama`.
     architecture: &'a str,
+    /// Transformer layers.
     layers: usize,
+    /// Number of weights.
     parameters: u64,
+    /// Number of tensors by type in the source.
     source_types: &'a BTreeMap<String, usize>,
+    /// Bytes of the source.
     bytes_before: u64,
+    /// Bytes of the result.
     bytes_after: u64,
     /// Weights that kept their bits.
     weights: Vec<Row<'a>>,

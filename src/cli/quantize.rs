@@ -208,40 +208,60 @@ impl Args {
     }
 }
 
-/// A weight in the object of `--json`, of this command and of `convert`.
-#[derive(Debug, Serialize)]
+/// A quantized weight, in the JSON of `quantize` and `convert`.
+#[derive(Debug, Serialize, schemars::JsonSchema)]
 pub(super) struct Row<'a> {
+    /// Name of the weight.
     name: &'a str,
+    /// Its shape.
     shape: &'a [usize],
+    /// Bits per weight, without scales.
     bits: u32,
+    /// Weights that share a scale.
     group_size: usize,
+    /// Mean absolute error.
     mae: f64,
-    /// None for a weight that kept its codes.
+    /// Mean absolute error of integers of 4 bits, for comparison; null if the weight kept its bits.
     mae_int4: Option<f64>,
+    /// Mean squared error.
     mse: f64,
+    /// Largest absolute error.
     max_error: f32,
+    /// Root mean squared error, relative to the weights'.
     relative_error: f64,
+    /// Bytes in the source.
     bytes_before: u64,
+    /// Bytes in the result, with scales.
     bytes_after: u64,
 }
 
-/// A weight that was left as it was, likewise.
-#[derive(Debug, Serialize)]
+/// A weight that was not quantized, likewise.
+#[derive(Debug, Serialize, schemars::JsonSchema)]
 pub(super) struct LeftRow<'a> {
+    /// Name of the weight.
     name: &'a str,
+    /// Its shape.
     shape: &'a [usize],
+    /// Why it was not quantized.
     reason: &'a str,
 }
 
 /// The object of `--json` and `--report-json`.
-#[derive(Debug, Serialize)]
-struct Report<'a> {
+#[derive(Debug, Serialize, schemars::JsonSchema)]
+pub(super) struct Report<'a> {
+    /// Method that chose scales and biases.
     method: &'a str,
+    /// Quantized weights.
     weights: Vec<Row<'a>>,
+    /// Weights that were not quantized.
     left: Vec<LeftRow<'a>>,
+    /// Root mean squared error of all quantized weights, relative to them.
     relative_error: f64,
+    /// Mean bits per quantized weight, scales included.
     bits_per_weight: f64,
+    /// Bytes of the weights in the source.
     bytes_before: u64,
+    /// Bytes of the weights in the result.
     bytes_after: u64,
 }
 

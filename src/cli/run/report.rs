@@ -13,42 +13,60 @@ use std::fmt::Write as _;
 use std::path::PathBuf;
 
 /// What a run gave.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, schemars::JsonSchema)]
 pub struct Report {
+    /// The model file.
     pub model: PathBuf,
+    /// Backend: `opencl`, `wgpu` or `host`.
     pub backend: String,
+    /// Name of the device.
     pub device: String,
+    /// Name and version of its driver.
     pub driver: String,
+    /// Milliseconds until the model was ready.
     pub load_ms: f64,
-    /// The first run, which takes memory and checks new kernels.
+    /// Milliseconds of the first run, which allocates memory and checks new kernels.
     pub first_ms: f64,
+    /// Milliseconds of each further run.
     pub runs_ms: Vec<f64>,
+    /// Inputs.
     pub inputs: Vec<Value>,
+    /// Outputs.
     pub outputs: Vec<Value>,
+    /// Outputs compared with references.
     pub compare: Vec<Compared>,
-    /// Kernels that were compared with the reference in the first run.
+    /// Kernels checked against the reference in the first run.
     pub kernels_checked: usize,
-    /// Later starts know of them.
+    /// The results of these checks are saved for later runs.
     pub checks_kept: bool,
+    /// Kernel launches of a run.
     pub dispatches: usize,
+    /// Parts of a run between transfers to or from the host.
     pub segments: usize,
+    /// Steps that ran on the host.
     pub host: Vec<OnHost>,
+    /// Graph passes.
     pub passes: Vec<PassReport>,
-    /// Ctrl-C came before all runs were done.
+    /// Ctrl-C ended the runs early.
     pub interrupted: bool,
+    /// Times by kernel, longest first; empty without `--profile`.
     pub profile: Vec<Share>,
 }
 
-/// What steps of one kernel, or of one operator on the host, took.
-#[derive(Debug, PartialEq, Serialize)]
+/// Time of all steps of one kernel, or of one operator on the host.
+#[derive(Debug, PartialEq, Serialize, schemars::JsonSchema)]
 pub struct Share {
+    /// Name of the kernel.
     kernel: String,
+    /// Number of steps.
     steps: usize,
+    /// Milliseconds of these steps.
     ms: f64,
-    /// Of the sum of all steps.
+    /// Share of the time of all steps, from 0 to 1.
     share: f64,
-    /// The step that took the most, with its specialisation and nodes.
+    /// The slowest step, with its kernel and nodes.
     slowest: String,
+    /// Milliseconds of the slowest step.
     slowest_ms: f64,
 }
 
@@ -90,44 +108,58 @@ pub fn shares(times: &[Timing]) -> Vec<Share> {
 }
 
 /// An input or output.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, schemars::JsonSchema)]
 pub struct Value {
+    /// Name.
     name: String,
+    /// Element type.
     dtype: String,
+    /// Shape.
     shape: Vec<usize>,
-    /// Of the finite elements, as the other two.
+    /// Smallest finite element.
     min: Option<Number>,
+    /// Largest finite element.
     max: Option<Number>,
+    /// Mean of the finite elements.
     mean: Option<f64>,
-    /// Elements that are not a number.
+    /// Number of elements that are not a number.
     nan: usize,
-    /// Elements that are infinite.
+    /// Number of infinite elements.
     infinite: usize,
-    /// The largest elements of what may be scores of classes.
+    /// Largest elements; only of a row that may be scores of classes.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     top: Vec<Top>,
-    /// Where an input came from, or an output went.
+    /// File that an input was read from, or an output written to.
     file: Option<PathBuf>,
 }
 
-/// An output beside its reference.
-#[derive(Debug, Serialize)]
+/// An output and its reference.
+#[derive(Debug, Serialize, schemars::JsonSchema)]
 pub struct Compared {
+    /// Name of the output.
     pub name: String,
     #[serde(flatten)]
     pub difference: Option<Difference>,
+    /// Largest `relative` that passes.
     pub tolerance: f32,
+    /// The difference is within the tolerance.
     pub passed: bool,
+    /// Why the two could not be compared.
     pub error: Option<String>,
 }
 
 /// A step that ran on the host.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, schemars::JsonSchema)]
 pub struct OnHost {
+    /// Operator, or the kind of work.
     work: String,
+    /// Name of the node.
     node: String,
+    /// Why it ran on the host.
     why: String,
+    /// Tensors read back from the device before it.
     read_backs: usize,
+    /// Tensors uploaded to the device after it.
     uploads: usize,
 }
 
@@ -145,7 +177,7 @@ impl OnHost {
 }
 
 /// A number of the type that it comes from.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, schemars::JsonSchema)]
 #[serde(untagged)]
 pub enum Number {
     /// Of an integer tensor.
@@ -155,9 +187,11 @@ pub enum Number {
 }
 
 /// One of the largest elements.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, schemars::JsonSchema)]
 pub struct Top {
+    /// Index of the element.
     index: usize,
+    /// The element.
     value: f64,
     /// Name of the class, from `--labels`.
     #[serde(skip_serializing_if = "Option::is_none")]
