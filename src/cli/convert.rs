@@ -2,7 +2,7 @@
 
 use super::interrupt::Interrupt;
 use super::options::check_report;
-use super::output::{byte_bar, put, put_json};
+use super::output::{byte_bar, put, put_json, text_output};
 use super::quantize::{LeftRow, Row, left_rows, rows, weight_table};
 use crate::checkpoint::{self, Summary};
 use crate::error::{Error, Result};
@@ -169,7 +169,7 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     if let Some(file) = &args.report_json {
         write_whole(file, |out| Ok(serde_json::to_writer_pretty(out, &report)?))?;
     }
-    let mut out = std::io::stdout().lock();
+    let mut out = text_output();
     if args.json {
         return put_json(&mut out, &report);
     }

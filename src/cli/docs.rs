@@ -1,4 +1,5 @@
-//! Chapters of the documentation that are generated from the code. `tests/docs.rs` keeps them up to date.
+//! Chapters of the documentation that are generated from the code. `tests/docs.rs` keeps them up to
+//! date.
 
 use super::{
     GROUPS, bench, cache, command, convert, devices, generate, perplexity, profile, quantize, roofline, run,
@@ -22,7 +23,8 @@ use std::sync::Arc;
 /// Columns of a line of prose.
 const WIDTH: usize = 100;
 
-/// `text` in lines of at most [`WIDTH`] columns; the first begins with `first`, the others with `rest`.
+/// `text` in lines of at most [`WIDTH`] columns; the first begins with `first`, the others with
+/// `rest`.
 fn wrapped(first: &str, rest: &str, text: &str) -> String {
     let mut out = first.to_owned();
     let mut column = first.chars().count();
@@ -110,8 +112,8 @@ fn typed(arg: &Arg) -> String {
     format!("`{}`", format!("{} {value}", names.join(", ")).trim_end())
 }
 
-/// An item of a list: the argument with its help, default and values. `only` are the commands that take
-/// it, where others with the same heading do not.
+/// An item of a list: the argument with its help, default and values. `only` are the commands that
+/// take it, where others with the same heading do not.
 fn item(arg: &Arg, only: &[String]) -> String {
     let help = arg.get_long_help().or(arg.get_help());
     let help = help.map(ToString::to_string).unwrap_or_default();

@@ -1,7 +1,7 @@
 //! `tlite inspect`.
 
 use super::options::{Float, check_writable, from_one, padding};
-use super::output::{note, put, put_json, table};
+use super::output::{note, put, put_json, table, text_output};
 use crate::backend::{Caps, OpenOptions};
 use crate::error::{Error, Result};
 use crate::files::write_whole;
@@ -161,7 +161,7 @@ pub fn run(args: &Args) -> Result<()> {
         write_whole(file, |out| out.write_all(page.as_bytes()))?;
         note(&mut std::io::stderr(), &format!("wrote {}", file.display()));
     }
-    let mut out = std::io::stdout().lock();
+    let mut out = text_output();
     if args.json {
         return put_json(&mut out, &report);
     }
@@ -175,7 +175,7 @@ pub fn run(args: &Args) -> Result<()> {
 /// Prints what the header of a GGUF file says.
 fn header_of(args: &Args) -> Result<()> {
     let report = inspect_gguf(&args.model)?;
-    let mut out = std::io::stdout().lock();
+    let mut out = text_output();
     if args.json {
         put_json(&mut out, &report)
     } else {

@@ -5,7 +5,7 @@ mod page;
 use super::calibration::{CalibratedBy, CalibrationOptions, with_methods};
 use super::interrupt::Interrupt;
 use super::options::check_report;
-use super::output::{byte_bar, note, put, put_json, table};
+use super::output::{byte_bar, note, put, put_json, table, text_output};
 use crate::error::{Error, Result};
 use crate::files::write_whole;
 use crate::graph::onnx::quantize::{
@@ -488,7 +488,7 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
             kept_note(&args.output);
         }
     })?;
-    let mut out = std::io::stdout().lock();
+    let mut out = text_output();
     if args.json {
         put_json(&mut out, &Report::new(&summary))?;
     } else {

@@ -8,7 +8,7 @@ mod report;
 use super::interrupt::Interrupt;
 use super::load;
 use super::options::{DeviceOptions, Float, PassOptions, check_file, from_one, from_zero, note_unused};
-use super::output::{self, note, put, put_json};
+use super::output::{self, note, put, put_json, text_output};
 use crate::backend::Backend;
 use crate::error::{Error, Result};
 use crate::files::{self, npy};
@@ -316,7 +316,7 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
         profile,
         compare,
     };
-    let mut out = std::io::stdout().lock();
+    let mut out = text_output();
     if args.json {
         put_json(&mut out, &report)?;
     } else {
