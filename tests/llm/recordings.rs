@@ -8,24 +8,16 @@ use transformer_lite::backend::{self, BackendKind, Caps, OpenOptions, RecordingW
 use transformer_lite::graph::pass::Pipeline;
 use transformer_lite::llm::engine::{DeviceModel, Lengths, Logits};
 use transformer_lite::llm::sampler::arg_max;
-use transformer_lite::llm::{Activations, LanguageModel};
+use transformer_lite::llm::LanguageModel;
 
 /// Tokens that are generated: across a multiple of the padding.
 const STEPS: usize = 80;
 const CONTEXT: usize = 160;
 
-/// The passes of a device as `tlite` has them by default: activations in bytes on CPUs that have
-/// fast kernels for these.
-fn passes(caps: &Caps) -> Pipeline {
-    let mut pipeline = Pipeline::standard();
-    Activations::Auto.store(&mut pipeline, caps);
-    pipeline
-}
-
 /// Logits of every step of greedy decoding behind `prompt` tokens, and the counters of the device.
 fn decoded(model: &Path, options: &OpenOptions, prompt: usize) -> Result<(Vec<Vec<f32>>, Stats), String> {
     let backend = backend::open(BackendKind::OpenCl, options).text()?;
-    let decoder = decoder(model, &passes(backend.caps()), Logits::Last)?;
+    let decoder = decoder(model, &Pipeline::standard(), Logits::Last)?;
     let mut model = DeviceModel::new(decoder, backend, &Lengths::of(CONTEXT)).text()?;
     let mut logits = Vec::new();
     let vocab = u32::try_from(model.vocab()).text()?;
