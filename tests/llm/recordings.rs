@@ -4,20 +4,30 @@
 use super::{Outcome, decoder, tokens};
 use crate::support::{Device, Text};
 use std::path::Path;
-use transformer_lite::backend::{self, BackendKind, Caps, OpenOptions, RecordingWay, Stats};
+use transformer_lite::backend::{self, BackendKind, Caps, OpenOptions, PackedDot, RecordingWay, Stats};
 use transformer_lite::graph::pass::Pipeline;
 use transformer_lite::llm::engine::{DeviceModel, Lengths, Logits};
 use transformer_lite::llm::sampler::arg_max;
-use transformer_lite::llm::LanguageModel;
+use transformer_lite::llm::{Activations, LanguageModel};
 
 /// Tokens that are generated: across a multiple of the padding.
 const STEPS: usize = 80;
 const CONTEXT: usize = 160;
 
+/// Int8 activations on CPUs that have fast kernels for them, whose stages can be joined; else the
+/// default.
+fn passes(caps: &Caps) -> Pipeline {
+    let mut pipeline = Pipeline::standard();
+    if caps.packed_dot == PackedDot::X86 {
+        Activations::Int8.store(&mut pipeline);
+    }
+    pipeline
+}
+
 /// Logits of every step of greedy decoding behind `prompt` tokens, and the counters of the device.
 fn decoded(model: &Path, options: &OpenOptions, prompt: usize) -> Result<(Vec<Vec<f32>>, Stats), String> {
     let backend = backend::open(BackendKind::OpenCl, options).text()?;
-    let decoder = decoder(model, &Pipeline::standard(), Logits::Last)?;
+    let decoder = decoder(model, &passes(backend.caps()), Logits::Last)?;
     let mut model = DeviceModel::new(decoder, backend, &Lengths::of(CONTEXT)).text()?;
     let mut logits = Vec::new();
     let vocab = u32::try_from(model.vocab()).text()?;
