@@ -44,8 +44,18 @@ pub fn convert_into(
     progress: &mut dyn FnMut(Progress<'_>),
 ) -> Result<Summary> {
     let gguf = Gguf::open(input)?;
-    let params = params(&gguf)?;
-    let vocabulary = Vocabulary::read(&gguf)?;
+    let (params, vocabulary) = read_model(&gguf)?;
+    write_all(&gguf, &params, &vocabulary, folder, keep_bits, progress)
+}
+
+/// The errors of [`convert`] that the header of `input` shows, without reading the weights.
+pub fn check(input: &Path) -> Result<()> {
+    read_model(&Gguf::open(input)?).map(drop)
+}
+
+fn read_model(gguf: &Gguf) -> Result<(Params, Vocabulary)> {
+    let params = params(gguf)?;
+    let vocabulary = Vocabulary::read(gguf)?;
     if vocabulary.tokens.len() > params.vocab {
         return Err(gguf.bad(format!(
             "{} tokens, but the tensor \"token_embd.weight\" has {} rows",
@@ -53,7 +63,7 @@ pub fn convert_into(
             params.vocab
         )));
     }
-    write_all(&gguf, &params, &vocabulary, folder, keep_bits, progress)
+    Ok((params, vocabulary))
 }
 
 fn write_all(
