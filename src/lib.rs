@@ -41,6 +41,7 @@
 //! # Modules, in the order of the work
 //!
 //! * [`gguf`], [`checkpoint`]: conversion of GGUF files, and of Hugging Face checkpoints, to folders of standard files;
+//! * [`models`]: the models folder, and downloads from the Hugging Face Hub;
 //! * [`shape`]: symbolic integers, shapes of them, and what is known of a value before it exists;
 //! * [`graph`]: operators, import of ONNX files, passes, the host interpreter;
 //! * [`quant`]: the E0M weight formats;
@@ -63,6 +64,7 @@
 //!
 //! `opencl` and `wgpu`, both on by default, compile the backends in. Without either, models run in the interpreter.
 //! OpenCL's library is loaded at run time: a build with `opencl` runs on machines that have none.
+//! `hub`, on by default too, downloads models; without it the library has no HTTP.
 #![warn(
     clippy::expect_used,
     clippy::panic,
@@ -93,6 +95,7 @@ pub mod graph;
 pub mod inspect;
 pub mod llm;
 mod mapped;
+pub mod models;
 pub mod new_folder;
 mod parallel;
 pub mod placement;
